@@ -1,0 +1,3 @@
+module github.com/epigrad/epigrad
+
+go 1.26

@@ -1,0 +1,101 @@
+// Package dtype is the table of element types that epigrad computes with.
+//
+// A dtype has a storage form (what lies in memory) and an accumulator (what sums are kept in). To add one, add a row
+// to the table here and one load/store pair in each kernel language.
+package dtype
+
+import "fmt"
+
+// DType identifies a row of the table. The zero value is no dtype at all.
+type DType uint8
+
+// The storage dtypes.
+const (
+	Invalid DType = iota
+	Float32
+	Float64
+	BFloat16
+	Float16
+)
+
+// Info is one row of the table.
+type Info struct {
+	// Name is the word that users write and read: "float32".
+	Name string
+	// Short is the suffix in kernel names: "f32".
+	Short string
+	// Size is the bytes of one element.
+	Size int64
+	// Accumulator is the dtype that sums of this dtype are kept in.
+	Accumulator DType
+	// DLPackCode and DLPackBits are DLDataType's code and bits.
+	DLPackCode uint8
+	DLPackBits uint8
+}
+
+// DLPack's type codes (dlpack.h, DLDataTypeCode).
+const (
+	dlFloat  = 2
+	dlBFloat = 4
+)
+
+var table = [...]Info{
+	Float32:  {Name: "float32", Short: "f32", Size: 4, Accumulator: Float32, DLPackCode: dlFloat, DLPackBits: 32},
+	Float64:  {Name: "float64", Short: "f64", Size: 8, Accumulator: Float64, DLPackCode: dlFloat, DLPackBits: 64},
+	BFloat16: {Name: "bfloat16", Short: "bf16", Size: 2, Accumulator: Float32, DLPackCode: dlBFloat, DLPackBits: 16},
+	Float16:  {Name: "float16", Short: "f16", Size: 2, Accumulator: Float32, DLPackCode: dlFloat, DLPackBits: 16},
+}
+
+// All lists the storage dtypes in the table's order.
+func All() []DType {
+	all := make([]DType, 0, len(table)-1)
+	for i := 1; i < len(table); i++ {
+		all = append(all, DType(i))
+	}
+	return all
+}
+
+// Info returns the dtype's row; that of Invalid, or of a value outside the table, is zero.
+func (d DType) Info() Info {
+	if int(d) >= len(table) {
+		return Info{}
+	}
+	return table[d]
+}
+
+// Size returns the bytes of one element.
+func (d DType) Size() int64 { return d.Info().Size }
+
+// Accumulator returns the dtype that sums are kept in.
+func (d DType) Accumulator() DType { return d.Info().Accumulator }
+
+// Short returns the suffix that kernel names use.
+func (d DType) Short() string { return d.Info().Short }
+
+// String returns the name that users write.
+func (d DType) String() string {
+	if name := d.Info().Name; name != "" {
+		return name
+	}
+	return fmt.Sprintf("dtype(%d)", uint8(d))
+}
+
+// Parse returns the dtype of a name and whether there is one.
+func Parse(name string) (DType, bool) {
+	for _, d := range All() {
+		if table[d].Name == name {
+			return d, true
+		}
+	}
+	return Invalid, false
+}
+
+// FromDLPack returns the dtype of a DLDataType and whether epigrad has it. Vector types (lanes other than 1) do not exist here.
+func FromDLPack(code, bits uint8, lanes uint16) (DType, bool) {
+	for _, d := range All() {
+		if table[d].DLPackCode == code && table[d].DLPackBits == bits && lanes == 1 {
+			return d, true
+		}
+	}
+	return Invalid, false
+}

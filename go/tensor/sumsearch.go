@@ -35,9 +35,12 @@ func (s *sumSearch) add(step, count int64) {
 
 // hasEqualSums reports whether two different choices of the x give the same sum.
 //
-// Let d be the difference of two such choices, k the first index where it is not 0, and d[k] > 0 (else exchange the two). Then
-// with d[j] = count[j] - e[j] for the later ones, step[k]·(d[k]-1) + Σ -step[j]·e[j] + Σ step[j]·count[j] = -step[k];
-// by the symmetry of d[j] about 0 the sign of e may be turned, which gives one bounded sum per k.
+// Let d be the difference of two such choices and k the first index where it is not 0; exchanging the two makes d[k] > 0.
+// Then Σ step·d = 0 over k and the later j, and with e[j] = d[j] + count[j], which is bounded by 0 and 2·count[j],
+//
+//	step[k]·(d[k] - 1) + Σ step[j]·e[j] = Σ step[j]·count[j] - step[k]
+//
+// is one question about a bounded sum for each k.
 func (s *sumSearch) hasEqualSums() bool {
 	s.summarize()
 	budget := searchBudget
@@ -80,12 +83,12 @@ func (s *sumSearch) hasSum(low, high int64) bool {
 
 // merge joins a multiple with a finer one where the two reach every multiple of the finer step up to their common end.
 func (s *sumSearch) merge() {
-	kept := s.terms[s.n:s.n] // grows backwards: the finer ones are kept first
+	// What is kept grows from the end, finest first, over terms that have been read.
 	start := s.n
 	for i := s.n - 1; i >= 0; i-- {
 		term, joined := s.terms[i], false
-		for j := len(kept) - 1; j >= 0; j-- {
-			finer := &kept[j]
+		for j := s.n - 1; j >= start; j-- {
+			finer := &s.terms[j]
 			ratio := term.step / finer.step
 			if term.step%finer.step == 0 && ratio-1 <= finer.count {
 				finer.count += ratio * term.count
@@ -96,7 +99,6 @@ func (s *sumSearch) merge() {
 		if !joined {
 			start--
 			s.terms[start] = term
-			kept = s.terms[start:s.n]
 		}
 	}
 	copy(s.terms[:], s.terms[start:s.n])

@@ -1,0 +1,212 @@
+// Package cbridge is epigrad's C ABI (include/epigrad.h) over go/op.
+//
+// The public functions are in C (gate.c) and pass a gate before they enter Go; what they call is exported here. Every export recovers: a panic becomes
+// EPG_INTERNAL with its text. Tensors, workspace and results are the caller's memory, and no Go pointer is kept in it.
+package cbridge
+
+/*
+#cgo CFLAGS: -std=c11 -Wall -Wextra -Wno-unused-parameter -I${SRCDIR}/include
+#cgo LDFLAGS: -lpthread
+#include "bridge.h"
+*/
+import "C"
+
+import (
+	"encoding/json"
+	"fmt"
+	"runtime/debug"
+	"unsafe"
+
+	_ "github.com/epigrad/epigrad/cbridge/include" // rebuild when a header changes
+	"github.com/epigrad/epigrad/go/backend"
+	_ "github.com/epigrad/epigrad/go/backend/builtin" // the backends of this build
+	"github.com/epigrad/epigrad/go/op"
+	"github.com/epigrad/epigrad/go/status"
+)
+
+// maxOutputs is the most outputs of an operation, for which epg_infer's caller has room.
+const maxOutputs = 3
+
+// finish turns an error, or a panic, into a status and the thread's last error. It is deferred with recover's result.
+func finish(code *C.int32_t, err *error, panicked any) {
+	if panicked != nil {
+		*err = status.Errorf(status.Internal, "epigrad: a defect: %v\n%s", panicked, debug.Stack())
+	}
+	if *err == nil {
+		return
+	}
+	e := status.Of(*err)
+	text := []byte(e.Message + "\x00")
+	C.epg_set_last_error((*C.char)(unsafe.Pointer(&text[0])), C.size_t(len(text)-1), C.int64_t(e.Needed), C.int64_t(e.Got))
+	*code = C.int32_t(e.Code)
+}
+
+//export epgGoRun
+func epgGoRun(c *C.epg_call) (code C.int32_t) {
+	var err error
+	defer func() { finish(&code, &err, recover()) }()
+	var call decoded
+	if err = call.decode(c); err == nil {
+		err = op.Run(&call.call)
+	}
+	return code
+}
+
+//export epgGoValidate
+func epgGoValidate(c *C.epg_call) (code C.int32_t) {
+	var err error
+	defer func() { finish(&code, &err, recover()) }()
+	var call decoded
+	if err = call.decode(c); err == nil {
+		err = op.Validate(&call.call)
+	}
+	return code
+}
+
+//export epgGoInfer
+func epgGoInfer(c *C.epg_call, wanted *C.uint8_t, shapes *C.int64_t, ranks *C.int32_t, workspace *C.uint64_t) (code C.int32_t) {
+	var err error
+	defer func() { finish(&code, &err, recover()) }()
+	var call decoded
+	if err = call.decode(c); err != nil {
+		return code
+	}
+	call.call.Outputs = nil
+	want := [maxOutputs]bool{true, true, true}
+	if wanted != nil {
+		signature, _ := op.SignatureOf(call.call.Op)
+		for i, w := range unsafe.Slice((*uint8)(wanted), len(signature.Outputs)) {
+			want[i] = w != 0
+		}
+	}
+	inferred, bytes, failure := op.Infer(&call.call, want[:])
+	if err = failure; err != nil {
+		return code
+	}
+	rank := unsafe.Slice((*int32)(ranks), maxOutputs)
+	sizes := unsafe.Slice((*int64)(shapes), maxOutputs*C.EPG_MAX_RANK)
+	for i := range rank {
+		rank[i] = -1
+		if i < len(inferred) && inferred[i] != nil {
+			rank[i] = int32(len(inferred[i]))
+			copy(sizes[i*C.EPG_MAX_RANK:], inferred[i])
+		}
+	}
+	if workspace != nil {
+		*workspace = C.uint64_t(bytes)
+	}
+	return code
+}
+
+//export epgGoPlanCreate
+func epgGoPlanCreate(c *C.epg_call, exactStrides *C.uint8_t, plan *C.epg_plan) (code C.int32_t) {
+	var err error
+	defer func() { finish(&code, &err, recover()) }()
+	var call decoded
+	if err = call.decode(c); err != nil {
+		return code
+	}
+	exact := make([]bool, len(call.call.Inputs))
+	if exactStrides != nil {
+		for i, e := range unsafe.Slice((*uint8)(exactStrides), len(exact)) {
+			exact[i] = e != 0
+		}
+	}
+	call.call.Outputs = nil
+	p, failure := op.NewPlan(&call.call, exact)
+	if err = failure; err == nil {
+		*plan = C.epg_plan(op.Keep(p))
+	}
+	return code
+}
+
+//export epgGoPlanWorkspace
+func epgGoPlanWorkspace(plan C.epg_plan, bytes *C.uint64_t) (code C.int32_t) {
+	var err error
+	defer func() { finish(&code, &err, recover()) }()
+	p, failure := op.Kept(int64(plan))
+	if err = failure; err == nil {
+		*bytes = C.uint64_t(p.WorkspaceBytes())
+	}
+	return code
+}
+
+//export epgGoPlanDescribe
+func epgGoPlanDescribe(plan C.epg_plan, text *C.char, capacity C.uint64_t, needed *C.uint64_t) (code C.int32_t) {
+	var err error
+	defer func() { finish(&code, &err, recover()) }()
+	p, failure := op.Kept(int64(plan))
+	if err = failure; err != nil {
+		return code
+	}
+	described, failure := p.Describe()
+	if err = failure; err == nil {
+		err = write(text, capacity, needed, described)
+	}
+	return code
+}
+
+//export epgGoPlanRun
+func epgGoPlanRun(plan C.epg_plan, c *C.epg_call) (code C.int32_t) {
+	var err error
+	defer func() { finish(&code, &err, recover()) }()
+	err = withPlan(plan, c, (*op.Plan).Run)
+	return code
+}
+
+//export epgGoPlanValidate
+func epgGoPlanValidate(plan C.epg_plan, c *C.epg_call) (code C.int32_t) {
+	var err error
+	defer func() { finish(&code, &err, recover()) }()
+	err = withPlan(plan, c, (*op.Plan).Validate)
+	return code
+}
+
+func withPlan(plan C.epg_plan, c *C.epg_call, do func(*op.Plan, *op.Call) error) error {
+	p, err := op.Kept(int64(plan))
+	if err != nil {
+		return err
+	}
+	var call decoded
+	if err := call.decode(c); err != nil {
+		return err
+	}
+	return do(p, &call.call)
+}
+
+//export epgGoPlanDestroy
+func epgGoPlanDestroy(plan C.epg_plan) (code C.int32_t) {
+	var err error
+	defer func() { finish(&code, &err, recover()) }()
+	err = op.Release(int64(plan))
+	return code
+}
+
+//export epgGoBackends
+func epgGoBackends(text *C.char, capacity C.uint64_t, needed *C.uint64_t) (code C.int32_t) {
+	var err error
+	defer func() { finish(&code, &err, recover()) }()
+	infos, failure := json.Marshal(backend.Infos())
+	if err = failure; err == nil {
+		err = write(text, capacity, needed, string(infos))
+	}
+	return code
+}
+
+// write copies text with its NUL into the caller's buffer.
+func write(buffer *C.char, capacity C.uint64_t, needed *C.uint64_t, text string) error {
+	size := uint64(len(text)) + 1
+	if needed != nil {
+		*needed = C.uint64_t(size)
+	}
+	if buffer == nil || uint64(capacity) < size {
+		return &status.Error{
+			Code: status.BufferTooSmall, Needed: int64(size), Got: int64(capacity),
+			Message: fmt.Sprintf("text: got room for %d bytes, want %d", uint64(capacity), size),
+		}
+	}
+	out := unsafe.Slice((*byte)(unsafe.Pointer(buffer)), size)
+	copy(out, text)
+	out[size-1] = 0
+	return nil
+}

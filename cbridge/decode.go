@@ -1,0 +1,121 @@
+package cbridge
+
+/*
+#include "bridge.h"
+*/
+import "C"
+
+import (
+	"unsafe"
+
+	"github.com/epigrad/epigrad/go/dtype"
+	"github.com/epigrad/epigrad/go/op"
+	"github.com/epigrad/epigrad/go/status"
+	"github.com/epigrad/epigrad/go/tensor"
+)
+
+// maxInputs is the most inputs of an operation.
+const maxInputs = 6
+
+// decoded is an epg_call in Go's terms. Its views look at the caller's shapes and strides, which stay valid for the call.
+type decoded struct {
+	call    op.Call
+	views   [maxInputs + maxOutputs]tensor.View
+	inputs  [maxInputs]*tensor.View
+	outputs [maxOutputs]*tensor.View
+}
+
+func (d *decoded) decode(c *C.epg_call) error {
+	if c == nil {
+		return status.Errorf(status.InvalidProblem, "call: a null pointer, want an epg_call")
+	}
+	if got, want := uintptr(c.struct_size), unsafe.Sizeof(*c); got != want {
+		return status.Errorf(status.InvalidProblem, "call: struct_size %d, want %d: the program was built with another epigrad.h", got, want)
+	}
+	d.call = op.Call{
+		Op: name(c.op), Kind: name(c.kind), Dim: int(c.dim),
+		GateFirst: c.flags&C.EPG_GATE_FIRST != 0, Accumulate: c.flags&C.EPG_ACCUMULATE != 0,
+		Weight: float64(c.weight), HasWeight: c.flags&C.EPG_HAS_WEIGHT != 0,
+		Workspace: c.workspace, WorkspaceBytes: int64(c.workspace_nbytes), Stream: uintptr(c.stream), Threads: int(c.num_threads),
+	}
+	inputs, outputs := int(c.num_inputs), int(c.num_outputs)
+	if inputs < 0 || inputs > maxInputs || outputs < 0 || outputs > maxOutputs {
+		return status.Errorf(status.InvalidProblem, "%s: %d inputs and %d outputs, want at most %d and %d",
+			d.call.Op, inputs, outputs, maxInputs, maxOutputs)
+	}
+	var nbytes []uint64
+	if c.nbytes != nil {
+		nbytes = unsafe.Slice((*uint64)(c.nbytes), inputs+outputs)
+	}
+	signature, known := op.SignatureOf(d.call.Op)
+	argument := func(list []op.Argument, i int) string {
+		if known && i < len(list) {
+			return list[i].Name
+		}
+		return "tensor"
+	}
+	for i, t := range unsafe.Slice((**C.DLTensor)(unsafe.Pointer(c.inputs)), inputs) {
+		view, err := d.view(t, i, nbytes)
+		if err != nil {
+			return prefixed(d.call.Op, argument(signature.Inputs, i), err)
+		}
+		d.inputs[i] = view
+	}
+	for i, t := range unsafe.Slice((**C.DLTensor)(unsafe.Pointer(c.outputs)), outputs) {
+		view, err := d.view(t, inputs+i, nbytes)
+		if err != nil {
+			return prefixed(d.call.Op, argument(signature.Outputs, i), err)
+		}
+		d.outputs[i] = view
+	}
+	d.call.Inputs, d.call.Outputs = d.inputs[:inputs], d.outputs[:outputs]
+	return nil
+}
+
+func prefixed(op, argument string, err error) error {
+	e := *status.Of(err)
+	e.Message = op + ": " + argument + ": " + e.Message
+	return &e
+}
+
+// view decodes one tensor; nil stays nil.
+func (d *decoded) view(t *C.DLTensor, operand int, nbytes []uint64) (*tensor.View, error) {
+	if t == nil {
+		return nil, nil
+	}
+	dt, ok := dtype.FromDLPack(uint8(t.dtype.code), uint8(t.dtype.bits), uint16(t.dtype.lanes))
+	if !ok {
+		return nil, status.Errorf(status.DTypeMismatch, "dtype with DLPack code %d, %d bits and %d lanes, want one of %v",
+			t.dtype.code, t.dtype.bits, t.dtype.lanes, dtype.All())
+	}
+	rank := int(t.ndim)
+	if rank < 0 || rank > 0 && t.shape == nil {
+		return nil, status.Errorf(status.InvalidProblem, "%d dimensions without a shape", rank)
+	}
+	shape := unsafe.Slice((*int64)(t.shape), rank)
+	var strides []int64
+	if t.strides != nil {
+		strides = unsafe.Slice((*int64)(t.strides), rank)
+	}
+	device := tensor.Device{Type: int32(t.device.device_type), Index: int32(t.device.device_id)}
+	if device.Type == tensor.CPU {
+		device.Index = 0 // there is one CPU
+	}
+	view, err := tensor.New(t.data, int64(t.byte_offset), dt, device, shape, strides, operand)
+	if err != nil {
+		return nil, err
+	}
+	if operand < len(nbytes) {
+		view.NBytes = int64(nbytes[operand])
+	}
+	d.views[operand] = view
+	return &d.views[operand], nil
+}
+
+// name reads a C string; NULL is "".
+func name(s *C.char) string {
+	if s == nil {
+		return ""
+	}
+	return C.GoString(s)
+}

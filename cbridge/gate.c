@@ -1,0 +1,75 @@
+/* The public functions. A Go runtime does not survive fork(): a call into it from the child would hang at the next collection. So every way into Go passes
+ * the gate here, which is plain C. */
+#include "bridge.h"
+
+#include <pthread.h>
+#include <string.h>
+
+#include "_cgo_export.h"
+
+static volatile int forked;
+
+static void mark_child(void) { forked = 1; }
+
+__attribute__((constructor)) static void watch_forks(void) { pthread_atfork(NULL, NULL, mark_child); }
+
+int epg_forked(void) { return forked; }
+
+int32_t epg_refuse_forked(void) {
+  static const char text[] =
+      "epigrad was used before fork(), and its Go runtime does not survive in the child: start workers with the spawn or forkserver method, or "
+      "use epigrad for the first time in the child";
+  epg_set_last_error(text, sizeof text - 1, 0, 0);
+  return EPG_BACKEND_UNAVAILABLE;
+}
+
+#define GATED(call) (__builtin_expect(forked, 0) ? epg_refuse_forked() : (call))
+
+int32_t epg_abi_version(void) { return EPG_ABI_VERSION; }
+
+const char *epg_version(void) { return EPG_VERSION; }
+
+int32_t epg_run(const epg_call *call) { return GATED(epgGoRun((epg_call *)call)); }
+
+int32_t epg_validate(const epg_call *call) { return GATED(epgGoValidate((epg_call *)call)); }
+
+int32_t epg_infer(const epg_call *call, const uint8_t *wanted, int64_t *shapes, int32_t *ranks, uint64_t *workspace_nbytes) {
+  return GATED(epgGoInfer((epg_call *)call, (uint8_t *)wanted, shapes, ranks, workspace_nbytes));
+}
+
+int32_t epg_plan_create(const epg_call *call, const uint8_t *exact_strides, epg_plan *plan) {
+  return GATED(epgGoPlanCreate((epg_call *)call, (uint8_t *)exact_strides, plan));
+}
+
+int32_t epg_plan_workspace(epg_plan plan, uint64_t *workspace_nbytes) { return GATED(epgGoPlanWorkspace(plan, workspace_nbytes)); }
+
+int32_t epg_plan_describe(epg_plan plan, char *text, uint64_t capacity, uint64_t *needed) {
+  return GATED(epgGoPlanDescribe(plan, text, capacity, needed));
+}
+
+int32_t epg_plan_run(epg_plan plan, const epg_call *call) { return GATED(epgGoPlanRun(plan, (epg_call *)call)); }
+
+int32_t epg_plan_validate(epg_plan plan, const epg_call *call) { return GATED(epgGoPlanValidate(plan, (epg_call *)call)); }
+
+int32_t epg_plan_destroy(epg_plan plan) { return GATED(epgGoPlanDestroy(plan)); }
+
+int32_t epg_backends(char *text, uint64_t capacity, uint64_t *needed) { return GATED(epgGoBackends(text, capacity, needed)); }
+
+/* The table itself is go/status; a test compares the two. */
+const char *epg_status_class(int32_t status) {
+  static const char *const classes[] = {
+      "",
+      "InvalidProblemError",
+      "DTypeError",
+      "UnsupportedError",
+      "DeviceMismatchError",
+      "MisalignedOperandError",
+      "WorkspaceTooSmallError",
+      "BufferTooSmallError",
+      "BackendUnavailableError",
+      "DeviceError",
+      "EpigradError",
+  };
+  const int32_t count = sizeof classes / sizeof *classes;
+  return classes[status < 0 || status >= count ? EPG_INTERNAL : status];
+}

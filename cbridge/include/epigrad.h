@@ -1,0 +1,136 @@
+/* epigrad's C interface: differentiable fused epilogues, forward and backward.
+ *
+ * A call names an operation and gives its tensors as DLTensors, in the order below; NULL is an absent one. Absent outputs are not computed. All memory is
+ * the caller's: outputs and workspace come in, nothing is kept after the call returns. Functions return EPG_OK or another
+ * status, with a message in epg_last_error; nothing has been written then. They may be called from any thread.
+ *
+ *   op                              inputs                                                  outputs
+ *   matmul_bias_activation          a b bias?                                               out preactivation
+ *   matmul_bias_activation_backward grad_output a b bias? preactivation? output?            grad_a grad_b grad_bias
+ *   linear                          input weight bias?                                      out preactivation
+ *   linear_backward                 grad_output input weight bias? preactivation? output?   grad_input grad_weight grad_bias
+ *   activation                      input                                                   out
+ *   gated_activation                input                                                   out
+ *   gated_activation_backward       grad_output input                                       grad_input
+ *   gated_product                   value gate                                              out
+ *   gated_product_backward          grad_output value gate                                  grad_value grad_gate
+ *   lerp                            start end weight?                                       out
+ *   lerp_backward                   grad_output start? end? weight?                         grad_start grad_end grad_weight
+ *
+ * kind is an activation ("none" "relu" "gelu" "gelu_tanh" "silu" "sigmoid" "tanh"; NULL is "none") or, for gated_*, a gated kind ("glu" "reglu" "swiglu"
+ * "geglu" "geglu_tanh" "bilinear"). Shapes follow PyTorch: matmul's for matmul_*, [..., k] and [n, k] for linear, broadcasting for lerp.
+ * dtypes: float32, float64, bfloat16, float16, one per call.
+ *
+ * A process that has called epigrad cannot use it in a child made by fork() without exec: every function then returns EPG_BACKEND_UNAVAILABLE.
+ */
+#ifndef EPIGRAD_H
+#define EPIGRAD_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "dlpack.h"
+
+#define EPG_VERSION "0.1.0"
+
+/* Changes when a struct or the meaning of a function does. */
+#define EPG_ABI_VERSION 1
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* What functions return. */
+enum {
+  EPG_OK = 0,
+  EPG_INVALID_PROBLEM = 1,     /* shapes, dims, kinds, strides or aliasing that make no sense */
+  EPG_DTYPE = 2,               /* a dtype outside the four, or a mix */
+  EPG_UNSUPPORTED = 3,         /* meaningful, but this backend has no kernel for it */
+  EPG_DEVICE_MISMATCH = 4,     /* tensors on different devices */
+  EPG_MISALIGNED_OPERAND = 5,  /* a buffer not aligned to its element */
+  EPG_WORKSPACE_TOO_SMALL = 6, /* see epg_last_error_bytes */
+  EPG_BUFFER_TOO_SMALL = 7,    /* nbytes is less than shape and strides reach; see epg_last_error_bytes */
+  EPG_BACKEND_UNAVAILABLE = 8, /* the tensors' backend cannot run here */
+  EPG_DEVICE_ERROR = 9,        /* the driver reported a failure */
+  EPG_INTERNAL = 10            /* a defect in epigrad */
+};
+
+/* epg_call.flags */
+enum {
+  EPG_GATE_FIRST = 1, /* gated_activation: the gate is the first half along dim, not the second */
+  EPG_ACCUMULATE = 2, /* *_backward of matmul and linear: add into the weight and bias gradients */
+  EPG_HAS_WEIGHT = 4  /* lerp: weight below is the weight, no tensor */
+};
+
+/* The most dimensions of a tensor. */
+#define EPG_MAX_RANK 64
+
+typedef struct epg_call {
+  uint32_t struct_size; /* sizeof(epg_call) */
+  uint32_t flags;
+  const char *op;
+  const char *kind;
+  int32_t dim; /* gated_activation: the dimension that is split; may count from the end */
+  int32_t num_threads; /* CPU: the most threads to use; 0 lets epigrad choose */
+  double weight;
+  int32_t num_inputs;
+  int32_t num_outputs;
+  const DLTensor *const *inputs;
+  DLTensor *const *outputs;
+  /* Bytes of each tensor's buffer from data + byte_offset on, inputs first, then outputs; 0 is unknown, and so is NULL for all. */
+  const uint64_t *nbytes;
+  void *workspace; /* 256-byte aligned; epg_infer says how much is needed */
+  uint64_t workspace_nbytes;
+  void *stream; /* the device stream's handle; NULL on CPU */
+} epg_call;
+
+/* EPG_ABI_VERSION of the library, to compare with the header's. */
+int32_t epg_abi_version(void);
+
+/* EPG_VERSION of the library. */
+const char *epg_version(void);
+
+/* Computes the outputs that the call gives. */
+int32_t epg_run(const epg_call *call);
+
+/* Returns the status that epg_run would, and touches nothing. */
+int32_t epg_validate(const epg_call *call);
+
+/* Tells what a call needs, from its inputs' geometry alone (data and outputs are not read). wanted has a flag for each output of the op, NULL for all. For
+ * output i, ranks[i] is its number of dimensions, or -1 where it is not wanted or cannot exist, and its sizes stand at shapes[i * EPG_MAX_RANK]. There
+ * is room for 3 outputs: shapes has 3 * EPG_MAX_RANK entries, ranks 3. */
+int32_t epg_infer(const epg_call *call, const uint8_t *wanted, int64_t *shapes, int32_t *ranks, uint64_t *workspace_nbytes);
+
+/* A plan: a problem, validated once, with its kernel chosen. The call describes the problem: data pointers are not read and outputs are taken as
+ * contiguous. exact_strides has a flag for each input: whether the tensors of epg_plan_run must have just those strides; NULL for none. */
+typedef int64_t epg_plan;
+int32_t epg_plan_create(const epg_call *call, const uint8_t *exact_strides, epg_plan *plan);
+int32_t epg_plan_workspace(epg_plan plan, uint64_t *workspace_nbytes);
+
+/* Writes what will run, as JSON, NUL-terminated; needed is the size with the NUL, also where capacity was too small
+ * (EPG_BUFFER_TOO_SMALL). */
+int32_t epg_plan_describe(epg_plan plan, char *text, uint64_t capacity, uint64_t *needed);
+
+/* Runs, or validates, with the call's tensors, workspace, stream, num_threads and EPG_ACCUMULATE; the rest of the call is the plan's. */
+int32_t epg_plan_run(epg_plan plan, const epg_call *call);
+int32_t epg_plan_validate(epg_plan plan, const epg_call *call);
+int32_t epg_plan_destroy(epg_plan plan);
+
+/* Writes the backends as JSON, as epg_plan_describe does. */
+int32_t epg_backends(char *text, uint64_t capacity, uint64_t *needed);
+
+/* The calling thread's last failure: its message (valid until the thread's next failure) and, for EPG_WORKSPACE_TOO_SMALL and EPG_BUFFER_TOO_SMALL,
+ * the bytes needed and given. */
+const char *epg_last_error(void);
+void epg_last_error_bytes(int64_t *needed, int64_t *got);
+
+/* The name of the Python exception that stands for a status; "" for EPG_OK. */
+const char *epg_status_class(int32_t status);
+
+/* Whether this process is a fork()ed child of one that had loaded epigrad, where it cannot run. */
+int epg_forked(void);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,101 @@
+// Package backend is the seam between operations and the machines that run them.
+//
+// go/op turns a call into a Problem, normalised and known to be valid; a Backend chooses a Kernel for it without touching data;
+// the Kernel runs on any buffers of that geometry. go/op imports this package and no backend.
+package backend
+
+import (
+	"unsafe"
+
+	"github.com/epigrad/epigrad/go/dtype"
+	"github.com/epigrad/epigrad/go/tensor"
+)
+
+// Info says whether a backend can run here.
+type Info struct {
+	Name      string `json:"name"`
+	Available bool   `json:"available"`
+	// Device is what the backend's tensors are on: "cpu", "cuda".
+	Device string `json:"device"`
+	// Detail describes the machine; empty when the backend is not available.
+	Detail string `json:"detail"`
+	// Reason says why the backend is not available and what would fix it; empty when it is.
+	Reason string `json:"reason"`
+}
+
+// Sku says what really runs for a problem.
+type Sku struct {
+	Op          string `json:"op"`
+	Kind        string `json:"kind"`
+	DType       string `json:"dtype"`
+	Accumulator string `json:"accumulator"`
+	Backend     string `json:"backend"`
+	Arch        string `json:"arch"`
+	Kernel      string `json:"kernel"`
+	Layout      string `json:"layout"`
+	VectorWidth int    `json:"vector_width"`
+}
+
+// Precision says what a kernel guarantees about its numbers.
+type Precision struct {
+	// MathPrecision is the dtype that formulas are evaluated in.
+	MathPrecision string `json:"math_precision"`
+	// Accumulator is the dtype that sums are kept in.
+	Accumulator string `json:"accumulator"`
+	// Deterministic: the same inputs give the same bits, run after run, for any number of threads.
+	Deterministic bool `json:"deterministic"`
+	// BitStableOnSameHardware: also from process to process on one kind of machine.
+	BitStableOnSameHardware bool `json:"bit_stable_on_same_hardware"`
+}
+
+// Run is one execution of a kernel.
+type Run struct {
+	// Bases are the operands' buffers, indexed by View.Operand; nil where an operand is absent.
+	Bases []unsafe.Pointer
+	// Workspace is scratch of at least Kernel.WorkspaceBytes bytes, aligned to Backend.WorkspaceAlignment.
+	Workspace unsafe.Pointer
+	// Stream is the device stream's handle; CPU kernels return when they are done.
+	Stream uintptr
+	// Threads is the most goroutines to use; 0 lets the backend choose.
+	Threads int
+	// Accumulate adds into the weight and bias gradients in place of overwriting them.
+	Accumulate bool
+	// Weight is lerp's weight where no tensor gives it.
+	Weight float64
+}
+
+// WorkspaceOperand is the Operand of views into the workspace.
+const WorkspaceOperand = -1
+
+// At returns the address of a view's element [0, 0, ...].
+func (r *Run) At(v *tensor.View) unsafe.Pointer {
+	if v.Operand == WorkspaceOperand {
+		return unsafe.Add(r.Workspace, v.Offset)
+	}
+	return unsafe.Add(r.Bases[v.Operand], v.Offset)
+}
+
+// Kernel is a chosen way to solve one problem. It may be run from several goroutines at once.
+type Kernel interface {
+	Sku() Sku
+	Precision() Precision
+	WorkspaceBytes() int64
+	Run(r *Run) error
+}
+
+// Backend chooses kernels.
+type Backend interface {
+	Info() Info
+	// WorkspaceAlignment is the alignment in bytes that workspaces need; at most 256.
+	WorkspaceAlignment() int64
+	// Select returns a kernel, or an Unsupported error for a meaningful problem that the backend has no kernel for.
+	Select(p Problem) (Kernel, error)
+}
+
+// Problem is one of the normalised problems below.
+type Problem interface {
+	// Describe returns the op's name, its kind and its dtype.
+	Describe() (op, kind string, dt dtype.DType)
+	// Views lists the problem's views; absent ones are left out.
+	Views() []*tensor.View
+}

@@ -1,0 +1,98 @@
+package cpu
+
+import (
+	"github.com/epigrad/epigrad/go/backend"
+	"github.com/epigrad/epigrad/go/tensor"
+	"github.com/epigrad/epigrad/kernels/portable"
+)
+
+// elementwise is a kernel whose outputs are functions of the operands at the same place.
+type elementwise struct {
+	facts
+	loops   *loops
+	outputs int
+	compute func(n int, blocks *[maxOperands]block)
+}
+
+func (k *elementwise) WorkspaceBytes() int64 { return 0 }
+
+func (k *elementwise) Run(r *backend.Run) error { return k.loops.forEachBlock(r, k.outputs, k.compute) }
+
+// newElementwise makes a kernel; outputs come first among the views and in compute's blocks.
+func newElementwise(p backend.Problem, outputs int, compute func(int, *[maxOperands]block), views ...*tensor.View) *elementwise {
+	_, _, dt := p.Describe()
+	loops := newLoops(dt, views...)
+	layout := layoutStrided
+	if loops.contiguous() {
+		layout = layoutContiguous
+	}
+	return &elementwise{facts: newFacts(p, "", layout), loops: loops, outputs: outputs, compute: compute}
+}
+
+func (*Backend) selectActivation(p *backend.Activation) (backend.Kernel, error) {
+	formula, err := formulaOf(p.Kind)
+	if err != nil {
+		return nil, err
+	}
+	return newElementwise(p, 1, func(n int, b *[maxOperands]block) {
+		formula.Values(b[0][:n], b[1][:n])
+	}, p.Out, p.Input), nil
+}
+
+func (*Backend) selectGated(p *backend.Gated) (backend.Kernel, error) {
+	formula, err := formulaOf(p.Activation)
+	if err != nil {
+		return nil, err
+	}
+	return newElementwise(p, 1, func(n int, b *[maxOperands]block) {
+		portable.Gated(formula, b[0][:n], b[1][:n], b[2][:n])
+	}, p.Out, p.Value, p.Gate), nil
+}
+
+func (*Backend) selectGatedBackward(p *backend.GatedBackward) (backend.Kernel, error) {
+	formula, err := formulaOf(p.Activation)
+	if err != nil {
+		return nil, err
+	}
+	inputs := []*tensor.View{p.GradOutput, p.Value, p.Gate}
+	outputs, slots := asked(p.GradValue, p.GradGate)
+	if len(outputs) == 0 {
+		return newNothing(p), nil
+	}
+	return newElementwise(p, len(outputs), func(n int, b *[maxOperands]block) {
+		g := b[len(outputs):]
+		portable.GatedBackward(formula, slots.of(b, 0, n), slots.of(b, 1, n), g[0][:n], g[1][:n], g[2][:n])
+	}, append(outputs, inputs...)...), nil
+}
+
+// slots tells which block an optional output is in; -1 where it is not asked for.
+type slots [3]int
+
+// asked lists the outputs that are asked for and where each of the candidates went.
+func asked(candidates ...*tensor.View) ([]*tensor.View, slots) {
+	at := slots{-1, -1, -1}
+	var views []*tensor.View
+	for i, v := range candidates {
+		if v != nil {
+			at[i] = len(views)
+			views = append(views, v)
+		}
+	}
+	return views, at
+}
+
+// of returns the block of an output, or nil where it is not asked for.
+func (s *slots) of(blocks *[maxOperands]block, output, n int) []float64 {
+	if s[output] < 0 {
+		return nil
+	}
+	return blocks[s[output]][:n]
+}
+
+// nothing is the kernel of a backward of which no gradient is asked for.
+type nothing struct{ facts }
+
+func newNothing(p backend.Problem) *nothing { return &nothing{newFacts(p, "", layoutContiguous)} }
+
+func (*nothing) WorkspaceBytes() int64  { return 0 }
+func (*nothing) Run(*backend.Run) error { return nil }

@@ -1,0 +1,138 @@
+package cpu
+
+import (
+	"unsafe"
+
+	"github.com/epigrad/epigrad/go/backend"
+	"github.com/epigrad/epigrad/go/dtype"
+	"github.com/epigrad/epigrad/go/tensor"
+	"github.com/epigrad/epigrad/kernels/portable"
+)
+
+// gemmEpilogue is out = act(a b + bias) with accumulators of type T: bias and activation are applied to a tile while it is in cache, to the
+// unrounded sums.
+type gemmEpilogue[T real] struct {
+	facts
+	product            product
+	formula            *portable.Formula // nil for the identity
+	out, preactivation *matrix
+	bias               *matrix
+}
+
+func (b *Backend) selectGemmEpilogue(p *backend.GemmEpilogue) (backend.Kernel, error) {
+	if p.DType.Accumulator() == dtype.Float64 {
+		return newGemmEpilogue[float64](b, p)
+	}
+	return newGemmEpilogue[float32](b, p)
+}
+
+func newGemmEpilogue[T real](b *Backend, p *backend.GemmEpilogue) (*gemmEpilogue[T], error) {
+	formula, err := epilogueFormula(p.Kind)
+	if err != nil {
+		return nil, err
+	}
+	return &gemmEpilogue[T]{
+		facts:         newFacts(p, b.blas.routine(p.DType.Accumulator()), layoutOf(p)),
+		product:       forwardProduct(&b.blas, p.A, p.B, p.BatchRank),
+		formula:       formula,
+		out:           optionalMatrix(p.Out, p.BatchRank),
+		preactivation: optionalMatrix(p.Preactivation, p.BatchRank),
+		bias:          optionalMatrix(p.Bias, 0),
+	}, nil
+}
+
+func (*gemmEpilogue[T]) WorkspaceBytes() int64 { return 0 }
+
+func (k *gemmEpilogue[T]) Run(r *backend.Run) error {
+	return forEachTile(&k.product, r, func(s *scratch[T], t *tile[T]) {
+		addBias(k.bias, r, s, t, k.product.depth())
+		if k.preactivation != nil {
+			storeTile(k.preactivation, r, t)
+		}
+		if k.out == nil {
+			return
+		}
+		if k.formula != nil {
+			var x, y [tileColumns]float64
+			for row := range t.rows {
+				line := t.line(row)
+				convert(x[:t.columns], line)
+				k.formula.Values(y[:t.columns], x[:t.columns])
+				storeLine(k.out, r, t, row, y[:t.columns])
+			}
+			return
+		}
+		storeTile(k.out, r, t)
+	})
+}
+
+// addBias adds the bias to every row of a tile. A product of depth 0 is the bias itself, to the sign of its zeros.
+func addBias[T real](bias *matrix, r *backend.Run, s *scratch[T], t *tile[T], depth int64) {
+	if bias == nil {
+		return
+	}
+	step, _ := bias.columns.uniform()
+	strip := s.strip[:t.columns]
+	load(strip, unsafe.Add(r.At(bias.view), t.column*step), step, bias.view.DType)
+	for row := range t.rows {
+		line := t.line(row)
+		for i, x := range strip {
+			if depth == 0 {
+				line[i] = x
+			} else {
+				line[i] += x
+			}
+		}
+	}
+}
+
+// address returns where a tile's row starts in a matrix, and the step along it.
+func (m *matrix) address(r *backend.Run, batch []int64, row, column int64) (unsafe.Pointer, int64) {
+	step, _ := m.columns.uniform()
+	return unsafe.Add(m.at(r, batch), m.rows.offset(row)+column*step), step
+}
+
+func storeLine[T, S real](m *matrix, r *backend.Run, t *tile[T], row int, values []S) {
+	p, step := m.address(r, t.batch, t.row+int64(row), t.column)
+	store(p, step, values, m.view.DType)
+}
+
+func storeTile[T real](m *matrix, r *backend.Run, t *tile[T]) {
+	for row := range t.rows {
+		storeLine(m, r, t, row, t.line(row))
+	}
+}
+
+// forwardProduct is a b.
+func forwardProduct(b *level3, left, right *tensor.View, batchRank int) product {
+	return newProduct(b, newMatrix(left, batchRank), newMatrix(right, batchRank).transposed(), left.Shape[:batchRank], nil)
+}
+
+// epilogueFormula is the activation's formula, nil for the identity.
+func epilogueFormula(activation string) (*portable.Formula, error) {
+	if activation == "none" {
+		return nil, nil
+	}
+	return formulaOf(activation)
+}
+
+func optionalMatrix(v *tensor.View, batchRank int) *matrix {
+	if v == nil {
+		return nil
+	}
+	m := newMatrix(v, batchRank)
+	if v.Rank() == 1 { // a row vector: one row for every row
+		m.rows = axis{sizes: []int64{1}, strides: []int64{0}, length: 1}
+	}
+	return &m
+}
+
+// layoutOf tells whether all of a problem's views are contiguous.
+func layoutOf(p backend.Problem) string {
+	for _, v := range p.Views() {
+		if !v.IsContiguous() {
+			return layoutStrided
+		}
+	}
+	return layoutContiguous
+}

@@ -1,0 +1,144 @@
+package cpu
+
+import (
+	"github.com/epigrad/epigrad/go/backend"
+	"github.com/epigrad/epigrad/go/tensor"
+	"github.com/epigrad/epigrad/kernels/portable"
+)
+
+// lerp is the kernel of lerp and, with several steps, of its backward: gradients that keep grad_output's shape share one pass, the others are summed
+// one by one.
+type lerp struct {
+	facts
+	// steps are made per run, since the weight may be a number that the run gives.
+	steps []func(r *backend.Run) error
+}
+
+func (*lerp) WorkspaceBytes() int64 { return 0 }
+
+func (k *lerp) Run(r *backend.Run) error {
+	for _, step := range k.steps {
+		if err := step(r); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (*Backend) selectLerp(p *backend.Lerp) (backend.Kernel, error) {
+	views := []*tensor.View{p.Out, p.Start, p.End}
+	if p.Weight != nil {
+		views = append(views, p.Weight)
+	}
+	k := newElementwise(p, 1, nil, views...)
+	return &lerp{facts: k.facts, steps: []func(*backend.Run) error{func(r *backend.Run) error {
+		return k.loops.forEachBlock(r, 1, func(n int, b *[maxOperands]block) {
+			if p.Weight == nil {
+				fill(b[3][:n], r.Weight)
+			}
+			portable.Lerp(b[0][:n], b[1][:n], b[2][:n], b[3][:n])
+		})
+	}}}, nil
+}
+
+func (*Backend) selectLerpBackward(p *backend.LerpBackward) (backend.Kernel, error) {
+	k := &lerp{facts: newFacts(p, "", layoutStrided)}
+	var together [3]*tensor.View
+	for i, gradient := range []*tensor.View{p.GradStart, p.GradEnd, p.GradWeight} {
+		if gradient == nil {
+			continue
+		}
+		if sameShape(gradient.Shape, p.GradOutput.Shape) {
+			together[i] = gradient
+			continue
+		}
+		k.steps = append(k.steps, lerpReduction(p, i, gradient))
+	}
+	if outputs, at := asked(together[:]...); len(outputs) > 0 {
+		step, layout := lerpTogether(p, outputs, at)
+		k.steps = append(k.steps, step)
+		if len(k.steps) == 1 {
+			k.sku.Layout = layout
+		}
+	}
+	return k, nil
+}
+
+// lerpTogether makes the pass that computes every gradient of grad_output's own shape.
+func lerpTogether(p *backend.LerpBackward, outputs []*tensor.View, at slots) (step func(*backend.Run) error, layout string) {
+	inputs := []*tensor.View{p.GradOutput}
+	weighted, differed := at[0] >= 0 || at[1] >= 0, at[2] >= 0
+	weight, start := -1, -1
+	if weighted && p.Weight != nil {
+		weight = len(outputs) + len(inputs)
+		inputs = append(inputs, p.Weight)
+	}
+	if differed {
+		start = len(outputs) + len(inputs)
+		inputs = append(inputs, p.Start, p.End)
+	}
+	k := newElementwise(p, len(outputs), nil, append(outputs, inputs...)...)
+	return func(r *backend.Run) error {
+		return k.loops.forEachBlock(r, len(outputs), func(n int, b *[maxOperands]block) {
+			var w, from, to []float64
+			if weight >= 0 {
+				w = b[weight][:n]
+			} else if weighted {
+				w = b[maxOperands-1][:n]
+				fill(w, r.Weight)
+			}
+			if start >= 0 {
+				from, to = b[start][:n], b[start+1][:n]
+			}
+			portable.LerpBackward(at.of(b, 0, n), at.of(b, 1, n), at.of(b, 2, n), b[len(outputs)][:n], from, to, w)
+		})
+	}, k.sku.Layout
+}
+
+// lerpReduction makes the step that sums one gradient (0 start, 1 end, 2 weight) to its shape.
+func lerpReduction(p *backend.LerpBackward, which int, gradient *tensor.View) func(*backend.Run) error {
+	operands := []*tensor.View{p.GradOutput}
+	switch {
+	case which == 2:
+		operands = append(operands, p.Start, p.End)
+	case p.Weight != nil:
+		operands = append(operands, p.Weight)
+	}
+	prepared := newReduction(gradient, nil, operands...)
+	return func(r *backend.Run) error {
+		bound := *prepared
+		bound.term = func(n int, b *[maxOperands]block) {
+			switch {
+			case which == 2:
+				portable.LerpBackward(nil, nil, b[0][:n], b[1][:n], b[2][:n], b[3][:n], nil)
+				return
+			case p.Weight == nil:
+				fill(b[2][:n], r.Weight)
+			}
+			if which == 0 {
+				portable.LerpBackward(b[0][:n], nil, nil, b[1][:n], nil, nil, b[2][:n])
+			} else {
+				portable.LerpBackward(nil, b[0][:n], nil, b[1][:n], nil, nil, b[2][:n])
+			}
+		}
+		return bound.run(r)
+	}
+}
+
+func fill(dst []float64, value float64) {
+	for i := range dst {
+		dst[i] = value
+	}
+}
+
+func sameShape(a, b []int64) bool {
+	if len(a) != len(b) {
+		return false
+	}
+	for d := range a {
+		if a[d] != b[d] {
+			return false
+		}
+	}
+	return true
+}

@@ -1,0 +1,39 @@
+package cpu
+
+import (
+	"sync"
+	"unsafe"
+)
+
+// pool hands out scratch, which is large, so that calls do not allocate it anew.
+type pool[T real] struct {
+	free      *sync.Pool
+	batchRank int
+}
+
+var (
+	freeFloat32 = sync.Pool{}
+	freeFloat64 = sync.Pool{}
+)
+
+func newPool[T real](batchRank int) pool[T] {
+	free := &freeFloat32
+	if unsafe.Sizeof(T(0)) == 8 {
+		free = &freeFloat64
+	}
+	return pool[T]{free, batchRank}
+}
+
+func (p *pool[T]) get() *scratch[T] {
+	if s, ok := p.free.Get().(*scratch[T]); ok {
+		if need := 3 * p.batchRank; cap(s.index) < need {
+			s.index = make([]int64, need)
+		} else {
+			s.index = s.index[:need]
+		}
+		return s
+	}
+	return newScratch[T](p.batchRank)
+}
+
+func (p *pool[T]) put(s *scratch[T]) { p.free.Put(s) }

@@ -1,0 +1,118 @@
+package backend
+
+import (
+	"github.com/epigrad/epigrad/go/dtype"
+	"github.com/epigrad/epigrad/go/tensor"
+)
+
+// Header is what every problem says of itself.
+type Header struct {
+	// Op is the operation's name, Kind the activation or gated kind ("" for lerp).
+	Op, Kind string
+	DType    dtype.DType
+}
+
+// Describe implements Problem.
+func (h *Header) Describe() (op, kind string, dt dtype.DType) { return h.Op, h.Kind, h.DType }
+
+// GemmEpilogue is out = act(a b + bias).
+//
+// A, Out and Preactivation are [batch..., rows..., columns]: all dimensions but the batch and the last are rows, walked as one in row-major
+// order, so that leading dimensions that strides do not allow to merge are still one product. B is [batch..., k, n] and Bias is [n]. Batch dimensions of the
+// operands have equal sizes, with stride 0 where an operand is broadcast. Bias and Preactivation may be nil, and Out is nil where only the
+// preactivation is asked for.
+type GemmEpilogue struct {
+	Header
+	BatchRank          int
+	A, B, Bias         *tensor.View
+	Out, Preactivation *tensor.View
+}
+
+// GemmEpilogueBackward is grad_a = g bᵀ, grad_b = aᵀ g and grad_bias = column sums of g, where g = grad_output act'(pre).
+//
+// Shapes are as in GemmEpilogue; GradA and GradB have the size 1 in the batch dimensions that they are summed over. GradA, GradB and GradBias are nil where
+// they are not asked for. With neither Preactivation nor Output the preactivation is formed from A, B and Bias.
+type GemmEpilogueBackward struct {
+	Header
+	BatchRank              int
+	GradOutput, A, B, Bias *tensor.View
+	Preactivation, Output  *tensor.View
+	GradA, GradB, GradBias *tensor.View
+}
+
+// Activation is out = act(input); both views have one shape.
+type Activation struct {
+	Header
+	Input, Out *tensor.View
+}
+
+// Gated is out = value act(gate); all views have one shape. Activation is the gate's.
+type Gated struct {
+	Header
+	Activation       string
+	Value, Gate, Out *tensor.View
+}
+
+// GatedBackward is grad_value = grad_output act(gate) and grad_gate = grad_output value act'(gate); all views have one shape and the
+// gradients that are not asked for are nil.
+type GatedBackward struct {
+	Header
+	Activation              string
+	GradOutput, Value, Gate *tensor.View
+	GradValue, GradGate     *tensor.View
+}
+
+// Lerp is out = start + weight (end - start). All views have out's shape, with stride 0 where an operand is broadcast. Weight is nil
+// where Run.Weight gives it.
+type Lerp struct {
+	Header
+	Start, End, Weight, Out *tensor.View
+}
+
+// LerpBackward is grad_start = (1 - weight) grad_output, grad_end = weight grad_output and grad_weight = grad_output (end - start), each summed over
+// the dimensions in which it has the size 1 and GradOutput has not. The inputs have GradOutput's shape, the gradients its rank.
+// Start and End are nil where they are not needed, and gradients where they are not asked for.
+type LerpBackward struct {
+	Header
+	GradOutput, Start, End, Weight *tensor.View
+	GradStart, GradEnd, GradWeight *tensor.View
+}
+
+func present(views ...*tensor.View) []*tensor.View {
+	all := views[:0]
+	for _, v := range views {
+		if v != nil {
+			all = append(all, v)
+		}
+	}
+	return all
+}
+
+// Views implements Problem.
+func (p *GemmEpilogue) Views() []*tensor.View {
+	return present(p.A, p.B, p.Bias, p.Out, p.Preactivation)
+}
+
+// Views implements Problem.
+func (p *GemmEpilogueBackward) Views() []*tensor.View {
+	return present(p.GradOutput, p.A, p.B, p.Bias, p.Preactivation, p.Output, p.GradA, p.GradB, p.GradBias)
+}
+
+// Views implements Problem.
+func (p *Activation) Views() []*tensor.View { return present(p.Input, p.Out) }
+
+// Views implements Problem.
+func (p *Gated) Views() []*tensor.View { return present(p.Value, p.Gate, p.Out) }
+
+// Views implements Problem.
+func (p *GatedBackward) Views() []*tensor.View {
+	return present(p.GradOutput, p.Value, p.Gate, p.GradValue, p.GradGate)
+}
+
+// Views implements Problem.
+func (p *Lerp) Views() []*tensor.View { return present(p.Start, p.End, p.Weight, p.Out) }
+
+// Views implements Problem.
+func (p *LerpBackward) Views() []*tensor.View {
+	return present(p.GradOutput, p.Start, p.End, p.Weight, p.GradStart, p.GradEnd, p.GradWeight)
+}

@@ -1,0 +1,201 @@
+// Package check holds the validation that every operation shares: presence, dtypes, devices, memory and aliasing. What an operation asks of its shapes is
+// said in go/op. Every error names the operation and the argument, what was given and what is accepted; nothing has been written when one is returned.
+package check
+
+import (
+	"fmt"
+	"strings"
+
+	"github.com/epigrad/epigrad/go/dtype"
+	"github.com/epigrad/epigrad/go/status"
+	"github.com/epigrad/epigrad/go/tensor"
+)
+
+// Operand is a named argument of an operation; View is nil where it is absent.
+type Operand struct {
+	Name string
+	View *tensor.View
+}
+
+// Invalid returns an InvalidProblem error about an argument.
+func Invalid(op, argument, format string, args ...any) error {
+	return status.Errorf(status.InvalidProblem, "%s: %s: %s", op, argument, fmt.Sprintf(format, args...))
+}
+
+// Wrap puts the operation and the argument in front of an error's message.
+func Wrap(op, argument string, err error) error {
+	e := *status.Of(err)
+	e.Message = op + ": " + argument + ": " + e.Message
+	return &e
+}
+
+// Sizes writes a shape as Python does: "[4, 8]".
+func Sizes(shape []int64) string {
+	return strings.ReplaceAll(fmt.Sprint(shape), " ", ", ")
+}
+
+// Shape asks for one shape; symbols names its sizes in the message, as in "[m, n]".
+func Shape(op, argument string, got, want []int64, symbols string) error {
+	if !Equal(got, want) {
+		return Invalid(op, argument, "shape %s, want %s = %s", Sizes(got), symbols, Sizes(want))
+	}
+	return nil
+}
+
+// Equal reports whether two shapes are the same.
+func Equal(a, b []int64) bool {
+	if len(a) != len(b) {
+		return false
+	}
+	for d := range a {
+		if a[d] != b[d] {
+			return false
+		}
+	}
+	return true
+}
+
+// DType asks for one dtype in all operands and returns it.
+func DType(op string, operands []Operand) (dtype.DType, error) {
+	first := -1
+	for i, o := range operands {
+		if o.View == nil {
+			continue
+		}
+		if first < 0 {
+			first = i
+		}
+		if want := operands[first]; o.View.DType != want.View.DType {
+			return dtype.Invalid, status.Errorf(status.DTypeMismatch, "%s: %s: dtype %v, want %v as %s has: one dtype per call",
+				op, o.Name, o.View.DType, want.View.DType, want.Name)
+		}
+	}
+	if first < 0 {
+		return dtype.Invalid, Invalid(op, "inputs", "none given")
+	}
+	return operands[first].View.DType, nil
+}
+
+// Device asks for one device in all operands and returns it.
+func Device(op string, operands []Operand) (tensor.Device, error) {
+	var first *Operand
+	for i := range operands {
+		o := &operands[i]
+		switch {
+		case o.View == nil:
+		case first == nil:
+			first = o
+		case o.View.Device != first.View.Device:
+			return tensor.Device{}, status.Errorf(status.DeviceMismatch, "%s: %s: on %v, want %v where %s is: one device per call",
+				op, o.Name, o.View.Device, first.View.Device, first.Name)
+		}
+	}
+	if first == nil {
+		return tensor.Device{}, Invalid(op, "inputs", "none given")
+	}
+	return first.View.Device, nil
+}
+
+// Memory asks each operand's buffer to exist, to be aligned to its element and, where its size was stated, to hold all elements.
+func Memory(op string, operands []Operand) error {
+	for _, o := range operands {
+		v := o.View
+		if v == nil || v.IsEmpty() {
+			continue
+		}
+		if v.Base == nil {
+			return Invalid(op, o.Name, "no memory (a null pointer) behind shape %s", Sizes(v.Shape))
+		}
+		if size := v.DType.Size(); (int64(uintptr(v.Base))+v.Offset)%size != 0 {
+			return status.Errorf(status.MisalignedOperand, "%s: %s: address %#x, want a multiple of %d bytes (%v)",
+				op, o.Name, uintptr(int64(uintptr(v.Base))+v.Offset), size, v.DType)
+		}
+		if v.NBytes == 0 {
+			continue
+		}
+		lo, hi, err := v.Extent()
+		if err != nil {
+			return Wrap(op, o.Name, err)
+		}
+		if lo < 0 || hi > v.NBytes {
+			return &status.Error{
+				Code: status.BufferTooSmall, Needed: hi, Got: v.NBytes,
+				Message: fmt.Sprintf("%s: %s: shape %s with strides %s reaches bytes [%d, %d), want inside the buffer's %d",
+					op, o.Name, Sizes(v.Shape), Sizes(v.Strides), lo, hi, v.NBytes),
+			}
+		}
+	}
+	return nil
+}
+
+// SelfOverlap asks each output to reach every byte once. It depends on geometry alone.
+func SelfOverlap(op string, outputs []Operand) error {
+	for _, o := range outputs {
+		if o.View != nil && tensor.SelfOverlaps(*o.View) {
+			return Invalid(op, o.Name, "shape %s with strides %s overlaps itself, want an output that reaches each element once",
+				Sizes(o.View.Shape), Sizes(o.View.Strides))
+		}
+	}
+	return nil
+}
+
+// Aliasing asks the outputs to share no byte with each other or with an input.
+func Aliasing(op string, inputs, outputs []Operand) error {
+	for i, out := range outputs {
+		if out.View == nil {
+			continue
+		}
+		for _, others := range [2][]Operand{inputs, outputs[:i]} {
+			for _, other := range others {
+				if other.View != nil && tensor.Overlaps(*out.View, *other.View) {
+					return Invalid(op, out.Name, "shares memory with %s, want an output of its own", other.Name)
+				}
+			}
+		}
+	}
+	return nil
+}
+
+// Workspace asks for enough scratch at an aligned address, apart from every operand.
+func Workspace(op string, address uintptr, got, needed, alignment int64, operands []Operand) error {
+	if needed == 0 {
+		return nil
+	}
+	if address == 0 || got < needed {
+		if address == 0 {
+			got = 0
+		}
+		return &status.Error{
+			Code: status.WorkspaceTooSmall, Needed: needed, Got: got,
+			Message: fmt.Sprintf("%s: workspace: got %d bytes, want at least %d", op, got, needed),
+		}
+	}
+	if int64(address)%alignment != 0 {
+		return status.Errorf(status.MisalignedOperand, "%s: workspace: address %#x, want a multiple of %d bytes", op, address, alignment)
+	}
+	from, to := int64(address), int64(address)+needed
+	for _, o := range operands {
+		if o.View == nil || o.View.IsEmpty() {
+			continue
+		}
+		lo, hi, err := o.View.Extent()
+		if err != nil {
+			return Wrap(op, o.Name, err)
+		}
+		start := int64(uintptr(o.View.Base)) + o.View.Offset
+		if start+lo < to && from < start+hi {
+			return Invalid(op, "workspace", "shares memory with %s, want scratch of its own", o.Name)
+		}
+	}
+	return nil
+}
+
+// OneOf asks for a listed name.
+func OneOf(op, argument, got string, accepted []string) error {
+	for _, name := range accepted {
+		if got == name {
+			return nil
+		}
+	}
+	return Invalid(op, argument, "got %q, want one of %s", got, strings.Join(accepted, ", "))
+}

@@ -1,0 +1,188 @@
+package control
+
+import (
+	"bytes"
+	"encoding/json"
+	"strconv"
+	"strings"
+
+	"github.com/epigrad/epigrad/go/check"
+	"github.com/epigrad/epigrad/go/dtype"
+	"github.com/epigrad/epigrad/go/op"
+	"github.com/epigrad/epigrad/go/status"
+	"github.com/epigrad/epigrad/go/tensor"
+)
+
+// spec is a problem as epigrad.plan's select functions describe it.
+type spec struct {
+	Class  string `json:"class"`
+	DType  string `json:"dtype"`
+	Device string `json:"device"`
+
+	// GemmEpilogue, GemmEpilogueBackward. Leading dimensions are in elements; nil leaves the strides open.
+	M          int64   `json:"m"`
+	N          int64   `json:"n"`
+	K          int64   `json:"k"`
+	Batch      []int64 `json:"batch"`
+	BBatched   bool    `json:"b_batched"`
+	Activation string  `json:"activation"`
+	LDA        *int64  `json:"lda"`
+	LDB        *int64  `json:"ldb"`
+	LDGrad     *int64  `json:"ld_grad"`
+
+	// GatedActivation, GatedActivationBackward.
+	InputShape []int64 `json:"input_shape"`
+	SplitDim   int     `json:"split_dim"`
+	Kind       string  `json:"kind"`
+	Gate       string  `json:"gate"`
+
+	// Lerp, LerpBackward; a nil weight is a tensor that run gets.
+	Shape  []int64  `json:"shape"`
+	Weight *float64 `json:"weight"`
+}
+
+// selectPlan builds the call that a spec describes and plans it.
+func selectPlan(text string) (*op.Plan, error) {
+	var s spec
+	decoder := json.NewDecoder(bytes.NewBufferString(text))
+	decoder.DisallowUnknownFields()
+	if err := decoder.Decode(&s); err != nil {
+		return nil, status.Errorf(status.InvalidProblem, "select: %v", err)
+	}
+	dt, ok := dtype.Parse(s.DType)
+	if !ok {
+		return nil, status.Errorf(status.DTypeMismatch, "%s: dtype: got %q, want one of %v", s.Class, s.DType, dtype.All())
+	}
+	device, err := parseDevice(s.Class, s.Device)
+	if err != nil {
+		return nil, err
+	}
+	d := describer{class: s.Class, dt: dt, device: device}
+	call, err := d.call(&s)
+	if err == nil {
+		err = d.err
+	}
+	if err != nil {
+		return nil, err
+	}
+	return op.NewPlan(call, d.exact)
+}
+
+// describer makes views without memory, and keeps the first error.
+type describer struct {
+	class  string
+	dt     dtype.DType
+	device tensor.Device
+	exact  []bool
+	err    error
+}
+
+func (d *describer) call(s *spec) (*op.Call, error) {
+	switch s.Class {
+	case "GemmEpilogue":
+		batchB := s.batchB()
+		inputs := []*tensor.View{d.matrix("a", s.Batch, s.M, s.K, s.LDA), d.matrix("b", batchB, s.K, s.N, s.LDB), d.view("bias", []int64{s.N})}
+		d.exact = []bool{s.LDA != nil, s.LDB != nil}
+		return &op.Call{Op: "matmul_bias_activation", Kind: s.Activation, Inputs: inputs}, nil
+	case "GemmEpilogueBackward":
+		grad := d.matrix("grad_output", s.Batch, s.M, s.N, s.LDGrad)
+		inputs := []*tensor.View{
+			grad, d.matrix("a", s.Batch, s.M, s.K, s.LDA), d.matrix("b", s.batchB(), s.K, s.N, s.LDB), d.view("bias", []int64{s.N}),
+			d.matrix("preactivation", s.Batch, s.M, s.N, nil),
+		}
+		d.exact = []bool{s.LDGrad != nil, s.LDA != nil, s.LDB != nil}
+		return &op.Call{Op: "matmul_bias_activation_backward", Kind: s.Activation, Inputs: inputs}, nil
+	case "GatedActivation", "GatedActivationBackward":
+		if err := check.OneOf(s.Class, "gate", s.Gate, []string{"second", "first"}); err != nil {
+			return nil, err
+		}
+		call := &op.Call{Op: "gated_activation", Kind: s.Kind, Dim: s.SplitDim, GateFirst: s.Gate == "first"}
+		input := d.view("input", s.InputShape)
+		call.Inputs = []*tensor.View{input}
+		if s.Class == "GatedActivation" || d.err != nil {
+			return call, nil
+		}
+		shapes, _, err := op.Infer(call, []bool{true})
+		if err != nil {
+			return nil, err
+		}
+		call.Op, call.Inputs = "gated_activation_backward", []*tensor.View{d.view("grad_output", shapes[0]), input}
+		return call, nil
+	case "Lerp", "LerpBackward":
+		call := &op.Call{Op: "lerp", Inputs: []*tensor.View{d.view("start", s.Shape), d.view("end", s.Shape), nil}}
+		if s.Weight != nil {
+			call.Weight, call.HasWeight = *s.Weight, true
+		} else {
+			call.Inputs[2] = d.view("weight", s.Shape)
+		}
+		if s.Class == "LerpBackward" {
+			call.Op, call.Inputs = "lerp_backward", append([]*tensor.View{d.view("grad_output", s.Shape)}, call.Inputs...)
+		}
+		return call, nil
+	}
+	return nil, check.Invalid("select", "class", "got %q, which is no plan class", s.Class)
+}
+
+func (s *spec) batchB() []int64 {
+	if s.BBatched {
+		return s.Batch
+	}
+	return nil
+}
+
+func (d *describer) view(name string, shape []int64) *tensor.View { return d.strided(name, shape, nil) }
+
+// matrix is [batch..., rows, columns] with a leading dimension; a batch item starts rows * ld after the one before.
+func (d *describer) matrix(name string, batch []int64, rows, columns int64, ld *int64) *tensor.View {
+	shape := append(append([]int64{}, batch...), rows, columns)
+	if ld == nil {
+		return d.view(name, shape)
+	}
+	if *ld < max(1, columns) {
+		d.fail(check.Invalid(d.class, "leading dimension of "+name, "got %d, want at least %d: the columns", *ld, max(1, columns)))
+		return nil
+	}
+	strides := make([]int64, len(shape))
+	strides[len(strides)-1], strides[len(strides)-2] = 1, *ld
+	for i, next := len(batch)-1, rows**ld; i >= 0; i-- {
+		strides[i] = next
+		next *= max(batch[i], 1)
+	}
+	return d.strided(name, shape, strides)
+}
+
+func (d *describer) strided(name string, shape, strides []int64) *tensor.View {
+	v, err := tensor.New(nil, 0, d.dt, d.device, shape, strides, 0)
+	if err != nil {
+		d.fail(check.Wrap(d.class, name, err))
+		return nil
+	}
+	return &v
+}
+
+func (d *describer) fail(err error) {
+	if d.err == nil {
+		d.err = err
+	}
+}
+
+// parseDevice reads "cpu", "cuda" or "cuda:1".
+func parseDevice(class, text string) (tensor.Device, error) {
+	name, index, indexed := strings.Cut(text, ":")
+	types := map[string]int32{"cpu": tensor.CPU, "cuda": tensor.CUDA, "webgpu": tensor.WebGPU}
+	device, ok := types[name]
+	if !ok {
+		return tensor.Device{}, check.Invalid(class, "device", "got %q, want cpu, cuda, cuda:N or webgpu", text)
+	}
+	number := 0
+	if indexed {
+		var err error
+		if number, err = strconv.Atoi(index); err != nil || number < 0 {
+			return tensor.Device{}, check.Invalid(class, "device", "got %q, want an index of 0 or more after the colon", text)
+		}
+	}
+	if device == tensor.CPU {
+		number = 0
+	}
+	return tensor.Device{Type: device, Index: int32(number)}, nil
+}

@@ -1,0 +1,143 @@
+package op
+
+import (
+	"github.com/epigrad/epigrad/go/activation"
+	"github.com/epigrad/epigrad/go/backend"
+	"github.com/epigrad/epigrad/go/check"
+	"github.com/epigrad/epigrad/go/tensor"
+)
+
+// activationForward is out = act(input), for a hidden activation that a backward forms again.
+var activationForward = operation{
+	Signature: Signature{"activation", arguments("input"), arguments("out")},
+	activated: true,
+	shapes: func(c *Call) ([][]int64, error) {
+		if err := check.OneOf("activation", "activation", c.Kind, activation.Names()); err != nil {
+			return nil, err
+		}
+		return [][]int64{c.input(0).Shape}, nil
+	},
+	problem: func(c *Call, h backend.Header) backend.Problem {
+		return &backend.Activation{Header: h, Input: c.input(0), Out: c.output(0)}
+	},
+}
+
+// A gated activation is out = value * act(gate), where value and gate are the halves of the input along a dimension (torch.nn.functional.glu's
+// convention is the gate second) or, in the product, two tensors of one shape. grad_value = grad_output * act(gate); grad_gate = grad_output * value *
+// act'(gate).
+var (
+	gatedActivation = operation{
+		Signature: Signature{"gated_activation", arguments("input"), arguments("out")},
+		shapes: func(c *Call) ([][]int64, error) {
+			half, err := split("gated_activation", c, c.input(0))
+			if err != nil {
+				return nil, err
+			}
+			return [][]int64{half}, nil
+		},
+		problem: func(c *Call, h backend.Header) backend.Problem {
+			value, gate := halves(c, c.input(0))
+			return &backend.Gated{Header: h, Activation: gateOf(h.Kind), Value: value, Gate: gate, Out: c.output(0)}
+		},
+	}
+	gatedActivationBackward = operation{
+		Signature: Signature{"gated_activation_backward", arguments("grad_output", "input"), arguments("grad_input")},
+		shapes: func(c *Call) ([][]int64, error) {
+			const name = "gated_activation_backward"
+			half, err := split(name, c, c.input(1))
+			if err != nil {
+				return nil, err
+			}
+			return [][]int64{c.input(1).Shape}, check.Shape(name, "grad_output", c.input(0).Shape, half, "half of the input's shape")
+		},
+		problem: func(c *Call, h backend.Header) backend.Problem {
+			p := &backend.GatedBackward{Header: h, Activation: gateOf(h.Kind), GradOutput: c.input(0)}
+			p.Value, p.Gate = halves(c, c.input(1))
+			if out := c.output(0); out != nil {
+				p.GradValue, p.GradGate = halves(c, out)
+			}
+			return p
+		},
+	}
+	gatedProduct = operation{
+		Signature: Signature{"gated_product", arguments("value", "gate"), arguments("out")},
+		shapes: func(c *Call) ([][]int64, error) {
+			if err := pair("gated_product", c.Kind, c.input(0), c.input(1)); err != nil {
+				return nil, err
+			}
+			return [][]int64{c.input(0).Shape}, nil
+		},
+		problem: func(c *Call, h backend.Header) backend.Problem {
+			return &backend.Gated{Header: h, Activation: gateOf(h.Kind), Value: c.input(0), Gate: c.input(1), Out: c.output(0)}
+		},
+	}
+	gatedProductBackward = operation{
+		Signature: Signature{"gated_product_backward", arguments("grad_output", "value", "gate"), arguments("grad_value", "grad_gate")},
+		shapes: func(c *Call) ([][]int64, error) {
+			const name = "gated_product_backward"
+			value, gate := c.input(1), c.input(2)
+			if err := pair(name, c.Kind, value, gate); err != nil {
+				return nil, err
+			}
+			return [][]int64{value.Shape, gate.Shape}, check.Shape(name, "grad_output", c.input(0).Shape, value.Shape, "the value's shape")
+		},
+		problem: func(c *Call, h backend.Header) backend.Problem {
+			return &backend.GatedBackward{
+				Header: h, Activation: gateOf(h.Kind), GradOutput: c.input(0), Value: c.input(1), Gate: c.input(2),
+				GradValue: c.output(0), GradGate: c.output(1),
+			}
+		},
+	}
+)
+
+// split validates a gated activation's input and returns the shape of its halves.
+func split(op string, c *Call, input *tensor.View) ([]int64, error) {
+	if err := check.OneOf(op, "kind", c.Kind, activation.GatedNames()); err != nil {
+		return nil, err
+	}
+	rank := input.Rank()
+	if rank == 0 {
+		return nil, check.Invalid(op, "input", "shape [], want a dimension to split")
+	}
+	if c.Dim < -rank || c.Dim >= rank {
+		return nil, check.Invalid(op, "dim", "got %d, want one in [%d, %d] for shape %s", c.Dim, -rank, rank-1, check.Sizes(input.Shape))
+	}
+	half := append([]int64{}, input.Shape...)
+	d := (c.Dim + rank) % rank
+	if half[d]%2 != 0 {
+		return nil, check.Invalid(op, "input", "shape %s has the odd size %d in dim %d, want an even size: two halves",
+			check.Sizes(input.Shape), half[d], c.Dim)
+	}
+	half[d] /= 2
+	return half, nil
+}
+
+// halves returns the value's and the gate's part of a tensor of the input's shape, which split has validated.
+func halves(c *Call, v *tensor.View) (value, gate *tensor.View) {
+	d := (c.Dim + v.Rank()) % v.Rank()
+	length := v.Shape[d] / 2
+	first, err := v.Narrow(d, 0, length)
+	if err != nil {
+		panic(err)
+	}
+	second, err := v.Narrow(d, length, length)
+	if err != nil {
+		panic(err)
+	}
+	if c.GateFirst {
+		return &second, &first
+	}
+	return &first, &second
+}
+
+func pair(op, kind string, value, gate *tensor.View) error {
+	if err := check.OneOf(op, "kind", kind, activation.GatedNames()); err != nil {
+		return err
+	}
+	return check.Shape(op, "gate", gate.Shape, value.Shape, "the value's shape")
+}
+
+func gateOf(kind string) string {
+	info, _ := activation.LookupGated(kind)
+	return info.Activation
+}

@@ -1,0 +1,250 @@
+package op
+
+import (
+	"github.com/epigrad/epigrad/go/activation"
+	"github.com/epigrad/epigrad/go/backend"
+	"github.com/epigrad/epigrad/go/check"
+	"github.com/epigrad/epigrad/go/tensor"
+)
+
+// The GEMM epilogue, out = act(a b + bias), comes in two spellings: matmul, whose b is [..., k, n] as torch.matmul's, and linear, whose weight is [n, k]
+// as torch.nn.functional.linear's.
+//
+// grad_preactivation = grad_output * act'(pre); grad_a = grad_preactivation bᵀ; grad_b = aᵀ grad_preactivation; grad_bias = the sum of
+// grad_preactivation over all but its last dimension. Each is summed to its tensor's shape over the dimensions that broadcast.
+var (
+	matmulSpelling = gemmSpelling{op: "matmul_bias_activation", a: "a", b: "b"}
+	linearSpelling = gemmSpelling{op: "linear", a: "input", b: "weight", transposed: true}
+
+	matmul         = matmulSpelling.forward()
+	matmulBackward = matmulSpelling.backward()
+	linear         = linearSpelling.forward()
+	linearBackward = linearSpelling.backward()
+)
+
+// gemmSpelling is how a GEMM epilogue's operands are named and laid out.
+type gemmSpelling struct {
+	op, a, b   string
+	transposed bool // b is [n, k]
+}
+
+func (s gemmSpelling) forward() operation {
+	return operation{
+		Signature: Signature{s.op, arguments(s.a, s.b, "bias?"), arguments("out", "preactivation")},
+		activated: true,
+		shapes: func(c *Call) ([][]int64, error) {
+			g, err := s.resolve(s.op, c.Kind, c.input(0), c.input(1), c.input(2))
+			if err != nil {
+				return nil, err
+			}
+			return [][]int64{g.out, g.out}, nil
+		},
+		problem: func(c *Call, h backend.Header) backend.Problem {
+			g, _ := s.resolve(h.Op, h.Kind, c.input(0), c.input(1), c.input(2))
+			p := &backend.GemmEpilogue{
+				Header: h, BatchRank: g.batchRank(), A: g.operandA(c.input(0)), B: g.operandB(c.input(1)),
+				Bias: g.vector(c.input(2)), Out: g.result(c.output(0)), Preactivation: g.result(c.output(1)),
+			}
+			return p
+		},
+	}
+}
+
+func (s gemmSpelling) backward() operation {
+	name := s.op + "_backward"
+	inputs := arguments("grad_output", s.a, s.b, "bias?", "preactivation?", "output?")
+	return operation{
+		Signature:   Signature{name, inputs, arguments("grad_"+s.a, "grad_"+s.b, "grad_bias")},
+		activated:   true,
+		accumulates: true,
+		shapes: func(c *Call) ([][]int64, error) {
+			g, err := s.resolve(name, c.Kind, c.input(1), c.input(2), c.input(3))
+			if err != nil {
+				return nil, err
+			}
+			for i, symbols := range map[int]string{0: "the output's", 4: "the output's", 5: "its own"} {
+				if v := c.input(i); v != nil {
+					if err := check.Shape(name, inputs[i].Name, v.Shape, g.out, symbols); err != nil {
+						return nil, err
+					}
+				}
+			}
+			if info, _ := activation.Lookup(c.Kind); c.input(5) != nil && !info.FromOutput {
+				return nil, check.Invalid(name, "output", "given for the activation %q, whose derivative is no function of its output; give preactivation", c.Kind)
+			}
+			shapes := [][]int64{c.input(1).Shape, c.input(2).Shape, nil}
+			if bias := c.input(3); bias != nil {
+				shapes[2] = bias.Shape
+			}
+			return shapes, nil
+		},
+		problem: func(c *Call, h backend.Header) backend.Problem {
+			g, _ := s.resolve(h.Op, h.Kind, c.input(1), c.input(2), c.input(3))
+			return &backend.GemmEpilogueBackward{
+				Header: h, BatchRank: g.batchRank(),
+				GradOutput: g.result(c.input(0)), A: g.operandA(c.input(1)), B: g.operandB(c.input(2)), Bias: g.vector(c.input(3)),
+				Preactivation: g.result(c.input(4)), Output: g.result(c.input(5)),
+				GradA: g.gradientA(c.output(0)), GradB: g.gradientB(c.output(1)), GradBias: g.vector(c.output(2)),
+			}
+		},
+	}
+}
+
+// gemm is a validated product: which dimensions the operands lack, and the shapes that follow.
+type gemm struct {
+	transposed       bool
+	vectorA, vectorB bool    // a is [k], b is [k]
+	batch            []int64 // broadcast from both operands
+	rowsOnly         bool    // b has no batch of its own: all of a's leading dimensions are rows of one product
+	out              []int64
+}
+
+// resolve applies torch.matmul's rules to the operands' shapes.
+func (s gemmSpelling) resolve(op, kind string, a, b, bias *tensor.View) (*gemm, error) {
+	if err := check.OneOf(op, "activation", kind, activation.Names()); err != nil {
+		return nil, err
+	}
+	g := &gemm{transposed: s.transposed, vectorA: a.Rank() == 1, vectorB: b.Rank() == 1}
+	switch {
+	case a.Rank() == 0:
+		return nil, check.Invalid(op, s.a, "shape [], want at least one dimension")
+	case s.transposed && b.Rank() != 2:
+		return nil, check.Invalid(op, s.b, "shape %s, want [n, k]", check.Sizes(b.Shape))
+	case b.Rank() == 0:
+		return nil, check.Invalid(op, s.b, "shape [], want at least one dimension")
+	}
+	fullA, fullB := g.matrixA(a), g.matrixB(b)
+	m, k := fullA.Shape[fullA.Rank()-2], fullA.Shape[fullA.Rank()-1]
+	n := fullB.Shape[fullB.Rank()-1]
+	if got := fullB.Shape[fullB.Rank()-2]; got != k {
+		return nil, check.Invalid(op, s.b, "shape %s has k = %d, want k = %d as %s has with shape %s",
+			check.Sizes(b.Shape), got, k, s.a, check.Sizes(a.Shape))
+	}
+	batchA, batchB := fullA.Shape[:fullA.Rank()-2], fullB.Shape[:fullB.Rank()-2]
+	var err error
+	if g.batch, err = tensor.BroadcastShapes(batchA, batchB); err != nil {
+		return nil, check.Invalid(op, s.b, "batch dimensions %s do not broadcast with %s's %s", check.Sizes(batchB), s.a, check.Sizes(batchA))
+	}
+	g.rowsOnly = true
+	for _, size := range batchB {
+		g.rowsOnly = g.rowsOnly && size == 1
+	}
+	g.out = append([]int64{}, g.batch...)
+	if !g.vectorA {
+		g.out = append(g.out, m)
+	}
+	if !g.vectorB {
+		g.out = append(g.out, n)
+	}
+	want, symbols := []int64{n}, "[n]"
+	if g.vectorB {
+		want, symbols = []int64{}, "a scalar"
+	}
+	if bias != nil {
+		if err := check.Shape(op, "bias", bias.Shape, want, symbols); err != nil {
+			return nil, err
+		}
+	}
+	if _, err := tensor.New(nil, 0, a.DType, a.Device, g.out, nil, 0); err != nil {
+		return nil, check.Wrap(op, "out", err)
+	}
+	return g, nil
+}
+
+// matrixA is [..., m, k], matrixB [..., k, n]: vectors become matrices, a linear layer's weight is transposed.
+func (g *gemm) matrixA(v *tensor.View) tensor.View {
+	if g.vectorA {
+		return v.Unsqueeze(0)
+	}
+	return *v
+}
+
+func (g *gemm) matrixB(v *tensor.View) tensor.View {
+	switch {
+	case g.vectorB:
+		return v.Unsqueeze(-1)
+	case g.transposed:
+		return v.Transpose(0, 1)
+	default:
+		return *v
+	}
+}
+
+// batchRank is how many leading dimensions backends see as a batch.
+func (g *gemm) batchRank() int {
+	if g.rowsOnly {
+		return 0
+	}
+	return len(g.batch)
+}
+
+// operandA and operandB are the operands as backends see them: broadcast over the batch.
+func (g *gemm) operandA(v *tensor.View) *tensor.View { return g.broadcast(g.matrixA(v)) }
+
+func (g *gemm) operandB(v *tensor.View) *tensor.View {
+	if g.rowsOnly {
+		return g.gradientB(v)
+	}
+	return g.broadcast(g.matrixB(v))
+}
+
+func (g *gemm) broadcast(v tensor.View) *tensor.View {
+	shape := append(append([]int64{}, g.batch...), v.Shape[v.Rank()-2:]...)
+	expanded, err := v.Expand(shape)
+	if err != nil {
+		panic(err) // resolve has broadcast the same shapes
+	}
+	return &expanded
+}
+
+// gradientA and gradientB have all batch dimensions, of size 1 where the operand was broadcast. Without a batch in b, gradientB is the bare matrix.
+func (g *gemm) gradientA(v *tensor.View) *tensor.View {
+	if v == nil {
+		return nil
+	}
+	return padded(g.matrixA(v), len(g.batch)+2)
+}
+
+func (g *gemm) gradientB(v *tensor.View) *tensor.View {
+	if v == nil {
+		return nil
+	}
+	full := g.matrixB(v)
+	if g.rowsOnly {
+		for full.Rank() > 2 {
+			full = full.Squeeze(0)
+		}
+	}
+	return padded(full, g.batchRank()+2)
+}
+
+func padded(v tensor.View, rank int) *tensor.View {
+	for v.Rank() < rank {
+		v = v.Unsqueeze(0)
+	}
+	return &v
+}
+
+// result is [batch..., m, n] for a tensor of the output's shape.
+func (g *gemm) result(v *tensor.View) *tensor.View {
+	if v == nil {
+		return nil
+	}
+	full := *v
+	if g.vectorB {
+		full = full.Unsqueeze(-1)
+	}
+	if g.vectorA {
+		full = full.Unsqueeze(full.Rank() - 1)
+	}
+	return &full
+}
+
+// vector is [n] for a tensor of the bias's shape.
+func (g *gemm) vector(v *tensor.View) *tensor.View {
+	if v == nil || !g.vectorB {
+		return v
+	}
+	full := v.Unsqueeze(0)
+	return &full
+}

@@ -1,0 +1,139 @@
+package op
+
+import (
+	"github.com/epigrad/epigrad/go/backend"
+	"github.com/epigrad/epigrad/go/check"
+	"github.com/epigrad/epigrad/go/tensor"
+)
+
+// lerp is out = start + weight * (end - start), torch.lerp's formula; weight is a tensor or a number, and everything broadcasts. grad_start =
+// (1 - weight) * grad_output, grad_end = weight * grad_output and grad_weight = grad_output * (end - start), each summed to its tensor's shape.
+var (
+	lerp = operation{
+		Signature: Signature{"lerp", broadcasting(0, "start", "end", "weight?"), arguments("out")},
+		shapes: func(c *Call) ([][]int64, error) {
+			const name = "lerp"
+			if err := oneWeight(name, c, c.input(2)); err != nil {
+				return nil, err
+			}
+			shape, err := broadcastAll(name, []string{"start", "end", "weight"}, c.Inputs)
+			if err != nil {
+				return nil, err
+			}
+			return [][]int64{shape}, nil
+		},
+		problem: func(c *Call, h backend.Header) backend.Problem {
+			out := c.output(0)
+			return &backend.Lerp{
+				Header: h, Start: expanded(c.input(0), out.Shape), End: expanded(c.input(1), out.Shape),
+				Weight: expanded(c.input(2), out.Shape), Out: out,
+			}
+		},
+	}
+	lerpBackward = operation{
+		Signature: Signature{
+			"lerp_backward", broadcasting(1, "grad_output", "start?", "end?", "weight?"), broadcasting(0, "grad_start", "grad_end", "grad_weight"),
+		},
+		shapes: lerpBackwardShapes,
+		problem: func(c *Call, h backend.Header) backend.Problem {
+			g := c.input(0)
+			p := &backend.LerpBackward{
+				Header: h, GradOutput: g, Weight: expanded(c.input(3), g.Shape),
+				GradStart: aligned(c.output(0), g.Rank()), GradEnd: aligned(c.output(1), g.Rank()), GradWeight: aligned(c.output(2), g.Rank()),
+			}
+			if p.GradWeight != nil {
+				p.Start, p.End = expanded(c.input(1), g.Shape), expanded(c.input(2), g.Shape)
+			}
+			return p
+		},
+	}
+)
+
+func lerpBackwardShapes(c *Call) ([][]int64, error) {
+	const name = "lerp_backward"
+	g, weight := c.input(0), c.input(3)
+	if err := oneWeight(name, c, weight); err != nil {
+		return nil, err
+	}
+	names := []string{"start", "end", "weight"}
+	shapes := make([][]int64, len(names))
+	known := []*tensor.View{c.input(1), c.input(2), weight}
+	for i, v := range known {
+		switch {
+		case v != nil:
+			shapes[i] = v.Shape
+			if _, err := v.Expand(g.Shape); err != nil {
+				return nil, check.Invalid(name, names[i], "shape %s, want one that broadcasts to grad_output's %s", check.Sizes(v.Shape), check.Sizes(g.Shape))
+			}
+		case i < 2:
+			// Without the tensor only out tells the gradient's shape; without either it is grad_output's.
+			shapes[i] = g.Shape
+			if out := c.output(i); out != nil {
+				if _, err := out.Expand(g.Shape); err == nil {
+					shapes[i] = out.Shape
+				}
+			}
+		}
+	}
+	if c.input(1) != nil && c.input(2) != nil {
+		shape, err := broadcastAll(name, names, known)
+		if err != nil {
+			return nil, err
+		}
+		if err := check.Shape(name, "grad_output", g.Shape, shape, "the broadcast shape"); err != nil {
+			return nil, err
+		}
+	} else if c.output(2) != nil {
+		return nil, check.Invalid(name, "start and end", "missing, want both: grad_weight is a function of them")
+	}
+	return shapes, nil
+}
+
+// oneWeight asks for a weight tensor or a number, not both.
+func oneWeight(op string, c *Call, weight *tensor.View) error {
+	switch {
+	case weight == nil && !c.HasWeight:
+		return check.Invalid(op, "weight", "missing, want a tensor or a number")
+	case weight != nil && c.HasWeight:
+		return check.Invalid(op, "weight", "a tensor, want none: a number was given already")
+	}
+	return nil
+}
+
+func broadcastAll(op string, names []string, views []*tensor.View) ([]int64, error) {
+	var shape []int64
+	for i, v := range views {
+		if v == nil {
+			continue
+		}
+		joined, err := tensor.BroadcastShapes(shape, v.Shape)
+		if err != nil {
+			return nil, check.Invalid(op, names[i], "shape %s does not broadcast with %s", check.Sizes(v.Shape), check.Sizes(shape))
+		}
+		shape = joined
+	}
+	if shape == nil {
+		shape = []int64{}
+	}
+	return shape, nil
+}
+
+// expanded is a view under a shape that it is known to broadcast to.
+func expanded(v *tensor.View, shape []int64) *tensor.View {
+	if v == nil {
+		return nil
+	}
+	e, err := v.Expand(shape)
+	if err != nil {
+		panic(err)
+	}
+	return &e
+}
+
+// aligned is a view with leading dimensions of size 1.
+func aligned(v *tensor.View, rank int) *tensor.View {
+	if v == nil {
+		return nil
+	}
+	return padded(*v, rank)
+}

@@ -1,0 +1,331 @@
+// Package op is what epigrad computes: each operation's shapes, what its arguments must satisfy, and how a call becomes a problem for a backend.
+//
+// A Call names an operation and its tensors. Infer tells the shapes of its outputs and the workspace it needs, Validate everything that Run would refuse, and Run
+// does the work. Problems are validated and kernels chosen once for each geometry (plan.go); what depends on addresses is checked on every call.
+package op
+
+import (
+	"strings"
+	"unsafe"
+
+	"github.com/epigrad/epigrad/go/backend"
+	"github.com/epigrad/epigrad/go/check"
+	"github.com/epigrad/epigrad/go/dtype"
+	"github.com/epigrad/epigrad/go/status"
+	"github.com/epigrad/epigrad/go/tensor"
+)
+
+// Call is one use of an operation.
+type Call struct {
+	// Op is the operation's name; Signatures lists them.
+	Op string
+	// Kind is the activation or the gated kind; "" is the activation "none".
+	Kind string
+	// Dim is the dimension that a gated activation splits; it may count from the end.
+	Dim int
+	// GateFirst tells that the gate is the first half of a gated activation's input, not the second.
+	GateFirst bool
+	// Weight is lerp's weight where no tensor gives it, which HasWeight tells.
+	Weight    float64
+	HasWeight bool
+	// Accumulate adds into the weight and bias gradients in place of overwriting them.
+	Accumulate bool
+	// Inputs and Outputs are in the signature's order; nil is absent, and trailing absent ones may be left out.
+	Inputs, Outputs []*tensor.View
+	// Workspace is caller-owned scratch of WorkspaceBytes bytes.
+	Workspace      unsafe.Pointer
+	WorkspaceBytes int64
+	// Stream is the device stream's handle.
+	Stream uintptr
+	// Threads is the most CPU threads to use; 0 lets the backend choose.
+	Threads int
+}
+
+// Argument is one input or output of a signature.
+type Argument struct {
+	Name     string
+	Optional bool
+	// Broadcasts: any shape that broadcasts to the operation's is accepted, also by a plan that was selected with another.
+	Broadcasts bool
+}
+
+// Signature is an operation's arguments in order. Outputs may all be absent: what is absent is not computed.
+type Signature struct {
+	Name            string
+	Inputs, Outputs []Argument
+}
+
+// operation is a signature with its rules.
+type operation struct {
+	Signature
+	// activated: the kind is an activation. accumulates: there are weight and bias gradients to add to.
+	activated, accumulates bool
+	// shapes validates the inputs' geometry and returns each output's shape; nil for one that cannot exist.
+	shapes func(c *Call) ([][]int64, error)
+	// problem normalises a call whose geometry is valid.
+	problem func(c *Call, h backend.Header) backend.Problem
+}
+
+var operations = []operation{
+	matmul, matmulBackward, linear, linearBackward, activationForward,
+	gatedActivation, gatedActivationBackward, gatedProduct, gatedProductBackward, lerp, lerpBackward,
+}
+
+// Signatures lists every operation.
+func Signatures() []Signature {
+	all := make([]Signature, len(operations))
+	for i := range operations {
+		all[i] = operations[i].Signature
+	}
+	return all
+}
+
+// resolve finds a call's operation and fills in the activation that "" stands for.
+func resolve(c *Call) (*operation, error) {
+	for i := range operations {
+		if o := &operations[i]; o.Name == c.Op {
+			if o.activated && c.Kind == "" {
+				c.Kind = "none"
+			}
+			return o, nil
+		}
+	}
+	names := make([]string, len(operations))
+	for i := range operations {
+		names[i] = operations[i].Name
+	}
+	return nil, check.OneOf("epigrad", "op", c.Op, names)
+}
+
+// arguments names a signature's arguments; a name that ends in "?" is optional.
+func arguments(names ...string) []Argument {
+	list := make([]Argument, len(names))
+	for i, name := range names {
+		bare := strings.TrimSuffix(name, "?")
+		list[i] = Argument{Name: bare, Optional: bare != name}
+	}
+	return list
+}
+
+// broadcasting is arguments of which those from first on broadcast.
+func broadcasting(first int, names ...string) []Argument {
+	list := arguments(names...)
+	for i := first; i < len(list); i++ {
+		list[i].Broadcasts = true
+	}
+	return list
+}
+
+// input returns an input, nil where it is absent.
+func (c *Call) input(i int) *tensor.View { return at(c.Inputs, i) }
+
+// output returns an output, nil where it is absent.
+func (c *Call) output(i int) *tensor.View { return at(c.Outputs, i) }
+
+func at(views []*tensor.View, i int) *tensor.View {
+	if i < len(views) {
+		return views[i]
+	}
+	return nil
+}
+
+// operands pairs the call's tensors with their names.
+func (o *operation) operands(c *Call) (inputs, outputs []check.Operand, err error) {
+	if inputs, err = named(o.Name, "inputs", o.Inputs, c.Inputs, true); err != nil {
+		return nil, nil, err
+	}
+	outputs, err = named(o.Name, "outputs", o.Outputs, c.Outputs, false)
+	return inputs, outputs, err
+}
+
+func named(op, what string, args []Argument, views []*tensor.View, required bool) ([]check.Operand, error) {
+	if len(views) > len(args) {
+		return nil, check.Invalid(op, what, "got %d, want at most %d", len(views), len(args))
+	}
+	list := make([]check.Operand, len(args))
+	for i, a := range args {
+		list[i] = check.Operand{Name: a.Name, View: at(views, i)}
+		if list[i].View == nil && required && !a.Optional {
+			return nil, check.Invalid(op, a.Name, "missing, want a tensor")
+		}
+	}
+	return list, nil
+}
+
+// geometry validates all that does not depend on addresses and returns the outputs' shapes.
+func (o *operation) geometry(c *Call) (inputs, outputs []check.Operand, shapes [][]int64, dt dtype.DType, err error) {
+	fail := func(err error) ([]check.Operand, []check.Operand, [][]int64, dtype.DType, error) {
+		return nil, nil, nil, dtype.Invalid, err
+	}
+	if inputs, outputs, err = o.operands(c); err != nil {
+		return fail(err)
+	}
+	all := append(append(make([]check.Operand, 0, len(inputs)+len(outputs)), inputs...), outputs...)
+	if dt, err = check.DType(o.Name, all); err != nil {
+		return fail(err)
+	}
+	if _, err = check.Device(o.Name, all); err != nil {
+		return fail(err)
+	}
+	if shapes, err = o.shapes(c); err != nil {
+		return fail(err)
+	}
+	for i, out := range outputs {
+		switch {
+		case out.View == nil:
+		case shapes[i] == nil:
+			return fail(check.Invalid(o.Name, out.Name, "given, but there is nothing for it to be the gradient of: want none"))
+		default:
+			if err = check.Shape(o.Name, out.Name, out.View.Shape, shapes[i], "the shape"); err != nil {
+				return fail(err)
+			}
+		}
+	}
+	if c.Accumulate && !o.accumulates {
+		return fail(check.Invalid(o.Name, "accumulate", "true, but this operation has no weight or bias gradient to add to"))
+	}
+	return inputs, outputs, shapes, dt, check.SelfOverlap(o.Name, outputs)
+}
+
+// Infer returns the shapes of the outputs, nil for those that cannot exist or that wanted says are not, and the bytes of workspace that a run
+// with contiguous outputs needs. It reads no memory.
+func Infer(c *Call, wanted []bool) (shapes [][]int64, workspaceBytes int64, err error) {
+	o, err := resolve(c)
+	if err != nil {
+		return nil, 0, err
+	}
+	inputs, _, shapes, dt, err := o.geometry(c)
+	if err != nil {
+		return nil, 0, err
+	}
+	device, err := check.Device(o.Name, inputs)
+	if err != nil {
+		return nil, 0, err
+	}
+	filled := *c
+	filled.Outputs = make([]*tensor.View, len(o.Outputs))
+	for i := range shapes {
+		if shapes[i] == nil || i >= len(wanted) || !wanted[i] {
+			shapes[i] = nil
+			continue
+		}
+		v, err := tensor.New(nil, 0, dt, device, shapes[i], nil, len(o.Inputs)+i)
+		if err != nil {
+			return nil, 0, check.Wrap(o.Name, o.Outputs[i].Name, err)
+		}
+		filled.Outputs[i] = &v
+	}
+	if device.Type == Meta {
+		return shapes, 0, nil
+	}
+	k, err := o.kernel(&filled)
+	if err != nil {
+		return nil, 0, err
+	}
+	return shapes, k.WorkspaceBytes(), nil
+}
+
+// Meta is the device type of tensors that have a geometry and no memory. It is no DLPack device; bindings use it for PyTorch's meta tensors.
+const Meta int32 = -1
+
+// Validate returns the error that Run would, and touches nothing.
+func Validate(c *Call) error {
+	o, err := resolve(c)
+	if err != nil {
+		return err
+	}
+	_, err = o.prepare(c)
+	return err
+}
+
+// Run validates a call and computes it.
+func Run(c *Call) error {
+	o, err := resolve(c)
+	if err != nil {
+		return err
+	}
+	k, err := o.prepare(c)
+	if err != nil {
+		return err
+	}
+	return k.Run(c.execution(len(o.Inputs)))
+}
+
+// prepare returns the kernel of a call in which everything is valid.
+func (o *operation) prepare(c *Call) (backend.Kernel, error) {
+	k, err := o.kernel(c)
+	if err != nil {
+		return nil, err
+	}
+	return k, o.memory(c, k.WorkspaceBytes())
+}
+
+// memory checks what depends on addresses.
+func (o *operation) memory(c *Call, workspaceBytes int64) error {
+	inputs, outputs, err := o.operands(c)
+	if err != nil {
+		return err
+	}
+	if err := check.Memory(o.Name, inputs); err != nil {
+		return err
+	}
+	if err := check.Memory(o.Name, outputs); err != nil {
+		return err
+	}
+	if err := check.Aliasing(o.Name, inputs, outputs); err != nil {
+		return err
+	}
+	if workspaceBytes == 0 {
+		return nil
+	}
+	alignment := int64(1)
+	for _, in := range inputs {
+		if in.View != nil {
+			b, err := backend.ForDevice(in.View.Device)
+			if err != nil {
+				return err
+			}
+			alignment = b.WorkspaceAlignment()
+			break
+		}
+	}
+	address := uintptr(c.Workspace)
+	if err := check.Workspace(o.Name, address, c.WorkspaceBytes, workspaceBytes, alignment, inputs); err != nil {
+		return err
+	}
+	return check.Workspace(o.Name, address, c.WorkspaceBytes, workspaceBytes, alignment, outputs)
+}
+
+// execution binds a call's buffers.
+func (c *Call) execution(inputs int) *backend.Run {
+	r := &backend.Run{
+		Bases: make([]unsafe.Pointer, inputs+len(c.Outputs)), Workspace: c.Workspace,
+		Stream: c.Stream, Threads: c.Threads, Accumulate: c.Accumulate, Weight: c.Weight,
+	}
+	for i, v := range c.Inputs {
+		if v != nil {
+			r.Bases[i] = unsafe.Add(v.Base, v.Offset)
+		}
+	}
+	for i, v := range c.Outputs {
+		if v != nil {
+			r.Bases[inputs+i] = unsafe.Add(v.Base, v.Offset)
+		}
+	}
+	return r
+}
+
+// unavailable is the error for tensors on a device without memory.
+func unavailable(op string) error {
+	return status.Errorf(status.Unsupported, "%s: meta tensors have shapes and no data: there is nothing to run on", op)
+}
+
+// SignatureOf returns an operation's signature and whether there is such an operation.
+func SignatureOf(name string) (Signature, bool) {
+	for i := range operations {
+		if operations[i].Name == name {
+			return operations[i].Signature, true
+		}
+	}
+	return Signature{}, false
+}

@@ -1,0 +1,269 @@
+package op
+
+import (
+	"encoding/binary"
+	"sync"
+	"sync/atomic"
+
+	"github.com/epigrad/epigrad/go/backend"
+	"github.com/epigrad/epigrad/go/check"
+	"github.com/epigrad/epigrad/go/status"
+	"github.com/epigrad/epigrad/go/tensor"
+)
+
+// cacheCapacity bounds the kernels that are remembered. A program has a few hundred geometries; past the bound the cache starts anew.
+const cacheCapacity = 4096
+
+// cache remembers the kernel of each geometry: all that validation and choice depend on, and no address.
+var cache = struct {
+	sync.RWMutex
+	kernels      map[string]backend.Kernel
+	hits, misses atomic.Int64
+}{kernels: map[string]backend.Kernel{}}
+
+// CacheFacts returns how many kernels are remembered, and how often one was found and not found.
+func CacheFacts() (size int, hits, misses int64) {
+	cache.RLock()
+	defer cache.RUnlock()
+	return len(cache.kernels), cache.hits.Load(), cache.misses.Load()
+}
+
+// ClearCache forgets every kernel.
+func ClearCache() {
+	cache.Lock()
+	defer cache.Unlock()
+	cache.kernels = map[string]backend.Kernel{}
+}
+
+// kernel validates a call's geometry and chooses its kernel, or finds both done.
+func (o *operation) kernel(c *Call) (backend.Kernel, error) {
+	var buffer [512]byte
+	key := c.key(buffer[:0])
+	cache.RLock()
+	k, ok := cache.kernels[string(key)]
+	cache.RUnlock()
+	if ok {
+		cache.hits.Add(1)
+		return k, nil
+	}
+	cache.misses.Add(1)
+	k, err := o.choose(c)
+	if err != nil {
+		return nil, err
+	}
+	cache.Lock()
+	defer cache.Unlock()
+	if len(cache.kernels) >= cacheCapacity {
+		cache.kernels = map[string]backend.Kernel{}
+	}
+	cache.kernels[string(key)] = k
+	return k, nil
+}
+
+// choose is kernel without the cache.
+func (o *operation) choose(c *Call) (backend.Kernel, error) {
+	inputs, _, _, dt, err := o.geometry(c)
+	if err != nil {
+		return nil, err
+	}
+	device, err := check.Device(o.Name, inputs)
+	if err != nil {
+		return nil, err
+	}
+	if device.Type == Meta {
+		return nil, unavailable(o.Name)
+	}
+	b, err := backend.ForDevice(device)
+	if err != nil {
+		return nil, check.Wrap(o.Name, "device", err)
+	}
+	owned := c.owned(len(o.Inputs))
+	return b.Select(o.problem(owned, backend.Header{Op: o.Name, Kind: c.Kind, DType: dt}))
+}
+
+// owned copies the call's views without their addresses: a kernel outlives the call, whose shapes belong to the caller.
+func (c *Call) owned(inputs int) *Call {
+	clone := func(views []*tensor.View, first int) []*tensor.View {
+		list := make([]*tensor.View, len(views))
+		for i, v := range views {
+			if v != nil {
+				list[i] = &tensor.View{
+					Operand: first + i, DType: v.DType, Device: v.Device,
+					Shape: append([]int64{}, v.Shape...), Strides: append([]int64{}, v.Strides...),
+				}
+			}
+		}
+		return list
+	}
+	o := *c
+	o.Inputs, o.Outputs = clone(c.Inputs, 0), clone(c.Outputs, inputs)
+	return &o
+}
+
+// key writes the call's geometry.
+func (c *Call) key(key []byte) []byte {
+	key = append(key, c.Op...)
+	key = append(key, 0)
+	key = append(key, c.Kind...)
+	key = append(key, 0, flag(c.GateFirst), flag(c.Accumulate), flag(c.HasWeight))
+	key = binary.AppendVarint(key, int64(c.Dim))
+	for _, views := range [2][]*tensor.View{c.Inputs, c.Outputs} {
+		key = append(key, byte(len(views)))
+		for _, v := range views {
+			if v == nil {
+				key = append(key, 0xff)
+				continue
+			}
+			key = append(key, byte(len(v.Shape)), byte(v.DType))
+			key = binary.AppendVarint(key, int64(v.Device.Type))
+			key = binary.AppendVarint(key, int64(v.Device.Index))
+			for d := range v.Shape {
+				key = binary.AppendVarint(key, v.Shape[d])
+				key = binary.AppendVarint(key, v.Strides[d])
+			}
+		}
+	}
+	return key
+}
+
+func flag(b bool) byte {
+	if b {
+		return 1
+	}
+	return 0
+}
+
+// Plan is one problem, validated, with its kernel chosen, for callers who manage their own buffers.
+type Plan struct {
+	operation *operation
+	kernel    backend.Kernel
+	call      Call // geometry only
+	exact     []bool
+}
+
+// NewPlan validates the problem that c describes and chooses a kernel for it; addresses are ignored, and outputs that c leaves out are taken as contiguous.
+// exact lists, for each input, whether run's tensor must have the described strides; any strides do otherwise.
+func NewPlan(c *Call, exact []bool) (*Plan, error) {
+	o, err := resolve(c)
+	if err != nil {
+		return nil, err
+	}
+	wanted := make([]bool, len(o.Outputs))
+	for i := range wanted {
+		wanted[i] = true
+	}
+	shapes, _, err := Infer(c, wanted)
+	if err != nil {
+		return nil, err
+	}
+	p := &Plan{operation: o, call: *c.owned(len(o.Inputs)), exact: exact}
+	inputs, _, err := o.operands(c)
+	if err != nil {
+		return nil, err
+	}
+	dt, err := check.DType(o.Name, inputs)
+	if err != nil {
+		return nil, err
+	}
+	device, err := check.Device(o.Name, inputs)
+	if err != nil {
+		return nil, err
+	}
+	p.call.Outputs = make([]*tensor.View, len(o.Outputs))
+	for i, shape := range shapes {
+		if shape == nil {
+			continue
+		}
+		v, err := tensor.New(nil, 0, dt, device, shape, nil, len(o.Inputs)+i)
+		if err != nil {
+			return nil, check.Wrap(o.Name, o.Outputs[i].Name, err)
+		}
+		p.call.Outputs[i] = &v
+	}
+	p.kernel, err = o.kernel(&p.call)
+	return p, err
+}
+
+// Signature returns the arguments that the plan's calls have.
+func (p *Plan) Signature() Signature { return p.operation.Signature }
+
+// Sku says what runs.
+func (p *Plan) Sku() backend.Sku { return p.kernel.Sku() }
+
+// Precision says what the kernel guarantees.
+func (p *Plan) Precision() backend.Precision { return p.kernel.Precision() }
+
+// WorkspaceBytes is the scratch that a run needs.
+func (p *Plan) WorkspaceBytes() int64 { return p.kernel.WorkspaceBytes() }
+
+// Validate returns the error that Run would, and touches nothing. c gives tensors, workspace, stream, threads and accumulate; the rest is the plan's.
+func (p *Plan) Validate(c *Call) error {
+	_, _, err := p.prepare(c)
+	return err
+}
+
+// Run computes the outputs that c gives.
+func (p *Plan) Run(c *Call) error {
+	full, k, err := p.prepare(c)
+	if err != nil {
+		return err
+	}
+	return k.Run(full.execution(len(p.operation.Inputs)))
+}
+
+func (p *Plan) prepare(c *Call) (*Call, backend.Kernel, error) {
+	o := p.operation
+	full := *c
+	full.Op, full.Kind, full.Dim, full.GateFirst, full.Weight = o.Name, p.call.Kind, p.call.Dim, p.call.GateFirst, p.call.Weight
+	full.HasWeight = p.call.HasWeight
+	inputs, outputs, err := o.operands(&full)
+	if err != nil {
+		return nil, nil, err
+	}
+	for i, in := range inputs {
+		if err := p.matches(in, at(p.call.Inputs, i), o.Inputs[i].Broadcasts, i < len(p.exact) && p.exact[i]); err != nil {
+			return nil, nil, err
+		}
+	}
+	for i, out := range outputs {
+		if err := p.matches(out, at(p.call.Outputs, i), o.Outputs[i].Broadcasts, false); err != nil {
+			return nil, nil, err
+		}
+	}
+	k, err := o.kernel(&full)
+	if err != nil {
+		return nil, nil, err
+	}
+	// A caller sizes the workspace once for the plan, so the plan's size is asked for whatever outputs this run gives.
+	return &full, k, o.memory(&full, p.kernel.WorkspaceBytes())
+}
+
+// matches compares a run's tensor with the one that the plan was selected for.
+func (p *Plan) matches(got check.Operand, want *tensor.View, anyShape, exact bool) error {
+	if got.View == nil || want == nil {
+		return nil // what may be absent, and what cannot exist, the operation itself decides
+	}
+	name := p.operation.Name
+	if got.View.DType != want.DType {
+		return status.Errorf(status.DTypeMismatch, "%s: %s: dtype %v, want %v as the plan was selected", name, got.Name, got.View.DType, want.DType)
+	}
+	if got.View.Device != want.Device {
+		return status.Errorf(status.DeviceMismatch, "%s: %s: on %v, want %v as the plan was selected", name, got.Name, got.View.Device, want.Device)
+	}
+	if anyShape {
+		return nil
+	}
+	if err := check.Shape(name, got.Name, got.View.Shape, want.Shape, "the plan's shape"); err != nil {
+		return err
+	}
+	if !exact || want.IsEmpty() {
+		return nil
+	}
+	for d, n := range want.Shape {
+		if n != 1 && got.View.Strides[d] != want.Strides[d] {
+			return check.Invalid(name, got.Name, "strides %s, want %s by the plan's leading dimension",
+				check.Sizes(got.View.Strides), check.Sizes(want.Strides))
+		}
+	}
+	return nil
+}

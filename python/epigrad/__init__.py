@@ -1,0 +1,58 @@
+"""Fused forward and backward of linear layers with activations, gated activations and lerp.
+
+The functions here are differentiable to any order. `epigrad.forward` and `epigrad.backward` are the same without a
+graph, `epigrad.plan` is for callers who manage their own buffers, `epigrad.nn` has modules. Importing loads no Go; the
+first call does.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from epigrad import backward, errors, forward, nn, plan
+from epigrad.functional import (
+    gated_activation,
+    gated_mlp,
+    gated_product,
+    lerp,
+    linear,
+    matmul_bias_activation,
+    mlp,
+)
+from epigrad.selection import BackendInfo, backends, tuning, use_backend
+
+__all__ = [
+    "BackendInfo",
+    "backends",
+    "backward",
+    "errors",
+    "forward",
+    "gated_activation",
+    "gated_mlp",
+    "gated_product",
+    "lerp",
+    "linear",
+    "matmul_bias_activation",
+    "mlp",
+    "nn",
+    "plan",
+    "tuning",
+    "use_backend",
+]
+
+if TYPE_CHECKING:
+    __version__: str
+
+
+def __getattr__(name: str) -> str:
+    # The version is read on demand: the installed package's metadata, or the core's own table where there is none.
+    if name == "__version__":
+        from importlib import metadata
+
+        try:
+            return metadata.version("epigrad")
+        except metadata.PackageNotFoundError:
+            from epigrad import library
+
+            return library.core().version
+    raise AttributeError(f"module 'epigrad' has no attribute {name!r}")

@@ -1,0 +1,49 @@
+"""The hand-written part of the extension: tensors go to the core without a copy; all arguments are positional."""
+
+from collections.abc import Callable
+
+from torch import Tensor
+
+Tensors = tuple[Tensor | None, ...]
+
+def configure(
+    tensor_type: type, parameter_type: type, make_error: Callable[[int, str, str, int, int], Exception], /
+) -> None: ...
+def infer(
+    op: str,
+    kind: str | None,
+    dim: int,
+    gate_first: bool,
+    weight: float | None,
+    inputs: Tensors,
+    needs: tuple[bool, ...],
+    /,
+) -> tuple[tuple[tuple[int, ...] | None, ...], int]: ...
+def run(
+    op: str,
+    kind: str | None,
+    dim: int,
+    gate_first: bool,
+    weight: float | None,
+    inputs: Tensors,
+    outputs: Tensors,
+    workspace: Tensor | None,
+    stream: int,
+    threads: int,
+    accumulate: bool,
+    /,
+) -> None: ...
+def plan_check(
+    handle: int, inputs: Tensors, outputs: Tensors, workspace: Tensor | None, accumulate: bool, /
+) -> None: ...
+def plan_run(
+    handle: int,
+    inputs: Tensors,
+    outputs: Tensors,
+    workspace: Tensor | None,
+    stream: int,
+    threads: int,
+    accumulate: bool,
+    /,
+) -> None: ...
+def forked() -> bool: ...

@@ -1,0 +1,109 @@
+"""Checks of Python types: what the core cannot see of a call. The rest is validated by the core."""
+
+from __future__ import annotations
+
+import numbers
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+from epigrad import errors
+
+__all__ = [
+    "check_tensors",
+    "dim_index",
+    "gate_is_first",
+    "lerp_weight",
+    "needs_mask",
+    "not_a_tensor",
+    "out_tensors",
+    "refuse_transforms",
+    "transforms_active",
+    "unknown_save",
+]
+
+_unpack_dual: Callable[[Tensor], Any] = forward_ad.unpack_dual
+transforms_active = torch._C._are_functorch_transforms_active
+
+
+def gate_is_first(op: str, gate: str) -> bool:
+    """Whether the gate is the first half."""
+    if gate == "second":
+        return False
+    if gate == "first":
+        return True
+    raise errors.InvalidProblemError(f"{op}: gate: {gate!r}, want 'second' or 'first'")
+
+
+def dim_index(op: str, dim: int) -> int:
+    """The dim as a Python int; its range is the core's to check."""
+    try:
+        return operator.index(dim)
+    except TypeError:
+        raise errors.InvalidProblemError(f"{op}: dim: {type(dim).__name__}, want an int") from None
+
+
+def lerp_weight(op: str, weight: float | Tensor) -> tuple[float | None, Tensor | None]:
+    """The weight as a number or as a tensor: one of the two."""
+    if isinstance(weight, Tensor):
+        return None, weight
+    if isinstance(weight, numbers.Real):
+        return float(weight), None
+    raise errors.DTypeError(f"{op}: weight: {type(weight).__name__}, want a number or a torch.Tensor")
+
+
+def needs_mask(op: str, needs: Sequence[bool], names: Sequence[str]) -> tuple[bool, ...]:
+    """The `needs` of a stateless function as bools, one per gradient."""
+    try:
+        mask = tuple(map(bool, needs))
+    except (TypeError, ValueError, RuntimeError):
+        raise errors.InvalidProblemError(f"{op}: needs: {needs!r}, want one bool each for {', '.join(names)}") from None
+    if len(mask) != len(names):
+        raise errors.InvalidProblemError(f"{op}: needs: {len(mask)} values, want {len(names)}: {', '.join(names)}")
+    return mask
+
+
+def out_tensors(op: str, out: Sequence[Tensor | None], names: Sequence[str]) -> tuple[Tensor | None, ...]:
+    """The `out` of a stateless function, one tensor or None per gradient."""
+    if isinstance(out, Tensor) or not isinstance(out, Sequence):
+        raise errors.DTypeError(f"{op}: out: {type(out).__name__}, want a tuple for {', '.join(names)}")
+    if len(out) != len(names):
+        raise errors.InvalidProblemError(f"{op}: out: {len(out)} values, want {len(names)}: {', '.join(names)}")
+    for tensor, name in zip(out, names, strict=True):
+        if tensor is not None and not isinstance(tensor, Tensor):
+            raise errors.DTypeError(f"{op}: out: {name}: {type(tensor).__name__}, want a torch.Tensor or None")
+    return tuple(out)
+
+
+def check_tensors(op: str, **tensors: object) -> None:
+    """Refuse a required argument that is not a tensor, None included."""
+    for name, value in tensors.items():
+        if not isinstance(value, Tensor):
+            raise errors.DTypeError(f"{op}: {name}: {type(value).__name__}, want a torch.Tensor")
+
+
+def not_a_tensor(op: str, names: Sequence[str], values: Sequence[object]) -> errors.DTypeError:
+    """The error for the first of `values` that is not a tensor; a bias that is None is not meant."""
+    wrong = [(name, value) for name, value in zip(names, values, strict=True) if not isinstance(value, Tensor)]
+    name, value = next((pair for pair in wrong if pair[1] is not None or pair[0] != "bias"), wrong[0])
+    return errors.DTypeError(f"{op}: {name}: {type(value).__name__}, want a torch.Tensor")
+
+
+def unknown_save(op: str, save: object) -> errors.InvalidProblemError:
+    """The error for a `save` that is none of the three."""
+    return errors.InvalidProblemError(f"{op}: save: {save!r}, want 'auto', 'preactivation' or 'recompute'")
+
+
+def refuse_transforms(op: str, *tensors: Tensor | None) -> None:
+    """Refuse what would silently lose a tangent or a batch dimension."""
+    if transforms_active():
+        raise errors.UnsupportedError(f"{op}: called under a torch.func transform such as vmap, want plain tensors")
+    for tensor in tensors:
+        if isinstance(tensor, Tensor) and _unpack_dual(tensor).tangent is not None:
+            raise errors.UnsupportedError(
+                f"{op}: a tensor with a tangent: forward-mode differentiation is not offered, use reverse mode"
+            )

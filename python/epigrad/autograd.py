@@ -1,0 +1,340 @@
+"""One `torch.autograd.Function` per op, and `Gradient`, the function that its backward is.
+
+Backward runs the fused kernels. When the gradient will itself be differentiated (``create_graph=True``, which is when
+grad mode is on inside backward) the same kernels run inside `Gradient`, so a gradient has the same bits either way;
+`Gradient` is differentiated through the expressions of `epigrad.differentiable`, and so on to any order.
+
+A saved preactivation is a hidden second output of the forward function: autograd's version counter guards it, and
+second order flows through it back into the function's own node, where it arrives as ``grad_hidden``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+
+from epigrad import differentiable, library
+from epigrad.launch import Tensors, launch
+
+__all__ = [
+    "NOTHING",
+    "OUTPUT",
+    "PREACTIVATION",
+    "RECOMPUTE",
+    "GatedActivation",
+    "GatedProduct",
+    "Gemm",
+    "Gradient",
+    "Lerp",
+    "Problem",
+    "differentiate",
+    "stand_in",
+]
+
+# What forward keeps for the derivative of the activation.
+NOTHING, PREACTIVATION, OUTPUT, RECOMPUTE = range(4)
+
+Needs = tuple[bool, ...]
+Shape = Sequence[int]
+
+
+class Problem(Protocol):
+    """One backward: `run` by the fused kernels, `formula` by differentiable operations, both on the same tensors."""
+
+    def run(self, needs: Needs, *tensors: Tensor | None) -> Tensors: ...
+    def formula(self, needs: Needs, *tensors: Tensor | None) -> Tensors: ...
+
+
+def stand_in(like: Tensor, shape: Shape) -> Tensor:
+    """A tensor of one element that has the shape of an input whose values are not needed and were not saved."""
+    return like.new_empty(()).expand(shape)
+
+
+def differentiate(problem: Problem, needs: Needs, *tensors: Tensor | None) -> Tensors:
+    """The gradients of a problem, differentiable themselves if grad mode is on."""
+    if torch.is_grad_enabled():
+        gradients: Tensors = Gradient.apply(problem, needs, *tensors)
+        return gradients
+    return problem.run(needs, *tensors)
+
+
+class Gradient(Function):
+    """Gradients by the fused kernels that can be differentiated again."""
+
+    @staticmethod
+    def forward(ctx: Any, problem: Problem, needs: Needs, *tensors: Tensor | None) -> Tensors:
+        ctx.problem = problem
+        ctx.needs = needs
+        ctx.save_for_backward(*tensors)
+        ctx.set_materialize_grads(False)
+        return problem.run(needs, *tensors)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
+        wanted = ctx.needs_input_grad[2:]
+        create_graph = torch.is_grad_enabled()
+        with torch.enable_grad():
+            # Aliases: two arguments may be one tensor, and each has to get its own part of the gradient.
+            if create_graph:
+                tensors = [t.view_as(t) if want else t for t, want in zip(ctx.saved_tensors, wanted, strict=True)]
+            else:
+                tensors = [
+                    t if t is None else t.detach().requires_grad_(want)
+                    for t, want in zip(ctx.saved_tensors, wanted, strict=True)
+                ]
+            outputs = ctx.problem.formula(ctx.needs, *tensors)
+        pairs = [
+            (output, grad)
+            for output, grad in zip(outputs, grads, strict=True)
+            if output is not None and grad is not None and output.requires_grad
+        ]
+        results: list[Tensor | None] = [None] * len(tensors)
+        places = [place for place, want in enumerate(wanted) if want]
+        if pairs and places:
+            found = torch.autograd.grad(
+                [output for output, _ in pairs],
+                [tensors[place] for place in places],
+                [grad for _, grad in pairs],
+                create_graph=create_graph,
+                allow_unused=True,
+            )
+            for place, gradient in zip(places, found, strict=True):
+                results[place] = gradient
+        return (None, None, *results)
+
+
+@dataclass(slots=True)
+class GemmProblem:
+    """Backward of ``act(a @ b + bias)``; tensors are grad_output, a, b, bias, preactivation, output."""
+
+    op: str
+    activation: str
+    backend: str | None
+    shapes: tuple[Shape, Shape, Shape | None]
+
+    def run(self, needs: Needs, *tensors: Tensor | None) -> Tensors:
+        grad, a, b, bias, preactivation, output = tensors
+        assert grad is not None
+        shapes = self.shapes
+        if a is None:
+            a = stand_in(grad, shapes[0])
+        if b is None:
+            b = stand_in(grad, shapes[1])
+        if bias is None and shapes[2] is not None:
+            bias = grad.new_empty(shapes[2])
+        inputs = (grad, a, b, bias, preactivation, output)
+        return launch(library.core(), self.op + "_backward", self.activation, inputs, needs, self.backend)
+
+    def formula(self, needs: Needs, *tensors: Tensor | None, grad_hidden: Tensor | None = None) -> Tensors:
+        grad, a, b, bias, preactivation, output = tensors
+        linear = self.op == "linear"
+        if self.activation != "none" and preactivation is None and output is None:
+            assert a is not None and b is not None
+            preactivation = torch.matmul(a, b.mT if linear else b)
+            if bias is not None:
+                preactivation = preactivation + bias
+        gradient = grad if grad is not None else grad_hidden
+        assert gradient is not None
+        grad_pre = differentiable.computed(gradient)
+        if grad is not None:
+            grad_pre = differentiable.grad_preactivation(self.activation, grad, preactivation, output)
+            if grad_hidden is not None:
+                grad_pre = grad_pre + differentiable.computed(grad_hidden)
+        return differentiable.gemm_backward(grad_pre, a, b, gradient.dtype, self.shapes, needs, linear)
+
+
+class Gemm(Function):
+    """``act(a @ b + bias)``, and with op ``"linear"`` the same with a weight ``[N, K]`` in place of b."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        op: str,
+        activation: str,
+        keep: int,
+        backend: str | None,
+        a: Tensor,
+        b: Tensor,
+        bias: Tensor | None,
+    ) -> Tensors:
+        need_a, need_b, _ = ctx.needs_input_grad[4:]
+        recompute = keep == RECOMPUTE
+        out, preactivation = launch(
+            library.core(), op, activation, (a, b, bias), (True, keep == PREACTIVATION), backend
+        )
+        ctx.problem = GemmProblem(op, activation, backend, (a.shape, b.shape, None if bias is None else bias.shape))
+        ctx.save_for_backward(
+            a if need_b or recompute else None,
+            b if need_a or recompute else None,
+            bias if recompute else None,
+            preactivation,
+            out if keep == OUTPUT else None,
+        )
+        ctx.set_materialize_grads(False)
+        return out, preactivation
+
+    @staticmethod
+    def backward(ctx: Any, grad_output: Tensor | None, grad_hidden: Tensor | None) -> tuple[Any, ...]:
+        needs = ctx.needs_input_grad[4:]
+        grads: Tensors = (None, None, None)
+        if grad_hidden is not None:
+            grads = ctx.problem.formula(needs, grad_output, *ctx.saved_tensors, grad_hidden=grad_hidden)
+        elif grad_output is not None:
+            grads = differentiate(ctx.problem, needs, grad_output, *ctx.saved_tensors)
+        return (None, None, None, None, *grads)
+
+
+@dataclass(slots=True)
+class GatedActivationProblem:
+    """Backward of ``value * act(gate)`` with both halves in one tensor; tensors are grad_output, input."""
+
+    kind: str
+    activation: str
+    dim: int
+    gate_first: bool
+    backend: str | None
+
+    def run(self, needs: Needs, *tensors: Tensor | None) -> Tensors:
+        return launch(
+            library.core(),
+            "gated_activation_backward",
+            self.kind,
+            tensors,
+            needs,
+            self.backend,
+            self.dim,
+            self.gate_first,
+        )
+
+    def formula(self, needs: Needs, *tensors: Tensor | None) -> Tensors:
+        grad, input = tensors
+        assert grad is not None and input is not None
+        value, gate = differentiable.split_gate(input, self.dim, self.gate_first)
+        grad_value, grad_gate = differentiable.gated_backward(self.activation, grad, value, gate, (True, True))
+        assert grad_value is not None and grad_gate is not None
+        halves = [grad_gate, grad_value] if self.gate_first else [grad_value, grad_gate]
+        return (torch.cat(halves, self.dim).to(grad.dtype),)
+
+
+class GatedActivation(Function):
+    """``value * act(gate)`` of the two halves of one tensor."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, kind: str, activation: str, dim: int, gate_first: bool, backend: str | None, input: Tensor
+    ) -> Tensor:
+        (out,) = launch(library.core(), "gated_activation", kind, (input,), (True,), backend, dim, gate_first)
+        assert out is not None
+        ctx.problem = GatedActivationProblem(kind, activation, dim, gate_first, backend)
+        ctx.save_for_backward(input)
+        ctx.set_materialize_grads(False)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad_output: Tensor | None) -> tuple[Any, ...]:
+        if grad_output is None:
+            return (None,) * 6
+        grads = differentiate(ctx.problem, (True,), grad_output, *ctx.saved_tensors)
+        return (None, None, None, None, None, *grads)
+
+
+@dataclass(slots=True)
+class GatedProductProblem:
+    """Backward of ``value * act(gate)`` with two tensors; tensors are grad_output, value, gate."""
+
+    kind: str
+    activation: str
+    backend: str | None
+
+    def run(self, needs: Needs, *tensors: Tensor | None) -> Tensors:
+        grad, value, gate = tensors
+        # What was not saved is not read; grad_output has its shape and stands in for it.
+        inputs = (grad, grad if value is None else value, grad if gate is None else gate)
+        return launch(library.core(), "gated_product_backward", self.kind, inputs, needs, self.backend)
+
+    def formula(self, needs: Needs, *tensors: Tensor | None) -> Tensors:
+        grad, value, gate = tensors
+        assert grad is not None
+        grads = differentiable.gated_backward(self.activation, grad, value, gate, needs)
+        return tuple([None if gradient is None else gradient.to(grad.dtype) for gradient in grads])
+
+
+class GatedProduct(Function):
+    """``value * act(gate)`` of two tensors."""
+
+    @staticmethod
+    def forward(ctx: Any, kind: str, activation: str, backend: str | None, value: Tensor, gate: Tensor) -> Tensor:
+        (out,) = launch(library.core(), "gated_product", kind, (value, gate), (True,), backend)
+        assert out is not None
+        need_value, need_gate = ctx.needs_input_grad[3:]
+        ctx.problem = GatedProductProblem(kind, activation, backend)
+        ctx.save_for_backward(value if need_gate else None, gate if need_value or activation != "none" else None)
+        ctx.set_materialize_grads(False)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad_output: Tensor | None) -> tuple[Any, ...]:
+        if grad_output is None:
+            return (None,) * 5
+        grads = differentiate(ctx.problem, ctx.needs_input_grad[3:], grad_output, *ctx.saved_tensors)
+        return (None, None, None, *grads)
+
+
+@dataclass(slots=True)
+class LerpProblem:
+    """Backward of ``start + weight * (end - start)``; tensors are grad_output, start, end, weight."""
+
+    weight: float | None
+    backend: str | None
+    shapes: tuple[Shape, Shape, Shape | None]
+
+    def run(self, needs: Needs, *tensors: Tensor | None) -> Tensors:
+        grad, start, end, weight = tensors
+        assert grad is not None
+        start_shape, end_shape, weight_shape = self.shapes
+        if start is None and needs[0] and start_shape != grad.shape:
+            start = stand_in(grad, start_shape)
+        if end is None and needs[1] and end_shape != grad.shape:
+            end = stand_in(grad, end_shape)
+        if weight is None and weight_shape is not None:
+            weight = stand_in(grad, weight_shape)
+        inputs = (grad, start, end, weight)
+        return launch(library.core(), "lerp_backward", None, inputs, needs, self.backend, weight=self.weight)
+
+    def formula(self, needs: Needs, *tensors: Tensor | None) -> Tensors:
+        grad, start, end, weight = tensors
+        assert grad is not None
+        factor = self.weight if weight is None else weight
+        return differentiable.lerp_backward(grad, start, end, factor, self.shapes, needs)
+
+
+class Lerp(Function):
+    """``start + weight * (end - start)``, broadcasting; the weight is `value` where there is no tensor."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, backend: str | None, value: float | None, start: Tensor, end: Tensor, weight: Tensor | None
+    ) -> Tensor:
+        (out,) = launch(library.core(), "lerp", None, (start, end, weight), (True,), backend, weight=value)
+        assert out is not None
+        need_start, need_end, need_weight = ctx.needs_input_grad[2:]
+        ctx.problem = LerpProblem(value, backend, (start.shape, end.shape, None if weight is None else weight.shape))
+        ctx.save_for_backward(
+            start if need_weight else None,
+            end if need_weight else None,
+            weight if need_start or need_end else None,
+        )
+        ctx.set_materialize_grads(False)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad_output: Tensor | None) -> tuple[Any, ...]:
+        if grad_output is None:
+            return (None,) * 5
+        grads = differentiate(ctx.problem, ctx.needs_input_grad[2:], grad_output, *ctx.saved_tensors)
+        return (None, None, *grads)

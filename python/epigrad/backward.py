@@ -1,0 +1,350 @@
+"""Stateless gradients, for your own `torch.autograd.Function`: tensors in, gradients out, no graph, nothing saved.
+
+A gradient that `needs` does not ask for, or that cannot exist (no bias, a weight that is a number), is None. `out`
+gives tensors to write into: right shape and dtype, any strides, no memory shared with another output or an input. One
+that is not needed is ignored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from epigrad import errors, library, selection
+from epigrad.arguments import check_tensors, dim_index, gate_is_first, lerp_weight, needs_mask, out_tensors
+from epigrad.launch import launch_into
+
+__all__ = [
+    "gated_activation_backward",
+    "gated_product_backward",
+    "lerp_backward",
+    "linear_backward",
+    "matmul_bias_activation_backward",
+]
+
+_Three = tuple[Tensor | None, Tensor | None, Tensor | None]
+
+
+def matmul_bias_activation_backward(
+    grad_output: Tensor,
+    a: Tensor,
+    b: Tensor,
+    bias: Tensor | None = None,
+    activation: str | None = "none",
+    *,
+    preactivation: Tensor | None = None,
+    output: Tensor | None = None,
+    needs: Sequence[bool] = (True, True, True),
+    out: Sequence[Tensor | None] = (None, None, None),
+    accumulate: bool = False,
+) -> _Three:
+    """Compute the gradients of ``act(a @ b + bias)``.
+
+    With ``pre = a @ b + bias`` and ``grad_pre = grad_output * act'(pre)``: ``grad_a = grad_pre @ b.T``, ``grad_b = a.T
+    @ grad_pre``, ``grad_bias = sum(grad_pre)``, each summed over the dimensions that broadcast. In half types
+    `grad_pre` is rounded once to the storage dtype before the two products, and the bias is summed unrounded.
+
+    Args:
+        grad_output: shape of the output; float32, float64, bfloat16 or float16, as all tensors here.
+        a: ``[..., M, K]`` or ``[K]``.
+        b: ``[K, N]``, ``[..., K, N]`` or ``[K]``.
+        bias: ``[N]``, a scalar where `b` is 1-D, or None.
+        activation: ``"none"`` or None, ``"relu"``, ``"gelu"``, ``"gelu_tanh"``, ``"silu"``, ``"sigmoid"`` or
+            ``"tanh"``.
+        preactivation: the saved ``pre``; without it and `output`, it is formed from `a`, `b` and `bias`.
+        output: the saved output, for relu, sigmoid and tanh only.
+        needs: which of ``(grad_a, grad_b, grad_bias)`` are computed.
+        out: tensors to write them into.
+        accumulate: add into `out` for `grad_b` and `grad_bias`, which must then be given if needed; `grad_a` is
+            overwritten.
+
+    Returns:
+        ``(grad_a, grad_b, grad_bias)``, each of its input's shape or None; given `out` tensors are returned themselves.
+
+    Raises:
+        InvalidProblemError: (a ``ValueError``) shapes that do not fit, an unknown activation, an `out` that overlaps.
+        DTypeError: (a ``TypeError``) a mix of dtypes, another dtype, or something that is not a tensor.
+        DeviceMismatchError: (a ``ValueError``) tensors on different devices.
+        UnsupportedError: (a ``NotImplementedError``) tensor subclasses and functorch's wrappers.
+        BackendUnavailableError: (a ``RuntimeError``) tensors of a device that this build cannot compute on.
+
+    Source:
+        The chain rule; the activations' formulas and papers are listed in ``go/activation``.
+
+    Examples:
+        >>> import torch
+        >>> from epigrad.backward import matmul_bias_activation_backward
+        >>> a, b, grad = torch.ones(2, 3), torch.ones(3, 4), torch.ones(2, 4)
+        >>> grad_a, grad_b, grad_bias = matmul_bias_activation_backward(grad, a, b, needs=(True, False, True))
+        >>> torch.allclose(grad_a, grad @ b.T), grad_b, grad_bias
+        (True, None, None)
+    """
+    return _gemm_backward(
+        "matmul_bias_activation_backward",
+        ("grad_a", "grad_b", "grad_bias"),
+        (grad_output, a, b, bias, preactivation, output),
+        activation,
+        needs,
+        out,
+        accumulate,
+    )
+
+
+def linear_backward(
+    grad_output: Tensor,
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    activation: str | None = "none",
+    *,
+    preactivation: Tensor | None = None,
+    output: Tensor | None = None,
+    needs: Sequence[bool] = (True, True, True),
+    out: Sequence[Tensor | None] = (None, None, None),
+    accumulate: bool = False,
+) -> _Three:
+    """Compute the gradients of ``act(input @ weight.T + bias)``.
+
+    With ``grad_pre = grad_output * act'(pre)``: ``grad_input = grad_pre @ weight``, ``grad_weight = grad_pre.T @
+    input``, ``grad_bias = sum(grad_pre)``. In half types `grad_pre` is rounded once before the two products, and the
+    bias is summed unrounded.
+
+    Args:
+        grad_output: ``[..., N]``; float32, float64, bfloat16 or float16, as all tensors here.
+        input: ``[..., K]``.
+        weight: ``[N, K]``.
+        bias: ``[N]`` or None.
+        activation: ``"none"`` or None, ``"relu"``, ``"gelu"``, ``"gelu_tanh"``, ``"silu"``, ``"sigmoid"`` or
+            ``"tanh"``.
+        preactivation: the saved ``pre`` ``[..., N]``; without it and `output`, it is formed from `input`, `weight` and
+            `bias`.
+        output: the saved output ``[..., N]``, for relu, sigmoid and tanh only.
+        needs: which of ``(grad_input, grad_weight, grad_bias)`` are computed.
+        out: tensors to write them into.
+        accumulate: add into `out` for `grad_weight` and `grad_bias`, which must then be given if needed; `grad_input`
+            is overwritten.
+
+    Returns:
+        ``(grad_input, grad_weight, grad_bias)``, each of its input's shape or None; given `out` tensors are returned
+        themselves.
+
+    Raises:
+        InvalidProblemError: (a ``ValueError``) shapes that do not fit, an unknown activation, an `out` that overlaps.
+        DTypeError: (a ``TypeError``) a mix of dtypes, another dtype, or something that is not a tensor.
+        DeviceMismatchError: (a ``ValueError``) tensors on different devices.
+        UnsupportedError: (a ``NotImplementedError``) tensor subclasses and functorch's wrappers.
+        BackendUnavailableError: (a ``RuntimeError``) tensors of a device that this build cannot compute on.
+
+    Source:
+        The chain rule; the activations' formulas and papers are listed in ``go/activation``.
+
+    Examples:
+        >>> import torch
+        >>> from epigrad.backward import linear_backward
+        >>> x, weight, bias, grad = torch.ones(5, 3), torch.ones(4, 3), torch.zeros(4), torch.ones(5, 4)
+        >>> _, grad_weight, grad_bias = linear_backward(grad, x, weight, bias, "relu", needs=(False, True, True))
+        >>> grad_weight.shape, grad_bias
+        (torch.Size([4, 3]), tensor([5., 5., 5., 5.]))
+    """
+    return _gemm_backward(
+        "linear_backward",
+        ("grad_input", "grad_weight", "grad_bias"),
+        (grad_output, input, weight, bias, preactivation, output),
+        activation,
+        needs,
+        out,
+        accumulate,
+    )
+
+
+def gated_activation_backward(
+    grad_output: Tensor,
+    input: Tensor,
+    kind: str = "swiglu",
+    dim: int = -1,
+    *,
+    gate: str = "second",
+    out: Tensor | None = None,
+) -> Tensor:
+    """Compute the gradient of ``value * act(gate)``, value and gate being the halves of `input` along `dim`.
+
+    ``grad_value = grad_output * act(gate)`` and ``grad_gate = grad_output * value * act'(gate)``, in the places of
+    value and gate.
+
+    Args:
+        grad_output: input's shape with half the size along `dim`; float32, float64, bfloat16 or float16.
+        input: the forward's input.
+        kind: ``"glu"``, ``"reglu"``, ``"swiglu"``, ``"geglu"``, ``"geglu_tanh"`` or ``"bilinear"``.
+        dim: the dimension that is split.
+        gate: which half is the gate: ``"second"`` or ``"first"``.
+        out: a tensor of input's shape and dtype to write into.
+
+    Returns:
+        The gradient to `input`; `out` itself if it is given.
+
+    Raises:
+        InvalidProblemError: (a ``ValueError``) shapes that do not fit, an unknown kind, an `out` that overlaps.
+        DTypeError: (a ``TypeError``) a mix of dtypes, another dtype, or something that is not a tensor.
+        DeviceMismatchError: (a ``ValueError``) tensors on different devices.
+        UnsupportedError: (a ``NotImplementedError``) tensor subclasses and functorch's wrappers.
+        BackendUnavailableError: (a ``RuntimeError``) tensors of a device that this build cannot compute on.
+
+    Source:
+        Dauphin et al. 2016, https://arxiv.org/abs/1612.08083; Shazeer 2020, https://arxiv.org/abs/2002.05202.
+
+    Examples:
+        >>> import torch
+        >>> from epigrad.backward import gated_activation_backward
+        >>> gated_activation_backward(torch.ones(1), torch.tensor([2.0, 3.0]), "bilinear")
+        tensor([3., 2.])
+    """
+    op = "gated_activation_backward"
+    core = library.core()
+    core.gated_kind(op, kind)
+    gate_first, dim = gate_is_first(op, gate), dim_index(op, dim)
+    check_tensors(op, grad_output=grad_output, input=input)
+    outputs = out_tensors(op, (out,), ("grad_input",))
+    (result,) = launch_into(
+        core, op, kind, (grad_output, input), (True,), outputs, selection.current(), dim, gate_first
+    )
+    assert result is not None
+    return result
+
+
+def gated_product_backward(
+    grad_output: Tensor,
+    value: Tensor,
+    gate: Tensor,
+    kind: str = "swiglu",
+    *,
+    needs: Sequence[bool] = (True, True),
+    out: Sequence[Tensor | None] = (None, None),
+) -> tuple[Tensor | None, Tensor | None]:
+    """Compute the gradients of ``value * act(gate)``.
+
+    ``grad_value = grad_output * act(gate)`` and ``grad_gate = grad_output * value * act'(gate)``.
+
+    Args:
+        grad_output: shape of value; float32, float64, bfloat16 or float16, as all tensors here.
+        value: the forward's value.
+        gate: the forward's gate, of the same shape.
+        kind: ``"glu"``, ``"reglu"``, ``"swiglu"``, ``"geglu"``, ``"geglu_tanh"`` or ``"bilinear"``.
+        needs: which of ``(grad_value, grad_gate)`` are computed.
+        out: tensors to write them into.
+
+    Returns:
+        ``(grad_value, grad_gate)``, None where not needed; given `out` tensors are returned themselves.
+
+    Raises:
+        InvalidProblemError: (a ``ValueError``) shapes that differ, an unknown kind, an `out` that overlaps.
+        DTypeError: (a ``TypeError``) a mix of dtypes, another dtype, or something that is not a tensor.
+        DeviceMismatchError: (a ``ValueError``) tensors on different devices.
+        UnsupportedError: (a ``NotImplementedError``) tensor subclasses and functorch's wrappers.
+        BackendUnavailableError: (a ``RuntimeError``) tensors of a device that this build cannot compute on.
+
+    Source:
+        Shazeer 2020, https://arxiv.org/abs/2002.05202.
+
+    Examples:
+        >>> import torch
+        >>> from epigrad.backward import gated_product_backward
+        >>> gated_product_backward(torch.ones(1), torch.tensor([2.0]), torch.tensor([3.0]), "reglu")
+        (tensor([3.]), tensor([2.]))
+    """
+    op, names = "gated_product_backward", ("grad_value", "grad_gate")
+    core = library.core()
+    core.gated_kind(op, kind)
+    check_tensors(op, grad_output=grad_output, value=value, gate=gate)
+    mask, outputs = needs_mask(op, needs, names), out_tensors(op, out, names)
+    inputs = (grad_output, value, gate)
+    grad_value, grad_gate = launch_into(core, op, kind, inputs, mask, outputs, selection.current())
+    return grad_value, grad_gate
+
+
+def lerp_backward(
+    grad_output: Tensor,
+    start: Tensor | None,
+    end: Tensor | None,
+    weight: float | Tensor,
+    *,
+    needs: Sequence[bool] = (True, True, True),
+    out: Sequence[Tensor | None] = (None, None, None),
+) -> _Three:
+    """Compute the gradients of ``start + weight * (end - start)``.
+
+    ``grad_start = grad_output * (1 - weight)``, ``grad_end = grad_output * weight``, ``grad_weight = grad_output * (end
+    - start)``, each summed to the shape of what broadcast.
+
+    Args:
+        grad_output: the shape that all broadcast to; float32, float64, bfloat16 or float16, as all tensors here.
+        start: the forward's start, or None unless `grad_weight` is needed; without it `grad_start` has grad_output's
+            shape.
+        end: the forward's end, or None unless `grad_weight` is needed; without it `grad_end` has grad_output's shape.
+        weight: a number, which has no gradient, or a tensor.
+        needs: which of ``(grad_start, grad_end, grad_weight)`` are computed.
+        out: tensors to write them into.
+
+    Returns:
+        ``(grad_start, grad_end, grad_weight)``, None where not needed; given `out` tensors are returned themselves.
+
+    Raises:
+        InvalidProblemError: (a ``ValueError``) shapes that do not broadcast, a missing `start` or `end`, an `out` that
+            overlaps.
+        DTypeError: (a ``TypeError``) a mix of dtypes, another dtype, or something that is not a tensor.
+        DeviceMismatchError: (a ``ValueError``) tensors on different devices.
+        UnsupportedError: (a ``NotImplementedError``) tensor subclasses and functorch's wrappers.
+        BackendUnavailableError: (a ``RuntimeError``) tensors of a device that this build cannot compute on.
+
+    Source:
+        `torch.lerp`.
+
+    Examples:
+        >>> import torch
+        >>> from epigrad.backward import lerp_backward
+        >>> lerp_backward(torch.ones(2), None, None, 0.25)
+        (tensor([0.7500, 0.7500]), tensor([0.2500, 0.2500]), None)
+    """
+    op, names = "lerp_backward", ("grad_start", "grad_end", "grad_weight")
+    factor, tensor = lerp_weight(op, weight)
+    check_tensors(op, grad_output=grad_output)
+    mask, outputs = needs_mask(op, needs, names), out_tensors(op, out, names)
+    grad_start, grad_end, grad_weight = launch_into(
+        library.core(),
+        op,
+        None,
+        (grad_output, start, end, tensor),
+        mask,
+        outputs,
+        selection.current(),
+        weight=factor,
+    )
+    return grad_start, grad_end, grad_weight
+
+
+def _gemm_backward(
+    op: str,
+    names: tuple[str, str, str],
+    inputs: tuple[Tensor | None, ...],
+    activation: str | None,
+    needs: Sequence[bool],
+    out: Sequence[Tensor | None],
+    accumulate: bool,
+) -> _Three:
+    core = library.core()
+    kind = core.activation(op, activation).name
+    grad_output, a, b, bias = inputs[:4]
+    # The names of a and b are those of their gradients.
+    check_tensors(op, **{"grad_output": grad_output, names[0][5:]: a, names[1][5:]: b})
+    mask, outputs = needs_mask(op, needs, names), out_tensors(op, out, names)
+    if accumulate:
+        for place in (1, 2):
+            exists = place == 1 or bias is not None
+            if mask[place] and exists and outputs[place] is None:
+                raise errors.InvalidProblemError(
+                    f"{op}: out: no tensor for {names[place]}, want one to add into since accumulate is True"
+                )
+    grad_a, grad_b, grad_bias = launch_into(
+        core, op, kind, inputs, mask, outputs, selection.current(), accumulate=bool(accumulate)
+    )
+    return grad_a, grad_b, grad_bias

@@ -1,0 +1,105 @@
+"""``python -m epigrad doctor``: what works here and why not, with versions."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from epigrad import errors, functional, library, selection
+from epigrad.cli.table import print_table
+
+if TYPE_CHECKING:
+    Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
+
+__all__ = ["add_parser", "main"]
+
+
+def add_parser(subparsers: Subparsers) -> None:
+    """Register the command."""
+    parser = subparsers.add_parser("doctor", help="what works here and why not, with versions")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.set_defaults(run=main)
+
+
+def main(args: argparse.Namespace) -> int:
+    """Print the facts; the exit code is 0 if the CPU backend computes what PyTorch does."""
+    facts = gather()
+    if args.json:
+        print(json.dumps(facts, indent=2))
+    else:
+        _print(facts)
+    return 0 if facts["cpu_check"] == "ok" else 1
+
+
+def gather() -> dict[str, Any]:
+    """Everything that doctor tells, as one JSON object."""
+    facts: dict[str, Any] = {
+        "versions": {
+            "epigrad": None,
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+            "go": None,
+            "platform": platform.platform(),
+        },
+        "torch_threads": torch.get_num_threads(),
+        "backends": [],
+        "core": {},
+    }
+    try:
+        core = library.core()
+        facts["core"] = json.loads(library.control_call(core.control.DoctorFacts))
+        facts["versions"]["epigrad"] = core.version
+        facts["versions"]["go"] = facts["core"].get("go_version")
+        facts["backends"] = [
+            {
+                "name": info.name,
+                "available": info.available,
+                "device": info.device,
+                "detail": info.detail,
+                "reason": info.reason,
+            }
+            for info in selection.backends()
+        ]
+        facts["cpu_check"] = _check_cpu()
+    except errors.EpigradError as error:
+        facts["cpu_check"] = f"{type(error).__name__}: {error}"
+    return facts
+
+
+def _check_cpu() -> str:
+    """A small forward and backward against PyTorch: ``"ok"``, or what is wrong."""
+    generator = torch.Generator().manual_seed(0)
+    x, weight = (torch.randn(size, 5, generator=generator, requires_grad=True) for size in (3, 4))
+    with selection.use_backend("cpu"):
+        out = functional.linear(x, weight, None, "gelu")
+    got = torch.autograd.grad(out.sum(), (x, weight))
+    reference = torch.nn.functional.gelu(torch.nn.functional.linear(x, weight))
+    want = torch.autograd.grad(reference.sum(), (x, weight))
+    if all(torch.allclose(a, b, atol=1e-5) for a, b in zip((out, *got), (reference, *want), strict=True)):
+        return "ok"
+    return "linear with gelu differs from PyTorch's"
+
+
+def _print(facts: dict[str, Any]) -> None:
+    print_table("Versions", ("what", "version"), [(name, value or "-") for name, value in facts["versions"].items()])
+    rows = [
+        (info["name"], "yes" if info["available"] else "no", info["device"] or "-", info["detail"] or info["reason"])
+        for info in facts["backends"]
+    ]
+    if rows:
+        print_table("Backends", ("name", "available", "device", "detail or reason"), rows)
+    core = dict(facts["core"], torch_threads=facts["torch_threads"])
+    print_table("Core", ("fact", "value"), [(name, _told(value)) for name, value in core.items()])
+    print(f"cpu check: {facts['cpu_check']}")
+
+
+def _told(value: Any) -> str:
+    if isinstance(value, list):
+        return " ".join(map(str, value)) or "-"
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {item}" for name, item in value.items())
+    return str(value)

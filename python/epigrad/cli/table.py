@@ -1,0 +1,33 @@
+"""Tables on the terminal: rich's where it is installed, else plain columns."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+__all__ = ["print_table"]
+
+
+def print_table(title: str, header: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
+    """Print rows under a header."""
+    cells = [[str(cell) for cell in row] for row in rows]
+    try:
+        from rich.console import Console
+        from rich.table import Table
+    except ImportError:
+        _print_plain(title, header, cells)
+        return
+    table = Table(title=title, title_justify="left", highlight=False)
+    for name in header:
+        table.add_column(name, overflow="fold")
+    for row in cells:
+        table.add_row(*row)
+    Console(markup=False).print(table)
+
+
+def _print_plain(title: str, header: Sequence[str], cells: Sequence[Sequence[str]]) -> None:
+    lines = [list(header), *cells]
+    widths = [max(len(line[column]) for line in lines) for column in range(len(header))]
+    print(title)
+    for line in lines:
+        print("  " + "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
+    print()

@@ -1,0 +1,237 @@
+"""The maths of the gradients as plain differentiable PyTorch operations: what higher orders are made of.
+
+First-order gradients come from the fused kernels. When a gradient is itself differentiated, autograd differentiates the
+expressions of this file, so every order is exact by construction. Half types compute in float32 here and round once to
+the storage dtype.
+
+Adding an activation adds one row to `ACTIVATIONS`; a test holds its names to the core's table.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+__all__ = [
+    "ACTIVATIONS",
+    "Formula",
+    "computed",
+    "gated_backward",
+    "gemm_backward",
+    "grad_preactivation",
+    "lerp_backward",
+    "linear_gradients",
+    "matmul_gradients",
+    "split_gate",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Formula:
+    """An activation as PyTorch operations.
+
+    Attributes:
+        value: ``act(x)``.
+        backward: ``grad * act'(x)`` from grad and x.
+        backward_from_output: ``grad * act'(x)`` from grad and ``act(x)``, where the slope is a function of the output.
+    """
+
+    value: Callable[[Tensor], Tensor]
+    backward: Callable[[Tensor, Tensor], Tensor]
+    backward_from_output: Callable[[Tensor, Tensor], Tensor] | None = None
+
+
+def _relu_backward(grad: Tensor, x: Tensor) -> Tensor:
+    # A choice and not a product: an infinite gradient at x < 0 stays out, and a NaN preactivation passes the gradient
+    # on.
+    return torch.where(x <= 0, torch.zeros_like(grad), grad)
+
+
+def _gaussian_cdf(x: Tensor) -> Tensor:
+    # erfc keeps the digits that 1 + erf cancels in the negative tail (the form of jax.nn.gelu).
+    tail: Tensor = torch.special.erfc(x * -math.sqrt(0.5))
+    return 0.5 * tail
+
+
+def _gelu_backward(grad: Tensor, x: Tensor) -> Tensor:
+    density = torch.exp(-0.5 * x * x) * (1 / math.sqrt(2 * math.pi))
+    return grad * (_gaussian_cdf(x) + x * density)
+
+
+_TANH_SCALE = 2 * math.sqrt(2 / math.pi)
+_TANH_CUBIC = 0.044715
+
+
+def _gelu_tanh_gate(x: Tensor) -> Tensor:
+    # (1 + tanh(u)) / 2 = sigmoid(2 u), which does not cancel for u < 0.
+    return torch.sigmoid(_TANH_SCALE * (x + _TANH_CUBIC * x * x * x))
+
+
+def _gelu_tanh_backward(grad: Tensor, x: Tensor) -> Tensor:
+    inner = _TANH_SCALE * (x + _TANH_CUBIC * x * x * x)
+    gate = torch.sigmoid(inner)
+    return grad * (gate + x * gate * torch.sigmoid(-inner) * (_TANH_SCALE * (1 + 3 * _TANH_CUBIC * x * x)))
+
+
+def _silu_backward(grad: Tensor, x: Tensor) -> Tensor:
+    gate = torch.sigmoid(x)
+    return grad * (gate * (1 + x * torch.sigmoid(-x)))
+
+
+def _sigmoid_backward(grad: Tensor, x: Tensor) -> Tensor:
+    # sigmoid(x) (1 - sigmoid(x)) cancels for large x.
+    return grad * (torch.sigmoid(x) * torch.sigmoid(-x))
+
+
+def _tanh_backward(grad: Tensor, x: Tensor) -> Tensor:
+    # 1 - tanh(x)^2 = 4 sigmoid(2 x) sigmoid(-2 x), which does not cancel for large |x|.
+    return grad * (4 * torch.sigmoid(2 * x) * torch.sigmoid(-2 * x))
+
+
+ACTIVATIONS: dict[str, Formula] = {
+    "none": Formula(lambda x: x, lambda grad, x: grad),
+    "relu": Formula(lambda x: torch.where(x <= 0, torch.zeros_like(x), x), _relu_backward, _relu_backward),
+    "gelu": Formula(lambda x: x * _gaussian_cdf(x), _gelu_backward),
+    "gelu_tanh": Formula(lambda x: x * _gelu_tanh_gate(x), _gelu_tanh_backward),
+    "silu": Formula(lambda x: x * torch.sigmoid(x), _silu_backward),
+    "sigmoid": Formula(torch.sigmoid, _sigmoid_backward, lambda grad, y: grad * (y * (1 - y))),
+    "tanh": Formula(torch.tanh, _tanh_backward, lambda grad, y: grad * (1 - y * y)),
+}
+
+
+def computed(tensor: Tensor) -> Tensor:
+    """The tensor in the dtype that elementwise maths uses: float32 for the half types, else its own."""
+    return tensor.float() if tensor.dtype.itemsize == 2 else tensor
+
+
+def grad_preactivation(activation: str, grad: Tensor, preactivation: Tensor | None, output: Tensor | None) -> Tensor:
+    """``grad * act'(pre)``, unrounded: from the saved output where there is one, else from the preactivation."""
+    formula = ACTIVATIONS[activation]
+    if output is not None and formula.backward_from_output is not None:
+        return formula.backward_from_output(computed(grad), computed(output))
+    if preactivation is None:
+        return computed(grad)
+    return formula.backward(computed(grad), computed(preactivation))
+
+
+def gemm_backward(
+    grad_pre: Tensor,
+    a: Tensor | None,
+    b: Tensor | None,
+    dtype: torch.dtype,
+    shapes: Sequence[Sequence[int] | None],
+    needs: Sequence[bool],
+    transposed: bool,
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """The three gradients of ``a @ b + bias`` from the unrounded `grad_pre`; `transposed` means that b is a weight
+    ``[N, K]``.
+    """
+    bias_shape = shapes[2]
+    grad_bias = None
+    if needs[2] and bias_shape is not None:
+        grad_bias = (grad_pre.sum_to_size(tuple(bias_shape)) if len(bias_shape) else grad_pre.sum()).to(dtype)
+    rounded = grad_pre.to(dtype)
+    product = linear_gradients if transposed else matmul_gradients
+    grad_a, grad_b = product(rounded, a, b, shapes[0] or (), shapes[1] or (), needs)
+    return grad_a, grad_b, grad_bias
+
+
+def linear_gradients(
+    grad_pre: Tensor,
+    input: Tensor | None,
+    weight: Tensor | None,
+    input_shape: Sequence[int],
+    weight_shape: Sequence[int],
+    needs: Sequence[bool],
+) -> tuple[Tensor | None, Tensor | None]:
+    """Gradients of ``input @ weight.T`` for input ``[..., K]`` and weight ``[N, K]``."""
+    grad_input = grad_weight = None
+    if needs[0] and weight is not None:
+        grad_input = grad_pre @ weight
+    if needs[1] and input is not None:
+        if input.dim() == 1:
+            grad_weight = torch.outer(grad_pre, input)
+        else:
+            grad_weight = grad_pre.flatten(0, -2).mT @ input.flatten(0, -2)
+    return grad_input, grad_weight
+
+
+def matmul_gradients(
+    grad_pre: Tensor,
+    a: Tensor | None,
+    b: Tensor | None,
+    a_shape: Sequence[int],
+    b_shape: Sequence[int],
+    needs: Sequence[bool],
+) -> tuple[Tensor | None, Tensor | None]:
+    """Gradients of ``torch.matmul(a, b)``, each summed over the batch dimensions that broadcast and over no others."""
+    if len(b_shape) == 1:
+        grad_pre = grad_pre.unsqueeze(-1)
+    if len(a_shape) == 1:
+        grad_pre = grad_pre.unsqueeze(-2)
+    grad_a = grad_b = None
+    if needs[0] and b is not None:
+        columns = b.unsqueeze(-1) if len(b_shape) == 1 else b
+        rows_shape = (1, *a_shape) if len(a_shape) == 1 else tuple(a_shape)
+        grad_a = (grad_pre @ columns.mT).sum_to_size(rows_shape).reshape(tuple(a_shape))
+    if needs[1] and a is not None:
+        rows = a.unsqueeze(0) if len(a_shape) == 1 else a
+        if len(b_shape) <= 2:
+            # One product over all rows: the batch is summed in the accumulator and not after rounding.
+            grad_b = rows.flatten(0, -2).mT @ grad_pre.flatten(0, -2)
+        else:
+            grad_b = (rows.mT @ grad_pre).sum_to_size(tuple(b_shape))
+        grad_b = grad_b.reshape(tuple(b_shape))
+    return grad_a, grad_b
+
+
+def split_gate(input: Tensor, dim: int, gate_first: bool) -> tuple[Tensor, Tensor]:
+    """The value and the gate half of `input` along `dim`."""
+    half = input.shape[dim] // 2
+    first, second = input.narrow(dim, 0, half), input.narrow(dim, half, half)
+    return (second, first) if gate_first else (first, second)
+
+
+def gated_backward(
+    activation: str, grad: Tensor, value: Tensor | None, gate: Tensor | None, needs: Sequence[bool]
+) -> tuple[Tensor | None, Tensor | None]:
+    """Unrounded gradients of ``value * act(gate)`` to value and gate."""
+    formula = ACTIVATIONS[activation]
+    wide = computed(grad)
+    grad_value = grad_gate = None
+    if needs[0] and gate is not None:
+        grad_value = wide * formula.value(computed(gate))
+    if needs[1] and value is not None:
+        grad_activated = wide * computed(value)
+        grad_gate = grad_activated if gate is None else formula.backward(grad_activated, computed(gate))
+    return grad_value, grad_gate
+
+
+def lerp_backward(
+    grad: Tensor,
+    start: Tensor | None,
+    end: Tensor | None,
+    weight: Tensor | float | None,
+    shapes: Sequence[Sequence[int] | None],
+    needs: Sequence[bool],
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """Gradients of ``start + weight * (end - start)``, each summed to its input's shape."""
+    dtype = grad.dtype
+    wide = computed(grad)
+    factor = computed(weight) if isinstance(weight, Tensor) else weight
+
+    def summed(gradient: Tensor, shape: Sequence[int] | None) -> Tensor:
+        return gradient.sum_to_size(tuple(shape or ())).to(dtype)
+
+    grad_start = grad_end = grad_weight = None
+    if needs[0] and factor is not None:
+        grad_start = summed(wide * (1 - factor), shapes[0])
+    if needs[1] and factor is not None:
+        grad_end = summed(wide * factor, shapes[1])
+    if needs[2] and start is not None and end is not None and shapes[2] is not None:
+        grad_weight = summed(wide * (computed(end) - computed(start)), shapes[2])
+    return grad_start, grad_end, grad_weight

@@ -1,0 +1,130 @@
+"""The errors of epigrad: each is also the built-in exception that a Python user would catch.
+
+Every message has the form ``op: argument: what was given, what is accepted``, and no output has been written when one
+is raised. The core answers with a status code; its table of codes names these classes, and `from_status` makes the
+exception.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+__all__ = [
+    "BackendUnavailableError",
+    "BufferTooSmallError",
+    "DTypeError",
+    "DeviceError",
+    "DeviceMismatchError",
+    "EpigradError",
+    "InvalidProblemError",
+    "MisalignedOperandError",
+    "UnsupportedError",
+    "WorkspaceTooSmallError",
+]
+
+
+class EpigradError(Exception):
+    """Base of every error here; raised itself only for a failure inside the core, which is a defect worth reporting."""
+
+
+class InvalidProblemError(EpigradError, ValueError):
+    """Shapes, dims, kinds, strides or aliasing that make no sense."""
+
+
+class DTypeError(EpigradError, TypeError):
+    """A dtype outside the four, a mix of dtypes, or something that is not a tensor."""
+
+
+class UnsupportedError(EpigradError, NotImplementedError):
+    """A meaningful problem that this backend has no kernel for."""
+
+
+class DeviceMismatchError(EpigradError, ValueError):
+    """Tensors on different devices."""
+
+
+class MisalignedOperandError(EpigradError, ValueError):
+    """A buffer that is not aligned to its element."""
+
+
+class _TooSmallError(EpigradError, ValueError):
+    """A size in bytes that is less than what is needed."""
+
+    def __init__(self, message: str, needed: int = 0, got: int = 0) -> None:
+        super().__init__(message)
+        self.needed = needed
+        self.got = got
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (str(self), self.needed, self.got)
+
+
+class WorkspaceTooSmallError(_TooSmallError):
+    """A workspace of fewer bytes than the plan needs; `needed` and `got` are bytes."""
+
+
+class BufferTooSmallError(_TooSmallError):
+    """A buffer whose stated size is less than its shape and strides reach; `needed` and `got` are bytes."""
+
+
+class BackendUnavailableError(EpigradError, RuntimeError):
+    """The backend asked for cannot run here; the message says why and what would fix it."""
+
+
+class DeviceError(EpigradError, RuntimeError):
+    """The driver reported a failure; `code` and `name` are the driver's own."""
+
+    def __init__(self, message: str, code: int = 0, name: str = "") -> None:
+        super().__init__(message)
+        self.code = code
+        self.name = name
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (str(self), self.code, self.name)
+
+
+_CLASSES: dict[str, type[EpigradError]] = {
+    cls.__name__: cls
+    for cls in (
+        EpigradError,
+        InvalidProblemError,
+        DTypeError,
+        UnsupportedError,
+        DeviceMismatchError,
+        MisalignedOperandError,
+        WorkspaceTooSmallError,
+        BufferTooSmallError,
+        BackendUnavailableError,
+        DeviceError,
+    )
+}
+
+
+def from_status(code: int, class_name: str, message: str, needed: int = 0, got: int = 0) -> EpigradError:
+    """Make the exception that stands for a status of the core; an unknown class name gives `EpigradError`."""
+    cls = _CLASSES.get(class_name, EpigradError)
+    if issubclass(cls, _TooSmallError):
+        return cls(message, needed, got)
+    return cls(message)
+
+
+def from_text(text: str) -> EpigradError:
+    """Make the exception of a control-plane error, whose text is ``ClassName: message``."""
+    name, separator, message = text.partition(": ")
+    if separator and name in _CLASSES:
+        return _CLASSES[name](message)
+    return EpigradError(text)
+
+
+def renamed(error: EpigradError, op: str, arguments: dict[str, str]) -> EpigradError:
+    """The same error told in the words of the caller: its op, and its names for the arguments of the op that it is
+    built from.
+    """
+    _, separator, detail = str(error).partition(": ")
+    if not separator:
+        return error
+    argument, separator, rest = detail.partition(": ")
+    text = f"{op}: {arguments.get(argument, argument)}{separator}{rest}"
+    if isinstance(error, _TooSmallError):
+        return type(error)(text, error.needed, error.got)
+    return type(error)(text)

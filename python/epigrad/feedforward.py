@@ -1,0 +1,274 @@
+"""The two-layer blocks, each one `torch.autograd.Function` that never saves the hidden activation.
+
+Kept for backward are the inputs, the weights and the preactivation of the first layer; the hidden activation is formed
+again from it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+
+from epigrad import differentiable, errors, library
+from epigrad.autograd import Needs, Shape, differentiate, stand_in
+from epigrad.launch import Tensors, launch
+
+__all__ = ["Block", "FeedForward", "feedforward"]
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """What a two-layer block is made of.
+
+    Attributes:
+        op: the caller's name: ``"mlp"`` or ``"gated_mlp"``.
+        activation: the activation of the hidden layer, or of its gate.
+        kind: the gated kind, None for a plain block.
+        gate_first: whether the gate is the first half.
+        backend: the backend chosen for CPU tensors.
+        argument_names: the caller's names of weight1, bias1, weight2, bias2.
+    """
+
+    op: str
+    activation: str
+    kind: str | None
+    gate_first: bool
+    backend: str | None
+    argument_names: tuple[str, str, str, str]
+
+    @contextmanager
+    def told_as(self, layer: int) -> Iterator[None]:
+        """Tell the errors of a layer's op in the names that the caller used."""
+        weight, bias = self.argument_names[2 * layer : 2 * layer + 2]
+        names = {"weight": weight, "bias": bias, "input": "hidden activation" if layer else "input"}
+        try:
+            yield
+        except errors.EpigradError as error:
+            raise errors.renamed(error, self.op, names) from None
+
+    def hidden(self, preactivation: Tensor) -> Tensor:
+        """The hidden activation from the first layer's preactivation."""
+        core = library.core()
+        if self.kind is None:
+            (out,) = launch(core, "activation", self.activation, (preactivation,), (True,), self.backend)
+        else:
+            (out,) = launch(
+                core,
+                "gated_activation",
+                self.kind,
+                (preactivation,),
+                (True,),
+                self.backend,
+                -1,
+                self.gate_first,
+            )
+        assert out is not None
+        return out
+
+    def grad_hidden_to_preactivation(self, grad: Tensor, preactivation: Tensor) -> Tensor:
+        """The gradient of a gated hidden layer to its preactivation."""
+        inputs = (grad, preactivation)
+        (out,) = launch(
+            library.core(),
+            "gated_activation_backward",
+            self.kind,
+            inputs,
+            (True,),
+            self.backend,
+            -1,
+            self.gate_first,
+        )
+        assert out is not None
+        return out
+
+    def hidden_formula(self, preactivation: Tensor) -> Tensor:
+        """`hidden` as differentiable operations, unrounded."""
+        wide = differentiable.computed(preactivation)
+        value = differentiable.ACTIVATIONS[self.activation].value
+        if self.kind is None:
+            return value(wide)
+        linear, gate = differentiable.split_gate(wide, -1, self.gate_first)
+        return linear * value(gate)
+
+    def grad_formula(self, grad: Tensor, preactivation: Tensor | None) -> Tensor:
+        """The gradient to the preactivation from the gradient to the hidden activation, unrounded."""
+        if self.kind is None:
+            return differentiable.grad_preactivation(self.activation, grad, preactivation, None)
+        assert preactivation is not None
+        value, gate = differentiable.split_gate(preactivation, -1, self.gate_first)
+        grads = differentiable.gated_backward(self.activation, grad, value, gate, (True, True))
+        assert grads[0] is not None and grads[1] is not None
+        return torch.cat([grads[1], grads[0]] if self.gate_first else [grads[0], grads[1]], -1)
+
+    @property
+    def slope_needs_preactivation(self) -> bool:
+        """Whether the gradient of the hidden layer depends on its preactivation."""
+        return self.kind is not None or self.activation != "none"
+
+
+def feedforward(
+    block: Block,
+    input: Tensor,
+    weight1: Tensor,
+    bias1: Tensor | None,
+    weight2: Tensor,
+    bias2: Tensor | None,
+    keep_preactivation: bool = False,
+) -> tuple[Tensor, Tensor | None]:
+    """The block's output, and the first layer's preactivation if it is to be kept."""
+    core = library.core()
+    backend = block.backend
+    with block.told_as(0):
+        if block.kind is None:
+            hidden, preactivation = launch(
+                core, "linear", block.activation, (input, weight1, bias1), (True, keep_preactivation), backend
+            )
+        else:
+            preactivation, _ = launch(core, "linear", "none", (input, weight1, bias1), (True, False), backend)
+            assert preactivation is not None
+            if preactivation.shape[-1] % 2:
+                weight_name = block.argument_names[0]
+                rows = preactivation.shape[-1]
+                raise errors.InvalidProblemError(f"{block.op}: {weight_name}: {rows} rows, want [2*H, K]")
+            hidden = block.hidden(preactivation)
+    with block.told_as(1):
+        out, _ = launch(core, "linear", "none", (hidden, weight2, bias2), (True, False), backend)
+    assert out is not None
+    return out, preactivation if keep_preactivation else None
+
+
+@dataclass(slots=True)
+class FeedForwardProblem:
+    """Backward of a block; tensors are grad_output, input, weight1, bias1, weight2, preactivation."""
+
+    block: Block
+    shapes: tuple[Shape, Shape, Shape | None, Shape, Shape | None]
+
+    def run(self, needs: Needs, *tensors: Tensor | None) -> Tensors:
+        grad, input, weight1, bias1, weight2, preactivation = tensors
+        assert grad is not None
+        core, block, shapes = library.core(), self.block, self.shapes
+        first_needed = any(needs[:3])
+        if preactivation is None and (needs[3] or (first_needed and block.slope_needs_preactivation)):
+            preactivation, _ = launch(core, "linear", "none", (input, weight1, bias1), (True, False), block.backend)
+        if needs[3]:
+            assert preactivation is not None
+            hidden = block.hidden(preactivation)
+        else:
+            hidden = stand_in(grad, (*grad.shape[:-1], shapes[3][1]))
+        if weight2 is None:
+            weight2 = stand_in(grad, shapes[3])
+        bias2 = None if shapes[4] is None else grad.new_empty(shapes[4])
+        grad_hidden, grad_weight2, grad_bias2 = launch(
+            core,
+            "linear_backward",
+            "none",
+            (grad, hidden, weight2, bias2, None, None),
+            (first_needed, needs[3], needs[4]),
+            block.backend,
+        )
+        del hidden
+        if not first_needed:
+            return None, None, None, grad_weight2, grad_bias2
+        assert grad_hidden is not None
+        activation = block.activation
+        if block.kind is not None:
+            assert preactivation is not None
+            grad_hidden = block.grad_hidden_to_preactivation(grad_hidden, preactivation)
+            activation = "none"
+        first_inputs = (
+            grad_hidden,
+            stand_in(grad, shapes[0]) if input is None else input,
+            stand_in(grad, shapes[1]) if weight1 is None else weight1,
+            grad.new_empty(shapes[2]) if bias1 is None and shapes[2] is not None else bias1,
+            None if activation == "none" else preactivation,
+            None,
+        )
+        grads = launch(core, "linear_backward", activation, first_inputs, needs[:3], block.backend)
+        return (*grads, grad_weight2, grad_bias2)
+
+    def formula(self, needs: Needs, *tensors: Tensor | None, grad_hidden: Tensor | None = None) -> Tensors:
+        grad, input, weight1, bias1, weight2, preactivation = tensors
+        block, shapes = self.block, self.shapes
+        gradient = grad if grad is not None else grad_hidden
+        assert gradient is not None
+        dtype = gradient.dtype
+        first_needed = any(needs[:3])
+        if preactivation is None and (needs[3] or (first_needed and block.slope_needs_preactivation)):
+            assert input is not None and weight1 is not None
+            preactivation = torch.matmul(input, weight1.mT)
+            if bias1 is not None:
+                preactivation = preactivation + bias1
+        grad_weight2 = grad_bias2 = grad_pre = None
+        if grad is not None:
+            hidden = block.hidden_formula(preactivation).to(dtype) if needs[3] and preactivation is not None else None
+            second_shapes = ((*grad.shape[:-1], shapes[3][1]), shapes[3], shapes[4])
+            grad_activated, grad_weight2, grad_bias2 = differentiable.gemm_backward(
+                differentiable.computed(grad),
+                hidden,
+                weight2,
+                dtype,
+                second_shapes,
+                (first_needed, needs[3], needs[4]),
+                True,
+            )
+            if grad_activated is not None:
+                grad_pre = block.grad_formula(grad_activated, preactivation)
+        if grad_hidden is not None:
+            extra = differentiable.computed(grad_hidden)
+            grad_pre = extra if grad_pre is None else grad_pre + extra
+        if grad_pre is None or not first_needed:
+            return None, None, None, grad_weight2, grad_bias2
+        grads = differentiable.gemm_backward(grad_pre, input, weight1, dtype, shapes[:3], needs[:3], True)
+        return (*grads, grad_weight2, grad_bias2)
+
+
+class FeedForward(Function):
+    """A block as one function; the preactivation is its hidden second output."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        block: Block,
+        recompute: bool,
+        input: Tensor,
+        weight1: Tensor,
+        bias1: Tensor | None,
+        weight2: Tensor,
+        bias2: Tensor | None,
+    ) -> Tensors:
+        need_input, need_weight1, need_bias1, need_weight2, _ = ctx.needs_input_grad[2:]
+        need_first = need_input or need_weight1 or need_bias1
+        need_preactivation = need_weight2 or (need_first and block.slope_needs_preactivation)
+        recompute = recompute and need_preactivation
+        out, preactivation = feedforward(
+            block, input, weight1, bias1, weight2, bias2, need_preactivation and not recompute
+        )
+        bias1_shape, bias2_shape = (None if bias is None else bias.shape for bias in (bias1, bias2))
+        shapes = (input.shape, weight1.shape, bias1_shape, weight2.shape, bias2_shape)
+        ctx.problem = FeedForwardProblem(block, shapes)
+        ctx.save_for_backward(
+            input if need_weight1 or recompute else None,
+            weight1 if need_input or recompute else None,
+            bias1 if recompute else None,
+            weight2 if need_first else None,
+            preactivation,
+        )
+        ctx.set_materialize_grads(False)
+        return out, preactivation
+
+    @staticmethod
+    def backward(ctx: Any, grad_output: Tensor | None, grad_hidden: Tensor | None) -> tuple[Any, ...]:
+        needs = ctx.needs_input_grad[2:]
+        grads: Tensors = (None,) * 5
+        if grad_hidden is not None:
+            grads = ctx.problem.formula(needs, grad_output, *ctx.saved_tensors, grad_hidden=grad_hidden)
+        elif grad_output is not None:
+            grads = differentiate(ctx.problem, needs, grad_output, *ctx.saved_tensors)
+        return (None, None, *grads)

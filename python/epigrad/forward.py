@@ -1,0 +1,284 @@
+"""The functions of `epigrad` without a graph: nothing is saved and no output requires a gradient.
+
+`out` gives a tensor to write into: right shape and dtype, any strides, no memory shared with an input. It is returned
+itself.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, overload
+
+from torch import Tensor
+
+from epigrad import library, selection
+from epigrad.arguments import check_tensors, dim_index, gate_is_first, lerp_weight, out_tensors
+from epigrad.launch import launch_into
+
+__all__ = ["gated_activation", "gated_product", "lerp", "linear", "matmul_bias_activation"]
+
+
+@overload
+def matmul_bias_activation(
+    a: Tensor,
+    b: Tensor,
+    bias: Tensor | None = None,
+    activation: str | None = "none",
+    *,
+    return_preactivation: Literal[False] = False,
+    out: Tensor | None = None,
+) -> Tensor: ...
+@overload
+def matmul_bias_activation(
+    a: Tensor,
+    b: Tensor,
+    bias: Tensor | None = None,
+    activation: str | None = "none",
+    *,
+    return_preactivation: Literal[True],
+    out: Tensor | None = None,
+) -> tuple[Tensor, Tensor]: ...
+def matmul_bias_activation(
+    a: Tensor,
+    b: Tensor,
+    bias: Tensor | None = None,
+    activation: str | None = "none",
+    *,
+    return_preactivation: bool = False,
+    out: Tensor | None = None,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """Compute ``act(a @ b + bias)``, without a graph.
+
+    Args:
+        a: ``[..., M, K]`` or ``[K]``; float32, float64, bfloat16 or float16, as all tensors here.
+        b: ``[K, N]``, ``[..., K, N]`` or ``[K]``; batch dimensions broadcast as in `torch.matmul`.
+        bias: ``[N]``, a scalar where `b` is 1-D, or None.
+        activation: ``"none"`` or None, ``"relu"``, ``"gelu"``, ``"gelu_tanh"``, ``"silu"``, ``"sigmoid"`` or
+            ``"tanh"``.
+        return_preactivation: return ``a @ b + bias`` too, rounded to the storage dtype.
+        out: a tensor to write the output into.
+
+    Returns:
+        The output, or ``(output, preactivation)``.
+
+    Raises:
+        InvalidProblemError: (a ``ValueError``) shapes that do not fit, an unknown activation, an `out` that overlaps.
+        DTypeError: (a ``TypeError``) a mix of dtypes, another dtype, or something that is not a tensor.
+        DeviceMismatchError: (a ``ValueError``) tensors on different devices.
+        UnsupportedError: (a ``NotImplementedError``) tensor subclasses and functorch's wrappers.
+        BackendUnavailableError: (a ``RuntimeError``) tensors of a device that this build cannot compute on.
+
+    Source:
+        `epigrad.matmul_bias_activation`.
+
+    Examples:
+        >>> import torch
+        >>> from epigrad.forward import matmul_bias_activation
+        >>> a, b = torch.ones(2, 3), -torch.ones(3, 4)
+        >>> out, pre = matmul_bias_activation(a, b, activation="relu", return_preactivation=True)
+        >>> out[0, 0].item(), pre[0, 0].item()
+        (0.0, -3.0)
+    """
+    check_tensors("matmul_bias_activation", a=a, b=b)
+    return _gemm("matmul_bias_activation", (a, b, bias), activation, return_preactivation, out)
+
+
+@overload
+def linear(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    activation: str | None = "none",
+    *,
+    return_preactivation: Literal[False] = False,
+    out: Tensor | None = None,
+) -> Tensor: ...
+@overload
+def linear(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    activation: str | None = "none",
+    *,
+    return_preactivation: Literal[True],
+    out: Tensor | None = None,
+) -> tuple[Tensor, Tensor]: ...
+def linear(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    activation: str | None = "none",
+    *,
+    return_preactivation: bool = False,
+    out: Tensor | None = None,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """Compute ``act(input @ weight.T + bias)``, without a graph.
+
+    Args:
+        input: ``[..., K]``; float32, float64, bfloat16 or float16, as all tensors here.
+        weight: ``[N, K]``.
+        bias: ``[N]`` or None.
+        activation: ``"none"`` or None, ``"relu"``, ``"gelu"``, ``"gelu_tanh"``, ``"silu"``, ``"sigmoid"`` or
+            ``"tanh"``.
+        return_preactivation: return ``input @ weight.T + bias`` too, rounded to the storage dtype.
+        out: a tensor ``[..., N]`` to write the output into.
+
+    Returns:
+        The output ``[..., N]``, or ``(output, preactivation)``.
+
+    Raises:
+        InvalidProblemError: (a ``ValueError``) shapes that do not fit, an unknown activation, an `out` that overlaps.
+        DTypeError: (a ``TypeError``) a mix of dtypes, another dtype, or something that is not a tensor.
+        DeviceMismatchError: (a ``ValueError``) tensors on different devices.
+        UnsupportedError: (a ``NotImplementedError``) tensor subclasses and functorch's wrappers.
+        BackendUnavailableError: (a ``RuntimeError``) tensors of a device that this build cannot compute on.
+
+    Source:
+        `epigrad.linear`.
+
+    Examples:
+        >>> import torch
+        >>> from epigrad.forward import linear
+        >>> out = torch.empty(5, 4)
+        >>> linear(torch.ones(5, 3), torch.ones(4, 3), activation="tanh", out=out) is out
+        True
+    """
+    check_tensors("linear", input=input, weight=weight)
+    return _gemm("linear", (input, weight, bias), activation, return_preactivation, out)
+
+
+def gated_activation(
+    input: Tensor, kind: str = "swiglu", dim: int = -1, *, gate: str = "second", out: Tensor | None = None
+) -> Tensor:
+    """Compute ``value * act(gate)``, value and gate being the halves of `input` along `dim`, without a graph.
+
+    Args:
+        input: any shape whose size along `dim` is even; float32, float64, bfloat16 or float16.
+        kind: ``"glu"``, ``"reglu"``, ``"swiglu"``, ``"geglu"``, ``"geglu_tanh"`` or ``"bilinear"``.
+        dim: the dimension that is split.
+        gate: which half is the gate: ``"second"`` or ``"first"``.
+        out: a tensor to write into.
+
+    Returns:
+        A tensor of input's shape with half the size along `dim`.
+
+    Raises:
+        InvalidProblemError: (a ``ValueError``) a dim that does not exist or is odd, an unknown kind or gate, an `out`
+            that overlaps.
+        DTypeError: (a ``TypeError``) another dtype, or something that is not a tensor.
+        UnsupportedError: (a ``NotImplementedError``) tensor subclasses and functorch's wrappers.
+        BackendUnavailableError: (a ``RuntimeError``) tensors of a device that this build cannot compute on.
+
+    Source:
+        `epigrad.gated_activation`.
+
+    Examples:
+        >>> import torch
+        >>> from epigrad.forward import gated_activation
+        >>> gated_activation(torch.tensor([2.0, 3.0]), "bilinear")
+        tensor([6.])
+    """
+    op = "gated_activation"
+    core = library.core()
+    core.gated_kind(op, kind)
+    gate_first, dim = gate_is_first(op, gate), dim_index(op, dim)
+    check_tensors(op, input=input)
+    outputs = out_tensors(op, (out,), ("out",))
+    (result,) = launch_into(core, op, kind, (input,), (True,), outputs, selection.current(), dim, gate_first)
+    assert result is not None
+    return result
+
+
+def gated_product(value: Tensor, gate: Tensor, kind: str = "swiglu", *, out: Tensor | None = None) -> Tensor:
+    """Compute ``value * act(gate)`` from two separate tensors, without a graph.
+
+    Args:
+        value: any shape; float32, float64, bfloat16 or float16.
+        gate: the shape and dtype of `value`.
+        kind: ``"glu"``, ``"reglu"``, ``"swiglu"``, ``"geglu"``, ``"geglu_tanh"`` or ``"bilinear"``.
+        out: a tensor to write into.
+
+    Returns:
+        A tensor of value's shape.
+
+    Raises:
+        InvalidProblemError: (a ``ValueError``) shapes that differ, an unknown kind, an `out` that overlaps.
+        DTypeError: (a ``TypeError``) a mix of dtypes, another dtype, or something that is not a tensor.
+        DeviceMismatchError: (a ``ValueError``) tensors on different devices.
+        UnsupportedError: (a ``NotImplementedError``) tensor subclasses and functorch's wrappers.
+        BackendUnavailableError: (a ``RuntimeError``) tensors of a device that this build cannot compute on.
+
+    Source:
+        `epigrad.gated_product`.
+
+    Examples:
+        >>> import torch
+        >>> from epigrad.forward import gated_product
+        >>> gated_product(torch.tensor([2.0]), torch.tensor([-3.0]), "reglu")
+        tensor([0.])
+    """
+    op = "gated_product"
+    core = library.core()
+    core.gated_kind(op, kind)
+    check_tensors(op, value=value, gate=gate)
+    outputs = out_tensors(op, (out,), ("out",))
+    (result,) = launch_into(core, op, kind, (value, gate), (True,), outputs, selection.current())
+    assert result is not None
+    return result
+
+
+def lerp(start: Tensor, end: Tensor, weight: float | Tensor, *, out: Tensor | None = None) -> Tensor:
+    """Compute ``start + weight * (end - start)``, without a graph.
+
+    Args:
+        start: any shape; float32, float64, bfloat16 or float16.
+        end: a shape that broadcasts with `start`.
+        weight: a number, used in full precision, or a tensor that broadcasts with the others.
+        out: a tensor of the shape that all broadcast to.
+
+    Returns:
+        A tensor of the shape that all broadcast to.
+
+    Raises:
+        InvalidProblemError: (a ``ValueError``) shapes that do not broadcast, an `out` that overlaps.
+        DTypeError: (a ``TypeError``) a mix of dtypes, another dtype, or something that is not a tensor.
+        DeviceMismatchError: (a ``ValueError``) tensors on different devices.
+        UnsupportedError: (a ``NotImplementedError``) tensor subclasses and functorch's wrappers.
+        BackendUnavailableError: (a ``RuntimeError``) tensors of a device that this build cannot compute on.
+
+    Source:
+        `torch.lerp`.
+
+    Examples:
+        >>> import torch
+        >>> from epigrad.forward import lerp
+        >>> lerp(torch.zeros(2), torch.ones(2), 0.25)
+        tensor([0.2500, 0.2500])
+    """
+    op = "lerp"
+    factor, tensor = lerp_weight(op, weight)
+    check_tensors(op, start=start, end=end)
+    outputs = out_tensors(op, (out,), ("out",))
+    (result,) = launch_into(
+        library.core(), op, None, (start, end, tensor), (True,), outputs, selection.current(), weight=factor
+    )
+    assert result is not None
+    return result
+
+
+def _gemm(
+    op: str,
+    inputs: tuple[Tensor, Tensor, Tensor | None],
+    activation: str | None,
+    return_preactivation: bool,
+    out: Tensor | None,
+) -> Tensor | tuple[Tensor, Tensor]:
+    core = library.core()
+    kind = core.activation(op, activation).name
+    outputs = (*out_tensors(op, (out,), ("out",)), None)
+    needs = (True, bool(return_preactivation))
+    result, preactivation = launch_into(core, op, kind, inputs, needs, outputs, selection.current())
+    assert result is not None
+    if not return_preactivation:
+        return result
+    assert preactivation is not None
+    return result, preactivation

@@ -1,0 +1,422 @@
+"""The differentiable functions of epigrad.
+
+Each checks Python types only (the core checks everything else) and picks autograd or not: where nothing requires a
+gradient, nothing is kept and no preactivation is formed.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+from epigrad import autograd, errors, library, selection
+from epigrad.arguments import (
+    dim_index,
+    gate_is_first,
+    lerp_weight,
+    not_a_tensor,
+    refuse_transforms,
+    transforms_active,
+    unknown_save,
+)
+from epigrad.feedforward import Block, FeedForward, feedforward
+from epigrad.launch import launch
+
+__all__ = ["gated_activation", "gated_mlp", "gated_product", "lerp", "linear", "matmul_bias_activation", "mlp"]
+
+_FORWARD_ONLY = (True, False)
+
+
+def matmul_bias_activation(
+    a: Tensor,
+    b: Tensor,
+    bias: Tensor | None = None,
+    activation: str | None = "none",
+    *,
+    save: str = "auto",
+) -> Tensor:
+    """Compute ``act(a @ b + bias)``.
+
+    The activation is applied to the accumulator before it is rounded to the storage dtype.
+
+    Args:
+        a: ``[..., M, K]`` or ``[K]``; float32, float64, bfloat16 or float16, as all tensors here.
+        b: ``[K, N]``, ``[..., K, N]`` or ``[K]``; batch dimensions broadcast as in `torch.matmul`.
+        bias: ``[N]``, a scalar where `b` is 1-D, or None.
+        activation: ``"none"`` or None, ``"relu"``, ``"gelu"``, ``"gelu_tanh"``, ``"silu"``, ``"sigmoid"`` or
+            ``"tanh"``.
+        save: what is kept for backward. ``"preactivation"``; ``"recompute"``: the inputs only; ``"auto"``: the output
+            where the derivative is a function of it, nothing for ``"none"``, else the preactivation.
+
+    Returns:
+        A contiguous tensor of the shape that `torch.matmul` gives. Each gradient has exactly its input's shape.
+
+    Raises:
+        InvalidProblemError: (a ``ValueError``) shapes that do not fit, an unknown activation or `save`.
+        DTypeError: (a ``TypeError``) a mix of dtypes, another dtype, or something that is not a tensor.
+        DeviceMismatchError: (a ``ValueError``) tensors on different devices.
+        UnsupportedError: (a ``NotImplementedError``) tensor subclasses, `torch.func` transforms, forward mode.
+        BackendUnavailableError: (a ``RuntimeError``) tensors of a device that this build cannot compute on.
+
+    Source:
+        The product as `torch.matmul`; the activations' formulas and papers are listed in ``go/activation``.
+
+    Examples:
+        >>> import epigrad, torch
+        >>> a, b, bias = torch.ones(2, 3), torch.ones(3, 4), torch.full((4,), -5.0)
+        >>> epigrad.matmul_bias_activation(a, b, bias, "relu").shape
+        torch.Size([2, 4])
+        >>> out = epigrad.matmul_bias_activation(a, b, activation="gelu")
+        >>> torch.allclose(out, torch.nn.functional.gelu(a @ b))
+        True
+    """
+    return _gemm("matmul_bias_activation", ("a", "b", "bias"), a, b, bias, activation, save)
+
+
+def linear(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    activation: str | None = "none",
+    *,
+    save: str = "auto",
+) -> Tensor:
+    """Compute ``act(input @ weight.T + bias)``, as `torch.nn.functional.linear` with an activation.
+
+    Args:
+        input: ``[..., K]``; float32, float64, bfloat16 or float16, as all tensors here.
+        weight: ``[N, K]``.
+        bias: ``[N]`` or None.
+        activation: ``"none"`` or None, ``"relu"``, ``"gelu"``, ``"gelu_tanh"``, ``"silu"``, ``"sigmoid"`` or
+            ``"tanh"``.
+        save: what is kept for backward: ``"auto"``, ``"preactivation"`` or ``"recompute"``, as in
+            `matmul_bias_activation`.
+
+    Returns:
+        A contiguous tensor ``[..., N]``.
+
+    Raises:
+        InvalidProblemError: (a ``ValueError``) shapes that do not fit, an unknown activation or `save`.
+        DTypeError: (a ``TypeError``) a mix of dtypes, another dtype, or something that is not a tensor.
+        DeviceMismatchError: (a ``ValueError``) tensors on different devices.
+        UnsupportedError: (a ``NotImplementedError``) tensor subclasses, `torch.func` transforms, forward mode.
+        BackendUnavailableError: (a ``RuntimeError``) tensors of a device that this build cannot compute on.
+
+    Source:
+        `torch.nn.functional.linear`; the activations' formulas and papers are listed in ``go/activation``.
+
+    Examples:
+        >>> import epigrad, torch
+        >>> x, weight, bias = torch.ones(5, 3), torch.ones(4, 3), torch.zeros(4)
+        >>> out = epigrad.linear(x, weight, bias, "silu")
+        >>> torch.allclose(out, torch.nn.functional.silu(torch.nn.functional.linear(x, weight, bias)))
+        True
+    """
+    return _gemm("linear", ("input", "weight", "bias"), input, weight, bias, activation, save)
+
+
+def gated_activation(input: Tensor, kind: str = "swiglu", dim: int = -1, *, gate: str = "second") -> Tensor:
+    """Compute ``value * act(gate)``, value and gate being the halves of `input` along `dim`.
+
+    Args:
+        input: any shape whose size along `dim` is even; float32, float64, bfloat16 or float16.
+        kind: ``"glu"``, ``"reglu"``, ``"swiglu"``, ``"geglu"`` (exact), ``"geglu_tanh"`` or ``"bilinear"`` (no
+            activation).
+        dim: the dimension that is split.
+        gate: which half is the gate: ``"second"``, as in `torch.nn.functional.glu`, or ``"first"``.
+
+    Returns:
+        A contiguous tensor of input's shape with half the size along `dim`.
+
+    Raises:
+        InvalidProblemError: (a ``ValueError``) a dim that does not exist or is odd, an unknown kind or gate.
+        DTypeError: (a ``TypeError``) another dtype, or something that is not a tensor.
+        UnsupportedError: (a ``NotImplementedError``) tensor subclasses, `torch.func` transforms, forward mode.
+        BackendUnavailableError: (a ``RuntimeError``) tensors of a device that this build cannot compute on.
+
+    Source:
+        Dauphin et al. 2016, https://arxiv.org/abs/1612.08083; Shazeer 2020, https://arxiv.org/abs/2002.05202.
+
+    Examples:
+        >>> import epigrad, torch
+        >>> x = torch.arange(8.0).reshape(2, 4)
+        >>> torch.allclose(epigrad.gated_activation(x, "glu"), torch.nn.functional.glu(x))
+        True
+        >>> epigrad.gated_activation(x, "swiglu", dim=0).shape
+        torch.Size([1, 4])
+    """
+    core = library.core()
+    activation = core.gated_kind("gated_activation", kind)
+    gate_first = gate_is_first("gated_activation", gate)
+    dim = dim_index("gated_activation", dim)
+    backend = selection.current()
+    try:
+        if transforms_active() or forward_ad._current_level >= 0:
+            refuse_transforms("gated_activation", input)
+        if input.requires_grad and torch.is_grad_enabled():
+            result: Tensor = autograd.GatedActivation.apply(kind, activation, dim, gate_first, backend, input)
+            return result
+    except AttributeError:
+        if isinstance(input, Tensor):
+            raise
+        raise not_a_tensor("gated_activation", ("input",), (input,)) from None
+    (out,) = launch(core, "gated_activation", kind, (input,), (True,), backend, dim, gate_first)
+    assert out is not None
+    return out
+
+
+def gated_product(value: Tensor, gate: Tensor, kind: str = "swiglu") -> Tensor:
+    """Compute ``value * act(gate)`` from two separate tensors.
+
+    Args:
+        value: any shape; float32, float64, bfloat16 or float16.
+        gate: the shape and dtype of `value`.
+        kind: ``"glu"``, ``"reglu"``, ``"swiglu"``, ``"geglu"`` (exact), ``"geglu_tanh"`` or ``"bilinear"`` (no
+            activation).
+
+    Returns:
+        A contiguous tensor of value's shape.
+
+    Raises:
+        InvalidProblemError: (a ``ValueError``) shapes that differ, an unknown kind.
+        DTypeError: (a ``TypeError``) a mix of dtypes, another dtype, or something that is not a tensor.
+        DeviceMismatchError: (a ``ValueError``) tensors on different devices.
+        UnsupportedError: (a ``NotImplementedError``) tensor subclasses, `torch.func` transforms, forward mode.
+        BackendUnavailableError: (a ``RuntimeError``) tensors of a device that this build cannot compute on.
+
+    Source:
+        Shazeer 2020, https://arxiv.org/abs/2002.05202.
+
+    Examples:
+        >>> import epigrad, torch
+        >>> value, gate = torch.ones(2, 3), torch.linspace(-1, 1, 6).reshape(2, 3)
+        >>> torch.allclose(epigrad.gated_product(value, gate, "swiglu"), torch.nn.functional.silu(gate))
+        True
+    """
+    core = library.core()
+    activation = core.gated_kind("gated_product", kind)
+    backend = selection.current()
+    try:
+        if transforms_active() or forward_ad._current_level >= 0:
+            refuse_transforms("gated_product", value, gate)
+        if (value.requires_grad or gate.requires_grad) and torch.is_grad_enabled():
+            result: Tensor = autograd.GatedProduct.apply(kind, activation, backend, value, gate)
+            return result
+    except AttributeError:
+        if isinstance(value, Tensor) and isinstance(gate, Tensor):
+            raise
+        raise not_a_tensor("gated_product", ("value", "gate"), (value, gate)) from None
+    (out,) = launch(core, "gated_product", kind, (value, gate), (True,), backend)
+    assert out is not None
+    return out
+
+
+def lerp(start: Tensor, end: Tensor, weight: float | Tensor) -> Tensor:
+    """Compute ``start + weight * (end - start)``, as `torch.lerp`.
+
+    Args:
+        start: any shape; float32, float64, bfloat16 or float16.
+        end: a shape that broadcasts with `start`.
+        weight: a number, used in full precision, or a tensor that broadcasts with the others.
+
+    Returns:
+        A contiguous tensor of the shape that all broadcast to. Gradients are summed to the shape of what broadcast.
+
+    Raises:
+        InvalidProblemError: (a ``ValueError``) shapes that do not broadcast.
+        DTypeError: (a ``TypeError``) a mix of dtypes, another dtype, or something that is not a tensor.
+        DeviceMismatchError: (a ``ValueError``) tensors on different devices.
+        UnsupportedError: (a ``NotImplementedError``) tensor subclasses, `torch.func` transforms, forward mode.
+        BackendUnavailableError: (a ``RuntimeError``) tensors of a device that this build cannot compute on.
+
+    Source:
+        `torch.lerp`.
+
+    Examples:
+        >>> import epigrad, torch
+        >>> epigrad.lerp(torch.zeros(3), torch.full((3,), 10.0), torch.tensor([0.0, 0.5, 1.0]))
+        tensor([ 0.,  5., 10.])
+    """
+    core = library.core()
+    factor, tensor = lerp_weight("lerp", weight)
+    backend = selection.current()
+    try:
+        if transforms_active() or forward_ad._current_level >= 0:
+            refuse_transforms("lerp", start, end, tensor)
+        if (
+            start.requires_grad or end.requires_grad or (tensor is not None and tensor.requires_grad)
+        ) and torch.is_grad_enabled():
+            result: Tensor = autograd.Lerp.apply(backend, factor, start, end, tensor)
+            return result
+    except AttributeError:
+        if isinstance(start, Tensor) and isinstance(end, Tensor):
+            raise
+        raise not_a_tensor("lerp", ("start", "end"), (start, end)) from None
+    (out,) = launch(core, "lerp", None, (start, end, tensor), (True,), backend, weight=factor)
+    assert out is not None
+    return out
+
+
+def mlp(
+    input: Tensor,
+    weight1: Tensor,
+    bias1: Tensor | None,
+    weight2: Tensor,
+    bias2: Tensor | None,
+    activation: str | None = "gelu_tanh",
+    *,
+    save: str = "auto",
+) -> Tensor:
+    """Compute ``act(input @ weight1.T + bias1) @ weight2.T + bias2``; the hidden activation is never saved for
+    backward.
+
+    Args:
+        input: ``[..., K]``; float32, float64, bfloat16 or float16, as all tensors here.
+        weight1: ``[H, K]``.
+        bias1: ``[H]`` or None.
+        weight2: ``[N, H]``.
+        bias2: ``[N]`` or None.
+        activation: ``"none"`` or None, ``"relu"``, ``"gelu"``, ``"gelu_tanh"``, ``"silu"``, ``"sigmoid"`` or
+            ``"tanh"``.
+        save: ``"auto"`` and ``"preactivation"`` keep the first layer's preactivation, from which the hidden activation
+            is formed again in backward; ``"recompute"`` keeps the inputs only.
+
+    Returns:
+        A contiguous tensor ``[..., N]``.
+
+    Raises:
+        InvalidProblemError: (a ``ValueError``) shapes that do not fit, an unknown activation or `save`.
+        DTypeError: (a ``TypeError``) a mix of dtypes, another dtype, or something that is not a tensor.
+        DeviceMismatchError: (a ``ValueError``) tensors on different devices.
+        UnsupportedError: (a ``NotImplementedError``) tensor subclasses, `torch.func` transforms, forward mode.
+        BackendUnavailableError: (a ``RuntimeError``) tensors of a device that this build cannot compute on.
+
+    Source:
+        Vaswani et al. 2017, section 3.3, https://arxiv.org/abs/1706.03762.
+
+    Examples:
+        >>> import epigrad, torch
+        >>> x, up, down = torch.ones(5, 3), torch.full((8, 3), 0.1), torch.full((2, 8), 0.1)
+        >>> out = epigrad.mlp(x, up, None, down, None, "relu")
+        >>> torch.allclose(out, torch.relu(x @ up.T) @ down.T)
+        True
+    """
+    name = library.core().activation("mlp", activation).name
+    block = Block("mlp", name, None, False, selection.current(), ("weight1", "bias1", "weight2", "bias2"))
+    return _feedforward(block, input, weight1, bias1, weight2, bias2, save)
+
+
+def gated_mlp(
+    input: Tensor,
+    weight_in: Tensor,
+    bias_in: Tensor | None,
+    weight_out: Tensor,
+    bias_out: Tensor | None,
+    kind: str = "swiglu",
+    *,
+    gate: str = "second",
+    save: str = "auto",
+) -> Tensor:
+    """Compute ``gated_activation(input @ weight_in.T + bias_in) @ weight_out.T + bias_out``; the hidden activation is
+    never saved.
+
+    Args:
+        input: ``[..., K]``; float32, float64, bfloat16 or float16, as all tensors here.
+        weight_in: ``[2*H, K]``: value and gate rows, in the order that `gate` tells.
+        bias_in: ``[2*H]`` or None.
+        weight_out: ``[N, H]``.
+        bias_out: ``[N]`` or None.
+        kind: ``"glu"``, ``"reglu"``, ``"swiglu"``, ``"geglu"`` (exact), ``"geglu_tanh"`` or ``"bilinear"`` (no
+            activation).
+        gate: which half is the gate: ``"second"`` or ``"first"`` (as most Llama-style checkpoints stack them).
+        save: ``"auto"`` and ``"preactivation"`` keep the first layer's output, from which the hidden activation is
+            formed again in backward; ``"recompute"`` keeps the inputs only.
+
+    Returns:
+        A contiguous tensor ``[..., N]``.
+
+    Raises:
+        InvalidProblemError: (a ``ValueError``) shapes that do not fit, an unknown kind, gate or `save`.
+        DTypeError: (a ``TypeError``) a mix of dtypes, another dtype, or something that is not a tensor.
+        DeviceMismatchError: (a ``ValueError``) tensors on different devices.
+        UnsupportedError: (a ``NotImplementedError``) tensor subclasses, `torch.func` transforms, forward mode.
+        BackendUnavailableError: (a ``RuntimeError``) tensors of a device that this build cannot compute on.
+
+    Source:
+        Shazeer 2020, https://arxiv.org/abs/2002.05202.
+
+    Examples:
+        >>> import epigrad, torch
+        >>> x, weight_in, weight_out = torch.ones(5, 3), torch.full((8, 3), 0.1), torch.full((2, 4), 0.1)
+        >>> out = epigrad.gated_mlp(x, weight_in, None, weight_out, None, "glu")
+        >>> torch.allclose(out, torch.nn.functional.glu(x @ weight_in.T) @ weight_out.T)
+        True
+    """
+    activation = library.core().gated_kind("gated_mlp", kind)
+    names = ("weight_in", "bias_in", "weight_out", "bias_out")
+    block = Block("gated_mlp", activation, kind, gate_is_first("gated_mlp", gate), selection.current(), names)
+    return _feedforward(block, input, weight_in, bias_in, weight_out, bias_out, save)
+
+
+def _gemm(
+    op: str,
+    names: tuple[str, str, str],
+    a: Tensor,
+    b: Tensor,
+    bias: Tensor | None,
+    activation: str | None,
+    save: str,
+) -> Tensor:
+    core = library.core()
+    row = core.activation(op, activation)
+    name = row.name
+    if save == "auto":
+        keep = autograd.OUTPUT if row.from_output else autograd.PREACTIVATION
+    elif save == "preactivation":
+        keep = autograd.PREACTIVATION
+    elif save == "recompute":
+        keep = autograd.RECOMPUTE
+    else:
+        raise unknown_save(op, save)
+    if name == "none":
+        keep = autograd.NOTHING
+    backend = selection.current()
+    try:
+        if transforms_active() or forward_ad._current_level >= 0:
+            refuse_transforms(op, a, b, bias)
+        if (
+            a.requires_grad or b.requires_grad or (bias is not None and bias.requires_grad)
+        ) and torch.is_grad_enabled():
+            result: Tensor = autograd.Gemm.apply(op, name, keep, backend, a, b, bias)[0]
+            return result
+    except AttributeError:
+        if isinstance(a, Tensor) and isinstance(b, Tensor) and (bias is None or isinstance(bias, Tensor)):
+            raise
+        raise not_a_tensor(op, names, (a, b, bias)) from None
+    out, _ = launch(core, op, name, (a, b, bias), _FORWARD_ONLY, backend)
+    assert out is not None
+    return out
+
+
+def _feedforward(
+    block: Block,
+    input: Tensor,
+    weight1: Tensor,
+    bias1: Tensor | None,
+    weight2: Tensor,
+    bias2: Tensor | None,
+    save: str,
+) -> Tensor:
+    if save not in ("auto", "preactivation", "recompute"):
+        raise unknown_save(block.op, save)
+    tensors = (input, weight1, bias1, weight2, bias2)
+    for tensor, name in zip(tensors, ("input", *block.argument_names), strict=True):
+        if not isinstance(tensor, Tensor) and (tensor is not None or "bias" not in name):
+            raise errors.DTypeError(f"{block.op}: {name}: {type(tensor).__name__}, want a torch.Tensor")
+    if transforms_active() or forward_ad._current_level >= 0:
+        refuse_transforms(block.op, *tensors)
+    if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors):
+        result: Tensor = FeedForward.apply(block, save == "recompute", *tensors)[0]
+        return result
+    return feedforward(block, *tensors)[0]

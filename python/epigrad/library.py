@@ -1,0 +1,181 @@
+"""Loads the core on first use and gives the rest of the package its functions and tables.
+
+`import epigrad` loads no Go: a Go runtime does not survive ``fork``, and a process that only imports must stay free to
+fork. A child that was forked before the first use loads the core itself; a child that inherited a loaded one gets
+`BackendUnavailableError`, never a hang.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.machinery
+import importlib.util
+import json
+import os
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any, Protocol, TypeVar, cast
+
+import torch
+
+from epigrad import errors
+
+__all__ = ["Activation", "Core", "control_call", "core", "is_loaded"]
+
+_Result = TypeVar("_Result")
+
+_FORKED = (
+    "epigrad was used in this process's parent before the fork, and its runtime does not survive one: start workers "
+    "with the 'spawn' or 'forkserver' method, or use epigrad for the first time after the fork"
+)
+
+
+class ControlPlan(Protocol):
+    """A plan that the core holds."""
+
+    def Handle(self) -> int: ...  # noqa: N802 (Go's name)
+    def Describe(self) -> str: ...  # noqa: N802
+    def Close(self) -> None: ...  # noqa: N802
+
+
+class Control(Protocol):
+    """The cold side of the core, as gopy binds it; tables and facts are strings of JSON."""
+
+    def SelectPlan(self, spec: str, /) -> ControlPlan: ...  # noqa: N802
+    def Tables(self) -> str: ...  # noqa: N802
+    def Backends(self) -> str: ...  # noqa: N802
+    def DoctorFacts(self) -> str: ...  # noqa: N802
+    def PlanCacheSize(self) -> int: ...  # noqa: N802
+    def ClearPlanCache(self) -> None: ...  # noqa: N802
+
+
+@dataclass(frozen=True, slots=True)
+class Activation:
+    """One row of the core's table of activations."""
+
+    name: str
+    from_output: bool
+    formula: str
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class Core:
+    """The loaded core: the fast path's functions, the control plane, and the tables keyed by name."""
+
+    infer: Callable[..., tuple[tuple[tuple[int, ...] | None, ...], int]]
+    run: Callable[..., None]
+    plan_check: Callable[..., None]
+    plan_run: Callable[..., None]
+    forked: Callable[[], bool]
+    control: Control
+    activations: dict[str | None, Activation]
+    gated_kinds: dict[str, str]
+    version: str
+
+    def activation(self, op: str, name: str | None) -> Activation:
+        """The row of an activation; `None` means ``"none"``."""
+        try:
+            return self.activations[name]
+        except (KeyError, TypeError):
+            valid = ", ".join(repr(known) for known in self.activations if known is not None)
+            raise errors.InvalidProblemError(f"{op}: activation: {name!r}, want one of {valid}") from None
+
+    def gated_kind(self, op: str, kind: str) -> str:
+        """The name of the activation that a gated kind's gate goes through."""
+        try:
+            return self.gated_kinds[kind]
+        except (KeyError, TypeError):
+            valid = ", ".join(map(repr, self.gated_kinds))
+            raise errors.InvalidProblemError(f"{op}: kind: {kind!r}, want one of {valid}") from None
+
+
+_lock = threading.Lock()
+_core: Core | None = None
+_started = False
+_inherited = False
+
+
+def core() -> Core:
+    """The core, loaded by the first call in this process."""
+    return _core if _core is not None else _load()
+
+
+def is_loaded() -> bool:
+    """Whether this process has loaded the core."""
+    return _core is not None
+
+
+def control_call(function: Callable[..., _Result], *arguments: Any) -> _Result:
+    """Call a function of the control plane; its errors come back as the classes of `epigrad.errors`."""
+    try:
+        return function(*arguments)
+    except RuntimeError as error:
+        if isinstance(error, errors.EpigradError):
+            raise
+        raise errors.from_text(str(error)) from None
+
+
+def _load() -> Core:
+    global _core, _started
+    if _inherited:
+        raise errors.BackendUnavailableError(_FORKED)
+    with _lock:
+        if _core is not None:
+            return _core
+        if not _started:
+            _started = True
+            os.register_at_fork(after_in_child=_after_fork_in_child)
+        try:
+            native = importlib.import_module("epigrad._native")
+        except ImportError as error:
+            raise errors.BackendUnavailableError(
+                f"epigrad's compiled core cannot be loaded ({error}): build it with 'pip install .' in the repository"
+            ) from error
+        native.configure(torch.Tensor, torch.nn.Parameter, errors.from_status)
+        control = _load_control(native)
+        tables = json.loads(control_call(control.Tables))
+        rows = [Activation(a["name"], a["from_output"], a["formula"], a["source"]) for a in tables["activations"]]
+        activations: dict[str | None, Activation] = {row.name: row for row in rows}
+        activations[None] = activations["none"]
+        _core = Core(
+            infer=native.infer,
+            run=native.run,
+            plan_check=native.plan_check,
+            plan_run=native.plan_run,
+            forked=native.forked,
+            control=control,
+            activations=activations,
+            gated_kinds={kind["name"]: kind["activation"] for kind in tables["gated_kinds"]},
+            version=tables["version"],
+        )
+        return _core
+
+
+def _load_control(native: ModuleType) -> Control:
+    """Import gopy's package, whose C module lives in the same extension file so that one Go runtime serves both."""
+    name = "epigrad._control"
+    if name not in sys.modules:
+        path = native.__file__
+        if path is None:
+            raise errors.BackendUnavailableError("epigrad's compiled core has no file to load its control plane from")
+        loader = importlib.machinery.ExtensionFileLoader(name, path)
+        spec = importlib.util.spec_from_file_location(name, path, loader=loader)
+        if spec is None:
+            raise errors.BackendUnavailableError(f"epigrad's control plane cannot be loaded from {path}")
+        module = importlib.util.module_from_spec(spec)
+        loader.exec_module(module)
+        sys.modules[name] = module
+        vars(sys.modules["epigrad"])["_control"] = module
+    return cast(Control, importlib.import_module("epigrad.control.control"))
+
+
+def _after_fork_in_child() -> None:
+    global _core, _lock, _inherited
+    # Another thread may have held the lock at the fork; nobody in the child will release it.
+    _lock = threading.Lock()
+    _core = None
+    _inherited = True

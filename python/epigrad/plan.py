@@ -1,0 +1,431 @@
+"""Plans: describe a problem, select a kernel for it, ask what it will do, run it on your own buffers.
+
+`select` validates the problem and chooses a kernel without touching data; `run` allocates nothing on the device.
+Leading dimensions are in elements, the workspace is in bytes.
+"""
+
+from __future__ import annotations
+
+import json
+import operator
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Self
+
+import torch
+from torch import Tensor
+
+from epigrad import errors, library
+from epigrad.arguments import gate_is_first
+from epigrad.launch import aligned_workspace, mark_written, refuse_negative
+
+__all__ = [
+    "GatedActivation",
+    "GatedActivationBackward",
+    "GemmEpilogue",
+    "GemmEpilogueBackward",
+    "KernelSku",
+    "Lerp",
+    "LerpBackward",
+    "PrecisionGuarantee",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class KernelSku:
+    """What will really run."""
+
+    op: str
+    kind: str
+    dtype: str
+    accumulator: str
+    backend: str
+    arch: str
+    kernel: str
+    layout: str
+    vector_width: int
+
+
+@dataclass(frozen=True, slots=True)
+class PrecisionGuarantee:
+    """What holds of the results, for this dtype and this kernel."""
+
+    math_precision: str
+    accumulator: str
+    deterministic: bool
+    bit_stable_on_same_hardware: bool
+
+
+def _close(control_plan: library.ControlPlan) -> None:
+    # After a fork the handle belongs to the parent: its core must not be entered here.
+    if library.is_loaded():
+        control_plan.Close()
+
+
+class _Plan:
+    """What the six classes share; made by `select`."""
+
+    _spec_class: ClassVar[str] = ""
+
+    def __init__(self, spec: dict[str, Any]) -> None:
+        core = library.core()
+        self._spec = spec
+        self._control_plan: library.ControlPlan = library.control_call(core.control.SelectPlan, json.dumps(spec))
+        finalizer = weakref.finalize(self, _close, self._control_plan)
+        finalizer.atexit = False
+        self._handle = self._control_plan.Handle()
+        facts = json.loads(self._control_plan.Describe())
+        self._inputs: tuple[str, ...] = tuple(facts["inputs"])
+        self._outputs: tuple[str, ...] = tuple(facts["outputs"])
+        self._names = frozenset(self._inputs + self._outputs)
+        self._workspace_size: int = facts["workspace_size"]
+        self._sku = KernelSku(**facts["sku"])
+        self._precision_guarantee = PrecisionGuarantee(**facts["precision_guarantee"])
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self._spec,)
+
+    def __repr__(self) -> str:
+        sku = self._sku
+        return f"{type(self).__name__}({sku.op}, {sku.kind}, {sku.dtype}, {sku.backend}: {sku.kernel})"
+
+    @property
+    def workspace_size(self) -> int:
+        """Bytes of workspace that `run` needs."""
+        return self._workspace_size
+
+    @property
+    def sku(self) -> KernelSku:
+        """What will really run."""
+        return self._sku
+
+    @property
+    def precision_guarantee(self) -> PrecisionGuarantee:
+        """What holds of the results, for this dtype and this kernel."""
+        return self._precision_guarantee
+
+    def can_implement(self, *, stream: object = None, accumulate: bool = False, **tensors: Tensor | None) -> None:
+        """Raise the error that `run` would raise for these tensors, or return None; nothing is computed.
+
+        A `workspace` may be given among the tensors; without one, a large enough one is assumed.
+
+        Args:
+            stream: as for `run`.
+            accumulate: as for `run`.
+            tensors: as for `run`.
+        """
+        workspace = tensors.pop("workspace", None)
+        inputs, outputs = self._arranged(tensors)
+        _stream_handle(stream)
+        if workspace is None:
+            workspace = aligned_workspace(self._workspace_size, torch.device("cpu"))
+        library.core().plan_check(self._handle, inputs, outputs, workspace, bool(accumulate))
+
+    def run(
+        self,
+        *,
+        workspace: Tensor | None = None,
+        stream: object = None,
+        accumulate: bool = False,
+        **tensors: Tensor | None,
+    ) -> None:
+        """Compute the outputs that are given, writing into them.
+
+        Args:
+            workspace: contiguous uint8, aligned to 256 bytes, of at least `workspace_size` bytes; None for 0 bytes.
+            stream: the stream to run on; None on CPU.
+            accumulate: add into the weight and bias gradients in place of overwriting them.
+            tensors: the inputs and outputs, by name; an output that is left out or None is not computed.
+
+        Raises:
+            TypeError: an unknown tensor name; the message lists the valid ones.
+            InvalidProblemError: (a ``ValueError``) a missing input, a tensor that is not what the plan was selected
+                for, overlap.
+            DTypeError: (a ``TypeError``) another dtype, or something that is not a tensor.
+            DeviceMismatchError: (a ``ValueError``) a tensor on another device.
+            MisalignedOperandError: (a ``ValueError``) a buffer that is not aligned to its element.
+            WorkspaceTooSmallError: (a ``ValueError``) too small a workspace.
+        """
+        inputs, outputs = self._arranged(tensors)
+        handle = _stream_handle(stream)
+        library.core().plan_run(
+            self._handle, inputs, outputs, workspace, handle, torch.get_num_threads(), bool(accumulate)
+        )
+        mark_written([output for output in outputs if output is not None])
+
+    def _arranged(
+        self, tensors: dict[str, Tensor | None]
+    ) -> tuple[tuple[Tensor | None, ...], tuple[Tensor | None, ...]]:
+        if not self._names.issuperset(tensors):
+            unknown = ", ".join(sorted(set(tensors) - self._names))
+            valid = ", ".join(self._inputs + self._outputs)
+            raise TypeError(f"{type(self).__name__}.run: unknown tensor {unknown}, want names among {valid}")
+        for name, tensor in tensors.items():
+            if tensor is not None:
+                refuse_negative(type(self).__name__, name, tensor)
+        get = tensors.get
+        return tuple([get(name) for name in self._inputs]), tuple([get(name) for name in self._outputs])
+
+
+class _Gemm(_Plan):
+    @classmethod
+    def select(
+        cls,
+        *,
+        m: int,
+        n: int,
+        k: int,
+        batch: int | Sequence[int] = (),
+        b_batched: bool = False,
+        activation: str | None = "none",
+        dtype: torch.dtype,
+        device: str | torch.device = "cpu",
+        lda: int | None = None,
+        ldb: int | None = None,
+        ld_grad: int | None = None,
+    ) -> Self:
+        """Choose a kernel for ``act(a @ b + bias)`` with a ``[*batch, m, k]`` and b ``[k, n]`` or ``[*batch, k, n]``.
+
+        Args:
+            m: rows of a.
+            n: columns of b.
+            k: columns of a, rows of b.
+            batch: batch dimensions, an int or several.
+            b_batched: whether b has the batch dimensions too.
+            activation: an activation of `epigrad.linear`.
+            dtype: float32, float64, bfloat16 or float16.
+            device: where the tensors will be.
+            lda: elements from one row of a to the next; a batch item starts ``rows * lda`` after the one before.
+            ldb: the same for b.
+            ld_grad: the same for the output's gradient (for the output, in the forward class).
+
+        Raises:
+            InvalidProblemError: (a ``ValueError``) a problem that makes no sense, or an unknown activation.
+            DTypeError: (a ``TypeError``) another dtype.
+            BackendUnavailableError: (a ``RuntimeError``) a device that this build cannot compute on.
+        """
+        name = cls._spec_class
+        sizes = [batch] if isinstance(batch, int) else batch
+        return cls(
+            {
+                "class": name,
+                "m": _size(name, "m", m),
+                "n": _size(name, "n", n),
+                "k": _size(name, "k", k),
+                "batch": [_size(name, "batch", size) for size in sizes],
+                "b_batched": bool(b_batched),
+                "activation": library.core().activation(name, activation).name,
+                "dtype": _dtype_name(name, dtype),
+                "device": str(device),
+                "lda": None if lda is None else _size(name, "lda", lda),
+                "ldb": None if ldb is None else _size(name, "ldb", ldb),
+                "ld_grad": None if ld_grad is None else _size(name, "ld_grad", ld_grad),
+            }
+        )
+
+
+class GemmEpilogue(_Gemm):
+    """``out = act(a @ b + bias)``; tensors of `run`: a, b, bias, out, and preactivation as a second output.
+
+    Examples:
+        >>> import torch
+        >>> from epigrad.plan import GemmEpilogue
+        >>> plan = GemmEpilogue.select(m=2, n=4, k=3, activation="relu", dtype=torch.float32)
+        >>> out = torch.empty(2, 4)
+        >>> workspace = torch.empty(plan.workspace_size, dtype=torch.uint8) if plan.workspace_size else None
+        >>> plan.run(a=torch.ones(2, 3), b=torch.ones(3, 4), out=out, workspace=workspace)
+        >>> out[0, 0].item()
+        3.0
+    """
+
+    _spec_class = "GemmEpilogue"
+
+
+class GemmEpilogueBackward(_Gemm):
+    """Gradients of ``act(a @ b + bias)``.
+
+    Tensors of `run`: grad_output, a, b, bias, preactivation, grad_a, grad_b, grad_bias.
+
+    Examples:
+        >>> import torch
+        >>> from epigrad.plan import GemmEpilogueBackward
+        >>> plan = GemmEpilogueBackward.select(m=2, n=4, k=3, dtype=torch.float32)
+        >>> plan.sku.op, plan.sku.dtype, plan.sku.backend
+        ('matmul_bias_activation_backward', 'float32', 'cpu')
+        >>> plan.precision_guarantee.deterministic
+        True
+    """
+
+    _spec_class = "GemmEpilogueBackward"
+
+
+class _Gated(_Plan):
+    @classmethod
+    def select(
+        cls,
+        *,
+        input_shape: Sequence[int],
+        split_dim: int = -1,
+        kind: str = "swiglu",
+        gate: str = "second",
+        dtype: torch.dtype,
+        device: str | torch.device = "cpu",
+    ) -> Self:
+        """Choose a kernel for ``value * act(gate)``, the halves of a tensor of `input_shape` along `split_dim`.
+
+        Args:
+            input_shape: shape of the input.
+            split_dim: the dimension that is split; its size is even.
+            kind: a gated kind of `epigrad.gated_activation`.
+            gate: which half is the gate: ``"second"`` or ``"first"``.
+            dtype: float32, float64, bfloat16 or float16.
+            device: where the tensors will be.
+
+        Raises:
+            InvalidProblemError: (a ``ValueError``) a problem that makes no sense, or an unknown kind or gate.
+            DTypeError: (a ``TypeError``) another dtype.
+            BackendUnavailableError: (a ``RuntimeError``) a device that this build cannot compute on.
+        """
+        name = cls._spec_class
+        library.core().gated_kind(name, kind)
+        gate_is_first(name, gate)
+        return cls(
+            {
+                "class": name,
+                "input_shape": [_size(name, "input_shape", size) for size in input_shape],
+                "split_dim": _size(name, "split_dim", split_dim),
+                "kind": kind,
+                "gate": gate,
+                "dtype": _dtype_name(name, dtype),
+                "device": str(device),
+            }
+        )
+
+
+class GatedActivation(_Gated):
+    """``out = value * act(gate)``; tensors of `run`: input, out.
+
+    Examples:
+        >>> import torch
+        >>> from epigrad.plan import GatedActivation
+        >>> plan, out = GatedActivation.select(input_shape=(2,), kind="bilinear", dtype=torch.float32), torch.empty(1)
+        >>> plan.run(input=torch.tensor([2.0, 3.0]), out=out)
+        >>> out
+        tensor([6.])
+    """
+
+    _spec_class = "GatedActivation"
+
+
+class GatedActivationBackward(_Gated):
+    """Gradient of ``value * act(gate)``; tensors of `run`: grad_output, input, grad_input.
+
+    Examples:
+        >>> import torch
+        >>> from epigrad.plan import GatedActivationBackward
+        >>> plan = GatedActivationBackward.select(input_shape=(2,), kind="bilinear", dtype=torch.float32)
+        >>> grad_input = torch.empty(2)
+        >>> plan.run(grad_output=torch.ones(1), input=torch.tensor([2.0, 3.0]), grad_input=grad_input)
+        >>> grad_input
+        tensor([3., 2.])
+    """
+
+    _spec_class = "GatedActivationBackward"
+
+
+class _Interpolation(_Plan):
+    @classmethod
+    def select(
+        cls,
+        *,
+        shape: Sequence[int],
+        weight: float | None = None,
+        dtype: torch.dtype,
+        device: str | torch.device = "cpu",
+    ) -> Self:
+        """Choose a kernel for ``start + weight * (end - start)`` on tensors of one shape.
+
+        Args:
+            shape: shape of the tensors.
+            weight: a number, or None for a tensor that is given to `run`.
+            dtype: float32, float64, bfloat16 or float16.
+            device: where the tensors will be.
+
+        Raises:
+            InvalidProblemError: (a ``ValueError``) a problem that makes no sense.
+            DTypeError: (a ``TypeError``) another dtype, or a weight that is not a number.
+            BackendUnavailableError: (a ``RuntimeError``) a device that this build cannot compute on.
+        """
+        name = cls._spec_class
+        if weight is not None:
+            try:
+                weight = float(weight)
+            except (TypeError, ValueError):
+                raise errors.DTypeError(
+                    f"{name}: weight: {type(weight).__name__}, want a number, or None for a tensor given to run"
+                ) from None
+        return cls(
+            {
+                "class": name,
+                "shape": [_size(name, "shape", size) for size in shape],
+                "weight": weight,
+                "dtype": _dtype_name(name, dtype),
+                "device": str(device),
+            }
+        )
+
+
+class Lerp(_Interpolation):
+    """``out = start + weight * (end - start)``; tensors of `run`: start, end, weight, out.
+
+    Examples:
+        >>> import torch
+        >>> from epigrad.plan import Lerp
+        >>> plan, out = Lerp.select(shape=(2,), weight=0.25, dtype=torch.float32), torch.empty(2)
+        >>> plan.run(start=torch.zeros(2), end=torch.ones(2), out=out)
+        >>> out
+        tensor([0.2500, 0.2500])
+    """
+
+    _spec_class = "Lerp"
+
+
+class LerpBackward(_Interpolation):
+    """Gradients of lerp; tensors of `run`: grad_output, start, end, weight, grad_start, grad_end, grad_weight.
+
+    `start` and `end` are needed for `grad_weight` only.
+
+    Examples:
+        >>> import torch
+        >>> from epigrad.plan import LerpBackward
+        >>> plan, grad_end = LerpBackward.select(shape=(2,), weight=0.25, dtype=torch.float32), torch.empty(2)
+        >>> plan.run(grad_output=torch.ones(2), grad_end=grad_end)
+        >>> grad_end
+        tensor([0.2500, 0.2500])
+    """
+
+    _spec_class = "LerpBackward"
+
+
+def _size(name: str, argument: str, value: int) -> int:
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise errors.InvalidProblemError(f"{name}: {argument}: {type(value).__name__}, want an int") from None
+
+
+def _dtype_name(name: str, dtype: torch.dtype) -> str:
+    if not isinstance(dtype, torch.dtype):
+        raise errors.DTypeError(f"{name}: dtype: {dtype!r}, want a torch.dtype")
+    return str(dtype).removeprefix("torch.")
+
+
+def _stream_handle(stream: object) -> int:
+    """The driver's handle of a stream; 0 is the only one there is on CPU."""
+    if stream is None:
+        return 0
+    handle = getattr(stream, "cuda_stream", stream)
+    if not isinstance(handle, int):
+        raise errors.InvalidProblemError(f"run: stream: {type(stream).__name__}, want a stream, its handle or None")
+    return handle

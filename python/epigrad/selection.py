@@ -1,0 +1,168 @@
+"""Which backend runs: what is there, `use_backend` for a choice by hand, and `tuning`.
+
+CPU tensors run on ``cpu`` and CUDA tensors on ``cuda``; nothing ever falls back to another backend silently.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from contextvars import ContextVar, Token
+from dataclasses import dataclass
+from types import TracebackType
+
+from epigrad import errors, library
+
+__all__ = ["BackendInfo", "backends", "current", "is_tuning", "tuning", "unavailable", "use_backend"]
+
+
+@dataclass(frozen=True, slots=True)
+class BackendInfo:
+    """What `backends` tells of one backend.
+
+    Attributes:
+        name: the word that `use_backend` takes.
+        available: whether it can run here.
+        device: the device that it would run on.
+        detail: facts about it, such as the kernels in use.
+        reason: why it is not available and what would fix it; empty if it is.
+    """
+
+    name: str
+    available: bool
+    device: str
+    detail: str
+    reason: str
+
+
+_selected: ContextVar[str | None] = ContextVar("epigrad_backend", default=None)
+
+
+def backends() -> list[BackendInfo]:
+    """List the backends that epigrad knows, those that cannot run here included.
+
+    Returns:
+        One `BackendInfo` for each.
+
+    Raises:
+        BackendUnavailableError: the core cannot be loaded, or it was loaded before a fork.
+
+    Examples:
+        >>> import epigrad
+        >>> [b.available for b in epigrad.backends() if b.name == "cpu"]
+        [True]
+    """
+    rows = json.loads(library.control_call(library.core().control.Backends))
+    return [
+        BackendInfo(row["name"], row["available"], row.get("device", ""), row.get("detail", ""), row.get("reason", ""))
+        for row in rows
+    ]
+
+
+class use_backend:  # noqa: N801 (a context manager, named as a function)
+    """Run CPU tensors through a backend of your choice, in this thread, for as long as the ``with`` block lasts.
+
+    Forward remembers its backend, so backward may run outside the block. ``EPIGRAD_BACKEND`` makes the same choice for
+    a whole process; a block wins over it. Blocks nest.
+
+    Args:
+        name: a name that `backends` lists.
+
+    Raises:
+        InvalidProblemError: (a ``ValueError``) an unknown name; the message lists the valid ones.
+        BackendUnavailableError: the backend cannot run here; the message says why.
+
+    Examples:
+        >>> import epigrad, torch
+        >>> with epigrad.use_backend("cpu"):
+        ...     epigrad.lerp(torch.zeros(2), torch.ones(2), 0.5)
+        tensor([0.5000, 0.5000])
+    """
+
+    def __init__(self, name: str) -> None:
+        _require("use_backend: name", name)
+        self._name = name
+        self._tokens: list[Token[str | None]] = []
+
+    def __enter__(self) -> None:
+        self._tokens.append(_selected.set(self._name))
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        _selected.reset(self._tokens.pop())
+
+
+def current() -> str | None:
+    """The backend chosen for CPU tensors in this thread, or None where nothing was chosen."""
+    name = _selected.get()
+    if name is None:
+        name = os.environ.get("EPIGRAD_BACKEND")
+        if not name:
+            return None
+        if name != "cpu":
+            _require("EPIGRAD_BACKEND", name)
+    return name
+
+
+def unavailable(name: str) -> errors.BackendUnavailableError:
+    """The error for a backend that cannot run here, with its own reason."""
+    for info in backends():
+        if info.name == name:
+            return errors.BackendUnavailableError(f"{name}: {info.reason or 'this backend cannot run these tensors'}")
+    known = ", ".join(info.name for info in backends())
+    return errors.BackendUnavailableError(f"{name}: epigrad has no backend for tensors of this device; it has {known}")
+
+
+def _require(argument: str, name: str) -> None:
+    infos = backends()
+    for info in infos:
+        if info.name == name:
+            if not info.available:
+                raise unavailable(name)
+            return
+    valid = ", ".join(repr(info.name) for info in infos)
+    raise errors.InvalidProblemError(f"{argument}: {name!r}, want one of {valid}")
+
+
+_tuning_lock = threading.Lock()
+_tuning_depth = 0
+
+
+class tuning:  # noqa: N801 (a context manager, named as a function)
+    """Let epigrad time the candidate kernels of every new problem met inside, and keep the choices in a cache file.
+
+    The choice is made where a backend has more than one kernel for a problem. The CPU backend has exactly one for each,
+    so on CPU there is nothing to time: the block changes no result and touches no file. It is process-wide (every
+    thread tunes while any block is open) and re-entrant. ``EPIGRAD_TUNE=1`` opens it for a whole process.
+
+    Args:
+        path: the cache file; None means the default place.
+
+    Examples:
+        >>> import epigrad, torch
+        >>> with epigrad.tuning():
+        ...     epigrad.lerp(torch.zeros(2), torch.ones(2), 0.5)
+        tensor([0.5000, 0.5000])
+    """
+
+    def __init__(self, path: str | os.PathLike[str] | None = None) -> None:
+        self.path = None if path is None else os.fspath(path)
+
+    def __enter__(self) -> None:
+        global _tuning_depth
+        with _tuning_lock:
+            _tuning_depth += 1
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        global _tuning_depth
+        with _tuning_lock:
+            _tuning_depth -= 1
+
+
+def is_tuning() -> bool:
+    """Whether a `tuning` block is open in this process, or ``EPIGRAD_TUNE=1`` is set."""
+    return _tuning_depth > 0 or os.environ.get("EPIGRAD_TUNE") == "1"

@@ -34,7 +34,9 @@ static PyObject *raise_status(int32_t status, const char *message, int64_t neede
     PyErr_SetString(PyExc_RuntimeError, message);
     return NULL;
   }
-  PyObject *error = PyObject_CallFunction(make_error, "isyLL", (int)status, epg_status_class(status), message, (long long)needed, (long long)got);
+  PyObject *text = PyUnicode_DecodeUTF8(message, (Py_ssize_t)strlen(message), "replace");
+  if (!text) return NULL;
+  PyObject *error = PyObject_CallFunction(make_error, "isNLL", (int)status, epg_status_class(status), text, (long long)needed, (long long)got);
   if (!error) return NULL;
   PyErr_SetObject((PyObject *)Py_TYPE(error), error);
   Py_DECREF(error);

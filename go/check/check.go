@@ -34,12 +34,15 @@ func Sizes(shape []int64) string {
 	return strings.ReplaceAll(fmt.Sprint(shape), " ", ", ")
 }
 
-// Shape asks for one shape; symbols names its sizes in the message, as in "[m, n]".
-func Shape(op, argument string, got, want []int64, symbols string) error {
-	if !Equal(got, want) {
-		return Invalid(op, argument, "shape %s, want %s = %s", Sizes(got), symbols, Sizes(want))
+// Shape asks for one shape; name says what it is in the message: "[m, n]", "the output's".
+func Shape(op, argument string, got, want []int64, name string) error {
+	if Equal(got, want) {
+		return nil
 	}
-	return nil
+	if strings.HasPrefix(name, "[") {
+		return Invalid(op, argument, "shape %s, want %s = %s", Sizes(got), name, Sizes(want))
+	}
+	return Invalid(op, argument, "shape %s, want %s %s", Sizes(got), name, Sizes(want))
 }
 
 // Equal reports whether two shapes are the same.

@@ -3,6 +3,8 @@ package control
 import (
 	"bytes"
 	"encoding/json"
+	"math"
+	"math/bits"
 	"strconv"
 	"strings"
 
@@ -144,11 +146,27 @@ func (d *describer) matrix(name string, batch []int64, rows, columns int64, ld *
 	}
 	strides := make([]int64, len(shape))
 	strides[len(strides)-1], strides[len(strides)-2] = 1, *ld
-	for i, next := len(batch)-1, rows**ld; i >= 0; i-- {
-		strides[i] = next
-		next *= max(batch[i], 1)
+	next := product{value: *ld, fits: true}.times(rows)
+	for i := len(batch) - 1; i >= 0; i-- {
+		strides[i] = next.value
+		next = next.times(batch[i])
+	}
+	if !next.fits {
+		d.fail(check.Invalid(d.class, name, "shape %s with leading dimension %d reaches beyond 64 bits", check.Sizes(shape), *ld))
+		return nil
 	}
 	return d.strided(name, shape, strides)
+}
+
+// product multiplies sizes, of which 0 counts as 1, and notes whether 64 bits hold the result.
+type product struct {
+	value int64
+	fits  bool
+}
+
+func (p product) times(size int64) product {
+	high, low := bits.Mul64(uint64(p.value), uint64(max(size, 1)))
+	return product{int64(low), p.fits && high == 0 && low <= math.MaxInt64}
 }
 
 func (d *describer) strided(name string, shape, strides []int64) *tensor.View {

@@ -62,9 +62,9 @@ func (s gemmSpelling) backward() operation {
 			if err != nil {
 				return nil, err
 			}
-			for i, symbols := range map[int]string{0: "the output's", 4: "the output's", 5: "its own"} {
+			for _, i := range [...]int{0, 4, 5} {
 				if v := c.input(i); v != nil {
-					if err := check.Shape(name, inputs[i].Name, v.Shape, g.out, symbols); err != nil {
+					if err := check.Shape(name, inputs[i].Name, v.Shape, g.out, "the output's"); err != nil {
 						return nil, err
 					}
 				}
@@ -136,12 +136,12 @@ func (s gemmSpelling) resolve(op, kind string, a, b, bias *tensor.View) (*gemm, 
 	if !g.vectorB {
 		g.out = append(g.out, n)
 	}
-	want, symbols := []int64{n}, "[n]"
+	want, name := []int64{n}, "[n]"
 	if g.vectorB {
-		want, symbols = []int64{}, "a scalar"
+		want, name = []int64{}, "a scalar,"
 	}
 	if bias != nil {
-		if err := check.Shape(op, "bias", bias.Shape, want, symbols); err != nil {
+		if err := check.Shape(op, "bias", bias.Shape, want, name); err != nil {
 			return nil, err
 		}
 	}

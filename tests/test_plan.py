@@ -1,0 +1,447 @@
+"""Plans: select, ask, run, for all six classes, against the functions of `epigrad.forward` and `epigrad.backward`."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+import pytest
+import torch
+from layouts import OUT_LAYOUTS, Guarded, assert_same_bits, bits, laid_out, unchanged
+from torch import Tensor
+from torch.profiler import ProfilerActivity, profile
+
+from epigrad import backward, errors, forward, plan
+
+CLASSES = (
+    plan.GemmEpilogue,
+    plan.GemmEpilogueBackward,
+    plan.GatedActivation,
+    plan.GatedActivationBackward,
+    plan.Lerp,
+    plan.LerpBackward,
+)
+DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+
+
+def arguments(cls: Any) -> dict[str, Any]:
+    """A small problem for a class."""
+    if cls in (plan.GemmEpilogue, plan.GemmEpilogueBackward):
+        return {"m": 3, "n": 5, "k": 4, "activation": "gelu"}
+    if cls in (plan.GatedActivation, plan.GatedActivationBackward):
+        return {"input_shape": (3, 8), "kind": "swiglu"}
+    return {"shape": (3, 4)}
+
+
+def tensors_for(cls: Any, dtype: torch.dtype = torch.float32) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Inputs and NaN-filled outputs for `arguments`."""
+    generator = torch.Generator().manual_seed(7)
+
+    def given(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator, dtype=torch.float64).to(dtype)
+
+    def empty(*shape: int) -> Tensor:
+        return torch.full(shape, math.nan, dtype=dtype)
+
+    if cls is plan.GemmEpilogue:
+        return {"a": given(3, 4), "b": given(4, 5), "bias": given(5)}, {"out": empty(3, 5)}
+    if cls is plan.GemmEpilogueBackward:
+        inputs = {"grad_output": given(3, 5), "a": given(3, 4), "b": given(4, 5), "bias": given(5)}
+        return inputs, {"grad_a": empty(3, 4), "grad_b": empty(4, 5), "grad_bias": empty(5)}
+    if cls is plan.GatedActivation:
+        return {"input": given(3, 8)}, {"out": empty(3, 4)}
+    if cls is plan.GatedActivationBackward:
+        return {"grad_output": given(3, 4), "input": given(3, 8)}, {"grad_input": empty(3, 8)}
+    ends = {"start": given(3, 4), "end": given(3, 4), "weight": given(3, 4)}
+    if cls is plan.Lerp:
+        return ends, {"out": empty(3, 4)}
+    outputs = {"grad_start": empty(3, 4), "grad_end": empty(3, 4), "grad_weight": empty(3, 4)}
+    return {"grad_output": given(3, 4), **ends}, outputs
+
+
+def expected(cls: Any, inputs: dict[str, Tensor]) -> tuple[Tensor | None, ...]:
+    """The same by the stateless functions."""
+    given = list(inputs.values())
+    if cls is plan.GemmEpilogue:
+        return (forward.matmul_bias_activation(*given, activation="gelu"),)
+    if cls is plan.GemmEpilogueBackward:
+        return backward.matmul_bias_activation_backward(*given, activation="gelu")
+    if cls is plan.GatedActivation:
+        return (forward.gated_activation(*given),)
+    if cls is plan.GatedActivationBackward:
+        return (backward.gated_activation_backward(*given),)
+    if cls is plan.Lerp:
+        return (forward.lerp(*given),)
+    return backward.lerp_backward(*given)
+
+
+def workspace_of(made: Any) -> Tensor | None:
+    size = made.workspace_size
+    if size == 0:
+        return None
+    buffer = torch.empty(size + 256, dtype=torch.uint8)
+    start = -buffer.data_ptr() % 256
+    return buffer[start : start + size]
+
+
+def run(made: Any, **tensors: Any) -> None:
+    made.run(**tensors, workspace=workspace_of(made))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("cls", CLASSES, ids=lambda c: c.__name__)
+def test_run_gives_what_the_functions_give(cls: Any, dtype: torch.dtype) -> None:
+    inputs, outputs = tensors_for(cls, dtype)
+    made = cls.select(**arguments(cls), dtype=dtype)
+    with unchanged(*inputs.values()):
+        run(made, **inputs, **outputs)
+    for (name, got), want in zip(outputs.items(), expected(cls, inputs), strict=True):
+        assert_same_bits(got, want, name)
+
+
+@pytest.mark.parametrize("cls", CLASSES, ids=lambda c: c.__name__)
+def test_only_given_outputs_are_computed(cls: Any) -> None:
+    inputs, outputs = tensors_for(cls)
+    made = cls.select(**arguments(cls), dtype=torch.float32)
+    run(made, **inputs, **outputs)
+    for name, full in outputs.items():
+        alone = torch.full_like(full, math.nan)
+        others = {other: None for other in outputs if other != name}
+        run(made, **inputs, **{name: alone})
+        assert_same_bits(alone, full, name)
+        run(made, **inputs, **{name: alone.fill_(math.nan)}, **others)
+        assert_same_bits(alone, full, name)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("cls", CLASSES, ids=lambda c: c.__name__)
+def test_sku_and_precision_are_true_for_the_dtype(cls: Any, dtype: torch.dtype) -> None:
+    made = cls.select(**arguments(cls), dtype=dtype)
+    name = str(dtype).removeprefix("torch.")
+    wide = "float64" if dtype == torch.float64 else "float32"
+    fields = [field.name for field in dataclasses.fields(plan.KernelSku)]
+    assert fields == ["op", "kind", "dtype", "accumulator", "backend", "arch", "kernel", "layout", "vector_width"]
+    assert made.sku.dtype == name and made.sku.accumulator == wide
+    assert made.sku.backend == "cpu" and made.sku.kernel and made.sku.arch
+    assert isinstance(made.sku.vector_width, int) and made.sku.vector_width >= 1
+    assert made.sku.kind == {"activation": "gelu", "kind": "swiglu"}.get(next(iter(arguments(cls).keys() & {"activation", "kind"}), ""), made.sku.kind)
+    guarantee = made.precision_guarantee
+    assert [field.name for field in dataclasses.fields(plan.PrecisionGuarantee)] == [
+        "math_precision",
+        "accumulator",
+        "deterministic",
+        "bit_stable_on_same_hardware",
+    ]
+    assert guarantee.accumulator == wide
+    assert guarantee.deterministic is True and guarantee.bit_stable_on_same_hardware is True
+    assert isinstance(guarantee.math_precision, str) and guarantee.math_precision
+
+
+def test_sku_kernel_differs_between_kinds_and_dtypes() -> None:
+    kernels = {
+        plan.GatedActivationBackward.select(input_shape=(4,), kind=kind, dtype=dtype).sku
+        for kind in ("glu", "swiglu")
+        for dtype in (torch.float32, torch.float64)
+    }
+    assert len(kernels) == 4
+
+
+@pytest.mark.parametrize("cls", CLASSES, ids=lambda c: c.__name__)
+def test_select_takes_keywords_only_and_a_device(cls: Any) -> None:
+    with pytest.raises(TypeError):
+        cls.select(3, dtype=torch.float32)
+    with pytest.raises(TypeError):
+        cls.select(**arguments(cls))
+    assert cls.select(**arguments(cls), dtype=torch.float32, device=torch.device("cpu")).sku.backend == "cpu"
+    assert isinstance(cls.select(**arguments(cls), dtype=torch.float32).workspace_size, int)
+    if not torch.cuda.is_available():
+        with pytest.raises(errors.BackendUnavailableError, match="cuda"):
+            cls.select(**arguments(cls), dtype=torch.float32, device="cuda")
+
+
+@pytest.mark.parametrize("batch", [(), 2, (2,), (2, 3), 0, (2, 0)], ids=str)
+@pytest.mark.parametrize("b_batched", [False, True])
+def test_batches(batch: int | tuple[int, ...], b_batched: bool) -> None:
+    sizes = (batch,) if isinstance(batch, int) else batch
+    generator = torch.Generator().manual_seed(1)
+    grad = torch.randn(*sizes, 3, 5, generator=generator)
+    a = torch.randn(*sizes, 3, 4, generator=generator)
+    b = torch.randn(*(sizes if b_batched else ()), 4, 5, generator=generator)
+    bias = torch.randn(5, generator=generator)
+    outs = {"grad_a": torch.full_like(a, math.nan), "grad_b": torch.full_like(b, math.nan), "grad_bias": torch.full_like(bias, math.nan)}
+    problem: dict[str, Any] = {"m": 3, "n": 5, "k": 4, "batch": batch, "b_batched": b_batched, "activation": "silu", "dtype": torch.float32}
+    run(plan.GemmEpilogueBackward.select(**problem), grad_output=grad, a=a, b=b, bias=bias, **outs)
+    for got, want in zip(outs.values(), backward.matmul_bias_activation_backward(grad, a, b, bias, "silu"), strict=True):
+        assert_same_bits(got, want)
+    out = torch.full((*sizes, 3, 5), math.nan)
+    run(plan.GemmEpilogue.select(**problem), a=a, b=b, bias=bias, out=out)
+    assert_same_bits(out, forward.matmul_bias_activation(a, b, bias, "silu"))
+
+
+def with_leading(tensor: Tensor, leading: int) -> Tensor:
+    """A copy whose rows are `leading` elements apart, each batch item `rows * leading` after the one before."""
+    *batch, rows, columns = tensor.shape
+    wide = torch.full((*batch, rows, leading), math.nan, dtype=tensor.dtype)
+    wide[..., :columns] = tensor
+    return wide[..., :columns]
+
+
+def test_leading_dimensions_are_exact() -> None:
+    generator = torch.Generator().manual_seed(2)
+    a, b, grad = (torch.randn(2, *size, generator=generator) for size in ((3, 4), (4, 5), (3, 5)))
+    made = plan.GemmEpilogueBackward.select(
+        m=3, n=5, k=4, batch=2, b_batched=True, activation="tanh", dtype=torch.float32, lda=9, ldb=7, ld_grad=6
+    )
+    given = {"a": with_leading(a, 9), "b": with_leading(b, 7), "grad_output": with_leading(grad, 6)}
+    assert given["a"].stride() == (27, 9, 1)
+    outs = {"grad_a": torch.full_like(a, math.nan), "grad_b": torch.full_like(b, math.nan)}
+    with unchanged(*given.values()):
+        run(made, **given, **outs)
+    want = backward.matmul_bias_activation_backward(grad, a, b, None, "tanh")
+    for got, value in zip(outs.values(), want[:2], strict=True):
+        assert_same_bits(got, value)
+    for name, other in (("a", a), ("b", b), ("grad_output", grad)):
+        wrong = {**given, name: other}
+        for call in (made.can_implement, lambda **tensors: run(made, **tensors)):
+            with unchanged(*outs.values()), pytest.raises(errors.InvalidProblemError, match=rf"\b{name}\b"):
+                call(**wrong, **outs)
+
+
+def test_leading_dimension_of_the_forward_class() -> None:
+    a, b = torch.randn(3, 4), torch.randn(4, 5)
+    made = plan.GemmEpilogue.select(m=3, n=5, k=4, dtype=torch.float32, lda=8)
+    out = torch.full((3, 5), math.nan)
+    run(made, a=with_leading(a, 8), b=b, out=out)
+    assert_same_bits(out, forward.matmul_bias_activation(a, b))
+    with pytest.raises(errors.InvalidProblemError, match="a"):
+        run(made, a=a, b=b, out=out)
+
+
+@pytest.mark.parametrize("layout", OUT_LAYOUTS)
+@pytest.mark.parametrize("cls", CLASSES, ids=lambda c: c.__name__)
+def test_any_strides_without_leading_dimensions(cls: Any, layout: str) -> None:
+    inputs, outputs = tensors_for(cls)
+    made = cls.select(**arguments(cls), dtype=torch.float32)
+    given = {name: laid_out(value.double(), torch.float32, layout) for name, value in inputs.items()}
+    guarded = {name: Guarded.empty(value.shape, torch.float32, layout) for name, value in outputs.items()}
+    with unchanged(*given.values()):
+        run(made, **given, **{name: g.tensor for name, g in guarded.items()})
+    for (name, g), want in zip(guarded.items(), expected(cls, given), strict=True):
+        g.check()
+        assert_same_bits(g.tensor.contiguous(), want, name)
+
+
+def test_bias_and_preactivation_may_be_left_out() -> None:
+    inputs, outputs = tensors_for(plan.GemmEpilogueBackward)
+    made = plan.GemmEpilogueBackward.select(**arguments(plan.GemmEpilogueBackward), dtype=torch.float32)
+    bias = inputs.pop("bias")
+    del outputs["grad_bias"]
+    run(made, **inputs, **outputs)
+    want = backward.matmul_bias_activation_backward(*inputs.values(), None, "gelu")
+    for got, value in zip(outputs.values(), want[:2], strict=True):
+        assert_same_bits(got, value)
+    _, pre = forward.matmul_bias_activation(inputs["a"], inputs["b"], bias, "gelu", return_preactivation=True)
+    grad_bias = torch.full((5,), math.nan)
+    run(made, **inputs, bias=bias, preactivation=pre, **outputs, grad_bias=grad_bias)
+    want = backward.matmul_bias_activation_backward(*inputs.values(), bias, "gelu", preactivation=pre)
+    for got, value in zip((*outputs.values(), grad_bias), want, strict=True):
+        assert_same_bits(got, value)
+
+
+@pytest.mark.parametrize("cls", CLASSES, ids=lambda c: c.__name__)
+def test_a_missing_input_is_refused_by_name(cls: Any) -> None:
+    inputs, outputs = tensors_for(cls)
+    made = cls.select(**arguments(cls), dtype=torch.float32)
+    for name in inputs:
+        if name == "bias":
+            continue
+        rest = {other: value for other, value in inputs.items() if other != name}
+        for call in (made.can_implement, lambda **tensors: run(made, **tensors)):
+            with unchanged(*outputs.values()), pytest.raises(errors.EpigradError, match=rf"\b{name}\b"):
+                call(**rest, **outputs)
+            with pytest.raises(errors.EpigradError, match=rf"\b{name}\b"):
+                call(**rest, **{name: None}, **outputs)
+
+
+def test_lerp_with_a_number() -> None:
+    inputs, outputs = tensors_for(plan.LerpBackward)
+    grad, start, end = inputs["grad_output"], inputs["start"], inputs["end"]
+    made = plan.LerpBackward.select(shape=(3, 4), weight=0.3, dtype=torch.float32)
+    run(made, grad_output=grad, grad_start=outputs["grad_start"], grad_end=outputs["grad_end"])
+    want = backward.lerp_backward(grad, None, None, 0.3)
+    assert_same_bits(outputs["grad_start"], want[0])
+    assert_same_bits(outputs["grad_end"], want[1])
+    with unchanged(*outputs.values()), pytest.raises(errors.InvalidProblemError, match="weight"):
+        run(made, grad_output=grad, **outputs)
+    out = torch.full((3, 4), math.nan)
+    run(plan.Lerp.select(shape=(3, 4), weight=0.3, dtype=torch.float32), start=start, end=end, out=out)
+    assert_same_bits(out, forward.lerp(start, end, 0.3))
+
+
+def test_lerp_with_a_tensor_needs_the_ends_for_its_gradient_only() -> None:
+    inputs, outputs = tensors_for(plan.LerpBackward)
+    made = plan.LerpBackward.select(shape=(3, 4), dtype=torch.float32)
+    grad, weight = inputs["grad_output"], inputs["weight"]
+    run(made, grad_output=grad, weight=weight, grad_start=outputs["grad_start"], grad_end=outputs["grad_end"])
+    want = backward.lerp_backward(grad, None, None, weight, needs=(True, True, False))
+    assert_same_bits(outputs["grad_start"], want[0])
+    assert_same_bits(outputs["grad_end"], want[1])
+
+
+def test_a_float64_weight_is_not_rounded_to_float32() -> None:
+    made = plan.LerpBackward.select(shape=(1,), weight=0.1, dtype=torch.float64)
+    grad_end = torch.full((1,), math.nan, dtype=torch.float64)
+    run(made, grad_output=torch.ones(1, dtype=torch.float64), grad_end=grad_end)
+    assert grad_end.item() == 0.1
+
+
+@pytest.mark.parametrize("gate", ["first", "second"])
+@pytest.mark.parametrize("dim", [0, 1, 2, -1, -2])
+def test_gated_split_and_gate(dim: int, gate: str) -> None:
+    x = torch.randn(2, 4, 6)
+    made = plan.GatedActivation.select(input_shape=x.shape, split_dim=dim, kind="geglu", gate=gate, dtype=torch.float32)
+    want = forward.gated_activation(x, "geglu", dim, gate=gate)
+    out = torch.full_like(want, math.nan)
+    run(made, input=x, out=out)
+    assert_same_bits(out, want)
+    back = plan.GatedActivationBackward.select(
+        input_shape=x.shape, split_dim=dim, kind="geglu", gate=gate, dtype=torch.float32
+    )
+    grad_input = torch.full_like(x, math.nan)
+    run(back, grad_output=out, input=x, grad_input=grad_input)
+    assert_same_bits(grad_input, backward.gated_activation_backward(out, x, "geglu", dim, gate=gate))
+
+
+def test_accumulate_adds_into_b_and_bias_only() -> None:
+    a, b, grad = torch.arange(12.0).view(3, 4), torch.arange(20.0).view(4, 5), torch.arange(15.0).view(3, 5)
+    bias = torch.zeros(5)
+    made = plan.GemmEpilogueBackward.select(m=3, n=5, k=4, dtype=torch.float32)
+    grads = [torch.full((3, 4), 100.0), torch.full((4, 5), 100.0), torch.full((5,), 100.0)]
+    given = dict(zip(("grad_a", "grad_b", "grad_bias"), grads, strict=True))
+    made.run(grad_output=grad, a=a, b=b, bias=bias, **given, accumulate=True, workspace=workspace_of(made))
+    assert torch.equal(grads[0], grad @ b.T)
+    assert torch.equal(grads[1], 100 + a.T @ grad)
+    assert torch.equal(grads[2], 100 + grad.sum(0))
+
+
+@pytest.mark.parametrize("cls", CLASSES, ids=lambda c: c.__name__)
+def test_can_implement_raises_what_run_raises(cls: Any) -> None:
+    inputs, outputs = tensors_for(cls)
+    made = cls.select(**arguments(cls), dtype=torch.float32)
+    assert made.can_implement(**inputs, **outputs) is None
+    first, last = next(iter(inputs)), next(iter(outputs))
+    wrong: list[dict[str, Any]] = [
+        {first: inputs[first].double()},
+        {first: inputs[first][..., :-1]},
+        {first: inputs[first].tolist()},
+        {first: inputs[first].to("meta")},
+        {last: outputs[last].half()},
+        {last: torch.full((1, *outputs[last].shape), math.nan)},
+        {last: torch.full((1,), math.nan).expand(outputs[last].shape)},
+    ]
+    for change in wrong:
+        tensors = {**inputs, **outputs, **change}
+        with unchanged(*outputs.values()):
+            with pytest.raises(errors.EpigradError) as asked:
+                made.can_implement(**tensors)
+            with pytest.raises(errors.EpigradError) as ran:
+                run(made, **tensors)
+        assert type(asked.value) is type(ran.value) and str(asked.value) == str(ran.value)
+        assert next(iter(change)) in str(asked.value), str(asked.value)
+
+
+@pytest.mark.parametrize("cls", CLASSES, ids=lambda c: c.__name__)
+def test_can_implement_writes_nothing_and_unknown_names_are_refused(cls: Any) -> None:
+    inputs, outputs = tensors_for(cls)
+    made = cls.select(**arguments(cls), dtype=torch.float32)
+    with unchanged(*inputs.values(), *outputs.values()):
+        made.can_implement(**inputs, **outputs)
+        with pytest.raises((TypeError, ValueError), match="colour"):
+            made.can_implement(**inputs, **outputs, colour=outputs)
+        with pytest.raises((TypeError, ValueError), match="colour"):
+            run(made, **inputs, **outputs, colour=outputs)
+
+
+@pytest.mark.parametrize("cls", CLASSES, ids=lambda c: c.__name__)
+def test_outputs_must_not_overlap_an_input(cls: Any) -> None:
+    inputs, outputs = tensors_for(cls)
+    made = cls.select(**arguments(cls), dtype=torch.float32)
+    for name, out in outputs.items():
+        source = inputs[next(iter(inputs))]
+        buffer = torch.zeros(max(source.numel(), out.numel()) + 3)
+        alias = buffer[: source.numel()].view(source.shape)
+        target = buffer[2 : 2 + out.numel()].view(out.shape)
+        tensors = {**inputs, next(iter(inputs)): alias, name: target}
+        with unchanged(buffer), pytest.raises(errors.InvalidProblemError, match=name):
+            run(made, **tensors)
+
+
+def plans_with_workspace() -> list[tuple[Any, dict[str, Tensor]]]:
+    found = []
+    for dtype in DTYPES:
+        for m, n, k in ((3, 5, 4), (64, 96, 32), (257, 129, 65)):
+            for cls in (plan.GemmEpilogue, plan.GemmEpilogueBackward):
+                made = cls.select(m=m, n=n, k=k, activation="gelu", dtype=dtype)
+                if made.workspace_size:
+                    shapes = {"grad_output": (m, n), "a": (m, k), "b": (k, n), "bias": (n,), "out": (m, n)}
+                    shapes |= {"grad_a": (m, k), "grad_b": (k, n), "grad_bias": (n,)}
+                    backwards = cls is plan.GemmEpilogueBackward
+                    names = {"a", "b", "bias"} | ({"grad_output", "grad_a", "grad_b", "grad_bias"} if backwards else {"out"})
+                    found.append((made, {name: torch.ones(shapes[name], dtype=dtype) for name in sorted(names)}))
+    return found
+
+
+def test_a_workspace_that_will_not_do() -> None:
+    found = plans_with_workspace()
+    assert found, "a GEMM backward forms grad_preactivation somewhere: no plan asks for workspace"
+    for made, tensors in found:
+        size = made.workspace_size
+        buffer = torch.zeros(size + 512, dtype=torch.uint8)
+        start = -buffer.data_ptr() % 256
+        cases: list[tuple[Tensor | None, type[Exception]]] = [
+            (None, errors.WorkspaceTooSmallError),
+            (buffer[start : start + size - 1], errors.WorkspaceTooSmallError),
+            (buffer[start + 1 : start + 1 + size], errors.MisalignedOperandError),
+            (buffer[start : start + size].view(torch.int8), errors.DTypeError),
+        ]
+        outs = [value for name, value in tensors.items() if name == "out" or (name[:5] == "grad_" and name != "grad_output")]
+        for workspace, error in cases:
+            with unchanged(buffer, *outs), pytest.raises(error, match="workspace") as caught:
+                made.run(**tensors, workspace=workspace)
+            if isinstance(caught.value, errors.WorkspaceTooSmallError):
+                assert caught.value.needed == size
+                assert caught.value.got == (0 if workspace is None else workspace.numel())
+        made.run(**tensors, workspace=buffer[start : start + size])
+        assert not torch.equal(bits(outs[0]), bits(torch.ones_like(outs[0])))
+
+
+@pytest.mark.parametrize("cls", CLASSES, ids=lambda c: c.__name__)
+def test_run_allocates_no_tensor_memory(cls: Any) -> None:
+    inputs, outputs = tensors_for(cls)
+    made = cls.select(**arguments(cls), dtype=torch.float32)
+    workspace = workspace_of(made)
+    made.run(**inputs, **outputs, workspace=workspace)
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
+        made.run(**inputs, **outputs, workspace=workspace)
+    assert sum(max(event.self_cpu_memory_usage, 0) for event in profiled.events()) == 0
+
+
+def test_sizes_that_overflow_are_refused() -> None:
+    for sizes in ((2**31, 2**31, 2), (2**62, 2**62, 2**62), (2, 2**62, 2**62)):
+        m, n, k = sizes
+        with pytest.raises(errors.InvalidProblemError):
+            plan.GemmEpilogueBackward.select(m=m, n=n, k=k, dtype=torch.float64)
+    with pytest.raises(errors.InvalidProblemError):
+        plan.Lerp.select(shape=(2**40, 2**40), dtype=torch.float32)
+
+
+def test_empty_problems() -> None:
+    for m, n, k in ((0, 5, 4), (3, 0, 4), (3, 5, 0), (0, 0, 0)):
+        a, b, grad, bias = torch.ones(m, k), torch.ones(k, n), torch.ones(m, n), torch.ones(n)
+        outs = {"grad_a": torch.full((m, k), math.nan), "grad_b": torch.full((k, n), math.nan), "grad_bias": torch.full((n,), math.nan)}
+        made = plan.GemmEpilogueBackward.select(m=m, n=n, k=k, dtype=torch.float32)
+        run(made, grad_output=grad, a=a, b=b, bias=bias, **outs)
+        assert torch.equal(outs["grad_a"], grad @ b.T)
+        assert torch.equal(outs["grad_b"], a.T @ grad)
+        assert torch.equal(outs["grad_bias"], grad.sum(0))

@@ -1,0 +1,272 @@
+// Package portable holds the formulas of epigrad's operations in Go, on blocks of float64, with neither cgo nor assembly.
+//
+// Every dtype computes elementwise through these: the caller loads a block, converts it, calls a formula and rounds once to storage.
+// The same file names in the other directories of kernels hold the same formulas in other languages.
+package portable
+
+import "math"
+
+// Formula is one activation in float64. All functions accept every float64; NaN gives NaN.
+//
+// Infinities follow PyTorch: where its CPU kernels agree on NaN for every dtype and tensor length (inf*0 in the formula), so do these;
+// where they disagree among themselves, the limit is given. That makes, besides the limits everywhere else,
+//
+//	gelu(-inf) = gelu_tanh(-inf) = silu(-inf) = NaN, and the slopes of the three at both infinities NaN.
+type Formula struct {
+	// Value returns act(x).
+	Value func(x float64) float64
+	// Gradient returns g act'(x): a product, or a selection where the activation is piecewise linear, so that relu'(x) = 0 also stops
+	// an infinite or NaN g.
+	Gradient func(g, x float64) float64
+	// GradientFromOutput returns the same from y = act(x). It is nil where the derivative is no function of y.
+	GradientFromOutput func(g, y float64) float64
+}
+
+var formulas = map[string]*Formula{
+	"none": {Value: identity, Gradient: identityGradient},
+	"relu": {Value: relu, Gradient: reluGradient, GradientFromOutput: reluGradient},
+	"gelu": {
+		Value:    gelu,
+		Gradient: func(g, x float64) float64 { return g * geluSlope(x) },
+	},
+	"gelu_tanh": {
+		Value:    geluTanh,
+		Gradient: func(g, x float64) float64 { return g * geluTanhSlope(x) },
+	},
+	"silu": {
+		Value:    silu,
+		Gradient: func(g, x float64) float64 { return g * siluSlope(x) },
+	},
+	"sigmoid": {
+		Value:              sigmoid,
+		Gradient:           func(g, x float64) float64 { return g * sigmoidSlope(x) },
+		GradientFromOutput: func(g, y float64) float64 { return g * (y * (1 - y)) },
+	},
+	"tanh": {
+		Value:              tanh,
+		Gradient:           func(g, x float64) float64 { return g * tanhSlope(x) },
+		GradientFromOutput: func(g, y float64) float64 { return g * ((1 - y) * (1 + y)) },
+	},
+}
+
+// Lookup returns the formula of an activation's name and whether there is one.
+func Lookup(name string) (*Formula, bool) {
+	f, ok := formulas[name]
+	return f, ok
+}
+
+// Values sets dst[i] = act(x[i]). The slices have one length; dst may be x.
+func (f *Formula) Values(dst, x []float64) {
+	x = x[:len(dst)]
+	for i := range dst {
+		dst[i] = f.Value(x[i])
+	}
+}
+
+// Gradients sets dst[i] = g[i] act'(x[i]). The slices have one length; dst may be g or x.
+func (f *Formula) Gradients(dst, g, x []float64) {
+	g, x = g[:len(dst)], x[:len(dst)]
+	for i := range dst {
+		dst[i] = f.Gradient(g[i], x[i])
+	}
+}
+
+// GradientsFromOutput sets dst[i] = g[i] act'(x[i]) from y[i] = act(x[i]). The slices have one length; dst may be g or y.
+func (f *Formula) GradientsFromOutput(dst, g, y []float64) {
+	g, y = g[:len(dst)], y[:len(dst)]
+	for i := range dst {
+		dst[i] = f.GradientFromOutput(g[i], y[i])
+	}
+}
+
+func identity(x float64) float64 { return x }
+
+func identityGradient(g, _ float64) float64 { return g }
+
+// relu is max(x, 0); -0 and NaN pass.
+func relu(x float64) float64 {
+	if x < 0 {
+		return 0
+	}
+	return x
+}
+
+// reluGradient is g where x > 0 or x is NaN, else 0. The output serves as x equally well.
+func reluGradient(g, x float64) float64 {
+	if x <= 0 {
+		return 0
+	}
+	return g
+}
+
+// In the formulas below e = e^-|.| = m 2^k and d = 1 + e. A result that falls towards zero with e is formed from m and scaled by 2^k
+// last, so that it is rounded once where it is denormal; sigmoid(-x) = 1 - sigmoid(x) is e/d for x > 0, which cancels nowhere.
+
+// sigmoid is 1/(1 + e^-x).
+func sigmoid(x float64) float64 {
+	m, k, d := logistic(x)
+	if x < 0 {
+		return scale(m/d, k)
+	}
+	return 1 / d
+}
+
+// sigmoidSlope is sigmoid(x) sigmoid(-x).
+func sigmoidSlope(x float64) float64 {
+	m, k, d := logistic(x)
+	return scale(m/(d*d), k)
+}
+
+// logistic returns m, k and d with e^-|x| = m 2^k and d = 1 + e^-|x|.
+func logistic(x float64) (m float64, k int, d float64) {
+	t := math.Abs(x)
+	if t > expUnderflow {
+		return 0, 0, 1
+	}
+	m, k = expParts(-t, 0)
+	return m, k, 1 + scale(m, k)
+}
+
+// silu is x sigmoid(x).
+func silu(x float64) float64 {
+	m, k, d := logistic(x)
+	if x < 0 {
+		return scale(x*m/d, k)
+	}
+	return x / d
+}
+
+// siluSlope is sigmoid(x) (1 + x sigmoid(-x)).
+func siluSlope(x float64) float64 {
+	m, k, d := logistic(x)
+	return sigmoidProductSlope(x, x, m, k, d)
+}
+
+// sigmoidProductSlope is the derivative of x sigmoid(v(x)) for an odd v that grows with x,
+//
+//	sigmoid(v) (1 + q sigmoid(-v)),   q = x v'(x),
+//
+// from e^-|v| = m 2^k and d = 1 + e^-|v|. At infinities it is NaN: q e = inf*0.
+func sigmoidProductSlope(x, q, m float64, k int, d float64) float64 {
+	if x < 0 {
+		return scale(m*(d+q)/(d*d), k)
+	}
+	return (d + scale(q*m, k)) / (d * d)
+}
+
+// tanh is (1 - e^(-2|x|)) / (1 + e^(-2|x|)) with the sign of x.
+func tanh(x float64) float64 {
+	const one = 20 // 1 - tanh(20) is 2^-57
+	t := math.Abs(x)
+	if t > one {
+		return math.Copysign(1, x)
+	}
+	p, k := expPair(-2*t, 0)
+	// The numerator is e^(-2t) - 1; expPair gives it whole where its first part is exactly 1.
+	numerator := p.low
+	if k != 0 || p.high != 1 {
+		numerator = (scale(p.high, k) - 1) + scale(p.low, k)
+	}
+	return math.Copysign(numerator/(2+numerator), x)
+}
+
+// tanhSlope is 4 e^(-2|x|) / (1 + e^(-2|x|))^2: 1 - tanh^2 cancels.
+func tanhSlope(x float64) float64 {
+	m, k, d := logistic(2 * x)
+	return scale(4*m/(d*d), k)
+}
+
+// gelu is x Phi(x).
+func gelu(x float64) float64 {
+	t := math.Abs(x)
+	if t > normalUnderflow {
+		if x < 0 {
+			return x * 0
+		}
+		return x
+	}
+	m, k := normalExp(x)
+	tail := m * normalTail(t)
+	if x < 0 {
+		return scale(x*tail, k)
+	}
+	return x * (1 - scale(tail, k))
+}
+
+// geluSlope is Phi(x) + x phi(x), which for t = |x| is e^(-t^2/2) (W(t) - t/sqrt(2 pi)) on the left and 1 minus that on the right.
+func geluSlope(x float64) float64 {
+	t := math.Abs(x)
+	if t > normalUnderflow {
+		if x < 0 {
+			return 0 + x*0
+		}
+		return 1 + x*0
+	}
+	m, k := normalExp(x)
+	tail := m * (normalTail(t) - float64(t*invSqrt2Pi))
+	if x < 0 {
+		return scale(tail, k)
+	}
+	return 1 - scale(tail, k)
+}
+
+// normalExp returns e^(-x^2/2) = m 2^k. The square is taken in two parts: its rounding alone would cost x^2/4 units in the last place.
+func normalExp(x float64) (m float64, k int) {
+	square := x * x
+	return expParts(-square/2, -math.FMA(x, x, -square)/2)
+}
+
+// The tanh form of gelu, x (1 + tanh(u))/2, is x sigmoid(v) with v = 2u = x (c1 + c3 x^2).
+const (
+	// c1 = 2 sqrt(2/pi) and c3 = 0.044715 c1, each in two parts.
+	geluTanhC1     = 1.59576912160573071175978423973752747390
+	geluTanhC1High = 0x1.9884533d43651p+0
+	geluTanhC1Low  = geluTanhC1 - geluTanhC1High
+	geluTanhC3     = 0.044715 * geluTanhC1
+	geluTanhC3High = 0x1.2444f2a4d8b4bp-4
+	geluTanhC3Low  = geluTanhC3 - geluTanhC3High
+)
+
+// geluTanh is x sigmoid(v).
+func geluTanh(x float64) float64 {
+	m, k, d := geluTanhLogistic(x)
+	if x < 0 {
+		return scale(x*m/d, k)
+	}
+	return x / d
+}
+
+// geluTanhSlope is sigmoid(v) (1 + q sigmoid(-v)), q = x v' = x (c1 + 3 c3 x^2).
+func geluTanhSlope(x float64) float64 {
+	m, k, d := geluTanhLogistic(x)
+	if m == 0 {
+		// The limits, and NaN at infinities; the cube of a large x would overflow to an infinity of its own.
+		return sigmoidProductSlope(x, x, m, k, d)
+	}
+	return sigmoidProductSlope(x, x*(geluTanhC1High+3*geluTanhC3High*(x*x)), m, k, d)
+}
+
+// geluTanhLogistic returns m, k and d with e^-|v| = m 2^k and d = 1 + e^-|v|. v is formed in two parts: one rounding of it would cost |v|
+// units in the last place.
+func geluTanhLogistic(x float64) (m float64, k int, d float64) {
+	const underflow = 24 // v(24) = 1024
+	t := math.Abs(x)
+	if t > underflow {
+		return 0, 0, 1
+	}
+	square := t * t
+	squareLow := math.FMA(t, t, -square)
+	cubic := geluTanhC3High * square
+	cubicLow := math.FMA(geluTanhC3High, square, -cubic) + (geluTanhC3High*squareLow + geluTanhC3Low*square)
+	// Either of the two may be the larger: a sum in two parts that holds for both (Knuth 1969).
+	sum := geluTanhC1High + cubic
+	rest := sum - geluTanhC1High
+	sumLow := (geluTanhC1High - (sum - rest)) + (cubic - rest) + (cubicLow + geluTanhC1Low)
+	v := t * sum
+	vLow := math.FMA(t, sum, -v) + t*sumLow
+	if v > expUnderflow {
+		return 0, 0, 1
+	}
+	m, k = expParts(-v, -vLow)
+	return m, k, 1 + scale(m, k)
+}

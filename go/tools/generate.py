@@ -98,9 +98,10 @@ def go_source(text: str) -> str:
     A failure leaves a wrapper as a panic, which gopyLeave turns into a Python exception once the GIL is held again: so an
     error, a stale handle and a defect take one way out, and none of them skips the GIL.
     """
-    # From the imports on, up to the helpers that nothing uses and the limited API does not have.
-    body = text.split("// type for the handle", 1)[1]
-    body = "// type for the handle" + re.sub(r"func complex\d+\w+\(.*?\n\}\n", "", body, flags=re.S)
+    export = "//export GoPyInit"
+    body = text.split(export, 1)[1]
+    # Complex numbers go through what the limited API does not have, and nothing uses them.
+    body = "\n" + export + re.sub(r"func complex\d+\w+\(.*?\n\}\n", "", body, flags=re.S)
     body = _replace(body, r"\tdefer C\.PyEval_RestoreThread\(_saved_thread\)\n", "")
     body = _replace(body, r"(\t_saved_thread := C\.PyEval_SaveThread\(\)\n)", r"\1\tdefer func() { gopyLeave(_saved_thread, recover()) }()\n")
     body = _replace(body, r"(VarFromHandleTry.*\n\tif __err != nil \{\n)\t\treturn.*\n", r"\1\t\tpanic(staleHandle{})\n")
@@ -109,7 +110,7 @@ def go_source(text: str) -> str:
     if "estr" in body or body.count("//export") != body.count("recover()"):
         raise SystemExit("gopy's output has a shape that go/tools/generate.py does not know")
     imports = "\n".join(f'\t"{path}"' for name, path in IMPORTS if f"{name}." in body)
-    return HEADER.format(imports=imports) + "\n" + body
+    return HEADER.format(imports=imports) + body
 
 
 def _replace(text: str, pattern: str, replacement: str) -> str:

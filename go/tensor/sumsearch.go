@@ -2,9 +2,9 @@ package tensor
 
 import "math/bits"
 
-// searchBudget bounds the work of one overlap test (some milliseconds). Nested strides, as slices, transposes and
-// broadcasts of a dense buffer have them, take a few steps, and views that come down to two strides are decided directly; only
-// many strides that do not nest can reach the bound, and then the answer is the safe one: they overlap.
+// searchBudget bounds the work of one overlap test, to about a tenth of a second. Nested strides, as slices, transposes and
+// broadcasts of a dense buffer have them, take a few steps, and views that come down to two strides are decided directly. Only
+// many long strides that do not nest can reach the bound, and then the answer is the safe one: they overlap.
 const searchBudget = 1_000_000
 
 // multiple stands for step·x with 0 <= x <= count.

@@ -52,7 +52,7 @@ func newGemmEpilogueBackward[T real](b *Backend, p *backend.GemmEpilogueBackward
 		gradB:      optionalMatrix(p.GradB, rank),
 		gradBias:   optionalMatrix(p.GradBias, 0),
 	}
-	k.grid = grid{batch, k.gradOutput.rows.length, k.gradOutput.columns.length}
+	k.grid = newGrid(batch, k.gradOutput.rows.length, k.gradOutput.columns.length)
 	gradient := k.gradOutput
 	if formula != nil {
 		switch {
@@ -125,7 +125,7 @@ func runGradient[T real](p *product, gradient *matrix, r *backend.Run, accumulat
 // runGradPreactivation walks grad_preactivation once: strips of columns, each cut into at most maxChunks runs of row panels, so that the
 // column sums are formed in an order that the shapes alone decide.
 func (k *gemmEpilogueBackward[T]) runGradPreactivation(r *backend.Run) error {
-	panels, strips := k.grid.batchItems()*k.grid.rowTiles(), k.grid.columnTiles()
+	panels, strips := k.grid.panels(), k.grid.columnTiles()
 	chunks := max(1, min(maxChunks, panels))
 	partial := make([]sums, chunks*strips)
 	pool := newPool[T](len(k.grid.batch))

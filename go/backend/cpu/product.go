@@ -10,12 +10,15 @@ import (
 	"github.com/epigrad/epigrad/go/tensor"
 )
 
-// A product is computed tile by tile: tileRows x tileColumns of the result, the depth in steps of tileDepth. A tile is one gonum block high and two wide, so
-// that gonum stays on the calling goroutine (it starts its own for four blocks or more). The sizes fix the order of every sum.
+// A product is computed tile by tile: at most tileRows x tileColumns of the result, the depth in steps of tileDepth. A tile is one gonum block high and two
+// wide, so that gonum stays on the calling goroutine (it starts its own for four blocks or more). The depth's steps fix the order of every sum.
 const (
 	tileRows    = 64
 	tileColumns = 128
 	tileDepth   = 256
+	// leastTileRows is the height of the tiles of a small result, which is cut finer for the sake of threads.
+	leastTileRows = 16
+	enoughTiles   = 8
 	// packedDepth is the most elements between packed rows: no power of two, so that rows do not fall on the same cache sets.
 	packedDepth = tileDepth + 16
 	// strips is how many strips are turned at a time while packing.
@@ -176,31 +179,44 @@ type tile[T real] struct {
 // line returns the values of a row.
 func (t *tile[T]) line(row int) []T { return t.acc[row*tileColumns : row*tileColumns+t.columns] }
 
-// grid is how a result is cut into tiles: batch items x row tiles x column tiles.
+// grid is how a result is cut into tiles: batch items x row tiles x column tiles. It depends on the result's shape alone.
 type grid struct {
 	batch         []int64
 	rows, columns int64
+	tileRows      int64
 }
 
-func (g *grid) rowTiles() int    { return int((g.rows + tileRows - 1) / tileRows) }
+func newGrid(batch []int64, rows, columns int64) grid {
+	g := grid{batch, rows, columns, tileRows}
+	for g.tileRows > leastTileRows && g.panels()*g.columnTiles() < enoughTiles {
+		g.tileRows /= 2
+	}
+	return g
+}
+
+func (g *grid) rowTiles() int    { return int((g.rows + g.tileRows - 1) / g.tileRows) }
 func (g *grid) columnTiles() int { return int((g.columns + tileColumns - 1) / tileColumns) }
 
-func (g *grid) batchItems() int {
-	items := 1
-	for _, n := range g.batch {
-		items *= int(n)
+// panels is how many tiles there are in a column of them, over the whole batch.
+func (g *grid) panels() int { return items(g.batch) * g.rowTiles() }
+
+// items is how many items a batch has.
+func items(batch []int64) int {
+	count := 1
+	for _, n := range batch {
+		count *= int(n)
 	}
-	return items
+	return count
 }
 
 // place sets a tile's position: the panel is batch item x row tile, in that order.
 func place[T real](g *grid, s *scratch[T], panel, columnTile int) tile[T] {
 	t := tile[T]{
 		batch: s.index[:len(g.batch)],
-		row:   int64(panel%g.rowTiles()) * tileRows, column: int64(columnTile) * tileColumns, acc: s.acc,
+		row:   int64(panel%g.rowTiles()) * g.tileRows, column: int64(columnTile) * tileColumns, acc: s.acc,
 	}
 	unravel(t.batch, g.batch, panel/g.rowTiles())
-	t.rows = int(min(tileRows, g.rows-t.row))
+	t.rows = int(min(g.tileRows, g.rows-t.row))
 	t.columns = int(min(tileColumns, g.columns-t.column))
 	return t
 }
@@ -212,13 +228,13 @@ func unravel(index, sizes []int64, linear int) {
 	}
 }
 
-func (p *product) grid() grid   { return grid{p.kept, p.left.rows.length, p.right.rows.length} }
+func (p *product) grid() grid   { return newGrid(p.kept, p.left.rows.length, p.right.rows.length) }
 func (p *product) depth() int64 { return p.left.columns.length }
 
 // forEachTile computes the result tile by tile and hands each to sink.
 func forEachTile[T real](p *product, r *backend.Run, sink func(s *scratch[T], t *tile[T])) error {
 	g := p.grid()
-	panels, columnTiles := g.batchItems()*g.rowTiles(), g.columnTiles()
+	panels, columnTiles := g.panels(), g.columnTiles()
 	pool := newPool[T](len(g.batch))
 	return parallel(panels*columnTiles, r.Threads, func(task int) {
 		s := pool.get()
@@ -231,11 +247,10 @@ func forEachTile[T real](p *product, r *backend.Run, sink func(s *scratch[T], t 
 
 // computeTile forms one tile of the result in its accumulators.
 func computeTile[T real](p *product, r *backend.Run, s *scratch[T], t *tile[T]) {
-	clear(t.acc)
+	clear(t.acc[:t.rows*tileColumns])
 	rank := len(t.batch)
 	index, inner := s.index[rank:2*rank], s.index[2*rank:]
-	items := (&grid{batch: p.summed}).batchItems()
-	for item := range items {
+	for item := range items(p.summed) {
 		unravel(inner, p.summed, item)
 		for d := range index {
 			index[d] = t.batch[d] + inner[d]

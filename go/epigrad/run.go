@@ -1,0 +1,95 @@
+package epigrad
+
+import (
+	"runtime/debug"
+	"unsafe"
+
+	"github.com/epigrad/epigrad/cbridge/include"
+	"github.com/epigrad/epigrad/go/activation"
+	"github.com/epigrad/epigrad/go/backend"
+	_ "github.com/epigrad/epigrad/go/backend/builtin" // the CPU backend
+	"github.com/epigrad/epigrad/go/op"
+	"github.com/epigrad/epigrad/go/status"
+	"github.com/epigrad/epigrad/go/tensor"
+)
+
+// Options say how to compute; they never change a result.
+type Options struct {
+	// Threads is the most goroutines to use; 0 is GOMAXPROCS.
+	Threads int
+	// Workspace is scratch memory to use, for callers who avoid allocations. It is used from its first address that suits; nil lets the call allocate.
+	// ErrWorkspaceTooSmall tells the bytes that a problem needs.
+	Workspace []byte
+}
+
+// Version returns epigrad's version.
+func Version() string { return include.Version() }
+
+// Activations lists the names that the field Activation takes.
+func Activations() []string { return activation.Names() }
+
+// GatedKinds lists the names that the field Kind takes.
+func GatedKinds() []string { return activation.GatedNames() }
+
+// run binds the tensors to the operation's arguments and computes.
+func run[T Element](c op.Call, o Options, inputs, outputs []*Tensor[T]) (err error) {
+	defer func() {
+		if r := recover(); r != nil {
+			err = status.Errorf(status.Internal, "%s: panic: %v\n%s", c.Op, r, debug.Stack())
+		}
+	}()
+	signature, _ := op.SignatureOf(c.Op)
+	if c.Inputs, err = views(c.Op, signature.Inputs, inputs, 0); err != nil {
+		return err
+	}
+	if c.Outputs, err = views(c.Op, signature.Outputs, outputs, len(inputs)); err != nil {
+		return err
+	}
+	wanted := make([]bool, len(outputs))
+	for i := range outputs {
+		wanted[i] = outputs[i] != nil
+	}
+	_, needed, err := op.Infer(&c, wanted)
+	if err != nil {
+		return err
+	}
+	if needed > 0 {
+		if c.Workspace, c.WorkspaceBytes, err = o.workspace(c.Op, needed, c.Inputs[0].Device); err != nil {
+			return err
+		}
+	}
+	c.Threads = o.Threads
+	return op.Run(&c)
+}
+
+func views[T Element](name string, arguments []op.Argument, tensors []*Tensor[T], first int) ([]*tensor.View, error) {
+	list := make([]*tensor.View, len(tensors))
+	for i, t := range tensors {
+		v, err := t.view(name, arguments[i].Name, first+i)
+		if err != nil {
+			return nil, err
+		}
+		list[i] = v
+	}
+	return list, nil
+}
+
+// workspace returns aligned scratch of the caller's, or new.
+func (o Options) workspace(name string, needed int64, device tensor.Device) (unsafe.Pointer, int64, error) {
+	b, err := backend.ForDevice(device)
+	if err != nil {
+		return nil, 0, err
+	}
+	alignment := b.WorkspaceAlignment()
+	given := o.Workspace
+	if given == nil {
+		given = make([]byte, needed+alignment-1)
+	}
+	skip := int64(-uintptr(unsafe.Pointer(unsafe.SliceData(given))) % uintptr(alignment))
+	if got := int64(len(given)) - skip; got < needed {
+		e := status.Errorf(status.WorkspaceTooSmall, "%s: workspace: %d bytes, want %d", name, len(given), needed+alignment-1)
+		e.Needed, e.Got = needed+alignment-1, int64(len(given))
+		return nil, 0, e
+	}
+	return unsafe.Pointer(&given[skip]), needed, nil
+}

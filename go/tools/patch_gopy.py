@@ -1,7 +1,8 @@
 """Patches a copy of gopy's sources, so that what it generates has one order and holds no more than is bound.
 
-gopy ranges over Go maps while it writes, and Go shuffles those; it binds 17 slice types that nobody asked for; and it gives
-every function without a result an argument that runs it on a goroutine of its own, where a panic would end the process.
+gopy ranges over Go maps while it writes, and Go shuffles those; it binds 17 slice types that nobody asked for; and it
+gives every function without a result an argument that runs it on a goroutine of its own, where a panic would end the
+process.
 """
 
 import pathlib
@@ -46,5 +47,7 @@ def patch(source: pathlib.Path) -> None:
         path = source / "bind" / name
         text, count = re.subn(pattern, replacement, path.read_text())
         if count != expected:
-            raise SystemExit(f"gopy's bind/{name}: {count} matches of {pattern!r}, want {expected}: is this another version?")
+            raise SystemExit(
+                f"gopy's bind/{name}: {count} matches of {pattern!r}, want {expected}: is this another version?"
+            )
         path.write_text(text)

@@ -85,8 +85,8 @@ func (d *decoded) view(t *C.DLTensor, operand int, nbytes []uint64) (*tensor.Vie
 	}
 	dt, ok := dtype.FromDLPack(uint8(t.dtype.code), uint8(t.dtype.bits), uint16(t.dtype.lanes))
 	if !ok {
-		return nil, status.Errorf(status.DTypeMismatch, "dtype with DLPack code %d, %d bits and %d lanes, want one of %v",
-			t.dtype.code, t.dtype.bits, t.dtype.lanes, dtype.All())
+		return nil, status.Errorf(status.DTypeMismatch, "dtype %s, want one of %v",
+			dtype.DescribeDLPack(uint8(t.dtype.code), uint8(t.dtype.bits), uint16(t.dtype.lanes)), dtype.All())
 	}
 	rank := int(t.ndim)
 	if rank < 0 || rank > 0 && t.shape == nil {

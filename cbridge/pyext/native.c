@@ -9,7 +9,7 @@
 #include "epigrad.h"
 #include "exchange.h"
 
-/* Of go/op (Meta): a device type for tensors that have a geometry and no memory. */
+/* Of go/tensor (Meta): a device type for tensors that have a geometry and no memory. */
 enum { META_DEVICE = -1, MAX_INPUTS = 6, MAX_OUTPUTS = 3, MAX_TENSORS = MAX_INPUTS + MAX_OUTPUTS };
 
 /* cbridge/names.go */

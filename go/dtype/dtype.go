@@ -99,3 +99,17 @@ func FromDLPack(code, bits uint8, lanes uint16) (DType, bool) {
 	}
 	return Invalid, false
 }
+
+// DescribeDLPack names a DLDataType for messages, also one outside the table: "int32", "complex64".
+func DescribeDLPack(code, bits uint8, lanes uint16) string {
+	kinds := [...]string{0: "int", 1: "uint", dlFloat: "float", 3: "opaque", dlBFloat: "bfloat", 5: "complex", 6: "bool"}
+	kind := fmt.Sprintf("a type with DLPack code %d and bits ", code)
+	if int(code) < len(kinds) {
+		kind = kinds[code]
+	}
+	text := fmt.Sprintf("%s%d", kind, bits)
+	if lanes != 1 {
+		text += fmt.Sprintf("x%d", lanes)
+	}
+	return text
+}

@@ -219,7 +219,7 @@ func Infer(c *Call, wanted []bool) (shapes [][]int64, workspaceBytes int64, err 
 		}
 		filled.Outputs[i] = &v
 	}
-	if device.Type == Meta {
+	if device.Type == tensor.Meta {
 		return shapes, 0, nil
 	}
 	k, err := o.kernel(&filled)
@@ -228,9 +228,6 @@ func Infer(c *Call, wanted []bool) (shapes [][]int64, workspaceBytes int64, err 
 	}
 	return shapes, k.WorkspaceBytes(), nil
 }
-
-// Meta is the device type of tensors that have a geometry and no memory. It is no DLPack device; bindings use it for PyTorch's meta tensors.
-const Meta int32 = -1
 
 // Validate returns the error that Run would, and touches nothing.
 func Validate(c *Call) error {

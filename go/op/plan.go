@@ -70,7 +70,7 @@ func (o *operation) choose(c *Call) (backend.Kernel, error) {
 	if err != nil {
 		return nil, err
 	}
-	if device.Type == Meta {
+	if device.Type == tensor.Meta {
 		return nil, unavailable(o.Name)
 	}
 	b, err := backend.ForDevice(device)

@@ -20,6 +20,9 @@ const (
 	WebGPU int32 = 15
 )
 
+// Meta is the device type of tensors that have a geometry and no memory. It is no DLPack device; bindings use it for PyTorch's meta tensors.
+const Meta int32 = -1
+
 // Device is DLPack's device type and index.
 type Device struct {
 	Type  int32
@@ -35,6 +38,8 @@ func (d Device) String() string {
 		return fmt.Sprintf("cuda:%d", d.Index)
 	case WebGPU:
 		return fmt.Sprintf("webgpu:%d", d.Index)
+	case Meta:
+		return "meta"
 	default:
 		return fmt.Sprintf("device(%d):%d", d.Type, d.Index)
 	}

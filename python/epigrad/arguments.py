@@ -58,13 +58,11 @@ def lerp_weight(op: str, weight: float | Tensor) -> tuple[float | None, Tensor |
 
 def needs_mask(op: str, needs: Sequence[bool], names: Sequence[str]) -> tuple[bool, ...]:
     """The `needs` of a stateless function as bools, one per gradient."""
-    try:
-        mask = tuple(map(bool, needs))
-    except (TypeError, ValueError, RuntimeError):
-        raise errors.InvalidProblemError(f"{op}: needs: {needs!r}, want one bool each for {', '.join(names)}") from None
-    if len(mask) != len(names):
-        raise errors.InvalidProblemError(f"{op}: needs: {len(mask)} values, want {len(names)}: {', '.join(names)}")
-    return mask
+    if not isinstance(needs, Sequence) or not all(isinstance(need, int) for need in needs):
+        raise errors.InvalidProblemError(f"{op}: needs: {needs!r}, want one bool each for {', '.join(names)}")
+    if len(needs) != len(names):
+        raise errors.InvalidProblemError(f"{op}: needs: {len(needs)} values, want {len(names)}: {', '.join(names)}")
+    return tuple(map(bool, needs))
 
 
 def out_tensors(op: str, out: Sequence[Tensor | None], names: Sequence[str]) -> tuple[Tensor | None, ...]:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from epigrad import errors, library
-from epigrad.arguments import gate_is_first
+from epigrad.arguments import check_tensors, gate_is_first
 from epigrad.launch import aligned_workspace, mark_written, refuse_negative
 
 __all__ = [
@@ -163,7 +163,8 @@ class _Plan:
             raise TypeError(f"{type(self).__name__}.run: unknown tensor {unknown}, want names among {valid}")
         for name, tensor in tensors.items():
             if tensor is not None:
-                refuse_negative(type(self).__name__, name, tensor)
+                check_tensors(self._sku.op, **{name: tensor})
+                refuse_negative(self._sku.op, name, tensor)
         get = tensors.get
         return tuple([get(name) for name in self._inputs]), tuple([get(name) for name in self._outputs])
 

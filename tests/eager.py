@@ -1,0 +1,71 @@
+"""The operations composed of PyTorch's own, with the activation as an argument.
+
+With an activation's float64 formula and float64 inputs they are the reference; with PyTorch's operator and the case's
+dtype they are what a PyTorch user has today, whose error the tolerance is measured from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+Pointwise = Callable[[Tensor], Tensor]
+Gradients = tuple[Tensor | None, ...]
+
+
+def matmul_bias_activation(a: Tensor, b: Tensor, bias: Tensor | None, act: Pointwise) -> Tensor:
+    product = torch.matmul(a, b)
+    return act(product if bias is None else product + bias)
+
+
+def linear(input: Tensor, weight: Tensor, bias: Tensor | None, act: Pointwise) -> Tensor:
+    return act(functional.linear(input, weight, bias))
+
+
+def gated_product(value: Tensor, gate: Tensor, act: Pointwise) -> Tensor:
+    return value * act(gate)
+
+
+def halves(input: Tensor, dim: int, gate: str) -> tuple[Tensor, Tensor]:
+    """The value half and the gate half."""
+    first, second = input.chunk(2, dim) if input.shape[dim] else (input, input)
+    return (first, second) if gate == "second" else (second, first)
+
+
+def gated_activation(input: Tensor, dim: int, gate: str, act: Pointwise) -> Tensor:
+    return gated_product(*halves(input, dim, gate), act)
+
+
+def mlp(x: Tensor, w1: Tensor, b1: Tensor | None, w2: Tensor, b2: Tensor | None, act: Pointwise) -> Tensor:
+    return functional.linear(act(functional.linear(x, w1, b1)), w2, b2)
+
+
+def gated_mlp(
+    x: Tensor, w1: Tensor, b1: Tensor | None, w2: Tensor, b2: Tensor | None, gate: str, act: Pointwise
+) -> Tensor:
+    return functional.linear(gated_activation(functional.linear(x, w1, b1), -1, gate, act), w2, b2)
+
+
+def leaves(inputs: Sequence[Tensor | None], dtype: torch.dtype | None = None) -> list[Tensor | None]:
+    """The inputs as leaves that ask for gradients, in their own memory unless another dtype is asked for."""
+    return [None if x is None else x.detach().to(dtype or x.dtype).requires_grad_() for x in inputs]
+
+
+def with_gradients(
+    function: Callable[..., Tensor], inputs: Sequence[Tensor | None], grad: Tensor
+) -> tuple[Tensor, Gradients]:
+    """The result of a function of these inputs, and every gradient by autograd (None for an absent input)."""
+    arguments = leaves(inputs)
+    out = function(*arguments)
+    given = iter(torch.autograd.grad(out, [x for x in arguments if x is not None], grad.to(out.dtype)))
+    return out.detach(), tuple(None if x is None else next(given) for x in arguments)
+
+
+def in_float64(
+    function: Callable[..., Tensor], inputs: Sequence[Tensor | None], grad: Tensor
+) -> tuple[Tensor, Gradients]:
+    """`with_gradients` in float64."""
+    return with_gradients(function, leaves(inputs, torch.float64), grad.to(torch.float64))

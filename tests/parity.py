@@ -1,0 +1,58 @@
+"""One comparison: results of epigrad with the reference and with PyTorch eager, by the tolerance rule."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from cases import Case
+from oracle import Sized, assert_reference_is_autograd
+from tolerance import explain_breach, worst_relative_error
+from torch import Tensor
+
+REDRAWS = 24
+FEW = 1024
+
+Results = Sequence[Tensor | None]
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What a case's results are compared with, in the operation's order; None where there is no result."""
+
+    reference: Sequence[Sized | None]
+    eager: Results
+    autograd: Results | None = None
+    """The same by PyTorch in float64, which the reference's formulas are checked against."""
+
+
+def assert_parity(names: Sequence[str], got: Results, case: Case, want: Callable[[Case], Wanted]) -> None:
+    """Fails unless every result keeps the tolerance rule, and is absent where none can exist.
+
+    A tensor of few elements does not show PyTorch's worst error: there it is the worst over the same problem with other
+    random values as well. (They are drawn only when the case's own values do not settle it, which comes to the same.)
+    """
+    wanted = want(case)
+    for index, (name, ours, reference, eager) in enumerate(
+        zip(names, got, wanted.reference, wanted.eager, strict=True)
+    ):
+        if reference is None:
+            assert ours is None, f"{name}: a result where none can exist"
+            continue
+        assert ours is not None and eager is not None, f"{name}: missing"
+        assert ours.shape == eager.shape, f"{name}: shape {tuple(ours.shape)}, PyTorch gives {tuple(eager.shape)}"
+        assert ours.dtype == eager.dtype, f"{name}: dtype {ours.dtype}, PyTorch gives {eager.dtype}"
+        if wanted.autograd is not None:
+            assert_reference_is_autograd(reference, wanted.autograd[index], name)
+        error = worst_relative_error(eager, reference)
+        breach = explain_breach(ours, reference, error)
+        if breach and ours.numel() < FEW:
+            error = max(error, *(_eager_error(want(replace(case, draw=draw)), index) for draw in range(1, REDRAWS + 1)))
+            breach = explain_breach(ours, reference, error)
+        assert not breach, f"{name}: {breach}"
+
+
+def _eager_error(wanted: Wanted, index: int) -> float:
+    reference, eager = wanted.reference[index], wanted.eager[index]
+    assert reference is not None and eager is not None
+    return worst_relative_error(eager, reference)

@@ -1,0 +1,191 @@
+"""epigrad.backward: stateless gradients from inputs, from a preactivation or from an output, into any output layout."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import epigrad
+import torch
+from cases import (
+    ACTIVATIONS,
+    DTYPES,
+    FROM_OUTPUT,
+    GATED_KINDS,
+    GATED_SHAPES,
+    GEMM_SHAPES,
+    LERP_SHAPES,
+    LINEAR_SHAPES,
+    Case,
+    cases,
+    parity,
+)
+from gated_problem import gated_problem
+from gemm_problem import GemmProblem, gemm_problem
+from layouts import LAYOUTS, OUT_LAYOUTS, Guarded, assert_same_bits, draw, laid_out, unchanged
+from lerp_problem import GRADIENTS, lerp_problem
+from oracle import Sized
+from parity import Results, Wanted, assert_parity
+from torch import Tensor
+
+Backward = Callable[..., tuple[Tensor | None, ...]]
+
+
+def _check_needs_and_out(call: Backward, everything: Results, inputs: Results, layout: str) -> None:
+    """Every mask of needs gives the bits of `everything` and None elsewhere, fresh and into guarded outputs."""
+    step = OUT_LAYOUTS.index(layout) if layout in OUT_LAYOUTS else 0
+    for turn, needs in enumerate(itertools.product((True, False), repeat=len(everything))):
+        chosen = [x if need else None for x, need in zip(everything, needs, strict=True)]
+        outs = [
+            None if x is None else Guarded.empty(x.shape, x.dtype, OUT_LAYOUTS[(step + turn + i) % len(OUT_LAYOUTS)])
+            for i, x in enumerate(chosen)
+        ]
+        with unchanged(*inputs):
+            fresh = call(needs=needs)
+            written = call(needs=needs, out=tuple(None if out is None else out.tensor for out in outs))
+        for want, alone, into, out in zip(chosen, fresh, written, outs, strict=True):
+            assert_same_bits(alone, want, f"needs={needs}")
+            assert_same_bits(into, want, f"needs={needs}, into out")
+            if out is not None:
+                assert into is out.tensor
+                out.check()
+
+
+def _gemm_cases(op: str, shapes: dict[str, tuple[tuple[int, ...], tuple[int, ...]]]) -> list[Case]:
+    axes = {"op": [op], "kind": ACTIVATIONS, "dtype": DTYPES, "shape": list(shapes), "layout": LAYOUTS}
+    chosen = cases(
+        axes, {"bias": (True, False), "source": ("inputs", "preactivation", "output"), "accumulate": (False, True)}
+    )
+    return [replace(c, source="inputs") if c.source == "output" and c.kind not in FROM_OUTPUT else c for c in chosen]
+
+
+GEMM_CASES = _gemm_cases("matmul_bias_activation", GEMM_SHAPES) + _gemm_cases("linear", LINEAR_SHAPES)
+
+
+def _given(problem: GemmProblem) -> dict[str, Tensor]:
+    """The preactivation or output that the case hands to backward: PyTorch's, so that both start from the same."""
+    case = problem.case
+    layout = OUT_LAYOUTS[len(case.shape) % len(OUT_LAYOUTS)]
+    if case.source == "preactivation":
+        return {"preactivation": laid_out(problem.preactivation(), case.dtype, layout)}
+    if case.source == "output":
+        return {"output": laid_out(case.row.eager(problem.preactivation()), case.dtype, layout)}
+    return {}
+
+
+def _held_before(problem: GemmProblem) -> list[Tensor | None]:
+    """What lies in the outputs that are accumulated into."""
+    generator = torch.Generator().manual_seed(7)
+    _, b, bias = problem.operands
+    return [None if x is None else draw(x.shape, generator).to(problem.case.dtype) for x in (None, b, bias)]
+
+
+def _want(case: Case) -> Wanted:
+    problem = gemm_problem(case)
+    wanted = problem.wanted()
+    wanted = Wanted(wanted.reference[1:], wanted.eager[1:])
+    if case.source == "preactivation":
+        wanted = problem.wanted_from(problem.preactivation())
+    if not case.accumulate:
+        return wanted
+    held = _held_before(problem)
+    reference = [
+        x if h is None or x is None else x + Sized.of(h, case.dtype)
+        for x, h in zip(wanted.reference, held, strict=True)
+    ]
+    eager = [x if h is None or x is None else h + x for x, h in zip(wanted.eager, held, strict=True)]
+    return Wanted(reference, eager)
+
+
+@parity(GEMM_CASES)
+def test_gemm(case: Case) -> None:
+    problem = gemm_problem(case)
+    given = _given(problem)
+    inputs = (problem.grad_output, *problem.operands, *given.values())
+
+    def call(**options: object) -> tuple[Tensor | None, ...]:
+        function: Backward = getattr(epigrad.backward, f"{case.op}_backward")
+        return function(problem.grad_output, *problem.operands, case.kind, **given, **options)
+
+    if not case.accumulate:
+        needs = (True, True, case.bias)
+        everything = call(needs=needs)
+        assert_parity(problem.names, everything, case, _want)
+        if case.bias:
+            _check_needs_and_out(call, everything, inputs, case.layout)
+        return
+    held = _held_before(problem)
+    outs = [None if h is None else Guarded.holding(h, OUT_LAYOUTS[i]) for i, h in enumerate(held)]
+    with unchanged(*inputs):
+        gradients = call(out=tuple(None if out is None else out.tensor for out in outs), accumulate=True)
+    assert_parity(problem.names, gradients, case, _want)
+    for gradient, out in zip(gradients, outs, strict=True):
+        if out is not None:
+            assert gradient is out.tensor
+            out.check()
+
+
+def _gated_cases(op: str) -> list[Case]:
+    axes = {"op": [op], "kind": list(GATED_KINDS), "dtype": DTYPES, "shape": list(GATED_SHAPES), "layout": LAYOUTS}
+    return cases(axes, {"gate": ("second", "first")})
+
+
+@parity(_gated_cases("gated_activation"))
+def test_gated_activation(case: Case) -> None:
+    problem = gated_problem(case)
+
+    def call(needs: Sequence[bool] = (True,), out: Sequence[Tensor | None] = (None,)) -> tuple[Tensor | None]:
+        if not needs[0]:
+            return (None,)
+        function = epigrad.backward.gated_activation_backward
+        return (function(problem.grad_output, problem.input, case.kind, problem.dim, gate=case.gate, out=out[0]),)
+
+    gradients = call()
+    assert_parity(("grad_input",), gradients, case, lambda case: _without_output(gated_problem(case).wanted()))
+    _check_needs_and_out(call, gradients, (problem.grad_output, problem.input), case.layout)
+
+
+@parity(_gated_cases("gated_product"))
+def test_gated_product(case: Case) -> None:
+    problem = gated_problem(case)
+
+    def call(**options: object) -> tuple[Tensor | None, ...]:
+        function: Backward = epigrad.backward.gated_product_backward
+        return function(problem.grad_output, *problem.halves, case.kind, **options)
+
+    gradients = call()
+    names = ("grad_value", "grad_gate")
+    assert_parity(names, gradients, case, lambda case: _without_output(gated_problem(case).wanted_of_halves()))
+    _check_needs_and_out(call, gradients, (problem.grad_output, problem.input), case.layout)
+
+
+@parity(cases({"op": ["lerp"], "kind": ["lerp"], "dtype": DTYPES, "shape": list(LERP_SHAPES), "layout": LAYOUTS}))
+def test_lerp(case: Case) -> None:
+    problem = lerp_problem(case)
+    backward: Backward = epigrad.backward.lerp_backward
+    gradients = backward(problem.grad_output, problem.start, problem.end, problem.weight)
+    assert_parity(GRADIENTS, gradients, case, lambda case: _without_output(lerp_problem(case).wanted()))
+
+    def call(needs: Sequence[bool], **options: object) -> tuple[Tensor | None, ...]:
+        return backward(problem.grad_output, problem.start, problem.end, problem.weight, needs=tuple(needs), **options)
+
+    _check_needs_and_out(call, gradients, (problem.grad_output, *problem.tensors), case.layout)
+
+
+@parity(
+    cases({"op": ["lerp"], "kind": ["lerp"], "dtype": DTYPES, "shape": ["full", "float", "columns"], "layout": LAYOUTS})
+)
+def test_lerp_without_start_and_end(case: Case) -> None:
+    """The gradients of start and end need neither; with none to give a shape they have the output's."""
+    problem = lerp_problem(case)
+    backward: Backward = epigrad.backward.lerp_backward
+    needs = (True, True, False)
+    want = backward(problem.grad_output, problem.start, problem.end, problem.weight, needs=needs)
+    for one, other in zip(backward(problem.grad_output, None, None, problem.weight, needs=needs), want, strict=True):
+        assert_same_bits(one, other)
+
+
+def _without_output(wanted: Wanted) -> Wanted:
+    assert wanted.autograd is not None
+    return Wanted(wanted.reference[1:], wanted.eager[1:], wanted.autograd[1:])

@@ -25,7 +25,6 @@ typedef struct {
   DLTensor *outputs[MAX_OUTPUTS];
   DLTensor tensors[MAX_TENSORS];
   int64_t sizes[MAX_TENSORS][2 * EPG_MAX_RANK]; /* of meta tensors */
-  int meta_allowed;
 } call_arguments;
 
 /* Raises the Python exception of a status; always returns NULL. */
@@ -128,11 +127,7 @@ static int read_tensor(call_arguments *a, PyObject *o, int operand) {
   }
   if (!exchange->dltensor_from_py_object_no_sync(o, t)) return 0;
   PyErr_Clear();
-  if (is_meta(o)) {
-    if (a->meta_allowed) return read_meta(o, t, a->sizes[operand]);
-    raise_argument(EPG_UNSUPPORTED, a, operand, "a meta tensor has a shape and no data, want one with memory");
-    return -1;
-  }
+  if (is_meta(o)) return read_meta(o, t, a->sizes[operand]);
   raise_argument(EPG_UNSUPPORTED, a, operand,
                  "a tensor without strided memory of its own (sparse, quantised, nested, or inside a torch.func transform), want a plain strided one");
   return -1;
@@ -255,7 +250,6 @@ static int ready(Py_ssize_t got, Py_ssize_t want) {
 static void begin(call_arguments *a) {
   memset(&a->call, 0, sizeof a->call);
   a->call.struct_size = sizeof a->call;
-  a->meta_allowed = 0;
 }
 
 /* configure(tensor_type, parameter_type, make_error) */
@@ -295,7 +289,6 @@ static PyObject *infer(PyObject *module, PyObject *const *args, Py_ssize_t n) {
   call_arguments a;
   if (!ready(n, 7)) return NULL;
   begin(&a);
-  a.meta_allowed = 1;
   if (read_problem(&a, args) || read_tensors(&a, args[5], NULL)) return NULL;
   uint8_t wanted[MAX_OUTPUTS] = {0};
   const Py_ssize_t needs = PyTuple_Check(args[6]) ? PyTuple_Size(args[6]) : -1;

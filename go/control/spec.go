@@ -83,14 +83,14 @@ func (d *describer) call(s *spec) (*op.Call, error) {
 	switch s.Class {
 	case "GemmEpilogue":
 		batchB := s.batchB()
-		inputs := []*tensor.View{d.matrix("a", s.Batch, s.M, s.K, s.LDA), d.matrix("b", batchB, s.K, s.N, s.LDB), d.view("bias", []int64{s.N})}
+		inputs := []*tensor.View{d.matrix("a", s.Batch, s.M, s.K, "lda", s.LDA), d.matrix("b", batchB, s.K, s.N, "ldb", s.LDB), d.view("bias", []int64{s.N})}
 		d.exact = []bool{s.LDA != nil, s.LDB != nil}
 		return &op.Call{Op: "matmul_bias_activation", Kind: s.Activation, Inputs: inputs}, nil
 	case "GemmEpilogueBackward":
-		grad := d.matrix("grad_output", s.Batch, s.M, s.N, s.LDGrad)
+		grad := d.matrix("grad_output", s.Batch, s.M, s.N, "ld_grad", s.LDGrad)
 		inputs := []*tensor.View{
-			grad, d.matrix("a", s.Batch, s.M, s.K, s.LDA), d.matrix("b", s.batchB(), s.K, s.N, s.LDB), d.view("bias", []int64{s.N}),
-			d.matrix("preactivation", s.Batch, s.M, s.N, nil),
+			grad, d.matrix("a", s.Batch, s.M, s.K, "lda", s.LDA), d.matrix("b", s.batchB(), s.K, s.N, "ldb", s.LDB), d.view("bias", []int64{s.N}),
+			d.matrix("preactivation", s.Batch, s.M, s.N, "", nil),
 		}
 		d.exact = []bool{s.LDGrad != nil, s.LDA != nil, s.LDB != nil}
 		return &op.Call{Op: "matmul_bias_activation_backward", Kind: s.Activation, Inputs: inputs}, nil
@@ -134,14 +134,14 @@ func (s *spec) batchB() []int64 {
 
 func (d *describer) view(name string, shape []int64) *tensor.View { return d.strided(name, shape, nil) }
 
-// matrix is [batch..., rows, columns] with a leading dimension; a batch item starts rows * ld after the one before.
-func (d *describer) matrix(name string, batch []int64, rows, columns int64, ld *int64) *tensor.View {
+// matrix is [batch..., rows, columns] with a leading dimension, if ld gives one; a batch item starts rows * ld after the one before.
+func (d *describer) matrix(name string, batch []int64, rows, columns int64, ldName string, ld *int64) *tensor.View {
 	shape := append(append([]int64{}, batch...), rows, columns)
 	if ld == nil {
 		return d.view(name, shape)
 	}
 	if *ld < max(1, columns) {
-		d.fail(check.Invalid(d.class, "leading dimension of "+name, "got %d, want at least %d: the columns", *ld, max(1, columns)))
+		d.fail(check.Invalid(d.class, ldName, "got %d, want at least %d, the columns of %s", *ld, max(1, columns), name))
 		return nil
 	}
 	strides := make([]int64, len(shape))

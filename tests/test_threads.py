@@ -1,0 +1,183 @@
+"""Calls from many threads at once, thread counts, and backward passes that autograd runs in its own threads."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+from torch import Tensor
+
+import epigrad
+from epigrad import backward, errors, forward, plan
+from interpreter import run_script
+from layouts import assert_same_bits
+
+WORKERS = 8
+
+
+@pytest.fixture
+def thread_count() -> Iterator[None]:
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+def at_once(work: Callable[[int], None], workers: int = WORKERS) -> None:
+    """Runs `work` in several threads that start together; the first failure is raised here."""
+    gate = threading.Barrier(workers)
+
+    def started(number: int) -> None:
+        gate.wait(30)
+        work(number)
+
+    with ThreadPoolExecutor(workers) as pool:
+        for done in [pool.submit(started, number) for number in range(workers)]:
+            done.result(120)
+
+
+def leaves(number: int) -> tuple[Tensor, Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(number)
+    x, weight, bias = (torch.randn(*s, generator=generator) for s in ((17, 33), (29, 33), (29,)))
+    return x.requires_grad_(), weight.requires_grad_(), bias.requires_grad_()
+
+
+def gradients(number: int) -> tuple[Tensor, ...]:
+    tensors = leaves(number)
+    out = epigrad.linear(*tensors, "gelu")
+    return (out.detach(), *torch.autograd.grad(out.square().sum(), tensors))
+
+
+def test_concurrent_forward_and_backward() -> None:
+    want = [gradients(number) for number in range(WORKERS)]
+
+    def work(number: int) -> None:
+        for _ in range(20):
+            for got, one in zip(gradients(number), want[number], strict=True):
+                assert_same_bits(got, one)
+
+    at_once(work)
+
+
+def test_concurrent_backward_through_shared_parameters() -> None:
+    _, weight, bias = leaves(0)
+    inputs = [torch.ones(5, 33) * number for number in range(WORKERS)]
+    outs = [epigrad.linear(x, weight, bias, "none").sum() for x in inputs]
+    at_once(lambda number: outs[number].backward())
+    assert torch.equal(weight.grad, sum(x.sum(0) for x in inputs).expand(29, 33))
+    assert torch.equal(bias.grad, torch.full((29,), 5.0 * WORKERS))
+
+
+def test_one_graph_retained_and_walked_by_many() -> None:
+    tensors = leaves(1)
+    out = epigrad.linear(*tensors, "tanh").sum()
+    want = torch.autograd.grad(out, tensors, retain_graph=True)
+
+    def work(number: int) -> None:
+        for _ in range(20):
+            for got, one in zip(torch.autograd.grad(out, tensors, retain_graph=True), want, strict=True):
+                assert_same_bits(got, one)
+
+    at_once(work)
+
+
+def test_one_plan_in_many_threads() -> None:
+    made = plan.GemmEpilogueBackward.select(m=17, n=29, k=33, activation="silu", dtype=torch.float32)
+    want = {}
+    for number in range(WORKERS):
+        x, weight, _ = leaves(number)
+        want[number] = backward.matmul_bias_activation_backward(
+            torch.ones(17, 29), x.detach(), weight.detach().T, None, "silu"
+        )
+
+    def work(number: int) -> None:
+        x, weight, _ = (t.detach() for t in leaves(number))
+        buffer = torch.empty(made.workspace_size + 256, dtype=torch.uint8)
+        start = -buffer.data_ptr() % 256
+        workspace = buffer[start : start + made.workspace_size] if made.workspace_size else None
+        for _ in range(20):
+            grad_a, grad_b = torch.full((17, 33), float("nan")), torch.full((33, 29), float("nan"))
+            made.run(grad_output=torch.ones(17, 29), a=x, b=weight.T, grad_a=grad_a, grad_b=grad_b, workspace=workspace)
+            assert_same_bits(grad_a, want[number][0])
+            assert_same_bits(grad_b, want[number][1])
+
+    at_once(work)
+
+
+def test_errors_stay_in_their_thread() -> None:
+    def work(number: int) -> None:
+        for _ in range(50):
+            with pytest.raises(errors.InvalidProblemError, match=rf"\b{number + 50}\b"):
+                forward.linear(torch.ones(2, number + 50), torch.ones(3, 4))
+            assert forward.linear(torch.ones(1, 1), torch.ones(1, 1)).item() == 1.0
+
+    at_once(work)
+
+
+def test_plans_are_made_and_dropped_in_many_threads() -> None:
+    def work(number: int) -> None:
+        for step in range(50):
+            made = plan.Lerp.select(shape=(number + 1, step + 1), weight=0.5, dtype=torch.float32)
+            out = torch.empty(number + 1, step + 1)
+            made.run(start=torch.zeros_like(out), end=torch.ones_like(out), out=out)
+            assert torch.equal(out, torch.full_like(out, 0.5))
+            del made
+
+    at_once(work)
+
+
+@pytest.mark.usefixtures("thread_count")
+def test_results_do_not_depend_on_the_thread_count() -> None:
+    x, weight, bias = (t.detach() for t in leaves(2))
+    big = torch.randn(301, 257)
+    results = []
+    for count in (1, 2, 3, 8):
+        torch.set_num_threads(count)
+        results.append(
+            [
+                forward.linear(x, weight, bias, "gelu"),
+                forward.lerp(big, big + 1, 0.3),
+                *backward.linear_backward(torch.ones(17, 29), x, weight, bias, "gelu"),
+                *backward.matmul_bias_activation_backward(torch.ones(301, 64), big, torch.ones(257, 64), torch.ones(64), "silu"),
+            ]
+        )
+    for other in results[1:]:
+        for got, want in zip(other, results[0], strict=True):
+            assert_same_bits(got, want)
+
+
+def test_the_interpreter_runs_on_while_a_call_computes() -> None:
+    x = torch.randn(768, 768, dtype=torch.float64)
+    forward.linear(x[:2], x)
+    ticks = 0
+    finished = threading.Event()
+
+    def work() -> None:
+        forward.linear(x, x)
+        finished.set()
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    while not finished.wait(0.001):
+        ticks += 1
+    thread.join()
+    assert ticks > 3, "the call held the interpreter lock"
+
+
+def test_the_first_use_may_come_from_many_threads_at_once() -> None:
+    script = """
+import threading, torch, epigrad
+gate = threading.Barrier(8)
+results = []
+def work():
+    gate.wait()
+    results.append(epigrad.lerp(torch.zeros(2), torch.ones(2), 0.5).tolist())
+threads = [threading.Thread(target=work) for _ in range(8)]
+[t.start() for t in threads]
+[t.join() for t in threads]
+assert results == [[0.5, 0.5]] * 8, results
+print("fine")
+"""
+    assert run_script(script) == "fine"

@@ -117,7 +117,7 @@ bench: build $(STAMPS)/bench
 
 # --- check ----------------------------------------------------------------------------------------------------------------
 
-check: lint test examples
+check: lint test examples check-install
 
 lint: build $(STAMPS)/test $(STAMPS)/bench $(STAMPS)/demo $(STAMPS)/dev $(TOOLS)/staticcheck $(TOOLS)/gofumpt
 	@echo "gofumpt"; unformatted=$$(git ls-files --cached --others --exclude-standard '*.go' | xargs $(TOOLS)/gofumpt -l); \
@@ -160,6 +160,6 @@ check-install: wheel sdist $(STAMPS)/test
 	.ci/check-install
 
 clean:
-	rm -rf build dist python/epigrad/control python/*.egg-info python/epigrad/*.so cbridge/pyext/gopy_control.go cbridge/pyext/gopy_control.c
+	rm -rf build dist python/epigrad/control/control.py python/epigrad/control/go.py python/*.egg-info python/epigrad/*.so cbridge/pyext/gopy_control.go cbridge/pyext/gopy_control.c
 	rm -rf $(STAMPS)/editable .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -not -path './$(VENV)/*' -prune -exec rm -rf {} +

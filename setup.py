@@ -12,6 +12,7 @@ import sysconfig
 from setuptools import Extension, setup
 from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
+from setuptools.command.build_py import build_py
 from setuptools.command.sdist import sdist
 
 ROOT = pathlib.Path(__file__).resolve().parent
@@ -79,6 +80,14 @@ def generate(go: str) -> None:
     run([sys.executable, "go/tools/generate.py"], go)
 
 
+class GenerateAndBuildPython(build_py):
+    """Collects the Python modules, once those that the build generates are there."""
+
+    def run(self) -> None:
+        generate(require_go())
+        super().run()
+
+
 class BuildGo(build_ext):
     """Builds the extension with the go command, which knows by itself what is up to date."""
 
@@ -138,6 +147,11 @@ class VendoredSdist(sdist):
 setup(
     version=version(),
     ext_modules=[Extension("epigrad._native", [], py_limited_api=True)],
-    cmdclass={"build_ext": BuildGo, "bdist_wheel": Abi3Wheel, "sdist": VendoredSdist},
+    cmdclass={
+        "build_py": GenerateAndBuildPython,
+        "build_ext": BuildGo,
+        "bdist_wheel": Abi3Wheel,
+        "sdist": VendoredSdist,
+    },
     setup_requires=[] if find_go() else [GO_FROM_PYPI],
 )

@@ -11,7 +11,7 @@
  *   linear_backward                 grad_output input weight bias? preactivation? output?   grad_input grad_weight grad_bias
  *   activation                      input                                                   out
  *   gated_activation                input                                                   out
- *   gated_activation_backward       grad_output input                                       grad_input
+ *   gated_activation_backward       grad_output input                                       grad_input grad_bias
  *   gated_product                   value gate                                              out
  *   gated_product_backward          grad_output value gate                                  grad_value grad_gate
  *   lerp                            start end weight?                                       out
@@ -19,7 +19,8 @@
  *
  * kind is an activation ("none" "relu" "gelu" "gelu_tanh" "silu" "sigmoid" "tanh"; NULL is "none") or, for gated_*, a gated kind ("glu" "reglu" "swiglu"
  * "geglu" "geglu_tanh" "bilinear"). Shapes follow PyTorch: matmul's for matmul_*, [..., k] and [n, k] for linear, broadcasting for lerp.
- * dtypes: float32, float64, bfloat16, float16, one per call.
+ * grad_bias of gated_activation_backward is grad_input summed over all dimensions but dim, before it is rounded. dtypes: float32, float64, bfloat16,
+ * float16, one per call.
  *
  * A process that has called epigrad cannot use it in a child made by fork() without exec: every function then returns EPG_BACKEND_UNAVAILABLE.
  */

@@ -91,6 +91,17 @@ func Names() []string {
 	return names
 }
 
+// NamesFromOutput lists the activations whose derivative is a function of the output.
+func NamesFromOutput() []string {
+	var names []string
+	for _, a := range activations {
+		if a.FromOutput {
+			names = append(names, a.Name)
+		}
+	}
+	return names
+}
+
 // GatedNames lists the gated kinds' names in the table's order.
 func GatedNames() []string {
 	names := make([]string, len(gatedKinds))

@@ -54,12 +54,14 @@ type Gated struct {
 }
 
 // GatedBackward is grad_value = grad_output act(gate) and grad_gate = grad_output value act'(gate); all views have one shape and the
-// gradients that are not asked for are nil.
+// gradients that are not asked for are nil. GradBiasValue and GradBiasGate are the unrounded gradients summed over the dimensions in which they have the
+// size 1 and GradOutput has not.
 type GatedBackward struct {
 	Header
-	Activation              string
-	GradOutput, Value, Gate *tensor.View
-	GradValue, GradGate     *tensor.View
+	Activation                  string
+	GradOutput, Value, Gate     *tensor.View
+	GradValue, GradGate         *tensor.View
+	GradBiasValue, GradBiasGate *tensor.View
 }
 
 // Lerp is out = start + weight (end - start). All views have out's shape, with stride 0 where an operand is broadcast. Weight is nil
@@ -106,7 +108,7 @@ func (p *Gated) Views() []*tensor.View { return present(p.Value, p.Gate, p.Out) 
 
 // Views implements Problem.
 func (p *GatedBackward) Views() []*tensor.View {
-	return present(p.GradOutput, p.Value, p.Gate, p.GradValue, p.GradGate)
+	return present(p.GradOutput, p.Value, p.Gate, p.GradValue, p.GradGate, p.GradBiasValue, p.GradBiasGate)
 }
 
 // Views implements Problem.

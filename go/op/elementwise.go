@@ -24,7 +24,8 @@ var activationForward = operation{
 
 // A gated activation is out = value * act(gate), where value and gate are the halves of the input along a dimension (torch.nn.functional.glu's
 // convention is the gate second) or, in the product, two tensors of one shape. grad_value = grad_output * act(gate); grad_gate = grad_output * value *
-// act'(gate).
+// act'(gate). grad_bias is grad_input summed, before it is rounded, over all dimensions but the split one: the gradient of a bias that
+// a linear layer added to the input.
 var (
 	gatedActivation = operation{
 		Signature: Signature{"gated_activation", arguments("input"), arguments("out")},
@@ -41,20 +42,33 @@ var (
 		},
 	}
 	gatedActivationBackward = operation{
-		Signature: Signature{"gated_activation_backward", arguments("grad_output", "input"), arguments("grad_input")},
+		Signature: Signature{"gated_activation_backward", arguments("grad_output", "input"), arguments("grad_input", "grad_bias")},
 		shapes: func(c *Call) ([][]int64, error) {
 			const name = "gated_activation_backward"
 			half, err := split(name, c, c.input(1))
 			if err != nil {
 				return nil, err
 			}
-			return [][]int64{c.input(1).Shape}, check.Shape(name, "grad_output", c.input(0).Shape, half, "half of the input's shape")
+			if err := check.Shape(name, "grad_output", c.input(0).Shape, half, "half of the input's shape"); err != nil {
+				return nil, err
+			}
+			shape := c.input(1).Shape
+			return [][]int64{shape, {shape[splitDim(c, len(shape))]}}, nil
 		},
 		problem: func(c *Call, h backend.Header) backend.Problem {
 			p := &backend.GatedBackward{Header: h, Activation: gateOf(h.Kind), GradOutput: c.input(0)}
 			p.Value, p.Gate = halves(c, c.input(1))
 			if out := c.output(0); out != nil {
 				p.GradValue, p.GradGate = halves(c, out)
+			}
+			if bias := c.output(1); bias != nil {
+				along := *bias
+				for d := range c.input(1).Rank() {
+					if d != splitDim(c, c.input(1).Rank()) {
+						along = along.Unsqueeze(d)
+					}
+				}
+				p.GradBiasValue, p.GradBiasGate = halves(c, &along)
 			}
 			return p
 		},
@@ -103,7 +117,7 @@ func split(op string, c *Call, input *tensor.View) ([]int64, error) {
 		return nil, check.Invalid(op, "dim", "got %d, want one in [%d, %d] for shape %s", c.Dim, -rank, rank-1, check.Sizes(input.Shape))
 	}
 	half := append([]int64{}, input.Shape...)
-	d := (c.Dim + rank) % rank
+	d := splitDim(c, rank)
 	if half[d]%2 != 0 {
 		return nil, check.Invalid(op, "input", "shape %s has the odd size %d in dim %d, want an even size: two halves",
 			check.Sizes(input.Shape), half[d], c.Dim)
@@ -112,9 +126,12 @@ func split(op string, c *Call, input *tensor.View) ([]int64, error) {
 	return half, nil
 }
 
+// splitDim is the split dimension counted from the front.
+func splitDim(c *Call, rank int) int { return (c.Dim + rank) % rank }
+
 // halves returns the value's and the gate's part of a tensor of the input's shape, which split has validated.
 func halves(c *Call, v *tensor.View) (value, gate *tensor.View) {
-	d := (c.Dim + v.Rank()) % v.Rank()
+	d := splitDim(c, v.Rank())
 	length := v.Shape[d] / 2
 	first, err := v.Narrow(d, 0, length)
 	if err != nil {

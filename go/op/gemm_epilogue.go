@@ -1,6 +1,8 @@
 package op
 
 import (
+	"strings"
+
 	"github.com/epigrad/epigrad/go/activation"
 	"github.com/epigrad/epigrad/go/backend"
 	"github.com/epigrad/epigrad/go/check"
@@ -70,7 +72,8 @@ func (s gemmSpelling) backward() operation {
 				}
 			}
 			if info, _ := activation.Lookup(c.Kind); c.input(5) != nil && !info.FromOutput {
-				return nil, check.Invalid(name, "output", "given for the activation %q, whose derivative is no function of its output; give preactivation", c.Kind)
+				return nil, check.Invalid(name, "output", "given for the activation %q, whose derivative is no function of its output: want preactivation, or one of %s", c.Kind,
+					strings.Join(activation.NamesFromOutput(), ", "))
 			}
 			shapes := [][]int64{c.input(1).Shape, c.input(2).Shape, nil}
 			if bias := c.input(3); bias != nil {

@@ -71,21 +71,18 @@ class Block:
         assert out is not None
         return out
 
-    def grad_hidden_to_preactivation(self, grad: Tensor, preactivation: Tensor) -> Tensor:
-        """The gradient of a gated hidden layer to its preactivation."""
-        inputs = (grad, preactivation)
-        (out,) = launch(
+    def grad_hidden_to_preactivation(self, grad: Tensor, preactivation: Tensor, needs: Needs) -> Tensors:
+        """The gradients of a gated hidden layer to its preactivation and, summed before rounding, to the bias in it."""
+        return launch(
             library.core(),
             "gated_activation_backward",
             self.kind,
-            inputs,
-            (True,),
+            (grad, preactivation),
+            needs,
             self.backend,
             -1,
             self.gate_first,
         )
-        assert out is not None
-        return out
 
     def hidden_formula(self, preactivation: Tensor) -> Tensor:
         """`hidden` as differentiable operations, unrounded."""
@@ -178,10 +175,16 @@ class FeedForwardProblem:
             return None, None, None, grad_weight2, grad_bias2
         assert grad_hidden is not None
         activation = block.activation
+        first_needs = needs[:3]
+        gated_grad_bias = None
         if block.kind is not None:
             assert preactivation is not None
-            grad_hidden = block.grad_hidden_to_preactivation(grad_hidden, preactivation)
+            gated_needs = (needs[0] or needs[1], needs[2] and shapes[2] is not None)
+            grad_hidden, gated_grad_bias = block.grad_hidden_to_preactivation(grad_hidden, preactivation, gated_needs)
+            if grad_hidden is None:
+                return None, None, gated_grad_bias, grad_weight2, grad_bias2
             activation = "none"
+            first_needs = (needs[0], needs[1], False)
         first_inputs = (
             grad_hidden,
             stand_in(grad, shapes[0]) if input is None else input,
@@ -190,8 +193,11 @@ class FeedForwardProblem:
             None if activation == "none" else preactivation,
             None,
         )
-        grads = launch(core, "linear_backward", activation, first_inputs, needs[:3], block.backend)
-        return (*grads, grad_weight2, grad_bias2)
+        grad_input, grad_weight1, grad_bias1 = launch(
+            core, "linear_backward", activation, first_inputs, first_needs, block.backend
+        )
+        grad_bias1 = gated_grad_bias if block.kind is not None else grad_bias1
+        return grad_input, grad_weight1, grad_bias1, grad_weight2, grad_bias2
 
     def formula(self, needs: Needs, *tensors: Tensor | None, grad_hidden: Tensor | None = None) -> Tensors:
         grad, input, weight1, bias1, weight2, preactivation = tensors

@@ -54,15 +54,44 @@ func (*Backend) selectGatedBackward(p *backend.GatedBackward) (backend.Kernel, e
 	if err != nil {
 		return nil, err
 	}
+	k := &steps{facts: newFacts(p, "", layoutStrided)}
 	inputs := []*tensor.View{p.GradOutput, p.Value, p.Gate}
-	outputs, slots := asked(p.GradValue, p.GradGate)
-	if len(outputs) == 0 {
-		return newNothing(p), nil
+	if outputs, at := asked(p.GradValue, p.GradGate); len(outputs) > 0 {
+		e := newElementwise(p, len(outputs), func(n int, b *[maxOperands]block) {
+			g := b[len(outputs):]
+			portable.GatedBackward(formula, at.of(b, 0, n), at.of(b, 1, n), g[0][:n], g[1][:n], g[2][:n])
+		}, append(outputs, inputs...)...)
+		k.sku = e.sku
+		k.run = append(k.run, e.Run)
 	}
-	return newElementwise(p, len(outputs), func(n int, b *[maxOperands]block) {
-		g := b[len(outputs):]
-		portable.GatedBackward(formula, slots.of(b, 0, n), slots.of(b, 1, n), g[0][:n], g[1][:n], g[2][:n])
-	}, append(outputs, inputs...)...), nil
+	if p.GradBiasValue != nil {
+		k.run = append(k.run, newReduction(p.GradBiasValue, func(n int, b *[maxOperands]block) {
+			portable.GatedBackward(formula, b[0][:n], nil, b[1][:n], b[2][:n], b[3][:n])
+		}, inputs...).run)
+	}
+	if p.GradBiasGate != nil {
+		k.run = append(k.run, newReduction(p.GradBiasGate, func(n int, b *[maxOperands]block) {
+			portable.GatedBackward(formula, nil, b[0][:n], b[1][:n], b[2][:n], b[3][:n])
+		}, inputs...).run)
+	}
+	return k, nil
+}
+
+// steps is a kernel of several passes, one after the other; none where nothing is asked for.
+type steps struct {
+	facts
+	run []func(r *backend.Run) error
+}
+
+func (*steps) WorkspaceBytes() int64 { return 0 }
+
+func (k *steps) Run(r *backend.Run) error {
+	for _, step := range k.run {
+		if err := step(r); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // slots tells which block an optional output is in; -1 where it is not asked for.
@@ -88,11 +117,3 @@ func (s *slots) of(blocks *[maxOperands]block, output, n int) []float64 {
 	}
 	return blocks[s[output]][:n]
 }
-
-// nothing is the kernel of a backward of which no gradient is asked for.
-type nothing struct{ facts }
-
-func newNothing(p backend.Problem) *nothing { return &nothing{newFacts(p, "", layoutContiguous)} }
-
-func (*nothing) WorkspaceBytes() int64  { return 0 }
-func (*nothing) Run(*backend.Run) error { return nil }

@@ -27,7 +27,7 @@ type gemmEpilogueBackward[T real] struct {
 
 func (b *Backend) selectGemmEpilogueBackward(p *backend.GemmEpilogueBackward) (backend.Kernel, error) {
 	if p.GradA == nil && p.GradB == nil && p.GradBias == nil {
-		return newNothing(p), nil
+		return &steps{facts: newFacts(p, "", layoutContiguous)}, nil
 	}
 	if p.DType.Accumulator() == dtype.Float64 {
 		return newGemmEpilogueBackward[float64](b, p)

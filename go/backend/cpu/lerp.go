@@ -6,32 +6,13 @@ import (
 	"github.com/epigrad/epigrad/kernels/portable"
 )
 
-// lerp is the kernel of lerp and, with several steps, of its backward: gradients that keep grad_output's shape share one pass, the others are summed
-// one by one.
-type lerp struct {
-	facts
-	// steps are made per run, since the weight may be a number that the run gives.
-	steps []func(r *backend.Run) error
-}
-
-func (*lerp) WorkspaceBytes() int64 { return 0 }
-
-func (k *lerp) Run(r *backend.Run) error {
-	for _, step := range k.steps {
-		if err := step(r); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
 func (*Backend) selectLerp(p *backend.Lerp) (backend.Kernel, error) {
 	views := []*tensor.View{p.Out, p.Start, p.End}
 	if p.Weight != nil {
 		views = append(views, p.Weight)
 	}
 	k := newElementwise(p, 1, nil, views...)
-	return &lerp{facts: k.facts, steps: []func(*backend.Run) error{func(r *backend.Run) error {
+	return &steps{facts: k.facts, run: []func(*backend.Run) error{func(r *backend.Run) error {
 		return k.loops.forEachBlock(r, 1, func(n int, b *[maxOperands]block) {
 			if p.Weight == nil {
 				fill(b[3][:n], r.Weight)
@@ -41,8 +22,9 @@ func (*Backend) selectLerp(p *backend.Lerp) (backend.Kernel, error) {
 	}}}, nil
 }
 
+// selectLerpBackward makes one pass of the gradients that keep grad_output's shape, and one for each that is summed.
 func (*Backend) selectLerpBackward(p *backend.LerpBackward) (backend.Kernel, error) {
-	k := &lerp{facts: newFacts(p, "", layoutStrided)}
+	k := &steps{facts: newFacts(p, "", layoutStrided)}
 	var together [3]*tensor.View
 	for i, gradient := range []*tensor.View{p.GradStart, p.GradEnd, p.GradWeight} {
 		if gradient == nil {
@@ -52,12 +34,12 @@ func (*Backend) selectLerpBackward(p *backend.LerpBackward) (backend.Kernel, err
 			together[i] = gradient
 			continue
 		}
-		k.steps = append(k.steps, lerpReduction(p, i, gradient))
+		k.run = append(k.run, lerpReduction(p, i, gradient))
 	}
 	if outputs, at := asked(together[:]...); len(outputs) > 0 {
 		step, layout := lerpTogether(p, outputs, at)
-		k.steps = append(k.steps, step)
-		if len(k.steps) == 1 {
+		k.run = append(k.run, step)
+		if len(k.run) == 1 {
 			k.sku.Layout = layout
 		}
 	}

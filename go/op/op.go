@@ -303,16 +303,15 @@ func (c *Call) execution(inputs int) *backend.Run {
 		Bases: make([]unsafe.Pointer, inputs+len(c.Outputs)), Workspace: c.Workspace,
 		Stream: c.Stream, Threads: c.Threads, Accumulate: c.Accumulate, Weight: c.Weight,
 	}
-	for i, v := range c.Inputs {
-		if v != nil {
-			r.Bases[i] = unsafe.Add(v.Base, v.Offset)
+	bind := func(views []*tensor.View, first int) {
+		for i, v := range views {
+			if v != nil && !v.IsEmpty() { // an empty tensor's address may be nobody's
+				r.Bases[first+i] = unsafe.Add(v.Base, v.Offset)
+			}
 		}
 	}
-	for i, v := range c.Outputs {
-		if v != nil {
-			r.Bases[inputs+i] = unsafe.Add(v.Base, v.Offset)
-		}
-	}
+	bind(c.Inputs, 0)
+	bind(c.Outputs, inputs)
 	return r
 }
 

@@ -97,21 +97,18 @@ func (l *loops) pieces(base *[maxOperands]unsafe.Pointer, first int64, n int, vi
 		if p.start == n {
 			return
 		}
-		// Only a whole run ends before the block does: step back to its start, then carry into the outer loops.
-		for i := range l.views {
-			p.at[i] = unsafe.Add(p.at[i], -index[inner]*l.strides[i][inner])
-		}
-		index[inner] = 0
-		for d := inner - 1; d >= 0; d-- {
-			index[d]++
-			for i := range l.views {
-				p.at[i] = unsafe.Add(p.at[i], l.strides[i][d])
-			}
-			if index[d] < l.shape[d] {
+		// Only a whole run ends before the block does: step back to its start, then carry into the outer loops. No address leaves its view on the way, since
+		// Go's collector takes one that points nowhere for a defect of the program.
+		for d := inner; ; d-- {
+			if d < inner && index[d]+1 < l.shape[d] {
+				index[d]++
+				for i := range l.views {
+					p.at[i] = unsafe.Add(p.at[i], l.strides[i][d])
+				}
 				break
 			}
 			for i := range l.views {
-				p.at[i] = unsafe.Add(p.at[i], -l.shape[d]*l.strides[i][d])
+				p.at[i] = unsafe.Add(p.at[i], -index[d]*l.strides[i][d])
 			}
 			index[d] = 0
 		}

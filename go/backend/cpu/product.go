@@ -248,6 +248,9 @@ func forEachTile[T real](p *product, r *backend.Run, sink func(s *scratch[T], t 
 // computeTile forms one tile of the result in its accumulators.
 func computeTile[T real](p *product, r *backend.Run, s *scratch[T], t *tile[T]) {
 	clear(t.acc[:t.rows*tileColumns])
+	if p.depth() == 0 {
+		return // the operands have no elements, hence no addresses
+	}
 	rank := len(t.batch)
 	index, inner := s.index[rank:2*rank], s.index[2*rank:]
 	for item := range items(p.summed) {

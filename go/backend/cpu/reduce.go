@@ -88,10 +88,11 @@ func newReduction(out *tensor.View, term func(n int, blocks *[maxOperands]block)
 		}
 		keptViews, summedViews = append(keptViews, &kept), append(summedViews, &summed)
 	}
-	return &reduction{
-		out: out, term: term,
-		kept: newLoops(out.DType, keptViews...), summed: newLoops(out.DType, summedViews...),
+	summed := newLoops(out.DType, summedViews...)
+	if summed.count == 0 {
+		keptViews = keptViews[:1] // the operands have no elements, hence no addresses
 	}
+	return &reduction{out: out, term: term, kept: newLoops(out.DType, keptViews...), summed: summed}
 }
 
 // run computes the reduction. Where enough elements stay, a block is a run of those and rows are added to it; else a block is a run of what is

@@ -1,0 +1,178 @@
+package optest
+
+import (
+	"fmt"
+	"math"
+	"slices"
+
+	"github.com/epigrad/epigrad/go/activation"
+	"github.com/epigrad/epigrad/go/dtype"
+	"github.com/epigrad/epigrad/go/op"
+)
+
+// gatedCase is an input's shape and the dimension that is split.
+type gatedCase struct {
+	shape []int64
+	dim   int
+}
+
+var gatedCases = []gatedCase{
+	{[]int64{6}, 0},
+	{[]int64{2}, -1},
+	{[]int64{5, 6}, -1},
+	{[]int64{6, 5}, 0},
+	{[]int64{3, 4, 5}, 1},
+	{[]int64{3, 4, 5}, -2},
+	{[]int64{2, 1, 4}, -1},
+	{[]int64{2, 3, 2, 3, 2}, 2},
+	{[]int64{1, 2, 1, 2, 1, 2, 1, 2}, 5},
+	{[]int64{0, 4}, 1},
+	{[]int64{4, 0}, 0},
+	{[]int64{3, 0}, 1},
+	{[]int64{3, 514}, 1},
+	{[]int64{258, 7}, 0},
+}
+
+// halves reads an input's values as the two tensors that it holds.
+func (c gatedCase) halves(values []float64, gateFirst bool) (value, gate []float64) {
+	d := (c.dim + len(c.shape)) % len(c.shape)
+	half := size(c.shape[d:]) / 2
+	for i := 0; half > 0 && i < len(values); i += 2 * half {
+		value, gate = append(value, values[i:i+half]...), append(gate, values[i+half:i+2*half]...)
+	}
+	if gateFirst {
+		return gate, value
+	}
+	return value, gate
+}
+
+func (c gatedCase) half() []int64 {
+	shape := slices.Clone(c.shape)
+	shape[(c.dim+len(shape))%len(shape)] /= 2
+	return shape
+}
+
+// gatedForward is value * act(gate), with bounds.
+func gatedForward(kind string, dt dtype.DType, value, gate []float64) expectation {
+	limits, act := boundsOf(dt), values[gateActivation(kind)]
+	e := expectation{make([]float64, len(value)), make([]float64, len(value))}
+	for i, v := range value {
+		e.value[i] = v * act(gate[i])
+		e.bound[i] = limits.stored(e.value[i], math.Abs(v)*valueError*(1+math.Abs(gate[i])))
+	}
+	return e
+}
+
+// gatedBackward is grad_output * act(gate) and grad_output * value * act'(gate), with bounds.
+func gatedBackward(kind string, dt dtype.DType, gradOutput, value, gate []float64) (gradValue, gradGate expectation) {
+	gradValue = gatedForward(kind, dt, gradOutput, gate)
+	limits, act := boundsOf(dt), gateActivation(kind)
+	gradGate = expectation{make([]float64, len(value)), make([]float64, len(value))}
+	for i, v := range value {
+		gradGate.value[i] = gradOutput[i] * v * slope(act, gate[i])
+		gradGate.bound[i] = limits.stored(gradGate.value[i], math.Abs(gradOutput[i]*v)*slopeError)
+	}
+	return gradValue, gradGate
+}
+
+// forEachGated visits gated kinds x dtypes x both orders x layouts.
+func (s *opSuite) forEachGated(visit func(kind string, dt dtype.DType, turn int, pick *picker)) {
+	pick := &picker{}
+	for _, info := range activation.AllGated() {
+		for _, dt := range dtype.All() {
+			s.Run(info.Name+"/"+dt.String(), func() {
+				for turn := range some(inputLayouts, 0) {
+					pick.next++
+					visit(info.Name, dt, turn, pick)
+					if s.T().Failed() {
+						return
+					}
+				}
+			})
+		}
+	}
+}
+
+func (s *opSuite) TestGatedActivation() {
+	s.forEachGated(func(kind string, dt dtype.DType, turn int, pick *picker) {
+		for i, c := range gatedCases {
+			first := (turn+i)%2 == 0
+			input := newArray(dt, c.shape, pick.input()).fill(s.normal(3))
+			grad := newArray(dt, c.half(), pick.input()).fill(s.normal(1))
+			out, gradient := newArray(dt, c.half(), pick.output()), newArray(dt, c.shape, pick.output())
+			forward := call{Call: op.Call{Op: "gated_activation", Kind: kind, Dim: c.dim, GateFirst: first}, inputs: []*array{input}, outputs: []*array{out}}
+			s.run(forward)
+			backward := call{Call: forward.Call, inputs: []*array{grad, input}, outputs: []*array{gradient}}
+			backward.Op = "gated_activation_backward"
+			s.run(backward)
+
+			what := fmt.Sprintf("%s of %v, dim %d, gate first %v", kind, input, c.dim, first)
+			value, gate := c.halves(input.values(), first)
+			want := gatedForward(kind, dt, value, gate)
+			s.within(out.values(), want.value, want.bound, "%s in %v", what, out)
+			gotValue, gotGate := c.halves(gradient.values(), first)
+			wantValue, wantGate := gatedBackward(kind, dt, grad.values(), value, gate)
+			s.within(gotValue, wantValue.value, wantValue.bound, "value's gradient of %s in %v", what, gradient)
+			s.within(gotGate, wantGate.value, wantGate.bound, "gate's gradient of %s in %v", what, gradient)
+		}
+	})
+}
+
+func (s *opSuite) TestGatedProduct() {
+	shapes := [][]int64{{}, {1}, {7}, {5, 6}, {2, 3, 4}, {3, 1, 5}, {0}, {2, 0, 3}, {2, 1, 3, 1, 2, 2}, {257}, {2, 255}}
+	s.forEachGated(func(kind string, dt dtype.DType, turn int, pick *picker) {
+		for _, shape := range shapes {
+			value := newArray(dt, shape, pick.input()).fill(s.normal(2))
+			gate := newArray(dt, shape, pick.input()).fill(s.normal(3))
+			grad := newArray(dt, shape, pick.input()).fill(s.normal(1))
+			outputs := func() []*array { return []*array{newArray(dt, shape, pick.output()), newArray(dt, shape, pick.output())} }
+			out, both := outputs(), outputs()
+			s.run(call{Call: op.Call{Op: "gated_product", Kind: kind}, inputs: []*array{value, gate}, outputs: out[:1]})
+			backward := call{Call: op.Call{Op: "gated_product_backward", Kind: kind}, inputs: []*array{grad, value, gate}, outputs: both}
+			s.run(backward)
+
+			want := gatedForward(kind, dt, value.values(), gate.values())
+			s.within(out[0].values(), want.value, want.bound, "%s of %v, %v in %v", kind, value, gate, out[0])
+			wantValue, wantGate := gatedBackward(kind, dt, grad.values(), value.values(), gate.values())
+			s.within(both[0].values(), wantValue.value, wantValue.bound, "value's gradient of %s of %v", kind, value)
+			s.within(both[1].values(), wantGate.value, wantGate.bound, "gate's gradient of %s of %v", kind, gate)
+
+			for i := range both {
+				alone := []*array{nil, nil}
+				alone[i] = outputs()[0]
+				backward.outputs, backward.Threads = alone, 1+turn%4
+				s.run(backward)
+				s.same(alone[i], both[i], "gradient %d alone of %s of %v", i, kind, value)
+			}
+		}
+	})
+}
+
+// TestActivation also compares elementwise results of every layout, position and number of threads: they are one and the same.
+func (s *opSuite) TestActivation() {
+	for _, info := range activation.All() {
+		for _, dt := range dtype.All() {
+			s.Run(info.Name+"/"+dt.String(), func() {
+				shape := []int64{3, 5, 41, 67} // several tasks' worth of elements
+				input := newArray(dt, shape, contiguous).fill(s.normal(4))
+				want := newArray(dt, shape, contiguous)
+				s.run(call{Call: op.Call{Op: "activation", Kind: info.Name}, inputs: []*array{input}, outputs: []*array{want}})
+				limits, reference := boundsOf(dt), expectation{}
+				for _, x := range input.values() {
+					y := values[info.Name](x)
+					reference.value = append(reference.value, y)
+					reference.bound = append(reference.bound, limits.stored(y, valueError*(1+math.Abs(x))))
+				}
+				s.within(want.values(), reference.value, reference.bound, "%s of %v", info.Name, input)
+				for i, l := range some(outputLayouts, int(dt)) {
+					out := newArray(dt, shape, l)
+					s.run(call{
+						Call:   op.Call{Op: "activation", Kind: info.Name, Threads: 1 + i%4},
+						inputs: []*array{input.in(outputLayouts[(i+3)%len(outputLayouts)])}, outputs: []*array{out},
+					})
+					s.same(out, want, "%s of %v in %v", info.Name, input, out)
+				}
+			})
+		}
+	}
+}

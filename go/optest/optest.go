@@ -1,0 +1,102 @@
+// Package optest is one suite of tests for every backend, as gonum's testblas is for BLAS: operations x kinds x dtypes x layouts x edges.
+//
+// The oracles are independent of the kernels: gonum's products in float64, differences of gonum/diff/fd for derivatives, and plain loops for the
+// rest. Errors are measured against bounds that follow from the dtype and from the sizes of the terms summed, not against free tolerances.
+package optest
+
+import (
+	"math/rand/v2"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+	"unsafe"
+
+	"github.com/stretchr/testify/suite"
+
+	"github.com/epigrad/epigrad/go/backend"
+	"github.com/epigrad/epigrad/go/op"
+	"github.com/epigrad/epigrad/go/tensor"
+)
+
+// Run runs the suite against a backend whose tensors are in host memory. A backend that is not available here is skipped, unless
+// EPIGRAD_REQUIRE_BACKENDS names it. With -short each case meets fewer layouts and sizes.
+func Run(t *testing.T, b backend.Backend) {
+	info := b.Info()
+	if !info.Available {
+		if slices.Contains(strings.Split(os.Getenv("EPIGRAD_REQUIRE_BACKENDS"), ","), info.Name) {
+			t.Fatalf("the backend %s is required and not available: %s", info.Name, info.Reason)
+		}
+		t.Skip(info.Reason)
+	}
+	backend.Register(b)
+	suite.Run(t, &opSuite{backend: b})
+}
+
+type opSuite struct {
+	suite.Suite
+	backend backend.Backend
+	random  *rand.Rand
+}
+
+// SetupTest makes every test independent of the ones before it.
+func (s *opSuite) SetupTest() { s.random = rand.New(rand.NewPCG(7, 11)) }
+
+// call is one use of an operation on guarded arrays.
+type call struct {
+	op.Call
+	inputs, outputs []*array
+}
+
+// run computes a call and checks that it wrote its outputs and nothing else.
+func (s *opSuite) run(c call) {
+	s.T().Helper()
+	c.Inputs, c.Outputs = views(c.inputs), views(c.outputs)
+	wanted := make([]bool, len(c.outputs))
+	for i, out := range c.outputs {
+		wanted[i] = out != nil
+	}
+	describing := c.Call
+	describing.Outputs = nil
+	_, bytes, err := op.Infer(&describing, wanted)
+	s.Require().NoError(err)
+	workspace := newScratch(bytes)
+	c.Workspace, c.WorkspaceBytes = unsafe.Pointer(&workspace[0]), bytes
+	for _, out := range c.outputs {
+		if out != nil {
+			s.Require().NoError(op.Validate(&c.Call))
+		}
+	}
+	s.Require().NoError(op.Run(&c.Call))
+	for i, in := range c.inputs {
+		if in != nil && !in.unchanged() {
+			s.Require().Failf("an input was written to", "%s input %d, %v", c.Op, i, in)
+		}
+	}
+	for i, out := range c.outputs {
+		if out != nil && !out.guarded() {
+			s.Require().Failf("memory around an output was written to", "%s output %d, %v", c.Op, i, out)
+		}
+	}
+	if !isPoison(workspace[bytes:]) {
+		s.Require().Failf("memory behind the workspace was written to", "%s, %d bytes", c.Op, bytes)
+	}
+}
+
+func views(arrays []*array) []*tensor.View {
+	list := make([]*tensor.View, len(arrays))
+	for i, a := range arrays {
+		if a != nil {
+			list[i] = &a.view
+		}
+	}
+	return list
+}
+
+// some returns every item, or with -short two, which rotate with turn so that all of them occur somewhere.
+func some[T any](items []T, turn int) []T {
+	if !testing.Short() || len(items) <= 2 {
+		return items
+	}
+	return []T{items[turn%len(items)], items[(turn+len(items)/2)%len(items)]}
+}

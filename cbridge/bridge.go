@@ -106,14 +106,14 @@ func epgGoPlanCreate(c *C.epg_call, exactStrides *C.uint8_t, plan *C.epg_plan) (
 	if err = call.decode(c); err != nil {
 		return code
 	}
-	exact := make([]bool, len(call.call.Inputs))
+	inputs := len(call.call.Inputs)
+	exact := make([]bool, inputs+len(call.call.Outputs))
 	if exactStrides != nil {
 		for i, e := range unsafe.Slice((*uint8)(exactStrides), len(exact)) {
 			exact[i] = e != 0
 		}
 	}
-	call.call.Outputs = nil
-	p, failure := op.NewPlan(&call.call, exact)
+	p, failure := op.NewPlan(&call.call, exact[:inputs], exact[inputs:])
 	if err = failure; err == nil {
 		*plan = C.epg_plan(op.Keep(p))
 	}

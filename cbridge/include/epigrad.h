@@ -102,8 +102,9 @@ int32_t epg_validate(const epg_call *call);
  * is room for 3 outputs: shapes has 3 * EPG_MAX_RANK entries, ranks 3. */
 int32_t epg_infer(const epg_call *call, const uint8_t *wanted, int64_t *shapes, int32_t *ranks, uint64_t *workspace_nbytes);
 
-/* A plan: a problem, validated once, with its kernel chosen. The call describes the problem: data pointers are not read and outputs are taken as
- * contiguous. exact_strides has a flag for each input: whether the tensors of epg_plan_run must have just those strides; NULL for none. */
+/* A plan: a problem, validated once, with its kernel chosen. The call describes the problem: data pointers are not read, and outputs that it leaves out are
+ * taken as contiguous. exact_strides has a flag for each tensor of the call, inputs first, then outputs: whether the tensors of epg_plan_run must have
+ * just those strides; NULL for none. */
 typedef int64_t epg_plan;
 int32_t epg_plan_create(const epg_call *call, const uint8_t *exact_strides, epg_plan *plan);
 int32_t epg_plan_workspace(epg_plan plan, uint64_t *workspace_nbytes);

@@ -192,14 +192,15 @@ static int read_workspace(call_arguments *a, PyObject *o) {
     raise_status(EPG_INVALID_PROBLEM, message, 0, 0);
     return -1;
   }
+  int shared = 0; /* inputs on several devices are Go's to refuse */
   for (int i = 0; i < a->call.num_inputs; i++) {
-    if (!a->inputs[i]) continue;
-    if (a->inputs[i]->device.device_type != t.device.device_type || a->inputs[i]->device.device_id != t.device.device_id) {
-      PyOS_snprintf(message, sizeof message, "%s: workspace: on another device than the inputs, want one device per call", op);
-      raise_status(EPG_DEVICE_MISMATCH, message, 0, 0);
-      return -1;
-    }
-    break;
+    const DLTensor *input = a->inputs[i];
+    if (input && input->device.device_type == t.device.device_type && input->device.device_id == t.device.device_id) shared = 1;
+  }
+  if (!shared) {
+    PyOS_snprintf(message, sizeof message, "%s: workspace: on another device than the inputs, want one device per call", op);
+    raise_status(EPG_DEVICE_MISMATCH, message, 0, 0);
+    return -1;
   }
   a->call.workspace = bytes ? (char *)t.data + t.byte_offset : NULL;
   a->call.workspace_nbytes = bytes;

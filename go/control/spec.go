@@ -21,7 +21,7 @@ type spec struct {
 	DType  string `json:"dtype"`
 	Device string `json:"device"`
 
-	// GemmEpilogue, GemmEpilogueBackward. Leading dimensions are in elements; nil leaves the strides open.
+	// GemmEpilogue, GemmEpilogueBackward. Leading dimensions are in elements; nil leaves the strides open. LDGrad is the output's in the forward.
 	M          int64   `json:"m"`
 	N          int64   `json:"n"`
 	K          int64   `json:"k"`
@@ -67,7 +67,7 @@ func selectPlan(text string) (*op.Plan, error) {
 	if err != nil {
 		return nil, err
 	}
-	return op.NewPlan(call, d.exact)
+	return op.NewPlan(call, d.exactInputs, d.exactOutputs)
 }
 
 // describer makes views without memory, and keeps the first error.
@@ -75,8 +75,9 @@ type describer struct {
 	class  string
 	dt     dtype.DType
 	device tensor.Device
-	exact  []bool
 	err    error
+
+	exactInputs, exactOutputs []bool
 }
 
 func (d *describer) call(s *spec) (*op.Call, error) {
@@ -84,15 +85,16 @@ func (d *describer) call(s *spec) (*op.Call, error) {
 	case "GemmEpilogue":
 		batchB := s.batchB()
 		inputs := []*tensor.View{d.matrix("a", s.Batch, s.M, s.K, "lda", s.LDA), d.matrix("b", batchB, s.K, s.N, "ldb", s.LDB), d.view("bias", []int64{s.N})}
-		d.exact = []bool{s.LDA != nil, s.LDB != nil}
-		return &op.Call{Op: "matmul_bias_activation", Kind: s.Activation, Inputs: inputs}, nil
+		outputs := []*tensor.View{d.matrix("out", s.Batch, s.M, s.N, "ld_grad", s.LDGrad)}
+		d.exactInputs, d.exactOutputs = []bool{s.LDA != nil, s.LDB != nil}, []bool{s.LDGrad != nil}
+		return &op.Call{Op: "matmul_bias_activation", Kind: s.Activation, Inputs: inputs, Outputs: outputs}, nil
 	case "GemmEpilogueBackward":
 		grad := d.matrix("grad_output", s.Batch, s.M, s.N, "ld_grad", s.LDGrad)
 		inputs := []*tensor.View{
 			grad, d.matrix("a", s.Batch, s.M, s.K, "lda", s.LDA), d.matrix("b", s.batchB(), s.K, s.N, "ldb", s.LDB), d.view("bias", []int64{s.N}),
 			d.matrix("preactivation", s.Batch, s.M, s.N, "", nil),
 		}
-		d.exact = []bool{s.LDGrad != nil, s.LDA != nil, s.LDB != nil}
+		d.exactInputs = []bool{s.LDGrad != nil, s.LDA != nil, s.LDB != nil}
 		return &op.Call{Op: "matmul_bias_activation_backward", Kind: s.Activation, Inputs: inputs}, nil
 	case "GatedActivation", "GatedActivationBackward":
 		if err := check.OneOf(s.Class, "gate", s.Gate, []string{"second", "first"}); err != nil {

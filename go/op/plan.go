@@ -135,15 +135,15 @@ func flag(b bool) byte {
 
 // Plan is one problem, validated, with its kernel chosen, for callers who manage their own buffers.
 type Plan struct {
-	operation *operation
-	kernel    backend.Kernel
-	call      Call // geometry only
-	exact     []bool
+	operation                 *operation
+	kernel                    backend.Kernel
+	call                      Call // geometry only
+	exactInputs, exactOutputs []bool
 }
 
 // NewPlan validates the problem that c describes and chooses a kernel for it; addresses are ignored, and outputs that c leaves out are taken as contiguous.
-// exact lists, for each input, whether run's tensor must have the described strides; any strides do otherwise.
-func NewPlan(c *Call, exact []bool) (*Plan, error) {
+// exactInputs and exactOutputs tell whether run's tensor must have the described strides; any strides do otherwise.
+func NewPlan(c *Call, exactInputs, exactOutputs []bool) (*Plan, error) {
 	o, err := resolve(c)
 	if err != nil {
 		return nil, err
@@ -156,7 +156,7 @@ func NewPlan(c *Call, exact []bool) (*Plan, error) {
 	if err != nil {
 		return nil, err
 	}
-	p := &Plan{operation: o, call: *c.owned(len(o.Inputs)), exact: exact}
+	p := &Plan{operation: o, call: *c.owned(len(o.Inputs)), exactInputs: exactInputs, exactOutputs: exactOutputs}
 	inputs, _, err := o.operands(c)
 	if err != nil {
 		return nil, err
@@ -169,9 +169,10 @@ func NewPlan(c *Call, exact []bool) (*Plan, error) {
 	if err != nil {
 		return nil, err
 	}
+	described := p.call.Outputs
 	p.call.Outputs = make([]*tensor.View, len(o.Outputs))
 	for i, shape := range shapes {
-		if shape == nil {
+		if p.call.Outputs[i] = at(described, i); shape == nil || p.call.Outputs[i] != nil {
 			continue
 		}
 		v, err := tensor.New(nil, 0, dt, device, shape, nil, len(o.Inputs)+i)
@@ -221,12 +222,12 @@ func (p *Plan) prepare(c *Call) (*Call, backend.Kernel, error) {
 		return nil, nil, err
 	}
 	for i, in := range inputs {
-		if err := p.matches(in, at(p.call.Inputs, i), o.Inputs[i].Broadcasts, i < len(p.exact) && p.exact[i]); err != nil {
+		if err := p.matches(in, at(p.call.Inputs, i), o.Inputs[i].Broadcasts, i < len(p.exactInputs) && p.exactInputs[i]); err != nil {
 			return nil, nil, err
 		}
 	}
 	for i, out := range outputs {
-		if err := p.matches(out, at(p.call.Outputs, i), o.Outputs[i].Broadcasts, false); err != nil {
+		if err := p.matches(out, at(p.call.Outputs, i), o.Outputs[i].Broadcasts, i < len(p.exactOutputs) && p.exactOutputs[i]); err != nil {
 			return nil, nil, err
 		}
 	}

@@ -7,6 +7,7 @@ main choices.
 
 from __future__ import annotations
 
+import ast
 import itertools
 import json
 import os
@@ -133,6 +134,11 @@ MLP_SHAPES: dict[str, tuple[tuple[int, ...], int]] = {
 
 SCALES = {"unit": 1.0, "wide": 6.0}
 """Standard deviation of what goes into the activation: around the bend, and into the tails."""
+
+
+def named(shapes: Mapping[str, Any], name: str) -> Any:
+    """What a case's shape stands for: a row of a table here, or, where hypothesis made it up, itself as a literal."""
+    return shapes[name] if name in shapes else ast.literal_eval(name)
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from functools import partial
 import eager
 import numpy as np
 import oracle
-from cases import GATED_SHAPES, SCALES, Case
+from cases import GATED_SHAPES, SCALES, Case, named
 from oracle import Sized
 from parity import Wanted
 from torch import Tensor
@@ -23,7 +23,8 @@ class GatedProblem:
 
     @property
     def dim(self) -> int:
-        return GATED_SHAPES[self.case.shape][1]
+        dim: int = named(GATED_SHAPES, self.case.shape)[1]
+        return dim
 
     @property
     def halves(self) -> tuple[Tensor, Tensor]:
@@ -65,7 +66,7 @@ class GatedProblem:
 
 def gated_problem(case: Case) -> GatedProblem:
     generator = case.generator
-    shape, dim = GATED_SHAPES[case.shape]
+    shape, dim = named(GATED_SHAPES, case.shape)
     input = case.tensor(shape, generator, 0, SCALES[case.scale])
     out_shape = list(shape)
     out_shape[dim] //= 2

@@ -10,7 +10,7 @@ import eager
 import numpy as np
 import oracle
 import torch
-from cases import GEMM_SHAPES, LINEAR_SHAPES, Case
+from cases import GEMM_SHAPES, LINEAR_SHAPES, Case, named
 from oracle import Sized
 from parity import Wanted
 from torch import Tensor
@@ -98,7 +98,7 @@ def _away_from_kinks(problem: GemmProblem) -> GemmProblem:
 def gemm_problem(case: Case) -> GemmProblem:
     """A case's operands: the preactivation has about the standard deviation that the case's scale says."""
     generator = case.generator
-    a_shape, b_shape = (LINEAR_SHAPES if case.op == "linear" else GEMM_SHAPES)[case.shape]
+    a_shape, b_shape = named(LINEAR_SHAPES if case.op == "linear" else GEMM_SHAPES, case.shape)
     spread = case.scale_of_preactivation / max(a_shape[-1], 1) ** 0.5
     a = case.tensor(a_shape, generator)
     bias = case.tensor(b_shape[-1:] if len(b_shape) > 1 else (), generator, 2) if case.bias else None

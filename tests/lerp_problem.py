@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import eager
 import oracle
 import torch
-from cases import LERP_SHAPES, SCALES, Case
+from cases import LERP_SHAPES, SCALES, Case, named
 from oracle import Sized
 from parity import Wanted
 from torch import Tensor
@@ -53,7 +53,7 @@ class LerpProblem:
 
 def lerp_problem(case: Case) -> LerpProblem:
     generator = case.generator
-    start_shape, end_shape, weight_shape = LERP_SHAPES[case.shape]
+    start_shape, end_shape, weight_shape = named(LERP_SHAPES, case.shape)
     start, end = (
         case.tensor(shape, generator, step, SCALES[case.scale]) for step, shape in enumerate((start_shape, end_shape))
     )

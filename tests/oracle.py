@@ -58,12 +58,17 @@ def _gelu_tanh_exponent(x: Any, pi: Any) -> Any:
     return (8 / pi) ** 0.5 * (x + (44715 * x * x * x) / 10**6)
 
 
+def _exact_gelu(x: Any) -> Any:
+    # mpmath's erfc cannot take arguments near the largest double; past this bound it is 0 or 2 for any purpose.
+    return x * mpmath.erfc(min(max(-x / mpmath.sqrt(2), mpmath.mpf(-(10**5))), mpmath.mpf(10**5))) / 2
+
+
 ACTIVATIONS: dict[str, Row] = {
     "none": Row(lambda x: x * 1.0, lambda x: x, lambda x: x),
     "relu": Row(torch.relu, lambda x: max(x, mpmath.mpf(0)), torch.relu, kinks=(0.0,)),
     "gelu": Row(
         lambda x: x * torch.special.erfc(x * -math.sqrt(0.5)) / 2,
-        lambda x: x * mpmath.erfc(-x / mpmath.sqrt(2)) / 2,
+        _exact_gelu,
         functional.gelu,
     ),
     "gelu_tanh": Row(
@@ -91,12 +96,18 @@ def derivative(activation: str, order: int, x: Tensor) -> Tensor:
 
 @functools.lru_cache(maxsize=200_000)
 def exact_derivative(activation: str, order: int, x: np.longdouble) -> np.longdouble:
-    """The order-th derivative at one point, by mpmath. At a kink it is PyTorch's: that of the left side."""
+    """The order-th derivative at one point, by mpmath; at a kink it is that of the left side, as PyTorch's."""
     row = ACTIVATIONS[activation]
-    point = mpmath.mpf(str(x))
-    if order and x in row.kinks:
-        return np.longdouble(str(mpmath.diff(row.exact, point, order, direction=-1)))
-    return np.longdouble(mpmath.nstr(mpmath.diff(row.exact, point, order), 25))
+    # A derivative is the difference of values near 1, of which e^-x is to be left in the tails of float64.
+    digits = 34 if order == 0 or abs(x) < 8 else 400 if abs(x) < 1e30 else 1300
+    with mpmath.workdps(digits):
+        point = mpmath.mpf(repr(x).split("'")[1])
+        if order == 0:
+            value = row.exact(point)
+        else:
+            side = (1 if x > 0 else -1) if row.kinks else 0
+            value = mpmath.diff(row.exact, point, order, relative=bool(abs(x) > 1), direction=side)
+        return np.longdouble(mpmath.nstr(value, 25) if abs(value) > mpmath.mpf("1e-4900") else 0)
 
 
 def _derivative_of_array(activation: str, order: int, x: Array) -> Array:

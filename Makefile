@@ -82,7 +82,7 @@ generate: $(STAMPS)/run $(STAMPS)/go
 lib: $(STAMPS)/go
 	@.ci/prerequisites --compiler
 	@mkdir -p build/include
-	@go build -buildmode=c-shared -trimpath -buildvcs=false -ldflags='-s -w -extldflags=-Wl,-soname,libepigrad.so' -o build/libepigrad.so ./cbridge/lib
+	@go build -buildmode=c-shared -trimpath -buildvcs=false -ldflags='-s -w -extldflags=-Wl,-soname,libepigrad.so,--version-script=$(CURDIR)/cbridge/lib/exports.map' -o build/libepigrad.so ./cbridge/lib
 	@rm -f build/libepigrad.h && cp cbridge/include/epigrad.h cbridge/include/dlpack.h build/include/
 
 # --- use and test -----------------------------------------------------------------------------------------------------------

@@ -51,6 +51,9 @@ func selectPlan(text string) (*op.Plan, error) {
 	if err := decoder.Decode(&s); err != nil {
 		return nil, status.Errorf(status.InvalidProblem, "select: %v", err)
 	}
+	if s.Class == "" {
+		return nil, check.Invalid("select", "class", "missing, want a plan class")
+	}
 	dt, ok := dtype.Parse(s.DType)
 	if !ok {
 		return nil, status.Errorf(status.DTypeMismatch, "%s: dtype: got %q, want one of %v", s.Class, s.DType, dtype.All())

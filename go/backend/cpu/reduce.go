@@ -19,11 +19,6 @@ func newSums(n int) sums {
 	return sums{both[:n], both[n:]}
 }
 
-func (s *sums) reset() {
-	clear(s.total)
-	clear(s.carry)
-}
-
 // add adds x[i] to column i.
 func (s *sums) add(x []float64) {
 	for i, v := range x {

@@ -35,8 +35,7 @@ var gatedCases = []gatedCase{
 
 // halves reads an input's values as the two tensors that it holds.
 func (c gatedCase) halves(values []float64, gateFirst bool) (value, gate []float64) {
-	d := (c.dim + len(c.shape)) % len(c.shape)
-	half := size(c.shape[d:]) / 2
+	half := size(c.shape[c.at():]) / 2
 	for i := 0; half > 0 && i < len(values); i += 2 * half {
 		value, gate = append(value, values[i:i+half]...), append(gate, values[i+half:i+2*half]...)
 	}
@@ -46,15 +45,47 @@ func (c gatedCase) halves(values []float64, gateFirst bool) (value, gate []float
 	return value, gate
 }
 
+// join is the inverse of halves.
+func (c gatedCase) join(value, gate []float64, gateFirst bool) (values []float64) {
+	if gateFirst {
+		value, gate = gate, value
+	}
+	half := size(c.shape[c.at():]) / 2
+	for i := 0; half > 0 && i < len(value); i += half {
+		values = append(append(values, value[i:i+half]...), gate[i:i+half]...)
+	}
+	return values
+}
+
+// gradBias is the input's gradient, unrounded, summed over all dimensions but the split one.
+func (c gatedCase) gradBias(kind string, dt dtype.DType, gradOutput, value, gate []float64, gateFirst bool) expectation {
+	gradValue, gradGate := gatedBackward(kind, bounds{}, gradOutput, value, gate)
+	terms, errs := c.join(gradValue.value, gradGate.value, gateFirst), c.join(gradValue.bound, gradGate.bound, gateFirst)
+	for i, x := range terms {
+		errs[i] += 4 * 0x1p-53 * float64(len(terms)) * math.Abs(x)
+	}
+	to := make([]int64, len(c.shape))
+	for d := range to {
+		to[d] = 1
+	}
+	to[c.at()] = c.shape[c.at()]
+	sums := expectation{value: sumTo(terms, c.shape, to)}
+	sums.bound = boundsOf(dt).allStored(sums.value, sumTo(errs, c.shape, to))
+	return sums
+}
+
+// at is the split dimension counted from the front.
+func (c gatedCase) at() int { return (c.dim + len(c.shape)) % len(c.shape) }
+
 func (c gatedCase) half() []int64 {
 	shape := slices.Clone(c.shape)
-	shape[(c.dim+len(shape))%len(shape)] /= 2
+	shape[c.at()] /= 2
 	return shape
 }
 
 // gatedForward is value * act(gate), with bounds.
-func gatedForward(kind string, dt dtype.DType, value, gate []float64) expectation {
-	limits, act := boundsOf(dt), values[gateActivation(kind)]
+func gatedForward(kind string, limits bounds, value, gate []float64) expectation {
+	act := values[gateActivation(kind)]
 	e := expectation{make([]float64, len(value)), make([]float64, len(value))}
 	for i, v := range value {
 		e.value[i] = v * act(gate[i])
@@ -64,9 +95,9 @@ func gatedForward(kind string, dt dtype.DType, value, gate []float64) expectatio
 }
 
 // gatedBackward is grad_output * act(gate) and grad_output * value * act'(gate), with bounds.
-func gatedBackward(kind string, dt dtype.DType, gradOutput, value, gate []float64) (gradValue, gradGate expectation) {
-	gradValue = gatedForward(kind, dt, gradOutput, gate)
-	limits, act := boundsOf(dt), gateActivation(kind)
+func gatedBackward(kind string, limits bounds, gradOutput, value, gate []float64) (gradValue, gradGate expectation) {
+	gradValue = gatedForward(kind, limits, gradOutput, gate)
+	act := gateActivation(kind)
 	gradGate = expectation{make([]float64, len(value)), make([]float64, len(value))}
 	for i, v := range value {
 		gradGate.value[i] = gradOutput[i] * v * slope(act, gate[i])
@@ -100,20 +131,28 @@ func (s *opSuite) TestGatedActivation() {
 			input := newArray(dt, c.shape, pick.input()).fill(s.normal(3))
 			grad := newArray(dt, c.half(), pick.input()).fill(s.normal(1))
 			out, gradient := newArray(dt, c.half(), pick.output()), newArray(dt, c.shape, pick.output())
+			bias := newArray(dt, c.shape[c.at():c.at()+1], pick.output())
 			forward := call{Call: op.Call{Op: "gated_activation", Kind: kind, Dim: c.dim, GateFirst: first}, inputs: []*array{input}, outputs: []*array{out}}
 			s.run(forward)
-			backward := call{Call: forward.Call, inputs: []*array{grad, input}, outputs: []*array{gradient}}
+			backward := call{Call: forward.Call, inputs: []*array{grad, input}, outputs: []*array{gradient, bias}}
 			backward.Op = "gated_activation_backward"
 			s.run(backward)
 
 			what := fmt.Sprintf("%s of %v, dim %d, gate first %v", kind, input, c.dim, first)
 			value, gate := c.halves(input.values(), first)
-			want := gatedForward(kind, dt, value, gate)
+			want := gatedForward(kind, boundsOf(dt), value, gate)
 			s.within(out.values(), want.value, want.bound, "%s in %v", what, out)
 			gotValue, gotGate := c.halves(gradient.values(), first)
-			wantValue, wantGate := gatedBackward(kind, dt, grad.values(), value, gate)
+			wantValue, wantGate := gatedBackward(kind, boundsOf(dt), grad.values(), value, gate)
 			s.within(gotValue, wantValue.value, wantValue.bound, "value's gradient of %s in %v", what, gradient)
 			s.within(gotGate, wantGate.value, wantGate.bound, "gate's gradient of %s in %v", what, gradient)
+
+			sums := c.gradBias(kind, dt, grad.values(), value, gate, first)
+			s.within(bias.values(), sums.value, sums.bound, "bias gradient of %s in %v", what, bias)
+			alone := newArray(dt, bias.view.Shape, contiguous)
+			backward.outputs, backward.Threads = []*array{nil, alone}, 1+turn%4
+			s.run(backward)
+			s.same(alone, bias, "bias gradient alone of %s", what)
 		}
 	})
 }
@@ -125,15 +164,17 @@ func (s *opSuite) TestGatedProduct() {
 			value := newArray(dt, shape, pick.input()).fill(s.normal(2))
 			gate := newArray(dt, shape, pick.input()).fill(s.normal(3))
 			grad := newArray(dt, shape, pick.input()).fill(s.normal(1))
-			outputs := func() []*array { return []*array{newArray(dt, shape, pick.output()), newArray(dt, shape, pick.output())} }
+			outputs := func() []*array {
+				return []*array{newArray(dt, shape, pick.output()), newArray(dt, shape, pick.output())}
+			}
 			out, both := outputs(), outputs()
 			s.run(call{Call: op.Call{Op: "gated_product", Kind: kind}, inputs: []*array{value, gate}, outputs: out[:1]})
 			backward := call{Call: op.Call{Op: "gated_product_backward", Kind: kind}, inputs: []*array{grad, value, gate}, outputs: both}
 			s.run(backward)
 
-			want := gatedForward(kind, dt, value.values(), gate.values())
+			want := gatedForward(kind, boundsOf(dt), value.values(), gate.values())
 			s.within(out[0].values(), want.value, want.bound, "%s of %v, %v in %v", kind, value, gate, out[0])
-			wantValue, wantGate := gatedBackward(kind, dt, grad.values(), value.values(), gate.values())
+			wantValue, wantGate := gatedBackward(kind, boundsOf(dt), grad.values(), value.values(), gate.values())
 			s.within(both[0].values(), wantValue.value, wantValue.bound, "value's gradient of %s of %v", kind, value)
 			s.within(both[1].values(), wantGate.value, wantGate.bound, "gate's gradient of %s of %v", kind, gate)
 

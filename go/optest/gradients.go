@@ -61,8 +61,14 @@ func anywhere([]*array) bool { return false }
 
 func (s *opSuite) TestGradientsAreThoseOfTheForward() {
 	gemms := []gemmCase{
-		{[]int64{3, 4}, []int64{4, 2}}, {[]int64{2, 3, 4}, []int64{4, 2}}, {[]int64{2, 1, 3, 4}, []int64{2, 4, 2}}, {[]int64{3, 4}, []int64{2, 4, 2}},
-		{[]int64{4}, []int64{4, 3}}, {[]int64{3, 4}, []int64{4}}, {[]int64{4}, []int64{4}}, {[]int64{1, 3, 4}, []int64{2, 4, 2}},
+		{[]int64{3, 4}, []int64{4, 2}},
+		{[]int64{2, 3, 4}, []int64{4, 2}},
+		{[]int64{2, 1, 3, 4}, []int64{2, 4, 2}},
+		{[]int64{3, 4}, []int64{2, 4, 2}},
+		{[]int64{4}, []int64{4, 3}},
+		{[]int64{3, 4}, []int64{4}},
+		{[]int64{4}, []int64{4}},
+		{[]int64{1, 3, 4}, []int64{2, 4, 2}},
 	}
 	for _, info := range activation.All() {
 		for _, c := range gemms {

@@ -193,7 +193,9 @@ func boundsOf(dt dtype.DType) bounds {
 }
 
 // sum is the error of accumulating terms whose absolute values add up to size. The reference's own is of the same form.
-func (b bounds) sum(terms int, size float64) float64 { return float64(2*terms+8) * b.accumulator * size }
+func (b bounds) sum(terms int, size float64) float64 {
+	return float64(2*terms+8) * b.accumulator * size
+}
 
 // stored adds the rounding to storage of a value known up to an error.
 func (b bounds) stored(value, err float64) float64 {

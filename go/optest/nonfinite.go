@@ -1,0 +1,244 @@
+package optest
+
+import (
+	"math"
+
+	"github.com/epigrad/epigrad/go/activation"
+	"github.com/epigrad/epigrad/go/dtype"
+	"github.com/epigrad/epigrad/go/op"
+)
+
+var (
+	nan = math.NaN()
+	inf = math.Inf(1)
+)
+
+// list makes a contiguous array of the given numbers.
+func list(dt dtype.DType, shape []int64, numbers ...float64) *array {
+	return newArray(dt, shape, contiguous).fill(func(i int) float64 { return numbers[i] })
+}
+
+// equals compares with exact numbers, NaN equal to NaN.
+func (s *opSuite) equals(want []float64, got *array, format string, args ...any) {
+	s.T().Helper()
+	for i, x := range got.values() {
+		if x != want[i] && !(math.IsNaN(x) && math.IsNaN(want[i])) {
+			s.Failf("wrong number", format+": got %v, want %v", append(args, got.values(), want)...)
+			return
+		}
+	}
+}
+
+func (s *opSuite) forEachDType(visit func(dt dtype.DType)) {
+	for _, dt := range dtype.All() {
+		s.Run(dt.String(), func() { visit(dt) })
+	}
+}
+
+// TestProductsMultiplyZeros: no zero is skipped, so 0 * inf is NaN wherever it stands, in each of the three products.
+func (s *opSuite) TestProductsMultiplyZeros() {
+	s.forEachDType(func(dt dtype.DType) {
+		for _, n := range []int64{1, 3, 64, 130} { // the special row and column at the front of a block and behind it
+			last := int(n) - 1
+			zerosAt := func(row int) func(int) float64 {
+				return func(i int) float64 {
+					if i/int(n) == row {
+						return 0
+					}
+					return 1
+				}
+			}
+			infAt := func(row, column int) func(int) float64 {
+				return func(i int) float64 {
+					if i == row*int(n)+column {
+						return inf
+					}
+					return 1
+				}
+			}
+			shape := []int64{n, n}
+			a, b := newArray(dt, shape, contiguous).fill(zerosAt(last)), newArray(dt, shape, contiguous).fill(infAt(0, last))
+			out := newArray(dt, shape, contiguous)
+			s.run(call{Call: op.Call{Op: "matmul_bias_activation"}, inputs: []*array{a, b}, outputs: []*array{out}})
+			for i, x := range out.values() {
+				row, column := i/int(n), i%int(n)
+				switch {
+				case column != last:
+				case row == last:
+					s.True(math.IsNaN(x), "0 * inf at row %d of %d gives %v", row, n, x)
+				default:
+					s.True(math.IsInf(x, 1), "1 * inf at row %d of %d gives %v", row, n, x)
+				}
+			}
+			// grad_a = g bᵀ: a zero row of g meets the inf. grad_b = aᵀ g: a zero column of a meets an inf in g.
+			gradA, gradB := newArray(dt, shape, contiguous), newArray(dt, shape, contiguous)
+			ones := newArray(dt, shape, contiguous).fill(func(int) float64 { return 1 })
+			s.run(call{Call: op.Call{Op: "matmul_bias_activation_backward"}, inputs: []*array{a, ones, b}, outputs: []*array{gradA}})
+			s.True(math.IsNaN(gradA.values()[last*int(n)]), "grad_a")
+			columnless := newArray(dt, shape, contiguous).fill(func(i int) float64 {
+				if i%int(n) == 0 {
+					return 0
+				}
+				return 1
+			})
+			s.run(call{
+				Call: op.Call{Op: "matmul_bias_activation_backward"}, inputs: []*array{b, columnless, ones}, outputs: []*array{nil, gradB},
+			})
+			s.True(math.IsNaN(gradB.values()[last]), "grad_b")
+		}
+	})
+}
+
+func (s *opSuite) TestNaNReachesEveryOutput() {
+	s.forEachDType(func(dt dtype.DType) {
+		one := func(x float64) *array { return list(dt, []int64{1, 1}, x) }
+		scalar := func(x float64) *array { return list(dt, []int64{1}, x) }
+		out := func() *array { return newArray(dt, []int64{1, 1}, contiguous) }
+		for _, kind := range activation.Names() {
+			for at := range 3 {
+				numbers := [3]float64{1, 1, 1}
+				numbers[at] = nan
+				y, pre := out(), out()
+				inputs := []*array{one(numbers[0]), one(numbers[1]), scalar(numbers[2])}
+				s.run(call{Call: op.Call{Op: "matmul_bias_activation", Kind: kind}, inputs: inputs, outputs: []*array{y, pre}})
+				s.equals([]float64{nan}, y, "%s of NaN", kind)
+				s.equals([]float64{nan}, pre, "%s's preactivation", kind)
+				if kind == "none" {
+					continue
+				}
+				// The slope at NaN is NaN, but relu's: it passes the gradient on.
+				want := nan
+				if kind == "relu" {
+					want = 5
+				}
+				bias := newArray(dt, []int64{1}, contiguous)
+				s.run(call{
+					Call:   op.Call{Op: "matmul_bias_activation_backward", Kind: kind},
+					inputs: append([]*array{one(5)}, inputs...), outputs: []*array{nil, nil, bias},
+				})
+				s.equals([]float64{want}, bias, "%s'(NaN) * 5", kind)
+			}
+			bias := newArray(dt, []int64{1}, contiguous)
+			s.run(call{
+				Call:   op.Call{Op: "matmul_bias_activation_backward", Kind: kind},
+				inputs: []*array{one(nan), one(1), one(1), scalar(1)}, outputs: []*array{nil, nil, bias},
+			})
+			s.equals([]float64{nan}, bias, "NaN from above through %s", kind)
+		}
+		for _, kind := range activation.GatedNames() {
+			for at := range 2 {
+				numbers := [2]float64{2, 3}
+				numbers[at] = nan
+				y := newArray(dt, []int64{1}, contiguous)
+				s.run(call{Call: op.Call{Op: "gated_product", Kind: kind}, inputs: []*array{scalar(numbers[0]), scalar(numbers[1])}, outputs: []*array{y}})
+				s.equals([]float64{nan}, y, "%s of %v", kind, numbers)
+			}
+			gradValue, gradGate := newArray(dt, []int64{1}, contiguous), newArray(dt, []int64{1}, contiguous)
+			s.run(call{
+				Call:   op.Call{Op: "gated_product_backward", Kind: kind},
+				inputs: []*array{scalar(nan), scalar(2), scalar(3)}, outputs: []*array{gradValue, gradGate},
+			})
+			s.equals([]float64{nan}, gradValue, "%s", kind)
+			s.equals([]float64{nan}, gradGate, "%s", kind)
+		}
+	})
+}
+
+func (s *opSuite) TestReluAtItsKink() {
+	s.forEachDType(func(dt dtype.DType) {
+		numbers := []float64{0, math.Copysign(0, -1), 1, -1, inf, -inf, nan}
+		count := []int64{int64(len(numbers))}
+		for _, upstream := range []float64{2, inf, nan} {
+			grad := newArray(dt, count, contiguous).fill(func(int) float64 { return upstream })
+			value := newArray(dt, count, contiguous).fill(func(int) float64 { return 1 })
+			gate, gradGate := list(dt, count, numbers...), newArray(dt, count, contiguous)
+			s.run(call{Call: op.Call{Op: "gated_product_backward", Kind: "reglu"}, inputs: []*array{grad, value, gate}, outputs: []*array{nil, gradGate}})
+			s.equals([]float64{0, 0, upstream, 0, upstream, 0, upstream}, gradGate, "relu' with %v from above", upstream)
+		}
+	})
+}
+
+// TestTailsDoNotCancel: far out, values and slopes are small and not zero.
+func (s *opSuite) TestTailsDoNotCancel() {
+	dt := dtype.Float64
+	for _, c := range []struct {
+		kind  string
+		gate  float64
+		value float64 // act(gate)
+		slope float64
+		ulps  float64
+	}{
+		// Values from the definitions with 40 digits.
+		{"glu", 40, 1, 4.248354255291588959e-18, 4},
+		{"glu", -40, 4.248354255291588977e-18, 4.248354255291588959e-18, 4},
+		{"swiglu", -40, -1.699341702116635590912e-16, -1.656858159563719693920e-16, 4},
+	} {
+		scalar := func(x float64) *array { return list(dt, []int64{1}, x) }
+		y, gradGate := newArray(dt, []int64{1}, contiguous), newArray(dt, []int64{1}, contiguous)
+		s.run(call{Call: op.Call{Op: "gated_product", Kind: c.kind}, inputs: []*array{scalar(1), scalar(c.gate)}, outputs: []*array{y}})
+		s.run(call{
+			Call: op.Call{Op: "gated_product_backward", Kind: c.kind}, inputs: []*array{scalar(1), scalar(1), scalar(c.gate)}, outputs: []*array{nil, gradGate},
+		})
+		s.InEpsilon(c.value, y.values()[0], c.ulps*0x1p-52, "%s(%v)", c.kind, c.gate)
+		s.InEpsilon(c.slope, gradGate.values()[0], c.ulps*0x1p-52, "%s'(%v)", c.kind, c.gate)
+	}
+	y := newArray(dt, []int64{1}, contiguous)
+	s.run(call{Call: op.Call{Op: "activation", Kind: "gelu"}, inputs: []*array{list(dt, []int64{1}, -20)}, outputs: []*array{y}})
+	s.Less(y.values()[0], 0.0, "gelu(-20)")
+}
+
+func (s *opSuite) TestLerpOfInfinities() {
+	s.forEachDType(func(dt dtype.DType) {
+		for _, c := range []struct{ start, end, weight, want float64 }{
+			{1, inf, 0.25, inf},
+			{-inf, 1, 0.25, nan}, // torch.lerp's formula adds inf to -inf
+			{-inf, 1, 0.75, -inf},
+			{1, inf, 0, nan},     // 0 * inf
+			{inf, 1, 1, nan},
+			{inf, inf, 0.5, nan},
+			{nan, 1, 0, nan},
+			{1, nan, 1, nan},
+			{1, 2, nan, nan},
+		} {
+			out, count := newArray(dt, []int64{1}, contiguous), []int64{1}
+			s.run(call{
+				Call: op.Call{Op: "lerp", Weight: c.weight, HasWeight: true}, inputs: []*array{list(dt, count, c.start), list(dt, count, c.end)}, outputs: []*array{out},
+			})
+			s.equals([]float64{c.want}, out, "lerp(%v, %v, %v)", c.start, c.end, c.weight)
+			grads := []*array{newArray(dt, count, contiguous), newArray(dt, count, contiguous), newArray(dt, count, contiguous)}
+			inputs := []*array{list(dt, count, inf), list(dt, count, c.start), list(dt, count, c.end), list(dt, count, 0)}
+			s.run(call{Call: op.Call{Op: "lerp_backward"}, inputs: inputs, outputs: grads})
+			s.equals([]float64{inf}, grads[0], "grad_start")
+			s.equals([]float64{nan}, grads[1], "grad_end: 0 * inf")
+		}
+	})
+}
+
+// TestSumsOfInfinities: an infinite bias gradient is infinite, with no NaN from the compensation of rounding errors, and inf - inf is NaN.
+func (s *opSuite) TestSumsOfInfinities() {
+	s.forEachDType(func(dt dtype.DType) {
+		const rows = 200
+		for _, c := range []struct{ first, last, want float64 }{{inf, 1, inf}, {-inf, -inf, -inf}, {1, nan, nan}, {inf, -inf, nan}} {
+			grad := newArray(dt, []int64{rows, 1}, contiguous).fill(func(i int) float64 {
+				switch i {
+				case 0:
+					return c.first
+				case rows - 1:
+					return c.last
+				}
+				return 0.5
+			})
+			a, b := newArray(dt, []int64{rows, 1}, contiguous).fill(func(int) float64 { return 1 }), list(dt, []int64{1, 1}, 1)
+			bias := newArray(dt, []int64{1}, contiguous)
+			s.run(call{
+				Call: op.Call{Op: "matmul_bias_activation_backward"}, inputs: []*array{grad, a, b, list(dt, []int64{1}, 0)}, outputs: []*array{nil, nil, bias},
+			})
+			s.equals([]float64{c.want}, bias, "sum of %v ... %v", c.first, c.last)
+			end := newArray(dt, []int64{1, 1}, contiguous)
+			s.run(call{
+				Call: op.Call{Op: "lerp_backward", Weight: 1, HasWeight: true}, inputs: []*array{grad}, outputs: []*array{nil, end},
+			})
+			s.equals([]float64{c.want}, end, "lerp's sum of %v ... %v", c.first, c.last)
+		}
+	})
+}

@@ -224,7 +224,8 @@ def operations() -> list[Operation]:
     torch.manual_seed(SEED)
     x = torch.randn(256, 256, requires_grad=True)
     bias = torch.randn(512, requires_grad=True)
-    up, wide, down = (torch.randn(size, requires_grad=True) for size in ((512, 256), (1024, 256), (256, 512)))
+    # Weights of the size that a layer starts with: preactivations are around 1.
+    up, wide, down = ((torch.randn(n, k) / k**0.5).requires_grad_() for n, k in ((512, 256), (1024, 256), (256, 512)))
     preactivation = torch.randn(256, 1024, requires_grad=True)
     start, end, mix = (torch.randn(size, requires_grad=True) for size in ((512, 512), (512, 512), (512,)))
     linear = functional.linear
@@ -288,7 +289,7 @@ def print_results(console: Console, results: dict[str, dict[str, Result]], measu
     table = Table(
         title="The same networks, the same weights at the start, the same batches",
         title_justify="left",
-        caption="gradient error: at the start, against float64, relative to the largest gradient of the same parameter; "
+        caption="gradient error: at the start, against float64, relative to the parameter's largest gradient; "
         "time: median; kept for backward: memory that autograd holds, parameters aside",
         caption_justify="left",
     )

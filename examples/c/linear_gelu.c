@@ -18,7 +18,6 @@ static DLTensor tensor(double *data, int32_t ndim, int64_t *shape) {
   return (DLTensor){.data = data, .device = {kDLCPU, 0}, .ndim = ndim, .dtype = {kDLFloat, 64, 1}, .shape = shape};
 }
 
-/* README: begin */
 /* out = gelu(input weight^T + bias); pre is what backward reuses. */
 static int32_t forward(const DLTensor *input, const DLTensor *weight, const DLTensor *bias, DLTensor *out, DLTensor *pre) {
   const DLTensor *inputs[] = {input, weight, bias};
@@ -28,7 +27,6 @@ static int32_t forward(const DLTensor *input, const DLTensor *weight, const DLTe
   call.outputs = outputs;
   return epg_run(&call); /* EPG_OK, or a status with its message in epg_last_error() */
 }
-/* README: end */
 
 static void require(int32_t status, const char *what) {
   if (status == EPG_OK) return;

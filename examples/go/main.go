@@ -15,8 +15,6 @@ import (
 	"github.com/epigrad/epigrad/go/epigrad"
 )
 
-// README: begin
-
 // layer writes out = gelu(x weightᵀ), and for the loss sum(gradOutput out) the gradient to the weight.
 func layer(x, weight, gradOutput, out, gradWeight *mat.Dense) error {
 	linear := epigrad.Linear[float64]{Input: epigrad.FromMat(x), Weight: epigrad.FromMat(weight), Activation: "gelu"}
@@ -27,8 +25,6 @@ func layer(x, weight, gradOutput, out, gradWeight *mat.Dense) error {
 	return linear.Backward(epigrad.FromMat(gradOutput), epigrad.Saved[float64]{Preactivation: pre},
 		epigrad.LinearGradients[float64]{Weight: epigrad.FromMat(gradWeight)})
 }
-
-// README: end
 
 const rows, in, out = 4, 3, 5
 

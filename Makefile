@@ -113,7 +113,8 @@ build/examples/%: examples/c/%.c cbridge/include/epigrad.h cbridge/include/dlpac
 	@$${CC:-cc} $(CC_FLAGS) -Ibuild/include -o $@ $< -Lbuild -lepigrad -lm -Wl,-rpath,'$$ORIGIN/..'
 
 bench: build $(STAMPS)/bench
-	@$(PY) -m epigrad bench
+	@mkdir -p docs/results
+	@$(PY) -m epigrad bench --json docs/results
 
 # --- check ----------------------------------------------------------------------------------------------------------------
 

@@ -77,9 +77,38 @@ func (o *operation) choose(c *Call) (backend.Kernel, error) {
 	if err != nil {
 		return nil, check.Wrap(o.Name, "device", err)
 	}
+	if c.asksNothing() {
+		return idle{backend.Sku{
+			Op: o.Name, Kind: c.Kind, DType: dt.String(), Accumulator: dt.Accumulator().String(), Backend: b.Info().Name, Kernel: "none",
+		}}, nil
+	}
 	owned := c.owned(len(o.Inputs))
 	return b.Select(o.problem(owned, backend.Header{Op: o.Name, Kind: c.Kind, DType: dt}))
 }
+
+// asksNothing reports whether every output is absent.
+func (c *Call) asksNothing() bool {
+	for _, out := range c.Outputs {
+		if out != nil {
+			return false
+		}
+	}
+	return true
+}
+
+// idle is the kernel of a valid call that asks for no output; backends never see one.
+type idle struct{ sku backend.Sku }
+
+func (k idle) Sku() backend.Sku { return k.sku }
+
+func (k idle) Precision() backend.Precision {
+	return backend.Precision{
+		MathPrecision: k.sku.DType, Accumulator: k.sku.Accumulator, Deterministic: true, BitStableOnSameHardware: true,
+	}
+}
+
+func (idle) WorkspaceBytes() int64  { return 0 }
+func (idle) Run(*backend.Run) error { return nil }
 
 // owned copies the call's views without their addresses: a kernel outlives the call, whose shapes belong to the caller.
 func (c *Call) owned(inputs int) *Call {
@@ -102,13 +131,14 @@ func (c *Call) owned(inputs int) *Call {
 
 // key writes the call's geometry.
 func (c *Call) key(key []byte) []byte {
-	key = append(key, c.Op...)
-	key = append(key, 0)
-	key = append(key, c.Kind...)
-	key = append(key, 0, flag(c.GateFirst), flag(c.Accumulate), flag(c.HasWeight))
+	for _, name := range [2]string{c.Op, c.Kind} { // with its length: a name may hold any byte
+		key = binary.AppendUvarint(key, uint64(len(name)))
+		key = append(key, name...)
+	}
+	key = append(key, flag(c.GateFirst), flag(c.Accumulate), flag(c.HasWeight))
 	key = binary.AppendVarint(key, int64(c.Dim))
 	for _, views := range [2][]*tensor.View{c.Inputs, c.Outputs} {
-		key = append(key, byte(len(views)))
+		key = binary.AppendUvarint(key, uint64(len(views)))
 		for _, v := range views {
 			if v == nil {
 				key = append(key, 0xff)

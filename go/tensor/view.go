@@ -69,6 +69,9 @@ type View struct {
 func New(
 	base unsafe.Pointer, byteOffset int64, dt dtype.DType, device Device, shape, strides []int64, operand int,
 ) (View, error) {
+	if shape == nil {
+		shape = []int64{} // a scalar's shape is a shape: nil stands for none at all elsewhere
+	}
 	v := View{
 		Base: base, Offset: byteOffset, Operand: operand, DType: dt, Device: device, Shape: shape, Strides: strides,
 	}

@@ -77,7 +77,7 @@ func (*Backend) selectGatedBackward(p *backend.GatedBackward) (backend.Kernel, e
 	return k, nil
 }
 
-// steps is a kernel of several passes, one after the other; none where nothing is asked for.
+// steps is a kernel of several passes, one after the other.
 type steps struct {
 	facts
 	run []func(r *backend.Run) error

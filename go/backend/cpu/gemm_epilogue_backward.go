@@ -26,9 +26,6 @@ type gemmEpilogueBackward[T real] struct {
 }
 
 func (b *Backend) selectGemmEpilogueBackward(p *backend.GemmEpilogueBackward) (backend.Kernel, error) {
-	if p.GradA == nil && p.GradB == nil && p.GradBias == nil {
-		return &steps{facts: newFacts(p, "", layoutContiguous)}, nil
-	}
 	if p.DType.Accumulator() == dtype.Float64 {
 		return newGemmEpilogueBackward[float64](b, p)
 	}

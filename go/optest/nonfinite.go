@@ -193,7 +193,7 @@ func (s *opSuite) TestLerpOfInfinities() {
 			{1, inf, 0.25, inf},
 			{-inf, 1, 0.25, nan}, // torch.lerp's formula adds inf to -inf
 			{-inf, 1, 0.75, -inf},
-			{1, inf, 0, nan},     // 0 * inf
+			{1, inf, 0, nan}, // 0 * inf
 			{inf, 1, 1, nan},
 			{inf, inf, 0.5, nan},
 			{nan, 1, 0, nan},

@@ -1,0 +1,121 @@
+package op_test
+
+import (
+	"sync"
+	"testing"
+
+	"github.com/stretchr/testify/suite"
+
+	"github.com/epigrad/epigrad/go/dtype"
+	"github.com/epigrad/epigrad/go/op"
+	"github.com/epigrad/epigrad/go/tensor"
+)
+
+type CacheSuite struct{ suite.Suite }
+
+func TestCache(t *testing.T) { suite.Run(t, new(CacheSuite)) }
+
+func (s *CacheSuite) SetupTest() { op.ClearCache() }
+
+// after returns what a call adds to the cache's size, hits and misses.
+func (s *CacheSuite) after(c *op.Call) [3]int64 {
+	size, hits, misses := op.CacheFacts()
+	s.Require().NoError(op.Run(c))
+	newSize, newHits, newMisses := op.CacheFacts()
+	return [3]int64{int64(newSize - size), newHits - hits, newMisses - misses}
+}
+
+func (s *CacheSuite) activation(dt dtype.DType, shape ...int64) *op.Call {
+	return &op.Call{
+		Op: "activation", Kind: "silu", Inputs: []*tensor.View{array(s.T(), dt, shape...)}, Outputs: []*tensor.View{array(s.T(), dt, shape...)},
+	}
+}
+
+func (s *CacheSuite) TestGeometryIsTheKey() {
+	missed, hit := [3]int64{1, 0, 1}, [3]int64{0, 1, 0}
+	s.Equal(missed, s.after(s.activation(dtype.Float32, 4, 4)))
+	s.Equal(hit, s.after(s.activation(dtype.Float32, 4, 4)), "other memory, the same geometry")
+	threads := s.activation(dtype.Float32, 4, 4)
+	threads.Threads, threads.Weight = 3, 0.5
+	s.Equal(hit, s.after(threads), "what belongs to a run")
+	s.Equal(missed, s.after(s.activation(dtype.Float64, 4, 4)), "dtype")
+	s.Equal(missed, s.after(s.activation(dtype.Float32, 16)), "rank")
+	s.Equal(missed, s.after(s.activation(dtype.Float32, 2, 8)), "shape")
+	kind := s.activation(dtype.Float32, 4, 4)
+	kind.Kind = "tanh"
+	s.Equal(missed, s.after(kind), "kind")
+	turned := s.activation(dtype.Float32, 4, 4)
+	turned.Inputs[0] = strided(turned.Inputs[0], 1, 4)
+	s.Equal(missed, s.after(turned), "strides")
+	turned = s.activation(dtype.Float32, 4, 4)
+	turned.Outputs[0] = strided(turned.Outputs[0], 1, 4)
+	s.Equal(missed, s.after(turned), "strides of the output")
+
+	gated := func(dim int, first bool) *op.Call {
+		return &op.Call{
+			Op: "gated_activation", Kind: "glu", Dim: dim, GateFirst: first,
+			Inputs: []*tensor.View{array(s.T(), dtype.Float32, 2, 2)}, Outputs: []*tensor.View{array(s.T(), dtype.Float32, 1, 2)},
+		}
+	}
+	s.Equal(missed, s.after(gated(0, false)))
+	s.Equal(missed, s.after(gated(0, true)), "order of the halves")
+	s.Equal(hit, s.after(gated(0, true)))
+}
+
+func (s *CacheSuite) TestErrorsAreNotKept() {
+	wrong := s.activation(dtype.Float32, 4)
+	wrong.Kind = "no such"
+	for range 2 {
+		s.Error(op.Run(wrong))
+	}
+	size, _, _ := op.CacheFacts()
+	s.Zero(size)
+}
+
+// TestBuffersAreCheckedOnEveryCall: a kernel that is found does not vouch for the memory of this call.
+func (s *CacheSuite) TestBuffersAreCheckedOnEveryCall() {
+	s.NoError(op.Run(s.activation(dtype.Float32, 4)))
+	shared := s.activation(dtype.Float32, 4)
+	shared.Outputs = shared.Inputs
+	s.ErrorContains(op.Run(shared), "shares memory")
+	small := s.activation(dtype.Float32, 4)
+	small.Inputs[0] = with(small.Inputs[0], func(v *tensor.View) { v.NBytes = 15 })
+	s.ErrorContains(op.Run(small), "inside the buffer's 15")
+}
+
+func (s *CacheSuite) TestIsBounded() {
+	most := 0
+	for n := range int64(9000) {
+		v, err := tensor.New(nil, 0, dtype.Float32, tensor.Device{Type: tensor.CPU}, []int64{n}, nil, 0)
+		s.Require().NoError(err)
+		_, _, err = op.Infer(&op.Call{Op: "activation", Kind: "relu", Inputs: []*tensor.View{&v}}, []bool{true})
+		s.Require().NoError(err)
+		size, _, _ := op.CacheFacts()
+		most = max(most, size)
+	}
+	s.LessOrEqual(most, 4096)
+	s.Greater(most, 1000, "but it does remember")
+}
+
+func (s *CacheSuite) TestConcurrentUse() {
+	var done sync.WaitGroup
+	for worker := range 8 {
+		done.Go(func() {
+			for i := range 200 {
+				size := int64(1 + (i*7+worker)%40)
+				call := &op.Call{
+					Op: "lerp", Weight: 0.25, HasWeight: true,
+					Inputs:  []*tensor.View{array(s.T(), dtype.Float32, size), array(s.T(), dtype.Float32, size)},
+					Outputs: []*tensor.View{array(s.T(), dtype.Float32, size)},
+				}
+				s.NoError(op.Run(call))
+				if worker == 0 && i%50 == 0 {
+					op.ClearCache()
+				}
+			}
+		})
+	}
+	done.Wait()
+	size, _, _ := op.CacheFacts()
+	s.LessOrEqual(size, 40)
+}

@@ -1,0 +1,173 @@
+package op_test
+
+import (
+	"encoding/json"
+	"sync"
+	"testing"
+	"unsafe"
+
+	"github.com/stretchr/testify/suite"
+
+	"github.com/epigrad/epigrad/go/dtype"
+	"github.com/epigrad/epigrad/go/op"
+	"github.com/epigrad/epigrad/go/status"
+	"github.com/epigrad/epigrad/go/tensor"
+)
+
+type PlanSuite struct{ suite.Suite }
+
+func TestPlan(t *testing.T) { suite.Run(t, new(PlanSuite)) }
+
+// filled is a contiguous tensor of small numbers.
+func (s *PlanSuite) filled(dt dtype.DType, shape ...int64) *tensor.View {
+	v := array(s.T(), dt, shape...)
+	for i := range v.Numel() {
+		p := unsafe.Add(v.Base, i*dt.Size())
+		if x := float64(i%7)/4 - 0.6; dt == dtype.Float64 {
+			*(*float64)(p) = x
+		} else {
+			*(*float32)(p) = float32(x)
+		}
+	}
+	return v
+}
+
+func (s *PlanSuite) TestRunsAsTheOperationDoes() {
+	const m, k, n = 5, 7, 6
+	input, weight, grad := s.filled(dtype.Float32, m, k), s.filled(dtype.Float32, n, k), s.filled(dtype.Float32, m, n)
+	describe := &op.Call{Op: "linear_backward", Kind: "gelu", Inputs: []*tensor.View{grad, input, weight}}
+	plan, err := op.NewPlan(describe, nil, nil)
+	s.Require().NoError(err)
+	s.Equal(int64(m*n*4), plan.WorkspaceBytes())
+	run := func() *op.Call {
+		scratch := array(s.T(), dtype.Float64, 64)
+		return &op.Call{
+			Inputs:    describe.Inputs,
+			Outputs:   []*tensor.View{array(s.T(), dtype.Float32, m, k), array(s.T(), dtype.Float32, n, k)},
+			Workspace: unsafe.Add(scratch.Base, -uintptr(scratch.Base)%64), WorkspaceBytes: m * n * 4,
+		}
+	}
+	planned, plain := run(), run()
+	s.NoError(plan.Validate(planned))
+	s.NoError(plan.Run(planned))
+	plain.Op, plain.Kind = "linear_backward", "gelu"
+	s.NoError(op.Run(plain))
+	for i := range plain.Outputs {
+		s.Equal(bytesOf(plain.Outputs[i]), bytesOf(planned.Outputs[i]))
+	}
+	// Whatever a run leaves out, the workspace is the plan's.
+	little := run()
+	little.Outputs, little.WorkspaceBytes = little.Outputs[:1], 8
+	failure := plan.Run(little)
+	s.Require().Error(failure)
+	s.Equal(status.WorkspaceTooSmall, status.Of(failure).Code)
+	s.Equal(int64(m*n*4), status.Of(failure).Needed)
+}
+
+func (s *PlanSuite) TestRefusesOtherProblems() {
+	a, b := s.filled(dtype.Float32, 2, 3), s.filled(dtype.Float32, 3, 4)
+	plan, err := op.NewPlan(&op.Call{Op: "matmul_bias_activation", Inputs: []*tensor.View{strided(a, 5, 1), b}}, []bool{true}, nil)
+	s.Require().NoError(err)
+	wide := strided(s.filled(dtype.Float32, 2, 5), 5, 1)
+	wide = with(wide, func(v *tensor.View) { v.Shape = []int64{2, 3} })
+	for _, c := range []struct {
+		name    string
+		inputs  []*tensor.View
+		outputs []*tensor.View
+		code    status.Code
+		text    string
+	}{
+		{"shape", []*tensor.View{s.filled(dtype.Float32, 1, 3), b}, nil, status.InvalidProblem, "a: shape [1, 3], want the plan's shape [2, 3]"},
+		{"strides", []*tensor.View{a, b}, nil, status.InvalidProblem, "a: strides [3, 1], want [5, 1] by the plan's leading dimension"},
+		{"dtype", []*tensor.View{s.filled(dtype.Float64, 2, 3), b}, nil, status.DTypeMismatch, "a: dtype float64, want float32 as the plan"},
+		{
+			"device",
+			[]*tensor.View{wide, with(b, func(v *tensor.View) { v.Device.Type = tensor.CUDA })},
+			nil,
+			status.DeviceMismatch, "b: on cuda:0, want cpu as the plan",
+		},
+		{"out", []*tensor.View{wide, b}, []*tensor.View{s.filled(dtype.Float32, 4, 2)}, status.InvalidProblem, "out: shape [4, 2], want the plan's"},
+		{"missing", []*tensor.View{wide}, nil, status.InvalidProblem, "b: missing"},
+	} {
+		s.Run(c.name, func() {
+			err := plan.Validate(&op.Call{Inputs: c.inputs, Outputs: c.outputs})
+			s.Require().Error(err)
+			s.Equal(c.code, status.Of(err).Code)
+			s.Contains(err.Error(), c.text)
+			s.Equal(err, plan.Run(&op.Call{Inputs: c.inputs, Outputs: c.outputs}))
+		})
+	}
+	s.NoError(plan.Run(&op.Call{Inputs: []*tensor.View{wide, strided(b, 1, 3)}, Outputs: []*tensor.View{s.filled(dtype.Float32, 2, 4)}}),
+		"strides are fixed only where the plan says so")
+}
+
+func (s *PlanSuite) TestSelectRefusesWhatRunWould() {
+	x := s.filled(dtype.Float32, 3)
+	_, err := op.NewPlan(&op.Call{Op: "gated_activation", Kind: "glu", Inputs: []*tensor.View{x}}, nil, nil)
+	s.Equal(status.InvalidProblem, status.Of(err).Code)
+	_, err = op.NewPlan(&op.Call{Op: "no such op"}, nil, nil)
+	s.Equal(status.InvalidProblem, status.Of(err).Code)
+	_, err = op.NewPlan(&op.Call{Op: "activation", Inputs: []*tensor.View{with(x, func(v *tensor.View) { v.Device.Type = tensor.CUDA })}}, nil, nil)
+	s.Equal(status.BackendUnavailable, status.Of(err).Code)
+}
+
+func (s *PlanSuite) TestDescribesItself() {
+	for _, dt := range dtype.All() {
+		x := array(s.T(), dt, 4)
+		plan, err := op.NewPlan(&op.Call{Op: "lerp_backward", Inputs: []*tensor.View{x, x, x, x}}, nil, nil)
+		s.Require().NoError(err)
+		text, err := plan.Describe()
+		s.Require().NoError(err)
+		var described struct {
+			Sku struct {
+				Op, Kind, DType, Accumulator, Backend, Kernel string
+			}
+			Precision struct {
+				Accumulator   string
+				Deterministic bool
+			} `json:"precision_guarantee"`
+			Workspace       int64 `json:"workspace_size"`
+			Inputs, Outputs []string
+		}
+		s.Require().NoError(json.Unmarshal([]byte(text), &described))
+		s.Equal("lerp_backward", described.Sku.Op)
+		s.Equal(dt.String(), described.Sku.DType)
+		s.Equal(dt.Accumulator().String(), described.Sku.Accumulator)
+		s.Equal(plan.Precision().Accumulator, described.Precision.Accumulator)
+		s.Equal("cpu", described.Sku.Backend)
+		s.Contains(described.Sku.Kernel, dt.Short())
+		s.True(described.Precision.Deterministic)
+		s.Equal([]string{"grad_output", "start", "end", "weight"}, described.Inputs)
+		s.Equal([]string{"grad_start", "grad_end", "grad_weight"}, described.Outputs)
+		s.Equal("lerp_backward", plan.Signature().Name)
+		s.Equal(described.Sku.Kernel, plan.Sku().Kernel)
+	}
+}
+
+func (s *PlanSuite) TestHandlesAreNeverUsedTwice() {
+	x := s.filled(dtype.Float32, 4)
+	plan, err := op.NewPlan(&op.Call{Op: "activation", Inputs: []*tensor.View{x}}, nil, nil)
+	s.Require().NoError(err)
+	seen, mutex, done := map[int64]bool{}, sync.Mutex{}, sync.WaitGroup{}
+	for range 8 {
+		done.Go(func() {
+			for range 50 {
+				handle := op.Keep(plan)
+				mutex.Lock()
+				s.False(seen[handle])
+				seen[handle] = true
+				mutex.Unlock()
+				kept, err := op.Kept(handle)
+				s.NoError(err)
+				s.Same(plan, kept)
+				s.NoError(op.Release(handle))
+				_, err = op.Kept(handle)
+				s.Equal(status.InvalidProblem, status.Of(err).Code)
+				s.Error(op.Release(handle))
+			}
+		})
+	}
+	done.Wait()
+	_, err = op.Kept(0)
+	s.ErrorContains(err, "handle 0 is of no plan")
+}

@@ -36,6 +36,9 @@ __all__ = ["add_parser", "main"]
 
 Operation = Callable[..., Tensor]
 
+# How long a row is measured.
+SECONDS, QUICK_SECONDS = 5.0, 0.5
+
 
 @dataclass(frozen=True, slots=True)
 class Case:
@@ -75,14 +78,13 @@ def _linear(activation: str) -> tuple[Operation, Operation]:
 
 
 def _gated(kind: str) -> tuple[Operation, Operation]:
-    own = getattr(torch_functional, kind, None)
     eager = _eager_activation(library.core().gated_kind("bench", kind))
 
     def halves(x: Tensor) -> Tensor:
         value, gate = x.chunk(2, -1)
         return value * eager(gate)
 
-    return lambda x: functional.gated_activation(x, kind), own if callable(own) else halves
+    return lambda x: functional.gated_activation(x, kind), torch_functional.glu if kind == "glu" else halves
 
 
 def _lerp(weight: str) -> tuple[Operation, Operation]:
@@ -187,7 +189,7 @@ def _measure(case: Case, kind: str, dtype: str, quick: bool, compiled: bool) -> 
     if case.beyond_product:
         candidates["epigrad_products"] = _epigrad_products(tensors, grad)
         candidates["eager_products"] = _eager_products(tensors, grad)
-    timings = interleaved(candidates, 0.5 if quick else 5.0, least=1 if quick else 3)
+    timings = interleaved(candidates, QUICK_SECONDS if quick else SECONDS, least=1 if quick else 3)
     row |= {name: asdict(timing) for name, timing in timings.items()}
     row["ratio"] = timings["epigrad"].median / timings["eager"].median
     if case.beyond_product:

@@ -4,7 +4,11 @@
 // The same file names in the other directories of kernels hold the same formulas in other languages.
 package portable
 
-import "math"
+import (
+	"maps"
+	"math"
+	"slices"
+)
 
 // Formula is one activation in float64. All functions accept every float64; NaN gives NaN.
 //
@@ -55,6 +59,9 @@ func Lookup(name string) (*Formula, bool) {
 	return f, ok
 }
 
+// Names lists the activations that have a formula, in no order.
+func Names() []string { return slices.Collect(maps.Keys(formulas)) }
+
 // Values sets dst[i] = act(x[i]). The slices have one length; dst may be x.
 func (f *Formula) Values(dst, x []float64) {
 	x = x[:len(dst)]
@@ -99,91 +106,99 @@ func reluGradient(g, x float64) float64 {
 	return g
 }
 
-// In the formulas below e = e^-|.| = m 2^k and d = 1 + e. A result that falls towards zero with e is formed from m and scaled by 2^k
-// last, so that it is rounded once where it is denormal; sigmoid(-x) = 1 - sigmoid(x) is e/d for x > 0, which cancels nowhere.
+// decay is e^-|v| = m 2^k, and its value e = m 2^k after rounding. A result that falls towards zero with e is formed from m and scaled
+// by 2^k last, so that it is rounded once where it is denormal. With e, sigmoid(|v|) = 1/(1+e) and sigmoid(-|v|) = e/(1+e), which
+// is 1 - sigmoid(|v|) without its cancellation.
+type decay struct {
+	m, e float64
+	k    int
+}
+
+// decayOf returns e^-(t+low) for t >= 0 and |low| <= ulp(t).
+func decayOf(t, low float64) decay {
+	if t > expUnderflow {
+		return decay{}
+	}
+	m, k := expParts(-t, -low)
+	return decay{m, scale(m, k), k}
+}
+
+// squareOf1Plus returns (1+e)^2 = 1 + e (2+e), rounded twice.
+func squareOf1Plus(e float64) float64 { return math.FMA(e, 2+e, 1) }
 
 // sigmoid is 1/(1 + e^-x).
 func sigmoid(x float64) float64 {
-	m, k, d := logistic(x)
+	d := decayOf(math.Abs(x), 0)
 	if x < 0 {
-		return scale(m/d, k)
+		return scale(d.m/(1+d.e), d.k)
 	}
-	return 1 / d
+	return 1 / (1 + d.e)
 }
 
 // sigmoidSlope is sigmoid(x) sigmoid(-x).
 func sigmoidSlope(x float64) float64 {
-	m, k, d := logistic(x)
-	return scale(m/(d*d), k)
-}
-
-// logistic returns m, k and d with e^-|x| = m 2^k and d = 1 + e^-|x|.
-func logistic(x float64) (m float64, k int, d float64) {
-	t := math.Abs(x)
-	if t > expUnderflow {
-		return 0, 0, 1
-	}
-	m, k = expParts(-t, 0)
-	return m, k, 1 + scale(m, k)
+	d := decayOf(math.Abs(x), 0)
+	return scale(d.m/squareOf1Plus(d.e), d.k)
 }
 
 // silu is x sigmoid(x).
-func silu(x float64) float64 {
-	m, k, d := logistic(x)
-	if x < 0 {
-		return scale(x*m/d, k)
-	}
-	return x / d
-}
+func silu(x float64) float64 { return sigmoidProduct(x, decayOf(math.Abs(x), 0)) }
 
 // siluSlope is sigmoid(x) (1 + x sigmoid(-x)).
-func siluSlope(x float64) float64 {
-	m, k, d := logistic(x)
-	return sigmoidProductSlope(x, x, m, k, d)
+func siluSlope(x float64) float64 { return sigmoidProductSlope(x, x, decayOf(math.Abs(x), 0)) }
+
+// sigmoidProduct is x sigmoid(v) for a v with the sign of x.
+func sigmoidProduct(x float64, d decay) float64 {
+	if x < 0 {
+		return scale(x*d.m/(1+d.e), d.k)
+	}
+	return x / (1 + d.e)
 }
 
 // sigmoidProductSlope is the derivative of x sigmoid(v(x)) for an odd v that grows with x,
 //
 //	sigmoid(v) (1 + q sigmoid(-v)),   q = x v'(x),
 //
-// from e^-|v| = m 2^k and d = 1 + e^-|v|. At infinities it is NaN: q e = inf*0.
-func sigmoidProductSlope(x, q, m float64, k int, d float64) float64 {
+// over one denominator. At infinities it is NaN: q e = inf*0.
+func sigmoidProductSlope(x, q float64, d decay) float64 {
 	if x < 0 {
-		return scale(m*(d+q)/(d*d), k)
+		return scale(d.m*((1+q)+d.e)/squareOf1Plus(d.e), d.k)
 	}
-	return (d + scale(q*m, k)) / (d * d)
+	return math.FMA(d.e, 1+q, 1) / squareOf1Plus(d.e)
 }
 
-// tanh is (1 - e^(-2|x|)) / (1 + e^(-2|x|)) with the sign of x.
+// tanh is (1-e)/(1+e), e = e^(-2|x|), with the sign of x: as 1 - 2e/(1+e) from 1/2 up, and through e - 1 below, where 1 - e cancels.
 func tanh(x float64) float64 {
-	const one = 20 // 1 - tanh(20) is 2^-57
+	const half = 0.55 // tanh(0.55) = 0.5005
 	t := math.Abs(x)
-	if t > one {
-		return math.Copysign(1, x)
+	if t >= half {
+		e := decayOf(2*t, 0).e
+		return math.Copysign(1-2*e/(1+e), x)
 	}
 	p, k := expPair(-2*t, 0)
-	// The numerator is e^(-2t) - 1; expPair gives it whole where its first part is exactly 1.
-	numerator := p.low
+	minus := p.low
 	if k != 0 || p.high != 1 {
-		numerator = (scale(p.high, k) - 1) + scale(p.low, k)
+		minus = (scale(p.high, k) - 1) + scale(p.low, k)
 	}
-	return math.Copysign(numerator/(2+numerator), x)
+	return math.Copysign(minus/(2+minus), x)
 }
 
-// tanhSlope is 4 e^(-2|x|) / (1 + e^(-2|x|))^2: 1 - tanh^2 cancels.
+// tanhSlope is 4e/(1+e)^2, e = e^(-2|x|): 1 - tanh^2 cancels.
 func tanhSlope(x float64) float64 {
-	m, k, d := logistic(2 * x)
-	return scale(4*m/(d*d), k)
+	d := decayOf(2*math.Abs(x), 0)
+	return scale(4*d.m/squareOf1Plus(d.e), d.k)
 }
 
 // gelu is x Phi(x).
 func gelu(x float64) float64 {
 	t := math.Abs(x)
-	if t > normalUnderflow {
-		if x < 0 {
-			return x * 0
-		}
+	switch {
+	case t > normalUnderflow && x > 0:
 		return x
+	case t > normalUnderflow:
+		return x * 0
+	case t < normalCentral:
+		return x * (0.5 + x*normalCentre(x*x))
 	}
 	m, k := normalExp(x)
 	tail := m * normalTail(t)
@@ -193,16 +208,20 @@ func gelu(x float64) float64 {
 	return x * (1 - scale(tail, k))
 }
 
-// geluSlope is Phi(x) + x phi(x), which for t = |x| is e^(-t^2/2) (W(t) - t/sqrt(2 pi)) on the left and 1 minus that on the right.
+// geluSlope is Phi(x) + x phi(x): in the tails, for t = |x|, it is e^(-t^2/2) (W(t) - t/sqrt(2 pi)) on the left and 1 minus that on
+// the right.
 func geluSlope(x float64) float64 {
 	t := math.Abs(x)
-	if t > normalUnderflow {
-		if x < 0 {
-			return 0 + x*0
-		}
+	switch {
+	case t > normalUnderflow && x > 0:
 		return 1 + x*0
+	case t > normalUnderflow:
+		return 0 + x*0
 	}
 	m, k := normalExp(x)
+	if t < normalCentral {
+		return 0.5 + x*(normalCentre(x*x)+invSqrt2Pi*scale(m, k))
+	}
 	tail := m * (normalTail(t) - float64(t*invSqrt2Pi))
 	if x < 0 {
 		return scale(tail, k)
@@ -228,45 +247,33 @@ const (
 )
 
 // geluTanh is x sigmoid(v).
-func geluTanh(x float64) float64 {
-	m, k, d := geluTanhLogistic(x)
-	if x < 0 {
-		return scale(x*m/d, k)
-	}
-	return x / d
-}
+func geluTanh(x float64) float64 { return sigmoidProduct(x, geluTanhDecay(x)) }
 
 // geluTanhSlope is sigmoid(v) (1 + q sigmoid(-v)), q = x v' = x (c1 + 3 c3 x^2).
 func geluTanhSlope(x float64) float64 {
-	m, k, d := geluTanhLogistic(x)
-	if m == 0 {
+	d := geluTanhDecay(x)
+	if d.m == 0 {
 		// The limits, and NaN at infinities; the cube of a large x would overflow to an infinity of its own.
-		return sigmoidProductSlope(x, x, m, k, d)
+		return sigmoidProductSlope(x, x, d)
 	}
-	return sigmoidProductSlope(x, x*(geluTanhC1High+3*geluTanhC3High*(x*x)), m, k, d)
+	return sigmoidProductSlope(x, x*math.FMA(3*geluTanhC3, x*x, geluTanhC1), d)
 }
 
-// geluTanhLogistic returns m, k and d with e^-|v| = m 2^k and d = 1 + e^-|v|. v is formed in two parts: one rounding of it would cost |v|
-// units in the last place.
-func geluTanhLogistic(x float64) (m float64, k int, d float64) {
+// geluTanhDecay returns e^-|v|. v is formed in two parts: one rounding of it would cost |v| units in the last place.
+func geluTanhDecay(x float64) decay {
 	const underflow = 24 // v(24) = 1024
 	t := math.Abs(x)
 	if t > underflow {
-		return 0, 0, 1
+		return decay{}
 	}
 	square := t * t
 	squareLow := math.FMA(t, t, -square)
 	cubic := geluTanhC3High * square
 	cubicLow := math.FMA(geluTanhC3High, square, -cubic) + (geluTanhC3High*squareLow + geluTanhC3Low*square)
-	// Either of the two may be the larger: a sum in two parts that holds for both (Knuth 1969).
+	// Either of the two may be the larger: a sum in two parts that holds for both (Knuth, The Art of Computer Programming 2, 4.2.2).
 	sum := geluTanhC1High + cubic
 	rest := sum - geluTanhC1High
 	sumLow := (geluTanhC1High - (sum - rest)) + (cubic - rest) + (cubicLow + geluTanhC1Low)
 	v := t * sum
-	vLow := math.FMA(t, sum, -v) + t*sumLow
-	if v > expUnderflow {
-		return 0, 0, 1
-	}
-	m, k = expParts(-v, -vLow)
-	return m, k, 1 + scale(m, k)
+	return decayOf(v, math.FMA(t, sum, -v)+t*sumLow)
 }

@@ -1,13 +1,16 @@
 package portable
 
-// Lerp writes start + weight * (end - start), from the nearer end: torch.lerp's formula, exact at both ends. Slices have one length.
+import "math"
+
+// Lerp writes start + weight * (end - start), from the nearer end: torch.lerp's formula, exact at both ends, the product unrounded as in
+// torch's vector kernels. Slices have one length.
 func Lerp(out, start, end, weight []float64) {
 	for i, w := range weight {
 		difference := end[i] - start[i]
 		if w < 0.5 && w > -0.5 {
-			out[i] = start[i] + w*difference
+			out[i] = math.FMA(w, difference, start[i])
 		} else {
-			out[i] = end[i] - difference*(1-w)
+			out[i] = math.FMA(w-1, difference, end[i])
 		}
 	}
 }

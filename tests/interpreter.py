@@ -27,7 +27,12 @@ def environment(**changes: str | None) -> dict[str, str]:
 def start(*arguments: str, timeout: float = 60, **changes: str | None) -> subprocess.CompletedProcess[str]:
     """A finished Python process; one that hangs is ended at the timeout and raises."""
     return subprocess.run(
-        [sys.executable, *arguments], capture_output=True, text=True, timeout=timeout, env=environment(**changes), check=False
+        [sys.executable, *arguments],
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        env=environment(**changes),
+        check=False,
     )
 
 

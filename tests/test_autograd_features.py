@@ -1,4 +1,4 @@
-"""What PyTorch's autograd offers around an operation: retained graphs, saved tensors and their hooks, checkpoints, modes, meta tensors."""
+"""What autograd offers around an operation: retained graphs, saved tensors, hooks, checkpoints, modes, meta tensors."""
 
 from __future__ import annotations
 
@@ -6,16 +6,14 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
+import epigrad
 import pytest
 import torch
-import torch.nn.functional as F
+from epigrad import backward, errors
 from layouts import assert_same_bits, unchanged
 from torch import Tensor
 from torch.autograd import forward_ad
 from torch.utils.checkpoint import checkpoint
-
-import epigrad
-from epigrad import backward, errors
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 ACTIVATIONS = ("none", "relu", "gelu", "gelu_tanh", "silu", "sigmoid", "tanh")
@@ -34,7 +32,13 @@ def problems() -> dict[str, tuple[Callable[..., Tensor], tuple[Tensor, ...]]]:
             lambda x, w, b, act=act, save=save: epigrad.linear(x, w, b, act, save=save),
             (leaf(3, 4), leaf(5, 4), leaf(5)),
         )
-        for act, save in (("gelu", "auto"), ("gelu", "recompute"), ("tanh", "auto"), ("tanh", "preactivation"), ("none", "auto"))
+        for act, save in (
+            ("gelu", "auto"),
+            ("gelu", "recompute"),
+            ("tanh", "auto"),
+            ("tanh", "preactivation"),
+            ("none", "auto"),
+        )
     }
     table["matmul"] = (lambda a, b: epigrad.matmul_bias_activation(a, b, None, "silu"), (leaf(2, 3, 4), leaf(4, 5)))
     table["gated_activation"] = (epigrad.gated_activation, (leaf(3, 6),))
@@ -173,7 +177,12 @@ def test_what_each_save_mode_keeps(activation: str, save: str, dtype: torch.dtyp
 
 @pytest.mark.parametrize(
     ("wanted", "kept"),
-    [((True, False, False), {1}), ((False, True, False), {0}), ((False, False, True), set()), ((True, True, True), {0, 1})],
+    [
+        ((True, False, False), {1}),
+        ((False, True, False), {0}),
+        ((False, False, True), set()),
+        ((True, True, True), {0, 1}),
+    ],
     ids=["input", "weight", "bias", "all"],
 )
 def test_only_what_the_requested_gradients_need_is_saved(wanted: tuple[bool, ...], kept: set[int]) -> None:
@@ -268,7 +277,7 @@ def test_inference_tensors_as_out_and_as_inputs() -> None:
         epigrad.forward.linear(x, weight, out=out)
         assert_same_bits(out, epigrad.linear(x, weight))
     assert_same_bits(epigrad.linear(x, weight), out)
-    with pytest.raises(RuntimeError, match="[Ii]nference"):
+    with pytest.raises(RuntimeError, match=r"[Ii]nference"):
         epigrad.linear(x, weight.clone().requires_grad_()).sum().backward()
 
 
@@ -278,7 +287,11 @@ def test_anomaly_mode(name: str) -> None:
     with torch.autograd.set_detect_anomaly(True):
         function(*leaves).sum().backward()
     assert all(x.grad is not None for x in leaves)
-    with torch.autograd.set_detect_anomaly(True), pytest.warns(UserWarning), pytest.raises(RuntimeError, match="nan"):
+    with (
+        torch.autograd.set_detect_anomaly(True),
+        pytest.warns(UserWarning, match="backward"),
+        pytest.raises(RuntimeError, match="nan"),
+    ):
         (function(*leaves) * float("nan")).sum().backward()
 
 
@@ -350,9 +363,9 @@ def test_expanded_and_undefined_gradients() -> None:
 def test_outputs_may_be_changed_in_place_where_nothing_of_them_is_saved() -> None:
     x, weight = leaf(3, 4), leaf(5, 4)
     out = epigrad.linear(x, weight, None, "gelu")
-    F.relu_(out)
+    torch.relu_(out)
     out.sum().backward()
-    want = torch.autograd.grad(F.relu(epigrad.linear(x, weight, None, "gelu")).sum(), x)[0]
+    want = torch.autograd.grad(torch.relu(epigrad.linear(x, weight, None, "gelu")).sum(), x)[0]
     assert_same_bits(x.grad, want)
 
 
@@ -361,13 +374,16 @@ def test_outputs_may_be_changed_in_place_where_nothing_of_them_is_saved() -> Non
 def test_forward_mode_is_right_or_refused(function: str) -> None:
     call, leaves = problems()["linear gelu auto" if function == "linear" else function]
     tangent = torch.randn_like(leaves[0])
+    refusal = ""
     with forward_ad.dual_level():
         dual = forward_ad.make_dual(leaves[0].detach(), tangent)
         try:
             out = forward_ad.unpack_dual(call(dual, *[x.detach() for x in leaves[1:]]))
-        except (errors.UnsupportedError, NotImplementedError) as refused:
-            assert "forward" in str(refused)
-            return
+        except NotImplementedError as refused:
+            refusal = str(refused)
+    if refusal:
+        assert "forward" in refusal
+        return
     _, want = torch.autograd.functional.jvp(lambda x: call(x, *leaves[1:]), leaves[0].detach(), tangent)
     assert out.tangent is not None, "the tangent was dropped silently"
     torch.testing.assert_close(out.tangent, want)

@@ -6,10 +6,9 @@ import dataclasses
 import threading
 from pathlib import Path
 
+import epigrad
 import pytest
 import torch
-
-import epigrad
 from epigrad import errors, forward
 from interpreter import run_script
 from layouts import assert_same_bits
@@ -21,7 +20,13 @@ UNAVAILABLE = [name for name, info in KNOWN.items() if not info.available]
 def test_the_list_of_backends() -> None:
     infos = epigrad.backends()
     assert isinstance(infos, list)
-    assert [field.name for field in dataclasses.fields(epigrad.BackendInfo)] == ["name", "available", "device", "detail", "reason"]
+    assert [field.name for field in dataclasses.fields(epigrad.BackendInfo)] == [
+        "name",
+        "available",
+        "device",
+        "detail",
+        "reason",
+    ]
     assert {"cpu", "cuda", "webgpu"} <= {info.name for info in infos}
     for info in infos:
         assert isinstance(info.available, bool)
@@ -45,7 +50,7 @@ def test_cpu_by_name_is_the_same() -> None:
 
 @pytest.mark.parametrize("name", ["gpu", "CPU", "", "torch"])
 def test_an_unknown_backend_lists_the_known_ones(name: str) -> None:
-    with pytest.raises(ValueError) as caught, epigrad.use_backend(name):
+    with pytest.raises(ValueError, match="use_backend") as caught, epigrad.use_backend(name):
         pass
     assert isinstance(caught.value, errors.EpigradError)
     assert all(known in str(caught.value) for known in KNOWN) and repr(name) in str(caught.value)

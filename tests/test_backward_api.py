@@ -8,10 +8,9 @@ from typing import Any
 
 import pytest
 import torch
+from epigrad import backward, errors, forward
 from layouts import OUT_LAYOUTS, Guarded, assert_same_bits, unchanged
 from torch import Tensor
-
-from epigrad import backward, errors, forward
 
 ACTIVATIONS = ("none", "relu", "gelu", "gelu_tanh", "silu", "sigmoid", "tanh")
 MASKS = list(itertools.product((False, True), repeat=3))
@@ -151,7 +150,9 @@ def test_an_output_may_lie_in_the_gaps_of_an_input() -> None:
     woven[:, ::2] = rand(4, 6)
     grad = woven[:, ::2]
     want = backward.lerp_backward(grad.clone(), None, None, 0.25)[0]
-    got = backward.lerp_backward(grad, None, None, 0.25, needs=(True, False, False), out=(woven[:, 1::2], None, None))[0]
+    got = backward.lerp_backward(grad, None, None, 0.25, needs=(True, False, False), out=(woven[:, 1::2], None, None))[
+        0
+    ]
     assert_same_bits(got.contiguous(), want)
 
 
@@ -175,7 +176,7 @@ def overlaps() -> list[tuple[str, Any]]:
 def test_overlapping_memory_is_refused(name: str, out: Any) -> None:
     grad = out[0] if name == "an input" else rand(4, 6)
     start, end = rand(4, 6, seed=1), rand(4, 6, seed=2)
-    with unchanged(*out), pytest.raises(errors.InvalidProblemError, match="grad_start|grad_end"):
+    with unchanged(*out), pytest.raises(errors.InvalidProblemError, match=r"grad_(start|end)\b"):
         backward.lerp_backward(grad, start, end, 0.25, out=out)
 
 
@@ -193,7 +194,9 @@ def test_an_out_over_any_input_is_refused(place: int) -> None:
 def test_inputs_may_share_memory_among_themselves() -> None:
     square = rand(4, 4)
     got = backward.matmul_bias_activation_backward(square, square, square, square[0], "tanh")
-    want = backward.matmul_bias_activation_backward(square.clone(), square.clone(), square.clone(), square[0].clone(), "tanh")
+    want = backward.matmul_bias_activation_backward(
+        square.clone(), square.clone(), square.clone(), square[0].clone(), "tanh"
+    )
     for one, full in zip(got, want, strict=True):
         assert_same_bits(one, full)
 
@@ -373,7 +376,9 @@ def test_a_backward_of_your_own() -> None:
 
         @staticmethod
         def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-            return backward.linear_backward(grad, *ctx.saved_tensors, None, "gelu", needs=(*ctx.needs_input_grad, False))[:2]
+            return backward.linear_backward(
+                grad, *ctx.saved_tensors, None, "gelu", needs=(*ctx.needs_input_grad, False)
+            )[:2]
 
     x, weight = rand(3, 4, dtype=torch.float64).requires_grad_(), rand(5, 4, dtype=torch.float64).requires_grad_()
     assert torch.autograd.gradcheck(Gelu.apply, (x, weight))

@@ -1,11 +1,10 @@
-"""fork(): harmless before the first use, a clear error and never a hang after it, nothing in the way of spawn and data loaders."""
+"""fork(): harmless before the first use, a clear error and never a hang after it; other ways to start workers work."""
 
 from __future__ import annotations
 
 import os
 
 import pytest
-
 from interpreter import run_script
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
@@ -59,17 +58,22 @@ print("fine")
 
 
 def test_a_fork_before_the_first_use_is_harmless() -> None:
-    script = CHILD + """
+    script = (
+        CHILD
+        + """
 in_child(use)
 in_child(use)
 use()
 print("fine")
 """
+    )
     assert run_script(script) == "fine"
 
 
 def test_a_child_of_a_process_that_used_it_gets_a_clear_error() -> None:
-    script = CHILD + """
+    script = (
+        CHILD
+        + """
 use()
 out = epigrad.linear(torch.ones(2, 3, requires_grad=True), torch.ones(4, 3), None, "gelu")
 made = epigrad.plan.Lerp.select(shape=(2,), weight=0.5, dtype=torch.float32)
@@ -93,11 +97,14 @@ for name, call in calls.items():
     in_child(lambda: refused(call))
 use()
 """
+    )
     assert run_script(script).splitlines()[-1] == "a wrong problem"
 
 
 def test_destructors_and_exit_are_quiet_in_the_child() -> None:
-    script = CHILD + """
+    script = (
+        CHILD
+        + """
 import gc
 use()
 plans = [epigrad.plan.Lerp.select(shape=(n,), weight=0.5, dtype=torch.float32) for n in range(1, 50)]
@@ -114,20 +121,26 @@ gc.collect()
 use()
 print("fine")
 """
+    )
     assert run_script(script) == "fine"
 
 
 def test_a_grandchild_is_refused_too() -> None:
-    script = CHILD + """
+    script = (
+        CHILD
+        + """
 use()
 in_child(lambda: in_child(lambda: refused(use)))
 print("fine")
 """
+    )
     assert run_script(script) == "fine"
 
 
 def test_a_fork_while_other_threads_compute() -> None:
-    script = CHILD + """
+    script = (
+        CHILD
+        + """
 import threading
 stop = threading.Event()
 def busy():
@@ -141,6 +154,7 @@ stop.set()
 [t.join() for t in threads]
 print("fine")
 """
+    )
     assert run_script(script) == "fine"
 
 

@@ -1,4 +1,4 @@
-"""The modules: parameters, state dicts and initialisation of torch.nn.Linear, structure of the blocks, copies, dtype and device."""
+"""The modules: parameters, state dicts and initialisation of torch.nn.Linear, the blocks, copies, dtype and device."""
 
 from __future__ import annotations
 
@@ -7,13 +7,12 @@ import io
 import pickle
 from collections.abc import Callable
 
+import epigrad
 import pytest
 import torch
-from torch import Tensor, nn
-
-import epigrad
 from epigrad import errors
 from layouts import assert_same_bits
+from torch import Tensor, nn
 
 ACTIVATIONS = ("none", "relu", "gelu", "gelu_tanh", "silu", "sigmoid", "tanh")
 KINDS = ("glu", "reglu", "swiglu", "geglu", "geglu_tanh", "bilinear")
@@ -101,7 +100,10 @@ def test_mlp_holds_up_and_down() -> None:
     x = torch.randn(3, 4)
     want = epigrad.mlp(x, block.up.weight, block.up.bias, block.down.weight, block.down.bias, "gelu_tanh")
     assert_same_bits(block(x), want)
-    assert [name for name, _ in epigrad.nn.MLP(4, 6, "relu", bias=False).named_parameters()] == ["up.weight", "down.weight"]
+    assert [name for name, _ in epigrad.nn.MLP(4, 6, "relu", bias=False).named_parameters()] == [
+        "up.weight",
+        "down.weight",
+    ]
 
 
 def test_gated_mlp_holds_up_and_down() -> None:
@@ -145,7 +147,9 @@ def test_outputs_are_contiguous(name: str) -> None:
     assert module(x.T.contiguous().T).is_contiguous()
 
 
-@pytest.mark.parametrize("duplicate", [copy.deepcopy, copy.copy, lambda m: pickle.loads(pickle.dumps(m))], ids=["deepcopy", "copy", "pickle"])
+@pytest.mark.parametrize(
+    "duplicate", [copy.deepcopy, copy.copy, lambda m: pickle.loads(pickle.dumps(m))], ids=["deepcopy", "copy", "pickle"]
+)
 @EACH
 def test_copies(name: str, duplicate: Callable[[nn.Module], nn.Module]) -> None:
     module, x = make(name)
@@ -200,7 +204,12 @@ def test_default_dtype_and_device_context() -> None:
 @EACH
 def test_repr_says_what_was_chosen(name: str) -> None:
     text = repr(make(name)[0])
-    words = {"linear": ("gelu",), "gated_activation": ("geglu", "first"), "mlp": ("gelu_tanh", "up", "down"), "gated_mlp": ("swiglu", "second")}
+    words = {
+        "linear": ("gelu",),
+        "gated_activation": ("geglu", "first"),
+        "mlp": ("gelu_tanh", "up", "down"),
+        "gated_mlp": ("swiglu", "second"),
+    }
     assert all(word in text for word in words[name])
 
 

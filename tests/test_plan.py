@@ -9,11 +9,10 @@ from typing import Any
 
 import pytest
 import torch
+from epigrad import backward, errors, forward, plan
 from layouts import OUT_LAYOUTS, Guarded, assert_same_bits, bits, laid_out, unchanged
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
-
-from epigrad import backward, errors, forward, plan
 
 CLASSES = (
     plan.GemmEpilogue,
@@ -115,6 +114,15 @@ def test_only_given_outputs_are_computed(cls: Any) -> None:
         assert_same_bits(alone, full, name)
 
 
+@pytest.mark.parametrize("cls", CLASSES, ids=lambda c: c.__name__)
+def test_no_output_at_all_is_nothing_to_do(cls: Any) -> None:
+    inputs, outputs = tensors_for(cls)
+    made = cls.select(**arguments(cls), dtype=torch.float32)
+    made.can_implement(**inputs)
+    run(made, **inputs)
+    run(made, **inputs, **dict.fromkeys(outputs))
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("cls", CLASSES, ids=lambda c: c.__name__)
 def test_sku_and_precision_are_true_for_the_dtype(cls: Any, dtype: torch.dtype) -> None:
@@ -126,7 +134,9 @@ def test_sku_and_precision_are_true_for_the_dtype(cls: Any, dtype: torch.dtype) 
     assert made.sku.dtype == name and made.sku.accumulator == wide
     assert made.sku.backend == "cpu" and made.sku.kernel and made.sku.arch
     assert isinstance(made.sku.vector_width, int) and made.sku.vector_width >= 1
-    assert made.sku.kind == {"activation": "gelu", "kind": "swiglu"}.get(next(iter(arguments(cls).keys() & {"activation", "kind"}), ""), made.sku.kind)
+    assert made.sku.kind == {"activation": "gelu", "kind": "swiglu"}.get(
+        next(iter(arguments(cls).keys() & {"activation", "kind"}), ""), made.sku.kind
+    )
     guarantee = made.precision_guarantee
     assert [field.name for field in dataclasses.fields(plan.PrecisionGuarantee)] == [
         "math_precision",
@@ -170,10 +180,24 @@ def test_batches(batch: int | tuple[int, ...], b_batched: bool) -> None:
     a = torch.randn(*sizes, 3, 4, generator=generator)
     b = torch.randn(*(sizes if b_batched else ()), 4, 5, generator=generator)
     bias = torch.randn(5, generator=generator)
-    outs = {"grad_a": torch.full_like(a, math.nan), "grad_b": torch.full_like(b, math.nan), "grad_bias": torch.full_like(bias, math.nan)}
-    problem: dict[str, Any] = {"m": 3, "n": 5, "k": 4, "batch": batch, "b_batched": b_batched, "activation": "silu", "dtype": torch.float32}
+    outs = {
+        "grad_a": torch.full_like(a, math.nan),
+        "grad_b": torch.full_like(b, math.nan),
+        "grad_bias": torch.full_like(bias, math.nan),
+    }
+    problem: dict[str, Any] = {
+        "m": 3,
+        "n": 5,
+        "k": 4,
+        "batch": batch,
+        "b_batched": b_batched,
+        "activation": "silu",
+        "dtype": torch.float32,
+    }
     run(plan.GemmEpilogueBackward.select(**problem), grad_output=grad, a=a, b=b, bias=bias, **outs)
-    for got, want in zip(outs.values(), backward.matmul_bias_activation_backward(grad, a, b, bias, "silu"), strict=True):
+    for got, want in zip(
+        outs.values(), backward.matmul_bias_activation_backward(grad, a, b, bias, "silu"), strict=True
+    ):
         assert_same_bits(got, want)
     out = torch.full((*sizes, 3, 5), math.nan)
     run(plan.GemmEpilogue.select(**problem), a=a, b=b, bias=bias, out=out)
@@ -389,7 +413,9 @@ def plans_with_workspace() -> list[tuple[Any, dict[str, Tensor]]]:
                     shapes = {"grad_output": (m, n), "a": (m, k), "b": (k, n), "bias": (n,), "out": (m, n)}
                     shapes |= {"grad_a": (m, k), "grad_b": (k, n), "grad_bias": (n,)}
                     backwards = cls is plan.GemmEpilogueBackward
-                    names = {"a", "b", "bias"} | ({"grad_output", "grad_a", "grad_b", "grad_bias"} if backwards else {"out"})
+                    names = {"a", "b", "bias"} | (
+                        {"grad_output", "grad_a", "grad_b", "grad_bias"} if backwards else {"out"}
+                    )
                     found.append((made, {name: torch.ones(shapes[name], dtype=dtype) for name in sorted(names)}))
     return found
 
@@ -407,7 +433,9 @@ def test_a_workspace_that_will_not_do() -> None:
             (buffer[start + 1 : start + 1 + size], errors.MisalignedOperandError),
             (buffer[start : start + size].view(torch.int8), errors.DTypeError),
         ]
-        outs = [value for name, value in tensors.items() if name == "out" or (name[:5] == "grad_" and name != "grad_output")]
+        outs = [
+            value for name, value in tensors.items() if name == "out" or (name[:5] == "grad_" and name != "grad_output")
+        ]
         for workspace, error in cases:
             with unchanged(buffer, *outs), pytest.raises(error, match="workspace") as caught:
                 made.run(**tensors, workspace=workspace)
@@ -441,7 +469,11 @@ def test_sizes_that_overflow_are_refused() -> None:
 def test_empty_problems() -> None:
     for m, n, k in ((0, 5, 4), (3, 0, 4), (3, 5, 0), (0, 0, 0)):
         a, b, grad, bias = torch.ones(m, k), torch.ones(k, n), torch.ones(m, n), torch.ones(n)
-        outs = {"grad_a": torch.full((m, k), math.nan), "grad_b": torch.full((k, n), math.nan), "grad_bias": torch.full((n,), math.nan)}
+        outs = {
+            "grad_a": torch.full((m, k), math.nan),
+            "grad_b": torch.full((k, n), math.nan),
+            "grad_bias": torch.full((n,), math.nan),
+        }
         made = plan.GemmEpilogueBackward.select(m=m, n=n, k=k, dtype=torch.float32)
         run(made, grad_output=grad, a=a, b=b, bias=bias, **outs)
         assert torch.equal(outs["grad_a"], grad @ b.T)

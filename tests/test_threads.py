@@ -6,14 +6,13 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
+import epigrad
 import pytest
 import torch
-from torch import Tensor
-
-import epigrad
 from epigrad import backward, errors, forward, plan
 from interpreter import run_script
 from layouts import assert_same_bits
+from torch import Tensor
 
 WORKERS = 8
 
@@ -140,7 +139,9 @@ def test_results_do_not_depend_on_the_thread_count() -> None:
                 forward.linear(x, weight, bias, "gelu"),
                 forward.lerp(big, big + 1, 0.3),
                 *backward.linear_backward(torch.ones(17, 29), x, weight, bias, "gelu"),
-                *backward.matmul_bias_activation_backward(torch.ones(301, 64), big, torch.ones(257, 64), torch.ones(64), "silu"),
+                *backward.matmul_bias_activation_backward(
+                    torch.ones(301, 64), big, torch.ones(257, 64), torch.ones(64), "silu"
+                ),
             ]
         )
     for other in results[1:]:

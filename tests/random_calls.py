@@ -1,0 +1,75 @@
+"""Random arguments for the fast path: a program whose argument is the seed (test_control.py runs it).
+
+Whatever is passed, the answer is a result or a Python exception that is no report of a defect.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import epigrad
+import torch
+from epigrad import errors, library
+
+
+class Subclass(torch.Tensor):
+    """What the fast path must not take for a plain tensor."""
+
+
+def tensors() -> list[Any]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        quantised = torch.quantize_per_tensor(torch.ones(2, 3), 0.1, 0, torch.qint8)
+    x, complex_x = torch.ones(2, 3), torch.ones(2, 3, dtype=torch.complex64)
+    plain = [x, torch.ones(3), torch.ones(()), torch.ones(0, 3), x.double(), x.t(), torch.ones(3).expand(2, 3)]
+    odd = [x.int(), x.to("meta"), torch.nn.Parameter(x), torch.eye(3).to_sparse(), x.as_subclass(Subclass)]
+    return [*plain, *odd, complex_x, complex_x.conj().imag, quantised, None, 3, "x", [1.0]]
+
+
+def main(seed: int, calls: int = 4000) -> None:
+    core = library.core()
+    rng = random.Random(seed)
+    pool = tensors()
+    names = [row["name"] for row in json.loads(core.control.Tables())["ops"]]
+    ops = [*names, *names, "", "nope", None, 3, "x" * 1000]
+    kinds = ["relu", "glu", None, "none", "x", 3]
+    scalars = [None, True, 0, -1, 2**31, 2**63, -(2**63), 2**80, 0.5, float("nan"), "relu", b"x", (), [], object()]
+
+    def odd(usual: Any) -> Any:
+        return usual if rng.random() < 0.8 else rng.choice(scalars)
+
+    def some(most: int) -> Any:
+        return odd(tuple(rng.choice(pool) for _ in range(rng.randint(0, most))))
+
+    def problem() -> tuple[Any, ...]:
+        return rng.choice(ops), rng.choice(kinds), odd(0), odd(False), odd(None), some(7)
+
+    def rest() -> tuple[Any, ...]:
+        return some(4), odd(None), odd(0), odd(1), odd(False)
+
+    choices: list[Callable[[], Any]] = [
+        lambda: core.infer(*problem(), odd((True,) * rng.randint(0, 4))),
+        lambda: core.run(*problem(), *rest()),
+        lambda: core.plan_run(odd(1), some(7), *rest()),
+        lambda: core.plan_check(odd(1), some(7), some(4), odd(None), odd(False)),
+        lambda: core.run(*[odd(rng.choice(pool)) for _ in range(rng.randint(0, 12))]),
+    ]
+    for _ in range(calls):
+        try:
+            rng.choice(choices)()
+        except (TypeError, ValueError, OverflowError, RuntimeError):
+            continue
+        except errors.EpigradError as refused:
+            if type(refused) is errors.EpigradError:
+                raise
+    assert epigrad.lerp(torch.zeros(1), torch.ones(1), 0.5).item() == 0.5
+    print("alive")
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))

@@ -47,7 +47,6 @@ def interleaved(
     names = list(candidates)
     samples: dict[str, list[float]] = {name: [] for name in names}
     collecting = gc.isenabled()
-    gc.collect()
     gc.disable()
     try:
         begin = time.perf_counter()

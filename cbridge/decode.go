@@ -43,6 +43,10 @@ func (d *decoded) decode(c *C.epg_call) error {
 		return status.Errorf(status.InvalidProblem, "%s: %d inputs and %d outputs, want at most %d and %d",
 			d.call.Op, inputs, outputs, maxInputs, maxOutputs)
 	}
+	if inputs > 0 && c.inputs == nil || outputs > 0 && c.outputs == nil {
+		return status.Errorf(status.InvalidProblem, "%s: %d inputs and %d outputs, but a null pointer in place of their array",
+			d.call.Op, inputs, outputs)
+	}
 	var nbytes []uint64
 	if c.nbytes != nil {
 		nbytes = unsafe.Slice((*uint64)(c.nbytes), inputs+outputs)

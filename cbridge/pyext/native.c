@@ -15,7 +15,7 @@ enum { META_DEVICE = -1, MAX_INPUTS = 6, MAX_OUTPUTS = 3, MAX_TENSORS = MAX_INPU
 /* cbridge/names.go */
 extern void epgGoArgument(char *op, int32_t index, int32_t is_output, char *text, size_t capacity);
 
-static PyObject *tensor_type, *parameter_type, *make_error;
+static PyObject *tensor_type, *parameter_type, *make_error, *is_meta_name;
 static const DLPackExchangeAPI *exchange;
 
 /* One call's arguments, in C's terms. */
@@ -105,11 +105,11 @@ static int read_meta(PyObject *tensor, DLTensor *t, int64_t *sizes) {
 }
 
 static int is_meta(PyObject *tensor) {
-  PyObject *value = PyObject_GetAttrString(tensor, "is_meta");
-  const int meta = value ? PyObject_IsTrue(value) : 0;
+  PyObject *value = PyObject_GetAttr(tensor, is_meta_name);
+  const int meta = value == Py_True;
   Py_XDECREF(value);
   PyErr_Clear();
-  return meta == 1;
+  return meta;
 }
 
 /* Fills tensors[operand]; returns 0, or -1 with a Python exception. */
@@ -125,9 +125,10 @@ static int read_tensor(call_arguments *a, PyObject *o, int operand) {
       raise_argument(EPG_DTYPE, a, operand, "not a tensor, want a torch.Tensor");
     return -1;
   }
+  /* Asked first: the exchange refuses a meta tensor too, but takes milliseconds to describe where it was called from. */
+  if (is_meta(o)) return read_meta(o, t, a->sizes[operand]);
   if (!exchange->dltensor_from_py_object_no_sync(o, t)) return 0;
   PyErr_Clear();
-  if (is_meta(o)) return read_meta(o, t, a->sizes[operand]);
   raise_argument(EPG_UNSUPPORTED, a, operand,
                  "a tensor without strided memory of its own (sparse, quantised, nested, or inside a torch.func transform), want a plain strided one");
   return -1;
@@ -273,6 +274,7 @@ static PyObject *configure(PyObject *module, PyObject *const *args, Py_ssize_t n
     PyErr_SetString(PyExc_ImportError, "this PyTorch's DLPack exchange API has no version 1: epigrad does not know its layout");
     return NULL;
   }
+  if (!is_meta_name && !(is_meta_name = PyUnicode_InternFromString("is_meta"))) return NULL;
   exchange = api;
   PyObject **slots[] = {&tensor_type, &parameter_type, &make_error};
   for (int i = 0; i < 3; i++) {

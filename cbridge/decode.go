@@ -6,6 +6,7 @@ package cbridge
 import "C"
 
 import (
+	"math"
 	"unsafe"
 
 	"github.com/epigrad/epigrad/go/dtype"
@@ -36,7 +37,7 @@ func (d *decoded) decode(c *C.epg_call) error {
 		Op: name(c.op), Kind: name(c.kind), Dim: int(c.dim),
 		GateFirst: c.flags&C.EPG_GATE_FIRST != 0, Accumulate: c.flags&C.EPG_ACCUMULATE != 0,
 		Weight: float64(c.weight), HasWeight: c.flags&C.EPG_HAS_WEIGHT != 0,
-		Workspace: c.workspace, WorkspaceBytes: int64(c.workspace_nbytes), Stream: uintptr(c.stream), Threads: int(c.num_threads),
+		Workspace: c.workspace, WorkspaceBytes: signed(uint64(c.workspace_nbytes)), Stream: uintptr(c.stream), Threads: int(c.num_threads),
 	}
 	inputs, outputs := int(c.num_inputs), int(c.num_outputs)
 	if inputs < 0 || inputs > maxInputs || outputs < 0 || outputs > maxOutputs {
@@ -105,16 +106,22 @@ func (d *decoded) view(t *C.DLTensor, operand int, nbytes []uint64) (*tensor.Vie
 	if device.Type == tensor.CPU {
 		device.Index = 0 // there is one CPU
 	}
+	if uint64(t.byte_offset) > math.MaxInt64 {
+		return nil, status.Errorf(status.InvalidProblem, "byte_offset %d reaches beyond 64 bits", uint64(t.byte_offset))
+	}
 	view, err := tensor.New(t.data, int64(t.byte_offset), dt, device, shape, strides, operand)
 	if err != nil {
 		return nil, err
 	}
 	if operand < len(nbytes) {
-		view.NBytes = int64(nbytes[operand])
+		view.NBytes = signed(nbytes[operand])
 	}
 	d.views[operand] = view
 	return &d.views[operand], nil
 }
+
+// signed is a number of bytes as Go counts them; more than that is as good as the most.
+func signed(bytes uint64) int64 { return int64(min(bytes, math.MaxInt64)) }
 
 // name reads a C string; NULL is "".
 func name(s *C.char) string {

@@ -1,0 +1,260 @@
+// Package caller uses the C ABI from C memory, as a C program does, so that Go tests can reach it: cgo is not to be had in test files.
+package caller
+
+/*
+#cgo CFLAGS: -std=c11 -I${SRCDIR}/../../include
+#include <stdlib.h>
+#include "epigrad.h"
+*/
+import "C"
+
+import (
+	"runtime"
+	"unsafe"
+
+	_ "github.com/epigrad/epigrad/cbridge" // what is called
+)
+
+// Tensor is a DLTensor. Data is in C memory; nil is a null pointer.
+type Tensor struct {
+	Code, Bits uint8
+	Lanes      uint16
+	Device     int32
+	Shape      []int64
+	Strides    []int64 // nil: a null pointer
+	Data       []float32
+	ByteOffset uint64
+	// NBytes is the stated size; 0 is unknown.
+	NBytes uint64
+}
+
+// Floats returns a contiguous float32 tensor on C memory, which lives as long as the process.
+func Floats(values []float32, shape ...int64) *Tensor {
+	memory := unsafe.Slice((*float32)(C.malloc(C.size_t(4*max(1, len(values))))), len(values))
+	copy(memory, values)
+	return &Tensor{Code: C.kDLFloat, Bits: 32, Lanes: 1, Device: C.kDLCPU, Shape: shape, Data: memory}
+}
+
+// Call is an epg_call.
+type Call struct {
+	// SizeError is added to struct_size, as if the caller had another header.
+	SizeError       int
+	Op, Kind        string
+	NullOp          bool
+	Flags           uint32
+	Dim, Threads    int32
+	Weight          float64
+	Inputs, Outputs []*Tensor
+	// Surplus is added to both counts of tensors.
+	Surplus   int32
+	Workspace uint64
+}
+
+// Flags of a call.
+const (
+	GateFirst  uint32 = C.EPG_GATE_FIRST
+	Accumulate uint32 = C.EPG_ACCUMULATE
+	HasWeight  uint32 = C.EPG_HAS_WEIGHT
+)
+
+// Result is what a function returned, and the thread's last error if it failed.
+type Result struct {
+	Code        int32
+	Message     string
+	Needed, Got int64
+}
+
+// arena is C memory that is given back together.
+type arena struct{ blocks []unsafe.Pointer }
+
+func (a *arena) alloc(size uintptr) unsafe.Pointer {
+	p := C.calloc(1, C.size_t(max(size, 1)))
+	a.blocks = append(a.blocks, p)
+	return p
+}
+
+func (a *arena) text(s string) *C.char {
+	p := unsafe.Slice((*byte)(a.alloc(uintptr(len(s)+1))), len(s)+1)
+	copy(p, s)
+	return (*C.char)(unsafe.Pointer(&p[0]))
+}
+
+func (a *arena) numbers(list []int64) *C.int64_t {
+	if list == nil {
+		return nil
+	}
+	p := a.alloc(uintptr(8 * len(list)))
+	copy(unsafe.Slice((*int64)(p), len(list)), list)
+	return (*C.int64_t)(p)
+}
+
+func (a *arena) free() {
+	for _, p := range a.blocks {
+		C.free(p)
+	}
+}
+
+func (a *arena) tensors(list []*Tensor) **C.DLTensor {
+	pointers := unsafe.Slice((**C.DLTensor)(a.alloc(uintptr(8*len(list)+64))), len(list))
+	for i, t := range list {
+		if t == nil {
+			continue
+		}
+		d := (*C.DLTensor)(a.alloc(unsafe.Sizeof(C.DLTensor{})))
+		d.data = unsafe.Pointer(unsafe.SliceData(t.Data))
+		d.device.device_type = C.int32_t(t.Device)
+		d.ndim = C.int32_t(len(t.Shape))
+		d.dtype.code, d.dtype.bits, d.dtype.lanes = C.uint8_t(t.Code), C.uint8_t(t.Bits), C.uint16_t(t.Lanes)
+		d.shape, d.strides = a.numbers(t.Shape), a.numbers(t.Strides)
+		d.byte_offset = C.uint64_t(t.ByteOffset)
+		pointers[i] = d
+	}
+	return unsafe.SliceData(pointers)
+}
+
+func (a *arena) call(c *Call) *C.epg_call {
+	if c == nil {
+		return nil
+	}
+	call := (*C.epg_call)(a.alloc(unsafe.Sizeof(C.epg_call{})))
+	call.struct_size = C.uint32_t(int(unsafe.Sizeof(*call)) + c.SizeError)
+	call.flags, call.dim, call.num_threads, call.weight = C.uint32_t(c.Flags), C.int32_t(c.Dim), C.int32_t(c.Threads), C.double(c.Weight)
+	if !c.NullOp {
+		call.op = a.text(c.Op)
+	}
+	if c.Kind != "" {
+		call.kind = a.text(c.Kind)
+	}
+	call.num_inputs, call.num_outputs = C.int32_t(int32(len(c.Inputs))+c.Surplus), C.int32_t(int32(len(c.Outputs))+c.Surplus)
+	call.inputs, call.outputs = a.tensors(c.Inputs), a.tensors(c.Outputs)
+	sizes := unsafe.Slice((*uint64)(a.alloc(uintptr(8*(len(c.Inputs)+len(c.Outputs))))), len(c.Inputs)+len(c.Outputs))
+	for i, t := range append(append([]*Tensor(nil), c.Inputs...), c.Outputs...) {
+		if t != nil {
+			sizes[i] = t.NBytes
+		}
+	}
+	call.nbytes = (*C.uint64_t)(unsafe.SliceData(sizes))
+	if c.Workspace > 0 {
+		p := a.alloc(uintptr(c.Workspace) + 256)
+		call.workspace, call.workspace_nbytes = unsafe.Add(p, -uintptr(p)%256), C.uint64_t(c.Workspace)
+	}
+	return call
+}
+
+// result reads the last error on the thread that failed.
+func result(do func() C.int32_t) Result {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	r := Result{Code: int32(do())}
+	if r.Code != C.EPG_OK {
+		var needed, got C.int64_t
+		C.epg_last_error_bytes(&needed, &got)
+		r.Message, r.Needed, r.Got = C.GoString(C.epg_last_error()), int64(needed), int64(got)
+	}
+	return r
+}
+
+// Run is epg_run; a nil call is a null pointer, here and below.
+func Run(c *Call) Result {
+	var a arena
+	defer a.free()
+	return result(func() C.int32_t { return C.epg_run(a.call(c)) })
+}
+
+// Validate is epg_validate.
+func Validate(c *Call) Result {
+	var a arena
+	defer a.free()
+	return result(func() C.int32_t { return C.epg_validate(a.call(c)) })
+}
+
+// Infer is epg_infer for all outputs; a shape is nil where the rank is -1.
+func Infer(c *Call) (shapes [][]int64, workspace uint64, r Result) {
+	var a arena
+	defer a.free()
+	sizes, ranks := a.numbers(make([]int64, 3*C.EPG_MAX_RANK)), (*C.int32_t)(a.alloc(12))
+	bytes := (*C.uint64_t)(a.alloc(8))
+	if r = result(func() C.int32_t { return C.epg_infer(a.call(c), nil, sizes, ranks, bytes) }); r.Code != C.EPG_OK {
+		return nil, 0, r
+	}
+	all := unsafe.Slice((*int64)(sizes), 3*C.EPG_MAX_RANK)
+	for i, rank := range unsafe.Slice((*int32)(ranks), 3) {
+		var shape []int64
+		if rank >= 0 {
+			shape = append([]int64{}, all[i*C.EPG_MAX_RANK:i*C.EPG_MAX_RANK+int(rank)]...)
+		}
+		shapes = append(shapes, shape)
+	}
+	return shapes, uint64(*bytes), r
+}
+
+// Plan is an epg_plan.
+type Plan int64
+
+// CreatePlan is epg_plan_create with no strides fixed.
+func CreatePlan(c *Call) (Plan, Result) {
+	var a arena
+	defer a.free()
+	plan := (*C.epg_plan)(a.alloc(8))
+	r := result(func() C.int32_t { return C.epg_plan_create(a.call(c), nil, plan) })
+	return Plan(*plan), r
+}
+
+// Run is epg_plan_run.
+func (p Plan) Run(c *Call) Result {
+	var a arena
+	defer a.free()
+	return result(func() C.int32_t { return C.epg_plan_run(C.epg_plan(p), a.call(c)) })
+}
+
+// Workspace is epg_plan_workspace.
+func (p Plan) Workspace() (uint64, Result) {
+	var a arena
+	defer a.free()
+	bytes := (*C.uint64_t)(a.alloc(8))
+	r := result(func() C.int32_t { return C.epg_plan_workspace(C.epg_plan(p), bytes) })
+	return uint64(*bytes), r
+}
+
+// Describe is epg_plan_describe with room for capacity bytes.
+func (p Plan) Describe(capacity int) (text string, needed uint64, r Result) {
+	return written(capacity, func(text *C.char, needed *C.uint64_t) C.int32_t {
+		return C.epg_plan_describe(C.epg_plan(p), text, C.uint64_t(capacity), needed)
+	})
+}
+
+// Destroy is epg_plan_destroy.
+func (p Plan) Destroy() Result {
+	return result(func() C.int32_t { return C.epg_plan_destroy(C.epg_plan(p)) })
+}
+
+// Backends is epg_backends with room for capacity bytes.
+func Backends(capacity int) (text string, needed uint64, r Result) {
+	return written(capacity, func(text *C.char, needed *C.uint64_t) C.int32_t {
+		return C.epg_backends(text, C.uint64_t(capacity), needed)
+	})
+}
+
+func written(capacity int, write func(text *C.char, needed *C.uint64_t) C.int32_t) (text string, needed uint64, r Result) {
+	var a arena
+	defer a.free()
+	buffer, size := (*C.char)(a.alloc(uintptr(capacity))), (*C.uint64_t)(a.alloc(8))
+	r = result(func() C.int32_t { return write(buffer, size) })
+	return C.GoString(buffer), uint64(*size), r
+}
+
+// StatusClass is epg_status_class.
+func StatusClass(code int32) string { return C.GoString(C.epg_status_class(C.int32_t(code))) }
+
+// Version is epg_version and epg_abi_version, and the header's.
+func Version() (library string, abi int32, header string, headerABI int32) {
+	return C.GoString(C.epg_version()), int32(C.epg_abi_version()), C.EPG_VERSION, C.EPG_ABI_VERSION
+}
+
+// Statuses are the header's codes by name.
+var Statuses = map[string]int32{
+	"OK": C.EPG_OK, "InvalidProblem": C.EPG_INVALID_PROBLEM, "DTypeMismatch": C.EPG_DTYPE, "Unsupported": C.EPG_UNSUPPORTED,
+	"DeviceMismatch": C.EPG_DEVICE_MISMATCH, "MisalignedOperand": C.EPG_MISALIGNED_OPERAND, "WorkspaceTooSmall": C.EPG_WORKSPACE_TOO_SMALL,
+	"BufferTooSmall": C.EPG_BUFFER_TOO_SMALL, "BackendUnavailable": C.EPG_BACKEND_UNAVAILABLE, "DeviceFailure": C.EPG_DEVICE_ERROR,
+	"Internal": C.EPG_INTERNAL,
+}

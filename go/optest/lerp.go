@@ -202,18 +202,18 @@ func (s *opSuite) TestLerpBackward() {
 	})
 }
 
-// TestLerpSumsAreExact: a float64 sum of a million numbers that cancel, and a float32 one that a float32 accumulator would lose.
+// TestLerpSumsAreExact: numbers that cancel, of which an accumulator of the storage dtype would lose the small ones.
 func (s *opSuite) TestLerpSumsAreExact() {
-	for _, dt := range []dtype.DType{dtype.Float32, dtype.Float64} {
-		const count = 1 << 18
-		grad := newArray(dt, []int64{count}, contiguous).fill(func(i int) float64 {
-			return []float64{1 << 24, 1, -(1 << 24), 1}[i%4]
-		})
-		end := newArray(dt, []int64{1}, contiguous)
-		s.run(call{
-			Call: op.Call{Op: "lerp_backward", Weight: 1, HasWeight: true}, inputs: []*array{grad}, outputs: []*array{nil, end},
-		})
-		s.Equal([]float64{count / 2}, end.values())
+	for dt, large := range map[dtype.DType]float64{dtype.Float32: 1 << 24, dtype.Float64: 1 << 60} {
+		for _, pattern := range [][]float64{{large, 1, -large, 1}, {1, large, 1, -large}} {
+			const count = 1 << 18
+			grad := newArray(dt, []int64{count}, contiguous).fill(func(i int) float64 { return pattern[i%4] })
+			end := newArray(dt, []int64{1}, contiguous)
+			s.run(call{
+				Call: op.Call{Op: "lerp_backward", Weight: 1, HasWeight: true}, inputs: []*array{grad}, outputs: []*array{nil, end},
+			})
+			s.Equal([]float64{count / 2}, end.values(), "%v %v", dt, pattern)
+		}
 	}
 }
 

@@ -242,3 +242,20 @@ func (s *opSuite) TestSumsOfInfinities() {
 		}
 	})
 }
+
+// TestNoDepthGivesTheBias: to the sign of its zeros.
+func (s *opSuite) TestNoDepthGivesTheBias() {
+	s.forEachDType(func(dt dtype.DType) {
+		a, b := newArray(dt, []int64{2, 0}, contiguous).fill(nil), newArray(dt, []int64{0, 3}, contiguous).fill(nil)
+		bias, out := list(dt, []int64{3}, math.Copysign(0, -1), inf, nan), newArray(dt, []int64{2, 3}, contiguous)
+		s.run(call{Call: op.Call{Op: "matmul_bias_activation"}, inputs: []*array{a, b, bias}, outputs: []*array{out}})
+		s.equals([]float64{0, inf, nan, 0, inf, nan}, out, "0 + bias")
+		s.True(math.Signbit(out.values()[0]))
+	})
+}
+
+func (s *opSuite) TestReferencesAreComplete() {
+	for _, name := range activation.Names() {
+		s.Contains(values, name, "an activation without a reference")
+	}
+}

@@ -53,7 +53,7 @@ func gateActivation(kind string) string {
 	return info.Activation
 }
 
-// normal draws numbers around 0 of about the size given, to two digits less than any dtype has, so that they are spread and not all equal in halves.
+// normal draws numbers around 0 of about the size given.
 func (s *opSuite) normal(size float64) func(int) float64 {
 	return func(int) float64 { return size * s.random.NormFloat64() }
 }

@@ -103,8 +103,12 @@ func cpuFeatures() []string {
 		name string
 		has  bool
 	}{
-		{"avx2", cpu.X86.HasAVX2}, {"fma", cpu.X86.HasFMA}, {"avx512f", cpu.X86.HasAVX512F}, {"avx512bf16", cpu.X86.HasAVX512BF16},
-		{"amx_bf16", cpu.X86.HasAMXBF16}, {"neon", cpu.ARM64.HasASIMD},
+		{"avx2", cpu.X86.HasAVX2},
+		{"fma", cpu.X86.HasFMA},
+		{"avx512f", cpu.X86.HasAVX512F},
+		{"avx512bf16", cpu.X86.HasAVX512BF16},
+		{"amx_bf16", cpu.X86.HasAMXBF16},
+		{"neon", cpu.ARM64.HasASIMD},
 	} {
 		if f.has {
 			features = append(features, f.name)

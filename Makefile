@@ -101,7 +101,7 @@ test-python: build lib $(STAMPS)/test
 
 # The product of cases, not pairs; and the Go tests under the race detector.
 test-full: build lib $(STAMPS)/test
-	go test -race ./...
+	go test -race -short ./...
 	EPIGRAD_TEST_FULL=1 $(PY) -m pytest -n $(PYTEST_WORKERS) -q
 
 examples: lib $(patsubst examples/c/%.c,build/examples/%,$(wildcard examples/c/*.c))

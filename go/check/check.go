@@ -122,7 +122,7 @@ func Memory(op string, operands []Operand) error {
 		}
 		if lo < 0 || hi > v.NBytes {
 			return &status.Error{
-				Code: status.BufferTooSmall, Needed: hi, Got: v.NBytes,
+				Code: status.BufferTooSmall, Needed: hi - lo, Got: v.NBytes,
 				Message: fmt.Sprintf("%s: %s: shape %s with strides %s reaches bytes [%d, %d), want inside the buffer's %d",
 					op, o.Name, Sizes(v.Shape), Sizes(v.Strides), lo, hi, v.NBytes),
 			}

@@ -70,7 +70,7 @@ func TestGolden(t *testing.T) {
 		f := formula(t, row.name)
 		value, slope := f.Value(row.x), f.Gradient(1, row.x)
 		assert.LessOrEqual(t, ulps(value, row.value, row.value), float64(maxULP), "%s(%g) = %g, want %g", row.name, row.x, value, row.value)
-		// Where a slope crosses zero its terms cancel: there the larger term is what rounding is relative to.
+		// slopeScale is the slope, or the larger of its terms where they cancel.
 		assert.LessOrEqual(t, ulps(slope, row.slope, row.slopeScale), float64(maxULP), "%s'(%g) = %g, want %g", row.name, row.x, slope, row.slope)
 	}
 	assert.Len(t, seen, len(activation.All()))

@@ -2,8 +2,8 @@
 
 package portable
 
-// Coefficients of normalTail's polynomials in ascending powers: Chebyshev expansions, computed with 60 digits. A Low is the rest
-// of the first coefficient, which dominates.
+// Coefficients of normalTail's polynomials in ascending powers: Chebyshev expansions, computed with
+// 60 digits. A Low is the rest of the first coefficient, which dominates.
 
 // normalTailMiddle is W(t) (t+c) in powers of (t-c)/(t+c), c = 2, for 0.5 <= t <= 5.
 var normalTailMiddle = [20]float64{

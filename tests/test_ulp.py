@@ -1,0 +1,59 @@
+"""Every activation and its slope, in units in the last place, against 60-digit arithmetic (docs/accuracy.md)."""
+
+from __future__ import annotations
+
+import json
+import os
+
+import golden
+import pytest
+import torch
+from golden import PORTABLE
+from ulp import (
+    ACTIVATIONS,
+    DTYPES,
+    FROM_OUTPUT,
+    arguments,
+    measure_slope,
+    measure_slope_from_output,
+    measure_value,
+    slope_of,
+    value_of,
+)
+
+# Float64 formulas round several times; the other dtypes round the result, to storage and at most to float32 before.
+BOUND = {torch.float64: 4.0, torch.float32: 0.51, torch.bfloat16: 0.51, torch.float16: 0.51}
+COUNT = 4000 if os.environ.get("EPIGRAD_TEST_FULL", "") not in ("", "0") else 250
+
+cases = pytest.mark.parametrize("dtype", DTYPES, ids=str)
+activations = pytest.mark.parametrize("activation", ACTIVATIONS)
+
+
+@cases
+@activations
+def test_value(activation: str, dtype: torch.dtype) -> None:
+    x = arguments(activation, dtype, COUNT)
+    measured = measure_value(activation, x, value_of(activation, x))
+    assert measured.ulps <= BOUND[dtype], f"{activation}({measured.argument})"
+
+
+@cases
+@activations
+def test_slope(activation: str, dtype: torch.dtype) -> None:
+    x = arguments(activation, dtype, COUNT)
+    measured = measure_slope(activation, x, slope_of(activation, preactivation=x))
+    assert measured.ulps <= BOUND[dtype], f"{activation}'({measured.argument})"
+
+
+@cases
+@pytest.mark.parametrize("activation", FROM_OUTPUT)
+def test_slope_from_output(activation: str, dtype: torch.dtype) -> None:
+    y = value_of(activation, arguments(activation, dtype, COUNT))
+    measured = measure_slope_from_output(activation, y, slope_of(activation, output=y))
+    assert measured.ulps <= BOUND[dtype], f"{activation}' from the output {measured.argument}"
+
+
+def test_golden_numbers_are_those_of_their_generator() -> None:
+    rows = json.loads((PORTABLE / "testdata" / "activation_golden.json").read_text())
+    assert rows == golden.rows()
+    assert (PORTABLE / "normal_table.go").read_text() == golden.normal_table()

@@ -145,7 +145,7 @@ func sigmoidSlope(x float64) float64 {
 func silu(x float64) float64 { return sigmoidProduct(x, decayOf(math.Abs(x), 0)) }
 
 // siluSlope is sigmoid(x) (1 + x sigmoid(-x)).
-func siluSlope(x float64) float64 { return sigmoidProductSlope(x, x, decayOf(math.Abs(x), 0)) }
+func siluSlope(x float64) float64 { return sigmoidProductSlope(x, 1, decayOf(math.Abs(x), 0)) }
 
 // sigmoidProduct is x sigmoid(v) for a v with the sign of x.
 func sigmoidProduct(x float64, d decay) float64 {
@@ -157,14 +157,15 @@ func sigmoidProduct(x float64, d decay) float64 {
 
 // sigmoidProductSlope is the derivative of x sigmoid(v(x)) for an odd v that grows with x,
 //
-//	sigmoid(v) (1 + q sigmoid(-v)),   q = x v'(x),
+//	sigmoid(v) (1 + x v' sigmoid(-v)),
 //
-// over one denominator. At infinities it is NaN: q e = inf*0.
-func sigmoidProductSlope(x, q float64, d decay) float64 {
+// over one denominator, given v' and e^-|v|. At infinities it is NaN: x e = inf*0.
+func sigmoidProductSlope(x, vSlope float64, d decay) float64 {
+	numerator := math.FMA(x, vSlope, 1)
 	if x < 0 {
-		return scale(d.m*((1+q)+d.e)/squareOf1Plus(d.e), d.k)
+		return scale(d.m*(numerator+d.e)/squareOf1Plus(d.e), d.k)
 	}
-	return math.FMA(d.e, 1+q, 1) / squareOf1Plus(d.e)
+	return math.FMA(d.e, numerator, 1) / squareOf1Plus(d.e)
 }
 
 // tanh is (1-e)/(1+e), e = e^(-2|x|), with the sign of x: as 1 - 2e/(1+e) from 1/2 up, and through e - 1 below, where 1 - e cancels.
@@ -249,14 +250,14 @@ const (
 // geluTanh is x sigmoid(v).
 func geluTanh(x float64) float64 { return sigmoidProduct(x, geluTanhDecay(x)) }
 
-// geluTanhSlope is sigmoid(v) (1 + q sigmoid(-v)), q = x v' = x (c1 + 3 c3 x^2).
+// geluTanhSlope is sigmoid(v) (1 + x v' sigmoid(-v)), v' = c1 + 3 c3 x^2.
 func geluTanhSlope(x float64) float64 {
 	d := geluTanhDecay(x)
 	if d.m == 0 {
 		// The limits, and NaN at infinities; the cube of a large x would overflow to an infinity of its own.
-		return sigmoidProductSlope(x, x, d)
+		return sigmoidProductSlope(x, 1, d)
 	}
-	return sigmoidProductSlope(x, x*math.FMA(3*geluTanhC3, x*x, geluTanhC1), d)
+	return sigmoidProductSlope(x, math.FMA(3*geluTanhC3, x*x, geluTanhC1), d)
 }
 
 // geluTanhDecay returns e^-|v|. v is formed in two parts: one rounding of it would cost |v| units in the last place.

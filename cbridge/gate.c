@@ -1,11 +1,10 @@
 /* The public functions. A Go runtime does not survive fork(): a call into it from the child would hang at the next collection. So every way into Go passes
  * the gate here, which is plain C. */
-#include "bridge.h"
-
 #include <pthread.h>
 #include <string.h>
 
 #include "_cgo_export.h"
+#include "bridge.h"
 
 static volatile int forked;
 
@@ -43,9 +42,7 @@ int32_t epg_plan_create(const epg_call *call, const uint8_t *exact_strides, epg_
 
 int32_t epg_plan_workspace(epg_plan plan, uint64_t *workspace_nbytes) { return GATED(epgGoPlanWorkspace(plan, workspace_nbytes)); }
 
-int32_t epg_plan_describe(epg_plan plan, char *text, uint64_t capacity, uint64_t *needed) {
-  return GATED(epgGoPlanDescribe(plan, text, capacity, needed));
-}
+int32_t epg_plan_describe(epg_plan plan, char *text, uint64_t capacity, uint64_t *needed) { return GATED(epgGoPlanDescribe(plan, text, capacity, needed)); }
 
 int32_t epg_plan_run(epg_plan plan, const epg_call *call) { return GATED(epgGoPlanRun(plan, (epg_call *)call)); }
 

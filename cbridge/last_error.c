@@ -2,11 +2,11 @@
  *
  * The slot is behind a pthread key and not _Thread_local: a Go shared library's thread-local memory is static, and a process that loads it late has only
  * some hundred bytes of that left. */
-#include "bridge.h"
-
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
+
+#include "bridge.h"
 
 typedef struct {
   int64_t needed, got;

@@ -71,7 +71,7 @@ typedef struct epg_call {
   uint32_t flags;
   const char *op;
   const char *kind;
-  int32_t dim; /* gated_activation: the dimension that is split; may count from the end */
+  int32_t dim;         /* gated_activation: the dimension that is split; may count from the end */
   int32_t num_threads; /* CPU: the most threads to use; 0 lets epigrad choose */
   double weight;
   int32_t num_inputs;

@@ -348,8 +348,7 @@ static PyObject *run(PyObject *module, PyObject *const *args, Py_ssize_t n) {
   Py_RETURN_NONE;
 }
 
-static PyObject *use_plan(PyObject *const *args, PyObject *stream, PyObject *threads, PyObject *accumulate,
-                          int32_t (*use)(epg_plan, const epg_call *)) {
+static PyObject *use_plan(PyObject *const *args, PyObject *stream, PyObject *threads, PyObject *accumulate, int32_t (*use)(epg_plan, const epg_call *)) {
   call_arguments a;
   begin(&a);
   const epg_plan plan = PyLong_AsLongLong(args[0]);

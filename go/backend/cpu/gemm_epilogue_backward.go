@@ -49,7 +49,7 @@ func newGemmEpilogueBackward[T real](b *Backend, p *backend.GemmEpilogueBackward
 		gradB:      optionalMatrix(p.GradB, rank),
 		gradBias:   optionalMatrix(p.GradBias, 0),
 	}
-	k.grid = newGrid(batch, k.gradOutput.rows.length, k.gradOutput.columns.length)
+	k.grid = newGrid(batch, k.gradOutput.rows.length, k.gradOutput.columns.length, formulaWork)
 	gradient := k.gradOutput
 	if formula != nil {
 		switch {
@@ -125,8 +125,12 @@ func (k *gemmEpilogueBackward[T]) runGradPreactivation(r *backend.Run) error {
 	panels, strips := k.grid.panels(), k.grid.columnTiles()
 	chunks := max(1, min(maxChunks, panels))
 	partial := make([]sums, chunks*strips)
+	work := k.grid.work
+	if k.recompute != nil {
+		work += k.recompute.grid().work
+	}
 	pool := newPool[T](len(k.grid.batch))
-	err := parallel(chunks*strips, r.Threads, func(task int) {
+	err := parallel(chunks*strips, r.Threads, work, func(task int) {
 		strip, chunk := task/chunks, task%chunks
 		s := pool.get()
 		defer pool.put(s)
@@ -141,7 +145,7 @@ func (k *gemmEpilogueBackward[T]) runGradPreactivation(r *backend.Run) error {
 	if err != nil || k.gradBias == nil {
 		return err
 	}
-	return parallel(strips, r.Threads, func(strip int) {
+	return parallel(strips, r.Threads, k.grid.columns*int64(chunks), func(strip int) {
 		all := &partial[strip*chunks]
 		for chunk := 1; chunk < chunks; chunk++ {
 			all.merge(&partial[strip*chunks+chunk])

@@ -123,7 +123,7 @@ func (l *loops) forEachBlock(r *backend.Run, outputs int, compute func(n int, bl
 	base := l.bind(r)
 	perTask := int64(elementsPerTask)
 	tasks := int((l.count + perTask - 1) / perTask)
-	return parallel(tasks, r.Threads, func(task int) {
+	return parallel(tasks, r.Threads, l.count*formulaWork, func(task int) {
 		var blocks [maxOperands]block
 		first := int64(task) * perTask
 		for end := min(first+perTask, l.count); first < end; {

@@ -9,13 +9,21 @@ import (
 	"github.com/epigrad/epigrad/go/status"
 )
 
-// parallel calls work(task) for every task in [0, tasks) on at most threads goroutines, the caller's among them, and returns when all
-// are done. Which goroutine runs a task never changes its result. A panic in work becomes the Internal error that is returned.
-func parallel(tasks, threads int, work func(task int)) error {
+const (
+	// Estimates of work, in multiply-adds of a product: that of a formula on one element, and the least that is worth another goroutine. Waking a thread takes
+	// tens of microseconds, in which a core does some 10^5 of them.
+	formulaWork   = 256
+	goroutineWork = 1 << 20
+)
+
+// parallel calls task(i) for every i in [0, tasks) on at most threads goroutines, the caller's among them, and returns when all are done.
+// Little work stays on the caller's goroutine. Which goroutine runs a task never changes its result. A panic in a task becomes the Internal error that is
+// returned.
+func parallel(tasks, threads int, work int64, task func(i int)) error {
 	if threads <= 0 {
 		threads = runtime.GOMAXPROCS(0)
 	}
-	threads = min(threads, tasks)
+	threads = int(min(int64(threads), int64(tasks), 1+work/goroutineWork))
 	var (
 		next    atomic.Int64
 		failure atomic.Pointer[status.Error]
@@ -28,11 +36,11 @@ func parallel(tasks, threads int, work func(task int)) error {
 			}
 		}()
 		for failure.Load() == nil {
-			task := int(next.Add(1)) - 1
-			if task >= tasks {
+			i := int(next.Add(1)) - 1
+			if i >= tasks {
 				return
 			}
-			work(task)
+			task(i)
 		}
 	}
 	for range threads - 1 {

@@ -184,11 +184,13 @@ type grid struct {
 	batch         []int64
 	rows, columns int64
 	tileRows      int64
+	work          int64 // multiply-adds, about
 }
 
-func newGrid(batch []int64, rows, columns int64) grid {
-	g := grid{batch, rows, columns, tileRows}
-	for g.tileRows > leastTileRows && g.panels()*g.columnTiles() < enoughTiles {
+// newGrid cuts a result whose elements cost elementWork multiply-adds each.
+func newGrid(batch []int64, rows, columns, elementWork int64) grid {
+	g := grid{batch, rows, columns, tileRows, int64(items(batch)) * rows * columns * elementWork}
+	for g.work > goroutineWork && g.tileRows > leastTileRows && g.panels()*g.columnTiles() < enoughTiles {
 		g.tileRows /= 2
 	}
 	return g
@@ -228,7 +230,10 @@ func unravel(index, sizes []int64, linear int) {
 	}
 }
 
-func (p *product) grid() grid   { return newGrid(p.kept, p.left.rows.length, p.right.rows.length) }
+func (p *product) grid() grid {
+	return newGrid(p.kept, p.left.rows.length, p.right.rows.length, p.depth()*int64(items(p.summed)))
+}
+
 func (p *product) depth() int64 { return p.left.columns.length }
 
 // forEachTile computes the result tile by tile and hands each to sink.
@@ -236,7 +241,7 @@ func forEachTile[T real](p *product, r *backend.Run, sink func(s *scratch[T], t 
 	g := p.grid()
 	panels, columnTiles := g.panels(), g.columnTiles()
 	pool := newPool[T](len(g.batch))
-	return parallel(panels*columnTiles, r.Threads, func(task int) {
+	return parallel(panels*columnTiles, r.Threads, g.work, func(task int) {
 		s := pool.get()
 		defer pool.put(s)
 		t := place(&g, s, task/columnTiles, task%columnTiles)

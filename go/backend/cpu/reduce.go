@@ -109,7 +109,7 @@ func (q *reduction) run(r *backend.Run) error {
 		chunks = int(max(1, min(maxChunks, q.summed.count/elementsPerTask*int64(along))))
 	}
 	partial := make([]sums, columns*chunks)
-	err := parallel(columns*chunks, r.Threads, func(task int) {
+	err := parallel(columns*chunks, r.Threads, q.kept.count*q.summed.count*formulaWork, func(task int) {
 		column, chunk := task/chunks, task%chunks
 		first := int64(column)/runs*inner + int64(column)%runs*int64(along)
 		n := int(min(int64(along), inner-int64(column)%runs*int64(along)))
@@ -127,7 +127,7 @@ func (q *reduction) run(r *backend.Run) error {
 	if err != nil {
 		return err
 	}
-	return parallel(columns, r.Threads, func(column int) {
+	return parallel(columns, r.Threads, q.kept.count*int64(chunks), func(column int) {
 		all := &partial[column*chunks]
 		for chunk := 1; chunk < chunks; chunk++ {
 			all.merge(&partial[column*chunks+chunk])

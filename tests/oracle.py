@@ -98,8 +98,8 @@ def derivative(activation: str, order: int, x: Tensor) -> Tensor:
 def exact_derivative(activation: str, order: int, x: np.longdouble) -> np.longdouble:
     """The order-th derivative at one point, by mpmath; at a kink it is that of the left side, as PyTorch's."""
     row = ACTIVATIONS[activation]
-    # A derivative is the difference of values near 1, of which e^-x is to be left in the tails of float64.
-    digits = 34 if order == 0 or abs(x) < 8 else 400 if abs(x) < 1e30 else 1300
+    # A derivative is the difference of values near 1, of which e^-|2x| must be left, and its step is small beside x.
+    digits = 34 if order == 0 else int(40 + min(abs(x), 360)) if abs(x) < 1e30 else 1300
     with mpmath.workdps(digits):
         point = mpmath.mpf(repr(x).split("'")[1])
         if order == 0:

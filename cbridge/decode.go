@@ -9,6 +9,7 @@ import (
 	"math"
 	"unsafe"
 
+	"github.com/epigrad/epigrad/go/check"
 	"github.com/epigrad/epigrad/go/dtype"
 	"github.com/epigrad/epigrad/go/op"
 	"github.com/epigrad/epigrad/go/status"
@@ -37,7 +38,8 @@ func (d *decoded) decode(c *C.epg_call) error {
 		Op: name(c.op), Kind: name(c.kind), Dim: int(c.dim),
 		GateFirst: c.flags&C.EPG_GATE_FIRST != 0, Accumulate: c.flags&C.EPG_ACCUMULATE != 0,
 		Weight: float64(c.weight), HasWeight: c.flags&C.EPG_HAS_WEIGHT != 0,
-		Workspace: c.workspace, WorkspaceBytes: signed(uint64(c.workspace_nbytes)), Stream: uintptr(c.stream), Threads: int(c.num_threads),
+		AssumeWorkspace: c.flags&C.EPG_ASSUME_WORKSPACE != 0,
+		Workspace:       c.workspace, WorkspaceBytes: signed(uint64(c.workspace_nbytes)), Stream: uintptr(c.stream), Threads: int(c.num_threads),
 	}
 	inputs, outputs := int(c.num_inputs), int(c.num_outputs)
 	if inputs < 0 || inputs > maxInputs || outputs < 0 || outputs > maxOutputs {
@@ -62,25 +64,19 @@ func (d *decoded) decode(c *C.epg_call) error {
 	for i, t := range unsafe.Slice((**C.DLTensor)(unsafe.Pointer(c.inputs)), inputs) {
 		view, err := d.view(t, i, nbytes)
 		if err != nil {
-			return prefixed(d.call.Op, argument(signature.Inputs, i), err)
+			return check.Wrap(d.call.Op, argument(signature.Inputs, i), err)
 		}
 		d.inputs[i] = view
 	}
 	for i, t := range unsafe.Slice((**C.DLTensor)(unsafe.Pointer(c.outputs)), outputs) {
 		view, err := d.view(t, inputs+i, nbytes)
 		if err != nil {
-			return prefixed(d.call.Op, argument(signature.Outputs, i), err)
+			return check.Wrap(d.call.Op, argument(signature.Outputs, i), err)
 		}
 		d.outputs[i] = view
 	}
 	d.call.Inputs, d.call.Outputs = d.inputs[:inputs], d.outputs[:outputs]
 	return nil
-}
-
-func prefixed(op, argument string, err error) error {
-	e := *status.Of(err)
-	e.Message = op + ": " + argument + ": " + e.Message
-	return &e
 }
 
 // view decodes one tensor; nil stays nil.
@@ -90,8 +86,8 @@ func (d *decoded) view(t *C.DLTensor, operand int, nbytes []uint64) (*tensor.Vie
 	}
 	dt, ok := dtype.FromDLPack(uint8(t.dtype.code), uint8(t.dtype.bits), uint16(t.dtype.lanes))
 	if !ok {
-		return nil, status.Errorf(status.DTypeMismatch, "dtype %s, want one of %v",
-			dtype.DescribeDLPack(uint8(t.dtype.code), uint8(t.dtype.bits), uint16(t.dtype.lanes)), dtype.All())
+		return nil, status.Errorf(status.DTypeMismatch, "dtype %s, want one of %s",
+			dtype.DescribeDLPack(uint8(t.dtype.code), uint8(t.dtype.bits), uint16(t.dtype.lanes)), dtype.Names())
 	}
 	rank := int(t.ndim)
 	if rank < 0 || rank > 0 && t.shape == nil {

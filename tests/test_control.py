@@ -38,7 +38,7 @@ GATED = {
     "kind": "glu",
     "gate": "second",
 }
-LERP = {"class": "LerpBackward", "dtype": "float32", "device": "cpu", "shape": [3, 4], "weight": 0.5}
+LERP = {"class": "LerpBackward", "dtype": "float32", "device": "cpu", "shape": [3, 4], "weight": "0.5"}
 
 
 def handles() -> int:

@@ -58,9 +58,10 @@ enum {
 
 /* epg_call.flags */
 enum {
-  EPG_GATE_FIRST = 1, /* gated_activation: the gate is the first half along dim, not the second */
-  EPG_ACCUMULATE = 2, /* *_backward of matmul and linear: add into the weight and bias gradients */
-  EPG_HAS_WEIGHT = 4  /* lerp: weight below is the weight, no tensor */
+  EPG_GATE_FIRST = 1,      /* gated_activation: the gate is the first half along dim, not the second */
+  EPG_ACCUMULATE = 2,      /* *_backward of matmul and linear: add into the weight and bias gradients */
+  EPG_HAS_WEIGHT = 4,      /* lerp: weight below is the weight, no tensor */
+  EPG_ASSUME_WORKSPACE = 8 /* epg_validate, epg_plan_validate: take a sufficient workspace for granted; running ignores it */
 };
 
 /* The most dimensions of a tensor. */

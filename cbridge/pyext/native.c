@@ -213,8 +213,16 @@ static int read_problem(call_arguments *a, PyObject *const *args) {
   a->call.op = PyUnicode_AsUTF8AndSize(args[0], NULL);
   if (!a->call.op) return -1;
   if (args[1] != Py_None && !(a->call.kind = PyUnicode_AsUTF8AndSize(args[1], NULL))) return -1;
-  a->call.dim = (int32_t)PyLong_AsLong(args[2]);
-  if (a->call.dim == -1 && PyErr_Occurred()) return -1;
+  int overflow = 0;
+  const long long dim = PyLong_AsLongLongAndOverflow(args[2], &overflow);
+  if (dim == -1 && PyErr_Occurred()) return -1;
+  if (overflow || dim < INT32_MIN || dim > INT32_MAX) {
+    char message[128];
+    PyOS_snprintf(message, sizeof message, "%s: dim: beyond 32 bits, want a dimension of the input", a->call.op);
+    raise_status(EPG_INVALID_PROBLEM, message, 0, 0);
+    return -1;
+  }
+  a->call.dim = (int32_t)dim;
   const int gate_first = PyObject_IsTrue(args[3]);
   if (gate_first < 0) return -1;
   if (gate_first) a->call.flags |= EPG_GATE_FIRST;
@@ -354,6 +362,7 @@ static PyObject *use_plan(PyObject *const *args, PyObject *stream, PyObject *thr
   const epg_plan plan = PyLong_AsLongLong(args[0]);
   if (plan == -1 && PyErr_Occurred()) return NULL;
   if (read_tensors(&a, args[1], args[2]) || read_workspace(&a, args[3]) || read_execution(&a, stream, threads, accumulate)) return NULL;
+  if (use == epg_plan_validate && args[3] == Py_None) a.call.flags |= EPG_ASSUME_WORKSPACE;
   int32_t status;
   Py_BEGIN_ALLOW_THREADS;
   status = use(plan, &a.call);
@@ -362,7 +371,7 @@ static PyObject *use_plan(PyObject *const *args, PyObject *stream, PyObject *thr
   Py_RETURN_NONE;
 }
 
-/* plan_check(handle, inputs, outputs, workspace, accumulate) */
+/* plan_check(handle, inputs, outputs, workspace, accumulate): without a workspace a sufficient one is assumed */
 static PyObject *plan_check(PyObject *module, PyObject *const *args, Py_ssize_t n) {
   (void)module;
   return ready(n, 5) ? use_plan(args, NULL, NULL, args[4], epg_plan_validate) : NULL;

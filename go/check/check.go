@@ -4,6 +4,7 @@ package check
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/epigrad/epigrad/go/dtype"
@@ -36,26 +37,13 @@ func Sizes(shape []int64) string {
 
 // Shape asks for one shape; name says what it is in the message: "[m, n]", "the output's".
 func Shape(op, argument string, got, want []int64, name string) error {
-	if Equal(got, want) {
+	if slices.Equal(got, want) {
 		return nil
 	}
 	if strings.HasPrefix(name, "[") {
 		return Invalid(op, argument, "shape %s, want %s = %s", Sizes(got), name, Sizes(want))
 	}
 	return Invalid(op, argument, "shape %s, want %s %s", Sizes(got), name, Sizes(want))
-}
-
-// Equal reports whether two shapes are the same.
-func Equal(a, b []int64) bool {
-	if len(a) != len(b) {
-		return false
-	}
-	for d := range a {
-		if a[d] != b[d] {
-			return false
-		}
-	}
-	return true
 }
 
 // DType asks for one dtype in all operands and returns it.

@@ -81,7 +81,7 @@ func (s *ControlSuite) TestAccepts() {
 		{"GemmEpilogue", `"m": 0`},
 		{"GemmEpilogue", `"k": 0, "lda": 1`},
 		{"GatedActivation", `"gate": "first", "split_dim": 0`},
-		{"Lerp", `"weight": 0.5`},
+		{"Lerp", `"weight": "0.5"`},
 		{"LerpBackward", `"weight": null, "shape": []`},
 		{"Lerp", `"dtype": "bfloat16"`},
 	} {
@@ -102,7 +102,7 @@ func (s *ControlSuite) TestRefuses() {
 		{"GemmEpilogue", `"m": 9223372036854775807`, "InvalidProblemError: GemmEpilogue: a: shape"},
 		{"GemmEpilogue", `"m": 1.5`, "InvalidProblemError: select: json: cannot unmarshal"},
 		{"GemmEpilogue", `"mm": 1`, `InvalidProblemError: select: json: unknown field "mm"`},
-		{"GemmEpilogue", `"dtype": "int8"`, `DTypeError: GemmEpilogue: dtype: got "int8", want one of [float32 float64 bfloat16 float16]`},
+		{"GemmEpilogue", `"dtype": "int8"`, `DTypeError: GemmEpilogue: dtype: got "int8", want one of float32, float64, bfloat16, float16`},
 		{"GemmEpilogue", `"device": "tpu"`, `InvalidProblemError: GemmEpilogue: device: got "tpu"`},
 		{"GemmEpilogue", `"device": "cuda:x"`, `InvalidProblemError: GemmEpilogue: device: got "cuda:x"`},
 		{"GemmEpilogue", `"device": "cuda:-1"`, `InvalidProblemError: GemmEpilogue: device: got "cuda:-1"`},

@@ -38,9 +38,9 @@ type spec struct {
 	Kind       string  `json:"kind"`
 	Gate       string  `json:"gate"`
 
-	// Lerp, LerpBackward; a nil weight is a tensor that run gets.
-	Shape  []int64  `json:"shape"`
-	Weight *float64 `json:"weight"`
+	// Lerp, LerpBackward; a nil weight is a tensor that run gets. A number is written as text, since JSON has no infinity and no NaN.
+	Shape  []int64 `json:"shape"`
+	Weight *string `json:"weight"`
 }
 
 // selectPlan builds the call that a spec describes and plans it.
@@ -56,7 +56,7 @@ func selectPlan(text string) (*op.Plan, error) {
 	}
 	dt, ok := dtype.Parse(s.DType)
 	if !ok {
-		return nil, status.Errorf(status.DTypeMismatch, "%s: dtype: got %q, want one of %v", s.Class, s.DType, dtype.All())
+		return nil, status.Errorf(status.DTypeMismatch, "%s: dtype: got %q, want one of %s", s.Class, s.DType, dtype.Names())
 	}
 	device, err := parseDevice(s.Class, s.Device)
 	if err != nil {
@@ -118,7 +118,11 @@ func (d *describer) call(s *spec) (*op.Call, error) {
 	case "Lerp", "LerpBackward":
 		call := &op.Call{Op: "lerp", Inputs: []*tensor.View{d.view("start", s.Shape), d.view("end", s.Shape), nil}}
 		if s.Weight != nil {
-			call.Weight, call.HasWeight = *s.Weight, true
+			weight, err := strconv.ParseFloat(*s.Weight, 64)
+			if err != nil {
+				return nil, check.Invalid(s.Class, "weight", "got %q, want a number", *s.Weight)
+			}
+			call.Weight, call.HasWeight = weight, true
 		} else {
 			call.Inputs[2] = d.view("weight", s.Shape)
 		}

@@ -4,7 +4,10 @@
 // to the table here and one load/store pair in each kernel language.
 package dtype
 
-import "fmt"
+import (
+	"fmt"
+	"strings"
+)
 
 // DType identifies a row of the table. The zero value is no dtype at all.
 type DType uint8
@@ -37,6 +40,7 @@ type Info struct {
 const (
 	dlFloat  = 2
 	dlBFloat = 4
+	dlBool   = 6
 )
 
 var table = [...]Info{
@@ -100,14 +104,25 @@ func FromDLPack(code, bits uint8, lanes uint16) (DType, bool) {
 	return Invalid, false
 }
 
+// Names lists the storage dtypes' names, for messages.
+func Names() string {
+	names := make([]string, 0, len(table))
+	for _, d := range All() {
+		names = append(names, d.String())
+	}
+	return strings.Join(names, ", ")
+}
+
 // DescribeDLPack names a DLDataType for messages, also one outside the table: "int32", "complex64".
 func DescribeDLPack(code, bits uint8, lanes uint16) string {
-	kinds := [...]string{0: "int", 1: "uint", dlFloat: "float", 3: "opaque", dlBFloat: "bfloat", 5: "complex", 6: "bool"}
-	kind := fmt.Sprintf("a type with DLPack code %d and bits ", code)
-	if int(code) < len(kinds) {
-		kind = kinds[code]
+	kinds := [...]string{0: "int", 1: "uint", dlFloat: "float", 3: "opaque", dlBFloat: "bfloat", 5: "complex"}
+	text := fmt.Sprintf("of %d bits with DLPack code %d", bits, code)
+	switch {
+	case code == dlBool:
+		text = "bool"
+	case int(code) < len(kinds):
+		text = fmt.Sprintf("%s%d", kinds[code], bits)
 	}
-	text := fmt.Sprintf("%s%d", kind, bits)
 	if lanes != 1 {
 		text += fmt.Sprintf("x%d", lanes)
 	}

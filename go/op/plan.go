@@ -235,6 +235,7 @@ func (p *Plan) Validate(c *Call) error {
 
 // Run computes the outputs that c gives.
 func (p *Plan) Run(c *Call) error {
+	c.AssumeWorkspace = false
 	full, k, err := p.prepare(c)
 	if err != nil {
 		return err
@@ -265,8 +266,8 @@ func (p *Plan) prepare(c *Call) (*Call, backend.Kernel, error) {
 	if err != nil {
 		return nil, nil, err
 	}
-	// A caller sizes the workspace once for the plan, so the plan's size is asked for whatever outputs this run gives.
-	return &full, k, o.memory(&full, p.kernel.WorkspaceBytes())
+	// A caller sizes the workspace once for the plan, so the plan's size is asked for whatever outputs this run gives, and never less than they need.
+	return &full, k, o.memory(&full, max(p.kernel.WorkspaceBytes(), k.WorkspaceBytes()))
 }
 
 // matches compares a run's tensor with the one that the plan was selected for.

@@ -76,7 +76,7 @@ func New(
 		Base: base, Offset: byteOffset, Operand: operand, DType: dt, Device: device, Shape: shape, Strides: strides,
 	}
 	if dt.Size() == 0 {
-		return View{}, status.Errorf(status.DTypeMismatch, "%v is none of %v", dt, dtype.All())
+		return View{}, status.Errorf(status.DTypeMismatch, "%v is none of %s", dt, dtype.Names())
 	}
 	if len(shape) > MaxRank {
 		return View{}, status.Errorf(status.InvalidProblem, "shape has %d dimensions, at most %d are accepted", len(shape), MaxRank)

@@ -370,7 +370,7 @@ class _Interpolation(_Plan):
             {
                 "class": name,
                 "shape": [_size(name, "shape", size) for size in shape],
-                "weight": weight,
+                "weight": None if weight is None else repr(weight),
                 "dtype": _dtype_name(name, dtype),
                 "device": str(device),
             }

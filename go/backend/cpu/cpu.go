@@ -19,18 +19,15 @@ import (
 // workspaceAlignment is a cache line; CPU allocators (PyTorch's among them) give it.
 const workspaceAlignment = 64
 
-// Layouts that kernels report.
-const (
-	layoutContiguous = "contiguous"
-	layoutStrided    = "strided"
-)
+// anyStrides is the layout of every kernel here: each walks whatever strides it is given.
+const anyStrides = "strided"
 
 // Backend is the portable CPU backend.
 type Backend struct{ blas level3 }
 
 // New returns the backend on gonum's own products.
 func New() *Backend {
-	return &Backend{level3{f32: gonum.Implementation{}, f64: gonum.Implementation{}}}
+	return &Backend{level3{name: "gonum", f32: gonum.Implementation{}, f64: gonum.Implementation{}}}
 }
 
 // Info implements backend.Backend: this backend can run everywhere.
@@ -77,7 +74,7 @@ func (f *facts) Sku() backend.Sku             { return f.sku }
 func (f *facts) Precision() backend.Precision { return f.precision }
 
 // newFacts describes a kernel. product names the BLAS routine in front of the epilogue, if there is one.
-func newFacts(p backend.Problem, product, layout string) facts {
+func newFacts(p backend.Problem, product string) facts {
 	op, kind, dt := p.Describe()
 	kernel := op
 	if kind != "" {
@@ -91,7 +88,7 @@ func newFacts(p backend.Problem, product, layout string) facts {
 	return facts{
 		backend.Sku{
 			Op: op, Kind: kind, DType: dt.String(), Accumulator: accumulator.String(), Backend: "cpu", Arch: runtime.GOARCH,
-			Kernel: kernel, Layout: layout, VectorWidth: 1,
+			Kernel: kernel, Layout: anyStrides, VectorWidth: 1,
 		},
 		backend.Precision{
 			MathPrecision: dtype.Float64.String(), Accumulator: accumulator.String(),

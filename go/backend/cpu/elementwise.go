@@ -22,11 +22,7 @@ func (k *elementwise) Run(r *backend.Run) error { return k.loops.forEachBlock(r,
 func newElementwise(p backend.Problem, outputs int, compute func(int, *[maxOperands]block), views ...*tensor.View) *elementwise {
 	_, _, dt := p.Describe()
 	loops := newLoops(dt, views...)
-	layout := layoutStrided
-	if loops.contiguous() {
-		layout = layoutContiguous
-	}
-	return &elementwise{facts: newFacts(p, "", layout), loops: loops, outputs: outputs, compute: compute}
+	return &elementwise{facts: newFacts(p, ""), loops: loops, outputs: outputs, compute: compute}
 }
 
 func (*Backend) selectActivation(p *backend.Activation) (backend.Kernel, error) {
@@ -54,14 +50,13 @@ func (*Backend) selectGatedBackward(p *backend.GatedBackward) (backend.Kernel, e
 	if err != nil {
 		return nil, err
 	}
-	k := &steps{facts: newFacts(p, "", layoutStrided)}
+	k := &steps{facts: newFacts(p, "")}
 	inputs := []*tensor.View{p.GradOutput, p.Value, p.Gate}
 	if outputs, at := asked(p.GradValue, p.GradGate); len(outputs) > 0 {
 		e := newElementwise(p, len(outputs), func(n int, b *[maxOperands]block) {
 			g := b[len(outputs):]
 			portable.GatedBackward(formula, at.of(b, 0, n), at.of(b, 1, n), g[0][:n], g[1][:n], g[2][:n])
 		}, append(outputs, inputs...)...)
-		k.sku = e.sku
 		k.run = append(k.run, e.Run)
 	}
 	if p.GradBiasValue != nil {

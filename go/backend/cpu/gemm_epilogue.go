@@ -32,7 +32,7 @@ func newGemmEpilogue[T real](b *Backend, p *backend.GemmEpilogue) (*gemmEpilogue
 		return nil, err
 	}
 	return &gemmEpilogue[T]{
-		facts:         newFacts(p, b.blas.routine(p.DType.Accumulator()), layoutOf(p)),
+		facts:         newFacts(p, b.blas.routine(p.DType.Accumulator())),
 		product:       forwardProduct(&b.blas, p.A, p.B, p.BatchRank),
 		formula:       formula,
 		out:           optionalMatrix(p.Out, p.BatchRank),
@@ -125,14 +125,4 @@ func optionalMatrix(v *tensor.View, batchRank int) *matrix {
 		m.rows = axis{sizes: []int64{1}, strides: []int64{0}, length: 1}
 	}
 	return &m
-}
-
-// layoutOf tells whether all of a problem's views are contiguous.
-func layoutOf(p backend.Problem) string {
-	for _, v := range p.Views() {
-		if !v.IsContiguous() {
-			return layoutStrided
-		}
-	}
-	return layoutContiguous
 }

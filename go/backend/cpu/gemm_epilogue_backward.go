@@ -40,7 +40,7 @@ func newGemmEpilogueBackward[T real](b *Backend, p *backend.GemmEpilogueBackward
 	rank := p.BatchRank
 	batch := p.GradOutput.Shape[:rank]
 	k := &gemmEpilogueBackward[T]{
-		facts:      newFacts(p, b.blas.routine(p.DType.Accumulator()), layoutOf(p)),
+		facts:      newFacts(p, b.blas.routine(p.DType.Accumulator())),
 		problem:    p,
 		formula:    formula,
 		gradOutput: newMatrix(p.GradOutput, rank),

@@ -1,6 +1,8 @@
 package cpu
 
 import (
+	"slices"
+
 	"github.com/epigrad/epigrad/go/backend"
 	"github.com/epigrad/epigrad/go/tensor"
 	"github.com/epigrad/epigrad/kernels/portable"
@@ -24,30 +26,26 @@ func (*Backend) selectLerp(p *backend.Lerp) (backend.Kernel, error) {
 
 // selectLerpBackward makes one pass of the gradients that keep grad_output's shape, and one for each that is summed.
 func (*Backend) selectLerpBackward(p *backend.LerpBackward) (backend.Kernel, error) {
-	k := &steps{facts: newFacts(p, "", layoutStrided)}
+	k := &steps{facts: newFacts(p, "")}
 	var together [3]*tensor.View
 	for i, gradient := range []*tensor.View{p.GradStart, p.GradEnd, p.GradWeight} {
 		if gradient == nil {
 			continue
 		}
-		if sameShape(gradient.Shape, p.GradOutput.Shape) {
+		if slices.Equal(gradient.Shape, p.GradOutput.Shape) {
 			together[i] = gradient
 			continue
 		}
 		k.run = append(k.run, lerpReduction(p, i, gradient))
 	}
 	if outputs, at := asked(together[:]...); len(outputs) > 0 {
-		step, layout := lerpTogether(p, outputs, at)
-		k.run = append(k.run, step)
-		if len(k.run) == 1 {
-			k.sku.Layout = layout
-		}
+		k.run = append(k.run, lerpTogether(p, outputs, at))
 	}
 	return k, nil
 }
 
 // lerpTogether makes the pass that computes every gradient of grad_output's own shape.
-func lerpTogether(p *backend.LerpBackward, outputs []*tensor.View, at slots) (step func(*backend.Run) error, layout string) {
+func lerpTogether(p *backend.LerpBackward, outputs []*tensor.View, at slots) func(*backend.Run) error {
 	inputs := []*tensor.View{p.GradOutput}
 	weighted, differed := at[0] >= 0 || at[1] >= 0, at[2] >= 0
 	weight, start := -1, -1
@@ -74,7 +72,7 @@ func lerpTogether(p *backend.LerpBackward, outputs []*tensor.View, at slots) (st
 			}
 			portable.LerpBackward(at.of(b, 0, n), at.of(b, 1, n), at.of(b, 2, n), b[len(outputs)][:n], from, to, w)
 		})
-	}, k.sku.Layout
+	}
 }
 
 // lerpReduction makes the step that sums one gradient (0 start, 1 end, 2 weight) to its shape.
@@ -111,16 +109,4 @@ func fill(dst []float64, value float64) {
 	for i := range dst {
 		dst[i] = value
 	}
-}
-
-func sameShape(a, b []int64) bool {
-	if len(a) != len(b) {
-		return false
-	}
-	for d := range a {
-		if a[d] != b[d] {
-			return false
-		}
-	}
-	return true
 }

@@ -51,19 +51,6 @@ func newLoops(dt dtype.DType, views ...*tensor.View) *loops {
 	return l
 }
 
-// contiguous reports whether every view is walked as one run of neighbouring elements.
-func (l *loops) contiguous() bool {
-	if len(l.shape) != 1 {
-		return false
-	}
-	for _, strides := range l.strides {
-		if strides[0] != l.dt.Size() && l.count > 1 {
-			return false
-		}
-	}
-	return true
-}
-
 // bind returns the addresses of the views' first elements.
 func (l *loops) bind(r *backend.Run) (at [maxOperands]unsafe.Pointer) {
 	for i, v := range l.views {

@@ -124,16 +124,17 @@ func newProduct(b *level3, left, right matrix, batch []int64, result *tensor.Vie
 
 // level3 is the seam to a BLAS library: gonum's interfaces, and whoever implements them.
 type level3 struct {
-	f32 blas.Float32Level3
-	f64 blas.Float64Level3
+	name string // of the library, for Sku
+	f32  blas.Float32Level3
+	f64  blas.Float64Level3
 }
 
 // routine names what multiplies, for Sku.
 func (b *level3) routine(accumulator dtype.DType) string {
 	if accumulator == dtype.Float64 {
-		return "gonum.Dgemm"
+		return b.name + ".Dgemm"
 	}
-	return "gonum.Sgemm"
+	return b.name + ".Sgemm"
 }
 
 // multiply adds left rightᵀ to acc (row stride tileColumns). The form with a transposed right operand is gonum's only one that multiplies by every zero,

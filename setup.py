@@ -80,6 +80,22 @@ def generate(go: str) -> None:
     run([sys.executable, "go/tools/generate.py"], go)
 
 
+def collect_licenses() -> None:
+    """Write THIRD_PARTY_LICENSES, which the archives carry beside LICENSE: the extension has more than epigrad in it.
+
+    setuptools looks for licence files before any command runs, so it is made by then. Asking what a build requires
+    comes first, where there may be no Go yet; and building in place makes nothing that is passed on.
+    """
+    if len(sys.argv) > 1 and not {"egg_info", "build_ext", "clean"} & set(sys.argv):
+        go = require_go()
+        generate(go)  # the packages linked include those that only generated code imports
+        run(
+            [sys.executable, "go/tools/licenses.py", "--tags=pyext", "./cbridge/pyext", "THIRD_PARTY_LICENSES"],
+            go,
+            CGO_ENABLED="1",
+        )
+
+
 class GenerateAndBuildPython(build_py):
     """Collects the Python modules, once those that the build generates are there."""
 
@@ -144,6 +160,7 @@ class VendoredSdist(sdist):
             run([go, "mod", "vendor", "-o", str(target)], go)
 
 
+collect_licenses()
 setup(
     version=version(),
     ext_modules=[Extension("epigrad._native", [], py_limited_api=True)],

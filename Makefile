@@ -22,7 +22,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 PIP_INSTALL := $(PY) -m pip install --no-compile --quiet --progress-bar off
 CC_FLAGS := -std=c11 -O2 -Wall -Wextra -Werror
 
-.PHONY: build lib demo test test-go test-python test-full examples check lint format generate bench wheel sdist check-install clean
+.PHONY: build lib demo test test-go test-python test-full test-race examples check lint format generate bench wheel sdist check-install clean
 
 # --- what is needed -------------------------------------------------------------------------------------------------------
 
@@ -83,7 +83,8 @@ lib: $(STAMPS)/go
 	@.ci/prerequisites --compiler
 	@mkdir -p build/include
 	@go build -buildmode=c-shared -trimpath -buildvcs=false -ldflags='-s -w -extldflags=-Wl,-soname,libepigrad.so,--version-script=$(CURDIR)/cbridge/lib/exports.map' -o build/libepigrad.so ./cbridge/lib
-	@rm -f build/libepigrad.h && cp cbridge/include/epigrad.h cbridge/include/dlpack.h build/include/
+	@rm -f build/libepigrad.h && cp cbridge/include/epigrad.h cbridge/include/dlpack.h build/include/ && cp LICENSE build/
+	@$(PY) go/tools/licenses.py ./cbridge/lib build/THIRD_PARTY_LICENSES
 
 # --- use and test -----------------------------------------------------------------------------------------------------------
 
@@ -104,6 +105,10 @@ test-full: build lib $(STAMPS)/test
 	go test -race -short ./...
 	EPIGRAD_TEST_FULL=1 $(PY) -m pytest -n $(PYTEST_WORKERS) -q
 
+test-race: $(STAMPS)/go
+	@.ci/prerequisites --compiler
+	go test -race -short ./go/... ./kernels/...
+
 examples: lib $(patsubst examples/c/%.c,build/examples/%,$(wildcard examples/c/*.c))
 	@for program in $(filter build/examples/%,$^); do echo "$$program"; "$$program"; done
 	@for program in $$(go list -f '{{if eq .Name "main"}}{{.Dir}}{{end}}' ./examples/... 2> /dev/null); do go run "$$program"; done
@@ -118,7 +123,7 @@ bench: build $(STAMPS)/bench
 
 # --- check ----------------------------------------------------------------------------------------------------------------
 
-check: lint test examples check-install
+check: lint test test-race examples check-install
 
 lint: build $(STAMPS)/test $(STAMPS)/bench $(STAMPS)/demo $(STAMPS)/dev $(TOOLS)/staticcheck $(TOOLS)/gofumpt
 	@echo "gofumpt"; unformatted=$$(git ls-files --cached --others --exclude-standard '*.go' | xargs $(TOOLS)/gofumpt -l); \
@@ -161,6 +166,6 @@ check-install: wheel sdist $(STAMPS)/test
 	.ci/check-install
 
 clean:
-	rm -rf build dist python/epigrad/control/control.py python/epigrad/control/go.py python/*.egg-info python/epigrad/*.so cbridge/pyext/gopy_control.go cbridge/pyext/gopy_control.c
+	rm -rf build dist THIRD_PARTY_LICENSES python/epigrad/control/control.py python/epigrad/control/go.py python/*.egg-info python/epigrad/*.so cbridge/pyext/gopy_control.go cbridge/pyext/gopy_control.c
 	rm -rf $(STAMPS)/editable .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -not -path './$(VENV)/*' -prune -exec rm -rf {} +

@@ -6,11 +6,13 @@ import itertools
 import math
 from typing import Any
 
+import epigrad
 import pytest
 import torch
 from epigrad import backward, errors, forward
 from layouts import OUT_LAYOUTS, Guarded, assert_same_bits, unchanged
 from torch import Tensor
+from torch.autograd import forward_ad
 
 ACTIVATIONS = ("none", "relu", "gelu", "gelu_tanh", "silu", "sigmoid", "tanh")
 MASKS = list(itertools.product((False, True), repeat=3))
@@ -382,3 +384,52 @@ def test_a_backward_of_your_own() -> None:
 
     x, weight = rand(3, 4, dtype=torch.float64).requires_grad_(), rand(5, 4, dtype=torch.float64).requires_grad_()
     assert torch.autograd.gradcheck(Gelu.apply, (x, weight))
+
+
+def test_an_out_that_requires_grad_is_refused_as_by_pytorch() -> None:
+    leaf = nan(5, 4).requires_grad_()
+    for out in (leaf, leaf * 1):
+        with unchanged(out.detach()), pytest.raises(errors.InvalidProblemError, match="out: a tensor that requires"):
+            linear(out=(None, out, None))
+        with unchanged(out.detach()), pytest.raises(errors.InvalidProblemError, match="out: a tensor that requires"):
+            forward.lerp(WEIGHT, WEIGHT, 0.5, out=out)
+    linear(out=(None, leaf, None), needs=(True, False, True))
+    with torch.no_grad():
+        assert_same_bits(linear(out=(None, leaf, None))[1].detach(), linear()[1])
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:FutureWarning")
+def test_tangents_and_transforms_are_refused() -> None:
+    calls = [lambda x: backward.gated_activation_backward(x[..., :2], x), forward.gated_activation]
+    for call in calls:
+        with forward_ad.dual_level(), pytest.raises(errors.UnsupportedError, match="tangent"):
+            call(forward_ad.make_dual(WEIGHT, torch.ones_like(WEIGHT)))
+        with pytest.raises(errors.UnsupportedError, match=r"torch\.func transforms"):
+            torch.func.vmap(call)(X)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_save_modes_give_the_same_bits(activation: str, dtype: torch.dtype) -> None:
+    """The mode "auto" too, where it keeps the preactivation and not the output."""
+    leaves = [rand(*shape, dtype=dtype).requires_grad_() for shape in ((33, 17), (21, 17), (21,))]
+    grad = rand(33, 21, dtype=dtype)
+
+    def gradients(save: str) -> tuple[Tensor, ...]:
+        return torch.autograd.grad(epigrad.linear(*leaves, activation, save=save), leaves, grad)
+
+    modes = ["recompute"] if activation in ("relu", "sigmoid", "tanh") else ["recompute", "auto"]
+    for mode in modes:
+        for one, other in zip(gradients(mode), gradients("preactivation"), strict=True):
+            assert_same_bits(one, other, mode)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+def test_second_order_of_gelu_tanh_far_out(dtype: torch.dtype) -> None:
+    x = torch.tensor([1e20, -1e20, 1e38, 100.0, math.nan], dtype=dtype, requires_grad=True)
+    one = torch.ones_like(x).requires_grad_()
+    (first,) = torch.autograd.grad(epigrad.gated_product(one, x, "geglu_tanh").sum(), x, create_graph=True)
+    second = torch.autograd.grad(first.sum(), (x, one))
+    zero_one = [1.0, 0.0, 1.0, 1.0]
+    assert first[:4].tolist() == zero_one and second[1][:4].tolist() == zero_one and not second[0][:4].any()
+    assert all(value[4].isnan() for value in (first, *second))

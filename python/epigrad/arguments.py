@@ -14,12 +14,14 @@ from torch.autograd import forward_ad
 from epigrad import errors
 
 __all__ = [
+    "check_save",
     "check_tensors",
     "dim_index",
     "gate_is_first",
     "lerp_weight",
     "needs_mask",
     "not_a_tensor",
+    "out_tensor",
     "out_tensors",
     "refuse_transforms",
     "transforms_active",
@@ -52,7 +54,12 @@ def lerp_weight(op: str, weight: float | Tensor) -> tuple[float | None, Tensor |
     if isinstance(weight, Tensor):
         return None, weight
     if isinstance(weight, numbers.Real):
-        return float(weight), None
+        try:
+            return float(weight), None
+        except OverflowError:
+            raise errors.InvalidProblemError(
+                f"{op}: weight: {type(weight).__name__} beyond the range of float64, want one within it"
+            ) from None
     raise errors.DTypeError(f"{op}: weight: {type(weight).__name__}, want a number or a torch.Tensor")
 
 
@@ -63,6 +70,13 @@ def needs_mask(op: str, needs: Sequence[bool], names: Sequence[str]) -> tuple[bo
     if len(needs) != len(names):
         raise errors.InvalidProblemError(f"{op}: needs: {len(needs)} values, want {len(names)}: {', '.join(names)}")
     return tuple(map(bool, needs))
+
+
+def out_tensor(op: str, out: Tensor | None) -> tuple[Tensor | None]:
+    """The `out` of a stateless function that has one output."""
+    if out is not None and not isinstance(out, Tensor):
+        raise errors.DTypeError(f"{op}: out: {type(out).__name__}, want a torch.Tensor or None")
+    return (out,)
 
 
 def out_tensors(op: str, out: Sequence[Tensor | None], names: Sequence[str]) -> tuple[Tensor | None, ...]:
@@ -91,6 +105,12 @@ def not_a_tensor(op: str, names: Sequence[str], values: Sequence[object]) -> err
     return errors.DTypeError(f"{op}: {name}: {type(value).__name__}, want a torch.Tensor")
 
 
+def check_save(op: str, save: object) -> None:
+    """Refuse a `save` that is none of the three."""
+    if save not in ("auto", "preactivation", "recompute"):
+        raise unknown_save(op, save)
+
+
 def unknown_save(op: str, save: object) -> errors.InvalidProblemError:
     """The error for a `save` that is none of the three."""
     return errors.InvalidProblemError(f"{op}: save: {save!r}, want 'auto', 'preactivation' or 'recompute'")
@@ -99,7 +119,7 @@ def unknown_save(op: str, save: object) -> errors.InvalidProblemError:
 def refuse_transforms(op: str, *tensors: Tensor | None) -> None:
     """Refuse what would silently lose a tangent or a batch dimension."""
     if transforms_active():
-        raise errors.UnsupportedError(f"{op}: called under a torch.func transform such as vmap, want plain tensors")
+        raise errors.UnsupportedError(f"{op}: called under torch.func transforms, want plain tensors")
     for tensor in tensors:
         if isinstance(tensor, Tensor) and _unpack_dual(tensor).tangent is not None:
             raise errors.UnsupportedError(

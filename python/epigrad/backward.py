@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from epigrad import errors, library, selection
-from epigrad.arguments import check_tensors, dim_index, gate_is_first, lerp_weight, needs_mask, out_tensors
+from epigrad.arguments import check_tensors, dim_index, gate_is_first, lerp_weight, needs_mask, out_tensor, out_tensors
 from epigrad.launch import launch_into
 
 __all__ = [
@@ -204,7 +204,7 @@ def gated_activation_backward(
     core.gated_kind(op, kind)
     gate_first, dim = gate_is_first(op, gate), dim_index(op, dim)
     check_tensors(op, grad_output=grad_output, input=input)
-    outputs = out_tensors(op, (out,), ("grad_input",))
+    outputs = out_tensor(op, out)
     (result,) = launch_into(
         core, op, kind, (grad_output, input), (True,), outputs, selection.current(), dim, gate_first
     )

@@ -4,7 +4,8 @@ First-order gradients come from the fused kernels. When a gradient is itself dif
 expressions of this file, so every order is exact by construction. Half types compute in float32 here and round once to
 the storage dtype.
 
-Adding an activation adds one row to `ACTIVATIONS`; a test holds its names to the core's table.
+Adding an activation adds one row to `ACTIVATIONS`; a test holds its names, and those of `GATED_KINDS`, to the core's
+tables.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from torch import Tensor
 
 __all__ = [
     "ACTIVATIONS",
+    "GATED_KINDS",
     "Formula",
     "computed",
     "gated_backward",
@@ -64,17 +66,23 @@ def _gelu_backward(grad: Tensor, x: Tensor) -> Tensor:
 
 _TANH_SCALE = 2 * math.sqrt(2 / math.pi)
 _TANH_CUBIC = 0.044715
+# Beyond it the gate is 0 or 1 in every dtype, and its derivatives are 0: larger powers of x would only overflow, and
+# 0 * inf is NaN. A NaN passes a clamp.
+_TANH_REACH = 64.0
 
 
 def _gelu_tanh_gate(x: Tensor) -> Tensor:
     # (1 + tanh(u)) / 2 = sigmoid(2 u), which does not cancel for u < 0.
-    return torch.sigmoid(_TANH_SCALE * (x + _TANH_CUBIC * x * x * x))
+    near = x.clamp(-_TANH_REACH, _TANH_REACH)
+    return torch.sigmoid(_TANH_SCALE * (near + _TANH_CUBIC * near * near * near))
 
 
 def _gelu_tanh_backward(grad: Tensor, x: Tensor) -> Tensor:
-    inner = _TANH_SCALE * (x + _TANH_CUBIC * x * x * x)
+    near = x.clamp(-_TANH_REACH, _TANH_REACH)
+    inner = _TANH_SCALE * (near + _TANH_CUBIC * near * near * near)
     gate = torch.sigmoid(inner)
-    return grad * (gate + x * gate * torch.sigmoid(-inner) * (_TANH_SCALE * (1 + 3 * _TANH_CUBIC * x * x)))
+    # The first x stays as it is: an infinite one gives NaN, as in the kernels.
+    return grad * (gate + x * gate * torch.sigmoid(-inner) * (_TANH_SCALE * (1 + 3 * _TANH_CUBIC * near * near)))
 
 
 def _silu_backward(grad: Tensor, x: Tensor) -> Tensor:
@@ -100,6 +108,16 @@ ACTIVATIONS: dict[str, Formula] = {
     "silu": Formula(lambda x: x * torch.sigmoid(x), _silu_backward),
     "sigmoid": Formula(torch.sigmoid, _sigmoid_backward, lambda grad, y: grad * (y * (1 - y))),
     "tanh": Formula(torch.tanh, _tanh_backward, lambda grad, y: grad * (1 - y * y)),
+}
+
+# The activation that a gated kind's gate goes through.
+GATED_KINDS: dict[str, str] = {
+    "glu": "sigmoid",
+    "reglu": "relu",
+    "swiglu": "silu",
+    "geglu": "gelu",
+    "geglu_tanh": "gelu_tanh",
+    "bilinear": "none",
 }
 
 

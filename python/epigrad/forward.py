@@ -11,7 +11,7 @@ from typing import Literal, overload
 from torch import Tensor
 
 from epigrad import library, selection
-from epigrad.arguments import check_tensors, dim_index, gate_is_first, lerp_weight, out_tensors
+from epigrad.arguments import check_tensors, dim_index, gate_is_first, lerp_weight, out_tensor
 from epigrad.launch import launch_into
 
 __all__ = ["gated_activation", "gated_product", "lerp", "linear", "matmul_bias_activation"]
@@ -182,7 +182,7 @@ def gated_activation(
     core.gated_kind(op, kind)
     gate_first, dim = gate_is_first(op, gate), dim_index(op, dim)
     check_tensors(op, input=input)
-    outputs = out_tensors(op, (out,), ("out",))
+    outputs = out_tensor(op, out)
     (result,) = launch_into(core, op, kind, (input,), (True,), outputs, selection.current(), dim, gate_first)
     assert result is not None
     return result
@@ -220,7 +220,7 @@ def gated_product(value: Tensor, gate: Tensor, kind: str = "swiglu", *, out: Ten
     core = library.core()
     core.gated_kind(op, kind)
     check_tensors(op, value=value, gate=gate)
-    outputs = out_tensors(op, (out,), ("out",))
+    outputs = out_tensor(op, out)
     (result,) = launch_into(core, op, kind, (value, gate), (True,), outputs, selection.current())
     assert result is not None
     return result
@@ -257,7 +257,7 @@ def lerp(start: Tensor, end: Tensor, weight: float | Tensor, *, out: Tensor | No
     op = "lerp"
     factor, tensor = lerp_weight(op, weight)
     check_tensors(op, start=start, end=end)
-    outputs = out_tensors(op, (out,), ("out",))
+    outputs = out_tensor(op, out)
     (result,) = launch_into(
         library.core(), op, None, (start, end, tensor), (True,), outputs, selection.current(), weight=factor
     )
@@ -274,7 +274,7 @@ def _gemm(
 ) -> Tensor | tuple[Tensor, Tensor]:
     core = library.core()
     kind = core.activation(op, activation).name
-    outputs = (*out_tensors(op, (out,), ("out",)), None)
+    outputs = (*out_tensor(op, out), None)
     needs = (True, bool(return_preactivation))
     result, preactivation = launch_into(core, op, kind, inputs, needs, outputs, selection.current())
     assert result is not None

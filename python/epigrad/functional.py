@@ -12,6 +12,7 @@ from torch.autograd import forward_ad
 
 from epigrad import autograd, errors, library, selection
 from epigrad.arguments import (
+    check_save,
     dim_index,
     gate_is_first,
     lerp_weight,
@@ -407,8 +408,7 @@ def _feedforward(
     bias2: Tensor | None,
     save: str,
 ) -> Tensor:
-    if save not in ("auto", "preactivation", "recompute"):
-        raise unknown_save(block.op, save)
+    check_save(block.op, save)
     tensors = (input, weight1, bias1, weight2, bias2)
     for tensor, name in zip(tensors, ("input", *block.argument_names), strict=True):
         if not isinstance(tensor, Tensor) and (tensor is not None or "bias" not in name):

@@ -10,8 +10,10 @@ from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from epigrad import errors, selection
+from epigrad.arguments import refuse_transforms, transforms_active
 from epigrad.library import Core
 
 __all__ = ["aligned_workspace", "launch", "launch_into", "mark_written", "refuse_negative"]
@@ -61,7 +63,12 @@ def launch_into(
     weight: float | None = None,
     accumulate: bool = False,
 ) -> Tensors:
-    """As `launch`, but writes into the tensors of `outputs` where there is one; one that is not needed is ignored."""
+    """As `launch`, but writes into the tensors of `outputs` where there is one; one that is not needed is ignored.
+
+    No graph is recorded: what a transform or a graph would lose is refused.
+    """
+    if transforms_active() or forward_ad._current_level >= 0:
+        refuse_transforms(op, *inputs, *outputs)
     shapes, workspace_bytes = core.infer(op, kind, dim, gate_first, weight, inputs, needs)
     first = inputs[0]
     assert first is not None  # no op has an optional first input, and infer has checked it
@@ -74,6 +81,7 @@ def launch_into(
             results.append(first.new_empty(shape))  # type: ignore[arg-type]  # None was handled above
         else:
             refuse_negative(op, "out", output)
+            _refuse_graph(op, output)
             given.append(output)
             results.append(output)
     filled = tuple(results)
@@ -107,6 +115,14 @@ def refuse_negative(op: str, argument: str, tensor: Tensor) -> None:
     """Refuse to write through a view that negates on reading, such as the imaginary part of a conjugate."""
     if type(tensor) is torch.Tensor and tensor.is_neg():
         raise errors.UnsupportedError(f"{op}: {argument}: a view with the negative bit set, want a plain tensor")
+
+
+def _refuse_graph(op: str, output: Tensor) -> None:
+    """Refuse an `out` whose graph would not hold what is written, as PyTorch does."""
+    if output.requires_grad and torch.is_grad_enabled():
+        raise errors.InvalidProblemError(
+            f"{op}: out: a tensor that requires grad, want one that does not, or a call under torch.no_grad()"
+        )
 
 
 def _execute(

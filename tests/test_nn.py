@@ -213,18 +213,24 @@ def test_repr_says_what_was_chosen(name: str) -> None:
     assert all(word in text for word in words[name])
 
 
-def test_unknown_names_are_refused() -> None:
-    x = torch.randn(2, 4)
-    with pytest.raises(errors.InvalidProblemError, match="gelu_tanh"):
-        epigrad.nn.Linear(4, 5, activation="swish")(x)
-    with pytest.raises(errors.InvalidProblemError, match="gelu_tanh"):
-        epigrad.nn.MLP(4, 5, "swish")(x)
-    with pytest.raises(errors.InvalidProblemError, match="geglu_tanh"):
-        epigrad.nn.GatedActivation("swish")(x)
-    with pytest.raises(errors.InvalidProblemError, match="geglu_tanh"):
-        epigrad.nn.GatedMLP(4, 5, "swish")(x)
-    with pytest.raises(errors.InvalidProblemError, match="third"):
-        epigrad.nn.GatedActivation(gate="third")(x)
+@pytest.mark.parametrize(
+    ("construct", "word"),
+    [
+        (lambda: epigrad.nn.Linear(4, 5, activation="swish"), "Linear: activation: .*gelu_tanh"),
+        (lambda: epigrad.nn.Linear(4, 5, save="both"), "Linear: save: 'both'"),
+        (lambda: epigrad.nn.MLP(4, 5, "swish"), "MLP: activation: .*gelu_tanh"),
+        (lambda: epigrad.nn.MLP(4, 5, save="both"), "MLP: save: 'both'"),
+        (lambda: epigrad.nn.GatedActivation("swish"), "GatedActivation: kind: .*geglu_tanh"),
+        (lambda: epigrad.nn.GatedActivation(None), "GatedActivation: kind: None"),
+        (lambda: epigrad.nn.GatedActivation(gate="third"), "GatedActivation: gate: 'third'"),
+        (lambda: epigrad.nn.GatedMLP(4, 5, "swish"), "GatedMLP: kind: .*geglu_tanh"),
+        (lambda: epigrad.nn.GatedMLP(4, 5, gate="third"), "GatedMLP: gate: 'third'"),
+        (lambda: epigrad.nn.GatedMLP(4, 5, save="both"), "GatedMLP: save: 'both'"),
+    ],
+)
+def test_unknown_names_are_refused_by_the_constructor(construct: Callable[[], nn.Module], word: str) -> None:
+    with pytest.raises(errors.InvalidProblemError, match=word):
+        construct()
 
 
 def test_a_wrong_input_names_the_sizes() -> None:

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from epigrad import errors, functional
-from epigrad.differentiable import ACTIVATIONS
+from epigrad.arguments import check_save, gate_is_first
+from epigrad.differentiable import ACTIVATIONS, GATED_KINDS
 
 __all__ = ["MLP", "GatedActivation", "GatedMLP", "Lerp", "Linear"]
 
@@ -22,6 +23,12 @@ def _activation_name(module: str, activation: str | None) -> str:
         valid = ", ".join(map(repr, ACTIVATIONS))
         raise errors.InvalidProblemError(f"{module}: activation: {activation!r}, want one of {valid}")
     return activation
+
+
+def _check_gated(module: str, kind: str, gate: str) -> None:
+    if not isinstance(kind, str) or kind not in GATED_KINDS:
+        raise errors.InvalidProblemError(f"{module}: kind: {kind!r}, want one of {', '.join(map(repr, GATED_KINDS))}")
+    gate_is_first(module, gate)
 
 
 class Linear(nn.Linear):
@@ -41,7 +48,7 @@ class Linear(nn.Linear):
         input ``[..., K]``, weight ``[N, K]``, bias ``[N]``, output ``[..., N]``.
 
     Raises:
-        InvalidProblemError: (a ``ValueError``) an unknown activation.
+        InvalidProblemError: (a ``ValueError``) an unknown activation or `save`.
 
     Examples:
         >>> import epigrad, torch
@@ -63,8 +70,10 @@ class Linear(nn.Linear):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
+        name = _activation_name("Linear", activation)
+        check_save("Linear", save)
         super().__init__(in_features, out_features, bias, device=device, dtype=dtype)
-        self.activation = _activation_name("Linear", activation)
+        self.activation = name
         self.save = save
 
     def forward(self, input: Tensor) -> Tensor:
@@ -80,8 +89,7 @@ class GatedActivation(nn.Module):
     """``value * act(gate)`` of the two halves of the input, as `epigrad.gated_activation`.
 
     Args:
-        kind: ``"glu"``, ``"reglu"``, ``"swiglu"``, ``"geglu"``, ``"geglu_tanh"`` or ``"bilinear"``, checked when
-            called.
+        kind: ``"glu"``, ``"reglu"``, ``"swiglu"``, ``"geglu"``, ``"geglu_tanh"`` or ``"bilinear"``.
         dim: the dimension that is split.
         gate: which half is the gate: ``"second"`` or ``"first"``.
         device: accepted as by every module; there are no parameters.
@@ -89,6 +97,9 @@ class GatedActivation(nn.Module):
 
     Shape:
         input ``[..., 2*H]`` for dim -1, output ``[..., H]``.
+
+    Raises:
+        InvalidProblemError: (a ``ValueError``) an unknown kind or gate.
 
     Examples:
         >>> import epigrad, torch
@@ -105,6 +116,7 @@ class GatedActivation(nn.Module):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
+        _check_gated("GatedActivation", kind, gate)
         super().__init__()
         self.kind = kind
         self.dim = dim
@@ -135,6 +147,9 @@ class MLP(nn.Module):
     Shape:
         input and output ``[..., K]``; `up` is a `Linear` with weight ``[H, K]``, `down` one with weight ``[K, H]``.
 
+    Raises:
+        InvalidProblemError: (a ``ValueError``) an unknown activation or `save`.
+
     Examples:
         >>> import epigrad, torch
         >>> block = epigrad.nn.MLP(4, 16)
@@ -155,9 +170,11 @@ class MLP(nn.Module):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
+        name = _activation_name("MLP", activation)
+        check_save("MLP", save)
         super().__init__()
         options: dict[str, Any] = {"device": device, "dtype": dtype}
-        self.up = Linear(features, hidden_features, bias, activation, **options)
+        self.up = Linear(features, hidden_features, bias, name, **options)
         self.down = Linear(hidden_features, features, bias, **options)
         self.save = save
 
@@ -173,8 +190,7 @@ class GatedMLP(nn.Module):
     Args:
         features: K, the last size of the input and of the output.
         hidden_features: H, the size of the hidden layer; `up` has ``2*H`` rows.
-        kind: ``"glu"``, ``"reglu"``, ``"swiglu"``, ``"geglu"``, ``"geglu_tanh"`` or ``"bilinear"``, checked when
-            called.
+        kind: ``"glu"``, ``"reglu"``, ``"swiglu"``, ``"geglu"``, ``"geglu_tanh"`` or ``"bilinear"``.
         bias: whether both layers have a bias.
         gate: which half of up's rows is the gate: ``"second"`` or ``"first"``.
         save: what is kept for backward, as in `epigrad.gated_mlp`.
@@ -183,6 +199,9 @@ class GatedMLP(nn.Module):
 
     Shape:
         input and output ``[..., K]``; `up` is a `Linear` with weight ``[2*H, K]``, `down` one with weight ``[K, H]``.
+
+    Raises:
+        InvalidProblemError: (a ``ValueError``) an unknown kind, gate or `save`.
 
     Examples:
         >>> import epigrad, torch
@@ -203,6 +222,8 @@ class GatedMLP(nn.Module):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
+        _check_gated("GatedMLP", kind, gate)
+        check_save("GatedMLP", save)
         super().__init__()
         options: dict[str, Any] = {"device": device, "dtype": dtype}
         self.up = Linear(features, 2 * hidden_features, bias, **options)

@@ -7,9 +7,11 @@ import threading
 from pathlib import Path
 
 import epigrad
+import numpy as np
 import pytest
 import torch
 from epigrad import errors, forward
+from epigrad.launch import aligned_workspace
 from interpreter import run_script
 from layouts import assert_same_bits
 
@@ -150,3 +152,36 @@ out = epigrad.linear(torch.randn(33, 47), torch.randn(29, 47), torch.randn(29), 
 print(out.view(torch.int32).sum(dtype=torch.int64).item(), out.view(torch.int32).flatten()[::50].tolist())
 """
     assert run_script(script(body)) == run_script(script(body))
+
+
+@pytest.mark.parametrize("name", UNAVAILABLE)
+def test_plans_follow_the_choice(name: str) -> None:
+    cpu_plan = {"shape": (2,), "dtype": torch.float32, "device": "cpu"}
+    body = "epigrad.plan.Lerp.select(shape=(2,), dtype=torch.float32)"
+    refused = f"try:\n    {body}\nexcept epigrad.errors.BackendUnavailableError as error:\n    print(error)"
+    assert name in run_script(script(refused), EPIGRAD_BACKEND=name)
+    with pytest.raises(errors.BackendUnavailableError, match=name), epigrad.use_backend(name):
+        epigrad.plan.Lerp.select(**cpu_plan)
+    with epigrad.use_backend("cpu"):
+        assert epigrad.plan.Lerp.select(**cpu_plan).sku.backend == "cpu"
+
+
+@pytest.mark.parametrize("weight", [float("nan"), float("inf"), -float("inf"), 1e-300, np.float32(0.5)], ids=repr)
+def test_a_plan_carries_any_weight(weight: float) -> None:
+    start, end, out = torch.zeros(3), torch.ones(3), torch.empty(3)
+    made = epigrad.plan.Lerp.select(shape=(3,), weight=weight, dtype=torch.float32)
+    made.run(start=start, end=end, out=out)
+    assert_same_bits(out, forward.lerp(start, end, weight))
+
+
+def test_a_plan_takes_numpys_ints_and_no_stream_on_cpu() -> None:
+    two = np.int64(2)
+    made = epigrad.plan.GemmEpilogue.select(m=two, n=two, k=two, batch=two, dtype=torch.float32)
+    given = {"a": torch.ones(2, 2, 2), "b": torch.ones(2, 2), "out": torch.empty(2, 2, 2)}
+    workspace = aligned_workspace(made.workspace_size, torch.device("cpu"))
+    for stream in (None, 0):
+        made.run(**given, workspace=workspace, stream=stream)
+    for stream in (-1, 7, 2**70, "default"):
+        for call in (made.run, made.can_implement):
+            with pytest.raises(errors.InvalidProblemError, match="stream"):
+                call(**given, workspace=workspace, stream=stream)

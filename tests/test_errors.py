@@ -434,3 +434,36 @@ def test_every_message_starts_with_the_op() -> None:
             call()
         op = label[: label.index("(")]
         assert str(caught.value).startswith(f"{op}: "), f"{label}: {caught.value}"
+
+
+BACKWARD, GATED, LERP = plan.GemmEpilogueBackward.select, plan.GatedActivation.select, plan.Lerp.select
+F32 = torch.float32
+PLAN_ARGUMENTS = [
+    Case("size beyond 64 bits", lambda: BACKWARD(m=2**70, n=1, k=1, dtype=F32), (r"\bm: 71 bits",)),
+    Case("shape beyond 64 bits", lambda: LERP(shape=(2**70,), dtype=F32), ("shape: 71 bits",)),
+    Case("size is a bool", lambda: BACKWARD(m=True, n=1, k=1, dtype=F32), (r"\bm: True",)),
+    Case("batch is a bool", lambda: BACKWARD(m=1, n=1, k=1, batch=True, dtype=F32), ("batch: True",)),
+    Case("batch is None", lambda: BACKWARD(m=1, n=1, k=1, batch=None, dtype=F32), ("batch: NoneType",)),
+    Case("batch has a float", lambda: BACKWARD(m=1, n=1, k=1, batch=(2.0,), dtype=F32), ("batch: float",)),
+    Case("input_shape is an int", lambda: GATED(input_shape=4, dtype=F32), ("input_shape: int",)),
+    Case("lerp beyond float64", lambda: epigrad.lerp(t(1), t(1), 10**400), ("lerp: weight: int", "float64")),
+    Case("plan of lerp beyond float64", lambda: LERP(shape=(1,), weight=10**400, dtype=F32), ("weight", "float64")),
+]
+
+
+@pytest.mark.parametrize("case", PLAN_ARGUMENTS, ids=ids)
+def test_numbers_that_are_no_sizes_or_weights(case: Case) -> None:
+    check(case, errors.InvalidProblemError)
+
+
+@pytest.mark.parametrize("weight", ["0.5", torch.ones(1), 1j], ids=repr)
+def test_a_plans_weight_is_a_number(weight: Any) -> None:
+    check(Case("", lambda: LERP(shape=(1,), weight=weight, dtype=F32), ("Lerp: weight",)), errors.DTypeError)
+
+
+def test_a_tuple_for_one_out_is_named_once() -> None:
+    for call in (
+        lambda: forward.linear(t(3, 4), t(6, 4), out=(poison(3, 6),)),
+        lambda: backward.gated_activation_backward(t(3, 2), t(3, 4), out=(poison(3, 4),)),
+    ):
+        check(Case("", call, (r"^\w+: out: tuple, want",)), errors.DTypeError)

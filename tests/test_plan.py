@@ -479,3 +479,10 @@ def test_empty_problems() -> None:
         assert torch.equal(outs["grad_a"], grad @ b.T)
         assert torch.equal(outs["grad_b"], a.T @ grad)
         assert torch.equal(outs["grad_bias"], grad.sum(0))
+
+
+def test_can_implement_assumes_a_workspace_that_is_not_given() -> None:
+    made, tensors = plans_with_workspace()[0]
+    made.can_implement(**tensors)
+    with pytest.raises(errors.WorkspaceTooSmallError):
+        made.can_implement(**tensors, workspace=torch.empty(0, dtype=torch.uint8))

@@ -9,16 +9,16 @@ from __future__ import annotations
 import json
 import operator
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
 
-from epigrad import errors, library
-from epigrad.arguments import check_tensors, gate_is_first
-from epigrad.launch import aligned_workspace, mark_written, refuse_negative
+from epigrad import errors, library, selection
+from epigrad.arguments import check_tensors, gate_is_first, lerp_weight
+from epigrad.launch import mark_written, refuse_negative
 
 __all__ = [
     "GatedActivation",
@@ -70,6 +70,9 @@ class _Plan:
 
     def __init__(self, spec: dict[str, Any]) -> None:
         core = library.core()
+        # The functions make the same choice for CPU tensors, so a plan may not quietly keep to another.
+        if spec["device"].partition(":")[0] == "cpu" and (chosen := selection.current()) not in (None, "cpu"):
+            raise selection.unavailable(chosen)
         self._spec = spec
         self._control_plan: library.ControlPlan = library.control_call(core.control.SelectPlan, json.dumps(spec))
         finalizer = weakref.finalize(self, _close, self._control_plan)
@@ -117,9 +120,7 @@ class _Plan:
         """
         workspace = tensors.pop("workspace", None)
         inputs, outputs = self._arranged(tensors)
-        _stream_handle(stream)
-        if workspace is None:
-            workspace = aligned_workspace(self._workspace_size, torch.device("cpu"))
+        self._stream_handle(stream)
         library.core().plan_check(self._handle, inputs, outputs, workspace, bool(accumulate))
 
     def run(
@@ -134,7 +135,7 @@ class _Plan:
 
         Args:
             workspace: contiguous uint8, aligned to 256 bytes, of at least `workspace_size` bytes; None for 0 bytes.
-            stream: the stream to run on; None on CPU.
+            stream: the stream to run on; on CPU there is none but 0, which None means too.
             accumulate: add into the weight and bias gradients in place of overwriting them.
             tensors: the inputs and outputs, by name; an output that is left out or None is not computed.
 
@@ -148,11 +149,20 @@ class _Plan:
             WorkspaceTooSmallError: (a ``ValueError``) too small a workspace.
         """
         inputs, outputs = self._arranged(tensors)
-        handle = _stream_handle(stream)
+        handle = self._stream_handle(stream)
         library.core().plan_run(
             self._handle, inputs, outputs, workspace, handle, torch.get_num_threads(), bool(accumulate)
         )
         mark_written([output for output in outputs if output is not None])
+
+    def _stream_handle(self, stream: object) -> int:
+        """The driver's handle of a stream."""
+        handle = 0 if stream is None else getattr(stream, "cuda_stream", stream)
+        on_cpu = self._sku.backend == "cpu"
+        if not isinstance(handle, int) or handle < 0 or (on_cpu and handle != 0):
+            wanted = "None or 0, since CPU has no other stream" if on_cpu else "a stream, its handle or None"
+            raise errors.InvalidProblemError(f"{self._sku.op}: stream: {stream!r}, want {wanted}")
+        return handle
 
     def _arranged(
         self, tensors: dict[str, Tensor | None]
@@ -207,14 +217,13 @@ class _Gemm(_Plan):
             BackendUnavailableError: (a ``RuntimeError``) a device that this build cannot compute on.
         """
         name = cls._spec_class
-        sizes = [batch] if isinstance(batch, int) else batch
         return cls(
             {
                 "class": name,
                 "m": _size(name, "m", m),
                 "n": _size(name, "n", n),
                 "k": _size(name, "k", k),
-                "batch": [_size(name, "batch", size) for size in sizes],
+                "batch": _sizes(name, "batch", batch if isinstance(batch, Iterable) else (batch,)),
                 "b_batched": bool(b_batched),
                 "activation": library.core().activation(name, activation).name,
                 "dtype": _dtype_name(name, dtype),
@@ -246,7 +255,8 @@ class GemmEpilogue(_Gemm):
 class GemmEpilogueBackward(_Gemm):
     """Gradients of ``act(a @ b + bias)``.
 
-    Tensors of `run`: grad_output, a, b, bias, preactivation, grad_a, grad_b, grad_bias.
+    Tensors of `run`: grad_output, a, b, bias, preactivation, grad_a, grad_b, grad_bias; for relu, sigmoid and tanh also
+    output, the forward's, in place of preactivation.
 
     Examples:
         >>> import torch
@@ -294,7 +304,7 @@ class _Gated(_Plan):
         return cls(
             {
                 "class": name,
-                "input_shape": [_size(name, "input_shape", size) for size in input_shape],
+                "input_shape": _sizes(name, "input_shape", input_shape),
                 "split_dim": _size(name, "split_dim", split_dim),
                 "kind": kind,
                 "gate": gate,
@@ -320,7 +330,10 @@ class GatedActivation(_Gated):
 
 
 class GatedActivationBackward(_Gated):
-    """Gradient of ``value * act(gate)``; tensors of `run`: grad_output, input, grad_input.
+    """Gradient of ``value * act(gate)``; tensors of `run`: grad_output, input, grad_input, grad_bias.
+
+    `grad_bias` is `grad_input` summed, before it is rounded, over all dimensions but the split one: the gradient of a
+    bias that a linear layer added to the input.
 
     Examples:
         >>> import torch
@@ -359,18 +372,17 @@ class _Interpolation(_Plan):
             BackendUnavailableError: (a ``RuntimeError``) a device that this build cannot compute on.
         """
         name = cls._spec_class
+        number: float | None = None
         if weight is not None:
-            try:
-                weight = float(weight)
-            except (TypeError, ValueError):
-                raise errors.DTypeError(
-                    f"{name}: weight: {type(weight).__name__}, want a number, or None for a tensor given to run"
-                ) from None
+            number, tensor = lerp_weight(name, weight)
+            if tensor is not None:
+                raise errors.DTypeError(f"{name}: weight: a tensor, want a number, or None for a tensor given to run")
         return cls(
             {
                 "class": name,
-                "shape": [_size(name, "shape", size) for size in shape],
-                "weight": None if weight is None else repr(weight),
+                "shape": _sizes(name, "shape", shape),
+                # Text, since JSON has no NaN and no infinity.
+                "weight": None if number is None else repr(number),
                 "dtype": _dtype_name(name, dtype),
                 "device": str(device),
             }
@@ -410,23 +422,24 @@ class LerpBackward(_Interpolation):
 
 
 def _size(name: str, argument: str, value: int) -> int:
+    if isinstance(value, bool):
+        raise errors.InvalidProblemError(f"{name}: {argument}: {value}, want an int")
     try:
-        return operator.index(value)
+        size = operator.index(value)
     except TypeError:
         raise errors.InvalidProblemError(f"{name}: {argument}: {type(value).__name__}, want an int") from None
+    if not -(2**63) <= size < 2**63:
+        raise errors.InvalidProblemError(f"{name}: {argument}: {size.bit_length()} bits, want an int of 64 bits")
+    return size
+
+
+def _sizes(name: str, argument: str, values: Iterable[int]) -> list[int]:
+    if not isinstance(values, Iterable):
+        raise errors.InvalidProblemError(f"{name}: {argument}: {type(values).__name__}, want a sequence of ints")
+    return [_size(name, argument, value) for value in values]
 
 
 def _dtype_name(name: str, dtype: torch.dtype) -> str:
     if not isinstance(dtype, torch.dtype):
         raise errors.DTypeError(f"{name}: dtype: {dtype!r}, want a torch.dtype")
     return str(dtype).removeprefix("torch.")
-
-
-def _stream_handle(stream: object) -> int:
-    """The driver's handle of a stream; 0 is the only one there is on CPU."""
-    if stream is None:
-        return 0
-    handle = getattr(stream, "cuda_stream", stream)
-    if not isinstance(handle, int):
-        raise errors.InvalidProblemError(f"run: stream: {type(stream).__name__}, want a stream, its handle or None")
-    return handle

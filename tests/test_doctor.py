@@ -79,6 +79,19 @@ def test_doctor_works_whatever_the_environment_chooses() -> None:
     assert done.returncode == 0 and facts_of(done.stdout)["torch_threads"] == 1
 
 
+def test_doctor_reports_a_choice_that_cannot_run() -> None:
+    done = run("doctor", "--json", EPIGRAD_BACKEND="bogus")
+    facts = facts_of(done.stdout)
+    assert done.returncode == 1 and facts["cpu_check"] == "ok"
+    assert "EPIGRAD_BACKEND" in facts["choice_check"] and "'bogus'" in facts["choice_check"]
+
+
+def test_plans_without_a_class_show_an_example(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        cli.main(["plans"])
+    assert "plans --class GemmEpilogueBackward --m" in capsys.readouterr().err
+
+
 PROBLEMS = {
     "GemmEpilogue": ("--m", "3", "--n", "4", "--k", "5", "--activation", "gelu"),
     "GemmEpilogueBackward": ("--m", "3", "--n", "4", "--k", "5", "--batch", "2", "--b-batched"),

@@ -26,13 +26,15 @@ def add_parser(subparsers: Subparsers) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    """Print the facts; the exit code is 0 if the CPU backend computes what PyTorch does."""
+    """Print the facts; the exit code is 0 if the CPU backend computes what PyTorch does and calls can run what
+    ``EPIGRAD_BACKEND`` chooses.
+    """
     facts = gather()
     if args.json:
         print(json.dumps(facts, indent=2))
     else:
         _print(facts)
-    return 0 if facts["cpu_check"] == "ok" else 1
+    return 0 if facts["cpu_check"] == facts["choice_check"] == "ok" else 1
 
 
 def gather() -> dict[str, Any]:
@@ -67,7 +69,17 @@ def gather() -> dict[str, Any]:
         facts["cpu_check"] = _check_cpu()
     except errors.EpigradError as error:
         facts["cpu_check"] = f"{type(error).__name__}: {error}"
+    facts["choice_check"] = _check_choice()
     return facts
+
+
+def _check_choice() -> str:
+    """``"ok"``, or why the backend that is chosen for CPU tensors cannot run."""
+    try:
+        selection.current()
+    except errors.EpigradError as error:
+        return f"{type(error).__name__}: {error}"
+    return "ok"
 
 
 def _check_cpu() -> str:
@@ -95,6 +107,7 @@ def _print(facts: dict[str, Any]) -> None:
     core = dict(facts["core"], torch_threads=facts["torch_threads"])
     print_table("Core", ("fact", "value"), [(name, _told(value)) for name, value in core.items()])
     print(f"cpu check: {facts['cpu_check']}")
+    print(f"choice of backend: {facts['choice_check']}")
 
 
 def _told(value: Any) -> str:

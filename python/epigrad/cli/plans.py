@@ -28,6 +28,7 @@ _CLASSES: dict[str, tuple[Any, tuple[str, ...], tuple[str, ...]]] = {
     "Lerp": (plan.Lerp, _LERP, ("shape",)),
     "LerpBackward": (plan.LerpBackward, _LERP, ("shape",)),
 }
+_EXAMPLE = "python -m epigrad plans --class GemmEpilogueBackward --m 1024 --n 4096 --k 1024"
 _DTYPES = ("float32", "float64", "bfloat16", "float16")
 
 
@@ -36,9 +37,9 @@ def add_parser(subparsers: Subparsers) -> None:
     parser = subparsers.add_parser(
         "plans",
         help="what would run for a given problem",
-        epilog="example: python -m epigrad plans --class GemmEpilogueBackward --m 1024 --n 4096 --k 1024",
+        epilog=f"example: {_EXAMPLE}",
     )
-    parser.add_argument("--class", dest="plan_class", choices=_CLASSES, required=True, help="class of epigrad.plan")
+    parser.add_argument("--class", dest="plan_class", choices=_CLASSES, help="class of epigrad.plan; required")
     parser.add_argument("--dtype", choices=_DTYPES, default="float32")
     parser.add_argument("--device", default="cpu")
     gemm = parser.add_argument_group("GemmEpilogue, GemmEpilogueBackward")
@@ -62,6 +63,8 @@ def add_parser(subparsers: Subparsers) -> None:
 
 def main(args: argparse.Namespace) -> int:
     """Select the plan and print what it tells."""
+    if args.plan_class is None:
+        args.error(f"--class is required, as in: {_EXAMPLE}")
     plan_class, accepted, required = _CLASSES[args.plan_class]
     given = {name: value for name, value in vars(args).items() if name in _GEMM + _GATED + _LERP}
     for name in given.keys() - set(accepted):

@@ -36,11 +36,11 @@ def tables() -> dict[str, Any]:
     return loaded
 
 
-def test_the_cores_tables_are_those_of_the_interface(tables: dict[str, Any]) -> None:
-    assert [row["name"] for row in tables["activations"]] == ACTIVATIONS
-    assert {row["name"] for row in tables["activations"] if row["from_output"]} == FROM_OUTPUT
-    assert {row["name"]: row["activation"] for row in tables["gated_kinds"]} == GATED
-    assert {row["name"]: row["accumulator"] for row in tables["dtypes"]} == DTYPES
+def test_the_cores_tables_hold_what_the_interface_promises(tables: dict[str, Any]) -> None:
+    from_output = {row["name"]: row["from_output"] for row in tables["activations"]}
+    assert {name: name in FROM_OUTPUT for name in ACTIVATIONS}.items() <= from_output.items()
+    assert GATED.items() <= {row["name"]: row["activation"] for row in tables["gated_kinds"]}.items()
+    assert DTYPES.items() <= {row["name"]: row["accumulator"] for row in tables["dtypes"]}.items()
 
 
 def test_every_row_has_a_formula_and_a_source(tables: dict[str, Any]) -> None:

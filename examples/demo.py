@@ -10,7 +10,6 @@ from __future__ import annotations
 import copy
 import os
 import pathlib
-import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -18,7 +17,7 @@ from dataclasses import dataclass, field
 import epigrad
 import matplotlib
 import torch
-from epigrad.cli.timing import interleaved
+from epigrad.cli.timing import Timing, interleaved
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
@@ -30,10 +29,13 @@ matplotlib.use("Agg")
 from matplotlib import pyplot
 
 SEED = 0
-EPOCHS = 20
+EPOCHS = 12
 BATCH = 128
+# A round of one operation is a few milliseconds; where the machine is busy, there are enough of them for a free one.
+ROUND_SECONDS, LEAST_ROUNDS = 1.0, 30
 LIBRARIES = ("PyTorch", "epigrad")
 COLORS = {"PyTorch": "#d9673a", "epigrad": "#2a7f9e"}
+BUSY = "[bold red]this machine is busy: times mean little[/]"
 PICTURE = pathlib.Path(__file__).with_name("demo.png")
 
 
@@ -134,6 +136,11 @@ class Result:
     gradient_error: float = 0.0
     saved_bytes: int = 0
 
+    @property
+    def timing(self) -> Timing:
+        """Of the steps but the first, which warms up."""
+        return Timing.of(self.seconds[1:])
+
 
 def compare(
     makers: dict[str, Callable[[], nn.Module]], data: Data, advance: Callable[[str], None]
@@ -156,7 +163,7 @@ def compare(
         parameters = list(model.parameters())
         results[name].saved_bytes = saved_bytes(lambda: model(data.train_x[batch]), parameters)  # noqa: B023
 
-    optimizers = {name: torch.optim.AdamW(model.parameters(), lr=2e-3) for name, model in models.items()}
+    optimizers = {name: torch.optim.AdamW(model.parameters(), lr=4e-3) for name, model in models.items()}
     shuffle = torch.Generator().manual_seed(SEED)
     for _ in range(EPOCHS):
         batches = torch.randperm(len(data.train_x), generator=shuffle).split(BATCH)
@@ -215,7 +222,7 @@ def saved_bytes(forward: Callable[[], Tensor], parameters: Sequence[Tensor] = ()
 @dataclass(frozen=True)
 class Operation:
     name: str
-    seconds: dict[str, float]
+    timings: dict[str, Timing]
     saved: dict[str, int]
 
 
@@ -261,13 +268,12 @@ def operations() -> list[Operation]:
         forwards = {library: _bound(f, tensors) for library, f in zip(LIBRARIES, (theirs, ours), strict=True)}
         grad = torch.randn_like(forwards["PyTorch"]())
         steps = {library: _step(forward, tensors, grad) for library, forward in forwards.items()}
-        timings = interleaved(steps, seconds=1.5)
+        timings = interleaved(steps, ROUND_SECONDS, LEAST_ROUNDS)
         parameters = [tensor for tensor in tensors if any(tensor is known for known in (bias, up, wide, down, mix))]
         measured.append(
             Operation(
                 name,
-                # The fast rounds: what else the machine does would drown operations this small.
-                {library: timing.low for library, timing in timings.items()},
+                timings,
                 {library: saved_bytes(forward, parameters) for library, forward in forwards.items()},
             )
         )
@@ -285,12 +291,31 @@ def _step(forward: Callable[[], Tensor], tensors: Sequence[Tensor], grad: Tensor
 # --- what is shown ----------------------------------------------------------------------------------------------------
 
 
+SPREAD = "+- half the distance of the quartiles"
+
+
+def _rounds(timings: Sequence[Timing]) -> str:
+    fewest, most = min(timing.rounds for timing in timings), max(timing.rounds for timing in timings)
+    return f"{fewest}" if fewest == most else f"{fewest} to {most}"
+
+
+def _told(timing: Timing) -> str:
+    return f"{timing.fastest * 1e3:.2f} ms +-{(timing.high - timing.low) / 2 / timing.fastest:.0%}"
+
+
+def busy(timings: Sequence[Timing]) -> bool:
+    """Whether the rounds differ by more than the code does: where a quarter of them takes twice the fastest."""
+    return any(timing.high > 2 * timing.fastest for timing in timings)
+
+
 def print_results(console: Console, results: dict[str, dict[str, Result]], measured: list[Operation]) -> None:
+    steps = [result.timing for pair in results.values() for result in pair.values()]
     table = Table(
         title="The same networks, the same weights at the start, the same batches",
         title_justify="left",
         caption="gradient error: at the start, against float64, relative to the parameter's largest gradient; "
-        "time: median; kept for backward: memory that autograd holds, parameters aside",
+        f"time: fastest of {_rounds(steps)} steps, {SPREAD}; "
+        "kept for backward: memory that autograd holds, parameters aside",
         caption_justify="left",
     )
     table.add_column("network")
@@ -302,7 +327,7 @@ def print_results(console: Console, results: dict[str, dict[str, Result]], measu
         ("test loss", lambda r: f"{r.loss:.5f}"),
         ("test accuracy", lambda r: f"{r.accuracy:.2%}"),
         ("largest gradient error", lambda r: f"{r.gradient_error:.1e}"),
-        ("time of a step", lambda r: f"{statistics.median(r.seconds) * 1e3:.2f} ms"),
+        ("time of a step", lambda r: _told(r.timing)),
         ("kept for backward", lambda r: f"{r.saved_bytes / 1024:,.0f} KiB"),
     ]
     for network, pair in results.items():
@@ -311,14 +336,20 @@ def print_results(console: Console, results: dict[str, dict[str, Result]], measu
             table.add_row("" if place else network, label, *values, end_section=label == rows[-1][0])
     console.print(table)
 
-    table = Table(title="One operation, forward and backward", title_justify="left")
+    timings = [operation.timings[library] for operation in measured for library in LIBRARIES]
+    table = Table(
+        title="One operation, forward and backward",
+        title_justify="left",
+        caption=f"time: fastest of {_rounds(timings)} rounds, {SPREAD}",
+        caption_justify="left",
+    )
     table.add_column("operation")
     for library in LIBRARIES:
         table.add_column(f"{library}, time", justify="right", style=COLORS[library])
     for library in LIBRARIES:
         table.add_column(f"{library}, kept", justify="right", style=COLORS[library])
     for operation in measured:
-        times = [f"{operation.seconds[library] * 1e3:.2f} ms" for library in LIBRARIES]
+        times = [_told(operation.timings[library]) for library in LIBRARIES]
         table.add_row(operation.name, *times, *(f"{operation.saved[name] / 1024:,.0f} KiB" for name in LIBRARIES))
     console.print(table)
 
@@ -339,20 +370,38 @@ def draw(results: dict[str, dict[str, Result]], measured: list[Operation]) -> No
         axes.legend(frameon=False)
         axes.grid(alpha=0.25)
     names = [operation.name for operation in measured]
-    bars(grid[1][0], names, [[o.seconds[library] * 1e3 for library in LIBRARIES] for o in measured], "{:.2f}")
-    grid[1][0].set(title="Forward and backward of one operation", ylabel="milliseconds (first quartile)")
+    timings = [[operation.timings[library] for library in LIBRARIES] for operation in measured]
+    # From the fastest round, the bar's height, up to the third quartile.
+    whiskers = [[(timing.high - timing.fastest) * 1e3 for timing in pair] for pair in timings]
+    bars(grid[1][0], names, [[timing.fastest * 1e3 for timing in pair] for pair in timings], "{:.2f}", whiskers)
+    rounds = _rounds([timing for pair in timings for timing in pair])
+    grid[1][0].set(
+        title="Forward and backward of one operation",
+        ylabel=f"milliseconds: fastest of {rounds} rounds\n(line: up to the third quartile)",
+    )
     bars(grid[1][1], names, [[o.saved[library] / 1024 for library in LIBRARIES] for o in measured], "{:,.0f}")
     grid[1][1].set(title="Kept for backward, parameters aside", ylabel="KiB")
     figure.savefig(PICTURE, dpi=150)
     pyplot.close(figure)
 
 
-def bars(axes: pyplot.Axes, names: Sequence[str], heights: Sequence[Sequence[float]], label: str) -> None:
+def bars(
+    axes: pyplot.Axes,
+    names: Sequence[str],
+    heights: Sequence[Sequence[float]],
+    label: str,
+    whiskers: Sequence[Sequence[float]] | None = None,
+) -> None:
+    """A pair of bars for each name, and a line up from each as long as its whisker."""
     width = 0.4
     for place, library in enumerate(LIBRARIES):
         positions = [index + (place - 0.5) * width for index in range(len(names))]
         values = [pair[place] for pair in heights]
-        drawn = axes.bar(positions, values, width * 0.95, color=COLORS[library], label=library)
+        above = [[0.0] * len(values), [pair[place] for pair in whiskers]] if whiskers else None
+        style = {"ecolor": "#777777", "capsize": 2, "elinewidth": 1}
+        drawn = axes.bar(
+            positions, values, width * 0.95, color=COLORS[library], label=library, yerr=above, error_kw=style
+        )
         axes.bar_label(drawn, [label.format(value) for value in values], fontsize=8, padding=2)
     axes.set_xticks(range(len(names)), [name.replace(", ", ",\n").replace(" + ", " +\n") for name in names])
     axes.legend(frameon=False)
@@ -366,6 +415,8 @@ def main() -> None:
         f"epigrad {epigrad.__version__} and PyTorch {torch.__version__}, {torch.get_num_threads()} threads: "
         f"training each network for {EPOCHS} epochs, in both"
     )
+    if os.getloadavg()[0] > (os.cpu_count() or 1):
+        console.print(BUSY)
     data = digits()
     results = {}
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
@@ -379,6 +430,8 @@ def main() -> None:
         measured = operations()
         progress.update(last, advance=1)
     print_results(console, results, measured)
+    if busy([timing for operation in measured for timing in operation.timings.values()]):
+        console.print(BUSY)
     draw(results, measured)
     console.print(f"the loss curves and the bars are in {os.path.relpath(PICTURE)}")
 

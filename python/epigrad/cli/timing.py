@@ -20,15 +20,16 @@ class Timing:
     """First quartile."""
     high: float
     """Third quartile."""
+    fastest: float
     rounds: int
 
     @classmethod
     def of(cls, samples: list[float]) -> Timing:
         """The timing of samples in seconds, of which there is at least one."""
         if len(samples) == 1:
-            return cls(samples[0], samples[0], samples[0], 1)
+            return cls(samples[0], samples[0], samples[0], samples[0], 1)
         low, median, high = statistics.quantiles(samples, n=4, method="inclusive")
-        return cls(median, low, high, len(samples))
+        return cls(median, low, high, min(samples), len(samples))
 
     @property
     def spread(self) -> float:

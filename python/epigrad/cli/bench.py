@@ -3,7 +3,9 @@
 Every row is a forward and a backward, to all inputs, and the candidates of a row take turns. For the small layer there
 is also what a call costs beyond its bare products: its time less that of the three products alone, on the same shapes
 and on ready buffers (in epigrad the core's ``linear`` and ``linear_backward`` without bias and activation, in PyTorch
-`torch.mm` three times).
+`torch.mm` three times). And of epigrad what it costs beyond its kernels: its time less that of the same ``linear`` and
+``linear_backward``, bias and activation included, on ready buffers. That is all that Python, autograd and the allocator
+add.
 """
 
 from __future__ import annotations
@@ -39,6 +41,9 @@ Operation = Callable[..., Tensor]
 # How long a row is measured.
 SECONDS, QUICK_SECONDS = 5.0, 0.5
 
+# What a row of the second table tells.
+BEYOND = ("epigrad_beyond_product", "eager_beyond_product", "epigrad_beyond_kernels")
+
 
 @dataclass(frozen=True, slots=True)
 class Case:
@@ -50,7 +55,7 @@ class Case:
         shapes: of the inputs, all of which get a gradient.
         kinds: those measured by default.
         all_kinds: those measured with ``--all-kinds``.
-        beyond_product: whether the three bare products are measured too.
+        beyond_product: whether the three bare products and the bare kernels are measured too.
     """
 
     name: str
@@ -154,7 +159,7 @@ def main(args: argparse.Namespace) -> int:
             "python": platform.python_version(),
             "go": json.loads(library.control_call(library.core().control.DoctorFacts))["go_version"],
         },
-        "unit": "seconds of one forward and backward: median, quartiles",
+        "unit": "seconds of one forward and backward: median, quartiles, fastest",
         "rows": results,
     }
     if args.json is not None:
@@ -166,9 +171,11 @@ def main(args: argparse.Namespace) -> int:
 
 def _measure(case: Case, kind: str, dtype: str, quick: bool, compiled: bool) -> dict[str, Any]:
     generator = torch.Generator().manual_seed(0)
-    tensors = [
-        torch.randn(shape, generator=generator).to(getattr(torch, dtype)).requires_grad_() for shape in case.shapes
-    ]
+    tensors = [torch.randn(shape, generator=generator) for shape in case.shapes]
+    if case.make is _linear:
+        # Of a layer's size: preactivations are around 1, where the activation is neither flat nor a straight line.
+        tensors[1] /= tensors[1].shape[1] ** 0.5
+    tensors = [tensor.to(getattr(torch, dtype)).requires_grad_() for tensor in tensors]
     ours, eager = case.make(kind)
     with torch.no_grad():
         out = eager(*tensors)
@@ -188,6 +195,7 @@ def _measure(case: Case, kind: str, dtype: str, quick: bool, compiled: bool) -> 
             row["compile_error"] = str(error).strip().splitlines()[0]
     if case.beyond_product:
         candidates["epigrad_products"] = _epigrad_products(tensors, grad)
+        candidates["epigrad_kernels"] = _epigrad_kernels(tensors, grad, kind)
         candidates["eager_products"] = _eager_products(tensors, grad)
     timings = interleaved(candidates, QUICK_SECONDS if quick else SECONDS, least=1 if quick else 3)
     row |= {name: asdict(timing) for name, timing in timings.items()}
@@ -195,6 +203,7 @@ def _measure(case: Case, kind: str, dtype: str, quick: bool, compiled: bool) -> 
     if case.beyond_product:
         for name in ("epigrad", "eager"):
             row[f"{name}_beyond_product"] = timings[name].median - timings[f"{name}_products"].median
+        row["epigrad_beyond_kernels"] = timings["epigrad"].median - timings["epigrad_kernels"].median
     return row
 
 
@@ -218,6 +227,26 @@ def _epigrad_products(tensors: list[Tensor], grad: Tensor) -> Callable[[], objec
         core.run("linear_backward", None, 0, False, None, backward, outputs, workspace, 0, threads, False)
 
     return products
+
+
+def _epigrad_kernels(tensors: list[Tensor], grad: Tensor, kind: str) -> Callable[[], object]:
+    """What the whole call runs, and nothing around it."""
+    core, inputs = library.core(), tuple(tensor.detach() for tensor in tensors)
+    out, grads = torch.empty_like(grad), tuple(torch.empty_like(tensor) for tensor in inputs)
+    # What save="auto" keeps: nothing without an activation, the output where the derivative is a function of it.
+    from_output = core.activations[kind].from_output
+    pre = None if kind == "none" or from_output else torch.empty_like(grad)
+    backward = (grad, *inputs, pre, out if from_output else None)
+    needs = (True, True, True)
+    _, size = core.infer("linear_backward", kind, 0, False, None, backward, needs)
+    workspace = aligned_workspace(size, grad.device)
+
+    def kernels() -> None:
+        threads = torch.get_num_threads()
+        core.run("linear", kind, 0, False, None, inputs, (out, pre), None, 0, threads, False)
+        core.run("linear_backward", kind, 0, False, None, backward, grads, workspace, 0, threads, False)
+
+    return kernels
 
 
 def _eager_products(tensors: list[Tensor], grad: Tensor) -> Callable[[], object]:
@@ -268,12 +297,12 @@ def _print(results: list[dict[str, Any]]) -> None:
         rows.append(cells)
     print_table("Median time and half the distance of the quartiles", header, rows)
     beyond = [
-        [f"{row['case']} {row['kind']}", row["dtype"]]
-        + [f"{row[f'{name}_beyond_product'] * 1e6:.0f} us" for name in ("epigrad", "eager")]
+        [f"{row['case']} {row['kind']}", row["dtype"]] + [f"{row[name] * 1e6:.0f} us" for name in BEYOND]
         for row in results
         if "epigrad_beyond_product" in row
     ]
-    print_table("Beyond the three bare products", ("forward + backward", "dtype", "epigrad", "PyTorch"), beyond)
+    header = ["forward + backward", "dtype", "epigrad", "PyTorch", "epigrad, beyond the kernels"]
+    print_table("Beyond the three bare products", header, beyond)
     for reason in sorted({row["compile_error"] for row in results if "compile_error" in row}):
         print(f"torch.compile failed: {reason}")
 

@@ -81,7 +81,7 @@ typedef struct epg_call {
   DLTensor *const *outputs;
   /* Bytes of each tensor's buffer from data + byte_offset on, inputs first, then outputs; 0 is unknown, and so is NULL for all. */
   const uint64_t *nbytes;
-  void *workspace; /* 256-byte aligned; epg_infer says how much is needed */
+  void *workspace; /* aligned to 256 bytes (the CPU backend accepts 64); epg_infer says how much is needed */
   uint64_t workspace_nbytes;
   void *stream; /* the device stream's handle; NULL on CPU */
 } epg_call;

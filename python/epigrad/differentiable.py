@@ -4,7 +4,7 @@ First-order gradients come from the fused kernels. When a gradient is itself dif
 expressions of this file, so every order is exact by construction. Half types compute in float32 here and round once to
 the storage dtype.
 
-Adding an activation adds one row to `ACTIVATIONS`; a test holds its names, and those of `GATED_KINDS`, to the core's
+Adding an activation adds one row to `ACTIVATIONS`; a test holds its names to the core's
 tables.
 """
 
@@ -19,7 +19,6 @@ from torch import Tensor
 
 __all__ = [
     "ACTIVATIONS",
-    "GATED_KINDS",
     "Formula",
     "computed",
     "gated_backward",
@@ -108,16 +107,6 @@ ACTIVATIONS: dict[str, Formula] = {
     "silu": Formula(lambda x: x * torch.sigmoid(x), _silu_backward),
     "sigmoid": Formula(torch.sigmoid, _sigmoid_backward, lambda grad, y: grad * (y * (1 - y))),
     "tanh": Formula(torch.tanh, _tanh_backward, lambda grad, y: grad * (1 - y * y)),
-}
-
-# The activation that a gated kind's gate goes through.
-GATED_KINDS: dict[str, str] = {
-    "glu": "sigmoid",
-    "reglu": "relu",
-    "swiglu": "silu",
-    "geglu": "gelu",
-    "geglu_tanh": "gelu_tanh",
-    "bilinear": "none",
 }
 
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from epigrad import errors, functional
 from epigrad.arguments import check_save, gate_is_first
-from epigrad.differentiable import ACTIVATIONS, GATED_KINDS
+from epigrad.differentiable import ACTIVATIONS
 
 __all__ = ["MLP", "GatedActivation", "GatedMLP", "Lerp", "Linear"]
 
@@ -23,12 +23,6 @@ def _activation_name(module: str, activation: str | None) -> str:
         valid = ", ".join(map(repr, ACTIVATIONS))
         raise errors.InvalidProblemError(f"{module}: activation: {activation!r}, want one of {valid}")
     return activation
-
-
-def _check_gated(module: str, kind: str, gate: str) -> None:
-    if not isinstance(kind, str) or kind not in GATED_KINDS:
-        raise errors.InvalidProblemError(f"{module}: kind: {kind!r}, want one of {', '.join(map(repr, GATED_KINDS))}")
-    gate_is_first(module, gate)
 
 
 class Linear(nn.Linear):
@@ -116,7 +110,7 @@ class GatedActivation(nn.Module):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        _check_gated("GatedActivation", kind, gate)
+        gate_is_first("GatedActivation", gate)  # the kind is in the core's table alone, and asked for at the first call
         super().__init__()
         self.kind = kind
         self.dim = dim
@@ -222,7 +216,7 @@ class GatedMLP(nn.Module):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        _check_gated("GatedMLP", kind, gate)
+        gate_is_first("GatedMLP", gate)
         check_save("GatedMLP", save)
         super().__init__()
         options: dict[str, Any] = {"device": device, "dtype": dtype}

@@ -137,27 +137,6 @@ print("fine")
     assert run_script(script) == "fine"
 
 
-def test_a_fork_while_other_threads_compute() -> None:
-    script = (
-        CHILD
-        + """
-import threading
-stop = threading.Event()
-def busy():
-    while not stop.is_set():
-        epigrad.linear(torch.ones(64, 64), torch.ones(64, 64), None, "gelu")
-threads = [threading.Thread(target=busy) for _ in range(3)]
-[t.start() for t in threads]
-for _ in range(10):
-    in_child(lambda: refused(use))
-stop.set()
-[t.join() for t in threads]
-print("fine")
-"""
-    )
-    assert run_script(script) == "fine"
-
-
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
 def test_other_ways_to_start_workers(method: str, tmp_path: os.PathLike[str]) -> None:
     program = os.path.join(tmp_path, "program.py")

@@ -28,9 +28,9 @@ class Wanted:
 def assert_parity(names: Sequence[str], got: Results, case: Case, want: Callable[[Case], Wanted]) -> None:
     """Fails unless every result keeps the tolerance rule, and is absent where none can exist.
 
-    Few elements, or operands that repeat a slice, do not show PyTorch's worst error: it is the worst over the same problem
-    with other random values as well. (They are drawn only when the case's own values do not settle it, which comes to the
-    same.)
+    Few elements, or operands that repeat a slice, do not show PyTorch's worst error: it is the worst over the same
+    problem with other random values as well. (They are drawn only when the case's own values do not settle it, which
+    comes to the same.)
     """
     wanted = want(case)
     for index, (name, ours, reference, eager) in enumerate(

@@ -137,6 +137,32 @@ print("fine")
     assert run_script(script) == "fine"
 
 
+def test_a_fork_while_other_threads_compute() -> None:
+    """PyTorch makes its first-call tables before the threads start: they are not safe against a fork meanwhile."""
+    script = (
+        CHILD
+        + """
+import threading
+use()
+x, weight = torch.ones(64, 64), torch.ones(64, 64)
+stop = threading.Event()
+def busy():
+    while not stop.is_set():
+        epigrad.linear(x, weight, None, "gelu")
+threads = [threading.Thread(target=busy) for _ in range(3)]
+[t.start() for t in threads]
+try:
+    for _ in range(10):
+        in_child(lambda: refused(use))
+finally:
+    stop.set()
+    [t.join() for t in threads]
+print("fine")
+"""
+    )
+    assert run_script(script) == "fine"
+
+
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
 def test_other_ways_to_start_workers(method: str, tmp_path: os.PathLike[str]) -> None:
     program = os.path.join(tmp_path, "program.py")

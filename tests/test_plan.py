@@ -420,6 +420,18 @@ def plans_with_workspace() -> list[tuple[Any, dict[str, Tensor]]]:
     return found
 
 
+def test_an_output_that_requires_grad_is_refused() -> None:
+    made = plan.Lerp.select(shape=(2,), weight=0.5, dtype=torch.float32)
+    ends = {"start": torch.zeros(2), "end": torch.ones(2)}
+    out = torch.zeros(2, requires_grad=True)
+    for call in (made.run, made.can_implement):
+        with pytest.raises(errors.InvalidProblemError, match="out: a tensor that requires grad"):
+            call(**ends, out=out)
+    with torch.no_grad():
+        made.run(**ends, out=out)
+    assert out.tolist() == [0.5, 0.5]
+
+
 def test_a_workspace_that_will_not_do() -> None:
     found = plans_with_workspace()
     assert found, "a GEMM backward forms grad_preactivation somewhere: no plan asks for workspace"

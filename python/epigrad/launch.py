@@ -16,7 +16,7 @@ from epigrad import errors, selection
 from epigrad.arguments import refuse_transforms, transforms_active
 from epigrad.library import Core
 
-__all__ = ["aligned_workspace", "launch", "launch_into", "mark_written", "refuse_negative"]
+__all__ = ["aligned_workspace", "launch", "launch_into", "mark_written", "refuse_graph", "refuse_negative"]
 
 Tensors = tuple[Tensor | None, ...]
 
@@ -67,7 +67,7 @@ def launch_into(
     given = [output for output, needed in zip(outputs, needs, strict=True) if needed and output is not None]
     for output in given:
         refuse_negative(op, "out", output)
-        _refuse_graph(op, output)
+        refuse_graph(op, "out", output)
     first = inputs[0]
     if given and isinstance(first, Tensor) and first.is_meta:
         shapes, _ = core.infer(op, kind, dim, gate_first, weight, inputs, needs)
@@ -100,11 +100,11 @@ def refuse_negative(op: str, argument: str, tensor: Tensor) -> None:
         raise errors.UnsupportedError(f"{op}: {argument}: a view with the negative bit set, want a plain tensor")
 
 
-def _refuse_graph(op: str, output: Tensor) -> None:
-    """Refuse an `out` whose graph would not hold what is written, as PyTorch does."""
+def refuse_graph(op: str, argument: str, output: Tensor) -> None:
+    """Refuse an output whose graph would not hold what is written, as PyTorch does."""
     if output.requires_grad and torch.is_grad_enabled():
         raise errors.InvalidProblemError(
-            f"{op}: out: a tensor that requires grad, want one that does not, or a call under torch.no_grad()"
+            f"{op}: {argument}: a tensor that requires grad, want one that does not, or a call under torch.no_grad()"
         )
 
 
@@ -114,7 +114,9 @@ def _require_cpu(inputs: Tensors, backend: str) -> None:
         raise selection.unavailable(backend)
 
 
-def _check_meta(op: str, shapes: Sequence[tuple[int, ...] | None], outputs: Sequence[Tensor | None], first: Tensor) -> None:
+def _check_meta(
+    op: str, shapes: Sequence[tuple[int, ...] | None], outputs: Sequence[Tensor | None], first: Tensor
+) -> None:
     """What the core would check of given outputs, for meta tensors, which never reach it."""
     for shape, output in zip(shapes, outputs, strict=True):
         if output is None:

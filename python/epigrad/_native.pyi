@@ -7,7 +7,7 @@ from torch import Tensor
 Tensors = tuple[Tensor | None, ...]
 
 def configure(
-    tensor_type: type, parameter_type: type, make_error: Callable[[int, str, bytes, int, int], Exception], /
+    tensor_type: type, parameter_type: type, make_error: Callable[[int, str, bytes, int, int], Exception], allows_tf32: Callable[[], bool], /
 ) -> None: ...
 def infer(
     op: str,
@@ -41,7 +41,7 @@ def run(
     inputs: Tensors,
     outputs: Tensors,
     workspace: Tensor | None,
-    stream: int,
+    stream: int | None,
     threads: int,
     accumulate: bool,
     /,
@@ -54,7 +54,7 @@ def plan_run(
     inputs: Tensors,
     outputs: Tensors,
     workspace: Tensor | None,
-    stream: int,
+    stream: int | None,
     threads: int,
     accumulate: bool,
     /,

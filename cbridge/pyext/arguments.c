@@ -1,0 +1,266 @@
+//go:build pyext
+
+#include "arguments.h"
+
+#include <string.h>
+
+/* cbridge/names.go */
+extern void epgGoArgument(char *op, int32_t index, int32_t is_output, char *text, size_t capacity);
+
+struct epg_py_state epg_py;
+
+/* Raises the Python exception of a status; always returns NULL. */
+PyObject *epg_py_raise_status(int32_t status, const char *message, int64_t needed, int64_t got) {
+  if (!epg_py.make_error) {
+    PyErr_SetString(PyExc_RuntimeError, message);
+    return NULL;
+  }
+  PyObject *text = PyUnicode_DecodeUTF8(message, (Py_ssize_t)strlen(message), "replace");
+  if (!text) return NULL;
+  PyObject *error = PyObject_CallFunction(epg_py.make_error, "isNLL", (int)status, epg_status_class(status), text, (long long)needed, (long long)got);
+  if (!error) return NULL;
+  PyErr_SetObject((PyObject *)Py_TYPE(error), error);
+  Py_DECREF(error);
+  return NULL;
+}
+
+PyObject *epg_py_raise_last(int32_t status) {
+  int64_t needed, got;
+  epg_last_error_bytes(&needed, &got);
+  return epg_py_raise_status(status, epg_last_error(), needed, got);
+}
+
+/* Raises an error about one argument of an op. */
+static void raise_argument(int32_t status, const call_arguments *a, int operand, const char *text) {
+  char name[64] = "tensor", message[512];
+  const int is_output = operand >= MAX_INPUTS;
+  if (a->call.op && !epg_forked()) epgGoArgument((char *)a->call.op, is_output ? operand - MAX_INPUTS : operand, is_output, name, sizeof name);
+  PyOS_snprintf(message, sizeof message, "%s: %s: %s", a->call.op ? a->call.op : "plan", name, text);
+  epg_py_raise_status(status, message, 0, 0);
+}
+
+/* Reads a meta tensor's geometry through its Python attributes. */
+static int read_sizes(PyObject *sequence, int64_t *sizes, int32_t *rank) {
+  const Py_ssize_t n = PySequence_Size(sequence);
+  if (n < 0) return -1;
+  *rank = (int32_t)n;
+  for (Py_ssize_t i = 0; i < n && i < EPG_MAX_RANK; i++) {
+    PyObject *item = PySequence_GetItem(sequence, i);
+    if (!item) return -1;
+    sizes[i] = PyLong_AsLongLong(item);
+    Py_DECREF(item);
+    if (sizes[i] == -1 && PyErr_Occurred()) return -1;
+  }
+  return 0;
+}
+
+static int read_dtype(PyObject *tensor, DLDataType *dtype) {
+  static const struct {
+    const char *name;
+    DLDataType dtype;
+  } known[] = {
+      {"torch.float32", {kDLFloat, 32, 1}},
+      {"torch.float64", {kDLFloat, 64, 1}},
+      {"torch.bfloat16", {kDLBfloat, 16, 1}},
+      {"torch.float16", {kDLFloat, 16, 1}},
+  };
+  PyObject *object = PyObject_GetAttrString(tensor, "dtype");
+  PyObject *text = object ? PyObject_Str(object) : NULL;
+  const char *name = text ? PyUnicode_AsUTF8AndSize(text, NULL) : NULL;
+  *dtype = (DLDataType){255, 0, 1}; /* none of the four: Go refuses it */
+  for (size_t i = 0; name && i < sizeof known / sizeof *known; i++)
+    if (!strcmp(name, known[i].name)) *dtype = known[i].dtype;
+  Py_XDECREF(text);
+  Py_XDECREF(object);
+  return name ? 0 : -1;
+}
+
+static int read_meta(PyObject *tensor, DLTensor *t, int64_t *sizes) {
+  *t = (DLTensor){.device = {META_DEVICE, 0}, .shape = sizes, .strides = sizes + EPG_MAX_RANK};
+  int32_t rank = 0;
+  PyObject *shape = PyObject_GetAttrString(tensor, "shape");
+  PyObject *stride = shape ? PyObject_CallMethod(tensor, "stride", NULL) : NULL;
+  const int failed = !stride || read_sizes(shape, t->shape, &t->ndim) || read_sizes(stride, t->strides, &rank) || read_dtype(tensor, &t->dtype);
+  Py_XDECREF(stride);
+  Py_XDECREF(shape);
+  return failed ? -1 : 0;
+}
+
+static int is_meta(PyObject *tensor) {
+  PyObject *value = PyObject_GetAttr(tensor, epg_py.is_meta_name);
+  const int meta = value == Py_True;
+  Py_XDECREF(value);
+  PyErr_Clear();
+  return meta;
+}
+
+/* Fills tensors[operand]; returns 0, or -1 with a Python exception. */
+int epg_py_read_tensor(call_arguments *a, PyObject *o, int operand) {
+  DLTensor *t = &a->tensors[operand];
+  PyObject *type = (PyObject *)Py_TYPE(o);
+  if (type != epg_py.tensor_type && type != epg_py.parameter_type) {
+    const int is_tensor = PyObject_IsInstance(o, epg_py.tensor_type);
+    if (is_tensor < 0) return -1;
+    if (is_tensor)
+      raise_argument(EPG_UNSUPPORTED, a, operand, "a subclass of torch.Tensor, want a plain torch.Tensor or torch.nn.Parameter");
+    else
+      raise_argument(EPG_DTYPE, a, operand, "not a tensor, want a torch.Tensor");
+    return -1;
+  }
+  /* Asked first: the exchange refuses a meta tensor too, but takes milliseconds to describe where it was called from. */
+  if (is_meta(o)) return read_meta(o, t, a->sizes[operand]);
+  if (!epg_py.exchange->dltensor_from_py_object_no_sync(o, t)) return 0;
+  PyErr_Clear();
+  raise_argument(EPG_UNSUPPORTED, a, operand,
+                 "a tensor without strided memory of its own (sparse, quantised, nested, or inside a torch.func transform), want a plain strided one");
+  return -1;
+}
+
+/* Reads a tuple of tensors and Nones from tensors[first] on; returns its length or -1. */
+static int read_tuple(call_arguments *a, PyObject *tuple, int first, int most, const char *what) {
+  const Py_ssize_t n = PyTuple_Check(tuple) ? PyTuple_Size(tuple) : -1;
+  if (n < 0 || n > most) {
+    PyErr_Format(PyExc_TypeError, "%s must be a tuple of at most %d tensors or None", what, most);
+    return -1;
+  }
+  for (Py_ssize_t i = 0; i < n; i++) {
+    PyObject *item = PyTuple_GetItem(tuple, i);
+    const int absent = item == Py_None;
+    if (!absent && epg_py_read_tensor(a, item, first + (int)i)) return -1;
+    DLTensor *t = absent ? NULL : &a->tensors[first + i];
+    if (first)
+      a->outputs[i] = t;
+    else
+      a->inputs[i] = t;
+  }
+  return (int)n;
+}
+
+int epg_py_read_tensors(call_arguments *a, PyObject *inputs, PyObject *outputs) {
+  a->call.inputs = a->inputs;
+  a->call.outputs = a->outputs;
+  a->call.num_inputs = read_tuple(a, inputs, 0, MAX_INPUTS, "inputs");
+  if (a->call.num_inputs < 0) return -1;
+  if (!outputs) return 0;
+  a->call.num_outputs = read_tuple(a, outputs, MAX_INPUTS, MAX_OUTPUTS, "outputs");
+  return a->call.num_outputs < 0 ? -1 : 0;
+}
+
+int epg_py_read_workspace(call_arguments *a, PyObject *o) {
+  if (o == Py_None) return 0;
+  const char *op = a->call.op ? a->call.op : "plan";
+  char message[256];
+  DLTensor t;
+  if (Py_TYPE(o) != (PyTypeObject *)epg_py.tensor_type || epg_py.exchange->dltensor_from_py_object_no_sync(o, &t)) {
+    PyErr_Clear();
+    PyOS_snprintf(message, sizeof message, "%s: workspace: not a tensor with memory, want a contiguous uint8 torch.Tensor or None", op);
+    epg_py_raise_status(EPG_DTYPE, message, 0, 0);
+    return -1;
+  }
+  if (t.dtype.code != 1 || t.dtype.bits != 8) { /* kDLUInt */
+    PyOS_snprintf(message, sizeof message, "%s: workspace: dtype with DLPack code %d and %d bits, want uint8", op, t.dtype.code, t.dtype.bits);
+    epg_py_raise_status(EPG_DTYPE, message, 0, 0);
+    return -1;
+  }
+  uint64_t bytes = 1;
+  int64_t next = 1;
+  int contiguous = 1;
+  for (int d = t.ndim - 1; d >= 0; d--) {
+    if (t.shape[d] != 1 && t.strides && t.strides[d] != next) contiguous = 0;
+    next *= t.shape[d];
+    bytes *= (uint64_t)t.shape[d];
+  }
+  if (!contiguous && bytes) {
+    PyOS_snprintf(message, sizeof message, "%s: workspace: strided, want a contiguous uint8 tensor", op);
+    epg_py_raise_status(EPG_INVALID_PROBLEM, message, 0, 0);
+    return -1;
+  }
+  int shared = 0; /* inputs on several devices are Go's to refuse */
+  for (int i = 0; i < a->call.num_inputs; i++) {
+    const DLTensor *input = a->inputs[i];
+    if (input && input->device.device_type == t.device.device_type && input->device.device_id == t.device.device_id) shared = 1;
+  }
+  if (!shared) {
+    PyOS_snprintf(message, sizeof message, "%s: workspace: on another device than the inputs, want one device per call", op);
+    epg_py_raise_status(EPG_DEVICE_MISMATCH, message, 0, 0);
+    return -1;
+  }
+  a->call.workspace = bytes ? (char *)t.data + t.byte_offset : NULL;
+  a->call.workspace_nbytes = bytes;
+  return 0;
+}
+
+/* Reads the arguments that infer and run share: op, kind, dim, gate_first, weight. */
+int epg_py_read_problem(call_arguments *a, PyObject *const *args) {
+  a->call.op = PyUnicode_AsUTF8AndSize(args[0], NULL);
+  if (!a->call.op) return -1;
+  if (args[1] != Py_None && !(a->call.kind = PyUnicode_AsUTF8AndSize(args[1], NULL))) return -1;
+  int overflow = 0;
+  const long long dim = PyLong_AsLongLongAndOverflow(args[2], &overflow);
+  if (dim == -1 && PyErr_Occurred()) return -1;
+  if (overflow || dim < INT32_MIN || dim > INT32_MAX) {
+    char message[128];
+    PyOS_snprintf(message, sizeof message, "%s: dim: beyond 32 bits, want a dimension of the input", a->call.op);
+    epg_py_raise_status(EPG_INVALID_PROBLEM, message, 0, 0);
+    return -1;
+  }
+  a->call.dim = (int32_t)dim;
+  const int gate_first = PyObject_IsTrue(args[3]);
+  if (gate_first < 0) return -1;
+  if (gate_first) a->call.flags |= EPG_GATE_FIRST;
+  if (args[4] != Py_None) {
+    a->call.weight = PyFloat_AsDouble(args[4]);
+    if (a->call.weight == -1.0 && PyErr_Occurred()) return -1;
+    a->call.flags |= EPG_HAS_WEIGHT;
+  }
+  return 0;
+}
+
+/* Takes PyTorch's current stream for a call on CUDA tensors. */
+int epg_py_read_current_stream(call_arguments *a) {
+  const DLTensor *first = NULL;
+  for (int i = 0; i < a->call.num_inputs && !first; i++) first = a->inputs[i];
+  if (!first || first->device.device_type != kDLCUDA) return 0;
+  return epg_py.exchange->current_work_stream(first->device.device_type, first->device.device_id, &a->call.stream);
+}
+
+/* Asks PyTorch whether the float32 products of a call, or of a plan, may be computed in TF32. */
+int epg_py_read_precision(call_arguments *a) {
+  const DLTensor *first = a->inputs[0];
+  if (!first || first->device.device_type != kDLCUDA || first->dtype.bits != 32) return 0;
+  const char *op = a->call.op;
+  if (op && strncmp(op, "matmul", strlen("matmul")) && strncmp(op, "linear", strlen("linear"))) return 0;
+  PyObject *answer = PyObject_CallNoArgs(epg_py.allows_tf32);
+  if (!answer) return -1;
+  if (answer == Py_True) a->call.flags |= EPG_ALLOW_TF32;
+  Py_DECREF(answer);
+  return 0;
+}
+
+/* Reads stream, threads and accumulate. */
+int epg_py_read_execution(call_arguments *a, PyObject *stream, PyObject *threads, PyObject *accumulate) {
+  if (stream && stream != Py_None) a->call.stream = (void *)(uintptr_t)PyLong_AsUnsignedLongLong(stream);
+  if (threads) a->call.num_threads = (int32_t)PyLong_AsLong(threads);
+  if (PyErr_Occurred()) return -1;
+  const int add = PyObject_IsTrue(accumulate);
+  if (add > 0) a->call.flags |= EPG_ACCUMULATE;
+  return add < 0 ? -1 : 0;
+}
+
+/* Refuses a call with the wrong number of arguments, or before configure. */
+int epg_py_ready(Py_ssize_t got, Py_ssize_t want) {
+  if (got != want) {
+    PyErr_Format(PyExc_TypeError, "got %zd arguments, want %zd", got, want);
+    return 0;
+  }
+  if (!epg_py.exchange) {
+    PyErr_SetString(PyExc_RuntimeError, "epigrad._native.configure has not been called");
+    return 0;
+  }
+  return 1;
+}
+
+void epg_py_begin(call_arguments *a) {
+  memset(&a->call, 0, sizeof a->call);
+  a->call.struct_size = sizeof a->call;
+}

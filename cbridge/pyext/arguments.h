@@ -1,0 +1,52 @@
+/* What the parts of the hot path share: reading Python's arguments into an epg_call, and raising what comes back. */
+#ifndef EPG_PYEXT_ARGUMENTS_H
+#define EPG_PYEXT_ARGUMENTS_H
+
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+
+#include "epigrad.h"
+#include "exchange.h"
+
+/* Of go/tensor (Meta): a device type for tensors that have a geometry and no memory. */
+enum { META_DEVICE = -1, MAX_INPUTS = 6, MAX_OUTPUTS = 3, MAX_TENSORS = MAX_INPUTS + MAX_OUTPUTS };
+
+/* What `configure` was given, and names that are looked up on every call. */
+extern struct epg_py_state {
+  PyObject *tensor_type, *parameter_type, *make_error, *allows_tf32;
+  PyObject *is_meta_name, *is_neg_name, *resolve_neg_name, *new_empty_name;
+  const DLPackExchangeAPI *exchange;
+} epg_py;
+
+/* One call's arguments, in C's terms. */
+typedef struct {
+  epg_call call;
+  const DLTensor *inputs[MAX_INPUTS];
+  DLTensor *outputs[MAX_OUTPUTS];
+  DLTensor tensors[MAX_TENSORS];
+  int64_t sizes[MAX_TENSORS][2 * EPG_MAX_RANK]; /* of meta tensors */
+} call_arguments;
+
+/* Raise the Python exception of a status, or of the thread's last error; always return NULL. */
+PyObject *epg_py_raise_status(int32_t status, const char *message, int64_t needed, int64_t got);
+PyObject *epg_py_raise_last(int32_t status);
+
+void epg_py_begin(call_arguments *a);
+
+/* Refuses a call with the wrong number of arguments, or before configure. */
+int epg_py_ready(Py_ssize_t got, Py_ssize_t want);
+
+/* Each returns 0, or -1 with a Python exception. */
+int epg_py_read_problem(call_arguments *a, PyObject *const *args); /* op, kind, dim, gate_first, weight */
+int epg_py_read_tensor(call_arguments *a, PyObject *o, int operand);
+int epg_py_read_tensors(call_arguments *a, PyObject *inputs, PyObject *outputs);
+int epg_py_read_workspace(call_arguments *a, PyObject *o);
+int epg_py_read_precision(call_arguments *a);
+int epg_py_read_current_stream(call_arguments *a);
+int epg_py_read_execution(call_arguments *a, PyObject *stream, PyObject *threads, PyObject *accumulate);
+
+/* launch.c: methods of the module. */
+PyObject *epg_py_infer(PyObject *module, PyObject *const *args, Py_ssize_t n);
+PyObject *epg_py_launch(PyObject *module, PyObject *const *args, Py_ssize_t n);
+
+#endif

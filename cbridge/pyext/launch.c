@@ -1,0 +1,275 @@
+//go:build pyext
+
+/* The module's infer and launch: the outputs that a call makes, and the call itself. */
+#include <string.h>
+
+#include "arguments.h"
+
+/* What epg_infer tells of a call. */
+typedef struct {
+  int64_t sizes[MAX_OUTPUTS * EPG_MAX_RANK];
+  int32_t ranks[MAX_OUTPUTS]; /* -1: no such output */
+  uint64_t workspace_nbytes;
+} geometry;
+
+/* Geometries inferred before. What an op's outputs look like follows from its inputs' shapes, strides and dtypes alone, so a small call need not ask Go again;
+ * a workspace that has become too small (another algorithm was tuned meanwhile) is found out by the run, which then asks. The GIL guards the table. */
+enum { MEMO_ENTRIES = 512, MEMO_KEY_BYTES = 512 };
+
+static struct memo_entry {
+  uint32_t key_bytes; /* 0: empty */
+  uint8_t key[MEMO_KEY_BYTES];
+  geometry value;
+} *memo_table;
+
+typedef struct {
+  uint32_t bytes;
+  uint8_t key[MEMO_KEY_BYTES];
+} memo_key;
+
+static int append(memo_key *k, const void *data, size_t bytes) {
+  if (k->bytes + bytes > MEMO_KEY_BYTES) return -1;
+  memcpy(k->key + k->bytes, data, bytes);
+  k->bytes += (uint32_t)bytes;
+  return 0;
+}
+
+/* Writes all that a call's geometry depends on; returns -1 if that is too long to be kept. */
+static int memo_key_of(const call_arguments *a, const uint8_t *wanted, memo_key *k) {
+  const struct {
+    uint32_t flags;
+    int32_t dim, num_inputs;
+    uint8_t wanted[4];
+  } head = {a->call.flags, a->call.dim, a->call.num_inputs, {wanted[0], wanted[1], wanted[2], 0}};
+  k->bytes = 0;
+  if (append(k, &head, sizeof head) || append(k, a->call.op, strlen(a->call.op) + 1)) return -1;
+  if (a->call.kind && append(k, a->call.kind, strlen(a->call.kind) + 1)) return -1;
+  for (int i = 0; i < a->call.num_inputs; i++) {
+    const DLTensor *t = a->inputs[i];
+    const int32_t rank = t ? t->ndim : -1;
+    if (append(k, &rank, sizeof rank)) return -1;
+    if (!t) continue;
+    if (!t->strides && rank) return -1;
+    const size_t bytes = (size_t)rank * sizeof(int64_t);
+    if (append(k, &t->dtype, sizeof t->dtype) || append(k, &t->device, sizeof t->device) || append(k, t->shape, bytes) || append(k, t->strides, bytes))
+      return -1;
+  }
+  return 0;
+}
+
+/* The place of a key: FNV-1a over words. */
+static struct memo_entry *memo_at(const memo_key *k) {
+  uint64_t hash = 14695981039346656037u;
+  for (uint32_t i = 0; i < k->bytes; i += 8) {
+    uint64_t word = 0;
+    memcpy(&word, k->key + i, k->bytes - i < 8 ? k->bytes - i : 8);
+    hash = (hash ^ word) * 1099511628211u;
+    hash ^= hash >> 29;
+  }
+  return &memo_table[hash % MEMO_ENTRIES];
+}
+
+/* Infers a call's outputs; returns how many places `needs` has, or -1 with a Python exception. */
+static int infer_geometry(call_arguments *a, PyObject *needs, geometry *g) {
+  uint8_t wanted[MAX_OUTPUTS] = {0};
+  const Py_ssize_t places = PyTuple_Check(needs) ? PyTuple_Size(needs) : -1;
+  if (places < 0 || places > MAX_OUTPUTS) {
+    PyErr_Format(PyExc_TypeError, "needs must be a tuple of at most %d bools", MAX_OUTPUTS);
+    return -1;
+  }
+  for (Py_ssize_t i = 0; i < places; i++) {
+    const int need = PyObject_IsTrue(PyTuple_GetItem(needs, i));
+    if (need < 0) return -1;
+    wanted[i] = (uint8_t)need;
+  }
+  memo_key key;
+  struct memo_entry *entry = NULL;
+  if (!memo_table) memo_table = PyMem_Calloc(MEMO_ENTRIES, sizeof *memo_table);
+  if (memo_table && !epg_forked() && !memo_key_of(a, wanted, &key)) {
+    entry = memo_at(&key);
+    if (entry->key_bytes == key.bytes && !memcmp(entry->key, key.key, key.bytes)) {
+      *g = entry->value;
+      return (int)places;
+    }
+  }
+  int32_t status;
+  Py_BEGIN_ALLOW_THREADS;
+  status = epg_infer(&a->call, wanted, g->sizes, g->ranks, &g->workspace_nbytes);
+  Py_END_ALLOW_THREADS;
+  if (!status) {
+    if (entry) {
+      entry->key_bytes = key.bytes;
+      memcpy(entry->key, key.key, key.bytes);
+      entry->value = *g;
+    }
+    return (int)places;
+  }
+  epg_py_raise_last(status);
+  return -1;
+}
+
+/* An output's shape as a tuple; None where there is no such output. */
+static PyObject *shape_of(const geometry *g, int output) {
+  const int32_t rank = g->ranks[output];
+  if (rank < 0) Py_RETURN_NONE;
+  PyObject *shape = PyTuple_New(rank);
+  for (int32_t d = 0; shape && d < rank; d++) {
+    PyObject *size = PyLong_FromLongLong(g->sizes[output * EPG_MAX_RANK + d]);
+    if (!size || PyTuple_SetItem(shape, d, size)) Py_CLEAR(shape);
+  }
+  return shape;
+}
+
+/* infer(op, kind, dim, gate_first, weight, inputs, needs) -> (shapes, workspace_bytes) */
+PyObject *epg_py_infer(PyObject *module, PyObject *const *args, Py_ssize_t n) {
+  (void)module;
+  call_arguments a;
+  geometry g;
+  if (!epg_py_ready(n, 7)) return NULL;
+  epg_py_begin(&a);
+  if (epg_py_read_problem(&a, args) || epg_py_read_tensors(&a, args[5], NULL) || epg_py_read_precision(&a)) return NULL;
+  const int places = infer_geometry(&a, args[6], &g);
+  if (places < 0) return NULL;
+  PyObject *shapes = PyTuple_New(places);
+  for (int i = 0; shapes && i < places; i++) {
+    PyObject *shape = shape_of(&g, i);
+    if (!shape || PyTuple_SetItem(shapes, i, shape)) Py_CLEAR(shapes);
+  }
+  return shapes ? Py_BuildValue("NK", shapes, (unsigned long long)g.workspace_nbytes) : NULL;
+}
+
+/* A new tensor with the dtype and on the device of another. */
+static PyObject *new_empty(PyObject *like, PyObject *shape) {
+  PyObject *tensor = PyObject_CallMethodObjArgs(like, epg_py.new_empty_name, shape, NULL);
+  Py_DECREF(shape);
+  return tensor;
+}
+
+/* Allocates the workspace that a call needs, with room to align it; NULL with a Python exception. */
+static PyObject *new_workspace(call_arguments *a, PyObject *like, uint64_t nbytes) {
+  enum { ALIGNMENT = 256 };
+  const uint64_t element = a->inputs[0]->dtype.bits / 8;
+  PyObject *shape = Py_BuildValue("(K)", (unsigned long long)((nbytes + ALIGNMENT) / element));
+  PyObject *tensor = shape ? new_empty(like, shape) : NULL;
+  DLTensor t;
+  if (!tensor || epg_py.exchange->dltensor_from_py_object_no_sync(tensor, &t)) {
+    Py_XDECREF(tensor);
+    return NULL;
+  }
+  const uintptr_t start = (uintptr_t)t.data + t.byte_offset;
+  a->call.workspace = (void *)((start + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT);
+  a->call.workspace_nbytes = nbytes;
+  return tensor;
+}
+
+/* Materialises tensors that negate on reading: PyTorch's flag, which no DLTensor shows. Returns a new reference. */
+static PyObject *resolve_negative(PyObject *inputs) {
+  const Py_ssize_t n = PyTuple_Check(inputs) ? PyTuple_Size(inputs) : 0;
+  Py_INCREF(inputs);
+  for (Py_ssize_t i = 0; i < n; i++) {
+    PyObject *item = PyTuple_GetItem(inputs, i);
+    if ((PyObject *)Py_TYPE(item) != epg_py.tensor_type && (PyObject *)Py_TYPE(item) != epg_py.parameter_type) continue; /* read_tensor says why not */
+    PyObject *negative = PyObject_CallMethodObjArgs(item, epg_py.is_neg_name, NULL);
+    const int is_negative = negative == Py_True;
+    Py_XDECREF(negative);
+    if (negative && !is_negative) continue;
+    PyObject *resolved = negative ? PyObject_CallMethodObjArgs(item, epg_py.resolve_neg_name, NULL) : NULL;
+    PyObject *list = resolved ? PySequence_List(inputs) : NULL;
+    Py_DECREF(inputs);
+    inputs = NULL;
+    if (list && !PyList_SetItem(list, i, resolved))
+      inputs = PyList_AsTuple(list);
+    else if (!list)
+      Py_XDECREF(resolved);
+    Py_XDECREF(list);
+    if (!inputs) return NULL;
+  }
+  return inputs;
+}
+
+/* Fills a.outputs and `results` with the outputs to compute: those of `given`, and new tensors for the others. */
+static int make_outputs(call_arguments *a, const geometry *g, PyObject *like, PyObject *needs, PyObject *given, PyObject *results) {
+  a->call.outputs = a->outputs;
+  a->call.num_outputs = (int32_t)PyTuple_Size(results);
+  for (int i = 0; i < a->call.num_outputs; i++) {
+    PyObject *output = given == Py_None ? Py_None : PyTuple_GetItem(given, i);
+    if (!output) return -1;
+    const int needed = PyObject_IsTrue(PyTuple_GetItem(needs, i));
+    if (needed < 0) return -1;
+    if (!needed || (output == Py_None && g->ranks[i] < 0)) {
+      output = Py_None;
+      Py_INCREF(output);
+    } else if (output == Py_None) {
+      PyObject *shape = shape_of(g, i);
+      output = shape ? new_empty(like, shape) : NULL;
+      if (!output) return -1;
+    } else {
+      Py_INCREF(output);
+    }
+    a->outputs[i] = NULL;
+    if (output != Py_None) {
+      if (epg_py_read_tensor(a, output, MAX_INPUTS + i)) {
+        Py_DECREF(output);
+        return -1;
+      }
+      a->outputs[i] = &a->tensors[MAX_INPUTS + i];
+    }
+    if (PyTuple_SetItem(results, i, output)) return -1;
+  }
+  return 0;
+}
+
+/* Runs a call whose outputs are there, with a workspace for it; `like` is its first input. */
+static int32_t run_inferred(call_arguments *a, PyObject *like, uint64_t workspace_nbytes) {
+  PyObject *workspace = NULL;
+  if (workspace_nbytes && !(workspace = new_workspace(a, like, workspace_nbytes))) return -1;
+  int32_t status = -1;
+  if (!epg_py_read_current_stream(a)) {
+    Py_BEGIN_ALLOW_THREADS;
+    status = epg_run(&a->call);
+    Py_END_ALLOW_THREADS;
+  }
+  Py_XDECREF(workspace);
+  return status;
+}
+
+/* Runs a call; returns 0, or -1 with a Python exception. */
+static int run_or_raise(call_arguments *a, PyObject *like, PyObject *needs, geometry *g) {
+  if (a->inputs[0]->device.device_type == META_DEVICE) return 0;
+  int32_t status = run_inferred(a, like, g->workspace_nbytes);
+  if (status == EPG_WORKSPACE_TOO_SMALL) {
+    memset(memo_table, 0, MEMO_ENTRIES * sizeof *memo_table);
+    if (infer_geometry(a, needs, g) < 0) return -1;
+    status = run_inferred(a, like, g->workspace_nbytes);
+  }
+  if (status > 0) epg_py_raise_last(status);
+  return status ? -1 : 0;
+}
+
+/* launch(op, kind, dim, gate_first, weight, inputs, needs, outputs, threads, accumulate) -> outputs: infer, allocate and run in one. `outputs` is None or
+ * a tuple with a tensor for each output that the caller has; meta tensors give meta outputs. */
+PyObject *epg_py_launch(PyObject *module, PyObject *const *args, Py_ssize_t n) {
+  (void)module;
+  call_arguments a;
+  geometry g;
+  if (!epg_py_ready(n, 10)) return NULL;
+  epg_py_begin(&a);
+  PyObject *results = NULL, *inputs = resolve_negative(args[5]);
+  if (!inputs) return NULL;
+  if (epg_py_read_problem(&a, args) || epg_py_read_tensors(&a, inputs, NULL) || epg_py_read_precision(&a)) goto fail;
+  const int places = infer_geometry(&a, args[6], &g);
+  if (places < 0) goto fail;
+  if (args[7] != Py_None && !(PyTuple_Check(args[7]) && PyTuple_Size(args[7]) == places)) {
+    PyErr_Format(PyExc_TypeError, "outputs must be None or a tuple of %d tensors or None", places);
+    goto fail;
+  }
+  PyObject *like = PyTuple_GetItem(inputs, 0); /* no op has an optional first input, and infer has checked it */
+  if (!(results = PyTuple_New(places)) || make_outputs(&a, &g, like, args[6], args[7], results) || epg_py_read_execution(&a, NULL, args[8], args[9])) goto fail;
+  if (run_or_raise(&a, like, args[6], &g)) goto fail;
+  Py_DECREF(inputs);
+  return results;
+fail:
+  Py_XDECREF(results);
+  Py_DECREF(inputs);
+  return NULL;
+}

@@ -15,6 +15,7 @@ import (
 	"github.com/epigrad/epigrad/go/dtype"
 	"github.com/epigrad/epigrad/go/op"
 	"github.com/epigrad/epigrad/go/status"
+	"github.com/epigrad/epigrad/go/tuning"
 )
 
 // Plan is a validated, reusable choice of kernel for one problem.
@@ -125,6 +126,17 @@ func PlanCacheSize() int {
 
 // ClearPlanCache forgets them.
 func ClearPlanCache() { op.ClearCache() }
+
+// BeginTuning opens a block in which backends time their candidates and keep the choices in the file at path.
+func BeginTuning(path string) error {
+	if err := tuning.Begin(path); err != nil {
+		return classed(err)
+	}
+	return nil
+}
+
+// EndTuning closes a block.
+func EndTuning() { tuning.End() }
 
 // classed puts the Python class in front of an error's text.
 func classed(err error) error {

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import threading
 from contextvars import ContextVar, Token
 from dataclasses import dataclass
 from types import TracebackType
@@ -15,7 +14,7 @@ from typing import Any
 
 from epigrad import errors, library
 
-__all__ = ["BackendInfo", "backends", "current", "is_tuning", "tuning", "unavailable", "use_backend"]
+__all__ = ["BackendInfo", "backends", "current", "tuning", "unavailable", "use_backend"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,19 +133,20 @@ def _require(argument: str, name: str) -> None:
     raise errors.InvalidProblemError(f"{argument}: {name!r}, want one of {valid}")
 
 
-_tuning_lock = threading.Lock()
-_tuning_depth = 0
-
-
 class tuning:  # noqa: N801 (a context manager, named as a function)
     """Let epigrad time the candidate kernels of every new problem met inside, and keep the choices in a cache file.
 
-    The choice is made where a backend has more than one kernel for a problem. The CPU backend has exactly one for each,
-    so on CPU there is nothing to time: the block changes no result and touches no file. It is process-wide (every
-    thread tunes while any block is open) and re-entrant. ``EPIGRAD_TUNE=1`` opens it for a whole process.
+    A choice is made where a backend has more than one kernel for a problem: cuBLASLt's algorithms for a product on
+    CUDA. A problem's first call inside takes longer and needs device memory for a copy of its matrices. The CPU backend
+    has exactly one kernel for each problem: there the block changes no result and touches no file. It is process-wide
+    (every thread tunes while any block is open) and re-entrant. ``EPIGRAD_TUNE=1`` opens it for a whole process.
 
     Args:
-        path: the cache file; None means the default place.
+        path: the cache file, made if there is none; None means ``epigrad/tuning.json`` in the user's cache directory
+            (``$XDG_CACHE_HOME``, or ``~/.cache``).
+
+    Raises:
+        InvalidProblemError: (a ``ValueError``) a file that is not such a cache.
 
     Examples:
         >>> import epigrad, torch
@@ -159,18 +159,10 @@ class tuning:  # noqa: N801 (a context manager, named as a function)
         self.path = None if path is None else os.fspath(path)
 
     def __enter__(self) -> None:
-        global _tuning_depth
-        with _tuning_lock:
-            _tuning_depth += 1
+        path = library.tuning_cache() if self.path is None else self.path
+        library.control_call(library.core().control.BeginTuning, os.path.abspath(path))
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        global _tuning_depth
-        with _tuning_lock:
-            _tuning_depth -= 1
-
-
-def is_tuning() -> bool:
-    """Whether a `tuning` block is open in this process, or ``EPIGRAD_TUNE=1`` is set."""
-    return _tuning_depth > 0 or os.environ.get("EPIGRAD_TUNE") == "1"
+        library.core().control.EndTuning()

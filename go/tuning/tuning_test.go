@@ -1,0 +1,72 @@
+package tuning_test
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/stretchr/testify/suite"
+
+	"github.com/epigrad/epigrad/go/tuning"
+)
+
+type TuningSuite struct{ suite.Suite }
+
+func TestTuning(t *testing.T) { suite.Run(t, new(TuningSuite)) }
+
+func (s *TuningSuite) TestBlocksNest() {
+	path := filepath.Join(s.T().TempDir(), "choices.json")
+	s.False(tuning.Active())
+	s.Zero(tuning.Generation())
+	s.NoError(tuning.Begin(path))
+	s.NoError(tuning.Begin(path))
+	inside := tuning.Generation()
+	s.NotZero(inside)
+	tuning.End()
+	s.True(tuning.Active())
+	s.Equal(inside, tuning.Generation())
+	tuning.End()
+	s.False(tuning.Active())
+	tuning.End() // one too many is harmless
+	s.NoError(tuning.Begin(path))
+	s.Equal(inside, tuning.Generation(), "the same file gives the same choices")
+	tuning.End()
+	s.NoFileExists(path, "nothing was chosen")
+}
+
+func (s *TuningSuite) TestChoicesOutliveTheProcessesMemory() {
+	first, second := filepath.Join(s.T().TempDir(), "deep", "a.json"), filepath.Join(s.T().TempDir(), "b.json")
+	s.NoError(tuning.Begin(first))
+	s.NoError(tuning.Store("problem", []byte{1, 2, 255}))
+	tuning.End()
+	s.NoError(tuning.Begin(second))
+	_, known := tuning.Lookup("problem")
+	s.False(known, "another file")
+	tuning.End()
+	s.NoError(tuning.Begin(first))
+	choice, known := tuning.Lookup("problem")
+	s.True(known)
+	s.Equal([]byte{1, 2, 255}, choice)
+	tuning.End()
+}
+
+func (s *TuningSuite) TestWhatAnotherProcessStoredIsKept() {
+	path := filepath.Join(s.T().TempDir(), "choices.json")
+	s.NoError(tuning.Begin(path))
+	defer tuning.End()
+	s.NoError(os.WriteFile(path, []byte(`{"theirs": "AQ=="}`), 0o600))
+	s.NoError(tuning.Store("ours", []byte{2}))
+	choice, known := tuning.Lookup("theirs")
+	s.True(known)
+	s.Equal([]byte{1}, choice)
+}
+
+func (s *TuningSuite) TestAFileThatIsNoCacheIsRefused() {
+	path := filepath.Join(s.T().TempDir(), "notes.txt")
+	s.NoError(os.WriteFile(path, []byte("my notes"), 0o600))
+	s.ErrorContains(tuning.Begin(path), "cannot be read")
+	s.False(tuning.Active())
+	text, err := os.ReadFile(path)
+	s.NoError(err)
+	s.Equal("my notes", string(text))
+}

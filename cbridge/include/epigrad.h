@@ -58,10 +58,11 @@ enum {
 
 /* epg_call.flags */
 enum {
-  EPG_GATE_FIRST = 1,      /* gated_activation: the gate is the first half along dim, not the second */
-  EPG_ACCUMULATE = 2,      /* *_backward of matmul and linear: add into the weight and bias gradients */
-  EPG_HAS_WEIGHT = 4,      /* lerp: weight below is the weight, no tensor */
-  EPG_ASSUME_WORKSPACE = 8 /* epg_validate, epg_plan_validate: take a sufficient workspace for granted; running ignores it */
+  EPG_GATE_FIRST = 1,       /* gated_activation: the gate is the first half along dim, not the second */
+  EPG_ACCUMULATE = 2,       /* *_backward of matmul and linear: add into the weight and bias gradients */
+  EPG_HAS_WEIGHT = 4,       /* lerp: weight below is the weight, no tensor */
+  EPG_ASSUME_WORKSPACE = 8, /* epg_validate, epg_plan_validate: take a sufficient workspace for granted; running ignores it */
+  EPG_ALLOW_TF32 = 16       /* CUDA: float32 products may be computed in TF32 */
 };
 
 /* The most dimensions of a tensor. */

@@ -85,6 +85,9 @@ type Kernel interface {
 
 // Backend chooses kernels.
 type Backend interface {
+	// Name is the word that users write. Asking for it opens nothing.
+	Name() string
+	// Info says whether the backend can run here, which may open a driver.
 	Info() Info
 	// WorkspaceAlignment is the alignment in bytes that workspaces need; at most 256.
 	WorkspaceAlignment() int64

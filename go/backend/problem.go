@@ -10,6 +10,8 @@ type Header struct {
 	// Op is the operation's name, Kind the activation or gated kind ("" for lerp).
 	Op, Kind string
 	DType    dtype.DType
+	// AllowTF32 lets float32 products be computed in TF32 where the hardware has it.
+	AllowTF32 bool
 }
 
 // Describe implements Problem.

@@ -29,7 +29,7 @@ var (
 func Register(b Backend) {
 	mutex.Lock()
 	defer mutex.Unlock()
-	registered[b.Info().Name] = b
+	registered[b.Name()] = b
 }
 
 // Infos lists every known backend in a fixed order; one that this build lacks is not available and says so.

@@ -28,6 +28,8 @@ type Call struct {
 	// Weight is lerp's weight where no tensor gives it, which HasWeight tells.
 	Weight    float64
 	HasWeight bool
+	// AllowTF32 lets float32 products be computed in TF32 where the hardware has it.
+	AllowTF32 bool
 	// Accumulate adds into the weight and bias gradients in place of overwriting them.
 	Accumulate bool
 	// Inputs and Outputs are in the signature's order; nil is absent, and trailing absent ones may be left out.

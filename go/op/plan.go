@@ -9,6 +9,7 @@ import (
 	"github.com/epigrad/epigrad/go/check"
 	"github.com/epigrad/epigrad/go/status"
 	"github.com/epigrad/epigrad/go/tensor"
+	"github.com/epigrad/epigrad/go/tuning"
 )
 
 // cacheCapacity bounds the kernels that are remembered. A program has a few hundred geometries; past the bound the cache starts anew.
@@ -79,11 +80,11 @@ func (o *operation) choose(c *Call) (backend.Kernel, error) {
 	}
 	if c.asksNothing() {
 		return idle{backend.Sku{
-			Op: o.Name, Kind: c.Kind, DType: dt.String(), Accumulator: dt.Accumulator().String(), Backend: b.Info().Name, Kernel: "none",
+			Op: o.Name, Kind: c.Kind, DType: dt.String(), Accumulator: dt.Accumulator().String(), Backend: b.Name(), Kernel: "none",
 		}}, nil
 	}
 	owned := c.owned(len(o.Inputs))
-	return b.Select(o.problem(owned, backend.Header{Op: o.Name, Kind: c.Kind, DType: dt}))
+	return b.Select(o.problem(owned, backend.Header{Op: o.Name, Kind: c.Kind, DType: dt, AllowTF32: c.AllowTF32}))
 }
 
 // asksNothing reports whether every output is absent.
@@ -135,8 +136,9 @@ func (c *Call) key(key []byte) []byte {
 		key = binary.AppendUvarint(key, uint64(len(name)))
 		key = append(key, name...)
 	}
-	key = append(key, flag(c.GateFirst), flag(c.Accumulate), flag(c.HasWeight))
+	key = append(key, flag(c.GateFirst), flag(c.Accumulate), flag(c.HasWeight), flag(c.AllowTF32))
 	key = binary.AppendVarint(key, int64(c.Dim))
+	key = binary.AppendVarint(key, tuning.Generation())
 	for _, views := range [2][]*tensor.View{c.Inputs, c.Outputs} {
 		key = binary.AppendUvarint(key, uint64(len(views)))
 		for _, v := range views {

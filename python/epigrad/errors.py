@@ -7,6 +7,7 @@ exception.
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 __all__ = [
@@ -108,6 +109,9 @@ def from_status(code: int, class_name: str, message: str | bytes, needed: int = 
     cls = _CLASSES.get(class_name, EpigradError)
     if issubclass(cls, _TooSmallError):
         return cls(message, needed, got)
+    if cls is DeviceError:
+        failure = re.search(r"(\w+) \((\d+)\)", message)  # NAME (code), as go/backend/cuda writes it
+        return DeviceError(message, got, failure[1] if failure else "")
     return cls(message)
 
 

@@ -23,7 +23,7 @@ import torch
 
 from epigrad import errors
 
-__all__ = ["Activation", "Core", "control_call", "core", "is_loaded"]
+__all__ = ["Activation", "Core", "control_call", "core", "is_loaded", "tuning_cache"]
 
 _Result = TypeVar("_Result")
 
@@ -50,6 +50,8 @@ class Control(Protocol):
     def DoctorFacts(self) -> str: ...  # noqa: N802
     def PlanCacheSize(self) -> int: ...  # noqa: N802
     def ClearPlanCache(self) -> None: ...  # noqa: N802
+    def BeginTuning(self, path: str, /) -> None: ...  # noqa: N802
+    def EndTuning(self) -> None: ...  # noqa: N802
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,8 +138,10 @@ def _load() -> Core:
             raise errors.BackendUnavailableError(
                 f"epigrad's compiled core cannot be loaded ({error}): build it with 'pip install .' in the repository"
             ) from error
-        native.configure(torch.Tensor, torch.nn.Parameter, errors.from_status)
+        native.configure(torch.Tensor, torch.nn.Parameter, errors.from_status, _allows_tf32)
         control = _load_control(native)
+        if os.environ.get("EPIGRAD_TUNE") == "1":
+            control_call(control.BeginTuning, tuning_cache())
         tables = json.loads(control_call(control.Tables))
         rows = [Activation(a["name"], a["from_output"], a["formula"], a["source"]) for a in tables["activations"]]
         activations: dict[str | None, Activation] = {row.name: row for row in rows}
@@ -155,6 +159,17 @@ def _load() -> Core:
             version=tables["version"],
         )
         return _core
+
+
+def tuning_cache() -> str:
+    """Where the choices of `epigrad.tuning` are kept unless a path is given."""
+    root = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+    return os.path.join(root, "epigrad", "tuning.json")
+
+
+def _allows_tf32() -> bool:
+    """Whether PyTorch lets float32 products on CUDA be computed in TF32; this getter answers to its old settings and to its new ones."""
+    return bool(torch._C._get_fp32_precision_getter("cuda", "matmul") == "tf32")
 
 
 def _load_control(native: ModuleType) -> Control:

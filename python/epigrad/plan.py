@@ -155,9 +155,11 @@ class _Plan:
         )
         mark_written([output for output in outputs if output is not None])
 
-    def _stream_handle(self, stream: object) -> int:
-        """The driver's handle of a stream."""
-        handle = 0 if stream is None else getattr(stream, "cuda_stream", stream)
+    def _stream_handle(self, stream: object) -> int | None:
+        """The driver's handle of a stream; None is the current one."""
+        if stream is None:
+            return None
+        handle = getattr(stream, "cuda_stream", stream)
         on_cpu = self._sku.backend == "cpu"
         if not isinstance(handle, int) or handle < 0 or (on_cpu and handle != 0):
             wanted = "None or 0, since CPU has no other stream" if on_cpu else "a stream, its handle or None"
@@ -179,6 +181,12 @@ class _Plan:
                     refuse_graph(self._sku.op, name, tensor)
         get = tensors.get
         return tuple([get(name) for name in self._inputs]), tuple([get(name) for name in self._outputs])
+
+
+def _device_name(device: str | torch.device) -> str:
+    """The word for a device; "cuda" alone is the current one, as for PyTorch's functions."""
+    name = str(device)
+    return f"cuda:{torch.cuda.current_device()}" if name == "cuda" and torch.cuda.is_available() else name
 
 
 class _Gemm(_Plan):
@@ -229,7 +237,7 @@ class _Gemm(_Plan):
                 "b_batched": bool(b_batched),
                 "activation": library.core().activation(name, activation).name,
                 "dtype": _dtype_name(name, dtype),
-                "device": str(device),
+                "device": _device_name(device),
                 "lda": None if lda is None else _size(name, "lda", lda),
                 "ldb": None if ldb is None else _size(name, "ldb", ldb),
                 "ld_grad": None if ld_grad is None else _size(name, "ld_grad", ld_grad),
@@ -311,7 +319,7 @@ class _Gated(_Plan):
                 "kind": kind,
                 "gate": gate,
                 "dtype": _dtype_name(name, dtype),
-                "device": str(device),
+                "device": _device_name(device),
             }
         )
 
@@ -386,7 +394,7 @@ class _Interpolation(_Plan):
                 # Text, since JSON has no NaN and no infinity.
                 "weight": None if number is None else repr(number),
                 "dtype": _dtype_name(name, dtype),
-                "device": str(device),
+                "device": _device_name(device),
             }
         )
 

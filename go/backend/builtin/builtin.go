@@ -4,8 +4,10 @@ package builtin
 import (
 	"github.com/epigrad/epigrad/go/backend"
 	"github.com/epigrad/epigrad/go/backend/cpu"
+	"github.com/epigrad/epigrad/go/backend/cuda"
 )
 
 func init() {
 	backend.Register(cpu.New())
+	backend.Register(cuda.New())
 }

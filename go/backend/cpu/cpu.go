@@ -30,6 +30,9 @@ func New() *Backend {
 	return &Backend{level3{name: "gonum", f32: gonum.Implementation{}, f64: gonum.Implementation{}}}
 }
 
+// Name implements backend.Backend.
+func (*Backend) Name() string { return "cpu" }
+
 // Info implements backend.Backend: this backend can run everywhere.
 func (*Backend) Info() backend.Info {
 	return backend.Info{

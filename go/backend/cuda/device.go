@@ -1,10 +1,123 @@
-// Package cuda is the CUDA backend: kernels compiled ahead of time, products by cuBLASLt, both through libraries found at run time.
 package cuda
 
-// device is one GPU in its primary context.
+/*
+#include <stdlib.h>
+#include "cuda.h"
+*/
+import "C"
+
+import (
+	"fmt"
+	"runtime"
+	"sync"
+	"unsafe"
+
+	"github.com/epigrad/epigrad/go/status"
+	kernels "github.com/epigrad/epigrad/kernels/cuda"
+)
+
+// device is one GPU in its primary context. Its kernels are loaded when the first of their image is asked for.
 type device struct {
 	processors int // streaming multiprocessors
+	handle     *C.epg_device
+
+	mutex     sync.Mutex
+	hasBLAS   bool
+	libraries map[string]C.epg_library  // by image
+	functions map[string]C.epg_function // by symbol
 }
 
-// compiler turns a program into the steps that C executes.
-type compiler struct{}
+var devices = struct {
+	sync.Mutex
+	open map[int]*device
+}{open: map[int]*device{}}
+
+// deviceOf returns the GPU with an ordinal.
+func deviceOf(ordinal int) (*device, error) {
+	if err := openDriver(); err != nil {
+		return nil, err
+	}
+	devices.Lock()
+	defer devices.Unlock()
+	if d, ok := devices.open[ordinal]; ok {
+		return d, nil
+	}
+	handle := (*C.epg_device)(C.calloc(1, C.sizeof_epg_device)) // kept: a device is never closed
+	var failure C.epg_failure
+	if C.epg_cuda_device(C.int(ordinal), handle, &failure) != 0 {
+		C.free(unsafe.Pointer(handle))
+		return nil, failed(&failure)
+	}
+	d := &device{
+		processors: int(handle.processors), handle: handle,
+		libraries: map[string]C.epg_library{}, functions: map[string]C.epg_function{},
+	}
+	devices.open[ordinal] = d
+	return d, nil
+}
+
+// name is what the driver calls the device.
+func (d *device) name() string { return C.GoString(&d.handle.name[0]) }
+
+// arch is the device's architecture as nvcc spells it.
+func (d *device) arch() string {
+	return fmt.Sprintf("sm_%d%d", int(d.handle.major), int(d.handle.minor))
+}
+
+// function finds a kernel by its symbol.
+func (d *device) function(symbol string) (C.epg_function, error) {
+	d.mutex.Lock()
+	defer d.mutex.Unlock()
+	if f, ok := d.functions[symbol]; ok {
+		return f, nil
+	}
+	image, ok := kernels.ImageOf(symbol)
+	if !ok {
+		if !kernels.Built() {
+			return nil, withoutKernels()
+		}
+		return nil, status.Errorf(status.Unsupported, "cuda: this build has no kernel %s", symbol)
+	}
+	var failure C.epg_failure
+	library, ok := d.libraries[image.Name]
+	if !ok {
+		var pin runtime.Pinner
+		pin.Pin(&image.Data[0])
+		defer pin.Unpin()
+		if C.epg_cuda_load(d.handle, unsafe.Pointer(&image.Data[0]), &library, &failure) != 0 {
+			return nil, failed(&failure)
+		}
+		d.libraries[image.Name] = library
+	}
+	name := C.CString(symbol)
+	defer C.free(unsafe.Pointer(name))
+	var f C.epg_function
+	if C.epg_cuda_function(library, name, &f, &failure) != 0 {
+		return nil, failed(&failure)
+	}
+	d.functions[symbol] = f
+	return f, nil
+}
+
+// blas makes the device's cuBLASLt handle on first use.
+func (d *device) blas() error {
+	if err := requireBLAS(); err != nil {
+		return err
+	}
+	d.mutex.Lock()
+	defer d.mutex.Unlock()
+	if d.hasBLAS {
+		return nil
+	}
+	var failure C.epg_failure
+	if C.epg_blas_create(d.handle, &failure) != 0 {
+		return failed(&failure)
+	}
+	d.hasBLAS = true
+	return nil
+}
+
+func withoutKernels() error {
+	return status.Errorf(status.BackendUnavailable,
+		"cuda: this build of epigrad has no CUDA kernels: run 'make kernels' in the repository and build again, or install a wheel that has them")
+}

@@ -1,10 +1,19 @@
 package cuda
 
+/*
+#include <stdlib.h>
+#include "cuda.h"
+*/
+import "C"
+
 import (
+	"runtime"
+	"strings"
 	"unsafe"
 
 	"github.com/epigrad/epigrad/go/backend"
 	"github.com/epigrad/epigrad/go/dtype"
+	"github.com/epigrad/epigrad/go/status"
 	"github.com/epigrad/epigrad/go/tensor"
 )
 
@@ -13,6 +22,9 @@ const workspaceAlignment = 256
 
 // vectorBytes is the width of a vector access.
 const vectorBytes = 16
+
+// mostParamBytes is the most that CUDA passes to a kernel on every driver.
+const mostParamBytes = 4096
 
 // none is the place of a run-time value that a launch does not have.
 const none = -1
@@ -33,22 +45,33 @@ type pointer struct {
 	view *tensor.View
 }
 
+// operation is one thing that a program does in its turn: a step, a product or a fill.
+type operation interface {
+	compile(c *compiler, s *C.epg_step) error
+	// symbol names what runs: a kernel's symbol or a library; "" for nothing worth naming.
+	symbol() string
+}
+
 // step is one kernel launch in two forms: vector where all its pointers are multiples of vectorBytes (nil if strides forbid it), general
 // otherwise.
 type step struct{ vector, general *launch }
 
-func (step) compile(*compiler) error { return nil }
+// fill writes zeros over a contiguous region.
+type fill struct{ view *tensor.View }
 
-// builder collects a problem's steps and its workspace.
+// conditional is an operation of the runs that accumulate alone, or of those that do not.
+type conditional struct {
+	operation
+	accumulating bool
+}
+
+// builder collects a problem's operations and its workspace.
 type builder struct {
 	device  *device
 	dt      dtype.DType
 	program []operation
-	scratch int64
+	scratch int64 // bytes
 }
-
-// operation is one thing that a program does in its turn: a step, a product or a fill.
-type operation interface{ compile(c *compiler) error }
 
 // region is a contiguous tensor in the workspace.
 func (b *builder) region(dt dtype.DType, shape ...int64) *tensor.View {
@@ -67,4 +90,188 @@ func (b *builder) launch(s step) { b.program = append(b.program, s) }
 // bytesOf is the memory of a kernel's parameter struct, copied.
 func bytesOf[T any](params *T) []byte {
 	return append([]byte{}, unsafe.Slice((*byte)(unsafe.Pointer(params)), unsafe.Sizeof(*params))...)
+}
+
+func (s step) symbol() string {
+	if s.vector != nil {
+		return s.vector.function
+	}
+	return s.general.function
+}
+
+func (fill) symbol() string { return "" }
+
+// kernel is a compiled program.
+type kernel struct {
+	sku       backend.Sku
+	precision backend.Precision
+	workspace int64
+	device    *device
+	memory    *memory
+}
+
+func (k *kernel) Sku() backend.Sku             { return k.sku }
+func (k *kernel) Precision() backend.Precision { return k.precision }
+func (k *kernel) WorkspaceBytes() int64        { return k.workspace }
+
+// Run enqueues the program on the run's stream.
+func (k *kernel) Run(r *backend.Run) error {
+	if k.memory.count == 0 {
+		return nil
+	}
+	arguments := C.epg_run_arguments{
+		workspace: C.uint64_t(uintptr(r.Workspace)), stream: C.uint64_t(r.Stream), weight: C.double(r.Weight),
+	}
+	if r.Accumulate {
+		arguments.accumulate = 1
+	}
+	var bases [maxOperands]C.uint64_t
+	for i, base := range r.Bases {
+		bases[i] = C.uint64_t(uintptr(base))
+	}
+	var failure C.epg_failure
+	if C.epg_cuda_run(k.device.handle, k.memory.steps, C.int32_t(k.memory.count), &bases[0], &arguments, &failure) != 0 {
+		return failed(&failure)
+	}
+	runtime.KeepAlive(k)
+	return nil
+}
+
+// maxOperands is the most tensors of a call.
+const maxOperands = 9
+
+// memory is what a program holds outside of Go.
+type memory struct {
+	steps *C.epg_step
+	count int
+	rest  []unsafe.Pointer
+}
+
+// compiler turns operations into what C executes.
+type compiler struct {
+	device *device
+	memory *memory
+}
+
+func (m *memory) allocate(bytes int) unsafe.Pointer {
+	p := C.calloc(1, C.size_t(max(bytes, 1)))
+	m.rest = append(m.rest, p)
+	return p
+}
+
+func (m *memory) free() {
+	for i := range m.count {
+		C.epg_matmul_destroy(&unsafe.Slice(m.steps, m.count)[i].matmul)
+	}
+	for _, p := range m.rest {
+		C.free(p)
+	}
+	C.free(unsafe.Pointer(m.steps))
+}
+
+// compile makes the kernel of a problem.
+func (b *builder) compile(p backend.Problem) (*kernel, error) {
+	op, kind, dt := p.Describe()
+	m := &memory{count: len(b.program)}
+	m.steps = (*C.epg_step)(C.calloc(C.size_t(max(m.count, 1)), C.sizeof_epg_step))
+	k := &kernel{workspace: b.scratch, device: b.device, memory: m}
+	runtime.AddCleanup(k, func(m *memory) { m.free() }, m)
+	c := &compiler{b.device, m}
+	var names []string
+	vector := len(b.program) > 0
+	for i, operation := range b.program {
+		s := &unsafe.Slice(m.steps, m.count)[i]
+		s.vector.weight, s.vector.accumulate, s.general.weight, s.general.accumulate = none, none, none, none
+		if err := operation.compile(c, s); err != nil {
+			return nil, err
+		}
+		if name := operation.symbol(); name != "" {
+			names = append(names, name)
+		}
+		if launched, ok := operation.(step); ok && launched.vector == nil {
+			vector = false
+		}
+	}
+	k.workspace += c.scratch(b.scratch)
+	k.sku = backend.Sku{
+		Op: op, Kind: kind, DType: dt.String(), Accumulator: dt.Accumulator().String(), Backend: backendName, Arch: b.device.arch(),
+		Kernel: strings.Join(names, "+"), Layout: "strided", VectorWidth: 1,
+	}
+	if vector {
+		k.sku.Layout, k.sku.VectorWidth = "vector", vectorBytes/int(dt.Size())
+	}
+	k.precision = backend.Precision{
+		MathPrecision: dt.Accumulator().String(), Accumulator: dt.Accumulator().String(), Deterministic: true, BitStableOnSameHardware: true,
+	}
+	return k, nil
+}
+
+func (c *compiler) address(at int, v *tensor.View) C.epg_pointer {
+	return C.epg_pointer{at: C.int32_t(at), operand: C.int32_t(v.Operand), offset: C.int64_t(v.Offset)}
+}
+
+// scratch gives all products one region of the workspace, which starts at an offset, and returns its bytes: they run one after the other.
+func (c *compiler) scratch(offset int64) int64 {
+	most := C.uint64_t(0)
+	for i := range c.memory.count {
+		m := &unsafe.Slice(c.memory.steps, c.memory.count)[i].matmul
+		m.scratch = C.epg_pointer{operand: C.int32_t(backend.WorkspaceOperand), offset: C.int64_t(offset)}
+		most = max(most, m.choices[0].workspace, m.choices[1].workspace)
+	}
+	return int64(most)
+}
+
+func (s step) compile(c *compiler, out *C.epg_step) error {
+	out.kind = C.EPG_LAUNCH
+	for _, form := range []struct {
+		from *launch
+		to   *C.epg_launch
+	}{{s.vector, &out.vector}, {s.general, &out.general}} {
+		if form.from == nil {
+			continue
+		}
+		if err := c.launch(form.from, form.to); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (c *compiler) launch(l *launch, out *C.epg_launch) error {
+	if len(l.params) > mostParamBytes {
+		return status.Errorf(status.Internal, "cuda: %s has %d bytes of parameters", l.function, len(l.params))
+	}
+	function, err := c.device.function(l.function)
+	if err != nil {
+		return err
+	}
+	out.function = function
+	for i := range 3 {
+		out.grid[i], out.block[i] = C.uint32_t(l.grid[i]), C.uint32_t(l.block[i])
+	}
+	out.weight, out.accumulate = C.int32_t(l.weight), C.int32_t(l.accumulate)
+	params := c.memory.allocate(len(l.params))
+	copy(unsafe.Slice((*byte)(params), len(l.params)), l.params)
+	out.params, out.param_bytes = (*C.uint8_t)(params), C.uint32_t(len(l.params))
+	pointers := (*C.epg_pointer)(c.memory.allocate(len(l.pointers) * C.sizeof_epg_pointer))
+	for i, p := range l.pointers {
+		unsafe.Slice(pointers, len(l.pointers))[i] = c.address(p.at, p.view)
+	}
+	out.pointers, out.num_pointers = pointers, C.uint32_t(len(l.pointers))
+	return nil
+}
+
+func (f fill) compile(c *compiler, out *C.epg_step) error {
+	out.kind = C.EPG_FILL
+	out.fill = c.address(0, f.view)
+	out.fill_bytes = C.uint64_t(f.view.Numel() * f.view.DType.Size())
+	return nil
+}
+
+func (o conditional) compile(c *compiler, s *C.epg_step) error {
+	s.when = C.EPG_WHEN_OVERWRITING
+	if o.accumulating {
+		s.when = C.EPG_WHEN_ACCUMULATING
+	}
+	return o.operation.compile(c, s)
 }

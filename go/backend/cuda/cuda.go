@@ -1,0 +1,116 @@
+// Package cuda is the CUDA backend: kernels compiled ahead of time (kernels/cuda), products by cuBLASLt, both through libraries that are found
+// at run time.
+//
+// A problem becomes a program: kernel launches, products and fills in order, with everything decided but addresses, lerp's weight and
+// whether to accumulate. Running one is a single call to C, which allocates nothing and waits for nothing, so that CUDA graphs capture it.
+package cuda
+
+/*
+#include "cuda.h"
+*/
+import "C"
+
+import (
+	"fmt"
+
+	"github.com/epigrad/epigrad/go/backend"
+	"github.com/epigrad/epigrad/go/status"
+	"github.com/epigrad/epigrad/go/tensor"
+	kernels "github.com/epigrad/epigrad/kernels/cuda"
+)
+
+const backendName = "cuda"
+
+// Backend runs problems on NVIDIA's GPUs.
+type Backend struct{}
+
+// New returns the backend. Nothing is opened before the first use.
+func New() *Backend { return &Backend{} }
+
+// Name implements backend.Backend.
+func (*Backend) Name() string { return backendName }
+
+// Info implements backend.Backend.
+func (*Backend) Info() backend.Info {
+	info := backend.Info{Name: backendName, Device: backendName}
+	detail, err := describe()
+	if err != nil {
+		info.Reason = err.Error()
+		return info
+	}
+	info.Available, info.Detail = true, detail
+	return info
+}
+
+func describe() (string, error) {
+	if !kernels.Built() {
+		return "", withoutKernels()
+	}
+	if err := openDriver(); err != nil {
+		return "", err
+	}
+	var failure C.epg_failure
+	count := int(C.epg_cuda_count(&failure))
+	if count < 0 {
+		return "", failed(&failure)
+	}
+	if count == 0 {
+		return "", status.Errorf(status.BackendUnavailable, "cuda: NVIDIA's driver sees no GPU: is CUDA_VISIBLE_DEVICES empty?")
+	}
+	if err := requireBLAS(); err != nil {
+		return "", err
+	}
+	d, err := deviceOf(0)
+	if err != nil {
+		return "", err
+	}
+	driver, blas := int(d.handle.driver), int(C.epg_blas_version())
+	return fmt.Sprintf("%s (%s), %d of %d, driver for CUDA %d.%d, cuBLASLt %d.%d.%d", d.name(), d.arch(), 1, count,
+		driver/1000, driver%1000/10, blas/10000, blas/100%100, blas%100), nil
+}
+
+// WorkspaceAlignment implements backend.Backend.
+func (*Backend) WorkspaceAlignment() int64 { return workspaceAlignment }
+
+// Select implements backend.Backend.
+func (*Backend) Select(p backend.Problem) (backend.Kernel, error) {
+	_, _, dt := p.Describe()
+	d, err := deviceOf(ordinal(p))
+	if err != nil {
+		return nil, err
+	}
+	b := &builder{device: d, dt: dt}
+	switch p := p.(type) {
+	case *backend.Activation:
+		err = b.activation(p.Kind, p.Out, p.Input)
+	case *backend.Gated:
+		err = b.gated(p)
+	case *backend.GatedBackward:
+		err = b.gatedBackward(p)
+	case *backend.Lerp:
+		err = b.lerp(p)
+	case *backend.LerpBackward:
+		err = b.lerpBackward(p)
+	case *backend.GemmEpilogue:
+		err = b.gemmEpilogue(p)
+	case *backend.GemmEpilogueBackward:
+		err = b.gemmEpilogueBackward(p)
+	default:
+		op, _, _ := p.Describe()
+		err = status.Errorf(status.Unsupported, "%s: the cuda backend has no kernel for it", op)
+	}
+	if err != nil {
+		return nil, err
+	}
+	return b.compile(p)
+}
+
+// ordinal is the index of the device that a problem's tensors are on.
+func ordinal(p backend.Problem) int {
+	for _, v := range p.Views() {
+		if v.Device.Type == tensor.CUDA {
+			return int(v.Device.Index)
+		}
+	}
+	return 0
+}

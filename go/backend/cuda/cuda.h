@@ -1,0 +1,111 @@
+/* What epigrad uses of NVIDIA's driver and of cuBLASLt, both opened at run time, and the programs that run on them. The numbers are those of cuda.h,
+ * library_types.h and cublasLt.h. */
+#ifndef EPG_CUDA_H
+#define EPG_CUDA_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+typedef struct CUctx_st *epg_context;
+typedef struct CUlib_st *epg_library;
+typedef struct CUfunc_st *epg_function;
+typedef void *epg_blas; /* cublasLtHandle_t */
+
+/* A failed call of a library: which one, its code, and what the library says of it. */
+typedef struct {
+  int32_t code; /* 0: none */
+  char call[64], name[96], text[256];
+} epg_failure;
+
+/* One GPU. */
+typedef struct {
+  int32_t ordinal, processors, major, minor, driver;
+  char name[256];
+  epg_context context; /* the primary one, which PyTorch and the CUDA runtime use too */
+  epg_blas blas;
+} epg_device;
+
+int epg_cuda_open(char *reason, size_t capacity);
+int epg_cuda_count(epg_failure *failure);
+int epg_cuda_device(int ordinal, epg_device *device, epg_failure *failure);
+/* Opens cuBLASLt once for the process; returns 0, or -1 with a reason. */
+int epg_blas_open(const char *path, char *reason, size_t capacity);
+size_t epg_blas_version(void);
+int epg_blas_create(epg_device *device, epg_failure *failure);
+int epg_cuda_load(const epg_device *device, const void *image, epg_library *library, epg_failure *failure);
+int epg_cuda_function(epg_library library, const char *name, epg_function *function, epg_failure *failure);
+
+/* An address in a step: where it goes, which buffer (-1: the workspace), and how far into it. */
+typedef struct {
+  int32_t at, operand;
+  int64_t offset;
+} epg_pointer;
+
+typedef struct {
+  epg_function function; /* NULL: there is no such form */
+  uint32_t grid[3], block[3];
+  uint32_t param_bytes, num_pointers;
+  int32_t weight, accumulate; /* places in params of the run's weight (double) and accumulate (int32); -1 for none */
+  const uint8_t *params;
+  const epg_pointer *pointers;
+} epg_launch;
+
+enum { EPG_ALGORITHM_BYTES = 64, EPG_MATRICES = 3 };
+
+/* One of cuBLASLt's algorithms, cublasLtMatmulAlgo_t, with the bytes of workspace that it needs. */
+typedef struct {
+  uint8_t algorithm[EPG_ALGORITHM_BYTES];
+  uint64_t workspace;
+} epg_algorithm;
+
+/* A product in cuBLASLt's terms, column-major: D = op(A) op(B) (+ D). Built by epg_matmul_create. */
+typedef struct {
+  void *desc, *layouts[EPG_MATRICES]; /* A, B, D */
+  void *lock;
+  epg_pointer pointers[EPG_MATRICES], bias, scratch;
+  int32_t has_bias, is_double, accumulates, tuned; /* accumulates: D is added to if the run says so */
+  epg_algorithm choices[2];                        /* for addresses that are multiples of 16 bytes, and for any */
+} epg_matmul;
+
+/* What a product is made of. */
+typedef struct {
+  int32_t dtype, compute, scale; /* cudaDataType_t, cublasComputeType_t */
+  int32_t transpose[2];
+  uint64_t rows[EPG_MATRICES], columns[EPG_MATRICES];
+  int64_t leading[EPG_MATRICES], batch_stride[EPG_MATRICES];
+  int32_t batch, has_bias, reduction_mask, tune; /* tune: time the candidates */
+  uint32_t element;                              /* bytes */
+  uint64_t most_workspace;
+  const epg_algorithm *known; /* a choice made before, or NULL */
+} epg_matmul_problem;
+
+/* Where a product's memory is. */
+typedef struct {
+  uint64_t matrices[EPG_MATRICES], bias, scratch;
+} epg_matmul_addresses;
+
+int epg_matmul_enqueue(const epg_device *device, epg_matmul *matmul, const epg_algorithm *choice, const epg_matmul_addresses *at, int accumulate, void *stream,
+                       epg_failure *failure);
+int epg_matmul_create(const epg_device *device, const epg_matmul_problem *problem, epg_matmul *matmul, epg_failure *failure);
+void epg_matmul_destroy(epg_matmul *matmul);
+
+typedef struct {
+  enum { EPG_LAUNCH, EPG_MATMUL, EPG_FILL } kind;
+  enum { EPG_ALWAYS, EPG_WHEN_ACCUMULATING, EPG_WHEN_OVERWRITING } when; /* which runs have the step */
+  epg_launch vector, general;
+  epg_matmul matmul;
+  epg_pointer fill; /* zeros, for fill_bytes */
+  uint64_t fill_bytes;
+} epg_step;
+
+/* What a run brings; all addresses are the device's. */
+typedef struct {
+  uint64_t workspace, stream;
+  double weight;
+  int32_t accumulate;
+} epg_run_arguments;
+
+/* Enqueues a program's steps on a stream; `bases` are the operands' addresses. Returns 0, or -1 with what failed. */
+int epg_cuda_run(const epg_device *device, epg_step *steps, int32_t count, const uint64_t *bases, const epg_run_arguments *arguments, epg_failure *failure);
+
+#endif

@@ -1,0 +1,180 @@
+#define _GNU_SOURCE
+#include "libraries.h"
+
+#include <dlfcn.h>
+#include <stdio.h>
+#include <string.h>
+
+struct epg_driver epg_driver;
+struct epg_blas_library epg_blas_library;
+
+typedef struct {
+  const char *name;
+  void *slot; /* of the function pointer */
+} symbol;
+
+#define DRIVER_SYMBOL(name) {#name, &epg_driver.name}
+#define DRIVER_SYMBOL_V2(name) {#name "_v2", &epg_driver.name}
+#define BLAS_SYMBOL(name) {#name, &epg_blas_library.name}
+
+static int resolve(void *library, const symbol *symbols, size_t count, const char *what, char *reason, size_t capacity) {
+  for (size_t i = 0; i < count; i++) {
+    void *address = dlsym(library, symbols[i].name);
+    if (!address) {
+      snprintf(reason, capacity, "%s has no %s: it is too old, and a newer one is needed", what, symbols[i].name);
+      return -1;
+    }
+    memcpy(symbols[i].slot, &address, sizeof address);
+  }
+  return 0;
+}
+
+int epg_fail(epg_failure *failure, const char *call, int code, const char *name, const char *text) {
+  failure->code = code;
+  snprintf(failure->call, sizeof failure->call, "%s", call);
+  snprintf(failure->name, sizeof failure->name, "%s", name ? name : "unknown error");
+  snprintf(failure->text, sizeof failure->text, "%s", text ? text : "");
+  return -1;
+}
+
+int epg_fail_driver(epg_failure *failure, const char *call, int code) {
+  const char *name = NULL, *text = NULL;
+  epg_driver.cuGetErrorName(code, &name);
+  epg_driver.cuGetErrorString(code, &text);
+  return epg_fail(failure, call, code, name, text);
+}
+
+int epg_fail_blas(epg_failure *failure, const char *call, int status) {
+  return epg_fail(failure, call, status, epg_blas_library.cublasLtGetStatusName(status), epg_blas_library.cublasLtGetStatusString(status));
+}
+
+int epg_cuda_open(char *reason, size_t capacity) {
+  static const symbol symbols[] = {
+      DRIVER_SYMBOL(cuInit),
+      DRIVER_SYMBOL(cuDriverGetVersion),
+      DRIVER_SYMBOL(cuDeviceGetCount),
+      DRIVER_SYMBOL(cuDeviceGet),
+      DRIVER_SYMBOL(cuDeviceGetName),
+      DRIVER_SYMBOL(cuDeviceGetAttribute),
+      DRIVER_SYMBOL(cuDevicePrimaryCtxRetain),
+      DRIVER_SYMBOL(cuCtxGetCurrent),
+      DRIVER_SYMBOL_V2(cuCtxPushCurrent),
+      DRIVER_SYMBOL_V2(cuCtxPopCurrent),
+      DRIVER_SYMBOL(cuLibraryLoadData),
+      DRIVER_SYMBOL(cuLibraryGetKernel),
+      DRIVER_SYMBOL(cuLaunchKernel),
+      DRIVER_SYMBOL(cuMemsetD8Async),
+      DRIVER_SYMBOL_V2(cuMemAlloc),
+      DRIVER_SYMBOL_V2(cuMemFree),
+      DRIVER_SYMBOL(cuStreamCreate),
+      DRIVER_SYMBOL(cuStreamSynchronize),
+      DRIVER_SYMBOL_V2(cuStreamDestroy),
+      DRIVER_SYMBOL(cuEventCreate),
+      DRIVER_SYMBOL(cuEventRecord),
+      DRIVER_SYMBOL(cuEventElapsedTime),
+      DRIVER_SYMBOL_V2(cuEventDestroy),
+      DRIVER_SYMBOL(cuGetErrorName),
+      DRIVER_SYMBOL(cuGetErrorString),
+  };
+  void *library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
+  if (!library) {
+    snprintf(reason, capacity, "NVIDIA's driver is not installed (%s)", dlerror());
+    return -1;
+  }
+  if (resolve(library, symbols, sizeof symbols / sizeof *symbols, "NVIDIA's driver (libcuda.so.1)", reason, capacity)) return -1;
+  const int code = epg_driver.cuInit(0);
+  if (!code) return 0;
+  const char *name = NULL, *text = NULL;
+  epg_driver.cuGetErrorName(code, &name);
+  epg_driver.cuGetErrorString(code, &text);
+  snprintf(reason, capacity, "NVIDIA's driver finds no GPU that it can use: %s (%d): %s", name ? name : "?", code, text ? text : "");
+  return -1;
+}
+
+int epg_cuda_count(epg_failure *failure) {
+  int count = 0;
+  DRIVER(cuDeviceGetCount, &count);
+  return count;
+}
+
+int epg_cuda_device(int ordinal, epg_device *d, epg_failure *failure) {
+  enum { MULTIPROCESSOR_COUNT = 16, COMPUTE_CAPABILITY_MAJOR = 75, COMPUTE_CAPABILITY_MINOR = 76 };
+  int handle;
+  memset(d, 0, sizeof *d);
+  d->ordinal = ordinal;
+  DRIVER(cuDriverGetVersion, &d->driver);
+  DRIVER(cuDeviceGet, &handle, ordinal);
+  DRIVER(cuDeviceGetName, d->name, (int)sizeof d->name, handle);
+  DRIVER(cuDeviceGetAttribute, &d->processors, MULTIPROCESSOR_COUNT, handle);
+  DRIVER(cuDeviceGetAttribute, &d->major, COMPUTE_CAPABILITY_MAJOR, handle);
+  DRIVER(cuDeviceGetAttribute, &d->minor, COMPUTE_CAPABILITY_MINOR, handle);
+  DRIVER(cuDevicePrimaryCtxRetain, &d->context, handle);
+  return 0;
+}
+
+int epg_enter(const epg_device *d, epg_failure *failure) {
+  epg_context current = NULL;
+  DRIVER(cuCtxGetCurrent, &current);
+  if (current == d->context) return 0;
+  DRIVER(cuCtxPushCurrent, d->context);
+  return 1;
+}
+
+void epg_leave(int entered) {
+  epg_context popped;
+  if (entered > 0) epg_driver.cuCtxPopCurrent(&popped);
+}
+
+int epg_cuda_load(const epg_device *d, const void *image, epg_library *library, epg_failure *failure) {
+  const int entered = epg_enter(d, failure);
+  if (entered < 0) return -1;
+  const int code = epg_driver.cuLibraryLoadData(library, image, NULL, NULL, 0, NULL, NULL, 0);
+  epg_leave(entered);
+  return code ? epg_fail_driver(failure, "cuLibraryLoadData", code) : 0;
+}
+
+int epg_cuda_function(epg_library library, const char *name, epg_function *function, epg_failure *failure) {
+  DRIVER(cuLibraryGetKernel, function, library, name);
+  return 0;
+}
+
+int epg_blas_open(const char *path, char *reason, size_t capacity) {
+  static const symbol symbols[] = {
+      BLAS_SYMBOL(cublasLtGetVersion),
+      BLAS_SYMBOL(cublasLtCreate),
+      BLAS_SYMBOL(cublasLtGetStatusName),
+      BLAS_SYMBOL(cublasLtGetStatusString),
+      BLAS_SYMBOL(cublasLtMatmulDescCreate),
+      BLAS_SYMBOL(cublasLtMatmulDescDestroy),
+      BLAS_SYMBOL(cublasLtMatmulDescSetAttribute),
+      BLAS_SYMBOL(cublasLtMatrixLayoutCreate),
+      BLAS_SYMBOL(cublasLtMatrixLayoutDestroy),
+      BLAS_SYMBOL(cublasLtMatrixLayoutSetAttribute),
+      BLAS_SYMBOL(cublasLtMatmulPreferenceCreate),
+      BLAS_SYMBOL(cublasLtMatmulPreferenceDestroy),
+      BLAS_SYMBOL(cublasLtMatmulPreferenceSetAttribute),
+      BLAS_SYMBOL(cublasLtMatmulAlgoGetHeuristic),
+      BLAS_SYMBOL(cublasLtMatmul),
+  };
+  /* By name the copy that PyTorch has loaded is found, wherever it lies. */
+  const char *names[] = {path, "libcublasLt.so.13", "libcublasLt.so.12"};
+  void *library = NULL;
+  for (size_t i = 0; i < sizeof names / sizeof *names && !library; i++)
+    if (names[i] && *names[i]) library = dlopen(names[i], RTLD_NOW | RTLD_LOCAL);
+  if (!library) {
+    snprintf(reason, capacity,
+             "cuBLASLt (libcublasLt.so.13 or .12) was not found; PyTorch's CUDA builds bring it: import torch first, or name the file in EPIGRAD_CUBLASLT");
+    return -1;
+  }
+  return resolve(library, symbols, sizeof symbols / sizeof *symbols, "cuBLASLt", reason, capacity);
+}
+
+size_t epg_blas_version(void) { return epg_blas_library.cublasLtGetVersion ? epg_blas_library.cublasLtGetVersion() : 0; }
+
+int epg_blas_create(epg_device *d, epg_failure *failure) {
+  const int entered = epg_enter(d, failure);
+  if (entered < 0) return -1;
+  const int status = epg_blas_library.cublasLtCreate(&d->blas);
+  epg_leave(entered);
+  return status ? epg_fail_blas(failure, "cublasLtCreate", status) : 0;
+}

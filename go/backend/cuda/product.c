@@ -1,0 +1,208 @@
+/* Products by cuBLASLt: what it is asked for, and which of its algorithms is taken. */
+#include <math.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "libraries.h"
+
+/* cublasLtMatmulHeuristicResult_t */
+typedef struct {
+  uint64_t algorithm[EPG_ALGORITHM_BYTES / 8];
+  size_t workspace;
+  int32_t state;
+  float waves;
+  int32_t reserved[4];
+} heuristic;
+
+enum { LAYOUT_BATCH_COUNT = 5, LAYOUT_BATCH_STRIDE = 6 };
+enum { DESC_TRANSPOSE_A = 3, DESC_TRANSPOSE_B = 4, DESC_EPILOGUE = 7, DESC_BIAS_POINTER = 8 };
+enum { PREFERENCE_WORKSPACE = 1, PREFERENCE_REDUCTION = 3, PREFERENCE_ALIGNMENT_A = 5, PREFERENCE_ALIGNMENT_D = 8 };
+enum { EPILOGUE_DEFAULT = 1, EPILOGUE_BIAS = 4 };
+
+enum { VECTOR_BYTES = 16, MOST_CANDIDATES = 8 };
+
+/* The heuristic's choices for addresses of an alignment, best first; returns how many, or -1. */
+static int candidates(const epg_device *d, const epg_matmul_problem *p, const epg_matmul *m, uint32_t alignment, int wanted, heuristic *found,
+                      epg_failure *failure) {
+  enum { NOT_SUPPORTED = 15 };
+  void *preference = NULL;
+  int count = 0, status = epg_blas_library.cublasLtMatmulPreferenceCreate(&preference);
+  const uint32_t mask = (uint32_t)p->reduction_mask;
+  if (!status) status = epg_blas_library.cublasLtMatmulPreferenceSetAttribute(preference, PREFERENCE_WORKSPACE, &p->most_workspace, sizeof p->most_workspace);
+  if (!status) status = epg_blas_library.cublasLtMatmulPreferenceSetAttribute(preference, PREFERENCE_REDUCTION, &mask, sizeof mask);
+  for (int attribute = PREFERENCE_ALIGNMENT_A; !status && attribute <= PREFERENCE_ALIGNMENT_D; attribute++)
+    status = epg_blas_library.cublasLtMatmulPreferenceSetAttribute(preference, attribute, &alignment, sizeof alignment);
+  void *const *l = m->layouts;
+  if (!status) status = epg_blas_library.cublasLtMatmulAlgoGetHeuristic(d->blas, m->desc, l[0], l[1], l[2], l[2], preference, wanted, found, &count);
+  if (preference) epg_blas_library.cublasLtMatmulPreferenceDestroy(preference);
+  if (status || !count) return epg_fail_blas(failure, "cublasLtMatmulAlgoGetHeuristic", status ? status : NOT_SUPPORTED);
+  return count;
+}
+
+static void take(epg_algorithm *choice, const heuristic *from) {
+  memcpy(choice->algorithm, from->algorithm, EPG_ALGORITHM_BYTES);
+  choice->workspace = from->workspace;
+}
+
+int epg_matmul_enqueue(const epg_device *d, epg_matmul *m, const epg_algorithm *choice, const epg_matmul_addresses *at, int accumulate, void *stream,
+                       epg_failure *failure) {
+  static const float floats[] = {0, 1};
+  static const double doubles[] = {0, 1};
+  const void *one = m->is_double ? (const void *)&doubles[1] : &floats[1];
+  const void *beta = m->is_double ? (const void *)&doubles[accumulate] : &floats[accumulate];
+  if (m->has_bias) {
+    pthread_mutex_lock(m->lock); /* the descriptor holds the bias's address until the call has read it */
+    epg_blas_library.cublasLtMatmulDescSetAttribute(m->desc, DESC_BIAS_POINTER, &at->bias, sizeof at->bias);
+  }
+  const void *a = (const void *)(uintptr_t)at->matrices[0], *b = (const void *)(uintptr_t)at->matrices[1];
+  void *out = (void *)(uintptr_t)at->matrices[2], *scratch = (void *)(uintptr_t)at->scratch;
+  void *const *l = m->layouts;
+  const int status = epg_blas_library.cublasLtMatmul(d->blas, m->desc, one, a, l[0], b, l[1], beta, out, l[2], out, l[2], choice->algorithm, scratch,
+                                                     choice->workspace, stream);
+  if (m->has_bias) pthread_mutex_unlock(m->lock);
+  return status ? epg_fail_blas(failure, "cublasLtMatmul", status) : 0;
+}
+
+/* --- tuning ----------------------------------------------------------------------------------------------------------------- */
+
+/* What a candidate is timed with: memory of its own, a stream, two events. */
+typedef struct {
+  epg_matmul_addresses at;
+  uint64_t owned[EPG_MATRICES + 2];
+  int num_owned;
+  void *stream, *start, *end;
+} bench;
+
+static int bench_allocate(bench *b, uint64_t bytes, uint64_t *address, epg_failure *failure) {
+  enum { PATTERN = 0x3c }; /* small normal numbers in every dtype */
+  DRIVER(cuMemAlloc, address, bytes);
+  b->owned[b->num_owned++] = *address;
+  DRIVER(cuMemsetD8Async, *address, PATTERN, bytes, b->stream);
+  return 0;
+}
+
+static int bench_open(bench *b, const epg_matmul_problem *p, epg_failure *failure) {
+  enum { NON_BLOCKING = 1 };
+  memset(b, 0, sizeof *b);
+  DRIVER(cuStreamCreate, &b->stream, NON_BLOCKING);
+  DRIVER(cuEventCreate, &b->start, 0);
+  DRIVER(cuEventCreate, &b->end, 0);
+  for (int i = 0; i < EPG_MATRICES; i++) {
+    const uint64_t one = (uint64_t)p->leading[i] * (p->columns[i] - 1) + p->rows[i];
+    const uint64_t all = one + (uint64_t)(p->batch - 1) * (uint64_t)p->batch_stride[i];
+    if (bench_allocate(b, all * p->element, &b->at.matrices[i], failure)) return -1;
+  }
+  if (bench_allocate(b, p->most_workspace, &b->at.scratch, failure)) return -1;
+  return p->has_bias ? bench_allocate(b, p->rows[2] * p->element, &b->at.bias, failure) : 0;
+}
+
+static void bench_close(bench *b) {
+  if (b->stream) epg_driver.cuStreamSynchronize(b->stream);
+  for (int i = 0; i < b->num_owned; i++) epg_driver.cuMemFree(b->owned[i]);
+  if (b->start) epg_driver.cuEventDestroy(b->start);
+  if (b->end) epg_driver.cuEventDestroy(b->end);
+  if (b->stream) epg_driver.cuStreamDestroy(b->stream);
+}
+
+/* Times `calls` runs of a candidate; a candidate that does not run is slower than all. */
+static float milliseconds(const epg_device *d, epg_matmul *m, const epg_algorithm *choice, bench *b, int calls) {
+  epg_failure ignored;
+  float elapsed = 0;
+  int failed = epg_driver.cuEventRecord(b->start, b->stream);
+  for (int i = 0; i < calls && !failed; i++) failed = epg_matmul_enqueue(d, m, choice, &b->at, 0, b->stream, &ignored);
+  if (failed || epg_driver.cuEventRecord(b->end, b->stream) || epg_driver.cuStreamSynchronize(b->stream) ||
+      epg_driver.cuEventElapsedTime(&elapsed, b->start, b->end))
+    return INFINITY;
+  return elapsed;
+}
+
+/* The fastest candidate, measured in turns: each round runs every one for about a millisecond, and its best round counts. */
+static int fastest(const epg_device *d, epg_matmul *m, const heuristic *found, int count, bench *b) {
+  enum { ROUNDS = 5, MOST_CALLS = 50 };
+  float best[MOST_CANDIDATES];
+  int calls[MOST_CANDIDATES], winner = 0;
+  for (int round = 0; round <= ROUNDS; round++)
+    for (int i = 0; i < count; i++) {
+      epg_algorithm choice;
+      take(&choice, &found[i]);
+      if (!round) { /* the first warms up and tells how many calls are a millisecond */
+        milliseconds(d, m, &choice, b, 1);
+        const float once = milliseconds(d, m, &choice, b, 1);
+        calls[i] = once < 1.0f / MOST_CALLS ? MOST_CALLS : once < 1 ? (int)(1 / once) : 1;
+        best[i] = once;
+        continue;
+      }
+      if (best[i] < INFINITY) best[i] = fminf(best[i], milliseconds(d, m, &choice, b, calls[i]) / (float)calls[i]);
+    }
+  for (int i = 1; i < count; i++)
+    if (best[i] < best[winner]) winner = i;
+  return winner;
+}
+
+/* Returns 1 if the choice was timed, 0 if there was nothing to choose or no memory to time with: then it is the heuristic's. */
+static int tune(const epg_device *d, const epg_matmul_problem *p, epg_matmul *m, const heuristic *found, int count) {
+  bench b;
+  epg_failure ignored;
+  if (count < 2) return 0;
+  const int opened = bench_open(&b, p, &ignored);
+  const int winner = opened ? 0 : fastest(d, m, found, count, &b);
+  bench_close(&b);
+  take(&m->choices[0], &found[winner]);
+  return !opened;
+}
+
+/* --- making one --------------------------------------------------------------------------------------------------------------- */
+
+static int describe(const epg_device *d, const epg_matmul_problem *p, epg_matmul *m, epg_failure *failure) {
+  const int32_t epilogue = p->has_bias ? EPILOGUE_BIAS : EPILOGUE_DEFAULT;
+  int status = epg_blas_library.cublasLtMatmulDescCreate(&m->desc, p->compute, p->scale);
+  if (!status) status = epg_blas_library.cublasLtMatmulDescSetAttribute(m->desc, DESC_TRANSPOSE_A, &p->transpose[0], sizeof p->transpose[0]);
+  if (!status) status = epg_blas_library.cublasLtMatmulDescSetAttribute(m->desc, DESC_TRANSPOSE_B, &p->transpose[1], sizeof p->transpose[1]);
+  if (!status) status = epg_blas_library.cublasLtMatmulDescSetAttribute(m->desc, DESC_EPILOGUE, &epilogue, sizeof epilogue);
+  for (int i = 0; !status && i < EPG_MATRICES; i++) {
+    status = epg_blas_library.cublasLtMatrixLayoutCreate(&m->layouts[i], p->dtype, p->rows[i], p->columns[i], p->leading[i]);
+    if (!status && p->batch > 1) {
+      status = epg_blas_library.cublasLtMatrixLayoutSetAttribute(m->layouts[i], LAYOUT_BATCH_COUNT, &p->batch, sizeof p->batch);
+      if (!status)
+        status = epg_blas_library.cublasLtMatrixLayoutSetAttribute(m->layouts[i], LAYOUT_BATCH_STRIDE, &p->batch_stride[i], sizeof p->batch_stride[i]);
+    }
+  }
+  if (status) return epg_fail_blas(failure, "cublasLtMatmulDescCreate", status);
+  heuristic found[MOST_CANDIDATES];
+  if (candidates(d, p, m, p->element, 1, found, failure) < 0) return -1;
+  take(&m->choices[1], &found[0]);
+  if (p->known) {
+    m->choices[0] = *p->known;
+    return 0;
+  }
+  const int count = candidates(d, p, m, VECTOR_BYTES, p->tune ? MOST_CANDIDATES : 1, found, failure);
+  if (count < 0) return -1;
+  take(&m->choices[0], &found[0]);
+  m->tuned = p->tune && tune(d, p, m, found, count);
+  return 0;
+}
+
+int epg_matmul_create(const epg_device *d, const epg_matmul_problem *p, epg_matmul *m, epg_failure *failure) {
+  m->has_bias = p->has_bias;
+  m->is_double = p->element == sizeof(double);
+  if (p->has_bias) {
+    if (!(m->lock = malloc(sizeof(pthread_mutex_t)))) return epg_fail(failure, "malloc", 2, "out of memory", "");
+    pthread_mutex_init(m->lock, NULL);
+  }
+  const int entered = epg_enter(d, failure);
+  if (entered < 0) return -1;
+  const int failed = describe(d, p, m, failure);
+  epg_leave(entered);
+  return failed;
+}
+
+void epg_matmul_destroy(epg_matmul *m) {
+  for (int i = 0; i < EPG_MATRICES; i++)
+    if (m->layouts[i]) epg_blas_library.cublasLtMatrixLayoutDestroy(m->layouts[i]);
+  if (m->desc) epg_blas_library.cublasLtMatmulDescDestroy(m->desc);
+  if (m->lock) {
+    pthread_mutex_destroy(m->lock);
+    free(m->lock);
+  }
+}

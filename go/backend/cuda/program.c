@@ -1,0 +1,69 @@
+/* Programs: enqueueing their steps. */
+#include <string.h>
+
+#include "libraries.h"
+
+enum { VECTOR_BYTES = 16, MOST_PARAM_BYTES = 4096 };
+
+/* One run. */
+typedef struct {
+  const epg_device *device;
+  const uint64_t *bases;
+  const epg_run_arguments *arguments;
+  void *stream;
+} execution;
+
+static uint64_t address(const epg_pointer *p, const execution *run) {
+  const uint64_t base = p->operand < 0 ? run->arguments->workspace : run->bases[p->operand];
+  return base ? base + (uint64_t)p->offset : 0;
+}
+
+static int run_launch(const epg_step *s, const execution *run, epg_failure *failure) {
+  const epg_launch *l = &s->vector;
+  for (uint32_t i = 0; l->function && i < l->num_pointers; i++)
+    if (address(&l->pointers[i], run) % VECTOR_BYTES) l = &s->general;
+  if (!l->function) l = &s->general;
+  _Alignas(16) uint8_t params[MOST_PARAM_BYTES];
+  size_t bytes = l->param_bytes;
+  memcpy(params, l->params, bytes);
+  for (uint32_t i = 0; i < l->num_pointers; i++) {
+    const uint64_t value = address(&l->pointers[i], run);
+    memcpy(params + l->pointers[i].at, &value, sizeof value);
+  }
+  if (l->weight >= 0) memcpy(params + l->weight, &run->arguments->weight, sizeof run->arguments->weight);
+  if (l->accumulate >= 0) memcpy(params + l->accumulate, &run->arguments->accumulate, sizeof run->arguments->accumulate);
+  void *kernel_params[] = {params};
+  DRIVER(cuLaunchKernel, l->function, l->grid[0], l->grid[1], l->grid[2], l->block[0], l->block[1], l->block[2], 0, run->stream, kernel_params, NULL);
+  return 0;
+}
+
+static int run_matmul(epg_matmul *m, const execution *run, epg_failure *failure) {
+  epg_matmul_addresses at = {.bias = m->has_bias ? address(&m->bias, run) : 0, .scratch = address(&m->scratch, run)};
+  uint64_t all = at.bias;
+  for (int i = 0; i < EPG_MATRICES; i++) all |= at.matrices[i] = address(&m->pointers[i], run);
+  return epg_matmul_enqueue(run->device, m, &m->choices[all % VECTOR_BYTES != 0], &at, run->arguments->accumulate && m->accumulates, run->stream, failure);
+}
+
+static int run_step(epg_step *s, const execution *run, epg_failure *failure) {
+  switch (s->kind) {
+    case EPG_LAUNCH:
+      return run_launch(s, run, failure);
+    case EPG_MATMUL:
+      return run_matmul(&s->matmul, run, failure);
+    case EPG_FILL:
+      DRIVER(cuMemsetD8Async, address(&s->fill, run), 0, s->fill_bytes, run->stream);
+  }
+  return 0;
+}
+
+int epg_cuda_run(const epg_device *d, epg_step *steps, int32_t count, const uint64_t *bases, const epg_run_arguments *arguments, epg_failure *failure) {
+  const execution run = {d, bases, arguments, (void *)(uintptr_t)arguments->stream};
+  const int entered = epg_enter(d, failure);
+  if (entered < 0) return -1;
+  int failed = 0;
+  const int skipped = arguments->accumulate ? EPG_WHEN_OVERWRITING : EPG_WHEN_ACCUMULATING;
+  for (int32_t i = 0; i < count && !failed; i++)
+    if ((int)steps[i].when != skipped) failed = run_step(&steps[i], &run, failure);
+  epg_leave(entered);
+  return failed;
+}

@@ -119,7 +119,7 @@ build/examples/%: examples/c/%.c cbridge/include/epigrad.h cbridge/include/dlpac
 
 bench: build $(STAMPS)/bench
 	@mkdir -p docs/results
-	@$(PY) -m epigrad bench --json docs/results
+	@$(PY) -m epigrad bench --device all --json docs/results --plot docs/results
 
 # --- check ----------------------------------------------------------------------------------------------------------------
 

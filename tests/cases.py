@@ -1,4 +1,4 @@
-"""The one list of cases: operation x activation or kind x dtype x shape x layout x what is saved.
+"""The one list of cases: operation x activation or kind x dtype x shape x layout x what is saved x device.
 
 Activations, gated kinds and dtypes are read from the core's tables, so that a new row is tested without touching this
 file. `make test` takes cases in which every pair of choices occurs; EPIGRAD_TEST_FULL=1 takes every combination of the
@@ -14,12 +14,13 @@ import os
 import random
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, TypeVar
 
 import oracle
 import pytest
 import torch
+from devices import DEVICES
 from epigrad import library
 from layouts import LAYOUTS, draw, laid_out
 from torch import Tensor
@@ -158,9 +159,11 @@ class Case:
     accumulate: bool = False
     draw: int = 0
     """Which random values: PyTorch's error on a small problem is measured over several draws."""
+    device: str = "cpu"
+    """Where the operands are; their values are the same everywhere."""
 
     def __str__(self) -> str:
-        values = (getattr(self, field.name) for field in fields(self)[:-1])
+        values = (getattr(self, field.name) for field in fields(self) if field.name not in ("draw", "device"))
         return "-".join(str(value).removeprefix("torch.") for value in values)
 
     @property
@@ -186,7 +189,11 @@ class Case:
 
     def tensor(self, shape: Sequence[int], generator: torch.Generator, step: int = 0, scale: float = 1.0) -> Tensor:
         """A random operand of the case's dtype in the `step`-th layout after the case's own."""
-        return laid_out(draw(shape, generator, scale), self.dtype, self.layout_after(step))
+        return self.holding(draw(shape, generator, scale), step)
+
+    def holding(self, values: Tensor, step: int = 0) -> Tensor:
+        """An operand of these values, likewise."""
+        return laid_out(values, self.dtype, self.layout_after(step), self.device)
 
 
 def pairs(axes: Mapping[str, Sequence[Any]], seed: int = 0) -> list[dict[str, Any]]:
@@ -240,10 +247,12 @@ Test = TypeVar("Test", bound=Callable[..., Any])
 
 
 def parity(chosen: Sequence[Case]) -> Callable[[Test], Test]:
-    """Runs a test for every case and counts the cases in the summary of the run."""
+    """Runs a test for every case on every device, and counts the cases in the summary of the run."""
+    everywhere = [replace(case, device=device) for device in DEVICES for case in chosen]
 
     def decorate(test: Test) -> Test:
-        marked: Test = pytest.mark.parity(pytest.mark.parametrize("case", chosen, ids=str)(test))
+        parametrized = pytest.mark.parametrize("case", everywhere, ids=lambda case: f"{case.device}-{case}")(test)
+        marked: Test = pytest.mark.parity(parametrized)
         return marked
 
     return decorate

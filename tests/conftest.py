@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import os
 from pathlib import Path
 
@@ -20,27 +21,48 @@ hypothesis.settings.load_profile(
 )
 
 
+SLOW = os.environ.get("EPIGRAD_TEST_SLOW", "") not in ("", "0")
+
+_collected: collections.Counter[str] = collections.Counter()
+
+
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "parity: one case compared with the float64 reference by the tolerance rule")
+    config.addinivalue_line("markers", "slow: takes seconds or tens of GB; runs with EPIGRAD_TEST_SLOW=1")
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
-    """A backend that EPIGRAD_REQUIRE_BACKENDS names must be there: on such a machine its tests may not be skipped."""
-    required = [name for name in os.environ.get("EPIGRAD_REQUIRE_BACKENDS", "").split(",") if name]
-    if not required:
-        return
-    import epigrad
+    """A device that EPIGRAD_TEST_DEVICES names must be there: else a run of no tests would pass for one of its own."""
+    if os.environ.get("EPIGRAD_TEST_DEVICES"):
+        import devices
 
-    available = {backend.name for backend in epigrad.backends() if backend.available}
-    missing = [name for name in required if name not in available]
-    if missing:
-        pytest.exit(f"EPIGRAD_REQUIRE_BACKENDS: not available here: {', '.join(missing)}", returncode=1)
+        wrong = devices.unusable_choice()
+        if wrong:
+            pytest.exit(f"EPIGRAD_TEST_DEVICES: {wrong}", returncode=1)
 
 
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    count = sum("parity" in report.keywords for report in terminalreporter.stats.get("passed", []))
-    if count:
-        terminalreporter.write_line(f"parity cases: {count}")
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Leaves slow tests out unless asked for, and notes on which device each parity case runs."""
+    for item in items:
+        if not SLOW and item.get_closest_marker("slow"):
+            item.add_marker(pytest.mark.skip(reason="slow: EPIGRAD_TEST_SLOW=1 runs it"))
+        if isinstance(item, pytest.Function) and item.get_closest_marker("parity"):
+            device = item.callspec.params["case"].device
+            item.user_properties.append(("parity", device))
+            _collected[device] += 1
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """How many parity cases there are on each device: collected where nothing ran, else passed."""
+    counts = _collected
+    if not config.option.collectonly:
+        passed = terminalreporter.stats.get("passed", [])
+        counts = collections.Counter(
+            device for report in passed for name, device in report.user_properties if name == "parity"
+        )
+    if counts:
+        told = ", ".join(f"{device} {count}" for device, count in sorted(counts.items()))
+        terminalreporter.write_line(f"parity cases: {told}")
 
 
 @pytest.fixture(autouse=True)

@@ -67,5 +67,6 @@ def with_gradients(
 def in_float64(
     function: Callable[..., Tensor], inputs: Sequence[Tensor | None], grad: Tensor
 ) -> tuple[Tensor, Gradients]:
-    """`with_gradients` in float64."""
-    return with_gradients(function, leaves(inputs, torch.float64), grad.to(torch.float64))
+    """`with_gradients` in float64 on the CPU."""
+    on_cpu = [None if x is None else x.detach().cpu() for x in inputs]
+    return with_gradients(function, leaves(on_cpu, torch.float64), grad.cpu().to(torch.float64))

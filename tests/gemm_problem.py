@@ -91,7 +91,8 @@ def _away_from_kinks(problem: GemmProblem) -> GemmProblem:
             np.min([np.abs(pre.value - kink) for kink in kinks], axis=0)
             <= 4 * torch.finfo(problem.case.dtype).eps * pre.size
         )
-        problem.grad_output.masked_fill_(torch.from_numpy(near).reshape(problem.grad_output.shape), 0.0)
+        grad = problem.grad_output
+        grad.masked_fill_(torch.from_numpy(near).reshape(grad.shape).to(grad.device), 0.0)
     return problem
 
 
@@ -102,7 +103,7 @@ def gemm_problem(case: Case) -> GemmProblem:
     spread = case.scale_of_preactivation / max(a_shape[-1], 1) ** 0.5
     a = case.tensor(a_shape, generator)
     bias = case.tensor(b_shape[-1:] if len(b_shape) > 1 else (), generator, 2) if case.bias else None
-    out_shape = torch.matmul(a.to(torch.float64), torch.zeros(b_shape, dtype=torch.float64)).shape
+    out_shape = torch.matmul(torch.empty(a_shape, device="meta"), torch.empty(b_shape, device="meta")).shape
     b = case.tensor(b_shape[::-1] if case.op == "linear" else b_shape, generator, 3, spread)
     # A gradient is masked near kinks, which needs memory of its own for every element.
     grad_layout = 5 if not case.row.kinks or "expanded" not in case.layout_after(5) else -5

@@ -20,6 +20,8 @@ LAYOUTS = ("contiguous", "transposed", "offset", "step", "expanded_first", "expa
 OUT_LAYOUTS = tuple(name for name in LAYOUTS if not name.startswith("expanded"))
 """Those of them in which no two elements share memory: an output must not overlap itself."""
 
+Device = str | torch.device
+
 _GUARD = 16
 _ODD_STRIDE = 977
 _POOL = 512
@@ -60,9 +62,9 @@ def _reach(shape: Sequence[int], strides: Sequence[int]) -> int:
     return 1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
 
 
-def _nan_buffer(shape: Sequence[int], dtype: torch.dtype, layout: str) -> tuple[Tensor, Tensor]:
+def _nan_buffer(shape: Sequence[int], dtype: torch.dtype, layout: str, device: Device) -> tuple[Tensor, Tensor]:
     strides = strides_for(shape, layout)
-    buffer = torch.full((2 * _GUARD + _reach(shape, strides),), math.nan, dtype=dtype)
+    buffer = torch.full((2 * _GUARD + _reach(shape, strides),), math.nan, dtype=dtype, device=device)
     return buffer, buffer.as_strided(tuple(shape), tuple(strides), _GUARD)
 
 
@@ -79,10 +81,11 @@ def draw(shape: Sequence[int], generator: torch.Generator, scale: float = 1.0) -
     return pool[torch.randint(_POOL, tuple(shape), generator=generator)]
 
 
-def laid_out(values: Tensor, dtype: torch.dtype, layout: str) -> Tensor:
+def laid_out(values: Tensor, dtype: torch.dtype, layout: str, device: Device = "cpu") -> Tensor:
     """`values` converted to a dtype and copied into a layout; an expanded dimension repeats its first slice."""
-    _, view = _nan_buffer(values.shape, dtype, layout)
-    target = view
+    _, view = _nan_buffer(values.shape, dtype, layout, device)
+    # Converted where they are, so that every device gets the same values.
+    target, values = view, values.to(dtype)
     for dim, stride in enumerate(view.stride()):
         if stride == 0 and view.shape[dim] > 1:
             target, values = target.narrow(dim, 0, 1), values.narrow(dim, 0, 1)
@@ -98,13 +101,20 @@ class Guarded:
     buffer: Tensor
 
     @classmethod
-    def empty(cls, shape: Sequence[int], dtype: torch.dtype, layout: str = "contiguous") -> Guarded:
-        buffer, view = _nan_buffer(shape, dtype, layout)
+    def empty(
+        cls, shape: Sequence[int], dtype: torch.dtype, layout: str = "contiguous", device: Device = "cpu"
+    ) -> Guarded:
+        buffer, view = _nan_buffer(shape, dtype, layout, device)
         return cls(view, buffer)
 
     @classmethod
+    def like(cls, tensor: Tensor, layout: str = "contiguous") -> Guarded:
+        """Of a tensor's shape and dtype, on its device."""
+        return cls.empty(tensor.shape, tensor.dtype, layout, tensor.device)
+
+    @classmethod
     def holding(cls, values: Tensor, layout: str = "contiguous") -> Guarded:
-        guarded = cls.empty(values.shape, values.dtype, layout)
+        guarded = cls.like(values, layout)
         guarded.tensor.copy_(values)
         return guarded
 
@@ -116,7 +126,7 @@ class Guarded:
 
 
 def _bytes_of_storage(tensor: Tensor) -> Tensor:
-    return torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage()).clone()
+    return torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(tensor.untyped_storage()).clone()
 
 
 @contextmanager
@@ -130,7 +140,8 @@ def unchanged(*tensors: Tensor | None) -> Iterator[None]:
 
 def bits(tensor: Tensor) -> Tensor:
     """The tensor's bytes in row-major order, so that equality means the same bits (NaN included)."""
-    return torch.empty(tensor.numel(), dtype=tensor.dtype).copy_(tensor.detach().reshape(-1)).view(torch.uint8)
+    flat = torch.empty(tensor.numel(), dtype=tensor.dtype, device=tensor.device)
+    return flat.copy_(tensor.detach().reshape(-1)).view(torch.uint8)
 
 
 def assert_same_bits(got: Tensor | None, want: Tensor | None, what: str = "result") -> None:

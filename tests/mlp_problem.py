@@ -10,7 +10,7 @@ import numpy as np
 import oracle
 import torch
 from cases import MLP_SHAPES, Case
-from layouts import draw, laid_out
+from layouts import draw
 from oracle import Sized
 from parity import Wanted
 from torch import Tensor
@@ -74,7 +74,7 @@ def mlp_problem(case: Case) -> MlpProblem:
     if case.row.kinks:
         assert features % 2, "an odd number of features keeps the preactivation from zero"
         first = [torch.where(first[0] < 0, -1.0, 1.0), torch.where(first[1] < 0, -1.0, 1.0), 2 * first[2].round()]
-    x, w1, b1 = (laid_out(values, case.dtype, case.layout_after(step)) for step, values in enumerate(first))
+    x, w1, b1 = (case.holding(values, step) for step, values in enumerate(first))
     w2 = case.tensor((out_features, hidden), generator, 3)
     b2 = case.tensor((out_features,), generator, 4)
     grad = case.tensor((*shape[:-1], out_features), generator, 5)

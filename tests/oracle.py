@@ -133,7 +133,7 @@ class Sized:
         """An exact input of a problem in this dtype; the reference is in float64, or wider for float64 itself."""
         wide = np.longdouble if dtype == torch.float64 else np.float64
         values = np.asarray(
-            tensor.detach().to(torch.float64).numpy() if isinstance(tensor, Tensor) else tensor, dtype=wide
+            tensor.detach().cpu().to(torch.float64).numpy() if isinstance(tensor, Tensor) else tensor, dtype=wide
         )
         return cls(values, np.abs(values))
 
@@ -255,7 +255,7 @@ def linear_gradients(grad: Sized, input: Sized, weight: Sized, bias: Sized | Non
 def assert_reference_is_autograd(reference: Sized, autograd: Tensor | None, what: str) -> None:
     """Fails if a reference formula of this file is not what float64 autograd gives."""
     assert autograd is not None, f"{what}: no result of autograd"
-    difference = np.abs(reference.value.astype(np.float64) - autograd.detach().numpy())
+    difference = np.abs(reference.value.astype(np.float64) - autograd.detach().cpu().numpy())
     slack = 1e-11 * reference.size.astype(np.float64)
     assert (difference <= slack + np.finfo(np.float64).tiny).all(), (
         f"{what}: the reference formula differs from float64 autograd"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -26,30 +27,38 @@ class Wanted:
 
 
 def assert_parity(names: Sequence[str], got: Results, case: Case, want: Callable[[Case], Wanted]) -> None:
-    """Fails unless every result keeps the tolerance rule, and is absent where none can exist.
+    """Fails unless every result keeps the tolerance rule, and is absent where none can exist."""
+    want = functools.cache(want)
+    wanted = want(case)
+    assert len(names) == len(got) == len(wanted.reference) == len(wanted.eager)
+    for index, (name, ours) in enumerate(zip(names, got, strict=True)):
+        if wanted.reference[index] is None:
+            assert ours is None, f"{name}: a result where none can exist"
+        else:
+            assert_result(name, ours, index, case, want)
+
+
+def assert_result(name: str, ours: Tensor | None, index: int, case: Case, want: Callable[[Case], Wanted]) -> None:
+    """Fails unless the result that has this place in what is wanted keeps the tolerance rule.
 
     Few elements, or operands that repeat a slice, do not show PyTorch's worst error: it is the worst over the same
     problem with other random values as well. (They are drawn only when the case's own values do not settle it, which
     comes to the same.)
     """
     wanted = want(case)
-    for index, (name, ours, reference, eager) in enumerate(
-        zip(names, got, wanted.reference, wanted.eager, strict=True)
-    ):
-        if reference is None:
-            assert ours is None, f"{name}: a result where none can exist"
-            continue
-        assert ours is not None and eager is not None, f"{name}: missing"
-        assert ours.shape == eager.shape, f"{name}: shape {tuple(ours.shape)}, PyTorch gives {tuple(eager.shape)}"
-        assert ours.dtype == eager.dtype, f"{name}: dtype {ours.dtype}, PyTorch gives {eager.dtype}"
-        if wanted.autograd is not None:
-            assert_reference_is_autograd(reference, wanted.autograd[index], name)
-        error = worst_relative_error(eager, reference)
+    reference, eager = wanted.reference[index], wanted.eager[index]
+    assert ours is not None and reference is not None and eager is not None, f"{name}: missing"
+    assert ours.shape == eager.shape, f"{name}: shape {tuple(ours.shape)}, PyTorch gives {tuple(eager.shape)}"
+    assert ours.dtype == eager.dtype, f"{name}: dtype {ours.dtype}, PyTorch gives {eager.dtype}"
+    assert ours.device == eager.device, f"{name}: on {ours.device}, PyTorch's is on {eager.device}"
+    if wanted.autograd is not None:
+        assert_reference_is_autograd(reference, wanted.autograd[index], name)
+    error = worst_relative_error(eager, reference)
+    breach = explain_breach(ours, reference, error)
+    if breach:
+        error = max(error, *(_eager_error(want(replace(case, draw=draw)), index) for draw in range(1, REDRAWS + 1)))
         breach = explain_breach(ours, reference, error)
-        if breach:
-            error = max(error, *(_eager_error(want(replace(case, draw=draw)), index) for draw in range(1, REDRAWS + 1)))
-            breach = explain_breach(ours, reference, error)
-        assert not breach, f"{name}: {breach}"
+    assert not breach, f"{name}: {breach}"
 
 
 def _eager_error(wanted: Wanted, index: int) -> float:

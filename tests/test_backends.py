@@ -10,6 +10,7 @@ import epigrad
 import numpy as np
 import pytest
 import torch
+from devices import REQUIRED
 from epigrad import errors, forward
 from epigrad.launch import aligned_workspace
 from interpreter import run_script
@@ -35,6 +36,11 @@ def test_the_list_of_backends() -> None:
         assert all(isinstance(text, str) for text in (info.name, info.device, info.detail, info.reason))
         assert info.available or len(info.reason) > 10, f"{info.name} does not say why it is not available"
     assert KNOWN["cpu"].available and KNOWN["cpu"].device and KNOWN["cpu"].detail
+
+
+@pytest.mark.parametrize("name", REQUIRED)
+def test_a_backend_that_this_machine_must_have_is_there(name: str) -> None:
+    assert name in KNOWN and KNOWN[name].available, KNOWN[name].reason if name in KNOWN else "no such backend"
 
 
 def test_cpu_by_name_is_the_same() -> None:

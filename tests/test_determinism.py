@@ -1,7 +1,8 @@
-"""The same inputs give the same bits: run after run, on any number of threads, in any process."""
+"""The same inputs give the same bits: run after run, on any number of threads, in any process, on each device."""
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import subprocess
 import sys
@@ -11,6 +12,7 @@ import epigrad
 import pytest
 import torch
 from cases import ACTIVATIONS, DTYPES, GATED_KINDS, SAVE_MODES
+from devices import on_devices
 from layouts import LAYOUTS, OUT_LAYOUTS, Guarded, assert_same_bits, bits, laid_out
 from torch import Tensor
 
@@ -18,14 +20,15 @@ Outputs = tuple[Tensor | None, ...]
 Call = Callable[[], Outputs]
 
 
-def _random(*shape: int, dtype: torch.dtype, seed: int = 0) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+def _random(*shape: int, dtype: torch.dtype, device: str = "cpu", seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype).to(device)
 
 
-def _gemm(dtype: torch.dtype, activation: str = "gelu", batch: tuple[int, ...] = ()) -> dict[str, Call]:
+def _gemm(dtype: torch.dtype, device: str, activation: str = "gelu", batch: tuple[int, ...] = ()) -> dict[str, Call]:
     """Forward and backward, large enough to be spread over threads, over odd sizes."""
-    a, b = _random(*batch, 131, 67, dtype=dtype), _random(67, 149, dtype=dtype, seed=1)
-    bias, grad = _random(149, dtype=dtype, seed=2), _random(*batch, 131, 149, dtype=dtype, seed=3)
+    random = functools.partial(_random, dtype=dtype, device=device)
+    a, b, bias = random(*batch, 131, 67), random(67, 149, seed=1), random(149, seed=2)
+    grad = random(*batch, 131, 149, seed=3)
     _, pre = epigrad.forward.matmul_bias_activation(a, b, bias, activation, return_preactivation=True)
     backward = epigrad.backward.matmul_bias_activation_backward
     return {
@@ -35,9 +38,10 @@ def _gemm(dtype: torch.dtype, activation: str = "gelu", batch: tuple[int, ...] =
     }
 
 
-def _elementwise(dtype: torch.dtype) -> dict[str, Call]:
-    x, grad = _random(37, 2, 5003, dtype=dtype), _random(37, 1, 5003, dtype=dtype, seed=1)
-    start, end, weight = (_random(20011, 9, dtype=dtype, seed=seed) for seed in (2, 3, 4))
+def _elementwise(dtype: torch.dtype, device: str) -> dict[str, Call]:
+    random = functools.partial(_random, dtype=dtype, device=device)
+    x, grad = random(37, 2, 5003), random(37, 1, 5003, seed=1)
+    start, end, weight = (random(20011, 9, seed=seed) for seed in (2, 3, 4))
     weight = weight[0]
     return {
         "gated": lambda: (epigrad.forward.gated_activation(x, "geglu", 1),),
@@ -48,14 +52,15 @@ def _elementwise(dtype: torch.dtype) -> dict[str, Call]:
     }
 
 
-def _calls(dtype: torch.dtype) -> dict[str, Call]:
-    batched = {f"batched {name}": call for name, call in _gemm(dtype, "silu", (3,)).items()}
-    return _gemm(dtype) | batched | _elementwise(dtype)
+def _calls(dtype: torch.dtype, device: str) -> dict[str, Call]:
+    batched = {f"batched {name}": call for name, call in _gemm(dtype, device, "silu", (3,)).items()}
+    return _gemm(dtype, device) | batched | _elementwise(dtype, device)
 
 
+@on_devices
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_runs_and_thread_counts_agree(dtype: torch.dtype) -> None:
-    for name, call in _calls(dtype).items():
+def test_runs_and_thread_counts_agree(dtype: torch.dtype, device: str) -> None:
+    for name, call in _calls(dtype, device).items():
         torch.set_num_threads(1)
         first = call()
         for threads in (1, 2, 3, 2, 7):
@@ -64,11 +69,13 @@ def test_runs_and_thread_counts_agree(dtype: torch.dtype) -> None:
                 assert_same_bits(got, want, f"{name} on {threads} threads")
 
 
+@on_devices
 @pytest.mark.parametrize("save", SAVE_MODES)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("activation", ACTIVATIONS)
-def test_grad_mode_does_not_change_the_output(activation: str, dtype: torch.dtype, save: str) -> None:
-    a, b, bias = _random(33, 17, dtype=dtype), _random(17, 21, dtype=dtype, seed=1), _random(21, dtype=dtype, seed=2)
+def test_grad_mode_does_not_change_the_output(activation: str, dtype: torch.dtype, save: str, device: str) -> None:
+    random = functools.partial(_random, dtype=dtype, device=device)
+    a, b, bias = random(33, 17), random(17, 21, seed=1), random(21, seed=2)
     with torch.no_grad():
         want = epigrad.matmul_bias_activation(a, b, bias, activation, save=save)
     with torch.inference_mode():
@@ -80,14 +87,15 @@ def test_grad_mode_does_not_change_the_output(activation: str, dtype: torch.dtyp
         assert_same_bits(got, want, f"{len(asking)} inputs ask for gradients")
 
 
+@on_devices
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("kind", GATED_KINDS)
-def test_elementwise_results_do_not_depend_on_layout(kind: str, dtype: torch.dtype) -> None:
+def test_elementwise_results_do_not_depend_on_layout(kind: str, dtype: torch.dtype, device: str) -> None:
     """Values and gradients, for every layout of inputs and outputs; a repeated dimension against its copy."""
     values = 3 * torch.randn(7, 1, 46, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    grad = _random(7, 1, 23, dtype=dtype, seed=1)
+    grad = _random(7, 1, 23, dtype=dtype, device=device, seed=1)
     for layout in LAYOUTS:
-        x = laid_out(values, dtype, layout)
+        x = laid_out(values, dtype, layout, device)
         copy = x.contiguous().clone()
         want = epigrad.forward.gated_activation(copy, kind)
         want_grad = epigrad.backward.gated_activation_backward(grad, copy, kind)
@@ -96,27 +104,40 @@ def test_elementwise_results_do_not_depend_on_layout(kind: str, dtype: torch.dty
         mixed = epigrad.forward.lerp(copy, want_grad, 0.3)
         assert_same_bits(epigrad.forward.lerp(x, want_grad, 0.3), mixed, f"lerp of {layout}")
         for out_layout in OUT_LAYOUTS:
-            out = Guarded.empty(want.shape, dtype, out_layout)
+            out = Guarded.like(want, out_layout)
             epigrad.forward.gated_activation(x, kind, out=out.tensor)
             assert_same_bits(out.tensor, want, f"{layout} into {out_layout}")
 
 
+@on_devices
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_elementwise_results_do_not_depend_on_alignment(dtype: torch.dtype) -> None:
-    values = _random(300, dtype=dtype)
+def test_elementwise_results_do_not_depend_on_alignment(dtype: torch.dtype, device: str) -> None:
+    values = _random(300, dtype=dtype, device=device)
     want = epigrad.forward.gated_product(values, values, "swiglu")
+    want_grads = epigrad.backward.gated_product_backward(values, values, want, "geglu")
+    mixed = epigrad.forward.lerp(values, want, 0.3)
     for offset in range(1, 18):
-        memory = torch.zeros(offset + 300, dtype=dtype)
+        memory = torch.zeros(offset + 300, dtype=dtype, device=device)
         memory[offset:] = values
         moved = memory[offset:]
         assert_same_bits(epigrad.forward.gated_product(moved, moved, "swiglu"), want, f"at offset {offset}")
+        assert_same_bits(epigrad.forward.lerp(moved, want, 0.3), mixed, f"lerp at offset {offset}")
+        # Each operand at an alignment of its own, and the output at another.
+        for got, one in zip(
+            epigrad.backward.gated_product_backward(moved, values, want, "geglu"), want_grads, strict=True
+        ):
+            assert_same_bits(got, one, f"gradients at offset {offset}")
+        out = torch.zeros(offset + 301, dtype=dtype, device=device)[1 + offset :]
+        epigrad.forward.gated_product(moved, values, "swiglu", out=out)
+        assert_same_bits(out, want, f"into offset {offset + 1}")
 
 
-def test_rows_of_a_product_do_not_depend_on_the_other_threads_work() -> None:
+@on_devices
+def test_rows_of_a_product_do_not_depend_on_the_other_threads_work(device: str) -> None:
     """Many threads of the caller at once give what one gives."""
     from concurrent.futures import ThreadPoolExecutor
 
-    calls = _gemm(torch.float32)
+    calls = _gemm(torch.float32, device)
     want = {name: call() for name, call in calls.items()}
     with ThreadPoolExecutor(4) as pool:
         for name, call in calls.items():
@@ -125,19 +146,20 @@ def test_rows_of_a_product_do_not_depend_on_the_other_threads_work() -> None:
                     assert_same_bits(one, other, name)
 
 
-def digest() -> str:
+def digest(device: str) -> str:
     """One hash of everything that `_calls` computes."""
     found = hashlib.sha256()
     for dtype in DTYPES:
-        for call in _calls(dtype).values():
+        for call in _calls(dtype, device).values():
             for result in call():
                 if result is not None:
-                    found.update(bits(result).numpy().tobytes())
+                    found.update(bits(result).cpu().numpy().tobytes())
     return found.hexdigest()
 
 
-def test_another_process_computes_the_same_bits() -> None:
-    program = f"import sys; sys.path[:0] = {sys.path!r}; import test_determinism; print(test_determinism.digest())"
+@on_devices
+def test_another_process_computes_the_same_bits(device: str) -> None:
+    program = f"import sys; sys.path[:0] = {sys.path!r}; import test_determinism as t; print(t.digest({device!r}))"
     run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=300)
     assert run.returncode == 0, run.stderr
-    assert run.stdout.split()[-1] == digest()
+    assert run.stdout.split()[-1] == digest(device)

@@ -10,6 +10,7 @@ import oracle
 import pytest
 import torch
 from cases import ACTIVATIONS, DTYPES, GATED_KINDS, SAVE_MODES
+from devices import on_devices
 from torch import Tensor
 
 Operation = Callable[..., Tensor]
@@ -80,9 +81,15 @@ def _elementwise_operations() -> dict[str, tuple[Operation, tuple[Tensor, ...]]]
 OPERATIONS = _gemm_operations() | _elementwise_operations()
 
 
-@pytest.mark.parametrize("name", OPERATIONS)
-def test_gradcheck_and_gradgradcheck(name: str) -> None:
+def _on(device: str, name: str) -> tuple[Operation, tuple[Tensor, ...]]:
     operation, operands = OPERATIONS[name]
+    return operation, tuple(x.detach().to(device).requires_grad_() for x in operands)
+
+
+@on_devices
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_gradcheck_and_gradgradcheck(device: str, name: str) -> None:
+    operation, operands = _on(device, name)
     assert torch.autograd.gradcheck(operation, operands)
     assert torch.autograd.gradgradcheck(operation, operands)
 
@@ -97,13 +104,14 @@ THIRD_ORDER = [
 ]
 
 
+@on_devices
 @pytest.mark.parametrize("name", THIRD_ORDER)
-def test_third_order(name: str) -> None:
-    operation, operands = OPERATIONS[name]
+def test_third_order(device: str, name: str) -> None:
+    operation, operands = _on(device, name)
 
     def gradients(*operands: Tensor) -> tuple[Tensor, ...]:
         out = operation(*operands)
-        weights = torch.linspace(-1, 2, out.numel(), dtype=out.dtype).view(out.shape)
+        weights = torch.linspace(-1, 2, out.numel(), dtype=out.dtype, device=device).view(out.shape)
         return torch.autograd.grad((out * weights).sum(), operands, create_graph=True)
 
     assert torch.autograd.gradgradcheck(gradients, operands)
@@ -116,13 +124,14 @@ def _second_order(function: Operation, operands: tuple[Tensor, ...]) -> tuple[Te
     return torch.autograd.grad(sum(((g * g).sum() for g in first), start=out.sum()), operands)
 
 
+@on_devices
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("kind", GATED_KINDS)
-def test_second_order_is_as_near_to_the_reference_as_pytorch(kind: str, dtype: torch.dtype) -> None:
+def test_second_order_is_as_near_to_the_reference_as_pytorch(device: str, kind: str, dtype: torch.dtype) -> None:
     """Into the tails too, where gradcheck's small inputs do not reach."""
     row = oracle.ACTIVATIONS[GATED_KINDS[kind]]
     generator = torch.Generator().manual_seed(3)
-    value, gate = ((3 * torch.randn(64, 65, generator=generator)).to(dtype) for _ in range(2))
+    value, gate = ((3 * torch.randn(64, 65, generator=generator)).to(dtype).to(device) for _ in range(2))
 
     def second_order(function: Operation, as_dtype: torch.dtype) -> tuple[Tensor, ...]:
         operands = tuple(x.detach().to(as_dtype).requires_grad_() for x in (value, gate))
@@ -137,12 +146,13 @@ def test_second_order_is_as_near_to_the_reference_as_pytorch(kind: str, dtype: t
         assert (got - want).abs().max() <= allowed
 
 
+@on_devices
 @pytest.mark.parametrize("operation", ["relu", "reglu"])
-def test_second_derivative_is_zero_where_the_first_is_a_step(operation: str) -> None:
-    gate = torch.tensor([-1.0, 0.0, 2.0], dtype=torch.float64, requires_grad=True)
+def test_second_derivative_is_zero_where_the_first_is_a_step(device: str, operation: str) -> None:
+    gate = torch.tensor([-1.0, 0.0, 2.0], dtype=torch.float64, device=device, requires_grad=True)
     one = torch.ones_like(gate)
     if operation == "relu":
-        out = epigrad.matmul_bias_activation(gate[:, None], torch.ones(1, 1, dtype=torch.float64), None, "relu")
+        out = epigrad.matmul_bias_activation(gate[:, None], one[:1, None], None, "relu")
     else:
         out = epigrad.gated_product(one, gate, "reglu")
     (first,) = torch.autograd.grad(out.sum(), gate, create_graph=True)

@@ -9,101 +9,31 @@ from typing import Any
 
 import pytest
 import torch
+from devices import on_devices
 from epigrad import backward, errors, forward, plan
 from layouts import OUT_LAYOUTS, Guarded, assert_same_bits, bits, laid_out, unchanged
+from plan_problem import CLASSES, DTYPES, arguments, expected, run, tensors_for, workspace_of
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
-CLASSES = (
-    plan.GemmEpilogue,
-    plan.GemmEpilogueBackward,
-    plan.GatedActivation,
-    plan.GatedActivationBackward,
-    plan.Lerp,
-    plan.LerpBackward,
-)
-DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
-
-def arguments(cls: Any) -> dict[str, Any]:
-    """A small problem for a class."""
-    if cls in (plan.GemmEpilogue, plan.GemmEpilogueBackward):
-        return {"m": 3, "n": 5, "k": 4, "activation": "gelu"}
-    if cls in (plan.GatedActivation, plan.GatedActivationBackward):
-        return {"input_shape": (3, 8), "kind": "swiglu"}
-    return {"shape": (3, 4)}
-
-
-def tensors_for(cls: Any, dtype: torch.dtype = torch.float32) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Inputs and NaN-filled outputs for `arguments`."""
-    generator = torch.Generator().manual_seed(7)
-
-    def given(*shape: int) -> Tensor:
-        return torch.randn(*shape, generator=generator, dtype=torch.float64).to(dtype)
-
-    def empty(*shape: int) -> Tensor:
-        return torch.full(shape, math.nan, dtype=dtype)
-
-    if cls is plan.GemmEpilogue:
-        return {"a": given(3, 4), "b": given(4, 5), "bias": given(5)}, {"out": empty(3, 5)}
-    if cls is plan.GemmEpilogueBackward:
-        inputs = {"grad_output": given(3, 5), "a": given(3, 4), "b": given(4, 5), "bias": given(5)}
-        return inputs, {"grad_a": empty(3, 4), "grad_b": empty(4, 5), "grad_bias": empty(5)}
-    if cls is plan.GatedActivation:
-        return {"input": given(3, 8)}, {"out": empty(3, 4)}
-    if cls is plan.GatedActivationBackward:
-        return {"grad_output": given(3, 4), "input": given(3, 8)}, {"grad_input": empty(3, 8)}
-    ends = {"start": given(3, 4), "end": given(3, 4), "weight": given(3, 4)}
-    if cls is plan.Lerp:
-        return ends, {"out": empty(3, 4)}
-    outputs = {"grad_start": empty(3, 4), "grad_end": empty(3, 4), "grad_weight": empty(3, 4)}
-    return {"grad_output": given(3, 4), **ends}, outputs
-
-
-def expected(cls: Any, inputs: dict[str, Tensor]) -> tuple[Tensor | None, ...]:
-    """The same by the stateless functions."""
-    given = list(inputs.values())
-    if cls is plan.GemmEpilogue:
-        return (forward.matmul_bias_activation(*given, activation="gelu"),)
-    if cls is plan.GemmEpilogueBackward:
-        return backward.matmul_bias_activation_backward(*given, activation="gelu")
-    if cls is plan.GatedActivation:
-        return (forward.gated_activation(*given),)
-    if cls is plan.GatedActivationBackward:
-        return (backward.gated_activation_backward(*given),)
-    if cls is plan.Lerp:
-        return (forward.lerp(*given),)
-    return backward.lerp_backward(*given)
-
-
-def workspace_of(made: Any) -> Tensor | None:
-    size = made.workspace_size
-    if size == 0:
-        return None
-    buffer = torch.empty(size + 256, dtype=torch.uint8)
-    start = -buffer.data_ptr() % 256
-    return buffer[start : start + size]
-
-
-def run(made: Any, **tensors: Any) -> None:
-    made.run(**tensors, workspace=workspace_of(made))
-
-
+@on_devices
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("cls", CLASSES, ids=lambda c: c.__name__)
-def test_run_gives_what_the_functions_give(cls: Any, dtype: torch.dtype) -> None:
-    inputs, outputs = tensors_for(cls, dtype)
-    made = cls.select(**arguments(cls), dtype=dtype)
+def test_run_gives_what_the_functions_give(cls: Any, dtype: torch.dtype, device: str) -> None:
+    inputs, outputs = tensors_for(cls, dtype, device)
+    made = cls.select(**arguments(cls), dtype=dtype, device=device)
     with unchanged(*inputs.values()):
         run(made, **inputs, **outputs)
     for (name, got), want in zip(outputs.items(), expected(cls, inputs), strict=True):
         assert_same_bits(got, want, name)
 
 
+@on_devices
 @pytest.mark.parametrize("cls", CLASSES, ids=lambda c: c.__name__)
-def test_only_given_outputs_are_computed(cls: Any) -> None:
-    inputs, outputs = tensors_for(cls)
-    made = cls.select(**arguments(cls), dtype=torch.float32)
+def test_only_given_outputs_are_computed(cls: Any, device: str) -> None:
+    inputs, outputs = tensors_for(cls, device=device)
+    made = cls.select(**arguments(cls), dtype=torch.float32, device=device)
     run(made, **inputs, **outputs)
     for name, full in outputs.items():
         alone = torch.full_like(full, math.nan)
@@ -114,25 +44,27 @@ def test_only_given_outputs_are_computed(cls: Any) -> None:
         assert_same_bits(alone, full, name)
 
 
+@on_devices
 @pytest.mark.parametrize("cls", CLASSES, ids=lambda c: c.__name__)
-def test_no_output_at_all_is_nothing_to_do(cls: Any) -> None:
-    inputs, outputs = tensors_for(cls)
-    made = cls.select(**arguments(cls), dtype=torch.float32)
+def test_no_output_at_all_is_nothing_to_do(cls: Any, device: str) -> None:
+    inputs, outputs = tensors_for(cls, device=device)
+    made = cls.select(**arguments(cls), dtype=torch.float32, device=device)
     made.can_implement(**inputs)
     run(made, **inputs)
     run(made, **inputs, **dict.fromkeys(outputs))
 
 
+@on_devices
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("cls", CLASSES, ids=lambda c: c.__name__)
-def test_sku_and_precision_are_true_for_the_dtype(cls: Any, dtype: torch.dtype) -> None:
-    made = cls.select(**arguments(cls), dtype=dtype)
+def test_sku_and_precision_are_true_for_the_dtype(cls: Any, dtype: torch.dtype, device: str) -> None:
+    made = cls.select(**arguments(cls), dtype=dtype, device=device)
     name = str(dtype).removeprefix("torch.")
     wide = "float64" if dtype == torch.float64 else "float32"
     fields = [field.name for field in dataclasses.fields(plan.KernelSku)]
     assert fields == ["op", "kind", "dtype", "accumulator", "backend", "arch", "kernel", "layout", "vector_width"]
     assert made.sku.dtype == name and made.sku.accumulator == wide
-    assert made.sku.backend == "cpu" and made.sku.kernel and made.sku.arch
+    assert made.sku.backend == device and made.sku.kernel and made.sku.arch
     assert isinstance(made.sku.vector_width, int) and made.sku.vector_width >= 1
     assert made.sku.kind == {"activation": "gelu", "kind": "swiglu"}.get(
         next(iter(arguments(cls).keys() & {"activation", "kind"}), ""), made.sku.kind
@@ -171,15 +103,16 @@ def test_select_takes_keywords_only_and_a_device(cls: Any) -> None:
             cls.select(**arguments(cls), dtype=torch.float32, device="cuda")
 
 
+@on_devices
 @pytest.mark.parametrize("batch", [(), 2, (2,), (2, 3), 0, (2, 0)], ids=str)
 @pytest.mark.parametrize("b_batched", [False, True])
-def test_batches(batch: int | tuple[int, ...], b_batched: bool) -> None:
+def test_batches(batch: int | tuple[int, ...], b_batched: bool, device: str) -> None:
     sizes = (batch,) if isinstance(batch, int) else batch
     generator = torch.Generator().manual_seed(1)
-    grad = torch.randn(*sizes, 3, 5, generator=generator)
-    a = torch.randn(*sizes, 3, 4, generator=generator)
-    b = torch.randn(*(sizes if b_batched else ()), 4, 5, generator=generator)
-    bias = torch.randn(5, generator=generator)
+    grad = torch.randn(*sizes, 3, 5, generator=generator).to(device)
+    a = torch.randn(*sizes, 3, 4, generator=generator).to(device)
+    b = torch.randn(*(sizes if b_batched else ()), 4, 5, generator=generator).to(device)
+    bias = torch.randn(5, generator=generator).to(device)
     outs = {
         "grad_a": torch.full_like(a, math.nan),
         "grad_b": torch.full_like(b, math.nan),
@@ -193,13 +126,14 @@ def test_batches(batch: int | tuple[int, ...], b_batched: bool) -> None:
         "b_batched": b_batched,
         "activation": "silu",
         "dtype": torch.float32,
+        "device": device,
     }
     run(plan.GemmEpilogueBackward.select(**problem), grad_output=grad, a=a, b=b, bias=bias, **outs)
     for got, want in zip(
         outs.values(), backward.matmul_bias_activation_backward(grad, a, b, bias, "silu"), strict=True
     ):
         assert_same_bits(got, want)
-    out = torch.full((*sizes, 3, 5), math.nan)
+    out = torch.full((*sizes, 3, 5), math.nan, device=device)
     run(plan.GemmEpilogue.select(**problem), a=a, b=b, bias=bias, out=out)
     assert_same_bits(out, forward.matmul_bias_activation(a, b, bias, "silu"))
 
@@ -207,16 +141,36 @@ def test_batches(batch: int | tuple[int, ...], b_batched: bool) -> None:
 def with_leading(tensor: Tensor, leading: int) -> Tensor:
     """A copy whose rows are `leading` elements apart, each batch item `rows * leading` after the one before."""
     *batch, rows, columns = tensor.shape
-    wide = torch.full((*batch, rows, leading), math.nan, dtype=tensor.dtype)
+    wide = tensor.new_full((*batch, rows, leading), math.nan)
     wide[..., :columns] = tensor
     return wide[..., :columns]
 
 
-def test_leading_dimensions_are_exact() -> None:
+def assert_same(got: Tensor, want: Tensor | None, what: str = "result") -> None:
+    """The bits of the same problem in another layout, which a GPU's product may only come near to."""
+    assert want is not None
+    if got.is_cpu:
+        assert_same_bits(got, want, what)
+    else:
+        torch.testing.assert_close(got, want, msg=lambda text: f"{what}: {text}")
+
+
+@on_devices
+def test_leading_dimensions_are_exact(device: str) -> None:
     generator = torch.Generator().manual_seed(2)
-    a, b, grad = (torch.randn(2, *size, generator=generator) for size in ((3, 4), (4, 5), (3, 5)))
+    a, b, grad = (torch.randn(2, *size, generator=generator).to(device) for size in ((3, 4), (4, 5), (3, 5)))
     made = plan.GemmEpilogueBackward.select(
-        m=3, n=5, k=4, batch=2, b_batched=True, activation="tanh", dtype=torch.float32, lda=9, ldb=7, ld_grad=6
+        m=3,
+        n=5,
+        k=4,
+        batch=2,
+        b_batched=True,
+        activation="tanh",
+        dtype=torch.float32,
+        device=device,
+        lda=9,
+        ldb=7,
+        ld_grad=6,
     )
     given = {"a": with_leading(a, 9), "b": with_leading(b, 7), "grad_output": with_leading(grad, 6)}
     assert given["a"].stride() == (27, 9, 1)
@@ -225,7 +179,7 @@ def test_leading_dimensions_are_exact() -> None:
         run(made, **given, **outs)
     want = backward.matmul_bias_activation_backward(grad, a, b, None, "tanh")
     for got, value in zip(outs.values(), want[:2], strict=True):
-        assert_same_bits(got, value)
+        assert_same(got, value)
     for name, other in (("a", a), ("b", b), ("grad_output", grad)):
         wrong = {**given, name: other}
         for call in (made.can_implement, lambda **tensors: run(made, **tensors)):
@@ -233,33 +187,37 @@ def test_leading_dimensions_are_exact() -> None:
                 call(**wrong, **outs)
 
 
-def test_leading_dimension_of_the_forward_class() -> None:
-    a, b = torch.randn(3, 4), torch.randn(4, 5)
-    made = plan.GemmEpilogue.select(m=3, n=5, k=4, dtype=torch.float32, lda=8)
-    out = torch.full((3, 5), math.nan)
+@on_devices
+def test_leading_dimension_of_the_forward_class(device: str) -> None:
+    a, b = torch.randn(3, 4, device=device), torch.randn(4, 5, device=device)
+    made = plan.GemmEpilogue.select(m=3, n=5, k=4, dtype=torch.float32, device=device, lda=8)
+    out = torch.full((3, 5), math.nan, device=device)
     run(made, a=with_leading(a, 8), b=b, out=out)
-    assert_same_bits(out, forward.matmul_bias_activation(a, b))
+    assert_same(out, forward.matmul_bias_activation(a, b))
     with pytest.raises(errors.InvalidProblemError, match="a"):
         run(made, a=a, b=b, out=out)
 
 
+@on_devices
 @pytest.mark.parametrize("layout", OUT_LAYOUTS)
 @pytest.mark.parametrize("cls", CLASSES, ids=lambda c: c.__name__)
-def test_any_strides_without_leading_dimensions(cls: Any, layout: str) -> None:
-    inputs, outputs = tensors_for(cls)
-    made = cls.select(**arguments(cls), dtype=torch.float32)
-    given = {name: laid_out(value.double(), torch.float32, layout) for name, value in inputs.items()}
-    guarded = {name: Guarded.empty(value.shape, torch.float32, layout) for name, value in outputs.items()}
+def test_any_strides_without_leading_dimensions(cls: Any, layout: str, device: str) -> None:
+    inputs, outputs = tensors_for(cls, device=device)
+    made = cls.select(**arguments(cls), dtype=torch.float32, device=device)
+    given = {name: laid_out(value.double(), torch.float32, layout, device) for name, value in inputs.items()}
+    guarded = {name: Guarded.like(value, layout) for name, value in outputs.items()}
     with unchanged(*given.values()):
         run(made, **given, **{name: g.tensor for name, g in guarded.items()})
     for (name, g), want in zip(guarded.items(), expected(cls, given), strict=True):
         g.check()
-        assert_same_bits(g.tensor.contiguous(), want, name)
+        check = assert_same if cls in (plan.GemmEpilogue, plan.GemmEpilogueBackward) else assert_same_bits
+        check(g.tensor.contiguous(), want, name)
 
 
-def test_bias_and_preactivation_may_be_left_out() -> None:
-    inputs, outputs = tensors_for(plan.GemmEpilogueBackward)
-    made = plan.GemmEpilogueBackward.select(**arguments(plan.GemmEpilogueBackward), dtype=torch.float32)
+@on_devices
+def test_bias_and_preactivation_may_be_left_out(device: str) -> None:
+    inputs, outputs = tensors_for(plan.GemmEpilogueBackward, device=device)
+    made = plan.GemmEpilogueBackward.select(**arguments(plan.GemmEpilogueBackward), dtype=torch.float32, device=device)
     bias = inputs.pop("bias")
     del outputs["grad_bias"]
     run(made, **inputs, **outputs)
@@ -267,7 +225,7 @@ def test_bias_and_preactivation_may_be_left_out() -> None:
     for got, value in zip(outputs.values(), want[:2], strict=True):
         assert_same_bits(got, value)
     _, pre = forward.matmul_bias_activation(inputs["a"], inputs["b"], bias, "gelu", return_preactivation=True)
-    grad_bias = torch.full((5,), math.nan)
+    grad_bias = torch.full((5,), math.nan, device=device)
     run(made, **inputs, bias=bias, preactivation=pre, **outputs, grad_bias=grad_bias)
     want = backward.matmul_bias_activation_backward(*inputs.values(), bias, "gelu", preactivation=pre)
     for got, value in zip((*outputs.values(), grad_bias), want, strict=True):
@@ -289,18 +247,19 @@ def test_a_missing_input_is_refused_by_name(cls: Any) -> None:
                 call(**rest, **{name: None}, **outputs)
 
 
-def test_lerp_with_a_number() -> None:
-    inputs, outputs = tensors_for(plan.LerpBackward)
+@on_devices
+def test_lerp_with_a_number(device: str) -> None:
+    inputs, outputs = tensors_for(plan.LerpBackward, device=device)
     grad, start, end = inputs["grad_output"], inputs["start"], inputs["end"]
-    made = plan.LerpBackward.select(shape=(3, 4), weight=0.3, dtype=torch.float32)
+    made = plan.LerpBackward.select(shape=(3, 4), weight=0.3, dtype=torch.float32, device=device)
     run(made, grad_output=grad, grad_start=outputs["grad_start"], grad_end=outputs["grad_end"])
     want = backward.lerp_backward(grad, None, None, 0.3)
     assert_same_bits(outputs["grad_start"], want[0])
     assert_same_bits(outputs["grad_end"], want[1])
     with unchanged(*outputs.values()), pytest.raises(errors.InvalidProblemError, match="weight"):
         run(made, grad_output=grad, **outputs)
-    out = torch.full((3, 4), math.nan)
-    run(plan.Lerp.select(shape=(3, 4), weight=0.3, dtype=torch.float32), start=start, end=end, out=out)
+    out = torch.full((3, 4), math.nan, device=device)
+    run(plan.Lerp.select(shape=(3, 4), weight=0.3, dtype=torch.float32, device=device), start=start, end=end, out=out)
     assert_same_bits(out, forward.lerp(start, end, 0.3))
 
 
@@ -314,46 +273,52 @@ def test_lerp_with_a_tensor_needs_the_ends_for_its_gradient_only() -> None:
     assert_same_bits(outputs["grad_end"], want[1])
 
 
-def test_a_float64_weight_is_not_rounded_to_float32() -> None:
-    made = plan.LerpBackward.select(shape=(1,), weight=0.1, dtype=torch.float64)
-    grad_end = torch.full((1,), math.nan, dtype=torch.float64)
-    run(made, grad_output=torch.ones(1, dtype=torch.float64), grad_end=grad_end)
+@on_devices
+def test_a_float64_weight_is_not_rounded_to_float32(device: str) -> None:
+    made = plan.LerpBackward.select(shape=(1,), weight=0.1, dtype=torch.float64, device=device)
+    grad_end = torch.full((1,), math.nan, dtype=torch.float64, device=device)
+    run(made, grad_output=torch.ones(1, dtype=torch.float64, device=device), grad_end=grad_end)
     assert grad_end.item() == 0.1
 
 
+@on_devices
 @pytest.mark.parametrize("gate", ["first", "second"])
 @pytest.mark.parametrize("dim", [0, 1, 2, -1, -2])
-def test_gated_split_and_gate(dim: int, gate: str) -> None:
-    x = torch.randn(2, 4, 6)
-    made = plan.GatedActivation.select(input_shape=x.shape, split_dim=dim, kind="geglu", gate=gate, dtype=torch.float32)
+def test_gated_split_and_gate(dim: int, gate: str, device: str) -> None:
+    x = torch.randn(2, 4, 6, device=device)
+    made = plan.GatedActivation.select(
+        input_shape=x.shape, split_dim=dim, kind="geglu", gate=gate, dtype=torch.float32, device=device
+    )
     want = forward.gated_activation(x, "geglu", dim, gate=gate)
     out = torch.full_like(want, math.nan)
     run(made, input=x, out=out)
     assert_same_bits(out, want)
     back = plan.GatedActivationBackward.select(
-        input_shape=x.shape, split_dim=dim, kind="geglu", gate=gate, dtype=torch.float32
+        input_shape=x.shape, split_dim=dim, kind="geglu", gate=gate, dtype=torch.float32, device=device
     )
     grad_input = torch.full_like(x, math.nan)
     run(back, grad_output=out, input=x, grad_input=grad_input)
     assert_same_bits(grad_input, backward.gated_activation_backward(out, x, "geglu", dim, gate=gate))
 
 
-def test_accumulate_adds_into_b_and_bias_only() -> None:
-    a, b, grad = torch.arange(12.0).view(3, 4), torch.arange(20.0).view(4, 5), torch.arange(15.0).view(3, 5)
-    bias = torch.zeros(5)
-    made = plan.GemmEpilogueBackward.select(m=3, n=5, k=4, dtype=torch.float32)
-    grads = [torch.full((3, 4), 100.0), torch.full((4, 5), 100.0), torch.full((5,), 100.0)]
+@on_devices
+def test_accumulate_adds_into_b_and_bias_only(device: str) -> None:
+    a, b, grad = (torch.arange(float(m * n), device=device).view(m, n) for m, n in ((3, 4), (4, 5), (3, 5)))
+    bias = torch.zeros(5, device=device)
+    made = plan.GemmEpilogueBackward.select(m=3, n=5, k=4, dtype=torch.float32, device=device)
+    grads = [torch.full(shape, 100.0, device=device) for shape in ((3, 4), (4, 5), (5,))]
     given = dict(zip(("grad_a", "grad_b", "grad_bias"), grads, strict=True))
-    made.run(grad_output=grad, a=a, b=b, bias=bias, **given, accumulate=True, workspace=workspace_of(made))
+    run(made, grad_output=grad, a=a, b=b, bias=bias, **given, accumulate=True)
     assert torch.equal(grads[0], grad @ b.T)
     assert torch.equal(grads[1], 100 + a.T @ grad)
     assert torch.equal(grads[2], 100 + grad.sum(0))
 
 
+@on_devices
 @pytest.mark.parametrize("cls", CLASSES, ids=lambda c: c.__name__)
-def test_can_implement_raises_what_run_raises(cls: Any) -> None:
-    inputs, outputs = tensors_for(cls)
-    made = cls.select(**arguments(cls), dtype=torch.float32)
+def test_can_implement_raises_what_run_raises(cls: Any, device: str) -> None:
+    inputs, outputs = tensors_for(cls, device=device)
+    made = cls.select(**arguments(cls), dtype=torch.float32, device=device)
     assert made.can_implement(**inputs, **outputs) is None
     first, last = next(iter(inputs)), next(iter(outputs))
     wrong: list[dict[str, Any]] = [
@@ -362,8 +327,8 @@ def test_can_implement_raises_what_run_raises(cls: Any) -> None:
         {first: inputs[first].tolist()},
         {first: inputs[first].to("meta")},
         {last: outputs[last].half()},
-        {last: torch.full((1, *outputs[last].shape), math.nan)},
-        {last: torch.full((1,), math.nan).expand(outputs[last].shape)},
+        {last: torch.full((1, *outputs[last].shape), math.nan, device=device)},
+        {last: torch.full((1,), math.nan, device=device).expand(outputs[last].shape)},
     ]
     for change in wrong:
         tensors = {**inputs, **outputs, **change}
@@ -377,10 +342,11 @@ def test_can_implement_raises_what_run_raises(cls: Any) -> None:
         assert re.search(rf"\b({named})\b", str(asked.value)), str(asked.value)
 
 
+@on_devices
 @pytest.mark.parametrize("cls", CLASSES, ids=lambda c: c.__name__)
-def test_can_implement_writes_nothing_and_unknown_names_are_refused(cls: Any) -> None:
-    inputs, outputs = tensors_for(cls)
-    made = cls.select(**arguments(cls), dtype=torch.float32)
+def test_can_implement_writes_nothing_and_unknown_names_are_refused(cls: Any, device: str) -> None:
+    inputs, outputs = tensors_for(cls, device=device)
+    made = cls.select(**arguments(cls), dtype=torch.float32, device=device)
     with unchanged(*inputs.values(), *outputs.values()):
         made.can_implement(**inputs, **outputs)
         with pytest.raises((TypeError, ValueError), match="colour"):
@@ -389,13 +355,14 @@ def test_can_implement_writes_nothing_and_unknown_names_are_refused(cls: Any) ->
             run(made, **inputs, **outputs, colour=outputs)
 
 
+@on_devices
 @pytest.mark.parametrize("cls", CLASSES, ids=lambda c: c.__name__)
-def test_outputs_must_not_overlap_an_input(cls: Any) -> None:
-    inputs, outputs = tensors_for(cls)
-    made = cls.select(**arguments(cls), dtype=torch.float32)
+def test_outputs_must_not_overlap_an_input(cls: Any, device: str) -> None:
+    inputs, outputs = tensors_for(cls, device=device)
+    made = cls.select(**arguments(cls), dtype=torch.float32, device=device)
     for name, out in outputs.items():
         source = inputs[next(iter(inputs))]
-        buffer = torch.zeros(max(source.numel(), out.numel()) + 3)
+        buffer = torch.zeros(max(source.numel(), out.numel()) + 3, device=device)
         alias = buffer[: source.numel()].view(source.shape)
         target = buffer[2 : 2 + out.numel()].view(out.shape)
         tensors = {**inputs, next(iter(inputs)): alias, name: target}
@@ -403,12 +370,12 @@ def test_outputs_must_not_overlap_an_input(cls: Any) -> None:
             run(made, **tensors)
 
 
-def plans_with_workspace() -> list[tuple[Any, dict[str, Tensor]]]:
+def plans_with_workspace(device: str) -> list[tuple[Any, dict[str, Tensor]]]:
     found = []
     for dtype in DTYPES:
         for m, n, k in ((3, 5, 4), (64, 96, 32), (257, 129, 65)):
             for cls in (plan.GemmEpilogue, plan.GemmEpilogueBackward):
-                made = cls.select(m=m, n=n, k=k, activation="gelu", dtype=dtype)
+                made = cls.select(m=m, n=n, k=k, activation="gelu", dtype=dtype, device=device)
                 if made.workspace_size:
                     shapes = {"grad_output": (m, n), "a": (m, k), "b": (k, n), "bias": (n,), "out": (m, n)}
                     shapes |= {"grad_a": (m, k), "grad_b": (k, n), "grad_bias": (n,)}
@@ -416,7 +383,9 @@ def plans_with_workspace() -> list[tuple[Any, dict[str, Tensor]]]:
                     names = {"a", "b", "bias"} | (
                         {"grad_output", "grad_a", "grad_b", "grad_bias"} if backwards else {"out"}
                     )
-                    found.append((made, {name: torch.ones(shapes[name], dtype=dtype) for name in sorted(names)}))
+                    found.append(
+                        (made, {name: torch.ones(shapes[name], dtype=dtype, device=device) for name in sorted(names)})
+                    )
     return found
 
 
@@ -442,12 +411,13 @@ def test_an_output_that_requires_grad_is_refused() -> None:
     assert out.tolist() == [0.5, 0.5]
 
 
-def test_a_workspace_that_will_not_do() -> None:
-    found = plans_with_workspace()
+@on_devices
+def test_a_workspace_that_will_not_do(device: str) -> None:
+    found = plans_with_workspace(device)
     assert found, "a GEMM backward forms grad_preactivation somewhere: no plan asks for workspace"
     for made, tensors in found:
         size = made.workspace_size
-        buffer = torch.zeros(size + 512, dtype=torch.uint8)
+        buffer = torch.zeros(size + 512, dtype=torch.uint8, device=device)
         start = -buffer.data_ptr() % 256
         cases: list[tuple[Tensor | None, type[Exception]]] = [
             (None, errors.WorkspaceTooSmallError),
@@ -488,23 +458,25 @@ def test_sizes_that_overflow_are_refused() -> None:
         plan.Lerp.select(shape=(2**40, 2**40), dtype=torch.float32)
 
 
-def test_empty_problems() -> None:
+@on_devices
+def test_empty_problems(device: str) -> None:
     for m, n, k in ((0, 5, 4), (3, 0, 4), (3, 5, 0), (0, 0, 0)):
-        a, b, grad, bias = torch.ones(m, k), torch.ones(k, n), torch.ones(m, n), torch.ones(n)
+        a, b, grad, bias = (torch.ones(shape, device=device) for shape in ((m, k), (k, n), (m, n), (n,)))
         outs = {
-            "grad_a": torch.full((m, k), math.nan),
-            "grad_b": torch.full((k, n), math.nan),
-            "grad_bias": torch.full((n,), math.nan),
+            "grad_a": torch.full((m, k), math.nan, device=device),
+            "grad_b": torch.full((k, n), math.nan, device=device),
+            "grad_bias": torch.full((n,), math.nan, device=device),
         }
-        made = plan.GemmEpilogueBackward.select(m=m, n=n, k=k, dtype=torch.float32)
+        made = plan.GemmEpilogueBackward.select(m=m, n=n, k=k, dtype=torch.float32, device=device)
         run(made, grad_output=grad, a=a, b=b, bias=bias, **outs)
         assert torch.equal(outs["grad_a"], grad @ b.T)
         assert torch.equal(outs["grad_b"], a.T @ grad)
         assert torch.equal(outs["grad_bias"], grad.sum(0))
 
 
-def test_can_implement_assumes_a_workspace_that_is_not_given() -> None:
-    made, tensors = plans_with_workspace()[0]
+@on_devices
+def test_can_implement_assumes_a_workspace_that_is_not_given(device: str) -> None:
+    made, tensors = plans_with_workspace(device)[0]
     made.can_implement(**tensors)
     with pytest.raises(errors.WorkspaceTooSmallError):
-        made.can_implement(**tensors, workspace=torch.empty(0, dtype=torch.uint8))
+        made.can_implement(**tensors, workspace=torch.empty(0, dtype=torch.uint8, device=device))

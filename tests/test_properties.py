@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import epigrad
 import torch
 from cases import ACTIVATIONS, DTYPES, GATED_KINDS, SAVE_MODES, SCALES, Case
+from devices import on_devices
 from eager import leaves
 from gated_problem import gated_problem
 from gemm_problem import gemm_problem
@@ -85,18 +87,22 @@ def _check_gemm(case: Case) -> None:
     assert_parity(("out", *problem.names), (out.detach(), *gradients), case, lambda case: gemm_problem(case).wanted())
 
 
-@given(matmul_cases())
-def test_matmul_bias_activation(case: Case) -> None:
-    _check_gemm(case)
+@on_devices
+@given(case=matmul_cases())
+def test_matmul_bias_activation(case: Case, device: str) -> None:
+    _check_gemm(replace(case, device=device))
 
 
-@given(linear_cases())
-def test_linear(case: Case) -> None:
-    _check_gemm(case)
+@on_devices
+@given(case=linear_cases())
+def test_linear(case: Case, device: str) -> None:
+    _check_gemm(replace(case, device=device))
 
 
-@given(gated_cases())
-def test_gated(case: Case) -> None:
+@on_devices
+@given(case=gated_cases())
+def test_gated(case: Case, device: str) -> None:
+    case = replace(case, device=device)
     problem = gated_problem(case)
     (input,) = leaves([problem.input])
     with unchanged(problem.input, problem.grad_output):
@@ -106,8 +112,10 @@ def test_gated(case: Case) -> None:
     assert_same_bits(epigrad.gated_product(*problem.halves, case.kind), out, "halves given apart")
 
 
-@given(lerp_cases())
-def test_lerp(case: Case) -> None:
+@on_devices
+@given(case=lerp_cases())
+def test_lerp(case: Case, device: str) -> None:
+    case = replace(case, device=device)
     problem = lerp_problem(case)
     tensors: list[Tensor | None] = leaves(problem.tensors)
     with unchanged(*problem.tensors, problem.grad_output):

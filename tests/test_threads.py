@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator
 
 import epigrad
 import pytest
 import torch
+from at_once import WORKERS, at_once
 from epigrad import backward, errors, forward, plan
 from interpreter import run_script
 from layouts import assert_same_bits
 from torch import Tensor
-
-WORKERS = 8
 
 
 @pytest.fixture
@@ -22,19 +20,6 @@ def thread_count() -> Iterator[None]:
     before = torch.get_num_threads()
     yield
     torch.set_num_threads(before)
-
-
-def at_once(work: Callable[[int], None], workers: int = WORKERS) -> None:
-    """Runs `work` in several threads that start together; the first failure is raised here."""
-    gate = threading.Barrier(workers)
-
-    def started(number: int) -> None:
-        gate.wait(30)
-        work(number)
-
-    with ThreadPoolExecutor(workers) as pool:
-        for done in [pool.submit(started, number) for number in range(workers)]:
-            done.result(120)
 
 
 def leaves(number: int) -> tuple[Tensor, Tensor, Tensor]:

@@ -19,7 +19,7 @@ FACTOR = 1.5
 
 def as_array(tensor: Tensor, like: Array) -> Array:
     """The tensor's values, exactly, in the (wider) floating-point type of the reference."""
-    return tensor.detach().to(torch.float64).contiguous().numpy().astype(like.dtype)
+    return tensor.detach().cpu().to(torch.float64).contiguous().numpy().astype(like.dtype)
 
 
 def one_rounding(magnitude: Array, dtype: torch.dtype) -> Array:

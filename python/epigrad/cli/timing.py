@@ -1,4 +1,8 @@
-"""Times functions against each other on a machine whose speed drifts: interleaved, so that a slow second hits all."""
+"""Times functions against each other on a machine whose speed drifts: interleaved, so that a slow second hits all.
+
+`interleaved` reads the wall clock, `interleaved_on_cuda` what a GPU itself takes, `interleaved_bursts` what the host
+takes to keep a GPU busy.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +12,24 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-__all__ = ["Timing", "interleaved"]
+import torch
+
+__all__ = ["Candidates", "Prepared", "Timing", "interleaved", "interleaved_bursts", "interleaved_on_cuda"]
+
+Step = Callable[[], object]
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A candidate of which a part is not timed: each round `prepare` gives what is."""
+
+    prepare: Callable[[], Step]
+
+
+Candidates = Mapping[str, Step | Prepared]
+
+# Cycles of a second, for a pause of the GPU: above the clock of any, since a pause too long only costs time.
+_CYCLES_PER_SECOND = 2.2e9
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,15 +58,88 @@ class Timing:
         return (self.high - self.low) / 2 / self.median
 
 
-def interleaved(
-    candidates: Mapping[str, Callable[[], object]], seconds: float, least: int = 3, most: int = 2000
-) -> dict[str, Timing]:
+def interleaved(candidates: Candidates, seconds: float, least: int = 3, most: int = 2000) -> dict[str, Timing]:
     """Call each candidate once per round, with another one first each time, until `seconds` have passed.
 
     There are at least `least` rounds and at most `most`. The first round warms caches up and counts only if it is the
     only one.
     """
-    names = list(candidates)
+
+    def measure(order: list[str]) -> dict[str, float]:
+        taken = {}
+        for name in order:
+            step = _ready(candidates[name])
+            start = time.perf_counter()
+            step()
+            taken[name] = time.perf_counter() - start
+        return taken
+
+    return _rounds(measure, list(candidates), seconds, least, most)
+
+
+def interleaved_on_cuda(candidates: Candidates, seconds: float, least: int = 5, most: int = 400) -> dict[str, Timing]:
+    """The same by the GPU's own clock: events around each candidate's work on the current stream.
+
+    The GPU first pauses for longer than the host needs to queue a round, so that it never waits for the host between
+    the two events of a candidate.
+    """
+
+    def queue() -> None:
+        for step in [_ready(candidate) for candidate in candidates.values()]:
+            step()
+
+    queue()
+    torch.cuda.synchronize()
+    begin = time.perf_counter()
+    queue()
+    pause = int(1.5 * (time.perf_counter() - begin) * _CYCLES_PER_SECOND)
+    torch.cuda.synchronize()
+
+    def measure(order: list[str]) -> dict[str, float]:
+        marks = {name: (_event(), _event()) for name in order}
+        torch.cuda._sleep(pause)  # type: ignore[no-untyped-call]
+        steps = {name: _ready(candidates[name]) for name in order}
+        for name, step in steps.items():
+            start, end = marks[name]
+            start.record()
+            step()
+            end.record()
+        torch.cuda.synchronize()
+        return {name: start.elapsed_time(end) / 1e3 for name, (start, end) in marks.items()}
+
+    return _rounds(measure, list(candidates), seconds, least, most)
+
+
+def _ready(candidate: Step | Prepared) -> Step:
+    return candidate.prepare() if isinstance(candidate, Prepared) else candidate
+
+
+def _event() -> torch.cuda.Event:
+    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+
+
+def interleaved_bursts(candidates: Candidates, seconds: float, calls: int = 50) -> dict[str, Timing]:
+    """The same by the wall clock for calls whose work on the GPU is short: many in a row, and one wait at the end."""
+
+    def burst(candidate: Step | Prepared) -> Step:
+        def run() -> None:
+            for _ in range(calls):
+                _ready(candidate)()
+            torch.cuda.synchronize()
+
+        return run
+
+    bursts = interleaved({name: burst(call) for name, call in candidates.items()}, seconds)
+    return {
+        name: Timing(t.median / calls, t.low / calls, t.high / calls, t.fastest / calls, t.rounds)
+        for name, t in bursts.items()
+    }
+
+
+def _rounds(
+    measure: Callable[[list[str]], dict[str, float]], names: list[str], seconds: float, least: int, most: int
+) -> dict[str, Timing]:
+    """Timings of the rounds that `measure` takes in the order it is given, another one's turn first each time."""
     samples: dict[str, list[float]] = {name: [] for name in names}
     collecting = gc.isenabled()
     gc.disable()
@@ -54,10 +148,8 @@ def interleaved(
         rounds = 0
         while rounds < most and (rounds < least or time.perf_counter() - begin < seconds):
             first = rounds % len(names)
-            for name in names[first:] + names[:first]:
-                start = time.perf_counter()
-                candidates[name]()
-                samples[name].append(time.perf_counter() - start)
+            for name, taken in measure(names[first:] + names[:first]).items():
+                samples[name].append(taken)
             rounds += 1
     finally:
         if collecting:

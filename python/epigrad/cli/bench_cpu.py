@@ -1,0 +1,252 @@
+"""The table of ``python -m epigrad bench --device cpu``.
+
+Every row is a forward and a backward, to all inputs, and the candidates of a row take turns. For the small layer there
+is also what a call costs beyond its bare products: its time less that of the three products alone, on the same shapes
+and on ready buffers (in epigrad the core's ``linear`` and ``linear_backward`` without bias and activation, in PyTorch
+`torch.mm` three times). And of epigrad what it costs beyond its kernels: its time less that of the same ``linear`` and
+``linear_backward``, bias and activation included, on ready buffers. That is all that Python, autograd and the allocator
+add.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import pathlib
+import platform
+import re
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from epigrad import library
+from epigrad.cli import operations
+from epigrad.cli.operations import Operation
+from epigrad.cli.report import Progress, Report, plot, told
+from epigrad.cli.table import print_table
+from epigrad.cli.timing import interleaved
+from epigrad.launch import aligned_workspace
+
+__all__ = ["CASES", "run"]
+
+# How long a row is measured.
+SECONDS, QUICK_SECONDS = 5.0, 0.5
+
+# What a row of the second table tells.
+BEYOND = ("epigrad_beyond_product", "eager_beyond_product", "epigrad_beyond_kernels")
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One line of the table below; it gives a row for each kind and each dtype of the core.
+
+    Attributes:
+        name: what is printed.
+        make: from a kind, epigrad's function and PyTorch's.
+        shapes: of the inputs, all of which get a gradient.
+        kinds: those measured by default.
+        all_kinds: those measured with ``--all-kinds``.
+        beyond_product: whether the three bare products and the bare kernels are measured too.
+    """
+
+    name: str
+    make: Callable[[str], tuple[Operation, Operation]]
+    shapes: tuple[tuple[int, ...], ...]
+    kinds: tuple[str, ...]
+    all_kinds: Callable[[], tuple[str, ...]]
+    beyond_product: bool = False
+
+
+CASES = (
+    Case(
+        "linear 1024x1024->4096",
+        operations.linear,
+        ((1024, 1024), (4096, 1024), (4096,)),
+        ("gelu",),
+        operations.activations,
+    ),
+    Case("gated [2048, 4096]", operations.gated, ((2048, 4096),), ("swiglu",), operations.gated_kinds),
+    Case("lerp 4M", operations.lerp, ((4, 1024, 1024),) * 3, ("number", "tensor"), operations.lerp_weights),
+    Case(
+        "linear 32x64->64",
+        operations.linear,
+        ((32, 64), (64, 64), (64,)),
+        ("gelu",),
+        operations.activations,
+        beyond_product=True,
+    ),
+)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Measure, print the table and write the files that were asked for."""
+    rows = [
+        (case, kind, str(dtype["name"]))
+        for case in CASES
+        for kind in (case.all_kinds() if args.all_kinds else case.kinds)
+        for dtype in json.loads(library.control_call(library.core().control.Tables))["dtypes"]
+    ]
+    if args.rows is not None:
+        rows = [row for row in rows if args.rows.search(_label(*row))]
+    if not rows:
+        return 0
+    seconds = QUICK_SECONDS if args.quick else SECONDS
+    if args.seconds is not None:
+        seconds = args.seconds / len(rows)
+    report = Report(
+        device=_cpu_name(),
+        command=_command(args),
+        unit="seconds of one forward and backward: median, quartiles, fastest",
+        path=args.json,
+        slug="cpu",
+        facts={"threads": torch.get_num_threads()},
+    )
+    with Progress(len(rows)) as progress:
+        for case, kind, dtype in rows:
+            progress.begin(_label(case, kind, dtype))
+            row = _measure(case, kind, dtype, seconds, args.quick, bool(args.compile))
+            report.add(row)
+            progress.end(f"{_label(case, kind, dtype)}: {told(row['epigrad'])}, ratio {row['ratio']:.2f}")
+    _print(report.rows)
+    if args.json is not None:
+        print(f"wrote {report.place(args.json, 'json')}")
+    if args.plot is not None:
+        title = f"epigrad {library.core().version} on {report.device}, {torch.get_num_threads()} threads"
+        bars = [(_label(row["case"], row["kind"], row["dtype"]), row["ratio"], None) for row in report.rows]
+        plot(report.place(args.plot, "png"), title, "forward and backward", bars)
+    return 0
+
+
+def _label(case: Case | str, kind: str, dtype: str) -> str:
+    return f"{case if isinstance(case, str) else case.name} {kind} {dtype}"
+
+
+def _command(args: argparse.Namespace) -> str:
+    flags = [f"--{name.replace('_', '-')}" for name in ("quick", "all_kinds", "compile") if getattr(args, name)]
+    return " ".join(["python -m epigrad bench --device cpu", *flags])
+
+
+def _measure(case: Case, kind: str, dtype: str, seconds: float, quick: bool, compiled: bool) -> dict[str, Any]:
+    generator = torch.Generator().manual_seed(0)
+    tensors = [torch.randn(shape, generator=generator) for shape in case.shapes]
+    if case.make is operations.linear:
+        # Of a layer's size: preactivations are around 1, where the activation is neither flat nor a straight line.
+        tensors[1] /= tensors[1].shape[1] ** 0.5
+    tensors = [tensor.to(getattr(torch, dtype)).requires_grad_() for tensor in tensors]
+    ours, eager = case.make(kind)
+    with torch.no_grad():
+        out = eager(*tensors)
+    grad = torch.randn(out.shape, generator=generator).to(out.dtype)
+    del out
+    candidates: dict[str, Callable[[], object]] = {
+        "epigrad": _step(ours, tensors, grad),
+        "eager": _step(eager, tensors, grad),
+    }
+    row: dict[str, Any] = {"case": case.name, "kind": kind, "dtype": dtype}
+    if compiled:
+        step = _step(torch.compile(eager), tensors, grad)
+        try:
+            step()
+            candidates["compile"] = step
+        except Exception as error:  # whatever its compiler may raise: the row says so
+            row["compile_error"] = str(error).strip().splitlines()[0]
+    if case.beyond_product:
+        candidates["epigrad_products"] = _epigrad_products(tensors, grad)
+        candidates["epigrad_kernels"] = _epigrad_kernels(tensors, grad, kind)
+        candidates["eager_products"] = _eager_products(tensors, grad)
+    timings = interleaved(candidates, seconds, least=1 if quick else 3)
+    row |= {name: asdict(timing) for name, timing in timings.items()}
+    row["ratio"] = timings["epigrad"].median / timings["eager"].median
+    if case.beyond_product:
+        for name in ("epigrad", "eager"):
+            row[f"{name}_beyond_product"] = timings[name].median - timings[f"{name}_products"].median
+        row["epigrad_beyond_kernels"] = timings["epigrad"].median - timings["epigrad_kernels"].median
+    return row
+
+
+def _step(operation: Operation, tensors: list[Tensor], grad: Tensor) -> Callable[[], object]:
+    def step() -> None:
+        torch.autograd.grad(operation(*tensors), tensors, grad, allow_unused=True)
+
+    return step
+
+
+def _epigrad_products(tensors: list[Tensor], grad: Tensor) -> Callable[[], object]:
+    core, (x, weight, _) = library.core(), (tensor.detach() for tensor in tensors)
+    out, grad_x, grad_weight = torch.empty_like(grad), torch.empty_like(x), torch.empty_like(weight)
+    backward, outputs = (grad, x, weight), (grad_x, grad_weight)
+    _, size = core.infer("linear_backward", None, 0, False, None, backward, (True, True, False))
+    workspace = aligned_workspace(size, x.device)
+
+    def products() -> None:
+        threads = torch.get_num_threads()
+        core.run("linear", None, 0, False, None, (x, weight), (out,), None, 0, threads, False)
+        core.run("linear_backward", None, 0, False, None, backward, outputs, workspace, 0, threads, False)
+
+    return products
+
+
+def _epigrad_kernels(tensors: list[Tensor], grad: Tensor, kind: str) -> Callable[[], object]:
+    """What the whole call runs, and nothing around it."""
+    core, inputs = library.core(), tuple(tensor.detach() for tensor in tensors)
+    out, grads = torch.empty_like(grad), tuple(torch.empty_like(tensor) for tensor in inputs)
+    # What save="auto" keeps: nothing without an activation, the output where the derivative is a function of it.
+    from_output = core.activations[kind].from_output
+    pre = None if kind == "none" or from_output else torch.empty_like(grad)
+    backward = (grad, *inputs, pre, out if from_output else None)
+    needs = (True, True, True)
+    _, size = core.infer("linear_backward", kind, 0, False, None, backward, needs)
+    workspace = aligned_workspace(size, grad.device)
+
+    def kernels() -> None:
+        threads = torch.get_num_threads()
+        core.run("linear", kind, 0, False, None, inputs, (out, pre), None, 0, threads, False)
+        core.run("linear_backward", kind, 0, False, None, backward, grads, workspace, 0, threads, False)
+
+    return kernels
+
+
+def _eager_products(tensors: list[Tensor], grad: Tensor) -> Callable[[], object]:
+    x, weight, _ = (tensor.detach() for tensor in tensors)
+    out, grad_x, grad_weight = torch.empty_like(grad), torch.empty_like(x), torch.empty_like(weight)
+
+    def products() -> None:
+        torch.mm(x, weight.t(), out=out)
+        torch.mm(grad, weight, out=grad_x)
+        torch.mm(grad.t(), x, out=grad_weight)
+
+    return products
+
+
+def _print(results: list[dict[str, Any]]) -> None:
+    compiled = any("compile" in row or "compile_error" in row for row in results)
+    header = ["forward + backward", "dtype", "epigrad", "PyTorch", "ratio", *(["torch.compile"] if compiled else [])]
+    rows = []
+    for row in results:
+        cells = [f"{row['case']} {row['kind']}", row["dtype"], told(row["epigrad"]), told(row["eager"])]
+        cells.append(f"{row['ratio']:.2f}")
+        if compiled:
+            cells.append(told(row["compile"]) if "compile" in row else "failed")
+        rows.append(cells)
+    print_table("Median time and half the distance of the quartiles", header, rows)
+    beyond = [
+        [f"{row['case']} {row['kind']}", row["dtype"]] + [f"{row[name] * 1e6:.0f} us" for name in BEYOND]
+        for row in results
+        if "epigrad_beyond_product" in row
+    ]
+    header = ["forward + backward", "dtype", "epigrad", "PyTorch", "epigrad, beyond the kernels"]
+    print_table("Beyond the three bare products", header, beyond)
+    for reason in sorted({row["compile_error"] for row in results if "compile_error" in row}):
+        print(f"torch.compile failed: {reason}")
+
+
+def _cpu_name() -> str:
+    """The processor's model, where the system tells."""
+    try:
+        match = re.search(r"^model name\s*: (.+)$", pathlib.Path("/proc/cpuinfo").read_text(), re.M)
+    except OSError:
+        match = None
+    return match[1] if match else platform.processor() or platform.machine()

@@ -1,0 +1,362 @@
+"""The rows of `bench` on a GPU, each with what it is to reach.
+
+Goals are parts of PyTorch eager's time and of torch.compile's in the same run (at most), and of the ceiling (at least):
+the bandwidth of ``copy_`` for what moves memory, the products alone for what multiplies.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from epigrad.cli import operations
+from epigrad.cli.operations import Backward, Operation
+
+__all__ = ["BACKWARD", "BOTH", "FORWARD", "Case", "cases", "sets_needed", "traffic"]
+
+FORWARD, BACKWARD, BOTH = "forward", "backward", "forward + backward"
+
+Shape = tuple[int, ...]
+Goals = Mapping[str, float]
+Products = Callable[[Sequence[Tensor], Tensor], list[tuple[Tensor, Tensor]]]
+
+DTYPES = ("bfloat16", "float16", "float32", "float64")
+
+# Rows and columns of the elementwise problems: a hidden layer of 8192 tokens.
+ROWS, COLUMNS = 8192, 14336
+
+_EVEN: Goals = {"eager": 1.0, "compile": 1.0}
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One problem; it gives a row for each of its directions.
+
+    Attributes:
+        op: what is measured.
+        kind: activation, gated kind, or what the weight of lerp is.
+        size: how the problem's size is told.
+        dtype: of all tensors.
+        inputs: shapes of the tensors that the operation takes.
+        eager: the operation by PyTorch.
+        directions: what is timed, with the goals of each.
+        ours: the operation by epigrad.
+        variants: other ways to call it, by name.
+        ours_backward: epigrad's backward where it is no part of a differentiable operation of its own.
+        gradients: which inputs get a gradient.
+        reads: which inputs backward reads.
+        products: the pairs of matrices that forward and backward have to multiply; without them the ceiling is memory.
+        clock: ``"device"``, ``"wall"`` for what the host has to do, ``"graph"`` for replays of a CUDA graph.
+        memory: whether what is kept for backward and the peak are measured too.
+        compiled: whether torch.compile is measured.
+    """
+
+    op: str
+    kind: str
+    size: str
+    dtype: str
+    inputs: tuple[Shape, ...]
+    eager: Operation
+    directions: Mapping[str, Goals]
+    ours: Operation | None = None
+    variants: Mapping[str, Operation] = field(default_factory=dict)
+    ours_backward: Backward | None = None
+    gradients: tuple[int, ...] = ()
+    reads: tuple[int, ...] = ()
+    products: Mapping[str, Products] = field(default_factory=dict)
+    clock: str = "device"
+    memory: bool = False
+    compiled: bool = True
+
+    def label(self, direction: str) -> str:
+        """What ``--rows`` is matched with, and how progress tells the row."""
+        clock = "" if self.clock == "device" else f", {self.clock}"
+        return f"{self.op} {self.kind} {self.size} {self.dtype} {direction}{clock}"
+
+    def make_inputs(self, device: torch.device) -> list[Tensor]:
+        """Random tensors; matrices are scaled to keep the size of what they are multiplied with."""
+        dtype = getattr(torch, self.dtype)
+        tensors = []
+        for index, shape in enumerate(self.inputs):
+            spread = 1.0
+            if self.ours_backward is not None and len(shape) == 1:
+                spread = 0.0  # what it is added to is then the preactivation that epigrad is given
+            elif self.op in ("linear", "mlp", "gated_mlp") and index > 0 and len(shape) == 2:
+                spread = shape[1] ** -0.5
+            tensors.append(torch.empty(shape, dtype=dtype, device=device).normal_(0, spread))
+        return [x.requires_grad_(index in self.gradients) for index, x in enumerate(tensors)]
+
+
+def cases(quick: bool = False) -> list[Case]:
+    """All of them, in the order in which they are measured: what matters most comes first, should time run out."""
+    dtypes = DTYPES[:1] if quick else DTYPES
+    elementwise = [
+        *(_gated(kind, dtype) for dtype in dtypes for kind in operations.gated_kinds()),
+        *(_lerp(weight, dtype) for dtype in dtypes for weight in _LERP_WEIGHTS),
+    ]
+    return [
+        *(case for case in elementwise if case.dtype == "bfloat16"),
+        *(_linear(name, (8192, 4096, 14336), "bfloat16", 0.97, 0.95) for name in _compared_activations()),
+        _linear("gelu", (4096, 4096, 4096), "bfloat16", 0.96, None),
+        *(_mlp(name) for name in ("gelu", "gelu_tanh")),
+        *(_gated_mlp(kind) for kind in ("swiglu", "geglu")),
+        *_host_bound(),
+        *_graphs(),
+        *(case for case in elementwise if case.dtype != "bfloat16"),
+        *(_gated_bias(kind, dtype) for dtype in dtypes for kind in ("swiglu", "geglu") if dtype != "float64"),
+        *(_bias_sums(name, "bfloat16") for name in operations.activations()),
+        *([] if quick else [_bias_sums("gelu", "float32")]),
+        *(_linear("gelu", (m, k, n), "bfloat16", 1.0, None, compiled=False) for m, k, n in _grid()),
+        *(_activation(name, dtype) for dtype in dtypes for name in operations.activations() if name != "none"),
+        _gated_product("swiglu", "bfloat16"),
+        *(_linear("gelu", (4096, 4096, 4096), dtype, 1.0, None, compiled=False) for dtype in dtypes[1:]),
+    ]
+
+
+def _grid() -> list[tuple[int, int, int]]:
+    sizes = [(m, k, n) for m in (64, 512, 4096, 8192) for k in (768, 4096) for n in (3072, 14336)]
+    sizes.remove((8192, 4096, 14336))
+    return sizes
+
+
+def _compared_activations() -> tuple[str, ...]:
+    first = ("gelu", "gelu_tanh", "relu")
+    return (*first, *(name for name in operations.activations() if name not in first))
+
+
+def _share(part: float, dtype: str) -> dict[str, float]:
+    return {**_EVEN, "share": min(part, 0.9) if dtype == "float64" else part}
+
+
+# --- what moves memory ------------------------------------------------------------------------------------------------
+
+
+def _gated(kind: str, dtype: str) -> Case:
+    ours, eager = operations.gated(kind)
+    goals = _share(1.0, dtype)
+    shape = (ROWS, 2 * COLUMNS)
+    return Case(
+        "gated",
+        kind,
+        _told(shape),
+        dtype,
+        (shape,),
+        eager,
+        {FORWARD: goals, BACKWARD: goals},
+        ours,
+        gradients=(0,),
+        reads=(0,),
+    )
+
+
+def _gated_product(kind: str, dtype: str) -> Case:
+    ours, eager = operations.gated_product(kind)
+    goals = _share(1.0, dtype)
+    shape = (ROWS, COLUMNS)
+    return Case(
+        "gated_product",
+        kind,
+        _told(shape),
+        dtype,
+        (shape, shape),
+        eager,
+        {FORWARD: goals, BACKWARD: goals},
+        ours,
+        gradients=(0, 1),
+        reads=(0, 1),
+    )
+
+
+_LERP_WEIGHTS: dict[str, Shape | None] = {
+    "number": None,
+    "tensor": (ROWS, COLUMNS),
+    "columns": (COLUMNS,),
+    "rows": (ROWS, 1),
+}
+
+
+def _lerp(weight: str, dtype: str) -> Case:
+    shape, weight_shape = (ROWS, COLUMNS), _LERP_WEIGHTS[weight]
+    ours, eager = operations.lerp("number" if weight_shape is None else "tensor")
+    inputs = (shape, shape) if weight_shape is None else (shape, shape, weight_shape)
+    goals = _share(0.9 if weight in ("columns", "rows") else 1.0, dtype)
+    places = tuple(range(len(inputs)))
+    return Case(
+        "lerp",
+        weight,
+        _told(shape),
+        dtype,
+        inputs,
+        eager,
+        {FORWARD: goals, BACKWARD: goals},
+        ours,
+        gradients=places,
+        reads=() if weight_shape is None else places,
+    )
+
+
+def _activation(name: str, dtype: str) -> Case:
+    ours, eager = operations.activation(name)
+    shape = (ROWS, COLUMNS)
+    return Case("activation", name, _told(shape), dtype, (shape,), eager, {FORWARD: _share(1.0, dtype)}, ours)
+
+
+def _bias_sums(name: str, dtype: str) -> Case:
+    """The bias gradient alone: two tensors are read and nothing of their size is written."""
+    return Case(
+        "bias gradient",
+        name,
+        _told((ROWS, COLUMNS)),
+        dtype,
+        ((ROWS, COLUMNS), (COLUMNS,)),
+        operations.biased(name),
+        {BACKWARD: _share(0.95, dtype)},
+        ours_backward=operations.bias_gradient(name),
+        gradients=(1,),
+        reads=() if name == "none" else (0,),
+    )
+
+
+def _gated_bias(kind: str, dtype: str) -> Case:
+    """With the gradient of a bias in the gated input, summed in the same pass."""
+    shape = (ROWS, 2 * COLUMNS)
+    return Case(
+        "gated + bias gradient",
+        kind,
+        _told(shape),
+        dtype,
+        (shape, shape[1:]),
+        operations.biased_gated(kind),
+        {BACKWARD: _share(0.95, dtype)},
+        ours_backward=operations.gated_and_bias_gradient(kind),
+        gradients=(0, 1),
+        reads=(0,),
+    )
+
+
+# --- what multiplies --------------------------------------------------------------------------------------------------
+
+
+def _linear(
+    name: str,
+    size: tuple[int, int, int],
+    dtype: str,
+    eager_part: float,
+    compile_part: float | None,
+    compiled: bool = True,
+) -> Case:
+    m, k, n = size
+    ours, eager = operations.linear(name)
+    goals: dict[str, float] = {"eager": eager_part}
+    if compile_part is not None:
+        goals["compile"] = 1.0 if name in ("relu", "none") else compile_part
+    if name == "none":
+        goals["eager"] = 1.0
+    return Case(
+        "linear",
+        name,
+        f"{m}x{k}x{n}",
+        dtype,
+        ((m, k), (n, k), (n,)),
+        eager,
+        {FORWARD: {}, BACKWARD: goals},
+        ours,
+        gradients=(0, 1, 2),
+        products={
+            FORWARD: lambda inputs, grad: [(inputs[0], inputs[1].T)],
+            BACKWARD: lambda inputs, grad: [(grad, inputs[1]), (grad.T, inputs[0])],
+        },
+        compiled=compiled,
+    )
+
+
+def _block(op: str, kind: str, make: Callable[..., tuple[Operation, Operation]], rows: int, size: Shape) -> Case:
+    """A two-layer block; the first layer has `rows` times the rows of the hidden activation."""
+    m, k, n = size
+    ours, eager = make(kind)
+
+    def backward(inputs: Sequence[Tensor], grad: Tensor) -> list[tuple[Tensor, Tensor]]:
+        x, up, down = inputs
+        hidden, pre = (grad.new_empty(x.shape[0], columns).normal_() for columns in (down.shape[1], up.shape[0]))
+        return [(grad, down), (grad.T, hidden), (pre, up), (pre.T, x)]
+
+    return Case(
+        op,
+        kind,
+        f"{m}x{k}x{n}",
+        "bfloat16",
+        ((m, k), (rows * n, k), (k, n)),
+        eager,
+        {BACKWARD: {"eager": 0.97}, BOTH: {"eager": 1.0, "compile": 1.0}},
+        ours,
+        variants={"epigrad_recompute": make(kind, "recompute")[0]},
+        gradients=(0, 1, 2),
+        products={BACKWARD: backward},
+        memory=True,
+    )
+
+
+def _mlp(name: str) -> Case:
+    return _block("mlp", name, operations.mlp, 1, (8192, 4096, 14336))
+
+
+def _gated_mlp(kind: str) -> Case:
+    return _block("gated_mlp", kind, operations.gated_mlp, 2, (8192, 4096, 14336))
+
+
+def _host_bound() -> list[Case]:
+    """So small that the host's part is all there is."""
+    m, k, n = 32, 64, 64
+    ours, eager = operations.linear("gelu")
+    return [
+        Case(
+            "linear",
+            "gelu",
+            f"{m}x{k}x{n}",
+            dtype,
+            ((m, k), (n, k), (n,)),
+            eager,
+            {BOTH: {"eager": 0.7}},
+            ours,
+            gradients=(0, 1, 2),
+            clock="wall",
+        )
+        for dtype in ("float32", "bfloat16")
+    ]
+
+
+def _graphs() -> list[Case]:
+    """In a CUDA graph, where the host has no part."""
+    m, k, n = 2048, 768, 3072
+    size = f"{m}x{k}x{n}"
+    layer, mlp, gated = operations.linear("gelu"), operations.mlp("gelu_tanh"), operations.gated_mlp("swiglu")
+    shapes: list[tuple[str, str, tuple[Operation, Operation], tuple[Shape, ...]]] = [
+        ("linear", "gelu", layer, ((m, k), (n, k), (n,))),
+        ("mlp", "gelu_tanh", mlp, ((m, k), (n, k), (k, n))),
+        ("gated_mlp", "swiglu", gated, ((m, k), (2 * n, k), (k, n))),
+    ]
+    return [
+        Case(op, kind, size, "bfloat16", inputs, eager, {BOTH: _EVEN}, ours, gradients=(0, 1, 2), clock="graph")
+        for op, kind, (ours, eager), inputs in shapes
+    ]
+
+
+def _told(shape: Shape) -> str:
+    return f"[{', '.join(map(str, shape))}]"
+
+
+def traffic(case: Case, direction: str, inputs: Sequence[Tensor], out: Tensor) -> int:
+    """Bytes that have to be read and written."""
+    if direction == FORWARD:
+        return out.nbytes + sum(x.nbytes for x in inputs)
+    read = out.nbytes + sum(inputs[index].nbytes for index in case.reads)
+    return read + sum(inputs[index].nbytes for index in case.gradients)
+
+
+def sets_needed(inputs: Sequence[Tensor], beyond: int = 180 << 20, most: int = 16) -> int:
+    """How many sets of inputs are taken in turns, so that none is still in a cache: well beyond any GPU's."""
+    return max(2, min(most, math.ceil(beyond / max(1, sum(x.nbytes for x in inputs)))))

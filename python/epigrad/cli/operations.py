@@ -1,0 +1,169 @@
+"""What `bench` measures: each operation by epigrad and the same composed of PyTorch's own."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+from torch.nn import functional as torch_functional
+
+from epigrad import backward, differentiable, functional, library
+from epigrad.launch import launch
+
+__all__ = [
+    "Backward",
+    "Operation",
+    "activation",
+    "activations",
+    "bias_gradient",
+    "biased",
+    "biased_gated",
+    "eager_activation",
+    "gated",
+    "gated_and_bias_gradient",
+    "gated_kinds",
+    "gated_mlp",
+    "gated_product",
+    "lerp",
+    "lerp_weights",
+    "linear",
+    "mlp",
+]
+
+Operation = Callable[..., Tensor]
+Backward = Callable[[Sequence[Tensor], Tensor], object]
+Pair = tuple[Operation, Operation]
+
+
+def activations() -> tuple[str, ...]:
+    """The names of the core's table."""
+    return tuple(name for name in library.core().activations if name is not None)
+
+
+def gated_kinds() -> tuple[str, ...]:
+    """The names of the core's table."""
+    return tuple(library.core().gated_kinds)
+
+
+def lerp_weights() -> tuple[str, ...]:
+    """The kinds of `lerp`."""
+    return ("number", "tensor")
+
+
+def eager_activation(name: str) -> Callable[[Tensor], Tensor]:
+    """PyTorch's own operator where it has one, else the formula."""
+    if name == "gelu_tanh":
+        return functools.partial(torch_functional.gelu, approximate="tanh")
+    own = getattr(torch_functional, name, None) or getattr(torch, name, None)
+    return own if callable(own) else differentiable.ACTIVATIONS[name].value
+
+
+def activation(name: str) -> Pair:
+    """An activation alone, as a two-layer block forms it again from its preactivation."""
+
+    def ours(x: Tensor) -> Tensor:
+        (out,) = launch(library.core(), "activation", name, (x.detach(),), (True,), None)
+        assert out is not None
+        return out
+
+    eager = eager_activation(name)
+    return ours, lambda x: eager(x)
+
+
+def linear(name: str) -> Pair:
+    """A layer of input, weight and bias."""
+    eager = eager_activation(name)
+    return (
+        lambda x, weight, bias: functional.linear(x, weight, bias, name),
+        lambda x, weight, bias: eager(torch_functional.linear(x, weight, bias)),
+    )
+
+
+def biased(name: str) -> Operation:
+    """An activation of a sum with a bias, by PyTorch."""
+    eager = eager_activation(name)
+    return lambda x, bias: eager(x + bias)
+
+
+def bias_gradient(name: str) -> Backward:
+    """The gradient of such a bias alone: the column sums of ``grad * act'(preactivation)``."""
+
+    def ours(inputs: Sequence[Tensor], grad: Tensor) -> object:
+        pre, bias = (x.detach() for x in inputs)
+        x, weight = pre.new_empty(pre.shape[0], 1), pre.new_empty(pre.shape[1], 1)
+        saved = None if name == "none" else pre
+        return backward.linear_backward(grad, x, weight, bias, name, preactivation=saved, needs=(False, False, True))
+
+    return ours
+
+
+def biased_gated(kind: str) -> Operation:
+    """A gated activation of a sum with a bias, by PyTorch."""
+    eager = _eager_gated(kind)
+    return lambda x, bias: eager(x + bias)
+
+
+def gated_and_bias_gradient(kind: str) -> Backward:
+    """The gradient of the input of a gated activation and, in the same pass, that of the bias in it."""
+
+    def ours(inputs: Sequence[Tensor], grad: Tensor) -> object:
+        tensors = (grad, inputs[0].detach())
+        return launch(library.core(), "gated_activation_backward", kind, tensors, (True, True), None, -1, False)
+
+    return ours
+
+
+def _eager_gated(kind: str) -> Operation:
+    if kind == "glu":
+        return torch_functional.glu
+    eager = eager_activation(library.core().gated_kind("bench", kind))
+
+    def halves(x: Tensor) -> Tensor:
+        value, gate = x.chunk(2, -1)
+        return value * eager(gate)
+
+    return halves
+
+
+def gated(kind: str) -> Pair:
+    """A gated activation of one tensor, the gate in its second half."""
+    return lambda x: functional.gated_activation(x, kind), _eager_gated(kind)
+
+
+def gated_product(kind: str) -> Pair:
+    """A gated activation of two tensors."""
+    eager = eager_activation(library.core().gated_kind("bench", kind))
+    return (
+        lambda value, gate: functional.gated_product(value, gate, kind),
+        lambda value, gate: value * eager(gate),
+    )
+
+
+def lerp(weight: str) -> Pair:
+    """Linear interpolation by a number, or by a tensor."""
+    if weight == "number":
+        return (
+            lambda start, end, *_: functional.lerp(start, end, 0.3),
+            lambda start, end, *_: torch.lerp(start, end, 0.3),
+        )
+    return functional.lerp, torch.lerp
+
+
+def mlp(name: str, save: str = "auto") -> Pair:
+    """A two-layer block without biases."""
+    eager = eager_activation(name)
+    return (
+        lambda x, up, down: functional.mlp(x, up, None, down, None, name, save=save),
+        lambda x, up, down: torch_functional.linear(eager(torch_functional.linear(x, up)), down),
+    )
+
+
+def gated_mlp(kind: str, save: str = "auto") -> Pair:
+    """A gated two-layer block without biases."""
+    eager = _eager_gated(kind)
+    return (
+        lambda x, up, down: functional.gated_mlp(x, up, None, down, None, kind, save=save),
+        lambda x, up, down: torch_functional.linear(eager(torch_functional.linear(x, up)), down),
+    )

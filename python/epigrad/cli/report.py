@@ -1,0 +1,162 @@
+"""What the tables of `bench` share: progress, a JSON file that grows row by row, and the picture."""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import importlib.util
+import json
+import os
+import pathlib
+import platform
+import re
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from epigrad import library
+from epigrad.cli.timing import Timing
+
+__all__ = ["Progress", "Report", "check_paths", "plot", "seconds_told", "told"]
+
+Row = dict[str, Any]
+
+
+def seconds_told(seconds: float) -> str:
+    """A time with its unit."""
+    unit, scale = ("us", 1e6) if seconds < 1e-3 else ("ms", 1e3)
+    return f"{seconds * scale:.3g} {unit}"
+
+
+def told(timing: Row) -> str:
+    """A median time and half the distance of the quartiles, as a part of it."""
+    return f"{seconds_told(timing['median'])} +-{Timing(**timing).spread:.0%}"
+
+
+class Progress:
+    """rich's progress bar on a terminal where it is installed, else one line for each row."""
+
+    def __init__(self, total: int) -> None:
+        self.total = total
+        self.done = 0
+        self.bar: Any = None
+
+    def __enter__(self) -> Progress:
+        if sys.stdout.isatty() and importlib.util.find_spec("rich") is not None:
+            from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+            columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
+            self.bar = Progress(*columns, transient=True)
+            self.bar.start()
+            self.task = self.bar.add_task("", total=self.total)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.bar is not None:
+            self.bar.stop()
+
+    def begin(self, text: str) -> None:
+        """A row begins."""
+        if self.bar is not None:
+            self.bar.update(self.task, description=text, completed=self.done)
+        self.done += 1
+
+    def end(self, text: str) -> None:
+        """A row is measured."""
+        if self.bar is None:
+            print(f"{self.done}/{self.total} {text}", flush=True)
+
+
+@dataclass
+class Report:
+    """Facts about the machine and rows; written anew after each row, so that a run that is stopped keeps its rows.
+
+    Attributes:
+        device: the name of what computes.
+        command: the command line that gives this table.
+        unit: what the numbers are.
+        path: a file, or a directory that gets a file named by date and device; None writes nothing.
+        facts: further facts about the machine.
+        slug: begins the file's name, before the device's.
+    """
+
+    device: str
+    command: str
+    unit: str
+    path: pathlib.Path | None
+    slug: str
+    facts: dict[str, Any] = field(default_factory=dict)
+    date: str = field(default_factory=lambda: datetime.date.today().isoformat())
+    rows: list[Row] = field(default_factory=list)
+
+    def add(self, *rows: Row) -> None:
+        """Keep rows, in the file too."""
+        self.rows.extend(rows)
+        if self.path is not None:
+            path = self.place(self.path, "json")
+            half = path.with_suffix(".part")
+            half.write_text(json.dumps(self.contents(), indent=1) + "\n")
+            os.replace(half, path)
+
+    def place(self, path: pathlib.Path, suffix: str) -> pathlib.Path:
+        """The path itself, or in a directory a name of date and device."""
+        if not path.is_dir():
+            return path
+        name = re.sub(r"[^a-z0-9]+", "-", re.sub(r"\(.*?\)|CPU|@.*", "", self.device).lower()).strip("-")
+        return path / f"{self.date}-{self.slug}-{name}.{suffix}"
+
+    def contents(self) -> dict[str, Any]:
+        """What the file holds."""
+        return {
+            "date": self.date,
+            "command": self.command,
+            "device": self.device,
+            **self.facts,
+            "versions": {
+                "epigrad": library.core().version,
+                "torch": torch.__version__,
+                "python": platform.python_version(),
+                "go": json.loads(library.control_call(library.core().control.DoctorFacts))["go_version"],
+            },
+            "unit": self.unit,
+            "rows": self.rows,
+        }
+
+
+def check_paths(args: argparse.Namespace, tables: int) -> None:
+    """Refuse before measuring what could not be written afterwards."""
+    for path in (args.json, args.plot):
+        if path is not None and not path.absolute().parent.is_dir():
+            args.error(f"{path}: there is no such directory")
+        if path is not None and tables > 1 and not path.is_dir():
+            args.error(f"{path}: one file for several devices, want a directory")
+    if args.plot is not None and importlib.util.find_spec("matplotlib") is None:
+        args.error("--plot needs matplotlib: pip install 'epigrad[bench]'")
+
+
+def plot(path: pathlib.Path, title: str, what: str, bars: Sequence[tuple[str, float, float | None]]) -> None:
+    """Draw each row's time as a part of PyTorch eager's, and torch.compile's beside it where it was measured."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    bars = bars[::-1]
+    figure, axes = pyplot.subplots(figsize=(9, 1.4 + 0.28 * len(bars)), layout="constrained")
+    axes.barh(range(len(bars)), [ratio for _, ratio, _ in bars], color="#2a7f9e", label="epigrad")
+    compiled = [(place, other) for place, (_, _, other) in enumerate(bars) if other is not None]
+    if compiled:
+        places, others = zip(*compiled, strict=True)
+        axes.plot(others, places, "D", color="#d08c2f", markersize=5, linestyle="none", label="torch.compile")
+        axes.legend(loc="lower right", fontsize=8)
+    axes.axvline(1, color="#444444", linewidth=1)
+    axes.set_xscale("log")
+    axes.set_yticks(range(len(bars)), [label for label, _, _ in bars], fontsize=8)
+    axes.set_xlabel(f"time / time of PyTorch eager, {what} (less is faster)")
+    axes.set_title(title, fontsize=10)
+    figure.savefig(path, dpi=150)
+    pyplot.close(figure)
+    print(f"wrote {path}")

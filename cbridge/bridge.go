@@ -71,7 +71,6 @@ func epgGoInfer(c *C.epg_call, wanted *C.uint8_t, shapes *C.int64_t, ranks *C.in
 	if err = call.decode(c); err != nil {
 		return code
 	}
-	call.call.Outputs = nil
 	want := [maxOutputs]bool{true, true, true}
 	if wanted != nil {
 		signature, _ := op.SignatureOf(call.call.Op)

@@ -99,7 +99,8 @@ int32_t epg_run(const epg_call *call);
 /* Returns the status that epg_run would, and touches nothing. */
 int32_t epg_validate(const epg_call *call);
 
-/* Tells what a call needs, from its inputs' geometry alone (data and outputs are not read). wanted has a flag for each output of the op, NULL for all. For
+/* Tells what a call needs, from its tensors' geometry alone (no data is read): the workspace is for the outputs that are there, whose strides count, and
+ * for contiguous ones in the place of the others that are wanted. wanted has a flag for each output of the op, NULL for all. For
  * output i, ranks[i] is its number of dimensions, or -1 where it is not wanted or cannot exist, and its sizes stand at shapes[i * EPG_MAX_RANK]. There
  * is room for 3 outputs: shapes has 3 * EPG_MAX_RANK entries, ranks 3. */
 int32_t epg_infer(const epg_call *call, const uint8_t *wanted, int64_t *shapes, int32_t *ranks, uint64_t *workspace_nbytes);

@@ -226,7 +226,7 @@ int epg_py_read_current_stream(call_arguments *a) {
 
 /* Asks PyTorch whether the float32 products of a call, or of a plan, may be computed in TF32. */
 int epg_py_read_precision(call_arguments *a) {
-  const DLTensor *first = a->inputs[0];
+  const DLTensor *first = a->call.num_inputs ? a->inputs[0] : NULL;
   if (!first || first->device.device_type != kDLCUDA || first->dtype.bits != 32) return 0;
   const char *op = a->call.op;
   if (op && strncmp(op, "matmul", strlen("matmul")) && strncmp(op, "linear", strlen("linear"))) return 0;

@@ -12,7 +12,7 @@ typedef struct {
   uint64_t workspace_nbytes;
 } geometry;
 
-/* Geometries inferred before. What an op's outputs look like follows from its inputs' shapes, strides and dtypes alone, so a small call need not ask Go again;
+/* Geometries inferred before. What an op's outputs look like follows from its tensors' shapes, strides and dtypes alone, so a small call need not ask Go again;
  * a workspace that has become too small (another algorithm was tuned meanwhile) is found out by the run, which then asks. The GIL guards the table. */
 enum { MEMO_ENTRIES = 512, MEMO_KEY_BYTES = 512 };
 
@@ -38,14 +38,14 @@ static int append(memo_key *k, const void *data, size_t bytes) {
 static int memo_key_of(const call_arguments *a, const uint8_t *wanted, memo_key *k) {
   const struct {
     uint32_t flags;
-    int32_t dim, num_inputs;
+    int32_t dim, num_inputs, num_outputs;
     uint8_t wanted[4];
-  } head = {a->call.flags, a->call.dim, a->call.num_inputs, {wanted[0], wanted[1], wanted[2], 0}};
+  } head = {a->call.flags, a->call.dim, a->call.num_inputs, a->call.num_outputs, {wanted[0], wanted[1], wanted[2], 0}};
   k->bytes = 0;
   if (append(k, &head, sizeof head) || append(k, a->call.op, strlen(a->call.op) + 1)) return -1;
   if (a->call.kind && append(k, a->call.kind, strlen(a->call.kind) + 1)) return -1;
-  for (int i = 0; i < a->call.num_inputs; i++) {
-    const DLTensor *t = a->inputs[i];
+  for (int i = 0; i < a->call.num_inputs + a->call.num_outputs; i++) {
+    const DLTensor *t = i < a->call.num_inputs ? a->inputs[i] : a->outputs[i - a->call.num_inputs];
     const int32_t rank = t ? t->ndim : -1;
     if (append(k, &rank, sizeof rank)) return -1;
     if (!t) continue;
@@ -187,35 +187,50 @@ static PyObject *resolve_negative(PyObject *inputs) {
   return inputs;
 }
 
-/* Fills a.outputs and `results` with the outputs to compute: those of `given`, and new tensors for the others. */
-static int make_outputs(call_arguments *a, const geometry *g, PyObject *like, PyObject *needs, PyObject *given, PyObject *results) {
+/* Puts the tensors of `given`, None or a tuple, that are needed among the call's outputs: their strides count for the workspace. */
+static int read_given(call_arguments *a, PyObject *needs, PyObject *given) {
+  if (given == Py_None) return 0;
+  const Py_ssize_t places = PyTuple_Check(needs) ? PyTuple_Size(needs) : -1;
+  if (places > MAX_OUTPUTS || !PyTuple_Check(given) || PyTuple_Size(given) != places) {
+    PyErr_Format(PyExc_TypeError, "outputs must be None or a tuple with a tensor or None for each of at most %d needs", MAX_OUTPUTS);
+    return -1;
+  }
   a->call.outputs = a->outputs;
-  a->call.num_outputs = (int32_t)PyTuple_Size(results);
-  for (int i = 0; i < a->call.num_outputs; i++) {
-    PyObject *output = given == Py_None ? Py_None : PyTuple_GetItem(given, i);
-    if (!output) return -1;
+  a->call.num_outputs = (int32_t)places;
+  for (int i = 0; i < places; i++) {
+    PyObject *output = PyTuple_GetItem(given, i);
     const int needed = PyObject_IsTrue(PyTuple_GetItem(needs, i));
     if (needed < 0) return -1;
-    if (!needed || (output == Py_None && g->ranks[i] < 0)) {
-      output = Py_None;
-      Py_INCREF(output);
-    } else if (output == Py_None) {
+    a->outputs[i] = NULL;
+    if (!needed || output == Py_None) continue;
+    if (epg_py_read_tensor(a, output, MAX_INPUTS + i)) return -1;
+    a->outputs[i] = &a->tensors[MAX_INPUTS + i];
+  }
+  return 0;
+}
+
+/* Fills `results` with the outputs that were given and with new tensors for the others that exist, which join the call's. */
+static int make_outputs(call_arguments *a, const geometry *g, PyObject *like, PyObject *given, PyObject *results) {
+  const int places = (int)PyTuple_Size(results), from = a->call.num_outputs;
+  for (int i = 0; i < places; i++) {
+    PyObject *output = i < from && a->outputs[i] ? PyTuple_GetItem(given, i) : Py_None;
+    if (i >= from) a->outputs[i] = NULL;
+    if (output == Py_None && g->ranks[i] >= 0) {
       PyObject *shape = shape_of(g, i);
       output = shape ? new_empty(like, shape) : NULL;
       if (!output) return -1;
-    } else {
-      Py_INCREF(output);
-    }
-    a->outputs[i] = NULL;
-    if (output != Py_None) {
       if (epg_py_read_tensor(a, output, MAX_INPUTS + i)) {
         Py_DECREF(output);
         return -1;
       }
       a->outputs[i] = &a->tensors[MAX_INPUTS + i];
+    } else {
+      Py_INCREF(output);
     }
     if (PyTuple_SetItem(results, i, output)) return -1;
   }
+  a->call.outputs = a->outputs;
+  a->call.num_outputs = places;
   return 0;
 }
 
@@ -256,15 +271,11 @@ PyObject *epg_py_launch(PyObject *module, PyObject *const *args, Py_ssize_t n) {
   epg_py_begin(&a);
   PyObject *results = NULL, *inputs = resolve_negative(args[5]);
   if (!inputs) return NULL;
-  if (epg_py_read_problem(&a, args) || epg_py_read_tensors(&a, inputs, NULL) || epg_py_read_precision(&a)) goto fail;
+  if (epg_py_read_problem(&a, args) || epg_py_read_tensors(&a, inputs, NULL) || epg_py_read_precision(&a) || read_given(&a, args[6], args[7])) goto fail;
   const int places = infer_geometry(&a, args[6], &g);
   if (places < 0) goto fail;
-  if (args[7] != Py_None && !(PyTuple_Check(args[7]) && PyTuple_Size(args[7]) == places)) {
-    PyErr_Format(PyExc_TypeError, "outputs must be None or a tuple of %d tensors or None", places);
-    goto fail;
-  }
   PyObject *like = PyTuple_GetItem(inputs, 0); /* no op has an optional first input, and infer has checked it */
-  if (!(results = PyTuple_New(places)) || make_outputs(&a, &g, like, args[6], args[7], results) || epg_py_read_execution(&a, NULL, args[8], args[9])) goto fail;
+  if (!(results = PyTuple_New(places)) || make_outputs(&a, &g, like, args[7], results) || epg_py_read_execution(&a, NULL, args[8], args[9])) goto fail;
   if (run_or_raise(&a, like, args[6], &g)) goto fail;
   Py_DECREF(inputs);
   return results;

@@ -83,6 +83,13 @@ type Kernel interface {
 	Run(r *Run) error
 }
 
+// Stager is a Kernel whose workspace depends on layouts: operands that its libraries cannot read in place are copied there.
+type Stager interface {
+	Kernel
+	// MostWorkspaceBytes bounds the workspace of every kernel for the same operands in layouts no less contiguous.
+	MostWorkspaceBytes() int64
+}
+
 // Backend chooses kernels.
 type Backend interface {
 	// Name is the word that users write. Asking for it opens nothing.

@@ -196,7 +196,7 @@ func (o *operation) geometry(c *Call) (inputs, outputs []check.Operand, shapes [
 }
 
 // Infer returns the shapes of the outputs, nil for those that cannot exist or that wanted says are not, and the bytes of workspace that a run
-// with contiguous outputs needs. It reads no memory.
+// needs, with the outputs that c gives and contiguous ones for the rest. It reads no memory.
 func Infer(c *Call, wanted []bool) (shapes [][]int64, workspaceBytes int64, err error) {
 	o, err := resolve(c)
 	if err != nil {
@@ -215,6 +215,9 @@ func Infer(c *Call, wanted []bool) (shapes [][]int64, workspaceBytes int64, err 
 	for i := range shapes {
 		if shapes[i] == nil || i >= len(wanted) || !wanted[i] {
 			shapes[i] = nil
+			continue
+		}
+		if filled.Outputs[i] = c.output(i); filled.Outputs[i] != nil {
 			continue
 		}
 		v, err := tensor.New(nil, 0, dt, device, shapes[i], nil, len(o.Inputs)+i)

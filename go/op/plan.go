@@ -171,6 +171,7 @@ type Plan struct {
 	kernel                    backend.Kernel
 	call                      Call // geometry only
 	exactInputs, exactOutputs []bool
+	workspaceBytes            int64 // for any strides that run accepts
 }
 
 // NewPlan validates the problem that c describes and chooses a kernel for it; addresses are ignored, and outputs that c leaves out are taken as contiguous.
@@ -213,8 +214,47 @@ func NewPlan(c *Call, exactInputs, exactOutputs []bool) (*Plan, error) {
 		}
 		p.call.Outputs[i] = &v
 	}
-	p.kernel, err = o.kernel(&p.call)
+	if p.kernel, err = o.kernel(&p.call); err != nil {
+		return nil, err
+	}
+	p.workspaceBytes, err = p.mostWorkspace()
 	return p, err
+}
+
+// mostWorkspace is what no run needs more than: the kernel's own workspace, and that of the layout that is furthest from contiguous, for a backend
+// that copies operands which its libraries cannot read in place.
+func (p *Plan) mostWorkspace() (int64, error) {
+	bytes := p.kernel.WorkspaceBytes()
+	if _, copies := p.kernel.(backend.Stager); !copies {
+		return bytes, nil
+	}
+	worst := p.call
+	worst.Inputs, worst.Outputs = spread(p.call.Inputs, p.exactInputs), spread(p.call.Outputs, p.exactOutputs)
+	k, err := p.operation.choose(&worst)
+	if err != nil {
+		return 0, err
+	}
+	if stager, copies := k.(backend.Stager); copies {
+		bytes = max(bytes, stager.MostWorkspaceBytes())
+	}
+	return bytes, nil
+}
+
+// spread gives every view whose strides a run may change the stride 2 in its last dimension, so that nothing is contiguous.
+func spread(views []*tensor.View, exact []bool) []*tensor.View {
+	all := append([]*tensor.View{}, views...)
+	for i, v := range all {
+		if v == nil || i < len(exact) && exact[i] {
+			continue
+		}
+		wide := *v
+		wide.Strides = tensor.ContiguousStrides(v.Shape)
+		for d := range wide.Strides {
+			wide.Strides[d] *= 2
+		}
+		all[i] = &wide
+	}
+	return all
 }
 
 // Signature returns the arguments that the plan's calls have.
@@ -227,7 +267,7 @@ func (p *Plan) Sku() backend.Sku { return p.kernel.Sku() }
 func (p *Plan) Precision() backend.Precision { return p.kernel.Precision() }
 
 // WorkspaceBytes is the scratch that a run needs.
-func (p *Plan) WorkspaceBytes() int64 { return p.kernel.WorkspaceBytes() }
+func (p *Plan) WorkspaceBytes() int64 { return p.workspaceBytes }
 
 // Validate returns the error that Run would, and touches nothing. c gives tensors, workspace, stream, threads and accumulate; the rest is the plan's.
 func (p *Plan) Validate(c *Call) error {
@@ -269,7 +309,7 @@ func (p *Plan) prepare(c *Call) (*Call, backend.Kernel, error) {
 		return nil, nil, err
 	}
 	// A caller sizes the workspace once for the plan, so the plan's size is asked for whatever outputs this run gives, and never less than they need.
-	return &full, k, o.memory(&full, max(p.kernel.WorkspaceBytes(), k.WorkspaceBytes()))
+	return &full, k, o.memory(&full, max(p.workspaceBytes, k.WorkspaceBytes()))
 }
 
 // matches compares a run's tensor with the one that the plan was selected for.

@@ -164,9 +164,9 @@ func (s *BridgeSuite) TestRefuses() {
 		{"device", in(func(t *caller.Tensor) { t.Device = 2 }), status.DeviceMismatch, "b: on cuda:0, want cpu"},
 		{"device of all", change(func(c *caller.Call) {
 			for _, t := range append(c.Inputs, c.Outputs...) {
-				t.Device = 2
+				t.Device = 15
 			}
-		}), status.BackendUnavailable, "no cuda backend"},
+		}), status.BackendUnavailable, "no webgpu backend"},
 		{"null data", in(func(t *caller.Tensor) { t.Data = nil }), invalid, "b: no memory"},
 		{"misaligned", in(func(t *caller.Tensor) { t.ByteOffset = 2 }), status.MisalignedOperand, "b: address"},
 		{"negative size", in(func(t *caller.Tensor) { t.Shape = []int64{3, -2} }), invalid, "b: shape [3, -2] has a negative size"},

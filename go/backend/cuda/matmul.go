@@ -290,7 +290,9 @@ func mergeBatch(dims []dim) []dim {
 }
 
 // symbol implements operation.
-func (*matmul) symbol() string { return "cublaslt" }
+func (*matmul) symbol() string { return blasName }
+
+const blasName = "cublaslt"
 
 // blasTypes are cudaDataType_t and cublasComputeType_t of each storage dtype.
 var blasTypes = map[dtype.DType]struct{ storage, compute, scale C.int32_t }{

@@ -8,6 +8,7 @@ import "C"
 
 import (
 	"runtime"
+	"slices"
 	"strings"
 	"unsafe"
 
@@ -105,14 +106,25 @@ func (fill) symbol() string { return "" }
 type kernel struct {
 	sku       backend.Sku
 	precision backend.Precision
-	workspace int64
+	workspace int64 // regions and what the products need as scratch
+	regions   int64
 	device    *device
 	memory    *memory
+	// multiplies tells that there are products among the steps.
+	multiplies bool
 }
 
 func (k *kernel) Sku() backend.Sku             { return k.sku }
 func (k *kernel) Precision() backend.Precision { return k.precision }
 func (k *kernel) WorkspaceBytes() int64        { return k.workspace }
+
+// MostWorkspaceBytes implements backend.Stager: other layouts may have cuBLASLt choose algorithms that take more scratch.
+func (k *kernel) MostWorkspaceBytes() int64 {
+	if k.multiplies {
+		return k.regions + mostBLASWorkspace
+	}
+	return k.workspace
+}
 
 // Run enqueues the program on the run's stream.
 func (k *kernel) Run(r *backend.Run) error {
@@ -174,7 +186,7 @@ func (b *builder) compile(p backend.Problem) (*kernel, error) {
 	op, kind, dt := p.Describe()
 	m := &memory{count: len(b.program)}
 	m.steps = (*C.epg_step)(C.calloc(C.size_t(max(m.count, 1)), C.sizeof_epg_step))
-	k := &kernel{workspace: b.scratch, device: b.device, memory: m}
+	k := &kernel{workspace: b.scratch, regions: b.scratch, device: b.device, memory: m}
 	runtime.AddCleanup(k, func(m *memory) { m.free() }, m)
 	c := &compiler{b.device, m}
 	var names []string
@@ -193,6 +205,7 @@ func (b *builder) compile(p backend.Problem) (*kernel, error) {
 		}
 	}
 	k.workspace += c.scratch(b.scratch)
+	k.multiplies = slices.Contains(names, blasName)
 	k.sku = backend.Sku{
 		Op: op, Kind: kind, DType: dt.String(), Accumulator: dt.Accumulator().String(), Backend: backendName, Arch: b.device.arch(),
 		Kernel: strings.Join(names, "+"), Layout: "strided", VectorWidth: 1,

@@ -55,6 +55,7 @@ def main(seed: int, calls: int = 4000) -> None:
     choices: list[Callable[[], Any]] = [
         lambda: core.infer(*problem(), odd((True,) * rng.randint(0, 4))),
         lambda: core.run(*problem(), *rest()),
+        lambda: core.launch(*problem(), odd((True,) * rng.randint(0, 4)), odd(some(4)), odd(1), odd(False)),
         lambda: core.plan_run(odd(1), some(7), *rest()),
         lambda: core.plan_check(odd(1), some(7), some(4), odd(None), odd(False)),
         lambda: core.run(*[odd(rng.choice(pool)) for _ in range(rng.randint(0, 12))]),

@@ -389,6 +389,28 @@ def plans_with_workspace(device: str) -> list[tuple[Any, dict[str, Tensor]]]:
     return found
 
 
+def test_the_tensor_that_does_not_broadcast_is_the_one_named() -> None:
+    made = plan.Lerp.select(shape=(2, 3), weight=0.5, dtype=torch.float32)
+    with pytest.raises(
+        errors.InvalidProblemError, match=r"start: shape \[5\], want one that broadcasts to the plan's \[2, 3\]"
+    ):
+        made.run(start=torch.zeros(5), end=torch.ones(2, 3), out=torch.empty(2, 3))
+    with pytest.raises(errors.InvalidProblemError, match=r"end: shape \[4, 3\]"):
+        made.run(start=torch.zeros(3), end=torch.ones(4, 3), out=torch.empty(2, 3))
+
+
+def test_an_output_that_requires_grad_is_refused() -> None:
+    made = plan.Lerp.select(shape=(2,), weight=0.5, dtype=torch.float32)
+    ends = {"start": torch.zeros(2), "end": torch.ones(2)}
+    out = torch.zeros(2, requires_grad=True)
+    for call in (made.run, made.can_implement):
+        with pytest.raises(errors.InvalidProblemError, match="out: a tensor that requires grad"):
+            call(**ends, out=out)
+    with torch.no_grad():
+        made.run(**ends, out=out)
+    assert out.tolist() == [0.5, 0.5]
+
+
 @on_devices
 def test_a_workspace_that_will_not_do(device: str) -> None:
     found = plans_with_workspace(device)

@@ -15,7 +15,7 @@ enum { META_DEVICE = -1, MAX_INPUTS = 6, MAX_OUTPUTS = 3, MAX_TENSORS = MAX_INPU
 /* cbridge/names.go */
 extern void epgGoArgument(char *op, int32_t index, int32_t is_output, char *text, size_t capacity);
 
-static PyObject *tensor_type, *parameter_type, *make_error, *is_meta_name;
+static PyObject *tensor_type, *parameter_type, *make_error, *is_meta_name, *is_neg_name, *resolve_neg_name, *new_empty_name;
 static const DLPackExchangeAPI *exchange;
 
 /* One call's arguments, in C's terms. */
@@ -282,7 +282,12 @@ static PyObject *configure(PyObject *module, PyObject *const *args, Py_ssize_t n
     PyErr_SetString(PyExc_ImportError, "this PyTorch's DLPack exchange API has no version 1: epigrad does not know its layout");
     return NULL;
   }
-  if (!is_meta_name && !(is_meta_name = PyUnicode_InternFromString("is_meta"))) return NULL;
+  const struct {
+    PyObject **slot;
+    const char *name;
+  } names[] = {{&is_meta_name, "is_meta"}, {&is_neg_name, "is_neg"}, {&resolve_neg_name, "resolve_neg"}, {&new_empty_name, "new_empty"}};
+  for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+    if (!*names[i].slot && !(*names[i].slot = PyUnicode_InternFromString(names[i].name))) return NULL;
   exchange = api;
   PyObject **slots[] = {&tensor_type, &parameter_type, &make_error};
   for (int i = 0; i < 3; i++) {
@@ -294,49 +299,192 @@ static PyObject *configure(PyObject *module, PyObject *const *args, Py_ssize_t n
   Py_RETURN_NONE;
 }
 
+/* What epg_infer tells of a call. */
+typedef struct {
+  int64_t sizes[MAX_OUTPUTS * EPG_MAX_RANK];
+  int32_t ranks[MAX_OUTPUTS]; /* -1: no such output */
+  uint64_t workspace_nbytes;
+} geometry;
+
+/* Infers a call's outputs; returns how many places `needs` has, or -1 with a Python exception. */
+static int infer_geometry(call_arguments *a, PyObject *needs, geometry *g) {
+  uint8_t wanted[MAX_OUTPUTS] = {0};
+  const Py_ssize_t places = PyTuple_Check(needs) ? PyTuple_Size(needs) : -1;
+  if (places < 0 || places > MAX_OUTPUTS) {
+    PyErr_Format(PyExc_TypeError, "needs must be a tuple of at most %d bools", MAX_OUTPUTS);
+    return -1;
+  }
+  for (Py_ssize_t i = 0; i < places; i++) {
+    const int need = PyObject_IsTrue(PyTuple_GetItem(needs, i));
+    if (need < 0) return -1;
+    wanted[i] = (uint8_t)need;
+  }
+  int32_t status;
+  Py_BEGIN_ALLOW_THREADS;
+  status = epg_infer(&a->call, wanted, g->sizes, g->ranks, &g->workspace_nbytes);
+  Py_END_ALLOW_THREADS;
+  if (!status) return (int)places;
+  raise_last(status);
+  return -1;
+}
+
+/* An output's shape as a tuple; None where there is no such output. */
+static PyObject *shape_of(const geometry *g, int output) {
+  const int32_t rank = g->ranks[output];
+  if (rank < 0) Py_RETURN_NONE;
+  PyObject *shape = PyTuple_New(rank);
+  for (int32_t d = 0; shape && d < rank; d++) {
+    PyObject *size = PyLong_FromLongLong(g->sizes[output * EPG_MAX_RANK + d]);
+    if (!size || PyTuple_SetItem(shape, d, size)) Py_CLEAR(shape);
+  }
+  return shape;
+}
+
 /* infer(op, kind, dim, gate_first, weight, inputs, needs) -> (shapes, workspace_bytes) */
 static PyObject *infer(PyObject *module, PyObject *const *args, Py_ssize_t n) {
   (void)module;
   call_arguments a;
+  geometry g;
   if (!ready(n, 7)) return NULL;
   begin(&a);
   if (read_problem(&a, args) || read_tensors(&a, args[5], NULL)) return NULL;
-  uint8_t wanted[MAX_OUTPUTS] = {0};
-  const Py_ssize_t needs = PyTuple_Check(args[6]) ? PyTuple_Size(args[6]) : -1;
-  if (needs < 0 || needs > MAX_OUTPUTS) {
-    PyErr_Format(PyExc_TypeError, "needs must be a tuple of at most %d bools", MAX_OUTPUTS);
+  const int places = infer_geometry(&a, args[6], &g);
+  if (places < 0) return NULL;
+  PyObject *shapes = PyTuple_New(places);
+  for (int i = 0; shapes && i < places; i++) {
+    PyObject *shape = shape_of(&g, i);
+    if (!shape || PyTuple_SetItem(shapes, i, shape)) Py_CLEAR(shapes);
+  }
+  return shapes ? Py_BuildValue("NK", shapes, (unsigned long long)g.workspace_nbytes) : NULL;
+}
+
+/* A new tensor with the dtype and on the device of another. */
+static PyObject *new_empty(PyObject *like, PyObject *shape) {
+  PyObject *tensor = PyObject_CallMethodObjArgs(like, new_empty_name, shape, NULL);
+  Py_DECREF(shape);
+  return tensor;
+}
+
+/* Allocates the workspace that a call needs, with room to align it; NULL with a Python exception. */
+static PyObject *new_workspace(call_arguments *a, PyObject *like, uint64_t nbytes) {
+  enum { ALIGNMENT = 256 };
+  const uint64_t element = a->inputs[0]->dtype.bits / 8;
+  PyObject *shape = Py_BuildValue("(K)", (unsigned long long)((nbytes + ALIGNMENT) / element));
+  PyObject *tensor = shape ? new_empty(like, shape) : NULL;
+  DLTensor t;
+  if (!tensor || exchange->dltensor_from_py_object_no_sync(tensor, &t)) {
+    Py_XDECREF(tensor);
     return NULL;
   }
-  for (Py_ssize_t i = 0; i < needs; i++) {
-    const int need = PyObject_IsTrue(PyTuple_GetItem(args[6], i));
-    if (need < 0) return NULL;
-    wanted[i] = (uint8_t)need;
+  const uintptr_t start = (uintptr_t)t.data + t.byte_offset;
+  a->call.workspace = (void *)((start + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT);
+  a->call.workspace_nbytes = nbytes;
+  return tensor;
+}
+
+/* Materialises tensors that negate on reading: PyTorch's flag, which no DLTensor shows. Returns a new reference. */
+static PyObject *resolve_negative(PyObject *inputs) {
+  const Py_ssize_t n = PyTuple_Check(inputs) ? PyTuple_Size(inputs) : 0;
+  Py_INCREF(inputs);
+  for (Py_ssize_t i = 0; i < n; i++) {
+    PyObject *item = PyTuple_GetItem(inputs, i);
+    if ((PyObject *)Py_TYPE(item) != tensor_type && (PyObject *)Py_TYPE(item) != parameter_type) continue; /* read_tensor says why not */
+    PyObject *negative = PyObject_CallMethodObjArgs(item, is_neg_name, NULL);
+    const int is_negative = negative == Py_True;
+    Py_XDECREF(negative);
+    if (negative && !is_negative) continue;
+    PyObject *resolved = negative ? PyObject_CallMethodObjArgs(item, resolve_neg_name, NULL) : NULL;
+    PyObject *list = resolved ? PySequence_List(inputs) : NULL;
+    Py_DECREF(inputs);
+    inputs = NULL;
+    if (list && !PyList_SetItem(list, i, resolved))
+      inputs = PyList_AsTuple(list);
+    else if (!list)
+      Py_XDECREF(resolved);
+    Py_XDECREF(list);
+    if (!inputs) return NULL;
   }
-  int64_t sizes[MAX_OUTPUTS * EPG_MAX_RANK];
-  int32_t ranks[MAX_OUTPUTS];
-  uint64_t workspace = 0;
-  int32_t status;
-  Py_BEGIN_ALLOW_THREADS;
-  status = epg_infer(&a.call, wanted, sizes, ranks, &workspace);
-  Py_END_ALLOW_THREADS;
-  if (status) return raise_last(status);
-  PyObject *shapes = PyTuple_New(needs);
-  for (Py_ssize_t i = 0; shapes && i < needs; i++) {
-    PyObject *shape = ranks[i] < 0 ? Py_None : PyTuple_New(ranks[i]);
-    if (!shape) goto fail;
-    if (shape == Py_None) Py_INCREF(shape);
-    for (int32_t d = 0; d < ranks[i]; d++) {
-      PyObject *size = PyLong_FromLongLong(sizes[i * EPG_MAX_RANK + d]);
-      if (!size || PyTuple_SetItem(shape, d, size)) {
-        Py_DECREF(shape);
-        goto fail;
-      }
+  return inputs;
+}
+
+/* Fills a.outputs and `results` with the outputs to compute: those of `given`, and new tensors for the others. */
+static int make_outputs(call_arguments *a, const geometry *g, PyObject *like, PyObject *needs, PyObject *given, PyObject *results) {
+  a->call.outputs = a->outputs;
+  a->call.num_outputs = (int32_t)PyTuple_Size(results);
+  for (int i = 0; i < a->call.num_outputs; i++) {
+    PyObject *output = given == Py_None ? Py_None : PyTuple_GetItem(given, i);
+    if (!output) return -1;
+    const int needed = PyObject_IsTrue(PyTuple_GetItem(needs, i));
+    if (needed < 0) return -1;
+    if (!needed || (output == Py_None && g->ranks[i] < 0)) {
+      output = Py_None;
+      Py_INCREF(output);
+    } else if (output == Py_None) {
+      PyObject *shape = shape_of(g, i);
+      output = shape ? new_empty(like, shape) : NULL;
+      if (!output) return -1;
+    } else {
+      Py_INCREF(output);
     }
-    if (PyTuple_SetItem(shapes, i, shape)) goto fail;
+    a->outputs[i] = NULL;
+    if (output != Py_None) {
+      if (read_tensor(a, output, MAX_INPUTS + i)) {
+        Py_DECREF(output);
+        return -1;
+      }
+      a->outputs[i] = &a->tensors[MAX_INPUTS + i];
+    }
+    if (PyTuple_SetItem(results, i, output)) return -1;
   }
-  return Py_BuildValue("NK", shapes, (unsigned long long)workspace);
+  return 0;
+}
+
+static int is_on_meta(const call_arguments *a) { return a->inputs[0] && a->inputs[0]->device.device_type == META_DEVICE; }
+
+/* Runs a call whose outputs are there; `like` is its first input. */
+static int run_inferred(call_arguments *a, PyObject *like, uint64_t workspace_nbytes) {
+  PyObject *workspace = NULL;
+  if (workspace_nbytes && !(workspace = new_workspace(a, like, workspace_nbytes))) return -1;
+  const DLDevice *device = &a->inputs[0]->device;
+  int32_t status;
+  if (device->device_type == kDLCUDA && exchange->current_work_stream(device->device_type, device->device_id, &a->call.stream)) {
+    Py_XDECREF(workspace);
+    return -1;
+  }
+  Py_BEGIN_ALLOW_THREADS;
+  status = epg_run(&a->call);
+  Py_END_ALLOW_THREADS;
+  Py_XDECREF(workspace);
+  if (!status) return 0;
+  raise_last(status);
+  return -1;
+}
+
+/* launch(op, kind, dim, gate_first, weight, inputs, needs, outputs, threads, accumulate) -> outputs: infer, allocate and run in one. `outputs` is None or
+ * a tuple with a tensor for each output that the caller has; meta tensors give meta outputs. */
+static PyObject *launch(PyObject *module, PyObject *const *args, Py_ssize_t n) {
+  (void)module;
+  call_arguments a;
+  geometry g;
+  if (!ready(n, 10)) return NULL;
+  begin(&a);
+  PyObject *results = NULL, *inputs = resolve_negative(args[5]);
+  if (!inputs) return NULL;
+  if (read_problem(&a, args) || read_tensors(&a, inputs, NULL)) goto fail;
+  const int places = infer_geometry(&a, args[6], &g);
+  if (places < 0) goto fail;
+  if (args[7] != Py_None && !(PyTuple_Check(args[7]) && PyTuple_Size(args[7]) == places)) {
+    PyErr_Format(PyExc_TypeError, "outputs must be None or a tuple of %d tensors or None", places);
+    goto fail;
+  }
+  PyObject *like = PyTuple_GetItem(inputs, 0); /* no op has an optional first input, and infer has checked it */
+  if (!(results = PyTuple_New(places)) || make_outputs(&a, &g, like, args[6], args[7], results) || read_execution(&a, NULL, args[8], args[9])) goto fail;
+  if (!is_on_meta(&a) && run_inferred(&a, like, g.workspace_nbytes)) goto fail;
+  Py_DECREF(inputs);
+  return results;
 fail:
-  Py_XDECREF(shapes);
+  Py_XDECREF(results);
+  Py_DECREF(inputs);
   return NULL;
 }
 
@@ -394,6 +542,7 @@ static PyObject *forked(PyObject *module, PyObject *const *args, Py_ssize_t n) {
 static PyMethodDef methods[] = {
     METHOD(configure, "configure(tensor_type, parameter_type, make_error)"),
     METHOD(infer, "infer(op, kind, dim, gate_first, weight, inputs, needs) -> (shapes, workspace_bytes)"),
+    METHOD(launch, "launch(op, kind, dim, gate_first, weight, inputs, needs, outputs, threads, accumulate) -> outputs"),
     METHOD(run, "run(op, kind, dim, gate_first, weight, inputs, outputs, workspace, stream, threads, accumulate)"),
     METHOD(plan_check, "plan_check(handle, inputs, outputs, workspace, accumulate)"),
     METHOD(plan_run, "plan_run(handle, inputs, outputs, workspace, stream, threads, accumulate)"),

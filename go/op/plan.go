@@ -283,6 +283,10 @@ func (p *Plan) matches(got check.Operand, want *tensor.View, anyShape, exact boo
 		return status.Errorf(status.DeviceMismatch, "%s: %s: on %v, want %v as the plan was selected", name, got.Name, got.View.Device, want.Device)
 	}
 	if anyShape {
+		if _, err := got.View.Expand(want.Shape); err != nil {
+			return check.Invalid(name, got.Name, "shape %s, want one that broadcasts to the plan's %s",
+				check.Sizes(got.View.Shape), check.Sizes(want.Shape))
+		}
 		return nil
 	}
 	if err := check.Shape(name, got.Name, got.View.Shape, want.Shape, "the plan's shape"); err != nil {

@@ -19,6 +19,19 @@ def infer(
     needs: tuple[bool, ...],
     /,
 ) -> tuple[tuple[tuple[int, ...] | None, ...], int]: ...
+def launch(
+    op: str,
+    kind: str | None,
+    dim: int,
+    gate_first: bool,
+    weight: float | None,
+    inputs: Tensors,
+    needs: tuple[bool, ...],
+    outputs: Tensors | None,
+    threads: int,
+    accumulate: bool,
+    /,
+) -> Tensors: ...
 def run(
     op: str,
     kind: str | None,

@@ -110,12 +110,17 @@ class Gradient(Function):
 
 @dataclass(slots=True)
 class GemmProblem:
-    """Backward of ``act(a @ b + bias)``; tensors are grad_output, a, b, bias, preactivation, output."""
+    """Backward of ``act(a @ b + bias)``; tensors are grad_output, a, b, bias, preactivation, output.
+
+    `bias` is the layer's own, for its geometry alone where it was not saved: changing it in place between forward and
+    backward is no error then, as in PyTorch.
+    """
 
     op: str
     activation: str
     backend: str | None
     shapes: tuple[Shape, Shape, Shape | None]
+    bias: Tensor | None
 
     def run(self, needs: Needs, *tensors: Tensor | None) -> Tensors:
         grad, a, b, bias, preactivation, output = tensors
@@ -125,9 +130,7 @@ class GemmProblem:
             a = stand_in(grad, shapes[0])
         if b is None:
             b = stand_in(grad, shapes[1])
-        if bias is None and shapes[2] is not None:
-            bias = grad.new_empty(shapes[2])
-        inputs = (grad, a, b, bias, preactivation, output)
+        inputs = (grad, a, b, self.bias if bias is None else bias, preactivation, output)
         return launch(library.core(), self.op + "_backward", self.activation, inputs, needs, self.backend)
 
     def formula(self, needs: Needs, *tensors: Tensor | None, grad_hidden: Tensor | None = None) -> Tensors:
@@ -167,7 +170,9 @@ class Gemm(Function):
         out, preactivation = launch(
             library.core(), op, activation, (a, b, bias), (True, keep == PREACTIVATION), backend
         )
-        ctx.problem = GemmProblem(op, activation, backend, (a.shape, b.shape, None if bias is None else bias.shape))
+        ctx.problem = GemmProblem(
+            op, activation, backend, (a.shape, b.shape, None if bias is None else bias.shape), bias
+        )
         ctx.save_for_backward(
             a if need_b or recompute else None,
             b if need_a or recompute else None,

@@ -16,7 +16,7 @@ from epigrad import errors, selection
 from epigrad.arguments import refuse_transforms, transforms_active
 from epigrad.library import Core
 
-__all__ = ["aligned_workspace", "launch", "launch_into", "mark_written", "refuse_negative"]
+__all__ = ["aligned_workspace", "launch", "launch_into", "mark_written", "refuse_graph", "refuse_negative"]
 
 Tensors = tuple[Tensor | None, ...]
 
@@ -38,16 +38,9 @@ def launch(
 
     Meta tensors give meta outputs of the real shapes; nothing is computed for them.
     """
-    shapes, workspace_bytes = core.infer(op, kind, dim, gate_first, weight, inputs, needs)
-    first = inputs[0]
-    assert first is not None  # no op has an optional first input, and infer has checked it
-    outputs = tuple([None if shape is None else first.new_empty(shape) for shape in shapes])
-    if not first.is_cpu or backend is not None:
-        if first.is_meta:
-            return outputs
-        _require_cpu(first, backend)
-    _execute(core, op, kind, inputs, outputs, workspace_bytes, dim, gate_first, weight, False)
-    return outputs
+    if backend is not None:
+        _require_cpu(inputs, backend)
+    return core.launch(op, kind, dim, gate_first, weight, inputs, needs, None, torch.get_num_threads(), False)
 
 
 def launch_into(
@@ -69,30 +62,20 @@ def launch_into(
     """
     if transforms_active() or forward_ad._current_level >= 0:
         refuse_transforms(op, *inputs, *outputs)
-    shapes, workspace_bytes = core.infer(op, kind, dim, gate_first, weight, inputs, needs)
+    if backend is not None:
+        _require_cpu(inputs, backend)
+    given = [output for output, needed in zip(outputs, needs, strict=True) if needed and output is not None]
+    for output in given:
+        refuse_negative(op, "out", output)
+        refuse_graph(op, "out", output)
     first = inputs[0]
-    assert first is not None  # no op has an optional first input, and infer has checked it
-    results: list[Tensor | None] = []
-    given: list[Tensor] = []
-    for shape, needed, output in zip(shapes, needs, outputs, strict=True):
-        if not needed or (shape is None and output is None):
-            results.append(None)
-        elif output is None:
-            results.append(first.new_empty(shape))  # type: ignore[arg-type]  # None was handled above
-        else:
-            refuse_negative(op, "out", output)
-            _refuse_graph(op, output)
-            given.append(output)
-            results.append(output)
-    filled = tuple(results)
-    if first.is_meta:
-        _check_meta(op, shapes, filled, first)
-        return filled
-    if not first.is_cpu or backend is not None:
-        _require_cpu(first, backend)
-    _execute(core, op, kind, inputs, filled, workspace_bytes, dim, gate_first, weight, accumulate)
+    if given and isinstance(first, Tensor) and first.is_meta:
+        shapes, _ = core.infer(op, kind, dim, gate_first, weight, inputs, needs)
+        _check_meta(op, shapes, [output if need else None for output, need in zip(outputs, needs, strict=True)], first)
+    threads = torch.get_num_threads()
+    results = core.launch(op, kind, dim, gate_first, weight, inputs, needs, outputs, threads, accumulate)
     mark_written(given)
-    return filled
+    return results
 
 
 def aligned_workspace(size: int, device: torch.device) -> Tensor | None:
@@ -117,43 +100,23 @@ def refuse_negative(op: str, argument: str, tensor: Tensor) -> None:
         raise errors.UnsupportedError(f"{op}: {argument}: a view with the negative bit set, want a plain tensor")
 
 
-def _refuse_graph(op: str, output: Tensor) -> None:
-    """Refuse an `out` whose graph would not hold what is written, as PyTorch does."""
+def refuse_graph(op: str, argument: str, output: Tensor) -> None:
+    """Refuse an output whose graph would not hold what is written, as PyTorch does."""
     if output.requires_grad and torch.is_grad_enabled():
         raise errors.InvalidProblemError(
-            f"{op}: out: a tensor that requires grad, want one that does not, or a call under torch.no_grad()"
+            f"{op}: {argument}: a tensor that requires grad, want one that does not, or a call under torch.no_grad()"
         )
 
 
-def _execute(
-    core: Core,
-    op: str,
-    kind: str | None,
-    inputs: Tensors,
-    outputs: Tensors,
-    workspace_bytes: int,
-    dim: int,
-    gate_first: bool,
-    weight: float | None,
-    accumulate: bool,
+def _require_cpu(inputs: Tensors, backend: str) -> None:
+    """The CPU backend is the only one that this build can launch; tensors of other devices are the core's to refuse."""
+    if backend != "cpu" and any(isinstance(tensor, Tensor) and tensor.is_cpu for tensor in inputs):
+        raise selection.unavailable(backend)
+
+
+def _check_meta(
+    op: str, shapes: Sequence[tuple[int, ...] | None], outputs: Sequence[Tensor | None], first: Tensor
 ) -> None:
-    for tensor in inputs:
-        if tensor is not None and tensor.is_neg():
-            inputs = tuple([None if t is None else t.resolve_neg() for t in inputs])
-            break
-    workspace = None if workspace_bytes == 0 else aligned_workspace(workspace_bytes, torch.device("cpu"))
-    core.run(op, kind, dim, gate_first, weight, inputs, outputs, workspace, 0, torch.get_num_threads(), accumulate)
-
-
-def _require_cpu(first: Tensor, backend: str | None) -> None:
-    """The CPU backend is the only one that this build can launch."""
-    if not first.is_cpu:
-        raise selection.unavailable(first.device.type)
-    if backend != "cpu":
-        raise selection.unavailable(str(backend))
-
-
-def _check_meta(op: str, shapes: Sequence[tuple[int, ...] | None], outputs: Tensors, first: Tensor) -> None:
     """What the core would check of given outputs, for meta tensors, which never reach it."""
     for shape, output in zip(shapes, outputs, strict=True):
         if output is None:

@@ -67,6 +67,7 @@ class Core:
     """The loaded core: the fast path's functions, the control plane, and the tables keyed by name."""
 
     infer: Callable[..., tuple[tuple[tuple[int, ...] | None, ...], int]]
+    launch: Callable[..., tuple[torch.Tensor | None, ...]]
     run: Callable[..., None]
     plan_check: Callable[..., None]
     plan_run: Callable[..., None]
@@ -143,6 +144,7 @@ def _load() -> Core:
         activations[None] = activations["none"]
         _core = Core(
             infer=native.infer,
+            launch=native.launch,
             run=native.run,
             plan_check=native.plan_check,
             plan_run=native.plan_run,

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from epigrad import errors, library, selection
 from epigrad.arguments import check_tensors, gate_is_first, lerp_weight
-from epigrad.launch import mark_written, refuse_negative
+from epigrad.launch import mark_written, refuse_graph, refuse_negative
 
 __all__ = [
     "GatedActivation",
@@ -175,6 +175,8 @@ class _Plan:
             if tensor is not None:
                 check_tensors(self._sku.op, **{name: tensor})
                 refuse_negative(self._sku.op, name, tensor)
+                if name in self._outputs:
+                    refuse_graph(self._sku.op, name, tensor)
         get = tensors.get
         return tuple([get(name) for name in self._inputs]), tuple([get(name) for name in self._outputs])
 

@@ -11,6 +11,7 @@ import threading
 from contextvars import ContextVar, Token
 from dataclasses import dataclass
 from types import TracebackType
+from typing import Any
 
 from epigrad import errors, library
 
@@ -94,11 +95,18 @@ class use_backend:  # noqa: N801 (a context manager, named as a function)
         _selected.reset(self._tokens.pop())
 
 
+_environment: dict[Any, Any] = os.environ._data  # type: ignore[attr-defined]
+_VARIABLE: Any = os.environ.encodekey("EPIGRAD_BACKEND")
+
+
 def current() -> str | None:
     """The backend chosen for CPU tensors in this thread, or None where nothing was chosen."""
     name = _selected.get()
     if name is None:
-        name = os.environ.get("EPIGRAD_BACKEND")
+        # On every call's path, where os.environ.get of what is not set takes half a microsecond.
+        if _VARIABLE not in _environment:
+            return None
+        name = os.environ["EPIGRAD_BACKEND"]
         if not name:
             return None
         if name != "cpu":

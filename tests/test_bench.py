@@ -210,7 +210,7 @@ def test_the_table_of_a_gpu(tmp_path: pathlib.Path) -> None:
     assert cli.main(["bench", *arguments]) == 0
     (path,) = tmp_path.iterdir()
     found = json.loads(path.read_text())
-    assert path.name.startswith(f"{found['date']}-cuda-") and found["driver"] and found["cuda"]
+    assert path.name.startswith(f"{found['date']}-cuda-") and found["cuda"]
     by_clock = {row["clock"] for row in found["rows"]}
     assert by_clock == {"device", "wall", "graph"}
     for row in found["rows"]:

@@ -8,6 +8,7 @@ import os
 import golden
 import pytest
 import torch
+from devices import on_devices
 from golden import PORTABLE
 from ulp import (
     ACTIVATIONS,
@@ -21,36 +22,43 @@ from ulp import (
     value_of,
 )
 
-# Float64 formulas round several times; the other dtypes round the result, to storage and at most to float32 before.
-BOUND = {torch.float64: 4.0, torch.float32: 0.51, torch.bfloat16: 0.51, torch.float16: 0.51}
+# Float64 formulas round several times. On CPU the other dtypes compute in float64 and round the result, to storage and
+# at most to float32 before; on a GPU they compute in float32.
+BOUND = {
+    "cpu": {torch.float64: 4.0, torch.float32: 0.51, torch.bfloat16: 0.51, torch.float16: 0.51},
+    "cuda": {torch.float64: 4.0, torch.float32: 2.0, torch.bfloat16: 1.0, torch.float16: 1.0},
+}
 COUNT = 4000 if os.environ.get("EPIGRAD_TEST_FULL", "") not in ("", "0") else 250
 
 cases = pytest.mark.parametrize("dtype", DTYPES, ids=str)
 activations = pytest.mark.parametrize("activation", ACTIVATIONS)
 
 
+@on_devices
 @cases
 @activations
-def test_value(activation: str, dtype: torch.dtype) -> None:
-    x = arguments(activation, dtype, COUNT)
+def test_value(activation: str, dtype: torch.dtype, device: str) -> None:
+    x = arguments(activation, dtype, COUNT).to(device)
     measured = measure_value(activation, x, value_of(activation, x))
-    assert measured.ulps <= BOUND[dtype], f"{activation}({measured.argument})"
+    assert measured.ulps <= BOUND[device][dtype], f"{activation}({measured.argument})"
 
 
+@on_devices
 @cases
 @activations
-def test_slope(activation: str, dtype: torch.dtype) -> None:
-    x = arguments(activation, dtype, COUNT)
+def test_slope(activation: str, dtype: torch.dtype, device: str) -> None:
+    x = arguments(activation, dtype, COUNT).to(device)
     measured = measure_slope(activation, x, slope_of(activation, preactivation=x))
-    assert measured.ulps <= BOUND[dtype], f"{activation}'({measured.argument})"
+    assert measured.ulps <= BOUND[device][dtype], f"{activation}'({measured.argument})"
 
 
+@on_devices
 @cases
 @pytest.mark.parametrize("activation", FROM_OUTPUT)
-def test_slope_from_output(activation: str, dtype: torch.dtype) -> None:
-    y = value_of(activation, arguments(activation, dtype, COUNT))
+def test_slope_from_output(activation: str, dtype: torch.dtype, device: str) -> None:
+    y = value_of(activation, arguments(activation, dtype, COUNT).to(device))
     measured = measure_slope_from_output(activation, y, slope_of(activation, output=y))
-    assert measured.ulps <= BOUND[dtype], f"{activation}' from the output {measured.argument}"
+    assert measured.ulps <= BOUND[device][dtype], f"{activation}' from the output {measured.argument}"
 
 
 def test_golden_numbers_are_those_of_their_generator() -> None:

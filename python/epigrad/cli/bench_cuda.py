@@ -13,6 +13,7 @@ import gc
 import itertools
 import pathlib
 import re
+import subprocess
 import time
 import warnings
 from collections.abc import Callable, Generator, Mapping, Sequence
@@ -392,15 +393,27 @@ def _mib(bytes_: int) -> str:
 def _plot(path: pathlib.Path, report: Report) -> None:
     """bfloat16's backward rows: what training in it takes."""
     bars = [
-        (f"{row['op']} {row['kind']} {row['size']}", row["ratio"], row["compile"]["median"] / row["eager"]["median"])
+        (_bar_label(row), row["ratio"], row["compile"]["median"] / row["eager"]["median"] if "compile" in row else None)
         for row in report.rows
-        if row["dtype"] == "bfloat16" and row["direction"] != FORWARD and "compile" in row and "epigrad" in row
+        if row["dtype"] == "bfloat16"
+        and row["direction"] != FORWARD
+        and "epigrad" in row
+        and row["goals"] != {"eager": 1.0}  # that goal alone has the grid of sizes, too many to draw
     ]
     if not bars:
-        print(f"{path}: no row of bfloat16's backward with torch.compile to draw")
+        print(f"{path}: no row of bfloat16's backward to draw")
         return
     title = f"epigrad {library.core().version} on {report.device}, bfloat16, PyTorch {torch.__version__}"
     plot(path, title, "backward, or forward and backward", bars)
+
+
+def _bar_label(row: Row) -> str:
+    parts = [row["op"], row["kind"], row["size"]]
+    if row["clock"] != "device":
+        parts.append(row["clock"])
+    elif row["direction"] == BOTH:
+        parts.append("with forward")
+    return " ".join(parts)
 
 
 def _facts(device: torch.device) -> dict[str, Any]:
@@ -421,7 +434,11 @@ def _driver() -> str | None:
     try:
         text = pathlib.Path("/proc/driver/nvidia/version").read_text()
     except OSError:
-        return None
+        asked = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+        try:
+            text = f" {subprocess.run(asked, capture_output=True, text=True, check=True, timeout=30).stdout} "
+        except (OSError, subprocess.SubprocessError):
+            return None
     match = re.search(r"\s(\d+\.\d+(\.\d+)?)\s", text)
     return match[1] if match else None
 

@@ -153,7 +153,8 @@ def plot(path: pathlib.Path, title: str, what: str, bars: Sequence[tuple[str, fl
         axes.plot(others, places, "D", color="#d08c2f", markersize=5, linestyle="none", label="torch.compile")
         axes.legend(loc="lower right", fontsize=8)
     axes.axvline(1, color="#444444", linewidth=1)
-    axes.set_xscale("log")
+    if max(ratio for _, ratio, _ in bars) > 5:
+        axes.set_xscale("log")
     axes.set_yticks(range(len(bars)), [label for label, _, _ in bars], fontsize=8)
     axes.set_xlabel(f"time / time of PyTorch eager, {what} (less is faster)")
     axes.set_title(title, fontsize=10)

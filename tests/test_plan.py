@@ -438,6 +438,7 @@ def test_a_workspace_that_will_not_do(device: str) -> None:
         assert not torch.equal(bits(outs[0]), bits(torch.ones_like(outs[0])))
 
 
+@pytest.mark.filterwarnings("ignore:Warning. Profiler clears events:UserWarning")
 @pytest.mark.parametrize("cls", CLASSES, ids=lambda c: c.__name__)
 def test_run_allocates_no_tensor_memory(cls: Any) -> None:
     inputs, outputs = tensors_for(cls)

@@ -7,6 +7,7 @@ import "C"
 
 import (
 	"fmt"
+	"math"
 	"slices"
 	"unsafe"
 
@@ -83,7 +84,7 @@ func byColumns(rows, rowStride, columns, columnStride int64) (ld int64, ok bool)
 	if columns == 1 {
 		return rows, true
 	}
-	return columnStride, columnStride >= rows
+	return columnStride, columnStride >= rows && columnStride <= math.MaxInt32 // cuBLASLt refuses longer ones
 }
 
 // matrix is a matrix with the strides of its rows and columns.

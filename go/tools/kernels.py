@@ -1,0 +1,120 @@
+"""Compiles kernels/cuda/*.cu, each to a fatbin beside it, which Go embeds.
+
+    python go/tools/kernels.py [--jobs N]
+
+Compiles what is older than its sources, its headers or this script. Beside NAME.fatbin it writes NAME.functions, the
+kernels that are in it. Needs nvcc, from the wheels of the extra `kernels`, and a C++ compiler; no GPU and no driver.
+
+A warning is an error, and so are registers spilled to memory, but for the kernels of SPILLS.
+"""
+
+import argparse
+import concurrent.futures
+import importlib.util
+import os
+import pathlib
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+SOURCES = ROOT / "kernels" / "cuda"
+RELEASE = "13.0"
+
+# What there is machine code for, and the PTX for the rest, which the driver compiles when it loads it. The order is the fatbin's.
+ARCHITECTURES = ("sm_80", "sm_90a", "sm_100a", "sm_120")
+PTX = "compute_80"
+
+# No -fmad: the sources say themselves what is fused, so that all forms of a kernel give the same bits (intrinsics.cuh).
+FLAGS = ("-std=c++17", "-O3", "-fmad=false", "-Xptxas=-v", "-Werror=all-warnings", "-Xcompiler=-Wall,-Wextra")
+
+# Kernels that may spill, by a pattern of their names, and why.
+SPILLS: dict[str, str] = {}
+
+
+def toolkit() -> pathlib.Path:
+    """The folder of the CUDA toolkit that pip installed."""
+    package = importlib.util.find_spec("nvidia")
+    for folder in package.submodule_search_locations or [] if package else []:
+        if (pathlib.Path(folder) / "cu13" / "bin" / "nvcc").exists():
+            return pathlib.Path(folder) / "cu13"
+    raise SystemExit("the CUDA kernels need nvcc 13.0: make kernels installs it, or pip install '.[kernels]' does")
+
+
+def host_compiler() -> str:
+    """The C++ compiler that nvcc runs: $CXX or g++."""
+    command = shlex.split(os.environ.get("CXX") or "g++")[0]
+    if shutil.which(command) is None:
+        raise SystemExit(f"the CUDA kernels need a C++ compiler, and there is no {command}: apt-get install g++")
+    return command
+
+
+def is_current(source: pathlib.Path) -> bool:
+    """Whether what was compiled is newer than all that it was compiled from."""
+    outputs = (source.with_suffix(".fatbin"), source.with_suffix(".functions"))
+    inputs = (source, *SOURCES.glob("*.cuh"), pathlib.Path(__file__))
+    if not all(output.exists() for output in outputs):
+        return False
+    return min(output.stat().st_mtime for output in outputs) > max(path.stat().st_mtime for path in inputs)
+
+
+def compile_source(nvcc: pathlib.Path, source: pathlib.Path) -> str:
+    """Compile one source, and return a line about it."""
+    codes = [f"-gencode=arch={name.replace('sm', 'compute')},code={name}" for name in ARCHITECTURES]
+    codes.append(f"-gencode=arch={PTX},code={PTX}")
+    with tempfile.TemporaryDirectory() as scratch:
+        target = pathlib.Path(scratch, source.with_suffix(".fatbin").name)
+        # By relative names in the source's folder: no path of this machine gets into the output.
+        command = [str(nvcc), *FLAGS, *codes, f"-ccbin={host_compiler()}", "-compress-mode=size", "-fatbin"]
+        command += ["-o", str(target), source.name]
+        result = subprocess.run(command, cwd=SOURCES, check=False, capture_output=True, text=True)
+        if result.returncode:
+            raise SystemExit(f"compiling kernels/cuda/{source.name} failed:\n{result.stdout}{result.stderr}")
+        functions = check(source.name, result.stdout + result.stderr)
+        # The list first: the fatbin's time says that both are there.
+        source.with_suffix(".functions").write_text("".join(f"{name}\n" for name in functions))
+        shutil.move(target, source.with_suffix(".fatbin"))
+    size = source.with_suffix(".fatbin").stat().st_size
+    return f"kernels/cuda/{source.name}: {len(functions)} kernels, {size / 1024:.0f} KiB"
+
+
+def check(source: str, log: str) -> list[str]:
+    """The kernels that ptxas tells of; the end of the build where one is missing somewhere or spills."""
+    compiled = re.findall(r"Compiling entry function '(\w+)' for '(\w+)'.*?(\d+) bytes spill stores, (\d+) bytes spill loads", log, re.S)
+    functions = sorted({name for name, *_ in compiled})
+    for architecture in ARCHITECTURES:
+        if sorted(name for name, found, *_ in compiled if found == architecture) != functions:
+            raise SystemExit(f"kernels/cuda/{source}: ptxas does not tell of every kernel for {architecture}")
+    for name, architecture, stores, loads in compiled:
+        if (int(stores) or int(loads)) and not any(re.fullmatch(pattern, name) for pattern in SPILLS):
+            raise SystemExit(
+                f"kernels/cuda/{source}: {name} spills {stores} bytes for {architecture}: give it more registers, "
+                "or a line in SPILLS of go/tools/kernels.py with the reason"
+            )
+    return functions
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Compile the CUDA kernels.")
+    parser.add_argument("--jobs", type=int, default=2, help="how many sources to compile at once")
+    arguments = parser.parse_args()
+    stale = [source for source in sorted(SOURCES.glob("*.cu")) if not is_current(source)]
+    if not stale:
+        return
+    nvcc = toolkit() / "bin" / "nvcc"
+    version = subprocess.run([nvcc, "--version"], check=True, capture_output=True, text=True).stdout
+    if f"release {RELEASE}," not in version:
+        raise SystemExit(f"the CUDA kernels need nvcc {RELEASE}, and this is another:\n{version}")
+    print(f"compiling {len(stale)} of kernels/cuda (a minute or two)", flush=True)
+    # The largest first, so that the last one to end is not also the last to begin.
+    stale.sort(key=lambda source: source.stat().st_size, reverse=True)
+    with concurrent.futures.ThreadPoolExecutor(arguments.jobs) as pool:
+        for line in pool.map(lambda source: compile_source(nvcc, source), stale):
+            print(line, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

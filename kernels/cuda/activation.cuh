@@ -1,0 +1,145 @@
+// The activations: one struct each, by the name of its row in go/activation, with the formulas of kernels/portable/activation.go.
+//
+// An activation has Parts (what its value and its slope share: an exponential, above all), value(x), and gradient(g, x) = g act'(x), which is a
+// selection where the activation is piecewise linear, so that relu'(x) = 0 also stops an infinite or NaN g. Where the derivative is a function of the output
+// y, gradient_from_output(g, y) is the same from y. NaN gives NaN; infinities follow PyTorch (NaN where its formula has inf*0): gelu(-inf) =
+// gelu_tanh(-inf) = silu(-inf) = NaN, and the slopes of the three at both infinities NaN.
+//
+// To add one, add a struct and its name to the list.
+#pragma once
+
+#include "arithmetic.cuh"
+
+#define EPG_FOR_EACH_ACTIVATION_FROM_OUTPUT(macro, ...) macro(relu, __VA_ARGS__) macro(sigmoid, __VA_ARGS__) macro(tanh, __VA_ARGS__)
+#define EPG_FOR_EACH_NONLINEAR_ACTIVATION(macro, ...) \
+  EPG_FOR_EACH_ACTIVATION_FROM_OUTPUT(macro, __VA_ARGS__) macro(gelu, __VA_ARGS__) macro(gelu_tanh, __VA_ARGS__) macro(silu, __VA_ARGS__)
+#define EPG_FOR_EACH_ACTIVATION(macro, ...) macro(none, __VA_ARGS__) EPG_FOR_EACH_NONLINEAR_ACTIVATION(macro, __VA_ARGS__)
+
+namespace epigrad::activations {
+
+// A is one of Half, Exact<Single> and Exact<Double>.
+#define EPG_FORMULA static __device__ __forceinline__
+
+// square_of_1_plus is (1+e)^2 = 1 + e (2+e).
+template <class Real>
+__device__ __forceinline__ Real square_of_1_plus(Real e) {
+  return fused(e, Real(2) + e, Real(1));
+}
+
+template <class A>
+struct none {
+  using Real = typename A::Real;
+  struct Parts {};
+  EPG_FORMULA Parts parts(Real) { return {}; }
+  EPG_FORMULA Real value(Real x, Parts) { return x; }
+  EPG_FORMULA Real gradient(Real g, Real, Parts) { return g; }
+};
+
+// relu is max(x, 0); -0 and NaN pass. Its gradient is g where x > 0 or x is NaN, else 0; the output serves as x equally well.
+template <class A>
+struct relu {
+  using Real = typename A::Real;
+  struct Parts {};
+  EPG_FORMULA Parts parts(Real) { return {}; }
+  EPG_FORMULA Real value(Real x, Parts) { return x < 0 ? Real(0) : x; }
+  EPG_FORMULA Real gradient(Real g, Real x, Parts) { return gradient_from_output(g, x); }
+  EPG_FORMULA Real gradient_from_output(Real g, Real y) { return y <= 0 ? Real(0) : g; }
+};
+
+// gelu is x Phi(x), Phi(-t) = e^(-t^2/2) W(t). Its slope is Phi(x) + x phi(x): e^(-t^2/2) (W(t) - t/sqrt(2 pi)) on the left and 1 minus that
+// on the right.
+template <class A>
+struct gelu {
+  using Real = typename A::Real;
+  struct Parts {
+    typename A::Decay decay;
+    Real tail;
+  };
+  EPG_FORMULA Parts parts(Real x) { return {A::normal_decay(x), A::normal_tail(magnitude(x))}; }
+  EPG_FORMULA Real value(Real x, const Parts &p) {
+    Real tail = p.decay.m * p.tail;
+    Real product = x * (x < 0 ? tail : Real(1) - p.decay.scale(tail));
+    return x < 0 ? p.decay.scale(product) : product;
+  }
+  EPG_FORMULA Real gradient(Real g, Real x, const Parts &p) {
+    Real tail = p.decay.scale(p.decay.m * (p.tail - magnitude(x) * A::Constants::inv_sqrt_2pi));
+    return g * (x < 0 ? tail : Real(1) - tail);
+  }
+};
+
+// sigmoid is 1/(1+e) on the right and e/(1+e) on the left, e = e^-|x|: 1 - sigmoid without its cancellation. Its slope is e/(1+e)^2.
+template <class A>
+struct sigmoid {
+  using Real = typename A::Real;
+  using Parts = typename A::Decay;
+  EPG_FORMULA Parts parts(Real x) { return A::decay(magnitude(x)); }
+  EPG_FORMULA Real value(Real x, const Parts &decay) {
+    Real r = A::reciprocal(Real(1) + decay.e);
+    return x < 0 ? decay.scale(decay.m * r) : r;
+  }
+  EPG_FORMULA Real gradient(Real g, Real, const Parts &decay) { return g * decay.scale(decay.m * A::reciprocal(square_of_1_plus(decay.e))); }
+  EPG_FORMULA Real gradient_from_output(Real g, Real y) { return g * (y * (Real(1) - y)); }
+};
+
+// sigmoid_product is x sigmoid(v) for a v with the sign of x, given e^-|v|.
+template <class A>
+__device__ __forceinline__ typename A::Real sigmoid_product(typename A::Real x, const typename A::Decay &decay) {
+  using Real = typename A::Real;
+  Real product = (x < 0 ? x * decay.m : x) * A::reciprocal(Real(1) + decay.e);
+  return x < 0 ? decay.scale(product) : product;
+}
+
+// sigmoid_product_slope is its derivative for an odd v that grows with x, sigmoid(v) (1 + x v' sigmoid(-v)), over one denominator. At infinities it
+// is NaN: x e = inf*0.
+template <class A>
+__device__ __forceinline__ typename A::Real sigmoid_product_slope(typename A::Real x, typename A::Real v_slope, const typename A::Decay &decay) {
+  using Real = typename A::Real;
+  Real numerator = fused(x, v_slope, Real(1));
+  Real left = decay.m * (numerator + decay.e), right = fused(decay.e, numerator, Real(1));
+  Real slope = (x < 0 ? left : right) * A::reciprocal(square_of_1_plus(decay.e));
+  return x < 0 ? decay.scale(slope) : slope;
+}
+
+// silu is x sigmoid(x).
+template <class A>
+struct silu {
+  using Real = typename A::Real;
+  using Parts = typename A::Decay;
+  EPG_FORMULA Parts parts(Real x) { return A::decay(magnitude(x)); }
+  EPG_FORMULA Real value(Real x, const Parts &decay) { return sigmoid_product<A>(x, decay); }
+  EPG_FORMULA Real gradient(Real g, Real x, const Parts &decay) { return g * sigmoid_product_slope<A>(x, Real(1), decay); }
+};
+
+// gelu_tanh is x (1 + tanh(u))/2 = x sigmoid(v) with v = 2u = c1 x + c3 x^3, c1 = 2 sqrt(2/pi) and c3 = 0.044715 c1.
+template <class A>
+struct gelu_tanh {
+  using Real = typename A::Real;
+  using Parts = typename A::Decay;
+  EPG_FORMULA Parts parts(Real x) { return A::gelu_tanh_decay(x); }
+  EPG_FORMULA Real value(Real x, const Parts &decay) { return sigmoid_product<A>(x, decay); }
+  EPG_FORMULA Real gradient(Real g, Real x, const Parts &decay) {
+    // Where e is zero the slope is the limit, and NaN at infinities; the cube of a large x would overflow to an infinity of its own.
+    Real v_slope = decay.m == 0 ? Real(1) : fused(A::Constants::gelu_tanh_3c3, x * x, A::Constants::gelu_tanh_c1);
+    return g * sigmoid_product_slope<A>(x, v_slope, decay);
+  }
+};
+
+// tanh is 1 - 2e/(1+e), e = e^(-2|x|), with the sign of x, and a polynomial near 0, where that cancels. Its slope is 4e/(1+e)^2.
+template <class A>
+struct tanh {
+  using Real = typename A::Real;
+  using Parts = typename A::Decay;
+  EPG_FORMULA Parts parts(Real x) { return A::decay(2 * magnitude(x)); }
+  EPG_FORMULA Real value(Real x, const Parts &decay) {
+    Real t = magnitude(x), square = t * t;
+    Real near = fused(t, square * A::Constants::tanh_rest(square), t);
+    Real far = Real(1) - 2 * decay.e * A::reciprocal(Real(1) + decay.e);
+    return with_sign(t >= A::Constants::tanh_near ? far : near, x);
+  }
+  EPG_FORMULA Real gradient(Real g, Real, const Parts &decay) { return g * decay.scale(4 * decay.m * A::reciprocal(square_of_1_plus(decay.e))); }
+  EPG_FORMULA Real gradient_from_output(Real g, Real y) { return g * ((Real(1) - y) * (Real(1) + y)); }
+};
+
+#undef EPG_FORMULA
+
+}  // namespace epigrad::activations

@@ -1,0 +1,127 @@
+// The part of CUDA that the kernels use, on a CPU: what a C++ compiler needs to compile the sources as they are.
+//
+// The machine's approximate instructions are replaced by a correctly rounded result that is then moved by as much as the instruction may
+// be off, in a direction that depends on the argument. So what is measured here bounds what a GPU does; its very bits can differ.
+#pragma once
+
+#include <math.h>
+#include <stdint.h>
+#include <string.h>
+
+#include <algorithm>
+
+#define __device__
+#define __global__
+#define __forceinline__ inline
+#define __grid_constant__
+#define __launch_bounds__(...)
+#define __shared__ static
+
+struct dim3 {
+  unsigned x, y, z;
+};
+extern thread_local dim3 threadIdx, blockIdx;
+
+void __syncthreads();
+
+struct uint4 {
+  uint32_t x, y, z, w;
+};
+inline uint4 make_uint4(uint32_t x, uint32_t y, uint32_t z, uint32_t w) { return {x, y, z, w}; }
+
+// A misaligned or stray address is found by the sanitizers that the emulator is built with.
+template <class T>
+inline T __ldg(const T *p) {
+  return *p;
+}
+
+template <class To, class From>
+inline To __bits_as(From x) {
+  static_assert(sizeof(To) == sizeof(From));
+  To y;
+  memcpy(&y, &x, sizeof y);
+  return y;
+}
+inline float __uint_as_float(uint32_t x) { return __bits_as<float>(x); }
+inline uint32_t __float_as_uint(float x) { return __bits_as<uint32_t>(x); }
+inline float __int_as_float(int x) { return __bits_as<float>(x); }
+inline int __float_as_int(float x) { return __bits_as<int>(x); }
+inline double __hiloint2double(int high, int low) {
+  return __bits_as<double>(static_cast<uint64_t>(static_cast<uint32_t>(high)) << 32 | static_cast<uint32_t>(low));
+}
+inline int __double2loint(double x) { return static_cast<int>(static_cast<uint32_t>(__bits_as<uint64_t>(x))); }
+inline int __double2hiint(double x) { return static_cast<int>(static_cast<uint32_t>(__bits_as<uint64_t>(x) >> 32)); }
+
+inline float __fmaf_rn(float a, float b, float c) { return fmaf(a, b, c); }
+inline double __fma_rn(double a, double b, double c) { return fma(a, b, c); }
+inline double __drcp_rn(double x) { return 1 / x; }
+inline uint64_t __umul64hi(uint64_t a, uint64_t b) { return static_cast<uint64_t>(static_cast<unsigned __int128>(a) * b >> 64); }
+
+using std::min;
+
+namespace epigrad {
+
+// moved is x off by as much as an instruction with this error may be.
+inline float moved(double x, double error) {
+  uint64_t hash = __bits_as<uint64_t>(x) * 0x9e3779b97f4a7c15u >> 62;
+  float y = static_cast<float>(x * (1 + error * (static_cast<double>(hash) / 1.5 - 1)));
+  return fabsf(y) < 0x1p-126f ? copysignf(0, y) : y;
+}
+
+inline float exp2_approximately(float x) { return moved(exp2(static_cast<double>(x)), 0x1p-22); }
+inline float reciprocal_approximately(float x) { return isinf(x) ? copysignf(0, x) : moved(1 / static_cast<double>(x), 0x1p-24); }
+
+inline uint16_t bf16_bits(float x) {
+  uint32_t bits = __float_as_uint(x);
+  return static_cast<uint16_t>(isnan(x) ? 0x7fff : (bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+}
+inline uint16_t f16_bits(float x) {
+  uint16_t sign = static_cast<uint16_t>(__float_as_uint(x) >> 16 & 0x8000);
+  float size = fabsf(x);
+  if (isnan(x)) return 0x7fff;
+  if (size >= 65520) return sign | 0x7c00;
+  int exponent = 0;
+  frexpf(size, &exponent);
+  // The last place is 2^-24 for denormals, and 11 bits behind the first one otherwise.
+  int place = size < 0x1p-14f ? -24 : exponent - 11;
+  uint32_t units = static_cast<uint32_t>(rintf(ldexpf(size, -place)));
+  return static_cast<uint16_t>(sign | ((static_cast<uint32_t>(place + 24) << 10) + units));
+}
+inline uint32_t pack_bf16(float low, float high) { return static_cast<uint32_t>(bf16_bits(high)) << 16 | bf16_bits(low); }
+inline uint32_t pack_f16(float low, float high) { return static_cast<uint32_t>(f16_bits(high)) << 16 | f16_bits(low); }
+inline float unpack_f16(uint16_t bits) {
+  int exponent = bits >> 10 & 31, mantissa = bits & 1023;
+  float size = exponent == 31 ? (mantissa != 0 ? NAN : INFINITY) : exponent == 0 ? ldexpf(static_cast<float>(mantissa), -24) : ldexpf(static_cast<float>(mantissa + 1024), exponent - 25);
+  return bits & 0x8000 ? -size : size;
+}
+
+}  // namespace epigrad
+
+// EPG_REGISTER tells the emulator a kernel's name.
+#define EPG_REGISTER(name) static epigrad::Registration registration_##name(#name, &name);
+
+namespace epigrad {
+
+struct Registration {
+  const char *name;
+  void (*kernel)();
+  void (*call)(void (*kernel)(), const void *parameters);
+  size_t size;
+  Registration *next;
+  static Registration *first;
+
+  template <class Parameters>
+  Registration(const char *name, void (*kernel)(Parameters))
+      : name(name), kernel(reinterpret_cast<void (*)()>(kernel)), call(&call_with<Parameters>), size(sizeof(Parameters)), next(first) {
+    first = this;
+  }
+
+  template <class Parameters>
+  static void call_with(void (*kernel)(), const void *parameters) {
+    Parameters p;
+    memcpy(&p, parameters, sizeof p);
+    reinterpret_cast<void (*)(Parameters)>(kernel)(p);
+  }
+};
+
+}  // namespace epigrad

@@ -1,0 +1,69 @@
+// What the kernels need of the machine: single instructions by name, for both widths where there are both.
+//
+// Sources are compiled with -fmad=false: nothing is fused but where fused() says so. So every form of a kernel (vector, strided, sums) gives the
+// same bits for the same element.
+#pragma once
+
+#ifndef __CUDACC__
+#include "emulator/device.h"
+#endif
+
+#include <stdint.h>
+
+namespace epigrad {
+
+// fused is a b + c, rounded once.
+__device__ __forceinline__ float fused(float a, float b, float c) { return __fmaf_rn(a, b, c); }
+__device__ __forceinline__ double fused(double a, double b, double c) { return __fma_rn(a, b, c); }
+
+__device__ __forceinline__ float magnitude(float x) { return fabsf(x); }
+__device__ __forceinline__ double magnitude(double x) { return fabs(x); }
+
+// with_sign is x >= 0 with the sign of y.
+__device__ __forceinline__ float with_sign(float x, float y) { return copysignf(x, y); }
+__device__ __forceinline__ double with_sign(double x, double y) { return copysign(x, y); }
+
+// horner is the polynomial with these ascending coefficients.
+template <class Real>
+__device__ __forceinline__ Real horner(Real, Real last) {
+  return last;
+}
+template <class Real, class... Rest>
+__device__ __forceinline__ Real horner(Real x, Real first, Rest... rest) {
+  return fused(horner(x, rest...), x, first);
+}
+
+#ifdef __CUDACC__
+// exp2_approximately is 2^x to 2^-22 relative; results below 2^-126 are 0.
+__device__ __forceinline__ float exp2_approximately(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+// reciprocal_approximately is 1/x to one unit in the last place, for x in [2^-126, 2^126]; it is 0 beyond.
+__device__ __forceinline__ float reciprocal_approximately(float x) {
+  float y;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+// The half types, one and two at a time; of two, the first is in the low half. Rounding is to nearest even.
+__device__ __forceinline__ uint32_t pack_bf16(float low, float high) {
+  uint32_t bits;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(bits) : "f"(high), "f"(low));
+  return bits;
+}
+__device__ __forceinline__ uint32_t pack_f16(float low, float high) {
+  uint32_t bits;
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(bits) : "f"(high), "f"(low));
+  return bits;
+}
+__device__ __forceinline__ float unpack_f16(uint16_t bits) {
+  float x;
+  asm("cvt.f32.f16 %0, %1;" : "=f"(x) : "h"(bits));
+  return x;
+}
+#endif
+
+}  // namespace epigrad

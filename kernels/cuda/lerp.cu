@@ -1,0 +1,56 @@
+// Interpolation: lerp_<dtype>, lerp_backward_<dtype>, and lerp_backward_columns_<dtype> and lerp_backward_rows_<dtype>, which also sum gradients over
+// the dimensions in which an operand was broadcast.
+//
+//   out = start + weight (end - start), from the nearer end: torch.lerp's formula, exact at both ends, the product unrounded
+//   grad_start = (1 - weight) grad_output,  grad_end = weight grad_output,  grad_weight = grad_output (end - start)
+//
+// All operands have one shape, with stride 0 where they are broadcast. The weight is the sum of the number in the parameters and the tensor: a null tensor
+// stands for zeros, and beside a tensor the number is -0, which changes nothing.
+#include "reduce.cuh"
+
+namespace epigrad {
+
+// out; start, end, weight.
+template <class Storage>
+struct Lerp {
+  using Output = Storage;
+  using Input = Storage;
+  using Real = typename Storage::Real;
+  static constexpr int outputs = 1, inputs = 3, operands = 4;
+  static constexpr bool optional_inputs = true, selective = false;
+
+  template <unsigned wanted>
+  static __device__ __forceinline__ void apply(Real number, Real (&y)[1], const Real (&x)[3]) {
+    Real weight = number + x[2], difference = x[1] - x[0];
+    bool near_start = magnitude(weight) < Real(0.5);
+    y[0] = fused(near_start ? weight : weight - Real(1), difference, near_start ? x[0] : x[1]);
+  }
+};
+
+// grad_start, grad_end, grad_weight; grad_output, start, end, weight. Start and end may be null where grad_weight is not asked for, and weight
+// where nothing else is.
+template <class Storage>
+struct LerpBackward {
+  using Output = Storage;
+  using Input = Storage;
+  using Real = typename Storage::Real;
+  static constexpr int outputs = 3, inputs = 4, operands = 7;
+  static constexpr bool optional_inputs = true, selective = false;
+
+  template <unsigned wanted>
+  static __device__ __forceinline__ void apply(Real number, Real (&y)[3], const Real (&x)[4]) {
+    Real weight = number + x[3];
+    y[0] = (Real(1) - weight) * x[0];
+    y[1] = weight * x[0];
+    y[2] = x[0] * (x[2] - x[1]);
+  }
+};
+
+}  // namespace epigrad
+
+#define LERP(dtype, unused)                                                             \
+  EPG_ELEMENTWISE(lerp_##dtype, epigrad::Lerp<epigrad::dtype>)                          \
+  EPG_ELEMENTWISE(lerp_backward_##dtype, epigrad::LerpBackward<epigrad::dtype>)         \
+  EPG_COLUMNS(lerp_backward_columns_##dtype, epigrad::LerpBackward<epigrad::dtype>)     \
+  EPG_ROWS(lerp_backward_rows_##dtype, epigrad::LerpBackward<epigrad::dtype>)
+EPG_FOR_EACH_DTYPE(LERP, )

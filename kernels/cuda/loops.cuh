@@ -1,0 +1,263 @@
+// Elementwise kernels: every output element is a function of the input elements at the same place.
+//
+// An operation is a struct with
+//
+//   Output, Input             storage types of all outputs and of all inputs
+//   outputs, inputs           how many there are
+//   optional_inputs           whether a null input stands for zeros
+//   selective                 whether apply leaves out what is not wanted
+//   apply<wanted>(w, y, x)    outputs y from inputs x and the scalar w; bit i of wanted asks for y[i]
+//
+// and two kernels are made of it, which give the same bits for the same element. A null output is not written.
+#pragma once
+
+#include "storage.cuh"
+
+namespace epigrad {
+
+constexpr int block_threads = 256;
+constexpr int block_threads_log2 = 8;
+constexpr int max_rank = 8;
+
+// Divisor divides numbers below 2^63 by size with one multiplication: multiplier = floor(2^(63+l)/size) + 1 and shift = l - 1, where 2^l is the
+// power of two from size on. A size of 1 has the multiplier 0 (Granlund and Montgomery 1994, https://doi.org/10.1145/178243.178249).
+struct Divisor {
+  uint64_t multiplier;
+  int64_t size;
+  uint32_t shift, unused;
+};
+static_assert(sizeof(Divisor) == 24, "go/backend/cuda has the same layout");
+
+__device__ __forceinline__ int64_t divide(int64_t n, const Divisor &d) {
+  return d.multiplier == 0 ? n : static_cast<int64_t>(__umul64hi(static_cast<uint64_t>(n), d.multiplier) >> d.shift);
+}
+
+// Elementwise are the parameters of both kernels. Operands are the outputs, then the inputs. Dimensions are innermost first, strides in elements.
+template <int operands>
+struct Elementwise {
+  void *pointers[operands];
+  double weight;                        // the scalar of apply
+  int64_t count;                        // vector form: vectors; strided form: rows
+  int64_t tail;                         // vector form: elements behind the last vector, of one dimension
+  int64_t strides[operands][max_rank];  // vector form: [..][0] is not read
+  Divisor dims[max_rank];               // sizes; vector form: dims[0] counts vectors
+  Divisor tiles;                        // strided form: tiles of a row
+  int32_t rank;
+  int32_t lanes;       // strided form: 2^lanes threads are side by side in a row
+  uint32_t broadcast;  // vector form: bit i says that operand i has one value along dims[0]
+  uint32_t unused;
+};
+static_assert(sizeof(Elementwise<2>) == 2 * 8 + 24 + 2 * 64 + 9 * 24 + 16, "go/backend/cuda has the same layout");
+
+// advance adds to offsets what index contributes that counts through the dimensions from `first` on.
+template <int operands>
+__device__ __forceinline__ void advance(int64_t (&offsets)[operands], int64_t index, int first, int rank, const Divisor (&dims)[max_rank],
+                                        const int64_t (&strides)[operands][max_rank]) {
+#pragma unroll 1
+  for (int d = first; d < rank; d++) {
+    int64_t outer = d + 1 < rank ? divide(index, dims[d]) : 0;
+    int64_t along = index - outer * dims[d].size;
+#pragma unroll
+    for (int i = 0; i < operands; i++) offsets[i] += along * strides[i][d];
+    index = outer;
+  }
+}
+
+// Inputs are an operation's inputs in flight: whole vectors, still as they lie in memory, so that all loads are under way before the first is
+// waited for.
+template <class Operation>
+struct Inputs {
+  using Storage = typename Operation::Input;
+  static constexpr int first = Operation::outputs;  // among the operands
+  static constexpr int width = Operation::Output::width;
+  static constexpr int pieces = width / Storage::width;
+  uint4 raw[Operation::inputs][pieces];
+
+  // load reads a vector of each input; base and offsets are those of all operands.
+  __device__ __forceinline__ void load(void *const *base, const int64_t *offsets, uint32_t broadcast) {
+    if (broadcast == 0) {
+#pragma unroll
+      for (int i = 0; i < Operation::inputs; i++) load_one(i, base[first + i], offsets[first + i], false);
+    } else {
+#pragma unroll
+      for (int i = 0; i < Operation::inputs; i++) load_one(i, base[first + i], offsets[first + i], broadcast >> (first + i) & 1);
+    }
+  }
+
+  __device__ __forceinline__ void unpack(typename Storage::Real (&x)[Operation::inputs][width]) const {
+#pragma unroll
+    for (int i = 0; i < Operation::inputs; i++) {
+#pragma unroll
+      for (int piece = 0; piece < pieces; piece++) {
+        typename Storage::Real part[Storage::width];
+        Storage::unpack(part, raw[i][piece]);
+#pragma unroll
+        for (int e = 0; e < Storage::width; e++) x[i][piece * Storage::width + e] = part[e];
+      }
+    }
+  }
+
+ private:
+  __device__ __forceinline__ void load_one(int i, const void *base, int64_t offset, bool repeated) {
+    const Storage *p = static_cast<const Storage *>(base) + offset;
+    if (Operation::optional_inputs && base == nullptr) {
+#pragma unroll
+      for (int piece = 0; piece < pieces; piece++) raw[i][piece] = make_uint4(0, 0, 0, 0);
+    } else if (repeated) {
+      typename Storage::Real value = Storage::load(p), all[Storage::width];
+#pragma unroll
+      for (int e = 0; e < Storage::width; e++) all[e] = value;
+#pragma unroll
+      for (int piece = 0; piece < pieces; piece++) raw[i][piece] = Storage::pack(all);
+    } else {
+#pragma unroll
+      for (int piece = 0; piece < pieces; piece++) raw[i][piece] = __ldg(reinterpret_cast<const uint4 *>(p) + piece);
+    }
+  }
+};
+
+// apply_vector applies an operation to a vector of inputs and stores those outputs that have a place.
+template <class Operation, unsigned wanted>
+__device__ __forceinline__ void apply_vector(typename Operation::Real (&y)[Operation::outputs][Operation::Output::width], const Inputs<Operation> &inputs,
+                                             typename Operation::Real weight) {
+  constexpr int width = Operation::Output::width;
+  typename Operation::Input::Real x[Operation::inputs][width];
+  inputs.unpack(x);
+#pragma unroll
+  for (int e = 0; e < width; e++) {
+    typename Operation::Input::Real in[Operation::inputs];
+    typename Operation::Real out[Operation::outputs];
+#pragma unroll
+    for (int i = 0; i < Operation::inputs; i++) in[i] = x[i][e];
+    Operation::template apply<wanted>(weight, out, in);
+#pragma unroll
+    for (int i = 0; i < Operation::outputs; i++) {
+      if (wanted >> i & 1) y[i][e] = out[i];
+    }
+  }
+}
+
+template <class Operation, unsigned wanted>
+__device__ __forceinline__ void store_vector(void *const *base, const int64_t *offsets,
+                                             const typename Operation::Real (&y)[Operation::outputs][Operation::Output::width]) {
+  using Storage = typename Operation::Output;
+#pragma unroll
+  for (int i = 0; i < Operation::outputs; i++) {
+    if (wanted >> i & 1 && (Operation::outputs == 1 || base[i] != nullptr)) {
+      *reinterpret_cast<uint4 *>(static_cast<Storage *>(base[i]) + offsets[i]) = Storage::pack(y[i]);
+    }
+  }
+}
+
+// apply_one applies an operation to one element, all of it, and stores those outputs that have a place.
+template <class Operation>
+__device__ __forceinline__ void apply_one(typename Operation::Real (&y)[Operation::outputs], void *const *base, const int64_t *offsets,
+                                          typename Operation::Real weight) {
+  using Input = typename Operation::Input;
+  using Output = typename Operation::Output;
+  typename Input::Real x[Operation::inputs];
+#pragma unroll
+  for (int i = 0; i < Operation::inputs; i++) {
+    const void *from = base[Operation::outputs + i];
+    if (Operation::optional_inputs && from == nullptr) {
+      x[i] = 0;
+    } else {
+      x[i] = Input::load(static_cast<const Input *>(from) + offsets[Operation::outputs + i]);
+    }
+  }
+  Operation::template apply<(1u << Operation::outputs) - 1>(weight, y, x);
+#pragma unroll
+  for (int i = 0; i < Operation::outputs; i++) {
+    if (base[i] != nullptr) Output::store(static_cast<Output *>(base[i]) + offsets[i], y[i]);
+  }
+}
+
+template <class Operation, unsigned wanted>
+__device__ __forceinline__ void apply_and_store(const Elementwise<Operation::operands> &p, const int64_t *offsets, const Inputs<Operation> &inputs) {
+  typename Operation::Real y[Operation::outputs][Operation::Output::width];
+  apply_vector<Operation, wanted>(y, inputs, static_cast<typename Operation::Real>(p.weight));
+  store_vector<Operation, wanted>(p.pointers, offsets, y);
+}
+
+// elementwise_vector does one vector in each thread. One dimension needs no division; each further one costs a thread one multiplication.
+template <class Operation>
+__device__ __forceinline__ void elementwise_vector(const Elementwise<Operation::operands> &p) {
+  constexpr int width = Operation::Output::width, operands = Operation::operands;
+  constexpr unsigned all = (1u << Operation::outputs) - 1;
+  int64_t index = static_cast<int64_t>(blockIdx.x) * block_threads + threadIdx.x;
+  int64_t offsets[operands];
+  if (index >= p.count) {
+    if (index > p.count) return;
+#pragma unroll 1
+    for (int64_t e = 0; e < p.tail; e++) {
+#pragma unroll
+      for (int i = 0; i < operands; i++) offsets[i] = p.broadcast >> i & 1 ? 0 : p.count * width + e;
+      typename Operation::Real y[Operation::outputs];
+      apply_one<Operation>(y, p.pointers, offsets, static_cast<typename Operation::Real>(p.weight));
+    }
+    return;
+  }
+  int64_t row = p.rank > 1 ? divide(index, p.dims[0]) : 0;
+  int64_t along = (index - row * p.dims[0].size) * width;
+#pragma unroll
+  for (int i = 0; i < operands; i++) offsets[i] = p.broadcast >> i & 1 ? 0 : along;
+  if (p.rank > 1) advance(offsets, row, 1, p.rank, p.dims, p.strides);
+  Inputs<Operation> inputs;
+  inputs.load(p.pointers, offsets, p.broadcast);
+  if constexpr (Operation::selective) {
+    static_assert(Operation::outputs == 2);
+    if (p.pointers[0] == nullptr) {
+      apply_and_store<Operation, 2>(p, offsets, inputs);
+    } else if (p.pointers[1] == nullptr) {
+      apply_and_store<Operation, 1>(p, offsets, inputs);
+    } else {
+      apply_and_store<Operation, all>(p, offsets, inputs);
+    }
+  } else {
+    apply_and_store<Operation, all>(p, offsets, inputs);
+  }
+}
+
+constexpr int elements_per_thread = 4;
+
+// elementwise_strided does up to elements_per_thread elements of one row in each thread: 2^lanes threads are side by side in a row, so that neighbours
+// read neighbours, and a block has 256/2^lanes rows. Where a row is costs a thread a few multiplications, once; along it only strides are added.
+template <class Operation>
+__device__ __forceinline__ void elementwise_strided(const Elementwise<Operation::operands> &p) {
+  constexpr int operands = Operation::operands;
+  int64_t block = divide(blockIdx.x, p.tiles);
+  int64_t tile = blockIdx.x - block * p.tiles.size;
+  int64_t row = (block << (block_threads_log2 - p.lanes)) + (threadIdx.x >> p.lanes);
+  if (row >= p.count) return;
+  int64_t along = ((tile * elements_per_thread) << p.lanes) + (threadIdx.x & ((1u << p.lanes) - 1));
+  int64_t offsets[operands];
+#pragma unroll
+  for (int i = 0; i < operands; i++) offsets[i] = along * p.strides[i][0];
+  advance(offsets, row, 1, p.rank, p.dims, p.strides);
+#pragma unroll 1
+  for (int step = 0; step < elements_per_thread && along < p.dims[0].size; step++) {
+    typename Operation::Real y[Operation::outputs];
+    apply_one<Operation>(y, p.pointers, offsets, static_cast<typename Operation::Real>(p.weight));
+    along += int64_t(1) << p.lanes;
+#pragma unroll
+    for (int i = 0; i < operands; i++) offsets[i] += p.strides[i][0] << p.lanes;
+  }
+}
+
+}  // namespace epigrad
+
+// EPG_KERNEL begins a kernel's definition, and EPG_REGISTER follows it: the emulator finds kernels by it.
+#define EPG_KERNEL extern "C" __global__ void __launch_bounds__(epigrad::block_threads)
+#ifdef __CUDACC__
+#define EPG_REGISTER(name)
+#endif
+
+// EPG_ELEMENTWISE makes both kernels of the operation that the rest of the arguments name.
+#define EPG_ELEMENTWISE(name, ...)                                                                     \
+  EPG_KERNEL name(const __grid_constant__ epigrad::Elementwise<__VA_ARGS__::operands> p) {             \
+    epigrad::elementwise_vector<__VA_ARGS__>(p);                                                       \
+  }                                                                                                    \
+  EPG_KERNEL name##_strided(const __grid_constant__ epigrad::Elementwise<__VA_ARGS__::operands> p) {   \
+    epigrad::elementwise_strided<__VA_ARGS__>(p);                                                      \
+  }                                                                                                    \
+  EPG_REGISTER(name) EPG_REGISTER(name##_strided)

@@ -1,0 +1,187 @@
+// Elementwise kernels that also sum what they compute, before it is rounded, over some of the dimensions.
+//
+// Dimensions are kept or reduced. The reduced indices are cut into chunks; a block sums the terms of one chunk for a few kept indices and writes partial sums
+// to the workspace, and finish_columns adds those in one order and rounds once. No sum depends on when a block runs. A thread adds at most some hundreds of terms
+// one after the other, threads are added in pairs, and chunks are added with the error of each addition carried along.
+#pragma once
+
+#include "loops.cuh"
+
+namespace epigrad {
+
+// Reduction are the parameters of a summing kernel. "Units" are vectors along the dimension that vectors are along, and elements elsewhere. Dimensions are
+// innermost first, strides are in elements, for a step of one unit.
+template <int operands, int outputs>
+struct Reduction {
+  void *pointers[operands];
+  void *partials[outputs];  // [chunks, partial_row], in the type that sums are in; null where no sum is asked for
+  double weight;            // the scalar of apply
+  int64_t kept, reduced;    // indices, in units
+  int64_t run;              // reduced indices in a chunk
+  int64_t partial_row;      // elements
+  Divisor kept_blocks;      // blocks along the kept indices
+  Divisor kept_dims[max_rank], reduced_dims[max_rank];
+  int64_t kept_strides[operands][max_rank], reduced_strides[operands][max_rank];
+  int32_t kept_rank, reduced_rank;
+  int32_t kept_lanes;  // 2^kept_lanes threads of a block have different kept indices
+  int32_t kept_first;  // whether neighbouring threads have neighbouring kept indices, or else reduced ones
+  uint32_t broadcast;  // bit i says that operand i has one value along the dimension that vectors are along
+  uint32_t unused;
+};
+static_assert(sizeof(Reduction<2, 1>) == 3 * 8 + 5 * 8 + 17 * 24 + 4 * 64 + 24, "go/backend/cuda has the same layout");
+
+// Vectors says which dimension vectors are along.
+enum class Vectors { none, along_kept, along_reduced };
+
+// reduce is the kernel.
+template <Vectors vectors, class Operation>
+__device__ __forceinline__ void reduce(const Reduction<Operation::operands, Operation::outputs> &p) {
+  using Real = typename Operation::Real;
+  constexpr int operands = Operation::operands, outputs = Operation::outputs, width = Operation::Output::width;
+  constexpr int kept_width = vectors == Vectors::along_kept ? width : 1;
+  constexpr unsigned all = (1u << outputs) - 1;
+  const int reduced_lanes = block_threads_log2 - p.kept_lanes;
+  const unsigned thread = threadIdx.x;
+  const unsigned kept_lane = p.kept_first ? thread & ((1u << p.kept_lanes) - 1) : thread >> reduced_lanes;
+  const unsigned reduced_lane = p.kept_first ? thread >> p.kept_lanes : thread & ((1u << reduced_lanes) - 1);
+  const int64_t chunk = divide(blockIdx.x, p.kept_blocks);
+  const int64_t kept = ((blockIdx.x - chunk * p.kept_blocks.size) << p.kept_lanes) + kept_lane;
+  const Real weight = static_cast<Real>(p.weight);
+
+  Real sums[outputs][kept_width];
+#pragma unroll
+  for (int i = 0; i < outputs; i++) {
+#pragma unroll
+    for (int e = 0; e < kept_width; e++) sums[i][e] = 0;
+  }
+  if (kept < p.kept) {
+    int64_t row[operands];
+#pragma unroll
+    for (int i = 0; i < operands; i++) row[i] = 0;
+    advance(row, kept, 0, p.kept_rank, p.kept_dims, p.kept_strides);
+    const int64_t end = min(p.reduced, (chunk + 1) * p.run);
+#pragma unroll 1
+    for (int64_t index = chunk * p.run + reduced_lane; index < end; index += int64_t(1) << reduced_lanes) {
+      int64_t offsets[operands];
+      if (p.reduced_rank == 1) {
+#pragma unroll
+        for (int i = 0; i < operands; i++) offsets[i] = row[i] + index * p.reduced_strides[i][0];
+      } else {
+#pragma unroll
+        for (int i = 0; i < operands; i++) offsets[i] = row[i];
+        advance(offsets, index, 0, p.reduced_rank, p.reduced_dims, p.reduced_strides);
+      }
+      if constexpr (vectors == Vectors::none) {
+        Real y[outputs];
+        apply_one<Operation>(y, p.pointers, offsets, weight);
+#pragma unroll
+        for (int i = 0; i < outputs; i++) sums[i][0] += y[i];
+      } else {
+        Inputs<Operation> inputs;
+        inputs.load(p.pointers, offsets, p.broadcast);
+        Real y[outputs][width];
+        apply_vector<Operation, all>(y, inputs, weight);
+        if (outputs > 1 || p.pointers[0] != nullptr) store_vector<Operation, all>(p.pointers, offsets, y);
+#pragma unroll
+        for (int i = 0; i < outputs; i++) {
+          if constexpr (vectors == Vectors::along_kept) {
+#pragma unroll
+            for (int e = 0; e < width; e++) sums[i][e] += y[i][e];
+          } else {
+#pragma unroll
+            for (int half = width / 2; half > 0; half /= 2) {
+#pragma unroll
+              for (int e = 0; e < half; e++) y[i][e] += y[i][e + half];
+            }
+            sums[i][0] += y[i][0];
+          }
+        }
+      }
+    }
+  }
+
+  __shared__ Real shared[block_threads * kept_width];
+#pragma unroll
+  for (int i = 0; i < outputs; i++) {
+    if (p.partials[i] == nullptr) continue;
+    Real *own = shared + ((reduced_lane << p.kept_lanes) + kept_lane) * kept_width;
+    __syncthreads();
+#pragma unroll
+    for (int e = 0; e < kept_width; e++) own[e] = sums[i][e];
+    for (unsigned half = 1u << reduced_lanes >> 1; half > 0; half >>= 1) {
+      __syncthreads();
+      if (reduced_lane < half) {
+#pragma unroll
+        for (int e = 0; e < kept_width; e++) own[e] += own[(half << p.kept_lanes) * kept_width + e];
+      }
+    }
+    if (reduced_lane == 0 && kept < p.kept) {
+      Real *partial = static_cast<Real *>(p.partials[i]) + chunk * p.partial_row + kept * kept_width;
+#pragma unroll
+      for (int e = 0; e < kept_width; e++) partial[e] = own[e];
+    }
+  }
+}
+
+// Finish are the parameters of finish_columns.
+struct Finish {
+  const void *partials;  // [chunks, partial_row]
+  void *out;
+  int64_t kept, chunks, partial_row;
+  int64_t strides[1][max_rank];
+  Divisor dims[max_rank];
+  int32_t rank;
+  int32_t kept_lanes;
+  int32_t accumulate;  // whether to add to what out holds
+  uint32_t unused;
+};
+static_assert(sizeof(Finish) == 5 * 8 + 64 + 8 * 24 + 16, "go/backend/cuda has the same layout");
+
+// finish_columns writes out = the sum of the partial sums, plus out itself where it accumulates, rounded once.
+template <class Storage>
+__device__ __forceinline__ void finish_columns(const Finish &p) {
+  using Real = typename Storage::Real;
+  const int reduced_lanes = block_threads_log2 - p.kept_lanes;
+  const unsigned kept_lane = threadIdx.x & ((1u << p.kept_lanes) - 1), reduced_lane = threadIdx.x >> p.kept_lanes;
+  const int64_t kept = (static_cast<int64_t>(blockIdx.x) << p.kept_lanes) + kept_lane;
+  // The sum, and the errors of its additions (Knuth, The Art of Computer Programming 2, 4.2.2).
+  Real sum = 0, rest = 0;
+  if (kept < p.kept) {
+    const Real *partial = static_cast<const Real *>(p.partials) + kept;
+    for (int64_t chunk = reduced_lane; chunk < p.chunks; chunk += int64_t(1) << reduced_lanes) {
+      Real term = partial[chunk * p.partial_row], next = sum + term;
+      Real part = next - sum;
+      rest += (sum - (next - part)) + (term - part);
+      sum = next;
+    }
+  }
+  // Where a sum became infinite or NaN its rest is inf - inf and means nothing.
+  if (rest - rest == 0) sum += rest;
+  __shared__ Real shared[block_threads];
+  shared[threadIdx.x] = sum;
+  for (unsigned half = 1u << reduced_lanes >> 1; half > 0; half >>= 1) {
+    __syncthreads();
+    if (reduced_lane < half) shared[threadIdx.x] += shared[threadIdx.x + (half << p.kept_lanes)];
+  }
+  if (reduced_lane == 0 && kept < p.kept) {
+    int64_t offsets[1] = {0};
+    advance(offsets, kept, 0, p.rank, p.dims, p.strides);
+    Storage *out = static_cast<Storage *>(p.out) + offsets[0];
+    sum = shared[threadIdx.x];
+    // Not through the read-only path: the same thread writes it.
+    Storage::store(out, p.accumulate ? sum + Storage::load(out) : sum);
+  }
+}
+
+}  // namespace epigrad
+
+// EPG_COLUMNS makes the summing kernels with vectors along the kept dimension and with none, and EPG_ROWS that with vectors along the reduced one, of the operation
+// that the rest of the arguments name. Sums stay in registers: the more of them, the fewer blocks share a processor.
+#define EPG_SUMS(name, along, ...)                                                                                \
+  extern "C" __global__ void __launch_bounds__(epigrad::block_threads, 5 - __VA_ARGS__::outputs)                  \
+      name(const __grid_constant__ epigrad::Reduction<__VA_ARGS__::operands, __VA_ARGS__::outputs> p) {           \
+    epigrad::reduce<epigrad::Vectors::along, __VA_ARGS__>(p);                                                     \
+  }                                                                                                               \
+  EPG_REGISTER(name)
+#define EPG_COLUMNS(name, ...) EPG_SUMS(name, along_kept, __VA_ARGS__) EPG_SUMS(name##_strided, none, __VA_ARGS__)
+#define EPG_ROWS(name, ...) EPG_SUMS(name, along_reduced, __VA_ARGS__)

@@ -7,6 +7,7 @@ import (
 	"embed"
 	"slices"
 	"strings"
+	"sync"
 )
 
 // The pattern takes the sources too, so that it matches something before anything is compiled.
@@ -25,23 +26,20 @@ type Image struct {
 }
 
 // Images returns what this build has compiled, sorted by name; nothing where it was built without.
-func Images() []Image {
+var Images = sync.OnceValue(func() []Image {
+	var images []Image
 	entries, err := files.ReadDir(".")
 	if err != nil {
 		return nil
 	}
-	var images []Image
 	for _, entry := range entries {
 		name, isImage := strings.CutSuffix(entry.Name(), ".fatbin")
 		if !isImage {
 			continue
 		}
-		data, err := files.ReadFile(entry.Name())
-		if err != nil {
-			return nil
-		}
-		list, err := files.ReadFile(name + ".functions")
-		if err != nil {
+		data, dataErr := files.ReadFile(entry.Name())
+		list, listErr := files.ReadFile(name + ".functions")
+		if dataErr != nil || listErr != nil {
 			return nil
 		}
 		functions := strings.Fields(string(list))
@@ -49,4 +47,17 @@ func Images() []Image {
 		images = append(images, Image{Name: name, Data: data, Functions: functions})
 	}
 	return images
+})
+
+// Built reports whether this build has compiled kernels.
+func Built() bool { return len(Images()) > 0 }
+
+// ImageOf returns the image that a kernel is in.
+func ImageOf(function string) (Image, bool) {
+	for _, image := range Images() {
+		if _, found := slices.BinarySearch(image.Functions, function); found {
+			return image, true
+		}
+	}
+	return Image{}, false
 }

@@ -1,0 +1,344 @@
+package cuda
+
+import (
+	"encoding/binary"
+	"math"
+	"math/bits"
+
+	"github.com/epigrad/epigrad/go/backend"
+	"github.com/epigrad/epigrad/go/status"
+	"github.com/epigrad/epigrad/go/tensor"
+)
+
+// What kernels/cuda/loops.cuh says of a launch.
+const (
+	blockThreads      = 256
+	blockThreadsLog2  = 8
+	maxRank           = 8
+	elementsPerThread = 4
+	// maxBlocks is the most blocks of a grid along its first dimension.
+	maxBlocks = math.MaxInt32
+)
+
+// parameters collects a kernel's parameter struct in the order of its fields, which are laid out without gaps.
+type parameters struct {
+	bytes    []byte
+	pointers []pointer
+}
+
+func (p *parameters) uint32(x uint32)   { p.bytes = binary.LittleEndian.AppendUint32(p.bytes, x) }
+func (p *parameters) uint64(x uint64)   { p.bytes = binary.LittleEndian.AppendUint64(p.bytes, x) }
+func (p *parameters) int64(x int64)     { p.uint64(uint64(x)) }
+func (p *parameters) float64(x float64) { p.uint64(math.Float64bits(x)) }
+
+// address is a view's first element; a nil view is a null pointer.
+func (p *parameters) address(v *tensor.View) {
+	if v != nil {
+		p.pointers = append(p.pointers, pointer{len(p.bytes), v})
+	}
+	p.uint64(0)
+}
+
+// divisor is a Divisor of loops.cuh.
+func (p *parameters) divisor(size int64) {
+	var multiplier uint64
+	var shift uint32
+	if size > 1 {
+		log := bits.Len64(uint64(size - 1))
+		multiplier, _ = bits.Div64(1<<(log-1), 0, uint64(size))
+		multiplier++
+		shift = uint32(log - 1)
+	}
+	p.uint64(multiplier)
+	p.int64(size)
+	p.uint32(shift)
+	p.uint32(0)
+}
+
+// divisors are those of a shape, innermost first, filled up to maxRank.
+func (p *parameters) divisors(shape []int64) {
+	for d := range maxRank {
+		size := int64(1)
+		if d < len(shape) {
+			size = shape[len(shape)-1-d]
+		}
+		p.divisor(size)
+	}
+}
+
+// strides are an operand's, innermost first, filled up to maxRank.
+func (p *parameters) strides(strides []int64) {
+	for d := range maxRank {
+		stride := int64(0)
+		if d < len(strides) {
+			stride = strides[len(strides)-1-d]
+		}
+		p.int64(stride)
+	}
+}
+
+// launch makes the launch of a kernel of so many blocks.
+func (p *parameters) launch(function string, blocks int64) (*launch, error) {
+	if blocks > maxBlocks {
+		return nil, status.Errorf(status.Unsupported, "cuda: %s would need %d blocks, and a launch has at most %d", function, blocks, maxBlocks)
+	}
+	return &launch{
+		function: function, grid: [3]uint32{uint32(blocks), 1, 1}, block: [3]uint32{blockThreads, 1, 1},
+		params: p.bytes, pointers: p.pointers, weight: none, accumulate: none,
+	}, nil
+}
+
+// walk is a set of operands over one set of loops: a shape, outermost first, with each operand's strides in elements, and where it starts. Operands that
+// are absent are nil and have strides 0.
+type walk struct {
+	views   []*tensor.View
+	shape   []int64
+	strides [][]int64
+}
+
+// walkOf collapses views, of which some may be nil, in the order that suits the first that is not.
+func walkOf(views []*tensor.View) walk {
+	var there []tensor.View
+	for _, v := range views {
+		if v != nil {
+			there = append(there, *v)
+		}
+	}
+	shape, strides := tensor.Collapse(there)
+	if len(shape) == 0 {
+		shape = []int64{1}
+		for i := range strides {
+			strides[i] = []int64{0}
+		}
+	}
+	w := walk{views, shape, make([][]int64, len(views))}
+	next := 0
+	for i, v := range views {
+		if v == nil {
+			w.strides[i] = make([]int64, len(shape))
+			continue
+		}
+		w.strides[i] = strides[next]
+		next++
+	}
+	return w
+}
+
+// pieces cuts a walk into those that kernels can take, of maxRank dimensions at most: one for each index of the outer dimensions.
+func (w walk) pieces() []walk {
+	if len(w.shape) <= maxRank {
+		return []walk{w}
+	}
+	var all []walk
+	for index := range w.shape[0] {
+		inner := walk{make([]*tensor.View, len(w.views)), w.shape[1:], make([][]int64, len(w.views))}
+		for i, v := range w.views {
+			inner.views[i], inner.strides[i] = moved(v, index*w.strides[i][0]), w.strides[i][1:]
+		}
+		all = append(all, inner.pieces()...)
+	}
+	return all
+}
+
+// moved is a view that starts some elements later.
+func moved(v *tensor.View, by int64) *tensor.View {
+	if v == nil || by == 0 {
+		return v
+	}
+	later := *v
+	later.Offset += by * v.DType.Size()
+	return &later
+}
+
+func elements(shape []int64) int64 {
+	n := int64(1)
+	for _, size := range shape {
+		n *= size
+	}
+	return n
+}
+
+// vectors reports whether operands can be accessed by vectors along the innermost dimension, as far as their strides tell: whether each is contiguous
+// along it, or an input that has one value along it (those are the bits of broadcast), and whether all vectors start at a multiple of their width.
+func (w walk) vectors(outputs int, width int64) (broadcast uint32, ok bool) {
+	inner := len(w.shape) - 1
+	if len(w.shape) > 1 && w.shape[inner]%width != 0 {
+		return 0, false
+	}
+	for i, v := range w.views {
+		switch {
+		case v == nil:
+		case w.strides[i][inner] == 0 && i >= outputs:
+			broadcast |= 1 << i
+		case w.strides[i][inner] != 1 || !multiples(w.strides[i][:inner], width):
+			return 0, false
+		}
+	}
+	return broadcast, true
+}
+
+func multiples(strides []int64, width int64) bool {
+	for _, stride := range strides {
+		if stride%width != 0 {
+			return false
+		}
+	}
+	return true
+}
+
+// scalar is what a kernel gets beside its tensors.
+type scalar struct {
+	value   float64
+	fromRun bool // whether Run.Weight takes the value's place
+}
+
+// elementwise adds the launches of an elementwise kernel; of the views the first are outputs. Nothing is launched where there are no elements.
+func (b *builder) elementwise(function string, outputs int, weight scalar, views ...*tensor.View) error {
+	whole := walkOf(views)
+	if elements(whole.shape) == 0 {
+		return nil
+	}
+	for _, w := range whole.pieces() {
+		s := step{}
+		var err error
+		if s.general, err = w.strided(function, weight); err != nil {
+			return err
+		}
+		if s.vector, err = w.vector(function, outputs, weight); err != nil {
+			return err
+		}
+		b.launch(s)
+	}
+	return nil
+}
+
+// vector makes the vector form of an elementwise launch; nil where strides forbid it.
+func (w walk) vector(function string, outputs int, weight scalar) (*launch, error) {
+	width := vectorBytes / w.views[firstOf(w.views)].DType.Size()
+	inner := len(w.shape) - 1
+	broadcast, ok := w.vectors(outputs, width)
+	if !ok || w.shape[inner] < width {
+		return nil, nil
+	}
+	shape := append([]int64{}, w.shape...)
+	shape[inner] /= width
+	vectors, tail := elements(shape), int64(0)
+	if inner == 0 {
+		tail = w.shape[0] % width
+	}
+	p := w.parameters(weight, vectors, tail, shape)
+	p.divisor(1)
+	p.uint32(uint32(len(shape)))
+	p.uint32(0)
+	p.uint32(broadcast)
+	p.uint32(0)
+	return weight.launch(p, len(w.views), function, vectors/blockThreads+1)
+}
+
+// strided makes the form of an elementwise launch that takes any strides.
+func (w walk) strided(function string, weight scalar) (*launch, error) {
+	inner := w.shape[len(w.shape)-1]
+	rows := elements(w.shape[:len(w.shape)-1])
+	// Up to 32 threads side by side, so that rows that lie across the operands' memory share its cache lines; all of them where rows are few.
+	lanes := max(min(5, log2(inner)), blockThreadsLog2-log2(rows))
+	tiles := ceilDiv(inner, elementsPerThread<<lanes)
+	p := w.parameters(weight, rows, 0, w.shape)
+	p.divisor(tiles)
+	p.uint32(uint32(len(w.shape)))
+	p.uint32(uint32(lanes))
+	p.uint32(0)
+	p.uint32(0)
+	return weight.launch(p, len(w.views), function+"_strided", tiles*ceilDiv(rows, blockThreads>>lanes))
+}
+
+// parameters are the fields that both forms begin with.
+func (w walk) parameters(weight scalar, count, tail int64, shape []int64) *parameters {
+	p := &parameters{}
+	for _, v := range w.views {
+		p.address(v)
+	}
+	p.float64(weight.value)
+	p.int64(count)
+	p.int64(tail)
+	for i := range w.views {
+		p.strides(w.strides[i])
+	}
+	p.divisors(shape)
+	return p
+}
+
+// launch makes a launch whose scalar lies behind so many addresses.
+func (s scalar) launch(p *parameters, addresses int, function string, blocks int64) (*launch, error) {
+	l, err := p.launch(function, blocks)
+	if err == nil && s.fromRun {
+		l.weight = 8 * addresses
+	}
+	return l, err
+}
+
+func firstOf(views []*tensor.View) int {
+	for i, v := range views {
+		if v != nil {
+			return i
+		}
+	}
+	return 0
+}
+
+// log2 is the logarithm of the power of two from n on, for n > 0.
+func log2(n int64) int { return bits.Len64(uint64(n - 1)) }
+
+func ceilDiv(n, d int64) int64 { return (n + d - 1) / d }
+
+// activation adds out = act(in), in one shape and any strides; out may be in. "none" copies bits.
+func (b *builder) activation(kind string, out, in *tensor.View) error {
+	return b.elementwise("activation_"+kind+"_"+out.DType.Short(), 1, scalar{}, out, in)
+}
+
+// convert adds out = in, where in is float32 and out a half type.
+func (b *builder) convert(out, in *tensor.View) error {
+	return b.elementwise("convert_"+out.DType.Short(), 1, scalar{}, out, in)
+}
+
+func (b *builder) gated(p *backend.Gated) error {
+	return b.elementwise("gated_"+p.Activation+"_"+p.DType.Short(), 1, scalar{}, p.Out, p.Value, p.Gate)
+}
+
+func (b *builder) gatedBackward(p *backend.GatedBackward) error {
+	if p.GradBiasValue != nil || p.GradBiasGate != nil {
+		return b.reduce(&reduction{
+			columns: "gated_backward_columns_" + p.Activation + "_" + p.DType.Short(),
+			outputs: []*tensor.View{p.GradValue, p.GradGate}, sums: []*tensor.View{p.GradBiasValue, p.GradBiasGate},
+			inputs: []*tensor.View{p.GradOutput, p.Value, p.Gate},
+		})
+	}
+	return b.elementwise("gated_backward_"+p.Activation+"_"+p.DType.Short(), 2, scalar{}, p.GradValue, p.GradGate, p.GradOutput, p.Value, p.Gate)
+}
+
+// gradPreactivation adds grad_preactivation = grad_output act'(saved) and grad_bias = its sum over all dimensions but the last; saved is the preactivation, or
+// the output. The views [..., n] have one shape and any strides. Without an activation there is no saved; grad_preactivation may be nil, and either of
+// the others; grad_bias, of shape [n], may be nil. grad_bias alone accumulates.
+func (b *builder) gradPreactivation(kind string, fromOutput bool, gradOutput, saved, gradPreactivation, gradBias *tensor.View) error {
+	what, suffix := "grad_preactivation_", kind+"_"+gradOutput.DType.Short()
+	inputs := []*tensor.View{gradOutput, saved}
+	switch {
+	case kind == "none":
+		inputs = inputs[:1]
+	case fromOutput:
+		what += "from_output_"
+	}
+	if gradBias == nil {
+		if kind == "none" {
+			return b.activation("none", gradPreactivation, gradOutput)
+		}
+		return b.elementwise(what+suffix, 1, scalar{}, append([]*tensor.View{gradPreactivation}, inputs...)...)
+	}
+	sums := *gradBias
+	for sums.Rank() < gradOutput.Rank() {
+		sums = sums.Unsqueeze(0)
+	}
+	return b.reduce(&reduction{
+		columns: what + "columns_" + suffix, outputs: []*tensor.View{gradPreactivation}, sums: []*tensor.View{&sums}, inputs: inputs,
+		accumulates: true,
+	})
+}

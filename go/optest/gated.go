@@ -58,11 +58,11 @@ func (c gatedCase) join(value, gate []float64, gateFirst bool) (values []float64
 }
 
 // gradBias is the input's gradient, unrounded, summed over all dimensions but the split one.
-func (c gatedCase) gradBias(kind string, dt dtype.DType, gradOutput, value, gate []float64, gateFirst bool) expectation {
-	gradValue, gradGate := gatedBackward(kind, bounds{}, gradOutput, value, gate)
+func (c gatedCase) gradBias(kind string, limits bounds, gradOutput, value, gate []float64, gateFirst bool) expectation {
+	gradValue, gradGate := gatedBackward(kind, bounds{formula: limits.formula}, gradOutput, value, gate)
 	terms, errs := c.join(gradValue.value, gradGate.value, gateFirst), c.join(gradValue.bound, gradGate.bound, gateFirst)
 	for i, x := range terms {
-		errs[i] += 4 * 0x1p-53 * float64(len(terms)) * math.Abs(x)
+		errs[i] += 4 * limits.elementwise * float64(len(terms)) * math.Abs(x)
 	}
 	to := make([]int64, len(c.shape))
 	for d := range to {
@@ -70,7 +70,7 @@ func (c gatedCase) gradBias(kind string, dt dtype.DType, gradOutput, value, gate
 	}
 	to[c.at()] = c.shape[c.at()]
 	sums := expectation{value: sumTo(terms, c.shape, to)}
-	sums.bound = boundsOf(dt).allStored(sums.value, sumTo(errs, c.shape, to))
+	sums.bound = limits.allStored(sums.value, sumTo(errs, c.shape, to))
 	return sums
 }
 
@@ -89,7 +89,7 @@ func gatedForward(kind string, limits bounds, value, gate []float64) expectation
 	e := expectation{make([]float64, len(value)), make([]float64, len(value))}
 	for i, v := range value {
 		e.value[i] = v * act(gate[i])
-		e.bound[i] = limits.stored(e.value[i], math.Abs(v)*valueError*(1+math.Abs(gate[i])))
+		e.bound[i] = limits.stored(e.value[i], math.Abs(v)*(valueError+limits.formula)*(1+math.Abs(gate[i])))
 	}
 	return e
 }
@@ -101,7 +101,7 @@ func gatedBackward(kind string, limits bounds, gradOutput, value, gate []float64
 	gradGate = expectation{make([]float64, len(value)), make([]float64, len(value))}
 	for i, v := range value {
 		gradGate.value[i] = gradOutput[i] * v * slope(act, gate[i])
-		gradGate.bound[i] = limits.stored(gradGate.value[i], math.Abs(gradOutput[i]*v)*slopeError)
+		gradGate.bound[i] = limits.stored(gradGate.value[i], math.Abs(gradOutput[i]*v)*(slopeError+2*limits.formula))
 	}
 	return gradValue, gradGate
 }
@@ -140,14 +140,14 @@ func (s *opSuite) TestGatedActivation() {
 
 			what := fmt.Sprintf("%s of %v, dim %d, gate first %v", kind, input, c.dim, first)
 			value, gate := c.halves(input.values(), first)
-			want := gatedForward(kind, boundsOf(dt), value, gate)
+			want := gatedForward(kind, s.boundsOf(dt), value, gate)
 			s.within(out.values(), want.value, want.bound, "%s in %v", what, out)
 			gotValue, gotGate := c.halves(gradient.values(), first)
-			wantValue, wantGate := gatedBackward(kind, boundsOf(dt), grad.values(), value, gate)
+			wantValue, wantGate := gatedBackward(kind, s.boundsOf(dt), grad.values(), value, gate)
 			s.within(gotValue, wantValue.value, wantValue.bound, "value's gradient of %s in %v", what, gradient)
 			s.within(gotGate, wantGate.value, wantGate.bound, "gate's gradient of %s in %v", what, gradient)
 
-			sums := c.gradBias(kind, dt, grad.values(), value, gate, first)
+			sums := c.gradBias(kind, s.boundsOf(dt), grad.values(), value, gate, first)
 			s.within(bias.values(), sums.value, sums.bound, "bias gradient of %s in %v", what, bias)
 			alone := newArray(dt, bias.view.Shape, contiguous)
 			backward.outputs, backward.Threads = []*array{nil, alone}, 1+turn%4
@@ -172,9 +172,9 @@ func (s *opSuite) TestGatedProduct() {
 			backward := call{Call: op.Call{Op: "gated_product_backward", Kind: kind}, inputs: []*array{grad, value, gate}, outputs: both}
 			s.run(backward)
 
-			want := gatedForward(kind, boundsOf(dt), value.values(), gate.values())
+			want := gatedForward(kind, s.boundsOf(dt), value.values(), gate.values())
 			s.within(out[0].values(), want.value, want.bound, "%s of %v, %v in %v", kind, value, gate, out[0])
-			wantValue, wantGate := gatedBackward(kind, boundsOf(dt), grad.values(), value.values(), gate.values())
+			wantValue, wantGate := gatedBackward(kind, s.boundsOf(dt), grad.values(), value.values(), gate.values())
 			s.within(both[0].values(), wantValue.value, wantValue.bound, "value's gradient of %s of %v", kind, value)
 			s.within(both[1].values(), wantGate.value, wantGate.bound, "gate's gradient of %s of %v", kind, gate)
 
@@ -198,11 +198,11 @@ func (s *opSuite) TestActivation() {
 				input := newArray(dt, shape, contiguous).fill(s.normal(4))
 				want := newArray(dt, shape, contiguous)
 				s.run(call{Call: op.Call{Op: "activation", Kind: info.Name}, inputs: []*array{input}, outputs: []*array{want}})
-				limits, reference := boundsOf(dt), expectation{}
+				limits, reference := s.boundsOf(dt), expectation{}
 				for _, x := range input.values() {
 					y := values[info.Name](x)
 					reference.value = append(reference.value, y)
-					reference.bound = append(reference.bound, limits.stored(y, valueError*(1+math.Abs(x))))
+					reference.bound = append(reference.bound, limits.stored(y, (valueError+limits.formula)*(1+math.Abs(x))))
 				}
 				s.within(want.values(), reference.value, reference.bound, "%s of %v", info.Name, input)
 				for i, l := range some(outputLayouts, int(dt)) {

@@ -185,11 +185,13 @@ func (p *product) gradBias(g []float64) []float64 {
 	return out
 }
 
-// bounds are how far results may be from the references, as sums of products of n terms in a dtype's accumulator are.
-type bounds struct{ unit, accumulator, tiny float64 }
+// bounds are how far results may be from the references, as sums of products of n terms in a dtype's accumulator are. Formulas and elementwise sums are computed
+// with the rounding elementwise, and a formula has an error besides.
+type bounds struct{ unit, accumulator, tiny, elementwise, formula float64 }
 
+// boundsOf are those of formulas and elementwise sums in float64.
 func boundsOf(dt dtype.DType) bounds {
-	return bounds{unit(dt), unit(dt.Accumulator()), tiny(dt)}
+	return bounds{unit: unit(dt), accumulator: unit(dt.Accumulator()), tiny: tiny(dt), elementwise: unit(dtype.Float64)}
 }
 
 // sum is the error of accumulating terms whose absolute values add up to size. The reference's own is of the same form.

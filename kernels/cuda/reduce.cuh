@@ -1,37 +1,53 @@
 // Elementwise kernels that also sum what they compute, before it is rounded, over some of the dimensions.
 //
 // Dimensions are kept or reduced. The reduced indices are cut into chunks; a block sums the terms of one chunk for a few kept indices and writes partial sums
-// to the workspace, and finish_columns adds those in one order and rounds once. No sum depends on when a block runs. A thread adds at most some hundreds of terms
-// one after the other, threads are added in pairs, and chunks are added with the error of each addition carried along.
+// to the workspace, and finish_columns adds those in one order and rounds once. No sum depends on when a block runs, nor on the form of the kernel: the indices
+// alone say in which order their terms are added. A thread adds at most some hundreds of terms one after the other, threads are added in pairs, and chunks with the
+// error of each addition carried along.
 #pragma once
 
 #include "loops.cuh"
 
 namespace epigrad {
 
-// Reduction are the parameters of a summing kernel. "Units" are vectors along the dimension that vectors are along, and elements elsewhere. Dimensions are
-// innermost first, strides are in elements, for a step of one unit.
+// Reduction are the parameters of a summing kernel. Dimensions are innermost first. Along the dimension that vectors are along, indices and strides are those of
+// vectors, and elsewhere of elements; strides count elements.
 template <int operands, int outputs>
 struct Reduction {
   void *pointers[operands];
   void *partials[outputs];  // [chunks, partial_row], in the type that sums are in; null where no sum is asked for
   double weight;            // the scalar of apply
-  int64_t kept, reduced;    // indices, in units
-  int64_t run;              // reduced indices in a chunk
+  int64_t kept;             // indices
+  int64_t reduced;          // elements
+  int64_t unit;             // neighbouring reduced elements that one thread adds up, by themselves
+  int64_t run;              // units in a chunk
   int64_t partial_row;      // elements
   Divisor kept_blocks;      // blocks along the kept indices
   Divisor kept_dims[max_rank], reduced_dims[max_rank];
   int64_t kept_strides[operands][max_rank], reduced_strides[operands][max_rank];
   int32_t kept_rank, reduced_rank;
-  int32_t kept_lanes;  // 2^kept_lanes threads of a block have different kept indices
-  int32_t kept_first;  // whether neighbouring threads have neighbouring kept indices, or else reduced ones
+  int32_t kept_lanes;  // 2^kept_lanes threads of a block have different kept indices, the others different units
+  int32_t kept_first;  // whether neighbouring threads have neighbouring kept indices, or else units
   uint32_t broadcast;  // bit i says that operand i has one value along the dimension that vectors are along
   uint32_t unused;
 };
-static_assert(sizeof(Reduction<2, 1>) == 3 * 8 + 5 * 8 + 17 * 24 + 4 * 64 + 24, "go/backend/cuda has the same layout");
+static_assert(sizeof(Reduction<2, 1>) == 3 * 8 + 6 * 8 + 17 * 24 + 4 * 64 + 24, "go/backend/cuda has the same layout");
 
-// Vectors says which dimension vectors are along.
+// Vectors says which dimension vectors are along. Along the reduced one a vector is a unit.
 enum class Vectors { none, along_kept, along_reduced };
+
+// locate adds to offsets what a reduced index contributes.
+template <int operands, int outputs>
+__device__ __forceinline__ void locate(int64_t (&offsets)[operands], const int64_t (&row)[operands], int64_t index, const Reduction<operands, outputs> &p) {
+  if (p.reduced_rank == 1) {
+#pragma unroll
+    for (int i = 0; i < operands; i++) offsets[i] = row[i] + index * p.reduced_strides[i][0];
+    return;
+  }
+#pragma unroll
+  for (int i = 0; i < operands; i++) offsets[i] = row[i];
+  advance(offsets, index, 0, p.reduced_rank, p.reduced_dims, p.reduced_strides);
+}
 
 // reduce is the kernel.
 template <Vectors vectors, class Operation>
@@ -40,10 +56,10 @@ __device__ __forceinline__ void reduce(const Reduction<Operation::operands, Oper
   constexpr int operands = Operation::operands, outputs = Operation::outputs, width = Operation::Output::width;
   constexpr int kept_width = vectors == Vectors::along_kept ? width : 1;
   constexpr unsigned all = (1u << outputs) - 1;
-  const int reduced_lanes = block_threads_log2 - p.kept_lanes;
+  const int unit_lanes = block_threads_log2 - p.kept_lanes;
   const unsigned thread = threadIdx.x;
-  const unsigned kept_lane = p.kept_first ? thread & ((1u << p.kept_lanes) - 1) : thread >> reduced_lanes;
-  const unsigned reduced_lane = p.kept_first ? thread >> p.kept_lanes : thread & ((1u << reduced_lanes) - 1);
+  const unsigned kept_lane = p.kept_first ? thread & ((1u << p.kept_lanes) - 1) : thread >> unit_lanes;
+  const unsigned unit_lane = p.kept_first ? thread >> p.kept_lanes : thread & ((1u << unit_lanes) - 1);
   const int64_t chunk = divide(blockIdx.x, p.kept_blocks);
   const int64_t kept = ((blockIdx.x - chunk * p.kept_blocks.size) << p.kept_lanes) + kept_lane;
   const Real weight = static_cast<Real>(p.weight);
@@ -55,28 +71,29 @@ __device__ __forceinline__ void reduce(const Reduction<Operation::operands, Oper
     for (int e = 0; e < kept_width; e++) sums[i][e] = 0;
   }
   if (kept < p.kept) {
-    int64_t row[operands];
+    int64_t row[operands], offsets[operands];
 #pragma unroll
     for (int i = 0; i < operands; i++) row[i] = 0;
     advance(row, kept, 0, p.kept_rank, p.kept_dims, p.kept_strides);
-    const int64_t end = min(p.reduced, (chunk + 1) * p.run);
+    const int64_t end = (chunk + 1) * p.run;
 #pragma unroll 1
-    for (int64_t index = chunk * p.run + reduced_lane; index < end; index += int64_t(1) << reduced_lanes) {
-      int64_t offsets[operands];
-      if (p.reduced_rank == 1) {
-#pragma unroll
-        for (int i = 0; i < operands; i++) offsets[i] = row[i] + index * p.reduced_strides[i][0];
-      } else {
-#pragma unroll
-        for (int i = 0; i < operands; i++) offsets[i] = row[i];
-        advance(offsets, index, 0, p.reduced_rank, p.reduced_dims, p.reduced_strides);
-      }
+    for (int64_t index = chunk * p.run + unit_lane; index < end && index * p.unit < p.reduced; index += int64_t(1) << unit_lanes) {
       if constexpr (vectors == Vectors::none) {
-        Real y[outputs];
-        apply_one<Operation>(y, p.pointers, offsets, weight);
+        Real unit[outputs];
 #pragma unroll
-        for (int i = 0; i < outputs; i++) sums[i][0] += y[i];
+        for (int i = 0; i < outputs; i++) unit[i] = 0;
+#pragma unroll 1
+        for (int64_t element = index * p.unit; element < min(p.reduced, (index + 1) * p.unit); element++) {
+          Real y[outputs];
+          locate(offsets, row, element, p);
+          apply_one<Operation>(y, p.pointers, offsets, weight);
+#pragma unroll
+          for (int i = 0; i < outputs; i++) unit[i] += y[i];
+        }
+#pragma unroll
+        for (int i = 0; i < outputs; i++) sums[i][0] += unit[i];
       } else {
+        locate(offsets, row, index, p);
         Inputs<Operation> inputs;
         inputs.load(p.pointers, offsets, p.broadcast);
         Real y[outputs][width];
@@ -88,12 +105,10 @@ __device__ __forceinline__ void reduce(const Reduction<Operation::operands, Oper
 #pragma unroll
             for (int e = 0; e < width; e++) sums[i][e] += y[i][e];
           } else {
+            Real unit = 0;
 #pragma unroll
-            for (int half = width / 2; half > 0; half /= 2) {
-#pragma unroll
-              for (int e = 0; e < half; e++) y[i][e] += y[i][e + half];
-            }
-            sums[i][0] += y[i][0];
+            for (int e = 0; e < width; e++) unit += y[i][e];
+            sums[i][0] += unit;
           }
         }
       }
@@ -104,18 +119,18 @@ __device__ __forceinline__ void reduce(const Reduction<Operation::operands, Oper
 #pragma unroll
   for (int i = 0; i < outputs; i++) {
     if (p.partials[i] == nullptr) continue;
-    Real *own = shared + ((reduced_lane << p.kept_lanes) + kept_lane) * kept_width;
+    Real *own = shared + ((unit_lane << p.kept_lanes) + kept_lane) * kept_width;
     __syncthreads();
 #pragma unroll
     for (int e = 0; e < kept_width; e++) own[e] = sums[i][e];
-    for (unsigned half = 1u << reduced_lanes >> 1; half > 0; half >>= 1) {
+    for (unsigned half = 1u << unit_lanes >> 1; half > 0; half >>= 1) {
       __syncthreads();
-      if (reduced_lane < half) {
+      if (unit_lane < half) {
 #pragma unroll
         for (int e = 0; e < kept_width; e++) own[e] += own[(half << p.kept_lanes) * kept_width + e];
       }
     }
-    if (reduced_lane == 0 && kept < p.kept) {
+    if (unit_lane == 0 && kept < p.kept) {
       Real *partial = static_cast<Real *>(p.partials[i]) + chunk * p.partial_row + kept * kept_width;
 #pragma unroll
       for (int e = 0; e < kept_width; e++) partial[e] = own[e];

@@ -160,7 +160,7 @@ func elements(shape []int64) int64 {
 
 // vectors reports whether operands can be accessed by vectors along the innermost dimension, as far as their strides tell: whether each is contiguous
 // along it, or an input that has one value along it (those are the bits of broadcast), and whether all vectors start at a multiple of their width.
-func (w walk) vectors(outputs int, width int64) (broadcast uint32, ok bool) {
+func (w walk) vectors(isInput func(i int) bool, width int64) (broadcast uint32, ok bool) {
 	inner := len(w.shape) - 1
 	if len(w.shape) > 1 && w.shape[inner]%width != 0 {
 		return 0, false
@@ -168,7 +168,7 @@ func (w walk) vectors(outputs int, width int64) (broadcast uint32, ok bool) {
 	for i, v := range w.views {
 		switch {
 		case v == nil:
-		case w.strides[i][inner] == 0 && i >= outputs:
+		case w.strides[i][inner] == 0 && isInput(i):
 			broadcast |= 1 << i
 		case w.strides[i][inner] != 1 || !multiples(w.strides[i][:inner], width):
 			return 0, false
@@ -216,7 +216,7 @@ func (b *builder) elementwise(function string, outputs int, weight scalar, views
 func (w walk) vector(function string, outputs int, weight scalar) (*launch, error) {
 	width := vectorBytes / w.views[firstOf(w.views)].DType.Size()
 	inner := len(w.shape) - 1
-	broadcast, ok := w.vectors(outputs, width)
+	broadcast, ok := w.vectors(func(i int) bool { return i >= outputs }, width)
 	if !ok || w.shape[inner] < width {
 		return nil, nil
 	}

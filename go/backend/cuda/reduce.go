@@ -26,35 +26,36 @@ const (
 	manyChunks = 256
 )
 
-// form is how a summing kernel is laid out over its operands: what a unit is, and which threads of a block have which indices.
-type form struct {
-	function      string
-	kept, reduced walk
-	broadcast     uint32
-	keptFirst     bool
-	keptLanes     int
-	perUnit       int64 // elements of a reduced index
+// order is how the terms of a sum are added up. It follows from the shape, from how the first input lies in memory and from the number of processors alone, so that
+// the sums do not depend on which outputs are asked for, on where these lie, or on the form of the kernel.
+type order struct {
+	keptFirst bool  // whether neighbouring threads have neighbouring kept indices, or else reduced ones
+	keptLanes int   // the logarithm of how many threads of a block have different kept indices
+	unit      int64 // neighbouring reduced elements that one thread adds up by themselves
+	run       int64 // units in a chunk
+	chunks    int64
 }
 
 // reduce adds the launches of a summing kernel, and of those that finish its sums.
 func (b *builder) reduce(r *reduction) error {
-	operands := slices.Concat(r.outputs, r.inputs)
 	sum := r.sums[firstOf(r.sums)]
+	// The first input comes first: the others do not change in which order it is walked.
+	operands := slices.Concat(r.inputs, r.outputs)
 	kept := walkOf(append(restricted(operands, sum.Shape, true), r.sums...))
 	if elements(kept.shape) == 0 {
 		return nil
 	}
 	reduced := walkOf(restricted(operands, sum.Shape, false))
+	o := b.order(r, walkOf(restricted(r.inputs[:1], sum.Shape, true)), walkOf(restricted(r.inputs[:1], sum.Shape, false)))
 	keptPieces, reducedPieces := kept.pieces(), reduced.pieces()
-	chunks := int64(0)
-	if elements(reduced.shape) > 0 {
-		chunks = b.chunks(b.preferred(r, keptPieces[0], reducedPieces[0]))
+	if len(reducedPieces) > 1 {
+		o = b.orderOfPieces(o, reducedPieces[0])
 	}
-	row := elements(kept.shape)
+	row, chunks := elements(kept.shape), o.chunks*int64(len(reducedPieces))
 	partials := make([]*tensor.View, len(r.sums))
 	for i, s := range r.sums {
 		if s != nil {
-			partials[i] = b.region(b.dt.Accumulator(), chunks*int64(len(reducedPieces)), row)
+			partials[i] = b.region(b.dt.Accumulator(), chunks, row)
 		}
 	}
 	for k, outer := range keptPieces {
@@ -65,9 +66,9 @@ func (b *builder) reduce(r *reduction) error {
 			}
 			here := make([]*tensor.View, len(partials))
 			for i, p := range partials {
-				here[i] = moved(p, int64(c)*chunks*row+first)
+				here[i] = moved(p, int64(c)*o.chunks*row+first)
 			}
-			if err := b.sum(r, outer, inner, here, chunks, row); err != nil {
+			if err := b.sum(r, o, outer.operands(len(operands)), inner, here, row); err != nil {
 				return err
 			}
 		}
@@ -75,8 +76,7 @@ func (b *builder) reduce(r *reduction) error {
 			if s == nil {
 				continue
 			}
-			finished := outer.only(len(operands) + i)
-			if err := b.finish(r, finished, moved(partials[i], first), chunks*int64(len(reducedPieces)), row); err != nil {
+			if err := b.finish(r, outer.only(len(operands)+i), moved(partials[i], first), chunks, row); err != nil {
 				return err
 			}
 		}
@@ -109,41 +109,66 @@ func (w walk) only(i int) walk { return walk{w.views[i : i+1], w.shape, w.stride
 // operands is the walk of the first operands.
 func (w walk) operands(n int) walk { return walk{w.views[:n], w.shape, w.strides[:n]} }
 
-// preferred is the form with vectors, where strides allow one, or else that without.
-func (b *builder) preferred(r *reduction, kept, reduced walk) *form {
-	if f := b.withVectors(r, kept, reduced); f != nil {
-		return f
+// order chooses an order from the first input's walks over the kept and over the reduced dimensions.
+func (b *builder) order(r *reduction, kept, reduced walk) order {
+	width := vectorBytes / b.dt.Size()
+	keptCount, terms := elements(kept.shape), elements(reduced.shape)
+	if terms == 0 {
+		return order{}
 	}
-	return withoutVectors(r, kept, reduced)
+	k, c := kept.strides[0][len(kept.shape)-1], reduced.strides[0][len(reduced.shape)-1]
+	k, c = max(k, -k), max(c, -c)
+	o := order{unit: 1}
+	o.keptFirst = keptCount > 1 && (terms == 1 || c == 0 || k != 0 && k <= c)
+	blocks, units := ceilDiv(keptCount, width), terms
+	if o.keptFirst {
+		o.keptLanes = max(min(5, log2(blocks)), blockThreadsLog2-log2(terms))
+	} else {
+		if r.rows != "" && c <= 1 {
+			o.unit = width
+		}
+		blocks, units = keptCount, ceilDiv(terms, o.unit)
+		o.keptLanes = blockThreadsLog2 - min(blockThreadsLog2, log2(units))
+	}
+	blocks = ceilDiv(blocks, 1<<o.keptLanes)
+	// As many chunks as give each processor its blocks, as long as threads have more than one unit, and at least as many as keep a thread's sum short; then
+	// whole turns of the block's threads in each chunk.
+	lanes := int64(1) << (blockThreadsLog2 - o.keptLanes)
+	wanted := min(ceilDiv(blocksPerProcessor*int64(b.device.processors), blocks), units/(2*lanes))
+	o.chunks = max(1, wanted, ceilDiv(units*o.unit, mostTerms*lanes))
+	o.run = ceilDiv(ceilDiv(units, o.chunks), lanes) * lanes
+	o.chunks = ceilDiv(units, o.run)
+	return o
 }
 
-// withVectors is a form with vectors along the innermost kept or reduced dimension; nil where strides forbid both.
-func (b *builder) withVectors(r *reduction, kept, reduced walk) *form {
-	operands := len(r.outputs) + len(r.inputs)
-	kept = kept.operands(operands)
+// orderOfPieces is the order within each piece of the reduced dimensions, where these are too many for one launch.
+func (b *builder) orderOfPieces(o order, piece walk) order {
+	o.chunks = ceilDiv(ceilDiv(elements(piece.shape), o.unit), o.run)
+	return o
+}
+
+// vectorForm makes the launch with vectors; nil where strides forbid it.
+func (b *builder) vectorForm(r *reduction, o order, kept, reduced walk, partials []*tensor.View, row int64) (*launch, error) {
 	width := vectorBytes / b.dt.Size()
-	if broadcast, ok := aligned(kept, reduced, len(r.outputs), width); ok {
-		f := &form{function: r.columns, kept: kept.inUnits(width), reduced: reduced, broadcast: broadcast, keptFirst: true, perUnit: 1}
-		f.place()
-		return f
+	switch {
+	case o.keptFirst:
+		if broadcast, ok := aligned(kept, reduced, len(r.inputs), width); ok {
+			return o.launch(r, r.columns, kept.inUnits(width), reduced, elements(reduced.shape), broadcast, partials, row)
+		}
+	case o.unit == width:
+		if broadcast, ok := aligned(reduced, kept, len(r.inputs), width); ok {
+			return o.launch(r, r.rows, kept, reduced.inUnits(width), elements(reduced.shape), broadcast, partials, row)
+		}
 	}
-	if r.rows == "" {
-		return nil
-	}
-	if broadcast, ok := aligned(reduced, kept, len(r.outputs), width); ok {
-		f := &form{function: r.rows, kept: kept, reduced: reduced.inUnits(width), broadcast: broadcast, perUnit: width}
-		f.place()
-		return f
-	}
-	return nil
+	return nil, nil
 }
 
 // aligned reports whether vectors along the innermost dimension of one of two walks of the same operands start at multiples of their width.
-func aligned(along, across walk, outputs int, width int64) (broadcast uint32, ok bool) {
+func aligned(along, across walk, inputs int, width int64) (broadcast uint32, ok bool) {
 	if along.shape[len(along.shape)-1]%width != 0 {
 		return 0, false
 	}
-	broadcast, ok = along.vectors(outputs, width)
+	broadcast, ok = along.vectors(func(i int) bool { return i < inputs }, width)
 	if !ok {
 		return 0, false
 	}
@@ -170,101 +195,72 @@ func (w walk) inUnits(width int64) walk {
 	return units
 }
 
-// withoutVectors is the form that takes any strides. Neighbouring threads go along the dimension in which the first operand that tells lies closer.
-func withoutVectors(r *reduction, kept, reduced walk) *form {
-	f := &form{function: r.columns + "_strided", kept: kept.operands(len(r.outputs) + len(r.inputs)), reduced: reduced, keptFirst: true, perUnit: 1}
-	for i := len(r.outputs); i < len(f.kept.views); i++ {
-		k, c := f.kept.strides[i][len(kept.shape)-1], reduced.strides[i][len(reduced.shape)-1]
-		k, c = max(k, -k), max(c, -c)
-		if k != c {
-			f.keptFirst = c == 0 || k != 0 && k < c
-			break
-		}
-	}
-	f.place()
-	return f
-}
-
-// place chooses which threads of a block have which indices.
-func (f *form) place() {
-	kept, reduced := log2(elements(f.kept.shape)), log2(elements(f.reduced.shape))
-	if f.keptFirst {
-		f.keptLanes = max(min(5, kept), blockThreadsLog2-reduced)
-	} else {
-		f.keptLanes = blockThreadsLog2 - min(blockThreadsLog2, reduced)
-	}
-}
-
-// blocks is how many blocks the kept indices take.
-func (f *form) blocks() int64 { return ceilDiv(elements(f.kept.shape), 1<<f.keptLanes) }
-
-// chunks is how many pieces the reduced indices are cut into: as many as give each processor its blocks, as long as threads have more than one term, and
-// at least as many as keep a thread's sums short. It depends on the geometry and the device alone.
-func (b *builder) chunks(f *form) int64 {
-	units := elements(f.reduced.shape)
-	lanes := int64(1) << (blockThreadsLog2 - f.keptLanes)
-	wanted := ceilDiv(blocksPerProcessor*int64(b.device.processors), f.blocks())
-	chunks := max(1, min(wanted, units/(2*lanes)), ceilDiv(units*f.perUnit, mostTerms*lanes))
-	// Whole turns of the block's threads in each chunk.
-	return ceilDiv(units, ceilDiv(ceilDiv(units, chunks), lanes)*lanes)
-}
-
-// sum adds the launch that writes the partial sums of so many chunks.
-func (b *builder) sum(r *reduction, kept, reduced walk, partials []*tensor.View, chunks, row int64) error {
+// sum adds the launch that writes the partial sums.
+func (b *builder) sum(r *reduction, o order, kept, reduced walk, partials []*tensor.View, row int64) error {
 	var s step
 	var err error
-	if f := b.withVectors(r, kept, reduced); f != nil {
-		if s.vector, err = f.launch(r, partials, chunks, row); err != nil {
-			return err
-		}
+	if s.vector, err = b.vectorForm(r, o, kept, reduced, partials, row); err != nil {
+		return err
 	}
-	if s.general, err = withoutVectors(r, kept, reduced).launch(r, partials, chunks, row); err != nil {
+	if s.general, err = o.launch(r, r.columns+"_strided", kept, reduced, elements(reduced.shape), 0, partials, row); err != nil {
 		return err
 	}
 	b.launch(s)
 	return nil
 }
 
-// launch makes a launch with the parameters of reduce.cuh's Reduction.
-func (f *form) launch(r *reduction, partials []*tensor.View, chunks, row int64) (*launch, error) {
+// launch makes a launch with the parameters of reduce.cuh's Reduction, whose operands are the outputs and then the inputs. The broadcast bits are in the order of
+// the walks: inputs, outputs.
+func (o order) launch(
+	r *reduction, function string, kept, reduced walk, terms int64, broadcast uint32, partials []*tensor.View, row int64,
+) (*launch, error) {
 	p := &parameters{}
-	// The two walks start at the same places, but for what their pieces skip.
-	for i, v := range f.kept.views {
-		if v != nil {
-			p.address(moved(v, skipped(f.reduced.views[i], slices.Concat(r.outputs, r.inputs)[i])))
-		} else {
-			p.address(nil)
-		}
+	var operands []int
+	for i := range kept.views {
+		operands = append(operands, (len(r.inputs)+i)%len(kept.views))
+	}
+	repeated := uint32(0)
+	for i, at := range operands {
+		// Both walks start where the operand does, but for what their pieces skip.
+		p.address(skipped(kept.views[at], reduced.views[at], slices.Concat(r.inputs, r.outputs)[at]))
+		repeated |= broadcast >> at & 1 << i
 	}
 	for _, partial := range partials {
 		p.address(partial)
 	}
-	units := elements(f.reduced.shape)
+	keptCount := elements(kept.shape)
+	blocks := ceilDiv(keptCount, 1<<o.keptLanes)
 	p.float64(r.weight.value)
-	p.int64(elements(f.kept.shape))
-	p.int64(units)
-	p.int64(ceilDiv(units, chunks))
+	p.int64(keptCount)
+	p.int64(terms)
+	p.int64(o.unit)
+	p.int64(o.run)
 	p.int64(row)
-	p.divisor(f.blocks())
-	p.divisors(f.kept.shape)
-	p.divisors(f.reduced.shape)
-	for i := range f.kept.views {
-		p.strides(f.kept.strides[i])
+	p.divisor(blocks)
+	p.divisors(kept.shape)
+	p.divisors(reduced.shape)
+	for _, at := range operands {
+		p.strides(kept.strides[at])
 	}
-	for i := range f.reduced.views {
-		p.strides(f.reduced.strides[i])
+	for _, at := range operands {
+		p.strides(reduced.strides[at])
 	}
-	p.uint32(uint32(len(f.kept.shape)))
-	p.uint32(uint32(len(f.reduced.shape)))
-	p.uint32(uint32(f.keptLanes))
-	p.uint32(truth(f.keptFirst))
-	p.uint32(f.broadcast)
+	p.uint32(uint32(len(kept.shape)))
+	p.uint32(uint32(len(reduced.shape)))
+	p.uint32(uint32(o.keptLanes))
+	p.uint32(truth(o.keptFirst))
+	p.uint32(repeated)
 	p.uint32(0)
-	return r.weight.launch(p, len(f.kept.views)+len(partials), f.function, f.blocks()*chunks)
+	return r.weight.launch(p, len(operands)+len(partials), function, blocks*o.chunks)
 }
 
-// skipped is how many elements later than a view a part of it starts.
-func skipped(part, whole *tensor.View) int64 { return (part.Offset - whole.Offset) / whole.DType.Size() }
+// skipped is a view that starts as much later than the whole as two parts of it do together.
+func skipped(one, other, whole *tensor.View) *tensor.View {
+	if whole == nil {
+		return nil
+	}
+	return moved(one, (other.Offset-whole.Offset)/whole.DType.Size())
+}
 
 // finish adds the launch that adds up a sum's partial sums, with the parameters of reduce.cuh's Finish.
 func (b *builder) finish(r *reduction, sum walk, partials *tensor.View, chunks, row int64) error {

@@ -1,5 +1,5 @@
-// Runs the CUDA kernels on a CPU, for tests on machines without a GPU: a slow GPU of one thread, which reads a job from its input and writes the memory
-// to its output.
+// Runs the CUDA kernels on a CPU, for tests on machines without a GPU: a slow GPU of one thread, which reads jobs from its input, and writes the memory
+// of each to its output.
 //
 // A job, little-endian: u64 bytes of memory, the memory, u64 launches, and for each
 //
@@ -93,16 +93,10 @@ const epigrad::Registration *find(const std::string &name) {
 // Only those that sum across threads synchronize.
 bool synchronizes(const std::string &name) { return name.find("columns") != std::string::npos || name.find("rows") != std::string::npos; }
 
-}  // namespace
-
-void __syncthreads() {
-  unsigned self = current;
-  fibers[self].state = Fiber::waiting;
-  swapcontext(&fibers[self].context, &scheduler);
-}
-
-int main() {
-  uint64_t bytes = read<uint64_t>();
+// run_job reports whether there was one.
+bool run_job() {
+  uint64_t bytes = 0;
+  if (fread(&bytes, sizeof bytes, 1, stdin) != 1) return false;
   char *memory = static_cast<char *>(aligned_alloc(256, (bytes + 255) / 256 * 256));
   read(memory, bytes);
   for (uint64_t launches = read<uint64_t>(); launches > 0; launches--) {
@@ -128,5 +122,20 @@ int main() {
       }
     }
   }
-  if (fwrite(memory, 1, bytes, stdout) != bytes) fail("the memory could not be written");
+  if (fwrite(memory, 1, bytes, stdout) != bytes || fflush(stdout) != 0) fail("the memory could not be written");
+  free(memory);
+  return true;
+}
+
+}  // namespace
+
+void __syncthreads() {
+  unsigned self = current;
+  fibers[self].state = Fiber::waiting;
+  swapcontext(&fibers[self].context, &scheduler);
+}
+
+int main() {
+  while (run_job()) {
+  }
 }

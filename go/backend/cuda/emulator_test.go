@@ -1,0 +1,264 @@
+package cuda
+
+import (
+	"bytes"
+	"encoding/binary"
+	"fmt"
+	"io"
+	"io/fs"
+	"math"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"unsafe"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/epigrad/epigrad/go/backend"
+	"github.com/epigrad/epigrad/go/backend/cpu"
+	"github.com/epigrad/epigrad/go/optest"
+	"github.com/epigrad/epigrad/go/tensor"
+)
+
+// The kernels' own sources, compiled for the CPU (kernels/cuda/emulator), run what the planner plans.
+func TestEmulatedKernels(t *testing.T) { optest.Run(t, newEmulated(t)) }
+
+// emulator is a running emulator process.
+type emulator struct {
+	sync.Mutex
+	input  io.Writer
+	output io.Reader
+	errors *bytes.Buffer
+}
+
+var startEmulator = sync.OnceValues(func() (*emulator, error) {
+	binary, err := buildEmulator()
+	if err != nil {
+		return nil, err
+	}
+	e := &emulator{errors: &bytes.Buffer{}}
+	command := exec.Command(binary)
+	command.Stderr = e.errors
+	if e.input, err = command.StdinPipe(); err != nil {
+		return nil, err
+	}
+	if e.output, err = command.StdoutPipe(); err != nil {
+		return nil, err
+	}
+	return e, command.Start()
+})
+
+// buildEmulator compiles the emulator where a source is newer than it; tests/cuda_emulator.py does the same.
+func buildEmulator() (string, error) {
+	sources, err := filepath.Abs(filepath.Join("..", "..", "..", "kernels", "cuda"))
+	if err != nil {
+		return "", err
+	}
+	binary := filepath.Join(sources, "..", "..", "build", "cuda-emulator")
+	if built, err := os.Stat(binary); err == nil {
+		stale := false
+		err := filepath.WalkDir(sources, func(path string, entry fs.DirEntry, err error) error {
+			if err != nil || entry.IsDir() || !strings.Contains(".cu .cuh .h .cpp", filepath.Ext(path)) {
+				return err
+			}
+			info, err := entry.Info()
+			stale = stale || err == nil && info.ModTime().After(built.ModTime())
+			return err
+		})
+		if err != nil || !stale {
+			return binary, err
+		}
+	}
+	compiler := os.Getenv("CXX")
+	if compiler == "" {
+		compiler = "g++"
+	}
+	if err := os.MkdirAll(filepath.Dir(binary), 0o755); err != nil {
+		return "", err
+	}
+	target := fmt.Sprintf("%s.%d", binary, os.Getpid())
+	command := append(strings.Fields(compiler), "-std=c++17", "-O1", "-ffp-contract=off", "-Wno-unknown-pragmas", "-o", target,
+		filepath.Join(sources, "emulator", "emulator.cpp"))
+	if output, err := exec.Command(command[0], command[1:]...).CombinedOutput(); err != nil {
+		return "", fmt.Errorf("%w: %s", err, output)
+	}
+	return binary, os.Rename(target, binary)
+}
+
+// run does launches on a copy of memory and returns it. place gives a view's address in it.
+func (e *emulator) run(memory []byte, launches []*launch, r *backend.Run, place func(*tensor.View) int64) ([]byte, error) {
+	little := binary.LittleEndian
+	job := little.AppendUint64(nil, uint64(len(memory)))
+	job = append(job, memory...)
+	job = little.AppendUint64(job, uint64(len(launches)))
+	for _, l := range launches {
+		job = little.AppendUint32(job, uint32(len(l.function)))
+		job = append(job, l.function...)
+		job = little.AppendUint32(little.AppendUint32(job, l.grid[0]), l.block[0])
+		params := bytes.Clone(l.params)
+		if l.weight != none {
+			little.PutUint64(params[l.weight:], math.Float64bits(r.Weight))
+		}
+		if l.accumulate != none && r.Accumulate {
+			little.PutUint32(params[l.accumulate:], 1)
+		}
+		job = little.AppendUint32(job, uint32(len(params)))
+		job = append(job, params...)
+		job = little.AppendUint32(job, uint32(len(l.pointers)))
+		for _, p := range l.pointers {
+			job = little.AppendUint32(job, uint32(p.at))
+			job = little.AppendUint64(job, uint64(place(p.view)))
+		}
+	}
+	e.Lock()
+	defer e.Unlock()
+	if _, err := e.input.Write(job); err != nil {
+		return nil, fmt.Errorf("%w: %s", err, e.errors)
+	}
+	after := make([]byte, len(memory))
+	if _, err := io.ReadFull(e.output, after); err != nil {
+		return nil, fmt.Errorf("%w: %s", err, e.errors)
+	}
+	return after, nil
+}
+
+// emulated is a backend for host memory that plans as the CUDA backend does and runs the kernels in the emulator, those of products aside, which the
+// CPU backend has.
+type emulated struct {
+	*cpu.Backend
+	t        *testing.T
+	emulator *emulator
+	device   *device
+}
+
+func newEmulated(t *testing.T) *emulated {
+	t.Helper()
+	if _, err := exec.LookPath("g++"); err != nil && os.Getenv("CXX") == "" {
+		t.Skip("the emulator of the CUDA kernels needs a C++ compiler: apt-get install g++ (or name yours in CXX)")
+	}
+	e, err := startEmulator()
+	require.NoError(t, err)
+	return &emulated{cpu.New(), t, e, &device{processors: 3}}
+}
+
+func (*emulated) WorkspaceAlignment() int64 { return workspaceAlignment }
+
+// ComputesInAccumulator implements optest.Narrow.
+func (*emulated) ComputesInAccumulator() bool { return true }
+
+func (e *emulated) Select(p backend.Problem) (backend.Kernel, error) {
+	_, _, dt := p.Describe()
+	b := &builder{device: e.device, dt: dt}
+	var err error
+	switch p := p.(type) {
+	case *backend.Activation:
+		err = b.activation(p.Kind, p.Out, p.Input)
+	case *backend.Gated:
+		err = b.gated(p)
+	case *backend.GatedBackward:
+		err = b.gatedBackward(p)
+	case *backend.Lerp:
+		err = b.lerp(p)
+	case *backend.LerpBackward:
+		err = b.lerpBackward(p)
+	default:
+		return e.Backend.Select(p)
+	}
+	if err != nil {
+		return nil, err
+	}
+	facts, err := e.Backend.Select(p)
+	return &emulatedKernel{facts, e, p.Views(), b}, err
+}
+
+// emulatedKernel is a program that runs in the emulator.
+type emulatedKernel struct {
+	backend.Kernel // what it says of itself
+	emulated       *emulated
+	views          []*tensor.View
+	*builder
+}
+
+func (k *emulatedKernel) WorkspaceBytes() int64 { return k.scratch }
+
+// Run runs the program twice, with vectors where there can be some and without any, and has both write the same bits.
+func (k *emulatedKernel) Run(r *backend.Run) error {
+	withVectors, err := k.run(r, true)
+	if err != nil {
+		return err
+	}
+	without, err := k.run(r, false)
+	if err != nil {
+		return err
+	}
+	for operand, region := range withVectors.regions {
+		require.True(k.emulated.t, bytes.Equal(without.of(without.regions[operand]), withVectors.of(region)),
+			"the forms of %s differ in operand %d", k.program[0].symbol(), operand)
+	}
+	for operand, region := range withVectors.regions {
+		copy(unsafe.Slice((*byte)(unsafe.Add(r.Bases[operand], region.low)), region.bytes), withVectors.of(region))
+	}
+	return nil
+}
+
+// image is the emulator's memory: a region for each operand.
+type image struct {
+	memory  []byte
+	regions map[int]region
+}
+
+// region is where a part of an operand's buffer is in the emulator's memory.
+type region struct{ at, low, bytes int64 }
+
+func (i *image) of(r region) []byte { return i.memory[r.at : r.at+r.bytes] }
+
+func (k *emulatedKernel) run(r *backend.Run, vectors bool) (*image, error) {
+	i := &image{regions: map[int]region{}}
+	ends := map[int]int64{}
+	for _, v := range k.views {
+		low, high, _ := v.Extent()
+		if low == high {
+			continue
+		}
+		low, high = low+v.Offset, high+v.Offset
+		if known, ok := i.regions[v.Operand]; ok {
+			low, high = min(low, known.low), max(high, ends[v.Operand])
+		}
+		i.regions[v.Operand], ends[v.Operand] = region{low: low, bytes: high - low}, high
+	}
+	for operand, region := range i.regions {
+		region.at = int64(len(i.memory))
+		i.regions[operand] = region
+		i.memory = append(i.memory, unsafe.Slice((*byte)(unsafe.Add(r.Bases[operand], region.low)), region.bytes)...)
+		i.memory = append(i.memory, bytes.Repeat([]byte{0xff}, 512-len(i.memory)%256)...)
+	}
+	workspace := int64(len(i.memory))
+	i.memory = append(i.memory, bytes.Repeat([]byte{0xff}, int(k.scratch))...)
+	place := func(v *tensor.View) int64 {
+		if v.Operand == backend.WorkspaceOperand {
+			return workspace + v.Offset
+		}
+		region := i.regions[v.Operand]
+		return region.at - region.low + v.Offset
+	}
+	var launches []*launch
+	for _, operation := range k.program {
+		s := operation.(step)
+		chosen := s.general
+		if vectors && s.vector != nil {
+			chosen = s.vector
+			for _, p := range chosen.pointers {
+				if place(p.view)%vectorBytes != 0 {
+					chosen = s.general
+				}
+			}
+		}
+		launches = append(launches, chosen)
+	}
+	var err error
+	i.memory, err = k.emulated.emulator.run(i.memory, launches, r, place)
+	return i, err
+}

@@ -196,7 +196,7 @@ func (k *emulatedKernel) Run(r *backend.Run) error {
 	}
 	for operand, region := range withVectors.regions {
 		require.True(k.emulated.t, bytes.Equal(without.of(without.regions[operand]), withVectors.of(region)),
-			"the forms of %s differ in operand %d", k.program[0].symbol(), operand)
+			"operand %d differs with the form of %v", operand, k.program)
 	}
 	for operand, region := range withVectors.regions {
 		copy(unsafe.Slice((*byte)(unsafe.Add(r.Bases[operand], region.low)), region.bytes), withVectors.of(region))

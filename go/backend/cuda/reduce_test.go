@@ -1,0 +1,415 @@
+package cuda
+
+import (
+	"fmt"
+	"math"
+	"math/big"
+	"math/rand/v2"
+	"slices"
+	"testing"
+	"unsafe"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/epigrad/epigrad/go/activation"
+	"github.com/epigrad/epigrad/go/backend"
+	"github.com/epigrad/epigrad/go/dtype"
+	"github.com/epigrad/epigrad/go/tensor"
+	kernels "github.com/epigrad/epigrad/kernels/cuda"
+	"github.com/epigrad/epigrad/kernels/portable"
+)
+
+// call is a program on operands of its own.
+type call struct {
+	t      *testing.T
+	random *rand.Rand
+	dt     dtype.DType
+	bases  []unsafe.Pointer
+	memory [][]byte
+	views  []*tensor.View
+}
+
+func newCall(t *testing.T, dt dtype.DType) *call {
+	return &call{t: t, random: rand.New(rand.NewPCG(3, 5)), dt: dt}
+}
+
+// operand is a tensor of random numbers with the dimensions of shape in this order in memory, outermost first.
+func (c *call) operand(shape []int64, order ...int) *tensor.View {
+	if order == nil {
+		for d := range shape {
+			order = append(order, d)
+		}
+	}
+	strides := make([]int64, len(shape))
+	next := int64(1)
+	for _, d := range slices.Backward(order) {
+		strides[d] = next
+		next *= shape[d]
+	}
+	buffer := make([]byte, next*c.dt.Size()+64)
+	from := (64 - int(uintptr(unsafe.Pointer(&buffer[0]))%64)) % 64
+	c.memory = append(c.memory, buffer[from:])
+	c.bases = append(c.bases, unsafe.Pointer(&buffer[from]))
+	v := &tensor.View{Operand: len(c.bases) - 1, DType: c.dt, Shape: shape, Strides: strides}
+	for i := range next {
+		c.set(v, i, 2*c.random.NormFloat64())
+	}
+	c.views = append(c.views, v)
+	return v
+}
+
+func (c *call) set(v *tensor.View, at int64, x float64) {
+	p := unsafe.Pointer(&c.memory[v.Operand][at*c.dt.Size()])
+	switch c.dt {
+	case dtype.Float32:
+		*(*float32)(p) = float32(x)
+	case dtype.Float64:
+		*(*float64)(p) = x
+	case dtype.BFloat16:
+		*(*uint16)(p) = dtype.Float64ToBFloat16(x)
+	case dtype.Float16:
+		*(*uint16)(p) = dtype.Float64ToFloat16(x)
+	}
+}
+
+// values are a tensor's elements in row-major order.
+func (c *call) values(v *tensor.View) []float64 {
+	var all []float64
+	index := make([]int64, len(v.Shape))
+	for range v.Numel() {
+		at := v.Offset / c.dt.Size()
+		for d, i := range index {
+			at += i * v.Strides[d]
+		}
+		p := unsafe.Pointer(&c.memory[v.Operand][at*c.dt.Size()])
+		switch c.dt {
+		case dtype.Float32:
+			all = append(all, float64(*(*float32)(p)))
+		case dtype.Float64:
+			all = append(all, *(*float64)(p))
+		case dtype.BFloat16:
+			all = append(all, float64(dtype.BFloat16ToFloat32(*(*uint16)(p))))
+		case dtype.Float16:
+			all = append(all, float64(dtype.Float16ToFloat32(*(*uint16)(p))))
+		}
+		for d := len(index) - 1; d >= 0; d-- {
+			if index[d]++; index[d] < v.Shape[d] {
+				break
+			}
+			index[d] = 0
+		}
+	}
+	return all
+}
+
+// run plans and runs, in both forms, and returns the program.
+func (c *call) run(r backend.Run, plan func(b *builder) error) *builder {
+	e := newEmulated(c.t)
+	b := &builder{device: e.device, dt: c.dt}
+	require.NoError(c.t, plan(b))
+	r.Bases = c.bases
+	require.NoError(c.t, (&emulatedKernel{emulated: e, views: c.views, builder: b}).Run(&r))
+	return b
+}
+
+// roundoff is what an elementwise result may be off, relative to the size of its terms.
+func (c *call) roundoff() float64 {
+	switch c.dt {
+	case dtype.Float64:
+		return 1e-15
+	case dtype.Float32:
+		return 4e-7
+	case dtype.Float16:
+		return 0x1p-10
+	default:
+		return 0x1p-7
+	}
+}
+
+func (c *call) near(want, got, sizes []float64, relative float64, what string) {
+	c.t.Helper()
+	require.Len(c.t, got, len(want))
+	for i := range want {
+		if !(math.Abs(got[i]-want[i]) <= relative*(sizes[i]+1e-4)) {
+			require.Failf(c.t, "outside the error bound", "%s: element %d: got %v, want %v, of terms of size %v", what, i, got[i], want[i], sizes[i])
+		}
+	}
+}
+
+func TestGradPreactivation(t *testing.T) {
+	layouts := []struct {
+		shape []int64
+		order []int
+	}{
+		{[]int64{70, 64}, nil}, {[]int64{3, 50, 16}, nil}, {[]int64{1, 1}, nil}, {[]int64{37, 9}, nil}, {[]int64{5, 40, 24}, []int{1, 0, 2}},
+		{[]int64{64, 48}, []int{1, 0}}, {[]int64{700, 8}, nil}, {[]int64{600, 5}, []int{1, 0}},
+	}
+	for _, dt := range dtype.All() {
+		for a, info := range activation.All() {
+			for _, fromOutput := range []bool{false, true}[:1+truth(info.FromOutput)] {
+				for turn, layout := range layouts {
+					if testing.Short() && (turn+a)%4 != 0 {
+						continue
+					}
+					name := fmt.Sprintf("%s/%v/%v/%v%v", info.Name, fromOutput, dt, layout.shape, layout.order)
+					t.Run(name, func(t *testing.T) {
+						testGradPreactivation(t, dt, info.Name, fromOutput, layout.shape, layout.order, turn)
+					})
+				}
+			}
+		}
+	}
+}
+
+func testGradPreactivation(t *testing.T, dt dtype.DType, kind string, fromOutput bool, shape []int64, order []int, turn int) {
+	c := newCall(t, dt)
+	n := shape[len(shape)-1]
+	g, bias := c.operand(shape, order...), c.operand([]int64{n})
+	out := c.operand(shape, order...)
+	var saved *tensor.View
+	var xs []float64
+	if kind != "none" {
+		saved = c.operand(shape, order...)
+		xs = c.values(saved)
+	}
+	formula, _ := portable.Lookup(kind)
+	gs, old := c.values(g), c.values(bias)
+	want, sums, sizes := make([]float64, len(gs)), make([]float64, n), make([]float64, n)
+	terms := make([]float64, len(gs))
+	for i, x := range gs {
+		switch {
+		case kind == "none":
+			want[i] = x
+		case fromOutput:
+			want[i] = formula.GradientFromOutput(x, xs[i])
+		default:
+			want[i] = formula.Gradient(x, xs[i])
+		}
+		terms[i] = 8*math.Abs(x) + math.Abs(want[i])
+		sums[i%int(n)] += want[i]
+		sizes[i%int(n)] += math.Abs(want[i])
+	}
+	accumulate := turn%2 == 0
+	for i := range sums {
+		if accumulate {
+			sums[i] += old[i]
+			sizes[i] += math.Abs(old[i])
+		}
+	}
+	b := c.run(backend.Run{Accumulate: accumulate}, func(b *builder) error { return b.gradPreactivation(kind, fromOutput, g, saved, out, bias) })
+	c.near(want, c.values(out), terms, c.roundoff(), "grad_preactivation")
+	c.near(sums, c.values(bias), sizes, 4*c.roundoff(), "grad_bias")
+	if width := vectorBytes / dt.Size(); order == nil && n%width == 0 {
+		assert.NotNil(t, b.program[0].(step).vector, "contiguous columns have vectors")
+	}
+	// Alone, each is the same.
+	together, outs := c.values(bias), c.values(out)
+	for i, x := range old {
+		c.set(bias, int64(i), x)
+	}
+	c.run(backend.Run{Accumulate: accumulate}, func(b *builder) error { return b.gradPreactivation(kind, fromOutput, g, saved, nil, bias) })
+	assert.Equal(t, together, c.values(bias))
+	// In place.
+	c.run(backend.Run{}, func(b *builder) error { return b.gradPreactivation(kind, fromOutput, g, saved, g, nil) })
+	assert.Equal(t, outs, c.values(g))
+}
+
+// TestLerpBackwardSums: every set of reduced dimensions of shapes that have vectors along the kept, the reduced, or no dimension.
+func TestLerpBackwardSums(t *testing.T) {
+	for _, dt := range dtype.All() {
+		for turn, layout := range []struct {
+			shape []int64
+			order []int
+		}{{[]int64{48, 80}, nil}, {[]int64{6, 10, 32}, nil}, {[]int64{3, 11, 7}, nil}, {[]int64{32, 6, 16}, []int{2, 0, 1}}, {[]int64{2, 1024}, nil}} {
+			for set := range 1 << len(layout.shape) {
+				if testing.Short() && (set+turn)%3 != 0 {
+					continue
+				}
+				t.Run(fmt.Sprintf("%v/%v%v/%b", dt, layout.shape, layout.order, set), func(t *testing.T) {
+					testLerpBackward(t, dt, layout.shape, layout.order, set)
+				})
+			}
+		}
+	}
+}
+
+func testLerpBackward(t *testing.T, dt dtype.DType, shape []int64, order []int, set int) {
+	c := newCall(t, dt)
+	small := slices.Clone(shape)
+	for d := range small {
+		if set>>d&1 == 1 {
+			small[d] = 1
+		}
+	}
+	expand := func(v *tensor.View) *tensor.View {
+		e, err := v.Expand(shape)
+		require.NoError(t, err)
+		return &e
+	}
+	g, start, weight := c.operand(shape, order...), c.operand(shape, order...), expand(c.operand(small))
+	end := expand(c.operand(small))
+	p := &backend.LerpBackward{Header: backend.Header{Op: "lerp_backward", DType: dt}, GradOutput: g, Start: start, End: end, Weight: weight}
+	p.GradStart, p.GradEnd, p.GradWeight = c.operand(shape, order...), c.operand(small), c.operand(small)
+	gs, ss, es, ws := c.values(g), c.values(start), c.values(end), c.values(weight)
+	gradStart, gradEnd, gradWeight := make([]float64, len(gs)), make([]float64, len(gs)), make([]float64, len(gs))
+	portable.LerpBackward(gradStart, gradEnd, gradWeight, gs, ss, es, ws)
+	c.run(backend.Run{}, func(b *builder) error { return b.lerpBackward(p) })
+	sizes := make([]float64, len(gs))
+	for i := range gs {
+		sizes[i] = math.Abs(gs[i]) * (1 + math.Abs(ws[i]))
+	}
+	c.near(gradStart, c.values(p.GradStart), sizes, c.roundoff(), "grad_start")
+	sum, size := summed(gradEnd, shape, small)
+	c.near(sum, c.values(p.GradEnd), size, 4*c.roundoff(), "grad_end")
+	sum, size = summed(gradWeight, shape, small)
+	for i := range size {
+		size[i] += float64(len(gs)/len(size)) * 8
+	}
+	c.near(sum, c.values(p.GradWeight), size, 4*c.roundoff(), "grad_weight")
+	// Alone, with a number, it is the same formula.
+	c.run(backend.Run{Weight: 0.25}, func(b *builder) error {
+		return b.lerpBackward(&backend.LerpBackward{Header: p.Header, GradOutput: g, GradEnd: p.GradEnd})
+	})
+	for i := range gradEnd {
+		gradEnd[i] = 0.25 * gs[i]
+	}
+	sum, size = summed(gradEnd, shape, small)
+	c.near(sum, c.values(p.GradEnd), size, 4*c.roundoff(), "grad_end of a number")
+}
+
+// summed sums to a shape that has the size 1 in some dimensions, and gives the sum of magnitudes too.
+func summed(values []float64, from, to []int64) (sums, sizes []float64) {
+	sums, sizes = make([]float64, elements(to)), make([]float64, elements(to))
+	for i, x := range values {
+		rest, at, step := int64(i), int64(0), int64(1)
+		for d := len(from) - 1; d >= 0; d-- {
+			if to[d] > 1 {
+				at += rest % from[d] * step
+			}
+			rest /= from[d]
+			step *= to[d]
+		}
+		sums[at] += x
+		sizes[at] += math.Abs(x)
+	}
+	return sums, sizes
+}
+
+// TestManyDimensions: more than a launch takes, none of which merge.
+func TestManyDimensions(t *testing.T) {
+	shape := []int64{2, 2, 2, 1, 2, 3, 2, 2, 2, 2, 2}
+	var order []int
+	for d := range shape {
+		order = append(order, d*4%len(shape))
+	}
+	c := newCall(t, dtype.Float32)
+	in, out := c.operand(shape, order...), c.operand(shape)
+	b := c.run(backend.Run{}, func(b *builder) error { return b.activation("none", out, in) })
+	assert.Greater(t, len(b.program), 1)
+	assert.Equal(t, c.values(in), c.values(out))
+	for _, reduced := range [][]int{{0}, {1, 3, 4, 5, 6, 7, 8, 9, 10}, {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10}, {10}} {
+		small := slices.Clone(shape)
+		for _, d := range reduced {
+			small[d] = 1
+		}
+		sum := c.operand(small)
+		c.run(backend.Run{Weight: 1}, func(b *builder) error {
+			return b.lerpBackward(&backend.LerpBackward{Header: backend.Header{DType: c.dt}, GradOutput: in, GradEnd: sum})
+		})
+		want, sizes := summed(c.values(in), shape, small)
+		c.near(want, c.values(sum), sizes, 1e-6, fmt.Sprint(reduced))
+	}
+}
+
+func TestSumsOfNothing(t *testing.T) {
+	c := newCall(t, dtype.BFloat16)
+	g, bias, empty := c.operand([]int64{0, 40}), c.operand([]int64{40}), c.operand([]int64{0, 40})
+	before := c.values(bias)
+	c.run(backend.Run{Accumulate: true}, func(b *builder) error { return b.gradPreactivation("none", false, g, nil, empty, bias) })
+	assert.Equal(t, before, c.values(bias))
+	c.run(backend.Run{}, func(b *builder) error { return b.gradPreactivation("none", false, g, nil, empty, bias) })
+	assert.Equal(t, make([]float64, 40), c.values(bias))
+	b := c.run(backend.Run{}, func(b *builder) error { return b.activation("gelu", empty, g) })
+	assert.Empty(t, b.program)
+}
+
+func TestConvert(t *testing.T) {
+	for _, dt := range []dtype.DType{dtype.BFloat16, dtype.Float16} {
+		c := newCall(t, dtype.Float32)
+		in := c.operand([]int64{6, 33, 16})
+		want := c.values(in)
+		c.dt = dt
+		out := c.operand([]int64{6, 33, 16}, 1, 0, 2)
+		c.run(backend.Run{}, func(b *builder) error { return b.convert(out, in) })
+		other := newCall(t, dt)
+		rounded := other.operand([]int64{int64(len(want))})
+		for i, x := range want {
+			other.set(rounded, int64(i), x)
+		}
+		assert.Equal(t, other.values(rounded), c.values(out))
+	}
+}
+
+// TestDivisor: what Divisor of loops.cuh computes with these numbers is the quotient.
+func TestDivisor(t *testing.T) {
+	random := rand.New(rand.NewPCG(1, 2))
+	for range 100000 {
+		size := random.Int64N(1<<(1+random.IntN(62))) + 1
+		n := random.Int64N(math.MaxInt64 >> random.IntN(63))
+		for _, n := range []int64{n, n / size * size, max(0, n/size*size-1), math.MaxInt64} {
+			p := &parameters{}
+			p.divisor(size)
+			multiplier := *(*uint64)(unsafe.Pointer(&p.bytes[0]))
+			shift := *(*uint32)(unsafe.Pointer(&p.bytes[16]))
+			quotient := n
+			if multiplier != 0 {
+				product := new(big.Int).Mul(new(big.Int).SetUint64(multiplier), big.NewInt(n))
+				quotient = int64(product.Rsh(product, 64).Uint64() >> shift)
+			}
+			require.Equal(t, n/size, quotient, "%d / %d", n, size)
+		}
+	}
+}
+
+// TestEveryKernelIsCompiled: each that the planner can ask for.
+func TestEveryKernelIsCompiled(t *testing.T) {
+	if !kernels.Built() {
+		t.Skip("the CUDA kernels are not compiled in this build: make kernels")
+	}
+	var names []string
+	forms := func(name string) { names = append(names, name, name+"_strided") }
+	for _, dt := range dtype.All() {
+		suffix := "_" + dt.Short()
+		for _, info := range activation.All() {
+			forms("activation_" + info.Name + suffix)
+			forms("gated_" + info.Name + suffix)
+			forms("gated_backward_" + info.Name + suffix)
+			forms("gated_backward_columns_" + info.Name + suffix)
+			forms("grad_preactivation_columns_" + info.Name + suffix)
+			if info.Name != "none" {
+				forms("grad_preactivation_" + info.Name + suffix)
+			}
+			if info.FromOutput {
+				forms("grad_preactivation_from_output_" + info.Name + suffix)
+				forms("grad_preactivation_from_output_columns_" + info.Name + suffix)
+			}
+		}
+		forms("lerp" + suffix)
+		forms("lerp_backward" + suffix)
+		forms("lerp_backward_columns" + suffix)
+		names = append(names, "lerp_backward_rows"+suffix, "finish_columns"+suffix)
+	}
+	forms("convert_bf16")
+	forms("convert_f16")
+	count := 0
+	for _, name := range names {
+		_, ok := kernels.ImageOf(name)
+		assert.True(t, ok, "no kernel %s", name)
+	}
+	for _, image := range kernels.Images() {
+		assert.NotEmpty(t, image.Data)
+		count += len(image.Functions)
+	}
+	assert.Len(t, names, count, "kernels that nobody asks for")
+}

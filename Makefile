@@ -21,8 +21,9 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # Byte code is written at the first import; writing PyTorch's here would take longer than its download.
 PIP_INSTALL := $(PY) -m pip install --no-compile --quiet --progress-bar off
 CC_FLAGS := -std=c11 -O2 -Wall -Wextra -Werror
+C_SOURCES := '*.c' '*.h' '*.cpp' '*.cu' '*.cuh'
 
-.PHONY: build lib demo test test-go test-python test-full test-race examples check lint format generate bench wheel sdist check-install clean
+.PHONY: build kernels lib demo test test-go test-python test-full test-race examples check lint format generate bench wheel sdist check-install clean
 
 # --- what is needed -------------------------------------------------------------------------------------------------------
 
@@ -65,6 +66,12 @@ $(STAMPS)/dist: $(STAMPS)/run
 	@echo "epigrad: installing what builds and audits wheels (zig is about 100 MB)"
 	@$(call install,dist)
 
+# The CUDA toolkit's compiler, which needs neither a GPU nor a driver, in a folder of its own: PyTorch's CUDA is of another release.
+$(STAMPS)/kernels: $(STAMPS)/venv pyproject.toml
+	@echo "epigrad: installing what compiles CUDA kernels (a download of about 100 MB)"
+	@$(requirements) kernels > $(STAMPS)/kernels.txt
+	@$(PIP_INSTALL) --no-deps --upgrade --target $(VENV)/cuda -r $(STAMPS)/kernels.txt && touch $@
+
 $(STAMPS)/editable: $(STAMPS)/run $(STAMPS)/go setup.py
 	@echo "epigrad: building"
 	@$(PIP_INSTALL) --no-deps --no-build-isolation --editable . && touch $@
@@ -75,6 +82,11 @@ $(STAMPS)/editable: $(STAMPS)/run $(STAMPS)/go setup.py
 build: $(STAMPS)/editable
 	@.ci/prerequisites $(PY)
 	@$(PY) setup.py --quiet build_ext --inplace
+
+# The CUDA kernels. The build embeds what this has compiled, and works without.
+kernels: $(STAMPS)/kernels
+	@.ci/prerequisites --cplusplus
+	@$(PY) go/tools/kernels.py
 
 generate: $(STAMPS)/run $(STAMPS)/go
 	@$(PY) go/tools/generate.py --force
@@ -123,7 +135,7 @@ bench: build $(STAMPS)/bench
 
 # --- check ----------------------------------------------------------------------------------------------------------------
 
-check: lint test test-race examples check-install
+check: kernels lint test test-race examples check-install
 
 lint: build $(STAMPS)/test $(STAMPS)/bench $(STAMPS)/demo $(STAMPS)/dev $(TOOLS)/staticcheck $(TOOLS)/gofumpt
 	@echo "gofumpt"; unformatted=$$(git ls-files --cached --others --exclude-standard '*.go' | xargs $(TOOLS)/gofumpt -l); \
@@ -132,12 +144,12 @@ lint: build $(STAMPS)/test $(STAMPS)/bench $(STAMPS)/demo $(STAMPS)/dev $(TOOLS)
 	@echo "staticcheck"; $(TOOLS)/staticcheck ./...
 	@echo "ruff"; $(PY) -m ruff check --quiet . && $(PY) -m ruff format --quiet --check .
 	@echo "mypy"; $(PY) -m mypy --no-error-summary && $(PY) -m mypy --no-error-summary setup.py $(wildcard go/tools/*.py)
-	@echo "clang-format"; git ls-files --cached --others --exclude-standard '*.c' '*.h' | xargs clang-format --dry-run --Werror
+	@echo "clang-format"; git ls-files --cached --others --exclude-standard $(C_SOURCES) | xargs clang-format --dry-run --Werror
 
 format: $(STAMPS)/dev $(TOOLS)/gofumpt
 	@git ls-files --cached --others --exclude-standard '*.go' | xargs $(TOOLS)/gofumpt -w
 	@$(PY) -m ruff check --quiet --fix . || true; $(PY) -m ruff format --quiet .
-	@git ls-files --cached --others --exclude-standard '*.c' '*.h' | xargs clang-format -i
+	@git ls-files --cached --others --exclude-standard $(C_SOURCES) | xargs clang-format -i
 
 $(TOOLS)/staticcheck: go/tools/go.mod | $(STAMPS)/go
 	@echo "epigrad: building staticcheck"
@@ -154,7 +166,7 @@ sdist: build $(STAMPS)/dist
 	@ls dist/*.tar.gz
 
 # glibc 2.28: the oldest that PyTorch's own wheels run on. zig brings its headers; its clang is used as the C compiler.
-wheel: build $(STAMPS)/dist
+wheel: kernels build $(STAMPS)/dist
 	@rm -rf build/wheel build/lib.* build/bdist.* && mkdir -p build/wheel
 	@CC="$$($(PY) -c 'import pathlib, ziglang; print(pathlib.Path(ziglang.__file__).parent / "zig")') cc -target $$(uname -m)-linux-gnu.2.28" \
 		$(PY) -m pip wheel . --quiet --no-deps --no-build-isolation --wheel-dir build/wheel
@@ -166,6 +178,6 @@ check-install: wheel sdist $(STAMPS)/test
 	.ci/check-install
 
 clean:
-	rm -rf build dist THIRD_PARTY_LICENSES python/epigrad/control/control.py python/epigrad/control/go.py python/*.egg-info python/epigrad/*.so cbridge/pyext/gopy_control.go cbridge/pyext/gopy_control.c
+	rm -rf build dist THIRD_PARTY_LICENSES python/epigrad/control/control.py python/epigrad/control/go.py python/*.egg-info python/epigrad/*.so cbridge/pyext/gopy_control.go cbridge/pyext/gopy_control.c kernels/cuda/*.fatbin kernels/cuda/*.functions
 	rm -rf $(STAMPS)/editable .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -not -path './$(VENV)/*' -prune -exec rm -rf {} +

@@ -1,16 +1,15 @@
 """Compiles kernels/cuda/*.cu, each to a fatbin beside it, which Go embeds.
 
-    python go/tools/kernels.py [--jobs N]
+    python go/tools/kernels.py [--toolkit FOLDER] [--jobs N]
 
 Compiles what is older than its sources, its headers or this script. Beside NAME.fatbin it writes NAME.functions, the
-kernels that are in it. Needs nvcc, from the wheels of the extra `kernels`, and a C++ compiler; no GPU and no driver.
+kernels that are in it. Needs nvcc, which `make kernels` installs, and a C++ compiler; no GPU and no driver.
 
 A warning is an error, and so are registers spilled to memory, but for the kernels of SPILLS.
 """
 
 import argparse
 import concurrent.futures
-import importlib.util
 import os
 import pathlib
 import re
@@ -23,8 +22,9 @@ import tempfile
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 SOURCES = ROOT / "kernels" / "cuda"
 RELEASE = "13.0"
+TOOLKIT = pathlib.Path(sys.prefix, "cuda", "nvidia", "cu13")
 
-# What there is machine code for, and the PTX for the rest, which the driver compiles when it loads it. The order is the fatbin's.
+# What there is machine code for, and the PTX for the rest, which the driver compiles when it loads it.
 ARCHITECTURES = ("sm_80", "sm_90a", "sm_100a", "sm_120")
 PTX = "compute_80"
 
@@ -35,13 +35,15 @@ FLAGS = ("-std=c++17", "-O3", "-fmad=false", "-Xptxas=-v", "-Werror=all-warnings
 SPILLS: dict[str, str] = {}
 
 
-def toolkit() -> pathlib.Path:
-    """The folder of the CUDA toolkit that pip installed."""
-    package = importlib.util.find_spec("nvidia")
-    for folder in package.submodule_search_locations or [] if package else []:
-        if (pathlib.Path(folder) / "cu13" / "bin" / "nvcc").exists():
-            return pathlib.Path(folder) / "cu13"
-    raise SystemExit("the CUDA kernels need nvcc 13.0: make kernels installs it, or pip install '.[kernels]' does")
+def find_nvcc(toolkit: pathlib.Path) -> pathlib.Path:
+    """The toolkit's nvcc, once it is known to be of the right release."""
+    nvcc = toolkit / "bin" / "nvcc"
+    if not nvcc.exists():
+        raise SystemExit(f"the CUDA kernels need nvcc {RELEASE}, and {toolkit} has none: make kernels installs it")
+    version = subprocess.run([nvcc, "--version"], check=True, capture_output=True, text=True).stdout
+    if f"release {RELEASE}," not in version:
+        raise SystemExit(f"the CUDA kernels need nvcc {RELEASE}, and this is another:\n{version}")
+    return nvcc
 
 
 def host_compiler() -> str:
@@ -83,7 +85,8 @@ def compile_source(nvcc: pathlib.Path, source: pathlib.Path) -> str:
 
 def check(source: str, log: str) -> list[str]:
     """The kernels that ptxas tells of; the end of the build where one is missing somewhere or spills."""
-    compiled = re.findall(r"Compiling entry function '(\w+)' for '(\w+)'.*?(\d+) bytes spill stores, (\d+) bytes spill loads", log, re.S)
+    told = r"Compiling entry function '(\w+)' for '(\w+)'.*?(\d+) bytes spill stores, (\d+) bytes spill loads"
+    compiled = re.findall(told, log, re.S)
     functions = sorted({name for name, *_ in compiled})
     for architecture in ARCHITECTURES:
         if sorted(name for name, found, *_ in compiled if found == architecture) != functions:
@@ -99,15 +102,13 @@ def check(source: str, log: str) -> list[str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Compile the CUDA kernels.")
+    parser.add_argument("--toolkit", type=pathlib.Path, default=TOOLKIT, help="the folder that has bin/nvcc")
     parser.add_argument("--jobs", type=int, default=2, help="how many sources to compile at once")
     arguments = parser.parse_args()
     stale = [source for source in sorted(SOURCES.glob("*.cu")) if not is_current(source)]
     if not stale:
         return
-    nvcc = toolkit() / "bin" / "nvcc"
-    version = subprocess.run([nvcc, "--version"], check=True, capture_output=True, text=True).stdout
-    if f"release {RELEASE}," not in version:
-        raise SystemExit(f"the CUDA kernels need nvcc {RELEASE}, and this is another:\n{version}")
+    nvcc = find_nvcc(arguments.toolkit)
     print(f"compiling {len(stale)} of kernels/cuda (a minute or two)", flush=True)
     # The largest first, so that the last one to end is not also the last to begin.
     stale.sort(key=lambda source: source.stat().st_size, reverse=True)
@@ -117,4 +118,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

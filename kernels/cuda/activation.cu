@@ -38,8 +38,8 @@ struct Convert {
 
 #define ACTIVATE(activation, dtype) \
   EPG_ELEMENTWISE(activation_##activation##_##dtype, epigrad::Activate<epigrad::activations::activation<epigrad::dtype::Arithmetic>, epigrad::dtype>)
-#define ACTIVATE_ALL(dtype, unused)                                                                     \
-  EPG_FOR_EACH_NONLINEAR_ACTIVATION(ACTIVATE, dtype)                                                    \
+#define ACTIVATE_ALL(dtype, unused)                  \
+  EPG_FOR_EACH_NONLINEAR_ACTIVATION(ACTIVATE, dtype) \
   EPG_ELEMENTWISE(activation_none_##dtype, epigrad::Convert<epigrad::Bits<epigrad::dtype>, epigrad::Bits<epigrad::dtype>>)
 EPG_FOR_EACH_DTYPE(ACTIVATE_ALL, )
 

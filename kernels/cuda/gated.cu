@@ -45,9 +45,9 @@ struct GatedBackward {
 }  // namespace epigrad
 
 #define FORMULA(activation, dtype) epigrad::activations::activation<epigrad::dtype::Arithmetic>, epigrad::dtype
-#define GATED(activation, dtype)                                                                               \
-  EPG_ELEMENTWISE(gated_##activation##_##dtype, epigrad::Gated<FORMULA(activation, dtype)>)                    \
-  EPG_ELEMENTWISE(gated_backward_##activation##_##dtype, epigrad::GatedBackward<FORMULA(activation, dtype)>)   \
+#define GATED(activation, dtype)                                                                             \
+  EPG_ELEMENTWISE(gated_##activation##_##dtype, epigrad::Gated<FORMULA(activation, dtype)>)                  \
+  EPG_ELEMENTWISE(gated_backward_##activation##_##dtype, epigrad::GatedBackward<FORMULA(activation, dtype)>) \
   EPG_COLUMNS(gated_backward_columns_##activation##_##dtype, epigrad::GatedBackward<FORMULA(activation, dtype)>)
 #define GATED_ALL(dtype, unused) EPG_FOR_EACH_ACTIVATION(GATED, dtype)
 EPG_FOR_EACH_DTYPE(GATED_ALL, )

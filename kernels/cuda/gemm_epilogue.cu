@@ -53,18 +53,16 @@ struct GradPreactivationOfNone {
 }  // namespace epigrad
 
 #define FORMULA(activation, dtype) epigrad::activations::activation<epigrad::dtype::Arithmetic>, epigrad::dtype
-#define GRADIENT(activation, dtype)                                                                                          \
-  EPG_ELEMENTWISE(grad_preactivation_##activation##_##dtype, epigrad::GradPreactivation<FORMULA(activation, dtype)>)         \
+#define GRADIENT(activation, dtype)                                                                                  \
+  EPG_ELEMENTWISE(grad_preactivation_##activation##_##dtype, epigrad::GradPreactivation<FORMULA(activation, dtype)>) \
   EPG_COLUMNS(grad_preactivation_columns_##activation##_##dtype, epigrad::GradPreactivation<FORMULA(activation, dtype)>)
-#define GRADIENT_FROM_OUTPUT(activation, dtype)                                                                                                  \
-  EPG_ELEMENTWISE(grad_preactivation_from_output_##activation##_##dtype, epigrad::GradPreactivationFromOutput<FORMULA(activation, dtype)>)       \
+#define GRADIENT_FROM_OUTPUT(activation, dtype)                                                                                            \
+  EPG_ELEMENTWISE(grad_preactivation_from_output_##activation##_##dtype, epigrad::GradPreactivationFromOutput<FORMULA(activation, dtype)>) \
   EPG_COLUMNS(grad_preactivation_from_output_columns_##activation##_##dtype, epigrad::GradPreactivationFromOutput<FORMULA(activation, dtype)>)
-#define GRADIENT_ALL(dtype, unused)                                                                               \
-  EPG_FOR_EACH_NONLINEAR_ACTIVATION(GRADIENT, dtype)                                                              \
-  EPG_FOR_EACH_ACTIVATION_FROM_OUTPUT(GRADIENT_FROM_OUTPUT, dtype)                                                \
-  EPG_COLUMNS(grad_preactivation_columns_none_##dtype, epigrad::GradPreactivationOfNone<epigrad::dtype>)          \
-  EPG_KERNEL finish_columns_##dtype(const __grid_constant__ epigrad::Finish p) {                                  \
-    epigrad::finish_columns<epigrad::dtype>(p);                                                                   \
-  }                                                                                                               \
+#define GRADIENT_ALL(dtype, unused)                                                                                            \
+  EPG_FOR_EACH_NONLINEAR_ACTIVATION(GRADIENT, dtype)                                                                           \
+  EPG_FOR_EACH_ACTIVATION_FROM_OUTPUT(GRADIENT_FROM_OUTPUT, dtype)                                                             \
+  EPG_COLUMNS(grad_preactivation_columns_none_##dtype, epigrad::GradPreactivationOfNone<epigrad::dtype>)                       \
+  EPG_KERNEL finish_columns_##dtype(const __grid_constant__ epigrad::Finish p) { epigrad::finish_columns<epigrad::dtype>(p); } \
   EPG_REGISTER(finish_columns_##dtype)
 EPG_FOR_EACH_DTYPE(GRADIENT_ALL, )

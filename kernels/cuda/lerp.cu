@@ -48,9 +48,9 @@ struct LerpBackward {
 
 }  // namespace epigrad
 
-#define LERP(dtype, unused)                                                             \
-  EPG_ELEMENTWISE(lerp_##dtype, epigrad::Lerp<epigrad::dtype>)                          \
-  EPG_ELEMENTWISE(lerp_backward_##dtype, epigrad::LerpBackward<epigrad::dtype>)         \
-  EPG_COLUMNS(lerp_backward_columns_##dtype, epigrad::LerpBackward<epigrad::dtype>)     \
+#define LERP(dtype, unused)                                                         \
+  EPG_ELEMENTWISE(lerp_##dtype, epigrad::Lerp<epigrad::dtype>)                      \
+  EPG_ELEMENTWISE(lerp_backward_##dtype, epigrad::LerpBackward<epigrad::dtype>)     \
+  EPG_COLUMNS(lerp_backward_columns_##dtype, epigrad::LerpBackward<epigrad::dtype>) \
   EPG_ROWS(lerp_backward_rows_##dtype, epigrad::LerpBackward<epigrad::dtype>)
 EPG_FOR_EACH_DTYPE(LERP, )

@@ -253,11 +253,7 @@ __device__ __forceinline__ void elementwise_strided(const Elementwise<Operation:
 #endif
 
 // EPG_ELEMENTWISE makes both kernels of the operation that the rest of the arguments name.
-#define EPG_ELEMENTWISE(name, ...)                                                                     \
-  EPG_KERNEL name(const __grid_constant__ epigrad::Elementwise<__VA_ARGS__::operands> p) {             \
-    epigrad::elementwise_vector<__VA_ARGS__>(p);                                                       \
-  }                                                                                                    \
-  EPG_KERNEL name##_strided(const __grid_constant__ epigrad::Elementwise<__VA_ARGS__::operands> p) {   \
-    epigrad::elementwise_strided<__VA_ARGS__>(p);                                                      \
-  }                                                                                                    \
+#define EPG_ELEMENTWISE(name, ...)                                                                                                                   \
+  EPG_KERNEL name(const __grid_constant__ epigrad::Elementwise<__VA_ARGS__::operands> p) { epigrad::elementwise_vector<__VA_ARGS__>(p); }            \
+  EPG_KERNEL name##_strided(const __grid_constant__ epigrad::Elementwise<__VA_ARGS__::operands> p) { epigrad::elementwise_strided<__VA_ARGS__>(p); } \
   EPG_REGISTER(name) EPG_REGISTER(name##_strided)

@@ -91,7 +91,9 @@ inline uint32_t pack_bf16(float low, float high) { return static_cast<uint32_t>(
 inline uint32_t pack_f16(float low, float high) { return static_cast<uint32_t>(f16_bits(high)) << 16 | f16_bits(low); }
 inline float unpack_f16(uint16_t bits) {
   int exponent = bits >> 10 & 31, mantissa = bits & 1023;
-  float size = exponent == 31 ? (mantissa != 0 ? NAN : INFINITY) : exponent == 0 ? ldexpf(static_cast<float>(mantissa), -24) : ldexpf(static_cast<float>(mantissa + 1024), exponent - 25);
+  float size = exponent == 31  ? (mantissa != 0 ? NAN : INFINITY)
+               : exponent == 0 ? ldexpf(static_cast<float>(mantissa), -24)
+                               : ldexpf(static_cast<float>(mantissa + 1024), exponent - 25);
   return bits & 0x8000 ? -size : size;
 }
 

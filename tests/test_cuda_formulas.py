@@ -1,0 +1,127 @@
+"""The formulas of the CUDA kernels in units in the last place, against 60-digit arithmetic, without a GPU.
+
+The kernels' sources are compiled for the CPU (kernels/cuda/emulator). What a GPU's approximate instructions may be off
+is put in there, so the bounds hold for a GPU too; that it runs the same code is for the tests on a GPU to show.
+"""
+
+from __future__ import annotations
+
+import math
+
+import cuda_emulator
+import golden_cuda
+import pytest
+import torch
+from cuda_emulator import elementwise
+from torch import Tensor
+from ulp import (
+    ACTIVATIONS,
+    DTYPES,
+    FROM_OUTPUT,
+    Worst,
+    arguments,
+    measure_slope,
+    measure_slope_from_output,
+    measure_value,
+)
+
+pytestmark = pytest.mark.skipif(cuda_emulator.compiler() is None, reason="needs a C++ compiler: apt-get install g++")
+
+# The half types compute in float32 to about 2^-16, and round to storage.
+BOUND = {torch.float64: 4.0, torch.float32: 3.0, torch.bfloat16: 0.52, torch.float16: 0.56}
+COUNT = 250
+
+cases = pytest.mark.parametrize("dtype", DTYPES, ids=str)
+activations = pytest.mark.parametrize("activation", ACTIVATIONS)
+
+
+def check(measured: Worst, dtype: torch.dtype, formula: str) -> None:
+    assert measured.ulps <= BOUND[dtype], f"{formula} at {measured.argument} is {measured.ulps:.3f} units off"
+
+
+def same(a: Tensor, b: Tensor) -> bool:
+    return torch.equal(a.view(torch.uint8), b.view(torch.uint8))
+
+
+@cases
+@activations
+def test_value_and_slope(activation: str, dtype: torch.dtype) -> None:
+    x = arguments(activation, dtype, COUNT)
+    ones = torch.ones_like(x)
+    (value,) = elementwise(f"activation_{activation}", x)
+    check(measure_value(activation, x, value), dtype, activation)
+    (slope,) = elementwise(f"grad_preactivation_{activation}", ones, x)
+    check(measure_slope(activation, x, slope), dtype, f"{activation}'")
+    # What value and slope share changes neither.
+    (gated,) = elementwise(f"gated_{activation}", ones, x)
+    both = elementwise(f"gated_backward_{activation}", ones, ones, x, outputs=2)
+    assert same(gated, value) and same(both[0], value) and same(both[1], slope)
+
+
+@cases
+@pytest.mark.parametrize("activation", FROM_OUTPUT)
+def test_slope_from_output(activation: str, dtype: torch.dtype) -> None:
+    (y,) = elementwise(f"activation_{activation}", arguments(activation, dtype, COUNT))
+    (slope,) = elementwise(f"grad_preactivation_from_output_{activation}", torch.ones_like(y), y)
+    check(measure_slope_from_output(activation, y, slope), dtype, f"{activation}' from the output")
+
+
+# act(x) and act'(x) for these x, as docs/accuracy.md has them; the largest finite numbers are as infinities, but finite.
+SPECIAL = (-math.inf, math.inf, math.nan, -0.0)
+VALUES = {
+    "relu": (0.0, math.inf, math.nan, -0.0),
+    "gelu": (math.nan, math.inf, math.nan, -0.0),
+    "gelu_tanh": (math.nan, math.inf, math.nan, -0.0),
+    "silu": (math.nan, math.inf, math.nan, -0.0),
+    "sigmoid": (0.0, 1.0, math.nan, 0.5),
+    "tanh": (-1.0, 1.0, math.nan, -0.0),
+}
+SLOPES = {
+    "relu": (0.0, 1.0, 1.0, 0.0),
+    "gelu": (math.nan, math.nan, math.nan, 0.5),
+    "gelu_tanh": (math.nan, math.nan, math.nan, 0.5),
+    "silu": (math.nan, math.nan, math.nan, 0.5),
+    "sigmoid": (0.0, 0.0, math.nan, 0.25),
+    "tanh": (0.0, 0.0, math.nan, 1.0),
+}
+
+
+def signs(x: Tensor) -> list[float]:
+    """The numbers, with the sign of their zeros."""
+    return [math.copysign(1, v) if v == 0 else v for v in x.tolist()]
+
+
+@cases
+@activations
+def test_special_arguments(activation: str, dtype: torch.dtype) -> None:
+    x = torch.tensor(SPECIAL, dtype=dtype)
+    (value,) = elementwise(f"activation_{activation}", x)
+    torch.testing.assert_close(value, torch.tensor(VALUES[activation], dtype=dtype), rtol=0, atol=0, equal_nan=True)
+    assert signs(value)[3] == signs(torch.tensor(VALUES[activation], dtype=dtype))[3]
+    (slope,) = elementwise(f"grad_preactivation_{activation}", torch.ones_like(x), x)
+    torch.testing.assert_close(slope, torch.tensor(SLOPES[activation], dtype=dtype), rtol=0, atol=0, equal_nan=True)
+    largest = torch.tensor([-1.0, 1.0], dtype=dtype) * torch.finfo(dtype).max
+    (value,) = elementwise(f"activation_{activation}", largest)
+    (slope,) = elementwise(f"grad_preactivation_{activation}", torch.ones_like(largest), largest)
+    identity = activation not in ("sigmoid", "tanh")
+    assert value.tolist() == [-1.0 if activation == "tanh" else 0.0, largest[1].item() if identity else 1.0]
+    assert slope.tolist() == [0.0, 1.0 if identity else 0.0]
+
+
+@cases
+def test_relu_stops_what_is_not_finite(dtype: torch.dtype) -> None:
+    g = torch.tensor([math.inf, math.nan, math.inf, math.nan], dtype=dtype)
+    x = torch.tensor([-1.0, 0.0, 1.0, math.nan], dtype=dtype)
+    (slope,) = elementwise("grad_preactivation_relu", g, x)
+    torch.testing.assert_close(slope, torch.tensor([0.0, 0.0, math.inf, math.nan], dtype=dtype), equal_nan=True)
+
+
+@cases
+def test_copies_keep_every_bit(dtype: torch.dtype) -> None:
+    bits = torch.randint(256, (1001 * dtype.itemsize,), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
+    (copied,) = elementwise("activation_none", bits.view(dtype))
+    assert same(copied, bits.view(dtype))
+
+
+def test_table_is_that_of_its_generator() -> None:
+    assert golden_cuda.TABLE.read_text() == golden_cuda.activation_table()

@@ -28,7 +28,7 @@ func TestOnTheEmulator(t *testing.T) {
 	}
 	folder := t.TempDir()
 	source := filepath.Join("..", "..", "..", "kernels", "cuda", "emulator", "libraries.cpp")
-	build := exec.Command(compiler, "-std=c++17", "-O1", "-fPIC", "-shared", "-fvisibility=hidden", "-ffp-contract=off", "-Wall", "-Werror", source,
+	build := exec.Command(compiler, "-std=c++17", "-O1", "-fPIC", "-shared", "-fvisibility=hidden", "-ffp-contract=off", "-Wall", "-Werror", "-Wno-unknown-pragmas", source,
 		"-o", filepath.Join(folder, "libcuda.so.1"))
 	output, err := build.CombinedOutput()
 	require.NoError(t, err, "%s", output)

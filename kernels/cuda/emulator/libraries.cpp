@@ -108,19 +108,30 @@ uint64_t last_index;
 
 double load(int type, const char *p, int64_t i) {
   switch (type) {
-    case 0: return reinterpret_cast<const float *>(p)[i];
-    case 1: return reinterpret_cast<const double *>(p)[i];
-    case 2: return epigrad::unpack_f16(reinterpret_cast<const uint16_t *>(p)[i]);
-    default: return __uint_as_float(static_cast<uint32_t>(reinterpret_cast<const uint16_t *>(p)[i]) << 16);
+    case 0:
+      return reinterpret_cast<const float *>(p)[i];
+    case 1:
+      return reinterpret_cast<const double *>(p)[i];
+    case 2:
+      return epigrad::unpack_f16(reinterpret_cast<const uint16_t *>(p)[i]);
+    default:
+      return __uint_as_float(static_cast<uint32_t>(reinterpret_cast<const uint16_t *>(p)[i]) << 16);
   }
 }
 
 void store(int type, char *p, int64_t i, double x) {
   switch (type) {
-    case 0: reinterpret_cast<float *>(p)[i] = static_cast<float>(x); break;
-    case 1: reinterpret_cast<double *>(p)[i] = x; break;
-    case 2: reinterpret_cast<uint16_t *>(p)[i] = epigrad::f16_bits(static_cast<float>(x)); break;
-    default: reinterpret_cast<uint16_t *>(p)[i] = epigrad::bf16_bits(static_cast<float>(x));
+    case 0:
+      reinterpret_cast<float *>(p)[i] = static_cast<float>(x);
+      break;
+    case 1:
+      reinterpret_cast<double *>(p)[i] = x;
+      break;
+    case 2:
+      reinterpret_cast<uint16_t *>(p)[i] = epigrad::f16_bits(static_cast<float>(x));
+      break;
+    default:
+      reinterpret_cast<uint16_t *>(p)[i] = epigrad::bf16_bits(static_cast<float>(x));
   }
 }
 
@@ -137,10 +148,17 @@ EXPORT int cublasLtMatmulDescDestroy(Desc *desc) { return delete desc, SUCCESS; 
 EXPORT int cublasLtMatmulDescSetAttribute(Desc *desc, int attribute, const void *value, size_t bytes) {
   switch (attribute) {
     case 3:
-    case 4: memcpy(&desc->transpose[attribute - 3], value, bytes); break;
-    case 7: memcpy(&desc->epilogue, value, bytes); break;
-    case 8: memcpy(&desc->bias, value, bytes); break;
-    default: return 7;
+    case 4:
+      memcpy(&desc->transpose[attribute - 3], value, bytes);
+      break;
+    case 7:
+      memcpy(&desc->epilogue, value, bytes);
+      break;
+    case 8:
+      memcpy(&desc->bias, value, bytes);
+      break;
+    default:
+      return 7;
   }
   return SUCCESS;
 }
@@ -179,8 +197,8 @@ EXPORT int cublasLtMatmulAlgoGetHeuristic(void *, Desc *desc, Layout *a, Layout 
   }
   return SUCCESS;
 }
-EXPORT int cublasLtMatmul(void *, Desc *desc, const void *alpha, const char *a, Layout *layout_a, const char *b, Layout *layout_b, const void *beta, const char *c,
-                          Layout *, char *d, Layout *layout_d, const Algorithm *algorithm, char *scratch, size_t scratch_size, void *) {
+EXPORT int cublasLtMatmul(void *, Desc *desc, const void *alpha, const char *a, Layout *layout_a, const char *b, Layout *layout_b, const void *beta,
+                          const char *c, Layout *, char *d, Layout *layout_d, const Algorithm *algorithm, char *scratch, size_t scratch_size, void *) {
   const bool is_double = layout_d->type == 1;
   const double one = is_double ? *static_cast<const double *>(alpha) : *static_cast<const float *>(alpha);
   const double old = is_double ? *static_cast<const double *>(beta) : *static_cast<const float *>(beta);

@@ -66,7 +66,7 @@ def test_slope_from_output(activation: str, dtype: torch.dtype) -> None:
     check(measure_slope_from_output(activation, y, slope), dtype, f"{activation}' from the output")
 
 
-# act(x) and act'(x) for these x, as docs/accuracy.md has them; the largest finite numbers are as infinities, but finite.
+# act(x) and act'(x) for these x, as docs/accuracy.md has them.
 SPECIAL = (-math.inf, math.inf, math.nan, -0.0)
 VALUES = {
     "relu": (0.0, math.inf, math.nan, -0.0),

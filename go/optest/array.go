@@ -17,6 +17,9 @@ const (
 	guardElements = 67
 )
 
+// device is what all arrays say that they are on; Run sets it. Their memory is the host's.
+var device = tensor.Device{Type: tensor.CPU}
+
 // array is a tensor amid poisoned memory: the guards around it and, where the layout leaves some, the gaps between its elements.
 type array struct {
 	view   tensor.View
@@ -47,7 +50,7 @@ func newArray(dt dtype.DType, shape []int64, l layout) *array {
 	for _, offset := range offsets {
 		a.at = append(a.at, (first+offset)*size)
 	}
-	v := tensor.View{DType: dt, Device: tensor.Device{Type: tensor.CPU}, Shape: shape, Strides: strides}
+	v := tensor.View{DType: dt, Device: device, Shape: shape, Strides: strides}
 	if l.offset {
 		v.Base, v.Offset = unsafe.Pointer(&a.memory[0]), first*size
 	} else {

@@ -20,7 +20,7 @@ import (
 	"github.com/epigrad/epigrad/go/tensor"
 )
 
-// Run runs the suite against a backend whose tensors are in host memory. A backend that is not available here is skipped, unless
+// Run runs the suite against a backend that can use host memory: the CPU's, or an emulated GPU's. A backend that is not available here is skipped, unless
 // EPIGRAD_REQUIRE_BACKENDS names it. With -short each case meets fewer layouts and sizes.
 func Run(t *testing.T, b backend.Backend) {
 	info := b.Info()
@@ -31,6 +31,9 @@ func Run(t *testing.T, b backend.Backend) {
 		t.Skip(info.Reason)
 	}
 	backend.Register(b)
+	if info.Device == "cuda" {
+		device.Type = tensor.CUDA
+	}
 	narrow, ok := b.(Narrow)
 	suite.Run(t, &opSuite{backend: b, narrow: ok && narrow.ComputesInAccumulator()})
 }

@@ -342,3 +342,6 @@ func (b *builder) gradPreactivation(kind string, fromOutput bool, gradOutput, sa
 		accumulates: true,
 	})
 }
+
+// ComputesInAccumulator says that formulas are computed in the accumulator's dtype, and not in float64.
+func (*Backend) ComputesInAccumulator() bool { return true }

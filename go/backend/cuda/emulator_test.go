@@ -156,6 +156,8 @@ func (e *emulated) Select(p backend.Problem) (backend.Kernel, error) {
 	switch p := p.(type) {
 	case *backend.Activation:
 		err = b.activation(p.Kind, p.Out, p.Input)
+	case *backend.ActivationBackward:
+		err = b.activationBackward(p)
 	case *backend.Gated:
 		err = b.gated(p)
 	case *backend.GatedBackward:

@@ -142,8 +142,14 @@ func TestGradPreactivation(t *testing.T) {
 		shape []int64
 		order []int
 	}{
-		{[]int64{70, 64}, nil}, {[]int64{3, 50, 16}, nil}, {[]int64{1, 1}, nil}, {[]int64{37, 9}, nil}, {[]int64{5, 40, 24}, []int{1, 0, 2}},
-		{[]int64{64, 48}, []int{1, 0}}, {[]int64{700, 8}, nil}, {[]int64{600, 5}, []int{1, 0}},
+		{[]int64{70, 64}, nil},
+		{[]int64{3, 50, 16}, nil},
+		{[]int64{1, 1}, nil},
+		{[]int64{37, 9}, nil},
+		{[]int64{5, 40, 24}, []int{1, 0, 2}},
+		{[]int64{64, 48}, []int{1, 0}},
+		{[]int64{700, 8}, nil},
+		{[]int64{600, 5}, []int{1, 0}},
 	}
 	for _, dt := range dtype.All() {
 		for a, info := range activation.All() {

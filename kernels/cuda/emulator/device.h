@@ -20,7 +20,7 @@
 struct dim3 {
   unsigned x, y, z;
 };
-extern thread_local dim3 threadIdx, blockIdx;
+extern dim3 threadIdx, blockIdx;
 
 void __syncthreads();
 

@@ -6,31 +6,10 @@
 //   u32 length and the kernel's name, u32 grid, u32 block, u32 bytes of parameters and the parameters, u32 pointers and for each u32 place in the
 //   parameters and i64 place in the memory
 //
-// Memory starts at a multiple of 256 bytes. Threads of a block run in turn from one __syncthreads to the next; a block in which they do not all meet
-// there is an error, as is a name that no kernel has.
-#include <stdio.h>
-#include <stdlib.h>
-#include <ucontext.h>
-
-#include <string>
-#include <vector>
-
-#include "../activation.cu"
-#undef FORMULA
-#include "../gated.cu"
-#undef FORMULA
-#include "../gemm_epilogue.cu"
-#include "../lerp.cu"
-
-thread_local dim3 threadIdx, blockIdx;
-epigrad::Registration *epigrad::Registration::first;
+// Memory starts at a multiple of 256 bytes. A name that no kernel has is an error.
+#include "emulator.h"
 
 namespace {
-
-[[noreturn]] void fail(const std::string &text) {
-  fprintf(stderr, "emulator: %s\n", text.c_str());
-  exit(1);
-}
 
 template <class T>
 T read() {
@@ -42,56 +21,6 @@ T read() {
 void read(void *to, size_t bytes) {
   if (bytes > 0 && fread(to, bytes, 1, stdin) != 1) fail("the job ends early");
 }
-
-// Fibers are the threads of a block where a kernel synchronizes.
-struct Fiber {
-  ucontext_t context;
-  std::vector<char> stack = std::vector<char>(1 << 16);
-  enum { ready, waiting, done } state;
-};
-
-std::vector<Fiber> fibers;
-ucontext_t scheduler;
-unsigned current;
-const epigrad::Registration *kernel;
-const void *parameters;
-
-void run_fiber() {
-  kernel->call(kernel->kernel, parameters);
-  fibers[current].state = Fiber::done;
-  swapcontext(&fibers[current].context, &scheduler);
-}
-
-void run_block(unsigned threads) {
-  fibers.resize(threads);
-  for (Fiber &fiber : fibers) {
-    getcontext(&fiber.context);
-    fiber.context.uc_stack.ss_sp = fiber.stack.data();
-    fiber.context.uc_stack.ss_size = fiber.stack.size();
-    makecontext(&fiber.context, run_fiber, 0);
-    fiber.state = Fiber::ready;
-  }
-  for (;;) {
-    unsigned waiting = 0, done = 0;
-    for (current = 0; current < threads; current++) {
-      threadIdx = {current, 0, 0};
-      swapcontext(&scheduler, &fibers[current].context);
-      (fibers[current].state == Fiber::done ? done : waiting)++;
-    }
-    if (done == threads) return;
-    if (waiting != threads) fail(std::string(kernel->name) + ": some threads of a block synchronize and some have returned");
-  }
-}
-
-const epigrad::Registration *find(const std::string &name) {
-  for (const epigrad::Registration *r = epigrad::Registration::first; r != nullptr; r = r->next) {
-    if (name == r->name) return r;
-  }
-  fail("no kernel has the name " + name);
-}
-
-// Only those that sum across threads synchronize.
-bool synchronizes(const std::string &name) { return name.find("columns") != std::string::npos || name.find("rows") != std::string::npos; }
 
 // run_job reports whether there was one.
 bool run_job() {
@@ -110,17 +39,10 @@ bool run_job() {
       char *address = memory + read<int64_t>();
       memcpy(buffer.data() + at, &address, sizeof address);
     }
-    kernel = find(name);
-    parameters = buffer.data();
-    if (kernel->size != buffer.size()) fail(name + " takes " + std::to_string(kernel->size) + " bytes of parameters, not " + std::to_string(buffer.size()));
-    if (block != epigrad::block_threads) fail(name + " takes blocks of another size");
-    for (blockIdx = {0, 0, 0}; blockIdx.x < grid; blockIdx.x++) {
-      if (synchronizes(name)) {
-        run_block(block);
-      } else {
-        for (threadIdx = {0, 0, 0}; threadIdx.x < block; threadIdx.x++) kernel->call(kernel->kernel, parameters);
-      }
-    }
+    const epigrad::Registration *launched = find_kernel(name);
+    if (launched == nullptr) fail("no kernel has the name " + name);
+    if (launched->size != buffer.size()) fail(name + " takes " + std::to_string(launched->size) + " bytes of parameters, not " + std::to_string(buffer.size()));
+    run_kernel(launched, grid, block, buffer.data());
   }
   if (fwrite(memory, 1, bytes, stdout) != bytes || fflush(stdout) != 0) fail("the memory could not be written");
   free(memory);
@@ -128,12 +50,6 @@ bool run_job() {
 }
 
 }  // namespace
-
-void __syncthreads() {
-  unsigned self = current;
-  fibers[self].state = Fiber::waiting;
-  swapcontext(&fibers[self].context, &scheduler);
-}
 
 int main() {
   while (run_job()) {

@@ -1,0 +1,117 @@
+// The kernels, compiled for the CPU, and what runs one: a slow GPU of one thread.
+//
+// Threads of a block run in turn from one __syncthreads to the next; a block in which they do not all meet there is an error. Compilers other than nvcc have to be
+// told not to mind its pragmas: -Wno-unknown-pragmas.
+#pragma once
+
+#undef _FORTIFY_SOURCE  // its longjmp takes a change of stacks for a defect
+#include <setjmp.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <ucontext.h>
+
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "../activation.cu"
+#undef FORMULA
+#include "../gated.cu"
+#undef FORMULA
+#include "../gemm_epilogue.cu"
+#include "../lerp.cu"
+
+dim3 threadIdx, blockIdx;
+epigrad::Registration *epigrad::Registration::first;
+
+namespace {
+
+[[noreturn]] void fail(const std::string &text) {
+  fprintf(stderr, "emulator: %s\n", text.c_str());
+  exit(1);
+}
+
+// A fiber is a thread of a block where a kernel synchronizes; it goes on to be the same thread of the next block. Fibers are begun with ucontext, and changed with
+// setjmp, which leaves the signal mask alone and so needs no system call.
+struct Fiber {
+  ucontext_t context;
+  jmp_buf place;
+  std::vector<char> stack = std::vector<char>(1 << 16);
+  bool begun = false, done = false;
+};
+
+std::vector<Fiber> fibers(epigrad::block_threads);
+jmp_buf scheduler;
+unsigned current;
+const epigrad::Registration *kernel;
+const void *parameters;
+
+// pause goes back to the scheduler, and returns when that resumes the fiber.
+void pause() {
+  if (_setjmp(fibers[current].place) == 0) _longjmp(scheduler, 1);
+}
+
+void be_thread() {
+  for (;;) {
+    kernel->call(kernel->kernel, parameters);
+    fibers[current].done = true;
+    pause();
+  }
+}
+
+void resume(Fiber &fiber) {
+  if (_setjmp(scheduler) != 0) return;
+  if (fiber.begun) _longjmp(fiber.place, 1);
+  fiber.begun = true;
+  getcontext(&fiber.context);
+  fiber.context.uc_stack.ss_sp = fiber.stack.data();
+  fiber.context.uc_stack.ss_size = fiber.stack.size();
+  makecontext(&fiber.context, be_thread, 0);
+  setcontext(&fiber.context);
+}
+
+void run_block() {
+  for (Fiber &fiber : fibers) fiber.done = false;
+  for (;;) {
+    for (current = 0; current < fibers.size(); current++) {
+      threadIdx = {current, 0, 0};
+      resume(fibers[current]);
+    }
+    size_t done = 0;
+    for (const Fiber &fiber : fibers) done += fiber.done;
+    if (done == fibers.size()) return;
+    if (done != 0) fail(std::string(kernel->name) + ": some threads of a block synchronize and some have returned");
+  }
+}
+
+// find_kernel returns a kernel by its name, or null.
+[[maybe_unused]] const epigrad::Registration *find_kernel(const std::string &name) {
+  for (const epigrad::Registration *r = epigrad::Registration::first; r != nullptr; r = r->next) {
+    if (name == r->name) return r;
+  }
+  return nullptr;
+}
+
+// Only those that sum across threads synchronize.
+bool synchronizes(const std::string &name) { return name.find("columns") != std::string::npos || name.find("rows") != std::string::npos; }
+
+// run_kernel runs a grid of blocks, which are of block_threads. There is one GPU: who comes second waits.
+[[maybe_unused]] void run_kernel(const epigrad::Registration *launched, unsigned grid, unsigned block, const void *launch_parameters) {
+  static std::mutex mutex;
+  std::lock_guard<std::mutex> lock(mutex);
+  kernel = launched;
+  parameters = launch_parameters;
+  if (block != epigrad::block_threads) fail(std::string(kernel->name) + " takes blocks of another size");
+  bool fibered = synchronizes(kernel->name);
+  for (blockIdx = {0, 0, 0}; blockIdx.x < grid; blockIdx.x++) {
+    if (fibered) {
+      run_block();
+    } else {
+      for (threadIdx = {0, 0, 0}; threadIdx.x < block; threadIdx.x++) kernel->call(kernel->kernel, parameters);
+    }
+  }
+}
+
+}  // namespace
+
+void __syncthreads() { pause(); }

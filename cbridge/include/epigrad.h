@@ -10,6 +10,7 @@
  *   linear                          input weight bias?                                      out preactivation
  *   linear_backward                 grad_output input weight bias? preactivation? output?   grad_input grad_weight grad_bias
  *   activation                      input                                                   out
+ *   activation_backward             grad_output input                                       grad_input out grad_bias
  *   gated_activation                input                                                   out
  *   gated_activation_backward       grad_output input                                       grad_input grad_bias
  *   gated_product                   value gate                                              out
@@ -19,7 +20,8 @@
  *
  * kind is an activation ("none" "relu" "gelu" "gelu_tanh" "silu" "sigmoid" "tanh"; NULL is "none") or, for gated_*, a gated kind ("glu" "reglu" "swiglu"
  * "geglu" "geglu_tanh" "bilinear"). Shapes follow PyTorch: matmul's for matmul_*, [..., k] and [n, k] for linear, broadcasting for lerp.
- * grad_bias of gated_activation_backward is grad_input summed over all dimensions but dim, before it is rounded. dtypes: float32, float64, bfloat16,
+ * grad_bias of gated_activation_backward is grad_input summed over all dimensions but dim, before it is rounded; that of activation_backward over all but the
+ * last, and its out is act(input). dtypes: float32, float64, bfloat16,
  * float16, one per call.
  *
  * A process that has called epigrad cannot use it in a child made by fork() without exec: every function then returns EPG_BACKEND_UNAVAILABLE.

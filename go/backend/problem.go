@@ -48,6 +48,13 @@ type Activation struct {
 	Input, Out *tensor.View
 }
 
+// ActivationBackward is grad_input = grad_output act'(input) and out = act(input); all views have one shape and results that are not asked for are nil.
+// GradBias is the unrounded gradient summed over all dimensions but the last, in which alone its size is not 1.
+type ActivationBackward struct {
+	Header
+	GradOutput, Input, GradInput, Out, GradBias *tensor.View
+}
+
 // Gated is out = value act(gate); all views have one shape. Activation is the gate's.
 type Gated struct {
 	Header
@@ -104,6 +111,11 @@ func (p *GemmEpilogueBackward) Views() []*tensor.View {
 
 // Views implements Problem.
 func (p *Activation) Views() []*tensor.View { return present(p.Input, p.Out) }
+
+// Views implements Problem.
+func (p *ActivationBackward) Views() []*tensor.View {
+	return present(p.GradOutput, p.Input, p.GradInput, p.Out, p.GradBias)
+}
 
 // Views implements Problem.
 func (p *Gated) Views() []*tensor.View { return present(p.Value, p.Gate, p.Out) }

@@ -22,6 +22,33 @@ var activationForward = operation{
 	},
 }
 
+// activationBackward is grad_input = grad_output * act'(input), beside it out = act(input), which a backward that keeps preactivations alone needs at the same
+// time, and grad_bias: grad_input summed, before it is rounded, over all dimensions but the last.
+var activationBackward = operation{
+	Signature: Signature{"activation_backward", arguments("grad_output", "input"), arguments("grad_input", "out", "grad_bias")},
+	activated: true,
+	shapes: func(c *Call) ([][]int64, error) {
+		const name = "activation_backward"
+		if err := check.OneOf(name, "activation", c.Kind, activation.Names()); err != nil {
+			return nil, err
+		}
+		shape := c.input(1).Shape
+		if err := check.Shape(name, "grad_output", c.input(0).Shape, shape, "the input's shape"); err != nil {
+			return nil, err
+		}
+		if len(shape) == 0 {
+			return [][]int64{shape, shape, nil}, nil
+		}
+		return [][]int64{shape, shape, shape[len(shape)-1:]}, nil
+	},
+	problem: func(c *Call, h backend.Header) backend.Problem {
+		return &backend.ActivationBackward{
+			Header: h, GradOutput: c.input(0), Input: c.input(1), GradInput: c.output(0), Out: c.output(1),
+			GradBias: aligned(c.output(2), c.input(1).Rank()),
+		}
+	},
+}
+
 // A gated activation is out = value * act(gate), where value and gate are the halves of the input along a dimension (torch.nn.functional.glu's
 // convention is the gate second) or, in the product, two tensors of one shape. grad_value = grad_output * act(gate); grad_gate = grad_output * value *
 // act'(gate). grad_bias is grad_input summed, before it is rounded, over all dimensions but the split one: the gradient of a bias that

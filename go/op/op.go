@@ -71,7 +71,7 @@ type operation struct {
 }
 
 var operations = []operation{
-	matmul, matmulBackward, linear, linearBackward, activationForward,
+	matmul, matmulBackward, linear, linearBackward, activationForward, activationBackward,
 	gatedActivation, gatedActivationBackward, gatedProduct, gatedProductBackward, lerp, lerpBackward,
 }
 

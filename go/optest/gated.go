@@ -190,6 +190,57 @@ func (s *opSuite) TestGatedProduct() {
 }
 
 // TestActivation also compares elementwise results of every layout, position and number of threads: they are one and the same.
+// TestActivationBackward: each result is right, and the same bits whichever of the others are asked for.
+func (s *opSuite) TestActivationBackward() {
+	for _, info := range activation.All() {
+		for _, dt := range dtype.All() {
+			s.Run(info.Name+"/"+dt.String(), func() {
+				shape := []int64{3, 11, 67}
+				input, grad := newArray(dt, shape, contiguous).fill(s.normal(3)), newArray(dt, shape, contiguous).fill(s.normal(1))
+				outputs := []*array{newArray(dt, shape, contiguous), newArray(dt, shape, contiguous), newArray(dt, shape[2:], contiguous)}
+				backward := call{Call: op.Call{Op: "activation_backward", Kind: info.Name}, inputs: []*array{grad, input}, outputs: outputs}
+				s.run(backward)
+				limits := s.boundsOf(dt)
+				var terms, errs []float64
+				var gradient, value expectation
+				g := grad.values()
+				for i, x := range input.values() {
+					y := values[info.Name](x)
+					value.value = append(value.value, y)
+					value.bound = append(value.bound, limits.stored(y, (valueError+limits.formula)*(1+math.Abs(x))))
+					term := g[i] * slope(info.Name, x)
+					terms, errs = append(terms, term), append(errs, math.Abs(g[i])*(slopeError+2*limits.formula))
+					gradient.value = append(gradient.value, term)
+					gradient.bound = append(gradient.bound, limits.stored(term, errs[i]))
+				}
+				for i, x := range terms {
+					errs[i] += 4 * limits.elementwise * float64(len(terms)) * math.Abs(x)
+				}
+				to := []int64{1, 1, shape[2]}
+				sums := sumTo(terms, shape, to)
+				s.within(outputs[0].values(), gradient.value, gradient.bound, "gradient of %s of %v", info.Name, input)
+				s.within(outputs[1].values(), value.value, value.bound, "%s of %v", info.Name, input)
+				s.within(outputs[2].values(), sums, limits.allStored(sums, sumTo(errs, shape, to)), "bias gradient of %s of %v", info.Name, input)
+				for mask := range 1 << len(outputs) {
+					alone := backward
+					alone.outputs = make([]*array, len(outputs))
+					for i, out := range outputs {
+						if mask>>i&1 == 1 {
+							alone.outputs[i] = newArray(dt, out.view.Shape, some(outputLayouts, mask)[0])
+						}
+					}
+					s.run(alone)
+					for i, out := range alone.outputs {
+						if out != nil {
+							s.same(out, outputs[i], "%s, output %d of those in %b", info.Name, i, mask)
+						}
+					}
+				}
+			})
+		}
+	}
+}
+
 func (s *opSuite) TestActivation() {
 	for _, info := range activation.All() {
 		for _, dt := range dtype.All() {

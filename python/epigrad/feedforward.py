@@ -71,9 +71,20 @@ class Block:
         assert out is not None
         return out
 
-    def grad_hidden_to_preactivation(self, grad: Tensor, preactivation: Tensor, needs: Needs) -> Tensors:
-        """The gradients of a gated hidden layer to its preactivation and, summed before rounding, to the bias in it."""
-        return launch(
+    def grad_hidden_to_preactivation(
+        self, grad: Tensor, preactivation: Tensor, needs: Needs, hidden: bool
+    ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        """The gradients of the hidden layer to its preactivation and, summed before rounding, to the bias in it; and
+        the hidden activation, if it is asked for.
+        """
+        if self.kind is None:
+            needs = (needs[0], hidden, needs[1])
+            inputs = (grad, preactivation)
+            grad_pre, out, grad_bias = launch(
+                library.core(), "activation_backward", self.activation, inputs, needs, self.backend
+            )
+            return grad_pre, grad_bias, out
+        grad_pre, grad_bias = launch(
             library.core(),
             "gated_activation_backward",
             self.kind,
@@ -83,6 +94,7 @@ class Block:
             -1,
             self.gate_first,
         )
+        return grad_pre, grad_bias, self.hidden(preactivation) if hidden else None
 
     def hidden_formula(self, preactivation: Tensor) -> Tensor:
         """`hidden` as differentiable operations, unrounded."""
@@ -154,50 +166,49 @@ class FeedForwardProblem:
         first_needed = any(needs[:3])
         if preactivation is None and (needs[3] or (first_needed and block.slope_needs_preactivation)):
             preactivation, _ = launch(core, "linear", "none", (input, weight1, bias1), (True, False), block.backend)
-        if needs[3]:
-            assert preactivation is not None
-            hidden = block.hidden(preactivation)
-        else:
-            hidden = stand_in(grad, (*grad.shape[:-1], shapes[3][1]))
-        if weight2 is None:
-            weight2 = stand_in(grad, shapes[3])
+        weight2_or_shape = stand_in(grad, shapes[3]) if weight2 is None else weight2
+        no_hidden = stand_in(grad, (*grad.shape[:-1], shapes[3][1]))
         bias2 = None if shapes[4] is None else grad.new_empty(shapes[4])
-        grad_hidden, grad_weight2, grad_bias2 = launch(
-            core,
-            "linear_backward",
-            "none",
-            (grad, hidden, weight2, bias2, None, None),
-            (first_needed, needs[3], needs[4]),
-            block.backend,
-        )
-        del hidden
+
+        def second_layer(hidden: Tensor, wanted: Needs) -> Tensors:
+            inputs = (grad, hidden, weight2_or_shape, bias2, None, None)
+            return launch(core, "linear_backward", "none", inputs, wanted, block.backend)
+
         if not first_needed:
-            return None, None, None, grad_weight2, grad_bias2
-        assert grad_hidden is not None
-        activation = block.activation
-        first_needs = needs[:3]
-        gated_grad_bias = None
-        if block.kind is not None:
+            hidden = no_hidden
+            if needs[3]:
+                assert preactivation is not None
+                hidden = block.hidden(preactivation)
+            return None, None, None, *second_layer(hidden, (False, needs[3], needs[4]))[1:]
+        grad_pre, _, _ = second_layer(no_hidden, (True, False, False))
+        assert grad_pre is not None
+        grad_bias1, hidden_or_none = None, None
+        if block.slope_needs_preactivation:
             assert preactivation is not None
-            gated_needs = (needs[0] or needs[1], needs[2] and shapes[2] is not None)
-            grad_hidden, gated_grad_bias = block.grad_hidden_to_preactivation(grad_hidden, preactivation, gated_needs)
-            if grad_hidden is None:
-                return None, None, gated_grad_bias, grad_weight2, grad_bias2
-            activation = "none"
-            first_needs = (needs[0], needs[1], False)
+            pre_needs = (needs[0] or needs[1], needs[2] and shapes[2] is not None)
+            grad_pre, grad_bias1, hidden_or_none = block.grad_hidden_to_preactivation(
+                grad_pre, preactivation, pre_needs, needs[3]
+            )
+        elif needs[3]:
+            hidden_or_none = preactivation
+        hidden = no_hidden if hidden_or_none is None else hidden_or_none
+        _, grad_weight2, grad_bias2 = second_layer(hidden, (False, needs[3], needs[4]))
+        del hidden, hidden_or_none
+        if grad_pre is None:
+            return None, None, grad_bias1, grad_weight2, grad_bias2
         first_inputs = (
-            grad_hidden,
+            grad_pre,
             stand_in(grad, shapes[0]) if input is None else input,
             stand_in(grad, shapes[1]) if weight1 is None else weight1,
             grad.new_empty(shapes[2]) if bias1 is None and shapes[2] is not None else bias1,
-            None if activation == "none" else preactivation,
+            None,
             None,
         )
-        grad_input, grad_weight1, grad_bias1 = launch(
-            core, "linear_backward", activation, first_inputs, first_needs, block.backend
+        first_needs = (needs[0], needs[1], needs[2] and not block.slope_needs_preactivation)
+        grad_input, grad_weight1, sums = launch(
+            core, "linear_backward", "none", first_inputs, first_needs, block.backend
         )
-        grad_bias1 = gated_grad_bias if block.kind is not None else grad_bias1
-        return grad_input, grad_weight1, grad_bias1, grad_weight2, grad_bias2
+        return grad_input, grad_weight1, sums if grad_bias1 is None else grad_bias1, grad_weight2, grad_bias2
 
     def formula(self, needs: Needs, *tensors: Tensor | None, grad_hidden: Tensor | None = None) -> Tensors:
         grad, input, weight1, bias1, weight2, preactivation = tensors

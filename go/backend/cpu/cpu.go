@@ -49,6 +49,8 @@ func (b *Backend) Select(p backend.Problem) (backend.Kernel, error) {
 	switch p := p.(type) {
 	case *backend.Activation:
 		return b.selectActivation(p)
+	case *backend.ActivationBackward:
+		return b.selectActivationBackward(p)
 	case *backend.Gated:
 		return b.selectGated(p)
 	case *backend.GatedBackward:

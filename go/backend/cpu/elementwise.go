@@ -35,6 +35,32 @@ func (*Backend) selectActivation(p *backend.Activation) (backend.Kernel, error) 
 	}, p.Out, p.Input), nil
 }
 
+func (*Backend) selectActivationBackward(p *backend.ActivationBackward) (backend.Kernel, error) {
+	formula, err := formulaOf(p.Kind)
+	if err != nil {
+		return nil, err
+	}
+	k := &steps{facts: newFacts(p, "")}
+	if outputs, at := asked(p.GradInput, p.Out); len(outputs) > 0 {
+		e := newElementwise(p, len(outputs), func(n int, b *[maxOperands]block) {
+			g, x := b[len(outputs)][:n], b[len(outputs)+1][:n]
+			if gradient := at.of(b, 0, n); gradient != nil {
+				formula.Gradients(gradient, g, x)
+			}
+			if value := at.of(b, 1, n); value != nil {
+				formula.Values(value, x)
+			}
+		}, append(outputs, p.GradOutput, p.Input)...)
+		k.run = append(k.run, e.Run)
+	}
+	if p.GradBias != nil {
+		k.run = append(k.run, newReduction(p.GradBias, func(n int, b *[maxOperands]block) {
+			formula.Gradients(b[0][:n], b[1][:n], b[2][:n])
+		}, p.GradOutput, p.Input).run)
+	}
+	return k, nil
+}
+
 func (*Backend) selectGated(p *backend.Gated) (backend.Kernel, error) {
 	formula, err := formulaOf(p.Activation)
 	if err != nil {

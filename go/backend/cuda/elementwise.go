@@ -300,6 +300,24 @@ func (b *builder) convert(out, in *tensor.View) error {
 	return b.elementwise("convert_"+out.DType.Short(), 1, scalar{}, out, in)
 }
 
+// activationBackward adds the gradient, with its column sums in the same pass, and the activation.
+func (b *builder) activationBackward(p *backend.ActivationBackward) error {
+	if p.GradInput != nil || p.GradBias != nil {
+		bias := p.GradBias
+		for bias != nil && bias.Rank() > 1 {
+			row := bias.Squeeze(0)
+			bias = &row
+		}
+		if err := b.gradPreactivation(p.Kind, false, p.GradOutput, p.Input, p.GradInput, bias); err != nil {
+			return err
+		}
+	}
+	if p.Out == nil {
+		return nil
+	}
+	return b.activation(p.Kind, p.Out, p.Input)
+}
+
 func (b *builder) gated(p *backend.Gated) error {
 	return b.elementwise("gated_"+p.Activation+"_"+p.DType.Short(), 1, scalar{}, p.Out, p.Value, p.Gate)
 }

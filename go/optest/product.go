@@ -186,8 +186,8 @@ func (p *product) gradBias(g []float64) []float64 {
 }
 
 // bounds are how far results may be from the references, as sums of products of n terms in a dtype's accumulator are. Formulas and elementwise sums are computed
-// with the rounding elementwise, and a formula has an error besides.
-type bounds struct{ unit, accumulator, tiny, elementwise, formula float64 }
+// with the rounding elementwise, and a formula has an error besides; an activation's argument has had the rounding argument.
+type bounds struct{ unit, accumulator, tiny, elementwise, formula, argument float64 }
 
 // boundsOf are those of formulas and elementwise sums in float64.
 func boundsOf(dt dtype.DType) bounds {
@@ -227,8 +227,7 @@ func magnitudes(values []float64) []float64 {
 type expectation struct{ value, bound []float64 }
 
 // forward is what the operation should give for the values that are stored: the output, and the preactivation.
-func (p *product) forward(kind string, dt dtype.DType, a, b, bias []float64) (out, pre expectation) {
-	limits := boundsOf(dt)
+func (p *product) forward(kind string, limits bounds, a, b, bias []float64) (out, pre expectation) {
 	pre.value = p.pre(a, b, bias)
 	errs := p.pre(magnitudes(a), magnitudes(b), magnitudes(bias))
 	out.value = make([]float64, len(pre.value))
@@ -236,7 +235,7 @@ func (p *product) forward(kind string, dt dtype.DType, a, b, bias []float64) (ou
 	for i, x := range pre.value {
 		errs[i] = limits.sum(p.k+1, errs[i])
 		out.value[i] = values[kind](x)
-		outErrs[i] = steepest*errs[i] + valueError*(1+math.Abs(x))
+		outErrs[i] = steepest*(errs[i]+limits.argument*(math.Abs(x)+errs[i])+limits.tiny) + (valueError+limits.formula)*(1+math.Abs(x))
 	}
 	out.bound = limits.allStored(out.value, outErrs)
 	pre.bound = limits.allStored(pre.value, errs)
@@ -244,16 +243,15 @@ func (p *product) forward(kind string, dt dtype.DType, a, b, bias []float64) (ou
 }
 
 // backward is what the gradients should be. pre is known up to preError, and the slopes up to that and slopeErr.
-func (p *product) backward(kind string, dt dtype.DType, gradOutput, a, b, pre []float64, slopeErr float64) (gradA, gradB, gradBias expectation) {
-	limits := boundsOf(dt)
+func (p *product) backward(kind string, limits bounds, gradOutput, a, b, pre []float64, slopeErr float64) (gradA, gradB, gradBias expectation) {
 	gradient, errs := make([]float64, len(pre)), make([]float64, len(pre))
 	rounded, biasErrs := make([]float64, len(pre)), make([]float64, len(pre))
 	for i, g := range gradOutput {
 		gradient[i] = g * slope(kind, pre[i])
-		errs[i] = math.Abs(g) * slopeErr
+		errs[i] = math.Abs(g) * (slopeErr + 2*limits.formula)
 		depth := max(p.n, p.m) * max(p.items, 1)
 		rounded[i] = limits.stored(gradient[i], errs[i]) + limits.sum(depth, math.Abs(gradient[i]))
-		biasErrs[i] = errs[i] + 4*0x1p-53*float64(len(pre))*math.Abs(gradient[i])
+		biasErrs[i] = errs[i] + 4*limits.elementwise*float64(len(pre))*math.Abs(gradient[i])
 	}
 	gradA.value, gradB.value, gradBias.value = p.gradA(gradient, b), p.gradB(a, gradient), p.gradBias(gradient)
 	gradA.bound = limits.allStored(gradA.value, p.gradA(rounded, magnitudes(b)))

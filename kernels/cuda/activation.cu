@@ -1,4 +1,4 @@
-// out = act(x), and copies: activation_<activation>_<dtype> and convert_<dtype>, which reads float32.
+// out = act(x), and copies: activation_<activation>_<dtype>.
 //
 // The activation none is a copy of bits, so that a NaN keeps its payload. out may be x.
 #include "activation.cuh"
@@ -20,16 +20,16 @@ struct Activate {
   }
 };
 
-template <class To, class From>
-struct Convert {
-  using Output = To;
-  using Input = From;
-  using Real = typename To::Real;
+template <class Storage>
+struct Copy {
+  using Output = Bits<Storage>;
+  using Input = Output;
+  using Real = typename Output::Real;
   static constexpr int outputs = 1, inputs = 1, operands = 2;
   static constexpr bool optional_inputs = false, selective = false;
 
   template <unsigned wanted>
-  static __device__ __forceinline__ void apply(Real, Real (&y)[1], const typename From::Real (&x)[1]) {
+  static __device__ __forceinline__ void apply(Real, Real (&y)[1], const Real (&x)[1]) {
     y[0] = x[0];
   }
 };
@@ -40,8 +40,5 @@ struct Convert {
   EPG_ELEMENTWISE(activation_##activation##_##dtype, epigrad::Activate<epigrad::activations::activation<epigrad::dtype::Arithmetic>, epigrad::dtype>)
 #define ACTIVATE_ALL(dtype, unused)                  \
   EPG_FOR_EACH_NONLINEAR_ACTIVATION(ACTIVATE, dtype) \
-  EPG_ELEMENTWISE(activation_none_##dtype, epigrad::Convert<epigrad::Bits<epigrad::dtype>, epigrad::Bits<epigrad::dtype>>)
+  EPG_ELEMENTWISE(activation_none_##dtype, epigrad::Copy<epigrad::dtype>)
 EPG_FOR_EACH_DTYPE(ACTIVATE_ALL, )
-
-EPG_ELEMENTWISE(convert_bf16, epigrad::Convert<epigrad::bf16, epigrad::f32>)
-EPG_ELEMENTWISE(convert_f16, epigrad::Convert<epigrad::f16, epigrad::f32>)

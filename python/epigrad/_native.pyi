@@ -7,7 +7,11 @@ from torch import Tensor
 Tensors = tuple[Tensor | None, ...]
 
 def configure(
-    tensor_type: type, parameter_type: type, make_error: Callable[[int, str, bytes, int, int], Exception], allows_tf32: Callable[[], bool], /
+    tensor_type: type,
+    parameter_type: type,
+    make_error: Callable[[int, str, bytes, int, int], Exception],
+    allows_tf32: Callable[[], bool],
+    /,
 ) -> None: ...
 def infer(
     op: str,

@@ -168,7 +168,10 @@ def tuning_cache() -> str:
 
 
 def _allows_tf32() -> bool:
-    """Whether PyTorch lets float32 products on CUDA be computed in TF32; this getter answers to its old settings and to its new ones."""
+    """Whether PyTorch lets float32 products on CUDA be computed in TF32.
+
+    This getter answers to its old settings and to its new ones.
+    """
     return bool(torch._C._get_fp32_precision_getter("cuda", "matmul") == "tf32")
 
 

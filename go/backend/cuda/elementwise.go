@@ -295,11 +295,6 @@ func (b *builder) activation(kind string, out, in *tensor.View) error {
 	return b.elementwise("activation_"+kind+"_"+out.DType.Short(), 1, scalar{}, out, in)
 }
 
-// convert adds out = in, where in is float32 and out a half type.
-func (b *builder) convert(out, in *tensor.View) error {
-	return b.elementwise("convert_"+out.DType.Short(), 1, scalar{}, out, in)
-}
-
 // activationBackward adds the gradient, with its column sums in the same pass, and the activation.
 func (b *builder) activationBackward(p *backend.ActivationBackward) error {
 	if p.GradInput != nil || p.GradBias != nil {

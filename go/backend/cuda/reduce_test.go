@@ -340,23 +340,6 @@ func TestSumsOfNothing(t *testing.T) {
 	assert.Empty(t, b.program)
 }
 
-func TestConvert(t *testing.T) {
-	for _, dt := range []dtype.DType{dtype.BFloat16, dtype.Float16} {
-		c := newCall(t, dtype.Float32)
-		in := c.operand([]int64{6, 33, 16})
-		want := c.values(in)
-		c.dt = dt
-		out := c.operand([]int64{6, 33, 16}, 1, 0, 2)
-		c.run(backend.Run{}, func(b *builder) error { return b.convert(out, in) })
-		other := newCall(t, dt)
-		rounded := other.operand([]int64{int64(len(want))})
-		for i, x := range want {
-			other.set(rounded, int64(i), x)
-		}
-		assert.Equal(t, other.values(rounded), c.values(out))
-	}
-}
-
 // TestDivisor: what Divisor of loops.cuh computes with these numbers is the quotient.
 func TestDivisor(t *testing.T) {
 	random := rand.New(rand.NewPCG(1, 2))
@@ -406,8 +389,6 @@ func TestEveryKernelIsCompiled(t *testing.T) {
 		forms("lerp_backward_columns" + suffix)
 		names = append(names, "lerp_backward_rows"+suffix, "finish_columns"+suffix)
 	}
-	forms("convert_bf16")
-	forms("convert_f16")
 	count := 0
 	for _, name := range names {
 		_, ok := kernels.ImageOf(name)

@@ -21,7 +21,7 @@
  * kind is an activation ("none" "relu" "gelu" "gelu_tanh" "silu" "sigmoid" "tanh"; NULL is "none") or, for gated_*, a gated kind ("glu" "reglu" "swiglu"
  * "geglu" "geglu_tanh" "bilinear"). Shapes follow PyTorch: matmul's for matmul_*, [..., k] and [n, k] for linear, broadcasting for lerp.
  * grad_bias of gated_activation_backward is grad_input summed over all dimensions but dim, before it is rounded; that of activation_backward over all but the
- * last, and its out is act(input). dtypes: float32, float64, bfloat16,
+ * last, its out is act(input), and its grad_input may be grad_output. dtypes: float32, float64, bfloat16,
  * float16, one per call.
  *
  * A process that has called epigrad cannot use it in a child made by fork() without exec: every function then returns EPG_BACKEND_UNAVAILABLE.

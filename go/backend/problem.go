@@ -49,7 +49,7 @@ type Activation struct {
 }
 
 // ActivationBackward is grad_input = grad_output act'(input) and out = act(input); all views have one shape and results that are not asked for are nil.
-// GradBias is the unrounded gradient summed over all dimensions but the last, in which alone its size is not 1.
+// GradBias is the unrounded gradient summed over all dimensions but the last, in which alone its size is not 1. GradInput may be GradOutput's memory.
 type ActivationBackward struct {
 	Header
 	GradOutput, Input, GradInput, Out, GradBias *tensor.View

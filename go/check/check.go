@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"unsafe"
 
 	"github.com/epigrad/epigrad/go/dtype"
 	"github.com/epigrad/epigrad/go/status"
@@ -16,6 +17,8 @@ import (
 type Operand struct {
 	Name string
 	View *tensor.View
+	// Replaces names the input that an output may be written over, element by element; "" for none.
+	Replaces string
 }
 
 // Invalid returns an InvalidProblem error about an argument.
@@ -130,7 +133,7 @@ func SelfOverlap(op string, outputs []Operand) error {
 	return nil
 }
 
-// Aliasing asks the outputs to share no byte with each other or with an input.
+// Aliasing asks the outputs to share no byte with each other or with an input, but for the input that an output may be.
 func Aliasing(op string, inputs, outputs []Operand) error {
 	for i, out := range outputs {
 		if out.View == nil {
@@ -138,6 +141,9 @@ func Aliasing(op string, inputs, outputs []Operand) error {
 		}
 		for _, others := range [2][]Operand{inputs, outputs[:i]} {
 			for _, other := range others {
+				if out.Replaces != "" && out.Replaces == other.Name && other.View != nil && isSame(out.View, other.View) {
+					continue
+				}
 				if other.View != nil && tensor.Overlaps(*out.View, *other.View) {
 					return Invalid(op, out.Name, "shares memory with %s, want an output of its own", other.Name)
 				}
@@ -145,6 +151,11 @@ func Aliasing(op string, inputs, outputs []Operand) error {
 		}
 	}
 	return nil
+}
+
+// isSame reports whether two views are one: the same elements in the same places.
+func isSame(a, b *tensor.View) bool {
+	return unsafe.Add(a.Base, a.Offset) == unsafe.Add(b.Base, b.Offset) && slices.Equal(a.Shape, b.Shape) && slices.Equal(a.Strides, b.Strides)
 }
 
 // Workspace asks for enough scratch at an aligned address, apart from every operand.

@@ -23,9 +23,11 @@ var activationForward = operation{
 }
 
 // activationBackward is grad_input = grad_output * act'(input), beside it out = act(input), which a backward that keeps preactivations alone needs at the same
-// time, and grad_bias: grad_input summed, before it is rounded, over all dimensions but the last.
+// time, and grad_bias: grad_input summed, before it is rounded, over all dimensions but the last. grad_input may be grad_output.
 var activationBackward = operation{
-	Signature: Signature{"activation_backward", arguments("grad_output", "input"), arguments("grad_input", "out", "grad_bias")},
+	Signature: Signature{"activation_backward", arguments("grad_output", "input"), []Argument{
+		{Name: "grad_input", Replaces: "grad_output"}, {Name: "out"}, {Name: "grad_bias"},
+	}},
 	activated: true,
 	shapes: func(c *Call) ([][]int64, error) {
 		const name = "activation_backward"

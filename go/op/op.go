@@ -51,6 +51,8 @@ type Argument struct {
 	Optional bool
 	// Broadcasts: any shape that broadcasts to the operation's is accepted, also by a plan that was selected with another.
 	Broadcasts bool
+	// Replaces names the input that an output may be written over; "" for none.
+	Replaces string
 }
 
 // Signature is an operation's arguments in order. Outputs may all be absent: what is absent is not computed.
@@ -148,7 +150,7 @@ func named(op, what string, args []Argument, views []*tensor.View, required bool
 	}
 	list := make([]check.Operand, len(args))
 	for i, a := range args {
-		list[i] = check.Operand{Name: a.Name, View: at(views, i)}
+		list[i] = check.Operand{Name: a.Name, View: at(views, i), Replaces: a.Replaces}
 		if list[i].View == nil && required && !a.Optional {
 			return nil, check.Invalid(op, a.Name, "missing, want a tensor")
 		}

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"math"
 	"slices"
+	"unsafe"
 
 	"github.com/epigrad/epigrad/go/activation"
 	"github.com/epigrad/epigrad/go/dtype"
@@ -190,6 +191,22 @@ func (s *opSuite) TestGatedProduct() {
 }
 
 // TestActivation also compares elementwise results of every layout, position and number of threads: they are one and the same.
+// replaces runs a call whose first output is written over its first input, and has the results that it gave apart.
+func (s *opSuite) replaces(apart call, want []*array) {
+	s.T().Helper()
+	over := apart.inputs[0].in(contiguous)
+	rest := []*array{newArray(over.view.DType, want[1].view.Shape, contiguous), newArray(over.view.DType, want[2].view.Shape, contiguous)}
+	c := apart.Call
+	c.Inputs, c.Outputs = views([]*array{over, apart.inputs[1]}), views([]*array{over, rest[0], rest[1]})
+	_, bytes, err := op.Infer(&c, []bool{true, true, true})
+	s.Require().NoError(err)
+	c.Workspace, c.WorkspaceBytes = unsafe.Pointer(&newScratch(bytes)[0]), bytes
+	s.Require().NoError(op.Run(&c))
+	for i, got := range []*array{over, rest[0], rest[1]} {
+		s.same(got, want[i], "output %d in place", i)
+	}
+}
+
 // TestActivationBackward: each result is right, and the same bits whichever of the others are asked for.
 func (s *opSuite) TestActivationBackward() {
 	for _, info := range activation.All() {
@@ -221,6 +238,7 @@ func (s *opSuite) TestActivationBackward() {
 				s.within(outputs[0].values(), gradient.value, gradient.bound, "gradient of %s of %v", info.Name, input)
 				s.within(outputs[1].values(), value.value, value.bound, "%s of %v", info.Name, input)
 				s.within(outputs[2].values(), sums, limits.allStored(sums, sumTo(errs, shape, to)), "bias gradient of %s of %v", info.Name, input)
+				s.replaces(backward, outputs)
 				for mask := range 1 << len(outputs) {
 					alone := backward
 					alone.outputs = make([]*array, len(outputs))

@@ -75,13 +75,17 @@ class Block:
         self, grad: Tensor, preactivation: Tensor, needs: Needs, hidden: bool
     ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
         """The gradients of the hidden layer to its preactivation and, summed before rounding, to the bias in it; and
-        the hidden activation, if it is asked for.
+        the hidden activation, if it is asked for. `grad` may be written over.
         """
         if self.kind is None:
-            needs = (needs[0], hidden, needs[1])
-            inputs = (grad, preactivation)
             grad_pre, out, grad_bias = launch(
-                library.core(), "activation_backward", self.activation, inputs, needs, self.backend
+                library.core(),
+                "activation_backward",
+                self.activation,
+                (grad, preactivation),
+                (needs[0], hidden, needs[1]),
+                self.backend,
+                outputs=(grad, None, None),
             )
             return grad_pre, grad_bias, out
         grad_pre, grad_bias = launch(

@@ -33,14 +33,15 @@ def launch(
     dim: int = 0,
     gate_first: bool = False,
     weight: float | None = None,
+    outputs: Tensors | None = None,
 ) -> Tensors:
     """Run an op and return the outputs that `needs` asks for, None in the other places.
 
-    Meta tensors give meta outputs of the real shapes; nothing is computed for them.
+    `outputs` are tensors of the package's own to write into, where there is one. Meta tensors give meta outputs of the real shapes; nothing is computed for them.
     """
     if backend is not None:
         _require_cpu(inputs, backend)
-    return core.launch(op, kind, dim, gate_first, weight, inputs, needs, None, torch.get_num_threads(), False)
+    return core.launch(op, kind, dim, gate_first, weight, inputs, needs, outputs, torch.get_num_threads(), False)
 
 
 def launch_into(

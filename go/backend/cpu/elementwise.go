@@ -41,6 +41,12 @@ func (*Backend) selectActivationBackward(p *backend.ActivationBackward) (backend
 		return nil, err
 	}
 	k := &steps{facts: newFacts(p, "")}
+	// First, since grad_input may replace grad_output.
+	if p.GradBias != nil {
+		k.run = append(k.run, newReduction(p.GradBias, func(n int, b *[maxOperands]block) {
+			formula.Gradients(b[0][:n], b[1][:n], b[2][:n])
+		}, p.GradOutput, p.Input).run)
+	}
 	if outputs, at := asked(p.GradInput, p.Out); len(outputs) > 0 {
 		e := newElementwise(p, len(outputs), func(n int, b *[maxOperands]block) {
 			g, x := b[len(outputs)][:n], b[len(outputs)+1][:n]
@@ -52,11 +58,6 @@ func (*Backend) selectActivationBackward(p *backend.ActivationBackward) (backend
 			}
 		}, append(outputs, p.GradOutput, p.Input)...)
 		k.run = append(k.run, e.Run)
-	}
-	if p.GradBias != nil {
-		k.run = append(k.run, newReduction(p.GradBias, func(n int, b *[maxOperands]block) {
-			formula.Gradients(b[0][:n], b[1][:n], b[2][:n])
-		}, p.GradOutput, p.Input).run)
 	}
 	return k, nil
 }

@@ -107,9 +107,9 @@ func (s *CheckSuite) TestAliasing() {
 	over, beside := in, across
 	over.Name, over.Replaces, beside.Replaces = "over", "in", "in"
 	s.NoError(check.Aliasing("op", []check.Operand{in}, []check.Operand{over}), "an output may replace the input that it names")
-	s.fails(check.Aliasing("op", []check.Operand{in}, []check.Operand{beside}), status.InvalidProblem, "op: across: shares memory with in")
+	s.fails(check.Aliasing("op", []check.Operand{in}, []check.Operand{beside}), status.InvalidProblem, "op: across: shares memory with in, want an output of its own")
 	over.Replaces = "another"
-	s.fails(check.Aliasing("op", []check.Operand{in}, []check.Operand{over}), status.InvalidProblem, "op: over: shares memory with in")
+	s.fails(check.Aliasing("op", []check.Operand{in}, []check.Operand{over}), status.InvalidProblem, "op: over: shares memory with in, want an output of its own")
 	s.NoError(check.SelfOverlap("op", []check.Operand{{Name: "absent"}, left}))
 	s.fails(check.SelfOverlap("op", []check.Operand{s.operand("out", 0, []int64{2, 2}, []int64{1, 1})}), status.InvalidProblem,
 		"op: out: shape [2, 2] with strides [1, 1] overlaps itself, want an output that reaches each element once")

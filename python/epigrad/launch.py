@@ -37,7 +37,8 @@ def launch(
 ) -> Tensors:
     """Run an op and return the outputs that `needs` asks for, None in the other places.
 
-    `outputs` are tensors of the package's own to write into, where there is one. Meta tensors give meta outputs of the real shapes; nothing is computed for them.
+    `outputs` are tensors of the package's own to write into, where there is one. Meta tensors give meta outputs of the
+    real shapes; nothing is computed for them.
     """
     if backend is not None:
         _require_cpu(inputs, backend)

@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -220,16 +221,19 @@ func (i *image) of(r region) []byte { return i.memory[r.at : r.at+r.bytes] }
 func (k *emulatedKernel) run(r *backend.Run, vectors bool) (*image, error) {
 	i := &image{regions: map[int]region{}}
 	ends := map[int]int64{}
+	// An output that replaces an input is the same memory.
+	operandOf := func(v *tensor.View) int { return slices.Index(r.Bases, r.Bases[v.Operand]) }
 	for _, v := range k.views {
 		low, high, _ := v.Extent()
 		if low == high {
 			continue
 		}
 		low, high = low+v.Offset, high+v.Offset
-		if known, ok := i.regions[v.Operand]; ok {
-			low, high = min(low, known.low), max(high, ends[v.Operand])
+		operand := operandOf(v)
+		if known, ok := i.regions[operand]; ok {
+			low, high = min(low, known.low), max(high, ends[operand])
 		}
-		i.regions[v.Operand], ends[v.Operand] = region{low: low, bytes: high - low}, high
+		i.regions[operand], ends[operand] = region{low: low, bytes: high - low}, high
 	}
 	for operand, region := range i.regions {
 		region.at = int64(len(i.memory))
@@ -243,7 +247,7 @@ func (k *emulatedKernel) run(r *backend.Run, vectors bool) (*image, error) {
 		if v.Operand == backend.WorkspaceOperand {
 			return workspace + v.Offset
 		}
-		region := i.regions[v.Operand]
+		region := i.regions[operandOf(v)]
 		return region.at - region.low + v.Offset
 	}
 	var launches []*launch

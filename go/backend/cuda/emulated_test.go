@@ -5,11 +5,18 @@ import (
 	"os/exec"
 	"path/filepath"
 	"testing"
+	"unsafe"
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/epigrad/epigrad/go/backend"
 	"github.com/epigrad/epigrad/go/backend/cuda"
+	"github.com/epigrad/epigrad/go/dtype"
+	"github.com/epigrad/epigrad/go/op"
 	"github.com/epigrad/epigrad/go/optest"
+	"github.com/epigrad/epigrad/go/status"
+	"github.com/epigrad/epigrad/go/tensor"
+	"github.com/epigrad/epigrad/go/tuning"
 	kernels "github.com/epigrad/epigrad/kernels/cuda"
 )
 
@@ -19,6 +26,9 @@ const emulated = "EPIGRAD_EMULATED_GPU"
 // TestOnTheEmulator builds libraries that stand in for the driver's and for cuBLASLt (kernels/cuda/emulator), and runs the suite of all backends in a process
 // that finds them: the kernels, the programs and what is asked of the libraries are those of a GPU, on a machine that has none.
 func TestOnTheEmulator(t *testing.T) {
+	if testing.Short() {
+		t.Skip("a minute or more")
+	}
 	if !kernels.Built() {
 		t.Skip("this tree's CUDA kernels are not built, and with them their names: make kernels")
 	}
@@ -33,10 +43,7 @@ func TestOnTheEmulator(t *testing.T) {
 	output, err := build.CombinedOutput()
 	require.NoError(t, err, "%s", output)
 	require.NoError(t, os.Symlink("libcuda.so.1", filepath.Join(folder, "libcublasLt.so.13")))
-	arguments := []string{"-test.run=^TestBackend$"}
-	if testing.Short() {
-		arguments = append(arguments, "-test.short")
-	}
+	arguments := []string{"-test.run=^TestBackend$|^TestFailuresOfTheDevice$|^TestTuning$"}
 	run := exec.Command(os.Args[0], arguments...)
 	run.Env = append(os.Environ(), emulated+"=1", "LD_LIBRARY_PATH="+folder, "EPIGRAD_REQUIRE_BACKENDS=cuda")
 	output, err = run.CombinedOutput()
@@ -49,4 +56,65 @@ func TestBackend(t *testing.T) {
 		t.Skip("TestOnTheEmulator runs it")
 	}
 	optest.Run(t, cuda.New())
+}
+
+// small is a call of lerp on the emulated GPU.
+func small(t *testing.T) *op.Call {
+	t.Helper()
+	view := func() *tensor.View {
+		memory := make([]float32, 8)
+		v, err := tensor.New(unsafe.Pointer(&memory[0]), 0, dtype.Float32, tensor.Device{Type: tensor.CUDA}, []int64{8}, nil, 0)
+		require.NoError(t, err)
+		return &v
+	}
+	return &op.Call{Op: "lerp", HasWeight: true, Inputs: []*tensor.View{view(), view()}, Outputs: []*tensor.View{view()}}
+}
+
+// TestFailuresOfTheDevice: what the driver reports comes back with its code and name, and the next call works.
+func TestFailuresOfTheDevice(t *testing.T) {
+	if os.Getenv(emulated) == "" {
+		t.Skip("TestOnTheEmulator runs it")
+	}
+	backend.Register(cuda.New())
+	require.NoError(t, op.Run(small(t)))
+	t.Setenv("EPIGRAD_EMULATED_FAULT", "1")
+	failure := status.Of(op.Run(small(t)))
+	require.Equal(t, status.DeviceFailure, failure.Code)
+	require.Equal(t, "cuda: cuLaunchKernel: CUDA_ERROR_EMULATED (700): the emulator refuses this", failure.Message)
+	require.EqualValues(t, 700, failure.Got)
+	require.NoError(t, os.Unsetenv("EPIGRAD_EMULATED_FAULT"))
+	require.NoError(t, op.Run(small(t)))
+}
+
+// TestTuning: inside a block the fastest algorithm is found, kept, and found again; outside it the choice is the heuristic's.
+func TestTuning(t *testing.T) {
+	if os.Getenv(emulated) == "" {
+		t.Skip("TestOnTheEmulator runs it")
+	}
+	backend.Register(cuda.New())
+	matrix := func() *tensor.View {
+		memory := make([]float32, 64)
+		v, err := tensor.New(unsafe.Pointer(&memory[0]), 0, dtype.Float32, tensor.Device{Type: tensor.CUDA}, []int64{8, 8}, nil, 0)
+		require.NoError(t, err)
+		return &v
+	}
+	workspace := func() int64 {
+		_, bytes, err := op.Infer(&op.Call{Op: "matmul_bias_activation", Inputs: []*tensor.View{matrix(), matrix()}}, []bool{true})
+		require.NoError(t, err)
+		return bytes
+	}
+	const fastest = 1000 // the bytes that the emulator's fastest algorithm takes; its first takes none
+	path := filepath.Join(t.TempDir(), "choices.json")
+	require.Zero(t, workspace())
+	require.NoError(t, tuning.Begin(path))
+	require.EqualValues(t, fastest, workspace())
+	tuning.End()
+	require.Zero(t, workspace())
+	text, err := os.ReadFile(path)
+	require.NoError(t, err)
+	require.Contains(t, string(text), "emulated GPU cublaslt 130100: type 0")
+	op.ClearCache()
+	require.NoError(t, tuning.Begin(path))
+	require.EqualValues(t, fastest, workspace(), "from the file")
+	tuning.End()
 }

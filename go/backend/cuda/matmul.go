@@ -376,6 +376,11 @@ func (p *matmul) create(c *compiler, problem *C.epg_matmul_problem, m *C.epg_mat
 	}
 	var failure C.epg_failure
 	if C.epg_matmul_create(c.device.handle, problem, m, &failure) != 0 {
+		const notSupported = 15 // CUBLAS_STATUS_NOT_SUPPORTED
+		if failure.code == notSupported {
+			return status.Errorf(status.Unsupported, "cuda: cuBLASLt has no algorithm for a product of %d x %d x %d in %v",
+				p.leftMatrix.rows, p.leftMatrix.columns, p.rightMatrix.columns, p.dt)
+		}
 		return failed(&failure)
 	}
 	if m.tuned == 0 {

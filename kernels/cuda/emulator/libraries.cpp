@@ -7,7 +7,7 @@
 
 namespace {
 
-enum { SUCCESS = 0, INVALID_VALUE = 1, NOT_FOUND = 500, INVALID_CONTEXT = 201 };
+enum { SUCCESS = 0, INVALID_VALUE = 1, NOT_FOUND = 500, INVALID_CONTEXT = 201, FAULT = 700 };
 
 struct Context {
 } primary[2];
@@ -47,6 +47,7 @@ EXPORT int cuLibraryGetKernel(const void **kernel, void *, const char *name) {
 EXPORT int cuLaunchKernel(const void *kernel, unsigned x, unsigned y, unsigned z, unsigned block, unsigned block_y, unsigned block_z, unsigned, void *,
                           void **parameters, void **) {
   if (!in_context()) return INVALID_CONTEXT;
+  if (getenv("EPIGRAD_EMULATED_FAULT") != nullptr) return FAULT;
   if (x == 0 || y != 1 || z != 1 || block_y != 1 || block_z != 1) return INVALID_VALUE;
   run_kernel(static_cast<const epigrad::Registration *>(kernel), x, block, parameters[0]);
   return SUCCESS;

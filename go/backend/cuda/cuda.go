@@ -60,12 +60,12 @@ func describe() (string, error) {
 	if err := requireBLAS(); err != nil {
 		return "", err
 	}
-	d, err := deviceOf(0)
-	if err != nil {
-		return "", err
+	var d C.epg_device
+	if C.epg_cuda_describe(0, &d, &failure) != 0 {
+		return "", failed(&failure)
 	}
-	driver, blas := int(d.handle.driver), int(C.epg_blas_version())
-	return fmt.Sprintf("%s (%s), %d of %d, driver for CUDA %d.%d, cuBLASLt %d.%d.%d", d.name(), d.arch(), 1, count,
+	driver, blas := int(d.driver), int(C.epg_blas_version())
+	return fmt.Sprintf("%s (%s), %d of %d, driver for CUDA %d.%d, cuBLASLt %d.%d.%d", nameOf(&d), archOf(&d), 1, count,
 		driver/1000, driver%1000/10, blas/10000, blas/100%100, blas%100), nil
 }
 

@@ -27,6 +27,8 @@ typedef struct {
 
 int epg_cuda_open(char *reason, size_t capacity);
 int epg_cuda_count(epg_failure *failure);
+/* Says what a GPU is; with its context, which takes memory on it, where that is needed. */
+int epg_cuda_describe(int ordinal, epg_device *device, epg_failure *failure);
 int epg_cuda_device(int ordinal, epg_device *device, epg_failure *failure);
 /* Opens cuBLASLt once for the process; returns 0, or -1 with a reason. */
 int epg_blas_open(const char *path, char *reason, size_t capacity);

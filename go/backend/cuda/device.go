@@ -56,13 +56,14 @@ func deviceOf(ordinal int) (*device, error) {
 	return d, nil
 }
 
-// name is what the driver calls the device.
-func (d *device) name() string { return C.GoString(&d.handle.name[0]) }
+func (d *device) name() string { return nameOf(d.handle) }
+func (d *device) arch() string { return archOf(d.handle) }
 
-// arch is the device's architecture as nvcc spells it.
-func (d *device) arch() string {
-	return fmt.Sprintf("sm_%d%d", int(d.handle.major), int(d.handle.minor))
-}
+// nameOf is what the driver calls a device.
+func nameOf(d *C.epg_device) string { return C.GoString(&d.name[0]) }
+
+// archOf is a device's architecture as nvcc spells it.
+func archOf(d *C.epg_device) string { return fmt.Sprintf("sm_%d%d", int(d.major), int(d.minor)) }
 
 // function finds a kernel by its symbol.
 func (d *device) function(symbol string) (C.epg_function, error) {

@@ -97,7 +97,7 @@ int epg_cuda_count(epg_failure *failure) {
   return count;
 }
 
-int epg_cuda_device(int ordinal, epg_device *d, epg_failure *failure) {
+int epg_cuda_describe(int ordinal, epg_device *d, epg_failure *failure) {
   enum { MULTIPROCESSOR_COUNT = 16, COMPUTE_CAPABILITY_MAJOR = 75, COMPUTE_CAPABILITY_MINOR = 76 };
   int handle;
   memset(d, 0, sizeof *d);
@@ -108,6 +108,13 @@ int epg_cuda_device(int ordinal, epg_device *d, epg_failure *failure) {
   DRIVER(cuDeviceGetAttribute, &d->processors, MULTIPROCESSOR_COUNT, handle);
   DRIVER(cuDeviceGetAttribute, &d->major, COMPUTE_CAPABILITY_MAJOR, handle);
   DRIVER(cuDeviceGetAttribute, &d->minor, COMPUTE_CAPABILITY_MINOR, handle);
+  return 0;
+}
+
+int epg_cuda_device(int ordinal, epg_device *d, epg_failure *failure) {
+  int handle;
+  if (epg_cuda_describe(ordinal, d, failure)) return -1;
+  DRIVER(cuDeviceGet, &handle, ordinal);
   DRIVER(cuDevicePrimaryCtxRetain, &d->context, handle);
   return 0;
 }

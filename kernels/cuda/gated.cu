@@ -31,7 +31,7 @@ struct GatedBackward {
   using Output = Storage;
   using Input = Storage;
   using Real = typename Storage::Real;
-  static constexpr int outputs = 2, inputs = 3, operands = 5;
+  static constexpr int outputs = 2, inputs = 3, operands = 5, sums = 2;
   static constexpr bool optional_inputs = false, selective = true;
 
   template <unsigned wanted>

@@ -15,7 +15,7 @@ struct GradPreactivation {
   using Output = Storage;
   using Input = Storage;
   using Real = typename Storage::Real;
-  static constexpr int outputs = 1, inputs = 2, operands = 3;
+  static constexpr int outputs = 1, inputs = 2, operands = 3, sums = 1;
   static constexpr bool optional_inputs = false, selective = false;
 
   template <unsigned wanted>
@@ -41,7 +41,7 @@ struct GradPreactivationOfNone {
   using Output = Storage;
   using Input = Storage;
   using Real = typename Storage::Real;
-  static constexpr int outputs = 1, inputs = 1, operands = 2;
+  static constexpr int outputs = 1, inputs = 1, operands = 2, sums = 1;
   static constexpr bool optional_inputs = false, selective = false;
 
   template <unsigned wanted>

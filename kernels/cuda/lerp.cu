@@ -34,7 +34,7 @@ struct LerpBackward {
   using Output = Storage;
   using Input = Storage;
   using Real = typename Storage::Real;
-  static constexpr int outputs = 3, inputs = 4, operands = 7;
+  static constexpr int outputs = 3, inputs = 4, operands = 7, sums = 3;
   static constexpr bool optional_inputs = true, selective = false;
 
   template <unsigned wanted>

@@ -107,6 +107,7 @@ __device__ __forceinline__ void reduce(const Reduction<Operation::operands, Oper
   using Real = typename Operation::Real;
   constexpr int operands = Operation::operands, outputs = Operation::outputs, width = Operation::Output::width;
   constexpr int kept_width = vectors == Vectors::along_kept ? width : 1;
+  constexpr int summands = Operation::sums;  // of the outputs, the first
   constexpr unsigned all = (1u << outputs) - 1;
   const int unit_lanes = block_threads_log2 - p.kept_lanes;
   const unsigned thread = threadIdx.x;
@@ -121,9 +122,9 @@ __device__ __forceinline__ void reduce(const Reduction<Operation::operands, Oper
   constexpr int summed = block_threads * kept_width * sizeof(Real) / sizeof(uint4);
   __shared__ uint4 shared[staged > summed ? staged : summed];
 
-  Real sums[outputs][kept_width];
+  Real sums[summands][kept_width];
 #pragma unroll
-  for (int i = 0; i < outputs; i++) {
+  for (int i = 0; i < summands; i++) {
 #pragma unroll
     for (int e = 0; e < kept_width; e++) sums[i][e] = 0;
   }
@@ -152,7 +153,7 @@ __device__ __forceinline__ void reduce(const Reduction<Operation::operands, Oper
           for (int i = 0; i < outputs; i++) unit[i] += y[i];
         }
 #pragma unroll
-        for (int i = 0; i < outputs; i++) sums[i][0] += unit[i];
+        for (int i = 0; i < summands; i++) sums[i][0] += unit[i];
       }
     } else {
       constexpr int64_t size = sizeof(typename Operation::Output);
@@ -163,6 +164,9 @@ __device__ __forceinline__ void reduce(const Reduction<Operation::operands, Oper
 #pragma unroll
         for (int i = 0; i < outputs; i++) {
           if (pointers[i] != nullptr) *reinterpret_cast<uint4 *>(pointers[i]) = Operation::Output::pack(y[i]);
+        }
+#pragma unroll
+        for (int i = 0; i < summands; i++) {
           if constexpr (vectors == Vectors::along_kept) {
 #pragma unroll
             for (int e = 0; e < width; e++) sums[i][e] += y[i][e];
@@ -200,7 +204,7 @@ __device__ __forceinline__ void reduce(const Reduction<Operation::operands, Oper
   }
 
 #pragma unroll
-  for (int i = 0; i < outputs; i++) {
+  for (int i = 0; i < summands; i++) {
     if (p.partials[i] == nullptr) continue;
     Real *own = reinterpret_cast<Real *>(shared) + ((unit_lane << p.kept_lanes) + kept_lane) * kept_width;
     __syncthreads();

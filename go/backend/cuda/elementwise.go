@@ -295,9 +295,20 @@ func (b *builder) activation(kind string, out, in *tensor.View) error {
 	return b.elementwise("activation_"+kind+"_"+out.DType.Short(), 1, scalar{}, out, in)
 }
 
-// activationBackward adds the gradient, with its column sums in the same pass, and the activation.
+// activationBackward adds the gradient, with its column sums in the same pass, and the activation: in one pass where both are asked for.
 func (b *builder) activationBackward(p *backend.ActivationBackward) error {
-	if p.GradInput != nil || p.GradBias != nil {
+	gradient := p.GradInput != nil || p.GradBias != nil
+	if gradient && p.Out != nil && p.Kind != "none" {
+		what, suffix := "activation_backward_", p.Kind+"_"+p.DType.Short()
+		if p.GradBias == nil {
+			return b.elementwise(what+suffix, 2, scalar{}, p.GradInput, p.Out, p.GradOutput, p.Input)
+		}
+		return b.reduce(&reduction{
+			columns: what + "columns_" + suffix, outputs: []*tensor.View{p.GradInput, p.Out}, sums: []*tensor.View{p.GradBias, nil},
+			inputs: []*tensor.View{p.GradOutput, p.Input},
+		})
+	}
+	if gradient {
 		bias := p.GradBias
 		for bias != nil && bias.Rank() > 1 {
 			row := bias.Squeeze(0)

@@ -398,6 +398,8 @@ func TestEveryKernelIsCompiled(t *testing.T) {
 			forms("grad_preactivation_columns_" + info.Name + suffix)
 			if info.Name != "none" {
 				forms("grad_preactivation_" + info.Name + suffix)
+				forms("activation_backward_" + info.Name + suffix)
+				forms("activation_backward_columns_" + info.Name + suffix)
 			}
 			if info.FromOutput {
 				forms("grad_preactivation_from_output_" + info.Name + suffix)

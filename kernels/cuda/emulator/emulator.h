@@ -16,6 +16,8 @@
 
 #include "../activation.cu"
 #undef FORMULA
+#include "../activation_backward.cu"
+#undef FORMULA
 #include "../gated.cu"
 #undef FORMULA
 #include "../gemm_epilogue.cu"

@@ -17,7 +17,8 @@ from pathlib import Path
 import mpmath
 from mpmath import mp, mpf
 
-mp.dps = 60
+DIGITS = 60
+mp.dps = DIGITS
 
 PORTABLE = Path(__file__).resolve().parent.parent / "kernels" / "portable"
 SQRT_2_OVER_PI = mpmath.sqrt(2 / mp.pi)
@@ -131,6 +132,7 @@ def polynomial(function: Callable[[mpf], mpf], low: mpf, high: mpf, degree: int)
     return total
 
 
+@mpmath.workdps(DIGITS)  # whatever another module has set since
 def normal_table() -> str:
     """The text of normal_table.go."""
 
@@ -159,6 +161,7 @@ def slope(name: str, x: mpf) -> tuple[mpf, mpf]:
     return total, max(abs(part) for part in (total, *terms))
 
 
+@mpmath.workdps(DIGITS)
 def rows() -> list[list[str | float]]:
     """The golden rows: name, x, act(x), act'(x), what rounding act'(x) is relative to."""
     result: list[list[str | float]] = []

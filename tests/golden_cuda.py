@@ -151,6 +151,7 @@ def specialisation(a: Arithmetic) -> str:
     return f"template <>\nstruct Table<{a.name}> {{\n{text}}};\n"
 
 
+@mpmath.workdps(golden.DIGITS)  # whatever another module has set since
 def activation_table() -> str:
     """The text of activation_table.cuh."""
     return (

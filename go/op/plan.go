@@ -79,6 +79,9 @@ func (o *operation) choose(c *Call) (backend.Kernel, error) {
 		return nil, check.Wrap(o.Name, "device", err)
 	}
 	if c.asksNothing() {
+		if info := b.Info(); !info.Available {
+			return nil, status.Errorf(status.BackendUnavailable, "%s: %s", o.Name, info.Reason)
+		}
 		return idle{backend.Sku{
 			Op: o.Name, Kind: c.Kind, DType: dt.String(), Accumulator: dt.Accumulator().String(), Backend: b.Name(), Kernel: "none",
 		}}, nil

@@ -64,6 +64,17 @@ __device__ __forceinline__ float unpack_f16(uint16_t bits) {
   asm("cvt.f32.f16 %0, %1;" : "=f"(x) : "h"(bits));
   return x;
 }
+
+// copy_ahead starts a copy of 16 bytes to shared memory, for the thread that asks for it alone. Copies belong to the group that the next close_group closes;
+// wait_for_groups waits for all groups but the last so many.
+__device__ __forceinline__ void copy_ahead(uint4 *to, const void *from) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(static_cast<uint32_t>(__cvta_generic_to_shared(to))), "l"(from));
+}
+__device__ __forceinline__ void close_group() { asm volatile("cp.async.commit_group;"); }
+template <int but>
+__device__ __forceinline__ void wait_for_groups() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(but) : "memory");
+}
 #endif
 
 }  // namespace epigrad

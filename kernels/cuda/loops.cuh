@@ -63,6 +63,15 @@ __device__ __forceinline__ void advance(int64_t (&offsets)[operands], int64_t in
   }
 }
 
+// repeated is a vector with one value in all its elements.
+template <class Storage>
+__device__ __forceinline__ uint4 repeated(const Storage *p) {
+  typename Storage::Real value = Storage::load(p), all[Storage::width];
+#pragma unroll
+  for (int e = 0; e < Storage::width; e++) all[e] = value;
+  return Storage::pack(all);
+}
+
 // Inputs are an operation's inputs in flight: whole vectors, still as they lie in memory, so that all loads are under way before the first is
 // waited for.
 template <class Operation>
@@ -98,17 +107,14 @@ struct Inputs {
   }
 
  private:
-  __device__ __forceinline__ void load_one(int i, const void *base, int64_t offset, bool repeated) {
+  __device__ __forceinline__ void load_one(int i, const void *base, int64_t offset, bool one_value) {
     const Storage *p = static_cast<const Storage *>(base) + offset;
     if (Operation::optional_inputs && base == nullptr) {
 #pragma unroll
       for (int piece = 0; piece < pieces; piece++) raw[i][piece] = make_uint4(0, 0, 0, 0);
-    } else if (repeated) {
-      typename Storage::Real value = Storage::load(p), all[Storage::width];
+    } else if (one_value) {
 #pragma unroll
-      for (int e = 0; e < Storage::width; e++) all[e] = value;
-#pragma unroll
-      for (int piece = 0; piece < pieces; piece++) raw[i][piece] = Storage::pack(all);
+      for (int piece = 0; piece < pieces; piece++) raw[i][piece] = repeated(p);
     } else {
 #pragma unroll
       for (int piece = 0; piece < pieces; piece++) raw[i][piece] = __ldg(reinterpret_cast<const uint4 *>(p) + piece);

@@ -20,7 +20,7 @@ struct Reduction {
   int64_t kept;             // indices
   int64_t reduced;          // elements
   int64_t unit;             // neighbouring reduced elements that one thread adds up, by themselves
-  int64_t run;              // units in a chunk
+  int64_t run, short_run;   // units in each of the first long_chunks chunks, and in the others
   int64_t partial_row;      // elements
   Divisor kept_blocks;      // blocks along the kept indices
   Divisor kept_dims[max_rank], reduced_dims[max_rank];
@@ -29,9 +29,9 @@ struct Reduction {
   int32_t kept_lanes;  // 2^kept_lanes threads of a block have different kept indices, the others different units
   int32_t kept_first;  // whether neighbouring threads have neighbouring kept indices, or else units
   uint32_t broadcast;  // bit i says that operand i has one value along the dimension that vectors are along
-  uint32_t unused;
+  int32_t long_chunks;
 };
-static_assert(sizeof(Reduction<2, 1>) == 3 * 8 + 6 * 8 + 17 * 24 + 4 * 64 + 24, "go/backend/cuda has the same layout");
+static_assert(sizeof(Reduction<2, 1>) == 3 * 8 + 7 * 8 + 17 * 24 + 4 * 64 + 24, "go/backend/cuda has the same layout");
 
 // Vectors says which dimension vectors are along. Along the reduced one a vector is a unit.
 enum class Vectors { none, along_kept, along_reduced };
@@ -49,6 +49,58 @@ __device__ __forceinline__ void locate(int64_t (&offsets)[operands], const int64
   advance(offsets, index, 0, p.reduced_rank, p.reduced_dims, p.reduced_strides);
 }
 
+// stages is how many vectors of each input a thread has in shared memory or on their way there.
+template <class Operation>
+constexpr int stages = Operation::inputs == 1 ? 4 : 3;
+
+// stream calls add(inputs, outputs' pointers) for `count` vectors, each a step behind the last. Inputs come through shared memory, so that the next are on their
+// way while one is computed with: the loads of one iteration do not keep the memory busy. slots is the thread's part of [stages, inputs, threads].
+template <class Operation, class Add>
+__device__ __forceinline__ void stream(char *(&pointers)[Operation::operands], const int64_t (&steps)[Operation::operands], int count, uint32_t broadcast,
+                                       uint4 *slots, Add add) {
+  using Storage = typename Operation::Input;
+  constexpr int outputs = Operation::outputs, inputs = Operation::inputs, depth = stages<Operation>;
+  auto start = [&](int stage) {
+#pragma unroll
+    for (int i = 0; i < inputs; i++) {
+      char *&from = pointers[outputs + i];
+      if ((Operation::optional_inputs && from == nullptr) || broadcast >> (outputs + i) & 1) continue;
+      copy_ahead(slots + (stage * inputs + i) * block_threads, from);
+      from += steps[outputs + i];
+    }
+  };
+#pragma unroll
+  for (int stage = 0; stage < depth - 1; stage++) {
+    if (stage < count) start(stage);
+    close_group();
+  }
+  int stage = 0;
+#pragma unroll 1
+  for (int done = 0; done < count; done++) {
+    wait_for_groups<depth - 2>();
+    Inputs<Operation> here;
+#pragma unroll
+    for (int i = 0; i < inputs; i++) {
+      char *&from = pointers[outputs + i];
+      if (Operation::optional_inputs && from == nullptr) {
+        here.raw[i][0] = make_uint4(0, 0, 0, 0);
+      } else if (broadcast >> (outputs + i) & 1) {
+        here.raw[i][0] = repeated<Storage>(reinterpret_cast<const Storage *>(from));
+        from += steps[outputs + i];
+      } else {
+        here.raw[i][0] = slots[(stage * inputs + i) * block_threads];
+      }
+    }
+    // Into the stage before this one, which has been read.
+    if (done + depth - 1 < count) start(stage == 0 ? depth - 1 : stage - 1);
+    close_group();
+    stage = stage == depth - 1 ? 0 : stage + 1;
+    add(here, pointers);
+#pragma unroll
+    for (int i = 0; i < outputs; i++) pointers[i] += steps[i];
+  }
+}
+
 // reduce is the kernel.
 template <Vectors vectors, class Operation>
 __device__ __forceinline__ void reduce(const Reduction<Operation::operands, Operation::outputs> &p) {
@@ -64,6 +116,11 @@ __device__ __forceinline__ void reduce(const Reduction<Operation::operands, Oper
   const int64_t kept = ((blockIdx.x - chunk * p.kept_blocks.size) << p.kept_lanes) + kept_lane;
   const Real weight = static_cast<Real>(p.weight);
 
+  // First for what is on its way to the threads, then for their sums.
+  constexpr int staged = vectors == Vectors::none ? 0 : stages<Operation> * Operation::inputs * block_threads;
+  constexpr int summed = block_threads * kept_width * sizeof(Real) / sizeof(uint4);
+  __shared__ uint4 shared[staged > summed ? staged : summed];
+
   Real sums[outputs][kept_width];
 #pragma unroll
   for (int i = 0; i < outputs; i++) {
@@ -75,10 +132,14 @@ __device__ __forceinline__ void reduce(const Reduction<Operation::operands, Oper
 #pragma unroll
     for (int i = 0; i < operands; i++) row[i] = 0;
     advance(row, kept, 0, p.kept_rank, p.kept_dims, p.kept_strides);
-    const int64_t end = (chunk + 1) * p.run;
+    const int64_t long_chunks = min(chunk, static_cast<int64_t>(p.long_chunks));
+    const int64_t begin = long_chunks * p.run + (chunk - long_chunks) * p.short_run;
+    const int64_t units = vectors == Vectors::along_reduced ? p.reduced / width : p.reduced;  // or more, with units of several elements
+    const int64_t end = min(begin + (chunk < p.long_chunks ? p.run : p.short_run), units);
+    const int64_t first = begin + unit_lane, step = int64_t(1) << unit_lanes;
+    if constexpr (vectors == Vectors::none) {
 #pragma unroll 1
-    for (int64_t index = chunk * p.run + unit_lane; index < end && index * p.unit < p.reduced; index += int64_t(1) << unit_lanes) {
-      if constexpr (vectors == Vectors::none) {
+      for (int64_t index = first; index < end && index * p.unit < p.reduced; index += step) {
         Real unit[outputs];
 #pragma unroll
         for (int i = 0; i < outputs; i++) unit[i] = 0;
@@ -92,15 +153,16 @@ __device__ __forceinline__ void reduce(const Reduction<Operation::operands, Oper
         }
 #pragma unroll
         for (int i = 0; i < outputs; i++) sums[i][0] += unit[i];
-      } else {
-        locate(offsets, row, index, p);
-        Inputs<Operation> inputs;
-        inputs.load(p.pointers, offsets, p.broadcast);
+      }
+    } else {
+      constexpr int64_t size = sizeof(typename Operation::Output);
+      static_assert(sizeof(typename Operation::Input) == size);
+      auto add = [&](const Inputs<Operation> &inputs, char *const(&pointers)[operands]) {
         Real y[outputs][width];
         apply_vector<Operation, all>(y, inputs, weight);
-        if (outputs > 1 || p.pointers[0] != nullptr) store_vector<Operation, all>(p.pointers, offsets, y);
 #pragma unroll
         for (int i = 0; i < outputs; i++) {
+          if (pointers[i] != nullptr) *reinterpret_cast<uint4 *>(pointers[i]) = Operation::Output::pack(y[i]);
           if constexpr (vectors == Vectors::along_kept) {
 #pragma unroll
             for (int e = 0; e < width; e++) sums[i][e] += y[i][e];
@@ -111,15 +173,36 @@ __device__ __forceinline__ void reduce(const Reduction<Operation::operands, Oper
             sums[i][0] += unit;
           }
         }
+      };
+      char *pointers[operands];
+      auto find = [&](int64_t index) {
+        locate(offsets, row, index, p);
+#pragma unroll
+        for (int i = 0; i < operands; i++) pointers[i] = static_cast<char *>(p.pointers[i]) + offsets[i] * size;
+      };
+      if (p.reduced_rank == 1) {
+        int64_t steps[operands];
+#pragma unroll
+        for (int i = 0; i < operands; i++) steps[i] = (p.reduced_strides[i][0] * size) << unit_lanes;
+        find(first);
+        int count = first < end ? static_cast<int>((end - first - 1) >> unit_lanes) + 1 : 0;
+        stream<Operation>(pointers, steps, count, p.broadcast, shared + thread, add);
+      } else {
+#pragma unroll 1
+        for (int64_t index = first; index < end; index += step) {
+          find(index);
+          Inputs<Operation> inputs;
+          inputs.load(p.pointers, offsets, p.broadcast);
+          add(inputs, pointers);
+        }
       }
     }
   }
 
-  __shared__ Real shared[block_threads * kept_width];
 #pragma unroll
   for (int i = 0; i < outputs; i++) {
     if (p.partials[i] == nullptr) continue;
-    Real *own = shared + ((unit_lane << p.kept_lanes) + kept_lane) * kept_width;
+    Real *own = reinterpret_cast<Real *>(shared) + ((unit_lane << p.kept_lanes) + kept_lane) * kept_width;
     __syncthreads();
 #pragma unroll
     for (int e = 0; e < kept_width; e++) own[e] = sums[i][e];
@@ -163,6 +246,7 @@ __device__ __forceinline__ void finish_columns(const Finish &p) {
   Real sum = 0, rest = 0;
   if (kept < p.kept) {
     const Real *partial = static_cast<const Real *>(p.partials) + kept;
+#pragma unroll 4
     for (int64_t chunk = reduced_lane; chunk < p.chunks; chunk += int64_t(1) << reduced_lanes) {
       Real term = partial[chunk * p.partial_row], next = sum + term;
       Real part = next - sum;

@@ -18,8 +18,6 @@ type reduction struct {
 }
 
 const (
-	// blocksPerProcessor is how many blocks a processor gets at the least, one after the other, where there are terms enough.
-	blocksPerProcessor = 12
 	// mostTerms is how many terms a thread adds one after the other, at most: the error of a sum grows with it.
 	mostTerms = 256
 	// manyChunks is from where on fewer sums are finished by a block, with more threads for each.
@@ -32,8 +30,10 @@ type order struct {
 	keptFirst bool  // whether neighbouring threads have neighbouring kept indices, or else reduced ones
 	keptLanes int   // the logarithm of how many threads of a block have different kept indices
 	unit      int64 // neighbouring reduced elements that one thread adds up by themselves
-	run       int64 // units in a chunk
-	chunks    int64
+	run       int64 // units in each of the first longChunks chunks
+	shortRun  int64 // and in the others
+	// Chunks of the second kind come last and are short, so that processors end together.
+	longChunks, chunks int64
 }
 
 // reduce adds the launches of a summing kernel, and of those that finish its sums.
@@ -130,19 +130,36 @@ func (b *builder) order(r *reduction, kept, reduced walk) order {
 		blocks, units = keptCount, ceilDiv(terms, o.unit)
 		o.keptLanes = blockThreadsLog2 - min(blockThreadsLog2, log2(units))
 	}
-	blocks = ceilDiv(blocks, 1<<o.keptLanes)
-	// As many chunks as give each processor its blocks, as long as threads have more than one unit, and at least as many as keep a thread's sum short; then
-	// whole turns of the block's threads in each chunk.
-	lanes := int64(1) << (blockThreadsLog2 - o.keptLanes)
-	wanted := min(ceilDiv(blocksPerProcessor*int64(b.device.processors), blocks), units/(2*lanes))
-	o.chunks = max(1, wanted, ceilDiv(units*o.unit, mostTerms*lanes))
-	o.run = ceilDiv(ceilDiv(units, o.chunks), lanes) * lanes
-	o.chunks = ceilDiv(units, o.run)
+	o.cut(units, b.atOnce(r), ceilDiv(blocks, 1<<o.keptLanes), len(r.inputs) > 1)
 	return o
+}
+
+// atOnce is how many blocks of a summing kernel the processors have at once: reduce.cuh's launch bounds.
+func (b *builder) atOnce(r *reduction) int64 {
+	return int64(5-len(r.outputs)) * int64(b.device.processors)
+}
+
+// cut makes chunks of so many units, with `blocks` blocks in each. Chunks are as long as they can be where all blocks run at once: each costs its block time to
+// begin and to end, and partial sums. But then processors wait for the one that memory serves last, so that where a pass is long enough a quarter of
+// the units goes into chunks a twelfth as long. Not where a pass only reads: it is too short for what those cost.
+func (o *order) cut(units, atOnce, blocks int64, writes bool) {
+	lanes := int64(1) << (blockThreadsLog2 - o.keptLanes)
+	turns := func(units int64) int64 { return ceilDiv(units, lanes) * lanes }
+	even := ceilDiv(units, max(1, atOnce/blocks))
+	o.run = turns(min(max(even, 2*lanes), mostTerms/o.unit*lanes))
+	o.shortRun = turns(o.run / 16)
+	if writes && o.run >= 64*lanes && blocks < 8*atOnce {
+		o.run = turns(o.run * 3 / 4)
+		o.longChunks = (units*3/4 + o.run/2) / o.run
+	} else {
+		o.shortRun = o.run
+	}
+	o.chunks = o.longChunks + ceilDiv(units-o.longChunks*o.run, o.shortRun)
 }
 
 // orderOfPieces is the order within each piece of the reduced dimensions, where these are too many for one launch.
 func (b *builder) orderOfPieces(o order, piece walk) order {
+	o.longChunks, o.shortRun = 0, o.run
 	o.chunks = ceilDiv(ceilDiv(elements(piece.shape), o.unit), o.run)
 	return o
 }
@@ -235,6 +252,7 @@ func (o order) launch(
 	p.int64(terms)
 	p.int64(o.unit)
 	p.int64(o.run)
+	p.int64(o.shortRun)
 	p.int64(row)
 	p.divisor(blocks)
 	p.divisors(kept.shape)
@@ -250,7 +268,7 @@ func (o order) launch(
 	p.uint32(uint32(o.keptLanes))
 	p.uint32(truth(o.keptFirst))
 	p.uint32(repeated)
-	p.uint32(0)
+	p.uint32(uint32(o.longChunks))
 	return r.weight.launch(p, len(operands)+len(partials), function, blocks*o.chunks)
 }
 

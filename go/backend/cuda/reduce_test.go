@@ -322,6 +322,26 @@ func TestManyDimensions(t *testing.T) {
 	}
 }
 
+// TestShortChunks: a pass that is long enough for chunks of two lengths.
+func TestShortChunks(t *testing.T) {
+	shape := []int64{530, 768}
+	c := newCall(t, dtype.Float64)
+	g, y, grad, bias := c.operand(shape), c.operand(shape), c.operand(shape), c.operand(shape[1:])
+	want := c.values(g)
+	for i, x := range c.values(y) {
+		if x <= 0 {
+			want[i] = 0
+		}
+	}
+	b := c.run(backend.Run{}, func(b *builder) error { return b.gradPreactivation("relu", true, g, y, grad, bias) })
+	assert.Equal(t, want, c.values(grad))
+	sum, sizes := summed(want, shape, []int64{1, shape[1]})
+	c.near(sum, c.values(bias), sizes, c.roundoff(), "grad_bias")
+	r := &reduction{inputs: []*tensor.View{g, y}, outputs: []*tensor.View{grad}}
+	o := b.order(r, walkOf([]*tensor.View{bias}), walkOf([]*tensor.View{{DType: c.dt, Shape: shape[:1], Strides: shape[1:]}}))
+	assert.Equal(t, order{keptFirst: true, keptLanes: 5, unit: 1, run: 408, shortRun: 40, longChunks: 1, chunks: 5}, o)
+}
+
 func TestSumsOfNothing(t *testing.T) {
 	c := newCall(t, dtype.BFloat16)
 	g, bias, empty := c.operand([]int64{0, 40}), c.operand([]int64{40}), c.operand([]int64{0, 40})

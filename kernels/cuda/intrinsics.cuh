@@ -65,6 +65,19 @@ __device__ __forceinline__ float unpack_f16(uint16_t bits) {
   return x;
 }
 
+// let_next_start lets blocks of the next launch start, where that asked for it, once all blocks of this one have called this; wait_for_previous waits, in such
+// a launch, until the one before it has ended and its writes can be read. Both do nothing in other launches and on older machines.
+__device__ __forceinline__ void let_next_start() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;");
+#endif
+}
+__device__ __forceinline__ void wait_for_previous() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
 // copy_ahead starts a copy of 16 bytes to shared memory, for the thread that asks for it alone. Copies belong to the group that the next close_group closes;
 // wait_for_groups waits for all groups but the last so many.
 __device__ __forceinline__ void copy_ahead(uint4 *to, const void *from) {

@@ -305,6 +305,7 @@ func (b *builder) finish(r *reduction, sum walk, partials *tensor.View, chunks, 
 	if err != nil {
 		return err
 	}
+	l.early = true
 	if r.accumulates {
 		l.accumulate = accumulate
 	}

@@ -97,6 +97,8 @@ inline float unpack_f16(uint16_t bits) {
   return bits & 0x8000 ? -size : size;
 }
 
+inline void let_next_start() {}
+inline void wait_for_previous() {}
 inline void copy_ahead(uint4 *to, const void *from) { *to = *static_cast<const uint4 *>(from); }
 inline void close_group() {}
 template <int but>

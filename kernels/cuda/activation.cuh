@@ -17,7 +17,7 @@
 
 namespace epigrad::activations {
 
-// A is one of Half, Exact<Single> and Exact<Double>.
+// A is one of Half, Single and Exact<Double>.
 #define EPG_FORMULA static __device__ __forceinline__
 
 // square_of_1_plus is (1+e)^2 = 1 + e (2+e).
@@ -74,7 +74,7 @@ struct gelu {
 template <class A>
 struct sigmoid {
   using Real = typename A::Real;
-  static constexpr bool cheap = false;
+  static constexpr bool cheap = A::approximate;
   using Parts = typename A::Decay;
   EPG_FORMULA Parts parts(Real x) { return A::decay(magnitude(x)); }
   EPG_FORMULA Real value(Real x, const Parts &decay) {
@@ -108,7 +108,7 @@ __device__ __forceinline__ typename A::Real sigmoid_product_slope(typename A::Re
 template <class A>
 struct silu {
   using Real = typename A::Real;
-  static constexpr bool cheap = false;
+  static constexpr bool cheap = A::approximate;
   using Parts = typename A::Decay;
   EPG_FORMULA Parts parts(Real x) { return A::decay(magnitude(x)); }
   EPG_FORMULA Real value(Real x, const Parts &decay) { return sigmoid_product<A>(x, decay); }

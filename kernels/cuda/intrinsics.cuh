@@ -41,10 +41,27 @@ __device__ __forceinline__ float exp2_approximately(float x) {
   return y;
 }
 
+// power_of_two is 2^x for an integer x, exactly; powers below 2^-126 are 0.
+__device__ __forceinline__ float power_of_two(float x) { return exp2_approximately(x); }
+
+// minimum is the smaller one of two, and NaN where x is.
+__device__ __forceinline__ float minimum(float x, float y) {
+  float z;
+  asm("min.NaN.f32 %0, %1, %2;" : "=f"(z) : "f"(x), "f"(y));
+  return z;
+}
+
 // reciprocal_approximately is 1/x to one unit in the last place, for x in [2^-126, 2^126]; it is 0 beyond.
 __device__ __forceinline__ float reciprocal_approximately(float x) {
   float y;
   asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+// Of a double, to 2^-20, where it is in float's range.
+__device__ __forceinline__ double reciprocal_approximately(double x) {
+  double y;
+  asm("rcp.approx.ftz.f64 %0, %1;" : "=d"(y) : "d"(x));
   return y;
 }
 

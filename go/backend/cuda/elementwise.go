@@ -6,6 +6,7 @@ import (
 	"math/bits"
 
 	"github.com/epigrad/epigrad/go/backend"
+	"github.com/epigrad/epigrad/go/dtype"
 	"github.com/epigrad/epigrad/go/status"
 	"github.com/epigrad/epigrad/go/tensor"
 )
@@ -199,12 +200,16 @@ type function struct {
 	vectors int64 // that a thread of the vector form does: `vectors` of loops.cuh
 }
 
-// vectorsOf is how many vectors a thread does that computes an activation.
-func vectorsOf(kind string) int64 {
-	if kind == "none" || kind == "relu" {
+// vectorsOf is how many vectors a thread does that computes an activation: one where that is `cheap` (kernels/cuda/activation.cuh).
+func vectorsOf(kind string, dt dtype.DType) int64 {
+	switch kind {
+	case "none", "relu":
 		return 1
+	case "silu", "sigmoid":
+		return min(2, dt.Size()/2)
+	default:
+		return 2
 	}
-	return 2
 }
 
 // elementwise adds the launches of an elementwise kernel; of the views the first are outputs. Nothing is launched where there are no elements.
@@ -307,7 +312,7 @@ func ceilDiv(n, d int64) int64 { return (n + d - 1) / d }
 
 // activation adds out = act(in), in one shape and any strides; out may be in. "none" copies bits.
 func (b *builder) activation(kind string, out, in *tensor.View) error {
-	return b.elementwise(function{"activation_" + kind + "_" + out.DType.Short(), 1, vectorsOf(kind)}, scalar{}, out, in)
+	return b.elementwise(function{"activation_" + kind + "_" + out.DType.Short(), 1, vectorsOf(kind, out.DType)}, scalar{}, out, in)
 }
 
 // convert adds out = in, where in is float32 and out a half type.
@@ -316,7 +321,7 @@ func (b *builder) convert(out, in *tensor.View) error {
 }
 
 func (b *builder) gated(p *backend.Gated) error {
-	return b.elementwise(function{"gated_" + p.Activation + "_" + p.DType.Short(), 1, vectorsOf(p.Activation)}, scalar{}, p.Out, p.Value, p.Gate)
+	return b.elementwise(function{"gated_" + p.Activation + "_" + p.DType.Short(), 1, vectorsOf(p.Activation, p.DType)}, scalar{}, p.Out, p.Value, p.Gate)
 }
 
 func (b *builder) gatedBackward(p *backend.GatedBackward) error {
@@ -347,7 +352,7 @@ func (b *builder) gradPreactivation(kind string, fromOutput bool, gradOutput, sa
 		if kind == "none" {
 			return b.activation("none", gradPreactivation, gradOutput)
 		}
-		f := function{what + suffix, 1, vectorsOf(kind)}
+		f := function{what + suffix, 1, vectorsOf(kind, gradOutput.DType)}
 		if fromOutput {
 			f.vectors = 1
 		}

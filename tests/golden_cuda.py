@@ -101,11 +101,16 @@ def specialisation(a: Arithmetic) -> str:
         "normal_centre": c,
         "tanh_near": TANH_NEAR,
     }
-    if a.exact:
+    if a.real is np.float64:
+        constants |= {"ln2": ln2, "ln2_low": a.rest(ln2), "gelu_tanh_c1_low": a.rest(c1), "gelu_tanh_c3_low": a.rest(c3)}
+    elif a.exact:
+        # Both parts that end in _high have so few bits that products with them, or differences, are exact.
+        ln2_high, c1_high = mpf(355) / 512, mpf(817) / 512
         constants |= {
-            "ln2": ln2,
-            "ln2_low": a.rest(ln2),
-            "gelu_tanh_c1_low": a.rest(c1),
+            "ln2_high": ln2_high,
+            "ln2_rest": ln2 - ln2_high,
+            "gelu_tanh_c1_high": c1_high,
+            "gelu_tanh_c1_rest": c1 - c1_high,
             "gelu_tanh_c3_low": a.rest(c3),
         }
     text = "".join(f"  static constexpr {a.c_type} {n} = {a.literal(v)};\n" for n, v in constants.items())

@@ -13,6 +13,7 @@ struct Activate {
   using Real = typename Storage::Real;
   static constexpr int outputs = 1, inputs = 1, operands = 2;
   static constexpr bool optional_inputs = false, selective = false;
+  static constexpr int vectors = Activation::cheap ? 1 : 2;
 
   template <unsigned wanted>
   static __device__ __forceinline__ void apply(Real, Real (&y)[1], const Real (&x)[1]) {
@@ -27,6 +28,7 @@ struct Copy {
   using Real = typename Output::Real;
   static constexpr int outputs = 1, inputs = 1, operands = 2;
   static constexpr bool optional_inputs = false, selective = false;
+  static constexpr int vectors = 1;
 
   template <unsigned wanted>
   static __device__ __forceinline__ void apply(Real, Real (&y)[1], const Real (&x)[1]) {

@@ -2,7 +2,7 @@
 //
 // An activation has Parts (what its value and its slope share: an exponential, above all), value(x), and gradient(g, x) = g act'(x), which is a
 // selection where the activation is piecewise linear, so that relu'(x) = 0 also stops an infinite or NaN g. Where the derivative is a function of the output
-// y, gradient_from_output(g, y) is the same from y. NaN gives NaN; infinities follow PyTorch (NaN where its formula has inf*0): gelu(-inf) =
+// y, gradient_from_output(g, y) is the same from y. It is cheap where the machine computes it while it waits for memory. NaN gives NaN; infinities follow PyTorch (NaN where its formula has inf*0): gelu(-inf) =
 // gelu_tanh(-inf) = silu(-inf) = NaN, and the slopes of the three at both infinities NaN.
 //
 // To add one, add a struct and its name to the list.
@@ -17,7 +17,7 @@
 
 namespace epigrad::activations {
 
-// A is one of Half, Exact<Single> and Exact<Double>.
+// A is one of Half, Single and Exact<Double>.
 #define EPG_FORMULA static __device__ __forceinline__
 
 // square_of_1_plus is (1+e)^2 = 1 + e (2+e).
@@ -29,6 +29,7 @@ __device__ __forceinline__ Real square_of_1_plus(Real e) {
 template <class A>
 struct none {
   using Real = typename A::Real;
+  static constexpr bool cheap = true;
   struct Parts {};
   EPG_FORMULA Parts parts(Real) { return {}; }
   EPG_FORMULA Real value(Real x, Parts) { return x; }
@@ -39,6 +40,7 @@ struct none {
 template <class A>
 struct relu {
   using Real = typename A::Real;
+  static constexpr bool cheap = true;
   struct Parts {};
   EPG_FORMULA Parts parts(Real) { return {}; }
   EPG_FORMULA Real value(Real x, Parts) { return x < 0 ? Real(0) : x; }
@@ -51,6 +53,7 @@ struct relu {
 template <class A>
 struct gelu {
   using Real = typename A::Real;
+  static constexpr bool cheap = false;
   struct Parts {
     typename A::Decay decay;
     Real tail;
@@ -71,6 +74,7 @@ struct gelu {
 template <class A>
 struct sigmoid {
   using Real = typename A::Real;
+  static constexpr bool cheap = A::approximate;
   using Parts = typename A::Decay;
   EPG_FORMULA Parts parts(Real x) { return A::decay(magnitude(x)); }
   EPG_FORMULA Real value(Real x, const Parts &decay) {
@@ -104,6 +108,7 @@ __device__ __forceinline__ typename A::Real sigmoid_product_slope(typename A::Re
 template <class A>
 struct silu {
   using Real = typename A::Real;
+  static constexpr bool cheap = A::approximate;
   using Parts = typename A::Decay;
   EPG_FORMULA Parts parts(Real x) { return A::decay(magnitude(x)); }
   EPG_FORMULA Real value(Real x, const Parts &decay) { return sigmoid_product<A>(x, decay); }
@@ -114,6 +119,7 @@ struct silu {
 template <class A>
 struct gelu_tanh {
   using Real = typename A::Real;
+  static constexpr bool cheap = false;
   using Parts = typename A::Decay;
   EPG_FORMULA Parts parts(Real x) { return A::gelu_tanh_decay(x); }
   EPG_FORMULA Real value(Real x, const Parts &decay) { return sigmoid_product<A>(x, decay); }
@@ -128,6 +134,7 @@ struct gelu_tanh {
 template <class A>
 struct tanh {
   using Real = typename A::Real;
+  static constexpr bool cheap = false;
   using Parts = typename A::Decay;
   EPG_FORMULA Parts parts(Real x) { return A::decay(2 * magnitude(x)); }
   EPG_FORMULA Real value(Real x, const Parts &decay) {

@@ -16,6 +16,7 @@ struct ActivationBackward {
   using Input = Storage;
   using Real = typename Storage::Real;
   static constexpr int outputs = 2, inputs = 2, operands = 4, sums = 1;
+  static constexpr int vectors = 1;
   static constexpr bool optional_inputs = false, selective = false;
 
   template <unsigned wanted>

@@ -44,9 +44,10 @@ struct Table<Single> {
   static constexpr float gelu_tanh_3c3 = 0.21406445f;
   static constexpr float normal_centre = 2.0f;
   static constexpr float tanh_near = 0.55f;
-  static constexpr float ln2 = 0.6931472f;
-  static constexpr float ln2_low = -1.9046542e-09f;
-  static constexpr float gelu_tanh_c1_low = -4.534068e-08f;
+  static constexpr float ln2_high = 0.6933594f;
+  static constexpr float ln2_rest = -0.00021219444f;
+  static constexpr float gelu_tanh_c1_high = 1.5957031f;
+  static constexpr float gelu_tanh_c1_rest = 6.59966e-05f;
   static constexpr float gelu_tanh_c3_low = 2.3988325e-09f;
   // W(t) (t+c) for y = (t-c)/(t+c) and 0 <= t <= 15, to 2^-26.
   static __device__ __forceinline__ float normal_tail(float y) {

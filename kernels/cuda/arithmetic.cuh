@@ -1,4 +1,4 @@
-// The three ways to compute: Half for the half types (in float, to about 2^-16), Single and Double (to the last places).
+// The three ways to compute: Half for the half types (in float, to about 2^-16), Single and Exact<Double> (to the last places).
 //
 // What every activation is made of has one name in each: a decaying exponential, a reciprocal, and the normal distribution's tail. Formulas
 // (activation.cuh) are written once on top of these.
@@ -14,6 +14,7 @@ namespace epigrad {
 struct Half {
   using Real = float;
   using Constants = Table<Half>;
+  static constexpr bool approximate = true;
 
   // Decay is e^-|v|: e, and m with e = scale(m).
   struct Decay {
@@ -48,42 +49,93 @@ struct Half {
   }
 };
 
-// What float and double do not have in common.
+// Single is float, to the last places: no intermediate cancels or is rounded where it is denormal, and exponents are formed in two parts, since rounding an
+// exponent v costs v units in the last place.
 struct Single {
   using Real = float;
   using Constants = Table<Single>;
-  static constexpr Real round_to_integer = 0x1.8p23f;  // adding and subtracting it rounds to an integer
-  static constexpr Real decay_limit = 112;             // e^-t times any factor met here is zero after rounding from here on
-  static constexpr Real tail_limit = 16;               // and so is e^(-t^2/2)
+  static constexpr bool approximate = false;
 
-  static __device__ __forceinline__ int low_integer(Real shifted) { return __float_as_int(shifted) - __float_as_int(round_to_integer); }
-  static __device__ __forceinline__ Real power_of_two(int k) { return __int_as_float((k + 127) << 23); }
+  // Decay is e^-|v|: m and the power of two that takes m to it. A result that falls towards zero with it is formed from m and scaled last, so that it is
+  // rounded once where it is denormal. Where m is not e^-|v| itself it is below 2^-35, so that it serves as e where 1 is added.
+  struct Decay {
+    Real m, e, power;
+    __device__ __forceinline__ Real scale(Real x) const { return x * power; }
+  };
+
+  static __device__ __forceinline__ Decay decay(Real t) {
+    t = minimum(t, 1024.0f);
+    Real h = exponent(t, -Constants::log2_e);
+    Real u = fused(h, -Constants::ln2_high, -t);  // exact
+    return exponential(h, fused(h, -Constants::ln2_rest, u));
+  }
+
+  static __device__ __forceinline__ Decay normal_decay(Real x) {
+    Real t = minimum(magnitude(x), 64.0f);
+    Real h = exponent(t * t, -0.5f * Constants::log2_e);
+    Real twice = fused(-t, t, h * (-2 * Constants::ln2_high));  // the product is exact, and so is what cancels
+    return exponential(h, fused(0.5f, twice, h * -Constants::ln2_rest));
+  }
+
+  static __device__ __forceinline__ Decay gelu_tanh_decay(Real x) {
+    Real t = minimum(magnitude(x), 64.0f), square = t * t;
+    // c1 + c3 x^2 in two parts: c1_high has so few bits that its difference from the sum is exact.
+    Real sum = fused(Constants::gelu_tanh_c3, square, Constants::gelu_tanh_c1_high);
+    Real low = fused(Constants::gelu_tanh_c3, square, Constants::gelu_tanh_c1_high - sum) + Constants::gelu_tanh_c1_rest;
+    low = fused(Constants::gelu_tanh_c3, fused(t, t, -square), low);
+    low = fused(Constants::gelu_tanh_c3_low, square, low);
+    Real h = exponent(t * sum, -Constants::log2_e);
+    Real u = fused(-t, sum, h * -Constants::ln2_high);
+    return exponential(h, fused(-t, low, fused(h, -Constants::ln2_rest, u)));
+  }
+
   static __device__ __forceinline__ Real reciprocal(Real x) {
     Real r = reciprocal_approximately(x);
     return fused(r, fused(-x, r, 1.0f), r);
   }
+
+  // normal_tail is W(t) = Phi(-t) e^(t^2/2) for t >= 0, while it is not multiplied by zero.
   static __device__ __forceinline__ Real normal_tail(Real t) {
-    // What the rounding of t + c leaves out is given back to its reciprocal.
     constexpr Real c = Constants::normal_centre;
-    t = fminf(t, tail_limit);
-    Real sum = t + c, sum_low = t - (sum - c);
-    Real r = reciprocal_approximately(sum);
-    Real r_low = r * fused(-sum_low, r, fused(-sum, r, 1.0f));
+    t = minimum(t, 64.0f);
+    Real r = reciprocal_approximately(t + c);
+    Real r_low = r * fused(-r, t, fused(-r, c, 1.0f));  // of t + c itself, not of what it was rounded to
     Real p = Constants::normal_tail(fused(-2 * c, r + r_low, 1.0f));
     return fused(p, r, p * r_low);
   }
+
+ private:
+  // exponent is x factor, rounded to an integer.
+  static __device__ __forceinline__ Real exponent(Real x, Real factor) {
+    constexpr Real round = 0x1.8p23f;  // adding and subtracting it does so
+    return fused(x, factor, round) - round;
+  }
+
+  // exponential is 2^h e^u for an integer h and |u| <= ln2/2.
+  static __device__ __forceinline__ Decay exponential(Real h, Real u) {
+    bool deep = h < -100;
+    Real power = power_of_two(deep ? h + 64 : h);
+    Real m = fused(power, fused(u * u, Constants::exp_rest(u), u), power);
+    return {m, m, deep ? 0x1p-64f : 1.0f};
+  }
 };
 
+// What Exact is made of for double.
 struct Double {
   using Real = double;
   using Constants = Table<Double>;
+  static constexpr bool approximate = false;
   static constexpr Real round_to_integer = 0x1.8p52;
   static constexpr Real decay_limit = 800;
   static constexpr Real tail_limit = 40;
 
   static __device__ __forceinline__ int low_integer(Real shifted) { return __double2loint(shifted); }
   static __device__ __forceinline__ Real power_of_two(int k) { return __hiloint2double((k + 1023) << 20, 0); }
-  static __device__ __forceinline__ Real reciprocal(Real x) { return __drcp_rn(x); }
+  static __device__ __forceinline__ Real reciprocal(Real x) {
+    Real r = reciprocal_approximately(x);
+    r = fused(r, fused(-x, r, 1.0), r);
+    return fused(r, fused(-x, r, 1.0), r);
+  }
   static __device__ __forceinline__ Real normal_tail(Real t) {
     // The polynomial amplifies an error of its variable: t + c and its reciprocal are carried in two parts.
     constexpr Real c = Constants::normal_centre;

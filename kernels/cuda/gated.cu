@@ -18,6 +18,7 @@ struct Gated {
   using Real = typename Storage::Real;
   static constexpr int outputs = 1, inputs = 2, operands = 3;
   static constexpr bool optional_inputs = false, selective = false;
+  static constexpr int vectors = Activation::cheap ? 1 : 2;
 
   template <unsigned wanted>
   static __device__ __forceinline__ void apply(Real, Real (&y)[1], const Real (&x)[2]) {
@@ -33,6 +34,7 @@ struct GatedBackward {
   using Real = typename Storage::Real;
   static constexpr int outputs = 2, inputs = 3, operands = 5, sums = 2;
   static constexpr bool optional_inputs = false, selective = true;
+  static constexpr int vectors = 1;
 
   template <unsigned wanted>
   static __device__ __forceinline__ void apply(Real, Real (&y)[2], const Real (&x)[3]) {

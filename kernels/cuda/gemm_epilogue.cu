@@ -17,6 +17,7 @@ struct GradPreactivation {
   using Real = typename Storage::Real;
   static constexpr int outputs = 1, inputs = 2, operands = 3, sums = 1;
   static constexpr bool optional_inputs = false, selective = false;
+  static constexpr int vectors = Activation::cheap ? 1 : 2;
 
   template <unsigned wanted>
   static __device__ __forceinline__ void apply(Real, Real (&y)[1], const Real (&x)[2]) {
@@ -28,6 +29,7 @@ struct GradPreactivation {
 template <class Activation, class Storage>
 struct GradPreactivationFromOutput : GradPreactivation<Activation, Storage> {
   using Real = typename Storage::Real;
+  static constexpr int vectors = 1;
 
   template <unsigned wanted>
   static __device__ __forceinline__ void apply(Real, Real (&y)[1], const Real (&x)[2]) {
@@ -43,6 +45,7 @@ struct GradPreactivationOfNone {
   using Real = typename Storage::Real;
   static constexpr int outputs = 1, inputs = 1, operands = 2, sums = 1;
   static constexpr bool optional_inputs = false, selective = false;
+  static constexpr int vectors = 1;
 
   template <unsigned wanted>
   static __device__ __forceinline__ void apply(Real, Real (&y)[1], const Real (&x)[1]) {

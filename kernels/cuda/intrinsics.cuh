@@ -41,10 +41,27 @@ __device__ __forceinline__ float exp2_approximately(float x) {
   return y;
 }
 
+// power_of_two is 2^x for an integer x, exactly; powers below 2^-126 are 0.
+__device__ __forceinline__ float power_of_two(float x) { return exp2_approximately(x); }
+
+// minimum is the smaller one of two, and NaN where x is.
+__device__ __forceinline__ float minimum(float x, float y) {
+  float z;
+  asm("min.NaN.f32 %0, %1, %2;" : "=f"(z) : "f"(x), "f"(y));
+  return z;
+}
+
 // reciprocal_approximately is 1/x to one unit in the last place, for x in [2^-126, 2^126]; it is 0 beyond.
 __device__ __forceinline__ float reciprocal_approximately(float x) {
   float y;
   asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+// Of a double, to 2^-20, where it is in float's range.
+__device__ __forceinline__ double reciprocal_approximately(double x) {
+  double y;
+  asm("rcp.approx.ftz.f64 %0, %1;" : "=d"(y) : "d"(x));
   return y;
 }
 
@@ -63,6 +80,19 @@ __device__ __forceinline__ float unpack_f16(uint16_t bits) {
   float x;
   asm("cvt.f32.f16 %0, %1;" : "=f"(x) : "h"(bits));
   return x;
+}
+
+// let_next_start lets blocks of the next launch start, where that asked for it, once all blocks of this one have called this; wait_for_previous waits, in such
+// a launch, until the one before it has ended and its writes can be read. Both do nothing in other launches and on older machines.
+__device__ __forceinline__ void let_next_start() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;");
+#endif
+}
+__device__ __forceinline__ void wait_for_previous() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
 }
 
 // copy_ahead starts a copy of 16 bytes to shared memory, for the thread that asks for it alone. Copies belong to the group that the next close_group closes;

@@ -18,6 +18,7 @@ struct Lerp {
   using Real = typename Storage::Real;
   static constexpr int outputs = 1, inputs = 3, operands = 4;
   static constexpr bool optional_inputs = true, selective = false;
+  static constexpr int vectors = 1;
 
   template <unsigned wanted>
   static __device__ __forceinline__ void apply(Real number, Real (&y)[1], const Real (&x)[3]) {
@@ -36,6 +37,7 @@ struct LerpBackward {
   using Real = typename Storage::Real;
   static constexpr int outputs = 3, inputs = 4, operands = 7, sums = 3;
   static constexpr bool optional_inputs = true, selective = false;
+  static constexpr int vectors = 1;
 
   template <unsigned wanted>
   static __device__ __forceinline__ void apply(Real number, Real (&y)[3], const Real (&x)[4]) {

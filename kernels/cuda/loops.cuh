@@ -6,6 +6,8 @@
 //   outputs, inputs           how many there are
 //   optional_inputs           whether a null input stands for zeros
 //   selective                 whether apply leaves out what is not wanted
+//   vectors                   how many vectors a thread of the vector form does: 2 where they have more to compute than to wait for, so that they
+//                             share what it costs to find them
 //   apply<wanted>(w, y, x)    outputs y from inputs x and the scalar w; bit i of wanted asks for y[i]
 //
 // and two kernels are made of it, which give the same bits for the same element. A null output is not written.
@@ -185,42 +187,59 @@ __device__ __forceinline__ void apply_and_store(const Elementwise<Operation::ope
   store_vector<Operation, wanted>(p.pointers, offsets, y);
 }
 
-// elementwise_vector does one vector in each thread. One dimension needs no division; each further one costs a thread one multiplication.
+// apply_tail does the elements behind the last vector.
+template <class Operation>
+__device__ __forceinline__ void apply_tail(const Elementwise<Operation::operands> &p) {
+  constexpr int operands = Operation::operands;
+#pragma unroll 1
+  for (int64_t e = 0; e < p.tail; e++) {
+    int64_t offsets[operands];
+#pragma unroll
+    for (int i = 0; i < operands; i++) offsets[i] = p.broadcast >> i & 1 ? 0 : p.count * Operation::Output::width + e;
+    typename Operation::Real y[Operation::outputs];
+    apply_one<Operation>(y, p.pointers, offsets, static_cast<typename Operation::Real>(p.weight));
+  }
+}
+
+// elementwise_vector does one vector in each thread, or two that lie a block apart. One dimension needs no division; each further one costs a thread one
+// multiplication a vector.
 template <class Operation>
 __device__ __forceinline__ void elementwise_vector(const Elementwise<Operation::operands> &p) {
   constexpr int width = Operation::Output::width, operands = Operation::operands;
   constexpr unsigned all = (1u << Operation::outputs) - 1;
-  int64_t index = static_cast<int64_t>(blockIdx.x) * block_threads + threadIdx.x;
-  int64_t offsets[operands];
-  if (index >= p.count) {
-    if (index > p.count) return;
-#pragma unroll 1
-    for (int64_t e = 0; e < p.tail; e++) {
+  const int64_t first = static_cast<int64_t>(blockIdx.x) * (block_threads * Operation::vectors) + threadIdx.x;
+  int64_t offsets[Operation::vectors][operands];
+  Inputs<Operation> inputs[Operation::vectors];
 #pragma unroll
-      for (int i = 0; i < operands; i++) offsets[i] = p.broadcast >> i & 1 ? 0 : p.count * width + e;
-      typename Operation::Real y[Operation::outputs];
-      apply_one<Operation>(y, p.pointers, offsets, static_cast<typename Operation::Real>(p.weight));
-    }
-    return;
+  for (int v = 0; v < Operation::vectors; v++) {
+    const int64_t index = first + v * block_threads;
+    if (index >= p.count) break;
+    int64_t row = p.rank > 1 ? divide(index, p.dims[0]) : 0;
+    int64_t along = (index - row * p.dims[0].size) * width;
+#pragma unroll
+    for (int i = 0; i < operands; i++) offsets[v][i] = p.broadcast >> i & 1 ? 0 : along;
+    if (p.rank > 1) advance(offsets[v], row, 1, p.rank, p.dims, p.strides);
+    inputs[v].load(p.pointers, offsets[v], p.broadcast);
   }
-  int64_t row = p.rank > 1 ? divide(index, p.dims[0]) : 0;
-  int64_t along = (index - row * p.dims[0].size) * width;
 #pragma unroll
-  for (int i = 0; i < operands; i++) offsets[i] = p.broadcast >> i & 1 ? 0 : along;
-  if (p.rank > 1) advance(offsets, row, 1, p.rank, p.dims, p.strides);
-  Inputs<Operation> inputs;
-  inputs.load(p.pointers, offsets, p.broadcast);
-  if constexpr (Operation::selective) {
-    static_assert(Operation::outputs == 2);
-    if (p.pointers[0] == nullptr) {
-      apply_and_store<Operation, 2>(p, offsets, inputs);
-    } else if (p.pointers[1] == nullptr) {
-      apply_and_store<Operation, 1>(p, offsets, inputs);
-    } else {
-      apply_and_store<Operation, all>(p, offsets, inputs);
+  for (int v = 0; v < Operation::vectors; v++) {
+    const int64_t index = first + v * block_threads;
+    if (index >= p.count) {
+      if (index == p.count) apply_tail<Operation>(p);
+      return;
     }
-  } else {
-    apply_and_store<Operation, all>(p, offsets, inputs);
+    if constexpr (Operation::selective) {
+      static_assert(Operation::outputs == 2);
+      if (p.pointers[0] == nullptr) {
+        apply_and_store<Operation, 2>(p, offsets[v], inputs[v]);
+      } else if (p.pointers[1] == nullptr) {
+        apply_and_store<Operation, 1>(p, offsets[v], inputs[v]);
+      } else {
+        apply_and_store<Operation, all>(p, offsets[v], inputs[v]);
+      }
+    } else {
+      apply_and_store<Operation, all>(p, offsets[v], inputs[v]);
+    }
   }
 }
 

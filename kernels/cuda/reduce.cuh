@@ -109,6 +109,7 @@ __device__ __forceinline__ void reduce(const Reduction<Operation::operands, Oper
   constexpr int kept_width = vectors == Vectors::along_kept ? width : 1;
   constexpr int summands = Operation::sums;  // of the outputs, the first
   constexpr unsigned all = (1u << outputs) - 1;
+  let_next_start();
   const int unit_lanes = block_threads_log2 - p.kept_lanes;
   const unsigned thread = threadIdx.x;
   const unsigned kept_lane = p.kept_first ? thread & ((1u << p.kept_lanes) - 1) : thread >> unit_lanes;
@@ -243,6 +244,7 @@ static_assert(sizeof(Finish) == 5 * 8 + 64 + 8 * 24 + 16, "go/backend/cuda has t
 template <class Storage>
 __device__ __forceinline__ void finish_columns(const Finish &p) {
   using Real = typename Storage::Real;
+  wait_for_previous();
   const int reduced_lanes = block_threads_log2 - p.kept_lanes;
   const unsigned kept_lane = threadIdx.x & ((1u << p.kept_lanes) - 1), reduced_lane = threadIdx.x >> p.kept_lanes;
   const int64_t kept = (static_cast<int64_t>(blockIdx.x) << p.kept_lanes) + kept_lane;

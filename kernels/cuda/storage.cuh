@@ -12,7 +12,7 @@ namespace epigrad {
 
 struct f32 {
   using Real = float;
-  using Arithmetic = Exact<Single>;
+  using Arithmetic = Single;
   static constexpr int width = 4;
   float value;
   static __device__ __forceinline__ Real load(const f32 *p) { return __ldg(&p->value); }

@@ -65,6 +65,9 @@ func nameOf(d *C.epg_device) string { return C.GoString(&d.name[0]) }
 // archOf is a device's architecture as nvcc spells it.
 func archOf(d *C.epg_device) string { return fmt.Sprintf("sm_%d%d", int(d.major), int(d.minor)) }
 
+// startsEarly reports whether a launch may start early: on GPUs whose machine code for it is in every image, and with drivers that also record it in graphs.
+func (d *device) startsEarly() bool { return d.handle.major == 9 && d.handle.driver >= 12040 }
+
 // function finds a kernel by its symbol.
 func (d *device) function(symbol string) (C.epg_function, error) {
 	d.mutex.Lock()

@@ -6,6 +6,7 @@ import (
 	"math/bits"
 
 	"github.com/epigrad/epigrad/go/backend"
+	"github.com/epigrad/epigrad/go/dtype"
 	"github.com/epigrad/epigrad/go/status"
 	"github.com/epigrad/epigrad/go/tensor"
 )
@@ -192,8 +193,27 @@ type scalar struct {
 	fromRun bool // whether Run.Weight takes the value's place
 }
 
+// function is an elementwise kernel.
+type function struct {
+	name    string
+	outputs int
+	vectors int64 // that a thread of the vector form does: `vectors` of loops.cuh
+}
+
+// vectorsOf is how many vectors a thread does that computes an activation: one where that is `cheap` (kernels/cuda/activation.cuh).
+func vectorsOf(kind string, dt dtype.DType) int64 {
+	switch kind {
+	case "none", "relu":
+		return 1
+	case "silu", "sigmoid":
+		return min(2, dt.Size()/2)
+	default:
+		return 2
+	}
+}
+
 // elementwise adds the launches of an elementwise kernel; of the views the first are outputs. Nothing is launched where there are no elements.
-func (b *builder) elementwise(function string, outputs int, weight scalar, views ...*tensor.View) error {
+func (b *builder) elementwise(f function, weight scalar, views ...*tensor.View) error {
 	whole := walkOf(views)
 	if elements(whole.shape) == 0 {
 		return nil
@@ -201,10 +221,10 @@ func (b *builder) elementwise(function string, outputs int, weight scalar, views
 	for _, w := range whole.pieces() {
 		s := step{}
 		var err error
-		if s.general, err = w.strided(function, weight); err != nil {
+		if s.general, err = w.strided(f.name, weight); err != nil {
 			return err
 		}
-		if s.vector, err = w.vector(function, outputs, weight); err != nil {
+		if s.vector, err = w.vector(f, weight); err != nil {
 			return err
 		}
 		b.launch(s)
@@ -213,10 +233,10 @@ func (b *builder) elementwise(function string, outputs int, weight scalar, views
 }
 
 // vector makes the vector form of an elementwise launch; nil where strides forbid it.
-func (w walk) vector(function string, outputs int, weight scalar) (*launch, error) {
+func (w walk) vector(f function, weight scalar) (*launch, error) {
 	width := vectorBytes / w.views[firstOf(w.views)].DType.Size()
 	inner := len(w.shape) - 1
-	broadcast, ok := w.vectors(func(i int) bool { return i >= outputs }, width)
+	broadcast, ok := w.vectors(func(i int) bool { return i >= f.outputs }, width)
 	if !ok || w.shape[inner] < width {
 		return nil, nil
 	}
@@ -232,7 +252,7 @@ func (w walk) vector(function string, outputs int, weight scalar) (*launch, erro
 	p.uint32(0)
 	p.uint32(broadcast)
 	p.uint32(0)
-	return weight.launch(p, len(w.views), function, vectors/blockThreads+1)
+	return weight.launch(p, len(w.views), f.name, vectors/(blockThreads*f.vectors)+1)
 }
 
 // strided makes the form of an elementwise launch that takes any strides.
@@ -292,7 +312,7 @@ func ceilDiv(n, d int64) int64 { return (n + d - 1) / d }
 
 // activation adds out = act(in), in one shape and any strides; out may be in. "none" copies bits.
 func (b *builder) activation(kind string, out, in *tensor.View) error {
-	return b.elementwise("activation_"+kind+"_"+out.DType.Short(), 1, scalar{}, out, in)
+	return b.elementwise(function{"activation_" + kind + "_" + out.DType.Short(), 1, vectorsOf(kind, out.DType)}, scalar{}, out, in)
 }
 
 // activationBackward adds the gradient, with its column sums in the same pass, and the activation: in one pass where both are asked for.
@@ -301,7 +321,7 @@ func (b *builder) activationBackward(p *backend.ActivationBackward) error {
 	if gradient && p.Out != nil && p.Kind != "none" {
 		what, suffix := "activation_backward_", p.Kind+"_"+p.DType.Short()
 		if p.GradBias == nil {
-			return b.elementwise(what+suffix, 2, scalar{}, p.GradInput, p.Out, p.GradOutput, p.Input)
+			return b.elementwise(function{what + suffix, 2, 1}, scalar{}, p.GradInput, p.Out, p.GradOutput, p.Input)
 		}
 		return b.reduce(&reduction{
 			columns: what + "columns_" + suffix, outputs: []*tensor.View{p.GradInput, p.Out}, sums: []*tensor.View{p.GradBias, nil},
@@ -325,7 +345,7 @@ func (b *builder) activationBackward(p *backend.ActivationBackward) error {
 }
 
 func (b *builder) gated(p *backend.Gated) error {
-	return b.elementwise("gated_"+p.Activation+"_"+p.DType.Short(), 1, scalar{}, p.Out, p.Value, p.Gate)
+	return b.elementwise(function{"gated_" + p.Activation + "_" + p.DType.Short(), 1, vectorsOf(p.Activation, p.DType)}, scalar{}, p.Out, p.Value, p.Gate)
 }
 
 func (b *builder) gatedBackward(p *backend.GatedBackward) error {
@@ -336,7 +356,8 @@ func (b *builder) gatedBackward(p *backend.GatedBackward) error {
 			inputs: []*tensor.View{p.GradOutput, p.Value, p.Gate},
 		})
 	}
-	return b.elementwise("gated_backward_"+p.Activation+"_"+p.DType.Short(), 2, scalar{}, p.GradValue, p.GradGate, p.GradOutput, p.Value, p.Gate)
+	f := function{"gated_backward_" + p.Activation + "_" + p.DType.Short(), 2, 1}
+	return b.elementwise(f, scalar{}, p.GradValue, p.GradGate, p.GradOutput, p.Value, p.Gate)
 }
 
 // gradPreactivation adds grad_preactivation = grad_output act'(saved) and grad_bias = its sum over all dimensions but the last; saved is the preactivation, or
@@ -355,7 +376,11 @@ func (b *builder) gradPreactivation(kind string, fromOutput bool, gradOutput, sa
 		if kind == "none" {
 			return b.activation("none", gradPreactivation, gradOutput)
 		}
-		return b.elementwise(what+suffix, 1, scalar{}, append([]*tensor.View{gradPreactivation}, inputs...)...)
+		f := function{what + suffix, 1, vectorsOf(kind, gradOutput.DType)}
+		if fromOutput {
+			f.vectors = 1
+		}
+		return b.elementwise(f, scalar{}, append([]*tensor.View{gradPreactivation}, inputs...)...)
 	}
 	sums := *gradBias
 	for sums.Rank() < gradOutput.Rank() {

@@ -9,7 +9,7 @@ import (
 )
 
 func (b *builder) lerp(p *backend.Lerp) error {
-	return b.elementwise("lerp_"+p.DType.Short(), 1, lerpWeight(p.Weight), p.Out, p.Start, p.End, p.Weight)
+	return b.elementwise(function{"lerp_" + p.DType.Short(), 1, 1}, lerpWeight(p.Weight), p.Out, p.Start, p.End, p.Weight)
 }
 
 // lerpWeight is the number that is added to the weight tensor: the run's where there is no tensor, else -0, which changes no number.
@@ -57,7 +57,7 @@ func (b *builder) lerpBackward(p *backend.LerpBackward) error {
 		return nil
 	}
 	views := slices.Concat(full, lerpInputs(p, full, full))
-	return b.elementwise("lerp_backward_"+p.DType.Short(), 3, lerpWeight(p.Weight), views...)
+	return b.elementwise(function{"lerp_backward_" + p.DType.Short(), 3, 1}, lerpWeight(p.Weight), views...)
 }
 
 // lerpInputs are those that the gradients of a pass depend on.

@@ -63,6 +63,7 @@ int epg_cuda_open(char *reason, size_t capacity) {
       DRIVER_SYMBOL(cuLibraryLoadData),
       DRIVER_SYMBOL(cuLibraryGetKernel),
       DRIVER_SYMBOL(cuLaunchKernel),
+      DRIVER_SYMBOL(cuLaunchKernelEx),
       DRIVER_SYMBOL(cuMemsetD8Async),
       DRIVER_SYMBOL_V2(cuMemAlloc),
       DRIVER_SYMBOL_V2(cuMemFree),

@@ -4,6 +4,21 @@
 
 #include "cuda.h"
 
+/* CUlaunchAttribute and CUlaunchConfig. */
+typedef struct {
+  int32_t id, pad;
+  union {
+    int32_t flag;
+    uint64_t bytes[8];
+  } value;
+} epg_launch_attribute;
+typedef struct {
+  unsigned grid[3], block[3], shared;
+  void *stream;
+  epg_launch_attribute *attributes;
+  unsigned count;
+} epg_launch_config;
+
 extern struct epg_driver {
   int (*cuInit)(unsigned flags);
   int (*cuDriverGetVersion)(int *version);
@@ -19,6 +34,7 @@ extern struct epg_driver {
   int (*cuLibraryGetKernel)(epg_function *kernel, epg_library library, const char *name);
   int (*cuLaunchKernel)(epg_function function, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned shared, void *stream, void **parameters,
                         void **extra);
+  int (*cuLaunchKernelEx)(const epg_launch_config *config, epg_function function, void **parameters, void **extra);
   int (*cuMemsetD8Async)(uint64_t address, unsigned char value, size_t count, void *stream);
   int (*cuMemAlloc)(uint64_t *address, size_t bytes);
   int (*cuMemFree)(uint64_t address);

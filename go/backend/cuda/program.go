@@ -36,8 +36,9 @@ type launch struct {
 	grid, block [3]uint32
 	params      []byte // the kernel's only parameter, a struct
 	pointers    []pointer
-	weight      int // where in params Run.Weight goes, a float64; none
-	accumulate  int // where in params Run.Accumulate goes, an int32; none
+	early       bool // whether its blocks may start before the launch before it ends; the kernel itself waits for that
+	weight      int  // where in params Run.Weight goes, a float64; none
+	accumulate  int  // where in params Run.Accumulate goes, an int32; none
 }
 
 // pointer is an address in a launch's parameters.
@@ -261,6 +262,9 @@ func (c *compiler) launch(l *launch, out *C.epg_launch) error {
 	out.function = function
 	for i := range 3 {
 		out.grid[i], out.block[i] = C.uint32_t(l.grid[i]), C.uint32_t(l.block[i])
+	}
+	if l.early && c.device.startsEarly() {
+		out.early = 1
 	}
 	out.weight, out.accumulate = C.int32_t(l.weight), C.int32_t(l.accumulate)
 	params := c.memory.allocate(len(l.params))

@@ -140,8 +140,8 @@ func (b *builder) atOnce(r *reduction) int64 {
 }
 
 // cut makes chunks of so many units, with `blocks` blocks in each. Chunks are as long as they can be where all blocks run at once: each costs its block time to
-// begin and to end, and partial sums. But then processors wait for the one that memory serves last, so that where a pass is long enough a quarter of
-// the units goes into chunks a twelfth as long. Not where a pass only reads: it is too short for what those cost.
+// begin and to end, and partial sums. But then processors wait for the one that memory serves last, so that where a pass is long enough half of
+// the units goes into chunks an eighth as long. Not where a pass only reads: it is too short for what those cost.
 func (o *order) cut(units, atOnce, blocks int64, writes bool) {
 	lanes := int64(1) << (blockThreadsLog2 - o.keptLanes)
 	turns := func(units int64) int64 { return ceilDiv(units, lanes) * lanes }
@@ -149,8 +149,8 @@ func (o *order) cut(units, atOnce, blocks int64, writes bool) {
 	o.run = turns(min(max(even, 2*lanes), mostTerms/o.unit*lanes))
 	o.shortRun = turns(o.run / 16)
 	if writes && o.run >= 64*lanes && blocks < 8*atOnce {
-		o.run = turns(o.run * 3 / 4)
-		o.longChunks = units * 3 / 4 / o.run
+		o.run = turns(o.run / 2)
+		o.longChunks = (units/2 + o.run/2) / o.run
 	} else {
 		o.shortRun = o.run
 	}
@@ -305,6 +305,7 @@ func (b *builder) finish(r *reduction, sum walk, partials *tensor.View, chunks, 
 	if err != nil {
 		return err
 	}
+	l.early = true
 	if r.accumulates {
 		l.accumulate = accumulate
 	}

@@ -278,15 +278,19 @@ __device__ __forceinline__ void finish_columns(const Finish &p) {
   }
 }
 
+// blocks_at_once is how many blocks of a summing kernel share a processor: sums stay in registers.
+template <class Operation>
+constexpr int blocks_at_once = (sizeof(typename Operation::Real) == sizeof(double) ? 4 : 5) - Operation::outputs;
+
 }  // namespace epigrad
 
 // EPG_COLUMNS makes the summing kernels with vectors along the kept dimension and with none, and EPG_ROWS that with vectors along the reduced one, of the operation
-// that the rest of the arguments name. Sums stay in registers: the more of them, the fewer blocks share a processor.
-#define EPG_SUMS(name, along, ...)                                                                      \
-  extern "C" __global__ void __launch_bounds__(epigrad::block_threads, 5 - __VA_ARGS__::outputs)        \
-      name(const __grid_constant__ epigrad::Reduction<__VA_ARGS__::operands, __VA_ARGS__::outputs> p) { \
-    epigrad::reduce<epigrad::Vectors::along, __VA_ARGS__>(p);                                           \
-  }                                                                                                     \
+// that the rest of the arguments name.
+#define EPG_SUMS(name, along, ...)                                                                           \
+  extern "C" __global__ void __launch_bounds__(epigrad::block_threads, epigrad::blocks_at_once<__VA_ARGS__>) \
+      name(const __grid_constant__ epigrad::Reduction<__VA_ARGS__::operands, __VA_ARGS__::outputs> p) {      \
+    epigrad::reduce<epigrad::Vectors::along, __VA_ARGS__>(p);                                                \
+  }                                                                                                          \
   EPG_REGISTER(name)
 #define EPG_COLUMNS(name, ...) EPG_SUMS(name, along_kept, __VA_ARGS__) EPG_SUMS(name##_strided, none, __VA_ARGS__)
 #define EPG_ROWS(name, ...) EPG_SUMS(name, along_reduced, __VA_ARGS__)

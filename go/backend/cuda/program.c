@@ -36,8 +36,7 @@ static int run_launch(const epg_step *s, const execution *run, epg_failure *fail
   if (l->early) {
     enum { PROGRAMMATIC_STREAM_SERIALIZATION = 6 };
     epg_launch_attribute attribute = {.id = PROGRAMMATIC_STREAM_SERIALIZATION, .value.flag = 1};
-    const epg_launch_config config = {
-        {l->grid[0], l->grid[1], l->grid[2]}, {l->block[0], l->block[1], l->block[2]}, 0, run->stream, &attribute, 1};
+    const epg_launch_config config = {{l->grid[0], l->grid[1], l->grid[2]}, {l->block[0], l->block[1], l->block[2]}, 0, run->stream, &attribute, 1};
     DRIVER(cuLaunchKernelEx, &config, l->function, kernel_params, NULL);
     return 0;
   }

@@ -3,6 +3,7 @@ package cuda
 import (
 	"slices"
 
+	"github.com/epigrad/epigrad/go/dtype"
 	"github.com/epigrad/epigrad/go/tensor"
 )
 
@@ -134,9 +135,13 @@ func (b *builder) order(r *reduction, kept, reduced walk) order {
 	return o
 }
 
-// atOnce is how many blocks of a summing kernel the processors have at once: reduce.cuh's launch bounds.
+// atOnce is how many blocks of a summing kernel the processors have at once: reduce.cuh's blocks_at_once.
 func (b *builder) atOnce(r *reduction) int64 {
-	return int64(5-len(r.outputs)) * int64(b.device.processors)
+	each := 5 - len(r.outputs)
+	if b.dt == dtype.Float64 {
+		each--
+	}
+	return int64(each) * int64(b.device.processors)
 }
 
 // cut makes chunks of so many units, with `blocks` blocks in each. Chunks are as long as they can be where all blocks run at once: each costs its block time to

@@ -102,7 +102,12 @@ def specialisation(a: Arithmetic) -> str:
         "tanh_near": TANH_NEAR,
     }
     if a.real is np.float64:
-        constants |= {"ln2": ln2, "ln2_low": a.rest(ln2), "gelu_tanh_c1_low": a.rest(c1), "gelu_tanh_c3_low": a.rest(c3)}
+        constants |= {
+            "ln2": ln2,
+            "ln2_low": a.rest(ln2),
+            "gelu_tanh_c1_low": a.rest(c1),
+            "gelu_tanh_c3_low": a.rest(c3),
+        }
     elif a.exact:
         # Both parts that end in _high have so few bits that products with them, or differences, are exact.
         ln2_high, c1_high = mpf(355) / 512, mpf(817) / 512

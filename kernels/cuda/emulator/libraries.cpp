@@ -52,6 +52,14 @@ EXPORT int cuLaunchKernel(const void *kernel, unsigned x, unsigned y, unsigned z
   run_kernel(static_cast<const epigrad::Registration *>(kernel), x, block, parameters[0]);
   return SUCCESS;
 }
+// CUlaunchConfig, as far as it is the launch itself.
+struct Launch {
+  unsigned grid[3], block[3], shared;
+  void *stream;
+};
+EXPORT int cuLaunchKernelEx(const Launch *l, const void *kernel, void **parameters, void **extra) {
+  return cuLaunchKernel(kernel, l->grid[0], l->grid[1], l->grid[2], l->block[0], l->block[1], l->block[2], l->shared, l->stream, parameters, extra);
+}
 EXPORT int cuMemsetD8Async(uint64_t address, unsigned char value, size_t count, void *) {
   if (!in_context()) return INVALID_CONTEXT;
   memset(reinterpret_cast<void *>(address), value, count);

@@ -253,7 +253,7 @@ static int run_or_raise(call_arguments *a, PyObject *like, PyObject *needs, geom
   if (a->inputs[0]->device.device_type == META_DEVICE) return 0;
   int32_t status = run_inferred(a, like, g->workspace_nbytes);
   if (status == EPG_WORKSPACE_TOO_SMALL) {
-    memset(memo_table, 0, MEMO_ENTRIES * sizeof *memo_table);
+    if (memo_table) memset(memo_table, 0, MEMO_ENTRIES * sizeof *memo_table);
     if (infer_geometry(a, needs, g) < 0) return -1;
     status = run_inferred(a, like, g->workspace_nbytes);
   }

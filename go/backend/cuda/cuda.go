@@ -80,31 +80,35 @@ func (*Backend) Select(p backend.Problem) (backend.Kernel, error) {
 		return nil, err
 	}
 	b := &builder{device: d, dt: dt}
-	switch p := p.(type) {
-	case *backend.Activation:
-		err = b.activation(p.Kind, p.Out, p.Input)
-	case *backend.ActivationBackward:
-		err = b.activationBackward(p)
-	case *backend.Gated:
-		err = b.gated(p)
-	case *backend.GatedBackward:
-		err = b.gatedBackward(p)
-	case *backend.Lerp:
-		err = b.lerp(p)
-	case *backend.LerpBackward:
-		err = b.lerpBackward(p)
-	case *backend.GemmEpilogue:
-		err = b.gemmEpilogue(p)
-	case *backend.GemmEpilogueBackward:
-		err = b.gemmEpilogueBackward(p)
-	default:
-		op, _, _ := p.Describe()
-		err = status.Errorf(status.Unsupported, "%s: the cuda backend has no kernel for it", op)
-	}
-	if err != nil {
+	if err := b.plan(p); err != nil {
 		return nil, err
 	}
 	return b.compile(p)
+}
+
+// plan adds the operations that solve a problem.
+func (b *builder) plan(p backend.Problem) error {
+	switch p := p.(type) {
+	case *backend.Activation:
+		return b.activation(p.Kind, p.Out, p.Input)
+	case *backend.ActivationBackward:
+		return b.activationBackward(p)
+	case *backend.Gated:
+		return b.gated(p)
+	case *backend.GatedBackward:
+		return b.gatedBackward(p)
+	case *backend.Lerp:
+		return b.lerp(p)
+	case *backend.LerpBackward:
+		return b.lerpBackward(p)
+	case *backend.GemmEpilogue:
+		return b.gemmEpilogue(p)
+	case *backend.GemmEpilogueBackward:
+		return b.gemmEpilogueBackward(p)
+	default:
+		op, _, _ := p.Describe()
+		return status.Errorf(status.Unsupported, "%s: the cuda backend has no kernel for it", op)
+	}
 }
 
 // ordinal is the index of the device that a problem's tensors are on.

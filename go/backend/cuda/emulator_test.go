@@ -151,26 +151,13 @@ func (*emulated) WorkspaceAlignment() int64 { return workspaceAlignment }
 func (*emulated) ComputesInAccumulator() bool { return true }
 
 func (e *emulated) Select(p backend.Problem) (backend.Kernel, error) {
-	_, _, dt := p.Describe()
-	b := &builder{device: e.device, dt: dt}
-	var err error
-	switch p := p.(type) {
-	case *backend.Activation:
-		err = b.activation(p.Kind, p.Out, p.Input)
-	case *backend.ActivationBackward:
-		err = b.activationBackward(p)
-	case *backend.Gated:
-		err = b.gated(p)
-	case *backend.GatedBackward:
-		err = b.gatedBackward(p)
-	case *backend.Lerp:
-		err = b.lerp(p)
-	case *backend.LerpBackward:
-		err = b.lerpBackward(p)
-	default:
+	switch p.(type) {
+	case *backend.GemmEpilogue, *backend.GemmEpilogueBackward:
 		return e.Backend.Select(p)
 	}
-	if err != nil {
+	_, _, dt := p.Describe()
+	b := &builder{device: e.device, dt: dt}
+	if err := b.plan(p); err != nil {
 		return nil, err
 	}
 	facts, err := e.Backend.Select(p)

@@ -89,11 +89,6 @@ func (b *builder) region(dt dtype.DType, shape ...int64) *tensor.View {
 // launch adds a step.
 func (b *builder) launch(s step) { b.program = append(b.program, s) }
 
-// bytesOf is the memory of a kernel's parameter struct, copied.
-func bytesOf[T any](params *T) []byte {
-	return append([]byte{}, unsafe.Slice((*byte)(unsafe.Pointer(params)), unsafe.Sizeof(*params))...)
-}
-
 func (s step) symbol() string {
 	if s.vector != nil {
 		return s.vector.function

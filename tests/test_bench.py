@@ -194,7 +194,8 @@ def test_a_row_says_what_failed_and_the_others_go_on(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(torch, "compile", broken)
     settings = bench_cuda.Settings(torch.device("cpu"), 0.0, compiled=True)
     for row in bench_cuda.measure(case, [FORWARD, BACKWARD], settings):
-        assert row["compile_error"] == "RuntimeError: no compiler" and "ratio" in row and "error" not in row
+        assert "error" not in row, row["error"]
+        assert row["compile_error"] == "RuntimeError: no compiler" and "ratio" in row
     failing = dataclasses.replace(case, ours=broken)
     for row in bench_cuda.measure(failing, [FORWARD, BACKWARD], settings):
         assert row["error"] == "RuntimeError: no compiler"

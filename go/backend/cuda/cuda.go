@@ -12,6 +12,7 @@ import "C"
 
 import (
 	"fmt"
+	"os"
 
 	"github.com/epigrad/epigrad/go/backend"
 	"github.com/epigrad/epigrad/go/status"
@@ -22,10 +23,13 @@ import (
 const backendName = "cuda"
 
 // Backend runs problems on NVIDIA's GPUs.
-type Backend struct{}
+type Backend struct {
+	// BLASAlone leaves every product to cuBLASLt, that of a small problem too: to test and to compare both.
+	BLASAlone bool
+}
 
-// New returns the backend. Nothing is opened before the first use.
-func New() *Backend { return &Backend{} }
+// New returns the backend, with BLASAlone where the environment has EPIGRAD_CUDA_BLAS_ALONE=1. Nothing is opened before the first use.
+func New() *Backend { return &Backend{BLASAlone: os.Getenv("EPIGRAD_CUDA_BLAS_ALONE") == "1"} }
 
 // Name implements backend.Backend.
 func (*Backend) Name() string { return backendName }
@@ -73,13 +77,13 @@ func describe() (string, error) {
 func (*Backend) WorkspaceAlignment() int64 { return workspaceAlignment }
 
 // Select implements backend.Backend.
-func (*Backend) Select(p backend.Problem) (backend.Kernel, error) {
+func (c *Backend) Select(p backend.Problem) (backend.Kernel, error) {
 	_, _, dt := p.Describe()
 	d, err := deviceOf(ordinal(p))
 	if err != nil {
 		return nil, err
 	}
-	b := &builder{device: d, dt: dt}
+	b := &builder{device: d, dt: dt, blasAlone: c.BLASAlone}
 	if err := b.plan(p); err != nil {
 		return nil, err
 	}

@@ -43,11 +43,15 @@ func TestOnTheEmulator(t *testing.T) {
 	output, err := build.CombinedOutput()
 	require.NoError(t, err, "%s", output)
 	require.NoError(t, os.Symlink("libcuda.so.1", filepath.Join(folder, "libcublasLt.so.13")))
-	arguments := []string{"-test.run=^TestBackend$|^TestFailuresOfTheDevice$|^TestTuning$"}
-	run := exec.Command(os.Args[0], arguments...)
-	run.Env = append(os.Environ(), emulated+"=1", "LD_LIBRARY_PATH="+folder, "EPIGRAD_REQUIRE_BACKENDS=cuda")
-	output, err = run.CombinedOutput()
-	require.NoError(t, err, "%s", output)
+	run := func(environment string, arguments ...string) {
+		run := exec.Command(os.Args[0], arguments...)
+		run.Env = append(os.Environ(), emulated+"=1", "LD_LIBRARY_PATH="+folder, "EPIGRAD_REQUIRE_BACKENDS=cuda", environment)
+		output, err := run.CombinedOutput()
+		require.NoError(t, err, "%s", output)
+	}
+	run("", "-test.run=^TestBackend$|^TestFailuresOfTheDevice$|^TestTuning$")
+	// Most of the suite's products are small.
+	run("EPIGRAD_CUDA_BLAS_ALONE=1", "-test.run=^TestBackend$", "-testify.m=Gemm|Products|NaN|Depth")
 }
 
 // TestBackend runs the suite on the emulator. A GPU's memory is not the host's, which optest's arrays are in: there the Python suite is what tests.
@@ -91,7 +95,7 @@ func TestTuning(t *testing.T) {
 	if os.Getenv(emulated) == "" {
 		t.Skip("TestOnTheEmulator runs it")
 	}
-	backend.Register(cuda.New())
+	backend.Register(&cuda.Backend{BLASAlone: true})
 	matrix := func() *tensor.View {
 		memory := make([]float32, 64)
 		v, err := tensor.New(unsafe.Pointer(&memory[0]), 0, dtype.Float32, tensor.Device{Type: tensor.CUDA}, []int64{8, 8}, nil, 0)

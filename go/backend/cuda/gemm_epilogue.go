@@ -5,9 +5,16 @@ import (
 	"github.com/epigrad/epigrad/go/tensor"
 )
 
-// gemmEpilogue adds out = act(a b + bias): the product and the bias by BLAS, rounded once to the preactivation, then the activation, in place where nobody
-// asks for the preactivation.
+// gemmEpilogue adds out = act(a b + bias): small problems in one launch, others by BLAS, which makes the product with the bias, rounded once to the
+// preactivation, and the activation, in place where nobody asks for the preactivation.
 func (b *builder) gemmEpilogue(p *backend.GemmEpilogue) error {
+	result := p.Out
+	if result == nil {
+		result = p.Preactivation
+	}
+	if s, ok := b.smallOf(p.BatchRank, result, p.A); ok {
+		return b.smallForward(s, p.Kind, p.A, p.B, p.Bias, p.Out, p.Preactivation)
+	}
 	pre := p.Preactivation
 	if pre == nil {
 		pre = p.Out
@@ -51,8 +58,11 @@ func (b *builder) preactivation(left, right, bias, pre *tensor.View, batchRank i
 }
 
 // gemmEpilogueBackward adds grad_preactivation, rounded to the storage dtype in the workspace, with the bias gradient from the unrounded
-// values in the same pass, and then the two products. Whatever is not asked for is not computed.
+// values in the same pass, and then the two products; or all in one launch where the problem is small. Whatever is not asked for is not computed.
 func (b *builder) gemmEpilogueBackward(p *backend.GemmEpilogueBackward) error {
+	if s, ok := b.smallOf(p.BatchRank, p.GradOutput, p.A); ok {
+		return b.smallBackward(s, p)
+	}
 	gradient := p.GradOutput
 	needed := p.GradA != nil || p.GradB != nil
 	switch {

@@ -69,10 +69,11 @@ type conditional struct {
 
 // builder collects a problem's operations and its workspace.
 type builder struct {
-	device  *device
-	dt      dtype.DType
-	program []operation
-	scratch int64 // bytes
+	device    *device
+	dt        dtype.DType
+	blasAlone bool // no product by kernels of our own
+	program   []operation
+	scratch   int64 // bytes
 }
 
 // region is a contiguous tensor in the workspace.

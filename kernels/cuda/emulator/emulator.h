@@ -21,6 +21,8 @@
 #include "../gated.cu"
 #undef FORMULA
 #include "../gemm_epilogue.cu"
+#undef FORMULA
+#include "../gemm_epilogue_small.cu"
 #include "../lerp.cu"
 
 dim3 threadIdx, blockIdx;
@@ -94,8 +96,10 @@ void run_block() {
   return nullptr;
 }
 
-// Only those that sum across threads synchronize.
-bool synchronizes(const std::string &name) { return name.find("columns") != std::string::npos || name.find("rows") != std::string::npos; }
+// Only those that sum across threads, or share what they read, synchronize.
+bool synchronizes(const std::string &name) {
+  return name.find("columns") != std::string::npos || name.find("rows") != std::string::npos || name.find("small") != std::string::npos;
+}
 
 // run_kernel runs a grid of blocks, which are of block_threads. There is one GPU: who comes second waits.
 [[maybe_unused]] void run_kernel(const epigrad::Registration *launched, unsigned grid, unsigned block, const void *launch_parameters) {

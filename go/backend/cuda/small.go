@@ -1,0 +1,176 @@
+package cuda
+
+import (
+	"github.com/epigrad/epigrad/go/backend"
+	"github.com/epigrad/epigrad/go/tensor"
+)
+
+// What kernels/cuda/gemm_epilogue_small.cu says of a launch, and how large a problem its kernels are for.
+const (
+	smallTile = 16
+	// mostSmallTerms is the most terms of a sum: no two blocks share one.
+	mostSmallTerms = 256
+	// mostSmallWork is the most multiplications of a product.
+	mostSmallWork = 1 << 21
+)
+
+// smallGemm is a problem without a batch whose products take less time than launches do. Sizes are at least 1.
+type smallGemm struct{ m, n, k int64 }
+
+// smallOf returns the sizes of a problem, and whether it is small: by its sizes alone, so that bits depend neither on layouts nor on which results are asked for.
+func (b *builder) smallOf(batchRank int, result, left *tensor.View) (s smallGemm, small bool) {
+	last := result.Rank() - 1
+	s = smallGemm{elements(result.Shape[:last]), result.Shape[last], left.Shape[left.Rank()-1]}
+	return s, !b.blasAlone && elements(result.Shape[:batchRank]) == 1 && min(s.m, s.n, s.k) > 0 && max(s.m, s.n, s.k) <= mostSmallTerms &&
+		s.m*s.n*s.k <= mostSmallWork
+}
+
+// rowsAndColumns are the strides of a view as a matrix, whose rows are all dimensions but the last; ok tells that these are walked as one.
+func rowsAndColumns(v *tensor.View) (strides [2]int64, ok bool) {
+	last := v.Rank() - 1
+	var rows []dim
+	for d, size := range v.Shape[:last] {
+		rows = append(rows, dim{size: size, out: v.Strides[d]})
+	}
+	strides[0], ok = merged(squeezed(rows), ofOut)
+	strides[1] = v.Strides[last]
+	return strides, ok
+}
+
+// asMatrix gives an input as a matrix: itself, or a copy in the workspace.
+func (b *builder) asMatrix(v *tensor.View) (*tensor.View, error) {
+	if v == nil {
+		return nil, nil
+	}
+	if _, ok := rowsAndColumns(v); ok {
+		return v, nil
+	}
+	copied := b.region(v.DType, v.Shape...)
+	return copied, b.activation("none", copied, v)
+}
+
+// resultMatrix gives a result as a matrix: itself, or a place in the workspace, which finish copies to it.
+func (b *builder) resultMatrix(v *tensor.View, accumulates bool) (result *tensor.View, finish func() error, err error) {
+	finish = func() error { return nil }
+	if v == nil {
+		return nil, finish, nil
+	}
+	if _, ok := rowsAndColumns(v); ok {
+		return v, finish, nil
+	}
+	region := b.region(v.DType, v.Shape...)
+	if accumulates {
+		err = b.onlyIf(true, func() error { return b.activation("none", region, v) })
+	}
+	return region, func() error { return b.activation("none", v, region) }, err
+}
+
+// matrix is a Matrix of gemm_epilogue_small.cu; a nil view has a null pointer.
+func (p *parameters) matrix(v *tensor.View) {
+	p.address(v)
+	var strides [2]int64
+	if v != nil {
+		strides, _ = rowsAndColumns(v)
+	}
+	p.int64(strides[0])
+	p.int64(strides[1])
+}
+
+// vector is a pointer to elements with one stride.
+func (p *parameters) vector(v *tensor.View) {
+	p.address(v)
+	stride := int64(0)
+	if v != nil {
+		stride = v.Strides[0]
+	}
+	p.int64(stride)
+}
+
+func (p *parameters) sizes(sizes ...int64) {
+	for _, size := range sizes {
+		p.uint32(uint32(size))
+	}
+}
+
+func tiles(rows, columns int64) int64 { return ceilDiv(rows, smallTile) * ceilDiv(columns, smallTile) }
+
+// smallForward adds out = act(a b + bias) and the preactivation, either of which may be nil, in one launch.
+func (b *builder) smallForward(s smallGemm, kind string, left, right, bias, out, preactivation *tensor.View) error {
+	return b.small("gemm_epilogue_small_"+kind, tiles(s.m, s.n), []*tensor.View{left, right}, []*tensor.View{out, preactivation}, false,
+		func(p *parameters) {
+			p.vector(bias)
+			p.sizes(s.m, s.n, s.k, ceilDiv(s.n, smallTile))
+		})
+}
+
+// smallBackward adds all gradients in one launch, before which the preactivation is formed where nothing was saved.
+func (b *builder) smallBackward(s smallGemm, q *backend.GemmEpilogueBackward) error {
+	saved, from := q.Preactivation, ""
+	switch {
+	case q.Kind == "none":
+		saved = nil
+	case q.Output != nil:
+		saved, from = q.Output, "from_output_"
+	case saved == nil:
+		saved = b.region(b.dt, q.GradOutput.Shape...)
+		if err := b.smallForward(s, "none", q.A, q.B, q.Bias, nil, saved); err != nil {
+			return err
+		}
+	}
+	var gradATiles, gradBTiles, biasBlocks int64
+	if q.GradA != nil {
+		gradATiles = tiles(s.m, s.k)
+	}
+	if q.GradB != nil {
+		gradBTiles = tiles(s.k, s.n)
+	}
+	if q.GradBias != nil {
+		biasBlocks = ceilDiv(s.n, smallTile)
+	}
+	return b.small("gemm_epilogue_backward_small_"+from+q.Kind, gradATiles+gradBTiles+biasBlocks,
+		[]*tensor.View{q.GradOutput, saved, q.A, q.B}, []*tensor.View{q.GradA, q.GradB}, true,
+		func(p *parameters) {
+			p.vector(q.GradBias)
+			p.sizes(s.m, s.n, s.k, gradATiles, gradBTiles)
+		})
+}
+
+// small adds a launch whose parameters are matrices and what rest adds, with copies of those that are not matrices. Where runs may accumulate, the last of the outputs
+// does and the last parameter says so.
+func (b *builder) small(function string, blocks int64, inputs, outputs []*tensor.View, accumulates bool, rest func(p *parameters)) error {
+	p := &parameters{}
+	for _, v := range inputs {
+		input, err := b.asMatrix(v)
+		if err != nil {
+			return err
+		}
+		p.matrix(input)
+	}
+	var finishing []func() error
+	for i, v := range outputs {
+		output, finish, err := b.resultMatrix(v, accumulates && i == len(outputs)-1)
+		if err != nil {
+			return err
+		}
+		p.matrix(output)
+		finishing = append(finishing, finish)
+	}
+	rest(p)
+	accumulate := none
+	if accumulates {
+		accumulate = len(p.bytes)
+		p.uint32(0)
+	}
+	l, err := p.launch(function+"_"+b.dt.Short(), blocks)
+	if err != nil {
+		return err
+	}
+	l.accumulate = accumulate
+	b.launch(step{general: l})
+	for _, finish := range finishing {
+		if err := finish(); err != nil {
+			return err
+		}
+	}
+	return nil
+}

@@ -1,0 +1,53 @@
+// grad_preactivation = grad_output act'(preactivation), one element at a time: operations for loops.cuh, reduce.cuh and the products of gemm_epilogue_small.cu.
+#pragma once
+
+#include "activation.cuh"
+#include "storage.cuh"
+
+namespace epigrad {
+
+// grad_preactivation; grad_output, preactivation.
+template <class Activation, class Storage>
+struct GradPreactivation {
+  using Output = Storage;
+  using Input = Storage;
+  using Real = typename Storage::Real;
+  static constexpr int outputs = 1, inputs = 2, operands = 3, sums = 1;
+  static constexpr bool optional_inputs = false, selective = false;
+  static constexpr int vectors = Activation::cheap ? 1 : 2;
+
+  template <unsigned wanted>
+  static __device__ __forceinline__ void apply(Real, Real (&y)[1], const Real (&x)[2]) {
+    y[0] = Activation::gradient(x[0], x[1], Activation::parts(x[1]));
+  }
+};
+
+// grad_preactivation; grad_output, output.
+template <class Activation, class Storage>
+struct GradPreactivationFromOutput : GradPreactivation<Activation, Storage> {
+  using Real = typename Storage::Real;
+  static constexpr int vectors = 1;
+
+  template <unsigned wanted>
+  static __device__ __forceinline__ void apply(Real, Real (&y)[1], const Real (&x)[2]) {
+    y[0] = Activation::gradient_from_output(x[0], x[1]);
+  }
+};
+
+// grad_preactivation of no activation, for its sums; grad_output.
+template <class Storage>
+struct GradPreactivationOfNone {
+  using Output = Storage;
+  using Input = Storage;
+  using Real = typename Storage::Real;
+  static constexpr int outputs = 1, inputs = 1, operands = 2, sums = 1;
+  static constexpr bool optional_inputs = false, selective = false;
+  static constexpr int vectors = 1;
+
+  template <unsigned wanted>
+  static __device__ __forceinline__ void apply(Real, Real (&y)[1], const Real (&x)[1]) {
+    y[0] = x[0];
+  }
+};
+
+}  // namespace epigrad

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import pathlib
 
@@ -97,9 +98,10 @@ def test_a_device_that_is_absent_says_why(capsys: pytest.CaptureFixture[str]) ->
 
 def test_timing_takes_turns_and_drops_the_first_round() -> None:
     calls: list[str] = []
-    timings = timing.interleaved({"a": lambda: calls.append("a"), "b": lambda: calls.append("b")}, 0, least=3)
-    assert "".join(calls) == "abbaab"
-    assert timings["a"].rounds == 2
+    timings = timing.interleaved({name: functools.partial(calls.append, name) for name in "abc"}, 0, least=20)
+    rounds = {"".join(calls[first : first + 3]) for first in range(0, len(calls), 3)}
+    assert rounds == {"abc", "acb", "bac", "bca", "cab", "cba"}
+    assert timings["a"].rounds == 19
     assert timings["a"].fastest <= timings["a"].low <= timings["a"].median <= timings["a"].high
     assert timing.interleaved({"a": lambda: None}, 0, least=1)["a"].rounds == 1
 

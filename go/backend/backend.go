@@ -86,7 +86,7 @@ type Kernel interface {
 // Stager is a Kernel whose workspace depends on layouts: operands that its libraries cannot read in place are copied there.
 type Stager interface {
 	Kernel
-	// MostWorkspaceBytes bounds the workspace of every kernel for the same operands in layouts no less contiguous.
+	// MostWorkspaceBytes bounds the workspace of every kernel for the same operands, a saved preactivation or none, in layouts no less contiguous.
 	MostWorkspaceBytes() int64
 }
 

@@ -6,7 +6,7 @@
 //
 // a is [m, k], b is [k, n], and whatever else has m rows has n columns; all of any strides. A result without a place is not computed. The preactivation is rounded to
 // storage before it is used, as when it is stored; g is not. A block makes one tile of one result, and forms the elements of g that it meets again each time: for
-// problems this small that is less than a second launch. Sums are in the order of their terms in groups of `depth`.
+// problems this small that is less than a second launch. Every fourth term of `depth` is added up by itself.
 #include "gemm_epilogue.cuh"
 #include "loops.cuh"
 
@@ -131,10 +131,13 @@ __device__ __forceinline__ Real tile_product(Stage<Real> &stage, const Left &lef
       left.fetch(next_left, begin + depth);
       right.fetch(next_right, begin + depth);
     }
-    Real sum = 0;
-#pragma unroll 16
-    for (int i = 0; i < depth; i++) sum = fused(stage.left[row][i], stage.right[column][i], sum);
-    total = total + sum;
+    Real sums[4] = {};
+#pragma unroll 4
+    for (int i = 0; i < depth; i += 4) {
+#pragma unroll
+      for (int j = 0; j < 4; j++) sums[j] = fused(stage.left[row][i + j], stage.right[column][i + j], sums[j]);
+    }
+    total = total + ((sums[0] + sums[1]) + (sums[2] + sums[3]));
     __syncthreads();
   }
   return total;

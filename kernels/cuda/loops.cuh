@@ -19,6 +19,7 @@ namespace epigrad {
 
 constexpr int block_threads = 256;
 constexpr int block_threads_log2 = 8;
+constexpr int vector_threads = 128;  // of a block of the vector form: shorter blocks make way sooner
 constexpr int max_rank = 8;
 
 // Divisor divides numbers below 2^63 by size with one multiplication: multiplier = floor(2^(63+l)/size) + 1 and shift = l - 1, where 2^l is the
@@ -207,12 +208,12 @@ template <class Operation>
 __device__ __forceinline__ void elementwise_vector(const Elementwise<Operation::operands> &p) {
   constexpr int width = Operation::Output::width, operands = Operation::operands;
   constexpr unsigned all = (1u << Operation::outputs) - 1;
-  const int64_t first = static_cast<int64_t>(blockIdx.x) * (block_threads * Operation::vectors) + threadIdx.x;
+  const int64_t first = static_cast<int64_t>(blockIdx.x) * (vector_threads * Operation::vectors) + threadIdx.x;
   int64_t offsets[Operation::vectors][operands];
   Inputs<Operation> inputs[Operation::vectors];
 #pragma unroll
   for (int v = 0; v < Operation::vectors; v++) {
-    const int64_t index = first + v * block_threads;
+    const int64_t index = first + v * vector_threads;
     if (index >= p.count) break;
     int64_t row = p.rank > 1 ? divide(index, p.dims[0]) : 0;
     int64_t along = (index - row * p.dims[0].size) * width;
@@ -223,7 +224,7 @@ __device__ __forceinline__ void elementwise_vector(const Elementwise<Operation::
   }
 #pragma unroll
   for (int v = 0; v < Operation::vectors; v++) {
-    const int64_t index = first + v * block_threads;
+    const int64_t index = first + v * vector_threads;
     if (index >= p.count) {
       if (index == p.count) apply_tail<Operation>(p);
       return;
@@ -278,7 +279,9 @@ __device__ __forceinline__ void elementwise_strided(const Elementwise<Operation:
 #endif
 
 // EPG_ELEMENTWISE makes both kernels of the operation that the rest of the arguments name.
-#define EPG_ELEMENTWISE(name, ...)                                                                                                                   \
-  EPG_KERNEL name(const __grid_constant__ epigrad::Elementwise<__VA_ARGS__::operands> p) { epigrad::elementwise_vector<__VA_ARGS__>(p); }            \
-  EPG_KERNEL name##_strided(const __grid_constant__ epigrad::Elementwise<__VA_ARGS__::operands> p) { epigrad::elementwise_strided<__VA_ARGS__>(p); } \
+#define EPG_ELEMENTWISE(name, ...)                                                                                                                    \
+  extern "C" __global__ void __launch_bounds__(epigrad::vector_threads) name(const __grid_constant__ epigrad::Elementwise<__VA_ARGS__::operands> p) { \
+    epigrad::elementwise_vector<__VA_ARGS__>(p);                                                                                                      \
+  }                                                                                                                                                   \
+  EPG_KERNEL name##_strided(const __grid_constant__ epigrad::Elementwise<__VA_ARGS__::operands> p) { epigrad::elementwise_strided<__VA_ARGS__>(p); }  \
   EPG_REGISTER(name) EPG_REGISTER(name##_strided)

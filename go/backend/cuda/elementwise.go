@@ -15,6 +15,7 @@ import (
 const (
 	blockThreads      = 256
 	blockThreadsLog2  = 8
+	vectorThreads     = 128
 	maxRank           = 8
 	elementsPerThread = 4
 	// maxBlocks is the most blocks of a grid along its first dimension.
@@ -252,7 +253,11 @@ func (w walk) vector(f function, weight scalar) (*launch, error) {
 	p.uint32(0)
 	p.uint32(broadcast)
 	p.uint32(0)
-	return weight.launch(p, len(w.views), f.name, vectors/(blockThreads*f.vectors)+1)
+	l, err := weight.launch(p, len(w.views), f.name, vectors/(vectorThreads*f.vectors)+1)
+	if err == nil {
+		l.block[0] = vectorThreads
+	}
+	return l, err
 }
 
 // strided makes the form of an elementwise launch that takes any strides.

@@ -74,6 +74,8 @@ type builder struct {
 	blasAlone bool // no product by kernels of our own
 	program   []operation
 	scratch   int64 // bytes
+	// withoutSaved is how many bytes of scratch more the problem would take if it had no saved preactivation.
+	withoutSaved int64
 }
 
 // region is a contiguous tensor in the workspace.
@@ -82,9 +84,13 @@ func (b *builder) region(dt dtype.DType, shape ...int64) *tensor.View {
 		Operand: backend.WorkspaceOperand, DType: dt, Device: tensor.Device{Type: tensor.CUDA}, Offset: b.scratch,
 		Shape: shape, Strides: tensor.ContiguousStrides(shape),
 	}
-	bytes := v.Numel() * dt.Size()
-	b.scratch += (bytes + workspaceAlignment - 1) / workspaceAlignment * workspaceAlignment
+	b.scratch += regionBytes(dt, v.Numel())
 	return v
+}
+
+// regionBytes is what a region of so many elements takes.
+func regionBytes(dt dtype.DType, elements int64) int64 {
+	return ceilDiv(elements*dt.Size(), workspaceAlignment) * workspaceAlignment
 }
 
 // launch adds a step.
@@ -105,6 +111,7 @@ type kernel struct {
 	precision backend.Precision
 	workspace int64 // regions and what the products need as scratch
 	regions   int64
+	optional  int64 // what an operand that is left out would add
 	device    *device
 	memory    *memory
 	// multiplies tells that there are products among the steps.
@@ -120,7 +127,7 @@ func (k *kernel) MostWorkspaceBytes() int64 {
 	if k.multiplies {
 		return k.regions + mostBLASWorkspace
 	}
-	return k.workspace
+	return k.workspace + k.optional
 }
 
 // Run enqueues the program on the run's stream.
@@ -183,7 +190,7 @@ func (b *builder) compile(p backend.Problem) (*kernel, error) {
 	op, kind, dt := p.Describe()
 	m := &memory{count: len(b.program)}
 	m.steps = (*C.epg_step)(C.calloc(C.size_t(max(m.count, 1)), C.sizeof_epg_step))
-	k := &kernel{workspace: b.scratch, regions: b.scratch, device: b.device, memory: m}
+	k := &kernel{workspace: b.scratch, regions: b.scratch, optional: b.withoutSaved, device: b.device, memory: m}
 	runtime.AddCleanup(k, func(m *memory) { m.free() }, m)
 	c := &compiler{b.device, m}
 	var names []string

@@ -2,17 +2,24 @@ package cuda
 
 import (
 	"github.com/epigrad/epigrad/go/backend"
+	"github.com/epigrad/epigrad/go/dtype"
 	"github.com/epigrad/epigrad/go/tensor"
 )
 
 // What kernels/cuda/gemm_epilogue_small.cu says of a launch, and how large a problem its kernels are for.
 const (
 	smallTile = 16
-	// mostSmallTerms is the most terms of a sum: no two blocks share one.
-	mostSmallTerms = 256
 	// mostSmallWork is the most multiplications of a product.
 	mostSmallWork = 1 << 21
 )
+
+// mostSmallTerms is the most terms of a sum, of which no two blocks share one. Where tensor cores compute, BLAS is faster from fewer on.
+func mostSmallTerms(dt dtype.DType) int64 {
+	if dt == dtype.Float32 {
+		return 256
+	}
+	return 128
+}
 
 // smallGemm is a problem without a batch whose products take less time than launches do. Sizes are at least 1.
 type smallGemm struct{ m, n, k int64 }
@@ -21,7 +28,7 @@ type smallGemm struct{ m, n, k int64 }
 func (b *builder) smallOf(batchRank int, result, left *tensor.View) (s smallGemm, small bool) {
 	last := result.Rank() - 1
 	s = smallGemm{elements(result.Shape[:last]), result.Shape[last], left.Shape[left.Rank()-1]}
-	return s, !b.blasAlone && elements(result.Shape[:batchRank]) == 1 && min(s.m, s.n, s.k) > 0 && max(s.m, s.n, s.k) <= mostSmallTerms &&
+	return s, !b.blasAlone && elements(result.Shape[:batchRank]) == 1 && min(s.m, s.n, s.k) > 0 && max(s.m, s.n, s.k) <= mostSmallTerms(b.dt) &&
 		s.m*s.n*s.k <= mostSmallWork
 }
 
@@ -111,7 +118,9 @@ func (b *builder) smallBackward(s smallGemm, q *backend.GemmEpilogueBackward) er
 		saved = nil
 	case q.Output != nil:
 		saved, from = q.Output, "from_output_"
-	case saved == nil:
+	case saved != nil:
+		b.withoutSaved = regionBytes(b.dt, s.m*s.n)
+	default:
 		saved = b.region(b.dt, q.GradOutput.Shape...)
 		if err := b.smallForward(s, "none", q.A, q.B, q.Bias, nil, saved); err != nil {
 			return err

@@ -101,13 +101,18 @@ bool synchronizes(const std::string &name) {
   return name.find("columns") != std::string::npos || name.find("rows") != std::string::npos || name.find("small") != std::string::npos;
 }
 
-// run_kernel runs a grid of blocks, which are of block_threads. There is one GPU: who comes second waits.
+// threads_of are how many threads a kernel's blocks have: all are of block_threads but those of the elementwise kernels' vector form.
+[[maybe_unused]] unsigned threads_of(const std::string &name) {
+  return synchronizes(name) || name.find("_strided") != std::string::npos ? epigrad::block_threads : epigrad::vector_threads;
+}
+
+// run_kernel runs a grid of blocks. There is one GPU: who comes second waits.
 [[maybe_unused]] void run_kernel(const epigrad::Registration *launched, unsigned grid, unsigned block, const void *launch_parameters) {
   static std::mutex mutex;
   std::lock_guard<std::mutex> lock(mutex);
   kernel = launched;
   parameters = launch_parameters;
-  if (block != epigrad::block_threads) fail(std::string(kernel->name) + " takes blocks of another size");
+  if (block != threads_of(kernel->name)) fail(std::string(kernel->name) + " takes blocks of another size");
   bool fibered = synchronizes(kernel->name);
   for (blockIdx = {0, 0, 0}; blockIdx.x < grid; blockIdx.x++) {
     if (fibered) {

@@ -15,7 +15,7 @@ from torch import Tensor
 
 SOURCES = Path(__file__).resolve().parent.parent / "kernels" / "cuda"
 BINARY = SOURCES.parents[1] / "build" / "cuda-emulator"
-BLOCK = 256
+BLOCK = 128
 MAX_RANK = 8
 SHORT = {torch.float32: "f32", torch.float64: "f64", torch.bfloat16: "bf16", torch.float16: "f16"}
 

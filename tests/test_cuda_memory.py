@@ -165,12 +165,12 @@ def test_the_peak_is_at_most_pytorchs(op: str) -> None:
 
 @pytest.mark.parametrize("name", ["lerp", "linear", "gated"])
 def test_out_of_memory_is_pytorchs_own_error(name: str) -> None:
-    """Results of terabytes from operands of kilobytes; the next call works."""
-    column = torch.zeros(1 << 20, 1, device="cuda")
+    """A terabyte of results from operands of kilobytes; the next call works."""
+    column = torch.zeros(1 << 19, 1, device="cuda")
     calls: dict[str, Callable[[], object]] = {
         "lerp": lambda: epigrad.lerp(column, column.mT, 0.5),
         "linear": lambda: epigrad.linear(column, column, None, "gelu"),
-        "gated": lambda: epigrad.gated_activation(column.expand(1 << 20, 1 << 20)),
+        "gated": lambda: epigrad.gated_activation(column.expand(1 << 19, 1 << 20)),
     }
     with pytest.raises(torch.OutOfMemoryError):
         calls[name]()
@@ -181,7 +181,7 @@ def test_out_of_memory_in_backward_is_pytorchs_own_error() -> None:
     x = torch.zeros(1, 1, device="cuda", requires_grad=True)
     out = epigrad.linear(x.expand(64, 1), torch.ones(1, 1, device="cuda"))
     torch.cuda.synchronize()
-    wide = torch.zeros(1, 1, device="cuda").expand(1 << 20, 1 << 20)
+    wide = torch.zeros(1, 1, device="cuda").expand(1 << 19, 1 << 19)
     with pytest.raises(torch.OutOfMemoryError):
         backward.gated_product_backward(wide, wide, wide)
     assert torch.autograd.grad(out.sum(), x)[0].item() == 64.0

@@ -145,15 +145,17 @@ def test_resident_memory_does_not_grow(call: Callable[[], None]) -> None:
         gc.collect()
         return resident()
 
-    # Allocators fill up first; a leak goes on growing, so the least growth of a few windows is what counts.
+    # Allocators fill up first, the more of them the more processors; a leak goes on growing.
+    # 600 leaked tensors of this size would be 2.4 MiB or more, 600 leaked messages 0.1 MiB.
     before = rounds(600)
     growth = []
-    for _ in range(4):
+    for _ in range(12):
         after = rounds(600)
         growth.append(after - before)
         before = after
-    # 600 leaked tensors of this size would be 2.4 MiB or more, 600 leaked messages 0.1 MiB.
-    assert min(growth) < MIB // 4, growth
+        if growth[-1] < MIB // 16:
+            return
+    raise AssertionError(growth)
 
 
 def test_reference_counts_stay() -> None:

@@ -131,7 +131,13 @@ struct Double {
 
   static __device__ __forceinline__ int low_integer(Real shifted) { return __double2loint(shifted); }
   static __device__ __forceinline__ Real power_of_two(int k) { return __hiloint2double((k + 1023) << 20, 0); }
-  static __device__ __forceinline__ Real reciprocal(Real x) { return __drcp_rn(x); }
+  // __drcp_rn would branch, which keeps the compiler from computing elements side by side.
+  static __device__ __forceinline__ Real reciprocal(Real x) {
+    Real r = reciprocal_approximately(x);
+    Real error = fused(-x, r, 1.0);
+    r = fused(r, fused(error, error, error), r);
+    return fused(r, fused(-x, r, 1.0), r);
+  }
   static __device__ __forceinline__ Real normal_tail(Real t) {
     // The polynomial amplifies an error of its variable: t + c and its reciprocal are carried in two parts.
     constexpr Real c = Constants::normal_centre;

@@ -58,6 +58,13 @@ __device__ __forceinline__ float reciprocal_approximately(float x) {
   return y;
 }
 
+// For double it is to 2^-20, for normal x whose reciprocal is normal.
+__device__ __forceinline__ double reciprocal_approximately(double x) {
+  double y;
+  asm("rcp.approx.ftz.f64 %0, %1;" : "=d"(y) : "d"(x));
+  return y;
+}
+
 // The half types, one and two at a time; of two, the first is in the low half. Rounding is to nearest even.
 __device__ __forceinline__ uint32_t pack_bf16(float low, float high) {
   uint32_t bits;

@@ -54,7 +54,6 @@ inline int __double2hiint(double x) { return static_cast<int>(static_cast<uint32
 
 inline float __fmaf_rn(float a, float b, float c) { return fmaf(a, b, c); }
 inline double __fma_rn(double a, double b, double c) { return fma(a, b, c); }
-inline double __drcp_rn(double x) { return 1 / x; }
 inline uint64_t __umul64hi(uint64_t a, uint64_t b) { return static_cast<uint64_t>(static_cast<unsigned __int128>(a) * b >> 64); }
 
 using std::min;
@@ -75,6 +74,7 @@ inline float power_of_two(float x) {
 }
 inline float minimum(float x, float y) { return x > y ? y : x; }
 inline float reciprocal_approximately(float x) { return isinf(x) ? copysignf(0, x) : moved(1 / static_cast<double>(x), 0x1p-24); }
+inline double reciprocal_approximately(double x) { return __hiloint2double(__double2hiint(1 / x), 0); }
 
 inline uint16_t bf16_bits(float x) {
   uint32_t bits = __float_as_uint(x);

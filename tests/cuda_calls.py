@@ -16,7 +16,7 @@ CYCLES = 100_000_000
 Outputs = tuple[Tensor, ...]
 Shape = tuple[int, ...]
 
-ROWS, FEATURES, HIDDEN = 64, 48, 80
+ROWS, FEATURES, HIDDEN = 64, 48, 320  # more than the kernels of small products take
 
 
 @dataclass(frozen=True)
@@ -38,6 +38,7 @@ def _given(results: Sequence[Tensor | None]) -> Outputs:
 
 
 X, UP, BIAS, Y = (ROWS, FEATURES), (HIDDEN, FEATURES), (HIDDEN,), (ROWS, HIDDEN)
+SMALL = (64, 64)
 
 STATELESS: dict[str, Call] = {
     "linear": Call(lambda x, w, b: (forward.linear(x, w, b, "gelu"),), (X, UP, BIAS)),
@@ -47,6 +48,10 @@ STATELESS: dict[str, Call] = {
     "matmul_backward": Call(
         lambda grad, a, b: _given(backward.matmul_bias_activation_backward(grad, a, b, None, "tanh")),
         ((3, ROWS, HIDDEN), (3, ROWS, FEATURES), (FEATURES, HIDDEN)),
+    ),
+    "small_linear": Call(lambda x, w, b: (forward.linear(x, w, b, "gelu"),), (SMALL, SMALL, SMALL[:1])),
+    "small_linear_backward": Call(
+        lambda grad, x, w, b: _given(backward.linear_backward(grad, x, w, b, "gelu")), (SMALL, SMALL, SMALL, SMALL[:1])
     ),
     "gated": Call(lambda x: (forward.gated_activation(x, "geglu"),), (Y,)),
     "gated_backward": Call(

@@ -22,6 +22,7 @@ from epigrad import backward, errors, forward, plan
 from epigrad.launch import aligned_workspace
 from interpreter import run_script
 from layouts import assert_same_bits
+from plan_problem import workspace_of
 from torch import Tensor
 
 pytestmark = [needs("cuda"), pytest.mark.filterwarnings("ignore:.*TF32:UserWarning")]
@@ -373,8 +374,9 @@ def test_an_output_or_workspace_elsewhere_is_refused() -> None:
     with pytest.raises(errors.DeviceMismatchError, match=r"\bout\b"):
         forward.lerp(x, x, 0.5, out=out)
     assert out.isnan().all()
-    made = plan.GemmEpilogueBackward.select(m=64, n=64, k=64, activation="gelu", dtype=torch.bfloat16, device="cuda")
-    given = {name: torch.ones(64, 64, device="cuda", dtype=torch.bfloat16) for name in ("grad_output", "a", "b")}
+    n = 320
+    made = plan.GemmEpilogueBackward.select(m=n, n=n, k=n, activation="gelu", dtype=torch.bfloat16, device="cuda")
+    given = {name: torch.ones(n, n, device="cuda", dtype=torch.bfloat16) for name in ("grad_output", "a", "b")}
     outs = {name: torch.empty_like(given["a"]) for name in ("grad_a", "grad_b")}
     assert made.workspace_size, "grad_preactivation lies between two products"
     elsewhere = aligned_workspace(made.workspace_size, torch.device("cpu"))
@@ -421,7 +423,7 @@ def relative_error(got: Tensor, a: Tensor, b: Tensor) -> float:
 
 @pytest.mark.usefixtures("_matmul_settings")
 def test_tf32_follows_pytorchs_setting() -> None:
-    """On, off, and on again for the same problem: a plan that was kept must not keep the setting."""
+    """On, off, and on again for the same problem: a kernel that was kept must not keep the setting."""
     a, b = torch.randn(512, 512, device="cuda"), torch.randn(512, 512, device="cuda")
     coarse = 2e-6  # TF32 keeps 11 bits of each operand; float32 comes to a tenth of this
     for allowed in (False, True, False, True):
@@ -433,6 +435,18 @@ def test_tf32_follows_pytorchs_setting() -> None:
         assert grad_a is not None and grad_b is not None
         assert (relative_error(grad_a, a, b.T) > coarse) == allowed
         assert (relative_error(grad_b, a.T, a) > coarse) == allowed
+
+
+@pytest.mark.usefixtures("_matmul_settings")
+@pytest.mark.parametrize("allowed", [False, True])
+def test_a_plan_keeps_to_the_precision_that_it_guarantees(allowed: bool) -> None:
+    a, b, out = (torch.randn(512, 512, device="cuda") for _ in range(3))
+    torch.backends.cuda.matmul.allow_tf32 = allowed
+    made = plan.GemmEpilogue.select(m=512, n=512, k=512, dtype=torch.float32, device="cuda")
+    assert made.precision_guarantee.math_precision == ("tf32" if allowed else "float32")
+    torch.backends.cuda.matmul.allow_tf32 = not allowed
+    made.run(a=a, b=b, out=out, workspace=workspace_of(made, "cuda"))
+    assert (relative_error(out, a, b) > 2e-6) == allowed
 
 
 def test_tf32_is_off_unless_asked_for() -> None:
@@ -462,7 +476,10 @@ def test_tuning_keeps_its_choices_in_the_file(tmp_path: Path) -> None:
     with epigrad.tuning(tmp_path / "choices.json"):
         inside = forward.linear(x, weight, None, "gelu")
     assert (tmp_path / "choices.json").exists(), "a product has more than one candidate on a GPU"
-    torch.testing.assert_close(inside, want)
+    reference = torch.nn.functional.gelu(x.double() @ weight.double().T)
+    size = x.double().abs() @ weight.double().abs().T
+    ours, theirs = (float(((out.double() - reference).abs() / size).max()) for out in (inside, want))
+    assert ours <= 1.5 * theirs + torch.finfo(torch.bfloat16).eps / 2
     assert_same_bits(forward.linear(x, weight, None, "gelu"), want, "outside the block")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import math
+import os
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -45,11 +46,13 @@ def test_a_plan_allocates_nothing_on_the_device(cls: Any, dtype: torch.dtype) ->
     workspace = workspace_of(made, "cuda")
     made.run(**inputs, **outputs, workspace=workspace)
     torch.cuda.synchronize()
-    before, free = allocations(), torch.cuda.memory_allocated()
+    before, allocated, free = allocations(), torch.cuda.memory_allocated(), torch.cuda.mem_get_info()[0]
     for _ in range(10):
         made.run(**inputs, **outputs, workspace=workspace)
     torch.cuda.synchronize()
-    assert allocations() == before and torch.cuda.memory_allocated() == free
+    assert allocations() == before and torch.cuda.memory_allocated() == allocated
+    if "PYTEST_XDIST_WORKER" not in os.environ:  # what the driver gives is everybody's
+        assert torch.cuda.mem_get_info()[0] == free
 
 
 def settled(limit: int) -> int:

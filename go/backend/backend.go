@@ -38,7 +38,7 @@ type Sku struct {
 
 // Precision says what a kernel guarantees about its numbers.
 type Precision struct {
-	// MathPrecision is the dtype that formulas are evaluated in.
+	// MathPrecision is the dtype that formulas are evaluated in, or "tf32" where products of float32 are.
 	MathPrecision string `json:"math_precision"`
 	// Accumulator is the dtype that sums are kept in.
 	Accumulator string `json:"accumulator"`

@@ -31,6 +31,7 @@ type spec struct {
 	LDA        *int64  `json:"lda"`
 	LDB        *int64  `json:"ldb"`
 	LDGrad     *int64  `json:"ld_grad"`
+	AllowTF32  bool    `json:"allow_tf32"` // of the plan's runs too, whatever they say
 
 	// GatedActivation, GatedActivationBackward.
 	InputShape []int64 `json:"input_shape"`
@@ -90,7 +91,7 @@ func (d *describer) call(s *spec) (*op.Call, error) {
 		inputs := []*tensor.View{d.matrix("a", s.Batch, s.M, s.K, "lda", s.LDA), d.matrix("b", batchB, s.K, s.N, "ldb", s.LDB), d.view("bias", []int64{s.N})}
 		outputs := []*tensor.View{d.matrix("out", s.Batch, s.M, s.N, "ld_grad", s.LDGrad)}
 		d.exactInputs, d.exactOutputs = []bool{s.LDA != nil, s.LDB != nil}, []bool{s.LDGrad != nil}
-		return &op.Call{Op: "matmul_bias_activation", Kind: s.Activation, Inputs: inputs, Outputs: outputs}, nil
+		return &op.Call{Op: "matmul_bias_activation", Kind: s.Activation, AllowTF32: s.AllowTF32, Inputs: inputs, Outputs: outputs}, nil
 	case "GemmEpilogueBackward":
 		grad := d.matrix("grad_output", s.Batch, s.M, s.N, "ld_grad", s.LDGrad)
 		inputs := []*tensor.View{
@@ -98,7 +99,7 @@ func (d *describer) call(s *spec) (*op.Call, error) {
 			d.matrix("preactivation", s.Batch, s.M, s.N, "", nil),
 		}
 		d.exactInputs = []bool{s.LDGrad != nil, s.LDA != nil, s.LDB != nil}
-		return &op.Call{Op: "matmul_bias_activation_backward", Kind: s.Activation, Inputs: inputs}, nil
+		return &op.Call{Op: "matmul_bias_activation_backward", Kind: s.Activation, AllowTF32: s.AllowTF32, Inputs: inputs}, nil
 	case "GatedActivation", "GatedActivationBackward":
 		if err := check.OneOf(s.Class, "gate", s.Gate, []string{"second", "first"}); err != nil {
 			return nil, err

@@ -2,6 +2,7 @@ package op
 
 import (
 	"encoding/binary"
+	"slices"
 	"sync"
 	"sync/atomic"
 
@@ -243,7 +244,8 @@ func (p *Plan) mostWorkspace() (int64, error) {
 	return bytes, nil
 }
 
-// spread gives every view whose strides a run may change the stride 2 in its last dimension, so that nothing is contiguous.
+// spread gives every view whose strides a run may change gaps between all its elements, rows and whatever is further out, each of its own size, so that no two
+// dimensions are walked as one.
 func spread(views []*tensor.View, exact []bool) []*tensor.View {
 	all := append([]*tensor.View{}, views...)
 	for i, v := range all {
@@ -251,9 +253,11 @@ func spread(views []*tensor.View, exact []bool) []*tensor.View {
 			continue
 		}
 		wide := *v
-		wide.Strides = tensor.ContiguousStrides(v.Shape)
-		for d := range wide.Strides {
-			wide.Strides[d] *= 2
+		wide.Strides = make([]int64, len(v.Shape))
+		next := int64(2)
+		for d := range slices.Backward(wide.Strides) {
+			wide.Strides[d] = next
+			next = next*max(v.Shape[d], 1) + 2
 		}
 		all[i] = &wide
 	}
@@ -292,7 +296,7 @@ func (p *Plan) prepare(c *Call) (*Call, backend.Kernel, error) {
 	o := p.operation
 	full := *c
 	full.Op, full.Kind, full.Dim, full.GateFirst, full.Weight = o.Name, p.call.Kind, p.call.Dim, p.call.GateFirst, p.call.Weight
-	full.HasWeight = p.call.HasWeight
+	full.HasWeight, full.AllowTF32 = p.call.HasWeight, p.call.AllowTF32
 	inputs, outputs, err := o.operands(&full)
 	if err != nil {
 		return nil, nil, err

@@ -2,14 +2,15 @@
 
     python go/tools/kernels.py [--toolkit FOLDER] [--jobs N]
 
-Compiles what is older than its sources, its headers or this script. Beside NAME.fatbin it writes NAME.functions, the
-kernels that are in it. Needs nvcc, which `make kernels` installs, and a C++ compiler; no GPU and no driver.
+Compiles what its sources, its headers or this script have changed for. Beside NAME.fatbin it writes NAME.functions: a
+hash of what it was compiled from, by which the build tells that it is out of date, and the kernels that are in it. Needs nvcc, which `make kernels` installs, and a C++ compiler; no GPU and no driver.
 
 A warning is an error, and so are registers spilled to memory, but for the kernels of SPILLS.
 """
 
 import argparse
 import concurrent.futures
+import hashlib
 import os
 import pathlib
 import re
@@ -56,17 +57,25 @@ def host_compiler() -> str:
     return command
 
 
+def hash_of(source: pathlib.Path) -> str:
+    """What tells whether an image is of these sources; kernels/cuda/embed.go forms it too."""
+    digest = hashlib.sha256()
+    for path in (*sorted(SOURCES.glob("*.cuh")), source):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
 def is_current(source: pathlib.Path) -> bool:
-    """Whether what was compiled is newer than all that it was compiled from."""
-    outputs = (source.with_suffix(".fatbin"), source.with_suffix(".functions"))
-    inputs = (source, *SOURCES.glob("*.cuh"), pathlib.Path(__file__))
-    if not all(output.exists() for output in outputs):
+    """Whether what was compiled is of these sources, and no older than this script."""
+    image, functions = source.with_suffix(".fatbin"), source.with_suffix(".functions")
+    if not image.exists() or not functions.exists() or functions.read_text().partition("\n")[0] != hash_of(source):
         return False
-    return min(output.stat().st_mtime for output in outputs) > max(path.stat().st_mtime for path in inputs)
+    return image.stat().st_mtime > pathlib.Path(__file__).stat().st_mtime
 
 
 def compile_source(nvcc: pathlib.Path, source: pathlib.Path) -> str:
     """Compile one source, and return a line about it."""
+    sources = hash_of(source)
     codes = [f"-gencode=arch={name.replace('sm', 'compute')},code={name}" for name in ARCHITECTURES]
     codes.append(f"-gencode=arch={PTX},code={PTX}")
     with tempfile.TemporaryDirectory() as scratch:
@@ -78,9 +87,10 @@ def compile_source(nvcc: pathlib.Path, source: pathlib.Path) -> str:
         if result.returncode:
             raise SystemExit(f"compiling kernels/cuda/{source.name} failed:\n{result.stdout}{result.stderr}")
         functions = check(source.name, result.stdout + result.stderr)
-        # The list first: the fatbin's time says that both are there.
-        source.with_suffix(".functions").write_text("".join(f"{name}\n" for name in functions))
+        # The list last: it says that the image beside it is of these sources.
+        source.with_suffix(".functions").unlink(missing_ok=True)
         shutil.move(target, source.with_suffix(".fatbin"))
+        source.with_suffix(".functions").write_text("".join(f"{line}\n" for line in (sources, *functions)))
     size = source.with_suffix(".fatbin").stat().st_size
     return f"kernels/cuda/{source.name}: {len(functions)} kernels, {size / 1024:.0f} KiB"
 

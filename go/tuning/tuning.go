@@ -11,61 +11,92 @@ import (
 	"path/filepath"
 	"sync"
 	"sync/atomic"
+	"syscall"
 
 	"github.com/epigrad/epigrad/go/status"
 )
 
-var (
-	depth atomic.Int32
-	// generation counts the blocks that were opened on another file: kernels chosen under one are not those of another.
-	generation atomic.Int64
-	table      = struct {
-		sync.Mutex
-		path    string
-		choices map[string][]byte
-	}{}
-)
+// file is a cache of choices, as it was read and with what was stored since.
+type file struct {
+	path       string
+	choices    map[string][]byte
+	generation int64 // a number that no other has: kernels chosen under one are not those of another
+}
 
-// Begin opens a block: backends time their candidates from now on and keep the choices in the file at path. Blocks nest; the innermost that was opened
-// last gives the file.
+var table struct {
+	sync.Mutex
+	open   []*file // of the blocks that are open, the innermost last
+	latest *file   // the last that was in use: a block on it again need not read it
+	files  int64
+}
+
+// current is the file in use, nil outside of blocks.
+var current atomic.Pointer[file]
+
+// Begin opens a block: backends time their candidates from now on and keep the choices in the file at path. Blocks nest; the one that was opened last gives the
+// file.
 func Begin(path string) error {
 	table.Lock()
 	defer table.Unlock()
-	if table.choices == nil || path != table.path {
-		choices, err := read(path)
-		if err != nil {
-			return err
-		}
-		table.path, table.choices = path, choices
-		generation.Add(1)
+	f, err := opened(path)
+	if err != nil {
+		return err
 	}
-	depth.Add(1)
+	table.open, table.latest = append(table.open, f), f
+	current.Store(f)
 	return nil
 }
 
-// End closes a block.
-func End() {
-	if depth.Add(-1) < 0 {
-		depth.Add(1)
+// opened is the file at a path, which is read unless it is known.
+func opened(path string) (*file, error) {
+	for _, f := range append([]*file{table.latest}, table.open...) {
+		if f != nil && f.path == path {
+			return f, nil
+		}
 	}
+	choices, err := read(path)
+	if err != nil {
+		return nil, err
+	}
+	table.files++
+	return &file{path, choices, table.files}, nil
+}
+
+// End closes the block that was opened last; the file of the one around it is in use again.
+func End() {
+	table.Lock()
+	defer table.Unlock()
+	if len(table.open) == 0 {
+		return
+	}
+	table.open = table.open[:len(table.open)-1]
+	if len(table.open) == 0 {
+		current.Store(nil)
+		return
+	}
+	table.latest = table.open[len(table.open)-1]
+	current.Store(table.latest)
 }
 
 // Generation is 0 outside of blocks, and inside a number that stands for the file in use.
 func Generation() int64 {
-	if depth.Load() == 0 {
-		return 0
+	if f := current.Load(); f != nil {
+		return f.generation
 	}
-	return generation.Load()
+	return 0
 }
 
 // Active reports whether a block is open.
-func Active() bool { return depth.Load() > 0 }
+func Active() bool { return current.Load() != nil }
 
 // Lookup returns the kept choice of a problem.
 func Lookup(problem string) ([]byte, bool) {
 	table.Lock()
 	defer table.Unlock()
-	choice, ok := table.choices[problem]
+	if table.latest == nil {
+		return nil, false
+	}
+	choice, ok := table.latest.choices[problem]
 	return choice, ok
 }
 
@@ -73,15 +104,24 @@ func Lookup(problem string) ([]byte, bool) {
 func Store(problem string, choice []byte) error {
 	table.Lock()
 	defer table.Unlock()
-	if others, err := read(table.path); err == nil {
+	f := table.latest
+	if f == nil {
+		return nil // the block was closed meanwhile
+	}
+	unlock, err := lock(f.path)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	if others, err := read(f.path); err == nil {
 		for key, value := range others {
-			if _, ours := table.choices[key]; !ours {
-				table.choices[key] = value
+			if _, ours := f.choices[key]; !ours {
+				f.choices[key] = value
 			}
 		}
 	}
-	table.choices[problem] = choice
-	return write(table.path, table.choices)
+	f.choices[problem] = choice
+	return write(f.path, f.choices)
 }
 
 func read(path string) (map[string][]byte, error) {
@@ -99,12 +139,25 @@ func read(path string) (map[string][]byte, error) {
 	return choices, nil
 }
 
+// lock keeps other processes from storing at the same time, between whose reading and writing a choice would be lost.
+func lock(path string) (unlock func(), err error) {
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		return nil, cannotWrite(path, err)
+	}
+	held, err := os.OpenFile(path+".lock", os.O_CREATE|os.O_RDWR, 0o644)
+	if err != nil {
+		return nil, cannotWrite(path, err)
+	}
+	if err := syscall.Flock(int(held.Fd()), syscall.LOCK_EX); err != nil {
+		_ = held.Close()
+		return nil, cannotWrite(path, err)
+	}
+	return func() { _ = held.Close() }, nil
+}
+
 // write replaces the file in one step: a reader sees the old or the new.
 func write(path string, choices map[string][]byte) error {
 	text, err := json.MarshalIndent(choices, "", " ")
-	if err == nil {
-		err = os.MkdirAll(filepath.Dir(path), 0o755)
-	}
 	if err != nil {
 		return cannotWrite(path, err)
 	}
@@ -114,6 +167,9 @@ func write(path string, choices map[string][]byte) error {
 	}
 	defer os.Remove(file.Name()) // after the rename there is none
 	_, err = file.Write(text)
+	if err == nil {
+		err = file.Chmod(0o644)
+	}
 	if closed := file.Close(); err == nil {
 		err = closed
 	}

@@ -34,6 +34,20 @@ func (s *TuningSuite) TestBlocksNest() {
 	s.NoFileExists(path, "nothing was chosen")
 }
 
+func (s *TuningSuite) TestTheOuterBlocksFileIsUsedAgain() {
+	outer, inner := filepath.Join(s.T().TempDir(), "a.json"), filepath.Join(s.T().TempDir(), "b.json")
+	s.NoError(tuning.Begin(outer))
+	before := tuning.Generation()
+	s.NoError(tuning.Begin(inner))
+	s.NotEqual(before, tuning.Generation())
+	tuning.End()
+	s.Equal(before, tuning.Generation())
+	s.NoError(tuning.Store("problem", []byte{1}))
+	tuning.End()
+	s.FileExists(outer)
+	s.NoFileExists(inner)
+}
+
 func (s *TuningSuite) TestChoicesOutliveTheProcessesMemory() {
 	first, second := filepath.Join(s.T().TempDir(), "deep", "a.json"), filepath.Join(s.T().TempDir(), "b.json")
 	s.NoError(tuning.Begin(first))

@@ -4,7 +4,10 @@
 package cuda
 
 import (
+	"crypto/sha256"
 	"embed"
+	"encoding/hex"
+	"io/fs"
 	"slices"
 	"strings"
 	"sync"
@@ -25,32 +28,65 @@ type Image struct {
 	Functions []string
 }
 
-// Images returns what this build has compiled, sorted by name; nothing where it was built without.
-var Images = sync.OnceValue(func() []Image {
-	var images []Image
+// build is what this build has compiled.
+type build struct {
+	images []Image // sorted by name
+	stale  []string
+}
+
+var built = sync.OnceValue(func() build {
+	var b build
 	entries, err := files.ReadDir(".")
 	if err != nil {
-		return nil
+		return b
 	}
 	for _, entry := range entries {
-		name, isImage := strings.CutSuffix(entry.Name(), ".fatbin")
-		if !isImage {
+		name, isSource := strings.CutSuffix(entry.Name(), ".cu")
+		if !isSource {
 			continue
 		}
-		data, dataErr := files.ReadFile(entry.Name())
+		data, dataErr := files.ReadFile(name + ".fatbin")
 		list, listErr := files.ReadFile(name + ".functions")
 		if dataErr != nil || listErr != nil {
-			return nil
+			continue
 		}
-		functions := strings.Fields(string(list))
+		lines := strings.Fields(string(list))
+		if len(lines) == 0 || lines[0] != hashOf(entries, name) {
+			b.stale = append(b.stale, name)
+			continue
+		}
+		functions := lines[1:]
 		slices.Sort(functions)
-		images = append(images, Image{Name: name, Data: data, Functions: functions})
+		b.images = append(b.images, Image{Name: name, Data: data, Functions: functions})
 	}
-	return images
+	return b
 })
 
-// Built reports whether this build has compiled kernels.
-func Built() bool { return len(Images()) > 0 }
+// hashOf tells whether an image is of these sources, as go/tools/kernels.py does: launches are made for them.
+func hashOf(entries []fs.DirEntry, name string) string {
+	digest := sha256.New()
+	add := func(file string) {
+		if data, err := files.ReadFile(file); err == nil {
+			digest.Write(data)
+		}
+	}
+	for _, entry := range entries {
+		if strings.HasSuffix(entry.Name(), ".cuh") {
+			add(entry.Name())
+		}
+	}
+	add(name + ".cu")
+	return hex.EncodeToString(digest.Sum(nil))
+}
+
+// Images returns what this build has compiled, sorted by name; nothing where it was built without.
+func Images() []Image { return built().images }
+
+// Built reports whether this build has compiled kernels of its sources, all of them.
+func Built() bool { return len(built().images) > 0 && len(built().stale) == 0 }
+
+// Stale returns the names of images that were compiled of other sources than this build has.
+func Stale() []string { return built().stale }
 
 // ImageOf returns the image that a kernel is in.
 func ImageOf(function string) (Image, bool) {

@@ -161,7 +161,7 @@ __device__ __forceinline__ void small_forward(const SmallForward &p) {
 
 template <class Storage>
 __device__ __forceinline__ void store_sum(Storage *to, typename Storage::Real x, bool accumulate) {
-  Storage::store(to, accumulate ? x + Storage::load(to) : x);
+  Storage::store(to, accumulate ? x + Storage::reload(to) : x);
 }
 
 // small_grad_bias adds up `tile` columns of g.

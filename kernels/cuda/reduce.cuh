@@ -273,8 +273,7 @@ __device__ __forceinline__ void finish_columns(const Finish &p) {
     advance(offsets, kept, 0, p.rank, p.dims, p.strides);
     Storage *out = static_cast<Storage *>(p.out) + offsets[0];
     sum = shared[threadIdx.x];
-    // Not through the read-only path: the same thread writes it.
-    Storage::store(out, p.accumulate ? sum + Storage::load(out) : sum);
+    Storage::store(out, p.accumulate ? sum + Storage::reload(out) : sum);
   }
 }
 

@@ -1,7 +1,7 @@
 // The dtypes: what lies in memory, what it is computed in, and the way from one to the other.
 //
 // A storage type has Real (what formulas and sums are in), width (elements of a 16-byte vector), and loads and stores of one element and of a
-// vector. Widening is exact; a store rounds once, to nearest even. To add a dtype, add a struct and a line to EPG_FOR_EACH_DTYPE.
+// vector; reload is a load of what the kernel itself, or one that still runs, may have written. Widening is exact; a store rounds once, to nearest even. To add a dtype, add a struct and a line to EPG_FOR_EACH_DTYPE.
 #pragma once
 
 #include "arithmetic.cuh"
@@ -16,6 +16,7 @@ struct f32 {
   static constexpr int width = 4;
   float value;
   static __device__ __forceinline__ Real load(const f32 *p) { return __ldg(&p->value); }
+  static __device__ __forceinline__ Real reload(const f32 *p) { return p->value; }
   static __device__ __forceinline__ void store(f32 *p, Real x) { p->value = x; }
   static __device__ __forceinline__ void unpack(Real (&x)[width], uint4 v) {
     x[0] = __uint_as_float(v.x), x[1] = __uint_as_float(v.y), x[2] = __uint_as_float(v.z), x[3] = __uint_as_float(v.w);
@@ -31,6 +32,7 @@ struct f64 {
   static constexpr int width = 2;
   double value;
   static __device__ __forceinline__ Real load(const f64 *p) { return __ldg(&p->value); }
+  static __device__ __forceinline__ Real reload(const f64 *p) { return p->value; }
   static __device__ __forceinline__ void store(f64 *p, Real x) { p->value = x; }
   static __device__ __forceinline__ void unpack(Real (&x)[width], uint4 v) {
     x[0] = __hiloint2double(static_cast<int>(v.y), static_cast<int>(v.x));
@@ -48,6 +50,7 @@ struct bf16 {
   static constexpr int width = 8;
   uint16_t bits;
   static __device__ __forceinline__ Real load(const bf16 *p) { return __uint_as_float(static_cast<uint32_t>(__ldg(&p->bits)) << 16); }
+  static __device__ __forceinline__ Real reload(const bf16 *p) { return __uint_as_float(static_cast<uint32_t>(p->bits) << 16); }
   static __device__ __forceinline__ void store(bf16 *p, Real x) { p->bits = static_cast<uint16_t>(pack_bf16(x, 0)); }
   static __device__ __forceinline__ void unpack(Real (&x)[width], uint4 v) {
     const uint32_t words[] = {v.x, v.y, v.z, v.w};
@@ -68,6 +71,7 @@ struct f16 {
   static constexpr int width = 8;
   uint16_t bits;
   static __device__ __forceinline__ Real load(const f16 *p) { return unpack_f16(__ldg(&p->bits)); }
+  static __device__ __forceinline__ Real reload(const f16 *p) { return unpack_f16(p->bits); }
   static __device__ __forceinline__ void store(f16 *p, Real x) { p->bits = static_cast<uint16_t>(pack_f16(x, 0)); }
   static __device__ __forceinline__ void unpack(Real (&x)[width], uint4 v) {
     const uint32_t words[] = {v.x, v.y, v.z, v.w};

@@ -23,7 +23,7 @@ import torch
 
 from epigrad import errors
 
-__all__ = ["Activation", "Core", "control_call", "core", "is_loaded", "tuning_cache"]
+__all__ = ["Activation", "Core", "allows_tf32", "control_call", "core", "is_loaded", "tuning_cache"]
 
 _Result = TypeVar("_Result")
 
@@ -138,7 +138,7 @@ def _load() -> Core:
             raise errors.BackendUnavailableError(
                 f"epigrad's compiled core cannot be loaded ({error}): build it with 'pip install .' in the repository"
             ) from error
-        native.configure(torch.Tensor, torch.nn.Parameter, errors.from_status, _allows_tf32)
+        native.configure(torch.Tensor, torch.nn.Parameter, errors.from_status, allows_tf32)
         control = _load_control(native)
         if os.environ.get("EPIGRAD_TUNE") == "1":
             control_call(control.BeginTuning, tuning_cache())
@@ -167,7 +167,7 @@ def tuning_cache() -> str:
     return os.path.join(root, "epigrad", "tuning.json")
 
 
-def _allows_tf32() -> bool:
+def allows_tf32() -> bool:
     """Whether PyTorch lets float32 products on CUDA be computed in TF32.
 
     This getter answers to its old settings and to its new ones.

@@ -241,6 +241,7 @@ class _Gemm(_Plan):
                 "lda": None if lda is None else _size(name, "lda", lda),
                 "ldb": None if ldb is None else _size(name, "ldb", ldb),
                 "ld_grad": None if ld_grad is None else _size(name, "ld_grad", ld_grad),
+                "allow_tf32": library.allows_tf32(),
             }
         )
 

@@ -17,7 +17,6 @@ import (
 	"github.com/epigrad/epigrad/go/backend"
 	"github.com/epigrad/epigrad/go/status"
 	"github.com/epigrad/epigrad/go/tensor"
-	kernels "github.com/epigrad/epigrad/kernels/cuda"
 )
 
 const backendName = "cuda"
@@ -47,10 +46,7 @@ func (*Backend) Info() backend.Info {
 }
 
 func describe() (string, error) {
-	if !kernels.Built() {
-		return "", withoutKernels()
-	}
-	if err := openDriver(); err != nil {
+	if err := requireLibraries(); err != nil {
 		return "", err
 	}
 	var failure C.epg_failure
@@ -61,16 +57,18 @@ func describe() (string, error) {
 	if count == 0 {
 		return "", status.Errorf(status.BackendUnavailable, "cuda: NVIDIA's driver sees no GPU: is CUDA_VISIBLE_DEVICES empty?")
 	}
-	if err := requireBLAS(); err != nil {
-		return "", err
-	}
 	var d C.epg_device
 	if C.epg_cuda_describe(0, &d, &failure) != 0 {
 		return "", failed(&failure)
 	}
-	driver, blas := int(d.driver), int(C.epg_blas_version())
-	return fmt.Sprintf("%s (%s), %d of %d, driver for CUDA %d.%d, cuBLASLt %d.%d.%d", nameOf(&d), archOf(&d), 1, count,
-		driver/1000, driver%1000/10, blas/10000, blas/100%100, blas%100), nil
+	if err := requireDevice(&d); err != nil {
+		return "", err
+	}
+	name, blas := nameOf(&d), int(C.epg_blas_version())
+	if count > 1 {
+		name = fmt.Sprintf("%d GPUs, the first: %s", count, name)
+	}
+	return fmt.Sprintf("%s (%s), driver for CUDA %s, cuBLASLt %d.%d.%d", name, archOf(&d), driverOf(&d), blas/10000, blas/100%100, blas%100), nil
 }
 
 // WorkspaceAlignment implements backend.Backend.

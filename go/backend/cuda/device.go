@@ -34,7 +34,7 @@ var devices = struct {
 
 // deviceOf returns the GPU with an ordinal.
 func deviceOf(ordinal int) (*device, error) {
-	if err := openDriver(); err != nil {
+	if err := requireLibraries(); err != nil {
 		return nil, err
 	}
 	devices.Lock()
@@ -44,9 +44,13 @@ func deviceOf(ordinal int) (*device, error) {
 	}
 	handle := (*C.epg_device)(C.calloc(1, C.sizeof_epg_device)) // kept: a device is never closed
 	var failure C.epg_failure
-	if C.epg_cuda_device(C.int(ordinal), handle, &failure) != 0 {
+	err := requireKnown(ordinal, handle, &failure)
+	if err == nil && C.epg_cuda_device(C.int(ordinal), handle, &failure) != 0 {
+		err = failed(&failure)
+	}
+	if err != nil {
 		C.free(unsafe.Pointer(handle))
-		return nil, failed(&failure)
+		return nil, err
 	}
 	d := &device{
 		processors: int(handle.processors), handle: handle,
@@ -54,6 +58,14 @@ func deviceOf(ordinal int) (*device, error) {
 	}
 	devices.open[ordinal] = d
 	return d, nil
+}
+
+// requireKnown refuses a device that kernels cannot run on, before a context takes memory there.
+func requireKnown(ordinal int, handle *C.epg_device, failure *C.epg_failure) error {
+	if C.epg_cuda_describe(C.int(ordinal), handle, failure) != 0 {
+		return failed(failure)
+	}
+	return requireDevice(handle)
 }
 
 func (d *device) name() string { return nameOf(d.handle) }
@@ -77,9 +89,6 @@ func (d *device) function(symbol string) (C.epg_function, error) {
 	}
 	image, ok := kernels.ImageOf(symbol)
 	if !ok {
-		if !kernels.Built() {
-			return nil, withoutKernels()
-		}
 		return nil, status.Errorf(status.Unsupported, "cuda: this build has no kernel %s", symbol)
 	}
 	var failure C.epg_failure
@@ -105,9 +114,6 @@ func (d *device) function(symbol string) (C.epg_function, error) {
 
 // blas makes the device's cuBLASLt handle on first use.
 func (d *device) blas() error {
-	if err := requireBLAS(); err != nil {
-		return err
-	}
 	d.mutex.Lock()
 	defer d.mutex.Unlock()
 	if d.hasBLAS {
@@ -119,9 +125,4 @@ func (d *device) blas() error {
 	}
 	d.hasBLAS = true
 	return nil
-}
-
-func withoutKernels() error {
-	return status.Errorf(status.BackendUnavailable,
-		"cuda: this build of epigrad has no CUDA kernels: run 'make kernels' in the repository and build again, or install a wheel that has them")
 }

@@ -49,7 +49,9 @@ func TestOnTheEmulator(t *testing.T) {
 		output, err := run.CombinedOutput()
 		require.NoError(t, err, "%s", output)
 	}
-	run("", "-test.run=^TestBackend$|^TestFailuresOfTheDevice$|^TestTuning$")
+	run("", "-test.run=^TestBackend$|^TestFailuresOfTheDevice$|^TestTuning$|^TestPlansAreLargeEnough$")
+	run("EPIGRAD_EMULATED_DRIVER=12020", "-test.run=^TestOldDriver$")
+	run("EPIGRAD_CUBLASLT=/nowhere/libcublasLt.so", "-test.run=^TestNoBLAS$")
 	// Most of the suite's products are small.
 	run("EPIGRAD_CUDA_BLAS_ALONE=1", "-test.run=^TestBackend$", "-testify.m=Gemm|Products|NaN|Depth")
 }
@@ -88,6 +90,56 @@ func TestFailuresOfTheDevice(t *testing.T) {
 	require.EqualValues(t, 700, failure.Got)
 	require.NoError(t, os.Unsetenv("EPIGRAD_EMULATED_FAULT"))
 	require.NoError(t, op.Run(small(t)))
+}
+
+// unavailable checks what is said where the backend cannot run, before and when it is used.
+func unavailable(t *testing.T, reason string) {
+	t.Helper()
+	if os.Getenv(emulated) == "" {
+		t.Skip("TestOnTheEmulator runs it")
+	}
+	info := cuda.New().Info()
+	require.False(t, info.Available)
+	require.Contains(t, info.Reason, reason)
+	backend.Register(cuda.New())
+	failure := status.Of(op.Run(small(t)))
+	require.Equal(t, status.BackendUnavailable, failure.Code)
+	require.Contains(t, failure.Message, reason)
+}
+
+func TestOldDriver(t *testing.T) {
+	unavailable(t, "cuda: NVIDIA's driver is for CUDA 12.2, want one for 13.0 or newer: driver 580")
+}
+
+func TestNoBLAS(t *testing.T) {
+	unavailable(t, "EPIGRAD_CUBLASLT names no library that can be opened (/nowhere/libcublasLt.so")
+}
+
+// TestPlansAreLargeEnough: a plan's workspace is enough for a run whose rows are not walked as one, however small the problem.
+func TestPlansAreLargeEnough(t *testing.T) {
+	if os.Getenv(emulated) == "" {
+		t.Skip("TestOnTheEmulator runs it")
+	}
+	backend.Register(cuda.New())
+	view := func(shape, strides []int64) *tensor.View {
+		memory := make([]float32, 256)
+		v, err := tensor.New(unsafe.Pointer(&memory[0]), 0, dtype.Float32, tensor.Device{Type: tensor.CUDA}, shape, strides, 0)
+		require.NoError(t, err)
+		return &v
+	}
+	inputs := func(strides []int64) []*tensor.View {
+		return []*tensor.View{view([]int64{2, 3, 4, 4}, strides), view([]int64{4, 5}, nil), view([]int64{5}, nil)}
+	}
+	call := op.Call{Op: "matmul_bias_activation", Kind: "gelu", Inputs: inputs(nil), Outputs: []*tensor.View{view([]int64{2, 3, 4, 5}, nil), nil}}
+	plan, err := op.NewPlan(&call, nil, nil)
+	require.NoError(t, err)
+	workspace := make([]byte, plan.WorkspaceBytes()+256)
+	call.Inputs = inputs([]int64{64, 32, 4, 1})
+	call.Workspace, call.WorkspaceBytes = unsafe.Pointer(&workspace[0]), plan.WorkspaceBytes()
+	if rest := uintptr(call.Workspace) % 256; rest != 0 {
+		call.Workspace = unsafe.Add(call.Workspace, 256-rest)
+	}
+	require.NoError(t, plan.Run(&call))
 }
 
 // TestTuning: inside a block the fastest algorithm is found, kept, and found again; outside it the choice is the heuristic's.

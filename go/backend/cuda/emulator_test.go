@@ -18,14 +18,45 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/epigrad/epigrad/go/activation"
 	"github.com/epigrad/epigrad/go/backend"
 	"github.com/epigrad/epigrad/go/backend/cpu"
+	"github.com/epigrad/epigrad/go/dtype"
+	"github.com/epigrad/epigrad/go/op"
 	"github.com/epigrad/epigrad/go/optest"
 	"github.com/epigrad/epigrad/go/tensor"
 )
 
 // The kernels' own sources, compiled for the CPU (kernels/cuda/emulator), run what the planner plans.
 func TestEmulatedKernels(t *testing.T) { optest.Run(t, newEmulated(t)) }
+
+// TestThreadsDoAllVectors: the planner knows how many vectors a thread of each kernel does. Each call is of several blocks, with vectors and without any.
+func TestThreadsDoAllVectors(t *testing.T) {
+	backend.Register(newEmulated(t))
+	const count = 5 * vectorThreads * 8
+	for _, dt := range dtype.All() {
+		view := func(value float64) *tensor.View {
+			memory := slices.Repeat([]float64{value}, count)
+			v, err := tensor.New(unsafe.Pointer(&memory[0]), 0, dt, tensor.Device{Type: tensor.CPU}, []int64{count}, nil, 0)
+			require.NoError(t, err)
+			return &v
+		}
+		in := func() *tensor.View { return view(1.5) } // whose leading half is not 0 in any dtype
+		out := func() *tensor.View { return view(0) }
+		for _, info := range activation.All() {
+			for _, c := range []op.Call{
+				{Op: "activation", Kind: info.Name, Inputs: []*tensor.View{in()}, Outputs: []*tensor.View{out()}},
+				{Op: "activation_backward", Kind: info.Name, Inputs: []*tensor.View{in(), in()}, Outputs: []*tensor.View{out(), nil, nil}},
+			} {
+				require.NoError(t, op.Run(&c), "%s %s %v", c.Op, c.Kind, dt)
+			}
+		}
+		for _, kind := range activation.AllGated() {
+			c := op.Call{Op: "gated_product", Kind: kind.Name, Inputs: []*tensor.View{in(), in()}, Outputs: []*tensor.View{out()}}
+			require.NoError(t, op.Run(&c), "%s %v", kind.Name, dt)
+		}
+	}
+}
 
 // emulator is a running emulator process.
 type emulator struct {

@@ -69,6 +69,7 @@ int epg_cuda_open(char *reason, size_t capacity) {
       DRIVER_SYMBOL_V2(cuMemFree),
       DRIVER_SYMBOL(cuStreamCreate),
       DRIVER_SYMBOL(cuStreamSynchronize),
+      DRIVER_SYMBOL(cuThreadExchangeStreamCaptureMode),
       DRIVER_SYMBOL_V2(cuStreamDestroy),
       DRIVER_SYMBOL(cuEventCreate),
       DRIVER_SYMBOL(cuEventRecord),
@@ -165,10 +166,15 @@ int epg_blas_open(const char *path, char *reason, size_t capacity) {
       BLAS_SYMBOL(cublasLtMatmul),
   };
   /* By name the copy that PyTorch has loaded is found, wherever it lies. */
-  const char *names[] = {path, "libcublasLt.so.13", "libcublasLt.so.12"};
+  const char *names[] = {"libcublasLt.so.13", "libcublasLt.so.12"};
   void *library = NULL;
-  for (size_t i = 0; i < sizeof names / sizeof *names && !library; i++)
-    if (names[i] && *names[i]) library = dlopen(names[i], RTLD_NOW | RTLD_LOCAL);
+  if (*path) {
+    if (!(library = dlopen(path, RTLD_NOW | RTLD_LOCAL))) {
+      snprintf(reason, capacity, "EPIGRAD_CUBLASLT names no library that can be opened (%s)", dlerror());
+      return -1;
+    }
+  }
+  for (size_t i = 0; i < sizeof names / sizeof *names && !library; i++) library = dlopen(names[i], RTLD_NOW | RTLD_LOCAL);
   if (!library) {
     snprintf(reason, capacity,
              "cuBLASLt (libcublasLt.so.13 or .12) was not found; PyTorch's CUDA builds bring it: import torch first, or name the file in EPIGRAD_CUBLASLT");

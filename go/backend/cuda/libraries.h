@@ -40,6 +40,7 @@ extern struct epg_driver {
   int (*cuMemFree)(uint64_t address);
   int (*cuStreamCreate)(void **stream, unsigned flags);
   int (*cuStreamSynchronize)(void *stream);
+  int (*cuThreadExchangeStreamCaptureMode)(int *mode);
   int (*cuStreamDestroy)(void *stream);
   int (*cuEventCreate)(void **event, unsigned flags);
   int (*cuEventRecord)(void *event, void *stream);

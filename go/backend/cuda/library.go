@@ -9,11 +9,14 @@ package cuda
 import "C"
 
 import (
+	"fmt"
 	"os"
+	"strings"
 	"sync"
 	"unsafe"
 
 	"github.com/epigrad/epigrad/go/status"
+	kernels "github.com/epigrad/epigrad/kernels/cuda"
 )
 
 // reasonBytes is the room for what a library says of itself.
@@ -48,6 +51,53 @@ func requireBLAS() error {
 	}
 	openBLAS.done = true
 	return nil
+}
+
+// requireLibraries says all that is missing here: compiled kernels, the driver, cuBLASLt.
+func requireLibraries() error {
+	var missing []string
+	if !kernels.Built() {
+		missing = append(missing, withoutKernels())
+	}
+	for _, err := range []error{openDriver(), requireBLAS()} {
+		if err != nil {
+			missing = append(missing, strings.TrimPrefix(err.Error(), "cuda: "))
+		}
+	}
+	if missing == nil {
+		return nil
+	}
+	return status.Errorf(status.BackendUnavailable, "cuda: %s", strings.Join(missing, "; and "))
+}
+
+// withoutKernels says what is wrong with a build's kernels.
+func withoutKernels() string {
+	if stale := kernels.Stale(); len(stale) > 0 {
+		return fmt.Sprintf("this build's CUDA kernels (%s) are of other sources than the rest of it: run 'make kernels' in the repository and build again",
+			strings.Join(stale, ", "))
+	}
+	return "this build of epigrad has no CUDA kernels: run 'make kernels' in the repository and build again, or install a wheel that has them"
+}
+
+const (
+	leastDriver = 13000 // CUDA 13.0: what the kernels are compiled with
+	leastMajor  = 8     // compute capability 8.0: the oldest that they are compiled for
+)
+
+// requireDevice refuses a driver or a GPU that the kernels cannot run on.
+func requireDevice(d *C.epg_device) error {
+	if d.driver < leastDriver {
+		return status.Errorf(status.BackendUnavailable, "cuda: NVIDIA's driver is for CUDA %s, want one for 13.0 or newer: driver 580", driverOf(d))
+	}
+	if d.major < leastMajor {
+		return status.Errorf(status.BackendUnavailable, "cuda: %s has compute capability %d.%d, want 8.0 or newer", nameOf(d), int(d.major), int(d.minor))
+	}
+	return nil
+}
+
+// driverOf is the release of CUDA that the driver is for.
+func driverOf(d *C.epg_device) string {
+	return fmt.Sprintf("%d.%d", int(d.driver)/1000, int(d.driver)%1000/10)
 }
 
 // failed is the error of a library's call: the driver's or cuBLASLt's code and name, which DeviceError carries.

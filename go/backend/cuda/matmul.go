@@ -245,6 +245,8 @@ func (b *builder) stageInput(v *tensor.View, stride func(*dim) *int64, batch, ro
 
 // enqueue adds the calls for a product whose operands BLAS can read in place: one for each step of the batch dimensions that do not merge into one.
 func (b *builder) enqueue(p product, bias *tensor.View, tf32 bool) {
+	tf32 = tf32 && b.dt == dtype.Float32
+	b.tf32 = b.tf32 || tf32
 	single := matmul{bias: bias, batch: dim{size: 1}, accumulates: p.accumulates, dt: b.dt, tf32: tf32}
 	single.leftMatrix, _ = matrixOf(p.m, p.k, ofLeft)
 	single.rightMatrix, _ = matrixOf(p.k, p.n, ofRight)
@@ -316,13 +318,19 @@ func (p *matmul) compile(c *compiler, s *C.epg_step) error {
 	if err := c.device.blas(); err != nil {
 		return err
 	}
+	if p.batch.size > math.MaxInt32 {
+		return status.Errorf(status.Unsupported, "cuda: a batch of %d products, and cuBLASLt does at most %d at once", p.batch.size, math.MaxInt32)
+	}
 	s.kind = C.EPG_MATMUL
-	types := blasTypes[p.dt]
+	types, known := blasTypes[p.dt]
+	if !known {
+		return status.Errorf(status.Internal, "cuda: cuBLASLt's names for %v are missing", p.dt)
+	}
 	problem := C.epg_matmul_problem{
 		dtype: types.storage, compute: types.compute, scale: types.scale, batch: C.int32_t(p.batch.size), reduction_mask: reduceInCompute,
 		element: C.uint32_t(p.dt.Size()), most_workspace: mostBLASWorkspace,
 	}
-	if p.tf32 && p.dt == dtype.Float32 {
+	if p.tf32 {
 		problem.compute = computeTF32
 	}
 	type operand struct {
@@ -347,7 +355,8 @@ func (p *matmul) compile(c *compiler, s *C.epg_step) error {
 			ld, ok = o.byColumns()
 		}
 		if !ok {
-			return status.Errorf(status.Internal, "cuda: a product's operand has strides that BLAS cannot walk")
+			return status.Errorf(status.Unsupported, "cuda: a product of a matrix of %d x %d elements, whose rows and columns are both too long for cuBLASLt, want at most %d",
+				o.rows, o.columns, math.MaxInt32)
 		}
 		problem.rows[i], problem.columns[i], problem.leading[i] = C.uint64_t(o.rows), C.uint64_t(o.columns), C.int64_t(ld)
 		problem.batch_stride[i] = C.int64_t(o.batch)

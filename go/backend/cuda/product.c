@@ -51,15 +51,17 @@ int epg_matmul_enqueue(const epg_device *d, epg_matmul *m, const epg_algorithm *
   static const double doubles[] = {0, 1};
   const void *one = m->is_double ? (const void *)&doubles[1] : &floats[1];
   const void *beta = m->is_double ? (const void *)&doubles[accumulate] : &floats[accumulate];
+  int status = 0;
   if (m->has_bias) {
     pthread_mutex_lock(m->lock); /* the descriptor holds the bias's address until the call has read it */
-    epg_blas_library.cublasLtMatmulDescSetAttribute(m->desc, DESC_BIAS_POINTER, &at->bias, sizeof at->bias);
+    status = epg_blas_library.cublasLtMatmulDescSetAttribute(m->desc, DESC_BIAS_POINTER, &at->bias, sizeof at->bias);
   }
   const void *a = (const void *)(uintptr_t)at->matrices[0], *b = (const void *)(uintptr_t)at->matrices[1];
   void *out = (void *)(uintptr_t)at->matrices[2], *scratch = (void *)(uintptr_t)at->scratch;
   void *const *l = m->layouts;
-  const int status = epg_blas_library.cublasLtMatmul(d->blas, m->desc, one, a, l[0], b, l[1], beta, out, l[2], out, l[2], choice->algorithm, scratch,
-                                                     choice->workspace, stream);
+  if (!status)
+    status = epg_blas_library.cublasLtMatmul(d->blas, m->desc, one, a, l[0], b, l[1], beta, out, l[2], out, l[2], choice->algorithm, scratch,
+                                             choice->workspace, stream);
   if (m->has_bias) pthread_mutex_unlock(m->lock);
   return status ? epg_fail_blas(failure, "cublasLtMatmul", status) : 0;
 }
@@ -145,9 +147,14 @@ static int tune(const epg_device *d, const epg_matmul_problem *p, epg_matmul *m,
   bench b;
   epg_failure ignored;
   if (count < 2) return 0;
+  /* Where another stream is being captured, this thread's allocations and waits do not belong to that and must not end it. */
+  enum { CAPTURE_RELAXED = 2 };
+  int mode = CAPTURE_RELAXED;
+  epg_driver.cuThreadExchangeStreamCaptureMode(&mode);
   const int opened = bench_open(&b, p, &ignored);
   const int winner = opened ? 0 : fastest(d, m, found, count, &b);
   bench_close(&b);
+  epg_driver.cuThreadExchangeStreamCaptureMode(&mode);
   take(&m->choices[0], &found[winner]);
   return !opened;
 }

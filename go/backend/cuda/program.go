@@ -72,6 +72,7 @@ type builder struct {
 	device    *device
 	dt        dtype.DType
 	blasAlone bool // no product by kernels of our own
+	tf32      bool // whether a product is computed in TF32
 	program   []operation
 	scratch   int64 // bytes
 	// withoutSaved is how many bytes of scratch more the problem would take if it had no saved preactivation.
@@ -218,9 +219,17 @@ func (b *builder) compile(p backend.Problem) (*kernel, error) {
 		k.sku.Layout, k.sku.VectorWidth = "vector", vectorBytes/int(dt.Size())
 	}
 	k.precision = backend.Precision{
-		MathPrecision: dt.Accumulator().String(), Accumulator: dt.Accumulator().String(), Deterministic: true, BitStableOnSameHardware: true,
+		MathPrecision: b.mathPrecision(), Accumulator: dt.Accumulator().String(), Deterministic: true, BitStableOnSameHardware: true,
 	}
 	return k, nil
+}
+
+// mathPrecision is what formulas are evaluated in, or products where that is less.
+func (b *builder) mathPrecision() string {
+	if b.tf32 {
+		return "tf32"
+	}
+	return b.dt.Accumulator().String()
 }
 
 func (c *compiler) address(at int, v *tensor.View) C.epg_pointer {

@@ -396,6 +396,7 @@ func TestEveryKernelIsCompiled(t *testing.T) {
 			forms("gated_backward_" + info.Name + suffix)
 			forms("gated_backward_columns_" + info.Name + suffix)
 			forms("grad_preactivation_columns_" + info.Name + suffix)
+			names = append(names, "gemm_epilogue_small_"+info.Name+suffix, "gemm_epilogue_backward_small_"+info.Name+suffix)
 			if info.Name != "none" {
 				forms("grad_preactivation_" + info.Name + suffix)
 				forms("activation_backward_" + info.Name + suffix)
@@ -404,6 +405,7 @@ func TestEveryKernelIsCompiled(t *testing.T) {
 			if info.FromOutput {
 				forms("grad_preactivation_from_output_" + info.Name + suffix)
 				forms("grad_preactivation_from_output_columns_" + info.Name + suffix)
+				names = append(names, "gemm_epilogue_backward_small_from_output_"+info.Name+suffix)
 			}
 		}
 		forms("lerp" + suffix)

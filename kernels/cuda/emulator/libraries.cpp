@@ -20,7 +20,10 @@ bool in_context() { return !contexts.empty() && contexts.back() != nullptr; }
 #define EXPORT extern "C" __attribute__((visibility("default")))
 
 EXPORT int cuInit(unsigned) { return SUCCESS; }
-EXPORT int cuDriverGetVersion(int *version) { return *version = 13000, SUCCESS; }
+EXPORT int cuDriverGetVersion(int *version) {
+  const char *other = getenv("EPIGRAD_EMULATED_DRIVER");
+  return *version = other != nullptr ? atoi(other) : 13000, SUCCESS;
+}
 EXPORT int cuDeviceGetCount(int *count) { return *count = 2, SUCCESS; }
 EXPORT int cuDeviceGet(int *device, int ordinal) { return *device = ordinal, ordinal < 2 ? SUCCESS : 101; }
 EXPORT int cuDeviceGetName(char *name, int length, int) { return snprintf(name, length, "emulated GPU"), SUCCESS; }
@@ -72,6 +75,7 @@ EXPORT int cuMemAlloc_v2(uint64_t *address, size_t bytes) {
 EXPORT int cuMemFree_v2(uint64_t address) { return free(reinterpret_cast<void *>(address)), SUCCESS; }
 EXPORT int cuStreamCreate(void **stream, unsigned) { return *stream = &primary, in_context() ? SUCCESS : INVALID_CONTEXT; }
 EXPORT int cuStreamSynchronize(void *) { return SUCCESS; }
+EXPORT int cuThreadExchangeStreamCaptureMode(int *) { return SUCCESS; }
 EXPORT int cuStreamDestroy_v2(void *) { return SUCCESS; }
 EXPORT int cuEventCreate(void **event, unsigned) { return *event = &primary, SUCCESS; }
 EXPORT int cuEventRecord(void *, void *) { return SUCCESS; }

@@ -426,7 +426,17 @@ def _facts(device: torch.device) -> dict[str, Any]:
         "driver": _driver(),
         "cuda": torch.version.cuda,
         "backend": None if backend is None else backend.detail,
+        "commit": _commit(),
     }
+
+
+def _commit() -> str | None:
+    """The commit of the repository that this package is used from, marked where the tree differs from it."""
+    asked = ["git", "-C", str(pathlib.Path(__file__).parent), "describe", "--always", "--dirty", "--match", "v*"]
+    try:
+        return subprocess.run(asked, capture_output=True, text=True, check=True, timeout=30).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return None
 
 
 def _driver() -> str | None:

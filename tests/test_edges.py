@@ -197,6 +197,20 @@ def test_lerp_special_values(device: str, dtype: torch.dtype) -> None:
 
 @on_devices
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_lerp_with_a_number_near_one_keeps_what_the_dtype_leaves_out(device: str, dtype: torch.dtype) -> None:
+    """1 - weight is formed before the weight is rounded, as PyTorch does it."""
+    grad = torch.linspace(-2, 2, 41, dtype=dtype, device=device)
+    for weight in (1.0578189070472463, 1 - 2**-30, 1 + 3e-9, math.inf, -math.inf, math.nan):
+        grad_start, grad_end, _ = epigrad.backward.lerp_backward(grad, None, None, weight)
+        assert grad_start is not None and grad_end is not None
+        exact = (1 - weight) * grad.double()
+        rounding = 2 * torch.finfo(dtype).eps * exact.abs() + torch.finfo(dtype).smallest_normal
+        close = (grad_start.double() - exact).abs() <= rounding
+        assert (close | (grad_start.double() == exact) | (exact.isnan() & grad_start.isnan())).all(), weight
+
+
+@on_devices
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_lerp_at_the_ends_is_exact(device: str, dtype: torch.dtype) -> None:
     """Weight 0 gives start and weight 1 gives end, even where end - start rounds or overflows on the way."""
     generator = torch.Generator().manual_seed(0)

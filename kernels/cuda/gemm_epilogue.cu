@@ -5,7 +5,6 @@
 //
 // All operands have one shape; grad_preactivation may be grad_output or the saved tensor, and may be missing where there are sums.
 #include "gemm_epilogue.cuh"
-
 #include "reduce.cuh"
 
 #define FORMULA(activation, dtype) epigrad::activations::activation<epigrad::dtype::Arithmetic>, epigrad::dtype

@@ -68,7 +68,7 @@ struct Gradients {
     typename Storage::Real y[1], in[Operation::inputs];
     in[0] = Storage::load(element<Storage>(x, row, column));
     if constexpr (Operation::inputs > 1) in[1] = Storage::load(element<Storage>(saved, row, column));
-    Operation::template apply<1>(0, y, in);
+    Operation::template apply<1>(Scalar<typename Operation::Real>(0), y, in);
     return y[0];
   }
 };

@@ -52,6 +52,15 @@ struct Elementwise {
 };
 static_assert(sizeof(Elementwise<2>) == 2 * 8 + 24 + 2 * 64 + 9 * 24 + 16, "go/backend/cuda has the same layout");
 
+// Scalar is a double as Real has it, and what that leaves out: nothing of infinity and NaN.
+template <class Real>
+struct Scalar {
+  Real value, low;
+  __device__ __forceinline__ explicit Scalar(double x) : value(static_cast<Real>(x)), low(0) {
+    if (value - value == 0) low = static_cast<Real>(x - static_cast<double>(value));
+  }
+};
+
 // advance adds to offsets what index contributes that counts through the dimensions from `first` on.
 template <int operands>
 __device__ __forceinline__ void advance(int64_t (&offsets)[operands], int64_t index, int first, int rank, const Divisor (&dims)[max_rank],
@@ -128,7 +137,7 @@ struct Inputs {
 // apply_vector applies an operation to a vector of inputs and stores those outputs that have a place.
 template <class Operation, unsigned wanted>
 __device__ __forceinline__ void apply_vector(typename Operation::Real (&y)[Operation::outputs][Operation::Output::width], const Inputs<Operation> &inputs,
-                                             typename Operation::Real weight) {
+                                             Scalar<typename Operation::Real> weight) {
   constexpr int width = Operation::Output::width;
   typename Operation::Input::Real x[Operation::inputs][width];
   inputs.unpack(x);
@@ -161,7 +170,7 @@ __device__ __forceinline__ void store_vector(void *const *base, const int64_t *o
 // apply_one applies an operation to one element, all of it, and stores those outputs that have a place.
 template <class Operation>
 __device__ __forceinline__ void apply_one(typename Operation::Real (&y)[Operation::outputs], void *const *base, const int64_t *offsets,
-                                          typename Operation::Real weight) {
+                                          Scalar<typename Operation::Real> weight) {
   using Input = typename Operation::Input;
   using Output = typename Operation::Output;
   typename Input::Real x[Operation::inputs];
@@ -184,7 +193,7 @@ __device__ __forceinline__ void apply_one(typename Operation::Real (&y)[Operatio
 template <class Operation, unsigned wanted>
 __device__ __forceinline__ void apply_and_store(const Elementwise<Operation::operands> &p, const int64_t *offsets, const Inputs<Operation> &inputs) {
   typename Operation::Real y[Operation::outputs][Operation::Output::width];
-  apply_vector<Operation, wanted>(y, inputs, static_cast<typename Operation::Real>(p.weight));
+  apply_vector<Operation, wanted>(y, inputs, Scalar<typename Operation::Real>(p.weight));
   store_vector<Operation, wanted>(p.pointers, offsets, y);
 }
 
@@ -198,7 +207,7 @@ __device__ __forceinline__ void apply_tail(const Elementwise<Operation::operands
 #pragma unroll
     for (int i = 0; i < operands; i++) offsets[i] = p.broadcast >> i & 1 ? 0 : p.count * Operation::Output::width + e;
     typename Operation::Real y[Operation::outputs];
-    apply_one<Operation>(y, p.pointers, offsets, static_cast<typename Operation::Real>(p.weight));
+    apply_one<Operation>(y, p.pointers, offsets, Scalar<typename Operation::Real>(p.weight));
   }
 }
 
@@ -263,7 +272,7 @@ __device__ __forceinline__ void elementwise_strided(const Elementwise<Operation:
 #pragma unroll 1
   for (int step = 0; step < elements_per_thread && along < p.dims[0].size; step++) {
     typename Operation::Real y[Operation::outputs];
-    apply_one<Operation>(y, p.pointers, offsets, static_cast<typename Operation::Real>(p.weight));
+    apply_one<Operation>(y, p.pointers, offsets, Scalar<typename Operation::Real>(p.weight));
     along += int64_t(1) << p.lanes;
 #pragma unroll
     for (int i = 0; i < operands; i++) offsets[i] += p.strides[i][0] << p.lanes;

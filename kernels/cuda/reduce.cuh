@@ -116,7 +116,7 @@ __device__ __forceinline__ void reduce(const Reduction<Operation::operands, Oper
   const unsigned unit_lane = p.kept_first ? thread >> p.kept_lanes : thread & ((1u << unit_lanes) - 1);
   const int64_t chunk = divide(blockIdx.x, p.kept_blocks);
   const int64_t kept = ((blockIdx.x - chunk * p.kept_blocks.size) << p.kept_lanes) + kept_lane;
-  const Real weight = static_cast<Real>(p.weight);
+  const Scalar<Real> weight(p.weight);
 
   // First for what is on its way to the threads, then for their sums.
   constexpr int staged = vectors == Vectors::none ? 0 : stages<Operation> * Operation::inputs * block_threads;

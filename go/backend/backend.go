@@ -103,6 +103,12 @@ type Backend interface {
 	Select(p Problem) (Kernel, error)
 }
 
+// HostBackend is a Backend that can say that it also runs tensors in the host's memory, where a call names it.
+type HostBackend interface {
+	Backend
+	TakesHostMemory() bool
+}
+
 // Problem is one of the normalised problems below.
 type Problem interface {
 	// Describe returns the op's name, its kind and its dtype.

@@ -32,6 +32,8 @@ type Call struct {
 	AllowTF32 bool
 	// Accumulate adds into the weight and bias gradients in place of overwriting them.
 	Accumulate bool
+	// Backend names the backend that runs tensors in the host's memory; "" is the CPU's.
+	Backend string
 	// Inputs and Outputs are in the signature's order; nil is absent, and trailing absent ones may be left out.
 	Inputs, Outputs []*tensor.View
 	// Workspace is caller-owned scratch of WorkspaceBytes bytes.
@@ -292,7 +294,7 @@ func (o *operation) memory(c *Call, workspaceBytes int64) error {
 	alignment := int64(1)
 	for _, in := range inputs {
 		if in.View != nil {
-			b, err := backend.ForDevice(in.View.Device)
+			b, err := backend.ForTensors(c.Backend, in.View.Device)
 			if err != nil {
 				return err
 			}

@@ -101,7 +101,7 @@ static PyObject *forked(PyObject *module, PyObject *const *args, Py_ssize_t n) {
 static PyMethodDef methods[] = {
     METHOD(configure, configure, "configure(tensor_type, parameter_type, make_error, allows_tf32)"),
     METHOD(infer, epg_py_infer, "infer(op, kind, dim, gate_first, weight, inputs, needs) -> (shapes, workspace_bytes)"),
-    METHOD(launch, epg_py_launch, "launch(op, kind, dim, gate_first, weight, inputs, needs, outputs, threads, accumulate) -> outputs"),
+    METHOD(launch, epg_py_launch, "launch(op, kind, dim, gate_first, weight, inputs, needs, outputs, threads, accumulate, backend) -> outputs"),
     METHOD(run, run, "run(op, kind, dim, gate_first, weight, inputs, outputs, workspace, stream, threads, accumulate)"),
     METHOD(plan_check, plan_check, "plan_check(handle, inputs, outputs, workspace, accumulate)"),
     METHOD(plan_run, plan_run, "plan_run(handle, inputs, outputs, workspace, stream, threads, accumulate)"),

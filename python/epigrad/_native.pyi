@@ -34,6 +34,7 @@ def launch(
     outputs: Tensors | None,
     threads: int,
     accumulate: bool,
+    backend: str | None,
     /,
 ) -> Tensors: ...
 def run(

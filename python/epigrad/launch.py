@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from epigrad import errors, selection
+from epigrad import errors
 from epigrad.arguments import refuse_transforms, transforms_active
 from epigrad.library import Core
 
@@ -40,9 +40,9 @@ def launch(
     `outputs` are tensors of the package's own to write into, where there is one. Meta tensors give meta outputs of the
     real shapes; nothing is computed for them.
     """
-    if backend is not None:
-        _require_cpu(inputs, backend)
-    return core.launch(op, kind, dim, gate_first, weight, inputs, needs, outputs, torch.get_num_threads(), False)
+    return core.launch(
+        op, kind, dim, gate_first, weight, inputs, needs, outputs, torch.get_num_threads(), False, backend
+    )
 
 
 def launch_into(
@@ -64,8 +64,6 @@ def launch_into(
     """
     if transforms_active() or forward_ad._current_level >= 0:
         refuse_transforms(op, *inputs, *outputs)
-    if backend is not None:
-        _require_cpu(inputs, backend)
     given = [output for output, needed in zip(outputs, needs, strict=True) if needed and output is not None]
     for output in given:
         refuse_negative(op, "out", output)
@@ -75,7 +73,7 @@ def launch_into(
         shapes, _ = core.infer(op, kind, dim, gate_first, weight, inputs, needs)
         _check_meta(op, shapes, [output if need else None for output, need in zip(outputs, needs, strict=True)], first)
     threads = torch.get_num_threads()
-    results = core.launch(op, kind, dim, gate_first, weight, inputs, needs, outputs, threads, accumulate)
+    results = core.launch(op, kind, dim, gate_first, weight, inputs, needs, outputs, threads, accumulate, backend)
     mark_written(given)
     return results
 
@@ -108,12 +106,6 @@ def refuse_graph(op: str, argument: str, output: Tensor) -> None:
         raise errors.InvalidProblemError(
             f"{op}: {argument}: a tensor that requires grad, want one that does not, or a call under torch.no_grad()"
         )
-
-
-def _require_cpu(inputs: Tensors, backend: str) -> None:
-    """The CPU backend is the only one that this build can launch; tensors of other devices are the core's to refuse."""
-    if backend != "cpu" and any(isinstance(tensor, Tensor) and tensor.is_cpu for tensor in inputs):
-        raise selection.unavailable(backend)
 
 
 def _check_meta(

@@ -23,7 +23,7 @@ import torch
 
 from epigrad import errors
 
-__all__ = ["Activation", "Core", "control_call", "core", "is_loaded", "tuning_cache"]
+__all__ = ["Activation", "Core", "configure_webgpu", "control_call", "core", "is_loaded", "tuning_cache"]
 
 _Result = TypeVar("_Result")
 
@@ -52,6 +52,7 @@ class Control(Protocol):
     def ClearPlanCache(self) -> None: ...  # noqa: N802
     def BeginTuning(self, path: str, /) -> None: ...  # noqa: N802
     def EndTuning(self) -> None: ...  # noqa: N802
+    def ConfigureWebGPU(self, library: str, adapter: str, memory: str, /) -> None: ...  # noqa: N802
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +143,7 @@ def _load() -> Core:
         control = _load_control(native)
         if os.environ.get("EPIGRAD_TUNE") == "1":
             control_call(control.BeginTuning, tuning_cache())
+        configure_webgpu(control)
         tables = json.loads(control_call(control.Tables))
         rows = [Activation(a["name"], a["from_output"], a["formula"], a["source"]) for a in tables["activations"]]
         activations: dict[str | None, Activation] = {row.name: row for row in rows}
@@ -165,6 +167,18 @@ def tuning_cache() -> str:
     """Where the choices of `epigrad.tuning` are kept unless a path is given."""
     root = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
     return os.path.join(root, "epigrad", "tuning.json")
+
+
+def configure_webgpu(control: Control) -> None:
+    """Tell the core what the environment says of WebGPU now, since Go does not see what Python sets there."""
+    path = os.environ.get("EPIGRAD_WGPU_NATIVE", "")
+    if not path and (spec := importlib.util.find_spec("wgpu")) is not None and spec.origin:
+        resources = os.path.join(os.path.dirname(spec.origin), "resources")
+        names = ("libwgpu_native-release.so", "libwgpu_native-release.dylib")
+        found = (os.path.join(resources, name) for name in names)
+        path = next((name for name in found if os.path.exists(name)), "")
+    adapter = os.environ.get("EPIGRAD_WEBGPU_ADAPTER", "")
+    control_call(control.ConfigureWebGPU, path, adapter, os.environ.get("EPIGRAD_WEBGPU_MEMORY", ""))
 
 
 def _allows_tf32() -> bool:

@@ -49,6 +49,13 @@ type Settings struct {
 	MemoryBytes int64
 }
 
+// FromEnvironment are the settings of the variables; a number of bytes that is none leaves the choice to the backend.
+func FromEnvironment() Settings {
+	s := Settings{Library: os.Getenv("EPIGRAD_WGPU_NATIVE"), Adapter: os.Getenv("EPIGRAD_WEBGPU_ADAPTER")}
+	s.MemoryBytes, _ = strconv.ParseInt(os.Getenv("EPIGRAD_WEBGPU_MEMORY"), 10, 64)
+	return s
+}
+
 // the is the process's one device, and what it is opened by.
 var the = struct {
 	sync.Mutex
@@ -65,13 +72,13 @@ func Configure(s Settings) {
 
 // device is one adapter that was opened. Its mutex is held around everything that is asked of it: error scopes and the pool belong to all threads together.
 type device struct {
-	handle *C.epg_webgpu_device
+	handle *C.epg_wgpu_device
 	name   string
 	detail string
 	limits limits
 
 	mutex     sync.Mutex
-	pipelines map[string]C.epg_webgpu_pipeline // by source
+	pipelines map[string]C.epg_wgpu_pipeline // by source
 	memory    memory
 }
 
@@ -82,8 +89,7 @@ func theDevice() (*device, error) {
 	if the.device != nil {
 		return the.device, nil
 	}
-	settings := Settings{Library: os.Getenv("EPIGRAD_WGPU_NATIVE"), Adapter: os.Getenv("EPIGRAD_WEBGPU_ADAPTER")}
-	settings.MemoryBytes, _ = strconv.ParseInt(os.Getenv("EPIGRAD_WEBGPU_MEMORY"), 10, 64)
+	settings := FromEnvironment()
 	if the.settings != nil {
 		settings = *the.settings
 	}
@@ -99,13 +105,13 @@ func unavailable(format string, args ...any) error {
 }
 
 func open(s Settings) (*device, error) {
-	adapters := (*[C.EPG_WEBGPU_ADAPTERS]C.epg_webgpu_adapter)(C.calloc(C.EPG_WEBGPU_ADAPTERS, C.sizeof_epg_webgpu_adapter))
+	adapters := (*[C.EPG_WGPU_ADAPTERS]C.epg_wgpu_adapter)(C.calloc(C.EPG_WGPU_ADAPTERS, C.sizeof_epg_wgpu_adapter))
 	defer C.free(unsafe.Pointer(adapters))
 	path := C.CString(s.Library)
 	defer C.free(unsafe.Pointer(path))
 	const reasonBytes = 1024
 	var reason [reasonBytes]C.char
-	count := int(C.epg_webgpu_open(path, &adapters[0], &reason[0], reasonBytes))
+	count := int(C.epg_wgpu_open(path, &adapters[0], &reason[0], reasonBytes))
 	if count < 0 {
 		return nil, unavailable("%s", C.GoString(&reason[0]))
 	}
@@ -118,20 +124,20 @@ func open(s Settings) (*device, error) {
 		return nil, unavailable("%s has %d storage buffers, %d threads a group and %d bytes a group, and epigrad needs %d, %d and %d", C.GoString(&a.name[0]),
 			a.storage_buffers, a.invocations, a.group_bytes, mostOperands, groupThreads, groupBytes)
 	}
-	var failure C.epg_webgpu_failure
-	handle := C.epg_webgpu_device_create(C.int(chosen), &failure)
+	var failure C.epg_wgpu_failure
+	handle := C.epg_wgpu_device_create(C.int(chosen), &failure)
 	if handle == nil {
 		return nil, unavailable("%s gives no device: %s", C.GoString(&a.name[0]), C.GoString(&failure.text[0]))
 	}
 	d := &device{
-		handle: handle, name: C.GoString(&a.name[0]), pipelines: map[string]C.epg_webgpu_pipeline{},
+		handle: handle, name: C.GoString(&a.name[0]), pipelines: map[string]C.epg_wgpu_pipeline{},
 		limits: limits{int64(a.binding_bytes), int64(a.groups), mostTrips, int64(a.offset_alignment)},
 		memory: memory{largest: int64(a.buffer_bytes), budget: s.MemoryBytes, idle: map[class][]buffer{}},
 	}
 	if d.memory.budget <= 0 && a.is_software != 0 {
 		d.memory.budget = hostMemory() / 2 // it promises more than there is, and is killed for using it
 	}
-	version := uint32(C.epg_webgpu_version())
+	version := uint32(C.epg_wgpu_version())
 	d.detail = fmt.Sprintf("%s (%s), %d of %d, wgpu-native %d.%d.%d.%d", d.name, C.GoString(&a.driver[0]), chosen, count,
 		version>>24, version>>16&255, version>>8&255, version&255)
 	if a.is_software != 0 {
@@ -141,7 +147,7 @@ func open(s Settings) (*device, error) {
 }
 
 // choose finds the adapter of a number or of a part of its name, or the first that is not software, or the first.
-func choose(adapters []C.epg_webgpu_adapter, wanted string) (int, error) {
+func choose(adapters []C.epg_wgpu_adapter, wanted string) (int, error) {
 	if len(adapters) == 0 {
 		return 0, unavailable("no adapter: wgpu-native finds no driver for Vulkan, Metal or Direct3D 12. A driver of the GPU's vendor brings one, and Mesa's " +
 			"lavapipe runs without a GPU (apt-get install mesa-vulkan-drivers libvulkan1)")
@@ -169,13 +175,13 @@ func choose(adapters []C.epg_webgpu_adapter, wanted string) (int, error) {
 	return 0, nil
 }
 
-// failureNames are the names of epg_webgpu_failure's kinds.
+// failureNames are the names of epg_wgpu_failure's kinds.
 var failureNames = map[int]string{
-	C.EPG_WEBGPU_INVALID: "VALIDATION", C.EPG_WEBGPU_OUT_OF_MEMORY: "OUT_OF_MEMORY", C.EPG_WEBGPU_LOST: "DEVICE_LOST", C.EPG_WEBGPU_OTHER: "OTHER",
+	C.EPG_WGPU_INVALID: "VALIDATION", C.EPG_WGPU_OUT_OF_MEMORY: "OUT_OF_MEMORY", C.EPG_WGPU_LOST: "DEVICE_LOST", C.EPG_WGPU_OTHER: "OTHER",
 }
 
 // failed is the error of a library's call.
-func failed(f *C.epg_webgpu_failure) error {
+func failed(f *C.epg_wgpu_failure) error {
 	return failure(int(f.kind), C.GoString(&f.call[0]), C.GoString(&f.text[0]))
 }
 
@@ -186,10 +192,10 @@ func failure(kind int, call, text string) error {
 }
 
 // pipeline compiles a kernel once.
-func (d *device) pipeline(template string, definitions map[string]string) (C.epg_webgpu_pipeline, error) {
+func (d *device) pipeline(template string, definitions map[string]string) (C.epg_wgpu_pipeline, error) {
 	source, err := kernels.Source(template, definitions)
 	if err != nil {
-		return C.epg_webgpu_pipeline{}, err
+		return C.epg_wgpu_pipeline{}, err
 	}
 	d.mutex.Lock()
 	defer d.mutex.Unlock()
@@ -198,9 +204,9 @@ func (d *device) pipeline(template string, definitions map[string]string) (C.epg
 	}
 	text := C.CString(source)
 	defer C.free(unsafe.Pointer(text))
-	var p C.epg_webgpu_pipeline
-	var f C.epg_webgpu_failure
-	if C.epg_webgpu_pipeline_create(d.handle, text, C.size_t(len(source)), &p, &f) != 0 {
+	var p C.epg_wgpu_pipeline
+	var f C.epg_wgpu_failure
+	if C.epg_wgpu_pipeline_create(d.handle, text, C.size_t(len(source)), &p, &f) != 0 {
 		return p, failed(&f)
 	}
 	d.pipelines[source] = p
@@ -218,12 +224,12 @@ func (d *device) probeLoops() error {
 	defer d.mutex.Unlock()
 	run := &submission{device: d}
 	defer run.release()
-	result, err := run.acquire(C.EPG_WEBGPU_STORAGE, 4)
+	result, err := run.acquire(C.EPG_WGPU_STORAGE, 4)
 	if err != nil {
 		return err
 	}
-	run.bindings = []C.epg_webgpu_range{{result.handle, 0, 4}}
-	run.dispatches = []C.epg_webgpu_dispatch{{pipeline: p, groups: [3]C.uint32_t{1, 1, 1}, num_bindings: 1}}
+	run.bindings = []C.epg_wgpu_range{{result.handle, 0, 4}}
+	run.dispatches = []C.epg_wgpu_dispatch{{pipeline: p, groups: [3]C.uint32_t{1, 1, 1}, num_bindings: 1}}
 	var counted [4]byte
 	if err := run.write(result, 0, []byte{byte(trips & 0xff), byte(trips >> 8 & 0xff), byte(trips >> 16), 0}); err != nil {
 		return err

@@ -62,7 +62,7 @@ type binding struct {
 
 // step is one dispatch.
 type step struct {
-	pipeline    C.epg_webgpu_pipeline
+	pipeline    C.epg_wgpu_pipeline
 	name        string
 	groups      [3]uint32
 	params      []byte
@@ -236,7 +236,7 @@ func (k *kernel) buffers(run *submission, r *backend.Run) ([]held, error) {
 			continue
 		}
 		var err error
-		if buffers[i].buffer, err = run.acquire(C.EPG_WEBGPU_STORAGE, s.bytes); err != nil {
+		if buffers[i].buffer, err = run.acquire(C.EPG_WGPU_STORAGE, s.bytes); err != nil {
 			return nil, err
 		}
 		if s.kind == hostInput || s.loads && r.Accumulate {
@@ -254,7 +254,7 @@ func (k *kernel) encode(run *submission, r *backend.Run, buffers []held) error {
 	for _, s := range k.steps {
 		size += (int64(len(s.params)) + paramAlignment - 1) / paramAlignment * paramAlignment
 	}
-	uniform, err := run.acquire(C.EPG_WEBGPU_UNIFORM, size)
+	uniform, err := run.acquire(C.EPG_WGPU_UNIFORM, size)
 	if err != nil {
 		return err
 	}
@@ -268,12 +268,12 @@ func (k *kernel) encode(run *submission, r *backend.Run, buffers []held) error {
 		if s.accumulates {
 			binary.LittleEndian.PutUint32(here[paramAccumulate:], truth(r.Accumulate))
 		}
-		dispatch := C.epg_webgpu_dispatch{pipeline: s.pipeline, first_binding: C.uint32_t(len(run.bindings)), num_bindings: C.uint32_t(len(s.bindings) + 1)}
+		dispatch := C.epg_wgpu_dispatch{pipeline: s.pipeline, first_binding: C.uint32_t(len(run.bindings)), num_bindings: C.uint32_t(len(s.bindings) + 1)}
 		for j, g := range s.groups {
 			dispatch.groups[j] = C.uint32_t(g)
 		}
 		run.dispatches = append(run.dispatches, dispatch)
-		run.bindings = append(run.bindings, C.epg_webgpu_range{uniform.handle, C.uint64_t(start), C.uint64_t(len(s.params))})
+		run.bindings = append(run.bindings, C.epg_wgpu_range{uniform.handle, C.uint64_t(start), C.uint64_t(len(s.params))})
 		for j := range s.bindings {
 			bound, err := k.bind(run, &s.bindings[j], s, buffers, here[paramOperands+j*operandBytes:])
 			if err != nil {
@@ -287,22 +287,22 @@ func (k *kernel) encode(run *submission, r *backend.Run, buffers []held) error {
 }
 
 // bind is the range of an operand's buffer, aligned as the device wants it, and writes where in that range the operand starts.
-func (k *kernel) bind(run *submission, b *binding, s *step, buffers []held, param []byte) (C.epg_webgpu_range, error) {
+func (k *kernel) bind(run *submission, b *binding, s *step, buffers []held, param []byte) (C.epg_wgpu_range, error) {
 	h := buffers[b.slot]
 	if b.pairs && h.offset%word != 0 {
-		return C.epg_webgpu_range{}, status.Errorf(status.Unsupported,
+		return C.epg_wgpu_range{}, status.Errorf(status.Unsupported,
 			"%s: %s: an output of 16-bit elements that starts %d bytes into its array, want a multiple of %d", k.sku.Op, k.sku.DType, h.offset, word)
 	}
 	from := (h.offset + b.from) / k.device.limits.alignment * k.device.limits.alignment
-	bound := C.epg_webgpu_range{h.buffer.handle, C.uint64_t(from), C.uint64_t(wordsUp(h.offset + b.to - from))}
+	bound := C.epg_wgpu_range{h.buffer.handle, C.uint64_t(from), C.uint64_t(wordsUp(h.offset + b.to - from))}
 	if !b.written && s.writes(h.buffer, buffers) {
 		// One buffer cannot be read through one binding and written through another: the kernel reads a copy.
-		copied, err := run.acquire(C.EPG_WEBGPU_STORAGE, int64(bound.bytes))
+		copied, err := run.acquire(C.EPG_WGPU_STORAGE, int64(bound.bytes))
 		if err != nil {
 			return bound, err
 		}
-		to := C.epg_webgpu_range{copied.handle, 0, bound.bytes}
-		run.before = append(run.before, C.epg_webgpu_copy{from: bound, to: to})
+		to := C.epg_wgpu_range{copied.handle, 0, bound.bytes}
+		run.before = append(run.before, C.epg_wgpu_copy{from: bound, to: to})
 		bound = to
 	}
 	binary.LittleEndian.PutUint32(param, uint32((h.offset+b.base-from)/b.size))

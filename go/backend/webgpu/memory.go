@@ -63,16 +63,16 @@ func (d *device) acquire(use int, size int64) (buffer, error) {
 	if m.budget > 0 && m.taken+wanted.bytes > m.budget {
 		d.trim()
 		if m.taken+wanted.bytes > m.budget {
-			e := failure(C.EPG_WEBGPU_OUT_OF_MEMORY, "allocate", "")
+			e := failure(C.EPG_WGPU_OUT_OF_MEMORY, "allocate", "")
 			return buffer{}, status.Errorf(status.DeviceFailure, "%s%d bytes beside %d that are in use are more than the %d of the budget (EPIGRAD_WEBGPU_MEMORY)",
 				e.Error(), wanted.bytes, m.taken, m.budget)
 		}
 	}
-	var f C.epg_webgpu_failure
-	handle := C.epg_webgpu_buffer_create(d.handle, C.int(use), C.uint64_t(wanted.bytes), &f)
-	if handle == nil && f.kind == C.EPG_WEBGPU_OUT_OF_MEMORY {
+	var f C.epg_wgpu_failure
+	handle := C.epg_wgpu_buffer_create(d.handle, C.int(use), C.uint64_t(wanted.bytes), &f)
+	if handle == nil && f.kind == C.EPG_WGPU_OUT_OF_MEMORY {
 		d.trim()
-		handle = C.epg_webgpu_buffer_create(d.handle, C.int(use), C.uint64_t(wanted.bytes), &f)
+		handle = C.epg_wgpu_buffer_create(d.handle, C.int(use), C.uint64_t(wanted.bytes), &f)
 	}
 	if handle == nil {
 		return buffer{}, failed(&f)
@@ -94,12 +94,12 @@ func (d *device) trim() {
 		}
 	}
 	d.memory.idle = map[class][]buffer{}
-	var f C.epg_webgpu_failure
-	C.epg_webgpu_poll(d.handle, 1, &f)
+	var f C.epg_wgpu_failure
+	C.epg_wgpu_poll(d.handle, 1, &f)
 }
 
 func (d *device) free(b buffer) {
-	C.epg_webgpu_buffer_release(b.handle)
+	C.epg_wgpu_buffer_release(b.handle)
 	d.memory.taken -= b.bytes
 }
 
@@ -119,14 +119,14 @@ func Allocate(bytes int64) (uintptr, error) {
 	}
 	d.mutex.Lock()
 	defer d.mutex.Unlock()
-	b, err := d.acquire(C.EPG_WEBGPU_STORAGE, bytes)
+	b, err := d.acquire(C.EPG_WGPU_STORAGE, bytes)
 	if err != nil {
 		return 0, err
 	}
-	address := uintptr(C.epg_webgpu_reserve(C.uint64_t(b.bytes)))
+	address := uintptr(C.epg_wgpu_reserve(C.uint64_t(b.bytes)))
 	if address == 0 {
 		d.giveBack(b)
-		return 0, failure(C.EPG_WEBGPU_OUT_OF_MEMORY, "reserve addresses", "the process has none left")
+		return 0, failure(C.EPG_WGPU_OUT_OF_MEMORY, "reserve addresses", "the process has none left")
 	}
 	at, _ := d.memory.find(address)
 	d.memory.arrays = slices.Insert(d.memory.arrays, at, array{address, uintptr(b.bytes), b})
@@ -147,7 +147,7 @@ func Free(address uintptr) error {
 	}
 	a := d.memory.arrays[at]
 	d.memory.arrays = slices.Delete(d.memory.arrays, at, at+1)
-	C.epg_webgpu_unreserve(C.uintptr_t(a.address), C.uint64_t(a.bytes))
+	C.epg_wgpu_unreserve(C.uintptr_t(a.address), C.uint64_t(a.bytes))
 	d.giveBack(a.buffer)
 	return nil
 }

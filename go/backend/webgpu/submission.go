@@ -10,9 +10,9 @@ import "unsafe"
 // submission is what one call sends to the device: writes, copies, dispatches, and what comes back. The device's mutex is held as long as it lives.
 type submission struct {
 	device     *device
-	before     []C.epg_webgpu_copy
-	dispatches []C.epg_webgpu_dispatch
-	bindings   []C.epg_webgpu_range
+	before     []C.epg_wgpu_copy
+	dispatches []C.epg_wgpu_dispatch
+	bindings   []C.epg_wgpu_range
 	readBack   []readBack
 	borrowed   []buffer
 }
@@ -47,9 +47,9 @@ func (s *submission) release() {
 
 // write puts bytes into a buffer before what is submitted; the last word is filled up with zeros.
 func (s *submission) write(b buffer, offset int64, data []byte) error {
-	var f C.epg_webgpu_failure
+	var f C.epg_wgpu_failure
 	put := func(offset int64, data []byte) error {
-		if C.epg_webgpu_write(s.device.handle, b.handle, C.uint64_t(offset), unsafe.Pointer(&data[0]), C.uint64_t(len(data)), &f) != 0 {
+		if C.epg_wgpu_write(s.device.handle, b.handle, C.uint64_t(offset), unsafe.Pointer(&data[0]), C.uint64_t(len(data)), &f) != 0 {
 			return failed(&f)
 		}
 		return nil
@@ -71,34 +71,34 @@ func (s *submission) write(b buffer, offset int64, data []byte) error {
 
 // submit sends everything, and waits only where something comes back.
 func (s *submission) submit() error {
-	after := make([]C.epg_webgpu_copy, len(s.readBack))
+	after := make([]C.epg_wgpu_copy, len(s.readBack))
 	staging := make([]buffer, len(s.readBack))
 	for i, r := range s.readBack {
 		from := r.offset / word * word
 		bytes := wordsUp(r.offset + r.bytes - from)
 		var err error
-		if staging[i], err = s.acquire(C.EPG_WEBGPU_READBACK, bytes); err != nil {
+		if staging[i], err = s.acquire(C.EPG_WGPU_READBACK, bytes); err != nil {
 			return err
 		}
-		after[i] = C.epg_webgpu_copy{
-			from: C.epg_webgpu_range{r.buffer.handle, C.uint64_t(from), C.uint64_t(bytes)},
-			to:   C.epg_webgpu_range{staging[i].handle, 0, C.uint64_t(bytes)},
+		after[i] = C.epg_wgpu_copy{
+			from: C.epg_wgpu_range{r.buffer.handle, C.uint64_t(from), C.uint64_t(bytes)},
+			to:   C.epg_wgpu_range{staging[i].handle, 0, C.uint64_t(bytes)},
 		}
 	}
-	var f C.epg_webgpu_failure
-	if C.epg_webgpu_submit(s.device.handle, first(s.before), C.int32_t(len(s.before)), first(s.dispatches), C.int32_t(len(s.dispatches)), first(s.bindings),
+	var f C.epg_wgpu_failure
+	if C.epg_wgpu_submit(s.device.handle, first(s.before), C.int32_t(len(s.before)), first(s.dispatches), C.int32_t(len(s.dispatches)), first(s.bindings),
 		first(after), C.int32_t(len(after)), &f) != 0 {
 		return failed(&f)
 	}
 	for i, r := range s.readBack {
-		mapped := C.epg_webgpu_map(s.device.handle, staging[i].handle, after[i].to.bytes, &f)
+		mapped := C.epg_wgpu_map(s.device.handle, staging[i].handle, after[i].to.bytes, &f)
 		if mapped == nil {
 			return failed(&f)
 		}
 		r.take(unsafe.Slice((*byte)(unsafe.Add(mapped, r.offset%word)), r.bytes))
-		C.epg_webgpu_unmap(staging[i].handle)
+		C.epg_wgpu_unmap(staging[i].handle)
 	}
-	if len(s.readBack) == 0 && C.epg_webgpu_poll(s.device.handle, 0, &f) != 0 {
+	if len(s.readBack) == 0 && C.epg_wgpu_poll(s.device.handle, 0, &f) != 0 {
 		return failed(&f)
 	}
 	return nil

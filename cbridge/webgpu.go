@@ -71,4 +71,6 @@ func epgGoWebGPURead(data C.uintptr_t, to unsafe.Pointer, bytes C.uint64_t) (cod
 	return code
 }
 
-func hostBytes(at unsafe.Pointer, bytes C.uint64_t) []byte { return unsafe.Slice((*byte)(at), signed(uint64(bytes))) }
+func hostBytes(at unsafe.Pointer, bytes C.uint64_t) []byte {
+	return unsafe.Slice((*byte)(at), signed(uint64(bytes)))
+}

@@ -262,7 +262,9 @@ def parity(chosen: Sequence[Case]) -> Callable[[Test], Test]:
             with running_on(case.device):
                 test(case=case, **rest)
 
-        parametrized = pytest.mark.parametrize("case", everywhere, ids=lambda case: f"{case.device}-{case}")(on_its_device)
+        parametrized = pytest.mark.parametrize("case", everywhere, ids=lambda case: f"{case.device}-{case}")(
+            on_its_device
+        )
         marked: Test = pytest.mark.parity(parametrized)
         return marked
 

@@ -64,7 +64,8 @@ def launch_into(
     """
     if transforms_active() or forward_ad._current_level >= 0:
         refuse_transforms(op, *inputs, *outputs)
-    given = [output for output, needed in zip(outputs, needs, strict=True) if needed and output is not None]
+    # An array on an adapter is no tensor: nothing of PyTorch's watches it.
+    given = [output for output, needed in zip(outputs, needs, strict=True) if needed and isinstance(output, Tensor)]
     for output in given:
         refuse_negative(op, "out", output)
         refuse_graph(op, "out", output)

@@ -56,6 +56,16 @@ class Control(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class WebGPUMemory:
+    """Arrays on the adapter, by address, and bytes to and from the host's memory, which is given by address too."""
+
+    alloc: Callable[[int], int]
+    free: Callable[[int], None]
+    write: Callable[[int, int, int], None]
+    read: Callable[[int, int, int], None]
+
+
+@dataclass(frozen=True, slots=True)
 class Activation:
     """One row of the core's table of activations."""
 
@@ -76,6 +86,7 @@ class Core:
     plan_run: Callable[..., None]
     forked: Callable[[], bool]
     control: Control
+    webgpu: WebGPUMemory
     activations: dict[str | None, Activation]
     gated_kinds: dict[str, str]
     version: str
@@ -139,7 +150,8 @@ def _load() -> Core:
             raise errors.BackendUnavailableError(
                 f"epigrad's compiled core cannot be loaded ({error}): build it with 'pip install .' in the repository"
             ) from error
-        native.configure(torch.Tensor, torch.nn.Parameter, errors.from_status, _allows_tf32)
+        array = importlib.import_module("epigrad.webgpu").Array
+        native.configure(torch.Tensor, torch.nn.Parameter, errors.from_status, _allows_tf32, array)
         control = _load_control(native)
         if os.environ.get("EPIGRAD_TUNE") == "1":
             control_call(control.BeginTuning, tuning_cache())
@@ -156,6 +168,7 @@ def _load() -> Core:
             plan_run=native.plan_run,
             forked=native.forked,
             control=control,
+            webgpu=WebGPUMemory(native.webgpu_alloc, native.webgpu_free, native.webgpu_write, native.webgpu_read),
             activations=activations,
             gated_kinds={kind["name"]: kind["activation"] for kind in tables["gated_kinds"]},
             version=tables["version"],

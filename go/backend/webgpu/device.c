@@ -211,7 +211,7 @@ static void encode_dispatch(WGPUDevice device, WGPUComputePassEncoder pass, cons
 }
 
 int epg_wgpu_submit(epg_wgpu_device *d, const epg_wgpu_copy *before, int32_t num_before, const epg_wgpu_dispatch *dispatches, int32_t num_dispatches,
-                      const epg_wgpu_range *bindings, const epg_wgpu_copy *after, int32_t num_after, epg_wgpu_failure *failure) {
+                    const epg_wgpu_range *bindings, const epg_wgpu_copy *after, int32_t num_after, epg_wgpu_failure *failure) {
   const char *call = "encode";
   if (begin(d, call, failure)) return -1;
   WGPUCommandEncoder encoder = W(DeviceCreateCommandEncoder)(d->device, NULL);
@@ -298,7 +298,7 @@ int epg_wgpu_write(epg_wgpu_device *d, void *buffer, uint64_t offset, const void
   return -1;
 }
 int epg_wgpu_submit(epg_wgpu_device *d, const epg_wgpu_copy *before, int32_t num_before, const epg_wgpu_dispatch *dispatches, int32_t num_dispatches,
-                      const epg_wgpu_range *bindings, const epg_wgpu_copy *after, int32_t num_after, epg_wgpu_failure *failure) {
+                    const epg_wgpu_range *bindings, const epg_wgpu_copy *after, int32_t num_after, epg_wgpu_failure *failure) {
   (void)d, (void)before, (void)num_before, (void)dispatches, (void)num_dispatches, (void)bindings, (void)after, (void)num_after, (void)failure;
   return -1;
 }

@@ -66,8 +66,8 @@ typedef struct {
 } epg_wgpu_copy;
 
 /* Encodes copies, dispatches and more copies, and submits them as one. */
-int epg_wgpu_submit(epg_wgpu_device *device, const epg_wgpu_copy *before, int32_t num_before, const epg_wgpu_dispatch *dispatches,
-                      int32_t num_dispatches, const epg_wgpu_range *bindings, const epg_wgpu_copy *after, int32_t num_after, epg_wgpu_failure *failure);
+int epg_wgpu_submit(epg_wgpu_device *device, const epg_wgpu_copy *before, int32_t num_before, const epg_wgpu_dispatch *dispatches, int32_t num_dispatches,
+                    const epg_wgpu_range *bindings, const epg_wgpu_copy *after, int32_t num_after, epg_wgpu_failure *failure);
 /* Waits for a readback buffer and returns its bytes, which are there until unmap. */
 const void *epg_wgpu_map(epg_wgpu_device *device, void *buffer, uint64_t bytes, epg_wgpu_failure *failure);
 void epg_wgpu_unmap(void *buffer);

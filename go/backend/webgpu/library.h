@@ -13,7 +13,7 @@
 /* wgpu-native 29.0.1: another one's structs are laid out otherwise. The last byte is free. */
 #define EPG_WGPU_VERSION 0x1d000100u
 
-#define EPG_WGPU_FUNCTIONS(X)               \
+#define EPG_WGPU_FUNCTIONS(X)                 \
   X(wgpuAdapterGetInfo)                       \
   X(wgpuAdapterGetLimits)                     \
   X(wgpuAdapterInfoFreeMembers)               \

@@ -123,8 +123,9 @@ fn gradient_silu(g: f32, x: f32) -> f32 { return g * sigmoid_product_slope(x, 1.
 // gelu_tanh is x (1 + tanh(u))/2 = x sigmoid(v) with v = 2u = c1 x + c3 x^3, c1 = 2 sqrt(2/pi) and c3 = 0.044715 c1.
 fn value_gelu_tanh(x: f32) -> f32 { return sigmoid_product(x, gelu_tanh_decay(abs(x))); }
 fn gradient_gelu_tanh(g: f32, x: f32) -> f32 {
-  let t = limited(abs(x), gelu_tanh_limit); // where e is zero the slope is the limit, and the cube of a large x would overflow
-  return g * sigmoid_product_slope(x, gelu_tanh_c1 + gelu_tanh_3c3 * (t * t), gelu_tanh_decay(abs(x)));
+  let t = limited(abs(x), gelu_tanh_limit);
+  let v_slope = select(gelu_tanh_c1 + gelu_tanh_3c3 * (t * t), 1.0, t >= gelu_tanh_limit); // no matter where e is zero, but x times it must not overflow
+  return g * sigmoid_product_slope(x, v_slope, gelu_tanh_decay(abs(x)));
 }
 
 // tanh is 1 - 2e/(1+e), e = e^(-2|x|), with the sign of x, and a polynomial near 0, where that cancels. Its slope is 4e/(1+e)^2.

@@ -9,8 +9,10 @@ package webgpu
 import "C"
 
 import (
+	"crypto/sha256"
 	"fmt"
 	"os"
+	"path/filepath"
 	"strconv"
 	"strings"
 	"sync"
@@ -201,6 +203,12 @@ func (d *device) pipeline(template string, definitions map[string]string) (C.epg
 	defer d.mutex.Unlock()
 	if p, ok := d.pipelines[source]; ok {
 		return p, nil
+	}
+	if folder := os.Getenv("EPIGRAD_WEBGPU_SOURCES"); folder != "" { // for other compilers to check, as the tests do
+		path := filepath.Join(folder, fmt.Sprintf("%s-%x.wgsl", template, sha256.Sum256([]byte(source))))
+		if err := os.WriteFile(path, []byte(source), 0o644); err != nil {
+			return C.epg_wgpu_pipeline{}, status.Errorf(status.Internal, "EPIGRAD_WEBGPU_SOURCES: %v", err)
+		}
 	}
 	text := C.CString(source)
 	defer C.free(unsafe.Pointer(text))

@@ -221,6 +221,13 @@ func (d *device) pipeline(template string, definitions map[string]string) (C.epg
 	return p, nil
 }
 
+// lose makes the device fail from now on, as if the adapter had gone: for tests.
+func (d *device) lose() {
+	d.mutex.Lock()
+	defer d.mutex.Unlock()
+	C.epg_wgpu_device_lose(d.handle)
+}
+
 // probeLoops runs a loop that goes on for longer than what the software adapters of Mesa before 23 run silently.
 func (d *device) probeLoops() error {
 	const trips = 100000

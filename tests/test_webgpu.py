@@ -110,6 +110,22 @@ def test_out_is_written_and_accumulated_into(dtype: torch.dtype) -> None:
         assert_same_bits(ours, theirs)
 
 
+def test_a_plan_runs_on_arrays() -> None:
+    """A plan for device "webgpu" takes arrays, and no tensor of the host."""
+    made = epigrad.plan.GemmEpilogue.select(m=5, n=3, k=7, activation="gelu", dtype=torch.float32, device="webgpu")
+    assert made.sku.backend == "webgpu" and made.workspace_size == 0
+    a, b, out = draw(5, 7), draw(7, 3), Array((5, 3), torch.float32)
+    made.run(a=Array.from_torch(a), b=Array.from_torch(b), out=out)
+    with epigrad.use_backend("webgpu"):
+        assert_same_bits(out.to_torch(), forward.matmul_bias_activation(a, b, None, "gelu"))
+        host = epigrad.plan.GemmEpilogue.select(m=5, n=3, k=7, activation="gelu", dtype=torch.float32)
+    result = torch.empty(5, 3)
+    host.run(a=a, b=b, out=result)
+    assert_same_bits(out.to_torch(), result)
+    with pytest.raises(errors.DeviceMismatchError):
+        made.run(a=a, b=b, out=result)
+
+
 def test_a_call_on_arrays_does_not_wait() -> None:
     """A product that takes a while is asked for in less. (Mesa's lavapipe itself waits before it takes the next.)"""
     a = Array.from_torch(draw(512, 512))

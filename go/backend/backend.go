@@ -109,6 +109,13 @@ type HostBackend interface {
 	TakesHostMemory() bool
 }
 
+// Keeper is a Backend whose tensors are in memory that it gave out itself, by addresses that mean nothing elsewhere.
+type Keeper interface {
+	Backend
+	// Holds returns an error unless so many bytes from an address on are within what was given out and not given back.
+	Holds(address uintptr, bytes int64) error
+}
+
 // Problem is one of the normalised problems below.
 type Problem interface {
 	// Describe returns the op's name, its kind and its dtype.

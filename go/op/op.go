@@ -288,6 +288,9 @@ func (o *operation) memory(c *Call, workspaceBytes int64) error {
 	if err := check.Aliasing(o.Name, inputs, outputs); err != nil {
 		return err
 	}
+	if err := o.kept(inputs, outputs); err != nil {
+		return err
+	}
 	if workspaceBytes == 0 || c.AssumeWorkspace {
 		return nil
 	}
@@ -307,6 +310,34 @@ func (o *operation) memory(c *Call, workspaceBytes int64) error {
 		return err
 	}
 	return check.Workspace(o.Name, address, c.WorkspaceBytes, workspaceBytes, alignment, outputs)
+}
+
+// kept asks for memory that the backend knows, where the backend is one that gives it out.
+func (o *operation) kept(lists ...[]check.Operand) error {
+	for _, operands := range lists {
+		for _, operand := range operands {
+			v := operand.View
+			if v == nil || v.IsEmpty() || v.Device.Type == tensor.CPU || v.Device.Type == tensor.CUDA {
+				continue
+			}
+			b, err := backend.ForDevice(v.Device)
+			if err != nil {
+				return err
+			}
+			keeper, ok := b.(backend.Keeper)
+			if !ok {
+				continue
+			}
+			lo, hi, err := v.Extent()
+			if err == nil {
+				err = keeper.Holds(uintptr(v.Base)+uintptr(v.Offset+lo), hi-lo)
+			}
+			if err != nil {
+				return check.Wrap(o.Name, operand.Name, err)
+			}
+		}
+	}
+	return nil
 }
 
 // execution binds a call's buffers.

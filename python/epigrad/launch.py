@@ -91,7 +91,7 @@ def aligned_workspace(size: int, device: torch.device) -> Tensor | None:
 def mark_written(tensors: Iterable[Tensor]) -> None:
     """Tell autograd that the kernels wrote into tensors of the caller, so that a saved one is found out in backward."""
     for tensor in tensors:
-        if not tensor.is_inference():
+        if isinstance(tensor, Tensor) and not tensor.is_inference():  # an array on an adapter has no graph
             torch.autograd.graph.increment_version(tensor)
 
 
@@ -103,7 +103,7 @@ def refuse_negative(op: str, argument: str, tensor: Tensor) -> None:
 
 def refuse_graph(op: str, argument: str, output: Tensor) -> None:
     """Refuse an output whose graph would not hold what is written, as PyTorch does."""
-    if output.requires_grad and torch.is_grad_enabled():
+    if isinstance(output, Tensor) and output.requires_grad and torch.is_grad_enabled():
         raise errors.InvalidProblemError(
             f"{op}: {argument}: a tensor that requires grad, want one that does not, or a call under torch.no_grad()"
         )

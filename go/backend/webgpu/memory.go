@@ -186,6 +186,18 @@ func Read(address uintptr, data []byte) error {
 	return run.submit()
 }
 
+// Holds implements backend.Keeper.
+func (*Backend) Holds(address uintptr, bytes int64) error {
+	d, err := theDevice()
+	if err != nil {
+		return err
+	}
+	d.mutex.Lock()
+	defer d.mutex.Unlock()
+	_, err = d.memory.holding(address, bytes)
+	return err
+}
+
 // find returns where an array with this address is, or would be.
 func (m *memory) find(address uintptr) (int, bool) {
 	return slices.BinarySearchFunc(m.arrays, address, func(a array, address uintptr) int {

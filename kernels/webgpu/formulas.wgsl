@@ -43,17 +43,19 @@ fn compute(x: array<Real, 4>) -> array<Real, 3> {
 }
 
 // lerp_weight is the tensor's element, or the call's number where there is no tensor.
-#if $FORMULA == lerp
+fn lerp_weight(element: f32) -> f32 {
 #if $WEIGHT == tensor
-fn lerp_weight(element: f32) -> f32 { return element; }
+  return element;
 #else
-fn lerp_weight(element: f32) -> f32 { return params.weight; }
+  return params.weight;
 #end
+}
+
+// load reads the inputs of compute; those that are absent are zero.
+fn load(at: Places) -> array<Real, 4> {
+  var x: array<Real, 4>;
+#for J in $INPUTS
+  x[${PLACE$J}] = decode_${CODE$J}(bits$J(at[$J]));
 #end
-#if $FORMULA == lerp_backward
-#if $WEIGHT == tensor
-fn lerp_weight(element: f32) -> f32 { return element; }
-#else
-fn lerp_weight(element: f32) -> f32 { return params.weight; }
-#end
-#end
+  return x;
+}

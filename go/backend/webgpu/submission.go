@@ -5,7 +5,10 @@ package webgpu
 */
 import "C"
 
-import "unsafe"
+import (
+	"slices"
+	"unsafe"
+)
 
 // submission is what one call sends to the device: writes, copies, dispatches, and what comes back. The device's mutex is held as long as it lives.
 type submission struct {
@@ -43,6 +46,12 @@ func (s *submission) release() {
 		s.device.giveBack(b)
 	}
 	s.borrowed = nil
+}
+
+// drop frees what was borrowed.
+func (s *submission) drop(b buffer) {
+	s.borrowed = slices.DeleteFunc(s.borrowed, func(other buffer) bool { return other.handle == b.handle })
+	s.device.free(b)
 }
 
 // write puts bytes into a buffer before what is submitted; the last word is filled up with zeros.
@@ -93,6 +102,10 @@ func (s *submission) submit() error {
 	for i, r := range s.readBack {
 		mapped := C.epg_wgpu_map(s.device.handle, staging[i].handle, after[i].to.bytes, &f)
 		if mapped == nil {
+			// They may be mapped, or be so later, and submitting such a one would end the process: none goes back to the pool.
+			for _, b := range staging[i:] {
+				s.drop(b)
+			}
 			return failed(&f)
 		}
 		r.take(unsafe.Slice((*byte)(unsafe.Add(mapped, r.offset%word)), r.bytes))

@@ -16,9 +16,13 @@ import (
 	"github.com/epigrad/epigrad/go/tensor"
 )
 
+// hurried: -short was given, as it is under the race detector, where kernels are no faster.
+var hurried bool
+
 // TestMain has the suite take fewer layouts unless EPIGRAD_TEST_FULL asks for all: a software adapter is slow.
 func TestMain(m *testing.M) {
 	flag.Parse()
+	hurried = testing.Short()
 	if os.Getenv("EPIGRAD_TEST_FULL") == "" {
 		if err := flag.Set("test.short", "true"); err != nil {
 			panic(err)
@@ -36,6 +40,9 @@ func TestBackend(t *testing.T) {
 // TestBackendOfNarrowLimits runs some of it on a device that claims to allow so little that everything is cut: operands, grids and loops. (Where a sum is cut depends on
 // layouts then, and so do its bits.)
 func TestBackendOfNarrowLimits(t *testing.T) {
+	if hurried {
+		t.Skip("half a minute or more")
+	}
 	op.ClearCache()
 	defer op.ClearCache()
 	methods := flag.Lookup("testify.m")

@@ -18,6 +18,8 @@ TOOLS := build/tools
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 export GOTOOLCHAIN := local
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
+# The library that the Go tests of WebGPU open; Python finds it by itself.
+export EPIGRAD_WGPU_NATIVE ?= $(firstword $(wildcard $(CURDIR)/$(VENV)/lib/python*/site-packages/wgpu/resources/libwgpu_native-release.so))
 # Byte code is written at the first import; writing PyTorch's here would take longer than its download.
 PIP_INSTALL := $(PY) -m pip install --no-compile --quiet --progress-bar off
 CC_FLAGS := -std=c11 -O2 -Wall -Wextra -Werror
@@ -50,6 +52,11 @@ $(STAMPS)/run: $(STAMPS)/venv pyproject.toml
 $(STAMPS)/test: $(STAMPS)/run
 	@echo "epigrad: installing what the tests need"
 	@$(call install,test)
+
+# wgpu-native and its headers, which go beside the sources.
+$(STAMPS)/webgpu: $(STAMPS)/venv pyproject.toml go/tools/webgpu_headers.py
+	@$(call install,webgpu)
+	@$(PY) go/tools/webgpu_headers.py
 
 $(STAMPS)/demo: $(STAMPS)/run
 	@echo "epigrad: installing what the demo needs"
@@ -91,7 +98,7 @@ kernels: $(STAMPS)/kernels
 generate: $(STAMPS)/run $(STAMPS)/go
 	@$(PY) go/tools/generate.py --force
 
-lib: $(STAMPS)/go
+lib: $(STAMPS)/go $(STAMPS)/webgpu
 	@.ci/prerequisites --compiler
 	@mkdir -p build/include
 	@go build -buildmode=c-shared -trimpath -buildvcs=false -ldflags='-s -w -extldflags=-Wl,-soname,libepigrad.so,--version-script=$(CURDIR)/cbridge/lib/exports.map' -o build/libepigrad.so ./cbridge/lib
@@ -105,11 +112,13 @@ demo: build $(STAMPS)/demo
 
 test: test-go test-python
 
-test-go: $(STAMPS)/go
+test-go: $(STAMPS)/go $(STAMPS)/webgpu
 	@.ci/prerequisites --compiler
+	@.ci/vulkan
 	go test ./...
 
 test-python: build lib $(STAMPS)/test
+	@.ci/vulkan
 	$(PY) -m pytest -n $(PYTEST_WORKERS) -q
 
 # The product of cases, not pairs; and the Go tests under the race detector.
@@ -117,7 +126,7 @@ test-full: build lib $(STAMPS)/test
 	go test -race -short ./...
 	EPIGRAD_TEST_FULL=1 $(PY) -m pytest -n $(PYTEST_WORKERS) -q
 
-test-race: $(STAMPS)/go
+test-race: $(STAMPS)/go $(STAMPS)/webgpu
 	@.ci/prerequisites --compiler
 	go test -race -short ./go/... ./kernels/...
 
@@ -178,6 +187,6 @@ check-install: wheel sdist $(STAMPS)/test
 	.ci/check-install
 
 clean:
-	rm -rf build dist THIRD_PARTY_LICENSES python/epigrad/control/control.py python/epigrad/control/go.py python/*.egg-info python/epigrad/*.so cbridge/pyext/gopy_control.go cbridge/pyext/gopy_control.c kernels/cuda/*.fatbin kernels/cuda/*.functions
-	rm -rf $(STAMPS)/editable .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf build dist THIRD_PARTY_LICENSES python/epigrad/control/control.py python/epigrad/control/go.py python/*.egg-info python/epigrad/*.so cbridge/pyext/gopy_control.go cbridge/pyext/gopy_control.c kernels/cuda/*.fatbin kernels/cuda/*.functions go/backend/webgpu/webgpu.h go/backend/webgpu/wgpu.h
+	rm -rf $(STAMPS)/editable $(STAMPS)/webgpu .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -not -path './$(VENV)/*' -prune -exec rm -rf {} +

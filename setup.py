@@ -76,8 +76,9 @@ def run(command: list[str], go: str, **variables: str) -> None:
 
 
 def generate(go: str) -> None:
-    """Bring the control plane's generated files up to date."""
+    """Bring the generated files up to date: the control plane, and the headers of WebGPU."""
     run([sys.executable, "go/tools/generate.py"], go)
+    run([sys.executable, "go/tools/webgpu_headers.py"], go)
 
 
 def collect_licenses() -> None:

@@ -38,6 +38,7 @@ func (d *decoded) decode(c *C.epg_call) error {
 		Op: name(c.op), Kind: name(c.kind), Dim: int(c.dim),
 		GateFirst: c.flags&C.EPG_GATE_FIRST != 0, Accumulate: c.flags&C.EPG_ACCUMULATE != 0,
 		Weight: float64(c.weight), HasWeight: c.flags&C.EPG_HAS_WEIGHT != 0,
+		Backend:         name(c.backend),
 		AllowTF32:       c.flags&C.EPG_ALLOW_TF32 != 0,
 		AssumeWorkspace: c.flags&C.EPG_ASSUME_WORKSPACE != 0,
 		Workspace:       c.workspace, WorkspaceBytes: signed(uint64(c.workspace_nbytes)), Stream: uintptr(c.stream), Threads: int(c.num_threads),

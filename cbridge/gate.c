@@ -52,6 +52,18 @@ int32_t epg_plan_destroy(epg_plan plan) { return GATED(epgGoPlanDestroy(plan)); 
 
 int32_t epg_backends(char *text, uint64_t capacity, uint64_t *needed) { return GATED(epgGoBackends(text, capacity, needed)); }
 
+int32_t epg_webgpu_configure(const char *library, const char *adapter, uint64_t memory_nbytes) {
+  return GATED(epgGoWebGPUConfigure((char *)library, (char *)adapter, memory_nbytes));
+}
+
+int32_t epg_webgpu_alloc(uint64_t nbytes, void **data) { return GATED(epgGoWebGPUAlloc(nbytes, data)); }
+
+int32_t epg_webgpu_free(void *data) { return GATED(epgGoWebGPUFree((uintptr_t)data)); }
+
+int32_t epg_webgpu_write(void *data, const void *from, uint64_t nbytes) { return GATED(epgGoWebGPUWrite((uintptr_t)data, (void *)from, nbytes)); }
+
+int32_t epg_webgpu_read(const void *data, void *to, uint64_t nbytes) { return GATED(epgGoWebGPURead((uintptr_t)data, to, nbytes)); }
+
 /* The table itself is go/status; a test compares the two. */
 const char *epg_status_class(int32_t status) {
   static const char *const classes[] = {

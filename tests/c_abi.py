@@ -66,6 +66,7 @@ class Call(ctypes.Structure):
         ("workspace", ctypes.c_void_p),
         ("workspace_nbytes", ctypes.c_uint64),
         ("stream", ctypes.c_void_p),
+        ("backend", ctypes.c_char_p),
     ]
 
 

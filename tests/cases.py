@@ -8,6 +8,7 @@ main choices.
 from __future__ import annotations
 
 import ast
+import functools
 import itertools
 import json
 import os
@@ -20,7 +21,7 @@ from typing import Any, TypeVar
 import oracle
 import pytest
 import torch
-from devices import DEVICES
+from devices import DEVICES, computes, memory_of, running_on
 from epigrad import library
 from layouts import LAYOUTS, draw, laid_out
 from torch import Tensor
@@ -183,6 +184,11 @@ class Case:
     def row(self) -> oracle.Row:
         return oracle.ACTIVATIONS[self.activation]
 
+    @property
+    def memory(self) -> str:
+        """PyTorch's device."""
+        return memory_of(self.device)
+
     def layout_after(self, steps: int) -> str:
         """Another layout for the next operand, so that operands of one case differ."""
         return LAYOUTS[(LAYOUTS.index(self.layout) + steps) % len(LAYOUTS)]
@@ -193,7 +199,7 @@ class Case:
 
     def holding(self, values: Tensor, step: int = 0) -> Tensor:
         """An operand of these values, likewise."""
-        return laid_out(values, self.dtype, self.layout_after(step), self.device)
+        return laid_out(values, self.dtype, self.layout_after(step), self.memory)
 
 
 def pairs(axes: Mapping[str, Sequence[Any]], seed: int = 0) -> list[dict[str, Any]]:
@@ -248,10 +254,17 @@ Test = TypeVar("Test", bound=Callable[..., Any])
 
 def parity(chosen: Sequence[Case]) -> Callable[[Test], Test]:
     """Runs a test for every case on every device, and counts the cases in the summary of the run."""
-    everywhere = [replace(case, device=device) for device in DEVICES for case in chosen]
+    everywhere = [replace(case, device=device) for device in DEVICES for case in chosen if computes(device, case.dtype)]
 
     def decorate(test: Test) -> Test:
-        parametrized = pytest.mark.parametrize("case", everywhere, ids=lambda case: f"{case.device}-{case}")(test)
+        @functools.wraps(test)
+        def on_its_device(case: Case, **rest: Any) -> None:
+            with running_on(case.device):
+                test(case=case, **rest)
+
+        parametrized = pytest.mark.parametrize("case", everywhere, ids=lambda case: f"{case.device}-{case}")(
+            on_its_device
+        )
         marked: Test = pytest.mark.parity(parametrized)
         return marked
 

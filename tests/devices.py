@@ -1,4 +1,6 @@
-"""The devices that the tests run on: the CPU always, CUDA where its backend is available.
+"""The devices that the tests run on: the CPU always, CUDA and WebGPU where their backends are available.
+
+The parity cases run on WebGPU with tensors in the host's memory, inside `use_backend("webgpu")`.
 
 EPIGRAD_TEST_DEVICES ("cuda", "cpu,cuda") chooses among them. EPIGRAD_REQUIRE_BACKENDS names the backends that a machine
 must have: test_backends.py fails for one that is absent, whose tests would otherwise not exist.
@@ -6,12 +8,14 @@ must have: test_backends.py fails for one that is absent, whose tests would othe
 
 from __future__ import annotations
 
+import contextlib
 import os
 
 import epigrad
 import pytest
+import torch
 
-_KNOWN = ("cpu", "cuda")
+_KNOWN = ("cpu", "cuda", "webgpu")
 
 
 def _names(variable: str) -> tuple[str, ...]:
@@ -26,8 +30,23 @@ REASONS = {info.name: info.reason for info in epigrad.backends() if not info.ava
 
 DEVICES: tuple[str, ...] = tuple(name for name in _KNOWN if name in CHOSEN and name not in REASONS)
 
-on_devices = pytest.mark.parametrize("device", DEVICES)
-"""Runs a test on each device."""
+on_devices = pytest.mark.parametrize("device", [name for name in DEVICES if name != "webgpu"])
+"""Runs a test on each device that PyTorch has tensors on."""
+
+
+def memory_of(device: str) -> str:
+    """Where PyTorch has the tensors of a device."""
+    return "cpu" if device == "webgpu" else device
+
+
+def running_on(device: str) -> contextlib.AbstractContextManager[None]:
+    """Runs what is inside on a device that its tensors do not name."""
+    return epigrad.use_backend(device) if device == "webgpu" else contextlib.nullcontext()
+
+
+def computes(device: str, dtype: torch.dtype) -> bool:
+    """Whether a device's backend has kernels for a dtype."""
+    return not (device == "webgpu" and dtype == torch.float64)
 
 
 def unusable_choice() -> str:

@@ -80,9 +80,9 @@ def _given(problem: GemmProblem) -> dict[str, Tensor]:
     case = problem.case
     layout = OUT_LAYOUTS[len(case.shape) % len(OUT_LAYOUTS)]
     if case.source == "preactivation":
-        return {"preactivation": laid_out(problem.preactivation(), case.dtype, layout, case.device)}
+        return {"preactivation": laid_out(problem.preactivation(), case.dtype, layout, case.memory)}
     if case.source == "output":
-        return {"output": laid_out(case.row.eager(problem.preactivation()), case.dtype, layout, case.device)}
+        return {"output": laid_out(case.row.eager(problem.preactivation()), case.dtype, layout, case.memory)}
     return {}
 
 

@@ -37,7 +37,7 @@
 #define EPG_VERSION "0.1.0"
 
 /* Changes when a struct or the meaning of a function does. */
-#define EPG_ABI_VERSION 1
+#define EPG_ABI_VERSION 2
 
 #ifdef __cplusplus
 extern "C" {
@@ -86,7 +86,8 @@ typedef struct epg_call {
   const uint64_t *nbytes;
   void *workspace; /* aligned to 256 bytes (the CPU backend accepts 64); epg_infer says how much is needed */
   uint64_t workspace_nbytes;
-  void *stream; /* the device stream's handle; NULL on CPU */
+  void *stream;        /* the device stream's handle; NULL on CPU */
+  const char *backend; /* which backend runs tensors in the host's memory: "cpu", which NULL is too, or "webgpu" */
 } epg_call;
 
 /* EPG_ABI_VERSION of the library, to compare with the header's. */
@@ -125,6 +126,16 @@ int32_t epg_plan_destroy(epg_plan plan);
 
 /* Writes the backends as JSON, as epg_plan_describe does. */
 int32_t epg_backends(char *text, uint64_t capacity, uint64_t *needed);
+
+/* WebGPU. Tensors in the host's memory run there if a call's backend says so: they are copied to the adapter and back. Arrays stay on the adapter: DLTensors on
+ * kDLWebGPU whose data is what epg_webgpu_alloc gave, an address that only epigrad can use; calls on them return before they are done, and reading waits for that.
+ * epg_webgpu_configure says by what the device is opened, before anything else is asked of WebGPU: the file of wgpu-native, the number of an adapter or a part of its name, and the most
+ * memory to take; NULL and 0 leave each to the environment (EPIGRAD_WGPU_NATIVE, EPIGRAD_WEBGPU_ADAPTER, EPIGRAD_WEBGPU_MEMORY). */
+int32_t epg_webgpu_configure(const char *library, const char *adapter, uint64_t memory_nbytes);
+int32_t epg_webgpu_alloc(uint64_t nbytes, void **data);
+int32_t epg_webgpu_free(void *data);
+int32_t epg_webgpu_write(void *data, const void *from, uint64_t nbytes);
+int32_t epg_webgpu_read(const void *data, void *to, uint64_t nbytes);
 
 /* The calling thread's last failure: its message (valid until the thread's next failure) and, for EPG_WORKSPACE_TOO_SMALL and EPG_BUFFER_TOO_SMALL,
  * the bytes needed and given. */

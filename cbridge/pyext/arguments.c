@@ -86,6 +86,16 @@ static int read_meta(PyObject *tensor, DLTensor *t, int64_t *sizes) {
   return failed ? -1 : 0;
 }
 
+/* An array on a WebGPU adapter (epigrad.webgpu.Array), whose memory is named by an address. */
+static int read_array(PyObject *array, DLTensor *t, int64_t *sizes) {
+  if (read_meta(array, t, sizes)) return -1;
+  t->device = (DLDevice){kDLWebGPU, 0};
+  PyObject *address = PyObject_GetAttrString(array, "address");
+  t->data = address ? PyLong_AsVoidPtr(address) : NULL;
+  Py_XDECREF(address);
+  return PyErr_Occurred() ? -1 : 0;
+}
+
 static int is_meta(PyObject *tensor) {
   PyObject *value = PyObject_GetAttr(tensor, epg_py.is_meta_name);
   const int meta = value == Py_True;
@@ -98,6 +108,7 @@ static int is_meta(PyObject *tensor) {
 int epg_py_read_tensor(call_arguments *a, PyObject *o, int operand) {
   DLTensor *t = &a->tensors[operand];
   PyObject *type = (PyObject *)Py_TYPE(o);
+  if (type == epg_py.array_type) return read_array(o, t, a->sizes[operand]);
   if (type != epg_py.tensor_type && type != epg_py.parameter_type) {
     const int is_tensor = PyObject_IsInstance(o, epg_py.tensor_type);
     if (is_tensor < 0) return -1;

@@ -13,7 +13,7 @@ enum { META_DEVICE = -1, MAX_INPUTS = 6, MAX_OUTPUTS = 3, MAX_TENSORS = MAX_INPU
 
 /* What `configure` was given, and names that are looked up on every call. */
 extern struct epg_py_state {
-  PyObject *tensor_type, *parameter_type, *make_error, *allows_tf32;
+  PyObject *tensor_type, *parameter_type, *make_error, *allows_tf32, *array_type;
   PyObject *is_meta_name, *is_neg_name, *resolve_neg_name, *new_empty_name;
   const DLPackExchangeAPI *exchange;
 } epg_py;

@@ -44,6 +44,7 @@ static int memo_key_of(const call_arguments *a, const uint8_t *wanted, memo_key 
   k->bytes = 0;
   if (append(k, &head, sizeof head) || append(k, a->call.op, strlen(a->call.op) + 1)) return -1;
   if (a->call.kind && append(k, a->call.kind, strlen(a->call.kind) + 1)) return -1;
+  if (a->call.backend && append(k, a->call.backend, strlen(a->call.backend) + 1)) return -1;
   for (int i = 0; i < a->call.num_inputs + a->call.num_outputs; i++) {
     const DLTensor *t = i < a->call.num_inputs ? a->inputs[i] : a->outputs[i - a->call.num_inputs];
     const int32_t rank = t ? t->ndim : -1;
@@ -261,16 +262,17 @@ static int run_or_raise(call_arguments *a, PyObject *like, PyObject *needs, geom
   return status ? -1 : 0;
 }
 
-/* launch(op, kind, dim, gate_first, weight, inputs, needs, outputs, threads, accumulate) -> outputs: infer, allocate and run in one. `outputs` is None or
+/* launch(op, kind, dim, gate_first, weight, inputs, needs, outputs, threads, accumulate, backend) -> outputs: infer, allocate and run in one. `outputs` is None or
  * a tuple with a tensor for each output that the caller has; meta tensors give meta outputs. */
 PyObject *epg_py_launch(PyObject *module, PyObject *const *args, Py_ssize_t n) {
   (void)module;
   call_arguments a;
   geometry g;
-  if (!epg_py_ready(n, 10)) return NULL;
+  if (!epg_py_ready(n, 11)) return NULL;
   epg_py_begin(&a);
   PyObject *results = NULL, *inputs = resolve_negative(args[5]);
   if (!inputs) return NULL;
+  if (args[10] != Py_None && !(a.call.backend = PyUnicode_AsUTF8AndSize(args[10], NULL))) goto fail;
   if (epg_py_read_problem(&a, args) || epg_py_read_tensors(&a, inputs, NULL) || epg_py_read_precision(&a) || read_given(&a, args[6], args[7])) goto fail;
   const int places = infer_geometry(&a, args[6], &g);
   if (places < 0) goto fail;

@@ -6,11 +6,11 @@
 
 #include "arguments.h"
 
-/* configure(tensor_type, parameter_type, make_error, allows_tf32) */
+/* configure(tensor_type, parameter_type, make_error, allows_tf32, array_type) */
 static PyObject *configure(PyObject *module, PyObject *const *args, Py_ssize_t n) {
   (void)module;
-  if (n != 4) {
-    PyErr_Format(PyExc_TypeError, "configure: got %zd arguments, want 4", n);
+  if (n != 5) {
+    PyErr_Format(PyExc_TypeError, "configure: got %zd arguments, want 5", n);
     return NULL;
   }
   PyObject *capsule = PyObject_GetAttrString(args[0], "__dlpack_c_exchange_api__");
@@ -34,8 +34,8 @@ static PyObject *configure(PyObject *module, PyObject *const *args, Py_ssize_t n
   for (size_t i = 0; i < sizeof names / sizeof *names; i++)
     if (!*names[i].slot && !(*names[i].slot = PyUnicode_InternFromString(names[i].name))) return NULL;
   epg_py.exchange = api;
-  PyObject **slots[] = {&epg_py.tensor_type, &epg_py.parameter_type, &epg_py.make_error, &epg_py.allows_tf32};
-  for (int i = 0; i < 4; i++) {
+  PyObject **slots[] = {&epg_py.tensor_type, &epg_py.parameter_type, &epg_py.make_error, &epg_py.allows_tf32, &epg_py.array_type};
+  for (int i = 0; i < 5; i++) {
     PyObject *old = *slots[i];
     Py_INCREF(args[i]);
     *slots[i] = args[i];
@@ -96,16 +96,80 @@ static PyObject *forked(PyObject *module, PyObject *const *args, Py_ssize_t n) {
   return PyBool_FromLong(epg_forked());
 }
 
+/* Reads integers that fit 64 bits; returns 0, or -1 with a Python exception. */
+static int read_numbers(PyObject *const *args, Py_ssize_t got, Py_ssize_t want, uint64_t *numbers) {
+  if (!epg_py_ready(got, want)) return -1;
+  for (Py_ssize_t i = 0; i < want; i++) {
+    numbers[i] = PyLong_AsUnsignedLongLong(args[i]);
+    if (PyErr_Occurred()) return -1;
+  }
+  return 0;
+}
+
+/* webgpu_alloc(nbytes) -> address */
+static PyObject *webgpu_alloc(PyObject *module, PyObject *const *args, Py_ssize_t n) {
+  (void)module;
+  uint64_t numbers[1];
+  void *data = NULL;
+  int32_t status;
+  if (read_numbers(args, n, 1, numbers)) return NULL;
+  Py_BEGIN_ALLOW_THREADS;
+  status = epg_webgpu_alloc(numbers[0], &data);
+  Py_END_ALLOW_THREADS;
+  return status ? epg_py_raise_last(status) : PyLong_FromVoidPtr(data);
+}
+
+/* webgpu_free(address) */
+static PyObject *webgpu_free(PyObject *module, PyObject *const *args, Py_ssize_t n) {
+  (void)module;
+  uint64_t numbers[1];
+  int32_t status;
+  if (read_numbers(args, n, 1, numbers)) return NULL;
+  Py_BEGIN_ALLOW_THREADS;
+  status = epg_webgpu_free((void *)(uintptr_t)numbers[0]);
+  Py_END_ALLOW_THREADS;
+  if (status) return epg_py_raise_last(status);
+  Py_RETURN_NONE;
+}
+
+static PyObject *transfer(PyObject *const *args, Py_ssize_t n, int to_host) {
+  uint64_t numbers[3];
+  int32_t status;
+  if (read_numbers(args, n, 3, numbers)) return NULL;
+  void *data = (void *)(uintptr_t)numbers[0], *host = (void *)(uintptr_t)numbers[1];
+  Py_BEGIN_ALLOW_THREADS;
+  status = to_host ? epg_webgpu_read(data, host, numbers[2]) : epg_webgpu_write(data, host, numbers[2]);
+  Py_END_ALLOW_THREADS;
+  if (status) return epg_py_raise_last(status);
+  Py_RETURN_NONE;
+}
+
+/* webgpu_write(address, host, nbytes) */
+static PyObject *webgpu_write(PyObject *module, PyObject *const *args, Py_ssize_t n) {
+  (void)module;
+  return transfer(args, n, 0);
+}
+
+/* webgpu_read(address, host, nbytes) */
+static PyObject *webgpu_read(PyObject *module, PyObject *const *args, Py_ssize_t n) {
+  (void)module;
+  return transfer(args, n, 1);
+}
+
 #define METHOD(name, function, text) {#name, (PyCFunction)(void (*)(void))function, METH_FASTCALL, text}
 
 static PyMethodDef methods[] = {
-    METHOD(configure, configure, "configure(tensor_type, parameter_type, make_error, allows_tf32)"),
+    METHOD(configure, configure, "configure(tensor_type, parameter_type, make_error, allows_tf32, array_type)"),
     METHOD(infer, epg_py_infer, "infer(op, kind, dim, gate_first, weight, inputs, needs) -> (shapes, workspace_bytes)"),
-    METHOD(launch, epg_py_launch, "launch(op, kind, dim, gate_first, weight, inputs, needs, outputs, threads, accumulate) -> outputs"),
+    METHOD(launch, epg_py_launch, "launch(op, kind, dim, gate_first, weight, inputs, needs, outputs, threads, accumulate, backend) -> outputs"),
     METHOD(run, run, "run(op, kind, dim, gate_first, weight, inputs, outputs, workspace, stream, threads, accumulate)"),
     METHOD(plan_check, plan_check, "plan_check(handle, inputs, outputs, workspace, accumulate)"),
     METHOD(plan_run, plan_run, "plan_run(handle, inputs, outputs, workspace, stream, threads, accumulate)"),
     METHOD(forked, forked, "forked() -> bool"),
+    METHOD(webgpu_alloc, webgpu_alloc, "webgpu_alloc(nbytes) -> address"),
+    METHOD(webgpu_free, webgpu_free, "webgpu_free(address)"),
+    METHOD(webgpu_write, webgpu_write, "webgpu_write(address, host, nbytes)"),
+    METHOD(webgpu_read, webgpu_read, "webgpu_read(address, host, nbytes)"),
     {0},
 };
 

@@ -103,6 +103,19 @@ type Backend interface {
 	Select(p Problem) (Kernel, error)
 }
 
+// HostBackend is a Backend that can say that it also runs tensors in the host's memory, where a call names it.
+type HostBackend interface {
+	Backend
+	TakesHostMemory() bool
+}
+
+// Keeper is a Backend whose tensors are in memory that it gave out itself, by addresses that mean nothing elsewhere.
+type Keeper interface {
+	Backend
+	// Holds returns an error unless so many bytes from an address on are within what was given out and not given back.
+	Holds(address uintptr, bytes int64) error
+}
+
 // Problem is one of the normalised problems below.
 type Problem interface {
 	// Describe returns the op's name, its kind and its dtype.

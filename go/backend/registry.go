@@ -74,6 +74,24 @@ func ForDevice(d tensor.Device) (Backend, error) {
 	return nil, status.Errorf(status.Unsupported, "device: got %v, want one of %s", d, strings.Join(have(), ", "))
 }
 
+// ForTensors returns the backend that runs tensors of a device: for those in the host's memory the one of a name, where a name is given.
+func ForTensors(name string, d tensor.Device) (Backend, error) {
+	if name == "" || d.Type != tensor.CPU {
+		return ForDevice(d)
+	}
+	b, err := Named(name)
+	if err != nil {
+		return nil, err
+	}
+	if host, ok := b.(HostBackend); ok && host.TakesHostMemory() {
+		return b, nil
+	}
+	if info := b.Info(); !info.Available {
+		return nil, status.Errorf(status.BackendUnavailable, "%s: %s", name, info.Reason)
+	}
+	return nil, status.Errorf(status.BackendUnavailable, "%s: this backend cannot run tensors in the host's memory: move them to its device", name)
+}
+
 // have lists the registered backends; callers hold the mutex or tolerate a change.
 func have() []string {
 	names := make([]string, 0, len(registered))

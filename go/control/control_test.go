@@ -106,7 +106,6 @@ func (s *ControlSuite) TestRefuses() {
 		{"GemmEpilogue", `"device": "tpu"`, `InvalidProblemError: GemmEpilogue: device: got "tpu"`},
 		{"GemmEpilogue", `"device": "cuda:x"`, `InvalidProblemError: GemmEpilogue: device: got "cuda:x"`},
 		{"GemmEpilogue", `"device": "cuda:-1"`, `InvalidProblemError: GemmEpilogue: device: got "cuda:-1"`},
-		{"GemmEpilogue", `"device": "webgpu"`, "BackendUnavailableError: matmul_bias_activation: device: "},
 		{"GatedActivation", `"input_shape": [3]`, "InvalidProblemError: gated_activation: input: shape [3] has the odd size 3"},
 		{"GatedActivationBackward", `"split_dim": 2`, "InvalidProblemError: gated_activation: dim: got 2"},
 		{"GatedActivationBackward", `"kind": "relu"`, "InvalidProblemError: gated_activation: kind"},

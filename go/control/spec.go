@@ -20,6 +20,8 @@ type spec struct {
 	Class  string `json:"class"`
 	DType  string `json:"dtype"`
 	Device string `json:"device"`
+	// Backend runs tensors in the host's memory; "" is the CPU's.
+	Backend string `json:"backend"`
 
 	// GemmEpilogue, GemmEpilogueBackward. Leading dimensions are in elements; nil leaves the strides open. LDGrad is the output's in the forward.
 	M          int64   `json:"m"`
@@ -71,6 +73,7 @@ func selectPlan(text string) (*op.Plan, error) {
 	if err != nil {
 		return nil, err
 	}
+	call.Backend = s.Backend
 	return op.NewPlan(call, d.exactInputs, d.exactOutputs)
 }
 

@@ -116,10 +116,6 @@ func (s *ErrorSuite) TestProblems() {
 			"devices", "matmul_bias_activation", "", views(a, with(b, func(v *tensor.View) { v.Device = tensor.Device{Type: tensor.CUDA, Index: 1} })), views(out),
 			status.DeviceMismatch, "b: on cuda:1, want cpu where a is",
 		},
-		{
-			"no such backend here", "activation", "", views(with(a, func(v *tensor.View) { v.Device.Type = tensor.WebGPU })), nil, status.BackendUnavailable,
-			"no webgpu backend",
-		},
 		{"no such device", "activation", "", views(with(a, func(v *tensor.View) { v.Device.Type = 99 })), nil, status.Unsupported, "want one of cpu"},
 		{"meta", "activation", "", views(with(a, func(v *tensor.View) { v.Device.Type = tensor.Meta })), nil, status.Unsupported, "meta tensors"},
 		{"null", "activation", "", views(with(a, func(v *tensor.View) { v.Base = nil })), views(s.f32(2, 3)), invalid, "input: no memory (a null pointer)"},

@@ -32,6 +32,8 @@ type Call struct {
 	AllowTF32 bool
 	// Accumulate adds into the weight and bias gradients in place of overwriting them.
 	Accumulate bool
+	// Backend names the backend that runs tensors in the host's memory; "" is the CPU's.
+	Backend string
 	// Inputs and Outputs are in the signature's order; nil is absent, and trailing absent ones may be left out.
 	Inputs, Outputs []*tensor.View
 	// Workspace is caller-owned scratch of WorkspaceBytes bytes.
@@ -286,13 +288,16 @@ func (o *operation) memory(c *Call, workspaceBytes int64) error {
 	if err := check.Aliasing(o.Name, inputs, outputs); err != nil {
 		return err
 	}
+	if err := o.kept(inputs, outputs); err != nil {
+		return err
+	}
 	if workspaceBytes == 0 || c.AssumeWorkspace {
 		return nil
 	}
 	alignment := int64(1)
 	for _, in := range inputs {
 		if in.View != nil {
-			b, err := backend.ForDevice(in.View.Device)
+			b, err := backend.ForTensors(c.Backend, in.View.Device)
 			if err != nil {
 				return err
 			}
@@ -305,6 +310,34 @@ func (o *operation) memory(c *Call, workspaceBytes int64) error {
 		return err
 	}
 	return check.Workspace(o.Name, address, c.WorkspaceBytes, workspaceBytes, alignment, outputs)
+}
+
+// kept asks for memory that the backend knows, where the backend is one that gives it out.
+func (o *operation) kept(lists ...[]check.Operand) error {
+	for _, operands := range lists {
+		for _, operand := range operands {
+			v := operand.View
+			if v == nil || v.IsEmpty() || v.Device.Type == tensor.CPU || v.Device.Type == tensor.CUDA {
+				continue
+			}
+			b, err := backend.ForDevice(v.Device)
+			if err != nil {
+				return err
+			}
+			keeper, ok := b.(backend.Keeper)
+			if !ok {
+				continue
+			}
+			lo, hi, err := v.Extent()
+			if err == nil {
+				err = keeper.Holds(uintptr(v.Base)+uintptr(v.Offset+lo), hi-lo)
+			}
+			if err != nil {
+				return check.Wrap(o.Name, operand.Name, err)
+			}
+		}
+	}
+	return nil
 }
 
 // execution binds a call's buffers.

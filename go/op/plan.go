@@ -75,7 +75,7 @@ func (o *operation) choose(c *Call) (backend.Kernel, error) {
 	if device.Type == tensor.Meta {
 		return nil, unavailable(o.Name)
 	}
-	b, err := backend.ForDevice(device)
+	b, err := backend.ForTensors(c.Backend, device)
 	if err != nil {
 		return nil, check.Wrap(o.Name, "device", err)
 	}
@@ -136,7 +136,7 @@ func (c *Call) owned(inputs int) *Call {
 
 // key writes the call's geometry.
 func (c *Call) key(key []byte) []byte {
-	for _, name := range [2]string{c.Op, c.Kind} { // with its length: a name may hold any byte
+	for _, name := range [3]string{c.Op, c.Kind, c.Backend} { // with its length: a name may hold any byte
 		key = binary.AppendUvarint(key, uint64(len(name)))
 		key = append(key, name...)
 	}
@@ -296,7 +296,7 @@ func (p *Plan) prepare(c *Call) (*Call, backend.Kernel, error) {
 	o := p.operation
 	full := *c
 	full.Op, full.Kind, full.Dim, full.GateFirst, full.Weight = o.Name, p.call.Kind, p.call.Dim, p.call.GateFirst, p.call.Weight
-	full.HasWeight, full.AllowTF32 = p.call.HasWeight, p.call.AllowTF32
+	full.HasWeight, full.AllowTF32, full.Backend = p.call.HasWeight, p.call.AllowTF32, p.call.Backend
 	inputs, outputs, err := o.operands(&full)
 	if err != nil {
 		return nil, nil, err

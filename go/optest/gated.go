@@ -111,7 +111,7 @@ func gatedBackward(kind string, limits bounds, gradOutput, value, gate []float64
 func (s *opSuite) forEachGated(visit func(kind string, dt dtype.DType, turn int, pick *picker)) {
 	pick := &picker{}
 	for _, info := range activation.AllGated() {
-		for _, dt := range dtype.All() {
+		for _, dt := range s.dtypes() {
 			s.Run(info.Name+"/"+dt.String(), func() {
 				for turn := range some(inputLayouts, 0) {
 					pick.next++
@@ -197,7 +197,7 @@ func (s *opSuite) replaces(apart call, want []*array) {
 	over := apart.inputs[0].in(contiguous)
 	rest := []*array{newArray(over.view.DType, want[1].view.Shape, contiguous), newArray(over.view.DType, want[2].view.Shape, contiguous)}
 	c := apart.Call
-	c.Inputs, c.Outputs = views([]*array{over, apart.inputs[1]}), views([]*array{over, rest[0], rest[1]})
+	c.Inputs, c.Outputs, c.Backend = views([]*array{over, apart.inputs[1]}), views([]*array{over, rest[0], rest[1]}), s.host()
 	_, bytes, err := op.Infer(&c, []bool{true, true, true})
 	s.Require().NoError(err)
 	c.Workspace, c.WorkspaceBytes = unsafe.Pointer(&newScratch(bytes)[0]), bytes
@@ -210,7 +210,7 @@ func (s *opSuite) replaces(apart call, want []*array) {
 // TestActivationBackward: each result is right, and the same bits whichever of the others are asked for.
 func (s *opSuite) TestActivationBackward() {
 	for _, info := range activation.All() {
-		for _, dt := range dtype.All() {
+		for _, dt := range s.dtypes() {
 			s.Run(info.Name+"/"+dt.String(), func() {
 				shape := []int64{3, 11, 67}
 				input, grad := newArray(dt, shape, contiguous).fill(s.normal(3)), newArray(dt, shape, contiguous).fill(s.normal(1))
@@ -261,7 +261,7 @@ func (s *opSuite) TestActivationBackward() {
 
 func (s *opSuite) TestActivation() {
 	for _, info := range activation.All() {
-		for _, dt := range dtype.All() {
+		for _, dt := range s.dtypes() {
 			s.Run(info.Name+"/"+dt.String(), func() {
 				shape := []int64{3, 5, 41, 67} // several tasks' worth of elements
 				input := newArray(dt, shape, contiguous).fill(s.normal(4))

@@ -155,7 +155,7 @@ func (s *opSuite) checkBackward(e *epilogue, got [3]*array, slopeErr float64) {
 func (s *opSuite) forEachEpilogue(cases []gemmCase, visit func(e *epilogue)) {
 	pick := &picker{}
 	for _, info := range activation.All() {
-		for _, dt := range dtype.All() {
+		for _, dt := range s.dtypes() {
 			s.Run(info.Name+"/"+dt.String(), func() {
 				for i, c := range cases {
 					for _, sp := range spellings {
@@ -181,7 +181,7 @@ func (s *opSuite) forSomeEpilogues(cases []gemmCase, visit func(e *epilogue)) {
 	kinds := activation.Names()
 	pick := &picker{}
 	for i, c := range cases {
-		for j, dt := range some(dtype.All(), i) {
+		for j, dt := range some(s.dtypes(), i) {
 			for l, sp := range spellings {
 				if sp.fits(c) {
 					visit(s.epilogue(c, sp, kinds[(i+2*j+l)%len(kinds)], dt, i%4 != 3, pick))

@@ -14,6 +14,7 @@ import (
 // checkGradients compares a backward with differences of its forward, both run by the backend in float64. forward and backward lack their tensors;
 // shapes are the inputs'. keepAway tells whether inputs are too near a kink for differences.
 func (s *opSuite) checkGradients(what string, forward op.Call, backward string, shapes [][]int64, keepAway func(inputs []*array) bool) {
+	s.needs(dtype.Float64)
 	make64 := func(shape []int64) *array { return newArray(dtype.Float64, shape, contiguous) }
 	inputs := make([]*array, len(shapes))
 	for ready := false; !ready; ready = !keepAway(inputs) {
@@ -23,7 +24,7 @@ func (s *opSuite) checkGradients(what string, forward op.Call, backward string, 
 	}
 	described, _, err := op.Infer(&op.Call{
 		Op: forward.Op, Kind: forward.Kind, Dim: forward.Dim, GateFirst: forward.GateFirst, Weight: forward.Weight, HasWeight: forward.HasWeight,
-		Inputs: views(inputs),
+		Inputs: views(inputs), Backend: s.host(),
 	}, []bool{true})
 	s.Require().NoError(err)
 	grad := make64(described[0]).fill(s.normal(1))

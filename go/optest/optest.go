@@ -42,6 +42,26 @@ func Run(t *testing.T, b backend.Backend) {
 // stored. Others compute them in float64, from the unrounded sum.
 type Narrow interface{ ComputesInAccumulator() bool }
 
+// Partial is a backend that can say that it has no kernels for some dtypes. Others have them for all.
+type Partial interface{ Computes(dt dtype.DType) bool }
+
+// dtypes are those that the backend computes with.
+func (s *opSuite) dtypes() []dtype.DType {
+	return slices.DeleteFunc(dtype.All(), func(dt dtype.DType) bool { return !s.computes(dt) })
+}
+
+func (s *opSuite) computes(dt dtype.DType) bool {
+	partial, ok := s.backend.(Partial)
+	return !ok || partial.Computes(dt)
+}
+
+// needs skips a test of one dtype where the backend has no kernels for it.
+func (s *opSuite) needs(dt dtype.DType) {
+	if !s.computes(dt) {
+		s.T().Skipf("the backend does not compute with %v", dt)
+	}
+}
+
 type opSuite struct {
 	suite.Suite
 	backend backend.Backend
@@ -74,7 +94,7 @@ type call struct {
 // run computes a call and checks that it wrote its outputs and nothing else.
 func (s *opSuite) run(c call) {
 	s.T().Helper()
-	c.Inputs, c.Outputs = views(c.inputs), views(c.outputs)
+	c.Inputs, c.Outputs, c.Backend = views(c.inputs), views(c.outputs), s.host()
 	wanted := make([]bool, len(c.outputs))
 	for i, out := range c.outputs {
 		wanted[i] = out != nil
@@ -102,6 +122,14 @@ func (s *opSuite) run(c call) {
 	if !isPoison(workspace[bytes:]) {
 		s.Require().Failf("memory behind the workspace was written to", "%s, %d bytes", c.Op, bytes)
 	}
+}
+
+// host names the backend for tensors in the host's memory, which are the CPU's otherwise.
+func (s *opSuite) host() string {
+	if device.Type != tensor.CPU {
+		return ""
+	}
+	return s.backend.Name()
 }
 
 func views(arrays []*array) []*tensor.View {

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from epigrad import backward, errors, forward, nn, plan
+from epigrad import backward, errors, forward, nn, plan, webgpu
 from epigrad.functional import (
     gated_activation,
     gated_mlp,
@@ -38,6 +38,7 @@ __all__ = [
     "plan",
     "tuning",
     "use_backend",
+    "webgpu",
 ]
 
 if TYPE_CHECKING:

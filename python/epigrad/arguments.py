@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from epigrad import errors
+from epigrad.webgpu import Array
 
 __all__ = [
     "check_save",
@@ -29,6 +30,7 @@ __all__ = [
 ]
 
 _unpack_dual: Callable[[Tensor], Any] = forward_ad.unpack_dual
+_TENSORS = (Tensor, Array)  # what has data; only a tensor can have a graph
 transforms_active = torch._C._are_functorch_transforms_active
 
 
@@ -51,7 +53,7 @@ def dim_index(op: str, dim: int) -> int:
 
 def lerp_weight(op: str, weight: float | Tensor) -> tuple[float | None, Tensor | None]:
     """The weight as a number or as a tensor: one of the two."""
-    if isinstance(weight, Tensor):
+    if isinstance(weight, _TENSORS):
         return None, weight
     if isinstance(weight, numbers.Real):
         try:
@@ -74,19 +76,19 @@ def needs_mask(op: str, needs: Sequence[bool], names: Sequence[str]) -> tuple[bo
 
 def out_tensor(op: str, out: Tensor | None) -> tuple[Tensor | None]:
     """The `out` of a stateless function that has one output."""
-    if out is not None and not isinstance(out, Tensor):
+    if out is not None and not isinstance(out, _TENSORS):
         raise errors.DTypeError(f"{op}: out: {type(out).__name__}, want a torch.Tensor or None")
     return (out,)
 
 
 def out_tensors(op: str, out: Sequence[Tensor | None], names: Sequence[str]) -> tuple[Tensor | None, ...]:
     """The `out` of a stateless function, one tensor or None per gradient."""
-    if isinstance(out, Tensor) or not isinstance(out, Sequence):
+    if isinstance(out, _TENSORS) or not isinstance(out, Sequence):
         raise errors.DTypeError(f"{op}: out: {type(out).__name__}, want a tuple for {', '.join(names)}")
     if len(out) != len(names):
         raise errors.InvalidProblemError(f"{op}: out: {len(out)} values, want {len(names)}: {', '.join(names)}")
     for tensor, name in zip(out, names, strict=True):
-        if tensor is not None and not isinstance(tensor, Tensor):
+        if tensor is not None and not isinstance(tensor, _TENSORS):
             raise errors.DTypeError(f"{op}: out: {name}: {type(tensor).__name__}, want a torch.Tensor or None")
     return tuple(out)
 
@@ -94,7 +96,7 @@ def out_tensors(op: str, out: Sequence[Tensor | None], names: Sequence[str]) -> 
 def check_tensors(op: str, **tensors: object) -> None:
     """Refuse a required argument that is not a tensor, None included."""
     for name, value in tensors.items():
-        if not isinstance(value, Tensor):
+        if not isinstance(value, _TENSORS):
             raise errors.DTypeError(f"{op}: {name}: {type(value).__name__}, want a torch.Tensor")
 
 

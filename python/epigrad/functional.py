@@ -252,9 +252,9 @@ def lerp(start: Tensor, end: Tensor, weight: float | Tensor) -> Tensor:
             result: Tensor = autograd.Lerp.apply(backend, factor, start, end, tensor)
             return result
     except AttributeError:
-        if isinstance(start, Tensor) and isinstance(end, Tensor):
+        if isinstance(start, Tensor) and isinstance(end, Tensor) and (tensor is None or isinstance(tensor, Tensor)):
             raise
-        raise not_a_tensor("lerp", ("start", "end"), (start, end)) from None
+        raise not_a_tensor("lerp", ("start", "end", "weight"), (start, end, weight)) from None
     (out,) = launch(core, "lerp", None, (start, end, tensor), (True,), backend, weight=factor)
     assert out is not None
     return out

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from epigrad import errors, selection
+from epigrad import errors
 from epigrad.arguments import refuse_transforms, transforms_active
 from epigrad.library import Core
 
@@ -40,9 +40,9 @@ def launch(
     `outputs` are tensors of the package's own to write into, where there is one. Meta tensors give meta outputs of the
     real shapes; nothing is computed for them.
     """
-    if backend is not None:
-        _require_cpu(inputs, backend)
-    return core.launch(op, kind, dim, gate_first, weight, inputs, needs, outputs, torch.get_num_threads(), False)
+    return core.launch(
+        op, kind, dim, gate_first, weight, inputs, needs, outputs, torch.get_num_threads(), False, backend
+    )
 
 
 def launch_into(
@@ -64,9 +64,8 @@ def launch_into(
     """
     if transforms_active() or forward_ad._current_level >= 0:
         refuse_transforms(op, *inputs, *outputs)
-    if backend is not None:
-        _require_cpu(inputs, backend)
-    given = [output for output, needed in zip(outputs, needs, strict=True) if needed and output is not None]
+    # An array on an adapter is no tensor: nothing of PyTorch's watches it.
+    given = [output for output, needed in zip(outputs, needs, strict=True) if needed and isinstance(output, Tensor)]
     for output in given:
         refuse_negative(op, "out", output)
         refuse_graph(op, "out", output)
@@ -75,7 +74,7 @@ def launch_into(
         shapes, _ = core.infer(op, kind, dim, gate_first, weight, inputs, needs)
         _check_meta(op, shapes, [output if need else None for output, need in zip(outputs, needs, strict=True)], first)
     threads = torch.get_num_threads()
-    results = core.launch(op, kind, dim, gate_first, weight, inputs, needs, outputs, threads, accumulate)
+    results = core.launch(op, kind, dim, gate_first, weight, inputs, needs, outputs, threads, accumulate, backend)
     mark_written(given)
     return results
 
@@ -92,7 +91,7 @@ def aligned_workspace(size: int, device: torch.device) -> Tensor | None:
 def mark_written(tensors: Iterable[Tensor]) -> None:
     """Tell autograd that the kernels wrote into tensors of the caller, so that a saved one is found out in backward."""
     for tensor in tensors:
-        if not tensor.is_inference():
+        if isinstance(tensor, Tensor) and not tensor.is_inference():  # an array on an adapter has no graph
             torch.autograd.graph.increment_version(tensor)
 
 
@@ -104,16 +103,10 @@ def refuse_negative(op: str, argument: str, tensor: Tensor) -> None:
 
 def refuse_graph(op: str, argument: str, output: Tensor) -> None:
     """Refuse an output whose graph would not hold what is written, as PyTorch does."""
-    if output.requires_grad and torch.is_grad_enabled():
+    if isinstance(output, Tensor) and output.requires_grad and torch.is_grad_enabled():
         raise errors.InvalidProblemError(
             f"{op}: {argument}: a tensor that requires grad, want one that does not, or a call under torch.no_grad()"
         )
-
-
-def _require_cpu(inputs: Tensors, backend: str) -> None:
-    """The CPU backend is the only one that this build can launch; tensors of other devices are the core's to refuse."""
-    if backend != "cpu" and any(isinstance(tensor, Tensor) and tensor.is_cpu for tensor in inputs):
-        raise selection.unavailable(backend)
 
 
 def _check_meta(

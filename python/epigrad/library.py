@@ -23,7 +23,7 @@ import torch
 
 from epigrad import errors
 
-__all__ = ["Activation", "Core", "allows_tf32", "control_call", "core", "is_loaded", "tuning_cache"]
+__all__ = ["Activation", "Core", "allows_tf32", "configure_webgpu", "control_call", "core", "is_loaded", "tuning_cache"]
 
 _Result = TypeVar("_Result")
 
@@ -52,6 +52,17 @@ class Control(Protocol):
     def ClearPlanCache(self) -> None: ...  # noqa: N802
     def BeginTuning(self, path: str, /) -> None: ...  # noqa: N802
     def EndTuning(self) -> None: ...  # noqa: N802
+    def ConfigureWebGPU(self, library: str, adapter: str, memory: str, /) -> None: ...  # noqa: N802
+
+
+@dataclass(frozen=True, slots=True)
+class WebGPUMemory:
+    """Arrays on the adapter, by address, and bytes to and from the host's memory, which is given by address too."""
+
+    alloc: Callable[[int], int]
+    free: Callable[[int], None]
+    write: Callable[[int, int, int], None]
+    read: Callable[[int, int, int], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +86,7 @@ class Core:
     plan_run: Callable[..., None]
     forked: Callable[[], bool]
     control: Control
+    webgpu: WebGPUMemory
     activations: dict[str | None, Activation]
     gated_kinds: dict[str, str]
     version: str
@@ -138,10 +150,12 @@ def _load() -> Core:
             raise errors.BackendUnavailableError(
                 f"epigrad's compiled core cannot be loaded ({error}): build it with 'pip install .' in the repository"
             ) from error
-        native.configure(torch.Tensor, torch.nn.Parameter, errors.from_status, allows_tf32)
+        array = importlib.import_module("epigrad.webgpu").Array
+        native.configure(torch.Tensor, torch.nn.Parameter, errors.from_status, allows_tf32, array)
         control = _load_control(native)
         if os.environ.get("EPIGRAD_TUNE") == "1":
             control_call(control.BeginTuning, tuning_cache())
+        configure_webgpu(control)
         tables = json.loads(control_call(control.Tables))
         rows = [Activation(a["name"], a["from_output"], a["formula"], a["source"]) for a in tables["activations"]]
         activations: dict[str | None, Activation] = {row.name: row for row in rows}
@@ -154,6 +168,7 @@ def _load() -> Core:
             plan_run=native.plan_run,
             forked=native.forked,
             control=control,
+            webgpu=WebGPUMemory(native.webgpu_alloc, native.webgpu_free, native.webgpu_write, native.webgpu_read),
             activations=activations,
             gated_kinds={kind["name"]: kind["activation"] for kind in tables["gated_kinds"]},
             version=tables["version"],
@@ -165,6 +180,18 @@ def tuning_cache() -> str:
     """Where the choices of `epigrad.tuning` are kept unless a path is given."""
     root = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
     return os.path.join(root, "epigrad", "tuning.json")
+
+
+def configure_webgpu(control: Control) -> None:
+    """Tell the core what the environment says of WebGPU now, since Go does not see what Python sets there."""
+    path = os.environ.get("EPIGRAD_WGPU_NATIVE", "")
+    if not path and (spec := importlib.util.find_spec("wgpu")) is not None and spec.origin:
+        resources = os.path.join(os.path.dirname(spec.origin), "resources")
+        names = ("libwgpu_native-release.so", "libwgpu_native-release.dylib")
+        found = (os.path.join(resources, name) for name in names)
+        path = next((name for name in found if os.path.exists(name)), "")
+    adapter = os.environ.get("EPIGRAD_WEBGPU_ADAPTER", "")
+    control_call(control.ConfigureWebGPU, path, adapter, os.environ.get("EPIGRAD_WEBGPU_MEMORY", ""))
 
 
 def allows_tf32() -> bool:

@@ -70,9 +70,9 @@ class _Plan:
 
     def __init__(self, spec: dict[str, Any]) -> None:
         core = library.core()
-        # The functions make the same choice for CPU tensors, so a plan may not quietly keep to another.
-        if spec["device"].partition(":")[0] == "cpu" and (chosen := selection.current()) not in (None, "cpu"):
-            raise selection.unavailable(chosen)
+        # The functions make the same choice for CPU tensors, and a plan keeps it.
+        if "backend" not in spec:
+            spec |= {"backend": selection.current() or "" if spec["device"].partition(":")[0] == "cpu" else ""}
         self._spec = spec
         self._control_plan: library.ControlPlan = library.control_call(core.control.SelectPlan, json.dumps(spec))
         finalizer = weakref.finalize(self, _close, self._control_plan)
@@ -160,7 +160,7 @@ class _Plan:
         if stream is None:
             return None
         handle = getattr(stream, "cuda_stream", stream)
-        on_cpu = self._sku.backend == "cpu"
+        on_cpu = self._sku.backend != "cuda"
         if not isinstance(handle, int) or handle < 0 or (on_cpu and handle != 0):
             wanted = "None or 0, since CPU has no other stream" if on_cpu else "a stream, its handle or None"
             raise errors.InvalidProblemError(f"{self._sku.op}: stream: {stream!r}, want {wanted}")

@@ -53,7 +53,9 @@ def backends() -> list[BackendInfo]:
         >>> [b.available for b in epigrad.backends() if b.name == "cpu"]
         [True]
     """
-    rows = json.loads(library.control_call(library.core().control.Backends))
+    control = library.core().control
+    library.configure_webgpu(control)
+    rows = json.loads(library.control_call(control.Backends))
     return [
         BackendInfo(row["name"], row["available"], row.get("device", ""), row.get("detail", ""), row.get("reason", ""))
         for row in rows
@@ -94,6 +96,7 @@ class use_backend:  # noqa: N801 (a context manager, named as a function)
         _selected.reset(self._tokens.pop())
 
 
+_usable: set[str] = set()  # what EPIGRAD_BACKEND named and was found to be there
 _environment: dict[Any, Any] = os.environ._data  # type: ignore[attr-defined]
 _VARIABLE: Any = os.environ.encodekey("EPIGRAD_BACKEND")
 
@@ -108,8 +111,9 @@ def current() -> str | None:
         name = os.environ["EPIGRAD_BACKEND"]
         if not name:
             return None
-        if name != "cpu":
+        if name != "cpu" and name not in _usable:
             _require("EPIGRAD_BACKEND", name)
+            _usable.add(name)
     return name
 
 

@@ -5,9 +5,11 @@ import (
 	"github.com/epigrad/epigrad/go/backend"
 	"github.com/epigrad/epigrad/go/backend/cpu"
 	"github.com/epigrad/epigrad/go/backend/cuda"
+	"github.com/epigrad/epigrad/go/backend/webgpu"
 )
 
 func init() {
 	backend.Register(cpu.New())
 	backend.Register(cuda.New())
+	backend.Register(webgpu.New())
 }

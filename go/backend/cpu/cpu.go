@@ -41,6 +41,9 @@ func (*Backend) Info() backend.Info {
 	}
 }
 
+// TakesHostMemory implements backend.HostBackend.
+func (*Backend) TakesHostMemory() bool { return true }
+
 // WorkspaceAlignment implements backend.Backend.
 func (*Backend) WorkspaceAlignment() int64 { return workspaceAlignment }
 

@@ -1,0 +1,86 @@
+package webgpu
+
+import (
+	"fmt"
+	"testing"
+	"unsafe"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/epigrad/epigrad/go/backend"
+	"github.com/epigrad/epigrad/go/dtype"
+	"github.com/epigrad/epigrad/go/op"
+	"github.com/epigrad/epigrad/go/tensor"
+)
+
+// resident is a contiguous tensor on the adapter.
+func resident(b *testing.B, dt dtype.DType, shape ...int64) *tensor.View {
+	b.Helper()
+	v, err := tensor.New(nil, 0, dt, tensor.Device{Type: tensor.WebGPU}, shape, nil, 0)
+	require.NoError(b, err)
+	address, err := Allocate(v.Numel() * dt.Size())
+	require.NoError(b, err)
+	b.Cleanup(func() { require.NoError(b, Free(address)) })
+	*(*uintptr)(unsafe.Pointer(&v.Base)) = address
+	return &v
+}
+
+// measure runs a call until the benchmark's time is up and waits for the adapter at the end.
+func measure(b *testing.B, c *op.Call) {
+	b.Helper()
+	wait := func() {
+		require.NoError(b, Read(uintptr(c.Outputs[0].Base), make([]byte, 4)))
+	}
+	require.NoError(b, op.Run(c))
+	wait()
+	for b.Loop() {
+		require.NoError(b, op.Run(c))
+	}
+	wait()
+}
+
+func BenchmarkGemmEpilogue(b *testing.B) {
+	if _, err := theDevice(); err != nil {
+		b.Skip(err)
+	}
+	backend.Register(New())
+	for _, dt := range []dtype.DType{dtype.Float32, dtype.BFloat16} {
+		for _, n := range []int64{512, 4096} {
+			b.Run(fmt.Sprintf("%v/%d", dt, n), func(b *testing.B) {
+				square := func() *tensor.View { return resident(b, dt, n, n) }
+				measure(b, &op.Call{
+					Op: "matmul_bias_activation", Kind: "gelu",
+					Inputs: []*tensor.View{square(), square(), resident(b, dt, n)}, Outputs: []*tensor.View{square()},
+				})
+				b.ReportMetric(2*float64(n*n*n)*float64(b.N)/b.Elapsed().Seconds()/1e12, "TFLOP/s")
+			})
+		}
+	}
+	b.Run("backward/float32/4096", func(b *testing.B) {
+		const n = 4096
+		square := func() *tensor.View { return resident(b, dtype.Float32, n, n) }
+		a, right, bias, grad, pre := square(), square(), resident(b, dtype.Float32, n), square(), square()
+		measure(b, &op.Call{
+			Op: "matmul_bias_activation_backward", Kind: "gelu", Inputs: []*tensor.View{grad, a, right, bias, pre},
+			Outputs: []*tensor.View{square(), square(), resident(b, dtype.Float32, n)},
+		})
+		b.ReportMetric(4*float64(n)*n*n*float64(b.N)/b.Elapsed().Seconds()/1e12, "TFLOP/s")
+	})
+}
+
+func BenchmarkElementwise(b *testing.B) {
+	if _, err := theDevice(); err != nil {
+		b.Skip(err)
+	}
+	backend.Register(New())
+	const rows, columns = 8192, 4096
+	for _, dt := range []dtype.DType{dtype.Float32, dtype.BFloat16} {
+		for kind, operands := range map[string]int64{"none": 2, "gelu": 2} {
+			b.Run(fmt.Sprintf("%s/%v", kind, dt), func(b *testing.B) {
+				in, out := resident(b, dt, rows, columns), resident(b, dt, rows, columns)
+				measure(b, &op.Call{Op: "activation", Kind: kind, Inputs: []*tensor.View{in}, Outputs: []*tensor.View{out}})
+				b.ReportMetric(float64(operands*rows*columns*dt.Size())*float64(b.N)/b.Elapsed().Seconds()/1e9, "GB/s")
+			})
+		}
+	}
+}

@@ -1,0 +1,198 @@
+package webgpu
+
+import (
+	"slices"
+
+	"github.com/epigrad/epigrad/go/activation"
+	"github.com/epigrad/epigrad/go/backend"
+	"github.com/epigrad/epigrad/go/tensor"
+)
+
+// loops walk operands together: sizes, outermost first, with each operand's strides and start, all in elements.
+type loops struct {
+	shape   []int64
+	strides [][]int64
+	offsets []int64
+}
+
+// loopsOf collapses the operands' dimensions, in the order that suits the first.
+func loopsOf(all []operand) loops {
+	views := make([]tensor.View, len(all))
+	offsets := make([]int64, len(all))
+	for i, o := range all {
+		views[i], offsets[i] = *o.view, o.view.Offset/o.view.DType.Size()
+	}
+	shape, strides := tensor.Collapse(views)
+	return loops{shape, strides, offsets}
+}
+
+func (l loops) count() int64 {
+	n := int64(1)
+	for _, size := range l.shape {
+		n *= size
+	}
+	return n
+}
+
+// part is the loops with so many steps of one dimension, from one on; a single step leaves the dimension out.
+func (l loops) part(d int, from, size int64) loops {
+	p := loops{slices.Clone(l.shape), make([][]int64, len(l.strides)), slices.Clone(l.offsets)}
+	p.shape[d] = size
+	for i, strides := range l.strides {
+		p.offsets[i] += from * strides[d]
+		p.strides[i] = slices.Clone(strides)
+		if size == 1 {
+			p.strides[i] = slices.Delete(p.strides[i], d, d+1)
+		}
+	}
+	if size == 1 {
+		p.shape = slices.Delete(p.shape, d, d+1)
+	}
+	return p
+}
+
+// halves cuts a dimension in two. The first half is a multiple of many elements where there are many, so that words and vectors stay whole.
+func (l loops) halves(d int) [2]loops {
+	half := (l.shape[d] + 1) / 2
+	for _, unit := range []int64{64, 2} {
+		if l.shape[d] > unit {
+			half = ceilDiv(half, unit) * unit
+			break
+		}
+	}
+	return [2]loops{l.part(d, 0, half), l.part(d, half, l.shape[d]-half)}
+}
+
+// tooFar finds the dimension to cut where an operand reaches further than a binding may, or there are too many dimensions or indices.
+func (b *builder) tooFar(l loops, all []operand, mostIndices int64) (dim int, ok bool) {
+	for i, o := range all {
+		lo, hi := reach(l.shape, l.strides[i])
+		if (hi-lo+1)*o.view.DType.Size()+b.limits.alignment+word <= b.limits.bindingBytes {
+			continue
+		}
+		widest := int64(-1)
+		for d, n := range l.shape {
+			if steps := (n - 1) * magnitude(l.strides[i][d]); n > 1 && steps > widest {
+				dim, widest = d, steps
+			}
+		}
+		return dim, widest > 0
+	}
+	return 0, len(l.shape) > 0 && (len(l.shape) > mostRank || l.count() > mostIndices)
+}
+
+// mostIndices is how many indices one dispatch can have.
+func (b *builder) mostIndices() int64 {
+	return min(b.limits.groups*b.limits.groups*groupThreads, 1<<31)
+}
+
+// elementwise adds outputs = f(inputs), all in one shape with any strides; those that are absent are nil. Nothing is added where there are no elements.
+func (b *builder) elementwise(f formula, outputs, inputs []*tensor.View) error {
+	all := operands(outputs, inputs)
+	if len(all) == 0 || !all[0].written {
+		return nil
+	}
+	for i := range all {
+		all[i].accumulates = f.accumulates && all[i].written
+	}
+	return b.pieces(f, all, loopsOf(all))
+}
+
+func (b *builder) pieces(f formula, all []operand, l loops) error {
+	if l.count() == 0 {
+		return nil
+	}
+	if d, cut := b.tooFar(l, all, b.mostIndices()); cut {
+		for _, half := range l.halves(d) {
+			if err := b.pieces(f, all, half); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	all = slices.Clone(all)
+	per := int64(1)
+	for i := range all {
+		if !all[i].written || !isHalf(all[i].view.DType) {
+			continue
+		}
+		per = 2
+		all[i].pairs = b.writesWords(all[i], l, i)
+	}
+	shape, strides := reversed(l)
+	t := b.template("elementwise", f, all)
+	t.bind(all, l.offsets, l.shape, l.strides)
+	p := newParams(shape, strides)
+	p.set(0, l.count())
+	return b.dispatch(t, p, b.grid(p, ceilDiv(l.count(), per)))
+}
+
+// writesWords reports whether an output of 16-bit elements can be written by whole words: it is contiguous and starts with one, and the last one is whole or nobody else's.
+func (b *builder) writesWords(o operand, l loops, i int) bool {
+	if len(l.shape) > 1 || len(l.shape) == 1 && l.strides[i][0] != 1 || l.offsets[i]%2 != 0 {
+		return false
+	}
+	return l.count()%2 == 0 || b.slots[o.view.Operand].kind != onDevice && l.offsets[i]+l.count() == b.slots[o.view.Operand].bytes/2
+}
+
+// reversed are the loops innermost first.
+func reversed(l loops) (shape []int64, strides [][]int64) {
+	shape = slices.Clone(l.shape)
+	slices.Reverse(shape)
+	for _, s := range l.strides {
+		s = slices.Clone(s)
+		slices.Reverse(s)
+		strides = append(strides, s)
+	}
+	return shape, strides
+}
+
+// activationBackward adds the column sums first: grad_input may be grad_output's memory.
+func (b *builder) activationBackward(p *backend.ActivationBackward) error {
+	inputs := b.inputs(p.GradOutput, p.Input)
+	f := formula{name: "activation_backward", kind: p.Kind}
+	if err := b.sums(f, []*tensor.View{b.place(p.GradBias, hostOutput, false)}, inputs); err != nil {
+		return err
+	}
+	return b.elementwise(f, b.outputs(p.GradInput, p.Out), inputs)
+}
+
+func (b *builder) gatedBackward(p *backend.GatedBackward) error {
+	inputs := b.inputs(p.GradOutput, p.Value, p.Gate)
+	f := formula{name: "gated_backward", kind: p.Activation}
+	if err := b.sums(f, b.outputs(p.GradBiasValue, p.GradBiasGate), inputs); err != nil {
+		return err
+	}
+	return b.elementwise(f, b.outputs(p.GradValue, p.GradGate), inputs)
+}
+
+func lerpFormula(name string, weight *tensor.View) formula {
+	return formula{name: name, tensorWeight: weight != nil}
+}
+
+// lerpBackward makes one pass for all gradients of grad_output's own shape, and one for each of those that are summed.
+func (b *builder) lerpBackward(p *backend.LerpBackward) error {
+	inputs := b.inputs(p.GradOutput, p.Start, p.End, p.Weight)
+	f := lerpFormula("lerp_backward", p.Weight)
+	full := make([]*tensor.View, 3)
+	for i, gradient := range b.outputs(p.GradStart, p.GradEnd, p.GradWeight) {
+		if gradient == nil || slices.Equal(gradient.Shape, p.GradOutput.Shape) {
+			full[i] = gradient
+			continue
+		}
+		sums := make([]*tensor.View, 3)
+		sums[i] = gradient
+		if err := b.sums(f, sums, inputs); err != nil {
+			return err
+		}
+	}
+	return b.elementwise(f, full, inputs)
+}
+
+// gradPreactivation is the formula of grad_preactivation from what was saved, which is the preactivation or the output.
+func gradPreactivation(kind string, fromOutput bool) formula {
+	if info, _ := activation.Lookup(kind); fromOutput && info.FromOutput {
+		return formula{name: "gradient_from_output", kind: kind}
+	}
+	return formula{name: "activation_backward", kind: kind}
+}

@@ -1,0 +1,190 @@
+package webgpu
+
+import (
+	"slices"
+
+	"github.com/epigrad/epigrad/go/dtype"
+	"github.com/epigrad/epigrad/go/tensor"
+)
+
+// mostTerms is how many terms a thread adds one after the other: the error of a sum grows with it.
+const mostTerms = 64
+
+// sums adds the sums of f's outputs over the dimensions in which they have the size 1 and the inputs have not. Those that are not asked for are nil; they are rounded once.
+func (b *builder) sums(f formula, sums, inputs []*tensor.View) error {
+	at := slices.IndexFunc(sums, func(v *tensor.View) bool { return v != nil })
+	if at < 0 || sums[at].IsEmpty() {
+		return nil
+	}
+	final := formula{name: "identity", accumulates: f.accumulates}
+	wanted := make([]bool, len(sums))
+	for i, sum := range sums {
+		wanted[i] = sum != nil
+	}
+	partials, err := b.chunks(f, wanted, sums[at].Shape, inputs)
+	if err != nil {
+		return err
+	}
+	for i, sum := range sums {
+		if sum == nil {
+			continue
+		}
+		if err := b.elementwise(final, []*tensor.View{sum}, []*tensor.View{partials[i]}); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// chunks adds the passes that leave one partial sum, in float32, for each element of the sums' shape; nil where there are no terms. The outputs of f
+// that are wanted are summed.
+func (b *builder) chunks(f formula, wanted []bool, shape []int64, inputs []*tensor.View) ([]*tensor.View, error) {
+	all := make([]*tensor.View, len(wanted))
+	reduced := b.cutTerms(loopsOf(restricted(operands(nil, inputs), shape, false)), operands(nil, inputs), elements(shape))
+	total := int64(0)
+	for _, part := range reduced {
+		total += ceilDiv(part.count(), mostTerms)
+	}
+	if total == 0 {
+		return all, nil
+	}
+	outputs := make([]*tensor.View, len(wanted))
+	for i, want := range wanted {
+		if want {
+			all[i] = b.region(dtype.Float32, append([]int64{total}, shape...)...)
+			first := *all[i]
+			first.Shape, first.Strides = shape, all[i].Strides[1:]
+			outputs[i] = &first
+		}
+	}
+	ops := operands(outputs, inputs)
+	kept := loopsOf(restricted(ops, shape, true))
+	chunk := int64(0)
+	for _, part := range reduced {
+		part = withOutputs(part, ops)
+		if err := b.partialSums(f, ops, kept, part, chunk, elements(shape)); err != nil {
+			return nil, err
+		}
+		chunk += ceilDiv(part.count(), mostTerms)
+	}
+	for i, partial := range all {
+		if partial == nil {
+			continue
+		}
+		if total > 1 {
+			again, err := b.chunks(formula{name: "identity"}, []bool{true}, append([]int64{1}, shape...), []*tensor.View{partial})
+			if err != nil {
+				return nil, err
+			}
+			partial = again[0]
+		}
+		single := partial.Squeeze(0)
+		all[i] = &single
+	}
+	return all, nil
+}
+
+// cutTerms cuts the loops over the terms so that half of a binding holds what they reach, and the partial sums.
+func (b *builder) cutTerms(l loops, inputs []operand, kept int64) []loops {
+	if l.count() == 0 {
+		return nil
+	}
+	half := *b
+	half.limits.bindingBytes /= 2
+	d, cut := half.tooFar(l, inputs, b.mostIndices())
+	if !cut && l.count() > mostTerms && ceilDiv(l.count(), mostTerms)*kept*word > half.limits.bindingBytes {
+		d, cut = 0, true
+	}
+	if !cut {
+		return []loops{l}
+	}
+	halves := l.halves(d)
+	return append(b.cutTerms(halves[0], inputs, kept), b.cutTerms(halves[1], inputs, kept)...)
+}
+
+// partialSums adds the dispatches for one part of the terms, whose chunks are counted from one on.
+func (b *builder) partialSums(f formula, all []operand, kept, reduced loops, chunk, row int64) error {
+	chunks := ceilDiv(reduced.count(), mostTerms)
+	together := loops{slices.Concat(reduced.shape, kept.shape), make([][]int64, len(all)), slices.Clone(kept.offsets)}
+	for i, o := range all {
+		together.strides[i] = slices.Concat(reduced.strides[i], kept.strides[i])
+		together.offsets[i] += reduced.offsets[i]
+		if o.written {
+			together.offsets[i] += chunk * row
+		}
+	}
+	// The dimension of the chunks, along which outputs alone have a stride, counts for what is reached.
+	reached := loops{append([]int64{chunks}, together.shape...), make([][]int64, len(all)), together.offsets}
+	for i, o := range all {
+		reached.strides[i] = append([]int64{0}, together.strides[i]...)
+		if o.written {
+			reached.strides[i][0] = row
+		}
+	}
+	outer := len(reduced.shape)
+	_, cut := b.tooFar(reached, all, b.mostIndices()*mostTerms)
+	if (cut || kept.count()*chunks > b.mostIndices() || len(together.shape) > mostRank) && kept.count() > 1 {
+		for _, half := range kept.halves(0) {
+			if err := b.partialSums(f, all, half, reduced, chunk, row); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	if f.accumulates {
+		f.accumulates = false // it is the last pass that does
+	}
+	t := b.template("reduce", f, all)
+	t.bind(all, together.offsets, reached.shape, reached.strides)
+	shape, strides := reversed(together)
+	p := newParams(shape, strides)
+	p.set(0, kept.count())
+	p.set(20, int64(len(shape)-outer))
+	p.set(24, reduced.count())
+	p.set(28, mostTerms)
+	p.set(32, row)
+	return b.dispatch(t, p, b.grid(p, kept.count()*chunks))
+}
+
+// restricted are operands without the dimensions that are summed over, or with those alone.
+func restricted(all []operand, sum []int64, kept bool) []operand {
+	rest := slices.Clone(all)
+	for i, o := range all {
+		part := *o.view
+		part.Shape, part.Strides = nil, nil
+		for d, n := range sum {
+			if o.written && !kept {
+				continue
+			}
+			if size := o.view.Shape[d]; kept && n != 1 || !kept && n == 1 {
+				part.Shape, part.Strides = append(part.Shape, size), append(part.Strides, o.view.Strides[d])
+			}
+		}
+		rest[i].view = &part
+	}
+	return rest
+}
+
+// withOutputs are loops over the inputs' terms in which outputs stand still.
+func withOutputs(l loops, all []operand) loops {
+	inputs := loops{l.shape, nil, nil}
+	next := 0
+	for _, o := range all {
+		if o.written {
+			inputs.strides, inputs.offsets = append(inputs.strides, make([]int64, len(l.shape))), append(inputs.offsets, 0)
+			continue
+		}
+		inputs.strides = append(inputs.strides, l.strides[next])
+		inputs.offsets = append(inputs.offsets, l.offsets[next]-o.view.Offset/o.view.DType.Size())
+		next++
+	}
+	return inputs
+}
+
+func elements(shape []int64) int64 {
+	n := int64(1)
+	for _, size := range shape {
+		n *= size
+	}
+	return n
+}

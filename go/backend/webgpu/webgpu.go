@@ -1,0 +1,92 @@
+// Package webgpu is the WebGPU backend: WGSL kernels (kernels/webgpu) on whatever Vulkan, Metal or Direct3D 12 reach, through wgpu-native, a library that is found at
+// run time.
+//
+// A problem becomes a program: dispatches in order, with everything decided but addresses, lerp's weight and whether to accumulate. Tensors in the host's memory are copied into
+// buffers of a pool, packed to what they hold; tensors on the adapter are used where they lie. A run is one submission, and where results are the host's one readback.
+package webgpu
+
+import (
+	"github.com/epigrad/epigrad/go/backend"
+	"github.com/epigrad/epigrad/go/dtype"
+	"github.com/epigrad/epigrad/go/status"
+)
+
+const backendName = "webgpu"
+
+// Backend runs problems through WebGPU.
+type Backend struct {
+	// limits narrows what adapters allow, for tests; zeros narrow nothing.
+	limits limits
+}
+
+// New returns the backend. Nothing is opened before the first use.
+func New() *Backend { return &Backend{} }
+
+// Name implements backend.Backend.
+func (*Backend) Name() string { return backendName }
+
+// Info implements backend.Backend.
+func (*Backend) Info() backend.Info {
+	info := backend.Info{Name: backendName, Device: backendName}
+	d, err := theDevice()
+	if err != nil {
+		info.Reason = err.Error()
+		return info
+	}
+	info.Available, info.Detail = true, d.detail
+	return info
+}
+
+// WorkspaceAlignment implements backend.Backend. No kernel needs a workspace: scratch is on the adapter.
+func (*Backend) WorkspaceAlignment() int64 { return 1 }
+
+// TakesHostMemory implements backend.HostBackend.
+func (*Backend) TakesHostMemory() bool { return true }
+
+// Select implements backend.Backend.
+func (b *Backend) Select(p backend.Problem) (backend.Kernel, error) {
+	op, _, dt := p.Describe()
+	if !b.Computes(dt) {
+		return nil, status.Errorf(status.Unsupported, "%s: %v: the webgpu backend computes in float32, want float32, bfloat16 or float16", op, dt)
+	}
+	d, err := theDevice()
+	if err != nil {
+		return nil, err
+	}
+	builder := &builder{device: d, limits: d.limits.narrowed(b.limits), dt: dt}
+	if err := builder.plan(p); err != nil {
+		return nil, err
+	}
+	return builder.kernel(p), nil
+}
+
+// Computes reports whether there are kernels for a dtype.
+func (*Backend) Computes(dt dtype.DType) bool { return dt != dtype.Float64 }
+
+// plan adds the dispatches that solve a problem.
+func (b *builder) plan(p backend.Problem) error {
+	switch p := p.(type) {
+	case *backend.Activation:
+		return b.elementwise(formula{name: "activation", kind: p.Kind}, b.outputs(p.Out), b.inputs(p.Input))
+	case *backend.ActivationBackward:
+		return b.activationBackward(p)
+	case *backend.Gated:
+		return b.elementwise(formula{name: "gated", kind: p.Activation}, b.outputs(p.Out), b.inputs(p.Value, p.Gate))
+	case *backend.GatedBackward:
+		return b.gatedBackward(p)
+	case *backend.Lerp:
+		return b.elementwise(lerpFormula("lerp", p.Weight), b.outputs(p.Out), b.inputs(p.Start, p.End, p.Weight))
+	case *backend.LerpBackward:
+		return b.lerpBackward(p)
+	case *backend.GemmEpilogue:
+		return b.gemmEpilogue(p)
+	case *backend.GemmEpilogueBackward:
+		return b.gemmEpilogueBackward(p)
+	default:
+		op, _, _ := p.Describe()
+		return status.Errorf(status.Unsupported, "%s: the webgpu backend has no kernel for it", op)
+	}
+}
+
+// ComputesInAccumulator says that formulas are computed in the accumulator's dtype, and not in float64.
+func (*Backend) ComputesInAccumulator() bool { return true }

@@ -1,0 +1,91 @@
+package webgpu
+
+import (
+	"flag"
+	"os"
+	"testing"
+	"unsafe"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/epigrad/epigrad/go/backend"
+	"github.com/epigrad/epigrad/go/dtype"
+	"github.com/epigrad/epigrad/go/op"
+	"github.com/epigrad/epigrad/go/optest"
+	"github.com/epigrad/epigrad/go/status"
+	"github.com/epigrad/epigrad/go/tensor"
+)
+
+// hurried: -short was given, as it is under the race detector, where kernels are no faster.
+var hurried bool
+
+// TestMain has the suite take fewer layouts unless EPIGRAD_TEST_FULL asks for all: a software adapter is slow.
+func TestMain(m *testing.M) {
+	flag.Parse()
+	hurried = testing.Short()
+	if os.Getenv("EPIGRAD_TEST_FULL") == "" {
+		if err := flag.Set("test.short", "true"); err != nil {
+			panic(err)
+		}
+	}
+	os.Exit(m.Run())
+}
+
+// TestBackend runs the suite of all backends on whatever adapter there is: Mesa's lavapipe on a machine without a GPU.
+func TestBackend(t *testing.T) {
+	op.ClearCache()
+	optest.Run(t, New())
+}
+
+// TestBackendOfNarrowLimits runs some of it on a device that claims to allow so little that everything is cut: operands, grids and loops. (Where a sum is cut depends on
+// layouts then, and so do its bits.)
+func TestBackendOfNarrowLimits(t *testing.T) {
+	if hurried {
+		t.Skip("half a minute or more")
+	}
+	op.ClearCache()
+	defer op.ClearCache()
+	methods := flag.Lookup("testify.m")
+	defer func(before string) { require.NoError(t, methods.Value.Set(before)) }(methods.Value.String())
+	require.NoError(t, methods.Value.Set("^TestActivation|^TestGated|^TestGemmEpilogue(AtBlockEdges|Backward|Forward)$|^TestLerp|^TestNaN|^TestSums"))
+	optest.Run(t, &Backend{limits: limits{bindingBytes: 16 << 10, groups: 7, trips: 2}})
+}
+
+// TestALostDevice: calls and arrays on a device that is gone are errors, and the process lives.
+func TestALostDevice(t *testing.T) {
+	before, err := theDevice()
+	if err != nil {
+		t.Skip(err)
+	}
+	lost, err := open(FromEnvironment())
+	require.NoError(t, err)
+	the.device = lost
+	op.ClearCache()
+	defer func() { the.device = before; op.ClearCache() }()
+	backend.Register(New())
+	run := func() error { return op.Run(lerpCall(t)) }
+	require.NoError(t, run())
+	address, err := Allocate(16)
+	require.NoError(t, err)
+	lost.lose()
+	for range 3 {
+		for _, err := range []error{run(), Write(address, make([]byte, 16)), Read(address, make([]byte, 16))} {
+			require.Error(t, err)
+			require.Equal(t, status.DeviceFailure, status.Of(err).Code)
+			require.Contains(t, err.Error(), "DEVICE_LOST (3): Parent device is lost")
+		}
+	}
+	require.NoError(t, Free(address))
+}
+
+// lerpCall is a small call on the host's memory.
+func lerpCall(t *testing.T) *op.Call {
+	t.Helper()
+	view := func() *tensor.View {
+		memory := make([]float32, 8)
+		v, err := tensor.New(unsafe.Pointer(&memory[0]), 0, dtype.Float32, tensor.Device{Type: tensor.CPU}, []int64{8}, nil, 0)
+		require.NoError(t, err)
+		return &v
+	}
+	return &op.Call{Op: "lerp", HasWeight: true, Backend: backendName, Inputs: []*tensor.View{view(), view()}, Outputs: []*tensor.View{view()}}
+}

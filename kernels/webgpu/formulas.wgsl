@@ -1,0 +1,70 @@
+// What one element's results are, from its operands: FORMULA says which, KIND is the activation. In the order of operations that PyTorch's autograd has, so that
+// infinities meet zeros in the same places. All results are formed; what is not asked for the compiler leaves out.
+
+fn compute(x: array<Real, 4>) -> array<Real, 3> {
+  var y: array<Real, 3>;
+#if $FORMULA == identity
+  // out; input. Of bits where both have one dtype: a NaN keeps its payload.
+  y[0] = x[0];
+#elif $FORMULA == activation
+  // out = act(input).
+  y[0] = value_$KIND(x[0]);
+#elif $FORMULA == activation_backward
+  // grad_input = grad_output act'(input), out = act(input); grad_output, input.
+  y[0] = gradient_$KIND(x[0], x[1]);
+  y[1] = value_$KIND(x[1]);
+#elif $FORMULA == gradient_from_output
+  // grad_preactivation = grad_output act'; grad_output, output.
+  y[0] = gradient_from_output_$KIND(x[0], x[1]);
+#elif $FORMULA == epilogue
+  // out = act(pre), pre = sum + bias; sum, bias.
+  y[1] = x[0] + x[1];
+  y[0] = value_$KIND(y[1]);
+#elif $FORMULA == gated
+  // out = value act(gate); value, gate.
+  y[0] = x[0] * value_$KIND(x[1]);
+#elif $FORMULA == gated_backward
+  // grad_value = grad_output act(gate), grad_gate = (grad_output value) act'(gate); grad_output, value, gate.
+  y[0] = x[0] * value_$KIND(x[2]);
+  y[1] = gradient_$KIND(x[0] * x[1], x[2]);
+#elif $FORMULA == lerp
+  // out = start + weight (end - start), from the nearer end: exact at both; start, end, weight.
+  let weight = lerp_weight(x[2]);
+  let near_start = magnitude_bits(weight) < 0x3f000000u; // 0.5
+  y[0] = select(x[1], x[0], near_start) + select(weight - 1.0, weight, near_start) * (x[1] - x[0]);
+#elif $FORMULA == lerp_backward
+  // grad_start = (1 - weight) grad_output, grad_end = weight grad_output, grad_weight = grad_output (end - start); grad_output, start, end, weight.
+  let weight = lerp_weight(x[3]);
+  y[0] = lerp_rest(x[3]) * x[0];
+  y[1] = weight * x[0];
+  y[2] = x[0] * (x[2] - x[1]);
+#end
+  return y;
+}
+
+// lerp_weight is the tensor's element, or the call's number where there is no tensor.
+fn lerp_weight(element: f32) -> f32 {
+#if $WEIGHT == tensor
+  return element;
+#else
+  return params.weight;
+#end
+}
+
+// lerp_rest is 1 - weight.
+fn lerp_rest(element: f32) -> f32 {
+#if $WEIGHT == tensor
+  return 1.0 - element;
+#else
+  return params.rest;
+#end
+}
+
+// load reads the inputs of compute; those that are absent are zero.
+fn load(at: Places) -> array<Real, 4> {
+  var x: array<Real, 4>;
+#for J in $INPUTS
+  x[${PLACE$J}] = decode_${CODE$J}(bits$J(at[$J]));
+#end
+  return x;
+}

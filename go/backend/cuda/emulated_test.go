@@ -49,11 +49,12 @@ func TestOnTheEmulator(t *testing.T) {
 		output, err := run.CombinedOutput()
 		require.NoError(t, err, "%s", output)
 	}
-	run("", "-test.run=^TestBackend$|^TestFailuresOfTheDevice$|^TestTuning$|^TestPlansAreLargeEnough$")
+	// TestEmulatedKernels has met all layouts.
+	run("", "-test.short", "-test.run=^TestBackend$|^TestFailuresOfTheDevice$|^TestTuning$|^TestPlansAreLargeEnough$")
 	run("EPIGRAD_EMULATED_DRIVER=12020", "-test.run=^TestOldDriver$")
 	run("EPIGRAD_CUBLASLT=/nowhere/libcublasLt.so", "-test.run=^TestNoBLAS$")
 	// Most of the suite's products are small.
-	run("EPIGRAD_CUDA_BLAS_ALONE=1", "-test.run=^TestBackend$", "-testify.m=Gemm|Products|NaN|Depth")
+	run("EPIGRAD_CUDA_BLAS_ALONE=1", "-test.short", "-test.run=^TestBackend$", "-testify.m=Gemm|Products|NaN|Depth")
 }
 
 // TestBackend runs the suite on the emulator. A GPU's memory is not the host's, which optest's arrays are in: there the Python suite is what tests.

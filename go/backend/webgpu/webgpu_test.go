@@ -34,7 +34,18 @@ func TestMain(m *testing.M) {
 // TestBackend runs the suite of all backends on whatever adapter there is: Mesa's lavapipe on a machine without a GPU.
 func TestBackend(t *testing.T) {
 	op.ClearCache()
+	if hurried {
+		defer onlyMethods(t, "^TestActivation$|^TestGatedActivation$|^TestGemmEpilogue(Forward|Accumulates)$|^TestLerp")()
+	}
 	optest.Run(t, New())
+}
+
+// onlyMethods leaves those methods of suites that a pattern matches, until the function that it returns is called.
+func onlyMethods(t *testing.T, pattern string) (restore func()) {
+	methods := flag.Lookup("testify.m")
+	before := methods.Value.String()
+	require.NoError(t, methods.Value.Set(pattern))
+	return func() { require.NoError(t, methods.Value.Set(before)) }
 }
 
 // TestBackendOfNarrowLimits runs some of it on a device that claims to allow so little that everything is cut: operands, grids and loops. (Where a sum is cut depends on
@@ -45,9 +56,7 @@ func TestBackendOfNarrowLimits(t *testing.T) {
 	}
 	op.ClearCache()
 	defer op.ClearCache()
-	methods := flag.Lookup("testify.m")
-	defer func(before string) { require.NoError(t, methods.Value.Set(before)) }(methods.Value.String())
-	require.NoError(t, methods.Value.Set("^TestActivation|^TestGated|^TestGemmEpilogue(AtBlockEdges|Backward|Forward)$|^TestLerp|^TestNaN|^TestSums"))
+	defer onlyMethods(t, "^TestActivation|^TestGated|^TestGemmEpilogue(AtBlockEdges|Backward|Forward)$|^TestLerp|^TestNaN|^TestSums")()
 	optest.Run(t, &Backend{limits: limits{bindingBytes: 16 << 10, groups: 7, trips: 2}})
 }
 

@@ -3,7 +3,8 @@
     python go/tools/kernels.py [--toolkit FOLDER] [--jobs N]
 
 Compiles what its sources, its headers or this script have changed for. Beside NAME.fatbin it writes NAME.functions: a
-hash of what it was compiled from, by which the build tells that it is out of date, and the kernels that are in it. Needs nvcc, which `make kernels` installs, and a C++ compiler; no GPU and no driver.
+hash of what it was compiled from, by which the build tells that it is out of date, and the kernels that are in it.
+Needs nvcc, which `make kernels` installs, and a C++ compiler; no GPU and no driver.
 
 A warning is an error, and so are registers spilled to memory, but for the kernels of SPILLS.
 """

@@ -60,8 +60,8 @@ int epg_matmul_enqueue(const epg_device *d, epg_matmul *m, const epg_algorithm *
   void *out = (void *)(uintptr_t)at->matrices[2], *scratch = (void *)(uintptr_t)at->scratch;
   void *const *l = m->layouts;
   if (!status)
-    status = epg_blas_library.cublasLtMatmul(d->blas, m->desc, one, a, l[0], b, l[1], beta, out, l[2], out, l[2], choice->algorithm, scratch,
-                                             choice->workspace, stream);
+    status = epg_blas_library.cublasLtMatmul(d->blas, m->desc, one, a, l[0], b, l[1], beta, out, l[2], out, l[2], choice->algorithm, scratch, choice->workspace,
+                                             stream);
   if (m->has_bias) pthread_mutex_unlock(m->lock);
   return status ? epg_fail_blas(failure, "cublasLtMatmul", status) : 0;
 }

@@ -18,10 +18,10 @@ TOOLS := build/tools
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 export GOTOOLCHAIN := local
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
-# The library that the Go tests of WebGPU open; Python finds it by itself.
-export EPIGRAD_WGPU_NATIVE ?= $(firstword $(wildcard $(CURDIR)/$(VENV)/lib/python*/site-packages/wgpu/resources/libwgpu_native-release.so))
 # Byte code is written at the first import; writing PyTorch's here would take longer than its download.
 PIP_INSTALL := $(PY) -m pip install --no-compile --quiet --progress-bar off
+# Python finds wgpu-native by itself. The shell looks, not make: make remembers what was missing before pip ran.
+GO_TEST := EPIGRAD_WGPU_NATIVE="$${EPIGRAD_WGPU_NATIVE:-$$(ls $(CURDIR)/$(VENV)/lib/python*/site-packages/wgpu/resources/libwgpu_native-release.so)}" go test
 CC_FLAGS := -std=c11 -O2 -Wall -Wextra -Werror
 C_SOURCES := '*.c' '*.h' '*.cpp' '*.cu' '*.cuh'
 
@@ -115,7 +115,7 @@ test: test-go test-python
 test-go: $(STAMPS)/go $(STAMPS)/webgpu
 	@.ci/prerequisites --compiler
 	@.ci/vulkan
-	go test ./...
+	$(GO_TEST) ./...
 
 test-python: build lib $(STAMPS)/test
 	@.ci/vulkan
@@ -123,12 +123,14 @@ test-python: build lib $(STAMPS)/test
 
 # The product of cases, not pairs; and the Go tests under the race detector.
 test-full: build lib $(STAMPS)/test
-	go test -race -short ./...
+	@.ci/vulkan
+	$(GO_TEST) -race -short ./...
 	EPIGRAD_TEST_FULL=1 $(PY) -m pytest -n $(PYTEST_WORKERS) -q
 
 test-race: $(STAMPS)/go $(STAMPS)/webgpu
 	@.ci/prerequisites --compiler
-	go test -race -short ./go/... ./kernels/...
+	@.ci/vulkan
+	$(GO_TEST) -race -short ./go/... ./kernels/...
 
 examples: lib $(patsubst examples/c/%.c,build/examples/%,$(wildcard examples/c/*.c))
 	@for program in $(filter build/examples/%,$^); do echo "$$program"; "$$program"; done

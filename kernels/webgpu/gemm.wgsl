@@ -2,7 +2,7 @@
 //
 // a is [batch, m, k], b is [batch, k, n], bias is [n], out and pre are [batch, m, n]; m, n, k and the batch are each any number of dimensions, walked as one. Sums are
 // float32. KIND is the activation; out and pre are stored as their dtype has it, out from the sum before it is rounded. Where MODE is pair, neighbouring elements of a
-// row share a word. Where accumulate is set the sums are added to what is in out.
+// row share a word. What a thread has four of is written out: drivers keep arrays that a loop indexes in memory, which made products six times slower on an H200. Where accumulate is set the sums are added to what is in out.
 //
 // A_ALONG and B_ALONG are the dimension along which neighbouring threads read; K_FLAT says that k is one dimension.
 #include numbers
@@ -10,8 +10,8 @@
 #include activation
 #include loops
 
-var<workgroup> tile_a: array<f32, 1024>; // [k][m]
-var<workgroup> tile_b: array<f32, 1024>; // [k][n]
+var<workgroup> tile_a: array<f32, 1088>; // [k][m], 68 apart: neighbours in k are in different banks
+var<workgroup> tile_b: array<f32, 1088>; // [k][n]
 
 // offset of an index over the dimensions from first to last, in one operand.
 #for J in $OPERANDS
@@ -53,12 +53,10 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
   advance(&at, group.z + params.sizes.w, ends.z, ends.w);
 
   // Rows and columns beyond the last one are read from it; their sums are not stored.
-  var rows: array<u32, 4>;
-  var columns: array<u32, 4>;
-  for (var i = 0u; i < 4u; i++) {
-    rows[i] = at[$A] + offset$A(min(first_row + turn_$A_ALONG(i, lane).y, m - 1u), 0u, ends.x);
-    columns[i] = at[$B] + offset$B(min(first_column + turn_$B_ALONG(i, lane).y, n - 1u), ends.x, ends.y);
-  }
+#for I in 0 1 2 3
+  let row_$I = at[$A] + offset$A(min(first_row + turn_$A_ALONG($Iu, lane).y, m - 1u), 0u, ends.x);
+  let column_$I = at[$B] + offset$B(min(first_column + turn_$B_ALONG($Iu, lane).y, n - 1u), ends.x, ends.y);
+#end
 #if $K_FLAT
   let step_a = params.operands[$A].strides[ends.y >> 2u][ends.y & 3u];
   let step_b = params.operands[$B].strides[ends.y >> 2u][ends.y & 3u];
@@ -66,47 +64,50 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
 
   let tile_row = (lane >> 4u) << 2u;
   let tile_column = (lane & 15u) << 2u;
-  var sums: array<vec4<f32>, 4>;
+#for I in 0 1 2 3
+  var sums_$I = vec4<f32>();
+#end
   for (var k = 0u; k < depth; k += 16u) {
-    for (var i = 0u; i < 4u; i++) {
-      let to_a = turn_$A_ALONG(i, lane);
-      let to_b = turn_$B_ALONG(i, lane);
+#for I in 0 1 2 3
+    {
+      let to_a = turn_$A_ALONG($Iu, lane);
+      let to_b = turn_$B_ALONG($Iu, lane);
       var value_a = 0.0;
       var value_b = 0.0;
 #if $K_FLAT
-      if (k + to_a.x < depth) { value_a = decode_${CODE$A}(bits$A(rows[i] + (k + to_a.x) * step_a)); }
-      if (k + to_b.x < depth) { value_b = decode_${CODE$B}(bits$B(columns[i] + (k + to_b.x) * step_b)); }
+      if (k + to_a.x < depth) { value_a = decode_${CODE$A}(bits$A(row_$I + (k + to_a.x) * step_a)); }
+      if (k + to_b.x < depth) { value_b = decode_${CODE$B}(bits$B(column_$I + (k + to_b.x) * step_b)); }
 #else
-      if (k + to_a.x < depth) { value_a = decode_${CODE$A}(bits$A(rows[i] + offset$A(k + to_a.x, ends.y, ends.z))); }
-      if (k + to_b.x < depth) { value_b = decode_${CODE$B}(bits$B(columns[i] + offset$B(k + to_b.x, ends.y, ends.z))); }
+      if (k + to_a.x < depth) { value_a = decode_${CODE$A}(bits$A(row_$I + offset$A(k + to_a.x, ends.y, ends.z))); }
+      if (k + to_b.x < depth) { value_b = decode_${CODE$B}(bits$B(column_$I + offset$B(k + to_b.x, ends.y, ends.z))); }
 #end
-      tile_a[to_a.x * 64u + to_a.y] = value_a;
-      tile_b[to_b.x * 64u + to_b.y] = value_b;
+      tile_a[to_a.x * 68u + to_a.y] = value_a;
+      tile_b[to_b.x * 68u + to_b.y] = value_b;
     }
+#end
     workgroupBarrier();
     for (var i = 0u; i < 16u; i++) {
-      let p = i * 64u + tile_row;
-      let q = i * 64u + tile_column;
+      let p = i * 68u + tile_row;
+      let q = i * 68u + tile_column;
       let right = vec4<f32>(tile_b[q], tile_b[q + 1u], tile_b[q + 2u], tile_b[q + 3u]);
-      sums[0] = fma(vec4<f32>(tile_a[p]), right, sums[0]);
-      sums[1] = fma(vec4<f32>(tile_a[p + 1u]), right, sums[1]);
-      sums[2] = fma(vec4<f32>(tile_a[p + 2u]), right, sums[2]);
-      sums[3] = fma(vec4<f32>(tile_a[p + 3u]), right, sums[3]);
+#for I in 0 1 2 3
+      sums_$I = fma(vec4<f32>(tile_a[p + $Iu]), right, sums_$I);
+#end
     }
     workgroupBarrier();
   }
 
-  for (var i = 0u; i < 4u; i++) {
-    let row = first_row + tile_row + i;
-    if (row >= m) { break; }
+#for I in 0 1 2 3
+  if (first_row + tile_row + $Iu < m) {
+    let row = first_row + tile_row + $Iu;
 #for J in $WRITTEN
     let row$J = at[$J] + offset$J(row, 0u, ends.x);
     var word$J = 0u;
 #end
-    for (var j = 0u; j < 4u; j++) {
-      let column = first_column + tile_column + j;
-      if (column >= n) { break; }
-      var sum = sums[i][j];
+#for C in 0 1 2 3
+    if (first_column + tile_column + $Cu < n) {
+      let column = first_column + tile_column + $Cu;
+      var sum = sums_$I[$C];
 #for J in $BIASES
       sum += decode_${CODE$J}(bits$J(at[$J] + offset$J(column, ends.x, ends.y)));
 #end
@@ -121,12 +122,14 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
       if (params.accumulate != 0u) { value$J += decode_${CODE$J}(bits$J(at$J)); }
 #end
 #if ${MODE$J} == pair
-      word$J = select(word$J, 0u, (j & 1u) == 0u) | (encode_${CODE$J}(value$J) << ((j & 1u) << 4u));
-      if ((j & 1u) == 1u) { b$J[at$J >> 1u] = word$J; }
+      word$J = select(word$J, 0u, ($Cu & 1u) == 0u) | (encode_${CODE$J}(value$J) << (($Cu & 1u) << 4u));
+      if (($Cu & 1u) == 1u) { b$J[at$J >> 1u] = word$J; }
 #else
       put$J(at$J, encode_${CODE$J}(value$J));
 #end
 #end
     }
+#end
   }
+#end
 }

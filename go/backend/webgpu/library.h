@@ -39,7 +39,7 @@
   X(wgpuDeviceCreateBuffer)                   \
   X(wgpuDeviceCreateCommandEncoder)           \
   X(wgpuDeviceCreateComputePipeline)          \
-  X(wgpuDeviceCreateShaderModule)             \
+  X(wgpuDeviceCreateShaderModuleTrusted)      \
   X(wgpuDeviceDestroy)                        \
   X(wgpuDeviceGetQueue)                       \
   X(wgpuDevicePopErrorScope)                  \

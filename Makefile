@@ -18,10 +18,12 @@ TOOLS := build/tools
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 export GOTOOLCHAIN := local
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
+# Mesa's lavapipe compiles kernels in half the time for vectors of 128 bits, and the tests of WebGPU do little else.
+export LP_NATIVE_VECTOR_WIDTH ?= 128
 # Byte code is written at the first import; writing PyTorch's here would take longer than its download.
 PIP_INSTALL := $(PY) -m pip install --no-compile --quiet --progress-bar off
 # Python finds wgpu-native by itself. The shell looks, not make: make remembers what was missing before pip ran.
-GO_TEST := EPIGRAD_WGPU_NATIVE="$${EPIGRAD_WGPU_NATIVE:-$$(ls $(CURDIR)/$(VENV)/lib/python*/site-packages/wgpu/resources/libwgpu_native-release.so)}" go test
+GO_TEST := EPIGRAD_WGPU_NATIVE="$${EPIGRAD_WGPU_NATIVE:-$$(ls $(CURDIR)/$(VENV)/lib/python*/site-packages/wgpu/resources/libwgpu_native-release.so)}" go test -timeout 30m
 CC_FLAGS := -std=c11 -O2 -Wall -Wextra -Werror
 C_SOURCES := '*.c' '*.h' '*.cpp' '*.cu' '*.cuh'
 

@@ -2,6 +2,9 @@
 // of the output y the same from y, gradient_from_output_x(g, y). The formulas are those of kernels/portable/activation.go, in float32 to a few units in the last place
 // of the result, tails included. NaN gives NaN; infinities follow PyTorch (NaN where its formula has inf*0).
 //
+// Where a product is added to something, fma says so: a compiler may fuse the two or not, and would do so in one kernel and not in the next. It may also round fma
+// twice, so that whatever must be exact is exact either way.
+//
 // To add one, add its functions.
 #include numbers
 #include activation_table
@@ -10,11 +13,10 @@
 // it is denormal. Where m is not the decay itself it is below 2^-35, so that it serves as such where 1 is added.
 struct Decay { m: f32, scale: f32 }
 
-// exponential is 2^h e^r for an integer h <= 0 and |r| <= ln2/2; nothing where it would be below 2^-158.
-fn exponential(h: f32, r: f32, nothing: bool) -> Decay {
-  let k = i32(h);
-  let deep = k < -100;
-  let m = power_of_two(select(k, k + 64, deep)) * (1.0 + (r + r * r * exp_rest(r)));
+// exponential is 2^h e^r for |r| <= ln2/2; nothing where it would be below 2^-158.
+fn exponential(h: Whole, r: f32, nothing: bool) -> Decay {
+  let deep = h.whole < -100;
+  let m = power_of_two(select(h.whole, h.whole + 64, deep)) * (1.0 + fma(r * r, exp_rest(r), r));
   return Decay(select(m, 0.0, nothing), select(1.0, 0x1p-64f, deep));
 }
 
@@ -22,9 +24,9 @@ const decay_limit = 110.0f; // from where on t e^-t is zero after rounding
 
 fn decay(magnitude: f32) -> Decay {
   let t = limited(magnitude, decay_limit);
-  let h = round(t * -log2_e);
-  let r = -t - h * ln2_high; // exact, as ln2_high has few bits
-  return exponential(h, r - h * ln2_rest, t >= decay_limit);
+  let h = nearest_whole(t * -log2_e);
+  let r = fma(-h.x, ln2_high, -t); // exact, as ln2_high has few bits
+  return exponential(h, fma(-h.x, ln2_rest, r), t >= decay_limit);
 }
 
 const normal_limit = 15.0f; // likewise for t e^(-t^2/2)
@@ -34,9 +36,9 @@ fn normal_decay(magnitude: f32) -> Decay {
   let t = limited(magnitude, normal_limit);
   let high = head(t);
   let low = (t - high) * (t + high);
-  let h = round((t * t) * (-0.5 * log2_e));
-  let r = -0.5 * (high * high) - h * ln2_high;
-  return exponential(h, (r - h * ln2_rest) - 0.5 * low, t >= normal_limit);
+  let h = nearest_whole((t * t) * (-0.5 * log2_e));
+  let r = fma(-h.x, ln2_high, -0.5 * (high * high));
+  return exponential(h, fma(-0.5, low, fma(-h.x, ln2_rest, r)), t >= normal_limit);
 }
 
 const gelu_tanh_limit = 11.0f; // likewise for t e^-v
@@ -47,22 +49,23 @@ fn gelu_tanh_decay(magnitude: f32) -> Decay {
   let t_high = head(t);
   let square = t * t;
   let q_high = head(square);
-  let q_low = (t_high * t_high - q_high) + (t - t_high) * (t + t_high);
-  let s = gelu_tanh_c1 + gelu_tanh_c3 * square;
+  let q_low = fma(t - t_high, t + t_high, fma(t_high, t_high, -q_high));
+  let s = fma(gelu_tanh_c3, square, gelu_tanh_c1);
   let s_high = head(s);
-  let s_low = ((gelu_tanh_c1_high - s_high) + gelu_tanh_c3_high * q_high) + (gelu_tanh_c3_high * q_low + (gelu_tanh_c3_low * square + gelu_tanh_c1_low));
+  let s_low = fma(gelu_tanh_c3_high, q_high, gelu_tanh_c1_high - s_high) + fma(gelu_tanh_c3_high, q_low, fma(gelu_tanh_c3_low, square, gelu_tanh_c1_low));
   let product = t_high * s_high;
-  let rest = t_high * s_low + (t - t_high) * s;
-  let h = round((t * s) * -log2_e);
-  let r = -product - h * ln2_high;
-  return exponential(h, (r - h * ln2_rest) - rest, t >= gelu_tanh_limit);
+  let rest = fma(t_high, s_low, (t - t_high) * s);
+  let h = nearest_whole((t * s) * -log2_e);
+  let r = fma(-h.x, ln2_high, -product);
+  return exponential(h, fma(-h.x, ln2_rest, r) - rest, t >= gelu_tanh_limit);
 }
 
 // normal_tail is W(t) = Phi(-t) e^(t^2/2) for 0 <= t <= 15.
 fn normal_tail(magnitude: f32) -> f32 {
   let t = limited(magnitude, normal_limit);
   let sum = t + normal_centre;
-  return normal_tail_times((t - normal_centre) / sum) / sum;
+  let r = 1.0 / sum;
+  return quotient(normal_tail_times(quotient(t - normal_centre, sum, r)), sum, r);
 }
 
 fn value_none(x: f32) -> f32 { return x; }
@@ -77,42 +80,45 @@ fn gradient_from_output_relu(g: f32, y: f32) -> f32 { return gradient_relu(g, y)
 fn value_gelu(x: f32) -> f32 {
   let d = normal_decay(abs(x));
   let tail = d.m * normal_tail(abs(x));
-  let y = select(x * (1.0 - tail * d.scale), (x * tail) * d.scale, is_negative(x));
+  let y = select(x * fma(-tail, d.scale, 1.0), (x * tail) * d.scale, is_negative(x));
   return with_limits(x, y, nan_bits, infinity_bits);
 }
 fn gradient_gelu(g: f32, x: f32) -> f32 {
   let d = normal_decay(abs(x));
-  let tail = (d.m * (normal_tail(abs(x)) - limited(abs(x), normal_limit) * inv_sqrt_2pi)) * d.scale;
-  return g * with_limits(x, select(1.0 - tail, tail, is_negative(x)), nan_bits, nan_bits);
+  let tail = d.m * fma(-limited(abs(x), normal_limit), inv_sqrt_2pi, normal_tail(abs(x)));
+  return g * with_limits(x, select(fma(-tail, d.scale, 1.0), tail * d.scale, is_negative(x)), nan_bits, nan_bits);
 }
 
 // sigmoid is 1/(1+e) on the right and e/(1+e) on the left, e = e^-|x|: 1 - sigmoid without its cancellation. Its slope is e/(1+e)^2.
 fn value_sigmoid(x: f32) -> f32 {
   let d = decay(abs(x));
-  let r = 1.0 / (1.0 + d.m);
-  return with_limits(x, select(r, (d.m * r) * d.scale, is_negative(x)), 0u, one_bits);
+  let left = is_negative(x);
+  let y = divided(select(1.0, d.m, left), 1.0 + d.m) * select(1.0, d.scale, left);
+  return with_limits(x, y, 0u, one_bits);
 }
 fn gradient_sigmoid(g: f32, x: f32) -> f32 {
   let d = decay(abs(x));
-  let slope = (d.m / square_of_1_plus(d.m)) * d.scale;
+  let slope = divided(d.m, square_of_1_plus(d.m)) * d.scale;
   return g * with_limits(x, slope, 0u, 0u);
 }
 fn gradient_from_output_sigmoid(g: f32, y: f32) -> f32 { return g * (y * (1.0 - y)); }
 
 // square_of_1_plus is (1+e)^2 = 1 + e (2+e).
-fn square_of_1_plus(e: f32) -> f32 { return 1.0 + e * (2.0 + e); }
+fn square_of_1_plus(e: f32) -> f32 { return fma(e, 2.0 + e, 1.0); }
 
 // sigmoid_product is x sigmoid(v) for a v with the sign of x, given e^-|v|.
 fn sigmoid_product(x: f32, d: Decay) -> f32 {
-  let y = select(x / (1.0 + d.m), (x * d.m / (1.0 + d.m)) * d.scale, is_negative(x));
+  let left = is_negative(x);
+  let y = divided(select(x, x * d.m, left), 1.0 + d.m) * select(1.0, d.scale, left);
   return with_limits(x, y, nan_bits, infinity_bits);
 }
 
 // sigmoid_product_slope is its derivative for an odd v that grows with x, sigmoid(v) (1 + x v' sigmoid(-v)), over one denominator.
 fn sigmoid_product_slope(x: f32, v_slope: f32, d: Decay) -> f32 {
-  let numerator = 1.0 + x * v_slope;
+  let numerator = fma(x, v_slope, 1.0);
   let denominator = square_of_1_plus(d.m);
-  let slope = select((1.0 + d.m * numerator) / denominator, (d.m * (numerator + d.m) / denominator) * d.scale, is_negative(x));
+  let left = is_negative(x);
+  let slope = divided(select(fma(d.m, numerator, 1.0), d.m * (numerator + d.m), left), denominator) * select(1.0, d.scale, left);
   return with_limits(x, slope, nan_bits, nan_bits);
 }
 
@@ -124,7 +130,7 @@ fn gradient_silu(g: f32, x: f32) -> f32 { return g * sigmoid_product_slope(x, 1.
 fn value_gelu_tanh(x: f32) -> f32 { return sigmoid_product(x, gelu_tanh_decay(abs(x))); }
 fn gradient_gelu_tanh(g: f32, x: f32) -> f32 {
   let t = limited(abs(x), gelu_tanh_limit);
-  let v_slope = select(gelu_tanh_c1 + gelu_tanh_3c3 * (t * t), 1.0, t >= gelu_tanh_limit); // no matter where e is zero, but x times it must not overflow
+  let v_slope = select(fma(gelu_tanh_3c3, t * t, gelu_tanh_c1), 1.0, t >= gelu_tanh_limit); // no matter where e is zero, but x times it must not overflow
   return g * sigmoid_product_slope(x, v_slope, gelu_tanh_decay(abs(x)));
 }
 
@@ -132,14 +138,14 @@ fn gradient_gelu_tanh(g: f32, x: f32) -> f32 {
 fn value_tanh(x: f32) -> f32 {
   let t = limited(abs(x), decay_limit);
   let square = t * t;
-  let near = t + t * (square * tanh_rest(square));
+  let near = fma(t, square * tanh_rest(square), t);
   let d = decay(2.0 * t);
-  let far = 1.0 - 2.0 * d.m / (1.0 + d.m);
+  let far = 1.0 - divided(2.0 * d.m, 1.0 + d.m);
   return with_limits(x, with_sign(select(near, far, t >= tanh_near), x), minus_one_bits, one_bits);
 }
 fn gradient_tanh(g: f32, x: f32) -> f32 {
   let d = decay(2.0 * limited(abs(x), decay_limit));
-  let slope = (4.0 * d.m / square_of_1_plus(d.m)) * d.scale;
+  let slope = divided(4.0 * d.m, square_of_1_plus(d.m)) * d.scale;
   return g * with_limits(x, slope, 0u, 0u);
 }
 fn gradient_from_output_tanh(g: f32, y: f32) -> f32 { return g * ((1.0 - y) * (1.0 + y)); }

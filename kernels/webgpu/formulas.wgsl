@@ -31,7 +31,7 @@ fn compute(x: array<Real, 4>) -> array<Real, 3> {
   // out = start + weight (end - start), from the nearer end: exact at both; start, end, weight.
   let weight = lerp_weight(x[2]);
   let near_start = magnitude_bits(weight) < 0x3f000000u; // 0.5
-  y[0] = select(x[1], x[0], near_start) + select(weight - 1.0, weight, near_start) * (x[1] - x[0]);
+  y[0] = fma(select(weight - 1.0, weight, near_start), x[1] - x[0], select(x[1], x[0], near_start));
 #elif $FORMULA == lerp_backward
   // grad_start = (1 - weight) grad_output, grad_end = weight grad_output, grad_weight = grad_output (end - start); grad_output, start, end, weight.
   let weight = lerp_weight(x[3]);
@@ -58,13 +58,4 @@ fn lerp_rest(element: f32) -> f32 {
 #else
   return params.rest;
 #end
-}
-
-// load reads the inputs of compute; those that are absent are zero.
-fn load(at: Places) -> array<Real, 4> {
-  var x: array<Real, 4>;
-#for J in $INPUTS
-  x[${PLACE$J}] = decode_${CODE$J}(bits$J(at[$J]));
-#end
-  return x;
 }

@@ -1,17 +1,18 @@
-// out = act(a b + bias) for a step of the batch in each layer of the grid, in tiles of 64 x 64 elements: 256 threads with 4 x 4 each, 16 deep.
+// out = act(a b + bias) for a step of the batch in each layer of the grid, in square tiles of 64 or 128 rows: 256 threads with 4 x 4 or 8 x 8 elements each, 16 deep.
 //
 // a is [batch, m, k], b is [batch, k, n], bias is [n], out and pre are [batch, m, n]; m, n, k and the batch are each any number of dimensions, walked as one. Sums are
-// float32. KIND is the activation; out and pre are stored as their dtype has it, out from the sum before it is rounded. Where MODE is pair, neighbouring elements of a
-// row share a word. What a thread has four of is written out: drivers keep arrays that a loop indexes in memory, which made products six times slower on an H200. Where accumulate is set the sums are added to what is in out.
+// float32, in the order of k, 64 terms at a time: the error of a sum grows with its length. KIND is the activation; out and pre are stored as their dtype has it,
+// out from the sum before it is rounded. Where accumulate is set the sums are added to what is in out.
 //
-// A_ALONG and B_ALONG are the dimension along which neighbouring threads read; K_FLAT says that k is one dimension.
+// HALVES are the tile's parts of 64 rows and columns. A_ALONG and B_ALONG are the dimension along which neighbouring threads read; K_FLAT says that k is one dimension.
+// What a thread has several of is written out: drivers keep arrays that a loop indexes in memory, which made products six times slower on an H200.
 #include numbers
 #include storage
 #include activation
 #include loops
 
-var<workgroup> tile_a: array<f32, 1088>; // [k][m], 68 apart: neighbours in k are in different banks
-var<workgroup> tile_b: array<f32, 1088>; // [k][n]
+var<workgroup> tile_a: array<vec4<f32>, 16u * $WIDTH>; // [k][m / 4], and one more in each row, so that neighbours in k are in different banks
+var<workgroup> tile_b: array<vec4<f32>, 16u * $WIDTH>; // [k][n / 4]
 
 // offset of an index over the dimensions from first to last, in one operand.
 #for J in $OPERANDS
@@ -31,15 +32,39 @@ fn offset$J(index: u32, first: u32, last: u32) -> u32 {
 }
 #end
 
-// The place in a tile that a thread fills in its i-th turn: how deep, and how far across.
-fn turn_along_k(i: u32, lane: u32) -> vec2<u32> {
-  let e = lane + i * 256u;
-  return vec2<u32>(e & 15u, e >> 4u);
+#for J in $A $B
+// Where four neighbours in m or n are. Those beyond the last are read from there; their sums are not stored.
+fn places$J(first: u32, size: u32, begin: u32, end: u32) -> vec4<u32> {
+#if ${QUAD$J}
+  return vec4<u32>(offset$J(min(first, size - 4u), begin, end));
+#else
+  let last = size - 1u;
+  return vec4<u32>(offset$J(min(first, last), begin, end), offset$J(min(first + 1u, last), begin, end),
+                   offset$J(min(first + 2u, last), begin, end), offset$J(min(first + 3u, last), begin, end));
+#end
 }
-fn turn_across_k(i: u32, lane: u32) -> vec2<u32> {
-  let e = lane + i * 256u;
-  return vec2<u32>(e >> 6u, e & 63u);
+
+// The four at one k; zeros from the end of k on.
+fn fetch$J(places: vec4<u32>, k: u32) -> vec4<f32> {
+  let ends = params.ends;
+  if (k >= params.sizes.z) { return vec4<f32>(); }
+#if $K_FLAT
+  let at = places + k * params.operands[$J].strides[ends.y >> 2u][ends.y & 3u];
+#else
+  let at = places + offset$J(k, ends.y, ends.z);
+#end
+#if ${QUAD$J}
+  let bits = quad$J(at.x);
+#else
+  let bits = vec4<u32>(bits$J(at.x), bits$J(at.y), bits$J(at.z), bits$J(at.w));
+#end
+  return vec4<f32>(decode_${CODE$J}(bits.x), decode_${CODE$J}(bits.y), decode_${CODE$J}(bits.z), decode_${CODE$J}(bits.w));
 }
+#end
+
+// The place in half of a tile that a thread fills: how deep, and which four across.
+fn along_k(lane: u32) -> vec2<u32> { return vec2<u32>(lane & 15u, lane >> 4u); }
+fn across_k(lane: u32) -> vec2<u32> { return vec2<u32>(lane >> 4u, lane & 15u); }
 
 @compute @workgroup_size(256)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) lane: u32) {
@@ -47,89 +72,113 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
   let n = params.sizes.y;
   let depth = params.sizes.z;
   let ends = params.ends;
-  let first_row = group.y * 64u;
-  let first_column = group.x * 64u;
+  let first_row = group.y * $TILE;
+  let first_column = group.x * $TILE;
   var at = start();
   advance(&at, group.z + params.sizes.w, ends.z, ends.w);
 
-  // Rows and columns beyond the last one are read from it; their sums are not stored.
-#for I in 0 1 2 3
-  let row_$I = at[$A] + offset$A(min(first_row + turn_$A_ALONG($Iu, lane).y, m - 1u), 0u, ends.x);
-  let column_$I = at[$B] + offset$B(min(first_column + turn_$B_ALONG($Iu, lane).y, n - 1u), ends.x, ends.y);
-#end
-#if $K_FLAT
-  let step_a = params.operands[$A].strides[ends.y >> 2u][ends.y & 3u];
-  let step_b = params.operands[$B].strides[ends.y >> 2u][ends.y & 3u];
+  let fill_a = $A_ALONG(lane);
+  let fill_b = $B_ALONG(lane);
+#for H in $HALVES
+  let rows_$H = at[$A] + places$A(first_row + $Hu * 64u + fill_a.y * 4u, m, 0u, ends.x);
+  let columns_$H = at[$B] + places$B(first_column + $Hu * 64u + fill_b.y * 4u, n, ends.x, ends.y);
+  var next_a_$H = fetch$A(rows_$H, fill_a.x);
+  var next_b_$H = fetch$B(columns_$H, fill_b.x);
 #end
 
-  let tile_row = (lane >> 4u) << 2u;
-  let tile_column = (lane & 15u) << 2u;
+  let row = lane >> 4u;
+  let column = lane & 15u;
+  var sums: array<array<vec4<f32>, $PARTS>, 4u * $PARTS>; // of the thread's rows
+  for (var begin = 0u; begin < depth; begin += 64u) {
+#for H in $HALVES
 #for I in 0 1 2 3
-  var sums_$I = vec4<f32>();
+#for G in $HALVES
+    var sum_$H$I_$G = vec4<f32>();
 #end
-  for (var k = 0u; k < depth; k += 16u) {
+#end
+#end
+    for (var k = begin; k < min(begin + 64u, depth); k += 16u) {
+#for H in $HALVES
+      tile_a[fill_a.x * $WIDTH + $Hu * 16u + fill_a.y] = next_a_$H;
+      tile_b[fill_b.x * $WIDTH + $Hu * 16u + fill_b.y] = next_b_$H;
+#end
+      workgroupBarrier();
+#for H in $HALVES
+      next_a_$H = fetch$A(rows_$H, k + 16u + fill_a.x);
+      next_b_$H = fetch$B(columns_$H, k + 16u + fill_b.x);
+#end
+      for (var i = 0u; i < 16u; i++) {
+#for H in $HALVES
+        let left_$H = tile_a[i * $WIDTH + $Hu * 16u + row];
+        let right_$H = tile_b[i * $WIDTH + $Hu * 16u + column];
+#end
+#for H in $HALVES
 #for I in 0 1 2 3
-    {
-      let to_a = turn_$A_ALONG($Iu, lane);
-      let to_b = turn_$B_ALONG($Iu, lane);
-      var value_a = 0.0;
-      var value_b = 0.0;
-#if $K_FLAT
-      if (k + to_a.x < depth) { value_a = decode_${CODE$A}(bits$A(row_$I + (k + to_a.x) * step_a)); }
-      if (k + to_b.x < depth) { value_b = decode_${CODE$B}(bits$B(column_$I + (k + to_b.x) * step_b)); }
-#else
-      if (k + to_a.x < depth) { value_a = decode_${CODE$A}(bits$A(row_$I + offset$A(k + to_a.x, ends.y, ends.z))); }
-      if (k + to_b.x < depth) { value_b = decode_${CODE$B}(bits$B(column_$I + offset$B(k + to_b.x, ends.y, ends.z))); }
+#for G in $HALVES
+        sum_$H$I_$G = fma(vec4<f32>(left_$H[$I]), right_$G, sum_$H$I_$G);
 #end
-      tile_a[to_a.x * 68u + to_a.y] = value_a;
-      tile_b[to_b.x * 68u + to_b.y] = value_b;
+#end
+#end
+      }
+      workgroupBarrier();
     }
-#end
-    workgroupBarrier();
-    for (var i = 0u; i < 16u; i++) {
-      let p = i * 68u + tile_row;
-      let q = i * 68u + tile_column;
-      let right = vec4<f32>(tile_b[q], tile_b[q + 1u], tile_b[q + 2u], tile_b[q + 3u]);
+#for H in $HALVES
 #for I in 0 1 2 3
-      sums_$I = fma(vec4<f32>(tile_a[p + $Iu]), right, sums_$I);
+#for G in $HALVES
+    sums[$Hu * 4u + $Iu][$G] += sum_$H$I_$G;
 #end
-    }
-    workgroupBarrier();
+#end
+#end
   }
 
-#for I in 0 1 2 3
-  if (first_row + tile_row + $Iu < m) {
-    let row = first_row + tile_row + $Iu;
-#for J in $WRITTEN
-    let row$J = at[$J] + offset$J(row, 0u, ends.x);
-    var word$J = 0u;
+  for (var i = 0u; i < 4u * $PARTS; i++) {
+    let to_row = first_row + (i >> 2u) * 64u + row * 4u + (i & 3u);
+    if (to_row >= m) { break; }
+#for J in $OUTPUTS
+    let row$J = at[$J] + offset$J(to_row, 0u, ends.x);
 #end
-#for C in 0 1 2 3
-    if (first_column + tile_column + $Cu < n) {
-      let column = first_column + tile_column + $Cu;
-      var sum = sums_$I[$C];
-#for J in $BIASES
-      sum += decode_${CODE$J}(bits$J(at[$J] + offset$J(column, ends.x, ends.y)));
-#end
-#for J in $WRITTEN
-      let at$J = row$J + offset$J(column, ends.x, ends.y);
-#if ${PLACE$J} == 0
-      var value$J = value_$KIND(sum);
-#else
-      var value$J = sum;
-#end
+    for (var g = 0u; g < $PARTS; g++) {
+      let to_column = first_column + g * 64u + column * 4u;
+      if (to_column >= n) { break; }
+#for J in $OUTPUTS
+#if ${QUAD$J}
+      let at$J = row$J + offset$J(to_column, ends.x, ends.y);
+      var bits$J = vec4<u32>();
 #if $ACCUMULATES
-      if (params.accumulate != 0u) { value$J += decode_${CODE$J}(bits$J(at$J)); }
+      let before$J = quad$J(at$J);
 #end
-#if ${MODE$J} == pair
-      word$J = select(word$J, 0u, ($Cu & 1u) == 0u) | (encode_${CODE$J}(value$J) << (($Cu & 1u) << 4u));
-      if (($Cu & 1u) == 1u) { b$J[at$J >> 1u] = word$J; }
+#end
+#end
+      for (var c = 0u; c < min(n - to_column, 4u); c++) {
+        var sum = sums[i][g][c];
+#for J in $BIASES
+        sum += decode_${CODE$J}(bits$J(at[$J] + offset$J(to_column + c, ends.x, ends.y)));
+#end
+#for J in $OUTPUTS
+#if ${PLACE$J} == 0
+        var value$J = value_$KIND(sum);
 #else
-      put$J(at$J, encode_${CODE$J}(value$J));
+        var value$J = sum;
+#end
+#if ${QUAD$J}
+#if $ACCUMULATES
+        if (params.accumulate != 0u) { value$J += decode_${CODE$J}(before$J[c]); }
+#end
+        bits$J[c] = encode_${CODE$J}(value$J);
+#else
+        let at$J = row$J + offset$J(to_column + c, ends.x, ends.y);
+#if $ACCUMULATES
+        if (params.accumulate != 0u) { value$J += decode_${CODE$J}(bits$J(at$J)); }
+#end
+        put$J(at$J, encode_${CODE$J}(value$J));
+#end
+#end
+      }
+#for J in $OUTPUTS
+#if ${QUAD$J}
+      put_quad$J(at$J, bits$J);
 #end
 #end
     }
-#end
   }
-#end
 }

@@ -3,7 +3,8 @@
 // An operand is a buffer of words with a dtype; it starts at an element and has strides, in elements, which may be negative: offsets are added modulo 2^32. Indices
 // are taken apart over some of the dimensions, of which the first given is the innermost. Operands that are absent do not exist here; COUNT are there.
 //
-// OPERANDS are their numbers; of each, SLOT is its binding, ACCESS and WORD are its binding's, TYPE is its dtype. REAL is f32, or u32 where bits are copied.
+// OPERANDS are their numbers; of each, SLOT is its binding, ACCESS and WORD are its binding's, TYPE is its dtype, and where QUAD is set its elements are read and written four at
+// a time. REAL is f32, or u32 where bits are copied.
 
 const most_rank = 16u;
 
@@ -61,7 +62,7 @@ fn advance(at: ptr<function, Places>, index: u32, first: u32, last: u32) {
   }
 }
 
-// bits of an element, as they lie in memory.
+// bits of an element, as they lie in memory: of those that are in READ.
 #for J in $READ
 fn bits$J(at: u32) -> u32 {
 #if ${TYPE$J} == f32
@@ -74,7 +75,7 @@ fn bits$J(at: u32) -> u32 {
 }
 #end
 
-// put writes one element. Of a word that holds two, its halves may be written by two threads at once.
+// put writes one element, of those that are in WRITTEN. Of a word that holds two, its halves may be written by two threads at once.
 #for J in $WRITTEN
 fn put$J(at: u32, bits: u32) {
 #if ${TYPE$J} == f32
@@ -83,6 +84,27 @@ fn put$J(at: u32, bits: u32) {
   let shift = (at & 1u) << 4u;
   atomicAnd(&b$J[at >> 1u], 0xffff0000u >> shift);
   atomicOr(&b$J[at >> 1u], bits << shift);
+#end
+}
+#end
+
+// quad reads four neighbours, put_quad writes them. The first one's place is a multiple of four, from where the buffer starts.
+#for J in $QUADS_READ
+fn quad$J(at: u32) -> vec4<u32> {
+#if ${TYPE$J} == f32
+  return b$J[at >> 2u];
+#else
+  let words = b$J[at >> 2u];
+  return vec4<u32>(words.x & 0xffffu, words.x >> 16u, words.y & 0xffffu, words.y >> 16u);
+#end
+}
+#end
+#for J in $QUADS_WRITTEN
+fn put_quad$J(at: u32, bits: vec4<u32>) {
+#if ${TYPE$J} == f32
+  b$J[at >> 2u] = bits;
+#else
+  b$J[at >> 2u] = bits.xz | (bits.yw << vec2<u32>(16u));
 #end
 }
 #end

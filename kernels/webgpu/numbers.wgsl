@@ -32,6 +32,23 @@ fn with_sign(magnitude: f32, y: f32) -> f32 {
 // head is x with its last 12 bits zero: the product of two heads is exact, and so is x minus its head.
 fn head(x: f32) -> f32 { return bitcast<f32>(bitcast<u32>(x) & 0xfffff000u); }
 
+// Whole is a whole number in both forms.
+struct Whole { x: f32, whole: i32 }
+
+// nearest_whole rounds |x| < 2^22, by its place in a float32 whose unit is 1: GPUs convert at a fraction of the speed at which they add. The sign that is taken off is not
+// there, and keeps a compiler from putting the sum and the difference together.
+fn nearest_whole(x: f32) -> Whole {
+  let bits = magnitude_bits(x + 12582912.0);
+  return Whole(bitcast<f32>(bits) - 12582912.0, i32(bits) - 0x4b400000);
+}
+
+// quotient is n / d, given about 1/d: WGSL lets a division be off by two and a half units in the last place.
+fn quotient(n: f32, d: f32, reciprocal: f32) -> f32 {
+  let q = n * reciprocal;
+  return select(fma(fma(-q, d, n), reciprocal, q), q, q == 0.0); // which keeps the sign of zero
+}
+fn divided(n: f32, d: f32) -> f32 { return quotient(n, d, 1.0 / d); }
+
 // power_of_two is 2^k for -126 <= k <= 127.
 fn power_of_two(k: i32) -> f32 { return bitcast<f32>(u32(k + 127) << 23u); }
 

@@ -7,6 +7,15 @@
 #include loops
 #include formulas
 
+// load reads the inputs of compute; those that are absent are zero.
+fn load(at: Places) -> array<Real, 4> {
+  var x: array<Real, 4>;
+#for J in $INPUTS
+  x[${PLACE$J}] = decode_${CODE$J}(bits$J(at[$J]));
+#end
+  return x;
+}
+
 @compute @workgroup_size(256)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) lane: u32) {
   let index = (group.y * params.row + group.x) * 256u + lane;

@@ -13,11 +13,15 @@ fn encode_bf16(x: f32) -> u32 {
   return select(rounded, (bits >> 16u) | 0x40u, (bits & 0x7fffffffu) > 0x7f800000u);
 }
 
+// The bits of 0.5, whose unit in the last place is the smallest denormal of float16: what is added to it is rounded as a denormal is, without a conversion, which GPUs are
+// slow at.
+const half_bits = 0x3f000000u;
+
 fn decode_f16(bits: u32) -> f32 {
   let magnitude = bits & 0x7fffu;
   var wide = (magnitude << 13u) + 0x38000000u;
   if (magnitude >= 0x7c00u) { wide += 0x38000000u; } // infinity and NaN
-  if (magnitude < 0x400u) { wide = bitcast<u32>(f32(magnitude) * 0x1p-24f); } // denormal
+  if (magnitude < 0x400u) { wide = bitcast<u32>(bitcast<f32>(half_bits | magnitude) - 0.5); } // denormal
   return bitcast<f32>(wide | ((bits & 0x8000u) << 16u));
 }
 
@@ -25,7 +29,7 @@ fn encode_f16(x: f32) -> u32 {
   let bits = bitcast<u32>(x);
   let magnitude = bits & 0x7fffffffu;
   var narrow = (magnitude + 0xfffu + ((magnitude >> 13u) & 1u) - 0x38000000u) >> 13u;
-  if (magnitude < 0x38800000u) { narrow = u32(round(bitcast<f32>(magnitude) * 0x1p24f)); } // denormal
+  if (magnitude < 0x38800000u) { narrow = bitcast<u32>(bitcast<f32>(magnitude) + 0.5) - half_bits; } // denormal
   if (magnitude >= 0x477ff000u) { narrow = 0x7c00u; } // what rounds to infinity
   if (magnitude > 0x7f800000u) { narrow = 0x7e00u | ((magnitude >> 13u) & 0x3ffu); }
   return narrow | ((bits >> 16u) & 0x8000u);

@@ -1,6 +1,7 @@
 package webgpu
 
 import (
+	_ "embed"
 	"fmt"
 	"testing"
 	"unsafe"
@@ -69,12 +70,53 @@ func BenchmarkGemmEpilogue(b *testing.B) {
 	})
 }
 
+//go:embed testdata/tile16.wgsl
+var plainTile string
+
+// BenchmarkPlainTile is what a plain tile of 16 x 16 comes to, with a thread to an element.
+func BenchmarkPlainTile(b *testing.B) {
+	d, err := theDevice()
+	if err != nil {
+		b.Skip(err)
+	}
+	const n = 4096
+	d.mutex.Lock()
+	pipeline, err := d.compile(plainTile)
+	d.mutex.Unlock()
+	require.NoError(b, err)
+	k := &kernel{device: d}
+	s := &step{template: &template{}, pipeline: pipeline, groups: [3]uint32{n / 16, n / 16, 1}}
+	run := &backend.Run{}
+	for i, shape := range [][]int64{{n, n}, {n, n}, {n, n}, {n}} {
+		v := resident(b, dtype.Float32, shape...)
+		v.Operand = i
+		run.Bases = append(run.Bases, v.Base)
+		k.slots = append(k.slots, slot{kind: onDevice, view: v})
+		s.bindings = append(s.bindings, binding{slot: i, to: v.Numel() * 4, size: 4, written: i == 0})
+	}
+	p := newParams(nil, make([][]int64, len(s.bindings)))
+	for i := range 3 {
+		p.set(32+4*i, n)
+	}
+	s.params = p.bytes
+	k.steps = []*step{s}
+	wait := func() { require.NoError(b, Read(uintptr(run.Bases[0]), make([]byte, 4))) }
+	require.NoError(b, k.Run(run))
+	wait()
+	b.ResetTimer()
+	for range b.N {
+		require.NoError(b, k.Run(run))
+	}
+	wait()
+	b.ReportMetric(2*float64(n)*n*n*float64(b.N)/b.Elapsed().Seconds()/1e12, "TFLOP/s")
+}
+
 func BenchmarkElementwise(b *testing.B) {
 	if _, err := theDevice(); err != nil {
 		b.Skip(err)
 	}
 	backend.Register(New())
-	const rows, columns = 8192, 4096
+	const rows, columns = 16384, 8192
 	for _, dt := range []dtype.DType{dtype.Float32, dtype.BFloat16} {
 		for kind, operands := range map[string]int64{"none": 2, "gelu": 2} {
 			b.Run(fmt.Sprintf("%s/%v", kind, dt), func(b *testing.B) {

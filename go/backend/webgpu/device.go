@@ -28,9 +28,15 @@ type limits struct {
 	groups       int64 // along each dimension of the grid
 	trips        int64 // of a loop: software adapters of old stop at 65535
 	alignment    int64 // bytes, of where a binding starts
+	groupBytes   int64 // of a group's own memory
+	// wideTiles is from how many tiles of 128 x 128 on a product is done in those: fewer would leave a large adapter idle.
+	wideTiles int64
 }
 
-const mostTrips = 65535
+const (
+	mostTrips = 65535
+	wideTiles = 256
+)
 
 // narrowed takes the smaller of each but the alignment; zeros in the other are no limits.
 func (l limits) narrowed(other limits) limits {
@@ -40,7 +46,7 @@ func (l limits) narrowed(other limits) limits {
 		}
 		return min(mine, others)
 	}
-	return limits{least(l.bindingBytes, other.bindingBytes), least(l.groups, other.groups), least(l.trips, other.trips), l.alignment}
+	return limits{least(l.bindingBytes, other.bindingBytes), least(l.groups, other.groups), least(l.trips, other.trips), l.alignment, l.groupBytes, least(l.wideTiles, other.wideTiles)}
 }
 
 // Settings are what the environment says of the backend. Python passes them, since Go does not see later changes of the environment.
@@ -133,7 +139,7 @@ func open(s Settings) (*device, error) {
 	}
 	d := &device{
 		handle: handle, name: C.GoString(&a.name[0]), pipelines: map[string]C.epg_wgpu_pipeline{},
-		limits: limits{int64(a.binding_bytes), int64(a.groups), mostTrips, int64(a.offset_alignment)},
+		limits: limits{int64(a.binding_bytes), int64(a.groups), mostTrips, int64(a.offset_alignment), int64(a.group_bytes), wideTiles},
 		memory: memory{largest: int64(a.buffer_bytes), budget: s.MemoryBytes, idle: map[class][]buffer{}},
 	}
 	if d.memory.budget <= 0 && a.is_software != 0 {
@@ -193,14 +199,12 @@ func failure(kind int, call, text string) error {
 	return e
 }
 
-// pipeline compiles a kernel once.
+// pipeline compiles a kernel once; the mutex is held.
 func (d *device) pipeline(template string, definitions map[string]string) (C.epg_wgpu_pipeline, error) {
 	source, err := kernels.Source(template, definitions)
 	if err != nil {
 		return C.epg_wgpu_pipeline{}, err
 	}
-	d.mutex.Lock()
-	defer d.mutex.Unlock()
 	if p, ok := d.pipelines[source]; ok {
 		return p, nil
 	}
@@ -210,6 +214,15 @@ func (d *device) pipeline(template string, definitions map[string]string) (C.epg
 			return C.epg_wgpu_pipeline{}, status.Errorf(status.Internal, "EPIGRAD_WEBGPU_SOURCES: %v", err)
 		}
 	}
+	p, err := d.compile(source)
+	if err == nil {
+		d.pipelines[source] = p
+	}
+	return p, err
+}
+
+// compile makes a pipeline of WGSL; the mutex is held.
+func (d *device) compile(source string) (C.epg_wgpu_pipeline, error) {
 	text := C.CString(source)
 	defer C.free(unsafe.Pointer(text))
 	var p C.epg_wgpu_pipeline
@@ -217,7 +230,6 @@ func (d *device) pipeline(template string, definitions map[string]string) (C.epg
 	if C.epg_wgpu_pipeline_create(d.handle, text, C.size_t(len(source)), &p, &f) != 0 {
 		return p, failed(&f)
 	}
-	d.pipelines[source] = p
 	return p, nil
 }
 
@@ -231,12 +243,12 @@ func (d *device) lose() {
 // probeLoops runs a loop that goes on for longer than what the software adapters of Mesa before 23 run silently.
 func (d *device) probeLoops() error {
 	const trips = 100000
+	d.mutex.Lock()
+	defer d.mutex.Unlock()
 	p, err := d.pipeline("probe", nil)
 	if err != nil {
 		return err
 	}
-	d.mutex.Lock()
-	defer d.mutex.Unlock()
 	run := &submission{device: d}
 	defer run.release()
 	result, err := run.acquire(C.EPG_WGPU_STORAGE, 4)

@@ -1,6 +1,7 @@
 package webgpu
 
 import (
+	"fmt"
 	"slices"
 
 	"github.com/epigrad/epigrad/go/activation"
@@ -110,29 +111,60 @@ func (b *builder) pieces(f formula, all []operand, l loops) error {
 		}
 		return nil
 	}
-	all = slices.Clone(all)
-	per := int64(1)
-	for i := range all {
-		if !all[i].written || !isHalf(all[i].view.DType) {
-			continue
-		}
-		per = 2
-		all[i].pairs = b.writesWords(all[i], l, i)
+	inQuads, rest := l.quads(all)
+	single := b.elementwiseStep(f, all, l, false)
+	if !inQuads {
+		return b.dispatch(single)
 	}
-	shape, strides := reversed(l)
-	t := b.template("elementwise", f, all)
-	t.bind(all, l.offsets, l.shape, l.strides)
-	p := newParams(shape, strides)
-	p.set(0, l.count())
-	return b.dispatch(t, p, b.grid(p, ceilDiv(l.count(), per)))
+	if rest > 0 {
+		whole := l.count() - rest
+		if err := b.pieces(f, all, l.part(0, 0, whole)); err != nil {
+			return err
+		}
+		return b.pieces(f, all, l.part(0, whole, rest))
+	}
+	step := b.elementwiseStep(f, all, l, true)
+	step.unaligned = single
+	return b.dispatch(step)
 }
 
-// writesWords reports whether an output of 16-bit elements can be written by whole words: it is contiguous and starts with one, and the last one is whole or nobody else's.
-func (b *builder) writesWords(o operand, l loops, i int) bool {
-	if len(l.shape) > 1 || len(l.shape) == 1 && l.strides[i][0] != 1 || l.offsets[i]%2 != 0 {
-		return false
+// elementwiseStep is one dispatch over the loops, four indices a thread or one.
+func (b *builder) elementwiseStep(f formula, all []operand, l loops, inQuads bool) *step {
+	all = slices.Clone(all)
+	shape, strides := reversed(l)
+	per := int64(1)
+	if inQuads {
+		per = 4
+		shape[0] /= per
+		for i := range all {
+			all[i].quads = strides[i][0] == 1
+			strides[i][0] *= per
+		}
 	}
-	return l.count()%2 == 0 || b.slots[o.view.Operand].kind != onDevice && l.offsets[i]+l.count() == b.slots[o.view.Operand].bytes/2
+	t := b.template("elementwise", f, all)
+	t.definitions["PER"] = fmt.Sprintf("%du", per)
+	t.bind(all, l.offsets, l.shape, l.strides)
+	p := newParams(shape, strides)
+	p.set(0, l.count()/per)
+	return &step{template: t, params: p.bytes, groups: b.grid(p, l.count()/per)}
+}
+
+// quads reports whether the operands' elements can be taken four at a time, innermost: they lie side by side from a multiple of four on, or one serves for all. So many
+// elements at the end are left over, where the loops are one.
+func (l loops) quads(all []operand) (ok bool, rest int64) {
+	inner := len(l.shape) - 1
+	if inner < 0 || l.shape[inner] < 4 || inner > 0 && l.shape[inner]%4 != 0 {
+		return false, 0
+	}
+	for i, o := range all {
+		if l.strides[i][inner] == 0 && !o.written {
+			continue
+		}
+		if l.strides[i][inner] != 1 || l.offsets[i]%4 != 0 || slices.ContainsFunc(l.strides[i][:inner], func(stride int64) bool { return stride%4 != 0 }) {
+			return false, 0
+		}
+	}
+	return true, l.shape[inner] % 4
 }
 
 // reversed are the loops innermost first.

@@ -1,6 +1,7 @@
 package webgpu
 
 import (
+	"fmt"
 	"slices"
 	"strings"
 
@@ -9,7 +10,7 @@ import (
 	"github.com/epigrad/epigrad/go/tensor"
 )
 
-// What kernels/webgpu/gemm.wgsl does in one group of threads.
+// What kernels/webgpu/gemm.wgsl does in one group of threads. A tile has one or two times tileSize rows and columns.
 const (
 	tileSize  = 64
 	tileDepth = 16
@@ -256,7 +257,7 @@ func (b *builder) tiles(p product) ([]tile, bool) {
 			return nil, false
 		}
 		for i, o := range all {
-			if o.written && isHalf(o.view.DType) && !t.pairs(i) {
+			if o.written && isHalf(o.view.DType) && !t.quads(i, ofColumns) {
 				return nil, false
 			}
 		}
@@ -264,17 +265,17 @@ func (b *builder) tiles(p product) ([]tile, bool) {
 	return list, true
 }
 
-// pairs reports whether an output's neighbouring columns are the halves of whole words.
-func (t *tile) pairs(i int) bool {
-	columns := t.groups[ofColumns]
-	if len(columns.shape) != 1 || columns.strides[i][0] != 1 || columns.shape[0]%2 != 0 {
+// quads reports whether an operand's elements can be taken four at a time along one group of loops: they lie side by side, each time from a multiple of four on.
+func (t *tile) quads(i, along int) bool {
+	across := t.groups[along]
+	if len(across.shape) != 1 || across.strides[i][0] != 1 || across.shape[0]%4 != 0 {
 		return false
 	}
 	for group := range t.groups {
-		if t.groups[group].offsets[i]%2 != 0 {
+		if t.groups[group].offsets[i]%4 != 0 {
 			return false
 		}
-		if group != ofColumns && slices.ContainsFunc(t.groups[group].strides[i], func(stride int64) bool { return stride%2 != 0 }) {
+		if group != along && slices.ContainsFunc(t.groups[group].strides[i], func(stride int64) bool { return stride%4 != 0 }) {
 			return false
 		}
 	}
@@ -327,21 +328,27 @@ func (b *builder) cutTile(t tile, all []operand) []tile {
 
 // multiplyTiles adds the dispatches.
 func (b *builder) multiplyTiles(p product, tiles []tile) error {
-	all := p.operands()
-	for i := range all {
-		all[i].pairs = all[i].written && isHalf(all[i].view.DType)
-	}
 	for _, x := range tiles {
-		if err := b.multiplyTile(p, x, slices.Clone(all)); err != nil {
+		whole, single := b.tileStep(p, x, true), b.tileStep(p, x, false)
+		whole.unaligned = single
+		if err := b.dispatch(whole); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-func (b *builder) multiplyTile(p product, x tile, all []operand) error {
-	for i := range all {
-		all[i].accumulates = all[i].written && (x.adds || p.accumulates)
+// tileStep is the dispatch that does a tile, with those operands in quads that can be, or none.
+func (b *builder) tileStep(p product, x tile, quads bool) *step {
+	all := p.operands()
+	for i, o := range all {
+		all[i].accumulates = o.written && (x.adds || p.accumulates)
+		along := map[int]int{2: ofRows, 3: ofColumns}
+		if o.written {
+			along[o.place] = ofColumns
+		}
+		group, ok := along[o.place]
+		all[i].quads = quads && ok && x.quads(i, group)
 	}
 	t := b.template("gemm", formula{name: "gemm", kind: p.kind}, all)
 	t.name = strings.Replace(t.name, "gemm_gemm", "gemm_epilogue", 1)
@@ -380,8 +387,27 @@ func (b *builder) multiplyTile(p product, x tile, all []operand) error {
 		params.set(32+4*i, size)
 		params.set(48+4*i, ends[i])
 	}
-	tiles := func(group int) uint32 { return uint32(ceilDiv(x.groups[group].count(), tileSize)) }
-	return b.dispatch(t, params, [3]uint32{tiles(ofColumns), tiles(ofRows), uint32(x.groups[ofBatch].count())})
+	parts := b.tileParts(x)
+	t.definitions["HALVES"] = "0 1"[:2*parts-1]
+	t.definitions["PARTS"], t.definitions["TILE"] = fmt.Sprintf("%du", parts), fmt.Sprintf("%du", parts*tileSize)
+	t.definitions["WIDTH"] = fmt.Sprintf("%du", parts*tileSize/4+1)
+	return &step{
+		template: t, params: params.bytes,
+		groups: [3]uint32{uint32(x.tiles(ofColumns, parts)), uint32(x.tiles(ofRows, parts)), uint32(x.groups[ofBatch].count())},
+	}
+}
+
+func (t *tile) tiles(group int, parts int64) int64 {
+	return ceilDiv(t.groups[group].count(), parts*tileSize)
+}
+
+// tileParts is 2 where a product is large enough for tiles of twice the size, and 1 otherwise.
+func (b *builder) tileParts(t tile) int64 {
+	const wideBytes = 2 * tileDepth * (2*tileSize + 4) * 4
+	if b.limits.groupBytes >= wideBytes && t.tiles(ofRows, 2)*t.tiles(ofColumns, 2)*t.groups[ofBatch].count() >= b.limits.wideTiles {
+		return 2
+	}
+	return 1
 }
 
 // along says along which dimension of an operand neighbouring threads read: that with the smaller step.

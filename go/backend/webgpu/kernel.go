@@ -14,14 +14,13 @@ import (
 
 	"github.com/epigrad/epigrad/go/backend"
 	"github.com/epigrad/epigrad/go/dtype"
-	"github.com/epigrad/epigrad/go/status"
 	"github.com/epigrad/epigrad/go/tensor"
 )
 
 // What kernels/webgpu says of a dispatch.
 const (
 	groupThreads = 256
-	groupBytes   = 8192
+	groupBytes   = 2 * tileDepth * (tileSize + 4) * word
 	mostRank     = 16
 	mostOperands = 7
 
@@ -57,18 +56,18 @@ type binding struct {
 	slot           int
 	from, to, base int64 // what is reached, and where the element [0, 0, ...] is
 	size           int64 // of an element
-	pairs          bool  // two elements are written at once, as one word
+	quads          bool  // four elements are read or written at once
 	written        bool
 }
 
 // step is one dispatch.
 type step struct {
-	pipeline    C.epg_wgpu_pipeline
-	name        string
-	groups      [3]uint32
-	params      []byte
-	bindings    []binding
-	accumulates bool // adds to what is there if the run says so
+	*template
+	pipeline C.epg_wgpu_pipeline
+	groups   [3]uint32
+	params   []byte
+	// unaligned does the same where an array starts so that four elements cannot be read at once; it is compiled when it is needed. Nil where there are no such operands.
+	unaligned *step
 }
 
 // builder collects a problem's steps.
@@ -77,14 +76,14 @@ type builder struct {
 	limits limits
 	dt     dtype.DType
 	slots  []slot
-	steps  []step
+	steps  []*step
 }
 
 // kernel is a program that is ready to run.
 type kernel struct {
 	device    *device
 	slots     []slot
-	steps     []step
+	steps     []*step
 	sku       backend.Sku
 	precision backend.Precision
 }
@@ -144,16 +143,28 @@ func same(a, b *tensor.View) bool {
 	return a.Operand == b.Operand && a.Offset == b.Offset && slices.Equal(a.Shape, b.Shape) && slices.Equal(a.Strides, b.Strides)
 }
 
-// dispatch adds a step over so many threads' groups along x and y.
-func (b *builder) dispatch(k *template, p *params, groups [3]uint32) error {
-	pipeline, err := b.device.pipeline(k.file, k.definitions)
-	if err != nil {
-		return err
+// dispatch compiles a step and adds it.
+func (b *builder) dispatch(s *step) error {
+	b.device.mutex.Lock()
+	defer b.device.mutex.Unlock()
+	b.steps = append(b.steps, s)
+	return s.compile(b.device)
+}
+
+// compile finds the step's pipeline; the device's mutex is held.
+func (s *step) compile(d *device) (err error) {
+	if s.pipeline.pipeline == nil {
+		s.pipeline, err = d.pipeline(s.file, s.definitions)
 	}
-	b.steps = append(b.steps, step{
-		pipeline: pipeline, name: k.name, groups: groups, params: p.bytes, bindings: k.bindings, accumulates: k.definitions["ACCUMULATES"] == "run",
-	})
-	return nil
+	return err
+}
+
+// suited is the step itself, or what does the same for arrays that start as these do; the device's mutex is held.
+func (s *step) suited(d *device, buffers []held) (*step, error) {
+	if s.unaligned == nil || !slices.ContainsFunc(s.bindings, func(b binding) bool { return b.quads && buffers[b.slot].offset%(4*b.size) != 0 }) {
+		return s, nil
+	}
+	return s.unaligned, s.unaligned.compile(d)
 }
 
 // kernel makes the program of a problem.
@@ -252,7 +263,13 @@ func (k *kernel) buffers(run *submission, r *backend.Run) ([]held, error) {
 // encode binds the steps' operands and writes their parameters.
 func (k *kernel) encode(run *submission, r *backend.Run, buffers []held) error {
 	size := int64(0)
-	for _, s := range k.steps {
+	steps := make([]*step, len(k.steps))
+	for i := range steps {
+		s, err := k.steps[i].suited(k.device, buffers)
+		if err != nil {
+			return err
+		}
+		steps[i] = s
 		size += (int64(len(s.params)) + paramAlignment - 1) / paramAlignment * paramAlignment
 	}
 	uniform, err := run.acquire(C.EPG_WGPU_UNIFORM, size)
@@ -260,14 +277,13 @@ func (k *kernel) encode(run *submission, r *backend.Run, buffers []held) error {
 		return err
 	}
 	params := make([]byte, 0, size)
-	for i := range k.steps {
-		s := &k.steps[i]
+	for _, s := range steps {
 		start := len(params)
 		params = append(params, s.params...)
 		here := params[start:]
 		binary.LittleEndian.PutUint32(here[paramWeight:], math.Float32bits(float32(r.Weight)))
 		binary.LittleEndian.PutUint32(here[paramRest:], math.Float32bits(float32(1-r.Weight)))
-		if s.accumulates {
+		if s.definitions["ACCUMULATES"] == "run" {
 			binary.LittleEndian.PutUint32(here[paramAccumulate:], truth(r.Accumulate))
 		}
 		dispatch := C.epg_wgpu_dispatch{pipeline: s.pipeline, first_binding: C.uint32_t(len(run.bindings)), num_bindings: C.uint32_t(len(s.bindings) + 1)}
@@ -291,10 +307,6 @@ func (k *kernel) encode(run *submission, r *backend.Run, buffers []held) error {
 // bind is the range of an operand's buffer, aligned as the device wants it, and writes where in that range the operand starts.
 func (k *kernel) bind(run *submission, b *binding, s *step, buffers []held, param []byte) (C.epg_wgpu_range, error) {
 	h := buffers[b.slot]
-	if b.pairs && h.offset%word != 0 {
-		return C.epg_wgpu_range{}, status.Errorf(status.Unsupported,
-			"%s: %s: an output of 16-bit elements that starts %d bytes into its array, want a multiple of %d", k.sku.Op, k.sku.DType, h.offset, word)
-	}
 	from := (h.offset + b.from) / k.device.limits.alignment * k.device.limits.alignment
 	bound := C.epg_wgpu_range{h.buffer.handle, C.uint64_t(from), C.uint64_t(wordsUp(h.offset + b.to - from))}
 	if !b.written && s.writes(h.buffer, buffers) {

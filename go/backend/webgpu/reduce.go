@@ -143,7 +143,7 @@ func (b *builder) partialSums(f formula, all []operand, kept, reduced loops, chu
 	p.set(24, reduced.count())
 	p.set(28, mostTerms)
 	p.set(32, row)
-	return b.dispatch(t, p, b.grid(p, kept.count()*chunks))
+	return b.dispatch(&step{template: t, params: p.bytes, groups: b.grid(p, kept.count()*chunks)})
 }
 
 // restricted are operands without the dimensions that are summed over, or with those alone.

@@ -23,8 +23,8 @@ type operand struct {
 	view    *tensor.View
 	place   int
 	written bool
-	// pairs: the output's elements are written two at a time.
-	pairs bool
+	// quads: elements are read and written four at a time.
+	quads bool
 	// accumulates: what is written is added to what is there.
 	accumulates bool
 }
@@ -55,7 +55,7 @@ type template struct {
 // template makes the definitions for operands.
 func (b *builder) template(file string, f formula, all []operand) *template {
 	d := map[string]string{
-		"COUNT": fmt.Sprintf("%du", len(all)), "REAL": "f32", "FORMULA": f.name, "KIND": f.kind, "PER": "1u", "WEIGHT": "number", "ACCUMULATES": "",
+		"COUNT": fmt.Sprintf("%du", len(all)), "REAL": "f32", "FORMULA": f.name, "KIND": f.kind, "WEIGHT": "number", "ACCUMULATES": "",
 	}
 	if f.kind == "" {
 		d["KIND"] = "none"
@@ -75,7 +75,7 @@ func (b *builder) template(file string, f formula, all []operand) *template {
 		t.name += "_" + f.kind
 	}
 	t.name += "_" + b.dt.Short()
-	lists := map[string][]string{"OPERANDS": nil, "INPUTS": nil, "OUTPUTS": nil, "READ": nil, "WRITTEN": nil, "PAIRS": nil}
+	lists := map[string][]string{"OPERANDS": nil, "INPUTS": nil, "OUTPUTS": nil, "READ": nil, "WRITTEN": nil, "QUADS_READ": nil, "QUADS_WRITTEN": nil}
 	for j, o := range all {
 		number := fmt.Sprint(j)
 		add := func(names ...string) {
@@ -83,25 +83,25 @@ func (b *builder) template(file string, f formula, all []operand) *template {
 				lists[name] = append(lists[name], number)
 			}
 		}
-		short, access, wordType := o.view.DType.Short(), "read", "u32"
+		short, access, wordType, way := o.view.DType.Short(), "read", "u32", ""
+		switch {
+		case o.quads && isHalf(o.view.DType):
+			wordType, way = "vec2<u32>", "QUADS_"
+		case o.quads:
+			wordType, way = "vec4<u32>", "QUADS_"
+		case o.written && isHalf(o.view.DType):
+			wordType = "atomic<u32>" // the other half may be another thread's
+		}
+		d["QUAD"+number] = way
 		add("OPERANDS")
 		if o.written {
 			access = "read_write"
-			add("OUTPUTS", "WRITTEN")
-			if o.view.DType.Size() < word {
-				d["PER"] = "2u"
-				if o.pairs {
-					add("PAIRS")
-					d["MODE"+number] = "pair"
-				} else {
-					wordType = "atomic<u32>"
-				}
-			}
+			add("OUTPUTS", way+"WRITTEN")
 		} else {
 			add("INPUTS")
 		}
 		if !o.written || o.accumulates {
-			add("READ")
+			add(way + "READ")
 		}
 		if o.accumulates {
 			d["ACCUMULATES"] = "run"
@@ -126,7 +126,7 @@ func (t *template) bind(all []operand, offsets []int64, shape []int64, strides [
 		lo, hi := reach(shape, strides[j])
 		at := offsets[j]
 		t.bindings = append(t.bindings, binding{
-			slot: o.view.Operand, base: at * size, from: (at + lo) * size, to: (at + hi + 1) * size, size: size, pairs: o.pairs, written: o.written,
+			slot: o.view.Operand, base: at * size, from: (at + lo) * size, to: (at + hi + 1) * size, size: size, quads: o.quads, written: o.written,
 		})
 	}
 }

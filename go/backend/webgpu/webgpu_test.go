@@ -57,7 +57,7 @@ func TestBackendOfNarrowLimits(t *testing.T) {
 	op.ClearCache()
 	defer op.ClearCache()
 	defer onlyMethods(t, "^TestActivation|^TestGated|^TestGemmEpilogue(AtBlockEdges|Backward|Forward)$|^TestLerp|^TestNaN|^TestSums")()
-	optest.Run(t, &Backend{limits: limits{bindingBytes: 16 << 10, groups: 7, trips: 2}})
+	optest.Run(t, &Backend{limits: limits{bindingBytes: 16 << 10, groups: 7, trips: 2, wideTiles: 1}})
 }
 
 // TestALostDevice: calls and arrays on a device that is gone are errors, and the process lives.

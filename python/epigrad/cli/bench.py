@@ -1,6 +1,7 @@
 """``python -m epigrad bench``: this machine, against PyTorch eager and `torch.compile`.
 
-One table for each kind of device: `bench_cpu` and `bench_cuda` say what their rows are and how they are timed.
+One table for each kind of device: `bench_cpu`, `bench_cuda` and `bench_webgpu` say what their rows are and how they
+are timed.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import re
 from typing import TYPE_CHECKING
 
 from epigrad import selection
-from epigrad.cli import bench_cpu, bench_cuda
+from epigrad.cli import bench_cpu, bench_cuda, bench_webgpu
 from epigrad.cli.report import check_paths
 
 if TYPE_CHECKING:
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = ["add_parser", "main"]
 
-_TABLES = {"cpu": bench_cpu.run, "cuda": bench_cuda.run}
+_TABLES = {"cpu": bench_cpu.run, "cuda": bench_cuda.run, "webgpu": bench_webgpu.run}
 
 
 def add_parser(subparsers: Subparsers) -> None:
@@ -30,7 +31,9 @@ def add_parser(subparsers: Subparsers) -> None:
         choices=[*_TABLES, "all"],
         help="what is measured: a device, or all that are here; by default cuda where there is one, else cpu",
     )
-    parser.add_argument("--quick", action="store_true", help="fewer rounds, and on cuda bfloat16 alone")
+    parser.add_argument(
+        "--quick", action="store_true", help="fewer rounds, on cuda bfloat16 alone, on webgpu small tensors"
+    )
     parser.add_argument("--rows", type=_pattern, metavar="PATTERN", help="only rows whose name this is found in")
     parser.add_argument(
         "--seconds",
@@ -56,7 +59,7 @@ def main(args: argparse.Namespace) -> int:
     here = {info.name for info in selection.backends() if info.available}
     chosen = [args.device] if args.device in _TABLES else [name for name in _TABLES if name in here]
     if args.device is None:
-        chosen = chosen[-1:]
+        chosen = [name for name in chosen if name != "webgpu"][-1:]
     for name in chosen:
         if name not in here:
             raise selection.unavailable(name)

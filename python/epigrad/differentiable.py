@@ -20,13 +20,17 @@ from torch import Tensor
 __all__ = [
     "ACTIVATIONS",
     "Formula",
+    "activated",
     "computed",
+    "gated",
     "gated_backward",
     "gemm_backward",
     "grad_preactivation",
+    "lerp",
     "lerp_backward",
     "linear_gradients",
     "matmul_gradients",
+    "preactivation",
     "split_gate",
 ]
 
@@ -113,6 +117,29 @@ ACTIVATIONS: dict[str, Formula] = {
 def computed(tensor: Tensor) -> Tensor:
     """The tensor in the dtype that elementwise maths uses: float32 for the half types, else its own."""
     return tensor.float() if tensor.dtype.itemsize == 2 else tensor
+
+
+def preactivation(a: Tensor, b: Tensor, bias: Tensor | None, transposed: bool) -> Tensor:
+    """``a @ b + bias``; `transposed` means that b is a weight ``[N, K]``."""
+    product = torch.matmul(a, b.mT if transposed else b)
+    return product if bias is None else product + bias
+
+
+def activated(activation: str, preactivation: Tensor) -> Tensor:
+    """``act(pre)``, rounded once."""
+    return ACTIVATIONS[activation].value(computed(preactivation)).to(preactivation.dtype)
+
+
+def gated(activation: str, value: Tensor, gate: Tensor) -> Tensor:
+    """``value * act(gate)``, rounded once."""
+    return (computed(value) * ACTIVATIONS[activation].value(computed(gate))).to(value.dtype)
+
+
+def lerp(start: Tensor, end: Tensor, weight: Tensor | float) -> Tensor:
+    """``start + weight * (end - start)``, rounded once."""
+    factor = computed(weight) if isinstance(weight, Tensor) else weight
+    mixed: Tensor = torch.lerp(computed(start), computed(end), factor)
+    return mixed.to(start.dtype)
 
 
 def grad_preactivation(activation: str, grad: Tensor, preactivation: Tensor | None, output: Tensor | None) -> Tensor:

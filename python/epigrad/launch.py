@@ -6,7 +6,8 @@ same errors.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -16,15 +17,24 @@ from epigrad import errors
 from epigrad.arguments import refuse_transforms, transforms_active
 from epigrad.library import Core
 
-__all__ = ["aligned_workspace", "launch", "launch_into", "mark_written", "refuse_graph", "refuse_negative"]
+__all__ = ["Launcher", "aligned_workspace", "launch", "launch_into", "mark_written", "refuse_graph", "refuse_negative"]
 
 Tensors = tuple[Tensor | None, ...]
+
+
+class Launcher(Protocol):
+    """What computes: the loaded core, or the dispatcher in its place."""
+
+    @property
+    def launch(self) -> Callable[..., Tensors]:
+        """Runs an op, in the order of arguments that `launch` below gives."""
+
 
 _ALIGNMENT = 256  # bytes: what a plan asks of its workspace
 
 
 def launch(
-    core: Core,
+    core: Launcher,
     op: str,
     kind: str | None,
     inputs: Tensors,

@@ -99,10 +99,10 @@ class Core:
             valid = ", ".join(repr(known) for known in self.activations if known is not None)
             raise errors.InvalidProblemError(f"{op}: activation: {name!r}, want one of {valid}") from None
 
-    def gated_kind(self, op: str, kind: str) -> str:
+    def gated_kind(self, op: str, kind: str | None) -> str:
         """The name of the activation that a gated kind's gate goes through."""
         try:
-            return self.gated_kinds[kind]
+            return self.gated_kinds[kind]  # type: ignore[index]
         except (KeyError, TypeError):
             valid = ", ".join(map(repr, self.gated_kinds))
             raise errors.InvalidProblemError(f"{op}: kind: {kind!r}, want one of {valid}") from None

@@ -16,6 +16,7 @@ from epigrad.webgpu import Array
 
 __all__ = [
     "PLAIN",
+    "PLAIN_OR_NONE",
     "check_save",
     "check_tensors",
     "dim_index",
@@ -34,6 +35,8 @@ __all__ = [
 unpack_dual: Callable[[Tensor], Any] = forward_ad.unpack_dual
 PLAIN = frozenset((Tensor, torch.nn.Parameter))
 """The types whose memory the core may read: of a subclass it cannot know what it stands for."""
+
+PLAIN_OR_NONE = PLAIN | {type(None)}
 
 _TENSORS = (Tensor, Array)  # what has data; only a tensor can have a graph
 transforms_active = torch._C._are_functorch_transforms_active

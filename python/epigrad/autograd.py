@@ -18,9 +18,9 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from epigrad import differentiable
+from epigrad import differentiable, errors
 from epigrad.arguments import transforms_active, unknown_save
-from epigrad.launch import Launcher, Tensors, launch
+from epigrad.launch import Launcher, Tensors
 from epigrad.library import Activation
 
 __all__ = [
@@ -41,6 +41,8 @@ __all__ = [
 
 # What forward keeps for the derivative of the activation.
 NOTHING, PREACTIVATION, OUTPUT, RECOMPUTE = range(4)
+
+_LEGACY_BATCH = torch._C._dispatch_key_parse("Batched")
 
 Needs = tuple[bool, ...]
 Shape = Sequence[int]
@@ -73,12 +75,18 @@ def stand_in(like: Tensor, shape: Shape) -> Tensor:
 
 def differentiate(problem: Problem, needs: Needs, *tensors: Tensor | None) -> Tensors:
     """The gradients of a problem, differentiable themselves if grad mode is on."""
-    if transforms_active():  # a batch of gradients (is_grads_batched), which no kernel can take
+    if transforms_active():
         return problem.formula(needs, *tensors)
-    if torch.is_grad_enabled():
-        gradients: Tensors = Gradient.apply(problem, needs, *tensors)
-        return gradients
-    return problem.run(needs, *tensors)
+    try:
+        if torch.is_grad_enabled():
+            gradients: Tensors = Gradient.apply(problem, needs, *tensors)
+            return gradients
+        return problem.run(needs, *tensors)
+    except errors.UnsupportedError:
+        # A batch of gradients (is_grads_batched, jacobian(vectorize=True)) is no transform of torch.func's.
+        if not any(torch._C._dispatch_keys(t).has(_LEGACY_BATCH) for t in tensors if t is not None):
+            raise
+        return problem.formula(needs, *tensors)
 
 
 class Gradient(Function):
@@ -150,7 +158,7 @@ class GemmProblem:
         if b is None:
             b = stand_in(grad, shapes[1])
         inputs = (grad, a, b, self.bias if bias is None else bias, preactivation, output)
-        return launch(self.core, self.op + "_backward", self.activation, inputs, needs, self.backend)
+        return self.core.launch(self.op + "_backward", self.activation, inputs, needs, self.backend)
 
     def formula(self, needs: Needs, *tensors: Tensor | None, grad_hidden: Tensor | None = None) -> Tensors:
         grad, a, b, bias, preactivation, output = tensors
@@ -187,7 +195,7 @@ class Gemm(Function):
     ) -> Tensors:
         need_a, need_b, _ = ctx.needs_input_grad[5:]
         recompute = keep == RECOMPUTE
-        out, preactivation = launch(core, op, activation, (a, b, bias), (True, keep == PREACTIVATION), backend)
+        out, preactivation = core.launch(op, activation, (a, b, bias), (True, keep == PREACTIVATION), backend)
         ctx.problem = GemmProblem(
             core, op, activation, backend, (a.shape, b.shape, None if bias is None else bias.shape), bias
         )
@@ -224,8 +232,7 @@ class GatedActivationProblem:
     backend: str | None
 
     def run(self, needs: Needs, *tensors: Tensor | None) -> Tensors:
-        return launch(
-            self.core,
+        return self.core.launch(
             "gated_activation_backward",
             self.kind,
             tensors,
@@ -259,7 +266,7 @@ class GatedActivation(Function):
         backend: str | None,
         input: Tensor,
     ) -> Tensor:
-        (out,) = launch(core, "gated_activation", kind, (input,), (True,), backend, dim, gate_first)
+        (out,) = core.launch("gated_activation", kind, (input,), (True,), backend, dim, gate_first)
         assert out is not None
         ctx.problem = GatedActivationProblem(core, kind, activation, dim, gate_first, backend)
         ctx.save_for_backward(input)
@@ -287,7 +294,7 @@ class GatedProductProblem:
         grad, value, gate = tensors
         # What was not saved is not read; grad_output has its shape and stands in for it.
         inputs = (grad, grad if value is None else value, grad if gate is None else gate)
-        return launch(self.core, "gated_product_backward", self.kind, inputs, needs, self.backend)
+        return self.core.launch("gated_product_backward", self.kind, inputs, needs, self.backend)
 
     def formula(self, needs: Needs, *tensors: Tensor | None) -> Tensors:
         grad, value, gate = tensors
@@ -303,7 +310,7 @@ class GatedProduct(Function):
     def forward(
         ctx: Any, core: Launcher, kind: str, activation: str, backend: str | None, value: Tensor, gate: Tensor
     ) -> Tensor:
-        (out,) = launch(core, "gated_product", kind, (value, gate), (True,), backend)
+        (out,) = core.launch("gated_product", kind, (value, gate), (True,), backend)
         assert out is not None
         need_value, need_gate = ctx.needs_input_grad[4:]
         ctx.problem = GatedProductProblem(core, kind, activation, backend)
@@ -339,7 +346,7 @@ class LerpProblem:
         if weight is None and weight_shape is not None:
             weight = stand_in(grad, weight_shape)
         inputs = (grad, start, end, weight)
-        return launch(self.core, "lerp_backward", None, inputs, needs, self.backend, weight=self.weight)
+        return self.core.launch("lerp_backward", None, inputs, needs, self.backend, 0, False, self.weight)
 
     def formula(self, needs: Needs, *tensors: Tensor | None) -> Tensors:
         grad, start, end, weight = tensors
@@ -361,7 +368,7 @@ class Lerp(Function):
         end: Tensor,
         weight: Tensor | None,
     ) -> Tensor:
-        (out,) = launch(core, "lerp", None, (start, end, weight), (True,), backend, weight=value)
+        (out,) = core.launch("lerp", None, (start, end, weight), (True,), backend, 0, False, value)
         assert out is not None
         need_start, need_end, need_weight = ctx.needs_input_grad[3:]
         ctx.problem = LerpProblem(

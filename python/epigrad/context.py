@@ -6,7 +6,6 @@ A plain call goes straight to the core. One that is traced, transformed, recorde
 
 from __future__ import annotations
 
-from torch._C import _get_tracing_state as tracing_state
 from torch._C import _len_torch_dispatch_stack as dispatch_modes
 from torch.autograd import forward_ad, profiler
 from torch.compiler import is_dynamo_compiling
@@ -27,5 +26,4 @@ def watched() -> bool:
         or transforms_active()
         or forward_ad._current_level >= 0
         or profiler._is_profiler_enabled
-        or tracing_state() is not None
     )

@@ -174,6 +174,11 @@ def gemm_backward(
     return grad_a, grad_b, grad_bias
 
 
+def _rows(tensor: Tensor) -> Tensor:
+    # Not flatten, which vectorised jacobians have no rule for.
+    return tensor.reshape(math.prod(tensor.shape[:-1]), tensor.shape[-1])
+
+
 def linear_gradients(
     grad_pre: Tensor,
     input: Tensor | None,
@@ -190,7 +195,7 @@ def linear_gradients(
         if input.dim() == 1:
             grad_weight = torch.outer(grad_pre, input)
         else:
-            grad_weight = grad_pre.flatten(0, -2).mT @ input.flatten(0, -2)
+            grad_weight = _rows(grad_pre).mT @ _rows(input)
     return grad_input, grad_weight
 
 
@@ -216,7 +221,7 @@ def matmul_gradients(
         rows = a.unsqueeze(0) if len(a_shape) == 1 else a
         if len(b_shape) <= 2:
             # One product over all rows: the batch is summed in the accumulator and not after rounding.
-            grad_b = rows.flatten(0, -2).mT @ grad_pre.flatten(0, -2)
+            grad_b = _rows(rows).mT @ _rows(grad_pre)
         else:
             grad_b = (rows.mT @ grad_pre).sum_to_size(tuple(b_shape))
         grad_b = grad_b.reshape(tuple(b_shape))

@@ -18,7 +18,7 @@ from torch.autograd import Function
 from epigrad import differentiable, errors, library
 from epigrad.arguments import gate_is_first
 from epigrad.autograd import Needs, Shape, differentiate, stand_in
-from epigrad.launch import Tensors, launch
+from epigrad.launch import Tensors
 
 __all__ = ["BLOCK_ARGUMENTS", "Block", "FeedForward", "FeedForwardProblem", "Shapes", "block_of"]
 
@@ -62,11 +62,11 @@ class Block:
         backend = self.backend
         with self.told_as(0):
             if self.kind is None:
-                hidden, preactivation = launch(
-                    core, "linear", self.activation, (input, weight1, bias1), (True, keep_preactivation), backend
+                hidden, preactivation = core.launch(
+                    "linear", self.activation, (input, weight1, bias1), (True, keep_preactivation), backend
                 )
             else:
-                preactivation, _ = launch(core, "linear", "none", (input, weight1, bias1), (True, False), backend)
+                preactivation, _ = core.launch("linear", "none", (input, weight1, bias1), (True, False), backend)
                 assert preactivation is not None
                 if preactivation.shape[-1] % 2:
                     weight_name = self.argument_names[0]
@@ -74,7 +74,7 @@ class Block:
                     raise errors.InvalidProblemError(f"{self.op}: {weight_name}: {rows} rows, want [2*H, K]")
                 hidden = self.hidden(preactivation)
         with self.told_as(1):
-            out, _ = launch(core, "linear", "none", (hidden, weight2, bias2), (True, False), backend)
+            out, _ = core.launch("linear", "none", (hidden, weight2, bias2), (True, False), backend)
         assert out is not None
         return out, preactivation if keep_preactivation else None
 
@@ -82,10 +82,9 @@ class Block:
         """The hidden activation from the first layer's preactivation."""
         core = library.core()
         if self.kind is None:
-            (out,) = launch(core, "activation", self.activation, (preactivation,), (True,), self.backend)
+            (out,) = core.launch("activation", self.activation, (preactivation,), (True,), self.backend)
         else:
-            (out,) = launch(
-                core,
+            (out,) = core.launch(
                 "gated_activation",
                 self.kind,
                 (preactivation,),
@@ -104,18 +103,19 @@ class Block:
         the hidden activation, if it is asked for. `grad` may be written over.
         """
         if self.kind is None:
-            grad_pre, out, grad_bias = launch(
-                library.core(),
+            grad_pre, out, grad_bias = library.core().launch(
                 "activation_backward",
                 self.activation,
                 (grad, preactivation),
                 (needs[0], hidden, needs[1]),
                 self.backend,
-                outputs=(grad, None, None),
+                0,
+                False,
+                None,
+                (grad, None, None),
             )
             return grad_pre, grad_bias, out
-        grad_pre, grad_bias = launch(
-            library.core(),
+        grad_pre, grad_bias = library.core().launch(
             "gated_activation_backward",
             self.kind,
             (grad, preactivation),
@@ -133,14 +133,14 @@ class Block:
         core = library.core()
         first_needed = any(needs[:3])
         if preactivation is None and (needs[3] or (first_needed and self.slope_needs_preactivation)):
-            preactivation, _ = launch(core, "linear", "none", (input, weight1, bias1), (True, False), self.backend)
+            preactivation, _ = core.launch("linear", "none", (input, weight1, bias1), (True, False), self.backend)
         weight2_or_shape = stand_in(grad, shapes[3]) if weight2 is None else weight2
         no_hidden = stand_in(grad, (*grad.shape[:-1], shapes[3][1]))
         bias2 = None if shapes[4] is None else grad.new_empty(shapes[4])
 
         def second_layer(hidden: Tensor, wanted: Needs) -> Tensors:
             inputs = (grad, hidden, weight2_or_shape, bias2, None, None)
-            return launch(core, "linear_backward", "none", inputs, wanted, self.backend)
+            return core.launch("linear_backward", "none", inputs, wanted, self.backend)
 
         if not first_needed:
             hidden = no_hidden
@@ -173,9 +173,7 @@ class Block:
             None,
         )
         first_needs = (needs[0], needs[1], needs[2] and not self.slope_needs_preactivation)
-        grad_input, grad_weight1, sums = launch(
-            core, "linear_backward", "none", first_inputs, first_needs, self.backend
-        )
+        grad_input, grad_weight1, sums = core.launch("linear_backward", "none", first_inputs, first_needs, self.backend)
         return grad_input, grad_weight1, sums if grad_bias1 is None else grad_bias1, grad_weight2, grad_bias2
 
     def formula(

@@ -15,6 +15,7 @@ from torch import Tensor
 from epigrad import autograd, library, ops, selection
 from epigrad.arguments import (
     PLAIN,
+    PLAIN_OR_NONE,
     check_save,
     dim_index,
     gate_is_first,
@@ -24,7 +25,6 @@ from epigrad.arguments import (
 from epigrad.autocast import any_autocast, as_linear
 from epigrad.context import watched
 from epigrad.feedforward import BLOCK_ARGUMENTS, Block, FeedForward, block_of
-from epigrad.launch import launch
 
 __all__ = ["gated_activation", "gated_mlp", "gated_product", "lerp", "linear", "matmul_bias_activation", "mlp"]
 
@@ -161,7 +161,7 @@ def gated_activation(input: Tensor, kind: str = "swiglu", dim: int = -1, *, gate
     if input.requires_grad and torch.is_grad_enabled():
         result: Tensor = autograd.GatedActivation.apply(core, kind, activation, dim, gate_first, backend, input)
         return result
-    (product,) = launch(core, "gated_activation", kind, (input,), (True,), backend, dim, gate_first)
+    (product,) = core.launch("gated_activation", kind, (input,), (True,), backend, dim, gate_first)
     assert product is not None
     return product
 
@@ -204,7 +204,7 @@ def gated_product(value: Tensor, gate: Tensor, kind: str = "swiglu") -> Tensor:
     if (value.requires_grad or gate.requires_grad) and torch.is_grad_enabled():
         result: Tensor = autograd.GatedProduct.apply(core, kind, activation, backend, value, gate)
         return result
-    (product,) = launch(core, "gated_product", kind, (value, gate), (True,), backend)
+    (product,) = core.launch("gated_product", kind, (value, gate), (True,), backend)
     assert product is not None
     return product
 
@@ -237,7 +237,7 @@ def lerp(start: Tensor, end: Tensor, weight: float | Tensor) -> Tensor:
     """
     factor, tensor = lerp_weight("lerp", weight)
     backend = selection.current()
-    if watched() or type(start) not in PLAIN or type(end) not in PLAIN or not _plain_or_none(tensor):
+    if watched() or type(start) not in PLAIN or type(end) not in PLAIN or type(tensor) not in PLAIN_OR_NONE:
         require_tensors("lerp", start=start, end=end)
         out: Tensor = ops.call("lerp", start, end, tensor, factor=factor, backend=backend)
         return out
@@ -247,7 +247,7 @@ def lerp(start: Tensor, end: Tensor, weight: float | Tensor) -> Tensor:
     ):
         result: Tensor = autograd.Lerp.apply(core, backend, factor, start, end, tensor)
         return result
-    (mixed,) = launch(core, "lerp", None, (start, end, tensor), (True,), backend, weight=factor)
+    (mixed,) = core.launch("lerp", None, (start, end, tensor), (True,), backend, 0, False, factor)
     assert mixed is not None
     return mixed
 
@@ -348,10 +348,6 @@ def gated_mlp(
     return _feedforward("gated_mlp", (input, weight_in, bias_in, weight_out, bias_out), kind, gate, save)
 
 
-def _plain_or_none(tensor: Tensor | None) -> bool:
-    return tensor is None or type(tensor) in PLAIN
-
-
 def _gemm(
     op: str,
     names: tuple[str, str, str],
@@ -362,7 +358,7 @@ def _gemm(
     save: str,
 ) -> Tensor:
     backend = selection.current()
-    if watched() or type(a) not in PLAIN or type(b) not in PLAIN or not _plain_or_none(bias):
+    if watched() or type(a) not in PLAIN or type(b) not in PLAIN or type(bias) not in PLAIN_OR_NONE:
         require_tensors(op, **dict(zip(names, (a, b, bias), strict=True)))
         out: Tensor = ops.call(op, a, b, bias, activation, save=_save(op, save, (a, b, bias)), backend=backend)[0]
         return out
@@ -374,7 +370,7 @@ def _gemm(
     if torch.is_grad_enabled() and (a.requires_grad or b.requires_grad or (bias is not None and bias.requires_grad)):
         result: Tensor = autograd.Gemm.apply(core, op, row.name, keep, backend, a, b, bias)[0]
         return result
-    computed, _ = launch(core, op, row.name, (a, b, bias), _FORWARD_ONLY, backend)
+    computed, _ = core.launch(op, row.name, (a, b, bias), _FORWARD_ONLY, backend)
     assert computed is not None
     return computed
 
@@ -394,7 +390,7 @@ def _feedforward(
     save: str,
 ) -> Tensor:
     backend = selection.current()
-    if watched() or not all(map(_plain_or_none, tensors)):
+    if watched() or not PLAIN_OR_NONE.issuperset(map(type, tensors)):
         names = BLOCK_ARGUMENTS[op]
         require_tensors(op, **dict(zip(names, tensors, strict=True)))
         options = {"gate": gate} if op == "gated_mlp" else {}

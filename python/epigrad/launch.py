@@ -17,7 +17,7 @@ from epigrad import errors
 from epigrad.arguments import refuse_transforms, transforms_active
 from epigrad.library import Core
 
-__all__ = ["Launcher", "aligned_workspace", "launch", "launch_into", "mark_written", "refuse_graph", "refuse_negative"]
+__all__ = ["Launcher", "aligned_workspace", "launch_into", "mark_written", "refuse_graph", "refuse_negative"]
 
 Tensors = tuple[Tensor | None, ...]
 
@@ -27,32 +27,15 @@ class Launcher(Protocol):
 
     @property
     def launch(self) -> Callable[..., Tensors]:
-        """Runs an op, in the order of arguments that `launch` below gives."""
+        """Runs an op and returns the outputs that are asked for, None in the other places.
+
+        Arguments, by position: op, kind, inputs, needs, backend, dim, gate_first, weight, outputs, accumulate; the last
+        six may be left out. `outputs` are tensors to write into, where there is one. Meta tensors give meta outputs of
+        the real shapes; nothing is computed for them.
+        """
 
 
 _ALIGNMENT = 256  # bytes: what a plan asks of its workspace
-
-
-def launch(
-    core: Launcher,
-    op: str,
-    kind: str | None,
-    inputs: Tensors,
-    needs: tuple[bool, ...],
-    backend: str | None,
-    dim: int = 0,
-    gate_first: bool = False,
-    weight: float | None = None,
-    outputs: Tensors | None = None,
-) -> Tensors:
-    """Run an op and return the outputs that `needs` asks for, None in the other places.
-
-    `outputs` are tensors of the package's own to write into, where there is one. Meta tensors give meta outputs of the
-    real shapes; nothing is computed for them.
-    """
-    return core.launch(
-        op, kind, dim, gate_first, weight, inputs, needs, outputs, torch.get_num_threads(), False, backend
-    )
 
 
 def launch_into(
@@ -68,7 +51,7 @@ def launch_into(
     weight: float | None = None,
     accumulate: bool = False,
 ) -> Tensors:
-    """As `launch`, but writes into the tensors of `outputs` where there is one; one that is not needed is ignored.
+    """Run an op and write into the tensors of `outputs` where there is one; one that is not needed is ignored.
 
     No graph is recorded: what a transform or a graph would lose is refused.
     """
@@ -83,8 +66,7 @@ def launch_into(
     if given and isinstance(first, Tensor) and first.is_meta:
         shapes, _ = core.infer(op, kind, dim, gate_first, weight, inputs, needs)
         _check_meta(op, shapes, [output if need else None for output, need in zip(outputs, needs, strict=True)], first)
-    threads = torch.get_num_threads()
-    results = core.launch(op, kind, dim, gate_first, weight, inputs, needs, outputs, threads, accumulate, backend)
+    results = core.launch(op, kind, inputs, needs, backend, dim, gate_first, weight, outputs, accumulate)
     mark_written(given)
     return results
 

@@ -151,7 +151,9 @@ def _load() -> Core:
                 f"epigrad's compiled core cannot be loaded ({error}): build it with 'pip install .' in the repository"
             ) from error
         array = importlib.import_module("epigrad.webgpu").Array
-        native.configure(torch.Tensor, torch.nn.Parameter, errors.from_status, allows_tf32, array)
+        native.configure(
+            torch.Tensor, torch.nn.Parameter, errors.from_status, allows_tf32, array, torch.get_num_threads
+        )
         control = _load_control(native)
         if os.environ.get("EPIGRAD_TUNE") == "1":
             control_call(control.BeginTuning, tuning_cache())

@@ -11,7 +11,12 @@ autocast are rows and methods behind it.
 
 from __future__ import annotations
 
+import importlib
+
+import torch
+
 from epigrad.ops import feedforward, gated, gemm, lerp
+from epigrad.ops.after_import import after_import
 from epigrad.ops.operator import Operator, call, register
 
 __all__ = ["OPERATORS", "Operator", "call"]
@@ -24,3 +29,18 @@ OPERATORS: tuple[Operator, ...] = (
 )
 
 _LIBRARY = register(OPERATORS)
+
+
+def _count_flops() -> None:
+    register_flop_formula = importlib.import_module("torch.utils.flop_counter").register_flop_formula
+    for operator in OPERATORS:
+        if operator.flops is not None:
+            register_flop_formula(getattr(torch.ops.epigrad, operator.name))(operator.flops)
+
+
+def _shard() -> None:
+    importlib.import_module("epigrad.ops.sharding").register(OPERATORS)
+
+
+after_import("torch.utils.flop_counter", _count_flops)
+after_import("torch.distributed.tensor", _shard)

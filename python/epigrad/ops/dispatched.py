@@ -18,16 +18,16 @@ Results = tuple[Tensor | None, ...]
 
 @dataclass(frozen=True, slots=True)
 class _Call:
-    """One launch, in the words of `epigrad.launch.launch`."""
+    """One launch, in the words of `epigrad.launch.Launcher`."""
 
     op: str
     kind: str | None
-    dim: int
-    gate_first: bool
-    weight: float | None
     inputs: Results
     needs: tuple[bool, ...]
     backend: str | None
+    dim: int
+    gate_first: bool
+    weight: float | None
 
     @property
     def overload(self) -> Any:
@@ -91,19 +91,15 @@ class Dispatched:
         self,
         op: str,
         kind: str | None,
-        dim: int,
-        gate_first: bool,
-        weight: float | None,
         inputs: Results,
         needs: tuple[bool, ...],
-        outputs: Results | None,
-        threads: int,
-        accumulate: bool,
-        backend: str | None,
+        backend: str | None = None,
+        dim: int = 0,
+        gate_first: bool = False,
+        weight: float | None = None,
     ) -> Results:
         """As the core's own `launch`, for results that are new."""
-        assert outputs is None and not accumulate
-        return _CALLS[op](_Call(op, kind, dim, gate_first, weight, inputs, needs, backend))
+        return _CALLS[op](_Call(op, kind, inputs, needs, backend, dim, gate_first, weight))
 
 
 DISPATCHED = Dispatched()

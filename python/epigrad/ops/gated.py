@@ -12,7 +12,7 @@ from torch import Tensor
 from epigrad import differentiable, library
 from epigrad.arguments import gate_is_first
 from epigrad.autograd import GatedActivation, GatedActivationProblem, GatedProduct, GatedProductProblem
-from epigrad.launch import Launcher, launch
+from epigrad.launch import Launcher
 from epigrad.ops import batching, shapes
 from epigrad.ops.dispatched import DISPATCHED
 from epigrad.ops.operator import Gradients, Operator, call, new_results, only, plain
@@ -40,7 +40,7 @@ class Activation:
     def kernel(self) -> Tensor:
         tensors = plain(self.input)
         return only(
-            launch(library.core(), self.op, self.kind, tensors, (True,), self.backend, self.dim, self.gate_first)
+            library.core().launch(self.op, self.kind, tensors, (True,), self.backend, self.dim, self.gate_first)
         )
 
     def recorded(self) -> Tensor:
@@ -110,7 +110,7 @@ class Product:
         self.tensors = (self.value, self.gate)
 
     def kernel(self) -> Tensor:
-        return only(launch(library.core(), self.op, self.kind, plain(*self.tensors), (True,), self.backend))
+        return only(library.core().launch(self.op, self.kind, plain(*self.tensors), (True,), self.backend))
 
     def recorded(self) -> Tensor:
         out: Tensor = GatedProduct.apply(DISPATCHED, self.kind, self.activation, self.backend, *self.tensors)

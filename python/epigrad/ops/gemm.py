@@ -17,7 +17,7 @@ from torch import Tensor
 
 from epigrad import differentiable, library
 from epigrad.autograd import PREACTIVATION, Gemm, GemmProblem, kept
-from epigrad.launch import Launcher, launch
+from epigrad.launch import Launcher
 from epigrad.ops import batching, shapes
 from epigrad.ops.dispatched import DISPATCHED
 from epigrad.ops.operator import Gradients, Operator, absent, call, new_results, or_absent, plain
@@ -48,7 +48,7 @@ class Forward:
 
     def kernel(self) -> Pair:
         needs = (True, self.keep == PREACTIVATION)
-        out, preactivation = launch(library.core(), self.op, self.name, plain(*self.tensors), needs, self.backend)
+        out, preactivation = library.core().launch(self.op, self.name, plain(*self.tensors), needs, self.backend)
         assert out is not None
         return out, or_absent(preactivation, out)
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from epigrad import differentiable, errors, library
 from epigrad.autograd import Lerp, LerpProblem
-from epigrad.launch import Launcher, launch
+from epigrad.launch import Launcher
 from epigrad.ops import batching, shapes
 from epigrad.ops.dispatched import DISPATCHED
 from epigrad.ops.operator import Gradients, Operator, call, new_results, only, plain
@@ -46,7 +46,7 @@ class Forward:
 
     def kernel(self) -> Tensor:
         tensors = plain(*self.tensors)
-        return only(launch(library.core(), self.op, None, tensors, (True,), self.backend, weight=self.factor))
+        return only(library.core().launch(self.op, None, tensors, (True,), self.backend, 0, False, self.factor))
 
     def recorded(self) -> Tensor:
         out: Tensor = Lerp.apply(DISPATCHED, self.backend, self.factor, *self.tensors)

@@ -192,10 +192,7 @@ def linear_gradients(
     if needs[0] and weight is not None:
         grad_input = grad_pre @ weight
     if needs[1] and input is not None:
-        if input.dim() == 1:
-            grad_weight = torch.outer(grad_pre, input)
-        else:
-            grad_weight = _rows(grad_pre).mT @ _rows(input)
+        grad_weight = torch.outer(grad_pre, input) if input.dim() == 1 else _rows(grad_pre).mT @ _rows(input)
     return grad_input, grad_weight
 
 

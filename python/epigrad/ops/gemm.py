@@ -118,7 +118,7 @@ def _batched(
         overload = getattr(torch.ops.epigrad, op).default
         return batching.slice_by_slice(overload)(info, in_dims, a, b, bias, *rest, **options)
     a_rank, b_rank = a.dim() - (a_dim is not None), b.dim() - (b_dim is not None)
-    if a_dim is not None and b_dim is None and (a_rank == 1 or b_rank <= 2):
+    if a_dim is not None and b_dim is None and b_rank <= 2:
         # One more leading dimension of a.
         return _with_dims(*call(op, a.movedim(a_dim, 0), b, bias, *rest, **options))
     # One product of matrices: vectors get a dimension of size 1, and the batch comes before the batch dimensions.

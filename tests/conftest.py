@@ -30,7 +30,7 @@ _collected: collections.Counter[str] = collections.Counter()
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "parity: one case compared with the float64 reference by the tolerance rule")
     config.addinivalue_line(
-        "markers", "feature(names): what of PyTorch a test runs an operator under, for docs/features.md"
+        "markers", "feature(names): what of PyTorch a test runs an operator under: docs/features.md"
     )
     config.addinivalue_line("markers", "slow: takes seconds or tens of GB; runs with EPIGRAD_TEST_SLOW=1")
 

@@ -1,7 +1,7 @@
 """The table docs/features.md: what of PyTorch each function has been run under, and on which devices.
 
-A tick is a test that passed: `feature` marks it, its parameters `op` and `device` say the rest. `python tests/features.py`
-runs the marked tests and writes the table; the devices that are not there keep what the table says of them.
+A tick is a test that passed: `feature` marks it, its parameters `op` and `device` say the rest. `python
+tests/features.py` runs the marked tests and writes the table; devices that are not there keep what it says of them.
 """
 
 from __future__ import annotations
@@ -42,9 +42,10 @@ Cell = tuple[str, str, str]
 
 _HEAD = """# What works with what
 
-A tick is a test in `tests` that runs the function, its gradients too where there are any, under this part of PyTorch and compares it with the
-plain function or with PyTorch's own operations. `python tests/features.py` writes this page from the tests that pass, and
-`tests/test_features.py` fails where it is stale. Parallel training runs on two processes: gloo on CPUs, NCCL on GPUs.
+A tick is a test in `tests` that runs the function, its gradients too where there are any, under this part of PyTorch
+and compares it with the plain function or with PyTorch's own operations. `python tests/features.py` writes this page
+from the tests that pass, and `tests/test_features.py` fails where it is stale. Parallel training runs on two processes:
+gloo on CPUs, NCCL on GPUs.
 """
 
 

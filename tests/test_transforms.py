@@ -130,10 +130,8 @@ def test_forward_mode(op: str, device: str) -> None:
 @each_function
 def test_batches_of_gradients(op: str) -> None:
     call, tensors = FUNCTIONS[op], tuple(FUNCTIONS[op].tensors(dtype=torch.float64))
-    got, want = (
-        torch.autograd.functional.jacobian(function, tensors, vectorize=True)
-        for function in (call.function, call.eager)
-    )
+    jacobian = torch.autograd.functional.jacobian
+    got, want = (jacobian(function, tensors, vectorize=True) for function in (call.function, call.eager))
     assert_close(got, want)
 
 

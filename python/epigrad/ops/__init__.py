@@ -39,7 +39,7 @@ def _count_flops() -> None:
 
 
 def _shard() -> None:
-    importlib.import_module("epigrad.ops.sharding").register(OPERATORS)
+    importlib.import_module("epigrad.ops.sharding")
 
 
 after_import("torch.utils.flop_counter", _count_flops)

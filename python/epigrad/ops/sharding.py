@@ -2,6 +2,7 @@
 
 A rule is a row of placements along one dimension of the mesh: of the results, and of the tensors among the arguments.
 DTensor takes the row that is cheapest to reach, redistributes operands to it and calls the operator on local shards.
+Importing this module tells DTensor the rules.
 
     columns     a weight ``[N, K]`` sharded by N: the output is sharded by features (ColwiseParallel)
     rows        sharded by K, with the input: the output is a partial sum (RowwiseParallel), if nothing comes after it
@@ -10,26 +11,17 @@ DTensor takes the row that is cheapest to reach, redistributes operands to it an
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor.experimental import register_sharding
 from torch.distributed.tensor.placement_types import _StridedShard
 
-from epigrad.ops.operator import Operator
-
-__all__ = ["register"]
+from epigrad.ops import OPERATORS
 
 Placements = list[Any]
 Rule = tuple[Placements, Placements]
-
-
-def register(operators: Iterable[Operator]) -> None:
-    """Tell DTensor the rules of the operators."""
-    for operator in operators:
-        decorate: Callable[[Any], Any] = register_sharding(operator.overload)
-        decorate(_RULES[operator.name])
 
 
 def _given(placements: Placements, tensors: Sequence[Any]) -> Placements:
@@ -282,3 +274,7 @@ _RULES: dict[str, Callable[..., list[Rule]]] = {
     "gated_mlp": _block(False),
     "gated_mlp_backward": _block_backward(False),
 }
+
+for _operator in OPERATORS:
+    _tell: Callable[[Any], Any] = register_sharding(_operator.overload)
+    _tell(_RULES[_operator.name])

@@ -10,6 +10,7 @@ import epigrad
 import pytest
 import torch
 from devices import on_devices
+from epigrad import backward, forward
 from features import feature
 from layouts import assert_same_bits
 from operators import FUNCTIONS, NAMES, each_function
@@ -108,6 +109,44 @@ def test_wrong_calls_are_told_while_compiling() -> None:
     ):
         with pytest.raises(Exception, match=text):
             compiled(*arguments)
+
+
+class LinearGELU(torch.autograd.Function):
+    """A function of the user's own."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        out, preactivation = forward.linear(x, weight, bias, "gelu", return_preactivation=True)
+        ctx.save_for_backward(x, weight, bias, preactivation)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        x, weight, bias, pre = ctx.saved_tensors
+        needs = ctx.needs_input_grad
+        return backward.linear_backward(grad, x, weight, bias, "gelu", preactivation=pre, needs=needs)
+
+
+def test_the_stateless_functions_are_operators_in_a_graph() -> None:
+    epigrad.backends()  # loads the core, which a trace cannot
+    compiled = torch.compile(lambda *t: LinearGELU.apply(*t), fullgraph=True, backend="aot_eager")
+    assert_same_training(compiled, LinearGELU.apply, FUNCTIONS["linear"].tensors())
+    x = torch.randn(6, 8)
+
+    def others(x: Tensor) -> list[Tensor | None]:
+        return [
+            forward.gated_activation(x, "geglu"),
+            forward.gated_product(x, x),
+            forward.lerp(x, 2 * x, 0.3),
+            backward.gated_activation_backward(x[:, :4], x),
+            *backward.gated_product_backward(x, x, x, needs=(True, False)),
+            *backward.lerp_backward(x, x, x, 0.5),
+        ]
+
+    for one, other in zip(torch.compile(others, fullgraph=True, backend="aot_eager")(x), others(x), strict=True):
+        assert_same_bits(one, other)
+    with pytest.raises(Exception, match="out: given in a compiled or traced region"):
+        torch.compile(forward.lerp, fullgraph=True, backend="aot_eager")(x, x, 0.5, out=torch.empty_like(x))
 
 
 class Network(nn.Module):

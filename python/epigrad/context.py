@@ -12,7 +12,7 @@ from torch.compiler import is_dynamo_compiling
 
 from epigrad.arguments import transforms_active
 
-__all__ = ["watched"]
+__all__ = ["dispatch_modes", "is_dynamo_compiling", "watched"]
 
 
 def watched() -> bool:

@@ -15,6 +15,8 @@ from torch.autograd import forward_ad
 
 from epigrad import errors
 from epigrad.arguments import refuse_transforms, transforms_active
+from epigrad.context import dispatch_modes, is_dynamo_compiling
+from epigrad.dispatched import DISPATCHED
 from epigrad.library import Core
 
 __all__ = ["Launcher", "aligned_workspace", "launch_into", "mark_written", "refuse_graph", "refuse_negative"]
@@ -53,8 +55,14 @@ def launch_into(
 ) -> Tensors:
     """Run an op and write into the tensors of `outputs` where there is one; one that is not needed is ignored.
 
-    No graph is recorded: what a transform or a graph would lose is refused.
+    No graph is recorded: what a transform or a graph would lose is refused. Where a compiler or a mode looks, the call
+    is that of an operator, which makes its outputs itself.
     """
+    if is_dynamo_compiling() or dispatch_modes() > 0:
+        if accumulate or any(output is not None for output in outputs):
+            raise errors.UnsupportedError(f"{op}: out: given in a compiled or traced region, want None there")
+        with torch.no_grad():
+            return DISPATCHED.launch(op, kind, inputs, needs, backend, dim, gate_first, weight)
     if transforms_active() or forward_ad._current_level >= 0:
         refuse_transforms(op, *inputs, *outputs)
     # An array on an adapter is no tensor: nothing of PyTorch's watches it.

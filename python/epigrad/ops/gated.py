@@ -12,9 +12,9 @@ from torch import Tensor
 from epigrad import differentiable, library
 from epigrad.arguments import gate_is_first
 from epigrad.autograd import GatedActivation, GatedActivationProblem, GatedProduct, GatedProductProblem
+from epigrad.dispatched import DISPATCHED
 from epigrad.launch import Launcher
 from epigrad.ops import batching, shapes
-from epigrad.ops.dispatched import DISPATCHED
 from epigrad.ops.operator import Gradients, Operator, call, new_results, only, plain
 
 __all__ = ["OPERATORS"]

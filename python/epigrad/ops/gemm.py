@@ -17,9 +17,9 @@ from torch import Tensor
 
 from epigrad import differentiable, library
 from epigrad.autograd import PREACTIVATION, Gemm, GemmProblem, kept
+from epigrad.dispatched import DISPATCHED
 from epigrad.launch import Launcher
 from epigrad.ops import batching, shapes
-from epigrad.ops.dispatched import DISPATCHED
 from epigrad.ops.operator import Gradients, Operator, absent, call, new_results, or_absent, plain
 
 __all__ = ["OPERATORS"]

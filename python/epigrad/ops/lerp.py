@@ -13,9 +13,9 @@ from torch import Tensor
 
 from epigrad import differentiable, errors, library
 from epigrad.autograd import Lerp, LerpProblem
+from epigrad.dispatched import DISPATCHED
 from epigrad.launch import Launcher
 from epigrad.ops import batching, shapes
-from epigrad.ops.dispatched import DISPATCHED
 from epigrad.ops.operator import Gradients, Operator, call, new_results, only, plain
 
 __all__ = ["OPERATORS"]

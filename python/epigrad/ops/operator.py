@@ -19,9 +19,9 @@ from epigrad import library
 from epigrad.arguments import PLAIN, transforms_active, unpack_dual
 from epigrad.autocast import as_linear
 from epigrad.autograd import Gradient, Problem
+from epigrad.dispatched import DISPATCHED
 from epigrad.launch import Launcher
 from epigrad.ops import batching, shapes
-from epigrad.ops.dispatched import DISPATCHED
 
 __all__ = [
     "Call",

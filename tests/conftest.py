@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import json
 import os
 from pathlib import Path
 
@@ -28,6 +29,9 @@ _collected: collections.Counter[str] = collections.Counter()
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "parity: one case compared with the float64 reference by the tolerance rule")
+    config.addinivalue_line(
+        "markers", "feature(names): what of PyTorch a test runs an operator under: docs/features.md"
+    )
     config.addinivalue_line("markers", "slow: takes seconds or tens of GB; runs with EPIGRAD_TEST_SLOW=1")
 
 
@@ -50,6 +54,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             device = item.callspec.params["case"].device
             item.user_properties.append(("parity", device))
             _collected[device] += 1
+        if isinstance(item, pytest.Function) and item.get_closest_marker("feature"):
+            import features
+
+            item.user_properties += [("feature", cell) for cell in features.cells_of(item)]
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
@@ -60,6 +68,11 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
         counts = collections.Counter(
             device for report in passed for name, device in report.user_properties if name == "parity"
         )
+    path = os.environ.get("EPIGRAD_FEATURES")
+    if path:
+        passed = terminalreporter.stats.get("passed", [])
+        cells = {tuple(value) for report in passed for name, value in report.user_properties if name == "feature"}
+        Path(path).write_text(json.dumps(sorted(cells)))
     if counts:
         told = ", ".join(f"{device} {count}" for device, count in sorted(counts.items()))
         terminalreporter.write_line(f"parity cases: {told}")

@@ -52,10 +52,15 @@ def main(seed: int, calls: int = 4000) -> None:
     def rest() -> tuple[Any, ...]:
         return some(4), odd(None), odd(0), odd(1), odd(False)
 
+    def launched() -> tuple[Any, ...]:
+        op, kind, dim, gate_first, weight, inputs = problem()
+        needs = odd((True,) * rng.randint(0, 4))
+        return op, kind, inputs, needs, odd(None), dim, gate_first, weight, odd(some(4)), odd(False), odd(None)
+
     choices: list[Callable[[], Any]] = [
         lambda: core.infer(*problem(), odd((True,) * rng.randint(0, 4))),
         lambda: core.run(*problem(), *rest()),
-        lambda: core.launch(*problem(), odd((True,) * rng.randint(0, 4)), odd(some(4)), odd(1), odd(False)),
+        lambda: core.launch(*launched()[: rng.randint(3, 11)]),
         lambda: core.plan_run(odd(1), some(7), *rest()),
         lambda: core.plan_check(odd(1), some(7), some(4), odd(None), odd(False)),
         lambda: core.run(*[odd(rng.choice(pool)) for _ in range(rng.randint(0, 12))]),

@@ -207,7 +207,7 @@ int epg_py_read_problem(call_arguments *a, PyObject *const *args) {
   if (!a->call.op) return -1;
   if (args[1] != Py_None && !(a->call.kind = PyUnicode_AsUTF8AndSize(args[1], NULL))) return -1;
   int overflow = 0;
-  const long long dim = PyLong_AsLongLongAndOverflow(args[2], &overflow);
+  const long long dim = args[2] == Py_None ? 0 : PyLong_AsLongLongAndOverflow(args[2], &overflow);
   if (dim == -1 && PyErr_Occurred()) return -1;
   if (overflow || dim < INT32_MIN || dim > INT32_MAX) {
     char message[128];

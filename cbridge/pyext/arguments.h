@@ -13,7 +13,7 @@ enum { META_DEVICE = -1, MAX_INPUTS = 6, MAX_OUTPUTS = 3, MAX_TENSORS = MAX_INPU
 
 /* What `configure` was given, and names that are looked up on every call. */
 extern struct epg_py_state {
-  PyObject *tensor_type, *parameter_type, *make_error, *allows_tf32, *array_type;
+  PyObject *tensor_type, *parameter_type, *make_error, *allows_tf32, *array_type, *get_num_threads;
   PyObject *is_meta_name, *is_neg_name, *resolve_neg_name, *new_empty_name;
   const DLPackExchangeAPI *exchange;
 } epg_py;
@@ -37,7 +37,7 @@ void epg_py_begin(call_arguments *a);
 int epg_py_ready(Py_ssize_t got, Py_ssize_t want);
 
 /* Each returns 0, or -1 with a Python exception. */
-int epg_py_read_problem(call_arguments *a, PyObject *const *args); /* op, kind, dim, gate_first, weight */
+int epg_py_read_problem(call_arguments *a, PyObject *const *args); /* op, kind, dim (None: 0), gate_first, weight */
 int epg_py_read_tensor(call_arguments *a, PyObject *o, int operand);
 int epg_py_read_tensors(call_arguments *a, PyObject *inputs, PyObject *outputs);
 int epg_py_read_workspace(call_arguments *a, PyObject *o);

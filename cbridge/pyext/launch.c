@@ -210,6 +210,13 @@ static int read_given(call_arguments *a, PyObject *needs, PyObject *given) {
   return 0;
 }
 
+/* Reads a tensor that was just made like the first input: what that is need not be asked again. */
+static int read_new(call_arguments *a, PyObject *tensor, int operand) {
+  const int device = a->inputs[0]->device.device_type;
+  if (device == META_DEVICE || device == kDLWebGPU) return epg_py_read_tensor(a, tensor, operand);
+  return epg_py.exchange->dltensor_from_py_object_no_sync(tensor, &a->tensors[operand]) ? -1 : 0;
+}
+
 /* Fills `results` with the outputs that were given and with new tensors for the others that exist, which join the call's. */
 static int make_outputs(call_arguments *a, const geometry *g, PyObject *like, PyObject *given, PyObject *results) {
   const int places = (int)PyTuple_Size(results), from = a->call.num_outputs;
@@ -220,7 +227,7 @@ static int make_outputs(call_arguments *a, const geometry *g, PyObject *like, Py
       PyObject *shape = shape_of(g, i);
       output = shape ? new_empty(like, shape) : NULL;
       if (!output) return -1;
-      if (epg_py_read_tensor(a, output, MAX_INPUTS + i)) {
+      if (read_new(a, output, MAX_INPUTS + i)) {
         Py_DECREF(output);
         return -1;
       }
@@ -262,23 +269,38 @@ static int run_or_raise(call_arguments *a, PyObject *like, PyObject *needs, geom
   return status ? -1 : 0;
 }
 
-/* launch(op, kind, dim, gate_first, weight, inputs, needs, outputs, threads, accumulate, backend) -> outputs: infer, allocate and run in one. `outputs` is None or
- * a tuple with a tensor for each output that the caller has; meta tensors give meta outputs. */
+/* Asks PyTorch how many threads a call may use. */
+static int read_threads(call_arguments *a) {
+  PyObject *threads = PyObject_CallNoArgs(epg_py.get_num_threads);
+  if (!threads) return -1;
+  a->call.num_threads = (int32_t)PyLong_AsLong(threads);
+  Py_DECREF(threads);
+  return PyErr_Occurred() ? -1 : 0;
+}
+
+/* launch(op, kind, inputs, needs, backend=None, dim=0, gate_first=False, weight=None, outputs=None, accumulate=False) -> outputs: infer, allocate and run in one.
+ * `outputs` is None or a tuple with a tensor for each output that the caller has; meta tensors give meta outputs. Positions only: this is every call's path. */
 PyObject *epg_py_launch(PyObject *module, PyObject *const *args, Py_ssize_t n) {
   (void)module;
+  enum { LEAST = 4, MOST = 10 };
   call_arguments a;
   geometry g;
-  if (!epg_py_ready(n, 11)) return NULL;
+  if (!epg_py_ready(n < LEAST || n > MOST ? n : MOST, MOST)) return NULL;
+  PyObject *rest[MOST - LEAST] = {Py_None, Py_None, Py_False, Py_None, Py_None, Py_False};
+  for (Py_ssize_t i = LEAST; i < n; i++) rest[i - LEAST] = args[i];
+  PyObject *needs = args[3], *backend = rest[0], *given = rest[4];
+  PyObject *const problem[] = {args[0], args[1], rest[1], rest[2], rest[3]};
   epg_py_begin(&a);
-  PyObject *results = NULL, *inputs = resolve_negative(args[5]);
+  PyObject *results = NULL, *inputs = resolve_negative(args[2]);
   if (!inputs) return NULL;
-  if (args[10] != Py_None && !(a.call.backend = PyUnicode_AsUTF8AndSize(args[10], NULL))) goto fail;
-  if (epg_py_read_problem(&a, args) || epg_py_read_tensors(&a, inputs, NULL) || epg_py_read_precision(&a) || read_given(&a, args[6], args[7])) goto fail;
-  const int places = infer_geometry(&a, args[6], &g);
+  if (backend != Py_None && !(a.call.backend = PyUnicode_AsUTF8AndSize(backend, NULL))) goto fail;
+  if (epg_py_read_problem(&a, problem) || epg_py_read_tensors(&a, inputs, NULL) || epg_py_read_precision(&a) || read_given(&a, needs, given)) goto fail;
+  const int places = infer_geometry(&a, needs, &g);
   if (places < 0) goto fail;
   PyObject *like = PyTuple_GetItem(inputs, 0); /* no op has an optional first input, and infer has checked it */
-  if (!(results = PyTuple_New(places)) || make_outputs(&a, &g, like, args[7], results) || epg_py_read_execution(&a, NULL, args[8], args[9])) goto fail;
-  if (run_or_raise(&a, like, args[6], &g)) goto fail;
+  if (!(results = PyTuple_New(places)) || make_outputs(&a, &g, like, given, results)) goto fail;
+  if (read_threads(&a) || epg_py_read_execution(&a, NULL, NULL, rest[5])) goto fail;
+  if (run_or_raise(&a, like, needs, &g)) goto fail;
   Py_DECREF(inputs);
   return results;
 fail:

@@ -6,11 +6,12 @@
 
 #include "arguments.h"
 
-/* configure(tensor_type, parameter_type, make_error, allows_tf32, array_type) */
+/* configure(tensor_type, parameter_type, make_error, allows_tf32, array_type, get_num_threads) */
 static PyObject *configure(PyObject *module, PyObject *const *args, Py_ssize_t n) {
   (void)module;
-  if (n != 5) {
-    PyErr_Format(PyExc_TypeError, "configure: got %zd arguments, want 5", n);
+  enum { SLOTS = 6 };
+  if (n != SLOTS) {
+    PyErr_Format(PyExc_TypeError, "configure: got %zd arguments, want %d", n, SLOTS);
     return NULL;
   }
   PyObject *capsule = PyObject_GetAttrString(args[0], "__dlpack_c_exchange_api__");
@@ -34,8 +35,8 @@ static PyObject *configure(PyObject *module, PyObject *const *args, Py_ssize_t n
   for (size_t i = 0; i < sizeof names / sizeof *names; i++)
     if (!*names[i].slot && !(*names[i].slot = PyUnicode_InternFromString(names[i].name))) return NULL;
   epg_py.exchange = api;
-  PyObject **slots[] = {&epg_py.tensor_type, &epg_py.parameter_type, &epg_py.make_error, &epg_py.allows_tf32, &epg_py.array_type};
-  for (int i = 0; i < 5; i++) {
+  PyObject **slots[] = {&epg_py.tensor_type, &epg_py.parameter_type, &epg_py.make_error, &epg_py.allows_tf32, &epg_py.array_type, &epg_py.get_num_threads};
+  for (int i = 0; i < SLOTS; i++) {
     PyObject *old = *slots[i];
     Py_INCREF(args[i]);
     *slots[i] = args[i];
@@ -159,9 +160,10 @@ static PyObject *webgpu_read(PyObject *module, PyObject *const *args, Py_ssize_t
 #define METHOD(name, function, text) {#name, (PyCFunction)(void (*)(void))function, METH_FASTCALL, text}
 
 static PyMethodDef methods[] = {
-    METHOD(configure, configure, "configure(tensor_type, parameter_type, make_error, allows_tf32, array_type)"),
+    METHOD(configure, configure, "configure(tensor_type, parameter_type, make_error, allows_tf32, array_type, get_num_threads)"),
     METHOD(infer, epg_py_infer, "infer(op, kind, dim, gate_first, weight, inputs, needs) -> (shapes, workspace_bytes)"),
-    METHOD(launch, epg_py_launch, "launch(op, kind, dim, gate_first, weight, inputs, needs, outputs, threads, accumulate, backend) -> outputs"),
+    METHOD(launch, epg_py_launch,
+           "launch(op, kind, inputs, needs, backend=None, dim=0, gate_first=False, weight=None, outputs=None, accumulate=False) -> outputs"),
     METHOD(run, run, "run(op, kind, dim, gate_first, weight, inputs, outputs, workspace, stream, threads, accumulate)"),
     METHOD(plan_check, plan_check, "plan_check(handle, inputs, outputs, workspace, accumulate)"),
     METHOD(plan_run, plan_run, "plan_run(handle, inputs, outputs, workspace, stream, threads, accumulate)"),

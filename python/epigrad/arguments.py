@@ -15,21 +15,29 @@ from epigrad import errors
 from epigrad.webgpu import Array
 
 __all__ = [
+    "PLAIN",
+    "PLAIN_OR_NONE",
     "check_save",
     "check_tensors",
     "dim_index",
     "gate_is_first",
     "lerp_weight",
     "needs_mask",
-    "not_a_tensor",
     "out_tensor",
     "out_tensors",
     "refuse_transforms",
+    "require_tensors",
     "transforms_active",
     "unknown_save",
+    "unpack_dual",
 ]
 
-_unpack_dual: Callable[[Tensor], Any] = forward_ad.unpack_dual
+unpack_dual: Callable[[Tensor], Any] = forward_ad.unpack_dual
+PLAIN = frozenset((Tensor, torch.nn.Parameter))
+"""The types whose memory the core may read: of a subclass it cannot know what it stands for."""
+
+PLAIN_OR_NONE = PLAIN | {type(None)}
+
 _TENSORS = (Tensor, Array)  # what has data; only a tensor can have a graph
 transforms_active = torch._C._are_functorch_transforms_active
 
@@ -100,11 +108,11 @@ def check_tensors(op: str, **tensors: object) -> None:
             raise errors.DTypeError(f"{op}: {name}: {type(value).__name__}, want a torch.Tensor")
 
 
-def not_a_tensor(op: str, names: Sequence[str], values: Sequence[object]) -> errors.DTypeError:
-    """The error for the first of `values` that is not a tensor; a bias that is None is not meant."""
-    wrong = [(name, value) for name, value in zip(names, values, strict=True) if not isinstance(value, Tensor)]
-    name, value = next((pair for pair in wrong if pair[1] is not None or pair[0] != "bias"), wrong[0])
-    return errors.DTypeError(f"{op}: {name}: {type(value).__name__}, want a torch.Tensor")
+def require_tensors(op: str, **arguments: object) -> None:
+    """Refuse arguments of a differentiable function that are not tensors; a bias may be None."""
+    for name, value in arguments.items():
+        if not isinstance(value, Tensor) and (value is not None or "bias" not in name):
+            raise errors.DTypeError(f"{op}: {name}: {type(value).__name__}, want a torch.Tensor")
 
 
 def check_save(op: str, save: object) -> None:
@@ -123,7 +131,7 @@ def refuse_transforms(op: str, *tensors: Tensor | None) -> None:
     if transforms_active():
         raise errors.UnsupportedError(f"{op}: called under torch.func transforms, want plain tensors")
     for tensor in tensors:
-        if isinstance(tensor, Tensor) and _unpack_dual(tensor).tangent is not None:
+        if isinstance(tensor, Tensor) and unpack_dual(tensor).tangent is not None:
             raise errors.UnsupportedError(
                 f"{op}: a tensor with a tangent: forward-mode differentiation is not offered, use reverse mode"
             )

@@ -18,8 +18,10 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from epigrad import differentiable, library
-from epigrad.launch import Tensors, launch
+from epigrad import differentiable, errors
+from epigrad.arguments import transforms_active, unknown_save
+from epigrad.launch import Launcher, Tensors
+from epigrad.library import Activation
 
 __all__ = [
     "NOTHING",
@@ -33,14 +35,30 @@ __all__ = [
     "Lerp",
     "Problem",
     "differentiate",
+    "kept",
     "stand_in",
 ]
 
 # What forward keeps for the derivative of the activation.
 NOTHING, PREACTIVATION, OUTPUT, RECOMPUTE = range(4)
 
+_LEGACY_BATCH = torch._C._dispatch_key_parse("Batched")
+
 Needs = tuple[bool, ...]
 Shape = Sequence[int]
+
+
+def kept(op: str, activation: Activation, save: str) -> int:
+    """What forward keeps for an activation in a save mode."""
+    if save == "auto":
+        keep = OUTPUT if activation.from_output else PREACTIVATION
+    elif save == "preactivation":
+        keep = PREACTIVATION
+    elif save == "recompute":
+        keep = RECOMPUTE
+    else:
+        raise unknown_save(op, save)
+    return NOTHING if activation.name == "none" else keep
 
 
 class Problem(Protocol):
@@ -57,10 +75,18 @@ def stand_in(like: Tensor, shape: Shape) -> Tensor:
 
 def differentiate(problem: Problem, needs: Needs, *tensors: Tensor | None) -> Tensors:
     """The gradients of a problem, differentiable themselves if grad mode is on."""
-    if torch.is_grad_enabled():
-        gradients: Tensors = Gradient.apply(problem, needs, *tensors)
-        return gradients
-    return problem.run(needs, *tensors)
+    if transforms_active():
+        return problem.formula(needs, *tensors)
+    try:
+        if torch.is_grad_enabled():
+            gradients: Tensors = Gradient.apply(problem, needs, *tensors)
+            return gradients
+        return problem.run(needs, *tensors)
+    except errors.UnsupportedError:
+        # A batch of gradients (is_grads_batched, jacobian(vectorize=True)) is no transform of torch.func's.
+        if not any(torch._C._dispatch_keys(t).has(_LEGACY_BATCH) for t in tensors if t is not None):
+            raise
+        return problem.formula(needs, *tensors)
 
 
 class Gradient(Function):
@@ -116,6 +142,7 @@ class GemmProblem:
     backward is no error then, as in PyTorch.
     """
 
+    core: Launcher
     op: str
     activation: str
     backend: str | None
@@ -131,7 +158,7 @@ class GemmProblem:
         if b is None:
             b = stand_in(grad, shapes[1])
         inputs = (grad, a, b, self.bias if bias is None else bias, preactivation, output)
-        return launch(library.core(), self.op + "_backward", self.activation, inputs, needs, self.backend)
+        return self.core.launch(self.op + "_backward", self.activation, inputs, needs, self.backend)
 
     def formula(self, needs: Needs, *tensors: Tensor | None, grad_hidden: Tensor | None = None) -> Tensors:
         grad, a, b, bias, preactivation, output = tensors
@@ -157,6 +184,7 @@ class Gemm(Function):
     @staticmethod
     def forward(
         ctx: Any,
+        core: Launcher,
         op: str,
         activation: str,
         keep: int,
@@ -165,13 +193,11 @@ class Gemm(Function):
         b: Tensor,
         bias: Tensor | None,
     ) -> Tensors:
-        need_a, need_b, _ = ctx.needs_input_grad[4:]
+        need_a, need_b, _ = ctx.needs_input_grad[5:]
         recompute = keep == RECOMPUTE
-        out, preactivation = launch(
-            library.core(), op, activation, (a, b, bias), (True, keep == PREACTIVATION), backend
-        )
+        out, preactivation = core.launch(op, activation, (a, b, bias), (True, keep == PREACTIVATION), backend)
         ctx.problem = GemmProblem(
-            op, activation, backend, (a.shape, b.shape, None if bias is None else bias.shape), bias
+            core, op, activation, backend, (a.shape, b.shape, None if bias is None else bias.shape), bias
         )
         ctx.save_for_backward(
             a if need_b or recompute else None,
@@ -185,19 +211,20 @@ class Gemm(Function):
 
     @staticmethod
     def backward(ctx: Any, grad_output: Tensor | None, grad_hidden: Tensor | None) -> tuple[Any, ...]:
-        needs = ctx.needs_input_grad[4:]
+        needs = ctx.needs_input_grad[5:]
         grads: Tensors = (None, None, None)
         if grad_hidden is not None:
             grads = ctx.problem.formula(needs, grad_output, *ctx.saved_tensors, grad_hidden=grad_hidden)
         elif grad_output is not None:
             grads = differentiate(ctx.problem, needs, grad_output, *ctx.saved_tensors)
-        return (None, None, None, None, *grads)
+        return (None, None, None, None, None, *grads)
 
 
 @dataclass(slots=True)
 class GatedActivationProblem:
     """Backward of ``value * act(gate)`` with both halves in one tensor; tensors are grad_output, input."""
 
+    core: Launcher
     kind: str
     activation: str
     dim: int
@@ -205,8 +232,7 @@ class GatedActivationProblem:
     backend: str | None
 
     def run(self, needs: Needs, *tensors: Tensor | None) -> Tensors:
-        return launch(
-            library.core(),
+        return self.core.launch(
             "gated_activation_backward",
             self.kind,
             tensors,
@@ -231,11 +257,18 @@ class GatedActivation(Function):
 
     @staticmethod
     def forward(
-        ctx: Any, kind: str, activation: str, dim: int, gate_first: bool, backend: str | None, input: Tensor
+        ctx: Any,
+        core: Launcher,
+        kind: str,
+        activation: str,
+        dim: int,
+        gate_first: bool,
+        backend: str | None,
+        input: Tensor,
     ) -> Tensor:
-        (out,) = launch(library.core(), "gated_activation", kind, (input,), (True,), backend, dim, gate_first)
+        (out,) = core.launch("gated_activation", kind, (input,), (True,), backend, dim, gate_first)
         assert out is not None
-        ctx.problem = GatedActivationProblem(kind, activation, dim, gate_first, backend)
+        ctx.problem = GatedActivationProblem(core, kind, activation, dim, gate_first, backend)
         ctx.save_for_backward(input)
         ctx.set_materialize_grads(False)
         return out
@@ -243,15 +276,16 @@ class GatedActivation(Function):
     @staticmethod
     def backward(ctx: Any, grad_output: Tensor | None) -> tuple[Any, ...]:
         if grad_output is None:
-            return (None,) * 6
+            return (None,) * 7
         grads = differentiate(ctx.problem, (True,), grad_output, *ctx.saved_tensors)
-        return (None, None, None, None, None, *grads)
+        return (None, None, None, None, None, None, *grads)
 
 
 @dataclass(slots=True)
 class GatedProductProblem:
     """Backward of ``value * act(gate)`` with two tensors; tensors are grad_output, value, gate."""
 
+    core: Launcher
     kind: str
     activation: str
     backend: str | None
@@ -260,7 +294,7 @@ class GatedProductProblem:
         grad, value, gate = tensors
         # What was not saved is not read; grad_output has its shape and stands in for it.
         inputs = (grad, grad if value is None else value, grad if gate is None else gate)
-        return launch(library.core(), "gated_product_backward", self.kind, inputs, needs, self.backend)
+        return self.core.launch("gated_product_backward", self.kind, inputs, needs, self.backend)
 
     def formula(self, needs: Needs, *tensors: Tensor | None) -> Tensors:
         grad, value, gate = tensors
@@ -273,11 +307,13 @@ class GatedProduct(Function):
     """``value * act(gate)`` of two tensors."""
 
     @staticmethod
-    def forward(ctx: Any, kind: str, activation: str, backend: str | None, value: Tensor, gate: Tensor) -> Tensor:
-        (out,) = launch(library.core(), "gated_product", kind, (value, gate), (True,), backend)
+    def forward(
+        ctx: Any, core: Launcher, kind: str, activation: str, backend: str | None, value: Tensor, gate: Tensor
+    ) -> Tensor:
+        (out,) = core.launch("gated_product", kind, (value, gate), (True,), backend)
         assert out is not None
-        need_value, need_gate = ctx.needs_input_grad[3:]
-        ctx.problem = GatedProductProblem(kind, activation, backend)
+        need_value, need_gate = ctx.needs_input_grad[4:]
+        ctx.problem = GatedProductProblem(core, kind, activation, backend)
         ctx.save_for_backward(value if need_gate else None, gate if need_value or activation != "none" else None)
         ctx.set_materialize_grads(False)
         return out
@@ -285,15 +321,16 @@ class GatedProduct(Function):
     @staticmethod
     def backward(ctx: Any, grad_output: Tensor | None) -> tuple[Any, ...]:
         if grad_output is None:
-            return (None,) * 5
-        grads = differentiate(ctx.problem, ctx.needs_input_grad[3:], grad_output, *ctx.saved_tensors)
-        return (None, None, None, *grads)
+            return (None,) * 6
+        grads = differentiate(ctx.problem, ctx.needs_input_grad[4:], grad_output, *ctx.saved_tensors)
+        return (None, None, None, None, *grads)
 
 
 @dataclass(slots=True)
 class LerpProblem:
     """Backward of ``start + weight * (end - start)``; tensors are grad_output, start, end, weight."""
 
+    core: Launcher
     weight: float | None
     backend: str | None
     shapes: tuple[Shape, Shape, Shape | None]
@@ -309,7 +346,7 @@ class LerpProblem:
         if weight is None and weight_shape is not None:
             weight = stand_in(grad, weight_shape)
         inputs = (grad, start, end, weight)
-        return launch(library.core(), "lerp_backward", None, inputs, needs, self.backend, weight=self.weight)
+        return self.core.launch("lerp_backward", None, inputs, needs, self.backend, 0, False, self.weight)
 
     def formula(self, needs: Needs, *tensors: Tensor | None) -> Tensors:
         grad, start, end, weight = tensors
@@ -323,12 +360,20 @@ class Lerp(Function):
 
     @staticmethod
     def forward(
-        ctx: Any, backend: str | None, value: float | None, start: Tensor, end: Tensor, weight: Tensor | None
+        ctx: Any,
+        core: Launcher,
+        backend: str | None,
+        value: float | None,
+        start: Tensor,
+        end: Tensor,
+        weight: Tensor | None,
     ) -> Tensor:
-        (out,) = launch(library.core(), "lerp", None, (start, end, weight), (True,), backend, weight=value)
+        (out,) = core.launch("lerp", None, (start, end, weight), (True,), backend, 0, False, value)
         assert out is not None
-        need_start, need_end, need_weight = ctx.needs_input_grad[2:]
-        ctx.problem = LerpProblem(value, backend, (start.shape, end.shape, None if weight is None else weight.shape))
+        need_start, need_end, need_weight = ctx.needs_input_grad[3:]
+        ctx.problem = LerpProblem(
+            core, value, backend, (start.shape, end.shape, None if weight is None else weight.shape)
+        )
         ctx.save_for_backward(
             start if need_weight else None,
             end if need_weight else None,
@@ -340,6 +385,6 @@ class Lerp(Function):
     @staticmethod
     def backward(ctx: Any, grad_output: Tensor | None) -> tuple[Any, ...]:
         if grad_output is None:
-            return (None,) * 5
-        grads = differentiate(ctx.problem, ctx.needs_input_grad[2:], grad_output, *ctx.saved_tensors)
-        return (None, None, *grads)
+            return (None,) * 6
+        grads = differentiate(ctx.problem, ctx.needs_input_grad[3:], grad_output, *ctx.saved_tensors)
+        return (None, None, None, *grads)

@@ -20,13 +20,17 @@ from torch import Tensor
 __all__ = [
     "ACTIVATIONS",
     "Formula",
+    "activated",
     "computed",
+    "gated",
     "gated_backward",
     "gemm_backward",
     "grad_preactivation",
+    "lerp",
     "lerp_backward",
     "linear_gradients",
     "matmul_gradients",
+    "preactivation",
     "split_gate",
 ]
 
@@ -115,6 +119,29 @@ def computed(tensor: Tensor) -> Tensor:
     return tensor.float() if tensor.dtype.itemsize == 2 else tensor
 
 
+def preactivation(a: Tensor, b: Tensor, bias: Tensor | None, transposed: bool) -> Tensor:
+    """``a @ b + bias``; `transposed` means that b is a weight ``[N, K]``."""
+    product = torch.matmul(a, b.mT if transposed else b)
+    return product if bias is None else product + bias
+
+
+def activated(activation: str, preactivation: Tensor) -> Tensor:
+    """``act(pre)``, rounded once."""
+    return ACTIVATIONS[activation].value(computed(preactivation)).to(preactivation.dtype)
+
+
+def gated(activation: str, value: Tensor, gate: Tensor) -> Tensor:
+    """``value * act(gate)``, rounded once."""
+    return (computed(value) * ACTIVATIONS[activation].value(computed(gate))).to(value.dtype)
+
+
+def lerp(start: Tensor, end: Tensor, weight: Tensor | float) -> Tensor:
+    """``start + weight * (end - start)``, rounded once."""
+    factor = computed(weight) if isinstance(weight, Tensor) else weight
+    mixed: Tensor = torch.lerp(computed(start), computed(end), factor)
+    return mixed.to(start.dtype)
+
+
 def grad_preactivation(activation: str, grad: Tensor, preactivation: Tensor | None, output: Tensor | None) -> Tensor:
     """``grad * act'(pre)``, unrounded: from the saved output where there is one, else from the preactivation."""
     formula = ACTIVATIONS[activation]
@@ -147,6 +174,11 @@ def gemm_backward(
     return grad_a, grad_b, grad_bias
 
 
+def _rows(tensor: Tensor) -> Tensor:
+    # Not flatten, which vectorised jacobians have no rule for.
+    return tensor.reshape(math.prod(tensor.shape[:-1]), tensor.shape[-1])
+
+
 def linear_gradients(
     grad_pre: Tensor,
     input: Tensor | None,
@@ -160,10 +192,7 @@ def linear_gradients(
     if needs[0] and weight is not None:
         grad_input = grad_pre @ weight
     if needs[1] and input is not None:
-        if input.dim() == 1:
-            grad_weight = torch.outer(grad_pre, input)
-        else:
-            grad_weight = grad_pre.flatten(0, -2).mT @ input.flatten(0, -2)
+        grad_weight = torch.outer(grad_pre, input) if input.dim() == 1 else _rows(grad_pre).mT @ _rows(input)
     return grad_input, grad_weight
 
 
@@ -189,7 +218,7 @@ def matmul_gradients(
         rows = a.unsqueeze(0) if len(a_shape) == 1 else a
         if len(b_shape) <= 2:
             # One product over all rows: the batch is summed in the accumulator and not after rounding.
-            grad_b = rows.flatten(0, -2).mT @ grad_pre.flatten(0, -2)
+            grad_b = _rows(rows).mT @ _rows(grad_pre)
         else:
             grad_b = (rows.mT @ grad_pre).sum_to_size(tuple(b_shape))
         grad_b = grad_b.reshape(tuple(b_shape))

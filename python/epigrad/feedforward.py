@@ -16,10 +16,13 @@ from torch import Tensor
 from torch.autograd import Function
 
 from epigrad import differentiable, errors, library
+from epigrad.arguments import gate_is_first
 from epigrad.autograd import Needs, Shape, differentiate, stand_in
-from epigrad.launch import Tensors, launch
+from epigrad.launch import Tensors
 
-__all__ = ["Block", "FeedForward", "feedforward"]
+__all__ = ["BLOCK_ARGUMENTS", "Block", "FeedForward", "FeedForwardProblem", "Shapes", "block_of"]
+
+Shapes = tuple[Shape, Shape, Shape | None, Shape, Shape | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +43,7 @@ class Block:
     kind: str | None
     gate_first: bool
     backend: str | None
-    argument_names: tuple[str, str, str, str]
+    argument_names: tuple[str, ...]
 
     @contextmanager
     def told_as(self, layer: int) -> Iterator[None]:
@@ -52,14 +55,36 @@ class Block:
         except errors.EpigradError as error:
             raise errors.renamed(error, self.op, names) from None
 
+    def compute(self, tensors: Tensors, keep_preactivation: bool = False) -> Tensors:
+        """The block's output, and the first layer's preactivation if it is to be kept."""
+        input, weight1, bias1, weight2, bias2 = tensors
+        core = library.core()
+        backend = self.backend
+        with self.told_as(0):
+            if self.kind is None:
+                hidden, preactivation = core.launch(
+                    "linear", self.activation, (input, weight1, bias1), (True, keep_preactivation), backend
+                )
+            else:
+                preactivation, _ = core.launch("linear", "none", (input, weight1, bias1), (True, False), backend)
+                assert preactivation is not None
+                if preactivation.shape[-1] % 2:
+                    weight_name = self.argument_names[0]
+                    rows = preactivation.shape[-1]
+                    raise errors.InvalidProblemError(f"{self.op}: {weight_name}: {rows} rows, want [2*H, K]")
+                hidden = self.hidden(preactivation)
+        with self.told_as(1):
+            out, _ = core.launch("linear", "none", (hidden, weight2, bias2), (True, False), backend)
+        assert out is not None
+        return out, preactivation if keep_preactivation else None
+
     def hidden(self, preactivation: Tensor) -> Tensor:
         """The hidden activation from the first layer's preactivation."""
         core = library.core()
         if self.kind is None:
-            (out,) = launch(core, "activation", self.activation, (preactivation,), (True,), self.backend)
+            (out,) = core.launch("activation", self.activation, (preactivation,), (True,), self.backend)
         else:
-            (out,) = launch(
-                core,
+            (out,) = core.launch(
                 "gated_activation",
                 self.kind,
                 (preactivation,),
@@ -78,18 +103,19 @@ class Block:
         the hidden activation, if it is asked for. `grad` may be written over.
         """
         if self.kind is None:
-            grad_pre, out, grad_bias = launch(
-                library.core(),
+            grad_pre, out, grad_bias = library.core().launch(
                 "activation_backward",
                 self.activation,
                 (grad, preactivation),
                 (needs[0], hidden, needs[1]),
                 self.backend,
-                outputs=(grad, None, None),
+                0,
+                False,
+                None,
+                (grad, None, None),
             )
             return grad_pre, grad_bias, out
-        grad_pre, grad_bias = launch(
-            library.core(),
+        grad_pre, grad_bias = library.core().launch(
             "gated_activation_backward",
             self.kind,
             (grad, preactivation),
@@ -99,6 +125,64 @@ class Block:
             self.gate_first,
         )
         return grad_pre, grad_bias, self.hidden(preactivation) if hidden else None
+
+    def gradients(self, shapes: Shapes, needs: Needs, *tensors: Tensor | None) -> Tensors:
+        """The gradients of input, weight1, bias1, weight2, bias2; tensors are those of `FeedForwardProblem`."""
+        grad, input, weight1, bias1, weight2, preactivation = tensors
+        assert grad is not None
+        core = library.core()
+        first_needed = any(needs[:3])
+        if preactivation is None and (needs[3] or (first_needed and self.slope_needs_preactivation)):
+            preactivation, _ = core.launch("linear", "none", (input, weight1, bias1), (True, False), self.backend)
+        weight2_or_shape = stand_in(grad, shapes[3]) if weight2 is None else weight2
+        no_hidden = stand_in(grad, (*grad.shape[:-1], shapes[3][1]))
+        bias2 = None if shapes[4] is None else grad.new_empty(shapes[4])
+
+        def second_layer(hidden: Tensor, wanted: Needs) -> Tensors:
+            inputs = (grad, hidden, weight2_or_shape, bias2, None, None)
+            return core.launch("linear_backward", "none", inputs, wanted, self.backend)
+
+        if not first_needed:
+            hidden = no_hidden
+            if needs[3]:
+                assert preactivation is not None
+                hidden = self.hidden(preactivation)
+            return None, None, None, *second_layer(hidden, (False, needs[3], needs[4]))[1:]
+        grad_pre, _, _ = second_layer(no_hidden, (True, False, False))
+        assert grad_pre is not None
+        grad_bias1, hidden_or_none = None, None
+        if self.slope_needs_preactivation:
+            assert preactivation is not None
+            pre_needs = (needs[0] or needs[1], needs[2] and shapes[2] is not None)
+            grad_pre, grad_bias1, hidden_or_none = self.grad_hidden_to_preactivation(
+                grad_pre, preactivation, pre_needs, needs[3]
+            )
+        elif needs[3]:
+            hidden_or_none = preactivation
+        hidden = no_hidden if hidden_or_none is None else hidden_or_none
+        _, grad_weight2, grad_bias2 = second_layer(hidden, (False, needs[3], needs[4]))
+        del hidden, hidden_or_none
+        if grad_pre is None:
+            return None, None, grad_bias1, grad_weight2, grad_bias2
+        first_inputs = (
+            grad_pre,
+            stand_in(grad, shapes[0]) if input is None else input,
+            stand_in(grad, shapes[1]) if weight1 is None else weight1,
+            grad.new_empty(shapes[2]) if bias1 is None and shapes[2] is not None else bias1,
+            None,
+            None,
+        )
+        first_needs = (needs[0], needs[1], needs[2] and not self.slope_needs_preactivation)
+        grad_input, grad_weight1, sums = core.launch("linear_backward", "none", first_inputs, first_needs, self.backend)
+        return grad_input, grad_weight1, sums if grad_bias1 is None else grad_bias1, grad_weight2, grad_bias2
+
+    def formula(
+        self, input: Tensor, weight1: Tensor, bias1: Tensor | None, weight2: Tensor, bias2: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """`compute` as differentiable operations."""
+        preactivation = differentiable.preactivation(input, weight1, bias1, True)
+        hidden = self.hidden_formula(preactivation).to(input.dtype)
+        return differentiable.preactivation(hidden, weight2, bias2, True), preactivation
 
     def hidden_formula(self, preactivation: Tensor) -> Tensor:
         """`hidden` as differentiable operations, unrounded."""
@@ -125,35 +209,19 @@ class Block:
         return self.kind is not None or self.activation != "none"
 
 
-def feedforward(
-    block: Block,
-    input: Tensor,
-    weight1: Tensor,
-    bias1: Tensor | None,
-    weight2: Tensor,
-    bias2: Tensor | None,
-    keep_preactivation: bool = False,
-) -> tuple[Tensor, Tensor | None]:
-    """The block's output, and the first layer's preactivation if it is to be kept."""
-    core = library.core()
-    backend = block.backend
-    with block.told_as(0):
-        if block.kind is None:
-            hidden, preactivation = launch(
-                core, "linear", block.activation, (input, weight1, bias1), (True, keep_preactivation), backend
-            )
-        else:
-            preactivation, _ = launch(core, "linear", "none", (input, weight1, bias1), (True, False), backend)
-            assert preactivation is not None
-            if preactivation.shape[-1] % 2:
-                weight_name = block.argument_names[0]
-                rows = preactivation.shape[-1]
-                raise errors.InvalidProblemError(f"{block.op}: {weight_name}: {rows} rows, want [2*H, K]")
-            hidden = block.hidden(preactivation)
-    with block.told_as(1):
-        out, _ = launch(core, "linear", "none", (hidden, weight2, bias2), (True, False), backend)
-    assert out is not None
-    return out, preactivation if keep_preactivation else None
+BLOCK_ARGUMENTS = {
+    "mlp": ("input", "weight1", "bias1", "weight2", "bias2"),
+    "gated_mlp": ("input", "weight_in", "bias_in", "weight_out", "bias_out"),
+}
+"""What callers know the tensors of a block as."""
+
+
+def block_of(cls: type[Block], core: library.Core, op: str, kind: str | None, gate: str, backend: str | None) -> Block:
+    """The block of ``"mlp"``, whose kind is an activation, or of ``"gated_mlp"``."""
+    names = BLOCK_ARGUMENTS[op][1:]
+    if op == "mlp":
+        return cls(op, core.activation(op, kind).name, None, False, backend, names)
+    return cls(op, core.gated_kind(op, kind), kind, gate_is_first(op, gate), backend, names)
 
 
 @dataclass(slots=True)
@@ -161,58 +229,10 @@ class FeedForwardProblem:
     """Backward of a block; tensors are grad_output, input, weight1, bias1, weight2, preactivation."""
 
     block: Block
-    shapes: tuple[Shape, Shape, Shape | None, Shape, Shape | None]
+    shapes: Shapes
 
     def run(self, needs: Needs, *tensors: Tensor | None) -> Tensors:
-        grad, input, weight1, bias1, weight2, preactivation = tensors
-        assert grad is not None
-        core, block, shapes = library.core(), self.block, self.shapes
-        first_needed = any(needs[:3])
-        if preactivation is None and (needs[3] or (first_needed and block.slope_needs_preactivation)):
-            preactivation, _ = launch(core, "linear", "none", (input, weight1, bias1), (True, False), block.backend)
-        weight2_or_shape = stand_in(grad, shapes[3]) if weight2 is None else weight2
-        no_hidden = stand_in(grad, (*grad.shape[:-1], shapes[3][1]))
-        bias2 = None if shapes[4] is None else grad.new_empty(shapes[4])
-
-        def second_layer(hidden: Tensor, wanted: Needs) -> Tensors:
-            inputs = (grad, hidden, weight2_or_shape, bias2, None, None)
-            return launch(core, "linear_backward", "none", inputs, wanted, block.backend)
-
-        if not first_needed:
-            hidden = no_hidden
-            if needs[3]:
-                assert preactivation is not None
-                hidden = block.hidden(preactivation)
-            return None, None, None, *second_layer(hidden, (False, needs[3], needs[4]))[1:]
-        grad_pre, _, _ = second_layer(no_hidden, (True, False, False))
-        assert grad_pre is not None
-        grad_bias1, hidden_or_none = None, None
-        if block.slope_needs_preactivation:
-            assert preactivation is not None
-            pre_needs = (needs[0] or needs[1], needs[2] and shapes[2] is not None)
-            grad_pre, grad_bias1, hidden_or_none = block.grad_hidden_to_preactivation(
-                grad_pre, preactivation, pre_needs, needs[3]
-            )
-        elif needs[3]:
-            hidden_or_none = preactivation
-        hidden = no_hidden if hidden_or_none is None else hidden_or_none
-        _, grad_weight2, grad_bias2 = second_layer(hidden, (False, needs[3], needs[4]))
-        del hidden, hidden_or_none
-        if grad_pre is None:
-            return None, None, grad_bias1, grad_weight2, grad_bias2
-        first_inputs = (
-            grad_pre,
-            stand_in(grad, shapes[0]) if input is None else input,
-            stand_in(grad, shapes[1]) if weight1 is None else weight1,
-            grad.new_empty(shapes[2]) if bias1 is None and shapes[2] is not None else bias1,
-            None,
-            None,
-        )
-        first_needs = (needs[0], needs[1], needs[2] and not block.slope_needs_preactivation)
-        grad_input, grad_weight1, sums = launch(
-            core, "linear_backward", "none", first_inputs, first_needs, block.backend
-        )
-        return grad_input, grad_weight1, sums if grad_bias1 is None else grad_bias1, grad_weight2, grad_bias2
+        return self.block.gradients(self.shapes, needs, *tensors)
 
     def formula(self, needs: Needs, *tensors: Tensor | None, grad_hidden: Tensor | None = None) -> Tensors:
         grad, input, weight1, bias1, weight2, preactivation = tensors
@@ -268,9 +288,8 @@ class FeedForward(Function):
         need_first = need_input or need_weight1 or need_bias1
         need_preactivation = need_weight2 or (need_first and block.slope_needs_preactivation)
         recompute = recompute and need_preactivation
-        out, preactivation = feedforward(
-            block, input, weight1, bias1, weight2, bias2, need_preactivation and not recompute
-        )
+        tensors = (input, weight1, bias1, weight2, bias2)
+        out, preactivation = block.compute(tensors, need_preactivation and not recompute)
         bias1_shape, bias2_shape = (None if bias is None else bias.shape for bias in (bias1, bias2))
         shapes = (input.shape, weight1.shape, bias1_shape, weight2.shape, bias2_shape)
         ctx.problem = FeedForwardProblem(block, shapes)

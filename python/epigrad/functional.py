@@ -1,28 +1,30 @@
 """The differentiable functions of epigrad.
 
-Each checks Python types only (the core checks everything else) and picks autograd or not: where nothing requires a
-gradient, nothing is kept and no preactivation is formed.
+Each checks Python types only (the core checks everything else) and picks a way: through `torch.ops.epigrad` where
+PyTorch has to see an operator, else straight to the core, with autograd or without. Where nothing requires a gradient,
+nothing is kept and no preactivation is formed.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 
-from epigrad import autograd, errors, library, selection
+from epigrad import autograd, library, ops, selection
 from epigrad.arguments import (
+    PLAIN,
+    PLAIN_OR_NONE,
     check_save,
     dim_index,
     gate_is_first,
     lerp_weight,
-    not_a_tensor,
-    refuse_transforms,
-    transforms_active,
-    unknown_save,
+    require_tensors,
 )
-from epigrad.feedforward import Block, FeedForward, feedforward
-from epigrad.launch import launch
+from epigrad.autocast import any_autocast, as_linear
+from epigrad.context import watched
+from epigrad.feedforward import BLOCK_ARGUMENTS, Block, FeedForward, block_of
 
 __all__ = ["gated_activation", "gated_mlp", "gated_product", "lerp", "linear", "matmul_bias_activation", "mlp"]
 
@@ -57,7 +59,7 @@ def matmul_bias_activation(
         InvalidProblemError: (a ``ValueError``) shapes that do not fit, an unknown activation or `save`.
         DTypeError: (a ``TypeError``) a mix of dtypes, another dtype, or something that is not a tensor.
         DeviceMismatchError: (a ``ValueError``) tensors on different devices.
-        UnsupportedError: (a ``NotImplementedError``) tensor subclasses, `torch.func` transforms, forward mode.
+        UnsupportedError: (a ``NotImplementedError``) tensors that are not strided, such as sparse ones.
         BackendUnavailableError: (a ``RuntimeError``) tensors of a device that this build cannot compute on.
 
     Source:
@@ -101,7 +103,7 @@ def linear(
         InvalidProblemError: (a ``ValueError``) shapes that do not fit, an unknown activation or `save`.
         DTypeError: (a ``TypeError``) a mix of dtypes, another dtype, or something that is not a tensor.
         DeviceMismatchError: (a ``ValueError``) tensors on different devices.
-        UnsupportedError: (a ``NotImplementedError``) tensor subclasses, `torch.func` transforms, forward mode.
+        UnsupportedError: (a ``NotImplementedError``) tensors that are not strided, such as sparse ones.
         BackendUnavailableError: (a ``RuntimeError``) tensors of a device that this build cannot compute on.
 
     Source:
@@ -133,7 +135,7 @@ def gated_activation(input: Tensor, kind: str = "swiglu", dim: int = -1, *, gate
     Raises:
         InvalidProblemError: (a ``ValueError``) a dim that does not exist or is odd, an unknown kind or gate.
         DTypeError: (a ``TypeError``) another dtype, or something that is not a tensor.
-        UnsupportedError: (a ``NotImplementedError``) tensor subclasses, `torch.func` transforms, forward mode.
+        UnsupportedError: (a ``NotImplementedError``) tensors that are not strided, such as sparse ones.
         BackendUnavailableError: (a ``RuntimeError``) tensors of a device that this build cannot compute on.
 
     Source:
@@ -147,24 +149,21 @@ def gated_activation(input: Tensor, kind: str = "swiglu", dim: int = -1, *, gate
         >>> epigrad.gated_activation(x, "swiglu", dim=0).shape
         torch.Size([1, 4])
     """
+    dim = dim_index("gated_activation", dim)
+    backend = selection.current()
+    if watched() or type(input) not in PLAIN:
+        require_tensors("gated_activation", input=input)
+        out: Tensor = ops.call("gated_activation", input, kind, dim, gate=gate, backend=backend)
+        return out
     core = library.core()
     activation = core.gated_kind("gated_activation", kind)
     gate_first = gate_is_first("gated_activation", gate)
-    dim = dim_index("gated_activation", dim)
-    backend = selection.current()
-    try:
-        if transforms_active() or forward_ad._current_level >= 0:
-            refuse_transforms("gated_activation", input)
-        if input.requires_grad and torch.is_grad_enabled():
-            result: Tensor = autograd.GatedActivation.apply(kind, activation, dim, gate_first, backend, input)
-            return result
-    except AttributeError:
-        if isinstance(input, Tensor):
-            raise
-        raise not_a_tensor("gated_activation", ("input",), (input,)) from None
-    (out,) = launch(core, "gated_activation", kind, (input,), (True,), backend, dim, gate_first)
-    assert out is not None
-    return out
+    if input.requires_grad and torch.is_grad_enabled():
+        result: Tensor = autograd.GatedActivation.apply(core, kind, activation, dim, gate_first, backend, input)
+        return result
+    (product,) = core.launch("gated_activation", kind, (input,), (True,), backend, dim, gate_first)
+    assert product is not None
+    return product
 
 
 def gated_product(value: Tensor, gate: Tensor, kind: str = "swiglu") -> Tensor:
@@ -183,7 +182,7 @@ def gated_product(value: Tensor, gate: Tensor, kind: str = "swiglu") -> Tensor:
         InvalidProblemError: (a ``ValueError``) shapes that differ, an unknown kind.
         DTypeError: (a ``TypeError``) a mix of dtypes, another dtype, or something that is not a tensor.
         DeviceMismatchError: (a ``ValueError``) tensors on different devices.
-        UnsupportedError: (a ``NotImplementedError``) tensor subclasses, `torch.func` transforms, forward mode.
+        UnsupportedError: (a ``NotImplementedError``) tensors that are not strided, such as sparse ones.
         BackendUnavailableError: (a ``RuntimeError``) tensors of a device that this build cannot compute on.
 
     Source:
@@ -195,23 +194,19 @@ def gated_product(value: Tensor, gate: Tensor, kind: str = "swiglu") -> Tensor:
         >>> torch.allclose(epigrad.gated_product(value, gate, "swiglu"), torch.nn.functional.silu(gate))
         True
     """
+    backend = selection.current()
+    if watched() or type(value) not in PLAIN or type(gate) not in PLAIN:
+        require_tensors("gated_product", value=value, gate=gate)
+        out: Tensor = ops.call("gated_product", value, gate, kind, backend=backend)
+        return out
     core = library.core()
     activation = core.gated_kind("gated_product", kind)
-    backend = selection.current()
-    try:
-        if transforms_active() or forward_ad._current_level >= 0:
-            refuse_transforms("gated_product", value, gate)
-        # Not `or`, here and below: each is read, so that None in place of a tensor is found.
-        if (value.requires_grad | gate.requires_grad) and torch.is_grad_enabled():
-            result: Tensor = autograd.GatedProduct.apply(kind, activation, backend, value, gate)
-            return result
-    except AttributeError:
-        if isinstance(value, Tensor) and isinstance(gate, Tensor):
-            raise
-        raise not_a_tensor("gated_product", ("value", "gate"), (value, gate)) from None
-    (out,) = launch(core, "gated_product", kind, (value, gate), (True,), backend)
-    assert out is not None
-    return out
+    if (value.requires_grad or gate.requires_grad) and torch.is_grad_enabled():
+        result: Tensor = autograd.GatedProduct.apply(core, kind, activation, backend, value, gate)
+        return result
+    (product,) = core.launch("gated_product", kind, (value, gate), (True,), backend)
+    assert product is not None
+    return product
 
 
 def lerp(start: Tensor, end: Tensor, weight: float | Tensor) -> Tensor:
@@ -229,7 +224,7 @@ def lerp(start: Tensor, end: Tensor, weight: float | Tensor) -> Tensor:
         InvalidProblemError: (a ``ValueError``) shapes that do not broadcast.
         DTypeError: (a ``TypeError``) a mix of dtypes, another dtype, or something that is not a tensor.
         DeviceMismatchError: (a ``ValueError``) tensors on different devices.
-        UnsupportedError: (a ``NotImplementedError``) tensor subclasses, `torch.func` transforms, forward mode.
+        UnsupportedError: (a ``NotImplementedError``) tensors that are not strided, such as sparse ones.
         BackendUnavailableError: (a ``RuntimeError``) tensors of a device that this build cannot compute on.
 
     Source:
@@ -240,24 +235,21 @@ def lerp(start: Tensor, end: Tensor, weight: float | Tensor) -> Tensor:
         >>> epigrad.lerp(torch.zeros(3), torch.full((3,), 10.0), torch.tensor([0.0, 0.5, 1.0]))
         tensor([ 0.,  5., 10.])
     """
-    core = library.core()
     factor, tensor = lerp_weight("lerp", weight)
     backend = selection.current()
-    try:
-        if transforms_active() or forward_ad._current_level >= 0:
-            refuse_transforms("lerp", start, end, tensor)
-        if (
-            start.requires_grad | end.requires_grad or (tensor is not None and tensor.requires_grad)
-        ) and torch.is_grad_enabled():
-            result: Tensor = autograd.Lerp.apply(backend, factor, start, end, tensor)
-            return result
-    except AttributeError:
-        if isinstance(start, Tensor) and isinstance(end, Tensor) and (tensor is None or isinstance(tensor, Tensor)):
-            raise
-        raise not_a_tensor("lerp", ("start", "end", "weight"), (start, end, weight)) from None
-    (out,) = launch(core, "lerp", None, (start, end, tensor), (True,), backend, weight=factor)
-    assert out is not None
-    return out
+    if watched() or type(start) not in PLAIN or type(end) not in PLAIN or type(tensor) not in PLAIN_OR_NONE:
+        require_tensors("lerp", start=start, end=end)
+        out: Tensor = ops.call("lerp", start, end, tensor, factor=factor, backend=backend)
+        return out
+    core = library.core()
+    if torch.is_grad_enabled() and (
+        start.requires_grad or end.requires_grad or (tensor is not None and tensor.requires_grad)
+    ):
+        result: Tensor = autograd.Lerp.apply(core, backend, factor, start, end, tensor)
+        return result
+    (mixed,) = core.launch("lerp", None, (start, end, tensor), (True,), backend, 0, False, factor)
+    assert mixed is not None
+    return mixed
 
 
 def mlp(
@@ -291,7 +283,7 @@ def mlp(
         InvalidProblemError: (a ``ValueError``) shapes that do not fit, an unknown activation or `save`.
         DTypeError: (a ``TypeError``) a mix of dtypes, another dtype, or something that is not a tensor.
         DeviceMismatchError: (a ``ValueError``) tensors on different devices.
-        UnsupportedError: (a ``NotImplementedError``) tensor subclasses, `torch.func` transforms, forward mode.
+        UnsupportedError: (a ``NotImplementedError``) tensors that are not strided, such as sparse ones.
         BackendUnavailableError: (a ``RuntimeError``) tensors of a device that this build cannot compute on.
 
     Source:
@@ -304,9 +296,7 @@ def mlp(
         >>> torch.allclose(out, torch.relu(x @ up.T) @ down.T)
         True
     """
-    name = library.core().activation("mlp", activation).name
-    block = Block("mlp", name, None, False, selection.current(), ("weight1", "bias1", "weight2", "bias2"))
-    return _feedforward(block, input, weight1, bias1, weight2, bias2, save)
+    return _feedforward("mlp", (input, weight1, bias1, weight2, bias2), activation, "second", save)
 
 
 def gated_mlp(
@@ -342,7 +332,7 @@ def gated_mlp(
         InvalidProblemError: (a ``ValueError``) shapes that do not fit, an unknown kind, gate or `save`.
         DTypeError: (a ``TypeError``) a mix of dtypes, another dtype, or something that is not a tensor.
         DeviceMismatchError: (a ``ValueError``) tensors on different devices.
-        UnsupportedError: (a ``NotImplementedError``) tensor subclasses, `torch.func` transforms, forward mode.
+        UnsupportedError: (a ``NotImplementedError``) tensors that are not strided, such as sparse ones.
         BackendUnavailableError: (a ``RuntimeError``) tensors of a device that this build cannot compute on.
 
     Source:
@@ -355,10 +345,7 @@ def gated_mlp(
         >>> torch.allclose(out, torch.nn.functional.glu(x @ weight_in.T) @ weight_out.T)
         True
     """
-    activation = library.core().gated_kind("gated_mlp", kind)
-    names = ("weight_in", "bias_in", "weight_out", "bias_out")
-    block = Block("gated_mlp", activation, kind, gate_is_first("gated_mlp", gate), selection.current(), names)
-    return _feedforward(block, input, weight_in, bias_in, weight_out, bias_out, save)
+    return _feedforward("gated_mlp", (input, weight_in, bias_in, weight_out, bias_out), kind, gate, save)
 
 
 def _gemm(
@@ -370,52 +357,52 @@ def _gemm(
     activation: str | None,
     save: str,
 ) -> Tensor:
+    backend = selection.current()
+    if watched() or type(a) not in PLAIN or type(b) not in PLAIN or type(bias) not in PLAIN_OR_NONE:
+        require_tensors(op, **dict(zip(names, (a, b, bias), strict=True)))
+        out: Tensor = ops.call(op, a, b, bias, activation, save=_save(op, save, (a, b, bias)), backend=backend)[0]
+        return out
     core = library.core()
     row = core.activation(op, activation)
-    name = row.name
-    if save == "auto":
-        keep = autograd.OUTPUT if row.from_output else autograd.PREACTIVATION
-    elif save == "preactivation":
-        keep = autograd.PREACTIVATION
-    elif save == "recompute":
-        keep = autograd.RECOMPUTE
-    else:
-        raise unknown_save(op, save)
-    if name == "none":
-        keep = autograd.NOTHING
-    backend = selection.current()
-    try:
-        if transforms_active() or forward_ad._current_level >= 0:
-            refuse_transforms(op, a, b, bias)
-        if (a.requires_grad | b.requires_grad or (bias is not None and bias.requires_grad)) and torch.is_grad_enabled():
-            result: Tensor = autograd.Gemm.apply(op, name, keep, backend, a, b, bias)[0]
-            return result
-    except AttributeError:
-        if isinstance(a, Tensor) and isinstance(b, Tensor) and (bias is None or isinstance(bias, Tensor)):
-            raise
-        raise not_a_tensor(op, names, (a, b, bias)) from None
-    out, _ = launch(core, op, name, (a, b, bias), _FORWARD_ONLY, backend)
-    assert out is not None
-    return out
+    keep = autograd.kept(op, row, save)
+    if any_autocast():
+        a, b, bias = as_linear(a, b, bias)
+    if torch.is_grad_enabled() and (a.requires_grad or b.requires_grad or (bias is not None and bias.requires_grad)):
+        result: Tensor = autograd.Gemm.apply(core, op, row.name, keep, backend, a, b, bias)[0]
+        return result
+    computed, _ = core.launch(op, row.name, (a, b, bias), _FORWARD_ONLY, backend)
+    assert computed is not None
+    return computed
+
+
+def _save(op: str, save: str, tensors: Iterable[Tensor | None]) -> str:
+    """What an operator is to keep: nothing where no gradient is recorded."""
+    check_save(op, save)
+    recorded = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
+    return save if recorded else "recompute"
 
 
 def _feedforward(
-    block: Block,
-    input: Tensor,
-    weight1: Tensor,
-    bias1: Tensor | None,
-    weight2: Tensor,
-    bias2: Tensor | None,
+    op: str,
+    tensors: tuple[Tensor, Tensor, Tensor | None, Tensor, Tensor | None],
+    kind: str | None,
+    gate: str,
     save: str,
 ) -> Tensor:
-    check_save(block.op, save)
-    tensors = (input, weight1, bias1, weight2, bias2)
-    for tensor, name in zip(tensors, ("input", *block.argument_names), strict=True):
-        if not isinstance(tensor, Tensor) and (tensor is not None or "bias" not in name):
-            raise errors.DTypeError(f"{block.op}: {name}: {type(tensor).__name__}, want a torch.Tensor")
-    if transforms_active() or forward_ad._current_level >= 0:
-        refuse_transforms(block.op, *tensors)
+    backend = selection.current()
+    if watched() or not PLAIN_OR_NONE.issuperset(map(type, tensors)):
+        names = BLOCK_ARGUMENTS[op]
+        require_tensors(op, **dict(zip(names, tensors, strict=True)))
+        options = {"gate": gate} if op == "gated_mlp" else {}
+        out: Tensor = ops.call(op, *tensors, kind, save=_save(op, save, tensors), backend=backend, **options)[0]
+        return out
+    block = block_of(Block, library.core(), op, kind, gate, backend)
+    check_save(op, save)
+    if any_autocast():
+        tensors = as_linear(*tensors)
     if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors):
         result: Tensor = FeedForward.apply(block, save == "recompute", *tensors)[0]
         return result
-    return feedforward(block, *tensors)[0]
+    computed, _ = block.compute(tensors)
+    assert computed is not None
+    return computed

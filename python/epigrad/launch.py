@@ -6,7 +6,8 @@ same errors.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -14,35 +15,29 @@ from torch.autograd import forward_ad
 
 from epigrad import errors
 from epigrad.arguments import refuse_transforms, transforms_active
+from epigrad.context import dispatch_modes, is_dynamo_compiling
+from epigrad.dispatched import DISPATCHED
 from epigrad.library import Core
 
-__all__ = ["aligned_workspace", "launch", "launch_into", "mark_written", "refuse_graph", "refuse_negative"]
+__all__ = ["Launcher", "aligned_workspace", "launch_into", "mark_written", "refuse_graph", "refuse_negative"]
 
 Tensors = tuple[Tensor | None, ...]
 
+
+class Launcher(Protocol):
+    """What computes: the loaded core, or the dispatcher in its place."""
+
+    @property
+    def launch(self) -> Callable[..., Tensors]:
+        """Runs an op and returns the outputs that are asked for, None in the other places.
+
+        Arguments, by position: op, kind, inputs, needs, backend, dim, gate_first, weight, outputs, accumulate; the last
+        six may be left out. `outputs` are tensors to write into, where there is one. Meta tensors give meta outputs of
+        the real shapes; nothing is computed for them.
+        """
+
+
 _ALIGNMENT = 256  # bytes: what a plan asks of its workspace
-
-
-def launch(
-    core: Core,
-    op: str,
-    kind: str | None,
-    inputs: Tensors,
-    needs: tuple[bool, ...],
-    backend: str | None,
-    dim: int = 0,
-    gate_first: bool = False,
-    weight: float | None = None,
-    outputs: Tensors | None = None,
-) -> Tensors:
-    """Run an op and return the outputs that `needs` asks for, None in the other places.
-
-    `outputs` are tensors of the package's own to write into, where there is one. Meta tensors give meta outputs of the
-    real shapes; nothing is computed for them.
-    """
-    return core.launch(
-        op, kind, dim, gate_first, weight, inputs, needs, outputs, torch.get_num_threads(), False, backend
-    )
 
 
 def launch_into(
@@ -58,10 +53,16 @@ def launch_into(
     weight: float | None = None,
     accumulate: bool = False,
 ) -> Tensors:
-    """As `launch`, but writes into the tensors of `outputs` where there is one; one that is not needed is ignored.
+    """Run an op and write into the tensors of `outputs` where there is one; one that is not needed is ignored.
 
-    No graph is recorded: what a transform or a graph would lose is refused.
+    No graph is recorded: what a transform or a graph would lose is refused. Where a compiler or a mode looks, the call
+    is that of an operator, which makes its outputs itself.
     """
+    if is_dynamo_compiling() or dispatch_modes() > 0:
+        if accumulate or any(output is not None for output in outputs):
+            raise errors.UnsupportedError(f"{op}: out: given in a compiled or traced region, want None there")
+        with torch.no_grad():
+            return DISPATCHED.launch(op, kind, inputs, needs, backend, dim, gate_first, weight)
     if transforms_active() or forward_ad._current_level >= 0:
         refuse_transforms(op, *inputs, *outputs)
     # An array on an adapter is no tensor: nothing of PyTorch's watches it.
@@ -73,8 +74,7 @@ def launch_into(
     if given and isinstance(first, Tensor) and first.is_meta:
         shapes, _ = core.infer(op, kind, dim, gate_first, weight, inputs, needs)
         _check_meta(op, shapes, [output if need else None for output, need in zip(outputs, needs, strict=True)], first)
-    threads = torch.get_num_threads()
-    results = core.launch(op, kind, dim, gate_first, weight, inputs, needs, outputs, threads, accumulate, backend)
+    results = core.launch(op, kind, inputs, needs, backend, dim, gate_first, weight, outputs, accumulate)
     mark_written(given)
     return results
 

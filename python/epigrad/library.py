@@ -99,10 +99,10 @@ class Core:
             valid = ", ".join(repr(known) for known in self.activations if known is not None)
             raise errors.InvalidProblemError(f"{op}: activation: {name!r}, want one of {valid}") from None
 
-    def gated_kind(self, op: str, kind: str) -> str:
+    def gated_kind(self, op: str, kind: str | None) -> str:
         """The name of the activation that a gated kind's gate goes through."""
         try:
-            return self.gated_kinds[kind]
+            return self.gated_kinds[kind]  # type: ignore[index]
         except (KeyError, TypeError):
             valid = ", ".join(map(repr, self.gated_kinds))
             raise errors.InvalidProblemError(f"{op}: kind: {kind!r}, want one of {valid}") from None
@@ -151,7 +151,9 @@ def _load() -> Core:
                 f"epigrad's compiled core cannot be loaded ({error}): build it with 'pip install .' in the repository"
             ) from error
         array = importlib.import_module("epigrad.webgpu").Array
-        native.configure(torch.Tensor, torch.nn.Parameter, errors.from_status, allows_tf32, array)
+        native.configure(
+            torch.Tensor, torch.nn.Parameter, errors.from_status, allows_tf32, array, torch.get_num_threads
+        )
         control = _load_control(native)
         if os.environ.get("EPIGRAD_TUNE") == "1":
             control_call(control.BeginTuning, tuning_cache())

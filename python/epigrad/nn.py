@@ -25,6 +25,23 @@ def _activation_name(module: str, activation: str | None) -> str:
     return activation
 
 
+def _is_called(layer: nn.Module) -> bool:
+    """Whether a layer of a block has to be called by itself: it has hooks, as those of FSDP and tensor parallel are, or
+    something else took its place.
+    """
+    hooks = layer._forward_pre_hooks or layer._forward_hooks or layer._backward_pre_hooks or layer._backward_hooks
+    return type(layer) is not Linear or bool(hooks)
+
+
+def _check_halves(up: nn.Module, hidden: Tensor) -> None:
+    """Refuse a local shard of a gated layer whose values and gates lie on different devices."""
+    if all(type(way).__name__ != "_StridedShard" for way in getattr(up.weight, "placements", ())):
+        raise errors.UnsupportedError(
+            f"GatedMLP: up: a shard of {hidden.shape[-1]} of its features, whose gates lie on other devices than their "
+            "values: want it parallelised by epigrad.parallel.GatedColwiseParallel"
+        )
+
+
 class Linear(nn.Linear):
     """``act(input @ weight.T + bias)``: a `torch.nn.Linear` with an activation.
 
@@ -175,6 +192,9 @@ class MLP(nn.Module):
     def forward(self, input: Tensor) -> Tensor:
         """Apply the block to ``[..., features]``."""
         up, down = self.up, self.down
+        if _is_called(up) or _is_called(down):
+            out: Tensor = down(up(input))
+            return out
         return functional.mlp(input, up.weight, up.bias, down.weight, down.bias, up.activation, save=self.save)
 
 
@@ -229,6 +249,12 @@ class GatedMLP(nn.Module):
     def forward(self, input: Tensor) -> Tensor:
         """Apply the block to ``[..., features]``."""
         up, down = self.up, self.down
+        if _is_called(up) or _is_called(down):
+            hidden = up(input)
+            if hidden.shape[-1] != up.out_features:
+                _check_halves(up, hidden)
+            out: Tensor = down(functional.gated_activation(hidden, self.kind, gate=self.gate))
+            return out
         return functional.gated_mlp(
             input, up.weight, up.bias, down.weight, down.bias, self.kind, gate=self.gate, save=self.save
         )

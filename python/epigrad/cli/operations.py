@@ -10,7 +10,6 @@ from torch import Tensor
 from torch.nn import functional as torch_functional
 
 from epigrad import backward, differentiable, functional, library
-from epigrad.launch import launch
 
 __all__ = [
     "Backward",
@@ -64,7 +63,7 @@ def activation(name: str) -> Pair:
     """An activation alone, as a two-layer block forms it again from its preactivation."""
 
     def ours(x: Tensor) -> Tensor:
-        (out,) = launch(library.core(), "activation", name, (x.detach(),), (True,), None)
+        (out,) = library.core().launch("activation", name, (x.detach(),), (True,), None)
         assert out is not None
         return out
 
@@ -110,7 +109,7 @@ def gated_and_bias_gradient(kind: str) -> Backward:
 
     def ours(inputs: Sequence[Tensor], grad: Tensor) -> object:
         tensors = (grad, inputs[0].detach())
-        return launch(library.core(), "gated_activation_backward", kind, tensors, (True, True), None, -1, False)
+        return library.core().launch("gated_activation_backward", kind, tensors, (True, True), None, -1, False)
 
     return ours
 

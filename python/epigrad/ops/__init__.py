@@ -1,0 +1,46 @@
+"""The operators ``torch.ops.epigrad.*``: what PyTorch sees of epigrad where it looks at operations.
+
+The functions of `epigrad` call them while they are compiled, exported, transformed by `torch.func`, profiled, recorded
+by a dispatch mode or given tensor subclasses; a plain call does not pass through here. Each operator of a function has
+the function's arguments; the products and the two-layer blocks also return the preactivation, which has no elements
+where `save` keeps none. ``backend=None`` is the backend of the tensors' device.
+
+`OPERATORS` is the one table: schemas, kernels for tensors without data, gradients, rules of `torch.vmap` and of
+autocast are rows and methods behind it.
+"""
+
+from __future__ import annotations
+
+import importlib
+
+import torch
+
+from epigrad.ops import feedforward, gated, gemm, lerp
+from epigrad.ops.after_import import after_import
+from epigrad.ops.operator import Operator, call, register
+
+__all__ = ["OPERATORS", "Operator", "call"]
+
+OPERATORS: tuple[Operator, ...] = (
+    *gemm.OPERATORS,
+    *gated.OPERATORS,
+    *lerp.OPERATORS,
+    *feedforward.OPERATORS,
+)
+
+_LIBRARY = register(OPERATORS)
+
+
+def _count_flops() -> None:
+    register_flop_formula = importlib.import_module("torch.utils.flop_counter").register_flop_formula
+    for operator in OPERATORS:
+        if operator.flops is not None:
+            register_flop_formula(getattr(torch.ops.epigrad, operator.name))(operator.flops)
+
+
+def _shard() -> None:
+    importlib.import_module("epigrad.ops.sharding")
+
+
+after_import("torch.utils.flop_counter", _count_flops)
+after_import("torch.distributed.tensor", _shard)

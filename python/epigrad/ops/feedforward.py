@@ -1,0 +1,239 @@
+"""The operators of the two-layer blocks, forward and backward.
+
+Forward gives the output and the first layer's preactivation, which has no elements where `save` keeps none.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import KW_ONLY, dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from epigrad import library
+from epigrad.arguments import check_save
+from epigrad.autograd import Needs, stand_in
+from epigrad.feedforward import Block, FeedForward, FeedForwardProblem, Shapes, block_of
+from epigrad.launch import Launcher
+from epigrad.ops import batching, shapes
+from epigrad.ops.operator import Gradients, Operator, Results, absent, call, or_absent, plain
+
+__all__ = ["OPERATORS", "DispatchedBlock"]
+
+Pair = tuple[Tensor, Tensor]
+
+# The dispatcher leaves out arguments that have their default.
+_DEFAULT = ""
+_DEFAULT_KINDS = {"mlp": "gelu_tanh", "gated_mlp": "swiglu"}
+
+
+def _block(cls: type[Block], op: str, kind: str | None, gate: str | None, backend: str | None) -> Block:
+    kind = _DEFAULT_KINDS[op] if kind == _DEFAULT else kind
+    return block_of(cls, library.core(), op, kind, gate or "second", backend)
+
+
+@dataclass(frozen=True, slots=True)
+class DispatchedBlock(Block):
+    """A block whose calls go through the dispatcher."""
+
+    def _kind_and_options(self) -> tuple[str, dict[str, Any]]:
+        options: dict[str, Any] = {"backend": self.backend}
+        if self.kind is None:
+            return self.activation, options
+        return self.kind, options | {"gate": "first" if self.gate_first else "second"}
+
+    def compute(self, tensors: Results, keep_preactivation: bool = False) -> Results:
+        kind, options = self._kind_and_options()
+        save = "preactivation" if keep_preactivation else "recompute"
+        out, preactivation = call(self.op, *tensors, kind, save=save, **options)
+        return out, preactivation if keep_preactivation else None
+
+    def gradients(self, sizes: Shapes, needs: Needs, *tensors: Tensor | None) -> Results:
+        kind, options = self._kind_and_options()
+        grad, input, weight1, bias1, weight2, preactivation = tensors
+        assert grad is not None
+        given = (input, weight1, bias1, weight2, None)
+        full = [
+            tensor if tensor is not None or size is None else stand_in(grad, size)
+            for tensor, size in zip(given, sizes, strict=True)
+        ]
+        results: Results = call(f"{self.op}_backward", grad, *full, kind, preactivation, needs=needs, **options)
+        return results
+
+
+@dataclass
+class Forward:
+    """A call of a block. `kind` is the activation of the hidden layer, or the gated kind."""
+
+    op: str
+    input: Tensor
+    weight1: Tensor
+    bias1: Tensor | None
+    weight2: Tensor
+    bias2: Tensor | None
+    kind: str | None = _DEFAULT
+    _: KW_ONLY
+    gate: str | None = None
+    save: str = "auto"
+    backend: str | None = None
+
+    def __post_init__(self) -> None:
+        check_save(self.op, self.save)
+        self.tensors = (self.input, self.weight1, self.bias1, self.weight2, self.bias2)
+
+    def block(self, cls: type[Block]) -> Block:
+        return _block(cls, self.op, self.kind, self.gate, self.backend)
+
+    @property
+    def keeps(self) -> bool:
+        return self.save != "recompute"
+
+    def kernel(self) -> Pair:
+        out, preactivation = self.block(Block).compute(plain(*self.tensors), self.keeps)
+        assert out is not None
+        return out, or_absent(preactivation, out)
+
+    def recorded(self) -> Pair:
+        block = self.block(DispatchedBlock)
+        out, preactivation = FeedForward.apply(block, self.save == "recompute", *self.tensors)
+        return out, or_absent(preactivation, out)
+
+    def formula(self) -> Pair:
+        out, preactivation = self.block(Block).formula(*self.tensors)
+        return out, preactivation if self.keeps else absent(out)
+
+    def fake(self) -> Pair:
+        block = self.block(Block)
+        shapes.one_device(self.op, self.tensors)
+        with block.told_as(0):
+            hidden = _layer(self.input, self.weight1, self.bias1)
+        features = hidden[-1]
+        if block.kind is not None:
+            features = shapes.half(self.op, block.argument_names[0], features)
+        with block.told_as(1):
+            out = _layer(self.input.new_empty((*hidden[:-1], features)), self.weight2, self.bias2)
+        return self.input.new_empty(out), self.input.new_empty(hidden) if self.keeps else absent(self.input)
+
+
+def _layer(input: Tensor, weight: Tensor, bias: Tensor | None) -> shapes.Shape:
+    def symbolic() -> shapes.Shapes:
+        return (shapes.gemm("linear", input.shape, weight.shape, None if bias is None else bias.shape), None)
+
+    shape, _ = shapes.inferred("linear", "none", (input, weight, bias), (True, False), symbolic)
+    assert shape is not None
+    return shape
+
+
+@dataclass
+class Backward(Gradients):
+    """A call of a block's gradients; tensors that are not needed may be stand-ins of the right shape."""
+
+    forward_op: str
+    grad_output: Tensor
+    input: Tensor
+    weight1: Tensor
+    bias1: Tensor | None
+    weight2: Tensor
+    bias2: Tensor | None
+    kind: str | None = _DEFAULT
+    preactivation: Tensor | None = None
+    _: KW_ONLY
+    gate: str | None = None
+    needs: Sequence[bool] = (True,) * 5
+    backend: str | None = None
+
+    def __post_init__(self) -> None:
+        self.op = f"{self.forward_op}_backward"
+        first = (self.grad_output, self.input, self.weight1, self.bias1, self.weight2)
+        self.tensors = (*first, self.preactivation)
+        inputs = (self.input, self.weight1, self.bias1, self.weight2, self.bias2)
+        self.sizes: Any = tuple([None if tensor is None else tensor.shape for tensor in inputs])
+
+    def problem(self, core: Launcher) -> FeedForwardProblem:
+        cls = Block if core is library.core() else DispatchedBlock
+        return FeedForwardProblem(_block(cls, self.forward_op, self.kind, self.gate, self.backend), self.sizes)
+
+    def symbolic(self) -> shapes.Shapes:
+        return tuple(self.sizes)
+
+    def fake(self) -> Results:
+        shapes.one_device(self.op, self.tensors)
+        out = (*self.input.shape[:-1], self.weight2.shape[0])
+        shapes.same_shape(self.op, "grad_output", self.grad_output.shape, out)
+        return tuple(
+            [
+                self.grad_output.new_empty(size) if need and size is not None else None
+                for need, size in zip(self.needs, self.sizes, strict=True)
+            ]
+        )
+
+
+def _batched(op: str, info: Any, in_dims: batching.InDims, *arguments: Any, **options: Any) -> Any:
+    if any(dim is not None for dim in in_dims[1:]):
+        return batching.slice_by_slice(getattr(torch.ops.epigrad, op).default)(info, in_dims, *arguments, **options)
+    (dim, *_) = in_dims
+    assert dim is not None
+    out, preactivation = call(op, arguments[0].movedim(dim, 0), *arguments[1:], **options)
+    return (out, preactivation), (0, 0 if preactivation.dim() == out.dim() else None)
+
+
+def _product_flops(input: Any, weight: Any) -> int:
+    count: int = 2 * math.prod([*input[:-1], *weight])
+    return count
+
+
+def _flops(input: Any, weight1: Any, bias1: Any, weight2: Any, *rest: Any, **options: Any) -> int:
+    return _product_flops(input, weight1) + _product_flops(input, weight2)
+
+
+def _backward_flops(
+    grad_output: Any,
+    input: Any,
+    weight1: Any,
+    bias1: Any,
+    weight2: Any,
+    bias2: Any = None,
+    kind: Any = _DEFAULT,
+    preactivation: Any = None,
+    *,
+    needs: Sequence[bool] = (True,) * 5,
+    **options: Any,
+) -> int:
+    first, second = _product_flops(input, weight1), _product_flops(input, weight2)
+    first_needed = any(needs[:3])
+    slope_is_constant = kind in (None, "none")
+    formed_again = preactivation is None and (needs[3] or (first_needed and not slope_is_constant))
+    return first * (bool(needs[0]) + bool(needs[1]) + formed_again) + second * (first_needed + bool(needs[3]))
+
+
+def _operators(op: str, names: str, kind: str, gate: str) -> tuple[Operator, Operator]:
+    weight1, bias1, weight2, bias2 = names.split()
+    inputs = f"Tensor input, Tensor {weight1}, Tensor? {bias1}, Tensor {weight2}, Tensor? {bias2}, {kind}"
+    grads = ", ".join(f"Tensor grad_{name}" for name in ("input", *names.split()))
+    return (
+        Operator(
+            op,
+            f"({inputs}, *, {gate}str save='auto', str? backend=None) -> (Tensor output, Tensor preactivation)",
+            bind=partial(Forward, op),
+            batched=partial(_batched, op),
+            flops=_flops,
+            casts=True,
+        ),
+        Operator(
+            f"{op}_backward",
+            f"(Tensor grad_output, {inputs}, Tensor? preactivation=None, *, {gate}"
+            f"bool[5] needs=[True, True, True, True, True], str? backend=None) -> ({grads})",
+            bind=partial(Backward, op),
+            flops=_backward_flops,
+        ),
+    )
+
+
+OPERATORS = (
+    *_operators("mlp", "weight1 bias1 weight2 bias2", "str? activation='gelu_tanh'", ""),
+    *_operators("gated_mlp", "weight_in bias_in weight_out bias_out", "str kind='swiglu'", "str gate='second', "),
+)

@@ -1,0 +1,192 @@
+"""The operators of ``value * act(gate)``, on the halves of one tensor and on two tensors, forward and backward."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import KW_ONLY, dataclass
+from functools import partial
+from typing import Any
+
+from torch import Tensor
+
+from epigrad import differentiable, library
+from epigrad.arguments import gate_is_first
+from epigrad.autograd import GatedActivation, GatedActivationProblem, GatedProduct, GatedProductProblem
+from epigrad.dispatched import DISPATCHED
+from epigrad.launch import Launcher
+from epigrad.ops import batching, shapes
+from epigrad.ops.operator import Gradients, Operator, call, new_results, only, plain
+
+__all__ = ["OPERATORS"]
+
+
+@dataclass
+class Activation:
+    """A call of ``value * act(gate)`` with both halves in one tensor."""
+
+    input: Tensor
+    kind: str = "swiglu"
+    dim: int = -1
+    _: KW_ONLY
+    gate: str = "second"
+    backend: str | None = None
+
+    op = "gated_activation"
+
+    def __post_init__(self) -> None:
+        self.activation = library.core().gated_kind(self.op, self.kind)
+        self.gate_first = gate_is_first(self.op, self.gate)
+
+    def kernel(self) -> Tensor:
+        tensors = plain(self.input)
+        return only(
+            library.core().launch(self.op, self.kind, tensors, (True,), self.backend, self.dim, self.gate_first)
+        )
+
+    def recorded(self) -> Tensor:
+        out: Tensor = GatedActivation.apply(
+            DISPATCHED, self.kind, self.activation, self.dim, self.gate_first, self.backend, self.input
+        )
+        return out
+
+    def formula(self) -> Tensor:
+        halves = differentiable.split_gate(self.input, self.dim, self.gate_first)
+        return differentiable.gated(self.activation, *halves)
+
+    def fake(self) -> Tensor:
+        found = shapes.inferred(self.op, self.kind, (self.input,), (True,), self.shapes, self.dim, self.gate_first)
+        return only(new_results(self.input, found))
+
+    def shapes(self) -> tuple[shapes.Shape]:
+        place, sizes = range(self.input.dim())[self.dim], self.input.shape
+        return ((*sizes[:place], shapes.half(self.op, "input", sizes[place]), *sizes[place + 1 :]),)
+
+
+@dataclass
+class ActivationBackward(Gradients):
+    """A call of its gradient."""
+
+    grad_output: Tensor
+    input: Tensor
+    kind: str = "swiglu"
+    dim: int = -1
+    _: KW_ONLY
+    gate: str = "second"
+    backend: str | None = None
+
+    op = "gated_activation_backward"
+    needs = (True,)
+    returned = staticmethod(only)
+
+    def __post_init__(self) -> None:
+        self.activation = library.core().gated_kind(self.op, self.kind)
+        self.tensors = (self.grad_output, self.input)
+        self.gate_first = gate_is_first(self.op, self.gate)
+        self.options = (self.dim, self.gate_first)
+
+    def problem(self, core: Launcher) -> GatedActivationProblem:
+        return GatedActivationProblem(core, self.kind, self.activation, self.dim, self.gate_first, self.backend)
+
+    def symbolic(self) -> shapes.Shapes:
+        (halved,) = Activation(self.input, self.kind, self.dim).shapes()
+        shapes.same_shape(self.op, "grad_output", self.grad_output.shape, halved)
+        return (self.input.shape,)
+
+
+@dataclass
+class Product:
+    """A call of ``value * act(gate)`` with two tensors."""
+
+    value: Tensor
+    gate: Tensor
+    kind: str = "swiglu"
+    _: KW_ONLY
+    backend: str | None = None
+
+    op = "gated_product"
+
+    def __post_init__(self) -> None:
+        self.activation = library.core().gated_kind(self.op, self.kind)
+        self.tensors = (self.value, self.gate)
+
+    def kernel(self) -> Tensor:
+        return only(library.core().launch(self.op, self.kind, plain(*self.tensors), (True,), self.backend))
+
+    def recorded(self) -> Tensor:
+        out: Tensor = GatedProduct.apply(DISPATCHED, self.kind, self.activation, self.backend, *self.tensors)
+        return out
+
+    def formula(self) -> Tensor:
+        return differentiable.gated(self.activation, *self.tensors)
+
+    def fake(self) -> Tensor:
+        found = shapes.inferred(self.op, self.kind, self.tensors, (True,), self.shapes)
+        return only(new_results(self.value, found))
+
+    def shapes(self) -> shapes.Shapes:
+        shapes.same_shape(self.op, "gate", self.gate.shape, self.value.shape)
+        return (self.value.shape,)
+
+
+@dataclass
+class ProductBackward(Gradients):
+    """A call of its gradients."""
+
+    grad_output: Tensor
+    value: Tensor
+    gate: Tensor
+    kind: str = "swiglu"
+    _: KW_ONLY
+    needs: Sequence[bool] = (True, True)
+    backend: str | None = None
+
+    op = "gated_product_backward"
+
+    def __post_init__(self) -> None:
+        self.activation = library.core().gated_kind(self.op, self.kind)
+        self.tensors = (self.grad_output, self.value, self.gate)
+
+    def problem(self, core: Launcher) -> GatedProductProblem:
+        return GatedProductProblem(core, self.kind, self.activation, self.backend)
+
+    def symbolic(self) -> shapes.Shapes:
+        shapes.same_shape(self.op, "gate", self.gate.shape, self.value.shape)
+        shapes.same_shape(self.op, "grad_output", self.grad_output.shape, self.value.shape)
+        return self.value.shape, self.gate.shape
+
+
+def _batched(name: str, count: int, info: Any, in_dims: batching.InDims, *arguments: Any, **options: Any) -> Any:
+    """The first `count` arguments are tensors of one shape, or halves of it; a kind and perhaps a dim follow."""
+    dims = batching.dims_of(in_dims, count)
+    tensors = [
+        tensor.expand(info.batch_size, *tensor.shape) if dim is None else tensor.movedim(dim, 0)
+        for tensor, dim in zip(arguments[:count], dims, strict=True)
+    ]
+    kind, *dim_of_halves = arguments[count:] or ("swiglu",)
+    inner = [dim + 1 if dim >= 0 else dim for dim in dim_of_halves]
+    results = call(name, *tensors, kind, *inner, **options)
+    if not isinstance(results, tuple):
+        return results, 0
+    return results, tuple([None if result is None else 0 for result in results])
+
+
+_ACTIVATION = "Tensor input, str kind='swiglu', int dim=-1, *, str gate='second', str? backend=None"
+_PRODUCT = "Tensor value, Tensor gate, str kind='swiglu', *, "
+
+OPERATORS = tuple(
+    [
+        Operator(name, schema, bind, batched=partial(_batched, name, tensors))
+        for name, schema, bind, tensors in (
+            ("gated_activation", f"({_ACTIVATION}) -> Tensor", Activation, 1),
+            ("gated_activation_backward", f"(Tensor grad_output, {_ACTIVATION}) -> Tensor", ActivationBackward, 2),
+            ("gated_product", f"({_PRODUCT}str? backend=None) -> Tensor", Product, 2),
+            (
+                "gated_product_backward",
+                f"(Tensor grad_output, {_PRODUCT}bool[2] needs=[True, True], str? backend=None) -> "
+                "(Tensor grad_value, Tensor grad_gate)",
+                ProductBackward,
+                3,
+            ),
+        )
+    ]
+)

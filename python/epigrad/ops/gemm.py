@@ -1,0 +1,192 @@
+"""The operators of ``act(a @ b + bias)`` in its two spellings, forward and backward.
+
+Forward gives the output and the preactivation; the latter has no elements where `save` keeps none, so that a call that
+records nothing asks for ``save="recompute"``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import KW_ONLY, dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from epigrad import differentiable, library
+from epigrad.autograd import PREACTIVATION, Gemm, GemmProblem, kept
+from epigrad.dispatched import DISPATCHED
+from epigrad.launch import Launcher
+from epigrad.ops import batching, shapes
+from epigrad.ops.operator import Gradients, Operator, absent, call, new_results, or_absent, plain
+
+__all__ = ["OPERATORS"]
+
+Pair = tuple[Tensor, Tensor]
+
+
+@dataclass
+class Forward:
+    """A call of ``act(a @ b + bias)``; with op ``"linear"`` b is a weight ``[N, K]``."""
+
+    op: str
+    a: Tensor
+    b: Tensor
+    bias: Tensor | None = None
+    activation: str | None = "none"
+    _: KW_ONLY
+    save: str = "auto"
+    backend: str | None = None
+
+    def __post_init__(self) -> None:
+        row = library.core().activation(self.op, self.activation)
+        self.name = row.name
+        self.keep = kept(self.op, row, self.save)
+        self.tensors = (self.a, self.b, self.bias)
+
+    def kernel(self) -> Pair:
+        needs = (True, self.keep == PREACTIVATION)
+        out, preactivation = library.core().launch(self.op, self.name, plain(*self.tensors), needs, self.backend)
+        assert out is not None
+        return out, or_absent(preactivation, out)
+
+    def recorded(self) -> Pair:
+        out, preactivation = Gemm.apply(DISPATCHED, self.op, self.name, self.keep, self.backend, *self.tensors)
+        return out, or_absent(preactivation, out)
+
+    def formula(self) -> Pair:
+        preactivation = differentiable.preactivation(*self.tensors, self.op == "linear")
+        out = differentiable.activated(self.name, preactivation)
+        return out, preactivation if self.keep == PREACTIVATION else absent(out)
+
+    def fake(self) -> Pair:
+        needs = (True, self.keep == PREACTIVATION)
+        found = shapes.inferred(self.op, self.name, self.tensors, needs, lambda: (self.shape(), self.shape()))
+        out, preactivation = new_results(self.a, found)
+        assert out is not None
+        return out, or_absent(preactivation, out)
+
+    def shape(self) -> shapes.Shape:
+        return shapes.gemm(self.op, self.a.shape, self.b.shape, None if self.bias is None else self.bias.shape)
+
+
+@dataclass
+class Backward(Gradients):
+    """A call of its gradients; tensors that are not needed may be stand-ins of the right shape."""
+
+    forward_op: str
+    grad_output: Tensor
+    a: Tensor
+    b: Tensor
+    bias: Tensor | None = None
+    activation: str | None = "none"
+    preactivation: Tensor | None = None
+    output: Tensor | None = None
+    _: KW_ONLY
+    needs: Sequence[bool] = (True, True, True)
+    backend: str | None = None
+
+    def __post_init__(self) -> None:
+        self.op = f"{self.forward_op}_backward"
+        self.kind = library.core().activation(self.op, self.activation).name
+        self.tensors = (self.grad_output, self.a, self.b, self.bias, self.preactivation, self.output)
+        self.shapes = (self.a.shape, self.b.shape, None if self.bias is None else self.bias.shape)
+
+    def problem(self, core: Launcher) -> GemmProblem:
+        assert self.kind is not None
+        return GemmProblem(core, self.forward_op, self.kind, self.backend, self.shapes, self.bias)
+
+    def symbolic(self) -> shapes.Shapes:
+        shapes.same_shape(self.op, "grad_output", self.grad_output.shape, shapes.gemm(self.forward_op, *self.shapes))
+        return self.shapes
+
+
+def _batched(
+    op: str,
+    info: Any,
+    in_dims: batching.InDims,
+    a: Tensor,
+    b: Tensor,
+    bias: Tensor | None = None,
+    *rest: Any,
+    **options: Any,
+) -> Any:
+    a_dim, b_dim, bias_dim = batching.dims_of(in_dims, 3)
+    if bias_dim is not None:  # a bias is a vector
+        overload = getattr(torch.ops.epigrad, op).default
+        return batching.slice_by_slice(overload)(info, in_dims, a, b, bias, *rest, **options)
+    a_rank, b_rank = a.dim() - (a_dim is not None), b.dim() - (b_dim is not None)
+    if a_dim is not None and b_dim is None and b_rank <= 2:
+        # One more leading dimension of a.
+        return _with_dims(*call(op, a.movedim(a_dim, 0), b, bias, *rest, **options))
+    # One product of matrices: vectors get a dimension of size 1, and the batch comes before the batch dimensions.
+    a = a if a_dim is None else a.movedim(a_dim, 0)
+    b = b if b_dim is None else b.movedim(b_dim, 0)
+    b = b.mT if op == "linear" else b
+    a = a.unsqueeze(-2) if a_rank == 1 else a
+    b = b.unsqueeze(-1) if b_rank == 1 else b
+    a, b = batching.aligned((a, b), (None if a_dim is None else 0, None if b_dim is None else 0))
+    bias = bias.reshape(1) if bias is not None and b_rank == 1 else bias
+    out, preactivation = call("matmul_bias_activation", a, b, bias, *rest, **options)
+
+    def as_before(result: Tensor) -> Tensor:
+        result = result.squeeze(-1) if b_rank == 1 else result
+        return result.squeeze(-1 if b_rank == 1 else -2) if a_rank == 1 else result
+
+    if preactivation.shape == out.shape:
+        preactivation = as_before(preactivation)
+    return _with_dims(as_before(out), preactivation)
+
+
+def _with_dims(out: Tensor, preactivation: Tensor) -> Any:
+    """The results and their batch dimensions; a preactivation that was not kept has none."""
+    return (out, preactivation), (0, 0 if preactivation.shape == out.shape else None)
+
+
+def _flops(op: str, a: Any, b: Any, *rest: Any, **options: Any) -> int:
+    count: int = 2 * math.prod([*shapes.gemm(op, a, b, None), a[-1]])
+    return count
+
+
+def _backward_flops(
+    op: str,
+    grad_output: Any,
+    a: Any,
+    b: Any,
+    bias: Any = None,
+    activation: str | None = "none",
+    preactivation: Any = None,
+    output: Any = None,
+    *,
+    needs: Sequence[bool] = (True, True, True),
+    **options: Any,
+) -> int:
+    formed_again = activation not in (None, "none") and preactivation is None and output is None
+    return _flops(op, a, b) * (bool(needs[0]) + bool(needs[1]) + formed_again)
+
+
+def _operators(op: str, a: str, b: str) -> tuple[Operator, Operator]:
+    inputs = f"Tensor {a}, Tensor {b}, Tensor? bias=None, str? activation='none'"
+    results = f"(Tensor grad_{a}, Tensor grad_{b}, Tensor grad_bias)"
+    return (
+        Operator(
+            op,
+            f"({inputs}, *, str save='auto', str? backend=None) -> (Tensor output, Tensor preactivation)",
+            bind=partial(Forward, op),
+            batched=partial(_batched, op),
+            flops=partial(_flops, op),
+            casts=True,
+        ),
+        Operator(
+            f"{op}_backward",
+            f"(Tensor grad_output, {inputs}, Tensor? preactivation=None, Tensor? output=None, *, "
+            f"bool[3] needs=[True, True, True], str? backend=None) -> {results}",
+            bind=partial(Backward, op),
+            flops=partial(_backward_flops, op),
+        ),
+    )
+
+
+OPERATORS = (*_operators("matmul_bias_activation", "a", "b"), *_operators("linear", "input", "weight"))

@@ -1,0 +1,121 @@
+"""The operators of ``start + weight * (end - start)``, forward and backward.
+
+The weight is a tensor, or the number `factor` where there is none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import KW_ONLY, dataclass
+from typing import Any
+
+from torch import Tensor
+
+from epigrad import differentiable, errors, library
+from epigrad.autograd import Lerp, LerpProblem
+from epigrad.dispatched import DISPATCHED
+from epigrad.launch import Launcher
+from epigrad.ops import batching, shapes
+from epigrad.ops.operator import Gradients, Operator, call, new_results, only, plain
+
+__all__ = ["OPERATORS"]
+
+
+def _one_weight(op: str, weight: Tensor | None, factor: float | None) -> None:
+    if (weight is None) == (factor is None):
+        given = "neither" if weight is None else "both"
+        raise errors.InvalidProblemError(f"{op}: weight and factor: {given}, want one of them")
+
+
+@dataclass
+class Forward:
+    """A call of the interpolation."""
+
+    start: Tensor
+    end: Tensor
+    weight: Tensor | None = None
+    _: KW_ONLY
+    factor: float | None = None
+    backend: str | None = None
+
+    op = "lerp"
+
+    def __post_init__(self) -> None:
+        _one_weight(self.op, self.weight, self.factor)
+        self.tensors = (self.start, self.end, self.weight)
+
+    def kernel(self) -> Tensor:
+        tensors = plain(*self.tensors)
+        return only(library.core().launch(self.op, None, tensors, (True,), self.backend, 0, False, self.factor))
+
+    def recorded(self) -> Tensor:
+        out: Tensor = Lerp.apply(DISPATCHED, self.backend, self.factor, *self.tensors)
+        return out
+
+    def formula(self) -> Tensor:
+        weight = self.factor if self.weight is None else self.weight
+        assert weight is not None
+        return differentiable.lerp(self.start, self.end, weight)
+
+    def fake(self) -> Tensor:
+        found = shapes.inferred(self.op, None, self.tensors, (True,), self.shapes, weight=self.factor)
+        return only(new_results(self.start, found))
+
+    def shapes(self) -> shapes.Shapes:
+        return (shapes.broadcast(*[tensor.shape for tensor in self.tensors if tensor is not None]),)
+
+
+@dataclass
+class Backward(Gradients):
+    """A call of its gradients; `start` and `end` may be left out unless the weight's gradient is needed."""
+
+    grad_output: Tensor
+    start: Tensor | None
+    end: Tensor | None
+    weight: Tensor | None = None
+    _: KW_ONLY
+    factor: float | None = None
+    needs: Sequence[bool] = (True, True, True)
+    backend: str | None = None
+
+    op = "lerp_backward"
+    kind = None
+
+    def __post_init__(self) -> None:
+        _one_weight(self.op, self.weight, self.factor)
+        self.tensors = (self.grad_output, self.start, self.end, self.weight)
+        self.options = (0, False, self.factor)
+
+    def problem(self, core: Launcher) -> LerpProblem:
+        start, end, weight = self.symbolic()
+        assert start is not None and end is not None
+        return LerpProblem(core, self.factor, self.backend, (start, end, weight))
+
+    def symbolic(self) -> shapes.Shapes:
+        whole = self.grad_output.shape
+        start, end = (whole if tensor is None else tensor.shape for tensor in (self.start, self.end))
+        return start, end, None if self.weight is None else self.weight.shape
+
+
+def _batched(info: Any, in_dims: batching.InDims, *tensors: Any, **options: Any) -> Any:
+    """Slices broadcast with one another, so the batch comes before as many dimensions as the longest has."""
+    return call("lerp", *batching.aligned(tensors, batching.dims_of(in_dims, len(tensors))), **options), 0
+
+
+_OPTIONS = "float? factor=None, "
+
+OPERATORS = (
+    Operator(
+        "lerp",
+        f"(Tensor start, Tensor end, Tensor? weight=None, *, {_OPTIONS}str? backend=None) -> Tensor",
+        bind=Forward,
+        batched=_batched,
+    ),
+    Operator(
+        "lerp_backward",
+        f"(Tensor grad_output, Tensor? start, Tensor? end, Tensor? weight=None, *, {_OPTIONS}"
+        "bool[3] needs=[True, True, True], str? backend=None) -> "
+        "(Tensor grad_start, Tensor grad_end, Tensor grad_weight)",
+        bind=Backward,
+    ),
+)

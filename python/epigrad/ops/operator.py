@@ -1,0 +1,216 @@
+"""What an operator of `torch.ops.epigrad` is made of, and how it is registered with PyTorch's dispatcher.
+
+One `Operator` is one row: its schema and what each part of PyTorch asks of it. `register` turns rows into
+registrations; nothing is registered anywhere else.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+from epigrad import library
+from epigrad.arguments import PLAIN, transforms_active, unpack_dual
+from epigrad.autocast import as_linear
+from epigrad.autograd import Gradient, Problem
+from epigrad.dispatched import DISPATCHED
+from epigrad.launch import Launcher
+from epigrad.ops import batching, shapes
+
+__all__ = [
+    "Call",
+    "Gradients",
+    "Operator",
+    "Results",
+    "absent",
+    "call",
+    "new_results",
+    "only",
+    "or_absent",
+    "plain",
+    "register",
+]
+
+Results = tuple[Tensor | None, ...]
+
+
+class Call(Protocol):
+    """One call of an operator, its arguments bound. An operator of one result returns it bare."""
+
+    def kernel(self) -> Any:
+        """Compute, on plain tensors."""
+
+    def recorded(self) -> Any:
+        """Compute on tensors that require gradients, and record how the results come about."""
+
+    def formula(self) -> Any:
+        """The same as differentiable PyTorch operations: for `torch.func`'s gradients and for forward mode."""
+
+    def fake(self) -> Any:
+        """Empty results of the real shapes; sizes may be symbols."""
+
+
+class Gradients(ABC):
+    """A call of an operator that gives gradients: all but shapes is what its `Problem` does.
+
+    Attributes:
+        op: the operator's name.
+        kind: its activation or gated kind.
+        needs: which gradients are asked for.
+        tensors: in the order that the problem takes.
+        options: what the core takes besides: dim, gate_first, weight.
+    """
+
+    op: str
+    kind: str | None
+    needs: Sequence[bool]
+    tensors: Results
+    options: tuple[Any, ...] = ()
+
+    @abstractmethod
+    def problem(self, core: Launcher) -> Problem:
+        """The problem, to be computed by this core."""
+
+    @abstractmethod
+    def symbolic(self) -> shapes.Shapes:
+        """The gradients' shapes, all of them, where sizes are symbols."""
+
+    def returned(self, results: Results) -> Any:
+        """The results as the schema has them."""
+        return results
+
+    def kernel(self) -> Any:
+        return self.returned(self.problem(library.core()).run(tuple(self.needs), *plain(*self.tensors)))
+
+    def recorded(self) -> Any:
+        return self.returned(Gradient.apply(self.problem(DISPATCHED), tuple(self.needs), *self.tensors))
+
+    def formula(self) -> Any:
+        return self.returned(self.problem(DISPATCHED).formula(tuple(self.needs), *self.tensors))
+
+    def fake(self) -> Any:
+        found = shapes.inferred(self.op, self.kind, self.tensors, self.needs, self.symbolic, *self.options)
+        like = self.tensors[0]
+        assert like is not None
+        return self.returned(new_results(like, found))
+
+
+def only(results: Results) -> Tensor:
+    """The result of an operator that has one."""
+    (result,) = results
+    assert result is not None
+    return result
+
+
+@dataclass(frozen=True)
+class Operator:
+    """A row.
+
+    Attributes:
+        name: after ``torch.ops.epigrad.``.
+        schema: arguments and results, in PyTorch's notation.
+        bind: takes the operator's arguments.
+        batched: the rule of `torch.vmap`, which takes ``info, in_dims`` first; None means a slice at a time.
+        flops: what `torch.utils.flop_counter` counts; takes shapes in place of tensors.
+        casts: whether autocast casts the tensors, as it does those of `torch.nn.functional.linear`.
+    """
+
+    name: str
+    schema: str
+    bind: Callable[..., Call]
+    batched: Callable[..., Any] | None = None
+    flops: Callable[..., int] | None = None
+    casts: bool = False
+
+    @property
+    def overload(self) -> Any:
+        """What is called: each operator has one overload."""
+        return getattr(torch.ops.epigrad, self.name).default
+
+
+def call(name: str, *arguments: Any, **options: Any) -> Any:
+    """Call an operator of this package by its name."""
+    return getattr(torch.ops.epigrad, name).default(*arguments, **options)
+
+
+def plain(*tensors: Tensor | None) -> Results:
+    """The tensors without the subclasses that only carry `__torch_function__`, which kernels need not know of."""
+    return tuple([t if t is None or type(t) in PLAIN else t.as_subclass(Tensor) for t in tensors])
+
+
+def absent(like: Tensor) -> Tensor:
+    """What stands for a result that was not asked for, where a schema wants a tensor."""
+    return like.new_empty(0)
+
+
+def or_absent(result: Tensor | None, like: Tensor) -> Tensor:
+    """The result, or what stands for one that was not asked for."""
+    return absent(like) if result is None else result
+
+
+def new_results(like: Tensor, shapes: Iterable[Sequence[Any] | None]) -> Results:
+    """Empty tensors of these shapes, None where there is none."""
+    return tuple([None if shape is None else like.new_empty(shape) for shape in shapes])
+
+
+def register(operators: Iterable[Operator]) -> Any:
+    """Define the operators. They exist for as long as the library that is returned."""
+    make: Callable[..., Any] = torch.library.Library
+    defined = make("epigrad", "DEF")
+    # Kernels take any strides, so Inductor need not copy operands into a layout.
+    tags = (torch.Tag.pt2_compliant_tag, torch.Tag.flexible_layout)
+    for operator in operators:
+        name, bind = operator.name, operator.bind
+        defined.define(name + operator.schema, tags=tags)
+        defined.impl(name, _bound(bind, "kernel"), "CompositeExplicitAutograd")
+        defined.impl(name, _above_autograd(operator), "Autograd")
+        torch.library.register_fake(f"epigrad::{name}", _bound(bind, "fake"), lib=defined)
+        rule = operator.batched or batching.slice_by_slice(operator.overload)
+        torch.library.register_vmap(f"epigrad::{name}", rule, lib=defined)
+        for device in ("CPU", "CUDA") if operator.casts else ():
+            defined.impl(name, _under_autocast(operator, f"Autocast{device}"), f"Autocast{device}")
+    return defined
+
+
+def _bound(bind: Callable[..., Call], method: str) -> Callable[..., Any]:
+    def run(*arguments: Any, **options: Any) -> Any:
+        return getattr(bind(*arguments, **options), method)()
+
+    return run
+
+
+def _above_autograd(operator: Operator) -> Callable[..., Any]:
+    # torch.library.register_autograd makes functions that fail under torch.func.grad and lose tangents (PyTorch 2.15).
+    def above_autograd(*arguments: Any, **options: Any) -> Any:
+        tensors = [value for value in (*arguments, *options.values()) if isinstance(value, Tensor)]
+        if transforms_active() or _has_tangent(tensors):
+            return operator.bind(*arguments, **options).formula()
+        if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
+            return operator.bind(*arguments, **options).recorded()
+        with torch._C._AutoDispatchBelowAutograd():
+            return operator.overload(*arguments, **options)
+
+    return above_autograd
+
+
+def _has_tangent(tensors: Iterable[Tensor]) -> bool:
+    if forward_ad._current_level < 0:
+        return False
+    return any(unpack_dual(tensor).tangent is not None for tensor in tensors)
+
+
+def _under_autocast(operator: Operator, key: str) -> Callable[..., Any]:
+    keys = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, key))
+
+    def under_autocast(*arguments: Any, **options: Any) -> Any:
+        cast = as_linear(*arguments)
+        with torch._C._ExcludeDispatchKeyGuard(keys):
+            return operator.overload(*cast, **options)
+
+    return under_autocast

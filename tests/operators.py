@@ -1,0 +1,76 @@
+"""One call of each function of epigrad, for the tests of how it lives with the rest of PyTorch.
+
+Names, and how many there are, come from `torch.ops.epigrad`'s own table: an operator without a call fails its tests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import epigrad
+import pytest
+import torch
+from epigrad import ops
+from torch import Tensor
+from torch.nn import functional
+
+
+@dataclass(frozen=True)
+class Call:
+    """A function of tensors, the shapes that it is called with, and the same in PyTorch's own operations."""
+
+    function: Callable[..., Tensor]
+    shapes: tuple[tuple[int, ...], ...]
+    eager: Callable[..., Tensor]
+
+    def tensors(self, device: str = "cpu", dtype: torch.dtype = torch.float32, seed: int = 0) -> list[Tensor]:
+        """Leaves that ask for gradients."""
+        generator = torch.Generator().manual_seed(seed)
+        drawn = [torch.randn(shape, generator=generator, dtype=torch.float64) for shape in self.shapes]
+        return [tensor.to(device=device, dtype=dtype).requires_grad_() for tensor in drawn]
+
+    @property
+    def rows(self) -> int:
+        """The first size of the first tensor, which may change from call to call."""
+        return self.shapes[0][0]
+
+
+def _swiglu(x: Tensor) -> Tensor:
+    value, gate = x.chunk(2, -1)
+    return value * functional.silu(gate)
+
+
+FUNCTIONS: dict[str, Call] = {
+    "matmul_bias_activation": Call(
+        partial(epigrad.matmul_bias_activation, activation="silu"),
+        ((6, 4), (4, 5), (5,)),
+        lambda a, b, bias: functional.silu(a @ b + bias),
+    ),
+    "linear": Call(
+        partial(epigrad.linear, activation="gelu"),
+        ((6, 4), (5, 4), (5,)),
+        lambda x, w, b: functional.gelu(functional.linear(x, w, b)),
+    ),
+    "gated_activation": Call(epigrad.gated_activation, ((6, 8),), _swiglu),
+    "gated_product": Call(epigrad.gated_product, ((6, 4), (6, 4)), lambda v, g: v * functional.silu(g)),
+    "lerp": Call(epigrad.lerp, ((6, 4), (6, 4), (4,)), torch.lerp),
+    "mlp": Call(
+        epigrad.mlp,
+        ((6, 4), (8, 4), (8,), (4, 8), (4,)),
+        lambda x, w1, b1, w2, b2: functional.linear(
+            functional.gelu(functional.linear(x, w1, b1), approximate="tanh"), w2, b2
+        ),
+    ),
+    "gated_mlp": Call(
+        epigrad.gated_mlp,
+        ((6, 4), (8, 4), (8,), (4, 4), (4,)),
+        lambda x, w1, b1, w2, b2: functional.linear(_swiglu(functional.linear(x, w1, b1)), w2, b2),
+    ),
+}
+
+NAMES = tuple(operator.name for operator in ops.OPERATORS if not operator.name.endswith("_backward"))
+
+each_function = pytest.mark.parametrize("op", NAMES)
+"""Runs a test for each function of the table."""

@@ -1,4 +1,4 @@
-"""Token shift as RWKV has it: every channel mixes a token with the one before it, by a weight of its own that is learnt.
+"""Token shift as RWKV has it: every channel mixes a token with the one before it, by a weight of its own, learnt.
 
     python examples/token_shift.py
 

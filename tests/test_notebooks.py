@@ -57,4 +57,6 @@ def test_notebooks_run(name: str, kernel: Any) -> None:
     client.kc.stop_channels()
     outputs = [output for cell in notebook.cells if cell.cell_type == "code" for output in cell.outputs]
     assert sum("image/png" in output.get("data", {}) for output in outputs) == PICTURES[name]
+    tables = [output["data"]["text/html"] for output in outputs if "text/html" in output.get("data", {})]
+    assert len(tables) == (2 if name == "1_first_look" else 0), "of the command line"
     assert not [output.text for output in outputs if output.get("name") == "stderr"]

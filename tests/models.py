@@ -48,12 +48,6 @@ class Model:
     make: Callable[[float], nn.Module]
     inputs: Callable[[], Tensor]
 
-    @property
-    def hidden_elements(self) -> int:
-        """The elements of one hidden activation: a row for each token, or for each patch and the class token."""
-        inputs = self.inputs()
-        return len(inputs) * (inputs.shape[1] if inputs.dim() == 2 else 5) * HIDDEN
-
     def output(self, model: nn.Module, inputs: Tensor | None = None) -> Tensor:
         """The logits, or the last hidden states."""
         like = next(model.parameters())

@@ -32,6 +32,7 @@ ACTIVATIONS = {
     f"{_TRANSFORMERS}.GELUTanh": "gelu_tanh",
     f"{_TRANSFORMERS}.LinearActivation": "none",
     f"{_TRANSFORMERS}.NewGELUActivation": "gelu_tanh",
+    f"{_TRANSFORMERS}.PytorchGELUTanh": "gelu_tanh",  # GELUTanh's name before version 5
     f"{_TRANSFORMERS}.SiLUActivation": "silu",
     f"{_TIMM}.GELU": "gelu",
     f"{_TIMM}.GELUTanh": "gelu_tanh",

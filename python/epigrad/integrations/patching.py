@@ -153,9 +153,9 @@ _any_global_hook: Callable[[], bool] = torch_module._has_any_global_hook
 
 def _patched_class(original: type[Any]) -> type[Any]:
     """The class of patched blocks of an own class."""
-    if original not in _classes:
-        _classes[original] = _made(original, BLOCKS[_full_name(original)])
-    return _classes[original]
+    if original in _classes:
+        return _classes[original]
+    return _classes.setdefault(original, _made(original, BLOCKS[_full_name(original)]))
 
 
 def _made(original: type[Any], block: Block) -> type[Any]:

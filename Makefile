@@ -53,7 +53,7 @@ $(STAMPS)/run: $(STAMPS)/venv pyproject.toml
 
 $(STAMPS)/test: $(STAMPS)/run
 	@echo "epigrad: installing what the tests need"
-	@$(call install,test)
+	@$(call install,test notebooks)
 
 # wgpu-native and its headers, which go beside the sources.
 $(STAMPS)/webgpu: $(STAMPS)/venv pyproject.toml go/tools/webgpu_headers.py

@@ -87,3 +87,9 @@ def _settings_of_torch() -> object:
     if torch.get_num_threads() != threads:
         torch.set_num_threads(threads)
     torch.set_default_dtype(dtype)
+
+
+@pytest.fixture
+def _one_thread(_settings_of_torch: object) -> None:
+    """For small models, whose many small operations wait for threads more than they compute."""
+    torch.set_num_threads(1)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import functools
 import json
 import pathlib
+import sys
+from typing import Any
 
 import pytest
 import torch
@@ -13,6 +16,7 @@ from devices import REASONS, needs
 from epigrad import cli, library
 from epigrad.cli import bench_cpu, bench_cuda, cuda_rows, report, timing
 from epigrad.cli.cuda_rows import BACKWARD, BOTH, FORWARD, Case
+from epigrad.cli.table import print_table
 
 DTYPES = {"float32", "float64", "bfloat16", "float16"}
 
@@ -44,6 +48,45 @@ def test_writes_a_row_for_every_case_kind_and_dtype(every: bool, tmp_path: pathl
     assert all(row["epigrad"]["median"] > 0 and row["ratio"] > 0 for row in found["rows"])
     assert [row for row in found["rows"] if "epigrad_beyond_product" in row and "epigrad_beyond_kernels" in row]
     assert found["versions"]["epigrad"] == library.core().version
+
+
+@pytest.mark.usefixtures("_tiny")
+def test_json_alone_goes_to_stdout_and_progress_to_stderr(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("--rows", "lerp .* number float32", "--json", "--seconds", "0.01") == 0
+    captured = capsys.readouterr()
+    assert [row["kind"] for row in json.loads(captured.out)["rows"]] == ["number"]
+    assert captured.err.startswith("1/1 lerp")
+    with pytest.raises(SystemExit, match="2"):
+        report.check_paths(argparse.Namespace(json=report.STDOUT, plot=None, error=lambda text: sys.exit(2)), tables=2)
+
+
+@pytest.mark.usefixtures("_tiny")
+def test_a_bench_that_is_stopped_is_exit_code_130(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What was measured until then is in the file."""
+    measure, calls = bench_cpu._measure, iter(range(9))
+
+    def stopped(*arguments: Any) -> Any:
+        if next(calls) == 2:
+            raise KeyboardInterrupt
+        return measure(*arguments)
+
+    monkeypatch.setattr(bench_cpu, "_measure", stopped)
+    assert run("--json", str(tmp_path / "r.json"), "--seconds", "0.01") == 130
+    assert len(json.loads((tmp_path / "r.json").read_text())["rows"]) == 2
+    assert "stopped" in capsys.readouterr().err
+
+
+def test_a_table_without_rows_is_not_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    print_table("Nothing", ("a", "b"), [])
+    assert capsys.readouterr().out == ""
+    print_table("Something", ("a", "b"), [("1", "2")])
+    assert "Something" in capsys.readouterr().out
+
+
+def test_times_are_told_with_their_unit() -> None:
+    assert [report.seconds_told(x) for x in (2.5e-6, 0.0125, 1.5, 83.0)] == ["2.5 us", "12.5 ms", "1.5 s", "83 s"]
 
 
 @pytest.mark.usefixtures("_tiny")

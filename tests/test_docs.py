@@ -98,7 +98,7 @@ def blocks() -> list[Any]:
 
 @pytest.mark.parametrize("texts", blocks())
 def test_python_blocks_of_the_pages_run(texts: list[str]) -> None:
-    run_script("\n".join(texts))
+    run_script("\n".join(texts), timeout=180)  # docs/models.md imports transformers
 
 
 def test_the_readme_shows_python() -> None:

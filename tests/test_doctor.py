@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 import platform
+import shlex
 import subprocess
+from importlib import metadata
 from typing import Any
 
 import epigrad
 import pytest
 import torch
 from epigrad import cli, errors, library
-from epigrad.cli import doctor
+from epigrad.cli import bench, doctor
 from interpreter import start
 
 
@@ -155,6 +157,34 @@ def test_help_lists_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
     assert left.value.code == 0
     text = capsys.readouterr().out
     assert all(command in text for command in ("doctor", "bench", "plans"))
+
+
+@pytest.mark.parametrize("command", [None, "doctor", "bench", "plans"])
+def test_help_tells_exit_codes_and_its_examples_are_right(
+    command: str | None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The examples are parsed; those of plans, which take no time, are run."""
+    with pytest.raises(SystemExit):
+        cli.main([*([command] if command else []), "--help"])
+    text = capsys.readouterr().out
+    assert "exit codes: 0" in text
+    examples = [
+        shlex.split(line.partition("   ")[0].partition(" | ")[0])[3:]
+        for line in map(str.strip, text.splitlines())
+        if line.startswith("python -m epigrad ")
+    ]
+    assert examples or command == "doctor"
+    monkeypatch.setattr(bench, "main", lambda args: 0)
+    for example in examples:
+        if "--help" in example:
+            continue
+        assert cli.main(example) == 0, example
+
+
+def test_doctor_lists_what_it_can_do_without(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["doctor", "--json"]) == 0
+    packages = facts_of(capsys.readouterr().out)["packages"]
+    assert packages["timm"] == metadata.version("timm") and packages["rich"] == metadata.version("rich")
 
 
 def test_an_unknown_command_is_exit_code_2_for_the_shell() -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from epigrad import backward, errors, forward, nn, plan, webgpu
+from epigrad import backward, errors, forward, integrations, nn, plan, webgpu
 from epigrad.functional import (
     gated_activation,
     gated_mlp,
@@ -30,6 +30,7 @@ __all__ = [
     "gated_activation",
     "gated_mlp",
     "gated_product",
+    "integrations",
     "lerp",
     "linear",
     "matmul_bias_activation",

@@ -1,6 +1,8 @@
 """The command line: ``python -m epigrad doctor``, ``plans`` and ``bench``.
 
 A subcommand is a module here with ``add_parser(subparsers)``, which sets ``run=main``, and ``main(args) -> int``.
+
+In a notebook ``%run -m epigrad doctor`` does the same, with the notebook's tables.
 """
 
 from __future__ import annotations
@@ -16,13 +18,29 @@ from epigrad import errors
 __all__ = ["main"]
 
 _COMMANDS = ("doctor", "bench", "plans")
+_EPILOG = """\
+examples:
+  python -m epigrad doctor                 is everything here that epigrad needs?
+  python -m epigrad bench --quick          how fast is it on this machine, against PyTorch?
+  python -m epigrad plans --class Lerp --shape 64 64
+                                           which kernel would run, how exact is it, what memory does it need?
+  python -m epigrad bench --help           all options of a command
+
+exit codes: 0 success; 1 something does not work or a problem was refused, and stderr or the table says what;
+2 arguments that make no sense; 130 stopped by Ctrl-C. In a notebook: %run -m epigrad doctor
+"""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit code: 0 for success, 1 for a failure, 2 for arguments that make no
-    sense.
+    sense, 130 if it was stopped.
     """
-    parser = argparse.ArgumentParser(prog="python -m epigrad", description="epigrad on the command line")
+    parser = argparse.ArgumentParser(
+        prog="python -m epigrad",
+        description="What works here, what would run, and how fast it is.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     subparsers = parser.add_subparsers(dest="command", required=True, metavar="command")
     for name in _COMMANDS:
         if importlib.util.find_spec(f"{__name__}.{name}") is not None:
@@ -33,4 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except errors.EpigradError as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
         return 1
+    except KeyboardInterrupt:
+        print("stopped", file=sys.stderr)
+        return 130
     return code

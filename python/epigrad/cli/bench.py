@@ -13,19 +13,36 @@ from typing import TYPE_CHECKING
 
 from epigrad import selection
 from epigrad.cli import bench_cpu, bench_cuda, bench_webgpu
-from epigrad.cli.report import check_paths
+from epigrad.cli.report import STDOUT, check_paths
 
 if TYPE_CHECKING:
     Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
 
 __all__ = ["add_parser", "main"]
 
+_EPILOG = """\
+examples:
+  python -m epigrad bench --quick                          short rounds, roughly right
+  python -m epigrad bench --rows "gated.*bfloat16"         some rows only
+  python -m epigrad bench --json results --plot results    kept by date and device, in a directory that exists
+  python -m epigrad bench --quick --json | jq .rows        progress goes to stderr then
+
+exit codes: 0 if all was measured, 1 if a row failed or a device is not here, 2 for arguments that make no sense. What
+was measured when Ctrl-C stops it is in the JSON file.
+"""
 _TABLES = {"cpu": bench_cpu.run, "cuda": bench_cuda.run, "webgpu": bench_webgpu.run}
 
 
 def add_parser(subparsers: Subparsers) -> None:
     """Register the command."""
-    parser = subparsers.add_parser("bench", help="this machine, against PyTorch eager and torch.compile")
+    parser = subparsers.add_parser(
+        "bench",
+        help="this machine, against PyTorch eager and torch.compile",
+        description="Time epigrad's operations on this machine, in turns with the same composed of PyTorch's.\n"
+        "A ratio of less than 1 means that epigrad is faster.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument(
         "--device",
         choices=[*_TABLES, "all"],
@@ -47,7 +64,14 @@ def add_parser(subparsers: Subparsers) -> None:
         action=argparse.BooleanOptionalAction,
         help="whether torch.compile is measured too: on cuda it is, on cpu it is not (it needs a C++ compiler)",
     )
-    parser.add_argument("--json", type=pathlib.Path, metavar="PATH", help="write JSON to a file, or into a directory")
+    parser.add_argument(
+        "--json",
+        type=pathlib.Path,
+        nargs="?",
+        const=STDOUT,
+        metavar="PATH",
+        help="write JSON to a file, or into a directory; without PATH, to stdout in place of the table",
+    )
     parser.add_argument(
         "--plot", type=pathlib.Path, metavar="PNG", help="draw the ratios, to a file or into a directory (matplotlib)"
     )

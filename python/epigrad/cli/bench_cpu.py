@@ -104,15 +104,13 @@ def run(args: argparse.Namespace) -> int:
         slug="cpu",
         facts={"threads": torch.get_num_threads()},
     )
-    with Progress(len(rows)) as progress:
+    with Progress(len(rows), args.json) as progress:
         for case, kind, dtype in rows:
             progress.begin(_label(case, kind, dtype))
             row = _measure(case, kind, dtype, seconds, args.quick, bool(args.compile))
             report.add(row)
             progress.end(f"{_label(case, kind, dtype)}: {told(row['epigrad'])}, ratio {row['ratio']:.2f}")
-    _print(report.rows)
-    if args.json is not None:
-        print(f"wrote {report.place(args.json, 'json')}")
+    report.finish(lambda: _print(report.rows))
     if args.plot is not None:
         title = f"epigrad {library.core().version} on {report.device}, {torch.get_num_threads()} threads"
         bars = [(_label(row["case"], row["kind"], row["dtype"]), row["ratio"], None) for row in report.rows]

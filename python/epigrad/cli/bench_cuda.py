@@ -14,6 +14,7 @@ import itertools
 import pathlib
 import re
 import subprocess
+import sys
 import time
 import warnings
 from collections.abc import Callable, Generator, Mapping, Sequence
@@ -79,7 +80,7 @@ def run(args: argparse.Namespace) -> int:
         slug="cuda",
         facts=_facts(device),
     )
-    with Progress(sum(len(directions) for _, directions in chosen)) as progress, warnings.catch_warnings():
+    with Progress(sum(len(directions) for _, directions in chosen), args.json) as progress, warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*TensorFloat32")
         for case, directions in chosen:
             late = time.perf_counter() - begin > budget
@@ -90,9 +91,7 @@ def run(args: argparse.Namespace) -> int:
                 report.add(row)
                 progress.end(f"{case.label(direction)}: {_summary(row)}")
             rows.close()
-    _print(report.rows)
-    if args.json is not None:
-        print(f"wrote {report.place(args.json, 'json')}")
+    report.finish(lambda: _print(report.rows))
     if args.plot is not None:
         _plot(report.place(args.plot, "png"), report)
     return int(any("error" in row for row in report.rows))
@@ -401,7 +400,7 @@ def _plot(path: pathlib.Path, report: Report) -> None:
         and row["goals"] != {"eager": 1.0}  # that goal alone has the grid of sizes, too many to draw
     ]
     if not bars:
-        print(f"{path}: no row of bfloat16's backward to draw")
+        print(f"{path}: no row of bfloat16's backward to draw", file=sys.stderr)
         return
     title = f"epigrad {library.core().version} on {report.device}, bfloat16, PyTorch {torch.__version__}"
     plot(path, title, "backward, or forward and backward", bars)

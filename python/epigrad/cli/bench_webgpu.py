@@ -176,7 +176,7 @@ def run(args: argparse.Namespace) -> int:
         facts={"backend": info.detail, "eager_on": str(peer)},
     )
     begin = time.perf_counter()
-    with Progress(len(chosen)) as progress:
+    with Progress(len(chosen), args.json) as progress:
         for case, dtype in chosen:
             label = f"{case.name} {case.size} {dtype}"
             progress.begin(label)
@@ -186,9 +186,7 @@ def run(args: argparse.Namespace) -> int:
                 row = measure(case, dtype, peer, QUICK_SECONDS if args.quick else SECONDS)
             report.add(row)
             progress.end(f"{label}: {_told(row)}")
-    _print(report)
-    if args.json is not None:
-        print(f"wrote {report.place(args.json, 'json')}")
+    report.finish(lambda: _print(report))
     if args.plot is not None:
         bars = [(f"{r['op']} {r['size']} {r['dtype']}", r["ratio"], None) for r in report.rows if "ratio" in r]
         where = f"{report.device} through WebGPU, PyTorch {torch.__version__} on {peer}"

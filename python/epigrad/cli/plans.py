@@ -29,6 +29,14 @@ _CLASSES: dict[str, tuple[Any, tuple[str, ...], tuple[str, ...]]] = {
     "LerpBackward": (plan.LerpBackward, _LERP, ("shape",)),
 }
 _EXAMPLE = "python -m epigrad plans --class GemmEpilogueBackward --m 1024 --n 4096 --k 1024"
+_EPILOG = f"""\
+examples:
+  {_EXAMPLE}
+  python -m epigrad plans --class GatedActivation --input-shape 8192 28672 --kind geglu --dtype bfloat16
+  python -m epigrad plans --class LerpBackward --shape 4 1024 1024 --weight 0.5 --json
+
+exit codes: 0 if there is a plan, 1 if the problem is refused (stderr says why), 2 for arguments that make no sense.
+"""
 _DTYPES = ("float32", "float64", "bfloat16", "float16")
 
 
@@ -37,27 +45,37 @@ def add_parser(subparsers: Subparsers) -> None:
     parser = subparsers.add_parser(
         "plans",
         help="what would run for a given problem",
-        epilog=f"example: {_EXAMPLE}",
+        description="Select a plan as epigrad.plan does, without any data, and tell what would run: the kernel, what\n"
+        "is guaranteed of its results, and the workspace it needs. Options are the arguments of select.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--class", dest="plan_class", choices=_CLASSES, help="class of epigrad.plan; required")
-    parser.add_argument("--dtype", choices=_DTYPES, default="float32")
-    parser.add_argument("--device", default="cpu")
-    gemm = parser.add_argument_group("GemmEpilogue, GemmEpilogueBackward")
-    for name in ("m", "n", "k", "lda", "ldb"):
-        gemm.add_argument(f"--{name}", type=int, default=argparse.SUPPRESS)
-    gemm.add_argument("--ld-grad", type=int, default=argparse.SUPPRESS)
-    gemm.add_argument("--batch", type=int, nargs="*", default=argparse.SUPPRESS, help="batch dimensions")
-    gemm.add_argument("--b-batched", action="store_true", default=argparse.SUPPRESS)
-    gemm.add_argument("--activation", default=argparse.SUPPRESS)
-    gated = parser.add_argument_group("GatedActivation, GatedActivationBackward")
-    gated.add_argument("--input-shape", type=int, nargs="*", default=argparse.SUPPRESS)
-    gated.add_argument("--split-dim", type=int, default=argparse.SUPPRESS)
-    gated.add_argument("--kind", default=argparse.SUPPRESS)
-    gated.add_argument("--gate", choices=("second", "first"), default=argparse.SUPPRESS)
-    lerp = parser.add_argument_group("Lerp, LerpBackward")
-    lerp.add_argument("--shape", type=int, nargs="*", default=argparse.SUPPRESS)
-    lerp.add_argument("--weight", type=float, default=argparse.SUPPRESS, help="a number; without it, a tensor")
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument(
+        "--class", dest="plan_class", choices=_CLASSES, metavar="CLASS", help=f"required: {', '.join(_CLASSES)}"
+    )
+    parser.add_argument("--dtype", choices=_DTYPES, default="float32", help="default: %(default)s")
+    parser.add_argument("--device", default="cpu", help="cpu, cuda, cuda:1, ...; default: %(default)s")
+    parser.add_argument("--json", action="store_true", help="print one JSON object in place of the tables")
+    absent = argparse.SUPPRESS
+    gemm = parser.add_argument_group("GemmEpilogue, GemmEpilogueBackward: act(a @ b + bias)")
+    gemm.add_argument("--m", type=int, default=absent, metavar="M", help="rows of a; required")
+    gemm.add_argument("--n", type=int, default=absent, metavar="N", help="columns of b; required")
+    gemm.add_argument("--k", type=int, default=absent, metavar="K", help="columns of a, rows of b; required")
+    gemm.add_argument("--activation", default=absent, metavar="NAME", help="as in epigrad.linear; default: none")
+    gemm.add_argument("--batch", type=int, nargs="*", default=absent, metavar="SIZE", help="batch dimensions of a")
+    gemm.add_argument("--b-batched", action="store_true", default=absent, help="b has the batch dimensions too")
+    for name, matrix in (("lda", "a"), ("ldb", "b"), ("ld-grad", "the output or its gradient")):
+        gemm.add_argument(
+            f"--{name}", type=int, default=absent, metavar="LD", help=f"elements between rows of {matrix}"
+        )
+    gated = parser.add_argument_group("GatedActivation, GatedActivationBackward: value * act(gate)")
+    gated.add_argument("--input-shape", type=int, nargs="*", default=absent, metavar="SIZE", help="required")
+    gated.add_argument("--split-dim", type=int, default=absent, metavar="DIM", help="what is split; default: -1")
+    gated.add_argument("--kind", default=absent, metavar="NAME", help="as in epigrad.gated_activation; default: swiglu")
+    gated.add_argument("--gate", choices=("second", "first"), default=absent, help="which half; default: second")
+    lerp = parser.add_argument_group("Lerp, LerpBackward: start + weight * (end - start)")
+    lerp.add_argument("--shape", type=int, nargs="*", default=absent, metavar="SIZE", help="required")
+    lerp.add_argument("--weight", type=float, default=absent, metavar="W", help="a number; without it, a tensor")
     parser.set_defaults(run=main, error=parser.error)
 
 

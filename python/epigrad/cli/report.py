@@ -11,7 +11,7 @@ import pathlib
 import platform
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,14 +20,17 @@ import torch
 from epigrad import library
 from epigrad.cli.timing import Timing
 
-__all__ = ["Progress", "Report", "check_paths", "plot", "seconds_told", "told"]
+__all__ = ["STDOUT", "Progress", "Report", "check_paths", "plot", "seconds_told", "told"]
 
 Row = dict[str, Any]
+
+STDOUT = pathlib.Path("-")
+"""A ``--json`` without a path."""
 
 
 def seconds_told(seconds: float) -> str:
     """A time with its unit."""
-    unit, scale = ("us", 1e6) if seconds < 1e-3 else ("ms", 1e3)
+    unit, scale = ("us", 1e6) if seconds < 1e-3 else ("ms", 1e3) if seconds < 0.9995 else ("s", 1)
     return f"{seconds * scale:.3g} {unit}"
 
 
@@ -37,19 +40,23 @@ def told(timing: Row) -> str:
 
 
 class Progress:
-    """rich's progress bar on a terminal where it is installed, else one line for each row."""
+    """rich's progress bar on a terminal where it is installed, else one line for each row; on stderr where stdout is
+    for JSON.
+    """
 
-    def __init__(self, total: int) -> None:
+    def __init__(self, total: int, json: pathlib.Path | None = None) -> None:
+        self.stream = sys.stderr if json == STDOUT else sys.stdout
         self.total = total
         self.done = 0
         self.bar: Any = None
 
     def __enter__(self) -> Progress:
-        if sys.stdout.isatty() and importlib.util.find_spec("rich") is not None:
+        if self.stream.isatty() and importlib.util.find_spec("rich") is not None:
+            from rich.console import Console
             from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
             columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
-            self.bar = Progress(*columns, transient=True)
+            self.bar = Progress(*columns, transient=True, console=Console(file=self.stream))
             self.bar.start()
             self.task = self.bar.add_task("", total=self.total)
         return self
@@ -67,7 +74,7 @@ class Progress:
     def end(self, text: str) -> None:
         """A row is measured."""
         if self.bar is None:
-            print(f"{self.done}/{self.total} {text}", flush=True)
+            print(f"{self.done}/{self.total} {text}", file=self.stream, flush=True)
 
 
 @dataclass
@@ -78,7 +85,8 @@ class Report:
         device: the name of what computes.
         command: the command line that gives this table.
         unit: what the numbers are.
-        path: a file, or a directory that gets a file named by date and device; None writes nothing.
+        path: a file, or a directory that gets a file named by date and device; None writes nothing, and `STDOUT` is
+            for `finish`.
         facts: further facts about the machine.
         slug: begins the file's name, before the device's.
     """
@@ -95,11 +103,20 @@ class Report:
     def add(self, *rows: Row) -> None:
         """Keep rows, in the file too."""
         self.rows.extend(rows)
-        if self.path is not None:
+        if self.path is not None and self.path != STDOUT:
             path = self.place(self.path, "json")
             half = path.with_suffix(".part")
             half.write_text(json.dumps(self.contents(), indent=1) + "\n")
             os.replace(half, path)
+
+    def finish(self, print_tables: Callable[[], None]) -> None:
+        """Print the tables and where the file is, or the JSON on stdout."""
+        if self.path == STDOUT:
+            print(json.dumps(self.contents(), indent=1))
+            return
+        print_tables()
+        if self.path is not None:
+            print(f"wrote {self.place(self.path, 'json')}")
 
     def place(self, path: pathlib.Path, suffix: str) -> pathlib.Path:
         """The path itself, or in a directory a name of date and device."""
@@ -128,7 +145,9 @@ class Report:
 
 def check_paths(args: argparse.Namespace, tables: int) -> None:
     """Refuse before measuring what could not be written afterwards."""
-    for path in (args.json, args.plot):
+    if args.json == STDOUT and tables > 1:
+        args.error("--json: one object for several devices, want a directory")
+    for path in (None if args.json == STDOUT else args.json, args.plot):
         if path is not None and not path.absolute().parent.is_dir():
             args.error(f"{path}: there is no such directory")
         if path is not None and tables > 1 and not path.is_dir():
@@ -160,4 +179,4 @@ def plot(path: pathlib.Path, title: str, what: str, bars: Sequence[tuple[str, fl
     axes.set_title(title, fontsize=10)
     figure.savefig(path, dpi=150)
     pyplot.close(figure)
-    print(f"wrote {path}")
+    print(f"wrote {path}", file=sys.stderr)

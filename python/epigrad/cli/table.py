@@ -6,21 +6,27 @@ from collections.abc import Sequence
 
 __all__ = ["print_table"]
 
+# Cells that say at a glance how things are, where colours are shown.
+_STYLES = {"yes": "green", "no": "red", "ok": "green", "met": "green", "short": "yellow", "failed": "red"}
+
 
 def print_table(title: str, header: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
-    """Print rows under a header."""
+    """Print rows under a header; without rows, nothing."""
+    if not rows:
+        return
     cells = [[str(cell) for cell in row] for row in rows]
     try:
         from rich.console import Console
         from rich.table import Table
+        from rich.text import Text
     except ImportError:
         _print_plain(title, header, cells)
         return
-    table = Table(title=title, title_justify="left", highlight=False)
+    table = Table(title=title, title_justify="left", title_style="bold", highlight=False)
     for name in header:
         table.add_column(name, overflow="fold")
     for row in cells:
-        table.add_row(*row)
+        table.add_row(*(Text(cell, _STYLES.get(cell, "")) for cell in row))
     Console(markup=False).print(table)
 
 

@@ -1,0 +1,187 @@
+"""The kinds of blocks that epigrad computes, each a row of `epigrad.integrations.table.BLOCKS`.
+
+A row names the layers of a block, by the attributes that hold them. Whether they can be fused is looked at again at
+every call: hooks, adapters and quantised layers may come after `patch`. What cannot be fused is called as the module
+that it is, or the block's own forward runs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor, nn
+
+from epigrad import functional, library
+from epigrad.integrations.layers import activation_name, class_name, held_back, passes, watched, weight_and_bias
+
+__all__ = ["Block", "Gated", "PackedGated", "Plain"]
+
+_gated_kinds: dict[str, str] = {}
+
+
+class Block(Protocol):
+    """What a row can do with a block; `module` is the block."""
+
+    @property
+    def read(self) -> tuple[str, ...]:
+        """The projections whose parameters are read, and not called, where that can be."""
+
+    def obstacle(self, module: nn.Module) -> str:
+        """Why the block's own forward has to run; empty if epigrad's can."""
+
+    def told(self, module: nn.Module) -> str:
+        """What computes the block, for people."""
+
+    def forward(self, module: nn.Module, input: Tensor) -> Tensor:
+        """The block's output; there is no obstacle."""
+
+
+def _gated_kind(activation: str | None) -> str | None:
+    """The gated kind whose gate goes through an activation."""
+    if not _gated_kinds:
+        _gated_kinds.update({name: kind for kind, name in library.core().gated_kinds.items()})
+    return _gated_kinds.get(activation or "")
+
+
+def _layer(module: nn.Module, name: str) -> nn.Module:
+    # As nn.Module.__getattr__, which takes longer.
+    layer = module._modules[name]
+    assert layer is not None
+    return layer
+
+
+def _activation_obstacle(module: nn.Module, name: str, gated: bool) -> str:
+    layer = module._modules.get(name)
+    if layer is None:  # a function, as configurations of BERT may have
+        return f"{name} is not a module"
+    activation = activation_name(layer)
+    if activation is None or (gated and _gated_kind(activation) is None):
+        return f"{name} is a {class_name(layer)}"
+    if reason := watched(layer):
+        return f"{name} {reason}"
+    return ""
+
+
+@dataclass(frozen=True, slots=True)
+class Gated:
+    """``down(value(x) * act(gate(x)))`` with a layer each for value and gate.
+
+    The three layers are called as modules, so adapters, quantised layers and hooks on them work. The product is
+    `epigrad.gated_product`, which keeps neither ``act(gate)`` nor a second copy for backward.
+    """
+
+    value: str
+    gate: str
+    down: str
+    activation: str
+
+    @property
+    def read(self) -> tuple[str, ...]:
+        return ()
+
+    def obstacle(self, module: nn.Module) -> str:
+        return _activation_obstacle(module, self.activation, gated=True)
+
+    def told(self, module: nn.Module) -> str:
+        return f"gated_product {_gated_kind(activation_name(_layer(module, self.activation)))}"
+
+    def forward(self, module: nn.Module, input: Tensor) -> Tensor:
+        kind = _gated_kind(activation_name(_layer(module, self.activation)))
+        assert kind is not None
+        gate = _layer(module, self.gate)(input)
+        hidden = functional.gated_product(_layer(module, self.value)(input), gate, kind)
+        output: Tensor = _layer(module, self.down)(hidden)
+        return output
+
+
+@dataclass(frozen=True, slots=True)
+class PackedGated:
+    """``down(value * act(gate))`` with both halves from one layer: `epigrad.gated_mlp`, or `epigrad.gated_activation`
+    between the two layers where one of them has to be called.
+    """
+
+    up: str
+    down: str
+    activation: str
+    gate: str
+
+    @property
+    def read(self) -> tuple[str, ...]:
+        return self.up, self.down
+
+    def obstacle(self, module: nn.Module) -> str:
+        return _activation_obstacle(module, self.activation, gated=True)
+
+    def told(self, module: nn.Module) -> str:
+        kind = _gated_kind(activation_name(_layer(module, self.activation)))
+        reason = self._apart(module)
+        return f"gated_activation {kind}, since {reason}" if reason else f"gated_mlp {kind}"
+
+    def forward(self, module: nn.Module, input: Tensor) -> Tensor:
+        kind = _gated_kind(activation_name(_layer(module, self.activation)))
+        assert kind is not None
+        if self._apart(module):
+            hidden = functional.gated_activation(_layer(module, self.up)(input), kind, gate=self.gate)
+            output: Tensor = _layer(module, self.down)(hidden)
+            return output
+        up, down = weight_and_bias(module, self.up), weight_and_bias(module, self.down)
+        return functional.gated_mlp(input, *up, *down, kind, gate=self.gate)
+
+    def _apart(self, module: nn.Module) -> str:
+        return held_back(module, self.up) or held_back(module, self.down)
+
+
+@dataclass(frozen=True, slots=True)
+class Plain:
+    """``down(act(up(x)))``: `epigrad.mlp`, which never keeps the hidden activation; or `epigrad.linear` for
+    ``act(up(x))`` where there is no `down`, or something else to do before it.
+
+    Attributes:
+        up: the first projection, which has to be plain.
+        activation: what follows it.
+        down: the second projection, None where another module has it.
+        between: modules before `down`; the layers are joined where each gives back its input.
+        after: modules that are called after all.
+    """
+
+    up: str
+    activation: str
+    down: str | None = None
+    between: tuple[str, ...] = ()
+    after: tuple[str, ...] = ()
+
+    @property
+    def read(self) -> tuple[str, ...]:
+        return (self.up,) if self.down is None else (self.up, self.down)
+
+    def obstacle(self, module: nn.Module) -> str:
+        return _activation_obstacle(module, self.activation, gated=False) or held_back(module, self.up)
+
+    def told(self, module: nn.Module) -> str:
+        name = activation_name(_layer(module, self.activation))
+        if self.down is None:
+            return f"linear {name}"
+        reason = self._apart(module)
+        return f"linear {name}, since {reason}" if reason else f"mlp {name}"
+
+    def forward(self, module: nn.Module, input: Tensor) -> Tensor:
+        name = activation_name(_layer(module, self.activation))
+        up = weight_and_bias(module, self.up)
+        if self.down is not None and not self._apart(module):
+            output = functional.mlp(input, *up, *weight_and_bias(module, self.down), name)
+        else:
+            output = functional.linear(input, *up, name)
+            for each in self.between if self.down is None else (*self.between, self.down):
+                output = _layer(module, each)(output)
+        for each in self.after:
+            output = _layer(module, each)(output)
+        return output
+
+    def _apart(self, module: nn.Module) -> str:
+        """Why the two layers are not computed as one."""
+        assert self.down is not None
+        for each in self.between:
+            if not passes(_layer(module, each)):
+                return f"{each} is at work"
+        return held_back(module, self.down)

@@ -1,0 +1,22 @@
+"""The MLPs of Hugging Face's transformers, by epigrad.
+
+``patch(model)`` replaces the maths of the blocks that `epigrad.integrations.table.BLOCKS` lists, in place, and
+``unpatch(model)`` takes it back. Parameters, their names and the modules around them stay as they are.
+
+Examples:
+    >>> import epigrad
+    >>> from transformers import LlamaConfig, LlamaForCausalLM
+    >>> sizes = dict(hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=2, vocab_size=32)
+    >>> model = LlamaForCausalLM(LlamaConfig(**sizes))
+    >>> print(epigrad.integrations.transformers.patch(model))
+    patched 2 blocks
+      model.layers.*.mlp (2): LlamaMLP by gated_product swiglu
+    >>> epigrad.integrations.transformers.unpatch(model)
+    ('model.layers.0.mlp', 'model.layers.1.mlp')
+"""
+
+from __future__ import annotations
+
+from epigrad.integrations.patching import Report, patch, unpatch
+
+__all__ = ["Report", "patch", "unpatch"]

@@ -6,6 +6,7 @@ import json
 import os
 
 import golden
+import golden_cpu
 import pytest
 import torch
 from devices import on_devices
@@ -59,6 +60,10 @@ def test_slope_from_output(activation: str, dtype: torch.dtype, device: str) -> 
     y = value_of(activation, arguments(activation, dtype, COUNT).to(device))
     measured = measure_slope_from_output(activation, y, slope_of(activation, output=y))
     assert measured.ulps <= BOUND[device][dtype], f"{activation}' from the output {measured.argument}"
+
+
+def test_the_table_of_the_vector_kernels_is_that_of_its_generator() -> None:
+    assert golden_cpu.TABLE.read_text() == golden_cpu.activation_table()
 
 
 def test_golden_numbers_are_those_of_their_generator() -> None:

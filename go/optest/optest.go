@@ -42,6 +42,10 @@ func Run(t *testing.T, b backend.Backend) {
 // stored. Others compute them in float64, from the unrounded sum.
 type Narrow interface{ ComputesInAccumulator() bool }
 
+// Approximate is a backend that can say how far its formulas may be off before they are rounded to a dtype, relative to their terms. Others' are exact to
+// float64's last places.
+type Approximate interface{ FormulaError(dt dtype.DType) float64 }
+
 // Partial is a backend that can say that it has no kernels for some dtypes. Others have them for all.
 type Partial interface{ Computes(dt dtype.DType) bool }
 
@@ -78,6 +82,9 @@ func (s *opSuite) boundsOf(dt dtype.DType) bounds {
 		if dt != dt.Accumulator() {
 			limits.formula = 0x1p-15 // far below the rounding to storage
 		}
+	}
+	if a, ok := s.backend.(Approximate); ok {
+		limits.formula, limits.elementwise = max(limits.formula, a.FormulaError(dt)), max(limits.elementwise, a.FormulaError(dt))
 	}
 	return limits
 }

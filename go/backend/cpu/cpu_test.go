@@ -7,4 +7,9 @@ import (
 	"github.com/epigrad/epigrad/go/optest"
 )
 
-func TestBackend(t *testing.T) { optest.Run(t, cpu.New()) }
+// Every engine of this machine runs the whole suite.
+func TestBackend(t *testing.T) {
+	for _, name := range cpu.Engines() {
+		t.Run(name, func(t *testing.T) { optest.Run(t, cpu.NewOn(name)) })
+	}
+}

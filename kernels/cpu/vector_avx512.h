@@ -1,0 +1,84 @@
+// Registers of AVX-512: f_ is sixteen floats, d_ eight doubles. arithmetic.h is written on top of these names, which vector_avx2.h has too.
+#pragma once
+
+#include <immintrin.h>
+#include <stdint.h>
+#include <string.h>
+
+#define TARGET __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")))
+#define INLINE static inline __attribute__((always_inline)) TARGET
+
+enum { f_lanes = 16, d_lanes = 8 };
+
+typedef __m512 f_v;
+typedef __mmask16 f_m;
+typedef __m512d d_v;
+typedef __mmask8 d_m;
+
+INLINE f_v f_set(float x) { return _mm512_set1_ps(x); }
+INLINE d_v d_set(double x) { return _mm512_set1_pd(x); }
+
+// a b + c, rounded once.
+INLINE f_v f_fma(f_v a, f_v b, f_v c) { return _mm512_fmadd_ps(a, b, c); }
+INLINE d_v d_fma(d_v a, d_v b, d_v c) { return _mm512_fmadd_pd(a, b, c); }
+
+// The smaller of the two; b where one is NaN.
+INLINE f_v f_min(f_v a, f_v b) { return _mm512_min_ps(a, b); }
+INLINE d_v d_min(d_v a, d_v b) { return _mm512_min_pd(a, b); }
+
+INLINE f_v f_abs(f_v x) { return _mm512_abs_ps(x); }
+INLINE d_v d_abs(d_v x) { return _mm512_abs_pd(x); }
+
+INLINE f_v f_with_sign(f_v magnitude, f_v sign) {
+  return _mm512_castsi512_ps(_mm512_ternarylogic_epi32(_mm512_set1_epi32(INT32_MIN), _mm512_castps_si512(sign), _mm512_castps_si512(magnitude), 0xca));
+}
+INLINE d_v d_with_sign(d_v magnitude, d_v sign) {
+  return _mm512_castsi512_pd(_mm512_ternarylogic_epi64(_mm512_set1_epi64(INT64_MIN), _mm512_castpd_si512(sign), _mm512_castpd_si512(magnitude), 0xca));
+}
+
+// Comparisons are false where an operand is NaN.
+INLINE f_m f_less(f_v a, f_v b) { return _mm512_cmp_ps_mask(a, b, _CMP_LT_OQ); }
+INLINE d_m d_less(d_v a, d_v b) { return _mm512_cmp_pd_mask(a, b, _CMP_LT_OQ); }
+INLINE f_m f_at_most(f_v a, f_v b) { return _mm512_cmp_ps_mask(a, b, _CMP_LE_OQ); }
+INLINE d_m d_at_most(d_v a, d_v b) { return _mm512_cmp_pd_mask(a, b, _CMP_LE_OQ); }
+
+// yes where the mask is set, else no.
+INLINE f_v f_select(f_m mask, f_v yes, f_v no) { return _mm512_mask_blend_ps(mask, no, yes); }
+INLINE d_v d_select(d_m mask, d_v yes, d_v no) { return _mm512_mask_blend_pd(mask, no, yes); }
+
+// The nearest integer, halves to even.
+INLINE f_v f_round(f_v x) { return _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
+INLINE d_v d_round(d_v x) { return _mm512_roundscale_pd(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
+
+// x 2^k with one rounding, also where that is denormal, for an integer k >= -1200.
+INLINE f_v f_scale(f_v x, f_v k) { return _mm512_scalef_ps(x, k); }
+INLINE d_v d_scale(d_v x, d_v k) { return _mm512_scalef_pd(x, k); }
+// The same for results that are normal numbers.
+INLINE d_v d_scale_normal(d_v x, d_v k) { return _mm512_scalef_pd(x, k); }
+
+// Storage. Stores round to nearest even; NaN stays NaN.
+INLINE f_v f_load_float32(const void *p) { return _mm512_loadu_ps(p); }
+INLINE f_v f_load_float16(const void *p) { return _mm512_cvtph_ps(_mm256_loadu_si256(p)); }
+INLINE f_v f_load_bfloat16(const void *p) { return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256(p)), 16)); }
+INLINE void f_store_float32(void *p, f_v x) { _mm512_storeu_ps(p, x); }
+INLINE void f_store_float16(void *p, f_v x) { _mm256_storeu_si256(p, _mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)); }
+// AVX512_BF16 has an instruction for it, which takes denormals for zeros.
+INLINE void f_store_bfloat16(void *p, f_v x) {
+  __m512i bits = _mm512_castps_si512(x);
+  __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+  __m512i rounded = _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
+  __m512i quiet = _mm512_or_si512(bits, _mm512_set1_epi32(0x400000));
+  rounded = _mm512_mask_mov_epi32(rounded, _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q), quiet);
+  _mm256_storeu_si256(p, _mm512_cvtepi32_epi16(_mm512_srli_epi32(rounded, 16)));
+}
+INLINE d_v d_load_float32(const void *p) { return _mm512_cvtps_pd(_mm256_loadu_ps(p)); }
+INLINE d_v d_load_float64(const void *p) { return _mm512_loadu_pd(p); }
+INLINE void d_store_float32(void *p, d_v x) { _mm256_storeu_ps(p, _mm512_cvtpd_ps(x)); }
+INLINE void d_store_float64(void *p, d_v x) { _mm512_storeu_pd(p, x); }
+
+// What is summed leaves as doubles.
+INLINE void f_store_wide(double *p, f_v x) {
+  _mm512_storeu_pd(p, _mm512_cvtps_pd(_mm512_castps512_ps256(x)));
+  _mm512_storeu_pd(p + 8, _mm512_cvtps_pd(_mm512_extractf32x8_ps(x, 1)));
+}
+INLINE void d_store_wide(double *p, d_v x) { _mm512_storeu_pd(p, x); }

@@ -11,3 +11,6 @@ void epg_sum_rows(const epg_engine *, epg_kernel *, const epg_loops *rows, const
                   double *sum0, double *sum1, double *sum2);
 void epg_sum_all(const epg_engine *, epg_kernel *, const epg_loops *, int64_t first, int64_t count, const double *numbers, EPG_ADDRESSES, double *sum0,
                  double *sum1, double *sum2);
+void epg_pack(const epg_engine *, const epg_operand *, int64_t panel, int64_t count, const void *from, void *to, int16_t *smallest);
+void epg_multiply(const epg_engine *, const epg_tile *, const void *left, const void *right, const int16_t *left_smallest, const int16_t *right_smallest,
+                  void *sums, void *out, void *pre, const void *bias);

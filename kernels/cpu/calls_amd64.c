@@ -16,3 +16,12 @@ void epg_sum_all(const epg_engine *e, epg_kernel *k, const epg_loops *l, int64_t
                  double *sum1, double *sum2) {
   e->sum_all(k, l, first, count, numbers, AT, SUMS);
 }
+
+void epg_pack(const epg_engine *e, const epg_operand *p, int64_t panel, int64_t count, const void *from, void *to, int16_t *smallest) {
+  e->pack(p, panel, count, from, to, smallest);
+}
+
+void epg_multiply(const epg_engine *e, const epg_tile *t, const void *left, const void *right, const int16_t *left_smallest, const int16_t *right_smallest,
+                  void *sums, void *out, void *pre, const void *bias) {
+  e->multiply(t, left, right, left_smallest, right_smallest, sums, out, pre, bias);
+}

@@ -52,3 +52,49 @@ func (s *Sums) addresses() (at [Outputs]*float64) {
 
 // WholeGroups is n, rounded up to whole groups.
 func WholeGroups(n int) int { return (n + Group - 1) &^ (Group - 1) }
+
+// Form is how an operand of a product is packed: epg_form.
+type Form int64
+
+// The forms. Pairs are of bfloat16, two of the depth in one word.
+const (
+	Float32 Form = iota
+	Float64
+	BFloat16
+	Float16
+	BFloat16Pairs
+	forms
+)
+
+// Axis is one index of a matrix: epg_axis. Strides are in bytes.
+type Axis struct {
+	Rank, Length   int64
+	Sizes, Strides [MostRank]int64
+}
+
+// Operand is what is packed of the left or the right operand of a product: epg_operand.
+type Operand struct {
+	Rows, Columns            Axis
+	Form                     Form
+	Width                    int64
+	Row, Count, First, Depth int64
+}
+
+// Result is a matrix that is written: epg_result.
+type Result struct {
+	Rows         Axis
+	ColumnStride int64
+}
+
+// Tile is a product of packed panels and what becomes of it: epg_tile. Booleans are 0 or 1.
+type Tile struct {
+	Form                    Form
+	Units                   int64
+	Rows, Columns, Stride   int64
+	First, Last, Accumulate int64
+	Row, Column             int64
+	Size, SumSize           int64
+	BiasStride              int64
+	Out, Pre                Result
+	Add, Store, Value       Kernel
+}

@@ -4,6 +4,7 @@
 //
 //   activation            out = act(in)
 //   epilogue              out = act(in), in being what a product is accumulated in: float for the half types
+//   add                   sums += in, sums being the output and what a product is accumulated in
 //   activation_backward   grad_input, out = act(input) | grad_output, input
 //   from_output           grad_input | grad_output, output
 //   gated                 out | value, gate
@@ -77,6 +78,14 @@ EPG_FOR_EACH_ACTIVATION(ACTIVATION_KERNELS, )
   }
 EPG_FOR_EACH_ACTIVATION_FROM_OUTPUT(FROM_OUTPUT_KERNEL, )
 
+KERNEL(add) {
+  UNUSED_NUMBERS;
+  FOR_EACH_GROUP {
+    char *sums = out[0] + i * ACCUMULATOR_SIZE;
+    V(JOIN(store, ACCUMULATOR))(sums, V(JOIN(load, ACCUMULATOR))(sums) + LOAD(0));
+  }
+}
+
 // numbers are the weight, the weight less 1 (which has digits that a float weight leaves out) and 1 minus the weight; a weight that is a tensor is used in their
 // place. The formula starts from the nearer end, so that it is exact at both.
 KERNEL(lerp) {
@@ -114,7 +123,7 @@ static const epg_entry JOIN(entries, DTYPE)[] = {
 #define ACTIVATION_ENTRIES(act, unused) \
   ENTRY(activation_##act) ENTRY(epilogue_##act) ENTRY(activation_backward_##act) ENTRY(gated_##act) ENTRY(gated_backward_##act)
 #define FROM_OUTPUT_ENTRY(act, unused) ENTRY(from_output_##act)
-    EPG_FOR_EACH_ACTIVATION(ACTIVATION_ENTRIES, ) EPG_FOR_EACH_ACTIVATION_FROM_OUTPUT(FROM_OUTPUT_ENTRY, ) ENTRY(lerp) ENTRY(lerp_backward)};
+    EPG_FOR_EACH_ACTIVATION(ACTIVATION_ENTRIES, ) EPG_FOR_EACH_ACTIVATION_FROM_OUTPUT(FROM_OUTPUT_ENTRY, ) ENTRY(add) ENTRY(lerp) ENTRY(lerp_backward)};
 
 #undef KERNEL
 #undef UNUSED_NUMBERS

@@ -23,16 +23,20 @@ var instructions = []struct {
 	vectorBytes int
 	needs       []feature
 }{
-	{"avx512", 64, append([]feature{
+	{"avx512bf16", 64, append([]feature{{"AVX512_BF16", cpu.X86.HasAVX512BF16}}, avx512...)},
+	{"avx512", 64, avx512},
+	{"avx2", 32, avx2},
+}
+
+var (
+	avx2   = []feature{{"AVX2", cpu.X86.HasAVX2}, {"FMA", cpu.X86.HasFMA}, {"F16C", cpu.X86.HasF16C}}
+	avx512 = append([]feature{
 		{"AVX512F", cpu.X86.HasAVX512F},
 		{"AVX512BW", cpu.X86.HasAVX512BW},
 		{"AVX512DQ", cpu.X86.HasAVX512DQ},
 		{"AVX512VL", cpu.X86.HasAVX512VL},
-	}, avx2...)},
-	{"avx2", 32, avx2},
-}
-
-var avx2 = []feature{{"AVX2", cpu.X86.HasAVX2}, {"FMA", cpu.X86.HasFMA}, {"F16C", cpu.X86.HasF16C}}
+	}, avx2...)
+)
 
 type feature struct {
 	name string

@@ -61,12 +61,18 @@
 #undef ARITHMETIC
 #undef REGISTERS
 
+#include "gemm.h"
 #include "loops.h"
 
 #define KERNELS(dtype) {entries_##dtype, sizeof entries_##dtype / sizeof *entries_##dtype}
 #define ENGINE_TABLE JOIN(epg_engine, ENGINE)
 #define QUOTE_NAME(name) #name
 #define QUOTE(name) QUOTE_NAME(name)
+#ifdef PAIRS
+#define PAIRS_WIDTH(n) (n)
+#else
+#define PAIRS_WIDTH(n) 0
+#endif
 
 const epg_engine ENGINE_TABLE = {
     .name = QUOTE(ENGINE),
@@ -74,4 +80,8 @@ const epg_engine ENGINE_TABLE = {
     .elementwise = elementwise,
     .sum_rows = sum_rows,
     .sum_all = sum_all,
+    .left_width = {tile_rows, tile_rows, tile_rows, tile_rows, PAIRS_WIDTH(tile_rows)},
+    .right_width = {2 * f_lanes, 2 * d_lanes, 2 * f_lanes, 2 * f_lanes, PAIRS_WIDTH(2 * f_lanes)},
+    .pack = pack,
+    .multiply = multiply,
 };

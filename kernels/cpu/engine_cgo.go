@@ -9,6 +9,10 @@ package cpu
 // #cgo nocallback epg_sum_rows
 // #cgo noescape epg_sum_all
 // #cgo nocallback epg_sum_all
+// #cgo noescape epg_pack
+// #cgo nocallback epg_pack
+// #cgo noescape epg_multiply
+// #cgo nocallback epg_multiply
 // #include "calls.h"
 import "C"
 
@@ -32,13 +36,18 @@ var (
 	_ [C.EPG_GROUP]struct{}     = [Group]struct{}{}
 	_ [C.EPG_BLOCK]struct{}     = [Block]struct{}{}
 
-	_ [C.sizeof_epg_loops]struct{} = [unsafe.Sizeof(Loops{})]struct{}{}
-	_ [C.sizeof_epg_run]struct{}   = [unsafe.Sizeof(Row{})]struct{}{}
+	_ [C.sizeof_epg_loops]struct{}   = [unsafe.Sizeof(Loops{})]struct{}{}
+	_ [C.sizeof_epg_run]struct{}     = [unsafe.Sizeof(Row{})]struct{}{}
+	_ [C.sizeof_epg_operand]struct{} = [unsafe.Sizeof(Operand{})]struct{}{}
+	_ [C.sizeof_epg_tile]struct{}    = [unsafe.Sizeof(Tile{})]struct{}{}
+	_ [C.EPG_FORMS]struct{}          = [forms]struct{}{}
 )
 
 func newEngine(name string, vectorBytes int) *Engine {
 	e := &Engine{Name: name, VectorBytes: vectorBytes, kernels: map[string]Kernel{}}
 	switch name {
+	case "avx512bf16":
+		e.table = &C.epg_engine_avx512bf16
 	case "avx512":
 		e.table = &C.epg_engine_avx512
 	case "avx2":
@@ -70,4 +79,20 @@ func (e *Engine) SumAll(k Kernel, l *Loops, first, count int64, numbers *Numbers
 	to := sums.addresses()
 	C.epg_sum_all(e.table, k.run, (*C.epg_loops)(unsafe.Pointer(l)), C.int64_t(first), C.int64_t(count), (*C.double)(&numbers[0]),
 		at[0], at[1], at[2], at[3], at[4], at[5], at[6], (*C.double)(to[0]), (*C.double)(to[1]), (*C.double)(to[2]))
+}
+
+// Widths are the rows of a panel of the left and of the right operand, 0 where the engine lacks the form.
+func (e *Engine) Widths(f Form) (left, right int64) {
+	return int64(e.table.left_width[f]), int64(e.table.right_width[f])
+}
+
+// Pack packs count panels of an operand, from panel on, to where the first of all of them lies. smallest has room for one number for each panel of all.
+func (e *Engine) Pack(o *Operand, panel, count int64, from, to unsafe.Pointer, smallest []int16) {
+	C.epg_pack(e.table, (*C.epg_operand)(unsafe.Pointer(o)), C.int64_t(panel), C.int64_t(count), from, to, (*C.int16_t)(unsafe.SliceData(smallest)))
+}
+
+// Multiply computes a tile from packed panels; out, pre and bias are the matrices' addresses, nil where one is absent.
+func (e *Engine) Multiply(t *Tile, left, right unsafe.Pointer, leftSmallest, rightSmallest []int16, sums, out, pre, bias unsafe.Pointer) {
+	C.epg_multiply(e.table, (*C.epg_tile)(unsafe.Pointer(t)), left, right, (*C.int16_t)(unsafe.SliceData(leftSmallest)),
+		(*C.int16_t)(unsafe.SliceData(rightSmallest)), sums, out, pre, bias)
 }

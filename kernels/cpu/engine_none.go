@@ -2,6 +2,8 @@
 
 package cpu
 
+import "unsafe"
+
 const (
 	built       = false
 	whyNotBuilt = "vector kernels need cgo and amd64"
@@ -22,3 +24,13 @@ func (*Engine) SumRows(Kernel, *Loops, *Row, int64, int64, *Numbers, *Addresses,
 
 // SumAll adds the terms [first, first+count) of a walk to Group lanes.
 func (*Engine) SumAll(Kernel, *Loops, int64, int64, *Numbers, *Addresses, *Sums) {}
+
+// Widths are the rows of a panel of the left and of the right operand.
+func (*Engine) Widths(Form) (left, right int64) { return 0, 0 }
+
+// Pack packs count panels of an operand.
+func (*Engine) Pack(*Operand, int64, int64, unsafe.Pointer, unsafe.Pointer, []int16) {}
+
+// Multiply computes a tile from packed panels.
+func (*Engine) Multiply(*Tile, unsafe.Pointer, unsafe.Pointer, []int16, []int16, unsafe.Pointer, unsafe.Pointer, unsafe.Pointer, unsafe.Pointer) {
+}

@@ -1,6 +1,10 @@
 // How kernels meet memory: runs of elements are used where they lie, or gathered into blocks where they are too short or not contiguous. A kernel sees groups of
 // EPG_GROUP elements in any case, so an element's result depends neither on its place nor on its neighbours.
 
+#pragma once
+
+#include "cpu.h"
+
 // block is where operands are gathered and results wait.
 typedef struct {
   _Alignas(64) char data[EPG_OPERANDS][EPG_BLOCK * 8];
@@ -152,7 +156,8 @@ TARGET static void walk(epg_kernel *kernel, const epg_loops *l, int64_t first, i
   const int64_t inner = l->rank - 1;
   go_to(&p, l, first, base);
   for (int64_t n; count > 0; count -= n) {
-    if (l->shape[inner] < 4 * EPG_GROUP) {
+    // An element's lane follows from its index alone, whatever the layout: blocks of a sum over everything are cut from its start on.
+    if (l->shape[inner] < 4 * EPG_GROUP || (s && !s->step)) {
       n = count < EPG_BLOCK ? count : EPG_BLOCK;
       gather_runs(kernel, &b, l, &p, n, numbers, s);
       continue;

@@ -8,8 +8,21 @@
 #define TARGET __attribute__((target("avx2,fma,f16c")))
 #define INLINE static inline __attribute__((always_inline)) TARGET
 
-enum { f_lanes = 8, d_lanes = 4 };
+// Loops over registers are unrolled whole, so that the registers have names.
+#ifdef __clang__
+#define UNROLL _Pragma("unroll")
+#else
+#define UNROLL _Pragma("GCC unroll 32")
+#endif
 
+enum { f_lanes = 8, d_lanes = 4 };
+// Twelve sums.
+enum { tile_rows = 6 };
+// The heights that there are kernels for, ascending.
+#define FOR_EACH_HEIGHT(macro) macro(1) macro(2) macro(4) macro(6)
+
+typedef float f_real;
+typedef double d_real;
 typedef __m256 f_v;
 typedef __m256 f_m;
 typedef __m256d d_v;
@@ -83,3 +96,45 @@ INLINE void f_store_wide(double *p, f_v x) {
   _mm256_storeu_pd(p + 4, _mm256_cvtps_pd(_mm256_extractf128_ps(x, 1)));
 }
 INLINE void d_store_wide(double *p, d_v x) { _mm256_storeu_pd(p, x); }
+
+INLINE void f_store_first(void *p, f_v x, int n) {
+  const __m256i lanes = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
+  _mm256_maskstore_ps(p, _mm256_cmpgt_epi32(_mm256_set1_epi32(n), lanes), x);
+}
+INLINE void d_store_first(void *p, d_v x, int n) {
+  const __m256i lanes = _mm256_setr_epi64x(0, 1, 2, 3);
+  _mm256_maskstore_pd(p, _mm256_cmpgt_epi64(_mm256_set1_epi64x(n), lanes), x);
+}
+
+INLINE void f_transpose(f_v *r) {
+  __m256 t[8];
+  UNROLL for (int i = 0; i < 8; i += 2) {
+    t[i] = _mm256_unpacklo_ps(r[i], r[i + 1]);
+    t[i + 1] = _mm256_unpackhi_ps(r[i], r[i + 1]);
+  }
+  UNROLL for (int i = 0; i < 8; i += 4) {
+    r[i] = _mm256_shuffle_ps(t[i], t[i + 2], 0x44);
+    r[i + 1] = _mm256_shuffle_ps(t[i], t[i + 2], 0xee);
+    r[i + 2] = _mm256_shuffle_ps(t[i + 1], t[i + 3], 0x44);
+    r[i + 3] = _mm256_shuffle_ps(t[i + 1], t[i + 3], 0xee);
+  }
+  UNROLL for (int i = 0; i < 4; i++) {
+    __m256 low = _mm256_permute2f128_ps(r[i], r[i + 4], 0x20), high = _mm256_permute2f128_ps(r[i], r[i + 4], 0x31);
+    r[i] = low;
+    r[i + 4] = high;
+  }
+}
+INLINE void d_transpose(d_v *r) {
+  __m256d a = _mm256_unpacklo_pd(r[0], r[1]), b = _mm256_unpackhi_pd(r[0], r[1]);
+  __m256d c = _mm256_unpacklo_pd(r[2], r[3]), d = _mm256_unpackhi_pd(r[2], r[3]);
+  r[0] = _mm256_permute2f128_pd(a, c, 0x20);
+  r[1] = _mm256_permute2f128_pd(b, d, 0x20);
+  r[2] = _mm256_permute2f128_pd(a, c, 0x31);
+  r[3] = _mm256_permute2f128_pd(b, d, 0x31);
+}
+
+// A register of what it holds.
+#define f_load_real f_load_float32
+#define f_store_real f_store_float32
+#define d_load_real d_load_float64
+#define d_store_real d_store_float64

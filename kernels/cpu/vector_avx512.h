@@ -8,8 +8,21 @@
 #define TARGET __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")))
 #define INLINE static inline __attribute__((always_inline)) TARGET
 
-enum { f_lanes = 16, d_lanes = 8 };
+// Loops over registers are unrolled whole, so that the registers have names.
+#ifdef __clang__
+#define UNROLL _Pragma("unroll")
+#else
+#define UNROLL _Pragma("GCC unroll 32")
+#endif
 
+enum { f_lanes = 16, d_lanes = 8 };
+// A product's tile is so many rows by two registers: 28 sums, two registers of the right operand, one of the left.
+enum { tile_rows = 14 };
+// The heights that there are kernels for, ascending.
+#define FOR_EACH_HEIGHT(macro) macro(1) macro(2) macro(4) macro(8) macro(14)
+
+typedef float f_real;
+typedef double d_real;
 typedef __m512 f_v;
 typedef __mmask16 f_m;
 typedef __m512d d_v;
@@ -82,3 +95,61 @@ INLINE void f_store_wide(double *p, f_v x) {
   _mm512_storeu_pd(p + 8, _mm512_cvtps_pd(_mm512_extractf32x8_ps(x, 1)));
 }
 INLINE void d_store_wide(double *p, d_v x) { _mm512_storeu_pd(p, x); }
+
+// The first n lanes of a register.
+INLINE void f_store_first(void *p, f_v x, int n) { _mm512_mask_storeu_ps(p, (__mmask16)((1u << n) - 1), x); }
+INLINE void d_store_first(void *p, d_v x, int n) { _mm512_mask_storeu_pd(p, (__mmask8)((1u << n) - 1), x); }
+
+// Two bfloat16 in each lane, from two rows.
+INLINE f_v f_load_two_rows(const void *low, const void *high) {
+  __m512i a = _mm512_cvtepu16_epi32(_mm256_loadu_si256(low)), b = _mm512_cvtepu16_epi32(_mm256_loadu_si256(high));
+  return _mm512_castsi512_ps(_mm512_or_si512(a, _mm512_slli_epi32(b, 16)));
+}
+// The bfloat16 of each lane's low and high half, as floats.
+INLINE f_v f_low_half(f_v pairs) { return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_castps_si512(pairs), 16)); }
+INLINE f_v f_high_half(f_v pairs) { return _mm512_castsi512_ps(_mm512_and_si512(_mm512_castps_si512(pairs), _mm512_set1_epi32((int)0xffff0000))); }
+
+// Transposes a square of registers.
+INLINE void f_transpose(f_v *rows) {
+  __m512i r[16], t[16];
+  UNROLL for (int i = 0; i < 16; i++) r[i] = _mm512_castps_si512(rows[i]);
+  UNROLL for (int i = 0; i < 16; i += 2) {
+    t[i] = _mm512_unpacklo_epi32(r[i], r[i + 1]);
+    t[i + 1] = _mm512_unpackhi_epi32(r[i], r[i + 1]);
+  }
+  UNROLL for (int i = 0; i < 16; i += 4) {
+    r[i] = _mm512_unpacklo_epi64(t[i], t[i + 2]);
+    r[i + 1] = _mm512_unpackhi_epi64(t[i], t[i + 2]);
+    r[i + 2] = _mm512_unpacklo_epi64(t[i + 1], t[i + 3]);
+    r[i + 3] = _mm512_unpackhi_epi64(t[i + 1], t[i + 3]);
+  }
+  UNROLL for (int i = 0; i < 4; i++) {
+    __m512i a = _mm512_shuffle_i32x4(r[i], r[i + 4], 0x88), b = _mm512_shuffle_i32x4(r[i], r[i + 4], 0xdd);
+    __m512i c = _mm512_shuffle_i32x4(r[i + 8], r[i + 12], 0x88), d = _mm512_shuffle_i32x4(r[i + 8], r[i + 12], 0xdd);
+    rows[i] = _mm512_castsi512_ps(_mm512_shuffle_i32x4(a, c, 0x88));
+    rows[i + 4] = _mm512_castsi512_ps(_mm512_shuffle_i32x4(b, d, 0x88));
+    rows[i + 8] = _mm512_castsi512_ps(_mm512_shuffle_i32x4(a, c, 0xdd));
+    rows[i + 12] = _mm512_castsi512_ps(_mm512_shuffle_i32x4(b, d, 0xdd));
+  }
+}
+INLINE void d_transpose(d_v *r) {
+  __m512d t[8];
+  UNROLL for (int i = 0; i < 8; i += 2) {
+    t[i] = _mm512_unpacklo_pd(r[i], r[i + 1]);
+    t[i + 1] = _mm512_unpackhi_pd(r[i], r[i + 1]);
+  }
+  UNROLL for (int i = 0; i < 2; i++) {
+    __m512d a = _mm512_shuffle_f64x2(t[i], t[i + 2], 0x88), b = _mm512_shuffle_f64x2(t[i], t[i + 2], 0xdd);
+    __m512d c = _mm512_shuffle_f64x2(t[i + 4], t[i + 6], 0x88), d = _mm512_shuffle_f64x2(t[i + 4], t[i + 6], 0xdd);
+    r[i] = _mm512_shuffle_f64x2(a, c, 0x88);
+    r[i + 2] = _mm512_shuffle_f64x2(b, d, 0x88);
+    r[i + 4] = _mm512_shuffle_f64x2(a, c, 0xdd);
+    r[i + 6] = _mm512_shuffle_f64x2(b, d, 0xdd);
+  }
+}
+
+// A register of what it holds.
+#define f_load_real f_load_float32
+#define f_store_real f_store_float32
+#define d_load_real d_load_float64
+#define d_store_real d_store_float64

@@ -148,6 +148,10 @@ func (b *Backend) selectVector(p backend.Problem) backend.Kernel {
 		return b.vectorLerp(p)
 	case *backend.LerpBackward:
 		return b.vectorLerpBackward(p)
+	case *backend.GemmEpilogue:
+		return b.vectorGemmEpilogue(p)
+	case *backend.GemmEpilogueBackward:
+		return b.vectorGemmEpilogueBackward(p)
 	}
 	return nil
 }

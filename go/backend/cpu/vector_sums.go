@@ -43,7 +43,10 @@ func (v *vectorKernel) sums(to [kernels.Outputs]*tensor.View, accumulate bool) (
 		}
 		keptViews, summedViews = append(keptViews, &kept), append(summedViews, &summed)
 	}
-	q.summed = newLoops(v.dt, summedViews...)
+	// The order of a sum is that of the first input, whatever outputs there are.
+	input := summedViews[v.index(kernels.Outputs)]
+	q.summed = newLoops(v.dt, append([]*tensor.View{input}, summedViews...)...)
+	q.summed.views, q.summed.strides = q.summed.views[1:], q.summed.strides[1:]
 	if q.summed.count == 0 {
 		keptViews = q.to // the operands have no elements, hence no addresses
 	}
@@ -53,8 +56,8 @@ func (v *vectorKernel) sums(to [kernels.Outputs]*tensor.View, accumulate bool) (
 		q.along = 1
 	}
 	q.chunks = 1
-	if columns := q.columns(); columns < maxChunks {
-		q.chunks = int(max(1, min(maxChunks, q.summed.count*int64(q.along)/elementsPerTask)))
+	if q.kept.count < maxChunks*kernels.Block {
+		q.chunks = int(max(1, min(maxChunks, q.summed.count*min(q.kept.count, kernels.Block)/elementsPerTask)))
 	}
 	rows, ok := v.walk(q.summed)
 	q.rows = rows

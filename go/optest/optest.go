@@ -5,6 +5,7 @@
 package optest
 
 import (
+	"flag"
 	"math/rand/v2"
 	"os"
 	"slices"
@@ -12,6 +13,7 @@ import (
 	"testing"
 	"unsafe"
 
+	"github.com/stretchr/testify/require"
 	"github.com/stretchr/testify/suite"
 
 	"github.com/epigrad/epigrad/go/backend"
@@ -147,6 +149,14 @@ func views(arrays []*array) []*tensor.View {
 		}
 	}
 	return list
+}
+
+// Hurry makes cases meet fewer layouts and sizes, as -short does, until the function that it returns is called.
+func Hurry(t *testing.T) (restore func()) {
+	short := flag.Lookup("test.short").Value
+	before := short.String()
+	require.NoError(t, short.Set("true"))
+	return func() { require.NoError(t, short.Set(before)) }
 }
 
 // some returns every item, or with -short two, which rotate with turn so that all of them occur somewhere.

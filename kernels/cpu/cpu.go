@@ -22,17 +22,17 @@ const (
 // Addresses are those of the operands' first elements; absent operands are nil.
 type Addresses [Operands]unsafe.Pointer
 
-// Loops is a walk over several tensors of one shape, whose last dimension is the innermost loop: epg_loops. Strides are in bytes.
+// Loops is a walk over several tensors of one shape, whose last dimension is the innermost loop: epg_loops. Strides are in bytes. With Stream, results go past the caches.
 type Loops struct {
-	ElementSize, Rank int64
-	Shape             [MostRank]int64
-	Strides           [Operands][MostRank]int64
+	ElementSize, Rank, Stream int64
+	Shape                     [MostRank]int64
+	Strides                   [Operands][MostRank]int64
 }
 
 // Row is a run of elements along one dimension: epg_run. Strides are in bytes.
 type Row struct {
-	ElementSize, Count int64
-	Strides            [Operands]int64
+	ElementSize, Count, Stream int64
+	Strides                    [Operands]int64
 }
 
 // Numbers are an operation's parameters: for lerp the weight, the weight less 1, and 1 less the weight.

@@ -20,16 +20,17 @@ enum {
 // they are rounded, for sums. numbers are the operation's parameters.
 typedef void epg_kernel(int64_t n, char *const *out, double *const *wide, const char *const *in, const double *numbers);
 
-// epg_loops is a walk over several tensors of one shape, whose last dimension is the innermost loop. Strides are in bytes.
+// epg_loops is a walk over several tensors of one shape, whose last dimension is the innermost loop. Strides are in bytes. With stream,
+// results that are contiguous go past the caches, which they would only empty.
 typedef struct {
-  int64_t element_size, rank;
+  int64_t element_size, rank, stream;
   int64_t shape[EPG_MOST_RANK];
   int64_t strides[EPG_OPERANDS][EPG_MOST_RANK];
 } epg_loops;
 
 // epg_run is a run of elements along one dimension. Strides are in bytes.
 typedef struct {
-  int64_t element_size, count;
+  int64_t element_size, count, stream;
   int64_t strides[EPG_OPERANDS];
 } epg_run;
 

@@ -72,7 +72,7 @@ func Open(name string) (*Engine, error) {
 		}
 		return newEngine(set.name, set.vectorBytes), nil
 	}
-	return nil, fmt.Errorf("the engine %q: want one of %s", name, strings.Join(Names(), ", "))
+	return nil, fmt.Errorf("there is no engine %q", name)
 }
 
 // Best returns the best engine that this machine can run, or nil.

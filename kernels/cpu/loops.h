@@ -15,7 +15,8 @@ typedef struct {
 typedef struct {
   double *total[EPG_OUTPUTS];
   int64_t width;
-  int64_t step;  // 1: a block's elements are columns; 0: they are folded into EPG_GROUP lanes
+  int64_t step;   // 1: a block's elements are columns; 0: they are folded into EPG_GROUP lanes
+  int64_t exact;  // the errors of additions are kept: of float64; what narrower terms lose in double is far below their own rounding
 } sums;
 
 #define COPY_STRIDED(type)                                    \
@@ -37,6 +38,15 @@ TARGET static void copy(char *to, int64_t to_stride, const char *from, int64_t f
     COPY_STRIDED(uint64_t)
 }
 
+// stream copies contiguous results past the caches.
+TARGET static void stream(char *to, const char *from, int64_t bytes) {
+  int64_t head = -(intptr_t)to & (VECTOR_BYTES - 1);
+  if (head > bytes) head = bytes;
+  memcpy(to, from, head);
+  for (; head + VECTOR_BYTES <= bytes; head += VECTOR_BYTES) store_past_caches(to + head, from + head);
+  memcpy(to + head, from + head, bytes - head);
+}
+
 INLINE int64_t whole_groups(int64_t n) { return (n + EPG_GROUP - 1) & -EPG_GROUP; }
 
 // add_sums adds n results, padded to whole groups, to the sums from a column on, with the error of each addition.
@@ -47,10 +57,11 @@ TARGET static void add_sums(const sums *s, block *b, int64_t column, int64_t n) 
     for (int64_t i = n; i < whole_groups(n); i++) terms[i] = 0;
     for (int64_t i = 0; i < n; i += d_lanes) {
       double *at = s->total[output] + (s->step ? column + i : i & (EPG_GROUP - 1));
-      d_v total = d_load_float64(at), error = d_load_float64(at + s->width), term = d_load_float64(terms + i);
+      d_v total = d_load_float64(at), term = d_load_float64(terms + i);
       d_v sum = total + term, part = sum - total;
       d_store_float64(at, sum);
-      d_store_float64(at + s->width, error + ((total - (sum - part)) + (term - part)));
+      if (!s->exact) continue;
+      d_store_float64(at + s->width, d_load_float64(at + s->width) + ((total - (sum - part)) + (term - part)));
     }
   }
 }
@@ -72,21 +83,26 @@ TARGET static void run(epg_kernel *kernel, block *b, const epg_run *r, const dou
   for (int64_t done = 0, n; done < r->count; done += n) {
     char *at[EPG_OPERANDS];
     n = r->count - done;
-    // Without sums a contiguous run is one call.
-    if (n > EPG_BLOCK && !(contiguous && !s)) n = EPG_BLOCK;
+    // A contiguous run is one call, unless its results wait in the block.
+    if (n > EPG_BLOCK && (!contiguous || s || r->stream)) n = EPG_BLOCK;
     if (n >= EPG_GROUP) n &= -EPG_GROUP;
     const int padded = n < EPG_GROUP;
     for (int o = 0; o < EPG_OPERANDS; o++) {
       at[o] = base[o] ? base[o] + done * r->strides[o] : 0;
-      if (!base[o] || (r->strides[o] == size && !padded)) continue;
+      if (!base[o] || (r->strides[o] == size && !padded && !(r->stream && o < EPG_OUTPUTS))) continue;
       at[o] = b->data[o];
       if (o < EPG_OUTPUTS) continue;
       copy(at[o], size, base[o] + done * r->strides[o], r->strides[o], n, size);
       if (padded) memset(at[o] + n * size, 0, (EPG_GROUP - n) * size);
     }
     call(kernel, b, s, done, whole_groups(n), n, numbers, at);
-    for (int o = 0; o < EPG_OUTPUTS; o++)
-      if (at[o] && at[o] == b->data[o]) copy(base[o] + done * r->strides[o], r->strides[o], at[o], size, n, size);
+    for (int o = 0; o < EPG_OUTPUTS; o++) {
+      if (!at[o] || at[o] != b->data[o]) continue;
+      if (r->stream && r->strides[o] == size)
+        stream(base[o] + done * size, at[o], n * size);
+      else
+        copy(base[o] + done * r->strides[o], r->strides[o], at[o], size, n, size);
+    }
   }
 }
 
@@ -162,12 +178,13 @@ TARGET static void walk(epg_kernel *kernel, const epg_loops *l, int64_t first, i
       gather_runs(kernel, &b, l, &p, n, numbers, s);
       continue;
     }
-    epg_run r = {.element_size = l->element_size, .count = n = l->shape[inner] - p.index[inner]};
+    epg_run r = {.element_size = l->element_size, .stream = l->stream, .count = n = l->shape[inner] - p.index[inner]};
     if (n > count) r.count = n = count;
     for (int o = 0; o < EPG_OPERANDS; o++) r.strides[o] = l->strides[o][inner];
     run(kernel, &b, &r, numbers, p.at, s);
     advance(&p, l, n);
   }
+  if (l->stream) _mm_sfence();  // what was streamed is seen before what says that it is there
 }
 
 TARGET static void elementwise(epg_kernel *kernel, const epg_loops *l, int64_t first, int64_t count, const double *numbers, char *const *at) {
@@ -175,7 +192,7 @@ TARGET static void elementwise(epg_kernel *kernel, const epg_loops *l, int64_t f
 }
 
 TARGET static void sum_all(epg_kernel *kernel, const epg_loops *l, int64_t first, int64_t count, const double *numbers, char *const *at, double *const *to) {
-  sums s = {.width = EPG_GROUP};
+  sums s = {.width = EPG_GROUP, .exact = l->element_size == 8};
   memcpy(s.total, to, sizeof s.total);
   walk(kernel, l, first, count, numbers, at, &s);
 }
@@ -184,11 +201,12 @@ TARGET static void sum_rows(epg_kernel *kernel, const epg_loops *rows, const epg
                             double *const *to) {
   block b;
   place p;
-  sums s = {.width = whole_groups(r->count), .step = 1};
+  sums s = {.width = whole_groups(r->count), .step = 1, .exact = r->element_size == 8};
   memcpy(s.total, to, sizeof s.total);
   go_to(&p, rows, first, at);
   for (; count > 0; count--) {
     run(kernel, &b, r, numbers, p.at, &s);
     advance(&p, rows, 1);
   }
+  if (r->stream) _mm_sfence();
 }

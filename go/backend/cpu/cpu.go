@@ -59,7 +59,7 @@ func NewOn(name string) *Backend {
 	}
 	engine, err := kernels.Open(name)
 	if err != nil {
-		b.reason = fmt.Sprintf("EPIGRAD_CPU_ENGINE: %v; want one of %s, or none for the best one", err, strings.Join(Engines(), ", "))
+		b.reason = fmt.Sprintf("EPIGRAD_CPU_ENGINE: %v; want one of %s, or unset it for the best one", err, strings.Join(Engines(), ", "))
 	}
 	b.engine = engine
 	return b

@@ -14,6 +14,8 @@ const (
 	vectorWork = 32
 	// vectorTask is the elements of one task: a few hundred microseconds' work at most.
 	vectorTask = 1 << 15
+	// streamedBytes is the memory of a walk from which on its results go past the caches: it would not stay there until somebody reads it.
+	streamedBytes = 32 << 20
 )
 
 // vectorKernel is one of an engine's kernels on the operands of a problem, absent ones nil.
@@ -75,12 +77,21 @@ func (v *vectorKernel) spread(at *kernels.Addresses, addresses []unsafe.Pointer)
 	}
 }
 
+// streams tells that the walk is too large for caches.
+func (v *vectorKernel) streams() bool {
+	bytes := int64(0)
+	for _, operand := range v.present() {
+		bytes += operand.Numel() * v.dt.Size()
+	}
+	return bytes >= streamedBytes
+}
+
 // walk translates loops over the present operands for the engine; false where they have too many dimensions.
 func (v *vectorKernel) walk(l *loops) (*kernels.Loops, bool) {
 	if len(l.shape) > kernels.MostRank {
 		return nil, false
 	}
-	w := &kernels.Loops{ElementSize: v.dt.Size(), Rank: int64(len(l.shape))}
+	w := &kernels.Loops{ElementSize: v.dt.Size(), Rank: int64(len(l.shape)), Stream: truth(v.streams())}
 	copy(w.Shape[:], l.shape)
 	next := 0
 	for i, operand := range v.operands {
@@ -105,6 +116,7 @@ func (v *vectorKernel) elementwise() (func(*backend.Run) error, bool) {
 		if l.count == 0 {
 			return nil
 		}
+		hintPages(r, v.operands[:kernels.Outputs]...)
 		base, numbers := l.bind(r), numbersOf(r)
 		var at kernels.Addresses
 		v.spread(&at, base[:])

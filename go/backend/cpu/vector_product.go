@@ -133,6 +133,11 @@ func (v *vectorProduct) run(r *backend.Run, to *sink) error {
 	if rows == 0 || columns == 0 || items(v.kept) == 0 {
 		return nil
 	}
+	for _, m := range []*matrix{to.out, to.pre} {
+		if m != nil {
+			hintPages(r, m.view)
+		}
+	}
 	blockRows := blockRows / v.leftWidth * v.leftWidth
 	across, down := divideUp(columns, blockColumns), divideUp(rows, blockRows)
 	blocks := int64(items(v.kept)) * down * across

@@ -88,6 +88,7 @@ func (q *vectorSums) run(r *backend.Run) error {
 	if columns == 0 {
 		return nil
 	}
+	hintPages(r, q.operands[:kernels.Outputs]...)
 	base, numbers := q.kept.bind(r), numbersOf(r)
 	partial := make([][]sums, columns*q.chunks)
 	err := parallel(len(partial), r.Threads, q.kept.count*q.summed.count*vectorWork, func(task int) {
@@ -136,7 +137,7 @@ func (q *vectorSums) add(p *piece, from, to int64, numbers *kernels.Numbers) []s
 		if q.along == 1 {
 			q.engine.SumAll(q.kernel, q.rows, from, to-from, numbers, &at, &totals)
 		} else {
-			row := kernels.Row{ElementSize: q.dt.Size(), Count: int64(p.length)}
+			row := kernels.Row{ElementSize: q.dt.Size(), Count: int64(p.length), Stream: q.rows.Stream}
 			next := len(q.to)
 			for i, operand := range q.operands {
 				if operand != nil {

@@ -48,3 +48,14 @@ func TestAnEngineThatCannotRunSaysWhy(t *testing.T) {
 	t.Setenv("EPIGRAD_CPU_ENGINE", "go")
 	require.Equal(t, "go", cpu.New().EngineName())
 }
+
+// Run with GODEBUG=cpu.avx2=off, which hides the instructions from the choice of an engine as an older processor would.
+func TestWithoutVectorInstructions(t *testing.T) {
+	if !strings.Contains(os.Getenv("GODEBUG"), "cpu.avx2=off") {
+		t.Skip("a run of its own: make portable")
+	}
+	require.Equal(t, "go", cpu.New().EngineName())
+	info := cpu.NewOn("avx2").Info()
+	require.False(t, info.Available)
+	require.Contains(t, info.Reason, "AVX2")
+}

@@ -120,12 +120,16 @@ test-go: $(STAMPS)/go $(STAMPS)/webgpu
 test-python: build lib $(STAMPS)/test
 	@.ci/vulkan
 	$(PY) -m pytest -n $(PYTEST_WORKERS) -q
+	@for engine in $$(.ci/engines $(PY)); do \
+		echo "engine $$engine"; EPIGRAD_CPU_ENGINE=$$engine EPIGRAD_TEST_DEVICES=cpu $(PY) -m pytest -n $(PYTEST_WORKERS) -q tests/test_ulp.py || exit 1; done
 
-# The product of cases, not pairs; and the Go tests under the race detector.
+# The product of cases, not pairs, on every engine of the CPU; and the Go tests under the race detector.
 test-full: build lib $(STAMPS)/test
 	@.ci/vulkan
 	$(GO_TEST) -race -short ./...
 	EPIGRAD_TEST_FULL=1 $(PY) -m pytest -n $(PYTEST_WORKERS) -q
+	@for engine in $$(.ci/engines $(PY)); do \
+		echo "engine $$engine"; EPIGRAD_CPU_ENGINE=$$engine EPIGRAD_TEST_DEVICES=cpu EPIGRAD_TEST_FULL=1 $(PY) -m pytest -n $(PYTEST_WORKERS) -q || exit 1; done
 
 test-race: $(STAMPS)/go $(STAMPS)/webgpu
 	@.ci/prerequisites --compiler

@@ -23,8 +23,8 @@ from ulp import (
     value_of,
 )
 
-# Float64 formulas round several times. On CPU the other dtypes compute in float64 and round the result, to storage and
-# at most to float32 before; on a GPU they compute in float32, with about as many roundings as float64 has.
+# Float64 formulas round several times. On CPU float32 computes in float64 and the half types in that or in float32 (by
+# the engine), and the result is rounded visibly once; on a GPU float32 has about as many roundings as float64.
 BOUND = {
     "cpu": {torch.float64: 4.0, torch.float32: 0.51, torch.bfloat16: 0.51, torch.float16: 0.51},
     "cuda": {torch.float64: 4.0, torch.float32: 4.0, torch.bfloat16: 1.0, torch.float16: 1.0},

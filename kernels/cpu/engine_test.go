@@ -62,8 +62,13 @@ var families = []struct {
 	name            string
 	outputs, inputs int
 }{
-	{"activation_gelu", 1, 1}, {"activation_backward_silu", 2, 2}, {"from_output_tanh", 1, 2}, {"gated_sigmoid", 1, 2}, {"gated_backward_gelu_tanh", 2, 3},
-	{"lerp", 1, 3}, {"lerp_backward", 3, 4},
+	{"activation_gelu", 1, 1},
+	{"activation_backward_silu", 2, 2},
+	{"from_output_tanh", 1, 2},
+	{"gated_sigmoid", 1, 2},
+	{"gated_backward_gelu_tanh", 2, 3},
+	{"lerp", 1, 3},
+	{"lerp_backward", 3, 4},
 }
 
 // An element's result is the same in a long run, in a short one, among gaps and past the caches; nothing else is read or written.

@@ -118,6 +118,10 @@ func TestProductsAroundEveryEdge(t *testing.T) {
 	rows := []int64{1, 2, 3, 5, 6, 7, 8, 9, 13, 14, 15, 27, 28, 29, 83, 84, 85, 167, 168, 169}
 	columns := []int64{1, 7, 8, 9, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129, 255, 256, 257}
 	depths := []int64{1, 2, 3, 7, 8, 9, 15, 16, 17, 31, 32, 33, 255, 256, 257, 511, 512, 513}
+	turns := 3 * len(rows)
+	if testing.Short() {
+		turns = len(rows) / 2
+	}
 	forEachEngine(t, func(t *testing.T, b *cpu.Backend) {
 		random := rand.New(rand.NewPCG(3, 5))
 		one := func(dt dtype.DType, m, n, k int64, turn int) {
@@ -126,7 +130,7 @@ func TestProductsAroundEveryEdge(t *testing.T) {
 			check(t, left, right, multiply(t, b, left, right, 1+turn%3))
 		}
 		for _, dt := range dtype.All() {
-			for turn := range 3 * len(rows) {
+			for turn := range turns {
 				one(dt, rows[turn%len(rows)], columns[(turn*7+3)%len(columns)], depths[(turn*5+random.IntN(3))%len(depths)], turn)
 			}
 			// Past a block of the result, and past what is packed of the depth at a time.

@@ -115,7 +115,8 @@ func (b *Backend) gradientPass(name string, p *backend.GemmEpilogueBackward, ope
 	if v == nil {
 		return nil
 	}
-	run, ok := func(*backend.Run) error { return nil }, false
+	var run func(*backend.Run) error
+	var ok bool
 	if p.GradBias == nil {
 		run, ok = v.elementwise()
 	} else {

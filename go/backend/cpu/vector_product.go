@@ -265,7 +265,8 @@ func (v *vectorProduct) tiles(r *backend.Run, b *vectorBlock, to *sink, threads 
 		mine := t
 		mine.Row, mine.Column = b.row+row, b.column+column
 		mine.Rows, mine.Columns = min(height, b.rows-row), min(width, b.columns-column)
-		sums, leftPanel, rightPanel := kept, row/v.leftWidth, column/v.rightWidth
+		leftPanel, rightPanel := row/v.leftWidth, column/v.rightWidth
+		var sums unsafe.Pointer
 		if kept != nil {
 			mine.Stride = whole
 			sums = unsafe.Add(kept, (row*whole+column)*v.sumSize)

@@ -27,7 +27,7 @@ GO_TEST := EPIGRAD_WGPU_NATIVE="$${EPIGRAD_WGPU_NATIVE:-$$(ls $(CURDIR)/$(VENV)/
 CC_FLAGS := -std=c11 -O2 -Wall -Wextra -Werror
 C_SOURCES := '*.c' '*.h' '*.cpp' '*.cu' '*.cuh'
 
-.PHONY: build kernels lib demo test test-go test-python test-full test-race examples check lint format generate bench wheel sdist check-install clean
+.PHONY: build kernels lib demo test test-go test-python test-full test-race sanitize portable examples check lint format generate bench wheel sdist check-install clean
 
 # --- what is needed -------------------------------------------------------------------------------------------------------
 
@@ -122,17 +122,33 @@ test-go: $(STAMPS)/go $(STAMPS)/webgpu
 test-python: build lib $(STAMPS)/test
 	@.ci/vulkan
 	$(PY) -m pytest -n $(PYTEST_WORKERS) -q
+	@for engine in $$(.ci/engines $(PY)); do \
+		echo "engine $$engine"; EPIGRAD_CPU_ENGINE=$$engine EPIGRAD_TEST_DEVICES=cpu $(PY) -m pytest -n $(PYTEST_WORKERS) -q tests/test_ulp.py || exit 1; done
 
-# The product of cases, not pairs; and the Go tests under the race detector.
+# The product of cases, not pairs, on every engine of the CPU; and the Go tests under the race detector.
 test-full: build lib $(STAMPS)/test
 	@.ci/vulkan
 	$(GO_TEST) -race -short ./...
 	EPIGRAD_TEST_FULL=1 $(PY) -m pytest -n $(PYTEST_WORKERS) -q
+	@for engine in $$(.ci/engines $(PY)); do \
+		echo "engine $$engine"; EPIGRAD_CPU_ENGINE=$$engine EPIGRAD_TEST_DEVICES=cpu EPIGRAD_TEST_FULL=1 $(PY) -m pytest -n $(PYTEST_WORKERS) -q || exit 1; done
 
 test-race: $(STAMPS)/go $(STAMPS)/webgpu
 	@.ci/prerequisites --compiler
 	@.ci/vulkan
 	$(GO_TEST) -race -short ./go/... ./kernels/...
+
+# The CPU's vector kernels under AddressSanitizer and UBSan, on memory of exactly the size that they may touch.
+sanitize: $(STAMPS)/go
+	@.ci/prerequisites --compiler
+	CGO_CFLAGS='-O1 -g -fsanitize=undefined -fno-sanitize-recover=undefined' CGO_LDFLAGS=-fsanitize=undefined go test -asan ./kernels/cpu
+
+# What has no vector kernels still builds: another processor, and this one without its vector instructions runs.
+portable: $(STAMPS)/go $(STAMPS)/dist
+	CC="$$($(PY) -c 'import pathlib, ziglang; print(pathlib.Path(ziglang.__file__).parent / "zig")') cc -target aarch64-linux-gnu.2.28" \
+		CGO_ENABLED=1 GOARCH=arm64 go build -buildmode=c-shared -o build/libepigrad-arm64.so ./cbridge/lib
+	CGO_ENABLED=0 go vet ./kernels/cpu ./go/backend/cpu
+	GODEBUG=cpu.avx2=off go test -short -run 'TestAnEngine|TestWithoutVectorInstructions' ./go/backend/cpu
 
 examples: lib $(patsubst examples/c/%.c,build/examples/%,$(wildcard examples/c/*.c))
 	@for program in $(filter build/examples/%,$^); do echo "$$program"; "$$program"; done
@@ -148,7 +164,7 @@ bench: build $(STAMPS)/bench
 
 # --- check ----------------------------------------------------------------------------------------------------------------
 
-check: kernels lint test test-race examples check-install
+check: kernels lint test test-race sanitize portable examples check-install
 
 lint: build $(STAMPS)/test $(STAMPS)/bench $(STAMPS)/demo $(STAMPS)/dev $(TOOLS)/staticcheck $(TOOLS)/gofumpt
 	@echo "gofumpt"; unformatted=$$(git ls-files --cached --others --exclude-standard '*.go' | xargs $(TOOLS)/gofumpt -l); \

@@ -99,7 +99,7 @@ func DoctorFacts() string {
 	})
 }
 
-// cpuFeatures names the instruction sets that later engines choose by.
+// cpuFeatures names the instruction sets that engines are chosen by.
 func cpuFeatures() []string {
 	features := []string{}
 	for _, f := range []struct {

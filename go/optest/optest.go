@@ -5,6 +5,7 @@
 package optest
 
 import (
+	"flag"
 	"math/rand/v2"
 	"os"
 	"slices"
@@ -12,6 +13,7 @@ import (
 	"testing"
 	"unsafe"
 
+	"github.com/stretchr/testify/require"
 	"github.com/stretchr/testify/suite"
 
 	"github.com/epigrad/epigrad/go/backend"
@@ -41,6 +43,10 @@ func Run(t *testing.T, b backend.Backend) {
 // Narrow is a backend that can say that it computes formulas and elementwise sums in the accumulator's dtype, and an activation from the preactivation as it is
 // stored. Others compute them in float64, from the unrounded sum.
 type Narrow interface{ ComputesInAccumulator() bool }
+
+// Approximate is a backend that can say how far its formulas may be off before they are rounded to a dtype, relative to their terms. Others' are exact to
+// float64's last places.
+type Approximate interface{ FormulaError(dt dtype.DType) float64 }
 
 // Partial is a backend that can say that it has no kernels for some dtypes. Others have them for all.
 type Partial interface{ Computes(dt dtype.DType) bool }
@@ -78,6 +84,9 @@ func (s *opSuite) boundsOf(dt dtype.DType) bounds {
 		if dt != dt.Accumulator() {
 			limits.formula = 0x1p-15 // far below the rounding to storage
 		}
+	}
+	if a, ok := s.backend.(Approximate); ok {
+		limits.formula, limits.elementwise = max(limits.formula, a.FormulaError(dt)), max(limits.elementwise, a.FormulaError(dt))
 	}
 	return limits
 }
@@ -140,6 +149,14 @@ func views(arrays []*array) []*tensor.View {
 		}
 	}
 	return list
+}
+
+// Hurry makes cases meet fewer layouts and sizes, as -short does, until the function that it returns is called.
+func Hurry(t *testing.T) (restore func()) {
+	short := flag.Lookup("test.short").Value
+	before := short.String()
+	require.NoError(t, short.Set("true"))
+	return func() { require.NoError(t, short.Set(before)) }
 }
 
 // some returns every item, or with -short two, which rotate with turn so that all of them occur somewhere.

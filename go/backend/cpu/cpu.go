@@ -1,18 +1,22 @@
-// Package cpu is the portable CPU backend: Go kernels, correct before fast, which every faster engine is tested against.
+// Package cpu is the CPU backend: portable Go kernels, correct before fast, and engines of vector kernels (kernels/cpu), which are tested against them.
 //
-// Formulas run on float64 blocks whatever the storage dtype, so an element is rounded once. Products go through gonum's BLAS interfaces
-// on packed tiles (gemm.go). Results do not depend on the number of threads: work is cut by shapes alone.
+// The Go kernels run formulas on float64 blocks whatever the storage dtype, so an element is rounded once. Products go through gonum's BLAS interfaces
+// on packed tiles (product.go). Results do not depend on the number of threads: work is cut by shapes alone, and so it is where an engine has the kernel
+// (vector.go). An engine leaves to the Go kernels what has more dimensions than it can walk.
 package cpu
 
 import (
 	"fmt"
+	"os"
 	"runtime"
+	"strings"
 
 	"gonum.org/v1/gonum/blas/gonum"
 
 	"github.com/epigrad/epigrad/go/backend"
 	"github.com/epigrad/epigrad/go/dtype"
 	"github.com/epigrad/epigrad/go/status"
+	kernels "github.com/epigrad/epigrad/kernels/cpu"
 	"github.com/epigrad/epigrad/kernels/portable"
 )
 
@@ -22,23 +26,71 @@ const workspaceAlignment = 64
 // anyStrides is the layout of every kernel here: each walks whatever strides it is given.
 const anyStrides = "strided"
 
-// Backend is the portable CPU backend.
-type Backend struct{ blas level3 }
+// Backend is the CPU backend with one engine, or with none.
+type Backend struct {
+	blas   level3
+	engine *kernels.Engine // nil for the Go kernels
+	reason string          // why the backend is not available: an engine was asked for that this machine cannot run
+}
 
-// New returns the backend on gonum's own products.
+// portableEngine is the name of the engine that there is everywhere: the Go kernels.
+const portableEngine = "go"
+
+// New returns the backend on the engine that EPIGRAD_CPU_ENGINE names, or else on the best one that this machine can run.
 func New() *Backend {
-	return &Backend{level3{name: "gonum", f32: gonum.Implementation{}, f64: gonum.Implementation{}}}
+	name := os.Getenv("EPIGRAD_CPU_ENGINE")
+	if name == "" {
+		name = portableEngine
+		if best := kernels.Best(); best != nil {
+			name = best.Name
+		}
+	}
+	return NewOn(name)
+}
+
+// Engines lists the names that NewOn takes, whether or not this machine can run them.
+func Engines() []string { return append(kernels.Names(), portableEngine) }
+
+// NewOn returns the backend on the engine of a name. One that cannot run here gives a backend that is not available, and says why.
+func NewOn(name string) *Backend {
+	b := &Backend{blas: level3{name: "gonum", f32: gonum.Implementation{}, f64: gonum.Implementation{}}}
+	if name == portableEngine {
+		return b
+	}
+	engine, err := kernels.Open(name)
+	if err != nil {
+		b.reason = fmt.Sprintf("EPIGRAD_CPU_ENGINE: %v; want one of %s, or unset it for the best one", err, strings.Join(Engines(), ", "))
+	}
+	b.engine = engine
+	return b
 }
 
 // Name implements backend.Backend.
 func (*Backend) Name() string { return "cpu" }
 
-// Info implements backend.Backend: this backend can run everywhere.
-func (*Backend) Info() backend.Info {
-	return backend.Info{
-		Name: "cpu", Available: true, Device: "cpu",
-		Detail: fmt.Sprintf("portable Go kernels and gonum's products on %s, %d CPUs", runtime.GOARCH, runtime.NumCPU()),
+// Info implements backend.Backend.
+func (b *Backend) Info() backend.Info {
+	info := backend.Info{Name: "cpu", Device: "cpu", Available: b.reason == "", Reason: b.reason}
+	if info.Available {
+		info.Detail = fmt.Sprintf("engine %s on %s, %d CPUs", b.EngineName(), runtime.GOARCH, runtime.NumCPU())
 	}
+	return info
+}
+
+// FormulaError says how exact formulas are before they are rounded: an engine computes those of the half types in float32.
+func (b *Backend) FormulaError(dt dtype.DType) float64 {
+	if b.engine != nil && (dt == dtype.BFloat16 || dt == dtype.Float16) {
+		return 0x1p-19
+	}
+	return 0
+}
+
+// EngineName is the name of the engine that kernels are taken from.
+func (b *Backend) EngineName() string {
+	if b.engine == nil {
+		return portableEngine
+	}
+	return b.engine.Name
 }
 
 // TakesHostMemory implements backend.HostBackend.
@@ -49,6 +101,12 @@ func (*Backend) WorkspaceAlignment() int64 { return workspaceAlignment }
 
 // Select implements backend.Backend.
 func (b *Backend) Select(p backend.Problem) (backend.Kernel, error) {
+	if b.reason != "" {
+		return nil, status.Errorf(status.BackendUnavailable, "cpu: %s", b.reason)
+	}
+	if k := b.selectVector(p); k != nil {
+		return k, nil
+	}
 	switch p := p.(type) {
 	case *backend.Activation:
 		return b.selectActivation(p)
@@ -70,6 +128,32 @@ func (b *Backend) Select(p backend.Problem) (backend.Kernel, error) {
 		op, _, _ := p.Describe()
 		return nil, status.Errorf(status.Unsupported, "%s: the cpu backend has no kernel for it", op)
 	}
+}
+
+// selectVector returns the engine's kernel for a problem, or nil where there is none.
+func (b *Backend) selectVector(p backend.Problem) backend.Kernel {
+	if b.engine == nil {
+		return nil
+	}
+	switch p := p.(type) {
+	case *backend.Activation:
+		return b.vectorActivation(p)
+	case *backend.ActivationBackward:
+		return b.vectorActivationBackward(p)
+	case *backend.Gated:
+		return b.vectorGated(p)
+	case *backend.GatedBackward:
+		return b.vectorGatedBackward(p)
+	case *backend.Lerp:
+		return b.vectorLerp(p)
+	case *backend.LerpBackward:
+		return b.vectorLerpBackward(p)
+	case *backend.GemmEpilogue:
+		return b.vectorGemmEpilogue(p)
+	case *backend.GemmEpilogueBackward:
+		return b.vectorGemmEpilogueBackward(p)
+	}
+	return nil
 }
 
 // facts are what a kernel says of itself.
@@ -103,6 +187,18 @@ func newFacts(p backend.Problem, product string) facts {
 			Deterministic: true, BitStableOnSameHardware: true,
 		},
 	}
+}
+
+// vectorFacts describes a kernel of the engine. Formulas of float32 run in float64 there, those of the half types in float32.
+func (b *Backend) vectorFacts(p backend.Problem, product string) facts {
+	f := newFacts(p, product)
+	_, _, dt := p.Describe()
+	if dt == dtype.BFloat16 || dt == dtype.Float16 {
+		f.precision.MathPrecision = dtype.Float32.String()
+	}
+	math, _ := dtype.Parse(f.precision.MathPrecision)
+	f.sku.Arch, f.sku.VectorWidth = b.engine.Name, b.engine.VectorBytes/int(math.Size())
+	return f
 }
 
 func formulaOf(activation string) (*portable.Formula, error) {

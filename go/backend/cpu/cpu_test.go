@@ -1,10 +1,61 @@
 package cpu_test
 
 import (
+	"os"
+	"slices"
+	"strings"
 	"testing"
+
+	"github.com/stretchr/testify/require"
 
 	"github.com/epigrad/epigrad/go/backend/cpu"
 	"github.com/epigrad/epigrad/go/optest"
 )
 
-func TestBackend(t *testing.T) { optest.Run(t, cpu.New()) }
+// forEachEngine visits every engine that this machine can run. One that it cannot is skipped, unless EPIGRAD_REQUIRE_ENGINES names it.
+func forEachEngine(t *testing.T, visit func(t *testing.T, b *cpu.Backend)) {
+	for _, name := range cpu.Engines() {
+		t.Run(name, func(t *testing.T) {
+			b := cpu.NewOn(name)
+			if info := b.Info(); !info.Available {
+				if slices.Contains(strings.Split(os.Getenv("EPIGRAD_REQUIRE_ENGINES"), ","), name) {
+					t.Fatalf("the engine %s is required: %s", name, info.Reason)
+				}
+				t.Skip(info.Reason)
+			}
+			visit(t, b)
+		})
+	}
+}
+
+// The default engine meets all layouts, the others some, unless all are asked for.
+func TestBackend(t *testing.T) {
+	full := os.Getenv("EPIGRAD_TEST_FULL")
+	forEachEngine(t, func(t *testing.T, b *cpu.Backend) {
+		if b.EngineName() != cpu.New().EngineName() && (full == "" || full == "0") {
+			defer optest.Hurry(t)()
+		}
+		optest.Run(t, b)
+	})
+}
+
+func TestAnEngineThatCannotRunSaysWhy(t *testing.T) {
+	t.Setenv("EPIGRAD_CPU_ENGINE", "sse")
+	info := cpu.New().Info()
+	require.False(t, info.Available)
+	require.Contains(t, info.Reason, `EPIGRAD_CPU_ENGINE: there is no engine "sse"`)
+	require.Contains(t, info.Reason, "avx2")
+	t.Setenv("EPIGRAD_CPU_ENGINE", "go")
+	require.Equal(t, "go", cpu.New().EngineName())
+}
+
+// Run with GODEBUG=cpu.avx2=off, which hides the instructions from the choice of an engine as an older processor would.
+func TestWithoutVectorInstructions(t *testing.T) {
+	if !strings.Contains(os.Getenv("GODEBUG"), "cpu.avx2=off") {
+		t.Skip("a run of its own: make portable")
+	}
+	require.Equal(t, "go", cpu.New().EngineName())
+	info := cpu.NewOn("avx2").Info()
+	require.False(t, info.Available)
+	require.Contains(t, info.Reason, "AVX2")
+}

@@ -20,10 +20,7 @@ const (
 // Little work stays on the caller's goroutine. Which goroutine runs a task never changes its result. A panic in a task becomes the Internal error that is
 // returned.
 func parallel(tasks, threads int, work int64, task func(i int)) error {
-	if threads <= 0 {
-		threads = runtime.GOMAXPROCS(0)
-	}
-	threads = int(min(int64(threads), int64(tasks), 1+work/goroutineWork))
+	threads = int(min(int64(threadsFor(threads)), int64(tasks), 1+work/goroutineWork))
 	var (
 		next    atomic.Int64
 		failure atomic.Pointer[status.Error]
@@ -56,4 +53,12 @@ func parallel(tasks, threads int, work int64, task func(i int)) error {
 		return err
 	}
 	return nil
+}
+
+// threadsFor is what a run's number of threads means: 0 lets the backend choose.
+func threadsFor(threads int) int {
+	if threads <= 0 {
+		return runtime.GOMAXPROCS(0)
+	}
+	return threads
 }

@@ -1,0 +1,187 @@
+package cpu_test
+
+import (
+	"math"
+	"math/rand/v2"
+	"slices"
+	"testing"
+	"unsafe"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/epigrad/epigrad/go/backend"
+	"github.com/epigrad/epigrad/go/backend/cpu"
+	"github.com/epigrad/epigrad/go/dtype"
+	"github.com/epigrad/epigrad/go/tensor"
+)
+
+// numbers is a matrix between guard bands.
+type numbers struct {
+	dt     dtype.DType
+	memory []byte
+	view   tensor.View
+}
+
+const guard = 64
+
+func matrixOf(dt dtype.DType, rows, columns int64, transposed bool, operand int) *numbers {
+	n := &numbers{dt: dt, memory: make([]byte, 2*guard+rows*columns*dt.Size())}
+	for i := range n.memory {
+		n.memory[i] = 0xa5
+	}
+	strides := []int64{columns, 1}
+	if transposed {
+		strides = []int64{1, rows}
+	}
+	n.view = tensor.View{Operand: operand, DType: dt, Shape: []int64{rows, columns}, Strides: strides}
+	return n
+}
+
+func (n *numbers) base() unsafe.Pointer { return unsafe.Pointer(&n.memory[guard]) }
+
+func (n *numbers) place(i, j int64) unsafe.Pointer {
+	return unsafe.Add(n.base(), (i*n.view.Strides[0]+j*n.view.Strides[1])*n.dt.Size())
+}
+
+func (n *numbers) at(i, j int64) float64 {
+	switch p := n.place(i, j); n.dt {
+	case dtype.Float32:
+		return float64(*(*float32)(p))
+	case dtype.BFloat16:
+		return float64(dtype.BFloat16ToFloat32(*(*uint16)(p)))
+	case dtype.Float16:
+		return float64(dtype.Float16ToFloat32(*(*uint16)(p)))
+	default:
+		return *(*float64)(p)
+	}
+}
+
+func (n *numbers) fill(value func() float64) *numbers {
+	for i := range n.view.Shape[0] {
+		for j := range n.view.Shape[1] {
+			switch p, x := n.place(i, j), value(); n.dt {
+			case dtype.Float32:
+				*(*float32)(p) = float32(x)
+			case dtype.BFloat16:
+				*(*uint16)(p) = dtype.Float64ToBFloat16(x)
+			case dtype.Float16:
+				*(*uint16)(p) = dtype.Float64ToFloat16(x)
+			default:
+				*(*float64)(p) = x
+			}
+		}
+	}
+	return n
+}
+
+func (n *numbers) guarded() bool {
+	poison := func(bytes []byte) bool { return !slices.ContainsFunc(bytes, func(b byte) bool { return b != 0xa5 }) }
+	return poison(n.memory[:guard]) && poison(n.memory[len(n.memory)-guard:])
+}
+
+// multiply computes a b into a matrix of its own.
+func multiply(t *testing.T, b *cpu.Backend, left, right *numbers, threads int) *numbers {
+	out := matrixOf(left.dt, left.view.Shape[0], right.view.Shape[1], false, 2)
+	kernel, err := b.Select(&backend.GemmEpilogue{
+		Header: backend.Header{Op: "linear", Kind: "none", DType: left.dt}, A: &left.view, B: &right.view, Out: &out.view,
+	})
+	require.NoError(t, err)
+	require.NoError(t, kernel.Run(&backend.Run{Bases: []unsafe.Pointer{left.base(), right.base(), out.base()}, Threads: threads}))
+	require.True(t, out.guarded(), "memory around the result was written to")
+	return out
+}
+
+var units = map[dtype.DType]float64{dtype.Float32: 0x1p-24, dtype.Float64: 0x1p-53, dtype.BFloat16: 0x1p-8, dtype.Float16: 0x1p-11}
+
+// check compares with sums in float64, in the bound of sums of the accumulator and one rounding.
+func check(t *testing.T, left, right, out *numbers) {
+	k := left.view.Shape[1]
+	accumulator, storage := units[left.dt.Accumulator()], units[left.dt]
+	for i := range out.view.Shape[0] {
+		for j := range out.view.Shape[1] {
+			var sum, size float64
+			for l := range k {
+				term := left.at(i, l) * right.at(l, j)
+				sum, size = sum+term, size+math.Abs(term)
+			}
+			bound := float64(k+2)*(accumulator+0x1p-53)*size + storage*math.Abs(sum) + 0x1p-133
+			if got := out.at(i, j); !(math.Abs(got-sum) <= bound) {
+				t.Fatalf("%v [%d %d %d], strides %v %v: element %d, %d: got %v, want %v within %v", left.dt, out.view.Shape[0], out.view.Shape[1], k,
+					left.view.Strides, right.view.Strides, i, j, got, sum, bound)
+			}
+		}
+	}
+}
+
+// Sizes on both sides of every register, panel, tile and part of the depth.
+func TestProductsAroundEveryEdge(t *testing.T) {
+	rows := []int64{1, 2, 3, 5, 6, 7, 8, 9, 13, 14, 15, 27, 28, 29, 83, 84, 85, 167, 168, 169}
+	columns := []int64{1, 7, 8, 9, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129, 255, 256, 257}
+	depths := []int64{1, 2, 3, 7, 8, 9, 15, 16, 17, 31, 32, 33, 255, 256, 257, 511, 512, 513}
+	turns := 3 * len(rows)
+	if testing.Short() {
+		turns = len(rows) / 2
+	}
+	forEachEngine(t, func(t *testing.T, b *cpu.Backend) {
+		random := rand.New(rand.NewPCG(3, 5))
+		one := func(dt dtype.DType, m, n, k int64, turn int) {
+			left := matrixOf(dt, m, k, turn%2 == 1, 0).fill(random.NormFloat64)
+			right := matrixOf(dt, k, n, turn/2%2 == 1, 1).fill(random.NormFloat64)
+			check(t, left, right, multiply(t, b, left, right, 1+turn%3))
+		}
+		for _, dt := range dtype.All() {
+			for turn := range turns {
+				one(dt, rows[turn%len(rows)], columns[(turn*7+3)%len(columns)], depths[(turn*5+random.IntN(3))%len(depths)], turn)
+			}
+			// Past a block of the result, and past what is packed of the depth at a time.
+			for turn, size := range [][3]int64{{1121, 3, 5}, {2, 1025, 6}, {15, 33, 1025}, {3, 17, 2049}, {2, 5, 4097}} {
+				one(dt, size[0], size[1], size[2], turn)
+			}
+		}
+	})
+}
+
+// A thread more or less changes no bit, and neither does the place of a row in a larger product.
+func TestProductsDoNotDependOnThreadsOrNeighbours(t *testing.T) {
+	forEachEngine(t, func(t *testing.T, b *cpu.Backend) {
+		random := rand.New(rand.NewPCG(8, 13))
+		for _, dt := range dtype.All() {
+			left, right := matrixOf(dt, 301, 600, false, 0).fill(random.NormFloat64), matrixOf(dt, 600, 277, true, 1).fill(random.NormFloat64)
+			want := multiply(t, b, left, right, 1)
+			for _, threads := range []int{2, 3, 7} {
+				require.Equal(t, want.memory, multiply(t, b, left, right, threads).memory, "%v on %d threads", dt, threads)
+			}
+			if b.EngineName() == "go" {
+				continue // gonum's sums follow the tile
+			}
+			few := *left
+			few.view.Shape = []int64{5, 600}
+			got := multiply(t, b, &few, right, 1)
+			require.Equal(t, want.memory[guard:guard+5*277*dt.Size()], got.memory[guard:len(got.memory)-guard], "%v", dt)
+		}
+	})
+}
+
+// Numbers that an instruction for bfloat16 may take for zeros, and those that are no numbers.
+func TestProductsOfExtremeNumbers(t *testing.T) {
+	forEachEngine(t, func(t *testing.T, b *cpu.Backend) {
+		random := rand.New(rand.NewPCG(21, 34))
+		for _, scales := range [][2]float64{{0x1p-130, 0x1p100}, {0x1p-133, 0x1p127}, {0x1p-64, 0x1p-64}, {0x1p-20, 0x1p-110}} {
+			fill := func(scale float64) func() float64 {
+				return func() float64 { return scale * random.NormFloat64() / 8 }
+			}
+			left, right := matrixOf(dtype.BFloat16, 17, 70, false, 0).fill(fill(scales[0])), matrixOf(dtype.BFloat16, 70, 40, false, 1).fill(fill(scales[1]))
+			check(t, left, right, multiply(t, b, left, right, 1))
+		}
+		for _, dt := range dtype.All() {
+			left, right := matrixOf(dt, 20, 37, false, 0).fill(random.NormFloat64), matrixOf(dt, 37, 40, true, 1).fill(random.NormFloat64)
+			(&numbers{dt: dt, memory: left.memory[3*37*dt.Size()+36*dt.Size():], view: tensor.View{DType: dt, Shape: []int64{1, 1}, Strides: []int64{1, 1}}}).fill(math.NaN)
+			out := multiply(t, b, left, right, 1)
+			for i := range int64(20) {
+				for j := range int64(40) {
+					require.Equal(t, i == 3, math.IsNaN(out.at(i, j)), "%v: element %d, %d", dt, i, j)
+				}
+			}
+		}
+	})
+}

@@ -1,0 +1,299 @@
+package cpu
+
+import (
+	"sync"
+	"unsafe"
+
+	"github.com/epigrad/epigrad/go/backend"
+	"github.com/epigrad/epigrad/go/dtype"
+	kernels "github.com/epigrad/epigrad/kernels/cpu"
+)
+
+// A vector product is computed in blocks of the result. Both operands of a block are packed, blockBytes of a row of theirs at a time, by all threads; then
+// threads compute tiles from what is packed. A sum is formed in the order of its depth whatever the blocks, tiles and threads are.
+const (
+	blockRows    = 1120
+	blockColumns = 1024
+	blockBytes   = 8 << 10 // of a packed row
+	tileHeight   = 168
+	tileBytes    = 1 << 10 // of a row of a tile's sums
+	leastWidth   = 64
+	// panelsPerTask is how many panels are packed at a time.
+	panelsPerTask = 4
+	// vectorSpeed is how many times as fast as gonum's products these are, for parallel's estimates.
+	vectorSpeed = 4
+)
+
+// vectorProduct is a product by an engine.
+type vectorProduct struct {
+	product
+	engine                *kernels.Engine
+	form                  kernels.Form
+	leftAxes, rightAxes   [2]kernels.Axis
+	leftWidth, rightWidth int64
+	perUnit               int64 // elements of the depth in what is packed as one
+	sumSize               int64
+	add, store            kernels.Kernel
+}
+
+// sink is what becomes of a product's sums: pre = sums + bias and out = value(pre), each if it is there.
+type sink struct {
+	out, pre, bias *matrix
+	value          kernels.Kernel
+	accumulate     bool
+}
+
+var forms = map[dtype.DType]kernels.Form{
+	dtype.Float32: kernels.Float32, dtype.Float64: kernels.Float64, dtype.BFloat16: kernels.BFloat16, dtype.Float16: kernels.Float16,
+}
+
+// vectorProduct makes a product by the engine, or nil where there is none or an operand has too many dimensions.
+func (b *Backend) vectorProduct(p product) *vectorProduct {
+	if b.engine == nil {
+		return nil
+	}
+	v := &vectorProduct{product: p, engine: b.engine, form: forms[p.dt], perUnit: 1, sumSize: p.dt.Accumulator().Size()}
+	if p.dt == dtype.BFloat16 {
+		if width, _ := b.engine.Widths(kernels.BFloat16Pairs); width > 0 {
+			v.form, v.perUnit = kernels.BFloat16Pairs, 2
+		}
+	}
+	v.leftWidth, v.rightWidth = b.engine.Widths(v.form)
+	var fits [4]bool
+	v.leftAxes[0], fits[0] = kernelAxis(&p.left.rows)
+	v.leftAxes[1], fits[1] = kernelAxis(&p.left.columns)
+	v.rightAxes[0], fits[2] = kernelAxis(&p.right.rows)
+	v.rightAxes[1], fits[3] = kernelAxis(&p.right.columns)
+	v.add, _ = b.engine.Kernel("add_" + p.dt.Short())
+	v.store, _ = b.engine.Kernel("epilogue_none_" + p.dt.Short())
+	if fits != [4]bool{true, true, true, true} {
+		return nil
+	}
+	return v
+}
+
+// routine names what multiplies, for Sku.
+func (v *vectorProduct) routine() string {
+	names := [...]string{"float32", "float64", "bfloat16", "float16", "bfloat16_pairs"}
+	return v.engine.Name + ".multiply_" + names[v.form]
+}
+
+func kernelAxis(a *axis) (k kernels.Axis, fits bool) {
+	if len(a.sizes) > kernels.MostRank {
+		return k, false
+	}
+	k.Rank, k.Length = int64(len(a.sizes)), a.length
+	copy(k.Sizes[:], a.sizes)
+	copy(k.Strides[:], a.strides)
+	return k, true
+}
+
+// vectorBlock is a block of one batch item's result.
+type vectorBlock struct {
+	batch         []int64 // index of the item
+	row, column   int64
+	rows, columns int64
+}
+
+// packed is the memory that a block needs: its operands, and its sums where the depth is packed in parts.
+type packed struct {
+	left, right, sums           buffer
+	leftSmallest, rightSmallest []int16
+}
+
+// buffer is scratch that grows. It starts on a cache line.
+type buffer struct{ memory []byte }
+
+func (b *buffer) get(bytes int64) unsafe.Pointer {
+	const line = 64
+	if int64(len(b.memory)) < bytes+line {
+		b.memory = make([]byte, bytes+line)
+	}
+	start := unsafe.Pointer(unsafe.SliceData(b.memory))
+	return unsafe.Add(start, -int64(uintptr(start))&(line-1))
+}
+
+func grown(list []int16, n int64) []int16 {
+	if int64(len(list)) < n {
+		return make([]int16, n)
+	}
+	return list
+}
+
+var (
+	freePacked = sync.Pool{New: func() any { return new(packed) }}
+	freeSums   = sync.Pool{New: func() any { return new(buffer) }}
+)
+
+func divideUp(a, b int64) int64 { return (a + b - 1) / b }
+
+// run computes the product. Blocks that are many or small are each computed on one thread, others one after the other on all.
+func (v *vectorProduct) run(r *backend.Run, to *sink) error {
+	rows, columns := v.left.rows.length, v.right.rows.length
+	if rows == 0 || columns == 0 || items(v.kept) == 0 {
+		return nil
+	}
+	for _, m := range []*matrix{to.out, to.pre} {
+		if m != nil {
+			hintPages(r, m.view)
+		}
+	}
+	blockRows := blockRows / v.leftWidth * v.leftWidth
+	across, down := divideUp(columns, blockColumns), divideUp(rows, blockRows)
+	blocks := int64(items(v.kept)) * down * across
+	g := v.product.grid()
+	work := g.work / vectorSpeed
+	compute := func(block int64, threads int, p *packed) error {
+		b := vectorBlock{batch: make([]int64, len(v.kept)), row: block / across % down * blockRows, column: block % across * blockColumns}
+		unravel(b.batch, v.kept, int(block/across/down))
+		b.rows, b.columns = min(blockRows, rows-b.row), min(blockColumns, columns-b.column)
+		return v.block(r, &b, to, threads, p)
+	}
+	threads := threadsFor(r.Threads)
+	if blocks >= 4*int64(threads) || work < goroutineWork {
+		var failure error
+		err := parallel(int(blocks), r.Threads, work, func(block int) {
+			p := freePacked.Get().(*packed)
+			defer freePacked.Put(p)
+			if err := compute(int64(block), 1, p); err != nil {
+				failure = err // of the nested call, which is on this goroutine: a panic that was caught
+			}
+		})
+		if err != nil {
+			return err
+		}
+		return failure
+	}
+	p := freePacked.Get().(*packed)
+	defer freePacked.Put(p)
+	for block := range blocks {
+		if err := compute(block, threads, p); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// block computes a block: for each part of the depth, and each item of the batch that is summed over, packs and multiplies.
+func (v *vectorProduct) block(r *backend.Run, b *vectorBlock, to *sink, threads int, p *packed) error {
+	most := blockBytes / v.sumSize * v.perUnit
+	parts := max(1, divideUp(v.depth(), most))
+	passes := int64(items(v.summed)) * parts
+	if items(v.summed) == 0 || v.depth() == 0 {
+		passes = 1
+	}
+	leftPanels, rightPanels := divideUp(b.rows, v.leftWidth), divideUp(b.columns, v.rightWidth)
+	p.leftSmallest, p.rightSmallest = grown(p.leftSmallest, leftPanels), grown(p.rightSmallest, rightPanels)
+	index := make([]int64, len(b.batch))
+	inner := make([]int64, len(b.batch))
+	for pass := range passes {
+		first := pass % parts * most
+		depth := max(0, min(most, v.depth()-first))
+		if items(v.summed) == 0 {
+			depth = 0
+		}
+		units := divideUp(depth, v.perUnit)
+		left, right := p.left.get(leftPanels*v.leftWidth*units*v.sumSize), p.right.get(rightPanels*v.rightWidth*units*v.sumSize)
+		if depth > 0 {
+			unravel(inner, v.summed, int(pass/parts))
+			for d := range index {
+				index[d] = b.batch[d] + inner[d]
+			}
+			leftOperand := kernels.Operand{
+				Rows: v.leftAxes[0], Columns: v.leftAxes[1], Form: v.form, Width: v.leftWidth, Row: b.row, Count: b.rows, First: first, Depth: depth,
+			}
+			rightOperand := kernels.Operand{
+				Rows: v.rightAxes[0], Columns: v.rightAxes[1], Form: v.form, Width: v.rightWidth, Row: b.column, Count: b.columns, First: first, Depth: depth,
+			}
+			leftFrom, rightFrom := v.left.at(r, index), v.right.at(r, index)
+			if threads == 1 {
+				v.engine.Pack(&leftOperand, 0, leftPanels, leftFrom, left, p.leftSmallest)
+				v.engine.Pack(&rightOperand, 0, rightPanels, rightFrom, right, p.rightSmallest)
+			} else {
+				leftTasks, rightTasks := divideUp(leftPanels, panelsPerTask), divideUp(rightPanels, panelsPerTask)
+				err := parallel(int(leftTasks+rightTasks), threads, (b.rows+b.columns)*depth*2, func(task int) {
+					if panel := int64(task) * panelsPerTask; int64(task) < leftTasks {
+						v.engine.Pack(&leftOperand, panel, min(panelsPerTask, leftPanels-panel), leftFrom, left, p.leftSmallest)
+						return
+					}
+					panel := (int64(task) - leftTasks) * panelsPerTask
+					v.engine.Pack(&rightOperand, panel, min(panelsPerTask, rightPanels-panel), rightFrom, right, p.rightSmallest)
+				})
+				if err != nil {
+					return err
+				}
+			}
+		}
+		if err := v.tiles(r, b, to, threads, p, units, pass == 0, pass == passes-1); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// tiles multiplies what is packed. Where that is the whole depth, a tile's sums are scratch of its thread; else they stay with the block.
+func (v *vectorProduct) tiles(r *backend.Run, b *vectorBlock, to *sink, threads int, p *packed, units int64, first, last bool) error {
+	height, width := int64(tileHeight), tileBytes/v.sumSize
+	for threads > 1 && divideUp(b.rows, height)*divideUp(b.columns, width) < 4*int64(threads) && (width > leastWidth || height > v.leftWidth) {
+		if width > leastWidth {
+			width /= 2
+		} else {
+			height = divideUp(height/2, v.leftWidth) * v.leftWidth
+		}
+	}
+	whole := divideUp(b.columns, leastWidth) * leastWidth
+	var kept unsafe.Pointer
+	if !first || !last {
+		kept = p.sums.get(divideUp(b.rows, v.leftWidth) * v.leftWidth * whole * v.sumSize)
+	}
+	t := kernels.Tile{
+		Form: v.form, Units: units, First: truth(first), Last: truth(last), Accumulate: truth(to.accumulate), Size: v.dt.Size(), SumSize: v.sumSize,
+		Add: v.add, Store: v.store, Value: to.value,
+	}
+	out, outAt := resultOf(to.out, r, b)
+	pre, preAt := resultOf(to.pre, r, b)
+	t.Out, t.Pre = out, pre
+	var biasAt unsafe.Pointer
+	if to.bias != nil {
+		biasAt = r.At(to.bias.view)
+		t.BiasStride, _ = to.bias.columns.uniform()
+	}
+	left, right := p.left.get(0), p.right.get(0)
+	down, across := divideUp(b.rows, height), divideUp(b.columns, width)
+	return parallel(int(down*across), threads, b.rows*b.columns*max(1, units*v.perUnit/vectorSpeed), func(task int) {
+		row, column := int64(task)%down*height, int64(task)/down*width
+		mine := t
+		mine.Row, mine.Column = b.row+row, b.column+column
+		mine.Rows, mine.Columns = min(height, b.rows-row), min(width, b.columns-column)
+		leftPanel, rightPanel := row/v.leftWidth, column/v.rightWidth
+		var sums unsafe.Pointer
+		if kept != nil {
+			mine.Stride = whole
+			sums = unsafe.Add(kept, (row*whole+column)*v.sumSize)
+		} else {
+			mine.Stride = width
+			scratch := freeSums.Get().(*buffer)
+			defer freeSums.Put(scratch)
+			sums = scratch.get(tileHeight * tileBytes)
+		}
+		v.engine.Multiply(&mine, unsafe.Add(left, row*units*v.sumSize), unsafe.Add(right, column*units*v.sumSize), p.leftSmallest[leftPanel:],
+			p.rightSmallest[rightPanel:], sums, outAt, preAt, biasAt)
+	})
+}
+
+// resultOf is a matrix as the engine writes it, and where the block's batch item starts.
+func resultOf(m *matrix, r *backend.Run, b *vectorBlock) (kernels.Result, unsafe.Pointer) {
+	if m == nil {
+		return kernels.Result{}, nil
+	}
+	rows, _ := kernelAxis(&m.rows) // checked when the kernel was made
+	step, _ := m.columns.uniform()
+	return kernels.Result{Rows: rows, ColumnStride: step}, m.at(r, b.batch)
+}
+
+func truth(b bool) int64 {
+	if b {
+		return 1
+	}
+	return 0
+}

@@ -1,0 +1,129 @@
+// The activations, by the names of their rows in go/activation, with the formulas of kernels/portable/activation.go. Included once for each arithmetic
+// (arithmetic.h).
+//
+// An activation has parts (what its value and its slope share: an exponential, above all), value(x), and gradient(g, x) = g act'(x), which is a selection
+// where the activation is piecewise linear, so that relu'(x) = 0 also stops an infinite or NaN g. Where the derivative is a function of the output y,
+// gradient_from_output(g, y) is the same from y. NaN gives NaN; infinities follow PyTorch (NaN where its formula has inf*0): gelu(-inf) =
+// gelu_tanh(-inf) = silu(-inf) = NaN, and the slopes of the three at both infinities NaN.
+//
+// To add one, add its four functions and its name to a list.
+#ifndef EPG_FOR_EACH_ACTIVATION
+#define EPG_FOR_EACH_ACTIVATION_FROM_OUTPUT(macro, ...) macro(relu, __VA_ARGS__) macro(sigmoid, __VA_ARGS__) macro(tanh, __VA_ARGS__)
+#define EPG_FOR_EACH_ACTIVATION(macro, ...)               \
+  EPG_FOR_EACH_ACTIVATION_FROM_OUTPUT(macro, __VA_ARGS__) \
+  macro(none, __VA_ARGS__) macro(gelu, __VA_ARGS__) macro(gelu_tanh, __VA_ARGS__) macro(silu, __VA_ARGS__)
+#endif
+
+// Real is a register of the arithmetic, Decay its e^-v.
+#define Real V(v)
+#define Decay A(decay_t)
+#define C(x) V(set)(x)
+
+typedef struct {
+  Decay decay;
+  Real tail;
+} A(gelu_parts_t);
+
+// none is x.
+INLINE int A(none_parts)(Real x) {
+  (void)x;
+  return 0;
+}
+INLINE Real A(none_value)(Real x, int parts) {
+  (void)parts;
+  return x;
+}
+INLINE Real A(none_gradient)(Real g, Real x, int parts) {
+  (void)x, (void)parts;
+  return g;
+}
+
+// relu is max(x, 0); -0 and NaN pass. Its gradient is g where x > 0 or x is NaN, else 0; the output serves as x equally well.
+INLINE int A(relu_parts)(Real x) { return A(none_parts)(x); }
+INLINE Real A(relu_value)(Real x, int parts) {
+  (void)parts;
+  return V(select)(V(less)(x, C(0)), C(0), x);
+}
+INLINE Real A(relu_gradient_from_output)(Real g, Real y) { return V(select)(V(at_most)(y, C(0)), C(0), g); }
+INLINE Real A(relu_gradient)(Real g, Real x, int parts) {
+  (void)parts;
+  return A(relu_gradient_from_output)(g, x);
+}
+
+// The square of 1 + e, which is 1 + e (2+e).
+INLINE Real A(square_of_1_plus)(Real e) { return V(fma)(e, C(2) + e, C(1)); }
+
+// gelu is x Phi(x), Phi(-t) = e^(-t^2/2) W(t). Its slope is Phi(x) + x phi(x): e^(-t^2/2) (W(t) - t/sqrt(2 pi)) on the left and 1 minus that on the right.
+INLINE A(gelu_parts_t) A(gelu_parts)(Real x) { return (A(gelu_parts_t)){A(normal_decay)(x), A(tail)(V(abs)(x))}; }
+INLINE Real A(gelu_value)(Real x, A(gelu_parts_t) p) {
+  Real tail = p.decay.m * p.tail;
+  Real left = A(scaled)(x * tail, p.decay), right = x * (C(1) - A(scaled)(tail, p.decay));
+  return V(select)(V(less)(x, C(0)), left, right);
+}
+INLINE Real A(gelu_gradient)(Real g, Real x, A(gelu_parts_t) p) {
+  Real tail = A(scaled)(p.decay.m * (p.tail - V(abs)(x) * C(A(inv_sqrt_2pi))), p.decay);
+  return g * V(select)(V(less)(x, C(0)), tail, C(1) - tail);
+}
+
+// sigmoid is 1/(1+e) on the right and e/(1+e) on the left, e = e^-|x|: 1 - sigmoid without its cancellation. Its slope is e/(1+e)^2.
+INLINE Decay A(sigmoid_parts)(Real x) { return A(decay)(V(abs)(x)); }
+INLINE Real A(sigmoid_value)(Real x, Decay decay) {
+  V(m) negative = V(less)(x, C(0));
+  Real r = V(select)(negative, decay.m, C(1)) / (C(1) + decay.e);
+  return V(select)(negative, A(scaled)(r, decay), r);
+}
+INLINE Real A(sigmoid_gradient)(Real g, Real x, Decay decay) {
+  (void)x;
+  return g * A(scaled)(decay.m / A(square_of_1_plus)(decay.e), decay);
+}
+INLINE Real A(sigmoid_gradient_from_output)(Real g, Real y) { return g * (y * (C(1) - y)); }
+
+// sigmoid_product is x sigmoid(v) for a v with the sign of x, given e^-|v|.
+INLINE Real A(sigmoid_product)(Real x, Decay decay) {
+  V(m) negative = V(less)(x, C(0));
+  Real product = V(select)(negative, x * decay.m, x) / (C(1) + decay.e);
+  return V(select)(negative, A(scaled)(product, decay), product);
+}
+
+// sigmoid_product_slope is its derivative for an odd v that grows with x, sigmoid(v) (1 + x v' sigmoid(-v)), over one denominator. At infinities it is NaN:
+// x e = inf*0.
+INLINE Real A(sigmoid_product_slope)(Real x, Real v_slope, Decay decay) {
+  V(m) negative = V(less)(x, C(0));
+  Real numerator = V(fma)(x, v_slope, C(1));
+  Real left = decay.m * (numerator + decay.e), right = V(fma)(decay.e, numerator, C(1));
+  Real slope = V(select)(negative, left, right) / A(square_of_1_plus)(decay.e);
+  return V(select)(negative, A(scaled)(slope, decay), slope);
+}
+
+// silu is x sigmoid(x).
+INLINE Decay A(silu_parts)(Real x) { return A(decay)(V(abs)(x)); }
+INLINE Real A(silu_value)(Real x, Decay decay) { return A(sigmoid_product)(x, decay); }
+INLINE Real A(silu_gradient)(Real g, Real x, Decay decay) { return g * A(sigmoid_product_slope)(x, C(1), decay); }
+
+// gelu_tanh is x (1 + tanh(u))/2 = x sigmoid(v) with v = 2u = c1 x + c3 x^3, c1 = 2 sqrt(2/pi) and c3 = 0.044715 c1.
+INLINE Decay A(gelu_tanh_parts)(Real x) { return A(gelu_tanh_decay)(x); }
+INLINE Real A(gelu_tanh_value)(Real x, Decay decay) { return A(sigmoid_product)(x, decay); }
+INLINE Real A(gelu_tanh_gradient)(Real g, Real x, Decay decay) {
+  // Where e is zero the slope is the limit, and NaN at infinities; the cube of a large x would overflow to an infinity of its own.
+  Real v_slope = V(fma)(C(A(gelu_tanh_3c3)), x * x, C(A(gelu_tanh_c1)));
+  v_slope = V(select)(V(at_most)(decay.m, C(0)), C(1), v_slope);
+  return g * A(sigmoid_product_slope)(x, v_slope, decay);
+}
+
+// tanh is 1 - 2e/(1+e), e = e^(-2|x|), with the sign of x, and a polynomial near 0, where that cancels. Its slope is 4e/(1+e)^2.
+INLINE Decay A(tanh_parts)(Real x) { return A(decay)(C(2) * V(abs)(x)); }
+INLINE Real A(tanh_value)(Real x, Decay decay) {
+  Real t = V(abs)(x), square = t * t;
+  Real near = V(fma)(t, square * A(tanh_rest)(square), t);
+  Real far = C(1) - C(2) * decay.e / (C(1) + decay.e);
+  return V(with_sign)(V(select)(V(less)(t, C(A(tanh_near))), near, far), x);
+}
+INLINE Real A(tanh_gradient)(Real g, Real x, Decay decay) {
+  (void)x;
+  return g * A(scaled)(C(4) * decay.m / A(square_of_1_plus)(decay.e), decay);
+}
+INLINE Real A(tanh_gradient_from_output)(Real g, Real y) { return g * ((C(1) - y) * (C(1) + y)); }
+
+#undef Real
+#undef Decay
+#undef C

@@ -1,0 +1,131 @@
+// The three ways to compute, on the registers of one instruction set: half (float, for the half types), single (double, for float32) and exact
+// (double, for float64). In half and single an element is rounded visibly once, to its storage; exact is good to a few units in the last place.
+//
+// What every activation is made of has one name in each: a decaying exponential and the normal distribution's tail. Formulas (activation.h) are written once
+// on top of these; activation.h is included once for each arithmetic, with ARITHMETIC and REGISTERS set.
+#pragma once
+
+#include "activation_table.h"
+
+#define JOIN_NAMES(a, b) a##_##b
+#define JOIN(a, b) JOIN_NAMES(a, b)
+// V(fma) is f_fma or d_fma, A(decay) is half_decay, single_decay or exact_decay.
+#define V(name) JOIN(REGISTERS, name)
+#define A(name) JOIN(ARITHMETIC, name)
+
+// A decay is e^-v for v >= 0: e, and m with e = m 2^k. A result that falls towards zero with it is formed from m and scaled last, so that it is rounded once
+// where it is denormal.
+typedef struct {
+  f_v m, e;
+} half_decay_t;
+typedef struct {
+  d_v m, e;
+} single_decay_t;
+typedef struct {
+  d_v m, e, k;
+} exact_decay_t;
+
+// Half: float reaches as far down as bfloat16 and has 13 bits more than float16.
+#define ARITHMETIC half
+#define REGISTERS f
+INLINE f_v half_scaled(f_v x, half_decay_t d) {
+  (void)d;
+  return x;
+}
+INLINE half_decay_t half_decay(f_v t) {
+  t = f_min(f_set(120), t);
+  f_v k = f_round(t * f_set(-half_log2_e));
+  f_v r = f_fma(k, f_set(-half_ln2), -t);
+  f_v e = f_scale(f_fma(r * r, half_exp_rest(r), r) + f_set(1), k);
+  return (half_decay_t){e, e};
+}
+INLINE half_decay_t half_normal_decay(f_v x) { return half_decay(x * x * f_set(0.5f)); }
+INLINE half_decay_t half_gelu_tanh_decay(f_v x) { return half_decay(f_abs(x) * f_fma(f_set(half_gelu_tanh_c3), x * x, f_set(half_gelu_tanh_c1))); }
+INLINE f_v half_tail(f_v t) {
+  t = f_min(f_set(64), t);
+  f_v r = f_set(1) / (t + f_set(half_normal_centre));
+  f_v y = f_fma(f_set(-2 * half_normal_centre), r, f_set(1));
+  return half_normal_tail(y) * r;
+}
+#undef ARITHMETIC
+#undef REGISTERS
+
+// Single: no float32 is denormal or overflows here, so nothing needs two parts. Beyond the limit every result is zero.
+#define ARITHMETIC single
+#define REGISTERS d
+INLINE d_v single_scaled(d_v x, single_decay_t d) {
+  (void)d;
+  return x;
+}
+INLINE single_decay_t single_decay(d_v t) {
+  const d_v limit = d_set(700);
+  d_m beyond = d_less(limit, t);
+  t = d_min(limit, t);
+  d_v k = d_round(t * d_set(-single_log2_e));
+  d_v r = d_fma(k, d_set(-single_ln2), -t);
+  d_v e = d_scale_normal(d_fma(r * r, single_exp_rest(r), r) + d_set(1), k);
+  e = d_select(beyond, d_set(0), e);
+  return (single_decay_t){e, e};
+}
+INLINE single_decay_t single_normal_decay(d_v x) { return single_decay(x * x * d_set(0.5)); }
+INLINE single_decay_t single_gelu_tanh_decay(d_v x) { return single_decay(d_abs(x) * d_fma(d_set(single_gelu_tanh_c3), x * x, d_set(single_gelu_tanh_c1))); }
+INLINE d_v single_tail(d_v t) {
+  t = d_min(d_set(64), t);
+  d_v r = d_set(1) / (t + d_set(single_normal_centre));
+  d_v y = d_fma(d_set(-2 * single_normal_centre), r, d_set(1));
+  return single_normal_tail(y) * r;
+}
+#undef ARITHMETIC
+#undef REGISTERS
+
+// Exact: exponents are formed in two parts, since rounding an exponent v costs v units in the last place.
+#define ARITHMETIC exact
+#define REGISTERS d
+INLINE d_v d_add(d_v a, d_v b) { return a + b; }
+INLINE d_v exact_scaled(d_v x, exact_decay_t d) { return d_scale(x, d.k); }
+// e^-(t+low) for |low| <= ulp(t): -t = r + k ln2 with |r| <= ln2/2.
+INLINE exact_decay_t exact_decay_of(d_v t, d_v low) {
+  const d_v limit = d_set(800);
+  d_m beyond = d_less(limit, t);
+  t = d_min(limit, t);
+  d_v k = d_round(t * d_set(-exact_log2_e));
+  d_v head = d_fma(k, d_set(-exact_ln2), -t);  // exact
+  d_v tail = d_fma(k, d_set(-exact_ln2_low), -low);
+  d_v r = head + tail, r_low = tail - (r - head);
+  d_v m = d_set(1) + (r + d_fma(r * r, exact_exp_rest(r), r_low));
+  m = d_select(beyond, d_set(0), m);
+  return (exact_decay_t){m, d_scale(m, k), k};
+}
+INLINE exact_decay_t exact_decay(d_v t) { return exact_decay_of(t, d_set(0)); }
+INLINE exact_decay_t exact_normal_decay(d_v x) {
+  d_v square = x * x;
+  return exact_decay_of(square * d_set(0.5), d_fma(x, x, -square) * d_set(0.5));
+}
+INLINE exact_decay_t exact_gelu_tanh_decay(d_v x) {
+  // Farther out the square would overflow; its decay is zero from 24 on.
+  d_v t = d_min(d_set(64), d_abs(x)), square = t * t;
+  d_v square_low = d_fma(t, t, -square);
+  d_v cubic = d_set(exact_gelu_tanh_c3) * square;
+  d_v cubic_low = d_fma(d_set(exact_gelu_tanh_c3), square, -cubic);
+  cubic_low = cubic_low + d_fma(d_set(exact_gelu_tanh_c3), square_low, d_set(exact_gelu_tanh_c3_low) * square);
+  // Either of the two may be the larger: a sum in two parts that holds for both (Knuth, The Art of Computer Programming 2, 4.2.2).
+  const d_v c1 = d_set(exact_gelu_tanh_c1);
+  d_v sum = c1 + cubic, part = sum - c1;
+  d_v sum_low = (c1 - (sum - part)) + (cubic - part) + (cubic_low + d_set(exact_gelu_tanh_c1_low));
+  d_v v = t * sum;
+  return exact_decay_of(v, d_fma(t, sum_low, d_fma(t, sum, -v)));
+}
+INLINE d_v exact_tail(d_v t) {
+  // The polynomial amplifies an error of its variable: t + c and its reciprocal are carried in two parts.
+  const d_v c = d_set(exact_normal_centre), one = d_set(1);
+  t = d_min(d_set(40), t);
+  d_v sum = t + c, part = sum - t;
+  d_v sum_low = (t - (sum - part)) + (c - part);
+  d_v r = one / sum;
+  d_v r_low = r * d_fma(-sum_low, r, d_fma(-sum, r, one));
+  d_v y = d_fma(d_set(-2 * exact_normal_centre), r_low, d_fma(d_set(-2 * exact_normal_centre), r, one));
+  d_v p = exact_normal_tail(y);
+  return d_fma(p, r, p * r_low);
+}
+#undef ARITHMETIC
+#undef REGISTERS

@@ -1,0 +1,16 @@
+// Go's way into the engines' tables. Every address is an argument of its own, never a member of a struct in Go's memory: so cgo knows, and pins, the Go memory
+// among them.
+#pragma once
+
+#include "cpu.h"
+
+#define EPG_ADDRESSES void *out0, void *out1, void *out2, void *in0, void *in1, void *in2, void *in3
+
+void epg_elementwise(const epg_engine *, epg_kernel *, const epg_loops *, int64_t first, int64_t count, const double *numbers, EPG_ADDRESSES);
+void epg_sum_rows(const epg_engine *, epg_kernel *, const epg_loops *rows, const epg_run *, int64_t first, int64_t count, const double *numbers, EPG_ADDRESSES,
+                  double *sum0, double *sum1, double *sum2);
+void epg_sum_all(const epg_engine *, epg_kernel *, const epg_loops *, int64_t first, int64_t count, const double *numbers, EPG_ADDRESSES, double *sum0,
+                 double *sum1, double *sum2);
+void epg_pack(const epg_engine *, const epg_operand *, int64_t panel, int64_t count, const void *from, void *to, int16_t *smallest);
+void epg_multiply(const epg_engine *, const epg_tile *, const void *left, const void *right, const int16_t *left_smallest, const int16_t *right_smallest,
+                  void *sums, void *out, void *pre, const void *bias);

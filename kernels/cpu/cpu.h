@@ -1,0 +1,104 @@
+// The CPU engines: one table for each instruction set, of the same functions compiled for it (engine.h). Go decides which instruction set the machine has,
+// what a task is and on which thread it runs; nothing here allocates, and nothing is remembered.
+#pragma once
+
+#include <stdint.h>
+
+enum {
+  // EPG_OUTPUTS tensors that a kernel writes come first among its operands, EPG_INPUTS that it reads follow. Any may be absent.
+  EPG_OUTPUTS = 3,
+  EPG_INPUTS = 4,
+  EPG_OPERANDS = EPG_OUTPUTS + EPG_INPUTS,
+  EPG_MOST_RANK = 16,
+  // EPG_GROUP elements are what a kernel is called for at least: a multiple of every register's width.
+  EPG_GROUP = 16,
+  // EPG_BLOCK is the most elements of a run that are gathered, or summed, at a time.
+  EPG_BLOCK = 512,
+};
+
+// epg_kernel computes n elements, a multiple of EPG_GROUP, of contiguous operands. Absent outputs are NULL. wide are doubles: the values of the outputs before
+// they are rounded, for sums. numbers are the operation's parameters.
+typedef void epg_kernel(int64_t n, char *const *out, double *const *wide, const char *const *in, const double *numbers);
+
+// epg_loops is a walk over several tensors of one shape, whose last dimension is the innermost loop. Strides are in bytes. With stream,
+// results that are contiguous go past the caches, which they would only empty.
+typedef struct {
+  int64_t element_size, rank, stream;
+  int64_t shape[EPG_MOST_RANK];
+  int64_t strides[EPG_OPERANDS][EPG_MOST_RANK];
+} epg_loops;
+
+// epg_run is a run of elements along one dimension. Strides are in bytes.
+typedef struct {
+  int64_t element_size, count, stream;
+  int64_t strides[EPG_OPERANDS];
+} epg_run;
+
+// epg_axis is one index of a matrix: dimensions that are walked in row-major order as one. Strides are in bytes.
+typedef struct {
+  int64_t rank, length;
+  int64_t sizes[EPG_MOST_RANK], strides[EPG_MOST_RANK];
+} epg_axis;
+
+// epg_form is how operands of a product are packed: converted to what sums are kept in, or as pairs of bfloat16, two of the depth in one word.
+typedef enum { EPG_FLOAT32, EPG_FLOAT64, EPG_BFLOAT16, EPG_FLOAT16, EPG_BFLOAT16_PAIRS, EPG_FORMS } epg_form;
+
+// epg_operand is the left or the right operand of a product, a matrix of rows x depth, of which `count` rows from `row` on and `depth` elements from `first` on are
+// packed: panels of `width` rows, whose elements (or pairs) at one depth are neighbours. Rows that are missing from the last panel are zeros.
+typedef struct {
+  epg_axis rows, columns;
+  int64_t form, width;
+  int64_t row, count, first, depth;
+} epg_operand;
+
+// epg_result is a matrix that is written. Strides are in bytes.
+typedef struct {
+  epg_axis rows;
+  int64_t column_stride;
+} epg_result;
+
+// epg_tile is a product of packed panels and what becomes of it:
+//
+//   sums = left rightᵀ (+ sums, unless it is the first part of the depth);  and if it is the last:  pre = sums + bias, out = act(pre) (+ out, with accumulate)
+//
+// Everything is of one tile of `rows` x `columns`, whose place in the results is (row, column). Sums have a row stride of `stride` elements, room for whole panels,
+// and the accumulator's type.
+typedef struct {
+  int64_t form, units;  // depth in elements or pairs
+  int64_t rows, columns, stride;
+  int64_t first, last, accumulate;
+  int64_t row, column;
+  int64_t size, sum_size;  // bytes of an element, of a sum
+  int64_t bias_stride;
+  epg_result out, pre;
+  epg_kernel *add, *store, *value;
+} epg_tile;
+
+typedef struct {
+  const char *name;  // "gated_backward_silu_bf16"
+  epg_kernel *run;
+} epg_entry;
+
+typedef struct {
+  const char *name;
+  struct {
+    const epg_entry *entries;
+    int64_t count;
+  } kernels[4];  // by dtype
+  // elementwise computes the elements [first, first+count) of a walk.
+  void (*elementwise)(epg_kernel *, const epg_loops *, int64_t first, int64_t count, const double *numbers, char *const *at);
+  // sum_rows adds, for each row [first, first+count) of a walk, a run of terms to as many columns; sum_all adds all terms to EPG_GROUP lanes. Sums are pairs of
+  // arrays: totals, and behind them the errors of their additions (Knuth's two-sum). sums[i] is NULL where output i is not summed.
+  void (*sum_rows)(epg_kernel *, const epg_loops *rows, const epg_run *, int64_t first, int64_t count, const double *numbers, char *const *at,
+                   double *const *sums);
+  void (*sum_all)(epg_kernel *, const epg_loops *, int64_t first, int64_t count, const double *numbers, char *const *at, double *const *sums);
+  // A tile is made of panels of left_width rows of the left operand and right_width of the right one, by form (0 where the engine lacks a form).
+  int64_t left_width[EPG_FORMS], right_width[EPG_FORMS];
+  // pack packs `count` panels from `panel` on to where the first panel of all lies. smallest gets the exponent of each panel's smallest number that is not zero; only
+  // pairs have it.
+  void (*pack)(const epg_operand *, int64_t panel, int64_t count, const char *from, char *to, int16_t *smallest);
+  void (*multiply)(const epg_tile *, const char *left, const char *right, const int16_t *left_smallest, const int16_t *right_smallest, char *sums, char *out,
+                   char *pre, const char *bias);
+} epg_engine;
+
+extern const epg_engine epg_engine_avx2, epg_engine_avx512, epg_engine_avx512bf16;

@@ -1,0 +1,140 @@
+// The elementwise kernels of one dtype, included once for each with DTYPE (its short name), STORAGE (its name), SIZE, ARITHMETIC and REGISTERS set.
+//
+// Operands, by their places:
+//
+//   activation            out = act(in)
+//   epilogue              out = act(in), in being what a product is accumulated in: float for the half types
+//   add                   sums += in, sums being the output and what a product is accumulated in
+//   activation_backward   grad_input, out = act(input) | grad_output, input
+//   from_output           grad_input | grad_output, output
+//   gated                 out | value, gate
+//   gated_backward        grad_value = grad_output act(gate), grad_gate = (grad_output value) act'(gate) | grad_output, value, gate
+//   lerp                  out = start + weight (end - start) | start, end, weight
+//   lerp_backward         grad_start, grad_end, grad_weight | grad_output, start, end, weight
+//
+// The order of operations is that of PyTorch's autograd, so that infinities meet zeros in the same places.
+
+#define KERNEL(name) TARGET static void JOIN(name, DTYPE)(int64_t n, char *const *out, double *const *wide, const char *const *in, const double *numbers)
+#define UNUSED_NUMBERS (void)wide, (void)numbers
+#define FOR_EACH_GROUP for (int64_t i = 0; i < n; i += V(lanes))
+#define LOAD(operand) V(JOIN(load, STORAGE))(in[operand] + i * SIZE)
+#define STORE(output, value) V(JOIN(store, STORAGE))(out[output] + i * SIZE, value)
+// Writes an output in the forms that are asked for.
+#define STORE_ANY(output, value)                               \
+  do {                                                         \
+    V(v) result = value;                                       \
+    if (out[output]) STORE(output, result);                    \
+    if (wide[output]) V(store_wide)(wide[output] + i, result); \
+  } while (0)
+
+#define ACTIVATION_KERNELS(act, unused)                                  \
+  KERNEL(activation_##act) {                                             \
+    UNUSED_NUMBERS;                                                      \
+    FOR_EACH_GROUP {                                                     \
+      V(v) x = LOAD(0);                                                  \
+      STORE(0, A(act##_value)(x, A(act##_parts)(x)));                    \
+    }                                                                    \
+  }                                                                      \
+  KERNEL(epilogue_##act) {                                               \
+    UNUSED_NUMBERS;                                                      \
+    FOR_EACH_GROUP {                                                     \
+      V(v) x = V(JOIN(load, ACCUMULATOR))(in[0] + i * ACCUMULATOR_SIZE); \
+      STORE(0, A(act##_value)(x, A(act##_parts)(x)));                    \
+    }                                                                    \
+  }                                                                      \
+  KERNEL(activation_backward_##act) {                                    \
+    (void)numbers;                                                       \
+    int gradient = out[0] || wide[0];                                    \
+    FOR_EACH_GROUP {                                                     \
+      V(v) x = LOAD(1);                                                  \
+      __typeof__(A(act##_parts)(x)) parts = A(act##_parts)(x);           \
+      V(v) g = LOAD(0);                                                  \
+      if (out[1]) STORE(1, A(act##_value)(x, parts));                    \
+      if (gradient) STORE_ANY(0, A(act##_gradient)(g, x, parts));        \
+    }                                                                    \
+  }                                                                      \
+  KERNEL(gated_##act) {                                                  \
+    UNUSED_NUMBERS;                                                      \
+    FOR_EACH_GROUP {                                                     \
+      V(v) value = LOAD(0), gate = LOAD(1);                              \
+      STORE(0, value * A(act##_value)(gate, A(act##_parts)(gate)));      \
+    }                                                                    \
+  }                                                                      \
+  KERNEL(gated_backward_##act) {                                         \
+    (void)numbers;                                                       \
+    FOR_EACH_GROUP {                                                     \
+      V(v) g = LOAD(0), value = LOAD(1), gate = LOAD(2);                 \
+      __typeof__(A(act##_parts)(gate)) parts = A(act##_parts)(gate);     \
+      STORE_ANY(0, g * A(act##_value)(gate, parts));                     \
+      STORE_ANY(1, A(act##_gradient)(g * value, gate, parts));           \
+    }                                                                    \
+  }
+EPG_FOR_EACH_ACTIVATION(ACTIVATION_KERNELS, )
+
+#define FROM_OUTPUT_KERNEL(act, unused)                                           \
+  KERNEL(from_output_##act) {                                                     \
+    (void)numbers;                                                                \
+    FOR_EACH_GROUP STORE_ANY(0, A(act##_gradient_from_output)(LOAD(0), LOAD(1))); \
+  }
+EPG_FOR_EACH_ACTIVATION_FROM_OUTPUT(FROM_OUTPUT_KERNEL, )
+
+KERNEL(add) {
+  UNUSED_NUMBERS;
+  FOR_EACH_GROUP {
+    char *sums = out[0] + i * ACCUMULATOR_SIZE;
+    V(JOIN(store, ACCUMULATOR))(sums, V(JOIN(load, ACCUMULATOR))(sums) + LOAD(0));
+  }
+}
+
+// numbers are the weight, the weight less 1 (which has digits that a float weight leaves out) and 1 minus the weight; a weight that is a tensor is used in their
+// place. The formula starts from the nearer end, so that it is exact at both.
+KERNEL(lerp) {
+  (void)wide;
+  V(v) weight = V(set)(numbers[0]), weight_less_1 = V(set)(numbers[1]);
+  FOR_EACH_GROUP {
+    V(v) start = LOAD(0), end = LOAD(1), difference = end - start;
+    if (in[2]) {
+      weight = LOAD(2);
+      weight_less_1 = weight - V(set)(1);
+    }
+    V(m) near_start = V(less)(V(abs)(weight), V(set)(0.5f));
+    STORE(0, V(fma)(V(select)(near_start, weight, weight_less_1), difference, V(select)(near_start, start, end)));
+  }
+}
+
+KERNEL(lerp_backward) {
+  V(v) weight = V(set)(numbers[0]), rest = V(set)(numbers[2]);
+  FOR_EACH_GROUP {
+    V(v) g = LOAD(0);
+    if (in[3]) {
+      weight = LOAD(3);
+      rest = V(set)(1) - weight;
+    }
+    STORE_ANY(0, rest * g);
+    STORE_ANY(1, weight * g);
+    if (out[2] || wide[2]) STORE_ANY(2, g * (LOAD(2) - LOAD(1)));
+  }
+}
+
+static const epg_entry JOIN(entries, DTYPE)[] = {
+#define QUOTE_NAME(name) #name
+#define QUOTE(name) QUOTE_NAME(name)
+#define ENTRY(name) {QUOTE(JOIN(name, DTYPE)), JOIN(name, DTYPE)},
+#define ACTIVATION_ENTRIES(act, unused) \
+  ENTRY(activation_##act) ENTRY(epilogue_##act) ENTRY(activation_backward_##act) ENTRY(gated_##act) ENTRY(gated_backward_##act)
+#define FROM_OUTPUT_ENTRY(act, unused) ENTRY(from_output_##act)
+    EPG_FOR_EACH_ACTIVATION(ACTIVATION_ENTRIES, ) EPG_FOR_EACH_ACTIVATION_FROM_OUTPUT(FROM_OUTPUT_ENTRY, ) ENTRY(add) ENTRY(lerp) ENTRY(lerp_backward)};
+
+#undef KERNEL
+#undef UNUSED_NUMBERS
+#undef FOR_EACH_GROUP
+#undef LOAD
+#undef STORE
+#undef STORE_ANY
+#undef ACTIVATION_KERNELS
+#undef FROM_OUTPUT_KERNEL
+#undef QUOTE_NAME
+#undef QUOTE
+#undef ENTRY
+#undef ACTIVATION_ENTRIES
+#undef FROM_OUTPUT_ENTRY

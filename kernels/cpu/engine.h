@@ -1,0 +1,87 @@
+// One engine: everything compiled for the instruction set whose vector_*.h has been included before, and the table that leads to it. ENGINE is its name.
+//
+// Nothing here depends on the compiler's flags for a processor: every function has its target as an attribute, so one build runs everywhere.
+#ifdef __clang__
+#pragma STDC FP_CONTRACT OFF  // gcc contracts nothing under -std=c11; where a product is fused, the source says so
+#endif
+
+#include "arithmetic.h"
+#include "cpu.h"
+
+#define ARITHMETIC half
+#define REGISTERS f
+#include "activation.h"
+
+#define DTYPE bf16
+#define STORAGE bfloat16
+#define SIZE 2
+#define ACCUMULATOR float32
+#define ACCUMULATOR_SIZE 4
+#include "elementwise.h"
+#undef DTYPE
+#undef STORAGE
+#define DTYPE f16
+#define STORAGE float16
+#include "elementwise.h"
+#undef DTYPE
+#undef STORAGE
+#undef SIZE
+#undef ARITHMETIC
+#undef REGISTERS
+
+#define ARITHMETIC single
+#define REGISTERS d
+#include "activation.h"
+
+#define DTYPE f32
+#define STORAGE float32
+#define SIZE 4
+#include "elementwise.h"
+#undef DTYPE
+#undef STORAGE
+#undef SIZE
+#undef ACCUMULATOR
+#undef ACCUMULATOR_SIZE
+#undef ARITHMETIC
+
+#define ARITHMETIC exact
+#include "activation.h"
+
+#define DTYPE f64
+#define STORAGE float64
+#define SIZE 8
+#define ACCUMULATOR float64
+#define ACCUMULATOR_SIZE 8
+#include "elementwise.h"
+#undef DTYPE
+#undef STORAGE
+#undef SIZE
+#undef ACCUMULATOR
+#undef ACCUMULATOR_SIZE
+#undef ARITHMETIC
+#undef REGISTERS
+
+#include "gemm.h"
+#include "loops.h"
+
+#define KERNELS(dtype) {entries_##dtype, sizeof entries_##dtype / sizeof *entries_##dtype}
+#define ENGINE_TABLE JOIN(epg_engine, ENGINE)
+#define QUOTE_NAME(name) #name
+#define QUOTE(name) QUOTE_NAME(name)
+#ifdef PAIRS
+#define PAIRS_WIDTH(n) (n)
+#else
+#define PAIRS_WIDTH(n) 0
+#endif
+
+const epg_engine ENGINE_TABLE = {
+    .name = QUOTE(ENGINE),
+    .kernels = {KERNELS(f32), KERNELS(f64), KERNELS(bf16), KERNELS(f16)},
+    .elementwise = elementwise,
+    .sum_rows = sum_rows,
+    .sum_all = sum_all,
+    .left_width = {tile_rows, tile_rows, tile_rows, tile_rows, PAIRS_WIDTH(tile_rows)},
+    .right_width = {2 * f_lanes, 2 * d_lanes, 2 * f_lanes, 2 * f_lanes, PAIRS_WIDTH(2 * f_lanes)},
+    .pack = pack,
+    .multiply = multiply,
+};

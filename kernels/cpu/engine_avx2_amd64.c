@@ -1,0 +1,3 @@
+#include "vector_avx2.h"
+#define ENGINE avx2
+#include "engine.h"

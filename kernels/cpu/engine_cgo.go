@@ -1,0 +1,98 @@
+//go:build cgo && amd64
+
+package cpu
+
+// #cgo CFLAGS: -std=c11 -O2
+// #cgo noescape epg_elementwise
+// #cgo nocallback epg_elementwise
+// #cgo noescape epg_sum_rows
+// #cgo nocallback epg_sum_rows
+// #cgo noescape epg_sum_all
+// #cgo nocallback epg_sum_all
+// #cgo noescape epg_pack
+// #cgo nocallback epg_pack
+// #cgo noescape epg_multiply
+// #cgo nocallback epg_multiply
+// #include "calls.h"
+import "C"
+
+import "unsafe"
+
+const (
+	built       = true
+	whyNotBuilt = ""
+)
+
+type table = *C.epg_engine
+
+// Kernel is one of an engine's kernels.
+type Kernel struct{ run *C.epg_kernel }
+
+// Go's constants and structs have the values and layouts of C's.
+var (
+	_ [C.EPG_OUTPUTS]struct{}   = [Outputs]struct{}{}
+	_ [C.EPG_INPUTS]struct{}    = [Inputs]struct{}{}
+	_ [C.EPG_MOST_RANK]struct{} = [MostRank]struct{}{}
+	_ [C.EPG_GROUP]struct{}     = [Group]struct{}{}
+	_ [C.EPG_BLOCK]struct{}     = [Block]struct{}{}
+
+	_ [C.sizeof_epg_loops]struct{}   = [unsafe.Sizeof(Loops{})]struct{}{}
+	_ [C.sizeof_epg_run]struct{}     = [unsafe.Sizeof(Row{})]struct{}{}
+	_ [C.sizeof_epg_operand]struct{} = [unsafe.Sizeof(Operand{})]struct{}{}
+	_ [C.sizeof_epg_tile]struct{}    = [unsafe.Sizeof(Tile{})]struct{}{}
+	_ [C.EPG_FORMS]struct{}          = [forms]struct{}{}
+)
+
+func newEngine(name string, vectorBytes int) *Engine {
+	e := &Engine{Name: name, VectorBytes: vectorBytes, kernels: map[string]Kernel{}}
+	switch name {
+	case "avx512bf16":
+		e.table = &C.epg_engine_avx512bf16
+	case "avx512":
+		e.table = &C.epg_engine_avx512
+	case "avx2":
+		e.table = &C.epg_engine_avx2
+	}
+	for _, list := range e.table.kernels {
+		for _, entry := range unsafe.Slice(list.entries, list.count) {
+			e.kernels[C.GoString(entry.name)] = Kernel{entry.run}
+		}
+	}
+	return e
+}
+
+// Elementwise computes the elements [first, first+count) of a walk.
+func (e *Engine) Elementwise(k Kernel, l *Loops, first, count int64, numbers *Numbers, at *Addresses) {
+	C.epg_elementwise(e.table, k.run, (*C.epg_loops)(unsafe.Pointer(l)), C.int64_t(first), C.int64_t(count), (*C.double)(&numbers[0]),
+		at[0], at[1], at[2], at[3], at[4], at[5], at[6])
+}
+
+// SumRows adds, for each row [first, first+count) of a walk, a run of terms to the columns of the sums: WholeGroups(row.Count) totals, and as many errors.
+func (e *Engine) SumRows(k Kernel, rows *Loops, row *Row, first, count int64, numbers *Numbers, at *Addresses, sums *Sums) {
+	to := sums.addresses()
+	C.epg_sum_rows(e.table, k.run, (*C.epg_loops)(unsafe.Pointer(rows)), (*C.epg_run)(unsafe.Pointer(row)), C.int64_t(first), C.int64_t(count),
+		(*C.double)(&numbers[0]), at[0], at[1], at[2], at[3], at[4], at[5], at[6], (*C.double)(to[0]), (*C.double)(to[1]), (*C.double)(to[2]))
+}
+
+// SumAll adds the terms [first, first+count) of a walk to Group lanes: as many totals, and as many errors.
+func (e *Engine) SumAll(k Kernel, l *Loops, first, count int64, numbers *Numbers, at *Addresses, sums *Sums) {
+	to := sums.addresses()
+	C.epg_sum_all(e.table, k.run, (*C.epg_loops)(unsafe.Pointer(l)), C.int64_t(first), C.int64_t(count), (*C.double)(&numbers[0]),
+		at[0], at[1], at[2], at[3], at[4], at[5], at[6], (*C.double)(to[0]), (*C.double)(to[1]), (*C.double)(to[2]))
+}
+
+// Widths are the rows of a panel of the left and of the right operand, 0 where the engine lacks the form.
+func (e *Engine) Widths(f Form) (left, right int64) {
+	return int64(e.table.left_width[f]), int64(e.table.right_width[f])
+}
+
+// Pack packs count panels of an operand, from panel on, to where the first of all of them lies. smallest has room for one number for each panel of all.
+func (e *Engine) Pack(o *Operand, panel, count int64, from, to unsafe.Pointer, smallest []int16) {
+	C.epg_pack(e.table, (*C.epg_operand)(unsafe.Pointer(o)), C.int64_t(panel), C.int64_t(count), from, to, (*C.int16_t)(unsafe.SliceData(smallest)))
+}
+
+// Multiply computes a tile from packed panels; out, pre and bias are the matrices' addresses, nil where one is absent.
+func (e *Engine) Multiply(t *Tile, left, right unsafe.Pointer, leftSmallest, rightSmallest []int16, sums, out, pre, bias unsafe.Pointer) {
+	C.epg_multiply(e.table, (*C.epg_tile)(unsafe.Pointer(t)), left, right, (*C.int16_t)(unsafe.SliceData(leftSmallest)),
+		(*C.int16_t)(unsafe.SliceData(rightSmallest)), sums, out, pre, bias)
+}

@@ -1,0 +1,36 @@
+//go:build !cgo || !amd64
+
+package cpu
+
+import "unsafe"
+
+const (
+	built       = false
+	whyNotBuilt = "vector kernels need cgo and amd64"
+)
+
+type table struct{}
+
+// Kernel is one of an engine's kernels.
+type Kernel struct{}
+
+func newEngine(string, int) *Engine { return nil }
+
+// Elementwise computes the elements [first, first+count) of a walk.
+func (*Engine) Elementwise(Kernel, *Loops, int64, int64, *Numbers, *Addresses) {}
+
+// SumRows adds, for each row [first, first+count) of a walk, a run of terms to the columns of the sums.
+func (*Engine) SumRows(Kernel, *Loops, *Row, int64, int64, *Numbers, *Addresses, *Sums) {}
+
+// SumAll adds the terms [first, first+count) of a walk to Group lanes.
+func (*Engine) SumAll(Kernel, *Loops, int64, int64, *Numbers, *Addresses, *Sums) {}
+
+// Widths are the rows of a panel of the left and of the right operand.
+func (*Engine) Widths(Form) (left, right int64) { return 0, 0 }
+
+// Pack packs count panels of an operand.
+func (*Engine) Pack(*Operand, int64, int64, unsafe.Pointer, unsafe.Pointer, []int16) {}
+
+// Multiply computes a tile from packed panels.
+func (*Engine) Multiply(*Tile, unsafe.Pointer, unsafe.Pointer, []int16, []int16, unsafe.Pointer, unsafe.Pointer, unsafe.Pointer, unsafe.Pointer) {
+}

@@ -1,0 +1,242 @@
+// Products of packed panels. Every sum is formed in the order of the depth, in parts of `depth_part` that are added up: tiles, panels and threads have no influence.
+
+#pragma once
+
+#include "loops.h"
+
+enum { depth_part = 256 };
+
+// axis_offset returns the bytes from an axis's start to an index.
+INLINE int64_t axis_offset(const epg_axis *a, int64_t index) {
+  if (a->rank == 1) return index * a->strides[0];
+  int64_t bytes = 0;
+  for (int64_t d = a->rank - 1; d >= 0; d--) {
+    bytes += index % a->sizes[d] * a->strides[d];
+    index /= a->sizes[d];
+  }
+  return bytes;
+}
+
+#define SMALLEST_BEGIN
+#define SMALLEST(x)
+#define SMALLEST_END
+#define LOAD_LINES(line) V(JOIN(load, STORAGE))(line[0])
+
+#define REGISTERS f
+#define FORM float32
+#define STORAGE float32
+#define UNIT 4
+#define ELEMENT 4
+#include "pack.h"
+#undef FORM
+#undef STORAGE
+#undef UNIT
+#undef ELEMENT
+
+#define UNIT 2
+#define ELEMENT 2
+#define FORM bfloat16
+#define STORAGE bfloat16
+#include "pack.h"
+#undef FORM
+#undef STORAGE
+#define FORM float16
+#define STORAGE float16
+#include "pack.h"
+#undef FORM
+#undef STORAGE
+#undef UNIT
+#undef ELEMENT
+#undef REGISTERS
+
+#define REGISTERS d
+#define UNIT 8
+#define ELEMENT 8
+#define FORM float64
+#define STORAGE float64
+#include "pack.h"
+#undef FORM
+#undef STORAGE
+#undef UNIT
+#undef ELEMENT
+#undef REGISTERS
+
+#ifdef PAIRS
+INLINE int16_t exponent_of_smallest(__m512i less_1) {
+  uint16_t lanes[32], least = UINT16_MAX;
+  memcpy(lanes, &less_1, sizeof lanes);
+  for (int i = 0; i < 32; i++) least = lanes[i] < least ? lanes[i] : least;
+  return (int16_t)((least + 1) >> 7);
+}
+
+#undef SMALLEST_BEGIN
+#undef SMALLEST
+#undef SMALLEST_END
+#undef LOAD_LINES
+// Magnitudes less 1, so that zero becomes the largest.
+#define SMALLEST_BEGIN __m512i least = _mm512_set1_epi16(-1);
+#define SMALLEST(x) \
+  least = _mm512_min_epu16(least, _mm512_sub_epi16(_mm512_and_si512(_mm512_castps_si512(x), _mm512_set1_epi16(0x7fff)), _mm512_set1_epi16(1)));
+#define SMALLEST_END smallest[panel] = exponent_of_smallest(least);
+#define LOAD_LINES(line) f_load_two_rows(line[0], line[1])
+#define REGISTERS f
+#define FORM pairs
+#define STORAGE float32
+#define UNIT 4
+#define ELEMENT 2
+#include "pack.h"
+#undef FORM
+#undef STORAGE
+#undef UNIT
+#undef ELEMENT
+#undef REGISTERS
+#endif
+
+// A panel kernel adds `depth` products of a panel of the left operand and one of the right to `height` x two registers of sums, or begins them.
+typedef void panel_kernel(int64_t depth, const void *left, const void *right, void *sums, int64_t stride, int64_t begin);
+
+#define PANEL_KERNELS(name, registers, target, fuse)                                                                                                          \
+  static inline __attribute__((always_inline)) target void name(const int height, int64_t depth, const registers##_real *left, const registers##_real *right, \
+                                                                registers##_real *sums, int64_t stride, int64_t begin) {                                      \
+    registers##_v low[tile_rows], high[tile_rows];                                                                                                            \
+    UNROLL for (int i = 0; i < height; i++) low[i] = high[i] = registers##_set(0);                                                                            \
+    for (; depth > 0; depth--, left += tile_rows, right += 2 * registers##_lanes) {                                                                           \
+      const registers##_v first = registers##_load_real(right), second = registers##_load_real(right + registers##_lanes);                                    \
+      UNROLL for (int i = 0; i < height; i++) {                                                                                                               \
+        const registers##_v x = registers##_set(left[i]);                                                                                                     \
+        low[i] = fuse(x, first, low[i]);                                                                                                                      \
+        high[i] = fuse(x, second, high[i]);                                                                                                                   \
+      }                                                                                                                                                       \
+    }                                                                                                                                                         \
+    UNROLL for (int i = 0; i < height; i++) {                                                                                                                 \
+      registers##_real *at = sums + i * stride;                                                                                                               \
+      if (!begin) {                                                                                                                                           \
+        low[i] = registers##_load_real(at) + low[i];                                                                                                          \
+        high[i] = registers##_load_real(at + registers##_lanes) + high[i];                                                                                    \
+      }                                                                                                                                                       \
+      registers##_store_real(at, low[i]);                                                                                                                     \
+      registers##_store_real(at + registers##_lanes, high[i]);                                                                                                \
+    }                                                                                                                                                         \
+  }                                                                                                                                                           \
+  FOR_EACH_HEIGHT(PANEL_KERNEL_##name)                                                                                                                        \
+  static panel_kernel *JOIN(name, of_height)(int64_t height) {                                                                                                \
+    FOR_EACH_HEIGHT(CHOOSE_##name)                                                                                                                            \
+    return 0;                                                                                                                                                 \
+  }
+
+#define PANEL_KERNEL(name, target, height)                                                                                            \
+  target static void name##_##height(int64_t depth, const void *left, const void *right, void *sums, int64_t stride, int64_t begin) { \
+    name(height, depth, left, right, sums, stride, begin);                                                                            \
+  }
+#define CHOOSE(name, tall) \
+  if (height <= tall) return name##_##tall;
+
+#define PANEL_KERNEL_multiply_float32(height) PANEL_KERNEL(multiply_float32, TARGET, height)
+#define CHOOSE_multiply_float32(height) CHOOSE(multiply_float32, height)
+PANEL_KERNELS(multiply_float32, f, TARGET, f_fma)
+#define PANEL_KERNEL_multiply_float64(height) PANEL_KERNEL(multiply_float64, TARGET, height)
+#define CHOOSE_multiply_float64(height) CHOOSE(multiply_float64, height)
+PANEL_KERNELS(multiply_float64, d, TARGET, d_fma)
+
+#ifdef PAIRS
+// The processor's instruction takes numbers below 2^-126 for zeros, those that it reads and those that it makes. Where no number but zero is so small that this could
+// be seen, it has the accuracy of float32 sums; elsewhere both halves are multiplied as floats.
+enum { least_exponents = 2 * 127 - 100 };
+
+#define TARGET_PAIRS __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c,avx512bf16")))
+static inline __attribute__((always_inline)) TARGET_PAIRS f_v f_fuse_pairs(f_v x, f_v y, f_v sum) {
+  return _mm512_dpbf16_ps(sum, (__m512bh)_mm512_castps_si512(x), (__m512bh)_mm512_castps_si512(y));
+}
+INLINE f_v f_fuse_halves(f_v x, f_v y, f_v sum) { return f_fma(f_high_half(x), f_high_half(y), f_fma(f_low_half(x), f_low_half(y), sum)); }
+#define PANEL_KERNEL_multiply_pairs(height) PANEL_KERNEL(multiply_pairs, TARGET_PAIRS, height)
+#define CHOOSE_multiply_pairs(height) CHOOSE(multiply_pairs, height)
+PANEL_KERNELS(multiply_pairs, f, TARGET_PAIRS, f_fuse_pairs)
+#define PANEL_KERNEL_multiply_halves(height) PANEL_KERNEL(multiply_halves, TARGET, height)
+#define CHOOSE_multiply_halves(height) CHOOSE(multiply_halves, height)
+PANEL_KERNELS(multiply_halves, f, TARGET, f_fuse_halves)
+#endif
+
+// write rounds a row of sums to storage, through a kernel.
+TARGET static void write(const epg_tile *t, const epg_result *to, epg_kernel *kernel, int64_t row, char *base, const char *from) {
+  _Alignas(64) char rounded[EPG_BLOCK * 8];
+  double *const wide[EPG_OUTPUTS] = {0};
+  char *at = base + axis_offset(&to->rows, t->row + row) + t->column * to->column_stride;
+  int64_t done = to->column_stride == t->size ? t->columns & -EPG_GROUP : 0;
+  if (done) kernel(done, (char *const[EPG_OUTPUTS]){at}, wide, (const char *const[EPG_INPUTS]){from}, 0);
+  if (done == t->columns) return;
+  kernel(whole_groups(t->columns - done), (char *const[EPG_OUTPUTS]){rounded}, wide, (const char *const[EPG_INPUTS]){from + done * t->sum_size}, 0);
+  copy(at + done * to->column_stride, to->column_stride, rounded, t->size, t->columns - done, t->size);
+}
+
+// add adds n stored numbers to a row of sums.
+TARGET static void add(const epg_tile *t, char *sums, const char *from, int64_t stride) {
+  _Alignas(64) char numbers[EPG_BLOCK * 8];
+  double *const wide[EPG_OUTPUTS] = {0};
+  const int64_t n = whole_groups(t->columns);
+  copy(numbers, t->size, from, stride, t->columns, t->size);
+  memset(numbers + t->columns * t->size, 0, (n - t->columns) * t->size);
+  t->add(n, (char *const[EPG_OUTPUTS]){sums}, wide, (const char *const[EPG_INPUTS]){numbers}, 0);
+}
+
+TARGET static void multiply(const epg_tile *t, const char *left, const char *right, const int16_t *left_smallest, const int16_t *right_smallest, char *sums,
+                            char *out, char *pre, const char *bias) {
+  const int64_t width = 2 * (t->form == EPG_FLOAT64 ? d_lanes : f_lanes), size = t->sum_size;
+  if (!t->units)  // -0 + x is x for every x
+    for (int64_t row = 0; row < t->rows; row++)
+      for (int64_t i = 0; i < t->stride; i++) {
+        if (t->form == EPG_FLOAT64)
+          ((double *)sums)[row * t->stride + i] = bias ? -0.0 : 0.0;
+        else
+          ((float *)sums)[row * t->stride + i] = bias ? -0.0f : 0.0f;
+      }
+  for (int64_t k = 0; k < t->units; k += depth_part) {
+    const int64_t depth = t->units - k < depth_part ? t->units - k : depth_part, begin = t->first && k == 0;
+    for (int64_t column = 0; column < t->columns; column += width) {
+      for (int64_t row = 0; row < t->rows; row += tile_rows) {
+        const int64_t height = t->rows - row < tile_rows ? t->rows - row : tile_rows;
+        panel_kernel *kernel;
+#ifdef PAIRS
+        if (t->form == EPG_BFLOAT16_PAIRS) {
+          const int tiny = left_smallest[row / tile_rows] + right_smallest[column / width] < least_exponents || !left_smallest[row / tile_rows] ||
+                           !right_smallest[column / width];
+          kernel = tiny ? multiply_halves_of_height(height) : multiply_pairs_of_height(height);
+        } else
+#endif
+          kernel = t->form == EPG_FLOAT64 ? multiply_float64_of_height(height) : multiply_float32_of_height(height);
+        kernel(depth, left + (row * t->units + k * tile_rows) * size, right + (column * t->units + k * width) * size, sums + (row * t->stride + column) * size,
+               t->stride, begin);
+      }
+    }
+  }
+  (void)left_smallest, (void)right_smallest;
+  if (!t->last) return;
+  for (int64_t row = 0; row < t->rows; row++) {
+    char *line = sums + row * t->stride * size;
+    if (bias) add(t, line, bias + t->column * t->bias_stride, t->bias_stride);
+    if (t->accumulate) add(t, line, out + axis_offset(&t->out.rows, t->row + row) + t->column * t->out.column_stride, t->out.column_stride);
+    if (pre) write(t, &t->pre, t->store, row, pre, line);
+    if (out) write(t, &t->out, t->value, row, out, line);
+  }
+}
+
+TARGET static void pack(const epg_operand *p, int64_t panel, int64_t count, const char *from, char *to, int16_t *smallest) {
+  switch (p->form) {
+    case EPG_FLOAT32:
+      pack_float32(p, panel, count, from, to, smallest);
+      break;
+    case EPG_FLOAT64:
+      pack_float64(p, panel, count, from, to, smallest);
+      break;
+    case EPG_BFLOAT16:
+      pack_bfloat16(p, panel, count, from, to, smallest);
+      break;
+    case EPG_FLOAT16:
+      pack_float16(p, panel, count, from, to, smallest);
+      break;
+#ifdef PAIRS
+    case EPG_BFLOAT16_PAIRS:
+      pack_pairs(p, panel, count, from, to, smallest);
+      break;
+#endif
+  }
+}

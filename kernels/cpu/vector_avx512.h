@@ -1,0 +1,159 @@
+// Registers of AVX-512: f_ is sixteen floats, d_ eight doubles. arithmetic.h is written on top of these names, which vector_avx2.h has too.
+#pragma once
+
+#include <immintrin.h>
+#include <stdint.h>
+#include <string.h>
+
+#define TARGET __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")))
+#define INLINE static inline __attribute__((always_inline)) TARGET
+
+// Loops over registers are unrolled whole, so that the registers have names.
+#ifdef __clang__
+#define UNROLL _Pragma("unroll")
+#else
+#define UNROLL _Pragma("GCC unroll 32")
+#endif
+
+enum { f_lanes = 16, d_lanes = 8 };
+// A product's tile is so many rows by two registers: 28 sums, two registers of the right operand, one of the left.
+enum { tile_rows = 14 };
+// The heights that there are kernels for, ascending.
+#define FOR_EACH_HEIGHT(macro) macro(1) macro(2) macro(4) macro(8) macro(14)
+
+typedef float f_real;
+typedef double d_real;
+typedef __m512 f_v;
+typedef __mmask16 f_m;
+typedef __m512d d_v;
+typedef __mmask8 d_m;
+
+INLINE f_v f_set(float x) { return _mm512_set1_ps(x); }
+INLINE d_v d_set(double x) { return _mm512_set1_pd(x); }
+
+// a b + c, rounded once.
+INLINE f_v f_fma(f_v a, f_v b, f_v c) { return _mm512_fmadd_ps(a, b, c); }
+INLINE d_v d_fma(d_v a, d_v b, d_v c) { return _mm512_fmadd_pd(a, b, c); }
+
+// The smaller of the two; b where one is NaN.
+INLINE f_v f_min(f_v a, f_v b) { return _mm512_min_ps(a, b); }
+INLINE d_v d_min(d_v a, d_v b) { return _mm512_min_pd(a, b); }
+
+INLINE f_v f_abs(f_v x) { return _mm512_abs_ps(x); }
+INLINE d_v d_abs(d_v x) { return _mm512_abs_pd(x); }
+
+INLINE f_v f_with_sign(f_v magnitude, f_v sign) {
+  return _mm512_castsi512_ps(_mm512_ternarylogic_epi32(_mm512_set1_epi32(INT32_MIN), _mm512_castps_si512(sign), _mm512_castps_si512(magnitude), 0xca));
+}
+INLINE d_v d_with_sign(d_v magnitude, d_v sign) {
+  return _mm512_castsi512_pd(_mm512_ternarylogic_epi64(_mm512_set1_epi64(INT64_MIN), _mm512_castpd_si512(sign), _mm512_castpd_si512(magnitude), 0xca));
+}
+
+// Comparisons are false where an operand is NaN.
+INLINE f_m f_less(f_v a, f_v b) { return _mm512_cmp_ps_mask(a, b, _CMP_LT_OQ); }
+INLINE d_m d_less(d_v a, d_v b) { return _mm512_cmp_pd_mask(a, b, _CMP_LT_OQ); }
+INLINE f_m f_at_most(f_v a, f_v b) { return _mm512_cmp_ps_mask(a, b, _CMP_LE_OQ); }
+INLINE d_m d_at_most(d_v a, d_v b) { return _mm512_cmp_pd_mask(a, b, _CMP_LE_OQ); }
+
+// yes where the mask is set, else no.
+INLINE f_v f_select(f_m mask, f_v yes, f_v no) { return _mm512_mask_blend_ps(mask, no, yes); }
+INLINE d_v d_select(d_m mask, d_v yes, d_v no) { return _mm512_mask_blend_pd(mask, no, yes); }
+
+// The nearest integer, halves to even.
+INLINE f_v f_round(f_v x) { return _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
+INLINE d_v d_round(d_v x) { return _mm512_roundscale_pd(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
+
+// x 2^k with one rounding, also where that is denormal, for an integer k >= -1200.
+INLINE f_v f_scale(f_v x, f_v k) { return _mm512_scalef_ps(x, k); }
+INLINE d_v d_scale(d_v x, d_v k) { return _mm512_scalef_pd(x, k); }
+// The same for results that are normal numbers.
+INLINE d_v d_scale_normal(d_v x, d_v k) { return _mm512_scalef_pd(x, k); }
+
+// Storage. Stores round to nearest even; NaN stays NaN.
+INLINE f_v f_load_float32(const void *p) { return _mm512_loadu_ps(p); }
+INLINE f_v f_load_float16(const void *p) { return _mm512_cvtph_ps(_mm256_loadu_si256(p)); }
+INLINE f_v f_load_bfloat16(const void *p) { return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256(p)), 16)); }
+INLINE void f_store_float32(void *p, f_v x) { _mm512_storeu_ps(p, x); }
+INLINE void f_store_float16(void *p, f_v x) { _mm256_storeu_si256(p, _mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)); }
+// AVX512_BF16 has an instruction for it, which takes denormals for zeros.
+INLINE void f_store_bfloat16(void *p, f_v x) {
+  __m512i bits = _mm512_castps_si512(x);
+  __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+  __m512i rounded = _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
+  __m512i quiet = _mm512_or_si512(bits, _mm512_set1_epi32(0x400000));
+  rounded = _mm512_mask_mov_epi32(rounded, _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q), quiet);
+  _mm256_storeu_si256(p, _mm512_cvtepi32_epi16(_mm512_srli_epi32(rounded, 16)));
+}
+INLINE d_v d_load_float32(const void *p) { return _mm512_cvtps_pd(_mm256_loadu_ps(p)); }
+INLINE d_v d_load_float64(const void *p) { return _mm512_loadu_pd(p); }
+INLINE void d_store_float32(void *p, d_v x) { _mm256_storeu_ps(p, _mm512_cvtpd_ps(x)); }
+INLINE void d_store_float64(void *p, d_v x) { _mm512_storeu_pd(p, x); }
+
+// What is summed leaves as doubles.
+INLINE void f_store_wide(double *p, f_v x) {
+  _mm512_storeu_pd(p, _mm512_cvtps_pd(_mm512_castps512_ps256(x)));
+  _mm512_storeu_pd(p + 8, _mm512_cvtps_pd(_mm512_extractf32x8_ps(x, 1)));
+}
+INLINE void d_store_wide(double *p, d_v x) { _mm512_storeu_pd(p, x); }
+
+// The first n lanes of a register.
+INLINE void f_store_first(void *p, f_v x, int n) { _mm512_mask_storeu_ps(p, (__mmask16)((1u << n) - 1), x); }
+INLINE void d_store_first(void *p, d_v x, int n) { _mm512_mask_storeu_pd(p, (__mmask8)((1u << n) - 1), x); }
+
+// Two bfloat16 in each lane, from two rows.
+INLINE f_v f_load_two_rows(const void *low, const void *high) {
+  __m512i a = _mm512_cvtepu16_epi32(_mm256_loadu_si256(low)), b = _mm512_cvtepu16_epi32(_mm256_loadu_si256(high));
+  return _mm512_castsi512_ps(_mm512_or_si512(a, _mm512_slli_epi32(b, 16)));
+}
+// The bfloat16 of each lane's low and high half, as floats.
+INLINE f_v f_low_half(f_v pairs) { return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_castps_si512(pairs), 16)); }
+INLINE f_v f_high_half(f_v pairs) { return _mm512_castsi512_ps(_mm512_and_si512(_mm512_castps_si512(pairs), _mm512_set1_epi32((int)0xffff0000))); }
+
+// Transposes a square of registers.
+INLINE void f_transpose(f_v *rows) {
+  __m512i r[16], t[16];
+  UNROLL for (int i = 0; i < 16; i++) r[i] = _mm512_castps_si512(rows[i]);
+  UNROLL for (int i = 0; i < 16; i += 2) {
+    t[i] = _mm512_unpacklo_epi32(r[i], r[i + 1]);
+    t[i + 1] = _mm512_unpackhi_epi32(r[i], r[i + 1]);
+  }
+  UNROLL for (int i = 0; i < 16; i += 4) {
+    r[i] = _mm512_unpacklo_epi64(t[i], t[i + 2]);
+    r[i + 1] = _mm512_unpackhi_epi64(t[i], t[i + 2]);
+    r[i + 2] = _mm512_unpacklo_epi64(t[i + 1], t[i + 3]);
+    r[i + 3] = _mm512_unpackhi_epi64(t[i + 1], t[i + 3]);
+  }
+  UNROLL for (int i = 0; i < 4; i++) {
+    __m512i a = _mm512_shuffle_i32x4(r[i], r[i + 4], 0x88), b = _mm512_shuffle_i32x4(r[i], r[i + 4], 0xdd);
+    __m512i c = _mm512_shuffle_i32x4(r[i + 8], r[i + 12], 0x88), d = _mm512_shuffle_i32x4(r[i + 8], r[i + 12], 0xdd);
+    rows[i] = _mm512_castsi512_ps(_mm512_shuffle_i32x4(a, c, 0x88));
+    rows[i + 4] = _mm512_castsi512_ps(_mm512_shuffle_i32x4(b, d, 0x88));
+    rows[i + 8] = _mm512_castsi512_ps(_mm512_shuffle_i32x4(a, c, 0xdd));
+    rows[i + 12] = _mm512_castsi512_ps(_mm512_shuffle_i32x4(b, d, 0xdd));
+  }
+}
+INLINE void d_transpose(d_v *r) {
+  __m512d t[8];
+  UNROLL for (int i = 0; i < 8; i += 2) {
+    t[i] = _mm512_unpacklo_pd(r[i], r[i + 1]);
+    t[i + 1] = _mm512_unpackhi_pd(r[i], r[i + 1]);
+  }
+  UNROLL for (int i = 0; i < 2; i++) {
+    __m512d a = _mm512_shuffle_f64x2(t[i], t[i + 2], 0x88), b = _mm512_shuffle_f64x2(t[i], t[i + 2], 0xdd);
+    __m512d c = _mm512_shuffle_f64x2(t[i + 4], t[i + 6], 0x88), d = _mm512_shuffle_f64x2(t[i + 4], t[i + 6], 0xdd);
+    r[i] = _mm512_shuffle_f64x2(a, c, 0x88);
+    r[i + 2] = _mm512_shuffle_f64x2(b, d, 0x88);
+    r[i + 4] = _mm512_shuffle_f64x2(a, c, 0xdd);
+    r[i + 6] = _mm512_shuffle_f64x2(b, d, 0xdd);
+  }
+}
+
+// A register of what it holds.
+#define f_load_real f_load_float32
+#define f_store_real f_store_float32
+#define d_load_real d_load_float64
+#define d_store_real d_store_float64
+
+// An aligned register's width, past the caches.
+enum { VECTOR_BYTES = 64 };
+INLINE void store_past_caches(void *to, const void *from) { _mm512_stream_si512((__m512i *)to, _mm512_loadu_si512(from)); }

@@ -383,7 +383,7 @@ def test_both_sides_of_a_benchmarks_row_compute_the_same(case: bench_webgpu.Case
     arrays, outputs = [Array.from_torch(x) for x in inputs], [Array(shape, torch.float32) for shape in case.outputs]
     case.ours(arrays, outputs)
     want = case.eager(inputs)
-    for ours, theirs in zip(on_host(outputs), want if isinstance(want, tuple) else (want,), strict=True):
+    for ours, theirs in zip(on_host(tuple(outputs)), want if isinstance(want, tuple) else (want,), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
     row = bench_webgpu.measure(case, "float32", torch.device("cpu"), 0.0)
     assert row["epigrad"]["median"] > 0 and row["epigrad_rate"] > 0 and row["ratio"] > 0

@@ -106,7 +106,10 @@ PROBLEMS = {
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("name", PROBLEMS)
-def test_plans_tell_what_would_run(name: str, dtype: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_plans_tell_what_would_run(
+    name: str, dtype: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")  # so that no name is wrapped
     assert cli.main(["plans", "--class", name, "--dtype", dtype, "--json", *PROBLEMS[name]]) == 0
     facts = facts_of(capsys.readouterr().out)
     assert facts["class"] == name

@@ -3,7 +3,7 @@
 // of the result, tails included. NaN gives NaN; infinities follow PyTorch (NaN where its formula has inf*0).
 //
 // Where a product is added to something, fma says so: a compiler may fuse the two or not, and would do so in one kernel and not in the next. It may also round fma
-// twice, so that whatever must be exact is exact either way.
+// twice, so that whatever must be exact is exact either way. APPROXIMATE says that what is stored has 16 bits: there 16 right ones, tails included, are enough.
 //
 // To add one, add its functions.
 #include numbers
@@ -13,6 +13,33 @@
 // it is denormal. Where m is not the decay itself it is below 2^-35, so that it serves as such where 1 is added.
 struct Decay { m: f32, scale: f32 }
 
+// From where on these are zero after rounding: t e^-t, t e^(-t^2/2), and t e^-v with gelu_tanh's v.
+const decay_limit = 110.0f;
+const normal_limit = 15.0f;
+const gelu_tanh_limit = 11.0f;
+
+#if $APPROXIMATE
+// exponential is 2^p for p <= 0.
+fn exponential(p: f32, nothing: bool) -> Decay {
+  let deep = p < -100.0;
+  return Decay(select(exp2(select(p, p + 64.0, deep)), 0.0, nothing), select(1.0, 0x1p-64f, deep));
+}
+
+fn decay(magnitude: f32) -> Decay {
+  let t = limited(magnitude, decay_limit);
+  return exponential(t * -log2_e, t >= decay_limit);
+}
+
+fn normal_decay(magnitude: f32) -> Decay {
+  let t = limited(magnitude, normal_limit);
+  return exponential((t * t) * (-0.5 * log2_e), t >= normal_limit);
+}
+
+fn gelu_tanh_decay(magnitude: f32) -> Decay {
+  let t = limited(magnitude, gelu_tanh_limit);
+  return exponential(t * fma(-log2_e * gelu_tanh_c3, t * t, -log2_e * gelu_tanh_c1), t >= gelu_tanh_limit);
+}
+#else
 // exponential is 2^h e^r for |r| <= ln2/2; nothing where it would be below 2^-158.
 fn exponential(h: Whole, r: f32, nothing: bool) -> Decay {
   let deep = h.whole < -100;
@@ -20,16 +47,12 @@ fn exponential(h: Whole, r: f32, nothing: bool) -> Decay {
   return Decay(select(m, 0.0, nothing), select(1.0, 0x1p-64f, deep));
 }
 
-const decay_limit = 110.0f; // from where on t e^-t is zero after rounding
-
 fn decay(magnitude: f32) -> Decay {
   let t = limited(magnitude, decay_limit);
   let h = nearest_whole(t * -log2_e);
   let r = fma(-h.x, ln2_high, -t); // exact, as ln2_high has few bits
   return exponential(h, fma(-h.x, ln2_rest, r), t >= decay_limit);
 }
-
-const normal_limit = 15.0f; // likewise for t e^(-t^2/2)
 
 // normal_decay is e^(-t^2/2). The square is formed in two parts: rounding an exponent v costs v units in the last place.
 fn normal_decay(magnitude: f32) -> Decay {
@@ -40,8 +63,6 @@ fn normal_decay(magnitude: f32) -> Decay {
   let r = fma(-h.x, ln2_high, -0.5 * (high * high));
   return exponential(h, fma(-0.5, low, fma(-h.x, ln2_rest, r)), t >= normal_limit);
 }
-
-const gelu_tanh_limit = 11.0f; // likewise for t e^-v
 
 // gelu_tanh_decay is e^-v for v = c1 t + c3 t^3 = t (c1 + c3 t^2), each factor in two parts.
 fn gelu_tanh_decay(magnitude: f32) -> Decay {
@@ -59,13 +80,18 @@ fn gelu_tanh_decay(magnitude: f32) -> Decay {
   let r = fma(-h.x, ln2_high, -product);
   return exponential(h, fma(-h.x, ln2_rest, r) - rest, t >= gelu_tanh_limit);
 }
+#end
 
 // normal_tail is W(t) = Phi(-t) e^(t^2/2) for 0 <= t <= 15.
 fn normal_tail(magnitude: f32) -> f32 {
   let t = limited(magnitude, normal_limit);
   let sum = t + normal_centre;
   let r = 1.0 / sum;
+#if $APPROXIMATE
+  return normal_tail_times((t - normal_centre) * r) * r;
+#else
   return quotient(normal_tail_times(quotient(t - normal_centre, sum, r)), sum, r);
+#end
 }
 
 fn value_none(x: f32) -> f32 { return x; }

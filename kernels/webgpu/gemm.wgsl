@@ -1,11 +1,13 @@
 // out = act(a b + bias) for a step of the batch in each layer of the grid, in square tiles of 64 or 128 rows: 256 threads with 4 x 4 or 8 x 8 elements each, 16 deep.
 //
 // a is [batch, m, k], b is [batch, k, n], bias is [n], out and pre are [batch, m, n]; m, n, k and the batch are each any number of dimensions, walked as one. Sums are
-// float32, in the order of k, 64 terms at a time: the error of a sum grows with its length. KIND is the activation; out and pre are stored as their dtype has it,
-// out from the sum before it is rounded. Where accumulate is set the sums are added to what is in out.
+// float32, in the order of k. KIND is the activation; out and pre are stored as their dtype has it, out from the sum before it is rounded. Where accumulate is set the
+// sums are added to what is in out.
 //
 // HALVES are the tile's parts of 64 rows and columns. A_ALONG and B_ALONG are the dimension along which neighbouring threads read; K_FLAT says that k is one dimension.
-// What a thread has several of is written out: drivers keep arrays that a loop indexes in memory, which made products six times slower on an H200.
+// SUM_OF_SUMS adds 128 terms at a time, since the error of a sum grows with its length: one of 4096 terms would have nine times that of PyTorch on a CPU. UNROLLED are the
+// steps of k in a turn of the innermost loop. What a thread has several of is written out: drivers keep arrays that a loop indexes in memory, which made products six times
+// slower on an H200.
 #include numbers
 #include storage
 #include activation
@@ -88,8 +90,20 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
 
   let row = lane >> 4u;
   let column = lane & 15u;
-  var sums: array<array<vec4<f32>, $PARTS>, 4u * $PARTS>; // of the thread's rows
-  for (var begin = 0u; begin < depth; begin += 64u) {
+#if $SUM_OF_SUMS
+#for H in $HALVES
+#for I in 0 1 2 3
+#for G in $HALVES
+  var total_$H$I_$G = vec4<f32>();
+#end
+#end
+#end
+  for (var begin = 0u; begin < depth; begin += 128u) {
+    let end = min(begin + 128u, depth);
+#else
+  let begin = 0u;
+  let end = depth;
+#end
 #for H in $HALVES
 #for I in 0 1 2 3
 #for G in $HALVES
@@ -97,7 +111,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
 #end
 #end
 #end
-    for (var k = begin; k < min(begin + 64u, depth); k += 16u) {
+    for (var k = begin; k < end; k += 16u) {
 #for H in $HALVES
       tile_a[fill_a.x * $WIDTH + $Hu * 16u + fill_a.y] = next_a_$H;
       tile_b[fill_b.x * $WIDTH + $Hu * 16u + fill_b.y] = next_b_$H;
@@ -107,30 +121,48 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
       next_a_$H = fetch$A(rows_$H, k + 16u + fill_a.x);
       next_b_$H = fetch$B(columns_$H, k + 16u + fill_b.x);
 #end
-      for (var i = 0u; i < 16u; i++) {
+      for (var first = 0u; first < 16u; first += $STEP) {
+#for U in $UNROLLED
+        {
+          let i = first + $Uu;
 #for H in $HALVES
-        let left_$H = tile_a[i * $WIDTH + $Hu * 16u + row];
-        let right_$H = tile_b[i * $WIDTH + $Hu * 16u + column];
+          let left_$H = tile_a[i * $WIDTH + $Hu * 16u + row];
+          let right_$H = tile_b[i * $WIDTH + $Hu * 16u + column];
 #end
 #for H in $HALVES
 #for I in 0 1 2 3
 #for G in $HALVES
-        sum_$H$I_$G = fma(vec4<f32>(left_$H[$I]), right_$G, sum_$H$I_$G);
+          sum_$H$I_$G = fma(vec4<f32>(left_$H[$I]), right_$G, sum_$H$I_$G);
 #end
 #end
+#end
+        }
 #end
       }
       workgroupBarrier();
     }
+#if $SUM_OF_SUMS
 #for H in $HALVES
 #for I in 0 1 2 3
 #for G in $HALVES
-    sums[$Hu * 4u + $Iu][$G] += sum_$H$I_$G;
+    total_$H$I_$G += sum_$H$I_$G;
 #end
 #end
 #end
   }
-
+#end
+  var sums: array<array<vec4<f32>, $PARTS>, 4u * $PARTS>; // of the thread's rows
+#for H in $HALVES
+#for I in 0 1 2 3
+#for G in $HALVES
+#if $SUM_OF_SUMS
+  sums[$Hu * 4u + $Iu][$G] = total_$H$I_$G;
+#else
+  sums[$Hu * 4u + $Iu][$G] = sum_$H$I_$G;
+#end
+#end
+#end
+#end
   for (var i = 0u; i < 4u * $PARTS; i++) {
     let to_row = first_row + (i >> 2u) * 64u + row * 4u + (i & 3u);
     if (to_row >= m) { break; }

@@ -47,7 +47,13 @@ fn quotient(n: f32, d: f32, reciprocal: f32) -> f32 {
   let q = n * reciprocal;
   return select(fma(fma(-q, d, n), reciprocal, q), q, q == 0.0); // which keeps the sign of zero
 }
-fn divided(n: f32, d: f32) -> f32 { return quotient(n, d, 1.0 / d); }
+fn divided(n: f32, d: f32) -> f32 {
+#if $APPROXIMATE
+  return n / d;
+#else
+  return quotient(n, d, 1.0 / d);
+#end
+}
 
 // power_of_two is 2^k for -126 <= k <= 127.
 fn power_of_two(k: i32) -> f32 { return bitcast<f32>(u32(k + 127) << 23u); }

@@ -391,6 +391,15 @@ func (b *builder) tileStep(p product, x tile, quads bool) *step {
 	t.definitions["HALVES"] = "0 1"[:2*parts-1]
 	t.definitions["PARTS"], t.definitions["TILE"] = fmt.Sprintf("%du", parts), fmt.Sprintf("%du", parts*tileSize)
 	t.definitions["WIDTH"] = fmt.Sprintf("%du", parts*tileSize/4+1)
+	// On an H200, turns of four steps make up for what the second sums cost. Small tiles do without: software adapters compile them for seconds.
+	t.definitions["UNROLLED"], t.definitions["STEP"] = "0", "1u"
+	if parts == 2 {
+		t.definitions["UNROLLED"], t.definitions["STEP"] = "0 1 2 3", "4u"
+	}
+	t.definitions["SUM_OF_SUMS"] = ""
+	if !isHalf(b.dt) { // where 16 bits are stored, they hide the error of a long sum
+		t.definitions["SUM_OF_SUMS"] = "yes"
+	}
 	return &step{
 		template: t, params: params.bytes,
 		groups: [3]uint32{uint32(x.tiles(ofColumns, parts)), uint32(x.tiles(ofRows, parts)), uint32(x.groups[ofBatch].count())},

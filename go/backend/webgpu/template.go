@@ -55,13 +55,16 @@ type template struct {
 // template makes the definitions for operands.
 func (b *builder) template(file string, f formula, all []operand) *template {
 	d := map[string]string{
-		"COUNT": fmt.Sprintf("%du", len(all)), "REAL": "f32", "FORMULA": f.name, "KIND": f.kind, "WEIGHT": "number", "ACCUMULATES": "",
+		"COUNT": fmt.Sprintf("%du", len(all)), "REAL": "f32", "FORMULA": f.name, "KIND": f.kind, "WEIGHT": "number", "ACCUMULATES": "", "APPROXIMATE": "",
 	}
 	if f.kind == "" {
 		d["KIND"] = "none"
 	}
 	if f.tensorWeight {
 		d["WEIGHT"] = "tensor"
+	}
+	if isHalf(b.dt) {
+		d["APPROXIMATE"] = "yes"
 	}
 	bits := f.name == "identity" && !f.accumulates && file == "elementwise"
 	for _, o := range all {

@@ -9,7 +9,7 @@ from typing import Any
 import epigrad
 import pytest
 import torch
-from devices import on_devices
+from devices import needs, on_devices
 from epigrad import backward, forward
 from features import feature
 from layouts import assert_same_bits
@@ -82,6 +82,20 @@ def test_inductor_compiles_a_network(device: str) -> None:
             grads.append(torch.autograd.grad(out.sum(), [x, *model.parameters()]))
         for one, other in zip(*grads, strict=True):
             torch.testing.assert_close(one, other)
+
+
+@feature("CUDA graph")
+@needs("cuda")
+@pytest.mark.parametrize("device", ["cuda"])
+@each_function
+def test_reduce_overhead_replays_cuda_graphs(op: str, device: str) -> None:
+    function, tensors = FUNCTIONS[op].function, FUNCTIONS[op].tensors(device)
+    compiled = torch.compile(function, fullgraph=True, mode="reduce-overhead")
+    for _ in range(3):  # warm-up, recording, replay
+        torch.compiler.cudagraph_mark_step_begin()
+        grads = torch.autograd.grad(compiled(*tensors).sum(), tensors)
+    for one, other in zip(grads, torch.autograd.grad(function(*tensors).sum(), tensors), strict=True):
+        torch.testing.assert_close(one, other)
 
 
 def test_a_backend_is_part_of_what_is_compiled() -> None:

@@ -82,9 +82,12 @@ def test_logits_and_gradients_are_as_exact_as_the_models_own(name: str, device: 
         assert MODELS[name].block in patch(model).patched
         assert error([results(name, model, seed) for seed in SEEDS], want) <= 1.5 * own, dtype
         float32_error = float32_error or own
-    model = models.make(name).to(device)
-    patch(model)
     # In float64 the model's own error, which is not known, is taken from the one in float32; both sides have theirs.
+    # What a model computes in float32 whatever its dtype (rotary angles, softmax) differs between devices, so that a
+    # device compares with itself.
+    model = models.make(name).to(device)
+    want = [results(name, model, seed) for seed in SEEDS] if device != "cpu" else want
+    patch(model)
     allowed = 2.5 * float32_error * torch.finfo(torch.float64).eps / torch.finfo(torch.float32).eps
     assert error([results(name, model, seed) for seed in SEEDS], want) <= allowed
 

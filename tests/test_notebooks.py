@@ -6,11 +6,14 @@ import pathlib
 from collections.abc import Iterator
 from typing import Any
 
-import nbclient
-import nbformat
 import pytest
 from interpreter import environment
-from jupyter_client.manager import KernelManager
+
+nbclient = pytest.importorskip("nbclient", reason="nbclient, which runs notebooks, is not installed")
+pytest.importorskip("ipykernel", reason="ipykernel, in which notebooks run, is not installed")
+pytest.importorskip("matplotlib", reason="matplotlib, which notebooks draw with, is not installed")
+import nbformat  # noqa: E402
+from jupyter_client.manager import KernelManager  # noqa: E402
 
 FOLDER = pathlib.Path(__file__).parent.parent / "examples" / "notebooks"
 PICTURES = {"1_first_look": 3, "2_your_own_activation": 1, "3_memory_and_time": 2, "4_exact_tails": 4}

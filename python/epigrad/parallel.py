@@ -7,11 +7,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel
 from torch.distributed.tensor.placement_types import _StridedShard
+
+from epigrad import errors
 
 __all__ = ["GatedColwiseParallel"]
 
@@ -27,6 +30,10 @@ class GatedColwiseParallel(ColwiseParallel):
         input_layouts: how the input lies, as in `ColwiseParallel`.
         use_local_output: give a plain tensor; False gives a DTensor.
 
+    Raises:
+        UnsupportedError: (a ``NotImplementedError``) when a layer is sharded with PyTorch before 2.12, which cannot
+            gather such shards.
+
     Examples:
         >>> from torch.distributed.tensor.parallel import RowwiseParallel
         >>> from epigrad.parallel import GatedColwiseParallel
@@ -34,6 +41,10 @@ class GatedColwiseParallel(ColwiseParallel):
     """
 
     def _partition_linear_fn(self, name: str, module: nn.Module, device_mesh: DeviceMesh) -> None:
+        if torch.__version__ < "2.12":
+            raise errors.UnsupportedError(
+                f"GatedColwiseParallel: PyTorch {torch.__version__} cannot gather what it shards, want 2.12 or newer"
+            )
         for key, parameter in module.named_parameters(recurse=False):
             sharded = distribute_tensor(
                 parameter, device_mesh, [_StridedShard(0, split_factor=2)], src_data_rank=self.src_data_rank

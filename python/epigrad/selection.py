@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import os
-from contextvars import ContextVar, Token
+import threading
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
@@ -36,7 +36,17 @@ class BackendInfo:
     reason: str
 
 
-_selected: ContextVar[str | None] = ContextVar("epigrad_backend", default=None)
+class _Blocks(threading.local):
+    """What the open blocks of this thread chose: a thread's own names, which Dynamo can read and guard in every version
+    of PyTorch, as it cannot a context variable.
+    """
+
+    def __init__(self) -> None:
+        self.name: str | None = None
+        self.outer: list[str | None] = []
+
+
+_blocks = _Blocks()
 
 
 def backends() -> list[BackendInfo]:
@@ -85,15 +95,15 @@ class use_backend:  # noqa: N801 (a context manager, named as a function)
     def __init__(self, name: str) -> None:
         _require("use_backend: name", name)
         self._name = name
-        self._tokens: list[Token[str | None]] = []
 
     def __enter__(self) -> None:
-        self._tokens.append(_selected.set(self._name))
+        _blocks.outer.append(_blocks.name)
+        _blocks.name = self._name
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        _selected.reset(self._tokens.pop())
+        _blocks.name = _blocks.outer.pop()
 
 
 _usable: set[str] = set()  # what EPIGRAD_BACKEND named and was found to be there
@@ -103,7 +113,7 @@ _VARIABLE: Any = os.environ.encodekey("EPIGRAD_BACKEND")
 
 def current() -> str | None:
     """The backend chosen for CPU tensors in this thread, or None where nothing was chosen."""
-    name = _selected.get()
+    name = _blocks.name
     if name is None:
         # On every call's path, where os.environ.get of what is not set takes half a microsecond.
         if _VARIABLE not in _environment:

@@ -6,17 +6,20 @@ from collections.abc import Sequence
 
 __all__ = ["print_table"]
 
+_WIDE = 10_000  # characters, where nothing limits them
+
 # Cells that say at a glance how things are, where colours are shown.
 _STYLES = {"yes": "green", "no": "red", "ok": "green", "met": "green", "short": "yellow", "failed": "red"}
 
 
 def print_table(title: str, header: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
-    """Print rows under a header; without rows, nothing."""
+    """Print rows under a header; without rows, nothing. Only a terminal's width folds what is too long for it."""
     if not rows:
         return
     cells = [[str(cell) for cell in row] for row in rows]
     try:
         from rich.console import Console
+        from rich.measure import Measurement
         from rich.table import Table
         from rich.text import Text
     except ImportError:
@@ -27,7 +30,10 @@ def print_table(title: str, header: Sequence[str], rows: Sequence[Sequence[objec
         table.add_column(name, overflow="fold")
     for row in cells:
         table.add_row(*(Text(cell, _STYLES.get(cell, "")) for cell in row))
-    Console(markup=False).print(table)
+    console = Console(markup=False)
+    if not (console.is_terminal or console.is_jupyter):
+        console.width = max(console.width, Measurement.get(console, console.options.update(width=_WIDE), table).maximum)
+    console.print(table)
 
 
 def _print_plain(title: str, header: Sequence[str], cells: Sequence[Sequence[str]]) -> None:

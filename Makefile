@@ -23,7 +23,8 @@ export LP_NATIVE_VECTOR_WIDTH ?= 128
 # Byte code is written at the first import; writing PyTorch's here would take longer than its download.
 PIP_INSTALL := $(PY) -m pip install --no-compile --quiet --progress-bar off
 # Python finds wgpu-native by itself. The shell looks, not make: make remembers what was missing before pip ran.
-GO_TEST := EPIGRAD_WGPU_NATIVE="$${EPIGRAD_WGPU_NATIVE:-$$(ls $(CURDIR)/$(VENV)/lib/python*/site-packages/wgpu/resources/libwgpu_native-release.so)}" go test -timeout 30m
+# AMX, emulated, is an engine of the tests.
+GO_TEST := EPIGRAD_WGPU_NATIVE="$${EPIGRAD_WGPU_NATIVE:-$$(ls $(CURDIR)/$(VENV)/lib/python*/site-packages/wgpu/resources/libwgpu_native-release.so)}" go test -tags emulation -timeout 30m
 CC_FLAGS := -std=c11 -O2 -Wall -Wextra -Werror
 C_SOURCES := '*.c' '*.h' '*.cpp' '*.cu' '*.cuh'
 
@@ -141,7 +142,7 @@ test-race: $(STAMPS)/go $(STAMPS)/webgpu
 # The CPU's vector kernels under AddressSanitizer and UBSan, on memory of exactly the size that they may touch.
 sanitize: $(STAMPS)/go
 	@.ci/prerequisites --compiler
-	CGO_CFLAGS='-O1 -g -fsanitize=undefined -fno-sanitize-recover=undefined' CGO_LDFLAGS=-fsanitize=undefined go test -asan ./kernels/cpu
+	CGO_CFLAGS='-O1 -g -fsanitize=undefined -fno-sanitize-recover=undefined' CGO_LDFLAGS=-fsanitize=undefined go test -tags emulation -asan ./kernels/cpu
 
 # What has no vector kernels still builds: another processor, and this one without its vector instructions runs.
 portable: $(STAMPS)/go $(STAMPS)/dist

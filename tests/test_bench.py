@@ -23,7 +23,7 @@ DTYPES = {"float32", "float64", "bfloat16", "float16"}
 
 @pytest.fixture
 def _tiny(monkeypatch: pytest.MonkeyPatch) -> None:
-    tiny = {"linear": ((2, 4), (6, 4), (6,)), "gated": ((2, 4),), "lerp": ((3,),) * 3}
+    tiny = {"linear": ((2, 4), (6, 4), (6,)), "product": ((3, 3),) * 2, "gated": ((2, 4),), "lerp": ((3,),) * 3}
     cases = tuple(dataclasses.replace(case, shapes=tiny[case.name.split()[0]]) for case in bench_cpu.CASES)
     monkeypatch.setattr(bench_cpu, "CASES", cases)
     monkeypatch.setattr(bench_cpu, "QUICK_SECONDS", 0.0)
@@ -47,6 +47,8 @@ def test_writes_a_row_for_every_case_kind_and_dtype(every: bool, tmp_path: pathl
     }
     assert all(row["epigrad"]["median"] > 0 and row["ratio"] > 0 for row in found["rows"])
     assert [row for row in found["rows"] if "epigrad_beyond_product" in row and "epigrad_beyond_kernels" in row]
+    assert all(bool(row["short_of"]) == (row["ratio"] > row["goals"]["eager"]) for row in found["rows"])
+    assert {row["direction"] for row in found["rows"] if row["case"].startswith("product")} == {"forward"}
     assert found["versions"]["epigrad"] == library.core().version
 
 
@@ -100,7 +102,11 @@ def test_both_sides_of_every_row_compute_the_same() -> None:
     for case in bench_cpu.CASES:
         for kind in case.all_kinds():
             ours, eager = case.make(kind)
-            shapes = {1: ((3, 8),), 3: ((3, 4), (6, 4), (6,)) if case.name.startswith("linear") else ((5,),) * 3}
+            shapes = {
+                1: ((3, 8),),
+                2: ((4, 4),) * 2,
+                3: ((3, 4), (6, 4), (6,)) if case.name.startswith("linear") else ((5,),) * 3,
+            }
             tensors = [torch.randn(shape, dtype=torch.float64) for shape in shapes[len(case.shapes)]]
             torch.testing.assert_close(ours(*tensors), eager(*tensors))
 

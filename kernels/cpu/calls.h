@@ -14,3 +14,6 @@ void epg_sum_all(const epg_engine *, epg_kernel *, const epg_loops *, int64_t fi
 void epg_pack(const epg_engine *, const epg_operand *, int64_t panel, int64_t count, const void *from, void *to, int16_t *smallest);
 void epg_multiply(const epg_engine *, const epg_tile *, const void *left, const void *right, const int16_t *left_smallest, const int16_t *right_smallest,
                   void *sums, void *out, void *pre, const void *bias);
+
+// epg_ask_for_tiles asks the system for AMX's registers, for the whole process, and returns 0 or an error's number.
+int epg_ask_for_tiles(void);

@@ -56,15 +56,34 @@ func WholeGroups(n int) int { return (n + Group - 1) &^ (Group - 1) }
 // Form is how an operand of a product is packed: epg_form.
 type Form int64
 
-// The forms. Pairs are of bfloat16, two of the depth in one word.
+// The forms. Pairs are of bfloat16, two of the depth in one word; tiles are of such pairs, of which float16 needs twice as many.
 const (
 	Float32 Form = iota
 	Float64
 	BFloat16
 	Float16
 	BFloat16Pairs
+	BFloat16Tiles
+	Float16Tiles
 	forms
 )
+
+var (
+	formNames    = [forms]string{"float32", "float64", "bfloat16", "float16", "bfloat16_pairs", "bfloat16_tiles", "float16_tiles"}
+	perWord      = [forms]int64{1, 1, 1, 1, 2, 2, 1}
+	depthOfBlock = [forms]int64{1, 1, 1, 1, 2, 32, 32}
+)
+
+func (f Form) String() string { return formNames[f] }
+
+// Depth is how many elements of the depth are packed in so many words.
+func (f Form) Depth(words int64) int64 { return words * perWord[f] }
+
+// Words is what a row of so many elements takes when it is packed, in words of a sum's size.
+func (f Form) Words(depth int64) int64 {
+	block := depthOfBlock[f]
+	return (depth + block - 1) / block * block / perWord[f]
+}
 
 // Axis is one index of a matrix: epg_axis. Strides are in bytes.
 type Axis struct {
@@ -76,7 +95,7 @@ type Axis struct {
 type Operand struct {
 	Rows, Columns            Axis
 	Form                     Form
-	Width                    int64
+	Width, Left              int64 // Left is 0 or 1
 	Row, Count, First, Depth int64
 }
 
@@ -89,7 +108,7 @@ type Result struct {
 // Tile is a product of packed panels and what becomes of it: epg_tile. Booleans are 0 or 1.
 type Tile struct {
 	Form                    Form
-	Units                   int64
+	Units                   int64 // the depth's Words
 	Rows, Columns, Stride   int64
 	First, Last, Accumulate int64
 	Row, Column             int64

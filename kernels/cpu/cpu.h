@@ -40,14 +40,16 @@ typedef struct {
   int64_t sizes[EPG_MOST_RANK], strides[EPG_MOST_RANK];
 } epg_axis;
 
-// epg_form is how operands of a product are packed: converted to what sums are kept in, or as pairs of bfloat16, two of the depth in one word.
-typedef enum { EPG_FLOAT32, EPG_FLOAT64, EPG_BFLOAT16, EPG_FLOAT16, EPG_BFLOAT16_PAIRS, EPG_FORMS } epg_form;
+// epg_form is how operands of a product are packed: converted to what sums are kept in; as pairs of bfloat16, two of the depth in one word; or as tiles of such pairs
+// (gemm_tiles.h), of which float16 needs twice as many.
+typedef enum { EPG_FLOAT32, EPG_FLOAT64, EPG_BFLOAT16, EPG_FLOAT16, EPG_BFLOAT16_PAIRS, EPG_BFLOAT16_TILES, EPG_FLOAT16_TILES, EPG_FORMS } epg_form;
 
 // epg_operand is the left or the right operand of a product, a matrix of rows x depth, of which `count` rows from `row` on and `depth` elements from `first` on are
-// packed: panels of `width` rows, whose elements (or pairs) at one depth are neighbours. Rows that are missing from the last panel are zeros.
+// packed: panels of `width` rows, whose elements (or pairs) at one depth are neighbours, but in the left operand's tiles. Rows that are missing from the last panel are
+// zeros.
 typedef struct {
   epg_axis rows, columns;
-  int64_t form, width;
+  int64_t form, width, left;
   int64_t row, count, first, depth;
 } epg_operand;
 
@@ -64,7 +66,7 @@ typedef struct {
 // Everything is of one tile of `rows` x `columns`, whose place in the results is (row, column). Sums have a row stride of `stride` elements, room for whole panels,
 // and the accumulator's type.
 typedef struct {
-  int64_t form, units;  // depth in elements or pairs
+  int64_t form, units;  // the depth as it is packed, in words of a sum's size
   int64_t rows, columns, stride;
   int64_t first, last, accumulate;
   int64_t row, column;
@@ -94,11 +96,11 @@ typedef struct {
   void (*sum_all)(epg_kernel *, const epg_loops *, int64_t first, int64_t count, const double *numbers, char *const *at, double *const *sums);
   // A tile is made of panels of left_width rows of the left operand and right_width of the right one, by form (0 where the engine lacks a form).
   int64_t left_width[EPG_FORMS], right_width[EPG_FORMS];
-  // pack packs `count` panels from `panel` on to where the first panel of all lies. smallest gets the exponent of each panel's smallest number that is not zero; only
-  // pairs have it.
+  // pack packs `count` panels from `panel` on to where the first panel of all lies. smallest gets the exponent of each panel's smallest number that is not zero, or
+  // zero where there is another reason not to multiply pairs; only pairs have it.
   void (*pack)(const epg_operand *, int64_t panel, int64_t count, const char *from, char *to, int16_t *smallest);
   void (*multiply)(const epg_tile *, const char *left, const char *right, const int16_t *left_smallest, const int16_t *right_smallest, char *sums, char *out,
                    char *pre, const char *bias);
 } epg_engine;
 
-extern const epg_engine epg_engine_avx2, epg_engine_avx512, epg_engine_avx512bf16;
+extern const epg_engine epg_engine_avx2, epg_engine_avx512, epg_engine_avx512bf16, epg_engine_amx, epg_engine_amx_emulated;

@@ -17,15 +17,20 @@ type Engine struct {
 	kernels     map[string]Kernel
 }
 
-// instructions are the instruction sets that there are kernels for, best first, and what each needs of the processor.
-var instructions = []struct {
+// instructionSet is one that there are kernels for: what it needs of the processor, and what has to be asked of the system then.
+type instructionSet struct {
 	name        string
 	vectorBytes int
 	needs       []feature
-}{
-	{"avx512bf16", 64, append([]feature{{"AVX512_BF16", cpu.X86.HasAVX512BF16}}, avx512...)},
-	{"avx512", 64, avx512},
-	{"avx2", 32, avx2},
+	ask         func() error
+}
+
+// instructions are the instruction sets, best first.
+var instructions = []instructionSet{
+	{"amx", 64, append([]feature{{"AMX_BF16", cpu.X86.HasAMXBF16}, {"AMX_TILE", cpu.X86.HasAMXTile}}, avx512...), askForTiles},
+	{"avx512bf16", 64, append([]feature{{"AVX512_BF16", cpu.X86.HasAVX512BF16}}, avx512...), nil},
+	{"avx512", 64, avx512, nil},
+	{"avx2", 32, avx2, nil},
 }
 
 var (
@@ -69,6 +74,11 @@ func Open(name string) (*Engine, error) {
 		}
 		if len(missing) > 0 {
 			return nil, fmt.Errorf("the engine %s: this processor, or the system, lacks %s", name, strings.Join(missing, ", "))
+		}
+		if set.ask != nil {
+			if err := set.ask(); err != nil {
+				return nil, fmt.Errorf("the engine %s: the system does not let this process have its registers: %w", name, err)
+			}
 		}
 		return newEngine(set.name, set.vectorBytes), nil
 	}

@@ -73,6 +73,9 @@
 #else
 #define PAIRS_WIDTH(n) 0
 #endif
+#ifndef TILES
+enum { tiles_width = 0 };
+#endif
 
 const epg_engine ENGINE_TABLE = {
     .name = QUOTE(ENGINE),
@@ -80,8 +83,8 @@ const epg_engine ENGINE_TABLE = {
     .elementwise = elementwise,
     .sum_rows = sum_rows,
     .sum_all = sum_all,
-    .left_width = {tile_rows, tile_rows, tile_rows, tile_rows, PAIRS_WIDTH(tile_rows)},
-    .right_width = {2 * f_lanes, 2 * d_lanes, 2 * f_lanes, 2 * f_lanes, PAIRS_WIDTH(2 * f_lanes)},
+    .left_width = {tile_rows, tile_rows, tile_rows, tile_rows, PAIRS_WIDTH(tile_rows), tiles_width, tiles_width},
+    .right_width = {2 * f_lanes, 2 * d_lanes, 2 * f_lanes, 2 * f_lanes, PAIRS_WIDTH(2 * f_lanes), tiles_width, tiles_width},
     .pack = pack,
     .multiply = multiply,
 };

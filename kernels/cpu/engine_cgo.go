@@ -13,10 +13,15 @@ package cpu
 // #cgo nocallback epg_pack
 // #cgo noescape epg_multiply
 // #cgo nocallback epg_multiply
+// #cgo noescape epg_ask_for_tiles
+// #cgo nocallback epg_ask_for_tiles
 // #include "calls.h"
 import "C"
 
-import "unsafe"
+import (
+	"syscall"
+	"unsafe"
+)
 
 const (
 	built       = true
@@ -46,12 +51,16 @@ var (
 func newEngine(name string, vectorBytes int) *Engine {
 	e := &Engine{Name: name, VectorBytes: vectorBytes, kernels: map[string]Kernel{}}
 	switch name {
+	case "amx":
+		e.table = &C.epg_engine_amx
 	case "avx512bf16":
 		e.table = &C.epg_engine_avx512bf16
 	case "avx512":
 		e.table = &C.epg_engine_avx512
 	case "avx2":
 		e.table = &C.epg_engine_avx2
+	default:
+		e.table = emulated(name)
 	}
 	for _, list := range e.table.kernels {
 		for _, entry := range unsafe.Slice(list.entries, list.count) {
@@ -59,6 +68,14 @@ func newEngine(name string, vectorBytes int) *Engine {
 		}
 	}
 	return e
+}
+
+// askForTiles asks the system for AMX's registers, which have to be granted to a process before it uses them.
+func askForTiles() error {
+	if number := C.epg_ask_for_tiles(); number != 0 {
+		return syscall.Errno(number)
+	}
+	return nil
 }
 
 // Elementwise computes the elements [first, first+count) of a walk.

@@ -192,8 +192,8 @@ func TestSums(t *testing.T) {
 
 // Products of small integers are exact, in every form and from every layout: rows x depth contiguous either way, and neither.
 func TestPanels(t *testing.T) {
-	dtypes := []dtype.DType{cpu.Float32: dtype.Float32, cpu.Float64: dtype.Float64, cpu.BFloat16: dtype.BFloat16, cpu.Float16: dtype.Float16, cpu.BFloat16Pairs: dtype.BFloat16}
-	sizes := [][3]int64{{1, 1, 1}, {3, 15, 2}, {13, 31, 7}, {14, 32, 8}, {15, 33, 17}, {29, 65, 33}, {6, 16, 257}}
+	dtypes := []dtype.DType{cpu.Float32: dtype.Float32, cpu.Float64: dtype.Float64, cpu.BFloat16: dtype.BFloat16, cpu.Float16: dtype.Float16, cpu.BFloat16Pairs: dtype.BFloat16, cpu.BFloat16Tiles: dtype.BFloat16, cpu.Float16Tiles: dtype.Float16}
+	sizes := [][3]int64{{1, 1, 1}, {3, 15, 2}, {13, 31, 7}, {14, 32, 8}, {15, 33, 17}, {16, 64, 31}, {17, 16, 32}, {29, 65, 33}, {33, 31, 65}, {6, 16, 257}}
 	forEachEngine(t, func(t *testing.T, e *cpu.Engine) {
 		for form, dt := range dtypes {
 			leftWidth, rightWidth := e.Widths(cpu.Form(form))
@@ -203,12 +203,9 @@ func TestPanels(t *testing.T) {
 			for turn, size := range sizes {
 				for layout := range int64(3) {
 					m, n, k := size[0], size[1], size[2]
-					left, leftValues := integers(e, cpu.Form(form), dt, leftWidth, m, k, layout)
-					right, rightValues := integers(e, cpu.Form(form), dt, rightWidth, n, k, (layout+int64(turn))%3)
-					sumSize, units := dt.Accumulator().Size(), k
-					if cpu.Form(form) == cpu.BFloat16Pairs {
-						units = (k + 1) / 2
-					}
+					left, leftValues := integers(e, cpu.Form(form), dt, leftWidth, m, k, layout, 1)
+					right, rightValues := integers(e, cpu.Form(form), dt, rightWidth, n, k, (layout+int64(turn))%3, 0)
+					sumSize, units := dt.Accumulator().Size(), cpu.Form(form).Words(k)
 					store, _ := e.Kernel("epilogue_none_" + dt.Short())
 					add, _ := e.Kernel("add_" + dt.Short())
 					stride := (n + 63) / 64 * 64
@@ -250,7 +247,7 @@ func axisOf(n, stride int64) cpu.Axis {
 }
 
 // integers packs a matrix of small integers and returns it with its values, row by row.
-func integers(e *cpu.Engine, form cpu.Form, dt dtype.DType, width, rows, depth, layout int64) (p panels, values []float64) {
+func integers(e *cpu.Engine, form cpu.Form, dt dtype.DType, width, rows, depth, layout, left int64) (p panels, values []float64) {
 	size := dt.Size()
 	rowStep, depthStep := depth*size, size
 	switch layout {
@@ -267,12 +264,9 @@ func integers(e *cpu.Engine, form cpu.Form, dt dtype.DType, width, rows, depth, 
 			put(dt, unsafe.Add(at(memory), i*rowStep+l*depthStep), x)
 		}
 	}
-	units, count := depth, (rows+width-1)/width
-	if form == cpu.BFloat16Pairs {
-		units = (depth + 1) / 2
-	}
+	units, count := form.Words(depth), (rows+width-1)/width
 	p = panels{exactly(count * width * units * dt.Accumulator().Size()), make([]int16, count)}
-	o := cpu.Operand{Rows: axisOf(rows, rowStep), Columns: axisOf(depth, depthStep), Form: form, Width: width, Count: rows, Depth: depth}
+	o := cpu.Operand{Rows: axisOf(rows, rowStep), Columns: axisOf(depth, depthStep), Form: form, Width: width, Left: left, Count: rows, Depth: depth}
 	e.Pack(&o, 0, count, at(memory), at(p.bytes), p.smallest)
 	return p, values
 }

@@ -61,14 +61,16 @@ INLINE int64_t axis_offset(const epg_axis *a, int64_t index) {
 #undef ELEMENT
 #undef REGISTERS
 
-#ifdef PAIRS
+#if defined(PAIRS) || defined(TILES)
 INLINE int16_t exponent_of_smallest(__m512i less_1) {
   uint16_t lanes[32], least = UINT16_MAX;
   memcpy(lanes, &less_1, sizeof lanes);
   for (int i = 0; i < 32; i++) least = lanes[i] < least ? lanes[i] : least;
   return (int16_t)((least + 1) >> 7);
 }
+#endif
 
+#ifdef PAIRS
 #undef SMALLEST_BEGIN
 #undef SMALLEST
 #undef SMALLEST_END
@@ -138,10 +140,11 @@ PANEL_KERNELS(multiply_float32, f, TARGET, f_fma)
 #define CHOOSE_multiply_float64(height) CHOOSE(multiply_float64, height)
 PANEL_KERNELS(multiply_float64, d, TARGET, d_fma)
 
-#ifdef PAIRS
-// The processor's instruction takes numbers below 2^-126 for zeros, those that it reads and those that it makes. Where no number but zero is so small that this could
-// be seen, it has the accuracy of float32 sums; elsewhere both halves are multiplied as floats.
+// The processor's instructions for bfloat16 take numbers below 2^-126 for zeros, those that they read and those that they make. Where no number but zero is so small
+// that this could be seen, they have the accuracy of float32 sums; elsewhere both halves are multiplied as floats.
 enum { least_exponents = 2 * 127 - 100 };
+
+#ifdef PAIRS
 
 #define TARGET_PAIRS __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c,avx512bf16")))
 static inline __attribute__((always_inline)) TARGET_PAIRS f_v f_fuse_pairs(f_v x, f_v y, f_v sum) {
@@ -155,6 +158,22 @@ PANEL_KERNELS(multiply_pairs, f, TARGET_PAIRS, f_fuse_pairs)
 #define CHOOSE_multiply_halves(height) CHOOSE(multiply_halves, height)
 PANEL_KERNELS(multiply_halves, f, TARGET, f_fuse_halves)
 #endif
+
+#ifdef TILES
+#include "gemm_tiles.h"
+#endif
+
+// kernel_for returns the kernel of a panel's height. as_floats is for forms of bfloat16 only.
+static panel_kernel *kernel_for(int64_t form, int64_t height, int as_floats) {
+  (void)as_floats;
+#ifdef PAIRS
+  if (form == EPG_BFLOAT16_PAIRS) return as_floats ? multiply_halves_of_height(height) : multiply_pairs_of_height(height);
+#endif
+#ifdef TILES
+  if (form == EPG_BFLOAT16_TILES || form == EPG_FLOAT16_TILES) return tiles_of_height(form, height, as_floats);
+#endif
+  return form == EPG_FLOAT64 ? multiply_float64_of_height(height) : multiply_float32_of_height(height);
+}
 
 // write rounds a row of sums to storage, through a kernel.
 TARGET static void write(const epg_tile *t, const epg_result *to, epg_kernel *kernel, int64_t row, char *base, const char *from) {
@@ -180,7 +199,8 @@ TARGET static void add(const epg_tile *t, char *sums, const char *from, int64_t 
 
 TARGET static void multiply(const epg_tile *t, const char *left, const char *right, const int16_t *left_smallest, const int16_t *right_smallest, char *sums,
                             char *out, char *pre, const char *bias) {
-  const int64_t width = 2 * (t->form == EPG_FLOAT64 ? d_lanes : f_lanes), size = t->sum_size;
+  const int tiles = t->form == EPG_BFLOAT16_TILES || t->form == EPG_FLOAT16_TILES, pairs = tiles || t->form == EPG_BFLOAT16_PAIRS;
+  const int64_t width = 2 * (t->form == EPG_FLOAT64 ? d_lanes : f_lanes), tall = tiles ? width : tile_rows, size = t->sum_size;
   if (!t->units)  // -0 + x is x for every x
     for (int64_t row = 0; row < t->rows; row++)
       for (int64_t i = 0; i < t->stride; i++) {
@@ -189,26 +209,24 @@ TARGET static void multiply(const epg_tile *t, const char *left, const char *rig
         else
           ((float *)sums)[row * t->stride + i] = bias ? -0.0f : 0.0f;
       }
+#ifdef TILES
+  if (tiles) tiles_begin();
+#endif
   for (int64_t k = 0; k < t->units; k += depth_part) {
     const int64_t depth = t->units - k < depth_part ? t->units - k : depth_part, begin = t->first && k == 0;
     for (int64_t column = 0; column < t->columns; column += width) {
-      for (int64_t row = 0; row < t->rows; row += tile_rows) {
-        const int64_t height = t->rows - row < tile_rows ? t->rows - row : tile_rows;
-        panel_kernel *kernel;
-#ifdef PAIRS
-        if (t->form == EPG_BFLOAT16_PAIRS) {
-          const int tiny = left_smallest[row / tile_rows] + right_smallest[column / width] < least_exponents || !left_smallest[row / tile_rows] ||
-                           !right_smallest[column / width];
-          kernel = tiny ? multiply_halves_of_height(height) : multiply_pairs_of_height(height);
-        } else
-#endif
-          kernel = t->form == EPG_FLOAT64 ? multiply_float64_of_height(height) : multiply_float32_of_height(height);
-        kernel(depth, left + (row * t->units + k * tile_rows) * size, right + (column * t->units + k * width) * size, sums + (row * t->stride + column) * size,
-               t->stride, begin);
+      for (int64_t row = 0; row < t->rows; row += tall) {
+        const int64_t height = t->rows - row < tall ? t->rows - row : tall;
+        const int x = pairs ? left_smallest[row / tall] : 0, y = pairs ? right_smallest[column / width] : 0;
+        kernel_for(t->form, height, !x || !y || x + y < least_exponents)(depth, left + (row * t->units + k * tall) * size,
+                                                                         right + (column * t->units + k * width) * size,
+                                                                         sums + (row * t->stride + column) * size, t->stride, begin);
       }
     }
   }
-  (void)left_smallest, (void)right_smallest;
+#ifdef TILES
+  if (tiles) tiles_end();
+#endif
   if (!t->last) return;
   for (int64_t row = 0; row < t->rows; row++) {
     char *line = sums + row * t->stride * size;
@@ -236,6 +254,14 @@ TARGET static void pack(const epg_operand *p, int64_t panel, int64_t count, cons
 #ifdef PAIRS
     case EPG_BFLOAT16_PAIRS:
       pack_pairs(p, panel, count, from, to, smallest);
+      break;
+#endif
+#ifdef TILES
+    case EPG_BFLOAT16_TILES:
+      pack_bfloat16_tiles(p, panel, count, from, to, smallest);
+      break;
+    case EPG_FLOAT16_TILES:
+      pack_float16_tiles(p, panel, count, from, to, smallest);
       break;
 #endif
   }

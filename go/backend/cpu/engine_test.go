@@ -56,19 +56,23 @@ func (n *numbers) at(i, j int64) float64 {
 	}
 }
 
+func (n *numbers) put(i, j int64, x float64) {
+	switch p := n.place(i, j); n.dt {
+	case dtype.Float32:
+		*(*float32)(p) = float32(x)
+	case dtype.BFloat16:
+		*(*uint16)(p) = dtype.Float64ToBFloat16(x)
+	case dtype.Float16:
+		*(*uint16)(p) = dtype.Float64ToFloat16(x)
+	default:
+		*(*float64)(p) = x
+	}
+}
+
 func (n *numbers) fill(value func() float64) *numbers {
 	for i := range n.view.Shape[0] {
 		for j := range n.view.Shape[1] {
-			switch p, x := n.place(i, j), value(); n.dt {
-			case dtype.Float32:
-				*(*float32)(p) = float32(x)
-			case dtype.BFloat16:
-				*(*uint16)(p) = dtype.Float64ToBFloat16(x)
-			case dtype.Float16:
-				*(*uint16)(p) = dtype.Float64ToFloat16(x)
-			default:
-				*(*float64)(p) = x
-			}
+			n.put(i, j, value())
 		}
 	}
 	return n
@@ -105,6 +109,9 @@ func check(t *testing.T, left, right, out *numbers) {
 				sum, size = sum+term, size+math.Abs(term)
 			}
 			bound := float64(k+2)*(accumulator+0x1p-53)*size + storage*math.Abs(sum) + 0x1p-133
+			if left.dt == dtype.Float16 {
+				bound += 0x1p-25 // half the smallest number
+			}
 			if got := out.at(i, j); !(math.Abs(got-sum) <= bound) {
 				t.Fatalf("%v [%d %d %d], strides %v %v: element %d, %d: got %v, want %v within %v", left.dt, out.view.Shape[0], out.view.Shape[1], k,
 					left.view.Strides, right.view.Strides, i, j, got, sum, bound)
@@ -173,6 +180,12 @@ func TestProductsOfExtremeNumbers(t *testing.T) {
 			left, right := matrixOf(dtype.BFloat16, 17, 70, false, 0).fill(fill(scales[0])), matrixOf(dtype.BFloat16, 70, 40, false, 1).fill(fill(scales[1]))
 			check(t, left, right, multiply(t, b, left, right, 1))
 		}
+		// All of float16, down to its denormals, and up to where a sum is just finite.
+		for _, scales := range [][2]float64{{0x1p-21, 1}, {0x1p-24, 0x1p13}, {0x1p-12, 0x1p-12}, {0x1p4, 0x1p5}} {
+			fill := func(scale float64) func() float64 { return func() float64 { return scale * random.NormFloat64() } }
+			left, right := matrixOf(dtype.Float16, 35, 70, false, 0).fill(fill(scales[0])), matrixOf(dtype.Float16, 70, 40, false, 1).fill(fill(scales[1]))
+			check(t, left, right, multiply(t, b, left, right, 1))
+		}
 		for _, dt := range dtype.All() {
 			left, right := matrixOf(dt, 20, 37, false, 0).fill(random.NormFloat64), matrixOf(dt, 37, 40, true, 1).fill(random.NormFloat64)
 			(&numbers{dt: dt, memory: left.memory[3*37*dt.Size()+36*dt.Size():], view: tensor.View{DType: dt, Shape: []int64{1, 1}, Strides: []int64{1, 1}}}).fill(math.NaN)
@@ -180,6 +193,36 @@ func TestProductsOfExtremeNumbers(t *testing.T) {
 			for i := range int64(20) {
 				for j := range int64(40) {
 					require.Equal(t, i == 3, math.IsNaN(out.at(i, j)), "%v: element %d, %d", dt, i, j)
+				}
+			}
+			// An infinity keeps its sign, and times zero it is no number, whichever operand it is in. Its neighbours are what they are without it.
+			for turn := range 2 {
+				left, right := matrixOf(dt, 40, 37, turn == 1, 0).fill(random.NormFloat64), matrixOf(dt, 37, 40, turn == 0, 1).fill(random.NormFloat64)
+				infinite, other := left, right
+				if turn == 1 {
+					infinite, other = right, left
+				}
+				infinite.put(5, 5, math.Inf(1))
+				infinite.put(33, 33, math.Inf(-1))
+				other.put(5, 7, 0)
+				other.put(7, 5, 0)
+				out := multiply(t, b, left, right, 1)
+				for i := range int64(40) {
+					for j := range int64(40) {
+						sum, size := 0., 0.
+						for l := range int64(37) {
+							sum += left.at(i, l) * right.at(l, j)
+							size += math.Abs(left.at(i, l) * right.at(l, j))
+						}
+						switch got := out.at(i, j); {
+						case math.IsNaN(sum):
+							require.True(t, math.IsNaN(got), "%v: element %d, %d: %v", dt, i, j, got)
+						case math.IsInf(sum, 0):
+							require.Equal(t, sum, got, "%v: element %d, %d", dt, i, j)
+						default:
+							require.InDelta(t, sum, got, 40*0x1p-24*size+units[dt]*math.Abs(sum), "%v: element %d, %d", dt, i, j)
+						}
+					}
 				}
 			}
 		}

@@ -31,7 +31,6 @@ type vectorProduct struct {
 	form                  kernels.Form
 	leftAxes, rightAxes   [2]kernels.Axis
 	leftWidth, rightWidth int64
-	perUnit               int64 // elements of the depth in what is packed as one
 	sumSize               int64
 	add, store            kernels.Kernel
 }
@@ -43,8 +42,12 @@ type sink struct {
 	accumulate     bool
 }
 
-var forms = map[dtype.DType]kernels.Form{
-	dtype.Float32: kernels.Float32, dtype.Float64: kernels.Float64, dtype.BFloat16: kernels.BFloat16, dtype.Float16: kernels.Float16,
+// forms are the ways to pack operands, best first. Not every engine has all.
+var forms = map[dtype.DType][]kernels.Form{
+	dtype.Float32:  {kernels.Float32},
+	dtype.Float64:  {kernels.Float64},
+	dtype.BFloat16: {kernels.BFloat16Tiles, kernels.BFloat16Pairs, kernels.BFloat16},
+	dtype.Float16:  {kernels.Float16Tiles, kernels.Float16},
 }
 
 // vectorProduct makes a product by the engine, or nil where there is none or an operand has too many dimensions.
@@ -52,13 +55,13 @@ func (b *Backend) vectorProduct(p product) *vectorProduct {
 	if b.engine == nil {
 		return nil
 	}
-	v := &vectorProduct{product: p, engine: b.engine, form: forms[p.dt], perUnit: 1, sumSize: p.dt.Accumulator().Size()}
-	if p.dt == dtype.BFloat16 {
-		if width, _ := b.engine.Widths(kernels.BFloat16Pairs); width > 0 {
-			v.form, v.perUnit = kernels.BFloat16Pairs, 2
+	v := &vectorProduct{product: p, engine: b.engine, sumSize: p.dt.Accumulator().Size()}
+	for _, form := range forms[p.dt] {
+		if v.leftWidth, v.rightWidth = b.engine.Widths(form); v.leftWidth > 0 {
+			v.form = form
+			break
 		}
 	}
-	v.leftWidth, v.rightWidth = b.engine.Widths(v.form)
 	var fits [4]bool
 	v.leftAxes[0], fits[0] = kernelAxis(&p.left.rows)
 	v.leftAxes[1], fits[1] = kernelAxis(&p.left.columns)
@@ -74,8 +77,7 @@ func (b *Backend) vectorProduct(p product) *vectorProduct {
 
 // routine names what multiplies, for Sku.
 func (v *vectorProduct) routine() string {
-	names := [...]string{"float32", "float64", "bfloat16", "float16", "bfloat16_pairs"}
-	return v.engine.Name + ".multiply_" + names[v.form]
+	return v.engine.Name + ".multiply_" + v.form.String()
 }
 
 func kernelAxis(a *axis) (k kernels.Axis, fits bool) {
@@ -176,7 +178,7 @@ func (v *vectorProduct) run(r *backend.Run, to *sink) error {
 
 // block computes a block: for each part of the depth, and each item of the batch that is summed over, packs and multiplies.
 func (v *vectorProduct) block(r *backend.Run, b *vectorBlock, to *sink, threads int, p *packed) error {
-	most := blockBytes / v.sumSize * v.perUnit
+	most := v.form.Depth(blockBytes / v.sumSize)
 	parts := max(1, divideUp(v.depth(), most))
 	passes := int64(items(v.summed)) * parts
 	if items(v.summed) == 0 || v.depth() == 0 {
@@ -192,7 +194,7 @@ func (v *vectorProduct) block(r *backend.Run, b *vectorBlock, to *sink, threads 
 		if items(v.summed) == 0 {
 			depth = 0
 		}
-		units := divideUp(depth, v.perUnit)
+		units := v.form.Words(depth)
 		left, right := p.left.get(leftPanels*v.leftWidth*units*v.sumSize), p.right.get(rightPanels*v.rightWidth*units*v.sumSize)
 		if depth > 0 {
 			unravel(inner, v.summed, int(pass/parts))
@@ -200,7 +202,7 @@ func (v *vectorProduct) block(r *backend.Run, b *vectorBlock, to *sink, threads 
 				index[d] = b.batch[d] + inner[d]
 			}
 			leftOperand := kernels.Operand{
-				Rows: v.leftAxes[0], Columns: v.leftAxes[1], Form: v.form, Width: v.leftWidth, Row: b.row, Count: b.rows, First: first, Depth: depth,
+				Rows: v.leftAxes[0], Columns: v.leftAxes[1], Form: v.form, Width: v.leftWidth, Left: 1, Row: b.row, Count: b.rows, First: first, Depth: depth,
 			}
 			rightOperand := kernels.Operand{
 				Rows: v.rightAxes[0], Columns: v.rightAxes[1], Form: v.form, Width: v.rightWidth, Row: b.column, Count: b.columns, First: first, Depth: depth,
@@ -233,7 +235,7 @@ func (v *vectorProduct) block(r *backend.Run, b *vectorBlock, to *sink, threads 
 
 // tiles multiplies what is packed. Where that is the whole depth, a tile's sums are scratch of its thread; else they stay with the block.
 func (v *vectorProduct) tiles(r *backend.Run, b *vectorBlock, to *sink, threads int, p *packed, units int64, first, last bool) error {
-	height, width := int64(tileHeight), tileBytes/v.sumSize
+	height, width := divideUp(tileHeight, v.leftWidth)*v.leftWidth, tileBytes/v.sumSize
 	for threads > 1 && divideUp(b.rows, height)*divideUp(b.columns, width) < 4*int64(threads) && (width > leastWidth || height > v.leftWidth) {
 		if width > leastWidth {
 			width /= 2
@@ -260,7 +262,7 @@ func (v *vectorProduct) tiles(r *backend.Run, b *vectorBlock, to *sink, threads 
 	}
 	left, right := p.left.get(0), p.right.get(0)
 	down, across := divideUp(b.rows, height), divideUp(b.columns, width)
-	return parallel(int(down*across), threads, b.rows*b.columns*max(1, units*v.perUnit/vectorSpeed), func(task int) {
+	return parallel(int(down*across), threads, b.rows*b.columns*max(1, v.form.Depth(units)/vectorSpeed), func(task int) {
 		row, column := int64(task)%down*height, int64(task)/down*width
 		mine := t
 		mine.Row, mine.Column = b.row+row, b.column+column
@@ -274,7 +276,7 @@ func (v *vectorProduct) tiles(r *backend.Run, b *vectorBlock, to *sink, threads 
 			mine.Stride = width
 			scratch := freeSums.Get().(*buffer)
 			defer freeSums.Put(scratch)
-			sums = scratch.get(tileHeight * tileBytes)
+			sums = scratch.get(height * width * v.sumSize)
 		}
 		v.engine.Multiply(&mine, unsafe.Add(left, row*units*v.sumSize), unsafe.Add(right, column*units*v.sumSize), p.leftSmallest[leftPanel:],
 			p.rightSmallest[rightPanel:], sums, outAt, preAt, biasAt)

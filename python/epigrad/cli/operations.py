@@ -25,10 +25,12 @@ __all__ = [
     "gated_kinds",
     "gated_mlp",
     "gated_product",
+    "layouts",
     "lerp",
     "lerp_weights",
     "linear",
     "mlp",
+    "product",
 ]
 
 Operation = Callable[..., Tensor]
@@ -49,6 +51,11 @@ def gated_kinds() -> tuple[str, ...]:
 def lerp_weights() -> tuple[str, ...]:
     """The kinds of `lerp`."""
     return ("number", "tensor")
+
+
+def layouts() -> tuple[str, ...]:
+    """The kinds of `product`: whether the left and the right operand lie as they are multiplied, or transposed."""
+    return ("NN", "NT", "TN")
 
 
 def eager_activation(name: str) -> Callable[[Tensor], Tensor]:
@@ -78,6 +85,19 @@ def linear(name: str) -> Pair:
         lambda x, weight, bias: functional.linear(x, weight, bias, name),
         lambda x, weight, bias: eager(torch_functional.linear(x, weight, bias)),
     )
+
+
+def product(layout: str) -> Pair:
+    """A product alone. Its operands are contiguous, and read transposed where the layout says T."""
+
+    def operands(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
+        return left.t() if layout[0] == "T" else left, right.t() if layout[1] == "T" else right
+
+    def ours(left: Tensor, right: Tensor) -> Tensor:
+        left, right = operands(left, right)
+        return functional.linear(left, right.t())
+
+    return ours, lambda left, right: torch.mm(*operands(left, right))
 
 
 def biased(name: str) -> Operation:

@@ -156,8 +156,14 @@ def check_paths(args: argparse.Namespace, tables: int) -> None:
         args.error("--plot needs matplotlib: pip install 'epigrad[bench]'")
 
 
-def plot(path: pathlib.Path, title: str, what: str, bars: Sequence[tuple[str, float, float | None]]) -> None:
-    """Draw each row's time as a part of PyTorch eager's, and torch.compile's beside it where it was measured."""
+def plot(
+    path: pathlib.Path,
+    title: str,
+    what: str,
+    bars: Sequence[tuple[str, float, float | None]],
+    goals: Sequence[float] = (),
+) -> None:
+    """Draw each row's time as a part of PyTorch eager's, and torch.compile's and its goal beside it where there are."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -170,6 +176,9 @@ def plot(path: pathlib.Path, title: str, what: str, bars: Sequence[tuple[str, fl
     if compiled:
         places, others = zip(*compiled, strict=True)
         axes.plot(others, places, "D", color="#d08c2f", markersize=5, linestyle="none", label="torch.compile")
+    if goals:
+        axes.plot(goals[::-1], range(len(bars)), "|", color="#b03a2e", markersize=9, linestyle="none", label="goal")
+    if compiled or goals:
         axes.legend(loc="lower right", fontsize=8)
     axes.axvline(1, color="#444444", linewidth=1)
     if max(ratio for _, ratio, _ in bars) > 5:

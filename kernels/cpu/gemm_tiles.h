@@ -1,0 +1,264 @@
+// Products of half types on AMX's tiles. A panel is 32 rows of either operand, as words of two neighbours of the depth, which is filled up with zeros to multiples of 32 elements:
+//
+//   left:  for each 32 elements, for each term, two tiles of 16 rows x 16 words
+//   right: for each 32 elements, for each term, 16 words x 32 rows: two tiles beside each other
+//
+// bfloat16 is one term. A float16 is the sum of two bfloat16: what its first 8 digits are, and the rest, which has 3 at most, down to 2^-24. All four products of terms are exact and are added.
+
+#pragma once
+
+#include <math.h>
+
+#include "tiles.h"
+
+enum { tiles_width = 2 * tile_words, depth_of_tile = 2 * tile_words };
+
+// What the tiles' instruction takes for zeros is said in gemm.h. Infinities have no second term: 0 times one would be NaN.
+enum { nothing_tiny = 2 * 127, not_for_tiles = 0 };
+
+INLINE __m512i bits_of(f_v x) { return _mm512_castps_si512(x); }
+INLINE f_v first_term(f_v x) { return _mm512_castsi512_ps(_mm512_and_si512(bits_of(x), _mm512_set1_epi32((int)0xffff0000))); }
+INLINE f_m is_finite(f_v x) { return f_less(f_abs(x), f_set(INFINITY)); }
+INLINE f_v second_term(f_v x) { return _mm512_maskz_sub_ps(is_finite(x), x, first_term(x)); }
+
+// square is sixteen rows of sixteen words, or transposed. Each term has its own.
+typedef struct {
+  f_v term[2][tile_words];
+  __m512i least;       // of bfloat16: magnitudes less 1, so that zero becomes the largest
+  __mmask16 infinite;  // of float16
+} square;
+
+// take_row takes 32 elements of one row.
+INLINE void take_row(const int terms, square *s, int i, const char *from) {
+  if (terms == 1) {
+    s->term[0][i] = f_load_float32(from);
+    return;
+  }
+  // The upper halves of two registers of sixteen floats, in order.
+  static const uint16_t odd[] = {1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31, 33, 35, 37, 39, 41, 43, 45, 47, 49, 51, 53, 55, 57, 59, 61, 63};
+  const __m512i upper = _mm512_loadu_si512(odd);
+  const f_v low = f_load_float16(from), high = f_load_float16(from + 32);
+  s->infinite |=
+      _mm512_cmpeq_epi32_mask(bits_of(f_abs(low)), bits_of(f_set(INFINITY))) | _mm512_cmpeq_epi32_mask(bits_of(f_abs(high)), bits_of(f_set(INFINITY)));
+  s->term[0][i] = _mm512_castsi512_ps(_mm512_permutex2var_epi16(bits_of(low), upper, bits_of(high)));
+  s->term[1][i] = _mm512_castsi512_ps(_mm512_permutex2var_epi16(bits_of(second_term(low)), upper, bits_of(second_term(high))));
+}
+
+// take_words takes sixteen rows' elements at two neighbours of the depth.
+INLINE void take_words(const int terms, square *s, int i, const char *even, const char *odd) {
+  if (terms == 1) {
+    s->term[0][i] = f_load_two_rows(even, odd);
+    return;
+  }
+  const f_v low = f_load_float16(even), high = f_load_float16(odd);
+  s->infinite |=
+      _mm512_cmpeq_epi32_mask(bits_of(f_abs(low)), bits_of(f_set(INFINITY))) | _mm512_cmpeq_epi32_mask(bits_of(f_abs(high)), bits_of(f_set(INFINITY)));
+  const __m512i upper = _mm512_set1_epi32((int)0xffff0000);
+  const __m512i first = _mm512_or_si512(_mm512_and_si512(bits_of(high), upper), _mm512_srli_epi32(bits_of(low), 16));
+  const __m512i second = _mm512_or_si512(bits_of(second_term(high)), _mm512_srli_epi32(bits_of(second_term(low)), 16));
+  s->term[0][i] = _mm512_castsi512_ps(first);
+  s->term[1][i] = _mm512_castsi512_ps(second);
+}
+
+INLINE void pack_panel_of_tiles(const int terms, const epg_operand *p, int64_t panel, const char *from, char *to, int16_t *smallest) {
+  const int64_t row = p->row + panel * tiles_width, rest = p->row + p->count - row, valid = rest < tiles_width ? rest : tiles_width;
+  const int depth_contiguous = p->columns.rank == 1 && p->columns.strides[0] == 2;
+  const int rows_contiguous = !depth_contiguous && p->rows.rank == 1 && p->rows.strides[0] == 2;
+  _Alignas(64) char gathered[2][64];
+  int64_t offsets[tiles_width] = {0};
+  square s = {.least = _mm512_set1_epi16(-1)};
+  for (int64_t i = 0; i < valid; i++) offsets[i] = axis_offset(&p->rows, row + i);
+  for (int64_t k = 0; k < p->depth; k += depth_of_tile) {
+    const int64_t elements = p->depth - k < depth_of_tile ? p->depth - k : depth_of_tile;
+    for (int64_t h = 0; h < tiles_width; h += tile_words) {
+      if (rows_contiguous) {
+        for (int i = 0; i < tile_words; i++) {
+          const char *line[2];
+          for (int j = 0; j < 2; j++) {
+            line[j] = gathered[j];
+            memset(gathered[j], 0, 32);
+            if (2 * i + j >= elements || h >= valid) continue;
+            const char *at = from + offsets[h] + axis_offset(&p->columns, p->first + k + 2 * i + j);
+            if (valid - h >= tile_words)
+              line[j] = at;
+            else
+              memcpy(gathered[j], at, (valid - h) * 2);
+          }
+          take_words(terms, &s, i, line[0], line[1]);
+        }
+      } else {
+        for (int i = 0; i < tile_words; i++) {
+          const char *line = from + offsets[h + i] + (depth_contiguous ? (p->first + k) * 2 : 0);
+          if (h + i >= valid) {
+            memset(gathered[0], 0, 64);
+            line = gathered[0];
+          } else if (!depth_contiguous || elements < depth_of_tile) {
+            memset(gathered[0], 0, 64);
+            for (int64_t j = 0; j < elements; j++)
+              memcpy(gathered[0] + 2 * j, depth_contiguous ? line + 2 * j : line + axis_offset(&p->columns, p->first + k + j), 2);
+            line = gathered[0];
+          }
+          take_row(terms, &s, i, line);
+        }
+      }
+      for (int term = 0; term < terms; term++) {
+        f_v *words = s.term[term];
+        if (terms == 1)
+          for (int i = 0; i < tile_words; i++)
+            s.least = _mm512_min_epu16(s.least, _mm512_sub_epi16(_mm512_and_si512(bits_of(words[i]), _mm512_set1_epi16(0x7fff)), _mm512_set1_epi16(1)));
+        if (p->left == rows_contiguous) f_transpose(words);
+        char *at = to + ((panel * ((p->depth + depth_of_tile - 1) / depth_of_tile) + k / depth_of_tile) * terms + term) * (tiles_width * tile_words * 4);
+        for (int i = 0; i < tile_words; i++) f_store_float32(at + 4 * (p->left ? h * tile_words + i * tile_words : i * tiles_width + h), words[i]);
+      }
+    }
+  }
+  if (terms == 1)
+    smallest[panel] = exponent_of_smallest(s.least);
+  else
+    smallest[panel] = s.infinite ? not_for_tiles : nothing_tiny;
+}
+
+TARGET static void pack_bfloat16_tiles(const epg_operand *p, int64_t panel, int64_t count, const char *from, char *to, int16_t *smallest) {
+  for (; count > 0; count--, panel++) pack_panel_of_tiles(1, p, panel, from, to, smallest);
+}
+TARGET static void pack_float16_tiles(const epg_operand *p, int64_t panel, int64_t count, const char *from, char *to, int16_t *smallest) {
+  for (; count > 0; count--, panel++) pack_panel_of_tiles(2, p, panel, from, to, smallest);
+}
+
+enum { tile_bytes = tile_words * tile_words * 4, block_bytes = 2 * tile_bytes, right_stride = tiles_width * 4 };
+
+// Sums are tiles 0 to 3 (0 and 1 of the first 16 rows), the left operand's are 4 and 5, the right one's 6 and 7. 16 rows leave out 2, 3 and 5.
+#define TILES_KERNEL(height)                                                                                                                      \
+  TARGET_TILES static void multiply_bfloat16_tiles_##height(int64_t depth, const void *left_at, const void *right_at, void *sums, int64_t stride, \
+                                                            int64_t begin) {                                                                      \
+    const char *left = left_at, *right = right_at;                                                                                                \
+    TILES_LOAD_SUMS(height)                                                                                                                       \
+    for (; depth > 0; depth -= tile_words, left += block_bytes, right += block_bytes) {                                                           \
+      tile_load(6, right, right_stride);                                                                                                          \
+      tile_load_once(4, left, 64);                                                                                                                \
+      tile_multiply(0, 4, 6);                                                                                                                     \
+      tile_load(7, right + 64, right_stride);                                                                                                     \
+      tile_multiply(1, 4, 7);                                                                                                                     \
+      if (height > tile_words) {                                                                                                                  \
+        tile_load_once(5, left + tile_bytes, 64);                                                                                                 \
+        tile_multiply(2, 5, 6);                                                                                                                   \
+        tile_multiply(3, 5, 7);                                                                                                                   \
+      }                                                                                                                                           \
+    }                                                                                                                                             \
+    TILES_STORE_SUMS(height)                                                                                                                      \
+  }                                                                                                                                               \
+  /* First terms; the left one's first by the right one's second; second terms; and the left one's second by the right one's first. */            \
+  TARGET_TILES static void multiply_float16_tiles_##height(int64_t depth, const void *left_at, const void *right_at, void *sums, int64_t stride,  \
+                                                           int64_t begin) {                                                                       \
+    const char *left = left_at, *right = right_at;                                                                                                \
+    TILES_LOAD_SUMS(height)                                                                                                                       \
+    for (; depth > 0; depth -= 2 * tile_words, left += 2 * block_bytes, right += 2 * block_bytes) {                                               \
+      TILES_LOAD_LEFT(height, left)                                                                                                               \
+      TILES_LOAD_RIGHT(right)                                                                                                                     \
+      TILES_MULTIPLY(height)                                                                                                                      \
+      TILES_LOAD_RIGHT(right + block_bytes)                                                                                                       \
+      TILES_MULTIPLY(height)                                                                                                                      \
+      TILES_LOAD_LEFT(height, left + block_bytes)                                                                                                 \
+      TILES_MULTIPLY(height)                                                                                                                      \
+      TILES_LOAD_RIGHT(right)                                                                                                                     \
+      TILES_MULTIPLY(height)                                                                                                                      \
+    }                                                                                                                                             \
+    TILES_STORE_SUMS(height)                                                                                                                      \
+  }
+
+#define TILES_LOAD_LEFT(height, from)           \
+  tile_load_once(4, from, 64);                  \
+  if (height > tile_words) {                    \
+    tile_load_once(5, (from) + tile_bytes, 64); \
+  }
+#define TILES_LOAD_RIGHT(from)      \
+  tile_load(6, from, right_stride); \
+  tile_load(7, (from) + 64, right_stride);
+#define TILES_MULTIPLY(height) \
+  tile_multiply(0, 4, 6);      \
+  tile_multiply(1, 4, 7);      \
+  if (height > tile_words) {   \
+    tile_multiply(2, 5, 6);    \
+    tile_multiply(3, 5, 7);    \
+  }
+// The compiler does not know what tiles read and write.
+#define TILES_LOAD_SUMS(height)                                             \
+  __asm__ volatile("" ::: "memory");                                        \
+  char *const upper = sums, *const lower = upper + tile_words * stride * 4; \
+  if (begin) {                                                              \
+    tile_zero(0);                                                           \
+    tile_zero(1);                                                           \
+    tile_zero(2);                                                           \
+    tile_zero(3);                                                           \
+  } else {                                                                  \
+    tile_load(0, upper, stride * 4);                                        \
+    tile_load(1, upper + 64, stride * 4);                                   \
+    if (height > tile_words) {                                              \
+      tile_load(2, lower, stride * 4);                                      \
+      tile_load(3, lower + 64, stride * 4);                                 \
+    }                                                                       \
+  }
+#define TILES_STORE_SUMS(height)           \
+  tile_store(0, upper, stride * 4);        \
+  tile_store(1, upper + 64, stride * 4);   \
+  if (height > tile_words) {               \
+    tile_store(2, lower, stride * 4);      \
+    tile_store(3, lower + 64, stride * 4); \
+  }                                        \
+  __asm__ volatile("" ::: "memory");
+
+TILES_KERNEL(16)
+TILES_KERNEL(32)
+
+// The same panels without tiles, for what those cannot do: elements as floats, terms added up, which is exact.
+INLINE void multiply_as_floats(const int terms, int64_t height, int64_t depth, const char *left, const char *right, float *sums, int64_t stride,
+                               int64_t begin) {
+  enum { together = 4 };
+  for (int64_t row = 0; row < height; row += together) {
+    f_v low[together], high[together];
+    UNROLL for (int i = 0; i < together; i++) {
+      const float *at = sums + (row + i) * stride;
+      low[i] = begin ? f_set(0) : f_load_float32(at);
+      high[i] = begin ? f_set(0) : f_load_float32(at + f_lanes);
+    }
+    for (int64_t k = 0; k < depth; k += terms * tile_words) {
+      for (int word = 0; word < tile_words; word++) {
+        const char *x = left + k * tiles_width * 4 + (row * tile_words + word) * 4, *y = right + (k + word) * tiles_width * 4;
+        f_v even[2], odd[2];
+        for (int half = 0; half < 2; half++) {
+          const f_v first = f_load_float32(y + half * 64), second = terms == 2 ? f_load_float32(y + half * 64 + block_bytes) : f_set(0);
+          even[half] = f_low_half(first) + f_low_half(second);
+          odd[half] = f_high_half(first) + f_high_half(second);
+        }
+        UNROLL for (int i = 0; i < together; i++) {
+          float words[2] = {0};
+          for (int term = 0; term < terms; term++) memcpy(words + term, x + i * tile_words * 4 + term * block_bytes, 4);
+          const f_v first = f_set(words[0]), second = f_set(words[1]);
+          const f_v a = f_low_half(first) + f_low_half(second), b = f_high_half(first) + f_high_half(second);
+          low[i] = f_fma(b, odd[0], f_fma(a, even[0], low[i]));
+          high[i] = f_fma(b, odd[1], f_fma(a, even[1], high[i]));
+        }
+      }
+    }
+    UNROLL for (int i = 0; i < together; i++) {
+      float *at = sums + (row + i) * stride;
+      f_store_float32(at, low[i]);
+      f_store_float32(at + f_lanes, high[i]);
+    }
+  }
+}
+
+#define FLOATS_KERNEL(form, terms, height)                                                                                                              \
+  TARGET static void multiply_##form##_floats_##height(int64_t depth, const void *left, const void *right, void *sums, int64_t stride, int64_t begin) { \
+    multiply_as_floats(terms, height, depth, left, right, sums, stride, begin);                                                                         \
+  }
+FLOATS_KERNEL(bfloat16, 1, 16)
+FLOATS_KERNEL(bfloat16, 1, 32)
+FLOATS_KERNEL(float16, 2, 16)
+FLOATS_KERNEL(float16, 2, 32)
+
+#define TILES_OF(form, way) (height <= tile_words ? multiply_##form##_##way##_16 : multiply_##form##_##way##_32)
+static panel_kernel *tiles_of_height(int64_t form, int64_t height, int as_floats) {
+  if (form == EPG_BFLOAT16_TILES) return as_floats ? TILES_OF(bfloat16, floats) : TILES_OF(bfloat16, tiles);
+  return as_floats ? TILES_OF(float16, floats) : TILES_OF(float16, tiles);
+}

@@ -1,0 +1,64 @@
+// Operations on AMX's tiles: registers of 16 rows of 64 bytes, by number. EMULATED_TILES makes plain C of them, so that what is built on them is tested where there is no AMX.
+#pragma once
+
+#include "cpu.h"
+
+enum { tile_words = 16 };  // in a row, and rows
+
+#ifdef EMULATED_TILES
+
+#define TARGET_TILES TARGET
+
+static _Thread_local struct {
+  _Alignas(64) float row[tile_words][tile_words];
+} emulated_tiles[8];
+
+#define tiles_begin()
+#define tiles_end()
+#define tile_zero(tile) memset(&emulated_tiles[tile], 0, sizeof *emulated_tiles)
+#define tile_load(tile, from, stride) \
+  for (int64_t row = 0; row < tile_words; row++) memcpy(emulated_tiles[tile].row[row], (const char *)(from) + row * (stride), sizeof emulated_tiles->row[0])
+#define tile_load_once tile_load
+#define tile_store(tile, to, stride) \
+  for (int64_t row = 0; row < tile_words; row++) memcpy((char *)(to) + row * (stride), emulated_tiles[tile].row[row], sizeof emulated_tiles->row[0])
+
+// Numbers below 2^-126 become zeros.
+INLINE f_v flushed(f_v x) { return f_select(f_less(f_abs(x), f_set(0x1p-126f)), x * f_set(0), x); }
+
+// tile_multiply adds to sums[m][n] the products of left[m][k] and right[k][n], words of two bfloat16 each: even ones and odd ones by themselves, then both, as the instruction does.
+TARGET static void tile_multiply(int sums, int left, int right) {
+  for (int m = 0; m < tile_words; m++) {
+    f_v even = f_set(0), odd = f_set(0);
+    for (int k = 0; k < tile_words; k++) {
+      const f_v x = f_set(emulated_tiles[left].row[m][k]), y = f_load_float32(emulated_tiles[right].row[k]);
+      even = flushed(f_fma(flushed(f_low_half(x)), flushed(f_low_half(y)), even));
+      odd = flushed(f_fma(flushed(f_high_half(x)), flushed(f_high_half(y)), odd));
+    }
+    float *at = emulated_tiles[sums].row[m];
+    f_store_float32(at, flushed(flushed(f_load_float32(at)) + flushed(even + odd)));
+  }
+}
+
+#else
+
+#define TARGET_TILES __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c,amx-tile,amx-bf16")))
+
+// tiles_begin makes all tiles as large as they can be; tiles_end leaves nothing that a thread would have to keep.
+TARGET_TILES static void tiles_begin(void) {
+  static const struct {
+    uint8_t palette, start_row, reserved[14];
+    uint16_t row_bytes[16];
+    uint8_t rows[16];
+  } all = {.palette = 1, .row_bytes = {64, 64, 64, 64, 64, 64, 64, 64}, .rows = {16, 16, 16, 16, 16, 16, 16, 16}};
+  _tile_loadconfig(&all);
+}
+TARGET_TILES static void tiles_end(void) { _tile_release(); }
+
+#define tile_zero(tile) _tile_zero(tile)
+#define tile_load(tile, from, stride) _tile_loadd(tile, from, stride)
+// What is read once in a while is not kept in the nearest cache.
+#define tile_load_once(tile, from, stride) _tile_stream_loadd(tile, from, stride)
+#define tile_store(tile, to, stride) _tile_stored(tile, to, stride)
+#define tile_multiply(sums, left, right) _tile_dpbf16ps(sums, left, right)
+
+#endif

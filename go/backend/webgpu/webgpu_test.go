@@ -92,6 +92,54 @@ func TestALostDevice(t *testing.T) {
 	require.NoError(t, Free(address))
 }
 
+// TestWhatIsNotValidIsNotSubmitted: a run that the library finds fault with is an error that writes nothing, and calls go on as before.
+func TestWhatIsNotValidIsNotSubmitted(t *testing.T) {
+	if _, err := theDevice(); err != nil {
+		t.Skip(err)
+	}
+	op.ClearCache()
+	backend.Register(New())
+	for name, spoil := range map[string]func(s *step){
+		"more groups than there can be":   func(s *step) { s.groups[0] = 1 << 20 },
+		"a binding beyond its buffer":     func(s *step) { s.bindings[0].to = 1 << 20 },
+		"a binding of nothing":            func(s *step) { s.bindings[0].to = 0 },
+		"a binding that the kernel lacks": func(s *step) { s.bindings = s.bindings[:2] },
+	} {
+		t.Run(name, func(t *testing.T) {
+			problem, run, out := lerpProblem()
+			selected, err := New().Select(problem)
+			require.NoError(t, err)
+			require.NoError(t, selected.Run(run))
+			require.Equal(t, []float32{2, 2, 2, 2, 2, 2, 2, 2}, out)
+			copy(out, []float32{9, 9, 9, 9, 9, 9, 9, 9})
+			spoil(selected.(*kernel).steps[0])
+			for range 3 {
+				err = selected.Run(run)
+				require.Error(t, err)
+				require.Equal(t, status.DeviceFailure, status.Of(err).Code)
+				require.Contains(t, err.Error(), "encode: VALIDATION (1)")
+				require.Equal(t, []float32{9, 9, 9, 9, 9, 9, 9, 9}, out)
+				require.NoError(t, op.Run(lerpCall(t)))
+			}
+		})
+	}
+}
+
+// lerpProblem is half way from 1 to 3, eight times.
+func lerpProblem() (*backend.Lerp, *backend.Run, []float32) {
+	start, end, out := make([]float32, 8), make([]float32, 8), make([]float32, 8)
+	run := &backend.Run{Weight: 0.5}
+	views := make([]*tensor.View, 3)
+	for i, memory := range [][]float32{start, end, out} {
+		for j := range memory {
+			memory[j] = float32(1 + 2*i)
+		}
+		views[i] = &tensor.View{Operand: i, DType: dtype.Float32, Device: tensor.Device{Type: tensor.CPU}, Shape: []int64{8}, Strides: []int64{1}}
+		run.Bases = append(run.Bases, unsafe.Pointer(&memory[0]))
+	}
+	return &backend.Lerp{Header: backend.Header{Op: "lerp", DType: dtype.Float32}, Start: views[0], End: views[1], Out: views[2]}, run, out
+}
+
 // lerpCall is a small call on the host's memory.
 func lerpCall(t *testing.T) *op.Call {
 	t.Helper()

@@ -73,14 +73,15 @@ function definitionsOf(file, formula, all) {
   return definitions;
 }
 
-// Program collects dispatches; texts has the kernels, pipelines those that were compiled, by their source.
+// Program collects the dispatches of a problem in one dtype; texts has the kernels, pipelines those that were compiled, by their source.
 export class Program {
-  #device; #texts; #pipelines; #weight;
+  #device; #texts; #pipelines; #weight; #half;
   #steps = [];
   #buffers = [];
 
-  constructor(device, texts, pipelines, weight = 0) {
+  constructor(device, texts, pipelines, dtype, weight = 0) {
     [this.#device, this.#texts, this.#pipelines, this.#weight] = [device, texts, pipelines, weight];
+    this.#half = SIZE[dtype] === 2;
   }
 
   // tensor is a new one, with its bytes or zeros.
@@ -162,6 +163,7 @@ export class Program {
     const definitions = {
       ...definitionsOf("gemm", { name: "gemm", kind }, all),
       A: `${number(2)}`, B: `${number(3)}`, BIASES: bias ? `${number(4)}` : "", K_FLAT: "yes", HALVES: "0", PARTS: "1u", TILE: `${TILE}u`, WIDTH: `${TILE / 4 + 1}u`,
+      UNROLLED: "0", STEP: "1u", SUM_OF_SUMS: this.#half ? "" : "yes",
       A_ALONG: a.strides[1] < a.strides[0] ? "along_k" : "across_k", B_ALONG: b.strides[0] < b.strides[1] ? "along_k" : "across_k",
     };
     const steps = [([m, n]) => [m, n, 0], ([m, n]) => [m, n, 0], ([m, k]) => [m, 0, k], ([k, n]) => [0, n, k], ([n]) => [0, n, 0]]; // along m, n and k
@@ -190,7 +192,7 @@ export class Program {
   }
 
   #dispatch(file, definitions, all, params, groups) {
-    const text = source(file, definitions, this.#texts);
+    const text = source(file, { ...definitions, APPROXIMATE: this.#half ? "yes" : "" }, this.#texts);
     if (!this.#pipelines.has(text)) {
       const module = this.#device.createShaderModule({ code: text });
       this.#pipelines.set(text, this.#device.createComputePipelineAsync({ layout: "auto", compute: { module, entryPoint: "main" } }));

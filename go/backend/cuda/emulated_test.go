@@ -51,6 +51,7 @@ func TestOnTheEmulator(t *testing.T) {
 	}
 	// TestEmulatedKernels has met all layouts.
 	run("", "-test.short", "-test.run=^TestBackend$|^TestFailuresOfTheDevice$|^TestTuning$|^TestPlansAreLargeEnough$")
+	run("EPIGRAD_EMULATED_OLD_GPU=1", "-test.run=^TestSeveralDevices$")
 	run("EPIGRAD_EMULATED_DRIVER=12020", "-test.run=^TestOldDriver$")
 	run("EPIGRAD_CUBLASLT=/nowhere/libcublasLt.so", "-test.run=^TestNoBLAS$")
 	// Most of the suite's products are small.
@@ -65,12 +66,18 @@ func TestBackend(t *testing.T) {
 	optest.Run(t, cuda.New())
 }
 
-// small is a call of lerp on the emulated GPU.
+// small is a call of lerp on the first emulated GPU.
 func small(t *testing.T) *op.Call {
+	t.Helper()
+	return smallOn(t, 0)
+}
+
+// smallOn is a call of lerp on one of the emulated GPUs.
+func smallOn(t *testing.T, index int32) *op.Call {
 	t.Helper()
 	view := func() *tensor.View {
 		memory := make([]float32, 8)
-		v, err := tensor.New(unsafe.Pointer(&memory[0]), 0, dtype.Float32, tensor.Device{Type: tensor.CUDA}, []int64{8}, nil, 0)
+		v, err := tensor.New(unsafe.Pointer(&memory[0]), 0, dtype.Float32, tensor.Device{Type: tensor.CUDA, Index: index}, []int64{8}, nil, 0)
 		require.NoError(t, err)
 		return &v
 	}
@@ -93,6 +100,27 @@ func TestFailuresOfTheDevice(t *testing.T) {
 	require.NoError(t, op.Run(small(t)))
 }
 
+// TestSeveralDevices: of two GPUs, the first is too old for the kernels and the second is not; there is no third.
+func TestSeveralDevices(t *testing.T) {
+	if os.Getenv(emulated) == "" {
+		t.Skip("TestOnTheEmulator runs it")
+	}
+	info := cuda.New().Info()
+	require.True(t, info.Available, info.Reason)
+	require.Contains(t, info.Detail, "2 GPUs, cuda:1: emulated GPU (sm_90)")
+	backend.Register(cuda.New())
+	require.NoError(t, op.Run(smallOn(t, 1)))
+	for index, told := range map[int32]string{
+		0:  "cuda: emulated GPU has compute capability 7.0, want 8.0 or newer",
+		2:  "cuda: NVIDIA's driver sees no cuda:2, want an index below 2",
+		-1: "cuda: NVIDIA's driver sees no cuda:-1, want an index below 2",
+	} {
+		failure := status.Of(op.Run(smallOn(t, index)))
+		require.Equal(t, status.BackendUnavailable, failure.Code)
+		require.Contains(t, failure.Message, told)
+	}
+}
+
 // unavailable checks what is said where the backend cannot run, before and when it is used.
 func unavailable(t *testing.T, reason string) {
 	t.Helper()
@@ -109,7 +137,7 @@ func unavailable(t *testing.T, reason string) {
 }
 
 func TestOldDriver(t *testing.T) {
-	unavailable(t, "cuda: NVIDIA's driver is for CUDA 12.2, want one for 13.0 or newer: driver 580")
+	unavailable(t, "cuda: NVIDIA's driver is for CUDA 12.2, want one for 13.0: driver 580 or newer")
 }
 
 func TestNoBLAS(t *testing.T) {

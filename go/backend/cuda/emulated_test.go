@@ -1,6 +1,8 @@
 package cuda_test
 
 import (
+	"bytes"
+	"encoding/json"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -201,5 +203,18 @@ func TestTuning(t *testing.T) {
 	op.ClearCache()
 	require.NoError(t, tuning.Begin(path))
 	require.EqualValues(t, fastest, workspace(), "from the file")
+	tuning.End()
+	choices := map[string][]byte{}
+	require.NoError(t, json.Unmarshal(text, &choices))
+	for key, choice := range choices {
+		copy(choice[len(choice)-8:], bytes.Repeat([]byte{0xff}, 8)) // the bytes of workspace
+		choices[key] = choice
+	}
+	damaged, err := json.Marshal(choices)
+	require.NoError(t, err)
+	path = filepath.Join(t.TempDir(), "damaged.json")
+	require.NoError(t, os.WriteFile(path, damaged, 0o600))
+	require.NoError(t, tuning.Begin(path))
+	require.EqualValues(t, fastest, workspace(), "what cannot have been chosen is chosen anew")
 	tuning.End()
 }

@@ -16,6 +16,7 @@ import (
 	"github.com/epigrad/epigrad/go/dtype"
 	"github.com/epigrad/epigrad/go/status"
 	"github.com/epigrad/epigrad/go/tensor"
+	"github.com/epigrad/epigrad/go/tuning"
 )
 
 // workspaceAlignment is what PyTorch's allocator gives, and what every region of a workspace starts at.
@@ -166,8 +167,9 @@ type memory struct {
 
 // compiler turns operations into what C executes.
 type compiler struct {
-	device *device
-	memory *memory
+	device  *device
+	memory  *memory
+	choices *tuning.File // of the tuning block that the call is in; nil for none
 }
 
 func (m *memory) allocate(bytes int) unsafe.Pointer {
@@ -193,7 +195,7 @@ func (b *builder) compile(p backend.Problem) (*kernel, error) {
 	m.steps = (*C.epg_step)(C.calloc(C.size_t(max(m.count, 1)), C.sizeof_epg_step))
 	k := &kernel{workspace: b.scratch, regions: b.scratch, optional: b.withoutSaved, device: b.device, memory: m}
 	runtime.AddCleanup(k, func(m *memory) { m.free() }, m)
-	c := &compiler{b.device, m}
+	c := &compiler{b.device, m, p.Tuning()}
 	var names []string
 	vector := len(b.program) > 0
 	for i, operation := range b.program {

@@ -52,7 +52,7 @@ func TestOnTheEmulator(t *testing.T) {
 		require.NoError(t, err, "%s", output)
 	}
 	// TestEmulatedKernels has met all layouts.
-	run("", "-test.short", "-test.run=^TestBackend$|^TestFailuresOfTheDevice$|^TestTuning$|^TestPlansAreLargeEnough$")
+	run("", "-test.short", "-test.run=^TestBackend$|^TestFailuresOfTheDevice$|^TestTuning$|^TestSkus$|^TestPlansAreLargeEnough$")
 	run("EPIGRAD_EMULATED_OLD_GPU=1", "-test.run=^TestSeveralDevices$")
 	run("EPIGRAD_EMULATED_DRIVER=12020", "-test.run=^TestOldDriver$")
 	run("EPIGRAD_CUBLASLT=/nowhere/libcublasLt.so", "-test.run=^TestNoBLAS$")
@@ -171,6 +171,42 @@ func TestPlansAreLargeEnough(t *testing.T) {
 		call.Workspace = unsafe.Add(call.Workspace, 256-rest)
 	}
 	require.NoError(t, plan.Run(&call))
+}
+
+// TestSkus: a plan tells whether vectors can run, whatever else its program has.
+func TestSkus(t *testing.T) {
+	if os.Getenv(emulated) == "" {
+		t.Skip("TestOnTheEmulator runs it")
+	}
+	backend.Register(cuda.New())
+	const n = 320
+	matrix := func(strides ...int64) *tensor.View {
+		v, err := tensor.New(nil, 0, dtype.Float32, tensor.Device{Type: tensor.CUDA}, []int64{n, n}, strides, 0)
+		require.NoError(t, err)
+		return &v
+	}
+	bias := matrix()
+	bias.Shape, bias.Strides = []int64{n}, []int64{1}
+	for _, c := range []struct {
+		call           op.Call
+		kernel, layout string
+		width          int
+	}{
+		{op.Call{Op: "activation", Kind: "silu", Inputs: []*tensor.View{matrix(n, 1)}}, "activation_silu_f32", "vector", 4},
+		{op.Call{Op: "activation", Kind: "silu", Inputs: []*tensor.View{matrix(2*n+1, 2)}}, "activation_silu_f32_strided", "strided", 1},
+		{
+			op.Call{Op: "linear_backward", Kind: "silu", Inputs: []*tensor.View{matrix(n, 1), matrix(n, 1), matrix(n, 1), bias, matrix(n, 1)}},
+			"grad_preactivation_columns_silu_f32+finish_columns_f32+cublaslt+cublaslt", "vector", 4,
+		},
+		{op.Call{Op: "linear", Inputs: []*tensor.View{matrix(n, 1), matrix(n, 1)}}, "cublaslt", "strided", 1},
+	} {
+		plan, err := op.NewPlan(&c.call, nil, nil)
+		require.NoError(t, err)
+		sku := plan.Sku()
+		require.Equal(t, c.kernel, sku.Kernel)
+		require.Equal(t, c.layout, sku.Layout, c.kernel)
+		require.Equal(t, c.width, sku.VectorWidth, c.kernel)
+	}
 }
 
 // TestTuning: inside a block the fastest algorithm is found, kept, and found again; outside it the choice is the heuristic's.

@@ -57,7 +57,10 @@ type operation interface {
 
 // step is one kernel launch in two forms: vector where all its pointers are multiples of vectorBytes (nil if strides forbid it), general
 // otherwise.
-type step struct{ vector, general *launch }
+type step struct {
+	vector, general *launch
+	finishes        bool // whether it adds up partial sums, which lie as they always do
+}
 
 // fill writes zeros over a contiguous region.
 type fill struct{ view *tensor.View }
@@ -197,7 +200,6 @@ func (b *builder) compile(p backend.Problem) (*kernel, error) {
 	runtime.AddCleanup(k, func(m *memory) { m.free() }, m)
 	c := &compiler{b.device, m, p.Tuning()}
 	var names []string
-	vector := len(b.program) > 0
 	for i, operation := range b.program {
 		s := &unsafe.Slice(m.steps, m.count)[i]
 		s.vector.weight, s.vector.accumulate, s.general.weight, s.general.accumulate = none, none, none, none
@@ -207,9 +209,6 @@ func (b *builder) compile(p backend.Problem) (*kernel, error) {
 		if name := operation.symbol(); name != "" {
 			names = append(names, name)
 		}
-		if launched, ok := operation.(step); ok && launched.vector == nil {
-			vector = false
-		}
 	}
 	k.workspace += c.scratch(b.scratch)
 	k.multiplies = slices.Contains(names, blasName)
@@ -217,13 +216,32 @@ func (b *builder) compile(p backend.Problem) (*kernel, error) {
 		Op: op, Kind: kind, DType: dt.String(), Accumulator: dt.Accumulator().String(), Backend: backendName, Arch: b.device.arch(),
 		Kernel: strings.Join(names, "+"), Layout: "strided", VectorWidth: 1,
 	}
-	if vector {
+	if b.hasVectors() {
 		k.sku.Layout, k.sku.VectorWidth = "vector", vectorBytes/int(dt.Size())
 	}
 	k.precision = backend.Precision{
 		MathPrecision: b.mathPrecision(), Accumulator: dt.Accumulator().String(), Deterministic: true, BitStableOnSameHardware: true,
 	}
 	return k, nil
+}
+
+// hasVectors reports whether every launch over the problem's operands, of which there is one, has a form with vectors.
+func (b *builder) hasVectors() bool {
+	some := false
+	for _, o := range b.program {
+		if c, ok := o.(conditional); ok {
+			o = c.operation
+		}
+		s, ok := o.(step)
+		if !ok || s.finishes {
+			continue
+		}
+		if s.vector == nil {
+			return false
+		}
+		some = true
+	}
+	return some
 }
 
 // mathPrecision is what formulas are evaluated in, or products where that is less.

@@ -198,7 +198,7 @@ func TestSkus(t *testing.T) {
 			op.Call{Op: "linear_backward", Kind: "silu", Inputs: []*tensor.View{matrix(n, 1), matrix(n, 1), matrix(n, 1), bias, matrix(n, 1)}},
 			"grad_preactivation_columns_silu_f32+finish_columns_f32+cublaslt+cublaslt", "vector", 4,
 		},
-		{op.Call{Op: "linear", Inputs: []*tensor.View{matrix(n, 1), matrix(n, 1)}}, "cublaslt", "strided", 1},
+		{op.Call{Op: "linear_backward", Inputs: []*tensor.View{matrix(n, 1), matrix(n, 1), matrix(n, 1)}}, "cublaslt+cublaslt", "strided", 1},
 	} {
 		plan, err := op.NewPlan(&c.call, nil, nil)
 		require.NoError(t, err)

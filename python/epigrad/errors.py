@@ -1,7 +1,8 @@
 """The errors of epigrad: each is also the built-in exception that a Python user would catch.
 
 Every message has the form ``op: argument: what was given, what is accepted``, and no output has been written when one
-is raised. The core answers with a status code; its table of codes names these classes, and `from_status` makes the
+is raised. Running out of a GPU's memory is PyTorch's own `torch.OutOfMemoryError`: its allocator makes all results and
+workspaces. The core answers with a status code; its table of codes names these classes, and `from_status` makes the
 exception.
 """
 

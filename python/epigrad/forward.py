@@ -66,6 +66,7 @@ def matmul_bias_activation(
         DeviceMismatchError: (a ``ValueError``) tensors on different devices.
         UnsupportedError: (a ``NotImplementedError``) tensor subclasses and functorch's wrappers.
         BackendUnavailableError: (a ``RuntimeError``) tensors of a device that this build cannot compute on.
+        DeviceError: (a ``RuntimeError``) the driver reported a failure; `code` and `name` are its own.
 
     Source:
         `epigrad.matmul_bias_activation`.
@@ -131,6 +132,7 @@ def linear(
         DeviceMismatchError: (a ``ValueError``) tensors on different devices.
         UnsupportedError: (a ``NotImplementedError``) tensor subclasses and functorch's wrappers.
         BackendUnavailableError: (a ``RuntimeError``) tensors of a device that this build cannot compute on.
+        DeviceError: (a ``RuntimeError``) the driver reported a failure; `code` and `name` are its own.
 
     Source:
         `epigrad.linear`.
@@ -167,6 +169,7 @@ def gated_activation(
         DTypeError: (a ``TypeError``) another dtype, or something that is not a tensor.
         UnsupportedError: (a ``NotImplementedError``) tensor subclasses and functorch's wrappers.
         BackendUnavailableError: (a ``RuntimeError``) tensors of a device that this build cannot compute on.
+        DeviceError: (a ``RuntimeError``) the driver reported a failure; `code` and `name` are its own.
 
     Source:
         `epigrad.gated_activation`.
@@ -206,6 +209,7 @@ def gated_product(value: Tensor, gate: Tensor, kind: str = "swiglu", *, out: Ten
         DeviceMismatchError: (a ``ValueError``) tensors on different devices.
         UnsupportedError: (a ``NotImplementedError``) tensor subclasses and functorch's wrappers.
         BackendUnavailableError: (a ``RuntimeError``) tensors of a device that this build cannot compute on.
+        DeviceError: (a ``RuntimeError``) the driver reported a failure; `code` and `name` are its own.
 
     Source:
         `epigrad.gated_product`.
@@ -244,6 +248,7 @@ def lerp(start: Tensor, end: Tensor, weight: float | Tensor, *, out: Tensor | No
         DeviceMismatchError: (a ``ValueError``) tensors on different devices.
         UnsupportedError: (a ``NotImplementedError``) tensor subclasses and functorch's wrappers.
         BackendUnavailableError: (a ``RuntimeError``) tensors of a device that this build cannot compute on.
+        DeviceError: (a ``RuntimeError``) the driver reported a failure; `code` and `name` are its own.
 
     Source:
         `torch.lerp`.

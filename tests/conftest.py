@@ -11,15 +11,22 @@ import hypothesis
 import pytest
 import torch
 
+FULL = os.environ.get("EPIGRAD_TEST_FULL", "") not in ("", "0")
+
+# What Inductor does once on a machine takes longer than all that the tests compile: trying vector instructions,
+# compiling headers ahead, starting processes. The variables reach what the tests start, too.
+if not FULL:
+    for variable in ("VEC_ISA_OK", "CPP_CACHE_PRECOMPILE_HEADERS"):
+        os.environ.setdefault(f"TORCHINDUCTOR_{variable}", "0")
+    os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
+
 # The modules that tests share are no tests; collecting one for doctests would only run what it loads.
 collect_ignore = [path.name for path in Path(__file__).parent.glob("*.py") if not path.name.startswith("test_")]
 
 hypothesis.settings.register_profile("default", deadline=None, max_examples=60)
 hypothesis.settings.register_profile("ci", deadline=None, max_examples=60, derandomize=True)
 hypothesis.settings.register_profile("full", deadline=None, max_examples=1000)
-hypothesis.settings.load_profile(
-    "full" if os.environ.get("EPIGRAD_TEST_FULL", "") not in ("", "0") else "ci" if os.environ.get("CI") else "default"
-)
+hypothesis.settings.load_profile("full" if FULL else "ci" if os.environ.get("CI") else "default")
 
 
 SLOW = os.environ.get("EPIGRAD_TEST_SLOW", "") not in ("", "0")

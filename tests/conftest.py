@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import collections
-import json
 import os
 from pathlib import Path
 
@@ -77,9 +76,18 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
         )
     path = os.environ.get("EPIGRAD_FEATURES")
     if path:
-        passed = terminalreporter.stats.get("passed", [])
-        cells = {tuple(value) for report in passed for name, value in report.user_properties if name == "feature"}
-        Path(path).write_text(json.dumps(sorted(cells)))
+        import features
+
+        ended = {
+            outcome: [
+                tuple(value)
+                for report in terminalreporter.stats.get(outcome, [])
+                for name, value in report.user_properties
+                if name == "feature"
+            ]
+            for outcome in ("passed", "failed", "error")
+        }
+        features.save(Path(path), ended["passed"], ended["failed"] + ended["error"])
     if counts:
         told = ", ".join(f"{device} {count}" for device, count in sorted(counts.items()))
         terminalreporter.write_line(f"parity cases: {told}")

@@ -20,7 +20,9 @@ export GOTOOLCHAIN := local
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # Mesa's lavapipe compiles kernels in half the time for vectors of 128 bits, and the tests of WebGPU do little else.
 export LP_NATIVE_VECTOR_WIDTH ?= 128
-# Byte code is written at the first import; writing PyTorch's here would take longer than its download.
+# Byte code is written at the first import; writing PyTorch's here would take longer than its download. It has to be
+# written then: tests start hundreds of processes, each of which would compile all of PyTorch that it imports again.
+unexport PYTHONDONTWRITEBYTECODE
 PIP_INSTALL := $(PY) -m pip install --no-compile --quiet --progress-bar off
 # Python finds wgpu-native by itself. The shell looks, not make: make remembers what was missing before pip ran.
 # AMX, emulated, is an engine of the tests.

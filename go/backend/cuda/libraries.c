@@ -135,10 +135,21 @@ void epg_leave(int entered) {
   if (entered > 0) epg_driver.cuCtxPopCurrent(&popped);
 }
 
+int epg_relax_capture(void) {
+  enum { RELAXED = 2 };
+  int mode = RELAXED;
+  epg_driver.cuThreadExchangeStreamCaptureMode(&mode);
+  return mode;
+}
+
+void epg_restore_capture(int mode) { epg_driver.cuThreadExchangeStreamCaptureMode(&mode); }
+
 int epg_cuda_load(const epg_device *d, const void *image, epg_library *library, epg_failure *failure) {
   const int entered = epg_enter(d, failure);
   if (entered < 0) return -1;
+  const int mode = epg_relax_capture();
   const int code = epg_driver.cuLibraryLoadData(library, image, NULL, NULL, 0, NULL, NULL, 0);
+  epg_restore_capture(mode);
   epg_leave(entered);
   return code ? epg_fail_driver(failure, "cuLibraryLoadData", code) : 0;
 }
@@ -189,7 +200,9 @@ size_t epg_blas_version(void) { return epg_blas_library.cublasLtGetVersion ? epg
 int epg_blas_create(epg_device *d, epg_failure *failure) {
   const int entered = epg_enter(d, failure);
   if (entered < 0) return -1;
+  const int mode = epg_relax_capture();
   const int status = epg_blas_library.cublasLtCreate(&d->blas);
+  epg_restore_capture(mode);
   epg_leave(entered);
   return status ? epg_fail_blas(failure, "cublasLtCreate", status) : 0;
 }

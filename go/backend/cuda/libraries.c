@@ -3,6 +3,7 @@
 
 #include <dlfcn.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 struct epg_driver epg_driver;
@@ -159,7 +160,7 @@ int epg_cuda_function(epg_library library, const char *name, epg_function *funct
   return 0;
 }
 
-int epg_blas_open(const char *path, char *reason, size_t capacity) {
+int epg_blas_open(char *reason, size_t capacity) {
   static const symbol symbols[] = {
       BLAS_SYMBOL(cublasLtGetVersion),
       BLAS_SYMBOL(cublasLtCreate),
@@ -179,8 +180,9 @@ int epg_blas_open(const char *path, char *reason, size_t capacity) {
   };
   /* By name the copy that PyTorch has loaded is found, wherever it lies. */
   const char *names[] = {"libcublasLt.so.13", "libcublasLt.so.12"};
+  const char *path = getenv("EPIGRAD_CUBLASLT"); /* C's: Go's environment does not have what Python has set since */
   void *library = NULL;
-  if (*path) {
+  if (path && *path) {
     if (!(library = dlopen(path, RTLD_NOW | RTLD_LOCAL))) {
       snprintf(reason, capacity, "EPIGRAD_CUBLASLT names no library that can be opened (%s)", dlerror());
       return -1;

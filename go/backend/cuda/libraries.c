@@ -17,11 +17,11 @@ typedef struct {
 #define DRIVER_SYMBOL_V2(name) {#name "_v2", &epg_driver.name}
 #define BLAS_SYMBOL(name) {#name, &epg_blas_library.name}
 
-static int resolve(void *library, const symbol *symbols, size_t count, const char *what, char *reason, size_t capacity) {
+static int resolve(void *library, const symbol *symbols, size_t count, const char *what, const char *wanted, char *reason, size_t capacity) {
   for (size_t i = 0; i < count; i++) {
     void *address = dlsym(library, symbols[i].name);
     if (!address) {
-      snprintf(reason, capacity, "%s has no %s: it is too old, and a newer one is needed", what, symbols[i].name);
+      snprintf(reason, capacity, "%s has no %s: it is too old, want %s", what, symbols[i].name, wanted);
       return -1;
     }
     memcpy(symbols[i].slot, &address, sizeof address);
@@ -80,16 +80,17 @@ int epg_cuda_open(char *reason, size_t capacity) {
   };
   void *library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
   if (!library) {
-    snprintf(reason, capacity, "NVIDIA's driver is not installed (%s)", dlerror());
+    snprintf(reason, capacity, "NVIDIA's driver is not installed (%s): want " EPG_WANTED_DRIVER, dlerror());
     return -1;
   }
-  if (resolve(library, symbols, sizeof symbols / sizeof *symbols, "NVIDIA's driver (libcuda.so.1)", reason, capacity)) return -1;
+  if (resolve(library, symbols, sizeof symbols / sizeof *symbols, "NVIDIA's driver (libcuda.so.1)", EPG_WANTED_DRIVER, reason, capacity)) return -1;
   const int code = epg_driver.cuInit(0);
   if (!code) return 0;
   const char *name = NULL, *text = NULL;
   epg_driver.cuGetErrorName(code, &name);
   epg_driver.cuGetErrorString(code, &text);
-  snprintf(reason, capacity, "NVIDIA's driver finds no GPU that it can use: %s (%d): %s", name ? name : "?", code, text ? text : "");
+  snprintf(reason, capacity, "NVIDIA's driver finds no GPU that it can use: %s (%d): %s; want one that nvidia-smi lists and CUDA_VISIBLE_DEVICES names",
+           name ? name : "?", code, text ? text : "");
   return -1;
 }
 
@@ -180,7 +181,7 @@ int epg_blas_open(const char *path, char *reason, size_t capacity) {
              "cuBLASLt (libcublasLt.so.13 or .12) was not found; PyTorch's CUDA builds bring it: import torch first, or name the file in EPIGRAD_CUBLASLT");
     return -1;
   }
-  return resolve(library, symbols, sizeof symbols / sizeof *symbols, "cuBLASLt", reason, capacity);
+  return resolve(library, symbols, sizeof symbols / sizeof *symbols, "cuBLASLt", "that of CUDA 12 or 13", reason, capacity);
 }
 
 size_t epg_blas_version(void) { return epg_blas_library.cublasLtGetVersion ? epg_blas_library.cublasLtGetVersion() : 0; }

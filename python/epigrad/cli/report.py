@@ -183,6 +183,7 @@ def plot(
     axes.axvline(1, color="#444444", linewidth=1)
     if max(ratio for _, ratio, _ in bars) > 5:
         axes.set_xscale("log")
+    axes.set_ylim(-0.7, len(bars) - 0.3)  # by itself matplotlib leaves room for two bars at each end
     axes.set_yticks(range(len(bars)), [label for label, _, _ in bars], fontsize=8)
     axes.set_xlabel(f"time / time of PyTorch eager, {what} (less is faster)")
     axes.set_title(title, fontsize=10)

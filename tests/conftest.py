@@ -82,7 +82,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
             outcome: [
                 tuple(value)
                 for report in terminalreporter.stats.get(outcome, [])
-                for name, value in report.user_properties
+                for name, value in getattr(report, "user_properties", ())  # not of a file that could not be read
                 if name == "feature"
             ]
             for outcome in ("passed", "failed", "error")

@@ -9,6 +9,7 @@ says so in place of its runs.
 
 from __future__ import annotations
 
+import concurrent.futures
 import datetime
 import json
 import os
@@ -45,6 +46,7 @@ RUNS: tuple[tuple[str, dict[str, str], tuple[str, ...]], ...] = (
 SANITIZED = ("-n", "0", "test_cuda.py", "-k", "test_the_current_stream_is_the_one")
 TOOLS = ("memcheck", "racecheck", "synccheck", "initcheck")
 FOUND = 77  # compute-sanitizer's exit code where it finds something
+AT_ONCE = 3  # runs; each is bound by the host most of the time
 
 
 def pytest(environment: dict[str, str], arguments: tuple[str, ...], under: tuple[str, ...] = ()) -> dict[str, Any]:
@@ -107,12 +109,14 @@ def main() -> int:
         path.write_text(json.dumps(contents, indent=1) + "\n")
         print(json.dumps({name: value for name, value in row.items() if name != "tail"}), flush=True)
 
-    for what, environment, arguments in RUNS:
-        keep("tests", {"what": what, **pytest(environment, arguments)})
     sanitizer = shutil.which("compute-sanitizer")
-    for tool in TOOLS if sanitizer else ():
-        under = (str(sanitizer), "--tool", tool, "--target-processes", "all", "--error-exitcode", str(FOUND))
-        keep("sanitizer", {"what": tool, **pytest({}, SANITIZED, under)})
+    with concurrent.futures.ThreadPoolExecutor(AT_ONCE) as executor:
+        runs = [("tests", what, executor.submit(pytest, environment, arguments)) for what, environment, arguments in RUNS]
+        for tool in TOOLS if sanitizer else ():
+            under = (str(sanitizer), "--tool", tool, "--target-processes", "all", "--error-exitcode", str(FOUND))
+            runs.append(("sanitizer", tool, executor.submit(pytest, {}, SANITIZED, under)))
+        for key, what, run in runs:
+            keep(key, {"what": what, **run.result()})
     if not sanitizer:
         keep("sanitizer", {"what": "not run: there is no compute-sanitizer on PATH", "exit_code": 0})
     return int(any(row["exit_code"] for row in (*contents["tests"], *contents["sanitizer"])))

@@ -161,7 +161,8 @@ class tuning:  # noqa: N801 (a context manager, named as a function)
             (``$XDG_CACHE_HOME``, or ``~/.cache``).
 
     Raises:
-        InvalidProblemError: (a ``ValueError``) a file that is not such a cache.
+        InvalidProblemError: (a ``ValueError``) a file that is not such a cache; from the call inside that has a choice
+            to keep, a file that cannot be written.
 
     Examples:
         >>> import epigrad, torch

@@ -6,6 +6,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"testing"
 	"unsafe"
 
@@ -52,7 +53,7 @@ func TestOnTheEmulator(t *testing.T) {
 		require.NoError(t, err, "%s", output)
 	}
 	// TestEmulatedKernels has met all layouts.
-	run("", "-test.short", "-test.run=^TestBackend$|^TestFailuresOfTheDevice$|^TestTuning$|^TestSkus$|^TestPlansAreLargeEnough$")
+	run("", "-test.short", "-test.run=^TestBackend$|^TestFailuresOfTheDevice$|^TestTuning$|^TestSkus$|^TestBatchesThatDoNotMerge$|^TestPlansAreLargeEnough$")
 	run("EPIGRAD_EMULATED_OLD_GPU=1", "-test.run=^TestSeveralDevices$")
 	run("EPIGRAD_EMULATED_DRIVER=12020", "-test.run=^TestOldDriver$")
 	run("EPIGRAD_CUBLASLT=/nowhere/libcublasLt.so", "-test.run=^TestNoBLAS$")
@@ -207,6 +208,37 @@ func TestSkus(t *testing.T) {
 		require.Equal(t, c.layout, sku.Layout, c.kernel)
 		require.Equal(t, c.width, sku.VectorWidth, c.kernel)
 	}
+}
+
+// TestBatchesThatDoNotMerge: of two batch dimensions that no stride walks as one, the longer is the batch of a call, wherever it stands.
+func TestBatchesThatDoNotMerge(t *testing.T) {
+	if os.Getenv(emulated) == "" {
+		t.Skip("TestOnTheEmulator runs it")
+	}
+	backend.Register(&cuda.Backend{BLASAlone: true})
+	const long, short, m = 5, 2, 3
+	contiguous := []int64{short * m * m, m * m, m, 1}
+	view := func(memory []float32, strides []int64) *tensor.View {
+		v, err := tensor.New(unsafe.Pointer(&memory[0]), 0, dtype.Float32, tensor.Device{Type: tensor.CUDA}, []int64{long, short, m, m}, strides, 0)
+		require.NoError(t, err)
+		return &v
+	}
+	left, exchanged, right := make([]float32, long*short*m*m), make([]float32, long*short*m*m), make([]float32, long*short*m*m)
+	for i := range left {
+		left[i], right[i] = float32(i%7), float32(i%5)
+		batch, rest := i/(m*m), i%(m*m)
+		exchanged[(batch%short*long+batch/short)*m*m+rest] = left[i]
+	}
+	results := [2][]float32{make([]float32, len(left)), make([]float32, len(left))}
+	for i, a := range []*tensor.View{view(left, contiguous), view(exchanged, []int64{m * m, long * m * m, m, 1})} {
+		call := op.Call{Op: "matmul_bias_activation", Inputs: []*tensor.View{a, view(right, contiguous)}, Outputs: []*tensor.View{view(results[i], contiguous)}}
+		plan, err := op.NewPlan(&call, nil, nil)
+		require.NoError(t, err)
+		require.Equal(t, []int{1, short}[i], strings.Count(plan.Sku().Kernel, "cublaslt"))
+		require.NoError(t, op.Run(&call))
+	}
+	require.Equal(t, results[0], results[1])
+	require.NotZero(t, results[0][len(left)-1])
 }
 
 // TestTuning: inside a block the fastest algorithm is found, kept, and found again; outside it the choice is the heuristic's.

@@ -3,6 +3,7 @@
 
 #include <dlfcn.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 struct epg_driver epg_driver;
@@ -135,10 +136,21 @@ void epg_leave(int entered) {
   if (entered > 0) epg_driver.cuCtxPopCurrent(&popped);
 }
 
+int epg_relax_capture(void) {
+  enum { RELAXED = 2 };
+  int mode = RELAXED;
+  epg_driver.cuThreadExchangeStreamCaptureMode(&mode);
+  return mode;
+}
+
+void epg_restore_capture(int mode) { epg_driver.cuThreadExchangeStreamCaptureMode(&mode); }
+
 int epg_cuda_load(const epg_device *d, const void *image, epg_library *library, epg_failure *failure) {
   const int entered = epg_enter(d, failure);
   if (entered < 0) return -1;
+  const int mode = epg_relax_capture();
   const int code = epg_driver.cuLibraryLoadData(library, image, NULL, NULL, 0, NULL, NULL, 0);
+  epg_restore_capture(mode);
   epg_leave(entered);
   return code ? epg_fail_driver(failure, "cuLibraryLoadData", code) : 0;
 }
@@ -148,7 +160,7 @@ int epg_cuda_function(epg_library library, const char *name, epg_function *funct
   return 0;
 }
 
-int epg_blas_open(const char *path, char *reason, size_t capacity) {
+int epg_blas_open(char *reason, size_t capacity) {
   static const symbol symbols[] = {
       BLAS_SYMBOL(cublasLtGetVersion),
       BLAS_SYMBOL(cublasLtCreate),
@@ -168,8 +180,9 @@ int epg_blas_open(const char *path, char *reason, size_t capacity) {
   };
   /* By name the copy that PyTorch has loaded is found, wherever it lies. */
   const char *names[] = {"libcublasLt.so.13", "libcublasLt.so.12"};
+  const char *path = getenv("EPIGRAD_CUBLASLT"); /* C's: Go's environment does not have what Python has set since */
   void *library = NULL;
-  if (*path) {
+  if (path && *path) {
     if (!(library = dlopen(path, RTLD_NOW | RTLD_LOCAL))) {
       snprintf(reason, capacity, "EPIGRAD_CUBLASLT names no library that can be opened (%s)", dlerror());
       return -1;
@@ -189,7 +202,9 @@ size_t epg_blas_version(void) { return epg_blas_library.cublasLtGetVersion ? epg
 int epg_blas_create(epg_device *d, epg_failure *failure) {
   const int entered = epg_enter(d, failure);
   if (entered < 0) return -1;
+  const int mode = epg_relax_capture();
   const int status = epg_blas_library.cublasLtCreate(&d->blas);
+  epg_restore_capture(mode);
   epg_leave(entered);
   return status ? epg_fail_blas(failure, "cublasLtCreate", status) : 0;
 }

@@ -3,17 +3,14 @@ package cuda
 /*
 #cgo CFLAGS: -std=gnu11 -Wall -Wextra
 #cgo LDFLAGS: -ldl -lpthread -lm
-#include <stdlib.h>
 #include "cuda.h"
 */
 import "C"
 
 import (
 	"fmt"
-	"os"
 	"strings"
 	"sync"
-	"unsafe"
 
 	"github.com/epigrad/epigrad/go/status"
 	kernels "github.com/epigrad/epigrad/kernels/cuda"
@@ -43,10 +40,8 @@ func requireBLAS() error {
 	if openBLAS.done {
 		return nil
 	}
-	path := C.CString(os.Getenv("EPIGRAD_CUBLASLT"))
-	defer C.free(unsafe.Pointer(path))
 	var reason [reasonBytes]C.char
-	if C.epg_blas_open(path, &reason[0], reasonBytes) != 0 {
+	if C.epg_blas_open(&reason[0], reasonBytes) != 0 {
 		return status.Errorf(status.BackendUnavailable, "cuda: %s", C.GoString(&reason[0]))
 	}
 	openBLAS.done = true

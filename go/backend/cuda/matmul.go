@@ -251,9 +251,15 @@ func (b *builder) enqueue(p product, bias *tensor.View, tf32 bool) {
 	single.rightMatrix, _ = matrixOf(p.k, p.n, ofRight)
 	single.outMatrix, _ = matrixOf(p.m, p.n, ofOut)
 	batch := mergeBatch(p.batch)
-	if len(batch) > 0 {
-		single.batch = batch[len(batch)-1]
-		batch = batch[:len(batch)-1]
+	if len(batch) > 0 { // one call for as many products as can be
+		longest := 0
+		for i, d := range batch {
+			if d.size > batch[longest].size {
+				longest = i
+			}
+		}
+		single.batch = batch[longest]
+		batch = slices.Delete(batch, longest, longest+1)
 	}
 	var walk func(dims []dim, left, right, target tensor.View)
 	walk = func(dims []dim, left, right, target tensor.View) {

@@ -46,6 +46,7 @@ RUNS: tuple[tuple[str, dict[str, str], tuple[str, ...]], ...] = (
 SANITIZED = ("-n", "0", "test_cuda.py", "-k", "test_the_current_stream_is_the_one")
 TOOLS = ("memcheck", "racecheck", "synccheck", "initcheck")
 FOUND = 77  # compute-sanitizer's exit code where it finds something
+PLAIN = ("-p", "no:cacheprovider", "-p", "no:benchmark")
 AT_ONCE = 3  # runs; each is bound by the host most of the time
 
 
@@ -53,7 +54,7 @@ def pytest(environment: dict[str, str], arguments: tuple[str, ...], under: tuple
     """One run of pytest, counted by its own report."""
     with tempfile.TemporaryDirectory() as scratch:
         report = pathlib.Path(scratch, "report.xml")
-        tests = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--junitxml={report}", *arguments]
+        tests = [sys.executable, "-m", "pytest", "-q", *PLAIN, f"--junitxml={report}", *arguments]
         begin = time.perf_counter()
         result = subprocess.run(
             [*under, *tests],
@@ -111,7 +112,7 @@ def main() -> int:
 
     sanitizer = shutil.which("compute-sanitizer")
     with concurrent.futures.ThreadPoolExecutor(AT_ONCE) as executor:
-        runs = [("tests", what, executor.submit(pytest, environment, arguments)) for what, environment, arguments in RUNS]
+        runs = [("tests", what, executor.submit(pytest, *how)) for what, *how in RUNS]
         for tool in TOOLS if sanitizer else ():
             under = (str(sanitizer), "--tool", tool, "--target-processes", "all", "--error-exitcode", str(FOUND))
             runs.append(("sanitizer", tool, executor.submit(pytest, {}, SANITIZED, under)))

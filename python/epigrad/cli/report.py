@@ -156,6 +156,15 @@ def check_paths(args: argparse.Namespace, tables: int) -> None:
         args.error("--plot needs matplotlib: pip install 'epigrad[bench]'")
 
 
+def no_rows(args: argparse.Namespace, device: str) -> int:
+    """What a table says, none of whose rows was asked for: an error, unless there are tables of other devices."""
+    text = f"--rows {args.rows.pattern!r}: found in the name of no row on {device}"
+    if args.device != "all":
+        args.error(text)
+    print(text, file=sys.stderr)
+    return 0
+
+
 def plot(
     path: pathlib.Path,
     title: str,

@@ -28,7 +28,7 @@ GO_TEST := EPIGRAD_WGPU_NATIVE="$${EPIGRAD_WGPU_NATIVE:-$$(ls $(CURDIR)/$(VENV)/
 CC_FLAGS := -std=c11 -O2 -Wall -Wextra -Werror
 C_SOURCES := '*.c' '*.h' '*.cpp' '*.cu' '*.cuh'
 
-.PHONY: build kernels lib demo test test-go test-python test-full test-race sanitize portable examples check lint format generate bench wheel sdist check-install clean
+.PHONY: build kernels lib demo page test test-go test-python test-full test-race sanitize portable examples check lint format generate bench wheel sdist check-install clean
 
 # --- what is needed -------------------------------------------------------------------------------------------------------
 
@@ -113,6 +113,10 @@ lib: $(STAMPS)/go $(STAMPS)/webgpu
 demo: build $(STAMPS)/demo
 	@$(PY) examples/demo.py
 
+# The WebGPU kernels in a browser: examples/webgpu-page.
+page: build $(STAMPS)/test
+	@$(PY) examples/webgpu-page/serve.py
+
 test: test-go test-python
 
 test-go: $(STAMPS)/go $(STAMPS)/webgpu
@@ -122,6 +126,7 @@ test-go: $(STAMPS)/go $(STAMPS)/webgpu
 
 test-python: build lib $(STAMPS)/test
 	@.ci/vulkan
+	@.ci/chromium
 	$(PY) -m pytest -n $(PYTEST_WORKERS) -q
 	@for engine in $$(.ci/engines $(PY)); do \
 		echo "engine $$engine"; EPIGRAD_CPU_ENGINE=$$engine EPIGRAD_TEST_DEVICES=cpu $(PY) -m pytest -n $(PYTEST_WORKERS) -q tests/test_ulp.py || exit 1; done
@@ -129,6 +134,7 @@ test-python: build lib $(STAMPS)/test
 # The product of cases, not pairs, on every engine of the CPU; and the Go tests under the race detector.
 test-full: build lib $(STAMPS)/test
 	@.ci/vulkan
+	@.ci/chromium
 	$(GO_TEST) -race -short ./...
 	EPIGRAD_TEST_FULL=1 $(PY) -m pytest -n $(PYTEST_WORKERS) -q
 	@for engine in $$(.ci/engines $(PY)); do \
@@ -173,7 +179,7 @@ lint: build $(STAMPS)/test $(STAMPS)/bench $(STAMPS)/demo $(STAMPS)/dev $(TOOLS)
 	@echo "go vet"; go vet ./...
 	@echo "staticcheck"; $(TOOLS)/staticcheck ./...
 	@echo "ruff"; $(PY) -m ruff check --quiet . && $(PY) -m ruff format --quiet --check .
-	@echo "mypy"; $(PY) -m mypy --no-error-summary && $(PY) -m mypy --no-error-summary setup.py $(wildcard go/tools/*.py)
+	@echo "mypy"; $(PY) -m mypy --no-error-summary && $(PY) -m mypy --no-error-summary tests/typed_arrays.py setup.py $(wildcard go/tools/*.py)
 	@echo "clang-format"; git ls-files --cached --others --exclude-standard $(C_SOURCES) | xargs clang-format --dry-run --Werror
 
 format: $(STAMPS)/dev $(TOOLS)/gofumpt

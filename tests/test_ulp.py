@@ -9,13 +9,15 @@ import golden
 import golden_cpu
 import pytest
 import torch
-from devices import on_devices
+from devices import DEVICES, computes, memory_of, running_on
 from golden import PORTABLE
 from ulp import (
     ACTIVATIONS,
+    BOUND,
     DTYPES,
     FROM_OUTPUT,
     arguments,
+    flushed_below,
     measure_slope,
     measure_slope_from_output,
     measure_value,
@@ -23,42 +25,47 @@ from ulp import (
     value_of,
 )
 
-# Float64 formulas round several times. On CPU float32 computes in float64 and the half types in that or in float32 (by
-# the engine), and the result is rounded visibly once; on a GPU float32 has about as many roundings as float64.
-BOUND = {
-    "cpu": {torch.float64: 4.0, torch.float32: 0.51, torch.bfloat16: 0.51, torch.float16: 0.51},
-    "cuda": {torch.float64: 4.0, torch.float32: 4.0, torch.bfloat16: 1.0, torch.float16: 1.0},
-}
 COUNT = 4000 if os.environ.get("EPIGRAD_TEST_FULL", "") not in ("", "0") else 250
 
-cases = pytest.mark.parametrize("dtype", DTYPES, ids=str)
+cases = pytest.mark.parametrize(
+    ("device", "dtype"),
+    [
+        pytest.param(device, dtype, id=f"{device}-{str(dtype).removeprefix('torch.')}")
+        for device in DEVICES
+        for dtype in DTYPES
+        if computes(device, dtype)
+    ],
+)
 activations = pytest.mark.parametrize("activation", ACTIVATIONS)
 
 
-@on_devices
 @cases
 @activations
 def test_value(activation: str, dtype: torch.dtype, device: str) -> None:
-    x = arguments(activation, dtype, COUNT).to(device)
-    measured = measure_value(activation, x, value_of(activation, x))
+    x = arguments(activation, dtype, COUNT).to(memory_of(device))
+    with running_on(device):
+        y = value_of(activation, x)
+    measured = measure_value(activation, x, y, flushed_below(device))
     assert measured.ulps <= BOUND[device][dtype], f"{activation}({measured.argument})"
 
 
-@on_devices
 @cases
 @activations
 def test_slope(activation: str, dtype: torch.dtype, device: str) -> None:
-    x = arguments(activation, dtype, COUNT).to(device)
-    measured = measure_slope(activation, x, slope_of(activation, preactivation=x))
+    x = arguments(activation, dtype, COUNT).to(memory_of(device))
+    with running_on(device):
+        slope = slope_of(activation, preactivation=x)
+    measured = measure_slope(activation, x, slope, flushed_below(device))
     assert measured.ulps <= BOUND[device][dtype], f"{activation}'({measured.argument})"
 
 
-@on_devices
 @cases
 @pytest.mark.parametrize("activation", FROM_OUTPUT)
 def test_slope_from_output(activation: str, dtype: torch.dtype, device: str) -> None:
-    y = value_of(activation, arguments(activation, dtype, COUNT).to(device))
-    measured = measure_slope_from_output(activation, y, slope_of(activation, output=y))
+    with running_on(device):
+        y = value_of(activation, arguments(activation, dtype, COUNT).to(memory_of(device)))
+        slope = slope_of(activation, output=y)
+    measured = measure_slope_from_output(activation, y, slope, flushed_below(device))
     assert measured.ulps <= BOUND[device][dtype], f"{activation}' from the output {measured.argument}"
 
 

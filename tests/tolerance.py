@@ -38,12 +38,17 @@ def worst_relative_error(tensor: Tensor, reference: Sized) -> float:
     return float((np.abs(values - reference.value)[counted] / reference.size[counted]).max())
 
 
+def allowed_error(reference: Sized, eager_error: float, dtype: torch.dtype) -> Array:
+    """How far each element may be from the reference, where PyTorch's worst relative error is this."""
+    bound = FACTOR * eager_error * reference.size
+    return bound + one_rounding(np.abs(reference.value) + bound, dtype)
+
+
 def explain_breach(got: Tensor, reference: Sized, eager_error: float) -> str:
     """Which element breaks the rule and by how much, or nothing; beyond the dtype's range infinity is right."""
     values = as_array(got, reference.value)
-    bound = FACTOR * eager_error * reference.size
     with np.errstate(invalid="ignore"):
-        bound = bound + one_rounding(np.abs(reference.value) + bound, got.dtype)
+        bound = allowed_error(reference, eager_error, got.dtype)
         error = np.abs(values - reference.value)
         overflow = np.isinf(values) & (np.sign(values) == np.sign(reference.value))
         overflow &= np.abs(reference.value) + bound >= torch.finfo(got.dtype).max

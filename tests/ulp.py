@@ -2,6 +2,7 @@
 
     python tests/ulp.py                 writes docs/accuracy.md
     python tests/ulp.py cuda FILE       writes the same for the GPU: docs/accuracy-cuda.md is such a file
+    python tests/ulp.py webgpu FILE     and for the adapter: docs/accuracy-webgpu.md
 
 test_ulp.py holds the same measurement, on fewer points, to its bounds.
 
@@ -24,6 +25,7 @@ import golden
 import mpmath
 import torch
 import torch.nn.functional as F  # noqa: N812
+from devices import computes, memory_of, running_on
 from mpmath import mpf
 from torch import Tensor
 
@@ -89,10 +91,24 @@ def reference(activation: str, x: float) -> tuple[mpf, mpf, mpf]:
     return golden.ACTIVATIONS[activation][0](mpf(x)), *golden.slope(activation, mpf(x))
 
 
-def worst(results: Tensor, at: Tensor, references: Iterable[tuple[mpf, mpf]]) -> Worst:
-    """Compares with (reference, scale of its last place); what is not finite is infinitely far off."""
+@cache
+def flushed_below(device: str) -> float:
+    """What a device takes to be zero, as WGSL lets it: denormals, or nothing as on Mesa's lavapipe."""
+    smallest = torch.finfo(torch.float32).smallest_normal
+    with running_on(device):
+        half = epigrad.lerp(torch.tensor([smallest / 2]), torch.zeros(1), 0.0)
+    return smallest if half == 0 else 0.0
+
+
+def worst(results: Tensor, at: Tensor, references: Iterable[tuple[mpf, mpf]], flushed: float = 0.0) -> Worst:
+    """Compares with (reference, scale of its last place); what is not finite is infinitely far off.
+
+    Below `flushed` zero is right too.
+    """
     largest, argument = -1.0, math.nan
     for got, x, (want, scale) in zip(results.tolist(), at.tolist(), references, strict=True):
+        if got == 0 and abs(want) < flushed:
+            continue
         error = float(abs(mpf(got) - want) / ulp(scale, results.dtype)) if math.isfinite(got) else math.inf
         if error > largest:
             largest, argument = error, x
@@ -131,18 +147,18 @@ def eager(activation: str, x: Tensor) -> tuple[Tensor, Tensor]:
     return y.detach(), leaf.grad
 
 
-def measure_value(activation: str, x: Tensor, result: Tensor) -> Worst:
-    return worst(result, x, ((r[0], r[0]) for r in (reference(activation, at) for at in x.tolist())))
+def measure_value(activation: str, x: Tensor, result: Tensor, flushed: float = 0.0) -> Worst:
+    return worst(result, x, ((r[0], r[0]) for r in (reference(activation, at) for at in x.tolist())), flushed)
 
 
-def measure_slope(activation: str, x: Tensor, result: Tensor) -> Worst:
-    return worst(result, x, ((r[1], r[2]) for r in (reference(activation, at) for at in x.tolist())))
+def measure_slope(activation: str, x: Tensor, result: Tensor, flushed: float = 0.0) -> Worst:
+    return worst(result, x, ((r[1], r[2]) for r in (reference(activation, at) for at in x.tolist())), flushed)
 
 
-def measure_slope_from_output(activation: str, y: Tensor, result: Tensor) -> Worst:
+def measure_slope_from_output(activation: str, y: Tensor, result: Tensor, flushed: float = 0.0) -> Worst:
     """The saved output is taken as exact: what its rounding costs is not the formula's."""
     exact = [FROM_OUTPUT[activation](mpf(at)) for at in y.tolist()]
-    return worst(result, y, zip(exact, exact, strict=True))
+    return worst(result, y, zip(exact, exact, strict=True), flushed)
 
 
 def table(count: int, device: str = "cpu") -> str:
@@ -155,17 +171,18 @@ def table(count: int, device: str = "cpu") -> str:
         return size if measured.ulps == 0 else f"{size} at {measured.argument:.6g}"
 
     rows = []
-    for dtype in DTYPES:
+    for dtype in (dtype for dtype in DTYPES if computes(device, dtype)):
         for activation in ACTIVATIONS:
-            x = arguments(activation, dtype, count).to(device)
-            y = value_of(activation, x)
+            x = arguments(activation, dtype, count).to(memory_of(device))
+            with running_on(device):
+                y = value_of(activation, x)
+                slope = slope_of(activation, preactivation=x)
+                from_output = slope_of(activation, output=y) if activation in FROM_OUTPUT else None
             eager_value, eager_slope = eager(activation, x)
             cells = [
                 cell(measure_value(activation, x, y)),
-                cell(measure_slope(activation, x, slope_of(activation, preactivation=x))),
-                cell(measure_slope_from_output(activation, y, slope_of(activation, output=y)))
-                if activation in FROM_OUTPUT
-                else "",
+                cell(measure_slope(activation, x, slope)),
+                "" if from_output is None else cell(measure_slope_from_output(activation, y, from_output)),
                 cell(measure_value(activation, x, eager_value)),
                 cell(measure_slope(activation, x, eager_slope)),
             ]
@@ -222,6 +239,30 @@ that was met is 3.95, in gelu.
 {rows}"""
 
 
+ON_WEBGPU = """# Accuracy of the activations through WebGPU
+
+Written by `python tests/ulp.py webgpu FILE`, {date}, with PyTorch {torch}, on
+{name}. `tests/test_ulp.py` repeats it on fewer points on the adapter that is there.
+[accuracy.md](accuracy.md) says what the columns mean and which points are taken; PyTorch's are of the same machine's
+CPU.
+
+All dtypes compute in float32. The bounds that the tests hold are {bounds[0]} ULP in float32, and {bounds[1]} in
+bfloat16 and float16. An adapter may take denormals to be zero, as WGSL lets it: there the tests let it too.
+
+| activation | dtype | points | value | slope | from output | PyTorch value | PyTorch slope |
+|---|---|---:|---|---|---|---|---|
+{rows}"""
+
+# What test_ulp.py allows. Float64 formulas round several times. On CPU float32 computes in float64 and the half types
+# in that or in float32 (by the engine), and the result is rounded visibly once; on a GPU float32 has about as many
+# roundings as float64.
+BOUND = {
+    "cpu": {torch.float64: 4.0, torch.float32: 0.51, torch.bfloat16: 0.51, torch.float16: 0.51},
+    "cuda": {torch.float64: 4.0, torch.float32: 4.0, torch.bfloat16: 1.0, torch.float16: 1.0},
+    "webgpu": {torch.float32: 5.0, torch.bfloat16: 1.0, torch.float16: 1.0},
+}
+
+
 def main() -> None:
     if len(sys.argv) == 1:
         path = Path(__file__).resolve().parent.parent / "docs" / "accuracy.md"
@@ -230,8 +271,15 @@ def main() -> None:
         path.write_text(DOCUMENT.format(engine=engine, digits=mpmath.mp.dps, torch=torch.__version__, rows=rows))
         return
     device, file = sys.argv[1:]
-    name, today = torch.cuda.get_device_name(device), datetime.date.today()
-    Path(file).write_text(ON_CUDA.format(name=name, date=today, torch=torch.__version__, rows=table(1000, device)))
+    today, rows = datetime.date.today(), table(1000, device)
+    if device == "webgpu":
+        name = next(info.detail for info in epigrad.backends() if info.name == device).rsplit(", ", 2)[0]
+        bounds = [f"{BOUND[device][dtype]:g}" for dtype in (torch.float32, torch.bfloat16)]
+        text = ON_WEBGPU.format(name=name, date=today, torch=torch.__version__, rows=rows, bounds=bounds)
+    else:
+        name = torch.cuda.get_device_name(device)
+        text = ON_CUDA.format(name=name, date=today, torch=torch.__version__, rows=rows)
+    Path(file).write_text(text)
 
 
 if __name__ == "__main__":

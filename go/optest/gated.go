@@ -110,19 +110,15 @@ func gatedBackward(kind string, limits bounds, gradOutput, value, gate []float64
 // forEachGated visits gated kinds x dtypes x both orders x layouts.
 func (s *opSuite) forEachGated(visit func(kind string, dt dtype.DType, turn int, pick *picker)) {
 	pick := &picker{}
-	for _, info := range activation.AllGated() {
-		for _, dt := range s.dtypes() {
-			s.Run(info.Name+"/"+dt.String(), func() {
-				for turn := range some(inputLayouts, 0) {
-					pick.next++
-					visit(info.Name, dt, turn, pick)
-					if s.T().Failed() {
-						return
-					}
-				}
-			})
+	s.forEachKind(activation.GatedNames(), func(kind string, dt dtype.DType) {
+		for turn := range some(inputLayouts, 0) {
+			pick.next++
+			visit(kind, dt, turn, pick)
+			if s.T().Failed() {
+				return
+			}
 		}
-	}
+	})
 }
 
 func (s *opSuite) TestGatedActivation() {
@@ -209,80 +205,72 @@ func (s *opSuite) replaces(apart call, want []*array) {
 
 // TestActivationBackward: each result is right, and the same bits whichever of the others are asked for.
 func (s *opSuite) TestActivationBackward() {
-	for _, info := range activation.All() {
-		for _, dt := range s.dtypes() {
-			s.Run(info.Name+"/"+dt.String(), func() {
-				shape := []int64{3, 11, 67}
-				input, grad := newArray(dt, shape, contiguous).fill(s.normal(3)), newArray(dt, shape, contiguous).fill(s.normal(1))
-				outputs := []*array{newArray(dt, shape, contiguous), newArray(dt, shape, contiguous), newArray(dt, shape[2:], contiguous)}
-				backward := call{Call: op.Call{Op: "activation_backward", Kind: info.Name}, inputs: []*array{grad, input}, outputs: outputs}
-				s.run(backward)
-				limits := s.boundsOf(dt)
-				var terms, errs []float64
-				var gradient, value expectation
-				g := grad.values()
-				for i, x := range input.values() {
-					y := values[info.Name](x)
-					value.value = append(value.value, y)
-					value.bound = append(value.bound, limits.stored(y, (valueError+limits.formula)*(1+math.Abs(x))))
-					term := g[i] * slope(info.Name, x)
-					terms, errs = append(terms, term), append(errs, math.Abs(g[i])*(slopeError+2*limits.formula))
-					gradient.value = append(gradient.value, term)
-					gradient.bound = append(gradient.bound, limits.stored(term, errs[i]))
-				}
-				for i, x := range terms {
-					errs[i] += 4 * limits.elementwise * float64(len(terms)) * math.Abs(x)
-				}
-				to := []int64{1, 1, shape[2]}
-				sums := sumTo(terms, shape, to)
-				s.within(outputs[0].values(), gradient.value, gradient.bound, "gradient of %s of %v", info.Name, input)
-				s.within(outputs[1].values(), value.value, value.bound, "%s of %v", info.Name, input)
-				s.within(outputs[2].values(), sums, limits.allStored(sums, sumTo(errs, shape, to)), "bias gradient of %s of %v", info.Name, input)
-				s.replaces(backward, outputs)
-				for mask := range 1 << len(outputs) {
-					alone := backward
-					alone.outputs = make([]*array, len(outputs))
-					for i, out := range outputs {
-						if mask>>i&1 == 1 {
-							alone.outputs[i] = newArray(dt, out.view.Shape, some(outputLayouts, mask)[0])
-						}
-					}
-					s.run(alone)
-					for i, out := range alone.outputs {
-						if out != nil {
-							s.same(out, outputs[i], "%s, output %d of those in %b", info.Name, i, mask)
-						}
-					}
-				}
-			})
+	s.forEachKind(activation.Names(), func(kind string, dt dtype.DType) {
+		shape := []int64{3, 11, 67}
+		input, grad := newArray(dt, shape, contiguous).fill(s.normal(3)), newArray(dt, shape, contiguous).fill(s.normal(1))
+		outputs := []*array{newArray(dt, shape, contiguous), newArray(dt, shape, contiguous), newArray(dt, shape[2:], contiguous)}
+		backward := call{Call: op.Call{Op: "activation_backward", Kind: kind}, inputs: []*array{grad, input}, outputs: outputs}
+		s.run(backward)
+		limits := s.boundsOf(dt)
+		var terms, errs []float64
+		var gradient, value expectation
+		g := grad.values()
+		for i, x := range input.values() {
+			y := values[kind](x)
+			value.value = append(value.value, y)
+			value.bound = append(value.bound, limits.stored(y, (valueError+limits.formula)*(1+math.Abs(x))))
+			term := g[i] * slope(kind, x)
+			terms, errs = append(terms, term), append(errs, math.Abs(g[i])*(slopeError+2*limits.formula))
+			gradient.value = append(gradient.value, term)
+			gradient.bound = append(gradient.bound, limits.stored(term, errs[i]))
 		}
-	}
+		for i, x := range terms {
+			errs[i] += 4 * limits.elementwise * float64(len(terms)) * math.Abs(x)
+		}
+		to := []int64{1, 1, shape[2]}
+		sums := sumTo(terms, shape, to)
+		s.within(outputs[0].values(), gradient.value, gradient.bound, "gradient of %s of %v", kind, input)
+		s.within(outputs[1].values(), value.value, value.bound, "%s of %v", kind, input)
+		s.within(outputs[2].values(), sums, limits.allStored(sums, sumTo(errs, shape, to)), "bias gradient of %s of %v", kind, input)
+		s.replaces(backward, outputs)
+		for mask := range 1 << len(outputs) {
+			alone := backward
+			alone.outputs = make([]*array, len(outputs))
+			for i, out := range outputs {
+				if mask>>i&1 == 1 {
+					alone.outputs[i] = newArray(dt, out.view.Shape, some(outputLayouts, mask)[0])
+				}
+			}
+			s.run(alone)
+			for i, out := range alone.outputs {
+				if out != nil {
+					s.same(out, outputs[i], "%s, output %d of those in %b", kind, i, mask)
+				}
+			}
+		}
+	})
 }
 
 func (s *opSuite) TestActivation() {
-	for _, info := range activation.All() {
-		for _, dt := range s.dtypes() {
-			s.Run(info.Name+"/"+dt.String(), func() {
-				shape := []int64{3, 5, 41, 67} // several tasks' worth of elements
-				input := newArray(dt, shape, contiguous).fill(s.normal(4))
-				want := newArray(dt, shape, contiguous)
-				s.run(call{Call: op.Call{Op: "activation", Kind: info.Name}, inputs: []*array{input}, outputs: []*array{want}})
-				limits, reference := s.boundsOf(dt), expectation{}
-				for _, x := range input.values() {
-					y := values[info.Name](x)
-					reference.value = append(reference.value, y)
-					reference.bound = append(reference.bound, limits.stored(y, (valueError+limits.formula)*(1+math.Abs(x))))
-				}
-				s.within(want.values(), reference.value, reference.bound, "%s of %v", info.Name, input)
-				for i, l := range some(outputLayouts, int(dt)) {
-					out := newArray(dt, shape, l)
-					s.run(call{
-						Call:   op.Call{Op: "activation", Kind: info.Name, Threads: 1 + i%4},
-						inputs: []*array{input.in(outputLayouts[(i+3)%len(outputLayouts)])}, outputs: []*array{out},
-					})
-					s.same(out, want, "%s of %v in %v", info.Name, input, out)
-				}
-			})
+	s.forEachKind(activation.Names(), func(kind string, dt dtype.DType) {
+		shape := []int64{3, 5, 41, 67} // several tasks' worth of elements
+		input := newArray(dt, shape, contiguous).fill(s.normal(4))
+		want := newArray(dt, shape, contiguous)
+		s.run(call{Call: op.Call{Op: "activation", Kind: kind}, inputs: []*array{input}, outputs: []*array{want}})
+		limits, reference := s.boundsOf(dt), expectation{}
+		for _, x := range input.values() {
+			y := values[kind](x)
+			reference.value = append(reference.value, y)
+			reference.bound = append(reference.bound, limits.stored(y, (valueError+limits.formula)*(1+math.Abs(x))))
 		}
-	}
+		s.within(want.values(), reference.value, reference.bound, "%s of %v", kind, input)
+		for i, l := range some(outputLayouts, int(dt)) {
+			out := newArray(dt, shape, l)
+			s.run(call{
+				Call:   op.Call{Op: "activation", Kind: kind, Threads: 1 + i%4},
+				inputs: []*array{input.in(outputLayouts[(i+3)%len(outputLayouts)])}, outputs: []*array{out},
+			})
+			s.same(out, want, "%s of %v in %v", kind, input, out)
+		}
+	})
 }

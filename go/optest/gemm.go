@@ -154,38 +154,36 @@ func (s *opSuite) checkBackward(e *epilogue, got [3]*array, slopeErr float64) {
 // forEachEpilogue visits activations x dtypes x spellings x cases x layouts, with and without a bias.
 func (s *opSuite) forEachEpilogue(cases []gemmCase, visit func(e *epilogue)) {
 	pick := &picker{}
-	for _, info := range activation.All() {
-		for _, dt := range s.dtypes() {
-			s.Run(info.Name+"/"+dt.String(), func() {
-				for i, c := range cases {
-					for _, sp := range spellings {
-						if !sp.fits(c) {
-							continue
-						}
-						for turn := range some(inputLayouts, i) {
-							pick.next++ // else a case would meet the same layouts over and over
-							visit(s.epilogue(c, sp, info.Name, dt, turn%3 != 0, pick))
-							if s.T().Failed() {
-								return
-							}
-						}
+	s.forEachKind(activation.Names(), func(kind string, dt dtype.DType) {
+		for i, c := range cases {
+			for _, sp := range spellings {
+				if !sp.fits(c) {
+					continue
+				}
+				for turn := range some(inputLayouts, i) {
+					pick.next++ // else a case would meet the same layouts over and over
+					visit(s.epilogue(c, sp, kind, dt, turn%3 != 0, pick))
+					if s.T().Failed() {
+						return
 					}
 				}
-			})
+			}
 		}
-	}
+	})
 }
 
-// forSomeEpilogues is forEachEpilogue with a kind and layouts that rotate from case to case.
+// forSomeEpilogues is forEachEpilogue with a kind and layouts that rotate from case to case, and with a dtype and a spelling that do where kernels are avoided.
 func (s *opSuite) forSomeEpilogues(cases []gemmCase, visit func(e *epilogue)) {
-	kinds := activation.Names()
 	pick := &picker{}
 	for i, c := range cases {
-		for j, dt := range some(s.dtypes(), i) {
-			for l, sp := range spellings {
-				if sp.fits(c) {
-					visit(s.epilogue(c, sp, kinds[(i+2*j+l)%len(kinds)], dt, i%4 != 3, pick))
-				}
+		dtypes, fitting := some(s.dtypes(), i), slices.DeleteFunc(slices.Clone(spellings), func(sp spelling) bool { return !sp.fits(c) })
+		if s.avoidsKernels() {
+			dtypes, fitting = dtypes[:1], fitting[i%len(fitting):][:1]
+		}
+		for j, dt := range dtypes {
+			kinds := s.kindsFor(dt, activation.Names())
+			for l, sp := range fitting {
+				visit(s.epilogue(c, sp, kinds[(i+2*j+l)%len(kinds)], dt, i%4 != 3, pick))
 			}
 		}
 	}

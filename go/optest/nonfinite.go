@@ -94,7 +94,7 @@ func (s *opSuite) TestNaNReachesEveryOutput() {
 		one := func(x float64) *array { return list(dt, []int64{1, 1}, x) }
 		scalar := func(x float64) *array { return list(dt, []int64{1}, x) }
 		out := func() *array { return newArray(dt, []int64{1, 1}, contiguous) }
-		for _, kind := range activation.Names() {
+		for _, kind := range s.kindsFor(dt, activation.Names()) {
 			for at := range 3 {
 				numbers := [3]float64{1, 1, 1}
 				numbers[at] = nan
@@ -125,7 +125,7 @@ func (s *opSuite) TestNaNReachesEveryOutput() {
 			})
 			s.equals([]float64{nan}, bias, "NaN from above through %s", kind)
 		}
-		for _, kind := range activation.GatedNames() {
+		for _, kind := range s.kindsFor(dt, activation.GatedNames()) {
 			for at := range 2 {
 				numbers := [2]float64{2, 3}
 				numbers[at] = nan

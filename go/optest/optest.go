@@ -51,6 +51,10 @@ type Approximate interface{ FormulaError(dt dtype.DType) float64 }
 // Partial is a backend that can say that it has no kernels for some dtypes. Others have them for all.
 type Partial interface{ Computes(dt dtype.DType) bool }
 
+// Compiling is a backend that can say that it compiles a kernel for each kind, dtype and layout when that is first used. With -short its cases meet each kind with one dtype,
+// which differs from kind to kind; the Python tests meet every pair of them.
+type Compiling interface{ CompilesKernels() bool }
+
 // dtypes are those that the backend computes with.
 func (s *opSuite) dtypes() []dtype.DType {
 	return slices.DeleteFunc(dtype.All(), func(dt dtype.DType) bool { return !s.computes(dt) })
@@ -65,6 +69,38 @@ func (s *opSuite) computes(dt dtype.DType) bool {
 func (s *opSuite) needs(dt dtype.DType) {
 	if !s.computes(dt) {
 		s.T().Skipf("the backend does not compute with %v", dt)
+	}
+}
+
+// avoidsKernels reports whether cases are few because each may need another kernel.
+func (s *opSuite) avoidsKernels() bool {
+	compiling, ok := s.backend.(Compiling)
+	return ok && compiling.CompilesKernels() && testing.Short()
+}
+
+// kindsFor are the kinds that a dtype meets.
+func (s *opSuite) kindsFor(dt dtype.DType, kinds []string) []string {
+	if !s.avoidsKernels() {
+		return kinds
+	}
+	all := s.dtypes()
+	var met []string
+	for i, kind := range kinds {
+		if all[i%len(all)] == dt {
+			met = append(met, kind)
+		}
+	}
+	return met
+}
+
+// forEachKind visits kinds x dtypes, each as a test of its own.
+func (s *opSuite) forEachKind(kinds []string, visit func(kind string, dt dtype.DType)) {
+	for _, kind := range kinds {
+		for _, dt := range s.dtypes() {
+			if slices.Contains(s.kindsFor(dt, kinds), kind) {
+				s.Run(kind+"/"+dt.String(), func() { visit(kind, dt) })
+			}
+		}
 	}
 }
 

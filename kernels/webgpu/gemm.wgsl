@@ -5,7 +5,7 @@
 // sums are added to what is in out.
 //
 // HALVES are the tile's parts of 64 rows and columns. A_ALONG and B_ALONG are the dimension along which neighbouring threads read; K_FLAT says that k is one dimension.
-// SUM_OF_SUMS adds 128 terms at a time, since the error of a sum grows with its length: one of 4096 terms would have nine times that of PyTorch on a CPU. UNROLLED are the
+// SUM_OF_SUMS adds 64 terms at a time, since the error of a sum grows with its length: one of 4096 terms would have nine times that of PyTorch on a CPU. UNROLLED are the
 // steps of k in a turn of the innermost loop. What a thread has several of is written out: drivers keep arrays that a loop indexes in memory, which made products six times
 // slower on an H200.
 #include numbers
@@ -98,8 +98,8 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
 #end
 #end
 #end
-  for (var begin = 0u; begin < depth; begin += 128u) {
-    let end = min(begin + 128u, depth);
+  for (var begin = 0u; begin < depth; begin += 64u) {
+    let end = min(begin + 64u, depth);
 #else
   let begin = 0u;
   let end = depth;

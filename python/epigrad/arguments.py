@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from epigrad import errors
-from epigrad.webgpu import Array
+from epigrad.webgpu import Array, Data
 
 __all__ = [
     "PLAIN",
@@ -59,7 +59,7 @@ def dim_index(op: str, dim: int) -> int:
         raise errors.InvalidProblemError(f"{op}: dim: {type(dim).__name__}, want an int") from None
 
 
-def lerp_weight(op: str, weight: float | Tensor) -> tuple[float | None, Tensor | None]:
+def lerp_weight(op: str, weight: float | Data) -> tuple[float | None, Data | None]:
     """The weight as a number or as a tensor: one of the two."""
     if isinstance(weight, _TENSORS):
         return None, weight
@@ -82,14 +82,14 @@ def needs_mask(op: str, needs: Sequence[bool], names: Sequence[str]) -> tuple[bo
     return tuple(map(bool, needs))
 
 
-def out_tensor(op: str, out: Tensor | None) -> tuple[Tensor | None]:
+def out_tensor(op: str, out: Data | None) -> tuple[Data | None]:
     """The `out` of a stateless function that has one output."""
     if out is not None and not isinstance(out, _TENSORS):
         raise errors.DTypeError(f"{op}: out: {type(out).__name__}, want a torch.Tensor or None")
     return (out,)
 
 
-def out_tensors(op: str, out: Sequence[Tensor | None], names: Sequence[str]) -> tuple[Tensor | None, ...]:
+def out_tensors(op: str, out: Sequence[Data | None], names: Sequence[str]) -> tuple[Data | None, ...]:
     """The `out` of a stateless function, one tensor or None per gradient."""
     if isinstance(out, _TENSORS) or not isinstance(out, Sequence):
         raise errors.DTypeError(f"{op}: out: {type(out).__name__}, want a tuple for {', '.join(names)}")

@@ -9,11 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from torch import Tensor
-
 from epigrad import errors, library, selection
 from epigrad.arguments import check_tensors, dim_index, gate_is_first, lerp_weight, needs_mask, out_tensor, out_tensors
 from epigrad.launch import launch_into
+from epigrad.webgpu import Data
 
 __all__ = [
     "gated_activation_backward",
@@ -23,22 +22,22 @@ __all__ = [
     "matmul_bias_activation_backward",
 ]
 
-_Three = tuple[Tensor | None, Tensor | None, Tensor | None]
+_Three = tuple[Data | None, Data | None, Data | None]
 
 
 def matmul_bias_activation_backward(
-    grad_output: Tensor,
-    a: Tensor,
-    b: Tensor,
-    bias: Tensor | None = None,
+    grad_output: Data,
+    a: Data,
+    b: Data,
+    bias: Data | None = None,
     activation: str | None = "none",
     *,
-    preactivation: Tensor | None = None,
-    output: Tensor | None = None,
+    preactivation: Data | None = None,
+    output: Data | None = None,
     needs: Sequence[bool] = (True, True, True),
-    out: Sequence[Tensor | None] = (None, None, None),
+    out: Sequence[Data | None] = (None, None, None),
     accumulate: bool = False,
-) -> _Three:
+) -> _Three[Data]:
     """Compute the gradients of ``act(a @ b + bias)``.
 
     With ``pre = a @ b + bias`` and ``grad_pre = grad_output * act'(pre)``: ``grad_a = grad_pre @ b.T``, ``grad_b = a.T
@@ -92,18 +91,18 @@ def matmul_bias_activation_backward(
 
 
 def linear_backward(
-    grad_output: Tensor,
-    input: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = None,
+    grad_output: Data,
+    input: Data,
+    weight: Data,
+    bias: Data | None = None,
     activation: str | None = "none",
     *,
-    preactivation: Tensor | None = None,
-    output: Tensor | None = None,
+    preactivation: Data | None = None,
+    output: Data | None = None,
     needs: Sequence[bool] = (True, True, True),
-    out: Sequence[Tensor | None] = (None, None, None),
+    out: Sequence[Data | None] = (None, None, None),
     accumulate: bool = False,
-) -> _Three:
+) -> _Three[Data]:
     """Compute the gradients of ``act(input @ weight.T + bias)``.
 
     With ``grad_pre = grad_output * act'(pre)``: ``grad_input = grad_pre @ weight``, ``grad_weight = grad_pre.T @
@@ -159,14 +158,14 @@ def linear_backward(
 
 
 def gated_activation_backward(
-    grad_output: Tensor,
-    input: Tensor,
+    grad_output: Data,
+    input: Data,
     kind: str = "swiglu",
     dim: int = -1,
     *,
     gate: str = "second",
-    out: Tensor | None = None,
-) -> Tensor:
+    out: Data | None = None,
+) -> Data:
     """Compute the gradient of ``value * act(gate)``, value and gate being the halves of `input` along `dim`.
 
     ``grad_value = grad_output * act(gate)`` and ``grad_gate = grad_output * value * act'(gate)``, in the places of
@@ -213,14 +212,14 @@ def gated_activation_backward(
 
 
 def gated_product_backward(
-    grad_output: Tensor,
-    value: Tensor,
-    gate: Tensor,
+    grad_output: Data,
+    value: Data,
+    gate: Data,
     kind: str = "swiglu",
     *,
     needs: Sequence[bool] = (True, True),
-    out: Sequence[Tensor | None] = (None, None),
-) -> tuple[Tensor | None, Tensor | None]:
+    out: Sequence[Data | None] = (None, None),
+) -> tuple[Data | None, Data | None]:
     """Compute the gradients of ``value * act(gate)``.
 
     ``grad_value = grad_output * act(gate)`` and ``grad_gate = grad_output * value * act'(gate)``.
@@ -263,14 +262,14 @@ def gated_product_backward(
 
 
 def lerp_backward(
-    grad_output: Tensor,
-    start: Tensor | None,
-    end: Tensor | None,
-    weight: float | Tensor,
+    grad_output: Data,
+    start: Data | None,
+    end: Data | None,
+    weight: float | Data,
     *,
     needs: Sequence[bool] = (True, True, True),
-    out: Sequence[Tensor | None] = (None, None, None),
-) -> _Three:
+    out: Sequence[Data | None] = (None, None, None),
+) -> _Three[Data]:
     """Compute the gradients of ``start + weight * (end - start)``.
 
     ``grad_start = grad_output * (1 - weight)``, ``grad_end = grad_output * weight``, ``grad_weight = grad_output * (end
@@ -325,12 +324,12 @@ def lerp_backward(
 def _gemm_backward(
     op: str,
     names: tuple[str, str, str],
-    inputs: tuple[Tensor | None, ...],
+    inputs: tuple[Data | None, ...],
     activation: str | None,
     needs: Sequence[bool],
-    out: Sequence[Tensor | None],
+    out: Sequence[Data | None],
     accumulate: bool,
-) -> _Three:
+) -> _Three[Data]:
     core = library.core()
     kind = core.activation(op, activation).name
     grad_output, a, b, bias = inputs[:4]

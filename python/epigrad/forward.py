@@ -8,44 +8,43 @@ from __future__ import annotations
 
 from typing import Literal, overload
 
-from torch import Tensor
-
 from epigrad import library, selection
 from epigrad.arguments import check_tensors, dim_index, gate_is_first, lerp_weight, out_tensor
 from epigrad.launch import launch_into
+from epigrad.webgpu import Data
 
 __all__ = ["gated_activation", "gated_product", "lerp", "linear", "matmul_bias_activation"]
 
 
 @overload
 def matmul_bias_activation(
-    a: Tensor,
-    b: Tensor,
-    bias: Tensor | None = None,
+    a: Data,
+    b: Data,
+    bias: Data | None = None,
     activation: str | None = "none",
     *,
     return_preactivation: Literal[False] = False,
-    out: Tensor | None = None,
-) -> Tensor: ...
+    out: Data | None = None,
+) -> Data: ...
 @overload
 def matmul_bias_activation(
-    a: Tensor,
-    b: Tensor,
-    bias: Tensor | None = None,
+    a: Data,
+    b: Data,
+    bias: Data | None = None,
     activation: str | None = "none",
     *,
     return_preactivation: Literal[True],
-    out: Tensor | None = None,
-) -> tuple[Tensor, Tensor]: ...
+    out: Data | None = None,
+) -> tuple[Data, Data]: ...
 def matmul_bias_activation(
-    a: Tensor,
-    b: Tensor,
-    bias: Tensor | None = None,
+    a: Data,
+    b: Data,
+    bias: Data | None = None,
     activation: str | None = "none",
     *,
     return_preactivation: bool = False,
-    out: Tensor | None = None,
-) -> Tensor | tuple[Tensor, Tensor]:
+    out: Data | None = None,
+) -> Data | tuple[Data, Data]:
     """Compute ``act(a @ b + bias)``, without a graph.
 
     Args:
@@ -84,33 +83,33 @@ def matmul_bias_activation(
 
 @overload
 def linear(
-    input: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = None,
+    input: Data,
+    weight: Data,
+    bias: Data | None = None,
     activation: str | None = "none",
     *,
     return_preactivation: Literal[False] = False,
-    out: Tensor | None = None,
-) -> Tensor: ...
+    out: Data | None = None,
+) -> Data: ...
 @overload
 def linear(
-    input: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = None,
+    input: Data,
+    weight: Data,
+    bias: Data | None = None,
     activation: str | None = "none",
     *,
     return_preactivation: Literal[True],
-    out: Tensor | None = None,
-) -> tuple[Tensor, Tensor]: ...
+    out: Data | None = None,
+) -> tuple[Data, Data]: ...
 def linear(
-    input: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = None,
+    input: Data,
+    weight: Data,
+    bias: Data | None = None,
     activation: str | None = "none",
     *,
     return_preactivation: bool = False,
-    out: Tensor | None = None,
-) -> Tensor | tuple[Tensor, Tensor]:
+    out: Data | None = None,
+) -> Data | tuple[Data, Data]:
     """Compute ``act(input @ weight.T + bias)``, without a graph.
 
     Args:
@@ -147,8 +146,8 @@ def linear(
 
 
 def gated_activation(
-    input: Tensor, kind: str = "swiglu", dim: int = -1, *, gate: str = "second", out: Tensor | None = None
-) -> Tensor:
+    input: Data, kind: str = "swiglu", dim: int = -1, *, gate: str = "second", out: Data | None = None
+) -> Data:
     """Compute ``value * act(gate)``, value and gate being the halves of `input` along `dim`, without a graph.
 
     Args:
@@ -188,7 +187,7 @@ def gated_activation(
     return result
 
 
-def gated_product(value: Tensor, gate: Tensor, kind: str = "swiglu", *, out: Tensor | None = None) -> Tensor:
+def gated_product(value: Data, gate: Data, kind: str = "swiglu", *, out: Data | None = None) -> Data:
     """Compute ``value * act(gate)`` from two separate tensors, without a graph.
 
     Args:
@@ -226,7 +225,7 @@ def gated_product(value: Tensor, gate: Tensor, kind: str = "swiglu", *, out: Ten
     return result
 
 
-def lerp(start: Tensor, end: Tensor, weight: float | Tensor, *, out: Tensor | None = None) -> Tensor:
+def lerp(start: Data, end: Data, weight: float | Data, *, out: Data | None = None) -> Data:
     """Compute ``start + weight * (end - start)``, without a graph.
 
     Args:
@@ -267,14 +266,14 @@ def lerp(start: Tensor, end: Tensor, weight: float | Tensor, *, out: Tensor | No
 
 def _gemm(
     op: str,
-    inputs: tuple[Tensor, Tensor, Tensor | None],
+    inputs: tuple[Data, Data, Data | None],
     activation: str | None,
     return_preactivation: bool,
-    out: Tensor | None,
-) -> Tensor | tuple[Tensor, Tensor]:
+    out: Data | None,
+) -> Data | tuple[Data, Data]:
     core = library.core()
     kind = core.activation(op, activation).name
-    outputs = (*out_tensor(op, out), None)
+    outputs = (out_tensor(op, out)[0], None)
     needs = (True, bool(return_preactivation))
     result, preactivation = launch_into(core, op, kind, inputs, needs, outputs, selection.current())
     assert result is not None

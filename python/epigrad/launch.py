@@ -7,7 +7,7 @@ same errors.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Protocol
+from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor
@@ -18,10 +18,13 @@ from epigrad.arguments import refuse_transforms, transforms_active
 from epigrad.context import dispatch_modes, is_dynamo_compiling
 from epigrad.dispatched import DISPATCHED
 from epigrad.library import Core
+from epigrad.webgpu import Data
 
 __all__ = ["Launcher", "aligned_workspace", "launch_into", "mark_written", "refuse_graph", "refuse_negative"]
 
 Tensors = tuple[Tensor | None, ...]
+Operands = tuple[Any, ...]
+"""Tensors, or arrays on an adapter: past the functions that users call, mypy need not know which."""
 
 
 class Launcher(Protocol):
@@ -44,39 +47,41 @@ def launch_into(
     core: Core,
     op: str,
     kind: str | None,
-    inputs: Tensors,
+    inputs: tuple[Data | None, ...],
     needs: tuple[bool, ...],
-    outputs: Tensors,
+    outputs: tuple[Data | None, ...],
     backend: str | None,
     dim: int = 0,
     gate_first: bool = False,
     weight: float | None = None,
     accumulate: bool = False,
-) -> Tensors:
+) -> tuple[Data | None, ...]:
     """Run an op and write into the tensors of `outputs` where there is one; one that is not needed is ignored.
 
     No graph is recorded: what a transform or a graph would lose is refused. Where a compiler or a mode looks, the call
     is that of an operator, which makes its outputs itself.
     """
+    operands: Operands = inputs
+    into: Operands = outputs
     if is_dynamo_compiling() or dispatch_modes() > 0:
-        if accumulate or any(output is not None for output in outputs):
+        if accumulate or any(output is not None for output in into):
             raise errors.UnsupportedError(f"{op}: out: given in a compiled or traced region, want None there")
         with torch.no_grad():
-            return DISPATCHED.launch(op, kind, inputs, needs, backend, dim, gate_first, weight)
+            return cast(Operands, DISPATCHED.launch(op, kind, operands, needs, backend, dim, gate_first, weight))
     if transforms_active() or forward_ad._current_level >= 0:
-        refuse_transforms(op, *inputs, *outputs)
+        refuse_transforms(op, *operands, *into)
     # An array on an adapter is no tensor: nothing of PyTorch's watches it.
-    given = [output for output, needed in zip(outputs, needs, strict=True) if needed and isinstance(output, Tensor)]
+    given = [output for output, needed in zip(into, needs, strict=True) if needed and isinstance(output, Tensor)]
     for output in given:
         refuse_negative(op, "out", output)
         refuse_graph(op, "out", output)
-    first = inputs[0]
+    first = operands[0]
     if given and isinstance(first, Tensor) and first.is_meta:
-        shapes, _ = core.infer(op, kind, dim, gate_first, weight, inputs, needs)
-        _check_meta(op, shapes, [output if need else None for output, need in zip(outputs, needs, strict=True)], first)
-    results = core.launch(op, kind, inputs, needs, backend, dim, gate_first, weight, outputs, accumulate)
+        shapes, _ = core.infer(op, kind, dim, gate_first, weight, operands, needs)
+        _check_meta(op, shapes, [output if need else None for output, need in zip(into, needs, strict=True)], first)
+    results = core.launch(op, kind, operands, needs, backend, dim, gate_first, weight, into, accumulate)
     mark_written(given)
-    return results
+    return cast(Operands, results)
 
 
 def aligned_workspace(size: int, device: torch.device) -> Tensor | None:

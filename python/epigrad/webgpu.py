@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import weakref
 from collections.abc import Sequence
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -124,3 +125,7 @@ class Array:
 
     def __repr__(self) -> str:
         return f"epigrad.webgpu.Array(shape={tuple(self._shape)}, dtype={self._dtype})"
+
+
+Data = TypeVar("Data", Tensor, Array)
+"""What a call's operands and results all are: tensors, or arrays."""

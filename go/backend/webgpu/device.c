@@ -202,10 +202,19 @@ static void encode_copies(WGPUCommandEncoder encoder, const epg_wgpu_copy *copie
     W(CommandEncoderCopyBufferToBuffer)(encoder, copies[i].from.buffer, copies[i].from.offset, copies[i].to.buffer, copies[i].to.offset, copies[i].from.bytes);
 }
 
+enum { MOST_BINDINGS = 16 };
+
+/* Whether wgpu-native can be asked for a dispatch: of a binding without bytes it makes no error, but ends the process. */
+static int can_be_asked_for(const epg_wgpu_dispatch *dispatch, const epg_wgpu_range *bindings) {
+  if (dispatch->num_bindings > MOST_BINDINGS) return 0;
+  for (uint32_t i = 0; i < dispatch->num_bindings; i++)
+    if (!bindings[i].bytes) return 0;
+  return 1;
+}
+
 static void encode_dispatch(WGPUDevice device, WGPUComputePassEncoder pass, const epg_wgpu_dispatch *dispatch, const epg_wgpu_range *bindings) {
-  enum { MOST_BINDINGS = 16 };
   WGPUBindGroupEntry entries[MOST_BINDINGS] = {0};
-  for (uint32_t i = 0; i < dispatch->num_bindings && i < MOST_BINDINGS; i++)
+  for (uint32_t i = 0; i < dispatch->num_bindings; i++)
     entries[i] = (WGPUBindGroupEntry){.binding = i, .buffer = bindings[i].buffer, .offset = bindings[i].offset, .size = bindings[i].bytes};
   const WGPUBindGroupDescriptor descriptor = {.layout = dispatch->pipeline.layout, .entryCount = dispatch->num_bindings, .entries = entries};
   WGPUBindGroup group = W(DeviceCreateBindGroup)(device, &descriptor);
@@ -219,6 +228,11 @@ static void encode_dispatch(WGPUDevice device, WGPUComputePassEncoder pass, cons
 int epg_wgpu_submit(epg_wgpu_device *d, const epg_wgpu_copy *before, int32_t num_before, const epg_wgpu_dispatch *dispatches, int32_t num_dispatches,
                     const epg_wgpu_range *bindings, const epg_wgpu_copy *after, int32_t num_after, epg_wgpu_failure *failure) {
   const char *call = "encode";
+  for (int32_t i = 0; i < num_dispatches; i++)
+    if (!can_be_asked_for(&dispatches[i], bindings + dispatches[i].first_binding)) {
+      memset(failure, 0, sizeof *failure);
+      return fail(failure, EPG_WGPU_INVALID, call, "a binding of no bytes, or too many bindings");
+    }
   if (begin(d, call, failure)) return -1;
   WGPUCommandEncoder encoder = W(DeviceCreateCommandEncoder)(d->device, NULL);
   encode_copies(encoder, before, num_before);

@@ -6,6 +6,7 @@
 package team
 
 import (
+	"fmt"
 	"os"
 	"sync"
 )
@@ -14,6 +15,22 @@ const (
 	variable   = "EPIGRAD_CPU_THREADS"
 	goroutines = "goroutines"
 )
+
+// Check refuses a value of EPIGRAD_CPU_THREADS that means nothing.
+func Check() error {
+	if value := os.Getenv(variable); value != "" && value != goroutines {
+		return fmt.Errorf("%s: %q, want %s, or unset it for PyTorch's threads where there are any", variable, value, goroutines)
+	}
+	return nil
+}
+
+// Threads says what work runs on in this process.
+func Threads() string {
+	if found() {
+		return "PyTorch's threads"
+	}
+	return goroutines
+}
 
 // Run calls member once on each of `threads` threads, the caller's among them, and returns when all calls have; false if there is no team, and nothing was
 // called. A member must not panic.

@@ -94,15 +94,30 @@ INLINE int16_t exponent_of_smallest(__m512i less_1) {
 #undef REGISTERS
 #endif
 
+// What is needed soon, and is asked for from farther caches on the way: the panels of the next kernels, so many bytes of each at every step of the depth.
+typedef struct {
+  const char *left, *right;
+  int64_t left_step, right_step;
+} soon;
+
+#define ASK_FOR(next)                                                 \
+  _mm_prefetch((next)->left + step * (next)->left_step, _MM_HINT_T0); \
+  _mm_prefetch((next)->right + step * (next)->right_step, _MM_HINT_T1);
+
 // A panel kernel adds `depth` products of a panel of the left operand and one of the right to `height` x two registers of sums, or begins them.
-typedef void panel_kernel(int64_t depth, const void *left, const void *right, void *sums, int64_t stride, int64_t begin);
+typedef void panel_kernel(int64_t depth, const void *left, const void *right, void *sums, int64_t stride, int64_t begin, const soon *next);
 
 #define PANEL_KERNELS(name, registers, target, fuse)                                                                                                          \
   static inline __attribute__((always_inline)) target void name(const int height, int64_t depth, const registers##_real *left, const registers##_real *right, \
-                                                                registers##_real *sums, int64_t stride, int64_t begin) {                                      \
+                                                                registers##_real *sums, int64_t stride, int64_t begin, const soon *next) {                    \
     registers##_v low[tile_rows], high[tile_rows];                                                                                                            \
     UNROLL for (int i = 0; i < height; i++) low[i] = high[i] = registers##_set(0);                                                                            \
-    for (; depth > 0; depth--, left += tile_rows, right += 2 * registers##_lanes) {                                                                           \
+    UNROLL for (int i = 0; i < height; i++) {                                                                                                                 \
+      _mm_prefetch((const char *)(sums + i * stride), _MM_HINT_T0);                                                                                           \
+      _mm_prefetch((const char *)(sums + i * stride + registers##_lanes), _MM_HINT_T0);                                                                       \
+    }                                                                                                                                                         \
+    for (int64_t step = 0; step < depth; step++, left += tile_rows, right += 2 * registers##_lanes) {                                                         \
+      ASK_FOR(next)                                                                                                                                           \
       const registers##_v first = registers##_load_real(right), second = registers##_load_real(right + registers##_lanes);                                    \
       UNROLL for (int i = 0; i < height; i++) {                                                                                                               \
         const registers##_v x = registers##_set(left[i]);                                                                                                     \
@@ -126,9 +141,9 @@ typedef void panel_kernel(int64_t depth, const void *left, const void *right, vo
     return 0;                                                                                                                                                 \
   }
 
-#define PANEL_KERNEL(name, target, height)                                                                                            \
-  target static void name##_##height(int64_t depth, const void *left, const void *right, void *sums, int64_t stride, int64_t begin) { \
-    name(height, depth, left, right, sums, stride, begin);                                                                            \
+#define PANEL_KERNEL(name, target, height)                                                                                                              \
+  target static void name##_##height(int64_t depth, const void *left, const void *right, void *sums, int64_t stride, int64_t begin, const soon *next) { \
+    name(height, depth, left, right, sums, stride, begin, next);                                                                                        \
   }
 #define CHOOSE(name, tall) \
   if (height <= tall) return name##_##tall;
@@ -212,15 +227,31 @@ TARGET static void multiply(const epg_tile *t, const char *left, const char *rig
 #ifdef TILES
   if (tiles) tiles_begin();
 #endif
+  const int64_t panels = (t->rows + tall - 1) / tall;
   for (int64_t k = 0; k < t->units; k += depth_part) {
     const int64_t depth = t->units - k < depth_part ? t->units - k : depth_part, begin = t->first && k == 0;
     for (int64_t column = 0; column < t->columns; column += width) {
       for (int64_t row = 0; row < t->rows; row += tall) {
         const int64_t height = t->rows - row < tall ? t->rows - row : tall;
         const int x = pairs ? left_smallest[row / tall] : 0, y = pairs ? right_smallest[column / width] : 0;
-        kernel_for(t->form, height, !x || !y || x + y < least_exponents)(depth, left + (row * t->units + k * tall) * size,
-                                                                         right + (column * t->units + k * width) * size,
-                                                                         sums + (row * t->stride + column) * size, t->stride, begin);
+        const char *below = left + (row * t->units + k * tall) * size, *beside = right + (column * t->units + k * width) * size;
+        soon next = {.left = below, .right = beside, .left_step = tall * size, .right_step = 0};
+        const int64_t more = t->units - k - depth, part = more < depth ? more : depth;
+        if (tiles && column) next.left_step = 0;  // they are near enough already
+        if (row + tall < t->rows)
+          next.left += tall * t->units * size;
+        else  // back to the first rows, of the next part after the last column
+          next.left = left + k * tall * size + (column + width < t->columns || !more ? 0 : depth * tall * size);
+        // Each row asks for its piece of the next columns' panel.
+        const int64_t after = column + width < t->columns ? depth : part;
+        if (column + width < t->columns)
+          next.right += width * t->units * size;
+        else if (more)
+          next.right = right + (k + depth) * width * size;
+        next.right_step = (after * width * size / panels + depth - 1) / depth;
+        next.right += row / tall * next.right_step * depth;
+        kernel_for(t->form, height, !x || !y || x + y < least_exponents)(depth, below, beside, sums + (row * t->stride + column) * size, t->stride, begin,
+                                                                         &next);
       }
     }
   }

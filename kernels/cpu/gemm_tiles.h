@@ -127,13 +127,21 @@ TARGET static void pack_float16_tiles(const epg_operand *p, int64_t panel, int64
 
 enum { tile_bytes = tile_words * tile_words * 4, block_bytes = 2 * tile_bytes, right_stride = tiles_width * 4 };
 
+// ask_for_tiles asks for what a step of the next kernels reads.
+INLINE void ask_for_tiles(const soon *next, int64_t step) {
+  const char *left = next->left + step * next->left_step, *right = next->right + step * next->right_step;
+  for (int64_t i = 0; i < tile_words * next->left_step; i += 64) _mm_prefetch(left + i, _MM_HINT_T1);
+  for (int64_t i = 0; i < tile_words * next->right_step; i += 64) _mm_prefetch(right + i, _MM_HINT_T1);
+}
+
 // Sums are tiles 0 to 3 (0 and 1 of the first 16 rows), the left operand's are 4 and 5, the right one's 6 and 7. 16 rows leave out 2, 3 and 5.
 #define TILES_KERNEL(height)                                                                                                                      \
   TARGET_TILES static void multiply_bfloat16_tiles_##height(int64_t depth, const void *left_at, const void *right_at, void *sums, int64_t stride, \
-                                                            int64_t begin) {                                                                      \
+                                                            int64_t begin, const soon *next) {                                                    \
     const char *left = left_at, *right = right_at;                                                                                                \
     TILES_LOAD_SUMS(height)                                                                                                                       \
-    for (; depth > 0; depth -= tile_words, left += block_bytes, right += block_bytes) {                                                           \
+    for (int64_t step = 0; step < depth; step += tile_words, left += block_bytes, right += block_bytes) {                                         \
+      ask_for_tiles(next, step);                                                                                                                  \
       tile_load(6, right, right_stride);                                                                                                          \
       tile_load_once(4, left, 64);                                                                                                                \
       tile_multiply(0, 4, 6);                                                                                                                     \
@@ -149,10 +157,12 @@ enum { tile_bytes = tile_words * tile_words * 4, block_bytes = 2 * tile_bytes, r
   }                                                                                                                                               \
   /* First terms; the left one's first by the right one's second; second terms; and the left one's second by the right one's first. */            \
   TARGET_TILES static void multiply_float16_tiles_##height(int64_t depth, const void *left_at, const void *right_at, void *sums, int64_t stride,  \
-                                                           int64_t begin) {                                                                       \
+                                                           int64_t begin, const soon *next) {                                                     \
     const char *left = left_at, *right = right_at;                                                                                                \
     TILES_LOAD_SUMS(height)                                                                                                                       \
-    for (; depth > 0; depth -= 2 * tile_words, left += 2 * block_bytes, right += 2 * block_bytes) {                                               \
+    for (int64_t step = 0; step < depth; step += 2 * tile_words, left += 2 * block_bytes, right += 2 * block_bytes) {                             \
+      ask_for_tiles(next, step);                                                                                                                  \
+      ask_for_tiles(next, step + tile_words);                                                                                                     \
       TILES_LOAD_LEFT(height, left)                                                                                                               \
       TILES_LOAD_RIGHT(right)                                                                                                                     \
       TILES_MULTIPLY(height)                                                                                                                      \
@@ -248,9 +258,11 @@ INLINE void multiply_as_floats(const int terms, int64_t height, int64_t depth, c
   }
 }
 
-#define FLOATS_KERNEL(form, terms, height)                                                                                                              \
-  TARGET static void multiply_##form##_floats_##height(int64_t depth, const void *left, const void *right, void *sums, int64_t stride, int64_t begin) { \
-    multiply_as_floats(terms, height, depth, left, right, sums, stride, begin);                                                                         \
+#define FLOATS_KERNEL(form, terms, height)                                                                                                            \
+  TARGET static void multiply_##form##_floats_##height(int64_t depth, const void *left, const void *right, void *sums, int64_t stride, int64_t begin, \
+                                                       const soon *next) {                                                                            \
+    (void)next;                                                                                                                                       \
+    multiply_as_floats(terms, height, depth, left, right, sums, stride, begin);                                                                       \
   }
 FLOATS_KERNEL(bfloat16, 1, 16)
 FLOATS_KERNEL(bfloat16, 1, 32)

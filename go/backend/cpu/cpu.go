@@ -14,6 +14,7 @@ import (
 	"gonum.org/v1/gonum/blas/gonum"
 
 	"github.com/epigrad/epigrad/go/backend"
+	"github.com/epigrad/epigrad/go/backend/cpu/team"
 	"github.com/epigrad/epigrad/go/dtype"
 	"github.com/epigrad/epigrad/go/status"
 	kernels "github.com/epigrad/epigrad/kernels/cpu"
@@ -30,7 +31,7 @@ const anyStrides = "strided"
 type Backend struct {
 	blas   level3
 	engine *kernels.Engine // nil for the Go kernels
-	reason string          // why the backend is not available: an engine was asked for that this machine cannot run
+	reason string          // why the backend is not available: an engine was asked for that this machine cannot run, or threads that there are not
 }
 
 // portableEngine is the name of the engine that there is everywhere: the Go kernels.
@@ -54,6 +55,10 @@ func Engines() []string { return append(kernels.Names(), portableEngine) }
 // NewOn returns the backend on the engine of a name. One that cannot run here gives a backend that is not available, and says why.
 func NewOn(name string) *Backend {
 	b := &Backend{blas: level3{name: "gonum", f32: gonum.Implementation{}, f64: gonum.Implementation{}}}
+	if err := team.Check(); err != nil {
+		b.reason = err.Error()
+		return b
+	}
 	if name == portableEngine {
 		return b
 	}
@@ -72,7 +77,7 @@ func (*Backend) Name() string { return "cpu" }
 func (b *Backend) Info() backend.Info {
 	info := backend.Info{Name: "cpu", Device: "cpu", Available: b.reason == "", Reason: b.reason}
 	if info.Available {
-		info.Detail = fmt.Sprintf("engine %s on %s, %d CPUs", b.EngineName(), runtime.GOARCH, runtime.NumCPU())
+		info.Detail = fmt.Sprintf("engine %s on %s, %d CPUs, %s", b.EngineName(), runtime.GOARCH, runtime.NumCPU(), team.Threads())
 	}
 	return info
 }

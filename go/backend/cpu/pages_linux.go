@@ -2,6 +2,7 @@ package cpu
 
 import (
 	"syscall"
+	"unsafe"
 
 	"github.com/epigrad/epigrad/go/backend"
 	"github.com/epigrad/epigrad/go/tensor"
@@ -9,8 +10,8 @@ import (
 
 const (
 	hugePage = 2 << 20
-	// leastHinted is the size from which results are fresh every time: glibc's allocator keeps what is smaller.
-	leastHinted = 32 << 20
+	// leastHinted is the size from which results may be fresh: glibc's allocator gives back what is left at its end.
+	leastHinted = 4 << 20
 	adviseHuge  = 14 // MADV_HUGEPAGE
 )
 
@@ -32,11 +33,15 @@ func hintPages(r *backend.Run, results ...*tensor.View) {
 		if elements <= 0 || elements > 2*v.Numel() {
 			continue // mostly memory that is not the result's
 		}
-		start := uintptr(r.At(v))
-		first := (start + hugePage - 1) &^ (hugePage - 1)
-		end := (start + uintptr(elements*v.DType.Size())) &^ (hugePage - 1)
-		if first < end {
-			syscall.RawSyscall(syscall.SYS_MADVISE, first, end-first, adviseHuge) // fails where a kernel has none
-		}
+		hintMemory(r.At(v), elements*v.DType.Size())
+	}
+}
+
+// hintMemory asks for huge pages wholly within a range.
+func hintMemory(at unsafe.Pointer, bytes int64) {
+	first := (uintptr(at) + hugePage - 1) &^ (hugePage - 1)
+	end := (uintptr(at) + uintptr(bytes)) &^ (hugePage - 1)
+	if first < end {
+		syscall.RawSyscall(syscall.SYS_MADVISE, first, end-first, adviseHuge) // fails where a kernel has none
 	}
 }

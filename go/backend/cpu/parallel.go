@@ -6,6 +6,7 @@ import (
 	"sync"
 	"sync/atomic"
 
+	"github.com/epigrad/epigrad/go/backend/cpu/team"
 	"github.com/epigrad/epigrad/go/status"
 )
 
@@ -16,12 +17,14 @@ const (
 	goroutineWork = 1 << 20
 )
 
-// parallel calls task(i) for every i in [0, tasks) on at most threads goroutines, the caller's among them, and returns when all are done.
-// Little work stays on the caller's goroutine. Which goroutine runs a task never changes its result. A panic in a task becomes the Internal error that is
-// returned.
+// parallel calls task(i) for every i in [0, tasks) on at most threads threads, the caller's among them, and returns when all are done: those of PyTorch's
+// team where there is one, else goroutines. Little work stays on the caller's. Which thread runs a task never changes its result. A panic in a task becomes
+// the Internal error that is returned.
 func parallel(tasks, threads int, work int64, task func(i int)) error {
-	threads = int(min(int64(threadsFor(threads)), int64(tasks), 1+work/goroutineWork))
+	all := threadsFor(threads)
+	threads = int(min(int64(all), int64(tasks), 1+work/goroutineWork))
 	var (
+		members atomic.Int64
 		next    atomic.Int64
 		failure atomic.Pointer[status.Error]
 		done    sync.WaitGroup
@@ -40,6 +43,13 @@ func parallel(tasks, threads int, work int64, task func(i int)) error {
 			task(i)
 		}
 	}
+	if threads > 1 && team.Run(all, func() {
+		if members.Add(1) <= int64(threads) {
+			run()
+		}
+	}) {
+		threads = 0
+	}
 	for range threads - 1 {
 		done.Add(1)
 		go func() {
@@ -47,7 +57,7 @@ func parallel(tasks, threads int, work int64, task func(i int)) error {
 			run()
 		}()
 	}
-	run()
+	run() // of what is left: nothing after a team
 	done.Wait()
 	if err := failure.Load(); err != nil {
 		return err

@@ -110,6 +110,7 @@ func (b *buffer) get(bytes int64) unsafe.Pointer {
 	const line = 64
 	if int64(len(b.memory)) < bytes+line {
 		b.memory = make([]byte, bytes+line)
+		hintMemory(unsafe.Pointer(unsafe.SliceData(b.memory)), bytes+line)
 	}
 	start := unsafe.Pointer(unsafe.SliceData(b.memory))
 	return unsafe.Add(start, -int64(uintptr(start))&(line-1))

@@ -1,0 +1,48 @@
+// Package team runs work on the threads that PyTorch has for its own.
+//
+// An OpenMP runtime keeps its threads spinning for milliseconds after a parallel region, so that the next one starts quickly. Goroutines on other threads share
+// the processors with them: on two processors, half of one is spent on waiting. In a process where PyTorch is, its runtime is asked for the team that it has for the
+// calling thread, as PyTorch's own operators do. Elsewhere, and where EPIGRAD_CPU_THREADS=goroutines says so, there is no team.
+package team
+
+import (
+	"fmt"
+	"os"
+	"sync"
+)
+
+const (
+	variable   = "EPIGRAD_CPU_THREADS"
+	goroutines = "goroutines"
+)
+
+// Check refuses a value of EPIGRAD_CPU_THREADS that means nothing.
+func Check() error {
+	if value := os.Getenv(variable); value != "" && value != goroutines {
+		return fmt.Errorf("%s: %q, want %s, or unset it for PyTorch's threads where there are any", variable, value, goroutines)
+	}
+	return nil
+}
+
+// Threads says what work runs on in this process.
+func Threads() string {
+	if found() {
+		return "PyTorch's threads"
+	}
+	return goroutines
+}
+
+// Run calls member once on each of `threads` threads, the caller's among them, and returns when all calls have; false if there is no team, and nothing was
+// called. A member must not panic.
+//
+// The number is PyTorch's: with a smaller one its runtime would end the threads that are left over, only to start them again for its next operator.
+func Run(threads int, member func()) bool {
+	if !found() {
+		return false
+	}
+	run(threads, member)
+	return true
+}
+
+// found looks for the runtime once.
+var found = sync.OnceValue(func() bool { return os.Getenv(variable) != goroutines && find() })

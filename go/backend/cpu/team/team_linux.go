@@ -1,0 +1,45 @@
+//go:build cgo && linux
+
+package team
+
+// #cgo CFLAGS: -std=c11 -O2
+// #cgo LDFLAGS: -ldl
+// #include "team.h"
+import "C"
+
+import (
+	"bytes"
+	"os"
+	"runtime/cgo"
+	"strconv"
+)
+
+func find() bool { return !forked() && C.epg_find_team() != 0 }
+
+// forked tells a child that was made by fork and runs the same program. It inherited the runtime's memory, where threads are noted down that the child does
+// not have: if its parent used them, the runtime would wait for them forever.
+func forked() bool {
+	const (
+		flags      = 6    // the field after the parenthesis that closes the program's name
+		forkNoExec = 0x40 // PF_FORKNOEXEC
+	)
+	stat, err := os.ReadFile("/proc/self/stat")
+	if err != nil {
+		return false
+	}
+	fields := bytes.Fields(stat[bytes.LastIndexByte(stat, ')')+1:])
+	if len(fields) <= flags {
+		return false
+	}
+	value, err := strconv.ParseUint(string(fields[flags]), 10, 64)
+	return err == nil && value&forkNoExec != 0
+}
+
+func run(threads int, member func()) {
+	h := cgo.NewHandle(member)
+	defer h.Delete()
+	C.epg_run_team(C.uintptr_t(h), C.unsigned(threads))
+}
+
+//export epgTeamMember
+func epgTeamMember(h C.uintptr_t) { cgo.Handle(h).Value().(func())() }

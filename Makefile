@@ -20,7 +20,9 @@ export GOTOOLCHAIN := local
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # Mesa's lavapipe compiles kernels in half the time for vectors of 128 bits, and the tests of WebGPU do little else.
 export LP_NATIVE_VECTOR_WIDTH ?= 128
-# Byte code is written at the first import; writing PyTorch's here would take longer than its download.
+# Byte code is written at the first import; writing PyTorch's here would take longer than its download. It has to be
+# written then: tests start hundreds of processes, each of which would compile all of PyTorch that it imports again.
+unexport PYTHONDONTWRITEBYTECODE
 PIP_INSTALL := $(PY) -m pip install --no-compile --quiet --progress-bar off
 # Python finds wgpu-native by itself. The shell looks, not make: make remembers what was missing before pip ran.
 # AMX, emulated, is an engine of the tests.
@@ -28,7 +30,7 @@ GO_TEST := EPIGRAD_WGPU_NATIVE="$${EPIGRAD_WGPU_NATIVE:-$$(ls $(CURDIR)/$(VENV)/
 CC_FLAGS := -std=c11 -O2 -Wall -Wextra -Werror
 C_SOURCES := '*.c' '*.h' '*.cpp' '*.cu' '*.cuh'
 
-.PHONY: build kernels lib demo page test test-go test-python test-full test-race sanitize portable examples check lint format generate bench wheel sdist check-install clean
+.PHONY: build kernels lib demo page test test-go test-python test-full test-oldest test-race sanitize portable examples check lint format generate bench wheel sdist check-install clean
 
 # --- what is needed -------------------------------------------------------------------------------------------------------
 
@@ -139,6 +141,18 @@ test-full: build lib $(STAMPS)/test
 	EPIGRAD_TEST_FULL=1 $(PY) -m pytest -n $(PYTEST_WORKERS) -q
 	@for engine in $$(.ci/engines $(PY)); do \
 		echo "engine $$engine"; EPIGRAD_CPU_ENGINE=$$engine EPIGRAD_TEST_DEVICES=cpu EPIGRAD_TEST_FULL=1 $(PY) -m pytest -n $(PYTEST_WORKERS) -q || exit 1; done
+
+# How epigrad lives with the oldest PyTorch that pyproject.toml allows, in an environment of its own.
+OLDEST := $(VENV)/oldest
+test-oldest: build $(OLDEST)/installed
+	PYTHONPATH=$(CURDIR)/python $(OLDEST)/bin/python -m pytest -n $(PYTEST_WORKERS) -q \
+		$(addprefix tests/test_,$(addsuffix .py,autocast autograd_features compile distributed fork higher_order modes nn ops transforms)) $(wildcard tests/test_models*.py)
+
+$(OLDEST)/installed: pyproject.toml | $(STAMPS)/venv
+	@echo "epigrad: installing the oldest PyTorch and what the tests need into $(OLDEST) (7 GB)"
+	@$(PYTHON) -m venv $(OLDEST)
+	@$(requirements) run test notebooks | sed -E 's/^torch>=([0-9.]+)$$/torch==\1.*/' > $(STAMPS)/oldest.txt && grep -q '^torch==' $(STAMPS)/oldest.txt
+	@$(subst $(PY),$(OLDEST)/bin/python,$(PIP_INSTALL)) -r $(STAMPS)/oldest.txt && touch $@
 
 test-race: $(STAMPS)/go $(STAMPS)/webgpu
 	@.ci/prerequisites --compiler

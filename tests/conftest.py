@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import collections
-import json
 import os
 from pathlib import Path
 
@@ -11,15 +10,22 @@ import hypothesis
 import pytest
 import torch
 
+FULL = os.environ.get("EPIGRAD_TEST_FULL", "") not in ("", "0")
+
+# What Inductor does once on a machine takes longer than all that the tests compile: trying vector instructions,
+# compiling headers ahead, starting processes. The variables reach what the tests start, too.
+if not FULL:
+    for variable in ("VEC_ISA_OK", "CPP_CACHE_PRECOMPILE_HEADERS"):
+        os.environ.setdefault(f"TORCHINDUCTOR_{variable}", "0")
+    os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
+
 # The modules that tests share are no tests; collecting one for doctests would only run what it loads.
 collect_ignore = [path.name for path in Path(__file__).parent.glob("*.py") if not path.name.startswith("test_")]
 
 hypothesis.settings.register_profile("default", deadline=None, max_examples=60)
 hypothesis.settings.register_profile("ci", deadline=None, max_examples=60, derandomize=True)
 hypothesis.settings.register_profile("full", deadline=None, max_examples=1000)
-hypothesis.settings.load_profile(
-    "full" if os.environ.get("EPIGRAD_TEST_FULL", "") not in ("", "0") else "ci" if os.environ.get("CI") else "default"
-)
+hypothesis.settings.load_profile("full" if FULL else "ci" if os.environ.get("CI") else "default")
 
 
 SLOW = os.environ.get("EPIGRAD_TEST_SLOW", "") not in ("", "0")
@@ -70,9 +76,18 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
         )
     path = os.environ.get("EPIGRAD_FEATURES")
     if path:
-        passed = terminalreporter.stats.get("passed", [])
-        cells = {tuple(value) for report in passed for name, value in report.user_properties if name == "feature"}
-        Path(path).write_text(json.dumps(sorted(cells)))
+        import features
+
+        ended = {
+            outcome: [
+                tuple(value)
+                for report in terminalreporter.stats.get(outcome, [])
+                for name, value in getattr(report, "user_properties", ())  # not of a file that could not be read
+                if name == "feature"
+            ]
+            for outcome in ("passed", "failed", "error")
+        }
+        features.save(Path(path), ended["passed"], ended["failed"] + ended["error"])
     if counts:
         told = ", ".join(f"{device} {count}" for device, count in sorted(counts.items()))
         terminalreporter.write_line(f"parity cases: {told}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import threading
+import types
 from pathlib import Path
 
 import epigrad
@@ -191,3 +192,7 @@ def test_a_plan_takes_numpys_ints_and_no_stream_on_cpu() -> None:
         for call in (made.run, made.can_implement):
             with pytest.raises(errors.InvalidProblemError, match="stream"):
                 call(**given, workspace=workspace, stream=stream)
+    # The handle of every device's default stream is 0: it is told by its device.
+    default = types.SimpleNamespace(cuda_stream=0, device=torch.device("cuda", 1))
+    with pytest.raises(errors.DeviceMismatchError, match="stream: on cuda:1, want cpu"):
+        made.run(**given, workspace=workspace, stream=default)

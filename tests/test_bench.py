@@ -129,7 +129,13 @@ def test_the_file_has_each_row_as_soon_as_it_is_measured(tmp_path: pathlib.Path)
 
 @pytest.mark.parametrize(
     "arguments",
-    [["--json", "{}/missing/r.json"], ["--rows", "("], ["--seconds", "0"], ["--device", "tpu"]],
+    [
+        ["--json", "{}/missing/r.json"],
+        ["--rows", "("],
+        ["--rows", "no such row"],
+        ["--seconds", "0"],
+        ["--device", "tpu"],
+    ],
     ids=lambda arguments: arguments[0],
 )
 def test_arguments_that_make_no_sense_are_refused_before_measuring(

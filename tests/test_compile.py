@@ -73,8 +73,8 @@ def test_inductor_compiles_a_network(device: str) -> None:
         epigrad.nn.Linear(8, 6),
         epigrad.nn.GatedActivation("glu"),
     ).to(device)
-    compiled = torch.compile(model, fullgraph=True)
-    for rows in (5, 9, 12):
+    compiled = torch.compile(model, fullgraph=True, dynamic=True)
+    for rows in (5, 9):
         x = torch.randn(rows, 4, device=device, requires_grad=True)
         grads = []
         for network in (model, compiled):
@@ -207,7 +207,10 @@ class Everything(nn.Module):
 
 @feature("AOTInductor")
 @on_devices
+@torch._inductor.config.patch({"aot_inductor.precompile_headers": False})  # for one package: longer than the package
 def test_aotinductor_packages_run(device: str, tmp_path: Path) -> None:
+    if device == "cuda" and torch.__version__ < "2.12":
+        pytest.skip("PyTorch 2.11 crashes on CUDA (an H200) as it loads any package, one without epigrad too")
     network = Everything(device).eval()
     inputs = {op: FUNCTIONS[op].tensors(device)[0].detach() for op in NAMES}
     with torch.no_grad():

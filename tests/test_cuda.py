@@ -348,6 +348,9 @@ def test_plans_of_another_device() -> None:
     assert torch.equal(out, torch.full_like(out, 0.5))
     with pytest.raises(errors.DeviceMismatchError, match="cuda:1"):
         made.run(start=start.to("cuda:0"), end=end.to("cuda:0"), out=out.to("cuda:0"))
+    for stream in (torch.cuda.default_stream("cuda:0"), torch.cuda.Stream("cuda:0")):
+        with pytest.raises(errors.DeviceMismatchError, match="stream: on cuda:0, want cuda:1"):
+            made.run(start=start, end=end, out=out, stream=stream)
 
 
 def refused_mixes(call: Callable[..., object], operands: list[Tensor], other: str) -> None:

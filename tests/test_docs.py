@@ -5,6 +5,7 @@ from __future__ import annotations
 import doctest
 import importlib
 import inspect
+import json
 import pkgutil
 import re
 from collections.abc import Iterator
@@ -18,6 +19,7 @@ from epigrad import backward, forward, plan
 from interpreter import run_script
 
 REPOSITORY = Path(__file__).resolve().parent.parent
+RESULTS = REPOSITORY / "docs" / "results" / "README.md"
 PAGES = [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").glob("*.md"))]
 
 
@@ -86,9 +88,12 @@ def test_classes_have_an_example(cls: type) -> None:
 
 
 def blocks() -> list[Any]:
-    """The Python blocks of every page, which run one after the other: a page may build on what it showed."""
+    """The Python blocks of each page of docs, which run one after the other: a page may build on what it showed.
+
+    Those of the README stand alone: test_documents.py.
+    """
     found = []
-    for page in PAGES:
+    for page in PAGES[1:]:
         if page.exists():
             texts = re.findall(r"^```python\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)
             if texts:
@@ -114,6 +119,17 @@ def links(page: Path) -> list[str]:
 
 
 def test_links_between_pages_lead_somewhere() -> None:
-    for page in (*PAGES, *sorted(REPOSITORY.glob("*.md"))):
+    for page in (*PAGES, *sorted(REPOSITORY.glob("*.md")), RESULTS):
         for target in links(page):
             assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+def test_the_pages_count_the_rows_of_the_files_that_they_name() -> None:
+    told = re.findall(r"Of the (\d+) rows of (\S+\.json), (\d+) are faster than eager", RESULTS.read_text())
+    assert told
+    for count, name, faster in told:
+        rows = json.loads((RESULTS.parent / name).read_text())["rows"]
+        assert (len(rows), sum(row["ratio"] < 1 for row in rows)) == (int(count), int(faster)), name
+    for page in (*PAGES, RESULTS):
+        for count, target in re.findall(r"\[(\d+) rows\]\((\S+\.json)\)", page.read_text()):
+            assert len(json.loads((page.parent / target).read_text())["rows"]) == int(count), f"{page.name}: {target}"

@@ -88,6 +88,25 @@ def test_sizes_travel_with_the_error(name: str) -> None:
     assert (error.needed, error.got) == (512, 16)
 
 
+FAILURE = "cuda: cuLaunchKernel: CUDA_ERROR_ILLEGAL_ADDRESS (700): an illegal memory access was encountered"
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        errors.from_status(9, "DeviceError", FAILURE, 0, 700),  # a call
+        errors.from_text(f"DeviceError: {FAILURE}"),  # a plan's select
+        errors.renamed(errors.from_status(9, "DeviceError", FAILURE, 0, 700), "mlp", {"weight": "weight1"}),
+    ],
+    ids=["call", "plan", "block"],
+)
+def test_the_drivers_code_and_name_travel_with_the_error(error: errors.EpigradError) -> None:
+    copy = pickle.loads(pickle.dumps(error))
+    assert isinstance(copy, errors.DeviceError) and str(copy) == str(error)
+    assert (copy.code, copy.name) == (700, "CUDA_ERROR_ILLEGAL_ADDRESS")
+    assert "cuLaunchKernel: CUDA_ERROR_ILLEGAL_ADDRESS (700)" in str(copy)
+
+
 INVALID = [
     Case(
         "matmul inner sizes",

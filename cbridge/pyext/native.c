@@ -24,7 +24,7 @@ static PyObject *configure(PyObject *module, PyObject *const *args, Py_ssize_t n
   if (!api) return NULL;
   while (api && api->header.version.major != EPG_EXCHANGE_MAJOR) api = (const DLPackExchangeAPI *)api->header.prev_api;
   if (!api || !api->dltensor_from_py_object_no_sync) {
-    PyErr_SetString(PyExc_ImportError, "this PyTorch's DLPack epg_py.exchange API has no version 1: epigrad does not know its layout");
+    PyErr_SetString(PyExc_ImportError, "this PyTorch's DLPack exchange API has no version 1: epigrad does not know its layout");
     return NULL;
   }
   const struct {

@@ -40,7 +40,7 @@ function worstOf(numbers, { reference, allowed }) {
 }
 
 async function measure(device, texts, pipelines, test) {
-  const program = new Program(device, texts, pipelines, test.dtype, test.weight);
+  const program = new Program(device, texts, pipelines, test);
   const operands = Object.fromEntries(
     Object.entries(test.operands).map(([name, { shape, bytes }]) => [name, program.tensor(test.dtype, shape, bytesOf(bytes))]),
   );

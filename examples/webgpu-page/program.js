@@ -48,12 +48,13 @@ const operandsOf = (outputs, inputs) =>
     ...inputs.map((t, place) => t && { ...t, place, written: false, quads: false }),
   ].filter(Boolean);
 
-// definitionsOf makes a template one kernel, as go/backend/webgpu/template.go does.
-function definitionsOf(file, formula, all) {
+// definitionsOf makes a template one kernel of a case with this dtype, as go/backend/webgpu/template.go does.
+function definitionsOf(dtype, file, formula, all) {
   const bits = file === "elementwise" && formula.name === "identity" && !formula.accumulates && all.every((o) => o.dtype === all[0].dtype);
   const definitions = {
     COUNT: `${all.length}u`, REAL: bits ? "u32" : "f32", FORMULA: formula.name, KIND: formula.kind ?? "none",
     WEIGHT: formula.tensorWeight ? "tensor" : "number", ACCUMULATES: all.some((o) => o.accumulates) ? "run" : "",
+    APPROXIMATE: SIZE[dtype] === 2 ? "yes" : "",
   };
   const numbers = (chosen) => all.flatMap((o, j) => (chosen(o) ? [j] : [])).join(" ");
   const read = (o) => !o.written || o.accumulates;
@@ -73,15 +74,14 @@ function definitionsOf(file, formula, all) {
   return definitions;
 }
 
-// Program collects the dispatches of a problem in one dtype; texts has the kernels, pipelines those that were compiled, by their source.
+// Program collects dispatches; texts has the kernels, pipelines those that were compiled, by their source.
 export class Program {
-  #device; #texts; #pipelines; #weight; #half;
+  #device; #texts; #pipelines; #dtype; #weight;
   #steps = [];
   #buffers = [];
 
-  constructor(device, texts, pipelines, dtype, weight = 0) {
-    [this.#device, this.#texts, this.#pipelines, this.#weight] = [device, texts, pipelines, weight];
-    this.#half = SIZE[dtype] === 2;
+  constructor(device, texts, pipelines, { dtype, weight = 0 }) {
+    [this.#device, this.#texts, this.#pipelines, this.#dtype, this.#weight] = [device, texts, pipelines, dtype, weight];
   }
 
   // tensor is a new one, with its bytes or zeros.
@@ -109,7 +109,7 @@ export class Program {
     const serves = (o) => !o.written && o.strides.at(-1) === 0; // one element for all four
     const per = shape.at(-1) % 4 === 0 && all.every((o) => inQuads(o) || serves(o)) ? 4 : 1;
     all = all.map((o) => ({ ...o, quads: per === 4 && !serves(o), accumulates: o.written && Boolean(formula.accumulates) }));
-    const definitions = { ...definitionsOf("elementwise", formula, all), PER: `${per}u` };
+    const definitions = { ...definitionsOf(this.#dtype, "elementwise", formula, all), PER: `${per}u` };
     const loops = [...shape.keys()].reverse(); // innermost first
     const strides = all.map((o) => loops.map((d, i) => o.strides[d] * (i === 0 ? per : 1)));
     const params = this.#params(loops.map((d, i) => shape[d] / (i === 0 ? per : 1)), strides);
@@ -139,7 +139,7 @@ export class Program {
     const strides = all.map((o) => loops.map((d) => (o.written && summed.includes(d) ? 0 : o.strides[d])));
     const params = this.#params(loops.map((d) => shape[d]), strides);
     Object.assign(params, { [PARAM.count]: count(kept), [PARAM.split]: stays.length, [PARAM.terms]: terms, [PARAM.run]: RUN, [PARAM.sizes]: count(kept) });
-    this.#dispatch("reduce", definitionsOf("reduce", { ...formula, accumulates: false }, all), all, params, this.#row(params, count(kept) * chunks));
+    this.#dispatch("reduce", definitionsOf(this.#dtype, "reduce", { ...formula, accumulates: false }, all), all, params, this.#row(params, count(kept) * chunks));
     const left = chunks > 1 ? this.#chunks({ name: "identity" }, 0, partial.shape, [1, ...kept], [partial]) : partial;
     return { ...left, shape: kept, strides: left.strides.slice(1) };
   }
@@ -161,9 +161,9 @@ export class Program {
     );
     const number = (place) => all.findIndex((o) => o.place === place);
     const definitions = {
-      ...definitionsOf("gemm", { name: "gemm", kind }, all),
+      ...definitionsOf(this.#dtype, "gemm", { name: "gemm", kind }, all),
       A: `${number(2)}`, B: `${number(3)}`, BIASES: bias ? `${number(4)}` : "", K_FLAT: "yes", HALVES: "0", PARTS: "1u", TILE: `${TILE}u`, WIDTH: `${TILE / 4 + 1}u`,
-      UNROLLED: "0", STEP: "1u", SUM_OF_SUMS: this.#half ? "" : "yes",
+      UNROLLED: "0", STEP: "1u", SUM_OF_SUMS: SIZE[this.#dtype] === 2 ? "" : "yes",
       A_ALONG: a.strides[1] < a.strides[0] ? "along_k" : "across_k", B_ALONG: b.strides[0] < b.strides[1] ? "along_k" : "across_k",
     };
     const steps = [([m, n]) => [m, n, 0], ([m, n]) => [m, n, 0], ([m, k]) => [m, 0, k], ([k, n]) => [0, n, k], ([n]) => [0, n, 0]]; // along m, n and k
@@ -192,7 +192,7 @@ export class Program {
   }
 
   #dispatch(file, definitions, all, params, groups) {
-    const text = source(file, { ...definitions, APPROXIMATE: this.#half ? "yes" : "" }, this.#texts);
+    const text = source(file, definitions, this.#texts);
     if (!this.#pipelines.has(text)) {
       const module = this.#device.createShaderModule({ code: text });
       this.#pipelines.set(text, this.#device.createComputePipelineAsync({ layout: "auto", compute: { module, entryPoint: "main" } }));

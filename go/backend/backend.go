@@ -9,6 +9,7 @@ import (
 
 	"github.com/epigrad/epigrad/go/dtype"
 	"github.com/epigrad/epigrad/go/tensor"
+	"github.com/epigrad/epigrad/go/tuning"
 )
 
 // Info says whether a backend can run here.
@@ -120,6 +121,8 @@ type Keeper interface {
 type Problem interface {
 	// Describe returns the op's name, its kind and its dtype.
 	Describe() (op, kind string, dt dtype.DType)
+	// Tuning returns where the choices of the tuning block that the call is in are kept; nil outside of blocks.
+	Tuning() *tuning.File
 	// Views lists the problem's views; absent ones are left out.
 	Views() []*tensor.View
 }

@@ -3,6 +3,7 @@ package backend
 import (
 	"github.com/epigrad/epigrad/go/dtype"
 	"github.com/epigrad/epigrad/go/tensor"
+	"github.com/epigrad/epigrad/go/tuning"
 )
 
 // Header is what every problem says of itself.
@@ -12,10 +13,16 @@ type Header struct {
 	DType    dtype.DType
 	// AllowTF32 lets float32 products be computed in TF32 where the hardware has it.
 	AllowTF32 bool
+	// Choices are those of the tuning block that the call is in: a backend that has candidates times them and keeps the choice. nil outside of blocks, where every
+	// choice is fixed.
+	Choices *tuning.File
 }
 
 // Describe implements Problem.
 func (h *Header) Describe() (op, kind string, dt dtype.DType) { return h.Op, h.Kind, h.DType }
+
+// Tuning implements Problem.
+func (h *Header) Tuning() *tuning.File { return h.Choices }
 
 // GemmEpilogue is out = act(a b + bias).
 //

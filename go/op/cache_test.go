@@ -1,14 +1,17 @@
 package op_test
 
 import (
+	"path/filepath"
 	"sync"
 	"testing"
 
 	"github.com/stretchr/testify/suite"
 
+	"github.com/epigrad/epigrad/go/backend"
 	"github.com/epigrad/epigrad/go/dtype"
 	"github.com/epigrad/epigrad/go/op"
 	"github.com/epigrad/epigrad/go/tensor"
+	"github.com/epigrad/epigrad/go/tuning"
 )
 
 type CacheSuite struct{ suite.Suite }
@@ -95,6 +98,38 @@ func (s *CacheSuite) TestIsBounded() {
 	}
 	s.LessOrEqual(most, 4096)
 	s.Greater(most, 1000, "but it does remember")
+}
+
+// choosing is a backend that calls choose while it is asked for a kernel.
+type choosing struct {
+	backend.Backend
+	choose func(p backend.Problem)
+}
+
+func (b choosing) Select(p backend.Problem) (backend.Kernel, error) {
+	b.choose(p)
+	return b.Backend.Select(p)
+}
+
+// TestABlockThatOpensMeanwhile: a kernel that is being chosen when another thread begins to tune is not tuned, since it is kept for calls outside of blocks.
+func (s *CacheSuite) TestABlockThatOpensMeanwhile() {
+	cpu, err := backend.Named("cpu")
+	s.Require().NoError(err)
+	defer backend.Register(cpu)
+	var seen []*tuning.File
+	path := filepath.Join(s.T().TempDir(), "choices.json")
+	backend.Register(choosing{cpu, func(p backend.Problem) {
+		if len(seen) == 0 {
+			s.Require().NoError(tuning.Begin(path))
+		}
+		seen = append(seen, p.Tuning())
+	}})
+	call := s.activation(dtype.Float32, 4, 4)
+	s.Equal([3]int64{1, 0, 1}, s.after(call))
+	s.Equal([3]int64{1, 0, 1}, s.after(call), "inside the block it is another kernel's turn")
+	s.Equal([]*tuning.File{nil, tuning.Current()}, seen)
+	tuning.End()
+	s.Equal([3]int64{0, 1, 0}, s.after(call))
 }
 
 func (s *CacheSuite) TestConcurrentUse() {

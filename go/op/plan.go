@@ -40,7 +40,8 @@ func ClearCache() {
 // kernel validates a call's geometry and chooses its kernel, or finds both done.
 func (o *operation) kernel(c *Call) (backend.Kernel, error) {
 	var buffer [512]byte
-	key := c.key(buffer[:0])
+	choices := tuning.Current()
+	key := c.key(buffer[:0], choices)
 	cache.RLock()
 	k, ok := cache.kernels[string(key)]
 	cache.RUnlock()
@@ -49,7 +50,7 @@ func (o *operation) kernel(c *Call) (backend.Kernel, error) {
 		return k, nil
 	}
 	cache.misses.Add(1)
-	k, err := o.choose(c)
+	k, err := o.choose(c, choices)
 	if err != nil {
 		return nil, err
 	}
@@ -62,8 +63,8 @@ func (o *operation) kernel(c *Call) (backend.Kernel, error) {
 	return k, nil
 }
 
-// choose is kernel without the cache.
-func (o *operation) choose(c *Call) (backend.Kernel, error) {
+// choose is kernel without the cache, with the choices of the tuning block that the call is in; nil for none.
+func (o *operation) choose(c *Call, choices *tuning.File) (backend.Kernel, error) {
 	inputs, _, _, dt, err := o.geometry(c)
 	if err != nil {
 		return nil, err
@@ -88,7 +89,7 @@ func (o *operation) choose(c *Call) (backend.Kernel, error) {
 		}}, nil
 	}
 	owned := c.owned(len(o.Inputs))
-	return b.Select(o.problem(owned, backend.Header{Op: o.Name, Kind: c.Kind, DType: dt, AllowTF32: c.AllowTF32}))
+	return b.Select(o.problem(owned, backend.Header{Op: o.Name, Kind: c.Kind, DType: dt, AllowTF32: c.AllowTF32, Choices: choices}))
 }
 
 // asksNothing reports whether every output is absent.
@@ -134,15 +135,15 @@ func (c *Call) owned(inputs int) *Call {
 	return &o
 }
 
-// key writes the call's geometry.
-func (c *Call) key(key []byte) []byte {
+// key writes the call's geometry, and in which file's choices its kernel is.
+func (c *Call) key(key []byte, choices *tuning.File) []byte {
 	for _, name := range [3]string{c.Op, c.Kind, c.Backend} { // with its length: a name may hold any byte
 		key = binary.AppendUvarint(key, uint64(len(name)))
 		key = append(key, name...)
 	}
 	key = append(key, flag(c.GateFirst), flag(c.Accumulate), flag(c.HasWeight), flag(c.AllowTF32))
 	key = binary.AppendVarint(key, int64(c.Dim))
-	key = binary.AppendVarint(key, tuning.Generation())
+	key = binary.AppendVarint(key, choices.Generation())
 	for _, views := range [2][]*tensor.View{c.Inputs, c.Outputs} {
 		key = binary.AppendUvarint(key, uint64(len(views)))
 		for _, v := range views {
@@ -234,7 +235,7 @@ func (p *Plan) mostWorkspace() (int64, error) {
 	}
 	worst := p.call
 	worst.Inputs, worst.Outputs = spread(p.call.Inputs, p.exactInputs), spread(p.call.Outputs, p.exactOutputs)
-	k, err := p.operation.choose(&worst)
+	k, err := p.operation.choose(&worst, nil) // a bound on what may be chosen: nothing is timed for it
 	if err != nil {
 		return 0, err
 	}

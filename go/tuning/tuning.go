@@ -16,22 +16,24 @@ import (
 	"github.com/epigrad/epigrad/go/status"
 )
 
-// file is a cache of choices, as it was read and with what was stored since.
-type file struct {
+// File is a cache of choices, as it was read and with what was stored since. A call that may choose asks once which file is in use and goes on with that, whatever
+// blocks other threads open and close meanwhile.
+type File struct {
 	path       string
+	generation int64
+	mutex      sync.Mutex
 	choices    map[string][]byte
-	generation int64 // a number that no other has: kernels chosen under one are not those of another
 }
 
 var table struct {
 	sync.Mutex
-	open   []*file // of the blocks that are open, the innermost last
-	latest *file   // the last that was in use: a block on it again need not read it
+	open   []*File // of the blocks that are open, the innermost last
+	latest *File   // the last that was in use: a block on it again need not read it
 	files  int64
 }
 
 // current is the file in use, nil outside of blocks.
-var current atomic.Pointer[file]
+var current atomic.Pointer[File]
 
 // Begin opens a block: backends time their candidates from now on and keep the choices in the file at path. Blocks nest; the one that was opened last gives the
 // file.
@@ -48,8 +50,8 @@ func Begin(path string) error {
 }
 
 // opened is the file at a path, which is read unless it is known.
-func opened(path string) (*file, error) {
-	for _, f := range append([]*file{table.latest}, table.open...) {
+func opened(path string) (*File, error) {
+	for _, f := range append([]*File{table.latest}, table.open...) {
 		if f != nil && f.path == path {
 			return f, nil
 		}
@@ -59,7 +61,7 @@ func opened(path string) (*file, error) {
 		return nil, err
 	}
 	table.files++
-	return &file{path, choices, table.files}, nil
+	return &File{path: path, generation: table.files, choices: choices}, nil
 }
 
 // End closes the block that was opened last; the file of the one around it is in use again.
@@ -78,36 +80,29 @@ func End() {
 	current.Store(table.latest)
 }
 
-// Generation is 0 outside of blocks, and inside a number that stands for the file in use.
-func Generation() int64 {
-	if f := current.Load(); f != nil {
-		return f.generation
+// Current is the file in use; nil outside of blocks.
+func Current() *File { return current.Load() }
+
+// Generation is a number that no other file has, 0 for none: kernels chosen under one are not those of another.
+func (f *File) Generation() int64 {
+	if f == nil {
+		return 0
 	}
-	return 0
+	return f.generation
 }
 
-// Active reports whether a block is open.
-func Active() bool { return current.Load() != nil }
-
 // Lookup returns the kept choice of a problem.
-func Lookup(problem string) ([]byte, bool) {
-	table.Lock()
-	defer table.Unlock()
-	if table.latest == nil {
-		return nil, false
-	}
-	choice, ok := table.latest.choices[problem]
+func (f *File) Lookup(problem string) ([]byte, bool) {
+	f.mutex.Lock()
+	defer f.mutex.Unlock()
+	choice, ok := f.choices[problem]
 	return choice, ok
 }
 
 // Store keeps a choice, and with it those that other processes have stored meanwhile.
-func Store(problem string, choice []byte) error {
-	table.Lock()
-	defer table.Unlock()
-	f := table.latest
-	if f == nil {
-		return nil // the block was closed meanwhile
-	}
+func (f *File) Store(problem string, choice []byte) error {
+	f.mutex.Lock()
+	defer f.mutex.Unlock()
 	unlock, err := lock(f.path)
 	if err != nil {
 		return err

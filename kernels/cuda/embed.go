@@ -30,8 +30,9 @@ type Image struct {
 
 // build is what this build has compiled.
 type build struct {
-	images []Image // sorted by name
-	stale  []string
+	images  []Image // sorted by name
+	stale   []string
+	sources int // how many there should be
 }
 
 var built = sync.OnceValue(func() build {
@@ -45,6 +46,7 @@ var built = sync.OnceValue(func() build {
 		if !isSource {
 			continue
 		}
+		b.sources++
 		data, dataErr := files.ReadFile(name + ".fatbin")
 		list, listErr := files.ReadFile(name + ".functions")
 		if dataErr != nil || listErr != nil {
@@ -83,7 +85,7 @@ func hashOf(entries []fs.DirEntry, name string) string {
 func Images() []Image { return built().images }
 
 // Built reports whether this build has compiled kernels of its sources, all of them.
-func Built() bool { return len(built().images) > 0 && len(built().stale) == 0 }
+func Built() bool { return built().sources > 0 && len(built().images) == built().sources }
 
 // Stale returns the names of images that were compiled of other sources than this build has.
 func Stale() []string { return built().stale }

@@ -67,6 +67,7 @@ def matmul_bias_activation_backward(
         DeviceMismatchError: (a ``ValueError``) tensors on different devices.
         UnsupportedError: (a ``NotImplementedError``) tensor subclasses and functorch's wrappers.
         BackendUnavailableError: (a ``RuntimeError``) tensors of a device that this build cannot compute on.
+        DeviceError: (a ``RuntimeError``) the driver reported a failure; `code` and `name` are its own.
 
     Source:
         The chain rule; the activations' formulas and papers are listed in ``go/activation``.
@@ -134,6 +135,7 @@ def linear_backward(
         DeviceMismatchError: (a ``ValueError``) tensors on different devices.
         UnsupportedError: (a ``NotImplementedError``) tensor subclasses and functorch's wrappers.
         BackendUnavailableError: (a ``RuntimeError``) tensors of a device that this build cannot compute on.
+        DeviceError: (a ``RuntimeError``) the driver reported a failure; `code` and `name` are its own.
 
     Source:
         The chain rule; the activations' formulas and papers are listed in ``go/activation``.
@@ -188,6 +190,7 @@ def gated_activation_backward(
         DeviceMismatchError: (a ``ValueError``) tensors on different devices.
         UnsupportedError: (a ``NotImplementedError``) tensor subclasses and functorch's wrappers.
         BackendUnavailableError: (a ``RuntimeError``) tensors of a device that this build cannot compute on.
+        DeviceError: (a ``RuntimeError``) the driver reported a failure; `code` and `name` are its own.
 
     Source:
         Dauphin et al. 2016, https://arxiv.org/abs/1612.08083; Shazeer 2020, https://arxiv.org/abs/2002.05202.
@@ -241,6 +244,7 @@ def gated_product_backward(
         DeviceMismatchError: (a ``ValueError``) tensors on different devices.
         UnsupportedError: (a ``NotImplementedError``) tensor subclasses and functorch's wrappers.
         BackendUnavailableError: (a ``RuntimeError``) tensors of a device that this build cannot compute on.
+        DeviceError: (a ``RuntimeError``) the driver reported a failure; `code` and `name` are its own.
 
     Source:
         Shazeer 2020, https://arxiv.org/abs/2002.05202.
@@ -294,6 +298,7 @@ def lerp_backward(
         DeviceMismatchError: (a ``ValueError``) tensors on different devices.
         UnsupportedError: (a ``NotImplementedError``) tensor subclasses and functorch's wrappers.
         BackendUnavailableError: (a ``RuntimeError``) tensors of a device that this build cannot compute on.
+        DeviceError: (a ``RuntimeError``) the driver reported a failure; `code` and `name` are its own.
 
     Source:
         `torch.lerp`.

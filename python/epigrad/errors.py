@@ -1,7 +1,8 @@
 """The errors of epigrad: each is also the built-in exception that a Python user would catch.
 
 Every message has the form ``op: argument: what was given, what is accepted``, and no output has been written when one
-is raised. The core answers with a status code; its table of codes names these classes, and `from_status` makes the
+is raised. Running out of a GPU's memory is PyTorch's own `torch.OutOfMemoryError`: its allocator makes all results and
+workspaces. The core answers with a status code; its table of codes names these classes, and `from_status` makes the
 exception.
 """
 
@@ -106,21 +107,25 @@ def from_status(code: int, class_name: str, message: str | bytes, needed: int = 
     if isinstance(message, bytes):
         # The core's message may be cut in the middle of a character.
         message = message.decode("utf-8", "replace")
-    cls = _CLASSES.get(class_name, EpigradError)
-    if issubclass(cls, _TooSmallError):
-        return cls(message, needed, got)
-    if cls is DeviceError:
-        failure = re.search(r"(\w+) \((\d+)\)", message)  # NAME (code), as go/backend/cuda writes it
-        return DeviceError(message, got, failure[1] if failure else "")
-    return cls(message)
+    return _of_class(_CLASSES.get(class_name, EpigradError), message, needed, got)
 
 
 def from_text(text: str) -> EpigradError:
     """Make the exception of a control-plane error, whose text is ``ClassName: message``."""
     name, separator, message = text.partition(": ")
     if separator and name in _CLASSES:
-        return _CLASSES[name](message)
+        return _of_class(_CLASSES[name], message)
     return EpigradError(text)
+
+
+def _of_class(cls: type[EpigradError], message: str, needed: int = 0, got: int = 0) -> EpigradError:
+    if issubclass(cls, _TooSmallError):
+        return cls(message, needed, got)
+    if issubclass(cls, DeviceError):
+        failure = re.search(r"(\w+) \((\d+)\)", message)  # NAME (code), as the backends write it
+        name, code = (failure[1], int(failure[2])) if failure else ("", 0)
+        return cls(message, got or code, name)
+    return cls(message)
 
 
 def renamed(error: EpigradError, op: str, arguments: dict[str, str]) -> EpigradError:
@@ -134,4 +139,6 @@ def renamed(error: EpigradError, op: str, arguments: dict[str, str]) -> EpigradE
     text = f"{op}: {arguments.get(argument, argument)}{separator}{rest}"
     if isinstance(error, _TooSmallError):
         return type(error)(text, error.needed, error.got)
+    if isinstance(error, DeviceError):
+        return type(error)(text, error.code, error.name)
     return type(error)(text)

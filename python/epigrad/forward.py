@@ -65,6 +65,7 @@ def matmul_bias_activation(
         DeviceMismatchError: (a ``ValueError``) tensors on different devices.
         UnsupportedError: (a ``NotImplementedError``) tensor subclasses and functorch's wrappers.
         BackendUnavailableError: (a ``RuntimeError``) tensors of a device that this build cannot compute on.
+        DeviceError: (a ``RuntimeError``) the driver reported a failure; `code` and `name` are its own.
 
     Source:
         `epigrad.matmul_bias_activation`.
@@ -130,6 +131,7 @@ def linear(
         DeviceMismatchError: (a ``ValueError``) tensors on different devices.
         UnsupportedError: (a ``NotImplementedError``) tensor subclasses and functorch's wrappers.
         BackendUnavailableError: (a ``RuntimeError``) tensors of a device that this build cannot compute on.
+        DeviceError: (a ``RuntimeError``) the driver reported a failure; `code` and `name` are its own.
 
     Source:
         `epigrad.linear`.
@@ -166,6 +168,7 @@ def gated_activation(
         DTypeError: (a ``TypeError``) another dtype, or something that is not a tensor.
         UnsupportedError: (a ``NotImplementedError``) tensor subclasses and functorch's wrappers.
         BackendUnavailableError: (a ``RuntimeError``) tensors of a device that this build cannot compute on.
+        DeviceError: (a ``RuntimeError``) the driver reported a failure; `code` and `name` are its own.
 
     Source:
         `epigrad.gated_activation`.
@@ -205,6 +208,7 @@ def gated_product(value: Data, gate: Data, kind: str = "swiglu", *, out: Data | 
         DeviceMismatchError: (a ``ValueError``) tensors on different devices.
         UnsupportedError: (a ``NotImplementedError``) tensor subclasses and functorch's wrappers.
         BackendUnavailableError: (a ``RuntimeError``) tensors of a device that this build cannot compute on.
+        DeviceError: (a ``RuntimeError``) the driver reported a failure; `code` and `name` are its own.
 
     Source:
         `epigrad.gated_product`.
@@ -243,6 +247,7 @@ def lerp(start: Data, end: Data, weight: float | Data, *, out: Data | None = Non
         DeviceMismatchError: (a ``ValueError``) tensors on different devices.
         UnsupportedError: (a ``NotImplementedError``) tensor subclasses and functorch's wrappers.
         BackendUnavailableError: (a ``RuntimeError``) tensors of a device that this build cannot compute on.
+        DeviceError: (a ``RuntimeError``) the driver reported a failure; `code` and `name` are its own.
 
     Source:
         `torch.lerp`.

@@ -61,6 +61,7 @@ def matmul_bias_activation(
         DeviceMismatchError: (a ``ValueError``) tensors on different devices.
         UnsupportedError: (a ``NotImplementedError``) tensors that are not strided, such as sparse ones.
         BackendUnavailableError: (a ``RuntimeError``) tensors of a device that this build cannot compute on.
+        DeviceError: (a ``RuntimeError``) the driver reported a failure; `code` and `name` are its own.
 
     Source:
         The product as `torch.matmul`; the activations' formulas and papers are listed in ``go/activation``.
@@ -105,6 +106,7 @@ def linear(
         DeviceMismatchError: (a ``ValueError``) tensors on different devices.
         UnsupportedError: (a ``NotImplementedError``) tensors that are not strided, such as sparse ones.
         BackendUnavailableError: (a ``RuntimeError``) tensors of a device that this build cannot compute on.
+        DeviceError: (a ``RuntimeError``) the driver reported a failure; `code` and `name` are its own.
 
     Source:
         `torch.nn.functional.linear`; the activations' formulas and papers are listed in ``go/activation``.
@@ -137,6 +139,7 @@ def gated_activation(input: Tensor, kind: str = "swiglu", dim: int = -1, *, gate
         DTypeError: (a ``TypeError``) another dtype, or something that is not a tensor.
         UnsupportedError: (a ``NotImplementedError``) tensors that are not strided, such as sparse ones.
         BackendUnavailableError: (a ``RuntimeError``) tensors of a device that this build cannot compute on.
+        DeviceError: (a ``RuntimeError``) the driver reported a failure; `code` and `name` are its own.
 
     Source:
         Dauphin et al. 2016, https://arxiv.org/abs/1612.08083; Shazeer 2020, https://arxiv.org/abs/2002.05202.
@@ -184,6 +187,7 @@ def gated_product(value: Tensor, gate: Tensor, kind: str = "swiglu") -> Tensor:
         DeviceMismatchError: (a ``ValueError``) tensors on different devices.
         UnsupportedError: (a ``NotImplementedError``) tensors that are not strided, such as sparse ones.
         BackendUnavailableError: (a ``RuntimeError``) tensors of a device that this build cannot compute on.
+        DeviceError: (a ``RuntimeError``) the driver reported a failure; `code` and `name` are its own.
 
     Source:
         Shazeer 2020, https://arxiv.org/abs/2002.05202.
@@ -226,6 +230,7 @@ def lerp(start: Tensor, end: Tensor, weight: float | Tensor) -> Tensor:
         DeviceMismatchError: (a ``ValueError``) tensors on different devices.
         UnsupportedError: (a ``NotImplementedError``) tensors that are not strided, such as sparse ones.
         BackendUnavailableError: (a ``RuntimeError``) tensors of a device that this build cannot compute on.
+        DeviceError: (a ``RuntimeError``) the driver reported a failure; `code` and `name` are its own.
 
     Source:
         `torch.lerp`.
@@ -285,6 +290,7 @@ def mlp(
         DeviceMismatchError: (a ``ValueError``) tensors on different devices.
         UnsupportedError: (a ``NotImplementedError``) tensors that are not strided, such as sparse ones.
         BackendUnavailableError: (a ``RuntimeError``) tensors of a device that this build cannot compute on.
+        DeviceError: (a ``RuntimeError``) the driver reported a failure; `code` and `name` are its own.
 
     Source:
         Vaswani et al. 2017, section 3.3, https://arxiv.org/abs/1706.03762.
@@ -334,6 +340,7 @@ def gated_mlp(
         DeviceMismatchError: (a ``ValueError``) tensors on different devices.
         UnsupportedError: (a ``NotImplementedError``) tensors that are not strided, such as sparse ones.
         BackendUnavailableError: (a ``RuntimeError``) tensors of a device that this build cannot compute on.
+        DeviceError: (a ``RuntimeError``) the driver reported a failure; `code` and `name` are its own.
 
     Source:
         Shazeer 2020, https://arxiv.org/abs/2002.05202.

@@ -135,7 +135,8 @@ class _Plan:
 
         Args:
             workspace: contiguous uint8, aligned to 256 bytes, of at least `workspace_size` bytes; None for 0 bytes.
-            stream: the stream to run on; on CPU there is none but 0, which None means too.
+            stream: the stream to run on, on the plan's device: a `torch.cuda.Stream` or the driver's handle of one.
+                None is PyTorch's current one. Where there are no streams it is None or 0.
             accumulate: add into the weight and bias gradients in place of overwriting them.
             tensors: the inputs and outputs, by name; an output that is left out or None is not computed.
 
@@ -144,9 +145,10 @@ class _Plan:
             InvalidProblemError: (a ``ValueError``) a missing input, a tensor that is not what the plan was selected
                 for, overlap.
             DTypeError: (a ``TypeError``) another dtype, or something that is not a tensor.
-            DeviceMismatchError: (a ``ValueError``) a tensor on another device.
+            DeviceMismatchError: (a ``ValueError``) a tensor or a stream on another device.
             MisalignedOperandError: (a ``ValueError``) a buffer that is not aligned to its element.
             WorkspaceTooSmallError: (a ``ValueError``) too small a workspace.
+            DeviceError: (a ``RuntimeError``) the driver reported a failure; `code` and `name` are its own.
         """
         inputs, outputs = self._arranged(tensors)
         handle = self._stream_handle(stream)
@@ -160,10 +162,14 @@ class _Plan:
         if stream is None:
             return None
         handle = getattr(stream, "cuda_stream", stream)
-        on_cpu = self._sku.backend != "cuda"
-        if not isinstance(handle, int) or handle < 0 or (on_cpu and handle != 0):
-            wanted = "None or 0, since CPU has no other stream" if on_cpu else "a stream, its handle or None"
+        has_streams = self._sku.backend == "cuda"
+        if not isinstance(handle, int) or not 0 <= handle < (2**64 if has_streams else 1):
+            wanted = "a stream, its handle or None" if has_streams else f"None or 0: {self._sku.backend} has no streams"
             raise errors.InvalidProblemError(f"{self._sku.op}: stream: {stream!r}, want {wanted}")
+        # The default streams of all devices have one handle: the driver cannot tell that another was meant.
+        device = getattr(stream, "device", None)
+        if isinstance(device, torch.device) and str(device) != self._spec["device"]:
+            raise errors.DeviceMismatchError(f"{self._sku.op}: stream: on {device}, want {self._spec['device']}")
         return handle
 
     def _arranged(
@@ -225,6 +231,7 @@ class _Gemm(_Plan):
             InvalidProblemError: (a ``ValueError``) a problem that makes no sense, or an unknown activation.
             DTypeError: (a ``TypeError``) another dtype.
             BackendUnavailableError: (a ``RuntimeError``) a device that this build cannot compute on.
+            DeviceError: (a ``RuntimeError``) the driver reported a failure; `code` and `name` are its own.
         """
         name = cls._spec_class
         return cls(
@@ -308,6 +315,7 @@ class _Gated(_Plan):
             InvalidProblemError: (a ``ValueError``) a problem that makes no sense, or an unknown kind or gate.
             DTypeError: (a ``TypeError``) another dtype.
             BackendUnavailableError: (a ``RuntimeError``) a device that this build cannot compute on.
+            DeviceError: (a ``RuntimeError``) the driver reported a failure; `code` and `name` are its own.
         """
         name = cls._spec_class
         library.core().gated_kind(name, kind)
@@ -381,6 +389,7 @@ class _Interpolation(_Plan):
             InvalidProblemError: (a ``ValueError``) a problem that makes no sense.
             DTypeError: (a ``TypeError``) another dtype, or a weight that is not a number.
             BackendUnavailableError: (a ``RuntimeError``) a device that this build cannot compute on.
+            DeviceError: (a ``RuntimeError``) the driver reported a failure; `code` and `name` are its own.
         """
         name = cls._spec_class
         number: float | None = None

@@ -154,14 +154,16 @@ class tuning:  # noqa: N801 (a context manager, named as a function)
     A choice is made where a backend has more than one kernel for a problem: cuBLASLt's algorithms for a product on
     CUDA. A problem's first call inside takes longer and needs device memory for a copy of its matrices. The CPU backend
     has exactly one kernel for each problem: there the block changes no result and touches no file. It is process-wide
-    (every thread tunes while any block is open) and re-entrant. ``EPIGRAD_TUNE=1`` opens it for a whole process.
+    (every thread tunes while any block is open) and re-entrant; where blocks of several threads overlap, choices go to
+    the file of the block that was opened last and is open. ``EPIGRAD_TUNE=1`` opens it for a whole process.
 
     Args:
         path: the cache file, made if there is none; None means ``epigrad/tuning.json`` in the user's cache directory
             (``$XDG_CACHE_HOME``, or ``~/.cache``).
 
     Raises:
-        InvalidProblemError: (a ``ValueError``) a file that is not such a cache.
+        InvalidProblemError: (a ``ValueError``) a file that is not such a cache; from the call inside that has a choice
+            to keep, a file that cannot be written.
 
     Examples:
         >>> import epigrad, torch

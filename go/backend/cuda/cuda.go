@@ -45,30 +45,31 @@ func (*Backend) Info() backend.Info {
 	return info
 }
 
+// describe tells of the first GPU that kernels can run on.
 func describe() (string, error) {
 	if err := requireLibraries(); err != nil {
 		return "", err
 	}
-	var failure C.epg_failure
-	count := int(C.epg_cuda_count(&failure))
-	if count < 0 {
-		return "", failed(&failure)
-	}
-	if count == 0 {
-		return "", status.Errorf(status.BackendUnavailable, "cuda: NVIDIA's driver sees no GPU: is CUDA_VISIBLE_DEVICES empty?")
-	}
-	var d C.epg_device
-	if C.epg_cuda_describe(0, &d, &failure) != 0 {
-		return "", failed(&failure)
-	}
-	if err := requireDevice(&d); err != nil {
+	count, err := countDevices()
+	if err != nil {
 		return "", err
 	}
-	name, blas := nameOf(&d), int(C.epg_blas_version())
-	if count > 1 {
-		name = fmt.Sprintf("%d GPUs, the first: %s", count, name)
+	err = status.Errorf(status.BackendUnavailable, "cuda: NVIDIA's driver sees no GPU: is CUDA_VISIBLE_DEVICES empty?")
+	for ordinal := range count {
+		var d C.epg_device
+		refused := requireKnown(ordinal, &d)
+		if refused == nil {
+			name, blas := nameOf(&d), int(C.epg_blas_version())
+			if count > 1 {
+				name = fmt.Sprintf("%d GPUs, cuda:%d: %s", count, ordinal, name)
+			}
+			return fmt.Sprintf("%s (%s), driver for CUDA %s, cuBLASLt %d.%d.%d", name, archOf(&d), driverOf(&d), blas/10000, blas/100%100, blas%100), nil
+		}
+		if ordinal == 0 {
+			err = refused
+		}
 	}
-	return fmt.Sprintf("%s (%s), driver for CUDA %s, cuBLASLt %d.%d.%d", name, archOf(&d), driverOf(&d), blas/10000, blas/100%100, blas%100), nil
+	return "", err
 }
 
 // WorkspaceAlignment implements backend.Backend.

@@ -25,13 +25,18 @@ typedef struct {
   epg_blas blas;
 } epg_device;
 
+/* The driver for the release of CUDA that the kernels are compiled with, as people know it. */
+#define EPG_WANTED_DRIVER "driver 580 or newer"
+
+/* Opens NVIDIA's driver once for the process; returns 0, or -1 with a reason. */
 int epg_cuda_open(char *reason, size_t capacity);
+/* The number of GPUs, or -1. */
 int epg_cuda_count(epg_failure *failure);
 /* Says what a GPU is; with its context, which takes memory on it, where that is needed. */
 int epg_cuda_describe(int ordinal, epg_device *device, epg_failure *failure);
 int epg_cuda_device(int ordinal, epg_device *device, epg_failure *failure);
-/* Opens cuBLASLt once for the process; returns 0, or -1 with a reason. */
-int epg_blas_open(const char *path, char *reason, size_t capacity);
+/* Opens cuBLASLt once for the process, the file that EPIGRAD_CUBLASLT names if it does; returns 0, or -1 with a reason. */
+int epg_blas_open(char *reason, size_t capacity);
 size_t epg_blas_version(void);
 int epg_blas_create(epg_device *device, epg_failure *failure);
 int epg_cuda_load(const epg_device *device, const void *image, epg_library *library, epg_failure *failure);

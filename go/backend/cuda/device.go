@@ -44,7 +44,7 @@ func deviceOf(ordinal int) (*device, error) {
 	}
 	handle := (*C.epg_device)(C.calloc(1, C.sizeof_epg_device)) // kept: a device is never closed
 	var failure C.epg_failure
-	err := requireKnown(ordinal, handle, &failure)
+	err := requireKnown(ordinal, handle)
 	if err == nil && C.epg_cuda_device(C.int(ordinal), handle, &failure) != 0 {
 		err = failed(&failure)
 	}
@@ -60,10 +60,28 @@ func deviceOf(ordinal int) (*device, error) {
 	return d, nil
 }
 
-// requireKnown refuses a device that kernels cannot run on, before a context takes memory there.
-func requireKnown(ordinal int, handle *C.epg_device, failure *C.epg_failure) error {
-	if C.epg_cuda_describe(C.int(ordinal), handle, failure) != 0 {
-		return failed(failure)
+// countDevices is how many GPUs the driver sees.
+func countDevices() (int, error) {
+	var failure C.epg_failure
+	count := int(C.epg_cuda_count(&failure))
+	if count < 0 {
+		return 0, failed(&failure)
+	}
+	return count, nil
+}
+
+// requireKnown refuses a device that is not there, or that kernels cannot run on, before a context takes memory there.
+func requireKnown(ordinal int, handle *C.epg_device) error {
+	count, err := countDevices()
+	if err != nil {
+		return err
+	}
+	if ordinal < 0 || ordinal >= count {
+		return status.Errorf(status.BackendUnavailable, "cuda: NVIDIA's driver sees no cuda:%d, want an index below %d, the number of GPUs here", ordinal, count)
+	}
+	var failure C.epg_failure
+	if C.epg_cuda_describe(C.int(ordinal), handle, &failure) != 0 {
+		return failed(&failure)
 	}
 	return requireDevice(handle)
 }

@@ -1,9 +1,12 @@
 package cuda_test
 
 import (
+	"bytes"
+	"encoding/json"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"testing"
 	"unsafe"
 
@@ -50,7 +53,8 @@ func TestOnTheEmulator(t *testing.T) {
 		require.NoError(t, err, "%s", output)
 	}
 	// TestEmulatedKernels has met all layouts.
-	run("", "-test.short", "-test.run=^TestBackend$|^TestFailuresOfTheDevice$|^TestTuning$|^TestPlansAreLargeEnough$")
+	run("", "-test.short", "-test.run=^TestBackend$|^TestFailuresOfTheDevice$|^TestTuning$|^TestSkus$|^TestBatchesThatDoNotMerge$|^TestPlansAreLargeEnough$")
+	run("EPIGRAD_EMULATED_OLD_GPU=1", "-test.run=^TestSeveralDevices$")
 	run("EPIGRAD_EMULATED_DRIVER=12020", "-test.run=^TestOldDriver$")
 	run("EPIGRAD_CUBLASLT=/nowhere/libcublasLt.so", "-test.run=^TestNoBLAS$")
 	// Most of the suite's products are small.
@@ -65,12 +69,18 @@ func TestBackend(t *testing.T) {
 	optest.Run(t, cuda.New())
 }
 
-// small is a call of lerp on the emulated GPU.
+// small is a call of lerp on the first emulated GPU.
 func small(t *testing.T) *op.Call {
+	t.Helper()
+	return smallOn(t, 0)
+}
+
+// smallOn is a call of lerp on one of the emulated GPUs.
+func smallOn(t *testing.T, index int32) *op.Call {
 	t.Helper()
 	view := func() *tensor.View {
 		memory := make([]float32, 8)
-		v, err := tensor.New(unsafe.Pointer(&memory[0]), 0, dtype.Float32, tensor.Device{Type: tensor.CUDA}, []int64{8}, nil, 0)
+		v, err := tensor.New(unsafe.Pointer(&memory[0]), 0, dtype.Float32, tensor.Device{Type: tensor.CUDA, Index: index}, []int64{8}, nil, 0)
 		require.NoError(t, err)
 		return &v
 	}
@@ -93,6 +103,27 @@ func TestFailuresOfTheDevice(t *testing.T) {
 	require.NoError(t, op.Run(small(t)))
 }
 
+// TestSeveralDevices: of two GPUs, the first is too old for the kernels and the second is not; there is no third.
+func TestSeveralDevices(t *testing.T) {
+	if os.Getenv(emulated) == "" {
+		t.Skip("TestOnTheEmulator runs it")
+	}
+	info := cuda.New().Info()
+	require.True(t, info.Available, info.Reason)
+	require.Contains(t, info.Detail, "2 GPUs, cuda:1: emulated GPU (sm_90)")
+	backend.Register(cuda.New())
+	require.NoError(t, op.Run(smallOn(t, 1)))
+	for index, told := range map[int32]string{
+		0:  "cuda: emulated GPU has compute capability 7.0, want 8.0 or newer",
+		2:  "cuda: NVIDIA's driver sees no cuda:2, want an index below 2",
+		-1: "cuda: NVIDIA's driver sees no cuda:-1, want an index below 2",
+	} {
+		failure := status.Of(op.Run(smallOn(t, index)))
+		require.Equal(t, status.BackendUnavailable, failure.Code)
+		require.Contains(t, failure.Message, told)
+	}
+}
+
 // unavailable checks what is said where the backend cannot run, before and when it is used.
 func unavailable(t *testing.T, reason string) {
 	t.Helper()
@@ -109,7 +140,7 @@ func unavailable(t *testing.T, reason string) {
 }
 
 func TestOldDriver(t *testing.T) {
-	unavailable(t, "cuda: NVIDIA's driver is for CUDA 12.2, want one for 13.0 or newer: driver 580")
+	unavailable(t, "cuda: NVIDIA's driver is for CUDA 12.2, want one for 13.0: driver 580 or newer")
 }
 
 func TestNoBLAS(t *testing.T) {
@@ -143,6 +174,73 @@ func TestPlansAreLargeEnough(t *testing.T) {
 	require.NoError(t, plan.Run(&call))
 }
 
+// TestSkus: a plan tells whether vectors can run, whatever else its program has.
+func TestSkus(t *testing.T) {
+	if os.Getenv(emulated) == "" {
+		t.Skip("TestOnTheEmulator runs it")
+	}
+	backend.Register(cuda.New())
+	const n = 320
+	matrix := func(strides ...int64) *tensor.View {
+		v, err := tensor.New(nil, 0, dtype.Float32, tensor.Device{Type: tensor.CUDA}, []int64{n, n}, strides, 0)
+		require.NoError(t, err)
+		return &v
+	}
+	bias := matrix()
+	bias.Shape, bias.Strides = []int64{n}, []int64{1}
+	for _, c := range []struct {
+		call           op.Call
+		kernel, layout string
+		width          int
+	}{
+		{op.Call{Op: "activation", Kind: "silu", Inputs: []*tensor.View{matrix(n, 1)}}, "activation_silu_f32", "vector", 4},
+		{op.Call{Op: "activation", Kind: "silu", Inputs: []*tensor.View{matrix(2*n+1, 2)}}, "activation_silu_f32_strided", "strided", 1},
+		{
+			op.Call{Op: "linear_backward", Kind: "silu", Inputs: []*tensor.View{matrix(n, 1), matrix(n, 1), matrix(n, 1), bias, matrix(n, 1)}},
+			"grad_preactivation_columns_silu_f32+finish_columns_f32+cublaslt+cublaslt", "vector", 4,
+		},
+		{op.Call{Op: "linear_backward", Inputs: []*tensor.View{matrix(n, 1), matrix(n, 1), matrix(n, 1)}}, "cublaslt+cublaslt", "strided", 1},
+	} {
+		plan, err := op.NewPlan(&c.call, nil, nil)
+		require.NoError(t, err)
+		sku := plan.Sku()
+		require.Equal(t, c.kernel, sku.Kernel)
+		require.Equal(t, c.layout, sku.Layout, c.kernel)
+		require.Equal(t, c.width, sku.VectorWidth, c.kernel)
+	}
+}
+
+// TestBatchesThatDoNotMerge: of two batch dimensions that no stride walks as one, the longer is the batch of a call, wherever it stands.
+func TestBatchesThatDoNotMerge(t *testing.T) {
+	if os.Getenv(emulated) == "" {
+		t.Skip("TestOnTheEmulator runs it")
+	}
+	backend.Register(&cuda.Backend{BLASAlone: true})
+	const long, short, m = 5, 2, 3
+	contiguous := []int64{short * m * m, m * m, m, 1}
+	view := func(memory []float32, strides []int64) *tensor.View {
+		v, err := tensor.New(unsafe.Pointer(&memory[0]), 0, dtype.Float32, tensor.Device{Type: tensor.CUDA}, []int64{long, short, m, m}, strides, 0)
+		require.NoError(t, err)
+		return &v
+	}
+	left, exchanged, right := make([]float32, long*short*m*m), make([]float32, long*short*m*m), make([]float32, long*short*m*m)
+	for i := range left {
+		left[i], right[i] = float32(i%7), float32(i%5)
+		batch, rest := i/(m*m), i%(m*m)
+		exchanged[(batch%short*long+batch/short)*m*m+rest] = left[i]
+	}
+	results := [2][]float32{make([]float32, len(left)), make([]float32, len(left))}
+	for i, a := range []*tensor.View{view(left, contiguous), view(exchanged, []int64{m * m, long * m * m, m, 1})} {
+		call := op.Call{Op: "matmul_bias_activation", Inputs: []*tensor.View{a, view(right, contiguous)}, Outputs: []*tensor.View{view(results[i], contiguous)}}
+		plan, err := op.NewPlan(&call, nil, nil)
+		require.NoError(t, err)
+		require.Equal(t, []int{1, short}[i], strings.Count(plan.Sku().Kernel, "cublaslt"))
+		require.NoError(t, op.Run(&call))
+	}
+	require.Equal(t, results[0], results[1])
+	require.NotZero(t, results[0][len(left)-1])
+}
+
 // TestTuning: inside a block the fastest algorithm is found, kept, and found again; outside it the choice is the heuristic's.
 func TestTuning(t *testing.T) {
 	if os.Getenv(emulated) == "" {
@@ -173,5 +271,18 @@ func TestTuning(t *testing.T) {
 	op.ClearCache()
 	require.NoError(t, tuning.Begin(path))
 	require.EqualValues(t, fastest, workspace(), "from the file")
+	tuning.End()
+	choices := map[string][]byte{}
+	require.NoError(t, json.Unmarshal(text, &choices))
+	for key, choice := range choices {
+		copy(choice[len(choice)-8:], bytes.Repeat([]byte{0xff}, 8)) // the bytes of workspace
+		choices[key] = choice
+	}
+	damaged, err := json.Marshal(choices)
+	require.NoError(t, err)
+	path = filepath.Join(t.TempDir(), "damaged.json")
+	require.NoError(t, os.WriteFile(path, damaged, 0o600))
+	require.NoError(t, tuning.Begin(path))
+	require.EqualValues(t, fastest, workspace(), "what cannot have been chosen is chosen anew")
 	tuning.End()
 }

@@ -3,6 +3,7 @@
 
 #include <dlfcn.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 struct epg_driver epg_driver;
@@ -17,11 +18,11 @@ typedef struct {
 #define DRIVER_SYMBOL_V2(name) {#name "_v2", &epg_driver.name}
 #define BLAS_SYMBOL(name) {#name, &epg_blas_library.name}
 
-static int resolve(void *library, const symbol *symbols, size_t count, const char *what, char *reason, size_t capacity) {
+static int resolve(void *library, const symbol *symbols, size_t count, const char *what, const char *wanted, char *reason, size_t capacity) {
   for (size_t i = 0; i < count; i++) {
     void *address = dlsym(library, symbols[i].name);
     if (!address) {
-      snprintf(reason, capacity, "%s has no %s: it is too old, and a newer one is needed", what, symbols[i].name);
+      snprintf(reason, capacity, "%s has no %s: it is too old, want %s", what, symbols[i].name, wanted);
       return -1;
     }
     memcpy(symbols[i].slot, &address, sizeof address);
@@ -80,16 +81,17 @@ int epg_cuda_open(char *reason, size_t capacity) {
   };
   void *library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
   if (!library) {
-    snprintf(reason, capacity, "NVIDIA's driver is not installed (%s)", dlerror());
+    snprintf(reason, capacity, "NVIDIA's driver is not installed (%s): want " EPG_WANTED_DRIVER, dlerror());
     return -1;
   }
-  if (resolve(library, symbols, sizeof symbols / sizeof *symbols, "NVIDIA's driver (libcuda.so.1)", reason, capacity)) return -1;
+  if (resolve(library, symbols, sizeof symbols / sizeof *symbols, "NVIDIA's driver (libcuda.so.1)", EPG_WANTED_DRIVER, reason, capacity)) return -1;
   const int code = epg_driver.cuInit(0);
   if (!code) return 0;
   const char *name = NULL, *text = NULL;
   epg_driver.cuGetErrorName(code, &name);
   epg_driver.cuGetErrorString(code, &text);
-  snprintf(reason, capacity, "NVIDIA's driver finds no GPU that it can use: %s (%d): %s", name ? name : "?", code, text ? text : "");
+  snprintf(reason, capacity, "NVIDIA's driver finds no GPU that it can use: %s (%d): %s; want one that nvidia-smi lists and CUDA_VISIBLE_DEVICES names",
+           name ? name : "?", code, text ? text : "");
   return -1;
 }
 
@@ -134,10 +136,21 @@ void epg_leave(int entered) {
   if (entered > 0) epg_driver.cuCtxPopCurrent(&popped);
 }
 
+int epg_relax_capture(void) {
+  enum { RELAXED = 2 };
+  int mode = RELAXED;
+  epg_driver.cuThreadExchangeStreamCaptureMode(&mode);
+  return mode;
+}
+
+void epg_restore_capture(int mode) { epg_driver.cuThreadExchangeStreamCaptureMode(&mode); }
+
 int epg_cuda_load(const epg_device *d, const void *image, epg_library *library, epg_failure *failure) {
   const int entered = epg_enter(d, failure);
   if (entered < 0) return -1;
+  const int mode = epg_relax_capture();
   const int code = epg_driver.cuLibraryLoadData(library, image, NULL, NULL, 0, NULL, NULL, 0);
+  epg_restore_capture(mode);
   epg_leave(entered);
   return code ? epg_fail_driver(failure, "cuLibraryLoadData", code) : 0;
 }
@@ -147,7 +160,7 @@ int epg_cuda_function(epg_library library, const char *name, epg_function *funct
   return 0;
 }
 
-int epg_blas_open(const char *path, char *reason, size_t capacity) {
+int epg_blas_open(char *reason, size_t capacity) {
   static const symbol symbols[] = {
       BLAS_SYMBOL(cublasLtGetVersion),
       BLAS_SYMBOL(cublasLtCreate),
@@ -167,8 +180,9 @@ int epg_blas_open(const char *path, char *reason, size_t capacity) {
   };
   /* By name the copy that PyTorch has loaded is found, wherever it lies. */
   const char *names[] = {"libcublasLt.so.13", "libcublasLt.so.12"};
+  const char *path = getenv("EPIGRAD_CUBLASLT"); /* C's: Go's environment does not have what Python has set since */
   void *library = NULL;
-  if (*path) {
+  if (path && *path) {
     if (!(library = dlopen(path, RTLD_NOW | RTLD_LOCAL))) {
       snprintf(reason, capacity, "EPIGRAD_CUBLASLT names no library that can be opened (%s)", dlerror());
       return -1;
@@ -180,7 +194,7 @@ int epg_blas_open(const char *path, char *reason, size_t capacity) {
              "cuBLASLt (libcublasLt.so.13 or .12) was not found; PyTorch's CUDA builds bring it: import torch first, or name the file in EPIGRAD_CUBLASLT");
     return -1;
   }
-  return resolve(library, symbols, sizeof symbols / sizeof *symbols, "cuBLASLt", reason, capacity);
+  return resolve(library, symbols, sizeof symbols / sizeof *symbols, "cuBLASLt", "that of CUDA 12 or 13", reason, capacity);
 }
 
 size_t epg_blas_version(void) { return epg_blas_library.cublasLtGetVersion ? epg_blas_library.cublasLtGetVersion() : 0; }
@@ -188,7 +202,9 @@ size_t epg_blas_version(void) { return epg_blas_library.cublasLtGetVersion ? epg
 int epg_blas_create(epg_device *d, epg_failure *failure) {
   const int entered = epg_enter(d, failure);
   if (entered < 0) return -1;
+  const int mode = epg_relax_capture();
   const int status = epg_blas_library.cublasLtCreate(&d->blas);
+  epg_restore_capture(mode);
   epg_leave(entered);
   return status ? epg_fail_blas(failure, "cublasLtCreate", status) : 0;
 }

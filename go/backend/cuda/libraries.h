@@ -86,4 +86,8 @@ int epg_fail_blas(epg_failure *failure, const char *call, int status);
 int epg_enter(const epg_device *device, epg_failure *failure);
 void epg_leave(int entered);
 
+/* While a stream is captured into a graph, whatever may allocate or wait would end that; between these two this thread's calls are not taken for a part of it. */
+int epg_relax_capture(void);
+void epg_restore_capture(int mode);
+
 #endif

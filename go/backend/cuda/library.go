@@ -3,17 +3,14 @@ package cuda
 /*
 #cgo CFLAGS: -std=gnu11 -Wall -Wextra
 #cgo LDFLAGS: -ldl -lpthread -lm
-#include <stdlib.h>
 #include "cuda.h"
 */
 import "C"
 
 import (
 	"fmt"
-	"os"
 	"strings"
 	"sync"
-	"unsafe"
 
 	"github.com/epigrad/epigrad/go/status"
 	kernels "github.com/epigrad/epigrad/kernels/cuda"
@@ -43,10 +40,8 @@ func requireBLAS() error {
 	if openBLAS.done {
 		return nil
 	}
-	path := C.CString(os.Getenv("EPIGRAD_CUBLASLT"))
-	defer C.free(unsafe.Pointer(path))
 	var reason [reasonBytes]C.char
-	if C.epg_blas_open(path, &reason[0], reasonBytes) != 0 {
+	if C.epg_blas_open(&reason[0], reasonBytes) != 0 {
 		return status.Errorf(status.BackendUnavailable, "cuda: %s", C.GoString(&reason[0]))
 	}
 	openBLAS.done = true
@@ -76,7 +71,7 @@ func withoutKernels() string {
 		return fmt.Sprintf("this build's CUDA kernels (%s) are of other sources than the rest of it: run 'make kernels' in the repository and build again",
 			strings.Join(stale, ", "))
 	}
-	return "this build of epigrad has no CUDA kernels: run 'make kernels' in the repository and build again, or install a wheel that has them"
+	return "this build of epigrad lacks CUDA kernels: run 'make kernels' in the repository and build again, or install a wheel that has them"
 }
 
 const (
@@ -87,7 +82,7 @@ const (
 // requireDevice refuses a driver or a GPU that the kernels cannot run on.
 func requireDevice(d *C.epg_device) error {
 	if d.driver < leastDriver {
-		return status.Errorf(status.BackendUnavailable, "cuda: NVIDIA's driver is for CUDA %s, want one for 13.0 or newer: driver 580", driverOf(d))
+		return status.Errorf(status.BackendUnavailable, "cuda: NVIDIA's driver is for CUDA %s, want one for 13.0: %s", driverOf(d), C.EPG_WANTED_DRIVER)
 	}
 	if d.major < leastMajor {
 		return status.Errorf(status.BackendUnavailable, "cuda: %s has compute capability %d.%d, want 8.0 or newer", nameOf(d), int(d.major), int(d.minor))

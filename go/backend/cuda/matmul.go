@@ -14,7 +14,6 @@ import (
 	"github.com/epigrad/epigrad/go/dtype"
 	"github.com/epigrad/epigrad/go/status"
 	"github.com/epigrad/epigrad/go/tensor"
-	"github.com/epigrad/epigrad/go/tuning"
 )
 
 // mostBLASWorkspace is what cuBLASLt may use for one product: as much as PyTorch gives it on Hopper.
@@ -252,9 +251,15 @@ func (b *builder) enqueue(p product, bias *tensor.View, tf32 bool) {
 	single.rightMatrix, _ = matrixOf(p.k, p.n, ofRight)
 	single.outMatrix, _ = matrixOf(p.m, p.n, ofOut)
 	batch := mergeBatch(p.batch)
-	if len(batch) > 0 {
-		single.batch = batch[len(batch)-1]
-		batch = batch[:len(batch)-1]
+	if len(batch) > 0 { // one call for as many products as can be
+		longest := 0
+		for i, d := range batch {
+			if d.size > batch[longest].size {
+				longest = i
+			}
+		}
+		single.batch = batch[longest]
+		batch = slices.Delete(batch, longest, longest+1)
 	}
 	var walk func(dims []dim, left, right, target tensor.View)
 	walk = func(dims []dim, left, right, target tensor.View) {
@@ -375,12 +380,15 @@ func (p *matmul) compile(c *compiler, s *C.epg_step) error {
 // create makes the product. Inside a tuning block its algorithm is the one that was fastest when the problem was first met in one.
 func (p *matmul) create(c *compiler, problem *C.epg_matmul_problem, m *C.epg_matmul) error {
 	key := ""
-	if tuning.Active() {
+	if c.choices != nil {
 		key = c.device.tuningKey(problem)
 		problem.tune = 1
-		if choice, ok := tuning.Lookup(key); ok && len(choice) == C.sizeof_epg_algorithm {
-			problem.known = (*C.epg_algorithm)(c.memory.allocate(C.sizeof_epg_algorithm))
-			copy(unsafe.Slice((*byte)(unsafe.Pointer(problem.known)), len(choice)), choice)
+		if choice, ok := c.choices.Lookup(key); ok && len(choice) == C.sizeof_epg_algorithm {
+			known := (*C.epg_algorithm)(c.memory.allocate(C.sizeof_epg_algorithm))
+			copy(unsafe.Slice((*byte)(unsafe.Pointer(known)), len(choice)), choice)
+			if known.workspace <= mostBLASWorkspace { // else the file is damaged
+				problem.known = known
+			}
 		}
 	}
 	var failure C.epg_failure
@@ -395,7 +403,7 @@ func (p *matmul) create(c *compiler, problem *C.epg_matmul_problem, m *C.epg_mat
 	if m.tuned == 0 {
 		return nil
 	}
-	return tuning.Store(key, unsafe.Slice((*byte)(unsafe.Pointer(&m.choices[0])), C.sizeof_epg_algorithm))
+	return c.choices.Store(key, unsafe.Slice((*byte)(unsafe.Pointer(&m.choices[0])), C.sizeof_epg_algorithm))
 }
 
 // tuningKey tells all that the fastest algorithm depends on.

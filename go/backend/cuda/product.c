@@ -147,14 +147,11 @@ static int tune(const epg_device *d, const epg_matmul_problem *p, epg_matmul *m,
   bench b;
   epg_failure ignored;
   if (count < 2) return 0;
-  /* Where another stream is being captured, this thread's allocations and waits do not belong to that and must not end it. */
-  enum { CAPTURE_RELAXED = 2 };
-  int mode = CAPTURE_RELAXED;
-  epg_driver.cuThreadExchangeStreamCaptureMode(&mode);
+  const int mode = epg_relax_capture();
   const int opened = bench_open(&b, p, &ignored);
   const int winner = opened ? 0 : fastest(d, m, found, count, &b);
   bench_close(&b);
-  epg_driver.cuThreadExchangeStreamCaptureMode(&mode);
+  epg_restore_capture(mode);
   take(&m->choices[0], &found[winner]);
   return !opened;
 }

@@ -16,6 +16,7 @@ import (
 	"github.com/epigrad/epigrad/go/dtype"
 	"github.com/epigrad/epigrad/go/status"
 	"github.com/epigrad/epigrad/go/tensor"
+	"github.com/epigrad/epigrad/go/tuning"
 )
 
 // workspaceAlignment is what PyTorch's allocator gives, and what every region of a workspace starts at.
@@ -56,7 +57,10 @@ type operation interface {
 
 // step is one kernel launch in two forms: vector where all its pointers are multiples of vectorBytes (nil if strides forbid it), general
 // otherwise.
-type step struct{ vector, general *launch }
+type step struct {
+	vector, general *launch
+	finishes        bool // whether it adds up partial sums, which lie as they always do
+}
 
 // fill writes zeros over a contiguous region.
 type fill struct{ view *tensor.View }
@@ -166,8 +170,9 @@ type memory struct {
 
 // compiler turns operations into what C executes.
 type compiler struct {
-	device *device
-	memory *memory
+	device  *device
+	memory  *memory
+	choices *tuning.File // of the tuning block that the call is in; nil for none
 }
 
 func (m *memory) allocate(bytes int) unsafe.Pointer {
@@ -193,9 +198,8 @@ func (b *builder) compile(p backend.Problem) (*kernel, error) {
 	m.steps = (*C.epg_step)(C.calloc(C.size_t(max(m.count, 1)), C.sizeof_epg_step))
 	k := &kernel{workspace: b.scratch, regions: b.scratch, optional: b.withoutSaved, device: b.device, memory: m}
 	runtime.AddCleanup(k, func(m *memory) { m.free() }, m)
-	c := &compiler{b.device, m}
+	c := &compiler{b.device, m, p.Tuning()}
 	var names []string
-	vector := len(b.program) > 0
 	for i, operation := range b.program {
 		s := &unsafe.Slice(m.steps, m.count)[i]
 		s.vector.weight, s.vector.accumulate, s.general.weight, s.general.accumulate = none, none, none, none
@@ -205,9 +209,6 @@ func (b *builder) compile(p backend.Problem) (*kernel, error) {
 		if name := operation.symbol(); name != "" {
 			names = append(names, name)
 		}
-		if launched, ok := operation.(step); ok && launched.vector == nil {
-			vector = false
-		}
 	}
 	k.workspace += c.scratch(b.scratch)
 	k.multiplies = slices.Contains(names, blasName)
@@ -215,13 +216,32 @@ func (b *builder) compile(p backend.Problem) (*kernel, error) {
 		Op: op, Kind: kind, DType: dt.String(), Accumulator: dt.Accumulator().String(), Backend: backendName, Arch: b.device.arch(),
 		Kernel: strings.Join(names, "+"), Layout: "strided", VectorWidth: 1,
 	}
-	if vector {
+	if b.hasVectors() {
 		k.sku.Layout, k.sku.VectorWidth = "vector", vectorBytes/int(dt.Size())
 	}
 	k.precision = backend.Precision{
 		MathPrecision: b.mathPrecision(), Accumulator: dt.Accumulator().String(), Deterministic: true, BitStableOnSameHardware: true,
 	}
 	return k, nil
+}
+
+// hasVectors reports whether every launch over the problem's operands, of which there is one, has a form with vectors.
+func (b *builder) hasVectors() bool {
+	some := false
+	for _, o := range b.program {
+		if c, ok := o.(conditional); ok {
+			o = c.operation
+		}
+		s, ok := o.(step)
+		if !ok || s.finishes {
+			continue
+		}
+		if s.vector == nil {
+			return false
+		}
+		some = true
+	}
+	return some
 }
 
 // mathPrecision is what formulas are evaluated in, or products where that is less.

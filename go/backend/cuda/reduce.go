@@ -314,7 +314,7 @@ func (b *builder) finish(r *reduction, sum walk, partials *tensor.View, chunks, 
 	if r.accumulates {
 		l.accumulate = accumulate
 	}
-	b.launch(step{general: l})
+	b.launch(step{general: l, finishes: true})
 	return nil
 }
 

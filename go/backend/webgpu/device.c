@@ -165,10 +165,14 @@ int epg_wgpu_pipeline_create(epg_wgpu_device *d, const char *source, size_t leng
   const WGPUShaderModuleDescriptor module_descriptor = {.nextInChain = (WGPUChainedStruct *)&wgsl.chain};
   WGPUShaderModule module = W(DeviceCreateShaderModuleTrusted)(d->device, &module_descriptor, d->checks);
   const WGPUComputePipelineDescriptor descriptor = {.compute = {.module = module, .entryPoint = {"main", WGPU_STRLEN}}};
-  if (end(d, call, failure) || begin(d, call, failure)) return -1;
-  pipeline->pipeline = W(DeviceCreateComputePipeline)(d->device, &descriptor);
-  if (end(d, call, failure)) return -1;
-  W(ShaderModuleRelease)(module);
+  int failed = end(d, call, failure) || begin(d, call, failure);
+  if (!failed) {
+    pipeline->pipeline = W(DeviceCreateComputePipeline)(d->device, &descriptor);
+    failed = end(d, call, failure);
+    if (failed && pipeline->pipeline) W(ComputePipelineRelease)(pipeline->pipeline);
+  }
+  if (module) W(ShaderModuleRelease)(module);
+  if (failed) return -1;
   pipeline->layout = W(ComputePipelineGetBindGroupLayout)(pipeline->pipeline, 0);
   return 0;
 }

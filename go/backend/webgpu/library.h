@@ -46,6 +46,7 @@
   X(wgpuDevicePushErrorScope)                 \
   X(wgpuQueueSubmit)                          \
   X(wgpuQueueWriteBuffer)                     \
+  X(wgpuComputePipelineRelease)               \
   X(wgpuShaderModuleRelease)                  \
   X(wgpuDevicePoll)                           \
   X(wgpuInstanceEnumerateAdapters)

@@ -125,6 +125,29 @@ func TestWhatIsNotValidIsNotSubmitted(t *testing.T) {
 	}
 }
 
+// TestWhatDoesNotCompile: a kernel that the library refuses is an error, and calls go on as before.
+func TestWhatDoesNotCompile(t *testing.T) {
+	d, err := theDevice()
+	if err != nil {
+		t.Skip(err)
+	}
+	for name, source := range map[string]string{
+		"not WGSL":       "fn main() { this is not WGSL }",
+		"no entry point": "@compute @workgroup_size(1) fn other() {}",
+	} {
+		t.Run(name, func(t *testing.T) {
+			for range 3 {
+				d.mutex.Lock()
+				_, err := d.compile(source)
+				d.mutex.Unlock()
+				require.Equal(t, status.DeviceFailure, status.Of(err).Code)
+				require.Contains(t, err.Error(), "compile a kernel: VALIDATION (1)")
+			}
+			require.NoError(t, op.Run(lerpCall(t)))
+		})
+	}
+}
+
 // lerpProblem is half way from 1 to 3, eight times.
 func lerpProblem() (*backend.Lerp, *backend.Run, []float32) {
 	start, end, out := make([]float32, 8), make([]float32, 8), make([]float32, 8)

@@ -27,8 +27,9 @@ EXPORT int cuDriverGetVersion(int *version) {
 EXPORT int cuDeviceGetCount(int *count) { return *count = 2, SUCCESS; }
 EXPORT int cuDeviceGet(int *device, int ordinal) { return *device = ordinal, ordinal < 2 ? SUCCESS : 101; }
 EXPORT int cuDeviceGetName(char *name, int length, int) { return snprintf(name, length, "emulated GPU"), SUCCESS; }
-EXPORT int cuDeviceGetAttribute(int *value, int attribute, int) {
-  *value = attribute == 16 ? 3 : attribute == 75 ? 9 : 0;  // processors; the major version
+EXPORT int cuDeviceGetAttribute(int *value, int attribute, int device) {
+  const int major = device == 0 && getenv("EPIGRAD_EMULATED_OLD_GPU") != nullptr ? 7 : 9;
+  *value = attribute == 16 ? 3 : attribute == 75 ? major : 0;  // processors
   return SUCCESS;
 }
 EXPORT int cuDevicePrimaryCtxRetain(Context **context, int device) { return *context = &primary[device], SUCCESS; }

@@ -27,7 +27,7 @@ from torch import Tensor
 from epigrad import library, selection
 from epigrad.cli import operations
 from epigrad.cli.operations import Operation
-from epigrad.cli.report import Progress, Report, plot, told
+from epigrad.cli.report import Progress, Report, no_rows, plot, told
 from epigrad.cli.table import print_table
 from epigrad.cli.timing import interleaved
 from epigrad.launch import aligned_workspace
@@ -140,7 +140,7 @@ def run(args: argparse.Namespace) -> int:
     if args.rows is not None:
         rows = [row for row in rows if args.rows.search(_label(*row))]
     if not rows:
-        return 0
+        return no_rows(args, "cpu")
     seconds = QUICK_SECONDS if args.quick else SECONDS
     if args.seconds is not None:
         seconds = args.seconds / len(rows)

@@ -28,7 +28,7 @@ from torch import Tensor
 from epigrad import library, selection
 from epigrad.cli.cuda_rows import BOTH, FORWARD, Case, cases, sets_needed, traffic
 from epigrad.cli.operations import Operation
-from epigrad.cli.report import Progress, Report, plot, told
+from epigrad.cli.report import Progress, Report, no_rows, plot, told
 from epigrad.cli.table import print_table
 from epigrad.cli.timing import Candidates, Prepared, Timing, interleaved, interleaved_bursts, interleaved_on_cuda
 
@@ -72,6 +72,8 @@ def run(args: argparse.Namespace) -> int:
         directions = [d for d in case.directions if args.rows is None or args.rows.search(case.label(d))]
         if directions:
             chosen.append((case, directions))
+    if not chosen:
+        return no_rows(args, "cuda")
     report = Report(
         device=torch.cuda.get_device_name(device),
         command=_command(args),

@@ -22,7 +22,7 @@ from torch.nn import functional as torch_functional
 
 from epigrad import backward, forward, library, selection
 from epigrad.cli.operations import eager_activation
-from epigrad.cli.report import Progress, Report, plot, seconds_told, told
+from epigrad.cli.report import Progress, Report, no_rows, plot, seconds_told, told
 from epigrad.cli.table import print_table
 from epigrad.cli.timing import Timing, interleaved
 from epigrad.webgpu import Array
@@ -166,6 +166,8 @@ def run(args: argparse.Namespace) -> int:
         for dtype in DTYPES
         if args.rows is None or args.rows.search(f"{case.name} {case.size} {dtype}")
     ]
+    if not chosen:
+        return no_rows(args, "webgpu")
     peer = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     report = Report(
         device=info.detail.partition(" (")[0],

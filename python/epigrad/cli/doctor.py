@@ -100,9 +100,9 @@ def _version(package: str) -> str | None:
 
 
 def _check_choice() -> str:
-    """``"ok"``, or why the backend that is chosen for CPU tensors cannot run."""
+    """``"ok"``, or why the backend that is chosen for CPU tensors cannot run them: it is tried."""
     try:
-        selection.current()
+        functional.lerp(torch.zeros(1), torch.ones(1), 0.5)
     except errors.EpigradError as error:
         return f"{type(error).__name__}: {error}"
     return "ok"

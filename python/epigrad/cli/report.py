@@ -156,6 +156,15 @@ def check_paths(args: argparse.Namespace, tables: int) -> None:
         args.error("--plot needs matplotlib: pip install 'epigrad[bench]'")
 
 
+def no_rows(args: argparse.Namespace, device: str) -> int:
+    """What a table says, none of whose rows was asked for: an error, unless there are tables of other devices."""
+    text = f"--rows {args.rows.pattern!r}: found in the name of no row on {device}"
+    if args.device != "all":
+        args.error(text)
+    print(text, file=sys.stderr)
+    return 0
+
+
 def plot(
     path: pathlib.Path,
     title: str,
@@ -183,6 +192,7 @@ def plot(
     axes.axvline(1, color="#444444", linewidth=1)
     if max(ratio for _, ratio, _ in bars) > 5:
         axes.set_xscale("log")
+    axes.set_ylim(-0.7, len(bars) - 0.3)  # by itself matplotlib leaves room for two bars at each end
     axes.set_yticks(range(len(bars)), [label for label, _, _ in bars], fontsize=8)
     axes.set_xlabel(f"time / time of PyTorch eager, {what} (less is faster)")
     axes.set_title(title, fontsize=10)

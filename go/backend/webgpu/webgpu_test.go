@@ -61,7 +61,7 @@ func TestBackendOfNarrowLimits(t *testing.T) {
 	}
 	op.ClearCache()
 	defer op.ClearCache()
-	defer onlyMethods(t, "^TestActivation|^TestGated|^TestGemmEpilogueAtBlockEdges$|^TestLerp|^TestNaN|^TestSums")()
+	defer onlyMethods(t, "^TestActivation|^TestGated|^TestGemmEpilogue(AtBlockEdges|Backward|Forward)$|^TestLerp|^TestNaN|^TestSums")()
 	optest.Run(t, compiling{&Backend{limits: limits{bindingBytes: 16 << 10, groups: 7, trips: 2, wideTiles: 1}}})
 }
 

@@ -35,6 +35,7 @@ __all__ = [
     "Lerp",
     "Problem",
     "differentiate",
+    "forms_preactivation",
     "kept",
     "stand_in",
 ]
@@ -59,6 +60,11 @@ def kept(op: str, activation: Activation, save: str) -> int:
     else:
         raise unknown_save(op, save)
     return NOTHING if activation.name == "none" else keep
+
+
+def forms_preactivation(activation: str | None, preactivation: object, output: object) -> bool:
+    """Whether a backward has to form the preactivation again: its slope needs one, and nothing was saved."""
+    return activation not in (None, "none") and preactivation is None and output is None
 
 
 class Problem(Protocol):
@@ -163,7 +169,7 @@ class GemmProblem:
     def formula(self, needs: Needs, *tensors: Tensor | None, grad_hidden: Tensor | None = None) -> Tensors:
         grad, a, b, bias, preactivation, output = tensors
         linear = self.op == "linear"
-        if self.activation != "none" and preactivation is None and output is None:
+        if forms_preactivation(self.activation, preactivation, output):
             assert a is not None and b is not None
             preactivation = torch.matmul(a, b.mT if linear else b)
             if bias is not None:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from epigrad import differentiable, library
-from epigrad.autograd import PREACTIVATION, Gemm, GemmProblem, kept
+from epigrad.autograd import PREACTIVATION, Gemm, GemmProblem, forms_preactivation, kept
 from epigrad.dispatched import DISPATCHED
 from epigrad.launch import Launcher
 from epigrad.ops import batching, shapes
@@ -163,7 +163,7 @@ def _backward_flops(
     needs: Sequence[bool] = (True, True, True),
     **options: Any,
 ) -> int:
-    formed_again = activation not in (None, "none") and preactivation is None and output is None
+    formed_again = forms_preactivation(activation, preactivation, output)
     return _flops(op, a, b) * (bool(needs[0]) + bool(needs[1]) + formed_again)
 
 

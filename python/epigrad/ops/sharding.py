@@ -18,6 +18,7 @@ from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor.experimental import register_sharding
 from torch.distributed.tensor.placement_types import _StridedShard
 
+from epigrad.autograd import forms_preactivation
 from epigrad.ops import OPERATORS
 
 Placements = list[Any]
@@ -100,7 +101,7 @@ def _gemm_backward(linear: bool) -> Callable[..., list[Rule]]:
         **options: Any,
     ) -> list[Rule]:
         found: list[Rule] = []
-        formed_again = activation not in (None, "none") and preactivation is None and output is None
+        formed_again = forms_preactivation(activation, preactivation, output)
         tensors = (grad_output, a, b, bias)
         for way_a, way_b, way_bias, out in _gemm_ways(a, b, linear):
             if isinstance(out, Partial):

@@ -14,7 +14,7 @@ from pathlib import Path
 import golden
 import mpmath
 import numpy as np
-from golden_cuda import TANH_NEAR, Arithmetic, exp_rest, expansion, tanh_rest
+from golden_cuda import TANH_NEAR, Arithmetic, expansion, rests
 from mpmath import mp, mpf
 
 TABLE = Path(__file__).resolve().parent.parent / "kernels" / "cpu" / "activation_table.h"
@@ -79,21 +79,7 @@ def section(a: Arithmetic) -> str:
     text += function(
         "normal_tail", f"W(t) (t+c) for y = (t-c)/(t+c) and 0 <= t <= {a.last}, to 2^-{a.bits}.", "y", body
     )
-    # r^2 <= 0.1202 times the rest is below an eighth of e^r, and the rest of tanh below an eighth of tanh.
-    reach = ln2 / 2 * mpf("1.001")
-    text += function(
-        "exp_rest",
-        f"(e^r - 1 - r) / r^2 for |r| <= ln2/2, to 2^-{a.bits} of e^r.",
-        "r",
-        polynomial("r", expansion(exp_rest, -reach, reach, 8 * bound)),
-    )
-    text += function(
-        "tanh_rest",
-        f"(tanh x / x - 1) / x^2 as a function of x^2, for |x| <= tanh_near, to 2^-{a.bits} of tanh x.",
-        "square",
-        polynomial("square", expansion(tanh_rest, mpf("1e-9"), TANH_NEAR**2, 8 * bound)),
-    )
-    return text
+    return text + rests(a, function, polynomial)
 
 
 @mpmath.workdps(golden.DIGITS)  # whatever another module has set since

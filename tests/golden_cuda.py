@@ -9,7 +9,7 @@ beside it. test_cuda_formulas.py measures the finished formulas.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -87,6 +87,28 @@ def tanh_rest(square: mpf) -> mpf:
         return (mpmath.tanh(x) / x - 1) / square
 
 
+def rests(
+    a: Arithmetic,
+    function: Callable[[str, str, str, str], str],
+    polynomial: Callable[[str, list[mpf]], str],
+    names: Sequence[str] = ("exp_rest", "tanh_rest"),
+) -> str:
+    """What is left of e^r and of tanh after their first terms, each a polynomial."""
+    # r^2 <= 0.1202 times the rest is below an eighth of e^r, and the rest of tanh below an eighth of tanh.
+    bound, reach = 8 * mpf(2) ** -a.bits, mpmath.log(2) / 2 * mpf("1.001")
+    exponential = expansion(exp_rest, -reach, reach, bound) if "exp_rest" in names else []
+    texts = {
+        "exp_rest": ("(e^r - 1 - r) / r^2 for |r| <= ln2/2, to 2^-{} of e^r.", "r", exponential),
+        "tanh_rest": (
+            "(tanh x / x - 1) / x^2 as a function of x^2, for |x| <= tanh_near, to 2^-{} of tanh x.",
+            "square",
+            expansion(tanh_rest, mpf("1e-9"), TANH_NEAR**2, bound),
+        ),
+    }
+    chosen = [(name, *texts[name]) for name in names]
+    return "".join(function(name, says.format(a.bits), x, polynomial(x, terms)) for name, says, x, terms in chosen)
+
+
 def specialisation(a: Arithmetic) -> str:
     """The text of Table<...> for one arithmetic."""
     c, ln2, bound = a.centre, mpmath.log(2), mpf(2) ** -a.bits
@@ -143,21 +165,7 @@ def specialisation(a: Arithmetic) -> str:
         "y" if a.exact else "r",
         body if a.exact else horner("r", tail),
     )
-    # r^2 <= 0.1202 times the rest is below an eighth of e^r, and the rest of tanh below an eighth of tanh.
-    reach = ln2 / 2 * mpf("1.001")
-    if a.exact:
-        text += function(
-            "exp_rest",
-            f"(e^r - 1 - r) / r^2 for |r| <= ln2/2, to 2^-{a.bits} of e^r.",
-            "r",
-            horner("r", expansion(exp_rest, -reach, reach, 8 * bound)),
-        )
-    text += function(
-        "tanh_rest",
-        f"(tanh x / x - 1) / x^2 as a function of x^2, for |x| <= tanh_near, to 2^-{a.bits} of tanh x.",
-        "square",
-        horner("square", expansion(tanh_rest, mpf("1e-9"), TANH_NEAR**2, 8 * bound)),
-    )
+    text += rests(a, function, horner, ("exp_rest", "tanh_rest") if a.exact else ("tanh_rest",))
     return f"template <>\nstruct Table<{a.name}> {{\n{text}}};\n"
 
 

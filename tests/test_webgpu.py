@@ -20,6 +20,7 @@ from epigrad.webgpu import Array
 from interpreter import run_script
 from layouts import assert_same_bits
 from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
 
 pytestmark = needs("webgpu")
 
@@ -143,6 +144,17 @@ def test_memory_is_given_back() -> None:
     """Arrays that nobody holds any more serve the next: 75 GiB of them, one after the other."""
     for _ in range(300):
         Array((64, 1024, 1024), torch.float32)
+
+
+def test_no_mode_of_pytorchs_is_in_the_way_of_arrays() -> None:
+    x, weight, grad = draw(3, 5), draw(4, 5), draw(3, 4)
+    arrays = [Array.from_torch(t) for t in (x, weight, grad)]
+    with FlopCounterMode(display=False):
+        out = forward.linear(*arrays[:2], None, "gelu")
+        grads = backward.linear_backward(arrays[2], *arrays[:2])
+    torch.testing.assert_close(out.to_torch(), torch.nn.functional.gelu(x @ weight.T))
+    for got, want in zip(on_host(grads[:2]), (grad @ weight, grad.T @ x), strict=True):
+        torch.testing.assert_close(got, want)
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from epigrad.arguments import refuse_transforms, transforms_active
 from epigrad.context import dispatch_modes, is_dynamo_compiling
 from epigrad.dispatched import DISPATCHED
 from epigrad.library import Core
-from epigrad.webgpu import Data
+from epigrad.webgpu import Array, Data
 
 __all__ = ["Launcher", "aligned_workspace", "launch_into", "mark_written", "refuse_graph", "refuse_negative"]
 
@@ -63,14 +63,14 @@ def launch_into(
     """
     operands: Operands = inputs
     into: Operands = outputs
-    if is_dynamo_compiling() or dispatch_modes() > 0:
+    # An array on an adapter is no tensor: nothing of PyTorch's watches it.
+    if (is_dynamo_compiling() or dispatch_modes() > 0) and not isinstance(operands[0], Array):
         if accumulate or any(output is not None for output in into):
             raise errors.UnsupportedError(f"{op}: out: given in a compiled or traced region, want None there")
         with torch.no_grad():
             return cast(Operands, DISPATCHED.launch(op, kind, operands, needs, backend, dim, gate_first, weight))
     if transforms_active() or forward_ad._current_level >= 0:
         refuse_transforms(op, *operands, *into)
-    # An array on an adapter is no tensor: nothing of PyTorch's watches it.
     given = [output for output, needed in zip(into, needs, strict=True) if needed and isinstance(output, Tensor)]
     for output in given:
         refuse_negative(op, "out", output)

@@ -3,10 +3,28 @@
 #define EPG_BRIDGE_H
 
 #include "epigrad.h"
+#include "program.h"
 
 void epg_set_last_error(const char *text, size_t length, int64_t needed, int64_t got);
 
 /* Records the failure of a call in a forked child and returns its status. */
 int32_t epg_refuse_forked(void);
+
+/* A call's kernel as a program, for a caller that makes calls of one geometry again and again (program.c): C runs it, and Go, which takes longest to wake up where
+ * little else is done, sleeps on. */
+typedef struct {
+  const epg_program *program; /* NULL: every run is Go's */
+  uintptr_t kernel;           /* what keeps the program */
+  uint64_t age;               /* epg_programs_age() when it was chosen */
+} epg_prepared;
+
+/* Prepares calls of the geometry of one that would run. */
+int32_t epg_prepare(const epg_call *call, epg_prepared *prepared);
+void epg_prepared_release(epg_prepared *prepared);
+/* Runs a call of that geometry, whose outputs are new memory, with the workspace that it needs; returns a status, or -1 where only epg_run can say what is wrong. */
+int32_t epg_prepared_run(const epg_prepared *prepared, const epg_call *call);
+/* A number that grows when other kernels may be chosen from now on. */
+uint64_t epg_programs_age(void);
+void epg_programs_grow_old(void);
 
 #endif

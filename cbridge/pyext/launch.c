@@ -3,111 +3,7 @@
 /* The module's infer and launch: the outputs that a call makes, and the call itself. */
 #include <string.h>
 
-#include "arguments.h"
-
-/* What epg_infer tells of a call. */
-typedef struct {
-  int64_t sizes[MAX_OUTPUTS * EPG_MAX_RANK];
-  int32_t ranks[MAX_OUTPUTS]; /* -1: no such output */
-  uint64_t workspace_nbytes;
-} geometry;
-
-/* Geometries inferred before. What an op's outputs look like follows from its tensors' shapes, strides and dtypes alone, so a small call need not ask Go again;
- * a workspace that has become too small (another algorithm was tuned meanwhile) is found out by the run, which then asks. The GIL guards the table. */
-enum { MEMO_ENTRIES = 512, MEMO_KEY_BYTES = 512 };
-
-static struct memo_entry {
-  uint32_t key_bytes; /* 0: empty */
-  uint8_t key[MEMO_KEY_BYTES];
-  geometry value;
-} *memo_table;
-
-typedef struct {
-  uint32_t bytes;
-  uint8_t key[MEMO_KEY_BYTES];
-} memo_key;
-
-static int append(memo_key *k, const void *data, size_t bytes) {
-  if (k->bytes + bytes > MEMO_KEY_BYTES) return -1;
-  memcpy(k->key + k->bytes, data, bytes);
-  k->bytes += (uint32_t)bytes;
-  return 0;
-}
-
-/* Writes all that a call's geometry depends on; returns -1 if that is too long to be kept. */
-static int memo_key_of(const call_arguments *a, const uint8_t *wanted, memo_key *k) {
-  const struct {
-    uint32_t flags;
-    int32_t dim, num_inputs, num_outputs;
-    uint8_t wanted[4];
-  } head = {a->call.flags, a->call.dim, a->call.num_inputs, a->call.num_outputs, {wanted[0], wanted[1], wanted[2], 0}};
-  k->bytes = 0;
-  if (append(k, &head, sizeof head) || append(k, a->call.op, strlen(a->call.op) + 1)) return -1;
-  if (a->call.kind && append(k, a->call.kind, strlen(a->call.kind) + 1)) return -1;
-  if (a->call.backend && append(k, a->call.backend, strlen(a->call.backend) + 1)) return -1;
-  for (int i = 0; i < a->call.num_inputs + a->call.num_outputs; i++) {
-    const DLTensor *t = i < a->call.num_inputs ? a->inputs[i] : a->outputs[i - a->call.num_inputs];
-    const int32_t rank = t ? t->ndim : -1;
-    if (append(k, &rank, sizeof rank)) return -1;
-    if (!t) continue;
-    if (!t->strides && rank) return -1;
-    const size_t bytes = (size_t)rank * sizeof(int64_t);
-    if (append(k, &t->dtype, sizeof t->dtype) || append(k, &t->device, sizeof t->device) || append(k, t->shape, bytes) || append(k, t->strides, bytes))
-      return -1;
-  }
-  return 0;
-}
-
-/* The place of a key: FNV-1a over words. */
-static struct memo_entry *memo_at(const memo_key *k) {
-  uint64_t hash = 14695981039346656037u;
-  for (uint32_t i = 0; i < k->bytes; i += 8) {
-    uint64_t word = 0;
-    memcpy(&word, k->key + i, k->bytes - i < 8 ? k->bytes - i : 8);
-    hash = (hash ^ word) * 1099511628211u;
-    hash ^= hash >> 29;
-  }
-  return &memo_table[hash % MEMO_ENTRIES];
-}
-
-/* Infers a call's outputs; returns how many places `needs` has, or -1 with a Python exception. */
-static int infer_geometry(call_arguments *a, PyObject *needs, geometry *g) {
-  uint8_t wanted[MAX_OUTPUTS] = {0};
-  const Py_ssize_t places = PyTuple_Check(needs) ? PyTuple_Size(needs) : -1;
-  if (places < 0 || places > MAX_OUTPUTS) {
-    PyErr_Format(PyExc_TypeError, "needs must be a tuple of at most %d bools", MAX_OUTPUTS);
-    return -1;
-  }
-  for (Py_ssize_t i = 0; i < places; i++) {
-    const int need = PyObject_IsTrue(PyTuple_GetItem(needs, i));
-    if (need < 0) return -1;
-    wanted[i] = (uint8_t)need;
-  }
-  memo_key key;
-  struct memo_entry *entry = NULL;
-  if (!memo_table) memo_table = PyMem_Calloc(MEMO_ENTRIES, sizeof *memo_table);
-  if (memo_table && !epg_forked() && !memo_key_of(a, wanted, &key)) {
-    entry = memo_at(&key);
-    if (entry->key_bytes == key.bytes && !memcmp(entry->key, key.key, key.bytes)) {
-      *g = entry->value;
-      return (int)places;
-    }
-  }
-  int32_t status;
-  Py_BEGIN_ALLOW_THREADS;
-  status = epg_infer(&a->call, wanted, g->sizes, g->ranks, &g->workspace_nbytes);
-  Py_END_ALLOW_THREADS;
-  if (!status) {
-    if (entry) {
-      entry->key_bytes = key.bytes;
-      memcpy(entry->key, key.key, key.bytes);
-      entry->value = *g;
-    }
-    return (int)places;
-  }
-  epg_py_raise_last(status);
-  return -1;
-}
+#include "geometry.h"
 
 /* An output's shape as a tuple; None where there is no such output. */
 static PyObject *shape_of(const geometry *g, int output) {
@@ -125,11 +21,12 @@ static PyObject *shape_of(const geometry *g, int output) {
 PyObject *epg_py_infer(PyObject *module, PyObject *const *args, Py_ssize_t n) {
   (void)module;
   call_arguments a;
+  memo_key key;
   geometry g;
   if (!epg_py_ready(n, 7)) return NULL;
   epg_py_begin(&a);
   if (epg_py_read_problem(&a, args) || epg_py_read_tensors(&a, args[5], NULL) || epg_py_read_precision(&a)) return NULL;
-  const int places = infer_geometry(&a, args[6], &g);
+  const int places = epg_py_infer_geometry(&a, args[6], &key, &g);
   if (places < 0) return NULL;
   PyObject *shapes = PyTuple_New(places);
   for (int i = 0; shapes && i < places; i++) {
@@ -210,6 +107,36 @@ static int read_given(call_arguments *a, PyObject *needs, PyObject *given) {
   return 0;
 }
 
+/* An output's strides, contiguous, as a tuple. */
+static PyObject *strides_of(const geometry *g, int output) {
+  const int32_t rank = g->ranks[output];
+  const int64_t *sizes = &g->sizes[output * EPG_MAX_RANK];
+  PyObject *strides = PyTuple_New(rank);
+  int64_t next = 1;
+  for (int32_t d = rank - 1; strides && d >= 0; d--) {
+    PyObject *stride = PyLong_FromLongLong(next);
+    if (!stride || PyTuple_SetItem(strides, d, stride)) Py_CLEAR(strides);
+    next *= sizes[d] > 1 ? sizes[d] : 1;
+  }
+  return strides;
+}
+
+/* A new output by the function that the code of torch.compile allocates with: new_empty looks for much that a plain tensor does not have, and takes three times as
+ * long. Returns NULL without an exception where there is no such function, or its tensor would be on another device than the first input. */
+static PyObject *new_strided(const call_arguments *a, const geometry *g, int output, PyObject *like, PyObject *shape) {
+  const DLDevice device = a->inputs[0]->device;
+  PyObject *function = device.device_type == kDLCPU ? epg_py.empty_strided_cpu : device.device_type == kDLCUDA ? epg_py.empty_strided_cuda : Py_None;
+  if (function == Py_None) return NULL;
+  PyObject *strides = strides_of(g, output), *dtype = PyObject_GetAttr(like, epg_py.dtype_name);
+  PyObject *tensor = strides && dtype ? PyObject_CallFunctionObjArgs(function, shape, strides, dtype, NULL) : NULL;
+  Py_XDECREF(strides);
+  Py_XDECREF(dtype);
+  DLTensor t; /* on PyTorch's current device */
+  if (tensor && device.device_type == kDLCUDA && (epg_py.exchange->dltensor_from_py_object_no_sync(tensor, &t) || t.device.device_id != device.device_id))
+    Py_CLEAR(tensor);
+  return tensor;
+}
+
 /* Reads a tensor that was just made like the first input: what that is need not be asked again. */
 static int read_new(call_arguments *a, PyObject *tensor, int operand) {
   const int device = a->inputs[0]->device.device_type;
@@ -225,7 +152,11 @@ static int make_outputs(call_arguments *a, const geometry *g, PyObject *like, Py
     if (i >= from) a->outputs[i] = NULL;
     if (output == Py_None && g->ranks[i] >= 0) {
       PyObject *shape = shape_of(g, i);
-      output = shape ? new_empty(like, shape) : NULL;
+      output = shape ? new_strided(a, g, i, like, shape) : NULL;
+      if (shape && !output && !PyErr_Occurred())
+        output = new_empty(like, shape);
+      else
+        Py_XDECREF(shape);
       if (!output) return -1;
       if (read_new(a, output, MAX_INPUTS + i)) {
         Py_DECREF(output);
@@ -242,28 +173,23 @@ static int make_outputs(call_arguments *a, const geometry *g, PyObject *like, Py
   return 0;
 }
 
-/* Runs a call whose outputs are there, with a workspace for it; `like` is its first input. */
-static int32_t run_inferred(call_arguments *a, PyObject *like, uint64_t workspace_nbytes) {
+/* Runs a call whose outputs are there, with a workspace for it; `like` is its first input, and key NULL unless all of its outputs are new. */
+static int32_t run_inferred(call_arguments *a, PyObject *like, const memo_key *key, uint64_t workspace_nbytes) {
   PyObject *workspace = NULL;
   if (workspace_nbytes && !(workspace = new_workspace(a, like, workspace_nbytes))) return -1;
-  int32_t status = -1;
-  if (!epg_py_read_current_stream(a)) {
-    Py_BEGIN_ALLOW_THREADS;
-    status = epg_run(&a->call);
-    Py_END_ALLOW_THREADS;
-  }
+  const int32_t status = epg_py_read_current_stream(a) ? -1 : epg_py_run_remembered(a, key);
   Py_XDECREF(workspace);
   return status;
 }
 
 /* Runs a call; returns 0, or -1 with a Python exception. */
-static int run_or_raise(call_arguments *a, PyObject *like, PyObject *needs, geometry *g) {
+static int run_or_raise(call_arguments *a, PyObject *like, PyObject *needs, memo_key *key, int all_new, geometry *g) {
   if (a->inputs[0]->device.device_type == META_DEVICE) return 0;
-  int32_t status = run_inferred(a, like, g->workspace_nbytes);
+  int32_t status = run_inferred(a, like, all_new ? key : NULL, g->workspace_nbytes);
   if (status == EPG_WORKSPACE_TOO_SMALL) {
-    if (memo_table) memset(memo_table, 0, MEMO_ENTRIES * sizeof *memo_table);
-    if (infer_geometry(a, needs, g) < 0) return -1;
-    status = run_inferred(a, like, g->workspace_nbytes);
+    epg_py_forget_geometries();
+    if (epg_py_infer_geometry(a, needs, key, g) < 0) return -1;
+    status = run_inferred(a, like, NULL, g->workspace_nbytes);
   }
   if (status > 0) epg_py_raise_last(status);
   return status ? -1 : 0;
@@ -284,6 +210,7 @@ PyObject *epg_py_launch(PyObject *module, PyObject *const *args, Py_ssize_t n) {
   (void)module;
   enum { LEAST = 4, MOST = 10 };
   call_arguments a;
+  memo_key key;
   geometry g;
   if (!epg_py_ready(n < LEAST || n > MOST ? n : MOST, MOST)) return NULL;
   PyObject *rest[MOST - LEAST] = {Py_None, Py_None, Py_False, Py_None, Py_None, Py_False};
@@ -295,12 +222,14 @@ PyObject *epg_py_launch(PyObject *module, PyObject *const *args, Py_ssize_t n) {
   if (!inputs) return NULL;
   if (backend != Py_None && !(a.call.backend = PyUnicode_AsUTF8AndSize(backend, NULL))) goto fail;
   if (epg_py_read_problem(&a, problem) || epg_py_read_tensors(&a, inputs, NULL) || epg_py_read_precision(&a) || read_given(&a, needs, given)) goto fail;
-  const int places = infer_geometry(&a, needs, &g);
+  const int places = epg_py_infer_geometry(&a, needs, &key, &g);
   if (places < 0) goto fail;
+  int all_new = 1;
+  for (int i = 0; i < a.call.num_outputs; i++) all_new = all_new && !a.outputs[i];
   PyObject *like = PyTuple_GetItem(inputs, 0); /* no op has an optional first input, and infer has checked it */
   if (!(results = PyTuple_New(places)) || make_outputs(&a, &g, like, given, results)) goto fail;
   if (read_threads(&a) || epg_py_read_execution(&a, NULL, NULL, rest[5])) goto fail;
-  if (run_or_raise(&a, like, needs, &g)) goto fail;
+  if (run_or_raise(&a, like, needs, &key, all_new, &g)) goto fail;
   Py_DECREF(inputs);
   return results;
 fail:

@@ -6,10 +6,10 @@
 
 #include "arguments.h"
 
-/* configure(tensor_type, parameter_type, make_error, allows_tf32, array_type, get_num_threads) */
+/* configure(tensor_type, parameter_type, make_error, allows_tf32, array_type, get_num_threads, empty_strided_cpu, empty_strided_cuda) */
 static PyObject *configure(PyObject *module, PyObject *const *args, Py_ssize_t n) {
   (void)module;
-  enum { SLOTS = 6 };
+  enum { SLOTS = 8 };
   if (n != SLOTS) {
     PyErr_Format(PyExc_TypeError, "configure: got %zd arguments, want %d", n, SLOTS);
     return NULL;
@@ -30,12 +30,16 @@ static PyObject *configure(PyObject *module, PyObject *const *args, Py_ssize_t n
   const struct {
     PyObject **slot;
     const char *name;
-  } names[] = {
-      {&epg_py.is_meta_name, "is_meta"}, {&epg_py.is_neg_name, "is_neg"}, {&epg_py.resolve_neg_name, "resolve_neg"}, {&epg_py.new_empty_name, "new_empty"}};
+  } names[] = {{&epg_py.is_meta_name, "is_meta"},
+               {&epg_py.is_neg_name, "is_neg"},
+               {&epg_py.resolve_neg_name, "resolve_neg"},
+               {&epg_py.new_empty_name, "new_empty"},
+               {&epg_py.dtype_name, "dtype"}};
   for (size_t i = 0; i < sizeof names / sizeof *names; i++)
     if (!*names[i].slot && !(*names[i].slot = PyUnicode_InternFromString(names[i].name))) return NULL;
   epg_py.exchange = api;
-  PyObject **slots[] = {&epg_py.tensor_type, &epg_py.parameter_type, &epg_py.make_error, &epg_py.allows_tf32, &epg_py.array_type, &epg_py.get_num_threads};
+  PyObject **slots[] = {&epg_py.tensor_type, &epg_py.parameter_type,  &epg_py.make_error,        &epg_py.allows_tf32,
+                        &epg_py.array_type,  &epg_py.get_num_threads, &epg_py.empty_strided_cpu, &epg_py.empty_strided_cuda};
   for (int i = 0; i < SLOTS; i++) {
     PyObject *old = *slots[i];
     Py_INCREF(args[i]);
@@ -160,7 +164,8 @@ static PyObject *webgpu_read(PyObject *module, PyObject *const *args, Py_ssize_t
 #define METHOD(name, function, text) {#name, (PyCFunction)(void (*)(void))function, METH_FASTCALL, text}
 
 static PyMethodDef methods[] = {
-    METHOD(configure, configure, "configure(tensor_type, parameter_type, make_error, allows_tf32, array_type, get_num_threads)"),
+    METHOD(configure, configure,
+           "configure(tensor_type, parameter_type, make_error, allows_tf32, array_type, get_num_threads, empty_strided_cpu, empty_strided_cuda)"),
     METHOD(infer, epg_py_infer, "infer(op, kind, dim, gate_first, weight, inputs, needs) -> (shapes, workspace_bytes)"),
     METHOD(launch, epg_py_launch,
            "launch(op, kind, inputs, needs, backend=None, dim=0, gate_first=False, weight=None, outputs=None, accumulate=False) -> outputs"),

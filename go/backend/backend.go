@@ -84,6 +84,13 @@ type Kernel interface {
 	Run(r *Run) error
 }
 
+// Programmed is a Kernel that C can run by itself: Go's part ends when it is chosen.
+type Programmed interface {
+	Kernel
+	// Program is an epg_program (program.h), which lives as long as the kernel does.
+	Program() unsafe.Pointer
+}
+
 // Stager is a Kernel whose workspace depends on layouts: operands that its libraries cannot read in place are copied there.
 type Stager interface {
 	Kernel

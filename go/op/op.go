@@ -5,6 +5,7 @@
 package op
 
 import (
+	"slices"
 	"strings"
 	"unsafe"
 
@@ -262,6 +263,29 @@ func Run(c *Call) error {
 		return err
 	}
 	return k.Run(c.execution(len(o.Inputs)))
+}
+
+// Program returns the program of a valid call's kernel, and the kernel, which has to outlive its use; nil where the backend has none. It holds for any call with the
+// same geometry whose outputs overlap nothing, whose addresses are multiples of their elements, and whose workspace is as Run needs it.
+func Program(c *Call) (unsafe.Pointer, backend.Kernel, error) {
+	o, err := resolve(c)
+	if err != nil {
+		return nil, nil, err
+	}
+	k, err := o.prepare(c)
+	if err != nil {
+		return nil, nil, err
+	}
+	p, ok := k.(backend.Programmed)
+	if !ok || len(c.Inputs) != len(o.Inputs) {
+		return nil, nil, nil
+	}
+	for _, v := range slices.Concat(c.Inputs, c.Outputs) {
+		if v != nil && v.IsEmpty() { // whose address may be nobody's
+			return nil, nil, nil
+		}
+	}
+	return p.Program(), k, nil
 }
 
 // prepare returns the kernel of a call in which everything is valid.

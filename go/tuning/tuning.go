@@ -35,6 +35,19 @@ var table struct {
 // current is the file in use, nil outside of blocks.
 var current atomic.Pointer[File]
 
+// watchers are told of every change of current, after it.
+var watchers []func()
+
+// Watch has a function called whenever Current has changed. It is for packages' initialisation.
+func Watch(changed func()) { watchers = append(watchers, changed) }
+
+func use(f *File) {
+	current.Store(f)
+	for _, changed := range watchers {
+		changed()
+	}
+}
+
 // Begin opens a block: backends time their candidates from now on and keep the choices in the file at path. Blocks nest; the one that was opened last gives the
 // file.
 func Begin(path string) error {
@@ -45,7 +58,7 @@ func Begin(path string) error {
 		return err
 	}
 	table.open, table.latest = append(table.open, f), f
-	current.Store(f)
+	use(f)
 	return nil
 }
 
@@ -73,11 +86,11 @@ func End() {
 	}
 	table.open = table.open[:len(table.open)-1]
 	if len(table.open) == 0 {
-		current.Store(nil)
+		use(nil)
 		return
 	}
 	table.latest = table.open[len(table.open)-1]
-	current.Store(table.latest)
+	use(table.latest)
 }
 
 // Current is the file in use; nil outside of blocks.

@@ -151,8 +151,16 @@ def _load() -> Core:
                 f"epigrad's compiled core cannot be loaded ({error}): build it with 'pip install .' in the repository"
             ) from error
         array = importlib.import_module("epigrad.webgpu").Array
+        guards = torch._C._dynamo.guards
         native.configure(
-            torch.Tensor, torch.nn.Parameter, errors.from_status, allows_tf32, array, torch.get_num_threads
+            torch.Tensor,
+            torch.nn.Parameter,
+            errors.from_status,
+            allows_tf32,
+            array,
+            torch.get_num_threads,
+            getattr(guards, "_empty_strided_cpu", None),
+            getattr(guards, "_empty_strided_cuda", None),
         )
         control = _load_control(native)
         if os.environ.get("EPIGRAD_TUNE") == "1":

@@ -6,16 +6,12 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "program.h"
+
 typedef struct CUctx_st *epg_context;
 typedef struct CUlib_st *epg_library;
 typedef struct CUfunc_st *epg_function;
 typedef void *epg_blas; /* cublasLtHandle_t */
-
-/* A failed call of a library: which one, its code, and what the library says of it. */
-typedef struct {
-  int32_t code; /* 0: none */
-  char call[64], name[96], text[256];
-} epg_failure;
 
 /* One GPU. */
 typedef struct {
@@ -106,14 +102,16 @@ typedef struct {
   uint64_t fill_bytes;
 } epg_step;
 
-/* What a run brings; all addresses are the device's. */
+/* The steps of a problem on a device. */
 typedef struct {
-  uint64_t workspace, stream;
-  double weight;
-  int32_t accumulate;
-} epg_run_arguments;
+  epg_program program; /* first: what others know of it */
+  const epg_device *device;
+  epg_step *steps;
+  int32_t count;
+} epg_cuda_program;
 
-/* Enqueues a program's steps on a stream; `bases` are the operands' addresses. Returns 0, or -1 with what failed. */
-int epg_cuda_run(const epg_device *device, epg_step *steps, int32_t count, const uint64_t *bases, const epg_run_arguments *arguments, epg_failure *failure);
+/* Makes a program of steps, which are the program's to free. */
+epg_cuda_program *epg_cuda_program_create(const epg_device *device, int32_t count);
+void epg_cuda_program_destroy(epg_cuda_program *program);
 
 #endif

@@ -1,7 +1,7 @@
 package cuda
 
 /*
-#cgo CFLAGS: -std=gnu11 -Wall -Wextra
+#cgo CFLAGS: -std=gnu11 -Wall -Wextra -I${SRCDIR}/..
 #cgo LDFLAGS: -ldl -lpthread -lm
 #include "cuda.h"
 */
@@ -12,6 +12,7 @@ import (
 	"strings"
 	"sync"
 
+	"github.com/epigrad/epigrad/go/backend"
 	"github.com/epigrad/epigrad/go/status"
 	kernels "github.com/epigrad/epigrad/kernels/cuda"
 )
@@ -97,8 +98,5 @@ func driverOf(d *C.epg_device) string {
 
 // failed is the error of a library's call: the driver's or cuBLASLt's code and name, which DeviceError carries.
 func failed(f *C.epg_failure) error {
-	e := status.Errorf(status.DeviceFailure, "cuda: %s: %s (%d): %s",
-		C.GoString(&f.call[0]), C.GoString(&f.name[0]), int(f.code), C.GoString(&f.text[0]))
-	e.Got = int64(f.code)
-	return e
+	return backend.Failed(backendName, C.GoString(&f.call[0]), C.GoString(&f.name[0]), int(f.code), C.GoString(&f.text[0]))
 }

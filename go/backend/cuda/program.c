@@ -1,4 +1,5 @@
 /* Programs: enqueueing their steps. */
+#include <stdlib.h>
 #include <string.h>
 
 #include "libraries.h"
@@ -63,14 +64,29 @@ static int run_step(epg_step *s, const execution *run, epg_failure *failure) {
   return 0;
 }
 
-int epg_cuda_run(const epg_device *d, epg_step *steps, int32_t count, const uint64_t *bases, const epg_run_arguments *arguments, epg_failure *failure) {
-  const execution run = {d, bases, arguments, (void *)(uintptr_t)arguments->stream};
-  const int entered = epg_enter(d, failure);
+static int run_program(const epg_program *program, const uint64_t *bases, const epg_run_arguments *arguments, epg_failure *failure) {
+  const epg_cuda_program *p = (const epg_cuda_program *)program;
+  const execution run = {p->device, bases, arguments, (void *)(uintptr_t)arguments->stream};
+  const int entered = epg_enter(p->device, failure);
   if (entered < 0) return -1;
   int failed = 0;
   const int skipped = arguments->accumulate ? EPG_WHEN_OVERWRITING : EPG_WHEN_ACCUMULATING;
-  for (int32_t i = 0; i < count && !failed; i++)
-    if ((int)steps[i].when != skipped) failed = run_step(&steps[i], &run, failure);
+  for (int32_t i = 0; i < p->count && !failed; i++)
+    if ((int)p->steps[i].when != skipped) failed = run_step(&p->steps[i], &run, failure);
   epg_leave(entered);
   return failed;
+}
+
+epg_cuda_program *epg_cuda_program_create(const epg_device *device, int32_t count) {
+  epg_cuda_program *p = calloc(1, sizeof *p);
+  epg_step *steps = calloc(count > 0 ? (size_t)count : 1, sizeof *steps);
+  if (!p || !steps) abort(); /* as Go does */
+  *p = (epg_cuda_program){{"cuda", run_program}, device, steps, count};
+  return p;
+}
+
+void epg_cuda_program_destroy(epg_cuda_program *p) {
+  for (int32_t i = 0; i < p->count; i++) epg_matmul_destroy(&p->steps[i].matmul);
+  free(p->steps);
+  free(p);
 }

@@ -3,6 +3,10 @@ package cuda
 /*
 #include <stdlib.h>
 #include "cuda.h"
+
+static int epg_run(const epg_program *p, const uint64_t *bases, const epg_run_arguments *arguments, epg_failure *failure) {
+	return p->run(p, bases, arguments, failure);
+}
 */
 import "C"
 
@@ -135,9 +139,12 @@ func (k *kernel) MostWorkspaceBytes() int64 {
 	return k.workspace + k.optional
 }
 
+// Program implements backend.Programmed.
+func (k *kernel) Program() unsafe.Pointer { return unsafe.Pointer(k.memory.program) }
+
 // Run enqueues the program on the run's stream.
 func (k *kernel) Run(r *backend.Run) error {
-	if k.memory.count == 0 {
+	if k.memory.program.count == 0 {
 		return nil
 	}
 	arguments := C.epg_run_arguments{
@@ -151,7 +158,7 @@ func (k *kernel) Run(r *backend.Run) error {
 		bases[i] = C.uint64_t(uintptr(base))
 	}
 	var failure C.epg_failure
-	if C.epg_cuda_run(k.device.handle, k.memory.steps, C.int32_t(k.memory.count), &bases[0], &arguments, &failure) != 0 {
+	if C.epg_run(&k.memory.program.program, &bases[0], &arguments, &failure) != 0 {
 		return failed(&failure)
 	}
 	runtime.KeepAlive(k)
@@ -163,10 +170,11 @@ const maxOperands = 9
 
 // memory is what a program holds outside of Go.
 type memory struct {
-	steps *C.epg_step
-	count int
-	rest  []unsafe.Pointer
+	program *C.epg_cuda_program
+	rest    []unsafe.Pointer
 }
+
+func (m *memory) steps() []C.epg_step { return unsafe.Slice(m.program.steps, m.program.count) }
 
 // compiler turns operations into what C executes.
 type compiler struct {
@@ -182,26 +190,22 @@ func (m *memory) allocate(bytes int) unsafe.Pointer {
 }
 
 func (m *memory) free() {
-	for i := range m.count {
-		C.epg_matmul_destroy(&unsafe.Slice(m.steps, m.count)[i].matmul)
-	}
+	C.epg_cuda_program_destroy(m.program)
 	for _, p := range m.rest {
 		C.free(p)
 	}
-	C.free(unsafe.Pointer(m.steps))
 }
 
 // compile makes the kernel of a problem.
 func (b *builder) compile(p backend.Problem) (*kernel, error) {
 	op, kind, dt := p.Describe()
-	m := &memory{count: len(b.program)}
-	m.steps = (*C.epg_step)(C.calloc(C.size_t(max(m.count, 1)), C.sizeof_epg_step))
+	m := &memory{program: C.epg_cuda_program_create(b.device.handle, C.int32_t(len(b.program)))}
 	k := &kernel{workspace: b.scratch, regions: b.scratch, optional: b.withoutSaved, device: b.device, memory: m}
 	runtime.AddCleanup(k, func(m *memory) { m.free() }, m)
 	c := &compiler{b.device, m, p.Tuning()}
 	var names []string
 	for i, operation := range b.program {
-		s := &unsafe.Slice(m.steps, m.count)[i]
+		s := &m.steps()[i]
 		s.vector.weight, s.vector.accumulate, s.general.weight, s.general.accumulate = none, none, none, none
 		if err := operation.compile(c, s); err != nil {
 			return nil, err
@@ -259,8 +263,8 @@ func (c *compiler) address(at int, v *tensor.View) C.epg_pointer {
 // scratch gives all products one region of the workspace, which starts at an offset, and returns its bytes: they run one after the other.
 func (c *compiler) scratch(offset int64) int64 {
 	most := C.uint64_t(0)
-	for i := range c.memory.count {
-		m := &unsafe.Slice(c.memory.steps, c.memory.count)[i].matmul
+	for i := range c.memory.steps() {
+		m := &c.memory.steps()[i].matmul
 		m.scratch = C.epg_pointer{operand: C.int32_t(backend.WorkspaceOperand), offset: C.int64_t(offset)}
 		most = max(most, m.choices[0].workspace, m.choices[1].workspace)
 	}

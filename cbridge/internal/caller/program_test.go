@@ -1,0 +1,158 @@
+package caller_test
+
+import (
+	"path/filepath"
+	"runtime"
+	"sync/atomic"
+	"testing"
+	"time"
+	"unsafe"
+
+	"github.com/stretchr/testify/suite"
+
+	"github.com/epigrad/epigrad/cbridge/internal/caller"
+	"github.com/epigrad/epigrad/go/backend"
+	"github.com/epigrad/epigrad/go/op"
+	"github.com/epigrad/epigrad/go/status"
+	"github.com/epigrad/epigrad/go/tensor"
+	"github.com/epigrad/epigrad/go/tuning"
+)
+
+// ProgramSuite has a backend of its own for CUDA's tensors, whose kernels record what they are run with.
+type ProgramSuite struct {
+	suite.Suite
+	real     backend.Backend
+	recorder *caller.Recorder
+	freed    atomic.Int32
+}
+
+func TestPrograms(t *testing.T) { suite.Run(t, new(ProgramSuite)) }
+
+type fake struct{ suite *ProgramSuite }
+
+func (fake) Name() string              { return "cuda" }
+func (fake) Info() backend.Info        { return backend.Info{Name: "cuda", Available: true} }
+func (fake) WorkspaceAlignment() int64 { return 256 }
+
+func (f fake) Select(p backend.Problem) (backend.Kernel, error) {
+	k := &recorded{f.suite.recorder}
+	runtime.AddCleanup(k, func(freed *atomic.Int32) { freed.Add(1) }, &f.suite.freed)
+	return k, nil
+}
+
+type recorded struct{ recorder *caller.Recorder }
+
+func (*recorded) Sku() backend.Sku             { return backend.Sku{} }
+func (*recorded) Precision() backend.Precision { return backend.Precision{} }
+func (*recorded) WorkspaceBytes() int64        { return 64 }
+func (*recorded) Run(*backend.Run) error       { return nil }
+func (k *recorded) Program() unsafe.Pointer    { return k.recorder.Program() }
+
+func (s *ProgramSuite) SetupTest() {
+	var err error
+	s.real, err = backend.Named("cuda")
+	s.Require().NoError(err)
+	backend.Register(fake{s})
+	s.recorder = caller.NewRecorder(0)
+}
+
+func (s *ProgramSuite) TearDownTest() { backend.Register(s.real) }
+
+// lerp is a call on tensors of a CUDA device; geometries differ by their size, since kernels are remembered.
+func lerp(size int64) *caller.Call {
+	call := &caller.Call{Op: "lerp", Flags: caller.HasWeight, Weight: 0.25, Inputs: tensors(zeros(size), zeros(size), nil), Outputs: tensors(zeros(size)), Workspace: 64}
+	for _, t := range []*caller.Tensor{call.Inputs[0], call.Inputs[1], call.Outputs[0]} {
+		t.Device = tensor.CUDA
+	}
+	return call
+}
+
+func (s *ProgramSuite) prepared(call *caller.Call) *caller.Prepared {
+	p, r := caller.Prepare(call)
+	s.Require().Zero(r.Code, r.Message)
+	return p
+}
+
+func (s *ProgramSuite) TestRunsWithTheCallsAddresses() {
+	p := s.prepared(lerp(4))
+	defer p.Release()
+	s.Require().True(p.HasProgram())
+	other := lerp(4)
+	other.Weight = 0.75
+	other.Inputs[1].ByteOffset = 8
+	s.Zero(p.Run(other).Code)
+	s.Equal(1, s.recorder.Runs())
+	s.Equal([]uint64{other.Inputs[0].Address(), other.Inputs[1].Address(), 0, other.Outputs[0].Address()},
+		[]uint64{s.recorder.Base(0), s.recorder.Base(1), s.recorder.Base(2), s.recorder.Base(3)})
+	s.Equal(0.75, s.recorder.Weight())
+	s.NotZero(s.recorder.Workspace())
+}
+
+func (s *ProgramSuite) TestFailuresAreDeviceErrors() {
+	s.recorder = caller.NewRecorder(7)
+	p := s.prepared(lerp(5))
+	defer p.Release()
+	r := p.Run(lerp(5))
+	s.Equal(int32(status.DeviceFailure), r.Code)
+	s.Equal("fake: call: NAME (7): text", r.Message)
+	s.Equal(int64(7), r.Got)
+}
+
+// TestLeavesWhatIsWrongToGo: addresses are not Go's to check where C runs a call, so C runs none that Go would refuse.
+func (s *ProgramSuite) TestLeavesWhatIsWrongToGo() {
+	p := s.prepared(lerp(6))
+	defer p.Release()
+	misaligned, missing := lerp(6), lerp(6)
+	misaligned.Inputs[0].ByteOffset = 2
+	missing.Inputs[1].Data = nil
+	for _, call := range []*caller.Call{misaligned, missing} {
+		s.Equal(int32(-1), p.Run(call).Code)
+		s.NotZero(caller.Run(call).Code)
+	}
+	s.Zero(s.recorder.Runs())
+}
+
+func (s *ProgramSuite) TestSomeCallsHaveNone() {
+	empty, onCPU, short := lerp(0), product(), lerp(7)
+	short.Inputs = short.Inputs[:2]
+	for _, call := range []*caller.Call{empty, onCPU, short} {
+		s.False(s.prepared(call).HasProgram())
+	}
+	wrong := lerp(7)
+	wrong.Workspace = 0
+	_, r := caller.Prepare(wrong)
+	s.Equal(int32(status.WorkspaceTooSmall), r.Code, "a call that would not run")
+}
+
+func (s *ProgramSuite) TestTuningEndsWhatWasChosen() {
+	p := s.prepared(lerp(8))
+	defer p.Release()
+	s.True(p.Current())
+	s.Require().NoError(tuning.Begin(filepath.Join(s.T().TempDir(), "choices.json")))
+	s.False(p.Current())
+	inside := s.prepared(lerp(8))
+	defer inside.Release()
+	s.True(inside.Current())
+	tuning.End()
+	s.False(inside.Current())
+}
+
+// TestHoldsItsKernel until it is released, also when the kernel is forgotten elsewhere.
+func (s *ProgramSuite) TestHoldsItsKernel() {
+	collect := func() {
+		for range 3 {
+			runtime.GC()
+			time.Sleep(10 * time.Millisecond)
+		}
+	}
+	op.ClearCache()
+	collect() // what other tests have left
+	s.freed.Store(0)
+	p := s.prepared(lerp(9))
+	op.ClearCache()
+	collect()
+	s.Zero(s.freed.Load())
+	p.Release()
+	p.Release() // nothing is left to release
+	s.Eventually(func() bool { collect(); return s.freed.Load() > 0 }, 10*time.Second, time.Millisecond)
+}

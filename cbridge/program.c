@@ -1,0 +1,47 @@
+/* Programs: calls that C runs by itself. */
+#include <stdatomic.h>
+#include <string.h>
+
+#include "_cgo_export.h"
+#include "bridge.h"
+
+static _Atomic uint64_t age = 1;
+
+uint64_t epg_programs_age(void) { return age; }
+
+void epg_programs_grow_old(void) { age++; }
+
+int32_t epg_prepare(const epg_call *call, epg_prepared *prepared) {
+  *prepared = (epg_prepared){.age = age};
+  return epg_forked() ? epg_refuse_forked() : epgGoPrepare((epg_call *)call, prepared);
+}
+
+void epg_prepared_release(epg_prepared *prepared) {
+  if (prepared->program && !epg_forked()) epgGoRelease(prepared->kernel);
+  prepared->program = NULL;
+}
+
+/* The address of a tensor's first element, 0 for none; -1 where it is not what Go accepts. */
+static int base_of(const DLTensor *t, uint64_t *base) {
+  *base = 0;
+  if (!t) return 0;
+  *base = (uint64_t)(uintptr_t)t->data + t->byte_offset;
+  return t->data && *base % (t->dtype.bits / 8) == 0 ? 0 : -1;
+}
+
+int32_t epg_prepared_run(const epg_prepared *prepared, const epg_call *call) {
+  enum { MOST = 16 };
+  uint64_t bases[MOST];
+  const int inputs = call->num_inputs, all = inputs + call->num_outputs;
+  if (all > MOST) return -1;
+  for (int i = 0; i < all; i++)
+    if (base_of(i < inputs ? call->inputs[i] : call->outputs[i - inputs], &bases[i])) return -1;
+  const epg_run_arguments arguments = {
+      .workspace = (uint64_t)(uintptr_t)call->workspace,
+      .stream = (uint64_t)(uintptr_t)call->stream,
+      .weight = call->weight,
+      .accumulate = (call->flags & EPG_ACCUMULATE) != 0,
+  };
+  epg_failure failure;
+  return prepared->program->run(prepared->program, bases, &arguments, &failure) ? epgGoFailed((char *)prepared->program->backend, &failure) : EPG_OK;
+}

@@ -1,0 +1,169 @@
+//go:build pyext
+
+/* What calls of one geometry have in common. The GIL guards all that is remembered here. */
+#include "geometry.h"
+
+#include <string.h>
+
+#include "../bridge.h"
+
+/* A program that calls are run by. It is given back when no entry has it and no thread runs it. */
+typedef struct {
+  epg_prepared prepared;
+  int owners;
+} program;
+
+/* Geometries inferred before. What an op's outputs look like follows from its tensors' shapes, strides and dtypes alone, so a small call need not ask Go again;
+ * a workspace that has become too small (another algorithm was tuned meanwhile) is found out by the run, which then asks. */
+enum { MEMO_ENTRIES = 512 };
+
+static struct memo_entry {
+  memo_key key; /* no bytes: empty */
+  geometry value;
+  program *program;  /* NULL: none yet, or Go's runs */
+  uint64_t prepared; /* epg_programs_age() when a program was last asked for */
+  int runs;          /* whether Go has run such a call */
+} *memo_table;
+
+static void disown(program *p) {
+  if (!p || --p->owners) return;
+  epg_prepared_release(&p->prepared);
+  PyMem_Free(p);
+}
+
+static int append(memo_key *k, const void *data, size_t bytes) {
+  if (k->bytes + bytes > MEMO_KEY_BYTES) return -1;
+  memcpy(k->text + k->bytes, data, bytes);
+  k->bytes += (uint32_t)bytes;
+  return 0;
+}
+
+/* Writes all that a call's geometry depends on; returns -1 if that is too long to be kept. */
+static int write_key(const call_arguments *a, const uint8_t *wanted, memo_key *k) {
+  const struct {
+    uint32_t flags;
+    int32_t dim, num_inputs, num_outputs;
+    uint8_t wanted[4];
+  } head = {a->call.flags, a->call.dim, a->call.num_inputs, a->call.num_outputs, {wanted[0], wanted[1], wanted[2], 0}};
+  k->bytes = 0;
+  if (append(k, &head, sizeof head) || append(k, a->call.op, strlen(a->call.op) + 1)) return -1;
+  if (a->call.kind && append(k, a->call.kind, strlen(a->call.kind) + 1)) return -1;
+  if (a->call.backend && append(k, a->call.backend, strlen(a->call.backend) + 1)) return -1;
+  for (int i = 0; i < a->call.num_inputs + a->call.num_outputs; i++) {
+    const DLTensor *t = i < a->call.num_inputs ? a->inputs[i] : a->outputs[i - a->call.num_inputs];
+    const int32_t rank = t ? t->ndim : -1;
+    if (append(k, &rank, sizeof rank)) return -1;
+    if (!t) continue;
+    if (!t->strides && rank) return -1;
+    const size_t bytes = (size_t)rank * sizeof(int64_t);
+    if (append(k, &t->dtype, sizeof t->dtype) || append(k, &t->device, sizeof t->device) || append(k, t->shape, bytes) || append(k, t->strides, bytes))
+      return -1;
+  }
+  return 0;
+}
+
+/* The place of a key: FNV-1a over words. */
+static struct memo_entry *place_of(const memo_key *k) {
+  uint64_t hash = 14695981039346656037u;
+  for (uint32_t i = 0; i < k->bytes; i += 8) {
+    uint64_t word = 0;
+    memcpy(&word, k->text + i, k->bytes - i < 8 ? k->bytes - i : 8);
+    hash = (hash ^ word) * 1099511628211u;
+    hash ^= hash >> 29;
+  }
+  return &memo_table[hash % MEMO_ENTRIES];
+}
+
+/* What is remembered under a key, or NULL. */
+static struct memo_entry *find(const memo_key *k) {
+  if (!memo_table || !k->bytes) return NULL;
+  struct memo_entry *entry = place_of(k);
+  return entry->key.bytes == k->bytes && !memcmp(entry->key.text, k->text, k->bytes) ? entry : NULL;
+}
+
+static void remember(const memo_key *k, const geometry *g) {
+  if (!memo_table || !k->bytes) return;
+  struct memo_entry *entry = place_of(k);
+  disown(entry->program);
+  memset(entry, 0, sizeof *entry);
+  entry->key.bytes = k->bytes;
+  memcpy(entry->key.text, k->text, k->bytes);
+  entry->value = *g;
+}
+
+void epg_py_forget_geometries(void) {
+  for (int i = 0; memo_table && i < MEMO_ENTRIES; i++) {
+    disown(memo_table[i].program);
+    memset(&memo_table[i], 0, sizeof memo_table[i]);
+  }
+}
+
+int epg_py_infer_geometry(call_arguments *a, PyObject *needs, memo_key *key, geometry *g) {
+  uint8_t wanted[MAX_OUTPUTS] = {0};
+  const Py_ssize_t places = PyTuple_Check(needs) ? PyTuple_Size(needs) : -1;
+  if (places < 0 || places > MAX_OUTPUTS) {
+    PyErr_Format(PyExc_TypeError, "needs must be a tuple of at most %d bools", MAX_OUTPUTS);
+    return -1;
+  }
+  for (Py_ssize_t i = 0; i < places; i++) {
+    const int need = PyObject_IsTrue(PyTuple_GetItem(needs, i));
+    if (need < 0) return -1;
+    wanted[i] = (uint8_t)need;
+  }
+  if (!memo_table) memo_table = PyMem_Calloc(MEMO_ENTRIES, sizeof *memo_table);
+  if (epg_forked() || write_key(a, wanted, key)) key->bytes = 0;
+  const struct memo_entry *entry = find(key);
+  if (entry) {
+    *g = entry->value;
+    return (int)places;
+  }
+  int32_t status;
+  Py_BEGIN_ALLOW_THREADS;
+  status = epg_infer(&a->call, wanted, g->sizes, g->ranks, &g->workspace_nbytes);
+  Py_END_ALLOW_THREADS;
+  if (!status) {
+    remember(key, g);
+    return (int)places;
+  }
+  epg_py_raise_last(status);
+  return -1;
+}
+
+/* Asks for a program for calls that are run again and again. */
+static void prepare(const call_arguments *a, const memo_key *key) {
+  epg_prepared prepared;
+  Py_BEGIN_ALLOW_THREADS;
+  epg_prepare(&a->call, &prepared); /* a call that ran has one or has none */
+  Py_END_ALLOW_THREADS;
+  struct memo_entry *entry = find(key); /* again: other threads ran meanwhile */
+  program *p = entry && prepared.program ? PyMem_Calloc(1, sizeof *p) : NULL;
+  if (p)
+    *p = (program){prepared, 1};
+  else
+    epg_prepared_release(&prepared);
+  if (!entry) return;
+  disown(entry->program);
+  entry->program = p;
+  entry->prepared = prepared.age;
+}
+
+int32_t epg_py_run_remembered(call_arguments *a, const memo_key *key) {
+  struct memo_entry *entry = key && !(a->call.flags & EPG_ACCUMULATE) ? find(key) : NULL;
+  program *p = entry && entry->prepared == epg_programs_age() ? entry->program : NULL;
+  int32_t status = -1;
+  if (p) {
+    p->owners++;
+    Py_BEGIN_ALLOW_THREADS;
+    status = epg_prepared_run(&p->prepared, &a->call);
+    Py_END_ALLOW_THREADS;
+    disown(p);
+    if (status >= 0) return status;
+  }
+  Py_BEGIN_ALLOW_THREADS;
+  status = epg_run(&a->call);
+  Py_END_ALLOW_THREADS;
+  if (status || !key || p || !(entry = find(key))) return status;
+  if (entry->runs && entry->prepared != epg_programs_age()) prepare(a, key);
+  if ((entry = find(key))) entry->runs = 1;
+  return status;
+}

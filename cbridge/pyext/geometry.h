@@ -1,0 +1,29 @@
+/* What calls of one geometry have in common, remembered between them. */
+#ifndef EPG_PYEXT_GEOMETRY_H
+#define EPG_PYEXT_GEOMETRY_H
+
+#include "arguments.h"
+
+/* What epg_infer tells of a call. */
+typedef struct {
+  int64_t sizes[MAX_OUTPUTS * EPG_MAX_RANK];
+  int32_t ranks[MAX_OUTPUTS]; /* -1: no such output */
+  uint64_t workspace_nbytes;
+} geometry;
+
+/* All that a geometry follows from; no bytes if that is too long to be kept. */
+enum { MEMO_KEY_BYTES = 512 };
+typedef struct {
+  uint32_t bytes;
+  uint8_t text[MEMO_KEY_BYTES];
+} memo_key;
+
+/* Infers a call's outputs; returns how many places `needs` has, or -1 with a Python exception. */
+int epg_py_infer_geometry(call_arguments *a, PyObject *needs, memo_key *key, geometry *g);
+void epg_py_forget_geometries(void);
+
+/* Runs a call that is complete, by its geometry's program where there is one; returns a status. A key of NULL, for outputs that may overlap something, is always
+ * Go's to run. */
+int32_t epg_py_run_remembered(call_arguments *a, const memo_key *key);
+
+#endif

@@ -1,0 +1,26 @@
+/* A kernel that needs nothing of Go once it is chosen: a program that C starts by itself (Programmed in backend.go). */
+#ifndef EPG_PROGRAM_H
+#define EPG_PROGRAM_H
+
+#include <stdint.h>
+
+/* A failed call of a device's library: which one, its code, and what the library says of it. */
+typedef struct {
+  int32_t code; /* 0: none */
+  char call[64], name[96], text[256];
+} epg_failure;
+
+/* What a run brings; all addresses are the device's. */
+typedef struct {
+  uint64_t workspace, stream;
+  double weight;
+  int32_t accumulate;
+} epg_run_arguments;
+
+typedef struct epg_program {
+  const char *backend; /* its name, for messages */
+  /* Enqueues the program on a stream; `bases` are the operands' addresses, inputs before outputs. Returns 0, or -1 with what failed. Any thread may call it. */
+  int (*run)(const struct epg_program *program, const uint64_t *bases, const epg_run_arguments *arguments, epg_failure *failure);
+} epg_program;
+
+#endif

@@ -25,14 +25,13 @@ def layer(rows: int) -> tuple[Tensor, Tensor, Tensor]:
 
 def test_every_time_the_same() -> None:
     x, weight, bias = layer(5)
-    out = torch.empty(5, 40, device="cuda")
-    forward.linear(x, weight, bias, "gelu", out=out)  # into memory of the caller's: always Go's to run
+    want, out = torch.empty(5, 40, device="cuda"), torch.empty(5, 40, device="cuda")
+    forward.linear(x, weight, bias, "gelu", out=want)  # into memory of the caller's: always Go's to run
     for time in range(TIMES):
-        assert_same_bits(forward.linear(x, weight, bias, "gelu"), out, f"call {time}")
+        assert_same_bits(forward.linear(x, weight, bias, "gelu"), want, f"call {time}")
         other = x + time
-        assert_same_bits(
-            epigrad.linear(other, weight, bias, "gelu"), forward.linear(other, weight, bias, "gelu", out=out), ""
-        )
+        got = epigrad.linear(other, weight, bias, "gelu")
+        assert_same_bits(got, forward.linear(other, weight, bias, "gelu", out=out), f"call {time} on other memory")
 
 
 def test_more_geometries_than_are_remembered_from_several_threads() -> None:
@@ -54,6 +53,7 @@ def test_more_geometries_than_are_remembered_from_several_threads() -> None:
 
 def test_a_tuning_block_is_seen(tmp_path: Path) -> None:
     x, weight = torch.randn(512, 512, device="cuda"), torch.randn(512, 512, device="cuda")
+    exact = (x.double() @ weight.double().T).float()
     for _ in range(TIMES):
         before = epigrad.linear(x, weight)
     cache = tmp_path / "choices.json"
@@ -61,7 +61,7 @@ def test_a_tuning_block_is_seen(tmp_path: Path) -> None:
         for _ in range(TIMES):
             inside = epigrad.linear(x, weight)
     assert cache.exists(), "the first call inside is Go's, which times candidates"
-    torch.testing.assert_close(inside, before)
+    torch.testing.assert_close(inside, exact, rtol=1e-4, atol=1e-3)  # of 512 terms, another algorithm's
     assert_same_bits(epigrad.linear(x, weight), before, "after the block")
 
 

@@ -61,8 +61,8 @@ struct gelu {
   EPG_FORMULA Parts parts(Real x) { return {A::normal_decay(x), A::normal_tail(magnitude(x))}; }
   EPG_FORMULA Real value(Real x, const Parts &p) {
     Real tail = p.decay.m * p.tail;
-    Real product = x * (x < 0 ? tail : Real(1) - p.decay.scale(tail));
-    return x < 0 ? p.decay.scale(product) : product;
+    Real scaled = p.decay.scale(x < 0 ? x * tail : tail);
+    return x < 0 ? scaled : x * (Real(1) - scaled);
   }
   EPG_FORMULA Real gradient(Real g, Real x, const Parts &p) {
     Real tail = p.decay.scale(p.decay.m * (p.tail - magnitude(x) * A::Constants::inv_sqrt_2pi));

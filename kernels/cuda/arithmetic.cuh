@@ -142,9 +142,8 @@ struct Double {
     // The polynomial amplifies an error of its variable: t + c and its reciprocal are carried in two parts.
     constexpr Real c = Constants::normal_centre;
     t = fmin(t, tail_limit);
-    Real sum = t + c;
-    Real part = sum - t;
-    Real sum_low = (t - (sum - part)) + (c - part);
+    Real sum = t + c, larger = t < c ? c : t, smaller = t < c ? t : c;
+    Real sum_low = smaller - (sum - larger);
     Real r = reciprocal(sum);
     Real r_low = r * fused(-sum_low, r, fused(-sum, r, 1.0));
     Real y = fused(-2 * c, r_low, fused(-2 * c, r, 1.0));

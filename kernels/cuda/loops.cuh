@@ -220,8 +220,17 @@ __device__ __forceinline__ void elementwise_vector(const Elementwise<Operation::
   const int64_t first = static_cast<int64_t>(blockIdx.x) * (vector_threads * Operation::vectors) + threadIdx.x;
   int64_t offsets[Operation::vectors][operands];
   Inputs<Operation> inputs[Operation::vectors];
+  const bool flat = p.rank == 1 && p.broadcast == 0;  // as most calls are
 #pragma unroll
-  for (int v = 0; v < Operation::vectors; v++) {
+  for (int v = 0; flat && v < Operation::vectors; v++) {
+    const int64_t index = first + v * vector_threads;
+    if (index >= p.count) break;
+#pragma unroll
+    for (int i = 0; i < operands; i++) offsets[v][i] = index * width;
+    inputs[v].load(p.pointers, offsets[v], 0);
+  }
+#pragma unroll
+  for (int v = 0; !flat && v < Operation::vectors; v++) {
     const int64_t index = first + v * vector_threads;
     if (index >= p.count) break;
     int64_t row = p.rank > 1 ? divide(index, p.dims[0]) : 0;
@@ -230,6 +239,17 @@ __device__ __forceinline__ void elementwise_vector(const Elementwise<Operation::
     for (int i = 0; i < operands; i++) offsets[v][i] = p.broadcast >> i & 1 ? 0 : along;
     if (p.rank > 1) advance(offsets[v], row, 1, p.rank, p.dims, p.strides);
     inputs[v].load(p.pointers, offsets[v], p.broadcast);
+  }
+  if constexpr (Operation::vectors > 1 && !Operation::selective) {
+    // All of a thread's vectors side by side share constants, and one waits for no other.
+    if (first + (Operation::vectors - 1) * vector_threads < p.count) {
+      typename Operation::Real y[Operation::vectors][Operation::outputs][width];
+#pragma unroll
+      for (int v = 0; v < Operation::vectors; v++) apply_vector<Operation, all>(y[v], inputs[v], Scalar<typename Operation::Real>(p.weight));
+#pragma unroll
+      for (int v = 0; v < Operation::vectors; v++) store_vector<Operation, all>(p.pointers, offsets[v], y[v]);
+      return;
+    }
   }
 #pragma unroll
   for (int v = 0; v < Operation::vectors; v++) {

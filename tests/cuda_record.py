@@ -38,7 +38,11 @@ RUNS: tuple[tuple[str, dict[str, str], tuple[str, ...]], ...] = (
     ("parity", {}, ("-n", "8", *PARITY)),
     ("parity, all products by cuBLASLt", {"EPIGRAD_CUDA_BLAS_ALONE": "1"}, ("-n", "8", *PARITY)),
     ("the other tests on the device", {}, ("-n", "4", *OTHERS)),
-    ("streams, threads, graphs, memory", {}, ("test_cuda.py", "test_cuda_memory.py", "test_cuda_precision.py")),
+    (
+        "streams, threads, graphs, memory",
+        {},
+        ("test_cuda.py", "test_cuda_memory.py", "test_cuda_precision.py", "test_cuda_programs.py"),
+    ),
     ("more than 2^31 elements", {"EPIGRAD_TEST_SLOW": "1"}, ("-m", "slow", "test_cuda_memory.py")),
 )
 

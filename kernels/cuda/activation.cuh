@@ -61,12 +61,12 @@ struct gelu {
   EPG_FORMULA Parts parts(Real x) { return {A::normal_decay(x), A::normal_tail(magnitude(x))}; }
   EPG_FORMULA Real value(Real x, const Parts &p) {
     Real tail = p.decay.m * p.tail;
-    Real scaled = p.decay.scale(x < 0 ? x * tail : tail);
-    return x < 0 ? scaled : x * (Real(1) - scaled);
+    Real scaled = p.decay.scale(negative(x) ? x * tail : tail);
+    return negative(x) ? scaled : x * (Real(1) - scaled);
   }
   EPG_FORMULA Real gradient(Real g, Real x, const Parts &p) {
     Real tail = p.decay.scale(p.decay.m * (p.tail - magnitude(x) * A::Constants::inv_sqrt_2pi));
-    return g * (x < 0 ? tail : Real(1) - tail);
+    return g * (negative(x) ? tail : Real(1) - tail);
   }
 };
 
@@ -79,7 +79,7 @@ struct sigmoid {
   EPG_FORMULA Parts parts(Real x) { return A::decay(magnitude(x)); }
   EPG_FORMULA Real value(Real x, const Parts &decay) {
     Real r = A::reciprocal(Real(1) + decay.e);
-    return x < 0 ? decay.scale(decay.m * r) : r;
+    return negative(x) ? decay.scale(decay.m * r) : r;
   }
   EPG_FORMULA Real gradient(Real g, Real, const Parts &decay) { return g * decay.scale(decay.m * A::reciprocal(square_of_1_plus(decay.e))); }
   EPG_FORMULA Real gradient_from_output(Real g, Real y) { return g * (y * (Real(1) - y)); }
@@ -89,8 +89,8 @@ struct sigmoid {
 template <class A>
 __device__ __forceinline__ typename A::Real sigmoid_product(typename A::Real x, const typename A::Decay &decay) {
   using Real = typename A::Real;
-  Real product = (x < 0 ? x * decay.m : x) * A::reciprocal(Real(1) + decay.e);
-  return x < 0 ? decay.scale(product) : product;
+  Real product = (negative(x) ? x * decay.m : x) * A::reciprocal(Real(1) + decay.e);
+  return negative(x) ? decay.scale(product) : product;
 }
 
 // sigmoid_product_slope is its derivative for an odd v that grows with x, sigmoid(v) (1 + x v' sigmoid(-v)), over one denominator. At infinities it
@@ -100,8 +100,8 @@ __device__ __forceinline__ typename A::Real sigmoid_product_slope(typename A::Re
   using Real = typename A::Real;
   Real numerator = fused(x, v_slope, Real(1));
   Real left = decay.m * (numerator + decay.e), right = fused(decay.e, numerator, Real(1));
-  Real slope = (x < 0 ? left : right) * A::reciprocal(square_of_1_plus(decay.e));
-  return x < 0 ? decay.scale(slope) : slope;
+  Real slope = (negative(x) ? left : right) * A::reciprocal(square_of_1_plus(decay.e));
+  return negative(x) ? decay.scale(slope) : slope;
 }
 
 // silu is x sigmoid(x).

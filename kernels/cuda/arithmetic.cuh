@@ -129,26 +129,41 @@ struct Double {
   static constexpr Real decay_limit = 800;
   static constexpr Real tail_limit = 40;
 
+  // Comparisons of doubles take the time of a sum, those of their upper halves as integers none. is_beyond is t >= decay_limit for t >= 0, and false for NaN.
+  static __device__ __forceinline__ uint32_t upper(Real t) { return static_cast<uint32_t>(__double2hiint(t)); }
+  static __device__ __forceinline__ bool is_beyond(Real t) {
+    constexpr uint32_t limit = 0x40890000, infinity = 0x7ff00000;  // of 800
+    return upper(t) - limit <= infinity - limit;
+  }
   static __device__ __forceinline__ int low_integer(Real shifted) { return __double2loint(shifted); }
   static __device__ __forceinline__ Real power_of_two(int k) { return __hiloint2double((k + 1023) << 20, 0); }
   // __drcp_rn would branch, which keeps the compiler from computing elements side by side.
   static __device__ __forceinline__ Real reciprocal(Real x) {
-    Real r = reciprocal_approximately(x);
-    Real error = fused(-x, r, 1.0);
-    r = fused(r, fused(error, error, error), r);
+    Real r = reciprocal_nearly(x);
     return fused(r, fused(-x, r, 1.0), r);
   }
   static __device__ __forceinline__ Real normal_tail(Real t) {
     // The polynomial amplifies an error of its variable: t + c and its reciprocal are carried in two parts.
     constexpr Real c = Constants::normal_centre;
-    t = fmin(t, tail_limit);
-    Real sum = t + c, larger = t < c ? c : t, smaller = t < c ? t : c;
+    constexpr uint32_t upper_limit = 0x40440000, upper_c = 0x40080000;  // of 40 and 3
+    static_assert(c == 3 && tail_limit == 40);
+    if (upper(t) >= upper_limit) t = tail_limit;
+    const bool below = upper(t) < upper_c;
+    Real sum = t + c, larger = below ? c : t, smaller = below ? t : c;
     Real sum_low = smaller - (sum - larger);
-    Real r = reciprocal(sum);
+    Real r = reciprocal_nearly(sum);
     Real r_low = r * fused(-sum_low, r, fused(-sum, r, 1.0));
     Real y = fused(-2 * c, r_low, fused(-2 * c, r, 1.0));
     Real p = Constants::normal_tail(y);
     return fused(p, r, p * r_low);
+  }
+
+ private:
+  // reciprocal_nearly is 1/x to two units in the last place.
+  static __device__ __forceinline__ Real reciprocal_nearly(Real x) {
+    Real r = reciprocal_approximately(x);
+    Real error = fused(-x, r, 1.0);
+    return fused(r, fused(error, error, error), r);
   }
 };
 
@@ -170,7 +185,7 @@ struct Exact : Base {
 
   // decay returns e^-(t+low) for t >= 0 and |low| <= ulp(t), 0 beyond decay_limit, NaN for NaN: -t = r - n ln2 with |r| <= ln2/2.
   static __device__ __forceinline__ Decay decay(Real t, Real low) {
-    bool beyond = t > Base::decay_limit;
+    bool beyond = Base::is_beyond(t);
     if (beyond) t = Base::decay_limit;
     Real shifted = fused(t, Constants::log2_e, Base::round_to_integer);
     Real n = shifted - Base::round_to_integer;
@@ -186,8 +201,8 @@ struct Exact : Base {
   }
 
   static __device__ __forceinline__ Decay normal_decay(Real x) {
-    Real square = x * x;
-    return decay(square / 2, fused(x, x, -square) / 2);
+    Real half = x * Real(0.5), t = half * x;
+    return decay(t, fused(half, x, -t));
   }
 
   static __device__ __forceinline__ Decay gelu_tanh_decay(Real x) {

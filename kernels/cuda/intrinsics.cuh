@@ -23,6 +23,10 @@ __device__ __forceinline__ double magnitude(double x) { return fabs(x); }
 __device__ __forceinline__ float with_sign(float x, float y) { return copysignf(x, y); }
 __device__ __forceinline__ double with_sign(double x, double y) { return copysign(x, y); }
 
+// negative is x < 0, or rather the sign of a zero or NaN too: where formulas on either side meet, either will do. Comparisons of doubles take the time of a sum.
+__device__ __forceinline__ bool negative(float x) { return x < 0; }
+__device__ __forceinline__ bool negative(double x) { return __double2hiint(x) < 0; }
+
 // horner is the polynomial with these ascending coefficients.
 template <class Real>
 __device__ __forceinline__ Real horner(Real, Real last) {

@@ -16,12 +16,14 @@ typedef struct {
   const epg_program *program; /* NULL: every run is Go's */
   uintptr_t kernel;           /* what keeps the program */
   uint64_t age;               /* epg_programs_age() when it was chosen */
+  uint64_t workspace_nbytes;  /* what it needs, and from a multiple of what */
+  uint64_t workspace_alignment;
 } epg_prepared;
 
 /* Prepares calls of the geometry of one that would run. */
 int32_t epg_prepare(const epg_call *call, epg_prepared *prepared);
 void epg_prepared_release(epg_prepared *prepared);
-/* Runs a call of that geometry, whose outputs are new memory, with the workspace that it needs; returns a status, or -1 where only epg_run can say what is wrong. */
+/* Runs a call of that geometry, whose outputs are new memory; returns a status, or -1, and has done nothing, where only epg_run can say what is wrong. */
 int32_t epg_prepared_run(const epg_prepared *prepared, const epg_call *call);
 /* A number that grows when other kernels may be chosen from now on. */
 uint64_t epg_programs_age(void);

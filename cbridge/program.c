@@ -34,6 +34,9 @@ int32_t epg_prepared_run(const epg_prepared *prepared, const epg_call *call) {
   uint64_t bases[MOST];
   const int inputs = call->num_inputs, all = inputs + call->num_outputs;
   if (all > MOST) return -1;
+  if (prepared->workspace_nbytes &&
+      (call->workspace_nbytes < prepared->workspace_nbytes || (uintptr_t)call->workspace % prepared->workspace_alignment || !call->workspace))
+    return -1;
   for (int i = 0; i < all; i++)
     if (base_of(i < inputs ? call->inputs[i] : call->outputs[i - inputs], &bases[i])) return -1;
   const epg_run_arguments arguments = {

@@ -7,11 +7,11 @@
 
 #include "../bridge.h"
 
-/* A program that calls are run by. It is given back when no entry has it and no thread runs it. */
+/* A prepared kernel that entries and running threads hold. It is given back when the last of them lets it go. */
 typedef struct {
   epg_prepared prepared;
-  int owners;
-} program;
+  int holders;
+} held;
 
 /* Geometries inferred before. What an op's outputs look like follows from its tensors' shapes, strides and dtypes alone, so a small call need not ask Go again;
  * a workspace that has become too small (another algorithm was tuned meanwhile) is found out by the run, which then asks. */
@@ -20,20 +20,43 @@ enum { MEMO_ENTRIES = 512 };
 static struct memo_entry {
   memo_key key; /* no bytes: empty */
   geometry value;
-  program *program;  /* NULL: none yet, or Go's runs */
-  uint64_t prepared; /* epg_programs_age() when a program was last asked for */
-  int runs;          /* whether Go has run such a call */
+  held *kernel;      /* NULL: none yet, or every run is Go's */
+  uint64_t asked_at; /* epg_programs_age() when one was last asked for */
+  int has_run;       /* such a call, in Go */
 } *memo_table;
 
-static void disown(program *p) {
-  if (!p || --p->owners) return;
-  epg_prepared_release(&p->prepared);
-  PyMem_Free(p);
+/* Calls that C has run alone. */
+static uint64_t runs_alone;
+
+uint64_t epg_py_runs_alone(void) { return runs_alone; }
+
+/* Lets a kernel go, of which no entry may have it still: other threads run meanwhile. */
+static void let_go(held *h) {
+  if (!h || --h->holders) return;
+  Py_BEGIN_ALLOW_THREADS;
+  epg_prepared_release(&h->prepared);
+  Py_END_ALLOW_THREADS;
+  PyMem_Free(h);
+}
+
+/* Gives an entry another kernel, or none. */
+static void give(struct memo_entry *entry, held *kernel) {
+  held *old = entry->kernel;
+  entry->kernel = kernel;
+  let_go(old);
+}
+
+/* Forgets the kernels that would not be chosen any more. */
+static void forget_old(void) {
+  static uint64_t seen;
+  if (seen == epg_programs_age()) return;
+  seen = epg_programs_age();
+  for (int i = 0; memo_table && i < MEMO_ENTRIES; i++) give(&memo_table[i], NULL);
 }
 
 static int append(memo_key *k, const void *data, size_t bytes) {
   if (k->bytes + bytes > MEMO_KEY_BYTES) return -1;
-  memcpy(k->text + k->bytes, data, bytes);
+  if (bytes) memcpy(k->text + k->bytes, data, bytes);
   k->bytes += (uint32_t)bytes;
   return 0;
 }
@@ -46,9 +69,12 @@ static int write_key(const call_arguments *a, const uint8_t *wanted, memo_key *k
     uint8_t wanted[4];
   } head = {a->call.flags, a->call.dim, a->call.num_inputs, a->call.num_outputs, {wanted[0], wanted[1], wanted[2], 0}};
   k->bytes = 0;
-  if (append(k, &head, sizeof head) || append(k, a->call.op, strlen(a->call.op) + 1)) return -1;
-  if (a->call.kind && append(k, a->call.kind, strlen(a->call.kind) + 1)) return -1;
-  if (a->call.backend && append(k, a->call.backend, strlen(a->call.backend) + 1)) return -1;
+  if (append(k, &head, sizeof head)) return -1;
+  const char *const names[] = {a->call.op, a->call.kind, a->call.backend};
+  for (int i = 0; i < 3; i++) {
+    const uint32_t length = names[i] ? (uint32_t)strlen(names[i]) + 1 : 0;
+    if (append(k, &length, sizeof length) || append(k, names[i], length)) return -1;
+  }
   for (int i = 0; i < a->call.num_inputs + a->call.num_outputs; i++) {
     const DLTensor *t = i < a->call.num_inputs ? a->inputs[i] : a->outputs[i - a->call.num_inputs];
     const int32_t rank = t ? t->ndim : -1;
@@ -84,17 +110,19 @@ static struct memo_entry *find(const memo_key *k) {
 static void remember(const memo_key *k, const geometry *g) {
   if (!memo_table || !k->bytes) return;
   struct memo_entry *entry = place_of(k);
-  disown(entry->program);
+  held *old = entry->kernel;
   memset(entry, 0, sizeof *entry);
   entry->key.bytes = k->bytes;
   memcpy(entry->key.text, k->text, k->bytes);
   entry->value = *g;
+  let_go(old);
 }
 
 void epg_py_forget_geometries(void) {
   for (int i = 0; memo_table && i < MEMO_ENTRIES; i++) {
-    disown(memo_table[i].program);
+    held *old = memo_table[i].kernel;
     memset(&memo_table[i], 0, sizeof memo_table[i]);
+    let_go(old);
   }
 }
 
@@ -129,41 +157,42 @@ int epg_py_infer_geometry(call_arguments *a, PyObject *needs, memo_key *key, geo
   return -1;
 }
 
-/* Asks for a program for calls that are run again and again. */
+/* Asks for a kernel to hold, for calls that are made again and again. */
 static void prepare(const call_arguments *a, const memo_key *key) {
   epg_prepared prepared;
   Py_BEGIN_ALLOW_THREADS;
-  epg_prepare(&a->call, &prepared); /* a call that ran has one or has none */
+  epg_prepare(&a->call, &prepared); /* such a call has run: there is a kernel, if no program */
   Py_END_ALLOW_THREADS;
   struct memo_entry *entry = find(key); /* again: other threads ran meanwhile */
-  program *p = entry && prepared.program ? PyMem_Calloc(1, sizeof *p) : NULL;
-  if (p)
-    *p = (program){prepared, 1};
-  else
-    epg_prepared_release(&prepared);
-  if (!entry) return;
-  disown(entry->program);
-  entry->program = p;
-  entry->prepared = prepared.age;
+  held *kernel = entry && prepared.program ? PyMem_Calloc(1, sizeof *kernel) : NULL;
+  if (kernel) *kernel = (held){prepared, 1};
+  if (entry) {
+    entry->asked_at = prepared.age;
+    give(entry, kernel);
+  }
+  if (!kernel) epg_prepared_release(&prepared);
 }
 
 int32_t epg_py_run_remembered(call_arguments *a, const memo_key *key) {
-  struct memo_entry *entry = key && !(a->call.flags & EPG_ACCUMULATE) ? find(key) : NULL;
-  program *p = entry && entry->prepared == epg_programs_age() ? entry->program : NULL;
+  forget_old();
+  if (a->call.flags & EPG_ACCUMULATE) key = NULL;
+  struct memo_entry *entry = key ? find(key) : NULL;
+  held *kernel = entry && entry->asked_at == epg_programs_age() ? entry->kernel : NULL;
   int32_t status = -1;
-  if (p) {
-    p->owners++;
+  if (kernel) {
+    kernel->holders++;
     Py_BEGIN_ALLOW_THREADS;
-    status = epg_prepared_run(&p->prepared, &a->call);
+    status = epg_prepared_run(&kernel->prepared, &a->call);
     Py_END_ALLOW_THREADS;
-    disown(p);
+    let_go(kernel);
+    runs_alone += status >= 0;
     if (status >= 0) return status;
   }
   Py_BEGIN_ALLOW_THREADS;
   status = epg_run(&a->call);
   Py_END_ALLOW_THREADS;
-  if (status || !key || p || !(entry = find(key))) return status;
-  if (entry->runs && entry->prepared != epg_programs_age()) prepare(a, key);
-  if ((entry = find(key))) entry->runs = 1;
+  if (status || !key || kernel || !(entry = find(key))) return status;
+  if (entry->has_run && entry->asked_at != epg_programs_age()) prepare(a, key);
+  if ((entry = find(key))) entry->has_run = 1;
   return status;
 }

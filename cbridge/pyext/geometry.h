@@ -22,8 +22,10 @@ typedef struct {
 int epg_py_infer_geometry(call_arguments *a, PyObject *needs, memo_key *key, geometry *g);
 void epg_py_forget_geometries(void);
 
-/* Runs a call that is complete, by its geometry's program where there is one; returns a status. A key of NULL, for outputs that may overlap something, is always
+/* Runs a call that is complete, by the kernel that is held for its geometry where there is one; returns a status. A key of NULL, for outputs that may overlap something, is always
  * Go's to run. */
 int32_t epg_py_run_remembered(call_arguments *a, const memo_key *key);
+/* How many calls C has run alone. */
+uint64_t epg_py_runs_alone(void);
 
 #endif

@@ -122,18 +122,22 @@ static PyObject *strides_of(const geometry *g, int output) {
 }
 
 /* A new output by the function that the code of torch.compile allocates with: new_empty looks for much that a plain tensor does not have, and takes three times as
- * long. Returns NULL without an exception where there is no such function, or its tensor would be on another device than the first input. */
+ * long. Returns NULL without an exception where there is no such function, or it would allocate on another device than the first input's: on CUDA it does so on the
+ * current one. */
 static PyObject *new_strided(const call_arguments *a, const geometry *g, int output, PyObject *like, PyObject *shape) {
   const DLDevice device = a->inputs[0]->device;
   PyObject *function = device.device_type == kDLCPU ? epg_py.empty_strided_cpu : device.device_type == kDLCUDA ? epg_py.empty_strided_cuda : Py_None;
   if (function == Py_None) return NULL;
+  if (device.device_type == kDLCUDA) {
+    PyObject *current = epg_py.current_cuda_device == Py_None ? NULL : PyObject_CallNoArgs(epg_py.current_cuda_device);
+    const long index = current ? PyLong_AsLong(current) : -1;
+    Py_XDECREF(current);
+    if (index != device.device_id) return NULL;
+  }
   PyObject *strides = strides_of(g, output), *dtype = PyObject_GetAttr(like, epg_py.dtype_name);
   PyObject *tensor = strides && dtype ? PyObject_CallFunctionObjArgs(function, shape, strides, dtype, NULL) : NULL;
   Py_XDECREF(strides);
   Py_XDECREF(dtype);
-  DLTensor t; /* on PyTorch's current device */
-  if (tensor && device.device_type == kDLCUDA && (epg_py.exchange->dltensor_from_py_object_no_sync(tensor, &t) || t.device.device_id != device.device_id))
-    Py_CLEAR(tensor);
   return tensor;
 }
 

@@ -4,12 +4,12 @@
  * for the call, since the caller's tuple holds them. The GIL is released while Go runs. */
 #include <string.h>
 
-#include "arguments.h"
+#include "geometry.h"
 
-/* configure(tensor_type, parameter_type, make_error, allows_tf32, array_type, get_num_threads, empty_strided_cpu, empty_strided_cuda) */
+/* configure(tensor_type, parameter_type, make_error, allows_tf32, array_type, get_num_threads, empty_strided_cpu, empty_strided_cuda, current_cuda_device) */
 static PyObject *configure(PyObject *module, PyObject *const *args, Py_ssize_t n) {
   (void)module;
-  enum { SLOTS = 8 };
+  enum { SLOTS = 9 };
   if (n != SLOTS) {
     PyErr_Format(PyExc_TypeError, "configure: got %zd arguments, want %d", n, SLOTS);
     return NULL;
@@ -38,8 +38,8 @@ static PyObject *configure(PyObject *module, PyObject *const *args, Py_ssize_t n
   for (size_t i = 0; i < sizeof names / sizeof *names; i++)
     if (!*names[i].slot && !(*names[i].slot = PyUnicode_InternFromString(names[i].name))) return NULL;
   epg_py.exchange = api;
-  PyObject **slots[] = {&epg_py.tensor_type, &epg_py.parameter_type,  &epg_py.make_error,        &epg_py.allows_tf32,
-                        &epg_py.array_type,  &epg_py.get_num_threads, &epg_py.empty_strided_cpu, &epg_py.empty_strided_cuda};
+  PyObject **slots[] = {&epg_py.tensor_type,     &epg_py.parameter_type,    &epg_py.make_error,         &epg_py.allows_tf32,        &epg_py.array_type,
+                        &epg_py.get_num_threads, &epg_py.empty_strided_cpu, &epg_py.empty_strided_cuda, &epg_py.current_cuda_device};
   for (int i = 0; i < SLOTS; i++) {
     PyObject *old = *slots[i];
     Py_INCREF(args[i]);
@@ -99,6 +99,12 @@ static PyObject *plan_run(PyObject *module, PyObject *const *args, Py_ssize_t n)
 static PyObject *forked(PyObject *module, PyObject *const *args, Py_ssize_t n) {
   (void)module, (void)args, (void)n;
   return PyBool_FromLong(epg_forked());
+}
+
+/* runs_alone() -> int */
+static PyObject *runs_alone(PyObject *module, PyObject *const *args, Py_ssize_t n) {
+  (void)module, (void)args, (void)n;
+  return PyLong_FromUnsignedLongLong(epg_py_runs_alone());
 }
 
 /* Reads integers that fit 64 bits; returns 0, or -1 with a Python exception. */
@@ -165,7 +171,8 @@ static PyObject *webgpu_read(PyObject *module, PyObject *const *args, Py_ssize_t
 
 static PyMethodDef methods[] = {
     METHOD(configure, configure,
-           "configure(tensor_type, parameter_type, make_error, allows_tf32, array_type, get_num_threads, empty_strided_cpu, empty_strided_cuda)"),
+           "configure(tensor_type, parameter_type, make_error, allows_tf32, array_type, get_num_threads, empty_strided_cpu, empty_strided_cuda, "
+           "current_cuda_device)"),
     METHOD(infer, epg_py_infer, "infer(op, kind, dim, gate_first, weight, inputs, needs) -> (shapes, workspace_bytes)"),
     METHOD(launch, epg_py_launch,
            "launch(op, kind, inputs, needs, backend=None, dim=0, gate_first=False, weight=None, outputs=None, accumulate=False) -> outputs"),
@@ -173,6 +180,7 @@ static PyMethodDef methods[] = {
     METHOD(plan_check, plan_check, "plan_check(handle, inputs, outputs, workspace, accumulate)"),
     METHOD(plan_run, plan_run, "plan_run(handle, inputs, outputs, workspace, stream, threads, accumulate)"),
     METHOD(forked, forked, "forked() -> bool"),
+    METHOD(runs_alone, runs_alone, "runs_alone() -> int: how many calls were run without Go"),
     METHOD(webgpu_alloc, webgpu_alloc, "webgpu_alloc(nbytes) -> address"),
     METHOD(webgpu_free, webgpu_free, "webgpu_free(address)"),
     METHOD(webgpu_write, webgpu_write, "webgpu_write(address, host, nbytes)"),

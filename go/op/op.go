@@ -265,27 +265,42 @@ func Run(c *Call) error {
 	return k.Run(c.execution(len(o.Inputs)))
 }
 
-// Program returns the program of a valid call's kernel, and the kernel, which has to outlive its use; nil where the backend has none. It holds for any call with the
-// same geometry whose outputs overlap nothing, whose addresses are multiples of their elements, and whose workspace is as Run needs it.
-func Program(c *Call) (unsafe.Pointer, backend.Kernel, error) {
+// Program returns the program of a valid call's kernel, the kernel, which has to outlive its use, and the alignment of its workspace; nil where the backend has none.
+// It holds for any call with the same geometry whose outputs overlap nothing, whose addresses are multiples of their elements, and whose workspace is as Run needs it.
+func Program(c *Call) (unsafe.Pointer, backend.Kernel, int64, error) {
 	o, err := resolve(c)
 	if err != nil {
-		return nil, nil, err
+		return nil, nil, 0, err
 	}
 	k, err := o.prepare(c)
 	if err != nil {
-		return nil, nil, err
+		return nil, nil, 0, err
 	}
 	p, ok := k.(backend.Programmed)
 	if !ok || len(c.Inputs) != len(o.Inputs) {
-		return nil, nil, nil
+		return nil, nil, 0, nil
 	}
 	for _, v := range slices.Concat(c.Inputs, c.Outputs) {
 		if v != nil && v.IsEmpty() { // whose address may be nobody's
-			return nil, nil, nil
+			return nil, nil, 0, nil
 		}
 	}
-	return p.Program(), k, nil
+	alignment, err := c.workspaceAlignment()
+	return p.Program(), k, alignment, err
+}
+
+// workspaceAlignment is that of the backend that runs the call.
+func (c *Call) workspaceAlignment() (int64, error) {
+	for _, in := range c.Inputs {
+		if in != nil {
+			b, err := backend.ForTensors(c.Backend, in.Device)
+			if err != nil {
+				return 0, err
+			}
+			return b.WorkspaceAlignment(), nil
+		}
+	}
+	return 1, nil
 }
 
 // prepare returns the kernel of a call in which everything is valid.
@@ -318,16 +333,9 @@ func (o *operation) memory(c *Call, workspaceBytes int64) error {
 	if workspaceBytes == 0 || c.AssumeWorkspace {
 		return nil
 	}
-	alignment := int64(1)
-	for _, in := range inputs {
-		if in.View != nil {
-			b, err := backend.ForTensors(c.Backend, in.View.Device)
-			if err != nil {
-				return err
-			}
-			alignment = b.WorkspaceAlignment()
-			break
-		}
+	alignment, err := c.workspaceAlignment()
+	if err != nil {
+		return err
 	}
 	address := uintptr(c.Workspace)
 	if err := check.Workspace(o.Name, address, c.WorkspaceBytes, workspaceBytes, alignment, inputs); err != nil {

@@ -30,11 +30,20 @@ func CacheFacts() (size int, hits, misses int64) {
 	return len(cache.kernels), cache.hits.Load(), cache.misses.Load()
 }
 
+// watchers are told when the cache was cleared.
+var watchers []func()
+
+// WatchCache has a function called whenever ClearCache has forgotten every kernel. It is for packages' initialisation.
+func WatchCache(cleared func()) { watchers = append(watchers, cleared) }
+
 // ClearCache forgets every kernel.
 func ClearCache() {
 	cache.Lock()
-	defer cache.Unlock()
 	cache.kernels = map[string]backend.Kernel{}
+	cache.Unlock()
+	for _, cleared := range watchers {
+		cleared()
+	}
 }
 
 // kernel validates a call's geometry and chooses its kernel, or finds both done.

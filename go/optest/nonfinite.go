@@ -11,6 +11,8 @@ import (
 var (
 	nan = math.NaN()
 	inf = math.Inf(1)
+	// nearlyInf is the NaN whose bits are next to those of infinity.
+	nearlyInf = math.Float64frombits(0x7ff0000000000001)
 )
 
 // list makes a contiguous array of the given numbers.
@@ -126,9 +128,9 @@ func (s *opSuite) TestNaNReachesEveryOutput() {
 			s.equals([]float64{nan}, bias, "NaN from above through %s", kind)
 		}
 		for _, kind := range s.kindsFor(dt, activation.GatedNames()) {
-			for at := range 2 {
+			for at, special := range []float64{nan, nan, nearlyInf, nearlyInf} {
 				numbers := [2]float64{2, 3}
-				numbers[at] = nan
+				numbers[at%2] = special
 				y := newArray(dt, []int64{1}, contiguous)
 				s.run(call{Call: op.Call{Op: "gated_product", Kind: kind}, inputs: []*array{scalar(numbers[0]), scalar(numbers[1])}, outputs: []*array{y}})
 				s.equals([]float64{nan}, y, "%s of %v", kind, numbers)

@@ -129,11 +129,11 @@ struct Double {
   static constexpr Real decay_limit = 800;
   static constexpr Real tail_limit = 40;
 
-  // Comparisons of doubles take the time of a sum, those of their upper halves as integers none. is_beyond is t >= decay_limit for t >= 0, and false for NaN.
+  // Comparisons of doubles take the time of a sum, those of their bits as integers none. is_beyond is t >= decay_limit for t >= 0, and false for NaN.
   static __device__ __forceinline__ uint32_t upper(Real t) { return static_cast<uint32_t>(__double2hiint(t)); }
   static __device__ __forceinline__ bool is_beyond(Real t) {
-    constexpr uint32_t limit = 0x40890000, infinity = 0x7ff00000;  // of 800
-    return upper(t) - limit <= infinity - limit;
+    constexpr uint64_t limit = 0x4089000000000000, infinity = 0x7ff0000000000000;  // of 800
+    return static_cast<uint64_t>(__double_as_longlong(t)) - limit <= infinity - limit;
   }
   static __device__ __forceinline__ int low_integer(Real shifted) { return __double2loint(shifted); }
   static __device__ __forceinline__ Real power_of_two(int k) { return __hiloint2double((k + 1023) << 20, 0); }

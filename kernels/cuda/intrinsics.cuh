@@ -23,7 +23,7 @@ __device__ __forceinline__ double magnitude(double x) { return fabs(x); }
 __device__ __forceinline__ float with_sign(float x, float y) { return copysignf(x, y); }
 __device__ __forceinline__ double with_sign(double x, double y) { return copysign(x, y); }
 
-// negative is x < 0, or rather the sign of a zero or NaN too: where formulas on either side meet, either will do. Comparisons of doubles take the time of a sum.
+// negative is x < 0. In double, where a comparison takes the time of a sum, it is the sign, of zeros and NaN too: of use where either side's formula will do for them.
 __device__ __forceinline__ bool negative(float x) { return x < 0; }
 __device__ __forceinline__ bool negative(double x) { return __double2hiint(x) < 0; }
 

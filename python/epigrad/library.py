@@ -151,7 +151,8 @@ def _load() -> Core:
                 f"epigrad's compiled core cannot be loaded ({error}): build it with 'pip install .' in the repository"
             ) from error
         array = importlib.import_module("epigrad.webgpu").Array
-        guards = torch._C._dynamo.guards
+        # What the code of torch.compile allocates with; without them new_empty does.
+        guards = getattr(torch._C._dynamo, "guards", None)
         native.configure(
             torch.Tensor,
             torch.nn.Parameter,
@@ -161,6 +162,7 @@ def _load() -> Core:
             torch.get_num_threads,
             getattr(guards, "_empty_strided_cpu", None),
             getattr(guards, "_empty_strided_cuda", None),
+            getattr(torch._C, "_cuda_getDevice", None),
         )
         control = _load_control(native)
         if os.environ.get("EPIGRAD_TUNE") == "1":

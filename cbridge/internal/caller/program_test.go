@@ -102,10 +102,11 @@ func (s *ProgramSuite) TestFailuresAreDeviceErrors() {
 func (s *ProgramSuite) TestLeavesWhatIsWrongToGo() {
 	p := s.prepared(lerp(6))
 	defer p.Release()
-	misaligned, missing := lerp(6), lerp(6)
+	misaligned, missing, without, small := lerp(6), lerp(6), lerp(6), lerp(6)
 	misaligned.Inputs[0].ByteOffset = 2
 	missing.Inputs[1].Data = nil
-	for _, call := range []*caller.Call{misaligned, missing} {
+	without.Workspace, small.Workspace = 0, 63
+	for _, call := range []*caller.Call{misaligned, missing, without, small} {
 		s.Equal(int32(-1), p.Run(call).Code)
 		s.NotZero(caller.Run(call).Code)
 	}
@@ -122,6 +123,14 @@ func (s *ProgramSuite) TestSomeCallsHaveNone() {
 	wrong.Workspace = 0
 	_, r := caller.Prepare(wrong)
 	s.Equal(int32(status.WorkspaceTooSmall), r.Code, "a call that would not run")
+}
+
+func (s *ProgramSuite) TestClearingTheCacheEndsWhatWasChosen() {
+	p := s.prepared(lerp(10))
+	defer p.Release()
+	s.True(p.Current())
+	op.ClearCache()
+	s.False(p.Current())
 }
 
 func (s *ProgramSuite) TestTuningEndsWhatWasChosen() {

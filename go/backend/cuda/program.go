@@ -4,7 +4,7 @@ package cuda
 #include <stdlib.h>
 #include "cuda.h"
 
-static int epg_run(const epg_program *p, const uint64_t *bases, const epg_run_arguments *arguments, epg_failure *failure) {
+static int start(const epg_program *p, const uint64_t *bases, const epg_run_arguments *arguments, epg_failure *failure) {
 	return p->run(p, bases, arguments, failure);
 }
 */
@@ -158,7 +158,7 @@ func (k *kernel) Run(r *backend.Run) error {
 		bases[i] = C.uint64_t(uintptr(base))
 	}
 	var failure C.epg_failure
-	if C.epg_run(&k.memory.program.program, &bases[0], &arguments, &failure) != 0 {
+	if C.start(&k.memory.program.program, &bases[0], &arguments, &failure) != 0 {
 		return failed(&failure)
 	}
 	runtime.KeepAlive(k)

@@ -7,6 +7,7 @@ package webgpu
 import "C"
 
 import (
+	"fmt"
 	"math/bits"
 	"slices"
 	"unsafe"
@@ -56,6 +57,9 @@ func (d *device) acquire(use int, size int64) (buffer, error) {
 	if wanted.bytes > m.largest {
 		wanted.bytes = (size + 15) / 16 * 16
 	}
+	if wanted.bytes > m.largest {
+		return buffer{}, noRoom("%d bytes are more than the %d that one buffer of the adapter has at most", size, m.largest)
+	}
 	if list := m.idle[wanted]; len(list) > 0 {
 		m.idle[wanted] = list[:len(list)-1]
 		return list[len(list)-1], nil
@@ -63,9 +67,7 @@ func (d *device) acquire(use int, size int64) (buffer, error) {
 	if m.budget > 0 && m.taken+wanted.bytes > m.budget {
 		d.trim()
 		if m.taken+wanted.bytes > m.budget {
-			e := failure(C.EPG_WGPU_OUT_OF_MEMORY, "allocate", "")
-			return buffer{}, status.Errorf(status.DeviceFailure, "%s%d bytes beside %d that are in use are more than the %d of the budget (EPIGRAD_WEBGPU_MEMORY)",
-				e.Error(), wanted.bytes, m.taken, m.budget)
+			return buffer{}, noRoom("%d bytes beside %d that are in use are more than the %d of the budget (EPIGRAD_WEBGPU_MEMORY)", wanted.bytes, m.taken, m.budget)
 		}
 	}
 	var f C.epg_wgpu_failure
@@ -79,6 +81,10 @@ func (d *device) acquire(use int, size int64) (buffer, error) {
 	}
 	m.taken += wanted.bytes
 	return buffer{wanted, handle}, nil
+}
+
+func noRoom(format string, args ...any) error {
+	return failure(C.EPG_WGPU_OUT_OF_MEMORY, "allocate", fmt.Sprintf(format, args...))
 }
 
 // giveBack returns a buffer to the pool. Work that uses it may still run: what comes after it on the queue waits for it.

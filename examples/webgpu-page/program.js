@@ -6,7 +6,8 @@ const SHORT = { float32: "f32", float16: "f16", bfloat16: "bf16" };
 const SIZE = { float32: 4, float16: 2, bfloat16: 2 };
 const GROUP = 256; // threads
 const TILE = 64; // rows and columns that one group multiplies
-const RUN = 64; // terms that a thread adds one after the other
+const RUN = 256; // terms that four threads add up
+const SHARERS = 4;
 
 // The fields of Params in kernels/webgpu/loops.wgsl, in words.
 const PARAM = { count: 0, row: 1, rank: 2, accumulate: 3, weight: 4, split: 5, terms: 6, run: 7, sizes: 8, ends: 12, rest: 16, shape: 20, operands: 36 };
@@ -138,8 +139,19 @@ export class Program {
     const loops = [...stays.toReversed(), ...summed.toReversed()];
     const strides = all.map((o) => loops.map((d) => (o.written && summed.includes(d) ? 0 : o.strides[d])));
     const params = this.#params(loops.map((d) => shape[d]), strides);
-    Object.assign(params, { [PARAM.count]: count(kept), [PARAM.split]: stays.length, [PARAM.terms]: terms, [PARAM.run]: RUN, [PARAM.sizes]: count(kept) });
-    this.#dispatch("reduce", definitionsOf(this.#dtype, "reduce", { ...formula, accumulates: false }, all), all, params, this.#row(params, count(kept) * chunks));
+    Object.assign(params, { [PARAM.count]: count(kept), [PARAM.split]: stays.length, [PARAM.terms]: terms, [PARAM.run]: RUN, [PARAM.sizes]: count(kept), [PARAM.sizes + 1]: chunks });
+    const read = all.filter((o) => !o.written);
+    const step = (o, dims) => Math.min(...dims.map((d) => o.strides[d]).filter((stride) => stride !== 0)); // Infinity where there is none
+    const moving = read.map((o) => [step(o, summed), step(o, stays)]).filter((steps) => steps.every(Number.isFinite));
+    const beside = count(kept) === 1 || moving.reduce((closer, [terms, others]) => closer + Math.sign(others - terms), 0) > 0;
+    const once = (o) => o.strides[summed.at(-1)] === 0;
+    const inFours = beside && read.every((o) => inQuads(o, summed.at(-1)) || (once(o) && o.shape[summed.at(-1)] % 4 === 0));
+    const operands = all.map((o) => ({ ...o, quads: inFours && !o.written && !once(o) }));
+    const definitions = {
+      ...definitionsOf(this.#dtype, "reduce", { ...formula, accumulates: false }, operands),
+      NEIGHBOURS: beside ? "yes" : "", APART: beside ? "1u" : "64u", SUBGROUPS: beside && this.#device.features.has("subgroups") ? "enabled" : "",
+    };
+    this.#dispatch("reduce", definitions, operands, params, this.#row(params, count(kept) * chunks * SHARERS));
     const left = chunks > 1 ? this.#chunks({ name: "identity" }, 0, partial.shape, [1, ...kept], [partial]) : partial;
     return { ...left, shape: kept, strides: left.strides.slice(1) };
   }

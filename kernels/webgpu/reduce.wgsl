@@ -1,46 +1,95 @@
-// Sums of f(x), before it is rounded, over some of the dimensions. A thread adds up a run of terms for one kept index, and writes the sum, in float32, to
-// partial[chunk, kept index], whose chunks are sizes.x elements apart; the same kernel then adds those up (f is the identity), until there is one chunk. Terms are added in
-// eights, and at most 8 of those one after the other, in an order that follows from the shapes alone.
+// Sums of f(x), before it is rounded, over some of the dimensions. Four threads add up a run of terms for one kept index, and one of them writes the sum, in float32, to
+// partial[chunk, kept index], whose chunks are sizes.x elements apart; the same kernel then adds those up (f is the identity), until there is one chunk. Of each 16
+// terms a thread adds four, and of a run it has 16 times four at most: an order that follows from the shapes alone.
+//
+// NEIGHBOURS says that the four are neighbours, and so are the runs of neighbours, as suits terms that lie side by side; else neighbours have neighbouring kept indices.
+// SUBGROUPS says that neighbours hand each other their sums without the group's memory. Neither changes a bit of the result.
+#if $SUBGROUPS == enabled
+enable subgroups;
+#end
 #include numbers
 #include storage
 #include activation
 #include loops
 #include formulas
 
-// load reads the inputs of compute; those that are absent are zero.
-fn load(at: Places) -> array<Real, 4> {
-  var x: array<Real, 4>;
-#for J in $INPUTS
-  x[${PLACE$J}] = decode_${CODE$J}(bits$J(at[$J]));
-#end
-  return x;
+#if $SUBGROUPS
+// of_four is the sum over four neighbours.
+fn of_four(x: f32, lane: u32) -> f32 {
+  let pair = x + subgroupShuffleXor(x, 1u);
+  return pair + subgroupShuffleXor(pair, 2u);
 }
+#else
+var<workgroup> sums_of_threads: array<f32, 256>;
+
+// of_four is the sum over the four threads that share a run.
+fn of_four(x: f32, lane: u32) -> f32 {
+  workgroupBarrier();
+  sums_of_threads[lane] = x;
+  workgroupBarrier();
+  let first = lane & ~(3u * $APART);
+  let two = sums_of_threads[first] + sums_of_threads[first + $APART];
+  return two + (sums_of_threads[first + 2u * $APART] + sums_of_threads[first + 3u * $APART]);
+}
+#end
 
 @compute @workgroup_size(256)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) lane: u32) {
-  let index = (group.y * params.row + group.x) * 256u + lane;
-  let chunk = index / params.count;
-  let kept = index - chunk * params.count;
-  let end = min(params.terms - min(params.terms, chunk * params.run), params.run) + chunk * params.run;
-  if (chunk * params.run >= params.terms) { return; }
+  let first_unit = (group.y * params.row + group.x) * 64u;
+  let chunks = params.sizes.y;
+#if $NEIGHBOURS
+  let part = lane & 3u;
+  let unit = first_unit + (lane >> 2u);
+  let kept = unit / chunks;
+  let chunk = unit - kept * chunks;
+#else
+  let part = lane >> 6u;
+  let unit = first_unit + (lane & 63u);
+  let chunk = unit / params.count;
+  let kept = unit - chunk * params.count;
+#end
+  // Threads beyond the last have no terms, and go on: those who share a run meet.
+  let is_there = chunk < chunks && kept < params.count;
+  let begin = chunk * params.run;
+  let end = select(begin, min(begin + params.run, params.terms), is_there);
   var row = start();
   advance(&row, kept, 0u, params.split);
   var sums: array<f32, 3>;
-  for (var term = chunk * params.run; term < end; term += 8u) {
-    var part = array<f32, 3>(); // said outright: naga does not zero a variable anew in every turn
-    for (var i = term; i < min(term + 8u, end); i++) {
+  for (var term = begin + part * 4u; term < end; term += 16u) {
+    var four = array<f32, 3>(); // said outright: naga does not zero a variable anew in every turn
+#if $QUADS_READ
+    var at = row;
+    advance(&at, term, params.split, params.rank);
+#end
+#for J in $QUADS_READ
+    let in$J = quad$J(at[$J]);
+#end
+    for (var i = 0u; i < 4u; i++) {
+      if (term + i >= end) { break; }
+#if $QUADS_READ
+#else
       var at = row;
-      advance(&at, i, params.split, params.rank);
-      let y = compute(load(at));
+      advance(&at, term + i, params.split, params.rank);
+#end
+      var x: array<Real, 4>; // those that are absent stay zero
+#for J in $INPUTS
+#if ${QUAD$J}
+      x[${PLACE$J}] = decode_${CODE$J}(in$J[i]);
+#else
+      x[${PLACE$J}] = decode_${CODE$J}(bits$J(at[$J]));
+#end
+#end
+      let y = compute(x);
 #for J in $OUTPUTS
-      part[${PLACE$J}] += y[${PLACE$J}];
+      four[${PLACE$J}] += y[${PLACE$J}];
 #end
     }
 #for J in $OUTPUTS
-    sums[${PLACE$J}] += part[${PLACE$J}];
+    sums[${PLACE$J}] += four[${PLACE$J}];
 #end
   }
 #for J in $OUTPUTS
-  put$J(row[$J] + chunk * params.sizes.x, bitcast<u32>(sums[${PLACE$J}]));
+  let sum$J = of_four(sums[${PLACE$J}], lane);
+  if (is_there && part == 0u) { put$J(row[$J] + chunk * params.sizes.x, bitcast<u32>(sum$J)); }
 #end
 }

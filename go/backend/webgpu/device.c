@@ -82,6 +82,7 @@ static void describe(WGPUAdapter handle, epg_wgpu_adapter *adapter) {
   copy_text(adapter->name, sizeof adapter->name, info.device);
   copy_text(adapter->driver, sizeof adapter->driver, info.description);
   adapter->is_software = info.adapterType == WGPUAdapterType_CPU;
+  adapter->has_subgroups = (int32_t)W(AdapterHasFeature)(handle, (WGPUFeatureName)WGPUNativeFeature_Subgroup);
   W(AdapterInfoFreeMembers)(info);
   W(AdapterGetLimits)(handle, &limits);
   adapter->storage_buffers = limits.maxStorageBuffersPerShaderStage;
@@ -130,7 +131,12 @@ epg_wgpu_device *epg_wgpu_device_create(int adapter, epg_wgpu_failure *failure) 
   WGPULimits limits = {0};
   if (d) W(AdapterGetLimits)(adapters.list[adapter], &limits);
   device_request request = {.failure = failure};
+  epg_wgpu_adapter described;
+  describe(adapters.list[adapter], &described);
+  const WGPUFeatureName subgroups = (WGPUFeatureName)WGPUNativeFeature_Subgroup;
   const WGPUDeviceDescriptor descriptor = {
+      .requiredFeatures = &subgroups,
+      .requiredFeatureCount = described.has_subgroups ? 1 : 0,
       .requiredLimits = &limits,
       .deviceLostCallbackInfo = {.mode = WGPUCallbackMode_AllowSpontaneous, .callback = on_lost, .userdata1 = d},
       .uncapturedErrorCallbackInfo = {.callback = on_uncaptured},
@@ -147,8 +153,6 @@ epg_wgpu_device *epg_wgpu_device_create(int adapter, epg_wgpu_failure *failure) 
   d->queue = W(DeviceGetQueue)(d->device);
   /* All loops of the kernels end. Without the counter that wgpu-native puts into each otherwise, drivers unroll them: products take 14 % less time on an H200, and
    * twice the time to compile on Mesa's lavapipe. */
-  epg_wgpu_adapter described;
-  describe(adapters.list[adapter], &described);
   d->checks = WGPUShaderRuntimeChecks_BoundsChecks | (described.is_software ? WGPUShaderRuntimeChecks_ForceLoopBounding : 0);
   return d;
 }

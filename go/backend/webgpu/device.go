@@ -11,6 +11,7 @@ import "C"
 import (
 	"crypto/sha256"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -87,6 +88,7 @@ type device struct {
 
 	mutex     sync.Mutex
 	pipelines map[string]C.epg_wgpu_pipeline // by source
+	probed    map[string]bool                // what probes have found, by their name
 	memory    memory
 }
 
@@ -138,18 +140,22 @@ func open(s Settings) (*device, error) {
 		return nil, unavailable("%s gives no device: %s", C.GoString(&a.name[0]), C.GoString(&failure.text[0]))
 	}
 	d := &device{
-		handle: handle, name: C.GoString(&a.name[0]), pipelines: map[string]C.epg_wgpu_pipeline{},
+		handle: handle, name: C.GoString(&a.name[0]), pipelines: map[string]C.epg_wgpu_pipeline{}, probed: map[string]bool{},
 		limits: limits{int64(a.binding_bytes), int64(a.groups), mostTrips, int64(a.offset_alignment), int64(a.group_bytes), wideTiles},
 		memory: memory{largest: int64(a.buffer_bytes), budget: s.MemoryBytes, idle: map[class][]buffer{}},
 	}
 	if d.memory.budget <= 0 && a.is_software != 0 {
 		d.memory.budget = hostMemory() / 2 // it promises more than there is, and is killed for using it
 	}
+	d.probed[probeSubgroups] = false
+	if a.has_subgroups != 0 {
+		delete(d.probed, probeSubgroups)
+	}
 	version := uint32(C.epg_wgpu_version())
 	d.detail = fmt.Sprintf("%s (%s), %d of %d, wgpu-native %d.%d.%d.%d", d.name, C.GoString(&a.driver[0]), chosen, count,
 		version>>24, version>>16&255, version>>8&255, version&255)
 	if a.is_software != 0 {
-		err = d.probeLoops()
+		err = d.checkLoops()
 	}
 	return d, err
 }
@@ -208,9 +214,8 @@ func (d *device) pipeline(template string, definitions map[string]string) (C.epg
 	if p, ok := d.pipelines[source]; ok {
 		return p, nil
 	}
-	if folder := os.Getenv("EPIGRAD_WEBGPU_SOURCES"); folder != "" { // for other compilers to check, as the tests do
-		path := filepath.Join(folder, fmt.Sprintf("%s-%x.wgsl", template, sha256.Sum256([]byte(source))))
-		if err := os.WriteFile(path, []byte(source), 0o644); err != nil {
+	if folder := os.Getenv("EPIGRAD_WEBGPU_SOURCES"); folder != "" {
+		if err := writeSource(folder, template, definitions); err != nil {
 			return C.epg_wgpu_pipeline{}, status.Errorf(status.Internal, "EPIGRAD_WEBGPU_SOURCES: %v", err)
 		}
 	}
@@ -219,6 +224,31 @@ func (d *device) pipeline(template string, definitions map[string]string) (C.epg
 		d.pipelines[source] = p
 	}
 	return p, err
+}
+
+// writeSource writes a kernel for other compilers to check, as the tests do. One that uses subgroups says so, which other compilers ask for and naga refuses, and is
+// written without them too.
+func writeSource(folder, template string, definitions map[string]string) error {
+	variants := []map[string]string{definitions}
+	if definitions["SUBGROUPS"] != "" {
+		variants = nil
+		for _, way := range []string{"enabled", ""} {
+			variant := maps.Clone(definitions)
+			variant["SUBGROUPS"] = way
+			variants = append(variants, variant)
+		}
+	}
+	for _, variant := range variants {
+		source, err := kernels.Source(template, variant)
+		if err != nil {
+			return err
+		}
+		path := filepath.Join(folder, fmt.Sprintf("%s-%x.wgsl", template, sha256.Sum256([]byte(source))))
+		if err := os.WriteFile(path, []byte(source), 0o644); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // compile makes a pipeline of WGSL; the mutex is held.
@@ -238,35 +268,4 @@ func (d *device) lose() {
 	d.mutex.Lock()
 	defer d.mutex.Unlock()
 	C.epg_wgpu_device_lose(d.handle)
-}
-
-// probeLoops runs a loop that goes on for longer than what the software adapters of Mesa before 23 run silently.
-func (d *device) probeLoops() error {
-	const trips = 100000
-	d.mutex.Lock()
-	defer d.mutex.Unlock()
-	p, err := d.pipeline("probe", nil)
-	if err != nil {
-		return err
-	}
-	run := &submission{device: d}
-	defer run.release()
-	result, err := run.acquire(C.EPG_WGPU_STORAGE, 4)
-	if err != nil {
-		return err
-	}
-	run.bindings = []C.epg_wgpu_range{{result.handle, 0, 4}}
-	run.dispatches = []C.epg_wgpu_dispatch{{pipeline: p, groups: [3]C.uint32_t{1, 1, 1}, num_bindings: 1}}
-	var counted [4]byte
-	if err := run.write(result, 0, []byte{byte(trips & 0xff), byte(trips >> 8 & 0xff), byte(trips >> 16), 0}); err != nil {
-		return err
-	}
-	run.readBack = append(run.readBack, readBack{result, 0, 4, func(bytes []byte) { copy(counted[:], bytes) }})
-	if err := run.submit(); err != nil {
-		return err
-	}
-	if got := int(counted[0]) | int(counted[1])<<8 | int(counted[2])<<16 | int(counted[3])<<24; got != trips {
-		return unavailable("%s stops a loop of %d after %d: it is too old, and Mesa 25 is known to work (Debian 12 has it in its backports)", d.detail, trips, got)
-	}
-	return nil
 }

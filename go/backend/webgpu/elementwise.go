@@ -27,12 +27,25 @@ func loopsOf(all []operand) loops {
 	return loops{shape, strides, offsets}
 }
 
+const noStep = 1 << 62
+
 func (l loops) count() int64 {
 	n := int64(1)
 	for _, size := range l.shape {
 		n *= size
 	}
 	return n
+}
+
+// leastStep is the smallest step that an operand makes, of those that it makes; noStep where it stands still.
+func (l loops) leastStep(i int) int64 {
+	least := int64(noStep)
+	for _, stride := range l.strides[i] {
+		if stride != 0 {
+			least = min(least, magnitude(stride))
+		}
+	}
+	return least
 }
 
 // part is the loops with so many steps of one dimension, from one on; a single step leaves the dimension out.

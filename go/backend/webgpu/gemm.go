@@ -422,16 +422,7 @@ func (b *builder) tileParts(t tile) int64 {
 // along says along which dimension of an operand neighbouring threads read: that with the smaller step.
 func along(depth, across loops, all []operand, place int) string {
 	i := slices.IndexFunc(all, func(o operand) bool { return o.place == place })
-	step := func(l loops) int64 {
-		least := int64(1) << 62
-		for d := range l.shape {
-			if s := magnitude(l.strides[i][d]); s != 0 {
-				least = min(least, s)
-			}
-		}
-		return least
-	}
-	if step(depth) < step(across) {
+	if depth.leastStep(i) < across.leastStep(i) {
 		return "along_k"
 	}
 	return "across_k"

@@ -75,8 +75,10 @@ type builder struct {
 	device *device
 	limits limits
 	dt     dtype.DType
-	slots  []slot
-	steps  []*step
+	// portable: nothing is used that an adapter may lack.
+	portable bool
+	slots    []slot
+	steps    []*step
 }
 
 // kernel is a program that is ready to run.

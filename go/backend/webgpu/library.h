@@ -16,6 +16,7 @@
 #define EPG_WGPU_FUNCTIONS(X)                 \
   X(wgpuAdapterGetInfo)                       \
   X(wgpuAdapterGetLimits)                     \
+  X(wgpuAdapterHasFeature)                    \
   X(wgpuAdapterInfoFreeMembers)               \
   X(wgpuAdapterRequestDevice)                 \
   X(wgpuBindGroupRelease)                     \

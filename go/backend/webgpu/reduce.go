@@ -1,14 +1,18 @@
 package webgpu
 
 import (
+	"cmp"
 	"slices"
 
 	"github.com/epigrad/epigrad/go/dtype"
 	"github.com/epigrad/epigrad/go/tensor"
 )
 
-// mostTerms is how many terms a thread adds one after the other: the error of a sum grows with it.
-const mostTerms = 64
+// How kernels/webgpu/reduce.wgsl shares out a run of terms.
+const (
+	mostTerms = 256 // of a run
+	sharers   = 4   // threads that add it up
+)
 
 // sums adds the sums of f's outputs over the dimensions in which they have the size 1 and the inputs have not. Those that are not asked for are nil; they are rounded once.
 func (b *builder) sums(f formula, sums, inputs []*tensor.View) error {
@@ -122,8 +126,8 @@ func (b *builder) partialSums(f formula, all []operand, kept, reduced loops, chu
 		}
 	}
 	outer := len(reduced.shape)
-	_, cut := b.tooFar(reached, all, b.mostIndices()*mostTerms)
-	if (cut || kept.count()*chunks > b.mostIndices() || len(together.shape) > mostRank) && kept.count() > 1 {
+	_, cut := b.tooFar(reached, all, b.mostIndices()*mostTerms/sharers)
+	if (cut || kept.count()*chunks*sharers > b.mostIndices() || len(together.shape) > mostRank) && kept.count() > 1 {
 		for _, half := range kept.halves(0) {
 			if err := b.partialSums(f, all, half, reduced, chunk, row); err != nil {
 				return err
@@ -134,8 +138,6 @@ func (b *builder) partialSums(f formula, all []operand, kept, reduced loops, chu
 	if f.accumulates {
 		f.accumulates = false // it is the last pass that does
 	}
-	t := b.template("reduce", f, all)
-	t.bind(all, together.offsets, reached.shape, reached.strides)
 	shape, strides := reversed(together)
 	p := newParams(shape, strides)
 	p.set(0, kept.count())
@@ -143,7 +145,68 @@ func (b *builder) partialSums(f formula, all []operand, kept, reduced loops, chu
 	p.set(24, reduced.count())
 	p.set(28, mostTerms)
 	p.set(32, row)
-	return b.dispatch(&step{template: t, params: p.bytes, groups: b.grid(p, kept.count()*chunks)})
+	p.set(36, chunks)
+	groups := b.grid(p, kept.count()*chunks*sharers)
+	with := func(quads bool) *step {
+		t := b.reduceTemplate(f, all, kept, reduced, quads)
+		t.bind(all, together.offsets, reached.shape, reached.strides)
+		return &step{template: t, params: p.bytes, groups: groups}
+	}
+	s := with(false)
+	if termsInQuads(all, kept, reduced) {
+		single := s
+		s = with(true)
+		s.unaligned = single
+	}
+	return b.dispatch(s)
+}
+
+// reduceTemplate is the kernel for the way in which the terms lie.
+func (b *builder) reduceTemplate(f formula, all []operand, kept, reduced loops, quads bool) *template {
+	all = slices.Clone(all)
+	for i, o := range all {
+		all[i].quads = quads && !o.written && reduced.strides[i][len(reduced.shape)-1] == 1
+	}
+	t := b.template("reduce", f, all)
+	t.definitions["NEIGHBOURS"], t.definitions["APART"], t.definitions["SUBGROUPS"] = "", "64u", ""
+	if sideBySide(all, kept, reduced) {
+		t.definitions["NEIGHBOURS"], t.definitions["APART"] = "yes", "1u"
+		if b.device.passes(probeSubgroups) && !b.portable {
+			t.definitions["SUBGROUPS"] = "yes"
+		}
+	}
+	return t
+}
+
+// sideBySide reports whether of most inputs that have both the terms lie closer to each other than what is kept does.
+func sideBySide(all []operand, kept, reduced loops) bool {
+	closer := 0
+	for i, o := range all {
+		terms, others := reduced.leastStep(i), kept.leastStep(i)
+		if o.written || terms == noStep || others == noStep {
+			continue
+		}
+		closer += cmp.Compare(others, terms)
+	}
+	return kept.count() == 1 || closer > 0
+}
+
+// termsInQuads reports whether terms can be read four at a time.
+func termsInQuads(all []operand, kept, reduced loops) bool {
+	if !sideBySide(all, kept, reduced) {
+		return false
+	}
+	var inputs []operand
+	l := loops{shape: slices.Concat(kept.shape, reduced.shape)}
+	for i, o := range all {
+		if !o.written {
+			inputs = append(inputs, o)
+			l.strides = append(l.strides, slices.Concat(kept.strides[i], reduced.strides[i]))
+			l.offsets = append(l.offsets, kept.offsets[i]+reduced.offsets[i])
+		}
+	}
+	inQuads, rest := l.quads(inputs)
+	return inQuads && rest == 0
 }
 
 // restricted are operands without the dimensions that are summed over, or with those alone.

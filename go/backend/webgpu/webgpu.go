@@ -17,6 +17,8 @@ const backendName = "webgpu"
 type Backend struct {
 	// limits narrows what adapters allow, for tests; zeros narrow nothing.
 	limits limits
+	// portable leaves alone what an adapter may lack, for tests.
+	portable bool
 }
 
 // New returns the backend. Nothing is opened before the first use.
@@ -53,7 +55,7 @@ func (b *Backend) Select(p backend.Problem) (backend.Kernel, error) {
 	if err != nil {
 		return nil, err
 	}
-	builder := &builder{device: d, limits: d.limits.narrowed(b.limits), dt: dt}
+	builder := &builder{device: d, limits: d.limits.narrowed(b.limits), dt: dt, portable: b.portable}
 	if err := builder.plan(p); err != nil {
 		return nil, err
 	}

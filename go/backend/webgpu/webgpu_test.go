@@ -2,6 +2,7 @@ package webgpu
 
 import (
 	"flag"
+	"math"
 	"os"
 	"testing"
 	"unsafe"
@@ -173,4 +174,69 @@ func lerpCall(t *testing.T) *op.Call {
 		return &v
 	}
 	return &op.Call{Op: "lerp", HasWeight: true, Backend: backendName, Inputs: []*tensor.View{view(), view()}, Outputs: []*tensor.View{view()}}
+}
+
+// TestSumsDoNotDependOnHowThreadsMeet: in subgroups, through the group's memory, and with terms that lie one way or the other, in fours or not, the bits are the same.
+func TestSumsDoNotDependOnHowThreadsMeet(t *testing.T) {
+	d, err := theDevice()
+	if err != nil {
+		t.Skip(err)
+	}
+	defer func() { op.ClearCache(); backend.Register(New()) }()
+	for _, columns := range []int64{1, 3, 1000, 1001} {
+		for _, kept := range [][]int64{{1, 1}, {7, 1}, {1, columns}} {
+			sums := func(portable, transposed bool) []float32 {
+				op.ClearCache()
+				backend.Register(&Backend{portable: portable})
+				return sumsOf(t, 7, columns, kept, transposed)
+			}
+			want := sums(false, false)
+			require.Equal(t, want, sums(true, false), "%d columns to %v", columns, kept)
+			transposed := sums(false, true)
+			require.Equal(t, transposed, sums(true, true), "%d columns to %v, transposed", columns, kept)
+			if kept[0] != 1 || kept[1] != 1 { // one sum takes what there is in the order of memory
+				require.Equal(t, want, transposed, "%d columns to %v", columns, kept)
+			}
+		}
+	}
+	d.mutex.Lock()
+	defer d.mutex.Unlock()
+	for _, name := range []string{probeSubgroups, probeHalves} {
+		words, err := d.probe(name, 4, [2]uint32{})
+		require.NoError(t, err)
+		require.Equal(t, uint32(4*groupThreads), words[1], "a probe that looks at everything")
+	}
+}
+
+// sumsOf is lerp's grad_weight, which is the sum of grad_output for a start of 0 and an end of 1.
+func sumsOf(t *testing.T, rows, columns int64, kept []int64, transposed bool) []float32 {
+	t.Helper()
+	tensorOf := func(shape, strides []int64, at func(i int) float32) (*tensor.View, []float32) {
+		memory := make([]float32, shape[0]*shape[1])
+		for i := range memory {
+			memory[i] = at(i)
+		}
+		v, err := tensor.New(unsafe.Pointer(&memory[0]), 0, dtype.Float32, tensor.Device{Type: tensor.CPU}, shape, strides, 0)
+		require.NoError(t, err)
+		return &v, memory
+	}
+	constant := func(x float32) func(int) float32 { return func(int) float32 { return x } }
+	whole := []int64{rows, columns}
+	strides := []int64{columns, 1}
+	if transposed {
+		strides = []int64{1, rows}
+	}
+	grad, _ := tensorOf(whole, strides, func(i int) float32 {
+		row, column := i/int(columns), i%int(columns)
+		if transposed {
+			row, column = i%int(rows), i/int(rows)
+		}
+		return float32(math.Sin(float64(1000*row + column)))
+	})
+	start, _ := tensorOf(whole, nil, constant(0))
+	end, _ := tensorOf(whole, nil, constant(1))
+	weight, _ := tensorOf(kept, nil, constant(0.5))
+	out, sums := tensorOf(kept, nil, constant(float32(math.NaN())))
+	require.NoError(t, op.Run(&op.Call{Op: "lerp_backward", Backend: backendName, Inputs: []*tensor.View{grad, start, end, weight}, Outputs: []*tensor.View{nil, nil, out}}))
+	return sums
 }

@@ -55,7 +55,7 @@ function definitionsOf(dtype, file, formula, all) {
   const definitions = {
     COUNT: `${all.length}u`, REAL: bits ? "u32" : "f32", FORMULA: formula.name, KIND: formula.kind ?? "none",
     WEIGHT: formula.tensorWeight ? "tensor" : "number", ACCUMULATES: all.some((o) => o.accumulates) ? "run" : "",
-    APPROXIMATE: SIZE[dtype] === 2 ? "yes" : "",
+    APPROXIMATE: SIZE[dtype] === 2 ? "yes" : "", NATIVE_HALVES: "",
   };
   const numbers = (chosen) => all.flatMap((o, j) => (chosen(o) ? [j] : [])).join(" ");
   const read = (o) => !o.written || o.accumulates;
@@ -69,7 +69,7 @@ function definitionsOf(dtype, file, formula, all) {
     const word = o.quads ? (half ? "vec2<u32>" : "vec4<u32>") : o.written && half ? "atomic<u32>" : "u32";
     Object.assign(definitions, {
       [`SLOT${j}`]: `${j + 1}`, [`ACCESS${j}`]: o.written ? "read_write" : "read", [`WORD${j}`]: word, [`PLACE${j}`]: `${o.place}`,
-      [`TYPE${j}`]: SHORT[o.dtype], [`CODE${j}`]: bits ? "bits" : SHORT[o.dtype], [`QUAD${j}`]: o.quads ? "QUADS_" : "",
+      [`TYPE${j}`]: SHORT[o.dtype], [`CODE${j}`]: bits ? `bits${8 * SIZE[o.dtype]}` : SHORT[o.dtype], [`QUAD${j}`]: o.quads ? "QUADS_" : "",
     });
   });
   return definitions;
@@ -110,7 +110,7 @@ export class Program {
     const serves = (o) => !o.written && o.strides.at(-1) === 0; // one element for all four
     const per = shape.at(-1) % 4 === 0 && all.every((o) => inQuads(o) || serves(o)) ? 4 : 1;
     all = all.map((o) => ({ ...o, quads: per === 4 && !serves(o), accumulates: o.written && Boolean(formula.accumulates) }));
-    const definitions = { ...definitionsOf(this.#dtype, "elementwise", formula, all), PER: `${per}u` };
+    const definitions = { ...definitionsOf(this.#dtype, "elementwise", formula, all), PER: `${per}u`, EACH: "all", TURNS: "0", THREADS: `${GROUP}u`, FLAT: "" };
     const loops = [...shape.keys()].reverse(); // innermost first
     const strides = all.map((o) => loops.map((d, i) => o.strides[d] * (i === 0 ? per : 1)));
     const params = this.#params(loops.map((d, i) => shape[d] / (i === 0 ? per : 1)), strides);
@@ -167,17 +167,19 @@ export class Program {
       this.elementwise({ name: "epilogue", kind, accumulates }, [out, pre], [sums, bias && expanded(bias, [m, n])]);
       return;
     }
-    const along = [1, 1, 0, 1]; // which dimension of out, pre, a and b is read or written in quads
+    const across = [1, 1, 0, 1]; // which dimension of out, pre, a and b is read or written in quads; those of a and b may be so in the other one, k, instead
+    const deep = (t, place) => (place === 2 || place === 3) && !inQuads(t, across[place]) && inQuads(t, 1 - across[place]);
     const all = [out, pre, a, b, bias].flatMap((t, place) =>
-      t ? [{ ...t, place, written: place < 2, accumulates: place < 2 && accumulates, quads: place < 4 && inQuads(t, along[place]) }] : [],
+      t ? [{ ...t, place, written: place < 2, accumulates: place < 2 && accumulates, quads: place < 4 && (inQuads(t, across[place]) || deep(t, place)) }] : [],
     );
     const number = (place) => all.findIndex((o) => o.place === place);
+    const along = (t, place) => (deep(t, place) ? "deep" : t.strides[1 - across[place]] < t.strides[across[place]] ? "along_k" : "across_k");
     const definitions = {
       ...definitionsOf(this.#dtype, "gemm", { name: "gemm", kind }, all),
-      A: `${number(2)}`, B: `${number(3)}`, BIASES: bias ? `${number(4)}` : "", K_FLAT: "yes", HALVES: "0", PARTS: "1u", TILE: `${TILE}u`, WIDTH: `${TILE / 4 + 1}u`,
-      UNROLLED: "0", STEP: "1u", SUM_OF_SUMS: SIZE[this.#dtype] === 2 ? "" : "yes",
-      A_ALONG: a.strides[1] < a.strides[0] ? "along_k" : "across_k", B_ALONG: b.strides[0] < b.strides[1] ? "along_k" : "across_k",
+      A: `${number(2)}`, B: `${number(3)}`, BIASES: bias ? `${number(4)}` : "", K_FLAT: "yes", A_ALONG: along(a, 2), B_ALONG: along(b, 3),
+      HALVES: "0", PARTS: "1u", TILE: `${TILE}u`, WIDTH: `${TILE / 4 + 1}`, BUFFERS: "1", STEPS: "all", SUM_OF_SUMS: SIZE[this.#dtype] === 2 ? "" : "yes",
     };
+    for (const { place, ...t } of all) if (deep(t, place)) definitions[`DEEP${number(place)}`] = "yes";
     const steps = [([m, n]) => [m, n, 0], ([m, n]) => [m, n, 0], ([m, k]) => [m, 0, k], ([k, n]) => [0, n, k], ([n]) => [0, n, 0]]; // along m, n and k
     const strides = all.map((o) => steps[o.place](o.strides));
     const params = this.#params([m, n, k], strides);

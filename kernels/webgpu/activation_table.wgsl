@@ -15,11 +15,17 @@ const gelu_tanh_c3_high = 0.07135009765625f;
 const gelu_tanh_c3_low = 4.718616310128709e-06f;
 const gelu_tanh_3c3 = 0.21406444907188416f;
 const normal_centre = 2.0f;
+const rough_normal_centre = 3.0f;
 const tanh_near = 0.550000011920929f;
 
 // W(t) (t+c) for y = (t-c)/(t+c) and 0 <= t <= 15, to 2^-26.
 fn normal_tail_times(y: f32) -> f32 {
   return 0.6724079847335815f + fma(y, fma(fma(fma(fma(fma(fma(fma(fma(fma(fma(-6.449926877394319e-05f, y, -0.00014751618437003344f), y, 0.00013167514407541603f), y, 0.0008338188054040074f), y, 0.0008240105235017836f), y, -0.0019499862100929022f), y, -0.006734489928930998f), y, -0.0004701210418716073f), y, 0.03671937808394432f), y, 0.02879740111529827f), y, -0.3314044773578644f), 1.9745476365073955e-08f);
+}
+
+// W(t) (t+c) for r = 1/(t+c), c = rough_normal_centre and 0 <= t <= 15, to 2^-16.
+fn rough_normal_tail_times(r: f32) -> f32 {
+  return fma(fma(fma(fma(fma(fma(72.40237426757812f, r, -121.21212768554688f), r, 56.68440628051758f), r, -0.6454898715019226f), r, 3.932831287384033f), r, 1.160951018333435f), r, 0.39963069558143616f);
 }
 
 // (e^r - 1 - r) / r^2 for |r| <= ln2/2, to 2^-26 of e^r.

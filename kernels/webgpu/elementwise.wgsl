@@ -1,5 +1,6 @@
-// y = f(x) for each index, where f is compute() of formulas. A thread does PER indices: four neighbours where all operands' lie side by side, or are one element, and
-// otherwise one.
+// y = f(x) for each index, where f is compute() of formulas. A thread does PER indices in each of TURNS: four neighbours where all operands' lie side by side, or are one
+// element, and otherwise one. What all turns read is asked for before anything is computed. FLAT says that there is one dimension. EACH are the numbers of the indices of a
+// turn if each is written out, or `all` for a loop.
 #include numbers
 #include storage
 #include activation
@@ -8,38 +9,57 @@
 
 @compute @workgroup_size(256)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) lane: u32) {
-  let index = (group.y * params.row + group.x) * 256u + lane;
-  if (index >= params.count) { return; }
-  var at = start();
-  advance(&at, index, 0u, params.rank);
+  let first = (group.y * params.row + group.x) * $THREADS + lane;
+  if (first >= params.count) { return; }
+#for T in $TURNS
+  let index_$T = first + $Tu * 256u;
+  var at_$T = start();
+#if $FLAT
+#for J in $OPERANDS
+  at_$T[$J] += min(index_$T, params.count - 1u) * params.operands[$J].strides[0][0];
+#end
+#else
+  advance(&at_$T, min(index_$T, params.count - 1u), 0u, params.rank);
+#end
 #for J in $QUADS_READ
-  let in$J = quad$J(at[$J]);
+  let in$J_$T = quad$J(at_$T[$J]);
 #end
 #for J in $READ
-  let in$J = vec4<u32>(bits$J(at[$J]));
+  let in$J_$T = vec4<Real>(decode_${CODE$J}(bits$J(at_$T[$J])));
 #end
+#end
+#for T in $TURNS
+  if (index_$T < params.count) {
 #for J in $OUTPUTS
-  var out$J = vec4<u32>();
+    var out$J = vec4<Real>();
 #end
-  for (var i = 0u; i < $PER; i++) {
-    var x: array<Real, 4>; // those that are absent stay zero
+#for U in $EACH
+#if $U == all
+    for (var i = 0u; i < $PER; i++) {
+#else
+    {
+      let i = $Uu;
+#end
+      var x: array<Real, 4>; // those that are absent stay zero
 #for J in $INPUTS
-    x[${PLACE$J}] = decode_${CODE$J}(in$J[i]);
+      x[${PLACE$J}] = in$J_$T[i];
 #end
-    let y = compute(x);
+      let y = compute(x);
 #for J in $OUTPUTS
-    var value$J = y[${PLACE$J}];
+      out$J[i] = y[${PLACE$J}];
 #if $ACCUMULATES
-    if (params.accumulate != 0u) { value$J += decode_${CODE$J}(in$J[i]); }
+      if (params.accumulate != 0u) { out$J[i] += in$J_$T[i]; }
 #end
-    out$J[i] = encode_${CODE$J}(value$J);
 #end
-  }
+    }
+#end
 #for J in $OUTPUTS
 #if ${QUAD$J}
-  put_quad$J(at[$J], out$J);
+    put_quad$J(at_$T[$J], out$J);
 #else
-  put$J(at[$J], out$J.x);
+    put$J(at_$T[$J], encode_${CODE$J}(out$J.x));
 #end
+#end
+  }
 #end
 }

@@ -4,17 +4,21 @@
 // float32, in the order of k. KIND is the activation; out and pre are stored as their dtype has it, out from the sum before it is rounded. Where accumulate is set the
 // sums are added to what is in out.
 //
-// HALVES are the tile's parts of 64 rows and columns. A_ALONG and B_ALONG are the dimension along which neighbouring threads read; K_FLAT says that k is one dimension.
-// SUM_OF_SUMS adds 64 terms at a time, since the error of a sum grows with its length: one of 4096 terms would have nine times that of PyTorch on a CPU. UNROLLED are the
-// steps of k in a turn of the innermost loop. What a thread has several of is written out: drivers keep arrays that a loop indexes in memory, which made products six times
-// slower on an H200.
+// HALVES are the tile's parts of 64 rows and columns. A_ALONG and B_ALONG are how threads share out what they read: neighbours along k, across it, or each four along k
+// where these lie side by side (DEEP says so of an operand); K_FLAT says that k is one dimension. BUFFERS are the tiles in the group's memory: with two, one is filled
+// while the other is multiplied, and threads meet once a turn. STEPS are those of k in a tile if each is written out, or `all` for a loop. SUM_OF_SUMS adds 64 terms at a
+// time, since the error of a sum grows with its length: one of 4096 terms would have nine times that of PyTorch on a CPU.
+//
+// What a thread has several of is written out: drivers keep arrays that a loop indexes in memory, which made products six times slower on an H200. Tiles have a dimension for
+// each thing that an index says, so that the bound of each is checked once for all steps, and a place is an offset that the compiler knows.
 #include numbers
 #include storage
 #include activation
 #include loops
 
-var<workgroup> tile_a: array<vec4<f32>, 16u * $WIDTH>; // [k][m / 4], and one more in each row, so that neighbours in k are in different banks
-var<workgroup> tile_b: array<vec4<f32>, 16u * $WIDTH>; // [k][n / 4]
+// A row has one more than it needs, so that neighbours in k are in different banks.
+var<workgroup> tile_a: array<array<array<vec4<f32>, $WIDTH>, 16>, $BUFFERS>; // [buffer][k][m / 4]
+var<workgroup> tile_b: array<array<array<vec4<f32>, $WIDTH>, 16>, $BUFFERS>; // [buffer][k][n / 4]
 
 // offset of an index over the dimensions from first to last, in one operand.
 #for J in $OPERANDS
@@ -35,18 +39,20 @@ fn offset$J(index: u32, first: u32, last: u32) -> u32 {
 #end
 
 #for J in $A $B
-// Where four neighbours in m or n are. Those beyond the last are read from there; their sums are not stored.
+// Where four neighbours are, in m or n, or in k where DEEP says so. Those beyond the last in m or n are read from there; their sums are not stored.
 fn places$J(first: u32, size: u32, begin: u32, end: u32) -> vec4<u32> {
-#if ${QUAD$J}
+  let last = size - 1u;
+#if ${DEEP$J}
+  return vec4<u32>(offset$J(min(first, last), begin, end));
+#elif ${QUAD$J}
   return vec4<u32>(offset$J(min(first, size - 4u), begin, end));
 #else
-  let last = size - 1u;
   return vec4<u32>(offset$J(min(first, last), begin, end), offset$J(min(first + 1u, last), begin, end),
                    offset$J(min(first + 2u, last), begin, end), offset$J(min(first + 3u, last), begin, end));
 #end
 }
 
-// The four at one k; zeros from the end of k on.
+// The four at one k, or from one on; zeros from the end of k on.
 fn fetch$J(places: vec4<u32>, k: u32) -> vec4<f32> {
   let ends = params.ends;
   if (k >= params.sizes.z) { return vec4<f32>(); }
@@ -56,17 +62,40 @@ fn fetch$J(places: vec4<u32>, k: u32) -> vec4<f32> {
   let at = places + offset$J(k, ends.y, ends.z);
 #end
 #if ${QUAD$J}
-  let bits = quad$J(at.x);
+  return quad$J(at.x);
 #else
-  let bits = vec4<u32>(bits$J(at.x), bits$J(at.y), bits$J(at.z), bits$J(at.w));
+  return vec4<f32>(decode_${CODE$J}(bits$J(at.x)), decode_${CODE$J}(bits$J(at.y)), decode_${CODE$J}(bits$J(at.z)), decode_${CODE$J}(bits$J(at.w)));
 #end
-  return vec4<f32>(decode_${CODE$J}(bits.x), decode_${CODE$J}(bits.y), decode_${CODE$J}(bits.z), decode_${CODE$J}(bits.w));
 }
 #end
 
-// The place in half of a tile that a thread fills: how deep, and which four across.
-fn along_k(lane: u32) -> vec2<u32> { return vec2<u32>(lane & 15u, lane >> 4u); }
-fn across_k(lane: u32) -> vec2<u32> { return vec2<u32>(lane >> 4u, lane & 15u); }
+// keep_a and keep_b put four into a tile, at one k or from one on.
+fn keep_a(buffer: u32, k: u32, across: u32, x: vec4<f32>) {
+#if ${DEEP$A}
+#for I in 0 1 2 3
+  tile_a[buffer][k + $Iu][across >> 2u][across & 3u] = x[$I];
+#end
+#else
+  tile_a[buffer][k][across >> 2u] = x;
+#end
+}
+
+fn keep_b(buffer: u32, k: u32, across: u32, x: vec4<f32>) {
+#if ${DEEP$B}
+#for I in 0 1 2 3
+  tile_b[buffer][k + $Iu][across >> 2u][across & 3u] = x[$I];
+#end
+#else
+  tile_b[buffer][k][across >> 2u] = x;
+#end
+}
+
+// What a thread fills of 64 rows or columns of a tile: how deep, and how far across. The deep ones are so spread that a warp reads whole sectors and writes to all banks.
+fn along_k(lane: u32) -> vec2<u32> { return vec2<u32>(lane & 15u, (lane >> 4u) << 2u); }
+fn across_k(lane: u32) -> vec2<u32> { return vec2<u32>(lane >> 4u, (lane & 15u) << 2u); }
+fn deep(lane: u32) -> vec2<u32> {
+  return vec2<u32>(((lane & 1u) | ((lane >> 4u) & 2u)) << 2u, ((lane >> 1u) & 15u) | ((lane >> 6u) << 4u));
+}
 
 @compute @workgroup_size(256)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) lane: u32) {
@@ -82,14 +111,19 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
   let fill_a = $A_ALONG(lane);
   let fill_b = $B_ALONG(lane);
 #for H in $HALVES
-  let rows_$H = at[$A] + places$A(first_row + $Hu * 64u + fill_a.y * 4u, m, 0u, ends.x);
-  let columns_$H = at[$B] + places$B(first_column + $Hu * 64u + fill_b.y * 4u, n, ends.x, ends.y);
+  let rows_$H = at[$A] + places$A(first_row + $Hu * 64u + fill_a.y, m, 0u, ends.x);
+  let columns_$H = at[$B] + places$B(first_column + $Hu * 64u + fill_b.y, n, ends.x, ends.y);
   var next_a_$H = fetch$A(rows_$H, fill_a.x);
   var next_b_$H = fetch$B(columns_$H, fill_b.x);
 #end
 
-  let row = lane >> 4u;
-  let column = lane & 15u;
+  // A warp has 4 x 8 of the threads: what its threads read of a tile is the same for most.
+  let row = ((lane >> 6u) << 2u) | ((lane >> 3u) & 3u);
+  let column = ((lane >> 2u) & 8u) | (lane & 7u);
+#for H in $HALVES
+  let row_$H = $Hu * 16u + row;
+  let column_$H = $Hu * 16u + column;
+#end
 #if $SUM_OF_SUMS
 #for H in $HALVES
 #for I in 0 1 2 3
@@ -98,6 +132,18 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
 #end
 #end
 #end
+#end
+#if $BUFFERS == 2
+  var buffer = 0u;
+#for H in $HALVES
+  keep_a(0u, fill_a.x, $Hu * 64u + fill_a.y, next_a_$H);
+  keep_b(0u, fill_b.x, $Hu * 64u + fill_b.y, next_b_$H);
+#end
+  workgroupBarrier();
+#else
+  let buffer = 0u;
+#end
+#if $SUM_OF_SUMS
   for (var begin = 0u; begin < depth; begin += 64u) {
     let end = min(begin + 64u, depth);
 #else
@@ -112,33 +158,44 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
 #end
 #end
     for (var k = begin; k < end; k += 16u) {
+#if $BUFFERS != 2
 #for H in $HALVES
-      tile_a[fill_a.x * $WIDTH + $Hu * 16u + fill_a.y] = next_a_$H;
-      tile_b[fill_b.x * $WIDTH + $Hu * 16u + fill_b.y] = next_b_$H;
+      keep_a(0u, fill_a.x, $Hu * 64u + fill_a.y, next_a_$H);
+      keep_b(0u, fill_b.x, $Hu * 64u + fill_b.y, next_b_$H);
 #end
       workgroupBarrier();
+#end
 #for H in $HALVES
       next_a_$H = fetch$A(rows_$H, k + 16u + fill_a.x);
       next_b_$H = fetch$B(columns_$H, k + 16u + fill_b.x);
 #end
-      for (var first = 0u; first < 16u; first += $STEP) {
-#for U in $UNROLLED
-        {
-          let i = first + $Uu;
+#for U in $STEPS
+#if $U == all
+      for (var i = 0u; i < 16u; i++) {
+#else
+      {
+        let i = $Uu;
+#end
 #for H in $HALVES
-          let left_$H = tile_a[i * $WIDTH + $Hu * 16u + row];
-          let right_$H = tile_b[i * $WIDTH + $Hu * 16u + column];
+        let left_$H = tile_a[buffer][i][row_$H];
+        let right_$H = tile_b[buffer][i][column_$H];
 #end
 #for H in $HALVES
 #for I in 0 1 2 3
 #for G in $HALVES
-          sum_$H$I_$G = fma(vec4<f32>(left_$H[$I]), right_$G, sum_$H$I_$G);
+        sum_$H$I_$G = fma(vec4<f32>(left_$H[$I]), right_$G, sum_$H$I_$G);
 #end
 #end
-#end
-        }
 #end
       }
+#end
+#if $BUFFERS == 2
+      buffer = 1u - buffer;
+#for H in $HALVES
+      keep_a(buffer, fill_a.x, $Hu * 64u + fill_a.y, next_a_$H);
+      keep_b(buffer, fill_b.x, $Hu * 64u + fill_b.y, next_b_$H);
+#end
+#end
       workgroupBarrier();
     }
 #if $SUM_OF_SUMS
@@ -175,7 +232,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
 #for J in $OUTPUTS
 #if ${QUAD$J}
       let at$J = row$J + offset$J(to_column, ends.x, ends.y);
-      var bits$J = vec4<u32>();
+      var four$J = vec4<f32>();
 #if $ACCUMULATES
       let before$J = quad$J(at$J);
 #end
@@ -194,9 +251,9 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
 #end
 #if ${QUAD$J}
 #if $ACCUMULATES
-        if (params.accumulate != 0u) { value$J += decode_${CODE$J}(before$J[c]); }
+        if (params.accumulate != 0u) { value$J += before$J[c]; }
 #end
-        bits$J[c] = encode_${CODE$J}(value$J);
+        four$J[c] = value$J;
 #else
         let at$J = row$J + offset$J(to_column + c, ends.x, ends.y);
 #if $ACCUMULATES
@@ -208,7 +265,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
       }
 #for J in $OUTPUTS
 #if ${QUAD$J}
-      put_quad$J(at$J, bits$J);
+      put_quad$J(at$J, four$J);
 #end
 #end
     }

@@ -90,21 +90,8 @@ fn put$J(at: u32, bits: u32) {
 
 // quad reads four neighbours, put_quad writes them. The first one's place is a multiple of four, from where the buffer starts.
 #for J in $QUADS_READ
-fn quad$J(at: u32) -> vec4<u32> {
-#if ${TYPE$J} == f32
-  return b$J[at >> 2u];
-#else
-  let words = b$J[at >> 2u];
-  return vec4<u32>(words.x & 0xffffu, words.x >> 16u, words.y & 0xffffu, words.y >> 16u);
-#end
-}
+fn quad$J(at: u32) -> vec4<Real> { return decode_four_${CODE$J}(b$J[at >> 2u]); }
 #end
 #for J in $QUADS_WRITTEN
-fn put_quad$J(at: u32, bits: vec4<u32>) {
-#if ${TYPE$J} == f32
-  b$J[at >> 2u] = bits;
-#else
-  b$J[at >> 2u] = bits.xz | (bits.yw << vec2<u32>(16u));
-#end
-}
+fn put_quad$J(at: u32, x: vec4<Real>) { b$J[at >> 2u] = encode_four_${CODE$J}(x); }
 #end

@@ -21,7 +21,7 @@ fn is_positive(x: f32) -> bool {
 
 // limited is the smaller one of a magnitude and a limit, and the limit for NaN.
 fn limited(magnitude: f32, limit: f32) -> f32 {
-  return select(magnitude, limit, bitcast<u32>(magnitude) > bitcast<u32>(limit));
+  return bitcast<f32>(min(bitcast<u32>(magnitude), bitcast<u32>(limit)));
 }
 
 // with_sign is a magnitude with the sign of y.

@@ -74,7 +74,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
       var x: array<Real, 4>; // those that are absent stay zero
 #for J in $INPUTS
 #if ${QUAD$J}
-      x[${PLACE$J}] = decode_${CODE$J}(in$J[i]);
+      x[${PLACE$J}] = in$J[i];
 #else
       x[${PLACE$J}] = decode_${CODE$J}(bits$J(at[$J]));
 #end

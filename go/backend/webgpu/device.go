@@ -85,6 +85,8 @@ type device struct {
 	name   string
 	detail string
 	limits limits
+	// writesOut: what a loop would do a few times is written out in kernels. Software adapters compile that for long.
+	writesOut bool
 
 	mutex     sync.Mutex
 	pipelines map[string]C.epg_wgpu_pipeline // by source
@@ -130,7 +132,8 @@ func open(s Settings) (*device, error) {
 		return nil, err
 	}
 	a := &adapters[chosen]
-	if a.storage_buffers < mostOperands || a.invocations < groupThreads || a.group_bytes < groupBytes {
+	groupBytes := tiling{parts: 1, buffers: 1}.bytes()
+	if a.storage_buffers < mostOperands || a.invocations < groupThreads || int64(a.group_bytes) < groupBytes {
 		return nil, unavailable("%s has %d storage buffers, %d threads a group and %d bytes a group, and epigrad needs %d, %d and %d", C.GoString(&a.name[0]),
 			a.storage_buffers, a.invocations, a.group_bytes, mostOperands, groupThreads, groupBytes)
 	}
@@ -141,8 +144,9 @@ func open(s Settings) (*device, error) {
 	}
 	d := &device{
 		handle: handle, name: C.GoString(&a.name[0]), pipelines: map[string]C.epg_wgpu_pipeline{}, probed: map[string]bool{},
-		limits: limits{int64(a.binding_bytes), int64(a.groups), mostTrips, int64(a.offset_alignment), int64(a.group_bytes), wideTiles},
-		memory: memory{largest: int64(a.buffer_bytes), budget: s.MemoryBytes, idle: map[class][]buffer{}},
+		limits:    limits{int64(a.binding_bytes), int64(a.groups), mostTrips, int64(a.offset_alignment), int64(a.group_bytes), wideTiles},
+		writesOut: a.is_software == 0,
+		memory:    memory{largest: int64(a.buffer_bytes), budget: s.MemoryBytes, idle: map[class][]buffer{}},
 	}
 	if d.memory.budget <= 0 && a.is_software != 0 {
 		d.memory.budget = hostMemory() / 2 // it promises more than there is, and is killed for using it
@@ -226,17 +230,23 @@ func (d *device) pipeline(template string, definitions map[string]string) (C.epg
 	return p, err
 }
 
-// writeSource writes a kernel for other compilers to check, as the tests do. One that uses subgroups says so, which other compilers ask for and naga refuses, and is
-// written without them too.
+// writeSource writes a kernel for other compilers to check, as the tests do. One that uses subgroups says so, which other compilers ask for and naga refuses. One that uses
+// what an adapter may lack is written without that too.
 func writeSource(folder, template string, definitions map[string]string) error {
 	variants := []map[string]string{definitions}
-	if definitions["SUBGROUPS"] != "" {
-		variants = nil
-		for _, way := range []string{"enabled", ""} {
-			variant := maps.Clone(definitions)
-			variant["SUBGROUPS"] = way
-			variants = append(variants, variant)
+	for name, others := range map[string][]string{"SUBGROUPS": {"enabled", ""}, "NATIVE_HALVES": {"yes", ""}} {
+		if definitions[name] == "" {
+			continue
 		}
+		var all []map[string]string
+		for _, variant := range variants {
+			for _, way := range others {
+				other := maps.Clone(variant)
+				other[name] = way
+				all = append(all, other)
+			}
+		}
+		variants = all
 	}
 	for _, variant := range variants {
 		source, err := kernels.Source(template, variant)

@@ -155,11 +155,20 @@ func (b *builder) elementwiseStep(f formula, all []operand, l loops, inQuads boo
 		}
 	}
 	t := b.template("elementwise", f, all)
-	t.definitions["PER"] = fmt.Sprintf("%du", per)
+	turns := int64(1)
+	t.definitions["PER"], t.definitions["EACH"], t.definitions["TURNS"], t.definitions["FLAT"] = fmt.Sprintf("%du", per), "all", "0", ""
+	if inQuads && b.writesOut {
+		turns = 2
+		t.definitions["EACH"], t.definitions["TURNS"] = "0 1 2 3", "0 1"
+		if len(shape) <= 1 {
+			t.definitions["FLAT"] = "yes"
+		}
+	}
+	t.definitions["THREADS"] = fmt.Sprintf("%du", turns*groupThreads)
 	t.bind(all, l.offsets, l.shape, l.strides)
 	p := newParams(shape, strides)
 	p.set(0, l.count()/per)
-	return &step{template: t, params: p.bytes, groups: b.grid(p, l.count()/per)}
+	return &step{template: t, params: p.bytes, groups: b.grid(p, ceilDiv(l.count()/per, turns))}
 }
 
 // quads reports whether the operands' elements can be taken four at a time, innermost: they lie side by side from a multiple of four on, or one serves for all. So many

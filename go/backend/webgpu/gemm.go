@@ -3,6 +3,7 @@ package webgpu
 import (
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/epigrad/epigrad/go/backend"
@@ -341,6 +342,7 @@ func (b *builder) multiplyTiles(p product, tiles []tile) error {
 // tileStep is the dispatch that does a tile, with those operands in quads that can be, or none.
 func (b *builder) tileStep(p product, x tile, quads bool) *step {
 	all := p.operands()
+	deep := make([]bool, len(all)) // in quads along k
 	for i, o := range all {
 		all[i].accumulates = o.written && (x.adds || p.accumulates)
 		along := map[int]int{2: ofRows, 3: ofColumns}
@@ -349,18 +351,23 @@ func (b *builder) tileStep(p product, x tile, quads bool) *step {
 		}
 		group, ok := along[o.place]
 		all[i].quads = quads && ok && x.quads(i, group)
+		deep[i] = quads && ok && !o.written && !all[i].quads && x.quads(i, ofDepth)
+		all[i].quads = all[i].quads || deep[i]
 	}
 	t := b.template("gemm", formula{name: "gemm", kind: p.kind}, all)
 	t.name = strings.Replace(t.name, "gemm_gemm", "gemm_epilogue", 1)
-	number := func(place int) string {
-		return string(rune('0' + slices.IndexFunc(all, func(o operand) bool { return o.place == place })))
-	}
-	t.definitions["A"], t.definitions["B"], t.definitions["BIASES"] = number(2), number(3), ""
+	at := func(place int) int { return slices.IndexFunc(all, func(o operand) bool { return o.place == place }) }
+	t.definitions["A"], t.definitions["B"], t.definitions["BIASES"] = strconv.Itoa(at(2)), strconv.Itoa(at(3)), ""
 	if p.bias != nil {
-		t.definitions["BIASES"] = number(4)
+		t.definitions["BIASES"] = strconv.Itoa(at(4))
 	}
-	t.definitions["A_ALONG"] = along(x.groups[ofDepth], x.groups[ofRows], all, 2)
-	t.definitions["B_ALONG"] = along(x.groups[ofDepth], x.groups[ofColumns], all, 3)
+	t.definitions["A_ALONG"] = along(x.groups[ofDepth], x.groups[ofRows], at(2), deep)
+	t.definitions["B_ALONG"] = along(x.groups[ofDepth], x.groups[ofColumns], at(3), deep)
+	for i, is := range deep {
+		if is {
+			t.definitions[fmt.Sprintf("DEEP%d", i)] = "yes"
+		}
+	}
 	t.definitions["K_FLAT"] = ""
 	if len(x.groups[ofDepth].shape) <= 1 {
 		t.definitions["K_FLAT"] = "yes"
@@ -387,43 +394,26 @@ func (b *builder) tileStep(p product, x tile, quads bool) *step {
 		params.set(32+4*i, size)
 		params.set(48+4*i, ends[i])
 	}
-	parts := b.tileParts(x)
-	t.definitions["HALVES"] = "0 1"[:2*parts-1]
-	t.definitions["PARTS"], t.definitions["TILE"] = fmt.Sprintf("%du", parts), fmt.Sprintf("%du", parts*tileSize)
-	t.definitions["WIDTH"] = fmt.Sprintf("%du", parts*tileSize/4+1)
-	// On an H200, turns of four steps make up for what the second sums cost. Small tiles do without: software adapters compile them for seconds.
-	t.definitions["UNROLLED"], t.definitions["STEP"] = "0", "1u"
-	if parts == 2 {
-		t.definitions["UNROLLED"], t.definitions["STEP"] = "0 1 2 3", "4u"
-	}
+	tiling := b.tilingOf(x)
+	tiling.define(t.definitions)
 	t.definitions["SUM_OF_SUMS"] = ""
 	if !isHalf(b.dt) { // where 16 bits are stored, they hide the error of a long sum
 		t.definitions["SUM_OF_SUMS"] = "yes"
 	}
 	return &step{
 		template: t, params: params.bytes,
-		groups: [3]uint32{uint32(x.tiles(ofColumns, parts)), uint32(x.tiles(ofRows, parts)), uint32(x.groups[ofBatch].count())},
+		groups: [3]uint32{uint32(x.tiles(ofColumns, tiling.parts)), uint32(x.tiles(ofRows, tiling.parts)), uint32(x.groups[ofBatch].count())},
 	}
 }
 
-func (t *tile) tiles(group int, parts int64) int64 {
-	return ceilDiv(t.groups[group].count(), parts*tileSize)
-}
-
-// tileParts is 2 where a product is large enough for tiles of twice the size, and 1 otherwise.
-func (b *builder) tileParts(t tile) int64 {
-	const wideBytes = 2 * tileDepth * (2*tileSize + 4) * 4
-	if b.limits.groupBytes >= wideBytes && t.tiles(ofRows, 2)*t.tiles(ofColumns, 2)*t.groups[ofBatch].count() >= b.limits.wideTiles {
-		return 2
-	}
-	return 1
-}
-
-// along says along which dimension of an operand neighbouring threads read: that with the smaller step.
-func along(depth, across loops, all []operand, place int) string {
-	i := slices.IndexFunc(all, func(o operand) bool { return o.place == place })
-	if depth.leastStep(i) < across.leastStep(i) {
+// along says how threads share out an operand's part of a tile: four along k each where that can be, else neighbours along the dimension with the smaller step.
+func along(depth, across loops, i int, deep []bool) string {
+	switch {
+	case deep[i]:
+		return "deep"
+	case depth.leastStep(i) < across.leastStep(i):
 		return "along_k"
+	default:
+		return "across_k"
 	}
-	return "across_k"
 }

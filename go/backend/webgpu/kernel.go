@@ -20,7 +20,6 @@ import (
 // What kernels/webgpu says of a dispatch.
 const (
 	groupThreads = 256
-	groupBytes   = 2 * tileDepth * (tileSize + 4) * word
 	mostRank     = 16
 	mostOperands = 7
 
@@ -77,8 +76,12 @@ type builder struct {
 	dt     dtype.DType
 	// portable: nothing is used that an adapter may lack.
 	portable bool
-	slots    []slot
-	steps    []*step
+	// writesOut: loops of a few turns are written out.
+	writesOut bool
+	// tiling, if there is one, is that of all products.
+	tiling *tiling
+	slots  []slot
+	steps  []*step
 }
 
 // kernel is a program that is ready to run.

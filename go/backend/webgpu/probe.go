@@ -32,7 +32,7 @@ func (d *device) passes(probe string) bool {
 
 // probe runs a kernel on two words and returns what it makes of them; the mutex is held.
 func (d *device) probe(name string, groups uint32, words [2]uint32) ([2]uint32, error) {
-	p, err := d.pipeline(name, map[string]string{"SUBGROUPS": "yes"})
+	p, err := d.pipeline(name, map[string]string{"SUBGROUPS": "yes", "NATIVE_HALVES": ""})
 	if err != nil {
 		return words, err
 	}

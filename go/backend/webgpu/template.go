@@ -3,6 +3,7 @@ package webgpu
 import (
 	"encoding/binary"
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/epigrad/epigrad/go/dtype"
@@ -56,6 +57,7 @@ type template struct {
 func (b *builder) template(file string, f formula, all []operand) *template {
 	d := map[string]string{
 		"COUNT": fmt.Sprintf("%du", len(all)), "REAL": "f32", "FORMULA": f.name, "KIND": f.kind, "WEIGHT": "number", "ACCUMULATES": "", "APPROXIMATE": "",
+		"NATIVE_HALVES": "",
 	}
 	if f.kind == "" {
 		d["KIND"] = "none"
@@ -78,6 +80,9 @@ func (b *builder) template(file string, f formula, all []operand) *template {
 		t.name += "_" + f.kind
 	}
 	t.name += "_" + b.dt.Short()
+	if !b.portable && slices.ContainsFunc(all, func(o operand) bool { return o.view.DType == dtype.Float16 }) && b.device.passes(probeHalves) {
+		d["NATIVE_HALVES"] = "yes"
+	}
 	lists := map[string][]string{"OPERANDS": nil, "INPUTS": nil, "OUTPUTS": nil, "READ": nil, "WRITTEN": nil, "QUADS_READ": nil, "QUADS_WRITTEN": nil}
 	for j, o := range all {
 		number := fmt.Sprint(j)
@@ -112,7 +117,7 @@ func (b *builder) template(file string, f formula, all []operand) *template {
 		d["SLOT"+number], d["ACCESS"+number], d["WORD"+number], d["PLACE"+number] = fmt.Sprint(j+1), access, wordType, fmt.Sprint(o.place)
 		d["TYPE"+number], d["CODE"+number] = short, short
 		if bits {
-			d["CODE"+number] = "bits"
+			d["CODE"+number] = fmt.Sprintf("bits%d", 8*o.view.DType.Size())
 		}
 	}
 	for name, list := range lists {

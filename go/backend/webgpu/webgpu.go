@@ -19,6 +19,10 @@ type Backend struct {
 	limits limits
 	// portable leaves alone what an adapter may lack, for tests.
 	portable bool
+	// writesOut has kernels written out as for GPUs, for tests.
+	writesOut bool
+	// tiling, if there is one, is that of all products, for tests.
+	tiling *tiling
 }
 
 // New returns the backend. Nothing is opened before the first use.
@@ -55,7 +59,7 @@ func (b *Backend) Select(p backend.Problem) (backend.Kernel, error) {
 	if err != nil {
 		return nil, err
 	}
-	builder := &builder{device: d, limits: d.limits.narrowed(b.limits), dt: dt, portable: b.portable}
+	builder := &builder{device: d, limits: d.limits.narrowed(b.limits), dt: dt, portable: b.portable, writesOut: b.writesOut || d.writesOut, tiling: b.tiling}
 	if err := builder.plan(p); err != nil {
 		return nil, err
 	}

@@ -247,7 +247,9 @@ Written by `python tests/ulp.py webgpu FILE`, {date}, with PyTorch {torch}, on
 CPU.
 
 All dtypes compute in float32. The bounds that the tests hold are {bounds[0]} ULP in float32, and {bounds[1]} in
-bfloat16 and float16. An adapter may take denormals to be zero, as WGSL lets it: there the tests let it too.
+bfloat16 and float16. Gelu's left tail has the most roundings: they add up to 9.6 ULP if all of them fall the same way
+(`kernels/webgpu/activation.wgsl`), and of all 25 million float32 from -4 to -1/2 the worst has 5.94. An adapter may
+take denormals to be zero, as WGSL lets it: there the tests let it too.
 
 | activation | dtype | points | value | slope | from output | PyTorch value | PyTorch slope |
 |---|---|---:|---|---|---|---|---|
@@ -255,11 +257,12 @@ bfloat16 and float16. An adapter may take denormals to be zero, as WGSL lets it:
 
 # What test_ulp.py allows. Float64 formulas round several times. On CPU float32 computes in float64 and the half types
 # in that or in float32 (by the engine), and the result is rounded visibly once; on a GPU float32 has about as many
-# roundings as float64.
+# roundings as float64. On WebGPU it is what those of gelu's left tail
+# can add up to.
 BOUND = {
     "cpu": {torch.float64: 4.0, torch.float32: 0.51, torch.bfloat16: 0.51, torch.float16: 0.51},
     "cuda": {torch.float64: 4.0, torch.float32: 4.0, torch.bfloat16: 1.0, torch.float16: 1.0},
-    "webgpu": {torch.float32: 5.0, torch.bfloat16: 1.0, torch.float16: 1.0},
+    "webgpu": {torch.float32: 10.0, torch.bfloat16: 1.0, torch.float16: 1.0},
 }
 
 

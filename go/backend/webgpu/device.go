@@ -238,6 +238,9 @@ func writeSource(folder, template string, definitions map[string]string) error {
 		if definitions[name] == "" {
 			continue
 		}
+		if template == probeSubgroups {
+			others = others[:1] // it is about nothing else
+		}
 		var all []map[string]string
 		for _, variant := range variants {
 			for _, way := range others {

@@ -28,7 +28,7 @@ func (b *builder) tilingOf(t tile) tiling {
 	double := tiling{parts: 2, buffers: 2, unrolled: wide.unrolled}
 	switch {
 	case t.tiles(ofRows, 2)*t.tiles(ofColumns, 2)*t.groups[ofBatch].count() < b.limits.wideTiles || wide.bytes() > b.limits.groupBytes:
-		return tiling{parts: 1, buffers: 1}
+		return tiling{parts: 1, buffers: 1, unrolled: b.writesOut}
 	case isHalf(b.dt) || double.bytes() > b.limits.groupBytes:
 		return wide
 	default:

@@ -25,8 +25,8 @@ func TestProductsDoNotDependOnTheirTiles(t *testing.T) {
 		for name, transposed := range map[string][2]bool{"ab": {false, false}, "abᵀ": {false, true}, "aᵀb": {true, false}} {
 			var want []float32
 			for _, tiling := range []tiling{{1, 1, false}, {1, 2, true}, {2, 1, true}, {2, 2, true}} {
-				if tiling.bytes() > d.limits.groupBytes || tiling.parts > 1 && size[0]%4 != 0 {
-					continue
+				if tiling.bytes() > d.limits.groupBytes || tiling.parts > 1 && !d.writesOut {
+					continue // a software adapter compiles large tiles for seconds: the suite on narrow limits has them
 				}
 				op.ClearCache()
 				backend.Register(&Backend{tiling: &tiling})

@@ -405,15 +405,3 @@ func (b *builder) tileStep(p product, x tile, quads bool) *step {
 		groups: [3]uint32{uint32(x.tiles(ofColumns, tiling.parts)), uint32(x.tiles(ofRows, tiling.parts)), uint32(x.groups[ofBatch].count())},
 	}
 }
-
-// along says how threads share out an operand's part of a tile: four along k each where that can be, else neighbours along the dimension with the smaller step.
-func along(depth, across loops, i int, deep []bool) string {
-	switch {
-	case deep[i]:
-		return "deep"
-	case depth.leastStep(i) < across.leastStep(i):
-		return "along_k"
-	default:
-		return "across_k"
-	}
-}

@@ -16,9 +16,10 @@
 #include activation
 #include loops
 
-// A row has one more than it needs, so that neighbours in k are in different banks.
-var<workgroup> tile_a: array<array<array<vec4<f32>, $WIDTH>, 16>, $BUFFERS>; // [buffer][k][m / 4]
-var<workgroup> tile_b: array<array<array<vec4<f32>, $WIDTH>, 16>, $BUFFERS>; // [buffer][k][n / 4]
+// The operands' tiles, [buffer][k][m / 4] and [buffer][k][n / 4]. A row has one more than it needs, so that neighbours in k are in different banks.
+#for J in $A $B
+var<workgroup> tile$J: array<array<array<vec4<f32>, $WIDTH>, 16>, $BUFFERS>;
+#end
 
 // offset of an index over the dimensions from first to last, in one operand.
 #for J in $OPERANDS
@@ -69,26 +70,18 @@ fn fetch$J(places: vec4<u32>, k: u32) -> vec4<f32> {
 }
 #end
 
-// keep_a and keep_b put four into a tile, at one k or from one on.
-fn keep_a(buffer: u32, k: u32, across: u32, x: vec4<f32>) {
-#if ${DEEP$A}
+#for J in $A $B
+// Puts four into a tile, at one k or from one on.
+fn keep$J(buffer: u32, k: u32, across: u32, x: vec4<f32>) {
+#if ${DEEP$J}
 #for I in 0 1 2 3
-  tile_a[buffer][k + $Iu][across >> 2u][across & 3u] = x[$I];
+  tile$J[buffer][k + $Iu][across >> 2u][across & 3u] = x[$I];
 #end
 #else
-  tile_a[buffer][k][across >> 2u] = x;
+  tile$J[buffer][k][across >> 2u] = x;
 #end
 }
-
-fn keep_b(buffer: u32, k: u32, across: u32, x: vec4<f32>) {
-#if ${DEEP$B}
-#for I in 0 1 2 3
-  tile_b[buffer][k + $Iu][across >> 2u][across & 3u] = x[$I];
 #end
-#else
-  tile_b[buffer][k][across >> 2u] = x;
-#end
-}
 
 // What a thread fills of 64 rows or columns of a tile: how deep, and how far across. The deep ones are so spread that a warp reads whole sectors and writes to all banks.
 fn along_k(lane: u32) -> vec2<u32> { return vec2<u32>(lane & 15u, (lane >> 4u) << 2u); }
@@ -136,8 +129,8 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
 #if $BUFFERS == 2
   var buffer = 0u;
 #for H in $HALVES
-  keep_a(0u, fill_a.x, $Hu * 64u + fill_a.y, next_a_$H);
-  keep_b(0u, fill_b.x, $Hu * 64u + fill_b.y, next_b_$H);
+  keep$A(0u, fill_a.x, $Hu * 64u + fill_a.y, next_a_$H);
+  keep$B(0u, fill_b.x, $Hu * 64u + fill_b.y, next_b_$H);
 #end
   workgroupBarrier();
 #else
@@ -160,8 +153,8 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     for (var k = begin; k < end; k += 16u) {
 #if $BUFFERS != 2
 #for H in $HALVES
-      keep_a(0u, fill_a.x, $Hu * 64u + fill_a.y, next_a_$H);
-      keep_b(0u, fill_b.x, $Hu * 64u + fill_b.y, next_b_$H);
+      keep$A(0u, fill_a.x, $Hu * 64u + fill_a.y, next_a_$H);
+      keep$B(0u, fill_b.x, $Hu * 64u + fill_b.y, next_b_$H);
 #end
       workgroupBarrier();
 #end
@@ -178,8 +171,8 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
         let i = $Uu;
 #end
 #for H in $HALVES
-        let left_$H = tile_a[buffer][i][row_$H];
-        let right_$H = tile_b[buffer][i][column_$H];
+        let left_$H = tile$A[buffer][i][row_$H];
+        let right_$H = tile$B[buffer][i][column_$H];
 #end
 #for H in $HALVES
 #for I in 0 1 2 3
@@ -193,8 +186,8 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
 #if $BUFFERS == 2
       buffer = 1u - buffer;
 #for H in $HALVES
-      keep_a(buffer, fill_a.x, $Hu * 64u + fill_a.y, next_a_$H);
-      keep_b(buffer, fill_b.x, $Hu * 64u + fill_b.y, next_b_$H);
+      keep$A(buffer, fill_a.x, $Hu * 64u + fill_a.y, next_a_$H);
+      keep$B(buffer, fill_b.x, $Hu * 64u + fill_b.y, next_b_$H);
 #end
 #end
       workgroupBarrier();

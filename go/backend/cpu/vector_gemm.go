@@ -77,11 +77,15 @@ func (b *Backend) vectorGemmEpilogueBackward(p *backend.GemmEpilogueBackward) ba
 	var product *vectorProduct
 	if p.GradA != nil {
 		product = b.vectorProduct(newProduct(&b.blas, newMatrix(gradient, rank), newMatrix(p.B, rank), batch, p.GradA))
-		k.run = append(k.run, gradientProduct(product, optionalMatrix(p.GradA, rank), false))
+		k.run = append(k.run, gradientProduct(product, newMatrix(p.GradA, rank), false))
 	}
 	if p.GradB != nil {
-		product = b.vectorProduct(newProduct(&b.blas, newMatrix(p.A, rank).transposed(), newMatrix(gradient, rank).transposed(), batch, p.GradB))
-		k.run = append(k.run, gradientProduct(product, optionalMatrix(p.GradB, rank), true))
+		left, right, result := newMatrix(p.A, rank).transposed(), newMatrix(gradient, rank).transposed(), newMatrix(p.GradB, rank)
+		if result.liesInColumns() {
+			left, right, result = right, left, result.transposed()
+		}
+		product = b.vectorProduct(newProduct(&b.blas, left, right, batch, p.GradB))
+		k.run = append(k.run, gradientProduct(product, result, true))
 	}
 	for _, run := range k.run {
 		if run == nil {
@@ -94,6 +98,14 @@ func (b *Backend) vectorGemmEpilogueBackward(p *backend.GemmEpilogueBackward) ba
 	}
 	k.facts = b.vectorFacts(p, routine)
 	return k
+}
+
+// liesInColumns tells that a column's elements are neighbours, as those of a layer's [N, K] weight are that is seen as [K, N], and a row's are not. A product
+// writes rows, so the transposed one is the faster to compute.
+func (m *matrix) liesInColumns() bool {
+	along, even := m.rows.uniform()
+	across, _ := m.columns.uniform()
+	return even && along == m.view.DType.Size() && across != along && m.rows.length > 1
 }
 
 // recompute is the step that forms the preactivation, rounded as a saved one is.
@@ -137,11 +149,11 @@ func (b *Backend) gradientPass(name string, p *backend.GemmEpilogueBackward, ope
 }
 
 // gradientProduct is the step that stores a product as a gradient.
-func gradientProduct(product *vectorProduct, gradient *matrix, accumulates bool) func(*backend.Run) error {
-	if product == nil || !fits(gradient) {
+func gradientProduct(product *vectorProduct, gradient matrix, accumulates bool) func(*backend.Run) error {
+	if product == nil || !fits(&gradient) {
 		return nil
 	}
 	return func(r *backend.Run) error {
-		return product.run(r, &sink{out: gradient, value: product.store, accumulate: accumulates && r.Accumulate})
+		return product.run(r, &sink{out: &gradient, value: product.store, accumulate: accumulates && r.Accumulate})
 	}
 }

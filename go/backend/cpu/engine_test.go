@@ -169,6 +169,40 @@ func TestProductsDoNotDependOnThreadsOrNeighbours(t *testing.T) {
 	})
 }
 
+// A result of several blocks, which share packed operands, has the bits of its parts.
+func TestBlocksHaveTheBitsOfTheirParts(t *testing.T) {
+	forEachEngine(t, func(t *testing.T, b *cpu.Backend) {
+		if b.EngineName() == "go" {
+			return // gonum's sums follow the tile
+		}
+		random := rand.New(rand.NewPCG(34, 55))
+		const rows, columns, batch = 1125, 2050, 2 // 12 blocks: fewer than would be computed one on a thread
+		for depth, dt := range map[int64]dtype.DType{5: dtype.Float32, 6: dtype.Float64, 7: dtype.BFloat16, 4099: dtype.Float16} {
+			left, right := matrixOf(dt, batch*rows, depth, false, 0).fill(random.NormFloat64), matrixOf(dt, depth, columns, true, 1).fill(random.NormFloat64)
+			out := matrixOf(dt, batch*rows, columns, false, 2)
+			stack := func(v tensor.View, item int64) *tensor.View {
+				v.Shape, v.Strides = append([]int64{batch}, v.Shape...), append([]int64{item}, v.Strides...)
+				return &v
+			}
+			leftItems, outItems := left.view, out.view
+			leftItems.Shape, outItems.Shape = []int64{rows, depth}, []int64{rows, columns}
+			kernel, err := b.Select(&backend.GemmEpilogue{
+				Header: backend.Header{Op: "linear", Kind: "none", DType: dt}, BatchRank: 1,
+				A: stack(leftItems, rows*depth), B: stack(right.view, 0), Out: stack(outItems, rows*columns),
+			})
+			require.NoError(t, err)
+			require.NoError(t, kernel.Run(&backend.Run{Bases: []unsafe.Pointer{left.base(), right.base(), out.base()}, Threads: 4}))
+			require.True(t, out.guarded(), "memory around the result was written to")
+			for _, row := range []int64{0, 1119, 1120, rows, rows + 1120, batch*rows - 1} {
+				one := *left
+				one.memory, one.view.Shape = left.memory[row*depth*dt.Size():], []int64{1, depth}
+				want, from := multiply(t, b, &one, right, 1), guard+row*columns*dt.Size()
+				require.Equal(t, want.memory[guard:guard+columns*dt.Size()], out.memory[from:from+columns*dt.Size()], "%v: row %d", dt, row)
+			}
+		}
+	})
+}
+
 // Numbers that an instruction for bfloat16 may take for zeros, and those that are no numbers.
 func TestProductsOfExtremeNumbers(t *testing.T) {
 	forEachEngine(t, func(t *testing.T, b *cpu.Backend) {

@@ -99,8 +99,28 @@ type vectorBlock struct {
 
 // packed is the memory that a block needs: its operands, and its sums where the depth is packed in parts.
 type packed struct {
-	left, right, sums           buffer
-	leftSmallest, rightSmallest []int16
+	left, right packedOperand
+	sums        buffer
+}
+
+// packedOperand is a part of an operand, in panels.
+type packedOperand struct {
+	buffer
+	smallest []int16
+	part     operandPart
+}
+
+// operandPart says which part of a product's operand that is: blocks in a row may need the same.
+type operandPart struct {
+	from                     uintptr
+	row, count, first, depth int64
+}
+
+// lacks tells that a part is not what is packed, and takes note that it will be.
+func (o *packedOperand) lacks(part operandPart) bool {
+	was := o.part
+	o.part = part
+	return was != part
 }
 
 // buffer is scratch that grows. It starts on a cache line.
@@ -127,6 +147,13 @@ var (
 	freePacked = sync.Pool{New: func() any { return new(packed) }}
 	freeSums   = sync.Pool{New: func() any { return new(buffer) }}
 )
+
+// getPacked is memory of which nothing is packed: where operands lie is known within a run only.
+func getPacked() *packed {
+	p := freePacked.Get().(*packed)
+	p.left.part, p.right.part = operandPart{}, operandPart{}
+	return p
+}
 
 func divideUp(a, b int64) int64 { return (a + b - 1) / b }
 
@@ -156,7 +183,7 @@ func (v *vectorProduct) run(r *backend.Run, to *sink) error {
 	if blocks >= 4*int64(threads) || work < goroutineWork {
 		var failure error
 		err := parallel(int(blocks), r.Threads, work, func(block int) {
-			p := freePacked.Get().(*packed)
+			p := getPacked()
 			defer freePacked.Put(p)
 			if err := compute(int64(block), 1, p); err != nil {
 				failure = err // of the nested call, which is on this goroutine: a panic that was caught
@@ -167,9 +194,13 @@ func (v *vectorProduct) run(r *backend.Run, to *sink) error {
 		}
 		return failure
 	}
-	p := freePacked.Get().(*packed)
+	p := getPacked()
 	defer freePacked.Put(p)
 	for block := range blocks {
+		// There and back, so that the next block shares an operand with the one before.
+		if column := block % across; block/across%2 == 1 {
+			block += across - 1 - 2*column
+		}
 		if err := compute(block, threads, p); err != nil {
 			return err
 		}
@@ -186,7 +217,7 @@ func (v *vectorProduct) block(r *backend.Run, b *vectorBlock, to *sink, threads 
 		passes = 1
 	}
 	leftPanels, rightPanels := divideUp(b.rows, v.leftWidth), divideUp(b.columns, v.rightWidth)
-	p.leftSmallest, p.rightSmallest = grown(p.leftSmallest, leftPanels), grown(p.rightSmallest, rightPanels)
+	p.left.smallest, p.right.smallest = grown(p.left.smallest, leftPanels), grown(p.right.smallest, rightPanels)
 	index := make([]int64, len(b.batch))
 	inner := make([]int64, len(b.batch))
 	for pass := range passes {
@@ -209,22 +240,23 @@ func (v *vectorProduct) block(r *backend.Run, b *vectorBlock, to *sink, threads 
 				Rows: v.rightAxes[0], Columns: v.rightAxes[1], Form: v.form, Width: v.rightWidth, Row: b.column, Count: b.columns, First: first, Depth: depth,
 			}
 			leftFrom, rightFrom := v.left.at(r, index), v.right.at(r, index)
-			if threads == 1 {
-				v.engine.Pack(&leftOperand, 0, leftPanels, leftFrom, left, p.leftSmallest)
-				v.engine.Pack(&rightOperand, 0, rightPanels, rightFrom, right, p.rightSmallest)
-			} else {
-				leftTasks, rightTasks := divideUp(leftPanels, panelsPerTask), divideUp(rightPanels, panelsPerTask)
-				err := parallel(int(leftTasks+rightTasks), threads, (b.rows+b.columns)*depth*2, func(task int) {
-					if panel := int64(task) * panelsPerTask; int64(task) < leftTasks {
-						v.engine.Pack(&leftOperand, panel, min(panelsPerTask, leftPanels-panel), leftFrom, left, p.leftSmallest)
-						return
-					}
-					panel := (int64(task) - leftTasks) * panelsPerTask
-					v.engine.Pack(&rightOperand, panel, min(panelsPerTask, rightPanels-panel), rightFrom, right, p.rightSmallest)
-				})
-				if err != nil {
-					return err
+			var leftTasks, rightTasks int64
+			if p.left.lacks(operandPart{uintptr(leftFrom), b.row, b.rows, first, depth}) {
+				leftTasks = divideUp(leftPanels, panelsPerTask)
+			}
+			if p.right.lacks(operandPart{uintptr(rightFrom), b.column, b.columns, first, depth}) {
+				rightTasks = divideUp(rightPanels, panelsPerTask)
+			}
+			err := parallel(int(leftTasks+rightTasks), threads, (b.rows+b.columns)*depth*2, func(task int) {
+				if panel := int64(task) * panelsPerTask; int64(task) < leftTasks {
+					v.engine.Pack(&leftOperand, panel, min(panelsPerTask, leftPanels-panel), leftFrom, left, p.left.smallest)
+					return
 				}
+				panel := (int64(task) - leftTasks) * panelsPerTask
+				v.engine.Pack(&rightOperand, panel, min(panelsPerTask, rightPanels-panel), rightFrom, right, p.right.smallest)
+			})
+			if err != nil {
+				return err
 			}
 		}
 		if err := v.tiles(r, b, to, threads, p, units, pass == 0, pass == passes-1); err != nil {
@@ -263,11 +295,24 @@ func (v *vectorProduct) tiles(r *backend.Run, b *vectorBlock, to *sink, threads 
 	}
 	left, right := p.left.get(0), p.right.get(0)
 	down, across := divideUp(b.rows, height), divideUp(b.columns, width)
-	return parallel(int(down*across), threads, b.rows*b.columns*max(1, v.form.Depth(units)/vectorSpeed), func(task int) {
-		row, column := int64(task)%down*height, int64(task)/down*width
+	// The last tiles are cut, so that threads end together.
+	uncut, pieces := down*across, int64(1)
+	if threads > 1 && width > leastWidth {
+		uncut, pieces = max(0, uncut-2*int64(threads)), width/leastWidth
+	}
+	tasks := uncut + (down*across-uncut)*pieces
+	return parallel(int(tasks), threads, b.rows*b.columns*max(1, v.form.Depth(units)/vectorSpeed), func(task int) {
+		tile, piece, wide := int64(task), int64(0), width
+		if tile >= uncut {
+			tile, piece, wide = uncut+(tile-uncut)/pieces, (tile-uncut)%pieces, width/pieces
+		}
+		row, column := tile%down*height, tile/down*width+piece*wide
+		if column >= b.columns {
+			return
+		}
 		mine := t
 		mine.Row, mine.Column = b.row+row, b.column+column
-		mine.Rows, mine.Columns = min(height, b.rows-row), min(width, b.columns-column)
+		mine.Rows, mine.Columns = min(height, b.rows-row), min(wide, b.columns-column)
 		leftPanel, rightPanel := row/v.leftWidth, column/v.rightWidth
 		var sums unsafe.Pointer
 		if kept != nil {
@@ -279,8 +324,8 @@ func (v *vectorProduct) tiles(r *backend.Run, b *vectorBlock, to *sink, threads 
 			defer freeSums.Put(scratch)
 			sums = scratch.get(height * width * v.sumSize)
 		}
-		v.engine.Multiply(&mine, unsafe.Add(left, row*units*v.sumSize), unsafe.Add(right, column*units*v.sumSize), p.leftSmallest[leftPanel:],
-			p.rightSmallest[rightPanel:], sums, outAt, preAt, biasAt)
+		v.engine.Multiply(&mine, unsafe.Add(left, row*units*v.sumSize), unsafe.Add(right, column*units*v.sumSize), p.left.smallest[leftPanel:],
+			p.right.smallest[rightPanel:], sums, outAt, preAt, biasAt)
 	})
 }
 

@@ -73,9 +73,6 @@
 #else
 #define PAIRS_WIDTH(n) 0
 #endif
-#ifndef TILES
-enum { tiles_width = 0 };
-#endif
 
 const epg_engine ENGINE_TABLE = {
     .name = QUOTE(ENGINE),

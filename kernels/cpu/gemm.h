@@ -1,10 +1,11 @@
-// Products of packed panels. Every sum is formed in the order of the depth, in parts of `depth_part` that are added up: tiles, panels and threads have no influence.
+// Products of packed panels. Every sum is formed in the order of the depth, in parts of one length that are added up: tiles, panels and threads have no influence.
 
 #pragma once
 
 #include "loops.h"
 
-enum { depth_part = 256 };
+// A part of the depth is so many steps that the right operand's panel takes 16 KiB, a half or a third of the nearest cache, in which the left operand's panels pass by.
+enum { depth_part = (16 << 10) / (2 * VECTOR_BYTES) };
 
 // axis_offset returns the bytes from an axis's start to an index.
 INLINE int64_t axis_offset(const epg_axis *a, int64_t index) {
@@ -176,6 +177,8 @@ PANEL_KERNELS(multiply_halves, f, TARGET, f_fuse_halves)
 
 #ifdef TILES
 #include "gemm_tiles.h"
+#else
+enum { tiles_width = 0, tiles_part = 0 };
 #endif
 
 // kernel_for returns the kernel of a panel's height. as_floats is for forms of bfloat16 only.
@@ -227,9 +230,9 @@ TARGET static void multiply(const epg_tile *t, const char *left, const char *rig
 #ifdef TILES
   if (tiles) tiles_begin();
 #endif
-  const int64_t panels = (t->rows + tall - 1) / tall;
-  for (int64_t k = 0; k < t->units; k += depth_part) {
-    const int64_t depth = t->units - k < depth_part ? t->units - k : depth_part, begin = t->first && k == 0;
+  const int64_t panels = (t->rows + tall - 1) / tall, most = tiles ? tiles_part : depth_part;
+  for (int64_t k = 0; k < t->units; k += most) {
+    const int64_t depth = t->units - k < most ? t->units - k : most, begin = t->first && k == 0;
     for (int64_t column = 0; column < t->columns; column += width) {
       for (int64_t row = 0; row < t->rows; row += tall) {
         const int64_t height = t->rows - row < tall ? t->rows - row : tall;

@@ -17,7 +17,10 @@ const (
 	blockBytes   = 8 << 10 // of a packed row
 	tileHeight   = 168
 	tileBytes    = 1 << 10 // of a row of a tile's sums
+	amxTileBytes = 2 << 10 // likewise, where AMX multiplies: so fast that operands have to be read less often
 	leastWidth   = 64
+	// lastPieces is how many pieces the last tiles are cut into, so that threads end together.
+	lastPieces = 4
 	// panelsPerTask is how many panels are packed at a time.
 	panelsPerTask = 4
 	// vectorSpeed is how many times as fast as gonum's products these are, for parallel's estimates.
@@ -269,6 +272,9 @@ func (v *vectorProduct) block(r *backend.Run, b *vectorBlock, to *sink, threads 
 // tiles multiplies what is packed. Where that is the whole depth, a tile's sums are scratch of its thread; else they stay with the block.
 func (v *vectorProduct) tiles(r *backend.Run, b *vectorBlock, to *sink, threads int, p *packed, units int64, first, last bool) error {
 	height, width := divideUp(tileHeight, v.leftWidth)*v.leftWidth, tileBytes/v.sumSize
+	if v.form == kernels.BFloat16Tiles || v.form == kernels.Float16Tiles {
+		width = amxTileBytes / v.sumSize
+	}
 	for threads > 1 && divideUp(b.rows, height)*divideUp(b.columns, width) < 4*int64(threads) && (width > leastWidth || height > v.leftWidth) {
 		if width > leastWidth {
 			width /= 2
@@ -295,12 +301,12 @@ func (v *vectorProduct) tiles(r *backend.Run, b *vectorBlock, to *sink, threads 
 	}
 	left, right := p.left.get(0), p.right.get(0)
 	down, across := divideUp(b.rows, height), divideUp(b.columns, width)
-	// The last tiles are cut, so that threads end together.
-	uncut, pieces := down*across, int64(1)
-	if threads > 1 && width > leastWidth {
-		uncut, pieces = max(0, uncut-2*int64(threads)), width/leastWidth
+	tiles, pieces := down*across, min(lastPieces, width/leastWidth)
+	uncut := tiles
+	if threads > 1 {
+		uncut = max(0, tiles-2*int64(threads))
 	}
-	tasks := uncut + (down*across-uncut)*pieces
+	tasks := uncut + (tiles-uncut)*pieces
 	return parallel(int(tasks), threads, b.rows*b.columns*max(1, v.form.Depth(units)/vectorSpeed), func(task int) {
 		tile, piece, wide := int64(task), int64(0), width
 		if tile >= uncut {

@@ -16,9 +16,9 @@ enum {
   EPG_BLOCK = 512,
 };
 
-// epg_kernel computes n elements, a multiple of EPG_GROUP, of contiguous operands. Absent outputs are NULL. wide are doubles: the values of the outputs before
-// they are rounded, for sums. numbers are the operation's parameters.
-typedef void epg_kernel(int64_t n, char *const *out, double *const *wide, const char *const *in, const double *numbers);
+// epg_kernel computes n elements, a multiple of EPG_GROUP, of contiguous operands. Absent outputs are NULL. wide are the values of the
+// outputs before they are rounded, for sums: floats of half types, else doubles. numbers are the operation's parameters.
+typedef void epg_kernel(int64_t n, char *const *out, char *const *wide, const char *const *in, const double *numbers);
 
 // epg_loops is a walk over several tensors of one shape, whose last dimension is the innermost loop. Strides are in bytes. With stream,
 // results that are contiguous go past the caches, which they would only empty.

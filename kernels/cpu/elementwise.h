@@ -14,17 +14,17 @@
 //
 // The order of operations is that of PyTorch's autograd, so that infinities meet zeros in the same places.
 
-#define KERNEL(name) TARGET static void JOIN(name, DTYPE)(int64_t n, char *const *out, double *const *wide, const char *const *in, const double *numbers)
+#define KERNEL(name) TARGET static void JOIN(name, DTYPE)(int64_t n, char *const *out, char *const *wide, const char *const *in, const double *numbers)
 #define UNUSED_NUMBERS (void)wide, (void)numbers
 #define FOR_EACH_GROUP for (int64_t i = 0; i < n; i += V(lanes))
 #define LOAD(operand) V(JOIN(load, STORAGE))(in[operand] + i * SIZE)
 #define STORE(output, value) V(JOIN(store, STORAGE))(out[output] + i * SIZE, value)
 // Writes an output in the forms that are asked for.
-#define STORE_ANY(output, value)                               \
-  do {                                                         \
-    V(v) result = value;                                       \
-    if (out[output]) STORE(output, result);                    \
-    if (wide[output]) V(store_wide)(wide[output] + i, result); \
+#define STORE_ANY(output, value)                                          \
+  do {                                                                    \
+    V(v) result = value;                                                  \
+    if (out[output]) STORE(output, result);                               \
+    if (wide[output]) V(store_real)((V(real) *)wide[output] + i, result); \
   } while (0)
 
 #define ACTIVATION_KERNELS(act, unused)                                  \

@@ -196,7 +196,7 @@ static panel_kernel *kernel_for(int64_t form, int64_t height, int as_floats) {
 // write rounds a row of sums to storage, through a kernel.
 TARGET static void write(const epg_tile *t, const epg_result *to, epg_kernel *kernel, int64_t row, char *base, const char *from) {
   _Alignas(64) char rounded[EPG_BLOCK * 8];
-  double *const wide[EPG_OUTPUTS] = {0};
+  char *const wide[EPG_OUTPUTS] = {0};
   char *at = base + axis_offset(&to->rows, t->row + row) + t->column * to->column_stride;
   int64_t done = to->column_stride == t->size ? t->columns & -EPG_GROUP : 0;
   if (done) kernel(done, (char *const[EPG_OUTPUTS]){at}, wide, (const char *const[EPG_INPUTS]){from}, 0);
@@ -208,7 +208,7 @@ TARGET static void write(const epg_tile *t, const epg_result *to, epg_kernel *ke
 // add adds n stored numbers to a row of sums.
 TARGET static void add(const epg_tile *t, char *sums, const char *from, int64_t stride) {
   _Alignas(64) char numbers[EPG_BLOCK * 8];
-  double *const wide[EPG_OUTPUTS] = {0};
+  char *const wide[EPG_OUTPUTS] = {0};
   const int64_t n = whole_groups(t->columns);
   copy(numbers, t->size, from, stride, t->columns, t->size);
   memset(numbers + t->columns * t->size, 0, (n - t->columns) * t->size);

@@ -8,16 +8,20 @@
 // block is where operands are gathered and results wait.
 typedef struct {
   _Alignas(64) char data[EPG_OPERANDS][EPG_BLOCK * 8];
-  _Alignas(64) double wide[EPG_OUTPUTS][EPG_BLOCK];
+  _Alignas(64) char wide[EPG_OUTPUTS][EPG_BLOCK * 8];
 } block;
 
-// sums are where the wide results go, NULL where there are none. Errors lie `width` behind their totals.
+// sums are where the wide results go, NULL where there are none. Errors lie `width` behind their totals, if they are kept: of float64. What float32 loses in double is
+// far below its own rounding, and so is what half types lose in float over few terms, which are then added to the totals; until then they lie where errors would.
 typedef struct {
   double *total[EPG_OUTPUTS];
   int64_t width;
-  int64_t step;   // 1: a block's elements are columns; 0: they are folded into EPG_GROUP lanes
-  int64_t exact;  // the errors of additions are kept: of float64; what narrower terms lose in double is far below their own rounding
+  int64_t step;  // 1: a block's elements are columns; 0: they are folded into EPG_GROUP lanes
+  int64_t size;  // of an element
 } sums;
+
+// few is how many terms are added in float at most.
+enum { few = EPG_BLOCK / EPG_GROUP };
 
 #define COPY_STRIDED(type)                                    \
   for (int64_t i = 0; i < n; i++) {                           \
@@ -49,18 +53,49 @@ TARGET static void stream(char *to, const char *from, int64_t bytes) {
 
 INLINE int64_t whole_groups(int64_t n) { return (n + EPG_GROUP - 1) & -EPG_GROUP; }
 
+// add_group adds a group of floats to totals.
+INLINE void add_group(double *total, const float *from) {
+  double terms[EPG_GROUP];
+  for (int64_t i = 0; i < EPG_GROUP; i += f_lanes) f_store_wide(terms + i, f_load_float32(from + i));
+  for (int64_t i = 0; i < EPG_GROUP; i += d_lanes) d_store_float64(total + i, d_load_float64(total + i) + d_load_float64(terms + i));
+}
+
+// add_floats is add_sums for half types.
+TARGET static void add_floats(const sums *s, block *b, int64_t column, int64_t n) {
+  for (int output = 0; output < EPG_OUTPUTS; output++) {
+    if (!s->total[output]) continue;
+    float *terms = (float *)b->wide[output], lanes[EPG_GROUP] = {0};
+    memset(terms + n, 0, (whole_groups(n) - n) * sizeof *terms);
+    for (int64_t i = 0; i < n; i += f_lanes) {
+      float *at = s->step ? (float *)(s->total[output] + s->width) + column + i : lanes + (i & (EPG_GROUP - 1));
+      f_store_float32(at, f_load_float32(at) + f_load_float32(terms + i));
+    }
+    if (!s->step) add_group(s->total[output], lanes);
+  }
+}
+
+// add_few adds to the totals what few rows came to.
+TARGET static void add_few(const sums *s) {
+  for (int output = 0; output < EPG_OUTPUTS; output++) {
+    if (!s->total[output]) continue;
+    float *rows = (float *)(s->total[output] + s->width);
+    for (int64_t i = 0; i < s->width; i += EPG_GROUP) add_group(s->total[output] + i, rows + i);
+    memset(rows, 0, s->width * sizeof *rows);
+  }
+}
+
 // add_sums adds n results, padded to whole groups, to the sums from a column on, with the error of each addition.
 TARGET static void add_sums(const sums *s, block *b, int64_t column, int64_t n) {
   for (int output = 0; output < EPG_OUTPUTS; output++) {
     if (!s->total[output]) continue;
-    double *terms = b->wide[output];
-    for (int64_t i = n; i < whole_groups(n); i++) terms[i] = 0;
+    double *terms = (double *)b->wide[output];
+    memset(terms + n, 0, (whole_groups(n) - n) * sizeof *terms);
     for (int64_t i = 0; i < n; i += d_lanes) {
       double *at = s->total[output] + (s->step ? column + i : i & (EPG_GROUP - 1));
       d_v total = d_load_float64(at), term = d_load_float64(terms + i);
       d_v sum = total + term, part = sum - total;
       d_store_float64(at, sum);
-      if (!s->exact) continue;
+      if (s->size < 8) continue;
       d_store_float64(at + s->width, d_load_float64(at + s->width) + ((total - (sum - part)) + (term - part)));
     }
   }
@@ -68,11 +103,11 @@ TARGET static void add_sums(const sums *s, block *b, int64_t column, int64_t n) 
 
 // call runs a kernel on n elements, of which the last may be padding beyond `real`.
 INLINE void call(epg_kernel *kernel, block *b, const sums *s, int64_t column, int64_t n, int64_t real, const double *numbers, char *const *at) {
-  double *wide[EPG_OUTPUTS] = {0};
+  char *wide[EPG_OUTPUTS] = {0};
   for (int output = 0; s && output < EPG_OUTPUTS; output++)
     if (s->total[output]) wide[output] = b->wide[output];
   kernel(n, at, wide, (const char *const *)at + EPG_OUTPUTS, numbers);
-  if (s) add_sums(s, b, column, real);
+  if (s) (s->size == 2 ? add_floats : add_sums)(s, b, column, real);
 }
 
 // run computes elements that lie strides apart.
@@ -192,7 +227,7 @@ TARGET static void elementwise(epg_kernel *kernel, const epg_loops *l, int64_t f
 }
 
 TARGET static void sum_all(epg_kernel *kernel, const epg_loops *l, int64_t first, int64_t count, const double *numbers, char *const *at, double *const *to) {
-  sums s = {.width = EPG_GROUP, .exact = l->element_size == 8};
+  sums s = {.width = EPG_GROUP, .size = l->element_size};
   memcpy(s.total, to, sizeof s.total);
   walk(kernel, l, first, count, numbers, at, &s);
 }
@@ -201,12 +236,13 @@ TARGET static void sum_rows(epg_kernel *kernel, const epg_loops *rows, const epg
                             double *const *to) {
   block b;
   place p;
-  sums s = {.width = whole_groups(r->count), .step = 1, .exact = r->element_size == 8};
+  sums s = {.width = whole_groups(r->count), .step = 1, .size = r->element_size};
   memcpy(s.total, to, sizeof s.total);
   go_to(&p, rows, first, at);
-  for (; count > 0; count--) {
+  for (int64_t row = 1; row <= count; row++) {
     run(kernel, &b, r, numbers, p.at, &s);
     advance(&p, rows, 1);
+    if (s.size == 2 && (row % few == 0 || row == count)) add_few(&s);
   }
   if (r->stream) _mm_sfence();
 }

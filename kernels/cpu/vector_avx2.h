@@ -95,7 +95,6 @@ INLINE void f_store_wide(double *p, f_v x) {
   _mm256_storeu_pd(p, _mm256_cvtps_pd(_mm256_castps256_ps128(x)));
   _mm256_storeu_pd(p + 4, _mm256_cvtps_pd(_mm256_extractf128_ps(x, 1)));
 }
-INLINE void d_store_wide(double *p, d_v x) { _mm256_storeu_pd(p, x); }
 
 INLINE void f_store_first(void *p, f_v x, int n) {
   const __m256i lanes = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);

@@ -94,7 +94,6 @@ INLINE void f_store_wide(double *p, f_v x) {
   _mm512_storeu_pd(p, _mm512_cvtps_pd(_mm512_castps512_ps256(x)));
   _mm512_storeu_pd(p + 8, _mm512_cvtps_pd(_mm512_extractf32x8_ps(x, 1)));
 }
-INLINE void d_store_wide(double *p, d_v x) { _mm512_storeu_pd(p, x); }
 
 // The first n lanes of a register.
 INLINE void f_store_first(void *p, f_v x, int n) { _mm512_mask_storeu_ps(p, (__mmask16)((1u << n) - 1), x); }

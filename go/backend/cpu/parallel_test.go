@@ -42,6 +42,15 @@ func TestParallel(t *testing.T) {
 		}
 	})
 
+	t.Run("little work leaves no garbage", func(t *testing.T) {
+		task := func(int) {}
+		require.Zero(t, testing.AllocsPerRun(10, func() {
+			if err := parallel(4, 2, 1, task); err != nil {
+				t.Error(err)
+			}
+		}))
+	})
+
 	t.Run("on as many threads as asked for", func(t *testing.T) {
 		var both sync.WaitGroup
 		both.Add(2)

@@ -100,10 +100,12 @@ type vectorBlock struct {
 	rows, columns int64
 }
 
-// packed is the memory that a block needs: its operands, and its sums where the depth is packed in parts.
+// packed is the memory that a block needs: its operands, and its sums where the depth is packed in parts. What the engine is told lies here too, so that
+// small products leave no garbage.
 type packed struct {
 	left, right packedOperand
 	sums        buffer
+	tile        kernels.Tile
 }
 
 // packedOperand is a part of an operand, in panels.
@@ -111,6 +113,7 @@ type packedOperand struct {
 	buffer
 	smallest []int16
 	part     operandPart
+	task     kernels.Operand
 }
 
 // operandPart says which part of a product's operand that is: blocks in a row may need the same.
@@ -236,10 +239,10 @@ func (v *vectorProduct) block(r *backend.Run, b *vectorBlock, to *sink, threads 
 			for d := range index {
 				index[d] = b.batch[d] + inner[d]
 			}
-			leftOperand := kernels.Operand{
+			p.left.task = kernels.Operand{
 				Rows: v.leftAxes[0], Columns: v.leftAxes[1], Form: v.form, Width: v.leftWidth, Left: 1, Row: b.row, Count: b.rows, First: first, Depth: depth,
 			}
-			rightOperand := kernels.Operand{
+			p.right.task = kernels.Operand{
 				Rows: v.rightAxes[0], Columns: v.rightAxes[1], Form: v.form, Width: v.rightWidth, Row: b.column, Count: b.columns, First: first, Depth: depth,
 			}
 			leftFrom, rightFrom := v.left.at(r, index), v.right.at(r, index)
@@ -252,11 +255,11 @@ func (v *vectorProduct) block(r *backend.Run, b *vectorBlock, to *sink, threads 
 			}
 			err := parallel(int(leftTasks+rightTasks), threads, (b.rows+b.columns)*depth*2, func(task int) {
 				if panel := int64(task) * panelsPerTask; int64(task) < leftTasks {
-					v.engine.Pack(&leftOperand, panel, min(panelsPerTask, leftPanels-panel), leftFrom, left, p.left.smallest)
+					v.engine.Pack(&p.left.task, panel, min(panelsPerTask, leftPanels-panel), leftFrom, left, p.left.smallest)
 					return
 				}
 				panel := (int64(task) - leftTasks) * panelsPerTask
-				v.engine.Pack(&rightOperand, panel, min(panelsPerTask, rightPanels-panel), rightFrom, right, p.right.smallest)
+				v.engine.Pack(&p.right.task, panel, min(panelsPerTask, rightPanels-panel), rightFrom, right, p.right.smallest)
 			})
 			if err != nil {
 				return err
@@ -287,7 +290,8 @@ func (v *vectorProduct) tiles(r *backend.Run, b *vectorBlock, to *sink, threads 
 	if !first || !last {
 		kept = p.sums.get(divideUp(b.rows, v.leftWidth) * v.leftWidth * whole * v.sumSize)
 	}
-	t := kernels.Tile{
+	t := &p.tile
+	*t = kernels.Tile{
 		Form: v.form, Units: units, First: truth(first), Last: truth(last), Accumulate: truth(to.accumulate), Size: v.dt.Size(), SumSize: v.sumSize,
 		Add: v.add, Store: v.store, Value: to.value,
 	}
@@ -316,7 +320,7 @@ func (v *vectorProduct) tiles(r *backend.Run, b *vectorBlock, to *sink, threads 
 		if column >= b.columns {
 			return
 		}
-		mine := t
+		mine := *t
 		mine.Row, mine.Column = b.row+row, b.column+column
 		mine.Rows, mine.Columns = min(height, b.rows-row), min(wide, b.columns-column)
 		leftPanel, rightPanel := row/v.leftWidth, column/v.rightWidth

@@ -138,6 +138,7 @@ test-full: build lib $(STAMPS)/test
 	@.ci/vulkan
 	@.ci/chromium
 	$(GO_TEST) -race -short ./...
+	EPIGRAD_TEST_FULL=1 $(GO_TEST) ./go/backend/cpu ./kernels/cpu
 	EPIGRAD_TEST_FULL=1 $(PY) -m pytest -n $(PYTEST_WORKERS) -q
 	@for engine in $$(.ci/engines $(PY)); do \
 		echo "engine $$engine"; EPIGRAD_CPU_ENGINE=$$engine EPIGRAD_TEST_DEVICES=cpu EPIGRAD_TEST_FULL=1 $(PY) -m pytest -n $(PYTEST_WORKERS) -q || exit 1; done
@@ -164,12 +165,17 @@ sanitize: $(STAMPS)/go
 	@.ci/prerequisites --compiler
 	CGO_CFLAGS='-O1 -g -fsanitize=undefined -fno-sanitize-recover=undefined' CGO_LDFLAGS=-fsanitize=undefined go test -tags emulation -asan ./kernels/cpu
 
-# What has no vector kernels still builds: another processor, and this one without its vector instructions runs.
-portable: $(STAMPS)/go $(STAMPS)/dist
+# What has no vector kernels still builds: another processor, and this one without its vector instructions runs. On an emulated one whatever leaked out of the kernels would
+# end the process.
+portable: $(STAMPS)/go $(STAMPS)/dist build/examples/linear_gelu
 	CC="$$($(PY) -c 'import pathlib, ziglang; print(pathlib.Path(ziglang.__file__).parent / "zig")') cc -target aarch64-linux-gnu.2.28" \
 		CGO_ENABLED=1 GOARCH=arm64 go build -buildmode=c-shared -o build/libepigrad-arm64.so ./cbridge/lib
 	CGO_ENABLED=0 go vet ./kernels/cpu ./go/backend/cpu
 	GODEBUG=cpu.avx2=off go test -short -run 'TestAnEngine|TestWithoutVectorInstructions' ./go/backend/cpu
+	@mkdir -p build && go test -c -o build/cpu.test ./go/backend/cpu
+	cd go/backend/cpu && GODEBUG=cpu.avx2=off $(CURDIR)/.ci/emulator $(CURDIR)/build/cpu.test -test.short \
+		-test.run 'TestAnEngine|TestWithoutVectorInstructions|TestProductsAroundEveryEdge|TestBackend/go/(TestLerp|TestGated)'
+	.ci/emulator build/examples/linear_gelu
 
 examples: lib $(patsubst examples/c/%.c,build/examples/%,$(wildcard examples/c/*.c))
 	@for program in $(filter build/examples/%,$^); do echo "$$program"; "$$program"; done

@@ -181,14 +181,15 @@ PANEL_KERNELS(multiply_halves, f, TARGET, f_fuse_halves)
 enum { tiles_width = 0, tiles_part = 0 };
 #endif
 
-// kernel_for returns the kernel of a panel's height. as_floats is for forms of bfloat16 only.
-static panel_kernel *kernel_for(int64_t form, int64_t height, int as_floats) {
+// kernel_for returns the kernel of a panel's height. as_floats is for forms of bfloat16 only, and exchanged makes a difference to float16's tiles only.
+static panel_kernel *kernel_for(int64_t form, int64_t height, int as_floats, int exchanged) {
   (void)as_floats;
+  (void)exchanged;
 #ifdef PAIRS
   if (form == EPG_BFLOAT16_PAIRS) return as_floats ? multiply_halves_of_height(height) : multiply_pairs_of_height(height);
 #endif
 #ifdef TILES
-  if (form == EPG_BFLOAT16_TILES || form == EPG_FLOAT16_TILES) return tiles_of_height(form, height, as_floats);
+  if (form == EPG_BFLOAT16_TILES || form == EPG_FLOAT16_TILES) return tiles_of_height(form, height, as_floats, exchanged);
 #endif
   return form == EPG_FLOAT64 ? multiply_float64_of_height(height) : multiply_float32_of_height(height);
 }
@@ -253,8 +254,8 @@ TARGET static void multiply(const epg_tile *t, const char *left, const char *rig
           next.right = right + (k + depth) * width * size;
         next.right_step = (after * width * size / panels + depth - 1) / depth;
         next.right += row / tall * next.right_step * depth;
-        kernel_for(t->form, height, !x || !y || x + y < least_exponents)(depth, below, beside, sums + (row * t->stride + column) * size, t->stride, begin,
-                                                                         &next);
+        const int as_floats = !x || !y || x + y < least_exponents;
+        kernel_for(t->form, height, as_floats, t->exchanged)(depth, below, beside, sums + (row * t->stride + column) * size, t->stride, begin, &next);
       }
     }
   }

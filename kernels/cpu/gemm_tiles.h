@@ -155,27 +155,28 @@ INLINE void ask_for_tiles(const soon *next, int64_t step) {
       }                                                                                                                                           \
     }                                                                                                                                             \
     TILES_STORE_SUMS(height)                                                                                                                      \
-  }                                                                                                                                               \
-  /* First terms; the left one's first by the right one's second; second terms; and the left one's second by the right one's first. */            \
-  TARGET_TILES static void multiply_float16_tiles_##height(int64_t depth, const void *left_at, const void *right_at, void *sums, int64_t stride,  \
-                                                           int64_t begin, const soon *next) {                                                     \
-    const char *left = left_at, *right = right_at;                                                                                                \
-    TILES_LOAD_SUMS(height)                                                                                                                       \
-    for (int64_t step = 0; step < depth; step += 2 * tile_words, left += 2 * block_bytes, right += 2 * block_bytes) {                             \
-      ask_for_tiles(next, step);                                                                                                                  \
-      ask_for_tiles(next, step + tile_words);                                                                                                     \
-      TILES_LOAD_LEFT(height, left)                                                                                                               \
-      TILES_LOAD_RIGHT(right)                                                                                                                     \
-      TILES_MULTIPLY(height)                                                                                                                      \
-      TILES_LOAD_RIGHT(right + block_bytes)                                                                                                       \
-      TILES_MULTIPLY(height)                                                                                                                      \
-      TILES_LOAD_LEFT(height, left + block_bytes)                                                                                                 \
-      TILES_MULTIPLY(height)                                                                                                                      \
-      TILES_LOAD_RIGHT(right)                                                                                                                     \
-      TILES_MULTIPLY(height)                                                                                                                      \
-    }                                                                                                                                             \
-    TILES_STORE_SUMS(height)                                                                                                                      \
   }
+
+// The four products of a step, one term being loaded anew for each: first terms; the left one's first by the right one's second; second terms; and the left one's second by
+// the right one's first. Where operands are exchanged, second and fourth are too, so that every sum is formed as if they were not.
+#define FLOAT16_TILES_KERNEL(way, height, load_for_second, load_for_third, load_for_fourth)                                                        \
+  TARGET_TILES static void multiply_float16_##way##_##height(int64_t depth, const void *left_at, const void *right_at, void *sums, int64_t stride, \
+                                                             int64_t begin, const soon *next) {                                                    \
+    const char *left = left_at, *right = right_at;                                                                                                 \
+    TILES_LOAD_SUMS(height)                                                                                                                        \
+    for (int64_t step = 0; step < depth; step += 2 * tile_words, left += 2 * block_bytes, right += 2 * block_bytes) {                              \
+      ask_for_tiles(next, step);                                                                                                                   \
+      ask_for_tiles(next, step + tile_words);                                                                                                      \
+      TILES_LOAD_LEFT(height, left)                                                                                                                \
+      TILES_LOAD_RIGHT(right)                                                                                                                      \
+      TILES_MULTIPLY(height)                                                                                                                       \
+      load_for_second TILES_MULTIPLY(height) load_for_third TILES_MULTIPLY(height) load_for_fourth TILES_MULTIPLY(height)                          \
+    }                                                                                                                                              \
+    TILES_STORE_SUMS(height)                                                                                                                       \
+  }
+#define FLOAT16_TILES_KERNELS(height)                                                                                                              \
+  FLOAT16_TILES_KERNEL(tiles, height, TILES_LOAD_RIGHT(right + block_bytes), TILES_LOAD_LEFT(height, left + block_bytes), TILES_LOAD_RIGHT(right)) \
+  FLOAT16_TILES_KERNEL(exchanged, height, TILES_LOAD_LEFT(height, left + block_bytes), TILES_LOAD_RIGHT(right + block_bytes), TILES_LOAD_LEFT(height, left))
 
 #define TILES_LOAD_LEFT(height, from)           \
   tile_load_once(4, from, 64);                  \
@@ -220,6 +221,8 @@ INLINE void ask_for_tiles(const soon *next, int64_t step) {
 
 TILES_KERNEL(16)
 TILES_KERNEL(32)
+FLOAT16_TILES_KERNELS(16)
+FLOAT16_TILES_KERNELS(32)
 
 // The same panels without tiles, for what those cannot do: elements as floats, terms added up, which is exact.
 INLINE void multiply_as_floats(const int terms, int64_t height, int64_t depth, const char *left, const char *right, float *sums, int64_t stride,
@@ -271,7 +274,8 @@ FLOATS_KERNEL(float16, 2, 16)
 FLOATS_KERNEL(float16, 2, 32)
 
 #define TILES_OF(form, way) (height <= tile_words ? multiply_##form##_##way##_16 : multiply_##form##_##way##_32)
-static panel_kernel *tiles_of_height(int64_t form, int64_t height, int as_floats) {
+static panel_kernel *tiles_of_height(int64_t form, int64_t height, int as_floats, int exchanged) {
   if (form == EPG_BFLOAT16_TILES) return as_floats ? TILES_OF(bfloat16, floats) : TILES_OF(bfloat16, tiles);
-  return as_floats ? TILES_OF(float16, floats) : TILES_OF(float16, tiles);
+  if (as_floats) return TILES_OF(float16, floats);
+  return exchanged ? TILES_OF(float16, exchanged) : TILES_OF(float16, tiles);
 }

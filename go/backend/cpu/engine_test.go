@@ -203,6 +203,34 @@ func TestBlocksHaveTheBitsOfTheirParts(t *testing.T) {
 	})
 }
 
+// A gradient that lies in columns is computed with its operands exchanged, and has the same bits.
+func TestGradientsInColumnsHaveTheBitsOfRows(t *testing.T) {
+	forEachEngine(t, func(t *testing.T, b *cpu.Backend) {
+		random := rand.New(rand.NewPCG(55, 89))
+		const m, k, n = 1030, 167, 131 // large: float16 hides most of the sums' order
+		for _, dt := range dtype.All() {
+			a, grad := matrixOf(dt, m, k, false, 0).fill(random.NormFloat64), matrixOf(dt, m, n, false, 1).fill(random.NormFloat64)
+			weight := matrixOf(dt, k, n, false, 2)
+			run := func(inColumns bool) *numbers {
+				out := matrixOf(dt, k, n, inColumns, 3)
+				kernel, err := b.Select(&backend.GemmEpilogueBackward{
+					Header: backend.Header{Op: "linear_backward", Kind: "none", DType: dt}, GradOutput: &grad.view, A: &a.view, B: &weight.view, GradB: &out.view,
+				})
+				require.NoError(t, err)
+				require.NoError(t, kernel.Run(&backend.Run{Bases: []unsafe.Pointer{a.base(), grad.base(), weight.base(), out.base()}, Threads: 1}))
+				require.True(t, out.guarded(), "memory around the result was written to")
+				return out
+			}
+			rows, columns := run(false), run(true)
+			for i := range int64(k) {
+				for j := range int64(n) {
+					require.Equal(t, rows.at(i, j), columns.at(i, j), "%v: element %d, %d", dt, i, j)
+				}
+			}
+		}
+	})
+}
+
 // Numbers that an instruction for bfloat16 may take for zeros, and those that are no numbers.
 func TestProductsOfExtremeNumbers(t *testing.T) {
 	forEachEngine(t, func(t *testing.T, b *cpu.Backend) {

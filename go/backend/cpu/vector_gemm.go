@@ -81,10 +81,13 @@ func (b *Backend) vectorGemmEpilogueBackward(p *backend.GemmEpilogueBackward) ba
 	}
 	if p.GradB != nil {
 		left, right, result := newMatrix(p.A, rank).transposed(), newMatrix(gradient, rank).transposed(), newMatrix(p.GradB, rank)
-		if result.liesInColumns() {
+		exchanged := result.liesInColumns()
+		if exchanged {
 			left, right, result = right, left, result.transposed()
 		}
-		product = b.vectorProduct(newProduct(&b.blas, left, right, batch, p.GradB))
+		if product = b.vectorProduct(newProduct(&b.blas, left, right, batch, p.GradB)); product != nil {
+			product.exchanged = exchanged
+		}
 		k.run = append(k.run, gradientProduct(product, result, true))
 	}
 	for _, run := range k.run {

@@ -35,6 +35,7 @@ type vectorProduct struct {
 	leftAxes, rightAxes   [2]kernels.Axis
 	leftWidth, rightWidth int64
 	sumSize               int64
+	exchanged             bool // the operands are: sums are formed as if they were not
 	add, store            kernels.Kernel
 }
 
@@ -292,7 +293,7 @@ func (v *vectorProduct) tiles(r *backend.Run, b *vectorBlock, to *sink, threads 
 	}
 	t := &p.tile
 	*t = kernels.Tile{
-		Form: v.form, Units: units, First: truth(first), Last: truth(last), Accumulate: truth(to.accumulate), Size: v.dt.Size(), SumSize: v.sumSize,
+		Form: v.form, Units: units, First: truth(first), Last: truth(last), Accumulate: truth(to.accumulate), Exchanged: truth(v.exchanged), Size: v.dt.Size(), SumSize: v.sumSize,
 		Add: v.add, Store: v.store, Value: to.value,
 	}
 	out, outAt := resultOf(to.out, r, b)

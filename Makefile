@@ -173,7 +173,7 @@ portable: $(STAMPS)/go $(STAMPS)/dist build/examples/linear_gelu
 	CGO_ENABLED=0 go vet ./kernels/cpu ./go/backend/cpu
 	GODEBUG=cpu.avx2=off go test -short -run 'TestAnEngine|TestWithoutVectorInstructions' ./go/backend/cpu
 	@mkdir -p build && go test -c -o build/cpu.test ./go/backend/cpu
-	cd go/backend/cpu && GODEBUG=cpu.avx2=off $(CURDIR)/.ci/emulator $(CURDIR)/build/cpu.test -test.short \
+	cd go/backend/cpu && EPIGRAD_REQUIRE_ENGINES= GODEBUG=cpu.avx2=off $(CURDIR)/.ci/emulator $(CURDIR)/build/cpu.test -test.short \
 		-test.run 'TestAnEngine|TestWithoutVectorInstructions|TestProductsAroundEveryEdge|TestBackend/go/(TestLerp|TestGated)'
 	.ci/emulator build/examples/linear_gelu
 

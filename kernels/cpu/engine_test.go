@@ -211,7 +211,7 @@ func TestPanels(t *testing.T) {
 					stride := (n + 63) / 64 * 64
 					tile := cpu.Tile{
 						Form: cpu.Form(form), Units: units, Rows: m, Columns: n, Stride: stride, First: 1, Last: 1, Size: dt.Size(), SumSize: sumSize,
-						BiasStride: dt.Size(), Add: add, Store: store, Value: store,
+						BiasStride: dt.Size(), Add: add, Store: store, Value: store, Exchanged: int64(turn % 2),
 					}
 					tile.Out.Rows, tile.Out.ColumnStride = axisOf(m, n*dt.Size()), dt.Size()
 					out, bias := exactly(m*n*dt.Size()), exactly(n*dt.Size())

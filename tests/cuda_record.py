@@ -90,7 +90,7 @@ def pytest(environment: dict[str, str], arguments: tuple[str, ...], under: tuple
 def facts() -> dict[str, Any]:
     """What was tested, and on what."""
     commit = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], cwd=TESTS, check=False, capture_output=True, text=True
+        ["git", "describe", "--always", "--dirty"], cwd=TESTS, check=False, capture_output=True, text=True
     )
     return {
         "date": datetime.date.today().isoformat(),

@@ -90,7 +90,7 @@ async function run() {
     const { vendor, architecture, device: name, description } = adapter.info;
     report.adapter = [vendor, architecture, name, description].filter(Boolean).join(" ") || "an adapter without a name";
     element("adapter").textContent = `Adapter: ${report.adapter}`;
-    const device = await adapter.requestDevice({ requiredFeatures: ["subgroups"].filter((feature) => adapter.features.has(feature)) });
+    const device = await adapter.requestDevice();
     let failure = "";
     device.onuncapturederror = ({ error }) => (failure ||= error.message);
     const [texts, plan] = await Promise.all([json("kernels.json"), json("rows.json")]);

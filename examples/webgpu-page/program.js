@@ -149,7 +149,7 @@ export class Program {
     const operands = all.map((o) => ({ ...o, quads: inFours && !o.written && !once(o) }));
     const definitions = {
       ...definitionsOf(this.#dtype, "reduce", { ...formula, accumulates: false }, operands),
-      NEIGHBOURS: beside ? "yes" : "", APART: beside ? "1u" : "64u", SUBGROUPS: beside && this.#device.features.has("subgroups") ? "enabled" : "",
+      NEIGHBOURS: beside ? "yes" : "", APART: beside ? "1u" : "64u", SUBGROUPS: "",
     };
     this.#dispatch("reduce", definitions, operands, params, this.#row(params, count(kept) * chunks * SHARERS));
     const left = chunks > 1 ? this.#chunks({ name: "identity" }, 0, partial.shape, [1, ...kept], [partial]) : partial;
@@ -167,19 +167,18 @@ export class Program {
       this.elementwise({ name: "epilogue", kind, accumulates }, [out, pre], [sums, bias && expanded(bias, [m, n])]);
       return;
     }
-    const across = [1, 1, 0, 1]; // which dimension of out, pre, a and b is read or written in quads; those of a and b may be so in the other one, k, instead
-    const deep = (t, place) => (place === 2 || place === 3) && !inQuads(t, across[place]) && inQuads(t, 1 - across[place]);
+    // Which dimension of out, pre, a and b is read or written in quads. (On Vulkan, Go reads those of a and b along k too, which a browser need not stand on.)
+    const across = [1, 1, 0, 1];
     const all = [out, pre, a, b, bias].flatMap((t, place) =>
-      t ? [{ ...t, place, written: place < 2, accumulates: place < 2 && accumulates, quads: place < 4 && (inQuads(t, across[place]) || deep(t, place)) }] : [],
+      t ? [{ ...t, place, written: place < 2, accumulates: place < 2 && accumulates, quads: place < 4 && inQuads(t, across[place]) }] : [],
     );
     const number = (place) => all.findIndex((o) => o.place === place);
-    const along = (t, place) => (deep(t, place) ? "deep" : t.strides[1 - across[place]] < t.strides[across[place]] ? "along_k" : "across_k");
+    const along = (t, place) => (t.strides[1 - across[place]] < t.strides[across[place]] ? "along_k" : "across_k");
     const definitions = {
       ...definitionsOf(this.#dtype, "gemm", { name: "gemm", kind }, all),
       A: `${number(2)}`, B: `${number(3)}`, BIASES: bias ? `${number(4)}` : "", K_FLAT: "yes", A_ALONG: along(a, 2), B_ALONG: along(b, 3),
       HALVES: "0", PARTS: "1u", TILE: `${TILE}u`, WIDTH: `${TILE / 4 + 1}`, BUFFERS: "1", STEPS: "all", SUM_OF_SUMS: SIZE[this.#dtype] === 2 ? "" : "yes",
     };
-    for (const { place, ...t } of all) if (deep(t, place)) definitions[`DEEP${number(place)}`] = "yes";
     const steps = [([m, n]) => [m, n, 0], ([m, n]) => [m, n, 0], ([m, k]) => [m, 0, k], ([k, n]) => [0, n, k], ([n]) => [0, n, 0]]; // along m, n and k
     const strides = all.map((o) => steps[o.place](o.strides));
     const params = this.#params([m, n, k], strides);

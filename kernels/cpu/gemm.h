@@ -166,7 +166,8 @@ enum { least_exponents = 2 * 127 - 100 };
 static inline __attribute__((always_inline)) TARGET_PAIRS f_v f_fuse_pairs(f_v x, f_v y, f_v sum) {
   return _mm512_dpbf16_ps(sum, (__m512bh)_mm512_castps_si512(x), (__m512bh)_mm512_castps_si512(y));
 }
-INLINE f_v f_fuse_halves(f_v x, f_v y, f_v sum) { return f_fma(f_high_half(x), f_high_half(y), f_fma(f_low_half(x), f_low_half(y), sum)); }
+// In the instruction's order, the odd one first, so that a panel has the same bits whichever way its neighbours' numbers send it.
+INLINE f_v f_fuse_halves(f_v x, f_v y, f_v sum) { return f_fma(f_low_half(x), f_low_half(y), f_fma(f_high_half(x), f_high_half(y), sum)); }
 #define PANEL_KERNEL_multiply_pairs(height) PANEL_KERNEL(multiply_pairs, TARGET_PAIRS, height)
 #define CHOOSE_multiply_pairs(height) CHOOSE(multiply_pairs, height)
 PANEL_KERNELS(multiply_pairs, f, TARGET_PAIRS, f_fuse_pairs)

@@ -2,6 +2,7 @@ package cpu
 
 import (
 	"sync"
+	"sync/atomic"
 	"unsafe"
 
 	"github.com/epigrad/epigrad/go/backend"
@@ -188,18 +189,21 @@ func (v *vectorProduct) run(r *backend.Run, to *sink) error {
 	}
 	threads := threadsFor(r.Threads)
 	if blocks >= 4*int64(threads) || work < goroutineWork {
-		var failure error
+		var failure atomic.Pointer[error]
 		err := parallel(int(blocks), r.Threads, work, func(block int) {
 			p := getPacked()
 			defer freePacked.Put(p)
 			if err := compute(int64(block), 1, p); err != nil {
-				failure = err // of the nested call, which is on this goroutine: a panic that was caught
+				failure.CompareAndSwap(nil, &err) // a panic of the nested call's that was caught
 			}
 		})
 		if err != nil {
 			return err
 		}
-		return failure
+		if first := failure.Load(); first != nil {
+			return *first
+		}
+		return nil
 	}
 	p := getPacked()
 	defer freePacked.Put(p)

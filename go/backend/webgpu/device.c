@@ -82,6 +82,7 @@ static void describe(WGPUAdapter handle, epg_wgpu_adapter *adapter) {
   copy_text(adapter->name, sizeof adapter->name, info.device);
   copy_text(adapter->driver, sizeof adapter->driver, info.description);
   adapter->is_software = info.adapterType == WGPUAdapterType_CPU;
+  adapter->is_vulkan = info.backendType == WGPUBackendType_Vulkan;
   adapter->has_subgroups = (int32_t)W(AdapterHasFeature)(handle, (WGPUFeatureName)WGPUNativeFeature_Subgroup);
   W(AdapterInfoFreeMembers)(info);
   W(AdapterGetLimits)(handle, &limits);

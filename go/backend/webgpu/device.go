@@ -87,6 +87,9 @@ type device struct {
 	limits limits
 	// writesOut: what a loop would do a few times is written out in kernels. Software adapters compile that for long.
 	writesOut bool
+	// readsAlongK: tiles of products are filled along k, one component of a vector by one thread and the next by another. WGSL leaves open what then becomes of the
+	// others; Vulkan does not.
+	readsAlongK bool
 
 	mutex     sync.Mutex
 	pipelines map[string]C.epg_wgpu_pipeline // by source
@@ -145,8 +148,8 @@ func open(s Settings) (*device, error) {
 	d := &device{
 		handle: handle, name: C.GoString(&a.name[0]), pipelines: map[string]C.epg_wgpu_pipeline{}, probed: map[string]bool{},
 		limits:    limits{int64(a.binding_bytes), int64(a.groups), mostTrips, int64(a.offset_alignment), int64(a.group_bytes), wideTiles},
-		writesOut: a.is_software == 0,
-		memory:    memory{largest: int64(a.buffer_bytes), budget: s.MemoryBytes, idle: map[class][]buffer{}},
+		writesOut: a.is_software == 0, readsAlongK: a.is_vulkan != 0 && a.is_software == 0,
+		memory: memory{largest: int64(a.buffer_bytes), budget: s.MemoryBytes, idle: map[class][]buffer{}},
 	}
 	if d.memory.budget <= 0 && a.is_software != 0 {
 		d.memory.budget = hostMemory() / 2 // it promises more than there is, and is killed for using it

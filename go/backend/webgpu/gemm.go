@@ -351,7 +351,7 @@ func (b *builder) tileStep(p product, x tile, quads bool) *step {
 		}
 		group, ok := along[o.place]
 		all[i].quads = quads && ok && x.quads(i, group)
-		deep[i] = quads && ok && !o.written && !all[i].quads && x.quads(i, ofDepth)
+		deep[i] = b.readsAlongK && quads && ok && !o.written && !all[i].quads && x.quads(i, ofDepth)
 		all[i].quads = all[i].quads || deep[i]
 	}
 	t := b.template("gemm", formula{name: "gemm", kind: p.kind}, all)

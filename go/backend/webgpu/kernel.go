@@ -78,6 +78,8 @@ type builder struct {
 	portable bool
 	// writesOut: loops of a few turns are written out.
 	writesOut bool
+	// readsAlongK: operands that lie along k are read four at a time.
+	readsAlongK bool
 	// tiling, if there is one, is that of all products.
 	tiling *tiling
 	slots  []slot

@@ -20,7 +20,7 @@ typedef struct {
 /* An adapter and what it allows. */
 typedef struct {
   char name[256], driver[256];
-  int32_t is_software, has_subgroups;
+  int32_t is_software, has_subgroups, is_vulkan;
   uint32_t storage_buffers, offset_alignment, groups, invocations, group_bytes;
   uint64_t binding_bytes, buffer_bytes;
 } epg_wgpu_adapter;

@@ -16,15 +16,22 @@ const (
 	probeHalves    = "probe_halves"
 )
 
-// passes runs a probe that counts in its first word what is not as it should be and in the second what it has looked at, once for each device: when it is needed.
+// probeGroups are the groups that look at all there is to look at.
+var probeGroups = map[string]uint32{probeSubgroups: 4, probeHalves: 256}
+
+// passes runs a probe that counts in its first word what is not as it should be and in the second what it has looked at, once for each device: when it is needed. One
+// that could not be run is not passed, and is run again.
 func (d *device) passes(probe string) bool {
 	d.mutex.Lock()
 	defer d.mutex.Unlock()
 	known, ok := d.probed[probe]
 	if !ok {
-		groups := map[string]uint32{probeSubgroups: 4, probeHalves: 256}[probe]
+		groups := probeGroups[probe]
 		found, err := d.probe(probe, groups, [2]uint32{})
-		known = err == nil && found == [2]uint32{0, groups * groupThreads}
+		if err != nil || groups == 0 {
+			return false
+		}
+		known = found == [2]uint32{0, groups * groupThreads}
 		d.probed[probe] = known
 	}
 	return known
@@ -32,6 +39,7 @@ func (d *device) passes(probe string) bool {
 
 // probe runs a kernel on two words and returns what it makes of them; the mutex is held.
 func (d *device) probe(name string, groups uint32, words [2]uint32) ([2]uint32, error) {
+	// What any of the probes asks for, though most ask for neither.
 	p, err := d.pipeline(name, map[string]string{"SUBGROUPS": "yes", "NATIVE_HALVES": ""})
 	if err != nil {
 		return words, err

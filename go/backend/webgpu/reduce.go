@@ -148,8 +148,8 @@ func (b *builder) partialSums(f formula, all []operand, kept, reduced loops, chu
 	p.set(36, chunks)
 	groups := b.grid(p, kept.count()*chunks*sharers)
 	with := func(quads bool) *step {
-		t := b.reduceTemplate(f, all, kept, reduced, quads)
-		t.bind(all, together.offsets, reached.shape, reached.strides)
+		t, operands := b.reduceTemplate(f, all, kept, reduced, quads)
+		t.bind(operands, together.offsets, reached.shape, reached.strides)
 		return &step{template: t, params: p.bytes, groups: groups}
 	}
 	s := with(false)
@@ -161,8 +161,8 @@ func (b *builder) partialSums(f formula, all []operand, kept, reduced loops, chu
 	return b.dispatch(s)
 }
 
-// reduceTemplate is the kernel for the way in which the terms lie.
-func (b *builder) reduceTemplate(f formula, all []operand, kept, reduced loops, quads bool) *template {
+// reduceTemplate is the kernel for the way in which the terms lie, and the operands as it reads them.
+func (b *builder) reduceTemplate(f formula, all []operand, kept, reduced loops, quads bool) (*template, []operand) {
 	all = slices.Clone(all)
 	for i, o := range all {
 		all[i].quads = quads && !o.written && reduced.strides[i][len(reduced.shape)-1] == 1
@@ -171,11 +171,11 @@ func (b *builder) reduceTemplate(f formula, all []operand, kept, reduced loops, 
 	t.definitions["NEIGHBOURS"], t.definitions["APART"], t.definitions["SUBGROUPS"] = "", "64u", ""
 	if sideBySide(all, kept, reduced) {
 		t.definitions["NEIGHBOURS"], t.definitions["APART"] = "yes", "1u"
-		if b.device.passes(probeSubgroups) && !b.portable {
+		if !b.portable && b.device.passes(probeSubgroups) {
 			t.definitions["SUBGROUPS"] = "yes"
 		}
 	}
-	return t
+	return t, all
 }
 
 // sideBySide reports whether of most inputs that have both the terms lie closer to each other than what is kept does.

@@ -21,6 +21,8 @@ type Backend struct {
 	portable bool
 	// writesOut has kernels written out as for GPUs, for tests.
 	writesOut bool
+	// readsAlongK has tiles filled along k, for tests.
+	readsAlongK bool
 	// tiling, if there is one, is that of all products, for tests.
 	tiling *tiling
 }
@@ -59,7 +61,10 @@ func (b *Backend) Select(p backend.Problem) (backend.Kernel, error) {
 	if err != nil {
 		return nil, err
 	}
-	builder := &builder{device: d, limits: d.limits.narrowed(b.limits), dt: dt, portable: b.portable, writesOut: b.writesOut || d.writesOut, tiling: b.tiling}
+	builder := &builder{
+		device: d, limits: d.limits.narrowed(b.limits), dt: dt, portable: b.portable, writesOut: b.writesOut || d.writesOut,
+		readsAlongK: b.readsAlongK || d.readsAlongK, tiling: b.tiling,
+	}
 	if err := builder.plan(p); err != nil {
 		return nil, err
 	}

@@ -50,6 +50,7 @@ inline double __hiloint2double(int high, int low) {
   return __bits_as<double>(static_cast<uint64_t>(static_cast<uint32_t>(high)) << 32 | static_cast<uint32_t>(low));
 }
 inline int __double2loint(double x) { return static_cast<int>(static_cast<uint32_t>(__bits_as<uint64_t>(x))); }
+inline long long __double_as_longlong(double x) { return static_cast<long long>(__bits_as<uint64_t>(x)); }
 inline int __double2hiint(double x) { return static_cast<int>(static_cast<uint32_t>(__bits_as<uint64_t>(x) >> 32)); }
 
 inline float __fmaf_rn(float a, float b, float c) { return fmaf(a, b, c); }

@@ -25,7 +25,7 @@ import (
 )
 
 // maxOutputs is the most outputs of an operation, for which epg_infer's caller has room.
-const maxOutputs = 3
+const maxOutputs = C.EPG_MOST_OUTPUTS
 
 // finish turns an error, or a panic, into a status and the thread's last error. It is deferred with recover's result.
 func finish(code *C.int32_t, err *error, panicked any) {

@@ -17,7 +17,7 @@ import (
 )
 
 // maxInputs is the most inputs of an operation.
-const maxInputs = 6
+const maxInputs = C.EPG_MOST_INPUTS
 
 // decoded is an epg_call in Go's terms. Its views look at the caller's shapes and strides, which stay valid for the call.
 type decoded struct {

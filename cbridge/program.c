@@ -1,6 +1,5 @@
 /* Programs: calls that C runs by itself. */
 #include <stdatomic.h>
-#include <string.h>
 
 #include "_cgo_export.h"
 #include "bridge.h"
@@ -30,10 +29,9 @@ static int base_of(const DLTensor *t, uint64_t *base) {
 }
 
 int32_t epg_prepared_run(const epg_prepared *prepared, const epg_call *call) {
-  enum { MOST = 16 };
-  uint64_t bases[MOST];
+  uint64_t bases[EPG_MOST_INPUTS + EPG_MOST_OUTPUTS];
   const int inputs = call->num_inputs, all = inputs + call->num_outputs;
-  if (all > MOST) return -1;
+  if (inputs > EPG_MOST_INPUTS || call->num_outputs > EPG_MOST_OUTPUTS) return -1;
   if (prepared->workspace_nbytes &&
       (call->workspace_nbytes < prepared->workspace_nbytes || (uintptr_t)call->workspace % prepared->workspace_alignment || !call->workspace))
     return -1;

@@ -5,11 +5,11 @@
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
-#include "epigrad.h"
+#include "../bridge.h"
 #include "exchange.h"
 
 /* Of go/tensor (Meta): a device type for tensors that have a geometry and no memory. */
-enum { META_DEVICE = -1, MAX_INPUTS = 6, MAX_OUTPUTS = 3, MAX_TENSORS = MAX_INPUTS + MAX_OUTPUTS };
+enum { META_DEVICE = -1, MAX_INPUTS = EPG_MOST_INPUTS, MAX_OUTPUTS = EPG_MOST_OUTPUTS, MAX_TENSORS = MAX_INPUTS + MAX_OUTPUTS };
 
 /* What `configure` was given, and names that are looked up on every call. */
 extern struct epg_py_state {

@@ -5,8 +5,6 @@
 
 #include <string.h>
 
-#include "../bridge.h"
-
 /* A prepared kernel that entries and running threads hold. It is given back when the last of them lets it go. */
 typedef struct {
   epg_prepared prepared;

@@ -9,7 +9,7 @@ package caller
 // recorder is a program that keeps what it is run with, or fails.
 typedef struct {
 	epg_program program;
-	uint64_t bases[9];
+	uint64_t bases[EPG_MOST_INPUTS + EPG_MOST_OUTPUTS];
 	epg_run_arguments arguments;
 	int32_t code, runs;
 } recorder;

@@ -177,7 +177,7 @@ export class Program {
     const definitions = {
       ...definitionsOf(this.#dtype, "gemm", { name: "gemm", kind }, all),
       A: `${number(2)}`, B: `${number(3)}`, BIASES: bias ? `${number(4)}` : "", K_FLAT: "yes", A_ALONG: along(a, 2), B_ALONG: along(b, 3),
-      HALVES: "0", PARTS: "1u", TILE: `${TILE}u`, WIDTH: `${TILE / 4 + 1}`, BUFFERS: "1", STEPS: "all", SUM_OF_SUMS: SIZE[this.#dtype] === 2 ? "" : "yes",
+      HALVES: "0", PARTS: "1u", TILE: `${TILE}u`, WIDTH: `${TILE / 4 + 1}`, STEPS: "all", SUM_OF_SUMS: SIZE[this.#dtype] === 2 ? "" : "yes",
     };
     const steps = [([m, n]) => [m, n, 0], ([m, n]) => [m, n, 0], ([m, k]) => [m, 0, k], ([k, n]) => [0, n, k], ([n]) => [0, n, 0]]; // along m, n and k
     const strides = all.map((o) => steps[o.place](o.strides));

@@ -5,8 +5,7 @@
 // sums are added to what is in out.
 //
 // HALVES are the tile's parts of 64 rows and columns. A_ALONG and B_ALONG are how threads share out what they read: neighbours along k, across it, or each four along k
-// where these lie side by side (DEEP says so of an operand); K_FLAT says that k is one dimension. BUFFERS are the tiles in the group's memory: with two, one is filled
-// while the other is multiplied, and threads meet once a turn. STEPS are those of k in a tile if each is written out, or `all` for a loop. SUM_OF_SUMS adds 64 terms at a
+// where these lie side by side (DEEP says so of an operand); K_FLAT says that k is one dimension. STEPS are those of k in a tile if each is written out, or `all` for a loop. SUM_OF_SUMS adds 64 terms at a
 // time, since the error of a sum grows with its length: one of 4096 terms would have nine times that of PyTorch on a CPU.
 //
 // What a thread has several of is written out: drivers keep arrays that a loop indexes in memory, which made products six times slower on an H200. Tiles have a dimension for
@@ -16,9 +15,9 @@
 #include activation
 #include loops
 
-// The operands' tiles, [buffer][k][m / 4] and [buffer][k][n / 4]. A row has one more than it needs, so that neighbours in k are in different banks.
+// The operands' tiles, [k][m / 4] and [k][n / 4]. A row has one more than it needs, so that neighbours in k are in different banks.
 #for J in $A $B
-var<workgroup> tile$J: array<array<array<vec4<f32>, $WIDTH>, 16>, $BUFFERS>;
+var<workgroup> tile$J: array<array<vec4<f32>, $WIDTH>, 16>;
 #end
 
 // offset of an index over the dimensions from first to last, in one operand.
@@ -72,13 +71,13 @@ fn fetch$J(places: vec4<u32>, k: u32) -> vec4<f32> {
 
 #for J in $A $B
 // Puts four into a tile, at one k or from one on.
-fn keep$J(buffer: u32, k: u32, across: u32, x: vec4<f32>) {
+fn keep$J(k: u32, across: u32, x: vec4<f32>) {
 #if ${DEEP$J}
 #for I in 0 1 2 3
-  tile$J[buffer][k + $Iu][across >> 2u][across & 3u] = x[$I];
+  tile$J[k + $Iu][across >> 2u][across & 3u] = x[$I];
 #end
 #else
-  tile$J[buffer][k][across >> 2u] = x;
+  tile$J[k][across >> 2u] = x;
 #end
 }
 #end
@@ -126,16 +125,6 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
 #end
 #end
 #end
-#if $BUFFERS == 2
-  var buffer = 0u;
-#for H in $HALVES
-  keep$A(0u, fill_a.x, $Hu * 64u + fill_a.y, next_a_$H);
-  keep$B(0u, fill_b.x, $Hu * 64u + fill_b.y, next_b_$H);
-#end
-  workgroupBarrier();
-#else
-  let buffer = 0u;
-#end
 #if $SUM_OF_SUMS
   for (var begin = 0u; begin < depth; begin += 64u) {
     let end = min(begin + 64u, depth);
@@ -151,13 +140,11 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
 #end
 #end
     for (var k = begin; k < end; k += 16u) {
-#if $BUFFERS != 2
 #for H in $HALVES
-      keep$A(0u, fill_a.x, $Hu * 64u + fill_a.y, next_a_$H);
-      keep$B(0u, fill_b.x, $Hu * 64u + fill_b.y, next_b_$H);
+      keep$A(fill_a.x, $Hu * 64u + fill_a.y, next_a_$H);
+      keep$B(fill_b.x, $Hu * 64u + fill_b.y, next_b_$H);
 #end
       workgroupBarrier();
-#end
 #for H in $HALVES
       next_a_$H = fetch$A(rows_$H, k + 16u + fill_a.x);
       next_b_$H = fetch$B(columns_$H, k + 16u + fill_b.x);
@@ -171,8 +158,8 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
         let i = $Uu;
 #end
 #for H in $HALVES
-        let left_$H = tile$A[buffer][i][row_$H];
-        let right_$H = tile$B[buffer][i][column_$H];
+        let left_$H = tile$A[i][row_$H];
+        let right_$H = tile$B[i][column_$H];
 #end
 #for H in $HALVES
 #for I in 0 1 2 3
@@ -182,13 +169,6 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
 #end
 #end
       }
-#end
-#if $BUFFERS == 2
-      buffer = 1u - buffer;
-#for H in $HALVES
-      keep$A(buffer, fill_a.x, $Hu * 64u + fill_a.y, next_a_$H);
-      keep$B(buffer, fill_b.x, $Hu * 64u + fill_b.y, next_b_$H);
-#end
 #end
       workgroupBarrier();
     }

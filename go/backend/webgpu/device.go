@@ -135,7 +135,7 @@ func open(s Settings) (*device, error) {
 		return nil, err
 	}
 	a := &adapters[chosen]
-	groupBytes := tiling{parts: 1, buffers: 1}.bytes()
+	groupBytes := tiling{parts: 1}.bytes()
 	if a.storage_buffers < mostOperands || a.invocations < groupThreads || int64(a.group_bytes) < groupBytes {
 		return nil, unavailable("%s has %d storage buffers, %d threads a group and %d bytes a group, and epigrad needs %d, %d and %d", C.GoString(&a.name[0]),
 			a.storage_buffers, a.invocations, a.group_bytes, mostOperands, groupThreads, groupBytes)

@@ -7,33 +7,27 @@ import (
 
 // tiling is how groups of threads share out a product (kernels/webgpu/gemm.wgsl).
 type tiling struct {
-	parts   int64 // of 64 rows and columns in a tile
-	buffers int64 // tiles in the group's memory
+	parts int64 // of 64 rows and columns in a tile
 	// unrolled: the steps of k within a tile are written out, which software adapters compile for long.
 	unrolled bool
 }
 
 // bytes of the group's memory that it takes.
 func (t tiling) bytes() int64 {
-	return t.buffers * 2 * tileDepth * (t.parts*tileSize + 4) * word
+	return 2 * tileDepth * (t.parts*tileSize + 4) * word
 }
 
-// tilingOf is what is fastest on an H200: tiles of 128 where there are enough of them for it, of which in float32 one is filled while the other is multiplied (38 TFLOP/s of
-// float32 rather than 33; half types gain nothing, and float16 where it is converted by integers loses a quarter).
+// tilingOf is what is fastest on an H200: tiles of 128 where there are enough of them for it. A second tile, filled while the first is multiplied, is no faster there
+// (docs/results/2026-11-21-webgpu-nvidia-h200-variants.json, g3 and g1).
 func (b *builder) tilingOf(t tile) tiling {
 	if b.tiling != nil {
 		return *b.tiling
 	}
-	wide := tiling{parts: 2, buffers: 1, unrolled: b.writesOut}
-	double := tiling{parts: 2, buffers: 2, unrolled: wide.unrolled}
-	switch {
-	case t.tiles(ofRows, 2)*t.tiles(ofColumns, 2)*t.groups[ofBatch].count() < b.limits.wideTiles || wide.bytes() > b.limits.groupBytes:
-		return tiling{parts: 1, buffers: 1, unrolled: b.writesOut}
-	case isHalf(b.dt) || double.bytes() > b.limits.groupBytes:
-		return wide
-	default:
-		return double
+	wide := tiling{parts: 2, unrolled: b.writesOut}
+	if t.tiles(ofRows, 2)*t.tiles(ofColumns, 2)*t.groups[ofBatch].count() < b.limits.wideTiles || wide.bytes() > b.limits.groupBytes {
+		return tiling{parts: 1, unrolled: b.writesOut}
 	}
+	return wide
 }
 
 func (t *tile) tiles(group int, parts int64) int64 {
@@ -51,7 +45,7 @@ func (t tiling) define(definitions map[string]string) {
 	}
 	for name, value := range map[string]string{
 		"HALVES": strings.Join(halves[:t.parts], " "), "PARTS": fmt.Sprintf("%du", t.parts), "TILE": fmt.Sprintf("%du", t.parts*tileSize),
-		"WIDTH": fmt.Sprint(t.parts*tileSize/4 + 1), "BUFFERS": fmt.Sprint(t.buffers), "STEPS": steps,
+		"WIDTH": fmt.Sprint(t.parts*tileSize/4 + 1), "STEPS": steps,
 	} {
 		definitions[name] = value
 	}

@@ -14,7 +14,7 @@ import (
 	"github.com/epigrad/epigrad/go/tensor"
 )
 
-// TestProductsDoNotDependOnTheirTiles: in tiles of both sizes, in one buffer or two, with the steps written out or in a loop, read along k or not, the bits are the same, however the operands lie.
+// TestProductsDoNotDependOnTheirTiles: in tiles of both sizes, with the steps written out or in a loop, read along k or not, the bits are the same, however the operands lie.
 func TestProductsDoNotDependOnTheirTiles(t *testing.T) {
 	d, err := theDevice()
 	if err != nil {
@@ -24,9 +24,9 @@ func TestProductsDoNotDependOnTheirTiles(t *testing.T) {
 	for _, size := range [][3]int64{{132, 136, 84}, {65, 131, 150}} {
 		for name, transposed := range map[string][2]bool{"ab": {false, false}, "abᵀ": {false, true}, "aᵀb": {true, false}} {
 			var want []float32
-			for i, tiling := range []tiling{{1, 1, false}, {1, 1, false}, {1, 2, true}, {2, 1, true}, {2, 2, true}} {
+			for i, tiling := range []tiling{{1, false}, {1, false}, {1, true}, {2, true}} {
 				if tiling.bytes() > d.limits.groupBytes || tiling.parts > 1 && !d.writesOut {
-					continue // lavapipe compiles large tiles for seconds, and has no room for two of them: those run on GPUs alone
+					continue // lavapipe compiles large tiles for seconds: the suite on narrow limits has them
 				}
 				op.ClearCache()
 				backend.Register(&Backend{tiling: &tiling, readsAlongK: i > 0})

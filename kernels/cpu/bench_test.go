@@ -38,9 +38,7 @@ func BenchmarkPack(b *testing.B) {
 						to := exactly(panels * width * form.Words(n) * dt.Accumulator().Size())
 						b.SetBytes(n * n) // so that this is elements a second
 						for b.Loop() {
-							for panel := int64(0); panel < panels; panel += 4 {
-								e.Pack(&o, panel, min(4, panels-panel), at(from), at(to), smallest)
-							}
+							e.Pack(cpu.Alone(), &cpu.Packing{Operand: &o, From: at(from), To: at(to), Smallest: smallest}, nil)
 						}
 					})
 				}
@@ -78,7 +76,7 @@ func BenchmarkFormulas(b *testing.B) {
 					}
 					b.SetBytes(n) // so that this is elements a second
 					for b.Loop() {
-						e.Elementwise(k, &l, 0, n, &cpu.Numbers{}, &operands)
+						e.Elementwise(cpu.Alone(), k, &l, 0, n, n, &cpu.Numbers{}, &operands)
 					}
 				})
 			}

@@ -1,19 +1,24 @@
 // Go's way into the engines' tables. Every address is an argument of its own, never a member of a struct in Go's memory: so cgo knows, and pins, the Go memory
-// among them.
+// among them. A crew shares the tasks of a call without Go: while all of Go's threads compute in C, its runtime would wake up every few microseconds to look after
+// them, for each of many short calls, on processors that are busy.
 #pragma once
 
 #include "cpu.h"
 
 #define EPG_ADDRESSES void *out0, void *out1, void *out2, void *in0, void *in1, void *in2, void *in3
 
-void epg_elementwise(const epg_engine *, epg_kernel *, const epg_loops *, int64_t first, int64_t count, const double *numbers, EPG_ADDRESSES);
+// Elements are computed `each` at a time.
+void epg_elementwise(const epg_engine *, epg_crew *, epg_kernel *, const epg_loops *, int64_t first, int64_t count, int64_t each, const double *numbers,
+                     EPG_ADDRESSES);
 void epg_sum_rows(const epg_engine *, epg_kernel *, const epg_loops *rows, const epg_run *, int64_t first, int64_t count, const double *numbers, EPG_ADDRESSES,
                   double *sum0, double *sum1, double *sum2);
 void epg_sum_all(const epg_engine *, epg_kernel *, const epg_loops *, int64_t first, int64_t count, const double *numbers, EPG_ADDRESSES, double *sum0,
                  double *sum1, double *sum2);
-void epg_pack(const epg_engine *, const epg_operand *, int64_t panel, int64_t count, const void *from, void *to, int16_t *smallest);
-void epg_multiply(const epg_engine *, const epg_tile *, const void *left, const void *right, const int16_t *left_smallest, const int16_t *right_smallest,
-                  void *sums, void *out, void *pre, const void *bias);
+// Both operands are packed, or one: the other is NULL.
+void epg_pack(const epg_engine *, epg_crew *, const epg_operand *left, const void *left_from, void *left_to, int16_t *left_smallest, const epg_operand *right,
+              const void *right_from, void *right_to, int16_t *right_smallest);
+void epg_multiply(const epg_engine *, epg_crew *, const epg_tile *block, const epg_cut *, const void *left, const void *right, const int16_t *left_smallest,
+                  const int16_t *right_smallest, void *sums, void *out, void *pre, const void *bias);
 
 // epg_ask_for_tiles asks the system for AMX's registers, for the whole process, and returns 0 or an error's number.
 int epg_ask_for_tiles(void);

@@ -10,8 +10,53 @@
 #define AT ((char *const[]){out0, out1, out2, in0, in1, in2, in3})
 #define SUMS ((double *const[]){sum0, sum1, sum2})
 
-void epg_elementwise(const epg_engine *e, epg_kernel *k, const epg_loops *l, int64_t first, int64_t count, const double *numbers, EPG_ADDRESSES) {
-  e->elementwise(k, l, first, count, numbers, AT);
+// A shared job: what is done for each of its tasks, by a member of the crew.
+typedef void job_task(const void *job, int64_t task, int64_t member);
+typedef struct {
+  epg_crew *crew;
+  int64_t tasks;
+  job_task *run;
+  const void *job;
+} shared;
+
+static void join(void *data) {
+  const shared *s = data;
+  const int64_t member = __atomic_fetch_add(&s->crew->joined, 1, __ATOMIC_RELAXED);
+  if (member >= s->crew->members) return;
+  for (int64_t task; (task = __atomic_fetch_add(&s->crew->next, 1, __ATOMIC_RELAXED)) < s->tasks;) s->run(s->job, task, member);
+}
+
+static void share(epg_crew *crew, int64_t tasks, job_task *run, const void *job) {
+  shared s = {crew, tasks, run, job};
+  if (crew->parallel)
+    crew->parallel(join, &s, (unsigned)crew->team, 0);
+  else
+    join(&s);
+}
+
+static int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
+static int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+typedef struct {
+  const epg_engine *e;
+  epg_kernel *k;
+  const epg_loops *l;
+  int64_t first, count, each;
+  const double *numbers;
+  char *const *at;
+} elementwise_job;
+
+static void elementwise_task(const void *job, int64_t task, int64_t member) {
+  const elementwise_job *j = job;
+  const int64_t done = task * j->each;
+  (void)member;
+  j->e->elementwise(j->k, j->l, j->first + done, least(j->each, j->count - done), j->numbers, j->at);
+}
+
+void epg_elementwise(const epg_engine *e, epg_crew *crew, epg_kernel *k, const epg_loops *l, int64_t first, int64_t count, int64_t each, const double *numbers,
+                     EPG_ADDRESSES) {
+  const elementwise_job job = {e, k, l, first, count, each, numbers, AT};
+  share(crew, divide_up(count, each), elementwise_task, &job);
 }
 
 void epg_sum_rows(const epg_engine *e, epg_kernel *k, const epg_loops *rows, const epg_run *r, int64_t first, int64_t count, const double *numbers,
@@ -24,13 +69,78 @@ void epg_sum_all(const epg_engine *e, epg_kernel *k, const epg_loops *l, int64_t
   e->sum_all(k, l, first, count, numbers, AT, SUMS);
 }
 
-void epg_pack(const epg_engine *e, const epg_operand *p, int64_t panel, int64_t count, const void *from, void *to, int16_t *smallest) {
-  e->pack(p, panel, count, from, to, smallest);
+// So many panels are packed at a time.
+enum { panels_per_task = 4 };
+
+typedef struct {
+  const epg_operand *operand;
+  const void *from;
+  void *to;
+  int16_t *smallest;
+  int64_t panels, tasks;
+} packing;
+
+typedef struct {
+  const epg_engine *e;
+  packing side[2];
+} pack_job;
+
+static packing packing_of(const epg_operand *o, const void *from, void *to, int16_t *smallest) {
+  const int64_t panels = o ? divide_up(o->count, o->width) : 0;
+  return (packing){o, from, to, smallest, panels, divide_up(panels, panels_per_task)};
 }
 
-void epg_multiply(const epg_engine *e, const epg_tile *t, const void *left, const void *right, const int16_t *left_smallest, const int16_t *right_smallest,
-                  void *sums, void *out, void *pre, const void *bias) {
-  e->multiply(t, left, right, left_smallest, right_smallest, sums, out, pre, bias);
+static void pack_task(const void *job, int64_t task, int64_t member) {
+  const pack_job *j = job;
+  const int second = task >= j->side[0].tasks;
+  const packing *p = &j->side[second];
+  const int64_t panel = (second ? task - j->side[0].tasks : task) * panels_per_task;
+  (void)member;
+  j->e->pack(p->operand, panel, least(panels_per_task, p->panels - panel), p->from, p->to, p->smallest);
+}
+
+void epg_pack(const epg_engine *e, epg_crew *crew, const epg_operand *left, const void *left_from, void *left_to, int16_t *left_smallest, const epg_operand *right,
+              const void *right_from, void *right_to, int16_t *right_smallest) {
+  const pack_job job = {e, {packing_of(left, left_from, left_to, left_smallest), packing_of(right, right_from, right_to, right_smallest)}};
+  share(crew, job.side[0].tasks + job.side[1].tasks, pack_task, &job);
+}
+
+typedef struct {
+  const epg_engine *e;
+  const epg_tile *block;
+  const epg_cut *cut;
+  const char *left, *right;
+  const int16_t *left_smallest, *right_smallest;
+  char *sums, *out, *pre;
+  const char *bias;
+} multiply_job;
+
+static void multiply_task(const void *job, int64_t task, int64_t member) {
+  const multiply_job *j = job;
+  const epg_cut *c = j->cut;
+  int64_t number = task, piece = 0, width = c->width;
+  if (task >= c->uncut) {
+    number = c->uncut + (task - c->uncut) / c->pieces;
+    piece = (task - c->uncut) % c->pieces;
+    width /= c->pieces;
+  }
+  const int64_t down = divide_up(j->block->rows, c->height), row = number % down * c->height, column = number / down * c->width + piece * width;
+  if (column >= j->block->columns) return;
+  epg_tile t = *j->block;
+  t.row += row;
+  t.column += column;
+  t.rows = least(c->height, t.rows - row);
+  t.columns = least(width, t.columns - column);
+  char *sums = j->sums + (c->scratch ? member * c->scratch : (row * t.stride + column) * t.sum_size);
+  j->e->multiply(&t, j->left + row * t.units * t.sum_size, j->right + column * t.units * t.sum_size, j->left_smallest + row / j->e->left_width[t.form],
+                 j->right_smallest + column / j->e->right_width[t.form], sums, j->out, j->pre, j->bias);
+}
+
+void epg_multiply(const epg_engine *e, epg_crew *crew, const epg_tile *block, const epg_cut *cut, const void *left, const void *right,
+                  const int16_t *left_smallest, const int16_t *right_smallest, void *sums, void *out, void *pre, const void *bias) {
+  const multiply_job job = {e, block, cut, left, right, left_smallest, right_smallest, sums, out, pre, bias};
+  const int64_t tiles = divide_up(block->rows, cut->height) * divide_up(block->columns, cut->width);
+  share(crew, cut->uncut + (tiles - cut->uncut) * cut->pieces, multiply_task, &job);
 }
 
 int epg_ask_for_tiles(void) {

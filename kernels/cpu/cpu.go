@@ -99,6 +99,26 @@ type Operand struct {
 	Row, Count, First, Depth int64
 }
 
+// Packing is an operand, where it lies and where its panels go. Smallest has room for one number for each panel.
+type Packing struct {
+	Operand  *Operand
+	From, To unsafe.Pointer
+	Smallest []int16
+}
+
+// Cut is how a block is cut into tiles: epg_cut.
+type Cut struct{ Height, Width, Uncut, Pieces, Scratch int64 }
+
+// Crew is the threads that share the tasks of one call: epg_crew. Those of an OpenMP runtime's team, by the entry to it, or those that make the call, as many at most.
+type Crew struct {
+	Parallel      unsafe.Pointer
+	Team, Members int64
+	_             [2]int64 // what the members count
+}
+
+// Alone is a crew of the caller's thread.
+func Alone() *Crew { return &Crew{Members: 1} }
+
 // Result is a matrix that is written: epg_result.
 type Result struct {
 	Rows         Axis

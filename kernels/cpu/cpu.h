@@ -76,6 +76,20 @@ typedef struct {
   epg_kernel *add, *store, *value;
 } epg_tile;
 
+// epg_cut is how a block is cut into tiles of height x width, from the top down, column by column; from the tile `uncut` on each is cut into so many pieces of its
+// columns, so that threads end together. Sums lie `scratch` bytes apart for each thread, or, where that is 0, together for the whole block.
+typedef struct {
+  int64_t height, width, uncut, pieces, scratch;
+} epg_cut;
+
+// epg_crew is the threads that share a call's tasks: `members` of them at most, each taking the next until none is left. With `parallel`, the entry of an OpenMP
+// runtime, they are of its team of `team` threads; else they are those that make the call.
+typedef struct {
+  void (*parallel)(void (*member)(void *), void *data, unsigned threads, unsigned flags);
+  int64_t team, members;
+  int64_t joined, next;  // atomic: threads that are there, and the first task that nobody has taken
+} epg_crew;
+
 typedef struct {
   const char *name;  // "gated_backward_silu_bf16"
   epg_kernel *run;

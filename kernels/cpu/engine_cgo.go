@@ -45,6 +45,8 @@ var (
 	_ [C.sizeof_epg_run]struct{}     = [unsafe.Sizeof(Row{})]struct{}{}
 	_ [C.sizeof_epg_operand]struct{} = [unsafe.Sizeof(Operand{})]struct{}{}
 	_ [C.sizeof_epg_tile]struct{}    = [unsafe.Sizeof(Tile{})]struct{}{}
+	_ [C.sizeof_epg_cut]struct{}     = [unsafe.Sizeof(Cut{})]struct{}{}
+	_ [C.sizeof_epg_crew]struct{}    = [unsafe.Sizeof(Crew{})]struct{}{}
 	_ [C.EPG_FORMS]struct{}          = [forms]struct{}{}
 )
 
@@ -78,9 +80,9 @@ func askForTiles() error {
 	return nil
 }
 
-// Elementwise computes the elements [first, first+count) of a walk.
-func (e *Engine) Elementwise(k Kernel, l *Loops, first, count int64, numbers *Numbers, at *Addresses) {
-	C.epg_elementwise(e.table, k.run, (*C.epg_loops)(unsafe.Pointer(l)), C.int64_t(first), C.int64_t(count), (*C.double)(&numbers[0]),
+// Elementwise computes the elements [first, first+count) of a walk, each at a time.
+func (e *Engine) Elementwise(crew *Crew, k Kernel, l *Loops, first, count, each int64, numbers *Numbers, at *Addresses) {
+	C.epg_elementwise(e.table, crew.c(), k.run, (*C.epg_loops)(unsafe.Pointer(l)), C.int64_t(first), C.int64_t(count), C.int64_t(each), (*C.double)(&numbers[0]),
 		at[0], at[1], at[2], at[3], at[4], at[5], at[6])
 }
 
@@ -103,13 +105,22 @@ func (e *Engine) Widths(f Form) (left, right int64) {
 	return int64(e.table.left_width[f]), int64(e.table.right_width[f])
 }
 
-// Pack packs count panels of an operand, from panel on, to where the first of all of them lies. smallest has room for one number for each panel of all.
-func (e *Engine) Pack(o *Operand, panel, count int64, from, to unsafe.Pointer, smallest []int16) {
-	C.epg_pack(e.table, (*C.epg_operand)(unsafe.Pointer(o)), C.int64_t(panel), C.int64_t(count), from, to, (*C.int16_t)(unsafe.SliceData(smallest)))
+// Pack packs two operands, nil if one is not to be packed.
+func (e *Engine) Pack(crew *Crew, left, right *Packing) {
+	if left == nil {
+		left = &Packing{}
+	}
+	if right == nil {
+		right = &Packing{}
+	}
+	C.epg_pack(e.table, crew.c(), (*C.epg_operand)(unsafe.Pointer(left.Operand)), left.From, left.To, (*C.int16_t)(unsafe.SliceData(left.Smallest)),
+		(*C.epg_operand)(unsafe.Pointer(right.Operand)), right.From, right.To, (*C.int16_t)(unsafe.SliceData(right.Smallest)))
 }
 
-// Multiply computes a tile from packed panels; out, pre and bias are the matrices' addresses, nil where one is absent.
-func (e *Engine) Multiply(t *Tile, left, right unsafe.Pointer, leftSmallest, rightSmallest []int16, sums, out, pre, bias unsafe.Pointer) {
-	C.epg_multiply(e.table, (*C.epg_tile)(unsafe.Pointer(t)), left, right, (*C.int16_t)(unsafe.SliceData(leftSmallest)),
-		(*C.int16_t)(unsafe.SliceData(rightSmallest)), sums, out, pre, bias)
+// Multiply computes a block from packed panels; out, pre and bias are the matrices' addresses, nil where one is absent.
+func (e *Engine) Multiply(crew *Crew, block *Tile, cut *Cut, left, right unsafe.Pointer, leftSmallest, rightSmallest []int16, sums, out, pre, bias unsafe.Pointer) {
+	C.epg_multiply(e.table, crew.c(), (*C.epg_tile)(unsafe.Pointer(block)), (*C.epg_cut)(unsafe.Pointer(cut)), left, right,
+		(*C.int16_t)(unsafe.SliceData(leftSmallest)), (*C.int16_t)(unsafe.SliceData(rightSmallest)), sums, out, pre, bias)
 }
+
+func (c *Crew) c() *C.epg_crew { return (*C.epg_crew)(unsafe.Pointer(c)) }

@@ -19,7 +19,7 @@ func newEngine(string, int) *Engine { return nil }
 func askForTiles() error { return nil }
 
 // Elementwise computes the elements [first, first+count) of a walk.
-func (*Engine) Elementwise(Kernel, *Loops, int64, int64, *Numbers, *Addresses) {}
+func (*Engine) Elementwise(*Crew, Kernel, *Loops, int64, int64, int64, *Numbers, *Addresses) {}
 
 // SumRows adds, for each row [first, first+count) of a walk, a run of terms to the columns of the sums.
 func (*Engine) SumRows(Kernel, *Loops, *Row, int64, int64, *Numbers, *Addresses, *Sums) {}
@@ -30,9 +30,9 @@ func (*Engine) SumAll(Kernel, *Loops, int64, int64, *Numbers, *Addresses, *Sums)
 // Widths are the rows of a panel of the left and of the right operand.
 func (*Engine) Widths(Form) (left, right int64) { return 0, 0 }
 
-// Pack packs count panels of an operand.
-func (*Engine) Pack(*Operand, int64, int64, unsafe.Pointer, unsafe.Pointer, []int16) {}
+// Pack packs two operands.
+func (*Engine) Pack(*Crew, *Packing, *Packing) {}
 
-// Multiply computes a tile from packed panels.
-func (*Engine) Multiply(*Tile, unsafe.Pointer, unsafe.Pointer, []int16, []int16, unsafe.Pointer, unsafe.Pointer, unsafe.Pointer, unsafe.Pointer) {
+// Multiply computes a block from packed panels.
+func (*Engine) Multiply(*Crew, *Tile, *Cut, unsafe.Pointer, unsafe.Pointer, []int16, []int16, unsafe.Pointer, unsafe.Pointer, unsafe.Pointer, unsafe.Pointer) {
 }

@@ -117,8 +117,8 @@ func runKernel(e *cpu.Engine, kernel cpu.Kernel, dt dtype.DType, outputs int, in
 		}
 	}
 	first := n / 2
-	e.Elementwise(kernel, &loops, 0, first, &cpu.Numbers{}, &addresses)
-	e.Elementwise(kernel, &loops, first, n-first, &cpu.Numbers{}, &addresses)
+	e.Elementwise(cpu.Alone(), kernel, &loops, 0, first, 16, &cpu.Numbers{}, &addresses)
+	e.Elementwise(cpu.Alone(), kernel, &loops, first, n-first, n, &cpu.Numbers{}, &addresses)
 	results := make([][]float64, outputs)
 	for i := range results {
 		for j := range n {
@@ -216,7 +216,7 @@ func TestPanels(t *testing.T) {
 					tile.Out.Rows, tile.Out.ColumnStride = axisOf(m, n*dt.Size()), dt.Size()
 					out, bias := exactly(m*n*dt.Size()), exactly(n*dt.Size())
 					sums := exactly((m + leftWidth) / leftWidth * leftWidth * stride * sumSize)
-					e.Multiply(&tile, at(left.bytes), at(right.bytes), left.smallest, right.smallest, at(sums), at(out), nil, at(bias))
+					e.Multiply(cpu.Alone(), &tile, &cpu.Cut{Height: m, Width: n, Uncut: 1, Pieces: 1}, at(left.bytes), at(right.bytes), left.smallest, right.smallest, at(sums), at(out), nil, at(bias))
 					for i := range m {
 						for j := range n {
 							want := 0.
@@ -267,7 +267,7 @@ func integers(e *cpu.Engine, form cpu.Form, dt dtype.DType, width, rows, depth, 
 	units, count := form.Words(depth), (rows+width-1)/width
 	p = panels{exactly(count * width * units * dt.Accumulator().Size()), make([]int16, count)}
 	o := cpu.Operand{Rows: axisOf(rows, rowStep), Columns: axisOf(depth, depthStep), Form: form, Width: width, Left: left, Count: rows, Depth: depth}
-	e.Pack(&o, 0, count, at(memory), at(p.bytes), p.smallest)
+	e.Pack(cpu.Alone(), &cpu.Packing{Operand: &o, From: at(memory), To: at(p.bytes), Smallest: p.smallest}, nil)
 	return p, values
 }
 

@@ -8,6 +8,7 @@ import (
 
 	"github.com/epigrad/epigrad/go/backend/cpu/team"
 	"github.com/epigrad/epigrad/go/status"
+	kernels "github.com/epigrad/epigrad/kernels/cpu"
 )
 
 const (
@@ -27,6 +28,19 @@ func parallel(tasks, threads int, work int64, task func(i int)) error {
 		return inTurn(tasks, task)
 	}
 	return spread(tasks, threads, all, task)
+}
+
+// share makes one call of an engine, whose tasks so many threads take at most: it is called once with those of PyTorch's team, where there is one; else each goroutine
+// calls it with the same crew.
+func share(tasks int64, threads int, work int64, call func(*kernels.Crew)) error {
+	all := threadsFor(threads)
+	members := min(int64(all), tasks, 1+work/goroutineWork)
+	if entry := team.Entry(); entry != nil && members > 1 {
+		call(&kernels.Crew{Parallel: entry, Team: int64(all), Members: members})
+		return nil
+	}
+	crew := &kernels.Crew{Members: members}
+	return parallel(int(members), threads, work, func(int) { call(crew) })
 }
 
 // inTurn calls the tasks on the caller's thread. It allocates nothing: the smallest problems take a few microseconds.

@@ -120,10 +120,8 @@ func (v *vectorKernel) elementwise() (func(*backend.Run) error, bool) {
 		base, numbers := l.bind(r), numbersOf(r)
 		var at kernels.Addresses
 		v.spread(&at, base[:])
-		tasks := int((l.count + vectorTask - 1) / vectorTask)
-		return parallel(tasks, r.Threads, l.count*vectorWork, func(task int) {
-			first := int64(task) * vectorTask
-			v.engine.Elementwise(v.kernel, walk, first, min(vectorTask, l.count-first), numbers, &at)
+		return share(divideUp(l.count, vectorTask), r.Threads, l.count*vectorWork, func(crew *kernels.Crew) {
+			v.engine.Elementwise(crew, v.kernel, walk, 0, l.count, vectorTask, numbers, &at)
 		})
 	}, ok
 }

@@ -22,8 +22,6 @@ const (
 	leastWidth   = 64
 	// lastPieces is how many pieces the last tiles are cut into, so that threads end together.
 	lastPieces = 4
-	// panelsPerTask is how many panels are packed at a time.
-	panelsPerTask = 4
 	// vectorSpeed is how many times as fast as gonum's products these are, for parallel's estimates.
 	vectorSpeed = 4
 )
@@ -102,12 +100,13 @@ type vectorBlock struct {
 	rows, columns int64
 }
 
-// packed is the memory that a block needs: its operands, and its sums where the depth is packed in parts. What the engine is told lies here too, so that
+// packed is the memory that a block needs: its operands, and its sums. What the engine is told lies here too, so that
 // small products leave no garbage.
 type packed struct {
 	left, right packedOperand
 	sums        buffer
-	tile        kernels.Tile
+	tile        *kernels.Tile // by itself: cgo would look at its neighbours
+	cut         kernels.Cut
 }
 
 // packedOperand is a part of an operand, in panels.
@@ -151,10 +150,7 @@ func grown(list []int16, n int64) []int16 {
 	return list
 }
 
-var (
-	freePacked = sync.Pool{New: func() any { return new(packed) }}
-	freeSums   = sync.Pool{New: func() any { return new(buffer) }}
-)
+var freePacked = sync.Pool{New: func() any { return &packed{tile: new(kernels.Tile)} }}
 
 // getPacked is memory of which nothing is packed: where operands lie is known within a run only.
 func getPacked() *packed {
@@ -251,23 +247,18 @@ func (v *vectorProduct) block(r *backend.Run, b *vectorBlock, to *sink, threads 
 				Rows: v.rightAxes[0], Columns: v.rightAxes[1], Form: v.form, Width: v.rightWidth, Row: b.column, Count: b.columns, First: first, Depth: depth,
 			}
 			leftFrom, rightFrom := v.left.at(r, index), v.right.at(r, index)
-			var leftTasks, rightTasks int64
+			var leftPacking, rightPacking *kernels.Packing
 			if p.left.lacks(operandPart{uintptr(leftFrom), b.row, b.rows, first, depth}) {
-				leftTasks = divideUp(leftPanels, panelsPerTask)
+				leftPacking = &kernels.Packing{Operand: &p.left.task, From: leftFrom, To: left, Smallest: p.left.smallest}
 			}
 			if p.right.lacks(operandPart{uintptr(rightFrom), b.column, b.columns, first, depth}) {
-				rightTasks = divideUp(rightPanels, panelsPerTask)
+				rightPacking = &kernels.Packing{Operand: &p.right.task, From: rightFrom, To: right, Smallest: p.right.smallest}
 			}
-			err := parallel(int(leftTasks+rightTasks), threads, (b.rows+b.columns)*depth*2, func(task int) {
-				if panel := int64(task) * panelsPerTask; int64(task) < leftTasks {
-					v.engine.Pack(&p.left.task, panel, min(panelsPerTask, leftPanels-panel), leftFrom, left, p.left.smallest)
-					return
+			if leftPacking != nil || rightPacking != nil {
+				err := share(leftPanels+rightPanels, threads, (b.rows+b.columns)*depth*2, func(crew *kernels.Crew) { v.engine.Pack(crew, leftPacking, rightPacking) })
+				if err != nil {
+					return err
 				}
-				panel := (int64(task) - leftTasks) * panelsPerTask
-				v.engine.Pack(&p.right.task, panel, min(panelsPerTask, rightPanels-panel), rightFrom, right, p.right.smallest)
-			})
-			if err != nil {
-				return err
 			}
 		}
 		if err := v.tiles(r, b, to, threads, p, units, pass == 0, pass == passes-1); err != nil {
@@ -290,13 +281,10 @@ func (v *vectorProduct) tiles(r *backend.Run, b *vectorBlock, to *sink, threads 
 			height = divideUp(height/2, v.leftWidth) * v.leftWidth
 		}
 	}
-	whole := divideUp(b.columns, leastWidth) * leastWidth
-	var kept unsafe.Pointer
-	if !first || !last {
-		kept = p.sums.get(divideUp(b.rows, v.leftWidth) * v.leftWidth * whole * v.sumSize)
-	}
-	t := &p.tile
+	var sums unsafe.Pointer
+	t := p.tile
 	*t = kernels.Tile{
+		Row: b.row, Column: b.column, Rows: b.rows, Columns: b.columns,
 		Form: v.form, Units: units, First: truth(first), Last: truth(last), Accumulate: truth(to.accumulate), Exchanged: truth(v.exchanged), Size: v.dt.Size(), SumSize: v.sumSize,
 		Add: v.add, Store: v.store, Value: to.value,
 	}
@@ -308,39 +296,22 @@ func (v *vectorProduct) tiles(r *backend.Run, b *vectorBlock, to *sink, threads 
 		biasAt = r.At(to.bias.view)
 		t.BiasStride, _ = to.bias.columns.uniform()
 	}
-	left, right := p.left.get(0), p.right.get(0)
-	down, across := divideUp(b.rows, height), divideUp(b.columns, width)
-	tiles, pieces := down*across, min(lastPieces, width/leastWidth)
-	uncut := tiles
+	tiles := divideUp(b.rows, height) * divideUp(b.columns, width)
+	p.cut = kernels.Cut{Height: height, Width: width, Uncut: tiles, Pieces: min(lastPieces, width/leastWidth)}
 	if threads > 1 {
-		uncut = max(0, tiles-2*int64(threads))
+		p.cut.Uncut = max(0, tiles-2*int64(threads))
 	}
-	tasks := uncut + (tiles-uncut)*pieces
-	return parallel(int(tasks), threads, b.rows*b.columns*max(1, v.form.Depth(units)/vectorSpeed), func(task int) {
-		tile, piece, wide := int64(task), int64(0), width
-		if tile >= uncut {
-			tile, piece, wide = uncut+(tile-uncut)/pieces, (tile-uncut)%pieces, width/pieces
-		}
-		row, column := tile%down*height, tile/down*width+piece*wide
-		if column >= b.columns {
-			return
-		}
-		mine := *t
-		mine.Row, mine.Column = b.row+row, b.column+column
-		mine.Rows, mine.Columns = min(height, b.rows-row), min(wide, b.columns-column)
-		leftPanel, rightPanel := row/v.leftWidth, column/v.rightWidth
-		var sums unsafe.Pointer
-		if kept != nil {
-			mine.Stride = whole
-			sums = unsafe.Add(kept, (row*whole+column)*v.sumSize)
-		} else {
-			mine.Stride = width
-			scratch := freeSums.Get().(*buffer)
-			defer freeSums.Put(scratch)
-			sums = scratch.get(height * width * v.sumSize)
-		}
-		v.engine.Multiply(&mine, unsafe.Add(left, row*units*v.sumSize), unsafe.Add(right, column*units*v.sumSize), p.left.smallest[leftPanel:],
-			p.right.smallest[rightPanel:], sums, outAt, preAt, biasAt)
+	if first && last {
+		t.Stride, p.cut.Scratch = width, height*width*v.sumSize
+		sums = p.sums.get(p.cut.Scratch * int64(threads))
+	} else {
+		t.Stride = divideUp(b.columns, leastWidth) * leastWidth
+		sums = p.sums.get(divideUp(b.rows, v.leftWidth) * v.leftWidth * t.Stride * v.sumSize)
+	}
+	left, right := p.left.get(0), p.right.get(0)
+	tasks := p.cut.Uncut + (tiles-p.cut.Uncut)*p.cut.Pieces
+	return share(tasks, threads, b.rows*b.columns*max(1, v.form.Depth(units)/vectorSpeed), func(crew *kernels.Crew) {
+		v.engine.Multiply(crew, t, &p.cut, left, right, p.left.smallest, p.right.smallest, sums, outAt, preAt, biasAt)
 	})
 }
 

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"os"
 	"sync"
+	"unsafe"
 )
 
 const (
@@ -26,7 +27,7 @@ func Check() error {
 
 // Threads says what work runs on in this process.
 func Threads() string {
-	if found() {
+	if Entry() != nil {
 		return "PyTorch's threads"
 	}
 	return goroutines
@@ -37,12 +38,17 @@ func Threads() string {
 //
 // The number is PyTorch's: with a smaller one its runtime would end the threads that are left over, only to start them again for its next operator.
 func Run(threads int, member func()) bool {
-	if !found() {
+	if Entry() == nil {
 		return false
 	}
 	run(threads, member)
 	return true
 }
 
-// found looks for the runtime once.
-var found = sync.OnceValue(func() bool { return os.Getenv(variable) != goroutines && find() })
+// Entry is the runtime's function that starts a parallel region, GOMP_parallel, for callers that are C; nil if there is no team. It is looked for once.
+var Entry = sync.OnceValue(func() unsafe.Pointer {
+	if os.Getenv(variable) == goroutines {
+		return nil
+	}
+	return find()
+})

@@ -5,16 +5,14 @@
 #include "_cgo_export.h"
 #include "team.h"
 
-/* What compilers call for a parallel region: GCC's runtime and LLVM's both have it. */
-static void (*parallel)(void (*member)(void *), void *data, unsigned threads, unsigned flags);
-
-int epg_find_team(void) {
+epg_parallel *epg_find_team(void) {
   void *pytorch = dlopen("libtorch_cpu.so", RTLD_LAZY | RTLD_NOLOAD);
   void *symbol = pytorch ? dlsym(pytorch, "GOMP_parallel") : 0; /* also of what it is linked with */
+  epg_parallel *parallel;
   memcpy(&parallel, &symbol, sizeof symbol);
-  return symbol != 0;
+  return parallel;
 }
 
 static void member(void *data) { epgTeamMember((uintptr_t)data); }
 
-void epg_run_team(uintptr_t handle, unsigned threads) { parallel(member, (void *)handle, threads, 0); }
+void epg_run_team(epg_parallel *parallel, uintptr_t handle, unsigned threads) { parallel(member, (void *)handle, threads, 0); }

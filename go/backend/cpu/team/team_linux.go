@@ -12,9 +12,15 @@ import (
 	"os"
 	"runtime/cgo"
 	"strconv"
+	"unsafe"
 )
 
-func find() bool { return !forked() && C.epg_find_team() != 0 }
+func find() unsafe.Pointer {
+	if forked() {
+		return nil
+	}
+	return unsafe.Pointer(C.epg_find_team())
+}
 
 // forked tells a child that was made by fork and runs the same program. It inherited the runtime's memory, where threads are noted down that the child does
 // not have: if its parent used them, the runtime would wait for them forever.
@@ -38,7 +44,7 @@ func forked() bool {
 func run(threads int, member func()) {
 	h := cgo.NewHandle(member)
 	defer h.Delete()
-	C.epg_run_team(C.uintptr_t(h), C.unsigned(threads))
+	C.epg_run_team((*C.epg_parallel)(Entry()), C.uintptr_t(h), C.unsigned(threads))
 }
 
 //export epgTeamMember

@@ -99,8 +99,8 @@ static void pack_task(const void *job, int64_t task, int64_t member) {
   j->e->pack(p->operand, panel, least(panels_per_task, p->panels - panel), p->from, p->to, p->smallest);
 }
 
-void epg_pack(const epg_engine *e, epg_crew *crew, const epg_operand *left, const void *left_from, void *left_to, int16_t *left_smallest, const epg_operand *right,
-              const void *right_from, void *right_to, int16_t *right_smallest) {
+void epg_pack(const epg_engine *e, epg_crew *crew, const epg_operand *left, const void *left_from, void *left_to, int16_t *left_smallest,
+              const epg_operand *right, const void *right_from, void *right_to, int16_t *right_smallest) {
   const pack_job job = {e, {packing_of(left, left_from, left_to, left_smallest), packing_of(right, right_from, right_to, right_smallest)}};
   share(crew, job.side[0].tasks + job.side[1].tasks, pack_task, &job);
 }

@@ -131,7 +131,7 @@ type Tile struct {
 	Units                   int64 // the depth's Words
 	Rows, Columns, Stride   int64
 	First, Last, Accumulate int64
-	Exchanged               int64
+	Exchanged, Plain        int64
 	Row, Column             int64
 	Size, SumSize           int64
 	BiasStride              int64

@@ -63,12 +63,14 @@ typedef struct {
 //
 //   sums = left rightᵀ (+ sums, unless it is the first part of the depth);  and if it is the last:  pre = sums + bias, out = act(pre) (+ out, with accumulate)
 //
+// With `plain`, out is the sums: it has their type, rows an even stride apart, whose columns are neighbours, and there is no more to do.
+//
 // Everything is of one tile of `rows` x `columns`, whose place in the results is (row, column). Sums have a row stride of `stride` elements, room for whole panels,
 // and the accumulator's type. `exchanged` says that left was to be the right operand, and that the bits are to be those of right leftᵀ.
 typedef struct {
   int64_t form, units;  // the depth as it is packed, in words of a sum's size
   int64_t rows, columns, stride;
-  int64_t first, last, accumulate, exchanged;
+  int64_t first, last, accumulate, exchanged, plain;
   int64_t row, column;
   int64_t size, sum_size;  // bytes of an element, of a sum
   int64_t bias_stride;

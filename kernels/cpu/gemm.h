@@ -18,9 +18,12 @@ INLINE int64_t axis_offset(const epg_axis *a, int64_t index) {
   return bytes;
 }
 
-#define SMALLEST_BEGIN
-#define SMALLEST(x)
-#define SMALLEST_END
+// As many panels are packed side by side at most.
+enum { side_by_side = 4 };
+
+#define SMALLEST_BEGIN(n)
+#define SMALLEST(i, x)
+#define SMALLEST_END(i)
 #define LOAD_LINES(line) V(JOIN(load, STORAGE))(line[0])
 
 #define REGISTERS f
@@ -77,10 +80,12 @@ INLINE int16_t exponent_of_smallest(__m512i less_1) {
 #undef SMALLEST_END
 #undef LOAD_LINES
 // Magnitudes less 1, so that zero becomes the largest.
-#define SMALLEST_BEGIN __m512i least = _mm512_set1_epi16(-1);
-#define SMALLEST(x) \
-  least = _mm512_min_epu16(least, _mm512_sub_epi16(_mm512_and_si512(_mm512_castps_si512(x), _mm512_set1_epi16(0x7fff)), _mm512_set1_epi16(1)));
-#define SMALLEST_END smallest[panel] = exponent_of_smallest(least);
+#define SMALLEST_BEGIN(n)      \
+  __m512i least[side_by_side]; \
+  UNROLL for (int i = 0; i < n; i++) least[i] = _mm512_set1_epi16(-1);
+#define SMALLEST(i, x) \
+  least[i] = _mm512_min_epu16(least[i], _mm512_sub_epi16(_mm512_and_si512(_mm512_castps_si512(x), _mm512_set1_epi16(0x7fff)), _mm512_set1_epi16(1)));
+#define SMALLEST_END(i) smallest[panel + (i)] = exponent_of_smallest(least[i]);
 #define LOAD_LINES(line) f_load_two_rows(line[0], line[1])
 #define REGISTERS f
 #define FORM pairs
@@ -105,17 +110,28 @@ typedef struct {
   _mm_prefetch((next)->left + step * (next)->left_step, _MM_HINT_T0); \
   _mm_prefetch((next)->right + step * (next)->right_step, _MM_HINT_T1);
 
-// A panel kernel adds `depth` products of a panel of the left operand and one of the right to `height` x two registers of sums, or begins them.
-typedef void panel_kernel(int64_t depth, const void *left, const void *right, void *sums, int64_t stride, int64_t begin, const soon *next);
+// Where a panel kernel reads its sums, NULL if it begins them, and where it writes them. Strides are those of rows, in sums.
+typedef struct {
+  void *from, *to;
+  int64_t from_stride, to_stride;
+} places;
+
+// A panel kernel adds `depth` products of a panel of the left operand and one of the right to `height` x two registers of sums.
+typedef void panel_kernel(int64_t depth, const void *left, const void *right, const places *sums, const soon *next);
 
 #define PANEL_KERNELS(name, registers, target, fuse)                                                                                                          \
   static inline __attribute__((always_inline)) target void name(const int height, int64_t depth, const registers##_real *left, const registers##_real *right, \
-                                                                registers##_real *sums, int64_t stride, int64_t begin, const soon *next) {                    \
+                                                                const places *sums, const soon *next) {                                                       \
     registers##_v low[tile_rows], high[tile_rows];                                                                                                            \
     UNROLL for (int i = 0; i < height; i++) low[i] = high[i] = registers##_set(0);                                                                            \
     UNROLL for (int i = 0; i < height; i++) {                                                                                                                 \
-      _mm_prefetch((const char *)(sums + i * stride), _MM_HINT_T0);                                                                                           \
-      _mm_prefetch((const char *)(sums + i * stride + registers##_lanes), _MM_HINT_T0);                                                                       \
+      const registers##_real *from = sums->from, *to = sums->to;                                                                                              \
+      if (from && from != to) {                                                                                                                               \
+        _mm_prefetch((const char *)(from + i * sums->from_stride), _MM_HINT_T0);                                                                              \
+        _mm_prefetch((const char *)(from + i * sums->from_stride + registers##_lanes), _MM_HINT_T0);                                                          \
+      }                                                                                                                                                       \
+      _mm_prefetch((const char *)(to + i * sums->to_stride), _MM_HINT_T0);                                                                                    \
+      _mm_prefetch((const char *)(to + i * sums->to_stride + registers##_lanes), _MM_HINT_T0);                                                                \
     }                                                                                                                                                         \
     for (int64_t step = 0; step < depth; step++, left += tile_rows, right += 2 * registers##_lanes) {                                                         \
       ASK_FOR(next)                                                                                                                                           \
@@ -127,13 +143,14 @@ typedef void panel_kernel(int64_t depth, const void *left, const void *right, vo
       }                                                                                                                                                       \
     }                                                                                                                                                         \
     UNROLL for (int i = 0; i < height; i++) {                                                                                                                 \
-      registers##_real *at = sums + i * stride;                                                                                                               \
-      if (!begin) {                                                                                                                                           \
-        low[i] = registers##_load_real(at) + low[i];                                                                                                          \
-        high[i] = registers##_load_real(at + registers##_lanes) + high[i];                                                                                    \
+      if (sums->from) {                                                                                                                                       \
+        const registers##_real *from = (const registers##_real *)sums->from + i * sums->from_stride;                                                          \
+        low[i] = registers##_load_real(from) + low[i];                                                                                                        \
+        high[i] = registers##_load_real(from + registers##_lanes) + high[i];                                                                                  \
       }                                                                                                                                                       \
-      registers##_store_real(at, low[i]);                                                                                                                     \
-      registers##_store_real(at + registers##_lanes, high[i]);                                                                                                \
+      registers##_real *to = (registers##_real *)sums->to + i * sums->to_stride;                                                                              \
+      registers##_store_real(to, low[i]);                                                                                                                     \
+      registers##_store_real(to + registers##_lanes, high[i]);                                                                                                \
     }                                                                                                                                                         \
   }                                                                                                                                                           \
   FOR_EACH_HEIGHT(PANEL_KERNEL_##name)                                                                                                                        \
@@ -142,9 +159,16 @@ typedef void panel_kernel(int64_t depth, const void *left, const void *right, vo
     return 0;                                                                                                                                                 \
   }
 
-#define PANEL_KERNEL(name, target, height)                                                                                                              \
-  target static void name##_##height(int64_t depth, const void *left, const void *right, void *sums, int64_t stride, int64_t begin, const soon *next) { \
-    name(height, depth, left, right, sums, stride, begin, next);                                                                                        \
+// whole tells that a tile is made of whole panels: there is a kernel for its last rows' height.
+#define IS_HEIGHT(tall) || rest == tall
+static int whole(int64_t rows, int64_t columns, int64_t width) {
+  const int64_t rest = rows % tile_rows;
+  return columns % width == 0 && (rest == 0 FOR_EACH_HEIGHT(IS_HEIGHT));
+}
+
+#define PANEL_KERNEL(name, target, height)                                                                                       \
+  target static void name##_##height(int64_t depth, const void *left, const void *right, const places *sums, const soon *next) { \
+    name(height, depth, left, right, sums, next);                                                                                \
   }
 #define CHOOSE(name, tall) \
   if (height <= tall) return name##_##tall;
@@ -217,10 +241,20 @@ TARGET static void add(const epg_tile *t, char *sums, const char *from, int64_t 
   t->add(n, (char *const[EPG_OUTPUTS]){sums}, wide, (const char *const[EPG_INPUTS]){numbers}, 0);
 }
 
+// ask_for_result asks for what is about to be written.
+INLINE void ask_for_result(const epg_tile *t, const epg_result *to, char *base, int64_t row, int64_t rows, int64_t column, int64_t columns) {
+  if (!base || to->column_stride != t->size) return;
+  for (int64_t i = 0; i < rows; i++) {
+    const char *at = base + axis_offset(&to->rows, t->row + row + i) + (t->column + column) * t->size;
+    for (int64_t line = 0; line < columns * t->size; line += 64) __builtin_prefetch(at + line, 1, 3);
+  }
+}
+
 TARGET static void multiply(const epg_tile *t, const char *left, const char *right, const int16_t *left_smallest, const int16_t *right_smallest, char *sums,
                             char *out, char *pre, const char *bias) {
   const int tiles = t->form == EPG_BFLOAT16_TILES || t->form == EPG_FLOAT16_TILES, pairs = tiles || t->form == EPG_BFLOAT16_PAIRS;
   const int64_t width = 2 * (t->form == EPG_FLOAT64 ? d_lanes : f_lanes), tall = tiles ? width : tile_rows, size = t->sum_size;
+  const int direct = t->plain && t->last && t->units && whole(t->rows, t->columns, width);
   if (!t->units)  // -0 + x is x for every x
     for (int64_t row = 0; row < t->rows; row++)
       for (int64_t i = 0; i < t->stride; i++) {
@@ -256,14 +290,24 @@ TARGET static void multiply(const epg_tile *t, const char *left, const char *rig
         next.right_step = (after * width * size / panels + depth - 1) / depth;
         next.right += row / tall * next.right_step * depth;
         const int as_floats = !x || !y || x + y < least_exponents;
-        kernel_for(t->form, height, as_floats, t->exchanged)(depth, below, beside, sums + (row * t->stride + column) * size, t->stride, begin, &next);
+        places at = {.from = sums + (row * t->stride + column) * size, .from_stride = t->stride, .to_stride = t->stride};
+        at.to = at.from;
+        if (begin) at.from = 0;
+        if (direct && !more) {
+          at.to = out + axis_offset(&t->out.rows, t->row + row) + (t->column + column) * size;
+          at.to_stride = t->out.rows.strides[0] / size;
+        } else if (t->last && !more) {
+          ask_for_result(t, &t->out, out, row, height, column, width);
+          ask_for_result(t, &t->pre, pre, row, height, column, width);
+        }
+        kernel_for(t->form, height, as_floats, t->exchanged)(depth, below, beside, &at, &next);
       }
     }
   }
 #ifdef TILES
   if (tiles) tiles_end();
 #endif
-  if (!t->last) return;
+  if (!t->last || direct) return;
   for (int64_t row = 0; row < t->rows; row++) {
     char *line = sums + row * t->stride * size;
     if (bias) add(t, line, bias + t->column * t->bias_stride, t->bias_stride);

@@ -65,6 +65,7 @@ INLINE void pack_panel_of_tiles(const int terms, const epg_operand *p, int64_t p
   const int64_t row = p->row + panel * tiles_width, rest = p->row + p->count - row, valid = rest < tiles_width ? rest : tiles_width;
   const int depth_contiguous = p->columns.rank == 1 && p->columns.strides[0] == 2;
   const int rows_contiguous = !depth_contiguous && p->rows.rank == 1 && p->rows.strides[0] == 2;
+  const int64_t step = p->columns.strides[p->columns.rank - 1];
   _Alignas(64) char gathered[2][64];
   int64_t offsets[tiles_width] = {0};
   square s = {.least = _mm512_set1_epi16(-1)};
@@ -80,6 +81,7 @@ INLINE void pack_panel_of_tiles(const int terms, const epg_operand *p, int64_t p
             memset(gathered[j], 0, 32);
             if (2 * i + j >= elements || h >= valid) continue;
             const char *at = from + offsets[h] + axis_offset(&p->columns, p->first + k + 2 * i + j);
+            _mm_prefetch(at + depth_of_tile * step, _MM_HINT_T0);
             if (valid - h >= tile_words)
               line[j] = at;
             else
@@ -98,6 +100,8 @@ INLINE void pack_panel_of_tiles(const int terms, const epg_operand *p, int64_t p
             for (int64_t j = 0; j < elements; j++)
               memcpy(gathered[0] + 2 * j, depth_contiguous ? line + 2 * j : line + axis_offset(&p->columns, p->first + k + j), 2);
             line = gathered[0];
+          } else {
+            _mm_prefetch(line + 2 * depth_of_tile * 2, _MM_HINT_T0);
           }
           take_row(terms, &s, i, line);
         }
@@ -136,43 +140,41 @@ INLINE void ask_for_tiles(const soon *next, int64_t step) {
 }
 
 // Sums are tiles 0 to 3 (0 and 1 of the first 16 rows), the left operand's are 4 and 5, the right one's 6 and 7. 16 rows leave out 2, 3 and 5.
-#define TILES_KERNEL(height)                                                                                                                      \
-  TARGET_TILES static void multiply_bfloat16_tiles_##height(int64_t depth, const void *left_at, const void *right_at, void *sums, int64_t stride, \
-                                                            int64_t begin, const soon *next) {                                                    \
-    const char *left = left_at, *right = right_at;                                                                                                \
-    TILES_LOAD_SUMS(height)                                                                                                                       \
-    for (int64_t step = 0; step < depth; step += tile_words, left += block_bytes, right += block_bytes) {                                         \
-      ask_for_tiles(next, step);                                                                                                                  \
-      tile_load(6, right, right_stride);                                                                                                          \
-      tile_load_once(4, left, 64);                                                                                                                \
-      tile_multiply(0, 4, 6);                                                                                                                     \
-      tile_load(7, right + 64, right_stride);                                                                                                     \
-      tile_multiply(1, 4, 7);                                                                                                                     \
-      if (height > tile_words) {                                                                                                                  \
-        tile_load_once(5, left + tile_bytes, 64);                                                                                                 \
-        tile_multiply(2, 5, 6);                                                                                                                   \
-        tile_multiply(3, 5, 7);                                                                                                                   \
-      }                                                                                                                                           \
-    }                                                                                                                                             \
-    TILES_STORE_SUMS(height)                                                                                                                      \
+#define TILES_KERNEL(height)                                                                                                                                  \
+  TARGET_TILES static void multiply_bfloat16_tiles_##height(int64_t depth, const void *left_at, const void *right_at, const places *sums, const soon *next) { \
+    const char *left = left_at, *right = right_at;                                                                                                            \
+    TILES_LOAD_SUMS(height)                                                                                                                                   \
+    for (int64_t step = 0; step < depth; step += tile_words, left += block_bytes, right += block_bytes) {                                                     \
+      ask_for_tiles(next, step);                                                                                                                              \
+      tile_load(6, right, right_stride);                                                                                                                      \
+      tile_load_once(4, left, 64);                                                                                                                            \
+      tile_multiply(0, 4, 6);                                                                                                                                 \
+      tile_load(7, right + 64, right_stride);                                                                                                                 \
+      tile_multiply(1, 4, 7);                                                                                                                                 \
+      if (height > tile_words) {                                                                                                                              \
+        tile_load_once(5, left + tile_bytes, 64);                                                                                                             \
+        tile_multiply(2, 5, 6);                                                                                                                               \
+        tile_multiply(3, 5, 7);                                                                                                                               \
+      }                                                                                                                                                       \
+    }                                                                                                                                                         \
+    TILES_STORE_SUMS(height)                                                                                                                                  \
   }
 
 // The four products of a step, one term being loaded anew for each: first terms; the left one's first by the right one's second; second terms; and the left one's second by
 // the right one's first. Where operands are exchanged, second and fourth are too, so that every sum is formed as if they were not.
-#define FLOAT16_TILES_KERNEL(way, height, load_for_second, load_for_third, load_for_fourth)                                                        \
-  TARGET_TILES static void multiply_float16_##way##_##height(int64_t depth, const void *left_at, const void *right_at, void *sums, int64_t stride, \
-                                                             int64_t begin, const soon *next) {                                                    \
-    const char *left = left_at, *right = right_at;                                                                                                 \
-    TILES_LOAD_SUMS(height)                                                                                                                        \
-    for (int64_t step = 0; step < depth; step += 2 * tile_words, left += 2 * block_bytes, right += 2 * block_bytes) {                              \
-      ask_for_tiles(next, step);                                                                                                                   \
-      ask_for_tiles(next, step + tile_words);                                                                                                      \
-      TILES_LOAD_LEFT(height, left)                                                                                                                \
-      TILES_LOAD_RIGHT(right)                                                                                                                      \
-      TILES_MULTIPLY(height)                                                                                                                       \
-      load_for_second TILES_MULTIPLY(height) load_for_third TILES_MULTIPLY(height) load_for_fourth TILES_MULTIPLY(height)                          \
-    }                                                                                                                                              \
-    TILES_STORE_SUMS(height)                                                                                                                       \
+#define FLOAT16_TILES_KERNEL(way, height, load_for_second, load_for_third, load_for_fourth)                                                                    \
+  TARGET_TILES static void multiply_float16_##way##_##height(int64_t depth, const void *left_at, const void *right_at, const places *sums, const soon *next) { \
+    const char *left = left_at, *right = right_at;                                                                                                             \
+    TILES_LOAD_SUMS(height)                                                                                                                                    \
+    for (int64_t step = 0; step < depth; step += 2 * tile_words, left += 2 * block_bytes, right += 2 * block_bytes) {                                          \
+      ask_for_tiles(next, step);                                                                                                                               \
+      ask_for_tiles(next, step + tile_words);                                                                                                                  \
+      TILES_LOAD_LEFT(height, left)                                                                                                                            \
+      TILES_LOAD_RIGHT(right)                                                                                                                                  \
+      TILES_MULTIPLY(height)                                                                                                                                   \
+      load_for_second TILES_MULTIPLY(height) load_for_third TILES_MULTIPLY(height) load_for_fourth TILES_MULTIPLY(height)                                      \
+    }                                                                                                                                                          \
+    TILES_STORE_SUMS(height)                                                                                                                                   \
   }
 #define FLOAT16_TILES_KERNELS(height)                                                                                                              \
   FLOAT16_TILES_KERNEL(tiles, height, TILES_LOAD_RIGHT(right + block_bytes), TILES_LOAD_LEFT(height, left + block_bytes), TILES_LOAD_RIGHT(right)) \
@@ -194,21 +196,22 @@ INLINE void ask_for_tiles(const soon *next, int64_t step) {
     tile_multiply(3, 5, 7);    \
   }
 // The compiler does not know what tiles read and write.
-#define TILES_LOAD_SUMS(height)                                             \
-  __asm__ volatile("" ::: "memory");                                        \
-  char *const upper = sums, *const lower = upper + tile_words * stride * 4; \
-  if (begin) {                                                              \
-    tile_zero(0);                                                           \
-    tile_zero(1);                                                           \
-    tile_zero(2);                                                           \
-    tile_zero(3);                                                           \
-  } else {                                                                  \
-    tile_load(0, upper, stride * 4);                                        \
-    tile_load(1, upper + 64, stride * 4);                                   \
-    if (height > tile_words) {                                              \
-      tile_load(2, lower, stride * 4);                                      \
-      tile_load(3, lower + 64, stride * 4);                                 \
-    }                                                                       \
+#define TILES_LOAD_SUMS(height)                                                 \
+  __asm__ volatile("" ::: "memory");                                            \
+  const int64_t stride = sums->to_stride;                                       \
+  char *const upper = sums->to, *const lower = upper + tile_words * stride * 4; \
+  if (!sums->from) {                                                            \
+    tile_zero(0);                                                               \
+    tile_zero(1);                                                               \
+    tile_zero(2);                                                               \
+    tile_zero(3);                                                               \
+  } else {                                                                      \
+    tile_load(0, upper, stride * 4);                                            \
+    tile_load(1, upper + 64, stride * 4);                                       \
+    if (height > tile_words) {                                                  \
+      tile_load(2, lower, stride * 4);                                          \
+      tile_load(3, lower + 64, stride * 4);                                     \
+    }                                                                           \
   }
 #define TILES_STORE_SUMS(height)           \
   tile_store(0, upper, stride * 4);        \
@@ -262,11 +265,10 @@ INLINE void multiply_as_floats(const int terms, int64_t height, int64_t depth, c
   }
 }
 
-#define FLOATS_KERNEL(form, terms, height)                                                                                                            \
-  TARGET static void multiply_##form##_floats_##height(int64_t depth, const void *left, const void *right, void *sums, int64_t stride, int64_t begin, \
-                                                       const soon *next) {                                                                            \
-    (void)next;                                                                                                                                       \
-    multiply_as_floats(terms, height, depth, left, right, sums, stride, begin);                                                                       \
+#define FLOATS_KERNEL(form, terms, height)                                                                                                         \
+  TARGET static void multiply_##form##_floats_##height(int64_t depth, const void *left, const void *right, const places *sums, const soon *next) { \
+    (void)next;                                                                                                                                    \
+    multiply_as_floats(terms, height, depth, left, right, sums->to, sums->to_stride, !sums->from);                                                 \
   }
 FLOATS_KERNEL(bfloat16, 1, 16)
 FLOATS_KERNEL(bfloat16, 1, 32)

@@ -45,6 +45,11 @@ type sink struct {
 	accumulate     bool
 }
 
+// plain tells that the product's sums are the result as they are.
+func (s *sink) plain(v *vectorProduct) bool {
+	return s.pre == nil && s.bias == nil && !s.accumulate && s.value == v.store && v.dt.Size() == v.sumSize
+}
+
 // forms are the ways to pack operands, best first. Not every engine has all.
 var forms = map[dtype.DType][]kernels.Form{
 	dtype.Float32:  {kernels.Float32},
@@ -289,6 +294,7 @@ func (v *vectorProduct) tiles(r *backend.Run, b *vectorBlock, to *sink, threads 
 		Add: v.add, Store: v.store, Value: to.value,
 	}
 	out, outAt := resultOf(to.out, r, b)
+	t.Plain = truth(to.plain(v) && out.Rows.Rank == 1 && out.ColumnStride == v.sumSize)
 	pre, preAt := resultOf(to.pre, r, b)
 	t.Out, t.Pre = out, pre
 	var biasAt unsafe.Pointer

@@ -10,16 +10,13 @@ import (
 // What packing costs, in cache: of a matrix whose rows (N) or columns (T) lie in memory.
 func BenchmarkPack(b *testing.B) {
 	const n = 256
-	sizes := map[cpu.Form]dtype.DType{
-		cpu.Float32: dtype.Float32, cpu.Float64: dtype.Float64, cpu.BFloat16: dtype.BFloat16, cpu.Float16: dtype.Float16,
-		cpu.BFloat16Pairs: dtype.BFloat16, cpu.BFloat16Tiles: dtype.BFloat16, cpu.Float16Tiles: dtype.Float16,
-	}
 	for _, name := range cpu.Names() {
 		e, err := cpu.Open(name)
 		if err != nil {
 			continue
 		}
-		for form, dt := range sizes {
+		for i, dt := range packedTypes {
+			form := cpu.Form(i)
 			left, right := e.Widths(form)
 			for side, width := range []int64{right, left} {
 				for layout, label := range []string{"N", "T"} {

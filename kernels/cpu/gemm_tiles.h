@@ -20,6 +20,7 @@ enum { nothing_tiny = 2 * 127, not_for_tiles = 0 };
 INLINE __m512i bits_of(f_v x) { return _mm512_castps_si512(x); }
 INLINE f_v first_term(f_v x) { return _mm512_castsi512_ps(_mm512_and_si512(bits_of(x), _mm512_set1_epi32((int)0xffff0000))); }
 INLINE f_m is_finite(f_v x) { return f_less(f_abs(x), f_set(INFINITY)); }
+INLINE __mmask16 is_infinite(f_v x) { return _mm512_cmpeq_epi32_mask(bits_of(f_abs(x)), bits_of(f_set(INFINITY))); }
 INLINE f_v second_term(f_v x) { return _mm512_maskz_sub_ps(is_finite(x), x, first_term(x)); }
 
 // square is sixteen rows of sixteen words, or transposed. Each term has its own.
@@ -39,8 +40,7 @@ INLINE void take_row(const int terms, square *s, int i, const char *from) {
   static const uint16_t odd[] = {1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31, 33, 35, 37, 39, 41, 43, 45, 47, 49, 51, 53, 55, 57, 59, 61, 63};
   const __m512i upper = _mm512_loadu_si512(odd);
   const f_v low = f_load_float16(from), high = f_load_float16(from + 32);
-  s->infinite |=
-      _mm512_cmpeq_epi32_mask(bits_of(f_abs(low)), bits_of(f_set(INFINITY))) | _mm512_cmpeq_epi32_mask(bits_of(f_abs(high)), bits_of(f_set(INFINITY)));
+  s->infinite |= is_infinite(low) | is_infinite(high);
   s->term[0][i] = _mm512_castsi512_ps(_mm512_permutex2var_epi16(bits_of(low), upper, bits_of(high)));
   s->term[1][i] = _mm512_castsi512_ps(_mm512_permutex2var_epi16(bits_of(second_term(low)), upper, bits_of(second_term(high))));
 }
@@ -52,8 +52,7 @@ INLINE void take_words(const int terms, square *s, int i, const char *even, cons
     return;
   }
   const f_v low = f_load_float16(even), high = f_load_float16(odd);
-  s->infinite |=
-      _mm512_cmpeq_epi32_mask(bits_of(f_abs(low)), bits_of(f_set(INFINITY))) | _mm512_cmpeq_epi32_mask(bits_of(f_abs(high)), bits_of(f_set(INFINITY)));
+  s->infinite |= is_infinite(low) | is_infinite(high);
   const __m512i upper = _mm512_set1_epi32((int)0xffff0000);
   const __m512i first = _mm512_or_si512(_mm512_and_si512(bits_of(high), upper), _mm512_srli_epi32(bits_of(low), 16));
   const __m512i second = _mm512_or_si512(bits_of(second_term(high)), _mm512_srli_epi32(bits_of(second_term(low)), 16));
@@ -117,9 +116,11 @@ INLINE void pack_panel_of_tiles(const int terms, const epg_operand *p, int64_t p
       }
     }
   }
-  if (terms == 1)
-    smallest[panel] = exponent_of_smallest(s.least);
-  else
+  if (terms == 1) {
+    // What an earlier part of the depth has left in the sums is as small as its numbers made it.
+    const int16_t least = exponent_of_smallest(s.least);
+    smallest[panel] = p->first && smallest[panel] < least ? smallest[panel] : least;
+  } else
     smallest[panel] = s.infinite ? not_for_tiles : nothing_tiny;
 }
 
@@ -227,37 +228,65 @@ TILES_KERNEL(32)
 FLOAT16_TILES_KERNELS(16)
 FLOAT16_TILES_KERNELS(32)
 
-// The same panels without tiles, for what those cannot do: elements as floats, terms added up, which is exact.
-INLINE void multiply_as_floats(const int terms, int64_t height, int64_t depth, const char *left, const char *right, float *sums, int64_t stride,
-                               int64_t begin) {
-  enum { together = 4 };
-  for (int64_t row = 0; row < height; row += together) {
-    f_v low[together], high[together];
-    UNROLL for (int i = 0; i < together; i++) {
+// An infinity times a second term, which may be zero, would be NaN: it is hidden from second terms. The product of first terms has all that it is worth.
+INLINE f_v shown(f_v x, const int hide) { return hide ? f_select(is_infinite(x), f_set(0), x) : x; }
+
+// add_products adds the products of a step's words to four rows' sums in the order of a tile's instruction: even elements and odd ones by themselves, then both.
+enum { rows_as_floats = 4 };
+INLINE void add_products(const int hide_left, const int hide_right, const char *left, const char *right, f_v *low, f_v *high) {
+  f_v even[2][rows_as_floats], odd[2][rows_as_floats];
+  UNROLL for (int i = 0; i < rows_as_floats; i++) even[0][i] = even[1][i] = odd[0][i] = odd[1][i] = f_set(0);
+  for (int word = 0; word < tile_words; word++, left += 4, right += right_stride) {
+    f_v y[2][2];
+    UNROLL for (int half = 0; half < 2; half++) {
+      const f_v words = f_load_float32(right + half * 64);
+      y[half][0] = shown(f_low_half(words), hide_right);
+      y[half][1] = shown(f_high_half(words), hide_right);
+    }
+    UNROLL for (int i = 0; i < rows_as_floats; i++) {
+      float words;
+      memcpy(&words, left + i * tile_words * 4, sizeof words);
+      const f_v x[2] = {shown(f_low_half(f_set(words)), hide_left), shown(f_high_half(f_set(words)), hide_left)};
+      UNROLL for (int half = 0; half < 2; half++) {
+        even[half][i] = f_fma(x[0], y[half][0], even[half][i]);
+        odd[half][i] = f_fma(x[1], y[half][1], odd[half][i]);
+      }
+    }
+  }
+  UNROLL for (int i = 0; i < rows_as_floats; i++) {
+    low[i] = low[i] + (even[0][i] + odd[0][i]);
+    high[i] = high[i] + (even[1][i] + odd[1][i]);
+  }
+}
+
+// The same panels without tiles, for what those cannot do. Every sum is formed in their order, so a row has the bits that tiles give it whichever way its neighbours' numbers send it.
+//
+// Tiles would also take for zero what becomes smaller than 2^-126 on the way, but nothing does there: least_exponents keeps every product but zeros above 2^-100, so that sums are multiples of 2^-114.
+INLINE void multiply_as_floats(const int terms, const int exchanged, int64_t height, int64_t depth, const char *left, const char *right, float *sums,
+                               int64_t stride, int64_t begin) {
+  for (int64_t row = 0; row < height; row += rows_as_floats) {
+    f_v low[rows_as_floats], high[rows_as_floats];
+    UNROLL for (int i = 0; i < rows_as_floats; i++) {
       const float *at = sums + (row + i) * stride;
       low[i] = begin ? f_set(0) : f_load_float32(at);
       high[i] = begin ? f_set(0) : f_load_float32(at + f_lanes);
     }
     for (int64_t k = 0; k < depth; k += terms * tile_words) {
-      for (int word = 0; word < tile_words; word++) {
-        const char *x = left + k * tiles_width * 4 + (row * tile_words + word) * 4, *y = right + (k + word) * tiles_width * 4;
-        f_v even[2], odd[2];
-        for (int half = 0; half < 2; half++) {
-          const f_v first = f_load_float32(y + half * 64), second = terms == 2 ? f_load_float32(y + half * 64 + block_bytes) : f_set(0);
-          even[half] = f_low_half(first) + f_low_half(second);
-          odd[half] = f_high_half(first) + f_high_half(second);
-        }
-        UNROLL for (int i = 0; i < together; i++) {
-          float words[2] = {0};
-          for (int term = 0; term < terms; term++) memcpy(words + term, x + i * tile_words * 4 + term * block_bytes, 4);
-          const f_v first = f_set(words[0]), second = f_set(words[1]);
-          const f_v a = f_low_half(first) + f_low_half(second), b = f_high_half(first) + f_high_half(second);
-          low[i] = f_fma(b, odd[0], f_fma(a, even[0], low[i]));
-          high[i] = f_fma(b, odd[1], f_fma(a, even[1], high[i]));
-        }
-      }
+      const char *x = left + k * right_stride + row * tile_words * 4, *y = right + k * right_stride;
+      add_products(0, 0, x, y, low, high);
+      if (terms == 1) continue;
+      // As in FLOAT16_TILES_KERNEL.
+      if (exchanged)
+        add_products(0, 1, x + block_bytes, y, low, high);
+      else
+        add_products(1, 0, x, y + block_bytes, low, high);
+      add_products(0, 0, x + block_bytes, y + block_bytes, low, high);
+      if (exchanged)
+        add_products(1, 0, x, y + block_bytes, low, high);
+      else
+        add_products(0, 1, x + block_bytes, y, low, high);
     }
-    UNROLL for (int i = 0; i < together; i++) {
+    UNROLL for (int i = 0; i < rows_as_floats; i++) {
       float *at = sums + (row + i) * stride;
       f_store_float32(at, low[i]);
       f_store_float32(at + f_lanes, high[i]);
@@ -265,19 +294,21 @@ INLINE void multiply_as_floats(const int terms, int64_t height, int64_t depth, c
   }
 }
 
-#define FLOATS_KERNEL(form, terms, height)                                                                                                         \
-  TARGET static void multiply_##form##_floats_##height(int64_t depth, const void *left, const void *right, const places *sums, const soon *next) { \
-    (void)next;                                                                                                                                    \
-    multiply_as_floats(terms, height, depth, left, right, sums->to, sums->to_stride, !sums->from);                                                 \
+#define FLOATS_KERNEL(form, way, terms, exchanged, height)                                                                                          \
+  TARGET static void multiply_##form##_##way##_##height(int64_t depth, const void *left, const void *right, const places *sums, const soon *next) { \
+    (void)next;                                                                                                                                     \
+    multiply_as_floats(terms, exchanged, height, depth, left, right, sums->to, sums->to_stride, !sums->from);                                       \
   }
-FLOATS_KERNEL(bfloat16, 1, 16)
-FLOATS_KERNEL(bfloat16, 1, 32)
-FLOATS_KERNEL(float16, 2, 16)
-FLOATS_KERNEL(float16, 2, 32)
+#define FLOATS_KERNELS(height)                  \
+  FLOATS_KERNEL(bfloat16, floats, 1, 0, height) \
+  FLOATS_KERNEL(float16, floats, 2, 0, height)  \
+  FLOATS_KERNEL(float16, exchanged_floats, 2, 1, height)
+FLOATS_KERNELS(16)
+FLOATS_KERNELS(32)
 
 #define TILES_OF(form, way) (height <= tile_words ? multiply_##form##_##way##_16 : multiply_##form##_##way##_32)
 static panel_kernel *tiles_of_height(int64_t form, int64_t height, int as_floats, int exchanged) {
   if (form == EPG_BFLOAT16_TILES) return as_floats ? TILES_OF(bfloat16, floats) : TILES_OF(bfloat16, tiles);
-  if (as_floats) return TILES_OF(float16, floats);
+  if (as_floats) return exchanged ? TILES_OF(float16, exchanged_floats) : TILES_OF(float16, floats);
   return exchanged ? TILES_OF(float16, exchanged) : TILES_OF(float16, tiles);
 }

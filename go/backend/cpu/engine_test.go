@@ -242,6 +242,12 @@ func TestProductsOfExtremeNumbers(t *testing.T) {
 			left, right := matrixOf(dtype.BFloat16, 17, 70, false, 0).fill(fill(scales[0])), matrixOf(dtype.BFloat16, 70, 40, false, 1).fill(fill(scales[1]))
 			check(t, left, right, multiply(t, b, left, right, 1))
 		}
+		// A sum that is as small as the numbers in what was packed before of its depth, with nothing but zeros in the rest.
+		none := func() float64 { return 0 }
+		deepLeft, deepRight := matrixOf(dtype.BFloat16, 3, 4200, false, 0).fill(none), matrixOf(dtype.BFloat16, 4200, 5, false, 1).fill(none)
+		deepLeft.put(1, 7, 0x1p-65)
+		deepRight.put(7, 2, 0x1p-64)
+		check(t, deepLeft, deepRight, multiply(t, b, deepLeft, deepRight, 1))
 		// All of float16, down to its denormals, and up to where a sum is just finite.
 		for _, scales := range [][2]float64{{0x1p-21, 1}, {0x1p-24, 0x1p13}, {0x1p-12, 0x1p-12}, {0x1p4, 0x1p5}} {
 			fill := func(scale float64) func() float64 { return func() float64 { return scale * random.NormFloat64() } }

@@ -13,7 +13,7 @@ typedef struct {
 
 /* Geometries inferred before. What an op's outputs look like follows from its tensors' shapes, strides and dtypes alone, so a small call need not ask Go again;
  * a workspace that has become too small (another algorithm was tuned meanwhile) is found out by the run, which then asks. */
-enum { MEMO_ENTRIES = 512 };
+enum { MEMO_ENTRIES = 512, MEMO_PLACES = 4 };
 
 static struct memo_entry {
   memo_key key; /* no bytes: empty */
@@ -23,10 +23,11 @@ static struct memo_entry {
   int has_run;       /* such a call, in Go */
 } *memo_table;
 
-/* Calls that C has run alone. */
-static uint64_t runs_alone;
+/* Calls that C has run alone, and those whose outputs Go was asked for. */
+static uint64_t runs_alone, inferred;
 
 uint64_t epg_py_runs_alone(void) { return runs_alone; }
+uint64_t epg_py_inferred(void) { return inferred; }
 
 /* Lets a kernel go, of which no entry may have it still: other threads run meanwhile. */
 static void let_go(held *h) {
@@ -86,8 +87,8 @@ static int write_key(const call_arguments *a, const uint8_t *wanted, memo_key *k
   return 0;
 }
 
-/* The place of a key: FNV-1a over words. */
-static struct memo_entry *place_of(const memo_key *k) {
+/* The first of the MEMO_PLACES neighbours where a key may be: FNV-1a over words. */
+static uint64_t first_place(const memo_key *k) {
   uint64_t hash = 14695981039346656037u;
   for (uint32_t i = 0; i < k->bytes; i += 8) {
     uint64_t word = 0;
@@ -95,19 +96,31 @@ static struct memo_entry *place_of(const memo_key *k) {
     hash = (hash ^ word) * 1099511628211u;
     hash ^= hash >> 29;
   }
-  return &memo_table[hash % MEMO_ENTRIES];
+  return hash;
 }
+
+static struct memo_entry *place(uint64_t first, unsigned i) { return &memo_table[(first + i) % MEMO_ENTRIES]; }
 
 /* What is remembered under a key, or NULL. */
 static struct memo_entry *find(const memo_key *k) {
   if (!memo_table || !k->bytes) return NULL;
-  struct memo_entry *entry = place_of(k);
-  return entry->key.bytes == k->bytes && !memcmp(entry->key.text, k->text, k->bytes) ? entry : NULL;
+  const uint64_t first = first_place(k);
+  for (unsigned i = 0; i < MEMO_PLACES; i++) {
+    struct memo_entry *entry = place(first, i);
+    if (entry->key.bytes == k->bytes && !memcmp(entry->key.text, k->text, k->bytes)) return entry;
+  }
+  return NULL;
 }
 
+/* Remembers a key's geometry in its entry, or an empty one, or that of another key, each in turn. */
 static void remember(const memo_key *k, const geometry *g) {
   if (!memo_table || !k->bytes) return;
-  struct memo_entry *entry = place_of(k);
+  static unsigned turn;
+  const uint64_t first = first_place(k);
+  struct memo_entry *entry = find(k);
+  for (unsigned i = 0; i < MEMO_PLACES && !entry; i++)
+    if (!place(first, i)->key.bytes) entry = place(first, i);
+  if (!entry) entry = place(first, turn++ % MEMO_PLACES);
   held *old = entry->kernel;
   memset(entry, 0, sizeof *entry);
   entry->key.bytes = k->bytes;
@@ -143,6 +156,7 @@ int epg_py_infer_geometry(call_arguments *a, PyObject *needs, memo_key *key, geo
     *g = entry->value;
     return (int)places;
   }
+  inferred++;
   int32_t status;
   Py_BEGIN_ALLOW_THREADS;
   status = epg_infer(&a->call, wanted, g->sizes, g->ranks, &g->workspace_nbytes);

@@ -25,7 +25,8 @@ void epg_py_forget_geometries(void);
 /* Runs a call that is complete, by the kernel that is held for its geometry where there is one; returns a status. A key of NULL, for outputs that may overlap something, is always
  * Go's to run. */
 int32_t epg_py_run_remembered(call_arguments *a, const memo_key *key);
-/* How many calls C has run alone. */
+/* How many calls C has run alone, and how often Go was asked for a call's outputs. */
 uint64_t epg_py_runs_alone(void);
+uint64_t epg_py_inferred(void);
 
 #endif

@@ -107,6 +107,12 @@ static PyObject *runs_alone(PyObject *module, PyObject *const *args, Py_ssize_t 
   return PyLong_FromUnsignedLongLong(epg_py_runs_alone());
 }
 
+/* inferred() -> int */
+static PyObject *inferred(PyObject *module, PyObject *const *args, Py_ssize_t n) {
+  (void)module, (void)args, (void)n;
+  return PyLong_FromUnsignedLongLong(epg_py_inferred());
+}
+
 /* Reads integers that fit 64 bits; returns 0, or -1 with a Python exception. */
 static int read_numbers(PyObject *const *args, Py_ssize_t got, Py_ssize_t want, uint64_t *numbers) {
   if (!epg_py_ready(got, want)) return -1;
@@ -181,6 +187,7 @@ static PyMethodDef methods[] = {
     METHOD(plan_run, plan_run, "plan_run(handle, inputs, outputs, workspace, stream, threads, accumulate)"),
     METHOD(forked, forked, "forked() -> bool"),
     METHOD(runs_alone, runs_alone, "runs_alone() -> int: how many calls were run without Go"),
+    METHOD(inferred, inferred, "inferred() -> int: how often Go was asked for a call's outputs"),
     METHOD(webgpu_alloc, webgpu_alloc, "webgpu_alloc(nbytes) -> address"),
     METHOD(webgpu_free, webgpu_free, "webgpu_free(address)"),
     METHOD(webgpu_write, webgpu_write, "webgpu_write(address, host, nbytes)"),

@@ -153,39 +153,44 @@ func get(dt dtype.DType, p unsafe.Pointer) float64 {
 	return *(*float64)(p)
 }
 
-// Sums over rows and over everything are those of the terms, for lengths around a block's.
+// Sums over rows and over everything are those of the terms, for lengths around a block's, and rows around those that half types add in float.
 func TestSums(t *testing.T) {
 	forEachEngine(t, func(t *testing.T, e *cpu.Engine) {
-		kernel, ok := e.Kernel("activation_backward_none_f32")
-		require.True(t, ok)
-		for _, columns := range []int64{1, 15, 16, 17, 511, 512} {
-			const rows = 5
-			g := exactly(rows * columns * 4)
-			want := make([]float64, columns)
-			all := 0.
-			for i := range rows * columns {
-				put(dtype.Float32, unsafe.Add(at(g), i*4), float64(i%97))
-				want[i%columns] += float64(i % 97)
-				all += float64(i % 97)
-			}
-			addresses := cpu.Addresses{3: at(g), 4: at(g)}
-			width := cpu.WholeGroups(int(columns))
-			sums := cpu.Sums{make([]float64, 2*width)}
-			walk := cpu.Loops{ElementSize: 4, Rank: 1}
-			walk.Shape[0], walk.Strides[3][0], walk.Strides[4][0] = rows, columns*4, columns*4
-			row := cpu.Row{ElementSize: 4, Count: columns}
-			row.Strides[3], row.Strides[4] = 4, 4
-			e.SumRows(kernel, &walk, &row, 0, rows, &cpu.Numbers{}, &addresses, &sums)
-			require.Equal(t, want, sums[0][:columns])
+		for _, dt := range dtype.All() {
+			kernel, ok := e.Kernel("activation_backward_none_" + dt.Short())
+			require.True(t, ok)
+			size := dt.Size()
+			for _, rows := range []int64{5, 32, 33, 65} {
+				for _, columns := range []int64{1, 15, 16, 17, 511, 512} {
+					g := exactly(rows * columns * size)
+					want := make([]float64, columns)
+					all := 0.
+					for i := range rows * columns {
+						term := float64(i % 97) // of which 32 are added exactly, also in float
+						put(dt, unsafe.Add(at(g), i*size), term)
+						want[i%columns] += term
+						all += term
+					}
+					addresses := cpu.Addresses{3: at(g), 4: at(g)}
+					width := cpu.WholeGroups(int(columns))
+					sums := cpu.Sums{make([]float64, 2*width)}
+					walk := cpu.Loops{ElementSize: size, Rank: 1}
+					walk.Shape[0], walk.Strides[3][0], walk.Strides[4][0] = rows, columns*size, columns*size
+					row := cpu.Row{ElementSize: size, Count: columns}
+					row.Strides[3], row.Strides[4] = size, size
+					e.SumRows(kernel, &walk, &row, 0, rows, &cpu.Numbers{}, &addresses, &sums)
+					require.Equal(t, want, sums[0][:columns], "%v: %d x %d", dt, rows, columns)
 
-			lanes := cpu.Sums{make([]float64, 2*cpu.Group)}
-			walk.Shape[0], walk.Strides[3][0], walk.Strides[4][0] = rows*columns, 4, 4
-			e.SumAll(kernel, &walk, 0, rows*columns, &cpu.Numbers{}, &addresses, &lanes)
-			total := 0.
-			for _, x := range lanes[0][:cpu.Group] {
-				total += x
+					lanes := cpu.Sums{make([]float64, 2*cpu.Group)}
+					walk.Shape[0], walk.Strides[3][0], walk.Strides[4][0] = rows*columns, size, size
+					e.SumAll(kernel, &walk, 0, rows*columns, &cpu.Numbers{}, &addresses, &lanes)
+					total := 0.
+					for _, x := range lanes[0][:cpu.Group] {
+						total += x
+					}
+					require.Equal(t, all, total, "%v: %d x %d", dt, rows, columns)
+				}
 			}
-			require.Equal(t, all, total)
 		}
 	})
 }

@@ -78,6 +78,10 @@ func (n *numbers) fill(value func() float64) *numbers {
 	return n
 }
 
+func (n *numbers) clone() *numbers {
+	return &numbers{dt: n.dt, memory: slices.Clone(n.memory), view: n.view}
+}
+
 func (n *numbers) guarded() bool {
 	poison := func(bytes []byte) bool { return !slices.ContainsFunc(bytes, func(b byte) bool { return b != 0xa5 }) }
 	return poison(n.memory[:guard]) && poison(n.memory[len(n.memory)-guard:])
@@ -177,7 +181,9 @@ func TestBlocksHaveTheBitsOfTheirParts(t *testing.T) {
 		}
 		random := rand.New(rand.NewPCG(34, 55))
 		const rows, columns, batch = 1125, 2050, 2 // 12 blocks: fewer than would be computed one on a thread
-		for depth, dt := range map[int64]dtype.DType{5: dtype.Float32, 6: dtype.Float64, 7: dtype.BFloat16, 4099: dtype.Float16} {
+		depths := []int64{5, 6, 7, 4099}
+		for i, dt := range []dtype.DType{dtype.Float32, dtype.Float64, dtype.BFloat16, dtype.Float16} {
+			depth := depths[i]
 			left, right := matrixOf(dt, batch*rows, depth, false, 0).fill(random.NormFloat64), matrixOf(dt, depth, columns, true, 1).fill(random.NormFloat64)
 			out := matrixOf(dt, batch*rows, columns, false, 2)
 			stack := func(v tensor.View, item int64) *tensor.View {
@@ -198,6 +204,26 @@ func TestBlocksHaveTheBitsOfTheirParts(t *testing.T) {
 				one.memory, one.view.Shape = left.memory[row*depth*dt.Size():], []int64{1, depth}
 				want, from := multiply(t, b, &one, right, 1), guard+row*columns*dt.Size()
 				require.Equal(t, want.memory[guard:guard+columns*dt.Size()], out.memory[from:from+columns*dt.Size()], "%v: row %d", dt, row)
+			}
+		}
+	})
+}
+
+// What is packed belongs to one product: the next one's operands may lie at the same addresses, with other numbers in them.
+func TestProductsReadTheirOperandsAnew(t *testing.T) {
+	forEachEngine(t, func(t *testing.T, b *cpu.Backend) {
+		random := rand.New(rand.NewPCG(144, 233))
+		for _, size := range [][3]int64{{5, 7, 9}, {301, 277, 600}} { // a block on the caller's thread, and one on several
+			for _, dt := range dtype.All() {
+				left, right := matrixOf(dt, size[0], size[2], false, 0), matrixOf(dt, size[2], size[1], false, 1)
+				var lefts, rights, results []*numbers
+				for range 3 {
+					results = append(results, multiply(t, b, left.fill(random.NormFloat64), right.fill(random.NormFloat64), 2))
+					lefts, rights = append(lefts, left.clone()), append(rights, right.clone())
+				}
+				for i, got := range results {
+					require.Equal(t, multiply(t, b, lefts[i], rights[i], 2).memory, got.memory, "%v %v: product %d", dt, size, i)
+				}
 			}
 		}
 	})

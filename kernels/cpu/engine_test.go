@@ -11,6 +11,7 @@ import (
 
 	"github.com/epigrad/epigrad/go/activation"
 	"github.com/epigrad/epigrad/go/dtype"
+	"github.com/epigrad/epigrad/go/optest"
 	"github.com/epigrad/epigrad/kernels/cpu"
 )
 
@@ -18,15 +19,7 @@ import (
 // results with the references.
 
 func forEachEngine(t *testing.T, visit func(t *testing.T, e *cpu.Engine)) {
-	for _, name := range cpu.Names() {
-		t.Run(name, func(t *testing.T) {
-			e, err := cpu.Open(name)
-			if err != nil {
-				t.Skip(err)
-			}
-			visit(t, e)
-		})
-	}
+	optest.ForEachEngine(t, cpu.Names(), cpu.Open, visit)
 }
 
 func exactly(bytes int64) []byte { return make([]byte, bytes) }

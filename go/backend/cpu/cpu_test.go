@@ -1,8 +1,8 @@
 package cpu_test
 
 import (
+	"errors"
 	"os"
-	"slices"
 	"strings"
 	"testing"
 
@@ -12,20 +12,14 @@ import (
 	"github.com/epigrad/epigrad/go/optest"
 )
 
-// forEachEngine visits every engine that this machine can run. One that it cannot is skipped, unless EPIGRAD_REQUIRE_ENGINES names it.
 func forEachEngine(t *testing.T, visit func(t *testing.T, b *cpu.Backend)) {
-	for _, name := range cpu.Engines() {
-		t.Run(name, func(t *testing.T) {
-			b := cpu.NewOn(name)
-			if info := b.Info(); !info.Available {
-				if slices.Contains(strings.Split(os.Getenv("EPIGRAD_REQUIRE_ENGINES"), ","), name) {
-					t.Fatalf("the engine %s is required: %s", name, info.Reason)
-				}
-				t.Skip(info.Reason)
-			}
-			visit(t, b)
-		})
-	}
+	optest.ForEachEngine(t, cpu.Engines(), func(name string) (*cpu.Backend, error) {
+		b := cpu.NewOn(name)
+		if info := b.Info(); !info.Available {
+			return nil, errors.New(info.Reason)
+		}
+		return b, nil
+	}, visit)
 }
 
 // The default engine meets all layouts, the others some, unless all are asked for.

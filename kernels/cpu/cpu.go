@@ -95,7 +95,7 @@ type Axis struct {
 type Operand struct {
 	Rows, Columns            Axis
 	Form                     Form
-	Width, Left              int64 // Left is 0 or 1
+	Width, Left, Again       int64 // Left and Again are 0 or 1
 	Row, Count, First, Depth int64
 }
 

@@ -46,10 +46,10 @@ typedef enum { EPG_FLOAT32, EPG_FLOAT64, EPG_BFLOAT16, EPG_FLOAT16, EPG_BFLOAT16
 
 // epg_operand is the left or the right operand of a product, a matrix of rows x depth, of which `count` rows from `row` on and `depth` elements from `first` on are
 // packed: panels of `width` rows, whose elements (or pairs) at one depth are neighbours, but in the left operand's tiles. Rows that are missing from the last panel are
-// zeros.
+// zeros. `again` says that sums have been begun with other parts, packed before to the same place.
 typedef struct {
   epg_axis rows, columns;
-  int64_t form, width, left;
+  int64_t form, width, left, again;
   int64_t row, count, first, depth;
 } epg_operand;
 

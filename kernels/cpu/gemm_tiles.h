@@ -117,9 +117,9 @@ INLINE void pack_panel_of_tiles(const int terms, const epg_operand *p, int64_t p
     }
   }
   if (terms == 1) {
-    // What an earlier part of the depth has left in the sums is as small as its numbers made it.
+    // What earlier parts have left in the sums is as small as their numbers made it.
     const int16_t least = exponent_of_smallest(s.least);
-    smallest[panel] = p->first && smallest[panel] < least ? smallest[panel] : least;
+    smallest[panel] = p->again && smallest[panel] < least ? smallest[panel] : least;
   } else
     smallest[panel] = s.infinite ? not_for_tiles : nothing_tiny;
 }

@@ -274,6 +274,23 @@ func TestProductsOfExtremeNumbers(t *testing.T) {
 		deepLeft.put(1, 7, 0x1p-65)
 		deepRight.put(7, 2, 0x1p-64)
 		check(t, deepLeft, deepRight, multiply(t, b, deepLeft, deepRight, 1))
+		// Likewise in the first item of a batch that is summed over.
+		a, grad := matrixOf(dtype.BFloat16, 80, 3, false, 0).fill(none), matrixOf(dtype.BFloat16, 80, 5, false, 1).fill(none)
+		a.put(7, 1, 0x1p-65)
+		grad.put(7, 2, 0x1p-64)
+		weight, gradWeight := matrixOf(dtype.BFloat16, 3, 5, false, 2), matrixOf(dtype.BFloat16, 3, 5, false, 3)
+		item := func(n *numbers, batch, rows, stride int64) *tensor.View {
+			v := n.view
+			v.Shape, v.Strides = []int64{batch, rows, v.Shape[1]}, []int64{stride, v.Strides[0], v.Strides[1]}
+			return &v
+		}
+		kernel, err := b.Select(&backend.GemmEpilogueBackward{
+			Header: backend.Header{Op: "linear_backward", Kind: "none", DType: dtype.BFloat16}, BatchRank: 1,
+			GradOutput: item(grad, 2, 40, 40*5), A: item(a, 2, 40, 40*3), B: item(weight, 2, 3, 0), GradB: item(gradWeight, 1, 3, 0),
+		})
+		require.NoError(t, err)
+		require.NoError(t, kernel.Run(&backend.Run{Bases: []unsafe.Pointer{a.base(), grad.base(), weight.base(), gradWeight.base()}, Threads: 1}))
+		require.Equal(t, 0x1p-129, gradWeight.at(1, 2))
 		// All of float16, down to its denormals, and up to where a sum is just finite.
 		for _, scales := range [][2]float64{{0x1p-21, 1}, {0x1p-24, 0x1p13}, {0x1p-12, 0x1p-12}, {0x1p4, 0x1p5}} {
 			fill := func(scale float64) func() float64 { return func() float64 { return scale * random.NormFloat64() } }

@@ -246,10 +246,12 @@ func (v *vectorProduct) block(r *backend.Run, b *vectorBlock, to *sink, threads 
 				index[d] = b.batch[d] + inner[d]
 			}
 			p.left.task = kernels.Operand{
-				Rows: v.leftAxes[0], Columns: v.leftAxes[1], Form: v.form, Width: v.leftWidth, Left: 1, Row: b.row, Count: b.rows, First: first, Depth: depth,
+				Rows: v.leftAxes[0], Columns: v.leftAxes[1], Form: v.form, Width: v.leftWidth, Left: 1, Again: truth(pass > 0), Row: b.row, Count: b.rows,
+				First: first, Depth: depth,
 			}
 			p.right.task = kernels.Operand{
-				Rows: v.rightAxes[0], Columns: v.rightAxes[1], Form: v.form, Width: v.rightWidth, Row: b.column, Count: b.columns, First: first, Depth: depth,
+				Rows: v.rightAxes[0], Columns: v.rightAxes[1], Form: v.form, Width: v.rightWidth, Again: truth(pass > 0), Row: b.column, Count: b.columns,
+				First: first, Depth: depth,
 			}
 			leftFrom, rightFrom := v.left.at(r, index), v.right.at(r, index)
 			var leftPacking, rightPacking *kernels.Packing

@@ -10,10 +10,9 @@
 // Elements are computed `each` at a time.
 void epg_elementwise(const epg_engine *, epg_crew *, epg_kernel *, const epg_loops *, int64_t first, int64_t count, int64_t each, const double *numbers,
                      EPG_ADDRESSES);
-void epg_sum_rows(const epg_engine *, epg_kernel *, const epg_loops *rows, const epg_run *, int64_t first, int64_t count, const double *numbers, EPG_ADDRESSES,
-                  double *sum0, double *sum1, double *sum2);
-void epg_sum_all(const epg_engine *, epg_kernel *, const epg_loops *, int64_t first, int64_t count, const double *numbers, EPG_ADDRESSES, double *sum0,
-                 double *sum1, double *sum2);
+// `run` is of the first column.
+void epg_sum(const epg_engine *, epg_crew *, epg_kernel *, const epg_loops *rows, const epg_run *run, const epg_parts *, const epg_column *columns,
+             const double *numbers, EPG_ADDRESSES, double *totals);
 // Both operands are packed, or one: the other is NULL.
 void epg_pack(const epg_engine *, epg_crew *, const epg_operand *left, const void *left_from, void *left_to, int16_t *left_smallest, const epg_operand *right,
               const void *right_from, void *right_to, int16_t *right_smallest);

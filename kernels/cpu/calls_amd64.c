@@ -1,5 +1,6 @@
 #define _GNU_SOURCE  // for syscall
 #include <errno.h>
+#include <string.h>
 
 #include "calls.h"
 #ifdef __linux__
@@ -8,7 +9,6 @@
 #endif
 
 #define AT ((char *const[]){out0, out1, out2, in0, in1, in2, in3})
-#define SUMS ((double *const[]){sum0, sum1, sum2})
 
 // A shared job: what is done for each of its tasks, by a member of the crew.
 typedef void job_task(const void *job, int64_t task, int64_t member);
@@ -59,14 +59,49 @@ void epg_elementwise(const epg_engine *e, epg_crew *crew, epg_kernel *k, const e
   share(crew, divide_up(count, each), elementwise_task, &job);
 }
 
-void epg_sum_rows(const epg_engine *e, epg_kernel *k, const epg_loops *rows, const epg_run *r, int64_t first, int64_t count, const double *numbers,
-                  EPG_ADDRESSES, double *sum0, double *sum1, double *sum2) {
-  e->sum_rows(k, rows, r, first, count, numbers, AT, SUMS);
+typedef struct {
+  const epg_engine *e;
+  epg_kernel *k;
+  const epg_loops *rows;
+  const epg_run *run;
+  const epg_parts *parts;
+  const epg_column *columns;
+  const double *numbers;
+  char *const *at;
+  double *totals;
+} sum_job;
+
+static void sum_task(const void *job, int64_t task, int64_t member) {
+  const sum_job *j = job;
+  const epg_parts *p = j->parts;
+  const epg_column *column = j->columns + task / p->chunks;
+  const int64_t chunk = task % p->chunks, from = p->rows * chunk / p->chunks, to = p->rows * (chunk + 1) / p->chunks;
+  char *at[EPG_OPERANDS];
+  double *totals[EPG_OUTPUTS] = {0};
+  int64_t outputs = 0;
+  (void)member;
+  for (int i = 0; i < EPG_OPERANDS; i++) at[i] = j->at[i] ? j->at[i] + column->offsets[i] : 0;
+  for (int i = 0; i < EPG_OUTPUTS; i++) outputs += p->summed[i];
+  double *next = j->totals + task * outputs * 2 * p->width;
+  memset(next, 0, (size_t)(outputs * 2 * p->width) * sizeof *next);
+  for (int i = 0; i < EPG_OUTPUTS; i++)
+    if (p->summed[i]) {
+      totals[i] = next;
+      next += 2 * p->width;
+    }
+  epg_run run = *j->run;
+  run.count = column->count;
+  if (from == to) return;
+  if (p->all)
+    j->e->sum_all(j->k, j->rows, from, to - from, j->numbers, at, totals);
+  else
+    j->e->sum_rows(j->k, j->rows, &run, from, to - from, j->numbers, at, totals);
 }
 
-void epg_sum_all(const epg_engine *e, epg_kernel *k, const epg_loops *l, int64_t first, int64_t count, const double *numbers, EPG_ADDRESSES, double *sum0,
-                 double *sum1, double *sum2) {
-  e->sum_all(k, l, first, count, numbers, AT, SUMS);
+void epg_sum(const epg_engine *e, epg_crew *crew, epg_kernel *k, const epg_loops *rows, const epg_run *run, const epg_parts *parts, const epg_column *columns,
+             const double *numbers, EPG_ADDRESSES, double *totals) {
+  const sum_job job = {e, k, rows, run, parts, columns, numbers, AT, totals};
+  share(crew, parts->columns * parts->chunks, sum_task, &job);
 }
 
 // So many panels are packed at a time.

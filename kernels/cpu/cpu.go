@@ -38,16 +38,16 @@ type Row struct {
 // Numbers are an operation's parameters: for lerp the weight, the weight less 1, and 1 less the weight.
 type Numbers [3]float64
 
-// Sums are where a kernel's outputs are summed, nil where one is not: totals, and behind them the errors of their additions.
-type Sums [Outputs][]float64
+// Parts is how sums are cut into tasks: epg_parts. All and Summed are 0 or 1.
+type Parts struct {
+	Rows, Chunks, Columns, Width, All int64
+	Summed                            [Outputs]int64
+}
 
-func (s *Sums) addresses() (at [Outputs]*float64) {
-	for i, sums := range s {
-		if len(sums) > 0 {
-			at[i] = &sums[0]
-		}
-	}
-	return at
+// Column is where a column of sums starts, in bytes from each operand, and its elements: epg_column.
+type Column struct {
+	Offsets [Operands]int64
+	Count   int64
 }
 
 // WholeGroups is n, rounded up to whole groups.

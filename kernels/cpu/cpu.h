@@ -84,6 +84,18 @@ typedef struct {
   int64_t height, width, uncut, pieces, scratch;
 } epg_cut;
 
+// epg_parts is how sums are cut into tasks: each is of a column, which is one element or a run of neighbours, and of a chunk of the `rows` that are added to it, or, with
+// `all`, of the elements that are folded into one. A task's totals are `width` doubles for each output that is summed, with as many behind them for their errors.
+typedef struct {
+  int64_t rows, chunks, columns, width, all;
+  int64_t summed[EPG_OUTPUTS];  // 0 or 1
+} epg_parts;
+
+// epg_column is where a column starts, in bytes from each operand, and its elements.
+typedef struct {
+  int64_t offsets[EPG_OPERANDS], count;
+} epg_column;
+
 // epg_crew is the threads that share a call's tasks: `members` of them at most, each taking the next until none is left. With `parallel`, the entry of an OpenMP
 // runtime, they are of its team of `team` threads; else they are those that make the call.
 typedef struct {

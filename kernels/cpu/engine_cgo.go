@@ -5,10 +5,8 @@ package cpu
 // #cgo CFLAGS: -std=c11 -O2
 // #cgo noescape epg_elementwise
 // #cgo nocallback epg_elementwise
-// #cgo noescape epg_sum_rows
-// #cgo nocallback epg_sum_rows
-// #cgo noescape epg_sum_all
-// #cgo nocallback epg_sum_all
+// #cgo noescape epg_sum
+// #cgo nocallback epg_sum
 // #cgo noescape epg_pack
 // #cgo nocallback epg_pack
 // #cgo noescape epg_multiply
@@ -46,6 +44,8 @@ var (
 	_ [C.sizeof_epg_operand]struct{} = [unsafe.Sizeof(Operand{})]struct{}{}
 	_ [C.sizeof_epg_tile]struct{}    = [unsafe.Sizeof(Tile{})]struct{}{}
 	_ [C.sizeof_epg_cut]struct{}     = [unsafe.Sizeof(Cut{})]struct{}{}
+	_ [C.sizeof_epg_parts]struct{}   = [unsafe.Sizeof(Parts{})]struct{}{}
+	_ [C.sizeof_epg_column]struct{}  = [unsafe.Sizeof(Column{})]struct{}{}
 	_ [C.sizeof_epg_crew]struct{}    = [unsafe.Sizeof(Crew{})]struct{}{}
 	_ [C.EPG_FORMS]struct{}          = [forms]struct{}{}
 )
@@ -86,18 +86,12 @@ func (e *Engine) Elementwise(crew *Crew, k Kernel, l *Loops, first, count, each 
 		at[0], at[1], at[2], at[3], at[4], at[5], at[6])
 }
 
-// SumRows adds, for each row [first, first+count) of a walk, a run of terms to the columns of the sums: WholeGroups(row.Count) totals, and as many errors.
-func (e *Engine) SumRows(k Kernel, rows *Loops, row *Row, first, count int64, numbers *Numbers, at *Addresses, sums *Sums) {
-	to := sums.addresses()
-	C.epg_sum_rows(e.table, k.run, (*C.epg_loops)(unsafe.Pointer(rows)), (*C.epg_run)(unsafe.Pointer(row)), C.int64_t(first), C.int64_t(count),
-		(*C.double)(&numbers[0]), at[0], at[1], at[2], at[3], at[4], at[5], at[6], (*C.double)(to[0]), (*C.double)(to[1]), (*C.double)(to[2]))
-}
-
-// SumAll adds the terms [first, first+count) of a walk to Group lanes: as many totals, and as many errors.
-func (e *Engine) SumAll(k Kernel, l *Loops, first, count int64, numbers *Numbers, at *Addresses, sums *Sums) {
-	to := sums.addresses()
-	C.epg_sum_all(e.table, k.run, (*C.epg_loops)(unsafe.Pointer(l)), C.int64_t(first), C.int64_t(count), (*C.double)(&numbers[0]),
-		at[0], at[1], at[2], at[3], at[4], at[5], at[6], (*C.double)(to[0]), (*C.double)(to[1]), (*C.double)(to[2]))
+// Sum adds a kernel's results to totals, in parts: for each part and output that is summed Width totals, and as many errors of their additions, which the sum lacks.
+// A column has WholeGroups(Count) of either, or Group lanes where all is folded into one. They lie behind each other; what was there is lost.
+func (e *Engine) Sum(crew *Crew, k Kernel, rows *Loops, row *Row, parts *Parts, columns []Column, numbers *Numbers, at *Addresses, totals []float64) {
+	C.epg_sum(e.table, crew.c(), k.run, (*C.epg_loops)(unsafe.Pointer(rows)), (*C.epg_run)(unsafe.Pointer(row)), (*C.epg_parts)(unsafe.Pointer(parts)),
+		(*C.epg_column)(unsafe.Pointer(unsafe.SliceData(columns))), (*C.double)(&numbers[0]), at[0], at[1], at[2], at[3], at[4], at[5], at[6],
+		(*C.double)(unsafe.SliceData(totals)))
 }
 
 // Widths are the rows of a panel of the left and of the right operand, 0 where the engine lacks the form.

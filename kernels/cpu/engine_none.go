@@ -21,11 +21,8 @@ func askForTiles() error { return nil }
 // Elementwise computes the elements [first, first+count) of a walk.
 func (*Engine) Elementwise(*Crew, Kernel, *Loops, int64, int64, int64, *Numbers, *Addresses) {}
 
-// SumRows adds, for each row [first, first+count) of a walk, a run of terms to the columns of the sums.
-func (*Engine) SumRows(Kernel, *Loops, *Row, int64, int64, *Numbers, *Addresses, *Sums) {}
-
-// SumAll adds the terms [first, first+count) of a walk to Group lanes.
-func (*Engine) SumAll(Kernel, *Loops, int64, int64, *Numbers, *Addresses, *Sums) {}
+// Sum adds a kernel's results to totals, in parts.
+func (*Engine) Sum(*Crew, Kernel, *Loops, *Row, *Parts, []Column, *Numbers, *Addresses, []float64) {}
 
 // Widths are the rows of a panel of the left and of the right operand.
 func (*Engine) Widths(Form) (left, right int64) { return 0, 0 }

@@ -166,19 +166,28 @@ func TestSums(t *testing.T) {
 					}
 					addresses := cpu.Addresses{3: at(g), 4: at(g)}
 					width := cpu.WholeGroups(int(columns))
-					sums := cpu.Sums{make([]float64, 2*width)}
 					walk := cpu.Loops{ElementSize: size, Rank: 1}
 					walk.Shape[0], walk.Strides[3][0], walk.Strides[4][0] = rows, columns*size, columns*size
 					row := cpu.Row{ElementSize: size, Count: columns}
 					row.Strides[3], row.Strides[4] = size, size
-					e.SumRows(kernel, &walk, &row, 0, rows, &cpu.Numbers{}, &addresses, &sums)
-					require.Equal(t, want, sums[0][:columns], "%v: %d x %d", dt, rows, columns)
+					for _, chunks := range []int64{1, 3} {
+						parts := cpu.Parts{Rows: rows, Chunks: chunks, Columns: 1, Width: int64(width), Summed: [cpu.Outputs]int64{1}}
+						sums, got := make([]float64, 2*int64(width)*chunks), make([]float64, columns)
+						e.Sum(cpu.Alone(), kernel, &walk, &row, &parts, []cpu.Column{{Count: columns}}, &cpu.Numbers{}, &addresses, sums)
+						for i := range columns {
+							for chunk := range chunks {
+								got[i] += sums[2*int64(width)*chunk+i]
+							}
+						}
+						require.Equal(t, want, got, "%v: %d x %d", dt, rows, columns)
+					}
 
-					lanes := cpu.Sums{make([]float64, 2*cpu.Group)}
 					walk.Shape[0], walk.Strides[3][0], walk.Strides[4][0] = rows*columns, size, size
-					e.SumAll(kernel, &walk, 0, rows*columns, &cpu.Numbers{}, &addresses, &lanes)
+					parts := cpu.Parts{Rows: rows * columns, Chunks: 1, Columns: 1, Width: cpu.Group, All: 1, Summed: [cpu.Outputs]int64{1}}
+					lanes := make([]float64, 2*cpu.Group)
+					e.Sum(cpu.Alone(), kernel, &walk, &row, &parts, []cpu.Column{{Count: 1}}, &cpu.Numbers{}, &addresses, lanes)
 					total := 0.
-					for _, x := range lanes[0][:cpu.Group] {
+					for _, x := range lanes[:cpu.Group] {
 						total += x
 					}
 					require.Equal(t, all, total, "%v: %d x %d", dt, rows, columns)

@@ -2,6 +2,8 @@ package cpu
 
 import (
 	"slices"
+	"sync"
+	"unsafe"
 
 	"github.com/epigrad/epigrad/go/backend"
 	"github.com/epigrad/epigrad/go/tensor"
@@ -18,6 +20,7 @@ type vectorSums struct {
 	kept       *loops         // to, then the operands, over the dimensions that stay
 	summed     *loops         // the operands over the dimensions that go
 	rows       *kernels.Loops
+	row        kernels.Row
 	along      int // the columns of a task; 1 where too few stay, so that a task adds along what goes
 	chunks     int
 }
@@ -61,6 +64,12 @@ func (v *vectorKernel) sums(to [kernels.Outputs]*tensor.View, accumulate bool) (
 	}
 	rows, ok := v.walk(q.summed)
 	q.rows = rows
+	q.row = kernels.Row{ElementSize: v.dt.Size(), Stream: truth(v.streams())}
+	for i, operand := range v.operands {
+		if operand != nil && q.summed.count > 0 {
+			q.row.Strides[i] = q.kept.innerStride(len(q.to) + v.index(i))
+		}
+	}
 	return q.run, ok
 }
 
@@ -90,26 +99,42 @@ func (q *vectorSums) run(r *backend.Run) error {
 	}
 	hintPages(r, q.operands[:kernels.Outputs]...)
 	base, numbers := q.kept.bind(r), numbersOf(r)
-	partial := make([][]sums, columns*q.chunks)
-	err := parallel(len(partial), r.Threads, q.kept.count*q.summed.count*vectorWork, func(task int) {
-		from := q.summed.count * int64(task%q.chunks) / int64(q.chunks)
-		to := q.summed.count * int64(task%q.chunks+1) / int64(q.chunks)
-		first, n := q.column(task / q.chunks)
+	p := freePartial.Get().(*partial)
+	defer freePartial.Put(p)
+	p.parts = kernels.Parts{
+		Rows: q.summed.count, Chunks: int64(q.chunks), Columns: int64(columns), Width: int64(kernels.WholeGroups(q.along)), All: truth(q.along == 1),
+	}
+	for _, output := range q.outputs {
+		p.parts.Summed[output] = 1
+	}
+	p.columns = slices.Grow(p.columns[:0], columns)[:columns]
+	for i := range p.columns {
+		first, n := q.column(i)
 		// A piece lies within an innermost run: its elements are evenly spaced.
-		q.kept.pieces(&base, first, n, func(p *piece) { partial[task] = q.add(p, from, to, numbers) })
+		q.kept.pieces(&base, first, n, func(at *piece) { p.columns[i] = q.place(&base, at) })
+	}
+	total := columns * q.chunks * len(q.to) * 2 * int(p.parts.Width)
+	p.totals = slices.Grow(p.totals[:0], total)[:total]
+	var at kernels.Addresses
+	if q.summed.count > 0 {
+		q.spread(&at, base[len(q.to):])
+	}
+	err := share(int64(columns*q.chunks), r.Threads, q.kept.count*q.summed.count*vectorWork, func(crew *kernels.Crew) {
+		q.engine.Sum(crew, q.kernel, q.rows, &q.row, &p.parts, p.columns, numbers, &at, p.totals)
 	})
 	if err != nil {
 		return err
 	}
 	return parallel(columns, r.Threads, q.kept.count*int64(q.chunks), func(column int) {
-		all := partial[column*q.chunks]
 		first, n := q.column(column)
 		for i, target := range q.to {
+			all := p.sums(column*q.chunks, i, len(q.to), n)
 			for chunk := 1; chunk < q.chunks; chunk++ {
-				all[i].merge(&partial[column*q.chunks+chunk][i])
+				part := p.sums(column*q.chunks+chunk, i, len(q.to), n)
+				all.merge(&part)
 			}
 			total := make([]float64, n)
-			all[i].result(total)
+			all.result(total)
 			q.kept.pieces(&base, first, n, func(p *piece) {
 				if q.accumulate && r.Accumulate {
 					old := make([]float64, n)
@@ -124,40 +149,36 @@ func (q *vectorSums) run(r *backend.Run) error {
 	})
 }
 
-// add sums the rows [from, to) of a piece, for each output that is summed.
-func (q *vectorSums) add(p *piece, from, to int64, numbers *kernels.Numbers) []sums {
-	var at kernels.Addresses
-	var totals kernels.Sums
-	width := kernels.WholeGroups(p.length)
-	for _, output := range q.outputs {
-		totals[output] = make([]float64, 2*width)
-	}
-	if from < to {
-		q.spread(&at, p.at[len(q.to):])
-		if q.along == 1 {
-			q.engine.SumAll(q.kernel, q.rows, from, to-from, numbers, &at, &totals)
-		} else {
-			row := kernels.Row{ElementSize: q.dt.Size(), Count: int64(p.length), Stream: q.rows.Stream}
-			next := len(q.to)
-			for i, operand := range q.operands {
-				if operand != nil {
-					row.Strides[i] = q.kept.innerStride(next)
-					next++
-				}
-			}
-			q.engine.SumRows(q.kernel, q.rows, &row, from, to-from, numbers, &at, &totals)
+// place is where a piece starts.
+func (q *vectorSums) place(base *[maxOperands]unsafe.Pointer, p *piece) kernels.Column {
+	c := kernels.Column{Count: int64(p.length)}
+	next := len(q.to)
+	for i, operand := range q.operands {
+		if operand != nil && q.summed.count > 0 {
+			c.Offsets[i] = int64(uintptr(p.at[next]) - uintptr(base[next]))
+			next++
 		}
 	}
-	result := make([]sums, len(q.outputs))
-	for i, output := range q.outputs {
-		both := sums{totals[output][:width], totals[output][width:]}
-		if q.along == 1 {
-			result[i] = both.folded()
-		} else {
-			result[i] = sums{both.total[:p.length], both.carry[:p.length]}
-		}
+	return c
+}
+
+// partial is what a run's tasks add up, and what the engine is told of them.
+type partial struct {
+	parts   kernels.Parts
+	columns []kernels.Column
+	totals  []float64
+}
+
+var freePartial = sync.Pool{New: func() any { return new(partial) }}
+
+// sums are those of one task and output: of n columns, or in one.
+func (p *partial) sums(task, output, outputs, n int) sums {
+	width := kernels.WholeGroups(n)
+	both := p.totals[(task*outputs+output)*2*int(p.parts.Width):][:2*width]
+	if p.parts.All == 1 {
+		return (&sums{both[:width], both[width:]}).folded()
 	}
-	return result
+	return sums{both[:n], both[width:][:n]}
 }
 
 // folded is the sum of all columns, in one.

@@ -186,7 +186,7 @@ enum { least_exponents = 2 * 127 - 100 };
 
 #ifdef PAIRS
 
-#define TARGET_PAIRS __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c,avx512bf16")))
+#define TARGET_PAIRS __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c,prfchw,avx512bf16")))
 static inline __attribute__((always_inline)) TARGET_PAIRS f_v f_fuse_pairs(f_v x, f_v y, f_v sum) {
   return _mm512_dpbf16_ps(sum, (__m512bh)_mm512_castps_si512(x), (__m512bh)_mm512_castps_si512(y));
 }

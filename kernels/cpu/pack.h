@@ -1,7 +1,7 @@
 // Packing of one form, included once for each with FORM (its name), STORAGE (what is loaded), UNIT (bytes of what becomes one element of a panel), ELEMENT (bytes of
 // an element of the matrix), and REGISTERS set. Pairs are units of two elements.
 
-// Rows, or steps of the depth, mostly lie so far apart that a processor does not see by itself what will be read next: it is asked for.
+// Rows, or steps of the depth, mostly lie so far apart that a processor does not see by itself what will be read next: it is asked for, and so is what will be written.
 
 // pack_rows packs n panels where rows are contiguous, side by side, so that what is read lies in longer pieces.
 INLINE void JOIN(pack_rows, FORM)(const int n, const epg_operand *p, int64_t panel, const char *from, char *to, int16_t *smallest) {
@@ -20,6 +20,7 @@ INLINE void JOIN(pack_rows, FORM)(const int n, const epg_operand *p, int64_t pan
     }
     T *out = (T *)to + (panel * units + k) * width;
     UNROLL for (int i = 0; i < n; i++, out += units * width) {
+      for (int64_t h = 0; h < width * (int64_t)sizeof(T); h += 64) __builtin_prefetch((const char *)(out + 2 * ahead * width) + h, 1);
       const int64_t row = (panel + i) * width, rest = p->count - row, valid = rest < width ? rest : width;
       for (int64_t h = 0; h < width; h += lanes) {
         const char *line[per_unit];
@@ -79,6 +80,7 @@ INLINE void JOIN(pack_squares, FORM)(const epg_operand *p, int64_t panel, const 
         square[i] = V(JOIN(load, STORAGE))(line);
         SMALLEST(0, square[i])
       }
+      for (int64_t i = 0; i < lanes; i++) __builtin_prefetch(out + (ahead + i) * width + h, 1);
       V(transpose)(square);
       const int kept = width - h < lanes ? width - h : lanes;
       if (n == lanes && kept == lanes)

@@ -41,7 +41,7 @@ TARGET static void tile_multiply(int sums, int left, int right) {
 
 #else
 
-#define TARGET_TILES __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c,amx-tile,amx-bf16")))
+#define TARGET_TILES __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c,prfchw,amx-tile,amx-bf16")))
 
 // tiles_begin makes all tiles as large as they can be; tiles_end leaves nothing that a thread would have to keep.
 TARGET_TILES static void tiles_begin(void) {

@@ -5,7 +5,7 @@
 #include <stdint.h>
 #include <string.h>
 
-#define TARGET __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")))
+#define TARGET __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c,prfchw")))
 #define INLINE static inline __attribute__((always_inline)) TARGET
 
 // Loops over registers are unrolled whole, so that the registers have names.
@@ -72,17 +72,23 @@ INLINE d_v d_scale_normal(d_v x, d_v k) { return _mm512_scalef_pd(x, k); }
 // Storage. Stores round to nearest even; NaN stays NaN.
 INLINE f_v f_load_float32(const void *p) { return _mm512_loadu_ps(p); }
 INLINE f_v f_load_float16(const void *p) { return _mm512_cvtph_ps(_mm256_loadu_si256(p)); }
-INLINE f_v f_load_bfloat16(const void *p) { return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256(p)), 16)); }
+// A bfloat16 is the upper half of a lane, to which a permutation brings it: number i to place 2 i + 1, or back.
+static const uint16_t to_upper_halves[32] = {0, 0, 0, 1, 0, 2, 0, 3, 0, 4, 0, 5, 0, 6, 0, 7, 0, 8, 0, 9, 0, 10, 0, 11, 0, 12, 0, 13, 0, 14, 0, 15};
+static const uint16_t from_upper_halves[32] = {1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31};
+INLINE f_v f_load_bfloat16(const void *p) {
+  const __m512i numbers = _mm512_castsi256_si512(_mm256_loadu_si256(p));
+  return _mm512_castsi512_ps(_mm512_maskz_permutexvar_epi16(0xaaaaaaaa, _mm512_loadu_si512(to_upper_halves), numbers));
+}
 INLINE void f_store_float32(void *p, f_v x) { _mm512_storeu_ps(p, x); }
 INLINE void f_store_float16(void *p, f_v x) { _mm256_storeu_si256(p, _mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)); }
 // AVX512_BF16 has an instruction for it, which takes denormals for zeros.
 INLINE void f_store_bfloat16(void *p, f_v x) {
-  __m512i bits = _mm512_castps_si512(x);
-  __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
-  __m512i rounded = _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
-  __m512i quiet = _mm512_or_si512(bits, _mm512_set1_epi32(0x400000));
-  rounded = _mm512_mask_mov_epi32(rounded, _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q), quiet);
-  _mm256_storeu_si256(p, _mm512_cvtepi32_epi16(_mm512_srli_epi32(rounded, 16)));
+  const __m512i bits = _mm512_castps_si512(x);
+  const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+  // A NaN is not rounded: it comes from an operation, which has set its first digit, or from a bfloat16, and is one without its lower half.
+  const __mmask16 is_number = _mm512_cmp_ps_mask(x, x, _CMP_ORD_Q);
+  const __m512i rounded = _mm512_mask_add_epi32(bits, is_number, bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
+  _mm256_storeu_si256(p, _mm512_castsi512_si256(_mm512_permutexvar_epi16(_mm512_loadu_si512(from_upper_halves), rounded)));
 }
 INLINE d_v d_load_float32(const void *p) { return _mm512_cvtps_pd(_mm256_loadu_ps(p)); }
 INLINE d_v d_load_float64(const void *p) { return _mm512_loadu_pd(p); }

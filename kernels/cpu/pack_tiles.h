@@ -122,6 +122,7 @@ INLINE void pack_tiles(const int terms, const int rows_contiguous, const int n, 
       take_block(terms, rows_contiguous, p, r + i, from, block * depth_of_tile, s, found + i);
       for (int term = 0; term < terms; term++) {
         char *at = to + (((panel + i) * blocks + block) * terms + term) * square_bytes;
+        for (int64_t line = 0; !p->left && line < square_bytes; line += 64) __builtin_prefetch(at + 2 * terms * square_bytes + line, 1);
         for (int half = 0; half < 2; half++) {
           f_v *words = s[half].term[term];
           if (terms == 1)

@@ -161,6 +161,22 @@ def test_timing_takes_turns_and_drops_the_first_round() -> None:
     assert timing.interleaved({"a": lambda: None}, 0, least=1)["a"].rounds == 1
 
 
+@pytest.mark.parametrize(
+    ("seconds", "wanted", "rounds"),
+    [(0.5, 0, 1), (3.0, 0, 2), (1.0, 8, 7), (0.3, 8, 2)],  # the first of several rounds does not count
+)
+def test_a_slow_row_gets_the_rounds_that_it_needs_within_ten_times_its_seconds(
+    monkeypatch: pytest.MonkeyPatch, seconds: float, wanted: int, rounds: int
+) -> None:
+    clock = [0.0]
+
+    def step() -> None:
+        clock[0] += 1
+
+    monkeypatch.setattr(timing.time, "perf_counter", lambda: clock[0])
+    assert timing.interleaved({"a": step}, seconds, least=1, wanted=wanted)["a"].rounds == rounds
+
+
 # The table of a GPU, whose rows are measured here on the CPU in a smaller size
 
 

@@ -59,11 +59,13 @@ class Timing:
         return (self.high - self.low) / 2 / self.median
 
 
-def interleaved(candidates: Candidates, seconds: float, least: int = 3, most: int = 2000) -> dict[str, Timing]:
+def interleaved(
+    candidates: Candidates, seconds: float, least: int = 3, most: int = 2000, wanted: int = 0
+) -> dict[str, Timing]:
     """Call each candidate once per round, in another order each time, until `seconds` have passed.
 
-    There are at least `least` rounds and at most `most`. The first round warms caches up and counts only if it is the
-    only one.
+    There are at least `least` rounds and at most `most`; `wanted` are worth up to ten times the seconds. The first
+    round warms caches up and counts only if it is the only one.
     """
 
     def measure(order: list[str]) -> dict[str, float]:
@@ -75,7 +77,7 @@ def interleaved(candidates: Candidates, seconds: float, least: int = 3, most: in
             taken[name] = time.perf_counter() - start
         return taken
 
-    return _rounds(measure, list(candidates), seconds, least, most)
+    return _rounds(measure, list(candidates), seconds, least, most, wanted)
 
 
 def interleaved_on_cuda(candidates: Candidates, seconds: float, least: int = 5, most: int = 400) -> dict[str, Timing]:
@@ -138,7 +140,12 @@ def interleaved_bursts(candidates: Candidates, seconds: float, calls: int = 50) 
 
 
 def _rounds(
-    measure: Callable[[list[str]], dict[str, float]], names: list[str], seconds: float, least: int, most: int
+    measure: Callable[[list[str]], dict[str, float]],
+    names: list[str],
+    seconds: float,
+    least: int,
+    most: int,
+    wanted: int = 0,
 ) -> dict[str, Timing]:
     """Timings of the rounds that `measure` takes in the order it is given.
 
@@ -153,7 +160,9 @@ def _rounds(
     try:
         begin = time.perf_counter()
         rounds = 0
-        while rounds < most and (rounds < least or time.perf_counter() - begin < seconds):
+        while rounds < most and (
+            rounds < least or time.perf_counter() - begin < (seconds if rounds >= wanted else 10 * seconds)
+        ):
             shuffle(order)
             for name, taken in measure(order).items():
                 samples[name].append(taken)

@@ -92,8 +92,8 @@ func BenchmarkMultiply(b *testing.B) {
 					block.Out = cpu.Result{Rows: axisOf(n, n*size), ColumnStride: size}
 					var packing time.Duration
 					for b.Loop() {
-						start := time.Now()
 						b.StopTimer()
+						start := time.Now()
 						e.Pack(cpu.Alone(), left, right)
 						packing += time.Since(start)
 						b.StartTimer()

@@ -1,7 +1,7 @@
 // Package cpu holds the CPU backend's vector kernels, in C: one body (engine.h) compiled once for each instruction set, which engine.go chooses
 // among at run time. Without cgo, and on other processors than amd64, there are none, and kernels/portable is all there is.
 //
-// Who calls decides what a task is and on which thread it runs: nothing here allocates, starts threads or remembers anything.
+// Who calls decides how work is cut into tasks and which threads take them (Crew): nothing here allocates or remembers anything.
 package cpu
 
 import "unsafe"
@@ -106,7 +106,7 @@ type Packing struct {
 	Smallest []int16
 }
 
-// Cut is how a block is cut into tiles: epg_cut.
+// Cut is how a block is cut into tiles: epg_cut. Without Scratch, sums lie together for the whole block.
 type Cut struct{ Height, Width, Uncut, Pieces, Scratch int64 }
 
 // Crew is the threads that share the tasks of one call: epg_crew. Those of an OpenMP runtime's team, by the entry to it, or those that make the call, as many at most.

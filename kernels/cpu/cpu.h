@@ -1,5 +1,5 @@
 // The CPU engines: one table for each instruction set, of the same functions compiled for it (engine.h). Go decides which instruction set the machine has,
-// what a task is and on which thread it runs; nothing here allocates, and nothing is remembered.
+// how work is cut into tasks, and which threads may take them (calls.h); nothing here allocates, and nothing is remembered.
 #pragma once
 
 #include <stdint.h>

@@ -85,7 +85,7 @@ INLINE int16_t exponent_of_smallest(__m512i less_1) {
   UNROLL for (int i = 0; i < n; i++) least[i] = _mm512_set1_epi16(-1);
 #define SMALLEST(i, x) \
   least[i] = _mm512_min_epu16(least[i], _mm512_sub_epi16(_mm512_and_si512(_mm512_castps_si512(x), _mm512_set1_epi16(0x7fff)), _mm512_set1_epi16(1)));
-#define SMALLEST_END(i) smallest[panel + (i)] = exponent_of_smallest(least[i]);
+#define SMALLEST_END(i) smallest[panel + (i)] = exponent_of_smallest(least[i])
 #define LOAD_LINES(line) f_load_two_rows(line[0], line[1])
 #define REGISTERS f
 #define FORM pairs

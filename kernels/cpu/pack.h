@@ -38,7 +38,8 @@ INLINE void JOIN(pack_rows, FORM)(const int n, const epg_operand *p, int64_t pan
       }
     }
   }
-  UNROLL for (int i = 0; i < n; i++){SMALLEST_END(i)}(void)smallest;
+  UNROLL for (int i = 0; i < n; i++) { SMALLEST_END(i); }
+  (void)smallest;
 }
 
 // pack_squares packs a panel otherwise: where the depth is contiguous a square of registers is transposed at a time, what is neither or reaches over an edge is gathered
@@ -89,7 +90,7 @@ INLINE void JOIN(pack_squares, FORM)(const epg_operand *p, int64_t panel, const 
         for (int i = 0; i < n; i++) V(store_first)(out + i * width + h, square[i], kept);
     }
   }
-  SMALLEST_END(0)
+  SMALLEST_END(0);
   (void)smallest;
 }
 

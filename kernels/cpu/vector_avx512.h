@@ -85,9 +85,8 @@ INLINE void f_store_float16(void *p, f_v x) { _mm256_storeu_si256(p, _mm512_cvtp
 INLINE void f_store_bfloat16(void *p, f_v x) {
   const __m512i bits = _mm512_castps_si512(x);
   const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
-  // A NaN is not rounded: it comes from an operation, which has set its first digit, or from a bfloat16, and is one without its lower half.
-  const __mmask16 is_number = _mm512_cmp_ps_mask(x, x, _CMP_ORD_Q);
-  const __m512i rounded = _mm512_mask_add_epi32(bits, is_number, bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
+  const __m512i quiet = _mm512_or_si512(bits, _mm512_set1_epi32(0x400000));
+  const __m512i rounded = _mm512_mask_add_epi32(quiet, _mm512_cmp_ps_mask(x, x, _CMP_ORD_Q), bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
   _mm256_storeu_si256(p, _mm512_castsi512_si256(_mm512_permutexvar_epi16(_mm512_loadu_si512(from_upper_halves), rounded)));
 }
 INLINE d_v d_load_float32(const void *p) { return _mm512_cvtps_pd(_mm256_loadu_ps(p)); }

@@ -22,25 +22,37 @@ const (
 // team where there is one, else goroutines. Little work stays on the caller's. Which thread runs a task never changes its result. A panic in a task becomes
 // the Internal error that is returned.
 func parallel(tasks, threads int, work int64, task func(i int)) error {
-	all := threadsFor(threads)
-	threads = int(min(int64(all), int64(tasks), 1+work/goroutineWork))
-	if threads <= 1 {
+	members := int(membersFor(int64(tasks), threads, work))
+	if members <= 1 {
 		return inTurn(tasks, task)
 	}
-	return spread(tasks, threads, all, task)
+	return spread(tasks, members, threadsFor(threads), task)
 }
 
-// share makes one call of an engine, whose tasks so many threads take at most: it is called once with those of PyTorch's team, where there is one; else each goroutine
-// calls it with the same crew.
+// membersFor is how many threads share tasks of so much work in all: the caller's alone, if it is little.
+func membersFor(tasks int64, threads int, work int64) int64 {
+	return min(int64(threadsFor(threads)), tasks, 1+work/goroutineWork)
+}
+
+// freeCrews are crews of one call each. They lie by themselves: cgo would look at their neighbours.
+var freeCrews = sync.Pool{New: func() any { return new(kernels.Crew) }}
+
+// share makes one call of an engine, whose tasks membersFor threads take: it is called once with those of PyTorch's team, where there is one; else each goroutine
+// calls it with the same crew. A panic becomes the Internal error that is returned.
 func share(tasks int64, threads int, work int64, call func(*kernels.Crew)) error {
-	all := threadsFor(threads)
-	members := min(int64(all), tasks, 1+work/goroutineWork)
-	if entry := team.Entry(); entry != nil && members > 1 {
-		call(&kernels.Crew{Parallel: entry, Team: int64(all), Members: members})
-		return nil
+	members := membersFor(tasks, threads, work)
+	crew := freeCrews.Get().(*kernels.Crew)
+	defer freeCrews.Put(crew)
+	*crew = kernels.Crew{Members: members}
+	once := func(int) { call(crew) }
+	if members <= 1 {
+		return inTurn(1, once)
 	}
-	crew := &kernels.Crew{Members: members}
-	return parallel(int(members), threads, work, func(int) { call(crew) })
+	if crew.Parallel = team.Entry(); crew.Parallel != nil {
+		crew.Team = int64(threadsFor(threads))
+		return inTurn(1, once)
+	}
+	return parallel(int(members), threads, work, once)
 }
 
 // inTurn calls the tasks on the caller's thread. It allocates nothing: the smallest problems take a few microseconds.

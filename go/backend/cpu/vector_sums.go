@@ -100,7 +100,11 @@ func (q *vectorSums) run(r *backend.Run) error {
 	hintPages(r, q.operands[:kernels.Outputs]...)
 	base, numbers := q.kept.bind(r), numbersOf(r)
 	p := freePartial.Get().(*partial)
-	defer freePartial.Put(p)
+	defer func() {
+		if cap(p.totals) <= keptTotals {
+			freePartial.Put(p)
+		}
+	}()
 	p.parts = kernels.Parts{
 		Rows: q.summed.count, Chunks: int64(q.chunks), Columns: int64(columns), Width: int64(kernels.WholeGroups(q.along)), All: truth(q.along == 1),
 	}
@@ -168,6 +172,9 @@ type partial struct {
 	columns []kernels.Column
 	totals  []float64
 }
+
+// keptTotals is the most totals that are kept for the next run.
+const keptTotals = 4 << 20
 
 var freePartial = sync.Pool{New: func() any { return new(partial) }}
 

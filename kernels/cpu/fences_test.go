@@ -1,0 +1,205 @@
+//go:build linux
+
+package cpu_test
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"sync"
+	"syscall"
+	"testing"
+	"unsafe"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/epigrad/epigrad/kernels/cpu"
+)
+
+// fenced is memory between two pages that nobody may touch, at their beginning or end.
+func fenced(t *testing.T, bytes int64, end bool) []byte {
+	const page = 4096
+	whole := (bytes + page - 1) / page * page
+	all, err := syscall.Mmap(-1, 0, int(whole+2*page), syscall.PROT_READ|syscall.PROT_WRITE, syscall.MAP_ANON|syscall.MAP_PRIVATE)
+	require.NoError(t, err)
+	require.NoError(t, syscall.Mprotect(all[:page], syscall.PROT_NONE))
+	require.NoError(t, syscall.Mprotect(all[page+whole:], syscall.PROT_NONE))
+	t.Cleanup(func() { _ = syscall.Munmap(all) })
+	if end {
+		return all[page+whole-bytes : page+whole : page+whole]
+	}
+	return all[page : page+bytes : page+bytes]
+}
+
+func axes(sizes, strides []int64) (a cpu.Axis) {
+	a.Rank, a.Length = int64(len(sizes)), 1
+	for i := range sizes {
+		a.Length *= sizes[i]
+		a.Sizes[i], a.Strides[i] = sizes[i], strides[i]
+	}
+	return a
+}
+
+func offsetOf(a *cpu.Axis, i int64) (o int64) {
+	for d := a.Rank - 1; d >= 0; d-- {
+		o += i % a.Sizes[d] * a.Strides[d]
+		i /= a.Sizes[d]
+	}
+	return o
+}
+
+// Operands of any axes and strides are packed, and products of small integers are exact, by crews of any size and cuts of any kind, where every array lies between pages
+// that nobody may touch; nothing between a result's rows is written.
+func TestCrewsAmongFences(t *testing.T) {
+	forEachEngine(t, func(t *testing.T, e *cpu.Engine) {
+		random := rand.New(rand.NewPCG(4, 4))
+		for formNumber, dt := range packedTypes {
+			form := cpu.Form(formNumber)
+			lw, rw := e.Widths(form)
+			if lw == 0 {
+				continue
+			}
+			size, sumSize := dt.Size(), dt.Accumulator().Size()
+			for turn := range 60 {
+				t.Run(fmt.Sprint(form, turn), func(t *testing.T) {
+					pick := func(list ...int64) int64 { return list[random.IntN(len(list))] }
+					split := func(n int64) []int64 {
+						if d := pick(2, 3, 4, 5, 7, 16); random.IntN(3) == 0 && n%d == 0 && n > d {
+							return []int64{n / d, d}
+						}
+						return []int64{n}
+					}
+					operand := func(rows, depth int64) (o cpu.Operand, memory []byte) {
+						r, c := split(rows), split(depth)
+						all := append(append([]int64{}, r...), c...)
+						strides := make([]int64, len(all))
+						order := random.Perm(len(all))
+						if random.IntN(2) == 0 { // rows or depth innermost
+							for i := range order {
+								order[i] = len(all) - 1 - i
+							}
+							if random.IntN(2) == 0 {
+								order = append(order[len(c):], order[:len(c)]...)
+							}
+						}
+						step := size
+						for n, d := range order {
+							strides[d] = step
+							step *= all[d]
+							if n > 0 || random.IntN(4) == 0 {
+								step += size * int64(random.IntN(3))
+							}
+						}
+						total := size
+						for d := range all {
+							total += (all[d] - 1) * strides[d]
+						}
+						o = cpu.Operand{Rows: axes(r, strides[:len(r)]), Columns: axes(c, strides[len(r):])}
+						memory = fenced(t, total, random.IntN(2) == 0)
+						for i := range memory {
+							memory[i] = 0xff
+						}
+						return o, memory
+					}
+					rows := pick(1, 5, 14, 15, 33, 56, 60, 64, 84, 129, 168, 200)
+					columns := pick(1, 7, 16, 31, 32, 33, 64, 96, 128, 160, 200)
+					depth := pick(1, 2, 3, 16, 31, 32, 33, 64, 65, 130, 200, 300, 600)
+					l, lm := operand(rows, depth)
+					r, rm := operand(columns, depth)
+					row, first := random.Int64N(rows), random.Int64N(depth)
+					if random.IntN(2) == 0 {
+						row, first = 0, 0
+					}
+					// the left part's rows are the matrix's last ones, or whole panels of it
+					l.Row, l.Count, l.First, l.Depth = row, rows-row, first, depth-first
+					if whole := (rows - row) / lw * lw; whole > 0 && random.IntN(2) == 0 {
+						l.Count = whole
+					}
+					r.Row, r.Count, r.First, r.Depth = 0, columns, first, depth-first
+					lv, rv := make([]float64, rows*depth), make([]float64, columns*depth)
+					fill := func(o *cpu.Operand, m []byte, v []float64, n int64) {
+						for i := range n {
+							for k := range depth {
+								v[i*depth+k] = float64(random.IntN(7) - 3)
+								put(dt, unsafe.Add(at(m), offsetOf(&o.Rows, i)+offsetOf(&o.Columns, k)), v[i*depth+k])
+							}
+						}
+					}
+					fill(&l, lm, lv, rows)
+					fill(&r, rm, rv, columns)
+					l.Form, r.Form, l.Width, r.Width, l.Left = form, form, lw, rw, 1
+					units := form.Words(l.Depth)
+					lp, rp := (l.Count+lw-1)/lw, (r.Count+rw-1)/rw
+					end := random.IntN(2) == 0
+					to := func(panels, width int64) []byte { return fenced(t, panels*width*units*sumSize, end) }
+					left := &cpu.Packing{Operand: &l, From: at(lm), To: at(to(lp, lw)), Smallest: make([]int16, lp)}
+					right := &cpu.Packing{Operand: &r, From: at(rm), To: at(to(rp, rw)), Smallest: make([]int16, rp)}
+					share := func(members int64, call func(c *cpu.Crew)) {
+						crew := &cpu.Crew{Members: members}
+						var all sync.WaitGroup
+						for range members + 2 { // those who come when all are there find nothing to do
+							all.Go(func() { call(crew) })
+						}
+						all.Wait()
+					}
+					share(3, func(c *cpu.Crew) { e.Pack(c, left, right) })
+					store, _ := e.Kernel("epilogue_none_" + dt.Short())
+					add, _ := e.Kernel("add_" + dt.Short())
+					height, width := lw*pick(1, 2, 5, 12), pick(64, 128, 256)
+					members := pick(1, 2, 3, 5)
+					m, n := l.Count, columns
+					tiles := (m + height - 1) / height * ((n + width - 1) / width)
+					cut := &cpu.Cut{Height: height, Width: width, Uncut: random.Int64N(tiles + 1), Pieces: width / 64, Scratch: height * width * sumSize}
+					ld, step := n+int64(random.IntN(3)), int64(1)
+					if random.IntN(4) == 0 {
+						ld, step = 2*n, 2
+					}
+					out := fenced(t, ((m-1)*ld+(n-1)*step+1)*size, end)
+					for i := range out {
+						out[i] = 0xa5
+					}
+					bias := fenced(t, n*size, end)
+					block := &cpu.Tile{
+						Form: form, Units: units, Rows: m, Columns: n, Stride: width, First: 1, Last: 1, Size: size, SumSize: sumSize, BiasStride: size, Add: add, Store: store,
+						Value: store, Exchanged: int64(turn % 2),
+					}
+					block.Out = cpu.Result{Rows: axisOf(m, ld*size), ColumnStride: step * size}
+					biasAt := at(bias)
+					if random.IntN(2) == 0 {
+						biasAt = nil
+						block.Plain = 1
+						if size != sumSize || step != 1 {
+							block.Plain = 0
+						}
+					}
+					sums := fenced(t, members*cut.Scratch, end)
+					share(members, func(c *cpu.Crew) {
+						e.Multiply(c, block, cut, left.To, right.To, left.Smallest, right.Smallest, at(sums), at(out), nil, biasAt)
+					})
+					seen := make([]bool, len(out))
+					for i := range m {
+						for j := range n {
+							want := 0.
+							for k := first; k < depth; k++ {
+								want += lv[(row+i)*depth+k] * rv[j*depth+k]
+							}
+							rounded := exactly(8)
+							put(dt, at(rounded), want)
+							p := (i*ld + j*step) * size
+							if got := get(dt, at(out[p:])); got != get(dt, at(rounded)) {
+								t.Fatalf("%d %d %d row %d first %d: %d %d: %v, want %v", m, n, depth, row, first, i, j, got, want)
+							}
+							for b := range size {
+								seen[p+b] = true
+							}
+						}
+					}
+					for i := range out {
+						if !seen[i] && out[i] != 0xa5 {
+							t.Fatalf("byte %d between rows written", i)
+						}
+					}
+				})
+			}
+		}
+	})
+}

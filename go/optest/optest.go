@@ -7,9 +7,7 @@ package optest
 import (
 	"flag"
 	"math/rand/v2"
-	"os"
 	"slices"
-	"strings"
 	"testing"
 	"unsafe"
 
@@ -27,7 +25,9 @@ import (
 func Run(t *testing.T, b backend.Backend) {
 	info := b.Info()
 	if !info.Available {
-		if slices.Contains(strings.Split(os.Getenv("EPIGRAD_REQUIRE_BACKENDS"), ","), info.Name) {
+		required, err := required("EPIGRAD_REQUIRE_BACKENDS", []string{"cpu", "cuda", "webgpu"})
+		require.NoError(t, err)
+		if slices.Contains(required, info.Name) {
 			t.Fatalf("the backend %s is required and not available: %s", info.Name, info.Reason)
 		}
 		t.Skip(info.Reason)

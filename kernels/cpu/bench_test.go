@@ -79,7 +79,7 @@ func BenchmarkMultiply(b *testing.B) {
 			store, _ := e.Kernel("epilogue_none_" + dt.Short())
 			rounded := (height + leftWidth - 1) / leftWidth * leftWidth
 			tiles := (n + rounded - 1) / rounded * (n / width)
-			cut := &cpu.Cut{Height: rounded, Width: width, Uncut: tiles, Pieces: 1, Scratch: rounded * width * sumSize}
+			cut := &cpu.Cut{Height: rounded, Width: width, Uncut: tiles, Pieces: 1, Tasks: tiles, Scratch: rounded * width * sumSize}
 			sums, out := exactly(cut.Scratch), exactly(n*n*size)
 			for last, label := range []string{"sums", "result"} {
 				b.Run(name+"/"+form.String()+"/"+label, func(b *testing.B) {

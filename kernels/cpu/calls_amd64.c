@@ -174,8 +174,7 @@ static void multiply_task(const void *job, int64_t task, int64_t member) {
 void epg_multiply(const epg_engine *e, epg_crew *crew, const epg_tile *block, const epg_cut *cut, const void *left, const void *right,
                   const int16_t *left_smallest, const int16_t *right_smallest, void *sums, void *out, void *pre, const void *bias) {
   const multiply_job job = {e, block, cut, left, right, left_smallest, right_smallest, sums, out, pre, bias};
-  const int64_t tiles = divide_up(block->rows, cut->height) * divide_up(block->columns, cut->width);
-  share(crew, cut->uncut + (tiles - cut->uncut) * cut->pieces, multiply_task, &job);
+  share(crew, cut->tasks, multiply_task, &job);
 }
 
 int epg_ask_for_tiles(void) {

@@ -81,7 +81,7 @@ typedef struct {
 // epg_cut is how a block is cut into tiles of height x width, from the top down, column by column; from the tile `uncut` on each is cut into so many pieces of its
 // columns, so that threads end together. Sums lie `scratch` bytes apart for each thread, or, where that is 0, together for the whole block.
 typedef struct {
-  int64_t height, width, uncut, pieces, scratch;
+  int64_t height, width, uncut, pieces, tasks, scratch;
 } epg_cut;
 
 // epg_parts is how sums are cut into tasks: each is of a column, which is one element or a run of neighbours, and of a chunk of the `rows` that are added to it, or, with

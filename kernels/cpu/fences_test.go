@@ -149,6 +149,7 @@ func TestCrewsAmongFences(t *testing.T) {
 					m, n := l.Count, columns
 					tiles := (m + height - 1) / height * ((n + width - 1) / width)
 					cut := &cpu.Cut{Height: height, Width: width, Uncut: random.Int64N(tiles + 1), Pieces: width / 64, Scratch: height * width * sumSize}
+					cut.Tasks = cut.Uncut + (tiles-cut.Uncut)*cut.Pieces
 					ld, step := n+int64(random.IntN(3)), int64(1)
 					if random.IntN(4) == 0 {
 						ld, step = 2*n, 2

@@ -66,6 +66,12 @@ enum { side_by_side = 4 };
 #undef REGISTERS
 
 #if defined(PAIRS) || defined(TILES)
+// Magnitudes less 1, so that zero becomes the largest.
+INLINE __m512i least_magnitudes(__m512i least, f_v pairs) {
+  const __m512i magnitudes = _mm512_and_si512(_mm512_castps_si512(pairs), _mm512_set1_epi16(0x7fff));
+  return _mm512_min_epu16(least, _mm512_sub_epi16(magnitudes, _mm512_set1_epi16(1)));
+}
+
 INLINE int16_t exponent_of_smallest(__m512i less_1) {
   uint16_t lanes[32], least = UINT16_MAX;
   memcpy(lanes, &less_1, sizeof lanes);
@@ -79,12 +85,10 @@ INLINE int16_t exponent_of_smallest(__m512i less_1) {
 #undef SMALLEST
 #undef SMALLEST_END
 #undef LOAD_LINES
-// Magnitudes less 1, so that zero becomes the largest.
 #define SMALLEST_BEGIN(n)      \
   __m512i least[side_by_side]; \
   UNROLL for (int i = 0; i < n; i++) least[i] = _mm512_set1_epi16(-1);
-#define SMALLEST(i, x) \
-  least[i] = _mm512_min_epu16(least[i], _mm512_sub_epi16(_mm512_and_si512(_mm512_castps_si512(x), _mm512_set1_epi16(0x7fff)), _mm512_set1_epi16(1)));
+#define SMALLEST(i, x) least[i] = least_magnitudes(least[i], x);
 #define SMALLEST_END(i) smallest[panel + (i)] = exponent_of_smallest(least[i])
 #define LOAD_LINES(line) f_load_two_rows(line[0], line[1])
 #define REGISTERS f

@@ -126,9 +126,7 @@ INLINE void pack_tiles(const int terms, const int rows_contiguous, const int n, 
         for (int half = 0; half < 2; half++) {
           f_v *words = s[half].term[term];
           if (terms == 1)
-            for (int j = 0; j < tile_words; j++)
-              found[i].least =
-                  _mm512_min_epu16(found[i].least, _mm512_sub_epi16(_mm512_and_si512(bits_of(words[j]), _mm512_set1_epi16(0x7fff)), _mm512_set1_epi16(1)));
+            for (int j = 0; j < tile_words; j++) found[i].least = least_magnitudes(found[i].least, words[j]);
           if (p->left == rows_contiguous) f_transpose(words);
           for (int j = 0; j < tile_words; j++) f_store_float32(at + 64 * (p->left ? half * tile_words + j : j * 2 + half), words[j]);
         }

@@ -112,7 +112,7 @@ func TestParallelOnATeam(t *testing.T) {
 	out, err := compile.CombinedOutput()
 	require.NoError(t, err, "%s", out)
 	run := func(test string, environment ...string) string {
-		again := exec.Command(os.Args[0], "-test.run=^"+test+"$", "-test.v", "-test.timeout=60s")
+		again := exec.Command(os.Args[0], "-test.run=^"+test+"$", "-test.v", "-test.short", "-test.timeout=5m")
 		again.Env = append(os.Environ(), append(environment, "LD_PRELOAD="+library)...)
 		out, err := again.CombinedOutput()
 		require.NoError(t, err, "%s", out)

@@ -309,16 +309,17 @@ func (v *vectorProduct) tiles(r *backend.Run, b *vectorBlock, to *sink, threads 
 	if threads > 1 {
 		p.cut.Uncut = max(0, tiles-2*int64(threads))
 	}
-	tasks, work := p.cut.Uncut+(tiles-p.cut.Uncut)*p.cut.Pieces, b.rows*b.columns*max(1, v.form.Depth(units)/vectorSpeed)
+	p.cut.Tasks = p.cut.Uncut + (tiles-p.cut.Uncut)*p.cut.Pieces
+	work := b.rows * b.columns * max(1, v.form.Depth(units)/vectorSpeed)
 	if first && last {
 		t.Stride, p.cut.Scratch = width, height*width*v.sumSize
-		sums = p.sums.get(p.cut.Scratch * membersFor(tasks, threads, work))
+		sums = p.sums.get(p.cut.Scratch * membersFor(p.cut.Tasks, threads, work))
 	} else {
 		t.Stride = divideUp(b.columns, leastWidth) * leastWidth
 		sums = p.sums.get(divideUp(b.rows, v.leftWidth) * v.leftWidth * t.Stride * v.sumSize)
 	}
 	left, right := p.left.get(0), p.right.get(0)
-	return share(tasks, threads, work, func(crew *kernels.Crew) {
+	return share(p.cut.Tasks, threads, work, func(crew *kernels.Crew) {
 		v.engine.Multiply(crew, t, &p.cut, left, right, p.left.smallest, p.right.smallest, sums, outAt, preAt, biasAt)
 	})
 }

@@ -10,9 +10,9 @@
 // Elements are computed `each` at a time.
 void epg_elementwise(const epg_engine *, epg_crew *, epg_kernel *, const epg_loops *, int64_t first, int64_t count, int64_t each, const double *numbers,
                      EPG_ADDRESSES);
-// `run` is of the first column.
-void epg_sum(const epg_engine *, epg_crew *, epg_kernel *, const epg_loops *rows, const epg_run *run, const epg_parts *, const epg_column *columns,
-             const double *numbers, EPG_ADDRESSES, double *totals);
+// Totals are one task's for each member of the crew, or, if there are several chunks, every task's, and `done`, zeros, counts those of each column.
+void epg_sum(const epg_engine *, epg_crew *, epg_kernel *, const epg_sums *, int64_t columns, const double *numbers, EPG_ADDRESSES, void *to0, void *to1,
+             void *to2, double *totals, int32_t *done);
 // Both operands are packed, or one: the other is NULL.
 void epg_pack(const epg_engine *, epg_crew *, const epg_operand *left, const void *left_from, void *left_to, int16_t *left_smallest, const epg_operand *right,
               const void *right_from, void *right_to, int16_t *right_smallest);

@@ -1,5 +1,6 @@
 #define _GNU_SOURCE  // for syscall
 #include <errno.h>
+#include <immintrin.h>
 #include <string.h>
 
 #include "calls.h"
@@ -24,6 +25,7 @@ static void join(void *data) {
   const int64_t member = __atomic_fetch_add(&s->crew->joined, 1, __ATOMIC_RELAXED);
   if (member >= s->crew->members) return;
   for (int64_t task; (task = __atomic_fetch_add(&s->crew->next, 1, __ATOMIC_RELAXED)) < s->tasks;) s->run(s->job, task, member);
+  _mm_sfence();  // what was streamed is seen before what says that it is there
 }
 
 static void share(epg_crew *crew, int64_t tasks, job_task *run, const void *job) {
@@ -62,46 +64,30 @@ void epg_elementwise(const epg_engine *e, epg_crew *crew, epg_kernel *k, const e
 typedef struct {
   const epg_engine *e;
   epg_kernel *k;
-  const epg_loops *rows;
-  const epg_run *run;
-  const epg_parts *parts;
-  const epg_column *columns;
+  const epg_sums *sums;
   const double *numbers;
-  char *const *at;
+  char *const *at, *const *to;
   double *totals;
+  int64_t each;  // doubles of a task
+  int32_t *done;
 } sum_job;
 
 static void sum_task(const void *job, int64_t task, int64_t member) {
   const sum_job *j = job;
-  const epg_parts *p = j->parts;
-  const epg_column *column = j->columns + task / p->chunks;
-  const int64_t chunk = task % p->chunks, from = p->rows * chunk / p->chunks, to = p->rows * (chunk + 1) / p->chunks;
-  char *at[EPG_OPERANDS];
-  double *totals[EPG_OUTPUTS] = {0};
-  int64_t outputs = 0;
-  (void)member;
-  for (int i = 0; i < EPG_OPERANDS; i++) at[i] = j->at[i] ? j->at[i] + column->offsets[i] : 0;
-  for (int i = 0; i < EPG_OUTPUTS; i++) outputs += p->summed[i];
-  double *next = j->totals + task * outputs * 2 * p->width;
-  memset(next, 0, (size_t)(outputs * 2 * p->width) * sizeof *next);
-  for (int i = 0; i < EPG_OUTPUTS; i++)
-    if (p->summed[i]) {
-      totals[i] = next;
-      next += 2 * p->width;
-    }
-  epg_run run = *j->run;
-  run.count = column->count;
-  if (from == to) return;
-  if (p->all)
-    j->e->sum_all(j->k, j->rows, from, to - from, j->numbers, at, totals);
-  else
-    j->e->sum_rows(j->k, j->rows, &run, from, to - from, j->numbers, at, totals);
+  const int64_t chunks = j->sums->chunks, column = task / chunks;
+  const int64_t first = chunks > 1 ? column * chunks : member, own = chunks > 1 ? task : member;
+  j->e->sum(j->k, j->sums, task, j->numbers, j->at, j->totals + own * j->each);
+  // Who ends a column's last chunk sees the others'.
+  if (chunks > 1 && __atomic_add_fetch(j->done + column, 1, __ATOMIC_ACQ_REL) < chunks) return;
+  j->e->finish_sums(j->sums, column, j->totals + first * j->each, j->to);
 }
 
-void epg_sum(const epg_engine *e, epg_crew *crew, epg_kernel *k, const epg_loops *rows, const epg_run *run, const epg_parts *parts, const epg_column *columns,
-             const double *numbers, EPG_ADDRESSES, double *totals) {
-  const sum_job job = {e, k, rows, run, parts, columns, numbers, AT, totals};
-  share(crew, parts->columns * parts->chunks, sum_task, &job);
+void epg_sum(const epg_engine *e, epg_crew *crew, epg_kernel *k, const epg_sums *q, int64_t columns, const double *numbers, EPG_ADDRESSES, void *to0, void *to1,
+             void *to2, double *totals, int32_t *done) {
+  char *const to[EPG_OPERANDS] = {to0, to1, to2};
+  sum_job job = {e, k, q, numbers, AT, to, totals, 0, done};
+  for (int i = 0; i < EPG_OUTPUTS; i++) job.each += q->summed[i] * 2 * q->width;
+  share(crew, columns * q->chunks, sum_task, &job);
 }
 
 // So many panels are packed at a time.

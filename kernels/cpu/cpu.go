@@ -15,7 +15,7 @@ const (
 	MostRank = 16
 	// Group is what a kernel computes at a time at least, and the lanes of a sum over everything.
 	Group = 16
-	// Block is the most elements of a row of sums.
+	// Block is the most elements that sums are formed of at a time, and that a task sums to.
 	Block = 512
 )
 
@@ -29,29 +29,29 @@ type Loops struct {
 	Strides                   [Operands][MostRank]int64
 }
 
-// Row is a run of elements along one dimension: epg_run. Strides are in bytes.
-type Row struct {
-	ElementSize, Count, Stream int64
-	Strides                    [Operands]int64
-}
-
 // Numbers are an operation's parameters: for lerp the weight, the weight less 1, and 1 less the weight.
 type Numbers [3]float64
 
-// Parts is how sums are cut into tasks: epg_parts. All and Summed are 0 or 1.
-type Parts struct {
-	Rows, Chunks, Columns, Width, All int64
-	Summed                            [Outputs]int64
+// Sums is a pass that sums outputs over some dimensions of the operands' shape: epg_sums. Accumulate, Summed and Lanes are 0 or 1.
+type Sums struct {
+	DType                                  Form
+	Accumulate                             int64
+	Summed                                 [Outputs]int64
+	RowsCount, Kept, Piece, Pieces, Chunks int64
+	Run, Terms, Lanes, Width, Block        int64
+	Outer, Rows, Inner, To                 Loops
 }
 
-// Column is where a column of sums starts, in bytes from each operand, and its elements: epg_column.
-type Column struct {
-	Offsets [Operands]int64
-	Count   int64
+// Totals is how many numbers the totals of one task take.
+func (s *Sums) Totals() (n int64) {
+	for _, summed := range s.Summed {
+		n += 2 * summed * s.Width
+	}
+	return n
 }
 
 // WholeGroups is n, rounded up to whole groups.
-func WholeGroups(n int) int { return (n + Group - 1) &^ (Group - 1) }
+func WholeGroups(n int64) int64 { return (n + Group - 1) &^ (Group - 1) }
 
 // Form is how an operand of a product is packed: epg_form.
 type Form int64

@@ -28,12 +28,6 @@ typedef struct {
   int64_t strides[EPG_OPERANDS][EPG_MOST_RANK];
 } epg_loops;
 
-// epg_run is a run of elements along one dimension. Strides are in bytes.
-typedef struct {
-  int64_t element_size, count, stream;
-  int64_t strides[EPG_OPERANDS];
-} epg_run;
-
 // epg_axis is one index of a matrix: dimensions that are walked in row-major order as one. Strides are in bytes.
 typedef struct {
   int64_t rank, length;
@@ -84,17 +78,22 @@ typedef struct {
   int64_t height, width, uncut, pieces, tasks, scratch;
 } epg_cut;
 
-// epg_parts is how sums are cut into tasks: each is of a column, which is one element or a run of neighbours, and of a chunk of the `rows` that are added to it, or, with
-// `all`, of the elements that are folded into one. A task's totals are `width` doubles for each output that is summed, with as many behind them for their errors.
+// epg_sums is a pass that sums outputs of a kernel, of a dtype (its form as it lies in memory), over some dimensions of its operands. For each index over `outer`, dimensions
+// that stay, `kept` elements are summed in pieces of `piece` at most, each in `chunks` parts. Results are walked by `to`, over all that stays.
+//
+// Without `lanes` a task adds, for the chunk's part of `rows_count` rows, the elements of `inner` that belong to its piece: `terms` runs of `run` elements to as many
+// totals, which are `run` (a piece has whole ones of these), or, of one term, each to its own. With `lanes`, `inner` holds all that goes, rows_count of it, around a run that
+// stays; its elements are added in turn to `width` totals, of which every `run`th is of the same sum.
+//
+// A task's totals are `width` doubles, whole groups, for each output that is summed, with as many behind them for their errors.
 typedef struct {
-  int64_t rows, chunks, columns, width, all;
+  int64_t dtype, accumulate;
   int64_t summed[EPG_OUTPUTS];  // 0 or 1
-} epg_parts;
-
-// epg_column is where a column starts, in bytes from each operand, and its elements.
-typedef struct {
-  int64_t offsets[EPG_OPERANDS], count;
-} epg_column;
+  int64_t rows_count, kept, piece, pieces, chunks;
+  int64_t run, terms, lanes, width;
+  int64_t block;  // the most elements that are computed at a time, from a run's first on; 0 where that is all the same
+  epg_loops outer, rows, inner, to;
+} epg_sums;
 
 // epg_crew is the threads that share a call's tasks: `members` of them at most, each taking the next until none is left. With `parallel`, the entry of an OpenMP
 // runtime, they are of its team of `team` threads; else they are those that make the call.
@@ -117,11 +116,10 @@ typedef struct {
   } kernels[4];  // by dtype
   // elementwise computes the elements [first, first+count) of a walk.
   void (*elementwise)(epg_kernel *, const epg_loops *, int64_t first, int64_t count, const double *numbers, char *const *at);
-  // sum_rows adds, for each row [first, first+count) of a walk, a run of terms to as many columns; sum_all adds all terms to EPG_GROUP lanes. Sums are pairs of
-  // arrays: totals, and behind them the errors of their additions (Knuth's two-sum). sums[i] is NULL where output i is not summed.
-  void (*sum_rows)(epg_kernel *, const epg_loops *rows, const epg_run *, int64_t first, int64_t count, const double *numbers, char *const *at,
-                   double *const *sums);
-  void (*sum_all)(epg_kernel *, const epg_loops *, int64_t first, int64_t count, const double *numbers, char *const *at, double *const *sums);
+  // sum adds up one task of a pass, in totals whose content is lost; finish_sums makes results of a column's, which is a piece of an index over outer: those of all its
+  // chunks, one after the other.
+  void (*sum)(epg_kernel *, const epg_sums *, int64_t task, const double *numbers, char *const *at, double *totals);
+  void (*finish_sums)(const epg_sums *, int64_t column, double *totals, char *const *to);
   // A tile is made of panels of left_width rows of the left operand and right_width of the right one, by form (0 where the engine lacks a form).
   int64_t left_width[EPG_FORMS], right_width[EPG_FORMS];
   // pack packs `count` panels from `panel` on to where the first panel of all lies. smallest gets the exponent of each panel's smallest number that is not zero, or

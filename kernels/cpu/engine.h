@@ -63,6 +63,7 @@
 
 #include "gemm.h"
 #include "loops.h"
+#include "sums.h"
 
 #define KERNELS(dtype) {entries_##dtype, sizeof entries_##dtype / sizeof *entries_##dtype}
 #define ENGINE_TABLE JOIN(epg_engine, ENGINE)
@@ -78,8 +79,8 @@ const epg_engine ENGINE_TABLE = {
     .name = QUOTE(ENGINE),
     .kernels = {KERNELS(f32), KERNELS(f64), KERNELS(bf16), KERNELS(f16)},
     .elementwise = elementwise,
-    .sum_rows = sum_rows,
-    .sum_all = sum_all,
+    .sum = sum,
+    .finish_sums = finish_sums,
     .left_width = {tile_rows, tile_rows, tile_rows, tile_rows, PAIRS_WIDTH(tile_rows), tiles_width, tiles_width},
     .right_width = {2 * f_lanes, 2 * d_lanes, 2 * f_lanes, 2 * f_lanes, PAIRS_WIDTH(2 * f_lanes), tiles_width, tiles_width},
     .pack = pack,

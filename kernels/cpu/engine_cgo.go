@@ -40,12 +40,10 @@ var (
 	_ [C.EPG_BLOCK]struct{}     = [Block]struct{}{}
 
 	_ [C.sizeof_epg_loops]struct{}   = [unsafe.Sizeof(Loops{})]struct{}{}
-	_ [C.sizeof_epg_run]struct{}     = [unsafe.Sizeof(Row{})]struct{}{}
 	_ [C.sizeof_epg_operand]struct{} = [unsafe.Sizeof(Operand{})]struct{}{}
 	_ [C.sizeof_epg_tile]struct{}    = [unsafe.Sizeof(Tile{})]struct{}{}
 	_ [C.sizeof_epg_cut]struct{}     = [unsafe.Sizeof(Cut{})]struct{}{}
-	_ [C.sizeof_epg_parts]struct{}   = [unsafe.Sizeof(Parts{})]struct{}{}
-	_ [C.sizeof_epg_column]struct{}  = [unsafe.Sizeof(Column{})]struct{}{}
+	_ [C.sizeof_epg_sums]struct{}    = [unsafe.Sizeof(Sums{})]struct{}{}
 	_ [C.sizeof_epg_crew]struct{}    = [unsafe.Sizeof(Crew{})]struct{}{}
 	_ [C.EPG_FORMS]struct{}          = [forms]struct{}{}
 )
@@ -86,12 +84,11 @@ func (e *Engine) Elementwise(crew *Crew, k Kernel, l *Loops, first, count, each 
 		at[0], at[1], at[2], at[3], at[4], at[5], at[6])
 }
 
-// Sum adds a kernel's results to totals, in parts: for each part and output that is summed Width totals, and as many errors of their additions, which the sum lacks.
-// A column has WholeGroups(Count) of either, or Group lanes where all is folded into one. They lie behind each other; what was there is lost.
-func (e *Engine) Sum(crew *Crew, k Kernel, rows *Loops, row *Row, parts *Parts, columns []Column, numbers *Numbers, at *Addresses, totals []float64) {
-	C.epg_sum(e.table, crew.c(), k.run, (*C.epg_loops)(unsafe.Pointer(rows)), (*C.epg_run)(unsafe.Pointer(row)), (*C.epg_parts)(unsafe.Pointer(parts)),
-		(*C.epg_column)(unsafe.Pointer(unsafe.SliceData(columns))), (*C.double)(&numbers[0]), at[0], at[1], at[2], at[3], at[4], at[5], at[6],
-		(*C.double)(unsafe.SliceData(totals)))
+// Sum sums a kernel's results into as many columns, which are pieces of an index over Outer: to the tensors at to, of the outputs that are summed. Totals have room for
+// those of each member of the crew, or, if there are several chunks, of each task; done is then zeros, one for each column.
+func (e *Engine) Sum(crew *Crew, k Kernel, s *Sums, columns int64, numbers *Numbers, at *Addresses, to *[Outputs]unsafe.Pointer, totals []float64, done []int32) {
+	C.epg_sum(e.table, crew.c(), k.run, (*C.epg_sums)(unsafe.Pointer(s)), C.int64_t(columns), (*C.double)(&numbers[0]), at[0], at[1], at[2], at[3], at[4], at[5], at[6],
+		to[0], to[1], to[2], (*C.double)(unsafe.SliceData(totals)), (*C.int32_t)(unsafe.SliceData(done)))
 }
 
 // Widths are the rows of a panel of the left and of the right operand, 0 where the engine lacks the form.

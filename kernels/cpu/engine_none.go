@@ -21,8 +21,9 @@ func askForTiles() error { return nil }
 // Elementwise computes the elements [first, first+count) of a walk.
 func (*Engine) Elementwise(*Crew, Kernel, *Loops, int64, int64, int64, *Numbers, *Addresses) {}
 
-// Sum adds a kernel's results to totals, in parts.
-func (*Engine) Sum(*Crew, Kernel, *Loops, *Row, *Parts, []Column, *Numbers, *Addresses, []float64) {}
+// Sum sums a kernel's results.
+func (*Engine) Sum(*Crew, Kernel, *Sums, int64, *Numbers, *Addresses, *[Outputs]unsafe.Pointer, []float64, []int32) {
+}
 
 // Widths are the rows of a panel of the left and of the right operand.
 func (*Engine) Widths(Form) (left, right int64) { return 0, 0 }

@@ -146,53 +146,128 @@ func get(dt dtype.DType, p unsafe.Pointer) float64 {
 	return *(*float64)(p)
 }
 
-// Sums over rows and over everything are those of the terms, for lengths around a block's, and rows around those that half types add in float.
+// Sums are those of the terms, whichever way they are formed: rows of runs, lengths around a block's, and rows around those that half types add in float; lanes of runs
+// of any length; and short runs with all of their terms. In chunks and in one, into rows that lie apart, and added to what is there.
 func TestSums(t *testing.T) {
 	forEachEngine(t, func(t *testing.T, e *cpu.Engine) {
 		for _, dt := range dtype.All() {
 			kernel, ok := e.Kernel("activation_backward_none_" + dt.Short())
 			require.True(t, ok)
 			size := dt.Size()
-			for _, rows := range []int64{5, 32, 33, 65} {
-				for _, columns := range []int64{1, 15, 16, 17, 511, 512} {
-					g := exactly(rows * columns * size)
-					want := make([]float64, columns)
-					all := 0.
-					for i := range rows * columns {
-						term := float64(i % 97) // of which 32 are added exactly, also in float
-						put(dt, unsafe.Add(at(g), i*size), term)
-						want[i%columns] += term
-						all += term
+			form := map[dtype.DType]cpu.Form{dtype.Float32: cpu.Float32, dtype.Float64: cpu.Float64, dtype.BFloat16: cpu.BFloat16, dtype.Float16: cpu.Float16}[dt]
+			walk := func(shape, strides []int64) (l cpu.Loops) {
+				l.ElementSize, l.Rank = size, int64(len(shape))
+				for d := range shape {
+					l.Shape[d] = shape[d]
+					l.Strides[0][d], l.Strides[3][d], l.Strides[4][d] = strides[d]*size, strides[d]*size, strides[d]*size
+				}
+				return l
+			}
+			// sum sums [outer, rows, together, terms, run] to [outer, together, run].
+			sum := func(s cpu.Sums, outer, rows, together, terms, run int64) {
+				s.DType, s.Summed, s.Kept = form, [cpu.Outputs]int64{1}, together*run
+				s.Pieces = (s.Kept + s.Piece - 1) / s.Piece
+				count := outer * rows * together * terms * run
+				g, kept, out := exactly(count*size), exactly(count*size), exactly(2*outer*s.Kept*size)
+				s.Inner.Stream = count % 2
+				want := make([]float64, 2*outer*s.Kept)
+				for i := range 2 * outer * s.Kept {
+					put(dt, unsafe.Add(at(out), i*size), 3)
+					want[i] = 3
+					if i%2 == 0 && s.Accumulate == 0 {
+						want[i] = 0
 					}
-					addresses := cpu.Addresses{3: at(g), 4: at(g)}
-					width := cpu.WholeGroups(int(columns))
-					walk := cpu.Loops{ElementSize: size, Rank: 1}
-					walk.Shape[0], walk.Strides[3][0], walk.Strides[4][0] = rows, columns*size, columns*size
-					row := cpu.Row{ElementSize: size, Count: columns}
-					row.Strides[3], row.Strides[4] = size, size
-					for _, chunks := range []int64{1, 3} {
-						parts := cpu.Parts{Rows: rows, Chunks: chunks, Columns: 1, Width: int64(width), Summed: [cpu.Outputs]int64{1}}
-						sums, got := make([]float64, 2*int64(width)*chunks), make([]float64, columns)
-						e.Sum(cpu.Alone(), kernel, &walk, &row, &parts, []cpu.Column{{Count: columns}}, &cpu.Numbers{}, &addresses, sums)
-						for i := range columns {
-							for chunk := range chunks {
-								got[i] += sums[2*int64(width)*chunk+i]
-							}
-						}
-						require.Equal(t, want, got, "%v: %d x %d", dt, rows, columns)
+				}
+				columns := outer * s.Pieces
+				for i := range count {
+					term := float64(i % 5) // sums are exact, in half types too if they are small
+					put(dt, unsafe.Add(at(g), i*size), term)
+					j := 2 * ((i/(run*terms*together*rows)*together+i/(run*terms)%together)*run + i%run)
+					want[j] += term
+				}
+				for j := range want {
+					p := unsafe.Pointer(unsafe.SliceData(exactly(size)))
+					put(dt, p, want[j])
+					want[j] = get(dt, p)
+				}
+				s.To = walk([]int64{outer * s.Kept}, []int64{2})
+				totals, done := make([]float64, columns*s.Chunks*s.Totals()), make([]int32, columns)
+				e.Sum(cpu.Alone(), kernel, &s, columns, &cpu.Numbers{}, &cpu.Addresses{0: at(kept), 3: at(g), 4: at(g)}, &[cpu.Outputs]unsafe.Pointer{at(out)}, totals, done)
+				require.Equal(t, g, kept)
+				got := make([]float64, len(want))
+				for i := range got {
+					got[i] = get(dt, unsafe.Add(at(out), int64(i)*size))
+				}
+				require.Equal(t, want, got, "%v: %d x %d x %d x %d x %d in %d chunks", dt, outer, rows, together, terms, run, s.Chunks)
+			}
+			for accumulate, chunks := range []int64{1, 3} {
+				begun := cpu.Sums{Accumulate: int64(accumulate), Chunks: chunks}
+				for _, rows := range []int64{5, 32, 33, 65} {
+					for _, columns := range []int64{1, 15, 16, 17, 511, 512, 700} {
+						s := begun
+						s.RowsCount, s.Run, s.Terms, s.Piece = rows, columns, 1, min(columns, cpu.Block)
+						s.Width = cpu.WholeGroups(s.Piece)
+						s.Outer = walk([]int64{3}, []int64{rows * columns})
+						s.Rows, s.Inner = walk([]int64{rows}, []int64{columns}), walk([]int64{columns}, []int64{1})
+						sum(s, 3, rows, 1, 1, columns)
 					}
-
-					walk.Shape[0], walk.Strides[3][0], walk.Strides[4][0] = rows*columns, size, size
-					parts := cpu.Parts{Rows: rows * columns, Chunks: 1, Columns: 1, Width: cpu.Group, All: 1, Summed: [cpu.Outputs]int64{1}}
-					lanes := make([]float64, 2*cpu.Group)
-					e.Sum(cpu.Alone(), kernel, &walk, &row, &parts, []cpu.Column{{Count: 1}}, &cpu.Numbers{}, &addresses, lanes)
-					total := 0.
-					for _, x := range lanes[:cpu.Group] {
-						total += x
+				}
+				for _, terms := range []int64{1, 3, 100, 1000} {
+					for _, run := range []int64{1, 2, 3, 16, 31} {
+						s := begun
+						s.RowsCount, s.Run, s.Terms, s.Piece, s.Lanes, s.Width = terms, run, 1, run, 1, 16*run
+						s.Block = cpu.Block / s.Width * s.Width
+						s.Outer, s.Rows = walk([]int64{7}, []int64{terms * run}), walk([]int64{1}, []int64{0})
+						s.Inner = walk([]int64{terms, run}, []int64{run, 1})
+						sum(s, 7, 1, 1, terms, run)
 					}
-					require.Equal(t, all, total, "%v: %d x %d", dt, rows, columns)
+				}
+				for _, terms := range []int64{2, 7, 33, 100} {
+					for _, run := range []int64{1, 2, 5} {
+						s := begun
+						const rows, together = 5, 90
+						whole := cpu.Block / (terms * run)
+						s.RowsCount, s.Run, s.Terms, s.Block, s.Piece = rows, run, terms, whole*terms*run, whole*run
+						s.Width = cpu.WholeGroups(s.Piece)
+						s.Outer, s.Rows = walk([]int64{2}, []int64{rows * together * terms * run}), walk([]int64{rows}, []int64{together * terms * run})
+						s.Inner = walk([]int64{together, terms, run}, []int64{terms * run, run, 1})
+						sum(s, 2, rows, together, terms, run)
+					}
 				}
 			}
+		}
+	})
+}
+
+// Of half types' terms no more than 32 are added in float: the others' sum is right, though 2^24 is among the first, to which float adds no 1.
+func TestFewTermsAreAddedInFloat(t *testing.T) {
+	forEachEngine(t, func(t *testing.T, e *cpu.Engine) {
+		const rows, columns = 65, 512
+		kernel, ok := e.Kernel("activation_backward_none_bf16")
+		require.True(t, ok)
+		s := cpu.Sums{DType: cpu.BFloat16, Summed: [cpu.Outputs]int64{1}, RowsCount: rows, Kept: columns, Piece: columns, Pieces: 1, Chunks: 1, Run: columns, Terms: 1, Width: columns}
+		walk := func(n, step int64) cpu.Loops {
+			l := cpu.Loops{ElementSize: 2, Rank: 1, Shape: [cpu.MostRank]int64{n}}
+			for _, operand := range []int{0, 3, 4} {
+				l.Strides[operand][0] = step
+			}
+			return l
+		}
+		s.Outer, s.Rows, s.Inner, s.To = walk(1, 0), walk(rows, 2*columns), walk(columns, 2), walk(columns, 2)
+		g, out := exactly(rows*columns*2), exactly(columns*2)
+		for i := range int64(rows * columns) {
+			term := 1.
+			switch i / columns {
+			case 0:
+				term = 0x1p24
+			case rows - 1:
+				term = -0x1p24
+			}
+			put(dtype.BFloat16, unsafe.Add(at(g), 2*i), term)
+		}
+		e.Sum(cpu.Alone(), kernel, &s, 1, &cpu.Numbers{}, &cpu.Addresses{3: at(g), 4: at(g)}, &[cpu.Outputs]unsafe.Pointer{at(out)}, make([]float64, s.Totals()), make([]int32, 1))
+		for i := range int64(columns) {
+			require.Equal(t, 32., get(dtype.BFloat16, unsafe.Add(at(out), 2*i)))
 		}
 	})
 }

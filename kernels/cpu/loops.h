@@ -11,38 +11,80 @@ typedef struct {
   _Alignas(64) char wide[EPG_OUTPUTS][EPG_BLOCK * 8];
 } block;
 
-// sums are where the wide results go, NULL where there are none. Errors lie `width` behind their totals, if they are kept: of float64. What float32 loses in double is
+// sums are where the wide results go, NULL where there are none: the elements of a block, in turn, to `width` totals and then from the first again, or, where `terms` is more
+// than 1, so many runs of `run` elements to the same `run` totals. Errors lie `width` behind their totals, if they are kept: of float64. What float32 loses in double is
 // far below its own rounding, and so is what half types lose in float over few terms, which are then added to the totals; until then they lie where errors would.
 typedef struct {
   double *total[EPG_OUTPUTS];
-  int64_t width;
-  int64_t step;  // 1: a block's elements are columns; 0: they are folded into EPG_GROUP lanes
-  int64_t size;  // of an element
+  int64_t width, run, terms;
+  int64_t lanes;  // totals are lanes, of which every `run`th is of the same sum
+  int64_t block;  // the most elements of a block, which starts with the first total, or 0
+  int64_t size;   // of an element
 } sums;
 
 // few is how many terms are added in float at most.
 enum { few = EPG_BLOCK / EPG_GROUP };
 
-#define COPY_STRIDED(type)                                    \
-  for (int64_t i = 0; i < n; i++) {                           \
-    type element;                                             \
-    memcpy(&element, from + i * from_stride, sizeof element); \
-    memcpy(to + i * to_stride, &element, sizeof element);     \
-  }
+INLINE int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 
-// copy copies n elements of 2, 4 or 8 bytes.
-TARGET static void copy(char *to, int64_t to_stride, const char *from, int64_t from_stride, int64_t n, int64_t size) {
-  if (to_stride == size && from_stride == size)
-    memcpy(to, from, n * size);
-  else if (size == 2)
-    COPY_STRIDED(uint16_t)
-  else if (size == 4)
-    COPY_STRIDED(uint32_t)
-  else
-    COPY_STRIDED(uint64_t)
+#define COPY_RUNS(type)                                                        \
+  for (int64_t r = 0; r < runs; r++)                                           \
+    for (int64_t i = 0; i < n; i++) {                                          \
+      type element;                                                            \
+      memcpy(&element, from + r * from_run + i * from_stride, sizeof element); \
+      memcpy(to + r * to_run + i * to_stride, &element, sizeof element);       \
+    }
+
+// fill copies an element over so many bytes, twice as many each time.
+TARGET static void fill(char *to, const char *element, int64_t bytes, int64_t size) {
+  memcpy(to, element, size);
+  for (int64_t done = size; done < bytes; done *= 2) memcpy(to + done, to, least(done, bytes - done));
 }
 
-// stream copies contiguous results past the caches.
+// copy_runs copies runs of n elements of 2, 4 or 8 bytes.
+TARGET static void copy_runs(char *to, int64_t to_run, int64_t to_stride, const char *from, int64_t from_run, int64_t from_stride, int64_t runs, int64_t n,
+                             int64_t size) {
+  enum { bytes_worth_a_call = 32, few_elements = 8 };
+  if (to_stride == size && from_stride == size) {
+    const int64_t bytes = n * size;
+    if (runs == 1 || (to_run == bytes && from_run == bytes)) {
+      memcpy(to, from, runs * bytes);
+      return;
+    }
+    if (bytes >= bytes_worth_a_call) {
+      for (int64_t r = 0; r < runs; r++) memcpy(to + r * to_run, from + r * from_run, bytes);
+      return;
+    }
+    if (bytes == 4 || bytes == 8 || bytes == 16) {  // a run is an element
+      size = bytes;
+      n = 1;
+    }
+  }
+  if (from_stride == 0 && to_stride == size && n > 1) {
+    for (int64_t r = 0; r < runs; r++) fill(to + r * to_run, from + r * from_run, n * size, size);
+    return;
+  }
+  if (n < few_elements && runs > n) {  // the longer loop inside
+    int64_t other = n;
+    n = runs, runs = other;
+    other = to_run, to_run = to_stride, to_stride = other;
+    other = from_run, from_run = from_stride, from_stride = other;
+  }
+  if (size == 2)
+    COPY_RUNS(uint16_t)
+  else if (size == 4)
+    COPY_RUNS(uint32_t)
+  else if (size == 8)
+    COPY_RUNS(uint64_t)
+  else
+    COPY_RUNS(__m128i)
+}
+
+INLINE void copy(char *to, int64_t to_stride, const char *from, int64_t from_stride, int64_t n, int64_t size) {
+  copy_runs(to, 0, to_stride, from, 0, from_stride, 1, n, size);
+}
+
+// stream copies contiguous results past the caches; calls_amd64.c waits for them when all is done.
 TARGET static void stream(char *to, const char *from, int64_t bytes) {
   int64_t head = -(intptr_t)to & (VECTOR_BYTES - 1);
   if (head > bytes) head = bytes;
@@ -64,13 +106,13 @@ INLINE void add_group(double *total, const float *from) {
 TARGET static void add_floats(const sums *s, block *b, int64_t column, int64_t n) {
   for (int output = 0; output < EPG_OUTPUTS; output++) {
     if (!s->total[output]) continue;
-    float *terms = (float *)b->wide[output], lanes[EPG_GROUP] = {0};
+    float *terms = (float *)b->wide[output], lanes[EPG_BLOCK];
+    float *at = s->lanes ? lanes : (float *)(s->total[output] + s->width) + column;
+    if (s->lanes) memset(lanes, 0, s->width * sizeof *lanes);
     memset(terms + n, 0, (whole_groups(n) - n) * sizeof *terms);
-    for (int64_t i = 0; i < n; i += f_lanes) {
-      float *at = s->step ? (float *)(s->total[output] + s->width) + column + i : lanes + (i & (EPG_GROUP - 1));
-      f_store_float32(at, f_load_float32(at) + f_load_float32(terms + i));
-    }
-    if (!s->step) add_group(s->total[output], lanes);
+    for (int64_t i = 0, lane = 0; i < n; i += f_lanes, lane = s->lanes && lane + f_lanes == s->width ? 0 : lane + f_lanes)
+      f_store_float32(at + lane, f_load_float32(at + lane) + f_load_float32(terms + i));
+    for (int64_t i = 0; s->lanes && i < s->width; i += EPG_GROUP) add_group(s->total[output] + i, lanes + i);
   }
 }
 
@@ -84,20 +126,57 @@ TARGET static void add_few(const sums *s) {
   }
 }
 
+// add_to adds a term to a total and returns the error (Knuth's two-sum).
+#define ADD_TO(name, type)                                                \
+  INLINE type name(type *total, type term) {                              \
+    const type before = *total, sum = before + term, part = sum - before; \
+    *total = sum;                                                         \
+    return (before - (sum - part)) + (term - part);                       \
+  }
+ADD_TO(add_to, double)
+ADD_TO(d_add_to, d_v)
+
 // add_sums adds n results, padded to whole groups, to the sums from a column on, with the error of each addition.
 TARGET static void add_sums(const sums *s, block *b, int64_t column, int64_t n) {
   for (int output = 0; output < EPG_OUTPUTS; output++) {
     if (!s->total[output]) continue;
     double *terms = (double *)b->wide[output];
     memset(terms + n, 0, (whole_groups(n) - n) * sizeof *terms);
-    for (int64_t i = 0; i < n; i += d_lanes) {
-      double *at = s->total[output] + (s->step ? column + i : i & (EPG_GROUP - 1));
-      d_v total = d_load_float64(at), term = d_load_float64(terms + i);
-      d_v sum = total + term, part = sum - total;
-      d_store_float64(at, sum);
-      if (s->size < 8) continue;
-      d_store_float64(at + s->width, d_load_float64(at + s->width) + ((total - (sum - part)) + (term - part)));
+    for (int64_t i = 0, lane = column; i < n; i += d_lanes, lane = s->lanes && lane + d_lanes == s->width ? 0 : lane + d_lanes) {
+      double *at = s->total[output] + lane;
+      d_v total = d_load_float64(at);
+      const d_v error = d_add_to(&total, d_load_float64(terms + i));
+      d_store_float64(at, total);
+      if (s->size == 8) d_store_float64(at + s->width, d_load_float64(at + s->width) + error);
     }
+  }
+}
+
+#define ADD_RUNS(type, errors)                                        \
+  for (int64_t i = 0; i < n; i += s->terms * s->run, total += s->run) \
+    for (int64_t j = 0; j < s->run; j++) {                            \
+      const type *term = (const type *)b->wide[output] + i + j;       \
+      double sum = total[j], error = 0;                               \
+      for (int64_t k = 0; k < s->terms; k++, term += s->run)          \
+        if (errors)                                                   \
+          error += add_to(&sum, *term);                               \
+        else                                                          \
+          sum += *term;                                               \
+      total[j] = sum;                                                 \
+      if (errors) total[j + s->width] += error;                       \
+    }
+
+// add_runs is add_sums for runs that are added to the same totals.
+TARGET static void add_runs(const sums *s, block *b, int64_t column, int64_t n) {
+  for (int output = 0; output < EPG_OUTPUTS; output++) {
+    double *total = s->total[output] + column;
+    if (!s->total[output]) continue;
+    if (s->size == 2)
+      ADD_RUNS(float, 0)
+    else if (s->size == 4)
+      ADD_RUNS(double, 0)
+    else
+      ADD_RUNS(double, 1)
   }
 }
 
@@ -107,11 +186,17 @@ INLINE void call(epg_kernel *kernel, block *b, const sums *s, int64_t column, in
   for (int output = 0; s && output < EPG_OUTPUTS; output++)
     if (s->total[output]) wide[output] = b->wide[output];
   kernel(n, at, wide, (const char *const *)at + EPG_OUTPUTS, numbers);
-  if (s) (s->size == 2 ? add_floats : add_sums)(s, b, column, real);
+  if (s) (s->terms > 1 ? add_runs : s->size == 2 ? add_floats : add_sums)(s, b, column, real);
 }
 
-// run computes elements that lie strides apart.
-TARGET static void run(epg_kernel *kernel, block *b, const epg_run *r, const double *numbers, char *const *base, const sums *s) {
+// epg_run is a run of elements along one dimension. Strides are in bytes.
+typedef struct {
+  int64_t element_size, count, stream;
+  int64_t strides[EPG_OPERANDS];
+} epg_run;
+
+// run computes elements that lie strides apart; the first is of a column of the sums.
+TARGET static void run(epg_kernel *kernel, block *b, const epg_run *r, const double *numbers, char *const *base, const sums *s, int64_t column) {
   const int64_t size = r->element_size;
   int contiguous = 1;
   for (int o = 0; o < EPG_OPERANDS; o++) contiguous &= !base[o] || r->strides[o] == size;
@@ -126,11 +211,11 @@ TARGET static void run(epg_kernel *kernel, block *b, const epg_run *r, const dou
       at[o] = base[o] ? base[o] + done * r->strides[o] : 0;
       if (!base[o] || (r->strides[o] == size && !padded && !(r->stream && o < EPG_OUTPUTS))) continue;
       at[o] = b->data[o];
-      if (o < EPG_OUTPUTS) continue;
+      if (o < EPG_OUTPUTS || (!r->strides[o] && done)) continue;  // one element, which is there
       copy(at[o], size, base[o] + done * r->strides[o], r->strides[o], n, size);
       if (padded) memset(at[o] + n * size, 0, (EPG_GROUP - n) * size);
     }
-    call(kernel, b, s, done, whole_groups(n), n, numbers, at);
+    call(kernel, b, s, column + done, whole_groups(n), n, numbers, at);
     for (int o = 0; o < EPG_OUTPUTS; o++) {
       if (!at[o] || at[o] != b->data[o]) continue;
       if (r->stream && r->strides[o] == size)
@@ -171,78 +256,103 @@ INLINE void advance(place *p, const epg_loops *l, int64_t n) {
   }
 }
 
-// gather_runs computes n <= EPG_BLOCK elements from a place on through the block, over as many runs as they take, and leaves the place behind them.
-TARGET static void gather_runs(epg_kernel *kernel, block *b, const epg_loops *l, place *p, int64_t n, const double *numbers, const sums *s) {
-  const int64_t size = l->element_size, inner = l->rank - 1, padding = whole_groups(n) - n;
-  place first = *p;
-  char *at[EPG_OPERANDS];
+// walker is a walk, and how many elements of each operand, from the first on, lie side by side.
+typedef struct {
+  const epg_loops *loops;
+  int64_t together[EPG_OPERANDS];
+} walker;
+
+INLINE walker walker_of(const epg_loops *l) {
+  walker w = {.loops = l};
   for (int o = 0; o < EPG_OPERANDS; o++) {
-    at[o] = p->at[o] ? b->data[o] : 0;
-    if (at[o] && o >= EPG_OUTPUTS) memset(at[o] + n * size, 0, padding * size);
+    w.together[o] = 1;
+    for (int64_t d = l->rank - 1; d >= 0 && l->strides[o][d] == w.together[o] * l->element_size; d--) w.together[o] *= l->shape[d];
   }
-  for (int outputs = 0; outputs < 2; outputs++) {
-    if (outputs) {
-      call(kernel, b, s, 0, n + padding, n, numbers, at);
-      *p = first;
-    }
-    for (int64_t done = 0, length; done < n; done += length) {
-      length = l->shape[inner] - p->index[inner];
-      if (length > n - done) length = n - done;
-      for (int o = outputs ? 0 : EPG_OUTPUTS; o < (outputs ? EPG_OUTPUTS : EPG_OPERANDS); o++) {
-        if (!at[o]) continue;
-        if (outputs)
-          copy(p->at[o], l->strides[o][inner], at[o] + done * size, size, length, size);
-        else
-          copy(at[o] + done * size, size, p->at[o], l->strides[o][inner], length, size);
-      }
-      advance(p, l, length);
+  return w;
+}
+
+// move copies n elements of an operand, from a place on, to a block or from there.
+TARGET static void move(const epg_loops *l, const place *p, int o, int64_t n, char *data, int from_block) {
+  const int64_t inner = l->rank - 1, size = l->element_size, *strides = l->strides[o];
+  char *at = p->at[o];
+  int64_t index[EPG_MOST_RANK];
+  memcpy(index, p->index, l->rank * sizeof *index);
+  for (int64_t length, runs; n > 0; n -= runs * length) {
+    length = least(n, l->shape[inner] - index[inner]);
+    runs = inner && !index[inner] ? least(n / length, l->shape[inner - 1] - index[inner - 1]) : 1;
+    const int64_t stride = inner ? strides[inner - 1] : 0;
+    if (from_block)
+      copy_runs(at, stride, strides[inner], data, length * size, size, runs, length, size);
+    else
+      copy_runs(data, length * size, size, at, stride, strides[inner], runs, length, size);
+    data += runs * length * size;
+    if (!inner) continue;  // which was all
+    at += runs * stride - index[inner] * strides[inner];
+    index[inner] = 0;
+    index[inner - 1] += runs;
+    for (int64_t d = inner - 1; d > 0 && index[d] == l->shape[d]; d--) {
+      at += strides[d - 1] - index[d] * strides[d];
+      index[d] = 0;
+      index[d - 1]++;
     }
   }
 }
 
-// walk computes [first, first+count), the innermost runs one by one if they are long.
-TARGET static void walk(epg_kernel *kernel, const epg_loops *l, int64_t first, int64_t count, const double *numbers, char *const *base, const sums *s) {
-  block b;
-  place p;
+// gather_runs computes n <= EPG_BLOCK elements from the first on, which has its place, over as many runs as they take, where they lie or through the block.
+TARGET static void gather_runs(epg_kernel *kernel, block *b, const walker *w, const place *p, int64_t first, int64_t n, const double *numbers, const sums *s,
+                               int64_t column) {
+  const int64_t size = w->loops->element_size, padding = whole_groups(n) - n;
+  char *at[EPG_OPERANDS];
+  int together[EPG_OPERANDS];
+  for (int o = 0; o < EPG_OPERANDS; o++) {
+    at[o] = p->at[o];
+    if (!at[o]) continue;
+    together[o] = first + n <= w->together[o] || first % w->together[o] + n <= w->together[o];
+    if (together[o] && !padding && !(w->loops->stream && o < EPG_OUTPUTS)) continue;
+    at[o] = b->data[o];
+    if (o < EPG_OUTPUTS) continue;
+    move(w->loops, p, o, n, at[o], 0);
+    memset(at[o] + n * size, 0, padding * size);
+  }
+  call(kernel, b, s, column, n + padding, n, numbers, at);
+  for (int o = 0; o < EPG_OUTPUTS; o++) {
+    if (!at[o] || at[o] != b->data[o]) continue;
+    if (together[o] && w->loops->stream)
+      stream(p->at[o], at[o], n * size);
+    else
+      move(w->loops, p, o, n, at[o], 1);
+  }
+}
+
+// short_run is the elements of a run up to which several at a time are gathered.
+enum { short_run = EPG_BLOCK / 4 };
+
+// walk computes [first, first+count), the innermost runs one by one if they are long. Sums are from their first total on.
+TARGET static void walk(epg_kernel *kernel, block *b, const walker *w, int64_t first, int64_t count, const double *numbers, char *const *base, const sums *s) {
+  const epg_loops *l = w->loops;
   const int64_t inner = l->rank - 1;
-  go_to(&p, l, first, base);
-  for (int64_t n; count > 0; count -= n) {
-    // An element's lane follows from its index alone, whatever the layout: blocks of a sum over everything are cut from its start on.
-    if (l->shape[inner] < 4 * EPG_GROUP || (s && !s->step)) {
-      n = count < EPG_BLOCK ? count : EPG_BLOCK;
-      gather_runs(kernel, &b, l, &p, n, numbers, s);
-      continue;
+  place p;
+  if (l->shape[inner] < short_run || (s && s->block)) {
+    const int64_t most = s && s->block ? s->block : EPG_BLOCK;
+    for (int64_t done = 0, n; done < count; done += n) {
+      n = least(most, count - done);
+      go_to(&p, l, first + done, base);
+      gather_runs(kernel, b, w, &p, first + done, n, numbers, s, s && s->lanes ? 0 : done / (s ? s->terms : 1));
     }
-    epg_run r = {.element_size = l->element_size, .stream = l->stream, .count = n = l->shape[inner] - p.index[inner]};
-    if (n > count) r.count = n = count;
+    return;
+  }
+  go_to(&p, l, first, base);
+  for (int64_t done = 0, n; done < count; done += n) {
+    n = least(count - done, l->shape[inner] - p.index[inner]);
+    epg_run r = {.element_size = l->element_size, .stream = l->stream, .count = n};
     for (int o = 0; o < EPG_OPERANDS; o++) r.strides[o] = l->strides[o][inner];
-    run(kernel, &b, &r, numbers, p.at, s);
+    run(kernel, b, &r, numbers, p.at, s, done);
     advance(&p, l, n);
   }
-  if (l->stream) _mm_sfence();  // what was streamed is seen before what says that it is there
 }
 
 TARGET static void elementwise(epg_kernel *kernel, const epg_loops *l, int64_t first, int64_t count, const double *numbers, char *const *at) {
-  walk(kernel, l, first, count, numbers, at, 0);
-}
-
-TARGET static void sum_all(epg_kernel *kernel, const epg_loops *l, int64_t first, int64_t count, const double *numbers, char *const *at, double *const *to) {
-  sums s = {.width = EPG_GROUP, .size = l->element_size};
-  memcpy(s.total, to, sizeof s.total);
-  walk(kernel, l, first, count, numbers, at, &s);
-}
-
-TARGET static void sum_rows(epg_kernel *kernel, const epg_loops *rows, const epg_run *r, int64_t first, int64_t count, const double *numbers, char *const *at,
-                            double *const *to) {
   block b;
-  place p;
-  sums s = {.width = whole_groups(r->count), .step = 1, .size = r->element_size};
-  memcpy(s.total, to, sizeof s.total);
-  go_to(&p, rows, first, at);
-  for (int64_t row = 1; row <= count; row++) {
-    run(kernel, &b, r, numbers, p.at, &s);
-    advance(&p, rows, 1);
-    if (s.size == 2 && (row % few == 0 || row == count)) add_few(&s);
-  }
-  if (r->stream) _mm_sfence();
+  const walker w = walker_of(l);
+  walk(kernel, &b, &w, first, count, numbers, at, 0);
 }

@@ -56,16 +56,6 @@ func (v *vectorKernel) present() []*tensor.View {
 	return views
 }
 
-// index is an operand's place among those that are present.
-func (v *vectorKernel) index(operand int) (place int) {
-	for _, before := range v.operands[:operand] {
-		if before != nil {
-			place++
-		}
-	}
-	return place
-}
-
 // spread gives each operand that there is, in order, what belongs to it.
 func (v *vectorKernel) spread(at *kernels.Addresses, addresses []unsafe.Pointer) {
 	next := 0

@@ -10,193 +10,237 @@ import (
 	kernels "github.com/epigrad/epigrad/kernels/cpu"
 )
 
-// vectorSums is a pass of an engine that sums outputs over some dimensions of the operands' shape, in chunks and columns that shapes alone decide, and
-// writes the outputs that keep the shape on the way.
+const (
+	// longRow is the elements of a row of shorter runs that are worth a row's start.
+	longRow = 4 * kernels.Group
+	// chains is the groups of lanes that are added to in turn at least, so that one addition need not wait for the last.
+	chains = 4
+	// fewColumns is the columns from which on there are tasks enough for many threads.
+	fewColumns = 4 * maxChunks
+)
+
+// vectorSums is a pass of an engine that sums outputs over some dimensions of the operands' shape, and writes the outputs that keep the shape on the way. How it is cut,
+// and so the order of a sum, follows from the shapes and the first input's layout.
 type vectorSums struct {
 	*vectorKernel
-	to         []*tensor.View // of one shape: size 1 in the dimensions that are summed over
-	outputs    []int          // which output each is the sum of
-	accumulate bool           // into to, where the run says so
-	kept       *loops         // to, then the operands, over the dimensions that stay
-	summed     *loops         // the operands over the dimensions that go
-	rows       *kernels.Loops
-	row        kernels.Row
-	along      int // the columns of a task; 1 where too few stay, so that a task adds along what goes
-	chunks     int
+	to         [kernels.Outputs]*tensor.View // of one shape: size 1 in the dimensions that are summed over
+	accumulate bool                          // into to, where the run says so
+	sums       *kernels.Sums
+	columns    int64
+	count      int64 // the operands' elements
+	kept       int64 // a result's
 }
 
 // sums makes such a pass; false where the engine cannot. With accumulate a run may ask for its results to be added to what is there.
 func (v *vectorKernel) sums(to [kernels.Outputs]*tensor.View, accumulate bool) (func(*backend.Run) error, bool) {
-	q := &vectorSums{vectorKernel: v, accumulate: accumulate}
-	for output, target := range to {
-		if target != nil {
-			q.to, q.outputs = append(q.to, target), append(q.outputs, output)
-		}
+	q := &vectorSums{vectorKernel: v, to: to, accumulate: accumulate}
+	d := q.dimensions()
+	if len(d.shape) > kernels.MostRank {
+		return nil, false
 	}
-	keptViews, summedViews := slices.Clone(q.to), []*tensor.View{}
-	for _, operand := range v.present() {
-		kept, summed := *operand, *operand
-		kept.Shape, summed.Shape = slices.Clone(operand.Shape), slices.Clone(operand.Shape)
-		for d, n := range q.to[0].Shape {
-			if n == operand.Shape[d] {
-				summed.Shape[d] = 1
-			} else {
-				kept.Shape[d] = 1
-			}
-		}
-		keptViews, summedViews = append(keptViews, &kept), append(summedViews, &summed)
+	if q.kept > 0 {
+		q.cut(d)
 	}
-	// The order of a sum is that of the first input, whatever outputs there are.
-	input := summedViews[v.index(kernels.Outputs)]
-	q.summed = newLoops(v.dt, append([]*tensor.View{input}, summedViews...)...)
-	q.summed.views, q.summed.strides = q.summed.views[1:], q.summed.strides[1:]
-	if q.summed.count == 0 {
-		keptViews = q.to // the operands have no elements, hence no addresses
-	}
-	q.kept = newLoops(v.dt, keptViews...)
-	q.along = int(min(q.kept.inner(), kernels.Block))
-	if q.kept.count < 2*kernels.Group && q.summed.count > 1 {
-		q.along = 1
-	}
-	q.chunks = 1
-	if q.kept.count < maxChunks*kernels.Block {
-		q.chunks = int(max(1, min(maxChunks, q.summed.count*min(q.kept.count, kernels.Block)/elementsPerTask)))
-	}
-	rows, ok := v.walk(q.summed)
-	q.rows = rows
-	q.row = kernels.Row{ElementSize: v.dt.Size(), Stream: truth(v.streams())}
-	for i, operand := range v.operands {
-		if operand != nil && q.summed.count > 0 {
-			q.row.Strides[i] = q.kept.innerStride(len(q.to) + v.index(i))
-		}
-	}
-	return q.run, ok
+	return q.run, true
 }
 
-func (l *loops) inner() int64 { return l.shape[len(l.shape)-1] }
-
-// columns is how many pieces of at most `along` elements the dimensions that stay are cut into.
-func (q *vectorSums) columns() int {
-	if q.kept.count == 0 {
-		return 0
-	}
-	return int(q.kept.count / q.kept.inner() * q.runs())
+// dimensions are those of the operands, in the first input's order, and of the results. A dimension either stays or goes: its elements are summed, and the results have the
+// stride 0 there.
+type dimensions struct {
+	shape   []int64
+	stays   []bool
+	strides [kernels.Operands][]int64 // bytes
+	to      [kernels.Operands][]int64 // at the places of the outputs
 }
 
-// runs is how many of them make up an innermost run.
-func (q *vectorSums) runs() int64 { return (q.kept.inner() + int64(q.along) - 1) / int64(q.along) }
-
-// column returns a piece's first element and its length.
-func (q *vectorSums) column(i int) (first int64, n int) {
-	run, at := int64(i)/q.runs(), int64(i)%q.runs()*int64(q.along)
-	return run*q.kept.inner() + at, int(min(int64(q.along), q.kept.inner()-at))
-}
-
-func (q *vectorSums) run(r *backend.Run) error {
-	columns := q.columns()
-	if columns == 0 {
-		return nil
+func (q *vectorSums) dimensions() *dimensions {
+	input := q.operands[kernels.Outputs]
+	views := []*tensor.View{input}
+	if input.Numel() > 0 {
+		views = append(views, q.present()...)
+	} else {
+		views = nil // operands without elements have no addresses
 	}
-	hintPages(r, q.operands[:kernels.Outputs]...)
-	base, numbers := q.kept.bind(r), numbersOf(r)
-	p := freePartial.Get().(*partial)
-	defer func() {
-		if cap(p.totals) <= keptTotals {
-			freePartial.Put(p)
+	operands := len(views)
+	for _, target := range q.to {
+		if target == nil {
+			continue
 		}
-	}()
-	p.parts = kernels.Parts{
-		Rows: q.summed.count, Chunks: int64(q.chunks), Columns: int64(columns), Width: int64(kernels.WholeGroups(q.along)), All: truth(q.along == 1),
-	}
-	for _, output := range q.outputs {
-		p.parts.Summed[output] = 1
-	}
-	p.columns = slices.Grow(p.columns[:0], columns)[:columns]
-	for i := range p.columns {
-		first, n := q.column(i)
-		// A piece lies within an innermost run: its elements are evenly spaced.
-		q.kept.pieces(&base, first, n, func(at *piece) { p.columns[i] = q.place(&base, at) })
-	}
-	total := columns * q.chunks * len(q.to) * 2 * int(p.parts.Width)
-	p.totals = slices.Grow(p.totals[:0], total)[:total]
-	var at kernels.Addresses
-	if q.summed.count > 0 {
-		q.spread(&at, base[len(q.to):])
-	}
-	err := share(int64(columns*q.chunks), r.Threads, q.kept.count*q.summed.count*vectorWork, func(crew *kernels.Crew) {
-		q.engine.Sum(crew, q.kernel, q.rows, &q.row, &p.parts, p.columns, numbers, &at, p.totals)
-	})
-	if err != nil {
-		return err
-	}
-	return parallel(columns, r.Threads, q.kept.count*int64(q.chunks), func(column int) {
-		first, n := q.column(column)
-		for i, target := range q.to {
-			all := p.sums(column*q.chunks, i, len(q.to), n)
-			for chunk := 1; chunk < q.chunks; chunk++ {
-				part := p.sums(column*q.chunks+chunk, i, len(q.to), n)
-				all.merge(&part)
-			}
-			total := make([]float64, n)
-			all.result(total)
-			q.kept.pieces(&base, first, n, func(p *piece) {
-				if q.accumulate && r.Accumulate {
-					old := make([]float64, n)
-					load(old, p.at[i], q.kept.innerStride(i), target.DType)
-					for j, x := range old {
-						total[j] += x
-					}
+		q.kept = target.Numel()
+		wide := *target
+		if operands > 0 {
+			wide.Shape, wide.Strides = input.Shape, slices.Clone(target.Strides)
+			for i, n := range target.Shape {
+				if n != input.Shape[i] {
+					wide.Strides[i] = 0
 				}
-				store(p.at[i], q.kept.innerStride(i), total, target.DType)
-			})
+			}
 		}
-	})
-}
-
-// place is where a piece starts.
-func (q *vectorSums) place(base *[maxOperands]unsafe.Pointer, p *piece) kernels.Column {
-	c := kernels.Column{Count: int64(p.length)}
-	next := len(q.to)
+		views = append(views, &wide)
+	}
+	l := newLoops(q.dt, views...)
+	d := &dimensions{shape: l.shape, stays: make([]bool, len(l.shape))}
+	for i, stride := range l.strides[operands] {
+		d.stays[i] = stride != 0
+	}
+	next := 1
 	for i, operand := range q.operands {
-		if operand != nil && q.summed.count > 0 {
-			c.Offsets[i] = int64(uintptr(p.at[next]) - uintptr(base[next]))
+		if operand != nil && operands > 0 {
+			d.strides[i] = l.strides[next]
 			next++
 		}
 	}
-	return c
+	next = operands
+	for i, target := range q.to {
+		if target != nil {
+			d.to[i] = l.strides[next]
+			next++
+		}
+	}
+	q.count = input.Numel()
+	return d
+}
+
+// before is where the dimensions that end at `end` begin that all stay, or all go.
+func (d *dimensions) before(end int, stay bool) int {
+	for end > 0 && d.stays[end-1] == stay {
+		end--
+	}
+	return end
+}
+
+// count is the elements of the dimensions [from, to) that stay, or that go.
+func (d *dimensions) count(from, to int, stay bool) int64 {
+	n := int64(1)
+	for i := from; i < to; i++ {
+		if d.stays[i] == stay {
+			n *= d.shape[i]
+		}
+	}
+	return n
+}
+
+// loops is a walk over the dimensions that are picked.
+func (d *dimensions) loops(size int64, strides *[kernels.Operands][]int64, pick func(i int) bool) (l kernels.Loops) {
+	l.ElementSize = size
+	for i, n := range d.shape {
+		if !pick(i) {
+			continue
+		}
+		l.Shape[l.Rank] = n
+		for operand, steps := range strides {
+			if steps != nil {
+				l.Strides[operand][l.Rank] = steps[i]
+			}
+		}
+		l.Rank++
+	}
+	if l.Rank == 0 {
+		l.Rank, l.Shape[0] = 1, 1
+	}
+	return l
+}
+
+// cut decides how the sums are formed. The innermost dimensions that stay are a run, those around them that go its terms.
+//
+// What is computed at a time should be long, and lie together. Where runs have few terms, it is some runs with all of their terms. Else a task has one run's sums, in so many
+// lanes that those are whole groups, however long the run, and adds several runs at a time; or, where runs are long, rows of a piece of one.
+func (q *vectorSums) cut(d *dimensions) {
+	all := len(d.shape)
+	run := d.before(all, true)
+	terms := d.before(run, false)
+	others := d.before(terms, true)
+	runLength, termCount, together := d.count(run, all, true), d.count(terms, run, false), d.count(others, terms, true)
+	s := &kernels.Sums{DType: forms[q.dt][len(forms[q.dt])-1], Run: runLength, Terms: 1, Kept: runLength, Piece: min(runLength, kernels.Block)}
+	block := run // the dimensions of a row
+	whole := runLength * kernels.Group / gcd(runLength, kernels.Group)
+	switch row := termCount * runLength; {
+	case together > 1 && row <= kernels.Block/2 && row*together >= longRow:
+		block, s.Terms, s.Kept = others, termCount, together*runLength
+		runs := kernels.Block / row
+		if groups := kernels.Group / gcd(row, kernels.Group); runs > groups {
+			runs -= runs % groups // groups that end with a run need no copy
+		}
+		s.Block, s.Piece = runs*row, runs*runLength*max(1, kernels.Block/runLength/runs)
+	case whole <= kernels.Block/2:
+		whole *= max(1, chains*kernels.Group/whole)
+		s.Lanes, s.Width, s.Block = 1, whole, kernels.Block/whole*whole
+	}
+	if s.Lanes == 0 {
+		s.Width = kernels.WholeGroups(min(s.Piece, s.Kept))
+	}
+	s.Pieces = divideUp(s.Kept, s.Piece)
+	s.RowsCount, s.Chunks = d.count(0, block, false), 1
+	if q.count == 0 {
+		s.RowsCount = 0
+	}
+	if q.columns = d.count(0, block, true) * s.Pieces; q.columns < fewColumns {
+		s.Chunks = max(1, min(maxChunks, s.RowsCount, q.count/(q.columns*elementsPerTask)))
+	}
+	for i, target := range q.to {
+		s.Summed[i] = truth(target != nil)
+	}
+	size := q.dt.Size()
+	s.To = d.loops(size, &d.to, func(i int) bool { return d.stays[i] })
+	s.Outer = d.loops(size, &d.strides, func(i int) bool { return i < block && d.stays[i] })
+	s.Rows = d.loops(size, &d.strides, func(i int) bool { return i < block && !d.stays[i] })
+	s.Inner = d.loops(size, &d.strides, func(i int) bool { return i >= block || s.Lanes == 1 && !d.stays[i] })
+	s.Inner.Stream = truth(q.streams())
+	q.sums = s
+}
+
+func gcd(a, b int64) int64 {
+	for b != 0 {
+		a, b = b, a%b
+	}
+	return a
+}
+
+func (q *vectorSums) run(r *backend.Run) error {
+	if q.columns == 0 {
+		return nil
+	}
+	hintPages(r, q.operands[:kernels.Outputs]...)
+	var at kernels.Addresses
+	var to [kernels.Outputs]unsafe.Pointer
+	for i, operand := range q.operands {
+		if operand != nil && q.count > 0 {
+			at[i] = r.At(operand)
+		}
+	}
+	for i, target := range q.to {
+		if target != nil {
+			to[i] = r.At(target)
+		}
+	}
+	s := freePartial.Get().(*partial)
+	defer freePartial.Put(s)
+	s.sums = *q.sums
+	s.sums.Accumulate = truth(q.accumulate && r.Accumulate)
+	tasks, work := q.columns*q.sums.Chunks, q.count*vectorWork
+	parts := tasks
+	if q.sums.Chunks == 1 {
+		parts = membersFor(tasks, r.Threads, work)
+		s.done = s.done[:0]
+	} else {
+		s.done = slices.Grow(s.done[:0], int(q.columns))[:q.columns]
+		clear(s.done)
+	}
+	total := int(parts * q.sums.Totals())
+	s.totals = slices.Grow(s.totals[:0], total)[:total]
+	return share(tasks, r.Threads, work, func(crew *kernels.Crew) {
+		q.engine.Sum(crew, q.kernel, &s.sums, q.columns, numbersOf(r), &at, &to, s.totals, s.done)
+	})
 }
 
 // partial is what a run's tasks add up, and what the engine is told of them.
 type partial struct {
-	parts   kernels.Parts
-	columns []kernels.Column
-	totals  []float64
+	sums   kernels.Sums
+	totals []float64
+	done   []int32
 }
-
-// keptTotals is the most totals that are kept for the next run.
-const keptTotals = 4 << 20
 
 var freePartial = sync.Pool{New: func() any { return new(partial) }}
-
-// sums are those of one task and output: of n columns, or in one.
-func (p *partial) sums(task, output, outputs, n int) sums {
-	width := kernels.WholeGroups(n)
-	both := p.totals[(task*outputs+output)*2*int(p.parts.Width):][:2*width]
-	if p.parts.All == 1 {
-		return (&sums{both[:width], both[width:]}).folded()
-	}
-	return sums{both[:n], both[width:][:n]}
-}
-
-// folded is the sum of all columns, in one.
-func (s *sums) folded() sums {
-	one := newSums(1)
-	for i, total := range s.total {
-		one.addOne(0, total)
-		one.carry[0] += s.carry[i]
-	}
-	return one
-}
 
 // vectorLerpBackward makes one pass of the gradients that keep grad_output's shape and of the sums of one shape, and another for each other shape.
 func (b *Backend) vectorLerpBackward(p *backend.LerpBackward) backend.Kernel {

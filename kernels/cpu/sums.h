@@ -1,0 +1,141 @@
+// Sums of what kernels compute, over some dimensions of the operands' shape: how a pass is cut (epg_sums), and what becomes of its totals.
+#pragma once
+
+#include <float.h>
+
+#include "loops.h"
+
+// part is what a task adds up.
+typedef struct {
+  int64_t outer, first, count;  // the index over q->outer, and the elements from there that stay
+  int64_t from, to;             // the chunk: rows, or with lanes the terms of a block
+} part;
+
+INLINE part part_of(const epg_sums *q, int64_t task) {
+  const int64_t column = task / q->chunks, chunk = task % q->chunks, first = column % q->pieces * q->piece;
+  return (part){column / q->pieces, first, least(q->piece, q->kept - first), q->rows_count * chunk / q->chunks, q->rows_count * (chunk + 1) / q->chunks};
+}
+
+TARGET static void sum(epg_kernel *kernel, const epg_sums *q, int64_t task, const double *numbers, char *const *base, double *totals) {
+  const part t = part_of(q, task);
+  const int64_t size = q->inner.element_size;
+  sums s = {.width = q->width, .run = q->run, .terms = q->terms, .lanes = q->lanes, .block = q->block, .size = size};
+  for (int output = 0; output < EPG_OUTPUTS; output++) {
+    if (!q->summed[output]) continue;
+    s.total[output] = memset(totals, 0, 2 * q->width * sizeof *totals);
+    totals += 2 * q->width;
+  }
+  if (t.from == t.to) return;
+  const walker w = walker_of(&q->inner);
+  block b;
+  place p;
+  go_to(&p, &q->outer, t.outer, base);
+  if (q->lanes) {
+    walk(kernel, &b, &w, t.from * q->run, (t.to - t.from) * q->run, numbers, p.at, &s);
+  } else {
+    char *at[EPG_OPERANDS];
+    memcpy(at, p.at, sizeof at);
+    go_to(&p, &q->rows, t.from, at);
+    for (int64_t row = t.from; row < t.to; row++) {
+      walk(kernel, &b, &w, t.first * q->terms, t.count * q->terms, numbers, p.at, &s);
+      advance(&p, &q->rows, 1);
+      if (size == 2 && q->terms == 1 && ((row - t.from) % few == few - 1 || row == t.to - 1)) add_few(&s);
+    }
+  }
+}
+
+// towards_odd is the float beside a number whose last bit tells that there is more, so that rounding it to a half type rounds the number once (Boldo and Melquiond 2008,
+// https://doi.org/10.1109/TC.2007.70819).
+INLINE float towards_odd(double x) {
+  float rounded = (float)x;
+  uint32_t bits;
+  memcpy(&bits, &rounded, sizeof bits);
+  bits -= __builtin_fabs(rounded) > __builtin_fabs(x);
+  bits |= (rounded < x) | (rounded > x);
+  memcpy(&rounded, &bits, sizeof bits);
+  return rounded;
+}
+
+// widen and narrow convert n elements, a multiple of EPG_GROUP.
+TARGET static void widen(double *to, const char *from, int64_t n, int64_t dtype) {
+  for (int64_t i = 0; i < n; i += f_lanes) switch (dtype) {
+      case EPG_BFLOAT16:
+        f_store_wide(to + i, f_load_bfloat16(from + 2 * i));
+        break;
+      case EPG_FLOAT16:
+        f_store_wide(to + i, f_load_float16(from + 2 * i));
+        break;
+      case EPG_FLOAT32:
+        f_store_wide(to + i, f_load_float32(from + 4 * i));
+        break;
+      default:
+        memcpy(to + i, from + 8 * i, f_lanes * sizeof *to);
+    }
+}
+
+TARGET static void narrow(char *to, const double *from, int64_t n, int64_t dtype) {
+  float halves[EPG_GROUP];
+  for (int64_t i = 0; i < n; i += EPG_GROUP) {
+    for (int64_t j = 0; j < EPG_GROUP; j++) halves[j] = towards_odd(from[i + j]);
+    for (int64_t j = 0; j < EPG_GROUP; j += f_lanes) {
+      if (dtype == EPG_BFLOAT16) f_store_bfloat16(to + 2 * (i + j), f_load_float32(halves + j));
+      if (dtype == EPG_FLOAT16) f_store_float16(to + 2 * (i + j), f_load_float32(halves + j));
+    }
+    for (int64_t j = 0; j < EPG_GROUP; j += d_lanes) {
+      if (dtype == EPG_FLOAT32) d_store_float32(to + 4 * (i + j), d_load_float64(from + i + j));
+      if (dtype == EPG_FLOAT64) d_store_float64(to + 8 * (i + j), d_load_float64(from + i + j));
+    }
+  }
+}
+
+// fold adds lanes to each other, as long as halves of them are of the same sums and whole groups, and returns how many are left.
+TARGET static int64_t fold(double *totals, double *errors, int64_t lanes, int64_t run) {
+  for (; lanes % (2 * EPG_GROUP) == 0 && lanes / 2 % run == 0; lanes /= 2)
+    for (int64_t i = 0; i < lanes / 2; i += d_lanes) {
+      d_v total = d_load_float64(totals + i);
+      const d_v error = d_add_to(&total, d_load_float64(totals + lanes / 2 + i));
+      d_store_float64(totals + i, total);
+      d_store_float64(errors + i, d_load_float64(errors + i) + d_load_float64(errors + lanes / 2 + i) + error);
+    }
+  return lanes;
+}
+
+// finish_sums makes results of a column's totals, chunk after chunk: total and error, unless that means nothing since the total is infinite or NaN.
+TARGET static void finish_sums(const epg_sums *q, int64_t column, double *totals, char *const *to) {
+  const part t = part_of(q, column * q->chunks);
+  const int64_t size = q->to.element_size, whole = whole_groups(t.count);
+  place p;
+  go_to(&p, &q->to, t.outer * q->kept + t.first, to);
+  int64_t each = 0;
+  for (int output = 0; output < EPG_OUTPUTS; output++) each += q->summed[output] * 2 * q->width;
+  for (int output = 0; output < EPG_OUTPUTS; output++) {
+    if (!q->summed[output]) continue;
+    double total[EPG_BLOCK], error[EPG_BLOCK];
+    for (int64_t chunk = 0; chunk < q->chunks; chunk++) {
+      double *from = totals + chunk * each;
+      const int64_t lanes = q->lanes ? fold(from, from + q->width, q->width, q->run) : t.count;
+      int64_t first = 0;
+      if (chunk == 0) {
+        memcpy(total, from, whole * sizeof *total);
+        memcpy(error, from + q->width, whole * sizeof *error);
+        first = t.count;
+      }
+      for (int64_t i = first, j = 0; i < lanes; i++, j = j + 1 == t.count ? 0 : j + 1) error[j] += add_to(&total[j], from[i]) + from[q->width + i];
+    }
+    for (int64_t j = 0; j < whole; j += d_lanes) {
+      const d_v e = d_load_float64(error + j);
+      const d_m means_something = d_at_most(d_abs(e), d_set(DBL_MAX));
+      d_store_float64(total + j, d_load_float64(total + j) + d_select(means_something, e, d_set(0)));
+    }
+    char data[EPG_BLOCK * 8];
+    if (q->accumulate) {
+      move(&q->to, &p, output, t.count, data, 0);
+      memset(data + t.count * size, 0, (whole - t.count) * size);
+      widen(error, data, whole, q->dtype);
+      for (int64_t j = 0; j < t.count; j++) total[j] += error[j];
+    }
+    narrow(data, total, whole, q->dtype);
+    move(&q->to, &p, output, t.count, data, 1);
+    totals += 2 * q->width;
+  }
+}

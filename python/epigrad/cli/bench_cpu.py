@@ -82,6 +82,18 @@ def _product(size: int) -> Case:
     )
 
 
+def _lerp_by(shape: tuple[int, ...], weight: tuple[int, ...]) -> Case:
+    """A weight that is broadcast along memory, or between: its gradient is a sum of neighbours."""
+    return Case(
+        f"lerp 4M by {list(weight)}",
+        operations.lerp,
+        (shape, shape, weight),
+        ("tensor",),
+        lambda: ("tensor",),
+        _goals(1.0, 1.0, 1.0, 1.0),
+    )
+
+
 CASES = (
     Case(
         "linear 1024x1024->4096",
@@ -117,6 +129,8 @@ CASES = (
         lambda: ("tensor",),
         _goals(1.8, 1.8, 1.8, 1.8),
     ),
+    _lerp_by((4096, 1024), (4096, 1)),
+    _lerp_by((2**20, 2, 2), (2**20, 1, 2)),
     Case(
         "linear 32x64->64",
         operations.linear,

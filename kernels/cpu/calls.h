@@ -19,5 +19,5 @@ void epg_pack(const epg_engine *, epg_crew *, const epg_operand *left, const voi
 void epg_multiply(const epg_engine *, epg_crew *, const epg_tile *block, const epg_cut *, const void *left, const void *right, const int16_t *left_smallest,
                   const int16_t *right_smallest, void *sums, void *out, void *pre, const void *bias);
 
-// epg_ask_for_tiles asks the system for AMX's registers, for the whole process, and returns 0 or an error's number.
-int epg_ask_for_tiles(void);
+// epg_request_tiles asks the system for AMX's registers, for the whole process, and returns 0 or an error's number.
+int epg_request_tiles(void);

@@ -163,7 +163,7 @@ void epg_multiply(const epg_engine *e, epg_crew *crew, const epg_tile *block, co
   share(crew, cut->tasks, multiply_task, &job);
 }
 
-int epg_ask_for_tiles(void) {
+int epg_request_tiles(void) {
 #ifdef __linux__
   enum { request_permission = 0x1023, tile_data = 18 };  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
   return syscall(SYS_arch_prctl, request_permission, tile_data) ? errno : 0;

@@ -11,8 +11,8 @@ package cpu
 // #cgo nocallback epg_pack
 // #cgo noescape epg_multiply
 // #cgo nocallback epg_multiply
-// #cgo noescape epg_ask_for_tiles
-// #cgo nocallback epg_ask_for_tiles
+// #cgo noescape epg_request_tiles
+// #cgo nocallback epg_request_tiles
 // #include "calls.h"
 import "C"
 
@@ -70,9 +70,9 @@ func newEngine(name string, vectorBytes int) *Engine {
 	return e
 }
 
-// askForTiles asks the system for AMX's registers, which have to be granted to a process before it uses them.
-func askForTiles() error {
-	if number := C.epg_ask_for_tiles(); number != 0 {
+// requestTiles asks the system for AMX's registers, which have to be granted to a process before it uses them.
+func requestTiles() error {
+	if number := C.epg_request_tiles(); number != 0 {
 		return syscall.Errno(number)
 	}
 	return nil

@@ -16,7 +16,7 @@ type Kernel struct{}
 
 func newEngine(string, int) *Engine { return nil }
 
-func askForTiles() error { return nil }
+func requestTiles() error { return nil }
 
 // Elementwise computes the elements [first, first+count) of a walk.
 func (*Engine) Elementwise(*Crew, Kernel, *Loops, int64, int64, int64, *Numbers, *Addresses) {}

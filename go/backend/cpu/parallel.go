@@ -117,10 +117,13 @@ func panicked(r any) *status.Error {
 	return status.Errorf(status.Internal, "panic in a CPU kernel: %v\n%s", r, debug.Stack())
 }
 
+// mostThreads is the most that a run may have, whatever number is asked for: OpenMP starts as many as it is told.
+const mostThreads = 1 << 10
+
 // threadsFor is what a run's number of threads means: 0 lets the backend choose.
 func threadsFor(threads int) int {
 	if threads <= 0 {
 		return runtime.GOMAXPROCS(0)
 	}
-	return threads
+	return min(threads, mostThreads)
 }

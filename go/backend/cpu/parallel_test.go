@@ -120,6 +120,7 @@ func TestParallelOnATeam(t *testing.T) {
 	}
 	require.Contains(t, run("TestParallel", onATeam+"=1"), "--- PASS: TestParallel/many_callers")
 	require.Contains(t, run("TestParallel", "EPIGRAD_CPU_THREADS=goroutines"), "--- PASS: TestParallel/many_callers")
+	require.Contains(t, run("TestAnyNumberOfThreads"), "--- PASS: TestAnyNumberOfThreads")
 	for _, size := range []string{"1", "12"} { // a runtime may have fewer threads than it is asked for, or more
 		require.Contains(t, run("TestPlainResults", "TEAM="+size), "--- PASS: TestPlainResults")
 	}

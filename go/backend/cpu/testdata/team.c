@@ -2,7 +2,7 @@
 #include <pthread.h>
 #include <stdlib.h>
 
-enum { MOST = 64 };
+enum { MOST = 64, TOO_MANY = 4096 };
 
 typedef struct {
   void (*member)(void *);
@@ -23,6 +23,7 @@ void GOMP_parallel(void (*member)(void *), void *data, unsigned threads, unsigne
   unsigned started = 0;
   const char *size = getenv("TEAM");
   if (size) threads = (unsigned)atoi(size);
+  if (threads > TOO_MANY) abort(); /* a runtime would try */
   call c = {member, data};
   while (started < MOST && started + 1 < threads && pthread_create(&others[started], 0, start, &c) == 0) started++;
   member(data);

@@ -11,35 +11,40 @@ import (
 // What packing costs, in cache: of a matrix whose rows (N) or columns (T) lie in memory.
 func BenchmarkPack(b *testing.B) {
 	const n = 256
+	forEachForm(func(e *cpu.Engine, form cpu.Form, dt dtype.DType) {
+		left, right := e.Widths(form)
+		for side, width := range []int64{right, left} {
+			for layout, label := range []string{"N", "T"} {
+				b.Run(e.Name+"/"+form.String()+"/"+[]string{"right", "left"}[side]+label, func(b *testing.B) {
+					o := cpu.Operand{
+						Rows: axisOf(n, n*dt.Size()), Columns: axisOf(n, dt.Size()), Form: form, Width: width, Left: int64(side), Count: n, Depth: n,
+					}
+					if layout == side^1 { // the left operand is [rows, depth], the right one [depth, rows]
+						o.Rows, o.Columns = o.Columns, o.Rows
+					}
+					panels := (n + width - 1) / width
+					from, smallest := exactly(n*n*dt.Size()), make([]int16, panels)
+					to := exactly(panels * width * form.Words(n) * dt.Accumulator().Size())
+					b.SetBytes(n * n) // so that this is elements a second
+					for b.Loop() {
+						e.Pack(cpu.Alone(), &cpu.Packing{Operand: &o, From: at(from), To: at(to), Smallest: smallest}, nil)
+					}
+				})
+			}
+		}
+	})
+}
+
+// forEachForm visits the forms that there are of every engine that can be opened here.
+func forEachForm(visit func(e *cpu.Engine, form cpu.Form, dt dtype.DType)) {
 	for _, name := range cpu.Names() {
 		e, err := cpu.Open(name)
 		if err != nil {
 			continue
 		}
 		for i, dt := range packedTypes {
-			form := cpu.Form(i)
-			left, right := e.Widths(form)
-			for side, width := range []int64{right, left} {
-				for layout, label := range []string{"N", "T"} {
-					if width == 0 {
-						continue
-					}
-					b.Run(name+"/"+form.String()+"/"+[]string{"right", "left"}[side]+label, func(b *testing.B) {
-						o := cpu.Operand{
-							Rows: axisOf(n, n*dt.Size()), Columns: axisOf(n, dt.Size()), Form: form, Width: width, Left: int64(side), Count: n, Depth: n,
-						}
-						if layout == side^1 { // the left operand is [rows, depth], the right one [depth, rows]
-							o.Rows, o.Columns = o.Columns, o.Rows
-						}
-						panels := (n + width - 1) / width
-						from, smallest := exactly(n*n*dt.Size()), make([]int16, panels)
-						to := exactly(panels * width * form.Words(n) * dt.Accumulator().Size())
-						b.SetBytes(n * n) // so that this is elements a second
-						for b.Loop() {
-							e.Pack(cpu.Alone(), &cpu.Packing{Operand: &o, From: at(from), To: at(to), Smallest: smallest}, nil)
-						}
-					})
-				}
+			if left, _ := e.Widths(cpu.Form(i)); left > 0 {
+				visit(e, cpu.Form(i), dt)
 			}
 		}
 	}
@@ -49,62 +54,52 @@ func BenchmarkPack(b *testing.B) {
 // "result" is written as a matrix. packed is the share of that time that it takes to pack both operands, row by row (N N).
 func BenchmarkMultiply(b *testing.B) {
 	const n, height, tileBytes, amxTileBytes = 1024, 168, 1 << 10, 2 << 10
-	for _, name := range cpu.Names() {
-		e, err := cpu.Open(name)
-		if err != nil {
-			continue
+	forEachForm(func(e *cpu.Engine, form cpu.Form, dt dtype.DType) {
+		leftWidth, rightWidth := e.Widths(form)
+		size, sumSize, units := dt.Size(), dt.Accumulator().Size(), form.Words(n)
+		width := tileBytes / sumSize
+		if form == cpu.BFloat16Tiles || form == cpu.Float16Tiles {
+			width = amxTileBytes / sumSize
 		}
-		for i, dt := range packedTypes {
-			form := cpu.Form(i)
-			leftWidth, rightWidth := e.Widths(form)
-			if leftWidth == 0 {
-				continue
-			}
-			size, sumSize, units := dt.Size(), dt.Accumulator().Size(), form.Words(n)
-			width := tileBytes / sumSize
-			if form == cpu.BFloat16Tiles || form == cpu.Float16Tiles {
-				width = amxTileBytes / sumSize
-			}
-			from := exactly(n * n * size)
-			for j := range int64(n * n) {
-				put(dt, at(from[j*size:]), float64(j*7919%97)/97-0.5)
-			}
-			pack := func(left, width int64, rows, columns cpu.Axis) *cpu.Packing {
-				panels := (n + width - 1) / width
-				o := &cpu.Operand{Rows: rows, Columns: columns, Form: form, Width: width, Left: left, Count: n, Depth: n}
-				return &cpu.Packing{Operand: o, From: at(from), To: at(exactly(panels * width * units * sumSize)), Smallest: make([]int16, panels)}
-			}
-			left := pack(1, leftWidth, axisOf(n, n*size), axisOf(n, size))
-			right := pack(0, rightWidth, axisOf(n, size), axisOf(n, n*size))
-			store, _ := e.Kernel("epilogue_none_" + dt.Short())
-			rounded := (height + leftWidth - 1) / leftWidth * leftWidth
-			tiles := (n + rounded - 1) / rounded * (n / width)
-			cut := &cpu.Cut{Height: rounded, Width: width, Uncut: tiles, Pieces: 1, Tasks: tiles, Scratch: rounded * width * sumSize}
-			sums, out := exactly(cut.Scratch), exactly(n*n*size)
-			for last, label := range []string{"sums", "result"} {
-				b.Run(name+"/"+form.String()+"/"+label, func(b *testing.B) {
-					block := &cpu.Tile{
-						Form: form, Units: units, Rows: n, Columns: n, Stride: width, First: 1, Last: int64(last), Size: size, SumSize: sumSize, Store: store, Value: store,
-					}
-					if size == sumSize {
-						block.Plain = 1
-					}
-					block.Out = cpu.Result{Rows: axisOf(n, n*size), ColumnStride: size}
-					var packing time.Duration
-					for b.Loop() {
-						b.StopTimer()
-						start := time.Now()
-						e.Pack(cpu.Alone(), left, right)
-						packing += time.Since(start)
-						b.StartTimer()
-						e.Multiply(cpu.Alone(), block, cut, left.To, right.To, left.Smallest, right.Smallest, at(sums), at(out), nil, nil)
-					}
-					b.ReportMetric(2*n*n*n*float64(b.N)/float64(b.Elapsed().Nanoseconds()), "GFLOP/s")
-					b.ReportMetric(float64(packing)/float64(b.Elapsed()), "packed")
-				})
-			}
+		from := exactly(n * n * size)
+		for j := range int64(n * n) {
+			put(dt, at(from[j*size:]), float64(j*7919%97)/97-0.5)
 		}
-	}
+		pack := func(left, width int64, rows, columns cpu.Axis) *cpu.Packing {
+			panels := (n + width - 1) / width
+			o := &cpu.Operand{Rows: rows, Columns: columns, Form: form, Width: width, Left: left, Count: n, Depth: n}
+			return &cpu.Packing{Operand: o, From: at(from), To: at(exactly(panels * width * units * sumSize)), Smallest: make([]int16, panels)}
+		}
+		left := pack(1, leftWidth, axisOf(n, n*size), axisOf(n, size))
+		right := pack(0, rightWidth, axisOf(n, size), axisOf(n, n*size))
+		store, _ := e.Kernel("epilogue_none_" + dt.Short())
+		rounded := (height + leftWidth - 1) / leftWidth * leftWidth
+		tiles := (n + rounded - 1) / rounded * (n / width)
+		cut := &cpu.Cut{Height: rounded, Width: width, Uncut: tiles, Pieces: 1, Tasks: tiles, Scratch: rounded * width * sumSize}
+		sums, out := exactly(cut.Scratch), exactly(n*n*size)
+		for last, label := range []string{"sums", "result"} {
+			b.Run(e.Name+"/"+form.String()+"/"+label, func(b *testing.B) {
+				block := &cpu.Tile{
+					Form: form, Units: units, Rows: n, Columns: n, Stride: width, First: 1, Last: int64(last), Size: size, SumSize: sumSize, Store: store, Value: store,
+				}
+				if size == sumSize {
+					block.Plain = 1
+				}
+				block.Out = cpu.Result{Rows: axisOf(n, n*size), ColumnStride: size}
+				var packing time.Duration
+				for b.Loop() {
+					b.StopTimer()
+					start := time.Now()
+					e.Pack(cpu.Alone(), left, right)
+					packing += time.Since(start)
+					b.StartTimer()
+					e.Multiply(cpu.Alone(), block, cut, left.To, right.To, left.Smallest, right.Smallest, at(sums), at(out), nil, nil)
+				}
+				b.ReportMetric(2*n*n*n*float64(b.N)/float64(b.Elapsed().Nanoseconds()), "GFLOP/s")
+				b.ReportMetric(float64(packing)/float64(b.Elapsed()), "packed")
+			})
+		}
+	})
 }
 
 // What formulas cost, in cache.

@@ -32,7 +32,7 @@ type Loops struct {
 // Numbers are an operation's parameters: for lerp the weight, the weight less 1, and 1 less the weight.
 type Numbers [3]float64
 
-// Sums is a pass that sums outputs over some dimensions of the operands' shape: epg_sums. Accumulate, Summed and Lanes are 0 or 1.
+// Sums is a pass that sums outputs over some dimensions of the operands' shape: epg_sums. Accumulate and Summed are 0 or 1.
 type Sums struct {
 	DType                                  Form
 	Accumulate                             int64

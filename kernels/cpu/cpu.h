@@ -82,10 +82,10 @@ typedef struct {
 // that stay, `kept` elements are summed in pieces of `piece` at most, each in `chunks` parts. Results are walked by `to`, over all that stays.
 //
 // Without `lanes` a task adds, for the chunk's part of `rows_count` rows, the elements of `inner` that belong to its piece: `terms` runs of `run` elements to as many
-// totals, which are `run` (a piece has whole ones of these), or, of one term, each to its own. With `lanes`, `inner` holds all that goes, rows_count of it, around a run that
-// stays; its elements are added in turn to `width` totals, of which every `run`th is of the same sum.
+// totals, or, if there are several rows, each element to its own. With `lanes`, `inner` holds all that goes, rows_count of it, around a run that stays; its elements are added
+// in turn to so many totals, of which every `run`th is of the same sum.
 //
-// A task's totals are `width` doubles, whole groups, for each output that is summed, with as many behind them for their errors.
+// A task's totals are `width` doubles for each output that is summed, with as many behind them for their errors: EPG_GROUP more than are added to, whatever their number (sums).
 typedef struct {
   int64_t dtype, accumulate;
   int64_t summed[EPG_OUTPUTS];  // 0 or 1

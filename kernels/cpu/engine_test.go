@@ -191,9 +191,25 @@ func TestSums(t *testing.T) {
 					want[j] = get(dt, p)
 				}
 				s.To = walk([]int64{outer * s.Kept}, []int64{2})
-				totals, done := make([]float64, columns*s.Chunks*s.Totals()), make([]int32, columns)
+				s.Width += cpu.Group
+				total := s.Totals()
+				if s.Chunks > 1 {
+					total *= columns * s.Chunks
+				}
+				totals, done := make([]float64, total+64), make([]int32, columns)
+				for i := range totals {
+					totals[i] = math.NaN()
+				}
+				marks := totals[total:]
+				for i := range marks {
+					marks[i] = math.Copysign(0, -1) // which adding zero would change
+				}
+				totals = totals[:total]
 				e.Sum(cpu.Alone(), kernel, &s, columns, &cpu.Numbers{}, &cpu.Addresses{0: at(kept), 3: at(g), 4: at(g)}, &[cpu.Outputs]unsafe.Pointer{at(out)}, totals, done)
 				require.Equal(t, g, kept)
+				for i, mark := range marks {
+					require.True(t, math.Signbit(mark), "%v: %d behind the totals of %d x %d x %d x %d x %d", dt, i, outer, rows, together, terms, run)
+				}
 				got := make([]float64, len(want))
 				for i := range got {
 					got[i] = get(dt, unsafe.Add(at(out), int64(i)*size))
@@ -203,19 +219,22 @@ func TestSums(t *testing.T) {
 			for accumulate, chunks := range []int64{1, 3} {
 				begun := cpu.Sums{Accumulate: int64(accumulate), Chunks: chunks}
 				for _, rows := range []int64{5, 32, 33, 65} {
-					for _, columns := range []int64{1, 15, 16, 17, 511, 512, 700} {
+					for _, columns := range []int64{1, 15, 16, 17, 260, 511, 512, 700, 1000} {
 						s := begun
 						s.RowsCount, s.Run, s.Terms, s.Piece = rows, columns, 1, min(columns, cpu.Block)
 						s.Width = cpu.WholeGroups(s.Piece)
 						s.Outer = walk([]int64{3}, []int64{rows * columns})
 						s.Rows, s.Inner = walk([]int64{rows}, []int64{columns}), walk([]int64{columns}, []int64{1})
+						if columns%2 == 0 { // in two runs
+							s.Inner = walk([]int64{2, columns / 2}, []int64{columns / 2, 1})
+						}
 						sum(s, 3, rows, 1, 1, columns)
 					}
 				}
 				for _, terms := range []int64{1, 3, 100, 1000} {
 					for _, run := range []int64{1, 2, 3, 16, 31} {
 						s := begun
-						s.RowsCount, s.Run, s.Terms, s.Piece, s.Lanes, s.Width = terms, run, 1, run, 1, 16*run
+						s.RowsCount, s.Run, s.Terms, s.Piece, s.Lanes, s.Width = terms, run, 1, run, 16*run, 16*run
 						s.Block = cpu.Block / s.Width * s.Width
 						s.Outer, s.Rows = walk([]int64{7}, []int64{terms * run}), walk([]int64{1}, []int64{0})
 						s.Inner = walk([]int64{terms, run}, []int64{run, 1})
@@ -228,7 +247,7 @@ func TestSums(t *testing.T) {
 						const rows, together = 5, 90
 						whole := cpu.Block / (terms * run)
 						s.RowsCount, s.Run, s.Terms, s.Block, s.Piece = rows, run, terms, whole*terms*run, whole*run
-						s.Width = cpu.WholeGroups(s.Piece)
+						s.Width = cpu.WholeGroups(s.Block)
 						s.Outer, s.Rows = walk([]int64{2}, []int64{rows * together * terms * run}), walk([]int64{rows}, []int64{together * terms * run})
 						s.Inner = walk([]int64{together, terms, run}, []int64{terms * run, run, 1})
 						sum(s, 2, rows, together, terms, run)
@@ -245,7 +264,7 @@ func TestFewTermsAreAddedInFloat(t *testing.T) {
 		const rows, columns = 65, 512
 		kernel, ok := e.Kernel("activation_backward_none_bf16")
 		require.True(t, ok)
-		s := cpu.Sums{DType: cpu.BFloat16, Summed: [cpu.Outputs]int64{1}, RowsCount: rows, Kept: columns, Piece: columns, Pieces: 1, Chunks: 1, Run: columns, Terms: 1, Width: columns}
+		s := cpu.Sums{DType: cpu.BFloat16, Summed: [cpu.Outputs]int64{1}, RowsCount: rows, Kept: columns, Piece: columns, Pieces: 1, Chunks: 1, Run: columns, Terms: 1, Width: columns + cpu.Group}
 		walk := func(n, step int64) cpu.Loops {
 			l := cpu.Loops{ElementSize: 2, Rank: 1, Shape: [cpu.MostRank]int64{n}}
 			for _, operand := range []int{0, 3, 4} {

@@ -11,14 +11,16 @@ typedef struct {
   _Alignas(64) char wide[EPG_OUTPUTS][EPG_BLOCK * 8];
 } block;
 
-// sums are where the wide results go, NULL where there are none: the elements of a block, in turn, to `width` totals and then from the first again, or, where `terms` is more
-// than 1, so many runs of `run` elements to the same `run` totals. Errors lie `width` behind their totals, if they are kept: of float64. What float32 loses in double is
-// far below its own rounding, and so is what half types lose in float over few terms, which are then added to the totals; until then they lie where errors would.
+// sums are where the wide results go, NULL where there are none. A block's elements are added in turn to the totals from a column on; or, with `lanes`, to all of them, from
+// the first again when there are no more; or, where `terms` is more than 1, so many runs of `run` elements to as many totals.
+//
+// Totals are `width`, of which the last EPG_GROUP are room for the padding of a column's end, which is anywhere; and as many behind them for their errors, if they are kept: of
+// float64. What float32 loses in double is far below its own rounding, and so is what half types lose in float over few terms, which are then added to the totals. Until then
+// they lie where errors would.
 typedef struct {
   double *total[EPG_OUTPUTS];
-  int64_t width, run, terms;
-  int64_t lanes;  // totals are lanes, of which every `run`th is of the same sum
-  int64_t block;  // the most elements of a block, which starts with the first total, or 0
+  int64_t width, lanes, terms, run;
+  int64_t block;  // the most elements of a block, which starts with the first total of a run, or 0
   int64_t size;   // of an element
 } sums;
 
@@ -60,7 +62,7 @@ TARGET static void copy_runs(char *to, int64_t to_run, int64_t to_stride, const 
       n = 1;
     }
   }
-  if (from_stride == 0 && to_stride == size && n > 1) {
+  if (from_stride == 0 && to_stride == size && n * size >= 2 * bytes_worth_a_call) {
     for (int64_t r = 0; r < runs; r++) fill(to + r * to_run, from + r * from_run, n * size, size);
     return;
   }
@@ -106,13 +108,13 @@ INLINE void add_group(double *total, const float *from) {
 TARGET static void add_floats(const sums *s, block *b, int64_t column, int64_t n) {
   for (int output = 0; output < EPG_OUTPUTS; output++) {
     if (!s->total[output]) continue;
-    float *terms = (float *)b->wide[output], lanes[EPG_BLOCK];
-    float *at = s->lanes ? lanes : (float *)(s->total[output] + s->width) + column;
-    if (s->lanes) memset(lanes, 0, s->width * sizeof *lanes);
+    float *terms = (float *)b->wide[output], few_terms[EPG_BLOCK];
+    float *at = s->lanes ? few_terms : (float *)(s->total[output] + s->width) + column;
+    if (s->lanes) memset(few_terms, 0, s->lanes * sizeof *few_terms);
     memset(terms + n, 0, (whole_groups(n) - n) * sizeof *terms);
-    for (int64_t i = 0, lane = 0; i < n; i += f_lanes, lane = s->lanes && lane + f_lanes == s->width ? 0 : lane + f_lanes)
+    for (int64_t i = 0, lane = 0; i < n; i += f_lanes, lane = lane + f_lanes == s->lanes ? 0 : lane + f_lanes)
       f_store_float32(at + lane, f_load_float32(at + lane) + f_load_float32(terms + i));
-    for (int64_t i = 0; s->lanes && i < s->width; i += EPG_GROUP) add_group(s->total[output] + i, lanes + i);
+    for (int64_t i = 0; i < s->lanes; i += EPG_GROUP) add_group(s->total[output] + i, few_terms + i);
   }
 }
 
@@ -142,7 +144,7 @@ TARGET static void add_sums(const sums *s, block *b, int64_t column, int64_t n) 
     if (!s->total[output]) continue;
     double *terms = (double *)b->wide[output];
     memset(terms + n, 0, (whole_groups(n) - n) * sizeof *terms);
-    for (int64_t i = 0, lane = column; i < n; i += d_lanes, lane = s->lanes && lane + d_lanes == s->width ? 0 : lane + d_lanes) {
+    for (int64_t i = 0, lane = column; i < n; i += d_lanes, lane = lane + d_lanes == s->lanes ? 0 : lane + d_lanes) {
       double *at = s->total[output] + lane;
       d_v total = d_load_float64(at);
       const d_v error = d_add_to(&total, d_load_float64(terms + i));
@@ -169,8 +171,8 @@ TARGET static void add_sums(const sums *s, block *b, int64_t column, int64_t n) 
 // add_runs is add_sums for runs that are added to the same totals.
 TARGET static void add_runs(const sums *s, block *b, int64_t column, int64_t n) {
   for (int output = 0; output < EPG_OUTPUTS; output++) {
-    double *total = s->total[output] + column;
     if (!s->total[output]) continue;
+    double *total = s->total[output] + column;
     if (s->size == 2)
       ADD_RUNS(float, 0)
     else if (s->size == 4)
@@ -332,7 +334,7 @@ TARGET static void walk(epg_kernel *kernel, block *b, const walker *w, int64_t f
   const epg_loops *l = w->loops;
   const int64_t inner = l->rank - 1;
   place p;
-  if (l->shape[inner] < short_run || (s && s->block)) {
+  if ((inner && l->shape[inner] < short_run) || (s && s->block)) {
     const int64_t most = s && s->block ? s->block : EPG_BLOCK;
     for (int64_t done = 0, n; done < count; done += n) {
       n = least(most, count - done);

@@ -19,7 +19,8 @@ INLINE part part_of(const epg_sums *q, int64_t task) {
 TARGET static void sum(epg_kernel *kernel, const epg_sums *q, int64_t task, const double *numbers, char *const *base, double *totals) {
   const part t = part_of(q, task);
   const int64_t size = q->inner.element_size;
-  sums s = {.width = q->width, .run = q->run, .terms = q->terms, .lanes = q->lanes, .block = q->block, .size = size};
+  // Rows are added term by term.
+  sums s = {.width = q->width, .run = q->run, .terms = q->rows_count > 1 ? 1 : q->terms, .lanes = q->lanes, .block = q->block, .size = size};
   for (int output = 0; output < EPG_OUTPUTS; output++) {
     if (!q->summed[output]) continue;
     s.total[output] = memset(totals, 0, 2 * q->width * sizeof *totals);
@@ -39,7 +40,7 @@ TARGET static void sum(epg_kernel *kernel, const epg_sums *q, int64_t task, cons
     for (int64_t row = t.from; row < t.to; row++) {
       walk(kernel, &b, &w, t.first * q->terms, t.count * q->terms, numbers, p.at, &s);
       advance(&p, &q->rows, 1);
-      if (size == 2 && q->terms == 1 && ((row - t.from) % few == few - 1 || row == t.to - 1)) add_few(&s);
+      if (size == 2 && s.terms == 1 && ((row - t.from) % few == few - 1 || row == t.to - 1)) add_few(&s);
     }
   }
 }
@@ -111,16 +112,24 @@ TARGET static void finish_sums(const epg_sums *q, int64_t column, double *totals
   for (int output = 0; output < EPG_OUTPUTS; output++) {
     if (!q->summed[output]) continue;
     double total[EPG_BLOCK], error[EPG_BLOCK];
+    memset(total, 0, whole * sizeof *total);
+    memset(error, 0, whole * sizeof *error);
     for (int64_t chunk = 0; chunk < q->chunks; chunk++) {
-      double *from = totals + chunk * each;
-      const int64_t lanes = q->lanes ? fold(from, from + q->width, q->width, q->run) : t.count;
-      int64_t first = 0;
-      if (chunk == 0) {
+      double *from = totals + chunk * each, *errors = from + q->width;
+      // Every so many totals are of the same `run` sums.
+      int64_t count = t.count, same = q->run;
+      if (q->lanes)
+        count = same = fold(from, errors, q->lanes, q->run);
+      else if (q->rows_count > 1)
+        count *= q->terms, same *= q->terms;
+      if (q->chunks == 1 && same == q->run) {
         memcpy(total, from, whole * sizeof *total);
-        memcpy(error, from + q->width, whole * sizeof *error);
-        first = t.count;
+        memcpy(error, errors, whole * sizeof *error);
+        break;
       }
-      for (int64_t i = first, j = 0; i < lanes; i++, j = j + 1 == t.count ? 0 : j + 1) error[j] += add_to(&total[j], from[i]) + from[q->width + i];
+      for (int64_t i = 0, first = 0; i < count; i += same, first += q->run)
+        for (int64_t k = 0; k < same; k += q->run)
+          for (int64_t j = 0; j < q->run && i + k + j < count; j++) error[first + j] += add_to(&total[first + j], from[i + k + j]) + errors[i + k + j];
     }
     for (int64_t j = 0; j < whole; j += d_lanes) {
       const d_v e = d_load_float64(error + j);

@@ -43,31 +43,9 @@ func (n *numbers) place(i, j int64) unsafe.Pointer {
 	return unsafe.Add(n.base(), (i*n.view.Strides[0]+j*n.view.Strides[1])*n.dt.Size())
 }
 
-func (n *numbers) at(i, j int64) float64 {
-	switch p := n.place(i, j); n.dt {
-	case dtype.Float32:
-		return float64(*(*float32)(p))
-	case dtype.BFloat16:
-		return float64(dtype.BFloat16ToFloat32(*(*uint16)(p)))
-	case dtype.Float16:
-		return float64(dtype.Float16ToFloat32(*(*uint16)(p)))
-	default:
-		return *(*float64)(p)
-	}
-}
+func (n *numbers) at(i, j int64) float64 { return get(n.dt, n.place(i, j)) }
 
-func (n *numbers) put(i, j int64, x float64) {
-	switch p := n.place(i, j); n.dt {
-	case dtype.Float32:
-		*(*float32)(p) = float32(x)
-	case dtype.BFloat16:
-		*(*uint16)(p) = dtype.Float64ToBFloat16(x)
-	case dtype.Float16:
-		*(*uint16)(p) = dtype.Float64ToFloat16(x)
-	default:
-		*(*float64)(p) = x
-	}
-}
+func (n *numbers) put(i, j int64, x float64) { put(n.dt, n.place(i, j), x) }
 
 func (n *numbers) fill(value func() float64) *numbers {
 	for i := range n.view.Shape[0] {

@@ -2,6 +2,7 @@ package cpu_test
 
 import (
 	"math/rand/v2"
+	"slices"
 	"testing"
 	"unsafe"
 
@@ -57,6 +58,21 @@ func (a *array) place(index []int64) unsafe.Pointer {
 	return unsafe.Pointer(&a.memory[at])
 }
 
+func (a *array) clone() *array { return &array{memory: slices.Clone(a.memory), view: a.view} }
+
+func get(dt dtype.DType, p unsafe.Pointer) float64 {
+	switch dt {
+	case dtype.Float32:
+		return float64(*(*float32)(p))
+	case dtype.BFloat16:
+		return float64(dtype.BFloat16ToFloat32(*(*uint16)(p)))
+	case dtype.Float16:
+		return float64(dtype.Float16ToFloat32(*(*uint16)(p)))
+	default:
+		return *(*float64)(p)
+	}
+}
+
 func put(dt dtype.DType, p unsafe.Pointer, x float64) {
 	switch dt {
 	case dtype.Float32:
@@ -102,10 +118,13 @@ func TestSumsOverAnyDimensions(t *testing.T) {
 			dt := dtype.All()[trial%4]
 			var shape, sums []int64
 			var goes, once []bool
-			count := int64(1)
+			count, most := int64(1), int64(40000)
+			if trial%10 == 0 {
+				most *= 10 // enough for several threads
+			}
 			for range 1 + random.IntN(5) {
 				n := lengths[random.IntN(len(lengths))]
-				if count*n > 40000 {
+				if count*n > most {
 					continue
 				}
 				count *= n
@@ -119,7 +138,12 @@ func TestSumsOverAnyDimensions(t *testing.T) {
 			gradStart, gradEnd := arrayOf(random, dt, 1, sums, nil), arrayOf(random, dt, 2, shape, nil)
 			weight := arrayOf(random, dt, 3, shape, once)
 			p := &backend.LerpBackward{Header: backend.Header{Op: "lerp_backward", DType: dt}, GradOutput: &grad.view, GradStart: &gradStart.view}
-			arrays := []*array{grad, gradStart, gradEnd, weight}
+			start, end := arrayOf(random, dt, 4, shape, nil), arrayOf(random, dt, 5, shape, once)
+			gradWeight := arrayOf(random, dt, 6, sums, nil)
+			arrays := []*array{grad, gradStart, gradEnd, weight, start, end, gradWeight}
+			if random.IntN(2) == 0 {
+				p.Start, p.End, p.GradWeight = &start.view, &end.view, &gradWeight.view
+			}
 			if trial%3 > 0 {
 				p.GradEnd = &gradEnd.view
 			}
@@ -137,8 +161,11 @@ func TestSumsOverAnyDimensions(t *testing.T) {
 					return value
 				}
 			}
-			wantStart, wantEnd := &array{view: gradStart.view}, &array{view: gradEnd.view}
-			wantStart.memory, wantEnd.memory = append([]byte(nil), gradStart.memory...), append([]byte(nil), gradEnd.memory...)
+			wantStart, wantEnd, wantWeight := gradStart.clone(), gradEnd.clone(), gradWeight.clone()
+			everywhere(shape, func(index []int64) {
+				put(dt, start.place(index), float64(random.IntN(5)-2))
+				put(dt, end.place(index), float64(random.IntN(5)-2))
+			})
 			totals := make(map[unsafe.Pointer]float64)
 			reduced := make([]int64, len(shape))
 			everywhere(shape, func(index []int64) {
@@ -151,6 +178,9 @@ func TestSumsOverAnyDimensions(t *testing.T) {
 					}
 				}
 				totals[wantStart.place(reduced)] += (1 - w) * g
+				if p.GradWeight != nil {
+					totals[wantWeight.place(reduced)] += g * (get(dt, end.place(index)) - get(dt, start.place(index)))
+				}
 				if p.GradEnd != nil {
 					put(dt, wantEnd.place(index), w*g+0)
 				}
@@ -169,6 +199,7 @@ func TestSumsOverAnyDimensions(t *testing.T) {
 				what := []any{"%v %v, summed over %v, strides %v, %v and %v, %d threads", dt, shape, goes, grad.view.Strides, gradStart.view.Strides, weight.view.Strides, threads}
 				requireSame(t, wantStart, gradStart, what)
 				requireSame(t, wantEnd, gradEnd, what)
+				requireSame(t, wantWeight, gradWeight, what)
 			}
 		}
 	})

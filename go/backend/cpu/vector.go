@@ -135,8 +135,8 @@ type pass struct {
 }
 
 // vectorPass makes a pass over the operands, which also sums outputs to the tensors in to, at the places of the outputs that they are sums of; those may
-// be absent from the operands.
-func (b *Backend) vectorPass(name string, dt dtype.DType, operands [kernels.Operands]*tensor.View, to [kernels.Outputs]*tensor.View) pass {
+// be absent from the operands, in the order of `like` (inOrder).
+func (b *Backend) vectorPass(name string, dt dtype.DType, operands [kernels.Operands]*tensor.View, to [kernels.Outputs]*tensor.View, like *tensor.View) pass {
 	v := b.vector(name, dt, operands)
 	if v == nil {
 		return pass{}
@@ -145,28 +145,28 @@ func (b *Backend) vectorPass(name string, dt dtype.DType, operands [kernels.Oper
 		run, ok := v.elementwise()
 		return pass{run, ok}
 	}
-	run, ok := v.sums(to, false)
+	run, ok := v.sums(to, like, false)
 	return pass{run, ok}
 }
 
 func (b *Backend) vectorActivation(p *backend.Activation) backend.Kernel {
-	return b.passes(p, b.vectorPass("activation_"+p.Kind, p.DType, operandsOf([]*tensor.View{p.Out}, p.Input), [kernels.Outputs]*tensor.View{}))
+	return b.passes(p, b.vectorPass("activation_"+p.Kind, p.DType, operandsOf([]*tensor.View{p.Out}, p.Input), [kernels.Outputs]*tensor.View{}, nil))
 }
 
 func (b *Backend) vectorActivationBackward(p *backend.ActivationBackward) backend.Kernel {
 	operands := operandsOf([]*tensor.View{p.GradInput, p.Out}, p.GradOutput, p.Input)
-	return b.passes(p, b.vectorPass("activation_backward_"+p.Kind, p.DType, operands, [kernels.Outputs]*tensor.View{p.GradBias}))
+	return b.passes(p, b.vectorPass("activation_backward_"+p.Kind, p.DType, operands, [kernels.Outputs]*tensor.View{p.GradBias}, p.Input))
 }
 
 func (b *Backend) vectorGated(p *backend.Gated) backend.Kernel {
-	return b.passes(p, b.vectorPass("gated_"+p.Activation, p.DType, operandsOf([]*tensor.View{p.Out}, p.Value, p.Gate), [kernels.Outputs]*tensor.View{}))
+	return b.passes(p, b.vectorPass("gated_"+p.Activation, p.DType, operandsOf([]*tensor.View{p.Out}, p.Value, p.Gate), [kernels.Outputs]*tensor.View{}, nil))
 }
 
 func (b *Backend) vectorGatedBackward(p *backend.GatedBackward) backend.Kernel {
 	operands := operandsOf([]*tensor.View{p.GradValue, p.GradGate}, p.GradOutput, p.Value, p.Gate)
-	return b.passes(p, b.vectorPass("gated_backward_"+p.Activation, p.DType, operands, [kernels.Outputs]*tensor.View{p.GradBiasValue, p.GradBiasGate}))
+	return b.passes(p, b.vectorPass("gated_backward_"+p.Activation, p.DType, operands, [kernels.Outputs]*tensor.View{p.GradBiasValue, p.GradBiasGate}, p.Gate))
 }
 
 func (b *Backend) vectorLerp(p *backend.Lerp) backend.Kernel {
-	return b.passes(p, b.vectorPass("lerp", p.DType, operandsOf([]*tensor.View{p.Out}, p.Start, p.End, p.Weight), [kernels.Outputs]*tensor.View{}))
+	return b.passes(p, b.vectorPass("lerp", p.DType, operandsOf([]*tensor.View{p.Out}, p.Start, p.End, p.Weight), [kernels.Outputs]*tensor.View{}, nil))
 }

@@ -143,7 +143,7 @@ func (b *Backend) gradientPass(name string, p *backend.GemmEpilogueBackward, ope
 			bias.Shape[d] = 1
 		}
 		bias.Shape[last], bias.Strides[last] = p.GradBias.Shape[0], p.GradBias.Strides[0]
-		run, ok = v.sums([kernels.Outputs]*tensor.View{&bias}, true)
+		run, ok = v.sums([kernels.Outputs]*tensor.View{&bias}, operands[kernels.Outputs+1], true)
 	}
 	if !ok {
 		return nil

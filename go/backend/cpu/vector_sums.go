@@ -20,7 +20,7 @@ const (
 )
 
 // vectorSums is a pass of an engine that sums outputs over some dimensions of the operands' shape, and writes the outputs that keep the shape on the way. How it is cut,
-// and so the order of a sum, follows from the shapes and the first input's layout.
+// and so the order of a sum, follows from the shapes and one input's layout.
 type vectorSums struct {
 	*vectorKernel
 	to         [kernels.Outputs]*tensor.View // of one shape: size 1 in the dimensions that are summed over
@@ -32,9 +32,9 @@ type vectorSums struct {
 }
 
 // sums makes such a pass; false where the engine cannot. With accumulate a run may ask for its results to be added to what is there.
-func (v *vectorKernel) sums(to [kernels.Outputs]*tensor.View, accumulate bool) (func(*backend.Run) error, bool) {
+func (v *vectorKernel) sums(to [kernels.Outputs]*tensor.View, like *tensor.View, accumulate bool) (func(*backend.Run) error, bool) {
 	q := &vectorSums{vectorKernel: v, to: to, accumulate: accumulate}
-	d := q.dimensions()
+	d := q.dimensions(like)
 	if len(d.shape) > kernels.MostRank {
 		return nil, false
 	}
@@ -44,7 +44,7 @@ func (v *vectorKernel) sums(to [kernels.Outputs]*tensor.View, accumulate bool) (
 	return q.run, true
 }
 
-// dimensions are those of the operands, in the first input's order, and of the results. A dimension either stays or goes: its elements are summed, and the results have the
+// dimensions are those of the operands, in one input's order, and of the results. A dimension either stays or goes: its elements are summed, and the results have the
 // stride 0 there.
 type dimensions struct {
 	shape   []int64
@@ -53,8 +53,23 @@ type dimensions struct {
 	to      [kernels.Operands][]int64 // at the places of the outputs
 }
 
-func (q *vectorSums) dimensions() *dimensions {
-	input := q.operands[kernels.Outputs]
+// inOrder is the tensor in whose order all are walked: `like`, which most are laid out as, or, where that is broadcast, the first input. Both are there whichever results are
+// asked for, so that those do not change a bit.
+func (q *vectorSums) inOrder(like *tensor.View) *tensor.View {
+	first := q.operands[kernels.Outputs]
+	if like == nil {
+		return first
+	}
+	for d, n := range like.Shape {
+		if n > 1 && like.Strides[d] == 0 {
+			return first
+		}
+	}
+	return like
+}
+
+func (q *vectorSums) dimensions(like *tensor.View) *dimensions {
+	input := q.inOrder(like)
 	views := []*tensor.View{input}
 	if input.Numel() > 0 {
 		views = append(views, q.present()...)
@@ -152,6 +167,7 @@ func (q *vectorSums) cut(d *dimensions) {
 	others := d.before(terms, true)
 	runLength, termCount, together := d.count(run, all, true), d.count(terms, run, false), d.count(others, terms, true)
 	s := &kernels.Sums{DType: forms[q.dt][len(forms[q.dt])-1], Run: runLength, Terms: 1, Kept: runLength, Piece: min(runLength, kernels.Block)}
+	s.Width = s.Piece
 	block := run // the dimensions of a row
 	whole := runLength * kernels.Group / gcd(runLength, kernels.Group)
 	switch row := termCount * runLength; {
@@ -161,14 +177,18 @@ func (q *vectorSums) cut(d *dimensions) {
 		if groups := kernels.Group / gcd(row, kernels.Group); runs > groups {
 			runs -= runs % groups // groups that end with a run need no copy
 		}
-		s.Block, s.Piece = runs*row, runs*runLength*max(1, kernels.Block/runLength/runs)
-	case whole <= kernels.Block/2:
+		s.Block, s.Piece = runs*row, runs*runLength
+		if d.count(0, others, false) > 1 { // each term has a total
+			s.Width = min(s.Kept, s.Piece) * termCount
+		} else {
+			s.Piece *= max(1, kernels.Block/s.Piece)
+			s.Width = min(s.Kept, s.Piece)
+		}
+	case whole <= kernels.Block/2 || whole <= kernels.Block && whole > runLength:
 		whole *= max(1, chains*kernels.Group/whole)
-		s.Lanes, s.Width, s.Block = 1, whole, kernels.Block/whole*whole
+		s.Lanes, s.Width, s.Block = whole, whole, kernels.Block/whole*whole
 	}
-	if s.Lanes == 0 {
-		s.Width = kernels.WholeGroups(min(s.Piece, s.Kept))
-	}
+	s.Width = kernels.WholeGroups(s.Width) + kernels.Group // for the padding of a run that ends anywhere
 	s.Pieces = divideUp(s.Kept, s.Piece)
 	s.RowsCount, s.Chunks = d.count(0, block, false), 1
 	if q.count == 0 {
@@ -184,7 +204,7 @@ func (q *vectorSums) cut(d *dimensions) {
 	s.To = d.loops(size, &d.to, func(i int) bool { return d.stays[i] })
 	s.Outer = d.loops(size, &d.strides, func(i int) bool { return i < block && d.stays[i] })
 	s.Rows = d.loops(size, &d.strides, func(i int) bool { return i < block && !d.stays[i] })
-	s.Inner = d.loops(size, &d.strides, func(i int) bool { return i >= block || s.Lanes == 1 && !d.stays[i] })
+	s.Inner = d.loops(size, &d.strides, func(i int) bool { return i >= block || s.Lanes > 0 && !d.stays[i] })
 	s.Inner.Stream = truth(q.streams())
 	q.sums = s
 }
@@ -272,7 +292,7 @@ func (b *Backend) vectorLerpBackward(p *backend.LerpBackward) backend.Kernel {
 		if together[0] != nil || together[1] != nil || now[0] != nil || now[1] != nil {
 			inputs[3] = p.Weight
 		}
-		made = append(made, b.vectorPass("lerp_backward", p.DType, operandsOf(together[:], inputs...), now))
+		made = append(made, b.vectorPass("lerp_backward", p.DType, operandsOf(together[:], inputs...), now, p.Weight))
 		if !more {
 			return b.passes(p, made...)
 		}

@@ -92,35 +92,13 @@ func (a *array) fill(value func(i int) float64) *array {
 	return a
 }
 
-func (a *array) set(i int, x float64) {
-	p := unsafe.Pointer(&a.memory[a.at[i]])
-	switch a.view.DType {
-	case dtype.Float32:
-		*(*float32)(p) = float32(x)
-	case dtype.Float64:
-		*(*float64)(p) = x
-	case dtype.BFloat16:
-		*(*uint16)(p) = dtype.Float64ToBFloat16(x)
-	case dtype.Float16:
-		*(*uint16)(p) = dtype.Float64ToFloat16(x)
-	}
-}
+func (a *array) set(i int, x float64) { Put(a.view.DType, unsafe.Pointer(&a.memory[a.at[i]]), x) }
 
 // values reads the elements in row-major order.
 func (a *array) values() []float64 {
 	list := make([]float64, len(a.at))
 	for i, at := range a.at {
-		p := unsafe.Pointer(&a.memory[at])
-		switch a.view.DType {
-		case dtype.Float32:
-			list[i] = float64(*(*float32)(p))
-		case dtype.Float64:
-			list[i] = *(*float64)(p)
-		case dtype.BFloat16:
-			list[i] = float64(dtype.BFloat16ToFloat32(*(*uint16)(p)))
-		case dtype.Float16:
-			list[i] = float64(dtype.Float16ToFloat32(*(*uint16)(p)))
-		}
+		list[i] = Get(a.view.DType, unsafe.Pointer(&a.memory[at]))
 	}
 	return list
 }

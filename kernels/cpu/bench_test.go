@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/epigrad/epigrad/go/dtype"
+	"github.com/epigrad/epigrad/go/optest"
 	"github.com/epigrad/epigrad/kernels/cpu"
 )
 
@@ -63,7 +64,7 @@ func BenchmarkMultiply(b *testing.B) {
 		}
 		from := exactly(n * n * size)
 		for j := range int64(n * n) {
-			put(dt, at(from[j*size:]), float64(j*7919%97)/97-0.5)
+			optest.Put(dt, at(from[j*size:]), float64(j*7919%97)/97-0.5)
 		}
 		pack := func(left, width int64, rows, columns cpu.Axis) *cpu.Packing {
 			panels := (n + width - 1) / width
@@ -124,7 +125,7 @@ func BenchmarkFormulas(b *testing.B) {
 						if i == 0 || i >= cpu.Outputs {
 							memory := exactly(n * dt.Size())
 							for j := range int64(n) {
-								put(dt, at(memory[j*dt.Size():]), float64(j%64)/16-2)
+								optest.Put(dt, at(memory[j*dt.Size():]), float64(j%64)/16-2)
 							}
 							operands[i], l.Strides[i][0] = at(memory), dt.Size()
 						}

@@ -106,7 +106,7 @@ func runKernel(e *cpu.Engine, kernel cpu.Kernel, dt dtype.DType, outputs int, in
 	}
 	for i, values := range inputs {
 		for j, x := range values {
-			put(dt, unsafe.Add(at(buffers[cpu.Outputs+i]), int64(j)*gap*size), x)
+			optest.Put(dt, unsafe.Add(at(buffers[cpu.Outputs+i]), int64(j)*gap*size), x)
 		}
 	}
 	first := n / 2
@@ -115,35 +115,10 @@ func runKernel(e *cpu.Engine, kernel cpu.Kernel, dt dtype.DType, outputs int, in
 	results := make([][]float64, outputs)
 	for i := range results {
 		for j := range n {
-			results[i] = append(results[i], get(dt, unsafe.Add(at(buffers[i]), j*gap*size)))
+			results[i] = append(results[i], optest.Get(dt, unsafe.Add(at(buffers[i]), j*gap*size)))
 		}
 	}
 	return results
-}
-
-func put(dt dtype.DType, p unsafe.Pointer, x float64) {
-	switch dt {
-	case dtype.Float32:
-		*(*float32)(p) = float32(x)
-	case dtype.Float64:
-		*(*float64)(p) = x
-	case dtype.BFloat16:
-		*(*uint16)(p) = dtype.Float64ToBFloat16(x)
-	case dtype.Float16:
-		*(*uint16)(p) = dtype.Float64ToFloat16(x)
-	}
-}
-
-func get(dt dtype.DType, p unsafe.Pointer) float64 {
-	switch dt {
-	case dtype.Float32:
-		return float64(*(*float32)(p))
-	case dtype.BFloat16:
-		return float64(dtype.BFloat16ToFloat32(*(*uint16)(p)))
-	case dtype.Float16:
-		return float64(dtype.Float16ToFloat32(*(*uint16)(p)))
-	}
-	return *(*float64)(p)
 }
 
 // Sums are those of the terms, whichever way they are formed: rows of runs, lengths around a block's, and rows around those that half types add in float; lanes of runs
@@ -172,7 +147,7 @@ func TestSums(t *testing.T) {
 				s.Inner.Stream = count % 2
 				want := make([]float64, 2*outer*s.Kept)
 				for i := range 2 * outer * s.Kept {
-					put(dt, unsafe.Add(at(out), i*size), 3)
+					optest.Put(dt, unsafe.Add(at(out), i*size), 3)
 					want[i] = 3
 					if i%2 == 0 && s.Accumulate == 0 {
 						want[i] = 0
@@ -181,14 +156,14 @@ func TestSums(t *testing.T) {
 				columns := outer * s.Pieces
 				for i := range count {
 					term := float64(i % 5) // sums are exact, in half types too if they are small
-					put(dt, unsafe.Add(at(g), i*size), term)
+					optest.Put(dt, unsafe.Add(at(g), i*size), term)
 					j := 2 * ((i/(run*terms*together*rows)*together+i/(run*terms)%together)*run + i%run)
 					want[j] += term
 				}
 				for j := range want {
 					p := unsafe.Pointer(unsafe.SliceData(exactly(size)))
-					put(dt, p, want[j])
-					want[j] = get(dt, p)
+					optest.Put(dt, p, want[j])
+					want[j] = optest.Get(dt, p)
 				}
 				s.To = walk([]int64{outer * s.Kept}, []int64{2})
 				s.Width += cpu.Group
@@ -212,7 +187,7 @@ func TestSums(t *testing.T) {
 				}
 				got := make([]float64, len(want))
 				for i := range got {
-					got[i] = get(dt, unsafe.Add(at(out), int64(i)*size))
+					got[i] = optest.Get(dt, unsafe.Add(at(out), int64(i)*size))
 				}
 				require.Equal(t, want, got, "%v: %d x %d x %d x %d x %d in %d chunks", dt, outer, rows, together, terms, run, s.Chunks)
 			}
@@ -282,11 +257,11 @@ func TestFewTermsAreAddedInFloat(t *testing.T) {
 			case rows - 1:
 				term = -0x1p24
 			}
-			put(dtype.BFloat16, unsafe.Add(at(g), 2*i), term)
+			optest.Put(dtype.BFloat16, unsafe.Add(at(g), 2*i), term)
 		}
 		e.Sum(cpu.Alone(), kernel, &s, 1, &cpu.Numbers{}, &cpu.Addresses{3: at(g), 4: at(g)}, &[cpu.Outputs]unsafe.Pointer{at(out)}, make([]float64, s.Totals()), make([]int32, 1))
 		for i := range int64(columns) {
-			require.Equal(t, 32., get(dtype.BFloat16, unsafe.Add(at(out), 2*i)))
+			require.Equal(t, 32., optest.Get(dtype.BFloat16, unsafe.Add(at(out), 2*i)))
 		}
 	})
 }
@@ -332,8 +307,8 @@ func TestPanels(t *testing.T) {
 							}
 							place := unsafe.Add(at(out), (i*n+j)*dt.Size())
 							rounded := exactly(8)
-							put(dt, at(rounded), want)
-							require.Equal(t, get(dt, at(rounded)), get(dt, place), "%v %v layout %d: %d, %d", dt, size, layout, i, j)
+							optest.Put(dt, at(rounded), want)
+							require.Equal(t, optest.Get(dt, at(rounded)), optest.Get(dt, place), "%v %v layout %d: %d, %d", dt, size, layout, i, j)
 						}
 					}
 				}
@@ -376,7 +351,7 @@ func pack(e *cpu.Engine, form cpu.Form, dt dtype.DType, rows, depth, layout, lef
 	memory := exactly((rows-1)*rowStep + (depth-1)*depthStep + size)
 	for i := range rows {
 		for l := range depth {
-			put(dt, unsafe.Add(at(memory), i*rowStep+l*depthStep), values[i*depth+l])
+			optest.Put(dt, unsafe.Add(at(memory), i*rowStep+l*depthStep), values[i*depth+l])
 		}
 	}
 	leftWidth, width := e.Widths(form)

@@ -12,6 +12,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/epigrad/epigrad/go/optest"
 	"github.com/epigrad/epigrad/kernels/cpu"
 )
 
@@ -120,7 +121,7 @@ func TestCrewsAmongFences(t *testing.T) {
 						for i := range n {
 							for k := range depth {
 								v[i*depth+k] = float64(random.IntN(7) - 3)
-								put(dt, unsafe.Add(at(m), offsetOf(&o.Rows, i)+offsetOf(&o.Columns, k)), v[i*depth+k])
+								optest.Put(dt, unsafe.Add(at(m), offsetOf(&o.Rows, i)+offsetOf(&o.Columns, k)), v[i*depth+k])
 							}
 						}
 					}
@@ -184,9 +185,9 @@ func TestCrewsAmongFences(t *testing.T) {
 								want += lv[(row+i)*depth+k] * rv[j*depth+k]
 							}
 							rounded := exactly(8)
-							put(dt, at(rounded), want)
+							optest.Put(dt, at(rounded), want)
 							p := (i*ld + j*step) * size
-							if got := get(dt, at(out[p:])); got != get(dt, at(rounded)) {
+							if got := optest.Get(dt, at(out[p:])); got != optest.Get(dt, at(rounded)) {
 								t.Fatalf("%d %d %d row %d first %d: %d %d: %v, want %v", m, n, depth, row, first, i, j, got, want)
 							}
 							for b := range size {

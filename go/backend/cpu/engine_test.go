@@ -12,6 +12,7 @@ import (
 	"github.com/epigrad/epigrad/go/backend"
 	"github.com/epigrad/epigrad/go/backend/cpu"
 	"github.com/epigrad/epigrad/go/dtype"
+	"github.com/epigrad/epigrad/go/optest"
 	"github.com/epigrad/epigrad/go/tensor"
 )
 
@@ -43,9 +44,9 @@ func (n *numbers) place(i, j int64) unsafe.Pointer {
 	return unsafe.Add(n.base(), (i*n.view.Strides[0]+j*n.view.Strides[1])*n.dt.Size())
 }
 
-func (n *numbers) at(i, j int64) float64 { return get(n.dt, n.place(i, j)) }
+func (n *numbers) at(i, j int64) float64 { return optest.Get(n.dt, n.place(i, j)) }
 
-func (n *numbers) put(i, j int64, x float64) { put(n.dt, n.place(i, j), x) }
+func (n *numbers) put(i, j int64, x float64) { optest.Put(n.dt, n.place(i, j), x) }
 
 func (n *numbers) fill(value func() float64) *numbers {
 	for i := range n.view.Shape[0] {

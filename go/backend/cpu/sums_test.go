@@ -11,6 +11,7 @@ import (
 	"github.com/epigrad/epigrad/go/backend"
 	"github.com/epigrad/epigrad/go/backend/cpu"
 	"github.com/epigrad/epigrad/go/dtype"
+	"github.com/epigrad/epigrad/go/optest"
 	"github.com/epigrad/epigrad/go/tensor"
 )
 
@@ -59,32 +60,6 @@ func (a *array) place(index []int64) unsafe.Pointer {
 }
 
 func (a *array) clone() *array { return &array{memory: slices.Clone(a.memory), view: a.view} }
-
-func get(dt dtype.DType, p unsafe.Pointer) float64 {
-	switch dt {
-	case dtype.Float32:
-		return float64(*(*float32)(p))
-	case dtype.BFloat16:
-		return float64(dtype.BFloat16ToFloat32(*(*uint16)(p)))
-	case dtype.Float16:
-		return float64(dtype.Float16ToFloat32(*(*uint16)(p)))
-	default:
-		return *(*float64)(p)
-	}
-}
-
-func put(dt dtype.DType, p unsafe.Pointer, x float64) {
-	switch dt {
-	case dtype.Float32:
-		*(*float32)(p) = float32(x)
-	case dtype.BFloat16:
-		*(*uint16)(p) = dtype.Float64ToBFloat16(x)
-	case dtype.Float16:
-		*(*uint16)(p) = dtype.Float64ToFloat16(x)
-	default:
-		*(*float64)(p) = x
-	}
-}
 
 // everywhere visits the indices of a shape.
 func everywhere(shape []int64, visit func(index []int64)) {
@@ -163,15 +138,15 @@ func TestSumsOverAnyDimensions(t *testing.T) {
 			}
 			wantStart, wantEnd, wantWeight := gradStart.clone(), gradEnd.clone(), gradWeight.clone()
 			everywhere(shape, func(index []int64) {
-				put(dt, start.place(index), float64(random.IntN(5)-2))
-				put(dt, end.place(index), float64(random.IntN(5)-2))
+				optest.Put(dt, start.place(index), float64(random.IntN(5)-2))
+				optest.Put(dt, end.place(index), float64(random.IntN(5)-2))
 			})
 			totals := make(map[unsafe.Pointer]float64)
 			reduced := make([]int64, len(shape))
 			everywhere(shape, func(index []int64) {
 				g, w := float64(random.IntN(9)-4), weights(index)
-				put(dt, grad.place(index), g)
-				put(dt, weight.place(index), w)
+				optest.Put(dt, grad.place(index), g)
+				optest.Put(dt, weight.place(index), w)
 				for d, i := range index {
 					if reduced[d] = i; goes[d] {
 						reduced[d] = 0
@@ -179,14 +154,14 @@ func TestSumsOverAnyDimensions(t *testing.T) {
 				}
 				totals[wantStart.place(reduced)] += (1 - w) * g
 				if p.GradWeight != nil {
-					totals[wantWeight.place(reduced)] += g * (get(dt, end.place(index)) - get(dt, start.place(index)))
+					totals[wantWeight.place(reduced)] += g * (optest.Get(dt, end.place(index)) - optest.Get(dt, start.place(index)))
 				}
 				if p.GradEnd != nil {
-					put(dt, wantEnd.place(index), w*g+0)
+					optest.Put(dt, wantEnd.place(index), w*g+0)
 				}
 			})
 			for place, total := range totals {
-				put(dt, place, total)
+				optest.Put(dt, place, total)
 			}
 			kernel, err := b.Select(p)
 			require.NoError(t, err)

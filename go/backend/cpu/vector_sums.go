@@ -70,11 +70,9 @@ func (q *vectorSums) inOrder(like *tensor.View) *tensor.View {
 
 func (q *vectorSums) dimensions(like *tensor.View) *dimensions {
 	input := q.inOrder(like)
-	views := []*tensor.View{input}
-	if input.Numel() > 0 {
-		views = append(views, q.present()...)
-	} else {
-		views = nil // operands without elements have no addresses
+	var views []*tensor.View
+	if input.Numel() > 0 { // operands without elements have no addresses
+		views = append([]*tensor.View{input}, q.present()...)
 	}
 	operands := len(views)
 	for _, target := range q.to {

@@ -15,6 +15,7 @@ import (
 	"github.com/epigrad/epigrad/go/activation"
 	"github.com/epigrad/epigrad/go/backend"
 	"github.com/epigrad/epigrad/go/dtype"
+	"github.com/epigrad/epigrad/go/optest"
 	"github.com/epigrad/epigrad/go/tensor"
 	kernels "github.com/epigrad/epigrad/kernels/cuda"
 	"github.com/epigrad/epigrad/kernels/portable"
@@ -60,17 +61,7 @@ func (c *call) operand(shape []int64, order ...int) *tensor.View {
 }
 
 func (c *call) set(v *tensor.View, at int64, x float64) {
-	p := unsafe.Pointer(&c.memory[v.Operand][at*c.dt.Size()])
-	switch c.dt {
-	case dtype.Float32:
-		*(*float32)(p) = float32(x)
-	case dtype.Float64:
-		*(*float64)(p) = x
-	case dtype.BFloat16:
-		*(*uint16)(p) = dtype.Float64ToBFloat16(x)
-	case dtype.Float16:
-		*(*uint16)(p) = dtype.Float64ToFloat16(x)
-	}
+	optest.Put(c.dt, unsafe.Pointer(&c.memory[v.Operand][at*c.dt.Size()]), x)
 }
 
 // values are a tensor's elements in row-major order.
@@ -82,17 +73,7 @@ func (c *call) values(v *tensor.View) []float64 {
 		for d, i := range index {
 			at += i * v.Strides[d]
 		}
-		p := unsafe.Pointer(&c.memory[v.Operand][at*c.dt.Size()])
-		switch c.dt {
-		case dtype.Float32:
-			all = append(all, float64(*(*float32)(p)))
-		case dtype.Float64:
-			all = append(all, *(*float64)(p))
-		case dtype.BFloat16:
-			all = append(all, float64(dtype.BFloat16ToFloat32(*(*uint16)(p))))
-		case dtype.Float16:
-			all = append(all, float64(dtype.Float16ToFloat32(*(*uint16)(p))))
-		}
+		all = append(all, optest.Get(c.dt, unsafe.Pointer(&c.memory[v.Operand][at*c.dt.Size()])))
 		for d := len(index) - 1; d >= 0; d-- {
 			if index[d]++; index[d] < v.Shape[d] {
 				break

@@ -54,13 +54,16 @@ func forEachForm(visit func(e *cpu.Engine, form cpu.Form, dt dtype.DType)) {
 // What tiles cost whose operands are packed: a product of n x n on one thread, cut and kept as go/backend/cpu does it, in GFLOP/s. "sums" are left where they are formed,
 // "result" is written as a matrix. packed is the share of that time that it takes to pack both operands, row by row (N N).
 func BenchmarkMultiply(b *testing.B) {
-	const n, height, tileBytes, amxTileBytes = 1024, 168, 1 << 10, 2 << 10
+	const n = 1024
 	forEachForm(func(e *cpu.Engine, form cpu.Form, dt dtype.DType) {
 		leftWidth, rightWidth := e.Widths(form)
 		size, sumSize, units := dt.Size(), dt.Accumulator().Size(), form.Words(n)
-		width := tileBytes / sumSize
-		if form == cpu.BFloat16Tiles || form == cpu.Float16Tiles {
-			width = amxTileBytes / sumSize
+		height, width := int64(252), int64(256)
+		switch form {
+		case cpu.Float64:
+			height, width = 168, 128
+		case cpu.BFloat16Tiles, cpu.Float16Tiles:
+			height, width = 192, 512
 		}
 		from := exactly(n * n * size)
 		for j := range int64(n * n) {
@@ -76,7 +79,7 @@ func BenchmarkMultiply(b *testing.B) {
 		store, _ := e.Kernel("epilogue_none_" + dt.Short())
 		rounded := (height + leftWidth - 1) / leftWidth * leftWidth
 		tiles := (n + rounded - 1) / rounded * (n / width)
-		cut := &cpu.Cut{Height: rounded, Width: width, Uncut: tiles, Pieces: 1, Tasks: tiles, Scratch: rounded * width * sumSize}
+		cut := &cpu.Cut{Height: rounded, Width: width, Uncut: tiles, Down: 1, Across: 1, Tasks: tiles, Scratch: rounded * width * sumSize}
 		sums, out := exactly(cut.Scratch), exactly(n*n*size)
 		for last, label := range []string{"sums", "result"} {
 			b.Run(e.Name+"/"+form.String()+"/"+label, func(b *testing.B) {

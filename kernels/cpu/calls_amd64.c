@@ -90,9 +90,6 @@ void epg_sum(const epg_engine *e, epg_crew *crew, epg_kernel *k, const epg_sums 
   share(crew, columns * q->chunks, sum_task, &job);
 }
 
-// So many panels are packed at a time.
-enum { panels_per_task = 4 };
-
 typedef struct {
   const epg_operand *operand;
   const void *from;
@@ -108,16 +105,16 @@ typedef struct {
 
 static packing packing_of(const epg_operand *o, const void *from, void *to, int16_t *smallest) {
   const int64_t panels = o ? divide_up(o->count, o->width) : 0;
-  return (packing){o, from, to, smallest, panels, divide_up(panels, panels_per_task)};
+  return (packing){o, from, to, smallest, panels, divide_up(panels, EPG_PANELS)};
 }
 
 static void pack_task(const void *job, int64_t task, int64_t member) {
   const pack_job *j = job;
   const int second = task >= j->side[0].tasks;
   const packing *p = &j->side[second];
-  const int64_t panel = (second ? task - j->side[0].tasks : task) * panels_per_task;
+  const int64_t panel = (second ? task - j->side[0].tasks : task) * EPG_PANELS;
   (void)member;
-  j->e->pack(p->operand, panel, least(panels_per_task, p->panels - panel), p->from, p->to, p->smallest);
+  j->e->pack(p->operand, panel, least(EPG_PANELS, p->panels - panel), p->from, p->to, p->smallest);
 }
 
 void epg_pack(const epg_engine *e, epg_crew *crew, const epg_operand *left, const void *left_from, void *left_to, int16_t *left_smallest,
@@ -139,18 +136,16 @@ typedef struct {
 static void multiply_task(const void *job, int64_t task, int64_t member) {
   const multiply_job *j = job;
   const epg_cut *c = j->cut;
-  int64_t number = task, piece = 0, width = c->width;
-  if (task >= c->uncut) {
-    number = c->uncut + (task - c->uncut) / c->pieces;
-    piece = (task - c->uncut) % c->pieces;
-    width /= c->pieces;
-  }
-  const int64_t down = divide_up(j->block->rows, c->height), row = number % down * c->height, column = number / down * c->width + piece * width;
-  if (column >= j->block->columns) return;
+  const int cut = task >= c->uncut;
+  const int64_t pieces = c->down * c->across, after = task - c->uncut, number = cut ? c->uncut + after / pieces : task, piece = cut ? after % pieces : 0;
+  const int64_t height = cut ? c->height / c->down : c->height, width = cut ? c->width / c->across : c->width;
+  const int64_t tiles_down = divide_up(j->block->rows, c->height);
+  const int64_t row = number % tiles_down * c->height + piece % c->down * height, column = number / tiles_down * c->width + piece / c->down * width;
+  if (row >= j->block->rows || column >= j->block->columns) return;
   epg_tile t = *j->block;
   t.row += row;
   t.column += column;
-  t.rows = least(c->height, t.rows - row);
+  t.rows = least(height, t.rows - row);
   t.columns = least(width, t.columns - column);
   char *sums = j->sums + (c->scratch ? member * c->scratch : (row * t.stride + column) * t.sum_size);
   j->e->multiply(&t, j->left + row * t.units * t.sum_size, j->right + column * t.units * t.sum_size, j->left_smallest + row / j->e->left_width[t.form],

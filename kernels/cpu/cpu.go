@@ -107,7 +107,7 @@ type Packing struct {
 }
 
 // Cut is how a block is cut into tiles: epg_cut. Without Scratch, sums lie together for the whole block.
-type Cut struct{ Height, Width, Uncut, Pieces, Tasks, Scratch int64 }
+type Cut struct{ Height, Width, Uncut, Down, Across, Tasks, Scratch int64 }
 
 // Crew is the threads that share the tasks of one call: epg_crew. Those of an OpenMP runtime's team, by the entry to it, or those that make the call, as many at most.
 type Crew struct {

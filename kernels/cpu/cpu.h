@@ -14,6 +14,8 @@ enum {
   EPG_GROUP = 16,
   // EPG_BLOCK is the most elements of a run that are gathered, or summed, at a time.
   EPG_BLOCK = 512,
+  // EPG_PANELS is the most panels that are packed at a time.
+  EPG_PANELS = 8,
 };
 
 // epg_kernel computes n elements, a multiple of EPG_GROUP, of contiguous operands. Absent outputs are NULL. wide are the values of the
@@ -72,10 +74,10 @@ typedef struct {
   epg_kernel *add, *store, *value;
 } epg_tile;
 
-// epg_cut is how a block is cut into tiles of height x width, from the top down, column by column; from the tile `uncut` on each is cut into so many pieces of its
-// columns, so that threads end together. Sums lie `scratch` bytes apart for each thread, or, where that is 0, together for the whole block.
+// epg_cut is how a block is cut into tiles of height x width, from the top down, column by column; from the tile `uncut` on each is cut into
+// `down` x `across` pieces, so that threads end together. Sums lie `scratch` bytes apart for each thread, or, where that is 0, together for the whole block.
 typedef struct {
-  int64_t height, width, uncut, pieces, tasks, scratch;
+  int64_t height, width, uncut, down, across, tasks, scratch;
 } epg_cut;
 
 // epg_sums is a pass that sums outputs of a kernel, of a dtype (its form as it lies in memory), over some dimensions of its operands. For each index over `outer`, dimensions
@@ -122,7 +124,7 @@ typedef struct {
   void (*finish_sums)(const epg_sums *, int64_t column, double *totals, char *const *to);
   // A tile is made of panels of left_width rows of the left operand and right_width of the right one, by form (0 where the engine lacks a form).
   int64_t left_width[EPG_FORMS], right_width[EPG_FORMS];
-  // pack packs `count` panels from `panel` on to where the first panel of all lies. smallest gets the exponent of each panel's smallest number that is not zero, or
+  // pack packs `count` panels, EPG_PANELS at most, from `panel` on to where the first panel of all lies. smallest gets the exponent of each panel's smallest number that is not zero, or
   // zero where there is another reason not to multiply pairs; only pairs have it.
   void (*pack)(const epg_operand *, int64_t panel, int64_t count, const char *from, char *to, int16_t *smallest);
   void (*multiply)(const epg_tile *, const char *left, const char *right, const int16_t *left_smallest, const int16_t *right_smallest, char *sums, char *out,

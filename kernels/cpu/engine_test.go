@@ -298,7 +298,7 @@ func TestPanels(t *testing.T) {
 					tile.Out.Rows, tile.Out.ColumnStride = axisOf(m, n*dt.Size()), dt.Size()
 					out, bias := exactly(m*n*dt.Size()), exactly(n*dt.Size())
 					sums := exactly((m + leftWidth) / leftWidth * leftWidth * stride * sumSize)
-					e.Multiply(cpu.Alone(), &tile, &cpu.Cut{Height: m, Width: n, Uncut: 1, Pieces: 1, Tasks: 1}, at(left.bytes), at(right.bytes), left.smallest, right.smallest, at(sums), at(out), nil, at(bias))
+					e.Multiply(cpu.Alone(), &tile, &cpu.Cut{Height: m, Width: n, Uncut: 1, Down: 1, Across: 1, Tasks: 1}, at(left.bytes), at(right.bytes), left.smallest, right.smallest, at(sums), at(out), nil, at(bias))
 					for i := range m {
 						for j := range n {
 							want := 0.

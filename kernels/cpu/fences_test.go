@@ -145,12 +145,13 @@ func TestCrewsAmongFences(t *testing.T) {
 					share(3, func(c *cpu.Crew) { e.Pack(c, left, right) })
 					store, _ := e.Kernel("epilogue_none_" + dt.Short())
 					add, _ := e.Kernel("add_" + dt.Short())
-					height, width := lw*pick(1, 2, 5, 12), pick(64, 128, 256)
+					down, across := pick(1, 2, 3), pick(1, 2, 4)
+					height, width := lw*down*pick(1, 2, 5), 64*across
 					members := pick(1, 2, 3, 5)
 					m, n := l.Count, columns
 					tiles := (m + height - 1) / height * ((n + width - 1) / width)
-					cut := &cpu.Cut{Height: height, Width: width, Uncut: random.Int64N(tiles + 1), Pieces: width / 64, Scratch: height * width * sumSize}
-					cut.Tasks = cut.Uncut + (tiles-cut.Uncut)*cut.Pieces
+					cut := &cpu.Cut{Height: height, Width: width, Uncut: random.Int64N(tiles + 1), Down: down, Across: across, Scratch: height * width * sumSize}
+					cut.Tasks = cut.Uncut + (tiles-cut.Uncut)*down*across
 					ld, step := n+int64(random.IntN(3)), int64(1)
 					if random.IntN(4) == 0 {
 						ld, step = 2*n, 2

@@ -18,14 +18,14 @@ INLINE int64_t axis_offset(const epg_axis *a, int64_t index) {
   return bytes;
 }
 
-// As many panels are packed side by side at most.
-enum { side_by_side = 4 };
+// As many panels are packed side by side at most, each of as many rows.
+enum { side_by_side = 4, most_width = 2 * f_lanes };
 
-#define SMALLEST_BEGIN(n)
-#define SMALLEST(i, x)
-#define SMALLEST_END(i)
+// What is found out about a panel on the way: nothing, but of pairs.
+#define FOUND char
+#define FIND(found, x)
+#define TELL(smallest, found)
 #define LOAD_LINES(line) V(JOIN(load, STORAGE))(line[0])
-
 #define REGISTERS f
 #define FORM float32
 #define STORAGE float32
@@ -81,15 +81,13 @@ INLINE int16_t exponent_of_smallest(__m512i less_1) {
 #endif
 
 #ifdef PAIRS
-#undef SMALLEST_BEGIN
-#undef SMALLEST
-#undef SMALLEST_END
+#undef FOUND
+#undef FIND
+#undef TELL
 #undef LOAD_LINES
-#define SMALLEST_BEGIN(n)      \
-  __m512i least[side_by_side]; \
-  UNROLL for (int i = 0; i < n; i++) least[i] = _mm512_set1_epi16(-1);
-#define SMALLEST(i, x) least[i] = least_magnitudes(least[i], x);
-#define SMALLEST_END(i) smallest[panel + (i)] = exponent_of_smallest(least[i])
+#define FOUND __m512i
+#define FIND(found, x) found = least_magnitudes(found, x);
+#define TELL(smallest, found) smallest = exponent_of_smallest(found);
 #define LOAD_LINES(line) f_load_two_rows(line[0], line[1])
 #define REGISTERS f
 #define FORM pairs

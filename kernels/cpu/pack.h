@@ -3,102 +3,124 @@
 
 // Rows, or steps of the depth, mostly lie so far apart that a processor does not see by itself what will be read next: it is asked for, and so is what will be written.
 
-// pack_rows packs n panels where rows are contiguous, side by side, so that what is read lies in longer pieces.
-INLINE void JOIN(pack_rows, FORM)(const int n, const epg_operand *p, int64_t panel, const char *from, char *to, int16_t *smallest) {
-  enum { lanes = V(lanes), per_unit = UNIT / ELEMENT, ahead = 8 };
+// in_place tells that n panels can be read where they are, in whole registers.
+INLINE int JOIN(in_place, FORM)(const int n, const int width, const epg_operand *p, int64_t row) {
+  const int64_t end = (n - 1) * width + (width + V(lanes) - 1) / V(lanes) * V(lanes);
+  return p->count - row >= n * width && p->row + row + end <= p->rows.length;
+}
+
+// pack_rows packs units [k, end) of n panels where rows are contiguous, side by side, so that what is read lies in longer pieces. `next` is how far from there that lies which is read after.
+INLINE void JOIN(pack_rows, FORM)(const int n, const int width, const epg_operand *p, int64_t panel, int64_t k, int64_t end, int64_t next, const char *from,
+                                  char *to, FOUND *found) {
+  enum { lanes = V(lanes), per_unit = UNIT / ELEMENT, ahead = 16 };
   typedef V(real) T;
-  const int64_t width = p->width, units = (p->depth + per_unit - 1) / per_unit, step = p->columns.strides[p->columns.rank - 1];
-  _Alignas(64) char gathered[per_unit][lanes * ELEMENT];
-  SMALLEST_BEGIN(n)
-  for (int64_t k = 0; k < units; k++) {
+  const int64_t units = (p->depth + per_unit - 1) / per_unit, row = panel * width, rest = p->count - row, valid = rest < n * width ? rest : n * width;
+  const int whole = JOIN(in_place, FORM)(n, width, p, row);
+  _Alignas(64) char edge[per_unit][(side_by_side * most_width + lanes) * ELEMENT];
+  if (!whole) memset(edge, 0, sizeof edge);
+  T *to_unit = (T *)to + (panel * units + k) * width;
+  for (; k < end; k++, to_unit += width) {
     const char *lines[per_unit];
     for (int j = 0; j < per_unit; j++) {
       const int64_t at = k * per_unit + j;
-      lines[j] = at < p->depth ? from + axis_offset(&p->columns, p->first + at) + (p->row + panel * width) * ELEMENT : 0;
-      if (at + ahead * per_unit < p->depth)
-        for (int64_t h = 0; h < n * width * ELEMENT; h += 64) _mm_prefetch(lines[j] + ahead * per_unit * step + h, _MM_HINT_T0);
+      if (at < p->depth) {
+        lines[j] = from + axis_offset(&p->columns, p->first + at) + (p->row + row) * ELEMENT;
+        for (int h = 0; h < n * width * ELEMENT; h += 64) _mm_prefetch(lines[j] + next + h, _MM_HINT_T0);
+        if (whole) continue;
+        memcpy(edge[j], lines[j], valid * ELEMENT);
+      } else {
+        memset(edge[j], 0, sizeof edge[j]);
+      }
+      lines[j] = edge[j];
     }
-    T *out = (T *)to + (panel * units + k) * width;
-    UNROLL for (int i = 0; i < n; i++, out += units * width) {
-      for (int64_t h = 0; h < width * (int64_t)sizeof(T); h += 64) __builtin_prefetch((const char *)(out + 2 * ahead * width) + h, 1);
-      const int64_t row = (panel + i) * width, rest = p->count - row, valid = rest < width ? rest : width;
-      for (int64_t h = 0; h < width; h += lanes) {
+    UNROLL for (int i = 0; i < n; i++) {
+      T *const out = to_unit + i * units * width;
+      for (int h = 0; h < width * (int)sizeof(T); h += 64) __builtin_prefetch((const char *)(out + ahead * width) + h, 1);
+      UNROLL for (int h = 0; h < width; h += lanes) {
         const char *line[per_unit];
-        for (int j = 0; j < per_unit; j++) {
-          line[j] = lines[j] ? lines[j] + (i * width + h) * ELEMENT : gathered[j];
-          if (!lines[j]) memset(gathered[j], 0, lanes * ELEMENT);
-          if (!lines[j] || p->row + row + h + lanes <= p->rows.length) continue;
-          memset(gathered[j], 0, lanes * ELEMENT);
-          if (valid > h) memcpy(gathered[j], line[j], (valid - h) * ELEMENT);
-          line[j] = gathered[j];
-        }
-        V(v) x = LOAD_LINES(line);
-        SMALLEST(i, x)
+        for (int j = 0; j < per_unit; j++) line[j] = lines[j] + (i * width + h) * ELEMENT;
+        const V(v) x = LOAD_LINES(line);
+        FIND(found[i], x)
         V(store_first)(out + h, x, width - h < lanes ? width - h : lanes);
       }
     }
   }
-  UNROLL for (int i = 0; i < n; i++) { SMALLEST_END(i); }
-  (void)smallest;
+  (void)found;
 }
 
 // pack_squares packs a panel otherwise: where the depth is contiguous a square of registers is transposed at a time, what is neither or reaches over an edge is gathered
 // first.
-INLINE void JOIN(pack_squares, FORM)(const epg_operand *p, int64_t panel, const char *from, char *to, int16_t *smallest) {
-  enum { lanes = V(lanes), per_unit = UNIT / ELEMENT, most_width = 2 * V(lanes) + V(lanes), ahead = 2 * lanes };
+INLINE void JOIN(pack_squares, FORM)(const int width, const epg_operand *p, int64_t panel, const char *from, char *to, FOUND *found) {
+  enum { lanes = V(lanes), per_unit = UNIT / ELEMENT, ahead = 2 * lanes };
   typedef V(real) T;
-  const int64_t width = p->width, units = (p->depth + per_unit - 1) / per_unit;
+  const int64_t units = (p->depth + per_unit - 1) / per_unit;
   const int depth_contiguous = p->columns.rank == 1 && p->columns.strides[0] == ELEMENT;
-  _Alignas(64) char gathered[lanes * UNIT];
-  int64_t offsets[most_width] = {0};
+  _Alignas(64) char gathered[lanes][lanes * UNIT];
+  const char *rows[most_width + lanes], *lines[lanes];
   const int64_t row = p->row + panel * width, rest = p->row + p->count - row, valid = rest < width ? rest : width;
-  for (int64_t i = 0; i < valid; i++) offsets[i] = axis_offset(&p->rows, row + i);
+  for (int i = 0; i < width + lanes; i++) rows[i] = from + axis_offset(&p->rows, i < valid ? row + i : row) + (depth_contiguous ? p->first * ELEMENT : 0);
   T *out = (T *)to + panel * width * units;
-  SMALLEST_BEGIN(1)
   for (int64_t k = 0; k < units; k += lanes, out += lanes * width) {
-    const int64_t n = units - k < lanes ? units - k : lanes;
-    const int64_t elements = p->depth - k * per_unit < lanes * per_unit ? p->depth - k * per_unit : lanes * per_unit;
-    const int direct = depth_contiguous && elements == lanes * per_unit;
-    const char *first = depth_contiguous ? from + (p->first + k * per_unit) * ELEMENT : from;
-    for (int64_t h = 0; h < width; h += lanes) {
-      V(v) square[lanes];
-      for (int i = 0; i < lanes; i++) {
-        const char *line = first + offsets[h + i < valid ? h + i : 0];
-        if (h + i >= valid) {
-          square[i] = V(set)(0);
-          continue;
-        }
-        if (direct) {
-          _mm_prefetch(line + ahead * UNIT, _MM_HINT_T0);
-        } else {
-          memset(gathered, 0, sizeof gathered);
-          for (int64_t j = 0; j < elements; j++) {
-            const char *element = depth_contiguous ? line + j * ELEMENT : line + axis_offset(&p->columns, p->first + k * per_unit + j);
-            memcpy(gathered + j * ELEMENT, element, ELEMENT);
-          }
-          line = gathered;
-        }
-        square[i] = V(JOIN(load, STORAGE))(line);
-        SMALLEST(0, square[i])
-      }
-      for (int64_t i = 0; i < lanes; i++) __builtin_prefetch(out + (ahead + i) * width + h, 1);
-      V(transpose)(square);
+    const int64_t n = units - k < lanes ? units - k : lanes, first = k * per_unit;
+    const int64_t elements = p->depth - first < lanes * per_unit ? p->depth - first : lanes * per_unit;
+    const int whole = depth_contiguous && valid == width && elements == lanes * per_unit;
+    UNROLL for (int h = 0; h < width; h += lanes) {
       const int kept = width - h < lanes ? width - h : lanes;
-      if (n == lanes && kept == lanes)
-        UNROLL for (int i = 0; i < lanes; i++) V(store_first)(out + i * width + h, square[i], lanes);
-      else
-        for (int i = 0; i < n; i++) V(store_first)(out + i * width + h, square[i], kept);
+      V(v) square[lanes];
+      if (whole) {
+        UNROLL for (int i = 0; i < lanes; i++) {
+          lines[i] = rows[h + i] + first * ELEMENT;
+          if (i < kept) _mm_prefetch(lines[i] + ahead * UNIT, _MM_HINT_T0);
+        }
+      } else {
+        memset(gathered, 0, sizeof gathered);
+        for (int i = 0; i < lanes; i++) {
+          lines[i] = gathered[i];
+          for (int64_t j = 0; h + i < valid && j < elements; j++) {
+            const int64_t offset = depth_contiguous ? (first + j) * ELEMENT : axis_offset(&p->columns, p->first + first + j);
+            memcpy(gathered[i] + j * ELEMENT, rows[h + i] + offset, ELEMENT);
+          }
+        }
+      }
+      for (int i = 0; i < lanes; i++) __builtin_prefetch(out + (ahead + i) * width + h, 1);
+      UNROLL for (int i = 0; i < lanes; i++) square[i] = V(JOIN(load, STORAGE))(lines[i]);
+      V(transpose)(square);
+      UNROLL for (int i = 0; i < lanes; i++) {
+        FIND(*found, square[i])
+        if (i < n) V(store_first)(out + i * width + h, square[i], kept);
+      }
     }
   }
-  SMALLEST_END(0);
+  (void)found;
+}
+
+INLINE void JOIN(pack_panels, FORM)(const int width, const epg_operand *p, int64_t panel, int64_t count, const char *from, char *to, int16_t *smallest) {
+  enum { per_unit = UNIT / ELEMENT, at_a_time = 8 };  // units: of all panels, since they lie in the same pages
+  const int64_t units = (p->depth + per_unit - 1) / per_unit, beside = side_by_side * width * ELEMENT;
+  FOUND found[EPG_PANELS];
+  memset(found, -1, sizeof found);
+  if (p->rows.rank == 1 && p->rows.strides[0] == ELEMENT && !(p->columns.rank == 1 && p->columns.strides[0] == ELEMENT)) {
+    const int64_t step = p->columns.strides[p->columns.rank - 1] * at_a_time * per_unit, together = count / side_by_side * side_by_side;
+    for (int64_t k = 0; k < units; k += at_a_time) {
+      const int64_t end = k + at_a_time < units ? k + at_a_time : units, below = end < units ? step : 0;
+      for (int64_t i = 0; i < together; i += side_by_side) {
+        const int64_t next = i + side_by_side < together ? beside : below - i * width * ELEMENT;
+        JOIN(pack_rows, FORM)(side_by_side, width, p, panel + i, k, end, next, from, to, found + i);
+      }
+      for (int64_t i = together; i < count; i++) JOIN(pack_rows, FORM)(1, width, p, panel + i, k, end, below, from, to, found + i);
+    }
+  } else {
+    for (int64_t i = 0; i < count; i++) JOIN(pack_squares, FORM)(width, p, panel + i, from, to, found + i);
+  }
+  for (int64_t i = 0; i < count; i++) {
+    TELL(smallest[panel + i], found[i])
+  }
   (void)smallest;
 }
 
 TARGET static void JOIN(pack, FORM)(const epg_operand *p, int64_t panel, int64_t count, const char *from, char *to, int16_t *smallest) {
-  const int depth_contiguous = p->columns.rank == 1 && p->columns.strides[0] == ELEMENT;
-  if (!depth_contiguous && p->rows.rank == 1 && p->rows.strides[0] == ELEMENT) {
-    for (; count >= side_by_side; count -= side_by_side, panel += side_by_side) JOIN(pack_rows, FORM)(side_by_side, p, panel, from, to, smallest);
-    for (; count > 0; count--, panel++) JOIN(pack_rows, FORM)(1, p, panel, from, to, smallest);
-  }
-  for (; count > 0; count--, panel++) JOIN(pack_squares, FORM)(p, panel, from, to, smallest);
+  if (p->left)
+    JOIN(pack_panels, FORM)(tile_rows, p, panel, count, from, to, smallest);
+  else
+    JOIN(pack_panels, FORM)(2 * V(lanes), p, panel, count, from, to, smallest);
 }

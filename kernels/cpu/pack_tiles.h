@@ -8,21 +8,16 @@ INLINE f_m is_finite(f_v x) { return f_less(f_abs(x), f_set(INFINITY)); }
 INLINE __mmask16 is_infinite(f_v x) { return _mm512_cmpeq_epi32_mask(bits_of(f_abs(x)), bits_of(f_set(INFINITY))); }
 INLINE f_v second_term(f_v x) { return _mm512_maskz_sub_ps(is_finite(x), x, first_term(x)); }
 
-// square is sixteen rows of sixteen words, or transposed. Each term has its own.
-typedef struct {
-  f_v term[2][tile_words];
-} square;
-
 // special is what a panel has that tiles cannot do.
 typedef struct {
   __m512i least;       // of bfloat16: magnitudes less 1, so that zero becomes the largest
   __mmask16 infinite;  // of float16
 } special;
 
-// take_row takes 32 elements of one row.
-INLINE void take_row(const int terms, square *s, special *found, int i, const char *from) {
+// take_row takes 32 elements of a row: a square's words i.
+INLINE void take_row(const int terms, f_v (*square)[tile_words], special *found, int i, const char *from) {
   if (terms == 1) {
-    s->term[0][i] = f_load_float32(from);
+    square[0][i] = f_load_float32(from);
     return;
   }
   // The upper halves of two registers of sixteen floats, in order.
@@ -30,106 +25,115 @@ INLINE void take_row(const int terms, square *s, special *found, int i, const ch
   const __m512i upper = _mm512_loadu_si512(odd);
   const f_v low = f_load_float16(from), high = f_load_float16(from + 32);
   found->infinite |= is_infinite(low) | is_infinite(high);
-  s->term[0][i] = _mm512_castsi512_ps(_mm512_permutex2var_epi16(bits_of(low), upper, bits_of(high)));
-  s->term[1][i] = _mm512_castsi512_ps(_mm512_permutex2var_epi16(bits_of(second_term(low)), upper, bits_of(second_term(high))));
+  square[0][i] = _mm512_castsi512_ps(_mm512_permutex2var_epi16(bits_of(low), upper, bits_of(high)));
+  square[1][i] = _mm512_castsi512_ps(_mm512_permutex2var_epi16(bits_of(second_term(low)), upper, bits_of(second_term(high))));
 }
 
-// take_words takes 32 rows' elements at two neighbours of the depth, of each half of the rows a square's words.
-INLINE void take_words(const int terms, square *s, special *found, int i, const char *even, const char *odd) {
+// take_words takes 32 rows' elements at two neighbours of the depth: words i of the squares of either half of the rows.
+INLINE void take_words(const int terms, f_v (*squares)[2][tile_words], special *found, int i, const char *even, const char *odd) {
   if (terms == 1) {
     static const uint16_t together[][32] = {
         {0, 32, 1, 33, 2, 34, 3, 35, 4, 36, 5, 37, 6, 38, 7, 39, 8, 40, 9, 41, 10, 42, 11, 43, 12, 44, 13, 45, 14, 46, 15, 47},
         {16, 48, 17, 49, 18, 50, 19, 51, 20, 52, 21, 53, 22, 54, 23, 55, 24, 56, 25, 57, 26, 58, 27, 59, 28, 60, 29, 61, 30, 62, 31, 63},
     };
     const __m512i low = _mm512_loadu_si512(even), high = _mm512_loadu_si512(odd);
-    for (int half = 0; half < 2; half++) s[half].term[0][i] = _mm512_castsi512_ps(_mm512_permutex2var_epi16(low, _mm512_loadu_si512(together[half]), high));
+    UNROLL for (int half = 0; half < 2; half++) squares[half][0][i] =
+        _mm512_castsi512_ps(_mm512_permutex2var_epi16(low, _mm512_loadu_si512(together[half]), high));
     return;
   }
   const __m512i upper = _mm512_set1_epi32((int)0xffff0000);
-  for (int half = 0; half < 2; half++) {
+  UNROLL for (int half = 0; half < 2; half++) {
     const f_v low = f_load_float16(even + 32 * half), high = f_load_float16(odd + 32 * half);
     found->infinite |= is_infinite(low) | is_infinite(high);
-    const __m512i first = _mm512_or_si512(_mm512_and_si512(bits_of(high), upper), _mm512_srli_epi32(bits_of(low), 16));
-    const __m512i second = _mm512_or_si512(bits_of(second_term(high)), _mm512_srli_epi32(bits_of(second_term(low)), 16));
-    s[half].term[0][i] = _mm512_castsi512_ps(first);
-    s[half].term[1][i] = _mm512_castsi512_ps(second);
+    squares[half][0][i] = _mm512_castsi512_ps(_mm512_or_si512(_mm512_and_si512(bits_of(high), upper), _mm512_srli_epi32(bits_of(low), 16)));
+    squares[half][1][i] = _mm512_castsi512_ps(_mm512_or_si512(bits_of(second_term(high)), _mm512_srli_epi32(bits_of(second_term(low)), 16)));
   }
 }
 
 // A panel that is packed: its rows, of which the first ones are the operand's.
 typedef struct {
-  int64_t row, valid;
-  int64_t offsets[tiles_width];
+  int64_t valid;
+  const char *rows[tiles_width];
 } panel_rows;
 
-INLINE panel_rows rows_of(const epg_operand *p, int64_t panel) {
-  panel_rows r = {.row = p->row + panel * tiles_width};
-  const int64_t rest = p->row + p->count - r.row;
-  r.valid = rest < tiles_width ? rest : tiles_width;
-  for (int64_t i = 0; i < r.valid; i++) r.offsets[i] = axis_offset(&p->rows, r.row + i);
+INLINE panel_rows rows_of(const epg_operand *p, int64_t panel, const char *from) {
+  const int64_t row = p->row + panel * tiles_width, rest = p->row + p->count - row;
+  panel_rows r = {.valid = rest < tiles_width ? rest : tiles_width};
+  for (int64_t i = 0; i < r.valid; i++) r.rows[i] = from + axis_offset(&p->rows, row + i);
   return r;
 }
 
-// take_block takes 32 elements of the depth of 32 rows, from element k on.
-INLINE void take_block(const int terms, const int rows_contiguous, const epg_operand *p, const panel_rows *r, const char *from, int64_t k, square *s,
-                       special *found) {
+// lines_of finds 32 elements of the depth of 32 rows, from element k on: lines are rows, or, where rows are contiguous, those at one depth.
+INLINE void lines_of(const int rows_contiguous, const epg_operand *p, const panel_rows *r, int64_t k, const char **lines, char (*gathered)[64]) {
   enum { ahead = 2 };  // blocks
   const int depth_contiguous = !rows_contiguous && p->columns.rank == 1 && p->columns.strides[0] == 2;
   const int64_t elements = p->depth - k < depth_of_tile ? p->depth - k : depth_of_tile, step = p->columns.strides[p->columns.rank - 1];
-  _Alignas(64) char gathered[2][64];
-  if (rows_contiguous) {
-    for (int i = 0; i < tile_words; i++) {
-      const char *line[2];
-      for (int j = 0; j < 2; j++) {
-        line[j] = from + r->offsets[0] + axis_offset(&p->columns, p->first + k + 2 * i + j);
-        _mm_prefetch(line[j] + depth_of_tile * step, _MM_HINT_T0);
-        if (r->valid == tiles_width && 2 * i + j < elements) continue;
-        memset(gathered[j], 0, sizeof gathered[j]);
-        if (2 * i + j < elements) memcpy(gathered[j], line[j], r->valid * 2);
-        line[j] = gathered[j];
-      }
-      take_words(terms, s, found, i, line[0], line[1]);
+  const int whole = r->valid == tiles_width && elements == depth_of_tile;
+  if (!whole || !(rows_contiguous || depth_contiguous)) {
+    memset(gathered, 0, tiles_width * sizeof *gathered);
+    for (int64_t j = 0; j < elements; j++) {
+      const int64_t offset = axis_offset(&p->columns, p->first + k + j);
+      if (rows_contiguous)
+        memcpy(gathered[j], r->rows[0] + offset, r->valid * 2);
+      else
+        for (int64_t i = 0; i < r->valid; i++) memcpy(gathered[i] + 2 * j, r->rows[i] + offset, 2);
     }
-    return;
+    for (int i = 0; i < tiles_width; i++) lines[i] = gathered[i];
+  } else if (rows_contiguous) {
+    const int even = p->columns.rank == 1;
+    for (int j = 0; j < depth_of_tile; j++) {
+      lines[j] = r->rows[0] + (even ? (p->first + k + j) * step : axis_offset(&p->columns, p->first + k + j));
+      _mm_prefetch(lines[j] + depth_of_tile * step, _MM_HINT_T1);
+    }
+  } else {
+    for (int i = 0; i < tiles_width; i++) {
+      lines[i] = r->rows[i] + (p->first + k) * 2;
+      _mm_prefetch(lines[i] + ahead * depth_of_tile * 2, _MM_HINT_T1);
+    }
   }
-  for (int i = 0; i < tiles_width; i++) {
-    const char *line = from + r->offsets[i] + (depth_contiguous ? (p->first + k) * 2 : 0);
-    if (i < r->valid && depth_contiguous && elements == depth_of_tile) {
-      _mm_prefetch(line + ahead * depth_of_tile * 2, _MM_HINT_T0);
-    } else {
-      memset(gathered[0], 0, sizeof gathered[0]);
-      for (int64_t j = 0; i < r->valid && j < elements; j++)
-        memcpy(gathered[0] + 2 * j, depth_contiguous ? line + 2 * j : line + axis_offset(&p->columns, p->first + k + j), 2);
-      line = gathered[0];
-    }
-    take_row(terms, s + i / tile_words, found, i % tile_words, line);
+}
+
+// put_words writes a square's words i to their block of a panel.
+INLINE void put_words(const int terms, const int left, f_v (*square)[tile_words], special *found, char *block, const int half, int i) {
+  UNROLL for (int term = 0; term < terms; term++) {
+    if (terms == 1) found->least = least_magnitudes(found->least, square[term][i]);
+    f_store_float32(block + term * tiles_width * tile_words * 4 + 64 * (left ? half * tile_words + i : i * 2 + half), square[term][i]);
   }
 }
 
 // pack_tiles packs n panels. Those whose rows are contiguous are packed side by side: what is read lies in longer pieces.
-INLINE void pack_tiles(const int terms, const int rows_contiguous, const int n, const epg_operand *p, int64_t panel, const char *from, char *to,
-                       int16_t *smallest) {
+INLINE void pack_tiles(const int terms, const int left, const int rows_contiguous, const int64_t n, const epg_operand *p, int64_t panel, const char *from,
+                       char *to, int16_t *smallest) {
   const int64_t blocks = (p->depth + depth_of_tile - 1) / depth_of_tile, square_bytes = tiles_width * tile_words * 4;
-  panel_rows r[side_by_side];
-  special found[side_by_side];
+  _Alignas(64) char gathered[tiles_width][64];
+  const char *lines[tiles_width];
+  panel_rows r[EPG_PANELS];
+  special found[EPG_PANELS];
   for (int i = 0; i < n; i++) {
-    r[i] = rows_of(p, panel + i);
+    r[i] = rows_of(p, panel + i, from);
     found[i] = (special){.least = _mm512_set1_epi16(-1)};
   }
   for (int64_t block = 0; block < blocks; block++) {
     for (int i = 0; i < n; i++) {
-      square s[2];
-      take_block(terms, rows_contiguous, p, r + i, from, block * depth_of_tile, s, found + i);
-      for (int term = 0; term < terms; term++) {
-        char *at = to + (((panel + i) * blocks + block) * terms + term) * square_bytes;
-        for (int64_t line = 0; !p->left && line < square_bytes; line += 64) __builtin_prefetch(at + 2 * terms * square_bytes + line, 1);
-        for (int half = 0; half < 2; half++) {
-          f_v *words = s[half].term[term];
-          if (terms == 1)
-            for (int j = 0; j < tile_words; j++) found[i].least = least_magnitudes(found[i].least, words[j]);
-          if (p->left == rows_contiguous) f_transpose(words);
-          for (int j = 0; j < tile_words; j++) f_store_float32(at + 64 * (p->left ? half * tile_words + j : j * 2 + half), words[j]);
+      lines_of(rows_contiguous, p, r + i, block * depth_of_tile, lines, gathered);
+      char *at = to + ((panel + i) * blocks + block) * terms * square_bytes;
+      for (int64_t line = 0; !left && line < terms * square_bytes; line += 64) __builtin_prefetch(at + 2 * terms * square_bytes + line, 1);
+      const int along = left != rows_contiguous;  // words lie in memory as they do in the panel
+      f_v squares[2][2][tile_words];
+      if (rows_contiguous) UNROLL for (int j = 0; j < tile_words; j++) {
+          take_words(terms, squares, found + i, j, lines[2 * j], lines[2 * j + 1]);
+          if (along) UNROLL for (int half = 0; half < 2; half++) put_words(terms, left, squares[half], found + i, at, half, j);
         }
+      if (rows_contiguous && along) continue;
+      UNROLL for (int half = 0; half < 2; half++) {
+        f_v(*const square)[tile_words] = squares[half];
+        if (!rows_contiguous) UNROLL for (int j = 0; j < tile_words; j++) {
+            take_row(terms, square, found + i, j, lines[half * tile_words + j]);
+            if (along) put_words(terms, left, square, found + i, at, half, j);
+          }
+        if (along) continue;
+        UNROLL for (int term = 0; term < terms; term++) f_transpose(square[term]);
+        UNROLL for (int j = 0; j < tile_words; j++) put_words(terms, left, square, found + i, at, half, j);
       }
     }
   }
@@ -144,17 +148,22 @@ INLINE void pack_tiles(const int terms, const int rows_contiguous, const int n, 
   }
 }
 
-INLINE void pack_panels_of_tiles(const int terms, const epg_operand *p, int64_t panel, int64_t count, const char *from, char *to, int16_t *smallest) {
+INLINE void pack_panels_of_tiles(const int terms, const int left, const epg_operand *p, int64_t panel, int64_t count, const char *from, char *to,
+                                 int16_t *smallest) {
   if (p->rows.rank == 1 && p->rows.strides[0] == 2 && !(p->columns.rank == 1 && p->columns.strides[0] == 2)) {
-    for (; count >= side_by_side; count -= side_by_side, panel += side_by_side) pack_tiles(terms, 1, side_by_side, p, panel, from, to, smallest);
-    for (; count > 0; count--, panel++) pack_tiles(terms, 1, 1, p, panel, from, to, smallest);
+    pack_tiles(terms, left, 1, count, p, panel, from, to, smallest);
+    return;
   }
-  for (; count > 0; count--, panel++) pack_tiles(terms, 0, 1, p, panel, from, to, smallest);
+  for (; count > 0; count--, panel++) pack_tiles(terms, left, 0, 1, p, panel, from, to, smallest);
 }
 
-TARGET static void pack_bfloat16_tiles(const epg_operand *p, int64_t panel, int64_t count, const char *from, char *to, int16_t *smallest) {
-  pack_panels_of_tiles(1, p, panel, count, from, to, smallest);
-}
-TARGET static void pack_float16_tiles(const epg_operand *p, int64_t panel, int64_t count, const char *from, char *to, int16_t *smallest) {
-  pack_panels_of_tiles(2, p, panel, count, from, to, smallest);
-}
+#define PACK_TILES(form, terms)                                                                                                               \
+  TARGET static void pack_##form##_tiles(const epg_operand *p, int64_t panel, int64_t count, const char *from, char *to, int16_t *smallest) { \
+    if (p->left)                                                                                                                              \
+      pack_panels_of_tiles(terms, 1, p, panel, count, from, to, smallest);                                                                    \
+    else                                                                                                                                      \
+      pack_panels_of_tiles(terms, 0, p, panel, count, from, to, smallest);                                                                    \
+  }
+PACK_TILES(bfloat16, 1)
+PACK_TILES(float16, 2)
+#undef PACK_TILES

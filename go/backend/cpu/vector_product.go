@@ -15,16 +15,25 @@ import (
 const (
 	blockRows    = 1120
 	blockColumns = 1024
-	blockBytes   = 8 << 10 // of a packed row
-	tileHeight   = 168
-	tileBytes    = 1 << 10 // of a row of a tile's sums
-	amxTileBytes = 2 << 10 // likewise, where AMX multiplies: so fast that operands have to be read less often
+	blockBytes   = 16 << 10 // of a packed row
 	leastWidth   = 64
-	// lastPieces is how many pieces the last tiles are cut into, so that threads end together.
-	lastPieces = 4
+	// The last tiles are cut into pieces, so many in each direction if they can be, so that threads end together.
+	lastDown, lastAcross = 3, 4
 	// vectorSpeed is how many times as fast as gonum's products these are, for parallel's estimates.
 	vectorSpeed = 4
 )
+
+// tileOf is the height and width of a form's tiles: sums, and the part of the left operand that they need at a time, fit into the second cache. Where AMX multiplies, so fast
+// that operands have to be read less often, tiles are wider.
+var tileOf = map[kernels.Form]struct{ height, width int64 }{
+	kernels.Float32:       {252, 256},
+	kernels.Float64:       {168, 128},
+	kernels.BFloat16:      {252, 256},
+	kernels.Float16:       {252, 256},
+	kernels.BFloat16Pairs: {252, 256},
+	kernels.BFloat16Tiles: {192, 512},
+	kernels.Float16Tiles:  {192, 512},
+}
 
 // vectorProduct is a product by an engine.
 type vectorProduct struct {
@@ -277,10 +286,8 @@ func (v *vectorProduct) block(r *backend.Run, b *vectorBlock, to *sink, threads 
 
 // tiles multiplies what is packed. Where that is the whole depth, a tile's sums are scratch of its thread; else they stay with the block.
 func (v *vectorProduct) tiles(r *backend.Run, b *vectorBlock, to *sink, threads int, p *packed, units int64, first, last bool) error {
-	height, width := divideUp(tileHeight, v.leftWidth)*v.leftWidth, tileBytes/v.sumSize
-	if v.form == kernels.BFloat16Tiles || v.form == kernels.Float16Tiles {
-		width = amxTileBytes / v.sumSize
-	}
+	tile := tileOf[v.form]
+	height, width := divideUp(tile.height, v.leftWidth)*v.leftWidth, tile.width
 	for threads > 1 && divideUp(b.rows, height)*divideUp(b.columns, width) < 4*int64(threads) && (width > leastWidth || height > v.leftWidth) {
 		if width > leastWidth {
 			width /= 2
@@ -305,11 +312,14 @@ func (v *vectorProduct) tiles(r *backend.Run, b *vectorBlock, to *sink, threads 
 		t.BiasStride, _ = to.bias.columns.uniform()
 	}
 	tiles := divideUp(b.rows, height) * divideUp(b.columns, width)
-	p.cut = kernels.Cut{Height: height, Width: width, Uncut: tiles, Pieces: min(lastPieces, width/leastWidth)}
+	p.cut = kernels.Cut{Height: height, Width: width, Uncut: tiles, Down: lastDown, Across: min(lastAcross, width/leastWidth)}
+	for height/v.leftWidth%p.cut.Down != 0 {
+		p.cut.Down--
+	}
 	if threads > 1 {
 		p.cut.Uncut = max(0, tiles-2*int64(threads))
 	}
-	p.cut.Tasks = p.cut.Uncut + (tiles-p.cut.Uncut)*p.cut.Pieces
+	p.cut.Tasks = p.cut.Uncut + (tiles-p.cut.Uncut)*p.cut.Down*p.cut.Across
 	work := b.rows * b.columns * max(1, v.form.Depth(units)/vectorSpeed)
 	if first && last {
 		t.Stride, p.cut.Scratch = width, height*width*v.sumSize

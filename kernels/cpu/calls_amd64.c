@@ -68,12 +68,12 @@ typedef struct {
   const double *numbers;
   char *const *at, *const *to;
   double *totals;
-  int64_t each;  // doubles of a task
+  int64_t each;  // doubles of a task's totals
   int32_t *done;
+  int64_t columns, together;
 } sum_job;
 
-static void sum_task(const void *job, int64_t task, int64_t member) {
-  const sum_job *j = job;
+static void sum_one(const sum_job *j, int64_t task, int64_t member) {
   const int64_t chunks = j->sums->chunks, column = task / chunks;
   const int64_t first = chunks > 1 ? column * chunks : member, own = chunks > 1 ? task : member;
   j->e->sum(j->k, j->sums, task, j->numbers, j->at, j->totals + own * j->each);
@@ -82,12 +82,21 @@ static void sum_task(const void *job, int64_t task, int64_t member) {
   j->e->finish_sums(j->sums, column, j->totals + first * j->each, j->to);
 }
 
+static void sum_task(const void *job, int64_t task, int64_t member) {
+  const sum_job *j = job;
+  const int64_t all = j->columns * j->sums->chunks, end = least((task + 1) * j->together, all);
+  for (int64_t one = task * j->together; one < end; one++) sum_one(j, one, member);
+}
+
 void epg_sum(const epg_engine *e, epg_crew *crew, epg_kernel *k, const epg_sums *q, int64_t columns, const double *numbers, EPG_ADDRESSES, void *to0, void *to1,
              void *to2, double *totals, int32_t *done) {
+  // Neighbours among many columns are one thread's: their results share cache lines.
+  enum { most_together = 64, turns = 16 };
   char *const to[EPG_OPERANDS] = {to0, to1, to2};
-  sum_job job = {e, k, q, numbers, AT, to, totals, 0, done};
+  sum_job job = {e, k, q, numbers, AT, to, totals, 0, done, columns, 1};
   for (int i = 0; i < EPG_OUTPUTS; i++) job.each += q->summed[i] * 2 * q->width;
-  share(crew, columns * q->chunks, sum_task, &job);
+  if (q->chunks == 1 && columns > turns * crew->members) job.together = least(columns / (turns * crew->members), most_together);
+  share(crew, divide_up(columns * q->chunks, job.together), sum_task, &job);
 }
 
 typedef struct {

@@ -16,6 +16,15 @@ INLINE part part_of(const epg_sums *q, int64_t task) {
   return (part){column / q->pieces, first, least(q->piece, q->kept - first), q->rows_count * chunk / q->chunks, q->rows_count * (chunk + 1) / q->chunks};
 }
 
+// ask_for_row asks for what a row reads, where that lies together. Rows may be far apart, and pieces of a page too short for a processor to see what comes next.
+INLINE void ask_for_row(const walker *w, const place *row, int64_t first, int64_t count) {
+  for (int o = EPG_OUTPUTS; o < EPG_OPERANDS; o++) {
+    if (!row->at[o] || w->together[o] < first + count) continue;
+    const char *from = row->at[o] + first * w->loops->element_size;
+    for (int64_t line = 0; line < count * w->loops->element_size; line += 64) _mm_prefetch(from + line, _MM_HINT_T0);
+  }
+}
+
 TARGET static void sum(epg_kernel *kernel, const epg_sums *q, int64_t task, const double *numbers, char *const *base, double *totals) {
   const part t = part_of(q, task);
   const int64_t size = q->inner.element_size;
@@ -34,10 +43,17 @@ TARGET static void sum(epg_kernel *kernel, const epg_sums *q, int64_t task, cons
   if (q->lanes) {
     walk(kernel, &b, &w, t.from * q->run, (t.to - t.from) * q->run, numbers, p.at, &s);
   } else {
+    enum { ahead = 2 };  // rows
     char *at[EPG_OPERANDS];
     memcpy(at, p.at, sizeof at);
     go_to(&p, &q->rows, t.from, at);
+    place next;
+    go_to(&next, &q->rows, least(t.from + ahead, t.to - 1), at);
     for (int64_t row = t.from; row < t.to; row++) {
+      if (row + ahead < t.to) {
+        ask_for_row(&w, &next, t.first * q->terms, t.count * q->terms);
+        if (row + ahead + 1 < t.to) advance(&next, &q->rows, 1);
+      }
       walk(kernel, &b, &w, t.first * q->terms, t.count * q->terms, numbers, p.at, &s);
       advance(&p, &q->rows, 1);
       if (size == 2 && s.terms == 1 && ((row - t.from) % few == few - 1 || row == t.to - 1)) add_few(&s);

@@ -15,7 +15,7 @@ const (
 	MostRank = 16
 	// Group is what a kernel computes at a time at least, and the lanes of a sum over everything.
 	Group = 16
-	// Block is the most elements that sums are formed of at a time, and that a task sums to.
+	// Block is the most elements that sums are formed of at a time.
 	Block = 512
 )
 

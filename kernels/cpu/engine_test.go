@@ -194,16 +194,18 @@ func TestSums(t *testing.T) {
 			for accumulate, chunks := range []int64{1, 3} {
 				begun := cpu.Sums{Accumulate: int64(accumulate), Chunks: chunks}
 				for _, rows := range []int64{5, 32, 33, 65} {
-					for _, columns := range []int64{1, 15, 16, 17, 260, 511, 512, 700, 1000} {
-						s := begun
-						s.RowsCount, s.Run, s.Terms, s.Piece = rows, columns, 1, min(columns, cpu.Block)
-						s.Width = cpu.WholeGroups(s.Piece)
-						s.Outer = walk([]int64{3}, []int64{rows * columns})
-						s.Rows, s.Inner = walk([]int64{rows}, []int64{columns}), walk([]int64{columns}, []int64{1})
-						if columns%2 == 0 { // in two runs
-							s.Inner = walk([]int64{2, columns / 2}, []int64{columns / 2, 1})
+					for _, columns := range []int64{1, 15, 16, 17, 260, 511, 512, 700, 1000, 1537, 2500} {
+						for _, piece := range []int64{cpu.Block, 3 * cpu.Block} {
+							s := begun
+							s.RowsCount, s.Run, s.Terms, s.Piece = rows, columns, 1, min(columns, piece)
+							s.Width = cpu.WholeGroups(s.Piece)
+							s.Outer = walk([]int64{3}, []int64{rows * columns})
+							s.Rows, s.Inner = walk([]int64{rows}, []int64{columns}), walk([]int64{columns}, []int64{1})
+							if columns%2 == 0 { // in two runs
+								s.Inner = walk([]int64{2, columns / 2}, []int64{columns / 2, 1})
+							}
+							sum(s, 3, rows, 1, 1, columns)
 						}
-						sum(s, 3, rows, 1, 1, columns)
 					}
 				}
 				for _, terms := range []int64{1, 3, 100, 1000} {

@@ -16,15 +16,6 @@ INLINE part part_of(const epg_sums *q, int64_t task) {
   return (part){column / q->pieces, first, least(q->piece, q->kept - first), q->rows_count * chunk / q->chunks, q->rows_count * (chunk + 1) / q->chunks};
 }
 
-// ask_for_row asks for what a row reads, where that lies together. Rows may be far apart, and pieces of a page too short for a processor to see what comes next.
-INLINE void ask_for_row(const walker *w, const place *row, int64_t first, int64_t count) {
-  for (int o = EPG_OUTPUTS; o < EPG_OPERANDS; o++) {
-    if (!row->at[o] || w->together[o] < first + count) continue;
-    const char *from = row->at[o] + first * w->loops->element_size;
-    for (int64_t line = 0; line < count * w->loops->element_size; line += 64) _mm_prefetch(from + line, _MM_HINT_T0);
-  }
-}
-
 TARGET static void sum(epg_kernel *kernel, const epg_sums *q, int64_t task, const double *numbers, char *const *base, double *totals) {
   const part t = part_of(q, task);
   const int64_t size = q->inner.element_size;
@@ -43,17 +34,10 @@ TARGET static void sum(epg_kernel *kernel, const epg_sums *q, int64_t task, cons
   if (q->lanes) {
     walk(kernel, &b, &w, t.from * q->run, (t.to - t.from) * q->run, numbers, p.at, &s);
   } else {
-    enum { ahead = 2 };  // rows
     char *at[EPG_OPERANDS];
     memcpy(at, p.at, sizeof at);
     go_to(&p, &q->rows, t.from, at);
-    place next;
-    go_to(&next, &q->rows, least(t.from + ahead, t.to - 1), at);
     for (int64_t row = t.from; row < t.to; row++) {
-      if (row + ahead < t.to) {
-        ask_for_row(&w, &next, t.first * q->terms, t.count * q->terms);
-        if (row + ahead + 1 < t.to) advance(&next, &q->rows, 1);
-      }
       walk(kernel, &b, &w, t.first * q->terms, t.count * q->terms, numbers, p.at, &s);
       advance(&p, &q->rows, 1);
       if (size == 2 && s.terms == 1 && ((row - t.from) % few == few - 1 || row == t.to - 1)) add_few(&s);
@@ -117,50 +101,59 @@ TARGET static int64_t fold(double *totals, double *errors, int64_t lanes, int64_
   return lanes;
 }
 
-// finish_sums makes results of a column's totals, chunk after chunk: total and error, unless that means nothing since the total is infinite or NaN.
+// finish_part makes results of totals from `begin` on, chunk after chunk: total and error, unless that means nothing since the total is infinite or NaN.
+INLINE void finish_part(const epg_sums *q, int64_t begin, int64_t n, double *totals, int64_t each, int output, place *p) {
+  const int64_t size = q->to.element_size, whole = whole_groups(n);
+  double total[EPG_BLOCK], error[EPG_BLOCK];
+  memset(total, 0, whole * sizeof *total);
+  memset(error, 0, whole * sizeof *error);
+  for (int64_t chunk = 0; chunk < q->chunks; chunk++) {
+    double *from = totals + chunk * each + begin, *errors = from + q->width;
+    // Every so many totals are of the same `run` sums.
+    int64_t count = n, same = q->run;
+    if (q->lanes)
+      count = same = fold(from, errors, q->lanes, q->run);
+    else if (q->rows_count > 1)
+      count *= q->terms, same *= q->terms;
+    if (q->chunks == 1 && same == q->run) {
+      memcpy(total, from, whole * sizeof *total);
+      memcpy(error, errors, whole * sizeof *error);
+      break;
+    }
+    for (int64_t i = 0, first = 0; i < count; i += same, first += q->run)
+      for (int64_t k = 0; k < same; k += q->run)
+        for (int64_t j = 0; j < q->run && i + k + j < count; j++) error[first + j] += add_to(&total[first + j], from[i + k + j]) + errors[i + k + j];
+  }
+  for (int64_t j = 0; j < whole; j += d_lanes) {
+    const d_v e = d_load_float64(error + j);
+    const d_m means_something = d_at_most(d_abs(e), d_set(DBL_MAX));
+    d_store_float64(total + j, d_load_float64(total + j) + d_select(means_something, e, d_set(0)));
+  }
+  char data[EPG_BLOCK * 8];
+  if (q->accumulate) {
+    move(&q->to, p, output, n, data, 0);
+    memset(data + n * size, 0, (whole - n) * size);
+    widen(error, data, whole, q->dtype);
+    for (int64_t j = 0; j < n; j++) total[j] += error[j];
+  }
+  narrow(data, total, whole, q->dtype);
+  move(&q->to, p, output, n, data, 1);
+}
+
+// finish_sums makes results of a column's totals, so many at a time.
 TARGET static void finish_sums(const epg_sums *q, int64_t column, double *totals, char *const *to) {
   const part t = part_of(q, column * q->chunks);
-  const int64_t size = q->to.element_size, whole = whole_groups(t.count);
-  place p;
-  go_to(&p, &q->to, t.outer * q->kept + t.first, to);
   int64_t each = 0;
   for (int output = 0; output < EPG_OUTPUTS; output++) each += q->summed[output] * 2 * q->width;
-  for (int output = 0; output < EPG_OUTPUTS; output++) {
-    if (!q->summed[output]) continue;
-    double total[EPG_BLOCK], error[EPG_BLOCK];
-    memset(total, 0, whole * sizeof *total);
-    memset(error, 0, whole * sizeof *error);
-    for (int64_t chunk = 0; chunk < q->chunks; chunk++) {
-      double *from = totals + chunk * each, *errors = from + q->width;
-      // Every so many totals are of the same `run` sums.
-      int64_t count = t.count, same = q->run;
-      if (q->lanes)
-        count = same = fold(from, errors, q->lanes, q->run);
-      else if (q->rows_count > 1)
-        count *= q->terms, same *= q->terms;
-      if (q->chunks == 1 && same == q->run) {
-        memcpy(total, from, whole * sizeof *total);
-        memcpy(error, errors, whole * sizeof *error);
-        break;
-      }
-      for (int64_t i = 0, first = 0; i < count; i += same, first += q->run)
-        for (int64_t k = 0; k < same; k += q->run)
-          for (int64_t j = 0; j < q->run && i + k + j < count; j++) error[first + j] += add_to(&total[first + j], from[i + k + j]) + errors[i + k + j];
+  for (int64_t begin = 0, n; begin < t.count; begin += n) {
+    n = least(EPG_BLOCK, t.count - begin);
+    place p;
+    go_to(&p, &q->to, t.outer * q->kept + t.first + begin, to);
+    double *from = totals;
+    for (int output = 0; output < EPG_OUTPUTS; output++) {
+      if (!q->summed[output]) continue;
+      finish_part(q, begin, n, from, each, output, &p);
+      from += 2 * q->width;
     }
-    for (int64_t j = 0; j < whole; j += d_lanes) {
-      const d_v e = d_load_float64(error + j);
-      const d_m means_something = d_at_most(d_abs(e), d_set(DBL_MAX));
-      d_store_float64(total + j, d_load_float64(total + j) + d_select(means_something, e, d_set(0)));
-    }
-    char data[EPG_BLOCK * 8];
-    if (q->accumulate) {
-      move(&q->to, &p, output, t.count, data, 0);
-      memset(data + t.count * size, 0, (whole - t.count) * size);
-      widen(error, data, whole, q->dtype);
-      for (int64_t j = 0; j < t.count; j++) total[j] += error[j];
-    }
-    narrow(data, total, whole, q->dtype);
-    move(&q->to, &p, output, t.count, data, 1);
-    totals += 2 * q->width;
   }
 }

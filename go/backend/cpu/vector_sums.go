@@ -11,6 +11,10 @@ import (
 )
 
 const (
+	// longPiece is the sums of a row that a task forms at most: memory is read in long pieces then, and totals stay in the nearest cache.
+	longPiece = 4 * kernels.Block
+	// rowsPerChunk is the rows of a piece that are worth totals of their own.
+	rowsPerChunk = 32
 	// longRow is the elements of a row of shorter runs that are worth a row's start.
 	longRow = 4 * kernels.Group
 	// chains is the groups of lanes that are added to in turn at least, so that one addition need not wait for the last.
@@ -164,7 +168,7 @@ func (q *vectorSums) cut(d *dimensions) {
 	terms := d.before(run, false)
 	others := d.before(terms, true)
 	runLength, termCount, together := d.count(run, all, true), d.count(terms, run, false), d.count(others, terms, true)
-	s := &kernels.Sums{DType: forms[q.dt][len(forms[q.dt])-1], Run: runLength, Terms: 1, Kept: runLength, Piece: min(runLength, kernels.Block)}
+	s := &kernels.Sums{DType: forms[q.dt][len(forms[q.dt])-1], Run: runLength, Terms: 1, Kept: runLength, Piece: min(runLength, longPiece)}
 	s.Width = s.Piece
 	block := run // the dimensions of a row
 	whole := runLength * kernels.Group / gcd(runLength, kernels.Group)
@@ -193,7 +197,7 @@ func (q *vectorSums) cut(d *dimensions) {
 		s.RowsCount = 0
 	}
 	if q.columns = d.count(0, block, true) * s.Pieces; q.columns < fewColumns {
-		s.Chunks = max(1, min(maxChunks, s.RowsCount, q.count/(q.columns*elementsPerTask)))
+		s.Chunks = max(1, min(maxChunks, s.RowsCount, q.count/(q.columns*max(elementsPerTask, rowsPerChunk*s.Piece))))
 	}
 	for i, target := range q.to {
 		s.Summed[i] = truth(target != nil)

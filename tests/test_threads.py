@@ -134,8 +134,10 @@ def test_results_do_not_depend_on_the_thread_count() -> None:
             assert_same_bits(got, want)
 
 
+@pytest.mark.usefixtures("thread_count")
 def test_the_interpreter_runs_on_while_a_call_computes() -> None:
-    x = torch.randn(768, 768, dtype=torch.float64)
+    torch.set_num_threads(1)
+    x = torch.randn(1280, 1280, dtype=torch.float64)  # tens of milliseconds
     forward.linear(x[:2], x)
     ticks = 0
     finished = threading.Event()

@@ -11,10 +11,10 @@ import (
 )
 
 const (
-	// longPiece is the sums of a row that a task forms at most: memory is read in long pieces then, and totals stay in the nearest cache.
+	// longPiece is the sums of a row that a task forms at most: memory is read in long pieces then, and totals, 16 or 32 KiB of each output, stay in a near cache.
 	longPiece = 4 * kernels.Block
 	// rowsPerChunk is the rows of a piece that are worth totals of their own.
-	rowsPerChunk = 32
+	rowsPerChunk = 8
 	// longRow is the elements of a row of shorter runs that are worth a row's start.
 	longRow = 4 * kernels.Group
 	// chains is the groups of lanes that are added to in turn at least, so that one addition need not wait for the last.

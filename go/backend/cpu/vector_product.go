@@ -25,7 +25,7 @@ const (
 
 // tileOf is the height and width of a form's tiles: sums, and the part of the left operand that they need at a time, fit into the second cache. Where AMX multiplies, so fast
 // that operands have to be read less often, tiles are wider.
-var tileOf = map[kernels.Form]struct{ height, width int64 }{
+var tileOf = [...]struct{ height, width int64 }{
 	kernels.Float32:       {252, 256},
 	kernels.Float64:       {168, 128},
 	kernels.BFloat16:      {252, 256},

@@ -13,8 +13,6 @@ import (
 const (
 	// longPiece is the sums of a row that a task forms at most: memory is read in long pieces then, and totals, 16 or 32 KiB of each output, stay in a near cache.
 	longPiece = 4 * kernels.Block
-	// rowsPerChunk is the rows of a piece that are worth totals of their own.
-	rowsPerChunk = 8
 	// longRow is the elements of a row of shorter runs that are worth a row's start.
 	longRow = 4 * kernels.Group
 	// chains is the groups of lanes that are added to in turn at least, so that one addition need not wait for the last.
@@ -197,7 +195,7 @@ func (q *vectorSums) cut(d *dimensions) {
 		s.RowsCount = 0
 	}
 	if q.columns = d.count(0, block, true) * s.Pieces; q.columns < fewColumns {
-		s.Chunks = max(1, min(maxChunks, s.RowsCount, q.count/(q.columns*max(elementsPerTask, rowsPerChunk*s.Piece))))
+		s.Chunks = max(1, min(maxChunks, s.RowsCount, q.count/(q.columns*elementsPerTask)))
 	}
 	for i, target := range q.to {
 		s.Summed[i] = truth(target != nil)

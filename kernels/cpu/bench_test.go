@@ -58,13 +58,7 @@ func BenchmarkMultiply(b *testing.B) {
 	forEachForm(func(e *cpu.Engine, form cpu.Form, dt dtype.DType) {
 		leftWidth, rightWidth := e.Widths(form)
 		size, sumSize, units := dt.Size(), dt.Accumulator().Size(), form.Words(n)
-		height, width := int64(252), int64(256)
-		switch form {
-		case cpu.Float64:
-			height, width = 168, 128
-		case cpu.BFloat16Tiles, cpu.Float16Tiles:
-			height, width = 192, 512
-		}
+		height, width := form.Tile()
 		from := exactly(n * n * size)
 		for j := range int64(n * n) {
 			optest.Put(dt, at(from[j*size:]), float64(j*7919%97)/97-0.5)
@@ -77,9 +71,8 @@ func BenchmarkMultiply(b *testing.B) {
 		left := pack(1, leftWidth, axisOf(n, n*size), axisOf(n, size))
 		right := pack(0, rightWidth, axisOf(n, size), axisOf(n, n*size))
 		store, _ := e.Kernel("epilogue_none_" + dt.Short())
-		rounded := (height + leftWidth - 1) / leftWidth * leftWidth
-		tiles := (n + rounded - 1) / rounded * (n / width)
-		cut := &cpu.Cut{Height: rounded, Width: width, Uncut: tiles, Down: 1, Across: 1, Tasks: tiles, Scratch: rounded * width * sumSize}
+		tiles := (n + height - 1) / height * ((n + width - 1) / width)
+		cut := &cpu.Cut{Height: height, Width: width, Uncut: tiles, Down: 1, Across: 1, Tasks: tiles, Scratch: height * width * sumSize}
 		sums, out := exactly(cut.Scratch), exactly(n*n*size)
 		for last, label := range []string{"sums", "result"} {
 			b.Run(e.Name+"/"+form.String()+"/"+label, func(b *testing.B) {

@@ -104,7 +104,7 @@ typedef struct {
   const void *from;
   void *to;
   int16_t *smallest;
-  int64_t panels, tasks;
+  int64_t panels, together, tasks;
 } packing;
 
 typedef struct {
@@ -113,17 +113,19 @@ typedef struct {
 } pack_job;
 
 static packing packing_of(const epg_operand *o, const void *from, void *to, int16_t *smallest) {
-  const int64_t panels = o ? divide_up(o->count, o->width) : 0;
-  return (packing){o, from, to, smallest, panels, divide_up(panels, EPG_PANELS)};
+  enum { rows = 192 };  // of a task, of which threads have enough to end together
+  if (!o) return (packing){0};
+  const int64_t panels = divide_up(o->count, o->width), together = least(EPG_PANELS, rows / o->width);
+  return (packing){o, from, to, smallest, panels, together, divide_up(panels, together)};
 }
 
 static void pack_task(const void *job, int64_t task, int64_t member) {
   const pack_job *j = job;
   const int second = task >= j->side[0].tasks;
   const packing *p = &j->side[second];
-  const int64_t panel = (second ? task - j->side[0].tasks : task) * EPG_PANELS;
+  const int64_t panel = (second ? task - j->side[0].tasks : task) * p->together;
   (void)member;
-  j->e->pack(p->operand, panel, least(EPG_PANELS, p->panels - panel), p->from, p->to, p->smallest);
+  j->e->pack(p->operand, panel, least(p->together, p->panels - panel), p->from, p->to, p->smallest);
 }
 
 void epg_pack(const epg_engine *e, epg_crew *crew, const epg_operand *left, const void *left_from, void *left_to, int16_t *left_smallest,

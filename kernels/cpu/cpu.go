@@ -72,6 +72,7 @@ var (
 	formNames    = [forms]string{"float32", "float64", "bfloat16", "float16", "bfloat16_pairs", "bfloat16_tiles", "float16_tiles"}
 	perWord      = [forms]int64{1, 1, 1, 1, 2, 2, 1}
 	depthOfBlock = [forms]int64{1, 1, 1, 1, 2, 32, 32}
+	tileSizes    = [forms][2]int64{{256, 192}, {192, 96}, {256, 192}, {256, 192}, {256, 192}, {192, 512}, {192, 512}}
 )
 
 func (f Form) String() string { return formNames[f] }
@@ -84,6 +85,10 @@ func (f Form) Words(depth int64) int64 {
 	block := depthOfBlock[f]
 	return (depth + block - 1) / block * block / perWord[f]
 }
+
+// Tile is the height and width of the tiles that blocks are best cut into, whole panels of every engine: sums, and the part of the left operand that they need at a time, fit into
+// the second cache. AMX multiplies so fast that operands have to be read less often.
+func (f Form) Tile() (height, width int64) { return tileSizes[f][0], tileSizes[f][1] }
 
 // Axis is one index of a matrix: epg_axis. Strides are in bytes.
 type Axis struct {

@@ -41,8 +41,8 @@ typedef struct {
 typedef enum { EPG_FLOAT32, EPG_FLOAT64, EPG_BFLOAT16, EPG_FLOAT16, EPG_BFLOAT16_PAIRS, EPG_BFLOAT16_TILES, EPG_FLOAT16_TILES, EPG_FORMS } epg_form;
 
 // epg_operand is the left or the right operand of a product, a matrix of rows x depth, of which `count` rows from `row` on and `depth` elements from `first` on are
-// packed: panels of `width` rows, whose elements (or pairs) at one depth are neighbours, but in the left operand's tiles. Rows that are missing from the last panel are
-// zeros. `again` says that sums have been begun with other parts, packed before to the same place.
+// packed: panels of `width` rows, whose elements (or pairs) at one depth are neighbours, but in tiles, and where the left operand's panels are halves, one behind the other (gemm.h).
+// Rows that are missing from the last panel are zeros, or not there, by whole registers. `again` says that sums have been begun with other parts, packed before to the same place.
 typedef struct {
   epg_axis rows, columns;
   int64_t form, width, left, again;

@@ -75,14 +75,16 @@
 #define PAIRS_WIDTH(n) 0
 #endif
 
+enum { f_panel = tile_registers * f_lanes, d_panel = tile_registers * d_lanes };
+
 const epg_engine ENGINE_TABLE = {
     .name = QUOTE(ENGINE),
     .kernels = {KERNELS(f32), KERNELS(f64), KERNELS(bf16), KERNELS(f16)},
     .elementwise = elementwise,
     .sum = sum,
     .finish_sums = finish_sums,
-    .left_width = {tile_rows, tile_rows, tile_rows, tile_rows, PAIRS_WIDTH(tile_rows), tiles_width, tiles_width},
-    .right_width = {2 * f_lanes, 2 * d_lanes, 2 * f_lanes, 2 * f_lanes, PAIRS_WIDTH(2 * f_lanes), tiles_width, tiles_width},
+    .left_width = {f_lanes, d_lanes, f_lanes, f_lanes, PAIRS_WIDTH(f_lanes), tiles_width, tiles_width},
+    .right_width = {f_panel, d_panel, f_panel, f_panel, PAIRS_WIDTH(f_panel), tiles_width, tiles_width},
     .pack = pack,
     .multiply = multiply,
 };

@@ -101,8 +101,8 @@ func TestCrewsAmongFences(t *testing.T) {
 						}
 						return o, memory
 					}
-					rows := pick(1, 5, 14, 15, 33, 56, 60, 64, 84, 129, 168, 200)
-					columns := pick(1, 7, 16, 31, 32, 33, 64, 96, 128, 160, 200)
+					rows := pick(1, 5, 8, 15, 16, 17, 24, 33, 64, 84, 129, 168, 200)
+					columns := pick(1, 7, 16, 24, 31, 32, 33, 48, 64, 65, 96, 144, 200)
 					depth := pick(1, 2, 3, 16, 31, 32, 33, 64, 65, 130, 200, 300, 600)
 					l, lm := operand(rows, depth)
 					r, rm := operand(columns, depth)
@@ -146,7 +146,7 @@ func TestCrewsAmongFences(t *testing.T) {
 					store, _ := e.Kernel("epilogue_none_" + dt.Short())
 					add, _ := e.Kernel("add_" + dt.Short())
 					down, across := pick(1, 2, 3), pick(1, 2, 4)
-					height, width := lw*down*pick(1, 2, 5), 64*across
+					height, width := lw*down*pick(1, 2, 5), rw*across*pick(4, 8) // whole groups
 					members := pick(1, 2, 3, 5)
 					m, n := l.Count, columns
 					tiles := (m + height - 1) / height * ((n + width - 1) / width)

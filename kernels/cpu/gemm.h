@@ -4,8 +4,11 @@
 
 #include "loops.h"
 
-// A part of the depth is so many steps that the right operand's panel takes 16 KiB, a half or a third of the nearest cache, in which the left operand's panels pass by.
-enum { depth_part = (16 << 10) / (2 * VECTOR_BYTES) };
+// A panel of the right operand is as many rows as a kernel's registers have lanes; of the left one as many as a register has, whose halves, where a kernel has half as many rows, lie
+// one behind the other.
+enum { tile_registers = 3 };
+// A part of the depth is so many steps that the right operand's panel takes 24 KiB, half of the nearest cache, in which the left operand's panels pass by.
+enum { depth_part = (24 << 10) / (tile_registers * VECTOR_BYTES) };
 
 // axis_offset returns the bytes from an axis's start to an index.
 INLINE int64_t axis_offset(const epg_axis *a, int64_t index) {
@@ -19,7 +22,7 @@ INLINE int64_t axis_offset(const epg_axis *a, int64_t index) {
 }
 
 // As many panels are packed side by side at most, each of as many rows.
-enum { side_by_side = 4, most_width = 2 * f_lanes };
+enum { side_by_side = 4, most_width = tile_registers * f_lanes };
 
 // What is found out about a panel on the way: nothing, but of pairs.
 #define FOUND char
@@ -118,68 +121,65 @@ typedef struct {
   int64_t from_stride, to_stride;
 } places;
 
-// A panel kernel adds `depth` products of a panel of the left operand and one of the right to `height` x two registers of sums.
+// A panel kernel adds `depth` products of rows of a panel of the left operand and one of the right to `height` rows of so many registers of sums.
 typedef void panel_kernel(int64_t depth, const void *left, const void *right, const places *sums, const soon *next);
 
-#define PANEL_KERNELS(name, registers, target, fuse)                                                                                                          \
-  static inline __attribute__((always_inline)) target void name(const int height, int64_t depth, const registers##_real *left, const registers##_real *right, \
-                                                                const places *sums, const soon *next) {                                                       \
-    registers##_v low[tile_rows], high[tile_rows];                                                                                                            \
-    UNROLL for (int i = 0; i < height; i++) low[i] = high[i] = registers##_set(0);                                                                            \
-    UNROLL for (int i = 0; i < height; i++) {                                                                                                                 \
-      const registers##_real *from = sums->from, *to = sums->to;                                                                                              \
-      if (from && from != to) {                                                                                                                               \
-        _mm_prefetch((const char *)(from + i * sums->from_stride), _MM_HINT_T0);                                                                              \
-        _mm_prefetch((const char *)(from + i * sums->from_stride + registers##_lanes), _MM_HINT_T0);                                                          \
-      }                                                                                                                                                       \
-      _mm_prefetch((const char *)(to + i * sums->to_stride), _MM_HINT_T0);                                                                                    \
-      _mm_prefetch((const char *)(to + i * sums->to_stride + registers##_lanes), _MM_HINT_T0);                                                                \
-    }                                                                                                                                                         \
-    for (int64_t step = 0; step < depth; step++, left += tile_rows, right += 2 * registers##_lanes) {                                                         \
-      ASK_FOR(next)                                                                                                                                           \
-      const registers##_v first = registers##_load_real(right), second = registers##_load_real(right + registers##_lanes);                                    \
-      UNROLL for (int i = 0; i < height; i++) {                                                                                                               \
-        const registers##_v x = registers##_set(left[i]);                                                                                                     \
-        low[i] = fuse(x, first, low[i]);                                                                                                                      \
-        high[i] = fuse(x, second, high[i]);                                                                                                                   \
-      }                                                                                                                                                       \
-    }                                                                                                                                                         \
-    UNROLL for (int i = 0; i < height; i++) {                                                                                                                 \
-      if (sums->from) {                                                                                                                                       \
-        const registers##_real *from = (const registers##_real *)sums->from + i * sums->from_stride;                                                          \
-        low[i] = registers##_load_real(from) + low[i];                                                                                                        \
-        high[i] = registers##_load_real(from + registers##_lanes) + high[i];                                                                                  \
-      }                                                                                                                                                       \
-      registers##_real *to = (registers##_real *)sums->to + i * sums->to_stride;                                                                              \
-      registers##_store_real(to, low[i]);                                                                                                                     \
-      registers##_store_real(to + registers##_lanes, high[i]);                                                                                                \
-    }                                                                                                                                                         \
-  }                                                                                                                                                           \
-  FOR_EACH_HEIGHT(PANEL_KERNEL_##name)                                                                                                                        \
-  static panel_kernel *JOIN(name, of_height)(int64_t height) {                                                                                                \
-    FOR_EACH_HEIGHT(CHOOSE_##name)                                                                                                                            \
-    return 0;                                                                                                                                                 \
+// Loops over the sums of a kernel, and over its registers of a row.
+#define EACH_SUM UNROLL for (int i = 0; i < height; i++) UNROLL for (int j = 0; j < wide; j++)
+#define EACH_REGISTER UNROLL for (int j = 0; j < wide; j++)
+
+#define PANEL_KERNELS(name, registers, target, fuse)                                                                                           \
+  static inline __attribute__((always_inline)) target void name(const int height, const int wide, int64_t depth, const registers##_real *left, \
+                                                                const registers##_real *right, const places *sums, const soon *next) {         \
+    enum { lanes = registers##_lanes };                                                                                                        \
+    const registers##_real *const from = sums->from;                                                                                           \
+    registers##_real *const to = sums->to;                                                                                                     \
+    registers##_v sum[tile_rows][tile_registers], y[tile_registers];                                                                           \
+    EACH_SUM sum[i][j] = registers##_set(0);                                                                                                   \
+    EACH_SUM {                                                                                                                                 \
+      if (from && from != to) _mm_prefetch((const char *)(from + i * sums->from_stride + j * lanes), _MM_HINT_T0);                             \
+      _mm_prefetch((const char *)(to + i * sums->to_stride + j * lanes), _MM_HINT_T0);                                                         \
+    }                                                                                                                                          \
+    for (int64_t step = 0; step < depth; step++, left += tile_rows, right += tile_registers * lanes) {                                         \
+      ASK_FOR(next)                                                                                                                            \
+      EACH_REGISTER y[j] = registers##_load_real(right + j * lanes);                                                                           \
+      UNROLL for (int i = 0; i < height; i++) {                                                                                                \
+        const registers##_v x = registers##_set(left[i]);                                                                                      \
+        EACH_REGISTER sum[i][j] = fuse(x, y[j], sum[i][j]);                                                                                    \
+      }                                                                                                                                        \
+    }                                                                                                                                          \
+    EACH_SUM {                                                                                                                                 \
+      if (from) sum[i][j] = registers##_load_real(from + i * sums->from_stride + j * lanes) + sum[i][j];                                       \
+      registers##_store_real(to + i * sums->to_stride + j * lanes, sum[i][j]);                                                                 \
+    }                                                                                                                                          \
+  }                                                                                                                                            \
+  FOR_EACH_TILE(PANEL_KERNEL_##name)                                                                                                           \
+  static panel_kernel *JOIN(name, of)(int64_t height, int64_t wide) {                                                                          \
+    FOR_EACH_TILE(CHOOSE_##name)                                                                                                               \
+    return 0;                                                                                                                                  \
   }
 
-// whole tells that a tile is made of whole panels: there is a kernel for its last rows' height.
-#define IS_HEIGHT(tall) || rest == tall
-static int whole(int64_t rows, int64_t columns, int64_t width) {
+#define FOR_EACH_TILE(macro) FOR_EACH_HEIGHT(macro, 1) FOR_EACH_HEIGHT(macro, 2) FOR_EACH_HEIGHT(macro, 3)
+
+// whole tells that a tile is made of whole registers, and that there is a kernel for its last rows' height.
+#define IS_HEIGHT(tall, wide) || rest == tall
+static int whole(int64_t rows, int64_t columns, int64_t lanes) {
   const int64_t rest = rows % tile_rows;
-  return columns % width == 0 && (rest == 0 FOR_EACH_HEIGHT(IS_HEIGHT));
+  return columns % lanes == 0 && (rest == 0 FOR_EACH_HEIGHT(IS_HEIGHT, ));
 }
 
-#define PANEL_KERNEL(name, target, height)                                                                                       \
-  target static void name##_##height(int64_t depth, const void *left, const void *right, const places *sums, const soon *next) { \
-    name(height, depth, left, right, sums, next);                                                                                \
+#define PANEL_KERNEL(name, target, height, wide)                                                                                          \
+  target static void name##_##height##_##wide(int64_t depth, const void *left, const void *right, const places *sums, const soon *next) { \
+    name(height, wide, depth, left, right, sums, next);                                                                                   \
   }
-#define CHOOSE(name, tall) \
-  if (height <= tall) return name##_##tall;
+#define CHOOSE(name, tall, registers) \
+  if (height <= tall && wide == registers) return name##_##tall##_##registers;
 
-#define PANEL_KERNEL_multiply_float32(height) PANEL_KERNEL(multiply_float32, TARGET, height)
-#define CHOOSE_multiply_float32(height) CHOOSE(multiply_float32, height)
+#define PANEL_KERNEL_multiply_float32(height, wide) PANEL_KERNEL(multiply_float32, TARGET, height, wide)
+#define CHOOSE_multiply_float32(height, wide) CHOOSE(multiply_float32, height, wide)
 PANEL_KERNELS(multiply_float32, f, TARGET, f_fma)
-#define PANEL_KERNEL_multiply_float64(height) PANEL_KERNEL(multiply_float64, TARGET, height)
-#define CHOOSE_multiply_float64(height) CHOOSE(multiply_float64, height)
+#define PANEL_KERNEL_multiply_float64(height, wide) PANEL_KERNEL(multiply_float64, TARGET, height, wide)
+#define CHOOSE_multiply_float64(height, wide) CHOOSE(multiply_float64, height, wide)
 PANEL_KERNELS(multiply_float64, d, TARGET, d_fma)
 
 // The processor's instructions for bfloat16 take numbers below 2^-126 for zeros, those that they read and those that they make. Where no number but zero is so small
@@ -194,11 +194,11 @@ static inline __attribute__((always_inline)) TARGET_PAIRS f_v f_fuse_pairs(f_v x
 }
 // In the instruction's order, the odd one first, so that a panel has the same bits whichever way its neighbours' numbers send it.
 INLINE f_v f_fuse_halves(f_v x, f_v y, f_v sum) { return f_fma(f_low_half(x), f_low_half(y), f_fma(f_high_half(x), f_high_half(y), sum)); }
-#define PANEL_KERNEL_multiply_pairs(height) PANEL_KERNEL(multiply_pairs, TARGET_PAIRS, height)
-#define CHOOSE_multiply_pairs(height) CHOOSE(multiply_pairs, height)
+#define PANEL_KERNEL_multiply_pairs(height, wide) PANEL_KERNEL(multiply_pairs, TARGET_PAIRS, height, wide)
+#define CHOOSE_multiply_pairs(height, wide) CHOOSE(multiply_pairs, height, wide)
 PANEL_KERNELS(multiply_pairs, f, TARGET_PAIRS, f_fuse_pairs)
-#define PANEL_KERNEL_multiply_halves(height) PANEL_KERNEL(multiply_halves, TARGET, height)
-#define CHOOSE_multiply_halves(height) CHOOSE(multiply_halves, height)
+#define PANEL_KERNEL_multiply_halves(height, wide) PANEL_KERNEL(multiply_halves, TARGET, height, wide)
+#define CHOOSE_multiply_halves(height, wide) CHOOSE(multiply_halves, height, wide)
 PANEL_KERNELS(multiply_halves, f, TARGET, f_fuse_halves)
 #endif
 
@@ -208,17 +208,18 @@ PANEL_KERNELS(multiply_halves, f, TARGET, f_fuse_halves)
 enum { tiles_width = 0, tiles_part = 0 };
 #endif
 
-// kernel_for returns the kernel of a panel's height. as_floats is for forms of bfloat16 only, and exchanged makes a difference to float16's tiles only.
-static panel_kernel *kernel_for(int64_t form, int64_t height, int as_floats, int exchanged) {
+// kernel_for returns the kernel for so many rows and registers of a row, which AMX's tiles have two of in any case. as_floats is for forms of bfloat16 only, and exchanged makes a
+// difference to float16's tiles only.
+static panel_kernel *kernel_for(int64_t form, int64_t height, int64_t wide, int as_floats, int exchanged) {
   (void)as_floats;
   (void)exchanged;
 #ifdef PAIRS
-  if (form == EPG_BFLOAT16_PAIRS) return as_floats ? multiply_halves_of_height(height) : multiply_pairs_of_height(height);
+  if (form == EPG_BFLOAT16_PAIRS) return as_floats ? multiply_halves_of(height, wide) : multiply_pairs_of(height, wide);
 #endif
 #ifdef TILES
   if (form == EPG_BFLOAT16_TILES || form == EPG_FLOAT16_TILES) return tiles_of_height(form, height, as_floats, exchanged);
 #endif
-  return form == EPG_FLOAT64 ? multiply_float64_of_height(height) : multiply_float32_of_height(height);
+  return form == EPG_FLOAT64 ? multiply_float64_of(height, wide) : multiply_float32_of(height, wide);
 }
 
 // write rounds a row of sums to storage, through a kernel.
@@ -255,8 +256,9 @@ INLINE void ask_for_result(const epg_tile *t, const epg_result *to, char *base, 
 TARGET static void multiply(const epg_tile *t, const char *left, const char *right, const int16_t *left_smallest, const int16_t *right_smallest, char *sums,
                             char *out, char *pre, const char *bias) {
   const int tiles = t->form == EPG_BFLOAT16_TILES || t->form == EPG_FLOAT16_TILES, pairs = tiles || t->form == EPG_BFLOAT16_PAIRS;
-  const int64_t width = 2 * (t->form == EPG_FLOAT64 ? d_lanes : f_lanes), tall = tiles ? width : tile_rows, size = t->sum_size;
-  const int direct = t->plain && t->last && t->units && whole(t->rows, t->columns, width);
+  const int64_t lanes = t->form == EPG_FLOAT64 ? d_lanes : f_lanes, size = t->sum_size;
+  const int64_t width = tiles ? tiles_width : tile_registers * lanes, tall = tiles ? tiles_width : tile_rows;
+  const int direct = t->plain && t->last && t->units && whole(t->rows, t->columns, lanes);
   if (!t->units)  // -0 + x is x for every x
     for (int64_t row = 0; row < t->rows; row++)
       for (int64_t i = 0; i < t->stride; i++) {
@@ -268,30 +270,23 @@ TARGET static void multiply(const epg_tile *t, const char *left, const char *rig
 #ifdef TILES
   if (tiles) tiles_begin();
 #endif
-  const int64_t panels = (t->rows + tall - 1) / tall, most = tiles ? tiles_part : depth_part;
+  const int64_t turns = (t->rows + tall - 1) / tall, most = tiles ? tiles_part : depth_part;
   for (int64_t k = 0; k < t->units; k += most) {
-    const int64_t depth = t->units - k < most ? t->units - k : most, begin = t->first && k == 0;
+    const int64_t depth = least(most, t->units - k), more = t->units - k - depth, begin = t->first && k == 0;
     for (int64_t column = 0; column < t->columns; column += width) {
-      for (int64_t row = 0; row < t->rows; row += tall) {
-        const int64_t height = t->rows - row < tall ? t->rows - row : tall;
-        const int x = pairs ? left_smallest[row / tall] : 0, y = pairs ? right_smallest[column / width] : 0;
-        const char *below = left + (row * t->units + k * tall) * size, *beside = right + (column * t->units + k * width) * size;
-        soon next = {.left = below, .right = beside, .left_step = tall * size, .right_step = 0};
-        const int64_t more = t->units - k - depth, part = more < depth ? more : depth;
-        if (tiles && column) next.left_step = 0;  // they are near enough already
-        if (row + tall < t->rows)
-          next.left += tall * t->units * size;
-        else  // back to the first rows, of the next part after the last column
-          next.left = left + k * tall * size + (column + width < t->columns || !more ? 0 : depth * tall * size);
-        // Each row asks for its piece of the next columns' panel.
-        const int64_t after = column + width < t->columns ? depth : part;
-        if (column + width < t->columns)
-          next.right += width * t->units * size;
-        else if (more)
-          next.right = right + (k + depth) * width * size;
-        next.right_step = (after * width * size / panels + depth - 1) / depth;
-        next.right += row / tall * next.right_step * depth;
-        const int as_floats = !x || !y || x + y < least_exponents;
+      const int64_t columns = least(width, t->columns - column), wide = (columns + lanes - 1) / lanes, last = column + columns == t->columns;
+      const char *below = left + k * tall * size, *beside = right + (column * t->units + k * width) * size;
+      const int y = pairs ? right_smallest[column / width] : 0;
+      panel_kernel *const kernels[] = {kernel_for(t->form, tall, wide, 0, t->exchanged), kernel_for(t->form, tall, wide, 1, t->exchanged)};
+      // The next columns' panel, or the first one's next part, is asked for by pieces, one with each kernel. The left operand's panels are near enough for tiles but for the first column.
+      const int64_t after = last ? least(depth, more) : depth, right_step = (after * width * size / turns + depth - 1) / depth;
+      soon next = {.left_step = tiles && column ? 0 : tall * size, .right_step = right_step, .right = beside};
+      if (after) next.right = last ? right + (k + depth) * width * size : beside + width * t->units * size;
+      // Back to the first rows, of the next part after the last column.
+      const char *const first = left + (last && more ? k + depth : k) * tall * size;
+      for (int64_t row = 0, turn = 0; row < t->rows; row += tall, turn++, below += tall * t->units * size, next.right += right_step * depth) {
+        const int64_t height = least(tall, t->rows - row);
+        next.left = row + tall < t->rows ? below + tall * t->units * size : first;
         places at = {.from = sums + (row * t->stride + column) * size, .from_stride = t->stride, .to_stride = t->stride};
         at.to = at.from;
         if (begin) at.from = 0;
@@ -299,10 +294,11 @@ TARGET static void multiply(const epg_tile *t, const char *left, const char *rig
           at.to = out + axis_offset(&t->out.rows, t->row + row) + (t->column + column) * size;
           at.to_stride = t->out.rows.strides[0] / size;
         } else if (t->last && !more) {
-          ask_for_result(t, &t->out, out, row, height, column, width);
-          ask_for_result(t, &t->pre, pre, row, height, column, width);
+          ask_for_result(t, &t->out, out, row, height, column, columns);
+          ask_for_result(t, &t->pre, pre, row, height, column, columns);
         }
-        kernel_for(t->form, height, as_floats, t->exchanged)(depth, below, beside, &at, &next);
+        const int x = !pairs ? 0 : left_smallest[tiles ? turn : turn / (f_lanes / tile_rows)], as_floats = !x || !y || x + y < least_exponents;
+        (height == tall ? kernels[as_floats] : kernel_for(t->form, height, wide, as_floats, t->exchanged))(depth, below, beside, &at, &next);
       }
     }
   }

@@ -1,7 +1,5 @@
-// Products of half types on AMX's tiles. A panel is 32 rows of either operand, as words of two neighbours of the depth, which is filled up with zeros to multiples of 32 elements:
-//
-//   left:  for each 32 elements, for each term, two tiles of 16 rows x 16 words
-//   right: for each 32 elements, for each term, 16 words x 32 rows: two tiles beside each other
+// Products of half types on AMX's tiles. A panel is 32 rows of either operand, as words of two neighbours of the depth, which is filled up with zeros to multiples of 32 elements: for
+// each 32 elements, for each term, two tiles, of the left operand of 16 rows x 16 words, of the right one of 16 words x 16 rows.
 //
 // bfloat16 is one term. A float16 is the sum of two bfloat16: what its first 8 digits are, and the rest, which has 3 at most, down to 2^-24. All four products of terms are exact and are added.
 
@@ -19,7 +17,7 @@ enum { nothing_tiny = 2 * 127, not_for_tiles = 0 };
 
 #include "pack_tiles.h"
 
-enum { tile_bytes = tile_words * tile_words * 4, block_bytes = 2 * tile_bytes, right_stride = tiles_width * 4 };
+enum { tile_stride = tile_words * 4, tile_bytes = tile_words * tile_stride, block_bytes = 2 * tile_bytes };
 
 // ask_for_tiles asks for what a step of the next kernels reads.
 INLINE void ask_for_tiles(const soon *next, int64_t step) {
@@ -35,16 +33,13 @@ INLINE void ask_for_tiles(const soon *next, int64_t step) {
     TILES_LOAD_SUMS(height)                                                                                                                                   \
     for (int64_t step = 0; step < depth; step += tile_words, left += block_bytes, right += block_bytes) {                                                     \
       ask_for_tiles(next, step);                                                                                                                              \
-      tile_load(6, right, right_stride);                                                                                                                      \
-      tile_load_once(4, left, 64);                                                                                                                            \
+      TILES_LOAD_LEFT(height, left)                                                                                                                           \
+      tile_load(6, right, tile_stride);                                                                                                                       \
       tile_multiply(0, 4, 6);                                                                                                                                 \
-      tile_load(7, right + 64, right_stride);                                                                                                                 \
+      if (height > tile_words) tile_multiply(2, 5, 6);                                                                                                        \
+      tile_load(7, right + tile_bytes, tile_stride);                                                                                                          \
       tile_multiply(1, 4, 7);                                                                                                                                 \
-      if (height > tile_words) {                                                                                                                              \
-        tile_load_once(5, left + tile_bytes, 64);                                                                                                             \
-        tile_multiply(2, 5, 6);                                                                                                                               \
-        tile_multiply(3, 5, 7);                                                                                                                               \
-      }                                                                                                                                                       \
+      if (height > tile_words) tile_multiply(3, 5, 7);                                                                                                        \
     }                                                                                                                                                         \
     TILES_STORE_SUMS(height)                                                                                                                                  \
   }
@@ -69,14 +64,14 @@ INLINE void ask_for_tiles(const soon *next, int64_t step) {
   FLOAT16_TILES_KERNEL(tiles, height, TILES_LOAD_RIGHT(right + block_bytes), TILES_LOAD_LEFT(height, left + block_bytes), TILES_LOAD_RIGHT(right)) \
   FLOAT16_TILES_KERNEL(exchanged, height, TILES_LOAD_LEFT(height, left + block_bytes), TILES_LOAD_RIGHT(right + block_bytes), TILES_LOAD_LEFT(height, left))
 
-#define TILES_LOAD_LEFT(height, from)           \
-  tile_load_once(4, from, 64);                  \
-  if (height > tile_words) {                    \
-    tile_load_once(5, (from) + tile_bytes, 64); \
+#define TILES_LOAD_LEFT(height, from)                    \
+  tile_load_once(4, from, tile_stride);                  \
+  if (height > tile_words) {                             \
+    tile_load_once(5, (from) + tile_bytes, tile_stride); \
   }
-#define TILES_LOAD_RIGHT(from)      \
-  tile_load(6, from, right_stride); \
-  tile_load(7, (from) + 64, right_stride);
+#define TILES_LOAD_RIGHT(from)     \
+  tile_load(6, from, tile_stride); \
+  tile_load(7, (from) + tile_bytes, tile_stride);
 #define TILES_MULTIPLY(height) \
   tile_multiply(0, 4, 6);      \
   tile_multiply(1, 4, 7);      \
@@ -124,16 +119,16 @@ enum { rows_as_floats = 4 };
 INLINE void add_products(const int hide_left, const int hide_right, const char *left, const char *right, f_v *low, f_v *high) {
   f_v even[2][rows_as_floats], odd[2][rows_as_floats];
   UNROLL for (int i = 0; i < rows_as_floats; i++) even[0][i] = even[1][i] = odd[0][i] = odd[1][i] = f_set(0);
-  for (int word = 0; word < tile_words; word++, left += 4, right += right_stride) {
+  for (int word = 0; word < tile_words; word++, left += 4, right += tile_stride) {
     f_v y[2][2];
     UNROLL for (int half = 0; half < 2; half++) {
-      const f_v words = f_load_float32(right + half * 64);
+      const f_v words = f_load_float32(right + half * tile_bytes);
       y[half][0] = shown(f_low_half(words), hide_right);
       y[half][1] = shown(f_high_half(words), hide_right);
     }
     UNROLL for (int i = 0; i < rows_as_floats; i++) {
       float words;
-      memcpy(&words, left + i * tile_words * 4, sizeof words);
+      memcpy(&words, left + i * tile_stride, sizeof words);
       const f_v x[2] = {shown(f_low_half(f_set(words)), hide_left), shown(f_high_half(f_set(words)), hide_left)};
       UNROLL for (int half = 0; half < 2; half++) {
         even[half][i] = f_fma(x[0], y[half][0], even[half][i]);
@@ -160,7 +155,7 @@ INLINE void multiply_as_floats(const int terms, const int exchanged, int64_t hei
       high[i] = begin ? f_set(0) : f_load_float32(at + f_lanes);
     }
     for (int64_t k = 0; k < depth; k += terms * tile_words) {
-      const char *x = left + k * right_stride + row * tile_words * 4, *y = right + k * right_stride;
+      const char *x = left + k * tiles_width * 4 + row * tile_stride, *y = right + k * tiles_width * 4;
       add_products(0, 0, x, y, low, high);
       if (terms == 1) continue;
       // As in FLOAT16_TILES_KERNEL.

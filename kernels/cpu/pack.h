@@ -3,45 +3,39 @@
 
 // Rows, or steps of the depth, mostly lie so far apart that a processor does not see by itself what will be read next: it is asked for, and so is what will be written.
 
-// in_place tells that n panels can be read where they are, in whole registers.
-INLINE int JOIN(in_place, FORM)(const int n, const int width, const epg_operand *p, int64_t row) {
-  const int64_t end = (n - 1) * width + (width + V(lanes) - 1) / V(lanes) * V(lanes);
-  return p->count - row >= n * width && p->row + row + end <= p->rows.length;
-}
-
-// pack_rows packs units [k, end) of n panels where rows are contiguous, side by side, so that what is read lies in longer pieces. `next` is how far from there that lies which is read after.
-INLINE void JOIN(pack_rows, FORM)(const int n, const int width, const epg_operand *p, int64_t panel, int64_t k, int64_t end, int64_t next, const char *from,
-                                  char *to, FOUND *found) {
+// pack_rows packs units [k, end) of n panels where rows are contiguous, side by side, so that what is read lies in longer pieces; or of one that reaches over the operand's last
+// row. `next` is how far from there that lies which is read after.
+INLINE void JOIN(pack_rows, FORM)(const int n, const int whole, const int width, const epg_operand *p, int64_t panel, int64_t k, int64_t end, int64_t next,
+                                  const char *from, char *to, FOUND *found) {
   enum { lanes = V(lanes), per_unit = UNIT / ELEMENT, ahead = 16 };
   typedef V(real) T;
-  const int64_t units = (p->depth + per_unit - 1) / per_unit, row = panel * width, rest = p->count - row, valid = rest < n * width ? rest : n * width;
-  const int whole = JOIN(in_place, FORM)(n, width, p, row);
-  _Alignas(64) char edge[per_unit][(side_by_side * most_width + lanes) * ELEMENT];
-  if (!whole) memset(edge, 0, sizeof edge);
-  T *to_unit = (T *)to + (panel * units + k) * width;
-  for (; k < end; k++, to_unit += width) {
+  const int left = width == lanes, step = left ? tile_rows : width;
+  const int64_t units = (p->depth + per_unit - 1) / per_unit, row = panel * width, rest = p->count - row;
+  _Alignas(64) char zeros[side_by_side * most_width * ELEMENT] = {0}, edge[per_unit][lanes * ELEMENT] = {0};
+  T *to_unit = (T *)to + panel * units * width + k * step;
+  for (; k < end; k++, to_unit += step) {
     const char *lines[per_unit];
     for (int j = 0; j < per_unit; j++) {
       const int64_t at = k * per_unit + j;
-      if (at < p->depth) {
-        lines[j] = from + axis_offset(&p->columns, p->first + at) + (p->row + row) * ELEMENT;
-        for (int h = 0; h < n * width * ELEMENT; h += 64) _mm_prefetch(lines[j] + next + h, _MM_HINT_T0);
-        if (whole) continue;
-        memcpy(edge[j], lines[j], valid * ELEMENT);
-      } else {
-        memset(edge[j], 0, sizeof edge[j]);
-      }
-      lines[j] = edge[j];
+      lines[j] = zeros;
+      if (at >= p->depth) continue;
+      lines[j] = from + axis_offset(&p->columns, p->first + at) + (p->row + row) * ELEMENT;
+      for (int h = 0; h < n * width * ELEMENT; h += 64) _mm_prefetch(lines[j] + next + h, _MM_HINT_T0);
     }
     UNROLL for (int i = 0; i < n; i++) {
-      T *const out = to_unit + i * units * width;
-      for (int h = 0; h < width * (int)sizeof(T); h += 64) __builtin_prefetch((const char *)(out + ahead * width) + h, 1);
+      T *const out = to_unit + i * units * width, *const second = out + units * step;
+      for (int h = 0; h < step * (int)sizeof(T); h += 64) __builtin_prefetch((const char *)(out + ahead * step) + h, 1);
+      if (step < lanes) __builtin_prefetch(second + ahead * step, 1);
       UNROLL for (int h = 0; h < width; h += lanes) {
+        if (!whole && h >= rest) break;  // no kernel reads registers that are missing altogether
         const char *line[per_unit];
-        for (int j = 0; j < per_unit; j++) line[j] = lines[j] + (i * width + h) * ELEMENT;
+        for (int j = 0; j < per_unit; j++) {
+          line[j] = lines[j] + (i * width + h) * ELEMENT;
+          if (!whole && rest - h < lanes) line[j] = memcpy(edge[j], line[j], (rest - h) * ELEMENT);
+        }
         const V(v) x = LOAD_LINES(line);
         FIND(found[i], x)
-        V(store_first)(out + h, x, width - h < lanes ? width - h : lanes);
+        left ? V(store_left)(out, second, x) : V(store_real)(out + h, x);
       }
     }
   }
@@ -51,26 +45,26 @@ INLINE void JOIN(pack_rows, FORM)(const int n, const int width, const epg_operan
 // pack_squares packs a panel otherwise: where the depth is contiguous a square of registers is transposed at a time, what is neither or reaches over an edge is gathered
 // first.
 INLINE void JOIN(pack_squares, FORM)(const int width, const epg_operand *p, int64_t panel, const char *from, char *to, FOUND *found) {
-  enum { lanes = V(lanes), per_unit = UNIT / ELEMENT, ahead = 2 * lanes };
+  enum { lanes = V(lanes), per_unit = UNIT / ELEMENT, ahead = 32 };
   typedef V(real) T;
+  const int left = width == lanes, step = left ? tile_rows : width;
   const int64_t units = (p->depth + per_unit - 1) / per_unit;
   const int depth_contiguous = p->columns.rank == 1 && p->columns.strides[0] == ELEMENT;
   _Alignas(64) char gathered[lanes][lanes * UNIT];
-  const char *rows[most_width + lanes], *lines[lanes];
+  const char *rows[most_width], *lines[lanes];
   const int64_t row = p->row + panel * width, rest = p->row + p->count - row, valid = rest < width ? rest : width;
-  for (int i = 0; i < width + lanes; i++) rows[i] = from + axis_offset(&p->rows, i < valid ? row + i : row) + (depth_contiguous ? p->first * ELEMENT : 0);
+  for (int i = 0; i < valid; i++) rows[i] = from + axis_offset(&p->rows, row + i) + (depth_contiguous ? p->first * ELEMENT : 0);
   T *out = (T *)to + panel * width * units;
-  for (int64_t k = 0; k < units; k += lanes, out += lanes * width) {
+  for (int64_t k = 0; k < units; k += lanes, out += lanes * step) {
+    T *const second = out + units * step;
     const int64_t n = units - k < lanes ? units - k : lanes, first = k * per_unit;
     const int64_t elements = p->depth - first < lanes * per_unit ? p->depth - first : lanes * per_unit;
-    const int whole = depth_contiguous && valid == width && elements == lanes * per_unit;
-    UNROLL for (int h = 0; h < width; h += lanes) {
-      const int kept = width - h < lanes ? width - h : lanes;
+    for (int h = 0; h < valid; h += lanes) {  // no kernel reads registers that are missing altogether
       V(v) square[lanes];
-      if (whole) {
+      if (depth_contiguous && valid - h >= lanes && elements == lanes * per_unit) {
         UNROLL for (int i = 0; i < lanes; i++) {
           lines[i] = rows[h + i] + first * ELEMENT;
-          if (i < kept) _mm_prefetch(lines[i] + ahead * UNIT, _MM_HINT_T0);
+          _mm_prefetch(lines[i] + ahead * UNIT, _MM_HINT_T0);
         }
       } else {
         memset(gathered, 0, sizeof gathered);
@@ -82,12 +76,15 @@ INLINE void JOIN(pack_squares, FORM)(const int width, const epg_operand *p, int6
           }
         }
       }
-      for (int i = 0; i < lanes; i++) __builtin_prefetch(out + (ahead + i) * width + h, 1);
+      for (int i = 0; i < lanes; i++) __builtin_prefetch(out + (ahead + i) * step + h, 1);
+      if (step < lanes)
+        for (int i = 0; i < lanes; i++) __builtin_prefetch(second + (ahead + i) * step, 1);
       UNROLL for (int i = 0; i < lanes; i++) square[i] = V(JOIN(load, STORAGE))(lines[i]);
       V(transpose)(square);
       UNROLL for (int i = 0; i < lanes; i++) {
         FIND(*found, square[i])
-        if (i < n) V(store_first)(out + i * width + h, square[i], kept);
+        if (i >= n) continue;
+        left ? V(store_left)(out + i * step, second + i * step, square[i]) : V(store_real)(out + i * step + h, square[i]);
       }
     }
   }
@@ -100,14 +97,15 @@ INLINE void JOIN(pack_panels, FORM)(const int width, const epg_operand *p, int64
   FOUND found[EPG_PANELS];
   memset(found, -1, sizeof found);
   if (p->rows.rank == 1 && p->rows.strides[0] == ELEMENT && !(p->columns.rank == 1 && p->columns.strides[0] == ELEMENT)) {
-    const int64_t step = p->columns.strides[p->columns.rank - 1] * at_a_time * per_unit, together = count / side_by_side * side_by_side;
+    const int64_t step = p->columns.strides[p->columns.rank - 1] * at_a_time * per_unit, whole = least(count, p->count / width - panel);
+    const int64_t together = whole / side_by_side * side_by_side;
     for (int64_t k = 0; k < units; k += at_a_time) {
       const int64_t end = k + at_a_time < units ? k + at_a_time : units, below = end < units ? step : 0;
       for (int64_t i = 0; i < together; i += side_by_side) {
         const int64_t next = i + side_by_side < together ? beside : below - i * width * ELEMENT;
-        JOIN(pack_rows, FORM)(side_by_side, width, p, panel + i, k, end, next, from, to, found + i);
+        JOIN(pack_rows, FORM)(side_by_side, 1, width, p, panel + i, k, end, next, from, to, found + i);
       }
-      for (int64_t i = together; i < count; i++) JOIN(pack_rows, FORM)(1, width, p, panel + i, k, end, below, from, to, found + i);
+      for (int64_t i = together; i < count; i++) JOIN(pack_rows, FORM)(1, 0, width, p, panel + i, k, end, below, from, to, found + i);
     }
   } else {
     for (int64_t i = 0; i < count; i++) JOIN(pack_squares, FORM)(width, p, panel + i, from, to, found + i);
@@ -120,7 +118,7 @@ INLINE void JOIN(pack_panels, FORM)(const int width, const epg_operand *p, int64
 
 TARGET static void JOIN(pack, FORM)(const epg_operand *p, int64_t panel, int64_t count, const char *from, char *to, int16_t *smallest) {
   if (p->left)
-    JOIN(pack_panels, FORM)(tile_rows, p, panel, count, from, to, smallest);
+    JOIN(pack_panels, FORM)(V(lanes), p, panel, count, from, to, smallest);
   else
-    JOIN(pack_panels, FORM)(2 * V(lanes), p, panel, count, from, to, smallest);
+    JOIN(pack_panels, FORM)(tile_registers * V(lanes), p, panel, count, from, to, smallest);
 }

@@ -94,10 +94,10 @@ INLINE void lines_of(const int rows_contiguous, const epg_operand *p, const pane
 }
 
 // put_words writes a square's words i to their block of a panel.
-INLINE void put_words(const int terms, const int left, f_v (*square)[tile_words], special *found, char *block, const int half, int i) {
+INLINE void put_words(const int terms, f_v (*square)[tile_words], special *found, char *block, const int half, int i) {
   UNROLL for (int term = 0; term < terms; term++) {
     if (terms == 1) found->least = least_magnitudes(found->least, square[term][i]);
-    f_store_float32(block + term * tiles_width * tile_words * 4 + 64 * (left ? half * tile_words + i : i * 2 + half), square[term][i]);
+    f_store_float32(block + term * tiles_width * tile_words * 4 + 64 * (half * tile_words + i), square[term][i]);
   }
 }
 
@@ -122,18 +122,18 @@ INLINE void pack_tiles(const int terms, const int left, const int rows_contiguou
       f_v squares[2][2][tile_words];
       if (rows_contiguous) UNROLL for (int j = 0; j < tile_words; j++) {
           take_words(terms, squares, found + i, j, lines[2 * j], lines[2 * j + 1]);
-          if (along) UNROLL for (int half = 0; half < 2; half++) put_words(terms, left, squares[half], found + i, at, half, j);
+          if (along) UNROLL for (int half = 0; half < 2; half++) put_words(terms, squares[half], found + i, at, half, j);
         }
       if (rows_contiguous && along) continue;
       UNROLL for (int half = 0; half < 2; half++) {
         f_v(*const square)[tile_words] = squares[half];
         if (!rows_contiguous) UNROLL for (int j = 0; j < tile_words; j++) {
             take_row(terms, square, found + i, j, lines[half * tile_words + j]);
-            if (along) put_words(terms, left, square, found + i, at, half, j);
+            if (along) put_words(terms, square, found + i, at, half, j);
           }
         if (along) continue;
         UNROLL for (int term = 0; term < terms; term++) f_transpose(square[term]);
-        UNROLL for (int j = 0; j < tile_words; j++) put_words(terms, left, square, found + i, at, half, j);
+        UNROLL for (int j = 0; j < tile_words; j++) put_words(terms, square, found + i, at, half, j);
       }
     }
   }

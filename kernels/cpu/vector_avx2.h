@@ -17,9 +17,8 @@
 
 enum { f_lanes = 8, d_lanes = 4 };
 // Twelve sums.
-enum { tile_rows = 6 };
-// The heights that there are kernels for, ascending.
-#define FOR_EACH_HEIGHT(macro) macro(1) macro(2) macro(4) macro(6)
+enum { tile_rows = 4 };
+#define FOR_EACH_HEIGHT(macro, registers) macro(1, registers) macro(2, registers) macro(4, registers)
 
 typedef float f_real;
 typedef double d_real;
@@ -96,13 +95,13 @@ INLINE void f_store_wide(double *p, f_v x) {
   _mm256_storeu_pd(p + 4, _mm256_cvtps_pd(_mm256_extractf128_ps(x, 1)));
 }
 
-INLINE void f_store_first(void *p, f_v x, int n) {
-  const __m256i lanes = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
-  _mm256_maskstore_ps(p, _mm256_cmpgt_epi32(_mm256_set1_epi32(n), lanes), x);
+INLINE void f_store_left(float *first, float *second, f_v x) {
+  _mm_storeu_ps(first, _mm256_castps256_ps128(x));
+  _mm_storeu_ps(second, _mm256_extractf128_ps(x, 1));
 }
-INLINE void d_store_first(void *p, d_v x, int n) {
-  const __m256i lanes = _mm256_setr_epi64x(0, 1, 2, 3);
-  _mm256_maskstore_pd(p, _mm256_cmpgt_epi64(_mm256_set1_epi64x(n), lanes), x);
+INLINE void d_store_left(double *first, double *second, d_v x) {
+  (void)second;
+  _mm256_storeu_pd(first, x);
 }
 
 INLINE void f_transpose(f_v *r) {

@@ -16,10 +16,10 @@
 #endif
 
 enum { f_lanes = 16, d_lanes = 8 };
-// A product's tile is so many rows by two registers: 28 sums, two registers of the right operand, one of the left.
-enum { tile_rows = 14 };
+// A product's kernel has so many rows at most, by three registers: 24 sums, three registers of the right operand, one of the left.
+enum { tile_rows = 8 };
 // The heights that there are kernels for, ascending.
-#define FOR_EACH_HEIGHT(macro) macro(1) macro(2) macro(4) macro(8) macro(14)
+#define FOR_EACH_HEIGHT(macro, registers) macro(1, registers) macro(2, registers) macro(4, registers) macro(8, registers)
 
 typedef float f_real;
 typedef double d_real;
@@ -100,9 +100,15 @@ INLINE void f_store_wide(double *p, f_v x) {
   _mm512_storeu_pd(p + 8, _mm512_cvtps_pd(_mm512_extractf32x8_ps(x, 1)));
 }
 
-// The first n lanes of a register.
-INLINE void f_store_first(void *p, f_v x, int n) { _mm512_mask_storeu_ps(p, (__mmask16)((1u << n) - 1), x); }
-INLINE void d_store_first(void *p, d_v x, int n) { _mm512_mask_storeu_pd(p, (__mmask8)((1u << n) - 1), x); }
+// One step of as many rows of a product's left operand: of the first tile_rows, and of the second ones if there are more.
+INLINE void f_store_left(float *first, float *second, f_v x) {
+  _mm256_storeu_ps(first, _mm512_castps512_ps256(x));
+  _mm256_storeu_ps(second, _mm512_extractf32x8_ps(x, 1));
+}
+INLINE void d_store_left(double *first, double *second, d_v x) {
+  (void)second;
+  _mm512_storeu_pd(first, x);
+}
 
 // Two bfloat16 in each lane, from two rows.
 INLINE f_v f_load_two_rows(const void *low, const void *high) {

@@ -16,24 +16,11 @@ const (
 	blockRows    = 1120
 	blockColumns = 1024
 	blockBytes   = 16 << 10 // of a packed row
-	leastWidth   = 64
-	// The last tiles are cut into pieces, so many in each direction if they can be, so that threads end together.
-	lastDown, lastAcross = 3, 4
+	// The last tiles are cut into pieces, so many in each direction if they can be, so that threads end together; not into fewer panels, for which others would be read.
+	lastDown, lastAcross, leastDown = 4, 4, 3
 	// vectorSpeed is how many times as fast as gonum's products these are, for parallel's estimates.
 	vectorSpeed = 4
 )
-
-// tileOf is the height and width of a form's tiles: sums, and the part of the left operand that they need at a time, fit into the second cache. Where AMX multiplies, so fast
-// that operands have to be read less often, tiles are wider.
-var tileOf = [...]struct{ height, width int64 }{
-	kernels.Float32:       {252, 256},
-	kernels.Float64:       {168, 128},
-	kernels.BFloat16:      {252, 256},
-	kernels.Float16:       {252, 256},
-	kernels.BFloat16Pairs: {252, 256},
-	kernels.BFloat16Tiles: {192, 512},
-	kernels.Float16Tiles:  {192, 512},
-}
 
 // vectorProduct is a product by an engine.
 type vectorProduct struct {
@@ -286,10 +273,13 @@ func (v *vectorProduct) block(r *backend.Run, b *vectorBlock, to *sink, threads 
 
 // tiles multiplies what is packed. Where that is the whole depth, a tile's sums are scratch of its thread; else they stay with the block.
 func (v *vectorProduct) tiles(r *backend.Run, b *vectorBlock, to *sink, threads int, p *packed, units int64, first, last bool) error {
-	tile := tileOf[v.form]
-	height, width := divideUp(tile.height, v.leftWidth)*v.leftWidth, tile.width
-	for threads > 1 && divideUp(b.rows, height)*divideUp(b.columns, width) < 4*int64(threads) && (width > leastWidth || height > v.leftWidth) {
-		if width > leastWidth {
+	height, width := v.form.Tile()
+	least := v.rightWidth // of panels that are groups, too, of which epilogues see whole ones
+	for least%kernels.Group != 0 {
+		least *= 2
+	}
+	for threads > 1 && divideUp(b.rows, height)*divideUp(b.columns, width) < 4*int64(threads) && (width > least || height > v.leftWidth) {
+		if width > least {
 			width /= 2
 		} else {
 			height = divideUp(height/2, v.leftWidth) * v.leftWidth
@@ -312,8 +302,8 @@ func (v *vectorProduct) tiles(r *backend.Run, b *vectorBlock, to *sink, threads 
 		t.BiasStride, _ = to.bias.columns.uniform()
 	}
 	tiles := divideUp(b.rows, height) * divideUp(b.columns, width)
-	p.cut = kernels.Cut{Height: height, Width: width, Uncut: tiles, Down: lastDown, Across: min(lastAcross, width/leastWidth)}
-	for height/v.leftWidth%p.cut.Down != 0 {
+	p.cut = kernels.Cut{Height: height, Width: width, Uncut: tiles, Down: lastDown, Across: min(lastAcross, width/least)}
+	for panels := height / v.leftWidth; p.cut.Down > 1 && (panels%p.cut.Down != 0 || panels/p.cut.Down < leastDown); {
 		p.cut.Down--
 	}
 	if threads > 1 {
@@ -325,7 +315,7 @@ func (v *vectorProduct) tiles(r *backend.Run, b *vectorBlock, to *sink, threads 
 		t.Stride, p.cut.Scratch = width, height*width*v.sumSize
 		sums = p.sums.get(p.cut.Scratch * membersFor(p.cut.Tasks, threads, work))
 	} else {
-		t.Stride = divideUp(b.columns, leastWidth) * leastWidth
+		t.Stride = divideUp(b.columns, least) * least
 		sums = p.sums.get(divideUp(b.rows, v.leftWidth) * v.leftWidth * t.Stride * v.sumSize)
 	}
 	left, right := p.left.get(0), p.right.get(0)

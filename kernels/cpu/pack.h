@@ -13,6 +13,8 @@ INLINE void JOIN(pack_rows, FORM)(const int n, const int whole, const int width,
   const int64_t units = (p->depth + per_unit - 1) / per_unit, row = panel * width, rest = p->count - row;
   _Alignas(64) char zeros[side_by_side * most_width * ELEMENT] = {0}, edge[per_unit][lanes * ELEMENT] = {0};
   T *to_unit = (T *)to + panel * units * width + k * step;
+  FOUND seen[side_by_side];  // in registers: what is written is no part of it
+  for (int i = 0; i < n; i++) seen[i] = found[i];
   for (; k < end; k++, to_unit += step) {
     const char *lines[per_unit];
     for (int j = 0; j < per_unit; j++) {
@@ -34,12 +36,12 @@ INLINE void JOIN(pack_rows, FORM)(const int n, const int whole, const int width,
           if (!whole && rest - h < lanes) line[j] = memcpy(edge[j], line[j], (rest - h) * ELEMENT);
         }
         const V(v) x = LOAD_LINES(line);
-        FIND(found[i], x)
+        FIND(seen[i], x)
         left ? V(store_left)(out, second, x) : V(store_real)(out + h, x);
       }
     }
   }
-  (void)found;
+  for (int i = 0; i < n; i++) found[i] = seen[i];
 }
 
 // pack_squares packs a panel otherwise: where the depth is contiguous a square of registers is transposed at a time, what is neither or reaches over an edge is gathered
@@ -55,6 +57,7 @@ INLINE void JOIN(pack_squares, FORM)(const int width, const epg_operand *p, int6
   const int64_t row = p->row + panel * width, rest = p->row + p->count - row, valid = rest < width ? rest : width;
   for (int i = 0; i < valid; i++) rows[i] = from + axis_offset(&p->rows, row + i) + (depth_contiguous ? p->first * ELEMENT : 0);
   T *out = (T *)to + panel * width * units;
+  FOUND seen = *found;
   for (int64_t k = 0; k < units; k += lanes, out += lanes * step) {
     T *const second = out + units * step;
     const int64_t n = units - k < lanes ? units - k : lanes, first = k * per_unit;
@@ -82,13 +85,13 @@ INLINE void JOIN(pack_squares, FORM)(const int width, const epg_operand *p, int6
       UNROLL for (int i = 0; i < lanes; i++) square[i] = V(JOIN(load, STORAGE))(lines[i]);
       V(transpose)(square);
       UNROLL for (int i = 0; i < lanes; i++) {
-        FIND(*found, square[i])
+        FIND(seen, square[i])
         if (i >= n) continue;
         left ? V(store_left)(out + i * step, second + i * step, square[i]) : V(store_real)(out + i * step + h, square[i]);
       }
     }
   }
-  (void)found;
+  *found = seen;
 }
 
 INLINE void JOIN(pack_panels, FORM)(const int width, const epg_operand *p, int64_t panel, int64_t count, const char *from, char *to, int16_t *smallest) {

@@ -117,24 +117,25 @@ INLINE void pack_tiles(const int terms, const int left, const int rows_contiguou
     for (int i = 0; i < n; i++) {
       lines_of(rows_contiguous, p, r + i, block * depth_of_tile, lines, gathered);
       char *at = to + ((panel + i) * blocks + block) * terms * square_bytes;
+      special seen = found[i];  // in registers: what is written is no part of it
       for (int64_t line = 0; !left && line < terms * square_bytes; line += 64) __builtin_prefetch(at + 2 * terms * square_bytes + line, 1);
       const int along = left != rows_contiguous;  // words lie in memory as they do in the panel
       f_v squares[2][2][tile_words];
       if (rows_contiguous) UNROLL for (int j = 0; j < tile_words; j++) {
-          take_words(terms, squares, found + i, j, lines[2 * j], lines[2 * j + 1]);
-          if (along) UNROLL for (int half = 0; half < 2; half++) put_words(terms, squares[half], found + i, at, half, j);
+          take_words(terms, squares, &seen, j, lines[2 * j], lines[2 * j + 1]);
+          if (along) UNROLL for (int half = 0; half < 2; half++) put_words(terms, squares[half], &seen, at, half, j);
         }
-      if (rows_contiguous && along) continue;
-      UNROLL for (int half = 0; half < 2; half++) {
-        f_v(*const square)[tile_words] = squares[half];
-        if (!rows_contiguous) UNROLL for (int j = 0; j < tile_words; j++) {
-            take_row(terms, square, found + i, j, lines[half * tile_words + j]);
-            if (along) put_words(terms, square, found + i, at, half, j);
-          }
-        if (along) continue;
-        UNROLL for (int term = 0; term < terms; term++) f_transpose(square[term]);
-        UNROLL for (int j = 0; j < tile_words; j++) put_words(terms, square, found + i, at, half, j);
-      }
+      if (!(rows_contiguous && along)) UNROLL for (int half = 0; half < 2; half++) {
+          f_v(*const square)[tile_words] = squares[half];
+          if (!rows_contiguous) UNROLL for (int j = 0; j < tile_words; j++) {
+              take_row(terms, square, &seen, j, lines[half * tile_words + j]);
+              if (along) put_words(terms, square, &seen, at, half, j);
+            }
+          if (along) continue;
+          UNROLL for (int term = 0; term < terms; term++) f_transpose(square[term]);
+          UNROLL for (int j = 0; j < tile_words; j++) put_words(terms, square, &seen, at, half, j);
+        }
+      found[i] = seen;
     }
   }
   for (int i = 0; i < n; i++) {

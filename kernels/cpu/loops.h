@@ -37,10 +37,16 @@ INLINE int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
       memcpy(to + r * to_run + i * to_stride, &element, sizeof element);       \
     }
 
-// fill copies an element over so many bytes, twice as many each time.
+// fill copies an element of 2, 4 or 8 bytes over so many, which are a register's at least.
 TARGET static void fill(char *to, const char *element, int64_t bytes, int64_t size) {
-  memcpy(to, element, size);
-  for (int64_t done = size; done < bytes; done *= 2) memcpy(to + done, to, least(done, bytes - done));
+  uint64_t word = 0;
+  memcpy(&word, element, size);
+  for (int64_t bits = 8 * size; bits < 64; bits *= 2) word |= word << bits;
+  double same;
+  memcpy(&same, &word, sizeof same);
+  const d_v x = d_set(same);
+  for (int64_t done = 0; done + VECTOR_BYTES <= bytes; done += VECTOR_BYTES) d_store_float64(to + done, x);
+  d_store_float64(to + bytes - VECTOR_BYTES, x);
 }
 
 // copy_runs copies runs of n elements of 2, 4 or 8 bytes.
@@ -199,14 +205,14 @@ typedef struct {
 
 // run computes elements that lie strides apart; the first is of a column of the sums.
 TARGET static void run(epg_kernel *kernel, block *b, const epg_run *r, const double *numbers, char *const *base, const sums *s, int64_t column) {
-  const int64_t size = r->element_size;
+  const int64_t size = r->element_size, most = s ? EPG_BLOCK : (int64_t)sizeof *b->data / size;
   int contiguous = 1;
   for (int o = 0; o < EPG_OPERANDS; o++) contiguous &= !base[o] || r->strides[o] == size;
   for (int64_t done = 0, n; done < r->count; done += n) {
     char *at[EPG_OPERANDS];
     n = r->count - done;
     // A contiguous run is one call, unless its results wait in the block.
-    if (n > EPG_BLOCK && (!contiguous || s || r->stream)) n = EPG_BLOCK;
+    if (n > most && (!contiguous || s || r->stream)) n = most;
     if (n >= EPG_GROUP) n &= -EPG_GROUP;
     const int padded = n < EPG_GROUP;
     for (int o = 0; o < EPG_OPERANDS; o++) {

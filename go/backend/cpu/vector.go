@@ -12,8 +12,9 @@ import (
 const (
 	// vectorWork is what a vector kernel needs for an element, in multiply-adds of a product.
 	vectorWork = 32
-	// vectorTask is the elements of one task: a few hundred microseconds' work at most.
-	vectorTask = 1 << 15
+	// A task's elements: as many as leave each thread vectorTurns tasks, within bounds. Long pieces are read faster.
+	vectorTurns             = 8
+	leastOfTask, mostOfTask = 1 << 15, 1 << 18
 	// streamedBytes is the memory of a walk from which on its results go past the caches: it would not stay there until somebody reads it.
 	streamedBytes = 32 << 20
 )
@@ -71,7 +72,13 @@ func (v *vectorKernel) spread(at *kernels.Addresses, addresses []unsafe.Pointer)
 func (v *vectorKernel) streams() bool {
 	bytes := int64(0)
 	for _, operand := range v.present() {
-		bytes += operand.Numel() * v.dt.Size()
+		own := v.dt.Size()
+		for d, size := range operand.Shape {
+			if operand.Strides[d] != 0 {
+				own *= size
+			}
+		}
+		bytes += own
 	}
 	return bytes >= streamedBytes
 }
@@ -110,8 +117,9 @@ func (v *vectorKernel) elementwise() (func(*backend.Run) error, bool) {
 		base, numbers := l.bind(r), numbersOf(r)
 		var at kernels.Addresses
 		v.spread(&at, base[:])
-		return share(divideUp(l.count, vectorTask), r.Threads, l.count*vectorWork, func(crew *kernels.Crew) {
-			v.engine.Elementwise(crew, v.kernel, walk, 0, l.count, vectorTask, numbers, &at)
+		each := min(max(leastOfTask, l.count/int64(vectorTurns*threadsFor(r.Threads))&-leastOfTask), mostOfTask)
+		return share(divideUp(l.count, each), r.Threads, l.count*vectorWork, func(crew *kernels.Crew) {
+			v.engine.Elementwise(crew, v.kernel, walk, 0, l.count, each, numbers, &at)
 		})
 	}, ok
 }

@@ -94,8 +94,9 @@ def test_times_are_told_with_their_unit() -> None:
 @pytest.mark.usefixtures("_tiny")
 def test_rows_are_chosen_by_a_pattern(tmp_path: pathlib.Path) -> None:
     assert run("--rows", "lerp .* number float(32|64)", "--json", str(tmp_path / "r.json"), "--seconds", "0.01") == 0
-    rows = json.loads((tmp_path / "r.json").read_text())["rows"]
-    assert [(row["kind"], row["dtype"]) for row in rows] == [("number", "float32"), ("number", "float64")]
+    found = json.loads((tmp_path / "r.json").read_text())
+    assert [(row["kind"], row["dtype"]) for row in found["rows"]] == [("number", "float32"), ("number", "float64")]
+    assert found["command"].endswith("--rows 'lerp .* number float(32|64)'")
 
 
 def test_both_sides_of_every_row_compute_the_same() -> None:

@@ -187,6 +187,8 @@ def _label(case: Case | str, kind: str, dtype: str) -> str:
 
 def _command(args: argparse.Namespace) -> str:
     flags = [f"--{name.replace('_', '-')}" for name in ("quick", "all_kinds", "compile") if getattr(args, name)]
+    if args.rows is not None:
+        flags.append(f"--rows {args.rows.pattern!r}")
     return " ".join(["python -m epigrad bench --device cpu", *flags])
 
 

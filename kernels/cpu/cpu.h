@@ -12,7 +12,7 @@ enum {
   EPG_MOST_RANK = 16,
   // EPG_GROUP elements are what a kernel is called for at least: a multiple of every register's width.
   EPG_GROUP = 16,
-  // EPG_BLOCK is the most elements of a run that are gathered, or whose sums are finished, at a time.
+  // EPG_BLOCK is the most elements that sums are formed or finished of at a time; without sums, as many of a run are gathered as fit into so many doubles.
   EPG_BLOCK = 512,
   // EPG_PANELS is the most panels that are packed at a time.
   EPG_PANELS = 8,

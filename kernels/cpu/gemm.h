@@ -4,10 +4,13 @@
 
 #include "loops.h"
 
-// A panel of the right operand is as many rows as a kernel's registers have lanes; of the left one as many as a register has, whose halves, where a kernel has half as many rows, lie
-// one behind the other.
+// Panels, and how they lie:
+//
+//   right: depth x three registers
+//   left:  depth x tile_rows, of float64 as many as a register has lanes; of floats half as many, so the panel's second half lies behind the first
 enum { tile_registers = 3 };
-// A part of the depth is so many steps that the right operand's panel takes 24 KiB, half of the nearest cache, in which the left operand's panels pass by.
+_Static_assert(d_lanes == tile_rows && f_lanes == 2 * tile_rows, "packing writes registers, or halves of one, to the left operand's panels");
+// A part of the depth is so many steps that the right operand's panel takes 24 KiB, half or three quarters of the nearest cache, in which the left operand's panels pass by.
 enum { depth_part = (24 << 10) / (tile_registers * VECTOR_BYTES) };
 
 // axis_offset returns the bytes from an axis's start to an index.

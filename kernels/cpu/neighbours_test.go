@@ -16,7 +16,7 @@ import (
 // A sum has the same bits whatever numbers lie beside its row and its column in their panels, though some send those another way: what instructions for bfloat16 take for zero, and infinities, which
 // float16's tiles cannot multiply. Scales reach down to where products are lost in bfloat16, and to float16's smallest numbers.
 func TestSumsDoNotDependOnNeighboursNumbers(t *testing.T) {
-	const columns, depth = 51, 600 // two panels of any form, and more parts than one
+	const columns, depth = 51, 600 // two panels of any form at least, and more parts than one
 	allRows := []int64{1, 2, 5, 9, 15, 16, 17, 32, 33}
 	nonFinite := []float64{math.Inf(1), math.Inf(-1), math.NaN()}
 	forEachEngine(t, func(t *testing.T, e *cpu.Engine) {

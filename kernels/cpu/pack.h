@@ -3,13 +3,13 @@
 
 // Rows, or steps of the depth, mostly lie so far apart that a processor does not see by itself what will be read next: it is asked for, and so is what will be written.
 
-// pack_rows packs units [k, end) of n panels where rows are contiguous, side by side, so that what is read lies in longer pieces; or of one that reaches over the operand's last
-// row. `next` is how far from there that lies which is read after.
-INLINE void JOIN(pack_rows, FORM)(const int n, const int whole, const int width, const epg_operand *p, int64_t panel, int64_t k, int64_t end, int64_t next,
-                                  const char *from, char *to, FOUND *found) {
+// pack_rows packs units [k, end) of n panels where rows are contiguous, side by side, so that what is read lies in longer pieces; or of one, which may reach over the operand's
+// last row. `next` is how far from there that lies which is read after.
+INLINE void JOIN(pack_rows, FORM)(const int n, const int whole, const int left, const int width, const epg_operand *p, int64_t panel, int64_t k, int64_t end,
+                                  int64_t next, const char *from, char *to, FOUND *found) {
   enum { lanes = V(lanes), per_unit = UNIT / ELEMENT, ahead = 16 };
   typedef V(real) T;
-  const int left = width == lanes, step = left ? tile_rows : width;
+  const int step = left ? tile_rows : width;
   const int64_t units = (p->depth + per_unit - 1) / per_unit, row = panel * width, rest = p->count - row;
   _Alignas(64) char zeros[side_by_side * most_width * ELEMENT] = {0}, edge[per_unit][lanes * ELEMENT] = {0};
   T *to_unit = (T *)to + panel * units * width + k * step;
@@ -46,10 +46,10 @@ INLINE void JOIN(pack_rows, FORM)(const int n, const int whole, const int width,
 
 // pack_squares packs a panel otherwise: where the depth is contiguous a square of registers is transposed at a time, what is neither or reaches over an edge is gathered
 // first.
-INLINE void JOIN(pack_squares, FORM)(const int width, const epg_operand *p, int64_t panel, const char *from, char *to, FOUND *found) {
+INLINE void JOIN(pack_squares, FORM)(const int left, const int width, const epg_operand *p, int64_t panel, const char *from, char *to, FOUND *found) {
   enum { lanes = V(lanes), per_unit = UNIT / ELEMENT, ahead = 32 };
   typedef V(real) T;
-  const int left = width == lanes, step = left ? tile_rows : width;
+  const int step = left ? tile_rows : width;
   const int64_t units = (p->depth + per_unit - 1) / per_unit;
   const int depth_contiguous = p->columns.rank == 1 && p->columns.strides[0] == ELEMENT;
   _Alignas(64) char gathered[lanes][lanes * UNIT];
@@ -94,24 +94,25 @@ INLINE void JOIN(pack_squares, FORM)(const int width, const epg_operand *p, int6
   *found = seen;
 }
 
-INLINE void JOIN(pack_panels, FORM)(const int width, const epg_operand *p, int64_t panel, int64_t count, const char *from, char *to, int16_t *smallest) {
+INLINE void JOIN(pack_panels, FORM)(const int left, const int width, const epg_operand *p, int64_t panel, int64_t count, const char *from, char *to,
+                                    int16_t *smallest) {
   enum { per_unit = UNIT / ELEMENT, at_a_time = 8 };  // units: of all panels, since they lie in the same pages
   const int64_t units = (p->depth + per_unit - 1) / per_unit, beside = side_by_side * width * ELEMENT;
   FOUND found[EPG_PANELS];
   memset(found, -1, sizeof found);
   if (p->rows.rank == 1 && p->rows.strides[0] == ELEMENT && !(p->columns.rank == 1 && p->columns.strides[0] == ELEMENT)) {
-    const int64_t step = p->columns.strides[p->columns.rank - 1] * at_a_time * per_unit, whole = least(count, p->count / width - panel);
+    const int64_t apart = p->columns.strides[p->columns.rank - 1] * at_a_time * per_unit, whole = least(count, p->count / width - panel);
     const int64_t together = whole / side_by_side * side_by_side;
     for (int64_t k = 0; k < units; k += at_a_time) {
-      const int64_t end = k + at_a_time < units ? k + at_a_time : units, below = end < units ? step : 0;
+      const int64_t end = k + at_a_time < units ? k + at_a_time : units, below = end < units ? apart : 0;
       for (int64_t i = 0; i < together; i += side_by_side) {
         const int64_t next = i + side_by_side < together ? beside : below - i * width * ELEMENT;
-        JOIN(pack_rows, FORM)(side_by_side, 1, width, p, panel + i, k, end, next, from, to, found + i);
+        JOIN(pack_rows, FORM)(side_by_side, 1, left, width, p, panel + i, k, end, next, from, to, found + i);
       }
-      for (int64_t i = together; i < count; i++) JOIN(pack_rows, FORM)(1, 0, width, p, panel + i, k, end, below, from, to, found + i);
+      for (int64_t i = together; i < count; i++) JOIN(pack_rows, FORM)(1, 0, left, width, p, panel + i, k, end, below, from, to, found + i);
     }
   } else {
-    for (int64_t i = 0; i < count; i++) JOIN(pack_squares, FORM)(width, p, panel + i, from, to, found + i);
+    for (int64_t i = 0; i < count; i++) JOIN(pack_squares, FORM)(left, width, p, panel + i, from, to, found + i);
   }
   for (int64_t i = 0; i < count; i++) {
     TELL(smallest[panel + i], found[i])
@@ -121,7 +122,7 @@ INLINE void JOIN(pack_panels, FORM)(const int width, const epg_operand *p, int64
 
 TARGET static void JOIN(pack, FORM)(const epg_operand *p, int64_t panel, int64_t count, const char *from, char *to, int16_t *smallest) {
   if (p->left)
-    JOIN(pack_panels, FORM)(V(lanes), p, panel, count, from, to, smallest);
+    JOIN(pack_panels, FORM)(1, V(lanes), p, panel, count, from, to, smallest);
   else
-    JOIN(pack_panels, FORM)(tile_registers * V(lanes), p, panel, count, from, to, smallest);
+    JOIN(pack_panels, FORM)(0, tile_registers * V(lanes), p, panel, count, from, to, smallest);
 }

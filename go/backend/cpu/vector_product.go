@@ -16,8 +16,9 @@ const (
 	blockRows    = 1120
 	blockColumns = 1024
 	blockBytes   = 16 << 10 // of a packed row
-	// The last tiles are cut into pieces, so many in each direction if they can be, so that threads end together; not into fewer panels, for which others would be read.
-	lastDown, lastAcross, leastDown = 4, 4, 3
+	// The last tiles are cut into pieces, so many in each direction if they can be, so that threads end together. A piece is leastHigh panels high at least: the right operand's are
+	// read for each piece anew.
+	lastDown, lastAcross, leastHigh = 4, 4, 3
 	// vectorSpeed is how many times as fast as gonum's products these are, for parallel's estimates.
 	vectorSpeed = 4
 )
@@ -274,12 +275,12 @@ func (v *vectorProduct) block(r *backend.Run, b *vectorBlock, to *sink, threads 
 // tiles multiplies what is packed. Where that is the whole depth, a tile's sums are scratch of its thread; else they stay with the block.
 func (v *vectorProduct) tiles(r *backend.Run, b *vectorBlock, to *sink, threads int, p *packed, units int64, first, last bool) error {
 	height, width := v.form.Tile()
-	least := v.rightWidth // of panels that are groups, too, of which epilogues see whole ones
-	for least%kernels.Group != 0 {
-		least *= 2
+	leastWidth := v.rightWidth // whole panels that are whole groups too, of which epilogues write all
+	for leastWidth%kernels.Group != 0 {
+		leastWidth *= 2
 	}
-	for threads > 1 && divideUp(b.rows, height)*divideUp(b.columns, width) < 4*int64(threads) && (width > least || height > v.leftWidth) {
-		if width > least {
+	for threads > 1 && divideUp(b.rows, height)*divideUp(b.columns, width) < 4*int64(threads) && (width > leastWidth || height > v.leftWidth) {
+		if width > leastWidth {
 			width /= 2
 		} else {
 			height = divideUp(height/2, v.leftWidth) * v.leftWidth
@@ -302,8 +303,8 @@ func (v *vectorProduct) tiles(r *backend.Run, b *vectorBlock, to *sink, threads 
 		t.BiasStride, _ = to.bias.columns.uniform()
 	}
 	tiles := divideUp(b.rows, height) * divideUp(b.columns, width)
-	p.cut = kernels.Cut{Height: height, Width: width, Uncut: tiles, Down: lastDown, Across: min(lastAcross, width/least)}
-	for panels := height / v.leftWidth; p.cut.Down > 1 && (panels%p.cut.Down != 0 || panels/p.cut.Down < leastDown); {
+	p.cut = kernels.Cut{Height: height, Width: width, Uncut: tiles, Down: lastDown, Across: min(lastAcross, width/leastWidth)}
+	for panels := height / v.leftWidth; p.cut.Down > 1 && (panels%p.cut.Down != 0 || panels/p.cut.Down < leastHigh); {
 		p.cut.Down--
 	}
 	if threads > 1 {
@@ -315,7 +316,7 @@ func (v *vectorProduct) tiles(r *backend.Run, b *vectorBlock, to *sink, threads 
 		t.Stride, p.cut.Scratch = width, height*width*v.sumSize
 		sums = p.sums.get(p.cut.Scratch * membersFor(p.cut.Tasks, threads, work))
 	} else {
-		t.Stride = divideUp(b.columns, least) * least
+		t.Stride = divideUp(b.columns, leastWidth) * leastWidth
 		sums = p.sums.get(divideUp(b.rows, v.leftWidth) * v.leftWidth * t.Stride * v.sumSize)
 	}
 	left, right := p.left.get(0), p.right.get(0)

@@ -111,6 +111,21 @@ def test_elementwise_results_do_not_depend_on_layout(kind: str, dtype: torch.dty
 
 @on_devices
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_a_broadcast_weight_is_as_one_written_out(dtype: torch.dtype, device: str) -> None:
+    for columns in (1, 15, 16, 17, 127, 129, 513, 1025, 2047, 2048, 2049, 4100):
+        start, end, grad = (_random(3, columns, dtype=dtype, device=device, seed=seed) for seed in range(3))
+        weight = _random(3, 1, dtype=dtype, device=device, seed=3)
+        whole = weight.expand(3, columns).contiguous()
+        assert_same_bits(epigrad.lerp(start, end, weight), epigrad.lerp(start, end, whole))
+        got = epigrad.backward.lerp_backward(grad, start, end, weight)
+        want = epigrad.backward.lerp_backward(grad, start, end, whole)
+        for one, other in zip(got[:2], want[:2], strict=True):
+            assert one is not None and other is not None
+            assert_same_bits(one, other)
+
+
+@on_devices
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_elementwise_results_do_not_depend_on_alignment(dtype: torch.dtype, device: str) -> None:
     values = _random(300, dtype=dtype, device=device)
     want = epigrad.forward.gated_product(values, values, "swiglu")

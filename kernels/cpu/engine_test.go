@@ -72,7 +72,7 @@ func TestElementsDoNotDependOnTheirPlace(t *testing.T) {
 			for _, dt := range dtype.All() {
 				kernel, ok := e.Kernel(family.name + "_" + dt.Short())
 				require.True(t, ok)
-				for _, n := range []int64{1, 15, 16, 17, 63, 64, 65, 511, 512, 513, 1100} {
+				for _, n := range []int64{1, 15, 16, 17, 63, 64, 65, 511, 512, 513, 1100, 2048, 4100} {
 					inputs := make([][]float64, family.inputs)
 					for i := range inputs {
 						inputs[i] = make([]float64, n)

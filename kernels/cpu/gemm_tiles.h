@@ -15,9 +15,9 @@ enum { tiles_width = 2 * tile_words, depth_of_tile = 2 * tile_words, tiles_part 
 // What the tiles' instruction takes for zeros is said in gemm.h. Infinities have no second term: 0 times one would be NaN.
 enum { nothing_tiny = 2 * 127, not_for_tiles = 0 };
 
-#include "pack_tiles.h"
-
 enum { tile_stride = tile_words * 4, tile_bytes = tile_words * tile_stride, block_bytes = 2 * tile_bytes };
+
+#include "pack_tiles.h"
 
 // ask_for_tiles asks for what a step of the next kernels reads.
 INLINE void ask_for_tiles(const soon *next, int64_t step) {

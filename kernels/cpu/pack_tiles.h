@@ -97,14 +97,14 @@ INLINE void lines_of(const int rows_contiguous, const epg_operand *p, const pane
 INLINE void put_words(const int terms, f_v (*square)[tile_words], special *found, char *block, const int half, int i) {
   UNROLL for (int term = 0; term < terms; term++) {
     if (terms == 1) found->least = least_magnitudes(found->least, square[term][i]);
-    f_store_float32(block + term * tiles_width * tile_words * 4 + 64 * (half * tile_words + i), square[term][i]);
+    f_store_float32(block + term * block_bytes + half * tile_bytes + i * tile_stride, square[term][i]);
   }
 }
 
 // pack_tiles packs n panels. Those whose rows are contiguous are packed side by side: what is read lies in longer pieces.
 INLINE void pack_tiles(const int terms, const int left, const int rows_contiguous, const int64_t n, const epg_operand *p, int64_t panel, const char *from,
                        char *to, int16_t *smallest) {
-  const int64_t blocks = (p->depth + depth_of_tile - 1) / depth_of_tile, square_bytes = tiles_width * tile_words * 4;
+  const int64_t blocks = (p->depth + depth_of_tile - 1) / depth_of_tile;
   _Alignas(64) char gathered[tiles_width][64];
   const char *lines[tiles_width];
   panel_rows r[EPG_PANELS];
@@ -116,9 +116,9 @@ INLINE void pack_tiles(const int terms, const int left, const int rows_contiguou
   for (int64_t block = 0; block < blocks; block++) {
     for (int i = 0; i < n; i++) {
       lines_of(rows_contiguous, p, r + i, block * depth_of_tile, lines, gathered);
-      char *at = to + ((panel + i) * blocks + block) * terms * square_bytes;
+      char *at = to + ((panel + i) * blocks + block) * terms * block_bytes;
       special seen = found[i];  // in registers: what is written is no part of it
-      for (int64_t line = 0; !left && line < terms * square_bytes; line += 64) __builtin_prefetch(at + 2 * terms * square_bytes + line, 1);
+      for (int64_t line = 0; !left && line < terms * block_bytes; line += 64) __builtin_prefetch(at + 2 * terms * block_bytes + line, 1);
       const int along = left != rows_contiguous;  // words lie in memory as they do in the panel
       f_v squares[2][2][tile_words];
       if (rows_contiguous) UNROLL for (int j = 0; j < tile_words; j++) {

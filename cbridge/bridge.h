@@ -13,11 +13,11 @@ void epg_set_last_error(const char *text, size_t length, int64_t needed, int64_t
 /* Records the failure of a call in a forked child and returns its status. */
 int32_t epg_refuse_forked(void);
 
-/* A call's kernel as a program, for a caller that makes calls of one geometry again and again (program.c): C runs it, and Go, which takes longest to wake up where
- * little else is done, sleeps on. */
+/* A call's kernel, for a caller that makes calls of one geometry again and again (program.c). Where it has a program C runs that, and Go, which takes longest to wake up
+ * where little else is done, sleeps on. */
 typedef struct {
-  const epg_program *program; /* NULL: every run is Go's */
-  uintptr_t kernel;           /* what keeps the program */
+  const epg_program *program; /* NULL: the kernel is Go's to run */
+  uintptr_t kernel;           /* which keeps the program; 0: each call is Go's to check */
   uint64_t age;               /* epg_programs_age() when it was chosen */
   uint64_t workspace_nbytes;  /* what it needs, and from a multiple of what */
   uint64_t workspace_alignment;

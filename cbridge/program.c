@@ -1,4 +1,4 @@
-/* Programs: calls that C runs by itself. */
+/* Calls of one geometry, made again and again: C checks what may differ, and has their kernel run, or its program without Go. */
 #include <stdatomic.h>
 
 #include "_cgo_export.h"
@@ -16,8 +16,9 @@ int32_t epg_prepare(const epg_call *call, epg_prepared *prepared) {
 }
 
 void epg_prepared_release(epg_prepared *prepared) {
-  if (prepared->program && !epg_forked()) epgGoRelease(prepared->kernel);
+  if (prepared->kernel && !epg_forked()) epgGoRelease(prepared->kernel);
   prepared->program = NULL;
+  prepared->kernel = 0;
 }
 
 /* The address of a tensor's first element, 0 for none; -1 where it is not what Go accepts. */
@@ -42,7 +43,9 @@ int32_t epg_prepared_run(const epg_prepared *prepared, const epg_call *call) {
       .stream = (uint64_t)(uintptr_t)call->stream,
       .weight = call->weight,
       .accumulate = (call->flags & EPG_ACCUMULATE) != 0,
+      .threads = call->num_threads,
   };
+  if (!prepared->program) return epg_forked() ? epg_refuse_forked() : epgGoRunPrepared(prepared->kernel, bases, all, (epg_run_arguments *)&arguments);
   epg_failure failure;
   return prepared->program->run(prepared->program, bases, &arguments, &failure) ? epgGoFailed((char *)prepared->program->backend, &failure) : EPG_OK;
 }

@@ -8,6 +8,7 @@ import "C"
 
 import (
 	"runtime/cgo"
+	"unsafe"
 
 	"github.com/epigrad/epigrad/go/backend"
 	"github.com/epigrad/epigrad/go/op"
@@ -28,13 +29,30 @@ func epgGoPrepare(c *C.epg_call, prepared *C.epg_prepared) (code C.int32_t) {
 	if err = call.decode(c); err != nil {
 		return code
 	}
-	program, kernel, alignment, failure := op.Program(&call.call)
-	if err = failure; err == nil && program != nil {
-		prepared.program, prepared.kernel = (*C.epg_program)(program), C.uintptr_t(cgo.NewHandle(kernel))
-		prepared.workspace_nbytes, prepared.workspace_alignment = C.uint64_t(kernel.WorkspaceBytes()), C.uint64_t(alignment)
+	p, failure := op.Prepare(&call.call)
+	if err = failure; err == nil && p != nil {
+		prepared.program, prepared.kernel = (*C.epg_program)(p.Program), C.uintptr_t(cgo.NewHandle(p.Kernel))
+		prepared.workspace_nbytes, prepared.workspace_alignment = C.uint64_t(p.Kernel.WorkspaceBytes()), C.uint64_t(p.WorkspaceAlignment)
 	}
 	return code
 }
+
+// epgGoRunPrepared runs a kernel without a program on the operands' addresses.
+//
+//export epgGoRunPrepared
+func epgGoRunPrepared(kernel C.uintptr_t, bases *C.uint64_t, count C.int32_t, a *C.epg_run_arguments) (code C.int32_t) {
+	var err error
+	defer func() { finish(&code, &err, recover()) }()
+	k, _ := cgo.Handle(kernel).Value().(backend.Kernel)
+	err = k.Run(&backend.Run{
+		Bases:     unsafe.Slice((*unsafe.Pointer)(unsafe.Pointer(bases)), count),
+		Workspace: address(a.workspace), Stream: uintptr(a.stream), Threads: int(a.threads), Accumulate: a.accumulate != 0, Weight: float64(a.weight),
+	})
+	return code
+}
+
+// address is memory of C's that a number names.
+func address(number C.uint64_t) unsafe.Pointer { return *(*unsafe.Pointer)(unsafe.Pointer(&number)) }
 
 //export epgGoRelease
 func epgGoRelease(kernel C.uintptr_t) (code C.int32_t) {

@@ -41,7 +41,7 @@ RUNS: tuple[tuple[str, dict[str, str], tuple[str, ...]], ...] = (
     (
         "streams, threads, graphs, memory",
         {},
-        ("test_cuda.py", "test_cuda_memory.py", "test_cuda_precision.py", "test_cuda_programs.py"),
+        ("test_cuda.py", "test_cuda_memory.py", "test_cuda_precision.py", "test_prepared.py"),
     ),
     ("more than 2^31 elements", {"EPIGRAD_TEST_SLOW": "1"}, ("-m", "slow", "test_cuda_memory.py")),
 )

@@ -18,14 +18,15 @@ enum { MEMO_ENTRIES = 512, MEMO_PLACES = 4 };
 static struct memo_entry {
   memo_key key; /* no bytes: empty */
   geometry value;
-  held *kernel;      /* NULL: none yet, or every run is Go's */
+  held *kernel;      /* NULL: none yet, or every run is Go's to check */
   uint64_t asked_at; /* epg_programs_age() when one was last asked for */
   int has_run;       /* such a call, in Go */
 } *memo_table;
 
-/* Calls that C has run alone, and those whose outputs Go was asked for. */
-static uint64_t runs_alone, inferred;
+/* Calls that a held kernel has run, those of them that C has run alone, and those whose outputs Go was asked for. */
+static uint64_t runs_prepared, runs_alone, inferred;
 
+uint64_t epg_py_runs_prepared(void) { return runs_prepared; }
 uint64_t epg_py_runs_alone(void) { return runs_alone; }
 uint64_t epg_py_inferred(void) { return inferred; }
 
@@ -60,6 +61,18 @@ static int append(memo_key *k, const void *data, size_t bytes) {
   return 0;
 }
 
+/* FNV-1a over words. */
+static uint64_t hash_of(const memo_key *k) {
+  uint64_t hash = 14695981039346656037u;
+  for (uint32_t i = 0; i < k->bytes; i += 8) {
+    uint64_t word = 0;
+    memcpy(&word, k->text + i, k->bytes - i < 8 ? k->bytes - i : 8);
+    hash = (hash ^ word) * 1099511628211u;
+    hash ^= hash >> 29;
+  }
+  return hash;
+}
+
 /* Writes all that a call's geometry depends on; returns -1 if that is too long to be kept. */
 static int write_key(const call_arguments *a, const uint8_t *wanted, memo_key *k) {
   const struct {
@@ -84,30 +97,19 @@ static int write_key(const call_arguments *a, const uint8_t *wanted, memo_key *k
     if (append(k, &t->dtype, sizeof t->dtype) || append(k, &t->device, sizeof t->device) || append(k, t->shape, bytes) || append(k, t->strides, bytes))
       return -1;
   }
+  k->hash = hash_of(k);
   return 0;
 }
 
-/* The first of the MEMO_PLACES neighbours where a key may be: FNV-1a over words. */
-static uint64_t first_place(const memo_key *k) {
-  uint64_t hash = 14695981039346656037u;
-  for (uint32_t i = 0; i < k->bytes; i += 8) {
-    uint64_t word = 0;
-    memcpy(&word, k->text + i, k->bytes - i < 8 ? k->bytes - i : 8);
-    hash = (hash ^ word) * 1099511628211u;
-    hash ^= hash >> 29;
-  }
-  return hash;
-}
-
-static struct memo_entry *place(uint64_t first, unsigned i) { return &memo_table[(first + i) % MEMO_ENTRIES]; }
+/* One of the MEMO_PLACES neighbours where a key may be. */
+static struct memo_entry *place(const memo_key *k, unsigned i) { return &memo_table[(k->hash + i) % MEMO_ENTRIES]; }
 
 /* What is remembered under a key, or NULL. */
 static struct memo_entry *find(const memo_key *k) {
   if (!memo_table || !k->bytes) return NULL;
-  const uint64_t first = first_place(k);
   for (unsigned i = 0; i < MEMO_PLACES; i++) {
-    struct memo_entry *entry = place(first, i);
-    if (entry->key.bytes == k->bytes && !memcmp(entry->key.text, k->text, k->bytes)) return entry;
+    struct memo_entry *entry = place(k, i);
+    if (entry->key.hash == k->hash && entry->key.bytes == k->bytes && !memcmp(entry->key.text, k->text, k->bytes)) return entry;
   }
   return NULL;
 }
@@ -116,13 +118,13 @@ static struct memo_entry *find(const memo_key *k) {
 static void remember(const memo_key *k, const geometry *g) {
   if (!memo_table || !k->bytes) return;
   static unsigned turn;
-  const uint64_t first = first_place(k);
   struct memo_entry *entry = find(k);
   for (unsigned i = 0; i < MEMO_PLACES && !entry; i++)
-    if (!place(first, i)->key.bytes) entry = place(first, i);
-  if (!entry) entry = place(first, turn++ % MEMO_PLACES);
+    if (!place(k, i)->key.bytes) entry = place(k, i);
+  if (!entry) entry = place(k, turn++ % MEMO_PLACES);
   held *old = entry->kernel;
   memset(entry, 0, sizeof *entry);
+  entry->key.hash = k->hash;
   entry->key.bytes = k->bytes;
   memcpy(entry->key.text, k->text, k->bytes);
   entry->value = *g;
@@ -173,10 +175,10 @@ int epg_py_infer_geometry(call_arguments *a, PyObject *needs, memo_key *key, geo
 static void prepare(const call_arguments *a, const memo_key *key) {
   epg_prepared prepared;
   Py_BEGIN_ALLOW_THREADS;
-  epg_prepare(&a->call, &prepared); /* such a call has run: there is a kernel, if no program */
+  epg_prepare(&a->call, &prepared); /* such a call has run: there is a kernel, if none to hold */
   Py_END_ALLOW_THREADS;
   struct memo_entry *entry = find(key); /* again: other threads ran meanwhile */
-  held *kernel = entry && prepared.program ? PyMem_Calloc(1, sizeof *kernel) : NULL;
+  held *kernel = entry && prepared.kernel ? PyMem_Calloc(1, sizeof *kernel) : NULL;
   if (kernel) *kernel = (held){prepared, 1};
   if (entry) {
     entry->asked_at = prepared.age;
@@ -192,13 +194,17 @@ int32_t epg_py_run_remembered(call_arguments *a, const memo_key *key) {
   held *kernel = entry && entry->asked_at == epg_programs_age() ? entry->kernel : NULL;
   int32_t status = -1;
   if (kernel) {
+    const int alone = kernel->prepared.program != NULL;
     kernel->holders++;
     Py_BEGIN_ALLOW_THREADS;
     status = epg_prepared_run(&kernel->prepared, &a->call);
     Py_END_ALLOW_THREADS;
     let_go(kernel);
-    runs_alone += status >= 0;
-    if (status >= 0) return status;
+    if (status >= 0) {
+      runs_prepared++;
+      runs_alone += alone;
+      return status;
+    }
   }
   Py_BEGIN_ALLOW_THREADS;
   status = epg_run(&a->call);

@@ -14,6 +14,7 @@ typedef struct {
 /* All that a geometry follows from; no bytes if that is too long to be kept. */
 enum { MEMO_KEY_BYTES = 512 };
 typedef struct {
+  uint64_t hash;
   uint32_t bytes;
   uint8_t text[MEMO_KEY_BYTES];
 } memo_key;
@@ -25,7 +26,8 @@ void epg_py_forget_geometries(void);
 /* Runs a call that is complete, by the kernel that is held for its geometry where there is one; returns a status. A key of NULL, for outputs that may overlap something, is always
  * Go's to run. */
 int32_t epg_py_run_remembered(call_arguments *a, const memo_key *key);
-/* How many calls C has run alone, and how often Go was asked for a call's outputs. */
+/* How many calls a held kernel has run, how many of them C has run alone, and how often Go was asked for a call's outputs. */
+uint64_t epg_py_runs_prepared(void);
 uint64_t epg_py_runs_alone(void);
 uint64_t epg_py_inferred(void);
 

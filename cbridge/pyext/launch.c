@@ -5,16 +5,14 @@
 
 #include "geometry.h"
 
-/* An output's shape as a tuple; None where there is no such output. */
-static PyObject *shape_of(const geometry *g, int output) {
-  const int32_t rank = g->ranks[output];
-  if (rank < 0) Py_RETURN_NONE;
-  PyObject *shape = PyTuple_New(rank);
-  for (int32_t d = 0; shape && d < rank; d++) {
-    PyObject *size = PyLong_FromLongLong(g->sizes[output * EPG_MAX_RANK + d]);
-    if (!size || PyTuple_SetItem(shape, d, size)) Py_CLEAR(shape);
+/* A tuple of sizes, or of strides. */
+static PyObject *tuple_of(const int64_t *numbers, int32_t count) {
+  PyObject *tuple = PyTuple_New(count);
+  for (int32_t d = 0; tuple && d < count; d++) {
+    PyObject *number = PyLong_FromLongLong(numbers[d]);
+    if (!number || PyTuple_SetItem(tuple, d, number)) Py_CLEAR(tuple);
   }
-  return shape;
+  return tuple;
 }
 
 /* infer(op, kind, dim, gate_first, weight, inputs, needs) -> (shapes, workspace_bytes) */
@@ -30,25 +28,51 @@ PyObject *epg_py_infer(PyObject *module, PyObject *const *args, Py_ssize_t n) {
   if (places < 0) return NULL;
   PyObject *shapes = PyTuple_New(places);
   for (int i = 0; shapes && i < places; i++) {
-    PyObject *shape = shape_of(&g, i);
+    PyObject *shape = g.ranks[i] < 0 ? Py_NewRef(Py_None) : tuple_of(&g.sizes[i * EPG_MAX_RANK], g.ranks[i]);
     if (!shape || PyTuple_SetItem(shapes, i, shape)) Py_CLEAR(shapes);
   }
   return shapes ? Py_BuildValue("NK", shapes, (unsigned long long)g.workspace_nbytes) : NULL;
 }
 
-/* A new tensor with the dtype and on the device of another. */
-static PyObject *new_empty(PyObject *like, PyObject *shape) {
-  PyObject *tensor = PyObject_CallMethodObjArgs(like, epg_py.new_empty_name, shape, NULL);
-  Py_DECREF(shape);
+/* A new tensor by the function that the code of torch.compile allocates with: new_empty looks for much that a plain tensor does not have, and takes three times as
+ * long. Returns NULL without an exception where there is no such function, or it would allocate on another device than the first input's: on CUDA it does so on the
+ * current one. */
+static PyObject *new_strided(const call_arguments *a, PyObject *like, PyObject *shape, const int64_t *sizes, int32_t rank) {
+  const DLDevice device = a->inputs[0]->device;
+  PyObject *function = device.device_type == kDLCPU ? epg_py.empty_strided_cpu : device.device_type == kDLCUDA ? epg_py.empty_strided_cuda : Py_None;
+  if (function == Py_None) return NULL;
+  if (device.device_type == kDLCUDA) {
+    PyObject *current = epg_py.current_cuda_device == Py_None ? NULL : PyObject_CallNoArgs(epg_py.current_cuda_device);
+    const long index = current ? PyLong_AsLong(current) : -1;
+    Py_XDECREF(current);
+    if (index != device.device_id) return NULL;
+  }
+  int64_t contiguous[EPG_MAX_RANK], next = 1;
+  for (int32_t d = rank - 1; d >= 0; d--) {
+    contiguous[d] = next;
+    next *= sizes[d] > 1 ? sizes[d] : 1;
+  }
+  PyObject *strides = tuple_of(contiguous, rank), *dtype = PyObject_GetAttr(like, epg_py.dtype_name);
+  PyObject *tensor = strides && dtype ? PyObject_CallFunctionObjArgs(function, shape, strides, dtype, NULL) : NULL;
+  Py_XDECREF(strides);
+  Py_XDECREF(dtype);
+  return tensor;
+}
+
+/* A new contiguous tensor with the dtype and on the device of the first input, `like`. */
+static PyObject *new_tensor(const call_arguments *a, PyObject *like, const int64_t *sizes, int32_t rank) {
+  PyObject *shape = tuple_of(sizes, rank);
+  PyObject *tensor = shape ? new_strided(a, like, shape, sizes, rank) : NULL;
+  if (shape && !tensor && !PyErr_Occurred()) tensor = PyObject_CallMethodObjArgs(like, epg_py.new_empty_name, shape, NULL);
+  Py_XDECREF(shape);
   return tensor;
 }
 
 /* Allocates the workspace that a call needs, with room to align it; NULL with a Python exception. */
 static PyObject *new_workspace(call_arguments *a, PyObject *like, uint64_t nbytes) {
   enum { ALIGNMENT = 256 };
-  const uint64_t element = a->inputs[0]->dtype.bits / 8;
-  PyObject *shape = Py_BuildValue("(K)", (unsigned long long)((nbytes + ALIGNMENT) / element));
-  PyObject *tensor = shape ? new_empty(like, shape) : NULL;
+  const int64_t elements = (int64_t)((nbytes + ALIGNMENT) / (a->inputs[0]->dtype.bits / 8));
+  PyObject *tensor = new_tensor(a, like, &elements, 1);
   DLTensor t;
   if (!tensor || epg_py.exchange->dltensor_from_py_object_no_sync(tensor, &t)) {
     Py_XDECREF(tensor);
@@ -107,40 +131,6 @@ static int read_given(call_arguments *a, PyObject *needs, PyObject *given) {
   return 0;
 }
 
-/* An output's strides, contiguous, as a tuple. */
-static PyObject *strides_of(const geometry *g, int output) {
-  const int32_t rank = g->ranks[output];
-  const int64_t *sizes = &g->sizes[output * EPG_MAX_RANK];
-  PyObject *strides = PyTuple_New(rank);
-  int64_t next = 1;
-  for (int32_t d = rank - 1; strides && d >= 0; d--) {
-    PyObject *stride = PyLong_FromLongLong(next);
-    if (!stride || PyTuple_SetItem(strides, d, stride)) Py_CLEAR(strides);
-    next *= sizes[d] > 1 ? sizes[d] : 1;
-  }
-  return strides;
-}
-
-/* A new output by the function that the code of torch.compile allocates with: new_empty looks for much that a plain tensor does not have, and takes three times as
- * long. Returns NULL without an exception where there is no such function, or it would allocate on another device than the first input's: on CUDA it does so on the
- * current one. */
-static PyObject *new_strided(const call_arguments *a, const geometry *g, int output, PyObject *like, PyObject *shape) {
-  const DLDevice device = a->inputs[0]->device;
-  PyObject *function = device.device_type == kDLCPU ? epg_py.empty_strided_cpu : device.device_type == kDLCUDA ? epg_py.empty_strided_cuda : Py_None;
-  if (function == Py_None) return NULL;
-  if (device.device_type == kDLCUDA) {
-    PyObject *current = epg_py.current_cuda_device == Py_None ? NULL : PyObject_CallNoArgs(epg_py.current_cuda_device);
-    const long index = current ? PyLong_AsLong(current) : -1;
-    Py_XDECREF(current);
-    if (index != device.device_id) return NULL;
-  }
-  PyObject *strides = strides_of(g, output), *dtype = PyObject_GetAttr(like, epg_py.dtype_name);
-  PyObject *tensor = strides && dtype ? PyObject_CallFunctionObjArgs(function, shape, strides, dtype, NULL) : NULL;
-  Py_XDECREF(strides);
-  Py_XDECREF(dtype);
-  return tensor;
-}
-
 /* Reads a tensor that was just made like the first input: what that is need not be asked again. */
 static int read_new(call_arguments *a, PyObject *tensor, int operand) {
   const int device = a->inputs[0]->device.device_type;
@@ -155,13 +145,7 @@ static int make_outputs(call_arguments *a, const geometry *g, PyObject *like, Py
     PyObject *output = i < from && a->outputs[i] ? PyTuple_GetItem(given, i) : Py_None;
     if (i >= from) a->outputs[i] = NULL;
     if (output == Py_None && g->ranks[i] >= 0) {
-      PyObject *shape = shape_of(g, i);
-      output = shape ? new_strided(a, g, i, like, shape) : NULL;
-      if (shape && !output && !PyErr_Occurred())
-        output = new_empty(like, shape);
-      else
-        Py_XDECREF(shape);
-      if (!output) return -1;
+      if (!(output = new_tensor(a, like, &g->sizes[i * EPG_MAX_RANK], g->ranks[i]))) return -1;
       if (read_new(a, output, MAX_INPUTS + i)) {
         Py_DECREF(output);
         return -1;

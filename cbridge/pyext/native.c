@@ -101,6 +101,12 @@ static PyObject *forked(PyObject *module, PyObject *const *args, Py_ssize_t n) {
   return PyBool_FromLong(epg_forked());
 }
 
+/* runs_prepared() -> int */
+static PyObject *runs_prepared(PyObject *module, PyObject *const *args, Py_ssize_t n) {
+  (void)module, (void)args, (void)n;
+  return PyLong_FromUnsignedLongLong(epg_py_runs_prepared());
+}
+
 /* runs_alone() -> int */
 static PyObject *runs_alone(PyObject *module, PyObject *const *args, Py_ssize_t n) {
   (void)module, (void)args, (void)n;
@@ -186,7 +192,8 @@ static PyMethodDef methods[] = {
     METHOD(plan_check, plan_check, "plan_check(handle, inputs, outputs, workspace, accumulate)"),
     METHOD(plan_run, plan_run, "plan_run(handle, inputs, outputs, workspace, stream, threads, accumulate)"),
     METHOD(forked, forked, "forked() -> bool"),
-    METHOD(runs_alone, runs_alone, "runs_alone() -> int: how many calls were run without Go"),
+    METHOD(runs_prepared, runs_prepared, "runs_prepared() -> int: how many calls were run by a kernel that is held for their geometry"),
+    METHOD(runs_alone, runs_alone, "runs_alone() -> int: how many of those were run without Go"),
     METHOD(inferred, inferred, "inferred() -> int: how often Go was asked for a call's outputs"),
     METHOD(webgpu_alloc, webgpu_alloc, "webgpu_alloc(nbytes) -> address"),
     METHOD(webgpu_free, webgpu_free, "webgpu_free(address)"),

@@ -10,11 +10,11 @@ typedef struct {
   char call[64], name[96], text[256];
 } epg_failure;
 
-/* What a run brings; all addresses are the device's. */
+/* What a run brings; all addresses are the device's. Threads are the host's, 0 for as many as the backend likes. */
 typedef struct {
   uint64_t workspace, stream;
   double weight;
-  int32_t accumulate;
+  int32_t accumulate, threads;
 } epg_run_arguments;
 
 typedef struct epg_program {

@@ -265,42 +265,47 @@ func Run(c *Call) error {
 	return k.Run(c.execution(len(o.Inputs)))
 }
 
-// Program returns the program of a valid call's kernel, the kernel, which has to outlive its use, and the alignment of its workspace; nil where the backend has none.
-// It holds for any call with the same geometry whose outputs overlap nothing, whose addresses are multiples of their elements, and whose workspace is as Run needs it.
-func Program(c *Call) (unsafe.Pointer, backend.Kernel, int64, error) {
+// Prepared is what calls of one geometry share, for a caller that makes them again and again: they need no more checks if their outputs overlap nothing, their addresses are
+// multiples of their elements, and their workspace is as Run needs it.
+type Prepared struct {
+	Kernel backend.Kernel
+	// Program is the kernel's, nil where it is Go's to run. It lives as long as the kernel.
+	Program            unsafe.Pointer
+	WorkspaceAlignment int64
+}
+
+// Prepare returns what a valid call shares with those like it; nil where each has to be checked.
+func Prepare(c *Call) (*Prepared, error) {
 	o, err := resolve(c)
 	if err != nil {
-		return nil, nil, 0, err
+		return nil, err
 	}
 	k, err := o.prepare(c)
-	if err != nil {
-		return nil, nil, 0, err
-	}
-	p, ok := k.(backend.Programmed)
-	if !ok || len(c.Inputs) != len(o.Inputs) {
-		return nil, nil, 0, nil
+	if err != nil || len(c.Inputs) != len(o.Inputs) {
+		return nil, err
 	}
 	for _, v := range slices.Concat(c.Inputs, c.Outputs) {
 		if v != nil && v.IsEmpty() { // whose address may be nobody's
-			return nil, nil, 0, nil
+			return nil, nil
 		}
 	}
-	alignment, err := c.workspaceAlignment()
-	return p.Program(), k, alignment, err
+	b, err := c.runsOn()
+	if err != nil {
+		return nil, err
+	}
+	if _, looks := b.(backend.Keeper); looks { // addresses up each time
+		return nil, nil
+	}
+	p := &Prepared{Kernel: k, WorkspaceAlignment: b.WorkspaceAlignment()}
+	if programmed, ok := k.(backend.Programmed); ok {
+		p.Program = programmed.Program()
+	}
+	return p, nil
 }
 
-// workspaceAlignment is that of the backend that runs the call.
-func (c *Call) workspaceAlignment() (int64, error) {
-	for _, in := range c.Inputs {
-		if in != nil {
-			b, err := backend.ForTensors(c.Backend, in.Device)
-			if err != nil {
-				return 0, err
-			}
-			return b.WorkspaceAlignment(), nil
-		}
-	}
-	return 1, nil
+// runsOn is the backend that runs a valid call.
+func (c *Call) runsOn() (backend.Backend, error) {
+	return backend.ForTensors(c.Backend, c.Inputs[0].Device) // no operation has an optional first input
 }
 
 // prepare returns the kernel of a call in which everything is valid.
@@ -333,11 +338,11 @@ func (o *operation) memory(c *Call, workspaceBytes int64) error {
 	if workspaceBytes == 0 || c.AssumeWorkspace {
 		return nil
 	}
-	alignment, err := c.workspaceAlignment()
+	b, err := c.runsOn()
 	if err != nil {
 		return err
 	}
-	address := uintptr(c.Workspace)
+	address, alignment := uintptr(c.Workspace), b.WorkspaceAlignment()
 	if err := check.Workspace(o.Name, address, c.WorkspaceBytes, workspaceBytes, alignment, inputs); err != nil {
 		return err
 	}

@@ -1,23 +1,23 @@
 // Go's way into the engines' tables. Every address is an argument of its own, never a member of a struct in Go's memory: so cgo knows, and pins, the Go memory
-// among them. A crew shares the tasks of a call without Go: while all of Go's threads compute in C, its runtime would wake up every few microseconds to look after
+// among them; and none is a void *, which cgo would look up on each call for pointers in the memory there. A crew shares the tasks of a call without Go: while all of Go's threads compute in C, its runtime would wake up every few microseconds to look after
 // them, for each of many short calls, on processors that are busy.
 #pragma once
 
 #include "cpu.h"
 
-#define EPG_ADDRESSES void *out0, void *out1, void *out2, void *in0, void *in1, void *in2, void *in3
+#define EPG_ADDRESSES char *out0, char *out1, char *out2, char *in0, char *in1, char *in2, char *in3
 
 // Elements are computed `each` at a time.
 void epg_elementwise(const epg_engine *, epg_crew *, epg_kernel *, const epg_loops *, int64_t first, int64_t count, int64_t each, const double *numbers,
                      EPG_ADDRESSES);
 // Totals are one task's for each member of the crew, or, if there are several chunks, every task's, and `done`, zeros, counts those of each column.
-void epg_sum(const epg_engine *, epg_crew *, epg_kernel *, const epg_sums *, int64_t columns, const double *numbers, EPG_ADDRESSES, void *to0, void *to1,
-             void *to2, double *totals, int32_t *done);
+void epg_sum(const epg_engine *, epg_crew *, epg_kernel *, const epg_sums *, int64_t columns, const double *numbers, EPG_ADDRESSES, char *to0, char *to1,
+             char *to2, double *totals, int32_t *done);
 // Both operands are packed, or one: the other is NULL.
-void epg_pack(const epg_engine *, epg_crew *, const epg_operand *left, const void *left_from, void *left_to, int16_t *left_smallest, const epg_operand *right,
-              const void *right_from, void *right_to, int16_t *right_smallest);
-void epg_multiply(const epg_engine *, epg_crew *, const epg_tile *block, const epg_cut *, const void *left, const void *right, const int16_t *left_smallest,
-                  const int16_t *right_smallest, void *sums, void *out, void *pre, const void *bias);
+void epg_pack(const epg_engine *, epg_crew *, const epg_operand *left, const char *left_from, char *left_to, int16_t *left_smallest, const epg_operand *right,
+              const char *right_from, char *right_to, int16_t *right_smallest);
+void epg_multiply(const epg_engine *, epg_crew *, const epg_tile *block, const epg_cut *, const char *left, const char *right, const int16_t *left_smallest,
+                  const int16_t *right_smallest, char *sums, char *out, char *pre, const char *bias);
 
 // epg_request_tiles asks the system for AMX's registers, for the whole process, and returns 0 or an error's number.
 int epg_request_tiles(void);

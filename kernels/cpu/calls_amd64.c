@@ -88,8 +88,8 @@ static void sum_task(const void *job, int64_t task, int64_t member) {
   for (int64_t one = task * j->together; one < end; one++) sum_one(j, one, member);
 }
 
-void epg_sum(const epg_engine *e, epg_crew *crew, epg_kernel *k, const epg_sums *q, int64_t columns, const double *numbers, EPG_ADDRESSES, void *to0, void *to1,
-             void *to2, double *totals, int32_t *done) {
+void epg_sum(const epg_engine *e, epg_crew *crew, epg_kernel *k, const epg_sums *q, int64_t columns, const double *numbers, EPG_ADDRESSES, char *to0, char *to1,
+             char *to2, double *totals, int32_t *done) {
   // Neighbours among many columns are one thread's: their results share cache lines.
   enum { most_together = 64, turns = 16 };
   char *const to[EPG_OPERANDS] = {to0, to1, to2};
@@ -101,8 +101,8 @@ void epg_sum(const epg_engine *e, epg_crew *crew, epg_kernel *k, const epg_sums 
 
 typedef struct {
   const epg_operand *operand;
-  const void *from;
-  void *to;
+  const char *from;
+  char *to;
   int16_t *smallest;
   int64_t panels, together, tasks;
 } packing;
@@ -112,7 +112,7 @@ typedef struct {
   packing side[2];
 } pack_job;
 
-static packing packing_of(const epg_operand *o, const void *from, void *to, int16_t *smallest) {
+static packing packing_of(const epg_operand *o, const char *from, char *to, int16_t *smallest) {
   enum { rows = 192 };  // of a task, of which threads have enough to end together
   if (!o) return (packing){0};
   const int64_t panels = divide_up(o->count, o->width), together = least(EPG_PANELS, rows / o->width);
@@ -128,8 +128,8 @@ static void pack_task(const void *job, int64_t task, int64_t member) {
   j->e->pack(p->operand, panel, least(p->together, p->panels - panel), p->from, p->to, p->smallest);
 }
 
-void epg_pack(const epg_engine *e, epg_crew *crew, const epg_operand *left, const void *left_from, void *left_to, int16_t *left_smallest,
-              const epg_operand *right, const void *right_from, void *right_to, int16_t *right_smallest) {
+void epg_pack(const epg_engine *e, epg_crew *crew, const epg_operand *left, const char *left_from, char *left_to, int16_t *left_smallest,
+              const epg_operand *right, const char *right_from, char *right_to, int16_t *right_smallest) {
   const pack_job job = {e, {packing_of(left, left_from, left_to, left_smallest), packing_of(right, right_from, right_to, right_smallest)}};
   share(crew, job.side[0].tasks + job.side[1].tasks, pack_task, &job);
 }
@@ -163,8 +163,8 @@ static void multiply_task(const void *job, int64_t task, int64_t member) {
                  j->right_smallest + column / j->e->right_width[t.form], sums, j->out, j->pre, j->bias);
 }
 
-void epg_multiply(const epg_engine *e, epg_crew *crew, const epg_tile *block, const epg_cut *cut, const void *left, const void *right,
-                  const int16_t *left_smallest, const int16_t *right_smallest, void *sums, void *out, void *pre, const void *bias) {
+void epg_multiply(const epg_engine *e, epg_crew *crew, const epg_tile *block, const epg_cut *cut, const char *left, const char *right,
+                  const int16_t *left_smallest, const int16_t *right_smallest, char *sums, char *out, char *pre, const char *bias) {
   const multiply_job job = {e, block, cut, left, right, left_smallest, right_smallest, sums, out, pre, bias};
   share(crew, cut->tasks, multiply_task, &job);
 }

@@ -81,14 +81,14 @@ func requestTiles() error {
 // Elementwise computes the elements [first, first+count) of a walk, each at a time.
 func (e *Engine) Elementwise(crew *Crew, k Kernel, l *Loops, first, count, each int64, numbers *Numbers, at *Addresses) {
 	C.epg_elementwise(e.table, crew.c(), k.run, (*C.epg_loops)(unsafe.Pointer(l)), C.int64_t(first), C.int64_t(count), C.int64_t(each), (*C.double)(&numbers[0]),
-		at[0], at[1], at[2], at[3], at[4], at[5], at[6])
+		bytes(at[0]), bytes(at[1]), bytes(at[2]), bytes(at[3]), bytes(at[4]), bytes(at[5]), bytes(at[6]))
 }
 
 // Sum sums a kernel's results into as many columns, which are pieces of an index over Outer: to the tensors at to, of the outputs that are summed. Totals have room for
 // those of each member of the crew, or, if there are several chunks, of each task; done is then zeros, one for each column.
 func (e *Engine) Sum(crew *Crew, k Kernel, s *Sums, columns int64, numbers *Numbers, at *Addresses, to *[Outputs]unsafe.Pointer, totals []float64, done []int32) {
-	C.epg_sum(e.table, crew.c(), k.run, (*C.epg_sums)(unsafe.Pointer(s)), C.int64_t(columns), (*C.double)(&numbers[0]), at[0], at[1], at[2], at[3], at[4], at[5], at[6],
-		to[0], to[1], to[2], (*C.double)(unsafe.SliceData(totals)), (*C.int32_t)(unsafe.SliceData(done)))
+	C.epg_sum(e.table, crew.c(), k.run, (*C.epg_sums)(unsafe.Pointer(s)), C.int64_t(columns), (*C.double)(&numbers[0]), bytes(at[0]), bytes(at[1]), bytes(at[2]), bytes(at[3]), bytes(at[4]), bytes(at[5]), bytes(at[6]),
+		bytes(to[0]), bytes(to[1]), bytes(to[2]), (*C.double)(unsafe.SliceData(totals)), (*C.int32_t)(unsafe.SliceData(done)))
 }
 
 // Widths are the rows of a panel of the left and of the right operand, 0 where the engine lacks the form.
@@ -104,14 +104,17 @@ func (e *Engine) Pack(crew *Crew, left, right *Packing) {
 	if right == nil {
 		right = &Packing{}
 	}
-	C.epg_pack(e.table, crew.c(), (*C.epg_operand)(unsafe.Pointer(left.Operand)), left.From, left.To, (*C.int16_t)(unsafe.SliceData(left.Smallest)),
-		(*C.epg_operand)(unsafe.Pointer(right.Operand)), right.From, right.To, (*C.int16_t)(unsafe.SliceData(right.Smallest)))
+	C.epg_pack(e.table, crew.c(), (*C.epg_operand)(unsafe.Pointer(left.Operand)), bytes(left.From), bytes(left.To), (*C.int16_t)(unsafe.SliceData(left.Smallest)),
+		(*C.epg_operand)(unsafe.Pointer(right.Operand)), bytes(right.From), bytes(right.To), (*C.int16_t)(unsafe.SliceData(right.Smallest)))
 }
 
 // Multiply computes a block from packed panels; out, pre and bias are the matrices' addresses, nil where one is absent.
 func (e *Engine) Multiply(crew *Crew, block *Tile, cut *Cut, left, right unsafe.Pointer, leftSmallest, rightSmallest []int16, sums, out, pre, bias unsafe.Pointer) {
-	C.epg_multiply(e.table, crew.c(), (*C.epg_tile)(unsafe.Pointer(block)), (*C.epg_cut)(unsafe.Pointer(cut)), left, right,
-		(*C.int16_t)(unsafe.SliceData(leftSmallest)), (*C.int16_t)(unsafe.SliceData(rightSmallest)), sums, out, pre, bias)
+	C.epg_multiply(e.table, crew.c(), (*C.epg_tile)(unsafe.Pointer(block)), (*C.epg_cut)(unsafe.Pointer(cut)), bytes(left), bytes(right),
+		(*C.int16_t)(unsafe.SliceData(leftSmallest)), (*C.int16_t)(unsafe.SliceData(rightSmallest)), bytes(sums), bytes(out), bytes(pre), bytes(bias))
 }
 
 func (c *Crew) c() *C.epg_crew { return (*C.epg_crew)(unsafe.Pointer(c)) }
+
+// bytes is memory in which cgo need not look for pointers.
+func bytes(p unsafe.Pointer) *C.char { return (*C.char)(p) }

@@ -72,6 +72,9 @@ func Prepare(c *Call) (*Prepared, Result) {
 	return &Prepared{*p}, r
 }
 
+// Holds tells whether there is a kernel for such calls.
+func (p *Prepared) Holds() bool { return p.c.kernel != 0 }
+
 // HasProgram tells whether C can run such calls.
 func (p *Prepared) HasProgram() bool { return p.c.program != nil }
 

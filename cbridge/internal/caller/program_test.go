@@ -113,16 +113,33 @@ func (s *ProgramSuite) TestLeavesWhatIsWrongToGo() {
 	s.Zero(s.recorder.Runs())
 }
 
-func (s *ProgramSuite) TestSomeCallsHaveNone() {
-	empty, onCPU, short := lerp(0), product(), lerp(7)
+func (s *ProgramSuite) TestSomeCallsAreAlwaysGos() {
+	empty, short := lerp(0), lerp(7)
 	short.Inputs = short.Inputs[:2]
-	for _, call := range []*caller.Call{empty, onCPU, short} {
-		s.False(s.prepared(call).HasProgram())
+	for _, call := range []*caller.Call{empty, short} {
+		s.False(s.prepared(call).Holds())
 	}
 	wrong := lerp(7)
 	wrong.Workspace = 0
 	_, r := caller.Prepare(wrong)
 	s.Equal(int32(status.WorkspaceTooSmall), r.Code, "a call that would not run")
+}
+
+// TestGoRunsWhatHasNoProgram: the CPU's kernels.
+func (s *ProgramSuite) TestGoRunsWhatHasNoProgram() {
+	call := product()
+	call.Inputs = append(call.Inputs, nil) // all that the operation has
+	p := s.prepared(call)
+	defer p.Release()
+	s.True(p.Holds())
+	s.False(p.HasProgram())
+	s.Zero(p.Run(call).Code)
+	s.Equal([]float32{4, 5, 10, 11}, call.Outputs[0].Data)
+	misaligned := product()
+	misaligned.Inputs = append(misaligned.Inputs, nil)
+	misaligned.Inputs[1].ByteOffset = 2
+	s.Equal(int32(-1), p.Run(misaligned).Code)
+	s.Equal([]float32{0, 0, 0, 0}, misaligned.Outputs[0].Data)
 }
 
 func (s *ProgramSuite) TestClearingTheCacheEndsWhatWasChosen() {

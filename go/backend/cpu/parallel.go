@@ -37,25 +37,37 @@ func membersFor(tasks int64, threads int, work int64) int64 {
 // freeCrews are crews of one call each. They lie by themselves: cgo would look at their neighbours.
 var freeCrews = sync.Pool{New: func() any { return new(kernels.Crew) }}
 
+// job is one call of an engine, with the crew that shares its tasks.
+type job interface{ call(crew *kernels.Crew) }
+
 // share makes one call of an engine, whose tasks membersFor threads take: it is called once with those of PyTorch's team, where there is one; else each goroutine
 // calls it with the same crew. A panic becomes the Internal error that is returned.
-func share(tasks int64, threads int, work int64, call func(*kernels.Crew)) error {
+func share(tasks int64, threads int, work int64, j job) error {
 	members := membersFor(tasks, threads, work)
 	crew := freeCrews.Get().(*kernels.Crew)
 	defer freeCrews.Put(crew)
 	*crew = kernels.Crew{Members: members}
-	once := func(int) { call(crew) }
-	if members <= 1 {
-		return inTurn(1, once)
-	}
-	if crew.Parallel = team.Entry(); crew.Parallel != nil {
+	if members > 1 {
+		if crew.Parallel = team.Entry(); crew.Parallel == nil {
+			return parallel(int(members), threads, work, func(int) { j.call(crew) })
+		}
 		crew.Team = int64(threadsFor(threads))
-		return inTurn(1, once)
 	}
-	return parallel(int(members), threads, work, once)
+	return once(j, crew)
 }
 
-// inTurn calls the tasks on the caller's thread. It allocates nothing: the smallest problems take a few microseconds.
+// once makes the call on the caller's thread. It allocates nothing: the smallest problems take a few microseconds.
+func once(j job, crew *kernels.Crew) (err error) {
+	defer func() {
+		if r := recover(); r != nil {
+			err = panicked(r)
+		}
+	}()
+	j.call(crew)
+	return nil
+}
+
+// inTurn calls the tasks on the caller's thread.
 func inTurn(tasks int, task func(i int)) (err error) {
 	defer func() {
 		if r := recover(); r != nil {

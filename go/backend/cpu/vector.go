@@ -1,6 +1,7 @@
 package cpu
 
 import (
+	"sync"
 	"unsafe"
 
 	"github.com/epigrad/epigrad/go/backend"
@@ -101,8 +102,8 @@ func (v *vectorKernel) walk(l *loops) (*kernels.Loops, bool) {
 }
 
 // numbersOf are the parameters of a run's operation. In float64, 1 - weight has the digits that a float32 weight would leave out.
-func numbersOf(r *backend.Run) *kernels.Numbers {
-	return &kernels.Numbers{r.Weight, r.Weight - 1, 1 - r.Weight}
+func numbersOf(r *backend.Run) kernels.Numbers {
+	return kernels.Numbers{r.Weight, r.Weight - 1, 1 - r.Weight}
 }
 
 // elementwise makes the pass that computes the outputs among the operands; false where the engine cannot.
@@ -114,15 +115,30 @@ func (v *vectorKernel) elementwise() (func(*backend.Run) error, bool) {
 			return nil
 		}
 		hintPages(r, v.operands[:kernels.Outputs]...)
-		base, numbers := l.bind(r), numbersOf(r)
-		var at kernels.Addresses
-		v.spread(&at, base[:])
+		j := freeWalking.Get().(*walking)
+		defer freeWalking.Put(j)
+		base := l.bind(r)
 		each := min(max(leastOfTask, l.count/int64(vectorTurns*threadsFor(r.Threads))&-leastOfTask), mostOfTask)
-		return share(divideUp(l.count, each), r.Threads, l.count*vectorWork, func(crew *kernels.Crew) {
-			v.engine.Elementwise(crew, v.kernel, walk, 0, l.count, each, numbers, &at)
-		})
+		*j = walking{v: v, walk: walk, count: l.count, each: each, numbers: numbersOf(r)}
+		v.spread(&j.at, base[:])
+		return share(divideUp(l.count, each), r.Threads, l.count*vectorWork, j)
 	}, ok
 }
+
+// walking is a crew's job: an elementwise pass.
+type walking struct {
+	v           *vectorKernel
+	walk        *kernels.Loops
+	count, each int64
+	numbers     kernels.Numbers
+	at          kernels.Addresses
+}
+
+func (j *walking) call(crew *kernels.Crew) {
+	j.v.engine.Elementwise(crew, j.v.kernel, j.walk, 0, j.count, j.each, &j.numbers, &j.at)
+}
+
+var freeWalking = sync.Pool{New: func() any { return new(walking) }}
 
 // passes is a kernel made of an engine's passes, or nil where one of them cannot be made.
 func (b *Backend) passes(p backend.Problem, made ...pass) backend.Kernel {

@@ -1,6 +1,7 @@
 package cpu
 
 import (
+	"slices"
 	"sync"
 	"sync/atomic"
 	"unsafe"
@@ -105,18 +106,41 @@ type vectorBlock struct {
 // packed is the memory that a block needs: its operands, and its sums. What the engine is told lies here too, so that
 // small products leave no garbage.
 type packed struct {
+	block       vectorBlock
+	index       []int64 // of the item whose operands are packed
 	left, right packedOperand
+	packing     packing
 	sums        buffer
-	tile        *kernels.Tile // by itself: cgo would look at its neighbours
-	cut         kernels.Cut
+	tiles       tiling
 }
 
 // packedOperand is a part of an operand, in panels.
 type packedOperand struct {
 	buffer
-	smallest []int16
-	part     operandPart
-	task     kernels.Operand
+	part    operandPart
+	operand kernels.Operand
+	packing kernels.Packing
+}
+
+// packing is a job of a crew's: the operands that are to be packed.
+type packing struct {
+	engine      *kernels.Engine
+	left, right *kernels.Packing
+}
+
+func (j *packing) call(crew *kernels.Crew) { j.engine.Pack(crew, j.left, j.right) }
+
+// tiling is another: a block's tiles, from what is packed.
+type tiling struct {
+	engine              *kernels.Engine
+	tile                *kernels.Tile // by itself: cgo would look at its neighbours
+	cut                 kernels.Cut
+	left, right         *kernels.Packing
+	sums, out, pre, add unsafe.Pointer
+}
+
+func (j *tiling) call(crew *kernels.Crew) {
+	j.engine.Multiply(crew, j.tile, &j.cut, j.left.To, j.right.To, j.left.Smallest, j.right.Smallest, j.sums, j.out, j.pre, j.add)
 }
 
 // operandPart says which part of a product's operand that is: blocks in a row may need the same.
@@ -132,6 +156,26 @@ func (o *packedOperand) lacks(part operandPart) bool {
 	return was != part
 }
 
+// room makes room for so many panels.
+func (o *packedOperand) room(panels, bytes int64) {
+	if int64(len(o.packing.Smallest)) < panels {
+		o.packing.Smallest = make([]int16, panels)
+	}
+	o.packing.To = o.get(panels * bytes)
+}
+
+// pack says what is to be packed of an operand; nil if it is packed.
+func (o *packedOperand) pack(from unsafe.Pointer, part operandPart, operand kernels.Operand) *kernels.Packing {
+	part.from = uintptr(from)
+	if !o.lacks(part) {
+		return nil
+	}
+	o.operand = operand
+	o.operand.Row, o.operand.Count, o.operand.First, o.operand.Depth = part.row, part.count, part.first, part.depth
+	o.packing.Operand, o.packing.From = &o.operand, from
+	return &o.packing
+}
+
 // buffer is scratch that grows. It starts on a cache line.
 type buffer struct{ memory []byte }
 
@@ -145,14 +189,7 @@ func (b *buffer) get(bytes int64) unsafe.Pointer {
 	return unsafe.Add(start, -int64(uintptr(start))&(line-1))
 }
 
-func grown(list []int16, n int64) []int16 {
-	if int64(len(list)) < n {
-		return make([]int16, n)
-	}
-	return list
-}
-
-var freePacked = sync.Pool{New: func() any { return &packed{tile: new(kernels.Tile)} }}
+var freePacked = sync.Pool{New: func() any { return &packed{tiles: tiling{tile: new(kernels.Tile)}} }}
 
 // getPacked is memory of which nothing is packed: where operands lie is known within a run only.
 func getPacked() *packed {
@@ -169,103 +206,112 @@ func (v *vectorProduct) run(r *backend.Run, to *sink) error {
 	if rows == 0 || columns == 0 || items(v.kept) == 0 {
 		return nil
 	}
-	for _, m := range []*matrix{to.out, to.pre} {
-		if m != nil {
-			hintPages(r, m.view)
-		}
+	if to.out != nil {
+		hintPages(r, to.out.view)
 	}
-	blockRows := blockRows / v.leftWidth * v.leftWidth
-	across, down := divideUp(columns, blockColumns), divideUp(rows, blockRows)
-	blocks := int64(items(v.kept)) * down * across
+	if to.pre != nil {
+		hintPages(r, to.pre.view)
+	}
+	c := blocks{down: divideUp(rows, v.blockRows()), across: divideUp(columns, blockColumns)}
+	count := int64(items(v.kept)) * c.down * c.across
 	g := v.product.grid()
 	work := g.work / vectorSpeed
-	compute := func(block int64, threads int, p *packed) error {
-		b := vectorBlock{batch: make([]int64, len(v.kept)), row: block / across % down * blockRows, column: block % across * blockColumns}
-		unravel(b.batch, v.kept, int(block/across/down))
-		b.rows, b.columns = min(blockRows, rows-b.row), min(blockColumns, columns-b.column)
-		return v.block(r, &b, to, threads, p)
-	}
 	threads := threadsFor(r.Threads)
-	if blocks >= 4*int64(threads) || work < goroutineWork {
-		var failure atomic.Pointer[error]
-		err := parallel(int(blocks), r.Threads, work, func(block int) {
-			p := getPacked()
-			defer freePacked.Put(p)
-			if err := compute(int64(block), 1, p); err != nil {
-				failure.CompareAndSwap(nil, &err) // a panic of the nested call's that was caught
-			}
-		})
-		if err != nil {
-			return err
-		}
-		if first := failure.Load(); first != nil {
-			return *first
-		}
-		return nil
+	if count > 1 && (count >= 4*int64(threads) || work < goroutineWork) {
+		return v.runEach(r, to, c, count, work)
+	}
+	if work < goroutineWork {
+		threads = 1
 	}
 	p := getPacked()
 	defer freePacked.Put(p)
-	for block := range blocks {
+	for block := range count {
 		// There and back, so that the next block shares an operand with the one before.
-		if column := block % across; block/across%2 == 1 {
-			block += across - 1 - 2*column
+		if column := block % c.across; block/c.across%2 == 1 {
+			block += c.across - 1 - 2*column
 		}
-		if err := compute(block, threads, p); err != nil {
+		if err := v.block(r, c, block, to, threads, p); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
+// runEach computes each block on one thread.
+func (v *vectorProduct) runEach(r *backend.Run, to *sink, c blocks, count, work int64) error {
+	var failure atomic.Pointer[error]
+	err := parallel(int(count), r.Threads, work, func(block int) {
+		p := getPacked()
+		defer freePacked.Put(p)
+		if err := v.block(r, c, int64(block), to, 1, p); err != nil {
+			failure.CompareAndSwap(nil, &err) // a panic of the nested call's that was caught
+		}
+	})
+	if err != nil {
+		return err
+	}
+	if first := failure.Load(); first != nil {
+		return *first
+	}
+	return nil
+}
+
+// blocks is how many there are in a result, down and across.
+type blocks struct{ down, across int64 }
+
+// blockRows is the rows of a block: whole panels.
+func (v *vectorProduct) blockRows() int64 { return blockRows / v.leftWidth * v.leftWidth }
+
+// place finds a block by its number.
+func (v *vectorProduct) place(b *vectorBlock, c blocks, block int64) {
+	b.batch = slices.Grow(b.batch[:0], len(v.kept))[:len(v.kept)]
+	unravel(b.batch, v.kept, int(block/c.across/c.down))
+	b.row, b.column = block/c.across%c.down*v.blockRows(), block%c.across*blockColumns
+	b.rows, b.columns = min(v.blockRows(), v.left.rows.length-b.row), min(blockColumns, v.right.rows.length-b.column)
+}
+
 // block computes a block: for each part of the depth, and each item of the batch that is summed over, packs and multiplies.
-func (v *vectorProduct) block(r *backend.Run, b *vectorBlock, to *sink, threads int, p *packed) error {
+func (v *vectorProduct) block(r *backend.Run, c blocks, number int64, to *sink, threads int, p *packed) error {
+	b := &p.block
+	v.place(b, c, number)
 	most := v.form.Depth(blockBytes / v.sumSize)
 	parts := max(1, divideUp(v.depth(), most))
-	passes := int64(items(v.summed)) * parts
-	if items(v.summed) == 0 || v.depth() == 0 {
+	summed := int64(items(v.summed))
+	passes := summed * parts
+	if summed == 0 || v.depth() == 0 {
 		passes = 1
 	}
 	leftPanels, rightPanels := divideUp(b.rows, v.leftWidth), divideUp(b.columns, v.rightWidth)
-	p.left.smallest, p.right.smallest = grown(p.left.smallest, leftPanels), grown(p.right.smallest, rightPanels)
-	index := make([]int64, len(b.batch))
-	inner := make([]int64, len(b.batch))
+	p.index = slices.Grow(p.index[:0], len(b.batch))[:len(b.batch)]
 	for pass := range passes {
 		first := pass % parts * most
 		depth := max(0, min(most, v.depth()-first))
-		if items(v.summed) == 0 {
+		if summed == 0 {
 			depth = 0
 		}
 		units := v.form.Words(depth)
-		left, right := p.left.get(leftPanels*v.leftWidth*units*v.sumSize), p.right.get(rightPanels*v.rightWidth*units*v.sumSize)
+		p.left.room(leftPanels, v.leftWidth*units*v.sumSize)
+		p.right.room(rightPanels, v.rightWidth*units*v.sumSize)
 		if depth > 0 {
-			unravel(inner, v.summed, int(pass/parts))
-			for d := range index {
-				index[d] = b.batch[d] + inner[d]
+			unravel(p.index, v.summed, int(pass/parts))
+			for d := range p.index {
+				p.index[d] += b.batch[d]
 			}
-			p.left.task = kernels.Operand{
-				Rows: v.leftAxes[0], Columns: v.leftAxes[1], Form: v.form, Width: v.leftWidth, Left: 1, Again: truth(pass > 0), Row: b.row, Count: b.rows,
-				First: first, Depth: depth,
+			again := truth(pass > 0)
+			p.packing = packing{
+				engine: v.engine,
+				left: p.left.pack(v.left.at(r, p.index), operandPart{row: b.row, count: b.rows, first: first, depth: depth},
+					kernels.Operand{Rows: v.leftAxes[0], Columns: v.leftAxes[1], Form: v.form, Width: v.leftWidth, Left: 1, Again: again}),
+				right: p.right.pack(v.right.at(r, p.index), operandPart{row: b.column, count: b.columns, first: first, depth: depth},
+					kernels.Operand{Rows: v.rightAxes[0], Columns: v.rightAxes[1], Form: v.form, Width: v.rightWidth, Again: again}),
 			}
-			p.right.task = kernels.Operand{
-				Rows: v.rightAxes[0], Columns: v.rightAxes[1], Form: v.form, Width: v.rightWidth, Again: truth(pass > 0), Row: b.column, Count: b.columns,
-				First: first, Depth: depth,
-			}
-			leftFrom, rightFrom := v.left.at(r, index), v.right.at(r, index)
-			var leftPacking, rightPacking *kernels.Packing
-			if p.left.lacks(operandPart{uintptr(leftFrom), b.row, b.rows, first, depth}) {
-				leftPacking = &kernels.Packing{Operand: &p.left.task, From: leftFrom, To: left, Smallest: p.left.smallest}
-			}
-			if p.right.lacks(operandPart{uintptr(rightFrom), b.column, b.columns, first, depth}) {
-				rightPacking = &kernels.Packing{Operand: &p.right.task, From: rightFrom, To: right, Smallest: p.right.smallest}
-			}
-			if leftPacking != nil || rightPacking != nil {
-				err := share(leftPanels+rightPanels, threads, (b.rows+b.columns)*depth*2, func(crew *kernels.Crew) { v.engine.Pack(crew, leftPacking, rightPacking) })
-				if err != nil {
+			if p.packing.left != nil || p.packing.right != nil {
+				if err := share(leftPanels+rightPanels, threads, (b.rows+b.columns)*depth*2, &p.packing); err != nil {
 					return err
 				}
 			}
 		}
-		if err := v.tiles(r, b, to, threads, p, units, pass == 0, pass == passes-1); err != nil {
+		if err := v.tiles(r, to, threads, p, units, pass == 0, pass == passes-1); err != nil {
 			return err
 		}
 	}
@@ -273,7 +319,9 @@ func (v *vectorProduct) block(r *backend.Run, b *vectorBlock, to *sink, threads 
 }
 
 // tiles multiplies what is packed. Where that is the whole depth, a tile's sums are scratch of its thread; else they stay with the block.
-func (v *vectorProduct) tiles(r *backend.Run, b *vectorBlock, to *sink, threads int, p *packed, units int64, first, last bool) error {
+func (v *vectorProduct) tiles(r *backend.Run, to *sink, threads int, p *packed, units int64, first, last bool) error {
+	b, j := &p.block, &p.tiles
+	j.engine, j.left, j.right = v.engine, &p.left.packing, &p.right.packing
 	height, width := v.form.Tile()
 	leastWidth := v.rightWidth // whole panels that are whole groups too, of which epilogues write all
 	for leastWidth%kernels.Group != 0 {
@@ -286,53 +334,46 @@ func (v *vectorProduct) tiles(r *backend.Run, b *vectorBlock, to *sink, threads 
 			height = divideUp(height/2, v.leftWidth) * v.leftWidth
 		}
 	}
-	var sums unsafe.Pointer
-	t := p.tile
+	t, cut := j.tile, &j.cut
 	*t = kernels.Tile{
 		Row: b.row, Column: b.column, Rows: b.rows, Columns: b.columns,
 		Form: v.form, Units: units, First: truth(first), Last: truth(last), Accumulate: truth(to.accumulate), Exchanged: truth(v.exchanged), Size: v.dt.Size(), SumSize: v.sumSize,
 		Add: v.add, Store: v.store, Value: to.value,
 	}
-	out, outAt := resultOf(to.out, r, b)
-	t.Plain = truth(to.plain(v) && out.Rows.Rank == 1 && out.ColumnStride == v.sumSize)
-	pre, preAt := resultOf(to.pre, r, b)
-	t.Out, t.Pre = out, pre
-	var biasAt unsafe.Pointer
+	j.out, j.pre, j.add = to.out.result(&t.Out, r, b), to.pre.result(&t.Pre, r, b), nil
+	t.Plain = truth(to.plain(v) && t.Out.Rows.Rank == 1 && t.Out.ColumnStride == v.sumSize)
 	if to.bias != nil {
-		biasAt = r.At(to.bias.view)
+		j.add = r.At(to.bias.view)
 		t.BiasStride, _ = to.bias.columns.uniform()
 	}
 	tiles := divideUp(b.rows, height) * divideUp(b.columns, width)
-	p.cut = kernels.Cut{Height: height, Width: width, Uncut: tiles, Down: lastDown, Across: min(lastAcross, width/leastWidth)}
-	for panels := height / v.leftWidth; p.cut.Down > 1 && (panels%p.cut.Down != 0 || panels/p.cut.Down < leastHigh); {
-		p.cut.Down--
+	*cut = kernels.Cut{Height: height, Width: width, Uncut: tiles, Down: lastDown, Across: min(lastAcross, width/leastWidth)}
+	for panels := height / v.leftWidth; cut.Down > 1 && (panels%cut.Down != 0 || panels/cut.Down < leastHigh); {
+		cut.Down--
 	}
 	if threads > 1 {
-		p.cut.Uncut = max(0, tiles-2*int64(threads))
+		cut.Uncut = max(0, tiles-2*int64(threads))
 	}
-	p.cut.Tasks = p.cut.Uncut + (tiles-p.cut.Uncut)*p.cut.Down*p.cut.Across
+	cut.Tasks = cut.Uncut + (tiles-cut.Uncut)*cut.Down*cut.Across
 	work := b.rows * b.columns * max(1, v.form.Depth(units)/vectorSpeed)
 	if first && last {
-		t.Stride, p.cut.Scratch = width, height*width*v.sumSize
-		sums = p.sums.get(p.cut.Scratch * membersFor(p.cut.Tasks, threads, work))
+		t.Stride, cut.Scratch = width, height*width*v.sumSize
+		j.sums = p.sums.get(cut.Scratch * membersFor(cut.Tasks, threads, work))
 	} else {
 		t.Stride = divideUp(b.columns, leastWidth) * leastWidth
-		sums = p.sums.get(divideUp(b.rows, v.leftWidth) * v.leftWidth * t.Stride * v.sumSize)
+		j.sums = p.sums.get(divideUp(b.rows, v.leftWidth) * v.leftWidth * t.Stride * v.sumSize)
 	}
-	left, right := p.left.get(0), p.right.get(0)
-	return share(p.cut.Tasks, threads, work, func(crew *kernels.Crew) {
-		v.engine.Multiply(crew, t, &p.cut, left, right, p.left.smallest, p.right.smallest, sums, outAt, preAt, biasAt)
-	})
+	return share(cut.Tasks, threads, work, j)
 }
 
-// resultOf is a matrix as the engine writes it, and where the block's batch item starts.
-func resultOf(m *matrix, r *backend.Run, b *vectorBlock) (kernels.Result, unsafe.Pointer) {
+// result says how the engine writes a matrix, and returns where the block's batch item starts.
+func (m *matrix) result(to *kernels.Result, r *backend.Run, b *vectorBlock) unsafe.Pointer {
 	if m == nil {
-		return kernels.Result{}, nil
+		return nil
 	}
-	rows, _ := kernelAxis(&m.rows) // checked when the kernel was made
-	step, _ := m.columns.uniform()
-	return kernels.Result{Rows: rows, ColumnStride: step}, m.at(r, b.batch)
+	to.Rows, _ = kernelAxis(&m.rows) // checked when the kernel was made
+	to.ColumnStride, _ = m.columns.uniform()
+	return m.at(r, b.batch)
 }
 
 func truth(b bool) int64 {

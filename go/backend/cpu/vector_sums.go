@@ -221,20 +221,19 @@ func (q *vectorSums) run(r *backend.Run) error {
 		return nil
 	}
 	hintPages(r, q.operands[:kernels.Outputs]...)
-	var at kernels.Addresses
-	var to [kernels.Outputs]unsafe.Pointer
+	s := freePartial.Get().(*partial)
+	defer freePartial.Put(s)
+	s.at, s.to = kernels.Addresses{}, [kernels.Outputs]unsafe.Pointer{}
 	for i, operand := range q.operands {
 		if operand != nil && q.count > 0 {
-			at[i] = r.At(operand)
+			s.at[i] = r.At(operand)
 		}
 	}
 	for i, target := range q.to {
 		if target != nil {
-			to[i] = r.At(target)
+			s.to[i] = r.At(target)
 		}
 	}
-	s := freePartial.Get().(*partial)
-	defer freePartial.Put(s)
 	s.sums = *q.sums
 	s.sums.Accumulate = truth(q.accumulate && r.Accumulate)
 	tasks, work := q.columns*q.sums.Chunks, q.count*vectorWork
@@ -248,16 +247,23 @@ func (q *vectorSums) run(r *backend.Run) error {
 	}
 	total := int(parts * q.sums.Totals())
 	s.totals = slices.Grow(s.totals[:0], total)[:total]
-	return share(tasks, r.Threads, work, func(crew *kernels.Crew) {
-		q.engine.Sum(crew, q.kernel, &s.sums, q.columns, numbersOf(r), &at, &to, s.totals, s.done)
-	})
+	s.pass, s.numbers = q, numbersOf(r)
+	return share(tasks, r.Threads, work, s)
 }
 
-// partial is what a run's tasks add up, and what the engine is told of them.
+// partial is a crew's job: what a run's tasks add up, and what the engine is told of them.
 type partial struct {
-	sums   kernels.Sums
-	totals []float64
-	done   []int32
+	pass    *vectorSums
+	sums    kernels.Sums
+	numbers kernels.Numbers
+	at      kernels.Addresses
+	to      [kernels.Outputs]unsafe.Pointer
+	totals  []float64
+	done    []int32
+}
+
+func (s *partial) call(crew *kernels.Crew) {
+	s.pass.engine.Sum(crew, s.pass.kernel, &s.sums, s.pass.columns, &s.numbers, &s.at, &s.to, s.totals, s.done)
 }
 
 var freePartial = sync.Pool{New: func() any { return new(partial) }}

@@ -247,7 +247,7 @@ TARGET static void add(const epg_tile *t, char *sums, const char *from, int64_t 
   t->add(n, (char *const[EPG_OUTPUTS]){sums}, wide, (const char *const[EPG_INPUTS]){numbers}, 0);
 }
 
-// ask_for_result asks for what is about to be written.
+// ask_for_result asks for what is about to be written: by a kernel that is computing the last sums, but not by AMX's, whose tiles are loaded through what such a question takes up.
 INLINE void ask_for_result(const epg_tile *t, const epg_result *to, char *base, int64_t row, int64_t rows, int64_t column, int64_t columns) {
   if (!base || to->column_stride != t->size) return;
   for (int64_t i = 0; i < rows; i++) {
@@ -296,7 +296,7 @@ TARGET static void multiply(const epg_tile *t, const char *left, const char *rig
         if (direct && !more) {
           at.to = out + axis_offset(&t->out.rows, t->row + row) + (t->column + column) * size;
           at.to_stride = t->out.rows.strides[0] / size;
-        } else if (t->last && !more) {
+        } else if (t->last && !more && !tiles) {
           ask_for_result(t, &t->out, out, row, height, column, columns);
           ask_for_result(t, &t->pre, pre, row, height, column, columns);
         }
@@ -309,8 +309,13 @@ TARGET static void multiply(const epg_tile *t, const char *left, const char *rig
   if (tiles) tiles_end();
 #endif
   if (!t->last || direct) return;
+  enum { rows_ahead = 2 };
   for (int64_t row = 0; row < t->rows; row++) {
     char *line = sums + row * t->stride * size;
+    if (tiles && row + rows_ahead < t->rows) {
+      ask_for_result(t, &t->out, out, row + rows_ahead, 1, 0, t->columns);
+      ask_for_result(t, &t->pre, pre, row + rows_ahead, 1, 0, t->columns);
+    }
     if (bias) add(t, line, bias + t->column * t->bias_stride, t->bias_stride);
     if (t->accumulate) add(t, line, out + axis_offset(&t->out.rows, t->row + row) + t->column * t->out.column_stride, t->out.column_stride);
     if (pre) write(t, &t->pre, t->store, row, pre, line);

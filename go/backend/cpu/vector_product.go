@@ -17,8 +17,8 @@ const (
 	blockRows    = 1120
 	blockColumns = 1024
 	blockBytes   = 16 << 10 // of a packed row
-	// The last tiles are cut into pieces, so many in each direction if they can be, so that threads end together. A piece is leastHigh panels high at least: the right operand's are
-	// read for each piece anew.
+	// Each thread's last tile is cut into pieces, so many in each direction if they can be, so that threads end together. A piece is leastHigh panels high at least: the right
+	// operand's are read for each piece anew.
 	lastDown, lastAcross, leastHigh = 4, 4, 3
 	// vectorSpeed is how many times as fast as gonum's products these are, for parallel's estimates.
 	vectorSpeed = 4
@@ -352,7 +352,7 @@ func (v *vectorProduct) tiles(r *backend.Run, to *sink, threads int, p *packed, 
 		cut.Down--
 	}
 	if threads > 1 {
-		cut.Uncut = max(0, tiles-2*int64(threads))
+		cut.Uncut = max(0, tiles-int64(threads))
 	}
 	cut.Tasks = cut.Uncut + (tiles-cut.Uncut)*cut.Down*cut.Across
 	work := b.rows * b.columns * max(1, v.form.Depth(units)/vectorSpeed)

@@ -26,7 +26,7 @@ def runs(device: str) -> int:
     """How many calls have been run by a kernel that was held, on CUDA without Go."""
     library.core()
     native = importlib.import_module("epigrad._native")
-    return int(native.runs(device) if device == "cuda" else native.runs_prepared())
+    return int(native.runs_alone() if device == "cuda" else native.runs_prepared())
 
 
 def layer(device: str, rows: int) -> tuple[Tensor, Tensor, Tensor]:

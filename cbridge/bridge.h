@@ -16,8 +16,8 @@ int32_t epg_refuse_forked(void);
 /* A call's kernel, for a caller that makes calls of one geometry again and again (program.c). Where it has a program C runs that, and Go, which takes longest to wake up
  * where little else is done, sleeps on. */
 typedef struct {
-  const epg_program *program; /* NULL: the kernel is Go's to run */
-  uintptr_t kernel;           /* which keeps the program; 0: each call is Go's to check */
+  uintptr_t kernel;           /* 0: none, each call is Go's to check */
+  const epg_program *program; /* the kernel's; NULL: it is Go's to run */
   uint64_t age;               /* epg_programs_age() when it was chosen */
   uint64_t workspace_nbytes;  /* what it needs, and from a multiple of what */
   uint64_t workspace_alignment;

@@ -32,7 +32,7 @@ static int base_of(const DLTensor *t, uint64_t *base) {
 int32_t epg_prepared_run(const epg_prepared *prepared, const epg_call *call) {
   uint64_t bases[EPG_MOST_INPUTS + EPG_MOST_OUTPUTS];
   const int inputs = call->num_inputs, all = inputs + call->num_outputs;
-  if (inputs > EPG_MOST_INPUTS || call->num_outputs > EPG_MOST_OUTPUTS) return -1;
+  if (!prepared->kernel || inputs > EPG_MOST_INPUTS || call->num_outputs > EPG_MOST_OUTPUTS) return -1;
   if (prepared->workspace_nbytes &&
       (call->workspace_nbytes < prepared->workspace_nbytes || (uintptr_t)call->workspace % prepared->workspace_alignment || !call->workspace))
     return -1;

@@ -20,7 +20,7 @@ static struct memo_entry {
   geometry value;
   held *kernel;      /* NULL: none yet, or every run is Go's to check */
   uint64_t asked_at; /* epg_programs_age() when one was last asked for */
-  int has_run;       /* such a call, in Go */
+  int has_run;       /* such a call has, in Go, at any time */
 } *memo_table;
 
 /* Calls that a held kernel has run, those of them that C has run alone, and those whose outputs Go was asked for. */
@@ -175,7 +175,7 @@ int epg_py_infer_geometry(call_arguments *a, PyObject *needs, memo_key *key, geo
 static void prepare(const call_arguments *a, const memo_key *key) {
   epg_prepared prepared;
   Py_BEGIN_ALLOW_THREADS;
-  epg_prepare(&a->call, &prepared); /* such a call has run: there is a kernel, if none to hold */
+  epg_prepare(&a->call, &prepared); /* such a call has run, so this does not fail, but there may be none to hold */
   Py_END_ALLOW_THREADS;
   struct memo_entry *entry = find(key); /* again: other threads ran meanwhile */
   held *kernel = entry && prepared.kernel ? PyMem_Calloc(1, sizeof *kernel) : NULL;

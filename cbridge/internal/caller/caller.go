@@ -46,8 +46,9 @@ type Call struct {
 	Weight          float64
 	Inputs, Outputs []*Tensor
 	// Surplus is added to both counts of tensors.
-	Surplus   int32
-	Workspace uint64
+	Surplus int32
+	// Workspace is its bytes, and Shift what it starts behind a multiple of 256.
+	Workspace, Shift uint64
 }
 
 // Flags of a call.
@@ -135,8 +136,8 @@ func (a *arena) call(c *Call) *C.epg_call {
 	}
 	call.nbytes = (*C.uint64_t)(unsafe.SliceData(sizes))
 	if c.Workspace > 0 {
-		p := a.alloc(uintptr(c.Workspace) + 256)
-		call.workspace, call.workspace_nbytes = unsafe.Add(p, -uintptr(p)%256), C.uint64_t(c.Workspace)
+		p := a.alloc(uintptr(c.Workspace+c.Shift) + 256)
+		call.workspace, call.workspace_nbytes = unsafe.Add(p, -uintptr(p)%256+uintptr(c.Shift)), C.uint64_t(c.Workspace)
 	}
 	return call
 }

@@ -54,6 +54,8 @@ func (r *Recorder) Runs() int         { return int(r.c.runs) }
 func (r *Recorder) Base(i int) uint64 { return uint64(r.c.bases[i]) }
 func (r *Recorder) Weight() float64   { return float64(r.c.arguments.weight) }
 func (r *Recorder) Workspace() uint64 { return uint64(r.c.arguments.workspace) }
+func (r *Recorder) Threads() int      { return int(r.c.arguments.threads) }
+func (r *Recorder) Accumulate() bool  { return r.c.arguments.accumulate != 0 }
 
 // Address is where a tensor's first element is.
 func (t *Tensor) Address() uint64 {
@@ -72,7 +74,7 @@ func Prepare(c *Call) (*Prepared, Result) {
 	return &Prepared{*p}, r
 }
 
-// Holds tells whether there is a kernel for such calls.
+// Holds tells whether it has a kernel for such calls.
 func (p *Prepared) Holds() bool { return p.c.kernel != 0 }
 
 // HasProgram tells whether C can run such calls.

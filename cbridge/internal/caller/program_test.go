@@ -3,6 +3,7 @@ package caller_test
 import (
 	"path/filepath"
 	"runtime"
+	"slices"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -42,6 +43,26 @@ func (f fake) Select(p backend.Problem) (backend.Kernel, error) {
 
 type recorded struct{ recorder *caller.Recorder }
 
+// plain is a backend whose kernels have no program, and keep what Go runs them with.
+type plain struct {
+	fake
+	run *backend.Run
+}
+
+func (f *plain) Select(backend.Problem) (backend.Kernel, error) { return &kept{f}, nil }
+
+type kept struct{ backend *plain }
+
+func (*kept) Sku() backend.Sku             { return backend.Sku{} }
+func (*kept) Precision() backend.Precision { return backend.Precision{} }
+func (*kept) WorkspaceBytes() int64        { return 64 }
+func (k *kept) Run(r *backend.Run) error {
+	run := *r
+	run.Bases = slices.Clone(r.Bases)
+	k.backend.run = &run
+	return nil
+}
+
 func (*recorded) Sku() backend.Sku             { return backend.Sku{} }
 func (*recorded) Precision() backend.Precision { return backend.Precision{} }
 func (*recorded) WorkspaceBytes() int64        { return 64 }
@@ -78,7 +99,7 @@ func (s *ProgramSuite) TestRunsWithTheCallsAddresses() {
 	defer p.Release()
 	s.Require().True(p.HasProgram())
 	other := lerp(4)
-	other.Weight = 0.75
+	other.Weight, other.Threads, other.Flags = 0.75, 3, other.Flags|caller.Accumulate
 	other.Inputs[1].ByteOffset = 8
 	s.Zero(p.Run(other).Code)
 	s.Equal(1, s.recorder.Runs())
@@ -86,6 +107,32 @@ func (s *ProgramSuite) TestRunsWithTheCallsAddresses() {
 		[]uint64{s.recorder.Base(0), s.recorder.Base(1), s.recorder.Base(2), s.recorder.Base(3)})
 	s.Equal(0.75, s.recorder.Weight())
 	s.NotZero(s.recorder.Workspace())
+	s.Equal(3, s.recorder.Threads())
+	s.True(s.recorder.Accumulate())
+}
+
+func (s *ProgramSuite) TestGoRunsWithTheSame() {
+	b := &plain{fake: fake{s}}
+	backend.Register(b)
+	p := s.prepared(lerp(11))
+	defer p.Release()
+	s.Require().True(p.Holds())
+	s.False(p.HasProgram())
+	for _, accumulate := range []bool{false, true} {
+		other := lerp(11)
+		other.Weight, other.Threads, other.Inputs[1].ByteOffset = 0.75, 3, 8
+		if accumulate {
+			other.Flags |= caller.Accumulate
+		}
+		s.Zero(p.Run(other).Code)
+		s.Equal(accumulate, b.run.Accumulate)
+		s.Equal(3, b.run.Threads)
+		s.Equal(0.75, b.run.Weight)
+		s.NotNil(b.run.Workspace)
+		s.Nil(b.run.Bases[2])
+		s.Equal([]uint64{other.Inputs[0].Address(), other.Inputs[1].Address(), other.Outputs[0].Address()},
+			[]uint64{uint64(uintptr(b.run.Bases[0])), uint64(uintptr(b.run.Bases[1])), uint64(uintptr(b.run.Bases[3]))})
+	}
 }
 
 func (s *ProgramSuite) TestFailuresAreDeviceErrors() {
@@ -102,11 +149,11 @@ func (s *ProgramSuite) TestFailuresAreDeviceErrors() {
 func (s *ProgramSuite) TestLeavesWhatIsWrongToGo() {
 	p := s.prepared(lerp(6))
 	defer p.Release()
-	misaligned, missing, without, small := lerp(6), lerp(6), lerp(6), lerp(6)
+	misaligned, missing, without, small, shifted := lerp(6), lerp(6), lerp(6), lerp(6), lerp(6)
 	misaligned.Inputs[0].ByteOffset = 2
 	missing.Inputs[1].Data = nil
-	without.Workspace, small.Workspace = 0, 63
-	for _, call := range []*caller.Call{misaligned, missing, without, small} {
+	without.Workspace, small.Workspace, shifted.Shift = 0, 63, 64
+	for _, call := range []*caller.Call{misaligned, missing, without, small, shifted} {
 		s.Equal(int32(-1), p.Run(call).Code)
 		s.NotZero(caller.Run(call).Code)
 	}
@@ -117,7 +164,9 @@ func (s *ProgramSuite) TestSomeCallsAreAlwaysGos() {
 	empty, short := lerp(0), lerp(7)
 	short.Inputs = short.Inputs[:2]
 	for _, call := range []*caller.Call{empty, short} {
-		s.False(s.prepared(call).Holds())
+		p := s.prepared(call)
+		s.False(p.Holds())
+		s.Equal(int32(-1), p.Run(call).Code)
 	}
 	wrong := lerp(7)
 	wrong.Workspace = 0

@@ -116,7 +116,7 @@ func (v *vectorKernel) elementwise() (func(*backend.Run) error, bool) {
 		}
 		hintPages(r, v.operands[:kernels.Outputs]...)
 		j := freeWalking.Get().(*walking)
-		defer freeWalking.Put(j)
+		defer j.free()
 		base := l.bind(r)
 		each := min(max(leastOfTask, l.count/int64(vectorTurns*threadsFor(r.Threads))&-leastOfTask), mostOfTask)
 		*j = walking{v: v, walk: walk, count: l.count, each: each, numbers: numbersOf(r)}
@@ -139,6 +139,12 @@ func (j *walking) call(crew *kernels.Crew) {
 }
 
 var freeWalking = sync.Pool{New: func() any { return new(walking) }}
+
+// free puts a job back, without the addresses: their memory may be given back, and become Go's.
+func (j *walking) free() {
+	*j = walking{}
+	freeWalking.Put(j)
+}
 
 // passes is a kernel made of an engine's passes, or nil where one of them cannot be made.
 func (b *Backend) passes(p backend.Problem, made ...pass) backend.Kernel {

@@ -132,15 +132,15 @@ func (j *packing) call(crew *kernels.Crew) { j.engine.Pack(crew, j.left, j.right
 
 // tiling is another: a block's tiles, from what is packed.
 type tiling struct {
-	engine              *kernels.Engine
-	tile                *kernels.Tile // by itself: cgo would look at its neighbours
-	cut                 kernels.Cut
-	left, right         *kernels.Packing
-	sums, out, pre, add unsafe.Pointer
+	engine               *kernels.Engine
+	tile                 *kernels.Tile // by itself: cgo would look at its neighbours
+	cut                  kernels.Cut
+	left, right          *kernels.Packing
+	sums, out, pre, bias unsafe.Pointer
 }
 
 func (j *tiling) call(crew *kernels.Crew) {
-	j.engine.Multiply(crew, j.tile, &j.cut, j.left.To, j.right.To, j.left.Smallest, j.right.Smallest, j.sums, j.out, j.pre, j.add)
+	j.engine.Multiply(crew, j.tile, &j.cut, j.left.To, j.right.To, j.left.Smallest, j.right.Smallest, j.sums, j.out, j.pre, j.bias)
 }
 
 // operandPart says which part of a product's operand that is: blocks in a row may need the same.
@@ -198,6 +198,13 @@ func getPacked() *packed {
 	return p
 }
 
+// free puts it back, without the addresses: their memory may be given back, and become Go's.
+func (p *packed) free() {
+	p.left.packing.From, p.right.packing.From = nil, nil
+	p.tiles.out, p.tiles.pre, p.tiles.bias = nil, nil, nil
+	freePacked.Put(p)
+}
+
 func divideUp(a, b int64) int64 { return (a + b - 1) / b }
 
 // run computes the product. Blocks that are many or small are each computed on one thread, others one after the other on all.
@@ -224,7 +231,7 @@ func (v *vectorProduct) run(r *backend.Run, to *sink) error {
 		threads = 1
 	}
 	p := getPacked()
-	defer freePacked.Put(p)
+	defer p.free()
 	for block := range count {
 		// There and back, so that the next block shares an operand with the one before.
 		if column := block % c.across; block/c.across%2 == 1 {
@@ -242,7 +249,7 @@ func (v *vectorProduct) runEach(r *backend.Run, to *sink, c blocks, count, work 
 	var failure atomic.Pointer[error]
 	err := parallel(int(count), r.Threads, work, func(block int) {
 		p := getPacked()
-		defer freePacked.Put(p)
+		defer p.free()
 		if err := v.block(r, c, int64(block), to, 1, p); err != nil {
 			failure.CompareAndSwap(nil, &err) // a panic of the nested call's that was caught
 		}
@@ -340,10 +347,10 @@ func (v *vectorProduct) tiles(r *backend.Run, to *sink, threads int, p *packed, 
 		Form: v.form, Units: units, First: truth(first), Last: truth(last), Accumulate: truth(to.accumulate), Exchanged: truth(v.exchanged), Size: v.dt.Size(), SumSize: v.sumSize,
 		Add: v.add, Store: v.store, Value: to.value,
 	}
-	j.out, j.pre, j.add = to.out.result(&t.Out, r, b), to.pre.result(&t.Pre, r, b), nil
+	j.out, j.pre, j.bias = to.out.result(&t.Out, r, b), to.pre.result(&t.Pre, r, b), nil
 	t.Plain = truth(to.plain(v) && t.Out.Rows.Rank == 1 && t.Out.ColumnStride == v.sumSize)
 	if to.bias != nil {
-		j.add = r.At(to.bias.view)
+		j.bias = r.At(to.bias.view)
 		t.BiasStride, _ = to.bias.columns.uniform()
 	}
 	tiles := divideUp(b.rows, height) * divideUp(b.columns, width)

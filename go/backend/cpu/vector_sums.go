@@ -222,8 +222,7 @@ func (q *vectorSums) run(r *backend.Run) error {
 	}
 	hintPages(r, q.operands[:kernels.Outputs]...)
 	s := freePartial.Get().(*partial)
-	defer freePartial.Put(s)
-	s.at, s.to = kernels.Addresses{}, [kernels.Outputs]unsafe.Pointer{}
+	defer s.free()
 	for i, operand := range q.operands {
 		if operand != nil && q.count > 0 {
 			s.at[i] = r.At(operand)
@@ -267,6 +266,12 @@ func (s *partial) call(crew *kernels.Crew) {
 }
 
 var freePartial = sync.Pool{New: func() any { return new(partial) }}
+
+// free puts a job back, without the addresses: their memory may be given back, and become Go's.
+func (s *partial) free() {
+	s.pass, s.at, s.to = nil, kernels.Addresses{}, [kernels.Outputs]unsafe.Pointer{}
+	freePartial.Put(s)
+}
 
 // vectorLerpBackward makes one pass of the gradients that keep grad_output's shape and of the sums of one shape, and another for each other shape.
 func (b *Backend) vectorLerpBackward(p *backend.LerpBackward) backend.Kernel {

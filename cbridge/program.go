@@ -8,6 +8,7 @@ import "C"
 
 import (
 	"runtime/cgo"
+	"sync"
 	"unsafe"
 
 	"github.com/epigrad/epigrad/go/backend"
@@ -37,17 +38,26 @@ func epgGoPrepare(c *C.epg_call, prepared *C.epg_prepared) (code C.int32_t) {
 	return code
 }
 
+// freeRuns are what kernels are told, by themselves: a call that is made again and again leaves no garbage.
+var freeRuns = sync.Pool{New: func() any { return new(backend.Run) }}
+
 // epgGoRunPrepared runs a kernel without a program on the operands' addresses.
 //
 //export epgGoRunPrepared
 func epgGoRunPrepared(kernel C.uintptr_t, bases *C.uint64_t, count C.int32_t, a *C.epg_run_arguments) (code C.int32_t) {
 	var err error
-	defer func() { finish(&code, &err, recover()) }()
-	k, _ := cgo.Handle(kernel).Value().(backend.Kernel)
-	err = k.Run(&backend.Run{
+	run := freeRuns.Get().(*backend.Run)
+	defer func() {
+		finish(&code, &err, recover())
+		*run = backend.Run{}
+		freeRuns.Put(run)
+	}()
+	*run = backend.Run{
 		Bases:     unsafe.Slice((*unsafe.Pointer)(unsafe.Pointer(bases)), count),
 		Workspace: address(a.workspace), Stream: uintptr(a.stream), Threads: int(a.threads), Accumulate: a.accumulate != 0, Weight: float64(a.weight),
-	})
+	}
+	k, _ := cgo.Handle(kernel).Value().(backend.Kernel)
+	err = k.Run(run)
 	return code
 }
 

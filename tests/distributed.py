@@ -240,6 +240,10 @@ def main(rank: int, world: int, port: int, device: str) -> None:
                 raise AssertionError(f"{name} {op}") from error
             print("ok", name, op, flush=True)
     dist.destroy_process_group()
+    # Gloo's threads may hold tensors still, and end the process with SIGABRT if the interpreter ends under them
+    # (pytorch/pytorch#179291).
+    sys.stdout.flush()
+    os._exit(0)
 
 
 if __name__ == "__main__":

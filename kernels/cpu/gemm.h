@@ -247,7 +247,7 @@ TARGET static void add(const epg_tile *t, char *sums, const char *from, int64_t 
   t->add(n, (char *const[EPG_OUTPUTS]){sums}, wide, (const char *const[EPG_INPUTS]){numbers}, 0);
 }
 
-// ask_for_result asks for what is about to be written: by a kernel that is computing the last sums, but not by AMX's, whose tiles are loaded through what such a question takes up.
+// ask_for_result asks for what is about to be written: by kernels that compute the last sums, but for AMX's, which are slower with it.
 INLINE void ask_for_result(const epg_tile *t, const epg_result *to, char *base, int64_t row, int64_t rows, int64_t column, int64_t columns) {
   if (!base || to->column_stride != t->size) return;
   for (int64_t i = 0; i < rows; i++) {

@@ -58,22 +58,14 @@ func share(tasks int64, threads int, work int64, j job) error {
 
 // once makes the call on the caller's thread. It allocates nothing: the smallest problems take a few microseconds.
 func once(j job, crew *kernels.Crew) (err error) {
-	defer func() {
-		if r := recover(); r != nil {
-			err = panicked(r)
-		}
-	}()
+	defer catch(&err)
 	j.call(crew)
 	return nil
 }
 
 // inTurn calls the tasks on the caller's thread.
 func inTurn(tasks int, task func(i int)) (err error) {
-	defer func() {
-		if r := recover(); r != nil {
-			err = panicked(r)
-		}
-	}()
+	defer catch(&err)
 	for i := range tasks {
 		task(i)
 	}
@@ -122,6 +114,13 @@ func spread(tasks, threads, all int, task func(i int)) error {
 		return err
 	}
 	return nil
+}
+
+// catch is deferred: a panic becomes the error.
+func catch(err *error) {
+	if r := recover(); r != nil {
+		*err = panicked(r)
+	}
 }
 
 // panicked is the error of a task's panic, made where its stack still is.

@@ -137,6 +137,9 @@ MLP_SHAPES: dict[str, tuple[tuple[int, ...], int]] = {
 SCALES = {"unit": 1.0, "wide": 6.0}
 """Standard deviation of what goes into the activation: around the bend, and into the tails."""
 
+FAR = 32.0
+"""That of the scale "far": slopes are denormal numbers there too, and zeros."""
+
 
 def named(shapes: Mapping[str, Any], name: str) -> Any:
     """What a case's shape stands for: a row of a table here, or, where hypothesis made it up, itself as a literal."""
@@ -178,7 +181,7 @@ class Case:
 
     @property
     def scale_of_preactivation(self) -> float:
-        return SCALES[self.scale]
+        return FAR if self.scale == "far" else SCALES[self.scale]
 
     @property
     def row(self) -> oracle.Row:

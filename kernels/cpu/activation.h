@@ -57,7 +57,7 @@ INLINE Real A(square_of_1_plus)(Real e) { return V(fma)(e, C(2) + e, C(1)); }
 INLINE A(gelu_parts_t) A(gelu_parts)(Real x) { return (A(gelu_parts_t)){A(normal_decay)(x), A(tail)(V(abs)(x))}; }
 INLINE Real A(gelu_value)(Real x, A(gelu_parts_t) p) {
   Real tail = p.decay.m * p.tail;
-  Real left = A(scaled)(x * tail, p.decay), right = x * (C(1) - A(scaled)(tail, p.decay));
+  Real left = A(scaled)(x * tail, p.decay), right = x * (C(1) - p.decay.e * p.tail);
   return V(select)(V(less)(x, C(0)), left, right);
 }
 INLINE Real A(gelu_gradient)(Real g, Real x, A(gelu_parts_t) p) {

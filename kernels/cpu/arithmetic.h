@@ -14,7 +14,8 @@
 #define A(name) JOIN(ARITHMETIC, name)
 
 // A decay is e^-v for v >= 0: e, and m with e = m 2^k. A result that falls towards zero with it is formed from m and scaled last, so that it is rounded once
-// where it is denormal.
+// where it is denormal. m is zero where nothing would be left of any result, and so is the e of exact, which is for sums with 1, where it is far too small for those: Intel's
+// processors are slow where a number that is not zero is scaled to a denormal one, or to nothing.
 typedef struct {
   f_v m, e;
 } half_decay_t;
@@ -33,10 +34,10 @@ INLINE f_v half_scaled(f_v x, half_decay_t d) {
   return x;
 }
 INLINE half_decay_t half_decay(f_v t) {
-  t = f_min(f_set(120), t);
   f_v k = f_round(t * f_set(-half_log2_e));
   f_v r = f_fma(k, f_set(-half_ln2), -t);
-  f_v e = f_scale(f_fma(r * r, half_exp_rest(r), r) + f_set(1), k);
+  // t e^-t is below half of bfloat16's smallest number from 98 on.
+  f_v e = f_scale_where(f_within(t, 98), f_fma(r * r, half_exp_rest(r), r) + f_set(1), k);
   return (half_decay_t){e, e};
 }
 INLINE half_decay_t half_normal_decay(f_v x) { return half_decay(x * x * f_set(0.5f)); }
@@ -85,8 +86,9 @@ INLINE d_v d_add(d_v a, d_v b) { return a + b; }
 INLINE d_v exact_scaled(d_v x, exact_decay_t d) { return d_scale(x, d.k); }
 // e^-(t+low) for |low| <= ulp(t): -t = r + k ln2 with |r| <= ln2/2.
 INLINE exact_decay_t exact_decay_of(d_v t, d_v low) {
-  const d_v limit = d_set(800);
-  d_m beyond = d_less(limit, t);
+  // t e^-t is below half of float64's smallest number from 753 on.
+  const d_v limit = d_set(760);
+  const d_m beyond = d_less(limit, t);
   t = d_min(limit, t);
   d_v k = d_round(t * d_set(-exact_log2_e));
   d_v head = d_fma(k, d_set(-exact_ln2), -t);  // exact
@@ -94,7 +96,7 @@ INLINE exact_decay_t exact_decay_of(d_v t, d_v low) {
   d_v r = head + tail, r_low = tail - (r - head);
   d_v m = d_set(1) + (r + d_fma(r * r, exact_exp_rest(r), r_low));
   m = d_select(beyond, d_set(0), m);
-  return (exact_decay_t){m, d_scale(m, k), k};
+  return (exact_decay_t){m, d_scale_where(d_within(t, 345), m, k), k};
 }
 INLINE exact_decay_t exact_decay(d_v t) { return exact_decay_of(t, d_set(0)); }
 INLINE exact_decay_t exact_normal_decay(d_v x) {

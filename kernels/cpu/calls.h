@@ -16,6 +16,9 @@ void epg_sum(const epg_engine *, epg_crew *, epg_kernel *, const epg_sums *, int
 // Both operands are packed, or one: the other is NULL.
 void epg_pack(const epg_engine *, epg_crew *, const epg_operand *left, const char *left_from, char *left_to, int16_t *left_smallest, const epg_operand *right,
               const char *right_from, char *right_to, int16_t *right_smallest);
+// Of `rows` of packed numbers, so many bytes of each and the rows a stride apart: the exponent of the largest magnitude, and numbers multiplied by a power of two.
+int64_t epg_largest(const epg_engine *, epg_crew *, int64_t form, const char *from, int64_t rows, int64_t bytes, int64_t stride);
+void epg_lift(const epg_engine *, epg_crew *, int64_t form, char *at, int64_t rows, int64_t bytes, int64_t stride, int64_t powers);
 void epg_multiply(const epg_engine *, epg_crew *, const epg_tile *block, const epg_cut *, const char *left, const char *right, const int16_t *left_smallest,
                   const int16_t *right_smallest, char *sums, char *out, char *pre, const char *bias);
 

@@ -136,6 +136,55 @@ void epg_pack(const epg_engine *e, epg_crew *crew, const epg_operand *left, cons
 
 typedef struct {
   const epg_engine *e;
+  int64_t form, rows, bytes, stride, together, powers;
+  const char *from;
+  char *at;
+  int64_t *largest;
+} row_job;
+
+enum { bytes_of_task = 256 << 10 };
+
+static row_job rows_job(const epg_engine *e, int64_t form, int64_t rows, int64_t bytes, int64_t stride) {
+  const int64_t together = bytes_of_task / (bytes ? bytes : 1);
+  return (row_job){.e = e, .form = form, .rows = rows, .bytes = bytes, .stride = stride, .together = together ? together : 1};
+}
+
+static void largest_task(const void *job, int64_t task, int64_t member) {
+  const row_job *j = job;
+  int64_t most = 0;
+  (void)member;
+  for (int64_t row = task * j->together; row < least((task + 1) * j->together, j->rows); row++) {
+    const int64_t found = j->e->largest(j->form, j->from + row * j->stride, j->bytes);
+    most = found > most ? found : most;
+  }
+  for (int64_t seen = *j->largest; most > seen && !__atomic_compare_exchange_n(j->largest, &seen, most, 0, __ATOMIC_RELAXED, __ATOMIC_RELAXED);) continue;
+}
+
+static void lift_task(const void *job, int64_t task, int64_t member) {
+  const row_job *j = job;
+  (void)member;
+  for (int64_t row = task * j->together; row < least((task + 1) * j->together, j->rows); row++)
+    j->e->lift(j->form, j->at + row * j->stride, j->bytes, j->powers);
+}
+
+int64_t epg_largest(const epg_engine *e, epg_crew *crew, int64_t form, const char *from, int64_t rows, int64_t bytes, int64_t stride) {
+  int64_t largest = 0;
+  row_job job = rows_job(e, form, rows, bytes, stride);
+  job.from = from;
+  job.largest = &largest;
+  share(crew, divide_up(rows, job.together), largest_task, &job);
+  return largest;
+}
+
+void epg_lift(const epg_engine *e, epg_crew *crew, int64_t form, char *at, int64_t rows, int64_t bytes, int64_t stride, int64_t powers) {
+  row_job job = rows_job(e, form, rows, bytes, stride);
+  job.at = at;
+  job.powers = powers;
+  share(crew, divide_up(rows, job.together), lift_task, &job);
+}
+
+typedef struct {
+  const epg_engine *e;
   const epg_tile *block;
   const epg_cut *cut;
   const char *left, *right;

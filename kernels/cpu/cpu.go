@@ -17,6 +17,8 @@ const (
 	Group = 16
 	// Block is the most elements that sums are formed of at a time.
 	Block = 512
+	// LeastExponents is what the exponents of two panels' smallest numbers are together, at least, where pairs are multiplied as such.
+	LeastExponents = 2*127 - 100
 )
 
 // Addresses are those of the operands' first elements; absent operands are nil.
@@ -77,6 +79,9 @@ var (
 
 func (f Form) String() string { return formNames[f] }
 
+// Pairs tells that words are two bfloat16 each.
+func (f Form) Pairs() bool { return f == BFloat16Pairs || f == BFloat16Tiles }
+
 // Depth is how many elements of the depth are packed in so many words.
 func (f Form) Depth(words int64) int64 { return words * perWord[f] }
 
@@ -111,6 +116,13 @@ type Packing struct {
 	Smallest []int16
 }
 
+// Panels are packed numbers of a form: rows of so many bytes, which are whole registers, a stride apart.
+type Panels struct {
+	Form                Form
+	At                  unsafe.Pointer
+	Rows, Bytes, Stride int64
+}
+
 // Cut is how a block is cut into tiles: epg_cut. Without Scratch, sums lie together for the whole block.
 type Cut struct{ Height, Width, Uncut, Down, Across, Tasks, Scratch int64 }
 
@@ -137,6 +149,7 @@ type Tile struct {
 	Rows, Columns, Stride   int64
 	First, Last, Accumulate int64
 	Exchanged, Plain        int64
+	Lifted                  int64 // a power of two
 	Row, Column             int64
 	Size, SumSize           int64
 	BiasStride              int64

@@ -14,6 +14,8 @@ enum {
   EPG_GROUP = 16,
   // EPG_BLOCK is the most elements that sums are formed or finished of at a time; without sums, as many of a run are gathered as fit into so many doubles.
   EPG_BLOCK = 512,
+  // EPG_LEAST_EXPONENTS is what the exponents of two panels' smallest numbers are together, at least, where pairs are multiplied as such (gemm.h).
+  EPG_LEAST_EXPONENTS = 2 * 127 - 100,
   // EPG_PANELS is the most panels that are packed at a time.
   EPG_PANELS = 8,
 };
@@ -67,6 +69,7 @@ typedef struct {
   int64_t form, units;  // the depth as it is packed, in words of a sum's size
   int64_t rows, columns, stride;
   int64_t first, last, accumulate, exchanged, plain;
+  int64_t lifted;  // by what power of two the products of packed numbers are larger than they should be (lift.h)
   int64_t row, column;
   int64_t size, sum_size;  // bytes of an element, of a sum
   int64_t bias_stride;
@@ -124,9 +127,12 @@ typedef struct {
   void (*finish_sums)(const epg_sums *, int64_t column, double *totals, char *const *to);
   // A tile is made of panels of left_width rows of the left operand and right_width of the right one, by form (0 where the engine lacks a form).
   int64_t left_width[EPG_FORMS], right_width[EPG_FORMS];
-  // pack packs `count` panels, EPG_PANELS at most, from `panel` on to where the first panel of all lies. smallest gets the exponent of each panel's smallest number that is not zero, or
-  // zero where there is another reason not to multiply pairs; only pairs have it.
+  // pack packs `count` panels, EPG_PANELS at most, from `panel` on to where the first panel of all lies. smallest gets, of pairs and tiles, the exponent of each panel's smallest number that is not
+  // zero, or zero where there is another reason not to multiply pairs; of other forms zero where a number is denormal.
   void (*pack)(const epg_operand *, int64_t panel, int64_t count, const char *from, char *to, int16_t *smallest);
+  // largest returns the exponent of the largest magnitude among numbers of a form's panels; lift multiplies them by a power of two. Bytes are whole registers.
+  int64_t (*largest)(int64_t form, const char *from, int64_t bytes);
+  void (*lift)(int64_t form, char *at, int64_t bytes, int64_t powers);
   void (*multiply)(const epg_tile *, const char *left, const char *right, const int16_t *left_smallest, const int16_t *right_smallest, char *sums, char *out,
                    char *pre, const char *bias);
 } epg_engine;

@@ -86,5 +86,7 @@ const epg_engine ENGINE_TABLE = {
     .left_width = {f_lanes, d_lanes, f_lanes, f_lanes, PAIRS_WIDTH(f_lanes), tiles_width, tiles_width},
     .right_width = {f_panel, d_panel, f_panel, f_panel, PAIRS_WIDTH(f_panel), tiles_width, tiles_width},
     .pack = pack,
+    .largest = largest,
+    .lift = lift,
     .multiply = multiply,
 };

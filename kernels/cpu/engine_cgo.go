@@ -9,6 +9,10 @@ package cpu
 // #cgo nocallback epg_sum
 // #cgo noescape epg_pack
 // #cgo nocallback epg_pack
+// #cgo noescape epg_largest
+// #cgo nocallback epg_largest
+// #cgo noescape epg_lift
+// #cgo nocallback epg_lift
 // #cgo noescape epg_multiply
 // #cgo nocallback epg_multiply
 // #cgo noescape epg_request_tiles
@@ -38,6 +42,8 @@ var (
 	_ [C.EPG_MOST_RANK]struct{} = [MostRank]struct{}{}
 	_ [C.EPG_GROUP]struct{}     = [Group]struct{}{}
 	_ [C.EPG_BLOCK]struct{}     = [Block]struct{}{}
+
+	_ [C.EPG_LEAST_EXPONENTS]struct{} = [LeastExponents]struct{}{}
 
 	_ [C.sizeof_epg_loops]struct{}   = [unsafe.Sizeof(Loops{})]struct{}{}
 	_ [C.sizeof_epg_operand]struct{} = [unsafe.Sizeof(Operand{})]struct{}{}
@@ -106,6 +112,16 @@ func (e *Engine) Pack(crew *Crew, left, right *Packing) {
 	}
 	C.epg_pack(e.table, crew.c(), (*C.epg_operand)(unsafe.Pointer(left.Operand)), bytes(left.From), bytes(left.To), (*C.int16_t)(unsafe.SliceData(left.Smallest)),
 		(*C.epg_operand)(unsafe.Pointer(right.Operand)), bytes(right.From), bytes(right.To), (*C.int16_t)(unsafe.SliceData(right.Smallest)))
+}
+
+// Largest returns the exponent of the largest magnitude, as it is stored: all ones where a number is not finite.
+func (e *Engine) Largest(crew *Crew, p *Panels) int64 {
+	return int64(C.epg_largest(e.table, crew.c(), C.int64_t(p.Form), bytes(p.At), C.int64_t(p.Rows), C.int64_t(p.Bytes), C.int64_t(p.Stride)))
+}
+
+// Lift multiplies numbers by a power of two.
+func (e *Engine) Lift(crew *Crew, p *Panels, powers int64) {
+	C.epg_lift(e.table, crew.c(), C.int64_t(p.Form), bytes(p.At), C.int64_t(p.Rows), C.int64_t(p.Bytes), C.int64_t(p.Stride), C.int64_t(powers))
 }
 
 // Multiply computes a block from packed panels; out, pre and bias are the matrices' addresses, nil where one is absent.

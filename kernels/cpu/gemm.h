@@ -2,6 +2,7 @@
 
 #pragma once
 
+#include "lift.h"
 #include "loops.h"
 
 // Panels, and how they lie:
@@ -27,10 +28,11 @@ INLINE int64_t axis_offset(const epg_axis *a, int64_t index) {
 // As many panels are packed side by side at most, each of as many rows.
 enum { side_by_side = 4, most_width = tile_registers * f_lanes };
 
-// What is found out about a panel on the way: nothing, but of pairs.
-#define FOUND char
-#define FIND(found, x)
-#define TELL(smallest, found)
+// What is found out about a panel on the way: whether numbers are denormal, of pairs the smallest one, of float16 nothing. Its bytes are NOTHING_FOUND at first.
+#define NOTHING_FOUND 0
+#define FOUND V(m)
+#define FIND(found, x) found = V(either)(found, V(denormal)(x));
+#define TELL(smallest, found) smallest = !V(any)(found);
 #define LOAD_LINES(line) V(JOIN(load, STORAGE))(line[0])
 #define REGISTERS f
 #define FORM float32
@@ -50,11 +52,6 @@ enum { side_by_side = 4, most_width = tile_registers * f_lanes };
 #include "pack.h"
 #undef FORM
 #undef STORAGE
-#define FORM float16
-#define STORAGE float16
-#include "pack.h"
-#undef FORM
-#undef STORAGE
 #undef UNIT
 #undef ELEMENT
 #undef REGISTERS
@@ -70,6 +67,29 @@ enum { side_by_side = 4, most_width = tile_registers * f_lanes };
 #undef UNIT
 #undef ELEMENT
 #undef REGISTERS
+#undef FOUND
+#undef FIND
+#undef TELL
+
+#define FOUND char
+#define FIND(found, x)
+#define TELL(smallest, found) smallest = 1;
+#define REGISTERS f
+#define UNIT 2
+#define ELEMENT 2
+#define FORM float16
+#define STORAGE float16
+#include "pack.h"
+#undef FORM
+#undef STORAGE
+#undef UNIT
+#undef ELEMENT
+#undef REGISTERS
+#undef FOUND
+#undef FIND
+#undef TELL
+#undef LOAD_LINES
+#undef NOTHING_FOUND
 
 #if defined(PAIRS) || defined(TILES)
 // Magnitudes less 1, so that zero becomes the largest.
@@ -87,10 +107,7 @@ INLINE int16_t exponent_of_smallest(__m512i less_1) {
 #endif
 
 #ifdef PAIRS
-#undef FOUND
-#undef FIND
-#undef TELL
-#undef LOAD_LINES
+#define NOTHING_FOUND -1
 #define FOUND __m512i
 #define FIND(found, x) found = least_magnitudes(found, x);
 #define TELL(smallest, found) smallest = exponent_of_smallest(found);
@@ -187,7 +204,6 @@ PANEL_KERNELS(multiply_float64, d, TARGET, d_fma)
 
 // The processor's instructions for bfloat16 take numbers below 2^-126 for zeros, those that they read and those that they make. Where no number but zero is so small
 // that this could be seen, they have the accuracy of float32 sums; elsewhere both halves are multiplied as floats.
-enum { least_exponents = 2 * 127 - 100 };
 
 #ifdef PAIRS
 
@@ -256,12 +272,18 @@ INLINE void ask_for_result(const epg_tile *t, const epg_result *to, char *base, 
   }
 }
 
+// lift_sums multiplies a tile's sums by a power of two.
+TARGET static void lift_sums(const epg_tile *t, char *sums, int64_t powers) {
+  const int64_t bytes = (t->columns * t->sum_size + VECTOR_BYTES - 1) & -VECTOR_BYTES;
+  for (int64_t row = 0; row < t->rows; row++) lift(t->form == EPG_FLOAT64 ? EPG_FLOAT64 : EPG_FLOAT32, sums + row * t->stride * t->sum_size, bytes, powers);
+}
+
 TARGET static void multiply(const epg_tile *t, const char *left, const char *right, const int16_t *left_smallest, const int16_t *right_smallest, char *sums,
                             char *out, char *pre, const char *bias) {
   const int tiles = t->form == EPG_BFLOAT16_TILES || t->form == EPG_FLOAT16_TILES, pairs = tiles || t->form == EPG_BFLOAT16_PAIRS;
   const int64_t lanes = t->form == EPG_FLOAT64 ? d_lanes : f_lanes, size = t->sum_size;
   const int64_t width = tiles ? tiles_width : tile_registers * lanes, tall = tiles ? tiles_width : tile_rows;
-  const int direct = t->plain && t->last && t->units && whole(t->rows, t->columns, lanes);
+  const int direct = t->plain && t->last && t->units && !t->lifted && whole(t->rows, t->columns, lanes);
   if (!t->units)  // -0 + x is x for every x
     for (int64_t row = 0; row < t->rows; row++)
       for (int64_t i = 0; i < t->stride; i++) {
@@ -270,6 +292,7 @@ TARGET static void multiply(const epg_tile *t, const char *left, const char *rig
         else
           ((float *)sums)[row * t->stride + i] = bias ? -0.0f : 0.0f;
       }
+  if (t->lifted && !t->first) lift_sums(t, sums, t->lifted);
 #ifdef TILES
   if (tiles) tiles_begin();
 #endif
@@ -300,7 +323,8 @@ TARGET static void multiply(const epg_tile *t, const char *left, const char *rig
           ask_for_result(t, &t->out, out, row, height, column, columns);
           ask_for_result(t, &t->pre, pre, row, height, column, columns);
         }
-        const int x = !pairs ? 0 : left_smallest[tiles ? turn : turn / (f_lanes / tile_rows)], as_floats = !x || !y || x + y < least_exponents;
+        const int x = !pairs ? 0 : left_smallest[tiles ? turn : turn / (f_lanes / tile_rows)],
+                  as_floats = !t->lifted && (!x || !y || x + y < EPG_LEAST_EXPONENTS);
         (height == tall ? kernels[as_floats] : kernel_for(t->form, height, wide, as_floats, t->exchanged))(depth, below, beside, &at, &next);
       }
     }
@@ -308,6 +332,7 @@ TARGET static void multiply(const epg_tile *t, const char *left, const char *rig
 #ifdef TILES
   if (tiles) tiles_end();
 #endif
+  if (t->lifted) lift_sums(t, sums, -t->lifted);
   if (!t->last || direct) return;
   enum { rows_ahead = 2 };
   for (int64_t row = 0; row < t->rows; row++) {

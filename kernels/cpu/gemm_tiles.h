@@ -144,7 +144,7 @@ INLINE void add_products(const int hide_left, const int hide_right, const char *
 
 // The same panels without tiles, for what those cannot do. Every sum is formed in their order, so a row has the bits that tiles give it whichever way its neighbours' numbers send it.
 //
-// Tiles would also take for zero what becomes smaller than 2^-126 on the way, but nothing does there: least_exponents keeps every product but zeros above 2^-100, so that sums are multiples of 2^-114.
+// Tiles would also take for zero what becomes smaller than 2^-126 on the way, but nothing does there: EPG_LEAST_EXPONENTS keeps every product but zeros above 2^-100, so that sums are multiples of 2^-114.
 INLINE void multiply_as_floats(const int terms, const int exchanged, int64_t height, int64_t depth, const char *left, const char *right, float *sums,
                                int64_t stride, int64_t begin) {
   for (int64_t row = 0; row < height; row += rows_as_floats) {

@@ -99,7 +99,7 @@ INLINE void JOIN(pack_panels, FORM)(const int left, const int width, const epg_o
   enum { per_unit = UNIT / ELEMENT, at_a_time = 8 };  // units: of all panels, since they lie in the same pages
   const int64_t units = (p->depth + per_unit - 1) / per_unit, beside = side_by_side * width * ELEMENT;
   FOUND found[EPG_PANELS];
-  memset(found, -1, sizeof found);
+  memset(found, NOTHING_FOUND, sizeof found);
   if (p->rows.rank == 1 && p->rows.strides[0] == ELEMENT && !(p->columns.rank == 1 && p->columns.strides[0] == ELEMENT)) {
     const int64_t apart = p->columns.strides[p->columns.rank - 1] * at_a_time * per_unit, whole = least(count, p->count / width - panel);
     const int64_t together = whole / side_by_side * side_by_side;
@@ -117,7 +117,6 @@ INLINE void JOIN(pack_panels, FORM)(const int left, const int width, const epg_o
   for (int64_t i = 0; i < count; i++) {
     TELL(smallest[panel + i], found[i])
   }
-  (void)smallest;
 }
 
 TARGET static void JOIN(pack, FORM)(const epg_operand *p, int64_t panel, int64_t count, const char *from, char *to, int16_t *smallest) {

@@ -47,8 +47,18 @@ INLINE d_m d_less(d_v a, d_v b) { return _mm256_cmp_pd(a, b, _CMP_LT_OQ); }
 INLINE f_m f_at_most(f_v a, f_v b) { return _mm256_cmp_ps(a, b, _CMP_LE_OQ); }
 INLINE d_m d_at_most(d_v a, d_v b) { return _mm256_cmp_pd(a, b, _CMP_LE_OQ); }
 
+INLINE f_m f_within(f_v x, float limit) { return _mm256_cmp_ps(x, f_set(limit), _CMP_NGT_UQ); }
+INLINE d_m d_within(d_v x, double limit) { return _mm256_cmp_pd(x, d_set(limit), _CMP_NGT_UQ); }
+
 INLINE f_v f_select(f_m mask, f_v yes, f_v no) { return _mm256_blendv_ps(no, yes, mask); }
 INLINE d_v d_select(d_m mask, d_v yes, d_v no) { return _mm256_blendv_pd(no, yes, mask); }
+
+INLINE f_m f_denormal(f_v x) { return _mm256_and_ps(f_less(f_set(0), f_abs(x)), f_less(f_abs(x), f_set(0x1p-126f))); }
+INLINE d_m d_denormal(d_v x) { return _mm256_and_pd(d_less(d_set(0), d_abs(x)), d_less(d_abs(x), d_set(0x1p-1022))); }
+INLINE f_m f_either(f_m a, f_m b) { return _mm256_or_ps(a, b); }
+INLINE d_m d_either(d_m a, d_m b) { return _mm256_or_pd(a, b); }
+INLINE int f_any(f_m mask) { return _mm256_movemask_ps(mask) != 0; }
+INLINE int d_any(d_m mask) { return _mm256_movemask_pd(mask) != 0; }
 
 INLINE f_v f_round(f_v x) { return _mm256_round_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
 INLINE d_v d_round(d_v x) { return _mm256_round_pd(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
@@ -69,6 +79,8 @@ INLINE d_v d_scale(d_v x, d_v k) {
   d_v half = d_round(k * d_set(0.5));
   return x * d_power_of_two(half) * d_power_of_two(k - half);
 }
+INLINE f_v f_scale_where(f_m mask, f_v x, f_v k) { return _mm256_and_ps(mask, f_scale(x, k)); }
+INLINE d_v d_scale_where(d_m mask, d_v x, d_v k) { return _mm256_and_pd(mask, d_scale(x, k)); }
 INLINE d_v d_scale_normal(d_v x, d_v k) { return x * d_power_of_two(k); }
 
 INLINE f_v f_load_float32(const void *p) { return _mm256_loadu_ps(p); }

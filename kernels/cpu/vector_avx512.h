@@ -55,17 +55,32 @@ INLINE d_m d_less(d_v a, d_v b) { return _mm512_cmp_pd_mask(a, b, _CMP_LT_OQ); }
 INLINE f_m f_at_most(f_v a, f_v b) { return _mm512_cmp_ps_mask(a, b, _CMP_LE_OQ); }
 INLINE d_m d_at_most(d_v a, d_v b) { return _mm512_cmp_pd_mask(a, b, _CMP_LE_OQ); }
 
+// Where a number is not above a limit, or is NaN.
+INLINE f_m f_within(f_v x, float limit) { return _mm512_cmp_ps_mask(x, f_set(limit), _CMP_NGT_UQ); }
+INLINE d_m d_within(d_v x, double limit) { return _mm512_cmp_pd_mask(x, d_set(limit), _CMP_NGT_UQ); }
+
 // yes where the mask is set, else no.
 INLINE f_v f_select(f_m mask, f_v yes, f_v no) { return _mm512_mask_blend_ps(mask, no, yes); }
 INLINE d_v d_select(d_m mask, d_v yes, d_v no) { return _mm512_mask_blend_pd(mask, no, yes); }
+
+// Where a number is denormal; where either mask is set; whether any lane of one is.
+INLINE f_m f_denormal(f_v x) { return _mm512_fpclass_ps_mask(x, 0x20); }
+INLINE d_m d_denormal(d_v x) { return _mm512_fpclass_pd_mask(x, 0x20); }
+INLINE f_m f_either(f_m a, f_m b) { return (f_m)(a | b); }
+INLINE d_m d_either(d_m a, d_m b) { return (d_m)(a | b); }
+INLINE int f_any(f_m mask) { return mask != 0; }
+INLINE int d_any(d_m mask) { return mask != 0; }
 
 // The nearest integer, halves to even.
 INLINE f_v f_round(f_v x) { return _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
 INLINE d_v d_round(d_v x) { return _mm512_roundscale_pd(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
 
-// x 2^k with one rounding, also where that is denormal, for an integer k >= -1200.
+// x 2^k with one rounding, also where that is denormal, for an integer k >= -1200. Intel's processors take 140 cycles where it is, or where nothing is left.
 INLINE f_v f_scale(f_v x, f_v k) { return _mm512_scalef_ps(x, k); }
 INLINE d_v d_scale(d_v x, d_v k) { return _mm512_scalef_pd(x, k); }
+// The same, and zero where the mask is not set: there nothing takes long.
+INLINE f_v f_scale_where(f_m mask, f_v x, f_v k) { return _mm512_maskz_scalef_ps(mask, x, k); }
+INLINE d_v d_scale_where(d_m mask, d_v x, d_v k) { return _mm512_maskz_scalef_pd(mask, x, k); }
 // The same for results that are normal numbers.
 INLINE d_v d_scale_normal(d_v x, d_v k) { return _mm512_scalef_pd(x, k); }
 
@@ -76,7 +91,7 @@ INLINE f_v f_load_float16(const void *p) { return _mm512_cvtph_ps(_mm256_loadu_s
 static const uint16_t to_upper_halves[32] = {0, 0, 0, 1, 0, 2, 0, 3, 0, 4, 0, 5, 0, 6, 0, 7, 0, 8, 0, 9, 0, 10, 0, 11, 0, 12, 0, 13, 0, 14, 0, 15};
 static const uint16_t from_upper_halves[32] = {1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31};
 INLINE f_v f_load_bfloat16(const void *p) {
-  const __m512i numbers = _mm512_castsi256_si512(_mm256_loadu_si256(p));
+  const __m512i numbers = _mm512_zextsi256_si512(_mm256_loadu_si256(p));
   return _mm512_castsi512_ps(_mm512_maskz_permutexvar_epi16(0xaaaaaaaa, _mm512_loadu_si512(to_upper_halves), numbers));
 }
 INLINE void f_store_float32(void *p, f_v x) { _mm512_storeu_ps(p, x); }

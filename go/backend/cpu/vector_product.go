@@ -120,6 +120,8 @@ type packedOperand struct {
 	part    operandPart
 	operand kernels.Operand
 	packing kernels.Packing
+	lifted  int64 // the power of two that its numbers were multiplied by
+	largest int64 // exponent of what was packed, negative while nobody has asked
 }
 
 // packing is a job of a crew's: the operands that are to be packed.
@@ -173,6 +175,7 @@ func (o *packedOperand) pack(from unsafe.Pointer, part operandPart, operand kern
 	o.operand = operand
 	o.operand.Row, o.operand.Count, o.operand.First, o.operand.Depth = part.row, part.count, part.first, part.depth
 	o.packing.Operand, o.packing.From = &o.operand, from
+	o.lifted, o.largest = 0, -1
 	return &o.packing
 }
 
@@ -318,7 +321,14 @@ func (v *vectorProduct) block(r *backend.Run, c blocks, number int64, to *sink, 
 				}
 			}
 		}
-		if err := v.tiles(r, to, threads, p, units, pass == 0, pass == passes-1); err != nil {
+		lifted := int64(0)
+		if depth > 0 {
+			var err error
+			if lifted, err = v.lift(p, units, threads, pass == 0); err != nil {
+				return err
+			}
+		}
+		if err := v.tiles(r, to, threads, p, units, lifted, pass == 0, pass == passes-1); err != nil {
 			return err
 		}
 	}
@@ -326,7 +336,7 @@ func (v *vectorProduct) block(r *backend.Run, c blocks, number int64, to *sink, 
 }
 
 // tiles multiplies what is packed. Where that is the whole depth, a tile's sums are scratch of its thread; else they stay with the block.
-func (v *vectorProduct) tiles(r *backend.Run, to *sink, threads int, p *packed, units int64, first, last bool) error {
+func (v *vectorProduct) tiles(r *backend.Run, to *sink, threads int, p *packed, units, lifted int64, first, last bool) error {
 	b, j := &p.block, &p.tiles
 	j.engine, j.left, j.right = v.engine, &p.left.packing, &p.right.packing
 	height, width := v.form.Tile()
@@ -344,7 +354,8 @@ func (v *vectorProduct) tiles(r *backend.Run, to *sink, threads int, p *packed, 
 	t, cut := j.tile, &j.cut
 	*t = kernels.Tile{
 		Row: b.row, Column: b.column, Rows: b.rows, Columns: b.columns,
-		Form: v.form, Units: units, First: truth(first), Last: truth(last), Accumulate: truth(to.accumulate), Exchanged: truth(v.exchanged), Size: v.dt.Size(), SumSize: v.sumSize,
+		Form: v.form, Units: units, First: truth(first), Last: truth(last), Accumulate: truth(to.accumulate), Exchanged: truth(v.exchanged), Lifted: lifted,
+		Size: v.dt.Size(), SumSize: v.sumSize,
 		Add: v.add, Store: v.store, Value: to.value,
 	}
 	j.out, j.pre, j.bias = to.out.result(&t.Out, r, b), to.pre.result(&t.Pre, r, b), nil

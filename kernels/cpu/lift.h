@@ -1,0 +1,63 @@
+// Lifting: what is done to a product's packed operands where numbers are so small that processors are slow with them (denormal ones) or take them for zeros (bfloat16 below
+// 2^-126): both are multiplied by a power of two that is too small to make anything infinite, and sums are divided by its square. So the same bits come out, but for sums of
+// which a denormal rounding on the way is left out.
+#pragma once
+
+#include "loops.h"
+
+// Numbers as integers of so many bits: their magnitudes are in order, exponents follow `digits` bits.
+#define LARGEST(form, T, digits)                                          \
+  TARGET static int64_t largest_##form(const char *from, int64_t bytes) { \
+    T most = 0;                                                           \
+    for (int64_t i = 0; i < bytes; i += sizeof most) {                    \
+      T x;                                                                \
+      memcpy(&x, from + i, sizeof x);                                     \
+      x &= (T) ~(T)0 >> 1;                                                \
+      most = x > most ? x : most;                                         \
+    }                                                                     \
+    return most >> digits;                                                \
+  }
+LARGEST(float32, uint32_t, 23)
+LARGEST(float64, uint64_t, 52)
+LARGEST(bfloat16, uint16_t, 7)
+
+#define LIFT(registers)                                                                                                                \
+  TARGET static void lift_##registers(char *at, int64_t bytes, int64_t powers) {                                                       \
+    const registers##_v k = registers##_set(powers);                                                                                   \
+    for (int64_t i = 0; i < bytes; i += VECTOR_BYTES)                                                                                  \
+      registers##_store_real((registers##_real *)(at + i), registers##_scale(registers##_load_real((registers##_real *)(at + i)), k)); \
+  }
+LIFT(f)
+LIFT(d)
+
+#if defined(PAIRS) || defined(TILES)
+// Nothing is rounded: a bfloat16 stays one, and what was denormal becomes normal.
+TARGET static void lift_pairs(char *at, int64_t bytes, int64_t powers) {
+  const f_v k = f_set(powers);
+  for (int64_t i = 0; i < bytes; i += VECTOR_BYTES) {
+    const f_v words = f_load_float32(at + i), low = f_scale(f_low_half(words), k), high = f_scale(f_high_half(words), k);
+    const __m512i both = _mm512_or_si512(_mm512_castps_si512(high), _mm512_srli_epi32(_mm512_castps_si512(low), 16));
+    f_store_float32(at + i, _mm512_castsi512_ps(both));
+  }
+}
+#endif
+
+static int is_of_pairs(int64_t form) { return form == EPG_BFLOAT16_PAIRS || form == EPG_BFLOAT16_TILES; }
+
+TARGET static int64_t largest(int64_t form, const char *from, int64_t bytes) {
+  if (is_of_pairs(form)) return largest_bfloat16(from, bytes);
+  return form == EPG_FLOAT64 ? largest_float64(from, bytes) : largest_float32(from, bytes);
+}
+
+TARGET static void lift(int64_t form, char *at, int64_t bytes, int64_t powers) {
+#if defined(PAIRS) || defined(TILES)
+  if (is_of_pairs(form)) {
+    lift_pairs(at, bytes, powers);
+    return;
+  }
+#endif
+  if (form == EPG_FLOAT64)
+    lift_d(at, bytes, powers);
+  else
+    lift_f(at, bytes, powers);
+}

@@ -20,7 +20,7 @@
 #define C(x) V(set)(x)
 
 typedef struct {
-  Decay decay;
+  A(normal_decay_t) decay;
   Real tail;
 } A(gelu_parts_t);
 
@@ -56,13 +56,14 @@ INLINE Real A(square_of_1_plus)(Real e) { return V(fma)(e, C(2) + e, C(1)); }
 // gelu is x Phi(x), Phi(-t) = e^(-t^2/2) W(t). Its slope is Phi(x) + x phi(x): e^(-t^2/2) (W(t) - t/sqrt(2 pi)) on the left and 1 minus that on the right.
 INLINE A(gelu_parts_t) A(gelu_parts)(Real x) { return (A(gelu_parts_t)){A(normal_decay)(x), A(tail)(V(abs)(x))}; }
 INLINE Real A(gelu_value)(Real x, A(gelu_parts_t) p) {
-  Real tail = p.decay.m * p.tail;
-  Real left = A(scaled)(x * tail, p.decay), right = x * (C(1) - p.decay.e * p.tail);
-  return V(select)(V(less)(x, C(0)), left, right);
+  V(m) negative = V(less)(x, C(0));
+  Real left = A(normal_scaled)(negative, x * (p.decay.m * p.tail), p.decay), right = x * (C(1) - p.decay.e * p.tail);
+  return V(select)(negative, left, right);
 }
 INLINE Real A(gelu_gradient)(Real g, Real x, A(gelu_parts_t) p) {
-  Real tail = A(scaled)(p.decay.m * (p.tail - V(abs)(x) * C(A(inv_sqrt_2pi))), p.decay);
-  return g * V(select)(V(less)(x, C(0)), tail, C(1) - tail);
+  V(m) negative = V(less)(x, C(0));
+  Real tail = p.tail - V(abs)(x) * C(A(inv_sqrt_2pi));
+  return g * V(select)(negative, A(normal_scaled)(negative, p.decay.m * tail, p.decay), C(1) - p.decay.e * tail);
 }
 
 // sigmoid is 1/(1+e) on the right and e/(1+e) on the left, e = e^-|x|: 1 - sigmoid without its cancellation. Its slope is e/(1+e)^2.

@@ -25,6 +25,12 @@ typedef struct {
 typedef struct {
   d_v m, e, k;
 } exact_decay_t;
+// That of the normal distribution falls so fast that denormal results are met sooner, so half has an m of its own there too.
+typedef struct {
+  f_v m, e, k;
+} half_normal_decay_t;
+typedef single_decay_t single_normal_decay_t;
+typedef exact_decay_t exact_normal_decay_t;
 
 // Half: float reaches as far down as bfloat16 and has 13 bits more than float16.
 #define ARITHMETIC half
@@ -40,7 +46,17 @@ INLINE half_decay_t half_decay(f_v t) {
   f_v e = f_scale_where(f_within(t, 98), f_fma(r * r, half_exp_rest(r), r) + f_set(1), k);
   return (half_decay_t){e, e};
 }
-INLINE half_decay_t half_normal_decay(f_v x) { return half_decay(x * x * f_set(0.5f)); }
+INLINE half_normal_decay_t half_normal_decay(f_v x) {
+  const f_v limit = f_set(98);
+  f_v t = x * x * f_set(0.5f);
+  f_m beyond = f_less(limit, t);
+  t = f_min(limit, t);
+  f_v k = f_round(t * f_set(-half_log2_e));
+  f_v r = f_fma(k, f_set(-half_ln2), -t);
+  f_v m = f_select(beyond, f_set(0), f_fma(r * r, half_exp_rest(r), r) + f_set(1));
+  return (half_normal_decay_t){m, f_scale_where(f_within(t, 69), m, k), k};
+}
+INLINE f_v half_normal_scaled(f_m where, f_v x, half_normal_decay_t d) { return f_scale_where(where, x, d.k); }
 INLINE half_decay_t half_gelu_tanh_decay(f_v x) { return half_decay(f_abs(x) * f_fma(f_set(half_gelu_tanh_c3), x * x, f_set(half_gelu_tanh_c1))); }
 INLINE f_v half_tail(f_v t) {
   t = f_min(f_set(64), t);
@@ -69,6 +85,10 @@ INLINE single_decay_t single_decay(d_v t) {
   return (single_decay_t){e, e};
 }
 INLINE single_decay_t single_normal_decay(d_v x) { return single_decay(x * x * d_set(0.5)); }
+INLINE d_v single_normal_scaled(d_m where, d_v x, single_decay_t d) {
+  (void)where;
+  return single_scaled(x, d);
+}
 INLINE single_decay_t single_gelu_tanh_decay(d_v x) { return single_decay(d_abs(x) * d_fma(d_set(single_gelu_tanh_c3), x * x, d_set(single_gelu_tanh_c1))); }
 INLINE d_v single_tail(d_v t) {
   t = d_min(d_set(64), t);
@@ -97,6 +117,10 @@ INLINE exact_decay_t exact_decay_of(d_v t, d_v low) {
   d_v m = d_set(1) + (r + d_fma(r * r, exact_exp_rest(r), r_low));
   m = d_select(beyond, d_set(0), m);
   return (exact_decay_t){m, d_scale_where(d_within(t, 345), m, k), k};
+}
+INLINE d_v exact_normal_scaled(d_m where, d_v x, exact_decay_t d) {
+  (void)where;
+  return exact_scaled(x, d);
 }
 INLINE exact_decay_t exact_decay(d_v t) { return exact_decay_of(t, d_set(0)); }
 INLINE exact_decay_t exact_normal_decay(d_v x) {

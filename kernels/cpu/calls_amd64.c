@@ -1,4 +1,5 @@
 #define _GNU_SOURCE  // for syscall
+#include <cpuid.h>
 #include <errno.h>
 #include <immintrin.h>
 #include <string.h>
@@ -216,6 +217,11 @@ void epg_multiply(const epg_engine *e, epg_crew *crew, const epg_tile *block, co
                   const int16_t *left_smallest, const int16_t *right_smallest, char *sums, char *out, char *pre, const char *bias) {
   const multiply_job job = {e, block, cut, left, right, left_smallest, right_smallest, sums, out, pre, bias};
   share(crew, cut->tasks, multiply_task, &job);
+}
+
+int epg_slow_with_denormals(void) {
+  unsigned most, vendor[3];
+  return __get_cpuid(0, &most, &vendor[0], &vendor[2], &vendor[1]) && !memcmp(vendor, "GenuineIntel", sizeof vendor);
 }
 
 int epg_request_tiles(void) {

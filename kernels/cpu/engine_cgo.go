@@ -15,6 +15,8 @@ package cpu
 // #cgo nocallback epg_lift
 // #cgo noescape epg_multiply
 // #cgo nocallback epg_multiply
+// #cgo noescape epg_slow_with_denormals
+// #cgo nocallback epg_slow_with_denormals
 // #cgo noescape epg_request_tiles
 // #cgo nocallback epg_request_tiles
 // #include "calls.h"
@@ -83,6 +85,9 @@ func requestTiles() error {
 	}
 	return nil
 }
+
+// SlowWithDenormals tells that this processor multiplies denormal numbers much more slowly than others.
+func SlowWithDenormals() bool { return C.epg_slow_with_denormals() != 0 }
 
 // Elementwise computes the elements [first, first+count) of a walk, each at a time.
 func (e *Engine) Elementwise(crew *Crew, k Kernel, l *Loops, first, count, each int64, numbers *Numbers, at *Addresses) {

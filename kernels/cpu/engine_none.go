@@ -18,6 +18,9 @@ func newEngine(string, int) *Engine { return nil }
 
 func requestTiles() error { return nil }
 
+// SlowWithDenormals tells that this processor multiplies denormal numbers much more slowly than others.
+func SlowWithDenormals() bool { return false }
+
 // Elementwise computes the elements [first, first+count) of a walk.
 func (*Engine) Elementwise(*Crew, Kernel, *Loops, int64, int64, int64, *Numbers, *Addresses) {}
 

@@ -1,6 +1,6 @@
 // Lifting: what is done to a product's packed operands where numbers are so small that processors are slow with them (denormal ones) or take them for zeros (bfloat16 below
-// 2^-126): both are multiplied by a power of two that is too small to make anything infinite, and sums are divided by its square. So the same bits come out, but for sums of
-// which a denormal rounding on the way is left out.
+// 2^-126): they are multiplied by powers of two that are too small to make anything infinite, and sums are divided by those. So the same bits come out, but for sums of which
+// a denormal rounding on the way is left out.
 #pragma once
 
 #include "loops.h"

@@ -5,22 +5,27 @@ import (
 	"sync/atomic"
 	"unsafe"
 
+	"github.com/epigrad/epigrad/go/dtype"
 	kernels "github.com/epigrad/epigrad/kernels/cpu"
 )
 
-// Where numbers of a product are denormal, processors take a hundred cycles for each multiplication with one; and where products of bfloat16 are so small that instructions for pairs
-// take them for zeros, kernels multiply as floats, at a fraction of the speed. Gradients of smooth activations have such numbers in their tails. So both packed operands are lifted
-// there: multiplied by a power of two, and their sums divided by its square (kernels/cpu/lift.h). Of what is lost on the way nothing would be left in a sum that is not lifted.
+// Where numbers of a product are denormal, some processors take a hundred cycles for each multiplication with one; and where products of bfloat16 are so small that instructions for pairs
+// take them for zeros, kernels multiply as floats, at a fraction of the speed. Gradients of smooth activations have such numbers in their tails. So packed operands are lifted
+// there: multiplied by powers of two, by which their sums are divided again (kernels/cpu/lift.h). Of what is lost on the way nothing would be left in a sum that is not lifted.
 //
 // Whether operands are lifted follows from what is packed for a block, and so do bits; but only those of sums in whose making numbers were denormal differ.
 
-// liftable is what depends on the type of sums: by how many powers of two each operand is lifted, and the exponent of 1, which is also the largest one's.
+// liftable is what depends on the type of sums: by how many powers of two operands are lifted, and the exponent of 1, which is also the largest one's.
 type liftable struct{ powers, bias int64 }
 
+// As many powers leave no number of float32 and float64 denormal; those of a product together leave none of bfloat16 that a sum could hold a zero.
 var (
 	float32Sums = liftable{36, 127}
 	float64Sums = liftable{64, 1023}
 )
+
+// slowWithDenormals is whether operands are lifted because numbers are denormal. Tests have it so on every processor.
+var slowWithDenormals = kernels.SlowWithDenormals()
 
 // depthBits is the logarithm of how many products are added up at most, and some to spare.
 const depthBits = 26
@@ -31,34 +36,49 @@ func (v *vectorProduct) lift(p *packed, units int64, threads int, first bool) (i
 	if v.sumSize == 8 {
 		of = float64Sums
 	}
-	powers := int64(0)
-	if v.tiny(p) {
-		fits, err := v.fits(of, p, units, threads, first)
+	left, right := v.powers(of, p)
+	if left+right > 0 {
+		fits, err := v.fits(of, p, left, right, units, threads, first)
 		if err != nil {
 			return 0, err
 		}
-		if fits {
-			powers = of.powers
+		if !fits {
+			left, right = 0, 0
 		}
 	}
-	for _, o := range []*packedOperand{&p.left, &p.right} {
-		if by := powers - o.lifted; by != 0 {
-			if err := v.eachPanel(o, units, threads, &lifting{powers: by}); err != nil {
-				return 0, err
-			}
-			o.lifted = powers
-		}
+	if err := v.raise(&p.left, left, units, threads); err != nil {
+		return 0, err
 	}
-	return 2 * powers, nil
+	return left + right, v.raise(&p.right, right, units, threads)
 }
 
-// tiny tells that products of numbers may be too small, or numbers are.
-func (v *vectorProduct) tiny(p *packed) bool {
-	if v.form == kernels.Float16 || v.form == kernels.Float16Tiles {
-		return false // float32 has room for them
+// powers are those that the operands need: where numbers are denormal, and where products of pairs may be too small.
+func (v *vectorProduct) powers(of liftable, p *packed) (left, right int64) {
+	if !v.form.Pairs() && (!slowWithDenormals || v.dt == dtype.Float16) {
+		return 0, 0 // float32 has room for all of float16
 	}
-	left, right := p.left.smallest(v.leftWidth), p.right.smallest(v.rightWidth)
-	return left == 0 || right == 0 || v.form.Pairs() && left+right < kernels.LeastExponents
+	l, r := p.left.smallest(v.leftWidth), p.right.smallest(v.rightWidth)
+	switch {
+	case l > 0 && r > 0 && !(v.form.Pairs() && l+r < kernels.LeastExponents):
+		return 0, 0
+	case l == 0 && r == 0:
+		return of.powers, of.powers
+	case !v.form.Pairs():
+		return of.powers * (1 - int64(l)), of.powers * (1 - int64(r))
+	case l < r:
+		return 2 * of.powers, 0
+	}
+	return 0, 2 * of.powers
+}
+
+// raise multiplies what is packed of an operand, so that it is lifted by so many powers in all.
+func (v *vectorProduct) raise(o *packedOperand, powers, units int64, threads int) error {
+	by := powers - o.lifted
+	if by == 0 {
+		return nil
+	}
+	o.lifted = powers
+	return v.eachPanel(o, units, threads, &lifting{powers: by})
 }
 
 // smallest is that of what was found of each panel.
@@ -66,22 +86,25 @@ func (o *packedOperand) smallest(width int64) int16 {
 	return slices.Min(o.packing.Smallest[:divideUp(o.part.count, width)])
 }
 
-// fits tells that neither products nor sums would become too large.
-func (v *vectorProduct) fits(of liftable, p *packed, units int64, threads int, first bool) (bool, error) {
-	room := of.bias - 2*of.powers - depthBits
+// fits tells that neither numbers nor products nor sums would become too large.
+func (v *vectorProduct) fits(of liftable, p *packed, left, right, units int64, threads int, first bool) (bool, error) {
+	room := of.bias - left - right - depthBits
 	exponents := int64(0)
-	for _, o := range []*packedOperand{&p.left, &p.right} {
-		if o.largest < 0 {
+	for _, side := range []struct {
+		*packedOperand
+		powers int64
+	}{{&p.left, left}, {&p.right, right}} {
+		if side.largest < 0 {
 			search := &lifting{search: true}
-			if err := v.eachPanel(o, units, threads, search); err != nil {
+			if err := v.eachPanel(side.packedOperand, units, threads, search); err != nil {
 				return false, err
 			}
-			o.largest = search.most.Load()
+			side.largest = search.most.Load()
 		}
-		if o.largest+of.powers > 2*of.bias {
-			return false, nil // the number itself would be infinite
+		if side.largest+side.powers > 2*of.bias {
+			return false, nil
 		}
-		exponents += o.largest - of.bias
+		exponents += side.largest - of.bias
 	}
 	if first || exponents > room {
 		return exponents <= room, nil

@@ -14,8 +14,8 @@
 #define A(name) JOIN(ARITHMETIC, name)
 
 // A decay is e^-v for v >= 0: e, and m with e = m 2^k. A result that falls towards zero with it is formed from m and scaled last, so that it is rounded once
-// where it is denormal. m is zero where nothing would be left of any result, and so is the e of exact, which is for sums with 1, where it is far too small for those: Intel's
-// processors are slow where a number that is not zero is scaled to a denormal one, or to nothing.
+// where it is denormal. m is zero where a register has no room for m 2^k times what it is multiplied with; an e that is for sums with 1 alone is zero where it is far too small for
+// those. Intel's processors are slow where a number that is not zero is scaled to a denormal one, or to nothing.
 typedef struct {
   f_v m, e;
 } half_decay_t;
@@ -25,7 +25,7 @@ typedef struct {
 typedef struct {
   d_v m, e, k;
 } exact_decay_t;
-// That of the normal distribution falls so fast that denormal results are met sooner, so half has an m of its own there too.
+// That of the normal distribution falls so fast that denormal results are met sooner; so half, whose m is e otherwise, has an m of its own there too.
 typedef struct {
   f_v m, e, k;
 } half_normal_decay_t;
@@ -35,6 +35,8 @@ typedef exact_decay_t exact_normal_decay_t;
 // Half: float reaches as far down as bfloat16 and has 13 bits more than float16.
 #define ARITHMETIC half
 #define REGISTERS f
+// e^-104 is below half of float's smallest number; e^-69, 2^-100, is nothing beside 1, also times any number that comes with it.
+enum { half_last = 104, half_beside_1 = 69 };
 INLINE f_v half_scaled(f_v x, half_decay_t d) {
   (void)d;
   return x;
@@ -42,19 +44,18 @@ INLINE f_v half_scaled(f_v x, half_decay_t d) {
 INLINE half_decay_t half_decay(f_v t) {
   f_v k = f_round(t * f_set(-half_log2_e));
   f_v r = f_fma(k, f_set(-half_ln2), -t);
-  // t e^-t is below half of bfloat16's smallest number from 98 on.
-  f_v e = f_scale_where(f_within(t, 98), f_fma(r * r, half_exp_rest(r), r) + f_set(1), k);
+  f_v e = f_scale_where(f_within(t, half_last), f_fma(r * r, half_exp_rest(r), r) + f_set(1), k);
   return (half_decay_t){e, e};
 }
 INLINE half_normal_decay_t half_normal_decay(f_v x) {
-  const f_v limit = f_set(98);
+  const f_v limit = f_set(half_last);
   f_v t = x * x * f_set(0.5f);
   f_m beyond = f_less(limit, t);
   t = f_min(limit, t);
   f_v k = f_round(t * f_set(-half_log2_e));
   f_v r = f_fma(k, f_set(-half_ln2), -t);
   f_v m = f_select(beyond, f_set(0), f_fma(r * r, half_exp_rest(r), r) + f_set(1));
-  return (half_normal_decay_t){m, f_scale_where(f_within(t, 69), m, k), k};
+  return (half_normal_decay_t){m, f_scale_where(f_within(t, half_beside_1), m, k), k};
 }
 INLINE f_v half_normal_scaled(f_m where, f_v x, half_normal_decay_t d) { return f_scale_where(where, x, d.k); }
 INLINE half_decay_t half_gelu_tanh_decay(f_v x) { return half_decay(f_abs(x) * f_fma(f_set(half_gelu_tanh_c3), x * x, f_set(half_gelu_tanh_c1))); }
@@ -102,12 +103,13 @@ INLINE d_v single_tail(d_v t) {
 // Exact: exponents are formed in two parts, since rounding an exponent v costs v units in the last place.
 #define ARITHMETIC exact
 #define REGISTERS d
+// t e^-t is below half of float64's smallest number from 753 on; e^-345, 2^-498, is nothing beside 1.
+enum { exact_last = 760, exact_beside_1 = 345 };
 INLINE d_v d_add(d_v a, d_v b) { return a + b; }
 INLINE d_v exact_scaled(d_v x, exact_decay_t d) { return d_scale(x, d.k); }
 // e^-(t+low) for |low| <= ulp(t): -t = r + k ln2 with |r| <= ln2/2.
 INLINE exact_decay_t exact_decay_of(d_v t, d_v low) {
-  // t e^-t is below half of float64's smallest number from 753 on.
-  const d_v limit = d_set(760);
+  const d_v limit = d_set(exact_last);
   const d_m beyond = d_less(limit, t);
   t = d_min(limit, t);
   d_v k = d_round(t * d_set(-exact_log2_e));
@@ -116,7 +118,7 @@ INLINE exact_decay_t exact_decay_of(d_v t, d_v low) {
   d_v r = head + tail, r_low = tail - (r - head);
   d_v m = d_set(1) + (r + d_fma(r * r, exact_exp_rest(r), r_low));
   m = d_select(beyond, d_set(0), m);
-  return (exact_decay_t){m, d_scale_where(d_within(t, 345), m, k), k};
+  return (exact_decay_t){m, d_scale_where(d_within(t, exact_beside_1), m, k), k};
 }
 INLINE d_v exact_normal_scaled(d_m where, d_v x, exact_decay_t d) {
   (void)where;

@@ -1,4 +1,5 @@
-// Products of packed panels. Every sum is formed in the order of the depth, in parts of one length that are added up: tiles, panels and threads have no influence.
+// Products of packed panels. Every sum is formed in the order of the depth, in parts of one length that are added up: tiles, panels and threads have no influence. Where operands are
+// lifted (lift.h), only what was denormal on the way is another sum.
 
 #pragma once
 
@@ -123,6 +124,11 @@ INLINE int16_t exponent_of_smallest(__m512i less_1) {
 #undef UNIT
 #undef ELEMENT
 #undef REGISTERS
+#undef NOTHING_FOUND
+#undef FOUND
+#undef FIND
+#undef TELL
+#undef LOAD_LINES
 #endif
 
 // What is needed soon, and is asked for from farther caches on the way: the panels of the next kernels, so many bytes of each at every step of the depth.
@@ -203,7 +209,7 @@ PANEL_KERNELS(multiply_float32, f, TARGET, f_fma)
 PANEL_KERNELS(multiply_float64, d, TARGET, d_fma)
 
 // The processor's instructions for bfloat16 take numbers below 2^-126 for zeros, those that they read and those that they make. Where no number but zero is so small
-// that this could be seen, they have the accuracy of float32 sums; elsewhere both halves are multiplied as floats.
+// that this could be seen, they have the accuracy of float32 sums; elsewhere operands are lifted, or both halves are multiplied as floats.
 
 #ifdef PAIRS
 

@@ -29,9 +29,10 @@ const anyStrides = "strided"
 
 // Backend is the CPU backend with one engine, or with none.
 type Backend struct {
-	blas   level3
-	engine *kernels.Engine // nil for the Go kernels
-	reason string          // why the backend is not available: an engine was asked for that this machine cannot run, or threads that there are not
+	blas              level3
+	engine            *kernels.Engine // nil for the Go kernels
+	slowWithDenormals bool            // the processor is
+	reason            string          // why the backend is not available: an engine was asked for that this machine cannot run, or threads that there are not
 }
 
 // portableEngine is the name of the engine that there is everywhere: the Go kernels.
@@ -54,7 +55,7 @@ func Engines() []string { return append(kernels.Names(), portableEngine) }
 
 // NewOn returns the backend on the engine of a name. One that cannot run here gives a backend that is not available, and says why.
 func NewOn(name string) *Backend {
-	b := &Backend{blas: level3{name: "gonum", f32: gonum.Implementation{}, f64: gonum.Implementation{}}}
+	b := &Backend{blas: level3{name: "gonum", f32: gonum.Implementation{}, f64: gonum.Implementation{}}, slowWithDenormals: kernels.SlowWithDenormals()}
 	if err := team.Check(); err != nil {
 		b.reason = err.Error()
 		return b

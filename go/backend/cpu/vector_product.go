@@ -33,6 +33,7 @@ type vectorProduct struct {
 	leftWidth, rightWidth int64
 	sumSize               int64
 	exchanged             bool // the operands are: sums are formed as if they were not
+	slowWithDenormals     bool // the processor is
 	add, store            kernels.Kernel
 }
 
@@ -61,7 +62,7 @@ func (b *Backend) vectorProduct(p product) *vectorProduct {
 	if b.engine == nil {
 		return nil
 	}
-	v := &vectorProduct{product: p, engine: b.engine, sumSize: p.dt.Accumulator().Size()}
+	v := &vectorProduct{product: p, engine: b.engine, sumSize: p.dt.Accumulator().Size(), slowWithDenormals: b.slowWithDenormals}
 	for _, form := range forms[p.dt] {
 		if v.leftWidth, v.rightWidth = b.engine.Widths(form); v.leftWidth > 0 {
 			v.form = form

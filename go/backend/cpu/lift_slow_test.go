@@ -1,4 +1,0 @@
-package cpu
-
-// What is lifted on some processors only is tested on all.
-func init() { slowWithDenormals = true }

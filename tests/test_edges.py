@@ -110,7 +110,7 @@ def test_tails_bends_and_subnormals_are_right_to_the_last_places(
 
 
 @pytest.mark.parametrize(
-    "activation, first, last, factor",
+    ("activation", "first", "last", "factor"),
     [("gelu", -14.4, -13.0, 1), ("gelu_tanh", -10.7, -9.8, 330), ("silu", -103.0, -87.0, 104)],
 )
 def test_a_large_gradient_times_a_tiny_slope_is_something(

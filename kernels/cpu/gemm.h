@@ -41,33 +41,20 @@ enum { side_by_side = 4, most_width = tile_registers * f_lanes };
 #define UNIT 4
 #define ELEMENT 4
 #include "pack.h"
-#undef FORM
-#undef STORAGE
-#undef UNIT
-#undef ELEMENT
 
-#define UNIT 2
-#define ELEMENT 2
+#define REGISTERS f
 #define FORM bfloat16
 #define STORAGE bfloat16
+#define UNIT 2
+#define ELEMENT 2
 #include "pack.h"
-#undef FORM
-#undef STORAGE
-#undef UNIT
-#undef ELEMENT
-#undef REGISTERS
 
 #define REGISTERS d
-#define UNIT 8
-#define ELEMENT 8
 #define FORM float64
 #define STORAGE float64
+#define UNIT 8
+#define ELEMENT 8
 #include "pack.h"
-#undef FORM
-#undef STORAGE
-#undef UNIT
-#undef ELEMENT
-#undef REGISTERS
 #undef FOUND
 #undef FIND
 #undef TELL
@@ -76,16 +63,11 @@ enum { side_by_side = 4, most_width = tile_registers * f_lanes };
 #define FIND(found, x)
 #define TELL(smallest, found) smallest = 1;
 #define REGISTERS f
-#define UNIT 2
-#define ELEMENT 2
 #define FORM float16
 #define STORAGE float16
+#define UNIT 2
+#define ELEMENT 2
 #include "pack.h"
-#undef FORM
-#undef STORAGE
-#undef UNIT
-#undef ELEMENT
-#undef REGISTERS
 #undef FOUND
 #undef FIND
 #undef TELL
@@ -119,11 +101,6 @@ INLINE int16_t exponent_of_smallest(__m512i less_1) {
 #define UNIT 4
 #define ELEMENT 2
 #include "pack.h"
-#undef FORM
-#undef STORAGE
-#undef UNIT
-#undef ELEMENT
-#undef REGISTERS
 #undef NOTHING_FOUND
 #undef FOUND
 #undef FIND

@@ -1,5 +1,5 @@
 // Packing of one form, included once for each with FORM (its name), STORAGE (what is loaded), UNIT (bytes of what becomes one element of a panel), ELEMENT (bytes of
-// an element of the matrix), and REGISTERS set. Pairs are units of two elements.
+// an element of the matrix), and REGISTERS set, which it undefines. Pairs are units of two elements.
 
 // Rows, or steps of the depth, mostly lie so far apart that a processor does not see by itself what will be read next: it is asked for, and so is what will be written.
 
@@ -125,3 +125,9 @@ TARGET static void JOIN(pack, FORM)(const epg_operand *p, int64_t panel, int64_t
   else
     JOIN(pack_panels, FORM)(0, tile_registers * V(lanes), p, panel, count, from, to, smallest);
 }
+
+#undef REGISTERS
+#undef FORM
+#undef STORAGE
+#undef UNIT
+#undef ELEMENT

@@ -85,6 +85,11 @@ def _product(size: int) -> Case:
     )
 
 
+def _large_layer(name: str, goals: Mapping[str, float], spread: float = 1.0) -> Case:
+    shapes = ((1024, 1024), (4096, 1024), (4096,))
+    return Case(name, operations.linear, shapes, ("gelu",), operations.activations, goals, spread=spread)
+
+
 def _lerp_by(shape: tuple[int, ...], weight: tuple[int, ...]) -> Case:
     """A weight that is broadcast along memory, or between: its gradient is a sum of neighbours."""
     return Case(
@@ -98,23 +103,8 @@ def _lerp_by(shape: tuple[int, ...], weight: tuple[int, ...]) -> Case:
 
 
 CASES = (
-    Case(
-        "linear 1024x1024->4096",
-        operations.linear,
-        ((1024, 1024), (4096, 1024), (4096,)),
-        ("gelu",),
-        operations.activations,
-        _goals(1.0, 1.0, 1.3, 2.2),
-    ),
-    Case(
-        "linear 1024x1024->4096 of 32",
-        operations.linear,
-        ((1024, 1024), (4096, 1024), (4096,)),
-        ("gelu",),
-        operations.activations,
-        _goals(1.0, 1.0, 1.0, 1.0),
-        spread=32.0,
-    ),
+    _large_layer("linear 1024x1024->4096", _goals(1.0, 1.0, 1.3, 2.2)),
+    _large_layer("linear 1024x1024->4096 of 32", _goals(1.0, 1.0, 1.0, 1.0), spread=32.0),
     _product(1024),
     _product(2048),
     Case(

@@ -224,6 +224,19 @@ int epg_slow_with_denormals(void) {
   return __get_cpuid(0, &most, &vendor[0], &vendor[2], &vendor[1]) && !memcmp(vendor, "GenuineIntel", sizeof vendor);
 }
 
+int64_t epg_cache_bytes(void) {
+  enum { none = 0, instructions = 2, intel = 4, amd = 0x8000001d };
+  int64_t largest = 0;
+  unsigned a, b, c, d;
+  for (int vendor = 0; vendor < 2 && !largest; vendor++)
+    for (unsigned i = 0; __get_cpuid_count(vendor ? amd : intel, i, &a, &b, &c, &d) && (a & 31) != none; i++) {
+      const int64_t ways = (b >> 22) + 1, partitions = (b >> 12 & 1023) + 1, line = (b & 4095) + 1, sets = (int64_t)c + 1;
+      const int64_t bytes = ways * partitions * line * sets;
+      if ((a & 31) != instructions && bytes > largest) largest = bytes;
+    }
+  return largest;
+}
+
 int epg_request_tiles(void) {
 #ifdef __linux__
   enum { request_permission = 0x1023, tile_data = 18 };  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA

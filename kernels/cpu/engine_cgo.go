@@ -17,6 +17,8 @@ package cpu
 // #cgo nocallback epg_multiply
 // #cgo noescape epg_slow_with_denormals
 // #cgo nocallback epg_slow_with_denormals
+// #cgo noescape epg_cache_bytes
+// #cgo nocallback epg_cache_bytes
 // #cgo noescape epg_request_tiles
 // #cgo nocallback epg_request_tiles
 // #include "calls.h"
@@ -88,6 +90,9 @@ func requestTiles() error {
 
 // SlowWithDenormals tells that this processor multiplies denormal numbers much more slowly than others.
 func SlowWithDenormals() bool { return C.epg_slow_with_denormals() != 0 }
+
+// CacheBytes is the size of this processor's largest cache, as it says itself, or 0.
+func CacheBytes() int64 { return int64(C.epg_cache_bytes()) }
 
 // Elementwise computes the elements [first, first+count) of a walk, each at a time.
 func (e *Engine) Elementwise(crew *Crew, k Kernel, l *Loops, first, count, each int64, numbers *Numbers, at *Addresses) {

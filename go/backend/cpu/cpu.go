@@ -32,6 +32,7 @@ type Backend struct {
 	blas              level3
 	engine            *kernels.Engine // nil for the Go kernels
 	slowWithDenormals bool            // the processor is
+	streamed          int64           // bytes of a walk from which on its results go past the caches
 	reason            string          // why the backend is not available: an engine was asked for that this machine cannot run, or threads that there are not
 }
 
@@ -55,7 +56,11 @@ func Engines() []string { return append(kernels.Names(), portableEngine) }
 
 // NewOn returns the backend on the engine of a name. One that cannot run here gives a backend that is not available, and says why.
 func NewOn(name string) *Backend {
-	b := &Backend{blas: level3{name: "gonum", f32: gonum.Implementation{}, f64: gonum.Implementation{}}, slowWithDenormals: kernels.SlowWithDenormals()}
+	b := &Backend{
+		blas:              level3{name: "gonum", f32: gonum.Implementation{}, f64: gonum.Implementation{}},
+		slowWithDenormals: kernels.SlowWithDenormals(),
+		streamed:          streamedCaches * max(leastCache, kernels.CacheBytes()),
+	}
 	if err := team.Check(); err != nil {
 		b.reason = err.Error()
 		return b

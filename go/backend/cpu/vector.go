@@ -16,8 +16,10 @@ const (
 	// A task's elements: as many as leave each thread vectorTurns tasks, within bounds. Long pieces are read faster.
 	vectorTurns             = 8
 	leastOfTask, mostOfTask = 1 << 15, 1 << 18
-	// streamedBytes is the memory of a walk from which on its results go past the caches: it would not stay there until somebody reads it.
-	streamedBytes = 32 << 20
+	// A walk over so many times the memory of the largest cache, whose size is leastCache where the processor does not say, streams: its results would not stay there
+	// until somebody reads them. Of less, they would be written to memory that the system has just cleared in that cache.
+	streamedCaches = 4
+	leastCache     = 32 << 20
 )
 
 // vectorKernel is one of an engine's kernels on the operands of a problem, absent ones nil.
@@ -26,6 +28,7 @@ type vectorKernel struct {
 	kernel   kernels.Kernel
 	dt       dtype.DType
 	operands [kernels.Operands]*tensor.View
+	streamed int64 // bytes of a walk from which on its results go past the caches
 }
 
 // operandsOf places operands where a kernel has them.
@@ -44,7 +47,7 @@ func (b *Backend) vector(name string, dt dtype.DType, operands [kernels.Operands
 	if !ok {
 		return nil
 	}
-	return &vectorKernel{b.engine, kernel, dt, operands}
+	return &vectorKernel{b.engine, kernel, dt, operands, b.streamed}
 }
 
 // present are the operands that there are.
@@ -69,7 +72,7 @@ func (v *vectorKernel) spread(at *kernels.Addresses, addresses []unsafe.Pointer)
 	}
 }
 
-// streams tells that the walk is too large for caches.
+// streams tells that the walk is much too large for caches.
 func (v *vectorKernel) streams() bool {
 	bytes := int64(0)
 	for _, operand := range v.present() {
@@ -81,7 +84,7 @@ func (v *vectorKernel) streams() bool {
 		}
 		bytes += own
 	}
-	return bytes >= streamedBytes
+	return bytes >= v.streamed
 }
 
 // walk translates loops over the present operands for the engine; false where they have too many dimensions.

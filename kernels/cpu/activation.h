@@ -20,7 +20,7 @@
 #define C(x) V(set)(x)
 
 typedef struct {
-  A(normal_decay_t) decay;
+  Decay decay;
   Real tail;
 } A(gelu_parts_t);
 
@@ -57,13 +57,13 @@ INLINE Real A(square_of_1_plus)(Real e) { return V(fma)(e, C(2) + e, C(1)); }
 INLINE A(gelu_parts_t) A(gelu_parts)(Real x) { return (A(gelu_parts_t)){A(normal_decay)(x), A(tail)(V(abs)(x))}; }
 INLINE Real A(gelu_value)(Real x, A(gelu_parts_t) p) {
   V(m) negative = V(less)(x, C(0));
-  Real left = A(normal_scaled)(negative, x * (p.decay.m * p.tail), p.decay), right = x * (C(1) - p.decay.e * p.tail);
+  Real left = A(scaled)(negative, C(1), x * (p.decay.m * p.tail), p.decay), right = x * (C(1) - p.decay.e * p.tail);
   return V(select)(negative, left, right);
 }
 INLINE Real A(gelu_gradient)(Real g, Real x, A(gelu_parts_t) p) {
   V(m) negative = V(less)(x, C(0));
   Real tail = p.tail - V(abs)(x) * C(A(inv_sqrt_2pi));
-  return g * V(select)(negative, A(normal_scaled)(negative, p.decay.m * tail, p.decay), C(1) - p.decay.e * tail);
+  return V(select)(negative, A(scaled)(negative, g, p.decay.m * tail, p.decay), g * (C(1) - p.decay.e * tail));
 }
 
 // sigmoid is 1/(1+e) on the right and e/(1+e) on the left, e = e^-|x|: 1 - sigmoid without its cancellation. Its slope is e/(1+e)^2.
@@ -71,11 +71,11 @@ INLINE Decay A(sigmoid_parts)(Real x) { return A(decay)(V(abs)(x)); }
 INLINE Real A(sigmoid_value)(Real x, Decay decay) {
   V(m) negative = V(less)(x, C(0));
   Real r = V(select)(negative, decay.m, C(1)) / (C(1) + decay.e);
-  return V(select)(negative, A(scaled)(r, decay), r);
+  return V(select)(negative, A(scaled)(negative, C(1), r, decay), r);
 }
 INLINE Real A(sigmoid_gradient)(Real g, Real x, Decay decay) {
   (void)x;
-  return g * A(scaled)(decay.m / A(square_of_1_plus)(decay.e), decay);
+  return A(scaled)(V(everywhere)(), g, decay.m / A(square_of_1_plus)(decay.e), decay);
 }
 INLINE Real A(sigmoid_gradient_from_output)(Real g, Real y) { return g * (y * (C(1) - y)); }
 
@@ -83,23 +83,23 @@ INLINE Real A(sigmoid_gradient_from_output)(Real g, Real y) { return g * (y * (C
 INLINE Real A(sigmoid_product)(Real x, Decay decay) {
   V(m) negative = V(less)(x, C(0));
   Real product = V(select)(negative, x * decay.m, x) / (C(1) + decay.e);
-  return V(select)(negative, A(scaled)(product, decay), product);
+  return V(select)(negative, A(scaled)(negative, C(1), product, decay), product);
 }
 
-// sigmoid_product_slope is its derivative for an odd v that grows with x, sigmoid(v) (1 + x v' sigmoid(-v)), over one denominator. At infinities it is NaN:
+// sigmoid_product_gradient is g times its derivative for an odd v that grows with x, sigmoid(v) (1 + x v' sigmoid(-v)), over one denominator. At infinities that is NaN:
 // x e = inf*0.
-INLINE Real A(sigmoid_product_slope)(Real x, Real v_slope, Decay decay) {
+INLINE Real A(sigmoid_product_gradient)(Real g, Real x, Real v_slope, Decay decay) {
   V(m) negative = V(less)(x, C(0));
   Real numerator = V(fma)(x, v_slope, C(1));
   Real left = decay.m * (numerator + decay.e), right = V(fma)(decay.e, numerator, C(1));
   Real slope = V(select)(negative, left, right) / A(square_of_1_plus)(decay.e);
-  return V(select)(negative, A(scaled)(slope, decay), slope);
+  return V(select)(negative, A(scaled)(negative, g, slope, decay), g * slope);
 }
 
 // silu is x sigmoid(x).
 INLINE Decay A(silu_parts)(Real x) { return A(decay)(V(abs)(x)); }
 INLINE Real A(silu_value)(Real x, Decay decay) { return A(sigmoid_product)(x, decay); }
-INLINE Real A(silu_gradient)(Real g, Real x, Decay decay) { return g * A(sigmoid_product_slope)(x, C(1), decay); }
+INLINE Real A(silu_gradient)(Real g, Real x, Decay decay) { return A(sigmoid_product_gradient)(g, x, C(1), decay); }
 
 // gelu_tanh is x (1 + tanh(u))/2 = x sigmoid(v) with v = 2u = c1 x + c3 x^3, c1 = 2 sqrt(2/pi) and c3 = 0.044715 c1.
 INLINE Decay A(gelu_tanh_parts)(Real x) { return A(gelu_tanh_decay)(x); }
@@ -108,7 +108,7 @@ INLINE Real A(gelu_tanh_gradient)(Real g, Real x, Decay decay) {
   // Where e is zero the slope is the limit, and NaN at infinities; the cube of a large x would overflow to an infinity of its own.
   Real v_slope = V(fma)(C(A(gelu_tanh_3c3)), x * x, C(A(gelu_tanh_c1)));
   v_slope = V(select)(V(at_most)(decay.m, C(0)), C(1), v_slope);
-  return g * A(sigmoid_product_slope)(x, v_slope, decay);
+  return A(sigmoid_product_gradient)(g, x, v_slope, decay);
 }
 
 // tanh is 1 - 2e/(1+e), e = e^(-2|x|), with the sign of x, and a polynomial near 0, where that cancels. Its slope is 4e/(1+e)^2.
@@ -121,7 +121,7 @@ INLINE Real A(tanh_value)(Real x, Decay decay) {
 }
 INLINE Real A(tanh_gradient)(Real g, Real x, Decay decay) {
   (void)x;
-  return g * A(scaled)(C(4) * decay.m / A(square_of_1_plus)(decay.e), decay);
+  return A(scaled)(V(everywhere)(), g, C(4) * decay.m / A(square_of_1_plus)(decay.e), decay);
 }
 INLINE Real A(tanh_gradient_from_output)(Real g, Real y) { return g * ((C(1) - y) * (C(1) + y)); }
 

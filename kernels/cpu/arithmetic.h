@@ -13,11 +13,14 @@
 #define V(name) JOIN(REGISTERS, name)
 #define A(name) JOIN(ARITHMETIC, name)
 
-// A decay is e^-v for v >= 0: e, and m with e = m 2^k. A result that falls towards zero with it is formed from m and scaled last, so that it is rounded once
-// where it is denormal. m is zero where a register has no room for m 2^k times what it is multiplied with; an e that is for sums with 1 alone is zero where it is far too small for
-// those. Intel's processors are slow where a number that is not zero is scaled to a denormal one, or to nothing.
+// A decay is e^-v for v >= 0: e, for sums with 1, which is zero where it is far too small for those; and m, of which results are formed that fall towards zero with it. What is formed of
+// m becomes, by scaled(), a result times g, rounded once where it is denormal: it is wanted in some lanes, and open in others.
+//
+// Intel's processors are slow where numbers are multiplied that are denormal or become so, and where a number is scaled to a denormal one, or to nothing; not where it is converted to one.
+// So half takes m for e, unless a lane is far out; there, as exact does everywhere, it leaves m = e 2^-k. m is zero where a register has no room for e times what it is multiplied with.
 typedef struct {
-  f_v m, e;
+  f_v m, e, k;
+  int far;
 } half_decay_t;
 typedef struct {
   d_v m, e;
@@ -25,39 +28,28 @@ typedef struct {
 typedef struct {
   d_v m, e, k;
 } exact_decay_t;
-// That of the normal distribution falls so fast that denormal results are met sooner; so half, whose m is e otherwise, has an m of its own there too.
-typedef struct {
-  f_v m, e, k;
-} half_normal_decay_t;
-typedef single_decay_t single_normal_decay_t;
-typedef exact_decay_t exact_normal_decay_t;
 
 // Half: float reaches as far down as bfloat16 and has 13 bits more than float16.
 #define ARITHMETIC half
 #define REGISTERS f
-// e^-104 is below half of float's smallest number; e^-69, 2^-100, is nothing beside 1, also times any number that comes with it.
-enum { half_last = 104, half_beside_1 = 69 };
-INLINE f_v half_scaled(f_v x, half_decay_t d) {
-  (void)d;
-  return x;
+// e^-104 is below half of float's smallest number; e^-69, 2^-100, is nothing beside 1, also times any number that comes with it. What is formed of an m is above 2^-6 in the tails, and so
+// normal down to 2^-119.
+enum { half_last = 104, half_beside_1 = 69, half_normal_exponent = -119 };
+INLINE f_v half_scaled(f_m where, f_v g, f_v x, half_decay_t d) {
+  if (!d.far) return g * x;
+  if (f_any(f_both(where, f_both(f_less(d.k, f_set(half_normal_exponent)), f_less(f_set(0), f_abs(x)))))) return f_scale_product(g, x, d.k);
+  return g * f_scale_normal_where(where, x, d.k);
 }
 INLINE half_decay_t half_decay(f_v t) {
+  const f_m near = f_within(t, half_beside_1);
   f_v k = f_round(t * f_set(-half_log2_e));
   f_v r = f_fma(k, f_set(-half_ln2), -t);
-  f_v e = f_scale_where(f_within(t, half_last), f_fma(r * r, half_exp_rest(r), r) + f_set(1), k);
-  return (half_decay_t){e, e};
+  f_v m = f_fma(r * r, half_exp_rest(r), r) + f_set(1), e = f_scale_normal_where(near, m, k);
+  if (f_all(near)) return (half_decay_t){e, e, k, 0};
+  const f_m beyond = f_less(f_set(half_last), t);
+  return (half_decay_t){f_select(beyond, f_set(0), m), e, f_select(beyond, f_set(0), k), 1};
 }
-INLINE half_normal_decay_t half_normal_decay(f_v x) {
-  const f_v limit = f_set(half_last);
-  f_v t = x * x * f_set(0.5f);
-  f_m beyond = f_less(limit, t);
-  t = f_min(limit, t);
-  f_v k = f_round(t * f_set(-half_log2_e));
-  f_v r = f_fma(k, f_set(-half_ln2), -t);
-  f_v m = f_select(beyond, f_set(0), f_fma(r * r, half_exp_rest(r), r) + f_set(1));
-  return (half_normal_decay_t){m, f_scale_where(f_within(t, half_beside_1), m, k), k};
-}
-INLINE f_v half_normal_scaled(f_m where, f_v x, half_normal_decay_t d) { return f_scale_where(where, x, d.k); }
+INLINE half_decay_t half_normal_decay(f_v x) { return half_decay(x * x * f_set(0.5f)); }
 INLINE half_decay_t half_gelu_tanh_decay(f_v x) { return half_decay(f_abs(x) * f_fma(f_set(half_gelu_tanh_c3), x * x, f_set(half_gelu_tanh_c1))); }
 INLINE f_v half_tail(f_v t) {
   t = f_min(f_set(64), t);
@@ -71,9 +63,9 @@ INLINE f_v half_tail(f_v t) {
 // Single: no float32 is denormal or overflows here, so nothing needs two parts. Beyond the limit every result is zero.
 #define ARITHMETIC single
 #define REGISTERS d
-INLINE d_v single_scaled(d_v x, single_decay_t d) {
-  (void)d;
-  return x;
+INLINE d_v single_scaled(d_m where, d_v g, d_v x, single_decay_t d) {
+  (void)where, (void)d;
+  return g * x;
 }
 INLINE single_decay_t single_decay(d_v t) {
   const d_v limit = d_set(700);
@@ -86,10 +78,6 @@ INLINE single_decay_t single_decay(d_v t) {
   return (single_decay_t){e, e};
 }
 INLINE single_decay_t single_normal_decay(d_v x) { return single_decay(x * x * d_set(0.5)); }
-INLINE d_v single_normal_scaled(d_m where, d_v x, single_decay_t d) {
-  (void)where;
-  return single_scaled(x, d);
-}
 INLINE single_decay_t single_gelu_tanh_decay(d_v x) { return single_decay(d_abs(x) * d_fma(d_set(single_gelu_tanh_c3), x * x, d_set(single_gelu_tanh_c1))); }
 INLINE d_v single_tail(d_v t) {
   t = d_min(d_set(64), t);
@@ -106,7 +94,10 @@ INLINE d_v single_tail(d_v t) {
 // t e^-t is below half of float64's smallest number from 753 on; e^-345, 2^-498, is nothing beside 1.
 enum { exact_last = 760, exact_beside_1 = 345 };
 INLINE d_v d_add(d_v a, d_v b) { return a + b; }
-INLINE d_v exact_scaled(d_v x, exact_decay_t d) { return d_scale(x, d.k); }
+INLINE d_v exact_scaled(d_m where, d_v g, d_v x, exact_decay_t d) {
+  (void)where;
+  return g * d_scale(x, d.k);
+}
 // e^-(t+low) for |low| <= ulp(t): -t = r + k ln2 with |r| <= ln2/2.
 INLINE exact_decay_t exact_decay_of(d_v t, d_v low) {
   const d_v limit = d_set(exact_last);
@@ -119,10 +110,6 @@ INLINE exact_decay_t exact_decay_of(d_v t, d_v low) {
   d_v m = d_set(1) + (r + d_fma(r * r, exact_exp_rest(r), r_low));
   m = d_select(beyond, d_set(0), m);
   return (exact_decay_t){m, d_scale_where(d_within(t, exact_beside_1), m, k), k};
-}
-INLINE d_v exact_normal_scaled(d_m where, d_v x, exact_decay_t d) {
-  (void)where;
-  return exact_scaled(x, d);
 }
 INLINE exact_decay_t exact_decay(d_v t) { return exact_decay_of(t, d_set(0)); }
 INLINE exact_decay_t exact_normal_decay(d_v x) {

@@ -21,21 +21,30 @@ LARGEST(float32, uint32_t, 23)
 LARGEST(float64, uint64_t, 52)
 LARGEST(bfloat16, uint16_t, 7)
 
-#define LIFT(registers)                                                                                                                \
-  TARGET static void lift_##registers(char *at, int64_t bytes, int64_t powers) {                                                       \
-    const registers##_v k = registers##_set(powers);                                                                                   \
-    for (int64_t i = 0; i < bytes; i += VECTOR_BYTES)                                                                                  \
-      registers##_store_real((registers##_real *)(at + i), registers##_scale(registers##_load_real((registers##_real *)(at + i)), k)); \
-  }
-LIFT(f)
-LIFT(d)
+// A float is scaled as a double where it is denormal or becomes so: those who lift are the processors that are slow there.
+typedef struct {
+  f_v k, least;
+} float_lift;
+INLINE float_lift float_lift_by(int64_t powers) { return (float_lift){f_set(powers), f_scale(f_set(0x1p-126f), f_set(powers < 0 ? -powers : 0))}; }
+INLINE f_v lift_floats(float_lift by, f_v x) {
+  if (f_any(f_both(f_less(f_set(0), f_abs(x)), f_less(f_abs(x), by.least)))) return f_scale_product(f_set(1), x, by.k);
+  return f_scale(x, by.k);
+}
+TARGET static void lift_f(char *at, int64_t bytes, int64_t powers) {
+  const float_lift by = float_lift_by(powers);
+  for (int64_t i = 0; i < bytes; i += VECTOR_BYTES) f_store_float32(at + i, lift_floats(by, f_load_float32(at + i)));
+}
+TARGET static void lift_d(char *at, int64_t bytes, int64_t powers) {
+  const d_v k = d_set(powers);
+  for (int64_t i = 0; i < bytes; i += VECTOR_BYTES) d_store_float64(at + i, d_scale(d_load_float64(at + i), k));
+}
 
 #if defined(PAIRS) || defined(TILES)
 // Nothing is rounded: a bfloat16 stays one, and what was denormal becomes normal.
 TARGET static void lift_pairs(char *at, int64_t bytes, int64_t powers) {
-  const f_v k = f_set(powers);
+  const float_lift by = float_lift_by(powers);
   for (int64_t i = 0; i < bytes; i += VECTOR_BYTES) {
-    const f_v words = f_load_float32(at + i), low = f_scale(f_low_half(words), k), high = f_scale(f_high_half(words), k);
+    const f_v words = f_load_float32(at + i), low = lift_floats(by, f_low_half(words)), high = lift_floats(by, f_high_half(words));
     const __m512i both = _mm512_or_si512(_mm512_castps_si512(high), _mm512_srli_epi32(_mm512_castps_si512(low), 16));
     f_store_float32(at + i, _mm512_castsi512_ps(both));
   }

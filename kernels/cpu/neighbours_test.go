@@ -86,3 +86,40 @@ func sums(e *cpu.Engine, form cpu.Form, rows, columns, depth, exchanged int64, l
 	}
 	return found
 }
+
+// A function has the same bits beside any others, though some send a register another way: far out, where results become denormal and then nothing, times gradients of any size.
+func TestElementsDoNotDependOnTheirNeighbours(t *testing.T) {
+	const n = 1 << 10
+	kernels := map[string]int{} // and outputs
+	for _, act := range []string{"relu", "gelu", "gelu_tanh", "silu", "sigmoid", "tanh"} {
+		kernels["activation_"+act], kernels["activation_backward_"+act] = 1, 2
+	}
+	forEachEngine(t, func(t *testing.T, e *cpu.Engine) {
+		random := rand.New(rand.NewPCG(21, 34))
+		for _, dt := range dtype.All() {
+			for name, outputs := range kernels {
+				kernel, ok := e.Kernel(name + "_" + dt.Short())
+				require.True(t, ok)
+				inputs := make([][]float64, outputs)
+				alike := make([][]float64, outputs)
+				for range n {
+					// Between nothing and twice the farthest tail of any; half of them about 1.
+					x, g := random.NormFloat64()*math.Exp2(float64(random.IntN(8))*float64(random.IntN(2))), random.NormFloat64()*math.Ldexp(1, random.IntN(240)-120)
+					for i, value := range []float64{g, x}[2-outputs:] {
+						inputs[i] = append(inputs[i], value)
+						alike[i] = append(alike[i], slices.Repeat([]float64{value}, cpu.Group)...)
+					}
+				}
+				got := runKernel(e, kernel, dt, outputs, inputs, 1, n, 0)
+				want := runKernel(e, kernel, dt, outputs, alike, 1, n*cpu.Group, 0)
+				for output := range got {
+					for i, y := range got[output] {
+						if alone := want[output][i*cpu.Group]; math.Float64bits(y) != math.Float64bits(alone) {
+							t.Fatalf("%s_%s of %v: %v among others, %v among itself", name, dt.Short(), []float64{inputs[0][i], inputs[outputs-1][i]}, y, alone)
+						}
+					}
+				}
+			}
+		}
+	})
+}

@@ -57,7 +57,11 @@ INLINE f_m f_denormal(f_v x) { return _mm256_and_ps(f_less(f_set(0), f_abs(x)), 
 INLINE d_m d_denormal(d_v x) { return _mm256_and_pd(d_less(d_set(0), d_abs(x)), d_less(d_abs(x), d_set(0x1p-1022))); }
 INLINE f_m f_either(f_m a, f_m b) { return _mm256_or_ps(a, b); }
 INLINE d_m d_either(d_m a, d_m b) { return _mm256_or_pd(a, b); }
+INLINE f_m f_both(f_m a, f_m b) { return _mm256_and_ps(a, b); }
+INLINE f_m f_everywhere(void) { return _mm256_castsi256_ps(_mm256_set1_epi32(-1)); }
+INLINE d_m d_everywhere(void) { return _mm256_castsi256_pd(_mm256_set1_epi32(-1)); }
 INLINE int f_any(f_m mask) { return _mm256_movemask_ps(mask) != 0; }
+INLINE int f_all(f_m mask) { return _mm256_movemask_ps(mask) == 0xff; }
 INLINE int d_any(d_m mask) { return _mm256_movemask_pd(mask) != 0; }
 
 INLINE f_v f_round(f_v x) { return _mm256_round_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
@@ -79,9 +83,19 @@ INLINE d_v d_scale(d_v x, d_v k) {
   d_v half = d_round(k * d_set(0.5));
   return x * d_power_of_two(half) * d_power_of_two(k - half);
 }
-INLINE f_v f_scale_where(f_m mask, f_v x, f_v k) { return _mm256_and_ps(mask, f_scale(x, k)); }
 INLINE d_v d_scale_where(d_m mask, d_v x, d_v k) { return _mm256_and_pd(mask, d_scale(x, k)); }
+// No number has room for a power below 2^-126: of zero, it is all the same which.
+INLINE f_v f_scale_normal_where(f_m mask, f_v x, f_v k) { return _mm256_and_ps(mask, x * f_power_of_two(_mm256_max_ps(f_set(-126), k))); }
 INLINE d_v d_scale_normal(d_v x, d_v k) { return x * d_power_of_two(k); }
+INLINE f_v f_scale_product(f_v a, f_v b, f_v k) {
+  __m128 halves[2];
+  UNROLL for (int i = 0; i < 2; i++) {
+    const d_v x = _mm256_cvtps_pd(i ? _mm256_extractf128_ps(a, 1) : _mm256_castps256_ps128(a));
+    const d_v y = _mm256_cvtps_pd(i ? _mm256_extractf128_ps(b, 1) : _mm256_castps256_ps128(b));
+    halves[i] = _mm256_cvtpd_ps(d_scale_normal(x * y, _mm256_cvtps_pd(i ? _mm256_extractf128_ps(k, 1) : _mm256_castps256_ps128(k))));
+  }
+  return _mm256_insertf128_ps(_mm256_castps128_ps256(halves[0]), halves[1], 1);
+}
 
 INLINE f_v f_load_float32(const void *p) { return _mm256_loadu_ps(p); }
 INLINE f_v f_load_float16(const void *p) { return _mm256_cvtph_ps(_mm_loadu_si128(p)); }

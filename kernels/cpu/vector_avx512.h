@@ -68,7 +68,11 @@ INLINE f_m f_denormal(f_v x) { return _mm512_fpclass_ps_mask(x, 0x20); }
 INLINE d_m d_denormal(d_v x) { return _mm512_fpclass_pd_mask(x, 0x20); }
 INLINE f_m f_either(f_m a, f_m b) { return (f_m)(a | b); }
 INLINE d_m d_either(d_m a, d_m b) { return (d_m)(a | b); }
+INLINE f_m f_both(f_m a, f_m b) { return (f_m)(a & b); }
+INLINE f_m f_everywhere(void) { return (f_m)-1; }
+INLINE d_m d_everywhere(void) { return (d_m)-1; }
 INLINE int f_any(f_m mask) { return mask != 0; }
+INLINE int f_all(f_m mask) { return mask == (f_m)-1; }
 INLINE int d_any(d_m mask) { return mask != 0; }
 
 // The nearest integer, halves to even.
@@ -79,10 +83,20 @@ INLINE d_v d_round(d_v x) { return _mm512_roundscale_pd(x, _MM_FROUND_TO_NEAREST
 INLINE f_v f_scale(f_v x, f_v k) { return _mm512_scalef_ps(x, k); }
 INLINE d_v d_scale(d_v x, d_v k) { return _mm512_scalef_pd(x, k); }
 // The same, and zero where the mask is not set: there nothing takes long.
-INLINE f_v f_scale_where(f_m mask, f_v x, f_v k) { return _mm512_maskz_scalef_ps(mask, x, k); }
 INLINE d_v d_scale_where(d_m mask, d_v x, d_v k) { return _mm512_maskz_scalef_pd(mask, x, k); }
-// The same for results that are normal numbers.
+// The same for results that are zero or normal numbers.
+INLINE f_v f_scale_normal_where(f_m mask, f_v x, f_v k) { return _mm512_maskz_scalef_ps(mask, x, k); }
 INLINE d_v d_scale_normal(d_v x, d_v k) { return _mm512_scalef_pd(x, k); }
+// a b 2^k with one rounding, whatever numbers are denormal, on no processor slowly.
+INLINE f_v f_scale_product(f_v a, f_v b, f_v k) {
+  __m256 halves[2];
+  UNROLL for (int i = 0; i < 2; i++) {
+    const d_v x = _mm512_cvtps_pd(i ? _mm512_extractf32x8_ps(a, 1) : _mm512_castps512_ps256(a));
+    const d_v y = _mm512_cvtps_pd(i ? _mm512_extractf32x8_ps(b, 1) : _mm512_castps512_ps256(b));
+    halves[i] = _mm512_cvtpd_ps(d_scale_normal(x * y, _mm512_cvtps_pd(i ? _mm512_extractf32x8_ps(k, 1) : _mm512_castps512_ps256(k))));
+  }
+  return _mm512_insertf32x8(_mm512_castps256_ps512(halves[0]), halves[1], 1);
+}
 
 // Storage. Stores round to nearest even; NaN stays NaN.
 INLINE f_v f_load_float32(const void *p) { return _mm512_loadu_ps(p); }

@@ -15,9 +15,12 @@ from ulp import (
     ACTIVATIONS,
     BOUND,
     DTYPES,
+    FAR,
     FROM_OUTPUT,
     arguments,
+    far_arguments,
     flushed_below,
+    measure_far_slope,
     measure_slope,
     measure_slope_from_output,
     measure_value,
@@ -57,6 +60,17 @@ def test_slope(activation: str, dtype: torch.dtype, device: str) -> None:
         slope = slope_of(activation, preactivation=x)
     measured = measure_slope(activation, x, slope, flushed_below(device))
     assert measured.ulps <= BOUND[device][dtype], f"{activation}'({measured.argument})"
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, torch.bfloat16, torch.float16], ids=["float32", "bfloat16", "float16"]
+)
+@pytest.mark.parametrize("activation", FAR)
+def test_a_slope_far_out_times_gradients_of_any_size(activation: str, dtype: torch.dtype) -> None:
+    x, gradients = far_arguments(activation, dtype, COUNT)
+    result = slope_of(activation, preactivation=x, times=gradients)
+    measured = measure_far_slope(activation, x, gradients, result)
+    assert measured.ulps <= BOUND["cpu"][dtype], f"a gradient times {activation}'({measured.argument})"
 
 
 @cases

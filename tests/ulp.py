@@ -48,6 +48,16 @@ TAILS = {
 }
 
 
+# Where a decay falls from below what float32 holds beside 1 to below what its largest number lifts to a bfloat16.
+FAR = {
+    "gelu": (11.0, 20.0),
+    "gelu_tanh": (8.5, 13.5),
+    "silu": (60.0, 200.0),
+    "sigmoid": (60.0, 200.0),
+    "tanh": (30.0, 100.0),
+}
+
+
 @dataclass(frozen=True)
 class Worst:
     """The largest error of a measurement, in units in the last place, and the argument that has it."""
@@ -74,6 +84,22 @@ def arguments(activation: str, dtype: torch.dtype, count: int) -> Tensor:
     values = torch.cat([everywhere, *ordinary, tail, near]).to(dtype)
     finite: Tensor = values[values.isfinite()]
     return finite
+
+
+def far_arguments(activation: str, dtype: torch.dtype, count: int) -> tuple[Tensor, Tensor]:
+    """Arguments far out, and gradients of every size."""
+    generator = torch.Generator().manual_seed(3)
+    low, high = FAR[activation]
+    info = torch.finfo(dtype)
+
+    def signed(values: Tensor) -> Tensor:
+        return (values * (1 - 2 * torch.randint(2, (count,), generator=generator))).to(dtype)
+
+    def spread(low: float, high: float) -> Tensor:
+        return low + (high - low) * torch.rand(count, generator=generator, dtype=torch.float64)
+
+    sizes = torch.exp2(spread(math.log2(info.smallest_normal * info.eps), math.log2(info.max) - 1))
+    return signed(spread(low, high)), signed(sizes)
 
 
 def ulp(scale: mpf, dtype: torch.dtype) -> mpf:
@@ -120,12 +146,14 @@ def value_of(activation: str, x: Tensor) -> Tensor:
     return epigrad.forward.matmul_bias_activation(x.new_empty(1, 0), x.new_empty(0, len(x)), x, activation).reshape(-1)
 
 
-def slope_of(activation: str, *, preactivation: Tensor | None = None, output: Tensor | None = None) -> Tensor:
-    """act'(x) from x or from act(x): the bias gradient of one row of ones."""
+def slope_of(
+    activation: str, *, preactivation: Tensor | None = None, output: Tensor | None = None, times: Tensor | None = None
+) -> Tensor:
+    """act'(x) from x or from act(x): the bias gradient of one row of ones, or of other gradients."""
     given = preactivation if preactivation is not None else output
     assert given is not None
     _, _, grad_bias = epigrad.backward.matmul_bias_activation_backward(
-        given.new_ones(1, len(given)),
+        given.new_ones(1, len(given)) if times is None else times.reshape(1, -1),
         given.new_empty(1, 0),
         given.new_empty(0, len(given)),
         torch.zeros_like(given),
@@ -153,6 +181,13 @@ def measure_value(activation: str, x: Tensor, result: Tensor, flushed: float = 0
 
 def measure_slope(activation: str, x: Tensor, result: Tensor, flushed: float = 0.0) -> Worst:
     return worst(result, x, ((r[1], r[2]) for r in (reference(activation, at) for at in x.tolist())), flushed)
+
+
+def measure_far_slope(activation: str, x: Tensor, gradients: Tensor, result: Tensor) -> Worst:
+    slopes = [reference(activation, at)[1:] for at in x.tolist()]
+    return worst(
+        result, x, ((s * mpf(g), scale * mpf(g)) for (s, scale), g in zip(slopes, gradients.tolist(), strict=True))
+    )
 
 
 def measure_slope_from_output(activation: str, y: Tensor, result: Tensor, flushed: float = 0.0) -> Worst:

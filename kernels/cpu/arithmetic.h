@@ -13,11 +13,14 @@
 #define V(name) JOIN(REGISTERS, name)
 #define A(name) JOIN(ARITHMETIC, name)
 
-// A decay is e^-v for v >= 0: e, for sums with 1, which is zero where it is far too small for those; and m, of which results are formed that fall towards zero with it. What is formed of
-// m becomes, by scaled(), a result times g, rounded once where it is denormal: it is wanted in some lanes, and open in others.
+// A decay is e^-v for v >= 0: e, for sums with 1, which is zero where it is far too small for those; and m, of which
+// results are formed that fall towards zero with it. scaled(where, g, x, decay) makes g times such a result of an x that
+// was formed of m; lanes outside of the mask `where` are open. m is zero where nothing would be left of e times what it
+// is multiplied with, g among it.
 //
-// Intel's processors are slow where numbers are multiplied that are denormal or become so, and where a number is scaled to a denormal one, or to nothing; not where it is converted to one.
-// So half takes m for e, unless a lane is far out; there, as exact does everywhere, it leaves m = e 2^-k. m is zero where a register has no room for e times what it is multiplied with.
+// Intel's processors are slow where numbers are multiplied that are denormal or become so, and where a number is scaled
+// to a denormal one, or to nothing; not where it is converted to one. So half takes m for e, unless a lane is far out;
+// there m is e 2^-k, as it is everywhere in exact.
 typedef struct {
   f_v m, e, k;
   int far;
@@ -32,9 +35,10 @@ typedef struct {
 // Half: float reaches as far down as bfloat16 and has 13 bits more than float16.
 #define ARITHMETIC half
 #define REGISTERS f
-// e^-104 is below half of float's smallest number; e^-69, 2^-100, is nothing beside 1, also times any number that comes with it. What is formed of an m is above 2^-6 in the tails, and so
-// normal down to 2^-119.
-enum { half_last = 104, half_beside_1 = 69, half_normal_exponent = -119 };
+// e^-188, 2^-271, is too small for bfloat16 also times 2^128 and what comes with it; e^-69, 2^-100, is nothing beside 1,
+// also times any number that comes with it. What is formed of an m is above 2^-6 in the tails, and so normal down to 2^-119.
+enum { half_last = 188, half_beside_1 = 69, half_normal_exponent = -119 };
+// A result is g x 2^k, rounded once, also where x 2^k is denormal.
 INLINE f_v half_scaled(f_m where, f_v g, f_v x, half_decay_t d) {
   if (!d.far) return g * x;
   if (f_any(f_both(where, f_both(f_less(d.k, f_set(half_normal_exponent)), f_less(f_set(0), f_abs(x)))))) return f_scale_product(g, x, d.k);

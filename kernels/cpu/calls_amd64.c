@@ -225,14 +225,14 @@ int epg_slow_with_denormals(void) {
 }
 
 int64_t epg_cache_bytes(void) {
-  enum { none = 0, instructions = 2, intel = 4, amd = 0x8000001d };
+  // A hypervisor may say anything: there are few caches, and none has so many sets.
+  enum { none = 0, instructions = 2, intel = 4, amd = 0x8000001d, most_caches = 16, most_sets = 1 << 24 };
   int64_t largest = 0;
   unsigned a, b, c, d;
   for (int vendor = 0; vendor < 2 && !largest; vendor++)
-    for (unsigned i = 0; __get_cpuid_count(vendor ? amd : intel, i, &a, &b, &c, &d) && (a & 31) != none; i++) {
-      const int64_t ways = (b >> 22) + 1, partitions = (b >> 12 & 1023) + 1, line = (b & 4095) + 1, sets = (int64_t)c + 1;
-      const int64_t bytes = ways * partitions * line * sets;
-      if ((a & 31) != instructions && bytes > largest) largest = bytes;
+    for (unsigned i = 0; i < most_caches && __get_cpuid_count(vendor ? amd : intel, i, &a, &b, &c, &d) && (a & 31) != none; i++) {
+      const int64_t ways = (b >> 22) + 1, partitions = (b >> 12 & 1023) + 1, line = (b & 4095) + 1, bytes = ways * partitions * line * (c + (int64_t)1);
+      if ((a & 31) != instructions && c < most_sets && bytes > largest) largest = bytes;
     }
   return largest;
 }

@@ -58,7 +58,7 @@ func TestWithoutVectorInstructions(t *testing.T) {
 func TestResultsPastTheCaches(t *testing.T) {
 	forEachEngine(t, func(t *testing.T, b *cpu.Backend) {
 		if b.EngineName() == "go" {
-			return // stores are the compiler's
+			return // the Go kernels do not stream
 		}
 		defer optest.Hurry(t)()
 		b.StreamFrom(0)

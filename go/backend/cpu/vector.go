@@ -16,8 +16,8 @@ const (
 	// A task's elements: as many as leave each thread vectorTurns tasks, within bounds. Long pieces are read faster.
 	vectorTurns             = 8
 	leastOfTask, mostOfTask = 1 << 15, 1 << 18
-	// A walk over so many times the memory of the largest cache, whose size is leastCache where the processor does not say, streams: its results would not stay there
-	// until somebody reads them. Of less, they would be written to memory that the system has just cleared in that cache.
+	// A walk streams from so many times the largest cache on, or so many times leastCache if that is larger: its results would not stay in a cache until somebody
+	// reads them. Smaller results are kept: the memory that they are written to has often just been cleared by the system, and still lies in that cache.
 	streamedCaches = 4
 	leastCache     = 32 << 20
 )
@@ -28,7 +28,7 @@ type vectorKernel struct {
 	kernel   kernels.Kernel
 	dt       dtype.DType
 	operands [kernels.Operands]*tensor.View
-	streamed int64 // bytes of a walk from which on its results go past the caches
+	streamed int64 // the backend's
 }
 
 // operandsOf places operands where a kernel has them.

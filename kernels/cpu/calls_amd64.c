@@ -231,8 +231,8 @@ int64_t epg_cache_bytes(void) {
   unsigned a, b, c, d;
   for (int vendor = 0; vendor < 2 && !largest; vendor++)
     for (unsigned i = 0; i < most_caches && __get_cpuid_count(vendor ? amd : intel, i, &a, &b, &c, &d) && (a & 31) != none; i++) {
-      const int64_t ways = (b >> 22) + 1, partitions = (b >> 12 & 1023) + 1, line = (b & 4095) + 1, bytes = ways * partitions * line * (c + (int64_t)1);
-      if ((a & 31) != instructions && c < most_sets && bytes > largest) largest = bytes;
+      const int64_t ways = (b >> 22) + 1, partitions = (b >> 12 & 1023) + 1, line = (b & 4095) + 1, sets = c < most_sets ? c + 1 : 0;
+      if ((a & 31) != instructions && ways * partitions * line * sets > largest) largest = ways * partitions * line * sets;
     }
   return largest;
 }

@@ -110,22 +110,17 @@ def test_tails_bends_and_subnormals_are_right_to_the_last_places(
 
 
 @pytest.mark.parametrize(
-    ("activation", "first", "last", "factor"),
-    [("gelu", -14.4, -13.0, 1), ("gelu_tanh", -10.7, -9.8, 330), ("silu", -103.0, -87.0, 104)],
+    ("activation", "first", "last"),
+    [("gelu", -14.4, -13.0), ("gelu_tanh", -10.7, -9.8), ("silu", -103.0, -87.0)],
 )
-def test_a_large_gradient_times_a_tiny_slope_is_something(
-    activation: str, first: float, last: float, factor: float
-) -> None:
-    """A slope below bfloat16's smallest number counts as far as float32 has it, times what its exponential comes with:
-    on the CPU, whose formulas keep to that.
-    """
+def test_a_large_gradient_times_a_tiny_slope_is_something(activation: str, first: float, last: float) -> None:
+    """A slope below bfloat16's smallest number counts for what it is: on the CPU, whose formulas keep to that."""
     x = torch.linspace(first, last, 300).to(torch.bfloat16)
     large = torch.tensor(1e30).to(torch.bfloat16)
     got = _slope(activation, x, large.expand(x.shape)).to(torch.float64)
     want = oracle.derivative(activation, 1, x.to(torch.float64)) * large.to(torch.float64)
     error = (got - torch.as_tensor(want, dtype=torch.float64)).abs()
-    step = 2.0**-149 * factor * large.item()
-    assert (error <= step + 2.0**-8 * got.abs()).all(), error.max() / step
+    assert (error <= 2.0**-8 * got.abs()).all(), (error / got.abs()).max()
 
 
 @on_devices

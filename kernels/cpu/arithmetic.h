@@ -7,6 +7,17 @@
 
 #include "activation_table.h"
 
+// a b 2^k with one rounding, whatever numbers are denormal, on no processor slowly.
+INLINE f_v f_scale_product(f_v a, f_v b, f_v k) {
+  return f_rounded(d_scale_normal(d_low(a) * d_low(b), d_low(k)), d_scale_normal(d_high(a) * d_high(b), d_high(k)));
+}
+
+// What is summed leaves as doubles.
+INLINE void f_store_wide(double *p, f_v x) {
+  d_store_real(p, d_low(x));
+  d_store_real(p + d_lanes, d_high(x));
+}
+
 #define JOIN_NAMES(a, b) a##_##b
 #define JOIN(a, b) JOIN_NAMES(a, b)
 // V(fma) is f_fma or d_fma, A(decay) is half_decay, single_decay or exact_decay.

@@ -87,15 +87,10 @@ INLINE d_v d_scale_where(d_m mask, d_v x, d_v k) { return _mm256_and_pd(mask, d_
 // No number has room for a power below 2^-126: of zero, it is all the same which.
 INLINE f_v f_scale_normal_where(f_m mask, f_v x, f_v k) { return _mm256_and_ps(mask, x * f_power_of_two(_mm256_max_ps(f_set(-126), k))); }
 INLINE d_v d_scale_normal(d_v x, d_v k) { return x * d_power_of_two(k); }
-INLINE f_v f_scale_product(f_v a, f_v b, f_v k) {
-  __m128 halves[2];
-  UNROLL for (int i = 0; i < 2; i++) {
-    const d_v x = _mm256_cvtps_pd(i ? _mm256_extractf128_ps(a, 1) : _mm256_castps256_ps128(a));
-    const d_v y = _mm256_cvtps_pd(i ? _mm256_extractf128_ps(b, 1) : _mm256_castps256_ps128(b));
-    halves[i] = _mm256_cvtpd_ps(d_scale_normal(x * y, _mm256_cvtps_pd(i ? _mm256_extractf128_ps(k, 1) : _mm256_castps256_ps128(k))));
-  }
-  return _mm256_insertf128_ps(_mm256_castps128_ps256(halves[0]), halves[1], 1);
-}
+
+INLINE d_v d_low(f_v x) { return _mm256_cvtps_pd(_mm256_castps256_ps128(x)); }
+INLINE d_v d_high(f_v x) { return _mm256_cvtps_pd(_mm256_extractf128_ps(x, 1)); }
+INLINE f_v f_rounded(d_v low, d_v high) { return _mm256_insertf128_ps(_mm256_castps128_ps256(_mm256_cvtpd_ps(low)), _mm256_cvtpd_ps(high), 1); }
 
 INLINE f_v f_load_float32(const void *p) { return _mm256_loadu_ps(p); }
 INLINE f_v f_load_float16(const void *p) { return _mm256_cvtph_ps(_mm_loadu_si128(p)); }
@@ -115,11 +110,6 @@ INLINE d_v d_load_float32(const void *p) { return _mm256_cvtps_pd(_mm_loadu_ps(p
 INLINE d_v d_load_float64(const void *p) { return _mm256_loadu_pd(p); }
 INLINE void d_store_float32(void *p, d_v x) { _mm_storeu_ps(p, _mm256_cvtpd_ps(x)); }
 INLINE void d_store_float64(void *p, d_v x) { _mm256_storeu_pd(p, x); }
-
-INLINE void f_store_wide(double *p, f_v x) {
-  _mm256_storeu_pd(p, _mm256_cvtps_pd(_mm256_castps256_ps128(x)));
-  _mm256_storeu_pd(p + 4, _mm256_cvtps_pd(_mm256_extractf128_ps(x, 1)));
-}
 
 INLINE void f_store_left(float *first, float *second, f_v x) {
   _mm_storeu_ps(first, _mm256_castps256_ps128(x));

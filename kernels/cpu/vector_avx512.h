@@ -87,16 +87,11 @@ INLINE d_v d_scale_where(d_m mask, d_v x, d_v k) { return _mm512_maskz_scalef_pd
 // The same for results that are zero or normal numbers.
 INLINE f_v f_scale_normal_where(f_m mask, f_v x, f_v k) { return _mm512_maskz_scalef_ps(mask, x, k); }
 INLINE d_v d_scale_normal(d_v x, d_v k) { return _mm512_scalef_pd(x, k); }
-// a b 2^k with one rounding, whatever numbers are denormal, on no processor slowly.
-INLINE f_v f_scale_product(f_v a, f_v b, f_v k) {
-  __m256 halves[2];
-  UNROLL for (int i = 0; i < 2; i++) {
-    const d_v x = _mm512_cvtps_pd(i ? _mm512_extractf32x8_ps(a, 1) : _mm512_castps512_ps256(a));
-    const d_v y = _mm512_cvtps_pd(i ? _mm512_extractf32x8_ps(b, 1) : _mm512_castps512_ps256(b));
-    halves[i] = _mm512_cvtpd_ps(d_scale_normal(x * y, _mm512_cvtps_pd(i ? _mm512_extractf32x8_ps(k, 1) : _mm512_castps512_ps256(k))));
-  }
-  return _mm512_insertf32x8(_mm512_castps256_ps512(halves[0]), halves[1], 1);
-}
+
+// A register of floats is two of doubles.
+INLINE d_v d_low(f_v x) { return _mm512_cvtps_pd(_mm512_castps512_ps256(x)); }
+INLINE d_v d_high(f_v x) { return _mm512_cvtps_pd(_mm512_extractf32x8_ps(x, 1)); }
+INLINE f_v f_rounded(d_v low, d_v high) { return _mm512_insertf32x8(_mm512_castps256_ps512(_mm512_cvtpd_ps(low)), _mm512_cvtpd_ps(high), 1); }
 
 // Storage. Stores round to nearest even; NaN stays NaN.
 INLINE f_v f_load_float32(const void *p) { return _mm512_loadu_ps(p); }
@@ -123,12 +118,6 @@ INLINE d_v d_load_float32(const void *p) { return _mm512_cvtps_pd(_mm256_loadu_p
 INLINE d_v d_load_float64(const void *p) { return _mm512_loadu_pd(p); }
 INLINE void d_store_float32(void *p, d_v x) { _mm256_storeu_ps(p, _mm512_cvtpd_ps(x)); }
 INLINE void d_store_float64(void *p, d_v x) { _mm512_storeu_pd(p, x); }
-
-// What is summed leaves as doubles.
-INLINE void f_store_wide(double *p, f_v x) {
-  _mm512_storeu_pd(p, _mm512_cvtps_pd(_mm512_castps512_ps256(x)));
-  _mm512_storeu_pd(p + 8, _mm512_cvtps_pd(_mm512_extractf32x8_ps(x, 1)));
-}
 
 // One step of as many rows of a product's left operand: of the first tile_rows, and of the second ones if there are more.
 INLINE void f_store_left(float *first, float *second, f_v x) {

@@ -19,7 +19,7 @@ import numpy as np
 from mpmath import mp, mpf
 
 TABLE = Path(__file__).resolve().parent.parent / "kernels" / "cuda" / "activation_table.cuh"
-# tanh x = x + x^3 R(x^2) up to here, and 1 - 2e/(1+e) above.
+# tanh x = x + x^3 R(x^2) up to here, and 1 - 2e/(1+e) above, where an arithmetic has no bound of its own.
 TANH_NEAR = mpf("0.55")
 
 
@@ -35,6 +35,7 @@ class Arithmetic:
     """Where t e^(-t^2/2) is zero after rounding."""
     centre: mpf
     """The c of the normal tail's variable (t-c)/(t+c). Large needs fewer terms, small feels rounding less."""
+    tanh_near: mpf = TANH_NEAR
 
     def round(self, x: mpf) -> np.float32 | np.float64:
         return self.real(mpmath.nstr(x, 30))
@@ -102,7 +103,7 @@ def rests(
         "tanh_rest": (
             "(tanh x / x - 1) / x^2 as a function of x^2, for |x| <= tanh_near, to 2^-{} of tanh x.",
             "square",
-            expansion(tanh_rest, mpf("1e-9"), TANH_NEAR**2, bound),
+            expansion(tanh_rest, mpf("1e-9"), a.tanh_near**2, bound),
         ),
     }
     chosen = [(name, *texts[name]) for name in names]
@@ -121,7 +122,7 @@ def specialisation(a: Arithmetic) -> str:
         "gelu_tanh_c3": c3,
         "gelu_tanh_3c3": 3 * c3,
         "normal_centre": c,
-        "tanh_near": TANH_NEAR,
+        "tanh_near": a.tanh_near,
     }
     if a.real is np.float64:
         constants |= {

@@ -45,7 +45,7 @@
 #define exact_gelu_tanh_c3 0.07135481627260025
 #define exact_gelu_tanh_3c3 0.21406444881780073
 #define exact_normal_centre 3.0
-#define exact_tanh_near 0.55
+#define exact_tanh_near 0.9
 #define exact_ln2_low 2.3190468138462996e-17
 #define exact_gelu_tanh_c1_low -9.96930880911092e-17
 #define exact_gelu_tanh_c3_low -6.175149918155315e-19
@@ -54,4 +54,4 @@
 // (e^r - 1 - r) / r^2 for |r| <= ln2/2, to 2^-57 of e^r.
 #define exact_exp_rest(r) V(fma)(r, V(fma)(r * r, V(fma)(r * r, V(fma)(r * r, V(fma)(r * r, V(set)(2.5105313423078524e-08), V(set)(2.7557255168123062e-06)), V(set)(0.00019841269875003973)), V(set)(0.008333333333326082)), V(set)(0.1666666666666667)), V(fma)(r * r, V(fma)(r * r, V(fma)(r * r, V(fma)(r * r, V(fma)(r * r, V(set)(2.0918212752506956e-09), V(set)(2.755726307600547e-07)), V(set)(2.480158733663232e-05)), V(set)(0.0013888888888879001)), V(set)(0.04166666666666668)), V(set)(0.5)))
 // (tanh x / x - 1) / x^2 as a function of x^2, for |x| <= tanh_near, to 2^-57 of tanh x.
-#define exact_tanh_rest(square) V(fma)(square, V(fma)(square * square, V(fma)(square * square, V(fma)(square * square, V(fma)(square * square, V(set)(8.513922905509412e-05), V(set)(0.0005889420415611164)), V(set)(0.0035921105508983486)), V(set)(0.021869488494320195)), V(set)(0.13333333333332728)), V(fma)(square * square, V(fma)(square * square, V(fma)(square * square, V(fma)(square * square, V(fma)(square * square, V(set)(-2.0619991524612988e-05), V(set)(-0.00023465154061188512)), V(set)(-0.0014556631208728409)), V(set)(-0.008863234411806229)), V(set)(-0.05396825396744951)), V(set)(-0.3333333333333333)))
+#define exact_tanh_rest(square) V(fma)(square, V(fma)(square * square, V(fma)(square * square, V(fma)(square * square, V(fma)(square * square, V(fma)(square * square, V(fma)(square * square, V(set)(1.0017758426857656e-06), V(set)(1.4034806255420378e-05)), V(set)(9.627809349134919e-05)), V(set)(0.0005899654703855255)), V(set)(0.0035921265070758958)), V(set)(0.02186948852940468)), V(set)(0.13333333333333136)), V(fma)(square * square, V(fma)(square * square, V(fma)(square * square, V(fma)(square * square, V(fma)(square * square, V(fma)(square * square, V(fma)(square * square, V(set)(-1.1746828786741004e-07), V(set)(-4.4130849235556525e-06)), V(set)(-3.8000740971268096e-05)), V(set)(-0.00023889590512686342)), V(set)(-0.0014558226618240143)), V(set)(-0.008863235399161295)), V(set)(-0.053968253968071006)), V(set)(-0.3333333333333333)))

@@ -50,12 +50,19 @@ class Gate(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.value, self.gate = epigrad.nn.Linear(FEATURES, 8), epigrad.nn.Linear(FEATURES, 8)
-        self.down = epigrad.nn.Linear(8, FEATURES)
+        self.value, self.gate = nn.Linear(FEATURES, 8), nn.Linear(FEATURES, 8)
+        self.down = nn.Linear(8, FEATURES)
 
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = self.down(epigrad.gated_product(self.value(x), self.gate(x)))
         return out
+
+
+class Pointwise(nn.Module):
+    """An activation by itself."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return epigrad.activation(x, "gelu")
 
 
 class Mix(nn.Module):
@@ -72,6 +79,7 @@ class Mix(nn.Module):
 NETWORKS: dict[str, Callable[[], nn.Module]] = {
     "matmul_bias_activation": Product,
     "linear": lambda: epigrad.nn.Linear(FEATURES, FEATURES, activation="gelu"),
+    "activation": lambda: nn.Sequential(epigrad.nn.Linear(FEATURES, FEATURES), Pointwise()),
     "gated_activation": lambda: nn.Sequential(epigrad.nn.Linear(FEATURES, 12), epigrad.nn.GatedActivation()),
     "gated_product": Gate,
     "lerp": Mix,
@@ -137,6 +145,7 @@ COLUMNS = {
     # Parameters by features, activations where that is: no communication forward.
     "matmul_bias_activation": [Replicate(), Shard(1), Shard(0)],
     "linear": [Replicate(), Shard(0), Shard(0)],
+    "activation": [Shard(1)],
     "gated_activation": [Shard(0)],
     "gated_product": [Shard(1), Shard(1)],
     "lerp": [Shard(1), Shard(1), Shard(0)],
@@ -206,7 +215,13 @@ def tensor_parallel(op: str, mesh: DeviceMesh, device: str) -> None:
 
 
 def refused(op: str, mesh: DeviceMesh, device: str) -> None:
-    """A gated layer whose halves lie apart says so, or is gathered where it is known."""
+    """A layer with an activation is not sharded as a linear one. A gated layer whose halves lie apart says so, or is
+    gathered where it is known.
+    """
+    if op == "linear":
+        model, _, _ = network(op, device)
+        with pytest.raises(NotImplementedError, match=r"ColwiseParallel currently only support nn\.Linear"):
+            parallelize_module(model, mesh, ColwiseParallel())
     if op != "gated_mlp":
         return
     model, alone, x = network(op, device)

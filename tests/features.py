@@ -36,6 +36,9 @@ FEATURES = (
     "DDP",
     "FSDP2",
     "TP",
+    "jit.trace",
+    "ONNX",
+    "fx",
     "CUDA graph",
 )
 

@@ -53,6 +53,7 @@ FUNCTIONS: dict[str, Call] = {
         ((6, 4), (5, 4), (5,)),
         lambda x, w, b: functional.gelu(functional.linear(x, w, b)),
     ),
+    "activation": Call(partial(epigrad.activation, activation="gelu"), ((6, 4),), functional.gelu),
     "gated_activation": Call(epigrad.gated_activation, ((6, 8),), _swiglu),
     "gated_product": Call(epigrad.gated_product, ((6, 4), (6, 4)), lambda v, g: v * functional.silu(g)),
     "lerp": Call(epigrad.lerp, ((6, 4), (6, 4), (4,)), torch.lerp),

@@ -41,6 +41,7 @@ def problems() -> dict[str, tuple[Callable[..., Tensor], tuple[Tensor, ...]]]:
         )
     }
     table["matmul"] = (lambda a, b: epigrad.matmul_bias_activation(a, b, None, "silu"), (leaf(2, 3, 4), leaf(4, 5)))
+    table["activation"] = (lambda x: epigrad.activation(x, "silu"), (leaf(3, 6),))
     table["gated_activation"] = (epigrad.gated_activation, (leaf(3, 6),))
     table["gated_product"] = (epigrad.gated_product, (leaf(3, 6), leaf(3, 6, seed=1)))
     table["lerp"] = (epigrad.lerp, (leaf(3, 6), leaf(6), leaf(3, 1)))

@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import io
 import pickle
+import subprocess
+import sys
 from collections.abc import Callable
 
 import epigrad
@@ -90,7 +92,7 @@ def test_lerp_is_the_function() -> None:
 
 def test_mlp_holds_up_and_down() -> None:
     block = epigrad.nn.MLP(4, 6)
-    assert isinstance(block.up, epigrad.nn.Linear) and isinstance(block.down, epigrad.nn.Linear)
+    assert type(block.up) is nn.Linear and type(block.down) is nn.Linear
     assert {name: tuple(value.shape) for name, value in block.state_dict().items()} == {
         "up.weight": (6, 4),
         "up.bias": (6,),
@@ -108,7 +110,7 @@ def test_mlp_holds_up_and_down() -> None:
 
 def test_gated_mlp_holds_up_and_down() -> None:
     block = epigrad.nn.GatedMLP(4, 6)
-    assert isinstance(block.up, epigrad.nn.Linear) and isinstance(block.down, epigrad.nn.Linear)
+    assert type(block.up) is nn.Linear and type(block.down) is nn.Linear
     assert {name: tuple(value.shape) for name, value in block.state_dict().items()} == {
         "up.weight": (12, 4),
         "down.weight": (4, 6),
@@ -223,6 +225,10 @@ def test_repr_says_what_was_chosen(name: str) -> None:
         (lambda: epigrad.nn.GatedActivation(gate="third"), "GatedActivation: gate: 'third'"),
         (lambda: epigrad.nn.GatedMLP(4, 5, gate="third"), "GatedMLP: gate: 'third'"),
         (lambda: epigrad.nn.GatedMLP(4, 5, save="both"), "GatedMLP: save: 'both'"),
+        (lambda: epigrad.nn.GatedActivation("relu"), "GatedActivation: kind: 'relu', want one of .*geglu_tanh"),
+        (lambda: epigrad.nn.GatedMLP(4, 5, "x"), "GatedMLP: kind: 'x', want one of .*geglu_tanh"),
+        (lambda: epigrad.nn.GatedMLP(4, 5, None), "GatedMLP: kind: None, want one of"),
+        (lambda: epigrad.nn.Linear(4, -5), "Linear: out_features: got -5"),
     ],
 )
 def test_unknown_names_are_refused_by_the_constructor(construct: Callable[[], nn.Module], word: str) -> None:
@@ -230,13 +236,53 @@ def test_unknown_names_are_refused_by_the_constructor(construct: Callable[[], nn
         construct()
 
 
-def test_an_unknown_gated_kind_is_refused_at_the_first_call() -> None:
-    for module, x in (
-        (epigrad.nn.GatedActivation("swish"), torch.ones(2)),
-        (epigrad.nn.GatedMLP(4, 5, "swish"), torch.ones(4)),
+@pytest.mark.parametrize(
+    ("construct", "text"),
+    [
+        (lambda: epigrad.nn.Linear(8, 3, "gelu"), 'Linear: bias: got "gelu", want a bool; give activation="gelu"'),
+        (lambda: epigrad.nn.Linear(8, 3, "yes"), 'Linear: bias: got "yes", want a bool'),
+        (lambda: epigrad.nn.Linear(8, 3, 1), "Linear: bias: got 1, want a bool"),
+        (lambda: epigrad.nn.MLP(8, 3, "relu", "gelu"), 'MLP: bias: got "gelu", want a bool'),
+        (lambda: epigrad.nn.GatedMLP(8, 3, "glu", None), "GatedMLP: bias: got None, want a bool"),
+        (lambda: epigrad.nn.GatedMLP(8, 16.5), "GatedMLP: hidden_features: got 16.5, want an int"),
+        (lambda: epigrad.nn.MLP("8", 16), "MLP: features: got '8', want an int"),
+        (lambda: epigrad.nn.Linear(8.0, 3), "Linear: in_features: got 8.0, want an int"),
+    ],
+)
+def test_arguments_of_wrong_types_are_refused_by_the_constructor(construct: Callable[[], nn.Module], text: str) -> None:
+    with pytest.raises(errors.DTypeError) as caught:
+        construct()
+    assert str(caught.value).startswith(text)
+
+
+@pytest.mark.parametrize(
+    ("name", "nearest"),
+    [("swish", "silu"), ("GELU", "gelu"), ("gelu_new", "gelu_tanh"), ("sigmiod", "sigmoid"), ("identity", "none")],
+)
+def test_an_unknown_activation_gets_a_suggestion(name: str, nearest: str) -> None:
+    for call in (
+        lambda: epigrad.nn.Linear(4, 5, activation=name),
+        lambda: epigrad.linear(torch.ones(1, 4), torch.ones(5, 4), None, name),
     ):
-        with pytest.raises(errors.InvalidProblemError, match=r"kind: 'swish', want one of .*geglu_tanh"):
-            module(x)
+        with pytest.raises(errors.InvalidProblemError, match=rf"{name!r}, want one of .*did you mean '{nearest}'"):
+            call()
+    with pytest.raises(errors.InvalidProblemError) as caught:
+        epigrad.nn.Linear(4, 5, activation="q" * 2000)
+    assert (
+        len(str(caught.value)) < 300 and "want one of" in str(caught.value) and "did you mean" not in str(caught.value)
+    )
+
+
+def test_making_modules_does_not_load_the_core() -> None:
+    code = (
+        "import epigrad; from epigrad import library\n"
+        "epigrad.nn.Linear(4, 5, activation='gelu'); epigrad.nn.MLP(4, 5); epigrad.nn.GatedMLP(4, 5, 'reglu')\n"
+        "epigrad.nn.GatedActivation('glu'); epigrad.nn.Lerp()\n"
+        "try: epigrad.nn.GatedMLP(4, 5, 'relu')\n"
+        "except ValueError: pass\n"
+        "assert not library.is_loaded()"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
 
 
 def test_a_wrong_input_names_the_sizes() -> None:

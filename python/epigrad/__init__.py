@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from epigrad import backward, errors, forward, integrations, nn, plan, webgpu
 from epigrad.functional import (
+    activation,
     gated_activation,
     gated_mlp,
     gated_product,
@@ -23,6 +24,7 @@ from epigrad.selection import BackendInfo, backends, tuning, use_backend
 
 __all__ = [
     "BackendInfo",
+    "activation",
     "backends",
     "backward",
     "errors",

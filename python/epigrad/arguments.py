@@ -25,6 +25,7 @@ __all__ = [
     "needs_mask",
     "out_tensor",
     "out_tensors",
+    "overridden",
     "refuse_transforms",
     "require_tensors",
     "transforms_active",
@@ -70,7 +71,16 @@ def lerp_weight(op: str, weight: float | Data) -> tuple[float | None, Data | Non
             raise errors.InvalidProblemError(
                 f"{op}: weight: {type(weight).__name__} beyond the range of float64, want one within it"
             ) from None
+    if overridden(weight):
+        return None, weight  # type: ignore[return-value]  # what stands for a tensor
     raise errors.DTypeError(f"{op}: weight: {type(weight).__name__}, want a number or a torch.Tensor")
+
+
+def overridden(*arguments: object) -> bool:
+    """Whether an argument is no tensor but has a `__torch_function__`, as the proxies of `torch.fx` do: PyTorch then
+    sees the function itself.
+    """
+    return any(not isinstance(value, Tensor) and hasattr(type(value), "__torch_function__") for value in arguments)
 
 
 def needs_mask(op: str, needs: Sequence[bool], names: Sequence[str]) -> tuple[bool, ...]:

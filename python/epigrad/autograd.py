@@ -11,23 +11,25 @@ second order flows through it back into the function's own node, where it arrive
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from epigrad import differentiable, errors
-from epigrad.arguments import transforms_active, unknown_save
+from epigrad import differentiable, errors, library
+from epigrad.arguments import PLAIN_OR_NONE, transforms_active, unknown_save
+from epigrad.dispatched import DISPATCHED
 from epigrad.launch import Launcher, Tensors
-from epigrad.library import Activation
 
 __all__ = [
     "NOTHING",
     "OUTPUT",
     "PREACTIVATION",
     "RECOMPUTE",
+    "Activation",
+    "ActivationProblem",
     "GatedActivation",
     "GatedProduct",
     "Gemm",
@@ -49,7 +51,7 @@ Needs = tuple[bool, ...]
 Shape = Sequence[int]
 
 
-def kept(op: str, activation: Activation, save: str) -> int:
+def kept(op: str, activation: library.Activation, save: str) -> int:
     """What forward keeps for an activation in a save mode."""
     if save == "auto":
         keep = OUTPUT if activation.from_output else PREACTIVATION
@@ -68,10 +70,13 @@ def forms_preactivation(activation: str | None, preactivation: object, output: o
 
 
 class Problem(Protocol):
-    """One backward: `run` by the fused kernels, `formula` by differentiable operations, both on the same tensors."""
+    """One backward: `run` by the fused kernels, `formula` by differentiable operations, both on the same tensors;
+    `dispatched` is the same with operators in place of kernels.
+    """
 
     def run(self, needs: Needs, *tensors: Tensor | None) -> Tensors: ...
     def formula(self, needs: Needs, *tensors: Tensor | None) -> Tensors: ...
+    def dispatched(self) -> Problem: ...
 
 
 def stand_in(like: Tensor, shape: Shape) -> Tensor:
@@ -84,15 +89,22 @@ def differentiate(problem: Problem, needs: Needs, *tensors: Tensor | None) -> Te
     if transforms_active():
         return problem.formula(needs, *tensors)
     try:
-        if torch.is_grad_enabled():
-            gradients: Tensors = Gradient.apply(problem, needs, *tensors)
-            return gradients
-        return problem.run(needs, *tensors)
+        return _computed(problem, needs, tensors)
     except errors.UnsupportedError:
         # A batch of gradients (is_grads_batched, jacobian(vectorize=True)) is no transform of torch.func's.
-        if not any(torch._C._dispatch_keys(t).has(_LEGACY_BATCH) for t in tensors if t is not None):
+        if any(torch._C._dispatch_keys(t).has(_LEGACY_BATCH) for t in tensors if t is not None):
+            return problem.formula(needs, *tensors)
+        if PLAIN_OR_NONE.issuperset(map(type, tensors)):
             raise
-        return problem.formula(needs, *tensors)
+    # A gradient may be a tensor subclass where no input was one, as what a collective gives while it is under way.
+    return _computed(problem.dispatched(), needs, tensors)
+
+
+def _computed(problem: Problem, needs: Needs, tensors: Tensors) -> Tensors:
+    if torch.is_grad_enabled():
+        gradients: Tensors = Gradient.apply(problem, needs, *tensors)
+        return gradients
+    return problem.run(needs, *tensors)
 
 
 class Gradient(Function):
@@ -154,6 +166,9 @@ class GemmProblem:
     backend: str | None
     shapes: tuple[Shape, Shape, Shape | None]
     bias: Tensor | None
+
+    def dispatched(self) -> GemmProblem:
+        return replace(self, core=DISPATCHED)
 
     def run(self, needs: Needs, *tensors: Tensor | None) -> Tensors:
         grad, a, b, bias, preactivation, output = tensors
@@ -227,6 +242,47 @@ class Gemm(Function):
 
 
 @dataclass(slots=True)
+class ActivationProblem:
+    """Backward of ``act(x)``; tensors are grad_output, input. The core's operation has two results more."""
+
+    core: Launcher
+    activation: str
+    backend: str | None
+
+    def dispatched(self) -> ActivationProblem:
+        return replace(self, core=DISPATCHED)
+
+    def run(self, needs: Needs, *tensors: Tensor | None) -> Tensors:
+        return self.core.launch("activation_backward", self.activation, tensors, (True, False, False), self.backend)
+
+    def formula(self, needs: Needs, *tensors: Tensor | None) -> Tensors:
+        grad, input = tensors
+        assert grad is not None and input is not None
+        grad_input = differentiable.grad_preactivation(self.activation, grad, input, None)
+        return grad_input.to(grad.dtype), None, None
+
+
+class Activation(Function):
+    """``act(x)``."""
+
+    @staticmethod
+    def forward(ctx: Any, core: Launcher, activation: str, backend: str | None, input: Tensor) -> Tensor:
+        (out,) = core.launch("activation", activation, (input,), (True,), backend)
+        assert out is not None
+        ctx.problem = ActivationProblem(core, activation, backend)
+        ctx.save_for_backward(input)
+        ctx.set_materialize_grads(False)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad_output: Tensor | None) -> tuple[Any, ...]:
+        if grad_output is None:
+            return (None,) * 4
+        grads = differentiate(ctx.problem, (True, False, False), grad_output, *ctx.saved_tensors)
+        return (None, None, None, grads[0])
+
+
+@dataclass(slots=True)
 class GatedActivationProblem:
     """Backward of ``value * act(gate)`` with both halves in one tensor; tensors are grad_output, input."""
 
@@ -236,6 +292,9 @@ class GatedActivationProblem:
     dim: int
     gate_first: bool
     backend: str | None
+
+    def dispatched(self) -> GatedActivationProblem:
+        return replace(self, core=DISPATCHED)
 
     def run(self, needs: Needs, *tensors: Tensor | None) -> Tensors:
         return self.core.launch(
@@ -296,6 +355,9 @@ class GatedProductProblem:
     activation: str
     backend: str | None
 
+    def dispatched(self) -> GatedProductProblem:
+        return replace(self, core=DISPATCHED)
+
     def run(self, needs: Needs, *tensors: Tensor | None) -> Tensors:
         grad, value, gate = tensors
         # What was not saved is not read; grad_output has its shape and stands in for it.
@@ -340,6 +402,9 @@ class LerpProblem:
     weight: float | None
     backend: str | None
     shapes: tuple[Shape, Shape, Shape | None]
+
+    def dispatched(self) -> LerpProblem:
+        return replace(self, core=DISPATCHED)
 
     def run(self, needs: Needs, *tensors: Tensor | None) -> Tensors:
         grad, start, end, weight = tensors

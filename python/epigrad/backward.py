@@ -15,6 +15,7 @@ from epigrad.launch import launch_into
 from epigrad.webgpu import Data
 
 __all__ = [
+    "activation_backward",
     "gated_activation_backward",
     "gated_product_backward",
     "lerp_backward",
@@ -157,6 +158,47 @@ def linear_backward(
         out,
         accumulate,
     )
+
+
+def activation_backward(grad_output: Data, input: Data, activation: str | None, *, out: Data | None = None) -> Data:
+    """Compute the gradient of ``act(input)``: ``grad_output * act'(input)``.
+
+    Args:
+        grad_output: shape of input; float32, float64, bfloat16 or float16.
+        input: the forward's input.
+        activation: ``"none"`` or None, ``"relu"``, ``"gelu"``, ``"gelu_tanh"``, ``"silu"``, ``"sigmoid"`` or
+            ``"tanh"``.
+        out: a tensor of input's shape and dtype to write into.
+
+    Returns:
+        The gradient to `input`; `out` itself if it is given.
+
+    Raises:
+        InvalidProblemError: (a ``ValueError``) shapes that differ, an unknown activation, an `out` that overlaps.
+        DTypeError: (a ``TypeError``) a mix of dtypes, another dtype, or something that is not a tensor.
+        DeviceMismatchError: (a ``ValueError``) tensors on different devices.
+        UnsupportedError: (a ``NotImplementedError``) tensor subclasses and functorch's wrappers.
+        BackendUnavailableError: (a ``RuntimeError``) tensors of a device that this build cannot compute on.
+        DeviceError: (a ``RuntimeError``) the driver reported a failure; `code` and `name` are its own.
+
+    Source:
+        `epigrad.activation`.
+
+    Examples:
+        >>> import torch
+        >>> from epigrad.backward import activation_backward
+        >>> activation_backward(torch.ones(2), torch.tensor([-1.0, 2.0]), "relu")
+        tensor([0., 1.])
+    """
+    op = "activation_backward"
+    core = library.core()
+    name = core.activation(op, activation).name
+    check_tensors(op, grad_output=grad_output, input=input)
+    outputs = (out_tensor(op, out)[0], None, None)
+    inputs, needs = (grad_output, input), (True, False, False)
+    grad_input, _, _ = launch_into(core, op, name, inputs, needs, outputs, selection.current())
+    assert grad_input is not None
+    return grad_input
 
 
 def gated_activation_backward(

@@ -16,11 +16,13 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 __all__ = [
     "ACTIVATIONS",
     "Formula",
     "activated",
+    "composed",
     "computed",
     "gated",
     "gated_backward",
@@ -43,11 +45,13 @@ class Formula:
         value: ``act(x)``.
         backward: ``grad * act'(x)`` from grad and x.
         backward_from_output: ``grad * act'(x)`` from grad and ``act(x)``, where the slope is a function of the output.
+        composed: ``act(x)`` as a PyTorch user writes it, for graphs that leave PyTorch; None is `value`.
     """
 
     value: Callable[[Tensor], Tensor]
     backward: Callable[[Tensor, Tensor], Tensor]
     backward_from_output: Callable[[Tensor, Tensor], Tensor] | None = None
+    composed: Callable[[Tensor], Tensor] | None = None
 
 
 def _relu_backward(grad: Tensor, x: Tensor) -> Tensor:
@@ -105,10 +109,16 @@ def _tanh_backward(grad: Tensor, x: Tensor) -> Tensor:
 
 ACTIVATIONS: dict[str, Formula] = {
     "none": Formula(lambda x: x, lambda grad, x: grad),
-    "relu": Formula(lambda x: torch.where(x <= 0, torch.zeros_like(x), x), _relu_backward, _relu_backward),
-    "gelu": Formula(lambda x: x * _gaussian_cdf(x), _gelu_backward),
-    "gelu_tanh": Formula(lambda x: x * _gelu_tanh_gate(x), _gelu_tanh_backward),
-    "silu": Formula(lambda x: x * torch.sigmoid(x), _silu_backward),
+    "relu": Formula(
+        lambda x: torch.where(x <= 0, torch.zeros_like(x), x), _relu_backward, _relu_backward, composed=functional.relu
+    ),
+    "gelu": Formula(lambda x: x * _gaussian_cdf(x), _gelu_backward, composed=functional.gelu),
+    "gelu_tanh": Formula(
+        lambda x: x * _gelu_tanh_gate(x),
+        _gelu_tanh_backward,
+        composed=lambda x: functional.gelu(x, approximate="tanh"),
+    ),
+    "silu": Formula(lambda x: x * torch.sigmoid(x), _silu_backward, composed=functional.silu),
     "sigmoid": Formula(torch.sigmoid, _sigmoid_backward, lambda grad, y: grad * (y * (1 - y))),
     "tanh": Formula(torch.tanh, _tanh_backward, lambda grad, y: grad * (1 - y * y)),
 }
@@ -128,6 +138,12 @@ def preactivation(a: Tensor, b: Tensor, bias: Tensor | None, transposed: bool) -
 def activated(activation: str, preactivation: Tensor) -> Tensor:
     """``act(pre)``, rounded once."""
     return ACTIVATIONS[activation].value(computed(preactivation)).to(preactivation.dtype)
+
+
+def composed(activation: str, preactivation: Tensor) -> Tensor:
+    """``act(pre)`` by PyTorch's own function, which exporters and other runtimes know."""
+    formula = ACTIVATIONS[activation]
+    return (formula.composed or formula.value)(preactivation)
 
 
 def gated(activation: str, value: Tensor, gate: Tensor) -> Tensor:

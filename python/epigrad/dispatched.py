@@ -11,9 +11,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["DISPATCHED", "Dispatched"]
+__all__ = ["DISPATCHED", "Dispatched", "overload"]
 
 Results = tuple[Tensor | None, ...]
+
+
+def overload(name: str) -> Any:
+    """An operator of epigrad's as it is called: each has one overload."""
+    return getattr(torch.ops.epigrad, name).default
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +36,7 @@ class _Call:
 
     @property
     def overload(self) -> Any:
-        return getattr(torch.ops.epigrad, self.op).default
+        return overload(self.op)
 
     @property
     def gate(self) -> str:
@@ -48,6 +53,11 @@ def _gemm_backward(call: _Call) -> Results:
     grad, a, b, bias, preactivation, output = call.inputs
     arguments = (grad, a, b, bias, call.kind, preactivation, output)
     return tuple(call.overload(*arguments, needs=call.needs, backend=call.backend))
+
+
+def _activation(call: _Call) -> Results:
+    out = call.overload(*call.inputs, call.kind, backend=call.backend)
+    return (out, *(None,) * (len(call.needs) - 1))
 
 
 def _gated_activation(call: _Call) -> Results:
@@ -75,6 +85,8 @@ _CALLS: dict[str, Callable[[_Call], Results]] = {
     "linear": _gemm,
     "matmul_bias_activation_backward": _gemm_backward,
     "linear_backward": _gemm_backward,
+    "activation": _activation,
+    "activation_backward": _activation,
     "gated_activation": _gated_activation,
     "gated_activation_backward": _gated_activation,
     "gated_product": _gated_product,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import Any
 
 import torch
@@ -18,9 +18,10 @@ from torch.autograd import Function
 from epigrad import differentiable, errors, library
 from epigrad.arguments import gate_is_first
 from epigrad.autograd import Needs, Shape, differentiate, stand_in
+from epigrad.dispatched import overload
 from epigrad.launch import Tensors
 
-__all__ = ["BLOCK_ARGUMENTS", "Block", "FeedForward", "FeedForwardProblem", "Shapes", "block_of"]
+__all__ = ["BLOCK_ARGUMENTS", "Block", "DispatchedBlock", "FeedForward", "FeedForwardProblem", "Shapes", "block_of"]
 
 Shapes = tuple[Shape, Shape, Shape | None, Shape, Shape | None]
 
@@ -44,6 +45,10 @@ class Block:
     gate_first: bool
     backend: str | None
     argument_names: tuple[str, ...]
+
+    def dispatched(self) -> Block:
+        """The same with operators in place of kernels."""
+        return DispatchedBlock(*astuple(self))
 
     @contextmanager
     def told_as(self, layer: int) -> Iterator[None]:
@@ -209,6 +214,38 @@ class Block:
         return self.kind is not None or self.activation != "none"
 
 
+@dataclass(frozen=True, slots=True)
+class DispatchedBlock(Block):
+    """A block whose calls go through the dispatcher."""
+
+    def dispatched(self) -> Block:
+        return self
+
+    def _kind_and_options(self) -> tuple[str, dict[str, Any]]:
+        options: dict[str, Any] = {"backend": self.backend}
+        if self.kind is None:
+            return self.activation, options
+        return self.kind, options | {"gate": "first" if self.gate_first else "second"}
+
+    def compute(self, tensors: Tensors, keep_preactivation: bool = False) -> Tensors:
+        kind, options = self._kind_and_options()
+        save = "preactivation" if keep_preactivation else "recompute"
+        out, preactivation = overload(self.op)(*tensors, kind, save=save, **options)
+        return out, preactivation if keep_preactivation else None
+
+    def gradients(self, sizes: Shapes, needs: Needs, *tensors: Tensor | None) -> Tensors:
+        kind, options = self._kind_and_options()
+        grad, input, weight1, bias1, weight2, preactivation = tensors
+        assert grad is not None
+        given = (input, weight1, bias1, weight2, None)
+        full = [
+            tensor if tensor is not None or size is None else stand_in(grad, size)
+            for tensor, size in zip(given, sizes, strict=True)
+        ]
+        results: Tensors = overload(f"{self.op}_backward")(grad, *full, kind, preactivation, needs=needs, **options)
+        return results
+
+
 BLOCK_ARGUMENTS = {
     "mlp": ("input", "weight1", "bias1", "weight2", "bias2"),
     "gated_mlp": ("input", "weight_in", "bias_in", "weight_out", "bias_out"),
@@ -230,6 +267,9 @@ class FeedForwardProblem:
 
     block: Block
     shapes: Shapes
+
+    def dispatched(self) -> FeedForwardProblem:
+        return FeedForwardProblem(self.block.dispatched(), self.shapes)
 
     def run(self, needs: Needs, *tensors: Tensor | None) -> Tensors:
         return self.block.gradients(self.shapes, needs, *tensors)

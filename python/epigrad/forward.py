@@ -13,7 +13,7 @@ from epigrad.arguments import check_tensors, dim_index, gate_is_first, lerp_weig
 from epigrad.launch import launch_into
 from epigrad.webgpu import Data
 
-__all__ = ["gated_activation", "gated_product", "lerp", "linear", "matmul_bias_activation"]
+__all__ = ["activation", "gated_activation", "gated_product", "lerp", "linear", "matmul_bias_activation"]
 
 
 @overload
@@ -145,6 +145,43 @@ def linear(
     """
     check_tensors("linear", input=input, weight=weight)
     return _gemm("linear", (input, weight, bias), activation, return_preactivation, out)
+
+
+def activation(input: Data, activation: str | None, *, out: Data | None = None) -> Data:
+    """Compute ``act(input)``, elementwise, without a graph.
+
+    Args:
+        input: any shape; float32, float64, bfloat16 or float16.
+        activation: ``"none"`` or None, ``"relu"``, ``"gelu"``, ``"gelu_tanh"``, ``"silu"``, ``"sigmoid"`` or
+            ``"tanh"``.
+        out: a tensor to write into.
+
+    Returns:
+        A tensor of input's shape.
+
+    Raises:
+        InvalidProblemError: (a ``ValueError``) an unknown activation, an `out` that overlaps.
+        DTypeError: (a ``TypeError``) another dtype, or something that is not a tensor.
+        UnsupportedError: (a ``NotImplementedError``) tensor subclasses and functorch's wrappers.
+        BackendUnavailableError: (a ``RuntimeError``) tensors of a device that this build cannot compute on.
+        DeviceError: (a ``RuntimeError``) the driver reported a failure; `code` and `name` are its own.
+
+    Source:
+        `epigrad.activation`.
+
+    Examples:
+        >>> import torch
+        >>> from epigrad.forward import activation
+        >>> activation(torch.tensor([-1.0, 2.0]), "relu")
+        tensor([0., 2.])
+    """
+    op = "activation"
+    core = library.core()
+    name = core.activation(op, activation).name
+    check_tensors(op, input=input)
+    (result,) = launch_into(core, op, name, (input,), (True,), out_tensor(op, out), selection.current())
+    assert result is not None
+    return result
 
 
 def gated_activation(

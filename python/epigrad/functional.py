@@ -7,10 +7,12 @@ nothing is kept and no preactivation is formed.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.overrides import handle_torch_function
 
 from epigrad import autograd, library, ops, selection
 from epigrad.arguments import (
@@ -20,13 +22,24 @@ from epigrad.arguments import (
     dim_index,
     gate_is_first,
     lerp_weight,
+    overridden,
     require_tensors,
 )
 from epigrad.autocast import any_autocast, as_linear
-from epigrad.context import watched
+from epigrad.context import is_dynamo_compiling, is_traced, watched
 from epigrad.feedforward import BLOCK_ARGUMENTS, Block, FeedForward, block_of
+from epigrad.names import activation_name, gated_kind
 
-__all__ = ["gated_activation", "gated_mlp", "gated_product", "lerp", "linear", "matmul_bias_activation", "mlp"]
+__all__ = [
+    "activation",
+    "gated_activation",
+    "gated_mlp",
+    "gated_product",
+    "lerp",
+    "linear",
+    "matmul_bias_activation",
+    "mlp",
+]
 
 _FORWARD_ONLY = (True, False)
 
@@ -121,6 +134,50 @@ def linear(
     return _gemm("linear", ("input", "weight", "bias"), input, weight, bias, activation, save)
 
 
+def activation(input: Tensor, activation: str | None) -> Tensor:
+    """Compute ``act(input)``, elementwise.
+
+    Args:
+        input: any shape; float32, float64, bfloat16 or float16. It is what is kept for backward.
+        activation: ``"none"`` or None, ``"relu"``, ``"gelu"`` (exact), ``"gelu_tanh"``, ``"silu"``, ``"sigmoid"`` or
+            ``"tanh"``.
+
+    Returns:
+        A contiguous tensor of input's shape.
+
+    Raises:
+        InvalidProblemError: (a ``ValueError``) an unknown activation.
+        DTypeError: (a ``TypeError``) another dtype, or something that is not a tensor.
+        UnsupportedError: (a ``NotImplementedError``) tensors that are not strided, such as sparse ones.
+        BackendUnavailableError: (a ``RuntimeError``) tensors of a device that this build cannot compute on.
+        DeviceError: (a ``RuntimeError``) the driver reported a failure; `code` and `name` are its own.
+
+    Source:
+        The formulas and papers are listed in ``go/activation``.
+
+    Examples:
+        >>> import epigrad, torch
+        >>> x = torch.linspace(-2, 2, 5)
+        >>> torch.allclose(epigrad.activation(x, "silu"), torch.nn.functional.silu(x))
+        True
+    """
+    backend = selection.current()
+    if watched() or type(input) not in PLAIN:
+        if overridden(input):
+            return _as_leaf("activation", (input,), input, activation)
+        require_tensors("activation", input=input)
+        out: Tensor = ops.call("activation", input, activation_name("activation", activation), backend=backend)
+        return out
+    core = library.core()
+    name = core.activation("activation", activation).name
+    if input.requires_grad and torch.is_grad_enabled():
+        result: Tensor = autograd.Activation.apply(core, name, backend, input)
+        return result
+    (activated,) = core.launch("activation", name, (input,), (True,), backend)
+    assert activated is not None
+    return activated
+
+
 def gated_activation(input: Tensor, kind: str = "swiglu", dim: int = -1, *, gate: str = "second") -> Tensor:
     """Compute ``value * act(gate)``, value and gate being the halves of `input` along `dim`.
 
@@ -155,7 +212,11 @@ def gated_activation(input: Tensor, kind: str = "swiglu", dim: int = -1, *, gate
     dim = dim_index("gated_activation", dim)
     backend = selection.current()
     if watched() or type(input) not in PLAIN:
+        if overridden(input):
+            return _as_leaf("gated_activation", (input,), input, kind, dim, gate=gate)
         require_tensors("gated_activation", input=input)
+        gated_kind("gated_activation", kind)
+        gate_is_first("gated_activation", gate)
         out: Tensor = ops.call("gated_activation", input, kind, dim, gate=gate, backend=backend)
         return out
     core = library.core()
@@ -200,7 +261,10 @@ def gated_product(value: Tensor, gate: Tensor, kind: str = "swiglu") -> Tensor:
     """
     backend = selection.current()
     if watched() or type(value) not in PLAIN or type(gate) not in PLAIN:
+        if overridden(value, gate):
+            return _as_leaf("gated_product", (value, gate), value, gate, kind)
         require_tensors("gated_product", value=value, gate=gate)
+        gated_kind("gated_product", kind)
         out: Tensor = ops.call("gated_product", value, gate, kind, backend=backend)
         return out
     core = library.core()
@@ -243,6 +307,8 @@ def lerp(start: Tensor, end: Tensor, weight: float | Tensor) -> Tensor:
     factor, tensor = lerp_weight("lerp", weight)
     backend = selection.current()
     if watched() or type(start) not in PLAIN or type(end) not in PLAIN or type(tensor) not in PLAIN_OR_NONE:
+        if overridden(start, end, tensor):
+            return _as_leaf("lerp", (start, end, tensor), start, end, weight)
         require_tensors("lerp", start=start, end=end)
         out: Tensor = ops.call("lerp", start, end, tensor, factor=factor, backend=backend)
         return out
@@ -366,7 +432,10 @@ def _gemm(
 ) -> Tensor:
     backend = selection.current()
     if watched() or type(a) not in PLAIN or type(b) not in PLAIN or type(bias) not in PLAIN_OR_NONE:
+        if overridden(a, b, bias):
+            return _as_leaf(op, (a, b, bias), a, b, bias, activation, save=save)
         require_tensors(op, **dict(zip(names, (a, b, bias), strict=True)))
+        activation = activation_name(op, activation)
         out: Tensor = ops.call(op, a, b, bias, activation, save=_save(op, save, (a, b, bias)), backend=backend)[0]
         return out
     core = library.core()
@@ -382,9 +451,30 @@ def _gemm(
     return computed
 
 
+_FUNCTIONS: dict[str, Callable[..., Tensor]] = {
+    "matmul_bias_activation": matmul_bias_activation,
+    "linear": linear,
+    "activation": activation,
+    "gated_activation": gated_activation,
+    "gated_product": gated_product,
+    "lerp": lerp,
+    "mlp": mlp,
+    "gated_mlp": gated_mlp,
+}
+
+
+def _as_leaf(op: str, relevant: Iterable[Any], *arguments: Any, **options: Any) -> Tensor:
+    """Hand a function to what stands for its tensors: a proxy of `torch.fx` records it as one call."""
+    out: Tensor = handle_torch_function(_FUNCTIONS[op], relevant, *arguments, **options)
+    return out
+
+
 def _save(op: str, save: str, tensors: Iterable[Tensor | None]) -> str:
     """What an operator is to keep: nothing where no gradient is recorded."""
     check_save(op, save)
+    if not is_dynamo_compiling() and is_traced():
+        # A trace is mostly run for its output, and has to be the same in every grad mode.
+        return "recompute" if save == "auto" else save
     recorded = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
     return save if recorded else "recompute"
 
@@ -398,9 +488,15 @@ def _feedforward(
 ) -> Tensor:
     backend = selection.current()
     if watched() or not PLAIN_OR_NONE.issuperset(map(type, tensors)):
-        names = BLOCK_ARGUMENTS[op]
-        require_tensors(op, **dict(zip(names, tensors, strict=True)))
         options = {"gate": gate} if op == "gated_mlp" else {}
+        if overridden(*tensors):
+            return _as_leaf(op, tensors, *tensors, kind, save=save, **options)
+        require_tensors(op, **dict(zip(BLOCK_ARGUMENTS[op], tensors, strict=True)))
+        if op == "mlp":
+            kind = activation_name(op, kind)
+        else:
+            kind = gated_kind(op, kind)
+            gate_is_first(op, gate)
         out: Tensor = ops.call(op, *tensors, kind, save=_save(op, save, tensors), backend=backend, **options)[0]
         return out
     block = block_of(Block, library.core(), op, kind, gate, backend)

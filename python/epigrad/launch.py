@@ -15,7 +15,7 @@ from torch.autograd import forward_ad
 
 from epigrad import errors
 from epigrad.arguments import refuse_transforms, transforms_active
-from epigrad.context import dispatch_modes, is_dynamo_compiling
+from epigrad.context import dispatch_modes, is_dynamo_compiling, is_traced
 from epigrad.dispatched import DISPATCHED
 from epigrad.library import Core
 from epigrad.webgpu import Array, Data
@@ -64,9 +64,13 @@ def launch_into(
     operands: Operands = inputs
     into: Operands = outputs
     # An array on an adapter is no tensor: nothing of PyTorch's watches it.
-    if (is_dynamo_compiling() or dispatch_modes() > 0) and not isinstance(operands[0], Array):
+    if (is_dynamo_compiling() or dispatch_modes() > 0 or is_traced()) and not isinstance(operands[0], Array):
         if accumulate or any(output is not None for output in into):
             raise errors.UnsupportedError(f"{op}: out: given in a compiled or traced region, want None there")
+        if not is_dynamo_compiling() and is_traced() and op.endswith("_backward"):
+            raise errors.UnsupportedError(
+                f"{op}: cannot be traced by torch.jit.trace: use torch.export, or trace the differentiable function"
+            )
         with torch.no_grad():
             return cast(Operands, DISPATCHED.launch(op, kind, operands, needs, backend, dim, gate_first, weight))
     if transforms_active() or forward_ad._current_level >= 0:

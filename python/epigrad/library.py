@@ -22,6 +22,7 @@ from typing import Any, Protocol, TypeVar, cast
 import torch
 
 from epigrad import errors
+from epigrad.names import unknown_name
 
 __all__ = ["Activation", "Core", "allows_tf32", "configure_webgpu", "control_call", "core", "is_loaded", "tuning_cache"]
 
@@ -96,16 +97,15 @@ class Core:
         try:
             return self.activations[name]
         except (KeyError, TypeError):
-            valid = ", ".join(repr(known) for known in self.activations if known is not None)
-            raise errors.InvalidProblemError(f"{op}: activation: {name!r}, want one of {valid}") from None
+            valid = [known for known in self.activations if known is not None]
+            raise unknown_name(op, "activation", name, valid) from None
 
     def gated_kind(self, op: str, kind: str | None) -> str:
         """The name of the activation that a gated kind's gate goes through."""
         try:
             return self.gated_kinds[kind]  # type: ignore[index]
         except (KeyError, TypeError):
-            valid = ", ".join(map(repr, self.gated_kinds))
-            raise errors.InvalidProblemError(f"{op}: kind: {kind!r}, want one of {valid}") from None
+            raise unknown_name(op, "kind", kind, self.gated_kinds) from None
 
 
 _lock = threading.Lock()

@@ -1,7 +1,8 @@
-"""Modules over the functions of `epigrad`; their parameters are those of `torch.nn.Linear`."""
+"""Modules over the functions of `epigrad`; parameters, their names and their initialisation are `torch.nn.Linear`'s."""
 
 from __future__ import annotations
 
+import operator
 from typing import Any
 
 import torch
@@ -9,41 +10,49 @@ from torch import Tensor, nn
 
 from epigrad import errors, functional
 from epigrad.arguments import check_save, gate_is_first
-from epigrad.differentiable import ACTIVATIONS
+from epigrad.names import activation_name, gated_kind, is_activation
+from epigrad.projections import any_global_hook, held_back
 
 __all__ = ["MLP", "GatedActivation", "GatedMLP", "Lerp", "Linear"]
 
 
-def _activation_name(module: str, activation: str | None) -> str:
-    # The names are also known here, so that making a module does not load the core and a process that only makes
-    # modules may fork.
-    if activation is None:
-        return "none"
-    if not isinstance(activation, str) or activation not in ACTIVATIONS:
-        valid = ", ".join(map(repr, ACTIVATIONS))
-        raise errors.InvalidProblemError(f"{module}: activation: {activation!r}, want one of {valid}")
-    return activation
+def _check_bias(module: str, bias: object) -> None:
+    if isinstance(bias, bool):
+        return
+    given = f'"{bias}"' if isinstance(bias, str) else repr(bias)
+    hint = f'; give activation="{bias}"' if is_activation(bias) else ""
+    raise errors.DTypeError(f"{module}: bias: got {given}, want a bool{hint}")
 
 
-def _is_called(layer: nn.Module) -> bool:
-    """Whether a layer of a block has to be called by itself: it has hooks, as those of FSDP and tensor parallel are, or
-    something else took its place.
-    """
-    hooks = layer._forward_pre_hooks or layer._forward_hooks or layer._backward_pre_hooks or layer._backward_hooks
-    return type(layer) is not Linear or bool(hooks)
+def _size(module: str, name: str, size: int) -> int:
+    try:
+        number = operator.index(size)
+    except TypeError:
+        raise errors.DTypeError(f"{module}: {name}: got {size!r}, want an int") from None
+    if number < 0:
+        raise errors.InvalidProblemError(f"{module}: {name}: got {number}, want no negative size")
+    return number
 
 
 def _check_halves(up: nn.Module, hidden: Tensor) -> None:
     """Refuse a local shard of a gated layer whose values and gates lie on different devices."""
-    if all(type(way).__name__ != "_StridedShard" for way in getattr(up.weight, "placements", ())):
+    weight: Any = getattr(up, "weight", None)
+    placements = getattr(weight, "placements", ())  # those of a DTensor, whose shape is that of the whole
+    if not placements or any(type(way).__name__ == "_StridedShard" for way in placements):
+        return
+    if hidden.shape[-1] != weight.shape[0]:
         raise errors.UnsupportedError(
             f"GatedMLP: up: a shard of {hidden.shape[-1]} of its features, whose gates lie on other devices than their "
             "values: want it parallelised by epigrad.parallel.GatedColwiseParallel"
         )
 
 
-class Linear(nn.Linear):
-    """``act(input @ weight.T + bias)``: a `torch.nn.Linear` with an activation.
+class Linear(nn.Module):
+    """``act(input @ weight.T + bias)``: a linear layer with its activation.
+
+    It is no `torch.nn.Linear`, although its parameters and its state dict are: whoever asks for one by `isinstance`, as
+    LoRA, `ColwiseParallel` and quantisation do, would take the layer for linear and lose the activation. They leave
+    it alone, or refuse it; give them a `torch.nn.Linear` followed by `epigrad.activation`, or the layers of `MLP`.
 
     Args:
         in_features: K, the last size of the input.
@@ -60,6 +69,7 @@ class Linear(nn.Linear):
 
     Raises:
         InvalidProblemError: (a ``ValueError``) an unknown activation or `save`.
+        DTypeError: (a ``TypeError``) a size that is not an int, or a `bias` that is not a bool.
 
     Examples:
         >>> import epigrad, torch
@@ -69,6 +79,9 @@ class Linear(nn.Linear):
         >>> layer
         Linear(in_features=3, out_features=4, bias=True, activation='gelu')
     """
+
+    weight: nn.Parameter
+    bias: nn.Parameter | None
 
     def __init__(
         self,
@@ -81,11 +94,22 @@ class Linear(nn.Linear):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        name = _activation_name("Linear", activation)
+        name = activation_name("Linear", activation)
         check_save("Linear", save)
-        super().__init__(in_features, out_features, bias, device=device, dtype=dtype)
+        _check_bias("Linear", bias)
+        super().__init__()
+        self.in_features = _size("Linear", "in_features", in_features)
+        self.out_features = _size("Linear", "out_features", out_features)
         self.activation = name
         self.save = save
+        options: dict[str, Any] = {"device": device, "dtype": dtype}
+        self.weight = nn.Parameter(torch.empty((self.out_features, self.in_features), **options))
+        self.register_parameter("bias", nn.Parameter(torch.empty(self.out_features, **options)) if bias else None)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw the parameters anew, as `torch.nn.Linear` does."""
+        nn.Linear.reset_parameters(self)  # type: ignore[arg-type]  # it asks for weight and bias alone
 
     def forward(self, input: Tensor) -> Tensor:
         """Apply the layer to ``[..., in_features]``."""
@@ -93,7 +117,10 @@ class Linear(nn.Linear):
 
     def extra_repr(self) -> str:
         """What `repr` shows of the layer."""
-        return f"{super().extra_repr()}, activation={self.activation!r}"
+        return (
+            f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}, "
+            f"activation={self.activation!r}"
+        )
 
 
 class GatedActivation(nn.Module):
@@ -127,9 +154,9 @@ class GatedActivation(nn.Module):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        gate_is_first("GatedActivation", gate)  # the kind is in the core's table alone, and asked for at the first call
+        gate_is_first("GatedActivation", gate)
         super().__init__()
-        self.kind = kind
+        self.kind = gated_kind("GatedActivation", kind)
         self.dim = dim
         self.gate = gate
 
@@ -156,10 +183,13 @@ class MLP(nn.Module):
         dtype: their dtype.
 
     Shape:
-        input and output ``[..., K]``; `up` is a `Linear` with weight ``[H, K]``, `down` one with weight ``[K, H]``.
+        input and output ``[..., K]``; `up` is a `torch.nn.Linear` with weight ``[H, K]``, `down` one with weight
+        ``[K, H]``. A layer that something else has taken the place of (LoRA, quantisation), that has hooks, or whose
+        parameters are no plain tensors is called as the module that it is.
 
     Raises:
         InvalidProblemError: (a ``ValueError``) an unknown activation or `save`.
+        DTypeError: (a ``TypeError``) a size that is not an int, or a `bias` that is not a bool.
 
     Examples:
         >>> import epigrad, torch
@@ -181,21 +211,32 @@ class MLP(nn.Module):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        name = _activation_name("MLP", activation)
+        name = activation_name("MLP", activation)
         check_save("MLP", save)
+        _check_bias("MLP", bias)
+        outer, hidden = _size("MLP", "features", features), _size("MLP", "hidden_features", hidden_features)
         super().__init__()
         options: dict[str, Any] = {"device": device, "dtype": dtype}
-        self.up = Linear(features, hidden_features, bias, name, **options)
-        self.down = Linear(hidden_features, features, bias, **options)
+        self.up = nn.Linear(outer, hidden, bias, **options)
+        self.down = nn.Linear(hidden, outer, bias, **options)
+        self.activation = name
         self.save = save
 
     def forward(self, input: Tensor) -> Tensor:
         """Apply the block to ``[..., features]``."""
         up, down = self.up, self.down
-        if _is_called(up) or _is_called(down):
-            out: Tensor = down(up(input))
-            return out
-        return functional.mlp(input, up.weight, up.bias, down.weight, down.bias, up.activation, save=self.save)
+        if any_global_hook() or held_back(self, "up"):
+            hidden = functional.activation(up(input), self.activation)
+        elif held_back(self, "down"):
+            hidden = functional.linear(input, up.weight, up.bias, self.activation, save=self.save)
+        else:
+            return functional.mlp(input, up.weight, up.bias, down.weight, down.bias, self.activation, save=self.save)
+        out: Tensor = down(hidden)
+        return out
+
+    def extra_repr(self) -> str:
+        """What `repr` shows of the block."""
+        return f"activation={self.activation!r}"
 
 
 class GatedMLP(nn.Module):
@@ -212,10 +253,12 @@ class GatedMLP(nn.Module):
         dtype: their dtype.
 
     Shape:
-        input and output ``[..., K]``; `up` is a `Linear` with weight ``[2*H, K]``, `down` one with weight ``[K, H]``.
+        input and output ``[..., K]``; `up` is a `torch.nn.Linear` with weight ``[2*H, K]``, `down` one with weight
+        ``[K, H]``. As in `MLP`, a layer that is no plain one any more is called as the module that it is.
 
     Raises:
         InvalidProblemError: (a ``ValueError``) an unknown kind, gate or `save`.
+        DTypeError: (a ``TypeError``) a size that is not an int, or a `bias` that is not a bool.
 
     Examples:
         >>> import epigrad, torch
@@ -238,21 +281,22 @@ class GatedMLP(nn.Module):
     ) -> None:
         gate_is_first("GatedMLP", gate)
         check_save("GatedMLP", save)
+        _check_bias("GatedMLP", bias)
+        outer, hidden = _size("GatedMLP", "features", features), _size("GatedMLP", "hidden_features", hidden_features)
         super().__init__()
         options: dict[str, Any] = {"device": device, "dtype": dtype}
-        self.up = Linear(features, 2 * hidden_features, bias, **options)
-        self.down = Linear(hidden_features, features, bias, **options)
-        self.kind = kind
+        self.kind = gated_kind("GatedMLP", kind)
+        self.up = nn.Linear(outer, 2 * hidden, bias, **options)
+        self.down = nn.Linear(hidden, outer, bias, **options)
         self.gate = gate
         self.save = save
 
     def forward(self, input: Tensor) -> Tensor:
         """Apply the block to ``[..., features]``."""
         up, down = self.up, self.down
-        if _is_called(up) or _is_called(down):
+        if any_global_hook() or held_back(self, "up") or held_back(self, "down"):
             hidden = up(input)
-            if hidden.shape[-1] != up.out_features:
-                _check_halves(up, hidden)
+            _check_halves(up, hidden)
             out: Tensor = down(functional.gated_activation(hidden, self.kind, gate=self.gate))
             return out
         return functional.gated_mlp(

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from epigrad import errors, library, selection
 from epigrad.arguments import check_tensors, gate_is_first, lerp_weight
+from epigrad.context import is_traced
 from epigrad.launch import mark_written, refuse_graph, refuse_negative
 
 __all__ = [
@@ -149,7 +150,13 @@ class _Plan:
             MisalignedOperandError: (a ``ValueError``) a buffer that is not aligned to its element.
             WorkspaceTooSmallError: (a ``ValueError``) too small a workspace.
             DeviceError: (a ``RuntimeError``) the driver reported a failure; `code` and `name` are its own.
+            UnsupportedError: (a ``NotImplementedError``) called while `torch.jit.trace` records.
         """
+        if is_traced():
+            raise errors.UnsupportedError(
+                f"{self._sku.op}: a plan's run cannot be traced, since it writes into given memory: call the function "
+                "of epigrad in its place"
+            )
         inputs, outputs = self._arranged(tensors)
         handle = self._stream_handle(stream)
         library.core().plan_run(

@@ -13,7 +13,8 @@ from typing import Protocol
 from torch import Tensor, nn
 
 from epigrad import functional, library
-from epigrad.integrations.layers import activation_name, class_name, held_back, passes, watched, weight_and_bias
+from epigrad.integrations.layers import activation_name, passes
+from epigrad.projections import class_name, held_back, watched, weight_and_bias
 
 __all__ = ["Block", "Gated", "PackedGated", "Plain"]
 

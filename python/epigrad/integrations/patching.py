@@ -10,17 +10,16 @@ from __future__ import annotations
 import functools
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from torch import nn
-from torch.nn.modules import module as torch_module
 
 from epigrad import errors
 from epigrad.integrations.blocks import Block
-from epigrad.integrations.layers import class_name, replaced
 from epigrad.integrations.table import BLOCKS
+from epigrad.projections import any_global_hook, class_name, replaced
 
 __all__ = ["Patched", "Report", "patch", "unpatch"]
 
@@ -148,7 +147,6 @@ def _checked(op: str, model: nn.Module) -> nn.Module:
 
 
 _classes: dict[type[Any], type[Any]] = {}
-_any_global_hook: Callable[[], bool] = torch_module._has_any_global_hook
 
 
 def _patched_class(original: type[Any]) -> type[Any]:
@@ -164,7 +162,7 @@ def _made(original: type[Any], block: Block) -> type[Any]:
     @functools.wraps(own_forward)
     def forward(self: nn.Module, *arguments: Any, **named: Any) -> Any:
         # Hooks on all modules are to see the layers too.
-        if named or len(arguments) != 1 or _any_global_hook() or block.obstacle(self):
+        if named or len(arguments) != 1 or any_global_hook() or block.obstacle(self):
             return own_forward(self, *arguments, **named)
         return block.forward(self, arguments[0])
 

@@ -15,7 +15,7 @@ import importlib
 
 import torch
 
-from epigrad.ops import feedforward, gated, gemm, lerp
+from epigrad.ops import activation, feedforward, gated, gemm, lerp
 from epigrad.ops.after_import import after_import
 from epigrad.ops.operator import Operator, call, register
 
@@ -23,6 +23,7 @@ __all__ = ["OPERATORS", "Operator", "call"]
 
 OPERATORS: tuple[Operator, ...] = (
     *gemm.OPERATORS,
+    *activation.OPERATORS,
     *gated.OPERATORS,
     *lerp.OPERATORS,
     *feedforward.OPERATORS,
@@ -42,5 +43,11 @@ def _shard() -> None:
     importlib.import_module("epigrad.ops.sharding")
 
 
+def _decompose() -> None:
+    exporting = importlib.import_module("epigrad.ops.exporting")
+    exporting.decompose_by_default({operator.overload: operator.decomposed for operator in OPERATORS})
+
+
 after_import("torch.utils.flop_counter", _count_flops)
 after_import("torch.distributed.tensor", _shard)
+after_import("torch.export", _decompose)

@@ -8,7 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["InDims", "aligned", "dims_of", "slice_by_slice"]
+from epigrad.dispatched import overload
+
+__all__ = ["InDims", "aligned", "dims_of", "of_one_shape", "slice_by_slice"]
 
 InDims = Sequence[int | None]
 
@@ -33,7 +35,28 @@ def aligned(tensors: Sequence[Any], dims: InDims) -> tuple[Any, ...]:
     return tuple([t if t is None or dim is None else in_front(t, dim) for t, dim in pairs])
 
 
-def slice_by_slice(overload: Any) -> Callable[..., Any]:
+def of_one_shape(name: str, count: int) -> Callable[..., Any]:
+    """The rule of an elementwise operator, whose first `count` arguments are tensors of one shape, or halves of it; a
+    kind and perhaps a dim follow.
+    """
+
+    def rule(info: Any, in_dims: InDims, *arguments: Any, **options: Any) -> Any:
+        dims = dims_of(in_dims, count)
+        tensors = [
+            tensor.expand(info.batch_size, *tensor.shape) if dim is None else tensor.movedim(dim, 0)
+            for tensor, dim in zip(arguments[:count], dims, strict=True)
+        ]
+        kind, *dim_of_halves = arguments[count:] or ("swiglu",)
+        inner = [dim + 1 if dim >= 0 else dim for dim in dim_of_halves]
+        results = overload(name)(*tensors, kind, *inner, **options)
+        if not isinstance(results, tuple):
+            return results, 0
+        return results, tuple([None if result is None else 0 for result in results])
+
+    return rule
+
+
+def slice_by_slice(operator: Any) -> Callable[..., Any]:
     """The rule of an operator for which a batch is no further dimension: one call for each slice."""
 
     def rule(info: Any, in_dims: InDims, *arguments: Any, **options: Any) -> Any:
@@ -52,9 +75,9 @@ def slice_by_slice(overload: Any) -> Callable[..., Any]:
                 else value.new_zeros([size for place, size in enumerate(value.shape) if place != dim])
                 for value, dim in zip(arguments, in_dims, strict=True)
             ]
-            calls = [overload(*arguments_of_one, **options)]
+            calls = [operator(*arguments_of_one, **options)]
         else:
-            calls = [overload(*piece(index), **options) for index in range(count)]
+            calls = [operator(*piece(index), **options) for index in range(count)]
 
         def stacked(results: Sequence[Tensor | None]) -> Tensor | None:
             found = [result for result in results if result is not None]

@@ -11,18 +11,18 @@ from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from typing import Any
 
-import torch
 from torch import Tensor
+from torch.nn import functional
 
-from epigrad import library
+from epigrad import differentiable, library
 from epigrad.arguments import check_save
-from epigrad.autograd import Needs, stand_in
-from epigrad.feedforward import Block, FeedForward, FeedForwardProblem, Shapes, block_of
+from epigrad.dispatched import overload
+from epigrad.feedforward import Block, DispatchedBlock, FeedForward, FeedForwardProblem, block_of
 from epigrad.launch import Launcher
 from epigrad.ops import batching, shapes
 from epigrad.ops.operator import Gradients, Operator, Results, absent, call, or_absent, plain
 
-__all__ = ["OPERATORS", "DispatchedBlock"]
+__all__ = ["OPERATORS"]
 
 Pair = tuple[Tensor, Tensor]
 
@@ -34,35 +34,6 @@ _DEFAULT_KINDS = {"mlp": "gelu_tanh", "gated_mlp": "swiglu"}
 def _block(cls: type[Block], op: str, kind: str | None, gate: str | None, backend: str | None) -> Block:
     kind = _DEFAULT_KINDS[op] if kind == _DEFAULT else kind
     return block_of(cls, library.core(), op, kind, gate or "second", backend)
-
-
-@dataclass(frozen=True, slots=True)
-class DispatchedBlock(Block):
-    """A block whose calls go through the dispatcher."""
-
-    def _kind_and_options(self) -> tuple[str, dict[str, Any]]:
-        options: dict[str, Any] = {"backend": self.backend}
-        if self.kind is None:
-            return self.activation, options
-        return self.kind, options | {"gate": "first" if self.gate_first else "second"}
-
-    def compute(self, tensors: Results, keep_preactivation: bool = False) -> Results:
-        kind, options = self._kind_and_options()
-        save = "preactivation" if keep_preactivation else "recompute"
-        out, preactivation = call(self.op, *tensors, kind, save=save, **options)
-        return out, preactivation if keep_preactivation else None
-
-    def gradients(self, sizes: Shapes, needs: Needs, *tensors: Tensor | None) -> Results:
-        kind, options = self._kind_and_options()
-        grad, input, weight1, bias1, weight2, preactivation = tensors
-        assert grad is not None
-        given = (input, weight1, bias1, weight2, None)
-        full = [
-            tensor if tensor is not None or size is None else stand_in(grad, size)
-            for tensor, size in zip(given, sizes, strict=True)
-        ]
-        results: Results = call(f"{self.op}_backward", grad, *full, kind, preactivation, needs=needs, **options)
-        return results
 
 
 @dataclass
@@ -104,6 +75,17 @@ class Forward:
 
     def formula(self) -> Pair:
         out, preactivation = self.block(Block).formula(*self.tensors)
+        return out, preactivation if self.keeps else absent(out)
+
+    def composed(self) -> Pair:
+        block = self.block(Block)
+        preactivation = functional.linear(self.input, self.weight1, self.bias1)
+        if block.kind is None:
+            hidden = differentiable.composed(block.activation, preactivation)
+        else:
+            value, gate = differentiable.split_gate(preactivation, -1, block.gate_first)
+            hidden = value * differentiable.composed(block.activation, gate)
+        out = functional.linear(hidden, self.weight2, self.bias2)
         return out, preactivation if self.keeps else absent(out)
 
     def fake(self) -> Pair:
@@ -174,7 +156,7 @@ class Backward(Gradients):
 
 def _batched(op: str, info: Any, in_dims: batching.InDims, *arguments: Any, **options: Any) -> Any:
     if any(dim is not None for dim in in_dims[1:]):
-        return batching.slice_by_slice(getattr(torch.ops.epigrad, op).default)(info, in_dims, *arguments, **options)
+        return batching.slice_by_slice(overload(op))(info, in_dims, *arguments, **options)
     (dim, *_) = in_dims
     assert dim is not None
     out, preactivation = call(op, arguments[0].movedim(dim, 0), *arguments[1:], **options)

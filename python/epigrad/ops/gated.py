@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
-from functools import partial
-from typing import Any
 
 from torch import Tensor
 
@@ -15,7 +13,7 @@ from epigrad.autograd import GatedActivation, GatedActivationProblem, GatedProdu
 from epigrad.dispatched import DISPATCHED
 from epigrad.launch import Launcher
 from epigrad.ops import batching, shapes
-from epigrad.ops.operator import Gradients, Operator, call, new_results, only, plain
+from epigrad.ops.operator import Gradients, Operator, new_results, only, plain
 
 __all__ = ["OPERATORS"]
 
@@ -52,6 +50,10 @@ class Activation:
     def formula(self) -> Tensor:
         halves = differentiable.split_gate(self.input, self.dim, self.gate_first)
         return differentiable.gated(self.activation, *halves)
+
+    def composed(self) -> Tensor:
+        value, gate = differentiable.split_gate(self.input, self.dim, self.gate_first)
+        return value * differentiable.composed(self.activation, gate)
 
     def fake(self) -> Tensor:
         found = shapes.inferred(self.op, self.kind, (self.input,), (True,), self.shapes, self.dim, self.gate_first)
@@ -119,6 +121,9 @@ class Product:
     def formula(self) -> Tensor:
         return differentiable.gated(self.activation, *self.tensors)
 
+    def composed(self) -> Tensor:
+        return self.value * differentiable.composed(self.activation, self.gate)
+
     def fake(self) -> Tensor:
         found = shapes.inferred(self.op, self.kind, self.tensors, (True,), self.shapes)
         return only(new_results(self.value, found))
@@ -155,27 +160,12 @@ class ProductBackward(Gradients):
         return self.value.shape, self.gate.shape
 
 
-def _batched(name: str, count: int, info: Any, in_dims: batching.InDims, *arguments: Any, **options: Any) -> Any:
-    """The first `count` arguments are tensors of one shape, or halves of it; a kind and perhaps a dim follow."""
-    dims = batching.dims_of(in_dims, count)
-    tensors = [
-        tensor.expand(info.batch_size, *tensor.shape) if dim is None else tensor.movedim(dim, 0)
-        for tensor, dim in zip(arguments[:count], dims, strict=True)
-    ]
-    kind, *dim_of_halves = arguments[count:] or ("swiglu",)
-    inner = [dim + 1 if dim >= 0 else dim for dim in dim_of_halves]
-    results = call(name, *tensors, kind, *inner, **options)
-    if not isinstance(results, tuple):
-        return results, 0
-    return results, tuple([None if result is None else 0 for result in results])
-
-
 _ACTIVATION = "Tensor input, str kind='swiglu', int dim=-1, *, str gate='second', str? backend=None"
 _PRODUCT = "Tensor value, Tensor gate, str kind='swiglu', *, "
 
 OPERATORS = tuple(
     [
-        Operator(name, schema, bind, batched=partial(_batched, name, tensors))
+        Operator(name, schema, bind, batched=batching.of_one_shape(name, tensors))
         for name, schema, bind, tensors in (
             ("gated_activation", f"({_ACTIVATION}) -> Tensor", Activation, 1),
             ("gated_activation_backward", f"(Tensor grad_output, {_ACTIVATION}) -> Tensor", ActivationBackward, 2),

@@ -12,12 +12,12 @@ from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from typing import Any
 
-import torch
 from torch import Tensor
+from torch.nn import functional
 
 from epigrad import differentiable, library
 from epigrad.autograd import PREACTIVATION, Gemm, GemmProblem, forms_preactivation, kept
-from epigrad.dispatched import DISPATCHED
+from epigrad.dispatched import DISPATCHED, overload
 from epigrad.launch import Launcher
 from epigrad.ops import batching, shapes
 from epigrad.ops.operator import Gradients, Operator, absent, call, new_results, or_absent, plain
@@ -59,6 +59,14 @@ class Forward:
     def formula(self) -> Pair:
         preactivation = differentiable.preactivation(*self.tensors, self.op == "linear")
         out = differentiable.activated(self.name, preactivation)
+        return out, preactivation if self.keep == PREACTIVATION else absent(out)
+
+    def composed(self) -> Pair:
+        if self.op == "linear":
+            preactivation = functional.linear(*self.tensors)
+        else:
+            preactivation = differentiable.preactivation(*self.tensors, False)
+        out = differentiable.composed(self.name, preactivation)
         return out, preactivation if self.keep == PREACTIVATION else absent(out)
 
     def fake(self) -> Pair:
@@ -115,8 +123,7 @@ def _batched(
 ) -> Any:
     a_dim, b_dim, bias_dim = batching.dims_of(in_dims, 3)
     if bias_dim is not None:  # a bias is a vector
-        overload = getattr(torch.ops.epigrad, op).default
-        return batching.slice_by_slice(overload)(info, in_dims, a, b, bias, *rest, **options)
+        return batching.slice_by_slice(overload(op))(info, in_dims, a, b, bias, *rest, **options)
     a_rank, b_rank = a.dim() - (a_dim is not None), b.dim() - (b_dim is not None)
     if a_dim is not None and b_dim is None and b_rank <= 2:
         # One more leading dimension of a.

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from epigrad import differentiable, errors, library
@@ -56,6 +57,11 @@ class Forward:
         weight = self.factor if self.weight is None else self.weight
         assert weight is not None
         return differentiable.lerp(self.start, self.end, weight)
+
+    def composed(self) -> Tensor:
+        weight = self.factor if self.weight is None else self.weight
+        assert weight is not None
+        return torch.lerp(self.start, self.end, weight)
 
     def fake(self) -> Tensor:
         found = shapes.inferred(self.op, None, self.tensors, (True,), self.shapes, weight=self.factor)

@@ -19,7 +19,8 @@ from epigrad import library
 from epigrad.arguments import PLAIN, transforms_active, unpack_dual
 from epigrad.autocast import as_linear
 from epigrad.autograd import Gradient, Problem
-from epigrad.dispatched import DISPATCHED
+from epigrad.context import is_dynamo_compiling, is_exported_to_onnx
+from epigrad.dispatched import DISPATCHED, overload
 from epigrad.launch import Launcher
 from epigrad.ops import batching, shapes
 
@@ -51,6 +52,9 @@ class Call(Protocol):
 
     def formula(self) -> Any:
         """The same as differentiable PyTorch operations: for `torch.func`'s gradients and for forward mode."""
+
+    def composed(self) -> Any:
+        """The same as a PyTorch user writes it: for graphs that leave PyTorch."""
 
     def fake(self) -> Any:
         """Empty results of the real shapes; sizes may be symbols."""
@@ -94,6 +98,9 @@ class Gradients(ABC):
     def formula(self) -> Any:
         return self.returned(self.problem(DISPATCHED).formula(tuple(self.needs), *self.tensors))
 
+    def composed(self) -> Any:
+        return self.formula()
+
     def fake(self) -> Any:
         found = shapes.inferred(self.op, self.kind, self.tensors, self.needs, self.symbolic, *self.options)
         like = self.tensors[0]
@@ -131,12 +138,22 @@ class Operator:
     @property
     def overload(self) -> Any:
         """What is called: each operator has one overload."""
-        return getattr(torch.ops.epigrad, self.name).default
+        return overload(self.name)
+
+    def decomposed(self, *arguments: Any, **options: Any) -> Any:
+        """The operator as PyTorch's own operations."""
+        return self.bind(*arguments, **options).composed()
+
+
+_operators: dict[str, Operator] = {}
+"""Those that are registered, by name."""
 
 
 def call(name: str, *arguments: Any, **options: Any) -> Any:
     """Call an operator of this package by its name."""
-    return getattr(torch.ops.epigrad, name).default(*arguments, **options)
+    if not is_dynamo_compiling() and is_exported_to_onnx():
+        return _operators[name].decomposed(*arguments, **options)
+    return overload(name)(*arguments, **options)
 
 
 def plain(*tensors: Tensor | None) -> Results:
@@ -167,6 +184,7 @@ def register(operators: Iterable[Operator]) -> Any:
     tags = (torch.Tag.pt2_compliant_tag, torch.Tag.flexible_layout)
     for operator in operators:
         name, bind = operator.name, operator.bind
+        _operators[name] = operator
         defined.define(name + operator.schema, tags=tags)
         defined.impl(name, _bound(bind, "kernel"), "CompositeExplicitAutograd")
         defined.impl(name, _above_autograd(operator), "Autograd")

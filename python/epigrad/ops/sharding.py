@@ -125,6 +125,19 @@ def _part_of(operand: Any, out: Any) -> Any:
     return Partial() if isinstance(operand, Replicate) and isinstance(out, Shard | _StridedShard) else operand
 
 
+def _activation(input: Any, activation: Any, **options: Any) -> list[Rule]:
+    return _everywhere(1, input.ndim)
+
+
+def _activation_backward(grad_output: Any, input: Any, activation: Any, **options: Any) -> list[Rule]:
+    return _everywhere(2, input.ndim)
+
+
+def _everywhere(tensors: int, rank: int) -> list[Rule]:
+    """One result, of tensors of its shape and a kind; all sharded by any dimension."""
+    return [([way], [way] * tensors + [None]) for way in (Replicate(), *map(Shard, range(rank)))]
+
+
 def _gated_activation(input: Any, kind: str = "swiglu", dim: int = -1, **options: Any) -> list[Rule]:
     return _beside(1, input.ndim, dim)
 
@@ -142,7 +155,7 @@ def _beside(tensors: int, rank: int, dim: int) -> list[Rule]:
 
 
 def _gated_product(value: Any, gate: Any, kind: str = "swiglu", **options: Any) -> list[Rule]:
-    return [([way], [way, way, None]) for way in (Replicate(), *map(Shard, range(value.ndim)))]
+    return _everywhere(2, value.ndim)
 
 
 def _gated_product_backward(
@@ -264,6 +277,8 @@ _RULES: dict[str, Callable[..., list[Rule]]] = {
     "matmul_bias_activation_backward": _gemm_backward(False),
     "linear": _gemm(True),
     "linear_backward": _gemm_backward(True),
+    "activation": _activation,
+    "activation_backward": _activation_backward,
     "gated_activation": _gated_activation,
     "gated_activation_backward": _gated_activation_backward,
     "gated_product": _gated_product,

@@ -1,0 +1,34 @@
+"""Programs that leave PyTorch: exporters and other runtimes get the operators as PyTorch's own operations.
+
+`ExportedProgram.run_decompositions` has no registry for operators that autograd has to see, so it is wrapped: its
+default table, and that of `torch.onnx.export`, have epigrad's operators too. A table that a caller gives is used as it
+is.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch.export import ExportedProgram, default_decompositions
+
+__all__ = ["decompose_by_default"]
+
+Table = Mapping[Any, Callable[..., Any]]
+
+
+def decompose_by_default(decompositions: Table) -> None:
+    """Add decompositions to those that an exported program runs where its caller gives none."""
+    own = ExportedProgram.run_decompositions
+
+    @functools.wraps(own)
+    def run_decompositions(self: ExportedProgram, decomp_table: Table | None = None, *rest: Any, **options: Any) -> Any:
+        if decomp_table is None:
+            decomp_table = {**decompositions, **default_decompositions()}
+        elif torch.onnx.is_in_onnx_export():
+            decomp_table = {**decompositions, **decomp_table}
+        return own(self, decomp_table, *rest, **options)
+
+    ExportedProgram.run_decompositions = run_decompositions  # type: ignore[method-assign]

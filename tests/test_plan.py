@@ -90,6 +90,19 @@ def test_sku_kernel_differs_between_kinds_and_dtypes() -> None:
     assert len(kernels) == 4
 
 
+def test_select_blames_its_own_arguments() -> None:
+    for select, text in (
+        (lambda **o: plan.GatedActivation.select(input_shape=(2, 3), **o), "GatedActivation: input_shape: "),
+        (lambda **o: plan.GatedActivation.select(input_shape=(2, 4), split_dim=7, **o), "GatedActivation: split_dim: "),
+        (lambda **o: plan.GemmEpilogue.select(m=2, n=3, k=4, lda=1, **o), "GemmEpilogue: lda: "),
+        (lambda **o: plan.GemmEpilogue.select(m=2, n=3, k=4, activation="swish", **o), "GemmEpilogue: activation: "),
+        (lambda **o: plan.GatedActivation.select(input_shape=(2, 4), kind="silu", **o), "GatedActivation: kind: "),
+    ):
+        with pytest.raises(errors.InvalidProblemError) as caught:
+            select(dtype=torch.float32)
+        assert str(caught.value).startswith(text)
+
+
 @pytest.mark.parametrize("cls", CLASSES, ids=lambda c: c.__name__)
 def test_select_takes_keywords_only_and_a_device(cls: Any) -> None:
     with pytest.raises(TypeError):

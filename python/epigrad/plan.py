@@ -68,6 +68,8 @@ class _Plan:
     """What the six classes share; made by `select`."""
 
     _spec_class: ClassVar[str] = ""
+    _spec_names: ClassVar[dict[str, str]] = {}
+    """What `select` calls the arguments of the operation."""
 
     def __init__(self, spec: dict[str, Any]) -> None:
         core = library.core()
@@ -75,7 +77,10 @@ class _Plan:
         if "backend" not in spec:
             spec |= {"backend": selection.current() or "" if spec["device"].partition(":")[0] == "cpu" else ""}
         self._spec = spec
-        self._control_plan: library.ControlPlan = library.control_call(core.control.SelectPlan, json.dumps(spec))
+        try:
+            self._control_plan: library.ControlPlan = library.control_call(core.control.SelectPlan, json.dumps(spec))
+        except errors.InvalidProblemError as error:
+            raise errors.renamed(error, self._spec_class, self._spec_names) from None
         finalizer = weakref.finalize(self, _close, self._control_plan)
         finalizer.atexit = False
         self._handle = self._control_plan.Handle()
@@ -297,6 +302,8 @@ class GemmEpilogueBackward(_Gemm):
 
 
 class _Gated(_Plan):
+    _spec_names: ClassVar[dict[str, str]] = {"input": "input_shape", "dim": "split_dim"}
+
     @classmethod
     def select(
         cls,

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor
@@ -20,7 +21,8 @@ any_global_hook: Callable[[], bool] = torch_module._has_any_global_hook
 """Whether hooks on all modules are registered: they are to see the layers inside of a block too."""
 
 # Tensors whose values are those of a plain one: parameters, and what stands for them while PyTorch traces.
-_PLAIN = (nn.Parameter, Tensor, FakeTensor, FunctionalTensor)
+_PLAIN = frozenset((nn.Parameter, Tensor, FakeTensor, FunctionalTensor))
+_DTYPES = frozenset((torch.float32, torch.float64, torch.bfloat16, torch.float16))
 
 _CONV1D = "transformers.pytorch_utils.Conv1D"  # a Linear whose weight is [K, N]
 
@@ -68,7 +70,7 @@ def held_back(module: nn.Module, name: str) -> str:
             return f"{name}.{part} is no parameter"
         if type(parameter) not in _PLAIN:
             return f"{name}.{part} is a {class_name(parameter)}"
-        if not parameter.dtype.is_floating_point or parameter.dtype.itemsize < 2:
+        if parameter.dtype not in _DTYPES:
             return f"{name}.{part} is of {parameter.dtype}"
     return ""
 

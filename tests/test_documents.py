@@ -33,7 +33,9 @@ def test_the_newest_release_of_the_changelog_is_this_version() -> None:
     assert match[1] == library.core().version
 
 
-@pytest.mark.parametrize("path", ["README.md", "DESIGN.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/c-api.md", "docs/exporting.md"])
+@pytest.mark.parametrize(
+    "path", ["README.md", "DESIGN.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/c-api.md", "docs/exporting.md"]
+)
 def test_files_that_documents_name_exist(path: str) -> None:
     text = re.sub(r"^```.*?^```$", "", (ROOT / path).read_text(), flags=re.M | re.S)
     links = [link for link in re.findall(r"\]\(([^)]+)\)", text) if "://" not in link]

@@ -119,10 +119,14 @@ def check_tensors(op: str, **tensors: object) -> None:
 
 
 def require_tensors(op: str, **arguments: object) -> None:
-    """Refuse arguments of a differentiable function that are not tensors; a bias may be None."""
+    """Refuse arguments of a differentiable function that are no tensors, or nested ones; a bias may be None."""
     for name, value in arguments.items():
         if not isinstance(value, Tensor) and (value is not None or "bias" not in name):
             raise errors.DTypeError(f"{op}: {name}: {type(value).__name__}, want a torch.Tensor")
+        if isinstance(value, Tensor) and value.is_nested:
+            raise errors.UnsupportedError(
+                f"{op}: {name}: a nested tensor, want a plain one: call epigrad on its values(), or pad it"
+            )
 
 
 def check_save(op: str, save: object) -> None:

@@ -23,6 +23,7 @@ export LP_NATIVE_VECTOR_WIDTH ?= 128
 # Byte code is written at the first import; writing PyTorch's here would take longer than its download. It has to be
 # written then: tests start hundreds of processes, each of which would compile all of PyTorch that it imports again.
 unexport PYTHONDONTWRITEBYTECODE
+ZIG = $$($(PY) -c 'import pathlib, ziglang; print(pathlib.Path(ziglang.__file__).parent / "zig")')
 PIP_INSTALL := $(PY) -m pip install --no-compile --quiet --progress-bar off
 # Python finds wgpu-native by itself. The shell looks, not make: make remembers what was missing before pip ran.
 # AMX, emulated, is an engine of the tests.
@@ -166,11 +167,14 @@ sanitize: $(STAMPS)/go
 	CGO_CFLAGS='-O1 -g -fsanitize=undefined -fno-sanitize-recover=undefined' CGO_LDFLAGS=-fsanitize=undefined go test -tags emulation -asan ./kernels/cpu
 
 # What has no vector kernels still builds: another processor, and this one without its vector instructions runs. On an emulated one whatever leaked out of the kernels would
-# end the process.
+# end the process. Without cgo the portable engine builds everywhere and runs; with cgo the build on Windows says that it cannot.
 portable: $(STAMPS)/go $(STAMPS)/dist build/examples/linear_gelu
-	CC="$$($(PY) -c 'import pathlib, ziglang; print(pathlib.Path(ziglang.__file__).parent / "zig")') cc -target aarch64-linux-gnu.2.28" \
-		CGO_ENABLED=1 GOARCH=arm64 go build -buildmode=c-shared -o build/libepigrad-arm64.so ./cbridge/lib
-	CGO_ENABLED=0 go vet ./kernels/cpu ./go/backend/cpu
+	CC="$(ZIG) cc -target aarch64-linux-gnu.2.28" CGO_ENABLED=1 GOARCH=arm64 go build -buildmode=c-shared -o build/libepigrad-arm64.so ./cbridge/lib
+	CGO_ENABLED=0 go vet ./...
+	CGO_ENABLED=0 go test -short ./go/epigrad ./go/op ./go/backend/... ./go/tuning ./kernels/portable
+	for system in darwin/arm64 windows/amd64; do CGO_ENABLED=0 GOOS=$${system%/*} GOARCH=$${system#*/} go build ./go/epigrad; done
+	{ CC="$(ZIG) cc -target x86_64-windows-gnu" CGO_ENABLED=1 GOOS=windows GOARCH=amd64 go build ./go/epigrad 2>&1 || true; } \
+		| grep 'epigrad has no C kernels for Windows: build with CGO_ENABLED=0'
 	GODEBUG=cpu.avx2=off go test -short -run 'TestAnEngine|TestWithoutVectorInstructions' ./go/backend/cpu
 	@mkdir -p build && go test -c -o build/cpu.test ./go/backend/cpu
 	cd go/backend/cpu && EPIGRAD_REQUIRE_ENGINES= GODEBUG=cpu.avx2=off $(CURDIR)/.ci/emulator $(CURDIR)/build/cpu.test -test.short \
@@ -224,7 +228,7 @@ sdist: build $(STAMPS)/dist
 # glibc 2.28: the oldest that PyTorch's own wheels run on. zig brings its headers; its clang is used as the C compiler.
 wheel: kernels build $(STAMPS)/dist
 	@rm -rf build/wheel build/lib.* build/bdist.* && mkdir -p build/wheel
-	@CC="$$($(PY) -c 'import pathlib, ziglang; print(pathlib.Path(ziglang.__file__).parent / "zig")') cc -target $$(uname -m)-linux-gnu.2.28" \
+	@CC="$(ZIG) cc -target $$(uname -m)-linux-gnu.2.28" \
 		$(PY) -m pip wheel . --quiet --no-deps --no-build-isolation --wheel-dir build/wheel
 	@$(PY) -m auditwheel repair --plat manylinux_2_28_$$(uname -m) --only-plat --wheel-dir dist build/wheel/epigrad-*.whl
 	@$(PY) -m abi3audit --strict dist/epigrad-*-manylinux_2_28_*.whl

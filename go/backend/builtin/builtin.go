@@ -4,12 +4,6 @@ package builtin
 import (
 	"github.com/epigrad/epigrad/go/backend"
 	"github.com/epigrad/epigrad/go/backend/cpu"
-	"github.com/epigrad/epigrad/go/backend/cuda"
-	"github.com/epigrad/epigrad/go/backend/webgpu"
 )
 
-func init() {
-	backend.Register(cpu.New())
-	backend.Register(cuda.New())
-	backend.Register(webgpu.New())
-}
+func init() { backend.Register(cpu.New()) }

@@ -1,3 +1,5 @@
+//go:build cgo
+
 // Package webgpu is the WebGPU backend: WGSL kernels (kernels/webgpu) on whatever Vulkan, Metal or Direct3D 12 reach, through wgpu-native, a library that is found at
 // run time.
 //

@@ -1,0 +1,5 @@
+//go:build !cgo
+
+package backend_test
+
+const withC = false

@@ -1,0 +1,24 @@
+//go:build cgo
+
+package control
+
+import (
+	"strconv"
+
+	"github.com/epigrad/epigrad/go/backend/webgpu"
+	"github.com/epigrad/epigrad/go/status"
+)
+
+// ConfigureWebGPU says by what settings WebGPU is opened: wgpu-native's file, an adapter, and a number of bytes; what is empty is not said.
+func ConfigureWebGPU(library, adapter, memory string) error {
+	settings := webgpu.Settings{Library: library, Adapter: adapter}
+	if memory != "" {
+		bytes, err := strconv.ParseInt(memory, 10, 64)
+		if err != nil || bytes <= 0 {
+			return classed(status.Errorf(status.InvalidProblem, "EPIGRAD_WEBGPU_MEMORY: %q, want a number of bytes", memory))
+		}
+		settings.MemoryBytes = bytes
+	}
+	webgpu.Configure(settings)
+	return nil
+}

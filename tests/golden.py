@@ -42,7 +42,7 @@ def normal_cdf(x: mpf) -> mpf:
 
 
 def double(x: mpf) -> float:
-    """The nearest float64. float(x) rounds twice where the result is denormal."""
+    """The nearest float64, or infinity. float(x) rounds twice where the result is denormal."""
     if abs(x) < mpf(2) ** -1022:
         return math.ldexp(int(mpmath.nint(mpmath.ldexp(x, 1074))), -1074)
     return float(x)
@@ -163,14 +163,15 @@ def slope(name: str, x: mpf) -> tuple[mpf, mpf]:
 
 @mpmath.workdps(DIGITS)
 def rows() -> list[list[str | float]]:
-    """The golden rows: name, x, act(x), act'(x), what rounding act'(x) is relative to."""
+    """The golden rows: name, x, act(x), act'(x), what rounding act'(x) is relative to; "inf" beyond float64's range."""
     result: list[list[str | float]] = []
     for name, (value, _) in ACTIVATIONS.items():
         for magnitude in MAGNITUDES:
             for x in (magnitude, -magnitude):
                 numbers = [x, double(value(mpf(x))), *map(double, slope(name, mpf(x)))]
-                assert all(map(math.isfinite, numbers))
-                result.append([name, *numbers])
+                assert not any(map(math.isnan, numbers)), f"{name} at {x}: {numbers}"
+                # JSON has no infinity: what float64 cannot hold is a string.
+                result.append([name, *(number if math.isfinite(number) else str(number) for number in numbers)])
     return result
 
 

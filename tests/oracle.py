@@ -40,7 +40,9 @@ class Row:
     eager: Callable[[Tensor], Tensor]
     """PyTorch's own operator, which the error is compared with."""
     kinks: tuple[float, ...] = ()
-    """Where the derivative jumps."""
+    """Where a derivative jumps, of any order: differences must not straddle them."""
+    kinks_from_right: tuple[float, ...] = ()
+    """Those of them at which the derivative is that of the right side; at the others it is that of the left."""
 
 
 def _sigmoid(x: Tensor) -> Tensor:
@@ -96,18 +98,25 @@ def derivative(activation: str, order: int, x: Tensor) -> Tensor:
 
 @functools.lru_cache(maxsize=200_000)
 def exact_derivative(activation: str, order: int, x: np.longdouble) -> np.longdouble:
-    """The order-th derivative at one point, by mpmath; at a kink it is that of the left side, as PyTorch's."""
+    """The order-th derivative at one point, by mpmath; at a kink it is that of the side that the row says."""
     row = ACTIVATIONS[activation]
     # A derivative is the difference of values near 1, of which e^-|2x| must be left, and its step is small beside x.
     digits = 34 if order == 0 else int(40 + min(abs(x), 360)) if abs(x) < 1e30 else 1300
     with mpmath.workdps(digits):
         point = mpmath.mpf(repr(x).split("'")[1])
-        if order == 0:
-            value = row.exact(point)
-        else:
-            side = (1 if x > 0 else -1) if row.kinks else 0
-            value = mpmath.diff(row.exact, point, order, relative=bool(abs(x) > 1), direction=side)
+        value = row.exact(point) if order == 0 else mpmath.diff(row.exact, point, order, **_step(row, point))
         return np.longdouble(mpmath.nstr(value, 25) if abs(value) > mpmath.mpf("1e-4900") else 0)
+
+
+def _step(row: Row, point: Any) -> dict[str, Any]:
+    """How mpmath forms differences at a point: with a step that stays on one side of the nearest kink."""
+    distances = {kink: abs(point - kink) for kink in row.kinks}
+    nearest = min(distances, key=distances.__getitem__, default=None)
+    if nearest is None or distances[nearest] >= 1:
+        return {"relative": bool(abs(point) > 1)}
+    if distances[nearest] == 0:
+        return {"direction": 1 if nearest in row.kinks_from_right else -1}
+    return {"h": mpmath.ldexp(distances[nearest], -64)}
 
 
 def _derivative_of_array(activation: str, order: int, x: Array) -> Array:

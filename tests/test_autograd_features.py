@@ -9,6 +9,7 @@ from typing import Any
 import epigrad
 import pytest
 import torch
+from cases import ACTIVATIONS, FROM_OUTPUT
 from epigrad import backward, errors
 from layouts import assert_same_bits, unchanged
 from torch import Tensor
@@ -16,8 +17,6 @@ from torch.autograd import forward_ad
 from torch.utils.checkpoint import checkpoint
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
-ACTIVATIONS = ("none", "relu", "gelu", "gelu_tanh", "silu", "sigmoid", "tanh")
-FROM_OUTPUT = ("relu", "sigmoid", "tanh")
 
 
 def leaf(*shape: int, dtype: torch.dtype = torch.float64, seed: int = 0) -> Tensor:

@@ -9,12 +9,12 @@ from typing import Any
 import epigrad
 import pytest
 import torch
+from cases import ACTIVATIONS
 from epigrad import backward, errors, forward
 from layouts import OUT_LAYOUTS, Guarded, assert_same_bits, unchanged
 from torch import Tensor
 from torch.autograd import forward_ad
 
-ACTIVATIONS = ("none", "relu", "gelu", "gelu_tanh", "silu", "sigmoid", "tanh")
 MASKS = list(itertools.product((False, True), repeat=3))
 
 

@@ -6,6 +6,7 @@ import itertools
 import math
 
 import epigrad
+import mpmath
 import numpy as np
 import oracle
 import pytest
@@ -14,18 +15,20 @@ from cases import ACTIVATIONS, DTYPES, FROM_OUTPUT, GATED_KINDS
 from devices import on_devices
 from layouts import assert_same_bits
 from torch import Tensor
+from ulp import rounded_to_infinity
 
 ULP_ALLOWED = {torch.float32: 2.0, torch.float64: 4.0, torch.bfloat16: 1.0, torch.float16: 1.0}
 """How far values and slopes may be from mpmath anywhere, in units of the last place."""
 
 
-def _special_values(dtype: torch.dtype, device: str) -> Tensor:
-    """Zeros, subnormals, both sides of the kink, the bends, the tails, the largest values, infinities and NaN."""
+def _special_values(activation: str, dtype: torch.dtype, device: str) -> Tensor:
+    """Zeros, subnormals, both sides of kinks, the bends, the tails, the largest values, infinities and NaN."""
     info = torch.finfo(dtype)
     tiny = info.smallest_normal * info.eps
     sizes = [0.0, tiny, 3 * tiny, info.smallest_normal, info.eps, 0.1, 0.7517, 1.0, 1.2785, 2.0, 4.0, 5.5, 9.0, 14.0]
     sizes += [17.5, 30.0, 38.0, 89.0, 104.0, 300.0, 709.0, 745.0, 1e4, math.sqrt(info.max), info.max, math.inf]
-    values = torch.tensor([sign * size for size in sizes for sign in (1, -1)] + [math.nan], dtype=torch.float64)
+    kinks = [kink * (1 + side * info.eps) for kink in oracle.ACTIVATIONS[activation].kinks for side in (-1, 0, 1)]
+    values = torch.tensor([sign * size for size in sizes for sign in (1, -1)] + kinks + [math.nan], dtype=torch.float64)
     return values.to(dtype).to(device)
 
 
@@ -79,7 +82,7 @@ def _accepted_kinds(activation: str, x: Tensor, order: int) -> list[set[str]]:
 def test_infinities_and_nan_are_where_pytorchs_are(
     device: str, activation: str, order: int, dtype: torch.dtype
 ) -> None:
-    x = _special_values(dtype, device)
+    x = _special_values(activation, dtype, device)
     got = (_value if order == 0 else _slope)(activation, x)
     # Where x is finite PyTorch may overflow on the way; ours must be the finite result, which the next test measures.
     for point, ours, accepted in zip(x.tolist(), got.tolist(), _accepted_kinds(activation, x, order), strict=True):
@@ -94,13 +97,20 @@ def test_infinities_and_nan_are_where_pytorchs_are(
 def test_tails_bends_and_subnormals_are_right_to_the_last_places(
     device: str, activation: str, order: int, dtype: torch.dtype
 ) -> None:
-    """Relative to the result itself, however small; near a zero of the slope, to its largest term."""
-    x = _special_values(dtype, device)
+    """Relative to the result itself, however small; near a zero of the slope, to its largest term.
+
+    Infinity is right exactly where the dtype rounds to it.
+    """
+    x = _special_values(activation, dtype, device)
     x = x[x.isfinite()]
     got = (_value if order == 0 else _slope)(activation, x)
     info = torch.finfo(dtype)
     for point, ours in zip(x.tolist(), got.tolist(), strict=True):
         exact = oracle.exact_derivative(activation, order, np.longdouble(point))
+        infinity = rounded_to_infinity(mpmath.mpf(str(exact)), dtype)
+        if math.isinf(ours) or infinity:
+            assert ours == infinity, f"{activation} at {point}: {ours}, exact {exact}"
+            continue
         size = abs(exact)
         if order == 1 and abs(point) < 4:
             size += abs(point * oracle.exact_derivative(activation, 2, np.longdouble(point)))
@@ -184,9 +194,11 @@ def test_gated_special_values(device: str, kind: str, dtype: torch.dtype) -> Non
     activated, slope = (f(GATED_KINDS[kind], gate).double() for f in (_value, _slope))
     got = epigrad.forward.gated_product(value, gate, kind)
     grads = epigrad.backward.gated_product_backward(torch.ones_like(value), value, gate, kind)
-    leaf = gate.clone().requires_grad_()
-    through_relu = torch.autograd.grad(torch.relu(leaf), leaf, value)[0].double()
-    wanted = (value.double() * activated, activated, through_relu if kind == "reglu" else value.double() * slope)
+    wanted = (value.double() * activated, activated, value.double() * slope)
+    row = oracle.ACTIVATIONS[GATED_KINDS[kind]]
+    if row.kinks:  # one that chooses a branch may stop what is not finite
+        leaf = gate.clone().requires_grad_()
+        wanted = (*wanted[:2], torch.autograd.grad(row.eager(leaf), leaf, value)[0].double())
     for ours, want in zip((got, *grads), wanted, strict=True):
         assert ours is not None
         assert [_kind_of(x) for x in ours.tolist()] == [_kind_of(x) for x in want.tolist()]

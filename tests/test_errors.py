@@ -13,6 +13,7 @@ import epigrad
 import numpy as np
 import pytest
 import torch
+from cases import ACTIVATIONS
 from epigrad import backward, errors, forward, plan
 from layouts import unchanged
 from torch import Tensor
@@ -29,7 +30,6 @@ BUILT_IN = {
     "DeviceError": RuntimeError,
 }
 DTYPES = ("float32", "float64", "bfloat16", "float16")
-ACTIVATIONS = ("none", "relu", "gelu", "gelu_tanh", "silu", "sigmoid", "tanh")
 KINDS = ("glu", "reglu", "swiglu", "geglu", "geglu_tanh", "bilinear")
 
 

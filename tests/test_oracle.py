@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import oracle
 import pytest
@@ -24,6 +26,22 @@ def test_float64_formulas_agree_with_mpmath(activation: str, order: int) -> None
     slope = np.array([oracle.exact_derivative(activation, order + 1, np.longdouble(x)) for x in points.numpy()])
     size = np.abs(exact) + np.abs(slope * points.numpy())
     assert (np.abs(got - exact) <= 1e-13 * size + np.finfo(np.float64).tiny).all()
+
+
+def test_exact_derivatives_keep_to_one_side_of_a_kink(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of functions that no table has: one is flat at both ends, the slope of the other is as small as its argument."""
+    nothing = oracle.ACTIVATIONS["none"]
+    clip = replace(nothing, exact=lambda x: min(max(x, 0), 6), kinks=(0.0, 6.0), kinks_from_right=(6.0,))
+    square = replace(nothing, exact=lambda x: max(x, 0) ** 2, kinks=(0.0,))
+    monkeypatch.setitem(oracle.ACTIVATIONS, "clip", clip)
+    monkeypatch.setitem(oracle.ACTIVATIONS, "square", square)
+    below, above = np.nextafter(6.0, 0.0), np.nextafter(6.0, 7.0)
+    for x, slope in ((-5e-324, 0), (0.0, 0), (5e-324, 1), (3.0, 1), (below, 1), (6.0, 0), (above, 0), (1e300, 0)):
+        assert abs(oracle.exact_derivative("clip", 1, np.longdouble(x)) - slope) < 1e-18, x
+    for x in (-1e300, -5e-324, 0.0, 5e-324, 1e-40, 0.5, 40.0, 1e300):
+        slope = oracle.exact_derivative("square", 1, np.longdouble(x))
+        assert abs(slope - 2 * max(np.longdouble(x), 0)) <= 1e-18 * slope, x
+        assert abs(oracle.exact_derivative("square", 2, np.longdouble(x)) - 2 * (x > 0)) < 1e-18, x
 
 
 def test_every_activation_and_kind_has_a_row() -> None:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 
 import golden
 import golden_cpu
+import mpmath
 import pytest
 import torch
 from devices import DEVICES, computes, memory_of, running_on
 from golden import PORTABLE
+from mpmath import mpf
 from ulp import (
     ACTIVATIONS,
     BOUND,
@@ -25,7 +28,9 @@ from ulp import (
     measure_slope_from_output,
     measure_value,
     slope_of,
+    table,
     value_of,
+    worst,
 )
 
 COUNT = 4000 if os.environ.get("EPIGRAD_TEST_FULL", "") not in ("", "0") else 250
@@ -91,3 +96,24 @@ def test_golden_numbers_are_those_of_their_generator() -> None:
     rows = json.loads((PORTABLE / "testdata" / "activation_golden.json").read_text())
     assert rows == golden.rows()
     assert (PORTABLE / "normal_table.go").read_text() == golden.normal_table()
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_infinity_is_right_exactly_where_the_reference_rounds_to_it(dtype: torch.dtype) -> None:
+    info = torch.finfo(dtype)
+    halfway = mpf(info.max) + mpmath.ldexp(info.eps / 2, math.frexp(info.max)[1] - 1)
+    above, below = halfway * 2, halfway * (1 - mpf(2) ** -60)
+
+    def measured(got: float, want: mpf) -> float:
+        return worst(torch.tensor([got], dtype=dtype), torch.zeros(1), [(want, want)]).ulps
+
+    for sign in (1, -1):
+        assert measured(sign * math.inf, sign * above) == measured(sign * math.inf, sign * halfway) == 0
+        assert measured(sign * math.inf, sign * below) == math.inf
+        assert measured(-sign * math.inf, sign * above) == measured(math.nan, sign * above) == math.inf
+        assert 0.49 < measured(sign * info.max, sign * below) < 0.51
+        assert measured(sign * info.max, sign * above) > 1e2
+
+
+def test_the_page_has_a_row_for_every_activation_and_dtype() -> None:
+    assert table(3).count("\n") == len(ACTIVATIONS) * len(DTYPES)

@@ -23,8 +23,8 @@ from pathlib import Path
 import epigrad
 import golden
 import mpmath
+import oracle
 import torch
-import torch.nn.functional as F  # noqa: N812
 from devices import computes, memory_of, running_on
 from mpmath import mpf
 from torch import Tensor
@@ -111,6 +111,13 @@ def ulp(scale: mpf, dtype: torch.dtype) -> mpf:
     return max(mpmath.ldexp(1, int(exponent) - 1), mpf(info.smallest_normal)) * mpf(info.eps)
 
 
+def rounded_to_infinity(exact: mpf, dtype: torch.dtype) -> float:
+    """The infinity that a dtype rounds a number to, or 0 where it has a finite number for it."""
+    info = torch.finfo(dtype)
+    halfway = mpf(info.max) + mpmath.ldexp(info.eps / 2, math.frexp(info.max)[1] - 1)
+    return math.copysign(math.inf, exact) if abs(exact) >= halfway else 0.0
+
+
 @cache
 def reference(activation: str, x: float) -> tuple[mpf, mpf, mpf]:
     """The value, the slope, and what the slope's rounding is relative to."""
@@ -127,15 +134,19 @@ def flushed_below(device: str) -> float:
 
 
 def worst(results: Tensor, at: Tensor, references: Iterable[tuple[mpf, mpf]], flushed: float = 0.0) -> Worst:
-    """Compares with (reference, scale of its last place); what is not finite is infinitely far off.
+    """Compares with (reference, scale of its last place).
 
-    Below `flushed` zero is right too.
+    Infinity is right where the reference rounds to it, and else as far off as a NaN: infinitely. Below `flushed` zero
+    is right too.
     """
     largest, argument = -1.0, math.nan
     for got, x, (want, scale) in zip(results.tolist(), at.tolist(), references, strict=True):
         if got == 0 and abs(want) < flushed:
             continue
-        error = float(abs(mpf(got) - want) / ulp(scale, results.dtype)) if math.isfinite(got) else math.inf
+        if math.isfinite(got):
+            error = float(abs(mpf(got) - want) / ulp(scale, results.dtype))
+        else:
+            error = 0.0 if got == rounded_to_infinity(want, results.dtype) else math.inf
         if error > largest:
             largest, argument = error, x
     return Worst(largest, argument, len(at))
@@ -169,7 +180,7 @@ def slope_of(
 def eager(activation: str, x: Tensor) -> tuple[Tensor, Tensor]:
     """PyTorch's own value and slope."""
     leaf = x.clone().requires_grad_()
-    y = F.gelu(leaf, approximate="tanh") if activation == "gelu_tanh" else getattr(F, activation)(leaf)
+    y = oracle.ACTIVATIONS[activation].eager(leaf)
     y.backward(torch.ones_like(y))
     assert leaf.grad is not None
     return y.detach(), leaf.grad

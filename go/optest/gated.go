@@ -86,11 +86,11 @@ func (c gatedCase) half() []int64 {
 
 // gatedForward is value * act(gate), with bounds.
 func gatedForward(kind string, limits bounds, value, gate []float64) expectation {
-	act := values[gateActivation(kind)]
+	act := gateActivation(kind)
 	e := expectation{make([]float64, len(value)), make([]float64, len(value))}
 	for i, v := range value {
-		e.value[i] = v * act(gate[i])
-		e.bound[i] = limits.stored(e.value[i], math.Abs(v)*(valueError+limits.formula)*(1+math.Abs(gate[i])))
+		e.value[i] = v * references[act].value(gate[i])
+		e.bound[i] = limits.stored(e.value[i], math.Abs(v)*formulaError(act, gate[i], limits.formula))
 	}
 	return e
 }
@@ -102,7 +102,7 @@ func gatedBackward(kind string, limits bounds, gradOutput, value, gate []float64
 	gradGate = expectation{make([]float64, len(value)), make([]float64, len(value))}
 	for i, v := range value {
 		gradGate.value[i] = gradOutput[i] * v * slope(act, gate[i])
-		gradGate.bound[i] = limits.stored(gradGate.value[i], math.Abs(gradOutput[i]*v)*(slopeError+2*limits.formula))
+		gradGate.bound[i] = limits.stored(gradGate.value[i], math.Abs(gradOutput[i]*v)*slopeError(act, gate[i], limits.formula))
 	}
 	return gradValue, gradGate
 }
@@ -216,11 +216,11 @@ func (s *opSuite) TestActivationBackward() {
 		var gradient, value expectation
 		g := grad.values()
 		for i, x := range input.values() {
-			y := values[kind](x)
+			y := references[kind].value(x)
 			value.value = append(value.value, y)
-			value.bound = append(value.bound, limits.stored(y, (valueError+limits.formula)*(1+math.Abs(x))))
+			value.bound = append(value.bound, limits.stored(y, formulaError(kind, x, limits.formula)))
 			term := g[i] * slope(kind, x)
-			terms, errs = append(terms, term), append(errs, math.Abs(g[i])*(slopeError+2*limits.formula))
+			terms, errs = append(terms, term), append(errs, math.Abs(g[i])*slopeError(kind, x, limits.formula))
 			gradient.value = append(gradient.value, term)
 			gradient.bound = append(gradient.bound, limits.stored(term, errs[i]))
 		}
@@ -259,9 +259,9 @@ func (s *opSuite) TestActivation() {
 		s.run(call{Call: op.Call{Op: "activation", Kind: kind}, inputs: []*array{input}, outputs: []*array{want}})
 		limits, reference := s.boundsOf(dt), expectation{}
 		for _, x := range input.values() {
-			y := values[kind](x)
+			y := references[kind].value(x)
 			reference.value = append(reference.value, y)
-			reference.bound = append(reference.bound, limits.stored(y, (valueError+limits.formula)*(1+math.Abs(x))))
+			reference.bound = append(reference.bound, limits.stored(y, formulaError(kind, x, limits.formula)))
 		}
 		s.within(want.values(), reference.value, reference.bound, "%s of %v", kind, input)
 		for i, l := range some(outputLayouts, int(dt)) {

@@ -234,21 +234,21 @@ func (p *product) forward(kind string, limits bounds, a, b, bias []float64) (out
 	outErrs := make([]float64, len(pre.value))
 	for i, x := range pre.value {
 		errs[i] = limits.sum(p.k+1, errs[i])
-		out.value[i] = values[kind](x)
-		outErrs[i] = steepest*(errs[i]+limits.argument*(math.Abs(x)+errs[i])+limits.tiny) + (valueError+limits.formula)*(1+math.Abs(x))
+		out.value[i] = references[kind].value(x)
+		outErrs[i] = spread(kind, x, errs[i]+limits.argument*(math.Abs(x)+errs[i])+limits.tiny) + formulaError(kind, x, limits.formula)
 	}
 	out.bound = limits.allStored(out.value, outErrs)
 	pre.bound = limits.allStored(pre.value, errs)
 	return out, pre
 }
 
-// backward is what the gradients should be. pre is known up to preError, and the slopes up to that and slopeErr.
+// backward is what the gradients should be. The slopes are off by slopeErr beside the reference's and the formula's error.
 func (p *product) backward(kind string, limits bounds, gradOutput, a, b, pre []float64, slopeErr float64) (gradA, gradB, gradBias expectation) {
 	gradient, errs := make([]float64, len(pre)), make([]float64, len(pre))
 	rounded, biasErrs := make([]float64, len(pre)), make([]float64, len(pre))
 	for i, g := range gradOutput {
 		gradient[i] = g * slope(kind, pre[i])
-		errs[i] = math.Abs(g) * (slopeErr + 2*limits.formula)
+		errs[i] = math.Abs(g) * (slopeErr + slopeError(kind, pre[i], limits.formula))
 		depth := max(p.n, p.m) * max(p.items, 1)
 		rounded[i] = limits.stored(gradient[i], errs[i]) + limits.sum(depth, math.Abs(gradient[i]))
 		biasErrs[i] = errs[i] + 4*limits.elementwise*float64(len(pre))*math.Abs(gradient[i])

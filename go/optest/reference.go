@@ -2,32 +2,50 @@ package optest
 
 import (
 	"math"
+	"slices"
 
 	"gonum.org/v1/gonum/diff/fd"
 
 	"github.com/epigrad/epigrad/go/activation"
 )
 
-// values are the activations by the standard library's functions. Their own error is within valueError.
-var values = map[string]func(x float64) float64{
-	"none":      func(x float64) float64 { return x },
-	"relu":      func(x float64) float64 { return max(x, 0) },
-	"gelu":      func(x float64) float64 { return 0.5 * x * math.Erfc(-x/math.Sqrt2) },
-	"gelu_tanh": func(x float64) float64 { return 0.5 * x * (1 + math.Tanh(math.Sqrt(2/math.Pi)*(x+0.044715*x*x*x))) },
-	"silu":      func(x float64) float64 { return x / (1 + math.Exp(-x)) },
-	"sigmoid":   func(x float64) float64 { return 1 / (1 + math.Exp(-x)) },
-	"tanh":      math.Tanh,
+// reference is what the tests know of an activation.
+type reference struct {
+	// value is by the standard library's functions, to within valueError.
+	value func(x float64) float64
+	// kinks are where a derivative jumps, of any order: differences must not straddle them.
+	kinks []kink
 }
+
+// kink is a point where a derivative jumps. The slope there is that of the left side or, where fromRight says so, of the right.
+type kink struct {
+	at        float64
+	fromRight bool
+}
+
+var references = map[string]reference{
+	"none":      {value: func(x float64) float64 { return x }},
+	"relu":      {value: func(x float64) float64 { return max(x, 0) }, kinks: []kink{{at: 0}}},
+	"gelu":      {value: func(x float64) float64 { return 0.5 * x * math.Erfc(-x/math.Sqrt2) }},
+	"gelu_tanh": {value: func(x float64) float64 { return 0.5 * x * (1 + math.Tanh(math.Sqrt(2/math.Pi)*(x+0.044715*x*x*x))) }},
+	"silu":      {value: func(x float64) float64 { return x / (1 + math.Exp(-x)) }},
+	"sigmoid":   {value: func(x float64) float64 { return 1 / (1 + math.Exp(-x)) }},
+	"tanh":      {value: math.Tanh},
+}
+
+// slopesOfNaN are the slopes at NaN of activations that choose a branch, as PyTorch has them. Those of all others are NaN.
+var slopesOfNaN = map[string]float64{"relu": 1}
 
 const (
 	// valueError is the absolute error of the reference's values, and of the fixed part of a formula, for arguments of size 10.
 	valueError = 1e-14
-	// steepest bounds every activation's slope, and curvatures likewise.
-	steepest = 1.2
-	// slopeError bounds the reference's slopes: the stencil's fourth-order error and the rounding of differences over a step.
-	slopeError = 2e-11
-	stencilEnd = 2 * step
-	step       = 1e-3
+	// differenceError bounds the reference's slopes where values are of size 20: the stencil's fourth-order error and the
+	// rounding of differences over a step.
+	differenceError = 2e-11
+	// differenceRounding is the part of it that grows with the value.
+	differenceRounding = 1e-12
+	step               = 1e-3
+	stencilEnd         = 2 * step
 )
 
 // fivePoint is the central difference of fourth order.
@@ -36,15 +54,51 @@ var fivePoint = &fd.Settings{Formula: fd.Formula{
 	Derivative: 1, Step: step,
 }}
 
-// slope is an activation's derivative by differences of its values; relu's kink, which the stencil must not straddle, is as documented.
-func slope(kind string, x float64) float64 {
-	if kind == "relu" && math.Abs(x) <= stencilEnd {
-		if x > 0 {
-			return 1
-		}
-		return 0
+// oneSided is the difference of fourth order to the right, or with -1 to the left.
+func oneSided(sign float64) *fd.Settings {
+	stencil := []fd.Point{{Loc: 0, Coeff: -25. / 12}, {Loc: 1, Coeff: 4}, {Loc: 2, Coeff: -3}, {Loc: 3, Coeff: 4. / 3}, {Loc: 4, Coeff: -1. / 4}}
+	for i := range stencil {
+		stencil[i].Loc *= sign
+		stencil[i].Coeff *= sign
 	}
-	return fd.Derivative(values[kind], x, fivePoint)
+	return &fd.Settings{Formula: fd.Formula{Stencil: stencil, Derivative: 1, Step: step}}
+}
+
+// slope is an activation's derivative by differences of its values, beside a kink by those of the argument's own side.
+func slope(kind string, x float64) float64 {
+	r, settings := references[kind], fivePoint
+	for _, k := range r.kinks {
+		if math.Abs(x-k.at) > stencilEnd {
+			continue
+		}
+		settings = oneSided(-1)
+		if x > k.at || x == k.at && k.fromRight {
+			settings = oneSided(1)
+		}
+	}
+	return fd.Derivative(r.value, x, settings)
+}
+
+// slopeError bounds the error of slope, and of a formula for the slope that has this error for slopes up to 2.
+func slopeError(kind string, x, formula float64) float64 {
+	value := math.Abs(references[kind].value(x))
+	return max(differenceError, differenceRounding*value) + formula*max(2, math.Abs(slope(kind, x)))
+}
+
+// formulaError bounds the error of the reference's value, and of a formula that has this error for values of size 1.
+func formulaError(kind string, x, formula float64) float64 {
+	return (valueError + formula) * max(1+math.Abs(x), math.Abs(references[kind].value(x)))
+}
+
+// spread is how far the value may be from that at x where the argument is off by as much as err.
+func spread(kind string, x, err float64) float64 {
+	value := references[kind].value
+	return max(math.Abs(value(x+err)-value(x)), math.Abs(value(x-err)-value(x)))
+}
+
+// nearKink tells whether an argument is within a distance of a kink.
+func nearKink(kind string, x, distance float64) bool {
+	return slices.ContainsFunc(references[kind].kinks, func(k kink) bool { return math.Abs(x-k.at) < distance })
 }
 
 // gateActivation is the activation of a gated kind, from the table.

@@ -4,6 +4,8 @@ import (
 	"encoding/json"
 	"math"
 	"os"
+	"strconv"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
@@ -23,7 +25,16 @@ type goldenRow struct {
 }
 
 func (r *goldenRow) UnmarshalJSON(text []byte) error {
-	return json.Unmarshal(text, &[]any{&r.name, &r.x, &r.value, &r.slope, &r.slopeScale})
+	return json.Unmarshal(text, &[]any{&r.name, (*number)(&r.x), (*number)(&r.value), (*number)(&r.slope), (*number)(&r.slopeScale)})
+}
+
+// number is a float64 in JSON: a number, or the string "inf" or "-inf".
+type number float64
+
+func (n *number) UnmarshalJSON(text []byte) error {
+	value, err := strconv.ParseFloat(strings.Trim(string(text), `"`), 64)
+	*n = number(value)
+	return err
 }
 
 func goldenRows(t *testing.T) []goldenRow {
@@ -35,9 +46,16 @@ func goldenRows(t *testing.T) []goldenRow {
 	return rows
 }
 
-// ulps is |got - want| in units in the last place of scale.
+// ulps is |got - want| in units in the last place of scale. An infinity is right where the other is the same one, and only there.
 func ulps(got, want, scale float64) float64 {
-	scale = math.Abs(scale)
+	if math.IsInf(got, 0) || math.IsInf(want, 0) {
+		if got == want {
+			return 0
+		}
+		return math.Inf(1)
+	}
+	// The largest number's unit is that of its neighbour, since above it there is none.
+	scale = min(math.Abs(scale), math.Nextafter(math.MaxFloat64, 0))
 	return math.Abs(got-want) / (math.Nextafter(scale, math.Inf(1)) - scale)
 }
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
+import gc
 import importlib.util
 import itertools
 import math
 import os
+import pickle
 import threading
 import time
 from collections.abc import Callable
@@ -17,7 +20,7 @@ import golden_webgpu
 import pytest
 import torch
 from devices import REQUIRED, needs
-from epigrad import backward, errors, forward
+from epigrad import backward, errors, forward, library
 from epigrad.cli import bench_webgpu
 from epigrad.webgpu import Array
 from interpreter import run_script
@@ -66,6 +69,69 @@ def test_bits_survive(dtype: torch.dtype) -> None:
         bits = torch.randint(-(2**31), 2**31, (4099,), dtype=torch.int64).to(torch.int32)
     tensor = bits.view(dtype)
     assert torch.equal(Array.from_torch(tensor).to_torch().view(bits.dtype), bits)
+
+
+def reuse_freed_memory(shape: tuple[int, ...]) -> list[Array]:
+    """New arrays in the memory that was given back last, if any was: they are full of sevens."""
+    gc.collect()
+    return [Array.from_torch(torch.full(shape, 7.0)) for _ in range(4)]
+
+
+def test_a_copy_of_an_array_shares_its_memory_and_keeps_it() -> None:
+    tensor = draw(64, 64)
+    array = Array.from_torch(tensor)
+    copied = copy.copy(array)
+    assert copied.address == array.address and copied.shape == array.shape and copied.dtype == array.dtype
+    forward.lerp(Array.from_torch(tensor), Array.from_torch(tensor), 0.0, out=copied)
+    assert_same_bits(array.to_torch(), tensor)
+    del array
+    others = reuse_freed_memory((64, 64))
+    assert_same_bits(copied.to_torch(), tensor)
+    address = copied.address
+    del copied, others
+    gc.collect()
+    with pytest.raises(errors.EpigradError):  # the last holder has given the memory back, and only the last
+        library.core().webgpu.free(address)
+
+
+def test_a_deep_copy_of_an_array_has_data_of_its_own() -> None:
+    tensor = draw(64, 64)
+    array = Array.from_torch(tensor)
+    first, second = copy.deepcopy([array, array])
+    assert first is second and first.address != array.address
+    forward.lerp(reuse_freed_memory((64, 64))[0], Array.from_torch(tensor), 0.0, out=first)
+    assert_same_bits(array.to_torch(), tensor)
+    assert_same_bits(first.to_torch(), torch.full((64, 64), 7.0))
+    one = copy.deepcopy(array)
+    del array
+    others = reuse_freed_memory((64, 64))
+    assert_same_bits(one.to_torch(), tensor)
+    del others
+
+
+@dtypes
+def test_a_pickle_of_an_array_has_its_data(dtype: torch.dtype, tmp_path: Path) -> None:
+    tensor = draw(5, 7, dtype=dtype)
+    array = Array.from_torch(tensor)
+    file = tmp_path / "arrays.pickle"
+    for protocol in range(2, pickle.HIGHEST_PROTOCOL + 1):
+        text = pickle.dumps([array, array, Array((0, 3), dtype)], protocol=protocol)
+        first, second, empty = pickle.loads(text)
+        assert first is second and first.address != array.address
+        assert_same_bits(first.to_torch(), tensor)
+        assert empty.shape == (0, 3) and empty.dtype == dtype
+        file.write_bytes(text)
+    del array
+    body = f"""
+import pickle
+import epigrad
+first, second, empty = pickle.loads(open({str(file)!r}, "rb").read())
+result = epigrad.forward.lerp(first, second, 0.5).to_torch()
+print(first is second, pickle.dumps(result.tolist()).hex(), empty.shape)
+"""
+    same, values, shape = run_script(body, **NATIVE).split(" ", 2)
+    assert (same, shape) == ("True", "torch.Size([0, 3])")
+    assert_same_bits(torch.tensor(pickle.loads(bytes.fromhex(values)), dtype=dtype), tensor)
 
 
 CALLS = {

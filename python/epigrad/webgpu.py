@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 import torch
@@ -28,8 +28,21 @@ def _free(address: int) -> None:
         library.core().webgpu.free(address)
 
 
+class _Memory:
+    """Bytes on the adapter, given back when no array is in them any more."""
+
+    __slots__ = ("__weakref__", "address")
+
+    def __init__(self, nbytes: int) -> None:
+        self.address: int = library.core().webgpu.alloc(nbytes)
+        weakref.finalize(self, _free, self.address).atexit = False
+
+
 class Array:
     """A contiguous tensor in an adapter's memory; it has no graph.
+
+    `copy.copy` gives an array in the same memory, which both hold. `copy.deepcopy` copies the data. A pickle carries
+    the data, so it can be read by any process that has an adapter.
 
     Args:
         shape: its sizes.
@@ -52,7 +65,7 @@ class Array:
         12.0
     """
 
-    __slots__ = ("__weakref__", "_dtype", "_free", "_shape", "address")
+    __slots__ = ("__weakref__", "_dtype", "_memory", "_shape", "address")
 
     def __init__(self, shape: Sequence[int], dtype: torch.dtype) -> None:
         if dtype not in _DTYPES:
@@ -63,10 +76,9 @@ class Array:
         if any(size < 0 for size in self._shape):
             raise errors.InvalidProblemError(f"webgpu.Array: shape: {list(self._shape)}, want no negative size")
         self._dtype = dtype
-        self.address: int = library.core().webgpu.alloc(self.nbytes)
+        self._memory = _Memory(self.nbytes)
+        self.address: int = self._memory.address
         """What names its memory, as the address that no other tensor has; nothing can be read or written there."""
-        self._free = weakref.finalize(self, _free, self.address)
-        self._free.atexit = False
 
     @classmethod
     def from_torch(cls, tensor: Tensor) -> Array:
@@ -122,6 +134,18 @@ class Array:
     def __dlpack_device__(self) -> tuple[int, int]:
         """DLPack's device type kDLWebGPU, and its index."""
         return _DLPACK_WEBGPU, 0
+
+    def __copy__(self) -> Array:
+        copied = object.__new__(Array)
+        copied._shape, copied._dtype = self._shape, self._dtype
+        copied._memory, copied.address = self._memory, self.address
+        return copied
+
+    def __deepcopy__(self, memo: dict[int, object]) -> Array:
+        return Array.from_torch(self.to_torch())  # copy.deepcopy keeps it in the memo
+
+    def __reduce__(self) -> tuple[Callable[[Tensor], Array], tuple[Tensor]]:
+        return Array.from_torch, (self.to_torch(),)
 
     def __repr__(self) -> str:
         return f"epigrad.webgpu.Array(shape={tuple(self._shape)}, dtype={self._dtype})"

@@ -7,6 +7,7 @@ activation and lerp plans. What the parity suites cover in general is asked here
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import epigrad
 import mpmath
@@ -289,3 +290,136 @@ def test_workspace_too_small_tells_needed_and_got() -> None:
     assert raised.value.needed == selected.workspace_size
     assert raised.value.got == selected.workspace_size - 1
     assert grad_a.isnan().all()
+
+
+# epigrad 0.1 itself
+
+
+def negated_calls(x: Tensor, negative: Tensor, out: Tensor) -> dict[str, Callable[[], object]]:
+    """Calls that read `negative`, a view that negates the memory of `out`, and would write into `out`; all are 4x4."""
+    backs = {"linear": backward.linear_backward, "matmul_bias_activation": backward.matmul_bias_activation_backward}
+    wide = torch._neg_view(torch.cat([out, out]).T.contiguous())
+    calls: dict[str, Callable[[], object]] = {
+        "linear": lambda: forward.linear(negative, x, out=out),
+        "matmul_bias_activation": lambda: forward.matmul_bias_activation(x, negative, out=out),
+        "gated_product": lambda: forward.gated_product(x, negative, out=out),
+        "gated_activation": lambda: forward.gated_activation(wide, out=torch._neg_view(wide)[:, :4]),
+        "lerp": lambda: forward.lerp(x, x, negative, out=out),
+        "gated_product_backward": lambda: backward.gated_product_backward(negative, x, x, out=(None, out)),
+        "lerp_backward": lambda: backward.lerp_backward(x, negative, x, 0.5, out=(out, None, None)),
+    }
+    for name, back in backs.items():
+        for accumulate in (False, True):
+            calls[f"{name}_backward, accumulate={accumulate}"] = lambda back=back, accumulate=accumulate: back(  # type: ignore[misc]
+                x, negative, x, out=(None, out, None), needs=(True, True, False), accumulate=accumulate
+            )
+    return calls
+
+
+NEGATED = list(negated_calls(*[torch.ones(4, 4)] * 3))
+
+
+@pytest.mark.parametrize("name", NEGATED)
+@pytest.mark.parametrize("how", ["negated view", "imaginary part of a conjugate"])
+def test_an_output_does_not_overlap_an_input_with_the_negative_bit(how: str, name: str) -> None:
+    """The bit is resolved by a copy, with which an output does not overlap."""
+    memory = torch.randn(4, 4, dtype=torch.complex64)
+    out = torch.view_as_real(memory)[..., 1]
+    negative = memory.conj().imag if how.startswith("imaginary") else torch._neg_view(out)
+    assert negative.is_neg() and torch.equal(negative, -out)
+    before, x = memory.clone(), torch.randn(4, 4)
+    with pytest.raises(errors.InvalidProblemError, match="shares memory with"):
+        negated_calls(x, negative, out)[name]()
+    assert torch.equal(memory, before)
+
+
+def test_an_input_with_the_negative_bit_is_computed_with_where_nothing_overlaps() -> None:
+    x, weight, out = torch.randn(4, 4), torch.randn(4, 4), torch.empty(4, 4)
+    negative, zeros = torch._neg_view(x), torch._efficientzerotensor((4, 4))
+    assert forward.linear(negative, weight, out=out) is out
+    assert torch.equal(out, forward.linear(-x, weight))
+    forward.lerp(negative, zeros, 0.25, out=out)  # both are materialised, and only one can share memory
+    assert torch.equal(out, forward.lerp(-x, torch.zeros(4, 4), 0.25))
+    with pytest.raises(errors.InvalidProblemError, match="shares memory with start"):
+        forward.lerp(negative, zeros, 0.25, out=x)
+    with pytest.raises(errors.InvalidProblemError, match="out: shape"):
+        forward.lerp(negative, x, 0.25, out=torch.empty(3, 4))
+
+
+@pytest.mark.parametrize("kind", [torch.Tensor, torch.nn.Parameter])
+def test_a_plan_refuses_the_negative_bit(kind: type[Tensor]) -> None:
+    start, end, out = torch.randn(4, 4), torch.randn(4, 4), torch.full((4, 4), math.nan)
+    negative = torch._neg_view(start)
+    if kind is torch.nn.Parameter:
+        negative = torch.nn.Parameter(negative, requires_grad=False)
+    chosen = plan.Lerp.select(shape=(4, 4), weight=0.5, dtype=torch.float32)
+    for call in (chosen.run, chosen.can_implement):
+        with pytest.raises(errors.UnsupportedError, match="start: a view with the negative bit"):
+            call(start=negative, end=end, out=out)
+        with pytest.raises(errors.UnsupportedError, match="out: a view with the negative bit"):
+            call(start=end, end=end, out=negative)
+    assert out.isnan().all()
+
+
+def zero_calls(x: Tensor, zeros: Tensor, bias: Tensor) -> dict[str, Callable[[], object]]:
+    """Calls that read `zeros`; it and x are 4x4, bias is 4."""
+    wide = torch.cat([x, x], 1)
+    return {
+        "linear": lambda: epigrad.linear(zeros, x, bias, "gelu"),
+        "linear, weight": lambda: epigrad.linear(x, zeros, bias, "gelu"),
+        "matmul_bias_activation": lambda: epigrad.matmul_bias_activation(x, zeros, bias, "tanh"),
+        "gated_activation": lambda: epigrad.gated_activation(zeros, "geglu"),
+        "gated_product": lambda: epigrad.gated_product(zeros, x, "glu"),
+        "lerp": lambda: epigrad.lerp(x, zeros, zeros),
+        "linear_backward": lambda: backward.linear_backward(zeros, x, x, bias, "gelu"),
+        "matmul_bias_activation_backward": lambda: backward.matmul_bias_activation_backward(zeros, x, zeros, bias),
+        "gated_activation_backward": lambda: backward.gated_activation_backward(zeros, wide),
+        "gated_product_backward": lambda: backward.gated_product_backward(x, zeros, x),
+        "lerp_backward": lambda: backward.lerp_backward(zeros, x, x, 0.25),
+        "with out": lambda: forward.linear(zeros, x, bias, out=torch.empty(4, 4)),
+    }
+
+
+ZEROS = list(zero_calls(*[torch.ones(4, 4)] * 3))
+
+
+@pytest.mark.parametrize("shape", ["4x4", "expanded", "negated"])
+@pytest.mark.parametrize("name", ZEROS)
+def test_zero_tensors_without_memory_are_zeros(name: str, shape: str) -> None:
+    x, bias = torch.randn(4, 4), torch.randn(4)
+    zeros = {
+        "4x4": lambda: torch._efficientzerotensor((4, 4)),
+        "expanded": lambda: torch._efficientzerotensor((4,)).expand(4, 4),
+        "negated": lambda: torch._neg_view(torch._efficientzerotensor((4, 4))),
+    }[shape]()
+    assert zeros._is_zerotensor()
+    got = zero_calls(x, zeros, bias)[name]()
+    plain = -torch.zeros(4, 4) if shape == "negated" else torch.zeros(4, 4)
+    want = zero_calls(x, plain, bias)[name]()
+    for ours, theirs in zip(*([y] if isinstance(y, Tensor) else y for y in (got, want)), strict=True):
+        assert (ours is None) == (theirs is None)
+        assert ours is None or torch.equal(ours, theirs)
+
+
+def test_gradients_pass_zero_tensors() -> None:
+    """As input they are saved for backward; as grad_output they come from another function's backward."""
+    x, weight = torch._efficientzerotensor((3, 4)), torch.randn(2, 4, requires_grad=True)
+    (grad,) = torch.autograd.grad(epigrad.linear(x, weight, None, "gelu").sum(), weight)
+    assert torch.equal(grad, torch.zeros(2, 4))
+    inputs = torch.randn(3, 4, requires_grad=True)
+    result = epigrad.linear(inputs, weight, None, "gelu")
+    for got in torch.autograd.grad(result, (inputs, weight), torch._efficientzerotensor((3, 2))):
+        assert torch.equal(got, torch.zeros_like(got)) and not got._is_zerotensor()
+
+
+def test_a_plan_names_the_tensor_of_zeros_without_memory() -> None:
+    zeros, end, out = torch._efficientzerotensor((4, 4)), torch.randn(4, 4), torch.full((4, 4), math.nan)
+    chosen = plan.Lerp.select(shape=(4, 4), weight=0.5, dtype=torch.float32)
+    for call in (chosen.run, chosen.can_implement):
+        with pytest.raises(errors.UnsupportedError, match=r"lerp: start: a tensor of zeros without memory.*clone"):
+            call(start=zeros, end=end, out=out)
+        with pytest.raises(errors.InvalidProblemError, match="no memory"):  # of a tensor that lost it
+            lost = torch.randn(4, 4)
+            lost.untyped_storage().resize_(0)
+            call(start=lost, end=end, out=out)
+    assert out.isnan().all()

@@ -71,6 +71,11 @@ def test_bits_survive(dtype: torch.dtype) -> None:
     assert torch.equal(Array.from_torch(tensor).to_torch().view(bits.dtype), bits)
 
 
+def test_an_array_of_zeros_without_memory() -> None:
+    """PyTorch's zeros of forward mode have no address to copy from."""
+    assert_same_bits(Array.from_torch(torch._efficientzerotensor((3, 4))).to_torch(), torch.zeros(3, 4))
+
+
 def reuse_freed_memory(shape: tuple[int, ...]) -> list[Array]:
     """New arrays in the memory that was given back last, if any was: they are full of sevens."""
     gc.collect()

@@ -15,7 +15,7 @@ enum { META_DEVICE = -1, MAX_INPUTS = EPG_MOST_INPUTS, MAX_OUTPUTS = EPG_MOST_OU
 extern struct epg_py_state {
   PyObject *tensor_type, *parameter_type, *make_error, *allows_tf32, *array_type, *get_num_threads;
   PyObject *empty_strided_cpu, *empty_strided_cuda, *current_cuda_device; /* None where this PyTorch has no such function */
-  PyObject *is_meta_name, *is_neg_name, *resolve_neg_name, *new_empty_name, *dtype_name;
+  PyObject *is_meta_name, *is_neg_name, *resolve_neg_name, *is_zerotensor_name, *clone_name, *new_empty_name, *dtype_name;
   const DLPackExchangeAPI *exchange;
 } epg_py;
 

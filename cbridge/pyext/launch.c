@@ -84,29 +84,79 @@ static PyObject *new_workspace(call_arguments *a, PyObject *like, uint64_t nbyte
   return tensor;
 }
 
+/* Asks a tensor a question that takes no arguments: 1, 0, or -1 with a Python exception. */
+static int ask(PyObject *tensor, PyObject *question) {
+  PyObject *answer = PyObject_CallMethodObjArgs(tensor, question, NULL);
+  Py_XDECREF(answer);
+  return answer ? answer == Py_True : -1;
+}
+
+/* Puts what a method of input i gives in that input's place. Takes the reference to inputs and returns a new one, or
+ * NULL with a Python exception. */
+static PyObject *replace_input(PyObject *inputs, Py_ssize_t i, PyObject *method) {
+  PyObject *tensor = PyObject_CallMethodObjArgs(PyTuple_GetItem(inputs, i), method, NULL), *changed = NULL;
+  PyObject *list = tensor ? PySequence_List(inputs) : NULL;
+  if (list && !PyList_SetItem(list, i, Py_NewRef(tensor))) changed = PyList_AsTuple(list);
+  Py_XDECREF(list);
+  Py_XDECREF(tensor);
+  Py_DECREF(inputs);
+  return changed;
+}
+
 /* Materialises tensors that negate on reading: PyTorch's flag, which no DLTensor shows. Returns a new reference. */
 static PyObject *resolve_negative(PyObject *inputs) {
   const Py_ssize_t n = PyTuple_Check(inputs) ? PyTuple_Size(inputs) : 0;
   Py_INCREF(inputs);
-  for (Py_ssize_t i = 0; i < n; i++) {
+  for (Py_ssize_t i = 0; inputs && i < n; i++) {
     PyObject *item = PyTuple_GetItem(inputs, i);
     if ((PyObject *)Py_TYPE(item) != epg_py.tensor_type && (PyObject *)Py_TYPE(item) != epg_py.parameter_type) continue; /* read_tensor says why not */
-    PyObject *negative = PyObject_CallMethodObjArgs(item, epg_py.is_neg_name, NULL);
-    const int is_negative = negative == Py_True;
-    Py_XDECREF(negative);
-    if (negative && !is_negative) continue;
-    PyObject *resolved = negative ? PyObject_CallMethodObjArgs(item, epg_py.resolve_neg_name, NULL) : NULL;
-    PyObject *list = resolved ? PySequence_List(inputs) : NULL;
-    Py_DECREF(inputs);
-    inputs = NULL;
-    if (list && !PyList_SetItem(list, i, resolved))
-      inputs = PyList_AsTuple(list);
-    else if (!list)
-      Py_XDECREF(resolved);
-    Py_XDECREF(list);
-    if (!inputs) return NULL;
+    const int is_negative = ask(item, epg_py.is_neg_name);
+    if (is_negative < 0) Py_CLEAR(inputs);
+    if (is_negative > 0) inputs = replace_input(inputs, i, epg_py.resolve_neg_name);
   }
   return inputs;
+}
+
+/* Whether a tensor has elements and no memory. */
+static int lacks_memory(const DLTensor *t) {
+  if (!t || t->data || t->device.device_type == META_DEVICE) return 0;
+  for (int32_t d = 0; d < t->ndim; d++)
+    if (!t->shape[d]) return 0;
+  return 1;
+}
+
+/* Reads the inputs, and materialises PyTorch's tensors of zeros without memory, which forward mode makes. Takes the
+ * reference to inputs and returns a new one, or NULL with a Python exception. */
+static PyObject *read_inputs(call_arguments *a, PyObject *inputs) {
+  int changed = 0;
+  if (epg_py_read_tensors(a, inputs, NULL)) Py_CLEAR(inputs);
+  for (int i = 0; inputs && i < a->call.num_inputs; i++) {
+    if (!lacks_memory(a->inputs[i])) continue;
+    const int is_zero = ask(PyTuple_GetItem(inputs, i), epg_py.is_zerotensor_name);
+    if (is_zero < 0) Py_CLEAR(inputs);
+    if (is_zero > 0) inputs = replace_input(inputs, i, epg_py.clone_name);
+    changed |= is_zero > 0;
+  }
+  if (inputs && changed && epg_py_read_tensors(a, inputs, NULL)) Py_CLEAR(inputs);
+  return inputs;
+}
+
+/* Refuses an output in the memory of an input that was materialised: the call itself reads the copy, and would not see
+ * that they overlap. Returns 0, or -1 with a Python exception. */
+static int refuse_written_inputs(call_arguments *a, PyObject *original, PyObject *inputs) {
+  for (int i = 0; i < a->call.num_inputs; i++) {
+    if (PyTuple_GetItem(original, i) == PyTuple_GetItem(inputs, i)) continue;
+    if (epg_py_read_tensor(a, PyTuple_GetItem(original, i), i)) return -1;
+    if (lacks_memory(a->inputs[i]) && epg_py_read_tensor(a, PyTuple_GetItem(inputs, i), i)) return -1;
+  }
+  int32_t status;
+  a->call.flags |= EPG_ASSUME_WORKSPACE;
+  Py_BEGIN_ALLOW_THREADS;
+  status = epg_validate(&a->call);
+  Py_END_ALLOW_THREADS;
+  a->call.flags &= ~(uint32_t)EPG_ASSUME_WORKSPACE;
+  if (status) epg_py_raise_last(status);
+  return status ? -1 : epg_py_read_tensors(a, inputs, NULL);
 }
 
 /* Puts the tensors of `given`, None or a tuple, that are needed among the call's outputs: their strides count for the workspace. */
@@ -209,11 +259,12 @@ PyObject *epg_py_launch(PyObject *module, PyObject *const *args, Py_ssize_t n) {
   PyObject *results = NULL, *inputs = resolve_negative(args[2]);
   if (!inputs) return NULL;
   if (backend != Py_None && !(a.call.backend = PyUnicode_AsUTF8AndSize(backend, NULL))) goto fail;
-  if (epg_py_read_problem(&a, problem) || epg_py_read_tensors(&a, inputs, NULL) || epg_py_read_precision(&a) || read_given(&a, needs, given)) goto fail;
-  const int places = epg_py_infer_geometry(&a, needs, &key, &g);
-  if (places < 0) goto fail;
+  if (epg_py_read_problem(&a, problem) || !(inputs = read_inputs(&a, inputs)) || epg_py_read_precision(&a) || read_given(&a, needs, given)) goto fail;
   int all_new = 1;
   for (int i = 0; i < a.call.num_outputs; i++) all_new = all_new && !a.outputs[i];
+  if (inputs != args[2] && !all_new && refuse_written_inputs(&a, args[2], inputs)) goto fail;
+  const int places = epg_py_infer_geometry(&a, needs, &key, &g);
+  if (places < 0) goto fail;
   PyObject *like = PyTuple_GetItem(inputs, 0); /* no op has an optional first input, and infer has checked it */
   if (!(results = PyTuple_New(places)) || make_outputs(&a, &g, like, given, results)) goto fail;
   if (read_threads(&a) || epg_py_read_execution(&a, NULL, NULL, rest[5])) goto fail;
@@ -222,6 +273,6 @@ PyObject *epg_py_launch(PyObject *module, PyObject *const *args, Py_ssize_t n) {
   return results;
 fail:
   Py_XDECREF(results);
-  Py_DECREF(inputs);
+  Py_XDECREF(inputs);
   return NULL;
 }

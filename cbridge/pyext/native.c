@@ -33,6 +33,8 @@ static PyObject *configure(PyObject *module, PyObject *const *args, Py_ssize_t n
   } names[] = {{&epg_py.is_meta_name, "is_meta"},
                {&epg_py.is_neg_name, "is_neg"},
                {&epg_py.resolve_neg_name, "resolve_neg"},
+               {&epg_py.is_zerotensor_name, "_is_zerotensor"},
+               {&epg_py.clone_name, "clone"},
                {&epg_py.new_empty_name, "new_empty"},
                {&epg_py.dtype_name, "dtype"}};
   for (size_t i = 0; i < sizeof names / sizeof *names; i++)

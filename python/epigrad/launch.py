@@ -14,13 +14,13 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from epigrad import errors
-from epigrad.arguments import refuse_transforms, transforms_active
+from epigrad.arguments import PLAIN, refuse_transforms, transforms_active
 from epigrad.context import dispatch_modes, is_dynamo_compiling, is_traced
 from epigrad.dispatched import DISPATCHED
 from epigrad.library import Core
 from epigrad.webgpu import Array, Data
 
-__all__ = ["Launcher", "aligned_workspace", "launch_into", "mark_written", "refuse_graph", "refuse_negative"]
+__all__ = ["Launcher", "aligned_workspace", "launch_into", "mark_written", "refuse_graph", "refuse_negative", "refuse_zeros"]
 
 Tensors = tuple[Tensor | None, ...]
 Operands = tuple[Any, ...]
@@ -106,8 +106,17 @@ def mark_written(tensors: Iterable[Tensor]) -> None:
 
 def refuse_negative(op: str, argument: str, tensor: Tensor) -> None:
     """Refuse to write through a view that negates on reading, such as the imaginary part of a conjugate."""
-    if type(tensor) is torch.Tensor and tensor.is_neg():
+    if type(tensor) in PLAIN and tensor.is_neg():
         raise errors.UnsupportedError(f"{op}: {argument}: a view with the negative bit set, want a plain tensor")
+
+
+def refuse_zeros(op: str, tensors: dict[str, Tensor | None]) -> None:
+    """Refuse PyTorch's tensors of zeros without memory, as forward mode makes, where nothing may be allocated."""
+    for argument, tensor in tensors.items():
+        if isinstance(tensor, Tensor) and tensor._is_zerotensor():
+            raise errors.UnsupportedError(
+                f"{op}: {argument}: a tensor of zeros without memory, want one with memory: clone() makes it"
+            )
 
 
 def refuse_graph(op: str, argument: str, output: Tensor) -> None:

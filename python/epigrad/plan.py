@@ -19,7 +19,7 @@ from torch import Tensor
 from epigrad import errors, library, selection
 from epigrad.arguments import check_tensors, gate_is_first, lerp_weight
 from epigrad.context import is_traced
-from epigrad.launch import mark_written, refuse_graph, refuse_negative
+from epigrad.launch import mark_written, refuse_graph, refuse_negative, refuse_zeros
 
 __all__ = [
     "GatedActivation",
@@ -127,7 +127,11 @@ class _Plan:
         workspace = tensors.pop("workspace", None)
         inputs, outputs = self._arranged(tensors)
         self._stream_handle(stream)
-        library.core().plan_check(self._handle, inputs, outputs, workspace, bool(accumulate))
+        try:
+            library.core().plan_check(self._handle, inputs, outputs, workspace, bool(accumulate))
+        except errors.InvalidProblemError:
+            refuse_zeros(self._sku.op, tensors)  # whose missing memory is the error, and has a name here
+            raise
 
     def run(
         self,
@@ -151,6 +155,8 @@ class _Plan:
             InvalidProblemError: (a ``ValueError``) a missing input, a tensor that is not what the plan was selected
                 for, overlap.
             DTypeError: (a ``TypeError``) another dtype, or something that is not a tensor.
+            UnsupportedError: (a ``NotImplementedError``) a tensor that negates on reading, or one of zeros without
+                memory: a plan allocates nothing to materialise it.
             DeviceMismatchError: (a ``ValueError``) a tensor or a stream on another device.
             MisalignedOperandError: (a ``ValueError``) a buffer that is not aligned to its element.
             WorkspaceTooSmallError: (a ``ValueError``) too small a workspace.
@@ -164,9 +170,13 @@ class _Plan:
             )
         inputs, outputs = self._arranged(tensors)
         handle = self._stream_handle(stream)
-        library.core().plan_run(
-            self._handle, inputs, outputs, workspace, handle, torch.get_num_threads(), bool(accumulate)
-        )
+        try:
+            library.core().plan_run(
+                self._handle, inputs, outputs, workspace, handle, torch.get_num_threads(), bool(accumulate)
+            )
+        except errors.InvalidProblemError:
+            refuse_zeros(self._sku.op, tensors)
+            raise
         mark_written([output for output in outputs if output is not None])
 
     def _stream_handle(self, stream: object) -> int | None:

@@ -94,6 +94,8 @@ class Array:
             raise errors.DeviceMismatchError(f"webgpu.Array: tensor: on {tensor.device}, want a tensor on the CPU")
         array = cls(tensor.shape, tensor.dtype)
         host = tensor.detach().resolve_neg().contiguous()
+        if host._is_zerotensor():  # forward mode's zeros, which have no memory
+            host = host.clone()
         if array.nbytes:
             library.core().webgpu.write(array.address, host.data_ptr(), array.nbytes)
         return array

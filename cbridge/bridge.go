@@ -20,6 +20,7 @@ import (
 	_ "github.com/epigrad/epigrad/cbridge/include" // rebuild when a header changes
 	"github.com/epigrad/epigrad/go/backend"
 	_ "github.com/epigrad/epigrad/go/backend/builtin" // the backends of this build
+	"github.com/epigrad/epigrad/go/check"
 	"github.com/epigrad/epigrad/go/op"
 	"github.com/epigrad/epigrad/go/status"
 )
@@ -39,6 +40,11 @@ func finish(code *C.int32_t, err *error, panicked any) {
 	text := []byte(e.Message + "\x00")
 	C.epg_set_last_error((*C.char)(unsafe.Pointer(&text[0])), C.size_t(len(text)-1), C.int64_t(e.Needed), C.int64_t(e.Got))
 	*code = C.int32_t(e.Code)
+}
+
+// nullPointer is the error for a function's argument without which it has nowhere to put what it gives.
+func nullPointer(function, argument, want string) error {
+	return check.Invalid(function, argument, "a null pointer, want %s", want)
 }
 
 //export epgGoRun
@@ -67,6 +73,14 @@ func epgGoValidate(c *C.epg_call) (code C.int32_t) {
 func epgGoInfer(c *C.epg_call, wanted *C.uint8_t, shapes *C.int64_t, ranks *C.int32_t, workspace *C.uint64_t) (code C.int32_t) {
 	var err error
 	defer func() { finish(&code, &err, recover()) }()
+	switch {
+	case shapes == nil:
+		err = nullPointer("epg_infer", "shapes", "an array for the outputs' sizes")
+		return code
+	case ranks == nil:
+		err = nullPointer("epg_infer", "ranks", "an array for the outputs' ranks")
+		return code
+	}
 	var call decoded
 	if err = call.decode(c); err != nil {
 		return code
@@ -101,6 +115,10 @@ func epgGoInfer(c *C.epg_call, wanted *C.uint8_t, shapes *C.int64_t, ranks *C.in
 func epgGoPlanCreate(c *C.epg_call, exactStrides *C.uint8_t, plan *C.epg_plan) (code C.int32_t) {
 	var err error
 	defer func() { finish(&code, &err, recover()) }()
+	if plan == nil {
+		err = nullPointer("epg_plan_create", "plan", "a place for the plan")
+		return code
+	}
 	var call decoded
 	if err = call.decode(c); err != nil {
 		return code
@@ -123,6 +141,10 @@ func epgGoPlanCreate(c *C.epg_call, exactStrides *C.uint8_t, plan *C.epg_plan) (
 func epgGoPlanWorkspace(plan C.epg_plan, bytes *C.uint64_t) (code C.int32_t) {
 	var err error
 	defer func() { finish(&code, &err, recover()) }()
+	if bytes == nil {
+		err = nullPointer("epg_plan_workspace", "workspace_nbytes", "a place for the number")
+		return code
+	}
 	p, failure := op.Kept(int64(plan))
 	if err = failure; err == nil {
 		*bytes = C.uint64_t(p.WorkspaceBytes())
@@ -167,7 +189,7 @@ func withPlan(plan C.epg_plan, c *C.epg_call, do func(*op.Plan, *op.Call) error)
 		return err
 	}
 	var call decoded
-	if err := call.decode(c); err != nil {
+	if err := call.decodeFor(c, p.Signature()); err != nil {
 		return err
 	}
 	return do(p, &call.call)

@@ -6,7 +6,9 @@ package cbridge
 import "C"
 
 import (
+	"fmt"
 	"math"
+	"strings"
 	"unsafe"
 
 	"github.com/epigrad/epigrad/go/check"
@@ -27,15 +29,54 @@ type decoded struct {
 	outputs [maxOutputs]*tensor.View
 }
 
+// flags are the bits of epg_call.flags by their names.
+var flags = []struct {
+	name string
+	bit  C.uint32_t
+}{
+	{"EPG_GATE_FIRST", C.EPG_GATE_FIRST},
+	{"EPG_ACCUMULATE", C.EPG_ACCUMULATE},
+	{"EPG_HAS_WEIGHT", C.EPG_HAS_WEIGHT},
+	{"EPG_ASSUME_WORKSPACE", C.EPG_ASSUME_WORKSPACE},
+	{"EPG_ALLOW_TF32", C.EPG_ALLOW_TF32},
+}
+
+// decode reads a call of the operation that it names.
 func (d *decoded) decode(c *C.epg_call) error {
+	if err := readable(c); err != nil {
+		return err
+	}
+	signature, known := op.SignatureOf(name(c.op))
+	if !known {
+		return op.Unknown(name(c.op))
+	}
+	return d.decodeFor(c, signature)
+}
+
+// readable asks for a call of this header's layout.
+func readable(c *C.epg_call) error {
 	if c == nil {
 		return status.Errorf(status.InvalidProblem, "call: a null pointer, want an epg_call")
 	}
 	if got, want := uintptr(c.struct_size), unsafe.Sizeof(*c); got != want {
 		return status.Errorf(status.InvalidProblem, "call: struct_size %d, want %d: the program was built with another epigrad.h", got, want)
 	}
+	return nil
+}
+
+// decodeFor reads a call of an operation, whatever the call itself says of that.
+func (d *decoded) decodeFor(c *C.epg_call, signature op.Signature) error {
+	if err := readable(c); err != nil {
+		return err
+	}
+	if err := knownFlags(signature.Name, c.flags); err != nil {
+		return err
+	}
+	if c.num_threads < 0 {
+		return check.Invalid(signature.Name, "num_threads", "got %d, want a number of threads, or 0 for epigrad's choice", int(c.num_threads))
+	}
 	d.call = op.Call{
-		Op: name(c.op), Kind: name(c.kind), Dim: int(c.dim),
+		Op: signature.Name, Kind: name(c.kind), Dim: int(c.dim),
 		GateFirst: c.flags&C.EPG_GATE_FIRST != 0, Accumulate: c.flags&C.EPG_ACCUMULATE != 0,
 		Weight: float64(c.weight), HasWeight: c.flags&C.EPG_HAS_WEIGHT != 0,
 		Backend:         name(c.backend),
@@ -56,9 +97,8 @@ func (d *decoded) decode(c *C.epg_call) error {
 	if c.nbytes != nil {
 		nbytes = unsafe.Slice((*uint64)(c.nbytes), inputs+outputs)
 	}
-	signature, known := op.SignatureOf(d.call.Op)
 	argument := func(list []op.Argument, i int) string {
-		if known && i < len(list) {
+		if i < len(list) {
 			return list[i].Name
 		}
 		return "tensor"
@@ -79,6 +119,22 @@ func (d *decoded) decode(c *C.epg_call) error {
 	}
 	d.call.Inputs, d.call.Outputs = d.inputs[:inputs], d.outputs[:outputs]
 	return nil
+}
+
+// knownFlags asks for bits that the header has.
+func knownFlags(operation string, given C.uint32_t) error {
+	unknown := given
+	for _, f := range flags {
+		unknown &^= f.bit
+	}
+	if unknown == 0 {
+		return nil
+	}
+	names := make([]string, len(flags))
+	for i, f := range flags {
+		names[i] = fmt.Sprintf("%s (%#x)", f.name, uint32(f.bit))
+	}
+	return check.Invalid(operation, "flags", "unknown bits %#x, want none but %s", uint32(unknown), strings.Join(names, ", "))
 }
 
 // view decodes one tensor; nil stays nil.

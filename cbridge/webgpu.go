@@ -9,7 +9,6 @@ import (
 	"unsafe"
 
 	"github.com/epigrad/epigrad/go/backend/webgpu"
-	"github.com/epigrad/epigrad/go/status"
 )
 
 //export epgGoWebGPUConfigure
@@ -35,7 +34,7 @@ func epgGoWebGPUAlloc(bytes C.uint64_t, data *unsafe.Pointer) (code C.int32_t) {
 	var err error
 	defer func() { finish(&code, &err, recover()) }()
 	if data == nil {
-		err = status.Errorf(status.InvalidProblem, "epg_webgpu_alloc: data: a null pointer, want a place for the address")
+		err = nullPointer("epg_webgpu_alloc", "data", "a place for the address")
 		return code
 	}
 	var address uintptr
@@ -59,7 +58,11 @@ func epgGoWebGPUFree(data C.uintptr_t) (code C.int32_t) {
 func epgGoWebGPUWrite(data C.uintptr_t, from unsafe.Pointer, bytes C.uint64_t) (code C.int32_t) {
 	var err error
 	defer func() { finish(&code, &err, recover()) }()
-	err = webgpu.Write(uintptr(data), hostBytes(from, bytes))
+	if from == nil && bytes > 0 {
+		err = nullPointer("epg_webgpu_write", "from", "memory to read")
+		return code
+	}
+	err = webgpu.Write(uintptr(data), from, signed(uint64(bytes)))
 	return code
 }
 
@@ -67,10 +70,10 @@ func epgGoWebGPUWrite(data C.uintptr_t, from unsafe.Pointer, bytes C.uint64_t) (
 func epgGoWebGPURead(data C.uintptr_t, to unsafe.Pointer, bytes C.uint64_t) (code C.int32_t) {
 	var err error
 	defer func() { finish(&code, &err, recover()) }()
-	err = webgpu.Read(uintptr(data), hostBytes(to, bytes))
+	if to == nil && bytes > 0 {
+		err = nullPointer("epg_webgpu_read", "to", "memory to write")
+		return code
+	}
+	err = webgpu.Read(uintptr(data), to, signed(uint64(bytes)))
 	return code
-}
-
-func hostBytes(at unsafe.Pointer, bytes C.uint64_t) []byte {
-	return unsafe.Slice((*byte)(at), signed(uint64(bytes)))
 }

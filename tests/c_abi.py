@@ -20,7 +20,7 @@ import numpy as np
 
 LIBRARY = Path(os.environ.get("EPIGRAD_LIBRARY") or Path(__file__).resolve().parent.parent / "build" / "libepigrad.so")
 OK, INVALID, DTYPE, UNSUPPORTED, DEVICE, MISALIGNED, WORKSPACE, BUFFER, UNAVAILABLE = range(9)
-GATE_FIRST, ACCUMULATE, HAS_WEIGHT = 1, 2, 4
+GATE_FIRST, ACCUMULATE, HAS_WEIGHT, ASSUME_WORKSPACE, ALLOW_TF32 = 1, 2, 4, 8, 16
 CPU, CUDA, WEBGPU = 1, 2, 15
 MAX_RANK = 64
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -77,6 +77,12 @@ for _name in ("epg_plan_workspace", "epg_plan_run", "epg_plan_validate"):
     getattr(LIB, _name).argtypes = [ctypes.c_int64, ctypes.c_void_p]
 LIB.epg_plan_destroy.argtypes = [ctypes.c_int64]
 LIB.epg_plan_describe.argtypes = [ctypes.c_int64, ctypes.c_char_p, ctypes.c_uint64, ctypes.c_void_p]
+LIB.epg_plan_create.argtypes = [ctypes.c_void_p] * 3
+LIB.epg_infer.argtypes = [ctypes.c_void_p] * 5
+LIB.epg_webgpu_alloc.argtypes = [ctypes.c_uint64, ctypes.c_void_p]
+LIB.epg_webgpu_free.argtypes = [ctypes.c_void_p]
+for _name in ("epg_webgpu_write", "epg_webgpu_read"):
+    getattr(LIB, _name).argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint64]
 LIB.epg_backends.argtypes = [ctypes.c_char_p, ctypes.c_uint64, ctypes.c_void_p]
 
 
@@ -357,6 +363,72 @@ def check_malformed_calls() -> None:
     for function in (LIB.epg_run, LIB.epg_validate):
         assert function(None) == INVALID
     assert LIB.epg_plan_create(None, None, None) == INVALID
+
+
+def refused_with(status: int, text: str, got: int) -> None:
+    """A function must have returned this status, with a message that begins with this text."""
+    message = LIB.epg_last_error().decode()
+    assert got == status and message.startswith(text), (got, message)
+
+
+def check_null_result_pointers() -> None:
+    call = make_call("linear", None, [X, W, B], [nan(3, 5), None])
+    here = ctypes.byref(call)
+    shapes, ranks = (ctypes.c_int64 * (3 * MAX_RANK))(), (ctypes.c_int32 * 3)()
+    refused_with(INVALID, "epg_infer: shapes: a null pointer", LIB.epg_infer(here, None, None, ranks, None))
+    refused_with(INVALID, "epg_infer: ranks: a null pointer", LIB.epg_infer(here, None, shapes, None, None))
+    assert LIB.epg_infer(here, None, shapes, ranks, None) == OK and list(ranks) == [2, 2, -1]
+    first, second = ctypes.c_int64(), ctypes.c_int64()
+    assert LIB.epg_plan_create(here, None, ctypes.byref(first)) == OK
+    for _ in range(10):
+        refused_with(INVALID, "epg_plan_create: plan: a null pointer", LIB.epg_plan_create(here, None, None))
+    assert LIB.epg_plan_create(here, None, ctypes.byref(second)) == OK
+    assert second.value == first.value + 1, "a plan was made that nobody can destroy"
+    refused_with(INVALID, "epg_plan_workspace: workspace_nbytes: a null pointer", LIB.epg_plan_workspace(first, None))
+    assert LIB.epg_plan_describe(first, None, 100, None) == BUFFER and LIB.epg_backends(None, 100, None) == BUFFER
+    for plan in (first, second):
+        refused_with(INVALID, "call: a null pointer", LIB.epg_plan_run(plan, None))
+        assert LIB.epg_plan_destroy(plan) == OK
+    LIB.epg_last_error_bytes(None, None)
+    # Whether or not WebGPU can run here: what is wrong with the call comes first.
+    refused_with(INVALID, "epg_webgpu_alloc: data: a null pointer", LIB.epg_webgpu_alloc(16, None))
+    refused_with(INVALID, "epg_webgpu_write: from: a null pointer", LIB.epg_webgpu_write(1 << 20, None, 4))
+    refused_with(INVALID, "epg_webgpu_read: to: a null pointer", LIB.epg_webgpu_read(1 << 20, None, 4))
+    assert LIB.epg_webgpu_free(None) == OK
+    address = ctypes.c_void_p()
+    if LIB.epg_webgpu_alloc(16, ctypes.byref(address)) == OK:
+        host = np.zeros(4, np.float32)
+        for transfer in (LIB.epg_webgpu_write, LIB.epg_webgpu_read):
+            assert transfer(address, None, 0) == OK
+            assert transfer(address, host.ctypes.data, 2**64 - 1) == BUFFER
+            refused_with(INVALID, "webgpu: 0x0 is the address of no array", transfer(None, host.ctypes.data, 16))
+        assert LIB.epg_webgpu_free(address) == OK
+
+
+def check_flags_and_stream() -> None:
+    out = nan(3, 5)
+    halves = nan(3, 2)
+
+    def of(op: str, inputs: Sequence[Any], outputs: Sequence[Any], kind: str | None = None, **rest: Any) -> None:
+        words, given = rest.pop("words"), [one for one in outputs if one is not None]
+        for function in (LIB.epg_run, LIB.epg_validate):
+            refused(INVALID, *words, call=make_call(op, kind, inputs, outputs, **rest), outputs=given, run=function)
+
+    for bit in range(5, 32):
+        of("linear", [X, W, B], [out, None], flags=1 << bit, words=["linear: flags", hex(1 << bit), "EPG_GATE_FIRST"])
+    of("linear", [X, W, B], [out, None], stream=16, words=["linear: stream", "0x10", "cpu"])
+    of("linear", [X, W, B], [out, None], flags=GATE_FIRST, words=["linear: gate"])
+    of("linear", [X, W, B], [out, None], flags=HAS_WEIGHT, words=["linear: weight"])
+    of("linear", [X, W, B], [out, None], flags=ACCUMULATE, words=["linear: accumulate"])
+    of("linear", [X, W, B], [out, None], dim=1, words=["linear: dim"])
+    of("linear", [X, W, B], [out, None], weight=0.5, words=["linear: weight", "EPG_HAS_WEIGHT"])
+    of("linear", [X, W, B], [out, None], num_threads=-1, words=["linear: num_threads: got -1"])
+    of("gated_activation", [X], [halves], "glu", dim=1, flags=ALLOW_TF32, words=["gated_activation: allow_tf32"])
+    of("gated_activation", [X], [halves], "glu", dim=1, flags=ACCUMULATE, words=["gated_activation: accumulate"])
+    of("lerp", [X, X, X], [nan(3, 4)], "relu", words=["lerp: kind", "relu"])
+    of("lerp", [X, X, X], [nan(3, 4)], flags=ACCUMULATE, words=["lerp: accumulate"])
+    run("linear", None, [X, W, B], [out, None], flags=ALLOW_TF32)  # a permission that the CPU makes no use of
+    run("linear", None, [X, W, B], [out, None], flags=ASSUME_WORKSPACE)
 
 
 def check_nbytes() -> None:

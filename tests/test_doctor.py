@@ -43,6 +43,7 @@ def test_doctor_prints_json_and_exits_with_0() -> None:
     }
     for row in facts["backends"]:
         assert row["available"] or row["reason"], f"{row['name']}: no reason given"
+        assert not row["reason"].startswith(row["name"]), row  # which stands before it already
     assert facts["core"]["cpu_count"] >= 1 and facts["core"]["gomaxprocs"] >= 1
     assert isinstance(facts["core"]["cpu_features"], list)
 

@@ -7,6 +7,7 @@ import pickle
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import epigrad
@@ -15,6 +16,7 @@ import pytest
 import torch
 from cases import ACTIVATIONS
 from epigrad import backward, errors, forward, plan
+from interpreter import run_script
 from layouts import unchanged
 from torch import Tensor
 
@@ -146,6 +148,16 @@ INVALID = [
         lambda out: forward.gated_product(t(2, 3), t(3, 2), out=out),
         ("value|gate", r"\[2, 3\]", r"\[3, 2\]"),
         (poison(2, 3),),
+    ),
+    Case(
+        "a result of 2**64 elements",
+        lambda: epigrad.lerp(t(1).expand(2**32, 1), t(1).expand(1, 2**32), 0.5),
+        (r"lerp: end: all shapes broadcast to \[4294967296, 4294967296\], which has more elements",),
+    ),
+    Case(
+        "a result of 2**62 elements",
+        lambda: epigrad.lerp(t(1).expand(2**31, 1), t(1).expand(1, 2**31), 0.5),
+        ("lerp: out: shape", "64 bits"),
     ),
     Case("product does not broadcast", lambda: epigrad.gated_product(t(2, 3), t(3)), ("value|gate", r"\[3\]")),
     Case(
@@ -374,7 +386,14 @@ def test_a_mix_of_dtypes_names_the_two() -> None:
     )
 
 
-@pytest.mark.parametrize("dtype", [torch.int64, torch.bool, torch.complex64, torch.float8_e4m3fn], ids=str)
+FOREIGN = [
+    *(torch.int8, torch.int64, torch.uint8, torch.uint16, torch.bool, torch.complex32, torch.complex64),
+    *(torch.float8_e4m3fn, torch.float8_e4m3fnuz, torch.float8_e5m2, torch.float8_e5m2fnuz, torch.float8_e8m0fnu),
+]
+
+
+@pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
+@pytest.mark.parametrize("dtype", FOREIGN, ids=str)
 def test_a_foreign_dtype_names_the_four(dtype: torch.dtype) -> None:
     name = str(dtype).removeprefix("torch.")
 
@@ -389,7 +408,7 @@ def test_a_foreign_dtype_names_the_four(dtype: torch.dtype) -> None:
     ):
         with pytest.raises(errors.DTypeError) as caught:
             call()
-        for word in DTYPES:
+        for word in (f"dtype {name}, want one of", *DTYPES):
             assert word in str(caught.value), (name, str(caught.value))
     check(Case("", lambda: plan.GemmEpilogue.select(m=1, n=1, k=1, dtype=dtype), ("dtype", *DTYPES)), errors.DTypeError)
 
@@ -445,6 +464,51 @@ def test_sparse_and_nested_tensors_are_refused() -> None:
             call()
         assert "input" in str(caught.value)
         assert "C++" not in str(caught.value) and "frame #" not in str(caught.value)
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors is in prototype stage")
+def test_nested_tensors_of_both_layouts_are_refused() -> None:
+    parts = [t(2, 4), t(3, 4)]
+    jagged, strided = (torch.nested.nested_tensor(parts, layout=layout) for layout in (torch.jagged, torch.strided))
+    for nested in (jagged, strided):
+        for call in (
+            lambda: epigrad.linear(nested, t(6, 4)),  # noqa: B023 (called at once)
+            lambda: epigrad.matmul_bias_activation(nested, t(4, 6)),  # noqa: B023
+            lambda: epigrad.gated_activation(nested),  # noqa: B023
+            lambda: epigrad.gated_product(nested, nested),  # noqa: B023
+            lambda: epigrad.lerp(nested, nested, 0.5),  # noqa: B023
+            lambda: epigrad.mlp(nested, t(6, 4), None, t(4, 6), None),  # noqa: B023
+        ):
+            with pytest.raises(
+                errors.UnsupportedError, match=r"(input|a|value|start): .*nested.*want a (plain )?strided"
+            ):
+                call()
+    assert epigrad.linear(jagged.values(), t(6, 4)).shape == (5, 6)  # what the message says
+
+
+@pytest.mark.parametrize("value", ["x", "true", "2", " 1"])
+def test_a_tuning_switch_that_is_neither_on_nor_off(value: str) -> None:
+    body = """
+import torch, epigrad
+for _ in range(2):
+    try:
+        epigrad.lerp(torch.zeros(1), torch.ones(1), 0.5)
+    except epigrad.errors.InvalidProblemError as error:
+        print(error)
+"""
+    want = f"EPIGRAD_TUNE: {value!r}, want 1 for on, or 0 or nothing for off"
+    assert run_script(body, EPIGRAD_TUNE=value).split("\n") == [want, want]
+
+
+@pytest.mark.parametrize("value", ["", "0"])
+def test_a_tuning_switch_that_is_off(value: str, tmp_path: Path) -> None:
+    cache = tmp_path / "epigrad" / "tuning.json"
+    cache.parent.mkdir()
+    cache.write_text("no JSON")  # which a block would refuse
+    body = "import torch, epigrad; print(epigrad.lerp(torch.zeros(1), torch.ones(1), 0.5).item())"
+    assert run_script(body, EPIGRAD_TUNE=value, XDG_CACHE_HOME=str(tmp_path)) == "0.5"
+    with pytest.raises(AssertionError, match=r"tuning\.json"):
+        run_script(body, EPIGRAD_TUNE="1", XDG_CACHE_HOME=str(tmp_path))
 
 
 def test_every_message_starts_with_the_op() -> None:

@@ -2,7 +2,8 @@
  *
  * A call names an operation and gives its tensors as DLTensors, in the order below; NULL is an absent one. Absent outputs are not computed. All memory is
  * the caller's: outputs and workspace come in, nothing is kept after the call returns. Functions return EPG_OK or another
- * status, with a message in epg_last_error; nothing has been written then. They may be called from any thread.
+ * status, with a message in epg_last_error; nothing has been written then. A null pointer where a result goes is
+ * EPG_INVALID_PROBLEM, unless it is said to be optional. They may be called from any thread.
  *
  *   op                              inputs                                                  outputs
  *   matmul_bias_activation          a b bias?                                               out preactivation
@@ -58,13 +59,14 @@ enum {
   EPG_INTERNAL = 10            /* a defect in epigrad */
 };
 
-/* epg_call.flags */
+/* epg_call.flags. A bit that is none of these is EPG_INVALID_PROBLEM, and so is a flag, a kind, a dim or a weight that
+ * the operation does not have. */
 enum {
   EPG_GATE_FIRST = 1,       /* gated_activation: the gate is the first half along dim, not the second */
   EPG_ACCUMULATE = 2,       /* *_backward of matmul and linear: add into the weight and bias gradients */
   EPG_HAS_WEIGHT = 4,       /* lerp: weight below is the weight, no tensor */
   EPG_ASSUME_WORKSPACE = 8, /* epg_validate, epg_plan_validate: take a sufficient workspace for granted; running ignores it */
-  EPG_ALLOW_TF32 = 16       /* CUDA: float32 products may be computed in TF32 */
+  EPG_ALLOW_TF32 = 16       /* matmul and linear: CUDA may compute float32 products in TF32 */
 };
 
 /* The most dimensions of a tensor. */
@@ -76,7 +78,7 @@ typedef struct epg_call {
   const char *op;
   const char *kind;
   int32_t dim;         /* gated_activation: the dimension that is split; may count from the end */
-  int32_t num_threads; /* CPU: the most threads to use; 0 lets epigrad choose */
+  int32_t num_threads; /* CPU: the most threads to use; 0 lets epigrad choose, a negative number is EPG_INVALID_PROBLEM */
   double weight;
   int32_t num_inputs;
   int32_t num_outputs;
@@ -86,7 +88,7 @@ typedef struct epg_call {
   const uint64_t *nbytes;
   void *workspace; /* aligned to 256 bytes (the CPU backend accepts 64); epg_infer says how much is needed */
   uint64_t workspace_nbytes;
-  void *stream;        /* the device stream's handle; NULL on CPU */
+  void *stream;        /* the device stream's handle; NULL on CPU and WebGPU, where another is EPG_INVALID_PROBLEM */
   const char *backend; /* which backend runs tensors in the host's memory: "cpu", which NULL is too, or "webgpu" */
 } epg_call;
 
@@ -105,7 +107,7 @@ int32_t epg_validate(const epg_call *call);
 /* Tells what a call needs, from its tensors' geometry alone (no data is read): the workspace is for the outputs that are there, whose strides count, and
  * for contiguous ones in the place of the others that are wanted. wanted has a flag for each output of the op, NULL for all. For
  * output i, ranks[i] is its number of dimensions, or -1 where it is not wanted or cannot exist, and its sizes stand at shapes[i * EPG_MAX_RANK]. There
- * is room for 3 outputs: shapes has 3 * EPG_MAX_RANK entries, ranks 3. */
+ * is room for 3 outputs: shapes has 3 * EPG_MAX_RANK entries, ranks 3. workspace_nbytes may be NULL. */
 int32_t epg_infer(const epg_call *call, const uint8_t *wanted, int64_t *shapes, int32_t *ranks, uint64_t *workspace_nbytes);
 
 /* A plan: a problem, validated once, with its kernel chosen. The call describes the problem: data pointers are not read, and outputs that it leaves out are
@@ -116,7 +118,7 @@ int32_t epg_plan_create(const epg_call *call, const uint8_t *exact_strides, epg_
 int32_t epg_plan_workspace(epg_plan plan, uint64_t *workspace_nbytes);
 
 /* Writes what will run, as JSON, NUL-terminated; needed is the size with the NUL, also where capacity was too small
- * (EPG_BUFFER_TOO_SMALL). */
+ * (EPG_BUFFER_TOO_SMALL; so is NULL for text), and may be NULL. */
 int32_t epg_plan_describe(epg_plan plan, char *text, uint64_t capacity, uint64_t *needed);
 
 /* Runs, or validates, with the call's tensors, workspace, stream, num_threads and EPG_ACCUMULATE; the rest of the call is the plan's. */

@@ -20,7 +20,7 @@ type Info struct {
 	Device string `json:"device"`
 	// Detail describes the machine; empty when the backend is not available.
 	Detail string `json:"detail"`
-	// Reason says why the backend is not available and what would fix it; empty when it is.
+	// Reason says why the backend is not available and what would fix it, without its name; empty when it is.
 	Reason string `json:"reason"`
 }
 

@@ -6,6 +6,7 @@ import (
 	"strings"
 	"sync"
 
+	"github.com/epigrad/epigrad/go/check"
 	"github.com/epigrad/epigrad/go/status"
 	"github.com/epigrad/epigrad/go/tensor"
 )
@@ -65,7 +66,7 @@ func Named(name string) (Backend, error) {
 		}
 		names = append(names, k.name)
 	}
-	return nil, status.Errorf(status.InvalidProblem, "backend: got %q, want one of %s", name, strings.Join(names, ", "))
+	return nil, status.Errorf(status.InvalidProblem, "backend: got %s, want one of %s", check.Quote(name), strings.Join(names, ", "))
 }
 
 // ForDevice returns the backend that runs tensors of a device.

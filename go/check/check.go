@@ -5,7 +5,9 @@ package check
 import (
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
+	"unicode/utf8"
 	"unsafe"
 
 	"github.com/epigrad/epigrad/go/dtype"
@@ -30,6 +32,13 @@ func Invalid(op, argument, format string, args ...any) error {
 func Wrap(op, argument string, err error) error {
 	e := *status.Of(err)
 	e.Message = op + ": " + argument + ": " + e.Message
+	return &e
+}
+
+// In puts the operation in front of an error's message, which names the argument.
+func In(op string, err error) error {
+	e := *status.Of(err)
+	e.Message = op + ": " + e.Message
 	return &e
 }
 
@@ -192,6 +201,19 @@ func Workspace(op string, address uintptr, got, needed, alignment int64, operand
 	return nil
 }
 
+// Quote quotes a name that a caller gave. Of a long one it quotes the beginning, so that a message has room for the rest.
+func Quote(name string) string {
+	const most = 64
+	if len(name) <= most {
+		return strconv.Quote(name)
+	}
+	end := most
+	for end > 0 && !utf8.RuneStart(name[end]) {
+		end--
+	}
+	return fmt.Sprintf("%s... (%d bytes)", strconv.Quote(name[:end]), len(name))
+}
+
 // OneOf asks for a listed name.
 func OneOf(op, argument, got string, accepted []string) error {
 	for _, name := range accepted {
@@ -199,5 +221,5 @@ func OneOf(op, argument, got string, accepted []string) error {
 			return nil
 		}
 	}
-	return Invalid(op, argument, "got %q, want one of %s", got, strings.Join(accepted, ", "))
+	return Invalid(op, argument, "got %s, want one of %s", Quote(got), strings.Join(accepted, ", "))
 }

@@ -59,7 +59,7 @@ func selectPlan(text string) (*op.Plan, error) {
 	}
 	dt, ok := dtype.Parse(s.DType)
 	if !ok {
-		return nil, status.Errorf(status.DTypeMismatch, "%s: dtype: got %q, want one of %s", s.Class, s.DType, dtype.Names())
+		return nil, status.Errorf(status.DTypeMismatch, "%s: dtype: got %s, want one of %s", s.Class, check.Quote(s.DType), dtype.Names())
 	}
 	device, err := parseDevice(s.Class, s.Device)
 	if err != nil {

@@ -152,3 +152,29 @@ func BenchmarkConvert(b *testing.B) {
 		})
 	}
 }
+
+// TestForeignDTypesHavePyTorchsNames: a message says what was given in the words of whoever gave it.
+func TestForeignDTypesHavePyTorchsNames(t *testing.T) {
+	for _, c := range []struct {
+		code, bits uint8
+		lanes      uint16
+		want       string
+	}{
+		{0, 32, 1, "int32"},
+		{1, 8, 1, "uint8"},
+		{2, 16, 1, "float16"},
+		{4, 16, 1, "bfloat16"},
+		{5, 64, 1, "complex64"},
+		{6, 8, 1, "bool"},
+		{10, 8, 1, "float8_e4m3fn"},
+		{11, 8, 1, "float8_e4m3fnuz"},
+		{12, 8, 1, "float8_e5m2"},
+		{13, 8, 1, "float8_e5m2fnuz"},
+		{14, 8, 1, "float8_e8m0fnu"},
+		{17, 4, 2, "float4_e2m1fn_x2"},
+		{2, 32, 4, "float32x4"},
+		{99, 8, 1, "of 8 bits with DLPack code 99"},
+	} {
+		assert.Equal(t, c.want, dtype.DescribeDLPack(c.code, c.bits, c.lanes))
+	}
+}

@@ -113,17 +113,29 @@ func Names() string {
 	return strings.Join(names, ", ")
 }
 
-// DescribeDLPack names a DLDataType for messages, also one outside the table: "int32", "complex64".
+// kinds are DLPack's codes for numbers of any size, small those for numbers of one size; by PyTorch's names.
+var (
+	kinds = [...]string{0: "int", 1: "uint", dlFloat: "float", 3: "opaque", dlBFloat: "bfloat", 5: "complex"}
+	small = map[uint8]string{
+		7: "float8_e3m4", 8: "float8_e4m3", 9: "float8_e4m3b11fnuz", 10: "float8_e4m3fn", 11: "float8_e4m3fnuz", 12: "float8_e5m2",
+		13: "float8_e5m2fnuz", 14: "float8_e8m0fnu", 15: "float6_e2m3fn", 16: "float6_e3m2fn", 17: "float4_e2m1fn",
+	}
+)
+
+// DescribeDLPack names a DLDataType for messages, also one outside the table: "int32", "complex64", "float8_e4m3fn".
 func DescribeDLPack(code, bits uint8, lanes uint16) string {
-	kinds := [...]string{0: "int", 1: "uint", dlFloat: "float", 3: "opaque", dlBFloat: "bfloat", 5: "complex"}
 	text := fmt.Sprintf("of %d bits with DLPack code %d", bits, code)
 	switch {
 	case code == dlBool:
 		text = "bool"
 	case int(code) < len(kinds):
 		text = fmt.Sprintf("%s%d", kinds[code], bits)
+	case small[code] != "":
+		text = small[code]
 	}
-	if lanes != 1 {
+	if lanes != 1 && small[code] != "" {
+		text += fmt.Sprintf("_x%d", lanes)
+	} else if lanes != 1 {
 		text += fmt.Sprintf("x%d", lanes)
 	}
 	return text

@@ -39,7 +39,7 @@ func (s *CacheSuite) TestGeometryIsTheKey() {
 	s.Equal(missed, s.after(s.activation(dtype.Float32, 4, 4)))
 	s.Equal(hit, s.after(s.activation(dtype.Float32, 4, 4)), "other memory, the same geometry")
 	threads := s.activation(dtype.Float32, 4, 4)
-	threads.Threads, threads.Weight = 3, 0.5
+	threads.Threads = 3
 	s.Equal(hit, s.after(threads), "what belongs to a run")
 	s.Equal(missed, s.after(s.activation(dtype.Float64, 4, 4)), "dtype")
 	s.Equal(missed, s.after(s.activation(dtype.Float32, 16)), "rank")
@@ -53,6 +53,13 @@ func (s *CacheSuite) TestGeometryIsTheKey() {
 	turned = s.activation(dtype.Float32, 4, 4)
 	turned.Outputs[0] = strided(turned.Outputs[0], 1, 4)
 	s.Equal(missed, s.after(turned), "strides of the output")
+
+	lerp := func(weight float64) *op.Call {
+		a := array(s.T(), dtype.Float32, 2)
+		return &op.Call{Op: "lerp", HasWeight: true, Weight: weight, Inputs: []*tensor.View{a, a}, Outputs: []*tensor.View{array(s.T(), dtype.Float32, 2)}}
+	}
+	s.Equal(missed, s.after(lerp(0.25)))
+	s.Equal(hit, s.after(lerp(0.5)), "a weight belongs to a run too")
 
 	gated := func(dim int, first bool) *op.Call {
 		return &op.Call{

@@ -58,6 +58,7 @@ var activationBackward = operation{
 var (
 	gatedActivation = operation{
 		Signature: Signature{"gated_activation", arguments("input"), arguments("out")},
+		splits:    true,
 		shapes: func(c *Call) ([][]int64, error) {
 			half, err := split("gated_activation", c, c.input(0))
 			if err != nil {
@@ -72,6 +73,7 @@ var (
 	}
 	gatedActivationBackward = operation{
 		Signature: Signature{"gated_activation_backward", arguments("grad_output", "input"), arguments("grad_input", "grad_bias")},
+		splits:    true,
 		shapes: func(c *Call) ([][]int64, error) {
 			const name = "gated_activation_backward"
 			half, err := split(name, c, c.input(1))

@@ -5,11 +5,13 @@ import (
 	"math"
 	"strings"
 	"testing"
+	"unicode/utf8"
 	"unsafe"
 
 	"github.com/stretchr/testify/suite"
 
 	"github.com/epigrad/epigrad/go/activation"
+	"github.com/epigrad/epigrad/go/backend"
 	"github.com/epigrad/epigrad/go/dtype"
 	"github.com/epigrad/epigrad/go/op"
 	"github.com/epigrad/epigrad/go/status"
@@ -29,6 +31,8 @@ func with(v *tensor.View, change func(v *tensor.View)) *tensor.View {
 	change(&changed)
 	return &changed
 }
+
+func views(list ...*tensor.View) []*tensor.View { return list }
 
 // strided gives a view other strides.
 func strided(v *tensor.View, strides ...int64) *tensor.View {
@@ -66,7 +70,6 @@ func (s *ErrorSuite) refused(c *op.Call, code status.Code, text string) *status.
 }
 
 func (s *ErrorSuite) TestProblems() {
-	views := func(list ...*tensor.View) []*tensor.View { return list }
 	a, b, bias, out := s.f32(2, 3), s.f32(3, 4), s.f32(4), s.f32(2, 4)
 	half := array(s.T(), dtype.Float16, 3, 4)
 	const invalid = status.InvalidProblem
@@ -86,7 +89,7 @@ func (s *ErrorSuite) TestProblems() {
 		{"too many inputs", "activation", "", views(a, a), nil, invalid, "activation: inputs: got 2, want at most 1"},
 		{"too many outputs", "activation", "", views(a), views(nil, out), invalid, "activation: outputs: got 2, want at most 1"},
 		{"k", "matmul_bias_activation", "", views(a, s.f32(4, 4)), views(out), invalid, "b: shape [4, 4] has k = 4, want k = 3 as a has with shape [2, 3]"},
-		{"batches", "matmul_bias_activation", "", views(s.f32(2, 2, 3), s.f32(3, 3, 4)), nil, invalid, "do not broadcast"},
+		{"batches", "matmul_bias_activation", "", views(s.f32(2, 2, 3), s.f32(3, 3, 4)), nil, invalid, "b: batch dimensions: shape [3] does not broadcast with [2]"},
 		{"scalar a", "matmul_bias_activation", "", views(s.f32(), b), nil, invalid, "a: shape [], want at least one dimension"},
 		{"scalar b", "matmul_bias_activation", "", views(a, s.f32()), nil, invalid, "b: shape [], want at least one dimension"},
 		{"1-D weight", "linear", "", views(a, s.f32(3)), nil, invalid, "linear: weight: shape [3], want [n, k]"},
@@ -229,7 +232,95 @@ func (s *ErrorSuite) TestUncountable() {
 	wide := strided(with(s.f32(1, 1), func(v *tensor.View) { v.Shape = []int64{huge, 1} }), 0, 0)
 	long := strided(with(s.f32(1, 1), func(v *tensor.View) { v.Shape = []int64{1, huge} }), 0, 0)
 	s.refused(&op.Call{Op: "matmul_bias_activation", Inputs: []*tensor.View{wide, long}}, status.InvalidProblem, "out: shape")
-	s.refused(&op.Call{Op: "lerp", HasWeight: true, Inputs: []*tensor.View{wide, long}}, status.InvalidProblem, "does not broadcast")
+	s.refused(&op.Call{Op: "lerp", HasWeight: true, Inputs: []*tensor.View{wide, long}}, status.InvalidProblem,
+		"lerp: end: all shapes broadcast to [1099511627776, 1099511627776], which has more elements than 64 bits can count")
+	deep := func(d int) *tensor.View {
+		shape := []int64{1, 1, 1, 1}
+		shape[d] = huge
+		return strided(with(s.f32(1, 1, 1, 1), func(v *tensor.View) { v.Shape = shape }), 0, 0, 0, 0)
+	}
+	s.refused(&op.Call{Op: "matmul_bias_activation", Inputs: []*tensor.View{deep(0), deep(1)}}, status.InvalidProblem,
+		"matmul_bias_activation: b: batch dimensions: all shapes broadcast to [1099511627776, 1099511627776], which has more elements")
+}
+
+// TestNothingIsIgnored: a parameter that an operation does not have is an error of every call of it.
+func (s *ErrorSuite) TestNothingIsIgnored() {
+	a, out := s.f32(2, 2), s.f32(2, 2)
+	linear := func(change func(c *op.Call)) *op.Call {
+		c := &op.Call{Op: "linear", Inputs: views(a, a), Outputs: views(out)}
+		change(c)
+		return c
+	}
+	lerp := func(change func(c *op.Call)) *op.Call {
+		c := &op.Call{Op: "lerp", HasWeight: true, Weight: 0.5, Inputs: views(a, a), Outputs: views(out)}
+		change(c)
+		return c
+	}
+	for _, c := range []struct {
+		call *op.Call
+		text string
+	}{
+		{linear(func(c *op.Call) { c.Dim = -1 }), "linear: dim: got -1, want 0"},
+		{linear(func(c *op.Call) { c.GateFirst = true }), "linear: gate: first"},
+		{linear(func(c *op.Call) { c.HasWeight = true }), "linear: weight: a number"},
+		{linear(func(c *op.Call) { c.Weight = 2 }), "linear: weight: got 2 without HasWeight"},
+		{linear(func(c *op.Call) { c.Accumulate = true }), "linear: accumulate: true"},
+		{linear(func(c *op.Call) { c.Stream = 7 }), "linear: stream: got 0x7 for tensors on cpu"},
+		{lerp(func(c *op.Call) { c.Kind = "relu" }), `lerp: kind: got "relu", want none`},
+		{lerp(func(c *op.Call) { c.AllowTF32 = true }), "lerp: allow_tf32: true"},
+		{lerp(func(c *op.Call) { c.Accumulate = true }), "lerp: accumulate: true"},
+		{lerp(func(c *op.Call) { c.Stream = 7 }), "lerp: stream: got 0x7"},
+	} {
+		s.refused(c.call, status.InvalidProblem, c.text)
+		if c.call.Stream != 0 {
+			continue // a plan's runs have one, not the plan
+		}
+		_, _, err := op.Infer(c.call, []bool{true})
+		s.ErrorContains(err, c.text)
+		_, err = op.NewPlan(c.call, nil, nil)
+		s.ErrorContains(err, c.text)
+	}
+	plan, err := op.NewPlan(lerp(func(*op.Call) {}), nil, nil)
+	s.Require().NoError(err)
+	run := lerp(func(c *op.Call) { c.Stream = 7 })
+	s.ErrorContains(plan.Run(run), "lerp: stream: got 0x7")
+	s.ErrorContains(plan.Validate(run), "lerp: stream: got 0x7")
+}
+
+// TestLongNames: what is accepted stands in the message whatever was given.
+func (s *ErrorSuite) TestLongNames() {
+	a, long := s.f32(2, 2), strings.Repeat("é", 1<<19)
+	for _, c := range []*op.Call{
+		{Op: long},
+		{Op: "linear", Kind: long, Inputs: views(a, a)},
+		{Op: "gated_product", Kind: long, Inputs: views(a, a)},
+		{Op: "lerp", Kind: long, HasWeight: true, Inputs: views(a, a)},
+		{Op: "linear", Backend: long, Inputs: views(a, a)},
+	} {
+		message := op.Validate(c).Error()
+		s.Less(len(message), 1000)
+		s.Contains(message, `... (1048576 bytes), want`)
+		s.Contains(message, `"éé`)
+		s.True(utf8.ValidString(message))
+	}
+}
+
+// TestNoWordTwice: a message names the device and the backend once.
+func (s *ErrorSuite) TestNoWordTwice() {
+	for _, b := range backend.Infos() {
+		s.False(strings.HasPrefix(b.Reason, b.Name+":"), b.Reason)
+	}
+	elsewhere := with(s.f32(2, 2), func(v *tensor.View) { v.Device = tensor.Device{Type: 10} })
+	s.refused(&op.Call{Op: "linear", Inputs: views(elsewhere, elsewhere), Outputs: views(elsewhere)}, status.Unsupported, "linear: device: got device(10):0, want one of")
+	a := s.f32(2, 2)
+	s.refused(&op.Call{Op: "linear", Backend: "gpu", Inputs: views(a, a)}, status.InvalidProblem, `linear: backend: got "gpu", want one of`)
+	for _, b := range backend.Infos() {
+		if err := op.Validate(&op.Call{Op: "linear", Backend: b.Name, Inputs: views(a, a)}); err != nil {
+			s.Equal(status.BackendUnavailable, status.Of(err).Code)
+			s.True(strings.HasPrefix(err.Error(), "linear: "+b.Name+": "), err.Error())
+			s.False(strings.HasPrefix(err.Error(), "linear: "+b.Name+": "+b.Name), err.Error())
+		}
+	}
 }
 
 // TestDisjointOutputsOfOneBuffer: column slices, and columns that alternate, are outputs of their own.

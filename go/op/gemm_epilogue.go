@@ -32,8 +32,9 @@ type gemmSpelling struct {
 
 func (s gemmSpelling) forward() operation {
 	return operation{
-		Signature: Signature{s.op, arguments(s.a, s.b, "bias?"), arguments("out", "preactivation")},
-		activated: true,
+		Signature:  Signature{s.op, arguments(s.a, s.b, "bias?"), arguments("out", "preactivation")},
+		activated:  true,
+		multiplies: true,
 		shapes: func(c *Call) ([][]int64, error) {
 			g, err := s.resolve(s.op, c.Kind, c.input(0), c.input(1), c.input(2))
 			if err != nil {
@@ -58,6 +59,7 @@ func (s gemmSpelling) backward() operation {
 	return operation{
 		Signature:   Signature{name, inputs, arguments("grad_"+s.a, "grad_"+s.b, "grad_bias")},
 		activated:   true,
+		multiplies:  true,
 		accumulates: true,
 		shapes: func(c *Call) ([][]int64, error) {
 			g, err := s.resolve(name, c.Kind, c.input(1), c.input(2), c.input(3))
@@ -126,7 +128,7 @@ func (s gemmSpelling) resolve(op, kind string, a, b, bias *tensor.View) (*gemm, 
 	batchA, batchB := fullA.Shape[:fullA.Rank()-2], fullB.Shape[:fullB.Rank()-2]
 	var err error
 	if g.batch, err = tensor.BroadcastShapes(batchA, batchB); err != nil {
-		return nil, check.Invalid(op, s.b, "batch dimensions %s do not broadcast with %s's %s", check.Sizes(batchB), s.a, check.Sizes(batchA))
+		return nil, check.Wrap(op, s.b+": batch dimensions", err)
 	}
 	g.rowsOnly = true
 	for _, size := range batchB {

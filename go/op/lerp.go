@@ -10,7 +10,8 @@ import (
 // (1 - weight) * grad_output, grad_end = weight * grad_output and grad_weight = grad_output * (end - start), each summed to its tensor's shape.
 var (
 	lerp = operation{
-		Signature: Signature{"lerp", broadcasting(0, "start", "end", "weight?"), arguments("out")},
+		Signature:    Signature{"lerp", broadcasting(0, "start", "end", "weight?"), arguments("out")},
+		interpolates: true,
 		shapes: func(c *Call) ([][]int64, error) {
 			const name = "lerp"
 			if err := oneWeight(name, c, c.input(2)); err != nil {
@@ -34,7 +35,8 @@ var (
 		Signature: Signature{
 			"lerp_backward", broadcasting(1, "grad_output", "start?", "end?", "weight?"), broadcasting(0, "grad_start", "grad_end", "grad_weight"),
 		},
-		shapes: lerpBackwardShapes,
+		interpolates: true,
+		shapes:       lerpBackwardShapes,
 		problem: func(c *Call, h backend.Header) backend.Problem {
 			g := c.input(0)
 			p := &backend.LerpBackward{
@@ -108,7 +110,7 @@ func broadcastAll(op string, names []string, views []*tensor.View) ([]int64, err
 		}
 		joined, err := tensor.BroadcastShapes(shape, v.Shape)
 		if err != nil {
-			return nil, check.Invalid(op, names[i], "shape %s does not broadcast with %s", check.Sizes(v.Shape), check.Sizes(shape))
+			return nil, check.Wrap(op, names[i], err)
 		}
 		shape = joined
 	}

@@ -67,8 +67,10 @@ type Signature struct {
 // operation is a signature with its rules.
 type operation struct {
 	Signature
-	// activated: the kind is an activation. accumulates: there are weight and bias gradients to add to.
-	activated, accumulates bool
+	// What its parameters mean. activated: the kind is an activation. splits: dim is split, and the gate may be the
+	// first half. interpolates: the weight may be a number, and there is no kind. multiplies: there is a product.
+	// accumulates: there are weight and bias gradients to add to.
+	activated, splits, interpolates, multiplies, accumulates bool
 	// shapes validates the inputs' geometry and returns each output's shape; nil for one that cannot exist.
 	shapes func(c *Call) ([][]int64, error)
 	// problem normalises a call whose geometry is valid.
@@ -96,14 +98,38 @@ func resolve(c *Call) (*operation, error) {
 			if o.activated && c.Kind == "" {
 				c.Kind = "none"
 			}
-			return o, nil
+			return o, o.meaningful(c)
 		}
 	}
+	return nil, Unknown(c.Op)
+}
+
+// Unknown is the error for a name that is no operation's.
+func Unknown(name string) error {
 	names := make([]string, len(operations))
 	for i := range operations {
 		names[i] = operations[i].Name
 	}
-	return nil, check.OneOf("epigrad", "op", c.Op, names)
+	return check.OneOf("epigrad", "op", name, names)
+}
+
+// meaningful refuses parameters that the operation does not have: none is ignored.
+func (o *operation) meaningful(c *Call) error {
+	switch {
+	case c.Dim != 0 && !o.splits:
+		return check.Invalid(o.Name, "dim", "got %d, want 0: this operation splits no dimension", c.Dim)
+	case c.GateFirst && !o.splits:
+		return check.Invalid(o.Name, "gate", "first, but this operation has no halves of which one is the gate")
+	case c.Kind != "" && o.interpolates:
+		return check.Invalid(o.Name, "kind", "got %s, want none: this operation has no activation", check.Quote(c.Kind))
+	case c.HasWeight && !o.interpolates:
+		return check.Invalid(o.Name, "weight", "a number, but this operation has no weight that is one")
+	case c.Weight != 0 && !c.HasWeight:
+		return check.Invalid(o.Name, "weight", "got %v without HasWeight (EPG_HAS_WEIGHT), want 0 or both", c.Weight)
+	case c.AllowTF32 && !o.multiplies:
+		return check.Invalid(o.Name, "allow_tf32", "true, but this operation has no product")
+	}
+	return nil
 }
 
 // arguments names a signature's arguments; a name that ends in "?" is optional.
@@ -334,6 +360,9 @@ func (o *operation) memory(c *Call, workspaceBytes int64) error {
 	}
 	if err := o.kept(inputs, outputs); err != nil {
 		return err
+	}
+	if device := c.Inputs[0].Device; c.Stream != 0 && device.Type != tensor.CUDA {
+		return check.Invalid(o.Name, "stream", "got %#x for tensors on %v, want none: there are no streams", c.Stream, device)
 	}
 	if workspaceBytes == 0 || c.AssumeWorkspace {
 		return nil

@@ -87,11 +87,11 @@ func (o *operation) choose(c *Call, choices *tuning.File) (backend.Kernel, error
 	}
 	b, err := backend.ForTensors(c.Backend, device)
 	if err != nil {
-		return nil, check.Wrap(o.Name, "device", err)
+		return nil, check.In(o.Name, err)
 	}
 	if c.asksNothing() {
 		if info := b.Info(); !info.Available {
-			return nil, status.Errorf(status.BackendUnavailable, "%s: %s", o.Name, info.Reason)
+			return nil, status.Errorf(status.BackendUnavailable, "%s: %s: %s", o.Name, info.Name, info.Reason)
 		}
 		return idle{backend.Sku{
 			Op: o.Name, Kind: c.Kind, DType: dt.String(), Accumulator: dt.Accumulator().String(), Backend: b.Name(), Kernel: "none",

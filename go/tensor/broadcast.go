@@ -30,7 +30,7 @@ func BroadcastShapes(shapes ...[]int64) ([]int64, error) {
 		}
 	}
 	if _, ok := product(result); !ok {
-		return nil, invalid("shape %s has more elements than 64 bits can count", list(result))
+		return nil, invalid("all shapes broadcast to %s, which has more elements than 64 bits can count", list(result))
 	}
 	return result, nil
 }

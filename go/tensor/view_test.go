@@ -292,7 +292,7 @@ func (s *ViewSuite) TestBroadcastShapes() {
 	_, err = tensor.BroadcastShapes([]int64{-2})
 	s.fails(err, status.InvalidProblem, "negative size")
 	_, err = tensor.BroadcastShapes([]int64{1 << 40, 1}, []int64{1 << 40})
-	s.fails(err, status.InvalidProblem, "more elements")
+	s.fails(err, status.InvalidProblem, "all shapes broadcast to [1099511627776, 1099511627776], which has more elements than 64 bits can count")
 	_, err = tensor.BroadcastShapes(make([]int64, 65))
 	s.fails(err, status.InvalidProblem, "65 dimensions")
 }

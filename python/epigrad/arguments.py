@@ -123,9 +123,9 @@ def require_tensors(op: str, **arguments: object) -> None:
     for name, value in arguments.items():
         if not isinstance(value, Tensor) and (value is not None or "bias" not in name):
             raise errors.DTypeError(f"{op}: {name}: {type(value).__name__}, want a torch.Tensor")
-        if isinstance(value, Tensor) and value.is_nested:
+        if value is not None and value.is_nested:
             raise errors.UnsupportedError(
-                f"{op}: {name}: a nested tensor, want a plain one: call epigrad on its values(), or pad it"
+                f"{op}: {name}: a nested tensor, want a strided one: call this with values(), or with each of unbind()"
             )
 
 

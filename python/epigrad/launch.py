@@ -20,7 +20,15 @@ from epigrad.dispatched import DISPATCHED
 from epigrad.library import Core
 from epigrad.webgpu import Array, Data
 
-__all__ = ["Launcher", "aligned_workspace", "launch_into", "mark_written", "refuse_graph", "refuse_negative", "refuse_zeros"]
+__all__ = [
+    "Launcher",
+    "aligned_workspace",
+    "launch_into",
+    "mark_written",
+    "refuse_graph",
+    "refuse_negative",
+    "refuse_zeros",
+]
 
 Tensors = tuple[Tensor | None, ...]
 Operands = tuple[Any, ...]

@@ -141,6 +141,7 @@ def _load() -> Core:
     with _lock:
         if _core is not None:
             return _core
+        tunes = _switched_on("EPIGRAD_TUNE")
         if not _started:
             _started = True
             os.register_at_fork(after_in_child=_after_fork_in_child)
@@ -165,7 +166,7 @@ def _load() -> Core:
             getattr(torch._C, "_cuda_getDevice", None),
         )
         control = _load_control(native)
-        if os.environ.get("EPIGRAD_TUNE") == "1":
+        if tunes:
             control_call(control.BeginTuning, tuning_cache())
         configure_webgpu(control)
         tables = json.loads(control_call(control.Tables))
@@ -186,6 +187,13 @@ def _load() -> Core:
             version=tables["version"],
         )
         return _core
+
+
+def _switched_on(variable: str) -> bool:
+    value = os.environ.get(variable, "")
+    if value not in ("", "0", "1"):
+        raise errors.InvalidProblemError(f"{variable}: {value!r}, want 1 for on, or 0 or nothing for off")
+    return value == "1"
 
 
 def tuning_cache() -> str:

@@ -131,7 +131,7 @@ def unavailable(name: str) -> errors.BackendUnavailableError:
     """The error for a backend that cannot run here, with its own reason."""
     for info in backends():
         if info.name == name:
-            reason = info.reason.removeprefix(f"{name}: ") or "this backend cannot run these tensors"
+            reason = info.reason or "this backend cannot run these tensors"
             return errors.BackendUnavailableError(f"{name}: {reason}")
     known = ", ".join(info.name for info in backends())
     return errors.BackendUnavailableError(f"{name}: epigrad has no backend for tensors of this device; it has {known}")

@@ -5,6 +5,8 @@ package caller
 #cgo CFLAGS: -std=c11 -I${SRCDIR}/../../include
 #include <stdlib.h>
 #include "epigrad.h"
+
+void epg_set_last_error(const char *text, size_t length, int64_t needed, int64_t got);
 */
 import "C"
 
@@ -43,6 +45,7 @@ type Call struct {
 	NullOp          bool
 	Flags           uint32
 	Dim, Threads    int32
+	Stream          uintptr
 	Weight          float64
 	Inputs, Outputs []*Tensor
 	// Surplus is added to both counts of tensors.
@@ -120,6 +123,7 @@ func (a *arena) call(c *Call) *C.epg_call {
 	call := (*C.epg_call)(a.alloc(unsafe.Sizeof(C.epg_call{})))
 	call.struct_size = C.uint32_t(int(unsafe.Sizeof(*call)) + c.SizeError)
 	call.flags, call.dim, call.num_threads, call.weight = C.uint32_t(c.Flags), C.int32_t(c.Dim), C.int32_t(c.Threads), C.double(c.Weight)
+	*(*uintptr)(unsafe.Pointer(&call.stream)) = c.Stream
 	if !c.NullOp {
 		call.op = a.text(c.Op)
 	}
@@ -242,6 +246,16 @@ func written(capacity int, write func(text *C.char, needed *C.uint64_t) C.int32_
 	buffer, size := (*C.char)(a.alloc(uintptr(capacity))), (*C.uint64_t)(a.alloc(8))
 	r = result(func() C.int32_t { return write(buffer, size) })
 	return C.GoString(buffer), uint64(*size), r
+}
+
+// SetLastError is what the Go half of the bridge calls with a failure's message; it returns what the thread then reads.
+func SetLastError(text string) string {
+	var a arena
+	defer a.free()
+	return result(func() C.int32_t {
+		C.epg_set_last_error(a.text(text), C.size_t(len(text)), 0, 0)
+		return C.EPG_INTERNAL
+	}).Message
 }
 
 // StatusClass is epg_status_class.

@@ -166,6 +166,14 @@ func (s *BridgeSuite) TestRefuses() {
 		{"negative counts", change(func(c *caller.Call) { c.Surplus = -5 }), invalid, "inputs and"},
 		{"too many", change(func(c *caller.Call) { c.Surplus = 100 }), invalid, "want at most"},
 		{"missing", change(func(c *caller.Call) { c.Inputs[0] = nil }), invalid, "a: missing"},
+		{"unknown flags", change(func(c *caller.Call) { c.Flags = 1<<31 | 1<<5 }), invalid, "flags: unknown bits 0x80000020, want none but EPG_GATE_FIRST (0x1), "},
+		{"gate of no halves", change(func(c *caller.Call) { c.Flags = caller.GateFirst }), invalid, "gate: first, but"},
+		{"nothing to add to", change(func(c *caller.Call) { c.Flags = caller.Accumulate }), invalid, "accumulate: true, but"},
+		{"weight of no lerp", change(func(c *caller.Call) { c.Flags = caller.HasWeight }), invalid, "weight: a number, but"},
+		{"weight without its flag", change(func(c *caller.Call) { c.Weight = 0.5 }), invalid, "weight: got 0.5 without HasWeight (EPG_HAS_WEIGHT)"},
+		{"dim of no split", change(func(c *caller.Call) { c.Dim = 1 }), invalid, "dim: got 1, want 0"},
+		{"negative threads", change(func(c *caller.Call) { c.Threads = -1 }), invalid, "num_threads: got -1"},
+		{"stream of the CPU", change(func(c *caller.Call) { c.Stream = 1 }), invalid, "stream: got 0x1 for tensors on cpu"},
 		{"integers", in(func(t *caller.Tensor) { t.Code = 0 }), status.DTypeMismatch, "b: dtype int32, want one of"},
 		{"lanes", in(func(t *caller.Tensor) { t.Lanes = 4 }), status.DTypeMismatch, "b: dtype float32x4"},
 		{"mixed", in(func(t *caller.Tensor) { t.Bits = 64 }), status.DTypeMismatch, "b: dtype float64, want float32"},
@@ -225,6 +233,13 @@ func (s *BridgeSuite) TestPlans() {
 	other.Inputs[0] = zeros(1, 3)
 	s.fails(plan.Run(other), status.InvalidProblem, "want the plan's shape")
 	s.fails(plan.Run(nil), status.InvalidProblem, "null pointer")
+	other = product()
+	other.Op, other.Flags = "", 1<<7
+	s.fails(plan.Run(other), status.InvalidProblem, "matmul_bias_activation: flags: unknown bits 0x80")
+	other.Flags, other.Stream = 0, 1
+	s.fails(plan.Run(other), status.InvalidProblem, "matmul_bias_activation: stream: got 0x1")
+	other.Stream, other.Inputs[1].Lanes = 0, 2
+	s.fails(plan.Run(other), status.DTypeMismatch, "matmul_bias_activation: b: dtype float32x2")
 	s.ok(plan.Destroy())
 	s.fails(plan.Destroy(), status.InvalidProblem, "is of no plan")
 	s.fails(plan.Run(call), status.InvalidProblem, "is of no plan")
@@ -262,8 +277,25 @@ func (s *BridgeSuite) TestLastErrorIsTheThreads() {
 		})
 	}
 	done.Wait()
-	long := caller.Run(&caller.Call{Op: strings.Repeat("é", 10000)})
-	s.Equal(int32(status.InvalidProblem), long.Code)
-	s.Less(len(long.Message), 4096)
-	s.True(strings.HasSuffix(long.Message, "é"), "cut between characters")
+}
+
+// TestALongMessageIsCutBetweenCharacters: the slot has 4096 bytes.
+func (s *BridgeSuite) TestALongMessageIsCutBetweenCharacters() {
+	for _, start := range []string{"", "x"} {
+		long := caller.SetLastError(start + strings.Repeat("é", 10000))
+		s.Less(len(long), 4096)
+		s.Greater(len(long), 4090)
+		s.Equal(start+strings.Repeat("é", len(long)/2), long)
+	}
+}
+
+// TestALongNameLeavesRoom: what is accepted stands behind it.
+func (s *BridgeSuite) TestALongNameLeavesRoom() {
+	long := strings.Repeat("é", 1<<19)
+	s.fails(caller.Run(&caller.Call{Op: long}), status.InvalidProblem, "... (1048576 bytes), want one of matmul_bias_activation, ")
+	call := product()
+	call.Kind = long
+	s.fails(caller.Run(call), status.InvalidProblem, "... (1048576 bytes), want one of none, relu, ")
+	call.Inputs[0].Lanes = 4
+	s.fails(caller.Run(call), status.DTypeMismatch, "matmul_bias_activation: a: dtype float32x4")
 }

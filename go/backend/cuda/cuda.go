@@ -13,6 +13,7 @@ import "C"
 import (
 	"fmt"
 	"os"
+	"strings"
 
 	"github.com/epigrad/epigrad/go/backend"
 	"github.com/epigrad/epigrad/go/status"
@@ -38,7 +39,7 @@ func (*Backend) Info() backend.Info {
 	info := backend.Info{Name: backendName, Device: backendName}
 	detail, err := describe()
 	if err != nil {
-		info.Reason = err.Error()
+		info.Reason = strings.TrimPrefix(err.Error(), backendName+": ")
 		return info
 	}
 	info.Available, info.Detail = true, detail

@@ -32,7 +32,7 @@ func resident(b *testing.B, dt dtype.DType, shape ...int64) *tensor.View {
 func measure(b *testing.B, c *op.Call) {
 	b.Helper()
 	wait := func() {
-		require.NoError(b, Read(uintptr(c.Outputs[0].Base), make([]byte, 4)))
+		require.NoError(b, Read(uintptr(c.Outputs[0].Base), unsafe.Pointer(new([4]byte)), 4))
 	}
 	require.NoError(b, op.Run(c))
 	wait()
@@ -102,7 +102,7 @@ func BenchmarkPlainTile(b *testing.B) {
 	}
 	s.params = p.bytes
 	k.steps = []*step{s}
-	wait := func() { require.NoError(b, Read(uintptr(run.Bases[0]), make([]byte, 4))) }
+	wait := func() { require.NoError(b, Read(uintptr(run.Bases[0]), unsafe.Pointer(new([4]byte)), 4)) }
 	require.NoError(b, k.Run(run))
 	wait()
 	b.ResetTimer()

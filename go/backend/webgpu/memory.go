@@ -158,34 +158,35 @@ func Free(address uintptr) error {
 	return nil
 }
 
-// Write puts bytes into an array, before whatever is run next.
-func Write(address uintptr, data []byte) error {
+// Write puts so many bytes of the host's memory into an array, before whatever is run next.
+func Write(address uintptr, from unsafe.Pointer, bytes int64) error {
 	d, err := theDevice()
 	if err != nil {
 		return err
 	}
 	d.mutex.Lock()
 	defer d.mutex.Unlock()
-	a, err := d.memory.holding(address, int64(len(data)))
+	a, err := d.memory.holding(address, bytes)
 	if err != nil {
 		return err
 	}
 	run := &submission{device: d}
-	return run.write(a.buffer, int64(address-a.address), data)
+	return run.write(a.buffer, int64(address-a.address), unsafe.Slice((*byte)(from), bytes))
 }
 
-// Read waits for the work that was submitted and copies an array's bytes.
-func Read(address uintptr, data []byte) error {
+// Read waits for the work that was submitted and copies so many bytes of an array into the host's memory.
+func Read(address uintptr, to unsafe.Pointer, bytes int64) error {
 	d, err := theDevice()
 	if err != nil {
 		return err
 	}
 	d.mutex.Lock()
 	defer d.mutex.Unlock()
-	a, err := d.memory.holding(address, int64(len(data)))
-	if err != nil || len(data) == 0 {
+	a, err := d.memory.holding(address, bytes)
+	if err != nil || bytes == 0 {
 		return err
 	}
+	data := unsafe.Slice((*byte)(to), bytes)
 	run := &submission{device: d}
 	defer run.release()
 	run.readBack = append(run.readBack, readBack{a.buffer, int64(address - a.address), int64(len(data)), func(bytes []byte) { copy(data, bytes) }})

@@ -8,6 +8,8 @@
 package webgpu
 
 import (
+	"strings"
+
 	"github.com/epigrad/epigrad/go/backend"
 	"github.com/epigrad/epigrad/go/dtype"
 	"github.com/epigrad/epigrad/go/status"
@@ -40,7 +42,7 @@ func (*Backend) Info() backend.Info {
 	info := backend.Info{Name: backendName, Device: backendName}
 	d, err := theDevice()
 	if err != nil {
-		info.Reason = err.Error()
+		info.Reason = strings.TrimPrefix(err.Error(), backendName+": ")
 		return info
 	}
 	info.Available, info.Detail = true, d.detail

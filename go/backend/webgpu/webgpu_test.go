@@ -85,8 +85,9 @@ func TestALostDevice(t *testing.T) {
 	address, err := Allocate(16)
 	require.NoError(t, err)
 	lost.lose()
+	host := make([]byte, 16)
 	for range 3 {
-		for _, err := range []error{run(), Write(address, make([]byte, 16)), Read(address, make([]byte, 16))} {
+		for _, err := range []error{run(), Write(address, unsafe.Pointer(&host[0]), 16), Read(address, unsafe.Pointer(&host[0]), 16)} {
 			require.Error(t, err)
 			require.Equal(t, status.DeviceFailure, status.Of(err).Code)
 			require.Contains(t, err.Error(), "DEVICE_LOST (3): Parent device is lost")

@@ -10,7 +10,7 @@ import pytest
 import torch
 from at_once import WORKERS, at_once
 from epigrad import backward, errors, forward, plan
-from interpreter import run_script
+from interpreter import run_script, start
 from layouts import assert_same_bits
 from torch import Tensor
 
@@ -169,3 +169,79 @@ assert results == [[0.5, 0.5]] * 8, results
 print("fine")
 """
     assert run_script(script) == "fine"
+
+
+SMALL_STACK = """
+import sys, threading
+import torch
+import epigrad
+from epigrad import backward, forward
+
+size, name = int(sys.argv[1]), sys.argv[2]
+
+
+def differentiated(function, *tensors):
+    leaves = [tensor.detach().clone().requires_grad_() for tensor in tensors]
+    function(*leaves).sum().backward()
+    assert all(leaf.grad is not None for leaf in leaves)
+
+
+def work(dtype, n):
+    # Broadcast, strided and of odd sizes: operands are gathered, and gradients are summed in the same pass.
+    x, w, g = (torch.randn(n, n, dtype=dtype).T for _ in range(3))
+    b, factor = torch.randn(n, dtype=dtype), torch.rand(n, 1, dtype=dtype)
+    halves = torch.randn(n, 2 * n + 3, dtype=dtype)[:, 3:]
+    row = torch.randn(n, dtype=dtype)
+    {
+        "linear": lambda: forward.linear(x, w, b, "gelu", return_preactivation=True),
+        "linear_backward": lambda: backward.linear_backward(g, x, w, b, "gelu"),
+        "matmul_bias_activation": lambda: forward.matmul_bias_activation(x, w, b, "tanh"),
+        "matmul_bias_activation_backward": lambda: backward.matmul_bias_activation_backward(g, x, w, b, "tanh"),
+        "gated_activation": lambda: forward.gated_activation(halves, "geglu"),
+        "gated_activation_backward": lambda: backward.gated_activation_backward(g, halves, "geglu"),
+        "gated_product": lambda: forward.gated_product(x, w, "glu"),
+        "gated_product_backward": lambda: backward.gated_product_backward(g, x, w, "glu"),
+        "lerp": lambda: forward.lerp(x, row, factor),
+        "lerp_backward": lambda: backward.lerp_backward(g, x, row, factor),
+        "autograd": lambda: (
+            differentiated(lambda *t: epigrad.linear(*t, "silu"), x, w, b),
+            differentiated(lambda t: epigrad.gated_activation(t, "swiglu"), halves),
+            differentiated(epigrad.lerp, x, row, factor),
+        ),
+        "mlp": lambda: differentiated(lambda *t: epigrad.mlp(*t), x, w, b, w, b),
+        "gated_mlp": lambda: differentiated(lambda *t: epigrad.gated_mlp(t[0], t[1], None, t[2], None), x, halves.T, w),
+    }[name]()
+
+
+def calls():
+    for dtype in (torch.float32, torch.float64, torch.bfloat16, torch.float16):
+        for n in (5, 64, 200):
+            for _ in range(4):  # from the third on, a kernel is held
+                work(dtype, n)
+    done.append(name)
+
+
+done = []
+threading.stack_size(size)
+thread = threading.Thread(target=calls)
+thread.start()
+thread.join()
+print(*done)
+"""
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *(
+            f"{op}{pass_}"
+            for op in ("linear", "gated_activation", "gated_product", "lerp")
+            for pass_ in ("", "_backward")
+        ),
+        *("matmul_bias_activation", "matmul_bias_activation_backward", "autograd", "mlp", "gated_mlp"),
+    ],
+)
+def test_a_calling_thread_needs_a_stack_of_64_kb(name: str) -> None:
+    """docs/c-api.md says so. The core is loaded by the first call, in such a thread too."""
+    done = start("-c", SMALL_STACK, str(64 * 1024), name)
+    assert (done.returncode, done.stdout.strip()) == (0, name), f"exit code {done.returncode}\n{done.stderr}"

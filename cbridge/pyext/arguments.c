@@ -75,7 +75,13 @@ static int read_dtype(PyObject *tensor, DLDataType *dtype) {
   return name ? 0 : -1;
 }
 
-static int read_meta(PyObject *tensor, DLTensor *t, int64_t *sizes) {
+static int read_meta(call_arguments *a, PyObject *tensor, int operand) {
+  if (!a->sizes && !(a->sizes = PyMem_Malloc(MAX_TENSORS * sizeof *a->sizes))) {
+    PyErr_NoMemory();
+    return -1;
+  }
+  int64_t *sizes = a->sizes[operand];
+  DLTensor *t = &a->tensors[operand];
   *t = (DLTensor){.device = {META_DEVICE, 0}, .shape = sizes, .strides = sizes + EPG_MAX_RANK};
   int32_t rank = 0;
   PyObject *shape = PyObject_GetAttrString(tensor, "shape");
@@ -87,8 +93,9 @@ static int read_meta(PyObject *tensor, DLTensor *t, int64_t *sizes) {
 }
 
 /* An array on a WebGPU adapter (epigrad.webgpu.Array), whose memory is named by an address. */
-static int read_array(PyObject *array, DLTensor *t, int64_t *sizes) {
-  if (read_meta(array, t, sizes)) return -1;
+static int read_array(call_arguments *a, PyObject *array, int operand) {
+  if (read_meta(a, array, operand)) return -1;
+  DLTensor *t = &a->tensors[operand];
   t->device = (DLDevice){kDLWebGPU, 0};
   PyObject *address = PyObject_GetAttrString(array, "address");
   t->data = address ? PyLong_AsVoidPtr(address) : NULL;
@@ -106,9 +113,8 @@ static int is_meta(PyObject *tensor) {
 
 /* Fills tensors[operand]; returns 0, or -1 with a Python exception. */
 int epg_py_read_tensor(call_arguments *a, PyObject *o, int operand) {
-  DLTensor *t = &a->tensors[operand];
   PyObject *type = (PyObject *)Py_TYPE(o);
-  if (type == epg_py.array_type) return read_array(o, t, a->sizes[operand]);
+  if (type == epg_py.array_type) return read_array(a, o, operand);
   if (type != epg_py.tensor_type && type != epg_py.parameter_type) {
     const int is_tensor = PyObject_IsInstance(o, epg_py.tensor_type);
     if (is_tensor < 0) return -1;
@@ -119,8 +125,8 @@ int epg_py_read_tensor(call_arguments *a, PyObject *o, int operand) {
     return -1;
   }
   /* Asked first: the exchange refuses a meta tensor too, but takes milliseconds to describe where it was called from. */
-  if (is_meta(o)) return read_meta(o, t, a->sizes[operand]);
-  if (!epg_py.exchange->dltensor_from_py_object_no_sync(o, t)) return 0;
+  if (is_meta(o)) return read_meta(a, o, operand);
+  if (!epg_py.exchange->dltensor_from_py_object_no_sync(o, &a->tensors[operand])) return 0;
   PyErr_Clear();
   raise_argument(EPG_UNSUPPORTED, a, operand,
                  "a tensor without strided memory of its own (sparse, quantised, nested, or inside a torch.func transform), want a plain strided one");
@@ -274,4 +280,7 @@ int epg_py_ready(Py_ssize_t got, Py_ssize_t want) {
 void epg_py_begin(call_arguments *a) {
   memset(&a->call, 0, sizeof a->call);
   a->call.struct_size = sizeof a->call;
+  a->sizes = NULL;
 }
+
+void epg_py_end(call_arguments *a) { PyMem_Free(a->sizes); }

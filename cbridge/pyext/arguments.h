@@ -25,7 +25,7 @@ typedef struct {
   const DLTensor *inputs[MAX_INPUTS];
   DLTensor *outputs[MAX_OUTPUTS];
   DLTensor tensors[MAX_TENSORS];
-  int64_t sizes[MAX_TENSORS][2 * EPG_MAX_RANK]; /* of meta tensors */
+  int64_t (*sizes)[2 * EPG_MAX_RANK]; /* each tensor's, where one is a meta tensor or an array: too much for a small stack */
 } call_arguments;
 
 /* Raise the Python exception of a status, or of the thread's last error; always return NULL. */
@@ -33,6 +33,7 @@ PyObject *epg_py_raise_status(int32_t status, const char *message, int64_t neede
 PyObject *epg_py_raise_last(int32_t status);
 
 void epg_py_begin(call_arguments *a);
+void epg_py_end(call_arguments *a);
 
 /* Refuses a call with the wrong number of arguments, or before configure. */
 int epg_py_ready(Py_ssize_t got, Py_ssize_t want);

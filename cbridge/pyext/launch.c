@@ -23,8 +23,9 @@ PyObject *epg_py_infer(PyObject *module, PyObject *const *args, Py_ssize_t n) {
   geometry g;
   if (!epg_py_ready(n, 7)) return NULL;
   epg_py_begin(&a);
-  if (epg_py_read_problem(&a, args) || epg_py_read_tensors(&a, args[5], NULL) || epg_py_read_precision(&a)) return NULL;
-  const int places = epg_py_infer_geometry(&a, args[6], &key, &g);
+  const int read = !epg_py_read_problem(&a, args) && !epg_py_read_tensors(&a, args[5], NULL) && !epg_py_read_precision(&a);
+  const int places = read ? epg_py_infer_geometry(&a, args[6], &key, &g) : -1;
+  epg_py_end(&a);
   if (places < 0) return NULL;
   PyObject *shapes = PyTuple_New(places);
   for (int i = 0; shapes && i < places; i++) {
@@ -270,8 +271,10 @@ PyObject *epg_py_launch(PyObject *module, PyObject *const *args, Py_ssize_t n) {
   if (read_threads(&a) || epg_py_read_execution(&a, NULL, NULL, rest[5])) goto fail;
   if (run_or_raise(&a, like, needs, &key, all_new, &g)) goto fail;
   Py_DECREF(inputs);
+  epg_py_end(&a);
   return results;
 fail:
+  epg_py_end(&a);
   Py_XDECREF(results);
   Py_XDECREF(inputs);
   return NULL;

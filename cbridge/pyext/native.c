@@ -51,38 +51,44 @@ static PyObject *configure(PyObject *module, PyObject *const *args, Py_ssize_t n
   Py_RETURN_NONE;
 }
 
+/* What a method returns that has no result; a negative status is a Python exception that is raised already. */
+static PyObject *returned(int32_t status) {
+  if (status > 0) epg_py_raise_last(status);
+  return status ? NULL : Py_NewRef(Py_None);
+}
+
 /* run(op, kind, dim, gate_first, weight, inputs, outputs, workspace, stream, threads, accumulate) */
 static PyObject *run(PyObject *module, PyObject *const *args, Py_ssize_t n) {
   (void)module;
   call_arguments a;
+  int32_t status = -1; /* a Python exception */
   if (!epg_py_ready(n, 11)) return NULL;
   epg_py_begin(&a);
-  if (epg_py_read_problem(&a, args) || epg_py_read_tensors(&a, args[5], args[6]) || epg_py_read_precision(&a) || epg_py_read_workspace(&a, args[7]) ||
-      epg_py_read_execution(&a, args[8], args[9], args[10]) || (args[8] == Py_None && epg_py_read_current_stream(&a)))
-    return NULL;
-  int32_t status;
-  Py_BEGIN_ALLOW_THREADS;
-  status = epg_run(&a.call);
-  Py_END_ALLOW_THREADS;
-  if (status) return epg_py_raise_last(status);
-  Py_RETURN_NONE;
+  if (!epg_py_read_problem(&a, args) && !epg_py_read_tensors(&a, args[5], args[6]) && !epg_py_read_precision(&a) && !epg_py_read_workspace(&a, args[7]) &&
+      !epg_py_read_execution(&a, args[8], args[9], args[10]) && (args[8] != Py_None || !epg_py_read_current_stream(&a))) {
+    Py_BEGIN_ALLOW_THREADS;
+    status = epg_run(&a.call);
+    Py_END_ALLOW_THREADS;
+  }
+  epg_py_end(&a);
+  return returned(status);
 }
 
 static PyObject *use_plan(PyObject *const *args, PyObject *stream, PyObject *threads, PyObject *accumulate, int32_t (*use)(epg_plan, const epg_call *)) {
   call_arguments a;
+  int32_t status = -1;
   epg_py_begin(&a);
   const epg_plan plan = PyLong_AsLongLong(args[0]);
   if (plan == -1 && PyErr_Occurred()) return NULL;
-  if (epg_py_read_tensors(&a, args[1], args[2]) || epg_py_read_precision(&a) || epg_py_read_workspace(&a, args[3]) ||
-      epg_py_read_execution(&a, stream, threads, accumulate) || (stream == Py_None && epg_py_read_current_stream(&a)))
-    return NULL;
-  if (use == epg_plan_validate && args[3] == Py_None) a.call.flags |= EPG_ASSUME_WORKSPACE;
-  int32_t status;
-  Py_BEGIN_ALLOW_THREADS;
-  status = use(plan, &a.call);
-  Py_END_ALLOW_THREADS;
-  if (status) return epg_py_raise_last(status);
-  Py_RETURN_NONE;
+  if (!epg_py_read_tensors(&a, args[1], args[2]) && !epg_py_read_precision(&a) && !epg_py_read_workspace(&a, args[3]) &&
+      !epg_py_read_execution(&a, stream, threads, accumulate) && (stream != Py_None || !epg_py_read_current_stream(&a))) {
+    if (use == epg_plan_validate && args[3] == Py_None) a.call.flags |= EPG_ASSUME_WORKSPACE;
+    Py_BEGIN_ALLOW_THREADS;
+    status = use(plan, &a.call);
+    Py_END_ALLOW_THREADS;
+  }
+  epg_py_end(&a);
+  return returned(status);
 }
 
 /* plan_check(handle, inputs, outputs, workspace, accumulate): without a workspace a sufficient one is assumed */
@@ -153,8 +159,7 @@ static PyObject *webgpu_free(PyObject *module, PyObject *const *args, Py_ssize_t
   Py_BEGIN_ALLOW_THREADS;
   status = epg_webgpu_free((void *)(uintptr_t)numbers[0]);
   Py_END_ALLOW_THREADS;
-  if (status) return epg_py_raise_last(status);
-  Py_RETURN_NONE;
+  return returned(status);
 }
 
 static PyObject *transfer(PyObject *const *args, Py_ssize_t n, int to_host) {
@@ -165,8 +170,7 @@ static PyObject *transfer(PyObject *const *args, Py_ssize_t n, int to_host) {
   Py_BEGIN_ALLOW_THREADS;
   status = to_host ? epg_webgpu_read(data, host, numbers[2]) : epg_webgpu_write(data, host, numbers[2]);
   Py_END_ALLOW_THREADS;
-  if (status) return epg_py_raise_last(status);
-  Py_RETURN_NONE;
+  return returned(status);
 }
 
 /* webgpu_write(address, host, nbytes) */

@@ -5,10 +5,9 @@
 
 #include "cpu.h"
 
-// block is where operands are gathered and results wait.
+// block is where operands are gathered and results wait, NULL for what is absent.
 typedef struct {
-  _Alignas(64) char data[EPG_OPERANDS][EPG_BLOCK * 8];
-  _Alignas(64) char wide[EPG_OUTPUTS][EPG_BLOCK * 8];
+  char *data[EPG_OPERANDS], *wide[EPG_OUTPUTS];
 } block;
 
 // sums are where the wide results go, NULL where there are none. A block's elements are added in turn to the totals from a column on; or, with `lanes`, to all of them, from
@@ -23,6 +22,28 @@ typedef struct {
   int64_t block;  // the most elements of a block, which starts with the first total of a run, or 0
   int64_t size;   // of an element
 } sums;
+
+// What a block's operands and wide results take each, and what they are aligned to.
+enum { part_bytes = EPG_BLOCK * 8, part_alignment = 64 };
+
+// memory_of_block is the bytes of a block for the operands that are there, and for the results that are summed. It is on
+// the stack of a thread that may have little: callers' threads compute too.
+INLINE int64_t memory_of_block(char *const *base, const sums *s) {
+  int64_t parts = 0;
+  for (int o = 0; o < EPG_OPERANDS; o++) parts += base[o] != 0;
+  for (int output = 0; s && output < EPG_OUTPUTS; output++) parts += s->total[output] != 0;
+  return parts * part_bytes + part_alignment;
+}
+
+INLINE block block_in(char *memory, char *const *base, const sums *s) {
+  block b = {0};
+  memory += -(intptr_t)memory & (part_alignment - 1);
+  for (int o = 0; o < EPG_OPERANDS; o++)
+    if (base[o]) b.data[o] = memory, memory += part_bytes;
+  for (int output = 0; s && output < EPG_OUTPUTS; output++)
+    if (s->total[output]) b.wide[output] = memory, memory += part_bytes;
+  return b;
+}
 
 // few is how many terms are added in float at most.
 enum { few = EPG_BLOCK / EPG_GROUP };
@@ -205,7 +226,7 @@ typedef struct {
 
 // run computes elements that lie strides apart; the first is of a column of the sums.
 TARGET static void run(epg_kernel *kernel, block *b, const epg_run *r, const double *numbers, char *const *base, const sums *s, int64_t column) {
-  const int64_t size = r->element_size, most = s ? EPG_BLOCK : (int64_t)sizeof *b->data / size;
+  const int64_t size = r->element_size, most = s ? EPG_BLOCK : part_bytes / size;
   int contiguous = 1;
   for (int o = 0; o < EPG_OPERANDS; o++) contiguous &= !base[o] || r->strides[o] == size;
   for (int64_t done = 0, n; done < r->count; done += n) {
@@ -360,7 +381,8 @@ TARGET static void walk(epg_kernel *kernel, block *b, const walker *w, int64_t f
 }
 
 TARGET static void elementwise(epg_kernel *kernel, const epg_loops *l, int64_t first, int64_t count, const double *numbers, char *const *at) {
-  block b;
+  char memory[memory_of_block(at, 0)];
+  block b = block_in(memory, at, 0);
   const walker w = walker_of(l);
   walk(kernel, &b, &w, first, count, numbers, at, 0);
 }

@@ -28,7 +28,8 @@ TARGET static void sum(epg_kernel *kernel, const epg_sums *q, int64_t task, cons
   }
   if (t.from == t.to) return;
   const walker w = walker_of(&q->inner);
-  block b;
+  char memory[memory_of_block(base, &s)];
+  block b = block_in(memory, base, &s);
   place p;
   go_to(&p, &q->outer, t.outer, base);
   if (q->lanes) {

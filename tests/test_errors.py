@@ -474,6 +474,7 @@ def test_nested_tensors_of_both_layouts_are_refused() -> None:
         for call in (
             lambda: epigrad.linear(nested, t(6, 4)),  # noqa: B023 (called at once)
             lambda: epigrad.matmul_bias_activation(nested, t(4, 6)),  # noqa: B023
+            lambda: epigrad.activation(nested, "gelu"),  # noqa: B023
             lambda: epigrad.gated_activation(nested),  # noqa: B023
             lambda: epigrad.gated_product(nested, nested),  # noqa: B023
             lambda: epigrad.lerp(nested, nested, 0.5),  # noqa: B023

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -119,23 +118,6 @@ def test_wrong_types_by_the_operators_are_the_errors_of_plain_calls(call: Callab
         with pytest.raises(errors.InvalidProblemError) as caught:
             run()
         assert text in str(caught.value)
-
-
-@pytest.mark.parametrize("layout", [torch.jagged, torch.strided], ids=str)
-def test_a_nested_tensor_is_refused_by_name(layout: torch.layout) -> None:
-    """E of what a newcomer found: the error was "epigrad.linear.default"."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # nested tensors of the strided layout are deprecated
-        nested = torch.nested.nested_tensor([torch.randn(2, 4), torch.randn(3, 4)], layout=layout)
-    for call in (
-        lambda: epigrad.linear(nested, torch.randn(5, 4)),
-        lambda: epigrad.activation(nested, "gelu"),
-        lambda: epigrad.gated_activation(nested),
-        lambda: epigrad.lerp(nested, nested, 0.5),
-        lambda: epigrad.nn.MLP(4, 6)(nested),
-    ):
-        with pytest.raises(errors.UnsupportedError, match="nested"):
-            call()
 
 
 def test_wrong_types_in_a_compiled_function() -> None:

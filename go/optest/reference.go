@@ -39,10 +39,10 @@ var slopesOfNaN = map[string]float64{"relu": 1}
 const (
 	// valueError is the absolute error of the reference's values, and of the fixed part of a formula, for arguments of size 10.
 	valueError = 1e-14
-	// differenceError bounds the reference's slopes where values are of size 20: the stencil's fourth-order error and the
-	// rounding of differences over a step.
+	// differenceError bounds the error of the reference's slopes where values are no larger than arguments: the stencil's
+	// fourth-order error and the rounding of differences over a step.
 	differenceError = 2e-11
-	// differenceRounding is the part of it that grows with the value.
+	// differenceRounding is what the rounding adds for larger values, for each unit of what they are larger by.
 	differenceRounding = 1e-12
 	step               = 1e-3
 	stencilEnd         = 2 * step
@@ -81,8 +81,8 @@ func slope(kind string, x float64) float64 {
 
 // slopeError bounds the error of slope, and of a formula for the slope that has this error for slopes up to 2.
 func slopeError(kind string, x, formula float64) float64 {
-	value := math.Abs(references[kind].value(x))
-	return max(differenceError, differenceRounding*value) + formula*max(2, math.Abs(slope(kind, x)))
+	excess := max(0, math.Abs(references[kind].value(x))-1-math.Abs(x))
+	return differenceError + differenceRounding*excess + formula*max(2, math.Abs(slope(kind, x)))
 }
 
 // formulaError bounds the error of the reference's value, and of a formula that has this error for values of size 1.

@@ -186,14 +186,17 @@ def eager(activation: str, x: Tensor) -> tuple[Tensor, Tensor]:
     return y.detach(), leaf.grad
 
 
+@mpmath.workdps(golden.DIGITS)  # whatever another module has set since
 def measure_value(activation: str, x: Tensor, result: Tensor, flushed: float = 0.0) -> Worst:
     return worst(result, x, ((r[0], r[0]) for r in (reference(activation, at) for at in x.tolist())), flushed)
 
 
+@mpmath.workdps(golden.DIGITS)  # whatever another module has set since
 def measure_slope(activation: str, x: Tensor, result: Tensor, flushed: float = 0.0) -> Worst:
     return worst(result, x, ((r[1], r[2]) for r in (reference(activation, at) for at in x.tolist())), flushed)
 
 
+@mpmath.workdps(golden.DIGITS)  # whatever another module has set since
 def measure_far_slope(activation: str, x: Tensor, gradients: Tensor, result: Tensor) -> Worst:
     slopes = [reference(activation, at)[1:] for at in x.tolist()]
     return worst(
@@ -201,6 +204,7 @@ def measure_far_slope(activation: str, x: Tensor, gradients: Tensor, result: Ten
     )
 
 
+@mpmath.workdps(golden.DIGITS)  # whatever another module has set since
 def measure_slope_from_output(activation: str, y: Tensor, result: Tensor, flushed: float = 0.0) -> Worst:
     """The saved output is taken as exact: what its rounding costs is not the formula's."""
     exact = [FROM_OUTPUT[activation](mpf(at)) for at in y.tolist()]
@@ -317,7 +321,7 @@ def main() -> None:
         path = Path(__file__).resolve().parent.parent / "docs" / "accuracy.md"
         engine = next(info.detail for info in epigrad.backends() if info.name == "cpu").split(" on ")[0]
         rows = table(4000)
-        path.write_text(DOCUMENT.format(engine=engine, digits=mpmath.mp.dps, torch=torch.__version__, rows=rows))
+        path.write_text(DOCUMENT.format(engine=engine, digits=golden.DIGITS, torch=torch.__version__, rows=rows))
         return
     device, file = sys.argv[1:]
     today, rows = datetime.date.today(), table(1000, device)

@@ -7,6 +7,8 @@ activation and lerp plans. What the parity suites cover in general is asked here
 from __future__ import annotations
 
 import math
+import signal
+import sys
 from collections.abc import Callable
 
 import epigrad
@@ -16,6 +18,7 @@ import pytest
 import torch
 from cases import ACTIVATIONS, DTYPES, GATED_KINDS
 from epigrad import backward, errors, forward, plan
+from interpreter import start
 from layouts import Guarded
 from torch import Tensor
 
@@ -423,3 +426,48 @@ def test_a_plan_names_the_tensor_of_zeros_without_memory() -> None:
         with pytest.raises(errors.InvalidProblemError, match="no memory"):
             call(start=lost, end=end, out=out)
     assert out.isnan().all()
+
+
+FAULT = """
+import ctypes, faulthandler, mmap, os, sys, tempfile
+import torch
+import epigrad
+
+how, count, when = sys.argv[1], int(sys.argv[2]), sys.argv[3]
+if when == "before":
+    faulthandler.enable()
+good = torch.ones(count)
+for _ in range(4):  # from the third on, a kernel is held
+    epigrad.lerp(good, good, 0.5)
+if when == "after":
+    faulthandler.enable()
+with tempfile.TemporaryFile() as file:
+    file.truncate(4 * count)
+    memory = mmap.mmap(file.fileno(), 4 * count)
+    bad = torch.frombuffer(memory, dtype=torch.float32)
+    if how == "cut":
+        file.truncate(0)
+    else:
+        address, length = ctypes.c_void_p(bad.data_ptr()), ctypes.c_size_t(4 * count)
+        assert ctypes.CDLL(None).mprotect(address, length, 0) == 0
+    print("calling", flush=True)
+    epigrad.lerp(bad, good, 0.5)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the signals of Linux")
+@pytest.mark.parametrize("count", [1024, 1 << 20], ids=["calling thread", "several threads"])
+@pytest.mark.parametrize(("how", "number"), [("protected", signal.SIGSEGV), ("cut", signal.SIGBUS)])
+def test_a_fault_in_an_inputs_memory_ends_the_process_by_its_signal(how: str, number: int, count: int) -> None:
+    done = start("-c", FAULT, how, str(count), "never")
+    assert (done.returncode, done.stdout.strip()) == (-number, "calling"), done.stderr
+    assert "goroutine" not in done.stderr
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the signals of Linux")
+def test_faulthandler_tells_where_a_fault_was() -> None:
+    for when in ("before", "after"):
+        done = start("-c", FAULT, "protected", "1024", when)
+        assert "Segmentation fault" in done.stderr and "in lerp" in done.stderr, done.stderr
+        if when == "before":
+            assert done.returncode == -signal.SIGSEGV and "goroutine" not in done.stderr, done.stderr

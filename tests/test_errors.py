@@ -478,10 +478,11 @@ def test_nested_tensors_of_both_layouts_are_refused() -> None:
             lambda: epigrad.gated_activation(nested),  # noqa: B023
             lambda: epigrad.gated_product(nested, nested),  # noqa: B023
             lambda: epigrad.lerp(nested, nested, 0.5),  # noqa: B023
+            lambda: epigrad.lerp(t(2, 4), t(2, 4), nested),  # noqa: B023
             lambda: epigrad.mlp(nested, t(6, 4), None, t(4, 6), None),  # noqa: B023
         ):
             with pytest.raises(
-                errors.UnsupportedError, match=r"(input|a|value|start): .*nested.*want a (plain )?strided"
+                errors.UnsupportedError, match=r"(input|a|value|start|weight): .*nested.*want a (plain )?strided"
             ):
                 call()
     assert epigrad.linear(jagged.values(), t(6, 4)).shape == (5, 6)  # what the message says

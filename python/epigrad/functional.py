@@ -309,7 +309,7 @@ def lerp(start: Tensor, end: Tensor, weight: float | Tensor) -> Tensor:
     if watched() or type(start) not in PLAIN or type(end) not in PLAIN or type(tensor) not in PLAIN_OR_NONE:
         if overridden(start, end, tensor):
             return _as_leaf("lerp", (start, end, tensor), start, end, weight)
-        require_tensors("lerp", start=start, end=end)
+        require_tensors("lerp", start=start, end=end, **({} if tensor is None else {"weight": tensor}))
         out: Tensor = ops.call("lerp", start, end, tensor, factor=factor, backend=backend)
         return out
     core = library.core()

@@ -220,7 +220,10 @@ func write(buffer *C.char, capacity C.uint64_t, needed *C.uint64_t, text string)
 	if needed != nil {
 		*needed = C.uint64_t(size)
 	}
-	if buffer == nil || uint64(capacity) < size {
+	if buffer == nil {
+		capacity = 0
+	}
+	if uint64(capacity) < size {
 		return &status.Error{
 			Code: status.BufferTooSmall, Needed: int64(size), Got: int64(capacity),
 			Message: fmt.Sprintf("text: got room for %d bytes, want %d", uint64(capacity), size),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import pickle
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -15,12 +16,14 @@ from layouts import assert_same_bits
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.nn.utils import parametrizations, prune
+from transformers.pytorch_utils import Conv1D
 
 FEATURES, HIDDEN = 8, 16
 
 BLOCKS: dict[str, Callable[[], nn.Module]] = {
     "MLP": lambda: epigrad.nn.MLP(FEATURES, HIDDEN, "gelu"),
     "GatedMLP": lambda: epigrad.nn.GatedMLP(FEATURES, HIDDEN, "swiglu", bias=True),
+    "square": lambda: epigrad.nn.MLP(FEATURES, FEATURES, "gelu"),
 }
 each_block = pytest.mark.parametrize("name", BLOCKS)
 
@@ -202,7 +205,14 @@ def test_what_changes_a_layer_keeps_its_part(name: str, layer: str) -> None:
     def hooked(block: nn.Module) -> None:
         block.get_submodule(layer).register_forward_hook(lambda module, inputs, output: output + 1)
 
-    for change in (weight_norm, pruned, forward_of_the_instance, other_layer, hooked):
+    def transposed(block: nn.Module) -> None:
+        """The layer of GPT-2, whose weight is [K, N]."""
+        part = block.get_submodule(layer)
+        other = Conv1D(part.out_features, part.in_features)
+        nn.init.normal_(other.weight)
+        setattr(block, layer, other)
+
+    for change in (weight_norm, pruned, forward_of_the_instance, other_layer, hooked, transposed):
         block = BLOCKS[name]()
         change(block)
         out = block(x)
@@ -233,7 +243,7 @@ def test_exported_without_dynamo_a_block_stays_one_operator() -> None:
 
 
 def test_state_dicts_saved_by_version_0_1_load() -> None:
-    """The keys and shapes that 0.1's modules had."""
+    """The keys and shapes that 0.1's modules had, and what they computed."""
     shapes = {
         "block.up.weight": (16, 8),
         "block.up.bias": (16,),
@@ -245,10 +255,40 @@ def test_state_dicts_saved_by_version_0_1_load() -> None:
         "first.bias": (8,),
     }
     saved = {key: torch.randn(shape) for key, shape in shapes.items()}
-    made = model("MLP")
+    made, x = model("MLP"), torch.randn(5, 8)
     made.load_state_dict(saved, strict=True)
-    gated = epigrad.nn.GatedMLP(8, 16)
-    gated.load_state_dict({"up.weight": torch.randn(32, 8), "down.weight": torch.randn(8, 16)}, strict=True)
+    hidden = nn.functional.gelu(x @ saved["block.up.weight"].T + saved["block.up.bias"])
+    want = hidden @ saved["block.down.weight"].T + saved["block.down.bias"]
+    torch.testing.assert_close(made.block(x).detach(), want, rtol=1e-5, atol=1e-5)
+    gated, up, down = epigrad.nn.GatedMLP(8, 16), torch.randn(32, 8), torch.randn(8, 16)
+    gated.load_state_dict({"up.weight": up, "down.weight": down}, strict=True)
+    value, gate = (x @ up.T).chunk(2, -1)
+    torch.testing.assert_close(gated(x).detach(), (value * nn.functional.silu(gate)) @ down.T, rtol=1e-5, atol=1e-5)
+
+
+@each_block
+def test_blocks_that_version_0_1_pickled_whole_load(name: str) -> None:
+    """There, both layers were `epigrad.nn.Linear`, and MLP's activation was that of `up`."""
+    block, x = BLOCKS[name](), torch.randn(5, FEATURES)
+    old = copy.deepcopy(block)
+    for layer, activation in (("up", "none" if name == "GatedMLP" else "gelu"), ("down", "none")):
+        plain = block.get_submodule(layer)
+        theirs = epigrad.nn.Linear(plain.in_features, plain.out_features, activation=activation)
+        theirs.load_state_dict(plain.state_dict())
+        setattr(old, layer, theirs)
+    old.__dict__.pop("activation", None)
+    loaded = pickle.loads(pickle.dumps(old))
+    assert type(loaded.up) is nn.Linear and type(loaded.down) is nn.Linear
+    assert repr(loaded) == repr(block)
+    assert_same_bits(loaded(x).detach(), block(x).detach())
+
+
+@each_block
+def test_a_layer_with_an_activation_in_a_block_survives_a_copy(name: str) -> None:
+    block, x = BLOCKS[name](), torch.randn(5, FEATURES)
+    block.down = epigrad.nn.Linear(block.down.in_features, FEATURES, activation="tanh")
+    for double in (copy.deepcopy(block), pickle.loads(pickle.dumps(block))):
+        assert_same_bits(double(x).detach(), block(x).detach())
 
 
 def test_linear_is_no_torch_linear() -> None:

@@ -228,6 +228,7 @@ def test_repr_says_what_was_chosen(name: str) -> None:
         (lambda: epigrad.nn.GatedActivation("relu"), "GatedActivation: kind: 'relu', want one of .*geglu_tanh"),
         (lambda: epigrad.nn.GatedMLP(4, 5, "x"), "GatedMLP: kind: 'x', want one of .*geglu_tanh"),
         (lambda: epigrad.nn.GatedMLP(4, 5, None), "GatedMLP: kind: None, want one of"),
+        (lambda: epigrad.nn.GatedActivation("glu", 1.5), "GatedActivation: dim: float, want an int"),
         (lambda: epigrad.nn.Linear(4, -5), "Linear: out_features: got -5"),
     ],
 )
@@ -241,6 +242,7 @@ def test_unknown_names_are_refused_by_the_constructor(construct: Callable[[], nn
     [
         (lambda: epigrad.nn.Linear(8, 3, "gelu"), 'Linear: bias: got "gelu", want a bool; give activation="gelu"'),
         (lambda: epigrad.nn.Linear(8, 3, "yes"), 'Linear: bias: got "yes", want a bool'),
+        (lambda: epigrad.nn.Linear(8, 3, "swish"), 'Linear: bias: got "swish", want a bool; give activation="silu"'),
         (lambda: epigrad.nn.Linear(8, 3, 1), "Linear: bias: got 1, want a bool"),
         (lambda: epigrad.nn.MLP(8, 3, "relu", "gelu"), 'MLP: bias: got "gelu", want a bool'),
         (lambda: epigrad.nn.GatedMLP(8, 3, "glu", None), "GatedMLP: bias: got None, want a bool"),

@@ -263,7 +263,7 @@ PyObject *epg_py_launch(PyObject *module, PyObject *const *args, Py_ssize_t n) {
   if (epg_py_read_problem(&a, problem) || !(inputs = read_inputs(&a, inputs)) || epg_py_read_precision(&a) || read_given(&a, needs, given)) goto fail;
   int all_new = 1;
   for (int i = 0; i < a.call.num_outputs; i++) all_new = all_new && !a.outputs[i];
-  if (inputs != args[2] && !all_new && refuse_written_inputs(&a, args[2], inputs)) goto fail;
+  if (inputs != args[2] && !all_new && a.inputs[0]->device.device_type != META_DEVICE && refuse_written_inputs(&a, args[2], inputs)) goto fail;
   const int places = epg_py_infer_geometry(&a, needs, &key, &g);
   if (places < 0) goto fail;
   PyObject *like = PyTuple_GetItem(inputs, 0); /* no op has an optional first input, and infer has checked it */

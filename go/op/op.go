@@ -121,7 +121,7 @@ func (o *operation) meaningful(c *Call) error {
 	case c.GateFirst && !o.splits:
 		return check.Invalid(o.Name, "gate", "first, but this operation has no halves of which one is the gate")
 	case c.Kind != "" && o.interpolates:
-		return check.Invalid(o.Name, "kind", "got %s, want none: this operation has no activation", check.Quote(c.Kind))
+		return check.Invalid(o.Name, "kind", "got %s, want no name (NULL): this operation has no activation", check.Quote(c.Kind))
 	case c.HasWeight && !o.interpolates:
 		return check.Invalid(o.Name, "weight", "a number, but this operation has no weight that is one")
 	case c.Weight != 0 && !c.HasWeight:

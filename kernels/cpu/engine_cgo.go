@@ -2,7 +2,7 @@
 
 package cpu
 
-// #cgo CFLAGS: -std=c11 -O2 -Wframe-larger-than=24576
+// #cgo CFLAGS: -std=c11 -O2
 // #cgo noescape epg_elementwise
 // #cgo nocallback epg_elementwise
 // #cgo noescape epg_sum

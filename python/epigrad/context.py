@@ -24,9 +24,9 @@ def is_traced() -> bool:
 
 
 def is_exported_to_onnx() -> bool:
-    """Whether ``torch.onnx.export(dynamo=False)``, which knows PyTorch's operators only, records them."""
+    """Whether `torch.onnx.export` is at work."""
     onnx = sys.modules.get("torch.onnx")
-    return is_traced() and onnx is not None and bool(onnx.is_in_onnx_export())
+    return onnx is not None and bool(onnx.is_in_onnx_export())
 
 
 def watched() -> bool:

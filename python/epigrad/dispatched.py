@@ -11,13 +11,25 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["DISPATCHED", "Dispatched", "overload"]
+from epigrad.context import is_dynamo_compiling, is_exported_to_onnx, is_traced
+
+__all__ = ["COMPOSED", "DISPATCHED", "Dispatched", "overload"]
 
 Results = tuple[Tensor | None, ...]
 
 
+COMPOSED: dict[str, Callable[..., Any]] = {}
+"""The operators as PyTorch's own operations, by name."""
+
+
 def overload(name: str) -> Any:
-    """An operator of epigrad's as it is called: each has one overload."""
+    """An operator of epigrad's as it is called: each has one overload.
+
+    A trace has no place for a backward's list of `needs`, and the older ONNX exporter knows PyTorch's operations only:
+    there it is what the operator is composed of.
+    """
+    if not is_dynamo_compiling() and is_traced() and (name.endswith("_backward") or is_exported_to_onnx()):
+        return COMPOSED[name]
     return getattr(torch.ops.epigrad, name).default
 
 

@@ -75,10 +75,6 @@ def launch_into(
     if (is_dynamo_compiling() or dispatch_modes() > 0 or is_traced()) and not isinstance(operands[0], Array):
         if accumulate or any(output is not None for output in into):
             raise errors.UnsupportedError(f"{op}: out: given in a compiled or traced region, want None there")
-        if not is_dynamo_compiling() and is_traced() and op.endswith("_backward"):
-            raise errors.UnsupportedError(
-                f"{op}: cannot be traced by torch.jit.trace: use torch.export, or trace the differentiable function"
-            )
         with torch.no_grad():
             return cast(Operands, DISPATCHED.launch(op, kind, operands, needs, backend, dim, gate_first, weight))
     if transforms_active() or forward_ad._current_level >= 0:

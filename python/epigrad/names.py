@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from epigrad import errors
 from epigrad.differentiable import ACTIVATIONS
 
-__all__ = ["GATED_KINDS", "activation_name", "gated_kind", "is_activation", "unknown_name"]
+__all__ = ["GATED_KINDS", "activation_name", "gated_kind", "nearest", "unknown_name"]
 
 GATED_KINDS = {
     "glu": "sigmoid",
@@ -35,16 +35,11 @@ _ELSEWHERE = {
 }
 
 
-def is_activation(name: object) -> bool:
-    """Whether this is an activation's name."""
-    return isinstance(name, str) and name in ACTIVATIONS
-
-
 def activation_name(op: str, activation: str | None) -> str:
     """The activation's name; None means ``"none"``."""
     if activation is None:
         return "none"
-    if is_activation(activation):
+    if isinstance(activation, str) and activation in ACTIVATIONS:
         return activation
     raise unknown_name(op, "activation", activation, ACTIVATIONS)
 
@@ -60,17 +55,16 @@ def unknown_name(op: str, argument: str, given: object, valid: Iterable[str]) ->
     """The error for a name that is none of `valid`."""
     names = list(valid)
     text = f"{op}: {argument}: {_shown(given)}, want one of {', '.join(map(repr, names))}"
-    if isinstance(given, str) and (near := _nearest(given, names)):
+    if isinstance(given, str) and (near := nearest(given, names)):
         text += f" (did you mean {near!r}?)"
     return errors.InvalidProblemError(text)
 
 
-def _nearest(given: str, names: list[str]) -> str | None:
+def nearest(given: str, names: Iterable[str]) -> str | None:
+    """The one of some names that was probably meant; None where none is near."""
     wanted = given.strip().lower().replace("-", "_")
     wanted = _ELSEWHERE.get(wanted, wanted)
-    if wanted in names:
-        return wanted
-    return next(iter(difflib.get_close_matches(wanted[:64], names, 1)), None)
+    return next(iter(difflib.get_close_matches(wanted[:64], list(names), 1)), None)
 
 
 def _shown(given: object) -> str:

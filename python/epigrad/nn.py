@@ -9,9 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from epigrad import errors, functional
-from epigrad.arguments import check_save, gate_is_first
-from epigrad.names import activation_name, gated_kind, is_activation
-from epigrad.projections import any_global_hook, held_back
+from epigrad.arguments import check_save, dim_index, gate_is_first
+from epigrad.differentiable import ACTIVATIONS
+from epigrad.names import activation_name, gated_kind, nearest
+from epigrad.projections import any_global_hook, held_back, weight_and_bias
 
 __all__ = ["MLP", "GatedActivation", "GatedMLP", "Lerp", "Linear"]
 
@@ -20,7 +21,8 @@ def _check_bias(module: str, bias: object) -> None:
     if isinstance(bias, bool):
         return
     given = f'"{bias}"' if isinstance(bias, str) else repr(bias)
-    hint = f'; give activation="{bias}"' if is_activation(bias) else ""
+    near = nearest(bias, ACTIVATIONS) if isinstance(bias, str) else None
+    hint = f'; give activation="{near}"' if near else ""
     raise errors.DTypeError(f"{module}: bias: got {given}, want a bool{hint}")
 
 
@@ -36,7 +38,7 @@ def _size(module: str, name: str, size: int) -> int:
 
 def _check_halves(up: nn.Module, hidden: Tensor) -> None:
     """Refuse a local shard of a gated layer whose values and gates lie on different devices."""
-    weight: Any = getattr(up, "weight", None)
+    weight: Any = up._parameters.get("weight")
     placements = getattr(weight, "placements", ())  # those of a DTensor, whose shape is that of the whole
     if not placements or any(type(way).__name__ == "_StridedShard" for way in placements):
         return
@@ -47,12 +49,25 @@ def _check_halves(up: nn.Module, hidden: Tensor) -> None:
         )
 
 
+def _with_plain_layers(state: dict[str, Any]) -> dict[str, Any]:
+    """The state of a block with a `torch.nn.Linear` where 0.1, which pickled whole blocks with it, had a `Linear`."""
+
+    def plain(layer: nn.Module | None) -> nn.Module | None:
+        if type(layer) is not Linear:
+            return layer
+        made = nn.Linear.__new__(nn.Linear)
+        made.__dict__.update({name: value for name, value in vars(layer).items() if name not in ("activation", "save")})
+        return made
+
+    return state | {"_modules": {name: plain(layer) for name, layer in state["_modules"].items()}}
+
+
 class Linear(nn.Module):
     """``act(input @ weight.T + bias)``: a linear layer with its activation.
 
-    It is no `torch.nn.Linear`, although its parameters and its state dict are: whoever asks for one by `isinstance`, as
-    LoRA, `ColwiseParallel` and quantisation do, would take the layer for linear and lose the activation. They leave
-    it alone, or refuse it; give them a `torch.nn.Linear` followed by `epigrad.activation`, or the layers of `MLP`.
+    It is not a `torch.nn.Linear`, although its state dict is the same: LoRA, `ColwiseParallel` and quantisation ask by
+    `isinstance`, would take the layer for linear and lose the activation. They leave it alone or refuse it. For them,
+    use a `torch.nn.Linear` followed by `epigrad.activation`, or the layers of `MLP`.
 
     Args:
         in_features: K, the last size of the input.
@@ -157,7 +172,7 @@ class GatedActivation(nn.Module):
         gate_is_first("GatedActivation", gate)
         super().__init__()
         self.kind = gated_kind("GatedActivation", kind)
-        self.dim = dim
+        self.dim = dim_index("GatedActivation", dim)
         self.gate = gate
 
     def forward(self, input: Tensor) -> Tensor:
@@ -184,8 +199,8 @@ class MLP(nn.Module):
 
     Shape:
         input and output ``[..., K]``; `up` is a `torch.nn.Linear` with weight ``[H, K]``, `down` one with weight
-        ``[K, H]``. A layer that something else has taken the place of (LoRA, quantisation), that has hooks, or whose
-        parameters are no plain tensors is called as the module that it is.
+        ``[K, H]``. A layer that LoRA or quantisation has replaced, that has hooks, or whose parameters are tensor
+        subclasses is called as a module of its own.
 
     Raises:
         InvalidProblemError: (a ``ValueError``) an unknown activation or `save`.
@@ -222,15 +237,21 @@ class MLP(nn.Module):
         self.activation = name
         self.save = save
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        if "activation" not in state:
+            state = _with_plain_layers(state | {"activation": state["_modules"]["up"].activation})
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
+
     def forward(self, input: Tensor) -> Tensor:
         """Apply the block to ``[..., features]``."""
         up, down = self.up, self.down
         if any_global_hook() or held_back(self, "up"):
             hidden = functional.activation(up(input), self.activation)
         elif held_back(self, "down"):
-            hidden = functional.linear(input, up.weight, up.bias, self.activation, save=self.save)
+            hidden = functional.linear(input, *weight_and_bias(self, "up"), self.activation, save=self.save)
         else:
-            return functional.mlp(input, up.weight, up.bias, down.weight, down.bias, self.activation, save=self.save)
+            weights = (*weight_and_bias(self, "up"), *weight_and_bias(self, "down"))
+            return functional.mlp(input, *weights, self.activation, save=self.save)
         out: Tensor = down(hidden)
         return out
 
@@ -254,7 +275,7 @@ class GatedMLP(nn.Module):
 
     Shape:
         input and output ``[..., K]``; `up` is a `torch.nn.Linear` with weight ``[2*H, K]``, `down` one with weight
-        ``[K, H]``. As in `MLP`, a layer that is no plain one any more is called as the module that it is.
+        ``[K, H]``. As in `MLP`, a layer that is not a plain one any more is called as a module of its own.
 
     Raises:
         InvalidProblemError: (a ``ValueError``) an unknown kind, gate or `save`.
@@ -291,6 +312,11 @@ class GatedMLP(nn.Module):
         self.gate = gate
         self.save = save
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        if all(getattr(layer, "activation", "") == "none" for layer in state["_modules"].values()):
+            state = _with_plain_layers(state)
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
+
     def forward(self, input: Tensor) -> Tensor:
         """Apply the block to ``[..., features]``."""
         up, down = self.up, self.down
@@ -299,9 +325,8 @@ class GatedMLP(nn.Module):
             _check_halves(up, hidden)
             out: Tensor = down(functional.gated_activation(hidden, self.kind, gate=self.gate))
             return out
-        return functional.gated_mlp(
-            input, up.weight, up.bias, down.weight, down.bias, self.kind, gate=self.gate, save=self.save
-        )
+        weights = (*weight_and_bias(self, "up"), *weight_and_bias(self, "down"))
+        return functional.gated_mlp(input, *weights, self.kind, gate=self.gate, save=self.save)
 
     def extra_repr(self) -> str:
         """What `repr` shows of the block."""

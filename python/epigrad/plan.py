@@ -156,18 +156,12 @@ class _Plan:
                 for, overlap.
             DTypeError: (a ``TypeError``) another dtype, or something that is not a tensor.
             UnsupportedError: (a ``NotImplementedError``) a tensor that negates on reading, or one of zeros without
-                memory: a plan allocates nothing to materialise it.
+                memory: a plan allocates nothing to materialise it; or a call while `torch.jit.trace` records.
             DeviceMismatchError: (a ``ValueError``) a tensor or a stream on another device.
             MisalignedOperandError: (a ``ValueError``) a buffer that is not aligned to its element.
             WorkspaceTooSmallError: (a ``ValueError``) too small a workspace.
             DeviceError: (a ``RuntimeError``) the driver reported a failure; `code` and `name` are its own.
-            UnsupportedError: (a ``NotImplementedError``) called while `torch.jit.trace` records.
         """
-        if is_traced():
-            raise errors.UnsupportedError(
-                f"{self._sku.op}: a plan's run cannot be traced, since it writes into given memory: call the function "
-                "of epigrad in its place"
-            )
         inputs, outputs = self._arranged(tensors)
         handle = self._stream_handle(stream)
         try:
@@ -197,6 +191,11 @@ class _Plan:
     def _arranged(
         self, tensors: dict[str, Tensor | None]
     ) -> tuple[tuple[Tensor | None, ...], tuple[Tensor | None, ...]]:
+        if is_traced():
+            raise errors.UnsupportedError(
+                f"{self._sku.op}: a plan's run cannot be traced, since it writes into given memory: call the function "
+                "of epigrad in its place"
+            )
         if not self._names.issuperset(tensors):
             unknown = ", ".join(sorted(set(tensors) - self._names))
             valid = ", ".join(self._inputs + self._outputs)
@@ -259,9 +258,9 @@ class _Gemm(_Plan):
         return cls(
             {
                 "class": name,
-                "m": _size(name, "m", m),
-                "n": _size(name, "n", n),
-                "k": _size(name, "k", k),
+                "m": _extent(name, "m", m),
+                "n": _extent(name, "n", n),
+                "k": _extent(name, "k", k),
                 "batch": _sizes(name, "batch", batch if isinstance(batch, Iterable) else (batch,)),
                 "b_batched": bool(b_batched),
                 "activation": library.core().activation(name, activation).name,
@@ -477,10 +476,17 @@ def _size(name: str, argument: str, value: int) -> int:
     return size
 
 
+def _extent(name: str, argument: str, value: int) -> int:
+    size = _size(name, argument, value)
+    if size < 0:
+        raise errors.InvalidProblemError(f"{name}: {argument}: got {size}, want no negative size")
+    return size
+
+
 def _sizes(name: str, argument: str, values: Iterable[int]) -> list[int]:
-    if not isinstance(values, Iterable):
+    if not isinstance(values, Iterable) or isinstance(values, str | bytes):
         raise errors.InvalidProblemError(f"{name}: {argument}: {type(values).__name__}, want a sequence of ints")
-    return [_size(name, argument, value) for value in values]
+    return [_extent(name, argument, value) for value in values]
 
 
 def _dtype_name(name: str, dtype: torch.dtype) -> str:

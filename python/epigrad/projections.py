@@ -15,7 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.nn.modules import module as torch_module
 
-__all__ = ["any_global_hook", "class_name", "held_back", "replaced", "watched", "weight_and_bias"]
+__all__ = ["any_global_hook", "class_name", "held_back", "replaced", "weight_and_bias", "why_called"]
 
 any_global_hook: Callable[[], bool] = torch_module._has_any_global_hook
 """Whether hooks on all modules are registered: they are to see the layers inside of a block too."""
@@ -33,7 +33,7 @@ def class_name(thing: object) -> str:
     return f"{cls.__module__}.{cls.__qualname__}"
 
 
-def watched(module: nn.Module) -> str:
+def why_called(module: nn.Module) -> str:
     """Why a module has to be called as a module, even if epigrad knows what it computes; empty if nothing is in the
     way.
     """
@@ -55,11 +55,10 @@ def held_back(module: nn.Module, name: str) -> str:
     A wrapper of another class, as PEFT's LoRA and quantised layers are, and parameters that are no plain floating-point
     tensors mean more than ``input @ weight.T + bias``.
     """
-    layer = module._modules[name]
-    assert layer is not None
+    layer: Any = module._modules[name]
     if type(layer) is not nn.Linear and class_name(layer) != _CONV1D:
         return f"{name} is a {class_name(layer)}"
-    if reason := watched(layer):
+    if reason := why_called(layer):
         return f"{name} {reason}"
     parameters = layer._parameters
     for part in ("weight", "bias"):

@@ -138,16 +138,16 @@ class Array:
         return _DLPACK_WEBGPU, 0
 
     def __copy__(self) -> Array:
-        copied = object.__new__(Array)
+        copied = object.__new__(type(self))
         copied._shape, copied._dtype = self._shape, self._dtype
         copied._memory, copied.address = self._memory, self.address
         return copied
 
     def __deepcopy__(self, memo: dict[int, object]) -> Array:
-        return Array.from_torch(self.to_torch())  # copy.deepcopy keeps it in the memo
+        return type(self).from_torch(self.to_torch())  # copy.deepcopy keeps it in the memo
 
     def __reduce__(self) -> tuple[Callable[[Tensor], Array], tuple[Tensor]]:
-        return Array.from_torch, (self.to_torch(),)
+        return type(self).from_torch, (self.to_torch(),)
 
     def __repr__(self) -> str:
         return f"epigrad.webgpu.Array(shape={tuple(self._shape)}, dtype={self._dtype})"

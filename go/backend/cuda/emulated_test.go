@@ -142,7 +142,7 @@ func unavailable(t *testing.T, reason string) {
 }
 
 func TestOldDriver(t *testing.T) {
-	unavailable(t, "cuda: NVIDIA's driver is for CUDA 12.2, want one for 13.0: driver 580 or newer")
+	unavailable(t, "NVIDIA's driver is for CUDA 12.2, want one for 13.0: driver 580 or newer")
 }
 
 func TestNoBLAS(t *testing.T) {

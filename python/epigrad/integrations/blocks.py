@@ -12,13 +12,14 @@ from typing import Protocol
 
 from torch import Tensor, nn
 
-from epigrad import functional, library
+from epigrad import functional
 from epigrad.integrations.layers import activation_name, passes
-from epigrad.projections import class_name, held_back, watched, weight_and_bias
+from epigrad.names import GATED_KINDS
+from epigrad.projections import class_name, held_back, weight_and_bias, why_called
 
 __all__ = ["Block", "Gated", "PackedGated", "Plain"]
 
-_gated_kinds: dict[str, str] = {}
+_KIND_OF_GATE = {activation: kind for kind, activation in GATED_KINDS.items()}
 
 
 class Block(Protocol):
@@ -40,9 +41,7 @@ class Block(Protocol):
 
 def _gated_kind(activation: str | None) -> str | None:
     """The gated kind whose gate goes through an activation."""
-    if not _gated_kinds:
-        _gated_kinds.update({name: kind for kind, name in library.core().gated_kinds.items()})
-    return _gated_kinds.get(activation or "")
+    return _KIND_OF_GATE.get(activation or "")
 
 
 def _layer(module: nn.Module, name: str) -> nn.Module:
@@ -59,7 +58,7 @@ def _activation_obstacle(module: nn.Module, name: str, gated: bool) -> str:
     activation = activation_name(layer)
     if activation is None or (gated and _gated_kind(activation) is None):
         return f"{name} is a {class_name(layer)}"
-    if reason := watched(layer):
+    if reason := why_called(layer):
         return f"{name} {reason}"
     return ""
 

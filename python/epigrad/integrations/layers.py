@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import nn
 
-from epigrad.projections import class_name, watched
+from epigrad.projections import class_name, why_called
 
 __all__ = ["ACTIVATIONS", "activation_name", "passes"]
 
@@ -47,4 +47,4 @@ def activation_name(module: nn.Module) -> str | None:
 def passes(module: nn.Module) -> bool:
     """Whether a module gives back its input, and nothing is watching."""
     inactive = type(module) is nn.Identity or (type(module) is nn.Dropout and (module.p == 0 or not module.training))
-    return inactive and not watched(module)
+    return inactive and not why_called(module)

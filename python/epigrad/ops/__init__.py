@@ -12,6 +12,8 @@ autocast are rows and methods behind it.
 from __future__ import annotations
 
 import importlib
+from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -19,7 +21,7 @@ from epigrad.ops import activation, feedforward, gated, gemm, lerp
 from epigrad.ops.after_import import after_import
 from epigrad.ops.operator import Operator, call, register
 
-__all__ = ["OPERATORS", "Operator", "call"]
+__all__ = ["OPERATORS", "Operator", "call", "decompositions"]
 
 OPERATORS: tuple[Operator, ...] = (
     *gemm.OPERATORS,
@@ -30,6 +32,11 @@ OPERATORS: tuple[Operator, ...] = (
 )
 
 _LIBRARY = register(OPERATORS)
+
+
+def decompositions() -> dict[Any, Callable[..., Any]]:
+    """Each operator as PyTorch's own operations: to merge into a table for `ExportedProgram.run_decompositions`."""
+    return {operator.overload: operator.decomposed for operator in OPERATORS}
 
 
 def _count_flops() -> None:
@@ -45,7 +52,7 @@ def _shard() -> None:
 
 def _decompose() -> None:
     exporting = importlib.import_module("epigrad.ops.exporting")
-    exporting.decompose_by_default({operator.overload: operator.decomposed for operator in OPERATORS})
+    exporting.decompose_by_default(decompositions())
 
 
 after_import("torch.utils.flop_counter", _count_flops)

@@ -11,8 +11,9 @@ import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import torch
 from torch.export import ExportedProgram, default_decompositions
+
+from epigrad.context import is_exported_to_onnx
 
 __all__ = ["decompose_by_default"]
 
@@ -27,7 +28,7 @@ def decompose_by_default(decompositions: Table) -> None:
     def run_decompositions(self: ExportedProgram, decomp_table: Table | None = None, *rest: Any, **options: Any) -> Any:
         if decomp_table is None:
             decomp_table = {**decompositions, **default_decompositions()}
-        elif torch.onnx.is_in_onnx_export():
+        elif is_exported_to_onnx():
             decomp_table = {**decompositions, **decomp_table}
         return own(self, decomp_table, *rest, **options)
 

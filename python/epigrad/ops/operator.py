@@ -19,8 +19,7 @@ from epigrad import library
 from epigrad.arguments import PLAIN, transforms_active, unpack_dual
 from epigrad.autocast import as_linear
 from epigrad.autograd import Gradient, Problem
-from epigrad.context import is_dynamo_compiling, is_exported_to_onnx
-from epigrad.dispatched import DISPATCHED, overload
+from epigrad.dispatched import COMPOSED, DISPATCHED, overload
 from epigrad.launch import Launcher
 from epigrad.ops import batching, shapes
 
@@ -145,14 +144,8 @@ class Operator:
         return self.bind(*arguments, **options).composed()
 
 
-_operators: dict[str, Operator] = {}
-"""Those that are registered, by name."""
-
-
 def call(name: str, *arguments: Any, **options: Any) -> Any:
     """Call an operator of this package by its name."""
-    if not is_dynamo_compiling() and is_exported_to_onnx():
-        return _operators[name].decomposed(*arguments, **options)
     return overload(name)(*arguments, **options)
 
 
@@ -184,7 +177,7 @@ def register(operators: Iterable[Operator]) -> Any:
     tags = (torch.Tag.pt2_compliant_tag, torch.Tag.flexible_layout)
     for operator in operators:
         name, bind = operator.name, operator.bind
-        _operators[name] = operator
+        COMPOSED[name] = operator.decomposed
         defined.define(name + operator.schema, tags=tags)
         defined.impl(name, _bound(bind, "kernel"), "CompositeExplicitAutograd")
         defined.impl(name, _above_autograd(operator), "Autograd")

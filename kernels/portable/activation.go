@@ -168,20 +168,26 @@ func sigmoidProductSlope(x, vSlope float64, d decay) float64 {
 	return math.FMA(d.e, numerator, 1) / squareOf1Plus(d.e)
 }
 
-// tanh is (1-e)/(1+e), e = e^(-2|x|), with the sign of x: as 1 - 2e/(1+e) from 1/2 up, and through e - 1 below, where 1 - e cancels.
+// tanh is (1-e)/(1+e), e = e^(-2|x|), with the sign of x. The quotient is corrected by what is left of the division and by what both
+// sums and e itself have lost in rounding. Near 0, where 1 - e cancels, the exponential gives e - 1 itself.
 func tanh(x float64) float64 {
-	const half = 0.55 // tanh(0.55) = 0.5005
+	const one = 20 // from here on tanh rounds to 1
 	t := math.Abs(x)
-	if t >= half {
-		e := decayOf(2*t, 0).e
-		return math.Copysign(1-2*e/(1+e), x)
+	if t >= one {
+		return math.Copysign(1, x)
 	}
 	p, k := expPair(-2*t, 0)
-	minus := p.low
+	above, below := pair{high: -p.low}, quickSum(2, p.low)
 	if k != 0 || p.high != 1 {
-		minus = (scale(p.high, k) - 1) + scale(p.low, k)
+		p = quickSum(p.high, p.low)
+		e := pair{scale(p.high, k), scale(p.low, k)}
+		above, below = quickSum(1, -e.high), quickSum(1, e.high)
+		above.low -= e.low
+		below.low += e.low
 	}
-	return math.Copysign(minus/(2+minus), x)
+	q := above.high / below.high
+	rest := math.FMA(-q, below.high, above.high) + above.low - q*below.low
+	return math.Copysign(q+rest/below.high, x)
 }
 
 // tanhSlope is 4e/(1+e)^2, e = e^(-2|x|): 1 - tanh^2 cancels.

@@ -349,6 +349,12 @@ def test_an_input_with_the_negative_bit_is_computed_with_where_nothing_overlaps(
         forward.lerp(negative, x, 0.25, out=torch.empty(3, 4))
 
 
+def test_a_meta_tensor_with_the_negative_bit_has_shapes_only() -> None:
+    x = torch.empty(3, 4, device="meta")
+    out = torch.empty(3, 4, device="meta")
+    assert forward.activation(torch._neg_view(x), "relu", out=out) is out
+
+
 @pytest.mark.parametrize("kind", [torch.Tensor, torch.nn.Parameter])
 def test_a_plan_refuses_the_negative_bit(kind: type[Tensor]) -> None:
     start, end, out = torch.randn(4, 4), torch.randn(4, 4), torch.full((4, 4), math.nan)

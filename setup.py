@@ -83,8 +83,14 @@ def run(command: list[str], go: str, **variables: str) -> None:
         raise SystemExit(f"building epigrad failed in: {shlex.join(command)}")
 
 
+def vendored() -> list[str]:
+    """The go command's flag in an sdist, which has the modules in it."""
+    return ["-mod=vendor"] if (ROOT / "vendor").is_dir() else []
+
+
 def generate(go: str) -> None:
-    """Bring the generated files up to date: the control plane, and the headers of WebGPU."""
+    """Bring the generated files up to date: the tables, the control plane, and the headers of WebGPU."""
+    run([go, "run", *vendored(), "./go/tables", "python/epigrad/tables.json"], go, CGO_ENABLED="0")
     run([sys.executable, "go/tools/generate.py"], go)
     run([sys.executable, "go/tools/webgpu_headers.py"], go)
 
@@ -121,7 +127,6 @@ class BuildGo(build_ext):
         generate(go)
         target = pathlib.Path(self.get_ext_fullpath(ext.name)).absolute()
         target.parent.mkdir(parents=True, exist_ok=True)
-        vendor = ["-mod=vendor"] if (ROOT / "vendor").is_dir() else []
         # No paths, times or ids of this machine: the same sources give the same bytes.
         reproducible = ["-trimpath", "-buildvcs=false", "-ldflags=-s -w -buildid="]
         run(
@@ -130,7 +135,7 @@ class BuildGo(build_ext):
                 "build",
                 "-buildmode=c-shared",
                 "-tags=pyext",
-                *vendor,
+                *vendored(),
                 *reproducible,
                 "-o",
                 str(target),

@@ -18,6 +18,7 @@ import (
 	"unsafe"
 
 	_ "github.com/epigrad/epigrad/cbridge/include" // rebuild when a header changes
+	"github.com/epigrad/epigrad/go/activation"
 	"github.com/epigrad/epigrad/go/backend"
 	_ "github.com/epigrad/epigrad/go/backend/builtin" // the backends of this build
 	"github.com/epigrad/epigrad/go/check"
@@ -26,7 +27,7 @@ import (
 )
 
 // maxOutputs is the most outputs of an operation, for which epg_infer's caller has room.
-const maxOutputs = C.EPG_MOST_OUTPUTS
+const maxOutputs = C.EPG_MAX_OUTPUTS
 
 // finish turns an error, or a panic, into a status and the thread's last error. It is deferred with recover's result.
 func finish(code *C.int32_t, err *error, panicked any) {
@@ -85,12 +86,10 @@ func epgGoInfer(c *C.epg_call, wanted *C.uint8_t, shapes *C.int64_t, ranks *C.in
 	if err = call.decode(c); err != nil {
 		return code
 	}
-	want := [maxOutputs]bool{true, true, true}
-	if wanted != nil {
-		signature, _ := op.SignatureOf(call.call.Op)
-		for i, w := range unsafe.Slice((*uint8)(wanted), len(signature.Outputs)) {
-			want[i] = w != 0
-		}
+	signature, _ := op.SignatureOf(call.call.Op)
+	want := [maxOutputs]bool{}
+	for i := range signature.Outputs {
+		want[i] = wanted == nil || unsafe.Slice((*uint8)(wanted), len(signature.Outputs))[i] != 0
 	}
 	inferred, bytes, failure := op.Infer(&call.call, want[:])
 	if err = failure; err != nil {
@@ -210,6 +209,17 @@ func epgGoBackends(text *C.char, capacity C.uint64_t, needed *C.uint64_t) (code 
 	infos, failure := json.Marshal(backend.Infos())
 	if err = failure; err == nil {
 		err = write(text, capacity, needed, string(infos))
+	}
+	return code
+}
+
+//export epgGoKinds
+func epgGoKinds(text *C.char, capacity C.uint64_t, needed *C.uint64_t) (code C.int32_t) {
+	var err error
+	defer func() { finish(&code, &err, recover()) }()
+	tables, failure := activation.Tables()
+	if err = failure; err == nil {
+		err = write(text, capacity, needed, tables)
 	}
 	return code
 }

@@ -5,9 +5,6 @@
 #include "epigrad.h"
 #include "program.h"
 
-/* The most tensors of an operation. */
-enum { EPG_MOST_INPUTS = 6, EPG_MOST_OUTPUTS = 3 };
-
 void epg_set_last_error(const char *text, size_t length, int64_t needed, int64_t got);
 
 /* Records the failure of a call in a forked child and returns its status. */

@@ -19,7 +19,7 @@ import (
 )
 
 // maxInputs is the most inputs of an operation.
-const maxInputs = C.EPG_MOST_INPUTS
+const maxInputs = C.EPG_MAX_INPUTS
 
 // decoded is an epg_call in Go's terms. Its views look at the caller's shapes and strides, which stay valid for the call.
 type decoded struct {
@@ -34,11 +34,9 @@ var flags = []struct {
 	name string
 	bit  C.uint32_t
 }{
-	{"EPG_GATE_FIRST", C.EPG_GATE_FIRST},
 	{"EPG_ACCUMULATE", C.EPG_ACCUMULATE},
-	{"EPG_HAS_WEIGHT", C.EPG_HAS_WEIGHT},
-	{"EPG_ASSUME_WORKSPACE", C.EPG_ASSUME_WORKSPACE},
 	{"EPG_ALLOW_TF32", C.EPG_ALLOW_TF32},
+	{"EPG_ASSUME_WORKSPACE", C.EPG_ASSUME_WORKSPACE},
 }
 
 // decode reads a call of the operation that it names.
@@ -75,12 +73,13 @@ func (d *decoded) decodeFor(c *C.epg_call, signature op.Signature) error {
 	if c.num_threads < 0 {
 		return check.Invalid(signature.Name, "num_threads", "got %d, want a number of threads, or 0 for epigrad's choice", int(c.num_threads))
 	}
+	if c.num_parameters < 0 || c.num_parameters > 0 && c.parameters == nil {
+		return check.Invalid(signature.Name, "parameters", "%d at %#x, want an array", int(c.num_parameters), uintptr(unsafe.Pointer(c.parameters)))
+	}
 	d.call = op.Call{
-		Op: signature.Name, Kind: name(c.kind), Dim: int(c.dim),
-		GateFirst: c.flags&C.EPG_GATE_FIRST != 0, Accumulate: c.flags&C.EPG_ACCUMULATE != 0,
-		Weight: float64(c.weight), HasWeight: c.flags&C.EPG_HAS_WEIGHT != 0,
-		Backend:         name(c.backend),
-		AllowTF32:       c.flags&C.EPG_ALLOW_TF32 != 0,
+		Op: signature.Name, Kind: name(c.kind), Parameters: unsafe.Slice((*float64)(c.parameters), int(c.num_parameters)),
+		Dim: int(c.dim), Gate: op.Gate(c.gate),
+		Accumulate: c.flags&C.EPG_ACCUMULATE != 0, AllowTF32: c.flags&C.EPG_ALLOW_TF32 != 0, Backend: name(c.backend),
 		AssumeWorkspace: c.flags&C.EPG_ASSUME_WORKSPACE != 0,
 		Workspace:       c.workspace, WorkspaceBytes: signed(uint64(c.workspace_nbytes)), Stream: uintptr(c.stream), Threads: int(c.num_threads),
 	}

@@ -52,6 +52,8 @@ int32_t epg_plan_destroy(epg_plan plan) { return GATED(epgGoPlanDestroy(plan)); 
 
 int32_t epg_backends(char *text, uint64_t capacity, uint64_t *needed) { return GATED(epgGoBackends(text, capacity, needed)); }
 
+int32_t epg_kinds(char *text, uint64_t capacity, uint64_t *needed) { return GATED(epgGoKinds(text, capacity, needed)); }
+
 int32_t epg_webgpu_configure(const char *library, const char *adapter, uint64_t memory_nbytes) {
   return GATED(epgGoWebGPUConfigure((char *)library, (char *)adapter, memory_nbytes));
 }

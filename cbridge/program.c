@@ -30,22 +30,22 @@ static int base_of(const DLTensor *t, uint64_t *base) {
 }
 
 int32_t epg_prepared_run(const epg_prepared *prepared, const epg_call *call) {
-  uint64_t bases[EPG_MOST_INPUTS + EPG_MOST_OUTPUTS];
+  uint64_t bases[EPG_MAX_INPUTS + EPG_MAX_OUTPUTS];
   const int inputs = call->num_inputs, all = inputs + call->num_outputs;
-  if (!prepared->kernel || inputs > EPG_MOST_INPUTS || call->num_outputs > EPG_MOST_OUTPUTS) return -1;
+  if (!prepared->kernel || inputs > EPG_MAX_INPUTS || call->num_outputs > EPG_MAX_OUTPUTS) return -1;
   if (prepared->workspace_nbytes &&
       (call->workspace_nbytes < prepared->workspace_nbytes || (uintptr_t)call->workspace % prepared->workspace_alignment || !call->workspace))
     return -1;
   for (int i = 0; i < all; i++)
     if (base_of(i < inputs ? call->inputs[i] : call->outputs[i - inputs], &bases[i])) return -1;
-  const epg_run_arguments arguments = {
+  epg_run_arguments arguments = {
       .workspace = (uint64_t)(uintptr_t)call->workspace,
       .stream = (uint64_t)(uintptr_t)call->stream,
-      .weight = call->weight,
       .accumulate = (call->flags & EPG_ACCUMULATE) != 0,
       .threads = call->num_threads,
   };
-  if (!prepared->program) return epg_forked() ? epg_refuse_forked() : epgGoRunPrepared(prepared->kernel, bases, all, (epg_run_arguments *)&arguments);
+  for (int i = 0; i < call->num_parameters && i < EPG_MOST_PARAMETERS; i++) arguments.parameters[i] = call->parameters[i];
+  if (!prepared->program) return epg_forked() ? epg_refuse_forked() : epgGoRunPrepared(prepared->kernel, bases, all, &arguments);
   epg_failure failure;
   return prepared->program->run(prepared->program, bases, &arguments, &failure) ? epgGoFailed((char *)prepared->program->backend, &failure) : EPG_OK;
 }

@@ -54,7 +54,10 @@ func epgGoRunPrepared(kernel C.uintptr_t, bases *C.uint64_t, count C.int32_t, a 
 	}()
 	*run = backend.Run{
 		Bases:     unsafe.Slice((*unsafe.Pointer)(unsafe.Pointer(bases)), count),
-		Workspace: address(a.workspace), Stream: uintptr(a.stream), Threads: int(a.threads), Accumulate: a.accumulate != 0, Weight: float64(a.weight),
+		Workspace: address(a.workspace), Stream: uintptr(a.stream), Threads: int(a.threads), Accumulate: a.accumulate != 0,
+	}
+	for i := range run.Parameters {
+		run.Parameters[i] = float64(a.parameters[i])
 	}
 	k, _ := cgo.Handle(kernel).Value().(backend.Kernel)
 	err = k.Run(run)

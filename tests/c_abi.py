@@ -20,9 +20,11 @@ import numpy as np
 
 LIBRARY = Path(os.environ.get("EPIGRAD_LIBRARY") or Path(__file__).resolve().parent.parent / "build" / "libepigrad.so")
 OK, INVALID, DTYPE, UNSUPPORTED, DEVICE, MISALIGNED, WORKSPACE, BUFFER, UNAVAILABLE = range(9)
-GATE_FIRST, ACCUMULATE, HAS_WEIGHT, ASSUME_WORKSPACE, ALLOW_TF32 = 1, 2, 4, 8, 16
+ACCUMULATE, ALLOW_TF32, ASSUME_WORKSPACE = 1, 2, 4
+GATE_FIRST = 1
 CPU, CUDA, WEBGPU = 1, 2, 15
 MAX_RANK = 64
+MAX_OUTPUTS = 6
 Array = np.ndarray[Any, np.dtype[Any]]
 
 
@@ -55,9 +57,11 @@ class Call(ctypes.Structure):
         ("flags", ctypes.c_uint32),
         ("op", ctypes.c_char_p),
         ("kind", ctypes.c_char_p),
+        ("parameters", ctypes.POINTER(ctypes.c_double)),
+        ("num_parameters", ctypes.c_int32),
         ("dim", ctypes.c_int32),
+        ("gate", ctypes.c_int32),
         ("num_threads", ctypes.c_int32),
-        ("weight", ctypes.c_double),
         ("num_inputs", ctypes.c_int32),
         ("num_outputs", ctypes.c_int32),
         ("inputs", Tensors),
@@ -83,7 +87,8 @@ LIB.epg_webgpu_alloc.argtypes = [ctypes.c_uint64, ctypes.c_void_p]
 LIB.epg_webgpu_free.argtypes = [ctypes.c_void_p]
 for _name in ("epg_webgpu_write", "epg_webgpu_read"):
     getattr(LIB, _name).argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint64]
-LIB.epg_backends.argtypes = [ctypes.c_char_p, ctypes.c_uint64, ctypes.c_void_p]
+for _name in ("epg_backends", "epg_kinds"):
+    getattr(LIB, _name).argtypes = [ctypes.c_char_p, ctypes.c_uint64, ctypes.c_void_p]
 
 
 def tensor(array: Array, strides: bool = True, **changes: Any) -> DLTensor:
@@ -121,7 +126,7 @@ def make_call(
     outputs: Sequence[Array | DLTensor | None],
     **rest: Any,
 ) -> Call:
-    """An epg_call; `nbytes` may be a list, `workspace` an array."""
+    """An epg_call; `nbytes` and `parameters` may be lists, `workspace` an array."""
     call = Call(
         struct_size=ctypes.sizeof(Call),
         op=op.encode() if op is not None else None,
@@ -132,6 +137,10 @@ def make_call(
     workspace = rest.pop("workspace", None)
     if workspace is not None:
         call.workspace, call.workspace_nbytes = workspace.ctypes.data, workspace.nbytes
+    parameters = rest.pop("parameters", None)
+    if parameters is not None:
+        call.parameters = (ctypes.c_double * len(parameters))(*parameters)
+        call.num_parameters = len(parameters)
     nbytes = rest.pop("nbytes", None)
     if nbytes is not None:
         call.nbytes = (ctypes.c_uint64 * len(nbytes))(*nbytes)
@@ -149,9 +158,14 @@ def scratch(size: int) -> Array:
 
 def needed(call: Call) -> int:
     """The workspace that epg_infer asks for."""
-    shapes, ranks, size = (ctypes.c_int64 * (3 * MAX_RANK))(), (ctypes.c_int32 * 3)(), ctypes.c_uint64()
+    shapes, ranks, size = room()
     assert LIB.epg_infer(ctypes.byref(call), None, shapes, ranks, ctypes.byref(size)) == OK, LIB.epg_last_error()
     return size.value
+
+
+def room() -> tuple[Any, Any, Any]:
+    """What epg_infer writes into: shapes, ranks and the workspace's bytes."""
+    return (ctypes.c_int64 * (MAX_OUTPUTS * MAX_RANK))(), (ctypes.c_int32 * MAX_OUTPUTS)(), ctypes.c_uint64()
 
 
 def run(op: str, kind: str | None, inputs: Sequence[Any], outputs: Sequence[Any], **rest: Any) -> None:
@@ -206,10 +220,10 @@ def check_forward() -> None:
     half = nan(3, 2)
     run("gated_activation", "swiglu", [X], [half], dim=-1)
     np.testing.assert_allclose(half, X[:, :2] * X[:, 2:] * sigmoid(X[:, 2:]), rtol=1e-14)
-    run("gated_activation", "swiglu", [X], [half], dim=1, flags=GATE_FIRST)
+    run("gated_activation", "swiglu", [X], [half], dim=1, gate=GATE_FIRST)
     np.testing.assert_allclose(half, X[:, 2:] * X[:, :2] * sigmoid(X[:, :2]), rtol=1e-14)
     mixed = nan(3, 4)
-    run("lerp", None, [X, -X, None], [mixed], weight=0.25, flags=HAS_WEIGHT)
+    run("lerp", None, [X, -X, None], [mixed], parameters=[0.25])
     np.testing.assert_allclose(mixed, 0.5 * X, rtol=1e-14)
 
 
@@ -290,7 +304,7 @@ def check_problem_errors() -> None:
         INVALID,
         "out",
         "start",
-        call=make_call("lerp", None, [square, X, None], [square], weight=0.5, flags=HAS_WEIGHT),
+        call=make_call("lerp", None, [square, X, None], [square], parameters=[0.5]),
         outputs=[square],
     )
     refused(
@@ -374,10 +388,10 @@ def refused_with(status: int, text: str, got: int) -> None:
 def check_null_result_pointers() -> None:
     call = make_call("linear", None, [X, W, B], [nan(3, 5), None])
     here = ctypes.byref(call)
-    shapes, ranks = (ctypes.c_int64 * (3 * MAX_RANK))(), (ctypes.c_int32 * 3)()
+    shapes, ranks, _ = room()
     refused_with(INVALID, "epg_infer: shapes: a null pointer", LIB.epg_infer(here, None, None, ranks, None))
     refused_with(INVALID, "epg_infer: ranks: a null pointer", LIB.epg_infer(here, None, shapes, None, None))
-    assert LIB.epg_infer(here, None, shapes, ranks, None) == OK and list(ranks) == [2, 2, -1]
+    assert LIB.epg_infer(here, None, shapes, ranks, None) == OK and list(ranks) == [2, 2, *(-1,) * (MAX_OUTPUTS - 2)]
     first, second = ctypes.c_int64(), ctypes.c_int64()
     assert LIB.epg_plan_create(here, None, ctypes.byref(first)) == OK
     for _ in range(10):
@@ -386,6 +400,7 @@ def check_null_result_pointers() -> None:
     assert second.value == first.value + 1, "a plan was made that nobody can destroy"
     refused_with(INVALID, "epg_plan_workspace: workspace_nbytes: a null pointer", LIB.epg_plan_workspace(first, None))
     assert LIB.epg_plan_describe(first, None, 100, None) == BUFFER and LIB.epg_backends(None, 100, None) == BUFFER
+    assert LIB.epg_kinds(None, 100, None) == BUFFER
     for plan in (first, second):
         refused_with(INVALID, "call: a null pointer", LIB.epg_plan_run(plan, None))
         assert LIB.epg_plan_destroy(plan) == OK
@@ -414,14 +429,15 @@ def check_flags_and_stream() -> None:
         for function in (LIB.epg_run, LIB.epg_validate):
             refused(INVALID, *words, call=make_call(op, kind, inputs, outputs, **rest), outputs=given, run=function)
 
-    for bit in range(5, 32):
-        of("linear", [X, W, B], [out, None], flags=1 << bit, words=["linear: flags", hex(1 << bit), "EPG_GATE_FIRST"])
+    for bit in range(3, 32):
+        of("linear", [X, W, B], [out, None], flags=1 << bit, words=["linear: flags", hex(1 << bit), "EPG_ACCUMULATE"])
     of("linear", [X, W, B], [out, None], stream=16, words=["linear: stream", "0x10", "cpu"])
-    of("linear", [X, W, B], [out, None], flags=GATE_FIRST, words=["linear: gate"])
-    of("linear", [X, W, B], [out, None], flags=HAS_WEIGHT, words=["linear: weight"])
+    of("linear", [X, W, B], [out, None], gate=GATE_FIRST, words=["linear: gate"])
+    of("linear", [X, W, B], [out, None], parameters=[0.5], words=["linear: parameters", "want none"])
+    of("lerp", [X, X, None], [nan(3, 4)], parameters=[0.5, 1], words=["lerp: parameters"])
     of("linear", [X, W, B], [out, None], flags=ACCUMULATE, words=["linear: accumulate"])
     of("linear", [X, W, B], [out, None], dim=1, words=["linear: dim"])
-    of("linear", [X, W, B], [out, None], weight=0.5, words=["linear: weight", "EPG_HAS_WEIGHT"])
+    of("linear", [X, W, B], [out, None], num_parameters=1, words=["linear: parameters", "want an array"])
     of("linear", [X, W, B], [out, None], num_threads=-1, words=["linear: num_threads: got -1"])
     of("gated_activation", [X], [halves], "glu", dim=1, flags=ALLOW_TF32, words=["gated_activation: allow_tf32"])
     of("gated_activation", [X], [halves], "glu", dim=1, flags=ACCUMULATE, words=["gated_activation: accumulate"])
@@ -479,10 +495,10 @@ def check_workspace() -> None:
 
 def check_infer() -> None:
     call = make_call("linear_backward", None, [G, X, W, None, None, None], [None, None, None])
-    shapes, ranks, size = (ctypes.c_int64 * (3 * MAX_RANK))(), (ctypes.c_int32 * 3)(), ctypes.c_uint64()
+    shapes, ranks, size = room()
     wanted = (ctypes.c_uint8 * 3)(1, 0, 1)
     assert LIB.epg_infer(ctypes.byref(call), wanted, shapes, ranks, ctypes.byref(size)) == OK
-    assert list(ranks) == [2, -1, -1] and shapes[0:2] == [3, 4]
+    assert list(ranks) == [2, *(-1,) * (MAX_OUTPUTS - 1)] and shapes[0:2] == [3, 4]
 
 
 def check_plans() -> None:

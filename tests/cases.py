@@ -10,7 +10,6 @@ from __future__ import annotations
 import ast
 import functools
 import itertools
-import json
 import os
 import random
 import zlib
@@ -22,17 +21,16 @@ import oracle
 import pytest
 import torch
 from devices import DEVICES, computes, memory_of, running_on
-from epigrad import library
+from epigrad import tables
 from layouts import LAYOUTS, draw, laid_out
 from torch import Tensor
 
 FULL = os.environ.get("EPIGRAD_TEST_FULL", "") not in ("", "0")
 
-_TABLES: Mapping[str, Any] = json.loads(library.core().control.Tables())
-ACTIVATIONS: tuple[str, ...] = tuple(row["name"] for row in _TABLES["activations"])
-FROM_OUTPUT: tuple[str, ...] = tuple(row["name"] for row in _TABLES["activations"] if row["from_output"])
-GATED_KINDS: dict[str, str] = {row["name"]: row["activation"] for row in _TABLES["gated_kinds"]}
-DTYPES: tuple[torch.dtype, ...] = tuple(getattr(torch, row["name"]) for row in _TABLES["dtypes"])
+ACTIVATIONS: tuple[str, ...] = tuple(tables.ACTIVATIONS)
+FROM_OUTPUT: tuple[str, ...] = tuple(name for name, row in tables.ACTIVATIONS.items() if row.from_output)
+GATED_KINDS: dict[str, str] = {name: row.activation for name, row in tables.GATED_KINDS.items()}
+DTYPES: tuple[torch.dtype, ...] = tuple(getattr(torch, row["name"]) for row in tables.DTYPES)
 
 SAVE_MODES = ("auto", "preactivation", "recompute")
 

@@ -5,7 +5,6 @@ Whatever is passed, the answer is a result or a Python exception that is no repo
 
 from __future__ import annotations
 
-import json
 import random
 import sys
 import warnings
@@ -14,7 +13,8 @@ from typing import Any
 
 import epigrad
 import torch
-from epigrad import errors, library
+from epigrad import errors, library, tables
+from epigrad.call import Call
 
 
 class Subclass(torch.Tensor):
@@ -35,8 +35,7 @@ def main(seed: int, calls: int = 4000) -> None:
     core = library.core()
     rng = random.Random(seed)
     pool = tensors()
-    names = [row["name"] for row in json.loads(core.control.Tables())["ops"]]
-    ops = [*names, *names, "", "nope", None, 3, "x" * 1000]
+    ops = [*tables.OPS, *tables.OPS, "", "nope", None, 3, "x" * 1000]
     kinds = ["relu", "glu", None, "none", "x", 3]
     scalars = [None, True, 0, -1, 2**31, 2**63, -(2**63), 2**80, 0.5, float("nan"), "relu", b"x", (), [], object()]
 
@@ -46,24 +45,21 @@ def main(seed: int, calls: int = 4000) -> None:
     def some(most: int) -> Any:
         return odd(tuple(rng.choice(pool) for _ in range(rng.randint(0, most))))
 
-    def problem() -> tuple[Any, ...]:
-        return rng.choice(ops), rng.choice(kinds), odd(0), odd(False), odd(None), some(7)
+    def numbers() -> Any:
+        return odd(tuple(rng.choice((0.5, -1, float("inf"))) for _ in range(rng.choice((0, 0, 0, 1, 1, 2, 4, 5)))))
 
-    def rest() -> tuple[Any, ...]:
-        return some(4), odd(None), odd(0), odd(1), odd(False)
+    def call() -> Any:
+        made = Call(rng.choice(ops), rng.choice(kinds), numbers(), odd(0), odd(0), odd(False), odd(None))
+        return odd(made if rng.random() < 0.95 else made[: rng.randint(0, 6)])
 
-    def launched() -> tuple[Any, ...]:
-        op, kind, dim, gate_first, weight, inputs = problem()
-        needs = odd((True,) * rng.randint(0, 4))
-        return op, kind, inputs, needs, odd(None), dim, gate_first, weight, odd(some(4)), odd(False), odd(None)
+    def needs() -> Any:
+        return odd((True,) * rng.randint(0, 7))
 
     choices: list[Callable[[], Any]] = [
-        lambda: core.infer(*problem(), odd((True,) * rng.randint(0, 4))),
-        lambda: core.run(*problem(), *rest()),
-        lambda: core.launch(*launched()[: rng.randint(3, 11)]),
-        lambda: core.plan_run(odd(1), some(7), *rest()),
-        lambda: core.plan_check(odd(1), some(7), some(4), odd(None), odd(False)),
-        lambda: core.run(*[odd(rng.choice(pool)) for _ in range(rng.randint(0, 12))]),
+        lambda: core.infer(call(), some(11), needs()),
+        lambda: core.launch(*(call(), some(11), needs(), odd(some(7)), None)[: rng.randint(2, 5)]),
+        lambda: core.plan_run(odd(1), some(11), some(7), odd(None), odd(0), odd(1), odd(False)),
+        lambda: core.plan_check(odd(1), some(11), some(7), odd(None), odd(False)),
     ]
     for _ in range(calls):
         try:

@@ -16,6 +16,7 @@ import epigrad
 import pytest
 import torch
 from epigrad import errors, library, plan
+from epigrad.call import Call
 from interpreter import start
 
 CORE = library.core()
@@ -38,7 +39,7 @@ GATED = {
     "kind": "glu",
     "gate": "second",
 }
-LERP = {"class": "LerpBackward", "dtype": "float32", "device": "cpu", "shape": [3, 4], "weight": "0.5"}
+LERP = {"class": "LerpBackward", "dtype": "float32", "device": "cpu", "shape": [3, 4], "parameters": ["0.5"]}
 
 
 def handles() -> int:
@@ -171,13 +172,13 @@ def test_the_plan_cache_is_bounded() -> None:
     CONTROL.ClearPlanCache()
     for size in range(1, 5_001):
         start = ends[:, :size]
-        CORE.run("lerp", None, 0, False, 0.5, (start, start), (outs[:, :size],), None, 0, 1, False)
+        CORE.launch(Call("lerp", None, (0.5,)), (start, start), (True,), (outs[:, :size],))
     assert 0 < CONTROL.PlanCacheSize() < 5_000
     CONTROL.ClearPlanCache()
 
 
-def test_facts_and_tables_are_json() -> None:
-    for text in (CONTROL.Tables(), CONTROL.Backends(), CONTROL.DoctorFacts()):
+def test_facts_are_json() -> None:
+    for text in (CONTROL.Backends(), CONTROL.DoctorFacts()):
         assert json.loads(text)
 
 
@@ -210,7 +211,7 @@ def test_random_arguments_of_the_fast_path_never_end_the_process(seed: str) -> N
 
 
 def test_the_fast_path_counts_its_arguments() -> None:
-    for function in (CORE.infer, CORE.launch, CORE.run, CORE.plan_run, CORE.plan_check):
+    for function in (CORE.infer, CORE.launch, CORE.plan_run, CORE.plan_check):
         with pytest.raises(TypeError):
             function()
         with pytest.raises(TypeError):

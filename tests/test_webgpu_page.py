@@ -41,7 +41,7 @@ for row in serve.ROWS:
         given = serve.problem(row, serve.case_of(row, dtype))[0]
         grad, output = given.pop("grad_output"), given.pop("output", None)
         if row.call.startswith("lerp"):
-            given.setdefault("weight", serve.weight_of(row))
+            given.setdefault("weight", *serve.parameters_of(row))
         kind = () if row.call.startswith("lerp") else (row.kind,)
         with epigrad.use_backend("webgpu"):
             if not row.call.endswith("_backward"):

@@ -19,8 +19,7 @@
  *   lerp                            start end weight?                                       out
  *   lerp_backward                   grad_output start? end? weight?                         grad_start grad_end grad_weight
  *
- * kind is an activation ("none" "relu" "gelu" "gelu_tanh" "silu" "sigmoid" "tanh"; NULL is "none") or, for gated_*, a gated kind ("glu" "reglu" "swiglu"
- * "geglu" "geglu_tanh" "bilinear"). Shapes follow PyTorch: matmul's for matmul_*, [..., k] and [n, k] for linear, broadcasting for lerp.
+ * kind is an activation, of which NULL is "none", or for gated_* a gated kind; epg_kinds lists both. Shapes follow PyTorch: matmul's for matmul_*, [..., k] and [n, k] for linear, broadcasting for lerp.
  * grad_bias of gated_activation_backward is grad_input summed over all dimensions but dim, before it is rounded; that of activation_backward over all but the
  * last, its out is act(input), and its grad_input may be grad_output. dtypes: float32, float64, bfloat16,
  * float16, one per call.
@@ -38,7 +37,7 @@
 #define EPG_VERSION "0.1.0"
 
 /* Changes when a struct or the meaning of a function does. */
-#define EPG_ABI_VERSION 2
+#define EPG_ABI_VERSION 3
 
 #ifdef __cplusplus
 extern "C" {
@@ -59,27 +58,33 @@ enum {
   EPG_INTERNAL = 10            /* a defect in epigrad */
 };
 
-/* epg_call.flags. A bit that is none of these is EPG_INVALID_PROBLEM, and so is a flag, a kind, a dim or a weight that
- * the operation does not have. */
+/* epg_call.flags. A bit that is none of these is EPG_INVALID_PROBLEM. So is a flag, a kind, a parameter, a dim or a gate
+ * that the operation does not have. */
 enum {
-  EPG_GATE_FIRST = 1,       /* gated_activation: the gate is the first half along dim, not the second */
-  EPG_ACCUMULATE = 2,       /* *_backward of matmul and linear: add into the weight and bias gradients */
-  EPG_HAS_WEIGHT = 4,       /* lerp: weight below is the weight, no tensor */
-  EPG_ASSUME_WORKSPACE = 8, /* epg_validate, epg_plan_validate: take a sufficient workspace for granted; running ignores it */
-  EPG_ALLOW_TF32 = 16       /* matmul and linear: CUDA may compute float32 products in TF32 */
+  EPG_ACCUMULATE = 1,      /* *_backward of matmul and linear: add into the weight and bias gradients */
+  EPG_ALLOW_TF32 = 2,      /* matmul and linear: CUDA may compute float32 products in TF32 */
+  EPG_ASSUME_WORKSPACE = 4 /* epg_validate, epg_plan_validate: take a sufficient workspace for granted; running ignores it */
 };
 
-/* The most dimensions of a tensor. */
+/* epg_call.gate: which half of gated_activation's input, along dim, is the gate. */
+enum { EPG_GATE_SECOND = 0, EPG_GATE_FIRST = 1 };
+
+/* The most dimensions of a tensor, and the most tensors of a call. */
 #define EPG_MAX_RANK 64
+#define EPG_MAX_INPUTS 10
+#define EPG_MAX_OUTPUTS 6
 
 typedef struct epg_call {
   uint32_t struct_size; /* sizeof(epg_call) */
   uint32_t flags;
   const char *op;
   const char *kind;
-  int32_t dim;         /* gated_activation: the dimension that is split; may count from the end */
-  int32_t num_threads; /* CPU: the most threads to use; 0 lets epigrad choose, a negative number is EPG_INVALID_PROBLEM */
-  double weight;
+  const double *parameters; /* num_parameters of them: the kind's, all, in the order of epg_kinds; or lerp's weight, where it is a number */
+  /* The numbers from here to num_outputs are neighbours: caches of calls take them as they lie. */
+  int32_t num_parameters; /* 0: the defaults; for lerp, the weight is a tensor */
+  int32_t dim;            /* gated_activation: the dimension that is split; may count from the end */
+  int32_t gate;           /* gated_activation: EPG_GATE_SECOND or EPG_GATE_FIRST */
+  int32_t num_threads;    /* CPU: the most threads to use; 0 lets epigrad choose, a negative number is EPG_INVALID_PROBLEM */
   int32_t num_inputs;
   int32_t num_outputs;
   const DLTensor *const *inputs;
@@ -107,7 +112,7 @@ int32_t epg_validate(const epg_call *call);
 /* Tells what a call needs, from its tensors' geometry alone (no data is read): the workspace is for the outputs that are there, whose strides count, and
  * for contiguous ones in the place of the others that are wanted. wanted has a flag for each output of the op, NULL for all. For
  * output i, ranks[i] is its number of dimensions, or -1 where it is not wanted or cannot exist, and its sizes stand at shapes[i * EPG_MAX_RANK]. There
- * is room for 3 outputs: shapes has 3 * EPG_MAX_RANK entries, ranks 3. workspace_nbytes may be NULL. */
+ * is room for EPG_MAX_OUTPUTS: shapes has EPG_MAX_OUTPUTS * EPG_MAX_RANK entries, ranks EPG_MAX_OUTPUTS. workspace_nbytes may be NULL. */
 int32_t epg_infer(const epg_call *call, const uint8_t *wanted, int64_t *shapes, int32_t *ranks, uint64_t *workspace_nbytes);
 
 /* A plan: a problem, validated once, with its kernel chosen. The call describes the problem: data pointers are not read, and outputs that it leaves out are
@@ -128,6 +133,10 @@ int32_t epg_plan_destroy(epg_plan plan);
 
 /* Writes the backends as JSON, as epg_plan_describe does. */
 int32_t epg_backends(char *text, uint64_t capacity, uint64_t *needed);
+
+/* Writes the activations and the gated kinds as JSON, as epg_plan_describe does: {"activations": [...], "gated_kinds": [...]}, each row with its name, its
+ * parameters (name, default and range, in the order of epg_call.parameters), and its formula or the activation of its gate. */
+int32_t epg_kinds(char *text, uint64_t capacity, uint64_t *needed);
 
 /* WebGPU. Tensors in the host's memory run there if a call's backend says so: they are copied to the adapter and back. Arrays stay on the adapter: DLTensors on
  * kDLWebGPU whose data is what epg_webgpu_alloc gave, an address that only epigrad can use; calls on them return before they are done, and reading waits for that.

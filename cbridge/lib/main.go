@@ -5,6 +5,15 @@
 //	go build -buildmode=c-shared -o libepigrad.so ./cbridge/lib
 package main
 
-import _ "github.com/epigrad/epigrad/cbridge" // the exported functions
+import (
+	"embed"
+
+	_ "github.com/epigrad/epigrad/cbridge" // the exported functions
+)
+
+// The linker reads the list of exports, and a change to it has to link anew.
+//
+//go:embed exports.map
+var _ embed.FS
 
 func main() {}

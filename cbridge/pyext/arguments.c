@@ -207,13 +207,30 @@ int epg_py_read_workspace(call_arguments *a, PyObject *o) {
   return 0;
 }
 
-/* Reads the arguments that infer and run share: op, kind, dim, gate_first, weight. */
-int epg_py_read_problem(call_arguments *a, PyObject *const *args) {
-  a->call.op = PyUnicode_AsUTF8AndSize(args[0], NULL);
-  if (!a->call.op) return -1;
-  if (args[1] != Py_None && !(a->call.kind = PyUnicode_AsUTF8AndSize(args[1], NULL))) return -1;
+/* Reads a name, or None. */
+static int read_name(PyObject *o, const char **name) {
+  *name = o == Py_None ? NULL : PyUnicode_AsUTF8AndSize(o, NULL);
+  return o != Py_None && !*name ? -1 : 0;
+}
+
+static int read_parameters(call_arguments *a, PyObject *values) {
+  const Py_ssize_t n = PyTuple_Check(values) ? PyTuple_Size(values) : -1;
+  if (n < 0 || n > EPG_MOST_PARAMETERS) {
+    PyErr_Format(PyExc_TypeError, "parameters must be a tuple of at most %d numbers", EPG_MOST_PARAMETERS);
+    return -1;
+  }
+  for (Py_ssize_t i = 0; i < n; i++) {
+    a->parameters[i] = PyFloat_AsDouble(PyTuple_GetItem(values, i));
+    if (a->parameters[i] == -1.0 && PyErr_Occurred()) return -1;
+  }
+  a->call.parameters = a->parameters;
+  a->call.num_parameters = (int32_t)n;
+  return 0;
+}
+
+static int read_dim(call_arguments *a, PyObject *o) {
   int overflow = 0;
-  const long long dim = args[2] == Py_None ? 0 : PyLong_AsLongLongAndOverflow(args[2], &overflow);
+  const long long dim = PyLong_AsLongLongAndOverflow(o, &overflow);
   if (dim == -1 && PyErr_Occurred()) return -1;
   if (overflow || dim < INT32_MIN || dim > INT32_MAX) {
     char message[128];
@@ -222,15 +239,24 @@ int epg_py_read_problem(call_arguments *a, PyObject *const *args) {
     return -1;
   }
   a->call.dim = (int32_t)dim;
-  const int gate_first = PyObject_IsTrue(args[3]);
-  if (gate_first < 0) return -1;
-  if (gate_first) a->call.flags |= EPG_GATE_FIRST;
-  if (args[4] != Py_None) {
-    a->call.weight = PyFloat_AsDouble(args[4]);
-    if (a->call.weight == -1.0 && PyErr_Occurred()) return -1;
-    a->call.flags |= EPG_HAS_WEIGHT;
-  }
   return 0;
+}
+
+/* Reads an epigrad.call.Call, whose fields are in the order of epg_call. */
+int epg_py_read_call(call_arguments *a, PyObject *call) {
+  enum { OP, KIND, PARAMETERS, DIM, GATE, ACCUMULATE, BACKEND, FIELDS };
+  PyObject *fields[FIELDS];
+  if (!PyTuple_Check(call) || PyTuple_Size(call) != FIELDS) {
+    PyErr_SetString(PyExc_TypeError, "want an epigrad.call.Call");
+    return -1;
+  }
+  for (int i = 0; i < FIELDS; i++) fields[i] = PyTuple_GetItem(call, i);
+  if (read_name(fields[OP], &a->call.op) || read_name(fields[KIND], &a->call.kind) || read_name(fields[BACKEND], &a->call.backend)) return -1;
+  if (read_parameters(a, fields[PARAMETERS]) || read_dim(a, fields[DIM])) return -1;
+  a->call.gate = (int32_t)PyLong_AsLong(fields[GATE]);
+  const int accumulate = PyObject_IsTrue(fields[ACCUMULATE]);
+  if (accumulate > 0) a->call.flags |= EPG_ACCUMULATE;
+  return PyErr_Occurred() ? -1 : 0;
 }
 
 /* Takes PyTorch's current stream for a call on CUDA tensors. */

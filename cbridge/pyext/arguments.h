@@ -9,7 +9,7 @@
 #include "exchange.h"
 
 /* Of go/tensor (Meta): a device type for tensors that have a geometry and no memory. */
-enum { META_DEVICE = -1, MAX_INPUTS = EPG_MOST_INPUTS, MAX_OUTPUTS = EPG_MOST_OUTPUTS, MAX_TENSORS = MAX_INPUTS + MAX_OUTPUTS };
+enum { META_DEVICE = -1, MAX_INPUTS = EPG_MAX_INPUTS, MAX_OUTPUTS = EPG_MAX_OUTPUTS, MAX_TENSORS = MAX_INPUTS + MAX_OUTPUTS };
 
 /* What `configure` was given, and names that are looked up on every call. */
 extern struct epg_py_state {
@@ -25,6 +25,7 @@ typedef struct {
   const DLTensor *inputs[MAX_INPUTS];
   DLTensor *outputs[MAX_OUTPUTS];
   DLTensor tensors[MAX_TENSORS];
+  double parameters[EPG_MOST_PARAMETERS];
   int64_t (*sizes)[2 * EPG_MAX_RANK]; /* each tensor's, where one is a meta tensor or an array: too much for a small stack */
 } call_arguments;
 
@@ -39,7 +40,7 @@ void epg_py_end(call_arguments *a);
 int epg_py_ready(Py_ssize_t got, Py_ssize_t want);
 
 /* Each returns 0, or -1 with a Python exception. */
-int epg_py_read_problem(call_arguments *a, PyObject *const *args); /* op, kind, dim (None: 0), gate_first, weight */
+int epg_py_read_call(call_arguments *a, PyObject *call); /* epigrad.call.Call, a tuple */
 int epg_py_read_tensor(call_arguments *a, PyObject *o, int operand);
 int epg_py_read_tensors(call_arguments *a, PyObject *inputs, PyObject *outputs);
 int epg_py_read_workspace(call_arguments *a, PyObject *o);

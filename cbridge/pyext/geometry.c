@@ -73,22 +73,23 @@ static uint64_t hash_of(const memo_key *k) {
   return hash;
 }
 
-/* Writes all that a call's geometry depends on; returns -1 if that is too long to be kept. */
+/* Writes all that a call's geometry and kernel follow from; returns -1 if that is too long to be kept. The numbers of epg_call are taken as they lie, so that a new
+ * one is in the key too. */
 static int write_key(const call_arguments *a, const uint8_t *wanted, memo_key *k) {
-  const struct {
-    uint32_t flags;
-    int32_t dim, num_inputs, num_outputs;
-    uint8_t wanted[4];
-  } head = {a->call.flags, a->call.dim, a->call.num_inputs, a->call.num_outputs, {wanted[0], wanted[1], wanted[2], 0}};
+  epg_call call = a->call;
+  call.num_threads = 0; /* a run's */
+  const char *const names[] = {call.op, call.kind, call.backend};
+  enum { NUMBERS = offsetof(epg_call, num_parameters), END = offsetof(epg_call, inputs) };
   k->bytes = 0;
-  if (append(k, &head, sizeof head)) return -1;
-  const char *const names[] = {a->call.op, a->call.kind, a->call.backend};
+  if (append(k, &call.flags, sizeof call.flags) || append(k, (const char *)&call + NUMBERS, END - NUMBERS) || append(k, wanted, MAX_OUTPUTS)) return -1;
   for (int i = 0; i < 3; i++) {
     const uint32_t length = names[i] ? (uint32_t)strlen(names[i]) + 1 : 0;
     if (append(k, &length, sizeof length) || append(k, names[i], length)) return -1;
   }
-  for (int i = 0; i < a->call.num_inputs + a->call.num_outputs; i++) {
-    const DLTensor *t = i < a->call.num_inputs ? a->inputs[i] : a->outputs[i - a->call.num_inputs];
+  /* A kind's parameters are checked once for a geometry. Any number may be lerp's weight, which has no kind. */
+  if (names[1] && append(k, a->parameters, (size_t)call.num_parameters * sizeof *a->parameters)) return -1;
+  for (int i = 0; i < call.num_inputs + call.num_outputs; i++) {
+    const DLTensor *t = i < call.num_inputs ? a->inputs[i] : a->outputs[i - call.num_inputs];
     const int32_t rank = t ? t->ndim : -1;
     if (append(k, &rank, sizeof rank)) return -1;
     if (!t) continue;
@@ -99,6 +100,14 @@ static int write_key(const call_arguments *a, const uint8_t *wanted, memo_key *k
   }
   k->hash = hash_of(k);
   return 0;
+}
+
+/* Copies a geometry, without the room that it does not use. */
+static void copy_geometry(geometry *to, const geometry *from) {
+  to->workspace_nbytes = from->workspace_nbytes;
+  memcpy(to->ranks, from->ranks, sizeof to->ranks);
+  for (int i = 0; i < MAX_OUTPUTS; i++)
+    if (from->ranks[i] > 0) memcpy(&to->sizes[i * EPG_MAX_RANK], &from->sizes[i * EPG_MAX_RANK], (size_t)from->ranks[i] * sizeof *to->sizes);
 }
 
 /* One of the MEMO_PLACES neighbours where a key may be. */
@@ -123,11 +132,13 @@ static void remember(const memo_key *k, const geometry *g) {
     if (!place(k, i)->key.bytes) entry = place(k, i);
   if (!entry) entry = place(k, turn++ % MEMO_PLACES);
   held *old = entry->kernel;
-  memset(entry, 0, sizeof *entry);
+  entry->kernel = NULL;
+  entry->asked_at = 0;
+  entry->has_run = 0;
   entry->key.hash = k->hash;
   entry->key.bytes = k->bytes;
   memcpy(entry->key.text, k->text, k->bytes);
-  entry->value = *g;
+  copy_geometry(&entry->value, g);
   let_go(old);
 }
 
@@ -155,7 +166,7 @@ int epg_py_infer_geometry(call_arguments *a, PyObject *needs, memo_key *key, geo
   if (epg_forked() || write_key(a, wanted, key)) key->bytes = 0;
   const struct memo_entry *entry = find(key);
   if (entry) {
-    *g = entry->value;
+    copy_geometry(g, &entry->value);
     return (int)places;
   }
   inferred++;

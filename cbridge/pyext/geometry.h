@@ -4,11 +4,11 @@
 
 #include "arguments.h"
 
-/* What epg_infer tells of a call. */
+/* What epg_infer tells of a call. Sizes come last: most of their room is never touched. */
 typedef struct {
-  int64_t sizes[MAX_OUTPUTS * EPG_MAX_RANK];
-  int32_t ranks[MAX_OUTPUTS]; /* -1: no such output */
   uint64_t workspace_nbytes;
+  int32_t ranks[MAX_OUTPUTS]; /* -1: no such output */
+  int64_t sizes[MAX_OUTPUTS * EPG_MAX_RANK];
 } geometry;
 
 /* All that a geometry follows from; no bytes if that is too long to be kept. */

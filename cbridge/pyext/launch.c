@@ -15,16 +15,16 @@ static PyObject *tuple_of(const int64_t *numbers, int32_t count) {
   return tuple;
 }
 
-/* infer(op, kind, dim, gate_first, weight, inputs, needs) -> (shapes, workspace_bytes) */
+/* infer(call, inputs, needs) -> (shapes, workspace_bytes) */
 PyObject *epg_py_infer(PyObject *module, PyObject *const *args, Py_ssize_t n) {
   (void)module;
   call_arguments a;
   memo_key key;
   geometry g;
-  if (!epg_py_ready(n, 7)) return NULL;
+  if (!epg_py_ready(n, 3)) return NULL;
   epg_py_begin(&a);
-  const int read = !epg_py_read_problem(&a, args) && !epg_py_read_tensors(&a, args[5], NULL) && !epg_py_read_precision(&a);
-  const int places = read ? epg_py_infer_geometry(&a, args[6], &key, &g) : -1;
+  const int read = !epg_py_read_call(&a, args[0]) && !epg_py_read_tensors(&a, args[1], NULL) && !epg_py_read_precision(&a);
+  const int places = read ? epg_py_infer_geometry(&a, args[2], &key, &g) : -1;
   epg_py_end(&a);
   if (places < 0) return NULL;
   PyObject *shapes = PyTuple_New(places);
@@ -243,33 +243,28 @@ static int read_threads(call_arguments *a) {
   return PyErr_Occurred() ? -1 : 0;
 }
 
-/* launch(op, kind, inputs, needs, backend=None, dim=0, gate_first=False, weight=None, outputs=None, accumulate=False) -> outputs: infer, allocate and run in one.
- * `outputs` is None or a tuple with a tensor for each output that the caller has; meta tensors give meta outputs. Positions only: this is every call's path. */
+/* launch(call, inputs, needs, outputs=None) -> outputs: infer, allocate and run in one. `outputs` is None or a tuple with a tensor for each output that the caller
+ * has; meta tensors give meta outputs. Positions only: this is every call's path. */
 PyObject *epg_py_launch(PyObject *module, PyObject *const *args, Py_ssize_t n) {
   (void)module;
-  enum { LEAST = 4, MOST = 10 };
+  enum { LEAST = 3, MOST = 4 };
   call_arguments a;
   memo_key key;
   geometry g;
   if (!epg_py_ready(n < LEAST || n > MOST ? n : MOST, MOST)) return NULL;
-  PyObject *rest[MOST - LEAST] = {Py_None, Py_None, Py_False, Py_None, Py_None, Py_False};
-  for (Py_ssize_t i = LEAST; i < n; i++) rest[i - LEAST] = args[i];
-  PyObject *needs = args[3], *backend = rest[0], *given = rest[4];
-  PyObject *const problem[] = {args[0], args[1], rest[1], rest[2], rest[3]};
+  PyObject *needs = args[2], *given = n == MOST ? args[3] : Py_None;
   epg_py_begin(&a);
-  PyObject *results = NULL, *inputs = resolve_negative(args[2]);
+  PyObject *results = NULL, *inputs = resolve_negative(args[1]);
   if (!inputs) return NULL;
-  if (backend != Py_None && !(a.call.backend = PyUnicode_AsUTF8AndSize(backend, NULL))) goto fail;
-  if (epg_py_read_problem(&a, problem) || !(inputs = read_inputs(&a, inputs)) || epg_py_read_precision(&a) || read_given(&a, needs, given)) goto fail;
+  if (epg_py_read_call(&a, args[0]) || !(inputs = read_inputs(&a, inputs)) || epg_py_read_precision(&a) || read_given(&a, needs, given)) goto fail;
   int all_new = 1;
   for (int i = 0; i < a.call.num_outputs; i++) all_new = all_new && !a.outputs[i];
-  if (inputs != args[2] && !all_new && a.inputs[0]->device.device_type != META_DEVICE && refuse_written_inputs(&a, args[2], inputs)) goto fail;
+  if (inputs != args[1] && !all_new && a.inputs[0]->device.device_type != META_DEVICE && refuse_written_inputs(&a, args[1], inputs)) goto fail;
   const int places = epg_py_infer_geometry(&a, needs, &key, &g);
   if (places < 0) goto fail;
   PyObject *like = PyTuple_GetItem(inputs, 0); /* no op has an optional first input, and infer has checked it */
   if (!(results = PyTuple_New(places)) || make_outputs(&a, &g, like, given, results)) goto fail;
-  if (read_threads(&a) || epg_py_read_execution(&a, NULL, NULL, rest[5])) goto fail;
-  if (run_or_raise(&a, like, needs, &key, all_new, &g)) goto fail;
+  if (read_threads(&a) || run_or_raise(&a, like, needs, &key, all_new, &g)) goto fail;
   Py_DECREF(inputs);
   epg_py_end(&a);
   return results;

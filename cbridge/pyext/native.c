@@ -57,23 +57,6 @@ static PyObject *returned(int32_t status) {
   return status ? NULL : Py_NewRef(Py_None);
 }
 
-/* run(op, kind, dim, gate_first, weight, inputs, outputs, workspace, stream, threads, accumulate) */
-static PyObject *run(PyObject *module, PyObject *const *args, Py_ssize_t n) {
-  (void)module;
-  call_arguments a;
-  int32_t status = -1; /* a Python exception */
-  if (!epg_py_ready(n, 11)) return NULL;
-  epg_py_begin(&a);
-  if (!epg_py_read_problem(&a, args) && !epg_py_read_tensors(&a, args[5], args[6]) && !epg_py_read_precision(&a) && !epg_py_read_workspace(&a, args[7]) &&
-      !epg_py_read_execution(&a, args[8], args[9], args[10]) && (args[8] != Py_None || !epg_py_read_current_stream(&a))) {
-    Py_BEGIN_ALLOW_THREADS;
-    status = epg_run(&a.call);
-    Py_END_ALLOW_THREADS;
-  }
-  epg_py_end(&a);
-  return returned(status);
-}
-
 static PyObject *use_plan(PyObject *const *args, PyObject *stream, PyObject *threads, PyObject *accumulate, int32_t (*use)(epg_plan, const epg_call *)) {
   call_arguments a;
   int32_t status = -1;
@@ -191,10 +174,8 @@ static PyMethodDef methods[] = {
     METHOD(configure, configure,
            "configure(tensor_type, parameter_type, make_error, allows_tf32, array_type, get_num_threads, empty_strided_cpu, empty_strided_cuda, "
            "current_cuda_device)"),
-    METHOD(infer, epg_py_infer, "infer(op, kind, dim, gate_first, weight, inputs, needs) -> (shapes, workspace_bytes)"),
-    METHOD(launch, epg_py_launch,
-           "launch(op, kind, inputs, needs, backend=None, dim=0, gate_first=False, weight=None, outputs=None, accumulate=False) -> outputs"),
-    METHOD(run, run, "run(op, kind, dim, gate_first, weight, inputs, outputs, workspace, stream, threads, accumulate)"),
+    METHOD(infer, epg_py_infer, "infer(call, inputs, needs) -> (shapes, workspace_bytes)"),
+    METHOD(launch, epg_py_launch, "launch(call, inputs, needs, outputs=None) -> outputs"),
     METHOD(plan_check, plan_check, "plan_check(handle, inputs, outputs, workspace, accumulate)"),
     METHOD(plan_run, plan_run, "plan_run(handle, inputs, outputs, workspace, stream, threads, accumulate)"),
     METHOD(forked, forked, "forked() -> bool"),

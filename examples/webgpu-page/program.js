@@ -10,7 +10,10 @@ const RUN = 256; // terms that four threads add up
 const SHARERS = 4;
 
 // The fields of Params in kernels/webgpu/loops.wgsl, in words.
-const PARAM = { count: 0, row: 1, rank: 2, accumulate: 3, weight: 4, split: 5, terms: 6, run: 7, sizes: 8, ends: 12, rest: 16, shape: 20, operands: 36 };
+const PARAM = {
+  count: 0, row: 1, rank: 2, accumulate: 3, rest: 4, split: 5, terms: 6, run: 7, sizes: 8, ends: 12, parameters: 16,
+  shape: 20, operands: 36,
+};
 const OPERAND_WORDS = 20; // base, padding, strides
 
 const count = (shape) => shape.reduce((product, size) => product * size, 1);
@@ -77,12 +80,13 @@ function definitionsOf(dtype, file, formula, all) {
 
 // Program collects dispatches; texts has the kernels, pipelines those that were compiled, by their source.
 export class Program {
-  #device; #texts; #pipelines; #dtype; #weight;
+  #device; #texts; #pipelines; #dtype; #parameters;
   #steps = [];
   #buffers = [];
 
-  constructor(device, texts, pipelines, { dtype, weight = 0 }) {
-    [this.#device, this.#texts, this.#pipelines, this.#dtype, this.#weight] = [device, texts, pipelines, dtype, weight];
+  constructor(device, texts, pipelines, { dtype, parameters }) {
+    [this.#device, this.#texts, this.#pipelines] = [device, texts, pipelines];
+    [this.#dtype, this.#parameters] = [dtype, parameters];
   }
 
   // tensor is a new one, with its bytes or zeros.
@@ -193,7 +197,8 @@ export class Program {
     params[PARAM.rank] = shape.length;
     params[PARAM.accumulate] = 1;
     const numbers = new Float32Array(params.buffer);
-    [numbers[PARAM.weight], numbers[PARAM.rest]] = [this.#weight, 1 - this.#weight];
+    numbers.set(this.#parameters, PARAM.parameters);
+    numbers[PARAM.rest] = 1 - (this.#parameters[0] ?? 0);
     params.set(shape, PARAM.shape);
     strides.forEach((list, j) => params.set(list, PARAM.operands + j * OPERAND_WORDS + 4));
     return params;

@@ -125,10 +125,10 @@ def problem(row: Row, case: Case) -> Problem:
     return {name: x for name, x in operands.items() if x is not None} | {"grad_output": grad_output}, kept
 
 
-def weight_of(row: Row) -> float:
-    """lerp's weight where it is a number."""
-    weight = LERP_SHAPES[row.shape][2] if row.call.startswith("lerp") else 0.0
-    return weight if isinstance(weight, float) else 0.0
+def parameters_of(row: Row) -> list[float]:
+    """The numbers that a call takes: lerp's weight, where no tensor gives it."""
+    weight = LERP_SHAPES[row.shape][2] if row.call.startswith("lerp") else None
+    return [weight] if isinstance(weight, float) else []
 
 
 @functools.cache
@@ -149,7 +149,7 @@ def described(index: int, dtype: torch.dtype) -> bytes:
         "activation": case.activation,
         "dtype": str(dtype).removeprefix("torch."),
         "shape": list(operands["grad_output"].shape),
-        "weight": weight_of(row),
+        "parameters": parameters_of(row),
         "operands": {name: operand(x) for name, x in operands.items()},
         "results": told_results,
     }

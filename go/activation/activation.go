@@ -1,29 +1,42 @@
 // Package activation is the table of activations and of the gated kinds built from them.
 //
-// The formulas themselves live with the kernels, one file per language (kernels/*/activation.*), under the names of this table. A gated
-// kind is value x activation(gate) and therefore only a row.
+// A row holds every fact that backends, tests and documents need. The formulas themselves live with the kernels, one file
+// for each language (kernels/*/activation.*), under the names of this table. A gated kind is value x activation(gate) and
+// therefore only a row.
 package activation
+
+import "encoding/json"
 
 // Info is one row of the activation table.
 type Info struct {
 	// Name is the word that users write: "gelu_tanh".
-	Name string
-	// FromOutput tells that the derivative is a function of the output, so that the output can be saved in place of the preactivation.
-	FromOutput bool
-	// Formula is the value as a formula in x, for documents and doctor.
-	Formula string
+	Name string `json:"name"`
+	// Parameters are the numbers that the formula takes beside x.
+	Parameters []Parameter `json:"parameters,omitempty"`
+	// FromOutput: the derivative is a function of the output, so that the output can be saved in place of the preactivation.
+	FromOutput bool `json:"from_output"`
+	// Cheap: a few instructions, so that kernels wait for memory and not for arithmetic. CheapInHalf: where a GPU's
+	// approximate exponential serves, which is in the half types.
+	Cheap       bool `json:"cheap"`
+	CheapInHalf bool `json:"cheap_in_half"`
+	// Kinks are the points at which a derivative jumps, of any order: numbers, or names of parameters.
+	Kinks []string `json:"kinks,omitempty"`
+	// Formula is the value as a formula in x and the parameters, for documents and doctor.
+	Formula string `json:"formula"`
 	// Source is where the formula comes from.
-	Source string
+	Source string `json:"source"`
 }
 
 // GatedInfo is one row of the table of gated kinds.
 type GatedInfo struct {
 	// Name is the word that users write: "swiglu".
-	Name string
+	Name string `json:"name"`
+	// Parameters are the numbers that the formula takes beside value and gate.
+	Parameters []Parameter `json:"parameters,omitempty"`
 	// Activation is the activation that the gate half goes through.
-	Activation string
+	Activation string `json:"activation"`
 	// Source is where the kind comes from.
-	Source string
+	Source string `json:"source"`
 }
 
 const (
@@ -38,12 +51,12 @@ const (
 )
 
 var activations = []Info{
-	{Name: "none", FromOutput: false, Formula: "x", Source: "identity"},
-	{Name: "relu", FromOutput: true, Formula: "max(x, 0)", Source: reluSource},
-	{Name: "gelu", FromOutput: false, Formula: "x erfc(-x/sqrt(2)) / 2", Source: geluSource + "; " + dlmfErfc},
-	{Name: "gelu_tanh", FromOutput: false, Formula: "x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))) / 2", Source: geluSource},
-	{Name: "silu", FromOutput: false, Formula: "x / (1 + exp(-x))", Source: siluSource},
-	{Name: "sigmoid", FromOutput: true, Formula: "1 / (1 + exp(-x))", Source: dlmfLogistic},
+	{Name: "none", Cheap: true, Formula: "x", Source: "identity"},
+	{Name: "relu", FromOutput: true, Cheap: true, Kinks: []string{"0"}, Formula: "max(x, 0)", Source: reluSource},
+	{Name: "gelu", Formula: "x erfc(-x/sqrt(2)) / 2", Source: geluSource + "; " + dlmfErfc},
+	{Name: "gelu_tanh", Formula: "x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))) / 2", Source: geluSource},
+	{Name: "silu", CheapInHalf: true, Formula: "x / (1 + exp(-x))", Source: siluSource},
+	{Name: "sigmoid", FromOutput: true, CheapInHalf: true, Formula: "1 / (1 + exp(-x))", Source: dlmfLogistic},
 	{Name: "tanh", FromOutput: true, Formula: "tanh(x)", Source: dlmfTanh},
 }
 
@@ -109,4 +122,10 @@ func GatedNames() []string {
 		names[i] = g.Name
 	}
 	return names
+}
+
+// Tables gives both tables as JSON.
+func Tables() (string, error) {
+	text, err := json.Marshal(map[string]any{"activations": activations, "gated_kinds": gatedKinds})
+	return string(text), err
 }

@@ -7,6 +7,7 @@ package backend
 import (
 	"unsafe"
 
+	"github.com/epigrad/epigrad/go/activation"
 	"github.com/epigrad/epigrad/go/dtype"
 	"github.com/epigrad/epigrad/go/tensor"
 	"github.com/epigrad/epigrad/go/tuning"
@@ -61,8 +62,8 @@ type Run struct {
 	Threads int
 	// Accumulate adds into the weight and bias gradients in place of overwriting them.
 	Accumulate bool
-	// Weight is lerp's weight where no tensor gives it.
-	Weight float64
+	// Parameters are the kind's, in the order of its row in go/activation; or lerp's weight, where no tensor gives it.
+	Parameters [activation.MostParameters]float64
 }
 
 // WorkspaceOperand is the Operand of views into the workspace.

@@ -81,7 +81,7 @@ type GatedBackward struct {
 }
 
 // Lerp is out = start + weight (end - start). All views have out's shape, with stride 0 where an operand is broadcast. Weight is nil
-// where Run.Weight gives it.
+// where Run.Parameters gives it.
 type Lerp struct {
 	Header
 	Start, End, Weight, Out *tensor.View

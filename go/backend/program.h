@@ -10,10 +10,13 @@ typedef struct {
   char call[64], name[96], text[256];
 } epg_failure;
 
+/* The most parameters of a kind (go/activation). */
+enum { EPG_MOST_PARAMETERS = 4 };
+
 /* What a run brings; all addresses are the device's. Threads are the host's, 0 for as many as the backend likes. */
 typedef struct {
   uint64_t workspace, stream;
-  double weight;
+  double parameters[EPG_MOST_PARAMETERS];
   int32_t accumulate, threads;
 } epg_run_arguments;
 

@@ -10,9 +10,7 @@ import (
 	"golang.org/x/sys/cpu"
 
 	"github.com/epigrad/epigrad/cbridge/include"
-	"github.com/epigrad/epigrad/go/activation"
 	"github.com/epigrad/epigrad/go/backend"
-	"github.com/epigrad/epigrad/go/dtype"
 	"github.com/epigrad/epigrad/go/op"
 	"github.com/epigrad/epigrad/go/status"
 	"github.com/epigrad/epigrad/go/tuning"
@@ -49,38 +47,6 @@ func (p *Plan) Close() {
 		_ = op.Release(p.handle) // the only failure is that it is gone, which is what is wanted
 		p.handle = 0
 	}
-}
-
-// Tables gives the activations, gated kinds, dtypes, status classes and op signatures as JSON.
-func Tables() string {
-	type row = map[string]any
-	activations, kinds, dtypes, statuses, ops := []row{}, []row{}, []row{}, []row{}, []row{}
-	for _, a := range activation.All() {
-		activations = append(activations, row{"name": a.Name, "from_output": a.FromOutput, "formula": a.Formula, "source": a.Source})
-	}
-	for _, g := range activation.AllGated() {
-		kinds = append(kinds, row{"name": g.Name, "activation": g.Activation, "source": g.Source})
-	}
-	for _, d := range dtype.All() {
-		dtypes = append(dtypes, row{"name": d.String(), "short": d.Short(), "size": d.Size(), "accumulator": d.Accumulator().String()})
-	}
-	for _, c := range status.Codes() {
-		statuses = append(statuses, row{"code": int(c), "class": c.Class()})
-	}
-	for _, s := range op.Signatures() {
-		ops = append(ops, row{"name": s.Name, "inputs": names(s.Inputs), "outputs": names(s.Outputs)})
-	}
-	return encode(row{
-		"activations": activations, "gated_kinds": kinds, "dtypes": dtypes, "statuses": statuses, "ops": ops, "version": include.Version(),
-	})
-}
-
-func names(args []op.Argument) []string {
-	list := make([]string, len(args))
-	for i, a := range args {
-		list[i] = a.Name
-	}
-	return list
 }
 
 // Backends lists what can run here, and why the rest cannot, as JSON.

@@ -22,6 +22,9 @@ type spec struct {
 	Device string `json:"device"`
 	// Backend runs tensors in the host's memory; "" is the CPU's.
 	Backend string `json:"backend"`
+	// Parameters are those of the activation or the gated kind, none for their defaults; or lerp's weight, none for a
+	// tensor that run gets. They are written as text, since JSON has no infinity and no NaN.
+	Parameters []string `json:"parameters"`
 
 	// GemmEpilogue, GemmEpilogueBackward. Leading dimensions are in elements; nil leaves the strides open. LDGrad is the output's in the forward.
 	M          int64   `json:"m"`
@@ -41,9 +44,8 @@ type spec struct {
 	Kind       string  `json:"kind"`
 	Gate       string  `json:"gate"`
 
-	// Lerp, LerpBackward; a nil weight is a tensor that run gets. A number is written as text, since JSON has no infinity and no NaN.
-	Shape  []int64 `json:"shape"`
-	Weight *string `json:"weight"`
+	// Lerp, LerpBackward.
+	Shape []int64 `json:"shape"`
 }
 
 // selectPlan builds the call that a spec describes and plans it.
@@ -87,14 +89,19 @@ type describer struct {
 	exactInputs, exactOutputs []bool
 }
 
+// call describes what is computed.
 func (d *describer) call(s *spec) (*op.Call, error) {
+	parameters, err := s.numbers()
+	if err != nil {
+		return nil, err
+	}
 	switch s.Class {
 	case "GemmEpilogue":
 		batchB := s.batchB()
 		inputs := []*tensor.View{d.matrix("a", s.Batch, s.M, s.K, "lda", s.LDA), d.matrix("b", batchB, s.K, s.N, "ldb", s.LDB), d.view("bias", []int64{s.N})}
 		outputs := []*tensor.View{d.matrix("out", s.Batch, s.M, s.N, "ld_grad", s.LDGrad)}
 		d.exactInputs, d.exactOutputs = []bool{s.LDA != nil, s.LDB != nil}, []bool{s.LDGrad != nil}
-		return &op.Call{Op: "matmul_bias_activation", Kind: s.Activation, AllowTF32: s.AllowTF32, Inputs: inputs, Outputs: outputs}, nil
+		return &op.Call{Op: "matmul_bias_activation", Kind: s.Activation, Parameters: parameters, AllowTF32: s.AllowTF32, Inputs: inputs, Outputs: outputs}, nil
 	case "GemmEpilogueBackward":
 		grad := d.matrix("grad_output", s.Batch, s.M, s.N, "ld_grad", s.LDGrad)
 		inputs := []*tensor.View{
@@ -102,12 +109,13 @@ func (d *describer) call(s *spec) (*op.Call, error) {
 			d.matrix("preactivation", s.Batch, s.M, s.N, "", nil),
 		}
 		d.exactInputs = []bool{s.LDGrad != nil, s.LDA != nil, s.LDB != nil}
-		return &op.Call{Op: "matmul_bias_activation_backward", Kind: s.Activation, AllowTF32: s.AllowTF32, Inputs: inputs}, nil
+		return &op.Call{Op: "matmul_bias_activation_backward", Kind: s.Activation, Parameters: parameters, AllowTF32: s.AllowTF32, Inputs: inputs}, nil
 	case "GatedActivation", "GatedActivationBackward":
-		if err := check.OneOf(s.Class, "gate", s.Gate, []string{"second", "first"}); err != nil {
+		gate, err := op.ParseGate(s.Class, s.Gate)
+		if err != nil {
 			return nil, err
 		}
-		call := &op.Call{Op: "gated_activation", Kind: s.Kind, Dim: s.SplitDim, GateFirst: s.Gate == "first"}
+		call := &op.Call{Op: "gated_activation", Kind: s.Kind, Parameters: parameters, Dim: s.SplitDim, Gate: gate}
 		input := d.view("input", s.InputShape)
 		call.Inputs = []*tensor.View{input}
 		if s.Class == "GatedActivation" || d.err != nil {
@@ -121,13 +129,7 @@ func (d *describer) call(s *spec) (*op.Call, error) {
 		return call, nil
 	case "Lerp", "LerpBackward":
 		call := &op.Call{Op: "lerp", Inputs: []*tensor.View{d.view("start", s.Shape), d.view("end", s.Shape), nil}}
-		if s.Weight != nil {
-			weight, err := strconv.ParseFloat(*s.Weight, 64)
-			if err != nil {
-				return nil, check.Invalid(s.Class, "weight", "got %q, want a number", *s.Weight)
-			}
-			call.Weight, call.HasWeight = weight, true
-		} else {
+		if call.Parameters = parameters; parameters == nil {
 			call.Inputs[2] = d.view("weight", s.Shape)
 		}
 		if s.Class == "LerpBackward" {
@@ -136,6 +138,18 @@ func (d *describer) call(s *spec) (*op.Call, error) {
 		return call, nil
 	}
 	return nil, check.Invalid("select", "class", "got %q, which is no plan class", s.Class)
+}
+
+// numbers reads the parameters.
+func (s *spec) numbers() (values []float64, err error) {
+	for _, text := range s.Parameters {
+		value, err := strconv.ParseFloat(text, 64)
+		if err != nil {
+			return nil, check.Invalid(s.Class, "parameters", "got %q, want a number", text)
+		}
+		values = append(values, value)
+	}
+	return values, nil
 }
 
 func (s *spec) batchB() []int64 {

@@ -9,39 +9,49 @@ type GatedActivation[T Element] struct {
 	Kind string
 	// Dim is the dimension that is split; a negative one counts from the end.
 	Dim int
-	// GateFirst tells that the gate is the first half, not the second.
-	GateFirst bool
-	Options   Options
+	// Gate is which half the gate is: "second", which "" is too, or "first".
+	Gate string
+	// Parameters are the kind's; nil is their defaults.
+	Parameters []float64
+	Options    Options
 }
 
 // Forward writes the output, which has half the input's size along Dim.
 func (p GatedActivation[T]) Forward(out *Tensor[T]) error {
-	return run(op.Call{Op: "gated_activation", Kind: p.Kind, Dim: p.Dim, GateFirst: p.GateFirst}, p.Options,
-		[]*Tensor[T]{p.Input}, []*Tensor[T]{out})
+	return p.run("gated_activation", []*Tensor[T]{p.Input}, []*Tensor[T]{out})
 }
 
 // Backward writes the gradient to the input: gradOutput act(gate) in the value's place and gradOutput value act'(gate) in the gate's.
 func (p GatedActivation[T]) Backward(gradOutput, gradInput *Tensor[T]) error {
-	return run(op.Call{Op: "gated_activation_backward", Kind: p.Kind, Dim: p.Dim, GateFirst: p.GateFirst}, p.Options,
-		[]*Tensor[T]{gradOutput, p.Input}, []*Tensor[T]{gradInput})
+	return p.run("gated_activation_backward", []*Tensor[T]{gradOutput, p.Input}, []*Tensor[T]{gradInput})
+}
+
+func (p GatedActivation[T]) run(name string, inputs, outputs []*Tensor[T]) error {
+	gate, err := op.ParseGate(name, p.Gate)
+	if err != nil {
+		return err
+	}
+	return run(op.Call{Op: name, Kind: p.Kind, Parameters: p.Parameters, Dim: p.Dim, Gate: gate}, p.Options, inputs, outputs)
 }
 
 // GatedProduct is value act(gate) of two tensors of one shape.
 type GatedProduct[T Element] struct {
 	Value, Gate *Tensor[T]
 	// Kind is one of GatedKinds.
-	Kind    string
-	Options Options
+	Kind string
+	// Parameters are the kind's; nil is their defaults.
+	Parameters []float64
+	Options    Options
 }
 
 // Forward writes the output.
 func (p GatedProduct[T]) Forward(out *Tensor[T]) error {
-	return run(op.Call{Op: "gated_product", Kind: p.Kind}, p.Options, []*Tensor[T]{p.Value, p.Gate}, []*Tensor[T]{out})
+	return run(op.Call{Op: "gated_product", Kind: p.Kind, Parameters: p.Parameters}, p.Options, []*Tensor[T]{p.Value, p.Gate}, []*Tensor[T]{out})
 }
 
 // Backward writes the gradients; one that is nil is not computed.
 func (p GatedProduct[T]) Backward(gradOutput, gradValue, gradGate *Tensor[T]) error {
-	return run(op.Call{Op: "gated_product_backward", Kind: p.Kind}, p.Options,
+	return run(op.Call{Op: "gated_product_backward", Kind: p.Kind, Parameters: p.Parameters}, p.Options,
 		[]*Tensor[T]{gradOutput, p.Value, p.Gate}, []*Tensor[T]{gradValue, gradGate})
 }
 
@@ -67,5 +77,8 @@ func (p Lerp[T]) Backward(gradOutput, gradStart, gradEnd, gradWeight *Tensor[T])
 }
 
 func (p Lerp[T]) call(name string) op.Call {
-	return op.Call{Op: name, Weight: p.Factor, HasWeight: p.Weight == nil}
+	if p.Weight != nil {
+		return op.Call{Op: name}
+	}
+	return op.Call{Op: name, Parameters: []float64{p.Factor}}
 }

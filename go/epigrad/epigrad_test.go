@@ -120,7 +120,7 @@ func TestGatedGradients(t *testing.T) {
 		t.Run(kind, func(t *testing.T) {
 			x, g := random(r, 4, 3, 3), random(r, 2, 3, 3)
 			out, grad := epigrad.New[float64](2, 3), epigrad.New[float64](4, 3)
-			gated := epigrad.GatedActivation[float64]{Input: x, Kind: kind, Dim: -2, GateFirst: true}
+			gated := epigrad.GatedActivation[float64]{Input: x, Kind: kind, Dim: -2, Gate: "first"}
 			require.NoError(t, gated.Backward(g, grad))
 			gradients(t, g, out, func() error { return gated.Forward(out) }, map[*epigrad.Tensor[float64]]*epigrad.Tensor[float64]{x: grad})
 

@@ -56,20 +56,20 @@ func (s *CacheSuite) TestGeometryIsTheKey() {
 
 	lerp := func(weight float64) *op.Call {
 		a := array(s.T(), dtype.Float32, 2)
-		return &op.Call{Op: "lerp", HasWeight: true, Weight: weight, Inputs: []*tensor.View{a, a}, Outputs: []*tensor.View{array(s.T(), dtype.Float32, 2)}}
+		return &op.Call{Op: "lerp", Parameters: []float64{weight}, Inputs: []*tensor.View{a, a}, Outputs: []*tensor.View{array(s.T(), dtype.Float32, 2)}}
 	}
 	s.Equal(missed, s.after(lerp(0.25)))
 	s.Equal(hit, s.after(lerp(0.5)), "a weight belongs to a run too")
 
-	gated := func(dim int, first bool) *op.Call {
+	gated := func(dim int, first op.Gate) *op.Call {
 		return &op.Call{
-			Op: "gated_activation", Kind: "glu", Dim: dim, GateFirst: first,
+			Op: "gated_activation", Kind: "glu", Dim: dim, Gate: first,
 			Inputs: []*tensor.View{array(s.T(), dtype.Float32, 2, 2)}, Outputs: []*tensor.View{array(s.T(), dtype.Float32, 1, 2)},
 		}
 	}
-	s.Equal(missed, s.after(gated(0, false)))
-	s.Equal(missed, s.after(gated(0, true)), "order of the halves")
-	s.Equal(hit, s.after(gated(0, true)))
+	s.Equal(missed, s.after(gated(0, op.GateSecond)))
+	s.Equal(missed, s.after(gated(0, op.GateFirst)), "order of the halves")
+	s.Equal(hit, s.after(gated(0, op.GateFirst)))
 }
 
 func (s *CacheSuite) TestErrorsAreNotKept() {
@@ -146,7 +146,7 @@ func (s *CacheSuite) TestConcurrentUse() {
 			for i := range 200 {
 				size := int64(1 + (i*7+worker)%40)
 				call := &op.Call{
-					Op: "lerp", Weight: 0.25, HasWeight: true,
+					Op: "lerp", Parameters: []float64{0.25},
 					Inputs:  []*tensor.View{array(s.T(), dtype.Float32, size), array(s.T(), dtype.Float32, size)},
 					Outputs: []*tensor.View{array(s.T(), dtype.Float32, size)},
 				}

@@ -10,11 +10,8 @@ import (
 // activationForward is out = act(input), for a hidden activation that a backward forms again.
 var activationForward = operation{
 	Signature: Signature{"activation", arguments("input"), arguments("out")},
-	activated: true,
+	kinds:     activations,
 	shapes: func(c *Call) ([][]int64, error) {
-		if err := check.OneOf("activation", "activation", c.Kind, activation.Names()); err != nil {
-			return nil, err
-		}
 		return [][]int64{c.input(0).Shape}, nil
 	},
 	problem: func(c *Call, h backend.Header) backend.Problem {
@@ -28,12 +25,9 @@ var activationBackward = operation{
 	Signature: Signature{"activation_backward", arguments("grad_output", "input"), []Argument{
 		{Name: "grad_input", Replaces: "grad_output"}, {Name: "out"}, {Name: "grad_bias"},
 	}},
-	activated: true,
+	kinds: activations,
 	shapes: func(c *Call) ([][]int64, error) {
 		const name = "activation_backward"
-		if err := check.OneOf(name, "activation", c.Kind, activation.Names()); err != nil {
-			return nil, err
-		}
 		shape := c.input(1).Shape
 		if err := check.Shape(name, "grad_output", c.input(0).Shape, shape, "the input's shape"); err != nil {
 			return nil, err
@@ -58,6 +52,7 @@ var activationBackward = operation{
 var (
 	gatedActivation = operation{
 		Signature: Signature{"gated_activation", arguments("input"), arguments("out")},
+		kinds:     gatedKinds,
 		splits:    true,
 		shapes: func(c *Call) ([][]int64, error) {
 			half, err := split("gated_activation", c, c.input(0))
@@ -73,6 +68,7 @@ var (
 	}
 	gatedActivationBackward = operation{
 		Signature: Signature{"gated_activation_backward", arguments("grad_output", "input"), arguments("grad_input", "grad_bias")},
+		kinds:     gatedKinds,
 		splits:    true,
 		shapes: func(c *Call) ([][]int64, error) {
 			const name = "gated_activation_backward"
@@ -106,8 +102,9 @@ var (
 	}
 	gatedProduct = operation{
 		Signature: Signature{"gated_product", arguments("value", "gate"), arguments("out")},
+		kinds:     gatedKinds,
 		shapes: func(c *Call) ([][]int64, error) {
-			if err := pair("gated_product", c.Kind, c.input(0), c.input(1)); err != nil {
+			if err := pair("gated_product", c.input(0), c.input(1)); err != nil {
 				return nil, err
 			}
 			return [][]int64{c.input(0).Shape}, nil
@@ -118,10 +115,11 @@ var (
 	}
 	gatedProductBackward = operation{
 		Signature: Signature{"gated_product_backward", arguments("grad_output", "value", "gate"), arguments("grad_value", "grad_gate")},
+		kinds:     gatedKinds,
 		shapes: func(c *Call) ([][]int64, error) {
 			const name = "gated_product_backward"
 			value, gate := c.input(1), c.input(2)
-			if err := pair(name, c.Kind, value, gate); err != nil {
+			if err := pair(name, value, gate); err != nil {
 				return nil, err
 			}
 			return [][]int64{value.Shape, gate.Shape}, check.Shape(name, "grad_output", c.input(0).Shape, value.Shape, "the value's shape")
@@ -137,9 +135,6 @@ var (
 
 // split validates a gated activation's input and returns the shape of its halves.
 func split(op string, c *Call, input *tensor.View) ([]int64, error) {
-	if err := check.OneOf(op, "kind", c.Kind, activation.GatedNames()); err != nil {
-		return nil, err
-	}
 	rank := input.Rank()
 	if rank == 0 {
 		return nil, check.Invalid(op, "input", "shape [], want a dimension to split")
@@ -172,16 +167,13 @@ func halves(c *Call, v *tensor.View) (value, gate *tensor.View) {
 	if err != nil {
 		panic(err)
 	}
-	if c.GateFirst {
+	if c.Gate == GateFirst {
 		return &second, &first
 	}
 	return &first, &second
 }
 
-func pair(op, kind string, value, gate *tensor.View) error {
-	if err := check.OneOf(op, "kind", kind, activation.GatedNames()); err != nil {
-		return err
-	}
+func pair(op string, value, gate *tensor.View) error {
 	return check.Shape(op, "gate", gate.Shape, value.Shape, "the value's shape")
 }
 

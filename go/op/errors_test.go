@@ -149,10 +149,10 @@ func (s *ErrorSuite) TestDimensions() {
 
 func (s *ErrorSuite) TestTwoWeights() {
 	x := s.f32(2)
-	s.refused(&op.Call{Op: "lerp", HasWeight: true, Inputs: []*tensor.View{x, x, x}, Outputs: []*tensor.View{s.f32(2)}},
+	s.refused(&op.Call{Op: "lerp", Parameters: []float64{0}, Inputs: []*tensor.View{x, x, x}, Outputs: []*tensor.View{s.f32(2)}},
 		status.InvalidProblem, "weight: a tensor, want none: a number was given already")
 	s.refused(&op.Call{
-		Op: "lerp_backward", HasWeight: true, Inputs: []*tensor.View{x, x, x}, Outputs: []*tensor.View{nil, nil, s.f32(2)},
+		Op: "lerp_backward", Parameters: []float64{0}, Inputs: []*tensor.View{x, x, x}, Outputs: []*tensor.View{nil, nil, s.f32(2)},
 	}, status.InvalidProblem, "grad_weight: given, but there is nothing")
 }
 
@@ -232,7 +232,7 @@ func (s *ErrorSuite) TestUncountable() {
 	wide := strided(with(s.f32(1, 1), func(v *tensor.View) { v.Shape = []int64{huge, 1} }), 0, 0)
 	long := strided(with(s.f32(1, 1), func(v *tensor.View) { v.Shape = []int64{1, huge} }), 0, 0)
 	s.refused(&op.Call{Op: "matmul_bias_activation", Inputs: []*tensor.View{wide, long}}, status.InvalidProblem, "out: shape")
-	s.refused(&op.Call{Op: "lerp", HasWeight: true, Inputs: []*tensor.View{wide, long}}, status.InvalidProblem,
+	s.refused(&op.Call{Op: "lerp", Parameters: []float64{0}, Inputs: []*tensor.View{wide, long}}, status.InvalidProblem,
 		"lerp: end: all shapes broadcast to [1099511627776, 1099511627776], which has more elements than 64 bits can count")
 	deep := func(d int) *tensor.View {
 		shape := []int64{1, 1, 1, 1}
@@ -252,7 +252,12 @@ func (s *ErrorSuite) TestNothingIsIgnored() {
 		return c
 	}
 	lerp := func(change func(c *op.Call)) *op.Call {
-		c := &op.Call{Op: "lerp", HasWeight: true, Weight: 0.5, Inputs: views(a, a), Outputs: views(out)}
+		c := &op.Call{Op: "lerp", Parameters: []float64{0.5}, Inputs: views(a, a), Outputs: views(out)}
+		change(c)
+		return c
+	}
+	gated := func(change func(c *op.Call)) *op.Call {
+		c := &op.Call{Op: "gated_activation", Kind: "glu", Inputs: views(a), Outputs: views(s.f32(1, 2))}
 		change(c)
 		return c
 	}
@@ -261,9 +266,12 @@ func (s *ErrorSuite) TestNothingIsIgnored() {
 		text string
 	}{
 		{linear(func(c *op.Call) { c.Dim = -1 }), "linear: dim: got -1, want 0"},
-		{linear(func(c *op.Call) { c.GateFirst = true }), "linear: gate: first"},
-		{linear(func(c *op.Call) { c.HasWeight = true }), "linear: weight: a number"},
-		{linear(func(c *op.Call) { c.Weight = 2 }), "linear: weight: got 2 without HasWeight"},
+		{linear(func(c *op.Call) { c.Gate = op.GateFirst }), "linear: gate: got 1, want 0"},
+		{linear(func(c *op.Call) { c.Parameters = []float64{2} }), "linear: parameters: got 1, want none"},
+		{lerp(func(c *op.Call) { c.Parameters = []float64{1, 2} }), "lerp: parameters: got 2, want the weight alone"},
+		{lerp(func(c *op.Call) { c.Gate = -1 }), "lerp: gate: got -1, want 0"},
+		{gated(func(c *op.Call) { c.Gate = 2 }), "gated_activation: gate: got 2, want 0 (the second half) or 1 (the first)"},
+		{gated(func(c *op.Call) { c.Parameters = []float64{1} }), "gated_activation: parameters: got 1, want none"},
 		{linear(func(c *op.Call) { c.Accumulate = true }), "linear: accumulate: true"},
 		{linear(func(c *op.Call) { c.Stream = 7 }), "linear: stream: got 0x7 for tensors on cpu"},
 		{lerp(func(c *op.Call) { c.Kind = "relu" }), `lerp: kind: got "relu", want no name (NULL)`},
@@ -294,7 +302,7 @@ func (s *ErrorSuite) TestLongNames() {
 		{Op: long},
 		{Op: "linear", Kind: long, Inputs: views(a, a)},
 		{Op: "gated_product", Kind: long, Inputs: views(a, a)},
-		{Op: "lerp", Kind: long, HasWeight: true, Inputs: views(a, a)},
+		{Op: "lerp", Kind: long, Parameters: []float64{0}, Inputs: views(a, a)},
 		{Op: "linear", Backend: long, Inputs: views(a, a)},
 	} {
 		message := op.Validate(c).Error()

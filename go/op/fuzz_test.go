@@ -100,8 +100,11 @@ func (s *source) fuzzedCall(arena []byte) *op.Call {
 	kinds := append(append(activation.Names(), activation.GatedNames()...), "", "no such kind")
 	flags := s.byte()
 	c := &op.Call{
-		Op: signature.Name, Kind: kinds[s.byte()%int64(len(kinds))], Dim: int(int8(s.byte())) % 5, Weight: 0.5,
-		HasWeight: flags&1 != 0, GateFirst: flags&2 != 0, Accumulate: flags&4 != 0, Threads: int(flags >> 4),
+		Op: signature.Name, Kind: kinds[s.byte()%int64(len(kinds))], Dim: int(int8(s.byte())) % 5,
+		Gate: op.Gate(flags >> 1 & 1), Accumulate: flags&4 != 0, Threads: int(flags >> 4),
+	}
+	if flags&1 != 0 {
+		c.Parameters = []float64{0.5}
 	}
 	if flags&8 != 0 {
 		offset := s.byte() * 32

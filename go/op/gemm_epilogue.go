@@ -33,17 +33,17 @@ type gemmSpelling struct {
 func (s gemmSpelling) forward() operation {
 	return operation{
 		Signature:  Signature{s.op, arguments(s.a, s.b, "bias?"), arguments("out", "preactivation")},
-		activated:  true,
+		kinds:      activations,
 		multiplies: true,
 		shapes: func(c *Call) ([][]int64, error) {
-			g, err := s.resolve(s.op, c.Kind, c.input(0), c.input(1), c.input(2))
+			g, err := s.resolve(s.op, c.input(0), c.input(1), c.input(2))
 			if err != nil {
 				return nil, err
 			}
 			return [][]int64{g.out, g.out}, nil
 		},
 		problem: func(c *Call, h backend.Header) backend.Problem {
-			g, _ := s.resolve(h.Op, h.Kind, c.input(0), c.input(1), c.input(2))
+			g, _ := s.resolve(h.Op, c.input(0), c.input(1), c.input(2))
 			p := &backend.GemmEpilogue{
 				Header: h, BatchRank: g.batchRank(), A: g.operandA(c.input(0)), B: g.operandB(c.input(1)),
 				Bias: g.vector(c.input(2)), Out: g.result(c.output(0)), Preactivation: g.result(c.output(1)),
@@ -58,11 +58,11 @@ func (s gemmSpelling) backward() operation {
 	inputs := arguments("grad_output", s.a, s.b, "bias?", "preactivation?", "output?")
 	return operation{
 		Signature:   Signature{name, inputs, arguments("grad_"+s.a, "grad_"+s.b, "grad_bias")},
-		activated:   true,
+		kinds:       activations,
 		multiplies:  true,
 		accumulates: true,
 		shapes: func(c *Call) ([][]int64, error) {
-			g, err := s.resolve(name, c.Kind, c.input(1), c.input(2), c.input(3))
+			g, err := s.resolve(name, c.input(1), c.input(2), c.input(3))
 			if err != nil {
 				return nil, err
 			}
@@ -84,7 +84,7 @@ func (s gemmSpelling) backward() operation {
 			return shapes, nil
 		},
 		problem: func(c *Call, h backend.Header) backend.Problem {
-			g, _ := s.resolve(h.Op, h.Kind, c.input(1), c.input(2), c.input(3))
+			g, _ := s.resolve(h.Op, c.input(1), c.input(2), c.input(3))
 			return &backend.GemmEpilogueBackward{
 				Header: h, BatchRank: g.batchRank(),
 				GradOutput: g.result(c.input(0)), A: g.operandA(c.input(1)), B: g.operandB(c.input(2)), Bias: g.vector(c.input(3)),
@@ -105,10 +105,7 @@ type gemm struct {
 }
 
 // resolve applies torch.matmul's rules to the operands' shapes.
-func (s gemmSpelling) resolve(op, kind string, a, b, bias *tensor.View) (*gemm, error) {
-	if err := check.OneOf(op, "activation", kind, activation.Names()); err != nil {
-		return nil, err
-	}
+func (s gemmSpelling) resolve(op string, a, b, bias *tensor.View) (*gemm, error) {
 	g := &gemm{transposed: s.transposed, vectorA: a.Rank() == 1, vectorB: b.Rank() == 1}
 	switch {
 	case a.Rank() == 0:

@@ -69,8 +69,8 @@ func (s *InferSuite) TestShapesOfTheOthers() {
 		{op.Call{Op: "gated_activation", Kind: "glu", Inputs: []*tensor.View{x}}, [][]int64{{1, 6}}},
 		{op.Call{Op: "gated_activation_backward", Kind: "glu", Inputs: []*tensor.View{s.described(device, 1, 6), x}}, [][]int64{{2, 6}, {2}}},
 		{op.Call{Op: "gated_product_backward", Kind: "glu", Inputs: []*tensor.View{x, x, x}}, [][]int64{{2, 6}, {2, 6}}},
-		{op.Call{Op: "lerp", HasWeight: true, Inputs: []*tensor.View{s.described(device, 2, 1), s.described(device, 3, 1, 6)}}, [][]int64{{3, 2, 6}}},
-		{op.Call{Op: "lerp_backward", HasWeight: true, Inputs: []*tensor.View{x, s.described(device, 6), x}}, [][]int64{{6}, {2, 6}, nil}},
+		{op.Call{Op: "lerp", Parameters: []float64{0}, Inputs: []*tensor.View{s.described(device, 2, 1), s.described(device, 3, 1, 6)}}, [][]int64{{3, 2, 6}}},
+		{op.Call{Op: "lerp_backward", Parameters: []float64{0}, Inputs: []*tensor.View{x, s.described(device, 6), x}}, [][]int64{{6}, {2, 6}, nil}},
 		{op.Call{Op: "lerp_backward", Inputs: []*tensor.View{x, x, s.described(device), s.described(device, 2, 1)}}, [][]int64{{2, 6}, {}, {2, 1}}},
 	} {
 		shapes, bytes, err := op.Infer(&c.call, []bool{true, true, true})

@@ -10,8 +10,7 @@ import (
 // (1 - weight) * grad_output, grad_end = weight * grad_output and grad_weight = grad_output * (end - start), each summed to its tensor's shape.
 var (
 	lerp = operation{
-		Signature:    Signature{"lerp", broadcasting(0, "start", "end", "weight?"), arguments("out")},
-		interpolates: true,
+		Signature: Signature{"lerp", broadcasting(0, "start", "end", "weight?"), arguments("out")},
 		shapes: func(c *Call) ([][]int64, error) {
 			const name = "lerp"
 			if err := oneWeight(name, c, c.input(2)); err != nil {
@@ -35,8 +34,7 @@ var (
 		Signature: Signature{
 			"lerp_backward", broadcasting(1, "grad_output", "start?", "end?", "weight?"), broadcasting(0, "grad_start", "grad_end", "grad_weight"),
 		},
-		interpolates: true,
-		shapes:       lerpBackwardShapes,
+		shapes: lerpBackwardShapes,
 		problem: func(c *Call, h backend.Header) backend.Problem {
 			g := c.input(0)
 			p := &backend.LerpBackward{
@@ -93,10 +91,10 @@ func lerpBackwardShapes(c *Call) ([][]int64, error) {
 
 // oneWeight asks for a weight tensor or a number, not both.
 func oneWeight(op string, c *Call, weight *tensor.View) error {
-	switch {
-	case weight == nil && !c.HasWeight:
+	switch number := len(c.Parameters) > 0; {
+	case weight == nil && !number:
 		return check.Invalid(op, "weight", "missing, want a tensor or a number")
-	case weight != nil && c.HasWeight:
+	case weight != nil && number:
 		return check.Invalid(op, "weight", "a tensor, want none: a number was given already")
 	}
 	return nil

@@ -16,23 +16,48 @@ import (
 	"github.com/epigrad/epigrad/go/tensor"
 )
 
-// Call is one use of an operation.
+// Gate is where the gate is in the input of a gated activation, along the dimension that is split.
+type Gate int
+
+// The places. The values are those of epigrad.h.
+const (
+	GateSecond Gate = iota // the second half, as in torch.nn.functional.glu
+	GateFirst              // the first half
+	gates
+)
+
+var gateNames = [gates]string{"second", "first"}
+
+// ParseGate returns the place of a name; "" is "second".
+func ParseGate(op, name string) (Gate, error) {
+	if name == "" {
+		return GateSecond, nil
+	}
+	for gate, known := range gateNames {
+		if known == name {
+			return Gate(gate), nil
+		}
+	}
+	return 0, check.OneOf(op, "gate", name, gateNames[:])
+}
+
+// Call is one use of an operation. The fields are in the order of epg_call and of Python's Call.
 type Call struct {
 	// Op is the operation's name; Signatures lists them.
 	Op string
 	// Kind is the activation or the gated kind; "" is the activation "none".
 	Kind string
+	// Parameters are the kind's, in the order of its row in go/activation; empty for the defaults. Of lerp it is the
+	// weight, where no tensor gives it.
+	Parameters []float64
 	// Dim is the dimension that a gated activation splits; it may count from the end.
 	Dim int
-	// GateFirst tells that the gate is the first half of a gated activation's input, not the second.
-	GateFirst bool
-	// Weight is lerp's weight where no tensor gives it, which HasWeight tells.
-	Weight    float64
-	HasWeight bool
-	// AllowTF32 lets float32 products be computed in TF32 where the hardware has it.
-	AllowTF32 bool
+	// Gate is where the gate is along Dim.
+	Gate Gate
 	// Accumulate adds into the weight and bias gradients in place of overwriting them.
 	Accumulate bool
+	// AllowTF32 lets float32 products be computed in TF32 where the hardware has it.
+	AllowTF32 bool
 	// Backend names the backend that runs tensors in the host's memory; "" is the CPU's.
 	Backend string
 	// Inputs and Outputs are in the signature's order; nil is absent, and trailing absent ones may be left out.
@@ -67,10 +92,11 @@ type Signature struct {
 // operation is a signature with its rules.
 type operation struct {
 	Signature
-	// What its parameters mean. activated: the kind is an activation. splits: dim is split, and the gate may be the
-	// first half. interpolates: the weight may be a number, and there is no kind. multiplies: there is a product.
-	// accumulates: there are weight and bias gradients to add to.
-	activated, splits, interpolates, multiplies, accumulates bool
+	// kinds is the table that its kind is in; nil for lerp, which has none and takes its weight as a parameter.
+	kinds *kinds
+	// splits: dim is split, and gate says where the gate is. multiplies: there is a product. accumulates: there are
+	// weight and bias gradients to add to.
+	splits, multiplies, accumulates bool
 	// shapes validates the inputs' geometry and returns each output's shape; nil for one that cannot exist.
 	shapes func(c *Call) ([][]int64, error)
 	// problem normalises a call whose geometry is valid.
@@ -91,14 +117,14 @@ func Signatures() []Signature {
 	return all
 }
 
-// resolve finds a call's operation and fills in the activation that "" stands for.
+// resolve finds a call's operation, and completes its kind and parameters.
 func resolve(c *Call) (*operation, error) {
 	for i := range operations {
 		if o := &operations[i]; o.Name == c.Op {
-			if o.activated && c.Kind == "" {
-				c.Kind = "none"
+			if err := o.meaningful(c); err != nil {
+				return nil, err
 			}
-			return o, o.meaningful(c)
+			return o, o.complete(c)
 		}
 	}
 	return nil, Unknown(c.Op)
@@ -113,19 +139,15 @@ func Unknown(name string) error {
 	return check.OneOf("epigrad", "op", name, names)
 }
 
-// meaningful refuses parameters that the operation does not have: none is ignored.
+// meaningful refuses what the operation does not have: nothing is ignored.
 func (o *operation) meaningful(c *Call) error {
 	switch {
 	case c.Dim != 0 && !o.splits:
 		return check.Invalid(o.Name, "dim", "got %d, want 0: this operation splits no dimension", c.Dim)
-	case c.GateFirst && !o.splits:
-		return check.Invalid(o.Name, "gate", "first, but this operation has no halves of which one is the gate")
-	case c.Kind != "" && o.interpolates:
-		return check.Invalid(o.Name, "kind", "got %s, want no name (NULL): this operation has no activation", check.Quote(c.Kind))
-	case c.HasWeight && !o.interpolates:
-		return check.Invalid(o.Name, "weight", "a number, but this operation has no weight that is one")
-	case c.Weight != 0 && !c.HasWeight:
-		return check.Invalid(o.Name, "weight", "got %v without HasWeight (EPG_HAS_WEIGHT), want 0 or both", c.Weight)
+	case c.Gate != GateSecond && !o.splits:
+		return check.Invalid(o.Name, "gate", "got %d, want 0: this operation has no halves of which one is the gate", c.Gate)
+	case c.Gate < 0 || c.Gate >= gates:
+		return check.Invalid(o.Name, "gate", "got %d, want 0 (the second half) or 1 (the first)", c.Gate)
 	case c.AllowTF32 && !o.multiplies:
 		return check.Invalid(o.Name, "allow_tf32", "true, but this operation has no product")
 	}
@@ -410,8 +432,9 @@ func (o *operation) kept(lists ...[]check.Operand) error {
 func (c *Call) execution(inputs int) *backend.Run {
 	r := &backend.Run{
 		Bases: make([]unsafe.Pointer, inputs+len(c.Outputs)), Workspace: c.Workspace,
-		Stream: c.Stream, Threads: c.Threads, Accumulate: c.Accumulate, Weight: c.Weight,
+		Stream: c.Stream, Threads: c.Threads, Accumulate: c.Accumulate,
 	}
+	copy(r.Parameters[:], c.Parameters)
 	bind := func(views []*tensor.View, first int) {
 		for i, v := range views {
 			if v != nil && !v.IsEmpty() { // an empty tensor's address may be nobody's

@@ -2,6 +2,7 @@ package op
 
 import (
 	"encoding/binary"
+	"math"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -50,7 +51,7 @@ func ClearCache() {
 func (o *operation) kernel(c *Call) (backend.Kernel, error) {
 	var buffer [512]byte
 	choices := tuning.Current()
-	key := c.key(buffer[:0], choices)
+	key := o.key(c, buffer[:0], choices)
 	cache.RLock()
 	k, ok := cache.kernels[string(key)]
 	cache.RUnlock()
@@ -140,17 +141,24 @@ func (c *Call) owned(inputs int) *Call {
 		return list
 	}
 	o := *c
+	o.Parameters = slices.Clone(c.Parameters)
 	o.Inputs, o.Outputs = clone(c.Inputs, 0), clone(c.Outputs, inputs)
 	return &o
 }
 
-// key writes the call's geometry, and in which file's choices its kernel is.
-func (c *Call) key(key []byte, choices *tuning.File) []byte {
+// key writes all that a kernel follows from: what is computed, the tensors' geometry, and in which file's choices the kernel is.
+func (o *operation) key(c *Call, key []byte, choices *tuning.File) []byte {
 	for _, name := range [3]string{c.Op, c.Kind, c.Backend} { // with its length: a name may hold any byte
 		key = binary.AppendUvarint(key, uint64(len(name)))
 		key = append(key, name...)
 	}
-	key = append(key, flag(c.GateFirst), flag(c.Accumulate), flag(c.HasWeight), flag(c.AllowTF32))
+	key = binary.AppendUvarint(key, uint64(len(c.Parameters)))
+	if o.kinds != nil { // any number may be lerp's weight, with any kernel
+		for _, value := range c.Parameters {
+			key = binary.LittleEndian.AppendUint64(key, math.Float64bits(value))
+		}
+	}
+	key = append(key, byte(c.Gate), flag(c.Accumulate), flag(c.AllowTF32))
 	key = binary.AppendVarint(key, int64(c.Dim))
 	key = binary.AppendVarint(key, choices.Generation())
 	for _, views := range [2][]*tensor.View{c.Inputs, c.Outputs} {
@@ -278,7 +286,11 @@ func spread(views []*tensor.View, exact []bool) []*tensor.View {
 func (p *Plan) Signature() Signature { return p.operation.Signature }
 
 // Sku says what runs.
-func (p *Plan) Sku() backend.Sku { return p.kernel.Sku() }
+func (p *Plan) Sku() backend.Sku {
+	sku := p.kernel.Sku()
+	sku.Kind = p.operation.describe(&p.call)
+	return sku
+}
 
 // Precision says what the kernel guarantees.
 func (p *Plan) Precision() backend.Precision { return p.kernel.Precision() }
@@ -305,8 +317,8 @@ func (p *Plan) Run(c *Call) error {
 func (p *Plan) prepare(c *Call) (*Call, backend.Kernel, error) {
 	o := p.operation
 	full := *c
-	full.Op, full.Kind, full.Dim, full.GateFirst, full.Weight = o.Name, p.call.Kind, p.call.Dim, p.call.GateFirst, p.call.Weight
-	full.HasWeight, full.AllowTF32, full.Backend = p.call.HasWeight, p.call.AllowTF32, p.call.Backend
+	full.Op, full.Kind, full.Parameters, full.Dim, full.Gate = o.Name, p.call.Kind, p.call.Parameters, p.call.Dim, p.call.Gate
+	full.AllowTF32, full.Backend = p.call.AllowTF32, p.call.Backend
 	inputs, outputs, err := o.operands(&full)
 	if err != nil {
 		return nil, nil, err

@@ -129,7 +129,7 @@ func (s *opSuite) TestGatedActivation() {
 			grad := newArray(dt, c.half(), pick.input()).fill(s.normal(1))
 			out, gradient := newArray(dt, c.half(), pick.output()), newArray(dt, c.shape, pick.output())
 			bias := newArray(dt, c.shape[c.at():c.at()+1], pick.output())
-			forward := call{Call: op.Call{Op: "gated_activation", Kind: kind, Dim: c.dim, GateFirst: first}, inputs: []*array{input}, outputs: []*array{out}}
+			forward := call{Call: op.Call{Op: "gated_activation", Kind: kind, Dim: c.dim, Gate: gateOf(first)}, inputs: []*array{input}, outputs: []*array{out}}
 			s.run(forward)
 			backward := call{Call: forward.Call, inputs: []*array{grad, input}, outputs: []*array{gradient, bias}}
 			backward.Op = "gated_activation_backward"

@@ -24,7 +24,7 @@ func (s *opSuite) checkGradients(what string, forward op.Call, backward string, 
 		}
 	}
 	described, _, err := op.Infer(&op.Call{
-		Op: forward.Op, Kind: forward.Kind, Dim: forward.Dim, GateFirst: forward.GateFirst, Weight: forward.Weight, HasWeight: forward.HasWeight,
+		Op: forward.Op, Kind: forward.Kind, Parameters: forward.Parameters, Dim: forward.Dim, Gate: forward.Gate,
 		Inputs: views(inputs), Backend: s.host(),
 	}, []bool{true})
 	s.Require().NoError(err)
@@ -99,7 +99,7 @@ func (s *opSuite) TestGradientsAreThoseOfTheForward() {
 		}
 		for _, c := range []gatedCase{{[]int64{6}, 0}, {[]int64{3, 4}, 1}, {[]int64{2, 4, 3}, 1}} {
 			for _, first := range []bool{false, true} {
-				s.checkGradients(info.Name, op.Call{Op: "gated_activation", Kind: info.Name, Dim: c.dim, GateFirst: first}, "gated_activation_backward",
+				s.checkGradients(info.Name, op.Call{Op: "gated_activation", Kind: info.Name, Dim: c.dim, Gate: gateOf(first)}, "gated_activation_backward",
 					[][]int64{c.shape}, kinked)
 			}
 		}
@@ -111,7 +111,7 @@ func (s *opSuite) TestGradientsAreThoseOfTheForward() {
 		}
 	}
 	for _, number := range numbers {
-		s.checkGradients(fmt.Sprint("lerp by ", number), op.Call{Op: "lerp", Weight: number, HasWeight: true}, "lerp_backward",
+		s.checkGradients(fmt.Sprint("lerp by ", number), op.Call{Op: "lerp", Parameters: []float64{number}}, "lerp_backward",
 			[][]int64{{3, 1}, {2, 1, 4}}, anywhere)
 	}
 }

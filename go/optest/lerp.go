@@ -78,7 +78,7 @@ func (s *opSuite) interpolation(c lerpCase, dt dtype.DType, number float64, pick
 func (p *interpolation) call(name string, outputs ...*array) call {
 	c := call{Call: op.Call{Op: name}, inputs: p.operands[:], outputs: outputs}
 	if p.operands[2] == nil {
-		c.Weight, c.HasWeight = p.number, true
+		c.Parameters = []float64{p.number}
 	}
 	return c
 }
@@ -212,7 +212,7 @@ func (s *opSuite) TestLerpSumsAreExact() {
 			grad := newArray(dt, []int64{count}, contiguous).fill(func(i int) float64 { return pattern[i%4] })
 			end := newArray(dt, []int64{1}, contiguous)
 			s.run(call{
-				Call: op.Call{Op: "lerp_backward", Weight: 1, HasWeight: true}, inputs: []*array{grad}, outputs: []*array{nil, end},
+				Call: op.Call{Op: "lerp_backward", Parameters: []float64{1}}, inputs: []*array{grad}, outputs: []*array{nil, end},
 			})
 			s.Equal([]float64{count / 2}, end.values(), "%v %v", dt, pattern)
 		}
@@ -227,7 +227,7 @@ func (s *opSuite) TestLerpTakesFloat64Weights() {
 	start, end := newArray(dt, []int64{1}, contiguous).fill(func(int) float64 { return 0 }), newArray(dt, []int64{1}, contiguous).fill(func(int) float64 { return 1 })
 	out := newArray(dt, []int64{1}, contiguous)
 	s.run(call{
-		Call: op.Call{Op: "lerp", Weight: weight, HasWeight: true}, inputs: []*array{start, end}, outputs: []*array{out},
+		Call: op.Call{Op: "lerp", Parameters: []float64{weight}}, inputs: []*array{start, end}, outputs: []*array{out},
 	})
 	s.Equal([]float64{weight}, out.values())
 }

@@ -204,7 +204,7 @@ func (s *opSuite) TestLerpOfInfinities() {
 		} {
 			out, count := newArray(dt, []int64{1}, contiguous), []int64{1}
 			s.run(call{
-				Call: op.Call{Op: "lerp", Weight: c.weight, HasWeight: true}, inputs: []*array{list(dt, count, c.start), list(dt, count, c.end)}, outputs: []*array{out},
+				Call: op.Call{Op: "lerp", Parameters: []float64{c.weight}}, inputs: []*array{list(dt, count, c.start), list(dt, count, c.end)}, outputs: []*array{out},
 			})
 			s.equals([]float64{c.want}, out, "lerp(%v, %v, %v)", c.start, c.end, c.weight)
 			grads := []*array{newArray(dt, count, contiguous), newArray(dt, count, contiguous), newArray(dt, count, contiguous)}
@@ -238,7 +238,7 @@ func (s *opSuite) TestSumsOfInfinities() {
 			s.equals([]float64{c.want}, bias, "sum of %v ... %v", c.first, c.last)
 			end := newArray(dt, []int64{1, 1}, contiguous)
 			s.run(call{
-				Call: op.Call{Op: "lerp_backward", Weight: 1, HasWeight: true}, inputs: []*array{grad}, outputs: []*array{nil, end},
+				Call: op.Call{Op: "lerp_backward", Parameters: []float64{1}}, inputs: []*array{grad}, outputs: []*array{nil, end},
 			})
 			s.equals([]float64{c.want}, end, "lerp's sum of %v ... %v", c.first, c.last)
 		}

@@ -7,6 +7,7 @@ import (
 	"gonum.org/v1/gonum/diff/fd"
 
 	"github.com/epigrad/epigrad/go/activation"
+	"github.com/epigrad/epigrad/go/op"
 )
 
 // reference is what the tests know of an activation.
@@ -105,6 +106,14 @@ func nearKink(kind string, x, distance float64) bool {
 func gateActivation(kind string) string {
 	info, _ := activation.LookupGated(kind)
 	return info.Activation
+}
+
+// gateOf is where the gate is.
+func gateOf(first bool) op.Gate {
+	if first {
+		return op.GateFirst
+	}
+	return op.GateSecond
 }
 
 // normal draws numbers around 0 of about the size given.

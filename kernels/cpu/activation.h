@@ -1,8 +1,8 @@
 // The activations, by the names of their rows in go/activation, with the formulas of kernels/portable/activation.go. Included once for each arithmetic
 // (arithmetic.h).
 //
-// An activation has parts (what its value and its slope share: an exponential, above all), value(x), and gradient(g, x) = g act'(x), which is a selection
-// where the activation is piecewise linear, so that relu'(x) = 0 also stops an infinite or NaN g. Where the derivative is a function of the output y,
+// An activation has parts(x, parameters), which is what its value and its slope share (an exponential, above all, and the parameters), value(x, parts), and
+// gradient(g, x, parts) = g act'(x), which is a selection where the activation is piecewise linear, so that relu'(x) = 0 also stops an infinite or NaN g. Where the derivative is a function of the output y,
 // gradient_from_output(g, y) is the same from y. NaN gives NaN; infinities follow PyTorch (NaN where its formula has inf*0): gelu(-inf) =
 // gelu_tanh(-inf) = silu(-inf) = NaN, and the slopes of the three at both infinities NaN.
 //
@@ -18,6 +18,8 @@
 #define Real V(v)
 #define Decay A(decay_t)
 #define C(x) V(set)(x)
+// The kind's parameters, of which most have none.
+#define PARAMETERS __attribute__((unused)) const double *parameters
 
 typedef struct {
   Decay decay;
@@ -25,7 +27,7 @@ typedef struct {
 } A(gelu_parts_t);
 
 // none is x.
-INLINE int A(none_parts)(Real x) {
+INLINE int A(none_parts)(Real x, PARAMETERS) {
   (void)x;
   return 0;
 }
@@ -39,7 +41,7 @@ INLINE Real A(none_gradient)(Real g, Real x, int parts) {
 }
 
 // relu is max(x, 0); -0 and NaN pass. Its gradient is g where x > 0 or x is NaN, else 0; the output serves as x equally well.
-INLINE int A(relu_parts)(Real x) { return A(none_parts)(x); }
+INLINE int A(relu_parts)(Real x, PARAMETERS) { return A(none_parts)(x, parameters); }
 INLINE Real A(relu_value)(Real x, int parts) {
   (void)parts;
   return V(select)(V(less)(x, C(0)), C(0), x);
@@ -54,7 +56,7 @@ INLINE Real A(relu_gradient)(Real g, Real x, int parts) {
 INLINE Real A(square_of_1_plus)(Real e) { return V(fma)(e, C(2) + e, C(1)); }
 
 // gelu is x Phi(x), Phi(-t) = e^(-t^2/2) W(t). Its slope is Phi(x) + x phi(x): e^(-t^2/2) (W(t) - t/sqrt(2 pi)) on the left and 1 minus that on the right.
-INLINE A(gelu_parts_t) A(gelu_parts)(Real x) { return (A(gelu_parts_t)){A(normal_decay)(x), A(tail)(V(abs)(x))}; }
+INLINE A(gelu_parts_t) A(gelu_parts)(Real x, PARAMETERS) { return (A(gelu_parts_t)){A(normal_decay)(x), A(tail)(V(abs)(x))}; }
 INLINE Real A(gelu_value)(Real x, A(gelu_parts_t) p) {
   V(m) negative = V(less)(x, C(0));
   Real left = A(scaled)(negative, C(1), x * (p.decay.m * p.tail), p.decay), right = x * (C(1) - p.decay.e * p.tail);
@@ -67,7 +69,7 @@ INLINE Real A(gelu_gradient)(Real g, Real x, A(gelu_parts_t) p) {
 }
 
 // sigmoid is 1/(1+e) on the right and e/(1+e) on the left, e = e^-|x|: 1 - sigmoid without its cancellation. Its slope is e/(1+e)^2.
-INLINE Decay A(sigmoid_parts)(Real x) { return A(decay)(V(abs)(x)); }
+INLINE Decay A(sigmoid_parts)(Real x, PARAMETERS) { return A(decay)(V(abs)(x)); }
 INLINE Real A(sigmoid_value)(Real x, Decay decay) {
   V(m) negative = V(less)(x, C(0));
   Real r = V(select)(negative, decay.m, C(1)) / (C(1) + decay.e);
@@ -97,12 +99,12 @@ INLINE Real A(sigmoid_product_gradient)(Real g, Real x, Real v_slope, Decay deca
 }
 
 // silu is x sigmoid(x).
-INLINE Decay A(silu_parts)(Real x) { return A(decay)(V(abs)(x)); }
+INLINE Decay A(silu_parts)(Real x, PARAMETERS) { return A(decay)(V(abs)(x)); }
 INLINE Real A(silu_value)(Real x, Decay decay) { return A(sigmoid_product)(x, decay); }
 INLINE Real A(silu_gradient)(Real g, Real x, Decay decay) { return A(sigmoid_product_gradient)(g, x, C(1), decay); }
 
 // gelu_tanh is x (1 + tanh(u))/2 = x sigmoid(v) with v = 2u = c1 x + c3 x^3, c1 = 2 sqrt(2/pi) and c3 = 0.044715 c1.
-INLINE Decay A(gelu_tanh_parts)(Real x) { return A(gelu_tanh_decay)(x); }
+INLINE Decay A(gelu_tanh_parts)(Real x, PARAMETERS) { return A(gelu_tanh_decay)(x); }
 INLINE Real A(gelu_tanh_value)(Real x, Decay decay) { return A(sigmoid_product)(x, decay); }
 INLINE Real A(gelu_tanh_gradient)(Real g, Real x, Decay decay) {
   // Where e is zero the slope is the limit, and NaN at infinities; the cube of a large x would overflow to an infinity of its own.
@@ -112,7 +114,7 @@ INLINE Real A(gelu_tanh_gradient)(Real g, Real x, Decay decay) {
 }
 
 // tanh is 1 - 2e/(1+e), e = e^(-2|x|), with the sign of x, and a polynomial near 0, where that cancels. Its slope is 4e/(1+e)^2.
-INLINE Decay A(tanh_parts)(Real x) { return A(decay)(C(2) * V(abs)(x)); }
+INLINE Decay A(tanh_parts)(Real x, PARAMETERS) { return A(decay)(C(2) * V(abs)(x)); }
 INLINE Real A(tanh_value)(Real x, Decay decay) {
   Real t = V(abs)(x), square = t * t;
   Real near = V(fma)(t, square * A(tanh_rest)(square), t);
@@ -128,3 +130,4 @@ INLINE Real A(tanh_gradient_from_output)(Real g, Real y) { return g * ((C(1) - y
 #undef Real
 #undef Decay
 #undef C
+#undef PARAMETERS

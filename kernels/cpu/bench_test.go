@@ -128,7 +128,7 @@ func BenchmarkFormulas(b *testing.B) {
 					}
 					b.SetBytes(n) // so that this is elements a second
 					for b.Loop() {
-						e.Elementwise(cpu.Alone(), k, &l, 0, n, n, &cpu.Numbers{}, &operands)
+						e.Elementwise(cpu.Alone(), k, &l, 0, n, n, &cpu.Parameters{}, &operands)
 					}
 				})
 			}

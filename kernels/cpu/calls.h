@@ -8,10 +8,10 @@
 #define EPG_ADDRESSES char *out0, char *out1, char *out2, char *in0, char *in1, char *in2, char *in3
 
 // Elements are computed `each` at a time.
-void epg_elementwise(const epg_engine *, epg_crew *, epg_kernel *, const epg_loops *, int64_t first, int64_t count, int64_t each, const double *numbers,
+void epg_elementwise(const epg_engine *, epg_crew *, epg_kernel *, const epg_loops *, int64_t first, int64_t count, int64_t each, const double *parameters,
                      EPG_ADDRESSES);
 // Totals are one task's for each member of the crew, or, if there are several chunks, every task's, and `done`, zeros, counts those of each column.
-void epg_sum(const epg_engine *, epg_crew *, epg_kernel *, const epg_sums *, int64_t columns, const double *numbers, EPG_ADDRESSES, char *to0, char *to1,
+void epg_sum(const epg_engine *, epg_crew *, epg_kernel *, const epg_sums *, int64_t columns, const double *parameters, EPG_ADDRESSES, char *to0, char *to1,
              char *to2, double *totals, int32_t *done);
 // Both operands are packed, or one: the other is NULL.
 void epg_pack(const epg_engine *, epg_crew *, const epg_operand *left, const char *left_from, char *left_to, int16_t *left_smallest, const epg_operand *right,

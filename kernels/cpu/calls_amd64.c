@@ -45,7 +45,7 @@ typedef struct {
   epg_kernel *k;
   const epg_loops *l;
   int64_t first, count, each;
-  const double *numbers;
+  const double *parameters;
   char *const *at;
 } elementwise_job;
 
@@ -53,12 +53,12 @@ static void elementwise_task(const void *job, int64_t task, int64_t member) {
   const elementwise_job *j = job;
   const int64_t done = task * j->each;
   (void)member;
-  j->e->elementwise(j->k, j->l, j->first + done, least(j->each, j->count - done), j->numbers, j->at);
+  j->e->elementwise(j->k, j->l, j->first + done, least(j->each, j->count - done), j->parameters, j->at);
 }
 
-void epg_elementwise(const epg_engine *e, epg_crew *crew, epg_kernel *k, const epg_loops *l, int64_t first, int64_t count, int64_t each, const double *numbers,
-                     EPG_ADDRESSES) {
-  const elementwise_job job = {e, k, l, first, count, each, numbers, AT};
+void epg_elementwise(const epg_engine *e, epg_crew *crew, epg_kernel *k, const epg_loops *l, int64_t first, int64_t count, int64_t each,
+                     const double *parameters, EPG_ADDRESSES) {
+  const elementwise_job job = {e, k, l, first, count, each, parameters, AT};
   share(crew, divide_up(count, each), elementwise_task, &job);
 }
 
@@ -66,7 +66,7 @@ typedef struct {
   const epg_engine *e;
   epg_kernel *k;
   const epg_sums *sums;
-  const double *numbers;
+  const double *parameters;
   char *const *at, *const *to;
   double *totals;
   int64_t each;  // doubles of a task's totals
@@ -77,7 +77,7 @@ typedef struct {
 static void sum_one(const sum_job *j, int64_t task, int64_t member) {
   const int64_t chunks = j->sums->chunks, column = task / chunks;
   const int64_t first = chunks > 1 ? column * chunks : member, own = chunks > 1 ? task : member;
-  j->e->sum(j->k, j->sums, task, j->numbers, j->at, j->totals + own * j->each);
+  j->e->sum(j->k, j->sums, task, j->parameters, j->at, j->totals + own * j->each);
   // Who ends a column's last chunk sees the others'.
   if (chunks > 1 && __atomic_add_fetch(j->done + column, 1, __ATOMIC_ACQ_REL) < chunks) return;
   j->e->finish_sums(j->sums, column, j->totals + first * j->each, j->to);
@@ -89,12 +89,12 @@ static void sum_task(const void *job, int64_t task, int64_t member) {
   for (int64_t one = task * j->together; one < end; one++) sum_one(j, one, member);
 }
 
-void epg_sum(const epg_engine *e, epg_crew *crew, epg_kernel *k, const epg_sums *q, int64_t columns, const double *numbers, EPG_ADDRESSES, char *to0, char *to1,
-             char *to2, double *totals, int32_t *done) {
+void epg_sum(const epg_engine *e, epg_crew *crew, epg_kernel *k, const epg_sums *q, int64_t columns, const double *parameters, EPG_ADDRESSES, char *to0,
+             char *to1, char *to2, double *totals, int32_t *done) {
   // Neighbours among many columns are one thread's: their results share cache lines.
   enum { most_together = 64, turns = 16 };
   char *const to[EPG_OPERANDS] = {to0, to1, to2};
-  sum_job job = {e, k, q, numbers, AT, to, totals, 0, done, columns, 1};
+  sum_job job = {e, k, q, parameters, AT, to, totals, 0, done, columns, 1};
   for (int i = 0; i < EPG_OUTPUTS; i++) job.each += q->summed[i] * 2 * q->width;
   if (q->chunks == 1 && columns > turns * crew->members) job.together = least(columns / (turns * crew->members), most_together);
   share(crew, divide_up(columns * q->chunks, job.together), sum_task, &job);

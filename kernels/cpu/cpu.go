@@ -4,7 +4,11 @@
 // Who calls decides how work is cut into tasks and which threads take them (Crew): nothing here allocates or remembers anything.
 package cpu
 
-import "unsafe"
+import (
+	"unsafe"
+
+	"github.com/epigrad/epigrad/go/activation"
+)
 
 // The operands of a kernel: outputs first, then inputs (cpu.h).
 const (
@@ -31,8 +35,8 @@ type Loops struct {
 	Strides                   [Operands][MostRank]int64
 }
 
-// Numbers are an operation's parameters: for lerp the weight, the weight less 1, and 1 less the weight.
-type Numbers [3]float64
+// Parameters are an operation's, in the order of its kind's row in go/activation; lerp has the weight first.
+type Parameters [activation.MostParameters]float64
 
 // Sums is a pass that sums outputs over some dimensions of the operands' shape: epg_sums. Accumulate and Summed are 0 or 1.
 type Sums struct {
@@ -154,6 +158,7 @@ type Tile struct {
 	Row, Column             int64
 	Size, SumSize           int64
 	BiasStride              int64
+	Parameters              Parameters
 	Out, Pre                Result
 	Add, Store, Value       Kernel
 }

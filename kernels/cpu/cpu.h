@@ -20,13 +20,15 @@ enum {
   EPG_BLOCK = 512,
   // EPG_LEAST_EXPONENTS is what the exponents of two panels' smallest numbers are together, at least, where pairs are multiplied as such (gemm.h).
   EPG_LEAST_EXPONENTS = 2 * 127 - 100,
+  // EPG_MOST_PARAMETERS is the most parameters of a kind (go/activation).
+  EPG_MOST_PARAMETERS = 4,
   // EPG_PANELS is the most panels that are packed at a time.
   EPG_PANELS = 8,
 };
 
 // epg_kernel computes n elements, a multiple of EPG_GROUP, of contiguous operands. Absent outputs are NULL. wide are the values of the
-// outputs before they are rounded, for sums: floats of half types, else doubles. numbers are the operation's parameters.
-typedef void epg_kernel(int64_t n, char *const *out, char *const *wide, const char *const *in, const double *numbers);
+// outputs before they are rounded, for sums: floats of half types, else doubles. parameters are the operation's: EPG_MOST_PARAMETERS of them.
+typedef void epg_kernel(int64_t n, char *const *out, char *const *wide, const char *const *in, const double *parameters);
 
 // epg_loops is a walk over several tensors of one shape, whose last dimension is the innermost loop. Strides are in bytes. With stream,
 // results that are contiguous go past the caches, which they would only empty.
@@ -77,6 +79,7 @@ typedef struct {
   int64_t row, column;
   int64_t size, sum_size;  // bytes of an element, of a sum
   int64_t bias_stride;
+  double parameters[EPG_MOST_PARAMETERS];
   epg_result out, pre;
   epg_kernel *add, *store, *value;
 } epg_tile;
@@ -124,10 +127,10 @@ typedef struct {
     int64_t count;
   } kernels[4];  // by dtype
   // elementwise computes the elements [first, first+count) of a walk.
-  void (*elementwise)(epg_kernel *, const epg_loops *, int64_t first, int64_t count, const double *numbers, char *const *at);
+  void (*elementwise)(epg_kernel *, const epg_loops *, int64_t first, int64_t count, const double *parameters, char *const *at);
   // sum adds up one task of a pass, in totals whose content is lost; finish_sums makes results of a column's, which is a piece of an index over outer: those of all its
   // chunks, one after the other.
-  void (*sum)(epg_kernel *, const epg_sums *, int64_t task, const double *numbers, char *const *at, double *totals);
+  void (*sum)(epg_kernel *, const epg_sums *, int64_t task, const double *parameters, char *const *at, double *totals);
   void (*finish_sums)(const epg_sums *, int64_t column, double *totals, char *const *to);
   // A tile is made of panels of left_width rows of the left operand and right_width of the right one, by form (0 where the engine lacks a form).
   int64_t left_width[EPG_FORMS], right_width[EPG_FORMS];

@@ -14,8 +14,8 @@
 //
 // The order of operations is that of PyTorch's autograd, so that infinities meet zeros in the same places.
 
-#define KERNEL(name) TARGET static void JOIN(name, DTYPE)(int64_t n, char *const *out, char *const *wide, const char *const *in, const double *numbers)
-#define UNUSED_NUMBERS (void)wide, (void)numbers
+#define KERNEL(name) TARGET static void JOIN(name, DTYPE)(int64_t n, char *const *out, char *const *wide, const char *const *in, const double *parameters)
+#define UNUSED (void)wide, (void)parameters
 #define FOR_EACH_GROUP for (int64_t i = 0; i < n; i += V(lanes))
 #define LOAD(operand) V(JOIN(load, STORAGE))(in[operand] + i * SIZE)
 #define STORE(output, value) V(JOIN(store, STORAGE))(out[output] + i * SIZE, value)
@@ -27,70 +27,70 @@
     if (wide[output]) V(store_real)((V(real) *)wide[output] + i, result); \
   } while (0)
 
-#define ACTIVATION_KERNELS(act, unused)                                  \
-  KERNEL(activation_##act) {                                             \
-    UNUSED_NUMBERS;                                                      \
-    FOR_EACH_GROUP {                                                     \
-      V(v) x = LOAD(0);                                                  \
-      STORE(0, A(act##_value)(x, A(act##_parts)(x)));                    \
-    }                                                                    \
-  }                                                                      \
-  KERNEL(epilogue_##act) {                                               \
-    UNUSED_NUMBERS;                                                      \
-    FOR_EACH_GROUP {                                                     \
-      V(v) x = V(JOIN(load, ACCUMULATOR))(in[0] + i * ACCUMULATOR_SIZE); \
-      STORE(0, A(act##_value)(x, A(act##_parts)(x)));                    \
-    }                                                                    \
-  }                                                                      \
-  KERNEL(activation_backward_##act) {                                    \
-    (void)numbers;                                                       \
-    int gradient = out[0] || wide[0];                                    \
-    FOR_EACH_GROUP {                                                     \
-      V(v) x = LOAD(1);                                                  \
-      __typeof__(A(act##_parts)(x)) parts = A(act##_parts)(x);           \
-      V(v) g = LOAD(0);                                                  \
-      if (out[1]) STORE(1, A(act##_value)(x, parts));                    \
-      if (gradient) STORE_ANY(0, A(act##_gradient)(g, x, parts));        \
-    }                                                                    \
-  }                                                                      \
-  KERNEL(gated_##act) {                                                  \
-    UNUSED_NUMBERS;                                                      \
-    FOR_EACH_GROUP {                                                     \
-      V(v) value = LOAD(0), gate = LOAD(1);                              \
-      STORE(0, value * A(act##_value)(gate, A(act##_parts)(gate)));      \
-    }                                                                    \
-  }                                                                      \
-  KERNEL(gated_backward_##act) {                                         \
-    (void)numbers;                                                       \
-    FOR_EACH_GROUP {                                                     \
-      V(v) g = LOAD(0), value = LOAD(1), gate = LOAD(2);                 \
-      __typeof__(A(act##_parts)(gate)) parts = A(act##_parts)(gate);     \
-      STORE_ANY(0, g * A(act##_value)(gate, parts));                     \
-      STORE_ANY(1, A(act##_gradient)(g * value, gate, parts));           \
-    }                                                                    \
+#define ACTIVATION_KERNELS(act, unused)                                                      \
+  KERNEL(activation_##act) {                                                                 \
+    UNUSED;                                                                                  \
+    FOR_EACH_GROUP {                                                                         \
+      V(v) x = LOAD(0);                                                                      \
+      STORE(0, A(act##_value)(x, A(act##_parts)(x, parameters)));                            \
+    }                                                                                        \
+  }                                                                                          \
+  KERNEL(epilogue_##act) {                                                                   \
+    UNUSED;                                                                                  \
+    FOR_EACH_GROUP {                                                                         \
+      V(v) x = V(JOIN(load, ACCUMULATOR))(in[0] + i * ACCUMULATOR_SIZE);                     \
+      STORE(0, A(act##_value)(x, A(act##_parts)(x, parameters)));                            \
+    }                                                                                        \
+  }                                                                                          \
+  KERNEL(activation_backward_##act) {                                                        \
+    (void)parameters;                                                                        \
+    int gradient = out[0] || wide[0];                                                        \
+    FOR_EACH_GROUP {                                                                         \
+      V(v) x = LOAD(1);                                                                      \
+      __typeof__(A(act##_parts)(x, parameters)) parts = A(act##_parts)(x, parameters);       \
+      V(v) g = LOAD(0);                                                                      \
+      if (out[1]) STORE(1, A(act##_value)(x, parts));                                        \
+      if (gradient) STORE_ANY(0, A(act##_gradient)(g, x, parts));                            \
+    }                                                                                        \
+  }                                                                                          \
+  KERNEL(gated_##act) {                                                                      \
+    UNUSED;                                                                                  \
+    FOR_EACH_GROUP {                                                                         \
+      V(v) value = LOAD(0), gate = LOAD(1);                                                  \
+      STORE(0, value * A(act##_value)(gate, A(act##_parts)(gate, parameters)));              \
+    }                                                                                        \
+  }                                                                                          \
+  KERNEL(gated_backward_##act) {                                                             \
+    (void)parameters;                                                                        \
+    FOR_EACH_GROUP {                                                                         \
+      V(v) g = LOAD(0), value = LOAD(1), gate = LOAD(2);                                     \
+      __typeof__(A(act##_parts)(gate, parameters)) parts = A(act##_parts)(gate, parameters); \
+      STORE_ANY(0, g * A(act##_value)(gate, parts));                                         \
+      STORE_ANY(1, A(act##_gradient)(g * value, gate, parts));                               \
+    }                                                                                        \
   }
 EPG_FOR_EACH_ACTIVATION(ACTIVATION_KERNELS, )
 
 #define FROM_OUTPUT_KERNEL(act, unused)                                           \
   KERNEL(from_output_##act) {                                                     \
-    (void)numbers;                                                                \
+    (void)parameters;                                                             \
     FOR_EACH_GROUP STORE_ANY(0, A(act##_gradient_from_output)(LOAD(0), LOAD(1))); \
   }
 EPG_FOR_EACH_ACTIVATION_FROM_OUTPUT(FROM_OUTPUT_KERNEL, )
 
 KERNEL(add) {
-  UNUSED_NUMBERS;
+  UNUSED;
   FOR_EACH_GROUP {
     char *sums = out[0] + i * ACCUMULATOR_SIZE;
     V(JOIN(store, ACCUMULATOR))(sums, V(JOIN(load, ACCUMULATOR))(sums) + LOAD(0));
   }
 }
 
-// numbers are the weight, the weight less 1 (which has digits that a float weight leaves out) and 1 minus the weight; a weight that is a tensor is used in their
-// place. The formula starts from the nearer end, so that it is exact at both.
+// The weight is the parameter, unless a tensor gives it. Less 1 it has digits that a float weight leaves out. The formula starts from the nearer end, so that it
+// is exact at both.
 KERNEL(lerp) {
   (void)wide;
-  V(v) weight = V(set)(numbers[0]), weight_less_1 = V(set)(numbers[1]);
+  V(v) weight = V(set)(parameters[0]), weight_less_1 = V(set)(parameters[0] - 1);
   FOR_EACH_GROUP {
     V(v) start = LOAD(0), end = LOAD(1), difference = end - start;
     if (in[2]) {
@@ -103,7 +103,7 @@ KERNEL(lerp) {
 }
 
 KERNEL(lerp_backward) {
-  V(v) weight = V(set)(numbers[0]), rest = V(set)(numbers[2]);
+  V(v) weight = V(set)(parameters[0]), rest = V(set)(1 - parameters[0]);
   FOR_EACH_GROUP {
     V(v) g = LOAD(0);
     if (in[3]) {
@@ -126,7 +126,7 @@ static const epg_entry JOIN(entries, DTYPE)[] = {
     EPG_FOR_EACH_ACTIVATION(ACTIVATION_ENTRIES, ) EPG_FOR_EACH_ACTIVATION_FROM_OUTPUT(FROM_OUTPUT_ENTRY, ) ENTRY(add) ENTRY(lerp) ENTRY(lerp_backward)};
 
 #undef KERNEL
-#undef UNUSED_NUMBERS
+#undef UNUSED
 #undef FOR_EACH_GROUP
 #undef LOAD
 #undef STORE

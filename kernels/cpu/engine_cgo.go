@@ -47,6 +47,8 @@ var (
 	_ [C.EPG_GROUP]struct{}     = [Group]struct{}{}
 	_ [C.EPG_BLOCK]struct{}     = [Block]struct{}{}
 
+	_ [C.EPG_MOST_PARAMETERS]struct{} = [len(Parameters{})]struct{}{}
+
 	_ [C.EPG_LEAST_EXPONENTS]struct{} = [LeastExponents]struct{}{}
 
 	_ [C.sizeof_epg_loops]struct{}   = [unsafe.Sizeof(Loops{})]struct{}{}
@@ -95,15 +97,15 @@ func SlowWithDenormals() bool { return C.epg_slow_with_denormals() != 0 }
 func CacheBytes() int64 { return int64(C.epg_cache_bytes()) }
 
 // Elementwise computes the elements [first, first+count) of a walk, each at a time.
-func (e *Engine) Elementwise(crew *Crew, k Kernel, l *Loops, first, count, each int64, numbers *Numbers, at *Addresses) {
-	C.epg_elementwise(e.table, crew.c(), k.run, (*C.epg_loops)(unsafe.Pointer(l)), C.int64_t(first), C.int64_t(count), C.int64_t(each), (*C.double)(&numbers[0]),
+func (e *Engine) Elementwise(crew *Crew, k Kernel, l *Loops, first, count, each int64, parameters *Parameters, at *Addresses) {
+	C.epg_elementwise(e.table, crew.c(), k.run, (*C.epg_loops)(unsafe.Pointer(l)), C.int64_t(first), C.int64_t(count), C.int64_t(each), (*C.double)(&parameters[0]),
 		bytes(at[0]), bytes(at[1]), bytes(at[2]), bytes(at[3]), bytes(at[4]), bytes(at[5]), bytes(at[6]))
 }
 
 // Sum sums a kernel's results into as many columns, which are pieces of an index over Outer: to the tensors at to, of the outputs that are summed. Totals have room for
 // those of each member of the crew, or, if there are several chunks, of each task; done is then zeros, one for each column.
-func (e *Engine) Sum(crew *Crew, k Kernel, s *Sums, columns int64, numbers *Numbers, at *Addresses, to *[Outputs]unsafe.Pointer, totals []float64, done []int32) {
-	C.epg_sum(e.table, crew.c(), k.run, (*C.epg_sums)(unsafe.Pointer(s)), C.int64_t(columns), (*C.double)(&numbers[0]), bytes(at[0]), bytes(at[1]), bytes(at[2]), bytes(at[3]), bytes(at[4]), bytes(at[5]), bytes(at[6]),
+func (e *Engine) Sum(crew *Crew, k Kernel, s *Sums, columns int64, parameters *Parameters, at *Addresses, to *[Outputs]unsafe.Pointer, totals []float64, done []int32) {
+	C.epg_sum(e.table, crew.c(), k.run, (*C.epg_sums)(unsafe.Pointer(s)), C.int64_t(columns), (*C.double)(&parameters[0]), bytes(at[0]), bytes(at[1]), bytes(at[2]), bytes(at[3]), bytes(at[4]), bytes(at[5]), bytes(at[6]),
 		bytes(to[0]), bytes(to[1]), bytes(to[2]), (*C.double)(unsafe.SliceData(totals)), (*C.int32_t)(unsafe.SliceData(done)))
 }
 

@@ -25,10 +25,10 @@ func SlowWithDenormals() bool { return false }
 func CacheBytes() int64 { return 0 }
 
 // Elementwise computes the elements [first, first+count) of a walk.
-func (*Engine) Elementwise(*Crew, Kernel, *Loops, int64, int64, int64, *Numbers, *Addresses) {}
+func (*Engine) Elementwise(*Crew, Kernel, *Loops, int64, int64, int64, *Parameters, *Addresses) {}
 
 // Sum sums a kernel's results.
-func (*Engine) Sum(*Crew, Kernel, *Sums, int64, *Numbers, *Addresses, *[Outputs]unsafe.Pointer, []float64, []int32) {
+func (*Engine) Sum(*Crew, Kernel, *Sums, int64, *Parameters, *Addresses, *[Outputs]unsafe.Pointer, []float64, []int32) {
 }
 
 // Widths are the rows of a panel of the left and of the right operand.

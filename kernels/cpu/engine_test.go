@@ -110,8 +110,8 @@ func runKernel(e *cpu.Engine, kernel cpu.Kernel, dt dtype.DType, outputs int, in
 		}
 	}
 	first := n / 2
-	e.Elementwise(cpu.Alone(), kernel, &loops, 0, first, 16, &cpu.Numbers{}, &addresses)
-	e.Elementwise(cpu.Alone(), kernel, &loops, first, n-first, n, &cpu.Numbers{}, &addresses)
+	e.Elementwise(cpu.Alone(), kernel, &loops, 0, first, 16, &cpu.Parameters{}, &addresses)
+	e.Elementwise(cpu.Alone(), kernel, &loops, first, n-first, n, &cpu.Parameters{}, &addresses)
 	results := make([][]float64, outputs)
 	for i := range results {
 		for j := range n {
@@ -180,7 +180,7 @@ func TestSums(t *testing.T) {
 					marks[i] = math.Copysign(0, -1) // which adding zero would change
 				}
 				totals = totals[:total]
-				e.Sum(cpu.Alone(), kernel, &s, columns, &cpu.Numbers{}, &cpu.Addresses{0: at(kept), 3: at(g), 4: at(g)}, &[cpu.Outputs]unsafe.Pointer{at(out)}, totals, done)
+				e.Sum(cpu.Alone(), kernel, &s, columns, &cpu.Parameters{}, &cpu.Addresses{0: at(kept), 3: at(g), 4: at(g)}, &[cpu.Outputs]unsafe.Pointer{at(out)}, totals, done)
 				require.Equal(t, g, kept)
 				for i, mark := range marks {
 					require.True(t, math.Signbit(mark), "%v: %d behind the totals of %d x %d x %d x %d x %d", dt, i, outer, rows, together, terms, run)
@@ -261,7 +261,7 @@ func TestFewTermsAreAddedInFloat(t *testing.T) {
 			}
 			optest.Put(dtype.BFloat16, unsafe.Add(at(g), 2*i), term)
 		}
-		e.Sum(cpu.Alone(), kernel, &s, 1, &cpu.Numbers{}, &cpu.Addresses{3: at(g), 4: at(g)}, &[cpu.Outputs]unsafe.Pointer{at(out)}, make([]float64, s.Totals()), make([]int32, 1))
+		e.Sum(cpu.Alone(), kernel, &s, 1, &cpu.Parameters{}, &cpu.Addresses{3: at(g), 4: at(g)}, &[cpu.Outputs]unsafe.Pointer{at(out)}, make([]float64, s.Totals()), make([]int32, 1))
 		for i := range int64(columns) {
 			require.Equal(t, 32., optest.Get(dtype.BFloat16, unsafe.Add(at(out), 2*i)))
 		}

@@ -230,9 +230,9 @@ TARGET static void write(const epg_tile *t, const epg_result *to, epg_kernel *ke
   char *const wide[EPG_OUTPUTS] = {0};
   char *at = base + axis_offset(&to->rows, t->row + row) + t->column * to->column_stride;
   int64_t done = to->column_stride == t->size ? t->columns & -EPG_GROUP : 0;
-  if (done) kernel(done, (char *const[EPG_OUTPUTS]){at}, wide, (const char *const[EPG_INPUTS]){from}, 0);
+  if (done) kernel(done, (char *const[EPG_OUTPUTS]){at}, wide, (const char *const[EPG_INPUTS]){from}, t->parameters);
   if (done == t->columns) return;
-  kernel(whole_groups(t->columns - done), (char *const[EPG_OUTPUTS]){rounded}, wide, (const char *const[EPG_INPUTS]){from + done * t->sum_size}, 0);
+  kernel(whole_groups(t->columns - done), (char *const[EPG_OUTPUTS]){rounded}, wide, (const char *const[EPG_INPUTS]){from + done * t->sum_size}, t->parameters);
   copy(at + done * to->column_stride, to->column_stride, rounded, t->size, t->columns - done, t->size);
 }
 

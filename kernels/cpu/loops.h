@@ -210,11 +210,11 @@ TARGET static void add_runs(const sums *s, block *b, int64_t column, int64_t n) 
 }
 
 // call runs a kernel on n elements, of which the last may be padding beyond `real`.
-INLINE void call(epg_kernel *kernel, block *b, const sums *s, int64_t column, int64_t n, int64_t real, const double *numbers, char *const *at) {
+INLINE void call(epg_kernel *kernel, block *b, const sums *s, int64_t column, int64_t n, int64_t real, const double *parameters, char *const *at) {
   char *wide[EPG_OUTPUTS] = {0};
   for (int output = 0; s && output < EPG_OUTPUTS; output++)
     if (s->total[output]) wide[output] = b->wide[output];
-  kernel(n, at, wide, (const char *const *)at + EPG_OUTPUTS, numbers);
+  kernel(n, at, wide, (const char *const *)at + EPG_OUTPUTS, parameters);
   if (s) (s->terms > 1 ? add_runs : s->size == 2 ? add_floats : add_sums)(s, b, column, real);
 }
 
@@ -225,7 +225,7 @@ typedef struct {
 } epg_run;
 
 // run computes elements that lie strides apart; the first is of a column of the sums.
-TARGET static void run(epg_kernel *kernel, block *b, const epg_run *r, const double *numbers, char *const *base, const sums *s, int64_t column) {
+TARGET static void run(epg_kernel *kernel, block *b, const epg_run *r, const double *parameters, char *const *base, const sums *s, int64_t column) {
   const int64_t size = r->element_size, most = s ? EPG_BLOCK : part_bytes / size;
   int contiguous = 1;
   for (int o = 0; o < EPG_OPERANDS; o++) contiguous &= !base[o] || r->strides[o] == size;
@@ -244,7 +244,7 @@ TARGET static void run(epg_kernel *kernel, block *b, const epg_run *r, const dou
       copy(at[o], size, base[o] + done * r->strides[o], r->strides[o], n, size);
       if (padded) memset(at[o] + n * size, 0, (EPG_GROUP - n) * size);
     }
-    call(kernel, b, s, column + done, whole_groups(n), n, numbers, at);
+    call(kernel, b, s, column + done, whole_groups(n), n, parameters, at);
     for (int o = 0; o < EPG_OUTPUTS; o++) {
       if (!at[o] || at[o] != b->data[o]) continue;
       if (r->stream && r->strides[o] == size)
@@ -328,7 +328,7 @@ TARGET static void move(const epg_loops *l, const place *p, int o, int64_t n, ch
 }
 
 // gather_runs computes n <= EPG_BLOCK elements from the first on, which has its place, over as many runs as they take, where they lie or through the block.
-TARGET static void gather_runs(epg_kernel *kernel, block *b, const walker *w, const place *p, int64_t first, int64_t n, const double *numbers, const sums *s,
+TARGET static void gather_runs(epg_kernel *kernel, block *b, const walker *w, const place *p, int64_t first, int64_t n, const double *parameters, const sums *s,
                                int64_t column) {
   const int64_t size = w->loops->element_size, padding = whole_groups(n) - n;
   char *at[EPG_OPERANDS];
@@ -343,7 +343,7 @@ TARGET static void gather_runs(epg_kernel *kernel, block *b, const walker *w, co
     move(w->loops, p, o, n, at[o], 0);
     memset(at[o] + n * size, 0, padding * size);
   }
-  call(kernel, b, s, column, n + padding, n, numbers, at);
+  call(kernel, b, s, column, n + padding, n, parameters, at);
   for (int o = 0; o < EPG_OUTPUTS; o++) {
     if (!at[o] || at[o] != b->data[o]) continue;
     if (together[o] && w->loops->stream)
@@ -357,7 +357,8 @@ TARGET static void gather_runs(epg_kernel *kernel, block *b, const walker *w, co
 enum { short_run = EPG_BLOCK / 4 };
 
 // walk computes [first, first+count), the innermost runs one by one if they are long. Sums are from their first total on.
-TARGET static void walk(epg_kernel *kernel, block *b, const walker *w, int64_t first, int64_t count, const double *numbers, char *const *base, const sums *s) {
+TARGET static void walk(epg_kernel *kernel, block *b, const walker *w, int64_t first, int64_t count, const double *parameters, char *const *base,
+                        const sums *s) {
   const epg_loops *l = w->loops;
   const int64_t inner = l->rank - 1;
   place p;
@@ -366,7 +367,7 @@ TARGET static void walk(epg_kernel *kernel, block *b, const walker *w, int64_t f
     for (int64_t done = 0, n; done < count; done += n) {
       n = least(most, count - done);
       go_to(&p, l, first + done, base);
-      gather_runs(kernel, b, w, &p, first + done, n, numbers, s, s && s->lanes ? 0 : done / (s ? s->terms : 1));
+      gather_runs(kernel, b, w, &p, first + done, n, parameters, s, s && s->lanes ? 0 : done / (s ? s->terms : 1));
     }
     return;
   }
@@ -375,14 +376,14 @@ TARGET static void walk(epg_kernel *kernel, block *b, const walker *w, int64_t f
     n = least(count - done, l->shape[inner] - p.index[inner]);
     epg_run r = {.element_size = l->element_size, .stream = l->stream, .count = n};
     for (int o = 0; o < EPG_OPERANDS; o++) r.strides[o] = l->strides[o][inner];
-    run(kernel, b, &r, numbers, p.at, s, done);
+    run(kernel, b, &r, parameters, p.at, s, done);
     advance(&p, l, n);
   }
 }
 
-TARGET static void elementwise(epg_kernel *kernel, const epg_loops *l, int64_t first, int64_t count, const double *numbers, char *const *at) {
+TARGET static void elementwise(epg_kernel *kernel, const epg_loops *l, int64_t first, int64_t count, const double *parameters, char *const *at) {
   char memory[memory_of_block(at, 0)];
   block b = block_in(memory, at, 0);
   const walker w = walker_of(l);
-  walk(kernel, &b, &w, first, count, numbers, at, 0);
+  walk(kernel, &b, &w, first, count, parameters, at, 0);
 }

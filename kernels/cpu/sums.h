@@ -16,7 +16,7 @@ INLINE part part_of(const epg_sums *q, int64_t task) {
   return (part){column / q->pieces, first, least(q->piece, q->kept - first), q->rows_count * chunk / q->chunks, q->rows_count * (chunk + 1) / q->chunks};
 }
 
-TARGET static void sum(epg_kernel *kernel, const epg_sums *q, int64_t task, const double *numbers, char *const *base, double *totals) {
+TARGET static void sum(epg_kernel *kernel, const epg_sums *q, int64_t task, const double *parameters, char *const *base, double *totals) {
   const part t = part_of(q, task);
   const int64_t size = q->inner.element_size;
   // Rows are added term by term.
@@ -33,13 +33,13 @@ TARGET static void sum(epg_kernel *kernel, const epg_sums *q, int64_t task, cons
   place p;
   go_to(&p, &q->outer, t.outer, base);
   if (q->lanes) {
-    walk(kernel, &b, &w, t.from * q->run, (t.to - t.from) * q->run, numbers, p.at, &s);
+    walk(kernel, &b, &w, t.from * q->run, (t.to - t.from) * q->run, parameters, p.at, &s);
   } else {
     char *at[EPG_OPERANDS];
     memcpy(at, p.at, sizeof at);
     go_to(&p, &q->rows, t.from, at);
     for (int64_t row = t.from; row < t.to; row++) {
-      walk(kernel, &b, &w, t.first * q->terms, t.count * q->terms, numbers, p.at, &s);
+      walk(kernel, &b, &w, t.first * q->terms, t.count * q->terms, parameters, p.at, &s);
       advance(&p, &q->rows, 1);
       if (size == 2 && s.terms == 1 && ((row - t.from) % few == few - 1 || row == t.to - 1)) add_few(&s);
     }

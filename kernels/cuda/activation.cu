@@ -16,8 +16,8 @@ struct Activate {
   static constexpr int vectors = Activation::cheap ? 1 : 2;
 
   template <unsigned wanted>
-  static __device__ __forceinline__ void apply(Scalar<Real>, Real (&y)[1], const Real (&x)[1]) {
-    y[0] = Activation::value(x[0], Activation::parts(x[0]));
+  static __device__ __forceinline__ void apply(const Parameters<Real> &p, Real (&y)[1], const Real (&x)[1]) {
+    y[0] = Activation::value(x[0], Activation::parts(x[0], p));
   }
 };
 
@@ -31,7 +31,7 @@ struct Copy {
   static constexpr int vectors = 1;
 
   template <unsigned wanted>
-  static __device__ __forceinline__ void apply(Scalar<Real>, Real (&y)[1], const Real (&x)[1]) {
+  static __device__ __forceinline__ void apply(const Parameters<Real> &p, Real (&y)[1], const Real (&x)[1]) {
     y[0] = x[0];
   }
 };

@@ -1,7 +1,7 @@
 // The activations: one struct each, by the name of its row in go/activation, with the formulas of kernels/portable/activation.go.
 //
-// An activation has Parts (what its value and its slope share: an exponential, above all), value(x), and gradient(g, x) = g act'(x), which is a
-// selection where the activation is piecewise linear, so that relu'(x) = 0 also stops an infinite or NaN g. Where the derivative is a function of the output
+// An activation has parts(x, parameters), which is what its value and its slope share (an exponential, above all, and the parameters), value(x, parts), and
+// gradient(g, x, parts) = g act'(x), which is a selection where the activation is piecewise linear, so that relu'(x) = 0 also stops an infinite or NaN g. Where the derivative is a function of the output
 // y, gradient_from_output(g, y) is the same from y. It is cheap where the machine computes it while it waits for memory. NaN gives NaN; infinities follow PyTorch (NaN where its formula has inf*0): gelu(-inf) =
 // gelu_tanh(-inf) = silu(-inf) = NaN, and the slopes of the three at both infinities NaN.
 //
@@ -31,7 +31,7 @@ struct none {
   using Real = typename A::Real;
   static constexpr bool cheap = true;
   struct Parts {};
-  EPG_FORMULA Parts parts(Real) { return {}; }
+  EPG_FORMULA Parts parts(Real, const Parameters<Real> &) { return {}; }
   EPG_FORMULA Real value(Real x, Parts) { return x; }
   EPG_FORMULA Real gradient(Real g, Real, Parts) { return g; }
 };
@@ -42,7 +42,7 @@ struct relu {
   using Real = typename A::Real;
   static constexpr bool cheap = true;
   struct Parts {};
-  EPG_FORMULA Parts parts(Real) { return {}; }
+  EPG_FORMULA Parts parts(Real, const Parameters<Real> &) { return {}; }
   EPG_FORMULA Real value(Real x, Parts) { return x < 0 ? Real(0) : x; }
   EPG_FORMULA Real gradient(Real g, Real x, Parts) { return gradient_from_output(g, x); }
   EPG_FORMULA Real gradient_from_output(Real g, Real y) { return y <= 0 ? Real(0) : g; }
@@ -58,7 +58,7 @@ struct gelu {
     typename A::Decay decay;
     Real tail;
   };
-  EPG_FORMULA Parts parts(Real x) { return {A::normal_decay(x), A::normal_tail(magnitude(x))}; }
+  EPG_FORMULA Parts parts(Real x, const Parameters<Real> &) { return {A::normal_decay(x), A::normal_tail(magnitude(x))}; }
   EPG_FORMULA Real value(Real x, const Parts &p) {
     Real tail = p.decay.m * p.tail;
     Real scaled = p.decay.scale(negative(x) ? x * tail : tail);
@@ -76,7 +76,7 @@ struct sigmoid {
   using Real = typename A::Real;
   static constexpr bool cheap = A::approximate;
   using Parts = typename A::Decay;
-  EPG_FORMULA Parts parts(Real x) { return A::decay(magnitude(x)); }
+  EPG_FORMULA Parts parts(Real x, const Parameters<Real> &) { return A::decay(magnitude(x)); }
   EPG_FORMULA Real value(Real x, const Parts &decay) {
     Real r = A::reciprocal(Real(1) + decay.e);
     return negative(x) ? decay.scale(decay.m * r) : r;
@@ -110,7 +110,7 @@ struct silu {
   using Real = typename A::Real;
   static constexpr bool cheap = A::approximate;
   using Parts = typename A::Decay;
-  EPG_FORMULA Parts parts(Real x) { return A::decay(magnitude(x)); }
+  EPG_FORMULA Parts parts(Real x, const Parameters<Real> &) { return A::decay(magnitude(x)); }
   EPG_FORMULA Real value(Real x, const Parts &decay) { return sigmoid_product<A>(x, decay); }
   EPG_FORMULA Real gradient(Real g, Real x, const Parts &decay) { return g * sigmoid_product_slope<A>(x, Real(1), decay); }
 };
@@ -121,7 +121,7 @@ struct gelu_tanh {
   using Real = typename A::Real;
   static constexpr bool cheap = false;
   using Parts = typename A::Decay;
-  EPG_FORMULA Parts parts(Real x) { return A::gelu_tanh_decay(x); }
+  EPG_FORMULA Parts parts(Real x, const Parameters<Real> &) { return A::gelu_tanh_decay(x); }
   EPG_FORMULA Real value(Real x, const Parts &decay) { return sigmoid_product<A>(x, decay); }
   EPG_FORMULA Real gradient(Real g, Real x, const Parts &decay) {
     // Where e is zero the slope is the limit, and NaN at infinities; the cube of a large x would overflow to an infinity of its own.
@@ -136,7 +136,7 @@ struct tanh {
   using Real = typename A::Real;
   static constexpr bool cheap = false;
   using Parts = typename A::Decay;
-  EPG_FORMULA Parts parts(Real x) { return A::decay(2 * magnitude(x)); }
+  EPG_FORMULA Parts parts(Real x, const Parameters<Real> &) { return A::decay(2 * magnitude(x)); }
   EPG_FORMULA Real value(Real x, const Parts &decay) {
     Real t = magnitude(x), square = t * t;
     Real near = fused(t, square * A::Constants::tanh_rest(square), t);

@@ -20,8 +20,8 @@ struct ActivationBackward {
   static constexpr bool optional_inputs = false, selective = false;
 
   template <unsigned wanted>
-  static __device__ __forceinline__ void apply(Scalar<Real>, Real (&y)[2], const Real (&x)[2]) {
-    auto parts = Activation::parts(x[1]);
+  static __device__ __forceinline__ void apply(const Parameters<Real> &p, Real (&y)[2], const Real (&x)[2]) {
+    auto parts = Activation::parts(x[1], p);
     y[0] = Activation::gradient(x[0], x[1], parts);
     y[1] = Activation::value(x[1], parts);
   }

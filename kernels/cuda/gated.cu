@@ -21,8 +21,8 @@ struct Gated {
   static constexpr int vectors = Activation::cheap ? 1 : 2;
 
   template <unsigned wanted>
-  static __device__ __forceinline__ void apply(Scalar<Real>, Real (&y)[1], const Real (&x)[2]) {
-    y[0] = x[0] * Activation::value(x[1], Activation::parts(x[1]));
+  static __device__ __forceinline__ void apply(const Parameters<Real> &p, Real (&y)[1], const Real (&x)[2]) {
+    y[0] = x[0] * Activation::value(x[1], Activation::parts(x[1], p));
   }
 };
 
@@ -37,8 +37,8 @@ struct GatedBackward {
   static constexpr int vectors = 1;
 
   template <unsigned wanted>
-  static __device__ __forceinline__ void apply(Scalar<Real>, Real (&y)[2], const Real (&x)[3]) {
-    auto parts = Activation::parts(x[2]);
+  static __device__ __forceinline__ void apply(const Parameters<Real> &p, Real (&y)[2], const Real (&x)[3]) {
+    auto parts = Activation::parts(x[2], p);
     if constexpr (wanted & 1) y[0] = x[0] * Activation::value(x[2], parts);
     if constexpr (wanted & 2) y[1] = Activation::gradient(x[0] * x[1], x[2], parts);
   }

@@ -17,8 +17,8 @@ struct GradPreactivation {
   static constexpr int vectors = Activation::cheap ? 1 : 2;
 
   template <unsigned wanted>
-  static __device__ __forceinline__ void apply(Scalar<Real>, Real (&y)[1], const Real (&x)[2]) {
-    y[0] = Activation::gradient(x[0], x[1], Activation::parts(x[1]));
+  static __device__ __forceinline__ void apply(const Parameters<Real> &p, Real (&y)[1], const Real (&x)[2]) {
+    y[0] = Activation::gradient(x[0], x[1], Activation::parts(x[1], p));
   }
 };
 
@@ -29,7 +29,7 @@ struct GradPreactivationFromOutput : GradPreactivation<Activation, Storage> {
   static constexpr int vectors = 1;
 
   template <unsigned wanted>
-  static __device__ __forceinline__ void apply(Scalar<Real>, Real (&y)[1], const Real (&x)[2]) {
+  static __device__ __forceinline__ void apply(const Parameters<Real> &p, Real (&y)[1], const Real (&x)[2]) {
     y[0] = Activation::gradient_from_output(x[0], x[1]);
   }
 };
@@ -45,7 +45,7 @@ struct GradPreactivationOfNone {
   static constexpr int vectors = 1;
 
   template <unsigned wanted>
-  static __device__ __forceinline__ void apply(Scalar<Real>, Real (&y)[1], const Real (&x)[1]) {
+  static __device__ __forceinline__ void apply(const Parameters<Real> &p, Real (&y)[1], const Real (&x)[1]) {
     y[0] = x[0];
   }
 };

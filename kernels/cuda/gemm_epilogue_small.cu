@@ -26,19 +26,21 @@ struct SmallForward {
   Matrix a, b, out, preactivation;
   const void *bias;  // null for none
   int64_t bias_stride;
+  double parameters[most_parameters];
   int32_t m, n, k, column_tiles;
 };
-static_assert(sizeof(SmallForward) == 4 * 24 + 16 + 16, "go/backend/cuda has the same layout");
+static_assert(sizeof(SmallForward) == 4 * 24 + 16 + 4 * 8 + 16, "go/backend/cuda has the same layout");
 
 struct SmallBackward {
   Matrix grad_output, saved, a, b, grad_a, grad_b;
   void *grad_bias;
   int64_t grad_bias_stride;
+  double parameters[most_parameters];
   int32_t m, n, k;
   int32_t grad_a_tiles, grad_b_tiles;  // blocks that make tiles of either, 0 where it is not asked for; those after them make grad_bias
   int32_t accumulate;
 };
-static_assert(sizeof(SmallBackward) == 6 * 24 + 16 + 24, "go/backend/cuda has the same layout");
+static_assert(sizeof(SmallBackward) == 6 * 24 + 16 + 4 * 8 + 24, "go/backend/cuda has the same layout");
 
 // rounded is x as storage would give it back.
 template <class Storage>
@@ -64,11 +66,12 @@ template <class Operation>
 struct Gradients {
   using Storage = typename Operation::Input;
   const Matrix &x, &saved;
+  Parameters<typename Storage::Real> parameters;
   __device__ __forceinline__ typename Storage::Real operator()(int row, int column) const {
     typename Storage::Real y[1], in[Operation::inputs];
     in[0] = Storage::load(element<Storage>(x, row, column));
     if constexpr (Operation::inputs > 1) in[1] = Storage::load(element<Storage>(saved, row, column));
-    Operation::template apply<1>(Scalar<typename Operation::Real>(0), y, in);
+    Operation::template apply<1>(parameters, y, in);
     return y[0];
   }
 };
@@ -156,7 +159,7 @@ __device__ __forceinline__ void small_forward(const SmallForward &p) {
   if (p.bias != nullptr) x = x + Storage::load(static_cast<const Storage *>(p.bias) + column * p.bias_stride);
   x = rounded<Storage>(x);
   if (p.preactivation.data != nullptr) Storage::store(element<Storage>(p.preactivation, row, column), x);
-  if (p.out.data != nullptr) Storage::store(element<Storage>(p.out, row, column), Activation::value(x, Activation::parts(x)));
+  if (p.out.data != nullptr) Storage::store(element<Storage>(p.out, row, column), Activation::value(x, Activation::parts(x, Parameters<Real>(p.parameters))));
 }
 
 template <class Storage>
@@ -186,7 +189,7 @@ template <class Operation, class Storage>
 __device__ __forceinline__ void small_backward(const SmallBackward &p) {
   using Real = typename Storage::Real;
   __shared__ Stage<Real> stage;
-  const Gradients<Operation> g{p.grad_output, p.saved};
+  const Gradients<Operation> g{p.grad_output, p.saved, Parameters<Real>(p.parameters)};
   const int k_tiles = (p.k + tile - 1) / tile, n_tiles = (p.n + tile - 1) / tile;
   int index = blockIdx.x;
   if (index < p.grad_a_tiles) {

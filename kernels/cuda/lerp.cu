@@ -21,8 +21,8 @@ struct Lerp {
   static constexpr int vectors = 1;
 
   template <unsigned wanted>
-  static __device__ __forceinline__ void apply(Scalar<Real> number, Real (&y)[1], const Real (&x)[3]) {
-    Real weight = number.value + x[2], difference = x[1] - x[0];
+  static __device__ __forceinline__ void apply(const Parameters<Real> &p, Real (&y)[1], const Real (&x)[3]) {
+    Real weight = p[0] + x[2], difference = x[1] - x[0];
     bool near_start = magnitude(weight) < Real(0.5);
     y[0] = fused(near_start ? weight : weight - Real(1), difference, near_start ? x[0] : x[1]);
   }
@@ -40,10 +40,10 @@ struct LerpBackward {
   static constexpr int vectors = 1;
 
   template <unsigned wanted>
-  static __device__ __forceinline__ void apply(Scalar<Real> number, Real (&y)[3], const Real (&x)[4]) {
-    Real weight = number.value + x[3];
+  static __device__ __forceinline__ void apply(const Parameters<Real> &p, Real (&y)[3], const Real (&x)[4]) {
+    Real weight = p[0] + x[3];
     // Near 1 the difference has none of the digits of the number that Real left out.
-    y[0] = ((Real(1) - weight) - number.low) * x[0];
+    y[0] = ((Real(1) - weight) - p.low) * x[0];
     y[1] = weight * x[0];
     y[2] = x[0] * (x[2] - x[1]);
   }

@@ -8,11 +8,12 @@
 //   selective                 whether apply leaves out what is not wanted
 //   vectors                   how many vectors a thread of the vector form does: 2 where they have more to compute than to wait for, so that they
 //                             share what it costs to find them
-//   apply<wanted>(w, y, x)    outputs y from inputs x and the scalar w; bit i of wanted asks for y[i]
+//   apply<wanted>(p, y, x)    outputs y from inputs x and the parameters p; bit i of wanted asks for y[i]
 //
 // and two kernels are made of it, which give the same bits for the same element. A null output is not written.
 #pragma once
 
+#include "arithmetic.cuh"
 #include "storage.cuh"
 
 namespace epigrad {
@@ -39,7 +40,7 @@ __device__ __forceinline__ int64_t divide(int64_t n, const Divisor &d) {
 template <int operands>
 struct Elementwise {
   void *pointers[operands];
-  double weight;                        // the scalar of apply
+  double parameters[most_parameters];   // those of apply
   int64_t count;                        // vector form: vectors; strided form: rows
   int64_t tail;                         // vector form: elements behind the last vector, of one dimension
   int64_t strides[operands][max_rank];  // vector form: [..][0] is not read
@@ -50,16 +51,7 @@ struct Elementwise {
   uint32_t broadcast;  // vector form: bit i says that operand i has one value along dims[0]
   uint32_t unused;
 };
-static_assert(sizeof(Elementwise<2>) == 2 * 8 + 24 + 2 * 64 + 9 * 24 + 16, "go/backend/cuda has the same layout");
-
-// Scalar is a double as Real has it, and what that leaves out: nothing of infinity and NaN.
-template <class Real>
-struct Scalar {
-  Real value, low;
-  __device__ __forceinline__ explicit Scalar(double x) : value(static_cast<Real>(x)), low(0) {
-    if (value - value == 0) low = static_cast<Real>(x - static_cast<double>(value));
-  }
-};
+static_assert(sizeof(Elementwise<2>) == 2 * 8 + 4 * 8 + 16 + 2 * 64 + 9 * 24 + 16, "go/backend/cuda has the same layout");
 
 // advance adds to offsets what index contributes that counts through the dimensions from `first` on.
 template <int operands>
@@ -137,7 +129,7 @@ struct Inputs {
 // apply_vector applies an operation to a vector of inputs and stores those outputs that have a place.
 template <class Operation, unsigned wanted>
 __device__ __forceinline__ void apply_vector(typename Operation::Real (&y)[Operation::outputs][Operation::Output::width], const Inputs<Operation> &inputs,
-                                             Scalar<typename Operation::Real> weight) {
+                                             const Parameters<typename Operation::Real> &parameters) {
   constexpr int width = Operation::Output::width;
   typename Operation::Input::Real x[Operation::inputs][width];
   inputs.unpack(x);
@@ -147,7 +139,7 @@ __device__ __forceinline__ void apply_vector(typename Operation::Real (&y)[Opera
     typename Operation::Real out[Operation::outputs];
 #pragma unroll
     for (int i = 0; i < Operation::inputs; i++) in[i] = x[i][e];
-    Operation::template apply<wanted>(weight, out, in);
+    Operation::template apply<wanted>(parameters, out, in);
 #pragma unroll
     for (int i = 0; i < Operation::outputs; i++) {
       if (wanted >> i & 1) y[i][e] = out[i];
@@ -170,7 +162,7 @@ __device__ __forceinline__ void store_vector(void *const *base, const int64_t *o
 // apply_one applies an operation to one element, all of it, and stores those outputs that have a place.
 template <class Operation>
 __device__ __forceinline__ void apply_one(typename Operation::Real (&y)[Operation::outputs], void *const *base, const int64_t *offsets,
-                                          Scalar<typename Operation::Real> weight) {
+                                          const Parameters<typename Operation::Real> &parameters) {
   using Input = typename Operation::Input;
   using Output = typename Operation::Output;
   typename Input::Real x[Operation::inputs];
@@ -183,7 +175,7 @@ __device__ __forceinline__ void apply_one(typename Operation::Real (&y)[Operatio
       x[i] = Input::load(static_cast<const Input *>(from) + offsets[Operation::outputs + i]);
     }
   }
-  Operation::template apply<(1u << Operation::outputs) - 1>(weight, y, x);
+  Operation::template apply<(1u << Operation::outputs) - 1>(parameters, y, x);
 #pragma unroll
   for (int i = 0; i < Operation::outputs; i++) {
     if (base[i] != nullptr) Output::store(static_cast<Output *>(base[i]) + offsets[i], y[i]);
@@ -193,7 +185,7 @@ __device__ __forceinline__ void apply_one(typename Operation::Real (&y)[Operatio
 template <class Operation, unsigned wanted>
 __device__ __forceinline__ void apply_and_store(const Elementwise<Operation::operands> &p, const int64_t *offsets, const Inputs<Operation> &inputs) {
   typename Operation::Real y[Operation::outputs][Operation::Output::width];
-  apply_vector<Operation, wanted>(y, inputs, Scalar<typename Operation::Real>(p.weight));
+  apply_vector<Operation, wanted>(y, inputs, Parameters<typename Operation::Real>(p.parameters));
   store_vector<Operation, wanted>(p.pointers, offsets, y);
 }
 
@@ -207,7 +199,7 @@ __device__ __forceinline__ void apply_tail(const Elementwise<Operation::operands
 #pragma unroll
     for (int i = 0; i < operands; i++) offsets[i] = p.broadcast >> i & 1 ? 0 : p.count * Operation::Output::width + e;
     typename Operation::Real y[Operation::outputs];
-    apply_one<Operation>(y, p.pointers, offsets, Scalar<typename Operation::Real>(p.weight));
+    apply_one<Operation>(y, p.pointers, offsets, Parameters<typename Operation::Real>(p.parameters));
   }
 }
 
@@ -245,7 +237,7 @@ __device__ __forceinline__ void elementwise_vector(const Elementwise<Operation::
     if (first + (Operation::vectors - 1) * vector_threads < p.count) {
       typename Operation::Real y[Operation::vectors][Operation::outputs][width];
 #pragma unroll
-      for (int v = 0; v < Operation::vectors; v++) apply_vector<Operation, all>(y[v], inputs[v], Scalar<typename Operation::Real>(p.weight));
+      for (int v = 0; v < Operation::vectors; v++) apply_vector<Operation, all>(y[v], inputs[v], Parameters<typename Operation::Real>(p.parameters));
 #pragma unroll
       for (int v = 0; v < Operation::vectors; v++) store_vector<Operation, all>(p.pointers, offsets[v], y[v]);
       return;
@@ -292,7 +284,7 @@ __device__ __forceinline__ void elementwise_strided(const Elementwise<Operation:
 #pragma unroll 1
   for (int step = 0; step < elements_per_thread && along < p.dims[0].size; step++) {
     typename Operation::Real y[Operation::outputs];
-    apply_one<Operation>(y, p.pointers, offsets, Scalar<typename Operation::Real>(p.weight));
+    apply_one<Operation>(y, p.pointers, offsets, Parameters<typename Operation::Real>(p.parameters));
     along += int64_t(1) << p.lanes;
 #pragma unroll
     for (int i = 0; i < operands; i++) offsets[i] += p.strides[i][0] << p.lanes;

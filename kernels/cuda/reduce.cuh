@@ -15,14 +15,14 @@ namespace epigrad {
 template <int operands, int outputs>
 struct Reduction {
   void *pointers[operands];
-  void *partials[outputs];  // [chunks, partial_row], in the type that sums are in; null where no sum is asked for
-  double weight;            // the scalar of apply
-  int64_t kept;             // indices
-  int64_t reduced;          // elements
-  int64_t unit;             // neighbouring reduced elements that one thread adds up, by themselves
-  int64_t run, short_run;   // units in each of the first long_chunks chunks, and in the others
-  int64_t partial_row;      // elements
-  Divisor kept_blocks;      // blocks along the kept indices
+  void *partials[outputs];             // [chunks, partial_row], in the type that sums are in; null where no sum is asked for
+  double parameters[most_parameters];  // those of apply
+  int64_t kept;                        // indices
+  int64_t reduced;                     // elements
+  int64_t unit;                        // neighbouring reduced elements that one thread adds up, by themselves
+  int64_t run, short_run;              // units in each of the first long_chunks chunks, and in the others
+  int64_t partial_row;                 // elements
+  Divisor kept_blocks;                 // blocks along the kept indices
   Divisor kept_dims[max_rank], reduced_dims[max_rank];
   int64_t kept_strides[operands][max_rank], reduced_strides[operands][max_rank];
   int32_t kept_rank, reduced_rank;
@@ -116,7 +116,7 @@ __device__ __forceinline__ void reduce(const Reduction<Operation::operands, Oper
   const unsigned unit_lane = p.kept_first ? thread >> p.kept_lanes : thread & ((1u << unit_lanes) - 1);
   const int64_t chunk = divide(blockIdx.x, p.kept_blocks);
   const int64_t kept = ((blockIdx.x - chunk * p.kept_blocks.size) << p.kept_lanes) + kept_lane;
-  const Scalar<Real> weight(p.weight);
+  const Parameters<Real> parameters(p.parameters);
 
   // First for what is on its way to the threads, then for their sums.
   constexpr int staged = vectors == Vectors::none ? 0 : stages<Operation> * Operation::inputs * block_threads;
@@ -149,7 +149,7 @@ __device__ __forceinline__ void reduce(const Reduction<Operation::operands, Oper
         for (int64_t element = index * p.unit; element < min(p.reduced, (index + 1) * p.unit); element++) {
           Real y[outputs];
           locate(offsets, row, element, p);
-          apply_one<Operation>(y, p.pointers, offsets, weight);
+          apply_one<Operation>(y, p.pointers, offsets, parameters);
 #pragma unroll
           for (int i = 0; i < outputs; i++) unit[i] += y[i];
         }
@@ -161,7 +161,7 @@ __device__ __forceinline__ void reduce(const Reduction<Operation::operands, Oper
       static_assert(sizeof(typename Operation::Input) == size);
       auto add = [&](const Inputs<Operation> &inputs, char *const(&pointers)[operands]) {
         Real y[outputs][width];
-        apply_vector<Operation, all>(y, inputs, weight);
+        apply_vector<Operation, all>(y, inputs, parameters);
 #pragma unroll
         for (int i = 0; i < outputs; i++) {
           if (pointers[i] != nullptr) *reinterpret_cast<uint4 *>(pointers[i]) = Operation::Output::pack(y[i]);

@@ -26,35 +26,41 @@ type Formula struct {
 	GradientFromOutput func(g, y float64) float64
 }
 
-var formulas = map[string]*Formula{
-	"none": {Value: identity, Gradient: identityGradient},
-	"relu": {Value: relu, Gradient: reluGradient, GradientFromOutput: reluGradient},
-	"gelu": {
+var formulas = map[string]Make{
+	"none": always(&Formula{Value: identity, Gradient: identityGradient}),
+	"relu": always(&Formula{Value: relu, Gradient: reluGradient, GradientFromOutput: reluGradient}),
+	"gelu": always(&Formula{
 		Value:    gelu,
 		Gradient: func(g, x float64) float64 { return g * geluSlope(x) },
-	},
-	"gelu_tanh": {
+	}),
+	"gelu_tanh": always(&Formula{
 		Value:    geluTanh,
 		Gradient: func(g, x float64) float64 { return g * geluTanhSlope(x) },
-	},
-	"silu": {
+	}),
+	"silu": always(&Formula{
 		Value:    silu,
 		Gradient: func(g, x float64) float64 { return g * siluSlope(x) },
-	},
-	"sigmoid": {
+	}),
+	"sigmoid": always(&Formula{
 		Value:              sigmoid,
 		Gradient:           func(g, x float64) float64 { return g * sigmoidSlope(x) },
 		GradientFromOutput: func(g, y float64) float64 { return g * (y * (1 - y)) },
-	},
-	"tanh": {
+	}),
+	"tanh": always(&Formula{
 		Value:              tanh,
 		Gradient:           func(g, x float64) float64 { return g * tanhSlope(x) },
 		GradientFromOutput: func(g, y float64) float64 { return g * ((1 - y) * (1 + y)) },
-	},
+	}),
 }
 
-// Lookup returns the formula of an activation's name and whether there is one.
-func Lookup(name string) (*Formula, bool) {
+// Make makes an activation's formula of the values of its parameters.
+type Make func(parameters []float64) *Formula
+
+// always is the Make of a formula without parameters.
+func always(f *Formula) Make { return func([]float64) *Formula { return f } }
+
+// Lookup returns what makes the formula of an activation's name, and whether there is one.
+func Lookup(name string) (Make, bool) {
 	f, ok := formulas[name]
 	return f, ok
 }

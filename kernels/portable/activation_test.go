@@ -59,11 +59,15 @@ func ulps(got, want, scale float64) float64 {
 	return math.Abs(got-want) / (math.Nextafter(scale, math.Inf(1)) - scale)
 }
 
-func formula(t *testing.T, name string) *portable.Formula {
+// formula is an activation's with the default parameters.
+func formula(t testing.TB, name string) *portable.Formula {
 	t.Helper()
-	f, ok := portable.Lookup(name)
+	made, ok := portable.Lookup(name)
 	require.True(t, ok, name)
-	return f
+	row, _ := activation.Lookup(name)
+	defaults, err := activation.Complete(row.Parameters, nil)
+	require.NoError(t, err)
+	return made(defaults)
 }
 
 func TestFormulasPairWithTheTable(t *testing.T) {
@@ -260,7 +264,7 @@ func benchmark(b *testing.B, run func(f *portable.Formula, dst, x []float64)) {
 	dst := make([]float64, len(x))
 	for _, name := range activation.Names() {
 		b.Run(name, func(b *testing.B) {
-			f, _ := portable.Lookup(name)
+			f := formula(b, name)
 			for b.Loop() {
 				run(f, dst, x)
 			}

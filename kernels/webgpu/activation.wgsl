@@ -5,7 +5,7 @@
 // Where a product is added to something, fma says so: a compiler may fuse the two or not, and would do so in one kernel and not in the next. It may also round fma
 // twice, so that whatever must be exact is exact either way. APPROXIMATE says that what is stored has 16 bits: there 16 right ones, tails included, are enough.
 //
-// To add one, add its functions.
+// To add one, add its functions. Its parameters are params.parameters, in the order of its row.
 #include numbers
 #include activation_table
 

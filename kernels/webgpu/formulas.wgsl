@@ -47,7 +47,7 @@ fn lerp_weight(element: f32) -> f32 {
 #if $WEIGHT == tensor
   return element;
 #else
-  return params.weight;
+  return params.parameters.x;
 #end
 }
 

@@ -18,13 +18,13 @@ struct Params {
   row: u32, // groups along x: where these are too many, they go on along y
   rank: u32,
   accumulate: u32,
-  weight: f32,
+  rest: f32, // 1 - lerp's weight, with the digits that the weight loses in float32
   split: u32, // reduce: the first dimension that is summed over
   terms: u32, // reduce: indices that are summed over
   run: u32, // reduce: terms of a thread
   sizes: vec4<u32>, // gemm: m, n, k, and the first step of the batch
   ends: vec4<u32>, // gemm: where the dimensions of m, n, k and of the batch end
-  rest: f32, // 1 - weight, with the digits that the weight loses in float32
+  parameters: vec4<f32>, // the kind's, in the order of its row in go/activation; or lerp's weight
   shape: array<vec4<u32>, 4>,
   operands: array<Operand, $COUNT>,
 }

@@ -20,10 +20,13 @@ from epigrad.functional import (
     matmul_bias_activation,
     mlp,
 )
+from epigrad.kinds import Activation, Gated
 from epigrad.selection import BackendInfo, backends, tuning, use_backend
 
 __all__ = [
+    "Activation",
     "BackendInfo",
+    "Gated",
     "activation",
     "backends",
     "backward",
@@ -49,14 +52,14 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> str:
-    # The version is read on demand: the installed package's metadata, or the core's own table where there is none.
+    # The version is read on demand: the installed package's metadata, or the build's own where there is none.
     if name == "__version__":
         from importlib import metadata
 
         try:
             return metadata.version("epigrad")
         except metadata.PackageNotFoundError:
-            from epigrad import library
+            from epigrad import tables
 
-            return library.core().version
+            return tables.VERSION
     raise AttributeError(f"module 'epigrad' has no attribute {name!r}")

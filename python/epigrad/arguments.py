@@ -20,7 +20,6 @@ __all__ = [
     "check_save",
     "check_tensors",
     "dim_index",
-    "gate_is_first",
     "lerp_weight",
     "needs_mask",
     "out_tensor",
@@ -43,15 +42,6 @@ _TENSORS = (Tensor, Array)  # what has data; only a tensor can have a graph
 transforms_active = torch._C._are_functorch_transforms_active
 
 
-def gate_is_first(op: str, gate: str) -> bool:
-    """Whether the gate is the first half."""
-    if gate == "second":
-        return False
-    if gate == "first":
-        return True
-    raise errors.InvalidProblemError(f"{op}: gate: {gate!r}, want 'second' or 'first'")
-
-
 def dim_index(op: str, dim: int) -> int:
     """The dim as a Python int; its range is the core's to check."""
     try:
@@ -60,19 +50,19 @@ def dim_index(op: str, dim: int) -> int:
         raise errors.InvalidProblemError(f"{op}: dim: {type(dim).__name__}, want an int") from None
 
 
-def lerp_weight(op: str, weight: float | Data) -> tuple[float | None, Data | None]:
-    """The weight as a number or as a tensor: one of the two."""
+def lerp_weight(op: str, weight: float | Data) -> tuple[tuple[float, ...], Data | None]:
+    """The weight as the call's parameter or as a tensor: one of the two."""
     if isinstance(weight, _TENSORS):
-        return None, weight
+        return (), weight
     if isinstance(weight, numbers.Real):
         try:
-            return float(weight), None
+            return (float(weight),), None
         except OverflowError:
             raise errors.InvalidProblemError(
                 f"{op}: weight: {type(weight).__name__} beyond the range of float64, want one within it"
             ) from None
     if overridden(weight):
-        return None, weight  # type: ignore[return-value]  # what stands for a tensor
+        return (), weight  # type: ignore[return-value]  # what stands for a tensor
     raise errors.DTypeError(f"{op}: weight: {type(weight).__name__}, want a number or a torch.Tensor")
 
 

@@ -18,9 +18,11 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from epigrad import differentiable, errors, library
+from epigrad import differentiable, errors
 from epigrad.arguments import PLAIN_OR_NONE, transforms_active, unknown_save
-from epigrad.dispatched import DISPATCHED
+from epigrad.call import Call
+from epigrad.dispatched import DISPATCHED, factor_of
+from epigrad.kinds import Activation
 from epigrad.launch import Launcher, Tensors
 
 __all__ = [
@@ -28,10 +30,11 @@ __all__ = [
     "OUTPUT",
     "PREACTIVATION",
     "RECOMPUTE",
-    "Activation",
     "ActivationProblem",
-    "GatedActivation",
+    "Elementwise",
+    "GatedActivationProblem",
     "GatedProduct",
+    "GatedProductProblem",
     "Gemm",
     "Gradient",
     "Lerp",
@@ -51,7 +54,7 @@ Needs = tuple[bool, ...]
 Shape = Sequence[int]
 
 
-def kept(op: str, activation: library.Activation, save: str) -> int:
+def kept(op: str, activation: Activation, save: str) -> int:
     """What forward keeps for an activation in a save mode."""
     if save == "auto":
         keep = OUTPUT if activation.from_output else PREACTIVATION
@@ -156,14 +159,12 @@ class Gradient(Function):
 class GemmProblem:
     """Backward of ``act(a @ b + bias)``; tensors are grad_output, a, b, bias, preactivation, output.
 
-    `bias` is the layer's own, for its geometry alone where it was not saved: changing it in place between forward and
-    backward is no error then, as in PyTorch.
+    `call` is forward's. `bias` is the layer's own, for its geometry alone where it was not saved: changing it in place
+    between forward and backward is no error then, as in PyTorch.
     """
 
     core: Launcher
-    op: str
-    activation: str
-    backend: str | None
+    call: Call
     shapes: tuple[Shape, Shape, Shape | None]
     bias: Tensor | None
 
@@ -179,12 +180,12 @@ class GemmProblem:
         if b is None:
             b = stand_in(grad, shapes[1])
         inputs = (grad, a, b, self.bias if bias is None else bias, preactivation, output)
-        return self.core.launch(self.op + "_backward", self.activation, inputs, needs, self.backend)
+        return self.core.launch(self.call.backward, inputs, needs)
 
     def formula(self, needs: Needs, *tensors: Tensor | None, grad_hidden: Tensor | None = None) -> Tensors:
         grad, a, b, bias, preactivation, output = tensors
-        linear = self.op == "linear"
-        if forms_preactivation(self.activation, preactivation, output):
+        linear = self.call.op == "linear"
+        if forms_preactivation(self.call.kind, preactivation, output):
             assert a is not None and b is not None
             preactivation = torch.matmul(a, b.mT if linear else b)
             if bias is not None:
@@ -193,7 +194,7 @@ class GemmProblem:
         assert gradient is not None
         grad_pre = differentiable.computed(gradient)
         if grad is not None:
-            grad_pre = differentiable.grad_preactivation(self.activation, grad, preactivation, output)
+            grad_pre = differentiable.grad_preactivation(self.call.activation, grad, preactivation, output)
             if grad_hidden is not None:
                 grad_pre = grad_pre + differentiable.computed(grad_hidden)
         return differentiable.gemm_backward(grad_pre, a, b, gradient.dtype, self.shapes, needs, linear)
@@ -203,23 +204,11 @@ class Gemm(Function):
     """``act(a @ b + bias)``, and with op ``"linear"`` the same with a weight ``[N, K]`` in place of b."""
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        core: Launcher,
-        op: str,
-        activation: str,
-        keep: int,
-        backend: str | None,
-        a: Tensor,
-        b: Tensor,
-        bias: Tensor | None,
-    ) -> Tensors:
-        need_a, need_b, _ = ctx.needs_input_grad[5:]
+    def forward(ctx: Any, core: Launcher, call: Call, keep: int, a: Tensor, b: Tensor, bias: Tensor | None) -> Tensors:
+        need_a, need_b, _ = ctx.needs_input_grad[3:]
         recompute = keep == RECOMPUTE
-        out, preactivation = core.launch(op, activation, (a, b, bias), (True, keep == PREACTIVATION), backend)
-        ctx.problem = GemmProblem(
-            core, op, activation, backend, (a.shape, b.shape, None if bias is None else bias.shape), bias
-        )
+        out, preactivation = core.launch(call, (a, b, bias), (True, keep == PREACTIVATION))
+        ctx.problem = GemmProblem(core, call, (a.shape, b.shape, None if bias is None else bias.shape), bias)
         ctx.save_for_backward(
             a if need_b or recompute else None,
             b if need_a or recompute else None,
@@ -232,13 +221,13 @@ class Gemm(Function):
 
     @staticmethod
     def backward(ctx: Any, grad_output: Tensor | None, grad_hidden: Tensor | None) -> tuple[Any, ...]:
-        needs = ctx.needs_input_grad[5:]
+        needs = ctx.needs_input_grad[3:]
         grads: Tensors = (None, None, None)
         if grad_hidden is not None:
             grads = ctx.problem.formula(needs, grad_output, *ctx.saved_tensors, grad_hidden=grad_hidden)
         elif grad_output is not None:
             grads = differentiate(ctx.problem, needs, grad_output, *ctx.saved_tensors)
-        return (None, None, None, None, None, *grads)
+        return (None, None, None, *grads)
 
 
 @dataclass(slots=True)
@@ -246,40 +235,18 @@ class ActivationProblem:
     """Backward of ``act(x)``; tensors are grad_output, input. The core's operation has two results more."""
 
     core: Launcher
-    activation: str
-    backend: str | None
+    call: Call
 
     def dispatched(self) -> ActivationProblem:
         return replace(self, core=DISPATCHED)
 
     def run(self, needs: Needs, *tensors: Tensor | None) -> Tensors:
-        return self.core.launch("activation_backward", self.activation, tensors, (True, False, False), self.backend)
+        return self.core.launch(self.call.backward, tensors, (True, False, False))[:1]
 
     def formula(self, needs: Needs, *tensors: Tensor | None) -> Tensors:
         grad, input = tensors
         assert grad is not None and input is not None
-        grad_input = differentiable.grad_preactivation(self.activation, grad, input, None)
-        return grad_input.to(grad.dtype), None, None
-
-
-class Activation(Function):
-    """``act(x)``."""
-
-    @staticmethod
-    def forward(ctx: Any, core: Launcher, activation: str, backend: str | None, input: Tensor) -> Tensor:
-        (out,) = core.launch("activation", activation, (input,), (True,), backend)
-        assert out is not None
-        ctx.problem = ActivationProblem(core, activation, backend)
-        ctx.save_for_backward(input)
-        ctx.set_materialize_grads(False)
-        return out
-
-    @staticmethod
-    def backward(ctx: Any, grad_output: Tensor | None) -> tuple[Any, ...]:
-        if grad_output is None:
-            return (None,) * 4
-        grads = differentiate(ctx.problem, (True, False, False), grad_output, *ctx.saved_tensors)
-        return (None, None, None, grads[0])
+        return (differentiable.grad_preactivation(self.call.activation, grad, input, None).to(grad.dtype),)
 
 
 @dataclass(slots=True)
@@ -287,53 +254,32 @@ class GatedActivationProblem:
     """Backward of ``value * act(gate)`` with both halves in one tensor; tensors are grad_output, input."""
 
     core: Launcher
-    kind: str
-    activation: str
-    dim: int
-    gate_first: bool
-    backend: str | None
+    call: Call
 
     def dispatched(self) -> GatedActivationProblem:
         return replace(self, core=DISPATCHED)
 
     def run(self, needs: Needs, *tensors: Tensor | None) -> Tensors:
-        return self.core.launch(
-            "gated_activation_backward",
-            self.kind,
-            tensors,
-            needs,
-            self.backend,
-            self.dim,
-            self.gate_first,
-        )
+        return self.core.launch(self.call.backward, tensors, needs)
 
     def formula(self, needs: Needs, *tensors: Tensor | None) -> Tensors:
         grad, input = tensors
         assert grad is not None and input is not None
-        value, gate = differentiable.split_gate(input, self.dim, self.gate_first)
-        grad_value, grad_gate = differentiable.gated_backward(self.activation, grad, value, gate, (True, True))
+        dim, place = self.call.dim, self.call.gate
+        value, gate = differentiable.split_gate(input, dim, place)
+        grad_value, grad_gate = differentiable.gated_backward(self.call.activation, grad, value, gate, (True, True))
         assert grad_value is not None and grad_gate is not None
-        halves = [grad_gate, grad_value] if self.gate_first else [grad_value, grad_gate]
-        return (torch.cat(halves, self.dim).to(grad.dtype),)
+        return (differentiable.joined(grad_value, grad_gate, dim, place).to(grad.dtype),)
 
 
-class GatedActivation(Function):
-    """``value * act(gate)`` of the two halves of one tensor."""
+class Elementwise(Function):
+    """A function of one tensor: ``act(x)``, or ``value * act(gate)`` of its two halves."""
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        core: Launcher,
-        kind: str,
-        activation: str,
-        dim: int,
-        gate_first: bool,
-        backend: str | None,
-        input: Tensor,
-    ) -> Tensor:
-        (out,) = core.launch("gated_activation", kind, (input,), (True,), backend, dim, gate_first)
+    def forward(ctx: Any, core: Launcher, call: Call, input: Tensor) -> Tensor:
+        (out,) = core.launch(call, (input,), (True,))
         assert out is not None
-        ctx.problem = GatedActivationProblem(core, kind, activation, dim, gate_first, backend)
+        ctx.problem = (GatedActivationProblem if call.op == "gated_activation" else ActivationProblem)(core, call)
         ctx.save_for_backward(input)
         ctx.set_materialize_grads(False)
         return out
@@ -341,9 +287,9 @@ class GatedActivation(Function):
     @staticmethod
     def backward(ctx: Any, grad_output: Tensor | None) -> tuple[Any, ...]:
         if grad_output is None:
-            return (None,) * 7
+            return (None,) * 3
         grads = differentiate(ctx.problem, (True,), grad_output, *ctx.saved_tensors)
-        return (None, None, None, None, None, None, *grads)
+        return (None, None, *grads)
 
 
 @dataclass(slots=True)
@@ -351,9 +297,7 @@ class GatedProductProblem:
     """Backward of ``value * act(gate)`` with two tensors; tensors are grad_output, value, gate."""
 
     core: Launcher
-    kind: str
-    activation: str
-    backend: str | None
+    call: Call
 
     def dispatched(self) -> GatedProductProblem:
         return replace(self, core=DISPATCHED)
@@ -362,12 +306,12 @@ class GatedProductProblem:
         grad, value, gate = tensors
         # What was not saved is not read; grad_output has its shape and stands in for it.
         inputs = (grad, grad if value is None else value, grad if gate is None else gate)
-        return self.core.launch("gated_product_backward", self.kind, inputs, needs, self.backend)
+        return self.core.launch(self.call.backward, inputs, needs)
 
     def formula(self, needs: Needs, *tensors: Tensor | None) -> Tensors:
         grad, value, gate = tensors
         assert grad is not None
-        grads = differentiable.gated_backward(self.activation, grad, value, gate, needs)
+        grads = differentiable.gated_backward(self.call.activation, grad, value, gate, needs)
         return tuple([None if gradient is None else gradient.to(grad.dtype) for gradient in grads])
 
 
@@ -375,23 +319,22 @@ class GatedProduct(Function):
     """``value * act(gate)`` of two tensors."""
 
     @staticmethod
-    def forward(
-        ctx: Any, core: Launcher, kind: str, activation: str, backend: str | None, value: Tensor, gate: Tensor
-    ) -> Tensor:
-        (out,) = core.launch("gated_product", kind, (value, gate), (True,), backend)
+    def forward(ctx: Any, core: Launcher, call: Call, value: Tensor, gate: Tensor) -> Tensor:
+        (out,) = core.launch(call, (value, gate), (True,))
         assert out is not None
-        need_value, need_gate = ctx.needs_input_grad[4:]
-        ctx.problem = GatedProductProblem(core, kind, activation, backend)
-        ctx.save_for_backward(value if need_gate else None, gate if need_value or activation != "none" else None)
+        need_value, need_gate = ctx.needs_input_grad[2:]
+        ctx.problem = GatedProductProblem(core, call)
+        needs_gate = need_value or call.activation.name != "none"
+        ctx.save_for_backward(value if need_gate else None, gate if needs_gate else None)
         ctx.set_materialize_grads(False)
         return out
 
     @staticmethod
     def backward(ctx: Any, grad_output: Tensor | None) -> tuple[Any, ...]:
         if grad_output is None:
-            return (None,) * 6
-        grads = differentiate(ctx.problem, ctx.needs_input_grad[4:], grad_output, *ctx.saved_tensors)
-        return (None, None, None, None, *grads)
+            return (None,) * 4
+        grads = differentiate(ctx.problem, ctx.needs_input_grad[2:], grad_output, *ctx.saved_tensors)
+        return (None, None, *grads)
 
 
 @dataclass(slots=True)
@@ -399,8 +342,7 @@ class LerpProblem:
     """Backward of ``start + weight * (end - start)``; tensors are grad_output, start, end, weight."""
 
     core: Launcher
-    weight: float | None
-    backend: str | None
+    call: Call
     shapes: tuple[Shape, Shape, Shape | None]
 
     def dispatched(self) -> LerpProblem:
@@ -416,35 +358,24 @@ class LerpProblem:
             end = stand_in(grad, end_shape)
         if weight is None and weight_shape is not None:
             weight = stand_in(grad, weight_shape)
-        inputs = (grad, start, end, weight)
-        return self.core.launch("lerp_backward", None, inputs, needs, self.backend, 0, False, self.weight)
+        return self.core.launch(self.call.backward, (grad, start, end, weight), needs)
 
     def formula(self, needs: Needs, *tensors: Tensor | None) -> Tensors:
         grad, start, end, weight = tensors
         assert grad is not None
-        factor = self.weight if weight is None else weight
+        factor = factor_of(self.call) if weight is None else weight
         return differentiable.lerp_backward(grad, start, end, factor, self.shapes, needs)
 
 
 class Lerp(Function):
-    """``start + weight * (end - start)``, broadcasting; the weight is `value` where there is no tensor."""
+    """``start + weight * (end - start)``, broadcasting; where there is no weight tensor the call has a number."""
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        core: Launcher,
-        backend: str | None,
-        value: float | None,
-        start: Tensor,
-        end: Tensor,
-        weight: Tensor | None,
-    ) -> Tensor:
-        (out,) = core.launch("lerp", None, (start, end, weight), (True,), backend, 0, False, value)
+    def forward(ctx: Any, core: Launcher, call: Call, start: Tensor, end: Tensor, weight: Tensor | None) -> Tensor:
+        (out,) = core.launch(call, (start, end, weight), (True,))
         assert out is not None
-        need_start, need_end, need_weight = ctx.needs_input_grad[3:]
-        ctx.problem = LerpProblem(
-            core, value, backend, (start.shape, end.shape, None if weight is None else weight.shape)
-        )
+        need_start, need_end, need_weight = ctx.needs_input_grad[2:]
+        ctx.problem = LerpProblem(core, call, (start.shape, end.shape, None if weight is None else weight.shape))
         ctx.save_for_backward(
             start if need_weight else None,
             end if need_weight else None,
@@ -456,6 +387,6 @@ class Lerp(Function):
     @staticmethod
     def backward(ctx: Any, grad_output: Tensor | None) -> tuple[Any, ...]:
         if grad_output is None:
-            return (None,) * 6
-        grads = differentiate(ctx.problem, ctx.needs_input_grad[3:], grad_output, *ctx.saved_tensors)
-        return (None, None, None, *grads)
+            return (None,) * 5
+        grads = differentiate(ctx.problem, ctx.needs_input_grad[2:], grad_output, *ctx.saved_tensors)
+        return (None, None, *grads)

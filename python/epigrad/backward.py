@@ -10,7 +10,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from epigrad import errors, library, selection
-from epigrad.arguments import check_tensors, dim_index, gate_is_first, lerp_weight, needs_mask, out_tensor, out_tensors
+from epigrad.arguments import check_tensors, dim_index, lerp_weight, needs_mask, out_tensor, out_tensors
+from epigrad.call import Call, gate_place
+from epigrad.kinds import Activation, Gated, activation_of, gated_of
 from epigrad.launch import launch_into
 from epigrad.webgpu import Data
 
@@ -31,7 +33,7 @@ def matmul_bias_activation_backward(
     a: Data,
     b: Data,
     bias: Data | None = None,
-    activation: str | None = "none",
+    activation: str | Activation | None = "none",
     *,
     preactivation: Data | None = None,
     output: Data | None = None,
@@ -97,7 +99,7 @@ def linear_backward(
     input: Data,
     weight: Data,
     bias: Data | None = None,
-    activation: str | None = "none",
+    activation: str | Activation | None = "none",
     *,
     preactivation: Data | None = None,
     output: Data | None = None,
@@ -160,7 +162,9 @@ def linear_backward(
     )
 
 
-def activation_backward(grad_output: Data, input: Data, activation: str | None, *, out: Data | None = None) -> Data:
+def activation_backward(
+    grad_output: Data, input: Data, activation: str | Activation | None, *, out: Data | None = None
+) -> Data:
     """Compute the gradient of ``act(input)``: ``grad_output * act'(input)``.
 
     Args:
@@ -191,12 +195,11 @@ def activation_backward(grad_output: Data, input: Data, activation: str | None, 
         tensor([0., 1.])
     """
     op = "activation_backward"
-    core = library.core()
-    name = core.activation(op, activation).name
+    act = activation_of(op, activation)
     check_tensors(op, grad_output=grad_output, input=input)
+    call = Call(op, act.name, act.values, backend=selection.current())
     outputs = (out_tensor(op, out)[0], None, None)
-    inputs, needs = (grad_output, input), (True, False, False)
-    grad_input, _, _ = launch_into(core, op, name, inputs, needs, outputs, selection.current())
+    grad_input, _, _ = launch_into(library.core(), call, (grad_output, input), (True, False, False), outputs)
     assert grad_input is not None
     return grad_input
 
@@ -204,7 +207,7 @@ def activation_backward(grad_output: Data, input: Data, activation: str | None, 
 def gated_activation_backward(
     grad_output: Data,
     input: Data,
-    kind: str = "swiglu",
+    kind: str | Gated = "swiglu",
     dim: int = -1,
     *,
     gate: str = "second",
@@ -244,14 +247,10 @@ def gated_activation_backward(
         tensor([3., 2.])
     """
     op = "gated_activation_backward"
-    core = library.core()
-    core.gated_kind(op, kind)
-    gate_first, dim = gate_is_first(op, gate), dim_index(op, dim)
+    gated = gated_of(op, kind)
+    call = Call(op, gated.name, gated.values, dim_index(op, dim), gate_place(op, gate), backend=selection.current())
     check_tensors(op, grad_output=grad_output, input=input)
-    outputs = out_tensor(op, out)
-    (result,) = launch_into(
-        core, op, kind, (grad_output, input), (True,), outputs, selection.current(), dim, gate_first
-    )
+    (result,) = launch_into(library.core(), call, (grad_output, input), (True,), out_tensor(op, out))
     assert result is not None
     return result
 
@@ -260,7 +259,7 @@ def gated_product_backward(
     grad_output: Data,
     value: Data,
     gate: Data,
-    kind: str = "swiglu",
+    kind: str | Gated = "swiglu",
     *,
     needs: Sequence[bool] = (True, True),
     out: Sequence[Data | None] = (None, None),
@@ -298,12 +297,11 @@ def gated_product_backward(
         (tensor([3.]), tensor([2.]))
     """
     op, names = "gated_product_backward", ("grad_value", "grad_gate")
-    core = library.core()
-    core.gated_kind(op, kind)
+    gated = gated_of(op, kind)
+    call = Call(op, gated.name, gated.values, backend=selection.current())
     check_tensors(op, grad_output=grad_output, value=value, gate=gate)
     mask, outputs = needs_mask(op, needs, names), out_tensors(op, out, names)
-    inputs = (grad_output, value, gate)
-    grad_value, grad_gate = launch_into(core, op, kind, inputs, mask, outputs, selection.current())
+    grad_value, grad_gate = launch_into(library.core(), call, (grad_output, value, gate), mask, outputs)
     return grad_value, grad_gate
 
 
@@ -352,18 +350,12 @@ def lerp_backward(
         (tensor([0.7500, 0.7500]), tensor([0.2500, 0.2500]), None)
     """
     op, names = "lerp_backward", ("grad_start", "grad_end", "grad_weight")
-    factor, tensor = lerp_weight(op, weight)
+    parameters, tensor = lerp_weight(op, weight)
+    call = Call(op, None, parameters, backend=selection.current())
     check_tensors(op, grad_output=grad_output)
     mask, outputs = needs_mask(op, needs, names), out_tensors(op, out, names)
     grad_start, grad_end, grad_weight = launch_into(
-        library.core(),
-        op,
-        None,
-        (grad_output, start, end, tensor),
-        mask,
-        outputs,
-        selection.current(),
-        weight=factor,
+        library.core(), call, (grad_output, start, end, tensor), mask, outputs
     )
     return grad_start, grad_end, grad_weight
 
@@ -372,25 +364,23 @@ def _gemm_backward(
     op: str,
     names: tuple[str, str, str],
     inputs: tuple[Data | None, ...],
-    activation: str | None,
+    activation: str | Activation | None,
     needs: Sequence[bool],
     out: Sequence[Data | None],
     accumulate: bool,
 ) -> _Three[Data]:
-    core = library.core()
-    kind = core.activation(op, activation).name
+    act = activation_of(op, activation)
+    call = Call(op, act.name, act.values, accumulate=bool(accumulate), backend=selection.current())
     grad_output, a, b, bias = inputs[:4]
     # The names of a and b are those of their gradients.
     check_tensors(op, **{"grad_output": grad_output, names[0][5:]: a, names[1][5:]: b})
     mask, outputs = needs_mask(op, needs, names), out_tensors(op, out, names)
-    if accumulate:
+    if call.accumulate:
         for place in (1, 2):
             exists = place == 1 or bias is not None
             if mask[place] and exists and outputs[place] is None:
                 raise errors.InvalidProblemError(
                     f"{op}: out: no tensor for {names[place]}, want one to add into since accumulate is True"
                 )
-    grad_a, grad_b, grad_bias = launch_into(
-        core, op, kind, inputs, mask, outputs, selection.current(), accumulate=bool(accumulate)
-    )
+    grad_a, grad_b, grad_bias = launch_into(library.core(), call, inputs, mask, outputs)
     return grad_a, grad_b, grad_bias

@@ -4,8 +4,7 @@ First-order gradients come from the fused kernels. When a gradient is itself dif
 expressions of this file, so every order is exact by construction. Half types compute in float32 here and round once to
 the storage dtype.
 
-Adding an activation adds one row to `ACTIVATIONS`; a test holds its names to the core's
-tables.
+Adding an activation adds one row to `ACTIVATIONS`; a test holds its names to the table.
 """
 
 from __future__ import annotations
@@ -18,6 +17,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from epigrad.kinds import Activation
+
 __all__ = [
     "ACTIVATIONS",
     "Formula",
@@ -28,18 +29,20 @@ __all__ = [
     "gated_backward",
     "gemm_backward",
     "grad_preactivation",
+    "joined",
     "lerp",
     "lerp_backward",
     "linear_gradients",
     "matmul_gradients",
     "preactivation",
     "split_gate",
+    "unrounded",
 ]
 
 
 @dataclass(frozen=True, slots=True)
 class Formula:
-    """An activation as PyTorch operations.
+    """An activation as PyTorch operations. All but `backward_from_output` take the parameters last.
 
     Attributes:
         value: ``act(x)``.
@@ -48,10 +51,10 @@ class Formula:
         composed: ``act(x)`` as a PyTorch user writes it, for graphs that leave PyTorch; None is `value`.
     """
 
-    value: Callable[[Tensor], Tensor]
-    backward: Callable[[Tensor, Tensor], Tensor]
+    value: Callable[..., Tensor]
+    backward: Callable[..., Tensor]
     backward_from_output: Callable[[Tensor, Tensor], Tensor] | None = None
-    composed: Callable[[Tensor], Tensor] | None = None
+    composed: Callable[..., Tensor] | None = None
 
 
 def _relu_backward(grad: Tensor, x: Tensor) -> Tensor:
@@ -135,20 +138,25 @@ def preactivation(a: Tensor, b: Tensor, bias: Tensor | None, transposed: bool) -
     return product if bias is None else product + bias
 
 
-def activated(activation: str, preactivation: Tensor) -> Tensor:
+def unrounded(activation: Activation, preactivation: Tensor) -> Tensor:
+    """``act(pre)`` in the dtype of elementwise maths."""
+    return ACTIVATIONS[activation.name].value(computed(preactivation), *activation.values)
+
+
+def activated(activation: Activation, preactivation: Tensor) -> Tensor:
     """``act(pre)``, rounded once."""
-    return ACTIVATIONS[activation].value(computed(preactivation)).to(preactivation.dtype)
+    return unrounded(activation, preactivation).to(preactivation.dtype)
 
 
-def composed(activation: str, preactivation: Tensor) -> Tensor:
+def composed(activation: Activation, preactivation: Tensor) -> Tensor:
     """``act(pre)`` by PyTorch's own function, which exporters and other runtimes know."""
-    formula = ACTIVATIONS[activation]
-    return (formula.composed or formula.value)(preactivation)
+    formula = ACTIVATIONS[activation.name]
+    return (formula.composed or formula.value)(preactivation, *activation.values)
 
 
-def gated(activation: str, value: Tensor, gate: Tensor) -> Tensor:
+def gated(activation: Activation, value: Tensor, gate: Tensor) -> Tensor:
     """``value * act(gate)``, rounded once."""
-    return (computed(value) * ACTIVATIONS[activation].value(computed(gate))).to(value.dtype)
+    return (computed(value) * unrounded(activation, gate)).to(value.dtype)
 
 
 def lerp(start: Tensor, end: Tensor, weight: Tensor | float) -> Tensor:
@@ -158,14 +166,16 @@ def lerp(start: Tensor, end: Tensor, weight: Tensor | float) -> Tensor:
     return mixed.to(start.dtype)
 
 
-def grad_preactivation(activation: str, grad: Tensor, preactivation: Tensor | None, output: Tensor | None) -> Tensor:
+def grad_preactivation(
+    activation: Activation, grad: Tensor, preactivation: Tensor | None, output: Tensor | None
+) -> Tensor:
     """``grad * act'(pre)``, unrounded: from the saved output where there is one, else from the preactivation."""
-    formula = ACTIVATIONS[activation]
+    formula = ACTIVATIONS[activation.name]
     if output is not None and formula.backward_from_output is not None:
         return formula.backward_from_output(computed(grad), computed(output))
     if preactivation is None:
         return computed(grad)
-    return formula.backward(computed(grad), computed(preactivation))
+    return formula.backward(computed(grad), computed(preactivation), *activation.values)
 
 
 def gemm_backward(
@@ -241,25 +251,28 @@ def matmul_gradients(
     return grad_a, grad_b
 
 
-def split_gate(input: Tensor, dim: int, gate_first: bool) -> tuple[Tensor, Tensor]:
-    """The value and the gate half of `input` along `dim`."""
+def split_gate(input: Tensor, dim: int, gate: int) -> tuple[Tensor, Tensor]:
+    """The value and the gate of `input` along `dim`, where `gate` is a place of `epigrad.call.GATE_NAMES`."""
     half = input.shape[dim] // 2
     first, second = input.narrow(dim, 0, half), input.narrow(dim, half, half)
-    return (second, first) if gate_first else (first, second)
+    return (first, second) if gate == 0 else (second, first)
+
+
+def joined(value: Tensor, gate: Tensor, dim: int, place: int) -> Tensor:
+    """`split_gate` undone."""
+    return torch.cat([value, gate] if place == 0 else [gate, value], dim)
 
 
 def gated_backward(
-    activation: str, grad: Tensor, value: Tensor | None, gate: Tensor | None, needs: Sequence[bool]
+    activation: Activation, grad: Tensor, value: Tensor | None, gate: Tensor | None, needs: Sequence[bool]
 ) -> tuple[Tensor | None, Tensor | None]:
     """Unrounded gradients of ``value * act(gate)`` to value and gate."""
-    formula = ACTIVATIONS[activation]
     wide = computed(grad)
     grad_value = grad_gate = None
     if needs[0] and gate is not None:
-        grad_value = wide * formula.value(computed(gate))
+        grad_value = wide * unrounded(activation, gate)
     if needs[1] and value is not None:
-        grad_activated = wide * computed(value)
-        grad_gate = grad_activated if gate is None else formula.backward(grad_activated, computed(gate))
+        grad_gate = grad_preactivation(activation, wide * computed(value), gate, None)
     return grad_value, grad_gate
 
 

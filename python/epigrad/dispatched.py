@@ -5,15 +5,15 @@ each operation, and on the loaded core where nobody looks.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from epigrad.call import GATE_NAMES, Call
 from epigrad.context import is_dynamo_compiling, is_exported_to_onnx, is_traced
 
-__all__ = ["COMPOSED", "DISPATCHED", "Dispatched", "overload"]
+__all__ = ["COMPOSED", "DISPATCHED", "Dispatched", "factor_of", "options_of", "overload"]
 
 Results = tuple[Tensor | None, ...]
 
@@ -33,66 +33,58 @@ def overload(name: str) -> Any:
     return getattr(torch.ops.epigrad, name).default
 
 
-@dataclass(frozen=True, slots=True)
-class _Call:
-    """One launch, in the words of `epigrad.launch.Launcher`."""
-
-    op: str
-    kind: str | None
-    inputs: Results
-    needs: tuple[bool, ...]
-    backend: str | None
-    dim: int
-    gate_first: bool
-    weight: float | None
-
-    @property
-    def overload(self) -> Any:
-        return overload(self.op)
-
-    @property
-    def gate(self) -> str:
-        return "first" if self.gate_first else "second"
+def options_of(call: Call) -> dict[str, Any]:
+    """What operators take of a call by keyword: its backend, and its parameters where it has any."""
+    options: dict[str, Any] = {"backend": call.backend}
+    if call.parameters:
+        options["parameters"] = call.parameters
+    return options
 
 
-def _gemm(call: _Call) -> Results:
-    save = "preactivation" if call.needs[1] else "recompute"
-    out, preactivation = call.overload(*call.inputs, call.kind, save=save, backend=call.backend)
-    return out, preactivation if call.needs[1] else None
+def _gemm(call: Call, inputs: Results, needs: tuple[bool, ...]) -> Results:
+    save = "preactivation" if needs[1] else "recompute"
+    out, preactivation = overload(call.op)(*inputs, call.kind, save=save, **options_of(call))
+    return out, preactivation if needs[1] else None
 
 
-def _gemm_backward(call: _Call) -> Results:
-    grad, a, b, bias, preactivation, output = call.inputs
+def _gemm_backward(call: Call, inputs: Results, needs: tuple[bool, ...]) -> Results:
+    grad, a, b, bias, preactivation, output = inputs
     arguments = (grad, a, b, bias, call.kind, preactivation, output)
-    return tuple(call.overload(*arguments, needs=call.needs, backend=call.backend))
+    return tuple(overload(call.op)(*arguments, needs=needs, **options_of(call)))
 
 
-def _activation(call: _Call) -> Results:
-    out = call.overload(*call.inputs, call.kind, backend=call.backend)
-    return (out, *(None,) * (len(call.needs) - 1))
+def _activation(call: Call, inputs: Results, needs: tuple[bool, ...]) -> Results:
+    out = overload(call.op)(*inputs, call.kind, **options_of(call))
+    return (out, *(None,) * (len(needs) - 1))
 
 
-def _gated_activation(call: _Call) -> Results:
-    return (call.overload(*call.inputs, call.kind, call.dim, gate=call.gate, backend=call.backend),)
+def _gated_activation(call: Call, inputs: Results, needs: tuple[bool, ...]) -> Results:
+    gate = GATE_NAMES[call.gate]
+    return (overload(call.op)(*inputs, call.kind, call.dim, gate=gate, **options_of(call)),)
 
 
-def _gated_product(call: _Call) -> Results:
-    return (call.overload(*call.inputs, call.kind, backend=call.backend),)
+def _gated_product(call: Call, inputs: Results, needs: tuple[bool, ...]) -> Results:
+    return (overload(call.op)(*inputs, call.kind, **options_of(call)),)
 
 
-def _gated_product_backward(call: _Call) -> Results:
-    return tuple(call.overload(*call.inputs, call.kind, needs=call.needs, backend=call.backend))
+def _gated_product_backward(call: Call, inputs: Results, needs: tuple[bool, ...]) -> Results:
+    return tuple(overload(call.op)(*inputs, call.kind, needs=needs, **options_of(call)))
 
 
-def _lerp(call: _Call) -> Results:
-    return (call.overload(*call.inputs, factor=call.weight, backend=call.backend),)
+def _lerp(call: Call, inputs: Results, needs: tuple[bool, ...]) -> Results:
+    return (overload(call.op)(*inputs, factor=factor_of(call), backend=call.backend),)
 
 
-def _lerp_backward(call: _Call) -> Results:
-    return tuple(call.overload(*call.inputs, factor=call.weight, needs=call.needs, backend=call.backend))
+def _lerp_backward(call: Call, inputs: Results, needs: tuple[bool, ...]) -> Results:
+    return tuple(overload(call.op)(*inputs, factor=factor_of(call), needs=needs, backend=call.backend))
 
 
-_CALLS: dict[str, Callable[[_Call], Results]] = {
+def factor_of(call: Call) -> float | None:
+    """Lerp's weight, where it is a number."""
+    return call.parameters[0] if call.parameters else None
+
+
+_CALLS: dict[str, Callable[[Call, Results, tuple[bool, ...]], Results]] = {
     "matmul_bias_activation": _gemm,
     "linear": _gemm,
     "matmul_bias_activation_backward": _gemm_backward,
@@ -111,19 +103,9 @@ _CALLS: dict[str, Callable[[_Call], Results]] = {
 class Dispatched:
     """Calls operators in place of kernels."""
 
-    def launch(
-        self,
-        op: str,
-        kind: str | None,
-        inputs: Results,
-        needs: tuple[bool, ...],
-        backend: str | None = None,
-        dim: int = 0,
-        gate_first: bool = False,
-        weight: float | None = None,
-    ) -> Results:
+    def launch(self, call: Call, inputs: Results, needs: tuple[bool, ...]) -> Results:
         """As the core's own `launch`, for results that are new."""
-        return _CALLS[op](_Call(op, kind, inputs, needs, backend, dim, gate_first, weight))
+        return _CALLS[call.op](call, inputs, needs)
 
 
 DISPATCHED = Dispatched()

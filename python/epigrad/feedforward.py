@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,90 +16,83 @@ from torch import Tensor
 from torch.autograd import Function
 
 from epigrad import differentiable, errors, library
-from epigrad.arguments import gate_is_first
 from epigrad.autograd import Needs, Shape, differentiate, stand_in
-from epigrad.dispatched import overload
-from epigrad.launch import Tensors
+from epigrad.call import GATE_NAMES, Call
+from epigrad.dispatched import options_of, overload
+from epigrad.launch import Tensors, only
 
-__all__ = ["BLOCK_ARGUMENTS", "Block", "DispatchedBlock", "FeedForward", "FeedForwardProblem", "Shapes", "block_of"]
+__all__ = ["BLOCK_ARGUMENTS", "Block", "DispatchedBlock", "FeedForward", "FeedForwardProblem", "Shapes"]
 
 Shapes = tuple[Shape, Shape, Shape | None, Shape, Shape | None]
 
 
+BLOCK_ARGUMENTS = {
+    "mlp": ("input", "weight1", "bias1", "weight2", "bias2"),
+    "gated_mlp": ("input", "weight_in", "bias_in", "weight_out", "bias_out"),
+}
+"""What callers know the tensors of a block as."""
+
+
 @dataclass(frozen=True, slots=True)
 class Block:
-    """What a two-layer block is made of.
+    """A two-layer block by its call: ``"mlp"``, or ``"gated_mlp"``, which splits the last dimension."""
 
-    Attributes:
-        op: the caller's name: ``"mlp"`` or ``"gated_mlp"``.
-        activation: the activation of the hidden layer, or of its gate.
-        kind: the gated kind, None for a plain block.
-        gate_first: whether the gate is the first half.
-        backend: the backend chosen for CPU tensors.
-        argument_names: the caller's names of weight1, bias1, weight2, bias2.
-    """
+    call: Call
 
-    op: str
-    activation: str
-    kind: str | None
-    gate_first: bool
-    backend: str | None
-    argument_names: tuple[str, ...]
+    @property
+    def gated(self) -> bool:
+        """Whether the hidden layer has a gate."""
+        return self.call.op == "gated_mlp"
+
+    @property
+    def linear(self) -> Call:
+        """The call of a layer without an activation."""
+        return Call("linear", "none", backend=self.call.backend)
+
+    @property
+    def hidden_call(self) -> Call:
+        """The call of what comes between the layers."""
+        return Call("gated_activation" if self.gated else "activation", *self.call[1:])
 
     def dispatched(self) -> Block:
         """The same with operators in place of kernels."""
-        return DispatchedBlock(*astuple(self))
+        return DispatchedBlock(self.call)
 
     @contextmanager
     def told_as(self, layer: int) -> Iterator[None]:
         """Tell the errors of a layer's op in the names that the caller used."""
-        weight, bias = self.argument_names[2 * layer : 2 * layer + 2]
+        weight, bias = BLOCK_ARGUMENTS[self.call.op][2 * layer + 1 : 2 * layer + 3]
         names = {"weight": weight, "bias": bias, "input": "hidden activation" if layer else "input"}
         try:
             yield
         except errors.EpigradError as error:
-            raise errors.renamed(error, self.op, names) from None
+            raise errors.renamed(error, self.call.op, names) from None
 
     def compute(self, tensors: Tensors, keep_preactivation: bool = False) -> Tensors:
         """The block's output, and the first layer's preactivation if it is to be kept."""
         input, weight1, bias1, weight2, bias2 = tensors
         core = library.core()
-        backend = self.backend
         with self.told_as(0):
-            if self.kind is None:
-                hidden, preactivation = core.launch(
-                    "linear", self.activation, (input, weight1, bias1), (True, keep_preactivation), backend
-                )
-            else:
-                preactivation, _ = core.launch("linear", "none", (input, weight1, bias1), (True, False), backend)
+            if self.gated:
+                preactivation, _ = core.launch(self.linear, (input, weight1, bias1), (True, False))
                 assert preactivation is not None
                 if preactivation.shape[-1] % 2:
-                    weight_name = self.argument_names[0]
-                    rows = preactivation.shape[-1]
-                    raise errors.InvalidProblemError(f"{self.op}: {weight_name}: {rows} rows, want [2*H, K]")
+                    op, rows = self.call.op, preactivation.shape[-1]
+                    raise errors.InvalidProblemError(f"{op}: {BLOCK_ARGUMENTS[op][1]}: {rows} rows, want [2*H, K]")
                 hidden = self.hidden(preactivation)
+            else:
+                first, needs = Call("linear", *self.call[1:]), (True, keep_preactivation)
+                activated, preactivation = core.launch(first, (input, weight1, bias1), needs)
+                assert activated is not None
+                hidden = activated
         with self.told_as(1):
-            out, _ = core.launch("linear", "none", (hidden, weight2, bias2), (True, False), backend)
+            out, _ = core.launch(self.linear, (hidden, weight2, bias2), (True, False))
         assert out is not None
         return out, preactivation if keep_preactivation else None
 
     def hidden(self, preactivation: Tensor) -> Tensor:
         """The hidden activation from the first layer's preactivation."""
-        core = library.core()
-        if self.kind is None:
-            (out,) = core.launch("activation", self.activation, (preactivation,), (True,), self.backend)
-        else:
-            (out,) = core.launch(
-                "gated_activation",
-                self.kind,
-                (preactivation,),
-                (True,),
-                self.backend,
-                -1,
-                self.gate_first,
-            )
-        assert out is not None
-        return out
+        return only(library.core().launch(self.hidden_call, (preactivation,), (True,)))
 
     def grad_hidden_to_preactivation(
         self, grad: Tensor, preactivation: Tensor, needs: Needs, hidden: bool
@@ -107,29 +100,13 @@ class Block:
         """The gradients of the hidden layer to its preactivation and, summed before rounding, to the bias in it; and
         the hidden activation, if it is asked for. `grad` may be written over.
         """
-        if self.kind is None:
-            grad_pre, out, grad_bias = library.core().launch(
-                "activation_backward",
-                self.activation,
-                (grad, preactivation),
-                (needs[0], hidden, needs[1]),
-                self.backend,
-                0,
-                False,
-                None,
-                (grad, None, None),
-            )
-            return grad_pre, grad_bias, out
-        grad_pre, grad_bias = library.core().launch(
-            "gated_activation_backward",
-            self.kind,
-            (grad, preactivation),
-            needs,
-            self.backend,
-            -1,
-            self.gate_first,
-        )
-        return grad_pre, grad_bias, self.hidden(preactivation) if hidden else None
+        call, inputs = self.hidden_call.backward, (grad, preactivation)
+        if self.gated:
+            grad_pre, grad_bias = library.core().launch(call, inputs, needs)
+            return grad_pre, grad_bias, self.hidden(preactivation) if hidden else None
+        wanted = (needs[0], hidden, needs[1])
+        grad_pre, out, grad_bias = library.core().launch(call, inputs, wanted, (grad, None, None))
+        return grad_pre, grad_bias, out
 
     def gradients(self, shapes: Shapes, needs: Needs, *tensors: Tensor | None) -> Tensors:
         """The gradients of input, weight1, bias1, weight2, bias2; tensors are those of `FeedForwardProblem`."""
@@ -138,14 +115,14 @@ class Block:
         core = library.core()
         first_needed = any(needs[:3])
         if preactivation is None and (needs[3] or (first_needed and self.slope_needs_preactivation)):
-            preactivation, _ = core.launch("linear", "none", (input, weight1, bias1), (True, False), self.backend)
+            preactivation, _ = core.launch(self.linear, (input, weight1, bias1), (True, False))
         weight2_or_shape = stand_in(grad, shapes[3]) if weight2 is None else weight2
         no_hidden = stand_in(grad, (*grad.shape[:-1], shapes[3][1]))
         bias2 = None if shapes[4] is None else grad.new_empty(shapes[4])
 
         def second_layer(hidden: Tensor, wanted: Needs) -> Tensors:
             inputs = (grad, hidden, weight2_or_shape, bias2, None, None)
-            return core.launch("linear_backward", "none", inputs, wanted, self.backend)
+            return core.launch(self.linear.backward, inputs, wanted)
 
         if not first_needed:
             hidden = no_hidden
@@ -178,7 +155,7 @@ class Block:
             None,
         )
         first_needs = (needs[0], needs[1], needs[2] and not self.slope_needs_preactivation)
-        grad_input, grad_weight1, sums = core.launch("linear_backward", "none", first_inputs, first_needs, self.backend)
+        grad_input, grad_weight1, sums = core.launch(self.linear.backward, first_inputs, first_needs)
         return grad_input, grad_weight1, sums if grad_bias1 is None else grad_bias1, grad_weight2, grad_bias2
 
     def formula(
@@ -191,27 +168,26 @@ class Block:
 
     def hidden_formula(self, preactivation: Tensor) -> Tensor:
         """`hidden` as differentiable operations, unrounded."""
-        wide = differentiable.computed(preactivation)
-        value = differentiable.ACTIVATIONS[self.activation].value
-        if self.kind is None:
-            return value(wide)
-        linear, gate = differentiable.split_gate(wide, -1, self.gate_first)
-        return linear * value(gate)
+        if not self.gated:
+            return differentiable.unrounded(self.call.activation, preactivation)
+        value, gate = differentiable.split_gate(preactivation, -1, self.call.gate)
+        return differentiable.computed(value) * differentiable.unrounded(self.call.activation, gate)
 
     def grad_formula(self, grad: Tensor, preactivation: Tensor | None) -> Tensor:
         """The gradient to the preactivation from the gradient to the hidden activation, unrounded."""
-        if self.kind is None:
-            return differentiable.grad_preactivation(self.activation, grad, preactivation, None)
+        activation, place = self.call.activation, self.call.gate
+        if not self.gated:
+            return differentiable.grad_preactivation(activation, grad, preactivation, None)
         assert preactivation is not None
-        value, gate = differentiable.split_gate(preactivation, -1, self.gate_first)
-        grads = differentiable.gated_backward(self.activation, grad, value, gate, (True, True))
-        assert grads[0] is not None and grads[1] is not None
-        return torch.cat([grads[1], grads[0]] if self.gate_first else [grads[0], grads[1]], -1)
+        value, gate = differentiable.split_gate(preactivation, -1, place)
+        grad_value, grad_gate = differentiable.gated_backward(activation, grad, value, gate, (True, True))
+        assert grad_value is not None and grad_gate is not None
+        return differentiable.joined(grad_value, grad_gate, -1, place)
 
     @property
     def slope_needs_preactivation(self) -> bool:
         """Whether the gradient of the hidden layer depends on its preactivation."""
-        return self.kind is not None or self.activation != "none"
+        return self.call.kind != "none"
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,20 +197,17 @@ class DispatchedBlock(Block):
     def dispatched(self) -> Block:
         return self
 
-    def _kind_and_options(self) -> tuple[str, dict[str, Any]]:
-        options: dict[str, Any] = {"backend": self.backend}
-        if self.kind is None:
-            return self.activation, options
-        return self.kind, options | {"gate": "first" if self.gate_first else "second"}
+    @property
+    def _options(self) -> dict[str, Any]:
+        gate = {"gate": GATE_NAMES[self.call.gate]} if self.gated else {}
+        return options_of(self.call) | gate
 
     def compute(self, tensors: Tensors, keep_preactivation: bool = False) -> Tensors:
-        kind, options = self._kind_and_options()
         save = "preactivation" if keep_preactivation else "recompute"
-        out, preactivation = overload(self.op)(*tensors, kind, save=save, **options)
+        out, preactivation = overload(self.call.op)(*tensors, self.call.kind, save=save, **self._options)
         return out, preactivation if keep_preactivation else None
 
     def gradients(self, sizes: Shapes, needs: Needs, *tensors: Tensor | None) -> Tensors:
-        kind, options = self._kind_and_options()
         grad, input, weight1, bias1, weight2, preactivation = tensors
         assert grad is not None
         given = (input, weight1, bias1, weight2, None)
@@ -242,23 +215,9 @@ class DispatchedBlock(Block):
             tensor if tensor is not None or size is None else stand_in(grad, size)
             for tensor, size in zip(given, sizes, strict=True)
         ]
-        results: Tensors = overload(f"{self.op}_backward")(grad, *full, kind, preactivation, needs=needs, **options)
+        backward = overload(f"{self.call.op}_backward")
+        results: Tensors = backward(grad, *full, self.call.kind, preactivation, needs=needs, **self._options)
         return results
-
-
-BLOCK_ARGUMENTS = {
-    "mlp": ("input", "weight1", "bias1", "weight2", "bias2"),
-    "gated_mlp": ("input", "weight_in", "bias_in", "weight_out", "bias_out"),
-}
-"""What callers know the tensors of a block as."""
-
-
-def block_of(cls: type[Block], core: library.Core, op: str, kind: str | None, gate: str, backend: str | None) -> Block:
-    """The block of ``"mlp"``, whose kind is an activation, or of ``"gated_mlp"``."""
-    names = BLOCK_ARGUMENTS[op][1:]
-    if op == "mlp":
-        return cls(op, core.activation(op, kind).name, None, False, backend, names)
-    return cls(op, core.gated_kind(op, kind), kind, gate_is_first(op, gate), backend, names)
 
 
 @dataclass(slots=True)

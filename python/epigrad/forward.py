@@ -9,7 +9,9 @@ from __future__ import annotations
 from typing import Literal, overload
 
 from epigrad import library, selection
-from epigrad.arguments import check_tensors, dim_index, gate_is_first, lerp_weight, out_tensor
+from epigrad.arguments import check_tensors, dim_index, lerp_weight, out_tensor
+from epigrad.call import Call, gate_place
+from epigrad.kinds import Activation, Gated, activation_of, gated_of
 from epigrad.launch import launch_into
 from epigrad.webgpu import Data
 
@@ -21,7 +23,7 @@ def matmul_bias_activation(
     a: Data,
     b: Data,
     bias: Data | None = None,
-    activation: str | None = "none",
+    activation: str | Activation | None = "none",
     *,
     return_preactivation: Literal[False] = False,
     out: Data | None = None,
@@ -31,7 +33,7 @@ def matmul_bias_activation(
     a: Data,
     b: Data,
     bias: Data | None = None,
-    activation: str | None = "none",
+    activation: str | Activation | None = "none",
     *,
     return_preactivation: Literal[True],
     out: Data | None = None,
@@ -40,7 +42,7 @@ def matmul_bias_activation(
     a: Data,
     b: Data,
     bias: Data | None = None,
-    activation: str | None = "none",
+    activation: str | Activation | None = "none",
     *,
     return_preactivation: bool = False,
     out: Data | None = None,
@@ -87,7 +89,7 @@ def linear(
     input: Data,
     weight: Data,
     bias: Data | None = None,
-    activation: str | None = "none",
+    activation: str | Activation | None = "none",
     *,
     return_preactivation: Literal[False] = False,
     out: Data | None = None,
@@ -97,7 +99,7 @@ def linear(
     input: Data,
     weight: Data,
     bias: Data | None = None,
-    activation: str | None = "none",
+    activation: str | Activation | None = "none",
     *,
     return_preactivation: Literal[True],
     out: Data | None = None,
@@ -106,7 +108,7 @@ def linear(
     input: Data,
     weight: Data,
     bias: Data | None = None,
-    activation: str | None = "none",
+    activation: str | Activation | None = "none",
     *,
     return_preactivation: bool = False,
     out: Data | None = None,
@@ -147,7 +149,7 @@ def linear(
     return _gemm("linear", (input, weight, bias), activation, return_preactivation, out)
 
 
-def activation(input: Data, activation: str | None, *, out: Data | None = None) -> Data:
+def activation(input: Data, activation: str | Activation | None, *, out: Data | None = None) -> Data:
     """Compute ``act(input)``, elementwise, without a graph.
 
     Args:
@@ -176,16 +178,16 @@ def activation(input: Data, activation: str | None, *, out: Data | None = None) 
         tensor([0., 2.])
     """
     op = "activation"
-    core = library.core()
-    name = core.activation(op, activation).name
+    act = activation_of(op, activation)
     check_tensors(op, input=input)
-    (result,) = launch_into(core, op, name, (input,), (True,), out_tensor(op, out), selection.current())
+    call = Call(op, act.name, act.values, backend=selection.current())
+    (result,) = launch_into(library.core(), call, (input,), (True,), out_tensor(op, out))
     assert result is not None
     return result
 
 
 def gated_activation(
-    input: Data, kind: str = "swiglu", dim: int = -1, *, gate: str = "second", out: Data | None = None
+    input: Data, kind: str | Gated = "swiglu", dim: int = -1, *, gate: str = "second", out: Data | None = None
 ) -> Data:
     """Compute ``value * act(gate)``, value and gate being the halves of `input` along `dim`, without a graph.
 
@@ -217,17 +219,15 @@ def gated_activation(
         tensor([6.])
     """
     op = "gated_activation"
-    core = library.core()
-    core.gated_kind(op, kind)
-    gate_first, dim = gate_is_first(op, gate), dim_index(op, dim)
+    gated = gated_of(op, kind)
+    call = Call(op, gated.name, gated.values, dim_index(op, dim), gate_place(op, gate), backend=selection.current())
     check_tensors(op, input=input)
-    outputs = out_tensor(op, out)
-    (result,) = launch_into(core, op, kind, (input,), (True,), outputs, selection.current(), dim, gate_first)
+    (result,) = launch_into(library.core(), call, (input,), (True,), out_tensor(op, out))
     assert result is not None
     return result
 
 
-def gated_product(value: Data, gate: Data, kind: str = "swiglu", *, out: Data | None = None) -> Data:
+def gated_product(value: Data, gate: Data, kind: str | Gated = "swiglu", *, out: Data | None = None) -> Data:
     """Compute ``value * act(gate)`` from two separate tensors, without a graph.
 
     Args:
@@ -257,11 +257,10 @@ def gated_product(value: Data, gate: Data, kind: str = "swiglu", *, out: Data | 
         tensor([0.])
     """
     op = "gated_product"
-    core = library.core()
-    core.gated_kind(op, kind)
+    gated = gated_of(op, kind)
     check_tensors(op, value=value, gate=gate)
-    outputs = out_tensor(op, out)
-    (result,) = launch_into(core, op, kind, (value, gate), (True,), outputs, selection.current())
+    call = Call(op, gated.name, gated.values, backend=selection.current())
+    (result,) = launch_into(library.core(), call, (value, gate), (True,), out_tensor(op, out))
     assert result is not None
     return result
 
@@ -296,12 +295,10 @@ def lerp(start: Data, end: Data, weight: float | Data, *, out: Data | None = Non
         tensor([0.2500, 0.2500])
     """
     op = "lerp"
-    factor, tensor = lerp_weight(op, weight)
+    parameters, tensor = lerp_weight(op, weight)
     check_tensors(op, start=start, end=end)
-    outputs = out_tensor(op, out)
-    (result,) = launch_into(
-        library.core(), op, None, (start, end, tensor), (True,), outputs, selection.current(), weight=factor
-    )
+    call = Call(op, None, parameters, backend=selection.current())
+    (result,) = launch_into(library.core(), call, (start, end, tensor), (True,), out_tensor(op, out))
     assert result is not None
     return result
 
@@ -309,15 +306,14 @@ def lerp(start: Data, end: Data, weight: float | Data, *, out: Data | None = Non
 def _gemm(
     op: str,
     inputs: tuple[Data, Data, Data | None],
-    activation: str | None,
+    activation: str | Activation | None,
     return_preactivation: bool,
     out: Data | None,
 ) -> Data | tuple[Data, Data]:
-    core = library.core()
-    kind = core.activation(op, activation).name
+    act = activation_of(op, activation)
+    call = Call(op, act.name, act.values, backend=selection.current())
     outputs = (out_tensor(op, out)[0], None)
-    needs = (True, bool(return_preactivation))
-    result, preactivation = launch_into(core, op, kind, inputs, needs, outputs, selection.current())
+    result, preactivation = launch_into(library.core(), call, inputs, (True, bool(return_preactivation)), outputs)
     assert result is not None
     if not return_preactivation:
         return result

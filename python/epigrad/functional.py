@@ -20,15 +20,17 @@ from epigrad.arguments import (
     PLAIN_OR_NONE,
     check_save,
     dim_index,
-    gate_is_first,
     lerp_weight,
     overridden,
     require_tensors,
 )
 from epigrad.autocast import any_autocast, as_linear
+from epigrad.call import GATE_NAMES, Call, gate_place
 from epigrad.context import is_dynamo_compiling, is_traced, watched
-from epigrad.feedforward import BLOCK_ARGUMENTS, Block, FeedForward, block_of
-from epigrad.names import activation_name, gated_kind
+from epigrad.dispatched import DISPATCHED, options_of
+from epigrad.feedforward import BLOCK_ARGUMENTS, Block, FeedForward
+from epigrad.kinds import Activation, Gated, activation_of, gated_of
+from epigrad.launch import only
 
 __all__ = [
     "activation",
@@ -48,7 +50,7 @@ def matmul_bias_activation(
     a: Tensor,
     b: Tensor,
     bias: Tensor | None = None,
-    activation: str | None = "none",
+    activation: str | Activation | None = "none",
     *,
     save: str = "auto",
 ) -> Tensor:
@@ -95,7 +97,7 @@ def linear(
     input: Tensor,
     weight: Tensor,
     bias: Tensor | None = None,
-    activation: str | None = "none",
+    activation: str | Activation | None = "none",
     *,
     save: str = "auto",
 ) -> Tensor:
@@ -134,7 +136,7 @@ def linear(
     return _gemm("linear", ("input", "weight", "bias"), input, weight, bias, activation, save)
 
 
-def activation(input: Tensor, activation: str | None) -> Tensor:
+def activation(input: Tensor, activation: str | Activation | None) -> Tensor:
     """Compute ``act(input)``, elementwise.
 
     Args:
@@ -161,24 +163,13 @@ def activation(input: Tensor, activation: str | None) -> Tensor:
         >>> torch.allclose(epigrad.activation(x, "silu"), torch.nn.functional.silu(x))
         True
     """
-    backend = selection.current()
-    if watched() or type(input) not in PLAIN:
-        if overridden(input):
-            return _as_leaf("activation", (input,), input, activation)
-        require_tensors("activation", input=input)
-        out: Tensor = ops.call("activation", input, activation_name("activation", activation), backend=backend)
-        return out
-    core = library.core()
-    name = core.activation("activation", activation).name
-    if input.requires_grad and torch.is_grad_enabled():
-        result: Tensor = autograd.Activation.apply(core, name, backend, input)
-        return result
-    (activated,) = core.launch("activation", name, (input,), (True,), backend)
-    assert activated is not None
-    return activated
+    if type(input) not in PLAIN and overridden(input):
+        return _as_leaf("activation", (input,), input, activation)
+    act = activation_of("activation", activation)
+    return _elementwise(Call("activation", act.name, act.values, backend=selection.current()), input)
 
 
-def gated_activation(input: Tensor, kind: str = "swiglu", dim: int = -1, *, gate: str = "second") -> Tensor:
+def gated_activation(input: Tensor, kind: str | Gated = "swiglu", dim: int = -1, *, gate: str = "second") -> Tensor:
     """Compute ``value * act(gate)``, value and gate being the halves of `input` along `dim`.
 
     Args:
@@ -209,28 +200,15 @@ def gated_activation(input: Tensor, kind: str = "swiglu", dim: int = -1, *, gate
         >>> epigrad.gated_activation(x, "swiglu", dim=0).shape
         torch.Size([1, 4])
     """
-    dim = dim_index("gated_activation", dim)
-    backend = selection.current()
-    if watched() or type(input) not in PLAIN:
-        if overridden(input):
-            return _as_leaf("gated_activation", (input,), input, kind, dim, gate=gate)
-        require_tensors("gated_activation", input=input)
-        gated_kind("gated_activation", kind)
-        gate_is_first("gated_activation", gate)
-        out: Tensor = ops.call("gated_activation", input, kind, dim, gate=gate, backend=backend)
-        return out
-    core = library.core()
-    activation = core.gated_kind("gated_activation", kind)
-    gate_first = gate_is_first("gated_activation", gate)
-    if input.requires_grad and torch.is_grad_enabled():
-        result: Tensor = autograd.GatedActivation.apply(core, kind, activation, dim, gate_first, backend, input)
-        return result
-    (product,) = core.launch("gated_activation", kind, (input,), (True,), backend, dim, gate_first)
-    assert product is not None
-    return product
+    op = "gated_activation"
+    if type(input) not in PLAIN and overridden(input):
+        return _as_leaf(op, (input,), input, kind, dim, gate=gate)
+    gated, place = gated_of(op, kind), gate_place(op, gate)
+    call = Call(op, gated.name, gated.values, dim_index(op, dim), place, backend=selection.current())
+    return _elementwise(call, input)
 
 
-def gated_product(value: Tensor, gate: Tensor, kind: str = "swiglu") -> Tensor:
+def gated_product(value: Tensor, gate: Tensor, kind: str | Gated = "swiglu") -> Tensor:
     """Compute ``value * act(gate)`` from two separate tensors.
 
     Args:
@@ -259,22 +237,19 @@ def gated_product(value: Tensor, gate: Tensor, kind: str = "swiglu") -> Tensor:
         >>> torch.allclose(epigrad.gated_product(value, gate, "swiglu"), torch.nn.functional.silu(gate))
         True
     """
-    backend = selection.current()
+    op = "gated_product"
+    gated = gated_of(op, kind)
+    call = Call(op, gated.name, gated.values, backend=selection.current())
     if watched() or type(value) not in PLAIN or type(gate) not in PLAIN:
         if overridden(value, gate):
-            return _as_leaf("gated_product", (value, gate), value, gate, kind)
-        require_tensors("gated_product", value=value, gate=gate)
-        gated_kind("gated_product", kind)
-        out: Tensor = ops.call("gated_product", value, gate, kind, backend=backend)
-        return out
+            return _as_leaf(op, (value, gate), value, gate, kind)
+        require_tensors(op, value=value, gate=gate)
+        return only(DISPATCHED.launch(call, (value, gate), (True,)))
     core = library.core()
-    activation = core.gated_kind("gated_product", kind)
     if (value.requires_grad or gate.requires_grad) and torch.is_grad_enabled():
-        result: Tensor = autograd.GatedProduct.apply(core, kind, activation, backend, value, gate)
+        result: Tensor = autograd.GatedProduct.apply(core, call, value, gate)
         return result
-    (product,) = core.launch("gated_product", kind, (value, gate), (True,), backend)
-    assert product is not None
-    return product
+    return only(core.launch(call, (value, gate), (True,)))
 
 
 def lerp(start: Tensor, end: Tensor, weight: float | Tensor) -> Tensor:
@@ -304,23 +279,20 @@ def lerp(start: Tensor, end: Tensor, weight: float | Tensor) -> Tensor:
         >>> epigrad.lerp(torch.zeros(3), torch.full((3,), 10.0), torch.tensor([0.0, 0.5, 1.0]))
         tensor([ 0.,  5., 10.])
     """
-    factor, tensor = lerp_weight("lerp", weight)
-    backend = selection.current()
+    parameters, tensor = lerp_weight("lerp", weight)
+    call = Call("lerp", None, parameters, backend=selection.current())
     if watched() or type(start) not in PLAIN or type(end) not in PLAIN or type(tensor) not in PLAIN_OR_NONE:
         if overridden(start, end, tensor):
             return _as_leaf("lerp", (start, end, tensor), start, end, weight)
         require_tensors("lerp", start=start, end=end, **({} if tensor is None else {"weight": tensor}))
-        out: Tensor = ops.call("lerp", start, end, tensor, factor=factor, backend=backend)
-        return out
+        return only(DISPATCHED.launch(call, (start, end, tensor), (True,)))
     core = library.core()
     if torch.is_grad_enabled() and (
         start.requires_grad or end.requires_grad or (tensor is not None and tensor.requires_grad)
     ):
-        result: Tensor = autograd.Lerp.apply(core, backend, factor, start, end, tensor)
+        result: Tensor = autograd.Lerp.apply(core, call, start, end, tensor)
         return result
-    (mixed,) = core.launch("lerp", None, (start, end, tensor), (True,), backend, 0, False, factor)
-    assert mixed is not None
-    return mixed
+    return only(core.launch(call, (start, end, tensor), (True,)))
 
 
 def mlp(
@@ -329,7 +301,7 @@ def mlp(
     bias1: Tensor | None,
     weight2: Tensor,
     bias2: Tensor | None,
-    activation: str | None = "gelu_tanh",
+    activation: str | Activation | None = "gelu_tanh",
     *,
     save: str = "auto",
 ) -> Tensor:
@@ -368,7 +340,11 @@ def mlp(
         >>> torch.allclose(out, torch.relu(x @ up.T) @ down.T)
         True
     """
-    return _feedforward("mlp", (input, weight1, bias1, weight2, bias2), activation, "second", save)
+    tensors = (input, weight1, bias1, weight2, bias2)
+    if not PLAIN_OR_NONE.issuperset(map(type, tensors)) and overridden(*tensors):
+        return _as_leaf("mlp", tensors, *tensors, activation, save=save)
+    act = activation_of("mlp", activation)
+    return _feedforward(Call("mlp", act.name, act.values, backend=selection.current()), tensors, save)
 
 
 def gated_mlp(
@@ -377,7 +353,7 @@ def gated_mlp(
     bias_in: Tensor | None,
     weight_out: Tensor,
     bias_out: Tensor | None,
-    kind: str = "swiglu",
+    kind: str | Gated = "swiglu",
     *,
     gate: str = "second",
     save: str = "auto",
@@ -418,7 +394,24 @@ def gated_mlp(
         >>> torch.allclose(out, torch.nn.functional.glu(x @ weight_in.T) @ weight_out.T)
         True
     """
-    return _feedforward("gated_mlp", (input, weight_in, bias_in, weight_out, bias_out), kind, gate, save)
+    tensors = (input, weight_in, bias_in, weight_out, bias_out)
+    if not PLAIN_OR_NONE.issuperset(map(type, tensors)) and overridden(*tensors):
+        return _as_leaf("gated_mlp", tensors, *tensors, kind, gate=gate, save=save)
+    gated, place = gated_of("gated_mlp", kind), gate_place("gated_mlp", gate)
+    call = Call("gated_mlp", gated.name, gated.values, -1, place, backend=selection.current())
+    return _feedforward(call, tensors, save)
+
+
+def _elementwise(call: Call, input: Tensor) -> Tensor:
+    """A function of one tensor."""
+    if watched() or type(input) not in PLAIN:
+        require_tensors(call.op, input=input)
+        return only(DISPATCHED.launch(call, (input,), (True,)))
+    core = library.core()
+    if input.requires_grad and torch.is_grad_enabled():
+        result: Tensor = autograd.Elementwise.apply(core, call, input)
+        return result
+    return only(core.launch(call, (input,), (True,)))
 
 
 def _gemm(
@@ -427,28 +420,26 @@ def _gemm(
     a: Tensor,
     b: Tensor,
     bias: Tensor | None,
-    activation: str | None,
+    activation: str | Activation | None,
     save: str,
 ) -> Tensor:
-    backend = selection.current()
+    act = activation_of(op, activation)
+    call = Call(op, act.name, act.values, backend=selection.current())
     if watched() or type(a) not in PLAIN or type(b) not in PLAIN or type(bias) not in PLAIN_OR_NONE:
         if overridden(a, b, bias):
             return _as_leaf(op, (a, b, bias), a, b, bias, activation, save=save)
         require_tensors(op, **dict(zip(names, (a, b, bias), strict=True)))
-        activation = activation_name(op, activation)
-        out: Tensor = ops.call(op, a, b, bias, activation, save=_save(op, save, (a, b, bias)), backend=backend)[0]
+        saved = _save(op, save, (a, b, bias))
+        out: Tensor = ops.call(op, a, b, bias, act.name, save=saved, **options_of(call))[0]
         return out
     core = library.core()
-    row = core.activation(op, activation)
-    keep = autograd.kept(op, row, save)
+    keep = autograd.kept(op, act, save)
     if any_autocast():
         a, b, bias = as_linear(a, b, bias)
     if torch.is_grad_enabled() and (a.requires_grad or b.requires_grad or (bias is not None and bias.requires_grad)):
-        result: Tensor = autograd.Gemm.apply(core, op, row.name, keep, backend, a, b, bias)[0]
+        result: Tensor = autograd.Gemm.apply(core, call, keep, a, b, bias)[0]
         return result
-    computed, _ = core.launch(op, row.name, (a, b, bias), _FORWARD_ONLY, backend)
-    assert computed is not None
-    return computed
+    return only(core.launch(call, (a, b, bias), _FORWARD_ONLY)[:1])
 
 
 _FUNCTIONS: dict[str, Callable[..., Tensor]] = {
@@ -480,32 +471,21 @@ def _save(op: str, save: str, tensors: Iterable[Tensor | None]) -> str:
 
 
 def _feedforward(
-    op: str,
+    call: Call,
     tensors: tuple[Tensor, Tensor, Tensor | None, Tensor, Tensor | None],
-    kind: str | None,
-    gate: str,
     save: str,
 ) -> Tensor:
-    backend = selection.current()
+    op = call.op
     if watched() or not PLAIN_OR_NONE.issuperset(map(type, tensors)):
-        options = {"gate": gate} if op == "gated_mlp" else {}
-        if overridden(*tensors):
-            return _as_leaf(op, tensors, *tensors, kind, save=save, **options)
         require_tensors(op, **dict(zip(BLOCK_ARGUMENTS[op], tensors, strict=True)))
-        if op == "mlp":
-            kind = activation_name(op, kind)
-        else:
-            kind = gated_kind(op, kind)
-            gate_is_first(op, gate)
-        out: Tensor = ops.call(op, *tensors, kind, save=_save(op, save, tensors), backend=backend, **options)[0]
+        options = options_of(call) | ({"gate": GATE_NAMES[call.gate]} if op == "gated_mlp" else {})
+        out: Tensor = ops.call(op, *tensors, call.kind, save=_save(op, save, tensors), **options)[0]
         return out
-    block = block_of(Block, library.core(), op, kind, gate, backend)
+    block = Block(call)
     check_save(op, save)
     if any_autocast():
         tensors = as_linear(*tensors)
     if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors):
         result: Tensor = FeedForward.apply(block, save == "recompute", *tensors)[0]
         return result
-    computed, _ = block.compute(tensors)
-    assert computed is not None
-    return computed
+    return only(block.compute(tensors)[:1])

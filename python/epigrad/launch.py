@@ -6,7 +6,7 @@ same errors.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any, Protocol, cast
 
 import torch
@@ -15,6 +15,7 @@ from torch.autograd import forward_ad
 
 from epigrad import errors
 from epigrad.arguments import PLAIN, refuse_transforms, transforms_active
+from epigrad.call import Call
 from epigrad.context import dispatch_modes, is_dynamo_compiling, is_traced
 from epigrad.dispatched import DISPATCHED
 from epigrad.library import Core
@@ -25,6 +26,7 @@ __all__ = [
     "aligned_workspace",
     "launch_into",
     "mark_written",
+    "only",
     "refuse_graph",
     "refuse_negative",
     "refuse_zeros",
@@ -40,12 +42,18 @@ class Launcher(Protocol):
 
     @property
     def launch(self) -> Callable[..., Tensors]:
-        """Runs an op and returns the outputs that are asked for, None in the other places.
+        """Runs a call and returns the outputs that are asked for, None in the other places.
 
-        Arguments, by position: op, kind, inputs, needs, backend, dim, gate_first, weight, outputs, accumulate; the last
-        six may be left out. `outputs` are tensors to write into, where there is one. Meta tensors give meta outputs of
-        the real shapes; nothing is computed for them.
+        Arguments, by position: a `Call`, inputs, needs, and outputs, which may be left out: a tensor or None for each
+        output. Meta tensors give meta outputs of the real shapes; nothing is computed for them.
         """
+
+
+def only(results: Tensors) -> Tensor:
+    """The result of a call that has one."""
+    (result,) = results
+    assert result is not None
+    return result
 
 
 _ALIGNMENT = 256  # bytes: what a plan asks of its workspace
@@ -53,18 +61,12 @@ _ALIGNMENT = 256  # bytes: what a plan asks of its workspace
 
 def launch_into(
     core: Core,
-    op: str,
-    kind: str | None,
+    call: Call,
     inputs: tuple[Data | None, ...],
     needs: tuple[bool, ...],
     outputs: tuple[Data | None, ...],
-    backend: str | None,
-    dim: int = 0,
-    gate_first: bool = False,
-    weight: float | None = None,
-    accumulate: bool = False,
 ) -> tuple[Data | None, ...]:
-    """Run an op and write into the tensors of `outputs` where there is one; one that is not needed is ignored.
+    """Run a call and write into the tensors of `outputs` where there is one; one that is not needed is ignored.
 
     No graph is recorded: what a transform or a graph would lose is refused. Where a compiler or a mode looks, the call
     is that of an operator, which makes its outputs itself.
@@ -73,21 +75,17 @@ def launch_into(
     into: Operands = outputs
     # An array on an adapter is no tensor: nothing of PyTorch's watches it.
     if (is_dynamo_compiling() or dispatch_modes() > 0 or is_traced()) and not isinstance(operands[0], Array):
-        if accumulate or any(output is not None for output in into):
-            raise errors.UnsupportedError(f"{op}: out: given in a compiled or traced region, want None there")
+        if call.accumulate or any(output is not None for output in into):
+            raise errors.UnsupportedError(f"{call.op}: out: given in a compiled or traced region, want None there")
         with torch.no_grad():
-            return cast(Operands, DISPATCHED.launch(op, kind, operands, needs, backend, dim, gate_first, weight))
+            return cast(Operands, DISPATCHED.launch(call, operands, needs))
     if transforms_active() or forward_ad._current_level >= 0:
-        refuse_transforms(op, *operands, *into)
+        refuse_transforms(call.op, *operands, *into)
     given = [output for output, needed in zip(into, needs, strict=True) if needed and isinstance(output, Tensor)]
     for output in given:
-        refuse_negative(op, "out", output)
-        refuse_graph(op, "out", output)
-    first = operands[0]
-    if given and isinstance(first, Tensor) and first.is_meta:
-        shapes, _ = core.infer(op, kind, dim, gate_first, weight, operands, needs)
-        _check_meta(op, shapes, [output if need else None for output, need in zip(into, needs, strict=True)], first)
-    results = core.launch(op, kind, operands, needs, backend, dim, gate_first, weight, into, accumulate)
+        refuse_negative(call.op, "out", output)
+        refuse_graph(call.op, "out", output)
+    results = core.launch(call, operands, needs, into)
     mark_written(given)
     return cast(Operands, results)
 
@@ -129,20 +127,3 @@ def refuse_graph(op: str, argument: str, output: Tensor) -> None:
         raise errors.InvalidProblemError(
             f"{op}: {argument}: a tensor that requires grad, want one that does not, or a call under torch.no_grad()"
         )
-
-
-def _check_meta(
-    op: str, shapes: Sequence[tuple[int, ...] | None], outputs: Sequence[Tensor | None], first: Tensor
-) -> None:
-    """What the core would check of given outputs, for meta tensors, which never reach it."""
-    for shape, output in zip(shapes, outputs, strict=True):
-        if output is None:
-            continue
-        if shape is None:
-            raise errors.InvalidProblemError(f"{op}: out: given for a gradient that does not exist, want None")
-        if output.shape != shape:
-            raise errors.InvalidProblemError(f"{op}: out: shape {list(output.shape)}, want {list(shape)}")
-        if output.dtype != first.dtype:
-            raise errors.DTypeError(f"{op}: out: dtype {output.dtype}, want {first.dtype}")
-        if output.device != first.device:
-            raise errors.DeviceMismatchError(f"{op}: out: device {output.device}, want {first.device}")

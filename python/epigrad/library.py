@@ -1,4 +1,4 @@
-"""Loads the core on first use and gives the rest of the package its functions and tables.
+"""Loads the core on first use and gives the rest of the package its functions.
 
 `import epigrad` loads no Go: a Go runtime does not survive ``fork``, and a process that only imports must stay free to
 fork. A child that was forked before the first use loads the core itself; a child that inherited a loaded one gets
@@ -10,7 +10,6 @@ from __future__ import annotations
 import importlib
 import importlib.machinery
 import importlib.util
-import json
 import os
 import sys
 import threading
@@ -22,9 +21,8 @@ from typing import Any, Protocol, TypeVar, cast
 import torch
 
 from epigrad import errors
-from epigrad.names import unknown_name
 
-__all__ = ["Activation", "Core", "allows_tf32", "configure_webgpu", "control_call", "core", "is_loaded", "tuning_cache"]
+__all__ = ["Core", "allows_tf32", "configure_webgpu", "control_call", "core", "is_loaded", "tuning_cache"]
 
 _Result = TypeVar("_Result")
 
@@ -43,10 +41,9 @@ class ControlPlan(Protocol):
 
 
 class Control(Protocol):
-    """The cold side of the core, as gopy binds it; tables and facts are strings of JSON."""
+    """The cold side of the core, as gopy binds it; facts are strings of JSON."""
 
     def SelectPlan(self, spec: str, /) -> ControlPlan: ...  # noqa: N802
-    def Tables(self) -> str: ...  # noqa: N802
     def Backends(self) -> str: ...  # noqa: N802
     def DoctorFacts(self) -> str: ...  # noqa: N802
     def PlanCacheSize(self) -> int: ...  # noqa: N802
@@ -67,45 +64,16 @@ class WebGPUMemory:
 
 
 @dataclass(frozen=True, slots=True)
-class Activation:
-    """One row of the core's table of activations."""
-
-    name: str
-    from_output: bool
-    formula: str
-    source: str
-
-
-@dataclass(frozen=True, slots=True)
 class Core:
-    """The loaded core: the fast path's functions, the control plane, and the tables keyed by name."""
+    """The loaded core: the fast path's functions and the control plane."""
 
     infer: Callable[..., tuple[tuple[tuple[int, ...] | None, ...], int]]
     launch: Callable[..., tuple[torch.Tensor | None, ...]]
-    run: Callable[..., None]
     plan_check: Callable[..., None]
     plan_run: Callable[..., None]
     forked: Callable[[], bool]
     control: Control
     webgpu: WebGPUMemory
-    activations: dict[str | None, Activation]
-    gated_kinds: dict[str, str]
-    version: str
-
-    def activation(self, op: str, name: str | None) -> Activation:
-        """The row of an activation; `None` means ``"none"``."""
-        try:
-            return self.activations[name]
-        except (KeyError, TypeError):
-            valid = [known for known in self.activations if known is not None]
-            raise unknown_name(op, "activation", name, valid) from None
-
-    def gated_kind(self, op: str, kind: str | None) -> str:
-        """The name of the activation that a gated kind's gate goes through."""
-        try:
-            return self.gated_kinds[kind]  # type: ignore[index]
-        except (KeyError, TypeError):
-            raise unknown_name(op, "kind", kind, self.gated_kinds) from None
 
 
 _lock = threading.Lock()
@@ -169,22 +137,14 @@ def _load() -> Core:
         if tunes:
             control_call(control.BeginTuning, tuning_cache())
         configure_webgpu(control)
-        tables = json.loads(control_call(control.Tables))
-        rows = [Activation(a["name"], a["from_output"], a["formula"], a["source"]) for a in tables["activations"]]
-        activations: dict[str | None, Activation] = {row.name: row for row in rows}
-        activations[None] = activations["none"]
         _core = Core(
             infer=native.infer,
             launch=native.launch,
-            run=native.run,
             plan_check=native.plan_check,
             plan_run=native.plan_run,
             forked=native.forked,
             control=control,
             webgpu=WebGPUMemory(native.webgpu_alloc, native.webgpu_free, native.webgpu_write, native.webgpu_read),
-            activations=activations,
-            gated_kinds={kind["name"]: kind["activation"] for kind in tables["gated_kinds"]},
-            version=tables["version"],
         )
         return _core
 

@@ -9,10 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from epigrad import errors, functional
-from epigrad.arguments import check_save, dim_index, gate_is_first
-from epigrad.differentiable import ACTIVATIONS
-from epigrad.names import activation_name, gated_kind, nearest
+from epigrad.arguments import check_save, dim_index
+from epigrad.call import gate_place
+from epigrad.kinds import Activation, Gated, activation_of, gated_of, nearest
 from epigrad.projections import any_global_hook, held_back, weight_and_bias
+from epigrad.tables import ACTIVATIONS
 
 __all__ = ["MLP", "GatedActivation", "GatedMLP", "Lerp", "Linear"]
 
@@ -103,19 +104,19 @@ class Linear(nn.Module):
         in_features: int,
         out_features: int,
         bias: bool = True,
-        activation: str | None = "none",
+        activation: str | Activation | None = "none",
         *,
         save: str = "auto",
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        name = activation_name("Linear", activation)
+        act = activation_of("Linear", activation)
         check_save("Linear", save)
         _check_bias("Linear", bias)
         super().__init__()
         self.in_features = _size("Linear", "in_features", in_features)
         self.out_features = _size("Linear", "out_features", out_features)
-        self.activation = name
+        self.activation = act
         self.save = save
         options: dict[str, Any] = {"device": device, "dtype": dtype}
         self.weight = nn.Parameter(torch.empty((self.out_features, self.in_features), **options))
@@ -134,7 +135,7 @@ class Linear(nn.Module):
         """What `repr` shows of the layer."""
         return (
             f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}, "
-            f"activation={self.activation!r}"
+            f"activation={str(self.activation)!r}"
         )
 
 
@@ -162,16 +163,16 @@ class GatedActivation(nn.Module):
 
     def __init__(
         self,
-        kind: str = "swiglu",
+        kind: str | Gated = "swiglu",
         dim: int = -1,
         gate: str = "second",
         *,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        gate_is_first("GatedActivation", gate)
+        gate_place("GatedActivation", gate)
         super().__init__()
-        self.kind = gated_kind("GatedActivation", kind)
+        self.kind = gated_of("GatedActivation", kind)
         self.dim = dim_index("GatedActivation", dim)
         self.gate = gate
 
@@ -181,7 +182,7 @@ class GatedActivation(nn.Module):
 
     def extra_repr(self) -> str:
         """What `repr` shows of the module."""
-        return f"kind={self.kind!r}, dim={self.dim}, gate={self.gate!r}"
+        return f"kind={str(self.kind)!r}, dim={self.dim}, gate={self.gate!r}"
 
 
 class MLP(nn.Module):
@@ -219,14 +220,14 @@ class MLP(nn.Module):
         self,
         features: int,
         hidden_features: int,
-        activation: str | None = "gelu_tanh",
+        activation: str | Activation | None = "gelu_tanh",
         bias: bool = True,
         *,
         save: str = "auto",
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        name = activation_name("MLP", activation)
+        act = activation_of("MLP", activation)
         check_save("MLP", save)
         _check_bias("MLP", bias)
         outer, hidden = _size("MLP", "features", features), _size("MLP", "hidden_features", hidden_features)
@@ -234,7 +235,7 @@ class MLP(nn.Module):
         options: dict[str, Any] = {"device": device, "dtype": dtype}
         self.up = nn.Linear(outer, hidden, bias, **options)
         self.down = nn.Linear(hidden, outer, bias, **options)
-        self.activation = name
+        self.activation = act
         self.save = save
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -257,7 +258,7 @@ class MLP(nn.Module):
 
     def extra_repr(self) -> str:
         """What `repr` shows of the block."""
-        return f"activation={self.activation!r}"
+        return f"activation={str(self.activation)!r}"
 
 
 class GatedMLP(nn.Module):
@@ -292,7 +293,7 @@ class GatedMLP(nn.Module):
         self,
         features: int,
         hidden_features: int,
-        kind: str = "swiglu",
+        kind: str | Gated = "swiglu",
         bias: bool = False,
         gate: str = "second",
         *,
@@ -300,13 +301,13 @@ class GatedMLP(nn.Module):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        gate_is_first("GatedMLP", gate)
+        gate_place("GatedMLP", gate)
         check_save("GatedMLP", save)
         _check_bias("GatedMLP", bias)
         outer, hidden = _size("GatedMLP", "features", features), _size("GatedMLP", "hidden_features", hidden_features)
         super().__init__()
         options: dict[str, Any] = {"device": device, "dtype": dtype}
-        self.kind = gated_kind("GatedMLP", kind)
+        self.kind = gated_of("GatedMLP", kind)
         self.up = nn.Linear(outer, 2 * hidden, bias, **options)
         self.down = nn.Linear(hidden, outer, bias, **options)
         self.gate = gate
@@ -330,7 +331,7 @@ class GatedMLP(nn.Module):
 
     def extra_repr(self) -> str:
         """What `repr` shows of the block."""
-        return f"kind={self.kind!r}, gate={self.gate!r}"
+        return f"kind={str(self.kind)!r}, gate={self.gate!r}"
 
 
 class Lerp(nn.Module):

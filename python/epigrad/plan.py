@@ -17,8 +17,10 @@ import torch
 from torch import Tensor
 
 from epigrad import errors, library, selection
-from epigrad.arguments import check_tensors, gate_is_first, lerp_weight
+from epigrad.arguments import check_tensors, lerp_weight
+from epigrad.call import gate_place
 from epigrad.context import is_traced
+from epigrad.kinds import Activation, Gated, activation_of, gated_of
 from epigrad.launch import mark_written, refuse_graph, refuse_negative, refuse_zeros
 
 __all__ = [
@@ -226,7 +228,7 @@ class _Gemm(_Plan):
         k: int,
         batch: int | Sequence[int] = (),
         b_batched: bool = False,
-        activation: str | None = "none",
+        activation: str | Activation | None = "none",
         dtype: torch.dtype,
         device: str | torch.device = "cpu",
         lda: int | None = None,
@@ -255,6 +257,7 @@ class _Gemm(_Plan):
             DeviceError: (a ``RuntimeError``) the driver reported a failure; `code` and `name` are its own.
         """
         name = cls._spec_class
+        act = activation_of(name, activation)
         return cls(
             {
                 "class": name,
@@ -263,7 +266,8 @@ class _Gemm(_Plan):
                 "k": _extent(name, "k", k),
                 "batch": _sizes(name, "batch", batch if isinstance(batch, Iterable) else (batch,)),
                 "b_batched": bool(b_batched),
-                "activation": library.core().activation(name, activation).name,
+                "activation": act.name,
+                "parameters": _numbers(act.values),
                 "dtype": _dtype_name(name, dtype),
                 "device": _device_name(device),
                 "lda": None if lda is None else _size(name, "lda", lda),
@@ -319,7 +323,7 @@ class _Gated(_Plan):
         *,
         input_shape: Sequence[int],
         split_dim: int = -1,
-        kind: str = "swiglu",
+        kind: str | Gated = "swiglu",
         gate: str = "second",
         dtype: torch.dtype,
         device: str | torch.device = "cpu",
@@ -341,14 +345,15 @@ class _Gated(_Plan):
             DeviceError: (a ``RuntimeError``) the driver reported a failure; `code` and `name` are its own.
         """
         name = cls._spec_class
-        library.core().gated_kind(name, kind)
-        gate_is_first(name, gate)
+        gated = gated_of(name, kind)
+        gate_place(name, gate)
         return cls(
             {
                 "class": name,
                 "input_shape": _sizes(name, "input_shape", input_shape),
                 "split_dim": _size(name, "split_dim", split_dim),
-                "kind": kind,
+                "kind": gated.name,
+                "parameters": _numbers(gated.values),
                 "gate": gate,
                 "dtype": _dtype_name(name, dtype),
                 "device": _device_name(device),
@@ -415,17 +420,16 @@ class _Interpolation(_Plan):
             DeviceError: (a ``RuntimeError``) the driver reported a failure; `code` and `name` are its own.
         """
         name = cls._spec_class
-        number: float | None = None
+        numbers: tuple[float, ...] = ()
         if weight is not None:
-            number, tensor = lerp_weight(name, weight)
+            numbers, tensor = lerp_weight(name, weight)
             if tensor is not None:
                 raise errors.DTypeError(f"{name}: weight: a tensor, want a number, or None for a tensor given to run")
         return cls(
             {
                 "class": name,
                 "shape": _sizes(name, "shape", shape),
-                # Text, since JSON has no NaN and no infinity.
-                "weight": None if number is None else repr(number),
+                "parameters": _numbers(numbers),
                 "dtype": _dtype_name(name, dtype),
                 "device": _device_name(device),
             }
@@ -462,6 +466,11 @@ class LerpBackward(_Interpolation):
     """
 
     _spec_class = "LerpBackward"
+
+
+def _numbers(values: Iterable[float]) -> list[str]:
+    """Parameters as text, since JSON has no NaN and no infinity."""
+    return [repr(value) for value in values]
 
 
 def _size(name: str, argument: str, value: int) -> int:

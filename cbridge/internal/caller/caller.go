@@ -44,9 +44,10 @@ type Call struct {
 	Op, Kind        string
 	NullOp          bool
 	Flags           uint32
-	Dim, Threads    int32
+	Parameters      []float64
+	Dim, Gate       int32
+	Threads         int32
 	Stream          uintptr
-	Weight          float64
 	Inputs, Outputs []*Tensor
 	// Surplus is added to both counts of tensors.
 	Surplus int32
@@ -54,11 +55,13 @@ type Call struct {
 	Workspace, Shift uint64
 }
 
+// GateFirst is a gate that is the first half.
+const GateFirst int32 = C.EPG_GATE_FIRST
+
 // Flags of a call.
 const (
-	GateFirst  uint32 = C.EPG_GATE_FIRST
 	Accumulate uint32 = C.EPG_ACCUMULATE
-	HasWeight  uint32 = C.EPG_HAS_WEIGHT
+	AllowTF32  uint32 = C.EPG_ALLOW_TF32
 )
 
 // Result is what a function returned, and the thread's last error if it failed.
@@ -122,7 +125,12 @@ func (a *arena) call(c *Call) *C.epg_call {
 	}
 	call := (*C.epg_call)(a.alloc(unsafe.Sizeof(C.epg_call{})))
 	call.struct_size = C.uint32_t(int(unsafe.Sizeof(*call)) + c.SizeError)
-	call.flags, call.dim, call.num_threads, call.weight = C.uint32_t(c.Flags), C.int32_t(c.Dim), C.int32_t(c.Threads), C.double(c.Weight)
+	call.flags, call.dim, call.gate, call.num_threads = C.uint32_t(c.Flags), C.int32_t(c.Dim), C.int32_t(c.Gate), C.int32_t(c.Threads)
+	if c.Parameters != nil {
+		values := unsafe.Slice((*float64)(a.alloc(uintptr(8*len(c.Parameters)))), len(c.Parameters))
+		copy(values, c.Parameters)
+		call.parameters, call.num_parameters = (*C.double)(unsafe.SliceData(values)), C.int32_t(len(values))
+	}
 	*(*uintptr)(unsafe.Pointer(&call.stream)) = c.Stream
 	if !c.NullOp {
 		call.op = a.text(c.Op)

@@ -93,11 +93,11 @@ func (s *BridgeSuite) TestFlags() {
 	input.Data[3] = -4
 	s.ok(caller.Run(gated))
 	s.Equal([]float32{3, 0}, out.Data)
-	gated.Flags = caller.GateFirst
+	gated.Gate = caller.GateFirst
 	s.ok(caller.Run(gated))
 	s.Equal([]float32{3, -8}, out.Data)
 
-	lerp := &caller.Call{Op: "lerp", Flags: caller.HasWeight, Weight: 0.25, Inputs: tensors(zeros(2), caller.Floats([]float32{4, 8}, 2)), Outputs: tensors(out)}
+	lerp := &caller.Call{Op: "lerp", Parameters: []float64{0.25}, Inputs: tensors(zeros(2), caller.Floats([]float32{4, 8}, 2)), Outputs: tensors(out)}
 	s.ok(caller.Run(lerp))
 	s.Equal([]float32{1, 2}, out.Data)
 
@@ -166,11 +166,10 @@ func (s *BridgeSuite) TestRefuses() {
 		{"negative counts", change(func(c *caller.Call) { c.Surplus = -5 }), invalid, "inputs and"},
 		{"too many", change(func(c *caller.Call) { c.Surplus = 100 }), invalid, "want at most"},
 		{"missing", change(func(c *caller.Call) { c.Inputs[0] = nil }), invalid, "a: missing"},
-		{"unknown flags", change(func(c *caller.Call) { c.Flags = 1<<31 | 1<<5 }), invalid, "flags: unknown bits 0x80000020, want none but EPG_GATE_FIRST (0x1), "},
-		{"gate of no halves", change(func(c *caller.Call) { c.Flags = caller.GateFirst }), invalid, "gate: first, but"},
+		{"unknown flags", change(func(c *caller.Call) { c.Flags = 1<<31 | 1<<5 }), invalid, "flags: unknown bits 0x80000020, want none but EPG_ACCUMULATE (0x1), "},
+		{"gate of no halves", change(func(c *caller.Call) { c.Gate = caller.GateFirst }), invalid, "gate: got 1, want 0: this operation has no halves"},
 		{"nothing to add to", change(func(c *caller.Call) { c.Flags = caller.Accumulate }), invalid, "accumulate: true, but"},
-		{"weight of no lerp", change(func(c *caller.Call) { c.Flags = caller.HasWeight }), invalid, "weight: a number, but"},
-		{"weight without its flag", change(func(c *caller.Call) { c.Weight = 0.5 }), invalid, "weight: got 0.5 without HasWeight (EPG_HAS_WEIGHT)"},
+		{"parameters of none", change(func(c *caller.Call) { c.Parameters = []float64{1} }), invalid, "parameters: got 1, want none"},
 		{"dim of no split", change(func(c *caller.Call) { c.Dim = 1 }), invalid, "dim: got 1, want 0"},
 		{"negative threads", change(func(c *caller.Call) { c.Threads = -1 }), invalid, "num_threads: got -1"},
 		{"stream of the CPU", change(func(c *caller.Call) { c.Stream = 1 }), invalid, "stream: got 0x1 for tensors on cpu"},
@@ -258,8 +257,12 @@ func (s *BridgeSuite) TestBackends() {
 // TestRoomForEveryOperation: the C side has arrays of fixed sizes.
 func (s *BridgeSuite) TestRoomForEveryOperation() {
 	for _, signature := range op.Signatures() {
+		kind := ""
+		if strings.HasPrefix(signature.Name, "gated") {
+			kind = "glu"
+		}
 		r := caller.Run(&caller.Call{
-			Op: signature.Name, Inputs: make([]*caller.Tensor, len(signature.Inputs)), Outputs: make([]*caller.Tensor, len(signature.Outputs)),
+			Op: signature.Name, Kind: kind, Inputs: make([]*caller.Tensor, len(signature.Inputs)), Outputs: make([]*caller.Tensor, len(signature.Outputs)),
 		})
 		s.fails(r, status.InvalidProblem, signature.Inputs[0].Name+": missing")
 	}

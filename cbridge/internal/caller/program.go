@@ -9,7 +9,7 @@ package caller
 // recorder is a program that keeps what it is run with, or fails.
 typedef struct {
 	epg_program program;
-	uint64_t bases[EPG_MOST_INPUTS + EPG_MOST_OUTPUTS];
+	uint64_t bases[EPG_MAX_INPUTS + EPG_MAX_OUTPUTS];
 	epg_run_arguments arguments;
 	int32_t code, runs;
 } recorder;
@@ -52,7 +52,7 @@ func (r *Recorder) Program() unsafe.Pointer { return unsafe.Pointer(r.c) }
 // Runs is how often it ran; the rest is what the last run brought.
 func (r *Recorder) Runs() int         { return int(r.c.runs) }
 func (r *Recorder) Base(i int) uint64 { return uint64(r.c.bases[i]) }
-func (r *Recorder) Weight() float64   { return float64(r.c.arguments.weight) }
+func (r *Recorder) Weight() float64   { return float64(r.c.arguments.parameters[0]) }
 func (r *Recorder) Workspace() uint64 { return uint64(r.c.arguments.workspace) }
 func (r *Recorder) Threads() int      { return int(r.c.arguments.threads) }
 func (r *Recorder) Accumulate() bool  { return r.c.arguments.accumulate != 0 }

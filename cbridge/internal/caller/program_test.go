@@ -83,7 +83,7 @@ func (s *ProgramSuite) TearDownTest() { backend.Register(s.real) }
 
 // lerp is a call on tensors of a CUDA device; geometries differ by their size, since kernels are remembered.
 func lerp(size int64) *caller.Call {
-	call := &caller.Call{Op: "lerp", Flags: caller.HasWeight, Weight: 0.25, Inputs: tensors(zeros(size), zeros(size), nil), Outputs: tensors(zeros(size)), Workspace: 64}
+	call := &caller.Call{Op: "lerp", Parameters: []float64{0.25}, Inputs: tensors(zeros(size), zeros(size), nil), Outputs: tensors(zeros(size)), Workspace: 64}
 	for _, t := range []*caller.Tensor{call.Inputs[0], call.Inputs[1], call.Outputs[0]} {
 		t.Device = tensor.CUDA
 	}
@@ -101,7 +101,7 @@ func (s *ProgramSuite) TestRunsWithTheCallsAddresses() {
 	defer p.Release()
 	s.Require().True(p.HasProgram())
 	other := lerp(4)
-	other.Weight, other.Threads, other.Flags = 0.75, 3, other.Flags|caller.Accumulate
+	other.Parameters, other.Threads, other.Flags = []float64{0.75}, 3, other.Flags|caller.Accumulate
 	other.Inputs[1].ByteOffset = 8
 	s.Zero(p.Run(other).Code)
 	s.Equal(1, s.recorder.Runs())
@@ -122,14 +122,14 @@ func (s *ProgramSuite) TestGoRunsWithTheSame() {
 	s.False(p.HasProgram())
 	for _, accumulate := range []bool{false, true} {
 		other := lerp(11)
-		other.Weight, other.Threads, other.Inputs[1].ByteOffset = 0.75, 3, 8
+		other.Parameters, other.Threads, other.Inputs[1].ByteOffset = []float64{0.75}, 3, 8
 		if accumulate {
 			other.Flags |= caller.Accumulate
 		}
 		s.Zero(p.Run(other).Code)
 		s.Equal(accumulate, b.run.Accumulate)
 		s.Equal(3, b.run.Threads)
-		s.Equal(0.75, b.run.Weight)
+		s.Equal(0.75, b.run.Parameters[0])
 		s.NotNil(b.run.Workspace)
 		s.Nil(b.run.Bases[2])
 		s.Equal([]uint64{other.Inputs[0].Address(), other.Inputs[1].Address(), other.Outputs[0].Address()},

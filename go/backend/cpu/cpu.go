@@ -212,7 +212,8 @@ func (b *Backend) vectorFacts(p backend.Problem, product string) facts {
 	return f
 }
 
-func formulaOf(activation string) (*portable.Formula, error) {
+// formulaOf returns what makes an activation's formula of a run's parameters.
+func formulaOf(activation string) (portable.Make, error) {
 	formula, ok := portable.Lookup(activation)
 	if !ok {
 		return nil, status.Errorf(status.Unsupported, "the cpu backend has no formula for the activation %q", activation)

@@ -6,20 +6,25 @@ import (
 	"github.com/epigrad/epigrad/kernels/portable"
 )
 
+// compute computes n elements: from the blocks of the inputs, into those of the outputs.
+type compute func(n int, blocks *[maxOperands]block)
+
 // elementwise is a kernel whose outputs are functions of the operands at the same place.
 type elementwise struct {
 	facts
 	loops   *loops
 	outputs int
-	compute func(n int, blocks *[maxOperands]block)
+	compute func(r *backend.Run) compute
 }
 
 func (k *elementwise) WorkspaceBytes() int64 { return 0 }
 
-func (k *elementwise) Run(r *backend.Run) error { return k.loops.forEachBlock(r, k.outputs, k.compute) }
+func (k *elementwise) Run(r *backend.Run) error {
+	return k.loops.forEachBlock(r, k.outputs, k.compute(r))
+}
 
-// newElementwise makes a kernel; outputs come first among the views and in compute's blocks.
-func newElementwise(p backend.Problem, outputs int, compute func(int, *[maxOperands]block), views ...*tensor.View) *elementwise {
+// newElementwise makes a kernel; outputs come first among the views and in the blocks.
+func newElementwise(p backend.Problem, outputs int, compute func(*backend.Run) compute, views ...*tensor.View) *elementwise {
 	_, _, dt := p.Describe()
 	loops := newLoops(dt, views...)
 	return &elementwise{facts: newFacts(p, ""), loops: loops, outputs: outputs, compute: compute}
@@ -30,8 +35,9 @@ func (*Backend) selectActivation(p *backend.Activation) (backend.Kernel, error) 
 	if err != nil {
 		return nil, err
 	}
-	return newElementwise(p, 1, func(n int, b *[maxOperands]block) {
-		formula.Values(b[0][:n], b[1][:n])
+	return newElementwise(p, 1, func(r *backend.Run) compute {
+		act := formula(r.Parameters[:])
+		return func(n int, b *[maxOperands]block) { act.Values(b[0][:n], b[1][:n]) }
 	}, p.Out, p.Input), nil
 }
 
@@ -43,18 +49,22 @@ func (*Backend) selectActivationBackward(p *backend.ActivationBackward) (backend
 	k := &steps{facts: newFacts(p, "")}
 	// First, since grad_input may replace grad_output.
 	if p.GradBias != nil {
-		k.run = append(k.run, newReduction(p.GradBias, func(n int, b *[maxOperands]block) {
-			formula.Gradients(b[0][:n], b[1][:n], b[2][:n])
+		k.run = append(k.run, newReduction(p.GradBias, func(r *backend.Run) compute {
+			act := formula(r.Parameters[:])
+			return func(n int, b *[maxOperands]block) { act.Gradients(b[0][:n], b[1][:n], b[2][:n]) }
 		}, p.GradOutput, p.Input).run)
 	}
 	if outputs, at := asked(p.GradInput, p.Out); len(outputs) > 0 {
-		e := newElementwise(p, len(outputs), func(n int, b *[maxOperands]block) {
-			g, x := b[len(outputs)][:n], b[len(outputs)+1][:n]
-			if gradient := at.of(b, 0, n); gradient != nil {
-				formula.Gradients(gradient, g, x)
-			}
-			if value := at.of(b, 1, n); value != nil {
-				formula.Values(value, x)
+		e := newElementwise(p, len(outputs), func(r *backend.Run) compute {
+			act := formula(r.Parameters[:])
+			return func(n int, b *[maxOperands]block) {
+				g, x := b[len(outputs)][:n], b[len(outputs)+1][:n]
+				if gradient := at.of(b, 0, n); gradient != nil {
+					act.Gradients(gradient, g, x)
+				}
+				if value := at.of(b, 1, n); value != nil {
+					act.Values(value, x)
+				}
 			}
 		}, append(outputs, p.GradOutput, p.Input)...)
 		k.run = append(k.run, e.Run)
@@ -67,8 +77,9 @@ func (*Backend) selectGated(p *backend.Gated) (backend.Kernel, error) {
 	if err != nil {
 		return nil, err
 	}
-	return newElementwise(p, 1, func(n int, b *[maxOperands]block) {
-		portable.Gated(formula, b[0][:n], b[1][:n], b[2][:n])
+	return newElementwise(p, 1, func(r *backend.Run) compute {
+		act := formula(r.Parameters[:])
+		return func(n int, b *[maxOperands]block) { portable.Gated(act, b[0][:n], b[1][:n], b[2][:n]) }
 	}, p.Out, p.Value, p.Gate), nil
 }
 
@@ -80,20 +91,29 @@ func (*Backend) selectGatedBackward(p *backend.GatedBackward) (backend.Kernel, e
 	k := &steps{facts: newFacts(p, "")}
 	inputs := []*tensor.View{p.GradOutput, p.Value, p.Gate}
 	if outputs, at := asked(p.GradValue, p.GradGate); len(outputs) > 0 {
-		e := newElementwise(p, len(outputs), func(n int, b *[maxOperands]block) {
-			g := b[len(outputs):]
-			portable.GatedBackward(formula, at.of(b, 0, n), at.of(b, 1, n), g[0][:n], g[1][:n], g[2][:n])
+		e := newElementwise(p, len(outputs), func(r *backend.Run) compute {
+			act := formula(r.Parameters[:])
+			return func(n int, b *[maxOperands]block) {
+				g := b[len(outputs):]
+				portable.GatedBackward(act, at.of(b, 0, n), at.of(b, 1, n), g[0][:n], g[1][:n], g[2][:n])
+			}
 		}, append(outputs, inputs...)...)
 		k.run = append(k.run, e.Run)
 	}
 	if p.GradBiasValue != nil {
-		k.run = append(k.run, newReduction(p.GradBiasValue, func(n int, b *[maxOperands]block) {
-			portable.GatedBackward(formula, b[0][:n], nil, b[1][:n], b[2][:n], b[3][:n])
+		k.run = append(k.run, newReduction(p.GradBiasValue, func(r *backend.Run) compute {
+			act := formula(r.Parameters[:])
+			return func(n int, b *[maxOperands]block) {
+				portable.GatedBackward(act, b[0][:n], nil, b[1][:n], b[2][:n], b[3][:n])
+			}
 		}, inputs...).run)
 	}
 	if p.GradBiasGate != nil {
-		k.run = append(k.run, newReduction(p.GradBiasGate, func(n int, b *[maxOperands]block) {
-			portable.GatedBackward(formula, nil, b[0][:n], b[1][:n], b[2][:n], b[3][:n])
+		k.run = append(k.run, newReduction(p.GradBiasGate, func(r *backend.Run) compute {
+			act := formula(r.Parameters[:])
+			return func(n int, b *[maxOperands]block) {
+				portable.GatedBackward(act, nil, b[0][:n], b[1][:n], b[2][:n], b[3][:n])
+			}
 		}, inputs...).run)
 	}
 	return k, nil

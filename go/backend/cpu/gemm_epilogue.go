@@ -14,7 +14,7 @@ import (
 type gemmEpilogue[T real] struct {
 	facts
 	product            product
-	formula            *portable.Formula // nil for the identity
+	formula            portable.Make // nil for the identity
 	out, preactivation *matrix
 	bias               *matrix
 }
@@ -44,6 +44,10 @@ func newGemmEpilogue[T real](b *Backend, p *backend.GemmEpilogue) (*gemmEpilogue
 func (*gemmEpilogue[T]) WorkspaceBytes() int64 { return 0 }
 
 func (k *gemmEpilogue[T]) Run(r *backend.Run) error {
+	var act *portable.Formula
+	if k.formula != nil {
+		act = k.formula(r.Parameters[:])
+	}
 	return forEachTile(&k.product, r, func(s *scratch[T], t *tile[T]) {
 		addBias(k.bias, r, s, t, k.product.depth())
 		if k.preactivation != nil {
@@ -52,12 +56,12 @@ func (k *gemmEpilogue[T]) Run(r *backend.Run) error {
 		if k.out == nil {
 			return
 		}
-		if k.formula != nil {
+		if act != nil {
 			var x, y [tileColumns]float64
 			for row := range t.rows {
 				line := t.line(row)
 				convert(x[:t.columns], line)
-				k.formula.Values(y[:t.columns], x[:t.columns])
+				act.Values(y[:t.columns], x[:t.columns])
 				storeLine(k.out, r, t, row, y[:t.columns])
 			}
 			return
@@ -108,8 +112,8 @@ func forwardProduct(b *level3, left, right *tensor.View, batchRank int) product 
 	return newProduct(b, newMatrix(left, batchRank), newMatrix(right, batchRank).transposed(), left.Shape[:batchRank], nil)
 }
 
-// epilogueFormula is the activation's formula, nil for the identity.
-func epilogueFormula(activation string) (*portable.Formula, error) {
+// epilogueFormula is what makes the activation's formula, nil for the identity.
+func epilogueFormula(activation string) (portable.Make, error) {
 	if activation == "none" {
 		return nil, nil
 	}

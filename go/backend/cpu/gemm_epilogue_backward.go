@@ -12,7 +12,7 @@ import (
 type gemmEpilogueBackward[T real] struct {
 	facts
 	problem *backend.GemmEpilogueBackward
-	formula *portable.Formula // nil for the identity: grad_preactivation is grad_output itself
+	formula portable.Make // nil for the identity: grad_preactivation is grad_output itself
 
 	grid                   grid // of grad_preactivation
 	recompute              *product
@@ -129,6 +129,10 @@ func (k *gemmEpilogueBackward[T]) runGradPreactivation(r *backend.Run) error {
 	if k.recompute != nil {
 		work += k.recompute.grid().work
 	}
+	var act *portable.Formula
+	if k.formula != nil {
+		act = k.formula(r.Parameters[:])
+	}
 	pool := newPool[T](len(k.grid.batch))
 	err := parallel(chunks*strips, r.Threads, work, func(task int) {
 		strip, chunk := task/chunks, task%chunks
@@ -139,7 +143,7 @@ func (k *gemmEpilogueBackward[T]) runGradPreactivation(r *backend.Run) error {
 		}
 		for panel := panels * chunk / chunks; panel < panels*(chunk+1)/chunks; panel++ {
 			t := place(&k.grid, s, panel, strip)
-			k.gradientTile(r, s, &t, &partial[task])
+			k.gradientTile(r, s, &t, act, &partial[task])
 		}
 	})
 	if err != nil || k.gradBias == nil {
@@ -166,7 +170,7 @@ func (k *gemmEpilogueBackward[T]) runGradPreactivation(r *backend.Run) error {
 }
 
 // gradientTile forms one tile of grad_preactivation, stores it if it is needed, and adds its rows to the column sums.
-func (k *gemmEpilogueBackward[T]) gradientTile(r *backend.Run, s *scratch[T], t *tile[T], columnSums *sums) {
+func (k *gemmEpilogueBackward[T]) gradientTile(r *backend.Run, s *scratch[T], t *tile[T], act *portable.Formula, columnSums *sums) {
 	dt := k.problem.DType
 	if k.recompute != nil {
 		computeTile(k.recompute, r, s, t)
@@ -178,19 +182,19 @@ func (k *gemmEpilogueBackward[T]) gradientTile(r *backend.Run, s *scratch[T], t 
 		address, step := k.gradOutput.address(r, t.batch, t.row+int64(row), t.column)
 		load(g[:n], address, step, dt)
 		switch {
-		case k.formula == nil:
+		case act == nil:
 			copy(gradient[:n], g[:n])
 		case k.recompute != nil:
 			convert(x[:n], t.line(row))
 			roundTo(x[:n], dt) // as a saved preactivation is, so that both ways give the same bits
-			k.formula.Gradients(gradient[:n], g[:n], x[:n])
+			act.Gradients(gradient[:n], g[:n], x[:n])
 		default:
 			address, step := k.saved.address(r, t.batch, t.row+int64(row), t.column)
 			load(x[:n], address, step, dt)
 			if k.problem.Output != nil {
-				k.formula.GradientsFromOutput(gradient[:n], g[:n], x[:n])
+				act.GradientsFromOutput(gradient[:n], g[:n], x[:n])
 			} else {
-				k.formula.Gradients(gradient[:n], g[:n], x[:n])
+				act.Gradients(gradient[:n], g[:n], x[:n])
 			}
 		}
 		if k.gradPreactivation != nil {

@@ -13,15 +13,14 @@ func (*Backend) selectLerp(p *backend.Lerp) (backend.Kernel, error) {
 	if p.Weight != nil {
 		views = append(views, p.Weight)
 	}
-	k := newElementwise(p, 1, nil, views...)
-	return &steps{facts: k.facts, run: []func(*backend.Run) error{func(r *backend.Run) error {
-		return k.loops.forEachBlock(r, 1, func(n int, b *[maxOperands]block) {
+	return newElementwise(p, 1, func(r *backend.Run) compute {
+		return func(n int, b *[maxOperands]block) {
 			if p.Weight == nil {
-				fill(b[3][:n], r.Weight)
+				fill(b[3][:n], r.Parameters[0])
 			}
 			portable.Lerp(b[0][:n], b[1][:n], b[2][:n], b[3][:n])
-		})
-	}}}, nil
+		}
+	}, views...), nil
 }
 
 // selectLerpBackward makes one pass of the gradients that keep grad_output's shape, and one for each that is summed.
@@ -57,22 +56,21 @@ func lerpTogether(p *backend.LerpBackward, outputs []*tensor.View, at slots) fun
 		start = len(outputs) + len(inputs)
 		inputs = append(inputs, p.Start, p.End)
 	}
-	k := newElementwise(p, len(outputs), nil, append(outputs, inputs...)...)
-	return func(r *backend.Run) error {
-		return k.loops.forEachBlock(r, len(outputs), func(n int, b *[maxOperands]block) {
+	return newElementwise(p, len(outputs), func(r *backend.Run) compute {
+		return func(n int, b *[maxOperands]block) {
 			var w, from, to []float64
 			if weight >= 0 {
 				w = b[weight][:n]
 			} else if weighted {
 				w = b[maxOperands-1][:n]
-				fill(w, r.Weight)
+				fill(w, r.Parameters[0])
 			}
 			if start >= 0 {
 				from, to = b[start][:n], b[start+1][:n]
 			}
 			portable.LerpBackward(at.of(b, 0, n), at.of(b, 1, n), at.of(b, 2, n), b[len(outputs)][:n], from, to, w)
-		})
-	}
+		}
+	}, append(outputs, inputs...)...).Run
 }
 
 // lerpReduction makes the step that sums one gradient (0 start, 1 end, 2 weight) to its shape.
@@ -84,16 +82,14 @@ func lerpReduction(p *backend.LerpBackward, which int, gradient *tensor.View) fu
 	case p.Weight != nil:
 		operands = append(operands, p.Weight)
 	}
-	prepared := newReduction(gradient, nil, operands...)
-	return func(r *backend.Run) error {
-		bound := *prepared
-		bound.term = func(n int, b *[maxOperands]block) {
+	return newReduction(gradient, func(r *backend.Run) compute {
+		return func(n int, b *[maxOperands]block) {
 			switch {
 			case which == 2:
 				portable.LerpBackward(nil, nil, b[0][:n], b[1][:n], b[2][:n], b[3][:n], nil)
 				return
 			case p.Weight == nil:
-				fill(b[2][:n], r.Weight)
+				fill(b[2][:n], r.Parameters[0])
 			}
 			if which == 0 {
 				portable.LerpBackward(b[0][:n], nil, nil, b[1][:n], nil, nil, b[2][:n])
@@ -101,8 +97,7 @@ func lerpReduction(p *backend.LerpBackward, which int, gradient *tensor.View) fu
 				portable.LerpBackward(nil, b[0][:n], nil, b[1][:n], nil, nil, b[2][:n])
 			}
 		}
-		return bound.run(r)
-	}
+	}, operands...).run
 }
 
 func fill(dst []float64, value float64) {

@@ -63,12 +63,12 @@ type reduction struct {
 	out    *tensor.View // size 1 in the dimensions that are summed over
 	kept   *loops       // out and the operands over the dimensions that stay
 	summed *loops       // the operands over the dimensions that go
-	term   func(n int, blocks *[maxOperands]block)
+	term   func(r *backend.Run) compute
 }
 
 // newReduction prepares out = sum of term, where the operands have one shape and out has the size 1 in each dimension that is summed over.
-// term reads blocks 1, 2, ... (the operands) and writes block 0.
-func newReduction(out *tensor.View, term func(n int, blocks *[maxOperands]block), operands ...*tensor.View) *reduction {
+// A term reads blocks 1, 2, ... (the operands) and writes block 0.
+func newReduction(out *tensor.View, term func(*backend.Run) compute, operands ...*tensor.View) *reduction {
 	keptOut := *out
 	keptViews, summedViews := []*tensor.View{&keptOut}, []*tensor.View{}
 	for _, operand := range operands {
@@ -96,7 +96,7 @@ func (q *reduction) run(r *backend.Run) error {
 	if q.kept.count == 0 {
 		return nil
 	}
-	base := q.kept.bind(r)
+	base, term := q.kept.bind(r), q.term(r)
 	along := min(int(q.kept.shape[len(q.kept.shape)-1]), blockLength)
 	if q.kept.count < blockLength/8 && q.summed.count > 1 {
 		along = 1
@@ -118,9 +118,9 @@ func (q *reduction) run(r *backend.Run) error {
 			from := q.summed.count * int64(chunk) / int64(chunks)
 			to := q.summed.count * int64(chunk+1) / int64(chunks)
 			if along == 1 {
-				q.sumRun(p, from, to, &partial[task])
+				q.sumRun(p, from, to, term, &partial[task])
 			} else {
-				q.sumRows(p, from, to, &partial[task])
+				q.sumRows(p, from, to, term, &partial[task])
 			}
 		})
 	})
@@ -142,7 +142,7 @@ func (q *reduction) run(r *backend.Run) error {
 }
 
 // sumRun adds the terms [from, to) of one kept element.
-func (q *reduction) sumRun(p *piece, from, to int64, total *sums) {
+func (q *reduction) sumRun(p *piece, from, to int64, term compute, total *sums) {
 	var at [maxOperands]unsafe.Pointer
 	copy(at[:], p.at[1:])
 	var blocks [maxOperands]block
@@ -153,7 +153,7 @@ func (q *reduction) sumRun(p *piece, from, to int64, total *sums) {
 				load(blocks[i+1][run.start:run.start+run.length], run.at[i], q.summed.innerStride(i), q.summed.dt)
 			}
 		})
-		q.term(n, &blocks)
+		term(n, &blocks)
 		for _, v := range blocks[0][:n] {
 			total.addOne(0, v)
 		}
@@ -162,7 +162,7 @@ func (q *reduction) sumRun(p *piece, from, to int64, total *sums) {
 }
 
 // sumRows adds the rows [from, to) of a run of kept elements.
-func (q *reduction) sumRows(p *piece, from, to int64, total *sums) {
+func (q *reduction) sumRows(p *piece, from, to int64, term compute, total *sums) {
 	var at [maxOperands]unsafe.Pointer
 	copy(at[:], p.at[1:])
 	var blocks [maxOperands]block
@@ -174,7 +174,7 @@ func (q *reduction) sumRows(p *piece, from, to int64, total *sums) {
 					address := unsafe.Add(run.at[i], row*q.summed.innerStride(i))
 					load(blocks[i+1][:p.length], address, q.kept.innerStride(i+1), q.summed.dt)
 				}
-				q.term(p.length, &blocks)
+				term(p.length, &blocks)
 				total.add(blocks[0][:p.length])
 			}
 		})

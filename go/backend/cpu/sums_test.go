@@ -166,7 +166,7 @@ func TestSumsOverAnyDimensions(t *testing.T) {
 			kernel, err := b.Select(p)
 			require.NoError(t, err)
 			for _, threads := range []int{1, 3} {
-				run := &backend.Run{Weight: 0.25, Threads: threads}
+				run := &backend.Run{Parameters: [4]float64{0.25}, Threads: threads}
 				for _, a := range arrays {
 					run.Bases = append(run.Bases, unsafe.Pointer(&a.memory[guard]))
 				}

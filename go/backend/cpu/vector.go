@@ -104,11 +104,6 @@ func (v *vectorKernel) walk(l *loops) (*kernels.Loops, bool) {
 	return w, true
 }
 
-// numbersOf are the parameters of a run's operation. In float64, 1 - weight has the digits that a float32 weight would leave out.
-func numbersOf(r *backend.Run) kernels.Numbers {
-	return kernels.Numbers{r.Weight, r.Weight - 1, 1 - r.Weight}
-}
-
 // elementwise makes the pass that computes the outputs among the operands; false where the engine cannot.
 func (v *vectorKernel) elementwise() (func(*backend.Run) error, bool) {
 	l := newLoops(v.dt, v.present()...)
@@ -122,7 +117,7 @@ func (v *vectorKernel) elementwise() (func(*backend.Run) error, bool) {
 		defer j.free()
 		base := l.bind(r)
 		each := min(max(leastOfTask, l.count/int64(vectorTurns*threadsFor(r.Threads))&-leastOfTask), mostOfTask)
-		*j = walking{v: v, walk: walk, count: l.count, each: each, numbers: numbersOf(r)}
+		*j = walking{v: v, walk: walk, count: l.count, each: each, parameters: r.Parameters}
 		v.spread(&j.at, base[:])
 		return share(divideUp(l.count, each), r.Threads, l.count*vectorWork, j)
 	}, ok
@@ -133,12 +128,12 @@ type walking struct {
 	v           *vectorKernel
 	walk        *kernels.Loops
 	count, each int64
-	numbers     kernels.Numbers
+	parameters  kernels.Parameters
 	at          kernels.Addresses
 }
 
 func (j *walking) call(crew *kernels.Crew) {
-	j.v.engine.Elementwise(crew, j.v.kernel, j.walk, 0, j.count, j.each, &j.numbers, &j.at)
+	j.v.engine.Elementwise(crew, j.v.kernel, j.walk, 0, j.count, j.each, &j.parameters, &j.at)
 }
 
 var freeWalking = sync.Pool{New: func() any { return new(walking) }}

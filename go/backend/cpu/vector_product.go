@@ -357,7 +357,7 @@ func (v *vectorProduct) tiles(r *backend.Run, to *sink, threads int, p *packed, 
 		Row: b.row, Column: b.column, Rows: b.rows, Columns: b.columns,
 		Form: v.form, Units: units, First: truth(first), Last: truth(last), Accumulate: truth(to.accumulate), Exchanged: truth(v.exchanged), Lifted: lifted,
 		Size: v.dt.Size(), SumSize: v.sumSize,
-		Add: v.add, Store: v.store, Value: to.value,
+		Parameters: r.Parameters, Add: v.add, Store: v.store, Value: to.value,
 	}
 	j.out, j.pre, j.bias = to.out.result(&t.Out, r, b), to.pre.result(&t.Pre, r, b), nil
 	t.Plain = truth(to.plain(v) && t.Out.Rows.Rank == 1 && t.Out.ColumnStride == v.sumSize)

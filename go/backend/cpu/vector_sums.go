@@ -246,23 +246,23 @@ func (q *vectorSums) run(r *backend.Run) error {
 	}
 	total := int(parts * q.sums.Totals())
 	s.totals = slices.Grow(s.totals[:0], total)[:total]
-	s.pass, s.numbers = q, numbersOf(r)
+	s.pass, s.parameters = q, r.Parameters
 	return share(tasks, r.Threads, work, s)
 }
 
 // partial is a crew's job: what a run's tasks add up, and what the engine is told of them.
 type partial struct {
-	pass    *vectorSums
-	sums    kernels.Sums
-	numbers kernels.Numbers
-	at      kernels.Addresses
-	to      [kernels.Outputs]unsafe.Pointer
-	totals  []float64
-	done    []int32
+	pass       *vectorSums
+	sums       kernels.Sums
+	parameters kernels.Parameters
+	at         kernels.Addresses
+	to         [kernels.Outputs]unsafe.Pointer
+	totals     []float64
+	done       []int32
 }
 
 func (s *partial) call(crew *kernels.Crew) {
-	s.pass.engine.Sum(crew, s.pass.kernel, &s.sums, s.pass.columns, &s.numbers, &s.at, &s.to, s.totals, s.done)
+	s.pass.engine.Sum(crew, s.pass.kernel, &s.sums, s.pass.columns, &s.parameters, &s.at, &s.to, s.totals, s.done)
 }
 
 var freePartial = sync.Pool{New: func() any { return new(partial) }}

@@ -1,7 +1,7 @@
 // Package cuda is the CUDA backend: kernels compiled ahead of time (kernels/cuda), products by cuBLASLt, both through libraries that are found
 // at run time.
 //
-// A problem becomes a program: kernel launches, products and fills in order, with everything decided but addresses, lerp's weight and
+// A problem becomes a program: kernel launches, products and fills in order, with everything decided but addresses, parameters and
 // whether to accumulate. Running one is a single call to C, which allocates nothing and waits for nothing, so that CUDA graphs capture it.
 package cuda
 

@@ -48,8 +48,8 @@ typedef struct {
   epg_function function; /* NULL: there is no such form */
   uint32_t grid[3], block[3];
   uint32_t param_bytes, num_pointers;
-  int32_t early;              /* whether its blocks may start before the step before it ends, for which the kernel itself waits (intrinsics.cuh) */
-  int32_t weight, accumulate; /* places in params of the run's weight (double) and accumulate (int32); -1 for none */
+  int32_t early;                  /* whether its blocks may start before the step before it ends, for which the kernel itself waits (intrinsics.cuh) */
+  int32_t parameters, accumulate; /* places in params of the run's parameters (doubles) and accumulate (int32); -1 for none */
   const uint8_t *params;
   const epg_pointer *pointers;
 } epg_launch;

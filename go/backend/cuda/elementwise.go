@@ -7,6 +7,7 @@ import (
 	"math"
 	"math/bits"
 
+	"github.com/epigrad/epigrad/go/activation"
 	"github.com/epigrad/epigrad/go/backend"
 	"github.com/epigrad/epigrad/go/dtype"
 	"github.com/epigrad/epigrad/go/status"
@@ -26,8 +27,9 @@ const (
 
 // parameters collects a kernel's parameter struct in the order of its fields, which are laid out without gaps.
 type parameters struct {
-	bytes    []byte
-	pointers []pointer
+	bytes     []byte
+	pointers  []pointer
+	numbersAt int // where runsNumbers are
 }
 
 func (p *parameters) uint32(x uint32)   { p.bytes = binary.LittleEndian.AppendUint32(p.bytes, x) }
@@ -88,7 +90,7 @@ func (p *parameters) launch(function string, blocks int64) (*launch, error) {
 	}
 	return &launch{
 		function: function, grid: [3]uint32{uint32(blocks), 1, 1}, block: [3]uint32{blockThreads, 1, 1},
-		params: p.bytes, pointers: p.pointers, weight: none, accumulate: none,
+		params: p.bytes, pointers: p.pointers, parameters: none, accumulate: none,
 	}, nil
 }
 
@@ -190,10 +192,10 @@ func multiples(strides []int64, width int64) bool {
 	return true
 }
 
-// scalar is what a kernel gets beside its tensors.
-type scalar struct {
-	value   float64
-	fromRun bool // whether Run.Weight takes the value's place
+// numbers are what a kernel gets beside its tensors: the run's parameters, or fixed ones, of which the first is not zero.
+type numbers struct {
+	fixed bool
+	first float64
 }
 
 // function is an elementwise kernel.
@@ -205,18 +207,15 @@ type function struct {
 
 // vectorsOf is how many vectors a thread does that computes an activation: one where that is `cheap` (kernels/cuda/activation.cuh).
 func vectorsOf(kind string, dt dtype.DType) int64 {
-	switch kind {
-	case "none", "relu":
+	row, _ := activation.Lookup(kind)
+	if row.Cheap || row.CheapInHalf && dt.Size() == 2 {
 		return 1
-	case "silu", "sigmoid":
-		return min(2, dt.Size()/2)
-	default:
-		return 2
 	}
+	return 2
 }
 
 // elementwise adds the launches of an elementwise kernel; of the views the first are outputs. Nothing is launched where there are no elements.
-func (b *builder) elementwise(f function, weight scalar, views ...*tensor.View) error {
+func (b *builder) elementwise(f function, n numbers, views ...*tensor.View) error {
 	whole := walkOf(views)
 	if elements(whole.shape) == 0 {
 		return nil
@@ -224,10 +223,10 @@ func (b *builder) elementwise(f function, weight scalar, views ...*tensor.View) 
 	for _, w := range whole.pieces() {
 		s := step{}
 		var err error
-		if s.general, err = w.strided(f.name, weight); err != nil {
+		if s.general, err = w.strided(f.name, n); err != nil {
 			return err
 		}
-		if s.vector, err = w.vector(f, weight); err != nil {
+		if s.vector, err = w.vector(f, n); err != nil {
 			return err
 		}
 		b.launch(s)
@@ -236,7 +235,7 @@ func (b *builder) elementwise(f function, weight scalar, views ...*tensor.View) 
 }
 
 // vector makes the vector form of an elementwise launch; nil where strides forbid it.
-func (w walk) vector(f function, weight scalar) (*launch, error) {
+func (w walk) vector(f function, n numbers) (*launch, error) {
 	width := vectorBytes / w.views[firstOf(w.views)].DType.Size()
 	inner := len(w.shape) - 1
 	broadcast, ok := w.vectors(func(i int) bool { return i >= f.outputs }, width)
@@ -249,13 +248,13 @@ func (w walk) vector(f function, weight scalar) (*launch, error) {
 	if inner == 0 {
 		tail = w.shape[0] % width
 	}
-	p := w.parameters(weight, vectors, tail, shape)
+	p := w.parameters(n, vectors, tail, shape)
 	p.divisor(1)
 	p.uint32(uint32(len(shape)))
 	p.uint32(0)
 	p.uint32(broadcast)
 	p.uint32(0)
-	l, err := weight.launch(p, len(w.views), f.name, vectors/(vectorThreads*f.vectors)+1)
+	l, err := n.launch(p, len(w.views), f.name, vectors/(vectorThreads*f.vectors)+1)
 	if err == nil {
 		l.block[0] = vectorThreads
 	}
@@ -263,28 +262,28 @@ func (w walk) vector(f function, weight scalar) (*launch, error) {
 }
 
 // strided makes the form of an elementwise launch that takes any strides.
-func (w walk) strided(function string, weight scalar) (*launch, error) {
+func (w walk) strided(function string, n numbers) (*launch, error) {
 	inner := w.shape[len(w.shape)-1]
 	rows := elements(w.shape[:len(w.shape)-1])
 	// Up to 32 threads side by side, so that rows that lie across the operands' memory share its cache lines; all of them where rows are few.
 	lanes := max(min(5, log2(inner)), blockThreadsLog2-log2(rows))
 	tiles := ceilDiv(inner, elementsPerThread<<lanes)
-	p := w.parameters(weight, rows, 0, w.shape)
+	p := w.parameters(n, rows, 0, w.shape)
 	p.divisor(tiles)
 	p.uint32(uint32(len(w.shape)))
 	p.uint32(uint32(lanes))
 	p.uint32(0)
 	p.uint32(0)
-	return weight.launch(p, len(w.views), function+"_strided", tiles*ceilDiv(rows, blockThreads>>lanes))
+	return n.launch(p, len(w.views), function+"_strided", tiles*ceilDiv(rows, blockThreads>>lanes))
 }
 
 // parameters are the fields that both forms begin with.
-func (w walk) parameters(weight scalar, count, tail int64, shape []int64) *parameters {
+func (w walk) parameters(n numbers, count, tail int64, shape []int64) *parameters {
 	p := &parameters{}
 	for _, v := range w.views {
 		p.address(v)
 	}
-	p.float64(weight.value)
+	p.numbers(n)
 	p.int64(count)
 	p.int64(tail)
 	for i := range w.views {
@@ -294,11 +293,19 @@ func (w walk) parameters(weight scalar, count, tail int64, shape []int64) *param
 	return p
 }
 
-// launch makes a launch whose scalar lies behind so many addresses.
-func (s scalar) launch(p *parameters, addresses int, function string, blocks int64) (*launch, error) {
+// numbers are the parameters of a kind.
+func (p *parameters) numbers(n numbers) {
+	p.float64(n.first)
+	for range activation.MostParameters - 1 {
+		p.float64(0)
+	}
+}
+
+// launch makes a launch whose numbers lie behind so many addresses.
+func (n numbers) launch(p *parameters, addresses int, function string, blocks int64) (*launch, error) {
 	l, err := p.launch(function, blocks)
-	if err == nil && s.fromRun {
-		l.weight = 8 * addresses
+	if err == nil && !n.fixed {
+		l.parameters = 8 * addresses
 	}
 	return l, err
 }
@@ -319,7 +326,7 @@ func ceilDiv(n, d int64) int64 { return (n + d - 1) / d }
 
 // activation adds out = act(in), in one shape and any strides; out may be in. "none" copies bits.
 func (b *builder) activation(kind string, out, in *tensor.View) error {
-	return b.elementwise(function{"activation_" + kind + "_" + out.DType.Short(), 1, vectorsOf(kind, out.DType)}, scalar{}, out, in)
+	return b.elementwise(function{"activation_" + kind + "_" + out.DType.Short(), 1, vectorsOf(kind, out.DType)}, numbers{}, out, in)
 }
 
 // activationBackward adds the gradient, with its column sums in the same pass, and the activation: in one pass where both are asked for.
@@ -328,7 +335,7 @@ func (b *builder) activationBackward(p *backend.ActivationBackward) error {
 	if gradient && p.Out != nil && p.Kind != "none" {
 		what, suffix := "activation_backward_", p.Kind+"_"+p.DType.Short()
 		if p.GradBias == nil {
-			return b.elementwise(function{what + suffix, 2, 1}, scalar{}, p.GradInput, p.Out, p.GradOutput, p.Input)
+			return b.elementwise(function{what + suffix, 2, 1}, numbers{}, p.GradInput, p.Out, p.GradOutput, p.Input)
 		}
 		return b.reduce(&reduction{
 			columns: what + "columns_" + suffix, outputs: []*tensor.View{p.GradInput, p.Out}, sums: []*tensor.View{p.GradBias, nil},
@@ -352,7 +359,7 @@ func (b *builder) activationBackward(p *backend.ActivationBackward) error {
 }
 
 func (b *builder) gated(p *backend.Gated) error {
-	return b.elementwise(function{"gated_" + p.Activation + "_" + p.DType.Short(), 1, vectorsOf(p.Activation, p.DType)}, scalar{}, p.Out, p.Value, p.Gate)
+	return b.elementwise(function{"gated_" + p.Activation + "_" + p.DType.Short(), 1, vectorsOf(p.Activation, p.DType)}, numbers{}, p.Out, p.Value, p.Gate)
 }
 
 func (b *builder) gatedBackward(p *backend.GatedBackward) error {
@@ -364,7 +371,7 @@ func (b *builder) gatedBackward(p *backend.GatedBackward) error {
 		})
 	}
 	f := function{"gated_backward_" + p.Activation + "_" + p.DType.Short(), 2, 1}
-	return b.elementwise(f, scalar{}, p.GradValue, p.GradGate, p.GradOutput, p.Value, p.Gate)
+	return b.elementwise(f, numbers{}, p.GradValue, p.GradGate, p.GradOutput, p.Value, p.Gate)
 }
 
 // gradPreactivation adds grad_preactivation = grad_output act'(saved) and grad_bias = its sum over all dimensions but the last; saved is the preactivation, or
@@ -387,7 +394,7 @@ func (b *builder) gradPreactivation(kind string, fromOutput bool, gradOutput, sa
 		if fromOutput {
 			f.vectors = 1
 		}
-		return b.elementwise(f, scalar{}, append([]*tensor.View{gradPreactivation}, inputs...)...)
+		return b.elementwise(f, numbers{}, append([]*tensor.View{gradPreactivation}, inputs...)...)
 	}
 	sums := *gradBias
 	for sums.Rank() < gradOutput.Rank() {

@@ -86,7 +86,7 @@ func smallOn(t *testing.T, index int32) *op.Call {
 		require.NoError(t, err)
 		return &v
 	}
-	return &op.Call{Op: "lerp", HasWeight: true, Inputs: []*tensor.View{view(), view()}, Outputs: []*tensor.View{view()}}
+	return &op.Call{Op: "lerp", Parameters: []float64{0}, Inputs: []*tensor.View{view(), view()}, Outputs: []*tensor.View{view()}}
 }
 
 // TestFailuresOfTheDevice: what the driver reports comes back with its code and name, and the next call works.

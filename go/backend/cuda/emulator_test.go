@@ -133,8 +133,8 @@ func (e *emulator) run(memory []byte, launches []*launch, r *backend.Run, place 
 		job = append(job, l.function...)
 		job = little.AppendUint32(little.AppendUint32(job, l.grid[0]), l.block[0])
 		params := bytes.Clone(l.params)
-		if l.weight != none {
-			little.PutUint64(params[l.weight:], math.Float64bits(r.Weight))
+		for i := 0; i < len(r.Parameters) && l.parameters != none; i++ {
+			little.PutUint64(params[l.parameters+8*i:], math.Float64bits(r.Parameters[i]))
 		}
 		if l.accumulate != none && r.Accumulate {
 			little.PutUint32(params[l.accumulate:], 1)

@@ -15,11 +15,11 @@ func (b *builder) lerp(p *backend.Lerp) error {
 }
 
 // lerpWeight is the number that is added to the weight tensor: the run's where there is no tensor, else -0, which changes no number.
-func lerpWeight(weight *tensor.View) scalar {
+func lerpWeight(weight *tensor.View) numbers {
 	if weight == nil {
-		return scalar{fromRun: true}
+		return numbers{}
 	}
-	return scalar{value: math.Copysign(0, -1)}
+	return numbers{fixed: true, first: math.Copysign(0, -1)}
 }
 
 // lerpBackward makes one pass over the operands for all gradients of grad_output's own shape, and one for each set of dimensions that gradients are
@@ -48,7 +48,7 @@ func (b *builder) lerpBackward(p *backend.LerpBackward) error {
 		}
 		err := b.reduce(&reduction{
 			columns: "lerp_backward_columns_" + p.DType.Short(), rows: "lerp_backward_rows_" + p.DType.Short(),
-			outputs: full, sums: together, inputs: lerpInputs(p, full, together), weight: lerpWeight(p.Weight),
+			outputs: full, sums: together, inputs: lerpInputs(p, full, together), numbers: lerpWeight(p.Weight),
 		})
 		if err != nil {
 			return err

@@ -31,7 +31,7 @@ static int run_launch(const epg_step *s, const execution *run, epg_failure *fail
     const uint64_t value = address(&l->pointers[i], run);
     memcpy(params + l->pointers[i].at, &value, sizeof value);
   }
-  if (l->weight >= 0) memcpy(params + l->weight, &run->arguments->weight, sizeof run->arguments->weight);
+  if (l->parameters >= 0) memcpy(params + l->parameters, run->arguments->parameters, sizeof run->arguments->parameters);
   if (l->accumulate >= 0) memcpy(params + l->accumulate, &run->arguments->accumulate, sizeof run->arguments->accumulate);
   void *kernel_params[] = {params};
   if (l->early) {

@@ -35,14 +35,14 @@ const mostParamBytes = 4096
 // none is the place of a run-time value that a launch does not have.
 const none = -1
 
-// launch is one kernel launch, complete but for what a run brings: addresses, lerp's weight and whether to accumulate.
+// launch is one kernel launch, complete but for what a run brings: addresses, parameters and whether to accumulate.
 type launch struct {
 	function    string // the kernel's symbol
 	grid, block [3]uint32
 	params      []byte // the kernel's only parameter, a struct
 	pointers    []pointer
 	early       bool // whether its blocks may start before the launch before it ends; the kernel itself waits for that
-	weight      int  // where in params Run.Weight goes, a float64; none
+	parameters  int  // where in params Run.Parameters go; none
 	accumulate  int  // where in params Run.Accumulate goes, an int32; none
 }
 
@@ -148,7 +148,10 @@ func (k *kernel) Run(r *backend.Run) error {
 		return nil
 	}
 	arguments := C.epg_run_arguments{
-		workspace: C.uint64_t(uintptr(r.Workspace)), stream: C.uint64_t(r.Stream), weight: C.double(r.Weight),
+		workspace: C.uint64_t(uintptr(r.Workspace)), stream: C.uint64_t(r.Stream),
+	}
+	for i, value := range r.Parameters {
+		arguments.parameters[i] = C.double(value)
 	}
 	if r.Accumulate {
 		arguments.accumulate = 1
@@ -206,7 +209,7 @@ func (b *builder) compile(p backend.Problem) (*kernel, error) {
 	var names []string
 	for i, operation := range b.program {
 		s := &m.steps()[i]
-		s.vector.weight, s.vector.accumulate, s.general.weight, s.general.accumulate = none, none, none, none
+		s.vector.parameters, s.vector.accumulate, s.general.parameters, s.general.accumulate = none, none, none, none
 		if err := operation.compile(c, s); err != nil {
 			return nil, err
 		}
@@ -302,7 +305,7 @@ func (c *compiler) launch(l *launch, out *C.epg_launch) error {
 	if l.early && c.device.startsEarly() {
 		out.early = 1
 	}
-	out.weight, out.accumulate = C.int32_t(l.weight), C.int32_t(l.accumulate)
+	out.parameters, out.accumulate = C.int32_t(l.parameters), C.int32_t(l.accumulate)
 	params := c.memory.allocate(len(l.params))
 	copy(unsafe.Slice((*byte)(params), len(l.params)), l.params)
 	out.params, out.param_bytes = (*C.uint8_t)(params), C.uint32_t(len(l.params))

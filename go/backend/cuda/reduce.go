@@ -16,7 +16,7 @@ type reduction struct {
 	// outputs have the inputs' shape, and sums the size 1 in the dimensions that are summed over, which are the same for all of them. Outputs that are
 	// not asked for, sums that are not, and inputs that are not needed are nil; the first input and one of the sums are there.
 	outputs, sums, inputs []*tensor.View
-	weight                scalar
+	numbers               numbers
 	accumulates           bool // whether a run may add to what the sums hold
 }
 
@@ -254,7 +254,7 @@ func (o order) launch(
 	}
 	keptCount := elements(kept.shape)
 	blocks := ceilDiv(keptCount, 1<<o.keptLanes)
-	p.float64(r.weight.value)
+	p.numbers(r.numbers)
 	p.int64(keptCount)
 	p.int64(terms)
 	p.int64(o.unit)
@@ -276,7 +276,7 @@ func (o order) launch(
 	p.uint32(truth(o.keptFirst))
 	p.uint32(repeated)
 	p.uint32(uint32(o.longChunks))
-	return r.weight.launch(p, len(operands)+len(partials), function, blocks*o.chunks)
+	return r.numbers.launch(p, len(operands)+len(partials), function, blocks*o.chunks)
 }
 
 // skipped is a view that starts as much later than the whole as two parts of it do together.

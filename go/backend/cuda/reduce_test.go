@@ -162,7 +162,8 @@ func testGradPreactivation(t *testing.T, dt dtype.DType, kind string, fromOutput
 		saved = c.operand(shape, order...)
 		xs = c.values(saved)
 	}
-	formula, _ := portable.Lookup(kind)
+	made, _ := portable.Lookup(kind)
+	formula := made(nil)
 	gs, old := c.values(g), c.values(bias)
 	want, sums, sizes := make([]float64, len(gs)), make([]float64, n), make([]float64, n)
 	terms := make([]float64, len(gs))
@@ -257,7 +258,7 @@ func testLerpBackward(t *testing.T, dt dtype.DType, shape []int64, order []int, 
 	}
 	c.near(sum, c.values(p.GradWeight), size, 4*c.roundoff(), "grad_weight")
 	// Alone, with a number, it is the same formula.
-	c.run(backend.Run{Weight: 0.25}, func(b *builder) error {
+	c.run(backend.Run{Parameters: [4]float64{0.25}}, func(b *builder) error {
 		return b.lerpBackward(&backend.LerpBackward{Header: p.Header, GradOutput: g, GradEnd: p.GradEnd})
 	})
 	for i := range gradEnd {
@@ -303,7 +304,7 @@ func TestManyDimensions(t *testing.T) {
 			small[d] = 1
 		}
 		sum := c.operand(small)
-		c.run(backend.Run{Weight: 1}, func(b *builder) error {
+		c.run(backend.Run{Parameters: [4]float64{1}}, func(b *builder) error {
 			return b.lerpBackward(&backend.LerpBackward{Header: backend.Header{DType: c.dt}, GradOutput: in, GradEnd: sum})
 		})
 		want, sizes := summed(c.values(in), shape, small)

@@ -95,6 +95,12 @@ func (p *parameters) vector(v *tensor.View) {
 	p.int64(stride)
 }
 
+// runsNumbers are the parameters of a kind, which the run brings.
+func (p *parameters) runsNumbers() {
+	p.numbersAt = len(p.bytes)
+	p.numbers(numbers{})
+}
+
 func (p *parameters) sizes(sizes ...int64) {
 	for _, size := range sizes {
 		p.uint32(uint32(size))
@@ -108,6 +114,7 @@ func (b *builder) smallForward(s smallGemm, kind string, left, right, bias, out,
 	return b.small("gemm_epilogue_small_"+kind, tiles(s.m, s.n), []*tensor.View{left, right}, []*tensor.View{out, preactivation}, false,
 		func(p *parameters) {
 			p.vector(bias)
+			p.runsNumbers()
 			p.sizes(s.m, s.n, s.k, ceilDiv(s.n, smallTile))
 		})
 }
@@ -142,6 +149,7 @@ func (b *builder) smallBackward(s smallGemm, q *backend.GemmEpilogueBackward) er
 		[]*tensor.View{q.GradOutput, saved, q.A, q.B}, []*tensor.View{q.GradA, q.GradB}, true,
 		func(p *parameters) {
 			p.vector(q.GradBias)
+			p.runsNumbers()
 			p.sizes(s.m, s.n, s.k, gradATiles, gradBTiles)
 		})
 }
@@ -176,7 +184,7 @@ func (b *builder) small(function string, blocks int64, inputs, outputs []*tensor
 	if err != nil {
 		return err
 	}
-	l.accumulate = accumulate
+	l.parameters, l.accumulate = p.numbersAt, accumulate
 	b.launch(step{general: l})
 	for _, finish := range finishing {
 		if err := finish(); err != nil {

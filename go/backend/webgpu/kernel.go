@@ -25,8 +25,8 @@ const (
 
 	// The fields of Params, in bytes.
 	paramAccumulate = 12
-	paramWeight     = 16
-	paramRest       = 64
+	paramRest       = 16
+	paramParameters = 64
 	paramShape      = 80
 	paramOperands   = paramShape + 4*mostRank
 	operandBytes    = 16 + 4*mostRank
@@ -288,8 +288,10 @@ func (k *kernel) encode(run *submission, r *backend.Run, buffers []held) error {
 		start := len(params)
 		params = append(params, s.params...)
 		here := params[start:]
-		binary.LittleEndian.PutUint32(here[paramWeight:], math.Float32bits(float32(r.Weight)))
-		binary.LittleEndian.PutUint32(here[paramRest:], math.Float32bits(float32(1-r.Weight)))
+		putFloat32(here[paramRest:], 1-r.Parameters[0])
+		for j, parameter := range r.Parameters {
+			putFloat32(here[paramParameters+4*j:], parameter)
+		}
 		if s.definitions["ACCUMULATES"] == "run" {
 			binary.LittleEndian.PutUint32(here[paramAccumulate:], truth(r.Accumulate))
 		}
@@ -333,6 +335,11 @@ func (k *kernel) bind(run *submission, b *binding, s *step, buffers []held, para
 // writes reports whether the step writes to a buffer.
 func (s *step) writes(b buffer, buffers []held) bool {
 	return slices.ContainsFunc(s.bindings, func(other binding) bool { return other.written && buffers[other.slot].buffer.handle == b.handle })
+}
+
+// putFloat32 writes a number as the kernels have it.
+func putFloat32(at []byte, x float64) {
+	binary.LittleEndian.PutUint32(at, math.Float32bits(float32(x)))
 }
 
 func truth(b bool) uint32 {

@@ -3,8 +3,10 @@
 // Package webgpu is the WebGPU backend: WGSL kernels (kernels/webgpu) on whatever Vulkan, Metal or Direct3D 12 reach, through wgpu-native, a library that is found at
 // run time.
 //
-// A problem becomes a program: dispatches in order, with everything decided but addresses, lerp's weight and whether to accumulate. Tensors in the host's memory are copied into
-// buffers of a pool, packed to what they hold; tensors on the adapter are used where they lie. A run is one submission, and where results are the host's one readback.
+// A problem becomes a program: dispatches in order, with everything decided but addresses, the kind's
+// parameters and whether to accumulate. Tensors in the host's memory are copied into buffers of a
+// pool, packed to what they hold; tensors on the adapter are used where they lie. A run is one
+// submission, and where results are the host's one readback.
 package webgpu
 
 import (

@@ -11,6 +11,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/epigrad/epigrad/go/activation"
 	"github.com/epigrad/epigrad/go/backend"
 	"github.com/epigrad/epigrad/go/dtype"
 	"github.com/epigrad/epigrad/go/op"
@@ -155,7 +156,7 @@ func TestWhatDoesNotCompile(t *testing.T) {
 // lerpProblem is half way from 1 to 3, eight times.
 func lerpProblem() (*backend.Lerp, *backend.Run, []float32) {
 	start, end, out := make([]float32, 8), make([]float32, 8), make([]float32, 8)
-	run := &backend.Run{Weight: 0.5}
+	run := &backend.Run{Parameters: [activation.MostParameters]float64{0.5}}
 	views := make([]*tensor.View, 3)
 	for i, memory := range [][]float32{start, end, out} {
 		for j := range memory {
@@ -176,7 +177,7 @@ func lerpCall(t *testing.T) *op.Call {
 		require.NoError(t, err)
 		return &v
 	}
-	return &op.Call{Op: "lerp", HasWeight: true, Backend: backendName, Inputs: []*tensor.View{view(), view()}, Outputs: []*tensor.View{view()}}
+	return &op.Call{Op: "lerp", Parameters: []float64{0}, Backend: backendName, Inputs: []*tensor.View{view(), view()}, Outputs: []*tensor.View{view()}}
 }
 
 // TestSumsDoNotDependOnHowThreadsMeet: in subgroups, through the group's memory, and with terms that lie one way or the other, in fours or not, the bits are the same.

@@ -13,7 +13,6 @@ autograd and the allocator add.
 from __future__ import annotations
 
 import argparse
-import json
 import pathlib
 import platform
 import re
@@ -24,13 +23,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from epigrad import library, selection
+from epigrad import library, selection, tables
+from epigrad.call import Call
 from epigrad.cli import operations
 from epigrad.cli.operations import Operation
 from epigrad.cli.report import Progress, Report, no_rows, plot, told
 from epigrad.cli.table import print_table
 from epigrad.cli.timing import interleaved
-from epigrad.launch import aligned_workspace
 
 __all__ = ["CASES", "run"]
 
@@ -151,7 +150,7 @@ def run(args: argparse.Namespace) -> int:
         (case, kind, str(dtype["name"]))
         for case in CASES
         for kind in (case.all_kinds() if args.all_kinds else case.kinds)
-        for dtype in json.loads(library.control_call(library.core().control.Tables))["dtypes"]
+        for dtype in tables.DTYPES
     ]
     if args.rows is not None:
         rows = [row for row in rows if args.rows.search(_label(*row))]
@@ -176,7 +175,7 @@ def run(args: argparse.Namespace) -> int:
             progress.end(f"{_label(case, kind, dtype)}: {told(row['epigrad'])}, ratio {row['ratio']:.2f}")
     report.finish(lambda: _print(report.rows))
     if args.plot is not None:
-        title = f"epigrad {library.core().version} on {report.device}, {torch.get_num_threads()} threads"
+        title = f"epigrad {tables.VERSION} on {report.device}, {torch.get_num_threads()} threads"
         bars = [(_label(row["case"], row["kind"], row["dtype"]), row["ratio"], None) for row in report.rows]
         goals = [row["goals"]["eager"] for row in report.rows]
         plot(report.place(args.plot, "png"), title, "forward and backward, products forward alone", bars, goals)
@@ -248,14 +247,11 @@ def _step(operation: Operation, tensors: list[Tensor], grad: Tensor | None) -> C
 def _epigrad_products(tensors: list[Tensor], grad: Tensor) -> Callable[[], object]:
     core, (x, weight, _) = library.core(), (tensor.detach() for tensor in tensors)
     out, grad_x, grad_weight = torch.empty_like(grad), torch.empty_like(x), torch.empty_like(weight)
-    backward, outputs = (grad, x, weight), (grad_x, grad_weight)
-    _, size = core.infer("linear_backward", None, 0, False, None, backward, (True, True, False))
-    workspace = aligned_workspace(size, x.device)
+    forward = Call("linear")
 
     def products() -> None:
-        threads = torch.get_num_threads()
-        core.run("linear", None, 0, False, None, (x, weight), (out,), None, 0, threads, False)
-        core.run("linear_backward", None, 0, False, None, backward, outputs, workspace, 0, threads, False)
+        core.launch(forward, (x, weight), (True,), (out,))
+        core.launch(forward.backward, (grad, x, weight), (True, True), (grad_x, grad_weight))
 
     return products
 
@@ -265,17 +261,14 @@ def _epigrad_kernels(tensors: list[Tensor], grad: Tensor, kind: str) -> Callable
     core, inputs = library.core(), tuple(tensor.detach() for tensor in tensors)
     out, grads = torch.empty_like(grad), tuple(torch.empty_like(tensor) for tensor in inputs)
     # What save="auto" keeps: nothing without an activation, the output where the derivative is a function of it.
-    from_output = core.activations[kind].from_output
+    from_output = tables.ACTIVATIONS[kind].from_output
     pre = None if kind == "none" or from_output else torch.empty_like(grad)
     backward = (grad, *inputs, pre, out if from_output else None)
-    needs = (True, True, True)
-    _, size = core.infer("linear_backward", kind, 0, False, None, backward, needs)
-    workspace = aligned_workspace(size, grad.device)
+    forward = Call("linear", kind)
 
     def kernels() -> None:
-        threads = torch.get_num_threads()
-        core.run("linear", kind, 0, False, None, inputs, (out, pre), None, 0, threads, False)
-        core.run("linear_backward", kind, 0, False, None, backward, grads, workspace, 0, threads, False)
+        core.launch(forward, inputs, (True, pre is not None), (out, pre))
+        core.launch(forward.backward, backward, (True, True, True), grads)
 
     return kernels
 

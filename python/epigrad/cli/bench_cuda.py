@@ -25,7 +25,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from epigrad import library, selection
+from epigrad import selection, tables
 from epigrad.cli.cuda_rows import BOTH, FORWARD, Case, cases, sets_needed, traffic
 from epigrad.cli.operations import Operation
 from epigrad.cli.report import Progress, Report, no_rows, plot, told
@@ -404,7 +404,7 @@ def _plot(path: pathlib.Path, report: Report) -> None:
     if not bars:
         print(f"{path}: no row of bfloat16's backward to draw", file=sys.stderr)
         return
-    title = f"epigrad {library.core().version} on {report.device}, bfloat16, PyTorch {torch.__version__}"
+    title = f"epigrad {tables.VERSION} on {report.device}, bfloat16, PyTorch {torch.__version__}"
     plot(path, title, "backward, or forward and backward", bars)
 
 

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as torch_functional
 
-from epigrad import backward, forward, library, selection
+from epigrad import backward, forward, selection, tables
 from epigrad.cli.operations import eager_activation
 from epigrad.cli.report import Progress, Report, no_rows, plot, seconds_told, told
 from epigrad.cli.table import print_table
@@ -98,7 +98,7 @@ def cases(square: int, elementwise: tuple[int, int]) -> list[Case]:
 
 
 def _gated(kind: str, shape: tuple[int, int]) -> list[Case]:
-    gate = eager_activation(library.core().gated_kinds[kind])
+    gate = eager_activation(tables.GATED_KINDS[kind].activation)
 
     def product(value: Tensor, gated: Tensor) -> Tensor:
         return value * gate(gated)
@@ -192,7 +192,7 @@ def run(args: argparse.Namespace) -> int:
     if args.plot is not None:
         bars = [(f"{r['op']} {r['size']} {r['dtype']}", r["ratio"], None) for r in report.rows if "ratio" in r]
         where = f"{report.device} through WebGPU, PyTorch {torch.__version__} on {peer}"
-        title = f"epigrad {library.core().version} on {where}"
+        title = f"epigrad {tables.VERSION} on {where}"
         plot(report.place(args.plot, "png"), title, "one call", bars)
     return int(any("error" in row for row in report.rows))
 

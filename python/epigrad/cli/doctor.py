@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from epigrad import errors, functional, library, selection
+from epigrad import errors, functional, library, selection, tables
 from epigrad.cli.table import print_table
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def gather() -> dict[str, Any]:
     """Everything that doctor tells, as one JSON object."""
     facts: dict[str, Any] = {
         "versions": {
-            "epigrad": None,
+            "epigrad": tables.VERSION,
             "python": platform.python_version(),
             "torch": torch.__version__,
             "go": None,
@@ -73,7 +73,6 @@ def gather() -> dict[str, Any]:
     try:
         core = library.core()
         facts["core"] = json.loads(library.control_call(core.control.DoctorFacts))
-        facts["versions"]["epigrad"] = core.version
         facts["versions"]["go"] = facts["core"].get("go_version")
         facts["backends"] = [
             {

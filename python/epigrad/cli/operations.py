@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as torch_functional
 
-from epigrad import backward, differentiable, functional, library
+from epigrad import backward, differentiable, functional, library, tables
+from epigrad.call import Call
 
 __all__ = [
     "Backward",
@@ -40,12 +41,12 @@ Pair = tuple[Operation, Operation]
 
 def activations() -> tuple[str, ...]:
     """The names of the core's table."""
-    return tuple(name for name in library.core().activations if name is not None)
+    return tuple(tables.ACTIVATIONS)
 
 
 def gated_kinds() -> tuple[str, ...]:
     """The names of the core's table."""
-    return tuple(library.core().gated_kinds)
+    return tuple(tables.GATED_KINDS)
 
 
 def lerp_weights() -> tuple[str, ...]:
@@ -70,7 +71,7 @@ def activation(name: str) -> Pair:
     """An activation alone, as a two-layer block forms it again from its preactivation."""
 
     def ours(x: Tensor) -> Tensor:
-        (out,) = library.core().launch("activation", name, (x.detach(),), (True,), None)
+        (out,) = library.core().launch(Call("activation", name), (x.detach(),), (True,))
         assert out is not None
         return out
 
@@ -129,7 +130,7 @@ def gated_and_bias_gradient(kind: str) -> Backward:
 
     def ours(inputs: Sequence[Tensor], grad: Tensor) -> object:
         tensors = (grad, inputs[0].detach())
-        return library.core().launch("gated_activation_backward", kind, tensors, (True, True), None, -1, False)
+        return library.core().launch(Call("gated_activation_backward", kind, dim=-1), tensors, (True, True))
 
     return ours
 
@@ -137,7 +138,7 @@ def gated_and_bias_gradient(kind: str) -> Backward:
 def _eager_gated(kind: str) -> Operation:
     if kind == "glu":
         return torch_functional.glu
-    eager = eager_activation(library.core().gated_kind("bench", kind))
+    eager = eager_activation(tables.GATED_KINDS[kind].activation)
 
     def halves(x: Tensor) -> Tensor:
         value, gate = x.chunk(2, -1)
@@ -153,7 +154,7 @@ def gated(kind: str) -> Pair:
 
 def gated_product(kind: str) -> Pair:
     """A gated activation of two tensors."""
-    eager = eager_activation(library.core().gated_kind("bench", kind))
+    eager = eager_activation(tables.GATED_KINDS[kind].activation)
     return (
         lambda value, gate: functional.gated_product(value, gate, kind),
         lambda value, gate: value * eager(gate),

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from epigrad import library
+from epigrad import library, tables
 from epigrad.cli.timing import Timing
 
 __all__ = ["STDOUT", "Progress", "Report", "check_paths", "plot", "seconds_told", "told"]
@@ -133,7 +133,7 @@ class Report:
             "device": self.device,
             **self.facts,
             "versions": {
-                "epigrad": library.core().version,
+                "epigrad": tables.VERSION,
                 "torch": torch.__version__,
                 "python": platform.python_version(),
                 "go": json.loads(library.control_call(library.core().control.DoctorFacts))["go_version"],

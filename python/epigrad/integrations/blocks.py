@@ -14,12 +14,12 @@ from torch import Tensor, nn
 
 from epigrad import functional
 from epigrad.integrations.layers import activation_name, passes
-from epigrad.names import GATED_KINDS
 from epigrad.projections import class_name, held_back, weight_and_bias, why_called
+from epigrad.tables import GATED_KINDS
 
 __all__ = ["Block", "Gated", "PackedGated", "Plain"]
 
-_KIND_OF_GATE = {activation: kind for kind, activation in GATED_KINDS.items()}
+_KIND_OF_GATE = {row.activation: kind for kind, row in GATED_KINDS.items()}
 
 
 class Block(Protocol):

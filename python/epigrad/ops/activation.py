@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
 
 from torch import Tensor
 
 from epigrad import differentiable, library
-from epigrad.autograd import Activation, ActivationProblem
+from epigrad.autograd import ActivationProblem, Elementwise
 from epigrad.dispatched import DISPATCHED
-from epigrad.launch import Launcher
+from epigrad.launch import Launcher, only
 from epigrad.ops import batching, shapes
-from epigrad.ops.operator import Gradients, Operator, new_results, only, plain
+from epigrad.ops.operator import PARAMETERS, Gradients, Operator, activation_call, new_results, plain
 
 __all__ = ["OPERATORS"]
 
@@ -23,28 +24,27 @@ class Forward:
     input: Tensor
     activation: str | None
     _: KW_ONLY
+    parameters: Sequence[float] = ()
     backend: str | None = None
 
-    op = "activation"
-
     def __post_init__(self) -> None:
-        self.name = library.core().activation(self.op, self.activation).name
+        self.call = activation_call("activation", self.activation, self.parameters, self.backend)
 
     def kernel(self) -> Tensor:
-        return only(library.core().launch(self.op, self.name, plain(self.input), (True,), self.backend))
+        return only(library.core().launch(self.call, plain(self.input), (True,)))
 
     def recorded(self) -> Tensor:
-        out: Tensor = Activation.apply(DISPATCHED, self.name, self.backend, self.input)
+        out: Tensor = Elementwise.apply(DISPATCHED, self.call, self.input)
         return out
 
     def formula(self) -> Tensor:
-        return differentiable.activated(self.name, self.input)
+        return differentiable.activated(self.call.activation, self.input)
 
     def composed(self) -> Tensor:
-        return differentiable.composed(self.name, self.input)
+        return differentiable.composed(self.call.activation, self.input)
 
     def fake(self) -> Tensor:
-        found = shapes.inferred(self.op, self.name, (self.input,), (True,), lambda: (self.input.shape,))
+        found = shapes.inferred(self.call, (self.input,), (True,), lambda: (self.input.shape,))
         return only(new_results(self.input, found))
 
 
@@ -56,28 +56,25 @@ class Backward(Gradients):
     input: Tensor
     activation: str | None
     _: KW_ONLY
+    parameters: Sequence[float] = ()
     backend: str | None = None
 
-    op = "activation_backward"
-    needs = (True, False, False)
+    needs = (True,)
+    returned = staticmethod(only)
 
     def __post_init__(self) -> None:
-        self.kind = library.core().activation(self.op, self.activation).name
+        self.call = activation_call("activation", self.activation, self.parameters, self.backend)
         self.tensors = (self.grad_output, self.input)
 
     def problem(self, core: Launcher) -> ActivationProblem:
-        assert self.kind is not None
-        return ActivationProblem(core, self.kind, self.backend)
-
-    def returned(self, results: tuple[Tensor | None, ...]) -> Tensor:
-        return only(results[:1])
+        return ActivationProblem(core, self.call)
 
     def symbolic(self) -> shapes.Shapes:
-        shapes.same_shape(self.op, "grad_output", self.grad_output.shape, self.input.shape)
-        return self.input.shape, None, None
+        shapes.same_shape("activation_backward", "grad_output", self.grad_output.shape, self.input.shape)
+        return (self.input.shape,)
 
 
-_ARGUMENTS = "Tensor input, str? activation, *, str? backend=None"
+_ARGUMENTS = f"Tensor input, str? activation, *, {PARAMETERS}, str? backend=None"
 
 OPERATORS = (
     Operator("activation", f"({_ARGUMENTS}) -> Tensor", Forward, batched=batching.of_one_shape("activation", 1)),

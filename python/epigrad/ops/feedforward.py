@@ -16,11 +16,23 @@ from torch.nn import functional
 
 from epigrad import differentiable, library
 from epigrad.arguments import check_save
+from epigrad.call import Call
 from epigrad.dispatched import overload
-from epigrad.feedforward import Block, DispatchedBlock, FeedForward, FeedForwardProblem, block_of
+from epigrad.feedforward import BLOCK_ARGUMENTS, Block, DispatchedBlock, FeedForward, FeedForwardProblem
 from epigrad.launch import Launcher
 from epigrad.ops import batching, shapes
-from epigrad.ops.operator import Gradients, Operator, Results, absent, call, or_absent, plain
+from epigrad.ops.operator import (
+    PARAMETERS,
+    Gradients,
+    Operator,
+    Results,
+    absent,
+    activation_call,
+    call,
+    gated_call,
+    or_absent,
+    plain,
+)
 
 __all__ = ["OPERATORS"]
 
@@ -31,9 +43,12 @@ _DEFAULT = ""
 _DEFAULT_KINDS = {"mlp": "gelu_tanh", "gated_mlp": "swiglu"}
 
 
-def _block(cls: type[Block], op: str, kind: str | None, gate: str | None, backend: str | None) -> Block:
+def _call(op: str, kind: str | None, parameters: Sequence[float], gate: str | None, backend: str | None) -> Call:
     kind = _DEFAULT_KINDS[op] if kind == _DEFAULT else kind
-    return block_of(cls, library.core(), op, kind, gate or "second", backend)
+    if op == "mlp":
+        return activation_call(op, kind, parameters, backend)
+    assert kind is not None
+    return gated_call(op, kind, parameters, backend, -1, gate or "second")
 
 
 @dataclass
@@ -48,54 +63,52 @@ class Forward:
     bias2: Tensor | None
     kind: str | None = _DEFAULT
     _: KW_ONLY
+    parameters: Sequence[float] = ()
     gate: str | None = None
     save: str = "auto"
     backend: str | None = None
 
     def __post_init__(self) -> None:
+        self.call = _call(self.op, self.kind, self.parameters, self.gate, self.backend)
         check_save(self.op, self.save)
         self.tensors = (self.input, self.weight1, self.bias1, self.weight2, self.bias2)
-
-    def block(self, cls: type[Block]) -> Block:
-        return _block(cls, self.op, self.kind, self.gate, self.backend)
 
     @property
     def keeps(self) -> bool:
         return self.save != "recompute"
 
     def kernel(self) -> Pair:
-        out, preactivation = self.block(Block).compute(plain(*self.tensors), self.keeps)
+        out, preactivation = Block(self.call).compute(plain(*self.tensors), self.keeps)
         assert out is not None
         return out, or_absent(preactivation, out)
 
     def recorded(self) -> Pair:
-        block = self.block(DispatchedBlock)
+        block = DispatchedBlock(self.call)
         out, preactivation = FeedForward.apply(block, self.save == "recompute", *self.tensors)
         return out, or_absent(preactivation, out)
 
     def formula(self) -> Pair:
-        out, preactivation = self.block(Block).formula(*self.tensors)
+        out, preactivation = Block(self.call).formula(*self.tensors)
         return out, preactivation if self.keeps else absent(out)
 
     def composed(self) -> Pair:
-        block = self.block(Block)
-        preactivation = functional.linear(self.input, self.weight1, self.bias1)
-        if block.kind is None:
-            hidden = differentiable.composed(block.activation, preactivation)
+        activation, preactivation = self.call.activation, functional.linear(self.input, self.weight1, self.bias1)
+        if self.op == "mlp":
+            hidden = differentiable.composed(activation, preactivation)
         else:
-            value, gate = differentiable.split_gate(preactivation, -1, block.gate_first)
-            hidden = value * differentiable.composed(block.activation, gate)
+            value, gate = differentiable.split_gate(preactivation, -1, self.call.gate)
+            hidden = value * differentiable.composed(activation, gate)
         out = functional.linear(hidden, self.weight2, self.bias2)
         return out, preactivation if self.keeps else absent(out)
 
     def fake(self) -> Pair:
-        block = self.block(Block)
+        block = Block(self.call)
         shapes.one_device(self.op, self.tensors)
         with block.told_as(0):
             hidden = _layer(self.input, self.weight1, self.bias1)
         features = hidden[-1]
-        if block.kind is not None:
-            features = shapes.half(self.op, block.argument_names[0], features)
+        if block.gated:
+            features = shapes.half(self.op, BLOCK_ARGUMENTS[self.op][1], features)
         with block.told_as(1):
             out = _layer(self.input.new_empty((*hidden[:-1], features)), self.weight2, self.bias2)
         return self.input.new_empty(out), self.input.new_empty(hidden) if self.keeps else absent(self.input)
@@ -105,7 +118,7 @@ def _layer(input: Tensor, weight: Tensor, bias: Tensor | None) -> shapes.Shape:
     def symbolic() -> shapes.Shapes:
         return (shapes.gemm("linear", input.shape, weight.shape, None if bias is None else bias.shape), None)
 
-    shape, _ = shapes.inferred("linear", "none", (input, weight, bias), (True, False), symbolic)
+    shape, _ = shapes.inferred(Call("linear", "none"), (input, weight, bias), (True, False), symbolic)
     assert shape is not None
     return shape
 
@@ -124,11 +137,13 @@ class Backward(Gradients):
     kind: str | None = _DEFAULT
     preactivation: Tensor | None = None
     _: KW_ONLY
+    parameters: Sequence[float] = ()
     gate: str | None = None
     needs: Sequence[bool] = (True,) * 5
     backend: str | None = None
 
     def __post_init__(self) -> None:
+        self.call = _call(self.forward_op, self.kind, self.parameters, self.gate, self.backend)
         self.op = f"{self.forward_op}_backward"
         first = (self.grad_output, self.input, self.weight1, self.bias1, self.weight2)
         self.tensors = (*first, self.preactivation)
@@ -137,7 +152,7 @@ class Backward(Gradients):
 
     def problem(self, core: Launcher) -> FeedForwardProblem:
         cls = Block if core is library.core() else DispatchedBlock
-        return FeedForwardProblem(_block(cls, self.forward_op, self.kind, self.gate, self.backend), self.sizes)
+        return FeedForwardProblem(cls(self.call), self.sizes)
 
     def symbolic(self) -> shapes.Shapes:
         return tuple(self.sizes)
@@ -199,7 +214,8 @@ def _operators(op: str, names: str, kind: str, gate: str) -> tuple[Operator, Ope
     return (
         Operator(
             op,
-            f"({inputs}, *, {gate}str save='auto', str? backend=None) -> (Tensor output, Tensor preactivation)",
+            f"({inputs}, *, {PARAMETERS}, {gate}str save='auto', str? backend=None) -> "
+            "(Tensor output, Tensor preactivation)",
             bind=partial(Forward, op),
             batched=partial(_batched, op),
             flops=_flops,
@@ -207,7 +223,7 @@ def _operators(op: str, names: str, kind: str, gate: str) -> tuple[Operator, Ope
         ),
         Operator(
             f"{op}_backward",
-            f"(Tensor grad_output, {inputs}, Tensor? preactivation=None, *, {gate}"
+            f"(Tensor grad_output, {inputs}, Tensor? preactivation=None, *, {PARAMETERS}, {gate}"
             f"bool[5] needs=[True, True, True, True, True], str? backend=None) -> ({grads})",
             bind=partial(Backward, op),
             flops=_backward_flops,

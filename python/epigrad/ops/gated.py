@@ -8,12 +8,11 @@ from dataclasses import KW_ONLY, dataclass
 from torch import Tensor
 
 from epigrad import differentiable, library
-from epigrad.arguments import gate_is_first
-from epigrad.autograd import GatedActivation, GatedActivationProblem, GatedProduct, GatedProductProblem
+from epigrad.autograd import Elementwise, GatedActivationProblem, GatedProduct, GatedProductProblem
 from epigrad.dispatched import DISPATCHED
-from epigrad.launch import Launcher
+from epigrad.launch import Launcher, only
 from epigrad.ops import batching, shapes
-from epigrad.ops.operator import Gradients, Operator, new_results, only, plain
+from epigrad.ops.operator import PARAMETERS, Gradients, Operator, gated_call, new_results, plain
 
 __all__ = ["OPERATORS"]
 
@@ -26,37 +25,32 @@ class Activation:
     kind: str = "swiglu"
     dim: int = -1
     _: KW_ONLY
+    parameters: Sequence[float] = ()
     gate: str = "second"
     backend: str | None = None
 
     op = "gated_activation"
 
     def __post_init__(self) -> None:
-        self.activation = library.core().gated_kind(self.op, self.kind)
-        self.gate_first = gate_is_first(self.op, self.gate)
+        self.call = gated_call(self.op, self.kind, self.parameters, self.backend, self.dim, self.gate)
 
     def kernel(self) -> Tensor:
-        tensors = plain(self.input)
-        return only(
-            library.core().launch(self.op, self.kind, tensors, (True,), self.backend, self.dim, self.gate_first)
-        )
+        return only(library.core().launch(self.call, plain(self.input), (True,)))
 
     def recorded(self) -> Tensor:
-        out: Tensor = GatedActivation.apply(
-            DISPATCHED, self.kind, self.activation, self.dim, self.gate_first, self.backend, self.input
-        )
+        out: Tensor = Elementwise.apply(DISPATCHED, self.call, self.input)
         return out
 
     def formula(self) -> Tensor:
-        halves = differentiable.split_gate(self.input, self.dim, self.gate_first)
-        return differentiable.gated(self.activation, *halves)
+        halves = differentiable.split_gate(self.input, self.dim, self.call.gate)
+        return differentiable.gated(self.call.activation, *halves)
 
     def composed(self) -> Tensor:
-        value, gate = differentiable.split_gate(self.input, self.dim, self.gate_first)
-        return value * differentiable.composed(self.activation, gate)
+        value, gate = differentiable.split_gate(self.input, self.dim, self.call.gate)
+        return value * differentiable.composed(self.call.activation, gate)
 
     def fake(self) -> Tensor:
-        found = shapes.inferred(self.op, self.kind, (self.input,), (True,), self.shapes, self.dim, self.gate_first)
+        found = shapes.inferred(self.call, (self.input,), (True,), self.shapes)
         return only(new_results(self.input, found))
 
     def shapes(self) -> tuple[shapes.Shape]:
@@ -73,25 +67,23 @@ class ActivationBackward(Gradients):
     kind: str = "swiglu"
     dim: int = -1
     _: KW_ONLY
+    parameters: Sequence[float] = ()
     gate: str = "second"
     backend: str | None = None
 
-    op = "gated_activation_backward"
     needs = (True,)
     returned = staticmethod(only)
 
     def __post_init__(self) -> None:
-        self.activation = library.core().gated_kind(self.op, self.kind)
+        self.call = gated_call("gated_activation", self.kind, self.parameters, self.backend, self.dim, self.gate)
         self.tensors = (self.grad_output, self.input)
-        self.gate_first = gate_is_first(self.op, self.gate)
-        self.options = (self.dim, self.gate_first)
 
     def problem(self, core: Launcher) -> GatedActivationProblem:
-        return GatedActivationProblem(core, self.kind, self.activation, self.dim, self.gate_first, self.backend)
+        return GatedActivationProblem(core, self.call)
 
     def symbolic(self) -> shapes.Shapes:
         (halved,) = Activation(self.input, self.kind, self.dim).shapes()
-        shapes.same_shape(self.op, "grad_output", self.grad_output.shape, halved)
+        shapes.same_shape("gated_activation_backward", "grad_output", self.grad_output.shape, halved)
         return (self.input.shape,)
 
 
@@ -103,29 +95,30 @@ class Product:
     gate: Tensor
     kind: str = "swiglu"
     _: KW_ONLY
+    parameters: Sequence[float] = ()
     backend: str | None = None
 
     op = "gated_product"
 
     def __post_init__(self) -> None:
-        self.activation = library.core().gated_kind(self.op, self.kind)
+        self.call = gated_call(self.op, self.kind, self.parameters, self.backend)
         self.tensors = (self.value, self.gate)
 
     def kernel(self) -> Tensor:
-        return only(library.core().launch(self.op, self.kind, plain(*self.tensors), (True,), self.backend))
+        return only(library.core().launch(self.call, plain(*self.tensors), (True,)))
 
     def recorded(self) -> Tensor:
-        out: Tensor = GatedProduct.apply(DISPATCHED, self.kind, self.activation, self.backend, *self.tensors)
+        out: Tensor = GatedProduct.apply(DISPATCHED, self.call, *self.tensors)
         return out
 
     def formula(self) -> Tensor:
-        return differentiable.gated(self.activation, *self.tensors)
+        return differentiable.gated(self.call.activation, *self.tensors)
 
     def composed(self) -> Tensor:
-        return self.value * differentiable.composed(self.activation, self.gate)
+        return self.value * differentiable.composed(self.call.activation, self.gate)
 
     def fake(self) -> Tensor:
-        found = shapes.inferred(self.op, self.kind, self.tensors, (True,), self.shapes)
+        found = shapes.inferred(self.call, self.tensors, (True,), self.shapes)
         return only(new_results(self.value, found))
 
     def shapes(self) -> shapes.Shapes:
@@ -142,17 +135,18 @@ class ProductBackward(Gradients):
     gate: Tensor
     kind: str = "swiglu"
     _: KW_ONLY
+    parameters: Sequence[float] = ()
     needs: Sequence[bool] = (True, True)
     backend: str | None = None
 
     op = "gated_product_backward"
 
     def __post_init__(self) -> None:
-        self.activation = library.core().gated_kind(self.op, self.kind)
+        self.call = gated_call("gated_product", self.kind, self.parameters, self.backend)
         self.tensors = (self.grad_output, self.value, self.gate)
 
     def problem(self, core: Launcher) -> GatedProductProblem:
-        return GatedProductProblem(core, self.kind, self.activation, self.backend)
+        return GatedProductProblem(core, self.call)
 
     def symbolic(self) -> shapes.Shapes:
         shapes.same_shape(self.op, "gate", self.gate.shape, self.value.shape)
@@ -160,8 +154,8 @@ class ProductBackward(Gradients):
         return self.value.shape, self.gate.shape
 
 
-_ACTIVATION = "Tensor input, str kind='swiglu', int dim=-1, *, str gate='second', str? backend=None"
-_PRODUCT = "Tensor value, Tensor gate, str kind='swiglu', *, "
+_ACTIVATION = f"Tensor input, str kind='swiglu', int dim=-1, *, {PARAMETERS}, str gate='second', str? backend=None"
+_PRODUCT = f"Tensor value, Tensor gate, str kind='swiglu', *, {PARAMETERS}, "
 
 OPERATORS = tuple(
     [

@@ -20,7 +20,17 @@ from epigrad.autograd import PREACTIVATION, Gemm, GemmProblem, forms_preactivati
 from epigrad.dispatched import DISPATCHED, overload
 from epigrad.launch import Launcher
 from epigrad.ops import batching, shapes
-from epigrad.ops.operator import Gradients, Operator, absent, call, new_results, or_absent, plain
+from epigrad.ops.operator import (
+    PARAMETERS,
+    Gradients,
+    Operator,
+    absent,
+    activation_call,
+    call,
+    new_results,
+    or_absent,
+    plain,
+)
 
 __all__ = ["OPERATORS"]
 
@@ -37,28 +47,28 @@ class Forward:
     bias: Tensor | None = None
     activation: str | None = "none"
     _: KW_ONLY
+    parameters: Sequence[float] = ()
     save: str = "auto"
     backend: str | None = None
 
     def __post_init__(self) -> None:
-        row = library.core().activation(self.op, self.activation)
-        self.name = row.name
-        self.keep = kept(self.op, row, self.save)
+        self.call = activation_call(self.op, self.activation, self.parameters, self.backend)
+        self.keep = kept(self.op, self.call.activation, self.save)
         self.tensors = (self.a, self.b, self.bias)
 
     def kernel(self) -> Pair:
         needs = (True, self.keep == PREACTIVATION)
-        out, preactivation = library.core().launch(self.op, self.name, plain(*self.tensors), needs, self.backend)
+        out, preactivation = library.core().launch(self.call, plain(*self.tensors), needs)
         assert out is not None
         return out, or_absent(preactivation, out)
 
     def recorded(self) -> Pair:
-        out, preactivation = Gemm.apply(DISPATCHED, self.op, self.name, self.keep, self.backend, *self.tensors)
+        out, preactivation = Gemm.apply(DISPATCHED, self.call, self.keep, *self.tensors)
         return out, or_absent(preactivation, out)
 
     def formula(self) -> Pair:
         preactivation = differentiable.preactivation(*self.tensors, self.op == "linear")
-        out = differentiable.activated(self.name, preactivation)
+        out = differentiable.activated(self.call.activation, preactivation)
         return out, preactivation if self.keep == PREACTIVATION else absent(out)
 
     def composed(self) -> Pair:
@@ -66,12 +76,12 @@ class Forward:
             preactivation = functional.linear(*self.tensors)
         else:
             preactivation = differentiable.preactivation(*self.tensors, False)
-        out = differentiable.composed(self.name, preactivation)
+        out = differentiable.composed(self.call.activation, preactivation)
         return out, preactivation if self.keep == PREACTIVATION else absent(out)
 
     def fake(self) -> Pair:
         needs = (True, self.keep == PREACTIVATION)
-        found = shapes.inferred(self.op, self.name, self.tensors, needs, lambda: (self.shape(), self.shape()))
+        found = shapes.inferred(self.call, self.tensors, needs, lambda: (self.shape(), self.shape()))
         out, preactivation = new_results(self.a, found)
         assert out is not None
         return out, or_absent(preactivation, out)
@@ -93,21 +103,21 @@ class Backward(Gradients):
     preactivation: Tensor | None = None
     output: Tensor | None = None
     _: KW_ONLY
+    parameters: Sequence[float] = ()
     needs: Sequence[bool] = (True, True, True)
     backend: str | None = None
 
     def __post_init__(self) -> None:
-        self.op = f"{self.forward_op}_backward"
-        self.kind = library.core().activation(self.op, self.activation).name
+        self.call = activation_call(self.forward_op, self.activation, self.parameters, self.backend)
         self.tensors = (self.grad_output, self.a, self.b, self.bias, self.preactivation, self.output)
         self.shapes = (self.a.shape, self.b.shape, None if self.bias is None else self.bias.shape)
 
     def problem(self, core: Launcher) -> GemmProblem:
-        assert self.kind is not None
-        return GemmProblem(core, self.forward_op, self.kind, self.backend, self.shapes, self.bias)
+        return GemmProblem(core, self.call, self.shapes, self.bias)
 
     def symbolic(self) -> shapes.Shapes:
-        shapes.same_shape(self.op, "grad_output", self.grad_output.shape, shapes.gemm(self.forward_op, *self.shapes))
+        output = shapes.gemm(self.forward_op, *self.shapes)
+        shapes.same_shape(f"{self.forward_op}_backward", "grad_output", self.grad_output.shape, output)
         return self.shapes
 
 
@@ -180,7 +190,7 @@ def _operators(op: str, a: str, b: str) -> tuple[Operator, Operator]:
     return (
         Operator(
             op,
-            f"({inputs}, *, str save='auto', str? backend=None) -> (Tensor output, Tensor preactivation)",
+            f"({inputs}, *, {PARAMETERS}, str save='auto', str? backend=None) -> (Tensor output, Tensor preactivation)",
             bind=partial(Forward, op),
             batched=partial(_batched, op),
             flops=partial(_flops, op),
@@ -188,7 +198,7 @@ def _operators(op: str, a: str, b: str) -> tuple[Operator, Operator]:
         ),
         Operator(
             f"{op}_backward",
-            f"(Tensor grad_output, {inputs}, Tensor? preactivation=None, Tensor? output=None, *, "
+            f"(Tensor grad_output, {inputs}, Tensor? preactivation=None, Tensor? output=None, *, {PARAMETERS}, "
             f"bool[3] needs=[True, True, True], str? backend=None) -> {results}",
             bind=partial(Backward, op),
             flops=partial(_backward_flops, op),

@@ -14,18 +14,20 @@ from torch import Tensor
 
 from epigrad import differentiable, errors, library
 from epigrad.autograd import Lerp, LerpProblem
+from epigrad.call import Call
 from epigrad.dispatched import DISPATCHED
-from epigrad.launch import Launcher
+from epigrad.launch import Launcher, only
 from epigrad.ops import batching, shapes
-from epigrad.ops.operator import Gradients, Operator, call, new_results, only, plain
+from epigrad.ops.operator import Gradients, Operator, call, new_results, plain
 
 __all__ = ["OPERATORS"]
 
 
-def _one_weight(op: str, weight: Tensor | None, factor: float | None) -> None:
+def _call(op: str, weight: Tensor | None, factor: float | None, backend: str | None) -> Call:
     if (weight is None) == (factor is None):
         given = "neither" if weight is None else "both"
         raise errors.InvalidProblemError(f"{op}: weight and factor: {given}, want one of them")
+    return Call("lerp", None, () if factor is None else (factor,), backend=backend)
 
 
 @dataclass
@@ -42,15 +44,14 @@ class Forward:
     op = "lerp"
 
     def __post_init__(self) -> None:
-        _one_weight(self.op, self.weight, self.factor)
+        self.call = _call(self.op, self.weight, self.factor, self.backend)
         self.tensors = (self.start, self.end, self.weight)
 
     def kernel(self) -> Tensor:
-        tensors = plain(*self.tensors)
-        return only(library.core().launch(self.op, None, tensors, (True,), self.backend, 0, False, self.factor))
+        return only(library.core().launch(self.call, plain(*self.tensors), (True,)))
 
     def recorded(self) -> Tensor:
-        out: Tensor = Lerp.apply(DISPATCHED, self.backend, self.factor, *self.tensors)
+        out: Tensor = Lerp.apply(DISPATCHED, self.call, *self.tensors)
         return out
 
     def formula(self) -> Tensor:
@@ -64,7 +65,7 @@ class Forward:
         return torch.lerp(self.start, self.end, weight)
 
     def fake(self) -> Tensor:
-        found = shapes.inferred(self.op, None, self.tensors, (True,), self.shapes, weight=self.factor)
+        found = shapes.inferred(self.call, self.tensors, (True,), self.shapes)
         return only(new_results(self.start, found))
 
     def shapes(self) -> shapes.Shapes:
@@ -85,17 +86,15 @@ class Backward(Gradients):
     backend: str | None = None
 
     op = "lerp_backward"
-    kind = None
 
     def __post_init__(self) -> None:
-        _one_weight(self.op, self.weight, self.factor)
+        self.call = _call(self.op, self.weight, self.factor, self.backend)
         self.tensors = (self.grad_output, self.start, self.end, self.weight)
-        self.options = (0, False, self.factor)
 
     def problem(self, core: Launcher) -> LerpProblem:
         start, end, weight = self.symbolic()
         assert start is not None and end is not None
-        return LerpProblem(core, self.factor, self.backend, (start, end, weight))
+        return LerpProblem(core, self.call, (start, end, weight))
 
     def symbolic(self) -> shapes.Shapes:
         whole = self.grad_output.shape

@@ -19,19 +19,23 @@ from epigrad import library
 from epigrad.arguments import PLAIN, transforms_active, unpack_dual
 from epigrad.autocast import as_linear
 from epigrad.autograd import Gradient, Problem
+from epigrad.call import Call, gate_place
 from epigrad.dispatched import COMPOSED, DISPATCHED, overload
+from epigrad.kinds import Activation, Gated
 from epigrad.launch import Launcher
 from epigrad.ops import batching, shapes
 
 __all__ = [
-    "Call",
+    "PARAMETERS",
+    "Bound",
     "Gradients",
     "Operator",
     "Results",
     "absent",
+    "activation_call",
     "call",
+    "gated_call",
     "new_results",
-    "only",
     "or_absent",
     "plain",
     "register",
@@ -40,7 +44,7 @@ __all__ = [
 Results = tuple[Tensor | None, ...]
 
 
-class Call(Protocol):
+class Bound(Protocol):
     """One call of an operator, its arguments bound. An operator of one result returns it bare."""
 
     def kernel(self) -> Any:
@@ -63,18 +67,14 @@ class Gradients(ABC):
     """A call of an operator that gives gradients: all but shapes is what its `Problem` does.
 
     Attributes:
-        op: the operator's name.
-        kind: its activation or gated kind.
+        call: the core's call of the function itself.
         needs: which gradients are asked for.
         tensors: in the order that the problem takes.
-        options: what the core takes besides: dim, gate_first, weight.
     """
 
-    op: str
-    kind: str | None
+    call: Call
     needs: Sequence[bool]
     tensors: Results
-    options: tuple[Any, ...] = ()
 
     @abstractmethod
     def problem(self, core: Launcher) -> Problem:
@@ -101,17 +101,10 @@ class Gradients(ABC):
         return self.formula()
 
     def fake(self) -> Any:
-        found = shapes.inferred(self.op, self.kind, self.tensors, self.needs, self.symbolic, *self.options)
+        found = shapes.inferred(self.call.backward, self.tensors, self.needs, self.symbolic)
         like = self.tensors[0]
         assert like is not None
         return self.returned(new_results(like, found))
-
-
-def only(results: Results) -> Tensor:
-    """The result of an operator that has one."""
-    (result,) = results
-    assert result is not None
-    return result
 
 
 @dataclass(frozen=True)
@@ -129,7 +122,7 @@ class Operator:
 
     name: str
     schema: str
-    bind: Callable[..., Call]
+    bind: Callable[..., Bound]
     batched: Callable[..., Any] | None = None
     flops: Callable[..., int] | None = None
     casts: bool = False
@@ -147,6 +140,24 @@ class Operator:
 def call(name: str, *arguments: Any, **options: Any) -> Any:
     """Call an operator of this package by its name."""
     return overload(name)(*arguments, **options)
+
+
+PARAMETERS = "float[] parameters=[]"
+"""The parameters of an activation or a gated kind in a schema: all of them, or none for the defaults."""
+
+
+def activation_call(op: str, activation: str | None, parameters: Sequence[float], backend: str | None) -> Call:
+    """The core's call of an operator with an activation."""
+    act = Activation.of(op, activation or "none", tuple(parameters))
+    return Call(op, act.name, act.values, backend=backend)
+
+
+def gated_call(
+    op: str, kind: str, parameters: Sequence[float], backend: str | None, dim: int = 0, gate: str = "second"
+) -> Call:
+    """The core's call of an operator with a gated kind."""
+    gated = Gated.of(op, kind, tuple(parameters))
+    return Call(op, gated.name, gated.values, dim, gate_place(op, gate), backend=backend)
 
 
 def plain(*tensors: Tensor | None) -> Results:
@@ -189,7 +200,7 @@ def register(operators: Iterable[Operator]) -> Any:
     return defined
 
 
-def _bound(bind: Callable[..., Call], method: str) -> Callable[..., Any]:
+def _bound(bind: Callable[..., Bound], method: str) -> Callable[..., Any]:
     def run(*arguments: Any, **options: Any) -> Any:
         return getattr(bind(*arguments, **options), method)()
 

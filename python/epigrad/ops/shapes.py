@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 from epigrad import errors, library
+from epigrad.call import Call
 
 __all__ = ["broadcast", "gemm", "half", "inferred", "one_device", "same", "same_shape"]
 
@@ -21,31 +22,30 @@ Shapes = tuple[Shape | None, ...]
 
 
 def inferred(
-    op: str,
-    kind: str | None,
-    tensors: Sequence[Tensor | None],
-    needs: Sequence[bool],
-    symbolic: Callable[[], Shapes],
-    dim: int = 0,
-    gate_first: bool = False,
-    weight: float | None = None,
+    call: Call, tensors: Sequence[Tensor | None], needs: Sequence[bool], symbolic: Callable[[], Shapes]
 ) -> Shapes:
     """The shapes of the outputs that `needs` asks for: validated by the core as real tensors are, or, where a size is a
     symbol, by `symbolic`.
     """
-    core = library.core()
+    core, op = library.core(), call.op
     one_device(op, tensors)
     if all(t is None or _is_concrete(t) for t in tensors):
         with _disable_current_modes():
             ghosts = tuple([None if t is None else _ghost(t) for t in tensors])
-            number = weight if weight is None or isinstance(weight, float) else 0.5  # a symbol: any number will do
-            return core.infer(op, kind, dim, gate_first, number, ghosts, tuple(needs))[0]
+            return core.infer(_with_numbers(call), ghosts, tuple(needs))[0]
     dtypes = [t.dtype for t in tensors if t is not None]
     for dtype in dtypes:
         if dtype != dtypes[0]:
             raise errors.DTypeError(f"{op}: {dtype} and {dtypes[0]}, want one dtype")
     shapes = symbolic()
     return tuple([shape if need else None for shape, need in zip(shapes, needs, strict=True)])
+
+
+def _with_numbers(call: Call) -> Call:
+    """The call with its defaults in place of parameters that are symbols: shapes do not depend on them."""
+    if all(isinstance(value, float) for value in call.parameters):
+        return call
+    return call._replace(parameters=() if call.kind else (0.5,))
 
 
 def one_device(op: str, tensors: Sequence[Tensor | None]) -> None:

@@ -21,13 +21,25 @@ import oracle
 import pytest
 import torch
 from devices import DEVICES, computes, memory_of, running_on
-from epigrad import tables
+from epigrad import Activation, tables
 from layouts import LAYOUTS, draw, laid_out
 from torch import Tensor
 
 FULL = os.environ.get("EPIGRAD_TEST_FULL", "") not in ("", "0")
 
-ACTIVATIONS: tuple[str, ...] = tuple(tables.ACTIVATIONS)
+
+def _activation(text: str) -> Activation:
+    """The activation of a row of the oracle: ``leaky_relu(slope=-0.3)``."""
+    call = ast.parse(text, mode="eval").body
+    assert isinstance(call, ast.Call) and isinstance(call.func, ast.Name)
+    return Activation(call.func.id, **{str(word.arg): ast.literal_eval(word.value) for word in call.keywords})
+
+
+NAMES: tuple[str, ...] = tuple(tables.ACTIVATIONS)
+OTHERS = tuple(_activation(text) for text in oracle.ACTIVATIONS if "(" in text)
+"""Activations whose parameters are not the defaults."""
+
+ACTIVATIONS: tuple[str | Activation, ...] = (*NAMES, *OTHERS)
 FROM_OUTPUT: tuple[str, ...] = tuple(name for name, row in tables.ACTIVATIONS.items() if row.from_output)
 GATED_KINDS: dict[str, str] = {name: row.activation for name, row in tables.GATED_KINDS.items()}
 DTYPES: tuple[torch.dtype, ...] = tuple(getattr(torch, row["name"]) for row in tables.DTYPES)
@@ -149,7 +161,7 @@ class Case:
     """One choice along every axis; fields that an operation has no use for do not exist in its list."""
 
     op: str
-    kind: str
+    kind: str | Activation
     dtype: torch.dtype
     shape: str
     layout: str
@@ -174,8 +186,8 @@ class Case:
         return torch.Generator().manual_seed(zlib.crc32(f"{self}#{self.draw}".encode()))
 
     @property
-    def activation(self) -> str:
-        return GATED_KINDS.get(self.kind, self.kind)
+    def activation(self) -> str | Activation:
+        return GATED_KINDS.get(str(self.kind), self.kind)
 
     @property
     def scale_of_preactivation(self) -> float:

@@ -6,6 +6,7 @@ import collections
 import os
 from pathlib import Path
 
+import epigrad
 import hypothesis
 import pytest
 import torch
@@ -31,6 +32,11 @@ hypothesis.settings.load_profile("full" if FULL else "ci" if os.environ.get("CI"
 SLOW = os.environ.get("EPIGRAD_TEST_SLOW", "") not in ("", "0")
 
 _collected: collections.Counter[str] = collections.Counter()
+
+
+def pytest_make_parametrize_id(val: object) -> str | None:
+    """An activation's name in a test's, with its parameters."""
+    return str(val) if isinstance(val, epigrad.Activation) else None
 
 
 def pytest_configure(config: pytest.Config) -> None:

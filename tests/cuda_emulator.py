@@ -7,6 +7,7 @@ import shlex
 import shutil
 import struct
 import subprocess
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
@@ -17,6 +18,7 @@ SOURCES = Path(__file__).resolve().parent.parent / "kernels" / "cuda"
 BINARY = SOURCES.parents[1] / "build" / "cuda-emulator"
 BLOCK = 128
 MAX_RANK = 8
+MOST_PARAMETERS = 4
 SHORT = {torch.float32: "f32", torch.float64: "f64", torch.bfloat16: "bf16", torch.float16: "f16"}
 
 
@@ -43,7 +45,7 @@ def emulator() -> Path:
     return BINARY
 
 
-def elementwise(kernel: str, *inputs: Tensor, outputs: int = 1) -> list[Tensor]:
+def elementwise(kernel: str, *inputs: Tensor, outputs: int = 1, parameters: Sequence[float] = ()) -> list[Tensor]:
     """The outputs of an elementwise kernel's vector form, for contiguous inputs of one dtype and length."""
     first = inputs[0]
     padded = -(-first.nbytes // 256) * 256
@@ -53,13 +55,14 @@ def elementwise(kernel: str, *inputs: Tensor, outputs: int = 1) -> list[Tensor]:
     operands = outputs + len(inputs)
     width = 16 // first.element_size()
     vectors, tail = divmod(len(first), width)
-    parameters = struct.pack(f"<{operands}q dqq", *[0] * operands, 0.0, vectors, tail)
-    parameters += bytes(operands * MAX_RANK * 8)  # strides, which one dimension does not have
-    parameters += struct.pack("<QqII", 0, vectors, 0, 0) + bytes(MAX_RANK * 24)
-    parameters += struct.pack("<iiII", 1, 0, 0, 0)
+    numbers = [*parameters, *[0.0] * (MOST_PARAMETERS - len(parameters))]
+    packed = struct.pack(f"<{operands}q {MOST_PARAMETERS}dqq", *[0] * operands, *numbers, vectors, tail)
+    packed += bytes(operands * MAX_RANK * 8)  # strides, which one dimension does not have
+    packed += struct.pack("<QqII", 0, vectors, 0, 0) + bytes(MAX_RANK * 24)
+    packed += struct.pack("<iiII", 1, 0, 0, 0)
     name = f"{kernel}_{SHORT[first.dtype]}".encode()
     job = struct.pack("<Q", len(memory)) + memory + struct.pack("<QI", 1, len(name)) + name
-    job += struct.pack("<III", vectors // BLOCK + 1, BLOCK, len(parameters)) + parameters
+    job += struct.pack("<III", vectors // BLOCK + 1, BLOCK, len(packed)) + packed
     job += struct.pack("<I", operands) + b"".join(struct.pack("<Iq", 8 * i, i * padded) for i in range(operands))
     result = subprocess.run([emulator()], input=job, capture_output=True, check=False)
     assert result.returncode == 0, result.stderr.decode()

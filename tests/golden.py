@@ -15,6 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import mpmath
+import oracle
 from mpmath import mp, mpf
 
 DIGITS = 60
@@ -70,16 +71,29 @@ def silu_slope_terms(x: mpf) -> tuple[mpf, mpf]:
     return logistic(x), x * logistic(x) * logistic(-x)
 
 
-# Value, and the terms whose sum is the derivative. tanh' is sech^2.
-ACTIVATIONS: dict[str, tuple[Callable[[mpf], mpf], Callable[[mpf], tuple[mpf, ...]]]] = {
-    "none": (lambda x: x, lambda x: (mpf(1),)),
-    "relu": (lambda x: max(x, mpf(0)), lambda x: (mpf(x > 0),)),
-    "gelu": (gelu, gelu_slope_terms),
-    "gelu_tanh": (gelu_tanh, gelu_tanh_slope_terms),
-    "silu": (lambda x: x * logistic(x), silu_slope_terms),
-    "sigmoid": (logistic, lambda x: (logistic(x) * logistic(-x),)),
-    "tanh": (mpmath.tanh, lambda x: (1 / mpmath.cosh(x) ** 2,)),
+# The terms whose sum is the derivative, where differences of values would lose the tails. tanh' is sech^2.
+SLOPE_TERMS: dict[str, Callable[[mpf], tuple[mpf, ...]]] = {
+    "gelu": gelu_slope_terms,
+    "gelu_tanh": gelu_tanh_slope_terms,
+    "silu": silu_slope_terms,
+    "sigmoid": lambda x: (logistic(x) * logistic(-x),),
+    "tanh": lambda x: (1 / mpmath.cosh(x) ** 2,),
 }
+VALUES: dict[str, Callable[[mpf], mpf]] = {
+    "gelu": gelu,
+    "gelu_tanh": gelu_tanh,
+    "silu": lambda x: x * logistic(x),
+    "sigmoid": logistic,
+    "tanh": mpmath.tanh,
+}
+ACTIVATIONS = tuple(name for name in oracle.ACTIVATIONS if "(" not in name)
+"""All of them, with their default parameters. Those without a row here are the oracle's."""
+
+
+def value(name: str, x: mpf) -> mpf:
+    """The activation at a point."""
+    return VALUES.get(name, oracle.ACTIVATIONS[name].exact)(x)
+
 
 # Ordinary arguments, both sides of each slope's zero, and the tails down to and into denormals.
 MAGNITUDES = [
@@ -156,7 +170,10 @@ def normal_table() -> str:
 
 def slope(name: str, x: mpf) -> tuple[mpf, mpf]:
     """The slope, and what its rounding is relative to: itself, or the largest of its terms where they cancel."""
-    terms = ACTIVATIONS[name][1](x)
+    if name not in SLOPE_TERMS:
+        slope = oracle.difference(name, x)
+        return slope, abs(slope)
+    terms = SLOPE_TERMS[name](x)
     total = mpmath.fsum(terms)
     return total, max(abs(part) for part in (total, *terms))
 
@@ -165,10 +182,10 @@ def slope(name: str, x: mpf) -> tuple[mpf, mpf]:
 def rows() -> list[list[str | float]]:
     """The golden rows: name, x, act(x), act'(x), what rounding act'(x) is relative to; "inf" beyond float64's range."""
     result: list[list[str | float]] = []
-    for name, (value, _) in ACTIVATIONS.items():
+    for name in ACTIVATIONS:
         for magnitude in MAGNITUDES:
             for x in (magnitude, -magnitude):
-                numbers = [x, double(value(mpf(x))), *map(double, slope(name, mpf(x)))]
+                numbers = [x, double(value(name, mpf(x))), *map(double, slope(name, mpf(x)))]
                 assert not any(map(math.isnan, numbers)), f"{name} at {x}: {numbers}"
                 # JSON has no infinity: what float64 cannot hold is a string.
                 result.append([name, *(number if math.isfinite(number) else str(number) for number in numbers)])

@@ -1,8 +1,9 @@
 """The reference: PyTorch in float64 with autograd, and mpmath in extended precision where the results themselves are
 float64.
 
-A new activation needs one row in `ACTIVATIONS`; gated kinds follow from the core's table. Nothing here is shared with
-the implementation, and no derivative is written by hand: PyTorch's come from autograd, mpmath's from `mpmath.diff`.
+A new activation needs one row in `ACTIVATIONS`, and one more with other parameters if it has any; gated kinds follow
+from the core's table. Nothing here is shared with the implementation, and no derivative is written by hand: PyTorch's
+come from autograd, mpmath's from `mpmath.diff`.
 
 The value formulas are not always PyTorch's own operator, because that one is wrong in float64 in the tails:
 gelu cancels in 1 + erf and in 1 + tanh, sigmoid and tanh have derivatives s (1 - s) and 1 - t^2 that cancel. The forms
@@ -65,23 +66,43 @@ def _exact_gelu(x: Any) -> Any:
     return x * mpmath.erfc(min(max(-x / mpmath.sqrt(2), mpmath.mpf(-(10**5))), mpmath.mpf(10**5))) / 2
 
 
-ACTIVATIONS: dict[str, Row] = {
-    "none": Row(lambda x: x * 1.0, lambda x: x, lambda x: x),
-    "relu": Row(torch.relu, lambda x: max(x, mpmath.mpf(0)), torch.relu, kinks=(0.0,)),
-    "gelu": Row(
-        lambda x: x * torch.special.erfc(x * -math.sqrt(0.5)) / 2,
-        _exact_gelu,
-        functional.gelu,
-    ),
-    "gelu_tanh": Row(
-        lambda x: x * _sigmoid(_gelu_tanh_exponent(x, math.pi)),
-        lambda x: x / (1 + mpmath.exp(-_gelu_tanh_exponent(x, mpmath.pi))),
-        functools.partial(functional.gelu, approximate="tanh"),
-    ),
-    "silu": Row(lambda x: x * _sigmoid(x), lambda x: x / (1 + mpmath.exp(-x)), functional.silu),
-    "sigmoid": Row(_sigmoid, lambda x: 1 / (1 + mpmath.exp(-x)), torch.sigmoid),
-    "tanh": Row(_tanh, mpmath.tanh, torch.tanh),
-}
+def _leaky_relu(slope: float) -> Row:
+    return Row(
+        lambda x: torch.where(x > 0, x, slope * x),
+        lambda x: x if x > 0 else slope * x,
+        functools.partial(functional.leaky_relu, negative_slope=slope),
+        kinks=(0.0,),
+    )
+
+
+class Rows(dict[str, Row]):
+    """Rows by the text of an activation: its name, with the parameters that are not defaults."""
+
+    def __missing__(self, activation: object) -> Row:
+        return self[str(activation)] if not isinstance(activation, str) else dict(self)[activation]
+
+
+ACTIVATIONS = Rows(
+    {
+        "none": Row(lambda x: x * 1.0, lambda x: x, lambda x: x),
+        "relu": Row(torch.relu, lambda x: max(x, mpmath.mpf(0)), torch.relu, kinks=(0.0,)),
+        "gelu": Row(
+            lambda x: x * torch.special.erfc(x * -math.sqrt(0.5)) / 2,
+            _exact_gelu,
+            functional.gelu,
+        ),
+        "gelu_tanh": Row(
+            lambda x: x * _sigmoid(_gelu_tanh_exponent(x, math.pi)),
+            lambda x: x / (1 + mpmath.exp(-_gelu_tanh_exponent(x, mpmath.pi))),
+            functools.partial(functional.gelu, approximate="tanh"),
+        ),
+        "silu": Row(lambda x: x * _sigmoid(x), lambda x: x / (1 + mpmath.exp(-x)), functional.silu),
+        "sigmoid": Row(_sigmoid, lambda x: 1 / (1 + mpmath.exp(-x)), torch.sigmoid),
+        "tanh": Row(_tanh, mpmath.tanh, torch.tanh),
+        "leaky_relu": _leaky_relu(0.01),
+        "leaky_relu(slope=-0.3)": _leaky_relu(-0.3),
+    }
+)
 
 
 def derivative(activation: str, order: int, x: Tensor) -> Tensor:
@@ -99,13 +120,18 @@ def derivative(activation: str, order: int, x: Tensor) -> Tensor:
 @functools.lru_cache(maxsize=200_000)
 def exact_derivative(activation: str, order: int, x: np.longdouble) -> np.longdouble:
     """The order-th derivative at one point, by mpmath; at a kink it is that of the side that the row says."""
+    point = mpmath.mpf(repr(x).split("'")[1])
+    value = ACTIVATIONS[activation].exact(point) if order == 0 else difference(activation, point, order)
+    return np.longdouble(mpmath.nstr(value, 25) if abs(value) > mpmath.mpf("1e-4900") else 0)
+
+
+def difference(activation: str, point: Any, order: int = 1) -> Any:
+    """A derivative at an mpmath number, by differences."""
     row = ACTIVATIONS[activation]
     # A derivative is the difference of values near 1, of which e^-|2x| must be left, and its step is small beside x.
-    digits = 34 if order == 0 else int(40 + min(abs(x), 360)) if abs(x) < 1e30 else 1300
-    with mpmath.workdps(digits):
-        point = mpmath.mpf(repr(x).split("'")[1])
-        value = row.exact(point) if order == 0 else mpmath.diff(row.exact, point, order, **_step(row, point))
-        return np.longdouble(mpmath.nstr(value, 25) if abs(value) > mpmath.mpf("1e-4900") else 0)
+    digits = int(40 + min(abs(point), 360)) if abs(point) < 1e30 else 1300
+    with mpmath.workdps(max(mpmath.mp.dps, digits)):
+        return mpmath.diff(row.exact, point, order, **_step(row, point))
 
 
 def _step(row: Row, point: Any) -> dict[str, Any]:

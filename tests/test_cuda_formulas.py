@@ -11,9 +11,10 @@ import math
 import cuda_emulator
 import golden
 import golden_cuda
+import oracle
 import pytest
 import torch
-from cuda_emulator import elementwise
+from epigrad import Activation
 from torch import Tensor
 from ulp import (
     ACTIVATIONS,
@@ -38,6 +39,12 @@ cases = pytest.mark.parametrize("dtype", DTYPES, ids=str)
 activations = pytest.mark.parametrize("activation", ACTIVATIONS)
 
 
+def elementwise(kernel: str, activation: str, *inputs: Tensor, outputs: int = 1) -> list[Tensor]:
+    """An activation's kernel with its default parameters."""
+    parameters = Activation(activation).values
+    return cuda_emulator.elementwise(f"{kernel}_{activation}", *inputs, outputs=outputs, parameters=parameters)
+
+
 def check(measured: Worst, dtype: torch.dtype, formula: str) -> None:
     assert measured.ulps <= BOUND[dtype], f"{formula} at {measured.argument} is {measured.ulps:.3f} units off"
 
@@ -51,42 +58,34 @@ def same(a: Tensor, b: Tensor) -> bool:
 def test_value_and_slope(activation: str, dtype: torch.dtype) -> None:
     x = arguments(activation, dtype, COUNT)
     ones = torch.ones_like(x)
-    (value,) = elementwise(f"activation_{activation}", x)
+    (value,) = elementwise("activation", activation, x)
     check(measure_value(activation, x, value), dtype, activation)
-    (slope,) = elementwise(f"grad_preactivation_{activation}", ones, x)
+    (slope,) = elementwise("grad_preactivation", activation, ones, x)
     check(measure_slope(activation, x, slope), dtype, f"{activation}'")
     # What value and slope share changes neither.
-    (gated,) = elementwise(f"gated_{activation}", ones, x)
-    both = elementwise(f"gated_backward_{activation}", ones, ones, x, outputs=2)
+    (gated,) = elementwise("gated", activation, ones, x)
+    both = elementwise("gated_backward", activation, ones, ones, x, outputs=2)
     assert same(gated, value) and same(both[0], value) and same(both[1], slope)
 
 
 @cases
 @pytest.mark.parametrize("activation", FROM_OUTPUT)
 def test_slope_from_output(activation: str, dtype: torch.dtype) -> None:
-    (y,) = elementwise(f"activation_{activation}", arguments(activation, dtype, COUNT))
-    (slope,) = elementwise(f"grad_preactivation_from_output_{activation}", torch.ones_like(y), y)
+    (y,) = elementwise("activation", activation, arguments(activation, dtype, COUNT))
+    (slope,) = elementwise("grad_preactivation_from_output", activation, torch.ones_like(y), y)
     check(measure_slope_from_output(activation, y, slope), dtype, f"{activation}' from the output")
 
 
-# act(x) and act'(x) for these x, as docs/accuracy.md has them.
+# act(x) and act'(x) for these x are PyTorch's own, as docs/accuracy.md has them.
 SPECIAL = (-math.inf, math.inf, math.nan, -0.0)
-VALUES = {
-    "relu": (0.0, math.inf, math.nan, -0.0),
-    "gelu": (math.nan, math.inf, math.nan, -0.0),
-    "gelu_tanh": (math.nan, math.inf, math.nan, -0.0),
-    "silu": (math.nan, math.inf, math.nan, -0.0),
-    "sigmoid": (0.0, 1.0, math.nan, 0.5),
-    "tanh": (-1.0, 1.0, math.nan, -0.0),
-}
-SLOPES = {
-    "relu": (0.0, 1.0, 1.0, 0.0),
-    "gelu": (math.nan, math.nan, math.nan, 0.5),
-    "gelu_tanh": (math.nan, math.nan, math.nan, 0.5),
-    "silu": (math.nan, math.nan, math.nan, 0.5),
-    "sigmoid": (0.0, 0.0, math.nan, 0.25),
-    "tanh": (0.0, 0.0, math.nan, 1.0),
-}
+
+
+def eager(activation: str) -> tuple[Tensor, Tensor]:
+    """Value and slope of PyTorch's operator at the special arguments, in float64."""
+    x = torch.tensor(SPECIAL, dtype=torch.float64, requires_grad=True)
+    y = oracle.ACTIVATIONS[activation].eager(x)
+    (slope,) = torch.autograd.grad(y, x, torch.ones_like(x))
+    return y.detach(), slope
 
 
 def signs(x: Tensor) -> list[float]:
@@ -98,14 +97,15 @@ def signs(x: Tensor) -> list[float]:
 @activations
 def test_special_arguments(activation: str, dtype: torch.dtype) -> None:
     x = torch.tensor(SPECIAL, dtype=dtype)
-    (value,) = elementwise(f"activation_{activation}", x)
-    torch.testing.assert_close(value, torch.tensor(VALUES[activation], dtype=dtype), rtol=0, atol=0, equal_nan=True)
-    assert signs(value)[3] == signs(torch.tensor(VALUES[activation], dtype=dtype))[3]
-    (slope,) = elementwise(f"grad_preactivation_{activation}", torch.ones_like(x), x)
-    torch.testing.assert_close(slope, torch.tensor(SLOPES[activation], dtype=dtype), rtol=0, atol=0, equal_nan=True)
+    (value,) = elementwise("activation", activation, x)
+    want_value, want_slope = (result.to(dtype) for result in eager(activation))
+    torch.testing.assert_close(value, want_value, rtol=0, atol=0, equal_nan=True)
+    assert signs(value)[3] == signs(want_value)[3]
+    (slope,) = elementwise("grad_preactivation", activation, torch.ones_like(x), x)
+    torch.testing.assert_close(slope, want_slope, rtol=0, atol=0, equal_nan=True)
     largest = torch.tensor([-1.0, 1.0], dtype=dtype) * torch.finfo(dtype).max
-    (value,) = elementwise(f"activation_{activation}", largest)
-    (slope,) = elementwise(f"grad_preactivation_{activation}", torch.ones_like(largest), largest)
+    (value,) = elementwise("activation", activation, largest)
+    (slope,) = elementwise("grad_preactivation", activation, torch.ones_like(largest), largest)
     wanted = [reference(activation, at)[:2] for at in largest.tolist()]
     for got, exact in zip((value, slope), zip(*wanted, strict=True), strict=True):
         want = torch.tensor([golden.double(x) for x in exact], dtype=torch.float64).to(dtype)
@@ -119,14 +119,14 @@ def test_special_arguments(activation: str, dtype: torch.dtype) -> None:
 def test_relu_stops_what_is_not_finite(dtype: torch.dtype) -> None:
     g = torch.tensor([math.inf, math.nan, math.inf, math.nan], dtype=dtype)
     x = torch.tensor([-1.0, 0.0, 1.0, math.nan], dtype=dtype)
-    (slope,) = elementwise("grad_preactivation_relu", g, x)
+    (slope,) = elementwise("grad_preactivation", "relu", g, x)
     torch.testing.assert_close(slope, torch.tensor([0.0, 0.0, math.inf, math.nan], dtype=dtype), equal_nan=True)
 
 
 @cases
 def test_copies_keep_every_bit(dtype: torch.dtype) -> None:
     bits = torch.randint(256, (1001 * dtype.itemsize,), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
-    (copied,) = elementwise("activation_none", bits.view(dtype))
+    (copied,) = elementwise("activation", "none", bits.view(dtype))
     assert same(copied, bits.view(dtype))
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import epigrad
 import pytest
 import torch
-from epigrad import cli, errors, library
+from epigrad import cli, errors, tables
 from epigrad.cli import bench, doctor
 from interpreter import start
 
@@ -36,7 +36,7 @@ def test_doctor_prints_json_and_exits_with_0() -> None:
     versions = facts["versions"]
     assert versions["python"] == platform.python_version()
     assert versions["torch"] == torch.__version__
-    assert versions["epigrad"] == library.core().version
+    assert versions["epigrad"] == tables.VERSION
     assert versions["go"].startswith("go1.")
     assert {row["name"]: row["available"] for row in facts["backends"]} == {
         info.name: info.available for info in epigrad.backends()
@@ -51,7 +51,7 @@ def test_doctor_prints_json_and_exits_with_0() -> None:
 def test_doctor_prints_the_same_for_people(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["doctor"]) == 0
     text = capsys.readouterr().out
-    for word in (torch.__version__, library.core().version, platform.python_version(), "cpu", "webgpu", "cuda", "ok"):
+    for word in (torch.__version__, tables.VERSION, platform.python_version(), "cpu", "webgpu", "cuda", "ok"):
         assert word in text
     for info in epigrad.backends():
         assert " ".join(info.reason.split())[:30] in " ".join(text.split())

@@ -121,7 +121,7 @@ def rounded_to_infinity(exact: mpf, dtype: torch.dtype) -> float:
 @cache
 def reference(activation: str, x: float) -> tuple[mpf, mpf, mpf]:
     """The value, the slope, and what the slope's rounding is relative to."""
-    return golden.ACTIVATIONS[activation][0](mpf(x)), *golden.slope(activation, mpf(x))
+    return golden.value(activation, mpf(x)), *golden.slope(activation, mpf(x))
 
 
 @cache

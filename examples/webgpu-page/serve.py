@@ -36,6 +36,8 @@ KERNELS = ROOT / "kernels" / "webgpu"
 sys.path.insert(0, str(ROOT / "tests"))
 
 from cases import ACTIVATIONS, FROM_OUTPUT, GATED_KINDS, LERP_SHAPES, Case  # noqa: E402
+from epigrad import Activation  # noqa: E402
+from epigrad.kinds import activation_of  # noqa: E402
 from gated_problem import gated_problem  # noqa: E402
 from gemm_problem import gemm_problem  # noqa: E402
 from lerp_problem import lerp_problem  # noqa: E402
@@ -58,7 +60,7 @@ class Row:
     """One line of the page's table: a call of the browser's operations, for one kind."""
 
     call: str
-    kind: str
+    kind: str | Activation
     shape: str
     given: str = ""
     """What a backward starts from, besides the inputs."""
@@ -126,7 +128,9 @@ def problem(row: Row, case: Case) -> Problem:
 
 
 def parameters_of(row: Row) -> list[float]:
-    """The numbers that a call takes: lerp's weight, where no tensor gives it."""
+    """The numbers that a call takes: the activation's parameters, or lerp's weight, where no tensor gives it."""
+    if row.call.startswith("linear"):
+        return list(activation_of("page", row.kind).values)
     weight = LERP_SHAPES[row.shape][2] if row.call.startswith("lerp") else None
     return [weight] if isinstance(weight, float) else []
 
@@ -145,8 +149,8 @@ def described(index: int, dtype: torch.dtype) -> bytes:
         told_results[name] = {"reference": packed(reference.value), "allowed": packed(allowed)}
     told = {
         "call": row.call,
-        "kind": row.kind,
-        "activation": case.activation,
+        "kind": row.kind.name if isinstance(row.kind, Activation) else row.kind,
+        "activation": str(case.activation),
         "dtype": str(dtype).removeprefix("torch."),
         "shape": list(operands["grad_output"].shape),
         "parameters": parameters_of(row),
@@ -171,7 +175,7 @@ class Handler(SimpleHTTPRequestHandler):
             self.answer(json.dumps(texts).encode())
         elif path == "/rows.json":
             dtypes = [str(dtype).removeprefix("torch.") for dtype in DTYPES]
-            told = [{"name": row.name, "kind": row.kind} for row in ROWS]
+            told = [{"name": row.name, "kind": str(row.kind)} for row in ROWS]
             self.answer(json.dumps({"dtypes": dtypes, "rows": told}).encode())
         elif path.startswith("/case/"):
             index, dtype = path.removeprefix("/case/").split("/")

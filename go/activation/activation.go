@@ -45,6 +45,7 @@ const (
 	geluSource   = "Hendrycks and Gimpel 2016, https://arxiv.org/abs/1606.08415"
 	siluSource   = "Elfwing et al. 2017, https://arxiv.org/abs/1702.03118"
 	reluSource   = "Nair and Hinton 2010, https://www.cs.toronto.edu/~hinton/absps/reluICML.pdf"
+	leakySource  = "Maas et al. 2013, https://ai.stanford.edu/~amaas/papers/relu_hybrid_icml2013_final.pdf"
 	dlmfErfc     = "https://dlmf.nist.gov/7.2"
 	dlmfTanh     = "https://dlmf.nist.gov/4.28"
 	dlmfLogistic = "https://dlmf.nist.gov/4.2 (exponential)"
@@ -58,6 +59,10 @@ var activations = []Info{
 	{Name: "silu", CheapInHalf: true, Formula: "x / (1 + exp(-x))", Source: siluSource},
 	{Name: "sigmoid", FromOutput: true, CheapInHalf: true, Formula: "1 / (1 + exp(-x))", Source: dlmfLogistic},
 	{Name: "tanh", FromOutput: true, Formula: "tanh(x)", Source: dlmfTanh},
+	{
+		Name: "leaky_relu", Parameters: []Parameter{{Name: "slope", Default: 0.01, Range: Finite}}, Cheap: true, Kinks: []string{"0"},
+		Formula: "x if x > 0 else slope x", Source: leakySource,
+	},
 }
 
 var gatedKinds = []GatedInfo{

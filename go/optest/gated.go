@@ -192,7 +192,7 @@ func (s *opSuite) replaces(apart call, want []*array) {
 	s.T().Helper()
 	over := apart.inputs[0].in(contiguous)
 	rest := []*array{newArray(over.view.DType, want[1].view.Shape, contiguous), newArray(over.view.DType, want[2].view.Shape, contiguous)}
-	c := apart.Call
+	c := named(apart.Call)
 	c.Inputs, c.Outputs, c.Backend = views([]*array{over, apart.inputs[1]}), views([]*array{over, rest[0], rest[1]}), s.host()
 	_, bytes, err := op.Infer(&c, []bool{true, true, true})
 	s.Require().NoError(err)
@@ -205,7 +205,7 @@ func (s *opSuite) replaces(apart call, want []*array) {
 
 // TestActivationBackward: each result is right, and the same bits whichever of the others are asked for.
 func (s *opSuite) TestActivationBackward() {
-	s.forEachKind(activation.Names(), func(kind string, dt dtype.DType) {
+	s.forEachKind(kinds(), func(kind string, dt dtype.DType) {
 		shape := []int64{3, 11, 67}
 		input, grad := newArray(dt, shape, contiguous).fill(s.normal(3)), newArray(dt, shape, contiguous).fill(s.normal(1))
 		outputs := []*array{newArray(dt, shape, contiguous), newArray(dt, shape, contiguous), newArray(dt, shape[2:], contiguous)}
@@ -252,7 +252,7 @@ func (s *opSuite) TestActivationBackward() {
 }
 
 func (s *opSuite) TestActivation() {
-	s.forEachKind(activation.Names(), func(kind string, dt dtype.DType) {
+	s.forEachKind(kinds(), func(kind string, dt dtype.DType) {
 		shape := []int64{3, 5, 41, 67} // several tasks' worth of elements
 		input := newArray(dt, shape, contiguous).fill(s.normal(4))
 		want := newArray(dt, shape, contiguous)

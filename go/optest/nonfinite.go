@@ -96,7 +96,7 @@ func (s *opSuite) TestNaNReachesEveryOutput() {
 		one := func(x float64) *array { return list(dt, []int64{1, 1}, x) }
 		scalar := func(x float64) *array { return list(dt, []int64{1}, x) }
 		out := func() *array { return newArray(dt, []int64{1, 1}, contiguous) }
-		for _, kind := range s.kindsFor(dt, activation.Names()) {
+		for _, kind := range s.kindsFor(dt, kinds()) {
 			for at := range 3 {
 				numbers := [3]float64{1, 1, 1}
 				numbers[at] = nan
@@ -109,8 +109,8 @@ func (s *opSuite) TestNaNReachesEveryOutput() {
 					continue
 				}
 				want := nan
-				if slope, chosen := slopesOfNaN[kind]; chosen {
-					want = scalar(4 * slope).values()[0]
+				if slope := references[kind].slopeOfNaN; slope != nil {
+					want = scalar(4 * *slope).values()[0]
 				}
 				bias := newArray(dt, []int64{1}, contiguous)
 				s.run(call{

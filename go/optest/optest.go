@@ -140,6 +140,7 @@ type call struct {
 func (s *opSuite) run(c call) {
 	s.T().Helper()
 	c.Inputs, c.Outputs, c.Backend = views(c.inputs), views(c.outputs), s.host()
+	c.Call = named(c.Call)
 	wanted := make([]bool, len(c.outputs))
 	for i, out := range c.outputs {
 		wanted[i] = out != nil

@@ -1,8 +1,11 @@
 package optest
 
 import (
+	"maps"
 	"math"
 	"slices"
+	"strconv"
+	"strings"
 
 	"gonum.org/v1/gonum/diff/fd"
 
@@ -16,6 +19,10 @@ type reference struct {
 	value func(x float64) float64
 	// kinks are where a derivative jumps, of any order: differences must not straddle them.
 	kinks []kink
+	// slopeOfNaN is the slope at NaN of an activation that chooses a branch, as PyTorch has it; nil for NaN.
+	slopeOfNaN *float64
+	// exactOutput: the output has all that the slope needs, with no digit lost.
+	exactOutput bool
 }
 
 // kink is a point where a derivative jumps. The slope there is that of the left side or, where fromRight says so, of the right.
@@ -24,18 +31,48 @@ type kink struct {
 	fromRight bool
 }
 
+// references are by name, which has the default parameters, or by name and parameters (named).
 var references = map[string]reference{
 	"none":      {value: func(x float64) float64 { return x }},
-	"relu":      {value: func(x float64) float64 { return max(x, 0) }, kinks: []kink{{at: 0}}},
+	"relu":      {value: func(x float64) float64 { return max(x, 0) }, kinks: []kink{{at: 0}}, slopeOfNaN: at(1), exactOutput: true},
 	"gelu":      {value: func(x float64) float64 { return 0.5 * x * math.Erfc(-x/math.Sqrt2) }},
 	"gelu_tanh": {value: func(x float64) float64 { return 0.5 * x * (1 + math.Tanh(math.Sqrt(2/math.Pi)*(x+0.044715*x*x*x))) }},
 	"silu":      {value: func(x float64) float64 { return x / (1 + math.Exp(-x)) }},
 	"sigmoid":   {value: func(x float64) float64 { return 1 / (1 + math.Exp(-x)) }},
 	"tanh":      {value: math.Tanh},
+
+	"leaky_relu":      leakyRelu(0.01),
+	"leaky_relu -0.3": leakyRelu(-0.3),
 }
 
-// slopesOfNaN are the slopes at NaN of activations that choose a branch, as PyTorch has them. Those of all others are NaN.
-var slopesOfNaN = map[string]float64{"relu": 1}
+func leakyRelu(slope float64) reference {
+	return reference{
+		value: func(x float64) float64 { return max(x, 0) + slope*min(x, 0) },
+		kinks: []kink{{at: 0}}, slopeOfNaN: at(slope),
+	}
+}
+
+func at(x float64) *float64 { return &x }
+
+// kinds are the keys of references in a fixed order.
+func kinds() []string { return slices.Sorted(maps.Keys(references)) }
+
+// named is a call whose kind is a key of references, with the name and the parameters apart.
+func named(c op.Call) op.Call {
+	name, numbers, parameterised := strings.Cut(c.Kind, " ")
+	if !parameterised {
+		return c
+	}
+	c.Kind = name
+	for _, text := range strings.Fields(numbers) {
+		value, err := strconv.ParseFloat(text, 64)
+		if err != nil {
+			panic(err) // the key is this package's own
+		}
+		c.Parameters = append(c.Parameters, value)
+	}
+	return c
+}
 
 const (
 	// valueError is the absolute error of the reference's values, and of the fixed part of a formula, for arguments of size 10.

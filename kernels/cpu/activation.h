@@ -11,7 +11,7 @@
 #define EPG_FOR_EACH_ACTIVATION_FROM_OUTPUT(macro, ...) macro(relu, __VA_ARGS__) macro(sigmoid, __VA_ARGS__) macro(tanh, __VA_ARGS__)
 #define EPG_FOR_EACH_ACTIVATION(macro, ...)               \
   EPG_FOR_EACH_ACTIVATION_FROM_OUTPUT(macro, __VA_ARGS__) \
-  macro(none, __VA_ARGS__) macro(gelu, __VA_ARGS__) macro(gelu_tanh, __VA_ARGS__) macro(silu, __VA_ARGS__)
+  macro(none, __VA_ARGS__) macro(gelu, __VA_ARGS__) macro(gelu_tanh, __VA_ARGS__) macro(silu, __VA_ARGS__) macro(leaky_relu, __VA_ARGS__)
 #endif
 
 // Real is a register of the arithmetic, Decay its e^-v.
@@ -51,6 +51,14 @@ INLINE Real A(relu_gradient)(Real g, Real x, int parts) {
   (void)parts;
   return A(relu_gradient_from_output)(g, x);
 }
+
+// leaky_relu is x where x > 0, else slope x, as for a NaN. Its gradient is g where x > 0, else slope g.
+INLINE Real A(leaky_relu_parts)(Real x, PARAMETERS) {
+  (void)x;
+  return C(parameters[0]);
+}
+INLINE Real A(leaky_relu_gradient)(Real g, Real x, Real slope) { return V(select)(V(less)(C(0), x), g, slope * g); }
+INLINE Real A(leaky_relu_value)(Real x, Real slope) { return A(leaky_relu_gradient)(x, x, slope); }
 
 // The square of 1 + e, which is 1 + e (2+e).
 INLINE Real A(square_of_1_plus)(Real e) { return V(fma)(e, C(2) + e, C(1)); }

@@ -9,6 +9,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/epigrad/epigrad/go/activation"
 	"github.com/epigrad/epigrad/go/dtype"
 	"github.com/epigrad/epigrad/kernels/cpu"
 )
@@ -91,7 +92,7 @@ func sums(e *cpu.Engine, form cpu.Form, rows, columns, depth, exchanged int64, l
 func TestElementsDoNotDependOnTheirNeighbours(t *testing.T) {
 	const n = 1 << 10
 	kernels := map[string]int{} // and outputs
-	for _, act := range []string{"relu", "gelu", "gelu_tanh", "silu", "sigmoid", "tanh"} {
+	for _, act := range activation.Names() {
 		kernels["activation_"+act], kernels["activation_backward_"+act] = 1, 2
 	}
 	forEachEngine(t, func(t *testing.T, e *cpu.Engine) {

@@ -11,8 +11,9 @@
 #include "arithmetic.cuh"
 
 #define EPG_FOR_EACH_ACTIVATION_FROM_OUTPUT(macro, ...) macro(relu, __VA_ARGS__) macro(sigmoid, __VA_ARGS__) macro(tanh, __VA_ARGS__)
-#define EPG_FOR_EACH_NONLINEAR_ACTIVATION(macro, ...) \
-  EPG_FOR_EACH_ACTIVATION_FROM_OUTPUT(macro, __VA_ARGS__) macro(gelu, __VA_ARGS__) macro(gelu_tanh, __VA_ARGS__) macro(silu, __VA_ARGS__)
+#define EPG_FOR_EACH_NONLINEAR_ACTIVATION(macro, ...)     \
+  EPG_FOR_EACH_ACTIVATION_FROM_OUTPUT(macro, __VA_ARGS__) \
+  macro(gelu, __VA_ARGS__) macro(gelu_tanh, __VA_ARGS__) macro(silu, __VA_ARGS__) macro(leaky_relu, __VA_ARGS__)
 #define EPG_FOR_EACH_ACTIVATION(macro, ...) macro(none, __VA_ARGS__) EPG_FOR_EACH_NONLINEAR_ACTIVATION(macro, __VA_ARGS__)
 
 namespace epigrad::activations {
@@ -46,6 +47,19 @@ struct relu {
   EPG_FORMULA Real value(Real x, Parts) { return x < 0 ? Real(0) : x; }
   EPG_FORMULA Real gradient(Real g, Real x, Parts) { return gradient_from_output(g, x); }
   EPG_FORMULA Real gradient_from_output(Real g, Real y) { return y <= 0 ? Real(0) : g; }
+};
+
+// leaky_relu is x where x > 0, else slope x, as for a NaN. Its gradient is g where x > 0, else slope g.
+template <class A>
+struct leaky_relu {
+  using Real = typename A::Real;
+  static constexpr bool cheap = true;
+  struct Parts {
+    Real slope;
+  };
+  EPG_FORMULA Parts parts(Real, const Parameters<Real> &p) { return {p[0]}; }
+  EPG_FORMULA Real value(Real x, Parts parts) { return gradient(x, x, parts); }
+  EPG_FORMULA Real gradient(Real g, Real x, Parts parts) { return x > 0 ? g : parts.slope * g; }
 };
 
 // gelu is x Phi(x), Phi(-t) = e^(-t^2/2) W(t). Its slope is Phi(x) + x phi(x): e^(-t^2/2) (W(t) - t/sqrt(2 pi)) on the left and 1 minus that

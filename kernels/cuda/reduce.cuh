@@ -31,7 +31,7 @@ struct Reduction {
   uint32_t broadcast;  // bit i says that operand i has one value along the dimension that vectors are along
   int32_t long_chunks;
 };
-static_assert(sizeof(Reduction<2, 1>) == 3 * 8 + 7 * 8 + 17 * 24 + 4 * 64 + 24, "go/backend/cuda has the same layout");
+static_assert(sizeof(Reduction<2, 1>) == 3 * 8 + 4 * 8 + 6 * 8 + 17 * 24 + 4 * 64 + 24, "go/backend/cuda has the same layout");
 
 // Vectors says which dimension vectors are along. Along the reduced one a vector is a unit.
 enum class Vectors { none, along_kept, along_reduced };

@@ -51,6 +51,13 @@ var formulas = map[string]Make{
 		Gradient:           func(g, x float64) float64 { return g * tanhSlope(x) },
 		GradientFromOutput: func(g, y float64) float64 { return g * ((1 - y) * (1 + y)) },
 	}),
+	"leaky_relu": func(p []float64) *Formula {
+		slope := p[0]
+		return &Formula{
+			Value:    func(x float64) float64 { return leakyReluGradient(x, x, slope) },
+			Gradient: func(g, x float64) float64 { return leakyReluGradient(g, x, slope) },
+		}
+	},
 }
 
 // Make makes an activation's formula of the values of its parameters.
@@ -110,6 +117,14 @@ func reluGradient(g, x float64) float64 {
 		return 0
 	}
 	return g
+}
+
+// leakyReluGradient is g where x > 0, else slope g, as for a NaN; of x itself it is leaky_relu.
+func leakyReluGradient(g, x, slope float64) float64 {
+	if x > 0 {
+		return g
+	}
+	return slope * g
 }
 
 // decay is e^-|v| = m 2^k, and its value e = m 2^k after rounding. A result that falls towards zero with e is formed from m and scaled

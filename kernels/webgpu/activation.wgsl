@@ -109,6 +109,10 @@ fn value_relu(x: f32) -> f32 { return select(x, 0.0, is_negative(x)); }
 fn gradient_relu(g: f32, x: f32) -> f32 { return select(0.0, g, is_positive(x) || is_nan(x)); }
 fn gradient_from_output_relu(g: f32, y: f32) -> f32 { return gradient_relu(g, y); }
 
+// leaky_relu is x where x > 0, else slope x, as for a NaN. Its gradient is g where x > 0, else slope g.
+fn value_leaky_relu(x: f32) -> f32 { return gradient_leaky_relu(x, x); }
+fn gradient_leaky_relu(g: f32, x: f32) -> f32 { return select(params.parameters.x * g, g, is_positive(x)); }
+
 // gelu is x Phi(x), Phi(-t) = e^(-t^2/2) W(t). Its slope is Phi(x) + x phi(x): e^(-t^2/2) (W(t) - t/sqrt(2 pi)) on the left and 1 minus that on the right.
 //
 // On the left roundings add up to 9.6 x 2^-24 of the value at most, in float32: 2.4 of the decay (0.6 of its exponent, 0.8 of e^r - 1, 1 of the sum with 1), 5.2 of W (1.3 of

@@ -124,6 +124,11 @@ ACTIVATIONS: dict[str, Formula] = {
     "silu": Formula(lambda x: x * torch.sigmoid(x), _silu_backward, composed=functional.silu),
     "sigmoid": Formula(torch.sigmoid, _sigmoid_backward, lambda grad, y: grad * (y * (1 - y))),
     "tanh": Formula(torch.tanh, _tanh_backward, lambda grad, y: grad * (1 - y * y)),
+    "leaky_relu": Formula(
+        lambda x, slope: torch.where(x > 0, x, slope * x),
+        lambda grad, x, slope: torch.where(x > 0, grad, slope * grad),
+        composed=functional.leaky_relu,
+    ),
 }
 
 

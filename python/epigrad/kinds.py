@@ -68,6 +68,12 @@ class _Kind:
         names = [parameter.name for parameter in self._table[self.name].parameters]
         return dict(zip(names, self.values, strict=True))
 
+    def __fx_create_arg__(self, tracer: Any) -> Any:
+        """How a graph of `torch.fx` makes it again: its name where that is all, else the call of its class."""
+        if self == type(self)(self.name):
+            return self.name
+        return tracer.create_node("call_function", type(self), (self.name,), self.parameters)
+
     def __repr__(self) -> str:
         given = "".join(f", {key}={value!r}" for key, value in self.parameters.items())
         return f"{type(self).__name__}({self.name!r}{given})"

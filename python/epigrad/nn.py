@@ -314,7 +314,7 @@ class GatedMLP(nn.Module):
         self.save = save
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        if all(getattr(layer, "activation", "") == "none" for layer in state["_modules"].values()):
+        if all(str(getattr(layer, "activation", "")) == "none" for layer in state["_modules"].values()):
             state = _with_plain_layers(state)
         super().__setstate__(state)  # type: ignore[no-untyped-call]
 

@@ -42,7 +42,7 @@ class Parameter:
 
     def accepts(self, value: float) -> bool:
         """Whether a value lies in the range."""
-        return math.isfinite(value)
+        return -math.inf < value < math.inf  # what Dynamo can trace, other than isfinite
 
 
 @dataclass(frozen=True, slots=True)

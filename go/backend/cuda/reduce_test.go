@@ -151,6 +151,14 @@ func TestGradPreactivation(t *testing.T) {
 	}
 }
 
+// defaults are the parameters of an activation.
+func defaults(t *testing.T, kind string) []float64 {
+	row, _ := activation.Lookup(kind)
+	values, err := activation.Complete(row.Parameters, nil)
+	require.NoError(t, err)
+	return values
+}
+
 func testGradPreactivation(t *testing.T, dt dtype.DType, kind string, fromOutput bool, shape []int64, order []int, turn int) {
 	c := newCall(t, dt)
 	n := shape[len(shape)-1]
@@ -163,7 +171,7 @@ func testGradPreactivation(t *testing.T, dt dtype.DType, kind string, fromOutput
 		xs = c.values(saved)
 	}
 	made, _ := portable.Lookup(kind)
-	formula := made(nil)
+	formula := made(defaults(t, kind))
 	gs, old := c.values(g), c.values(bias)
 	want, sums, sizes := make([]float64, len(gs)), make([]float64, n), make([]float64, n)
 	terms := make([]float64, len(gs))
@@ -187,7 +195,9 @@ func testGradPreactivation(t *testing.T, dt dtype.DType, kind string, fromOutput
 			sizes[i] += math.Abs(old[i])
 		}
 	}
-	b := c.run(backend.Run{Accumulate: accumulate}, func(b *builder) error { return b.gradPreactivation(kind, fromOutput, g, saved, out, bias) })
+	run := backend.Run{Accumulate: accumulate}
+	copy(run.Parameters[:], defaults(t, kind))
+	b := c.run(run, func(b *builder) error { return b.gradPreactivation(kind, fromOutput, g, saved, out, bias) })
 	c.near(want, c.values(out), terms, c.roundoff(), "grad_preactivation")
 	c.near(sums, c.values(bias), sizes, 4*c.roundoff(), "grad_bias")
 	if width := vectorBytes / dt.Size(); order == nil && n%width == 0 {
@@ -198,10 +208,11 @@ func testGradPreactivation(t *testing.T, dt dtype.DType, kind string, fromOutput
 	for i, x := range old {
 		c.set(bias, int64(i), x)
 	}
-	c.run(backend.Run{Accumulate: accumulate}, func(b *builder) error { return b.gradPreactivation(kind, fromOutput, g, saved, nil, bias) })
+	c.run(run, func(b *builder) error { return b.gradPreactivation(kind, fromOutput, g, saved, nil, bias) })
 	assert.Equal(t, together, c.values(bias))
 	// In place.
-	c.run(backend.Run{}, func(b *builder) error { return b.gradPreactivation(kind, fromOutput, g, saved, g, nil) })
+	run.Accumulate = false
+	c.run(run, func(b *builder) error { return b.gradPreactivation(kind, fromOutput, g, saved, g, nil) })
 	assert.Equal(t, outs, c.values(g))
 }
 

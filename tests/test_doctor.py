@@ -12,7 +12,7 @@ from typing import Any
 import epigrad
 import pytest
 import torch
-from epigrad import cli, errors, tables
+from epigrad import cli, errors, library, tables
 from epigrad.cli import bench, doctor
 from interpreter import start
 

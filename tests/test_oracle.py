@@ -8,7 +8,8 @@ import numpy as np
 import oracle
 import pytest
 import torch
-from cases import ACTIVATIONS, DTYPES, GATED_KINDS, GATED_SHAPES, LAYOUTS, Case, cases, pairs
+from cases import ACTIVATIONS, DTYPES, GATED_KINDS, GATED_SHAPES, LAYOUTS, OTHERS, Case, cases, pairs
+from epigrad import tables
 from gated_problem import gated_problem
 from gemm_problem import gemm_problem
 from layouts import Guarded, laid_out, strides_for, unchanged
@@ -45,8 +46,10 @@ def test_exact_derivatives_keep_to_one_side_of_a_kink(monkeypatch: pytest.Monkey
 
 
 def test_every_activation_and_kind_has_a_row() -> None:
-    assert set(ACTIVATIONS) == set(oracle.ACTIVATIONS)
+    assert {str(activation) for activation in ACTIVATIONS} == set(oracle.ACTIVATIONS)
     assert set(GATED_KINDS.values()) <= set(ACTIVATIONS)
+    parameterised = {name for name, row in tables.ACTIVATIONS.items() if row.parameters}
+    assert {activation.name for activation in OTHERS} == parameterised, "other parameters than the defaults"
 
 
 def test_pairs_cover_every_pair() -> None:

@@ -66,6 +66,10 @@ def _exact_gelu(x: Any) -> Any:
     return x * mpmath.erfc(min(max(-x / mpmath.sqrt(2), mpmath.mpf(-(10**5))), mpmath.mpf(10**5))) / 2
 
 
+def _relu2(x: Tensor) -> Tensor:
+    return torch.relu(x).square()
+
+
 def _leaky_relu(slope: float) -> Row:
     return Row(
         lambda x: torch.where(x > 0, x, slope * x),
@@ -99,6 +103,7 @@ ACTIVATIONS = Rows(
         "silu": Row(lambda x: x * _sigmoid(x), lambda x: x / (1 + mpmath.exp(-x)), functional.silu),
         "sigmoid": Row(_sigmoid, lambda x: 1 / (1 + mpmath.exp(-x)), torch.sigmoid),
         "tanh": Row(_tanh, mpmath.tanh, torch.tanh),
+        "relu2": Row(_relu2, lambda x: max(x, mpmath.mpf(0)) ** 2, _relu2, kinks=(0.0,)),
         "leaky_relu": _leaky_relu(0.01),
         "leaky_relu(slope=-0.3)": _leaky_relu(-0.3),
     }

@@ -46,6 +46,7 @@ const (
 	siluSource   = "Elfwing et al. 2017, https://arxiv.org/abs/1702.03118"
 	reluSource   = "Nair and Hinton 2010, https://www.cs.toronto.edu/~hinton/absps/reluICML.pdf"
 	leakySource  = "Maas et al. 2013, https://ai.stanford.edu/~amaas/papers/relu_hybrid_icml2013_final.pdf"
+	primerSource = "So et al. 2021, https://arxiv.org/abs/2109.08668"
 	dlmfErfc     = "https://dlmf.nist.gov/7.2"
 	dlmfTanh     = "https://dlmf.nist.gov/4.28"
 	dlmfLogistic = "https://dlmf.nist.gov/4.2 (exponential)"
@@ -63,6 +64,7 @@ var activations = []Info{
 		Name: "leaky_relu", Parameters: []Parameter{{Name: "slope", Default: 0.01, Range: Finite}}, Cheap: true, Kinks: []string{"0"},
 		Formula: "x if x > 0 else slope x", Source: leakySource,
 	},
+	{Name: "relu2", Cheap: true, Kinks: []string{"0"}, Formula: "max(x, 0)^2", Source: primerSource},
 }
 
 var gatedKinds = []GatedInfo{

@@ -41,6 +41,7 @@ var references = map[string]reference{
 	"sigmoid":   {value: func(x float64) float64 { return 1 / (1 + math.Exp(-x)) }},
 	"tanh":      {value: math.Tanh},
 
+	"relu2":           {value: func(x float64) float64 { return max(x, 0) * max(x, 0) }, kinks: []kink{{at: 0}}},
 	"leaky_relu":      leakyRelu(0.01),
 	"leaky_relu -0.3": leakyRelu(-0.3),
 }

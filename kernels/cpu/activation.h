@@ -9,9 +9,10 @@
 // To add one, add its four functions and its name to a list.
 #ifndef EPG_FOR_EACH_ACTIVATION
 #define EPG_FOR_EACH_ACTIVATION_FROM_OUTPUT(macro, ...) macro(relu, __VA_ARGS__) macro(sigmoid, __VA_ARGS__) macro(tanh, __VA_ARGS__)
-#define EPG_FOR_EACH_ACTIVATION(macro, ...)               \
-  EPG_FOR_EACH_ACTIVATION_FROM_OUTPUT(macro, __VA_ARGS__) \
-  macro(none, __VA_ARGS__) macro(gelu, __VA_ARGS__) macro(gelu_tanh, __VA_ARGS__) macro(silu, __VA_ARGS__) macro(leaky_relu, __VA_ARGS__)
+#define EPG_FOR_EACH_ACTIVATION(macro, ...)                                                                                               \
+  EPG_FOR_EACH_ACTIVATION_FROM_OUTPUT(macro, __VA_ARGS__)                                                                                 \
+  macro(none, __VA_ARGS__) macro(gelu, __VA_ARGS__) macro(gelu_tanh, __VA_ARGS__) macro(silu, __VA_ARGS__) macro(leaky_relu, __VA_ARGS__) \
+      macro(relu2, __VA_ARGS__)
 #endif
 
 // Real is a register of the arithmetic, Decay its e^-v.
@@ -59,6 +60,14 @@ INLINE Real A(leaky_relu_parts)(Real x, PARAMETERS) {
 }
 INLINE Real A(leaky_relu_gradient)(Real g, Real x, Real slope) { return V(select)(V(less)(C(0), x), g, slope * g); }
 INLINE Real A(leaky_relu_value)(Real x, Real slope) { return A(leaky_relu_gradient)(x, x, slope); }
+
+// relu2 is max(x, 0)^2. Its gradient is 2 g x where x > 0 or x is NaN, else 0.
+INLINE int A(relu2_parts)(Real x, PARAMETERS) { return A(none_parts)(x, parameters); }
+INLINE Real A(relu2_value)(Real x, int parts) {
+  const Real positive = A(relu_value)(x, parts);
+  return positive * positive;
+}
+INLINE Real A(relu2_gradient)(Real g, Real x, int parts) { return A(relu_gradient)(g * (C(2) * x), x, parts); }
 
 // The square of 1 + e, which is 1 + e (2+e).
 INLINE Real A(square_of_1_plus)(Real e) { return V(fma)(e, C(2) + e, C(1)); }

@@ -13,7 +13,7 @@
 #define EPG_FOR_EACH_ACTIVATION_FROM_OUTPUT(macro, ...) macro(relu, __VA_ARGS__) macro(sigmoid, __VA_ARGS__) macro(tanh, __VA_ARGS__)
 #define EPG_FOR_EACH_NONLINEAR_ACTIVATION(macro, ...)     \
   EPG_FOR_EACH_ACTIVATION_FROM_OUTPUT(macro, __VA_ARGS__) \
-  macro(gelu, __VA_ARGS__) macro(gelu_tanh, __VA_ARGS__) macro(silu, __VA_ARGS__) macro(leaky_relu, __VA_ARGS__)
+  macro(gelu, __VA_ARGS__) macro(gelu_tanh, __VA_ARGS__) macro(silu, __VA_ARGS__) macro(leaky_relu, __VA_ARGS__) macro(relu2, __VA_ARGS__)
 #define EPG_FOR_EACH_ACTIVATION(macro, ...) macro(none, __VA_ARGS__) EPG_FOR_EACH_NONLINEAR_ACTIVATION(macro, __VA_ARGS__)
 
 namespace epigrad::activations {
@@ -60,6 +60,18 @@ struct leaky_relu {
   EPG_FORMULA Parts parts(Real, const Parameters<Real> &p) { return {p[0]}; }
   EPG_FORMULA Real value(Real x, Parts parts) { return gradient(x, x, parts); }
   EPG_FORMULA Real gradient(Real g, Real x, Parts parts) { return x > 0 ? g : parts.slope * g; }
+};
+
+// relu2 is max(x, 0)^2. Its gradient is 2 g x where x > 0 or x is NaN, else 0.
+template <class A>
+struct relu2 : relu<A> {
+  using Real = typename A::Real;
+  using Parts = typename relu<A>::Parts;
+  EPG_FORMULA Real value(Real x, Parts parts) {
+    const Real positive = relu<A>::value(x, parts);
+    return positive * positive;
+  }
+  EPG_FORMULA Real gradient(Real g, Real x, Parts parts) { return relu<A>::gradient(g * (2 * x), x, parts); }
 };
 
 // gelu is x Phi(x), Phi(-t) = e^(-t^2/2) W(t). Its slope is Phi(x) + x phi(x): e^(-t^2/2) (W(t) - t/sqrt(2 pi)) on the left and 1 minus that

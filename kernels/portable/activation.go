@@ -58,6 +58,10 @@ var formulas = map[string]Make{
 			Gradient: func(g, x float64) float64 { return leakyReluGradient(g, x, slope) },
 		}
 	},
+	"relu2": always(&Formula{
+		Value:    func(x float64) float64 { return relu(x) * relu(x) },
+		Gradient: func(g, x float64) float64 { return reluGradient(g*(2*x), x) },
+	}),
 }
 
 // Make makes an activation's formula of the values of its parameters.

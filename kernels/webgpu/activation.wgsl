@@ -113,6 +113,10 @@ fn gradient_from_output_relu(g: f32, y: f32) -> f32 { return gradient_relu(g, y)
 fn value_leaky_relu(x: f32) -> f32 { return gradient_leaky_relu(x, x); }
 fn gradient_leaky_relu(g: f32, x: f32) -> f32 { return select(params.parameters.x * g, g, is_positive(x)); }
 
+// relu2 is max(x, 0)^2. Its gradient is 2 g x where x > 0 or x is NaN, else 0.
+fn value_relu2(x: f32) -> f32 { return value_relu(x) * value_relu(x); }
+fn gradient_relu2(g: f32, x: f32) -> f32 { return gradient_relu(g * (2.0 * x), x); }
+
 // gelu is x Phi(x), Phi(-t) = e^(-t^2/2) W(t). Its slope is Phi(x) + x phi(x): e^(-t^2/2) (W(t) - t/sqrt(2 pi)) on the left and 1 minus that on the right.
 //
 // On the left roundings add up to 9.6 x 2^-24 of the value at most, in float32: 2.4 of the decay (0.6 of its exponent, 0.8 of e^r - 1, 1 of the sum with 1), 5.2 of W (1.3 of

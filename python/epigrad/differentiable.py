@@ -129,6 +129,7 @@ ACTIVATIONS: dict[str, Formula] = {
         lambda grad, x, slope: torch.where(x > 0, grad, slope * grad),
         composed=functional.leaky_relu,
     ),
+    "relu2": Formula(lambda x: torch.relu(x).square(), lambda grad, x: _relu_backward(grad * (2 * torch.relu(x)), x)),
 }
 
 

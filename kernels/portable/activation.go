@@ -263,7 +263,7 @@ func geluSlope(x float64) float64 {
 
 // normalExp returns e^(-x^2/2) = m 2^k. The square is taken in two parts: its rounding alone would cost x^2/4 units in the last place.
 func normalExp(x float64) (m float64, k int) {
-	square := x * x
+	square := float64(x * x)
 	return expParts(-square/2, -math.FMA(x, x, -square)/2)
 }
 
@@ -300,12 +300,12 @@ func geluTanhDecay(x float64) decay {
 	}
 	square := t * t
 	squareLow := math.FMA(t, t, -square)
-	cubic := geluTanhC3High * square
+	cubic := float64(geluTanhC3High * square) // rounded, not fused with the sum below: see quickSum
 	cubicLow := math.FMA(geluTanhC3High, square, -cubic) + (geluTanhC3High*squareLow + geluTanhC3Low*square)
 	// Either of the two may be the larger: a sum in two parts that holds for both (Knuth, The Art of Computer Programming 2, 4.2.2).
 	sum := geluTanhC1High + cubic
 	rest := sum - geluTanhC1High
 	sumLow := (geluTanhC1High - (sum - rest)) + (cubic - rest) + (cubicLow + geluTanhC1Low)
-	v := t * sum
+	v := float64(t * sum)
 	return decayOf(v, math.FMA(t, sum, -v)+t*sumLow)
 }

@@ -59,7 +59,11 @@ func (p pair) sqrt() pair {
 }
 
 // quickSum is a + b without error, for |a| >= |b| (Dekker 1971, https://doi.org/10.1007/BF01397083).
+//
+// The conversions round: without them Go may fuse the product that an argument is with the sum, as it
+// does on arm64. What the product lost in rounding would then count twice.
 func quickSum(a, b float64) pair {
+	a, b = float64(a), float64(b)
 	high := a + b
 	return pair{high, b - (high - a)}
 }

@@ -140,6 +140,9 @@ func read(path string) (map[string][]byte, error) {
 	if err == nil {
 		err = json.Unmarshal(text, &choices)
 	}
+	if err == nil && choices == nil {
+		err = errors.New("it holds null") // which JSON decodes into a nil map, without an error
+	}
 	if err != nil {
 		return nil, status.Errorf(status.InvalidProblem, "tuning: path: %s cannot be read as a cache of choices (%v): name another file or remove it", path, err)
 	}

@@ -76,11 +76,13 @@ func (s *TuningSuite) TestWhatAnotherProcessStoredIsKept() {
 }
 
 func (s *TuningSuite) TestAFileThatIsNoCacheIsRefused() {
-	path := filepath.Join(s.T().TempDir(), "notes.txt")
-	s.NoError(os.WriteFile(path, []byte("my notes"), 0o600))
-	s.ErrorContains(tuning.Begin(path), "cannot be read")
-	s.Nil(tuning.Current())
-	text, err := os.ReadFile(path)
-	s.NoError(err)
-	s.Equal("my notes", string(text))
+	for _, given := range []string{"my notes", "null", "[]", `{"a": 1}`, ""} {
+		path := filepath.Join(s.T().TempDir(), "notes.txt")
+		s.NoError(os.WriteFile(path, []byte(given), 0o600))
+		s.ErrorContains(tuning.Begin(path), "cannot be read", given)
+		s.Nil(tuning.Current())
+		text, err := os.ReadFile(path)
+		s.NoError(err)
+		s.Equal(given, string(text))
+	}
 }

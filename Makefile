@@ -85,7 +85,8 @@ $(STAMPS)/kernels: $(STAMPS)/venv pyproject.toml
 	@$(requirements) kernels > $(STAMPS)/kernels.txt
 	@$(PIP_INSTALL) --no-deps --upgrade --target $(VENV)/cuda -r $(STAMPS)/kernels.txt && touch $@
 
-$(STAMPS)/editable: $(STAMPS)/run $(STAMPS)/go setup.py
+# epigrad.h states the version, which pip records when it installs.
+$(STAMPS)/editable: $(STAMPS)/run $(STAMPS)/go setup.py cbridge/include/epigrad.h
 	@echo "epigrad: building"
 	@$(PIP_INSTALL) --no-deps --no-build-isolation --editable . && touch $@
 
@@ -221,13 +222,15 @@ $(TOOLS)/gofumpt: go/tools/go.mod | $(STAMPS)/go
 
 # --- distribute -------------------------------------------------------------------------------------------------------------
 
+# dist holds one version: .ci/check-install and a release take all archives that are there.
 sdist: build $(STAMPS)/dist
+	@rm -f dist/epigrad-*.tar.gz
 	@$(PY) -m build --no-isolation --sdist --outdir dist . > build/sdist.log || { cat build/sdist.log; exit 1; }
 	@ls dist/*.tar.gz
 
 # glibc 2.28: the oldest that PyTorch's own wheels run on. zig brings its headers; its clang is used as the C compiler.
 wheel: kernels build $(STAMPS)/dist
-	@rm -rf build/wheel build/lib.* build/bdist.* && mkdir -p build/wheel
+	@rm -rf build/wheel build/lib.* build/bdist.* dist/epigrad-*.whl && mkdir -p build/wheel
 	@CC="$(ZIG) cc -target $$(uname -m)-linux-gnu.2.28" \
 		$(PY) -m pip wheel . --quiet --no-deps --no-build-isolation --wheel-dir build/wheel
 	@$(PY) -m auditwheel repair --plat manylinux_2_28_$$(uname -m) --only-plat --wheel-dir dist build/wheel/epigrad-*.whl

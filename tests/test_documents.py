@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import datetime
 import pathlib
 import re
 
 import pytest
 from epigrad import library
+from packaging.version import Version
 
 ROOT = pathlib.Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
+HEADINGS = re.findall(r"^## (.+)$", (ROOT / "CHANGELOG.md").read_text(), re.M)
 
 
 def blocks(language: str) -> list[str]:
@@ -27,10 +30,51 @@ def test_go_and_c_in_the_readme_are_the_examples_own(language: str, example: str
     assert code in (ROOT / example).read_text()
 
 
-def test_the_newest_release_of_the_changelog_is_this_version() -> None:
-    match = re.search(r"^## (\d\S*)", (ROOT / "CHANGELOG.md").read_text(), re.M)
-    assert match is not None
-    assert match[1] == library.core().version
+def releases() -> list[tuple[Version, datetime.date]]:
+    """The dated headings of the CHANGELOG, in its order; every heading but Unreleased is one."""
+    found = []
+    for heading in HEADINGS:
+        if heading != "Unreleased":
+            match = re.fullmatch(r"(\d+\.\d+\.\d+) \((\d{4}-\d\d-\d\d)\)", heading)
+            assert match is not None, f"CHANGELOG.md: '## {heading}', want '## 1.2.3 (2026-12-31)' or '## Unreleased'"
+            found.append((Version(match[1]), datetime.date.fromisoformat(match[2])))
+    return found
+
+
+def follows(version: str, newest: str) -> bool:
+    """Whether epigrad.h may state a version: the newest release, or a dev version of a later one."""
+    stated = Version(version)
+    if stated.is_devrelease:
+        return Version(stated.base_version) > Version(newest)
+    return version == newest
+
+
+@pytest.mark.parametrize(
+    ("version", "expected"),
+    [
+        ("0.1.0", True),
+        ("0.2.0.dev0", True),
+        ("0.1.1.dev0", True),
+        ("0.2.0", False),
+        ("0.1.0.dev0", False),
+        ("0.0.9", False),
+        ("0.2.0rc1", False),
+    ],
+)
+def test_a_version_is_the_newest_release_or_on_the_way_to_a_later_one(version: str, expected: bool) -> None:
+    assert follows(version, "0.1.0") is expected
+
+
+def test_the_version_follows_the_newest_release_of_the_changelog() -> None:
+    version = library.core().version
+    assert str(Version(version)) == version, "a wheel's name would have another"
+    assert follows(version, str(releases()[0][0]))
+
+
+def test_the_changelog_lists_releases_with_the_newest_first() -> None:
+    found = releases()
+    assert found == sorted(found, reverse=True)
+    assert HEADINGS.count("Unreleased") == 1 and HEADINGS[0] == "Unreleased"
 
 
 @pytest.mark.parametrize(

@@ -219,5 +219,5 @@ func TestWorkspaceOfTheCaller(t *testing.T) {
 }
 
 func TestVersion(t *testing.T) {
-	assert.Regexp(t, `^\d+\.\d+\.\d+$`, epigrad.Version())
+	assert.Regexp(t, `^\d+\.\d+\.\d+(\.dev\d+)?$`, epigrad.Version())
 }

@@ -1,0 +1,79 @@
+"""The files that GitHub reads: they are well formed, and what they call exists."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+GITHUB = REPOSITORY / ".github"
+WORKFLOWS = sorted((GITHUB / "workflows").glob("*.yml"))
+TARGETS = set(re.findall(r"^\.PHONY: (.*)$", (REPOSITORY / "Makefile").read_text(), re.M)[0].split())
+
+
+def loaded(path: Path) -> Any:
+    return yaml.safe_load(path.read_text())
+
+
+def jobs() -> list[Any]:
+    found = [(path, name, job) for path in WORKFLOWS for name, job in loaded(path)["jobs"].items()]
+    return [pytest.param(job, id=f"{path.stem}-{name}") for path, name, job in found]
+
+
+def steps(job: Any, key: str) -> list[str]:
+    """What the steps of a job use, or run."""
+    return [step[key] for step in job.get("steps", []) if key in step]
+
+
+@pytest.mark.parametrize("job", jobs())
+def test_what_jobs_run_exists(job: Any) -> None:
+    for script in steps(job, "run"):
+        for called in re.findall(r"^make (.+)$", script, re.M):
+            assert set(called.split()) <= TARGETS, script
+        for program in re.findall(r"(?:^|\s)((?:\./)?(?:\.ci|go|kernels|examples)/[\w./-]+)", script):
+            path = REPOSITORY / program
+            assert path.exists(), program
+            assert not program.startswith(".ci/") or os.access(path, os.X_OK), program
+        # What a name of a branch or a title says must not reach a shell as code.
+        assert "${{" not in script, script
+
+
+@pytest.mark.parametrize("job", jobs())
+def test_jobs_end_by_themselves_and_pin_their_actions(job: Any) -> None:
+    if "uses" in job:
+        assert (REPOSITORY / job["uses"]).exists()
+        return
+    assert 0 < job["timeout-minutes"] <= 120
+    assert "latest" not in str(job["runs-on"])
+    for action in steps(job, "uses"):
+        assert re.fullmatch(r"(actions/[\w-]+@v\d+|pypa/gh-action-pypi-publish@release/v\d+)", action), action
+
+
+@pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)
+def test_workflows_may_write_only_where_a_release_needs_it(path: Path) -> None:
+    workflow = loaded(path)
+    assert workflow["permissions"] == {"contents": "read"}
+    assert workflow["concurrency"]["group"].startswith(f"{path.stem}-")  # a called one must not wait for its caller
+    given = {name: job["permissions"] for name, job in workflow["jobs"].items() if "permissions" in job}
+    wanted = {"publish": {"id-token": "write"}, "page": {"contents": "write"}} if path.stem == "release" else {}
+    assert given == wanted
+
+
+def test_workflows_take_the_oldest_python_and_the_go_of_go_mod() -> None:
+    go = re.search(r"^go (\d+\.\d+)", (REPOSITORY / "go.mod").read_text(), re.M)
+    python = re.search(r'^requires-python = ">=(.+)"$', (REPOSITORY / "pyproject.toml").read_text(), re.M)
+    assert go and python
+    versions = [
+        step["with"]
+        for path in WORKFLOWS
+        for job in loaded(path)["jobs"].values()
+        for step in job.get("steps", [])
+        if "setup-" in step.get("uses", "")
+    ]
+    assert {step["go-version"] for step in versions if "go-version" in step} == {f"{go[1]}.x"}
+    assert {step["python-version"] for step in versions if "python-version" in step} == {python[1]}

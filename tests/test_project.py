@@ -1,4 +1,4 @@
-"""The files that GitHub reads: they are well formed, and what they call exists."""
+"""The files that GitHub and pre-commit read: they are well formed, and what they call exists."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import yaml
 REPOSITORY = Path(__file__).resolve().parent.parent
 GITHUB = REPOSITORY / ".github"
 WORKFLOWS = sorted((GITHUB / "workflows").glob("*.yml"))
+FORMS = sorted(path for path in (GITHUB / "ISSUE_TEMPLATE").glob("*.yml") if path.name != "config.yml")
 TARGETS = set(re.findall(r"^\.PHONY: (.*)$", (REPOSITORY / "Makefile").read_text(), re.M)[0].split())
 
 
@@ -77,3 +78,19 @@ def test_workflows_take_the_oldest_python_and_the_go_of_go_mod() -> None:
     ]
     assert {step["go-version"] for step in versions if "go-version" in step} == {f"{go[1]}.x"}
     assert {step["python-version"] for step in versions if "python-version" in step} == {python[1]}
+
+
+@pytest.mark.parametrize("path", FORMS, ids=lambda path: path.stem)
+def test_issue_forms_ask_for_what_doctor_says(path: Path) -> None:
+    form = loaded(path)
+    assert form["name"] and form["description"]
+    asked = [field for field in form["body"] if field["type"] != "markdown"]
+    names = [field["id"] for field in asked]
+    assert len(set(names)) == len(names)
+    assert all(field["attributes"]["label"] for field in asked)
+    assert any("`python -m epigrad doctor`" in field["attributes"]["label"] for field in asked)
+
+
+def test_vulnerabilities_are_reported_in_private() -> None:
+    (link,) = loaded(GITHUB / "ISSUE_TEMPLATE" / "config.yml")["contact_links"]
+    assert link["url"] in (REPOSITORY / "SECURITY.md").read_text()

@@ -94,3 +94,18 @@ def test_issue_forms_ask_for_what_doctor_says(path: Path) -> None:
 def test_vulnerabilities_are_reported_in_private() -> None:
     (link,) = loaded(GITHUB / "ISSUE_TEMPLATE" / "config.yml")["contact_links"]
     assert link["url"] in (REPOSITORY / "SECURITY.md").read_text()
+
+
+def test_hooks_call_the_tools_of_make_format_on_its_files() -> None:
+    config = loaded(REPOSITORY / ".pre-commit-config.yaml")
+    assert [repository["repo"] for repository in config["repos"]] == ["local"]
+    hooks = {hook["name"]: hook for hook in config["repos"][0]["hooks"]}
+    makefile = (REPOSITORY / "Makefile").read_text()
+    recipe = makefile.partition("\nformat: ")[2].partition("\n\n")[0]
+    for name, hook in hooks.items():
+        assert hook["language"] == "system"
+        assert name in hook["entry"] and name in recipe
+    sources = re.search(r"^C_SOURCES := (.*)$", makefile, re.M)
+    assert sources
+    for ending in re.findall(r"'\*(\.\w+)'", sources[1]):
+        assert re.search(hooks["clang-format"]["files"], f"name{ending}"), ending

@@ -17,7 +17,8 @@
 //
 // # Names
 //
-// Activations and gated kinds are the strings that Activations and GatedKinds list; "" is the activation "none".
+// Activations and gated kinds are the strings that Activations and GatedKinds list; "" is the activation "none". Their
+// parameters stand beside them, in the order of ParametersOf; nil is the defaults.
 //
 // # Errors
 //

@@ -31,6 +31,21 @@ func Activations() []string { return activation.Names() }
 // GatedKinds lists the names that the field Kind takes.
 func GatedKinds() []string { return activation.GatedNames() }
 
+// ParametersOf lists the names of the parameters of an activation or a gated kind, in their order; nil for none.
+func ParametersOf(kind string) []string {
+	row, known := activation.Lookup(kind)
+	parameters := row.Parameters
+	if !known {
+		gated, _ := activation.LookupGated(kind)
+		parameters = gated.Parameters
+	}
+	var names []string
+	for _, p := range parameters {
+		names = append(names, p.Name)
+	}
+	return names
+}
+
 // run binds the tensors to the operation's arguments and computes.
 func run[T Element](c op.Call, o Options, inputs, outputs []*Tensor[T]) (err error) {
 	defer func() {

@@ -2,6 +2,7 @@ package op_test
 
 import (
 	"path/filepath"
+	"reflect"
 	"sync"
 	"testing"
 
@@ -70,6 +71,62 @@ func (s *CacheSuite) TestGeometryIsTheKey() {
 	s.Equal(missed, s.after(gated(0, op.GateSecond)))
 	s.Equal(missed, s.after(gated(0, op.GateFirst)), "order of the halves")
 	s.Equal(hit, s.after(gated(0, op.GateFirst)))
+}
+
+// TestEveryFieldIsInTheKey: a call that differs in one field from one before has a kernel of its own, unless the field
+// belongs to a run.
+func (s *CacheSuite) TestEveryFieldIsInTheKey() {
+	square := func() *tensor.View { return array(s.T(), dtype.Float32, 2, 2) }
+	linear := func() *op.Call {
+		return &op.Call{Op: "linear", Kind: "silu", Inputs: []*tensor.View{square(), square()}, Outputs: []*tensor.View{square()}}
+	}
+	gradient := func() *op.Call {
+		return &op.Call{
+			Op: "linear_backward", Kind: "none", Inputs: []*tensor.View{square(), square(), square()},
+			Outputs: []*tensor.View{nil, square()},
+		}
+	}
+	leaky := func() *op.Call {
+		c := linear()
+		c.Kind = "leaky_relu"
+		return c
+	}
+	gated := func() *op.Call {
+		return &op.Call{
+			Op: "gated_activation", Kind: "glu", Dim: 1, Inputs: []*tensor.View{square()},
+			Outputs: []*tensor.View{array(s.T(), dtype.Float32, 2, 1)},
+		}
+	}
+	fields := map[string]struct {
+		call   func() *op.Call
+		change func(c *op.Call)
+	}{
+		"Op":         {linear, func(c *op.Call) { c.Op = "matmul_bias_activation" }},
+		"Kind":       {linear, func(c *op.Call) { c.Kind = "tanh" }},
+		"Parameters": {leaky, func(c *op.Call) { c.Parameters = []float64{0.5} }},
+		"Dim":        {gated, func(c *op.Call) { c.Dim = -1 }},
+		"Gate":       {gated, func(c *op.Call) { c.Gate = op.GateFirst }},
+		"Accumulate": {gradient, func(c *op.Call) { c.Accumulate = true }},
+		"AllowTF32":  {linear, func(c *op.Call) { c.AllowTF32 = true }},
+		"Backend":    {linear, func(c *op.Call) { c.Backend = "cpu" }},
+		"Inputs":     {linear, func(c *op.Call) { c.Inputs[0] = strided(c.Inputs[0], 1, 2) }},
+		"Outputs":    {linear, func(c *op.Call) { c.Outputs[0] = strided(c.Outputs[0], 1, 2) }},
+	}
+	ofARun := []string{"Workspace", "WorkspaceBytes", "AssumeWorkspace", "Stream", "Threads"}
+	for i := range reflect.TypeFor[op.Call]().NumField() {
+		name := reflect.TypeFor[op.Call]().Field(i).Name
+		field, ok := fields[name]
+		if !ok {
+			s.Contains(ofARun, name, "a field of which no test knows whether it is in the key")
+			continue
+		}
+		op.ClearCache()
+		changed := field.call()
+		field.change(changed)
+		s.Equal([3]int64{1, 0, 1}, s.after(field.call()), name)
+		s.Equal([3]int64{1, 0, 1}, s.after(changed), name)
+		s.Equal([3]int64{0, 1, 0}, s.after(changed), name)
+	}
 }
 
 func (s *CacheSuite) TestErrorsAreNotKept() {

@@ -52,8 +52,7 @@ def matmul_bias_activation_backward(
         a: ``[..., M, K]`` or ``[K]``.
         b: ``[K, N]``, ``[..., K, N]`` or ``[K]``.
         bias: ``[N]``, a scalar where `b` is 1-D, or None.
-        activation: ``"none"`` or None, ``"relu"``, ``"gelu"``, ``"gelu_tanh"``, ``"silu"``, ``"sigmoid"`` or
-            ``"tanh"``.
+        activation: a name such as ``"gelu"``, an `epigrad.Activation`, which lists them, or None for ``"none"``.
         preactivation: the saved ``pre``; without it and `output`, it is formed from `a`, `b` and `bias`.
         output: the saved output, for relu, sigmoid and tanh only.
         needs: which of ``(grad_a, grad_b, grad_bias)`` are computed.
@@ -118,8 +117,7 @@ def linear_backward(
         input: ``[..., K]``.
         weight: ``[N, K]``.
         bias: ``[N]`` or None.
-        activation: ``"none"`` or None, ``"relu"``, ``"gelu"``, ``"gelu_tanh"``, ``"silu"``, ``"sigmoid"`` or
-            ``"tanh"``.
+        activation: a name such as ``"gelu"``, an `epigrad.Activation`, which lists them, or None for ``"none"``.
         preactivation: the saved ``pre`` ``[..., N]``; without it and `output`, it is formed from `input`, `weight` and
             `bias`.
         output: the saved output ``[..., N]``, for relu, sigmoid and tanh only.
@@ -170,8 +168,7 @@ def activation_backward(
     Args:
         grad_output: shape of input; float32, float64, bfloat16 or float16.
         input: the forward's input.
-        activation: ``"none"`` or None, ``"relu"``, ``"gelu"``, ``"gelu_tanh"``, ``"silu"``, ``"sigmoid"`` or
-            ``"tanh"``.
+        activation: a name such as ``"gelu"``, an `epigrad.Activation`, which lists them, or None for ``"none"``.
         out: a tensor of input's shape and dtype to write into.
 
     Returns:
@@ -221,7 +218,7 @@ def gated_activation_backward(
     Args:
         grad_output: input's shape with half the size along `dim`; float32, float64, bfloat16 or float16.
         input: the forward's input.
-        kind: ``"glu"``, ``"reglu"``, ``"swiglu"``, ``"geglu"``, ``"geglu_tanh"`` or ``"bilinear"``.
+        kind: a name such as ``"swiglu"``, or an `epigrad.Gated`, which lists them.
         dim: the dimension that is split.
         gate: which half is the gate: ``"second"`` or ``"first"``.
         out: a tensor of input's shape and dtype to write into.
@@ -272,7 +269,7 @@ def gated_product_backward(
         grad_output: shape of value; float32, float64, bfloat16 or float16, as all tensors here.
         value: the forward's value.
         gate: the forward's gate, of the same shape.
-        kind: ``"glu"``, ``"reglu"``, ``"swiglu"``, ``"geglu"``, ``"geglu_tanh"`` or ``"bilinear"``.
+        kind: a name such as ``"swiglu"``, or an `epigrad.Gated`, which lists them.
         needs: which of ``(grad_value, grad_gate)`` are computed.
         out: tensors to write them into.
 

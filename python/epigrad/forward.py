@@ -53,8 +53,7 @@ def matmul_bias_activation(
         a: ``[..., M, K]`` or ``[K]``; float32, float64, bfloat16 or float16, as all tensors here.
         b: ``[K, N]``, ``[..., K, N]`` or ``[K]``; batch dimensions broadcast as in `torch.matmul`.
         bias: ``[N]``, a scalar where `b` is 1-D, or None.
-        activation: ``"none"`` or None, ``"relu"``, ``"gelu"``, ``"gelu_tanh"``, ``"silu"``, ``"sigmoid"`` or
-            ``"tanh"``.
+        activation: a name such as ``"gelu"``, an `epigrad.Activation`, which lists them, or None for ``"none"``.
         return_preactivation: return ``a @ b + bias`` too, rounded to the storage dtype.
         out: a tensor to write the output into.
 
@@ -119,8 +118,7 @@ def linear(
         input: ``[..., K]``; float32, float64, bfloat16 or float16, as all tensors here.
         weight: ``[N, K]``.
         bias: ``[N]`` or None.
-        activation: ``"none"`` or None, ``"relu"``, ``"gelu"``, ``"gelu_tanh"``, ``"silu"``, ``"sigmoid"`` or
-            ``"tanh"``.
+        activation: a name such as ``"gelu"``, an `epigrad.Activation`, which lists them, or None for ``"none"``.
         return_preactivation: return ``input @ weight.T + bias`` too, rounded to the storage dtype.
         out: a tensor ``[..., N]`` to write the output into.
 
@@ -154,8 +152,7 @@ def activation(input: Data, activation: str | Activation | None, *, out: Data | 
 
     Args:
         input: any shape; float32, float64, bfloat16 or float16.
-        activation: ``"none"`` or None, ``"relu"``, ``"gelu"``, ``"gelu_tanh"``, ``"silu"``, ``"sigmoid"`` or
-            ``"tanh"``.
+        activation: a name such as ``"gelu"``, an `epigrad.Activation`, which lists them, or None for ``"none"``.
         out: a tensor to write into.
 
     Returns:
@@ -193,7 +190,7 @@ def gated_activation(
 
     Args:
         input: any shape whose size along `dim` is even; float32, float64, bfloat16 or float16.
-        kind: ``"glu"``, ``"reglu"``, ``"swiglu"``, ``"geglu"``, ``"geglu_tanh"`` or ``"bilinear"``.
+        kind: a name such as ``"swiglu"``, or an `epigrad.Gated`, which lists them.
         dim: the dimension that is split.
         gate: which half is the gate: ``"second"`` or ``"first"``.
         out: a tensor to write into.
@@ -233,7 +230,7 @@ def gated_product(value: Data, gate: Data, kind: str | Gated = "swiglu", *, out:
     Args:
         value: any shape; float32, float64, bfloat16 or float16.
         gate: the shape and dtype of `value`.
-        kind: ``"glu"``, ``"reglu"``, ``"swiglu"``, ``"geglu"``, ``"geglu_tanh"`` or ``"bilinear"``.
+        kind: a name such as ``"swiglu"``, or an `epigrad.Gated`, which lists them.
         out: a tensor to write into.
 
     Returns:

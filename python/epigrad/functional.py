@@ -62,8 +62,7 @@ def matmul_bias_activation(
         a: ``[..., M, K]`` or ``[K]``; float32, float64, bfloat16 or float16, as all tensors here.
         b: ``[K, N]``, ``[..., K, N]`` or ``[K]``; batch dimensions broadcast as in `torch.matmul`.
         bias: ``[N]``, a scalar where `b` is 1-D, or None.
-        activation: ``"none"`` or None, ``"relu"``, ``"gelu"``, ``"gelu_tanh"``, ``"silu"``, ``"sigmoid"`` or
-            ``"tanh"``.
+        activation: a name such as ``"gelu"``, an `epigrad.Activation`, which lists them, or None for ``"none"``.
         save: what is kept for backward. ``"preactivation"``; ``"recompute"``: the inputs only; ``"auto"``: the output
             where the derivative is a function of it, nothing for ``"none"``, else the preactivation.
 
@@ -107,8 +106,7 @@ def linear(
         input: ``[..., K]``; float32, float64, bfloat16 or float16, as all tensors here.
         weight: ``[N, K]``.
         bias: ``[N]`` or None.
-        activation: ``"none"`` or None, ``"relu"``, ``"gelu"``, ``"gelu_tanh"``, ``"silu"``, ``"sigmoid"`` or
-            ``"tanh"``.
+        activation: a name such as ``"gelu"``, an `epigrad.Activation`, which lists them, or None for ``"none"``.
         save: what is kept for backward: ``"auto"``, ``"preactivation"`` or ``"recompute"``, as in
             `matmul_bias_activation`.
 
@@ -141,8 +139,7 @@ def activation(input: Tensor, activation: str | Activation | None) -> Tensor:
 
     Args:
         input: any shape; float32, float64, bfloat16 or float16. It is what is kept for backward.
-        activation: ``"none"`` or None, ``"relu"``, ``"gelu"`` (exact), ``"gelu_tanh"``, ``"silu"``, ``"sigmoid"`` or
-            ``"tanh"``.
+        activation: a name such as ``"gelu"``, an `epigrad.Activation`, which lists them, or None for ``"none"``.
 
     Returns:
         A contiguous tensor of input's shape.
@@ -174,8 +171,7 @@ def gated_activation(input: Tensor, kind: str | Gated = "swiglu", dim: int = -1,
 
     Args:
         input: any shape whose size along `dim` is even; float32, float64, bfloat16 or float16.
-        kind: ``"glu"``, ``"reglu"``, ``"swiglu"``, ``"geglu"`` (exact), ``"geglu_tanh"`` or ``"bilinear"`` (no
-            activation).
+        kind: a name such as ``"swiglu"``, or an `epigrad.Gated`, which lists them.
         dim: the dimension that is split.
         gate: which half is the gate: ``"second"``, as in `torch.nn.functional.glu`, or ``"first"``.
 
@@ -214,8 +210,7 @@ def gated_product(value: Tensor, gate: Tensor, kind: str | Gated = "swiglu") -> 
     Args:
         value: any shape; float32, float64, bfloat16 or float16.
         gate: the shape and dtype of `value`.
-        kind: ``"glu"``, ``"reglu"``, ``"swiglu"``, ``"geglu"`` (exact), ``"geglu_tanh"`` or ``"bilinear"`` (no
-            activation).
+        kind: a name such as ``"swiglu"``, or an `epigrad.Gated`, which lists them.
 
     Returns:
         A contiguous tensor of value's shape.
@@ -314,8 +309,7 @@ def mlp(
         bias1: ``[H]`` or None.
         weight2: ``[N, H]``.
         bias2: ``[N]`` or None.
-        activation: ``"none"`` or None, ``"relu"``, ``"gelu"``, ``"gelu_tanh"``, ``"silu"``, ``"sigmoid"`` or
-            ``"tanh"``.
+        activation: a name such as ``"gelu"``, an `epigrad.Activation`, which lists them, or None for ``"none"``.
         save: ``"auto"`` and ``"preactivation"`` keep the first layer's preactivation, from which the hidden activation
             is formed again in backward; ``"recompute"`` keeps the inputs only.
 
@@ -367,8 +361,7 @@ def gated_mlp(
         bias_in: ``[2*H]`` or None.
         weight_out: ``[N, H]``.
         bias_out: ``[N]`` or None.
-        kind: ``"glu"``, ``"reglu"``, ``"swiglu"``, ``"geglu"`` (exact), ``"geglu_tanh"`` or ``"bilinear"`` (no
-            activation).
+        kind: a name such as ``"swiglu"``, or an `epigrad.Gated`, which lists them.
         gate: which half is the gate: ``"second"`` or ``"first"`` (as most Llama-style checkpoints stack them).
         save: ``"auto"`` and ``"preactivation"`` keep the first layer's output, from which the hidden activation is
             formed again in backward; ``"recompute"`` keeps the inputs only.

@@ -74,8 +74,7 @@ class Linear(nn.Module):
         in_features: K, the last size of the input.
         out_features: N, the last size of the output.
         bias: whether there is a bias.
-        activation: ``"none"`` or None, ``"relu"``, ``"gelu"``, ``"gelu_tanh"``, ``"silu"``, ``"sigmoid"`` or
-            ``"tanh"``.
+        activation: a name such as ``"gelu"``, an `epigrad.Activation`, which lists them, or None for ``"none"``.
         save: what is kept for backward, as in `epigrad.linear`.
         device: where the parameters are.
         dtype: their dtype: float32, float64, bfloat16 or float16.
@@ -143,7 +142,7 @@ class GatedActivation(nn.Module):
     """``value * act(gate)`` of the two halves of the input, as `epigrad.gated_activation`.
 
     Args:
-        kind: ``"glu"``, ``"reglu"``, ``"swiglu"``, ``"geglu"``, ``"geglu_tanh"`` or ``"bilinear"``.
+        kind: a name such as ``"swiglu"``, or an `epigrad.Gated`, which lists them.
         dim: the dimension that is split.
         gate: which half is the gate: ``"second"`` or ``"first"``.
         device: accepted as by every module; there are no parameters.
@@ -191,8 +190,7 @@ class MLP(nn.Module):
     Args:
         features: K, the last size of the input and of the output.
         hidden_features: H, the size of the hidden layer.
-        activation: ``"none"`` or None, ``"relu"``, ``"gelu"``, ``"gelu_tanh"``, ``"silu"``, ``"sigmoid"`` or
-            ``"tanh"``.
+        activation: a name such as ``"gelu"``, an `epigrad.Activation`, which lists them, or None for ``"none"``.
         bias: whether both layers have a bias.
         save: what is kept for backward, as in `epigrad.mlp`.
         device: where the parameters are.
@@ -267,7 +265,7 @@ class GatedMLP(nn.Module):
     Args:
         features: K, the last size of the input and of the output.
         hidden_features: H, the size of the hidden layer; `up` has ``2*H`` rows.
-        kind: ``"glu"``, ``"reglu"``, ``"swiglu"``, ``"geglu"``, ``"geglu_tanh"`` or ``"bilinear"``.
+        kind: a name such as ``"swiglu"``, or an `epigrad.Gated`, which lists them.
         bias: whether both layers have a bias.
         gate: which half of up's rows is the gate: ``"second"`` or ``"first"``.
         save: what is kept for backward, as in `epigrad.gated_mlp`.

@@ -11,16 +11,18 @@ namespace epigrad {
 
 constexpr int most_parameters = 4;  // of a kind (go/activation)
 
-// Parameters are a kind's as Real has them, or lerp's weight, and what Real leaves out of the first: nothing of infinity and NaN.
+// Parameters are a kind's as Real has them, or lerp's weight. They stay in constant memory until a formula reads one.
 template <class Real>
 struct Parameters {
-  Real values[most_parameters], low;
-  __device__ __forceinline__ explicit Parameters(const double (&x)[most_parameters]) : low(0) {
-#pragma unroll
-    for (int i = 0; i < most_parameters; i++) values[i] = static_cast<Real>(x[i]);
-    if (values[0] - values[0] == 0) low = static_cast<Real>(x[0] - static_cast<double>(values[0]));
+  const double *values;
+  __device__ __forceinline__ explicit Parameters(const double (&x)[most_parameters]) : values(x) {}
+  __device__ __forceinline__ Real operator[](int i) const { return static_cast<Real>(values[i]); }
+
+  // low is what Real leaves out of the first: nothing of infinity and NaN.
+  __device__ __forceinline__ Real low() const {
+    const Real high = (*this)[0];
+    return high - high == 0 ? static_cast<Real>(values[0] - static_cast<double>(high)) : Real(0);
   }
-  __device__ __forceinline__ Real operator[](int i) const { return values[i]; }
 };
 
 // Half computes with the machine's own approximations, whose error is far below the rounding to a half type. Exponentials are squares

@@ -54,7 +54,7 @@ def test_every_row_has_a_formula_and_a_source(tables: dict[str, Any]) -> None:
 def test_every_activation_has_a_differentiable_formula_and_an_oracle(tables: dict[str, Any]) -> None:
     names = {row["name"] for row in tables["activations"]}
     assert set(differentiable.ACTIVATIONS) == names
-    assert set(oracle.ACTIVATIONS) == names
+    assert {name.partition("(")[0] for name in oracle.ACTIVATIONS} == names
 
 
 def test_the_oracle_shares_nothing_with_the_implementation() -> None:
@@ -88,9 +88,9 @@ def test_the_versions_agree(tables: dict[str, Any]) -> None:
 def test_the_header_documents_every_op_with_its_arguments(tables: dict[str, Any]) -> None:
     assert tables["ops"]
     for row in tables["ops"]:
-        line = re.search(rf"^ \*   {row['name']} +(.*)$", HEADER, re.MULTILINE)
+        line = re.search(rf"^ \*   {row['name']} +((?:.*\\\n)*.*)$", HEADER, re.MULTILINE)
         assert line, f"{row['name']} is not in epigrad.h"
-        assert re.findall(r"[a-z_]+", line.group(1)) == [*row["inputs"], *row["outputs"]]
+        assert re.findall(r"[a-z_][a-z_0-9]*", line.group(1)) == [*row["inputs"], *row["outputs"]]
     documented = re.findall(r"^ \*   ([a-z_]+) ", HEADER, re.MULTILINE)
     assert set(documented) - {"op"} == {row["name"] for row in tables["ops"]}
 

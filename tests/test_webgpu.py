@@ -192,6 +192,23 @@ def test_out_is_written_and_accumulated_into(dtype: torch.dtype) -> None:
         assert_same_bits(ours, theirs)
 
 
+@dtypes
+@pytest.mark.parametrize("name", ["mlp", "gated_mlp"])
+def test_blocks_on_arrays(name: str, dtype: torch.dtype) -> None:
+    """What lies between a block's calls is memory of the device, and is given back."""
+    rows = 6 if name == "gated_mlp" else 3
+    tensors = [draw(*shape, dtype=dtype) for shape in ((5, 7), (rows, 7), (rows,), (4, 3), (4,))]
+    grad = draw(5, 4, dtype=dtype)
+    kind = "swiglu" if name == "gated_mlp" else "gelu"
+    arrays = [Array.from_torch(tensor) for tensor in tensors]
+    run, run_backward = getattr(forward, name), getattr(backward, f"{name}_backward")
+    got = (run(*arrays, kind), *run_backward(Array.from_torch(grad), *arrays, kind))
+    with epigrad.use_backend("webgpu"):
+        want = (run(*tensors, kind), *run_backward(grad, *tensors, kind))
+    for ours, theirs in zip(on_host(got), want, strict=True):
+        assert_same_bits(ours, theirs)
+
+
 def test_a_plan_runs_on_arrays() -> None:
     """A plan for device "webgpu" takes arrays, and no tensor of the host."""
     made = epigrad.plan.GemmEpilogue.select(m=5, n=3, k=7, activation="gelu", dtype=torch.float32, device="webgpu")

@@ -18,10 +18,16 @@
  *   gated_product_backward          grad_output value gate                                  grad_value grad_gate
  *   lerp                            start end weight?                                       out
  *   lerp_backward                   grad_output start? end? weight?                         grad_start grad_end grad_weight
+ *   mlp                             input weight1 bias1? weight2 bias2?                     out preactivation
+ *   mlp_backward                    grad_output input weight1 bias1? weight2 bias2? preactivation? \
+ *                                                                   grad_input grad_weight1 grad_bias1 grad_weight2 grad_bias2
+ *   gated_mlp                       input weight_in bias_in? weight_out bias_out?           out preactivation
+ *   gated_mlp_backward              grad_output input weight_in bias_in? weight_out bias_out? preactivation? \
+ *                                                                   grad_input grad_weight_in grad_bias_in grad_weight_out grad_bias_out
  *
  * kind is an activation, of which NULL is "none", or for gated_* a gated kind; epg_kinds lists both. Shapes follow PyTorch: matmul's for matmul_*, [..., k] and [n, k] for linear, broadcasting for lerp.
  * grad_bias of gated_activation_backward is grad_input summed over all dimensions but dim, before it is rounded; that of activation_backward over all but the
- * last, its out is act(input), and its grad_input may be grad_output. dtypes: float32, float64, bfloat16,
+ * last, its out is act(input), and its grad_input may be grad_output. mlp is two linear layers, gated_mlp has gated_activation between them. dtypes: float32, float64, bfloat16,
  * float16, one per call.
  *
  * A process that has called epigrad cannot use it in a child made by fork() without exec: every function then returns EPG_BACKEND_UNAVAILABLE.

@@ -125,6 +125,13 @@ type Keeper interface {
 	Holds(address uintptr, bytes int64) error
 }
 
+// Allocator is a Keeper that gives out memory.
+type Allocator interface {
+	Keeper
+	Allocate(bytes int64) (address uintptr, err error)
+	Free(address uintptr) error
+}
+
 // Problem is one of the normalised problems below.
 type Problem interface {
 	// Describe returns the op's name, its kind and its dtype.

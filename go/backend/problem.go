@@ -56,7 +56,8 @@ type Activation struct {
 }
 
 // ActivationBackward is grad_input = grad_output act'(input) and out = act(input); all views have one shape and results that are not asked for are nil.
-// GradBias is the unrounded gradient summed over all dimensions but the last, in which alone its size is not 1. GradInput may be GradOutput's memory.
+// GradBias is the unrounded gradient summed over all dimensions but the last, in which alone its size is not 1; a run may add to it. GradInput may be GradOutput's
+// memory.
 type ActivationBackward struct {
 	Header
 	GradOutput, Input, GradInput, Out, GradBias *tensor.View
@@ -71,7 +72,7 @@ type Gated struct {
 
 // GatedBackward is grad_value = grad_output act(gate) and grad_gate = grad_output value act'(gate); all views have one shape and the
 // gradients that are not asked for are nil. GradBiasValue and GradBiasGate are the unrounded gradients summed over the dimensions in which they have the
-// size 1 and GradOutput has not.
+// size 1 and GradOutput has not; a run may add to them.
 type GatedBackward struct {
 	Header
 	Activation                  string

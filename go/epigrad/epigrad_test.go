@@ -133,6 +133,49 @@ func TestGatedGradients(t *testing.T) {
 	}
 }
 
+func TestFeedForwardGradients(t *testing.T) {
+	r := rand.New(rand.NewPCG(15, 16))
+	x, g, out := random(r, 5, 3, 3), random(r, 5, 2, 2), epigrad.New[float64](5, 2)
+	weight, bias := random(r, 2, 4, 4), epigrad.Of(random(r, 1, 2, 2).Data, 2)
+	like := func(t *epigrad.Tensor[float64]) *epigrad.Tensor[float64] { return epigrad.New[float64](t.Shape...) }
+	gradX, gradWeight, gradBias := like(x), like(weight), like(bias)
+	t.Run("mlp", func(t *testing.T) {
+		up, upBias := random(r, 4, 3, 3), epigrad.Of(random(r, 1, 4, 4).Data, 4)
+		gradUp, gradUpBias, pre := like(up), like(upBias), epigrad.New[float64](5, 4)
+		block := epigrad.MLP[float64]{Input: x, Weight1: up, Bias1: upBias, Weight2: weight, Bias2: bias, Activation: "gelu"}
+		require.NoError(t, block.Forward(out, pre))
+		into := epigrad.MLPGradients[float64]{Input: gradX, Weight1: gradUp, Bias1: gradUpBias, Weight2: gradWeight, Bias2: gradBias}
+		for _, saved := range []*epigrad.Tensor[float64]{pre, nil} {
+			require.NoError(t, block.Backward(g, saved, into))
+			gradients(t, g, out, func() error { return block.Forward(out, nil) }, map[*epigrad.Tensor[float64]]*epigrad.Tensor[float64]{
+				x: gradX, up: gradUp, upBias: gradUpBias, weight: gradWeight, bias: gradBias,
+			})
+		}
+		once := append([]float64{}, gradUp.Data...)
+		into.Accumulate = true
+		require.NoError(t, block.Backward(g, pre, into))
+		for i, value := range once {
+			assert.InDelta(t, 2*value, gradUp.Data[i], 1e-12)
+		}
+	})
+	t.Run("gated_mlp", func(t *testing.T) {
+		in, inBias := random(r, 8, 3, 3), epigrad.Of(random(r, 1, 8, 8).Data, 8)
+		gradIn, gradInBias, pre := like(in), like(inBias), epigrad.New[float64](5, 8)
+		block := epigrad.GatedMLP[float64]{Input: x, WeightIn: in, BiasIn: inBias, WeightOut: weight, BiasOut: bias, Kind: "swiglu", Gate: "first"}
+		require.NoError(t, block.Forward(out, pre))
+		for _, saved := range []*epigrad.Tensor[float64]{pre, nil} {
+			require.NoError(t, block.Backward(g, saved, epigrad.GatedMLPGradients[float64]{
+				Input: gradX, WeightIn: gradIn, BiasIn: gradInBias, WeightOut: gradWeight, BiasOut: gradBias,
+			}))
+			gradients(t, g, out, func() error { return block.Forward(out, nil) }, map[*epigrad.Tensor[float64]]*epigrad.Tensor[float64]{
+				x: gradX, in: gradIn, inBias: gradInBias, weight: gradWeight, bias: gradBias,
+			})
+		}
+		block.Gate = "third"
+		require.ErrorIs(t, block.Forward(out, nil), epigrad.ErrInvalidProblem)
+	})
+}
+
 func TestLerpGradients(t *testing.T) {
 	r := rand.New(rand.NewPCG(7, 8))
 	start, end, weight, g := random(r, 2, 3, 3), random(r, 1, 3, 3), random(r, 2, 1, 1), random(r, 2, 3, 3)

@@ -53,6 +53,7 @@ var (
 	gatedActivation = operation{
 		Signature: Signature{"gated_activation", arguments("input"), arguments("out")},
 		kinds:     gatedKinds,
+		halves:    true,
 		splits:    true,
 		shapes: func(c *Call) ([][]int64, error) {
 			half, err := split("gated_activation", c, c.input(0))
@@ -69,6 +70,7 @@ var (
 	gatedActivationBackward = operation{
 		Signature: Signature{"gated_activation_backward", arguments("grad_output", "input"), arguments("grad_input", "grad_bias")},
 		kinds:     gatedKinds,
+		halves:    true,
 		splits:    true,
 		shapes: func(c *Call) ([][]int64, error) {
 			const name = "gated_activation_backward"

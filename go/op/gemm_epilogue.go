@@ -1,6 +1,7 @@
 package op
 
 import (
+	"cmp"
 	"strings"
 
 	"github.com/epigrad/epigrad/go/activation"
@@ -27,7 +28,8 @@ var (
 // gemmSpelling is how a GEMM epilogue's operands are named and laid out.
 type gemmSpelling struct {
 	op, a, b   string
-	transposed bool // b is [n, k]
+	bias       string // "bias" where it is ""
+	transposed bool   // b is [n, k]
 }
 
 func (s gemmSpelling) forward() operation {
@@ -143,7 +145,7 @@ func (s gemmSpelling) resolve(op string, a, b, bias *tensor.View) (*gemm, error)
 		want, name = []int64{}, "a scalar,"
 	}
 	if bias != nil {
-		if err := check.Shape(op, "bias", bias.Shape, want, name); err != nil {
+		if err := check.Shape(op, cmp.Or(s.bias, "bias"), bias.Shape, want, name); err != nil {
 			return nil, err
 		}
 	}

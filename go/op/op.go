@@ -94,18 +94,21 @@ type operation struct {
 	Signature
 	// kinds is the table that its kind is in; nil for lerp, which has none and takes its weight as a parameter.
 	kinds *kinds
-	// splits: dim is split, and gate says where the gate is. multiplies: there is a product. accumulates: there are
-	// weight and bias gradients to add to.
-	splits, multiplies, accumulates bool
+	// halves: gate says where the gate is. splits: and dim what it is a half of. multiplies: there is a product.
+	// accumulates: there are weight and bias gradients to add to.
+	halves, splits, multiplies, accumulates bool
 	// shapes validates the inputs' geometry and returns each output's shape; nil for one that cannot exist.
 	shapes func(c *Call) ([][]int64, error)
-	// problem normalises a call whose geometry is valid.
+	// problem normalises a call whose geometry is valid. An operation without one is made of steps.
 	problem func(c *Call, h backend.Header) backend.Problem
+	// steps are the calls of other operations that such a call is made of, in order (steps.go).
+	steps func(c *Call, dt dtype.DType, device tensor.Device) []Call
 }
 
 var operations = []operation{
 	matmul, matmulBackward, linear, linearBackward, activationForward, activationBackward,
 	gatedActivation, gatedActivationBackward, gatedProduct, gatedProductBackward, lerp, lerpBackward,
+	mlp, mlpBackward, gatedMLP, gatedMLPBackward,
 }
 
 // Signatures lists every operation.
@@ -144,7 +147,7 @@ func (o *operation) meaningful(c *Call) error {
 	switch {
 	case c.Dim != 0 && !o.splits:
 		return check.Invalid(o.Name, "dim", "got %d, want 0: this operation splits no dimension", c.Dim)
-	case c.Gate != GateSecond && !o.splits:
+	case c.Gate != GateSecond && !o.halves:
 		return check.Invalid(o.Name, "gate", "got %d, want 0: this operation has no halves of which one is the gate", c.Gate)
 	case c.Gate < 0 || c.Gate >= gates:
 		return check.Invalid(o.Name, "gate", "got %d, want 0 (the second half) or 1 (the first)", c.Gate)

@@ -99,6 +99,9 @@ func (o *operation) choose(c *Call, choices *tuning.File) (backend.Kernel, error
 		}}, nil
 	}
 	owned := c.owned(len(o.Inputs))
+	if o.steps != nil {
+		return o.stepwise(owned, b, dt, device, choices)
+	}
 	return b.Select(o.problem(owned, backend.Header{Op: o.Name, Kind: c.Kind, DType: dt, AllowTF32: c.AllowTF32, Choices: choices}))
 }
 

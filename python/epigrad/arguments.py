@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numbers
-import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -19,7 +18,6 @@ __all__ = [
     "PLAIN_OR_NONE",
     "check_save",
     "check_tensors",
-    "dim_index",
     "lerp_weight",
     "needs_mask",
     "out_tensor",
@@ -40,14 +38,6 @@ PLAIN_OR_NONE = PLAIN | {type(None)}
 
 _TENSORS = (Tensor, Array)  # what has data; only a tensor can have a graph
 transforms_active = torch._C._are_functorch_transforms_active
-
-
-def dim_index(op: str, dim: int) -> int:
-    """The dim as a Python int; its range is the core's to check."""
-    try:
-        return operator.index(dim)
-    except TypeError:
-        raise errors.InvalidProblemError(f"{op}: dim: {type(dim).__name__}, want an int") from None
 
 
 def lerp_weight(op: str, weight: float | Data) -> tuple[tuple[float, ...], Data | None]:

@@ -22,8 +22,8 @@ from epigrad import differentiable, errors
 from epigrad.arguments import PLAIN_OR_NONE, transforms_active, unknown_save
 from epigrad.call import Call
 from epigrad.dispatched import DISPATCHED, factor_of
-from epigrad.kinds import Activation
 from epigrad.launch import Launcher, Tensors
+from epigrad.tables import ACTIVATIONS
 
 __all__ = [
     "NOTHING",
@@ -54,17 +54,18 @@ Needs = tuple[bool, ...]
 Shape = Sequence[int]
 
 
-def kept(op: str, activation: Activation, save: str) -> int:
-    """What forward keeps for an activation in a save mode."""
+def kept(op: str, activation: str | None, save: str) -> int:
+    """What forward keeps for an activation, by its name, in a save mode."""
+    assert activation is not None
     if save == "auto":
-        keep = OUTPUT if activation.from_output else PREACTIVATION
+        keep = OUTPUT if ACTIVATIONS[activation].from_output else PREACTIVATION
     elif save == "preactivation":
         keep = PREACTIVATION
     elif save == "recompute":
         keep = RECOMPUTE
     else:
         raise unknown_save(op, save)
-    return NOTHING if activation.name == "none" else keep
+    return NOTHING if activation == "none" else keep
 
 
 def forms_preactivation(activation: str | None, preactivation: object, output: object) -> bool:

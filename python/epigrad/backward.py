@@ -10,22 +10,25 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from epigrad import errors, library, selection
-from epigrad.arguments import check_tensors, dim_index, lerp_weight, needs_mask, out_tensor, out_tensors
-from epigrad.call import Call, gate_place
-from epigrad.kinds import Activation, Gated, activation_of, gated_of
+from epigrad.arguments import check_tensors, lerp_weight, needs_mask, out_tensor, out_tensors
+from epigrad.call import Call, activation_call, call_of, gated_call
+from epigrad.kinds import Activation, Gated
 from epigrad.launch import launch_into
 from epigrad.webgpu import Data
 
 __all__ = [
     "activation_backward",
     "gated_activation_backward",
+    "gated_mlp_backward",
     "gated_product_backward",
     "lerp_backward",
     "linear_backward",
     "matmul_bias_activation_backward",
+    "mlp_backward",
 ]
 
 _Three = tuple[Data | None, Data | None, Data | None]
+_Five = tuple[Data | None, Data | None, Data | None, Data | None, Data | None]
 
 
 def matmul_bias_activation_backward(
@@ -192,9 +195,8 @@ def activation_backward(
         tensor([0., 1.])
     """
     op = "activation_backward"
-    act = activation_of(op, activation)
+    call = call_of(activation_call, op, activation, selection.current())
     check_tensors(op, grad_output=grad_output, input=input)
-    call = Call(op, act.name, act.values, backend=selection.current())
     outputs = (out_tensor(op, out)[0], None, None)
     grad_input, _, _ = launch_into(library.core(), call, (grad_output, input), (True, False, False), outputs)
     assert grad_input is not None
@@ -244,8 +246,7 @@ def gated_activation_backward(
         tensor([3., 2.])
     """
     op = "gated_activation_backward"
-    gated = gated_of(op, kind)
-    call = Call(op, gated.name, gated.values, dim_index(op, dim), gate_place(op, gate), backend=selection.current())
+    call = call_of(gated_call, op, kind, dim, gate, selection.current())
     check_tensors(op, grad_output=grad_output, input=input)
     (result,) = launch_into(library.core(), call, (grad_output, input), (True,), out_tensor(op, out))
     assert result is not None
@@ -294,8 +295,7 @@ def gated_product_backward(
         (tensor([3.]), tensor([2.]))
     """
     op, names = "gated_product_backward", ("grad_value", "grad_gate")
-    gated = gated_of(op, kind)
-    call = Call(op, gated.name, gated.values, backend=selection.current())
+    call = call_of(gated_call, op, kind, 0, "second", selection.current())
     check_tensors(op, grad_output=grad_output, value=value, gate=gate)
     mask, outputs = needs_mask(op, needs, names), out_tensors(op, out, names)
     grad_value, grad_gate = launch_into(library.core(), call, (grad_output, value, gate), mask, outputs)
@@ -357,6 +357,145 @@ def lerp_backward(
     return grad_start, grad_end, grad_weight
 
 
+def mlp_backward(
+    grad_output: Data,
+    input: Data,
+    weight1: Data,
+    bias1: Data | None,
+    weight2: Data,
+    bias2: Data | None,
+    activation: str | Activation | None = "gelu_tanh",
+    *,
+    preactivation: Data | None = None,
+    needs: Sequence[bool] = (True,) * 5,
+    out: Sequence[Data | None] = (None,) * 5,
+    accumulate: bool = False,
+) -> _Five[Data]:
+    """Compute the gradients of ``act(input @ weight1.T + bias1) @ weight2.T + bias2``.
+
+    With ``grad_hidden = grad_output @ weight2``, ``hidden = act(pre)`` and ``grad_pre = grad_hidden * act'(pre)``:
+    ``grad_weight2 = grad_output.T @ hidden``, ``grad_weight1 = grad_pre.T @ input``, ``grad_input = grad_pre @
+    weight1``, and each bias is a sum over rows. The hidden activation is formed again from ``pre``.
+
+
+    Args:
+        grad_output: ``[..., N]``; float32, float64, bfloat16 or float16, as all tensors here.
+        input: ``[..., K]``; float32, float64, bfloat16 or float16, as all tensors here.
+        weight1: ``[H, K]``.
+        bias1: ``[H]`` or None.
+        weight2: ``[N, H]``.
+        bias2: ``[N]`` or None.
+        activation: a name such as ``"gelu"``, an `epigrad.Activation`, which lists them, or None for ``"none"``.
+        preactivation: the saved ``pre`` ``[..., H]``; without it, it is formed again.
+        needs: which of ``(grad_input, grad_weight1, grad_bias1,
+            grad_weight2, grad_bias2)`` are computed.
+        out: tensors to write them into.
+        accumulate: add into `out` for the weights and the biases, which must then be given if needed; `grad_input` is
+            overwritten.
+
+    Returns:
+        The five gradients in the order of `needs`, each of its input's shape or None; given `out` tensors are returned
+        themselves.
+
+    Raises:
+        InvalidProblemError: (a ``ValueError``) shapes that do not fit, an unknown activation, an `out` that overlaps.
+        DTypeError: (a ``TypeError``) a mix of dtypes, another dtype, or something that is not a tensor.
+        DeviceMismatchError: (a ``ValueError``) tensors on different devices.
+        UnsupportedError: (a ``NotImplementedError``) tensor subclasses and functorch's wrappers.
+        BackendUnavailableError: (a ``RuntimeError``) tensors of a device that this build cannot compute on.
+        DeviceError: (a ``RuntimeError``) the driver reported a failure; `code` and `name` are its own.
+
+    Source:
+        The chain rule; `epigrad.mlp`.
+
+    Examples:
+        >>> import torch
+        >>> from epigrad.backward import mlp_backward
+        >>> x, up, down, grad = torch.ones(5, 3), torch.ones(4, 3), torch.ones(2, 4), torch.ones(5, 2)
+        >>> needs = (False, False, False, True, False)
+        >>> mlp_backward(grad, x, up, None, down, None, "relu", needs=needs)[3]
+        tensor([[15., 15., 15., 15.],
+                [15., 15., 15., 15.]])
+    """
+    op = "mlp_backward"
+    call = call_of(activation_call, op, activation, selection.current())
+    check_tensors(op, grad_output=grad_output, input=input, weight1=weight1, weight2=weight2)
+    inputs = (grad_output, input, weight1, bias1, weight2, bias2, preactivation)
+    return _layers_backward(call, _MLP, inputs, needs, out, accumulate)  # type: ignore[return-value]
+
+
+def gated_mlp_backward(
+    grad_output: Data,
+    input: Data,
+    weight_in: Data,
+    bias_in: Data | None,
+    weight_out: Data,
+    bias_out: Data | None,
+    kind: str | Gated = "swiglu",
+    *,
+    gate: str = "second",
+    preactivation: Data | None = None,
+    needs: Sequence[bool] = (True,) * 5,
+    out: Sequence[Data | None] = (None,) * 5,
+    accumulate: bool = False,
+) -> _Five[Data]:
+    """Compute the gradients of ``gated_activation(input @ weight_in.T + bias_in) @ weight_out.T + bias_out``.
+
+    With ``grad_hidden = grad_output @ weight_out``, ``hidden = gated_activation(pre)`` and ``grad_pre`` the gradient of
+    the gated activation: ``grad_weight_out = grad_output.T @ hidden``, ``grad_weight_in = grad_pre.T @ input``,
+    ``grad_input = grad_pre @ weight_in``, and each bias is a sum over rows. ``hidden`` is formed again from ``pre``.
+
+
+    Args:
+        grad_output: ``[..., N]``; float32, float64, bfloat16 or float16, as all tensors here.
+        input: ``[..., K]``; float32, float64, bfloat16 or float16, as all tensors here.
+        weight_in: ``[2*H, K]``: value and gate rows, in the order that `gate` tells.
+        bias_in: ``[2*H]`` or None.
+        weight_out: ``[N, H]``.
+        bias_out: ``[N]`` or None.
+        kind: a name such as ``"swiglu"``, or an `epigrad.Gated`, which lists them.
+        gate: which half is the gate: ``"second"`` or ``"first"``.
+        preactivation: the saved ``pre`` ``[..., 2*H]``; without it, it is formed again.
+        needs: which of ``(grad_input, grad_weight_in, grad_bias_in,
+            grad_weight_out, grad_bias_out)`` are computed.
+        out: tensors to write them into.
+        accumulate: add into `out` for the weights and the biases, which must then be given if needed; `grad_input` is
+            overwritten.
+
+    Returns:
+        The five gradients in the order of `needs`, each of its input's shape or None; given `out` tensors are returned
+        themselves.
+
+    Raises:
+        InvalidProblemError: (a ``ValueError``) shapes that do not fit, an unknown kind, an `out` that overlaps.
+        DTypeError: (a ``TypeError``) a mix of dtypes, another dtype, or something that is not a tensor.
+        DeviceMismatchError: (a ``ValueError``) tensors on different devices.
+        UnsupportedError: (a ``NotImplementedError``) tensor subclasses and functorch's wrappers.
+        BackendUnavailableError: (a ``RuntimeError``) tensors of a device that this build cannot compute on.
+        DeviceError: (a ``RuntimeError``) the driver reported a failure; `code` and `name` are its own.
+
+    Source:
+        The chain rule; `epigrad.gated_mlp`.
+
+    Examples:
+        >>> import torch
+        >>> from epigrad.backward import gated_mlp_backward
+        >>> x, both, down, grad = torch.ones(5, 3), torch.ones(8, 3), torch.ones(2, 4), torch.ones(5, 2)
+        >>> gated_mlp_backward(grad, x, both, None, down, None, "reglu")[3]
+        tensor([[45., 45., 45., 45.],
+                [45., 45., 45., 45.]])
+    """
+    op = "gated_mlp_backward"
+    call = call_of(gated_call, op, kind, 0, gate, selection.current())
+    check_tensors(op, grad_output=grad_output, input=input, weight_in=weight_in, weight_out=weight_out)
+    inputs = (grad_output, input, weight_in, bias_in, weight_out, bias_out, preactivation)
+    return _layers_backward(call, _GATED_MLP, inputs, needs, out, accumulate)  # type: ignore[return-value]
+
+
+_MLP = ("grad_input", "grad_weight1", "grad_bias1", "grad_weight2", "grad_bias2")
+_GATED_MLP = ("grad_input", "grad_weight_in", "grad_bias_in", "grad_weight_out", "grad_bias_out")
+
+
 def _gemm_backward(
     op: str,
     names: tuple[str, str, str],
@@ -366,18 +505,28 @@ def _gemm_backward(
     out: Sequence[Data | None],
     accumulate: bool,
 ) -> _Three[Data]:
-    act = activation_of(op, activation)
-    call = Call(op, act.name, act.values, accumulate=bool(accumulate), backend=selection.current())
-    grad_output, a, b, bias = inputs[:4]
+    call = call_of(activation_call, op, activation, selection.current())
     # The names of a and b are those of their gradients.
-    check_tensors(op, **{"grad_output": grad_output, names[0][5:]: a, names[1][5:]: b})
+    check_tensors(op, **{"grad_output": inputs[0], names[0][5:]: inputs[1], names[1][5:]: inputs[2]})
+    return _layers_backward(call, names, inputs, needs, out, accumulate)  # type: ignore[return-value]
+
+
+def _layers_backward(
+    call: Call,
+    names: tuple[str, ...],
+    inputs: tuple[Data | None, ...],
+    needs: Sequence[bool],
+    out: Sequence[Data | None],
+    accumulate: bool,
+) -> tuple[Data | None, ...]:
+    """The gradients to the operands behind grad_output; all but the first may be added into."""
+    op = call.op
     mask, outputs = needs_mask(op, needs, names), out_tensors(op, out, names)
-    if call.accumulate:
-        for place in (1, 2):
-            exists = place == 1 or bias is not None
-            if mask[place] and exists and outputs[place] is None:
+    if accumulate:
+        call = call._replace(accumulate=True)
+        for name, need, operand, output in zip(names[1:], mask[1:], inputs[2:], outputs[1:], strict=False):
+            if need and operand is not None and output is None:
                 raise errors.InvalidProblemError(
-                    f"{op}: out: no tensor for {names[place]}, want one to add into since accumulate is True"
+                    f"{op}: out: no tensor for {name}, want one to add into since accumulate is True"
                 )
-    grad_a, grad_b, grad_bias = launch_into(library.core(), call, inputs, mask, outputs)
-    return grad_a, grad_b, grad_bias
+    return launch_into(library.core(), call, inputs, mask, outputs)

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import functools
+import operator
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from torch.compiler import is_dynamo_compiling
 
 from epigrad import errors
-from epigrad.kinds import Activation, Gated
+from epigrad.kinds import Activation, Gated, activation_of, gated_of
 
-__all__ = ["GATE_NAMES", "Call", "gate_place"]
+__all__ = ["GATE_NAMES", "Call", "activation_call", "call_of", "dim_index", "gate_place", "gated_call"]
 
 GATE_NAMES = ("second", "first")
 """Where the gate is: the names of its places, in the order of epigrad.h."""
@@ -39,7 +44,7 @@ class Call(NamedTuple):
     @property
     def backward(self) -> Call:
         """The call of the gradients."""
-        return Call(self.op + "_backward", *self[1:])
+        return _backward(self) if self.kind else Call(self.op + "_backward", *self[1:])
 
     @property
     def activation(self) -> Activation:
@@ -50,9 +55,48 @@ class Call(NamedTuple):
         return Activation.of(self.op, self.kind, self.parameters)
 
 
+# Calls that have a kind are few, and are made again and again. Lerp's have any number.
+@functools.lru_cache(maxsize=1024)
+def _backward(call: Call) -> Call:
+    return Call(call.op + "_backward", *call[1:])
+
+
+def activation_call(op: str, activation: str | Activation | None, backend: str | None) -> Call:
+    """The call of an operation with the activation that a caller means."""
+    act = activation_of(op, activation)
+    return Call(op, act.name, act.values, 0, 0, False, backend)
+
+
+def gated_call(op: str, kind: str | Gated, dim: int, gate: str, backend: str | None) -> Call:
+    """The call of an operation with the gated kind that a caller means."""
+    gated = gated_of(op, kind)
+    return Call(op, gated.name, gated.values, dim_index(op, dim), gate_place(op, gate), False, backend)
+
+
+_quick = {make: functools.lru_cache(maxsize=1024)(make) for make in (activation_call, gated_call)}
+
+
+def call_of(make: Callable[..., Call], *arguments: Any) -> Call:
+    """`activation_call` or `gated_call`, which give one call for equal arguments."""
+    if is_dynamo_compiling():
+        return make(*arguments)
+    try:
+        return _quick[make](*arguments)
+    except TypeError:  # what cannot be hashed is no name: the error says so
+        return make(*arguments)
+
+
 def gate_place(op: str, gate: str) -> int:
     """Which half the gate is."""
     place = _PLACES.get(gate) if isinstance(gate, str) else None
     if place is None:
         raise errors.InvalidProblemError(f"{op}: gate: {gate!r}, want {' or '.join(map(repr, GATE_NAMES))}")
     return place
+
+
+def dim_index(op: str, dim: int) -> int:
+    """The dim as a Python int; its range is the core's to check."""
+    try:
+        return operator.index(dim)
+    except TypeError:
+        raise errors.InvalidProblemError(f"{op}: dim: {type(dim).__name__}, want an int") from None

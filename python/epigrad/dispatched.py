@@ -79,6 +79,22 @@ def _lerp_backward(call: Call, inputs: Results, needs: tuple[bool, ...]) -> Resu
     return tuple(overload(call.op)(*inputs, factor=factor_of(call), needs=needs, backend=call.backend))
 
 
+def _block(call: Call, inputs: Results, needs: tuple[bool, ...]) -> Results:
+    save = "preactivation" if needs[1] else "recompute"
+    out, preactivation = overload(call.op)(*inputs, call.kind, save=save, **_block_options(call))
+    return out, preactivation if needs[1] else None
+
+
+def _block_backward(call: Call, inputs: Results, needs: tuple[bool, ...]) -> Results:
+    *operands, preactivation = inputs
+    results: Results = overload(call.op)(*operands, call.kind, preactivation, needs=needs, **_block_options(call))
+    return results
+
+
+def _block_options(call: Call) -> dict[str, Any]:
+    return options_of(call) | ({"gate": GATE_NAMES[call.gate]} if call.op.startswith("gated") else {})
+
+
 def factor_of(call: Call) -> float | None:
     """Lerp's weight, where it is a number."""
     return call.parameters[0] if call.parameters else None
@@ -97,6 +113,10 @@ _CALLS: dict[str, Callable[[Call, Results, tuple[bool, ...]], Results]] = {
     "gated_product_backward": _gated_product_backward,
     "lerp": _lerp,
     "lerp_backward": _lerp_backward,
+    "mlp": _block,
+    "gated_mlp": _block,
+    "mlp_backward": _block_backward,
+    "gated_mlp_backward": _block_backward,
 }
 
 

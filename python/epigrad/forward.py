@@ -9,13 +9,22 @@ from __future__ import annotations
 from typing import Literal, overload
 
 from epigrad import library, selection
-from epigrad.arguments import check_tensors, dim_index, lerp_weight, out_tensor
-from epigrad.call import Call, gate_place
-from epigrad.kinds import Activation, Gated, activation_of, gated_of
+from epigrad.arguments import check_tensors, lerp_weight, out_tensor
+from epigrad.call import Call, activation_call, call_of, gated_call
+from epigrad.kinds import Activation, Gated
 from epigrad.launch import launch_into
 from epigrad.webgpu import Data
 
-__all__ = ["activation", "gated_activation", "gated_product", "lerp", "linear", "matmul_bias_activation"]
+__all__ = [
+    "activation",
+    "gated_activation",
+    "gated_mlp",
+    "gated_product",
+    "lerp",
+    "linear",
+    "matmul_bias_activation",
+    "mlp",
+]
 
 
 @overload
@@ -80,7 +89,8 @@ def matmul_bias_activation(
         (0.0, -3.0)
     """
     check_tensors("matmul_bias_activation", a=a, b=b)
-    return _gemm("matmul_bias_activation", (a, b, bias), activation, return_preactivation, out)
+    call = call_of(activation_call, "matmul_bias_activation", activation, selection.current())
+    return _with_preactivation(call, (a, b, bias), return_preactivation, out)
 
 
 @overload
@@ -144,7 +154,8 @@ def linear(
         True
     """
     check_tensors("linear", input=input, weight=weight)
-    return _gemm("linear", (input, weight, bias), activation, return_preactivation, out)
+    call = call_of(activation_call, "linear", activation, selection.current())
+    return _with_preactivation(call, (input, weight, bias), return_preactivation, out)
 
 
 def activation(input: Data, activation: str | Activation | None, *, out: Data | None = None) -> Data:
@@ -175,9 +186,8 @@ def activation(input: Data, activation: str | Activation | None, *, out: Data | 
         tensor([0., 2.])
     """
     op = "activation"
-    act = activation_of(op, activation)
+    call = call_of(activation_call, op, activation, selection.current())
     check_tensors(op, input=input)
-    call = Call(op, act.name, act.values, backend=selection.current())
     (result,) = launch_into(library.core(), call, (input,), (True,), out_tensor(op, out))
     assert result is not None
     return result
@@ -216,8 +226,7 @@ def gated_activation(
         tensor([6.])
     """
     op = "gated_activation"
-    gated = gated_of(op, kind)
-    call = Call(op, gated.name, gated.values, dim_index(op, dim), gate_place(op, gate), backend=selection.current())
+    call = call_of(gated_call, op, kind, dim, gate, selection.current())
     check_tensors(op, input=input)
     (result,) = launch_into(library.core(), call, (input,), (True,), out_tensor(op, out))
     assert result is not None
@@ -254,9 +263,8 @@ def gated_product(value: Data, gate: Data, kind: str | Gated = "swiglu", *, out:
         tensor([0.])
     """
     op = "gated_product"
-    gated = gated_of(op, kind)
+    call = call_of(gated_call, op, kind, 0, "second", selection.current())
     check_tensors(op, value=value, gate=gate)
-    call = Call(op, gated.name, gated.values, backend=selection.current())
     (result,) = launch_into(library.core(), call, (value, gate), (True,), out_tensor(op, out))
     assert result is not None
     return result
@@ -300,16 +308,163 @@ def lerp(start: Data, end: Data, weight: float | Data, *, out: Data | None = Non
     return result
 
 
-def _gemm(
-    op: str,
-    inputs: tuple[Data, Data, Data | None],
-    activation: str | Activation | None,
-    return_preactivation: bool,
-    out: Data | None,
+@overload
+def mlp(
+    input: Data,
+    weight1: Data,
+    bias1: Data | None,
+    weight2: Data,
+    bias2: Data | None,
+    activation: str | Activation | None = "gelu_tanh",
+    *,
+    return_preactivation: Literal[False] = False,
+    out: Data | None = None,
+) -> Data: ...
+@overload
+def mlp(
+    input: Data,
+    weight1: Data,
+    bias1: Data | None,
+    weight2: Data,
+    bias2: Data | None,
+    activation: str | Activation | None = "gelu_tanh",
+    *,
+    return_preactivation: Literal[True],
+    out: Data | None = None,
+) -> tuple[Data, Data]: ...
+def mlp(
+    input: Data,
+    weight1: Data,
+    bias1: Data | None,
+    weight2: Data,
+    bias2: Data | None,
+    activation: str | Activation | None = "gelu_tanh",
+    *,
+    return_preactivation: bool = False,
+    out: Data | None = None,
 ) -> Data | tuple[Data, Data]:
-    act = activation_of(op, activation)
-    call = Call(op, act.name, act.values, backend=selection.current())
-    outputs = (out_tensor(op, out)[0], None)
+    """Compute ``act(input @ weight1.T + bias1) @ weight2.T + bias2``, without a graph.
+
+    Args:
+        input: ``[..., K]``; float32, float64, bfloat16 or float16, as all tensors here.
+        weight1: ``[H, K]``.
+        bias1: ``[H]`` or None.
+        weight2: ``[N, H]``.
+        bias2: ``[N]`` or None.
+        activation: a name such as ``"gelu"``, an `epigrad.Activation`, which lists them, or None for ``"none"``.
+        return_preactivation: return ``input @ weight1.T + bias1`` too, ``[..., H]``, rounded to the storage
+            dtype.
+        out: a tensor to write the output into.
+
+    Returns:
+        The output ``[..., N]``, or ``(output, preactivation)``.
+
+    Raises:
+        InvalidProblemError: (a ``ValueError``) shapes that do not fit, an unknown activation, an `out` that overlaps.
+        DTypeError: (a ``TypeError``) a mix of dtypes, another dtype, or something that is not a tensor.
+        DeviceMismatchError: (a ``ValueError``) tensors on different devices.
+        UnsupportedError: (a ``NotImplementedError``) tensor subclasses and functorch's wrappers.
+        BackendUnavailableError: (a ``RuntimeError``) tensors of a device that this build cannot compute on.
+        DeviceError: (a ``RuntimeError``) the driver reported a failure; `code` and `name` are its own.
+
+    Source:
+        `epigrad.mlp`.
+
+    Examples:
+        >>> import torch
+        >>> from epigrad.forward import mlp
+        >>> x, up, down = torch.ones(5, 3), -torch.ones(4, 3), torch.ones(2, 4)
+        >>> out, pre = mlp(x, up, None, down, None, "relu", return_preactivation=True)
+        >>> out[0, 0].item(), pre.shape
+        (0.0, torch.Size([5, 4]))
+    """
+    check_tensors("mlp", input=input, weight1=weight1, weight2=weight2)
+    call = call_of(activation_call, "mlp", activation, selection.current())
+    return _with_preactivation(call, (input, weight1, bias1, weight2, bias2), return_preactivation, out)
+
+
+@overload
+def gated_mlp(
+    input: Data,
+    weight_in: Data,
+    bias_in: Data | None,
+    weight_out: Data,
+    bias_out: Data | None,
+    kind: str | Gated = "swiglu",
+    *,
+    gate: str = "second",
+    return_preactivation: Literal[False] = False,
+    out: Data | None = None,
+) -> Data: ...
+@overload
+def gated_mlp(
+    input: Data,
+    weight_in: Data,
+    bias_in: Data | None,
+    weight_out: Data,
+    bias_out: Data | None,
+    kind: str | Gated = "swiglu",
+    *,
+    gate: str = "second",
+    return_preactivation: Literal[True],
+    out: Data | None = None,
+) -> tuple[Data, Data]: ...
+def gated_mlp(
+    input: Data,
+    weight_in: Data,
+    bias_in: Data | None,
+    weight_out: Data,
+    bias_out: Data | None,
+    kind: str | Gated = "swiglu",
+    *,
+    gate: str = "second",
+    return_preactivation: bool = False,
+    out: Data | None = None,
+) -> Data | tuple[Data, Data]:
+    """Compute ``gated_activation(input @ weight_in.T + bias_in) @ weight_out.T + bias_out``, without a graph.
+
+    Args:
+        input: ``[..., K]``; float32, float64, bfloat16 or float16, as all tensors here.
+        weight_in: ``[2*H, K]``: value and gate rows, in the order that `gate` tells.
+        bias_in: ``[2*H]`` or None.
+        weight_out: ``[N, H]``.
+        bias_out: ``[N]`` or None.
+        kind: a name such as ``"swiglu"``, or an `epigrad.Gated`, which lists them.
+        gate: which half is the gate: ``"second"`` or ``"first"``.
+        return_preactivation: return ``input @ weight_in.T + bias_in`` too, ``[..., 2*H]``, rounded to the storage
+            dtype.
+        out: a tensor to write the output into.
+
+    Returns:
+        The output ``[..., N]``, or ``(output, preactivation)``.
+
+    Raises:
+        InvalidProblemError: (a ``ValueError``) shapes that do not fit, an unknown kind, an `out` that overlaps.
+        DTypeError: (a ``TypeError``) a mix of dtypes, another dtype, or something that is not a tensor.
+        DeviceMismatchError: (a ``ValueError``) tensors on different devices.
+        UnsupportedError: (a ``NotImplementedError``) tensor subclasses and functorch's wrappers.
+        BackendUnavailableError: (a ``RuntimeError``) tensors of a device that this build cannot compute on.
+        DeviceError: (a ``RuntimeError``) the driver reported a failure; `code` and `name` are its own.
+
+    Source:
+        `epigrad.gated_mlp`.
+
+    Examples:
+        >>> import torch
+        >>> from epigrad.forward import gated_mlp
+        >>> x, both, down = torch.ones(5, 3), torch.ones(8, 3), torch.ones(2, 4)
+        >>> gated_mlp(x, both, None, down, None, "reglu")[0]
+        tensor([36., 36.])
+    """
+    check_tensors("gated_mlp", input=input, weight_in=weight_in, weight_out=weight_out)
+    call = call_of(gated_call, "gated_mlp", kind, 0, gate, selection.current())
+    return _with_preactivation(call, (input, weight_in, bias_in, weight_out, bias_out), return_preactivation, out)
+
+
+def _with_preactivation(
+    call: Call, inputs: tuple[Data | None, ...], return_preactivation: bool, out: Data | None
+) -> Data | tuple[Data, Data]:
+    outputs = (out_tensor(call.op, out)[0], None)
     result, preactivation = launch_into(library.core(), call, inputs, (True, bool(return_preactivation)), outputs)
     assert result is not None
     if not return_preactivation:

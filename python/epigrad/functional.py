@@ -19,17 +19,16 @@ from epigrad.arguments import (
     PLAIN,
     PLAIN_OR_NONE,
     check_save,
-    dim_index,
     lerp_weight,
     overridden,
     require_tensors,
 )
 from epigrad.autocast import any_autocast, as_linear
-from epigrad.call import GATE_NAMES, Call, gate_place
+from epigrad.call import GATE_NAMES, Call, activation_call, call_of, gated_call
 from epigrad.context import is_dynamo_compiling, is_traced, watched
 from epigrad.dispatched import DISPATCHED, options_of
-from epigrad.feedforward import BLOCK_ARGUMENTS, Block, FeedForward
-from epigrad.kinds import Activation, Gated, activation_of, gated_of
+from epigrad.feedforward import BLOCK_ARGUMENTS, FeedForward
+from epigrad.kinds import Activation, Gated
 from epigrad.launch import only
 
 __all__ = [
@@ -162,8 +161,7 @@ def activation(input: Tensor, activation: str | Activation | None) -> Tensor:
     """
     if type(input) not in PLAIN and overridden(input):
         return _as_leaf("activation", (input,), input, activation)
-    act = activation_of("activation", activation)
-    return _elementwise(Call("activation", act.name, act.values, backend=selection.current()), input)
+    return _elementwise(call_of(activation_call, "activation", activation, selection.current()), input)
 
 
 def gated_activation(input: Tensor, kind: str | Gated = "swiglu", dim: int = -1, *, gate: str = "second") -> Tensor:
@@ -199,9 +197,7 @@ def gated_activation(input: Tensor, kind: str | Gated = "swiglu", dim: int = -1,
     op = "gated_activation"
     if type(input) not in PLAIN and overridden(input):
         return _as_leaf(op, (input,), input, kind, dim, gate=gate)
-    gated, place = gated_of(op, kind), gate_place(op, gate)
-    call = Call(op, gated.name, gated.values, dim_index(op, dim), place, backend=selection.current())
-    return _elementwise(call, input)
+    return _elementwise(call_of(gated_call, op, kind, dim, gate, selection.current()), input)
 
 
 def gated_product(value: Tensor, gate: Tensor, kind: str | Gated = "swiglu") -> Tensor:
@@ -233,8 +229,7 @@ def gated_product(value: Tensor, gate: Tensor, kind: str | Gated = "swiglu") -> 
         True
     """
     op = "gated_product"
-    gated = gated_of(op, kind)
-    call = Call(op, gated.name, gated.values, backend=selection.current())
+    call = call_of(gated_call, op, kind, 0, "second", selection.current())
     if watched() or type(value) not in PLAIN or type(gate) not in PLAIN:
         if overridden(value, gate):
             return _as_leaf(op, (value, gate), value, gate, kind)
@@ -275,7 +270,7 @@ def lerp(start: Tensor, end: Tensor, weight: float | Tensor) -> Tensor:
         tensor([ 0.,  5., 10.])
     """
     parameters, tensor = lerp_weight("lerp", weight)
-    call = Call("lerp", None, parameters, backend=selection.current())
+    call = Call("lerp", None, parameters, 0, 0, False, selection.current())
     if watched() or type(start) not in PLAIN or type(end) not in PLAIN or type(tensor) not in PLAIN_OR_NONE:
         if overridden(start, end, tensor):
             return _as_leaf("lerp", (start, end, tensor), start, end, weight)
@@ -337,8 +332,7 @@ def mlp(
     tensors = (input, weight1, bias1, weight2, bias2)
     if not PLAIN_OR_NONE.issuperset(map(type, tensors)) and overridden(*tensors):
         return _as_leaf("mlp", tensors, *tensors, activation, save=save)
-    act = activation_of("mlp", activation)
-    return _feedforward(Call("mlp", act.name, act.values, backend=selection.current()), tensors, save)
+    return _feedforward(call_of(activation_call, "mlp", activation, selection.current()), tensors, save)
 
 
 def gated_mlp(
@@ -390,9 +384,7 @@ def gated_mlp(
     tensors = (input, weight_in, bias_in, weight_out, bias_out)
     if not PLAIN_OR_NONE.issuperset(map(type, tensors)) and overridden(*tensors):
         return _as_leaf("gated_mlp", tensors, *tensors, kind, gate=gate, save=save)
-    gated, place = gated_of("gated_mlp", kind), gate_place("gated_mlp", gate)
-    call = Call("gated_mlp", gated.name, gated.values, -1, place, backend=selection.current())
-    return _feedforward(call, tensors, save)
+    return _feedforward(call_of(gated_call, "gated_mlp", kind, 0, gate, selection.current()), tensors, save)
 
 
 def _elementwise(call: Call, input: Tensor) -> Tensor:
@@ -404,7 +396,9 @@ def _elementwise(call: Call, input: Tensor) -> Tensor:
     if input.requires_grad and torch.is_grad_enabled():
         result: Tensor = autograd.Elementwise.apply(core, call, input)
         return result
-    return only(core.launch(call, (input,), (True,)))
+    (out,) = core.launch(call, (input,), (True,))
+    assert out is not None
+    return out
 
 
 def _gemm(
@@ -416,23 +410,24 @@ def _gemm(
     activation: str | Activation | None,
     save: str,
 ) -> Tensor:
-    act = activation_of(op, activation)
-    call = Call(op, act.name, act.values, backend=selection.current())
+    call = call_of(activation_call, op, activation, selection.current())
     if watched() or type(a) not in PLAIN or type(b) not in PLAIN or type(bias) not in PLAIN_OR_NONE:
         if overridden(a, b, bias):
             return _as_leaf(op, (a, b, bias), a, b, bias, activation, save=save)
         require_tensors(op, **dict(zip(names, (a, b, bias), strict=True)))
         saved = _save(op, save, (a, b, bias))
-        out: Tensor = ops.call(op, a, b, bias, act.name, save=saved, **options_of(call))[0]
+        out: Tensor = ops.call(op, a, b, bias, call.kind, save=saved, **options_of(call))[0]
         return out
     core = library.core()
-    keep = autograd.kept(op, act, save)
+    keep = autograd.kept(op, call.kind, save)
     if any_autocast():
         a, b, bias = as_linear(a, b, bias)
     if torch.is_grad_enabled() and (a.requires_grad or b.requires_grad or (bias is not None and bias.requires_grad)):
         result: Tensor = autograd.Gemm.apply(core, call, keep, a, b, bias)[0]
         return result
-    return only(core.launch(call, (a, b, bias), _FORWARD_ONLY)[:1])
+    computed, _ = core.launch(call, (a, b, bias), _FORWARD_ONLY)
+    assert computed is not None
+    return computed
 
 
 _FUNCTIONS: dict[str, Callable[..., Tensor]] = {
@@ -474,11 +469,13 @@ def _feedforward(
         options = options_of(call) | ({"gate": GATE_NAMES[call.gate]} if op == "gated_mlp" else {})
         out: Tensor = ops.call(op, *tensors, call.kind, save=_save(op, save, tensors), **options)[0]
         return out
-    block = Block(call)
+    core = library.core()
     check_save(op, save)
     if any_autocast():
         tensors = as_linear(*tensors)
     if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors):
-        result: Tensor = FeedForward.apply(block, save == "recompute", *tensors)[0]
+        result: Tensor = FeedForward.apply(core, call, save == "recompute", *tensors)[0]
         return result
-    return only(block.compute(tensors)[:1])
+    computed, _ = core.launch(call, tensors, _FORWARD_ONLY)
+    assert computed is not None
+    return computed

@@ -114,11 +114,6 @@ class Activation(_Kind):
     def __init__(self, name: str | None, /, **parameters: float) -> None:
         super().__init__("none" if name is None else name, **parameters)
 
-    @property
-    def from_output(self) -> bool:
-        """Whether the derivative is a function of the output."""
-        return ACTIVATIONS[self.name].from_output
-
 
 class Gated(_Kind):
     """A gated kind by its name, with its parameters; hashable, picklable and equal by value.
@@ -155,6 +150,7 @@ def _value(what: str, parameter: Parameter, given: Any) -> float:
         value = float(given)
     except OverflowError:
         value = float("inf")
+    value += 0.0  # -0 is 0, as which it counts where kinds are compared
     if not parameter.accepts(value):
         raise errors.InvalidProblemError(f"{what}: {parameter.name}: got {_shown(given)}, want {parameter.range}")
     return value

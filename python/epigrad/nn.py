@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from epigrad import errors, functional
-from epigrad.arguments import check_save, dim_index
-from epigrad.call import gate_place
+from epigrad.arguments import check_save
+from epigrad.call import dim_index, gate_place
 from epigrad.kinds import Activation, Gated, activation_of, gated_of, nearest
 from epigrad.projections import any_global_hook, held_back, weight_and_bias
 from epigrad.tables import ACTIVATIONS

@@ -136,7 +136,15 @@ func (q *reduction) run(r *backend.Run) error {
 		all.result(total[:len(all.total)])
 		first := int64(column)/runs*inner + int64(column)%runs*int64(along)
 		q.kept.pieces(&base, first, len(all.total), func(p *piece) {
-			store(p.at[0], q.kept.innerStride(0), total[p.start:p.start+p.length], q.kept.dt)
+			sums := total[p.start : p.start+p.length]
+			if r.Accumulate {
+				var old block
+				load(old[:p.length], p.at[0], q.kept.innerStride(0), q.kept.dt)
+				for i := range sums {
+					sums[i] += old[i]
+				}
+			}
+			store(p.at[0], q.kept.innerStride(0), sums, q.kept.dt)
 		})
 	})
 }

@@ -173,7 +173,7 @@ func (b *Backend) vectorPass(name string, dt dtype.DType, operands [kernels.Oper
 		run, ok := v.elementwise()
 		return pass{run, ok}
 	}
-	run, ok := v.sums(to, like, false)
+	run, ok := v.sums(to, like, true)
 	return pass{run, ok}
 }
 

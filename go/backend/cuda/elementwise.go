@@ -339,7 +339,7 @@ func (b *builder) activationBackward(p *backend.ActivationBackward) error {
 		}
 		return b.reduce(&reduction{
 			columns: what + "columns_" + suffix, outputs: []*tensor.View{p.GradInput, p.Out}, sums: []*tensor.View{p.GradBias, nil},
-			inputs: []*tensor.View{p.GradOutput, p.Input},
+			inputs: []*tensor.View{p.GradOutput, p.Input}, accumulates: true,
 		})
 	}
 	if gradient {
@@ -367,7 +367,7 @@ func (b *builder) gatedBackward(p *backend.GatedBackward) error {
 		return b.reduce(&reduction{
 			columns: "gated_backward_columns_" + p.Activation + "_" + p.DType.Short(),
 			outputs: []*tensor.View{p.GradValue, p.GradGate}, sums: []*tensor.View{p.GradBiasValue, p.GradBiasGate},
-			inputs: []*tensor.View{p.GradOutput, p.Value, p.Gate},
+			inputs: []*tensor.View{p.GradOutput, p.Value, p.Gate}, accumulates: true,
 		})
 	}
 	f := function{"gated_backward_" + p.Activation + "_" + p.DType.Short(), 2, 1}

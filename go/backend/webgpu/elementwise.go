@@ -206,19 +206,22 @@ func reversed(l loops) (shape []int64, strides [][]int64) {
 // activationBackward adds the column sums first: grad_input may be grad_output's memory.
 func (b *builder) activationBackward(p *backend.ActivationBackward) error {
 	inputs := b.inputs(p.GradOutput, p.Input)
-	f := formula{name: "activation_backward", kind: p.Kind}
-	if err := b.sums(f, []*tensor.View{b.place(p.GradBias, hostOutput, false)}, inputs); err != nil {
+	f := formula{name: "activation_backward", kind: p.Kind, accumulates: true}
+	if err := b.sums(f, []*tensor.View{b.place(p.GradBias, hostOutput, true)}, inputs); err != nil {
 		return err
 	}
+	f.accumulates = false
 	return b.elementwise(f, b.outputs(p.GradInput, p.Out), inputs)
 }
 
 func (b *builder) gatedBackward(p *backend.GatedBackward) error {
 	inputs := b.inputs(p.GradOutput, p.Value, p.Gate)
-	f := formula{name: "gated_backward", kind: p.Activation}
-	if err := b.sums(f, b.outputs(p.GradBiasValue, p.GradBiasGate), inputs); err != nil {
+	f := formula{name: "gated_backward", kind: p.Activation, accumulates: true}
+	biases := []*tensor.View{b.place(p.GradBiasValue, hostOutput, true), b.place(p.GradBiasGate, hostOutput, true)}
+	if err := b.sums(f, biases, inputs); err != nil {
 		return err
 	}
+	f.accumulates = false
 	return b.elementwise(f, b.outputs(p.GradValue, p.GradGate), inputs)
 }
 

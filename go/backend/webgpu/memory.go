@@ -139,6 +139,12 @@ func Allocate(bytes int64) (uintptr, error) {
 	return address, nil
 }
 
+// Allocate implements backend.Allocator.
+func (*Backend) Allocate(bytes int64) (uintptr, error) { return Allocate(bytes) }
+
+// Free implements backend.Allocator.
+func (*Backend) Free(address uintptr) error { return Free(address) }
+
 // Free gives an array back. Calls that use it and have not ended keep what they need.
 func Free(address uintptr) error {
 	d, err := theDevice()

@@ -17,19 +17,19 @@ from torch.nn import functional
 from epigrad import differentiable, library
 from epigrad.arguments import check_save
 from epigrad.call import Call
-from epigrad.dispatched import overload
-from epigrad.feedforward import BLOCK_ARGUMENTS, Block, DispatchedBlock, FeedForward, FeedForwardProblem
+from epigrad.dispatched import DISPATCHED, overload
+from epigrad.feedforward import BLOCK_ARGUMENTS, FeedForward, FeedForwardProblem, block_formula
 from epigrad.launch import Launcher
 from epigrad.ops import batching, shapes
 from epigrad.ops.operator import (
     PARAMETERS,
     Gradients,
     Operator,
-    Results,
     absent,
     activation_call,
     call,
     gated_call,
+    new_results,
     or_absent,
     plain,
 )
@@ -48,7 +48,7 @@ def _call(op: str, kind: str | None, parameters: Sequence[float], gate: str | No
     if op == "mlp":
         return activation_call(op, kind, parameters, backend)
     assert kind is not None
-    return gated_call(op, kind, parameters, backend, -1, gate or "second")
+    return gated_call(op, kind, parameters, backend, gate=gate or "second")
 
 
 @dataclass
@@ -78,17 +78,17 @@ class Forward:
         return self.save != "recompute"
 
     def kernel(self) -> Pair:
-        out, preactivation = Block(self.call).compute(plain(*self.tensors), self.keeps)
+        out, preactivation = library.core().launch(self.call, plain(*self.tensors), (True, self.keeps))
         assert out is not None
         return out, or_absent(preactivation, out)
 
     def recorded(self) -> Pair:
-        block = DispatchedBlock(self.call)
-        out, preactivation = FeedForward.apply(block, self.save == "recompute", *self.tensors)
+        recompute = self.save == "recompute"
+        out, preactivation = FeedForward.apply(DISPATCHED, self.call, recompute, *self.tensors)
         return out, or_absent(preactivation, out)
 
     def formula(self) -> Pair:
-        out, preactivation = Block(self.call).formula(*self.tensors)
+        out, preactivation = block_formula(self.call, *self.tensors)
         return out, preactivation if self.keeps else absent(out)
 
     def composed(self) -> Pair:
@@ -102,25 +102,22 @@ class Forward:
         return out, preactivation if self.keeps else absent(out)
 
     def fake(self) -> Pair:
-        block = Block(self.call)
-        shapes.one_device(self.op, self.tensors)
-        with block.told_as(0):
-            hidden = _layer(self.input, self.weight1, self.bias1)
-        features = hidden[-1]
-        if block.gated:
+        found = shapes.inferred(self.call, self.tensors, (True, self.keeps), self.symbolic)
+        out, preactivation = new_results(self.input, found)
+        assert out is not None
+        return out, or_absent(preactivation, out)
+
+    def symbolic(self) -> shapes.Shapes:
+        """The shapes of the output and of the preactivation."""
+        preactivation = _layer(self.input.shape, self.weight1, self.bias1)
+        features = preactivation[-1]
+        if self.op == "gated_mlp":
             features = shapes.half(self.op, BLOCK_ARGUMENTS[self.op][1], features)
-        with block.told_as(1):
-            out = _layer(self.input.new_empty((*hidden[:-1], features)), self.weight2, self.bias2)
-        return self.input.new_empty(out), self.input.new_empty(hidden) if self.keeps else absent(self.input)
+        return _layer((*preactivation[:-1], features), self.weight2, self.bias2), preactivation
 
 
-def _layer(input: Tensor, weight: Tensor, bias: Tensor | None) -> shapes.Shape:
-    def symbolic() -> shapes.Shapes:
-        return (shapes.gemm("linear", input.shape, weight.shape, None if bias is None else bias.shape), None)
-
-    shape, _ = shapes.inferred(Call("linear", "none"), (input, weight, bias), (True, False), symbolic)
-    assert shape is not None
-    return shape
+def _layer(input: shapes.Shape, weight: Tensor, bias: Tensor | None) -> shapes.Shape:
+    return shapes.gemm("linear", input, weight.shape, None if bias is None else bias.shape)
 
 
 @dataclass
@@ -144,29 +141,17 @@ class Backward(Gradients):
 
     def __post_init__(self) -> None:
         self.call = _call(self.forward_op, self.kind, self.parameters, self.gate, self.backend)
-        self.op = f"{self.forward_op}_backward"
-        first = (self.grad_output, self.input, self.weight1, self.bias1, self.weight2)
-        self.tensors = (*first, self.preactivation)
         inputs = (self.input, self.weight1, self.bias1, self.weight2, self.bias2)
+        self.tensors = (self.grad_output, *inputs, self.preactivation)
         self.sizes: Any = tuple([None if tensor is None else tensor.shape for tensor in inputs])
 
     def problem(self, core: Launcher) -> FeedForwardProblem:
-        cls = Block if core is library.core() else DispatchedBlock
-        return FeedForwardProblem(cls(self.call), self.sizes)
+        return FeedForwardProblem(core, self.call, self.sizes)
 
     def symbolic(self) -> shapes.Shapes:
-        return tuple(self.sizes)
-
-    def fake(self) -> Results:
-        shapes.one_device(self.op, self.tensors)
         out = (*self.input.shape[:-1], self.weight2.shape[0])
-        shapes.same_shape(self.op, "grad_output", self.grad_output.shape, out)
-        return tuple(
-            [
-                self.grad_output.new_empty(size) if need and size is not None else None
-                for need, size in zip(self.needs, self.sizes, strict=True)
-            ]
-        )
+        shapes.same_shape(f"{self.forward_op}_backward", "grad_output", self.grad_output.shape, out)
+        return tuple(self.sizes)
 
 
 def _batched(op: str, info: Any, in_dims: batching.InDims, *arguments: Any, **options: Any) -> Any:

@@ -53,7 +53,7 @@ class Forward:
 
     def __post_init__(self) -> None:
         self.call = activation_call(self.op, self.activation, self.parameters, self.backend)
-        self.keep = kept(self.op, self.call.activation, self.save)
+        self.keep = kept(self.op, self.call.kind, self.save)
         self.tensors = (self.a, self.b, self.bias)
 
     def kernel(self) -> Pair:

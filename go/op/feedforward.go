@@ -1,0 +1,214 @@
+package op
+
+import (
+	"github.com/epigrad/epigrad/go/check"
+	"github.com/epigrad/epigrad/go/dtype"
+	"github.com/epigrad/epigrad/go/tensor"
+)
+
+// A feed-forward block is two linear layers with an activation between them, or a gated activation, which halves the last
+// dimension. input is [..., k], weight1 [h, k] (gated: [2h, k]), weight2 [n, h] and out [..., n]; a bias has as many
+// elements as its weight has rows.
+//
+//	preactivation = input weight1ᵀ + bias1,  hidden = act(preactivation),  out = hidden weight2ᵀ + bias2
+//
+// The hidden activation is never an operand: backward forms it again, and the preactivation too where it is not given.
+// A block is made of calls of other operations (steps), whose tensors between them lie in the workspace.
+var (
+	plainBlock = blockSpelling{op: "mlp", kinds: activations, names: [5]string{"input", "weight1", "bias1", "weight2", "bias2"}}
+	gatedBlock = blockSpelling{
+		op: "gated_mlp", kinds: gatedKinds, gated: true, names: [5]string{"input", "weight_in", "bias_in", "weight_out", "bias_out"},
+	}
+
+	mlp, mlpBackward           = plainBlock.forward(), plainBlock.backward()
+	gatedMLP, gatedMLPBackward = gatedBlock.forward(), gatedBlock.backward()
+)
+
+// blockSpelling is how a block's operands are named: input, and weight and bias of both layers.
+type blockSpelling struct {
+	op    string
+	kinds *kinds
+	gated bool
+	names [5]string
+}
+
+func (s *blockSpelling) inputs() []Argument {
+	return arguments(s.names[0], s.names[1], s.names[2]+"?", s.names[3], s.names[4]+"?")
+}
+
+func (s blockSpelling) forward() operation {
+	return operation{
+		Signature: Signature{s.op, s.inputs(), arguments("out", "preactivation")},
+		kinds:     s.kinds, halves: s.gated, multiplies: true,
+		shapes: func(c *Call) ([][]int64, error) {
+			b, err := s.resolve(s.op, c.Inputs)
+			if err != nil {
+				return nil, err
+			}
+			return [][]int64{b.out, b.pre}, nil
+		},
+		steps: s.forwardSteps,
+	}
+}
+
+func (s blockSpelling) backward() operation {
+	name := s.op + "_backward"
+	inputs := append(append(arguments("grad_output"), s.inputs()...), arguments("preactivation?")...)
+	outputs := make([]Argument, len(s.names))
+	for i, argument := range s.names {
+		outputs[i] = Argument{Name: "grad_" + argument}
+	}
+	return operation{
+		Signature: Signature{name, inputs, outputs},
+		kinds:     s.kinds, halves: s.gated, multiplies: true, accumulates: true,
+		shapes: func(c *Call) ([][]int64, error) {
+			b, err := s.resolve(name, c.Inputs[1:])
+			if err != nil {
+				return nil, err
+			}
+			if err := check.Shape(name, "grad_output", c.input(0).Shape, b.out, "the output's"); err != nil {
+				return nil, err
+			}
+			if pre := c.input(6); pre != nil {
+				if err := check.Shape(name, "preactivation", pre.Shape, b.pre, "the first layer's"); err != nil {
+					return nil, err
+				}
+			}
+			shapes := make([][]int64, len(s.names))
+			for i := range shapes {
+				if v := c.input(1 + i); v != nil {
+					shapes[i] = v.Shape
+				}
+			}
+			return shapes, nil
+		},
+		steps: s.backwardSteps,
+	}
+}
+
+// block is the shapes between a block's tensors.
+type block struct{ pre, hidden, out []int64 }
+
+// resolve applies the rules of linear to both layers. inputs begin with the block's own.
+func (s *blockSpelling) resolve(op string, inputs []*tensor.View) (*block, error) {
+	first := gemmSpelling{a: s.names[0], b: s.names[1], bias: s.names[2], transposed: true}
+	one, err := first.resolve(op, at(inputs, 0), at(inputs, 1), at(inputs, 2))
+	if err != nil {
+		return nil, err
+	}
+	hidden := append([]int64{}, one.out...)
+	if last := len(hidden) - 1; s.gated {
+		if hidden[last]%2 != 0 {
+			return nil, check.Invalid(op, s.names[1], "%d rows, want [2*h, k]: those of values and of gates", hidden[last])
+		}
+		hidden[last] /= 2
+	}
+	input := at(inputs, 0)
+	between, err := tensor.New(nil, 0, input.DType, input.Device, hidden, nil, 0)
+	if err != nil {
+		return nil, check.Wrap(op, "the hidden activation", err)
+	}
+	second := gemmSpelling{a: "the hidden activation", b: s.names[3], bias: s.names[4], transposed: true}
+	two, err := second.resolve(op, &between, at(inputs, 3), at(inputs, 4))
+	if err != nil {
+		return nil, err
+	}
+	return &block{pre: one.out, hidden: hidden, out: two.out}, nil
+}
+
+// between is the call of what comes between the layers.
+func (s *blockSpelling) between(c *Call, backward bool) Call {
+	name := "activation"
+	dim := 0
+	if s.gated {
+		name, dim = "gated_activation", -1
+	}
+	if backward {
+		name += "_backward"
+	}
+	return Call{Op: name, Kind: c.Kind, Parameters: c.Parameters, Dim: dim, Gate: c.Gate, Backend: c.Backend}
+}
+
+func (s *blockSpelling) forwardSteps(c *Call, dt dtype.DType, device tensor.Device) []Call {
+	b, _ := s.resolve(s.op, c.Inputs) // whose shapes are valid
+	w := &region{dt: dt, device: device}
+	input, weight1, bias1, weight2, bias2 := c.input(0), c.input(1), c.input(2), c.input(3), c.input(4)
+	out, pre := c.output(0), c.output(1)
+	if out == nil {
+		return []Call{w.linear(c, "none", nil, input, weight1, bias1, nil, pre)}
+	}
+	hidden := w.view(b.hidden)
+	var calls []Call
+	if s.gated {
+		if pre == nil {
+			pre = w.view(b.pre)
+		}
+		gate := s.between(c, false)
+		gate.Inputs, gate.Outputs = []*tensor.View{pre}, []*tensor.View{hidden}
+		calls = append(calls, w.linear(c, "none", nil, input, weight1, bias1, pre, nil), gate)
+	} else {
+		calls = append(calls, w.linear(c, c.Kind, c.Parameters, input, weight1, bias1, hidden, pre))
+	}
+	return append(calls, w.linear(c, "none", nil, hidden, weight2, bias2, out, nil))
+}
+
+func (s *blockSpelling) backwardSteps(c *Call, dt dtype.DType, device tensor.Device) []Call {
+	b, _ := s.resolve(s.op, c.Inputs[1:])
+	w := &region{dt: dt, device: device}
+	grad, input, weight1, bias1, weight2, bias2, pre := c.input(0), c.input(1), c.input(2), c.input(3), c.input(4), c.input(5), c.input(6)
+	gradInput, gradWeight1, gradBias1, gradWeight2, gradBias2 := c.output(0), c.output(1), c.output(2), c.output(3), c.output(4)
+	first := gradInput != nil || gradWeight1 != nil || gradBias1 != nil
+	sloped := s.gated || c.Kind != "none"
+	var calls []Call
+	if pre == nil && (gradWeight2 != nil || first && sloped) {
+		pre = w.view(b.pre)
+		calls = append(calls, w.linear(c, "none", nil, input, weight1, bias1, pre, nil))
+	}
+	hidden, gradPre := pre, (*tensor.View)(nil)
+	if gradWeight2 != nil && sloped {
+		hidden = w.view(b.hidden)
+	}
+	if first {
+		gradPre = w.view(b.hidden) // the gradient of the hidden activation, at first
+		calls = append(calls, w.linearBackward(c, grad, w.standIn(b.hidden), weight2, bias2, gradPre, nil, nil))
+	}
+	if formed := gradWeight2 != nil && sloped; s.gated {
+		if first {
+			gradHidden := gradPre
+			gradPre = w.view(b.pre)
+			between := s.between(c, true)
+			between.Inputs, between.Outputs = []*tensor.View{gradHidden, pre}, []*tensor.View{gradPre, gradBias1}
+			calls = append(calls, between)
+		}
+		if formed {
+			between := s.between(c, false)
+			between.Inputs, between.Outputs = []*tensor.View{pre}, []*tensor.View{hidden}
+			calls = append(calls, between)
+		}
+	} else if first && sloped {
+		between := s.between(c, true)
+		between.Inputs, between.Outputs = []*tensor.View{gradPre, pre}, []*tensor.View{gradPre, nil, gradBias1}
+		if formed {
+			between.Outputs[1] = hidden
+		}
+		calls = append(calls, between)
+	} else if formed {
+		between := s.between(c, false)
+		between.Inputs, between.Outputs = []*tensor.View{pre}, []*tensor.View{hidden}
+		calls = append(calls, between)
+	}
+	if gradWeight2 != nil || gradBias2 != nil {
+		activated := hidden
+		if gradWeight2 == nil {
+			activated = w.standIn(b.hidden)
+		}
+		calls = append(calls, w.linearBackward(c, grad, activated, weight2, bias2, nil, gradWeight2, gradBias2))
+	}
+	if sloped {
+		gradBias1 = nil // the pass between the layers has summed it
+	}
+	if gradInput != nil || gradWeight1 != nil || gradBias1 != nil {
+		calls = append(calls, w.linearBackward(c, gradPre, input, weight1, bias1, gradInput, gradWeight1, gradBias1))
+	}
+	return calls
+}

@@ -1,0 +1,206 @@
+package op
+
+import (
+	"slices"
+	"strings"
+	"sync"
+	"unsafe"
+
+	"github.com/epigrad/epigrad/go/backend"
+	"github.com/epigrad/epigrad/go/check"
+	"github.com/epigrad/epigrad/go/dtype"
+	"github.com/epigrad/epigrad/go/tensor"
+	"github.com/epigrad/epigrad/go/tuning"
+)
+
+// regionAlignment is what tensors between steps start at a multiple of, in bytes: the most that a backend asks for.
+const regionAlignment = 256
+
+// region makes the tensors between steps: contiguous, one behind the other in the workspace.
+type region struct {
+	dt     dtype.DType
+	device tensor.Device
+	bytes  int64
+}
+
+func (w *region) view(shape []int64) *tensor.View {
+	v := &tensor.View{
+		Operand: backend.WorkspaceOperand, DType: w.dt, Device: w.device, Offset: w.bytes,
+		Shape: shape, Strides: tensor.ContiguousStrides(shape),
+	}
+	w.bytes += aligned256(v.Numel() * w.dt.Size())
+	return v
+}
+
+// standIn has a shape, and one element for all: for an operand that a step needs the shape of.
+func (w *region) standIn(shape []int64) *tensor.View {
+	v := w.view([]int64{1})
+	v.Shape, v.Strides = shape, make([]int64, len(shape))
+	return v
+}
+
+func aligned256(bytes int64) int64 { return (bytes + regionAlignment - 1) &^ (regionAlignment - 1) }
+
+// linear is a layer's call.
+func (w *region) linear(c *Call, kind string, parameters []float64, input, weight, bias, out, pre *tensor.View) Call {
+	return Call{
+		Op: "linear", Kind: kind, Parameters: parameters, AllowTF32: c.AllowTF32, Backend: c.Backend,
+		Inputs: []*tensor.View{input, weight, bias}, Outputs: []*tensor.View{out, pre},
+	}
+}
+
+// linearBackward is the call of the gradients of a layer without an activation.
+func (w *region) linearBackward(c *Call, grad, input, weight, bias, gradInput, gradWeight, gradBias *tensor.View) Call {
+	return Call{
+		Op: "linear_backward", Kind: "none", AllowTF32: c.AllowTF32, Backend: c.Backend,
+		Inputs: []*tensor.View{grad, input, weight, bias, nil, nil}, Outputs: []*tensor.View{gradInput, gradWeight, gradBias},
+	}
+}
+
+// place is where a step's operand is: an operand of the whole call, or so many bytes into the workspace.
+type place struct {
+	operand int
+	offset  int64
+}
+
+// absent is the place of an operand that a step does not have.
+const absent = -2
+
+// step is one kernel, and the places of its operands, inputs before outputs.
+type step struct {
+	kernel     backend.Kernel
+	places     []place
+	parameters []float64
+}
+
+// stepped is a kernel that is made of others, which run one after the other.
+type stepped struct {
+	sku       backend.Sku
+	precision backend.Precision
+	steps     []step
+	operands  int               // the most of a step
+	memory    backend.Allocator // gives out what lies between steps; nil where that is the workspace
+	// Bytes: what lies between steps, what the steps need themselves, and the most that they may need.
+	regions, scratch, worst int64
+}
+
+// stepwise chooses a kernel for each step of a call.
+func (o *operation) stepwise(c *Call, b backend.Backend, dt dtype.DType, device tensor.Device, choices *tuning.File) (backend.Kernel, error) {
+	k := &stepped{}
+	if device.Type != tensor.CPU {
+		k.memory, _ = b.(backend.Allocator)
+	}
+	var names []string
+	for _, call := range o.steps(c, dt, device) {
+		part, err := resolve(&call)
+		if err != nil {
+			return nil, err
+		}
+		var places []place
+		for i, views := range [2][]*tensor.View{call.Inputs, call.Outputs} {
+			for _, v := range views {
+				places = append(places, k.placeOf(v))
+			}
+			if missing := len(part.Inputs) - len(places); i == 0 && missing > 0 {
+				places = append(places, slices.Repeat([]place{{operand: absent}}, missing)...)
+			}
+		}
+		kernel, err := part.choose(&call, choices)
+		if err != nil {
+			return nil, err
+		}
+		k.add(step{kernel, places, call.Parameters})
+		names = append(names, kernel.Sku().Kernel)
+	}
+	first := k.steps[0].kernel
+	k.sku, k.precision = first.Sku(), first.Precision()
+	k.sku.Op, k.sku.Kind, k.sku.Kernel = o.Name, c.Kind, strings.Join(names, "+")
+	for _, s := range k.steps[1:] {
+		if p := s.kernel.Precision(); p.MathPrecision == "tf32" {
+			k.precision.MathPrecision = p.MathPrecision
+		}
+	}
+	return k, nil
+}
+
+func (k *stepped) placeOf(v *tensor.View) place {
+	switch {
+	case v == nil:
+		return place{operand: absent}
+	case v.Operand != backend.WorkspaceOperand:
+		return place{operand: v.Operand}
+	default:
+		k.regions = max(k.regions, v.Offset+aligned256(v.Numel()*v.DType.Size()))
+		return place{backend.WorkspaceOperand, v.Offset}
+	}
+}
+
+func (k *stepped) add(s step) {
+	k.steps = append(k.steps, s)
+	k.operands = max(k.operands, len(s.places))
+	k.scratch = max(k.scratch, s.kernel.WorkspaceBytes())
+	most := s.kernel.WorkspaceBytes()
+	if stager, copies := s.kernel.(backend.Stager); copies {
+		most = max(most, stager.MostWorkspaceBytes())
+	}
+	k.worst = max(k.worst, most)
+}
+
+func (k *stepped) Sku() backend.Sku             { return k.sku }
+func (k *stepped) Precision() backend.Precision { return k.precision }
+func (k *stepped) WorkspaceBytes() int64        { return k.scratchFrom() + k.scratch }
+
+// MostWorkspaceBytes implements backend.Stager.
+func (k *stepped) MostWorkspaceBytes() int64 { return k.scratchFrom() + k.worst }
+
+// scratchFrom is where the steps' own scratch starts in the workspace.
+func (k *stepped) scratchFrom() int64 {
+	if k.memory != nil {
+		return 0
+	}
+	return k.regions
+}
+
+var freeSteps = sync.Pool{New: func() any { return new(backend.Run) }}
+
+// Run implements backend.Kernel.
+func (k *stepped) Run(r *backend.Run) error {
+	part := freeSteps.Get().(*backend.Run)
+	bases := slices.Grow(part.Bases[:0], k.operands)
+	defer func() {
+		clear(bases[:cap(bases)]) // addresses may be given back, and become Go's
+		*part = backend.Run{Bases: bases}
+		freeSteps.Put(part)
+	}()
+	between := r.Workspace
+	if k.memory != nil && k.regions > 0 {
+		address, err := k.memory.Allocate(k.regions)
+		if err != nil {
+			return check.In(k.sku.Op, err)
+		}
+		defer func() { _ = k.memory.Free(address) }() // it was just given out
+		between = unsafe.Add(unsafe.Pointer(nil), address)
+	}
+	for i := range k.steps {
+		s := &k.steps[i]
+		bases = bases[:len(s.places)]
+		for j, p := range s.places {
+			switch p.operand {
+			case absent:
+				bases[j] = nil
+			case backend.WorkspaceOperand:
+				bases[j] = unsafe.Add(between, p.offset)
+			default:
+				bases[j] = r.Bases[p.operand]
+			}
+		}
+		*part = backend.Run{
+			Bases: bases, Workspace: unsafe.Add(r.Workspace, k.scratchFrom()), Stream: r.Stream, Threads: r.Threads, Accumulate: r.Accumulate,
+		}
+		copy(part.Parameters[:], s.parameters)
+		if err := s.kernel.Run(part); err != nil {
+			return err
+		}
+	}
+	return nil
+}

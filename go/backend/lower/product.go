@@ -1,0 +1,165 @@
+package lower
+
+import (
+	"slices"
+
+	"github.com/epigrad/epigrad/go/backend"
+	"github.com/epigrad/epigrad/go/tensor"
+)
+
+// The operands of a product, results first. They index Product.Views and Dim.Strides.
+const (
+	Out = iota
+	Preactivation
+	Left
+	Right
+	Bias
+	Operands
+)
+
+// Dim is one dimension of a product. Strides are in elements, one for each operand: 0 where the
+// operand lacks the dimension or is broadcast along it.
+type Dim struct {
+	Size    int64
+	Strides [Operands]int64
+}
+
+// Product computes, for each index of Batch, M and N,
+//
+//	preactivation[batch, m, n] = sum over k of left[batch, m, k] right[batch, k, n] + bias[n]
+//	out[batch, m, n]           = act(preactivation[batch, m, n])
+//
+// Batch, M, N and K are lists of dimensions. Each list is walked as one index, in row-major order.
+// Bias may be nil, and so may one of the results.
+type Product struct {
+	Kind           string // of the activation
+	Views          [Operands]*tensor.View
+	Batch, M, N, K []Dim
+	// Summed counts the batch dimensions that the result is summed over. They come first in K.
+	Summed int
+	// Accumulates: a run that accumulates adds to the result.
+	Accumulates bool
+}
+
+// Forward returns the product of a GEMM epilogue.
+func Forward(p *backend.GemmEpilogue) *Product {
+	rank, last := p.BatchRank, p.A.Rank()-1
+	q := &Product{Kind: p.Kind, Views: [Operands]*tensor.View{p.Out, p.Preactivation, p.A, p.B, p.Bias}}
+	out, pre, a, b := stridesOf(p.Out, rank), stridesOf(p.Preactivation, rank), stridesOf(p.A, rank), stridesOf(p.B, rank)
+	q.M = dims(p.A.Shape[rank:last], strides{Out: out.rows, Preactivation: pre.rows, Left: a.rows})
+	q.N = dims(p.B.Shape[rank+1:], strides{Out: out.columns, Preactivation: pre.columns, Right: b.columns, Bias: stridesOf(p.Bias, 0).columns})
+	q.K = dims(p.A.Shape[last:], strides{Left: a.columns, Right: b.rows})
+	q.Batch = dims(p.A.Shape[:rank], strides{Out: out.batch, Preactivation: pre.batch, Left: a.batch, Right: b.batch})
+	return q
+}
+
+// gradA is grad_a = g bᵀ.
+func gradA(p *backend.GemmEpilogueBackward, g *tensor.View) *Product {
+	rank, last := p.BatchRank, g.Rank()-1
+	q := &Product{Kind: "none", Views: [Operands]*tensor.View{Out: p.GradA, Left: g, Right: p.B}}
+	out, left, b := stridesOf(p.GradA, rank), stridesOf(g, rank), stridesOf(p.B, rank)
+	q.M = dims(g.Shape[rank:last], strides{Out: out.rows, Left: left.rows})
+	q.N = dims(p.B.Shape[rank:rank+1], strides{Out: out.columns, Right: b.rows})
+	q.K = dims(g.Shape[last:], strides{Left: left.columns, Right: b.columns})
+	q.batch(dims(g.Shape[:rank], strides{Out: out.batch, Left: left.batch, Right: b.batch}))
+	return q
+}
+
+// gradB is grad_b = aᵀ g, summed over all rows.
+func gradB(p *backend.GemmEpilogueBackward, g *tensor.View) *Product {
+	rank, last := p.BatchRank, g.Rank()-1
+	q := &Product{Kind: "none", Views: [Operands]*tensor.View{Out: p.GradB, Left: p.A, Right: g}, Accumulates: true}
+	out, a, right := stridesOf(p.GradB, rank), stridesOf(p.A, rank), stridesOf(g, rank)
+	q.M = dims(p.A.Shape[last:], strides{Out: out.rows, Left: a.columns})
+	q.N = dims(g.Shape[last:], strides{Out: out.columns, Right: right.columns})
+	q.K = dims(g.Shape[rank:last], strides{Left: a.rows, Right: right.rows})
+	q.batch(dims(g.Shape[:rank], strides{Out: out.batch, Left: a.batch, Right: right.batch}))
+	return q
+}
+
+// batch adds batch dimensions: to the contraction where the result has the size 1, else to Batch.
+func (p *Product) batch(all []Dim) {
+	var summed []Dim
+	for d, dim := range all {
+		if p.Views[Out].Shape[d] == dim.Size {
+			p.Batch = append(p.Batch, dim)
+			continue
+		}
+		dim.Strides[Out] = 0
+		summed = append(summed, dim)
+	}
+	p.K, p.Summed = append(summed, p.K...), len(summed)
+}
+
+// matrix holds the strides of a view [batch..., rows..., columns].
+type matrix struct{ batch, rows, columns []int64 }
+
+// stridesOf is empty for a view that is nil.
+func stridesOf(v *tensor.View, batchRank int) (m matrix) {
+	if v != nil {
+		last := v.Rank() - 1
+		m = matrix{v.Strides[:batchRank], v.Strides[batchRank:last], v.Strides[last:]}
+	}
+	return m
+}
+
+// strides has a list for each operand, nil where the operand lacks the dimensions.
+type strides [Operands][]int64
+
+func dims(sizes []int64, of strides) []Dim {
+	all := make([]Dim, len(sizes))
+	for d, size := range sizes {
+		all[d].Size = size
+		for operand, list := range of {
+			if list != nil {
+				all[d].Strides[operand] = list[d]
+			}
+		}
+	}
+	return all
+}
+
+// View returns an operand with the dimensions of the groups, in their order, or nil for an absent
+// operand.
+func (p *Product) View(operand int, groups ...[]Dim) *tensor.View {
+	if p.Views[operand] == nil {
+		return nil
+	}
+	rank := 0
+	for _, group := range groups {
+		rank += len(group)
+	}
+	v, both := *p.Views[operand], make([]int64, 2*rank)
+	v.Shape, v.Strides = both[:0:rank], both[rank:rank]
+	for _, group := range groups {
+		for _, dim := range group {
+			v.Shape, v.Strides = append(v.Shape, dim.Size), append(v.Strides, dim.Strides[operand])
+		}
+	}
+	return &v
+}
+
+// Result returns an operand that is a result, or the bias, with the dimensions of a result.
+func (p *Product) Result(operand int) *tensor.View { return p.View(operand, p.Batch, p.M, p.N) }
+
+// Contiguous sets an operand's strides: the groups lie in their order, without gaps.
+func Contiguous(operand int, groups ...[]Dim) {
+	next := int64(1)
+	for _, group := range slices.Backward(groups) {
+		for d := range slices.Backward(group) {
+			group[d].Strides[operand] = next
+			next *= group[d].Size
+		}
+	}
+}
+
+// Count returns the number of indices of the groups together.
+func Count(groups ...[]Dim) int64 {
+	n := int64(1)
+	for _, group := range groups {
+		for _, dim := range group {
+			n *= dim.Size
+		}
+	}
+	return n
+}

@@ -4,8 +4,8 @@ import (
 	"unsafe"
 
 	"github.com/epigrad/epigrad/go/backend"
+	"github.com/epigrad/epigrad/go/backend/lower"
 	"github.com/epigrad/epigrad/go/dtype"
-	"github.com/epigrad/epigrad/go/tensor"
 	"github.com/epigrad/epigrad/kernels/portable"
 )
 
@@ -13,7 +13,7 @@ import (
 // unrounded sums.
 type gemmEpilogue[T real] struct {
 	facts
-	product            product
+	product            *product
 	formula            portable.Make // nil for the identity
 	out, preactivation *matrix
 	bias               *matrix
@@ -31,13 +31,14 @@ func newGemmEpilogue[T real](b *Backend, p *backend.GemmEpilogue) (*gemmEpilogue
 	if err != nil {
 		return nil, err
 	}
+	q := lower.Forward(p)
 	return &gemmEpilogue[T]{
 		facts:         newFacts(p, b.blas.routine(p.DType.Accumulator())),
-		product:       forwardProduct(&b.blas, p.A, p.B, p.BatchRank),
+		product:       newProduct(&b.blas, q),
 		formula:       formula,
-		out:           optionalMatrix(p.Out, p.BatchRank),
-		preactivation: optionalMatrix(p.Preactivation, p.BatchRank),
-		bias:          optionalMatrix(p.Bias, 0),
+		out:           resultOf(q, lower.Out),
+		preactivation: resultOf(q, lower.Preactivation),
+		bias:          resultOf(q, lower.Bias),
 	}, nil
 }
 
@@ -48,7 +49,7 @@ func (k *gemmEpilogue[T]) Run(r *backend.Run) error {
 	if k.formula != nil {
 		act = k.formula(r.Parameters[:])
 	}
-	return forEachTile(&k.product, r, func(s *scratch[T], t *tile[T]) {
+	return forEachTile(k.product, r, func(s *scratch[T], t *tile[T]) {
 		addBias(k.bias, r, s, t, k.product.depth())
 		if k.preactivation != nil {
 			storeTile(k.preactivation, r, t)
@@ -107,26 +108,10 @@ func storeTile[T real](m *matrix, r *backend.Run, t *tile[T]) {
 	}
 }
 
-// forwardProduct is a b.
-func forwardProduct(b *level3, left, right *tensor.View, batchRank int) product {
-	return newProduct(b, newMatrix(left, batchRank), newMatrix(right, batchRank).transposed(), left.Shape[:batchRank], nil)
-}
-
 // epilogueFormula is what makes the activation's formula, nil for the identity.
 func epilogueFormula(activation string) (portable.Make, error) {
 	if activation == "none" {
 		return nil, nil
 	}
 	return formulaOf(activation)
-}
-
-func optionalMatrix(v *tensor.View, batchRank int) *matrix {
-	if v == nil {
-		return nil
-	}
-	m := newMatrix(v, batchRank)
-	if v.Rank() == 1 { // a row vector: one row for every row
-		m.rows = axis{sizes: []int64{1}, strides: []int64{0}, length: 1}
-	}
-	return &m
 }

@@ -2,27 +2,34 @@ package cpu
 
 import (
 	"github.com/epigrad/epigrad/go/backend"
+	"github.com/epigrad/epigrad/go/backend/lower"
 	"github.com/epigrad/epigrad/go/dtype"
 	"github.com/epigrad/epigrad/go/tensor"
 	"github.com/epigrad/epigrad/kernels/portable"
 )
 
-// gemmEpilogueBackward computes grad_preactivation (into the workspace, rounded to the storage dtype) and the bias gradient (from the unrounded values) in
-// one pass, then the two products. Whatever is not asked for is not computed.
+// gemmEpilogueBackward runs a pass and products. The pass forms a preactivation that was not saved
+// itself, tile by tile.
 type gemmEpilogueBackward[T real] struct {
 	facts
-	problem *backend.GemmEpilogueBackward
+	pass    *lower.Pass   // nil where the products are all
 	formula portable.Make // nil for the identity: grad_preactivation is grad_output itself
 
-	grid                   grid // of grad_preactivation
-	recompute              *product
-	gradOutput             matrix
-	saved                  *matrix // the preactivation or the output
-	bias                   *matrix
-	gradPreactivation      *matrix // in the workspace; nil where no product needs it
-	workspaceBytes         int64
-	productA, productB     *product
-	gradA, gradB, gradBias *matrix
+	grid              grid // of grad_preactivation
+	recompute         *product
+	gradOutput, saved *matrix
+	bias              *matrix
+	gradPreactivation *matrix // in the workspace; nil where no product needs it
+	gradBias          *matrix
+	workspaceBytes    int64
+	products          []gradientProduct
+}
+
+// gradientProduct is a product that is stored as a gradient.
+type gradientProduct struct {
+	*product
+	out         *matrix
+	accumulates bool
 }
 
 func (b *Backend) selectGemmEpilogueBackward(p *backend.GemmEpilogueBackward) (backend.Kernel, error) {
@@ -37,84 +44,64 @@ func newGemmEpilogueBackward[T real](b *Backend, p *backend.GemmEpilogueBackward
 	if err != nil {
 		return nil, err
 	}
-	rank := p.BatchRank
-	batch := p.GradOutput.Shape[:rank]
-	k := &gemmEpilogueBackward[T]{
-		facts:      newFacts(p, b.blas.routine(p.DType.Accumulator())),
-		problem:    p,
-		formula:    formula,
-		gradOutput: newMatrix(p.GradOutput, rank),
-		bias:       optionalMatrix(p.Bias, 0),
-		gradA:      optionalMatrix(p.GradA, rank),
-		gradB:      optionalMatrix(p.GradB, rank),
-		gradBias:   optionalMatrix(p.GradBias, 0),
-	}
-	k.grid = newGrid(batch, k.gradOutput.rows.length, k.gradOutput.columns.length, formulaWork)
-	gradient := k.gradOutput
-	if formula != nil {
-		switch {
-		case p.Output != nil:
-			k.saved = optionalMatrix(p.Output, rank)
-		case p.Preactivation != nil:
-			k.saved = optionalMatrix(p.Preactivation, rank)
-		default:
-			forward := forwardProduct(&b.blas, p.A, p.B, rank)
-			k.recompute = &forward
-		}
-		if p.GradA != nil || p.GradB != nil {
-			view := tensor.View{
-				Operand: backend.WorkspaceOperand, DType: p.DType, Device: p.GradOutput.Device,
-				Shape: p.GradOutput.Shape, Strides: tensor.ContiguousStrides(p.GradOutput.Shape),
-			}
-			k.workspaceBytes = view.Numel() * p.DType.Size()
-			gradient = newMatrix(&view, rank)
-			k.gradPreactivation = &gradient
+	made := lower.Gradients(p, workspace)
+	k := &gemmEpilogueBackward[T]{facts: newFacts(p, b.blas.routine(p.DType.Accumulator())), pass: made.Pass, formula: formula}
+	if pass := made.Pass; pass != nil {
+		rank, last := p.BatchRank, p.GradOutput.Rank()-1
+		k.gradOutput, k.saved = newMatrix(pass.GradOutput, rank, last-rank), newMatrix(pass.Saved, rank, last-rank)
+		k.gradPreactivation, k.gradBias = newMatrix(pass.GradPreactivation, rank, last-rank), newMatrix(pass.GradBias, 0, last)
+		k.grid = newGrid(p.GradOutput.Shape[:rank], k.gradOutput.rows.length, k.gradOutput.columns.length, formulaWork)
+		if pass.GradPreactivation != nil {
+			k.workspaceBytes = bytesOf(pass.GradPreactivation)
 		}
 	}
-	if p.GradA != nil {
-		product := newProduct(&b.blas, gradient, newMatrix(p.B, rank), batch, p.GradA)
-		k.productA = &product
+	if made.Recompute != nil {
+		q := lower.Forward(made.Recompute)
+		k.recompute, k.bias = newProduct(&b.blas, q), resultOf(q, lower.Bias)
 	}
-	if p.GradB != nil {
-		product := newProduct(&b.blas, newMatrix(p.A, rank).transposed(), gradient.transposed(), batch, p.GradB)
-		k.productB = &product
+	for _, q := range made.Products() {
+		k.products = append(k.products, gradientProduct{newProduct(&b.blas, q), resultOf(q, lower.Out), q.Accumulates})
 	}
 	return k, nil
 }
 
+// workspace is a view of the workspace from its start.
+func workspace(dt dtype.DType, shape ...int64) *tensor.View {
+	return &tensor.View{Operand: backend.WorkspaceOperand, DType: dt, Shape: shape, Strides: tensor.ContiguousStrides(shape)}
+}
+
+func bytesOf(v *tensor.View) int64 { return v.Numel() * v.DType.Size() }
+
 func (k *gemmEpilogueBackward[T]) WorkspaceBytes() int64 { return k.workspaceBytes }
 
 func (k *gemmEpilogueBackward[T]) Run(r *backend.Run) error {
-	if k.gradPreactivation != nil || k.gradBias != nil {
+	if k.pass != nil {
 		if err := k.runGradPreactivation(r); err != nil {
 			return err
 		}
 	}
-	if k.productA != nil {
-		if err := runGradient[T](k.productA, k.gradA, r, false); err != nil {
+	for _, g := range k.products {
+		if err := runGradient[T](g, r); err != nil {
 			return err
 		}
-	}
-	if k.productB != nil {
-		return runGradient[T](k.productB, k.gradB, r, r.Accumulate)
 	}
 	return nil
 }
 
 // runGradient stores a product as a gradient.
-func runGradient[T real](p *product, gradient *matrix, r *backend.Run, accumulate bool) error {
-	return forEachTile(p, r, func(s *scratch[T], t *tile[T]) {
+func runGradient[T real](g gradientProduct, r *backend.Run) error {
+	return forEachTile(g.product, r, func(s *scratch[T], t *tile[T]) {
 		for row := range t.rows {
 			line := t.line(row)
-			address, step := gradient.address(r, t.batch, t.row+int64(row), t.column)
-			if accumulate {
+			address, step := g.out.address(r, t.batch, t.row+int64(row), t.column)
+			if g.accumulates && r.Accumulate {
 				old := s.strip[:t.columns]
-				load(old, address, step, p.dt)
+				load(old, address, step, g.dt)
 				for i, x := range old {
 					line[i] += x
 				}
 			}
-			store(address, step, line, p.dt)
+			store(address, step, line, g.dt)
 		}
 	})
 }
@@ -160,18 +147,18 @@ func (k *gemmEpilogueBackward[T]) runGradPreactivation(r *backend.Run) error {
 		all.result(total[:columns])
 		address, step := k.gradBias.address(r, nil, 0, column)
 		if r.Accumulate {
-			load(old[:columns], address, step, k.problem.DType)
+			load(old[:columns], address, step, k.pass.GradBias.DType)
 			for i := range columns {
 				total[i] += old[i]
 			}
 		}
-		store(address, step, total[:columns], k.problem.DType)
+		store(address, step, total[:columns], k.pass.GradBias.DType)
 	})
 }
 
 // gradientTile forms one tile of grad_preactivation, stores it if it is needed, and adds its rows to the column sums.
 func (k *gemmEpilogueBackward[T]) gradientTile(r *backend.Run, s *scratch[T], t *tile[T], act *portable.Formula, columnSums *sums) {
-	dt := k.problem.DType
+	dt := k.pass.GradOutput.DType
 	if k.recompute != nil {
 		computeTile(k.recompute, r, s, t)
 		addBias(k.bias, r, s, t, k.recompute.depth())
@@ -191,7 +178,7 @@ func (k *gemmEpilogueBackward[T]) gradientTile(r *backend.Run, s *scratch[T], t 
 		default:
 			address, step := k.saved.address(r, t.batch, t.row+int64(row), t.column)
 			load(x[:n], address, step, dt)
-			if k.problem.Output != nil {
+			if k.pass.FromOutput {
 				act.GradientsFromOutput(gradient[:n], g[:n], x[:n])
 			} else {
 				act.Gradients(gradient[:n], g[:n], x[:n])

@@ -1,6 +1,7 @@
 package cpu
 
 import (
+	"slices"
 	"sync"
 	"unsafe"
 )
@@ -26,11 +27,7 @@ func newPool[T real](batchRank int) pool[T] {
 
 func (p *pool[T]) get() *scratch[T] {
 	if s, ok := p.free.Get().(*scratch[T]); ok {
-		if need := 3 * p.batchRank; cap(s.index) < need {
-			s.index = make([]int64, need)
-		} else {
-			s.index = s.index[:need]
-		}
+		s.index = slices.Grow(s.index[:0], p.batchRank)[:p.batchRank]
 		return s
 	}
 	return newScratch[T](p.batchRank)

@@ -6,6 +6,7 @@ import (
 	"gonum.org/v1/gonum/blas"
 
 	"github.com/epigrad/epigrad/go/backend"
+	"github.com/epigrad/epigrad/go/backend/lower"
 	"github.com/epigrad/epigrad/go/dtype"
 	"github.com/epigrad/epigrad/go/tensor"
 )
@@ -71,14 +72,18 @@ type matrix struct {
 	batch         []int64 // byte strides
 }
 
-// newMatrix views [batch..., rows..., columns].
-func newMatrix(v *tensor.View, batchRank int) matrix {
-	size, last := v.DType.Size(), v.Rank()-1
-	m := matrix{
+// newMatrix views [batch..., rows..., columns...], of so many batch dimensions and rows. It is nil
+// for an absent operand.
+func newMatrix(v *tensor.View, batch, rows int) *matrix {
+	if v == nil {
+		return nil
+	}
+	size, first := v.DType.Size(), batch+rows
+	m := &matrix{
 		view:    v,
-		rows:    newAxis(v.Shape[batchRank:last], v.Strides[batchRank:last], size),
-		columns: newAxis(v.Shape[last:], v.Strides[last:], size),
-		batch:   make([]int64, batchRank),
+		rows:    newAxis(v.Shape[batch:first], v.Strides[batch:first], size),
+		columns: newAxis(v.Shape[first:], v.Strides[first:], size),
+		batch:   make([]int64, batch),
 	}
 	for d := range m.batch {
 		m.batch[d] = v.Strides[d] * size
@@ -86,10 +91,14 @@ func newMatrix(v *tensor.View, batchRank int) matrix {
 	return m
 }
 
+// resultOf is a result of a product, or its bias, which has the same rows and columns; nil if absent.
+func resultOf(p *lower.Product, operand int) *matrix {
+	return newMatrix(p.Result(operand), len(p.Batch), len(p.M))
+}
+
 // transposed exchanges rows and columns.
-func (m matrix) transposed() matrix {
-	m.rows, m.columns = m.columns, m.rows
-	return m
+func (m *matrix) transposed() *matrix {
+	return &matrix{view: m.view, rows: m.columns, columns: m.rows, batch: m.batch}
 }
 
 // at returns the address of a batch item's element [0, 0].
@@ -104,22 +113,19 @@ func (m *matrix) at(r *backend.Run, index []int64) unsafe.Pointer {
 // product is result[i, j] = sum over l of left[i, l] right[j, l], for every item of the kept batch, summed over the items of the other batch dimensions.
 type product struct {
 	dt           dtype.DType
-	left, right  matrix
-	kept, summed []int64 // sizes of the batch dimensions: each is 1 in one of the two
+	left, right  *matrix
+	kept, summed []int64 // sizes of the batch dimensions, which the operands have in this order
 	blas         *level3
 }
 
-// newProduct pairs two operands. result has the size 1 in the batch dimensions that are summed over; batch are the full sizes.
-func newProduct(b *level3, left, right matrix, batch []int64, result *tensor.View) product {
-	p := product{dt: left.view.DType, left: left, right: right, blas: b}
-	for d, n := range batch {
-		if result != nil && result.Shape[d] != n {
-			p.kept, p.summed = append(p.kept, 1), append(p.summed, n)
-		} else {
-			p.kept, p.summed = append(p.kept, n), append(p.summed, 1)
-		}
+func newProduct(b *level3, p *lower.Product) *product {
+	summed, depth := p.K[:p.Summed], p.K[p.Summed:]
+	left, right := p.View(lower.Left, p.Batch, summed, p.M, depth), p.View(lower.Right, p.Batch, summed, p.N, depth)
+	kept, batch := len(p.Batch), len(p.Batch)+p.Summed
+	return &product{
+		dt: left.DType, left: newMatrix(left, batch, len(p.M)), right: newMatrix(right, batch, len(p.N)),
+		kept: left.Shape[:kept], summed: left.Shape[kept:batch], blas: b,
 	}
-	return p
 }
 
 // level3 is the seam to a BLAS library: gonum's interfaces, and whoever implements them.
@@ -165,7 +171,7 @@ func newScratch[T real](batchRank int) *scratch[T] {
 	}
 	return &scratch[T]{
 		left: cut(tileRows * packedDepth), right: cut(tileColumns * packedDepth), acc: cut(tileRows * tileColumns), strip: cut(strips * tileColumns),
-		index: make([]int64, 3*batchRank),
+		index: make([]int64, batchRank),
 	}
 }
 
@@ -241,7 +247,7 @@ func (p *product) depth() int64 { return p.left.columns.length }
 func forEachTile[T real](p *product, r *backend.Run, sink func(s *scratch[T], t *tile[T])) error {
 	g := p.grid()
 	panels, columnTiles := g.panels(), g.columnTiles()
-	pool := newPool[T](len(g.batch))
+	pool := newPool[T](len(p.kept) + len(p.summed))
 	return parallel(panels*columnTiles, r.Threads, g.work, func(task int) {
 		s := pool.get()
 		defer pool.put(s)
@@ -257,19 +263,15 @@ func computeTile[T real](p *product, r *backend.Run, s *scratch[T], t *tile[T]) 
 	if p.depth() == 0 {
 		return // the operands have no elements, hence no addresses
 	}
-	rank := len(t.batch)
-	index, inner := s.index[rank:2*rank], s.index[2*rank:]
+	index := s.index[:len(p.kept)+len(p.summed)] // begins with t.batch
 	for item := range items(p.summed) {
-		unravel(inner, p.summed, item)
-		for d := range index {
-			index[d] = t.batch[d] + inner[d]
-		}
+		unravel(index[len(p.kept):], p.summed, item)
 		left, right := p.left.at(r, index), p.right.at(r, index)
 		for l, depth := int64(0), p.depth(); l < depth; l += tileDepth {
 			k := int(min(tileDepth, depth-l))
 			ld := (k+15)&^15 + 16
-			pack(s.left, ld, left, &p.left, t.row, t.rows, l, k, p.dt, s.strip)
-			pack(s.right, ld, right, &p.right, t.column, t.columns, l, k, p.dt, s.strip)
+			pack(s.left, ld, left, p.left, t.row, t.rows, l, k, p.dt, s.strip)
+			pack(s.right, ld, right, p.right, t.column, t.columns, l, k, p.dt, s.strip)
 			multiply(p.blas, t.rows, t.columns, k, s.left, s.right, ld, t.acc)
 		}
 	}

@@ -2,6 +2,8 @@ package cpu
 
 import (
 	"github.com/epigrad/epigrad/go/backend"
+	"github.com/epigrad/epigrad/go/backend/lower"
+	"github.com/epigrad/epigrad/go/dtype"
 	"github.com/epigrad/epigrad/go/tensor"
 	kernels "github.com/epigrad/epigrad/kernels/cpu"
 )
@@ -26,11 +28,10 @@ func fits(results ...*matrix) bool {
 
 // vectorGemmEpilogue applies bias and activation to the unrounded sums of a tile while it is in cache.
 func (b *Backend) vectorGemmEpilogue(p *backend.GemmEpilogue) backend.Kernel {
-	product := b.vectorProduct(forwardProduct(&b.blas, p.A, p.B, p.BatchRank))
+	q := lower.Forward(p)
+	product := b.vectorProduct(newProduct(&b.blas, q))
 	value, ok := b.engine.Kernel("epilogue_" + p.Kind + "_" + p.DType.Short())
-	to := &sink{
-		out: optionalMatrix(p.Out, p.BatchRank), pre: optionalMatrix(p.Preactivation, p.BatchRank), bias: optionalMatrix(p.Bias, 0), value: value,
-	}
+	to := &sink{out: resultOf(q, lower.Out), pre: resultOf(q, lower.Preactivation), bias: resultOf(q, lower.Bias), value: value}
 	if product == nil || !ok || !fits(to.out, to.pre) {
 		return nil
 	}
@@ -39,65 +40,44 @@ func (b *Backend) vectorGemmEpilogue(p *backend.GemmEpilogue) backend.Kernel {
 	return k
 }
 
-// vectorGemmEpilogueBackward forms grad_preactivation (in the workspace, rounded to storage) and the bias gradient (from the unrounded values) in one pass, in
-// which the preactivation is formed first where none was saved; then the two products.
+// vectorGemmEpilogueBackward makes the steps of a backward. Those that need memory share the
+// workspace from its start, so the pass is in place.
 func (b *Backend) vectorGemmEpilogueBackward(p *backend.GemmEpilogueBackward) backend.Kernel {
-	rank, shape := p.BatchRank, p.GradOutput.Shape
 	k := &vectorGemm{}
-	workspace := &tensor.View{
-		Operand: backend.WorkspaceOperand, DType: p.DType, Device: p.GradOutput.Device, Shape: shape, Strides: tensor.ContiguousStrides(shape),
-	}
-	gradient := p.GradOutput // also what the identity's pass reads as its preactivation
-	saved, name := gradient, "activation_backward_"+p.Kind
-	if p.Kind != "none" {
-		switch {
-		case p.Output != nil:
-			saved, name = p.Output, "from_output_"+p.Kind
-		case p.Preactivation != nil:
-			saved = p.Preactivation
-		default:
-			saved = workspace
-			k.run = append(k.run, b.recompute(p, workspace))
-		}
-		if p.GradA != nil || p.GradB != nil {
-			gradient = workspace
-		}
-		if gradient == workspace || saved == workspace {
-			k.workspaceBytes = workspace.Numel() * p.DType.Size()
-		}
-	}
-	if gradient == workspace || p.GradBias != nil {
-		var outputs []*tensor.View
-		if gradient == workspace {
-			outputs = []*tensor.View{workspace}
-		}
-		k.run = append(k.run, b.gradientPass(name, p, operandsOf(outputs, p.GradOutput, saved)))
-	}
-	batch := shape[:rank]
-	var product *vectorProduct
-	if p.GradA != nil {
-		product = b.vectorProduct(newProduct(&b.blas, newMatrix(gradient, rank), newMatrix(p.B, rank), batch, p.GradA))
-		k.run = append(k.run, gradientProduct(product, newMatrix(p.GradA, rank), false))
-	}
-	if p.GradB != nil {
-		left, right, result := newMatrix(p.A, rank).transposed(), newMatrix(gradient, rank).transposed(), newMatrix(p.GradB, rank)
-		exchanged := result.liesInColumns()
-		if exchanged {
-			left, right, result = right, left, result.transposed()
-		}
-		if product = b.vectorProduct(newProduct(&b.blas, left, right, batch, p.GradB)); product != nil {
-			product.exchanged = exchanged
-		}
-		k.run = append(k.run, gradientProduct(product, result, true))
-	}
-	for _, run := range k.run {
-		if run == nil {
+	made := lower.Gradients(p, func(dt dtype.DType, shape ...int64) *tensor.View {
+		v := workspace(dt, shape...)
+		k.workspaceBytes = bytesOf(v)
+		return v
+	})
+	if made.Recompute != nil {
+		formed := b.vectorGemmEpilogue(made.Recompute)
+		if formed == nil {
 			return nil
 		}
+		k.run = append(k.run, formed.Run)
+	}
+	if made.Pass != nil {
+		pass := b.gradientPass(made.Pass)
+		if !pass.ok {
+			return nil
+		}
+		k.run = append(k.run, pass.run)
 	}
 	routine := ""
-	if product != nil {
-		routine = product.routine()
+	for _, q := range made.Products() {
+		product, gradient := newProduct(&b.blas, q), resultOf(q, lower.Out)
+		exchanged := q == made.B && gradient.liesInColumns()
+		if exchanged {
+			product.left, product.right, gradient = product.right, product.left, gradient.transposed()
+		}
+		v := b.vectorProduct(product)
+		if v == nil || !fits(gradient) {
+			return nil
+		}
+		v.exchanged, routine = exchanged, v.routine()
+		k.run = append(k.run, func(r *backend.Run) error {
+			return v.run(r, &sink{out: gradient, value: v.store, accumulate: q.Accumulates && r.Accumulate})
+		})
 	}
 	k.facts = b.vectorFacts(p, routine)
 	return k
@@ -111,52 +91,23 @@ func (m *matrix) liesInColumns() bool {
 	return even && along == m.view.DType.Size() && across != along && m.rows.length > 1
 }
 
-// recompute is the step that forms the preactivation, rounded as a saved one is.
-func (b *Backend) recompute(p *backend.GemmEpilogueBackward, workspace *tensor.View) func(*backend.Run) error {
-	product := b.vectorProduct(forwardProduct(&b.blas, p.A, p.B, p.BatchRank))
-	if product == nil {
-		return nil
+// gradientPass forms grad_preactivation and the bias gradient.
+func (b *Backend) gradientPass(p *lower.Pass) pass {
+	saved, name := p.Saved, "activation_backward_"+p.Kind
+	if p.FromOutput {
+		name = "from_output_" + p.Kind
 	}
-	to := &sink{pre: optionalMatrix(workspace, p.BatchRank), bias: optionalMatrix(p.Bias, 0)}
-	if !fits(to.pre) {
-		return nil
+	if saved == nil {
+		saved = p.GradOutput // what the identity's kernel reads as its preactivation
 	}
-	return func(r *backend.Run) error { return product.run(r, to) }
-}
-
-// gradientPass is the step that forms grad_preactivation, and its sums over all rows if they are asked for.
-func (b *Backend) gradientPass(name string, p *backend.GemmEpilogueBackward, operands [kernels.Operands]*tensor.View) func(*backend.Run) error {
-	v := b.vector(name, p.DType, operands)
+	v := b.vector(name, p.GradOutput.DType, operandsOf([]*tensor.View{p.GradPreactivation}, p.GradOutput, saved))
 	if v == nil {
-		return nil
+		return pass{}
 	}
-	var run func(*backend.Run) error
-	var ok bool
 	if p.GradBias == nil {
-		run, ok = v.elementwise()
-	} else {
-		// The bias gradient, as wide as grad_output, of size 1 in all dimensions but the last.
-		bias := *p.GradBias
-		last := p.GradOutput.Rank() - 1
-		bias.Shape, bias.Strides = make([]int64, last+1), make([]int64, last+1)
-		for d := range last {
-			bias.Shape[d] = 1
-		}
-		bias.Shape[last], bias.Strides[last] = p.GradBias.Shape[0], p.GradBias.Strides[0]
-		run, ok = v.sums([kernels.Outputs]*tensor.View{&bias}, operands[kernels.Outputs+1], true)
+		run, ok := v.elementwise()
+		return pass{run, ok}
 	}
-	if !ok {
-		return nil
-	}
-	return run
-}
-
-// gradientProduct is the step that stores a product as a gradient.
-func gradientProduct(product *vectorProduct, gradient matrix, accumulates bool) func(*backend.Run) error {
-	if product == nil || !fits(&gradient) {
-		return nil
-	}
-	return func(r *backend.Run) error {
-		return product.run(r, &sink{out: &gradient, value: product.store, accumulate: accumulates && r.Accumulate})
-	}
+	run, ok := v.sums([kernels.Outputs]*tensor.View{p.GradBias}, saved, true)
+	return pass{run, ok}
 }

@@ -26,7 +26,7 @@ const (
 
 // vectorProduct is a product by an engine.
 type vectorProduct struct {
-	product
+	*product
 	engine                *kernels.Engine
 	form                  kernels.Form
 	leftAxes, rightAxes   [2]kernels.Axis
@@ -58,7 +58,7 @@ var forms = map[dtype.DType][]kernels.Form{
 }
 
 // vectorProduct makes a product by the engine, or nil where there is none or an operand has too many dimensions.
-func (b *Backend) vectorProduct(p product) *vectorProduct {
+func (b *Backend) vectorProduct(p *product) *vectorProduct {
 	if b.engine == nil {
 		return nil
 	}
@@ -293,7 +293,9 @@ func (v *vectorProduct) block(r *backend.Run, c blocks, number int64, to *sink, 
 		passes = 1
 	}
 	leftPanels, rightPanels := divideUp(b.rows, v.leftWidth), divideUp(b.columns, v.rightWidth)
-	p.index = slices.Grow(p.index[:0], len(b.batch))[:len(b.batch)]
+	dimensions := len(v.kept) + len(v.summed)
+	p.index = slices.Grow(p.index[:0], dimensions)[:dimensions]
+	copy(p.index, b.batch)
 	for pass := range passes {
 		first := pass % parts * most
 		depth := max(0, min(most, v.depth()-first))
@@ -304,10 +306,7 @@ func (v *vectorProduct) block(r *backend.Run, c blocks, number int64, to *sink, 
 		p.left.room(leftPanels, v.leftWidth*units*v.sumSize)
 		p.right.room(rightPanels, v.rightWidth*units*v.sumSize)
 		if depth > 0 {
-			unravel(p.index, v.summed, int(pass/parts))
-			for d := range p.index {
-				p.index[d] += b.batch[d]
-			}
+			unravel(p.index[len(v.kept):], v.summed, int(pass/parts))
 			again := truth(pass > 0)
 			p.packing = packing{
 				engine: v.engine,

@@ -9,6 +9,7 @@ import (
 
 	"github.com/epigrad/epigrad/go/activation"
 	"github.com/epigrad/epigrad/go/backend"
+	"github.com/epigrad/epigrad/go/backend/lower"
 	"github.com/epigrad/epigrad/go/dtype"
 	"github.com/epigrad/epigrad/go/status"
 	"github.com/epigrad/epigrad/go/tensor"
@@ -343,12 +344,8 @@ func (b *builder) activationBackward(p *backend.ActivationBackward) error {
 		})
 	}
 	if gradient {
-		bias := p.GradBias
-		for bias != nil && bias.Rank() > 1 {
-			row := bias.Squeeze(0)
-			bias = &row
-		}
-		if err := b.gradPreactivation(p.Kind, false, p.GradOutput, p.Input, p.GradInput, bias); err != nil {
+		pass := &lower.Pass{Kind: p.Kind, GradOutput: p.GradOutput, Saved: p.Input, GradPreactivation: p.GradInput, GradBias: p.GradBias}
+		if err := b.gradPreactivation(pass); err != nil {
 			return err
 		}
 	}
@@ -374,34 +371,28 @@ func (b *builder) gatedBackward(p *backend.GatedBackward) error {
 	return b.elementwise(f, numbers{}, p.GradValue, p.GradGate, p.GradOutput, p.Value, p.Gate)
 }
 
-// gradPreactivation adds grad_preactivation = grad_output act'(saved) and grad_bias = its sum over all dimensions but the last; saved is the preactivation, or
-// the output. The views [..., n] have one shape and any strides. Without an activation there is no saved; grad_preactivation may be nil, and either of
-// the others; grad_bias, of shape [n], may be nil. grad_bias alone accumulates.
-func (b *builder) gradPreactivation(kind string, fromOutput bool, gradOutput, saved, gradPreactivation, gradBias *tensor.View) error {
-	what, suffix := "grad_preactivation_", kind+"_"+gradOutput.DType.Short()
-	inputs := []*tensor.View{gradOutput, saved}
+// gradPreactivation adds a pass, whose views have any strides.
+func (b *builder) gradPreactivation(p *lower.Pass) error {
+	what, suffix := "grad_preactivation_", p.Kind+"_"+p.GradOutput.DType.Short()
+	inputs := []*tensor.View{p.GradOutput, p.Saved}
 	switch {
-	case kind == "none":
+	case p.Kind == "none":
 		inputs = inputs[:1]
-	case fromOutput:
+	case p.FromOutput:
 		what += "from_output_"
 	}
-	if gradBias == nil {
-		if kind == "none" {
-			return b.activation("none", gradPreactivation, gradOutput)
+	if p.GradBias == nil {
+		if p.Kind == "none" {
+			return b.activation("none", p.GradPreactivation, p.GradOutput)
 		}
-		f := function{what + suffix, 1, vectorsOf(kind, gradOutput.DType)}
-		if fromOutput {
+		f := function{what + suffix, 1, vectorsOf(p.Kind, p.GradOutput.DType)}
+		if p.FromOutput {
 			f.vectors = 1
 		}
-		return b.elementwise(f, numbers{}, append([]*tensor.View{gradPreactivation}, inputs...)...)
-	}
-	sums := *gradBias
-	for sums.Rank() < gradOutput.Rank() {
-		sums = sums.Unsqueeze(0)
+		return b.elementwise(f, numbers{}, append([]*tensor.View{p.GradPreactivation}, inputs...)...)
 	}
 	return b.reduce(&reduction{
-		columns: what + "columns_" + suffix, outputs: []*tensor.View{gradPreactivation}, sums: []*tensor.View{&sums}, inputs: inputs,
+		columns: what + "columns_" + suffix, outputs: []*tensor.View{p.GradPreactivation}, sums: []*tensor.View{p.GradBias}, inputs: inputs,
 		accumulates: true,
 	})
 }

@@ -11,6 +11,7 @@ import (
 	"slices"
 	"unsafe"
 
+	"github.com/epigrad/epigrad/go/backend/lower"
 	"github.com/epigrad/epigrad/go/dtype"
 	"github.com/epigrad/epigrad/go/status"
 	"github.com/epigrad/epigrad/go/tensor"
@@ -19,60 +20,33 @@ import (
 // mostBLASWorkspace is what cuBLASLt may use for one product: as much as PyTorch gives it on Hopper.
 const mostBLASWorkspace = 32 << 20
 
-// dim is one dimension of a product with its stride in every operand that has it.
-type dim struct {
-	size             int64
-	left, right, out int64
-}
-
-// product is out[batch, m, n] = sum over k of left[batch, m, k] right[batch, k, n] (+ out). Each of the four is a list of dimensions, walked
-// as one in row-major order.
-type product struct {
-	left, right, out *tensor.View
-	batch, m, n, k   []dim
-	accumulates      bool
-}
-
 // matmul is a product that cuBLASLt can do in one call.
 type matmul struct {
-	left, right, out                   *tensor.View // only where they start is used
-	bias                               *tensor.View
-	leftMatrix, rightMatrix, outMatrix matrix
-	batch                              dim // size 1 without one
-	accumulates                        bool
-	dt                                 dtype.DType
-	tf32                               bool
+	views       [lower.Operands]*tensor.View // only where they start is used
+	matrices    [lower.Operands]matrix
+	batch       lower.Dim // size 1 without one
+	accumulates bool
+	dt          dtype.DType
+	tf32        bool
 }
 
 // squeezed leaves out dimensions of size 1.
-func squeezed(dims []dim) []dim {
-	return slices.DeleteFunc(slices.Clone(dims), func(d dim) bool { return d.size == 1 })
-}
-
-func count(dims []dim) int64 {
-	n := int64(1)
-	for _, d := range dims {
-		n *= d.size
-	}
-	return n
+func squeezed(dims []lower.Dim) []lower.Dim {
+	return slices.DeleteFunc(slices.Clone(dims), func(d lower.Dim) bool { return d.Size == 1 })
 }
 
 // merged is the one stride with which an operand's dimensions are walked, and whether there is one.
-func merged(dims []dim, stride func(*dim) int64) (int64, bool) {
+func merged(dims []lower.Dim, operand int) (int64, bool) {
 	if len(dims) == 0 {
 		return 1, true
 	}
 	for i := range dims[:len(dims)-1] {
-		if stride(&dims[i]) != stride(&dims[i+1])*dims[i+1].size {
+		if dims[i].Strides[operand] != dims[i+1].Strides[operand]*dims[i+1].Size {
 			return 0, false
 		}
 	}
-	return stride(&dims[len(dims)-1]), true
+	return dims[len(dims)-1].Strides[operand], true
 }
-
-func ofLeft(d *dim) int64  { return d.left }
-func ofRight(d *dim) int64 { return d.right }
-func ofOut(d *dim) int64   { return d.out }
 
 // byColumns returns the leading dimension with which BLAS reads a matrix in place, column after column, and whether it can: the rows have the
 // stride 1 and columns do not overlap. Exchanging the two gives the same for row after row.
@@ -92,12 +66,12 @@ type matrix struct {
 }
 
 // matrixOf merges an operand's dimensions into rows and columns, if each are walked as one.
-func matrixOf(rows, columns []dim, stride func(*dim) int64) (m matrix, ok bool) {
-	m.rows, m.columns = count(rows), count(columns)
-	if m.rowStride, ok = merged(rows, stride); !ok {
+func matrixOf(rows, columns []lower.Dim, operand int) (m matrix, ok bool) {
+	m.rows, m.columns = lower.Count(rows), lower.Count(columns)
+	if m.rowStride, ok = merged(rows, operand); !ok {
 		return m, false
 	}
-	m.columnStride, ok = merged(columns, stride)
+	m.columnStride, ok = merged(columns, operand)
 	return m, ok
 }
 
@@ -108,8 +82,8 @@ func (m matrix) byColumns() (ld int64, ok bool) {
 }
 
 // inPlace reports whether BLAS can read an operand as it lies.
-func inPlace(rows, columns []dim, stride func(*dim) int64) bool {
-	m, ok := matrixOf(rows, columns, stride)
+func inPlace(rows, columns []lower.Dim, operand int) bool {
+	m, ok := matrixOf(rows, columns, operand)
 	if !ok {
 		return false
 	}
@@ -119,57 +93,56 @@ func inPlace(rows, columns []dim, stride func(*dim) int64) bool {
 }
 
 // writable is inPlace for a result; with a bias, which BLAS adds along its own columns, that has to have rows.
-func writable(rows, columns []dim, withBias bool) bool {
-	m, ok := matrixOf(rows, columns, ofOut)
+func writable(p *lower.Product) bool {
+	m, ok := matrixOf(p.M, p.N, lower.Out)
 	if !ok {
 		return false
 	}
 	_, columnwise := m.byColumns()
 	_, rowwise := m.transposed().byColumns()
-	return rowwise || columnwise && !withBias
+	return rowwise || columnwise && p.Views[lower.Bias] == nil
 }
 
-// multiply adds a product to the program. bias, of n contiguous elements, is added to every row.
-func (b *builder) multiply(p product, bias *tensor.View, tf32 bool) error {
-	p.batch, p.m, p.n, p.k = squeezed(p.batch), squeezed(p.m), squeezed(p.n), squeezed(p.k)
-	if count(p.batch)*count(p.m)*count(p.n) == 0 {
+// multiply adds a product without an activation to the program. A bias has contiguous elements.
+func (b *builder) multiply(whole *lower.Product, tf32 bool) error {
+	p := *whole
+	p.Batch, p.M, p.N, p.K = squeezed(p.Batch), squeezed(p.M), squeezed(p.N), squeezed(p.K)
+	if lower.Count(p.Batch, p.M, p.N) == 0 {
 		return nil
 	}
-	if count(p.k) == 0 {
-		return b.emptySum(p)
+	if lower.Count(p.K) == 0 {
+		return b.emptySum(&p)
 	}
-	var err error
-	if !inPlace(p.m, p.k, ofLeft) {
-		if p.left, err = b.stageInput(p.left, func(d *dim) *int64 { return &d.left }, p.batch, p.m, p.k); err != nil {
+	if !inPlace(p.M, p.K, lower.Left) {
+		if err := b.stageInput(&p, lower.Left, p.M, p.K); err != nil {
 			return err
 		}
 	}
-	if !inPlace(p.k, p.n, ofRight) {
-		if p.right, err = b.stageInput(p.right, func(d *dim) *int64 { return &d.right }, p.batch, p.k, p.n); err != nil {
+	if !inPlace(p.K, p.N, lower.Right) {
+		if err := b.stageInput(&p, lower.Right, p.K, p.N); err != nil {
 			return err
 		}
 	}
-	if writable(p.m, p.n, bias != nil) {
-		b.enqueue(p, bias, tf32)
+	if writable(&p) {
+		b.enqueue(&p, tf32)
 		return nil
 	}
-	result := window(p.out, ofOut, p.batch, p.m, p.n)
-	p.out = b.region(result.DType, result.Shape...)
-	if p.accumulates {
-		if err := b.onlyIf(true, func() error { return b.activation("none", p.out, &result) }); err != nil {
+	result := p.Result(lower.Out)
+	p.Views[lower.Out] = b.region(result.DType, result.Shape...)
+	if p.Accumulates {
+		if err := b.onlyIf(true, func() error { return b.activation("none", p.Views[lower.Out], result) }); err != nil {
 			return err
 		}
 	}
-	contiguous(func(d *dim) *int64 { return &d.out }, p.batch, p.m, p.n)
-	b.enqueue(p, bias, tf32)
-	return b.activation("none", &result, p.out)
+	lower.Contiguous(lower.Out, p.Batch, p.M, p.N)
+	b.enqueue(&p, tf32)
+	return b.activation("none", result, p.Views[lower.Out])
 }
 
 // emptySum is a product over no terms: zeros, or nothing to add.
-func (b *builder) emptySum(p product) error {
-	result := window(p.out, ofOut, p.batch, p.m, p.n)
-	write := func() error { return b.zero(&result) }
-	if p.accumulates {
+func (b *builder) emptySum(p *lower.Product) error {
+	write := func() error { return b.zero(p.Result(lower.Out)) }
+	if p.Accumulates {
 		return b.onlyIf(false, write)
 	}
 	return write()
@@ -196,101 +169,74 @@ func (b *builder) onlyIf(accumulating bool, add func() error) error {
 	return nil
 }
 
-// window is the view of an operand's dimensions.
-func window(v *tensor.View, stride func(*dim) int64, groups ...[]dim) tensor.View {
-	w := *v
-	w.Shape, w.Strides = nil, nil
-	for _, group := range groups {
-		for i := range group {
-			w.Shape = append(w.Shape, group[i].size)
-			w.Strides = append(w.Strides, stride(&group[i]))
-		}
-	}
-	return w
-}
-
-// contiguous gives an operand contiguous strides over groups of dimensions, from the last to the first, and the number of elements they span.
-func contiguous(stride func(*dim) *int64, groups ...[]dim) {
-	next := int64(1)
-	for _, group := range slices.Backward(groups) {
-		for i := range slices.Backward(group) {
-			*stride(&group[i]) = next
-			next *= group[i].size
-		}
-	}
-}
-
 // stageInput copies an operand to the workspace, where it is contiguous, and changes its strides; batch dimensions that it is broadcast over are not repeated.
-func (b *builder) stageInput(v *tensor.View, stride func(*dim) *int64, batch, rows, columns []dim) (*tensor.View, error) {
-	var own []dim
+func (b *builder) stageInput(p *lower.Product, operand int, rows, columns []lower.Dim) error {
+	var own []lower.Dim
 	var kept []int
-	for i := range batch {
-		if *stride(&batch[i]) != 0 {
-			own, kept = append(own, batch[i]), append(kept, i)
+	for i, d := range p.Batch {
+		if d.Strides[operand] != 0 {
+			own, kept = append(own, d), append(kept, i)
 		}
 	}
-	get := func(d *dim) int64 { return *stride(d) }
-	source := window(v, get, own, rows, columns)
-	copied := b.region(source.DType, source.Shape...)
-	if err := b.activation("none", copied, &source); err != nil {
-		return nil, err
-	}
-	contiguous(stride, own, rows, columns)
+	source := p.View(operand, own, rows, columns)
+	p.Views[operand] = b.region(source.DType, source.Shape...)
+	lower.Contiguous(operand, own, rows, columns)
 	for i, at := range kept {
-		batch[at] = own[i]
+		p.Batch[at] = own[i]
 	}
-	return copied, nil
+	return b.activation("none", p.Views[operand], source)
 }
 
 // enqueue adds the calls for a product whose operands BLAS can read in place: one for each step of the batch dimensions that do not merge into one.
-func (b *builder) enqueue(p product, bias *tensor.View, tf32 bool) {
+func (b *builder) enqueue(p *lower.Product, tf32 bool) {
 	tf32 = tf32 && b.dt == dtype.Float32
 	b.tf32 = b.tf32 || tf32
-	single := matmul{bias: bias, batch: dim{size: 1}, accumulates: p.accumulates, dt: b.dt, tf32: tf32}
-	single.leftMatrix, _ = matrixOf(p.m, p.k, ofLeft)
-	single.rightMatrix, _ = matrixOf(p.k, p.n, ofRight)
-	single.outMatrix, _ = matrixOf(p.m, p.n, ofOut)
-	batch := mergeBatch(p.batch)
+	single := matmul{batch: lower.Dim{Size: 1}, accumulates: p.Accumulates, dt: b.dt, tf32: tf32}
+	single.matrices[lower.Left], _ = matrixOf(p.M, p.K, lower.Left)
+	single.matrices[lower.Right], _ = matrixOf(p.K, p.N, lower.Right)
+	single.matrices[lower.Out], _ = matrixOf(p.M, p.N, lower.Out)
+	batch := mergeBatch(p.Batch)
 	if len(batch) > 0 { // one call for as many products as can be
 		longest := 0
 		for i, d := range batch {
-			if d.size > batch[longest].size {
+			if d.Size > batch[longest].Size {
 				longest = i
 			}
 		}
 		single.batch = batch[longest]
 		batch = slices.Delete(batch, longest, longest+1)
 	}
-	var walk func(dims []dim, left, right, target tensor.View)
-	walk = func(dims []dim, left, right, target tensor.View) {
+	var walk func(dims []lower.Dim, at [lower.Operands]int64)
+	walk = func(dims []lower.Dim, at [lower.Operands]int64) {
 		if len(dims) == 0 {
 			one := single
-			one.left, one.right, one.out = &left, &right, &target
+			for operand, v := range p.Views {
+				one.views[operand] = moved(v, at[operand])
+			}
 			b.program = append(b.program, &one)
 			return
 		}
-		size := b.dt.Size()
-		for i := range dims[0].size {
-			l, r, t := left, right, target
-			l.Offset += i * dims[0].left * size
-			r.Offset += i * dims[0].right * size
-			t.Offset += i * dims[0].out * size
-			walk(dims[1:], l, r, t)
+		for range dims[0].Size {
+			walk(dims[1:], at)
+			for operand, stride := range dims[0].Strides {
+				at[operand] += stride
+			}
 		}
 	}
-	walk(batch, *p.left, *p.right, *p.out)
+	walk(batch, [lower.Operands]int64{})
 }
 
 // mergeBatch joins neighbours that every operand walks as one.
-func mergeBatch(dims []dim) []dim {
-	var joined []dim
+func mergeBatch(dims []lower.Dim) []lower.Dim {
+	var joined []lower.Dim
 	for _, d := range dims {
-		if n := len(joined); n > 0 {
-			outer := &joined[n-1]
-			if outer.left == d.left*d.size && outer.right == d.right*d.size && outer.out == d.out*d.size {
-				*outer = dim{outer.size * d.size, d.left, d.right, d.out}
-				continue
-			}
+		whole := d // a step of the dimension around it
+		for operand := range whole.Strides {
+			whole.Strides[operand] *= d.Size
+		}
+		if n := len(joined); n > 0 && joined[n-1].Strides == whole.Strides {
+			joined[n-1] = lower.Dim{Size: joined[n-1].Size * d.Size, Strides: d.Strides}
+			continue
 		}
 		joined = append(joined, d)
 	}
@@ -323,8 +269,8 @@ func (p *matmul) compile(c *compiler, s *C.epg_step) error {
 	if err := c.device.blas(); err != nil {
 		return err
 	}
-	if p.batch.size > math.MaxInt32 {
-		return status.Errorf(status.Unsupported, "cuda: a batch of %d products, and cuBLASLt does at most %d at once", p.batch.size, math.MaxInt32)
+	if p.batch.Size > math.MaxInt32 {
+		return status.Errorf(status.Unsupported, "cuda: a batch of %d products, and cuBLASLt does at most %d at once", p.batch.Size, math.MaxInt32)
 	}
 	s.kind = C.EPG_MATMUL
 	types, known := blasTypes[p.dt]
@@ -332,7 +278,7 @@ func (p *matmul) compile(c *compiler, s *C.epg_step) error {
 		return status.Errorf(status.Internal, "cuda: cuBLASLt's names for %v are missing", p.dt)
 	}
 	problem := C.epg_matmul_problem{
-		dtype: types.storage, compute: types.compute, scale: types.scale, batch: C.int32_t(p.batch.size), reduction_mask: reduceInCompute,
+		dtype: types.storage, compute: types.compute, scale: types.scale, batch: C.int32_t(p.batch.Size), reduction_mask: reduceInCompute,
 		element: C.uint32_t(p.dt.Size()), most_workspace: mostBLASWorkspace,
 	}
 	if p.tf32 {
@@ -343,8 +289,8 @@ func (p *matmul) compile(c *compiler, s *C.epg_step) error {
 		matrix
 		batch int64
 	}
-	left, right := operand{p.left, p.leftMatrix, p.batch.left}, operand{p.right, p.rightMatrix, p.batch.right}
-	out := operand{p.out, p.outMatrix, p.batch.out}
+	operandAt := func(i int) operand { return operand{p.views[i], p.matrices[i], p.batch.Strides[i]} }
+	left, right, out := operandAt(lower.Left), operandAt(lower.Right), operandAt(lower.Out)
 	operands := [C.EPG_MATRICES]operand{left, right, out}
 	if _, rowwise := out.transposed().byColumns(); rowwise {
 		operands = [C.EPG_MATRICES]operand{right, left, out}
@@ -367,9 +313,9 @@ func (p *matmul) compile(c *compiler, s *C.epg_step) error {
 		problem.batch_stride[i] = C.int64_t(o.batch)
 		s.matmul.pointers[i] = c.address(0, o.view)
 	}
-	if p.bias != nil {
+	if bias := p.views[lower.Bias]; bias != nil {
 		problem.has_bias = 1
-		s.matmul.bias = c.address(0, p.bias)
+		s.matmul.bias = c.address(0, bias)
 	}
 	if p.accumulates {
 		s.matmul.accumulates = 1
@@ -396,7 +342,7 @@ func (p *matmul) create(c *compiler, problem *C.epg_matmul_problem, m *C.epg_mat
 		const notSupported = 15 // CUBLAS_STATUS_NOT_SUPPORTED
 		if failure.code == notSupported {
 			return status.Errorf(status.Unsupported, "cuda: cuBLASLt has no algorithm for a product of %d x %d x %d in %v",
-				p.leftMatrix.rows, p.leftMatrix.columns, p.rightMatrix.columns, p.dt)
+				p.matrices[lower.Left].rows, p.matrices[lower.Left].columns, p.matrices[lower.Right].columns, p.dt)
 		}
 		return failed(&failure)
 	}

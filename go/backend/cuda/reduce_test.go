@@ -16,6 +16,7 @@ import (
 
 	"github.com/epigrad/epigrad/go/activation"
 	"github.com/epigrad/epigrad/go/backend"
+	"github.com/epigrad/epigrad/go/backend/lower"
 	"github.com/epigrad/epigrad/go/dtype"
 	"github.com/epigrad/epigrad/go/optest"
 	"github.com/epigrad/epigrad/go/tensor"
@@ -162,7 +163,7 @@ func defaults(t *testing.T, kind string) []float64 {
 func testGradPreactivation(t *testing.T, dt dtype.DType, kind string, fromOutput bool, shape []int64, order []int, turn int) {
 	c := newCall(t, dt)
 	n := shape[len(shape)-1]
-	g, bias := c.operand(shape, order...), c.operand([]int64{n})
+	g, bias := c.operand(shape, order...), c.operand(append(slices.Repeat([]int64{1}, len(shape)-1), n))
 	out := c.operand(shape, order...)
 	var saved *tensor.View
 	var xs []float64
@@ -188,6 +189,13 @@ func testGradPreactivation(t *testing.T, dt dtype.DType, kind string, fromOutput
 		sums[i%int(n)] += want[i]
 		sizes[i%int(n)] += math.Abs(want[i])
 	}
+	pass := func(out, bias *tensor.View) func(*builder) error {
+		return func(b *builder) error {
+			return b.gradPreactivation(&lower.Pass{
+				Kind: kind, FromOutput: fromOutput, GradOutput: g, Saved: saved, GradPreactivation: out, GradBias: bias,
+			})
+		}
+	}
 	accumulate := turn%2 == 0
 	for i := range sums {
 		if accumulate {
@@ -197,7 +205,7 @@ func testGradPreactivation(t *testing.T, dt dtype.DType, kind string, fromOutput
 	}
 	run := backend.Run{Accumulate: accumulate}
 	copy(run.Parameters[:], defaults(t, kind))
-	b := c.run(run, func(b *builder) error { return b.gradPreactivation(kind, fromOutput, g, saved, out, bias) })
+	b := c.run(run, pass(out, bias))
 	c.near(want, c.values(out), terms, c.roundoff(), "grad_preactivation")
 	c.near(sums, c.values(bias), sizes, 4*c.roundoff(), "grad_bias")
 	if width := vectorBytes / dt.Size(); order == nil && n%width == 0 {
@@ -208,11 +216,11 @@ func testGradPreactivation(t *testing.T, dt dtype.DType, kind string, fromOutput
 	for i, x := range old {
 		c.set(bias, int64(i), x)
 	}
-	c.run(run, func(b *builder) error { return b.gradPreactivation(kind, fromOutput, g, saved, nil, bias) })
+	c.run(run, pass(nil, bias))
 	assert.Equal(t, together, c.values(bias))
 	// In place.
 	run.Accumulate = false
-	c.run(run, func(b *builder) error { return b.gradPreactivation(kind, fromOutput, g, saved, g, nil) })
+	c.run(run, pass(g, nil))
 	assert.Equal(t, outs, c.values(g))
 }
 
@@ -327,14 +335,16 @@ func TestManyDimensions(t *testing.T) {
 func TestShortChunks(t *testing.T) {
 	shape := []int64{530, 768}
 	c := newCall(t, dtype.Float64)
-	g, y, grad, bias := c.operand(shape), c.operand(shape), c.operand(shape), c.operand(shape[1:])
+	g, y, grad, bias := c.operand(shape), c.operand(shape), c.operand(shape), c.operand([]int64{1, shape[1]})
 	want := c.values(g)
 	for i, x := range c.values(y) {
 		if x <= 0 {
 			want[i] = 0
 		}
 	}
-	b := c.run(backend.Run{}, func(b *builder) error { return b.gradPreactivation("relu", true, g, y, grad, bias) })
+	b := c.run(backend.Run{}, func(b *builder) error {
+		return b.gradPreactivation(&lower.Pass{Kind: "relu", FromOutput: true, GradOutput: g, Saved: y, GradPreactivation: grad, GradBias: bias})
+	})
 	assert.Equal(t, want, c.values(grad))
 	sum, sizes := summed(want, shape, []int64{1, shape[1]})
 	c.near(sum, c.values(bias), sizes, c.roundoff(), "grad_bias")
@@ -345,11 +355,14 @@ func TestShortChunks(t *testing.T) {
 
 func TestSumsOfNothing(t *testing.T) {
 	c := newCall(t, dtype.BFloat16)
-	g, bias, empty := c.operand([]int64{0, 40}), c.operand([]int64{40}), c.operand([]int64{0, 40})
+	g, bias, empty := c.operand([]int64{0, 40}), c.operand([]int64{1, 40}), c.operand([]int64{0, 40})
+	pass := func(b *builder) error {
+		return b.gradPreactivation(&lower.Pass{Kind: "none", GradOutput: g, GradPreactivation: empty, GradBias: bias})
+	}
 	before := c.values(bias)
-	c.run(backend.Run{Accumulate: true}, func(b *builder) error { return b.gradPreactivation("none", false, g, nil, empty, bias) })
+	c.run(backend.Run{Accumulate: true}, pass)
 	assert.Equal(t, before, c.values(bias))
-	c.run(backend.Run{}, func(b *builder) error { return b.gradPreactivation("none", false, g, nil, empty, bias) })
+	c.run(backend.Run{}, pass)
 	assert.Equal(t, make([]float64, 40), c.values(bias))
 	b := c.run(backend.Run{}, func(b *builder) error { return b.activation("gelu", empty, g) })
 	assert.Empty(t, b.program)

@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"github.com/epigrad/epigrad/go/backend"
+	"github.com/epigrad/epigrad/go/backend/lower"
 	"github.com/epigrad/epigrad/go/dtype"
 	"github.com/epigrad/epigrad/go/tensor"
 )
@@ -19,204 +20,80 @@ const (
 	tileDepth = 16
 )
 
-// product is out[batch, m, n] = act(sum over k of a[batch, m, k] b[batch, k, n] + bias[n]), and pre the same without act. Each of the four is a list of dimensions, walked as
-// one: for each, which dimension of an operand it is, or -1.
-type product struct {
-	a, b, bias, out, pre *tensor.View
-	batch, m, n, k       []axis
-	kind                 string
-	accumulates          bool
-}
-
-// axis is one dimension of a product.
-type axis struct {
-	size      int64
-	a, b, out int
-}
-
 // gemmEpilogue adds out = act(a b + bias).
 func (b *builder) gemmEpilogue(p *backend.GemmEpilogue) error {
 	in, out := b.inputs(p.A, p.B, p.Bias), b.outputs(p.Out, p.Preactivation)
-	return b.preactivation(in[0], in[1], in[2], out[0], out[1], p.BatchRank, p.Kind)
+	return b.multiply(lower.Forward(&backend.GemmEpilogue{
+		Header: p.Header, BatchRank: p.BatchRank, A: in[0], B: in[1], Bias: in[2], Out: out[0], Preactivation: out[1],
+	}))
 }
 
-// preactivation adds pre = a b + bias and out = act(pre), from the sum before it is rounded.
-func (b *builder) preactivation(left, right, bias, out, pre *tensor.View, batchRank int, kind string) error {
-	p := product{a: left, b: right, bias: bias, out: out, pre: pre, kind: kind}
-	last := left.Rank() - 1
-	result := out
-	if out == nil {
-		result = pre
-	}
-	for d := range batchRank {
-		p.batch = append(p.batch, axis{result.Shape[d], d, d, d})
-	}
-	for d := batchRank; d < last; d++ {
-		p.m = append(p.m, axis{result.Shape[d], d, -1, d})
-	}
-	p.k = []axis{{left.Shape[last], last, batchRank, -1}}
-	p.n = []axis{{result.Shape[last], -1, batchRank + 1, last}}
-	return b.multiply(p)
-}
-
-// gemmEpilogueBackward adds grad_preactivation, rounded to the storage dtype, the bias gradient from the unrounded values, and the two products. Whatever is not asked for
-// is not computed.
+// gemmEpilogueBackward adds the steps of a backward. The pass is one dispatch for grad_preactivation
+// and others for the sums.
 func (b *builder) gemmEpilogueBackward(p *backend.GemmEpilogueBackward) error {
 	in := b.inputs(p.GradOutput, p.A, p.B, p.Bias, p.Preactivation, p.Output)
-	gradient, left, right, saved := in[0], in[1], in[2], in[4]
-	f := gradPreactivation(p.Kind, false)
-	switch {
-	case p.Kind == "none":
-		saved = nil
-	case in[5] != nil:
-		f, saved = gradPreactivation(p.Kind, true), in[5]
-	case saved == nil:
-		saved = b.region(p.DType, p.GradOutput.Shape...)
-		if err := b.preactivation(left, right, in[3], nil, saved, p.BatchRank, "none"); err != nil {
+	made := lower.Gradients(&backend.GemmEpilogueBackward{
+		Header: p.Header, BatchRank: p.BatchRank, GradOutput: in[0], A: in[1], B: in[2], Bias: in[3], Preactivation: in[4], Output: in[5],
+		GradA: b.place(p.GradA, hostOutput, false), GradB: b.place(p.GradB, hostOutput, true), GradBias: b.place(p.GradBias, hostOutput, true),
+	}, b.region)
+	if made.Recompute != nil {
+		if err := b.multiply(lower.Forward(made.Recompute)); err != nil {
 			return err
 		}
 	}
-	inputs := []*tensor.View{gradient, saved}
-	if p.GradBias != nil {
-		bias := *b.place(p.GradBias, hostOutput, true)
-		for bias.Rank() < gradient.Rank() {
-			bias = bias.Unsqueeze(0)
-		}
+	if pass := made.Pass; pass != nil {
+		f, inputs := gradPreactivation(pass.Kind, pass.FromOutput), []*tensor.View{pass.GradOutput, pass.Saved}
 		f.accumulates = true
-		if err := b.sums(f, []*tensor.View{&bias}, inputs); err != nil {
+		if err := b.sums(f, []*tensor.View{pass.GradBias}, inputs); err != nil {
 			return err
 		}
 		f.accumulates = false
-	}
-	if p.Kind != "none" && (p.GradA != nil || p.GradB != nil) {
-		gradient = b.region(p.DType, p.GradOutput.Shape...)
-		if err := b.elementwise(f, []*tensor.View{gradient}, inputs); err != nil {
+		if err := b.elementwise(f, []*tensor.View{pass.GradPreactivation}, inputs); err != nil {
 			return err
 		}
 	}
-	if p.GradA != nil {
-		if err := b.gradA(p, gradient, right); err != nil {
+	for _, product := range made.Products() {
+		if err := b.multiply(product); err != nil {
 			return err
 		}
-	}
-	if p.GradB != nil {
-		return b.gradB(p, gradient, left)
 	}
 	return nil
 }
 
-// gradA adds grad_a = g bᵀ. Batch dimensions that a was broadcast over are summed: they are part of the contraction.
-func (b *builder) gradA(p *backend.GemmEpilogueBackward, g, right *tensor.View) error {
-	rank, last := p.BatchRank, g.Rank()-1
-	q := product{a: g, b: right, out: b.place(p.GradA, hostOutput, false), kind: "none"}
-	for d := range rank {
-		q.sumOrKeep(axis{g.Shape[d], d, d, d})
-	}
-	for d := rank; d < last; d++ {
-		q.m = append(q.m, axis{g.Shape[d], d, -1, d})
-	}
-	q.k = append(q.k, axis{g.Shape[last], last, rank + 1, -1})
-	q.n = []axis{{right.Shape[rank], -1, rank, last}}
-	return b.multiply(q)
-}
-
-// gradB adds grad_b = aᵀ g, summed over all rows and over the batch dimensions that b was broadcast over.
-func (b *builder) gradB(p *backend.GemmEpilogueBackward, g, left *tensor.View) error {
-	rank, last := p.BatchRank, g.Rank()-1
-	q := product{a: left, b: g, out: b.place(p.GradB, hostOutput, true), kind: "none", accumulates: true}
-	for d := range rank {
-		q.sumOrKeep(axis{g.Shape[d], d, d, d})
-	}
-	for d := rank; d < last; d++ {
-		q.k = append(q.k, axis{g.Shape[d], d, d, -1})
-	}
-	q.m = []axis{{left.Shape[last], last, -1, rank}}
-	q.n = []axis{{g.Shape[last], -1, last, rank + 1}}
-	return b.multiply(q)
-}
-
-// sumOrKeep puts a batch dimension among the batch, or where the result has the size 1 among the contraction.
-func (p *product) sumOrKeep(x axis) {
-	if p.out.Shape[x.out] != x.size {
-		p.k = append(p.k, axis{x.size, x.a, x.b, -1})
-		return
-	}
-	p.batch = append(p.batch, x)
-}
-
 // multiply adds a product. Where outputs cannot be written in place, or the contraction is cut, float32 sums lie in between.
-func (b *builder) multiply(p product) error {
-	result := p.out
-	if result == nil {
-		result = p.pre
-	}
-	if result.IsEmpty() {
+func (b *builder) multiply(p *lower.Product) error {
+	if lower.Count(p.Batch, p.M, p.N) == 0 {
 		return nil
 	}
-	outputs := []*tensor.View{p.out, p.pre}
-	sums := (*tensor.View)(nil)
-	if count(p.k) > 0 {
+	var sums *tensor.View
+	if lower.Count(p.K) > 0 {
 		if tiles, ok := b.tiles(p); ok {
 			return b.multiplyTiles(p, tiles)
 		}
-		sums = b.region(dtype.Float32, result.Shape...)
-		q := p
-		q.out, q.pre, q.bias, q.accumulates = nil, sums, nil, false
-		tiles, _ := b.tiles(q)
-		if err := b.multiplyTiles(q, tiles); err != nil {
+		q := *p
+		q.Batch, q.M, q.N, q.Accumulates = slices.Clone(p.Batch), slices.Clone(p.M), slices.Clone(p.N), false
+		lower.Contiguous(lower.Preactivation, q.Batch, q.M, q.N)
+		q.Views[lower.Out], q.Views[lower.Bias] = nil, nil
+		q.Views[lower.Preactivation] = b.region(dtype.Float32, lower.Count(q.Batch, q.M, q.N))
+		sums = q.Result(lower.Preactivation)
+		tiles, _ := b.tiles(&q)
+		if err := b.multiplyTiles(&q, tiles); err != nil {
 			return err
 		}
 	}
-	var bias *tensor.View
-	if p.bias != nil {
-		expanded, err := p.bias.Expand(result.Shape)
-		if err != nil {
-			return err
-		}
-		bias = &expanded
-	}
-	return b.elementwise(formula{name: "epilogue", kind: p.kind, accumulates: p.accumulates}, outputs, []*tensor.View{sums, bias})
+	return b.elementwise(formula{name: "epilogue", kind: p.Kind, accumulates: p.Accumulates},
+		[]*tensor.View{p.Result(lower.Out), p.Result(lower.Preactivation)}, []*tensor.View{sums, p.Result(lower.Bias)})
 }
 
-func count(axes []axis) int64 {
-	n := int64(1)
-	for _, x := range axes {
-		n *= x.size
-	}
-	return n
-}
-
-// operands are a product's, with their dimensions in the order batch, m, n, k.
-func (p *product) operands() []operand {
+// operandsOf are a product's, with their dimensions in the order batch, m, n, k.
+func operandsOf(p *lower.Product) []operand {
 	var all []operand
-	add := func(v *tensor.View, place int, dimension func(x axis, group int) int) {
-		if v == nil {
-			return
+	for place := range p.Views {
+		if v := p.View(place, p.Batch, p.M, p.N, p.K); v != nil {
+			written := place == lower.Out || place == lower.Preactivation
+			all = append(all, operand{view: v, place: place, written: written, accumulates: written && p.Accumulates})
 		}
-		seen := *v
-		seen.Shape, seen.Strides = nil, nil
-		for group, axes := range [][]axis{p.batch, p.m, p.n, p.k} {
-			for _, x := range axes {
-				stride := int64(0)
-				if d := dimension(x, group); d >= 0 {
-					stride = v.Strides[d]
-				}
-				seen.Shape, seen.Strides = append(seen.Shape, x.size), append(seen.Strides, stride)
-			}
-		}
-		all = append(all, operand{view: &seen, place: place, written: place < 2, accumulates: place < 2 && p.accumulates})
 	}
-	const columns = 2
-	add(p.out, 0, func(x axis, _ int) int { return x.out })
-	add(p.pre, 1, func(x axis, _ int) int { return x.out })
-	add(p.a, 2, func(x axis, _ int) int { return x.a })
-	add(p.b, 3, func(x axis, _ int) int { return x.b })
-	add(p.bias, 4, func(_ axis, group int) int {
-		if group == columns {
-			return 0
-		}
-		return -1
-	})
 	return all
 }
 
@@ -236,27 +113,22 @@ const (
 
 // tiles cuts a product into those that a dispatch can do, and says whether outputs can be written by that: not where the contraction is cut, and not where an output's
 // 16-bit elements share words across rows.
-func (b *builder) tiles(p product) ([]tile, bool) {
-	all := p.operands()
+func (b *builder) tiles(p *lower.Product) ([]tile, bool) {
+	all := operandsOf(p)
 	var whole tile
-	from := 0
-	for group, axes := range [4][]axis{p.batch, p.m, p.n, p.k} {
-		part := make([]operand, len(all))
-		for i, o := range all {
-			view := *o.view
-			view.Shape, view.Strides = view.Shape[from:from+len(axes)], view.Strides[from:from+len(axes)]
+	for group, dims := range [4][]lower.Dim{p.Batch, p.M, p.N, p.K} {
+		part := slices.Clone(all)
+		for i := range part {
+			part[i].view = p.View(part[i].place, dims)
 			if group != ofBatch {
-				view.Offset = 0
+				part[i].view.Offset = 0
 			}
-			part[i] = o
-			part[i].view = &view
 		}
 		whole.groups[group] = loopsOf(part)
-		from += len(axes)
 	}
-	list := b.cutTile(whole, all)
+	list, pre := b.cutTile(whole, all), p.Views[lower.Preactivation]
 	for _, t := range list {
-		if t.adds && (p.pre == nil || p.pre.DType != dtype.Float32 || p.out != nil || p.bias != nil) {
+		if t.adds && (pre == nil || pre.DType != dtype.Float32 || p.Views[lower.Out] != nil || p.Views[lower.Bias] != nil) {
 			return nil, false
 		}
 		for i, o := range all {
@@ -330,7 +202,7 @@ func (b *builder) cutTile(t tile, all []operand) []tile {
 }
 
 // multiplyTiles adds the dispatches.
-func (b *builder) multiplyTiles(p product, tiles []tile) error {
+func (b *builder) multiplyTiles(p *lower.Product, tiles []tile) error {
 	for _, x := range tiles {
 		whole, single := b.tileStep(p, x, true), b.tileStep(p, x, false)
 		whole.unaligned = single
@@ -342,12 +214,12 @@ func (b *builder) multiplyTiles(p product, tiles []tile) error {
 }
 
 // tileStep is the dispatch that does a tile, with those operands in quads that can be, or none.
-func (b *builder) tileStep(p product, x tile, quads bool) *step {
-	all := p.operands()
+func (b *builder) tileStep(p *lower.Product, x tile, quads bool) *step {
+	all := operandsOf(p)
 	deep := make([]bool, len(all)) // in quads along k
 	for i, o := range all {
-		all[i].accumulates = o.written && (x.adds || p.accumulates)
-		along := map[int]int{2: ofRows, 3: ofColumns}
+		all[i].accumulates = o.written && (x.adds || p.Accumulates)
+		along := map[int]int{lower.Left: ofRows, lower.Right: ofColumns}
 		if o.written {
 			along[o.place] = ofColumns
 		}
@@ -356,15 +228,15 @@ func (b *builder) tileStep(p product, x tile, quads bool) *step {
 		deep[i] = b.readsAlongK && quads && ok && !o.written && !all[i].quads && x.quads(i, ofDepth)
 		all[i].quads = all[i].quads || deep[i]
 	}
-	t := b.template("gemm", formula{name: "gemm", kind: p.kind}, all)
+	t := b.template("gemm", formula{name: "gemm", kind: p.Kind}, all)
 	t.name = strings.Replace(t.name, "gemm_gemm", "gemm_epilogue", 1)
 	at := func(place int) int { return slices.IndexFunc(all, func(o operand) bool { return o.place == place }) }
-	t.definitions["A"], t.definitions["B"], t.definitions["BIASES"] = strconv.Itoa(at(2)), strconv.Itoa(at(3)), ""
-	if p.bias != nil {
-		t.definitions["BIASES"] = strconv.Itoa(at(4))
+	t.definitions["A"], t.definitions["B"], t.definitions["BIASES"] = strconv.Itoa(at(lower.Left)), strconv.Itoa(at(lower.Right)), ""
+	if p.Views[lower.Bias] != nil {
+		t.definitions["BIASES"] = strconv.Itoa(at(lower.Bias))
 	}
-	t.definitions["A_ALONG"] = along(x.groups[ofDepth], x.groups[ofRows], at(2), deep)
-	t.definitions["B_ALONG"] = along(x.groups[ofDepth], x.groups[ofColumns], at(3), deep)
+	t.definitions["A_ALONG"] = along(x.groups[ofDepth], x.groups[ofRows], at(lower.Left), deep)
+	t.definitions["B_ALONG"] = along(x.groups[ofDepth], x.groups[ofColumns], at(lower.Right), deep)
 	for i, is := range deep {
 		if is {
 			t.definitions[fmt.Sprintf("DEEP%d", i)] = "yes"

@@ -104,8 +104,12 @@ func New(
 func (v View) Rank() int { return len(v.Shape) }
 
 // Numel returns the number of elements of a view that New accepted.
-func (v View) Numel() int64 {
-	n, _ := product(v.Shape)
+func (v View) Numel() int64 { return Elements(v.Shape) }
+
+// Elements returns the number of elements of a shape, or of some of the dimensions of one, that New
+// accepted.
+func Elements(shape []int64) int64 {
+	n, _ := product(shape)
 	return n
 }
 

@@ -196,7 +196,7 @@ type grid struct {
 
 // newGrid cuts a result whose elements cost elementWork multiply-adds each.
 func newGrid(batch []int64, rows, columns, elementWork int64) grid {
-	g := grid{batch, rows, columns, tileRows, int64(items(batch)) * rows * columns * elementWork}
+	g := grid{batch, rows, columns, tileRows, tensor.Elements(batch) * rows * columns * elementWork}
 	for g.work > goroutineWork && g.tileRows > leastTileRows && g.panels()*g.columnTiles() < enoughTiles {
 		g.tileRows /= 2
 	}
@@ -207,16 +207,7 @@ func (g *grid) rowTiles() int    { return int((g.rows + g.tileRows - 1) / g.tile
 func (g *grid) columnTiles() int { return int((g.columns + tileColumns - 1) / tileColumns) }
 
 // panels is how many tiles there are in a column of them, over the whole batch.
-func (g *grid) panels() int { return items(g.batch) * g.rowTiles() }
-
-// items is how many items a batch has.
-func items(batch []int64) int {
-	count := 1
-	for _, n := range batch {
-		count *= int(n)
-	}
-	return count
-}
+func (g *grid) panels() int { return int(tensor.Elements(g.batch)) * g.rowTiles() }
 
 // place sets a tile's position: the panel is batch item x row tile, in that order.
 func place[T real](g *grid, s *scratch[T], panel, columnTile int) tile[T] {
@@ -238,7 +229,7 @@ func unravel(index, sizes []int64, linear int) {
 }
 
 func (p *product) grid() grid {
-	return newGrid(p.kept, p.left.rows.length, p.right.rows.length, p.depth()*int64(items(p.summed)))
+	return newGrid(p.kept, p.left.rows.length, p.right.rows.length, p.depth()*tensor.Elements(p.summed))
 }
 
 func (p *product) depth() int64 { return p.left.columns.length }
@@ -264,7 +255,7 @@ func computeTile[T real](p *product, r *backend.Run, s *scratch[T], t *tile[T]) 
 		return // the operands have no elements, hence no addresses
 	}
 	index := s.index[:len(p.kept)+len(p.summed)] // begins with t.batch
-	for item := range items(p.summed) {
+	for item := range int(tensor.Elements(p.summed)) {
 		unravel(index[len(p.kept):], p.summed, item)
 		left, right := p.left.at(r, index), p.right.at(r, index)
 		for l, depth := int64(0), p.depth(); l < depth; l += tileDepth {

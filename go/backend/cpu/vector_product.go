@@ -8,6 +8,7 @@ import (
 
 	"github.com/epigrad/epigrad/go/backend"
 	"github.com/epigrad/epigrad/go/dtype"
+	"github.com/epigrad/epigrad/go/tensor"
 	kernels "github.com/epigrad/epigrad/kernels/cpu"
 )
 
@@ -214,7 +215,7 @@ func divideUp(a, b int64) int64 { return (a + b - 1) / b }
 // run computes the product. Blocks that are many or small are each computed on one thread, others one after the other on all.
 func (v *vectorProduct) run(r *backend.Run, to *sink) error {
 	rows, columns := v.left.rows.length, v.right.rows.length
-	if rows == 0 || columns == 0 || items(v.kept) == 0 {
+	if rows == 0 || columns == 0 || tensor.Elements(v.kept) == 0 {
 		return nil
 	}
 	if to.out != nil {
@@ -224,7 +225,7 @@ func (v *vectorProduct) run(r *backend.Run, to *sink) error {
 		hintPages(r, to.pre.view)
 	}
 	c := blocks{down: divideUp(rows, v.blockRows()), across: divideUp(columns, blockColumns)}
-	count := int64(items(v.kept)) * c.down * c.across
+	count := tensor.Elements(v.kept) * c.down * c.across
 	g := v.product.grid()
 	work := g.work / vectorSpeed
 	threads := threadsFor(r.Threads)
@@ -287,7 +288,7 @@ func (v *vectorProduct) block(r *backend.Run, c blocks, number int64, to *sink, 
 	v.place(b, c, number)
 	most := v.form.Depth(blockBytes / v.sumSize)
 	parts := max(1, divideUp(v.depth(), most))
-	summed := int64(items(v.summed))
+	summed := tensor.Elements(v.summed)
 	passes := summed * parts
 	if summed == 0 || v.depth() == 0 {
 		passes = 1

@@ -157,14 +157,6 @@ func moved(v *tensor.View, by int64) *tensor.View {
 	return &later
 }
 
-func elements(shape []int64) int64 {
-	n := int64(1)
-	for _, size := range shape {
-		n *= size
-	}
-	return n
-}
-
 // vectors reports whether operands can be accessed by vectors along the innermost dimension, as far as their strides tell: whether each is contiguous
 // along it, or an input that has one value along it (those are the bits of broadcast), and whether all vectors start at a multiple of their width.
 func (w walk) vectors(isInput func(i int) bool, width int64) (broadcast uint32, ok bool) {
@@ -218,7 +210,7 @@ func vectorsOf(kind string, dt dtype.DType) int64 {
 // elementwise adds the launches of an elementwise kernel; of the views the first are outputs. Nothing is launched where there are no elements.
 func (b *builder) elementwise(f function, n numbers, views ...*tensor.View) error {
 	whole := walkOf(views)
-	if elements(whole.shape) == 0 {
+	if tensor.Elements(whole.shape) == 0 {
 		return nil
 	}
 	for _, w := range whole.pieces() {
@@ -245,7 +237,7 @@ func (w walk) vector(f function, n numbers) (*launch, error) {
 	}
 	shape := append([]int64{}, w.shape...)
 	shape[inner] /= width
-	vectors, tail := elements(shape), int64(0)
+	vectors, tail := tensor.Elements(shape), int64(0)
 	if inner == 0 {
 		tail = w.shape[0] % width
 	}
@@ -265,7 +257,7 @@ func (w walk) vector(f function, n numbers) (*launch, error) {
 // strided makes the form of an elementwise launch that takes any strides.
 func (w walk) strided(function string, n numbers) (*launch, error) {
 	inner := w.shape[len(w.shape)-1]
-	rows := elements(w.shape[:len(w.shape)-1])
+	rows := tensor.Elements(w.shape[:len(w.shape)-1])
 	// Up to 32 threads side by side, so that rows that lie across the operands' memory share its cache lines; all of them where rows are few.
 	lanes := max(min(5, log2(inner)), blockThreadsLog2-log2(rows))
 	tiles := ceilDiv(inner, elementsPerThread<<lanes)

@@ -45,7 +45,7 @@ func (b *builder) reduce(r *reduction) error {
 	// The first input comes first: the others do not change in which order it is walked.
 	operands := slices.Concat(r.inputs, r.outputs)
 	kept := walkOf(append(restricted(operands, sum.Shape, true), r.sums...))
-	if elements(kept.shape) == 0 {
+	if tensor.Elements(kept.shape) == 0 {
 		return nil
 	}
 	reduced := walkOf(restricted(operands, sum.Shape, false))
@@ -54,7 +54,7 @@ func (b *builder) reduce(r *reduction) error {
 	if len(reducedPieces) > 1 {
 		o = b.orderOfPieces(o, reducedPieces[0])
 	}
-	row, chunks := elements(kept.shape), o.chunks*int64(len(reducedPieces))
+	row, chunks := tensor.Elements(kept.shape), o.chunks*int64(len(reducedPieces))
 	partials := make([]*tensor.View, len(r.sums))
 	for i, s := range r.sums {
 		if s != nil {
@@ -62,7 +62,7 @@ func (b *builder) reduce(r *reduction) error {
 		}
 	}
 	for k, outer := range keptPieces {
-		first := int64(k) * elements(outer.shape)
+		first := int64(k) * tensor.Elements(outer.shape)
 		for c, inner := range reducedPieces {
 			if chunks == 0 {
 				break
@@ -115,7 +115,7 @@ func (w walk) operands(n int) walk { return walk{w.views[:n], w.shape, w.strides
 // order chooses an order from the first input's walks over the kept and over the reduced dimensions.
 func (b *builder) order(r *reduction, kept, reduced walk) order {
 	width := vectorBytes / b.dt.Size()
-	keptCount, terms := elements(kept.shape), elements(reduced.shape)
+	keptCount, terms := tensor.Elements(kept.shape), tensor.Elements(reduced.shape)
 	if terms == 0 {
 		return order{}
 	}
@@ -167,7 +167,7 @@ func (o *order) cut(units, atOnce, blocks int64, writes bool) {
 // orderOfPieces is the order within each piece of the reduced dimensions, where these are too many for one launch.
 func (b *builder) orderOfPieces(o order, piece walk) order {
 	o.longChunks, o.shortRun = 0, o.run
-	o.chunks = ceilDiv(ceilDiv(elements(piece.shape), o.unit), o.run)
+	o.chunks = ceilDiv(ceilDiv(tensor.Elements(piece.shape), o.unit), o.run)
 	return o
 }
 
@@ -177,11 +177,11 @@ func (b *builder) vectorForm(r *reduction, o order, kept, reduced walk, partials
 	switch {
 	case o.keptFirst:
 		if broadcast, ok := aligned(kept, reduced, len(r.inputs), width); ok {
-			return o.launch(r, r.columns, kept.inUnits(width), reduced, elements(reduced.shape), broadcast, partials, row)
+			return o.launch(r, r.columns, kept.inUnits(width), reduced, tensor.Elements(reduced.shape), broadcast, partials, row)
 		}
 	case o.unit == width:
 		if broadcast, ok := aligned(reduced, kept, len(r.inputs), width); ok {
-			return o.launch(r, r.rows, kept, reduced.inUnits(width), elements(reduced.shape), broadcast, partials, row)
+			return o.launch(r, r.rows, kept, reduced.inUnits(width), tensor.Elements(reduced.shape), broadcast, partials, row)
 		}
 	}
 	return nil, nil
@@ -226,7 +226,7 @@ func (b *builder) sum(r *reduction, o order, kept, reduced walk, partials []*ten
 	if s.vector, err = b.vectorForm(r, o, kept, reduced, partials, row); err != nil {
 		return err
 	}
-	if s.general, err = o.launch(r, r.columns+"_strided", kept, reduced, elements(reduced.shape), 0, partials, row); err != nil {
+	if s.general, err = o.launch(r, r.columns+"_strided", kept, reduced, tensor.Elements(reduced.shape), 0, partials, row); err != nil {
 		return err
 	}
 	b.launch(s)
@@ -252,7 +252,7 @@ func (o order) launch(
 	for _, partial := range partials {
 		p.address(partial)
 	}
-	keptCount := elements(kept.shape)
+	keptCount := tensor.Elements(kept.shape)
 	blocks := ceilDiv(keptCount, 1<<o.keptLanes)
 	p.numbers(r.numbers)
 	p.int64(keptCount)
@@ -289,7 +289,7 @@ func skipped(one, other, whole *tensor.View) *tensor.View {
 
 // finish adds the launch that adds up a sum's partial sums, with the parameters of reduce.cuh's Finish.
 func (b *builder) finish(r *reduction, sum walk, partials *tensor.View, chunks, row int64) error {
-	n := elements(sum.shape)
+	n := tensor.Elements(sum.shape)
 	widest := 5
 	if chunks > manyChunks {
 		widest = 3

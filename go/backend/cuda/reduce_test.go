@@ -289,7 +289,7 @@ func testLerpBackward(t *testing.T, dt dtype.DType, shape []int64, order []int, 
 
 // summed sums to a shape that has the size 1 in some dimensions, and gives the sum of magnitudes too.
 func summed(values []float64, from, to []int64) (sums, sizes []float64) {
-	sums, sizes = make([]float64, elements(to)), make([]float64, elements(to))
+	sums, sizes = make([]float64, tensor.Elements(to)), make([]float64, tensor.Elements(to))
 	for i, x := range values {
 		rest, at, step := int64(i), int64(0), int64(1)
 		for d := len(from) - 1; d >= 0; d-- {

@@ -30,8 +30,8 @@ type smallGemm struct{ m, n, k int64 }
 // smallOf returns the sizes of a problem, and whether it is small: by its sizes alone, so that bits depend neither on layouts nor on which results are asked for.
 func (b *builder) smallOf(batchRank int, result, left *tensor.View) (s smallGemm, small bool) {
 	last := result.Rank() - 1
-	s = smallGemm{elements(result.Shape[:last]), result.Shape[last], left.Shape[left.Rank()-1]}
-	return s, !b.blasAlone && elements(result.Shape[:batchRank]) == 1 && min(s.m, s.n, s.k) > 0 && max(s.m, s.n, s.k) <= mostSmallTerms(b.dt) &&
+	s = smallGemm{tensor.Elements(result.Shape[:last]), result.Shape[last], left.Shape[left.Rank()-1]}
+	return s, !b.blasAlone && tensor.Elements(result.Shape[:batchRank]) == 1 && min(s.m, s.n, s.k) > 0 && max(s.m, s.n, s.k) <= mostSmallTerms(b.dt) &&
 		s.m*s.n*s.k <= mostSmallWork
 }
 

@@ -31,13 +31,7 @@ func loopsOf(all []operand) loops {
 
 const noStep = 1 << 62
 
-func (l loops) count() int64 {
-	n := int64(1)
-	for _, size := range l.shape {
-		n *= size
-	}
-	return n
-}
+func (l loops) count() int64 { return tensor.Elements(l.shape) }
 
 // leastStep is the smallest step that an operand makes, of those that it makes; noStep where it stands still.
 func (l loops) leastStep(i int) int64 {

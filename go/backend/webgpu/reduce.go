@@ -46,7 +46,7 @@ func (b *builder) sums(f formula, sums, inputs []*tensor.View) error {
 // that are wanted are summed.
 func (b *builder) chunks(f formula, wanted []bool, shape []int64, inputs []*tensor.View) ([]*tensor.View, error) {
 	all := make([]*tensor.View, len(wanted))
-	reduced := b.cutTerms(loopsOf(restricted(operands(nil, inputs), shape, false)), operands(nil, inputs), elements(shape))
+	reduced := b.cutTerms(loopsOf(restricted(operands(nil, inputs), shape, false)), operands(nil, inputs), tensor.Elements(shape))
 	total := int64(0)
 	for _, part := range reduced {
 		total += ceilDiv(part.count(), mostTerms)
@@ -68,7 +68,7 @@ func (b *builder) chunks(f formula, wanted []bool, shape []int64, inputs []*tens
 	chunk := int64(0)
 	for _, part := range reduced {
 		part = withOutputs(part, ops)
-		if err := b.partialSums(f, ops, kept, part, chunk, elements(shape)); err != nil {
+		if err := b.partialSums(f, ops, kept, part, chunk, tensor.Elements(shape)); err != nil {
 			return nil, err
 		}
 		chunk += ceilDiv(part.count(), mostTerms)
@@ -244,12 +244,4 @@ func withOutputs(l loops, all []operand) loops {
 		next++
 	}
 	return inputs
-}
-
-func elements(shape []int64) int64 {
-	n := int64(1)
-	for _, size := range shape {
-		n *= size
-	}
-	return n
 }

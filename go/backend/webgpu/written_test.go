@@ -42,7 +42,7 @@ func resultsOf(t *testing.T, dt dtype.DType, shape []int64) [][]uint16 {
 	t.Helper()
 	views, memory := make([]*tensor.View, 6), make([][]uint16, 6)
 	for i := range views {
-		memory[i] = make([]uint16, elements(shape)*dt.Size()/2)
+		memory[i] = make([]uint16, tensor.Elements(shape)*dt.Size()/2)
 		for j := range memory[i] {
 			x := math.Float32bits(float32(8 * math.Sin(float64(1000*i+j))))
 			memory[i][j] = uint16(x >> 16) // a bfloat16, and the half of a float32 that matters

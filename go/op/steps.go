@@ -39,6 +39,10 @@ func (w *region) standIn(shape []int64) *tensor.View {
 	return v
 }
 
+func isStandIn(v *tensor.View) bool {
+	return !slices.ContainsFunc(v.Strides, func(stride int64) bool { return stride != 0 })
+}
+
 func aligned256(bytes int64) int64 { return (bytes + regionAlignment - 1) &^ (regionAlignment - 1) }
 
 // linear is a layer's call.
@@ -130,7 +134,11 @@ func (k *stepped) placeOf(v *tensor.View) place {
 	case v.Operand != backend.WorkspaceOperand:
 		return place{operand: v.Operand}
 	default:
-		k.regions = max(k.regions, v.Offset+aligned256(v.Numel()*v.DType.Size()))
+		elements := v.Numel()
+		if isStandIn(v) {
+			elements = 1
+		}
+		k.regions = max(k.regions, v.Offset+aligned256(elements*v.DType.Size()))
 		return place{backend.WorkspaceOperand, v.Offset}
 	}
 }

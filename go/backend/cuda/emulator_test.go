@@ -32,6 +32,23 @@ import (
 // The kernels' own sources, compiled for the CPU (kernels/cuda/emulator), run what the planner plans.
 func TestEmulatedKernels(t *testing.T) { optest.Run(t, newEmulated(t)) }
 
+// TestBlocksHoldTwoHiddenTensors: the hidden activation and its gradient, which becomes that of the preactivation, are all that lies between a block's steps.
+func TestBlocksHoldTwoHiddenTensors(t *testing.T) {
+	backend.Register(newEmulated(t))
+	const rows, features, hidden = 2048, 64, 512
+	var memory [16]byte // that nothing is read from
+	view := func(shape ...int64) *tensor.View {
+		v, err := tensor.New(unsafe.Pointer(&memory[0]), 0, dtype.BFloat16, tensor.Device{Type: tensor.CPU}, shape, nil, 0)
+		require.NoError(t, err)
+		return &v
+	}
+	input, weight1, weight2 := view(rows, features), view(hidden, features), view(features, hidden)
+	c := op.Call{Op: "mlp_backward", Kind: "gelu", Inputs: []*tensor.View{view(rows, features), input, weight1, nil, weight2, nil, view(rows, hidden)}}
+	_, workspace, err := op.Infer(&c, []bool{true, true, false, true, false})
+	require.NoError(t, err)
+	require.InDelta(t, 2*rows*hidden*2, workspace, 1024)
+}
+
 // TestThreadsDoAllVectors: the planner knows how many vectors a thread of each kernel does. Each call is of several blocks, with vectors and without any.
 func TestThreadsDoAllVectors(t *testing.T) {
 	backend.Register(newEmulated(t))

@@ -27,6 +27,3 @@ int epg_request_tiles(void);
 
 // epg_slow_with_denormals tells that this processor multiplies denormal numbers a hundred times as slowly as others: Intel's do.
 int epg_slow_with_denormals(void);
-
-// epg_cache_bytes is the size of this processor's largest cache, as it says itself, or 0.
-int64_t epg_cache_bytes(void);

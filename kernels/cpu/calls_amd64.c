@@ -1,7 +1,6 @@
 #define _GNU_SOURCE  // for syscall
 #include <cpuid.h>
 #include <errno.h>
-#include <immintrin.h>
 #include <string.h>
 
 #include "calls.h"
@@ -26,7 +25,6 @@ static void join(void *data) {
   const int64_t member = __atomic_fetch_add(&s->crew->joined, 1, __ATOMIC_RELAXED);
   if (member >= s->crew->members) return;
   for (int64_t task; (task = __atomic_fetch_add(&s->crew->next, 1, __ATOMIC_RELAXED)) < s->tasks;) s->run(s->job, task, member);
-  _mm_sfence();  // what was streamed is seen before what says that it is there
 }
 
 static void share(epg_crew *crew, int64_t tasks, job_task *run, const void *job) {
@@ -222,19 +220,6 @@ void epg_multiply(const epg_engine *e, epg_crew *crew, const epg_tile *block, co
 int epg_slow_with_denormals(void) {
   unsigned most, vendor[3];
   return __get_cpuid(0, &most, &vendor[0], &vendor[2], &vendor[1]) && !memcmp(vendor, "GenuineIntel", sizeof vendor);
-}
-
-int64_t epg_cache_bytes(void) {
-  // A hypervisor may say anything: there are few caches, and none has so many sets.
-  enum { none = 0, instructions = 2, intel = 4, amd = 0x8000001d, most_caches = 16, most_sets = 1 << 24 };
-  int64_t largest = 0;
-  unsigned a, b, c, d;
-  for (int vendor = 0; vendor < 2 && !largest; vendor++)
-    for (unsigned i = 0; i < most_caches && __get_cpuid_count(vendor ? amd : intel, i, &a, &b, &c, &d) && (a & 31) != none; i++) {
-      const int64_t ways = (b >> 22) + 1, partitions = (b >> 12 & 1023) + 1, line = (b & 4095) + 1, sets = c < most_sets ? c + 1 : 0;
-      if ((a & 31) != instructions && ways * partitions * line * sets > largest) largest = ways * partitions * line * sets;
-    }
-  return largest;
 }
 
 int epg_request_tiles(void) {

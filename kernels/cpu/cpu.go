@@ -28,9 +28,9 @@ const (
 // Addresses are those of the operands' first elements; absent operands are nil.
 type Addresses [Operands]unsafe.Pointer
 
-// Loops is a walk over several tensors of one shape, whose last dimension is the innermost loop: epg_loops. Strides are in bytes. With Stream, results go past the caches.
+// Loops is a walk over several tensors of one shape, whose last dimension is the innermost loop: epg_loops. Strides are in bytes.
 type Loops struct {
-	ElementSize, Rank, Stream int64
+	ElementSize, Rank int64
 	Shape                     [MostRank]int64
 	Strides                   [Operands][MostRank]int64
 }

@@ -30,10 +30,9 @@ enum {
 // outputs before they are rounded, for sums: floats of half types, else doubles. parameters are the operation's: EPG_MOST_PARAMETERS of them.
 typedef void epg_kernel(int64_t n, char *const *out, char *const *wide, const char *const *in, const double *parameters);
 
-// epg_loops is a walk over several tensors of one shape, whose last dimension is the innermost loop. Strides are in bytes. With stream,
-// results that are contiguous go past the caches, which they would only empty.
+// epg_loops is a walk over several tensors of one shape, whose last dimension is the innermost loop. Strides are in bytes.
 typedef struct {
-  int64_t element_size, rank, stream;
+  int64_t element_size, rank;
   int64_t shape[EPG_MOST_RANK];
   int64_t strides[EPG_OPERANDS][EPG_MOST_RANK];
 } epg_loops;

@@ -17,8 +17,6 @@ package cpu
 // #cgo nocallback epg_multiply
 // #cgo noescape epg_slow_with_denormals
 // #cgo nocallback epg_slow_with_denormals
-// #cgo noescape epg_cache_bytes
-// #cgo nocallback epg_cache_bytes
 // #cgo noescape epg_request_tiles
 // #cgo nocallback epg_request_tiles
 // #include "calls.h"
@@ -92,9 +90,6 @@ func requestTiles() error {
 
 // SlowWithDenormals tells that this processor multiplies denormal numbers much more slowly than others.
 func SlowWithDenormals() bool { return C.epg_slow_with_denormals() != 0 }
-
-// CacheBytes is the size of this processor's largest cache, as it says itself, or 0.
-func CacheBytes() int64 { return int64(C.epg_cache_bytes()) }
 
 // Elementwise computes the elements [first, first+count) of a walk, each at a time.
 func (e *Engine) Elementwise(crew *Crew, k Kernel, l *Loops, first, count, each int64, parameters *Parameters, at *Addresses) {

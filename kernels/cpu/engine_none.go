@@ -21,9 +21,6 @@ func requestTiles() error { return nil }
 // SlowWithDenormals tells that this processor multiplies denormal numbers much more slowly than others.
 func SlowWithDenormals() bool { return false }
 
-// CacheBytes is the size of this processor's largest cache.
-func CacheBytes() int64 { return 0 }
-
 // Elementwise computes the elements [first, first+count) of a walk.
 func (*Engine) Elementwise(*Crew, Kernel, *Loops, int64, int64, int64, *Parameters, *Addresses) {}
 

@@ -113,15 +113,6 @@ INLINE void copy(char *to, int64_t to_stride, const char *from, int64_t from_str
   copy_runs(to, 0, to_stride, from, 0, from_stride, 1, n, size);
 }
 
-// stream copies contiguous results past the caches; calls_amd64.c waits for them when all is done.
-TARGET static void stream(char *to, const char *from, int64_t bytes) {
-  int64_t head = -(intptr_t)to & (VECTOR_BYTES - 1);
-  if (head > bytes) head = bytes;
-  memcpy(to, from, head);
-  for (; head + VECTOR_BYTES <= bytes; head += VECTOR_BYTES) store_past_caches(to + head, from + head);
-  memcpy(to + head, from + head, bytes - head);
-}
-
 INLINE int64_t whole_groups(int64_t n) { return (n + EPG_GROUP - 1) & -EPG_GROUP; }
 
 // add_group adds a group of floats to totals.
@@ -220,7 +211,7 @@ INLINE void call(epg_kernel *kernel, block *b, const sums *s, int64_t column, in
 
 // epg_run is a run of elements along one dimension. Strides are in bytes.
 typedef struct {
-  int64_t element_size, count, stream;
+  int64_t element_size, count;
   int64_t strides[EPG_OPERANDS];
 } epg_run;
 
@@ -233,12 +224,12 @@ TARGET static void run(epg_kernel *kernel, block *b, const epg_run *r, const dou
     char *at[EPG_OPERANDS];
     n = r->count - done;
     // A contiguous run is one call, unless its results wait in the block.
-    if (n > most && (!contiguous || s || r->stream)) n = most;
+    if (n > most && (!contiguous || s)) n = most;
     if (n >= EPG_GROUP) n &= -EPG_GROUP;
     const int padded = n < EPG_GROUP;
     for (int o = 0; o < EPG_OPERANDS; o++) {
       at[o] = base[o] ? base[o] + done * r->strides[o] : 0;
-      if (!base[o] || (r->strides[o] == size && !padded && !(r->stream && o < EPG_OUTPUTS))) continue;
+      if (!base[o] || (r->strides[o] == size && !padded)) continue;
       at[o] = b->data[o];
       if (o < EPG_OUTPUTS || (!r->strides[o] && done)) continue;  // one element, which is there
       copy(at[o], size, base[o] + done * r->strides[o], r->strides[o], n, size);
@@ -247,10 +238,7 @@ TARGET static void run(epg_kernel *kernel, block *b, const epg_run *r, const dou
     call(kernel, b, s, column + done, whole_groups(n), n, parameters, at);
     for (int o = 0; o < EPG_OUTPUTS; o++) {
       if (!at[o] || at[o] != b->data[o]) continue;
-      if (r->stream && r->strides[o] == size)
-        stream(base[o] + done * size, at[o], n * size);
-      else
-        copy(base[o] + done * r->strides[o], r->strides[o], at[o], size, n, size);
+      copy(base[o] + done * r->strides[o], r->strides[o], at[o], size, n, size);
     }
   }
 }
@@ -337,7 +325,7 @@ TARGET static void gather_runs(epg_kernel *kernel, block *b, const walker *w, co
     at[o] = p->at[o];
     if (!at[o]) continue;
     together[o] = first + n <= w->together[o] || first % w->together[o] + n <= w->together[o];
-    if (together[o] && !padding && !(w->loops->stream && o < EPG_OUTPUTS)) continue;
+    if (together[o] && !padding) continue;
     at[o] = b->data[o];
     if (o < EPG_OUTPUTS) continue;
     move(w->loops, p, o, n, at[o], 0);
@@ -346,10 +334,7 @@ TARGET static void gather_runs(epg_kernel *kernel, block *b, const walker *w, co
   call(kernel, b, s, column, n + padding, n, parameters, at);
   for (int o = 0; o < EPG_OUTPUTS; o++) {
     if (!at[o] || at[o] != b->data[o]) continue;
-    if (together[o] && w->loops->stream)
-      stream(p->at[o], at[o], n * size);
-    else
-      move(w->loops, p, o, n, at[o], 1);
+    move(w->loops, p, o, n, at[o], 1);
   }
 }
 
@@ -374,7 +359,7 @@ TARGET static void walk(epg_kernel *kernel, block *b, const walker *w, int64_t f
   go_to(&p, l, first, base);
   for (int64_t done = 0, n; done < count; done += n) {
     n = least(count - done, l->shape[inner] - p.index[inner]);
-    epg_run r = {.element_size = l->element_size, .stream = l->stream, .count = n};
+    epg_run r = {.element_size = l->element_size, .count = n};
     for (int o = 0; o < EPG_OPERANDS; o++) r.strides[o] = l->strides[o][inner];
     run(kernel, b, &r, parameters, p.at, s, done);
     advance(&p, l, n);

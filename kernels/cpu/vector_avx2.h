@@ -153,6 +153,4 @@ INLINE void d_transpose(d_v *r) {
 #define d_load_real d_load_float64
 #define d_store_real d_store_float64
 
-// An aligned register's width, past the caches.
 enum { VECTOR_BYTES = 32 };
-INLINE void store_past_caches(void *to, const void *from) { _mm256_stream_si256((__m256i *)to, _mm256_loadu_si256((const __m256i *)from)); }

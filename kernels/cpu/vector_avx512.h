@@ -183,6 +183,4 @@ INLINE void d_transpose(d_v *r) {
 #define d_load_real d_load_float64
 #define d_store_real d_store_float64
 
-// An aligned register's width, past the caches.
 enum { VECTOR_BYTES = 64 };
-INLINE void store_past_caches(void *to, const void *from) { _mm512_stream_si512((__m512i *)to, _mm512_loadu_si512(from)); }

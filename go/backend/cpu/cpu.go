@@ -32,7 +32,6 @@ type Backend struct {
 	blas              level3
 	engine            *kernels.Engine // nil for the Go kernels
 	slowWithDenormals bool            // the processor is
-	streamed          int64           // bytes of a walk from which on its results go past the caches
 	reason            string          // why the backend is not available: an engine was asked for that this machine cannot run, or threads that there are not
 }
 
@@ -59,7 +58,6 @@ func NewOn(name string) *Backend {
 	b := &Backend{
 		blas:              level3{name: "gonum", f32: gonum.Implementation{}, f64: gonum.Implementation{}},
 		slowWithDenormals: kernels.SlowWithDenormals(),
-		streamed:          streamedCaches * max(leastCache, kernels.CacheBytes()),
 	}
 	if err := team.Check(); err != nil {
 		b.reason = err.Error()

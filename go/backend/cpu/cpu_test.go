@@ -53,15 +53,3 @@ func TestWithoutVectorInstructions(t *testing.T) {
 	require.False(t, info.Available)
 	require.Contains(t, info.Reason, "AVX2")
 }
-
-// Results of walks that are much too large for caches go past them: here all do.
-func TestResultsPastTheCaches(t *testing.T) {
-	forEachEngine(t, func(t *testing.T, b *cpu.Backend) {
-		if b.EngineName() == "go" {
-			return // the Go kernels do not stream
-		}
-		defer optest.Hurry(t)()
-		b.StreamFrom(0)
-		optest.Run(t, b)
-	})
-}

@@ -16,10 +16,6 @@ const (
 	// A task's elements: as many as leave each thread vectorTurns tasks, within bounds. Long pieces are read faster.
 	vectorTurns             = 8
 	leastOfTask, mostOfTask = 1 << 15, 1 << 18
-	// A walk streams from so many times the largest cache on, or so many times leastCache if that is larger: its results would not stay in a cache until somebody
-	// reads them. Smaller results are kept: the memory that they are written to has often just been cleared by the system, and still lies in that cache.
-	streamedCaches = 4
-	leastCache     = 32 << 20
 )
 
 // vectorKernel is one of an engine's kernels on the operands of a problem, absent ones nil.
@@ -28,7 +24,6 @@ type vectorKernel struct {
 	kernel   kernels.Kernel
 	dt       dtype.DType
 	operands [kernels.Operands]*tensor.View
-	streamed int64 // the backend's
 }
 
 // operandsOf places operands where a kernel has them.
@@ -47,7 +42,7 @@ func (b *Backend) vector(name string, dt dtype.DType, operands [kernels.Operands
 	if !ok {
 		return nil
 	}
-	return &vectorKernel{b.engine, kernel, dt, operands, b.streamed}
+	return &vectorKernel{b.engine, kernel, dt, operands}
 }
 
 // present are the operands that there are.
@@ -72,27 +67,12 @@ func (v *vectorKernel) spread(at *kernels.Addresses, addresses []unsafe.Pointer)
 	}
 }
 
-// streams tells that the walk is much too large for caches.
-func (v *vectorKernel) streams() bool {
-	bytes := int64(0)
-	for _, operand := range v.present() {
-		own := v.dt.Size()
-		for d, size := range operand.Shape {
-			if operand.Strides[d] != 0 {
-				own *= size
-			}
-		}
-		bytes += own
-	}
-	return bytes >= v.streamed
-}
-
 // walk translates loops over the present operands for the engine; false where they have too many dimensions.
 func (v *vectorKernel) walk(l *loops) (*kernels.Loops, bool) {
 	if len(l.shape) > kernels.MostRank {
 		return nil, false
 	}
-	w := &kernels.Loops{ElementSize: v.dt.Size(), Rank: int64(len(l.shape)), Stream: truth(v.streams())}
+	w := &kernels.Loops{ElementSize: v.dt.Size(), Rank: int64(len(l.shape))}
 	copy(w.Shape[:], l.shape)
 	next := 0
 	for i, operand := range v.operands {

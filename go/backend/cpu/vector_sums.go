@@ -205,7 +205,6 @@ func (q *vectorSums) cut(d *dimensions) {
 	s.Outer = d.loops(size, &d.strides, func(i int) bool { return i < block && d.stays[i] })
 	s.Rows = d.loops(size, &d.strides, func(i int) bool { return i < block && !d.stays[i] })
 	s.Inner = d.loops(size, &d.strides, func(i int) bool { return i >= block || s.Lanes > 0 && !d.stays[i] })
-	s.Inner.Stream = truth(q.streams())
 	q.sums = s
 }
 

@@ -108,13 +108,13 @@ INLINE int16_t exponent_of_smallest(__m512i less_1) {
 #undef LOAD_LINES
 #endif
 
-// What is needed soon, and is asked for from farther caches on the way: the panels of the next kernels, so many bytes of each at every step of the depth.
+// What a panel kernel prefetches for the next ones: panels, so many bytes of each at every step of the depth.
 typedef struct {
   const char *left, *right;
   int64_t left_step, right_step;
-} soon;
+} prefetch;
 
-#define ASK_FOR(next)                                                 \
+#define PREFETCH_STEP(next)                                           \
   _mm_prefetch((next)->left + step * (next)->left_step, _MM_HINT_T0); \
   _mm_prefetch((next)->right + step * (next)->right_step, _MM_HINT_T1);
 
@@ -125,7 +125,7 @@ typedef struct {
 } places;
 
 // A panel kernel adds `depth` products of rows of a panel of the left operand and one of the right to `height` rows of so many registers of sums.
-typedef void panel_kernel(int64_t depth, const void *left, const void *right, const places *sums, const soon *next);
+typedef void panel_kernel(int64_t depth, const void *left, const void *right, const places *sums, const prefetch *next);
 
 // Loops over the sums of a kernel, and over its registers of a row.
 #define EACH_SUM UNROLL for (int i = 0; i < height; i++) UNROLL for (int j = 0; j < wide; j++)
@@ -133,7 +133,7 @@ typedef void panel_kernel(int64_t depth, const void *left, const void *right, co
 
 #define PANEL_KERNELS(name, registers, target, fuse)                                                                                           \
   static inline __attribute__((always_inline)) target void name(const int height, const int wide, int64_t depth, const registers##_real *left, \
-                                                                const registers##_real *right, const places *sums, const soon *next) {         \
+                                                                const registers##_real *right, const places *sums, const prefetch *next) {     \
     enum { lanes = registers##_lanes };                                                                                                        \
     const registers##_real *const from = sums->from;                                                                                           \
     registers##_real *const to = sums->to;                                                                                                     \
@@ -144,7 +144,7 @@ typedef void panel_kernel(int64_t depth, const void *left, const void *right, co
       _mm_prefetch((const char *)(to + i * sums->to_stride + j * lanes), _MM_HINT_T0);                                                         \
     }                                                                                                                                          \
     for (int64_t step = 0; step < depth; step++, left += tile_rows, right += tile_registers * lanes) {                                         \
-      ASK_FOR(next)                                                                                                                            \
+      PREFETCH_STEP(next)                                                                                                                      \
       EACH_REGISTER y[j] = registers##_load_real(right + j * lanes);                                                                           \
       UNROLL for (int i = 0; i < height; i++) {                                                                                                \
         const registers##_v x = registers##_set(left[i]);                                                                                      \
@@ -171,9 +171,9 @@ static int whole(int64_t rows, int64_t columns, int64_t lanes) {
   return columns % lanes == 0 && (rest == 0 FOR_EACH_HEIGHT(IS_HEIGHT, ));
 }
 
-#define PANEL_KERNEL(name, target, height, wide)                                                                                          \
-  target static void name##_##height##_##wide(int64_t depth, const void *left, const void *right, const places *sums, const soon *next) { \
-    name(height, wide, depth, left, right, sums, next);                                                                                   \
+#define PANEL_KERNEL(name, target, height, wide)                                                                                              \
+  target static void name##_##height##_##wide(int64_t depth, const void *left, const void *right, const places *sums, const prefetch *next) { \
+    name(height, wide, depth, left, right, sums, next);                                                                                       \
   }
 #define CHOOSE(name, tall, registers) \
   if (height <= tall && wide == registers) return name##_##tall##_##registers;
@@ -246,8 +246,8 @@ TARGET static void add(const epg_tile *t, char *sums, const char *from, int64_t 
   t->add(n, (char *const[EPG_OUTPUTS]){sums}, wide, (const char *const[EPG_INPUTS]){numbers}, 0);
 }
 
-// ask_for_result asks for what is about to be written: by kernels that compute the last sums, but for AMX's, which are slower with it.
-INLINE void ask_for_result(const epg_tile *t, const epg_result *to, char *base, int64_t row, int64_t rows, int64_t column, int64_t columns) {
+// prefetch_result prefetches part of a result that is about to be written.
+INLINE void prefetch_result(const epg_tile *t, const epg_result *to, char *base, int64_t row, int64_t rows, int64_t column, int64_t columns) {
   if (!base || to->column_stride != t->size) return;
   for (int64_t i = 0; i < rows; i++) {
     const char *at = base + axis_offset(&to->rows, t->row + row + i) + (t->column + column) * t->size;
@@ -261,74 +261,171 @@ TARGET static void lift_sums(const epg_tile *t, char *sums, int64_t powers) {
   for (int64_t row = 0; row < t->rows; row++) lift(t->form == EPG_FLOAT64 ? EPG_FLOAT64 : EPG_FLOAT32, sums + row * t->stride * t->sum_size, bytes, powers);
 }
 
+// product is a tile that is being computed:
+//
+//                      right panel
+//                       <- width ->
+//                      +-----------+-----------+
+//              depth   |           |           |    One step multiplies a left panel by a right one, over
+//                      +-----------+-----------+    a part of the depth: the right panel's part stays in
+//          +---------+ +-----------+-----------+    the nearest cache while all left panels pass by, then
+//   height |  left   | |   sums    |           |    comes the next right panel, then the next part.
+//          |  panel  | |           |           |
+//          +---------+ +-----------+-----------+
+typedef struct {
+  const epg_tile *tile;
+  const char *left, *right;                       // packed panels
+  const int16_t *left_smallest, *right_smallest;  // what packing found out about each (epg_engine.pack)
+  char *sums, *out, *pre;
+  int64_t size, lanes;    // bytes of a sum; sums in a register
+  int64_t height, width;  // rows of a left and of a right panel
+  int64_t part;           // the most of the depth that is multiplied at a time
+  int amx, pairs;         // the form is of tiles; of pairs
+  int direct;             // the last part's kernels write the result
+} product;
+
+INLINE product product_of(const epg_tile *t, const char *left, const char *right, const int16_t *left_smallest, const int16_t *right_smallest, char *sums,
+                          char *out, char *pre) {
+  const int amx = t->form == EPG_BFLOAT16_TILES || t->form == EPG_FLOAT16_TILES;
+  const int64_t lanes = t->form == EPG_FLOAT64 ? d_lanes : f_lanes;
+  return (product){
+      .tile = t,
+      .left = left,
+      .right = right,
+      .left_smallest = left_smallest,
+      .right_smallest = right_smallest,
+      .sums = sums,
+      .out = out,
+      .pre = pre,
+      .size = t->sum_size,
+      .lanes = lanes,
+      .height = amx ? tiles_width : tile_rows,
+      .width = amx ? tiles_width : tile_registers * lanes,
+      .part = amx ? tiles_part : depth_part,
+      .amx = amx,
+      .pairs = amx || t->form == EPG_BFLOAT16_PAIRS,
+      .direct = t->plain && t->last && t->units && !t->lifted && whole(t->rows, t->columns, lanes),
+  };
+}
+
+// Where the panel of a row or column lies, from a step of the depth on.
+INLINE const char *left_panel(const product *p, int64_t row, int64_t step) { return p->left + (row * p->tile->units + step * p->height) * p->size; }
+INLINE const char *right_panel(const product *p, int64_t column, int64_t step) { return p->right + (column * p->tile->units + step * p->width) * p->size; }
+
+// span is a part of the depth: [first, first + depth), with `more` behind it.
+typedef struct {
+  int64_t first, depth, more;
+} span;
+
+// first_prefetch is what the first kernel of a right panel prefetches: its part of the next right panel, or, behind the last columns, of the first panel's next part. Each kernel
+// has a part of its own. AMX finds the left operand's panels near enough but for the first columns.
+INLINE prefetch first_prefetch(const product *p, span s, int64_t column, int is_last) {
+  const int64_t kernels = (p->tile->rows + p->height - 1) / p->height;
+  const int64_t steps = is_last ? least(s.depth, s.more) : s.depth;  // that the next panel has
+  prefetch next = {
+      .left_step = p->amx && column ? 0 : p->height * p->size,
+      .right_step = (steps * p->width * p->size / kernels + s.depth - 1) / s.depth,
+      .right = right_panel(p, column, s.first),
+  };
+  if (steps) next.right = is_last ? right_panel(p, 0, s.first + s.depth) : right_panel(p, column + p->width, s.first);
+  return next;
+}
+
+// next_left is the left panel after a row's: below it, or back at the first rows, of the next part behind the last columns.
+INLINE const char *next_left(const product *p, span s, int64_t row, int is_last) {
+  if (row + p->height < p->tile->rows) return left_panel(p, row + p->height, s.first);
+  return left_panel(p, 0, is_last && s.more ? s.first + s.depth : s.first);
+}
+
+// places_of says where a kernel finds its sums and puts them.
+INLINE places places_of(const product *p, span s, int64_t row, int64_t column) {
+  const epg_tile *t = p->tile;
+  char *const sums = p->sums + (row * t->stride + column) * p->size;
+  places at = {.from = t->first && s.first == 0 ? 0 : sums, .to = sums, .from_stride = t->stride, .to_stride = t->stride};
+  if (p->direct && !s.more) {
+    at.to = p->out + axis_offset(&t->out.rows, t->row + row) + (t->column + column) * p->size;
+    at.to_stride = t->out.rows.strides[0] / p->size;
+  }
+  return at;
+}
+
+// too_small tells that products of pairs could be flushed to zero, so that both halves are multiplied as floats.
+INLINE int too_small(const product *p, int64_t row, int64_t column) {
+  if (!p->pairs || p->tile->lifted) return 0;
+  const int64_t panel = p->amx ? tiles_width : f_lanes;  // packing's: two of a kernel's where those are halves
+  const int x = p->left_smallest[row / panel], y = p->right_smallest[column / p->width];
+  return !x || !y || x + y < EPG_LEAST_EXPONENTS;
+}
+
+// multiply_column multiplies all left panels by one right panel, over a part of the depth.
+TARGET static void multiply_column(const product *p, span s, int64_t column) {
+  const epg_tile *t = p->tile;
+  const int64_t columns = least(p->width, t->columns - column), registers = (columns + p->lanes - 1) / p->lanes;
+  const int is_last = column + columns == t->columns;
+  const char *const right = right_panel(p, column, s.first);
+  panel_kernel *const kernels[] = {kernel_for(t->form, p->height, registers, 0, t->exchanged), kernel_for(t->form, p->height, registers, 1, t->exchanged)};
+  prefetch next = first_prefetch(p, s, column, is_last);
+  for (int64_t row = 0; row < t->rows; row += p->height, next.right += next.right_step * s.depth) {
+    const int64_t height = least(p->height, t->rows - row);
+    const int as_floats = too_small(p, row, column);
+    const places at = places_of(p, s, row, column);
+    next.left = next_left(p, s, row, is_last);
+    if (t->last && !s.more && !p->direct && !p->amx) {  // AMX's kernels are slower with it
+      prefetch_result(t, &t->out, p->out, row, height, column, columns);
+      prefetch_result(t, &t->pre, p->pre, row, height, column, columns);
+    }
+    panel_kernel *const kernel = height == p->height ? kernels[as_floats] : kernel_for(t->form, height, registers, as_floats, t->exchanged);
+    kernel(s.depth, left_panel(p, row, s.first), right, &at, &next);
+  }
+}
+
+// clear_sums gives a product without a depth its sums. A bias is added to -0, since -0 + x is x for every x.
+INLINE void clear_sums(const product *p, double zero) {
+  const epg_tile *t = p->tile;
+  for (int64_t row = 0; row < t->rows; row++)
+    for (int64_t i = row * t->stride; i < (row + 1) * t->stride; i++) {
+      if (t->form == EPG_FLOAT64)
+        ((double *)p->sums)[i] = zero;
+      else
+        ((float *)p->sums)[i] = (float)zero;
+    }
+}
+
+// finish_rows makes results of complete sums: pre = sums + bias, out = act(pre) (+ out).
+TARGET static void finish_rows(const product *p, const char *bias) {
+  enum { rows_ahead = 2 };
+  const epg_tile *t = p->tile;
+  for (int64_t row = 0; row < t->rows; row++) {
+    char *sums = p->sums + row * t->stride * p->size;
+    if (p->amx && row + rows_ahead < t->rows) {
+      prefetch_result(t, &t->out, p->out, row + rows_ahead, 1, 0, t->columns);
+      prefetch_result(t, &t->pre, p->pre, row + rows_ahead, 1, 0, t->columns);
+    }
+    if (bias) add(t, sums, bias + t->column * t->bias_stride, t->bias_stride);
+    if (t->accumulate) add(t, sums, p->out + axis_offset(&t->out.rows, t->row + row) + t->column * t->out.column_stride, t->out.column_stride);
+    if (p->pre) write(t, &t->pre, t->store, row, p->pre, sums);
+    if (p->out) write(t, &t->out, t->value, row, p->out, sums);
+  }
+}
+
 TARGET static void multiply(const epg_tile *t, const char *left, const char *right, const int16_t *left_smallest, const int16_t *right_smallest, char *sums,
                             char *out, char *pre, const char *bias) {
-  const int tiles = t->form == EPG_BFLOAT16_TILES || t->form == EPG_FLOAT16_TILES, pairs = tiles || t->form == EPG_BFLOAT16_PAIRS;
-  const int64_t lanes = t->form == EPG_FLOAT64 ? d_lanes : f_lanes, size = t->sum_size;
-  const int64_t width = tiles ? tiles_width : tile_registers * lanes, tall = tiles ? tiles_width : tile_rows;
-  const int direct = t->plain && t->last && t->units && !t->lifted && whole(t->rows, t->columns, lanes);
-  if (!t->units)  // -0 + x is x for every x
-    for (int64_t row = 0; row < t->rows; row++)
-      for (int64_t i = 0; i < t->stride; i++) {
-        if (t->form == EPG_FLOAT64)
-          ((double *)sums)[row * t->stride + i] = bias ? -0.0 : 0.0;
-        else
-          ((float *)sums)[row * t->stride + i] = bias ? -0.0f : 0.0f;
-      }
+  const product p = product_of(t, left, right, left_smallest, right_smallest, sums, out, pre);
+  if (!t->units) clear_sums(&p, bias ? -0.0 : 0.0);
   if (t->lifted && !t->first) lift_sums(t, sums, t->lifted);
 #ifdef TILES
-  if (tiles) tiles_begin();
+  if (p.amx) tiles_begin();
 #endif
-  const int64_t turns = (t->rows + tall - 1) / tall, most = tiles ? tiles_part : depth_part;
-  for (int64_t k = 0; k < t->units; k += most) {
-    const int64_t depth = least(most, t->units - k), more = t->units - k - depth, begin = t->first && k == 0;
-    for (int64_t column = 0; column < t->columns; column += width) {
-      const int64_t columns = least(width, t->columns - column), wide = (columns + lanes - 1) / lanes, last = column + columns == t->columns;
-      const char *below = left + k * tall * size, *beside = right + (column * t->units + k * width) * size;
-      const int y = pairs ? right_smallest[column / width] : 0;
-      panel_kernel *const kernels[] = {kernel_for(t->form, tall, wide, 0, t->exchanged), kernel_for(t->form, tall, wide, 1, t->exchanged)};
-      // The next columns' panel, or the first one's next part, is asked for by pieces, one with each kernel. The left operand's panels are near enough for tiles but for the first column.
-      const int64_t after = last ? least(depth, more) : depth, right_step = (after * width * size / turns + depth - 1) / depth;
-      soon next = {.left_step = tiles && column ? 0 : tall * size, .right_step = right_step, .right = beside};
-      if (after) next.right = last ? right + (k + depth) * width * size : beside + width * t->units * size;
-      // Back to the first rows, of the next part after the last column.
-      const char *const first = left + (last && more ? k + depth : k) * tall * size;
-      for (int64_t row = 0, turn = 0; row < t->rows; row += tall, turn++, below += tall * t->units * size, next.right += right_step * depth) {
-        const int64_t height = least(tall, t->rows - row);
-        next.left = row + tall < t->rows ? below + tall * t->units * size : first;
-        places at = {.from = sums + (row * t->stride + column) * size, .from_stride = t->stride, .to_stride = t->stride};
-        at.to = at.from;
-        if (begin) at.from = 0;
-        if (direct && !more) {
-          at.to = out + axis_offset(&t->out.rows, t->row + row) + (t->column + column) * size;
-          at.to_stride = t->out.rows.strides[0] / size;
-        } else if (t->last && !more && !tiles) {
-          ask_for_result(t, &t->out, out, row, height, column, columns);
-          ask_for_result(t, &t->pre, pre, row, height, column, columns);
-        }
-        const int x = !pairs ? 0 : left_smallest[tiles ? turn : turn / (f_lanes / tile_rows)],
-                  as_floats = !t->lifted && (!x || !y || x + y < EPG_LEAST_EXPONENTS);
-        (height == tall ? kernels[as_floats] : kernel_for(t->form, height, wide, as_floats, t->exchanged))(depth, below, beside, &at, &next);
-      }
-    }
+  for (span s = {0}; s.first < t->units; s.first += p.part) {
+    s.depth = least(p.part, t->units - s.first);
+    s.more = t->units - s.first - s.depth;
+    for (int64_t column = 0; column < t->columns; column += p.width) multiply_column(&p, s, column);
   }
 #ifdef TILES
-  if (tiles) tiles_end();
+  if (p.amx) tiles_end();
 #endif
   if (t->lifted) lift_sums(t, sums, -t->lifted);
-  if (!t->last || direct) return;
-  enum { rows_ahead = 2 };
-  for (int64_t row = 0; row < t->rows; row++) {
-    char *line = sums + row * t->stride * size;
-    if (tiles && row + rows_ahead < t->rows) {
-      ask_for_result(t, &t->out, out, row + rows_ahead, 1, 0, t->columns);
-      ask_for_result(t, &t->pre, pre, row + rows_ahead, 1, 0, t->columns);
-    }
-    if (bias) add(t, line, bias + t->column * t->bias_stride, t->bias_stride);
-    if (t->accumulate) add(t, line, out + axis_offset(&t->out.rows, t->row + row) + t->column * t->out.column_stride, t->out.column_stride);
-    if (pre) write(t, &t->pre, t->store, row, pre, line);
-    if (out) write(t, &t->out, t->value, row, out, line);
-  }
+  if (t->last && !p.direct) finish_rows(&p, bias);
 }
 
 TARGET static void pack(const epg_operand *p, int64_t panel, int64_t count, const char *from, char *to, int16_t *smallest) {

@@ -19,46 +19,48 @@ enum { tile_stride = tile_words * 4, tile_bytes = tile_words * tile_stride, bloc
 
 #include "pack_tiles.h"
 
-// ask_for_tiles asks for what a step of the next kernels reads.
-INLINE void ask_for_tiles(const soon *next, int64_t step) {
+// prefetch_tiles prefetches what a step of the next kernels reads.
+INLINE void prefetch_tiles(const prefetch *next, int64_t step) {
   const char *left = next->left + step * next->left_step, *right = next->right + step * next->right_step;
   for (int64_t i = 0; i < tile_words * next->left_step; i += 64) _mm_prefetch(left + i, _MM_HINT_T1);
   for (int64_t i = 0; i < tile_words * next->right_step; i += 64) _mm_prefetch(right + i, _MM_HINT_T1);
 }
 
 // Sums are tiles 0 to 3 (0 and 1 of the first 16 rows), the left operand's are 4 and 5, the right one's 6 and 7. 16 rows leave out 2, 3 and 5.
-#define TILES_KERNEL(height)                                                                                                                                  \
-  TARGET_TILES static void multiply_bfloat16_tiles_##height(int64_t depth, const void *left_at, const void *right_at, const places *sums, const soon *next) { \
-    const char *left = left_at, *right = right_at;                                                                                                            \
-    TILES_LOAD_SUMS(height)                                                                                                                                   \
-    for (int64_t step = 0; step < depth; step += tile_words, left += block_bytes, right += block_bytes) {                                                     \
-      ask_for_tiles(next, step);                                                                                                                              \
-      TILES_LOAD_LEFT(height, left)                                                                                                                           \
-      tile_load(6, right, tile_stride);                                                                                                                       \
-      tile_multiply(0, 4, 6);                                                                                                                                 \
-      if (height > tile_words) tile_multiply(2, 5, 6);                                                                                                        \
-      tile_load(7, right + tile_bytes, tile_stride);                                                                                                          \
-      tile_multiply(1, 4, 7);                                                                                                                                 \
-      if (height > tile_words) tile_multiply(3, 5, 7);                                                                                                        \
-    }                                                                                                                                                         \
-    TILES_STORE_SUMS(height)                                                                                                                                  \
+#define TILES_KERNEL(height)                                                                                                              \
+  TARGET_TILES static void multiply_bfloat16_tiles_##height(int64_t depth, const void *left_at, const void *right_at, const places *sums, \
+                                                            const prefetch *next) {                                                       \
+    const char *left = left_at, *right = right_at;                                                                                        \
+    TILES_LOAD_SUMS(height)                                                                                                               \
+    for (int64_t step = 0; step < depth; step += tile_words, left += block_bytes, right += block_bytes) {                                 \
+      prefetch_tiles(next, step);                                                                                                         \
+      TILES_LOAD_LEFT(height, left)                                                                                                       \
+      tile_load(6, right, tile_stride);                                                                                                   \
+      tile_multiply(0, 4, 6);                                                                                                             \
+      if (height > tile_words) tile_multiply(2, 5, 6);                                                                                    \
+      tile_load(7, right + tile_bytes, tile_stride);                                                                                      \
+      tile_multiply(1, 4, 7);                                                                                                             \
+      if (height > tile_words) tile_multiply(3, 5, 7);                                                                                    \
+    }                                                                                                                                     \
+    TILES_STORE_SUMS(height)                                                                                                              \
   }
 
 // The four products of a step, one term being loaded anew for each: first terms; the left one's first by the right one's second; second terms; and the left one's second by
 // the right one's first. Where operands are exchanged, second and fourth are too, so that every sum is formed as if they were not.
-#define FLOAT16_TILES_KERNEL(way, height, load_for_second, load_for_third, load_for_fourth)                                                                    \
-  TARGET_TILES static void multiply_float16_##way##_##height(int64_t depth, const void *left_at, const void *right_at, const places *sums, const soon *next) { \
-    const char *left = left_at, *right = right_at;                                                                                                             \
-    TILES_LOAD_SUMS(height)                                                                                                                                    \
-    for (int64_t step = 0; step < depth; step += 2 * tile_words, left += 2 * block_bytes, right += 2 * block_bytes) {                                          \
-      ask_for_tiles(next, step);                                                                                                                               \
-      ask_for_tiles(next, step + tile_words);                                                                                                                  \
-      TILES_LOAD_LEFT(height, left)                                                                                                                            \
-      TILES_LOAD_RIGHT(right)                                                                                                                                  \
-      TILES_MULTIPLY(height)                                                                                                                                   \
-      load_for_second TILES_MULTIPLY(height) load_for_third TILES_MULTIPLY(height) load_for_fourth TILES_MULTIPLY(height)                                      \
-    }                                                                                                                                                          \
-    TILES_STORE_SUMS(height)                                                                                                                                   \
+#define FLOAT16_TILES_KERNEL(way, height, load_for_second, load_for_third, load_for_fourth)                                                \
+  TARGET_TILES static void multiply_float16_##way##_##height(int64_t depth, const void *left_at, const void *right_at, const places *sums, \
+                                                             const prefetch *next) {                                                       \
+    const char *left = left_at, *right = right_at;                                                                                         \
+    TILES_LOAD_SUMS(height)                                                                                                                \
+    for (int64_t step = 0; step < depth; step += 2 * tile_words, left += 2 * block_bytes, right += 2 * block_bytes) {                      \
+      prefetch_tiles(next, step);                                                                                                          \
+      prefetch_tiles(next, step + tile_words);                                                                                             \
+      TILES_LOAD_LEFT(height, left)                                                                                                        \
+      TILES_LOAD_RIGHT(right)                                                                                                              \
+      TILES_MULTIPLY(height)                                                                                                               \
+      load_for_second TILES_MULTIPLY(height) load_for_third TILES_MULTIPLY(height) load_for_fourth TILES_MULTIPLY(height)                  \
+    }                                                                                                                                      \
+    TILES_STORE_SUMS(height)                                                                                                               \
   }
 #define FLOAT16_TILES_KERNELS(height)                                                                                                              \
   FLOAT16_TILES_KERNEL(tiles, height, TILES_LOAD_RIGHT(right + block_bytes), TILES_LOAD_LEFT(height, left + block_bytes), TILES_LOAD_RIGHT(right)) \
@@ -177,10 +179,10 @@ INLINE void multiply_as_floats(const int terms, const int exchanged, int64_t hei
   }
 }
 
-#define FLOATS_KERNEL(form, way, terms, exchanged, height)                                                                                          \
-  TARGET static void multiply_##form##_##way##_##height(int64_t depth, const void *left, const void *right, const places *sums, const soon *next) { \
-    (void)next;                                                                                                                                     \
-    multiply_as_floats(terms, exchanged, height, depth, left, right, sums->to, sums->to_stride, !sums->from);                                       \
+#define FLOATS_KERNEL(form, way, terms, exchanged, height)                                                                                              \
+  TARGET static void multiply_##form##_##way##_##height(int64_t depth, const void *left, const void *right, const places *sums, const prefetch *next) { \
+    (void)next;                                                                                                                                         \
+    multiply_as_floats(terms, exchanged, height, depth, left, right, sums->to, sums->to_stride, !sums->from);                                           \
   }
 #define FLOATS_KERNELS(height)                  \
   FLOATS_KERNEL(bfloat16, floats, 1, 0, height) \

@@ -101,10 +101,47 @@ INLINE void put_words(const int terms, f_v (*square)[tile_words], special *found
   }
 }
 
-// pack_tiles packs n panels. Those whose rows are contiguous are packed side by side: what is read lies in longer pieces.
+// put_transposed writes a whole square with rows and columns exchanged.
+INLINE void put_transposed(const int terms, f_v (*square)[tile_words], special *found, char *block, const int half) {
+  UNROLL for (int term = 0; term < terms; term++) f_transpose(square[term]);
+  UNROLL for (int i = 0; i < tile_words; i++) put_words(terms, square, found, block, half, i);
+}
+
+// block_of_columns packs a block from lines that are its columns: the elements of 32 rows at one depth.
+INLINE void block_of_columns(const int terms, const int transposed, const char **lines, special *found, char *block) {
+  f_v squares[2][2][tile_words];
+  UNROLL for (int i = 0; i < tile_words; i++) {
+    take_words(terms, squares, found, i, lines[2 * i], lines[2 * i + 1]);
+    if (!transposed) UNROLL for (int half = 0; half < 2; half++) put_words(terms, squares[half], found, block, half, i);
+  }
+  if (transposed) UNROLL for (int half = 0; half < 2; half++) put_transposed(terms, squares[half], found, block, half);
+}
+
+// block_of_rows packs a block from lines that are its rows.
+INLINE void block_of_rows(const int terms, const int transposed, const char **lines, special *found, char *block) {
+  UNROLL for (int half = 0; half < 2; half++) {
+    f_v square[2][tile_words];
+    UNROLL for (int i = 0; i < tile_words; i++) {
+      take_row(terms, square, found, i, lines[half * tile_words + i]);
+      if (!transposed) put_words(terms, square, found, block, half, i);
+    }
+    if (transposed) put_transposed(terms, square, found, block, half);
+  }
+}
+
+// smallest_of is what is kept of a panel's special numbers (epg_engine.pack). What earlier parts have left in the sums is as small as their numbers made it.
+INLINE int16_t smallest_of(const int terms, const special *found, int again, int16_t before) {
+  if (terms == 2) return found->infinite ? not_for_tiles : nothing_tiny;
+  const int16_t least = exponent_of_smallest(found->least);
+  return again && before < least ? before : least;
+}
+
+// pack_tiles packs n panels. Those whose rows are contiguous are packed side by side: what is read lies in longer pieces. The left operand's words are those of a row, the right
+// one's those of a column, so one of them is transposed on the way.
 INLINE void pack_tiles(const int terms, const int left, const int rows_contiguous, const int64_t n, const epg_operand *p, int64_t panel, const char *from,
                        char *to, int16_t *smallest) {
   const int64_t blocks = (p->depth + depth_of_tile - 1) / depth_of_tile;
+  const int transposed = left == rows_contiguous;
   _Alignas(64) char gathered[tiles_width][64];
   const char *lines[tiles_width];
   panel_rows r[EPG_PANELS];
@@ -115,38 +152,18 @@ INLINE void pack_tiles(const int terms, const int left, const int rows_contiguou
   }
   for (int64_t block = 0; block < blocks; block++) {
     for (int i = 0; i < n; i++) {
-      lines_of(rows_contiguous, p, r + i, block * depth_of_tile, lines, gathered);
-      char *at = to + ((panel + i) * blocks + block) * terms * block_bytes;
+      char *const at = to + ((panel + i) * blocks + block) * terms * block_bytes;
       special seen = found[i];  // in registers: what is written is no part of it
+      lines_of(rows_contiguous, p, r + i, block * depth_of_tile, lines, gathered);
       for (int64_t line = 0; !left && line < terms * block_bytes; line += 64) __builtin_prefetch(at + 2 * terms * block_bytes + line, 1);
-      const int along = left != rows_contiguous;  // words lie in memory as they do in the panel
-      f_v squares[2][2][tile_words];
-      if (rows_contiguous) UNROLL for (int j = 0; j < tile_words; j++) {
-          take_words(terms, squares, &seen, j, lines[2 * j], lines[2 * j + 1]);
-          if (along) UNROLL for (int half = 0; half < 2; half++) put_words(terms, squares[half], &seen, at, half, j);
-        }
-      if (!(rows_contiguous && along)) UNROLL for (int half = 0; half < 2; half++) {
-          f_v(*const square)[tile_words] = squares[half];
-          if (!rows_contiguous) UNROLL for (int j = 0; j < tile_words; j++) {
-              take_row(terms, square, &seen, j, lines[half * tile_words + j]);
-              if (along) put_words(terms, square, &seen, at, half, j);
-            }
-          if (along) continue;
-          UNROLL for (int term = 0; term < terms; term++) f_transpose(square[term]);
-          UNROLL for (int j = 0; j < tile_words; j++) put_words(terms, square, &seen, at, half, j);
-        }
+      if (rows_contiguous)
+        block_of_columns(terms, transposed, lines, &seen, at);
+      else
+        block_of_rows(terms, transposed, lines, &seen, at);
       found[i] = seen;
     }
   }
-  for (int i = 0; i < n; i++) {
-    if (terms == 1) {
-      // What earlier parts have left in the sums is as small as their numbers made it.
-      const int16_t least = exponent_of_smallest(found[i].least);
-      smallest[panel + i] = p->again && smallest[panel + i] < least ? smallest[panel + i] : least;
-    } else {
-      smallest[panel + i] = found[i].infinite ? not_for_tiles : nothing_tiny;
-    }
-  }
+  for (int i = 0; i < n; i++) smallest[panel + i] = smallest_of(terms, found + i, p->again, smallest[panel + i]);
 }
 
 INLINE void pack_panels_of_tiles(const int terms, const int left, const epg_operand *p, int64_t panel, int64_t count, const char *from, char *to,

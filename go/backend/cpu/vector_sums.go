@@ -156,45 +156,45 @@ func (d *dimensions) loops(size int64, strides *[kernels.Operands][]int64, pick 
 	return l
 }
 
-// cut decides how the sums are formed. The innermost dimensions that stay are a run, those around them that go its terms.
+// cut decides how the sums are formed, by shapes and one input's layout alone. The innermost
+// dimensions that stay are a run; those around it that go are its terms; and so on outwards:
 //
-// What is computed at a time should be long, and lie together. Where runs have few terms, it is some runs with all of their terms. Else a task has one run's sums, in so many
-// lanes that those are whole groups, however long the run, and adds several runs at a time; or, where runs are long, rows of a piece of one.
+//	outermost   [ ...        | others | terms | run ]   innermost
+//	              both kinds   stay     go      stay
+//
+// What is computed at a time should be long, and lie together. There are three ways:
+//
+//   - whole runs, where a run and its terms are short: a task has several runs with all of their terms;
+//   - lanes, where runs are short: a task has one run's sums, in so many lanes that those are whole
+//     groups, and adds several runs at a time;
+//   - rows, where runs are long: a task has a piece of a run, and adds row after row.
 func (q *vectorSums) cut(d *dimensions) {
 	all := len(d.shape)
 	run := d.before(all, true)
 	terms := d.before(run, false)
 	others := d.before(terms, true)
-	runLength, termCount, together := d.count(run, all, true), d.count(terms, run, false), d.count(others, terms, true)
-	s := &kernels.Sums{DType: forms[q.dt][len(forms[q.dt])-1], Run: runLength, Terms: 1, Kept: runLength, Piece: min(runLength, longPiece)}
-	s.Width = s.Piece
-	block := run // the dimensions of a row
-	whole := runLength * kernels.Group / gcd(runLength, kernels.Group)
-	switch row := termCount * runLength; {
-	case together > 1 && row <= kernels.Block/2 && row*together >= longRow:
-		block, s.Terms, s.Kept = others, termCount, together*runLength
-		runs := kernels.Block / row
-		if groups := kernels.Group / gcd(row, kernels.Group); runs > groups {
-			runs -= runs % groups // groups that end with a run need no copy
-		}
-		s.Block, s.Piece = runs*row, runs*runLength
-		if d.count(0, others, false) > 1 { // each term has a total
-			s.Width = min(s.Kept, s.Piece) * termCount
-		} else {
-			s.Piece *= max(1, kernels.Block/s.Piece)
-			s.Width = min(s.Kept, s.Piece)
-		}
-	case whole <= kernels.Block/2 || whole <= kernels.Block && whole > runLength:
-		whole *= max(1, chains*kernels.Group/whole)
-		s.Lanes, s.Width, s.Block = whole, whole, kernels.Block/whole*whole
+	c := cutOf{run: d.count(run, all, true), terms: d.count(terms, run, false), others: d.count(others, terms, true)}
+	c.lanes = c.run * kernels.Group / gcd(c.run, kernels.Group)
+
+	s := &kernels.Sums{DType: forms[q.dt][len(forms[q.dt])-1], Run: c.run, Terms: 1}
+	row := run // the first dimension of what a row holds
+	switch {
+	case c.fitsWholeRuns():
+		row = others
+		c.wholeRuns(s, d.count(0, others, false) > 1)
+	case c.fitsLanes():
+		c.inLanes(s)
+	default:
+		c.inRows(s)
 	}
 	s.Width = kernels.WholeGroups(s.Width) + kernels.Group // for the padding of a run that ends anywhere
 	s.Pieces = divideUp(s.Kept, s.Piece)
-	s.RowsCount, s.Chunks = d.count(0, block, false), 1
+	q.columns = d.count(0, row, true) * s.Pieces
+	s.RowsCount, s.Chunks = d.count(0, row, false), 1
 	if q.count == 0 {
 		s.RowsCount = 0
 	}
-	if q.columns = d.count(0, block, true) * s.Pieces; q.columns < fewColumns {
+	if q.columns < fewColumns {
 		s.Chunks = max(1, min(maxChunks, s.RowsCount, q.count/(q.columns*elementsPerTask)))
 	}
 	for i, target := range q.to {
@@ -202,10 +202,53 @@ func (q *vectorSums) cut(d *dimensions) {
 	}
 	size := q.dt.Size()
 	s.To = d.loops(size, &d.to, func(i int) bool { return d.stays[i] })
-	s.Outer = d.loops(size, &d.strides, func(i int) bool { return i < block && d.stays[i] })
-	s.Rows = d.loops(size, &d.strides, func(i int) bool { return i < block && !d.stays[i] })
-	s.Inner = d.loops(size, &d.strides, func(i int) bool { return i >= block || s.Lanes > 0 && !d.stays[i] })
+	s.Outer = d.loops(size, &d.strides, func(i int) bool { return i < row && d.stays[i] })
+	s.Rows = d.loops(size, &d.strides, func(i int) bool { return i < row && !d.stays[i] })
+	s.Inner = d.loops(size, &d.strides, func(i int) bool { return i >= row || s.Lanes > 0 && !d.stays[i] })
 	q.sums = s
+}
+
+// cutOf are the lengths that a cut follows from: of a run, its terms, the runs beside it, and the
+// least lanes that are whole groups and whole runs.
+type cutOf struct{ run, terms, others, lanes int64 }
+
+func (c *cutOf) fitsWholeRuns() bool {
+	row := c.terms * c.run
+	return c.others > 1 && row <= kernels.Block/2 && row*c.others >= longRow
+}
+
+// wholeRuns has a block of several runs with all of their terms. Where there are several rows, each
+// term has a total, since rows are added term by term.
+func (c *cutOf) wholeRuns(s *kernels.Sums, severalRows bool) {
+	row := c.terms * c.run
+	runs := kernels.Block / row
+	if groups := kernels.Group / gcd(row, kernels.Group); runs > groups {
+		runs -= runs % groups // groups that end with a run need no copy
+	}
+	s.Terms, s.Kept, s.Block, s.Piece = c.terms, c.others*c.run, runs*row, runs*c.run
+	if severalRows {
+		s.Width = min(s.Kept, s.Piece) * c.terms
+	} else {
+		s.Piece *= max(1, kernels.Block/s.Piece)
+		s.Width = min(s.Kept, s.Piece)
+	}
+}
+
+func (c *cutOf) fitsLanes() bool {
+	return c.lanes <= kernels.Block/2 || c.lanes <= kernels.Block && c.lanes > c.run
+}
+
+// inLanes has so many lanes that additions need not wait for each other.
+func (c *cutOf) inLanes(s *kernels.Sums) {
+	lanes := c.lanes * max(1, chains*kernels.Group/c.lanes)
+	s.Lanes, s.Width, s.Block = lanes, lanes, kernels.Block/lanes*lanes
+	s.Kept, s.Piece = c.run, min(c.run, longPiece)
+}
+
+// inRows has rows of a piece of a run.
+func (c *cutOf) inRows(s *kernels.Sums) {
+	s.Kept, s.Piece = c.run, min(c.run, longPiece)
+	s.Width = s.Piece
 }
 
 func gcd(a, b int64) int64 {

@@ -90,7 +90,7 @@ def vendored() -> list[str]:
 
 def generate(go: str) -> None:
     """Bring the generated files up to date: the tables, the control plane, and the headers of WebGPU."""
-    run([go, "run", *vendored(), "./go/tables", "python/epigrad/tables.json"], go, CGO_ENABLED="0")
+    run([go, "run", *vendored(), "./go/tables", "python/epigrad/_core/tables.json"], go, CGO_ENABLED="0")
     run([sys.executable, "go/tools/generate.py"], go)
     run([sys.executable, "go/tools/webgpu_headers.py"], go)
 

@@ -21,7 +21,8 @@ import oracle
 import pytest
 import torch
 from devices import DEVICES, computes, memory_of, running_on
-from epigrad import Activation, tables
+from epigrad import Activation
+from epigrad._core import tables
 from layouts import LAYOUTS, draw, laid_out
 from torch import Tensor
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from epigrad import backward, forward, plan
-from epigrad.launch import aligned_workspace
+from epigrad._core.stateless import aligned_workspace
 from torch import Tensor
 
 CLASSES = (

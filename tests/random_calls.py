@@ -13,8 +13,9 @@ from typing import Any
 
 import epigrad
 import torch
-from epigrad import errors, library, tables
-from epigrad.call import Call
+from epigrad import errors
+from epigrad._core import loader, tables
+from epigrad._core.call import Call
 
 
 class Subclass(torch.Tensor):
@@ -32,7 +33,7 @@ def tensors() -> list[Any]:
 
 
 def main(seed: int, calls: int = 4000) -> None:
-    core = library.core()
+    core = loader.core()
     rng = random.Random(seed)
     pool = tensors()
     ops = [*tables.OPS, *tables.OPS, "", "nope", None, 3, "x" * 1000]

@@ -13,7 +13,7 @@ import pytest
 import torch
 from devices import REQUIRED
 from epigrad import errors, forward
-from epigrad.launch import aligned_workspace
+from epigrad._core.stateless import aligned_workspace
 from interpreter import run_script
 from layouts import assert_same_bits
 

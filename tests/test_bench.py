@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 import torch
 from devices import REASONS, needs
-from epigrad import cli, tables
+from epigrad import cli
+from epigrad._core import tables
 from epigrad.cli import bench_cpu, bench_cuda, cuda_rows, report, timing
 from epigrad.cli.cuda_rows import BACKWARD, BOTH, FORWARD, Case
 from epigrad.cli.table import print_table

@@ -15,11 +15,12 @@ from typing import Any
 import epigrad
 import pytest
 import torch
-from epigrad import errors, library, plan
-from epigrad.call import Call
+from epigrad import errors, plan
+from epigrad._core import loader
+from epigrad._core.call import Call
 from interpreter import start
 
-CORE = library.core()
+CORE = loader.core()
 CONTROL = CORE.control
 GEMM = {
     "class": "GemmEpilogueBackward",
@@ -48,8 +49,8 @@ def handles() -> int:
     return count
 
 
-def select(spec: dict[str, Any]) -> library.ControlPlan:
-    return library.control_call(CONTROL.SelectPlan, json.dumps(spec))
+def select(spec: dict[str, Any]) -> loader.ControlPlan:
+    return loader.control_call(CONTROL.SelectPlan, json.dumps(spec))
 
 
 @pytest.mark.parametrize("spec", [GEMM, GATED, LERP], ids=lambda s: s["class"])
@@ -92,7 +93,7 @@ def test_a_plan_describes_itself(spec: dict[str, Any]) -> None:
 def test_errors_have_their_class(text: str, error: type[Exception]) -> None:
     before = handles()
     with pytest.raises(error) as caught:
-        library.control_call(CONTROL.SelectPlan, text)
+        loader.control_call(CONTROL.SelectPlan, text)
     assert str(caught.value) and type(caught.value) is not errors.EpigradError, str(caught.value)
     assert handles() == before
 

@@ -19,7 +19,7 @@ from at_once import at_once
 from cuda_calls import CALLS, CYCLES, DIFFERENTIABLE, STATELESS, Outputs, with_gradients
 from devices import needs
 from epigrad import backward, errors, forward, plan
-from epigrad.launch import aligned_workspace
+from epigrad._core.stateless import aligned_workspace
 from interpreter import run_script
 from layouts import assert_same_bits
 from torch import Tensor

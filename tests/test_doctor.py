@@ -12,7 +12,8 @@ from typing import Any
 import epigrad
 import pytest
 import torch
-from epigrad import cli, errors, library, tables
+from epigrad import cli, errors
+from epigrad._core import loader, tables
 from epigrad.cli import bench, doctor
 from interpreter import start
 
@@ -63,7 +64,7 @@ def test_doctor_reports_a_core_that_does_not_load(
     def fails() -> None:
         raise errors.BackendUnavailableError("the core is gone")
 
-    monkeypatch.setattr(library, "core", fails)
+    monkeypatch.setattr(loader, "core", fails)
     assert cli.main(["doctor", "--json"]) == 1
     facts = facts_of(capsys.readouterr().out)
     assert "the core is gone" in facts["cpu_check"] and facts["versions"]["torch"] == torch.__version__

@@ -8,8 +8,9 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from epigrad import _native, library
-from epigrad.call import Call
+from epigrad import _native
+from epigrad._core import loader
+from epigrad._core.call import Call
 
 # In a process of its own, which remembers nothing of other tests. When each geometry had one place of 512, every round
 # forgot 24 of the 100.
@@ -64,7 +65,7 @@ def asked(call: Callable[[], object]) -> int:
 def test_every_field_of_a_call_is_in_the_key(field: str) -> None:
     one, other, inputs, needs = CHANGES[field]
     assert [a == b for a, b in zip(one, other, strict=True)].count(False) == 1
-    infer = library.core().infer
+    infer = loader.core().infer
     infer(one, inputs, needs)
     asked_again = asked(lambda: infer(one, inputs, needs))
     assert (asked_again, asked(lambda: infer(other, inputs, needs))) == (0, 1)
@@ -72,14 +73,14 @@ def test_every_field_of_a_call_is_in_the_key(field: str) -> None:
 
 
 def test_parameters_are_checked_though_the_geometry_is_known() -> None:
-    core = library.core()
+    core = loader.core()
     core.launch(LEAKY, (SQUARE, SQUARE), (True,))
     with pytest.raises(ValueError, match="slope: got NaN"):
         core.launch(LEAKY._replace(parameters=(float("nan"),)), (SQUARE, SQUARE), (True,))
 
 
 def test_any_number_of_lerp_has_one_entry() -> None:
-    core = library.core()
+    core = loader.core()
     core.launch(Call("lerp", None, (0.5,)), (SQUARE, SQUARE), (True,))
     for weight in (0.25, -3.0, float("inf")):
         call = Call("lerp", None, (weight,))

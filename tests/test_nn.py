@@ -277,12 +277,12 @@ def test_an_unknown_activation_gets_a_suggestion(name: str, nearest: str) -> Non
 
 def test_making_modules_does_not_load_the_core() -> None:
     code = (
-        "import epigrad; from epigrad import library\n"
+        "import epigrad; from epigrad._core import loader\n"
         "epigrad.nn.Linear(4, 5, activation='gelu'); epigrad.nn.MLP(4, 5); epigrad.nn.GatedMLP(4, 5, 'reglu')\n"
         "epigrad.nn.GatedActivation('glu'); epigrad.nn.Lerp()\n"
         "try: epigrad.nn.GatedMLP(4, 5, 'relu')\n"
         "except ValueError: pass\n"
-        "assert not library.is_loaded()"
+        "assert not loader.is_loaded()"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
 

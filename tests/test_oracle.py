@@ -9,7 +9,7 @@ import oracle
 import pytest
 import torch
 from cases import ACTIVATIONS, DTYPES, GATED_KINDS, GATED_SHAPES, LAYOUTS, OTHERS, Case, cases, pairs
-from epigrad import tables
+from epigrad._core import tables
 from gated_problem import gated_problem
 from gemm_problem import gemm_problem
 from layouts import Guarded, laid_out, strides_for, unchanged

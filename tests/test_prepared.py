@@ -13,7 +13,8 @@ import epigrad
 import pytest
 import torch
 from devices import needs, on_devices
-from epigrad import errors, forward, library
+from epigrad import errors, forward
+from epigrad._core import loader
 from layouts import assert_same_bits
 from torch import Tensor
 
@@ -25,7 +26,7 @@ HELD = TIMES - 2  # the first call of a geometry asks what there is, the second 
 
 def runs(device: str) -> int:
     """How many calls have been run by a kernel that was held, on CUDA without Go."""
-    library.core()
+    loader.core()
     native = importlib.import_module("epigrad._native")
     return int(native.runs_alone() if device == "cuda" else native.runs_prepared())
 
@@ -42,7 +43,7 @@ def layer(device: str, rows: int) -> tuple[Tensor, Tensor, Tensor]:
 
 @pytest.fixture(autouse=True)
 def _nothing_is_held() -> None:
-    library.core().control.ClearPlanCache()
+    loader.core().control.ClearPlanCache()
 
 
 @on_devices
@@ -139,7 +140,7 @@ def test_a_cache_that_is_cleared_gives_its_kernels_back(device: str) -> None:
     for _ in range(TIMES):
         epigrad.lerp(x, x, 0.5)
     before = runs(device)
-    library.core().control.ClearPlanCache()
+    loader.core().control.ClearPlanCache()
     epigrad.lerp(x, x, 0.5)
     assert runs(device) == before
     epigrad.lerp(x, x, 0.5)

@@ -20,7 +20,8 @@ import golden_webgpu
 import pytest
 import torch
 from devices import REQUIRED, needs
-from epigrad import backward, errors, forward, library
+from epigrad import backward, errors, forward
+from epigrad._core import loader
 from epigrad.cli import bench_webgpu
 from epigrad.webgpu import Array
 from interpreter import run_script
@@ -96,7 +97,7 @@ def test_a_copy_of_an_array_shares_its_memory_and_keeps_it() -> None:
     del copied, others
     gc.collect()
     with pytest.raises(errors.EpigradError):  # the last holder has given the memory back, and only the last
-        library.core().webgpu.free(address)
+        loader.core().webgpu.free(address)
 
 
 def test_a_deep_copy_of_an_array_has_data_of_its_own() -> None:

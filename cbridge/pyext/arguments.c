@@ -242,12 +242,12 @@ static int read_dim(call_arguments *a, PyObject *o) {
   return 0;
 }
 
-/* Reads an epigrad.call.Call, whose fields are in the order of epg_call. */
+/* Reads an epigrad._core.call.Call, whose fields are in the order of epg_call. */
 int epg_py_read_call(call_arguments *a, PyObject *call) {
   enum { OP, KIND, PARAMETERS, DIM, GATE, ACCUMULATE, BACKEND, FIELDS };
   PyObject *fields[FIELDS];
   if (!PyTuple_Check(call) || PyTuple_Size(call) != FIELDS) {
-    PyErr_SetString(PyExc_TypeError, "want an epigrad.call.Call");
+    PyErr_SetString(PyExc_TypeError, "want an epigrad._core.call.Call");
     return -1;
   }
   for (int i = 0; i < FIELDS; i++) fields[i] = PyTuple_GetItem(call, i);

@@ -40,7 +40,7 @@ void epg_py_end(call_arguments *a);
 int epg_py_ready(Py_ssize_t got, Py_ssize_t want);
 
 /* Each returns 0, or -1 with a Python exception. */
-int epg_py_read_call(call_arguments *a, PyObject *call); /* epigrad.call.Call, a tuple */
+int epg_py_read_call(call_arguments *a, PyObject *call); /* epigrad._core.call.Call, a tuple */
 int epg_py_read_tensor(call_arguments *a, PyObject *o, int operand);
 int epg_py_read_tensors(call_arguments *a, PyObject *inputs, PyObject *outputs);
 int epg_py_read_workspace(call_arguments *a, PyObject *o);

@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from epigrad import backward, errors, forward, integrations, nn, plan, webgpu
+from epigrad._core.selection import BackendInfo, backends, tuning, use_backend
 from epigrad.functional import (
     activation,
     gated_activation,
@@ -21,7 +22,6 @@ from epigrad.functional import (
     mlp,
 )
 from epigrad.kinds import Activation, Gated
-from epigrad.selection import BackendInfo, backends, tuning, use_backend
 
 __all__ = [
     "Activation",
@@ -59,7 +59,7 @@ def __getattr__(name: str) -> str:
         try:
             return metadata.version("epigrad")
         except metadata.PackageNotFoundError:
-            from epigrad import tables
+            from epigrad._core import tables
 
             return tables.VERSION
     raise AttributeError(f"module 'epigrad' has no attribute {name!r}")

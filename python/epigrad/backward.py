@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from epigrad import errors, library, selection
-from epigrad.arguments import check_tensors, lerp_weight, needs_mask, out_tensor, out_tensors
-from epigrad.call import Call, activation_call, call_of, gated_call
+from epigrad import errors
+from epigrad._core import loader, selection
+from epigrad._core.call import Call, activation_call, call_of, gated_call
+from epigrad._core.checks import check_tensors, lerp_weight, needs_mask, out_tensor, out_tensors
+from epigrad._core.stateless import launch_into
 from epigrad.kinds import Activation, Gated
-from epigrad.launch import launch_into
 from epigrad.webgpu import Data
 
 __all__ = [
@@ -198,7 +199,7 @@ def activation_backward(
     call = call_of(activation_call, op, activation, selection.current())
     check_tensors(op, grad_output=grad_output, input=input)
     outputs = (out_tensor(op, out)[0], None, None)
-    grad_input, _, _ = launch_into(library.core(), call, (grad_output, input), (True, False, False), outputs)
+    grad_input, _, _ = launch_into(loader.core(), call, (grad_output, input), (True, False, False), outputs)
     assert grad_input is not None
     return grad_input
 
@@ -248,7 +249,7 @@ def gated_activation_backward(
     op = "gated_activation_backward"
     call = call_of(gated_call, op, kind, dim, gate, selection.current())
     check_tensors(op, grad_output=grad_output, input=input)
-    (result,) = launch_into(library.core(), call, (grad_output, input), (True,), out_tensor(op, out))
+    (result,) = launch_into(loader.core(), call, (grad_output, input), (True,), out_tensor(op, out))
     assert result is not None
     return result
 
@@ -298,7 +299,7 @@ def gated_product_backward(
     call = call_of(gated_call, op, kind, 0, "second", selection.current())
     check_tensors(op, grad_output=grad_output, value=value, gate=gate)
     mask, outputs = needs_mask(op, needs, names), out_tensors(op, out, names)
-    grad_value, grad_gate = launch_into(library.core(), call, (grad_output, value, gate), mask, outputs)
+    grad_value, grad_gate = launch_into(loader.core(), call, (grad_output, value, gate), mask, outputs)
     return grad_value, grad_gate
 
 
@@ -352,7 +353,7 @@ def lerp_backward(
     check_tensors(op, grad_output=grad_output)
     mask, outputs = needs_mask(op, needs, names), out_tensors(op, out, names)
     grad_start, grad_end, grad_weight = launch_into(
-        library.core(), call, (grad_output, start, end, tensor), mask, outputs
+        loader.core(), call, (grad_output, start, end, tensor), mask, outputs
     )
     return grad_start, grad_end, grad_weight
 
@@ -529,4 +530,4 @@ def _layers_backward(
                 raise errors.InvalidProblemError(
                     f"{op}: out: no tensor for {name}, want one to add into since accumulate is True"
                 )
-    return launch_into(library.core(), call, inputs, mask, outputs)
+    return launch_into(loader.core(), call, inputs, mask, outputs)

@@ -14,8 +14,13 @@ import torch
 from torch import Tensor
 from torch.overrides import handle_torch_function
 
-from epigrad import autograd, library, ops, selection
-from epigrad.arguments import (
+from epigrad import ops
+from epigrad._autograd import functions
+from epigrad._autograd.feedforward import BLOCK_ARGUMENTS, FeedForward
+from epigrad._core import loader, selection
+from epigrad._core.autocast import any_autocast, as_linear
+from epigrad._core.call import GATE_NAMES, Call, activation_call, call_of, gated_call
+from epigrad._core.checks import (
     PLAIN,
     PLAIN_OR_NONE,
     check_save,
@@ -23,13 +28,10 @@ from epigrad.arguments import (
     overridden,
     require_tensors,
 )
-from epigrad.autocast import any_autocast, as_linear
-from epigrad.call import GATE_NAMES, Call, activation_call, call_of, gated_call
-from epigrad.context import is_dynamo_compiling, is_traced, watched
-from epigrad.dispatched import DISPATCHED, options_of
-from epigrad.feedforward import BLOCK_ARGUMENTS, FeedForward
+from epigrad._core.launcher import DISPATCHED, options_of
+from epigrad._core.stateless import only
+from epigrad._core.torch_state import is_dynamo_compiling, is_traced, watched
 from epigrad.kinds import Activation, Gated
-from epigrad.launch import only
 
 __all__ = [
     "activation",
@@ -235,9 +237,9 @@ def gated_product(value: Tensor, gate: Tensor, kind: str | Gated = "swiglu") -> 
             return _as_leaf(op, (value, gate), value, gate, kind)
         require_tensors(op, value=value, gate=gate)
         return only(DISPATCHED.launch(call, (value, gate), (True,)))
-    core = library.core()
+    core = loader.core()
     if (value.requires_grad or gate.requires_grad) and torch.is_grad_enabled():
-        result: Tensor = autograd.GatedProduct.apply(core, call, value, gate)
+        result: Tensor = functions.GatedProduct.apply(core, call, value, gate)
         return result
     return only(core.launch(call, (value, gate), (True,)))
 
@@ -276,11 +278,11 @@ def lerp(start: Tensor, end: Tensor, weight: float | Tensor) -> Tensor:
             return _as_leaf("lerp", (start, end, tensor), start, end, weight)
         require_tensors("lerp", start=start, end=end, **({} if tensor is None else {"weight": tensor}))
         return only(DISPATCHED.launch(call, (start, end, tensor), (True,)))
-    core = library.core()
+    core = loader.core()
     if torch.is_grad_enabled() and (
         start.requires_grad or end.requires_grad or (tensor is not None and tensor.requires_grad)
     ):
-        result: Tensor = autograd.Lerp.apply(core, call, start, end, tensor)
+        result: Tensor = functions.Lerp.apply(core, call, start, end, tensor)
         return result
     return only(core.launch(call, (start, end, tensor), (True,)))
 
@@ -392,9 +394,9 @@ def _elementwise(call: Call, input: Tensor) -> Tensor:
     if watched() or type(input) not in PLAIN:
         require_tensors(call.op, input=input)
         return only(DISPATCHED.launch(call, (input,), (True,)))
-    core = library.core()
+    core = loader.core()
     if input.requires_grad and torch.is_grad_enabled():
-        result: Tensor = autograd.Elementwise.apply(core, call, input)
+        result: Tensor = functions.Elementwise.apply(core, call, input)
         return result
     (out,) = core.launch(call, (input,), (True,))
     assert out is not None
@@ -418,12 +420,12 @@ def _gemm(
         saved = _save(op, save, (a, b, bias))
         out: Tensor = ops.call(op, a, b, bias, call.kind, save=saved, **options_of(call))[0]
         return out
-    core = library.core()
-    keep = autograd.kept(op, call.kind, save)
+    core = loader.core()
+    keep = functions.kept(op, call.kind, save)
     if any_autocast():
         a, b, bias = as_linear(a, b, bias)
     if torch.is_grad_enabled() and (a.requires_grad or b.requires_grad or (bias is not None and bias.requires_grad)):
-        result: Tensor = autograd.Gemm.apply(core, call, keep, a, b, bias)[0]
+        result: Tensor = functions.Gemm.apply(core, call, keep, a, b, bias)[0]
         return result
     computed, _ = core.launch(call, (a, b, bias), _FORWARD_ONLY)
     assert computed is not None
@@ -469,7 +471,7 @@ def _feedforward(
         options = options_of(call) | ({"gate": GATE_NAMES[call.gate]} if op == "gated_mlp" else {})
         out: Tensor = ops.call(op, *tensors, call.kind, save=_save(op, save, tensors), **options)[0]
         return out
-    core = library.core()
+    core = loader.core()
     check_save(op, save)
     if any_autocast():
         tensors = as_linear(*tensors)

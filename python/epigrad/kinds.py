@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
 from epigrad import errors
-from epigrad.tables import ACTIVATIONS, GATED_KINDS, ActivationRow, GatedRow, Parameter
+from epigrad._core.tables import ACTIVATIONS, GATED_KINDS, ActivationRow, GatedRow, Parameter
 
 __all__ = ["Activation", "Gated", "activation_of", "gated_of", "nearest", "unknown_name"]
 

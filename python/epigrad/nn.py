@@ -9,11 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from epigrad import errors, functional
-from epigrad.arguments import check_save
-from epigrad.call import dim_index, gate_place
+from epigrad._core.call import dim_index, gate_place
+from epigrad._core.checks import check_save
+from epigrad._core.projections import any_global_hook, held_back, weight_and_bias
+from epigrad._core.tables import ACTIVATIONS
 from epigrad.kinds import Activation, Gated, activation_of, gated_of, nearest
-from epigrad.projections import any_global_hook, held_back, weight_and_bias
-from epigrad.tables import ACTIVATIONS
 
 __all__ = ["MLP", "GatedActivation", "GatedMLP", "Lerp", "Linear"]
 

@@ -16,12 +16,13 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor
 
-from epigrad import errors, library, selection
-from epigrad.arguments import check_tensors, lerp_weight
-from epigrad.call import gate_place
-from epigrad.context import is_traced
+from epigrad import errors
+from epigrad._core import loader, selection
+from epigrad._core.call import gate_place
+from epigrad._core.checks import check_tensors, lerp_weight
+from epigrad._core.stateless import mark_written, refuse_graph, refuse_negative, refuse_zeros
+from epigrad._core.torch_state import is_traced
 from epigrad.kinds import Activation, Gated, activation_of, gated_of
-from epigrad.launch import mark_written, refuse_graph, refuse_negative, refuse_zeros
 
 __all__ = [
     "GatedActivation",
@@ -60,9 +61,9 @@ class PrecisionGuarantee:
     bit_stable_on_same_hardware: bool
 
 
-def _close(control_plan: library.ControlPlan) -> None:
+def _close(control_plan: loader.ControlPlan) -> None:
     # After a fork the handle belongs to the parent: its core must not be entered here.
-    if library.is_loaded():
+    if loader.is_loaded():
         control_plan.Close()
 
 
@@ -74,13 +75,13 @@ class _Plan:
     """What `select` calls the arguments of the operation."""
 
     def __init__(self, spec: dict[str, Any]) -> None:
-        core = library.core()
+        core = loader.core()
         # The functions make the same choice for CPU tensors, and a plan keeps it.
         if "backend" not in spec:
             spec |= {"backend": selection.current() or "" if spec["device"].partition(":")[0] == "cpu" else ""}
         self._spec = spec
         try:
-            self._control_plan: library.ControlPlan = library.control_call(core.control.SelectPlan, json.dumps(spec))
+            self._control_plan: loader.ControlPlan = loader.control_call(core.control.SelectPlan, json.dumps(spec))
         except errors.InvalidProblemError as error:
             raise errors.renamed(error, self._spec_class, self._spec_names) from None
         finalizer = weakref.finalize(self, _close, self._control_plan)
@@ -130,7 +131,7 @@ class _Plan:
         inputs, outputs = self._arranged(tensors)
         self._stream_handle(stream)
         try:
-            library.core().plan_check(self._handle, inputs, outputs, workspace, bool(accumulate))
+            loader.core().plan_check(self._handle, inputs, outputs, workspace, bool(accumulate))
         except errors.InvalidProblemError:
             refuse_zeros(self._sku.op, tensors)  # whose missing memory is the error, and has a name here
             raise
@@ -167,7 +168,7 @@ class _Plan:
         inputs, outputs = self._arranged(tensors)
         handle = self._stream_handle(stream)
         try:
-            library.core().plan_run(
+            loader.core().plan_run(
                 self._handle, inputs, outputs, workspace, handle, torch.get_num_threads(), bool(accumulate)
             )
         except errors.InvalidProblemError:
@@ -273,7 +274,7 @@ class _Gemm(_Plan):
                 "lda": None if lda is None else _size(name, "lda", lda),
                 "ldb": None if ldb is None else _size(name, "ldb", ldb),
                 "ld_grad": None if ld_grad is None else _size(name, "ld_grad", ld_grad),
-                "allow_tf32": library.allows_tf32(),
+                "allow_tf32": loader.allows_tf32(),
             }
         )
 

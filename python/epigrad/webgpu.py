@@ -14,7 +14,8 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from epigrad import errors, library
+from epigrad import errors
+from epigrad._core import loader
 
 __all__ = ["Array"]
 
@@ -24,8 +25,8 @@ _DLPACK_WEBGPU = 15  # kDLWebGPU
 
 def _free(address: int) -> None:
     # After a fork the array belongs to the parent: its core must not be entered here.
-    if library.is_loaded():
-        library.core().webgpu.free(address)
+    if loader.is_loaded():
+        loader.core().webgpu.free(address)
 
 
 class _Memory:
@@ -34,7 +35,7 @@ class _Memory:
     __slots__ = ("__weakref__", "address")
 
     def __init__(self, nbytes: int) -> None:
-        self.address: int = library.core().webgpu.alloc(nbytes)
+        self.address: int = loader.core().webgpu.alloc(nbytes)
         weakref.finalize(self, _free, self.address).atexit = False
 
 
@@ -97,14 +98,14 @@ class Array:
         if host._is_zerotensor():  # forward mode's zeros, which have no memory
             host = host.clone()
         if array.nbytes:
-            library.core().webgpu.write(array.address, host.data_ptr(), array.nbytes)
+            loader.core().webgpu.write(array.address, host.data_ptr(), array.nbytes)
         return array
 
     def to_torch(self) -> Tensor:
         """Wait for the calls that write to the array, and copy it to a new tensor on the CPU."""
         host = torch.empty(self._shape, dtype=self._dtype)
         if self.nbytes:
-            library.core().webgpu.read(self.address, host.data_ptr(), self.nbytes)
+            loader.core().webgpu.read(self.address, host.data_ptr(), self.nbytes)
         return host
 
     def new_empty(self, shape: Sequence[int]) -> Array:

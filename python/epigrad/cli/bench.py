@@ -11,7 +11,7 @@ import pathlib
 import re
 from typing import TYPE_CHECKING
 
-from epigrad import selection
+from epigrad._core import selection
 from epigrad.cli import bench_cpu, bench_cuda, bench_webgpu
 from epigrad.cli.report import STDOUT, check_paths
 

@@ -23,8 +23,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from epigrad import library, selection, tables
-from epigrad.call import Call
+from epigrad._core import loader, selection, tables
+from epigrad._core.call import Call
 from epigrad.cli import operations
 from epigrad.cli.operations import Operation
 from epigrad.cli.report import Progress, Report, no_rows, plot, told
@@ -245,7 +245,7 @@ def _step(operation: Operation, tensors: list[Tensor], grad: Tensor | None) -> C
 
 
 def _epigrad_products(tensors: list[Tensor], grad: Tensor) -> Callable[[], object]:
-    core, (x, weight, _) = library.core(), (tensor.detach() for tensor in tensors)
+    core, (x, weight, _) = loader.core(), (tensor.detach() for tensor in tensors)
     out, grad_x, grad_weight = torch.empty_like(grad), torch.empty_like(x), torch.empty_like(weight)
     forward = Call("linear")
 
@@ -258,7 +258,7 @@ def _epigrad_products(tensors: list[Tensor], grad: Tensor) -> Callable[[], objec
 
 def _epigrad_kernels(tensors: list[Tensor], grad: Tensor, kind: str) -> Callable[[], object]:
     """What the whole call runs, and nothing around it."""
-    core, inputs = library.core(), tuple(tensor.detach() for tensor in tensors)
+    core, inputs = loader.core(), tuple(tensor.detach() for tensor in tensors)
     out, grads = torch.empty_like(grad), tuple(torch.empty_like(tensor) for tensor in inputs)
     # What save="auto" keeps: nothing without an activation, the output where the derivative is a function of it.
     from_output = tables.ACTIVATIONS[kind].from_output

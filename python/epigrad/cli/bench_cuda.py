@@ -25,7 +25,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from epigrad import selection, tables
+from epigrad._core import selection, tables
 from epigrad.cli.cuda_rows import BOTH, FORWARD, Case, cases, sets_needed, traffic
 from epigrad.cli.operations import Operation
 from epigrad.cli.report import Progress, Report, no_rows, plot, told

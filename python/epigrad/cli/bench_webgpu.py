@@ -20,7 +20,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as torch_functional
 
-from epigrad import backward, forward, selection, tables
+from epigrad import backward, forward
+from epigrad._core import selection, tables
 from epigrad.cli.operations import eager_activation
 from epigrad.cli.report import Progress, Report, no_rows, plot, seconds_told, told
 from epigrad.cli.table import print_table

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from epigrad import errors, functional, library, selection, tables
+from epigrad import errors, functional
+from epigrad._core import loader, selection, tables
 from epigrad.cli.table import print_table
 
 if TYPE_CHECKING:
@@ -71,8 +72,8 @@ def gather() -> dict[str, Any]:
         "core": {},
     }
     try:
-        core = library.core()
-        facts["core"] = json.loads(library.control_call(core.control.DoctorFacts))
+        core = loader.core()
+        facts["core"] = json.loads(loader.control_call(core.control.DoctorFacts))
         facts["versions"]["go"] = facts["core"].get("go_version")
         facts["backends"] = [
             {

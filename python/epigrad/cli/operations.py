@@ -9,8 +9,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as torch_functional
 
-from epigrad import backward, differentiable, functional, library, tables
-from epigrad.call import Call
+from epigrad import backward, functional
+from epigrad._autograd import formulas
+from epigrad._core import loader, tables
+from epigrad._core.call import Call
 
 __all__ = [
     "Backward",
@@ -64,14 +66,14 @@ def eager_activation(name: str) -> Callable[[Tensor], Tensor]:
     if name == "gelu_tanh":
         return functools.partial(torch_functional.gelu, approximate="tanh")
     own = getattr(torch_functional, name, None) or getattr(torch, name, None)
-    return own if callable(own) else differentiable.ACTIVATIONS[name].value
+    return own if callable(own) else formulas.ACTIVATIONS[name].value
 
 
 def activation(name: str) -> Pair:
     """An activation alone, as a two-layer block forms it again from its preactivation."""
 
     def ours(x: Tensor) -> Tensor:
-        (out,) = library.core().launch(Call("activation", name), (x.detach(),), (True,))
+        (out,) = loader.core().launch(Call("activation", name), (x.detach(),), (True,))
         assert out is not None
         return out
 
@@ -130,7 +132,7 @@ def gated_and_bias_gradient(kind: str) -> Backward:
 
     def ours(inputs: Sequence[Tensor], grad: Tensor) -> object:
         tensors = (grad, inputs[0].detach())
-        return library.core().launch(Call("gated_activation_backward", kind, dim=-1), tensors, (True, True))
+        return loader.core().launch(Call("gated_activation_backward", kind, dim=-1), tensors, (True, True))
 
     return ours
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from epigrad import library, tables
+from epigrad._core import loader, tables
 from epigrad.cli.timing import Timing
 
 __all__ = ["STDOUT", "Progress", "Report", "check_paths", "plot", "seconds_told", "told"]
@@ -136,7 +136,7 @@ class Report:
                 "epigrad": tables.VERSION,
                 "torch": torch.__version__,
                 "python": platform.python_version(),
-                "go": json.loads(library.control_call(library.core().control.DoctorFacts))["go_version"],
+                "go": json.loads(loader.control_call(loader.core().control.DoctorFacts))["go_version"],
             },
             "unit": self.unit,
             "rows": self.rows,

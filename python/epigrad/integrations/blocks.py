@@ -13,9 +13,9 @@ from typing import Protocol
 from torch import Tensor, nn
 
 from epigrad import functional
+from epigrad._core.projections import class_name, held_back, weight_and_bias, why_called
+from epigrad._core.tables import GATED_KINDS
 from epigrad.integrations.layers import activation_name, passes
-from epigrad.projections import class_name, held_back, weight_and_bias, why_called
-from epigrad.tables import GATED_KINDS
 
 __all__ = ["Block", "Gated", "PackedGated", "Plain"]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import nn
 
-from epigrad.projections import class_name, why_called
+from epigrad._core.projections import class_name, why_called
 
 __all__ = ["ACTIVATIONS", "activation_name", "passes"]
 

@@ -17,9 +17,9 @@ from typing import Any
 from torch import nn
 
 from epigrad import errors
+from epigrad._core.projections import any_global_hook, class_name, replaced
 from epigrad.integrations.blocks import Block
 from epigrad.integrations.table import BLOCKS
-from epigrad.projections import any_global_hook, class_name, replaced
 
 __all__ = ["Patched", "Report", "patch", "unpatch"]
 

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from epigrad.ops import activation, feedforward, gated, gemm, lerp
-from epigrad.ops.after_import import after_import
+from epigrad.ops.import_hook import after_import
 from epigrad.ops.operator import Operator, call, register
 
 __all__ = ["OPERATORS", "Operator", "call", "decompositions"]

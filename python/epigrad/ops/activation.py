@@ -7,10 +7,11 @@ from dataclasses import KW_ONLY, dataclass
 
 from torch import Tensor
 
-from epigrad import differentiable, library
-from epigrad.autograd import ActivationProblem, Elementwise
-from epigrad.dispatched import DISPATCHED
-from epigrad.launch import Launcher, only
+from epigrad._autograd import formulas
+from epigrad._autograd.functions import ActivationProblem, Elementwise
+from epigrad._core import loader
+from epigrad._core.launcher import DISPATCHED
+from epigrad._core.stateless import Launcher, only
 from epigrad.ops import batching, shapes
 from epigrad.ops.operator import PARAMETERS, Gradients, Operator, activation_call, new_results, plain
 
@@ -31,17 +32,17 @@ class Forward:
         self.call = activation_call("activation", self.activation, self.parameters, self.backend)
 
     def kernel(self) -> Tensor:
-        return only(library.core().launch(self.call, plain(self.input), (True,)))
+        return only(loader.core().launch(self.call, plain(self.input), (True,)))
 
     def recorded(self) -> Tensor:
         out: Tensor = Elementwise.apply(DISPATCHED, self.call, self.input)
         return out
 
     def formula(self) -> Tensor:
-        return differentiable.activated(self.call.activation, self.input)
+        return formulas.activated(self.call.activation, self.input)
 
     def composed(self) -> Tensor:
-        return differentiable.composed(self.call.activation, self.input)
+        return formulas.composed(self.call.activation, self.input)
 
     def fake(self) -> Tensor:
         found = shapes.inferred(self.call, (self.input,), (True,), lambda: (self.input.shape,))

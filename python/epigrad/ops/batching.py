@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from epigrad.dispatched import overload
+from epigrad._core.launcher import overload
 
 __all__ = ["InDims", "aligned", "dims_of", "of_one_shape", "slice_by_slice"]
 

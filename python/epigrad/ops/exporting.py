@@ -13,7 +13,7 @@ from typing import Any
 
 from torch.export import ExportedProgram, default_decompositions
 
-from epigrad.context import is_exported_to_onnx
+from epigrad._core.torch_state import is_exported_to_onnx
 
 __all__ = ["decompose_by_default"]
 

@@ -14,12 +14,13 @@ from typing import Any
 from torch import Tensor
 from torch.nn import functional
 
-from epigrad import differentiable, library
-from epigrad.arguments import check_save
-from epigrad.call import Call
-from epigrad.dispatched import DISPATCHED, overload
-from epigrad.feedforward import BLOCK_ARGUMENTS, FeedForward, FeedForwardProblem, block_formula
-from epigrad.launch import Launcher
+from epigrad._autograd import formulas
+from epigrad._autograd.feedforward import BLOCK_ARGUMENTS, FeedForward, FeedForwardProblem, block_formula
+from epigrad._core import loader
+from epigrad._core.call import Call
+from epigrad._core.checks import check_save
+from epigrad._core.launcher import DISPATCHED, overload
+from epigrad._core.stateless import Launcher
 from epigrad.ops import batching, shapes
 from epigrad.ops.operator import (
     PARAMETERS,
@@ -78,7 +79,7 @@ class Forward:
         return self.save != "recompute"
 
     def kernel(self) -> Pair:
-        out, preactivation = library.core().launch(self.call, plain(*self.tensors), (True, self.keeps))
+        out, preactivation = loader.core().launch(self.call, plain(*self.tensors), (True, self.keeps))
         assert out is not None
         return out, or_absent(preactivation, out)
 
@@ -94,10 +95,10 @@ class Forward:
     def composed(self) -> Pair:
         activation, preactivation = self.call.activation, functional.linear(self.input, self.weight1, self.bias1)
         if self.op == "mlp":
-            hidden = differentiable.composed(activation, preactivation)
+            hidden = formulas.composed(activation, preactivation)
         else:
-            value, gate = differentiable.split_gate(preactivation, -1, self.call.gate)
-            hidden = value * differentiable.composed(activation, gate)
+            value, gate = formulas.split_gate(preactivation, -1, self.call.gate)
+            hidden = value * formulas.composed(activation, gate)
         out = functional.linear(hidden, self.weight2, self.bias2)
         return out, preactivation if self.keeps else absent(out)
 

@@ -7,10 +7,11 @@ from dataclasses import KW_ONLY, dataclass
 
 from torch import Tensor
 
-from epigrad import differentiable, library
-from epigrad.autograd import Elementwise, GatedActivationProblem, GatedProduct, GatedProductProblem
-from epigrad.dispatched import DISPATCHED
-from epigrad.launch import Launcher, only
+from epigrad._autograd import formulas
+from epigrad._autograd.functions import Elementwise, GatedActivationProblem, GatedProduct, GatedProductProblem
+from epigrad._core import loader
+from epigrad._core.launcher import DISPATCHED
+from epigrad._core.stateless import Launcher, only
 from epigrad.ops import batching, shapes
 from epigrad.ops.operator import PARAMETERS, Gradients, Operator, gated_call, new_results, plain
 
@@ -35,19 +36,19 @@ class Activation:
         self.call = gated_call(self.op, self.kind, self.parameters, self.backend, self.dim, self.gate)
 
     def kernel(self) -> Tensor:
-        return only(library.core().launch(self.call, plain(self.input), (True,)))
+        return only(loader.core().launch(self.call, plain(self.input), (True,)))
 
     def recorded(self) -> Tensor:
         out: Tensor = Elementwise.apply(DISPATCHED, self.call, self.input)
         return out
 
     def formula(self) -> Tensor:
-        halves = differentiable.split_gate(self.input, self.dim, self.call.gate)
-        return differentiable.gated(self.call.activation, *halves)
+        halves = formulas.split_gate(self.input, self.dim, self.call.gate)
+        return formulas.gated(self.call.activation, *halves)
 
     def composed(self) -> Tensor:
-        value, gate = differentiable.split_gate(self.input, self.dim, self.call.gate)
-        return value * differentiable.composed(self.call.activation, gate)
+        value, gate = formulas.split_gate(self.input, self.dim, self.call.gate)
+        return value * formulas.composed(self.call.activation, gate)
 
     def fake(self) -> Tensor:
         found = shapes.inferred(self.call, (self.input,), (True,), self.shapes)
@@ -105,17 +106,17 @@ class Product:
         self.tensors = (self.value, self.gate)
 
     def kernel(self) -> Tensor:
-        return only(library.core().launch(self.call, plain(*self.tensors), (True,)))
+        return only(loader.core().launch(self.call, plain(*self.tensors), (True,)))
 
     def recorded(self) -> Tensor:
         out: Tensor = GatedProduct.apply(DISPATCHED, self.call, *self.tensors)
         return out
 
     def formula(self) -> Tensor:
-        return differentiable.gated(self.call.activation, *self.tensors)
+        return formulas.gated(self.call.activation, *self.tensors)
 
     def composed(self) -> Tensor:
-        return self.value * differentiable.composed(self.call.activation, self.gate)
+        return self.value * formulas.composed(self.call.activation, self.gate)
 
     def fake(self) -> Tensor:
         found = shapes.inferred(self.call, self.tensors, (True,), self.shapes)

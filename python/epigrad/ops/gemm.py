@@ -15,10 +15,11 @@ from typing import Any
 from torch import Tensor
 from torch.nn import functional
 
-from epigrad import differentiable, library
-from epigrad.autograd import PREACTIVATION, Gemm, GemmProblem, forms_preactivation, kept
-from epigrad.dispatched import DISPATCHED, overload
-from epigrad.launch import Launcher
+from epigrad._autograd import formulas
+from epigrad._autograd.functions import PREACTIVATION, Gemm, GemmProblem, forms_preactivation, kept
+from epigrad._core import loader
+from epigrad._core.launcher import DISPATCHED, overload
+from epigrad._core.stateless import Launcher
 from epigrad.ops import batching, shapes
 from epigrad.ops.operator import (
     PARAMETERS,
@@ -58,7 +59,7 @@ class Forward:
 
     def kernel(self) -> Pair:
         needs = (True, self.keep == PREACTIVATION)
-        out, preactivation = library.core().launch(self.call, plain(*self.tensors), needs)
+        out, preactivation = loader.core().launch(self.call, plain(*self.tensors), needs)
         assert out is not None
         return out, or_absent(preactivation, out)
 
@@ -67,16 +68,16 @@ class Forward:
         return out, or_absent(preactivation, out)
 
     def formula(self) -> Pair:
-        preactivation = differentiable.preactivation(*self.tensors, self.op == "linear")
-        out = differentiable.activated(self.call.activation, preactivation)
+        preactivation = formulas.preactivation(*self.tensors, self.op == "linear")
+        out = formulas.activated(self.call.activation, preactivation)
         return out, preactivation if self.keep == PREACTIVATION else absent(out)
 
     def composed(self) -> Pair:
         if self.op == "linear":
             preactivation = functional.linear(*self.tensors)
         else:
-            preactivation = differentiable.preactivation(*self.tensors, False)
-        out = differentiable.composed(self.call.activation, preactivation)
+            preactivation = formulas.preactivation(*self.tensors, False)
+        out = formulas.composed(self.call.activation, preactivation)
         return out, preactivation if self.keep == PREACTIVATION else absent(out)
 
     def fake(self) -> Pair:

@@ -12,11 +12,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from epigrad import differentiable, errors, library
-from epigrad.autograd import Lerp, LerpProblem
-from epigrad.call import Call
-from epigrad.dispatched import DISPATCHED
-from epigrad.launch import Launcher, only
+from epigrad import errors
+from epigrad._autograd import formulas
+from epigrad._autograd.functions import Lerp, LerpProblem
+from epigrad._core import loader
+from epigrad._core.call import Call
+from epigrad._core.launcher import DISPATCHED
+from epigrad._core.stateless import Launcher, only
 from epigrad.ops import batching, shapes
 from epigrad.ops.operator import Gradients, Operator, call, new_results, plain
 
@@ -48,7 +50,7 @@ class Forward:
         self.tensors = (self.start, self.end, self.weight)
 
     def kernel(self) -> Tensor:
-        return only(library.core().launch(self.call, plain(*self.tensors), (True,)))
+        return only(loader.core().launch(self.call, plain(*self.tensors), (True,)))
 
     def recorded(self) -> Tensor:
         out: Tensor = Lerp.apply(DISPATCHED, self.call, *self.tensors)
@@ -57,7 +59,7 @@ class Forward:
     def formula(self) -> Tensor:
         weight = self.factor if self.weight is None else self.weight
         assert weight is not None
-        return differentiable.lerp(self.start, self.end, weight)
+        return formulas.lerp(self.start, self.end, weight)
 
     def composed(self) -> Tensor:
         weight = self.factor if self.weight is None else self.weight

@@ -15,14 +15,14 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from epigrad import library
-from epigrad.arguments import PLAIN, transforms_active, unpack_dual
-from epigrad.autocast import as_linear
-from epigrad.autograd import Gradient, Problem
-from epigrad.call import Call, gate_place
-from epigrad.dispatched import COMPOSED, DISPATCHED, overload
+from epigrad._autograd.functions import Gradient, Problem
+from epigrad._core import loader
+from epigrad._core.autocast import as_linear
+from epigrad._core.call import Call, gate_place
+from epigrad._core.checks import PLAIN, transforms_active, unpack_dual
+from epigrad._core.launcher import COMPOSED, DISPATCHED, overload
+from epigrad._core.stateless import Launcher
 from epigrad.kinds import Activation, Gated
-from epigrad.launch import Launcher
 from epigrad.ops import batching, shapes
 
 __all__ = [
@@ -89,7 +89,7 @@ class Gradients(ABC):
         return results
 
     def kernel(self) -> Any:
-        return self.returned(self.problem(library.core()).run(tuple(self.needs), *plain(*self.tensors)))
+        return self.returned(self.problem(loader.core()).run(tuple(self.needs), *plain(*self.tensors)))
 
     def recorded(self) -> Any:
         return self.returned(Gradient.apply(self.problem(DISPATCHED), tuple(self.needs), *self.tensors))

@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
-from epigrad import errors, library
-from epigrad.call import Call
+from epigrad import errors
+from epigrad._core import loader
+from epigrad._core.call import Call
 
 __all__ = ["broadcast", "gemm", "half", "inferred", "one_device", "same", "same_shape"]
 
@@ -27,7 +28,7 @@ def inferred(
     """The shapes of the outputs that `needs` asks for: validated by the core as real tensors are, or, where a size is a
     symbol, by `symbolic`.
     """
-    core, op = library.core(), call.op
+    core, op = loader.core(), call.op
     one_device(op, tensors)
     if all(t is None or _is_concrete(t) for t in tensors):
         with _disable_current_modes():

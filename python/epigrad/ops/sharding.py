@@ -18,7 +18,7 @@ from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor.experimental import register_sharding
 from torch.distributed.tensor.placement_types import _StridedShard
 
-from epigrad.autograd import forms_preactivation
+from epigrad._autograd.functions import forms_preactivation
 from epigrad.ops import OPERATORS
 
 Placements = list[Any]

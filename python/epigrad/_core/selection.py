@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
-from epigrad import errors, library
+from epigrad import errors
+from epigrad._core import loader
 
 __all__ = ["BackendInfo", "backends", "current", "tuning", "unavailable", "use_backend"]
 
@@ -63,9 +64,9 @@ def backends() -> list[BackendInfo]:
         >>> [b.available for b in epigrad.backends() if b.name == "cpu"]
         [True]
     """
-    control = library.core().control
-    library.configure_webgpu(control)
-    rows = json.loads(library.control_call(control.Backends))
+    control = loader.core().control
+    loader.configure_webgpu(control)
+    rows = json.loads(loader.control_call(control.Backends))
     return [
         BackendInfo(row["name"], row["available"], row.get("device", ""), row.get("detail", ""), row.get("reason", ""))
         for row in rows
@@ -176,10 +177,10 @@ class tuning:  # noqa: N801 (a context manager, named as a function)
         self.path = None if path is None else os.fspath(path)
 
     def __enter__(self) -> None:
-        path = library.tuning_cache() if self.path is None else self.path
-        library.control_call(library.core().control.BeginTuning, os.path.abspath(path))
+        path = loader.tuning_cache() if self.path is None else self.path
+        loader.control_call(loader.core().control.BeginTuning, os.path.abspath(path))
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        library.core().control.EndTuning()
+        loader.core().control.EndTuning()

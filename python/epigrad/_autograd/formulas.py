@@ -258,7 +258,7 @@ def matmul_gradients(
 
 
 def split_gate(input: Tensor, dim: int, gate: int) -> tuple[Tensor, Tensor]:
-    """The value and the gate of `input` along `dim`, where `gate` is a place of `epigrad.call.GATE_NAMES`."""
+    """The value and the gate of `input` along `dim`, where `gate` is a place of `epigrad._core.call.GATE_NAMES`."""
     half = input.shape[dim] // 2
     first, second = input.narrow(dim, 0, half), input.narrow(dim, half, half)
     return (first, second) if gate == 0 else (second, first)

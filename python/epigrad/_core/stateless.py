@@ -14,11 +14,11 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from epigrad import errors
-from epigrad.arguments import PLAIN, refuse_transforms, transforms_active
-from epigrad.call import Call
-from epigrad.context import dispatch_modes, is_dynamo_compiling, is_traced
-from epigrad.dispatched import DISPATCHED
-from epigrad.library import Core
+from epigrad._core.call import Call
+from epigrad._core.checks import PLAIN, refuse_transforms, transforms_active
+from epigrad._core.launcher import DISPATCHED
+from epigrad._core.loader import Core
+from epigrad._core.torch_state import dispatch_modes, is_dynamo_compiling, is_traced
 from epigrad.webgpu import Array, Data
 
 __all__ = [

@@ -13,7 +13,7 @@ from torch._C import _len_torch_dispatch_stack as dispatch_modes
 from torch.autograd import forward_ad, profiler
 from torch.compiler import is_dynamo_compiling
 
-from epigrad.arguments import transforms_active
+from epigrad._core.checks import transforms_active
 
 __all__ = ["dispatch_modes", "is_dynamo_compiling", "is_exported_to_onnx", "is_traced", "watched"]
 

@@ -2,7 +2,7 @@
 
 Backward runs the fused kernels. When the gradient will itself be differentiated (``create_graph=True``, which is when
 grad mode is on inside backward) the same kernels run inside `Gradient`, so a gradient has the same bits either way;
-`Gradient` is differentiated through the expressions of `epigrad.differentiable`, and so on to any order.
+`Gradient` is differentiated through the expressions of `epigrad._autograd.formulas`, and so on to any order.
 
 A saved preactivation is a hidden second output of the forward function: autograd's version counter guards it, and
 second order flows through it back into the function's own node, where it arrives as ``grad_hidden``.
@@ -18,12 +18,13 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from epigrad import differentiable, errors
-from epigrad.arguments import PLAIN_OR_NONE, transforms_active, unknown_save
-from epigrad.call import Call
-from epigrad.dispatched import DISPATCHED, factor_of
-from epigrad.launch import Launcher, Tensors
-from epigrad.tables import ACTIVATIONS
+from epigrad import errors
+from epigrad._autograd import formulas
+from epigrad._core.call import Call
+from epigrad._core.checks import PLAIN_OR_NONE, transforms_active, unknown_save
+from epigrad._core.launcher import DISPATCHED, factor_of
+from epigrad._core.stateless import Launcher, Tensors
+from epigrad._core.tables import ACTIVATIONS
 
 __all__ = [
     "NOTHING",
@@ -193,12 +194,12 @@ class GemmProblem:
                 preactivation = preactivation + bias
         gradient = grad if grad is not None else grad_hidden
         assert gradient is not None
-        grad_pre = differentiable.computed(gradient)
+        grad_pre = formulas.computed(gradient)
         if grad is not None:
-            grad_pre = differentiable.grad_preactivation(self.call.activation, grad, preactivation, output)
+            grad_pre = formulas.grad_preactivation(self.call.activation, grad, preactivation, output)
             if grad_hidden is not None:
-                grad_pre = grad_pre + differentiable.computed(grad_hidden)
-        return differentiable.gemm_backward(grad_pre, a, b, gradient.dtype, self.shapes, needs, linear)
+                grad_pre = grad_pre + formulas.computed(grad_hidden)
+        return formulas.gemm_backward(grad_pre, a, b, gradient.dtype, self.shapes, needs, linear)
 
 
 class Gemm(Function):
@@ -247,7 +248,7 @@ class ActivationProblem:
     def formula(self, needs: Needs, *tensors: Tensor | None) -> Tensors:
         grad, input = tensors
         assert grad is not None and input is not None
-        return (differentiable.grad_preactivation(self.call.activation, grad, input, None).to(grad.dtype),)
+        return (formulas.grad_preactivation(self.call.activation, grad, input, None).to(grad.dtype),)
 
 
 @dataclass(slots=True)
@@ -267,10 +268,10 @@ class GatedActivationProblem:
         grad, input = tensors
         assert grad is not None and input is not None
         dim, place = self.call.dim, self.call.gate
-        value, gate = differentiable.split_gate(input, dim, place)
-        grad_value, grad_gate = differentiable.gated_backward(self.call.activation, grad, value, gate, (True, True))
+        value, gate = formulas.split_gate(input, dim, place)
+        grad_value, grad_gate = formulas.gated_backward(self.call.activation, grad, value, gate, (True, True))
         assert grad_value is not None and grad_gate is not None
-        return (differentiable.joined(grad_value, grad_gate, dim, place).to(grad.dtype),)
+        return (formulas.joined(grad_value, grad_gate, dim, place).to(grad.dtype),)
 
 
 class Elementwise(Function):
@@ -312,7 +313,7 @@ class GatedProductProblem:
     def formula(self, needs: Needs, *tensors: Tensor | None) -> Tensors:
         grad, value, gate = tensors
         assert grad is not None
-        grads = differentiable.gated_backward(self.call.activation, grad, value, gate, needs)
+        grads = formulas.gated_backward(self.call.activation, grad, value, gate, needs)
         return tuple([None if gradient is None else gradient.to(grad.dtype) for gradient in grads])
 
 
@@ -365,7 +366,7 @@ class LerpProblem:
         grad, start, end, weight = tensors
         assert grad is not None
         factor = factor_of(self.call) if weight is None else weight
-        return differentiable.lerp_backward(grad, start, end, factor, self.shapes, needs)
+        return formulas.lerp_backward(grad, start, end, factor, self.shapes, needs)
 
 
 class Lerp(Function):

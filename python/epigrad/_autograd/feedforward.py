@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from epigrad import differentiable
-from epigrad.autograd import Needs, Shape, differentiate, stand_in
-from epigrad.call import Call
-from epigrad.dispatched import DISPATCHED
-from epigrad.launch import Launcher, Tensors
+from epigrad._autograd import formulas
+from epigrad._autograd.functions import Needs, Shape, differentiate, stand_in
+from epigrad._core.call import Call
+from epigrad._core.launcher import DISPATCHED
+from epigrad._core.stateless import Launcher, Tensors
 
 __all__ = ["BLOCK_ARGUMENTS", "FeedForward", "FeedForwardProblem", "Shapes", "block_formula"]
 
@@ -42,29 +42,29 @@ def _slope_needs_preactivation(call: Call) -> bool:
 def _hidden(call: Call, preactivation: Tensor) -> Tensor:
     """The hidden activation as differentiable operations, unrounded."""
     if not _is_gated(call):
-        return differentiable.unrounded(call.activation, preactivation)
-    value, gate = differentiable.split_gate(preactivation, -1, call.gate)
-    return differentiable.computed(value) * differentiable.unrounded(call.activation, gate)
+        return formulas.unrounded(call.activation, preactivation)
+    value, gate = formulas.split_gate(preactivation, -1, call.gate)
+    return formulas.computed(value) * formulas.unrounded(call.activation, gate)
 
 
 def _grad_preactivation(call: Call, grad: Tensor, preactivation: Tensor | None) -> Tensor:
     """The gradient to the preactivation from that to the hidden activation, unrounded."""
     if not _is_gated(call):
-        return differentiable.grad_preactivation(call.activation, grad, preactivation, None)
+        return formulas.grad_preactivation(call.activation, grad, preactivation, None)
     assert preactivation is not None
-    value, gate = differentiable.split_gate(preactivation, -1, call.gate)
-    grad_value, grad_gate = differentiable.gated_backward(call.activation, grad, value, gate, (True, True))
+    value, gate = formulas.split_gate(preactivation, -1, call.gate)
+    grad_value, grad_gate = formulas.gated_backward(call.activation, grad, value, gate, (True, True))
     assert grad_value is not None and grad_gate is not None
-    return differentiable.joined(grad_value, grad_gate, -1, call.gate)
+    return formulas.joined(grad_value, grad_gate, -1, call.gate)
 
 
 def block_formula(
     call: Call, input: Tensor, weight1: Tensor, bias1: Tensor | None, weight2: Tensor, bias2: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     """The block's output and its first layer's preactivation as differentiable operations."""
-    preactivation = differentiable.preactivation(input, weight1, bias1, True)
+    preactivation = formulas.preactivation(input, weight1, bias1, True)
     hidden = _hidden(call, preactivation).to(input.dtype)
-    return differentiable.preactivation(hidden, weight2, bias2, True), preactivation
+    return formulas.preactivation(hidden, weight2, bias2, True), preactivation
 
 
 @dataclass(slots=True)
@@ -106,8 +106,8 @@ class FeedForwardProblem:
         if grad is not None:
             hidden = _hidden(call, preactivation).to(dtype) if needs[3] and preactivation is not None else None
             second_shapes = ((*grad.shape[:-1], shapes[3][1]), shapes[3], shapes[4])
-            grad_activated, grad_weight2, grad_bias2 = differentiable.gemm_backward(
-                differentiable.computed(grad),
+            grad_activated, grad_weight2, grad_bias2 = formulas.gemm_backward(
+                formulas.computed(grad),
                 hidden,
                 weight2,
                 dtype,
@@ -118,11 +118,11 @@ class FeedForwardProblem:
             if grad_activated is not None:
                 grad_pre = _grad_preactivation(call, grad_activated, preactivation)
         if grad_hidden is not None:
-            extra = differentiable.computed(grad_hidden)
+            extra = formulas.computed(grad_hidden)
             grad_pre = extra if grad_pre is None else grad_pre + extra
         if grad_pre is None or not first_needed:
             return None, None, None, grad_weight2, grad_bias2
-        grads = differentiable.gemm_backward(grad_pre, input, weight1, dtype, shapes[:3], needs[:3], True)
+        grads = formulas.gemm_backward(grad_pre, input, weight1, dtype, shapes[:3], needs[:3], True)
         return (*grads, grad_weight2, grad_bias2)
 
 

@@ -1,4 +1,4 @@
-"""A core whose calls go through the dispatcher: the functions of `epigrad.autograd` run on it where PyTorch is to see
+"""A core whose calls go through the dispatcher: the functions of `epigrad._autograd` run on it where PyTorch is to see
 each operation, and on the loaded core where nobody looks.
 """
 
@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from epigrad.call import GATE_NAMES, Call
-from epigrad.context import is_dynamo_compiling, is_exported_to_onnx, is_traced
+from epigrad._core.call import GATE_NAMES, Call
+from epigrad._core.torch_state import is_dynamo_compiling, is_exported_to_onnx, is_traced
 
 __all__ = ["COMPOSED", "DISPATCHED", "Dispatched", "factor_of", "options_of", "overload"]
 

@@ -1,0 +1,1 @@
+"""Autograd over the core's operations."""

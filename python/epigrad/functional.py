@@ -18,7 +18,6 @@ from epigrad import ops
 from epigrad._autograd import functions
 from epigrad._autograd.feedforward import BLOCK_ARGUMENTS, FeedForward
 from epigrad._core import loader, selection
-from epigrad._core.autocast import any_autocast, as_linear
 from epigrad._core.call import GATE_NAMES, Call, activation_call, call_of, gated_call
 from epigrad._core.checks import (
     PLAIN,
@@ -30,7 +29,7 @@ from epigrad._core.checks import (
 )
 from epigrad._core.launcher import DISPATCHED, options_of
 from epigrad._core.stateless import only
-from epigrad._core.torch_state import is_dynamo_compiling, is_traced, watched
+from epigrad._core.torch_state import any_autocast, as_linear, is_dynamo_compiling, is_traced, watched
 from epigrad.kinds import Activation, Gated
 
 __all__ = [

@@ -21,10 +21,11 @@ from torch.autograd import Function
 from epigrad import errors
 from epigrad._autograd import formulas
 from epigrad._core.call import Call
-from epigrad._core.checks import PLAIN_OR_NONE, transforms_active, unknown_save
+from epigrad._core.checks import PLAIN_OR_NONE, unknown_save
 from epigrad._core.launcher import DISPATCHED, factor_of
 from epigrad._core.stateless import Launcher, Tensors
 from epigrad._core.tables import ACTIVATIONS
+from epigrad._core.torch_state import transforms_active
 
 __all__ = [
     "NOTHING",

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import numbers
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 
 from epigrad import errors
+from epigrad._core.torch_state import transforms_active, unpack_dual
 from epigrad.webgpu import Array, Data
 
 __all__ = [
@@ -25,19 +24,15 @@ __all__ = [
     "overridden",
     "refuse_transforms",
     "require_tensors",
-    "transforms_active",
     "unknown_save",
-    "unpack_dual",
 ]
 
-unpack_dual: Callable[[Tensor], Any] = forward_ad.unpack_dual
 PLAIN = frozenset((Tensor, torch.nn.Parameter))
 """The types whose memory the core may read: of a subclass it cannot know what it stands for."""
 
 PLAIN_OR_NONE = PLAIN | {type(None)}
 
 _TENSORS = (Tensor, Array)  # what has data; only a tensor can have a graph
-transforms_active = torch._C._are_functorch_transforms_active
 
 
 def lerp_weight(op: str, weight: float | Data) -> tuple[tuple[float, ...], Data | None]:

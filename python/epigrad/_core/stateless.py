@@ -15,10 +15,10 @@ from torch.autograd import forward_ad
 
 from epigrad import errors
 from epigrad._core.call import Call
-from epigrad._core.checks import PLAIN, refuse_transforms, transforms_active
+from epigrad._core.checks import PLAIN, refuse_transforms
 from epigrad._core.launcher import DISPATCHED
 from epigrad._core.loader import Core
-from epigrad._core.torch_state import dispatch_modes, is_dynamo_compiling, is_traced
+from epigrad._core.torch_state import dispatch_modes, is_dynamo_compiling, is_traced, transforms_active
 from epigrad.webgpu import Array, Data
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""What surrounds a call: whether PyTorch has to see it as an operator.
+"""PyTorch's state around a call: whether PyTorch has to see an operator, and what autocast casts.
 
 A plain call goes straight to the core. One that is traced, transformed, recorded by a mode or profiled goes through
 `torch.ops.epigrad`, which costs some microseconds more.
@@ -7,15 +7,30 @@ A plain call goes straight to the core. One that is traced, transformed, recorde
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
+from typing import Any
 
 import torch
+from torch import Tensor
 from torch._C import _len_torch_dispatch_stack as dispatch_modes
 from torch.autograd import forward_ad, profiler
 from torch.compiler import is_dynamo_compiling
 
-from epigrad._core.checks import transforms_active
+__all__ = [
+    "any_autocast",
+    "as_linear",
+    "dispatch_modes",
+    "is_dynamo_compiling",
+    "is_exported_to_onnx",
+    "is_traced",
+    "transforms_active",
+    "unpack_dual",
+    "watched",
+]
 
-__all__ = ["dispatch_modes", "is_dynamo_compiling", "is_exported_to_onnx", "is_traced", "watched"]
+any_autocast: Callable[[], bool] = torch._C._is_any_autocast_enabled
+transforms_active: Callable[[], bool] = torch._C._are_functorch_transforms_active
+unpack_dual: Callable[[Tensor], Any] = forward_ad.unpack_dual
 
 
 def is_traced() -> bool:
@@ -42,3 +57,18 @@ def watched() -> bool:
         or forward_ad._current_level >= 0
         or profiler._is_profiler_enabled
     )
+
+
+def as_linear(*arguments: Any) -> tuple[Any, ...]:
+    """The arguments as autocast gives them to `torch.nn.functional.linear`: each floating-point tensor but float64 in
+    the autocast dtype of its device, where autocast is enabled for it; everything else as it is.
+    """
+    return tuple([_cast(value) if isinstance(value, Tensor) else value for value in arguments])
+
+
+def _cast(tensor: Tensor) -> Tensor:
+    device = tensor.device.type
+    eligible = tensor.is_floating_point() and tensor.dtype != torch.float64
+    if not eligible or not torch.amp.is_autocast_available(device) or not torch.is_autocast_enabled(device):
+        return tensor
+    return tensor.to(torch.get_autocast_dtype(device))

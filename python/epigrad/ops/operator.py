@@ -17,11 +17,11 @@ from torch.autograd import forward_ad
 
 from epigrad._autograd.functions import Gradient, Problem
 from epigrad._core import loader
-from epigrad._core.autocast import as_linear
 from epigrad._core.call import Call, gate_place
-from epigrad._core.checks import PLAIN, transforms_active, unpack_dual
+from epigrad._core.checks import PLAIN
 from epigrad._core.launcher import COMPOSED, DISPATCHED, overload
 from epigrad._core.stateless import Launcher
+from epigrad._core.torch_state import as_linear, transforms_active, unpack_dual
 from epigrad.kinds import Activation, Gated
 from epigrad.ops import batching, shapes
 

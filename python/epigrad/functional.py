@@ -27,8 +27,7 @@ from epigrad._core.checks import (
     overridden,
     require_tensors,
 )
-from epigrad._core.launcher import DISPATCHED, options_of
-from epigrad._core.stateless import only
+from epigrad._core.launcher import DISPATCHER, only, options_of
 from epigrad._core.torch_state import any_autocast, as_linear, is_dynamo_compiling, is_traced, watched
 from epigrad.kinds import Activation, Gated
 
@@ -235,7 +234,7 @@ def gated_product(value: Tensor, gate: Tensor, kind: str | Gated = "swiglu") -> 
         if overridden(value, gate):
             return _as_leaf(op, (value, gate), value, gate, kind)
         require_tensors(op, value=value, gate=gate)
-        return only(DISPATCHED.launch(call, (value, gate), (True,)))
+        return only(DISPATCHER.launch(call, (value, gate), (True,)))
     core = loader.core()
     if (value.requires_grad or gate.requires_grad) and torch.is_grad_enabled():
         result: Tensor = functions.GatedProduct.apply(core, call, value, gate)
@@ -276,7 +275,7 @@ def lerp(start: Tensor, end: Tensor, weight: float | Tensor) -> Tensor:
         if overridden(start, end, tensor):
             return _as_leaf("lerp", (start, end, tensor), start, end, weight)
         require_tensors("lerp", start=start, end=end, **({} if tensor is None else {"weight": tensor}))
-        return only(DISPATCHED.launch(call, (start, end, tensor), (True,)))
+        return only(DISPATCHER.launch(call, (start, end, tensor), (True,)))
     core = loader.core()
     if torch.is_grad_enabled() and (
         start.requires_grad or end.requires_grad or (tensor is not None and tensor.requires_grad)
@@ -392,7 +391,7 @@ def _elementwise(call: Call, input: Tensor) -> Tensor:
     """A function of one tensor."""
     if watched() or type(input) not in PLAIN:
         require_tensors(call.op, input=input)
-        return only(DISPATCHED.launch(call, (input,), (True,)))
+        return only(DISPATCHER.launch(call, (input,), (True,)))
     core = loader.core()
     if input.requires_grad and torch.is_grad_enabled():
         result: Tensor = functions.Elementwise.apply(core, call, input)

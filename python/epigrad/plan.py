@@ -19,8 +19,8 @@ from torch import Tensor
 from epigrad import errors
 from epigrad._core import loader, selection
 from epigrad._core.call import gate_place
-from epigrad._core.checks import check_tensors, lerp_weight
-from epigrad._core.stateless import mark_written, refuse_graph, refuse_negative, refuse_zeros
+from epigrad._core.checks import check_tensors, lerp_weight, refuse_graph, refuse_negative, refuse_zeros
+from epigrad._core.stateless import mark_written
 from epigrad._core.torch_state import is_traced
 from epigrad.kinds import Activation, Gated, activation_of, gated_of
 

@@ -16,8 +16,7 @@ from torch.autograd import Function
 from epigrad._autograd import formulas
 from epigrad._autograd.functions import Needs, Shape, differentiate, stand_in
 from epigrad._core.call import Call
-from epigrad._core.launcher import DISPATCHED
-from epigrad._core.stateless import Launcher, Tensors
+from epigrad._core.launcher import DISPATCHER, Launcher, Tensors
 
 __all__ = ["BLOCK_ARGUMENTS", "FeedForward", "FeedForwardProblem", "Shapes", "block_formula"]
 
@@ -79,7 +78,7 @@ class FeedForwardProblem:
     shapes: Shapes
 
     def dispatched(self) -> FeedForwardProblem:
-        return replace(self, core=DISPATCHED)
+        return replace(self, core=DISPATCHER)
 
     def run(self, needs: Needs, *tensors: Tensor | None) -> Tensors:
         grad, *operands, preactivation = tensors

@@ -22,8 +22,7 @@ from epigrad import errors
 from epigrad._autograd import formulas
 from epigrad._core.call import Call
 from epigrad._core.checks import PLAIN_OR_NONE, unknown_save
-from epigrad._core.launcher import DISPATCHED, factor_of
-from epigrad._core.stateless import Launcher, Tensors
+from epigrad._core.launcher import DISPATCHER, Launcher, Tensors, factor_of
 from epigrad._core.tables import ACTIVATIONS
 from epigrad._core.torch_state import transforms_active
 
@@ -172,7 +171,7 @@ class GemmProblem:
     bias: Tensor | None
 
     def dispatched(self) -> GemmProblem:
-        return replace(self, core=DISPATCHED)
+        return replace(self, core=DISPATCHER)
 
     def run(self, needs: Needs, *tensors: Tensor | None) -> Tensors:
         grad, a, b, bias, preactivation, output = tensors
@@ -241,7 +240,7 @@ class ActivationProblem:
     call: Call
 
     def dispatched(self) -> ActivationProblem:
-        return replace(self, core=DISPATCHED)
+        return replace(self, core=DISPATCHER)
 
     def run(self, needs: Needs, *tensors: Tensor | None) -> Tensors:
         return self.core.launch(self.call.backward, tensors, (True, False, False))[:1]
@@ -260,7 +259,7 @@ class GatedActivationProblem:
     call: Call
 
     def dispatched(self) -> GatedActivationProblem:
-        return replace(self, core=DISPATCHED)
+        return replace(self, core=DISPATCHER)
 
     def run(self, needs: Needs, *tensors: Tensor | None) -> Tensors:
         return self.core.launch(self.call.backward, tensors, needs)
@@ -303,7 +302,7 @@ class GatedProductProblem:
     call: Call
 
     def dispatched(self) -> GatedProductProblem:
-        return replace(self, core=DISPATCHED)
+        return replace(self, core=DISPATCHER)
 
     def run(self, needs: Needs, *tensors: Tensor | None) -> Tensors:
         grad, value, gate = tensors
@@ -349,7 +348,7 @@ class LerpProblem:
     shapes: tuple[Shape, Shape, Shape | None]
 
     def dispatched(self) -> LerpProblem:
-        return replace(self, core=DISPATCHED)
+        return replace(self, core=DISPATCHER)
 
     def run(self, needs: Needs, *tensors: Tensor | None) -> Tensors:
         grad, start, end, weight = tensors

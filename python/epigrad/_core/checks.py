@@ -22,7 +22,10 @@ __all__ = [
     "out_tensor",
     "out_tensors",
     "overridden",
+    "refuse_graph",
+    "refuse_negative",
     "refuse_transforms",
+    "refuse_zeros",
     "require_tensors",
     "unknown_save",
 ]
@@ -124,3 +127,26 @@ def refuse_transforms(op: str, *tensors: Tensor | None) -> None:
             raise errors.UnsupportedError(
                 f"{op}: a tensor with a tangent: forward-mode differentiation is not offered, use reverse mode"
             )
+
+
+def refuse_negative(op: str, argument: str, tensor: Tensor) -> None:
+    """Refuse to write through a view that negates on reading, such as the imaginary part of a conjugate."""
+    if type(tensor) in PLAIN and tensor.is_neg():
+        raise errors.UnsupportedError(f"{op}: {argument}: a view with the negative bit set, want a plain tensor")
+
+
+def refuse_zeros(op: str, tensors: dict[str, Tensor | None]) -> None:
+    """Refuse PyTorch's tensors of zeros without memory, as forward mode makes, where nothing may be allocated."""
+    for argument, tensor in tensors.items():
+        if isinstance(tensor, Tensor) and tensor._is_zerotensor():
+            raise errors.UnsupportedError(
+                f"{op}: {argument}: a tensor of zeros without memory, want one with memory: clone() makes it"
+            )
+
+
+def refuse_graph(op: str, argument: str, output: Tensor) -> None:
+    """Refuse an output whose graph would not hold what is written, as PyTorch does."""
+    if isinstance(output, Tensor) and output.requires_grad and torch.is_grad_enabled():
+        raise errors.InvalidProblemError(
+            f"{op}: {argument}: a tensor that requires grad, want one that does not, or a call under torch.no_grad()"
+        )

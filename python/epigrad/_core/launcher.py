@@ -1,11 +1,12 @@
-"""A core whose calls go through the dispatcher: the functions of `epigrad._autograd` run on it where PyTorch is to see
-each operation, and on the loaded core where nobody looks.
+"""Who computes a call: the loaded core, or PyTorch's dispatcher in its place.
+
+The functions of `epigrad._autograd` run on the dispatcher where PyTorch has to see each operation, else on the core.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -13,9 +14,28 @@ from torch import Tensor
 from epigrad._core.call import GATE_NAMES, Call
 from epigrad._core.torch_state import is_dynamo_compiling, is_exported_to_onnx, is_traced
 
-__all__ = ["COMPOSED", "DISPATCHED", "Dispatched", "factor_of", "options_of", "overload"]
+__all__ = ["COMPOSED", "DISPATCHER", "Dispatcher", "Launcher", "Tensors", "factor_of", "only", "options_of", "overload"]
 
-Results = tuple[Tensor | None, ...]
+Tensors = tuple[Tensor | None, ...]
+
+
+class Launcher(Protocol):
+    """What has `launch`, as the loaded core and `DISPATCHER` have."""
+
+    @property
+    def launch(self) -> Callable[..., Tensors]:
+        """Runs a call and returns the outputs that are asked for, None in the other places.
+
+        Arguments, by position: a `Call`, inputs, needs, and outputs, which may be left out: a tensor or None for each
+        output. Meta tensors give meta outputs of the real shapes; nothing is computed for them.
+        """
+
+
+def only(results: Tensors) -> Tensor:
+    """The result of a call that has one."""
+    (result,) = results
+    assert result is not None
+    return result
 
 
 COMPOSED: dict[str, Callable[..., Any]] = {}
@@ -41,53 +61,53 @@ def options_of(call: Call) -> dict[str, Any]:
     return options
 
 
-def _gemm(call: Call, inputs: Results, needs: tuple[bool, ...]) -> Results:
+def _gemm(call: Call, inputs: Tensors, needs: tuple[bool, ...]) -> Tensors:
     save = "preactivation" if needs[1] else "recompute"
     out, preactivation = overload(call.op)(*inputs, call.kind, save=save, **options_of(call))
     return out, preactivation if needs[1] else None
 
 
-def _gemm_backward(call: Call, inputs: Results, needs: tuple[bool, ...]) -> Results:
+def _gemm_backward(call: Call, inputs: Tensors, needs: tuple[bool, ...]) -> Tensors:
     grad, a, b, bias, preactivation, output = inputs
     arguments = (grad, a, b, bias, call.kind, preactivation, output)
     return tuple(overload(call.op)(*arguments, needs=needs, **options_of(call)))
 
 
-def _activation(call: Call, inputs: Results, needs: tuple[bool, ...]) -> Results:
+def _activation(call: Call, inputs: Tensors, needs: tuple[bool, ...]) -> Tensors:
     out = overload(call.op)(*inputs, call.kind, **options_of(call))
     return (out, *(None,) * (len(needs) - 1))
 
 
-def _gated_activation(call: Call, inputs: Results, needs: tuple[bool, ...]) -> Results:
+def _gated_activation(call: Call, inputs: Tensors, needs: tuple[bool, ...]) -> Tensors:
     gate = GATE_NAMES[call.gate]
     return (overload(call.op)(*inputs, call.kind, call.dim, gate=gate, **options_of(call)),)
 
 
-def _gated_product(call: Call, inputs: Results, needs: tuple[bool, ...]) -> Results:
+def _gated_product(call: Call, inputs: Tensors, needs: tuple[bool, ...]) -> Tensors:
     return (overload(call.op)(*inputs, call.kind, **options_of(call)),)
 
 
-def _gated_product_backward(call: Call, inputs: Results, needs: tuple[bool, ...]) -> Results:
+def _gated_product_backward(call: Call, inputs: Tensors, needs: tuple[bool, ...]) -> Tensors:
     return tuple(overload(call.op)(*inputs, call.kind, needs=needs, **options_of(call)))
 
 
-def _lerp(call: Call, inputs: Results, needs: tuple[bool, ...]) -> Results:
+def _lerp(call: Call, inputs: Tensors, needs: tuple[bool, ...]) -> Tensors:
     return (overload(call.op)(*inputs, factor=factor_of(call), backend=call.backend),)
 
 
-def _lerp_backward(call: Call, inputs: Results, needs: tuple[bool, ...]) -> Results:
+def _lerp_backward(call: Call, inputs: Tensors, needs: tuple[bool, ...]) -> Tensors:
     return tuple(overload(call.op)(*inputs, factor=factor_of(call), needs=needs, backend=call.backend))
 
 
-def _block(call: Call, inputs: Results, needs: tuple[bool, ...]) -> Results:
+def _block(call: Call, inputs: Tensors, needs: tuple[bool, ...]) -> Tensors:
     save = "preactivation" if needs[1] else "recompute"
     out, preactivation = overload(call.op)(*inputs, call.kind, save=save, **_block_options(call))
     return out, preactivation if needs[1] else None
 
 
-def _block_backward(call: Call, inputs: Results, needs: tuple[bool, ...]) -> Results:
+def _block_backward(call: Call, inputs: Tensors, needs: tuple[bool, ...]) -> Tensors:
     *operands, preactivation = inputs
-    results: Results = overload(call.op)(*operands, call.kind, preactivation, needs=needs, **_block_options(call))
+    results: Tensors = overload(call.op)(*operands, call.kind, preactivation, needs=needs, **_block_options(call))
     return results
 
 
@@ -100,7 +120,7 @@ def factor_of(call: Call) -> float | None:
     return call.parameters[0] if call.parameters else None
 
 
-_CALLS: dict[str, Callable[[Call, Results, tuple[bool, ...]], Results]] = {
+_CALLS: dict[str, Callable[[Call, Tensors, tuple[bool, ...]], Tensors]] = {
     "matmul_bias_activation": _gemm,
     "linear": _gemm,
     "matmul_bias_activation_backward": _gemm_backward,
@@ -120,12 +140,12 @@ _CALLS: dict[str, Callable[[Call, Results, tuple[bool, ...]], Results]] = {
 }
 
 
-class Dispatched:
+class Dispatcher:
     """Calls operators in place of kernels."""
 
-    def launch(self, call: Call, inputs: Results, needs: tuple[bool, ...]) -> Results:
+    def launch(self, call: Call, inputs: Tensors, needs: tuple[bool, ...]) -> Tensors:
         """As the core's own `launch`, for results that are new."""
         return _CALLS[call.op](call, inputs, needs)
 
 
-DISPATCHED = Dispatched()
+DISPATCHER = Dispatcher()

@@ -10,8 +10,7 @@ from torch import Tensor
 from epigrad._autograd import formulas
 from epigrad._autograd.functions import ActivationProblem, Elementwise
 from epigrad._core import loader
-from epigrad._core.launcher import DISPATCHED
-from epigrad._core.stateless import Launcher, only
+from epigrad._core.launcher import DISPATCHER, Launcher, only
 from epigrad.ops import batching, shapes
 from epigrad.ops.operator import PARAMETERS, Gradients, Operator, activation_call, new_results, plain
 
@@ -35,7 +34,7 @@ class Forward:
         return only(loader.core().launch(self.call, plain(self.input), (True,)))
 
     def recorded(self) -> Tensor:
-        out: Tensor = Elementwise.apply(DISPATCHED, self.call, self.input)
+        out: Tensor = Elementwise.apply(DISPATCHER, self.call, self.input)
         return out
 
     def formula(self) -> Tensor:

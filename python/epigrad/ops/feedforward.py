@@ -19,8 +19,7 @@ from epigrad._autograd.feedforward import BLOCK_ARGUMENTS, FeedForward, FeedForw
 from epigrad._core import loader
 from epigrad._core.call import Call
 from epigrad._core.checks import check_save
-from epigrad._core.launcher import DISPATCHED, overload
-from epigrad._core.stateless import Launcher
+from epigrad._core.launcher import DISPATCHER, Launcher, overload
 from epigrad.ops import batching, shapes
 from epigrad.ops.operator import (
     PARAMETERS,
@@ -85,7 +84,7 @@ class Forward:
 
     def recorded(self) -> Pair:
         recompute = self.save == "recompute"
-        out, preactivation = FeedForward.apply(DISPATCHED, self.call, recompute, *self.tensors)
+        out, preactivation = FeedForward.apply(DISPATCHER, self.call, recompute, *self.tensors)
         return out, or_absent(preactivation, out)
 
     def formula(self) -> Pair:

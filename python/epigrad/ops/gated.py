@@ -10,8 +10,7 @@ from torch import Tensor
 from epigrad._autograd import formulas
 from epigrad._autograd.functions import Elementwise, GatedActivationProblem, GatedProduct, GatedProductProblem
 from epigrad._core import loader
-from epigrad._core.launcher import DISPATCHED
-from epigrad._core.stateless import Launcher, only
+from epigrad._core.launcher import DISPATCHER, Launcher, only
 from epigrad.ops import batching, shapes
 from epigrad.ops.operator import PARAMETERS, Gradients, Operator, gated_call, new_results, plain
 
@@ -39,7 +38,7 @@ class Activation:
         return only(loader.core().launch(self.call, plain(self.input), (True,)))
 
     def recorded(self) -> Tensor:
-        out: Tensor = Elementwise.apply(DISPATCHED, self.call, self.input)
+        out: Tensor = Elementwise.apply(DISPATCHER, self.call, self.input)
         return out
 
     def formula(self) -> Tensor:
@@ -109,7 +108,7 @@ class Product:
         return only(loader.core().launch(self.call, plain(*self.tensors), (True,)))
 
     def recorded(self) -> Tensor:
-        out: Tensor = GatedProduct.apply(DISPATCHED, self.call, *self.tensors)
+        out: Tensor = GatedProduct.apply(DISPATCHER, self.call, *self.tensors)
         return out
 
     def formula(self) -> Tensor:

@@ -18,8 +18,7 @@ from torch.nn import functional
 from epigrad._autograd import formulas
 from epigrad._autograd.functions import PREACTIVATION, Gemm, GemmProblem, forms_preactivation, kept
 from epigrad._core import loader
-from epigrad._core.launcher import DISPATCHED, overload
-from epigrad._core.stateless import Launcher
+from epigrad._core.launcher import DISPATCHER, Launcher, overload
 from epigrad.ops import batching, shapes
 from epigrad.ops.operator import (
     PARAMETERS,
@@ -64,7 +63,7 @@ class Forward:
         return out, or_absent(preactivation, out)
 
     def recorded(self) -> Pair:
-        out, preactivation = Gemm.apply(DISPATCHED, self.call, self.keep, *self.tensors)
+        out, preactivation = Gemm.apply(DISPATCHER, self.call, self.keep, *self.tensors)
         return out, or_absent(preactivation, out)
 
     def formula(self) -> Pair:

@@ -17,8 +17,7 @@ from epigrad._autograd import formulas
 from epigrad._autograd.functions import Lerp, LerpProblem
 from epigrad._core import loader
 from epigrad._core.call import Call
-from epigrad._core.launcher import DISPATCHED
-from epigrad._core.stateless import Launcher, only
+from epigrad._core.launcher import DISPATCHER, Launcher, only
 from epigrad.ops import batching, shapes
 from epigrad.ops.operator import Gradients, Operator, call, new_results, plain
 
@@ -53,7 +52,7 @@ class Forward:
         return only(loader.core().launch(self.call, plain(*self.tensors), (True,)))
 
     def recorded(self) -> Tensor:
-        out: Tensor = Lerp.apply(DISPATCHED, self.call, *self.tensors)
+        out: Tensor = Lerp.apply(DISPATCHER, self.call, *self.tensors)
         return out
 
     def formula(self) -> Tensor:

@@ -19,8 +19,7 @@ from epigrad._autograd.functions import Gradient, Problem
 from epigrad._core import loader
 from epigrad._core.call import Call, gate_place
 from epigrad._core.checks import PLAIN
-from epigrad._core.launcher import COMPOSED, DISPATCHED, overload
-from epigrad._core.stateless import Launcher
+from epigrad._core.launcher import COMPOSED, DISPATCHER, Launcher, overload
 from epigrad._core.torch_state import as_linear, transforms_active, unpack_dual
 from epigrad.kinds import Activation, Gated
 from epigrad.ops import batching, shapes
@@ -92,10 +91,10 @@ class Gradients(ABC):
         return self.returned(self.problem(loader.core()).run(tuple(self.needs), *plain(*self.tensors)))
 
     def recorded(self) -> Any:
-        return self.returned(Gradient.apply(self.problem(DISPATCHED), tuple(self.needs), *self.tensors))
+        return self.returned(Gradient.apply(self.problem(DISPATCHER), tuple(self.needs), *self.tensors))
 
     def formula(self) -> Any:
-        return self.returned(self.problem(DISPATCHED).formula(tuple(self.needs), *self.tensors))
+        return self.returned(self.problem(DISPATCHER).formula(tuple(self.needs), *self.tensors))
 
     def composed(self) -> Any:
         return self.formula()

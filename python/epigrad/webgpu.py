@@ -154,5 +154,7 @@ class Array:
         return f"epigrad.webgpu.Array(shape={tuple(self._shape)}, dtype={self._dtype})"
 
 
+loader.set_array_class(Array)
+
 Data = TypeVar("Data", Tensor, Array)
 """What a call's operands and results all are: tensors, or arrays."""

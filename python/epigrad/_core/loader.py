@@ -22,7 +22,16 @@ import torch
 
 from epigrad import errors
 
-__all__ = ["Core", "allows_tf32", "configure_webgpu", "control_call", "core", "is_loaded", "tuning_cache"]
+__all__ = [
+    "Core",
+    "allows_tf32",
+    "configure_webgpu",
+    "control_call",
+    "core",
+    "is_loaded",
+    "set_array_class",
+    "tuning_cache",
+]
 
 _Result = TypeVar("_Result")
 
@@ -80,6 +89,13 @@ _lock = threading.Lock()
 _core: Core | None = None
 _started = False
 _inherited = False
+_array_class: type | None = None
+
+
+def set_array_class(array_class: type) -> None:
+    """Say which class the arrays on an adapter have, before the core is loaded."""
+    global _array_class
+    _array_class = array_class
 
 
 def core() -> Core:
@@ -119,7 +135,6 @@ def _load() -> Core:
             raise errors.BackendUnavailableError(
                 f"epigrad's compiled core cannot be loaded ({error}): build it with 'pip install .' in the repository"
             ) from error
-        array = importlib.import_module("epigrad.webgpu").Array
         # What the code of torch.compile allocates with; without them new_empty does.
         guards = getattr(torch._C._dynamo, "guards", None)
         native.configure(
@@ -127,7 +142,7 @@ def _load() -> Core:
             torch.nn.Parameter,
             errors.from_status,
             allows_tf32,
-            array,
+            _array_class,
             torch.get_num_threads,
             getattr(guards, "_empty_strided_cpu", None),
             getattr(guards, "_empty_strided_cuda", None),

@@ -1,9 +1,23 @@
 """Fused forward and backward of linear layers with activations, gated activations and lerp.
 
-The functions here are differentiable to any order. `epigrad.forward` and `epigrad.backward` are the same without a
-graph, `epigrad.plan` is for callers who manage their own buffers, `epigrad.nn` has modules. Importing loads no Go; the
-first call does.
+The functions here are differentiable to any order. Importing loads no Go; the first call does. In reading order:
+
+    functional    the functions, which `epigrad` itself has too
+    forward       the same without a graph
+    backward      their gradients without a graph
+    nn            modules
+    kinds         `Activation` and `Gated`: names with parameters
+    plan          for callers who manage their own buffers
+    integrations  epigrad inside of models that are there already
+    parallel      tensor parallelism for gated layers
+    webgpu        arrays on a WebGPU adapter
+    errors        what is raised
+    ops           the operators ``torch.ops.epigrad.*``
+    cli           ``python -m epigrad``
 """
+
+# Imports go down from cli to integrations, then to the other modules above, to ops, to _autograd and to _core; only
+# errors, kinds and webgpu are imported from everywhere. control is generated.
 
 from __future__ import annotations
 

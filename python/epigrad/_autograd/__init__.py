@@ -1,1 +1,8 @@
-"""Autograd over the core's operations."""
+"""Autograd over the calls of the core. Nothing here is public.
+
+In reading order:
+
+    functions    a `torch.autograd.Function` for each operation, and `Gradient`, which is differentiable again
+    feedforward  the same for the two-layer blocks
+    formulas     the maths in PyTorch operations, of which higher orders are made
+"""

@@ -1,1 +1,14 @@
-"""How a call reaches the core."""
+"""How a call reaches the core. Nothing here is public.
+
+In reading order:
+
+    call         one call of an operation: everything but its tensors
+    tables       what Python knows of the core without loading it
+    loader       loads the core on first use
+    selection    which backend runs
+    torch_state  whether PyTorch has to see an operator, and what autocast casts
+    checks       what the core cannot see of the arguments
+    launcher     who computes a call: the loaded core, or PyTorch's dispatcher
+    stateless    calls without a graph
+    projections  whether the weight of a layer may be read, or the layer has to be called
+"""

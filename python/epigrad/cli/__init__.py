@@ -2,7 +2,19 @@
 
 A subcommand is a module here with ``add_parser(subparsers)``, which sets ``run=main``, and ``main(args) -> int``.
 
-In a notebook ``%run -m epigrad doctor`` does the same, with the notebook's tables.
+In a notebook ``%run -m epigrad doctor`` does the same, with the notebook's tables. In reading order:
+
+    doctor        what works here and why not
+    plans         what would run for a given problem
+    bench         this machine, against PyTorch
+    bench_cpu     its table for the CPU
+    bench_cuda    its table for a GPU
+    bench_webgpu  its table for WebGPU
+    cuda_rows     the rows on a GPU
+    operations    what is measured
+    timing        how it is measured
+    report        progress, the JSON file and the picture
+    table         tables on the terminal
 """
 
 from __future__ import annotations

@@ -1,7 +1,14 @@
 """epigrad inside models that are there already: `epigrad.integrations.transformers.patch` and `unpatch`.
 
 Importing this imports neither transformers nor timm: the blocks of a model are recognised by the names of their
-classes.
+classes. In reading order:
+
+    transformers  `patch` and `unpatch` for Hugging Face's transformers
+    timm          the same for timm's vision transformers
+    patching      how a block gets another class
+    table         which blocks of which libraries epigrad computes
+    blocks        the kinds of these blocks
+    layers        the activations inside of blocks, and the modules that do nothing there
 """
 
 from __future__ import annotations

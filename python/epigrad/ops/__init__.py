@@ -6,7 +6,19 @@ the function's arguments; the products and the two-layer blocks also return the 
 where `save` keeps none. ``backend=None`` is the backend of the tensors' device.
 
 `OPERATORS` is the one table: schemas, kernels for tensors without data, gradients, rules of `torch.vmap` and of
-autocast are rows and methods behind it.
+autocast are rows and methods behind it. In reading order:
+
+    operator     what an operator is made of, and how it is registered
+    gemm         ``act(a @ b + bias)``, in its two spellings
+    activation   ``act(x)``
+    gated        ``value * act(gate)``, of one tensor and of two
+    lerp         ``start + weight * (end - start)``
+    feedforward  the two-layer blocks
+    shapes       shapes of results for tensors without data
+    batching     what the rules of `torch.vmap` share
+    sharding     the placements of DTensor that need no communication
+    exporting    the decompositions, for programs that leave PyTorch
+    import_hook  registers with a part of PyTorch that is slow to import, once somebody else imports it
 """
 
 from __future__ import annotations

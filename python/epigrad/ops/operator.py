@@ -19,7 +19,7 @@ from epigrad._autograd.functions import Gradient, Problem
 from epigrad._core import loader
 from epigrad._core.call import Call, gate_place
 from epigrad._core.checks import PLAIN
-from epigrad._core.launcher import COMPOSED, DISPATCHER, Launcher, overload
+from epigrad._core.launcher import COMPOSED, DISPATCHER, Launcher, Tensors, overload
 from epigrad._core.torch_state import as_linear, transforms_active, unpack_dual
 from epigrad.kinds import Activation, Gated
 from epigrad.ops import batching, shapes
@@ -29,7 +29,6 @@ __all__ = [
     "Bound",
     "Gradients",
     "Operator",
-    "Results",
     "absent",
     "activation_call",
     "call",
@@ -39,8 +38,6 @@ __all__ = [
     "plain",
     "register",
 ]
-
-Results = tuple[Tensor | None, ...]
 
 
 class Bound(Protocol):
@@ -73,7 +70,7 @@ class Gradients(ABC):
 
     call: Call
     needs: Sequence[bool]
-    tensors: Results
+    tensors: Tensors
 
     @abstractmethod
     def problem(self, core: Launcher) -> Problem:
@@ -83,7 +80,7 @@ class Gradients(ABC):
     def symbolic(self) -> shapes.Shapes:
         """The gradients' shapes, all of them, where sizes are symbols."""
 
-    def returned(self, results: Results) -> Any:
+    def returned(self, results: Tensors) -> Any:
         """The results as the schema has them."""
         return results
 
@@ -159,7 +156,7 @@ def gated_call(
     return Call(op, gated.name, gated.values, dim, gate_place(op, gate), backend=backend)
 
 
-def plain(*tensors: Tensor | None) -> Results:
+def plain(*tensors: Tensor | None) -> Tensors:
     """The tensors without the subclasses that only carry `__torch_function__`, which kernels need not know of."""
     return tuple([t if t is None or type(t) in PLAIN else t.as_subclass(Tensor) for t in tensors])
 
@@ -174,7 +171,7 @@ def or_absent(result: Tensor | None, like: Tensor) -> Tensor:
     return absent(like) if result is None else result
 
 
-def new_results(like: Tensor, shapes: Iterable[Sequence[Any] | None]) -> Results:
+def new_results(like: Tensor, shapes: Iterable[Sequence[Any] | None]) -> Tensors:
     """Empty tensors of these shapes, None where there is none."""
     return tuple([None if shape is None else like.new_empty(shape) for shape in shapes])
 

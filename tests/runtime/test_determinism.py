@@ -3,65 +3,25 @@
 from __future__ import annotations
 
 import functools
-import hashlib
 import subprocess
 import sys
-from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import epigrad
 import pytest
 import torch
-from torch import Tensor
 
 from tests.support.cases import ACTIVATIONS, DTYPES, GATED_KINDS, SAVE_MODES
 from tests.support.devices import on_devices
-from tests.support.layouts import LAYOUTS, OUT_LAYOUTS, Guarded, assert_same_bits, bits, laid_out
-
-Outputs = tuple[Tensor | None, ...]
-Call = Callable[[], Outputs]
-
-
-def _random(*shape: int, dtype: torch.dtype, device: str = "cpu", seed: int = 0) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype).to(device)
-
-
-def _gemm(dtype: torch.dtype, device: str, activation: str = "gelu", batch: tuple[int, ...] = ()) -> dict[str, Call]:
-    """Forward and backward, large enough to be spread over threads, over odd sizes."""
-    random = functools.partial(_random, dtype=dtype, device=device)
-    a, b, bias = random(*batch, 131, 67), random(67, 149, seed=1), random(149, seed=2)
-    grad = random(*batch, 131, 149, seed=3)
-    _, pre = epigrad.forward.matmul_bias_activation(a, b, bias, activation, return_preactivation=True)
-    backward = epigrad.backward.matmul_bias_activation_backward
-    return {
-        "forward": lambda: epigrad.forward.matmul_bias_activation(a, b, bias, activation, return_preactivation=True),
-        "backward": lambda: backward(grad, a, b, bias, activation, preactivation=pre),
-        "backward from inputs": lambda: backward(grad, a, b, bias, activation),
-    }
-
-
-def _elementwise(dtype: torch.dtype, device: str) -> dict[str, Call]:
-    random = functools.partial(_random, dtype=dtype, device=device)
-    x, grad = random(37, 2, 5003), random(37, 1, 5003, seed=1)
-    start, end, weight = (random(20011, 9, seed=seed) for seed in (2, 3, 4))
-    weight = weight[0]
-    return {
-        "gated": lambda: (epigrad.forward.gated_activation(x, "geglu", 1),),
-        "gated backward": lambda: (epigrad.backward.gated_activation_backward(grad, x, "geglu", 1),),
-        "lerp": lambda: (epigrad.forward.lerp(start, end, weight),),
-        "lerp backward": lambda: epigrad.backward.lerp_backward(end, start, end, weight),
-        "lerp backward to one row": lambda: epigrad.backward.lerp_backward(end, start[:1], end[:, :1], weight[:1]),
-    }
-
-
-def _calls(dtype: torch.dtype, device: str) -> dict[str, Call]:
-    batched = {f"batched {name}": call for name, call in _gemm(dtype, device, "silu", (3,)).items()}
-    return _gemm(dtype, device) | batched | _elementwise(dtype, device)
+from tests.support.digests import calls, digest, gemm_calls, random_tensor
+from tests.support.layouts import LAYOUTS, OUT_LAYOUTS, Guarded, assert_same_bits, laid_out
+from tests.support.repository import ROOT
 
 
 @on_devices
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_runs_and_thread_counts_agree(dtype: torch.dtype, device: str) -> None:
-    for name, call in _calls(dtype, device).items():
+    for name, call in calls(dtype, device).items():
         torch.set_num_threads(1)
         first = call()
         for threads in (1, 2, 3, 2, 7):
@@ -75,7 +35,7 @@ def test_runs_and_thread_counts_agree(dtype: torch.dtype, device: str) -> None:
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 def test_grad_mode_does_not_change_the_output(activation: str, dtype: torch.dtype, save: str, device: str) -> None:
-    random = functools.partial(_random, dtype=dtype, device=device)
+    random = functools.partial(random_tensor, dtype=dtype, device=device)
     a, b, bias = random(33, 17), random(17, 21, seed=1), random(21, seed=2)
     with torch.no_grad():
         want = epigrad.matmul_bias_activation(a, b, bias, activation, save=save)
@@ -94,7 +54,7 @@ def test_grad_mode_does_not_change_the_output(activation: str, dtype: torch.dtyp
 def test_elementwise_results_do_not_depend_on_layout(kind: str, dtype: torch.dtype, device: str) -> None:
     """Values and gradients, for every layout of inputs and outputs; a repeated dimension against its copy."""
     values = 3 * torch.randn(7, 1, 46, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    grad = _random(7, 1, 23, dtype=dtype, device=device, seed=1)
+    grad = random_tensor(7, 1, 23, dtype=dtype, device=device, seed=1)
     for layout in LAYOUTS:
         x = laid_out(values, dtype, layout, device)
         copy = x.contiguous().clone()
@@ -114,8 +74,8 @@ def test_elementwise_results_do_not_depend_on_layout(kind: str, dtype: torch.dty
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_a_broadcast_weight_is_as_one_written_out(dtype: torch.dtype, device: str) -> None:
     for columns in (1, 15, 16, 17, 127, 129, 513, 1025, 2047, 2048, 2049, 4100):
-        start, end, grad = (_random(3, columns, dtype=dtype, device=device, seed=seed) for seed in range(3))
-        weight = _random(3, 1, dtype=dtype, device=device, seed=3)
+        start, end, grad = (random_tensor(3, columns, dtype=dtype, device=device, seed=seed) for seed in range(3))
+        weight = random_tensor(3, 1, dtype=dtype, device=device, seed=3)
         whole = weight.expand(3, columns).contiguous()
         assert_same_bits(epigrad.lerp(start, end, weight), epigrad.lerp(start, end, whole))
         got = epigrad.backward.lerp_backward(grad, start, end, weight)
@@ -128,7 +88,7 @@ def test_a_broadcast_weight_is_as_one_written_out(dtype: torch.dtype, device: st
 @on_devices
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_elementwise_results_do_not_depend_on_alignment(dtype: torch.dtype, device: str) -> None:
-    values = _random(300, dtype=dtype, device=device)
+    values = random_tensor(300, dtype=dtype, device=device)
     want = epigrad.forward.gated_product(values, values, "swiglu")
     want_grads = epigrad.backward.gated_product_backward(values, values, want, "geglu")
     mixed = epigrad.forward.lerp(values, want, 0.3)
@@ -151,32 +111,21 @@ def test_elementwise_results_do_not_depend_on_alignment(dtype: torch.dtype, devi
 @on_devices
 def test_rows_of_a_product_do_not_depend_on_the_other_threads_work(device: str) -> None:
     """Many threads of the caller at once give what one gives."""
-    from concurrent.futures import ThreadPoolExecutor
-
-    calls = _gemm(torch.float32, device)
-    want = {name: call() for name, call in calls.items()}
+    products = gemm_calls(torch.float32, device)
+    want = {name: call() for name, call in products.items()}
     with ThreadPoolExecutor(4) as pool:
-        for name, call in calls.items():
+        for name, call in products.items():
             for got in pool.map(lambda _, call=call: call(), range(8)):
                 for one, other in zip(got, want[name], strict=True):
                     assert_same_bits(one, other, name)
 
 
-def digest(device: str) -> str:
-    """One hash of everything that `_calls` computes."""
-    found = hashlib.sha256()
-    for dtype in DTYPES:
-        for call in _calls(dtype, device).values():
-            for result in call():
-                if result is not None:
-                    found.update(bits(result).cpu().numpy().tobytes())
-    return found.hexdigest()
-
-
 @on_devices
 def test_another_process_computes_the_same_bits(device: str) -> None:
-    program = f"import sys; sys.path[:0] = {sys.path!r}; from {__name__} import digest; print(digest({device!r}))"
-    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=300)
+    program = f"from tests.support.digests import digest; print(digest({device!r}))"
+    run = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False, timeout=300
+    )
     assert run.returncode == 0, run.stderr
     assert run.stdout.split()[-1] == digest(device)
 
@@ -184,7 +133,7 @@ def test_another_process_computes_the_same_bits(device: str) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 def test_rows_do_not_depend_on_their_neighbours_numbers(dtype: torch.dtype) -> None:
     """A number that the processor's instructions would take for zero sends the rows beside it another way."""
-    x, weight = _random(32, 1024, dtype=dtype), _random(64, 1024, dtype=dtype, seed=1)
+    x, weight = random_tensor(32, 1024, dtype=dtype), random_tensor(64, 1024, dtype=dtype, seed=1)
     x[:, 512:], weight[:, 512:] = (
         -x[:, :512],
         weight[:, :512],

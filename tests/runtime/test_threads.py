@@ -1,9 +1,10 @@
-"""Calls from many threads at once, thread counts, and backward passes that autograd runs in its own threads."""
+"""Calls from many threads at once, and the threads that work runs on: PyTorch's own, or goroutines."""
 
 from __future__ import annotations
 
+import os
+import sys
 import threading
-from collections.abc import Iterator
 
 import epigrad
 import pytest
@@ -11,28 +12,34 @@ import torch
 from epigrad import backward, errors, forward, plan
 from torch import Tensor
 
+from tests.support.digests import digest
 from tests.support.layouts import assert_same_bits
 from tests.support.processes import run_script, start
 from tests.support.threads import WORKERS, at_once
 
+ON_PYTORCH = "PyTorch's threads"
+on_linux = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere work runs on goroutines")
 
-@pytest.fixture
-def thread_count() -> Iterator[None]:
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
+SMALL, LARGE = (17, 33, 29), (160, 96, 130)
+"""Rows, inner and outer width of a layer. A large one is work for more than one thread."""
 
 
-def leaves(number: int) -> tuple[Tensor, Tensor, Tensor]:
+def leaves(number: int, sizes: tuple[int, int, int] = SMALL) -> tuple[Tensor, Tensor, Tensor]:
     generator = torch.Generator().manual_seed(number)
-    x, weight, bias = (torch.randn(*s, generator=generator) for s in ((17, 33), (29, 33), (29,)))
+    m, k, n = sizes
+    x, weight, bias = (torch.randn(*shape, generator=generator) for shape in ((m, k), (n, k), (n,)))
     return x.requires_grad_(), weight.requires_grad_(), bias.requires_grad_()
 
 
-def gradients(number: int) -> tuple[Tensor, ...]:
-    tensors = leaves(number)
+def gradients(number: int, sizes: tuple[int, int, int] = SMALL) -> tuple[Tensor, ...]:
+    tensors = leaves(number, sizes)
     out = epigrad.linear(*tensors, "gelu")
     return (out.detach(), *torch.autograd.grad(out.square().sum(), tensors))
+
+
+def agree(got: tuple[Tensor, ...], want: tuple[Tensor, ...]) -> None:
+    for one, other in zip(got, want, strict=True):
+        assert_same_bits(one, other)
 
 
 def test_concurrent_forward_and_backward() -> None:
@@ -40,8 +47,7 @@ def test_concurrent_forward_and_backward() -> None:
 
     def work(number: int) -> None:
         for _ in range(20):
-            for got, one in zip(gradients(number), want[number], strict=True):
-                assert_same_bits(got, one)
+            agree(gradients(number), want[number])
 
     at_once(work)
 
@@ -62,8 +68,7 @@ def test_one_graph_retained_and_walked_by_many() -> None:
 
     def work(number: int) -> None:
         for _ in range(20):
-            for got, one in zip(torch.autograd.grad(out, tensors, retain_graph=True), want, strict=True):
-                assert_same_bits(got, one)
+            agree(torch.autograd.grad(out, tensors, retain_graph=True), want)
 
     at_once(work)
 
@@ -113,29 +118,6 @@ def test_plans_are_made_and_dropped_in_many_threads() -> None:
     at_once(work)
 
 
-@pytest.mark.usefixtures("thread_count")
-def test_results_do_not_depend_on_the_thread_count() -> None:
-    x, weight, bias = (t.detach() for t in leaves(2))
-    big = torch.randn(301, 257)
-    results = []
-    for count in (1, 2, 3, 8):
-        torch.set_num_threads(count)
-        results.append(
-            [
-                forward.linear(x, weight, bias, "gelu"),
-                forward.lerp(big, big + 1, 0.3),
-                *backward.linear_backward(torch.ones(17, 29), x, weight, bias, "gelu"),
-                *backward.matmul_bias_activation_backward(
-                    torch.ones(301, 64), big, torch.ones(257, 64), torch.ones(64), "silu"
-                ),
-            ]
-        )
-    for other in results[1:]:
-        for got, want in zip(other, results[0], strict=True):
-            assert_same_bits(got, want)
-
-
-@pytest.mark.usefixtures("thread_count")
 def test_the_interpreter_runs_on_while_a_call_computes() -> None:
     torch.set_num_threads(1)
     x = torch.randn(1280, 1280, dtype=torch.float64)  # tens of milliseconds
@@ -167,6 +149,125 @@ threads = [threading.Thread(target=work) for _ in range(8)]
 [t.start() for t in threads]
 [t.join() for t in threads]
 assert results == [[0.5, 0.5]] * 8, results
+print("fine")
+"""
+    assert run_script(script) == "fine"
+
+
+@on_linux
+def test_beside_pytorch_its_threads_are_used() -> None:
+    assert epigrad.backends()[0].detail.endswith(f", {ON_PYTORCH}")
+
+
+@on_linux
+def test_goroutines_compute_the_same_bits() -> None:
+    script = """
+import epigrad
+from tests.support.digests import digest
+assert epigrad.backends()[0].detail.endswith(", goroutines"), epigrad.backends()
+print(digest("cpu"))
+"""
+    torch.set_num_threads(2)
+    engine = os.environ.get("EPIGRAD_CPU_ENGINE")
+    said = run_script(script, timeout=120, EPIGRAD_CPU_THREADS="goroutines", EPIGRAD_CPU_ENGINE=engine)
+    assert said.split()[-1] == digest("cpu")
+
+
+def test_callers_with_thread_counts_of_their_own() -> None:
+    torch.set_num_threads(2)
+    want = [gradients(number, LARGE) for number in range(4)]
+
+    def work(number: int) -> None:
+        for step in range(15):
+            torch.set_num_threads(1 + (number + step) % 4)  # PyTorch's OpenMP keeps it for each thread
+            torch.relu(torch.zeros(100_000))  # an operator of its own in between
+            agree(gradients(number, LARGE), want[number])
+
+    at_once(work, 4)
+
+
+def test_a_hook_inside_of_backward_that_calls_it() -> None:
+    torch.set_num_threads(2)
+    want = gradients(1, LARGE)
+    tensors = leaves(0, LARGE)
+    met: list[tuple[Tensor, ...]] = []
+    hidden = epigrad.linear(*tensors, "silu")
+
+    def hook(_: Tensor) -> None:
+        with torch.enable_grad():
+            met.append(gradients(1, LARGE))
+
+    hidden.register_hook(hook)
+    epigrad.linear(hidden, torch.ones(70, 130), None, "tanh").sum().backward()
+    assert tensors[0].grad is not None
+    agree(met[0], want)
+
+
+def test_a_refused_call_between_good_ones() -> None:
+    torch.set_num_threads(2)
+    want = gradients(2, LARGE)
+    for _ in range(3):
+        with pytest.raises(errors.EpigradError):
+            forward.linear(torch.ones(200, 200), torch.ones(300, 100))
+        agree(gradients(2, LARGE), want)
+
+
+def test_threads_of_the_caller_come_and_go() -> None:
+    """Each has a team of its own in PyTorch's runtime, which ends with it."""
+    torch.set_num_threads(2)
+    want = gradients(3, LARGE)
+    failures: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            agree(gradients(3, LARGE), want)
+        except BaseException as error:
+            failures.append(error)
+
+    for _ in range(30):
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join(60)
+        assert not thread.is_alive()
+    assert not failures, failures[0]
+
+
+@on_linux
+def test_an_unknown_setting_is_an_error_of_the_first_call() -> None:
+    script = """
+import epigrad, torch
+out = torch.full((2,), float("nan"))
+try:
+    epigrad.forward.lerp(torch.ones(2), torch.ones(2), 0.5, out=out)
+except epigrad.errors.BackendUnavailableError as error:
+    assert out.isnan().all()
+    print(error)
+"""
+    said = run_script(script, EPIGRAD_CPU_THREADS="fibers")
+    assert "EPIGRAD_CPU_THREADS" in said and "'fibers'" in said.replace('"', "'") and "goroutines" in said
+
+
+@on_linux
+def test_doctor_tells_what_work_runs_on() -> None:
+    assert ON_PYTORCH in start("-m", "epigrad", "doctor").stdout
+
+
+@on_linux
+def test_a_forked_child_does_not_wait_for_threads_that_it_lacks() -> None:
+    """The parent's PyTorch has used its threads, which in the child would hang PyTorch itself."""
+    script = """
+import os, torch, epigrad
+torch.set_num_threads(2)
+x = torch.randn(512, 512)
+(x @ x).relu()
+torch.nn.functional.gelu(torch.zeros(1_000_000))
+child = os.fork()
+if child == 0:
+    import signal
+    signal.alarm(40)  # a child that hangs ends, too
+    out = epigrad.forward.linear(x, x, None, "gelu")
+    os._exit(0 if epigrad.backends()[0].detail.endswith("goroutines") and out[0, 0].item() > -1 else 1)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 print("fine")
 """
     assert run_script(script) == "fine"

@@ -9,13 +9,18 @@ from pathlib import Path
 
 import epigrad
 
+from tests.support.repository import ROOT
+
 PACKAGE_PARENT = Path(epigrad.__file__).resolve().parent.parent
 
 
 def environment(**changes: str | None) -> dict[str, str]:
-    """This process's environment, without epigrad's own variables, with these changes; None removes one."""
+    """This process's environment, without epigrad's own variables, with these changes; None removes one.
+
+    The process can import epigrad and what tests share.
+    """
     env = {name: value for name, value in os.environ.items() if not name.startswith("EPIGRAD_")}
-    env["PYTHONPATH"] = os.pathsep.join([str(PACKAGE_PARENT), *filter(None, [env.get("PYTHONPATH")])])
+    env["PYTHONPATH"] = os.pathsep.join([str(PACKAGE_PARENT), str(ROOT), *filter(None, [env.get("PYTHONPATH")])])
     for name, value in changes.items():
         if value is None:
             env.pop(name, None)

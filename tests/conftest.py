@@ -23,9 +23,6 @@ if not FULL:
 # Read where transformers is imported: a test that wanted the network would fail at once.
 os.environ["HF_HUB_OFFLINE"] = "1"
 
-# The modules that tests share are no tests; collecting one for doctests would only run what it loads.
-collect_ignore = [path for path in Path(__file__).parent.rglob("*.py") if not path.name.startswith("test_")]
-
 hypothesis.settings.register_profile("default", deadline=None, max_examples=60)
 hypothesis.settings.register_profile("ci", deadline=None, max_examples=60, derandomize=True)
 hypothesis.settings.register_profile("full", deadline=None, max_examples=1000)

@@ -60,9 +60,9 @@ $(STAMPS)/test: $(STAMPS)/run
 	@$(call install,test notebooks)
 
 # wgpu-native and its headers, which go beside the sources.
-$(STAMPS)/webgpu: $(STAMPS)/venv pyproject.toml go/tools/webgpu_headers.py
+$(STAMPS)/webgpu: $(STAMPS)/venv pyproject.toml go/backend/webgpu/headers.py
 	@$(call install,webgpu)
-	@$(PY) go/tools/webgpu_headers.py
+	@$(PY) go/backend/webgpu/headers.py
 
 $(STAMPS)/demo: $(STAMPS)/run
 	@echo "epigrad: installing what the demo needs"
@@ -92,7 +92,7 @@ $(STAMPS)/editable: $(STAMPS)/run $(STAMPS)/go setup.py cbridge/include/epigrad.
 
 # --- build ----------------------------------------------------------------------------------------------------------------
 
-# The go command and go/tools/generate.py know what is up to date.
+# The go command and cbridge/tools/generate.py know what is up to date.
 build: $(STAMPS)/editable
 	@.ci/prerequisites $(PY)
 	@$(PY) setup.py --quiet build_ext --inplace
@@ -100,17 +100,17 @@ build: $(STAMPS)/editable
 # The CUDA kernels. The build embeds what this has compiled, and works without.
 kernels: $(STAMPS)/kernels
 	@.ci/prerequisites --cplusplus
-	@$(PY) go/tools/kernels.py
+	@$(PY) kernels/tools/compile_cuda.py
 
 generate: $(STAMPS)/run $(STAMPS)/go
-	@$(PY) go/tools/generate.py --force
+	@$(PY) cbridge/tools/generate.py --force
 
 lib: $(STAMPS)/go $(STAMPS)/webgpu
 	@.ci/prerequisites --compiler
 	@mkdir -p build/include
 	@go build -buildmode=c-shared -trimpath -buildvcs=false -ldflags='-s -w -extldflags=-Wl,-soname,libepigrad.so,--version-script=$(CURDIR)/cbridge/lib/exports.map' -o build/libepigrad.so ./cbridge/lib
 	@rm -f build/libepigrad.h && cp cbridge/include/epigrad.h cbridge/include/dlpack.h build/include/ && cp LICENSE build/
-	@$(PY) go/tools/licenses.py ./cbridge/lib build/THIRD_PARTY_LICENSES
+	@$(PY) cbridge/tools/licenses.py ./cbridge/lib build/THIRD_PARTY_LICENSES
 
 # --- use and test -----------------------------------------------------------------------------------------------------------
 
@@ -133,7 +133,7 @@ test-python: build lib $(STAMPS)/test
 	@.ci/chromium
 	$(PY) -m pytest -n $(PYTEST_WORKERS) -q
 	@for engine in $$(.ci/engines $(PY)); do \
-		echo "engine $$engine"; EPIGRAD_CPU_ENGINE=$$engine EPIGRAD_TEST_DEVICES=cpu $(PY) -m pytest -n $(PYTEST_WORKERS) -q tests/test_ulp.py || exit 1; done
+		echo "engine $$engine"; EPIGRAD_CPU_ENGINE=$$engine EPIGRAD_TEST_DEVICES=cpu $(PY) -m pytest -n $(PYTEST_WORKERS) -q tests/accuracy/test_ulp.py || exit 1; done
 
 # The product of cases, not pairs, on every engine of the CPU; and the Go tests under the race detector.
 test-full: build lib $(STAMPS)/test
@@ -149,7 +149,7 @@ test-full: build lib $(STAMPS)/test
 OLDEST := $(VENV)/oldest
 test-oldest: build $(OLDEST)/installed
 	PYTHONPATH=$(CURDIR)/python $(OLDEST)/bin/python -m pytest -n $(PYTEST_WORKERS) -q \
-		$(addprefix tests/test_,$(addsuffix .py,autocast autograd_features compile distributed fork higher_order modes nn ops transforms)) $(wildcard tests/test_models*.py)
+		tests/autograd tests/models tests/api/test_nn.py tests/runtime/test_fork.py $(patsubst %,tests/pytorch/test_%.py,autocast compile distributed modes operators)
 
 $(OLDEST)/installed: pyproject.toml | $(STAMPS)/venv
 	@echo "epigrad: installing the oldest PyTorch and what the tests need into $(OLDEST) (7 GB)"
@@ -204,7 +204,7 @@ lint: build $(STAMPS)/test $(STAMPS)/bench $(STAMPS)/demo $(STAMPS)/dev $(TOOLS)
 	@echo "go vet"; go vet ./...
 	@echo "staticcheck"; $(TOOLS)/staticcheck ./...
 	@echo "ruff"; $(PY) -m ruff check --quiet . && $(PY) -m ruff format --quiet --check .
-	@echo "mypy"; $(PY) -m mypy --no-error-summary && $(PY) -m mypy --no-error-summary tests/typed_arrays.py setup.py $(wildcard go/tools/*.py)
+	@echo "mypy"; $(PY) -m mypy --no-error-summary && $(PY) -m mypy --no-error-summary tests/api/typed_arrays.py setup.py $(wildcard .ci/*.py cbridge/tools/*.py go/backend/webgpu/*.py kernels/tools/*.py)
 	@echo "clang-format"; git ls-files --cached --others --exclude-standard $(C_SOURCES) | xargs clang-format --dry-run --Werror
 
 format: $(STAMPS)/dev $(TOOLS)/gofumpt

@@ -91,8 +91,8 @@ def vendored() -> list[str]:
 def generate(go: str) -> None:
     """Bring the generated files up to date: the tables, the control plane, and the headers of WebGPU."""
     run([go, "run", *vendored(), "./go/tables", "python/epigrad/_core/tables.json"], go, CGO_ENABLED="0")
-    run([sys.executable, "go/tools/generate.py"], go)
-    run([sys.executable, "go/tools/webgpu_headers.py"], go)
+    run([sys.executable, "cbridge/tools/generate.py"], go)
+    run([sys.executable, "go/backend/webgpu/headers.py"], go)
 
 
 def collect_licenses() -> None:
@@ -105,7 +105,7 @@ def collect_licenses() -> None:
         go = require_go()
         generate(go)  # the packages linked include those that only generated code imports
         run(
-            [sys.executable, "go/tools/licenses.py", "--tags=pyext", "./cbridge/pyext", "THIRD_PARTY_LICENSES"],
+            [sys.executable, "cbridge/tools/licenses.py", "--tags=pyext", "./cbridge/pyext", "THIRD_PARTY_LICENSES"],
             go,
             CGO_ENABLED="1",
         )

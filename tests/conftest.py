@@ -20,8 +20,8 @@ if not FULL:
         os.environ.setdefault(f"TORCHINDUCTOR_{variable}", "0")
     os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
 
-# The modules that tests share are no tests; collecting one for doctests would only run what it loads.
-collect_ignore = [path.name for path in Path(__file__).parent.glob("*.py") if not path.name.startswith("test_")]
+# Read where transformers is imported: a test that wanted the network would fail at once.
+os.environ["HF_HUB_OFFLINE"] = "1"
 
 hypothesis.settings.register_profile("default", deadline=None, max_examples=60)
 hypothesis.settings.register_profile("ci", deadline=None, max_examples=60, derandomize=True)
@@ -50,7 +50,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_sessionstart(session: pytest.Session) -> None:
     """A device that EPIGRAD_TEST_DEVICES names must be there: else a run of no tests would pass for one of its own."""
     if os.environ.get("EPIGRAD_TEST_DEVICES"):
-        import devices
+        from tests.support import devices
 
         wrong = devices.unusable_choice()
         if wrong:
@@ -67,7 +67,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.user_properties.append(("parity", device))
             _collected[device] += 1
         if isinstance(item, pytest.Function) and item.get_closest_marker("feature"):
-            import features
+            from tests.support import features
 
             item.user_properties += [("feature", cell) for cell in features.cells_of(item)]
 
@@ -82,7 +82,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
         )
     path = os.environ.get("EPIGRAD_FEATURES")
     if path:
-        import features
+        from tests.support import features
 
         ended = {
             outcome: [

@@ -5,7 +5,7 @@
                                                                figures as JSON and fails where one breaks the rule
 
 The page gets the kernels as they lie in kernels/webgpu. Operands, references and how far a result may be from them come
-from here, by the rule of the tests (tests/tolerance.py); the browser multiplies nothing on the CPU.
+from here, by the rule of the tests (tests/support/tolerance.py); the browser multiplies nothing on the CPU.
 """
 
 from __future__ import annotations
@@ -33,16 +33,17 @@ from torch import Tensor
 PAGE = Path(__file__).resolve().parent
 ROOT = PAGE.parents[1]
 KERNELS = ROOT / "kernels" / "webgpu"
-sys.path.insert(0, str(ROOT / "tests"))
+sys.path.insert(0, str(ROOT))  # for tests.support
 
-from cases import ACTIVATIONS, FROM_OUTPUT, GATED_KINDS, LERP_SHAPES, Case  # noqa: E402
 from epigrad import Activation  # noqa: E402
 from epigrad.kinds import activation_of  # noqa: E402
-from gated_problem import gated_problem  # noqa: E402
-from gemm_problem import gemm_problem  # noqa: E402
-from lerp_problem import lerp_problem  # noqa: E402
-from oracle import Sized  # noqa: E402
-from tolerance import allowed_error, worst_relative_error  # noqa: E402
+
+from tests.support.cases import ACTIVATIONS, FROM_OUTPUT, GATED_KINDS, LERP_SHAPES, Case  # noqa: E402
+from tests.support.gated_problem import gated_problem  # noqa: E402
+from tests.support.gemm_problem import gemm_problem  # noqa: E402
+from tests.support.lerp_problem import lerp_problem  # noqa: E402
+from tests.support.oracle import Sized  # noqa: E402
+from tests.support.tolerance import allowed_error, worst_relative_error  # noqa: E402
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 REDRAWS = 4

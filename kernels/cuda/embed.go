@@ -64,7 +64,7 @@ var built = sync.OnceValue(func() build {
 	return b
 })
 
-// hashOf tells whether an image is of these sources, as go/tools/kernels.py does: launches are made for them.
+// hashOf tells whether an image is of these sources, as kernels/tools/compile_cuda.py does: launches are made for them.
 func hashOf(entries []fs.DirEntry, name string) string {
 	digest := sha256.New()
 	add := func(file string) {

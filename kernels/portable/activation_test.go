@@ -18,7 +18,7 @@ import (
 // maxULP is the promise of docs/accuracy.md for float64.
 const maxULP = 4
 
-// goldenRow is a line of testdata/activation_golden.json, which tests/golden.py makes with 60-digit arithmetic.
+// goldenRow is a line of testdata/activation_golden.json, which tests/tools/golden.py makes with 60-digit arithmetic.
 type goldenRow struct {
 	name                        string
 	x, value, slope, slopeScale float64

@@ -102,7 +102,7 @@ var startEmulator = sync.OnceValues(func() (*emulator, error) {
 	return e, command.Start()
 })
 
-// buildEmulator compiles the emulator where a source is newer than it; tests/cuda_emulator.py does the same.
+// buildEmulator compiles the emulator where a source is newer than it; tests/cuda/emulator.py does the same.
 func buildEmulator() (string, error) {
 	sources, err := filepath.Abs(filepath.Join("..", "..", "..", "kernels", "cuda"))
 	if err != nil {

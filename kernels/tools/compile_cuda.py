@@ -1,0 +1,134 @@
+"""Compiles kernels/cuda/*.cu, each to a fatbin beside it, which Go embeds.
+
+    python kernels/tools/compile_cuda.py [--toolkit FOLDER] [--jobs N]
+
+Compiles what its sources, its headers or this script have changed for. Beside NAME.fatbin it writes NAME.functions: a
+hash of what it was compiled from, by which the build tells that it is out of date, and the kernels that are in it.
+Needs nvcc, which `make kernels` installs, and a C++ compiler; no GPU and no driver.
+
+A warning is an error, and so are registers spilled to memory, but for the kernels of SPILLS.
+"""
+
+import argparse
+import concurrent.futures
+import hashlib
+import os
+import pathlib
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+SOURCES = ROOT / "kernels" / "cuda"
+RELEASE = "13.0"
+TOOLKIT = pathlib.Path(sys.prefix, "cuda", "nvidia", "cu13")
+
+# What there is machine code for, and the PTX for the rest, which the driver compiles when it loads it.
+ARCHITECTURES = ("sm_80", "sm_90a", "sm_100a", "sm_120")
+PTX = "compute_80"
+
+# No -fmad: the sources say themselves what is fused, so that all forms of a kernel give the same bits (intrinsics.cuh).
+FLAGS = ("-std=c++17", "-O3", "-fmad=false", "-Xptxas=-v", "-Werror=all-warnings", "-Xcompiler=-Wall,-Wextra")
+
+# Kernels that may spill, by a pattern of their names, and why.
+SPILLS: dict[str, str] = {
+    r"gated_backward_columns_\w+_f64": "a word on sm_100a; two blocks a processor gain more",
+}
+
+
+def find_nvcc(toolkit: pathlib.Path) -> pathlib.Path:
+    """The toolkit's nvcc, once it is known to be of the right release."""
+    nvcc = toolkit / "bin" / "nvcc"
+    if not nvcc.exists():
+        raise SystemExit(f"the CUDA kernels need nvcc {RELEASE}, and {toolkit} has none: make kernels installs it")
+    version = subprocess.run([nvcc, "--version"], check=True, capture_output=True, text=True).stdout
+    if f"release {RELEASE}," not in version:
+        raise SystemExit(f"the CUDA kernels need nvcc {RELEASE}, and this is another:\n{version}")
+    return nvcc
+
+
+def host_compiler() -> str:
+    """The C++ compiler that nvcc runs: $CXX or g++."""
+    command = shlex.split(os.environ.get("CXX") or "g++")[0]
+    if shutil.which(command) is None:
+        raise SystemExit(f"the CUDA kernels need a C++ compiler, and there is no {command}: apt-get install g++")
+    return command
+
+
+def hash_of(source: pathlib.Path) -> str:
+    """What tells whether an image is of these sources; kernels/cuda/embed.go forms it too."""
+    digest = hashlib.sha256()
+    for path in (*sorted(SOURCES.glob("*.cuh")), source):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+def is_current(source: pathlib.Path) -> bool:
+    """Whether what was compiled is of these sources, and no older than this script."""
+    image, functions = source.with_suffix(".fatbin"), source.with_suffix(".functions")
+    if not image.exists() or not functions.exists() or functions.read_text().partition("\n")[0] != hash_of(source):
+        return False
+    return image.stat().st_mtime > pathlib.Path(__file__).stat().st_mtime
+
+
+def compile_source(nvcc: pathlib.Path, source: pathlib.Path) -> str:
+    """Compile one source, and return a line about it."""
+    sources = hash_of(source)
+    codes = [f"-gencode=arch={name.replace('sm', 'compute')},code={name}" for name in ARCHITECTURES]
+    codes.append(f"-gencode=arch={PTX},code={PTX}")
+    with tempfile.TemporaryDirectory() as scratch:
+        target = pathlib.Path(scratch, source.with_suffix(".fatbin").name)
+        # By relative names in the source's folder: no path of this machine gets into the output.
+        command = [str(nvcc), *FLAGS, *codes, f"-ccbin={host_compiler()}", "-compress-mode=size", "-fatbin"]
+        command += ["-o", str(target), source.name]
+        result = subprocess.run(command, cwd=SOURCES, check=False, capture_output=True, text=True)
+        if result.returncode:
+            raise SystemExit(f"compiling kernels/cuda/{source.name} failed:\n{result.stdout}{result.stderr}")
+        functions = check(source.name, result.stdout + result.stderr)
+        # The list last: it says that the image beside it is of these sources.
+        source.with_suffix(".functions").unlink(missing_ok=True)
+        shutil.move(target, source.with_suffix(".fatbin"))
+        source.with_suffix(".functions").write_text("".join(f"{line}\n" for line in (sources, *functions)))
+    size = source.with_suffix(".fatbin").stat().st_size
+    return f"kernels/cuda/{source.name}: {len(functions)} kernels, {size / 1024:.0f} KiB"
+
+
+def check(source: str, log: str) -> list[str]:
+    """The kernels that ptxas tells of; the end of the build where one is missing somewhere or spills."""
+    told = r"Compiling entry function '(\w+)' for '(\w+)'.*?(\d+) bytes spill stores, (\d+) bytes spill loads"
+    compiled = re.findall(told, log, re.S)
+    functions = sorted({name for name, *_ in compiled})
+    for architecture in ARCHITECTURES:
+        if sorted(name for name, found, *_ in compiled if found == architecture) != functions:
+            raise SystemExit(f"kernels/cuda/{source}: ptxas does not tell of every kernel for {architecture}")
+    for name, architecture, stores, loads in compiled:
+        if (int(stores) or int(loads)) and not any(re.fullmatch(pattern, name) for pattern in SPILLS):
+            raise SystemExit(
+                f"kernels/cuda/{source}: {name} spills {stores} bytes for {architecture}: give it more registers, "
+                "or a line in SPILLS of kernels/tools/compile_cuda.py with the reason"
+            )
+    return functions
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Compile the CUDA kernels.")
+    parser.add_argument("--toolkit", type=pathlib.Path, default=TOOLKIT, help="the folder that has bin/nvcc")
+    parser.add_argument("--jobs", type=int, default=2, help="how many sources to compile at once")
+    arguments = parser.parse_args()
+    stale = [source for source in sorted(SOURCES.glob("*.cu")) if not is_current(source)]
+    if not stale:
+        return
+    nvcc = find_nvcc(arguments.toolkit)
+    print(f"compiling {len(stale)} of kernels/cuda (a minute or two)", flush=True)
+    # The largest first, so that the last one to end is not also the last to begin.
+    stale.sort(key=lambda source: source.stat().st_size, reverse=True)
+    with concurrent.futures.ThreadPoolExecutor(arguments.jobs) as pool:
+        for line in pool.map(lambda source: compile_source(nvcc, source), stale):
+            print(line, flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""The Python tests: README.md says what each room holds."""

@@ -1,0 +1,297 @@
+"""`python -m epigrad bench` on problems small enough for a test."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import functools
+import json
+import pathlib
+import sys
+from typing import Any
+
+import pytest
+import torch
+from epigrad import cli
+from epigrad._core import tables
+from epigrad.cli import bench_cpu, bench_cuda, cuda_rows, report, timing
+from epigrad.cli.cuda_rows import BACKWARD, BOTH, FORWARD, Case
+from epigrad.cli.table import print_table
+
+from tests.support.devices import REASONS, needs
+
+DTYPES = {"float32", "float64", "bfloat16", "float16"}
+
+
+@pytest.fixture
+def _tiny(monkeypatch: pytest.MonkeyPatch) -> None:
+    tiny = {"linear": ((2, 4), (6, 4), (6,)), "product": ((3, 3),) * 2, "gated": ((2, 4),), "lerp": ((3,),) * 3}
+    cases = tuple(dataclasses.replace(case, shapes=tiny[case.name.split()[0]]) for case in bench_cpu.CASES)
+    monkeypatch.setattr(bench_cpu, "CASES", cases)
+    monkeypatch.setattr(bench_cpu, "QUICK_SECONDS", 0.0)
+
+
+def run(*arguments: str) -> int:
+    return cli.main(["bench", "--device", "cpu", "--quick", *arguments])
+
+
+@pytest.mark.usefixtures("_tiny")
+@pytest.mark.parametrize("every", [False, True])
+def test_writes_a_row_for_every_case_kind_and_dtype(every: bool, tmp_path: pathlib.Path) -> None:
+    code = run("--json", str(tmp_path / "r.json"), *(["--all-kinds"] if every else []))
+    found = json.loads((tmp_path / "r.json").read_text())
+    kinds = {(row["case"], row["kind"]) for row in found["rows"]}
+    assert code == 0
+    assert {row["dtype"] for row in found["rows"]} == DTYPES
+    assert len(found["rows"]) == 4 * len(kinds)
+    assert kinds == {
+        (case.name, kind) for case in bench_cpu.CASES for kind in (case.all_kinds() if every else case.kinds)
+    }
+    assert all(row["epigrad"]["median"] > 0 and row["ratio"] > 0 for row in found["rows"])
+    assert [row for row in found["rows"] if "epigrad_beyond_product" in row and "epigrad_beyond_kernels" in row]
+    assert all(bool(row["short_of"]) == (row["ratio"] > row["goals"]["eager"]) for row in found["rows"])
+    assert {row["direction"] for row in found["rows"] if row["case"].startswith("product")} == {"forward"}
+    assert found["versions"]["epigrad"] == tables.VERSION
+
+
+@pytest.mark.usefixtures("_tiny")
+def test_json_alone_goes_to_stdout_and_progress_to_stderr(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("--rows", "lerp .* number float32", "--json", "--seconds", "0.01") == 0
+    captured = capsys.readouterr()
+    assert [row["kind"] for row in json.loads(captured.out)["rows"]] == ["number"]
+    assert captured.err.startswith("1/1 lerp")
+    with pytest.raises(SystemExit, match="2"):
+        report.check_paths(argparse.Namespace(json=report.STDOUT, plot=None, error=lambda text: sys.exit(2)), tables=2)
+
+
+@pytest.mark.usefixtures("_tiny")
+def test_a_bench_that_is_stopped_is_exit_code_130(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What was measured until then is in the file."""
+    measure, calls = bench_cpu._measure, iter(range(9))
+
+    def stopped(*arguments: Any) -> Any:
+        if next(calls) == 2:
+            raise KeyboardInterrupt
+        return measure(*arguments)
+
+    monkeypatch.setattr(bench_cpu, "_measure", stopped)
+    assert run("--json", str(tmp_path / "r.json"), "--seconds", "0.01") == 130
+    assert len(json.loads((tmp_path / "r.json").read_text())["rows"]) == 2
+    assert "stopped" in capsys.readouterr().err
+
+
+def test_a_table_without_rows_is_not_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    print_table("Nothing", ("a", "b"), [])
+    assert capsys.readouterr().out == ""
+    print_table("Something", ("a", "b"), [("1", "2")])
+    assert "Something" in capsys.readouterr().out
+
+
+def test_times_are_told_with_their_unit() -> None:
+    assert [report.seconds_told(x) for x in (2.5e-6, 0.0125, 1.5, 83.0)] == ["2.5 us", "12.5 ms", "1.5 s", "83 s"]
+
+
+@pytest.mark.usefixtures("_tiny")
+def test_rows_are_chosen_by_a_pattern(tmp_path: pathlib.Path) -> None:
+    assert run("--rows", "lerp .* number float(32|64)", "--json", str(tmp_path / "r.json"), "--seconds", "0.01") == 0
+    found = json.loads((tmp_path / "r.json").read_text())
+    assert [(row["kind"], row["dtype"]) for row in found["rows"]] == [("number", "float32"), ("number", "float64")]
+    assert found["command"].endswith("--rows 'lerp .* number float(32|64)'")
+
+
+def test_both_sides_of_every_row_compute_the_same() -> None:
+    for case in bench_cpu.CASES:
+        for kind in case.all_kinds():
+            ours, eager = case.make(kind)
+            shapes = {
+                1: ((3, 8),),
+                2: ((4, 4),) * 2,
+                3: ((3, 4), (6, 4), (6,)) if case.name.startswith("linear") else ((5,),) * 3,
+            }
+            tensors = [torch.randn(shape, dtype=torch.float64) for shape in shapes[len(case.shapes)]]
+            torch.testing.assert_close(ours(*tensors), eager(*tensors))
+
+
+def made(device: str, path: pathlib.Path | None = None) -> report.Report:
+    return report.Report(device, "bench", "seconds", path, "cpu", date="2026-01-31")
+
+
+def test_a_directory_gets_a_file_named_by_date_and_processor(tmp_path: pathlib.Path) -> None:
+    made("Maker(R) Model 8000 CPU @ 2.00GHz", tmp_path).add({"row": 1})
+    assert [path.name for path in tmp_path.iterdir()] == ["2026-01-31-cpu-maker-model-8000.json"]
+
+
+def test_the_file_has_each_row_as_soon_as_it_is_measured(tmp_path: pathlib.Path) -> None:
+    kept = made("x", tmp_path / "r.json")
+    for count in (1, 2, 3):
+        kept.add({"row": count})
+        assert len(json.loads((tmp_path / "r.json").read_text())["rows"]) == count
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--json", "{}/missing/r.json"],
+        ["--rows", "("],
+        ["--rows", "no such row"],
+        ["--seconds", "0"],
+        ["--device", "tpu"],
+    ],
+    ids=lambda arguments: arguments[0],
+)
+def test_arguments_that_make_no_sense_are_refused_before_measuring(
+    arguments: list[str], tmp_path: pathlib.Path
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        cli.main(["bench", *(argument.format(tmp_path) for argument in arguments)])
+
+
+@pytest.mark.skipif("cuda" not in REASONS, reason="for a machine without CUDA")
+def test_a_device_that_is_absent_says_why(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["bench", "--device", "cuda"]) == 1
+    assert REASONS["cuda"] in capsys.readouterr().err
+
+
+def test_timing_takes_turns_and_drops_the_first_round() -> None:
+    calls: list[str] = []
+    timings = timing.interleaved({name: functools.partial(calls.append, name) for name in "abc"}, 0, least=20)
+    rounds = {"".join(calls[first : first + 3]) for first in range(0, len(calls), 3)}
+    assert rounds == {"abc", "acb", "bac", "bca", "cab", "cba"}
+    assert timings["a"].rounds == 19
+    assert timings["a"].fastest <= timings["a"].low <= timings["a"].median <= timings["a"].high
+    assert timing.interleaved({"a": lambda: None}, 0, least=1)["a"].rounds == 1
+
+
+@pytest.mark.parametrize(
+    ("seconds", "wanted", "rounds"),
+    [(0.5, 0, 1), (3.0, 0, 2), (1.0, 8, 7), (0.3, 8, 2)],  # the first of several rounds does not count
+)
+def test_a_slow_row_gets_the_rounds_that_it_needs_within_ten_times_its_seconds(
+    monkeypatch: pytest.MonkeyPatch, seconds: float, wanted: int, rounds: int
+) -> None:
+    clock = [0.0]
+
+    def step() -> None:
+        clock[0] += 1
+
+    monkeypatch.setattr(timing.time, "perf_counter", lambda: clock[0])
+    assert timing.interleaved({"a": step}, seconds, least=1, wanted=wanted)["a"].rounds == rounds
+
+
+# The table of a GPU, whose rows are measured here on the CPU in a smaller size
+
+
+def shrunk(case: Case, dtype: str = "float64") -> Case:
+    def smaller(size: int) -> int:
+        return 1 if size == 1 else max(2, 2 * round(size / 1024))
+
+    inputs = tuple(tuple(smaller(size) for size in shape) for shape in case.inputs)
+    return dataclasses.replace(case, inputs=inputs, dtype=dtype)
+
+
+GPU_CASES = list({(case.op, case.kind, case.clock): shrunk(case) for case in cuda_rows.cases()}.values())
+every_gpu_case = pytest.mark.parametrize("case", GPU_CASES, ids=lambda case: f"{case.op}-{case.kind}-{case.clock}")
+
+
+@every_gpu_case
+def test_both_sides_of_a_gpus_row_compute_the_same(case: Case) -> None:
+    inputs = case.make_inputs(torch.device("cpu"))
+    out = case.eager(*inputs)
+    grad = torch.randn_like(out)
+    if case.gradients:
+        wanted = [inputs[index] for index in case.gradients]
+        gradients = torch.autograd.grad(out, wanted, grad)
+    if case.ours_backward is not None:
+        results = [x for x in case.ours_backward(inputs, grad) if x is not None]  # type: ignore[attr-defined]
+        torch.testing.assert_close(results, list(gradients))
+    for ours in (case.ours, *case.variants.values()):
+        if ours is not None:
+            got = ours(*inputs)
+            torch.testing.assert_close(got, out)
+            if case.gradients:
+                torch.testing.assert_close(torch.autograd.grad(got, wanted, grad), gradients)
+
+
+@every_gpu_case
+def test_a_gpus_row_is_measured(case: Case) -> None:
+    settings = bench_cuda.Settings(torch.device("cpu"), 0.0, compiled=False)
+    rows = list(bench_cuda.measure(case, list(case.directions), settings))
+    assert [row["direction"] for row in rows] == list(case.directions)
+    for row in rows:
+        assert "error" not in row, row["error"]
+        assert row["epigrad"]["median"] > 0 and row["ratio"] > 0
+        assert {"eager", *case.variants} <= row.keys() or row["direction"] == FORWARD
+        has_ceiling = case.clock == "device" and (not case.products or row["direction"] in case.products)
+        assert ("share" in row) == has_ceiling
+        assert set(row["short_of"]) <= set(row["goals"]) <= {"eager", "compile", "share"}
+        json.dumps(row)
+    bench_cuda._print(rows)
+
+
+def test_the_rows_of_a_gpu_are_those_that_have_goals() -> None:
+    cases = cuda_rows.cases()
+    labels = [case.label(direction) for case in cases for direction in case.directions]
+    assert len(set(labels)) == len(labels)
+    for op, clock, direction in (
+        *(("gated", "device", direction) for direction in (FORWARD, BACKWARD)),
+        *(("lerp", "device", direction) for direction in (FORWARD, BACKWARD)),
+        ("linear", "device", BACKWARD),
+        ("mlp", "device", BOTH),
+        ("linear", "wall", BOTH),
+        ("mlp", "graph", BOTH),
+    ):
+        chosen = [case for case in cases if case.op == op and case.clock == clock and case.directions.get(direction)]
+        assert chosen, f"{op}, {clock}, {direction}"
+        if clock == "device" and op in ("gated", "lerp"):
+            assert {case.dtype for case in chosen} == DTYPES
+    assert len(cuda_rows.cases(quick=True)) < len(cases)
+
+
+def test_what_moves_is_what_is_read_and_written() -> None:
+    sizes = {}
+    for case in cuda_rows.cases():
+        if case.op in ("gated", "lerp") and case.dtype == "bfloat16":
+            inputs = [torch.empty(shape, dtype=torch.bfloat16, device="meta") for shape in case.inputs]
+            out = torch.empty(cuda_rows.ROWS, cuda_rows.COLUMNS, dtype=torch.bfloat16, device="meta")
+            sizes[case.kind] = [cuda_rows.traffic(case, way, inputs, out) / out.nbytes for way in (FORWARD, BACKWARD)]
+    assert sizes["swiglu"] == [3.0, 5.0]
+    assert sizes["number"] == [3.0, 3.0]
+    assert sizes["tensor"] == [4.0, 7.0]
+    assert sizes["columns"] == [pytest.approx(3.0, rel=1e-3), pytest.approx(5.0, rel=1e-3)]
+
+
+def test_a_row_says_what_failed_and_the_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*arguments: object, **options: object) -> None:
+        raise RuntimeError("no compiler\nand a long trace")
+
+    case = GPU_CASES[0]
+    monkeypatch.setattr(torch, "compile", broken)
+    settings = bench_cuda.Settings(torch.device("cpu"), 0.0, compiled=True)
+    for row in bench_cuda.measure(case, [FORWARD, BACKWARD], settings):
+        assert "error" not in row, row["error"]
+        assert row["compile_error"] == "RuntimeError: no compiler" and "ratio" in row
+    failing = dataclasses.replace(case, ours=broken)
+    for row in bench_cuda.measure(failing, [FORWARD, BACKWARD], settings):
+        assert row["error"] == "RuntimeError: no compiler"
+        assert bench_cuda._summary(row) == row["error"]
+    without = dataclasses.replace(case, eager=broken)
+    assert [row["error"] for row in bench_cuda.measure(without, [FORWARD], settings)] == ["RuntimeError: no compiler"]
+
+
+@needs("cuda")
+def test_the_table_of_a_gpu(tmp_path: pathlib.Path) -> None:
+    pattern = "32x64x64 bfloat16|2048x768x3072|lerp number .* bfloat16|linear gelu 64x768x3072|mlp gelu 8192"
+    arguments = ["--device", "cuda", "--quick", "--no-compile", "--rows", pattern, "--json", str(tmp_path)]
+    assert cli.main(["bench", *arguments]) == 0
+    (path,) = tmp_path.iterdir()
+    found = json.loads(path.read_text())
+    assert path.name.startswith(f"{found['date']}-cuda-") and found["cuda"]
+    by_clock = {row["clock"] for row in found["rows"]}
+    assert by_clock == {"device", "wall", "graph"}
+    for row in found["rows"]:
+        assert "error" not in row, row["error"]
+        assert row["epigrad"]["median"] > 0
+    assert any(row.get("memory", {}).get("epigrad", {}).get("kept", 0) > 0 for row in found["rows"])
+    assert all(0 < row["share"] < 2 for row in found["rows"] if "share" in row)

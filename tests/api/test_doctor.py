@@ -1,0 +1,197 @@
+"""The command line: doctor's and plans' text, JSON and exit codes."""
+
+from __future__ import annotations
+
+import json
+import platform
+import shlex
+import subprocess
+from importlib import metadata
+from typing import Any
+
+import epigrad
+import pytest
+import torch
+from epigrad import cli, errors
+from epigrad._core import loader, tables
+from epigrad.cli import bench, doctor
+
+from tests.support.processes import start
+
+
+def run(*arguments: str, **changes: str | None) -> subprocess.CompletedProcess[str]:
+    return start("-m", "epigrad", *arguments, **changes)
+
+
+def facts_of(text: str) -> dict[str, Any]:
+    facts = json.loads(text)
+    assert isinstance(facts, dict)
+    return facts
+
+
+def test_doctor_prints_json_and_exits_with_0() -> None:
+    done = run("doctor", "--json")
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    facts = facts_of(done.stdout)
+    assert facts["cpu_check"] == "ok"
+    versions = facts["versions"]
+    assert versions["python"] == platform.python_version()
+    assert versions["torch"] == torch.__version__
+    assert versions["epigrad"] == tables.VERSION
+    assert versions["go"].startswith("go1.")
+    assert {row["name"]: row["available"] for row in facts["backends"]} == {
+        info.name: info.available for info in epigrad.backends()
+    }
+    for row in facts["backends"]:
+        assert row["available"] or row["reason"], f"{row['name']}: no reason given"
+        assert not row["reason"].startswith(row["name"]), row  # which stands before it already
+    assert facts["core"]["cpu_count"] >= 1 and facts["core"]["gomaxprocs"] >= 1
+    assert isinstance(facts["core"]["cpu_features"], list)
+
+
+def test_doctor_prints_the_same_for_people(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["doctor"]) == 0
+    text = capsys.readouterr().out
+    for word in (torch.__version__, tables.VERSION, platform.python_version(), "cpu", "webgpu", "cuda", "ok"):
+        assert word in text
+    for info in epigrad.backends():
+        assert " ".join(info.reason.split())[:30] in " ".join(text.split())
+
+
+def test_doctor_reports_a_core_that_does_not_load(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fails() -> None:
+        raise errors.BackendUnavailableError("the core is gone")
+
+    monkeypatch.setattr(loader, "core", fails)
+    assert cli.main(["doctor", "--json"]) == 1
+    facts = facts_of(capsys.readouterr().out)
+    assert "the core is gone" in facts["cpu_check"] and facts["versions"]["torch"] == torch.__version__
+    assert cli.main(["doctor"]) == 1
+    assert "the core is gone" in capsys.readouterr().out
+
+
+def test_doctor_reports_wrong_results(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(doctor.functional, "linear", lambda x, w, b, activation: x @ w.T)
+    assert cli.main(["doctor", "--json"]) == 1
+    assert facts_of(capsys.readouterr().out)["cpu_check"] != "ok"
+
+
+def test_doctor_works_whatever_the_environment_chooses() -> None:
+    done = run("doctor", "--json", EPIGRAD_BACKEND="cpu", EPIGRAD_TUNE="1", OMP_NUM_THREADS="1")
+    assert done.returncode == 0 and facts_of(done.stdout)["torch_threads"] == 1
+
+
+def test_doctor_reports_a_choice_that_cannot_run() -> None:
+    done = run("doctor", "--json", EPIGRAD_BACKEND="bogus")
+    facts = facts_of(done.stdout)
+    assert done.returncode == 1 and facts["cpu_check"] == "ok"
+    assert "EPIGRAD_BACKEND" in facts["choice_check"] and "'bogus'" in facts["choice_check"]
+
+
+def test_plans_without_a_class_show_an_example(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        cli.main(["plans"])
+    assert "plans --class GemmEpilogueBackward --m" in capsys.readouterr().err
+
+
+PROBLEMS = {
+    "GemmEpilogue": ("--m", "3", "--n", "4", "--k", "5", "--activation", "gelu"),
+    "GemmEpilogueBackward": ("--m", "3", "--n", "4", "--k", "5", "--batch", "2", "--b-batched"),
+    "GatedActivation": ("--input-shape", "3", "8", "--kind", "glu"),
+    "GatedActivationBackward": ("--input-shape", "8", "3", "--split-dim", "0", "--gate", "first"),
+    "Lerp": ("--shape", "3", "4", "--weight", "0.5"),
+    "LerpBackward": ("--shape", "3", "4"),
+}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("name", PROBLEMS)
+def test_plans_tell_what_would_run(
+    name: str, dtype: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")  # so that no name is wrapped
+    assert cli.main(["plans", "--class", name, "--dtype", dtype, "--json", *PROBLEMS[name]]) == 0
+    facts = facts_of(capsys.readouterr().out)
+    assert facts["class"] == name
+    assert (
+        facts["sku"]["dtype"] == dtype and facts["sku"]["accumulator"] == "float32" and facts["sku"]["backend"] == "cpu"
+    )
+    assert facts["precision_guarantee"]["deterministic"] is True
+    assert isinstance(facts["workspace_size"], int)
+    assert cli.main(["plans", "--class", name, "--dtype", dtype, *PROBLEMS[name]]) == 0
+    text = capsys.readouterr().out
+    assert facts["sku"]["kernel"] in text and dtype in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "word"),
+    [
+        (("GemmEpilogue", "--m", "-3", "--n", "4", "--k", "5"), "-3"),
+        (("GemmEpilogue", "--m", "3", "--n", "4", "--k", "5", "--activation", "swish"), "gelu_tanh"),
+        (("GatedActivation", "--input-shape", "3", "7"), "7"),
+        (("Lerp", "--shape", "3", "--device", "cuda"), "cuda"),
+    ],
+)
+def test_a_refused_problem_is_exit_code_1(
+    arguments: tuple[str, ...], word: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if word == "cuda" and torch.cuda.is_available():
+        pytest.skip("for a machine without CUDA")
+    assert cli.main(["plans", "--class", *arguments]) == 1
+    captured = capsys.readouterr()
+    assert captured.out == "" and word in captured.err and "Error: " in captured.err
+
+
+@pytest.mark.parametrize(
+    "arguments", [(), ("diagnose",), ("doctor", "--colour"), ("plans",), ("plans", "--class", "Lerp")], ids=str
+)
+def test_arguments_that_make_no_sense_are_exit_code_2(
+    arguments: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as left:
+        cli.main(list(arguments))
+    assert left.value.code == 2
+    assert "usage" in capsys.readouterr().err
+
+
+def test_help_lists_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as left:
+        cli.main(["--help"])
+    assert left.value.code == 0
+    text = capsys.readouterr().out
+    assert all(command in text for command in ("doctor", "bench", "plans"))
+
+
+@pytest.mark.parametrize("command", [None, "doctor", "bench", "plans"])
+def test_help_tells_exit_codes_and_its_examples_are_right(
+    command: str | None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The examples are parsed; those of plans, which take no time, are run."""
+    with pytest.raises(SystemExit):
+        cli.main([*([command] if command else []), "--help"])
+    text = capsys.readouterr().out
+    assert "exit codes: 0" in text
+    examples = [
+        shlex.split(line.partition("   ")[0].partition(" | ")[0])[3:]
+        for line in map(str.strip, text.splitlines())
+        if line.startswith("python -m epigrad ")
+    ]
+    assert examples or command == "doctor"
+    monkeypatch.setattr(bench, "main", lambda args: 0)
+    for example in examples:
+        if "--help" in example:
+            continue
+        assert cli.main(example) == 0, example
+
+
+def test_doctor_lists_what_it_can_do_without(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["doctor", "--json"]) == 0
+    packages = facts_of(capsys.readouterr().out)["packages"]
+    assert packages["timm"] == metadata.version("timm") and packages["rich"] == metadata.version("rich")
+
+
+def test_an_unknown_command_is_exit_code_2_for_the_shell() -> None:
+    assert run("diagnose").returncode == 2

@@ -1,0 +1,302 @@
+"""The modules: parameters, state dicts and initialisation of torch.nn.Linear, the blocks, copies, dtype and device."""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+import subprocess
+import sys
+from collections.abc import Callable
+
+import epigrad
+import pytest
+import torch
+from epigrad import errors
+from torch import Tensor, nn
+
+from tests.support.layouts import assert_same_bits
+
+ACTIVATIONS = ("none", "relu", "gelu", "gelu_tanh", "silu", "sigmoid", "tanh")
+KINDS = ("glu", "reglu", "swiglu", "geglu", "geglu_tanh", "bilinear")
+DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+
+MODULES: dict[str, tuple[Callable[..., nn.Module], tuple[int, ...]]] = {
+    "linear": (lambda **o: epigrad.nn.Linear(4, 5, activation="gelu", **o), (3, 4)),
+    "gated_activation": (lambda **o: epigrad.nn.GatedActivation("geglu", 1, "first", **o), (3, 4)),
+    "mlp": (lambda **o: epigrad.nn.MLP(4, 6, **o), (3, 4)),
+    "gated_mlp": (lambda **o: epigrad.nn.GatedMLP(4, 6, **o), (3, 4)),
+}
+EACH = pytest.mark.parametrize("name", MODULES)
+
+
+def make(name: str, **options: object) -> tuple[nn.Module, Tensor]:
+    torch.manual_seed(3)
+    maker, shape = MODULES[name]
+    return maker(**options), torch.randn(shape)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_linear_starts_as_torchs_linear(bias: bool) -> None:
+    torch.manual_seed(11)
+    theirs = nn.Linear(7, 5, bias=bias)
+    after_theirs = torch.rand(1)
+    torch.manual_seed(11)
+    ours = epigrad.nn.Linear(7, 5, bias, "gelu")
+    assert torch.equal(torch.rand(1), after_theirs), "initialisation drew another number of random values"
+    assert list(ours.state_dict()) == list(theirs.state_dict())
+    for name, value in theirs.state_dict().items():
+        assert_same_bits(ours.state_dict()[name], value, name)
+    assert (ours.in_features, ours.out_features, ours.bias is not None) == (7, 5, bias)
+
+
+def test_state_dicts_of_linear_are_interchangeable() -> None:
+    theirs, ours = nn.Linear(7, 5), epigrad.nn.Linear(7, 5, activation="tanh")
+    ours.load_state_dict(theirs.state_dict(), strict=True)
+    x = torch.randn(3, 7)
+    torch.testing.assert_close(ours(x), torch.tanh(theirs(x)))
+    theirs.load_state_dict(epigrad.nn.Linear(7, 5).state_dict(), strict=True)
+
+
+def test_reset_parameters_is_torchs() -> None:
+    ours, theirs = epigrad.nn.Linear(7, 5), nn.Linear(7, 5)
+    torch.manual_seed(5)
+    ours.reset_parameters()
+    torch.manual_seed(5)
+    theirs.reset_parameters()
+    assert_same_bits(ours.weight, theirs.weight)
+
+
+@pytest.mark.parametrize("activation", [*ACTIVATIONS, None])
+def test_linear_is_the_function(activation: str | None) -> None:
+    layer, x = epigrad.nn.Linear(4, 5, activation=activation), torch.randn(2, 3, 4)
+    assert_same_bits(layer(x), epigrad.linear(x, layer.weight, layer.bias, activation))
+
+
+@pytest.mark.parametrize("gate", ["first", "second"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_gated_modules_are_the_functions(kind: str, gate: str) -> None:
+    x = torch.randn(3, 8)
+    assert_same_bits(epigrad.nn.GatedActivation(kind, 1, gate)(x), epigrad.gated_activation(x, kind, 1, gate=gate))
+    block = epigrad.nn.GatedMLP(8, 6, kind, True, gate)
+    want = epigrad.gated_mlp(x, block.up.weight, block.up.bias, block.down.weight, block.down.bias, kind, gate=gate)
+    assert_same_bits(block(x), want)
+
+
+def test_lerp_is_the_function() -> None:
+    start, end, weight = torch.randn(3, 4), torch.randn(4), torch.rand(3, 1)
+    module = epigrad.nn.Lerp()
+    assert_same_bits(module(start, end, weight), epigrad.lerp(start, end, weight))
+    assert_same_bits(module(start, end, 0.25), epigrad.lerp(start, end, 0.25))
+    assert not list(module.parameters())
+
+
+def test_mlp_holds_up_and_down() -> None:
+    block = epigrad.nn.MLP(4, 6)
+    assert type(block.up) is nn.Linear and type(block.down) is nn.Linear
+    assert {name: tuple(value.shape) for name, value in block.state_dict().items()} == {
+        "up.weight": (6, 4),
+        "up.bias": (6,),
+        "down.weight": (4, 6),
+        "down.bias": (4,),
+    }
+    x = torch.randn(3, 4)
+    want = epigrad.mlp(x, block.up.weight, block.up.bias, block.down.weight, block.down.bias, "gelu_tanh")
+    assert_same_bits(block(x), want)
+    assert [name for name, _ in epigrad.nn.MLP(4, 6, "relu", bias=False).named_parameters()] == [
+        "up.weight",
+        "down.weight",
+    ]
+
+
+def test_gated_mlp_holds_up_and_down() -> None:
+    block = epigrad.nn.GatedMLP(4, 6)
+    assert type(block.up) is nn.Linear and type(block.down) is nn.Linear
+    assert {name: tuple(value.shape) for name, value in block.state_dict().items()} == {
+        "up.weight": (12, 4),
+        "down.weight": (4, 6),
+    }
+    with_bias = epigrad.nn.GatedMLP(4, 6, bias=True)
+    assert with_bias.up.bias.shape == (12,) and with_bias.down.bias.shape == (4,)
+
+
+def test_blocks_start_as_torchs_linears() -> None:
+    torch.manual_seed(2)
+    block = epigrad.nn.MLP(4, 6)
+    torch.manual_seed(2)
+    up, down = nn.Linear(4, 6), nn.Linear(6, 4)
+    for ours, theirs in ((block.up, up), (block.down, down)):
+        assert_same_bits(ours.weight, theirs.weight)
+        assert_same_bits(ours.bias, theirs.bias)
+
+
+@EACH
+def test_modules_train(name: str) -> None:
+    module, x = make(name)
+    x.requires_grad_()
+    module(x).sum().backward()
+    assert x.grad is not None
+    for parameter_name, parameter in module.named_parameters():
+        assert parameter.grad is not None and parameter.grad.shape == parameter.shape, parameter_name
+    if list(module.parameters()):
+        before = module(x).sum().item()
+        torch.optim.SGD(module.parameters(), lr=1e-3).step()
+        assert module(x).sum().item() < before
+
+
+@EACH
+def test_outputs_are_contiguous(name: str) -> None:
+    module, x = make(name)
+    assert module(x.T.contiguous().T).is_contiguous()
+
+
+@pytest.mark.parametrize(
+    "duplicate", [copy.deepcopy, copy.copy, lambda m: pickle.loads(pickle.dumps(m))], ids=["deepcopy", "copy", "pickle"]
+)
+@EACH
+def test_copies(name: str, duplicate: Callable[[nn.Module], nn.Module]) -> None:
+    module, x = make(name)
+    want = module(x)
+    double = duplicate(module)
+    assert type(double) is type(module) and repr(double) == repr(module)
+    assert_same_bits(double(x), want)
+    double(x.requires_grad_()).sum().backward()
+
+
+@EACH
+def test_saving_whole_and_as_state_dict(name: str) -> None:
+    module, x = make(name)
+    for what in (module, module.state_dict()):
+        file = io.BytesIO()
+        torch.save(what, file)
+        file.seek(0)
+        loaded = torch.load(file, weights_only=isinstance(what, dict))
+        if isinstance(what, dict):
+            fresh, _ = make(name)
+            fresh.load_state_dict(loaded, strict=True)
+            loaded = fresh
+        assert_same_bits(loaded(x), module(x))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@EACH
+def test_dtype_and_device(name: str, dtype: torch.dtype) -> None:
+    module, x = make(name, dtype=dtype, device="cpu")
+    assert all(p.dtype == dtype and p.device.type == "cpu" for p in module.parameters())
+    assert module(x.to(dtype)).dtype == dtype
+    converted, _ = make(name)
+    assert converted.to(dtype)(x.to(dtype)).dtype == dtype
+    ghost, _ = make(name, dtype=dtype, device="meta")
+    assert all(p.is_meta for p in ghost.parameters())
+    out = ghost(x.to(dtype).to("meta"))
+    assert out.is_meta and out.shape == module(x.to(dtype)).shape
+    filled = ghost.to_empty(device="cpu")
+    assert all(p.device.type == "cpu" for p in filled.parameters())
+
+
+def test_default_dtype_and_device_context() -> None:
+    with torch.device("meta"):
+        assert epigrad.nn.MLP(4, 6).up.weight.is_meta
+    torch.set_default_dtype(torch.float64)
+    try:
+        assert epigrad.nn.GatedMLP(4, 6).down.weight.dtype == torch.float64
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+@EACH
+def test_repr_says_what_was_chosen(name: str) -> None:
+    text = repr(make(name)[0])
+    words = {
+        "linear": ("gelu",),
+        "gated_activation": ("geglu", "first"),
+        "mlp": ("gelu_tanh", "up", "down"),
+        "gated_mlp": ("swiglu", "second"),
+    }
+    assert all(word in text for word in words[name])
+
+
+@pytest.mark.parametrize(
+    ("construct", "word"),
+    [
+        (lambda: epigrad.nn.Linear(4, 5, activation="swish"), "Linear: activation: .*gelu_tanh"),
+        (lambda: epigrad.nn.Linear(4, 5, save="both"), "Linear: save: 'both'"),
+        (lambda: epigrad.nn.MLP(4, 5, "swish"), "MLP: activation: .*gelu_tanh"),
+        (lambda: epigrad.nn.MLP(4, 5, save="both"), "MLP: save: 'both'"),
+        (lambda: epigrad.nn.GatedActivation(gate="third"), "GatedActivation: gate: 'third'"),
+        (lambda: epigrad.nn.GatedMLP(4, 5, gate="third"), "GatedMLP: gate: 'third'"),
+        (lambda: epigrad.nn.GatedMLP(4, 5, save="both"), "GatedMLP: save: 'both'"),
+        (lambda: epigrad.nn.GatedActivation("relu"), "GatedActivation: kind: 'relu', want one of .*geglu_tanh"),
+        (lambda: epigrad.nn.GatedMLP(4, 5, "x"), "GatedMLP: kind: 'x', want one of .*geglu_tanh"),
+        (lambda: epigrad.nn.GatedMLP(4, 5, None), "GatedMLP: kind: None, want one of"),
+        (lambda: epigrad.nn.GatedActivation("glu", 1.5), "GatedActivation: dim: float, want an int"),
+        (lambda: epigrad.nn.Linear(4, -5), "Linear: out_features: got -5"),
+    ],
+)
+def test_unknown_names_are_refused_by_the_constructor(construct: Callable[[], nn.Module], word: str) -> None:
+    with pytest.raises(errors.InvalidProblemError, match=word):
+        construct()
+
+
+@pytest.mark.parametrize(
+    ("construct", "text"),
+    [
+        (lambda: epigrad.nn.Linear(8, 3, "gelu"), 'Linear: bias: got "gelu", want a bool; give activation="gelu"'),
+        (lambda: epigrad.nn.Linear(8, 3, "yes"), 'Linear: bias: got "yes", want a bool'),
+        (lambda: epigrad.nn.Linear(8, 3, "swish"), 'Linear: bias: got "swish", want a bool; give activation="silu"'),
+        (lambda: epigrad.nn.Linear(8, 3, 1), "Linear: bias: got 1, want a bool"),
+        (lambda: epigrad.nn.MLP(8, 3, "relu", "gelu"), 'MLP: bias: got "gelu", want a bool'),
+        (lambda: epigrad.nn.GatedMLP(8, 3, "glu", None), "GatedMLP: bias: got None, want a bool"),
+        (lambda: epigrad.nn.GatedMLP(8, 16.5), "GatedMLP: hidden_features: got 16.5, want an int"),
+        (lambda: epigrad.nn.MLP("8", 16), "MLP: features: got '8', want an int"),
+        (lambda: epigrad.nn.Linear(8.0, 3), "Linear: in_features: got 8.0, want an int"),
+    ],
+)
+def test_arguments_of_wrong_types_are_refused_by_the_constructor(construct: Callable[[], nn.Module], text: str) -> None:
+    with pytest.raises(errors.DTypeError) as caught:
+        construct()
+    assert str(caught.value).startswith(text)
+
+
+@pytest.mark.parametrize(
+    ("name", "nearest"),
+    [("swish", "silu"), ("GELU", "gelu"), ("gelu_new", "gelu_tanh"), ("sigmiod", "sigmoid"), ("identity", "none")],
+)
+def test_an_unknown_activation_gets_a_suggestion(name: str, nearest: str) -> None:
+    for call in (
+        lambda: epigrad.nn.Linear(4, 5, activation=name),
+        lambda: epigrad.linear(torch.ones(1, 4), torch.ones(5, 4), None, name),
+    ):
+        with pytest.raises(errors.InvalidProblemError, match=rf"{name!r}, want one of .*did you mean '{nearest}'"):
+            call()
+    with pytest.raises(errors.InvalidProblemError) as caught:
+        epigrad.nn.Linear(4, 5, activation="q" * 2000)
+    assert (
+        len(str(caught.value)) < 300 and "want one of" in str(caught.value) and "did you mean" not in str(caught.value)
+    )
+
+
+def test_making_modules_does_not_load_the_core() -> None:
+    code = (
+        "import epigrad; from epigrad._core import loader\n"
+        "epigrad.nn.Linear(4, 5, activation='gelu'); epigrad.nn.MLP(4, 5); epigrad.nn.GatedMLP(4, 5, 'reglu')\n"
+        "epigrad.nn.GatedActivation('glu'); epigrad.nn.Lerp()\n"
+        "try: epigrad.nn.GatedMLP(4, 5, 'relu')\n"
+        "except ValueError: pass\n"
+        "assert not loader.is_loaded()"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+
+
+def test_a_wrong_input_names_the_sizes() -> None:
+    with pytest.raises(errors.InvalidProblemError, match=r"(?s)5.*4|4.*5"):
+        epigrad.nn.Linear(4, 6)(torch.ones(2, 5))
+
+
+def test_sequential_and_functional_call() -> None:
+    model = nn.Sequential(epigrad.nn.Linear(4, 6, activation="relu"), epigrad.nn.MLP(6, 8), epigrad.nn.GatedMLP(6, 5))
+    x = torch.randn(3, 4)
+    state = {name: value.detach() * 2 for name, value in model.state_dict().items()}
+    called = torch.func.functional_call(model, state, (x,))
+    model.load_state_dict(state)
+    assert_same_bits(called.detach(), model(x).detach())

@@ -1,0 +1,500 @@
+"""Plans: select, ask, run, for all six classes, against the functions of `epigrad.forward` and `epigrad.backward`."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+from typing import Any
+
+import pytest
+import torch
+from epigrad import backward, errors, forward, plan
+from torch import Tensor
+from torch.profiler import ProfilerActivity, profile
+
+from tests.support.devices import on_devices
+from tests.support.layouts import OUT_LAYOUTS, Guarded, assert_same_bits, bits, laid_out, unchanged
+from tests.support.plan_problem import CLASSES, DTYPES, arguments, expected, run, tensors_for, workspace_of
+
+
+@on_devices
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("cls", CLASSES, ids=lambda c: c.__name__)
+def test_run_gives_what_the_functions_give(cls: Any, dtype: torch.dtype, device: str) -> None:
+    inputs, outputs = tensors_for(cls, dtype, device)
+    made = cls.select(**arguments(cls), dtype=dtype, device=device)
+    with unchanged(*inputs.values()):
+        run(made, **inputs, **outputs)
+    for (name, got), want in zip(outputs.items(), expected(cls, inputs), strict=True):
+        assert_same_bits(got, want, name)
+
+
+@on_devices
+@pytest.mark.parametrize("cls", CLASSES, ids=lambda c: c.__name__)
+def test_only_given_outputs_are_computed(cls: Any, device: str) -> None:
+    inputs, outputs = tensors_for(cls, device=device)
+    made = cls.select(**arguments(cls), dtype=torch.float32, device=device)
+    run(made, **inputs, **outputs)
+    for name, full in outputs.items():
+        alone = torch.full_like(full, math.nan)
+        others = {other: None for other in outputs if other != name}
+        run(made, **inputs, **{name: alone})
+        assert_same_bits(alone, full, name)
+        run(made, **inputs, **{name: alone.fill_(math.nan)}, **others)
+        assert_same_bits(alone, full, name)
+
+
+@on_devices
+@pytest.mark.parametrize("cls", CLASSES, ids=lambda c: c.__name__)
+def test_no_output_at_all_is_nothing_to_do(cls: Any, device: str) -> None:
+    inputs, outputs = tensors_for(cls, device=device)
+    made = cls.select(**arguments(cls), dtype=torch.float32, device=device)
+    made.can_implement(**inputs)
+    run(made, **inputs)
+    run(made, **inputs, **dict.fromkeys(outputs))
+
+
+@on_devices
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("cls", CLASSES, ids=lambda c: c.__name__)
+def test_sku_and_precision_are_true_for_the_dtype(cls: Any, dtype: torch.dtype, device: str) -> None:
+    made = cls.select(**arguments(cls), dtype=dtype, device=device)
+    name = str(dtype).removeprefix("torch.")
+    wide = "float64" if dtype == torch.float64 else "float32"
+    fields = [field.name for field in dataclasses.fields(plan.KernelSku)]
+    assert fields == ["op", "kind", "dtype", "accumulator", "backend", "arch", "kernel", "layout", "vector_width"]
+    assert made.sku.dtype == name and made.sku.accumulator == wide
+    assert made.sku.backend == device and made.sku.kernel and made.sku.arch
+    assert isinstance(made.sku.vector_width, int) and made.sku.vector_width >= 1
+    assert made.sku.kind == {"activation": "gelu", "kind": "swiglu"}.get(
+        next(iter(arguments(cls).keys() & {"activation", "kind"}), ""), made.sku.kind
+    )
+    guarantee = made.precision_guarantee
+    assert [field.name for field in dataclasses.fields(plan.PrecisionGuarantee)] == [
+        "math_precision",
+        "accumulator",
+        "deterministic",
+        "bit_stable_on_same_hardware",
+    ]
+    assert guarantee.accumulator == wide
+    assert guarantee.deterministic is True and guarantee.bit_stable_on_same_hardware is True
+    assert isinstance(guarantee.math_precision, str) and guarantee.math_precision
+
+
+def test_sku_kernel_differs_between_kinds_and_dtypes() -> None:
+    kernels = {
+        plan.GatedActivationBackward.select(input_shape=(4,), kind=kind, dtype=dtype).sku
+        for kind in ("glu", "swiglu")
+        for dtype in (torch.float32, torch.float64)
+    }
+    assert len(kernels) == 4
+
+
+def test_select_blames_its_own_arguments() -> None:
+    for select, text in (
+        (lambda **o: plan.GatedActivation.select(input_shape=(2, 3), **o), "GatedActivation: input_shape: "),
+        (lambda **o: plan.GatedActivation.select(input_shape=(2, 4), split_dim=7, **o), "GatedActivation: split_dim: "),
+        (lambda **o: plan.GatedActivation.select(input_shape="ab", **o), "GatedActivation: input_shape: "),
+        (lambda **o: plan.Lerp.select(shape=(2, -3), **o), "Lerp: shape: got -3"),
+        (lambda **o: plan.GemmEpilogue.select(m=-1, n=3, k=4, **o), "GemmEpilogue: m: got -1"),
+        (lambda **o: plan.GemmEpilogue.select(m=2, n=3, k=4, lda=1, **o), "GemmEpilogue: lda: "),
+        (lambda **o: plan.GemmEpilogue.select(m=2, n=3, k=4, activation="swish", **o), "GemmEpilogue: activation: "),
+        (lambda **o: plan.GatedActivation.select(input_shape=(2, 4), kind="silu", **o), "GatedActivation: kind: "),
+    ):
+        with pytest.raises(errors.InvalidProblemError) as caught:
+            select(dtype=torch.float32)
+        assert str(caught.value).startswith(text)
+
+
+@pytest.mark.parametrize("cls", CLASSES, ids=lambda c: c.__name__)
+def test_select_takes_keywords_only_and_a_device(cls: Any) -> None:
+    with pytest.raises(TypeError):
+        cls.select(3, dtype=torch.float32)
+    with pytest.raises(TypeError):
+        cls.select(**arguments(cls))
+    assert cls.select(**arguments(cls), dtype=torch.float32, device=torch.device("cpu")).sku.backend == "cpu"
+    assert isinstance(cls.select(**arguments(cls), dtype=torch.float32).workspace_size, int)
+    if not torch.cuda.is_available():
+        with pytest.raises(errors.BackendUnavailableError, match="cuda"):
+            cls.select(**arguments(cls), dtype=torch.float32, device="cuda")
+
+
+@on_devices
+@pytest.mark.parametrize("batch", [(), 2, (2,), (2, 3), 0, (2, 0)], ids=str)
+@pytest.mark.parametrize("b_batched", [False, True])
+def test_batches(batch: int | tuple[int, ...], b_batched: bool, device: str) -> None:
+    sizes = (batch,) if isinstance(batch, int) else batch
+    generator = torch.Generator().manual_seed(1)
+    grad = torch.randn(*sizes, 3, 5, generator=generator).to(device)
+    a = torch.randn(*sizes, 3, 4, generator=generator).to(device)
+    b = torch.randn(*(sizes if b_batched else ()), 4, 5, generator=generator).to(device)
+    bias = torch.randn(5, generator=generator).to(device)
+    outs = {
+        "grad_a": torch.full_like(a, math.nan),
+        "grad_b": torch.full_like(b, math.nan),
+        "grad_bias": torch.full_like(bias, math.nan),
+    }
+    problem: dict[str, Any] = {
+        "m": 3,
+        "n": 5,
+        "k": 4,
+        "batch": batch,
+        "b_batched": b_batched,
+        "activation": "silu",
+        "dtype": torch.float32,
+        "device": device,
+    }
+    run(plan.GemmEpilogueBackward.select(**problem), grad_output=grad, a=a, b=b, bias=bias, **outs)
+    for got, want in zip(
+        outs.values(), backward.matmul_bias_activation_backward(grad, a, b, bias, "silu"), strict=True
+    ):
+        assert_same_bits(got, want)
+    out = torch.full((*sizes, 3, 5), math.nan, device=device)
+    run(plan.GemmEpilogue.select(**problem), a=a, b=b, bias=bias, out=out)
+    assert_same_bits(out, forward.matmul_bias_activation(a, b, bias, "silu"))
+
+
+def with_leading(tensor: Tensor, leading: int) -> Tensor:
+    """A copy whose rows are `leading` elements apart, each batch item `rows * leading` after the one before."""
+    *batch, rows, columns = tensor.shape
+    wide = tensor.new_full((*batch, rows, leading), math.nan)
+    wide[..., :columns] = tensor
+    return wide[..., :columns]
+
+
+def assert_same(got: Tensor, want: Tensor | None, what: str = "result") -> None:
+    """The bits of the same problem in another layout, which a GPU's product may only come near to."""
+    assert want is not None
+    if got.is_cpu:
+        assert_same_bits(got, want, what)
+    else:
+        torch.testing.assert_close(got, want, msg=lambda text: f"{what}: {text}")
+
+
+@on_devices
+def test_leading_dimensions_are_exact(device: str) -> None:
+    generator = torch.Generator().manual_seed(2)
+    a, b, grad = (torch.randn(2, *size, generator=generator).to(device) for size in ((3, 4), (4, 5), (3, 5)))
+    made = plan.GemmEpilogueBackward.select(
+        m=3,
+        n=5,
+        k=4,
+        batch=2,
+        b_batched=True,
+        activation="tanh",
+        dtype=torch.float32,
+        device=device,
+        lda=9,
+        ldb=7,
+        ld_grad=6,
+    )
+    given = {"a": with_leading(a, 9), "b": with_leading(b, 7), "grad_output": with_leading(grad, 6)}
+    assert given["a"].stride() == (27, 9, 1)
+    outs = {"grad_a": torch.full_like(a, math.nan), "grad_b": torch.full_like(b, math.nan)}
+    with unchanged(*given.values()):
+        run(made, **given, **outs)
+    want = backward.matmul_bias_activation_backward(grad, a, b, None, "tanh")
+    for got, value in zip(outs.values(), want[:2], strict=True):
+        assert_same(got, value)
+    for name, other in (("a", a), ("b", b), ("grad_output", grad)):
+        wrong = {**given, name: other}
+        for call in (made.can_implement, lambda **tensors: run(made, **tensors)):
+            with unchanged(*outs.values()), pytest.raises(errors.InvalidProblemError, match=rf"\b{name}\b"):
+                call(**wrong, **outs)
+
+
+@on_devices
+def test_leading_dimension_of_the_forward_class(device: str) -> None:
+    a, b = torch.randn(3, 4, device=device), torch.randn(4, 5, device=device)
+    made = plan.GemmEpilogue.select(m=3, n=5, k=4, dtype=torch.float32, device=device, lda=8)
+    out = torch.full((3, 5), math.nan, device=device)
+    run(made, a=with_leading(a, 8), b=b, out=out)
+    assert_same(out, forward.matmul_bias_activation(a, b))
+    with pytest.raises(errors.InvalidProblemError, match="a"):
+        run(made, a=a, b=b, out=out)
+
+
+@on_devices
+@pytest.mark.parametrize("layout", OUT_LAYOUTS)
+@pytest.mark.parametrize("cls", CLASSES, ids=lambda c: c.__name__)
+def test_any_strides_without_leading_dimensions(cls: Any, layout: str, device: str) -> None:
+    inputs, outputs = tensors_for(cls, device=device)
+    made = cls.select(**arguments(cls), dtype=torch.float32, device=device)
+    given = {name: laid_out(value.double(), torch.float32, layout, device) for name, value in inputs.items()}
+    guarded = {name: Guarded.like(value, layout) for name, value in outputs.items()}
+    with unchanged(*given.values()):
+        run(made, **given, **{name: g.tensor for name, g in guarded.items()})
+    for (name, g), want in zip(guarded.items(), expected(cls, given), strict=True):
+        g.check()
+        check = assert_same if cls in (plan.GemmEpilogue, plan.GemmEpilogueBackward) else assert_same_bits
+        check(g.tensor.contiguous(), want, name)
+
+
+@on_devices
+def test_bias_and_preactivation_may_be_left_out(device: str) -> None:
+    inputs, outputs = tensors_for(plan.GemmEpilogueBackward, device=device)
+    made = plan.GemmEpilogueBackward.select(**arguments(plan.GemmEpilogueBackward), dtype=torch.float32, device=device)
+    bias = inputs.pop("bias")
+    del outputs["grad_bias"]
+    run(made, **inputs, **outputs)
+    want = backward.matmul_bias_activation_backward(*inputs.values(), None, "gelu")
+    for got, value in zip(outputs.values(), want[:2], strict=True):
+        assert_same_bits(got, value)
+    _, pre = forward.matmul_bias_activation(inputs["a"], inputs["b"], bias, "gelu", return_preactivation=True)
+    grad_bias = torch.full((5,), math.nan, device=device)
+    run(made, **inputs, bias=bias, preactivation=pre, **outputs, grad_bias=grad_bias)
+    want = backward.matmul_bias_activation_backward(*inputs.values(), bias, "gelu", preactivation=pre)
+    for got, value in zip((*outputs.values(), grad_bias), want, strict=True):
+        assert_same_bits(got, value)
+
+
+@pytest.mark.parametrize("cls", CLASSES, ids=lambda c: c.__name__)
+def test_a_missing_input_is_refused_by_name(cls: Any) -> None:
+    inputs, outputs = tensors_for(cls)
+    made = cls.select(**arguments(cls), dtype=torch.float32)
+    for name in inputs:
+        if name == "bias":
+            continue
+        rest = {other: value for other, value in inputs.items() if other != name}
+        for call in (made.can_implement, lambda **tensors: run(made, **tensors)):
+            with unchanged(*outputs.values()), pytest.raises(errors.EpigradError, match=rf"\b{name}\b"):
+                call(**rest, **outputs)
+            with pytest.raises(errors.EpigradError, match=rf"\b{name}\b"):
+                call(**rest, **{name: None}, **outputs)
+
+
+@on_devices
+def test_lerp_with_a_number(device: str) -> None:
+    inputs, outputs = tensors_for(plan.LerpBackward, device=device)
+    grad, start, end = inputs["grad_output"], inputs["start"], inputs["end"]
+    made = plan.LerpBackward.select(shape=(3, 4), weight=0.3, dtype=torch.float32, device=device)
+    run(made, grad_output=grad, grad_start=outputs["grad_start"], grad_end=outputs["grad_end"])
+    want = backward.lerp_backward(grad, None, None, 0.3)
+    assert_same_bits(outputs["grad_start"], want[0])
+    assert_same_bits(outputs["grad_end"], want[1])
+    with unchanged(*outputs.values()), pytest.raises(errors.InvalidProblemError, match="weight"):
+        run(made, grad_output=grad, **outputs)
+    out = torch.full((3, 4), math.nan, device=device)
+    run(plan.Lerp.select(shape=(3, 4), weight=0.3, dtype=torch.float32, device=device), start=start, end=end, out=out)
+    assert_same_bits(out, forward.lerp(start, end, 0.3))
+
+
+def test_lerp_with_a_tensor_needs_the_ends_for_its_gradient_only() -> None:
+    inputs, outputs = tensors_for(plan.LerpBackward)
+    made = plan.LerpBackward.select(shape=(3, 4), dtype=torch.float32)
+    grad, weight = inputs["grad_output"], inputs["weight"]
+    run(made, grad_output=grad, weight=weight, grad_start=outputs["grad_start"], grad_end=outputs["grad_end"])
+    want = backward.lerp_backward(grad, None, None, weight, needs=(True, True, False))
+    assert_same_bits(outputs["grad_start"], want[0])
+    assert_same_bits(outputs["grad_end"], want[1])
+
+
+@on_devices
+def test_a_float64_weight_is_not_rounded_to_float32(device: str) -> None:
+    made = plan.LerpBackward.select(shape=(1,), weight=0.1, dtype=torch.float64, device=device)
+    grad_end = torch.full((1,), math.nan, dtype=torch.float64, device=device)
+    run(made, grad_output=torch.ones(1, dtype=torch.float64, device=device), grad_end=grad_end)
+    assert grad_end.item() == 0.1
+
+
+@on_devices
+@pytest.mark.parametrize("gate", ["first", "second"])
+@pytest.mark.parametrize("dim", [0, 1, 2, -1, -2])
+def test_gated_split_and_gate(dim: int, gate: str, device: str) -> None:
+    x = torch.randn(2, 4, 6, device=device)
+    made = plan.GatedActivation.select(
+        input_shape=x.shape, split_dim=dim, kind="geglu", gate=gate, dtype=torch.float32, device=device
+    )
+    want = forward.gated_activation(x, "geglu", dim, gate=gate)
+    out = torch.full_like(want, math.nan)
+    run(made, input=x, out=out)
+    assert_same_bits(out, want)
+    back = plan.GatedActivationBackward.select(
+        input_shape=x.shape, split_dim=dim, kind="geglu", gate=gate, dtype=torch.float32, device=device
+    )
+    grad_input = torch.full_like(x, math.nan)
+    run(back, grad_output=out, input=x, grad_input=grad_input)
+    assert_same_bits(grad_input, backward.gated_activation_backward(out, x, "geglu", dim, gate=gate))
+
+
+@on_devices
+def test_accumulate_adds_into_b_and_bias_only(device: str) -> None:
+    a, b, grad = (torch.arange(float(m * n), device=device).view(m, n) for m, n in ((3, 4), (4, 5), (3, 5)))
+    bias = torch.zeros(5, device=device)
+    made = plan.GemmEpilogueBackward.select(m=3, n=5, k=4, dtype=torch.float32, device=device)
+    grads = [torch.full(shape, 100.0, device=device) for shape in ((3, 4), (4, 5), (5,))]
+    given = dict(zip(("grad_a", "grad_b", "grad_bias"), grads, strict=True))
+    run(made, grad_output=grad, a=a, b=b, bias=bias, **given, accumulate=True)
+    assert torch.equal(grads[0], grad @ b.T)
+    assert torch.equal(grads[1], 100 + a.T @ grad)
+    assert torch.equal(grads[2], 100 + grad.sum(0))
+
+
+@on_devices
+@pytest.mark.parametrize("cls", CLASSES, ids=lambda c: c.__name__)
+def test_can_implement_raises_what_run_raises(cls: Any, device: str) -> None:
+    inputs, outputs = tensors_for(cls, device=device)
+    made = cls.select(**arguments(cls), dtype=torch.float32, device=device)
+    assert made.can_implement(**inputs, **outputs) is None
+    first, last = next(iter(inputs)), next(iter(outputs))
+    wrong: list[dict[str, Any]] = [
+        {first: inputs[first].double()},
+        {first: inputs[first][..., :-1]},
+        {first: inputs[first].tolist()},
+        {first: inputs[first].to("meta")},
+        {last: outputs[last].half()},
+        {last: torch.full((1, *outputs[last].shape), math.nan, device=device)},
+        {last: torch.full((1,), math.nan, device=device).expand(outputs[last].shape)},
+    ]
+    for change in wrong:
+        tensors = {**inputs, **outputs, **change}
+        with unchanged(*outputs.values()):
+            with pytest.raises(errors.EpigradError) as asked:
+                made.can_implement(**tensors)
+            with pytest.raises(errors.EpigradError) as ran:
+                run(made, **tensors)
+        assert type(asked.value) is type(ran.value) and str(asked.value) == str(ran.value)
+        named = "start|end" if cls is plan.Lerp and change is wrong[1] else next(iter(change))
+        assert re.search(rf"\b({named})\b", str(asked.value)), str(asked.value)
+
+
+@on_devices
+@pytest.mark.parametrize("cls", CLASSES, ids=lambda c: c.__name__)
+def test_can_implement_writes_nothing_and_unknown_names_are_refused(cls: Any, device: str) -> None:
+    inputs, outputs = tensors_for(cls, device=device)
+    made = cls.select(**arguments(cls), dtype=torch.float32, device=device)
+    with unchanged(*inputs.values(), *outputs.values()):
+        made.can_implement(**inputs, **outputs)
+        with pytest.raises((TypeError, ValueError), match="colour"):
+            made.can_implement(**inputs, **outputs, colour=outputs)
+        with pytest.raises((TypeError, ValueError), match="colour"):
+            run(made, **inputs, **outputs, colour=outputs)
+
+
+@on_devices
+@pytest.mark.parametrize("cls", CLASSES, ids=lambda c: c.__name__)
+def test_outputs_must_not_overlap_an_input(cls: Any, device: str) -> None:
+    inputs, outputs = tensors_for(cls, device=device)
+    made = cls.select(**arguments(cls), dtype=torch.float32, device=device)
+    for name, out in outputs.items():
+        source = inputs[next(iter(inputs))]
+        buffer = torch.zeros(max(source.numel(), out.numel()) + 3, device=device)
+        alias = buffer[: source.numel()].view(source.shape)
+        target = buffer[2 : 2 + out.numel()].view(out.shape)
+        tensors = {**inputs, next(iter(inputs)): alias, name: target}
+        with unchanged(buffer), pytest.raises(errors.InvalidProblemError, match=name):
+            run(made, **tensors)
+
+
+def plans_with_workspace(device: str) -> list[tuple[Any, dict[str, Tensor]]]:
+    found = []
+    for dtype in DTYPES:
+        for m, n, k in ((3, 5, 4), (64, 96, 32), (257, 129, 65)):
+            for cls in (plan.GemmEpilogue, plan.GemmEpilogueBackward):
+                made = cls.select(m=m, n=n, k=k, activation="gelu", dtype=dtype, device=device)
+                if made.workspace_size:
+                    shapes = {"grad_output": (m, n), "a": (m, k), "b": (k, n), "bias": (n,), "out": (m, n)}
+                    shapes |= {"grad_a": (m, k), "grad_b": (k, n), "grad_bias": (n,)}
+                    backwards = cls is plan.GemmEpilogueBackward
+                    names = {"a", "b", "bias"} | (
+                        {"grad_output", "grad_a", "grad_b", "grad_bias"} if backwards else {"out"}
+                    )
+                    found.append(
+                        (made, {name: torch.ones(shapes[name], dtype=dtype, device=device) for name in sorted(names)})
+                    )
+    return found
+
+
+def test_the_tensor_that_does_not_broadcast_is_the_one_named() -> None:
+    made = plan.Lerp.select(shape=(2, 3), weight=0.5, dtype=torch.float32)
+    with pytest.raises(
+        errors.InvalidProblemError, match=r"start: shape \[5\], want one that broadcasts to the plan's \[2, 3\]"
+    ):
+        made.run(start=torch.zeros(5), end=torch.ones(2, 3), out=torch.empty(2, 3))
+    with pytest.raises(errors.InvalidProblemError, match=r"end: shape \[4, 3\]"):
+        made.run(start=torch.zeros(3), end=torch.ones(4, 3), out=torch.empty(2, 3))
+
+
+def test_an_output_that_requires_grad_is_refused() -> None:
+    made = plan.Lerp.select(shape=(2,), weight=0.5, dtype=torch.float32)
+    ends = {"start": torch.zeros(2), "end": torch.ones(2)}
+    out = torch.zeros(2, requires_grad=True)
+    for call in (made.run, made.can_implement):
+        with pytest.raises(errors.InvalidProblemError, match="out: a tensor that requires grad"):
+            call(**ends, out=out)
+    with torch.no_grad():
+        made.run(**ends, out=out)
+    assert out.tolist() == [0.5, 0.5]
+
+
+@on_devices
+def test_a_workspace_that_will_not_do(device: str) -> None:
+    found = plans_with_workspace(device)
+    assert found, "a GEMM backward forms grad_preactivation somewhere: no plan asks for workspace"
+    for made, tensors in found:
+        size = made.workspace_size
+        buffer = torch.zeros(size + 512, dtype=torch.uint8, device=device)
+        start = -buffer.data_ptr() % 256
+        cases: list[tuple[Tensor | None, type[Exception]]] = [
+            (None, errors.WorkspaceTooSmallError),
+            (buffer[start : start + size - 1], errors.WorkspaceTooSmallError),
+            (buffer[start + 1 : start + 1 + size], errors.MisalignedOperandError),
+            (buffer[start : start + size].view(torch.int8), errors.DTypeError),
+        ]
+        outs = [
+            value for name, value in tensors.items() if name == "out" or (name[:5] == "grad_" and name != "grad_output")
+        ]
+        for workspace, error in cases:
+            with unchanged(buffer, *outs), pytest.raises(error, match="workspace") as caught:
+                made.run(**tensors, workspace=workspace)
+            if isinstance(caught.value, errors.WorkspaceTooSmallError):
+                assert caught.value.needed == size
+                assert caught.value.got == (0 if workspace is None else workspace.numel())
+        made.run(**tensors, workspace=buffer[start : start + size])
+        assert not torch.equal(bits(outs[0]), bits(torch.ones_like(outs[0])))
+
+
+@pytest.mark.filterwarnings("ignore:Warning. Profiler clears events:UserWarning")
+@pytest.mark.parametrize("cls", CLASSES, ids=lambda c: c.__name__)
+def test_run_allocates_no_tensor_memory(cls: Any) -> None:
+    inputs, outputs = tensors_for(cls)
+    made = cls.select(**arguments(cls), dtype=torch.float32)
+    workspace = workspace_of(made)
+    made.run(**inputs, **outputs, workspace=workspace)
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
+        made.run(**inputs, **outputs, workspace=workspace)
+    assert sum(max(event.self_cpu_memory_usage, 0) for event in profiled.events()) == 0
+
+
+def test_sizes_that_overflow_are_refused() -> None:
+    for sizes in ((2**31, 2**31, 2), (2**62, 2**62, 2**62), (2, 2**62, 2**62)):
+        m, n, k = sizes
+        with pytest.raises(errors.InvalidProblemError):
+            plan.GemmEpilogueBackward.select(m=m, n=n, k=k, dtype=torch.float64)
+    with pytest.raises(errors.InvalidProblemError):
+        plan.Lerp.select(shape=(2**40, 2**40), dtype=torch.float32)
+
+
+@on_devices
+def test_empty_problems(device: str) -> None:
+    for m, n, k in ((0, 5, 4), (3, 0, 4), (3, 5, 0), (0, 0, 0)):
+        a, b, grad, bias = (torch.ones(shape, device=device) for shape in ((m, k), (k, n), (m, n), (n,)))
+        outs = {
+            "grad_a": torch.full((m, k), math.nan, device=device),
+            "grad_b": torch.full((k, n), math.nan, device=device),
+            "grad_bias": torch.full((n,), math.nan, device=device),
+        }
+        made = plan.GemmEpilogueBackward.select(m=m, n=n, k=k, dtype=torch.float32, device=device)
+        run(made, grad_output=grad, a=a, b=b, bias=bias, **outs)
+        assert torch.equal(outs["grad_a"], grad @ b.T)
+        assert torch.equal(outs["grad_b"], a.T @ grad)
+        assert torch.equal(outs["grad_bias"], grad.sum(0))
+
+
+@on_devices
+def test_can_implement_assumes_a_workspace_that_is_not_given(device: str) -> None:
+    made, tensors = plans_with_workspace(device)[0]
+    made.can_implement(**tensors)
+    with pytest.raises(errors.WorkspaceTooSmallError):
+        made.can_implement(**tensors, workspace=torch.empty(0, dtype=torch.uint8, device=device))

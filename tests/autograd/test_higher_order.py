@@ -1,0 +1,162 @@
+"""Gradients of gradients: gradcheck, gradgradcheck and third order in float64, and second order in every dtype."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import epigrad
+import pytest
+import torch
+from torch import Tensor
+
+from tests.support import compositions, oracle
+from tests.support.cases import ACTIVATIONS, DTYPES, GATED_KINDS, SAVE_MODES
+from tests.support.devices import on_devices
+
+Operation = Callable[..., Tensor]
+
+
+def _operands(*shapes: tuple[int, ...], odd_signs: bool = False) -> tuple[Tensor, ...]:
+    """Float64 leaves; with odd signs, products over an odd number of features stay away from a kink at zero."""
+    generator = torch.Generator().manual_seed(len(shapes))
+    drawn = [torch.randn(shape, generator=generator, dtype=torch.float64) for shape in shapes]
+    if odd_signs:
+        drawn = [torch.where(x < 0, -1.0, 1.0) + 0.02 * x for x in drawn]
+    return tuple(x.requires_grad_() for x in drawn)
+
+
+def _gemm_operations() -> dict[str, tuple[Operation, tuple[Tensor, ...]]]:
+    operations: dict[str, tuple[Operation, tuple[Tensor, ...]]] = {}
+    for activation in ACTIVATIONS:
+        kinked = bool(oracle.ACTIVATIONS[activation].kinks)
+        for save in SAVE_MODES:
+            operations[f"matmul-{activation}-{save}"] = (
+                lambda a, b, bias, activation=activation, save=save: epigrad.matmul_bias_activation(
+                    a, b, 0.1 * bias, activation, save=save
+                ),
+                _operands((2, 3), (3, 2), (2,), odd_signs=kinked),
+            )
+        operations[f"matmul-broadcast-{activation}"] = (
+            lambda a, b, activation=activation: epigrad.matmul_bias_activation(a, b, None, activation),
+            _operands((2, 1, 2, 3), (2, 3, 2), odd_signs=kinked),
+        )
+        operations[f"linear-{activation}"] = (
+            lambda x, w, bias, activation=activation: epigrad.linear(x, w, 0.1 * bias, activation),
+            _operands((2, 2, 3), (2, 3), (2,), odd_signs=kinked),
+        )
+        operations[f"mlp-{activation}"] = (
+            lambda x, w1, b1, w2, b2, activation=activation: epigrad.mlp(x, w1, 0.1 * b1, w2, b2, activation),
+            _operands((2, 3), (3, 3), (3,), (2, 3), (2,), odd_signs=kinked),
+        )
+    operations["matmul-vectors"] = (
+        lambda a, b, bias: epigrad.matmul_bias_activation(a, b, bias, "gelu"),
+        _operands((3,), (3,), ()),
+    )
+    return operations
+
+
+def _elementwise_operations() -> dict[str, tuple[Operation, tuple[Tensor, ...]]]:
+    operations: dict[str, tuple[Operation, tuple[Tensor, ...]]] = {}
+    for kind, activation in GATED_KINDS.items():
+        kinked = bool(oracle.ACTIVATIONS[activation].kinks)
+        for gate in ("second", "first"):
+            operations[f"gated-{kind}-{gate}"] = (
+                lambda x, kind=kind, gate=gate: epigrad.gated_activation(x, kind, 1, gate=gate),
+                _operands((2, 4, 2), odd_signs=kinked),
+            )
+        operations[f"product-{kind}"] = (
+            lambda value, gate, kind=kind: epigrad.gated_product(value, gate, kind),
+            _operands((2, 3), (2, 3), odd_signs=kinked),
+        )
+        operations[f"gated_mlp-{kind}"] = (
+            lambda x, w1, w2, kind=kind: epigrad.gated_mlp(x, w1, None, w2, None, kind),
+            _operands((2, 3), (4, 3), (2, 2), odd_signs=kinked),
+        )
+    operations["lerp-float"] = (lambda s, e: epigrad.lerp(s, e, 0.3), _operands((2, 3), (2, 3)))
+    operations["lerp-tensor"] = (epigrad.lerp, _operands((2, 3), (2, 3), (2, 3)))
+    operations["lerp-broadcast"] = (epigrad.lerp, _operands((2, 1), (1, 3), ()))
+    return operations
+
+
+OPERATIONS = _gemm_operations() | _elementwise_operations()
+
+
+def _on(device: str, name: str) -> tuple[Operation, tuple[Tensor, ...]]:
+    operation, operands = OPERATIONS[name]
+    return operation, tuple(x.detach().to(device).requires_grad_() for x in operands)
+
+
+@on_devices
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_gradcheck_and_gradgradcheck(device: str, name: str) -> None:
+    operation, operands = _on(device, name)
+    assert torch.autograd.gradcheck(operation, operands)
+    assert torch.autograd.gradgradcheck(operation, operands)
+
+
+THIRD_ORDER = [
+    "matmul-gelu-auto",
+    "matmul-tanh-auto",
+    "linear-silu",
+    "gated-swiglu-second",
+    "product-geglu",
+    "lerp-tensor",
+]
+
+
+@on_devices
+@pytest.mark.parametrize("name", THIRD_ORDER)
+def test_third_order(device: str, name: str) -> None:
+    operation, operands = _on(device, name)
+
+    def gradients(*operands: Tensor) -> tuple[Tensor, ...]:
+        out = operation(*operands)
+        weights = torch.linspace(-1, 2, out.numel(), dtype=out.dtype, device=device).view(out.shape)
+        return torch.autograd.grad((out * weights).sum(), operands, create_graph=True)
+
+    assert torch.autograd.gradgradcheck(gradients, operands)
+
+
+def _second_order(function: Operation, operands: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """Gradients of the squared length of the gradients."""
+    out = function(*operands)
+    first = torch.autograd.grad(out.sum(), operands, create_graph=True)
+    return torch.autograd.grad(sum(((g * g).sum() for g in first), start=out.sum()), operands)
+
+
+@on_devices
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("kind", GATED_KINDS)
+def test_second_order_is_as_near_to_the_reference_as_pytorch(device: str, kind: str, dtype: torch.dtype) -> None:
+    """Into the tails too, where gradcheck's small inputs do not reach."""
+    row = oracle.ACTIVATIONS[GATED_KINDS[kind]]
+    generator = torch.Generator().manual_seed(3)
+    value, gate = ((3 * torch.randn(64, 65, generator=generator)).to(dtype).to(device) for _ in range(2))
+
+    def second_order(function: Operation, as_dtype: torch.dtype) -> tuple[Tensor, ...]:
+        operands = tuple(x.detach().to(as_dtype).requires_grad_() for x in (value, gate))
+        return tuple(x.to(torch.float64) for x in _second_order(function, operands))
+
+    exact = second_order(lambda v, g: compositions.gated_product(v, g, row.value), torch.float64)
+    theirs = second_order(lambda v, g: compositions.gated_product(v, g, row.eager), dtype)
+    ours = second_order(lambda v, g: epigrad.gated_product(v, g, kind), dtype)
+    for got, want, other in zip(ours, exact, theirs, strict=True):
+        largest = want.abs().max()
+        allowed = 1.5 * (other - want).abs().max() + torch.finfo(dtype).eps / 2 * largest
+        assert (got - want).abs().max() <= allowed
+
+
+@on_devices
+@pytest.mark.parametrize("operation", ["relu", "reglu"])
+def test_second_derivative_is_zero_where_the_first_is_a_step(device: str, operation: str) -> None:
+    gate = torch.tensor([-1.0, 0.0, 2.0], dtype=torch.float64, device=device, requires_grad=True)
+    one = torch.ones_like(gate)
+    if operation == "relu":
+        out = epigrad.matmul_bias_activation(gate[:, None], one[:1, None], None, "relu")
+    else:
+        out = epigrad.gated_product(one, gate, "reglu")
+    (first,) = torch.autograd.grad(out.sum(), gate, create_graph=True)
+    assert first.tolist() == [0.0, 0.0, 1.0]
+    if first.requires_grad:
+        (second,) = torch.autograd.grad(first.sum(), gate, allow_unused=True)
+        assert second is None or second.tolist() == [0.0, 0.0, 0.0]

@@ -1,0 +1,166 @@
+"""torch.func: vmap, grad, jacrev, hessian, forward mode, functional_call; and autograd's own batches of gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import epigrad
+import pytest
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+from torch.func import functional_call, grad, hessian, jacfwd, jacrev, jvp, stack_module_state, vmap
+from torch.utils._pytree import tree_leaves
+
+from tests.support.devices import on_devices
+from tests.support.features import feature
+from tests.support.operators import FUNCTIONS, NAMES, each_function
+
+
+def doubles(op: str, device: str) -> list[Tensor]:
+    return [t.detach() for t in FUNCTIONS[op].tensors(device, torch.float64)]
+
+
+def assert_close(got: Any, want: Any) -> None:
+    for one, other in zip(tree_leaves(got), tree_leaves(want), strict=True):
+        torch.testing.assert_close(one, other)
+
+
+def batches(op: str, count: int) -> list[tuple[int | None, ...]]:
+    """Which operands have a batch, and where: each alone, in front and behind, and all."""
+    alone = [tuple(dim if place == own else None for place in range(count)) for own in range(count) for dim in (0, -1)]
+    return [*alone, (0,) * count]
+
+
+@feature("vmap")
+@on_devices
+@each_function
+def test_vmap_is_a_call_for_each_slice(op: str, device: str) -> None:
+    function, tensors = FUNCTIONS[op].function, doubles(op, device)
+    for dims in batches(op, len(tensors)):
+        stacked = [
+            t if dim is None else torch.stack([t, t.sin(), 2 * t], dim).requires_grad_()
+            for t, dim in zip(tensors, dims, strict=True)
+        ]
+        slices = [
+            [t if dim is None else t.select(dim, index) for t, dim in zip(stacked, dims, strict=True)]
+            for index in range(3)
+        ]
+        got, want = vmap(function, dims)(*stacked), torch.stack([function(*each) for each in slices])
+        torch.testing.assert_close(got, want)
+        leaves = [t for t in stacked if t.requires_grad]
+        assert_close(torch.autograd.grad(got.sin().sum(), leaves), torch.autograd.grad(want.sin().sum(), leaves))
+
+
+def test_vmap_of_products_in_all_ranks() -> None:
+    shapes = [((3,), (3,)), ((3,), (3, 4)), ((2, 3), (3,)), ((2, 3), (3, 4)), ((5, 2, 3), (3, 4)), ((2, 3), (5, 3, 4))]
+    for a_shape, b_shape in [*shapes, ((5, 1, 2, 3), (6, 3, 4)), ((3,), (5, 3, 4)), ((5, 2, 3), (3,))]:
+        bias = torch.randn(b_shape[-1] if len(b_shape) > 1 else (), dtype=torch.float64)
+        for dims in ((0, None, None), (None, 0, None), (0, 0, None), (1, 0, None)):
+            if dims[0] == 1 and len(a_shape) < 1:
+                continue
+            a, b = (
+                torch.randn(shape if dim is None else (*shape[:dim], 7, *shape[dim:]), dtype=torch.float64)
+                for shape, dim in zip((a_shape, b_shape), dims, strict=False)
+            )
+
+            def call(a: Tensor, b: Tensor, bias: Tensor) -> Tensor:
+                return epigrad.matmul_bias_activation(a, b, bias, "tanh")
+
+            def eager(a: Tensor, b: Tensor, bias: Tensor) -> Tensor:
+                return torch.tanh(a @ b + bias)
+
+            torch.testing.assert_close(vmap(call, dims)(a, b, bias), vmap(eager, dims)(a, b, bias))
+
+
+def test_vmap_of_an_empty_batch_and_of_halves_along_another_dim() -> None:
+    x = torch.randn(0, 3, 4)
+    for function, shape in (
+        (lambda x: epigrad.linear(x, torch.ones(5, 4)), (0, 3, 5)),
+        (lambda x: epigrad.linear(x[0], torch.ones(5, 4), x[0, 0].expand(5)), (0, 5)),
+        (epigrad.gated_activation, (0, 3, 2)),
+    ):
+        assert vmap(function)(x).shape == shape
+    x = torch.randn(5, 6, 3)
+    want = torch.stack([epigrad.gated_activation(each, dim=0) for each in x])
+    torch.testing.assert_close(vmap(lambda x: epigrad.gated_activation(x, dim=0))(x), want)
+    nested = vmap(vmap(epigrad.gated_activation))(torch.randn(2, 3, 4))
+    assert nested.shape == (2, 3, 2)
+
+
+@feature("func.grad")
+@on_devices
+@each_function
+@pytest.mark.parametrize("transform", [grad, jacrev, hessian], ids=lambda t: t.__name__)
+def test_gradients_of_torch_func(op: str, transform: Callable[..., Any], device: str) -> None:
+    call, tensors = FUNCTIONS[op], doubles(op, device)
+    places = tuple(range(len(tensors)))
+
+    def scalar(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        return lambda *arguments: function(*arguments).sin().sum()
+
+    assert_close(
+        transform(scalar(call.function), places)(*tensors),
+        transform(scalar(call.eager), places)(*tensors),
+    )
+    if transform is grad:  # a gradient for each sample
+        dims = (0, *[None] * (len(tensors) - 1))
+        samples = [torch.stack([tensors[0], 2 * tensors[0]]), *tensors[1:]]
+        assert_close(
+            vmap(grad(scalar(call.function), places), dims)(*samples),
+            vmap(grad(scalar(call.eager), places), dims)(*samples),
+        )
+
+
+@feature("jvp")
+@on_devices
+@each_function
+def test_forward_mode(op: str, device: str) -> None:
+    call, tensors = FUNCTIONS[op], doubles(op, device)
+    tangents = tuple(torch.cos(t) for t in tensors)
+    assert_close(jvp(call.function, tuple(tensors), tangents), jvp(call.eager, tuple(tensors), tangents))
+    places = tuple(range(len(tensors)))
+    assert_close(jacfwd(call.function, places)(*tensors), jacfwd(call.eager, places)(*tensors))
+    with forward_ad.dual_level():
+        duals = [forward_ad.make_dual(t, tangent) for t, tangent in zip(tensors, tangents, strict=True)]
+        got, want = (forward_ad.unpack_dual(function(*duals)) for function in (call.function, call.eager))
+        assert_close((got.primal, got.tangent), (want.primal, want.tangent))
+
+
+@each_function
+def test_batches_of_gradients(op: str) -> None:
+    call, tensors = FUNCTIONS[op], tuple(FUNCTIONS[op].tensors(dtype=torch.float64))
+    jacobian = torch.autograd.functional.jacobian
+    got, want = (jacobian(function, tensors, vectorize=True) for function in (call.function, call.eager))
+    assert_close(got, want)
+
+
+def test_a_stack_of_models() -> None:
+    models = [epigrad.nn.MLP(4, 8) for _ in range(3)]
+    parameters, buffers = stack_module_state(models)
+    x = torch.randn(5, 4)
+
+    def call(parameters: Any, buffers: Any, x: Tensor) -> Tensor:
+        out: Tensor = functional_call(models[0], (parameters, buffers), (x,))
+        return out
+
+    got = vmap(call, (0, 0, None))(parameters, buffers, x)
+    torch.testing.assert_close(got, torch.stack([model(x) for model in models]))
+    loss = vmap(grad(lambda p, b, x: call(p, b, x).square().sum()), (0, 0, None))(parameters, buffers, x)
+    for index, model in enumerate(models):
+        model.zero_grad()
+        model(x).square().sum().backward()
+        for name, parameter in model.named_parameters():
+            torch.testing.assert_close(loss[name][index], parameter.grad)
+
+
+def test_operators_are_differentiable_under_transforms_too() -> None:
+    assert set(NAMES) <= set(dir(epigrad))
+    x, weight, _ = doubles("linear", "cpu")
+    direct = grad(lambda x: torch.ops.epigrad.linear(x, weight, None, "gelu")[0].sum())(x)
+    torch.testing.assert_close(direct, grad(lambda x: epigrad.linear(x, weight, None, "gelu").sum())(x))
+    ones = torch.ones(6, 5, dtype=torch.float64)
+    second = grad(lambda x: torch.ops.epigrad.linear_backward(ones, x, weight, None, "gelu")[0].sum())(x)
+    want = grad(lambda x: grad(lambda x: torch.nn.functional.gelu(x @ weight.T).sum())(x).sum())(x)
+    torch.testing.assert_close(second, want)

@@ -1,0 +1,129 @@
+"""The formulas of the CUDA kernels in units in the last place, against 60-digit arithmetic, without a GPU.
+
+The kernels' sources are compiled for the CPU (kernels/cuda/emulator). What a GPU's approximate instructions may be off
+is put in there, so the bounds hold for a GPU too; that it runs the same code is for the tests on a GPU to show.
+"""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from epigrad import Activation
+from torch import Tensor
+
+from tests.cuda import emulator
+from tests.support import definitions, oracle
+from tests.support.ulp import (
+    ACTIVATIONS,
+    DTYPES,
+    FROM_OUTPUT,
+    Worst,
+    arguments,
+    measure_slope,
+    measure_slope_from_output,
+    measure_value,
+    reference,
+    worst,
+)
+
+pytestmark = pytest.mark.skipif(emulator.compiler() is None, reason="needs a C++ compiler: apt-get install g++")
+
+# The half types compute in float32 to about 2^-16, and round to storage.
+BOUND = {torch.float64: 4.0, torch.float32: 3.0, torch.bfloat16: 0.52, torch.float16: 0.56}
+COUNT = 250
+
+cases = pytest.mark.parametrize("dtype", DTYPES, ids=str)
+activations = pytest.mark.parametrize("activation", ACTIVATIONS)
+
+
+def elementwise(kernel: str, activation: str, *inputs: Tensor, outputs: int = 1) -> list[Tensor]:
+    """An activation's kernel with its default parameters."""
+    parameters = Activation(activation).values
+    return emulator.elementwise(f"{kernel}_{activation}", *inputs, outputs=outputs, parameters=parameters)
+
+
+def check(measured: Worst, dtype: torch.dtype, formula: str) -> None:
+    assert measured.ulps <= BOUND[dtype], f"{formula} at {measured.argument} is {measured.ulps:.3f} units off"
+
+
+def same(a: Tensor, b: Tensor) -> bool:
+    return torch.equal(a.view(torch.uint8), b.view(torch.uint8))
+
+
+@cases
+@activations
+def test_value_and_slope(activation: str, dtype: torch.dtype) -> None:
+    x = arguments(activation, dtype, COUNT)
+    ones = torch.ones_like(x)
+    (value,) = elementwise("activation", activation, x)
+    check(measure_value(activation, x, value), dtype, activation)
+    (slope,) = elementwise("grad_preactivation", activation, ones, x)
+    check(measure_slope(activation, x, slope), dtype, f"{activation}'")
+    # What value and slope share changes neither.
+    (gated,) = elementwise("gated", activation, ones, x)
+    both = elementwise("gated_backward", activation, ones, ones, x, outputs=2)
+    assert same(gated, value) and same(both[0], value) and same(both[1], slope)
+
+
+@cases
+@pytest.mark.parametrize("activation", FROM_OUTPUT)
+def test_slope_from_output(activation: str, dtype: torch.dtype) -> None:
+    (y,) = elementwise("activation", activation, arguments(activation, dtype, COUNT))
+    (slope,) = elementwise("grad_preactivation_from_output", activation, torch.ones_like(y), y)
+    check(measure_slope_from_output(activation, y, slope), dtype, f"{activation}' from the output")
+
+
+# act(x) and act'(x) for these x are PyTorch's own, as docs/accuracy.md has them.
+SPECIAL = (-math.inf, math.inf, math.nan, -0.0)
+
+
+def eager(activation: str) -> tuple[Tensor, Tensor]:
+    """Value and slope of PyTorch's operator at the special arguments, in float64."""
+    x = torch.tensor(SPECIAL, dtype=torch.float64, requires_grad=True)
+    y = oracle.ACTIVATIONS[activation].eager(x)
+    (slope,) = torch.autograd.grad(y, x, torch.ones_like(x))
+    return y.detach(), slope
+
+
+def signs(x: Tensor) -> list[float]:
+    """The numbers, with the sign of their zeros."""
+    return [math.copysign(1, v) if v == 0 else v for v in x.tolist()]
+
+
+@cases
+@activations
+def test_special_arguments(activation: str, dtype: torch.dtype) -> None:
+    x = torch.tensor(SPECIAL, dtype=dtype)
+    (value,) = elementwise("activation", activation, x)
+    want_value, want_slope = (result.to(dtype) for result in eager(activation))
+    torch.testing.assert_close(value, want_value, rtol=0, atol=0, equal_nan=True)
+    assert signs(value)[3] == signs(want_value)[3]
+    (slope,) = elementwise("grad_preactivation", activation, torch.ones_like(x), x)
+    torch.testing.assert_close(slope, want_slope, rtol=0, atol=0, equal_nan=True)
+    largest = torch.tensor([-1.0, 1.0], dtype=dtype) * torch.finfo(dtype).max
+    (value,) = elementwise("activation", activation, largest)
+    (slope,) = elementwise("grad_preactivation", activation, torch.ones_like(largest), largest)
+    wanted = [reference(activation, at)[:2] for at in largest.tolist()]
+    for got, exact in zip((value, slope), zip(*wanted, strict=True), strict=True):
+        want = torch.tensor([definitions.double(x) for x in exact], dtype=torch.float64).to(dtype)
+        plain = (want == 0) | (want.abs() == 1) | (want.abs() >= largest[1])
+        assert same(got[plain] + 0.0, want[plain] + 0.0), f"{activation}: {got.tolist()}, want {want.tolist()}"
+        units = worst(got, largest, zip(exact, exact, strict=True))
+        check(units, dtype, activation)
+
+
+@cases
+def test_relu_stops_what_is_not_finite(dtype: torch.dtype) -> None:
+    g = torch.tensor([math.inf, math.nan, math.inf, math.nan], dtype=dtype)
+    x = torch.tensor([-1.0, 0.0, 1.0, math.nan], dtype=dtype)
+    (slope,) = elementwise("grad_preactivation", "relu", g, x)
+    torch.testing.assert_close(slope, torch.tensor([0.0, 0.0, math.inf, math.nan], dtype=dtype), equal_nan=True)
+
+
+@cases
+def test_copies_keep_every_bit(dtype: torch.dtype) -> None:
+    bits = torch.randint(256, (1001 * dtype.itemsize,), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
+    (copied,) = elementwise("activation", "none", bits.view(dtype))
+    assert same(copied, bits.view(dtype))

@@ -1,0 +1,65 @@
+"""The documents tell the truth: their code runs, and what they name is there."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.support.processes import run_script
+from tests.support.repository import ROOT
+
+README = ROOT / "README.md"
+RESULTS = ROOT / "docs" / "results" / "README.md"
+DOCS = sorted((ROOT / "docs").glob("*.md"))
+PAGES = [*sorted(ROOT.glob("*.md")), *DOCS, RESULTS, ROOT / "tests" / "README.md"]
+
+
+def blocks(page: Path, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", page.read_text(), re.M | re.S)
+
+
+@pytest.mark.parametrize("code", blocks(README, "python"), ids=lambda code: code.split("\n")[3])
+def test_python_in_the_readme_runs(code: str) -> None:
+    exec(compile(code, "README.md", "exec"), {"__name__": "readme"})
+
+
+@pytest.mark.parametrize(("language", "example"), [("go", "examples/go/main.go"), ("c", "examples/c/linear_gelu.c")])
+def test_go_and_c_in_the_readme_are_the_examples_own(language: str, example: str) -> None:
+    (code,) = blocks(README, language)
+    assert code in (ROOT / example).read_text()
+
+
+def test_the_readme_shows_python() -> None:
+    readme = README.read_text()
+    for word in ("make demo", "make test", "```python", "epigrad.backward", "epigrad.plan", "torch.autograd.Function"):
+        assert word in readme, f"README.md does not show {word}"
+
+
+@pytest.mark.parametrize("page", [page for page in DOCS if blocks(page, "python")], ids=lambda page: page.name)
+def test_python_in_the_docs_runs(page: Path) -> None:
+    """A page's blocks run one after the other: a page may build on what it showed."""
+    run_script("\n".join(blocks(page, "python")), timeout=180)  # docs/models.md imports transformers
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_files_that_documents_name_exist(page: Path) -> None:
+    text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.M | re.S)
+    links = re.findall(r"\]\((?!https?://|#|mailto:)([^)#\s]+)", text)
+    named = re.findall(r"`((?:go|kernels|python|tests|cbridge|docs|examples|\.ci|\.github)/[\w./-]+)`", text)
+    made = {"go/op/x.go", "examples/demo.png"}  # a name to choose, and what the demo writes
+    assert not [link for link in links if not (page.parent / link).exists()]
+    assert not [name for name in named if name not in made and not (ROOT / name).exists()]
+
+
+def test_the_pages_count_the_rows_of_the_files_that_they_name() -> None:
+    told = re.findall(r"Of the (\d+) rows of (\S+\.json), (\d+) are faster than eager", RESULTS.read_text())
+    assert told
+    for count, name, faster in told:
+        rows = json.loads((RESULTS.parent / name).read_text())["rows"]
+        assert (len(rows), sum(row["ratio"] < 1 for row in rows)) == (int(count), int(faster)), name
+    for page in PAGES:
+        for count, target in re.findall(r"\[(\d+) rows\]\((\S+\.json)\)", page.read_text()):
+            assert len(json.loads((page.parent / target).read_text())["rows"]) == int(count), f"{page.name}: {target}"

@@ -1,0 +1,112 @@
+"""The files that GitHub and pre-commit read: they are well formed, and what they call exists."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.support.repository import ROOT
+
+GITHUB = ROOT / ".github"
+WORKFLOWS = sorted((GITHUB / "workflows").glob("*.yml"))
+FORMS = sorted(path for path in (GITHUB / "ISSUE_TEMPLATE").glob("*.yml") if path.name != "config.yml")
+TARGETS = set(re.findall(r"^\.PHONY: (.*)$", (ROOT / "Makefile").read_text(), re.M)[0].split())
+
+
+def loaded(path: Path) -> Any:
+    return yaml.safe_load(path.read_text())
+
+
+def jobs() -> list[Any]:
+    found = [(path, name, job) for path in WORKFLOWS for name, job in loaded(path)["jobs"].items()]
+    return [pytest.param(job, id=f"{path.stem}-{name}") for path, name, job in found]
+
+
+def steps(job: Any, key: str) -> list[str]:
+    """What the steps of a job use, or run."""
+    return [step[key] for step in job.get("steps", []) if key in step]
+
+
+@pytest.mark.parametrize("job", jobs())
+def test_what_jobs_run_exists(job: Any) -> None:
+    for script in steps(job, "run"):
+        for called in re.findall(r"^make (.+)$", script, re.M):
+            assert set(called.split()) <= TARGETS, script
+        for program in re.findall(r"(?:^|\s)((?:\./)?(?:\.ci|go|kernels|examples)/[\w./-]+)", script):
+            path = ROOT / program
+            assert path.exists(), program
+            assert not program.startswith(".ci/") or os.access(path, os.X_OK), program
+        # What a name of a branch or a title says must not reach a shell as code.
+        assert "${{" not in script, script
+
+
+@pytest.mark.parametrize("job", jobs())
+def test_jobs_end_by_themselves_and_pin_their_actions(job: Any) -> None:
+    if "uses" in job:
+        assert (ROOT / job["uses"]).exists()
+        return
+    assert 0 < job["timeout-minutes"] <= 120
+    assert "latest" not in str(job["runs-on"])
+    for action in steps(job, "uses"):
+        assert re.fullmatch(r"(actions/[\w-]+@v\d+|pypa/gh-action-pypi-publish@release/v\d+)", action), action
+
+
+@pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)
+def test_workflows_may_write_only_where_a_release_needs_it(path: Path) -> None:
+    workflow = loaded(path)
+    assert workflow["permissions"] == {"contents": "read"}
+    assert workflow["concurrency"]["group"].startswith(f"{path.stem}-")  # a called one must not wait for its caller
+    given = {name: job["permissions"] for name, job in workflow["jobs"].items() if "permissions" in job}
+    wanted = {"publish": {"id-token": "write"}, "page": {"contents": "write"}} if path.stem == "release" else {}
+    assert given == wanted
+
+
+def test_workflows_take_the_oldest_python_and_the_go_of_go_mod() -> None:
+    go = re.search(r"^go (\d+\.\d+)", (ROOT / "go.mod").read_text(), re.M)
+    python = re.search(r'^requires-python = ">=(.+)"$', (ROOT / "pyproject.toml").read_text(), re.M)
+    assert go and python
+    versions = [
+        step["with"]
+        for path in WORKFLOWS
+        for job in loaded(path)["jobs"].values()
+        for step in job.get("steps", [])
+        if "setup-" in step.get("uses", "")
+    ]
+    assert {step["go-version"] for step in versions if "go-version" in step} == {f"{go[1]}.x"}
+    assert {step["python-version"] for step in versions if "python-version" in step} == {python[1]}
+
+
+@pytest.mark.parametrize("path", FORMS, ids=lambda path: path.stem)
+def test_issue_forms_ask_for_what_doctor_says(path: Path) -> None:
+    form = loaded(path)
+    assert form["name"] and form["description"]
+    asked = [field for field in form["body"] if field["type"] != "markdown"]
+    names = [field["id"] for field in asked]
+    assert len(set(names)) == len(names)
+    assert all(field["attributes"]["label"] for field in asked)
+    assert any("`python -m epigrad doctor`" in field["attributes"]["label"] for field in asked)
+
+
+def test_vulnerabilities_are_reported_in_private() -> None:
+    (link,) = loaded(GITHUB / "ISSUE_TEMPLATE" / "config.yml")["contact_links"]
+    assert link["url"] in (ROOT / "SECURITY.md").read_text()
+
+
+def test_hooks_call_the_tools_of_make_format_on_its_files() -> None:
+    config = loaded(ROOT / ".pre-commit-config.yaml")
+    assert [repository["repo"] for repository in config["repos"]] == ["local"]
+    hooks = {hook["name"]: hook for hook in config["repos"][0]["hooks"]}
+    makefile = (ROOT / "Makefile").read_text()
+    recipe = makefile.partition("\nformat: ")[2].partition("\n\n")[0]
+    for name, hook in hooks.items():
+        assert hook["language"] == "system"
+        assert name in hook["entry"] and name in recipe
+    sources = re.search(r"^C_SOURCES := (.*)$", makefile, re.M)
+    assert sources
+    for ending in re.findall(r"'\*(\.\w+)'", sources[1]):
+        assert re.search(hooks["clang-format"]["files"], f"name{ending}"), ending

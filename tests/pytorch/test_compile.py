@@ -1,0 +1,222 @@
+"""torch.compile without graph breaks, torch.export and AOTInductor's package."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import epigrad
+import pytest
+import torch
+from epigrad import backward, forward
+from torch import Tensor, nn
+from torch._dynamo.testing import CompileCounterWithBackend
+
+from tests.support.devices import needs, on_devices
+from tests.support.features import feature
+from tests.support.layouts import assert_same_bits
+from tests.support.operators import FUNCTIONS, NAMES, each_function
+
+
+@pytest.fixture(autouse=True)
+def _fresh_compiler() -> Iterator[None]:
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+# Of Inductor's and Triton's own while they are imported.
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
+
+
+def assert_same_training(compiled: Callable[..., Tensor], plain: Callable[..., Tensor], tensors: list[Tensor]) -> None:
+    out, want = compiled(*tensors), plain(*tensors)
+    assert_same_bits(out.detach(), want.detach())
+    grad = torch.randn_like(want)
+    grads = torch.autograd.grad(out, tensors, grad)
+    for one, other in zip(grads, torch.autograd.grad(want, tensors, grad), strict=True):
+        assert_same_bits(one, other)
+
+
+@feature("compile")
+@on_devices
+@each_function
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+def test_a_compiled_function_has_the_bits_of_the_plain_one(op: str, dynamic: bool, device: str) -> None:
+    call = FUNCTIONS[op]
+    counter = CompileCounterWithBackend("aot_eager")
+    compiled = torch.compile(call.function, fullgraph=True, backend=counter, dynamic=dynamic)
+    tensors = call.tensors(device)
+    assert_same_training(compiled, call.function, tensors)
+    with torch.no_grad():
+        assert_same_bits(compiled(*tensors), call.function(*tensors))
+    frames = counter.frame_count
+    if not dynamic:
+        assert frames == 2  # one that records, one that does not
+        return
+    for rows in (3, 11, 17):
+        resized = [
+            torch.randn(rows, *t.shape[1:], device=device).requires_grad_() if t.shape[0] == call.rows else t
+            for t in tensors
+        ]
+        assert_same_training(compiled, call.function, resized)
+    assert counter.frame_count == frames  # no recompilation for any number of rows
+
+
+@on_devices
+def test_inductor_compiles_a_network(device: str) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        epigrad.nn.Linear(4, 8, activation="gelu"),
+        epigrad.nn.MLP(8, 16),
+        epigrad.nn.GatedMLP(8, 6, kind="geglu"),
+        epigrad.nn.Linear(8, 6),
+        epigrad.nn.GatedActivation("glu"),
+    ).to(device)
+    compiled = torch.compile(model, fullgraph=True, dynamic=True)
+    for rows in (5, 9):
+        x = torch.randn(rows, 4, device=device, requires_grad=True)
+        grads = []
+        for network in (model, compiled):
+            out = network(x.sin()).cos()
+            grads.append(torch.autograd.grad(out.sum(), [x, *model.parameters()]))
+        for one, other in zip(*grads, strict=True):
+            torch.testing.assert_close(one, other)
+
+
+@feature("CUDA graph")
+@needs("cuda")
+@pytest.mark.parametrize("device", ["cuda"])
+@each_function
+def test_reduce_overhead_replays_cuda_graphs(op: str, device: str) -> None:
+    function, tensors = FUNCTIONS[op].function, FUNCTIONS[op].tensors(device)
+    compiled = torch.compile(function, fullgraph=True, mode="reduce-overhead")
+    for _ in range(3):  # warm-up, recording, replay
+        torch.compiler.cudagraph_mark_step_begin()
+        grads = torch.autograd.grad(compiled(*tensors).sum(), tensors)
+    for one, other in zip(grads, torch.autograd.grad(function(*tensors).sum(), tensors), strict=True):
+        torch.testing.assert_close(one, other)
+
+
+def test_a_backend_is_part_of_what_is_compiled() -> None:
+    if not any(info.name == "webgpu" and info.available for info in epigrad.backends()):
+        pytest.skip("there is no second backend for CPU tensors")
+    x, weight, bias = FUNCTIONS["linear"].tensors()
+    compiled = torch.compile(epigrad.linear, fullgraph=True, backend="aot_eager")
+    plain = compiled(x, weight, bias, "gelu")
+    with epigrad.use_backend("webgpu"):
+        there = compiled(x, weight, bias, "gelu")
+        assert_same_bits(there.detach(), epigrad.linear(x, weight, bias, "gelu").detach())
+        want = torch.autograd.grad(epigrad.linear(x, weight, bias, "gelu").sum(), weight)
+    # Backward runs where forward did, outside of the block too.
+    assert_same_bits(torch.autograd.grad(there.sum(), weight)[0], want[0])
+    assert_same_bits(compiled(x, weight, bias, "gelu").detach(), plain.detach())
+
+
+def test_wrong_calls_are_told_while_compiling() -> None:
+    compiled = torch.compile(epigrad.linear, fullgraph=True, backend="aot_eager")
+    x, weight = torch.randn(3, 4), torch.randn(5, 4)
+    for arguments, text in (
+        ((x, torch.randn(5, 3)), "linear"),
+        ((x, weight, None, "swish"), "activation: 'swish'"),
+        ((x, weight.double()), "float64"),
+    ):
+        with pytest.raises(Exception, match=text):
+            compiled(*arguments)
+
+
+class LinearGELU(torch.autograd.Function):
+    """A function of the user's own."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        out, preactivation = forward.linear(x, weight, bias, "gelu", return_preactivation=True)
+        ctx.save_for_backward(x, weight, bias, preactivation)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        x, weight, bias, pre = ctx.saved_tensors
+        needs = ctx.needs_input_grad
+        return backward.linear_backward(grad, x, weight, bias, "gelu", preactivation=pre, needs=needs)
+
+
+def test_the_stateless_functions_are_operators_in_a_graph() -> None:
+    epigrad.backends()  # loads the core, which a trace cannot
+    compiled = torch.compile(lambda *t: LinearGELU.apply(*t), fullgraph=True, backend="aot_eager")
+    assert_same_training(compiled, LinearGELU.apply, FUNCTIONS["linear"].tensors())
+    x = torch.randn(6, 8)
+
+    def others(x: Tensor) -> list[Tensor | None]:
+        return [
+            forward.gated_activation(x, "geglu"),
+            forward.gated_product(x, x),
+            forward.lerp(x, 2 * x, 0.3),
+            backward.gated_activation_backward(x[:, :4], x),
+            *backward.gated_product_backward(x, x, x, needs=(True, False)),
+            *backward.lerp_backward(x, x, x, 0.5),
+        ]
+
+    for one, other in zip(torch.compile(others, fullgraph=True, backend="aot_eager")(x), others(x), strict=True):
+        assert_same_bits(one, other)
+    with pytest.raises(Exception, match="out: given in a compiled or traced region"):
+        torch.compile(forward.lerp, fullgraph=True, backend="aot_eager")(x, x, 0.5, out=torch.empty_like(x))
+
+
+class Network(nn.Module):
+    """A module around one function, whose parameters are all its tensors but the first."""
+
+    def __init__(self, op: str, device: str) -> None:
+        super().__init__()
+        _, *rest = FUNCTIONS[op].tensors(device)
+        self.function = FUNCTIONS[op].function
+        self.rest = nn.ParameterList(rest)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(x, *self.rest)
+
+
+@feature("export")
+@on_devices
+@each_function
+def test_export(op: str, device: str, tmp_path: Path) -> None:
+    network, x = Network(op, device).eval(), FUNCTIONS[op].tensors(device)[0].detach()
+    fixed = op in ("gated_product", "lerp")  # whose parameters have as many rows as the input
+    shapes = None if fixed else ({0: torch.export.Dim("rows", min=2, max=64)},)
+    with torch.no_grad():
+        program = torch.export.export(network, (x,), dynamic_shapes=shapes)
+    names = {str(node.target) for node in program.graph.nodes if node.op == "call_function"}
+    assert f"epigrad.{op}.default" in names
+    path = tmp_path / "program.pt2"
+    torch.export.save(program, path)
+    loaded: Any = torch.export.load(path).module()
+    for input in (x,) if fixed else (x, torch.cat([x, x])):
+        assert_same_bits(loaded(input).detach(), network(input).detach())
+
+
+class Everything(nn.Module):
+    """All functions, so that one package shows them all: compiling C++ takes long."""
+
+    def __init__(self, device: str) -> None:
+        super().__init__()
+        self.networks = nn.ModuleDict({op: Network(op, device) for op in NAMES})
+
+    def forward(self, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+        return {op: network(inputs[op]) for op, network in self.networks.items()}
+
+
+@feature("AOTInductor")
+@on_devices
+@torch._inductor.config.patch({"aot_inductor.precompile_headers": False})  # for one package: longer than the package
+def test_aotinductor_packages_run(device: str, tmp_path: Path) -> None:
+    if device == "cuda" and torch.__version__ < "2.12":
+        pytest.skip("PyTorch 2.11 crashes on CUDA (an H200) as it loads any package, one without epigrad too")
+    network = Everything(device).eval()
+    inputs = {op: FUNCTIONS[op].tensors(device)[0].detach() for op in NAMES}
+    with torch.no_grad():
+        program = torch.export.export(network, (inputs,))
+        package = torch._inductor.aoti_compile_and_package(program, package_path=str(tmp_path / "network.pt2"))
+        results = torch._inductor.aoti_load_package(package)(inputs)
+        for op, want in network(inputs).items():
+            assert_same_bits(results[op], want)

@@ -1,0 +1,286 @@
+"""The one list of cases: operation x activation or kind x dtype x shape x layout x what is saved x device.
+
+Activations, gated kinds and dtypes are read from the core's tables, so that a new row is tested without touching this
+file. `make test` takes cases in which every pair of choices occurs; EPIGRAD_TEST_FULL=1 takes every combination of the
+main choices.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import itertools
+import os
+import random
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any, TypeVar
+
+import pytest
+import torch
+from epigrad import Activation
+from epigrad._core import tables
+from torch import Tensor
+
+from tests.support import oracle
+from tests.support.devices import DEVICES, computes, memory_of, running_on
+from tests.support.layouts import LAYOUTS, draw, laid_out
+
+FULL = os.environ.get("EPIGRAD_TEST_FULL", "") not in ("", "0")
+
+
+def _activation(text: str) -> Activation:
+    """The activation of a row of the oracle: ``leaky_relu(slope=-0.3)``."""
+    call = ast.parse(text, mode="eval").body
+    assert isinstance(call, ast.Call) and isinstance(call.func, ast.Name)
+    return Activation(call.func.id, **{str(word.arg): ast.literal_eval(word.value) for word in call.keywords})
+
+
+NAMES: tuple[str, ...] = tuple(tables.ACTIVATIONS)
+OTHERS = tuple(_activation(text) for text in oracle.ACTIVATIONS if "(" in text)
+"""Activations whose parameters are not the defaults."""
+
+ACTIVATIONS: tuple[str | Activation, ...] = (*NAMES, *OTHERS)
+FROM_OUTPUT: tuple[str, ...] = tuple(name for name, row in tables.ACTIVATIONS.items() if row.from_output)
+GATED_KINDS: dict[str, str] = {name: row.activation for name, row in tables.GATED_KINDS.items()}
+DTYPES: tuple[torch.dtype, ...] = tuple(getattr(torch, row["name"]) for row in tables.DTYPES)
+
+SAVE_MODES = ("auto", "preactivation", "recompute")
+
+GEMM_SHAPES: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
+    "scalar": ((1, 1), (1, 1)),
+    "small": ((3, 5), (5, 4)),
+    "primes": ((13, 17), (17, 11)),
+    "row": ((1, 31), (31, 37)),
+    "column": ((37, 31), (31, 1)),
+    "outer": ((19, 1), (1, 23)),
+    "past_row_tile": ((65, 9), (9, 7)),
+    "past_column_tile": ((5, 9), (9, 129)),
+    "past_k_block": ((6, 257), (257, 5)),
+    "vectors": ((7,), (7,)),
+    "matrix_vector": ((5, 7), (7,)),
+    "vector_matrix": ((7,), (7, 5)),
+    "vector_batch": ((5,), (3, 5, 4)),
+    "batch_vector": ((2, 3, 5), (5,)),
+    "batched": ((3, 4, 5), (3, 5, 2)),
+    "shared_b": ((2, 3, 4, 5), (5, 3)),
+    "shared_a": ((4, 5), (3, 5, 6)),
+    "broadcast_both": ((2, 1, 3, 4), (3, 4, 2)),
+    "broadcast_ones": ((1, 3, 4), (2, 4, 3)),
+    "no_rows": ((0, 4), (4, 3)),
+    "no_columns": ((3, 4), (4, 0)),
+    "no_k": ((3, 0), (0, 4)),
+    "no_k_vectors": ((0,), (0,)),
+    "no_batch": ((0, 3, 4), (0, 4, 5)),
+    "no_batch_shared_b": ((0, 3, 4), (4, 5)),
+    "no_batch_broadcast": ((0, 3, 4), (1, 4, 5)),
+}
+
+LINEAR_SHAPES: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
+    "vector": ((7,), (7, 5)),
+    "matrix": ((6, 7), (7, 5)),
+    "primes": ((13, 17), (17, 11)),
+    "tokens": ((2, 3, 5), (5, 4)),
+    "rank_5": ((2, 1, 3, 1, 4), (4, 3)),
+    "past_row_tile": ((5, 13, 9), (9, 7)),
+    "past_column_tile": ((5, 9), (9, 129)),
+    "past_k_block": ((2, 3, 257), (257, 5)),
+    "one": ((1, 1), (1, 1)),
+    "no_rows": ((2, 0, 4), (4, 3)),
+    "no_columns": ((3, 4), (4, 0)),
+    "no_k": ((3, 0), (0, 4)),
+}
+"""Here the second shape is that of the weight's transpose, [K, N]."""
+
+GATED_SHAPES: dict[str, tuple[tuple[int, ...], int]] = {
+    "pair": ((2,), 0),
+    "vector": ((34,), -1),
+    "rows": ((5, 14), -1),
+    "first_dim": ((6, 7), 0),
+    "middle_dim": ((3, 10, 4), 1),
+    "negative_dim": ((4, 6, 5), -2),
+    "rank_5": ((2, 1, 3, 4, 3), 3),
+    "rank_8": ((2, 1, 2, 1, 3, 1, 2, 4), -1),
+    "rank_8_first": ((4, 1, 2, 1, 3, 1, 2, 3), 0),
+    "ones": ((1, 2, 1), 1),
+    "past_block": ((7, 2 * 1031), -1),
+    "no_rows": ((0, 4), -1),
+    "no_columns": ((3, 0), -1),
+    "no_batch": ((4, 0, 3), 0),
+}
+
+LERP_SHAPES: dict[str, tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...] | float]] = {
+    "float": ((5, 7), (5, 7), 0.3),
+    "float_third": ((4, 3), (4, 3), 1 / 3),
+    "float_zero": ((5,), (5,), 0.0),
+    "float_one": ((5,), (5,), 1.0),
+    "float_outside": ((3, 4), (3, 4), -1.75),
+    "float_broadcast": ((3, 1), (1, 4), 0.6),
+    "zero_dim": ((5, 7), (5, 7), ()),
+    "all_zero_dim": ((), (), ()),
+    "columns": ((5, 7), (5, 7), (7,)),
+    "rows": ((5, 7), (5, 7), (5, 1)),
+    "full": ((5, 7), (5, 7), (5, 7)),
+    "broadcast_start": ((7,), (5, 7), (5, 7)),
+    "broadcast_end": ((5, 7), (5, 1), (1, 7)),
+    "broadcast_all": ((3, 1, 1), (1, 4, 1), (1, 1, 5)),
+    "weight_is_larger": ((4,), (4,), (2, 3, 4)),
+    "rank_8": ((2, 1, 2, 1, 3, 1, 2, 4), (2, 1, 2, 1, 3, 1, 2, 4), (3, 1, 1, 4)),
+    "past_block": ((3, 1031), (3, 1031), (1031,)),
+    "long_sum": ((2053, 3), (2053, 3), (3,)),
+    "no_rows": ((0, 4), (0, 4), (4,)),
+    "no_columns": ((3, 0), (3, 0), (3, 1)),
+    "empty_broadcast": ((0, 1), (1, 4), ()),
+}
+
+MLP_SHAPES: dict[str, tuple[tuple[int, ...], int]] = {
+    "vector": ((5,), 6),
+    "matrix": ((4, 7), 5),
+    "tokens": ((2, 3, 5), 8),
+    "past_tiles": ((67, 9), 131),
+    "one": ((1, 1), 1),
+    "no_rows": ((0, 3), 4),
+    "no_hidden": ((2, 3), 0),
+    "no_batch": ((2, 0, 3), 4),
+}
+"""Shape of the input and hidden features."""
+
+SCALES = {"unit": 1.0, "wide": 6.0}
+"""Standard deviation of what goes into the activation: around the bend, and into the tails."""
+
+FAR = 32.0
+"""That of the scale "far": slopes are denormal numbers there too, and zeros."""
+
+
+def named(shapes: Mapping[str, Any], name: str) -> Any:
+    """What a case's shape stands for: a row of a table here, or, where hypothesis made it up, itself as a literal."""
+    return shapes[name] if name in shapes else ast.literal_eval(name)
+
+
+@dataclass(frozen=True)
+class Case:
+    """One choice along every axis; fields that an operation has no use for do not exist in its list."""
+
+    op: str
+    kind: str | Activation
+    dtype: torch.dtype
+    shape: str
+    layout: str
+    scale: str = "unit"
+    save: str = "auto"
+    bias: bool = True
+    gate: str = "second"
+    source: str = "inputs"
+    accumulate: bool = False
+    draw: int = 0
+    """Which random values: PyTorch's error on a small problem is measured over several draws."""
+    device: str = "cpu"
+    """Where the operands are; their values are the same everywhere."""
+
+    def __str__(self) -> str:
+        values = (getattr(self, field.name) for field in fields(self) if field.name not in ("draw", "device"))
+        return "-".join(str(value).removeprefix("torch.") for value in values)
+
+    @property
+    def generator(self) -> torch.Generator:
+        """Random numbers of this case's own."""
+        return torch.Generator().manual_seed(zlib.crc32(f"{self}#{self.draw}".encode()))
+
+    @property
+    def activation(self) -> str | Activation:
+        return GATED_KINDS.get(str(self.kind), self.kind)
+
+    @property
+    def scale_of_preactivation(self) -> float:
+        return FAR if self.scale == "far" else SCALES[self.scale]
+
+    @property
+    def row(self) -> oracle.Row:
+        return oracle.ACTIVATIONS[self.activation]
+
+    @property
+    def memory(self) -> str:
+        """PyTorch's device."""
+        return memory_of(self.device)
+
+    def layout_after(self, steps: int) -> str:
+        """Another layout for the next operand, so that operands of one case differ."""
+        return LAYOUTS[(LAYOUTS.index(self.layout) + steps) % len(LAYOUTS)]
+
+    def tensor(self, shape: Sequence[int], generator: torch.Generator, step: int = 0, scale: float = 1.0) -> Tensor:
+        """A random operand of the case's dtype in the `step`-th layout after the case's own."""
+        return self.holding(draw(shape, generator, scale), step)
+
+    def holding(self, values: Tensor, step: int = 0) -> Tensor:
+        """An operand of these values, likewise."""
+        return laid_out(values, self.dtype, self.layout_after(step), self.memory)
+
+
+def pairs(axes: Mapping[str, Sequence[Any]], seed: int = 0) -> list[dict[str, Any]]:
+    """A short list of choices in which every pair of values of two axes occurs.
+
+    Greedy: of some random rows that contain a pair not seen yet, the one with most such pairs (Cohen et al. 1997, the
+    AETG system).
+    """
+    rng = random.Random(seed)
+    names = list(axes)
+    missing = {
+        ((i, x), (j, y))
+        for (i, first), (j, second) in itertools.combinations(enumerate(names), 2)
+        for x in range(len(axes[first]))
+        for y in range(len(axes[second]))
+    }
+    rows = []
+
+    def covered(row: Sequence[int]) -> set[Any]:
+        return missing.intersection(itertools.combinations(enumerate(row), 2))
+
+    while missing:
+        (i, x), (j, y) = min(missing)
+        candidates = [[rng.randrange(len(axes[name])) for name in names] for _ in range(24)]
+        for candidate in candidates:
+            candidate[i], candidate[j] = x, y
+        best = max(candidates, key=lambda row: len(covered(row)))
+        missing -= covered(best)
+        rows.append({name: axes[name][index] for name, index in zip(names, best, strict=True)})
+    return rows
+
+
+def product(axes: Mapping[str, Sequence[Any]], cycled: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
+    """Every combination of the axes; the cycled ones take random values from row to row."""
+    rows = []
+    turns = {name: itertools.cycle(random.Random(name).choices(values, k=997)) for name, values in cycled.items()}
+    for choice in itertools.product(*axes.values()):
+        row = dict(zip(axes, choice, strict=True))
+        rows.append(row | {name: next(turn) for name, turn in turns.items()})
+    return rows
+
+
+def cases(axes: Mapping[str, Sequence[Any]], cycled: Mapping[str, Sequence[Any]] | None = None) -> list[Case]:
+    """Cases from the axes: pairs of all of them, or, in a full run, the product of `axes` with the `cycled` in turn."""
+    cycled = cycled or {}
+    rows = product(axes, cycled) if FULL else pairs({**axes, **cycled})
+    return list(dict.fromkeys(Case(**row) for row in rows))
+
+
+Test = TypeVar("Test", bound=Callable[..., Any])
+
+
+def parity(chosen: Sequence[Case]) -> Callable[[Test], Test]:
+    """Runs a test for every case on every device, and counts the cases in the summary of the run."""
+    everywhere = [replace(case, device=device) for device in DEVICES for case in chosen if computes(device, case.dtype)]
+
+    def decorate(test: Test) -> Test:
+        @functools.wraps(test)
+        def on_its_device(case: Case, **rest: Any) -> None:
+            with running_on(case.device):
+                test(case=case, **rest)
+
+        parametrized = pytest.mark.parametrize("case", everywhere, ids=lambda case: f"{case.device}-{case}")(
+            on_its_device
+        )
+        marked: Test = pytest.mark.parity(parametrized)
+        return marked
+
+    return decorate

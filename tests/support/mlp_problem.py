@@ -1,0 +1,85 @@
+"""The inputs of an MLP case, and its results by the reference and by PyTorch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tests.support import compositions, oracle
+from tests.support.cases import MLP_SHAPES, Case
+from tests.support.layouts import draw
+from tests.support.oracle import Sized
+from tests.support.parity import Wanted
+
+NAMES = ("out", "grad_input", "grad_weight1", "grad_bias1", "grad_weight2", "grad_bias2")
+
+
+@dataclass(frozen=True)
+class MlpProblem:
+    case: Case
+    operands: tuple[Tensor, Tensor, Tensor | None, Tensor, Tensor | None]
+    grad_output: Tensor
+
+    def _composition(self, act: compositions.Pointwise) -> partial[Tensor]:
+        if self.case.op == "gated_mlp":
+            return partial(compositions.gated_mlp, gate=self.case.gate, act=act)
+        return partial(compositions.mlp, act=act)
+
+    def wanted(self) -> Wanted:
+        out, gradients = compositions.with_gradients(
+            self._composition(self.case.row.eager), self.operands, self.grad_output
+        )
+        out64, gradients64 = compositions.in_float64(
+            self._composition(self.case.row.value), self.operands, self.grad_output
+        )
+        return Wanted(self._reference(), (out, *gradients), (out64, *gradients64))
+
+    def _reference(self) -> tuple[Sized | None, ...]:
+        x, w1, b1, w2, b2, grad = (
+            None if t is None else Sized.of(t, self.case.dtype) for t in (*self.operands, self.grad_output)
+        )
+        assert x is not None and w1 is not None and w2 is not None and grad is not None
+        pre = oracle.linear(x, w1, b1)
+        activation = self.case.activation
+        if self.case.op == "mlp":
+            hidden = pre.through(activation)
+            grad_hidden, grad_w2, grad_b2 = oracle.linear_gradients(grad, hidden, w2, b2)
+            grad_pre = grad_hidden * pre.through(activation, 1)
+        else:
+            half = pre.value.shape[-1] // 2
+            first, second = pre.map(lambda p: p[..., :half]), pre.map(lambda p: p[..., half:])
+            value, gate = (first, second) if self.case.gate == "second" else (second, first)
+            hidden = oracle.gated_product(value, gate, activation)
+            grad_hidden, grad_w2, grad_b2 = oracle.linear_gradients(grad, hidden, w2, b2)
+            grads = oracle.gated_gradients(grad_hidden, value, gate, activation)
+            ordered = grads if self.case.gate == "second" else grads[::-1]
+            grad_pre = Sized(
+                *(np.concatenate(parts, -1) for parts in zip(*((g.value, g.size) for g in ordered), strict=True))
+            )
+        return (oracle.linear(hidden, w2, b2), *oracle.linear_gradients(grad_pre, x, w1, b1), grad_w2, grad_b2)
+
+
+def mlp_problem(case: Case) -> MlpProblem:
+    """A case's operands.
+
+    Where the activation has a kink, input and first weight are signs and the first bias is even: with an odd number of
+    features the preactivation is then an odd number, and rounding never decides on which side of the kink it falls.
+    """
+    generator = case.generator
+    shape, hidden = MLP_SHAPES[case.shape]
+    features, out_features = shape[-1], 3
+    rows = 2 * hidden if case.op == "gated_mlp" else hidden
+    spread = case.scale_of_preactivation / features**0.5
+    first = [draw(shape, generator), draw((rows, features), generator, spread), draw((rows,), generator)]
+    if case.row.kinks:
+        assert features % 2, "an odd number of features keeps the preactivation from zero"
+        first = [torch.where(first[0] < 0, -1.0, 1.0), torch.where(first[1] < 0, -1.0, 1.0), 2 * first[2].round()]
+    x, w1, b1 = (case.holding(values, step) for step, values in enumerate(first))
+    w2 = case.tensor((out_features, hidden), generator, 3)
+    b2 = case.tensor((out_features,), generator, 4)
+    grad = case.tensor((*shape[:-1], out_features), generator, 5)
+    return MlpProblem(case, (x, w1, b1 if case.bias else None, w2, b2 if case.bias else None), grad)

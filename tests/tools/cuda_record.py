@@ -1,0 +1,142 @@
+"""Runs the tests that need a GPU and keeps what came of them: how many passed, and what compute-sanitizer said.
+
+    python -m tests.tools.cuda_record docs/results
+
+writes a file named by date and device, anew after every run, so that one that is stopped keeps the runs before it. The
+exit code is 1 if anything failed. compute-sanitizer comes with NVIDIA's CUDA toolkit; where PATH has none, the file
+says so in place of its runs.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import datetime
+import json
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from typing import Any
+from xml.etree import ElementTree
+
+import epigrad
+import torch
+
+from tests.support.repository import ROOT
+
+OTHERS = (
+    "tests/accuracy/test_edges.py",
+    "tests/accuracy/test_ulp.py",
+    "tests/autograd/test_higher_order.py",
+    "tests/runtime/test_determinism.py",
+    *(f"tests/api/test_{name}.py" for name in ("plan", "backends", "bench")),
+)
+ON_CUDA = {"EPIGRAD_TEST_DEVICES": "cuda", "EPIGRAD_REQUIRE_BACKENDS": "cpu,cuda"}
+
+# What is run: a name, what the environment has besides, and pytest's arguments.
+RUNS: tuple[tuple[str, dict[str, str], tuple[str, ...]], ...] = (
+    ("parity", {}, ("-n", "8", "tests/parity")),
+    ("parity, all products by cuBLASLt", {"EPIGRAD_CUDA_BLAS_ALONE": "1"}, ("-n", "8", "tests/parity")),
+    ("the other tests on the device", {}, ("-n", "4", *OTHERS)),
+    (
+        "streams, threads, graphs, memory",
+        {},
+        (
+            *(f"tests/cuda/test_{name}.py" for name in ("execution", "memory", "precision")),
+            "tests/runtime/test_prepared.py",
+        ),
+    ),
+    ("more than 2^31 elements", {"EPIGRAD_TEST_SLOW": "1"}, ("-m", "slow", "tests/cuda/test_memory.py")),
+)
+
+# Every kernel family, in each of the two ways that products go, on a stream that PyTorch's own work is on too.
+SANITIZED = ("-n", "0", "tests/cuda/test_execution.py", "-k", "test_the_current_stream_is_the_one")
+TOOLS = ("memcheck", "racecheck", "synccheck", "initcheck")
+FOUND = 77  # compute-sanitizer's exit code where it finds something
+PLAIN = ("-p", "no:cacheprovider", "-p", "no:benchmark")
+AT_ONCE = 3  # runs; each is bound by the host most of the time
+ALONE = "streams, threads, graphs, memory"  # whose tests compare the device's free memory
+
+
+def pytest(environment: dict[str, str], arguments: tuple[str, ...], under: tuple[str, ...] = ()) -> dict[str, Any]:
+    """One run of pytest, counted by its own report."""
+    with tempfile.TemporaryDirectory() as scratch:
+        report = pathlib.Path(scratch, "report.xml")
+        tests = [sys.executable, "-m", "pytest", "-q", *PLAIN, f"--junitxml={report}", *arguments]
+        begin = time.perf_counter()
+        result = subprocess.run(
+            [*under, *tests],
+            cwd=ROOT,
+            env={**os.environ, **ON_CUDA, **environment},
+            check=False,
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
+        row: dict[str, Any] = {"arguments": " ".join(arguments), "environment": {**ON_CUDA, **environment}}
+        row["seconds"] = round(time.perf_counter() - begin)
+        if report.exists():
+            (suite,) = ElementTree.parse(report).getroot().iter("testsuite")
+            tests_run, failed, errors, skipped = (
+                int(suite.attrib[name]) for name in ("tests", "failures", "errors", "skipped")
+            )
+            row |= {"passed": tests_run - failed - errors - skipped, "failed": failed + errors, "skipped": skipped}
+        if parity := re.search(r"^parity cases: (.*)$", result.stdout, re.MULTILINE):
+            row["parity_cases"] = parity[1]
+        if summaries := re.findall(r"^=+ ((?:ERROR|RACECHECK) SUMMARY: .*)$", result.stdout, re.MULTILINE):
+            row["summary"] = summaries[-1]
+        row["exit_code"] = result.returncode
+        if result.returncode:
+            row["tail"] = result.stdout.splitlines()[-40:]
+        return row
+
+
+def facts() -> dict[str, Any]:
+    """What was tested, and on what."""
+    commit = subprocess.run(
+        ["git", "describe", "--always", "--dirty"], cwd=ROOT, check=False, capture_output=True, text=True
+    )
+    return {
+        "date": datetime.date.today().isoformat(),
+        "device": torch.cuda.get_device_name(),
+        "devices": torch.cuda.device_count(),
+        "backend": next(info.detail for info in epigrad.backends() if info.name == "cuda"),
+        "versions": {"epigrad": epigrad.__version__, "torch": torch.__version__},
+        "commit": commit.stdout.strip() or None,
+    }
+
+
+def main() -> int:
+    """Run everything and write the file; 1 if anything failed."""
+    (folder,) = sys.argv[1:]
+    contents = facts()
+    name = re.sub(r"[^a-z0-9]+", "-", contents["device"].lower()).strip("-")
+    path = pathlib.Path(folder, f"{contents['date']}-cuda-{name}-tests.json").resolve()
+
+    def keep(key: str, row: dict[str, Any]) -> None:
+        contents.setdefault(key, []).append(row)
+        path.write_text(json.dumps(contents, indent=1) + "\n")
+        print(json.dumps({name: value for name, value in row.items() if name != "tail"}), flush=True)
+
+    sanitizer = shutil.which("compute-sanitizer")
+    with concurrent.futures.ThreadPoolExecutor(AT_ONCE) as executor:
+        runs = [("tests", what, executor.submit(pytest, *how)) for what, *how in RUNS if what != ALONE]
+        for tool in TOOLS if sanitizer else ():
+            under = (str(sanitizer), "--tool", tool, "--target-processes", "all", "--error-exitcode", str(FOUND))
+            runs.append(("sanitizer", tool, executor.submit(pytest, {}, SANITIZED, under)))
+        for key, what, run in runs:
+            keep(key, {"what": what, **run.result()})
+    for what, environment, arguments in RUNS:
+        if what == ALONE:
+            keep("tests", {"what": what, **pytest(environment, arguments)})
+    if not sanitizer:
+        keep("sanitizer", {"what": "not run: there is no compute-sanitizer on PATH", "exit_code": 0})
+    return int(any(row["exit_code"] for row in (*contents["tests"], *contents["sanitizer"])))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

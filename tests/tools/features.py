@@ -1,0 +1,107 @@
+"""Writes docs/features.md: what of PyTorch each function has been run under, and on which devices.
+
+    python -m tests.tools.features [PYTEST'S ARGUMENT]...
+
+runs the tests that have the mark `feature`; a tick is one that passed. What is not here comes from records that other
+machines wrote (tests/support/features.py) and that lie in docs/results. On a machine with an accelerator this keeps
+such a record, too.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from tests.support.features import FEATURES, Cell, Record, load, store
+from tests.support.operators import NAMES
+from tests.support.repository import ROOT
+
+PAGE = ROOT / "docs" / "features.md"
+RECORDS = PAGE.parent / "results"
+
+DEVICES = {"cpu": "On the CPU", "cuda": "On NVIDIA GPUs"}
+
+_HEAD = """# What works with what
+
+A tick is a test in `tests` that runs the function, its gradients too where there are any, under this part of PyTorch
+and compares it with the plain function or with PyTorch's own operations. `python -m tests.tools.features` writes this
+page from the tests that pass, and `tests/docs/test_features.py` fails where it is stale. Parallel training runs on two
+processes: gloo on CPUs, NCCL on GPUs.
+"""
+
+
+def records() -> dict[str, Record]:
+    """The records of docs/results, by their files' names; of the CPU they say nothing, since CI has one."""
+    found = {path.name: load(path) for path in sorted(RECORDS.glob("*-features-*.json"))}
+    return {name: record for name, record in found.items() if _of(record)}
+
+
+def _of(record: Record) -> set[Cell]:
+    return {cell for cell in record.cells if cell[2] != "cpu"}
+
+
+def recorded() -> set[Cell]:
+    """All cells of the records."""
+    return set().union(*map(_of, records().values()))
+
+
+def read(page: str) -> set[Cell]:
+    """The ticks of a page."""
+    cells: set[Cell] = set()
+    for device, title in DEVICES.items():
+        _, found, rest = page.partition(f"## {title}\n")
+        rows = [
+            [cell.strip() for cell in line.strip("|").split("|")]
+            for line in rest.partition("\n## ")[0].splitlines()
+            if line.startswith("|")
+        ]
+        for row in rows[2:] if found else []:
+            op = row[0].strip("`")
+            cells |= {(name, op, device) for name, cell in zip(rows[0][1:], row[1:], strict=True) if cell}
+    return cells
+
+
+def write(cells: Iterable[Cell], runs: dict[str, Record]) -> str:
+    """The page of these ticks, and of the records that those of other machines come from."""
+    ticks = set(cells)
+    parts = [_HEAD]
+    for device, title in DEVICES.items():
+        columns = [name for name in FEATURES if any((name, op, device) in ticks for op in NAMES)]
+        if not columns:
+            continue
+        rows: list[Sequence[str]] = [["function", *columns], ["---", *[":-:"] * len(columns)]]
+        rows += [[f"`{op}`", *("✓" if (name, op, device) in ticks else "" for name in columns)] for op in NAMES]
+        lines = [re.sub(" +", " ", f"| {' | '.join(row)} |") for row in rows]
+        sources = [
+            f"- [{run.machine}](results/{name}), {run.date}: PyTorch {run.versions['torch']}, "
+            f"Python {run.versions['python']}"
+            for name, run in runs.items()
+            if any(cell[2] == device for cell in run.cells)
+        ]
+        parts.append(
+            "\n".join([f"## {title}", "", *(["Recorded on:", "", *sources, ""] if sources else []), *lines, ""])
+        )
+    return "\n".join(parts)
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "features.json")
+        environment = dict(os.environ, EPIGRAD_FEATURES=str(path))
+        command = [sys.executable, "-m", "pytest", "-q", "-m", "feature", *sys.argv[1:], "tests"]
+        subprocess.run(command, cwd=ROOT, env=environment, check=True)
+        here = load(path)
+    if _of(here):
+        name = f"{here.date}-features-{re.sub('[^a-z0-9]+', '-', here.machine.lower())}.json"
+        store(RECORDS / name, here)
+    cpu = {cell for cell in here.cells if cell[2] == "cpu"}
+    PAGE.write_text(write(cpu | recorded(), records()))
+
+
+if __name__ == "__main__":
+    main()

@@ -256,9 +256,8 @@ dtypes: float32 computes in float64 and rounds once; the half types compute in f
 - **Slope** is the bias gradient of one row of ones. gelu', gelu_tanh' and silu' are sums of two terms that cancel where
   the slope crosses zero (near -0.75 and -1.28): there the unit is that of the larger term.
 - **From output** is the slope from a saved output, which is taken as exact.
-- **PyTorch** is eager PyTorch {torch} on the same machine's CPU, on the same points, for comparison. Where a number
-  there is large, the result is tiny: its formula cancels or underflows, and a small result is lost in part or whole
-  while the absolute error stays small.
+- **PyTorch** is eager PyTorch {torch} on the same machine's CPU, on the same points. A large number there
+  belongs to a tiny result: the formula cancels or underflows. The absolute error stays small.
 
 | activation | dtype | points | value | slope | from output | PyTorch value | PyTorch slope |
 |---|---|---:|---|---|---|---|---|
@@ -276,9 +275,9 @@ Infinities and NaN follow PyTorch where its CPU kernels agree among themselves, 
 
 ON_CUDA = """# Accuracy of the activations on a GPU
 
-Written by `python tests/ulp.py cuda FILE` on an {name}, {date}, with PyTorch {torch}; `tests/test_ulp.py` repeats it on
-fewer points where there is a GPU. [accuracy.md](accuracy.md) says what the columns mean and which points are taken;
-PyTorch's are of the same GPU.
+Written by `python tests/ulp.py cuda FILE` on an {name},
+{date}, with PyTorch {torch}. `tests/test_ulp.py` repeats it on fewer points where there is a GPU.
+[accuracy.md](accuracy.md) explains the columns and the points. PyTorch's columns are of the same GPU.
 
 Float64 computes in float64, the other dtypes in float32. The bounds that the tests hold are 4 ULP in float64 and
 float32, and 1 in bfloat16 and float16. The points are few beside all numbers: over 3.7 million in float32 the worst
@@ -292,9 +291,9 @@ that was met is 3.95, in gelu.
 ON_WEBGPU = """# Accuracy of the activations through WebGPU
 
 Written by `python tests/ulp.py webgpu FILE`, {date}, with PyTorch {torch}, on
-{name}. `tests/test_ulp.py` repeats it on fewer points on the adapter that is there.
-[accuracy.md](accuracy.md) says what the columns mean and which points are taken; PyTorch's are of the same machine's
-CPU.
+{name}.
+`tests/test_ulp.py` repeats it on fewer points on the adapter that is there. [accuracy.md](accuracy.md) explains the
+columns and the points. PyTorch's columns are of the same machine's CPU.
 
 All dtypes compute in float32. The bounds that the tests hold are {bounds[0]} ULP in float32, and {bounds[1]} in
 bfloat16 and float16. Gelu's left tail has the most roundings: they add up to 9.6 ULP if all of them fall the same way

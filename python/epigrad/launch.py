@@ -42,7 +42,7 @@ class Launcher(Protocol):
 
     @property
     def launch(self) -> Callable[..., Tensors]:
-        """Runs a call and returns the outputs that are asked for, None in the other places.
+        """Runs a call and returns the outputs that are wanted, None in the other places.
 
         Arguments, by position: a `Call`, inputs, needs, and outputs, which may be left out: a tensor or None for each
         output. Meta tensors give meta outputs of the real shapes; nothing is computed for them.

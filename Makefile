@@ -205,6 +205,7 @@ lint: build $(STAMPS)/test $(STAMPS)/bench $(STAMPS)/demo $(STAMPS)/dev $(TOOLS)
 	@echo "staticcheck"; $(TOOLS)/staticcheck ./...
 	@echo "ruff"; $(PY) -m ruff check --quiet . && $(PY) -m ruff format --quiet --check .
 	@echo "mypy"; $(PY) -m mypy --no-error-summary && $(PY) -m mypy --no-error-summary tests/api/typed_arrays.py setup.py $(wildcard .ci/*.py cbridge/tools/*.py go/backend/webgpu/*.py kernels/tools/*.py)
+	@echo "widths"; $(PY) .ci/widths.py
 	@echo "clang-format"; git ls-files --cached --others --exclude-standard $(C_SOURCES) | xargs clang-format --dry-run --Werror
 
 format: $(STAMPS)/dev $(TOOLS)/gofumpt

@@ -108,7 +108,7 @@ type Backend interface {
 	// WorkspaceAlignment is the alignment in bytes that workspaces need; at most 256.
 	WorkspaceAlignment() int64
 	// Select returns a kernel, or an Unsupported error for a meaningful problem that the backend has no kernel for. At least one output is
-	// asked for.
+	// wanted.
 	Select(p Problem) (Kernel, error)
 }
 

@@ -29,7 +29,7 @@ func (h *Header) Tuning() *tuning.File { return h.Choices }
 // A, Out and Preactivation are [batch..., rows..., columns]: all dimensions but the batch and the last are rows, walked as one in row-major
 // order, so that leading dimensions that strides do not allow to merge are still one product. B is [batch..., k, n] and Bias is [n]. Batch dimensions of the
 // operands have equal sizes, with stride 0 where an operand is broadcast. Bias and Preactivation may be nil, and Out is nil where only the
-// preactivation is asked for.
+// preactivation is wanted.
 type GemmEpilogue struct {
 	Header
 	BatchRank          int
@@ -40,7 +40,7 @@ type GemmEpilogue struct {
 // GemmEpilogueBackward is grad_a = g bᵀ, grad_b = aᵀ g and grad_bias = column sums of g, where g = grad_output act'(pre).
 //
 // Shapes are as in GemmEpilogue; GradA and GradB have the size 1 in the batch dimensions that they are summed over. GradA, GradB and GradBias are nil where
-// they are not asked for. With neither Preactivation nor Output the preactivation is formed from A, B and Bias.
+// they are not wanted. With neither Preactivation nor Output the preactivation is formed from A, B and Bias.
 type GemmEpilogueBackward struct {
 	Header
 	BatchRank              int
@@ -55,7 +55,7 @@ type Activation struct {
 	Input, Out *tensor.View
 }
 
-// ActivationBackward is grad_input = grad_output act'(input) and out = act(input); all views have one shape and results that are not asked for are nil.
+// ActivationBackward is grad_input = grad_output act'(input) and out = act(input); all views have one shape and results that are not wanted are nil.
 // GradBias is the unrounded gradient summed over all dimensions but the last, in which alone its size is not 1; a run may add to it. GradInput may be GradOutput's
 // memory.
 type ActivationBackward struct {
@@ -71,7 +71,7 @@ type Gated struct {
 }
 
 // GatedBackward is grad_value = grad_output act(gate) and grad_gate = grad_output value act'(gate); all views have one shape and the
-// gradients that are not asked for are nil. GradBiasValue and GradBiasGate are the unrounded gradients summed over the dimensions in which they have the
+// gradients that are not wanted are nil. GradBiasValue and GradBiasGate are the unrounded gradients summed over the dimensions in which they have the
 // size 1 and GradOutput has not; a run may add to them.
 type GatedBackward struct {
 	Header
@@ -90,7 +90,7 @@ type Lerp struct {
 
 // LerpBackward is grad_start = (1 - weight) grad_output, grad_end = weight grad_output and grad_weight = grad_output (end - start), each summed over
 // the dimensions in which it has the size 1 and GradOutput has not. The inputs have GradOutput's shape, the gradients its rank.
-// Start and End are nil where they are not needed, and gradients where they are not asked for.
+// Start and End are nil where they are not needed, and gradients where they are not wanted.
 type LerpBackward struct {
 	Header
 	GradOutput, Start, End, Weight *tensor.View

@@ -70,7 +70,7 @@ func (p Lerp[T]) Forward(out *Tensor[T]) error {
 }
 
 // Backward writes the gradients, each summed to its tensor's shape; those that are nil are not computed. Start and End may be nil unless
-// gradWeight is asked for.
+// gradWeight is wanted.
 func (p Lerp[T]) Backward(gradOutput, gradStart, gradEnd, gradWeight *Tensor[T]) error {
 	return run(p.call("lerp_backward"), p.Options,
 		[]*Tensor[T]{gradOutput, p.Start, p.End, p.Weight}, []*Tensor[T]{gradStart, gradEnd, gradWeight})

@@ -103,7 +103,7 @@ func (s *ErrorSuite) TestProblems() {
 			"output of gelu", "matmul_bias_activation_backward", "gelu", views(out, a, b, nil, nil, out), nil, invalid,
 			`output: given for the activation "gelu"`,
 		},
-		{"grad_bias of no bias", "matmul_bias_activation_backward", "", views(out, a, b), views(nil, nil, s.f32(4)), invalid, "grad_bias: given, but there is nothing"},
+		{"grad_bias of no bias", "matmul_bias_activation_backward", "", views(out, a, b), views(nil, nil, s.f32(4)), invalid, "grad_bias: given, but the call has no such input"},
 		{"grad_b", "matmul_bias_activation_backward", "", views(out, a, b), views(nil, s.f32(4, 3)), invalid, "grad_b: shape [4, 3], want that of the tensor"},
 		{"odd size", "gated_activation", "glu", views(s.f32(3, 2)), nil, invalid, "input: shape [3, 2] has the odd size 3"},
 		{"scalar input", "gated_activation", "glu", views(s.f32()), nil, invalid, "want a dimension to split"},
@@ -153,7 +153,7 @@ func (s *ErrorSuite) TestTwoWeights() {
 		status.InvalidProblem, "weight: a tensor, want none: a number was given already")
 	s.refused(&op.Call{
 		Op: "lerp_backward", Parameters: []float64{0}, Inputs: []*tensor.View{x, x, x}, Outputs: []*tensor.View{nil, nil, s.f32(2)},
-	}, status.InvalidProblem, "grad_weight: given, but there is nothing")
+	}, status.InvalidProblem, "grad_weight: given, but the call has no such input")
 }
 
 func (s *ErrorSuite) TestAccumulateWithoutGradients() {

@@ -238,7 +238,7 @@ func (o *operation) geometry(c *Call) (inputs, outputs []check.Operand, shapes [
 		switch {
 		case out.View == nil:
 		case shapes[i] == nil:
-			return fail(check.Invalid(o.Name, out.Name, "given, but there is nothing for it to be the gradient of: want none"))
+			return fail(check.Invalid(o.Name, out.Name, "given, but the call has no such input: omit it"))
 		default:
 			if err = check.Shape(o.Name, out.Name, out.View.Shape, shapes[i], what); err != nil {
 				return fail(err)

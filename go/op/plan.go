@@ -31,7 +31,7 @@ func CacheFacts() (size int, hits, misses int64) {
 	return len(cache.kernels), cache.hits.Load(), cache.misses.Load()
 }
 
-// watchers are told when the cache was cleared.
+// watchers are called when the cache was cleared.
 var watchers []func()
 
 // WatchCache has a function called whenever ClearCache has forgotten every kernel. It is for packages' initialisation.

@@ -169,5 +169,5 @@ func (s *PlanSuite) TestHandlesAreNeverUsedTwice() {
 	}
 	done.Wait()
 	_, err = op.Kept(0)
-	s.ErrorContains(err, "handle 0 is of no plan")
+	s.ErrorContains(err, "handle 0 is not an open plan")
 }

@@ -27,13 +27,13 @@ func Kept(handle int64) (*Plan, error) {
 	if p, ok := kept.Load(handle); ok {
 		return p.(*Plan), nil
 	}
-	return nil, status.Errorf(status.InvalidProblem, "plan: handle %d is of no plan, or of one that was closed", handle)
+	return nil, status.Errorf(status.InvalidProblem, "plan: handle %d is not an open plan", handle)
 }
 
 // Release forgets a handle.
 func Release(handle int64) error {
 	if _, ok := kept.LoadAndDelete(handle); !ok {
-		return status.Errorf(status.InvalidProblem, "plan: handle %d is of no plan, or of one that was closed", handle)
+		return status.Errorf(status.InvalidProblem, "plan: handle %d is not an open plan", handle)
 	}
 	return nil
 }

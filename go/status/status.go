@@ -65,7 +65,7 @@ type Error struct {
 	Needed, Got int64
 }
 
-// Error returns the message alone: the class is told by the code.
+// Error returns the message alone: the code names the class.
 func (e *Error) Error() string { return e.Message }
 
 // Is makes errors.Is(err, &Error{Code: c}) compare codes.

@@ -29,13 +29,13 @@ func (v View) Permute(dims ...int) (View, error) {
 			from += rank
 		}
 		if len(dims) != rank || from < 0 || from >= rank || seen>>from&1 == 1 {
-			return View{}, invalid("shape %s: %v is no order of its dimensions", list(v.Shape), dims)
+			return View{}, invalid("shape %s: %v is not a permutation of its dimensions", list(v.Shape), dims)
 		}
 		seen |= 1 << from
 		shape[to], strides[to] = v.Shape[from], v.Strides[from]
 	}
 	if len(dims) != rank {
-		return View{}, invalid("shape %s: %v is no order of its dimensions", list(v.Shape), dims)
+		return View{}, invalid("shape %s: %v is not a permutation of its dimensions", list(v.Shape), dims)
 	}
 	v.Shape, v.Strides = shape, strides
 	return v, nil

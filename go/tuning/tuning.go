@@ -34,7 +34,7 @@ var table struct {
 // current is the file in use, nil outside of blocks.
 var current atomic.Pointer[File]
 
-// watchers are told of every change of current, after it.
+// watchers are called after every change of current.
 var watchers []func()
 
 // Watch has a function called whenever Current has changed. It is for packages' initialisation.

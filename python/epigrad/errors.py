@@ -70,7 +70,7 @@ class BufferTooSmallError(_TooSmallError):
 
 
 class BackendUnavailableError(EpigradError, RuntimeError):
-    """The backend asked for cannot run here; the message says why and what would fix it."""
+    """The requested backend cannot run here; the message says why and what would fix it."""
 
 
 class DeviceError(EpigradError, RuntimeError):

@@ -14,7 +14,8 @@ from tests.support.repository import ROOT
 README = ROOT / "README.md"
 RESULTS = ROOT / "docs" / "results" / "README.md"
 DOCS = sorted((ROOT / "docs").glob("*.md"))
-PAGES = [*sorted(ROOT.glob("*.md")), *DOCS, RESULTS, ROOT / "tests" / "README.md"]
+DESIGN = sorted((ROOT / "docs" / "design").glob("*.md"))
+PAGES = [*sorted(ROOT.glob("*.md")), *DOCS, *DESIGN, RESULTS, ROOT / "tests" / "README.md"]
 
 
 def blocks(page: Path, language: str) -> list[str]:

@@ -91,9 +91,8 @@ dtypes: float32 computes in float64 and rounds once; the half types compute in f
 - **Slope** is the bias gradient of one row of ones. gelu', gelu_tanh' and silu' are sums of two terms that cancel where
   the slope crosses zero (near -0.75 and -1.28): there the unit is that of the larger term.
 - **From output** is the slope from a saved output, which is taken as exact.
-- **PyTorch** is eager PyTorch {torch} on the same machine's CPU, on the same points, for comparison. Where a number
-  there is large, the result is tiny: its formula cancels or underflows, and a small result is lost in part or whole
-  while the absolute error stays small.
+- **PyTorch** is eager PyTorch {torch} on the same machine's CPU, on the same points. A large number there
+  belongs to a tiny result: the formula cancels or underflows. The absolute error stays small.
 
 | activation | dtype | points | value | slope | from output | PyTorch value | PyTorch slope |
 |---|---|---:|---|---|---|---|---|

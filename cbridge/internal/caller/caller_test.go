@@ -240,8 +240,8 @@ func (s *BridgeSuite) TestPlans() {
 	other.Stream, other.Inputs[1].Lanes = 0, 2
 	s.fails(plan.Run(other), status.DTypeMismatch, "matmul_bias_activation: b: dtype float32x2")
 	s.ok(plan.Destroy())
-	s.fails(plan.Destroy(), status.InvalidProblem, "is of no plan")
-	s.fails(plan.Run(call), status.InvalidProblem, "is of no plan")
+	s.fails(plan.Destroy(), status.InvalidProblem, "is not an open plan")
+	s.fails(plan.Run(call), status.InvalidProblem, "is not an open plan")
 	_, r = caller.CreatePlan(&caller.Call{Op: "lerp"})
 	s.fails(r, status.InvalidProblem, "start: missing")
 }

@@ -322,7 +322,7 @@ func (b *builder) activation(kind string, out, in *tensor.View) error {
 	return b.elementwise(function{"activation_" + kind + "_" + out.DType.Short(), 1, vectorsOf(kind, out.DType)}, numbers{}, out, in)
 }
 
-// activationBackward adds the gradient, with its column sums in the same pass, and the activation: in one pass where both are asked for.
+// activationBackward adds the gradient, with its column sums in the same pass, and the activation: in one pass where both are wanted.
 func (b *builder) activationBackward(p *backend.ActivationBackward) error {
 	gradient := p.GradInput != nil || p.GradBias != nil
 	if gradient && p.Out != nil && p.Kind != "none" {

@@ -14,7 +14,7 @@ type reduction struct {
 	columns string // the kernel with vectors along a kept dimension, and with _strided that with none
 	rows    string // the kernel with vectors along a reduced dimension; "" where there is none
 	// outputs have the inputs' shape, and sums the size 1 in the dimensions that are summed over, which are the same for all of them. Outputs that are
-	// not asked for, sums that are not, and inputs that are not needed are nil; the first input and one of the sums are there.
+	// not wanted, sums that are not, and inputs that are not needed are nil; the first input and one of the sums are there.
 	outputs, sums, inputs []*tensor.View
 	numbers               numbers
 	accumulates           bool // whether a run may add to what the sums hold
@@ -28,7 +28,7 @@ const (
 )
 
 // order is how the terms of a sum are added up. It follows from the shape, from how the first input lies in memory and from the number of processors alone, so that
-// the sums do not depend on which outputs are asked for, on where these lie, or on the form of the kernel.
+// the sums do not depend on which outputs are wanted, on where these lie, or on the form of the kernel.
 type order struct {
 	keptFirst bool  // whether neighbouring threads have neighbouring kept indices, or else reduced ones
 	keptLanes int   // the logarithm of how many threads of a block have different kept indices

@@ -27,7 +27,7 @@ func mostSmallTerms(dt dtype.DType) int64 {
 // smallGemm is a problem without a batch whose products take less time than launches do. Sizes are at least 1.
 type smallGemm struct{ m, n, k int64 }
 
-// smallOf returns the sizes of a problem, and whether it is small: by its sizes alone, so that bits depend neither on layouts nor on which results are asked for.
+// smallOf returns the sizes of a problem, and whether it is small: by its sizes alone, so that bits depend neither on layouts nor on which results are wanted.
 func (b *builder) smallOf(batchRank int, result, left *tensor.View) (s smallGemm, small bool) {
 	last := result.Rank() - 1
 	s = smallGemm{tensor.Elements(result.Shape[:last]), result.Shape[last], left.Shape[left.Rank()-1]}

@@ -16,7 +16,7 @@ const (
 	sharers   = 4   // threads that add it up
 )
 
-// sums adds the sums of f's outputs over the dimensions in which they have the size 1 and the inputs have not. Those that are not asked for are nil; they are rounded once.
+// sums adds the sums of f's outputs over the dimensions in which they have the size 1 and the inputs have not. Those that are not wanted are nil; they are rounded once.
 func (b *builder) sums(f formula, sums, inputs []*tensor.View) error {
 	at := slices.IndexFunc(sums, func(v *tensor.View) bool { return v != nil })
 	if at < 0 || sums[at].IsEmpty() {

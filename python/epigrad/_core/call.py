@@ -21,7 +21,7 @@ _PLACES = {name: place for place, name in enumerate(GATE_NAMES)}
 
 
 class Call(NamedTuple):
-    """What the core is asked for. The fields are those of `epg_call` (cbridge/include/epigrad.h), in its order.
+    """One call of the core. The fields are those of `epg_call` (cbridge/include/epigrad.h), in its order.
 
     Attributes:
         op: the operation.

@@ -145,7 +145,7 @@ CASES = (
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measure, print the table and write the files that were asked for."""
+    """Measure, print the table and write the requested files."""
     rows = [
         (case, kind, str(dtype["name"]))
         for case in CASES

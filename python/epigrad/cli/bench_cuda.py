@@ -63,7 +63,7 @@ class Settings:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measure, print the table and write the files that were asked for; 1 if a row of epigrad's failed."""
+    """Measure, print the table and write the requested files; 1 if a row of epigrad's failed."""
     begin, budget = time.perf_counter(), BUDGET if args.seconds is None else args.seconds
     device = torch.device("cuda", torch.cuda.current_device())
     settings = Settings(device, QUICK_SECONDS if args.quick else SECONDS, args.compile is not False)

@@ -70,7 +70,7 @@ class Case:
 
     @property
     def size(self) -> str:
-        """How the problem's size is told."""
+        """How the problem's size is printed."""
         return " ".join("x".join(map(str, shape)) for shape in self.shapes[:2])
 
     def traffic(self, itemsize: int) -> int:
@@ -157,7 +157,7 @@ def _gradients(function: Callable[..., Tensor], inputs: Sequence[Tensor], grad: 
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measure, print the table and write the files that were asked for; 1 if a row of epigrad's failed."""
+    """Measure, print the table and write the requested files; 1 if a row of epigrad's failed."""
     info = next(info for info in selection.backends() if info.name == "webgpu")
     small = args.quick or _is_software(info.detail)
     sizes = (SMALL_SQUARE, SMALL_ELEMENTWISE) if small else (SQUARE, ELEMENTWISE)

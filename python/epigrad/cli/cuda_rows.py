@@ -39,7 +39,7 @@ class Case:
     Attributes:
         op: what is measured.
         kind: activation, gated kind, or what the weight of lerp is.
-        size: how the problem's size is told.
+        size: how the problem's size is printed.
         dtype: of all tensors.
         inputs: shapes of the tensors that the operation takes.
         eager: the operation by PyTorch.

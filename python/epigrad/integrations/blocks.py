@@ -1,8 +1,8 @@
 """The kinds of blocks that epigrad computes, each a row of `epigrad.integrations.table.BLOCKS`.
 
-A row names the layers of a block, by the attributes that hold them. Whether they can be fused is looked at again at
-every call: hooks, adapters and quantised layers may come after `patch`. What cannot be fused is called as the module
-that it is, or the block's own forward runs.
+A row names the layers of a block, by the attributes that hold them. Every call checks again whether they can be fused:
+hooks, adapters and quantised layers may come after `patch`. A layer that cannot be fused is called as a module, or the
+block's own forward runs.
 """
 
 from __future__ import annotations

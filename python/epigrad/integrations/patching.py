@@ -64,8 +64,8 @@ def patch(model: nn.Module) -> Report:
     """Let epigrad compute the MLPs of a model, in place.
 
     The model's parameters, state dict, modules and hooks stay what they are. A block is left alone where epigrad would
-    not compute the same, and the report says why. What comes later is looked at when the block is called: adapters
-    on a patched block's projections, hooks and quantised layers are never passed over.
+    not compute the same, and the report says why. Each call of a block checks again for what came after `patch`:
+    adapters, hooks and quantised layers keep their part.
 
     Args:
         model: a model of transformers or timm, or any module that has blocks of theirs inside.

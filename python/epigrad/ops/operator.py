@@ -64,7 +64,7 @@ class Gradients(ABC):
 
     Attributes:
         call: the core's call of the function itself.
-        needs: which gradients are asked for.
+        needs: which gradients are wanted.
         tensors: in the order that the problem takes.
     """
 
@@ -162,12 +162,12 @@ def plain(*tensors: Tensor | None) -> Tensors:
 
 
 def absent(like: Tensor) -> Tensor:
-    """What stands for a result that was not asked for, where a schema wants a tensor."""
+    """What stands for an unwanted result, where a schema wants a tensor."""
     return like.new_empty(0)
 
 
 def or_absent(result: Tensor | None, like: Tensor) -> Tensor:
-    """The result, or what stands for one that was not asked for."""
+    """The result, or what stands for an unwanted one."""
     return absent(like) if result is None else result
 
 

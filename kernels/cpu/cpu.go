@@ -31,8 +31,8 @@ type Addresses [Operands]unsafe.Pointer
 // Loops is a walk over several tensors of one shape, whose last dimension is the innermost loop: epg_loops. Strides are in bytes.
 type Loops struct {
 	ElementSize, Rank int64
-	Shape                     [MostRank]int64
-	Strides                   [Operands][MostRank]int64
+	Shape             [MostRank]int64
+	Strides           [Operands][MostRank]int64
 }
 
 // Parameters are an operation's, in the order of its kind's row in go/activation; lerp has the weight first.

@@ -13,7 +13,7 @@ from pathlib import Path
 import mpmath
 import numpy as np
 from mpmath import mp, mpf
-from polynomials import SQRT_2_OVER_PI, Arithmetic, expansion, normal_tail, rests
+from polynomials import GELU_TANH_C1, GELU_TANH_C3, LN_2, Arithmetic, expansion, rests
 
 TABLE = Path(__file__).resolve().parents[1] / "cpu" / "activation_table.h"
 
@@ -29,30 +29,24 @@ ARITHMETICS = (
 
 def section(a: Arithmetic) -> str:
     """The definitions of one arithmetic."""
-    c, ln2, bound = a.centre, mpmath.log(2), mpf(2) ** -a.bits
-    c1 = 2 * SQRT_2_OVER_PI
-    c3 = mpf("0.044715") * c1
+    c, bound = a.centre, mpf(2) ** -a.bits
     constants = {
-        "log2_e": 1 / ln2,
-        "ln2": ln2,
+        "log2_e": 1 / LN_2,
+        "ln2": LN_2,
         "inv_sqrt_2pi": 1 / mpmath.sqrt(2 * mp.pi),
-        "gelu_tanh_c1": c1,
-        "gelu_tanh_c3": c3,
-        "gelu_tanh_3c3": 3 * c3,
+        "gelu_tanh_c1": GELU_TANH_C1,
+        "gelu_tanh_c3": GELU_TANH_C3,
+        "gelu_tanh_3c3": 3 * GELU_TANH_C3,
         "normal_centre": c,
         "tanh_near": a.tanh_near,
     }
     if a.name == "exact":
         constants |= {
-            "ln2_low": a.rest(ln2),
-            "gelu_tanh_c1_low": a.rest(c1),
-            "gelu_tanh_c3_low": a.rest(c3),
+            "ln2_low": a.rest(LN_2),
+            "gelu_tanh_c1_low": a.rest(GELU_TANH_C1),
+            "gelu_tanh_c3_low": a.rest(GELU_TANH_C3),
         }
     text = f"// {a.name}\n" + "".join(f"#define {a.name}_{n} {a.literal(v)}\n" for n, v in constants.items())
-
-    def normal(y: mpf) -> mpf:
-        t = c * (1 + y) / (1 - y)
-        return normal_tail(t) * (t + c)
 
     def chain(x: str, coefficients: list[mpf]) -> str:
         text = f"V(set)({a.literal(coefficients[-1])})"
@@ -69,7 +63,7 @@ def section(a: Arithmetic) -> str:
     def function(name: str, comment: str, x: str, body: str) -> str:
         return f"// {comment}\n#define {a.name}_{name}({x}) {body}\n"
 
-    tail = expansion(normal, mpf(-1), (a.last - c) / (a.last + c), bound)
+    tail = expansion(a.normal, mpf(-1), (a.last - c) / (a.last + c), bound)
     body = polynomial("y", tail)
     if a.name == "exact":
         # The first coefficient dominates: it is added last, with the part of it that the literal leaves out.

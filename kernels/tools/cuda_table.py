@@ -13,7 +13,7 @@ from pathlib import Path
 import mpmath
 import numpy as np
 from mpmath import mp, mpf
-from polynomials import SQRT_2_OVER_PI, Arithmetic, expansion, normal_tail, rests
+from polynomials import GELU_TANH_C1, GELU_TANH_C3, LN_2, Arithmetic, expansion, rests
 
 TABLE = Path(__file__).resolve().parents[1] / "cuda" / "activation_table.cuh"
 
@@ -26,40 +26,34 @@ ARITHMETICS = (
 
 def specialisation(a: Arithmetic) -> str:
     """The text of Table<...> for one arithmetic."""
-    c, ln2, bound = a.centre, mpmath.log(2), mpf(2) ** -a.bits
-    c1 = 2 * SQRT_2_OVER_PI
-    c3 = mpf("0.044715") * c1
+    c, bound = a.centre, mpf(2) ** -a.bits
     constants = {
-        "log2_e": 1 / ln2,
+        "log2_e": 1 / LN_2,
         "inv_sqrt_2pi": 1 / mpmath.sqrt(2 * mp.pi),
-        "gelu_tanh_c1": c1,
-        "gelu_tanh_c3": c3,
-        "gelu_tanh_3c3": 3 * c3,
+        "gelu_tanh_c1": GELU_TANH_C1,
+        "gelu_tanh_c3": GELU_TANH_C3,
+        "gelu_tanh_3c3": 3 * GELU_TANH_C3,
         "normal_centre": c,
         "tanh_near": a.tanh_near,
     }
     if a.real is np.float64:
         constants |= {
-            "ln2": ln2,
-            "ln2_low": a.rest(ln2),
-            "gelu_tanh_c1_low": a.rest(c1),
-            "gelu_tanh_c3_low": a.rest(c3),
+            "ln2": LN_2,
+            "ln2_low": a.rest(LN_2),
+            "gelu_tanh_c1_low": a.rest(GELU_TANH_C1),
+            "gelu_tanh_c3_low": a.rest(GELU_TANH_C3),
         }
     elif a.exact:
         # Both parts that end in _high have so few bits that products with them, or differences, are exact.
         ln2_high, c1_high = mpf(355) / 512, mpf(817) / 512
         constants |= {
             "ln2_high": ln2_high,
-            "ln2_rest": ln2 - ln2_high,
+            "ln2_rest": LN_2 - ln2_high,
             "gelu_tanh_c1_high": c1_high,
-            "gelu_tanh_c1_rest": c1 - c1_high,
-            "gelu_tanh_c3_low": a.rest(c3),
+            "gelu_tanh_c1_rest": GELU_TANH_C1 - c1_high,
+            "gelu_tanh_c3_low": a.rest(GELU_TANH_C3),
         }
     text = "".join(f"  static constexpr {a.c_type} {n} = {a.literal(v)};\n" for n, v in constants.items())
-
-    def normal(y: mpf) -> mpf:
-        t = c * (1 + y) / (1 - y)
-        return normal_tail(t) * (t + c)
 
     def function(name: str, comment: str, variable: str, body: str) -> str:
         head = f"static __device__ __forceinline__ {a.c_type} {name}({a.c_type} {variable})"
@@ -69,9 +63,9 @@ def specialisation(a: Arithmetic) -> str:
         return f"horner({variable}, {', '.join(map(a.literal, coefficients))})"
 
     if a.exact:
-        tail = expansion(normal, mpf(-1), (a.last - c) / (a.last + c), bound)
+        tail = expansion(a.normal, mpf(-1), (a.last - c) / (a.last + c), bound)
     else:
-        tail = expansion(lambda r: normal(1 - 2 * c * r), 1 / (a.last + c), 1 / c, bound)
+        tail = expansion(lambda r: a.normal(1 - 2 * c * r), 1 / (a.last + c), 1 / c, bound)
     # The first coefficient dominates: it is added last, with the part of it that the literal leaves out.
     body = f"{a.literal(tail[0])} + fused(y, {horner('y', tail[1:])}, {a.literal(a.rest(tail[0]))})"
     text += function(

@@ -17,6 +17,11 @@ DIGITS = 60
 mp.dps = DIGITS
 
 SQRT_2_OVER_PI = mpmath.sqrt(2 / mp.pi)
+LN_2 = mpmath.log(2)
+
+# gelu_tanh(x) = x s(C1 x + C3 x^3), with the logistic function s.
+GELU_TANH_C1 = 2 * SQRT_2_OVER_PI
+GELU_TANH_C3 = mpf("0.044715") * GELU_TANH_C1
 
 # tanh x = x + x^3 R(x^2) up to here, and 1 - 2e/(1+e) above, where an arithmetic has no bound of its own.
 TANH_NEAR = mpf("0.55")
@@ -45,6 +50,11 @@ class Arithmetic:
     def rest(self, x: mpf) -> mpf:
         """What a literal leaves out."""
         return x - mpf(float(self.round(x)))
+
+    def normal(self, y: mpf) -> mpf:
+        """W(t) (t+c) for y = (t-c)/(t+c)."""
+        t = self.centre * (1 + y) / (1 - y)
+        return normal_tail(t) * (t + self.centre)
 
     @property
     def exact(self) -> bool:

@@ -45,6 +45,10 @@ def test_python_in_the_docs_runs(page: Path) -> None:
     run_script("\n".join(blocks(page, "python")), timeout=180)  # docs/models.md imports transformers
 
 
+def test_the_readme_is_short() -> None:
+    assert len(README.read_text().splitlines()) <= 150
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_files_that_documents_name_exist(page: Path) -> None:
     text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.M | re.S)

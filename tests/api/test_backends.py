@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 import torch
 from epigrad import errors, forward
-from epigrad._core.stateless import aligned_workspace
 
 from tests.support.devices import REQUIRED
 from tests.support.layouts import assert_same_bits
+from tests.support.plan_problem import aligned_workspace
 from tests.support.processes import run_script
 
 KNOWN = {info.name: info for info in epigrad.backends()}

@@ -16,12 +16,12 @@ import epigrad
 import pytest
 import torch
 from epigrad import backward, errors, forward, plan
-from epigrad._core.stateless import aligned_workspace
 from torch import Tensor
 
 from tests.cuda.calls import CALLS, CYCLES, DIFFERENTIABLE, STATELESS, Outputs, with_gradients
 from tests.support.devices import needs
 from tests.support.layouts import assert_same_bits
+from tests.support.plan_problem import aligned_workspace
 from tests.support.processes import run_script
 from tests.support.threads import at_once
 

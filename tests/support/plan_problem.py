@@ -7,8 +7,9 @@ from typing import Any
 
 import torch
 from epigrad import backward, forward, plan
-from epigrad._core.stateless import aligned_workspace
 from torch import Tensor
+
+_ALIGNMENT = 256  # bytes: what a plan asks of its workspace
 
 CLASSES = (
     plan.GemmEpilogue,
@@ -81,3 +82,12 @@ def workspace_of(made: Any, device: str = "cpu") -> Tensor | None:
 def run(made: Any, **tensors: Any) -> None:
     device = next((str(x.device) for x in tensors.values() if isinstance(x, Tensor) and not x.is_meta), "cpu")
     made.run(**tensors, workspace=workspace_of(made, device))
+
+
+def aligned_workspace(size: int, device: torch.device) -> Tensor | None:
+    """A workspace of `size` bytes that starts at a multiple of 256, or None for no bytes."""
+    if size == 0:
+        return None
+    buffer = torch.empty(size + _ALIGNMENT, dtype=torch.uint8, device=device)
+    start = -buffer.data_ptr() % _ALIGNMENT
+    return buffer[start : start + size]

@@ -21,12 +21,10 @@ from epigrad._core.loader import Core
 from epigrad._core.torch_state import dispatch_modes, is_dynamo_compiling, is_traced, transforms_active
 from epigrad.webgpu import Array, Data
 
-__all__ = ["aligned_workspace", "launch_into", "mark_written"]
+__all__ = ["launch_into", "mark_written"]
 
 Operands = tuple[Any, ...]
 """Tensors, or arrays on an adapter: past the functions that users call, mypy need not know which."""
-
-_ALIGNMENT = 256  # bytes: what a plan asks of its workspace
 
 
 def launch_into(
@@ -58,15 +56,6 @@ def launch_into(
     results = core.launch(call, operands, needs, into)
     mark_written(given)
     return cast(Operands, results)
-
-
-def aligned_workspace(size: int, device: torch.device) -> Tensor | None:
-    """A workspace of `size` bytes that starts at a multiple of 256, or None for no bytes."""
-    if size == 0:
-        return None
-    buffer = torch.empty(size + _ALIGNMENT, dtype=torch.uint8, device=device)
-    start = -buffer.data_ptr() % _ALIGNMENT
-    return buffer[start : start + size]
 
 
 def mark_written(tensors: Iterable[Tensor]) -> None:

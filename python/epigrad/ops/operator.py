@@ -16,8 +16,9 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from epigrad._autograd.functions import Gradient, Problem
+from epigrad._core import call as calls
 from epigrad._core import loader
-from epigrad._core.call import Call, gate_place
+from epigrad._core.call import Call
 from epigrad._core.checks import PLAIN
 from epigrad._core.launcher import COMPOSED, DISPATCHER, Launcher, Tensors, overload
 from epigrad._core.torch_state import as_linear, transforms_active, unpack_dual
@@ -144,16 +145,14 @@ PARAMETERS = "float[] parameters=[]"
 
 def activation_call(op: str, activation: str | None, parameters: Sequence[float], backend: str | None) -> Call:
     """The core's call of an operator with an activation."""
-    act = Activation.of(op, activation or "none", tuple(parameters))
-    return Call(op, act.name, act.values, backend=backend)
+    return calls.activation_call(op, Activation.of(op, activation or "none", tuple(parameters)), backend)
 
 
 def gated_call(
     op: str, kind: str, parameters: Sequence[float], backend: str | None, dim: int = 0, gate: str = "second"
 ) -> Call:
     """The core's call of an operator with a gated kind."""
-    gated = Gated.of(op, kind, tuple(parameters))
-    return Call(op, gated.name, gated.values, dim, gate_place(op, gate), backend=backend)
+    return calls.gated_call(op, Gated.of(op, kind, tuple(parameters)), dim, gate, backend)
 
 
 def plain(*tensors: Tensor | None) -> Tensors:

@@ -9,6 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/epigrad/epigrad/go/backend/cpu"
+	"github.com/epigrad/epigrad/go/backend/cpu/threads/openmp/openmptest"
 	"github.com/epigrad/epigrad/go/optest"
 )
 
@@ -52,4 +53,21 @@ func TestWithoutVectorInstructions(t *testing.T) {
 	info := cpu.NewOn("avx2").Info()
 	require.False(t, info.Available)
 	require.Contains(t, info.Reason, "AVX2")
+}
+
+// Engines compute the same on a team. A runtime may have fewer threads than it is asked for, or more.
+func TestOnATeam(t *testing.T) {
+	run := openmptest.Process(t)
+	run("TestAnyNumberOfThreads")
+	run("TestPlainResults", "TEAM=1")
+	run("TestPlainResults", "TEAM=12")
+}
+
+func TestThreadsThatThereAreNot(t *testing.T) {
+	t.Setenv("EPIGRAD_CPU_THREADS", "fibers")
+	for _, engine := range cpu.Engines() {
+		info := cpu.NewOn(engine).Info()
+		require.False(t, info.Available)
+		require.True(t, strings.HasPrefix(info.Reason, `EPIGRAD_CPU_THREADS: "fibers", want goroutines`), info.Reason)
+	}
 }

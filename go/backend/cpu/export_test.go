@@ -1,4 +1,8 @@
 package cpu
 
-// BeSlowWithDenormals has a backend lift products' operands, or not, whatever the processor.
-func (b *Backend) BeSlowWithDenormals(slow bool) { b.slowWithDenormals = slow }
+// BeSlowWithDenormals has an engine lift products' operands, or not, whatever the processor.
+func (b *Backend) BeSlowWithDenormals(slow bool) {
+	if b.engine != nil {
+		b.engine.SlowWithDenormals = slow
+	}
+}

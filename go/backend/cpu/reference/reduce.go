@@ -1,0 +1,193 @@
+package reference
+
+import (
+	"math"
+	"unsafe"
+
+	"github.com/epigrad/epigrad/go/backend"
+	"github.com/epigrad/epigrad/go/backend/cpu/layout"
+	"github.com/epigrad/epigrad/go/backend/cpu/threads"
+	"github.com/epigrad/epigrad/go/tensor"
+)
+
+// sums are running column sums with the error of each addition kept beside them (Neumaier 1974, https://doi.org/10.1002/zamm.19740540106), so
+// that a sum over millions of rows is as good as one over two.
+type sums struct {
+	total, carry []float64
+}
+
+func newSums(n int) sums {
+	both := make([]float64, 2*n)
+	return sums{both[:n], both[n:]}
+}
+
+// add adds x[i] to column i.
+func (s *sums) add(x []float64) {
+	for i, v := range x {
+		s.addOne(i, v)
+	}
+}
+
+func (s *sums) addOne(i int, v float64) {
+	total := s.total[i]
+	sum := total + v
+	if math.Abs(total) >= math.Abs(v) {
+		s.carry[i] += (total - sum) + v
+	} else {
+		s.carry[i] += (v - sum) + total
+	}
+	s.total[i] = sum
+}
+
+// merge adds another's columns.
+func (s *sums) merge(other *sums) {
+	for i := range s.total {
+		s.addOne(i, other.total[i])
+		s.carry[i] += other.carry[i]
+	}
+}
+
+// result writes the sums to dst. Where a sum is infinite or NaN the carry is inf - inf and means nothing: the sum itself is the answer.
+func (s *sums) result(dst []float64) {
+	for i := range dst {
+		dst[i] = s.total[i]
+		if carry := s.carry[i]; !math.IsNaN(carry) && !math.IsInf(carry, 0) {
+			dst[i] += carry
+		}
+	}
+}
+
+// maxChunks is how many pieces a long reduction is cut into, so that several goroutines can share it; the cut depends on shapes alone.
+const maxChunks = 16
+
+// reduction sums a function of several operands over some dimensions of their shape into one output.
+type reduction struct {
+	out    *tensor.View // size 1 in the dimensions that are summed over
+	kept   *layout.Walk // out and the operands over the dimensions that stay
+	summed *layout.Walk // the operands over the dimensions that go
+	term   func(r *backend.Run) compute
+}
+
+// newReduction prepares out = sum of term, where the operands have one shape and out has the size 1 in each dimension that is summed over.
+// A term reads blocks 1, 2, ... (the operands) and writes block 0.
+func newReduction(out *tensor.View, term func(*backend.Run) compute, operands ...*tensor.View) *reduction {
+	keptOut := *out
+	keptViews, summedViews := []*tensor.View{&keptOut}, []*tensor.View{}
+	for _, operand := range operands {
+		kept, summed := *operand, *operand
+		kept.Shape, summed.Shape = append([]int64(nil), operand.Shape...), append([]int64(nil), operand.Shape...)
+		for d, n := range out.Shape {
+			if n == operand.Shape[d] {
+				summed.Shape[d] = 1
+			} else {
+				kept.Shape[d] = 1
+			}
+		}
+		keptViews, summedViews = append(keptViews, &kept), append(summedViews, &summed)
+	}
+	summed := layout.NewWalk(out.DType, summedViews...)
+	if summed.Count == 0 {
+		keptViews = keptViews[:1] // the operands have no elements, hence no addresses
+	}
+	return &reduction{out: out, term: term, kept: layout.NewWalk(out.DType, keptViews...), summed: summed}
+}
+
+// run computes the reduction. Where enough elements stay, a block is a run of those and rows are added to it; else a block is a run of what is
+// summed, added up at once.
+func (q *reduction) run(r *backend.Run) error {
+	if q.kept.Count == 0 {
+		return nil
+	}
+	base, term := q.kept.Bind(r), q.term(r)
+	along := min(int(q.kept.Shape[len(q.kept.Shape)-1]), blockLength)
+	if q.kept.Count < blockLength/8 && q.summed.Count > 1 {
+		along = 1
+	}
+	inner := q.kept.Shape[len(q.kept.Shape)-1]
+	runs := (inner + int64(along) - 1) / int64(along)
+	columns := int(q.kept.Count / inner * runs)
+	chunks := 1
+	if columns < maxChunks {
+		chunks = int(max(1, min(maxChunks, q.summed.Count/elementsPerTask*int64(along))))
+	}
+	partial := make([]sums, columns*chunks)
+	err := threads.Parallel(columns*chunks, r.Threads, q.kept.Count*q.summed.Count*threads.FormulaWork, func(task int) {
+		column, chunk := task/chunks, task%chunks
+		first := int64(column)/runs*inner + int64(column)%runs*int64(along)
+		n := int(min(int64(along), inner-int64(column)%runs*int64(along)))
+		partial[task] = newSums(n)
+		q.kept.Pieces(&base, first, n, func(p *layout.Piece) {
+			from := q.summed.Count * int64(chunk) / int64(chunks)
+			to := q.summed.Count * int64(chunk+1) / int64(chunks)
+			if along == 1 {
+				q.sumRun(p, from, to, term, &partial[task])
+			} else {
+				q.sumRows(p, from, to, term, &partial[task])
+			}
+		})
+	})
+	if err != nil {
+		return err
+	}
+	return threads.Parallel(columns, r.Threads, q.kept.Count*int64(chunks), func(column int) {
+		all := &partial[column*chunks]
+		for chunk := 1; chunk < chunks; chunk++ {
+			all.merge(&partial[column*chunks+chunk])
+		}
+		var total block
+		all.result(total[:len(all.total)])
+		first := int64(column)/runs*inner + int64(column)%runs*int64(along)
+		q.kept.Pieces(&base, first, len(all.total), func(p *layout.Piece) {
+			sums := total[p.Start : p.Start+p.Length]
+			if r.Accumulate {
+				var old block
+				load(old[:p.Length], p.At[0], q.kept.InnerStride(0), q.kept.DType)
+				for i := range sums {
+					sums[i] += old[i]
+				}
+			}
+			store(p.At[0], q.kept.InnerStride(0), sums, q.kept.DType)
+		})
+	})
+}
+
+// sumRun adds the terms [from, to) of one kept element.
+func (q *reduction) sumRun(p *layout.Piece, from, to int64, term compute, total *sums) {
+	var at layout.Addresses
+	copy(at[:], p.At[1:])
+	var b blocks
+	for from < to {
+		n := int(min(blockLength, to-from))
+		q.summed.Pieces(&at, from, n, func(run *layout.Piece) {
+			for i := range q.summed.Views {
+				load(b[i+1][run.Start:run.Start+run.Length], run.At[i], q.summed.InnerStride(i), q.summed.DType)
+			}
+		})
+		term(n, &b)
+		for _, v := range b[0][:n] {
+			total.addOne(0, v)
+		}
+		from += int64(n)
+	}
+}
+
+// sumRows adds the rows [from, to) of a run of kept elements.
+func (q *reduction) sumRows(p *layout.Piece, from, to int64, term compute, total *sums) {
+	var at layout.Addresses
+	copy(at[:], p.At[1:])
+	var b blocks
+	for from < to {
+		n := int(min(blockLength, to-from))
+		q.summed.Pieces(&at, from, n, func(run *layout.Piece) {
+			for row := range int64(run.Length) {
+				for i := range q.summed.Views {
+					address := unsafe.Add(run.At[i], row*q.summed.InnerStride(i))
+					load(b[i+1][:p.Length], address, q.kept.InnerStride(i+1), q.summed.DType)
+				}
+				term(p.Length, &b)
+				total.add(b[0][:p.Length])
+			}
+		})
+		from += int64(n)
+	}
+}

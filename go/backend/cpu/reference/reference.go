@@ -1,0 +1,57 @@
+// Package reference is the CPU's portable engine, in Go: correct before fast. It runs where there are no vector
+// kernels, computes what has more dimensions than those can walk, and is what they are tested against.
+//
+// Formulas run on float64 blocks whatever the storage dtype, so an element is rounded once. Products are gonum's,
+// on packed tiles (product.go). Work is cut by shapes alone, so results do not depend on the number of threads.
+// The package is no part of epigrad's API and may change in any release.
+package reference
+
+import (
+	"github.com/epigrad/epigrad/go/backend"
+	"github.com/epigrad/epigrad/go/dtype"
+	"github.com/epigrad/epigrad/go/status"
+	"github.com/epigrad/epigrad/kernels/portable"
+)
+
+// Name is the engine's name.
+const Name = "go"
+
+// Select returns the kernel of a problem.
+func Select(p backend.Problem) (backend.Kernel, error) {
+	switch p := p.(type) {
+	case *backend.Activation:
+		return newActivation(p)
+	case *backend.ActivationBackward:
+		return newActivationBackward(p)
+	case *backend.Gated:
+		return newGated(p)
+	case *backend.GatedBackward:
+		return newGatedBackward(p)
+	case *backend.Lerp:
+		return newLerp(p)
+	case *backend.LerpBackward:
+		return newLerpBackward(p)
+	case *backend.GemmEpilogue:
+		if p.DType.Accumulator() == dtype.Float64 {
+			return newGemm[float64](p)
+		}
+		return newGemm[float32](p)
+	case *backend.GemmEpilogueBackward:
+		if p.DType.Accumulator() == dtype.Float64 {
+			return newGemmBackward[float64](p)
+		}
+		return newGemmBackward[float32](p)
+	default:
+		op, _, _ := p.Describe()
+		return nil, status.Errorf(status.Unsupported, "%s: the cpu backend has no kernel for it", op)
+	}
+}
+
+// formulaOf returns what makes an activation's formula of a run's parameters.
+func formulaOf(activation string) (portable.Make, error) {
+	formula, ok := portable.Lookup(activation)
+	if !ok {
+		return nil, status.Errorf(status.Unsupported, "the cpu backend has no formula for the activation %q", activation)
+	}
+	return formula, nil
+}

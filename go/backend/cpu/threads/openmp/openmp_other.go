@@ -1,0 +1,12 @@
+//go:build !cgo || !linux
+
+package openmp
+
+import "unsafe"
+
+// Built tells that there can be a team.
+const Built = false
+
+func find() unsafe.Pointer { return nil }
+
+func run(int, func()) {}

@@ -1,0 +1,149 @@
+package vector
+
+import (
+	"sync"
+	"unsafe"
+
+	"github.com/epigrad/epigrad/go/backend"
+	"github.com/epigrad/epigrad/go/backend/cpu/kernel"
+	"github.com/epigrad/epigrad/go/backend/cpu/layout"
+	"github.com/epigrad/epigrad/go/backend/cpu/threads"
+	"github.com/epigrad/epigrad/go/dtype"
+	"github.com/epigrad/epigrad/go/tensor"
+	kernels "github.com/epigrad/epigrad/kernels/cpu"
+)
+
+const (
+	// formulaWork is what a function needs for an element, in multiply-adds of a product.
+	formulaWork = 32
+	// A task's elements: as many as leave each thread turns tasks, within bounds. Long pieces are
+	// read faster.
+	turns                   = 8
+	leastOfTask, mostOfTask = 1 << 15, 1 << 18
+)
+
+// views are a function's operands, outputs first; absent ones are nil.
+type views [kernels.Operands]*tensor.View
+
+// targets are the tensors to which outputs are summed, at the places of those outputs.
+type targets [kernels.Outputs]*tensor.View
+
+// operandsOf places operands where a function has them.
+func operandsOf(outputs []*tensor.View, inputs ...*tensor.View) (all views) {
+	copy(all[:kernels.Outputs], outputs)
+	copy(all[kernels.Outputs:], inputs)
+	return all
+}
+
+// pass is a function of an engine on the operands of a problem. A nil pass, of a function that the
+// engine lacks, makes nil.
+type pass struct {
+	engine   *kernels.Engine
+	function kernels.Kernel
+	dt       dtype.DType
+	operands views
+}
+
+// pass finds the function of a name, without the dtype's suffix.
+func (e *Engine) pass(name string, dt dtype.DType, operands views) *pass {
+	function, ok := e.Kernel(name + "_" + dt.Short())
+	if !ok {
+		return nil
+	}
+	return &pass{e.Engine, function, dt, operands}
+}
+
+// into makes the pass that writes the outputs among the operands and sums outputs to targets, if
+// there are any; nil where the engine cannot. A sum's order follows `like` (reduction.inOrder). A
+// run may ask for the sums to be added to what is in the targets.
+func (s *pass) into(to targets, like *tensor.View) kernel.Pass {
+	if to == (targets{}) {
+		return s.elementwise()
+	}
+	return s.sums(to, like)
+}
+
+// present are the operands that there are.
+func (s *pass) present() []*tensor.View {
+	var views []*tensor.View
+	for _, operand := range s.operands {
+		if operand != nil {
+			views = append(views, operand)
+		}
+	}
+	return views
+}
+
+// elementwise makes the pass that writes the outputs among the operands; nil where the engine cannot.
+func (s *pass) elementwise() kernel.Pass {
+	if s == nil {
+		return nil
+	}
+	w := layout.NewWalk(s.dt, s.present()...)
+	if len(w.Shape) > kernels.MostRank {
+		return nil
+	}
+	loops := s.loops(w)
+	return func(r *backend.Run) error {
+		if w.Count == 0 {
+			return nil
+		}
+		hintPages(r, s.operands[:kernels.Outputs]...)
+		j := freeWalking.Get().(*walking)
+		defer j.free()
+		base := w.Bind(r)
+		each := min(max(leastOfTask, w.Count/int64(turns*threads.For(r.Threads))&-leastOfTask), mostOfTask)
+		*j = walking{pass: s, loops: loops, count: w.Count, each: each, parameters: r.Parameters}
+		s.spread(&j.at, base[:])
+		return threads.Share(divideUp(w.Count, each), r.Threads, w.Count*formulaWork, j)
+	}
+}
+
+// loops says a walk over the present operands as the engine wants it.
+func (s *pass) loops(w *layout.Walk) *kernels.Loops {
+	l := &kernels.Loops{ElementSize: s.dt.Size(), Rank: int64(len(w.Shape))}
+	copy(l.Shape[:], w.Shape)
+	next := 0
+	for i, operand := range s.operands {
+		if operand != nil {
+			copy(l.Strides[i][:], w.Strides[next])
+			next++
+		}
+	}
+	return l
+}
+
+// spread gives each present operand, in order, its address.
+func (s *pass) spread(at *kernels.Addresses, addresses []unsafe.Pointer) {
+	next := 0
+	for i, operand := range s.operands {
+		if operand != nil {
+			at[i] = addresses[next]
+			next++
+		}
+	}
+}
+
+// walking is the job of an elementwise pass.
+type walking struct {
+	pass        *pass
+	loops       *kernels.Loops
+	count, each int64
+	parameters  kernels.Parameters
+	at          kernels.Addresses
+}
+
+// Call implements threads.Job.
+func (j *walking) Call(crew *kernels.Crew) {
+	j.pass.engine.Elementwise(crew, j.pass.function, j.loops, 0, j.count, j.each, &j.parameters, &j.at)
+}
+
+var freeWalking = sync.Pool{New: func() any { return new(walking) }}
+
+// free puts a job back, without the addresses: their memory may be given back, and become Go's.
+func (j *walking) free() {
+	*j = walking{}
+	freeWalking.Put(j)
+}
+
+func divideUp(a, b int64) int64 { return (a + b - 1) / b }

@@ -1,0 +1,93 @@
+// Package vector makes kernels of an instruction set's functions (kernels/cpu): passes over elements, sums, and
+// products with their epilogues. What an engine cannot compute, mostly more dimensions than its functions can
+// walk, is the portable engine's (reference). Work is cut by shapes alone, so results do not depend on the number
+// of threads. The package is no part of epigrad's API and may change in any release.
+package vector
+
+import (
+	"github.com/epigrad/epigrad/go/backend"
+	"github.com/epigrad/epigrad/go/backend/cpu/kernel"
+	"github.com/epigrad/epigrad/go/dtype"
+	"github.com/epigrad/epigrad/go/tensor"
+	kernels "github.com/epigrad/epigrad/kernels/cpu"
+)
+
+// Engine makes the kernels of one instruction set.
+type Engine struct {
+	*kernels.Engine
+	// SlowWithDenormals tells that the processor is: operands of products are lifted then (denormals.go).
+	SlowWithDenormals bool
+}
+
+// Open returns an engine by its name, or an error that says what this machine lacks.
+func Open(name string) (*Engine, error) {
+	engine, err := kernels.Open(name)
+	if err != nil {
+		return nil, err
+	}
+	return &Engine{engine, kernels.SlowWithDenormals()}, nil
+}
+
+// Select returns the engine's kernel of a problem, or nil where it has none.
+func (e *Engine) Select(p backend.Problem) backend.Kernel {
+	switch p := p.(type) {
+	case *backend.Activation:
+		return e.activation(p)
+	case *backend.ActivationBackward:
+		return e.activationBackward(p)
+	case *backend.Gated:
+		return e.gated(p)
+	case *backend.GatedBackward:
+		return e.gatedBackward(p)
+	case *backend.Lerp:
+		return e.lerp(p)
+	case *backend.LerpBackward:
+		return e.lerpBackward(p)
+	case *backend.GemmEpilogue:
+		return e.gemm(p)
+	case *backend.GemmEpilogueBackward:
+		return e.gemmBackward(p)
+	}
+	return nil
+}
+
+// facts describes a kernel. Formulas of the half types run in float32, others in float64.
+func (e *Engine) facts(p backend.Problem, product string) kernel.Facts {
+	math := dtype.Float64
+	if _, _, dt := p.Describe(); dt == dtype.BFloat16 || dt == dtype.Float16 {
+		math = dtype.Float32
+	}
+	return kernel.FactsOf(p, product).On(e.Name, e.VectorBytes, math)
+}
+
+// kernelOf makes a kernel of passes, or nil where one of them could not be made.
+func (e *Engine) kernelOf(p backend.Problem, passes ...kernel.Pass) backend.Kernel {
+	for _, pass := range passes {
+		if pass == nil {
+			return nil
+		}
+	}
+	return &kernel.Steps{Facts: e.facts(p, ""), Passes: passes}
+}
+
+func (e *Engine) activation(p *backend.Activation) backend.Kernel {
+	operands := operandsOf([]*tensor.View{p.Out}, p.Input)
+	return e.kernelOf(p, e.pass("activation_"+p.Kind, p.DType, operands).elementwise())
+}
+
+func (e *Engine) activationBackward(p *backend.ActivationBackward) backend.Kernel {
+	operands := operandsOf([]*tensor.View{p.GradInput, p.Out}, p.GradOutput, p.Input)
+	pass := e.pass("activation_backward_"+p.Kind, p.DType, operands)
+	return e.kernelOf(p, pass.into(targets{p.GradBias}, p.Input))
+}
+
+func (e *Engine) gated(p *backend.Gated) backend.Kernel {
+	operands := operandsOf([]*tensor.View{p.Out}, p.Value, p.Gate)
+	return e.kernelOf(p, e.pass("gated_"+p.Activation, p.DType, operands).elementwise())
+}
+
+func (e *Engine) gatedBackward(p *backend.GatedBackward) backend.Kernel {
+	operands := operandsOf([]*tensor.View{p.GradValue, p.GradGate}, p.GradOutput, p.Value, p.Gate)
+	pass := e.pass("gated_backward_"+p.Activation, p.DType, operands)
+	return e.kernelOf(p, pass.into(targets{p.GradBiasValue, p.GradBiasGate}, p.Gate))
+}

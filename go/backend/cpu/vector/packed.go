@@ -1,0 +1,110 @@
+package vector
+
+import (
+	"sync"
+	"unsafe"
+
+	kernels "github.com/epigrad/epigrad/kernels/cpu"
+)
+
+// packed is the memory that a block needs: its operands, and its sums. What the engine is told lies
+// here too, so that small products leave no garbage.
+type packed struct {
+	block       block
+	index       []int64 // of the item whose operands are packed
+	left, right packedOperand
+	packing     packing
+	sums        buffer
+	tiles       tiling
+}
+
+// packedOperand is a part of an operand, in panels.
+type packedOperand struct {
+	buffer
+	part    operandPart
+	operand kernels.Operand
+	packing kernels.Packing
+	lifted  int64 // the power of two that its numbers were multiplied by
+	largest int64 // exponent of what was packed, negative while nobody has asked
+}
+
+// operandPart says which part of a product's operand that is: blocks in a row may need the same.
+type operandPart struct {
+	from                     uintptr
+	row, count, first, depth int64
+}
+
+// room makes room for so many panels.
+func (o *packedOperand) room(panels, bytes int64) {
+	if int64(len(o.packing.Smallest)) < panels {
+		o.packing.Smallest = make([]int16, panels)
+	}
+	o.packing.To = o.get(panels * bytes)
+}
+
+// pack says what is to be packed of an operand; nil if it is packed.
+func (o *packedOperand) pack(from unsafe.Pointer, operand kernels.Operand) *kernels.Packing {
+	part := operandPart{uintptr(from), operand.Row, operand.Count, operand.First, operand.Depth}
+	if o.part == part {
+		return nil
+	}
+	o.part, o.operand = part, operand
+	o.packing.Operand, o.packing.From = &o.operand, from
+	o.lifted, o.largest = 0, -1
+	return &o.packing
+}
+
+// packing is the job that packs operands.
+type packing struct {
+	engine      *kernels.Engine
+	left, right *kernels.Packing
+}
+
+// Call implements threads.Job.
+func (j *packing) Call(crew *kernels.Crew) { j.engine.Pack(crew, j.left, j.right) }
+
+// tiling is the job that computes a block's tiles from what is packed.
+type tiling struct {
+	engine               *kernels.Engine
+	tile                 *kernels.Tile // by itself: cgo would look at its neighbours
+	cut                  kernels.Cut
+	left, right          *kernels.Packing
+	sums, out, pre, bias unsafe.Pointer
+}
+
+// Call implements threads.Job.
+func (j *tiling) Call(crew *kernels.Crew) {
+	left, right := j.left, j.right
+	j.engine.Multiply(
+		crew, j.tile, &j.cut, left.To, right.To, left.Smallest, right.Smallest, j.sums, j.out, j.pre, j.bias,
+	)
+}
+
+// buffer is scratch that grows. It starts on a cache line.
+type buffer struct{ memory []byte }
+
+func (b *buffer) get(bytes int64) unsafe.Pointer {
+	const line = 64
+	if int64(len(b.memory)) < bytes+line {
+		b.memory = make([]byte, bytes+line)
+		hintMemory(unsafe.Pointer(unsafe.SliceData(b.memory)), bytes+line)
+	}
+	start := unsafe.Pointer(unsafe.SliceData(b.memory))
+	return unsafe.Add(start, -int64(uintptr(start))&(line-1))
+}
+
+var freePacked = sync.Pool{New: func() any { return &packed{tiles: tiling{tile: new(kernels.Tile)}} }}
+
+// getPacked is memory of which nothing is packed: where operands lie is known within a run only.
+func getPacked() *packed {
+	p := freePacked.Get().(*packed)
+	p.left.part, p.right.part = operandPart{}, operandPart{}
+	return p
+}
+
+// free puts it back, without the addresses: their memory may be given back, and become Go's.
+func (p *packed) free() {
+	p.left.packing.From, p.right.packing.From = nil, nil
+	p.tiles.out, p.tiles.pre, p.tiles.bias = nil, nil, nil
+	freePacked.Put(p)
+}

@@ -1,5 +1,5 @@
 // The CPU engines: one table for each instruction set, of the same functions compiled for it (engine.h). Go decides which instruction set the machine has,
-// how work is cut into tasks, and which threads may take them (calls.h); nothing here allocates, and nothing is remembered.
+// how work is cut into tasks, and which threads may take them (tasks.h); nothing here allocates, and nothing is remembered.
 #pragma once
 
 #ifdef _WIN32
@@ -44,7 +44,7 @@ typedef struct {
 } epg_axis;
 
 // epg_form is how operands of a product are packed: converted to what sums are kept in; as pairs of bfloat16, two of the depth in one word; or as tiles of such pairs
-// (gemm_tiles.h), of which float16 needs twice as many.
+// (gemm_amx.h), of which float16 needs twice as many.
 typedef enum { EPG_FLOAT32, EPG_FLOAT64, EPG_BFLOAT16, EPG_FLOAT16, EPG_BFLOAT16_PAIRS, EPG_BFLOAT16_TILES, EPG_FLOAT16_TILES, EPG_FORMS } epg_form;
 
 // epg_operand is the left or the right operand of a product, a matrix of rows x depth, of which `count` rows from `row` on and `depth` elements from `first` on are
@@ -74,7 +74,7 @@ typedef struct {
   int64_t form, units;  // the depth as it is packed, in words of a sum's size
   int64_t rows, columns, stride;
   int64_t first, last, accumulate, exchanged, plain;
-  int64_t lifted;  // by what power of two the products of packed numbers are larger than they should be (lift.h)
+  int64_t lifted;  // by what power of two the products of packed numbers are larger than they should be (denormals.h)
   int64_t row, column;
   int64_t size, sum_size;  // bytes of an element, of a sum
   int64_t bias_stride;

@@ -62,8 +62,8 @@
 #undef REGISTERS
 
 #include "gemm.h"
-#include "loops.h"
 #include "sums.h"
+#include "walk.h"
 
 #define KERNELS(dtype) {entries_##dtype, sizeof entries_##dtype / sizeof *entries_##dtype}
 #define ENGINE_TABLE JOIN(epg_engine, ENGINE)

@@ -19,7 +19,7 @@ package cpu
 // #cgo nocallback epg_slow_with_denormals
 // #cgo noescape epg_request_tiles
 // #cgo nocallback epg_request_tiles
-// #include "calls.h"
+// #include "tasks.h"
 import "C"
 
 import (

@@ -1,10 +1,10 @@
 // Products of packed panels. Every sum is formed in the order of the depth, in parts of one length that are added up: tiles, panels and threads have no influence. Where operands are
-// lifted (lift.h), only what was denormal on the way is another sum.
+// lifted (denormals.h), only what was denormal on the way is another sum.
 
 #pragma once
 
-#include "lift.h"
-#include "loops.h"
+#include "denormals.h"
+#include "walk.h"
 
 // Panels, and how they lie:
 //
@@ -205,7 +205,7 @@ PANEL_KERNELS(multiply_halves, f, TARGET, f_fuse_halves)
 #endif
 
 #ifdef TILES
-#include "gemm_tiles.h"
+#include "gemm_amx.h"
 #else
 enum { tiles_width = 0, tiles_part = 0 };
 #endif

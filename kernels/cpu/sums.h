@@ -3,7 +3,7 @@
 
 #include <float.h>
 
-#include "loops.h"
+#include "walk.h"
 
 // part is what a task adds up.
 typedef struct {

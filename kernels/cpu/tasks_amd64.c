@@ -3,7 +3,7 @@
 #include <errno.h>
 #include <string.h>
 
-#include "calls.h"
+#include "tasks.h"
 #ifdef __linux__
 #include <sys/syscall.h>
 #include <unistd.h>

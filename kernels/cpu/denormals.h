@@ -3,7 +3,8 @@
 // a denormal rounding on the way is left out.
 #pragma once
 
-#include "loops.h"
+#include "arithmetic.h"
+#include "cpu.h"
 
 // Numbers as integers of so many bits: their magnitudes are in order, exponents follow `digits` bits.
 #define LARGEST(form, T, digits)                                          \

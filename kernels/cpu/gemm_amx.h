@@ -7,7 +7,7 @@
 
 #include <math.h>
 
-#include "tiles.h"
+#include "amx.h"
 
 // A part of the depth is longer than gemm.h's: sums come and go by whole tiles, which costs more.
 enum { tiles_width = 2 * tile_words, depth_of_tile = 2 * tile_words, tiles_part = 256 };
@@ -17,7 +17,7 @@ enum { nothing_tiny = 2 * 127, not_for_tiles = 0 };
 
 enum { tile_stride = tile_words * 4, tile_bytes = tile_words * tile_stride, block_bytes = 2 * tile_bytes };
 
-#include "pack_tiles.h"
+#include "pack_amx.h"
 
 // prefetch_tiles prefetches what a step of the next kernels reads.
 INLINE void prefetch_tiles(const prefetch *next, int64_t step) {

@@ -1,4 +1,4 @@
-// Packing of tiles, whose layout is in gemm_tiles.h.
+// Packing of tiles, whose layout is in gemm_amx.h.
 
 #pragma once
 

@@ -1,20 +1,20 @@
-// Operations on AMX's tiles: registers of 16 rows of 64 bytes, by number. EMULATED_TILES makes plain C of them, so that what is built on them is tested where there is no AMX.
+// Operations on AMX's tiles: registers of 16 rows of 64 bytes, by number. EMULATED_AMX makes plain C of them, so that what is built on them is tested where there is no AMX.
 #pragma once
 
 #include "cpu.h"
 
 enum { tile_words = 16 };  // in a row, and rows
 
-#ifdef EMULATED_TILES
+#ifdef EMULATED_AMX
 
-#define TARGET_TILES TARGET
+#define TARGET_AMX TARGET
 
 static _Thread_local struct {
   _Alignas(64) float row[tile_words][tile_words];
 } emulated_tiles[8];
 
-#define tiles_begin()
-#define tiles_end()
+#define amx_begin()
+#define amx_end()
 #define tile_zero(tile) memset(&emulated_tiles[tile], 0, sizeof *emulated_tiles)
 #define tile_load(tile, from, stride) \
   for (int64_t row = 0; row < tile_words; row++) memcpy(emulated_tiles[tile].row[row], (const char *)(from) + row * (stride), sizeof emulated_tiles->row[0])
@@ -41,10 +41,10 @@ TARGET static void tile_multiply(int sums, int left, int right) {
 
 #else
 
-#define TARGET_TILES __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c,prfchw,amx-tile,amx-bf16")))
+#define TARGET_AMX __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c,prfchw,amx-tile,amx-bf16")))
 
-// tiles_begin makes all tiles as large as they can be; tiles_end leaves nothing that a thread would have to keep.
-TARGET_TILES static void tiles_begin(void) {
+// amx_begin makes all tiles as large as they can be; amx_end leaves nothing that a thread would have to keep.
+TARGET_AMX static void amx_begin(void) {
   static const struct {
     uint8_t palette, start_row, reserved[14];
     uint16_t row_bytes[16];
@@ -52,7 +52,7 @@ TARGET_TILES static void tiles_begin(void) {
   } all = {.palette = 1, .row_bytes = {64, 64, 64, 64, 64, 64, 64, 64}, .rows = {16, 16, 16, 16, 16, 16, 16, 16}};
   _tile_loadconfig(&all);
 }
-TARGET_TILES static void tiles_end(void) { _tile_release(); }
+TARGET_AMX static void amx_end(void) { _tile_release(); }
 
 #define tile_zero(tile) _tile_zero(tile)
 #define tile_load(tile, from, stride) _tile_loadd(tile, from, stride)

@@ -40,7 +40,7 @@ TARGET static void lift_d(char *at, int64_t bytes, int64_t powers) {
   for (int64_t i = 0; i < bytes; i += VECTOR_BYTES) d_store_float64(at + i, d_scale(d_load_float64(at + i), k));
 }
 
-#if defined(PAIRS) || defined(TILES)
+#if defined(PAIRS) || defined(AMX)
 // Nothing is rounded: a bfloat16 stays one, and what was denormal becomes normal.
 TARGET static void lift_pairs(char *at, int64_t bytes, int64_t powers) {
   const float_lift by = float_lift_by(powers);
@@ -60,7 +60,7 @@ TARGET static int64_t largest(int64_t form, const char *from, int64_t bytes) {
 }
 
 TARGET static void lift(int64_t form, char *at, int64_t bytes, int64_t powers) {
-#if defined(PAIRS) || defined(TILES)
+#if defined(PAIRS) || defined(AMX)
   if (is_of_pairs(form)) {
     lift_pairs(at, bytes, powers);
     return;

@@ -27,7 +27,7 @@ type instructionSet struct {
 
 // instructions are the instruction sets, best first.
 var instructions = []instructionSet{
-	{"amx", 64, append([]feature{{"AMX_BF16", cpu.X86.HasAMXBF16}, {"AMX_TILE", cpu.X86.HasAMXTile}}, avx512...), requestTiles},
+	{"amx", 64, append([]feature{{"AMX_BF16", cpu.X86.HasAMXBF16}, {"AMX_TILE", cpu.X86.HasAMXTile}}, avx512...), requestAMX},
 	{"avx512bf16", 64, append([]feature{{"AVX512_BF16", cpu.X86.HasAVX512BF16}}, avx512...), nil},
 	{"avx512", 64, avx512, nil},
 	{"avx2", 32, avx2, nil},

@@ -1,4 +1,4 @@
 #include "vector_avx512.h"
 #define ENGINE amx
-#define TILES  // products of half types by AMX
+#define AMX  // products of half types by AMX
 #include "engine.h"

@@ -2,6 +2,6 @@
 
 #include "vector_avx512.h"
 #define ENGINE amx_emulated
-#define TILES
-#define EMULATED_TILES
+#define AMX
+#define EMULATED_AMX
 #include "engine.h"

@@ -17,8 +17,8 @@ package cpu
 // #cgo nocallback epg_multiply
 // #cgo noescape epg_slow_with_denormals
 // #cgo nocallback epg_slow_with_denormals
-// #cgo noescape epg_request_tiles
-// #cgo nocallback epg_request_tiles
+// #cgo noescape epg_request_amx
+// #cgo nocallback epg_request_amx
 // #include "tasks.h"
 import "C"
 
@@ -80,9 +80,9 @@ func newEngine(name string, vectorBytes int) *Engine {
 	return e
 }
 
-// requestTiles asks the system for AMX's registers, which have to be granted to a process before it uses them.
-func requestTiles() error {
-	if number := C.epg_request_tiles(); number != 0 {
+// requestAMX asks the system for AMX's registers, which have to be granted to a process before it uses them.
+func requestAMX() error {
+	if number := C.epg_request_amx(); number != 0 {
 		return syscall.Errno(number)
 	}
 	return nil

@@ -16,7 +16,7 @@ type Kernel struct{}
 
 func newEngine(string, int) *Engine { return nil }
 
-func requestTiles() error { return nil }
+func requestAMX() error { return nil }
 
 // SlowWithDenormals tells that this processor multiplies denormal numbers much more slowly than others.
 func SlowWithDenormals() bool { return false }

@@ -74,7 +74,7 @@ enum { side_by_side = 4, most_width = tile_registers * f_lanes };
 #undef LOAD_LINES
 #undef NOTHING_FOUND
 
-#if defined(PAIRS) || defined(TILES)
+#if defined(PAIRS) || defined(AMX)
 // Magnitudes less 1, so that zero becomes the largest.
 INLINE __m512i least_magnitudes(__m512i least, f_v pairs) {
   const __m512i magnitudes = _mm512_and_si512(_mm512_castps_si512(pairs), _mm512_set1_epi16(0x7fff));
@@ -204,10 +204,10 @@ PANEL_KERNELS(multiply_pairs, f, TARGET_PAIRS, f_fuse_pairs)
 PANEL_KERNELS(multiply_halves, f, TARGET, f_fuse_halves)
 #endif
 
-#ifdef TILES
+#ifdef AMX
 #include "gemm_amx.h"
 #else
-enum { tiles_width = 0, tiles_part = 0 };
+enum { amx_width = 0, amx_part = 0 };
 #endif
 
 // kernel_for returns the kernel for so many rows and registers of a row, which AMX's tiles have two of in any case. as_floats is for forms of bfloat16 only, and exchanged makes a
@@ -218,8 +218,8 @@ static panel_kernel *kernel_for(int64_t form, int64_t height, int64_t wide, int 
 #ifdef PAIRS
   if (form == EPG_BFLOAT16_PAIRS) return as_floats ? multiply_halves_of(height, wide) : multiply_pairs_of(height, wide);
 #endif
-#ifdef TILES
-  if (form == EPG_BFLOAT16_TILES || form == EPG_FLOAT16_TILES) return tiles_of_height(form, height, as_floats, exchanged);
+#ifdef AMX
+  if (form == EPG_BFLOAT16_TILES || form == EPG_FLOAT16_TILES) return amx_kernel_for(form, height, as_floats, exchanged);
 #endif
   return form == EPG_FLOAT64 ? multiply_float64_of(height, wide) : multiply_float32_of(height, wide);
 }
@@ -299,9 +299,9 @@ INLINE product product_of(const epg_tile *t, const char *left, const char *right
       .pre = pre,
       .size = t->sum_size,
       .lanes = lanes,
-      .height = amx ? tiles_width : tile_rows,
-      .width = amx ? tiles_width : tile_registers * lanes,
-      .part = amx ? tiles_part : depth_part,
+      .height = amx ? amx_width : tile_rows,
+      .width = amx ? amx_width : tile_registers * lanes,
+      .part = amx ? amx_part : depth_part,
       .amx = amx,
       .pairs = amx || t->form == EPG_BFLOAT16_PAIRS,
       .direct = t->plain && t->last && t->units && !t->lifted && whole(t->rows, t->columns, lanes),
@@ -352,7 +352,7 @@ INLINE places places_of(const product *p, span s, int64_t row, int64_t column) {
 // too_small tells that products of pairs could be flushed to zero, so that both halves are multiplied as floats.
 INLINE int too_small(const product *p, int64_t row, int64_t column) {
   if (!p->pairs || p->tile->lifted) return 0;
-  const int64_t panel = p->amx ? tiles_width : f_lanes;  // packing's: two of a kernel's where those are halves
+  const int64_t panel = p->amx ? amx_width : f_lanes;  // packing's: two of a kernel's where those are halves
   const int x = p->left_smallest[row / panel], y = p->right_smallest[column / p->width];
   return !x || !y || x + y < EPG_LEAST_EXPONENTS;
 }
@@ -413,16 +413,16 @@ TARGET static void multiply(const epg_tile *t, const char *left, const char *rig
   const product p = product_of(t, left, right, left_smallest, right_smallest, sums, out, pre);
   if (!t->units) clear_sums(&p, bias ? -0.0 : 0.0);
   if (t->lifted && !t->first) lift_sums(t, sums, t->lifted);
-#ifdef TILES
-  if (p.amx) tiles_begin();
+#ifdef AMX
+  if (p.amx) amx_begin();
 #endif
   for (span s = {0}; s.first < t->units; s.first += p.part) {
     s.depth = least(p.part, t->units - s.first);
     s.more = t->units - s.first - s.depth;
     for (int64_t column = 0; column < t->columns; column += p.width) multiply_column(&p, s, column);
   }
-#ifdef TILES
-  if (p.amx) tiles_end();
+#ifdef AMX
+  if (p.amx) amx_end();
 #endif
   if (t->lifted) lift_sums(t, sums, -t->lifted);
   if (t->last && !p.direct) finish_rows(&p, bias);
@@ -447,7 +447,7 @@ TARGET static void pack(const epg_operand *p, int64_t panel, int64_t count, cons
       pack_pairs(p, panel, count, from, to, smallest);
       break;
 #endif
-#ifdef TILES
+#ifdef AMX
     case EPG_BFLOAT16_TILES:
       pack_bfloat16_tiles(p, panel, count, from, to, smallest);
       break;

@@ -10,10 +10,10 @@
 #include "amx.h"
 
 // A part of the depth is longer than gemm.h's: sums come and go by whole tiles, which costs more.
-enum { tiles_width = 2 * tile_words, depth_of_tile = 2 * tile_words, tiles_part = 256 };
+enum { amx_width = 2 * tile_words, depth_of_tile = 2 * tile_words, amx_part = 256 };
 
 // What the tiles' instruction takes for zeros is said in gemm.h. Infinities have no second term: 0 times one would be NaN.
-enum { nothing_tiny = 2 * 127, not_for_tiles = 0 };
+enum { nothing_tiny = 2 * 127, not_for_amx = 0 };
 
 enum { tile_stride = tile_words * 4, tile_bytes = tile_words * tile_stride, block_bytes = 2 * tile_bytes };
 
@@ -27,40 +27,40 @@ INLINE void prefetch_tiles(const prefetch *next, int64_t step) {
 }
 
 // Sums are tiles 0 to 3 (0 and 1 of the first 16 rows), the left operand's are 4 and 5, the right one's 6 and 7. 16 rows leave out 2, 3 and 5.
-#define TILES_KERNEL(height)                                                                                                              \
-  TARGET_TILES static void multiply_bfloat16_tiles_##height(int64_t depth, const void *left_at, const void *right_at, const places *sums, \
-                                                            const prefetch *next) {                                                       \
-    const char *left = left_at, *right = right_at;                                                                                        \
-    TILES_LOAD_SUMS(height)                                                                                                               \
-    for (int64_t step = 0; step < depth; step += tile_words, left += block_bytes, right += block_bytes) {                                 \
-      prefetch_tiles(next, step);                                                                                                         \
-      TILES_LOAD_LEFT(height, left)                                                                                                       \
-      tile_load(6, right, tile_stride);                                                                                                   \
-      tile_multiply(0, 4, 6);                                                                                                             \
-      if (height > tile_words) tile_multiply(2, 5, 6);                                                                                    \
-      tile_load(7, right + tile_bytes, tile_stride);                                                                                      \
-      tile_multiply(1, 4, 7);                                                                                                             \
-      if (height > tile_words) tile_multiply(3, 5, 7);                                                                                    \
-    }                                                                                                                                     \
-    TILES_STORE_SUMS(height)                                                                                                              \
+#define TILES_KERNEL(height)                                                                                                            \
+  TARGET_AMX static void multiply_bfloat16_tiles_##height(int64_t depth, const void *left_at, const void *right_at, const places *sums, \
+                                                          const prefetch *next) {                                                       \
+    const char *left = left_at, *right = right_at;                                                                                      \
+    TILES_LOAD_SUMS(height)                                                                                                             \
+    for (int64_t step = 0; step < depth; step += tile_words, left += block_bytes, right += block_bytes) {                               \
+      prefetch_tiles(next, step);                                                                                                       \
+      TILES_LOAD_LEFT(height, left)                                                                                                     \
+      tile_load(6, right, tile_stride);                                                                                                 \
+      tile_multiply(0, 4, 6);                                                                                                           \
+      if (height > tile_words) tile_multiply(2, 5, 6);                                                                                  \
+      tile_load(7, right + tile_bytes, tile_stride);                                                                                    \
+      tile_multiply(1, 4, 7);                                                                                                           \
+      if (height > tile_words) tile_multiply(3, 5, 7);                                                                                  \
+    }                                                                                                                                   \
+    TILES_STORE_SUMS(height)                                                                                                            \
   }
 
 // The four products of a step, one term being loaded anew for each: first terms; the left one's first by the right one's second; second terms; and the left one's second by
 // the right one's first. Where operands are exchanged, second and fourth are too, so that every sum is formed as if they were not.
-#define FLOAT16_TILES_KERNEL(way, height, load_for_second, load_for_third, load_for_fourth)                                                \
-  TARGET_TILES static void multiply_float16_##way##_##height(int64_t depth, const void *left_at, const void *right_at, const places *sums, \
-                                                             const prefetch *next) {                                                       \
-    const char *left = left_at, *right = right_at;                                                                                         \
-    TILES_LOAD_SUMS(height)                                                                                                                \
-    for (int64_t step = 0; step < depth; step += 2 * tile_words, left += 2 * block_bytes, right += 2 * block_bytes) {                      \
-      prefetch_tiles(next, step);                                                                                                          \
-      prefetch_tiles(next, step + tile_words);                                                                                             \
-      TILES_LOAD_LEFT(height, left)                                                                                                        \
-      TILES_LOAD_RIGHT(right)                                                                                                              \
-      TILES_MULTIPLY(height)                                                                                                               \
-      load_for_second TILES_MULTIPLY(height) load_for_third TILES_MULTIPLY(height) load_for_fourth TILES_MULTIPLY(height)                  \
-    }                                                                                                                                      \
-    TILES_STORE_SUMS(height)                                                                                                               \
+#define FLOAT16_TILES_KERNEL(way, height, load_for_second, load_for_third, load_for_fourth)                                              \
+  TARGET_AMX static void multiply_float16_##way##_##height(int64_t depth, const void *left_at, const void *right_at, const places *sums, \
+                                                           const prefetch *next) {                                                       \
+    const char *left = left_at, *right = right_at;                                                                                       \
+    TILES_LOAD_SUMS(height)                                                                                                              \
+    for (int64_t step = 0; step < depth; step += 2 * tile_words, left += 2 * block_bytes, right += 2 * block_bytes) {                    \
+      prefetch_tiles(next, step);                                                                                                        \
+      prefetch_tiles(next, step + tile_words);                                                                                           \
+      TILES_LOAD_LEFT(height, left)                                                                                                      \
+      TILES_LOAD_RIGHT(right)                                                                                                            \
+      TILES_MULTIPLY(height)                                                                                                             \
+      load_for_second TILES_MULTIPLY(height) load_for_third TILES_MULTIPLY(height) load_for_fourth TILES_MULTIPLY(height)                \
+    }                                                                                                                                    \
+    TILES_STORE_SUMS(height)                                                                                                             \
   }
 #define FLOAT16_TILES_KERNELS(height)                                                                                                              \
   FLOAT16_TILES_KERNEL(tiles, height, TILES_LOAD_RIGHT(right + block_bytes), TILES_LOAD_LEFT(height, left + block_bytes), TILES_LOAD_RIGHT(right)) \
@@ -157,7 +157,7 @@ INLINE void multiply_as_floats(const int terms, const int exchanged, int64_t hei
       high[i] = begin ? f_set(0) : f_load_float32(at + f_lanes);
     }
     for (int64_t k = 0; k < depth; k += terms * tile_words) {
-      const char *x = left + k * tiles_width * 4 + row * tile_stride, *y = right + k * tiles_width * 4;
+      const char *x = left + k * amx_width * 4 + row * tile_stride, *y = right + k * amx_width * 4;
       add_products(0, 0, x, y, low, high);
       if (terms == 1) continue;
       // As in FLOAT16_TILES_KERNEL.
@@ -192,7 +192,7 @@ FLOATS_KERNELS(16)
 FLOATS_KERNELS(32)
 
 #define TILES_OF(form, way) (height <= tile_words ? multiply_##form##_##way##_16 : multiply_##form##_##way##_32)
-static panel_kernel *tiles_of_height(int64_t form, int64_t height, int as_floats, int exchanged) {
+static panel_kernel *amx_kernel_for(int64_t form, int64_t height, int as_floats, int exchanged) {
   if (form == EPG_BFLOAT16_TILES) return as_floats ? TILES_OF(bfloat16, floats) : TILES_OF(bfloat16, tiles);
   if (as_floats) return exchanged ? TILES_OF(float16, exchanged_floats) : TILES_OF(float16, floats);
   return exchanged ? TILES_OF(float16, exchanged) : TILES_OF(float16, tiles);

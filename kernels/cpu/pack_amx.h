@@ -53,12 +53,12 @@ INLINE void take_words(const int terms, f_v (*squares)[2][tile_words], special *
 // A panel that is packed: its rows, of which the first ones are the operand's.
 typedef struct {
   int64_t valid;
-  const char *rows[tiles_width];
+  const char *rows[amx_width];
 } panel_rows;
 
 INLINE panel_rows rows_of(const epg_operand *p, int64_t panel, const char *from) {
-  const int64_t row = p->row + panel * tiles_width, rest = p->row + p->count - row;
-  panel_rows r = {.valid = rest < tiles_width ? rest : tiles_width};
+  const int64_t row = p->row + panel * amx_width, rest = p->row + p->count - row;
+  panel_rows r = {.valid = rest < amx_width ? rest : amx_width};
   for (int64_t i = 0; i < r.valid; i++) r.rows[i] = from + axis_offset(&p->rows, row + i);
   return r;
 }
@@ -68,9 +68,9 @@ INLINE void lines_of(const int rows_contiguous, const epg_operand *p, const pane
   enum { ahead = 2 };  // blocks
   const int depth_contiguous = !rows_contiguous && p->columns.rank == 1 && p->columns.strides[0] == 2;
   const int64_t elements = p->depth - k < depth_of_tile ? p->depth - k : depth_of_tile, step = p->columns.strides[p->columns.rank - 1];
-  const int whole = r->valid == tiles_width && elements == depth_of_tile;
+  const int whole = r->valid == amx_width && elements == depth_of_tile;
   if (!whole || !(rows_contiguous || depth_contiguous)) {
-    memset(gathered, 0, tiles_width * sizeof *gathered);
+    memset(gathered, 0, amx_width * sizeof *gathered);
     for (int64_t j = 0; j < elements; j++) {
       const int64_t offset = axis_offset(&p->columns, p->first + k + j);
       if (rows_contiguous)
@@ -78,7 +78,7 @@ INLINE void lines_of(const int rows_contiguous, const epg_operand *p, const pane
       else
         for (int64_t i = 0; i < r->valid; i++) memcpy(gathered[i] + 2 * j, r->rows[i] + offset, 2);
     }
-    for (int i = 0; i < tiles_width; i++) lines[i] = gathered[i];
+    for (int i = 0; i < amx_width; i++) lines[i] = gathered[i];
   } else if (rows_contiguous) {
     const int even = p->columns.rank == 1;
     for (int j = 0; j < depth_of_tile; j++) {
@@ -86,7 +86,7 @@ INLINE void lines_of(const int rows_contiguous, const epg_operand *p, const pane
       _mm_prefetch(lines[j] + depth_of_tile * step, _MM_HINT_T1);
     }
   } else {
-    for (int i = 0; i < tiles_width; i++) {
+    for (int i = 0; i < amx_width; i++) {
       lines[i] = r->rows[i] + (p->first + k) * 2;
       _mm_prefetch(lines[i] + ahead * depth_of_tile * 2, _MM_HINT_T1);
     }
@@ -131,7 +131,7 @@ INLINE void block_of_rows(const int terms, const int transposed, const char **li
 
 // smallest_of is what is kept of a panel's special numbers (epg_engine.pack). What earlier parts have left in the sums is as small as their numbers made it.
 INLINE int16_t smallest_of(const int terms, const special *found, int again, int16_t before) {
-  if (terms == 2) return found->infinite ? not_for_tiles : nothing_tiny;
+  if (terms == 2) return found->infinite ? not_for_amx : nothing_tiny;
   const int16_t least = exponent_of_smallest(found->least);
   return again && before < least ? before : least;
 }
@@ -142,8 +142,8 @@ INLINE void pack_tiles(const int terms, const int left, const int rows_contiguou
                        char *to, int16_t *smallest) {
   const int64_t blocks = (p->depth + depth_of_tile - 1) / depth_of_tile;
   const int transposed = left == rows_contiguous;
-  _Alignas(64) char gathered[tiles_width][64];
-  const char *lines[tiles_width];
+  _Alignas(64) char gathered[amx_width][64];
+  const char *lines[amx_width];
   panel_rows r[EPG_PANELS];
   special found[EPG_PANELS];
   for (int i = 0; i < n; i++) {

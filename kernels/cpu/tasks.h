@@ -22,8 +22,8 @@ void epg_lift(const epg_engine *, epg_crew *, int64_t form, char *at, int64_t ro
 void epg_multiply(const epg_engine *, epg_crew *, const epg_tile *block, const epg_cut *, const char *left, const char *right, const int16_t *left_smallest,
                   const int16_t *right_smallest, char *sums, char *out, char *pre, const char *bias);
 
-// epg_request_tiles asks the system for AMX's registers, for the whole process, and returns 0 or an error's number.
-int epg_request_tiles(void);
+// epg_request_amx asks the system for AMX's registers, for the whole process, and returns 0 or an error's number.
+int epg_request_amx(void);
 
 // epg_slow_with_denormals tells that this processor multiplies denormal numbers a hundred times as slowly as others: Intel's do.
 int epg_slow_with_denormals(void);

@@ -222,7 +222,7 @@ int epg_slow_with_denormals(void) {
   return __get_cpuid(0, &most, &vendor[0], &vendor[2], &vendor[1]) && !memcmp(vendor, "GenuineIntel", sizeof vendor);
 }
 
-int epg_request_tiles(void) {
+int epg_request_amx(void) {
 #ifdef __linux__
   enum { request_permission = 0x1023, tile_data = 18 };  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
   return syscall(SYS_arch_prctl, request_permission, tile_data) ? errno : 0;

@@ -8,11 +8,10 @@
 //
 // To add one, add its four functions and its name to a list.
 #ifndef EPG_FOR_EACH_ACTIVATION
-#define EPG_FOR_EACH_ACTIVATION_FROM_OUTPUT(macro, ...) macro(relu, __VA_ARGS__) macro(sigmoid, __VA_ARGS__) macro(tanh, __VA_ARGS__)
-#define EPG_FOR_EACH_ACTIVATION(macro, ...)                                                                                               \
-  EPG_FOR_EACH_ACTIVATION_FROM_OUTPUT(macro, __VA_ARGS__)                                                                                 \
-  macro(none, __VA_ARGS__) macro(gelu, __VA_ARGS__) macro(gelu_tanh, __VA_ARGS__) macro(silu, __VA_ARGS__) macro(leaky_relu, __VA_ARGS__) \
-      macro(relu2, __VA_ARGS__)
+#define EPG_FOR_EACH_ACTIVATION_FROM_OUTPUT(macro) macro(relu) macro(sigmoid) macro(tanh)
+#define EPG_FOR_EACH_ACTIVATION(macro)       \
+  EPG_FOR_EACH_ACTIVATION_FROM_OUTPUT(macro) \
+  macro(none) macro(gelu) macro(gelu_tanh) macro(silu) macro(leaky_relu) macro(relu2)
 #endif
 
 // Real is a register of the arithmetic, Decay its e^-v.

@@ -44,7 +44,6 @@ typedef struct {
 } exact_decay_t;
 
 // Half: float reaches as far down as bfloat16 and has 13 bits more than float16.
-#define ARITHMETIC half
 #define REGISTERS f
 // e^-188, 2^-271, is too small for bfloat16 also times 2^128 and what comes with it; e^-69, 2^-100, is nothing beside 1,
 // also times any number that comes with it. What is formed of an m is above 2^-6 in the tails, and so normal down to 2^-119.
@@ -72,11 +71,9 @@ INLINE f_v half_tail(f_v t) {
   f_v y = f_fma(f_set(-2 * half_normal_centre), r, f_set(1));
   return half_normal_tail(y) * r;
 }
-#undef ARITHMETIC
 #undef REGISTERS
 
 // Single: no float32 is denormal or overflows here, so nothing needs two parts. Beyond the limit every result is zero.
-#define ARITHMETIC single
 #define REGISTERS d
 INLINE d_v single_scaled(d_m where, d_v g, d_v x, single_decay_t d) {
   (void)where, (void)d;
@@ -100,11 +97,9 @@ INLINE d_v single_tail(d_v t) {
   d_v y = d_fma(d_set(-2 * single_normal_centre), r, d_set(1));
   return single_normal_tail(y) * r;
 }
-#undef ARITHMETIC
 #undef REGISTERS
 
 // Exact: exponents are formed in two parts, since rounding an exponent v costs v units in the last place.
-#define ARITHMETIC exact
 #define REGISTERS d
 // t e^-t is below half of float64's smallest number from 753 on; e^-345, 2^-498, is nothing beside 1.
 enum { exact_last = 760, exact_beside_1 = 345 };
@@ -157,5 +152,4 @@ INLINE d_v exact_tail(d_v t) {
   d_v p = exact_normal_tail(y);
   return d_fma(p, r, p * r_low);
 }
-#undef ARITHMETIC
 #undef REGISTERS

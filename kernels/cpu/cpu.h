@@ -120,7 +120,6 @@ typedef struct {
 } epg_entry;
 
 typedef struct {
-  const char *name;
   struct {
     const epg_entry *entries;
     int64_t count;

@@ -27,7 +27,7 @@
     if (wide[output]) V(store_real)((V(real) *)wide[output] + i, result); \
   } while (0)
 
-#define ACTIVATION_KERNELS(act, unused)                                                      \
+#define ACTIVATION_KERNELS(act)                                                              \
   KERNEL(activation_##act) {                                                                 \
     UNUSED;                                                                                  \
     FOR_EACH_GROUP {                                                                         \
@@ -69,14 +69,14 @@
       STORE_ANY(1, A(act##_gradient)(g * value, gate, parts));                               \
     }                                                                                        \
   }
-EPG_FOR_EACH_ACTIVATION(ACTIVATION_KERNELS, )
+EPG_FOR_EACH_ACTIVATION(ACTIVATION_KERNELS)
 
-#define FROM_OUTPUT_KERNEL(act, unused)                                           \
+#define FROM_OUTPUT_KERNEL(act)                                                   \
   KERNEL(from_output_##act) {                                                     \
     (void)parameters;                                                             \
     FOR_EACH_GROUP STORE_ANY(0, A(act##_gradient_from_output)(LOAD(0), LOAD(1))); \
   }
-EPG_FOR_EACH_ACTIVATION_FROM_OUTPUT(FROM_OUTPUT_KERNEL, )
+EPG_FOR_EACH_ACTIVATION_FROM_OUTPUT(FROM_OUTPUT_KERNEL)
 
 KERNEL(add) {
   UNUSED;
@@ -120,10 +120,9 @@ static const epg_entry JOIN(entries, DTYPE)[] = {
 #define QUOTE_NAME(name) #name
 #define QUOTE(name) QUOTE_NAME(name)
 #define ENTRY(name) {QUOTE(JOIN(name, DTYPE)), JOIN(name, DTYPE)},
-#define ACTIVATION_ENTRIES(act, unused) \
-  ENTRY(activation_##act) ENTRY(epilogue_##act) ENTRY(activation_backward_##act) ENTRY(gated_##act) ENTRY(gated_backward_##act)
-#define FROM_OUTPUT_ENTRY(act, unused) ENTRY(from_output_##act)
-    EPG_FOR_EACH_ACTIVATION(ACTIVATION_ENTRIES, ) EPG_FOR_EACH_ACTIVATION_FROM_OUTPUT(FROM_OUTPUT_ENTRY, ) ENTRY(add) ENTRY(lerp) ENTRY(lerp_backward)};
+#define ACTIVATION_ENTRIES(act) ENTRY(activation_##act) ENTRY(epilogue_##act) ENTRY(activation_backward_##act) ENTRY(gated_##act) ENTRY(gated_backward_##act)
+#define FROM_OUTPUT_ENTRY(act) ENTRY(from_output_##act)
+    EPG_FOR_EACH_ACTIVATION(ACTIVATION_ENTRIES) EPG_FOR_EACH_ACTIVATION_FROM_OUTPUT(FROM_OUTPUT_ENTRY) ENTRY(add) ENTRY(lerp) ENTRY(lerp_backward)};
 
 #undef KERNEL
 #undef UNUSED

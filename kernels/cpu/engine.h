@@ -67,8 +67,6 @@
 
 #define KERNELS(dtype) {entries_##dtype, sizeof entries_##dtype / sizeof *entries_##dtype}
 #define ENGINE_TABLE JOIN(epg_engine, ENGINE)
-#define QUOTE_NAME(name) #name
-#define QUOTE(name) QUOTE_NAME(name)
 #ifdef PAIRS
 #define PAIRS_WIDTH(n) (n)
 #else
@@ -78,7 +76,6 @@
 enum { f_panel = tile_registers * f_lanes, d_panel = tile_registers * d_lanes };
 
 const epg_engine ENGINE_TABLE = {
-    .name = QUOTE(ENGINE),
     .kernels = {KERNELS(f32), KERNELS(f64), KERNELS(bf16), KERNELS(f16)},
     .elementwise = elementwise,
     .sum = sum,

@@ -10,4 +10,4 @@ func init() {
 	instructions = append(instructions, instructionSet{"amx-emulated", 64, avx512, nil})
 }
 
-func emulated(string) table { return &C.epg_engine_amx_emulated }
+func emulated() table { return &C.epg_engine_amx_emulated }

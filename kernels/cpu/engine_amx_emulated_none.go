@@ -2,4 +2,4 @@
 
 package cpu
 
-func emulated(string) table { return nil }
+func emulated() table { return nil }

@@ -70,7 +70,7 @@ func newEngine(name string, vectorBytes int) *Engine {
 	case "avx2":
 		e.table = &C.epg_engine_avx2
 	default:
-		e.table = emulated(name)
+		e.table = emulated()
 	}
 	for _, list := range e.table.kernels {
 		for _, entry := range unsafe.Slice(list.entries, list.count) {

@@ -1,5 +1,5 @@
-// The activations, by the names of their rows in go/activation, with the formulas of kernels/portable/activation.go. Included once for each arithmetic
-// (arithmetic.h).
+// The activations, by the names of their rows in go/activation, with the formulas of kernels/portable/activation.go. engine.h includes it once for each arithmetic
+// (arithmetic.h), with ARITHMETIC and REGISTERS set.
 //
 // An activation has parts(x, parameters), which is what its value and its slope share (an exponential, above all, and the parameters), value(x, parts), and
 // gradient(g, x, parts) = g act'(x), which is a selection where the activation is piecewise linear, so that relu'(x) = 0 also stops an infinite or NaN g. Where the derivative is a function of the output y,

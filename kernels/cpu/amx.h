@@ -1,4 +1,5 @@
-// Operations on AMX's tiles: registers of 16 rows of 64 bytes, by number. EMULATED_AMX makes plain C of them, so that what is built on them is tested where there is no AMX.
+// Operations on AMX's tiles: registers of 16 rows of 64 bytes, by number. gemm_amx.h includes it. EMULATED_AMX makes plain C of them, so that what is built on
+// them is tested where there is no AMX.
 #pragma once
 
 #include "cpu.h"

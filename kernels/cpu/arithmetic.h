@@ -1,8 +1,8 @@
-// The three ways to compute, on the registers of one instruction set: half (float, for the half types), single (double, for float32) and exact
-// (double, for float64). In half and single an element is rounded visibly once, to its storage; exact is good to a few units in the last place.
+// The three arithmetics, on the registers of one instruction set: half (float, for the half types), single (double, for float32) and exact (double, for float64).
+// engine.h includes it. The formulas of activation.h are written on top of it, once for all three.
 //
-// What every activation is made of has one name in each: a decaying exponential and the normal distribution's tail. Formulas (activation.h) are written once
-// on top of these; activation.h is included once for each arithmetic, with ARITHMETIC and REGISTERS set.
+// What every activation is made of has one name in each: a decaying exponential and the normal distribution's tail. In half and single an element is rounded
+// visibly once, to its storage; exact is good to a few units in the last place.
 #pragma once
 
 #include "activation_table.h"

@@ -2,6 +2,33 @@
 // among at run time. Without cgo, and on other processors than amd64, there are none, and kernels/portable is all there is.
 //
 // Who calls decides how work is cut into tasks and which threads take them (Crew): nothing here allocates or remembers anything.
+//
+// The files, in the order in which one reads them:
+//
+//	cpu.go                  the structs of a call, and the forms of packed operands
+//	engine.go               the engines, and which of them this machine can run
+//	engine_cgo.go           the calls into C
+//	engine_none.go          the same where there are no engines
+//	cpu.h                   what Go and the engines share: the structs, and the table of an engine's functions
+//	tasks.h                 the functions that Go calls
+//	tasks_amd64.c           how threads share the tasks of a call
+//	engine.h                the body of every engine, from the headers below
+//	engine_*_amd64.c        the engines, each compiled from engine.h
+//	engine_amx_emulated*.go amx with its tiles in plain C, in builds for tests
+//	vector_avx512.h         registers of AVX-512
+//	vector_avx2.h           registers of AVX2, by the same names
+//	arithmetic.h            exponentials and the normal tail, in three precisions
+//	activation_table.h      the constants and polynomials of these, generated
+//	activation.h            the activations' formulas
+//	elementwise.h           the kernels of one dtype: activations, gated activations, lerp
+//	walk.h                  elementwise passes over strided tensors, through these kernels
+//	sums.h                  passes that sum over dimensions
+//	gemm.h                  products of packed panels
+//	pack.h                  packing into panels
+//	denormals.h             scaling packed operands that have denormal numbers
+//	amx.h                   AMX's tiles, and their emulation
+//	gemm_amx.h              products on AMX's tiles
+//	pack_amx.h              packing for them
 package cpu
 
 import (

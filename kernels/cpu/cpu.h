@@ -1,5 +1,7 @@
-// The CPU engines: one table for each instruction set, of the same functions compiled for it (engine.h). Go decides which instruction set the machine has,
-// how work is cut into tasks, and which threads may take them (tasks.h); nothing here allocates, and nothing is remembered.
+// What Go and the engines share: constants, the structs of a call, and epg_engine, the table of an engine's functions. cpu.go mirrors the structs; every header
+// with functions includes this one.
+//
+// Go decides which engine runs, how work is cut into tasks, and which threads may take them (tasks.h). C allocates nothing and remembers nothing.
 #pragma once
 
 #ifdef _WIN32

@@ -1,6 +1,7 @@
-// Lifting: what is done to a product's packed operands where numbers are so small that processors are slow with them (denormal ones) or take them for zeros (bfloat16 below
-// 2^-126): they are multiplied by powers of two that are too small to make anything infinite, and sums are divided by those. So the same bits come out, but for sums of which
-// a denormal rounding on the way is left out.
+// How products avoid denormal numbers: packed operands are lifted, which is to multiply them by a power of two, and sums are divided by it. gemm.h includes it.
+//
+// Intel's processors are slow with denormal numbers, and instructions for bfloat16 take what is below 2^-126 for zeros. The powers are too small to make anything
+// infinite. So the same bits come out, but for sums of which a denormal rounding on the way is left out.
 #pragma once
 
 #include "arithmetic.h"

@@ -1,4 +1,5 @@
-// The elementwise kernels of one dtype, included once for each with DTYPE (its short name), STORAGE (its name), SIZE, ARITHMETIC and REGISTERS set.
+// The elementwise kernels of one dtype. engine.h includes it once for each, with DTYPE (its short name), STORAGE (its name), SIZE, ACCUMULATOR (the name of what
+// its products are accumulated in), ACCUMULATOR_SIZE, ARITHMETIC and REGISTERS set.
 //
 // Operands, by their places:
 //

@@ -1,4 +1,5 @@
-// One engine: everything compiled for the instruction set whose vector_*.h has been included before, and the table that leads to it. ENGINE is its name.
+// The body of every engine: all that is compiled for one instruction set, and the table of its functions. Each engine_*_amd64.c includes it once, behind the
+// vector_*.h of its instruction set. There ENGINE is the engine's name; PAIRS adds the products of AVX512_BF16, and AMX those of AMX.
 //
 // Nothing here depends on the compiler's flags for a processor: every function has its target as an attribute, so one build runs everywhere.
 #ifdef __clang__

@@ -1,6 +1,8 @@
-// Products of packed panels. Every sum is formed in the order of the depth, in parts of one length that are added up: tiles, panels and threads have no influence. Where operands are
-// lifted (denormals.h), only what was denormal on the way is another sum.
-
+// Products: packing operands into panels, multiplying panels, and making results of their sums. engine.h includes it. Where there is AMX, gemm_amx.h has kernels of
+// its own.
+//
+// Every sum is formed in the order of the depth, in parts of one length that are added up: tiles, panels and threads have no influence. Where operands are lifted
+// (denormals.h), only what was denormal on the way is another sum.
 #pragma once
 
 #include "denormals.h"

@@ -1,8 +1,9 @@
-// Products of half types on AMX's tiles. A panel is 32 rows of either operand, as words of two neighbours of the depth, which is filled up with zeros to multiples of 32 elements: for
+// Kernels that multiply panels of half types on AMX's tiles, and the same without tiles. gemm.h includes it in engines with AMX.
+//
+// A panel is 32 rows of either operand, as words of two neighbours of the depth, which is filled up with zeros to multiples of 32 elements: for
 // each 32 elements, for each term, two tiles, of the left operand of 16 rows x 16 words, of the right one of 16 words x 16 rows.
 //
 // bfloat16 is one term. A float16 is the sum of two bfloat16: what its first 8 digits are, and the rest, which has 3 at most, down to 2^-24. All four products of terms are exact and are added.
-
 #pragma once
 
 #include <math.h>

@@ -1,6 +1,7 @@
-// Packing of one form, included once for each with FORM (its name), STORAGE (what is loaded), UNIT (bytes of what becomes one element of a panel), ELEMENT (bytes of
-// an element of the matrix), and REGISTERS set, which it undefines. Pairs are units of two elements.
-
+// Packing of one form into panels. gemm.h includes it once for each, with FORM (its name), STORAGE (what is loaded), UNIT (bytes of what becomes one element of a
+// panel), ELEMENT (bytes of an element of the matrix), and REGISTERS set, which it undefines. Pairs are units of two elements.
+// LOAD_LINES loads; FOUND, NOTHING_FOUND, FIND and TELL are what is found out about a panel on the way. Those stay defined.
+//
 // Rows, or steps of the depth, mostly lie so far apart that a processor does not see by itself what will be read next: it is asked for, and so is what will be written.
 
 // pack_rows packs units [k, end) of n panels where rows are contiguous, side by side, so that what is read lies in longer pieces; or of one, which may reach over the operand's

@@ -1,5 +1,4 @@
-// Packing of tiles, whose layout is in gemm_amx.h.
-
+// Packing into the panels of AMX's tiles, whose layout is in gemm_amx.h, which includes this.
 #pragma once
 
 INLINE __m512i bits_of(f_v x) { return _mm512_castps_si512(x); }

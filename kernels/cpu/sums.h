@@ -1,4 +1,4 @@
-// Sums of what kernels compute, over some dimensions of the operands' shape: how a pass is cut (epg_sums), and what becomes of its totals.
+// Sums of what kernels compute, over some dimensions of the operands' shape: how a pass is cut (epg_sums), and what becomes of its totals. engine.h includes it.
 #pragma once
 
 #include <float.h>

@@ -1,6 +1,9 @@
-// Go's way into the engines' tables. Every address is an argument of its own, never a member of a struct in Go's memory: so cgo knows, and pins, the Go memory
-// among them; and none is a void *, in whose memory cgo would look for pointers on each call. A crew shares the tasks of a call without Go: while all of Go's
-// threads compute in C, its runtime would wake up every few microseconds to look after them, for each of many short calls, on processors that are busy.
+// The functions that Go calls: each runs the tasks of one call on an engine, which a crew's threads share. engine_cgo.go includes this; tasks_amd64.c has the
+// functions.
+//
+// Every address is an argument of its own, never a member of a struct in Go's memory: so cgo knows, and pins, the Go memory among them; and none is a void *, in
+// whose memory cgo would look for pointers on each call. A crew shares the tasks of a call without Go: while all of Go's threads compute in C, its runtime would
+// wake up every few microseconds to look after them, for each of many short calls, on processors that are busy.
 #pragma once
 
 #include "cpu.h"

@@ -1,4 +1,5 @@
-// Registers of AVX-512: f_ is sixteen floats, d_ eight doubles. arithmetic.h is written on top of these names, which vector_avx2.h has too.
+// Registers of AVX-512: f_ is sixteen floats, d_ eight doubles. Every engine but avx2 includes it. All other headers are written on top of these names, which
+// vector_avx2.h has too.
 #pragma once
 
 #include <immintrin.h>

@@ -1,6 +1,7 @@
-// How kernels meet memory: runs of elements are used where they lie, or gathered into blocks where they are too short or not contiguous. A kernel sees groups of
-// EPG_GROUP elements in any case, so an element's result depends neither on its place nor on its neighbours.
-
+// Walks over strided tensors: a kernel computes every element, and its results are written or summed. engine.h, gemm.h and sums.h include it.
+//
+// Runs of elements are used where they lie, or gathered into blocks where they are too short or not contiguous. A kernel sees groups of EPG_GROUP elements in any
+// case, so an element's result depends neither on its place nor on its neighbours.
 #pragma once
 
 #include "cpu.h"

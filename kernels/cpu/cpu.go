@@ -29,6 +29,7 @@
 //	amx.h                   AMX's tiles, and their emulation
 //	gemm_amx.h              products on AMX's tiles
 //	pack_amx.h              packing for them
+//	internal/mirror         the test that Go's structs are those of cpu.h
 package cpu
 
 import (
@@ -162,7 +163,7 @@ type Cut struct{ Height, Width, Uncut, Down, Across, Tasks, Scratch int64 }
 type Crew struct {
 	Parallel      unsafe.Pointer
 	Team, Members int64
-	_             [2]int64 // what the members count
+	_, _          int64 // what the members count
 }
 
 // Alone is a crew of the caller's thread.

@@ -37,7 +37,7 @@ type table = *C.epg_engine
 // Kernel is one of an engine's kernels.
 type Kernel struct{ run *C.epg_kernel }
 
-// Go's constants and structs have the values and layouts of C's.
+// Go's constants have the values of C's, and its structs the sizes; internal/mirror compares their fields.
 var (
 	_ [C.EPG_OUTPUTS]struct{}   = [Outputs]struct{}{}
 	_ [C.EPG_INPUTS]struct{}    = [Inputs]struct{}{}

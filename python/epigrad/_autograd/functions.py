@@ -10,9 +10,10 @@ second order flows through it back into the function's own node, where it arrive
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -74,14 +75,20 @@ def forms_preactivation(activation: str | None, preactivation: object, output: o
     return activation not in (None, "none") and preactivation is None and output is None
 
 
-class Problem(Protocol):
-    """One backward: `run` by the fused kernels, `formula` by differentiable operations, both on the same tensors;
-    `dispatched` is the same with operators in place of kernels.
-    """
+@dataclass(slots=True)
+class Problem(ABC):
+    """One backward; `call` is forward's. `run` and `formula` take the same tensors."""
 
-    def run(self, needs: Needs, *tensors: Tensor | None) -> Tensors: ...
-    def formula(self, needs: Needs, *tensors: Tensor | None) -> Tensors: ...
-    def dispatched(self) -> Problem: ...
+    core: Launcher
+    call: Call
+
+    @abstractmethod
+    def run(self, needs: Needs, *tensors: Tensor | None) -> Tensors:
+        """The gradients by the fused kernels."""
+
+    @abstractmethod
+    def formula(self, needs: Needs, *tensors: Tensor | None) -> Tensors:
+        """The gradients by differentiable operations."""
 
 
 def stand_in(like: Tensor, shape: Shape) -> Tensor:
@@ -102,7 +109,7 @@ def differentiate(problem: Problem, needs: Needs, *tensors: Tensor | None) -> Te
         if PLAIN_OR_NONE.issuperset(map(type, tensors)):
             raise
     # A gradient may be a tensor subclass where no input was one, as what a collective gives while it is under way.
-    return _computed(problem.dispatched(), needs, tensors)
+    return _computed(replace(problem, core=DISPATCHER), needs, tensors)
 
 
 def _computed(problem: Problem, needs: Needs, tensors: Tensors) -> Tensors:
@@ -157,21 +164,45 @@ class Gradient(Function):
         return (None, None, *results)
 
 
+class OneOutput(Function):
+    """The backward of functions of a core, a call and tensors that have one output."""
+
+    @staticmethod
+    def backward(ctx: Any, grad_output: Tensor | None) -> tuple[Any, ...]:
+        needs = ctx.needs_input_grad[2:]
+        grads: Tensors = (None,) * len(needs)
+        if grad_output is not None:
+            grads = differentiate(ctx.problem, needs, grad_output, *ctx.saved_tensors)
+        return (None, None, *grads)
+
+
+class WithPreactivation(Function):
+    """The backward of functions of a core, a call, what is kept, and tensors.
+
+    Their second, hidden output is the preactivation.
+    """
+
+    @staticmethod
+    def backward(ctx: Any, grad_output: Tensor | None, grad_hidden: Tensor | None) -> tuple[Any, ...]:
+        needs = ctx.needs_input_grad[3:]
+        grads: Tensors = (None,) * len(needs)
+        if grad_hidden is not None:
+            grads = ctx.problem.formula(needs, grad_output, *ctx.saved_tensors, grad_hidden=grad_hidden)
+        elif grad_output is not None:
+            grads = differentiate(ctx.problem, needs, grad_output, *ctx.saved_tensors)
+        return (None, None, None, *grads)
+
+
 @dataclass(slots=True)
-class GemmProblem:
+class GemmProblem(Problem):
     """Backward of ``act(a @ b + bias)``; tensors are grad_output, a, b, bias, preactivation, output.
 
-    `call` is forward's. `bias` is the layer's own, for its geometry alone where it was not saved: changing it in place
+    `bias` is the layer's own, for its geometry alone where it was not saved: changing it in place
     between forward and backward is no error then, as in PyTorch.
     """
 
-    core: Launcher
-    call: Call
     shapes: tuple[Shape, Shape, Shape | None]
     bias: Tensor | None
-
-    def dispatched(self) -> GemmProblem:
-        return replace(self, core=DISPATCHER)
 
     def run(self, needs: Needs, *tensors: Tensor | None) -> Tensors:
         grad, a, b, bias, preactivation, output = tensors
@@ -189,9 +220,7 @@ class GemmProblem:
         linear = self.call.op == "linear"
         if forms_preactivation(self.call.kind, preactivation, output):
             assert a is not None and b is not None
-            preactivation = torch.matmul(a, b.mT if linear else b)
-            if bias is not None:
-                preactivation = preactivation + bias
+            preactivation = formulas.preactivation(a, b, bias, linear)
         gradient = grad if grad is not None else grad_hidden
         assert gradient is not None
         grad_pre = formulas.computed(gradient)
@@ -202,7 +231,7 @@ class GemmProblem:
         return formulas.gemm_backward(grad_pre, a, b, gradient.dtype, self.shapes, needs, linear)
 
 
-class Gemm(Function):
+class Gemm(WithPreactivation):
     """``act(a @ b + bias)``, and with op ``"linear"`` the same with a weight ``[N, K]`` in place of b."""
 
     @staticmethod
@@ -221,26 +250,10 @@ class Gemm(Function):
         ctx.set_materialize_grads(False)
         return out, preactivation
 
-    @staticmethod
-    def backward(ctx: Any, grad_output: Tensor | None, grad_hidden: Tensor | None) -> tuple[Any, ...]:
-        needs = ctx.needs_input_grad[3:]
-        grads: Tensors = (None, None, None)
-        if grad_hidden is not None:
-            grads = ctx.problem.formula(needs, grad_output, *ctx.saved_tensors, grad_hidden=grad_hidden)
-        elif grad_output is not None:
-            grads = differentiate(ctx.problem, needs, grad_output, *ctx.saved_tensors)
-        return (None, None, None, *grads)
-
 
 @dataclass(slots=True)
-class ActivationProblem:
+class ActivationProblem(Problem):
     """Backward of ``act(x)``; tensors are grad_output, input. The core's operation has two results more."""
-
-    core: Launcher
-    call: Call
-
-    def dispatched(self) -> ActivationProblem:
-        return replace(self, core=DISPATCHER)
 
     def run(self, needs: Needs, *tensors: Tensor | None) -> Tensors:
         return self.core.launch(self.call.backward, tensors, (True, False, False))[:1]
@@ -252,14 +265,8 @@ class ActivationProblem:
 
 
 @dataclass(slots=True)
-class GatedActivationProblem:
+class GatedActivationProblem(Problem):
     """Backward of ``value * act(gate)`` with both halves in one tensor; tensors are grad_output, input."""
-
-    core: Launcher
-    call: Call
-
-    def dispatched(self) -> GatedActivationProblem:
-        return replace(self, core=DISPATCHER)
 
     def run(self, needs: Needs, *tensors: Tensor | None) -> Tensors:
         return self.core.launch(self.call.backward, tensors, needs)
@@ -274,7 +281,7 @@ class GatedActivationProblem:
         return (formulas.joined(grad_value, grad_gate, dim, place).to(grad.dtype),)
 
 
-class Elementwise(Function):
+class Elementwise(OneOutput):
     """A function of one tensor: ``act(x)``, or ``value * act(gate)`` of its two halves."""
 
     @staticmethod
@@ -286,23 +293,10 @@ class Elementwise(Function):
         ctx.set_materialize_grads(False)
         return out
 
-    @staticmethod
-    def backward(ctx: Any, grad_output: Tensor | None) -> tuple[Any, ...]:
-        if grad_output is None:
-            return (None,) * 3
-        grads = differentiate(ctx.problem, (True,), grad_output, *ctx.saved_tensors)
-        return (None, None, *grads)
-
 
 @dataclass(slots=True)
-class GatedProductProblem:
+class GatedProductProblem(Problem):
     """Backward of ``value * act(gate)`` with two tensors; tensors are grad_output, value, gate."""
-
-    core: Launcher
-    call: Call
-
-    def dispatched(self) -> GatedProductProblem:
-        return replace(self, core=DISPATCHER)
 
     def run(self, needs: Needs, *tensors: Tensor | None) -> Tensors:
         grad, value, gate = tensors
@@ -317,7 +311,7 @@ class GatedProductProblem:
         return tuple([None if gradient is None else gradient.to(grad.dtype) for gradient in grads])
 
 
-class GatedProduct(Function):
+class GatedProduct(OneOutput):
     """``value * act(gate)`` of two tensors."""
 
     @staticmethod
@@ -331,24 +325,12 @@ class GatedProduct(Function):
         ctx.set_materialize_grads(False)
         return out
 
-    @staticmethod
-    def backward(ctx: Any, grad_output: Tensor | None) -> tuple[Any, ...]:
-        if grad_output is None:
-            return (None,) * 4
-        grads = differentiate(ctx.problem, ctx.needs_input_grad[2:], grad_output, *ctx.saved_tensors)
-        return (None, None, *grads)
-
 
 @dataclass(slots=True)
-class LerpProblem:
+class LerpProblem(Problem):
     """Backward of ``start + weight * (end - start)``; tensors are grad_output, start, end, weight."""
 
-    core: Launcher
-    call: Call
     shapes: tuple[Shape, Shape, Shape | None]
-
-    def dispatched(self) -> LerpProblem:
-        return replace(self, core=DISPATCHER)
 
     def run(self, needs: Needs, *tensors: Tensor | None) -> Tensors:
         grad, start, end, weight = tensors
@@ -369,7 +351,7 @@ class LerpProblem:
         return formulas.lerp_backward(grad, start, end, factor, self.shapes, needs)
 
 
-class Lerp(Function):
+class Lerp(OneOutput):
     """``start + weight * (end - start)``, broadcasting; where there is no weight tensor the call has a number."""
 
     @staticmethod
@@ -385,10 +367,3 @@ class Lerp(Function):
         )
         ctx.set_materialize_grads(False)
         return out
-
-    @staticmethod
-    def backward(ctx: Any, grad_output: Tensor | None) -> tuple[Any, ...]:
-        if grad_output is None:
-            return (None,) * 5
-        grads = differentiate(ctx.problem, ctx.needs_input_grad[2:], grad_output, *ctx.saved_tensors)
-        return (None, None, *grads)

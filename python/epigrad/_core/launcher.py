@@ -61,19 +61,13 @@ def options_of(call: Call) -> dict[str, Any]:
     return options
 
 
-def _gemm(call: Call, inputs: Tensors, needs: tuple[bool, ...]) -> Tensors:
-    save = "preactivation" if needs[1] else "recompute"
-    out, preactivation = overload(call.op)(*inputs, call.kind, save=save, **options_of(call))
-    return out, preactivation if needs[1] else None
-
-
 def _gemm_backward(call: Call, inputs: Tensors, needs: tuple[bool, ...]) -> Tensors:
     grad, a, b, bias, preactivation, output = inputs
     arguments = (grad, a, b, bias, call.kind, preactivation, output)
     return tuple(overload(call.op)(*arguments, needs=needs, **options_of(call)))
 
 
-def _activation(call: Call, inputs: Tensors, needs: tuple[bool, ...]) -> Tensors:
+def _elementwise(call: Call, inputs: Tensors, needs: tuple[bool, ...]) -> Tensors:
     out = overload(call.op)(*inputs, call.kind, **options_of(call))
     return (out, *(None,) * (len(needs) - 1))
 
@@ -81,10 +75,6 @@ def _activation(call: Call, inputs: Tensors, needs: tuple[bool, ...]) -> Tensors
 def _gated_activation(call: Call, inputs: Tensors, needs: tuple[bool, ...]) -> Tensors:
     gate = GATE_NAMES[call.gate]
     return (overload(call.op)(*inputs, call.kind, call.dim, gate=gate, **options_of(call)),)
-
-
-def _gated_product(call: Call, inputs: Tensors, needs: tuple[bool, ...]) -> Tensors:
-    return (overload(call.op)(*inputs, call.kind, **options_of(call)),)
 
 
 def _gated_product_backward(call: Call, inputs: Tensors, needs: tuple[bool, ...]) -> Tensors:
@@ -99,19 +89,19 @@ def _lerp_backward(call: Call, inputs: Tensors, needs: tuple[bool, ...]) -> Tens
     return tuple(overload(call.op)(*inputs, factor=factor_of(call), needs=needs, backend=call.backend))
 
 
-def _block(call: Call, inputs: Tensors, needs: tuple[bool, ...]) -> Tensors:
+def _layers(call: Call, inputs: Tensors, needs: tuple[bool, ...]) -> Tensors:
     save = "preactivation" if needs[1] else "recompute"
-    out, preactivation = overload(call.op)(*inputs, call.kind, save=save, **_block_options(call))
+    out, preactivation = overload(call.op)(*inputs, call.kind, save=save, **layer_options(call))
     return out, preactivation if needs[1] else None
 
 
 def _block_backward(call: Call, inputs: Tensors, needs: tuple[bool, ...]) -> Tensors:
     *operands, preactivation = inputs
-    results: Tensors = overload(call.op)(*operands, call.kind, preactivation, needs=needs, **_block_options(call))
+    results: Tensors = overload(call.op)(*operands, call.kind, preactivation, needs=needs, **layer_options(call))
     return results
 
 
-def _block_options(call: Call) -> dict[str, Any]:
+def layer_options(call: Call) -> dict[str, Any]:
     return options_of(call) | ({"gate": GATE_NAMES[call.gate]} if call.op.startswith("gated") else {})
 
 
@@ -121,20 +111,20 @@ def factor_of(call: Call) -> float | None:
 
 
 _CALLS: dict[str, Callable[[Call, Tensors, tuple[bool, ...]], Tensors]] = {
-    "matmul_bias_activation": _gemm,
-    "linear": _gemm,
+    "matmul_bias_activation": _layers,
+    "linear": _layers,
     "matmul_bias_activation_backward": _gemm_backward,
     "linear_backward": _gemm_backward,
-    "activation": _activation,
-    "activation_backward": _activation,
+    "activation": _elementwise,
+    "activation_backward": _elementwise,
     "gated_activation": _gated_activation,
     "gated_activation_backward": _gated_activation,
-    "gated_product": _gated_product,
+    "gated_product": _elementwise,
     "gated_product_backward": _gated_product_backward,
     "lerp": _lerp,
     "lerp_backward": _lerp_backward,
-    "mlp": _block,
-    "gated_mlp": _block,
+    "mlp": _layers,
+    "gated_mlp": _layers,
     "mlp_backward": _block_backward,
     "gated_mlp_backward": _block_backward,
 }

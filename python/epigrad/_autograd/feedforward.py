@@ -16,8 +16,6 @@ from epigrad._autograd.functions import Needs, Problem, Shape, WithPreactivation
 from epigrad._core.call import Call
 from epigrad._core.launcher import Launcher, Tensors
 
-__all__ = ["BLOCK_ARGUMENTS", "FeedForward", "FeedForwardProblem", "Shapes", "block_formula"]
-
 Shapes = tuple[Shape, Shape, Shape | None, Shape, Shape | None]
 
 BLOCK_ARGUMENTS = {

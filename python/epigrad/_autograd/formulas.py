@@ -19,26 +19,6 @@ from torch.nn import functional
 
 from epigrad.kinds import Activation
 
-__all__ = [
-    "ACTIVATIONS",
-    "Formula",
-    "activated",
-    "composed",
-    "computed",
-    "gated",
-    "gated_backward",
-    "gemm_backward",
-    "grad_preactivation",
-    "joined",
-    "lerp",
-    "lerp_backward",
-    "linear_gradients",
-    "matmul_gradients",
-    "preactivation",
-    "split_gate",
-    "unrounded",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class Formula:

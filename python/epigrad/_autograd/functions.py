@@ -27,26 +27,6 @@ from epigrad._core.launcher import DISPATCHER, Launcher, Tensors, factor_of
 from epigrad._core.tables import ACTIVATIONS
 from epigrad._core.torch_state import transforms_active
 
-__all__ = [
-    "NOTHING",
-    "OUTPUT",
-    "PREACTIVATION",
-    "RECOMPUTE",
-    "ActivationProblem",
-    "Elementwise",
-    "GatedActivationProblem",
-    "GatedProduct",
-    "GatedProductProblem",
-    "Gemm",
-    "Gradient",
-    "Lerp",
-    "Problem",
-    "differentiate",
-    "forms_preactivation",
-    "kept",
-    "stand_in",
-]
-
 # What forward keeps for the derivative of the activation.
 NOTHING, PREACTIVATION, OUTPUT, RECOMPUTE = range(4)
 

@@ -12,8 +12,6 @@ from torch.compiler import is_dynamo_compiling
 from epigrad import errors
 from epigrad.kinds import Activation, Gated, activation_of, gated_of
 
-__all__ = ["GATE_NAMES", "Call", "activation_call", "call_of", "dim_index", "gate_place", "gated_call"]
-
 GATE_NAMES = ("second", "first")
 """Where the gate is: the names of its places, in the order of epigrad.h."""
 

@@ -12,24 +12,6 @@ from epigrad import errors
 from epigrad._core.torch_state import transforms_active, unpack_dual
 from epigrad.webgpu import Array, Data
 
-__all__ = [
-    "PLAIN",
-    "PLAIN_OR_NONE",
-    "check_save",
-    "check_tensors",
-    "lerp_weight",
-    "needs_mask",
-    "out_tensor",
-    "out_tensors",
-    "overridden",
-    "refuse_graph",
-    "refuse_negative",
-    "refuse_transforms",
-    "refuse_zeros",
-    "require_tensors",
-    "unknown_save",
-]
-
 PLAIN = frozenset((Tensor, torch.nn.Parameter))
 """The types whose memory the core may read: of a subclass it cannot know what it stands for."""
 

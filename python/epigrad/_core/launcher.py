@@ -14,8 +14,6 @@ from torch import Tensor
 from epigrad._core.call import GATE_NAMES, Call
 from epigrad._core.torch_state import is_dynamo_compiling, is_exported_to_onnx, is_traced
 
-__all__ = ["COMPOSED", "DISPATCHER", "Dispatcher", "Launcher", "Tensors", "factor_of", "only", "options_of", "overload"]
-
 Tensors = tuple[Tensor | None, ...]
 
 

@@ -22,17 +22,6 @@ import torch
 
 from epigrad import errors
 
-__all__ = [
-    "Core",
-    "allows_tf32",
-    "configure_webgpu",
-    "control_call",
-    "core",
-    "is_loaded",
-    "set_array_class",
-    "tuning_cache",
-]
-
 _Result = TypeVar("_Result")
 
 _FORKED = (

@@ -15,8 +15,6 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.nn.modules import module as torch_module
 
-__all__ = ["any_global_hook", "class_name", "held_back", "replaced", "weight_and_bias", "why_called"]
-
 any_global_hook: Callable[[], bool] = torch_module._has_any_global_hook
 """Whether hooks on all modules are registered: they are to see the layers inside of a block too."""
 

@@ -15,8 +15,6 @@ from typing import Any
 from epigrad import errors
 from epigrad._core import loader
 
-__all__ = ["BackendInfo", "backends", "current", "tuning", "unavailable", "use_backend"]
-
 
 @dataclass(frozen=True, slots=True)
 class BackendInfo:

@@ -21,8 +21,6 @@ from epigrad._core.loader import Core
 from epigrad._core.torch_state import dispatch_modes, is_dynamo_compiling, is_traced, transforms_active
 from epigrad.webgpu import Array, Data
 
-__all__ = ["launch_into", "mark_written"]
-
 Operands = tuple[Any, ...]
 """Tensors, or arrays on an adapter: past the functions that users call, mypy need not know which."""
 

@@ -13,18 +13,6 @@ from typing import Any
 
 from epigrad import errors
 
-__all__ = [
-    "ACTIVATIONS",
-    "DTYPES",
-    "GATED_KINDS",
-    "OPS",
-    "STATUSES",
-    "VERSION",
-    "ActivationRow",
-    "GatedRow",
-    "Parameter",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class Parameter:

@@ -17,8 +17,6 @@ from epigrad._core.projections import class_name, held_back, weight_and_bias, wh
 from epigrad._core.tables import GATED_KINDS
 from epigrad.integrations.layers import activation_name, passes
 
-__all__ = ["Block", "Gated", "PackedGated", "Plain"]
-
 _KIND_OF_GATE = {row.activation: kind for kind, row in GATED_KINDS.items()}
 
 

@@ -21,8 +21,6 @@ from epigrad._core.projections import any_global_hook, class_name, replaced
 from epigrad.integrations.blocks import Block
 from epigrad.integrations.table import BLOCKS
 
-__all__ = ["Patched", "Report", "patch", "unpatch"]
-
 
 @dataclass(frozen=True, slots=True)
 class Report:

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 from epigrad.integrations.blocks import Block, Gated, PackedGated, Plain
 
-__all__ = ["BLOCKS"]
-
 _LLAMA = Gated(value="up_proj", gate="gate_proj", down="down_proj", activation="act_fn")
 _PHI3 = PackedGated(up="gate_up_proj", down="down_proj", activation="activation_fn", gate="first")
 _GPT2 = Plain(up="c_fc", activation="act", down="c_proj", after=("dropout",))

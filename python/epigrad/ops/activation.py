@@ -14,8 +14,6 @@ from epigrad._core.launcher import DISPATCHER, Launcher, only
 from epigrad.ops import batching, shapes
 from epigrad.ops.operator import PARAMETERS, Gradients, Operator, activation_call, new_results, plain
 
-__all__ = ["OPERATORS"]
-
 
 @dataclass
 class Forward:

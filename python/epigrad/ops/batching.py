@@ -10,8 +10,6 @@ from torch import Tensor
 
 from epigrad._core.launcher import overload
 
-__all__ = ["InDims", "aligned", "dims_of", "of_one_shape", "slice_by_slice"]
-
 InDims = Sequence[int | None]
 
 

@@ -15,8 +15,6 @@ from torch.export import ExportedProgram, default_decompositions
 
 from epigrad._core.torch_state import is_exported_to_onnx
 
-__all__ = ["decompose_by_default"]
-
 Table = Mapping[Any, Callable[..., Any]]
 
 

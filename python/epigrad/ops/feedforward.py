@@ -34,8 +34,6 @@ from epigrad.ops.operator import (
     plain,
 )
 
-__all__ = ["OPERATORS"]
-
 Pair = tuple[Tensor, Tensor]
 
 # The dispatcher leaves out arguments that have their default.

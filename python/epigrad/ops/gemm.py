@@ -32,8 +32,6 @@ from epigrad.ops.operator import (
     plain,
 )
 
-__all__ = ["OPERATORS"]
-
 Pair = tuple[Tensor, Tensor]
 
 

@@ -9,8 +9,6 @@ from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 
-__all__ = ["after_import"]
-
 
 def after_import(name: str, action: Callable[[], None]) -> None:
     """Run `action` once the module is there: now, or at the end of its first import."""

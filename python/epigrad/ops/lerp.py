@@ -21,8 +21,6 @@ from epigrad._core.launcher import DISPATCHER, Launcher, only
 from epigrad.ops import batching, shapes
 from epigrad.ops.operator import Gradients, Operator, call, new_results, plain
 
-__all__ = ["OPERATORS"]
-
 
 def _call(op: str, weight: Tensor | None, factor: float | None, backend: str | None) -> Call:
     if (weight is None) == (factor is None):

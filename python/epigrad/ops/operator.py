@@ -25,21 +25,6 @@ from epigrad._core.torch_state import as_linear, transforms_active, unpack_dual
 from epigrad.kinds import Activation, Gated
 from epigrad.ops import batching, shapes
 
-__all__ = [
-    "PARAMETERS",
-    "Bound",
-    "Gradients",
-    "Operator",
-    "absent",
-    "activation_call",
-    "call",
-    "gated_call",
-    "new_results",
-    "or_absent",
-    "plain",
-    "register",
-]
-
 
 class Bound(Protocol):
     """One call of an operator, its arguments bound. An operator of one result returns it bare."""

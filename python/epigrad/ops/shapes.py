@@ -16,8 +16,6 @@ from epigrad import errors
 from epigrad._core import loader
 from epigrad._core.call import Call
 
-__all__ = ["broadcast", "gemm", "half", "inferred", "one_device", "same", "same_shape"]
-
 Shape = Sequence[Any]
 Shapes = tuple[Shape | None, ...]
 

@@ -100,6 +100,7 @@ def _block_backward(call: Call, inputs: Tensors, needs: tuple[bool, ...]) -> Ten
 
 
 def layer_options(call: Call) -> dict[str, Any]:
+    """`options_of` a product or a block, which may have a gate."""
     return options_of(call) | ({"gate": GATE_NAMES[call.gate]} if call.op.startswith("gated") else {})
 
 

@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from epigrad import errors
-from epigrad._core import loader, selection
+from epigrad._core import selection
 from epigrad._core.call import Call, activation_call, call_of, gated_call
-from epigrad._core.checks import check_tensors, lerp_weight, needs_mask, out_tensor, out_tensors
-from epigrad._core.stateless import launch_into
+from epigrad._core.checks import check_out, check_tensors, lerp_weight, needs_mask, out_tensors
+from epigrad._core.stateless import launch_into, launch_one
 from epigrad.kinds import Activation, Gated
 from epigrad.webgpu import Data
 
@@ -183,8 +183,9 @@ def activation_backward(
     op = "activation_backward"
     call = call_of(activation_call, op, activation, selection.current())
     check_tensors(op, grad_output=grad_output, input=input)
-    outputs = (out_tensor(op, out)[0], None, None)
-    grad_input, _, _ = launch_into(loader.core(), call, (grad_output, input), (True, False, False), outputs)
+    check_out(op, out)
+    needs, outputs = (True, False, False), (out, None, None)
+    grad_input, _, _ = launch_into(call, (grad_output, input), needs, outputs)
     assert grad_input is not None
     return grad_input
 
@@ -231,9 +232,7 @@ def gated_activation_backward(
     op = "gated_activation_backward"
     call = call_of(gated_call, op, kind, dim, gate, selection.current())
     check_tensors(op, grad_output=grad_output, input=input)
-    (result,) = launch_into(loader.core(), call, (grad_output, input), (True,), out_tensor(op, out))
-    assert result is not None
-    return result
+    return launch_one(call, (grad_output, input), out)
 
 
 def gated_product_backward(
@@ -277,7 +276,7 @@ def gated_product_backward(
     call = call_of(gated_call, op, kind, 0, "second", selection.current())
     check_tensors(op, grad_output=grad_output, value=value, gate=gate)
     mask, outputs = needs_mask(op, needs, names), out_tensors(op, out, names)
-    grad_value, grad_gate = launch_into(loader.core(), call, (grad_output, value, gate), mask, outputs)
+    grad_value, grad_gate = launch_into(call, (grad_output, value, gate), mask, outputs)
     return grad_value, grad_gate
 
 
@@ -325,9 +324,8 @@ def lerp_backward(
     call = Call(op, None, parameters, backend=selection.current())
     check_tensors(op, grad_output=grad_output)
     mask, outputs = needs_mask(op, needs, names), out_tensors(op, out, names)
-    grad_start, grad_end, grad_weight = launch_into(
-        loader.core(), call, (grad_output, start, end, tensor), mask, outputs
-    )
+    inputs = (grad_output, start, end, tensor)
+    grad_start, grad_end, grad_weight = launch_into(call, inputs, mask, outputs)
     return grad_start, grad_end, grad_weight
 
 
@@ -492,4 +490,4 @@ def _layers_backward(
                 raise errors.InvalidProblemError(
                     f"{op}: out: no tensor for {name}, want one to add into since accumulate is True"
                 )
-    return launch_into(loader.core(), call, inputs, mask, outputs)
+    return launch_into(call, inputs, mask, outputs)

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from typing import Literal, overload
 
-from epigrad._core import loader, selection
+from epigrad._core import selection
 from epigrad._core.call import Call, activation_call, call_of, gated_call
-from epigrad._core.checks import check_tensors, lerp_weight, out_tensor
-from epigrad._core.stateless import launch_into
+from epigrad._core.checks import check_out, check_tensors, lerp_weight
+from epigrad._core.stateless import launch_into, launch_one
 from epigrad.kinds import Activation, Gated
 from epigrad.webgpu import Data
 
@@ -176,9 +176,7 @@ def activation(input: Data, activation: str | Activation | None, *, out: Data | 
     op = "activation"
     call = call_of(activation_call, op, activation, selection.current())
     check_tensors(op, input=input)
-    (result,) = launch_into(loader.core(), call, (input,), (True,), out_tensor(op, out))
-    assert result is not None
-    return result
+    return launch_one(call, (input,), out)
 
 
 def gated_activation(
@@ -212,9 +210,7 @@ def gated_activation(
     op = "gated_activation"
     call = call_of(gated_call, op, kind, dim, gate, selection.current())
     check_tensors(op, input=input)
-    (result,) = launch_into(loader.core(), call, (input,), (True,), out_tensor(op, out))
-    assert result is not None
-    return result
+    return launch_one(call, (input,), out)
 
 
 def gated_product(value: Data, gate: Data, kind: str | Gated = "swiglu", *, out: Data | None = None) -> Data:
@@ -244,9 +240,7 @@ def gated_product(value: Data, gate: Data, kind: str | Gated = "swiglu", *, out:
     op = "gated_product"
     call = call_of(gated_call, op, kind, 0, "second", selection.current())
     check_tensors(op, value=value, gate=gate)
-    (result,) = launch_into(loader.core(), call, (value, gate), (True,), out_tensor(op, out))
-    assert result is not None
-    return result
+    return launch_one(call, (value, gate), out)
 
 
 def lerp(start: Data, end: Data, weight: float | Data, *, out: Data | None = None) -> Data:
@@ -277,9 +271,7 @@ def lerp(start: Data, end: Data, weight: float | Data, *, out: Data | None = Non
     parameters, tensor = lerp_weight(op, weight)
     check_tensors(op, start=start, end=end)
     call = Call(op, None, parameters, backend=selection.current())
-    (result,) = launch_into(loader.core(), call, (start, end, tensor), (True,), out_tensor(op, out))
-    assert result is not None
-    return result
+    return launch_one(call, (start, end, tensor), out)
 
 
 @overload
@@ -429,8 +421,9 @@ def gated_mlp(
 def _with_preactivation(
     call: Call, inputs: tuple[Data | None, ...], return_preactivation: bool, out: Data | None
 ) -> Data | tuple[Data, Data]:
-    outputs = (out_tensor(call.op, out)[0], None)
-    result, preactivation = launch_into(loader.core(), call, inputs, (True, bool(return_preactivation)), outputs)
+    check_out(call.op, out)
+    needs = (True, bool(return_preactivation))
+    result, preactivation = launch_into(call, inputs, needs, (out, None))
     assert result is not None
     if not return_preactivation:
         return result

@@ -52,11 +52,11 @@ def needs_mask(op: str, needs: Sequence[bool], names: Sequence[str]) -> tuple[bo
     return tuple(map(bool, needs))
 
 
-def out_tensor(op: str, out: Data | None) -> tuple[Data | None]:
-    """The `out` of a stateless function that has one output."""
+def check_out(op: str, out: object, argument: str = "out") -> None:
+    """Refuse an `out` of a stateless function that is neither a tensor nor None."""
     if out is not None and not isinstance(out, _TENSORS):
-        raise errors.DTypeError(f"{op}: out: {type(out).__name__}, want a torch.Tensor or None")
-    return (out,)
+        given = type(out).__name__
+        raise errors.DTypeError(f"{op}: {argument}: {given}, want a torch.Tensor or None")
 
 
 def out_tensors(op: str, out: Sequence[Data | None], names: Sequence[str]) -> tuple[Data | None, ...]:
@@ -66,8 +66,7 @@ def out_tensors(op: str, out: Sequence[Data | None], names: Sequence[str]) -> tu
     if len(out) != len(names):
         raise errors.InvalidProblemError(f"{op}: out: {len(out)} values, want {len(names)}: {', '.join(names)}")
     for tensor, name in zip(out, names, strict=True):
-        if tensor is not None and not isinstance(tensor, _TENSORS):
-            raise errors.DTypeError(f"{op}: out: {name}: {type(tensor).__name__}, want a torch.Tensor or None")
+        check_out(op, tensor, f"out: {name}")
     return tuple(out)
 
 

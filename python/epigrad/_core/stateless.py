@@ -14,10 +14,10 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from epigrad import errors
+from epigrad._core import loader
 from epigrad._core.call import Call
-from epigrad._core.checks import refuse_graph, refuse_negative, refuse_transforms
+from epigrad._core.checks import check_out, refuse_graph, refuse_negative, refuse_transforms
 from epigrad._core.launcher import DISPATCHER
-from epigrad._core.loader import Core
 from epigrad._core.torch_state import dispatch_modes, is_dynamo_compiling, is_traced, transforms_active
 from epigrad.webgpu import Array, Data
 
@@ -25,8 +25,15 @@ Operands = tuple[Any, ...]
 """Tensors, or arrays on an adapter: past the functions that users call, mypy need not know which."""
 
 
+def launch_one(call: Call, inputs: tuple[Data | None, ...], out: Data | None) -> Data:
+    """The result of a call that has one, written into `out` where it is given."""
+    check_out(call.op, out)
+    (result,) = launch_into(call, inputs, (True,), (out,))
+    assert result is not None
+    return result
+
+
 def launch_into(
-    core: Core,
     call: Call,
     inputs: tuple[Data | None, ...],
     needs: tuple[bool, ...],
@@ -51,7 +58,7 @@ def launch_into(
     for output in given:
         refuse_negative(call.op, "out", output)
         refuse_graph(call.op, "out", output)
-    results = core.launch(call, operands, needs, into)
+    results = loader.core().launch(call, operands, needs, into)
     mark_written(given)
     return cast(Operands, results)
 

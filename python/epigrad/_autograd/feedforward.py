@@ -1,7 +1,7 @@
 """The two-layer blocks, each one `torch.autograd.Function` that never saves the hidden activation.
 
-Kept for backward are the inputs, the weights and the preactivation of the first layer; the core forms the hidden
-activation again from it.
+Kept for backward are the inputs, the weights and the preactivation of the first layer; the core
+forms the hidden activation again from it.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def block_formula(
 
 @dataclass(slots=True)
 class FeedForwardProblem(Problem):
-    """Backward of a block; tensors are grad_output, the five of `BLOCK_ARGUMENTS`, and preactivation.
+    """Backward of a block, of grad_output, the five of `BLOCK_ARGUMENTS`, and preactivation.
 
     The second bias is there for its geometry alone.
     """

@@ -1,11 +1,13 @@
 """One `torch.autograd.Function` per op, and `Gradient`, the function that its backward is.
 
-Backward runs the fused kernels. When the gradient will itself be differentiated (``create_graph=True``, which is when
-grad mode is on inside backward) the same kernels run inside `Gradient`, so a gradient has the same bits either way;
-`Gradient` is differentiated through the expressions of `epigrad._autograd.formulas`, and so on to any order.
+Backward runs the fused kernels. When the gradient will itself be differentiated
+(``create_graph=True``, which is when grad mode is on inside backward) the same kernels run inside
+`Gradient`, so a gradient has the same bits either way; `Gradient` is differentiated through the
+expressions of `epigrad._autograd.formulas`, and so on to any order.
 
-A saved preactivation is a hidden second output of the forward function: autograd's version counter guards it, and
-second order flows through it back into the function's own node, where it arrives as ``grad_hidden``.
+A saved preactivation is a hidden second output of the forward function: autograd's version counter
+guards it, and second order flows through it back into the function's own node, where it arrives as
+``grad_hidden``.
 """
 
 from __future__ import annotations
@@ -51,7 +53,7 @@ def kept(op: str, activation: str | None, save: str) -> int:
 
 
 def forms_preactivation(activation: str | None, preactivation: object, output: object) -> bool:
-    """Whether a backward has to form the preactivation again: its slope needs one, and nothing was saved."""
+    """Whether backward has to form the preactivation again for the slope."""
     return activation not in (None, "none") and preactivation is None and output is None
 
 
@@ -72,7 +74,7 @@ class Problem(ABC):
 
 
 def stand_in(like: Tensor, shape: Shape) -> Tensor:
-    """A tensor of one element that has the shape of an input whose values are not needed and were not saved."""
+    """A tensor of one element, in the shape of an input whose values are not needed."""
     return like.new_empty(()).expand(shape)
 
 
@@ -83,12 +85,12 @@ def differentiate(problem: Problem, needs: Needs, *tensors: Tensor | None) -> Te
     try:
         return _computed(problem, needs, tensors)
     except errors.UnsupportedError:
-        # A batch of gradients (is_grads_batched, jacobian(vectorize=True)) is no transform of torch.func's.
+        # A batch of gradients (is_grads_batched) is no transform of torch.func's.
         if any(torch._C._dispatch_keys(t).has(_LEGACY_BATCH) for t in tensors if t is not None):
             return problem.formula(needs, *tensors)
         if PLAIN_OR_NONE.issuperset(map(type, tensors)):
             raise
-    # A gradient may be a tensor subclass where no input was one, as what a collective gives while it is under way.
+    # A gradient may be a tensor subclass where no input was one, as a collective's result is.
     return _computed(replace(problem, core=DISPATCHER), needs, tensors)
 
 
@@ -115,7 +117,7 @@ class Gradient(Function):
         wanted = ctx.needs_input_grad[2:]
         create_graph = torch.is_grad_enabled()
         with torch.enable_grad():
-            # Aliases: two arguments may be one tensor, and each has to get its own part of the gradient.
+            # Aliases: two arguments may be one tensor, and each gets its own part of the gradient.
             if create_graph:
                 tensors = [t.view_as(t) if want else t for t, want in zip(ctx.saved_tensors, wanted, strict=True)]
             else:
@@ -175,7 +177,7 @@ class WithPreactivation(Function):
 
 @dataclass(slots=True)
 class GemmProblem(Problem):
-    """Backward of ``act(a @ b + bias)``; tensors are grad_output, a, b, bias, preactivation, output.
+    """Backward of ``act(a @ b + bias)``, of grad_output, a, b, bias, preactivation, output.
 
     `bias` is the layer's own, for its geometry alone where it was not saved: changing it in place
     between forward and backward is no error then, as in PyTorch.
@@ -212,7 +214,7 @@ class GemmProblem(Problem):
 
 
 class Gemm(WithPreactivation):
-    """``act(a @ b + bias)``, and with op ``"linear"`` the same with a weight ``[N, K]`` in place of b."""
+    """``act(a @ b + bias)``; with op ``"linear"``, b is a weight ``[N, K]``."""
 
     @staticmethod
     def forward(ctx: Any, core: Launcher, call: Call, keep: int, a: Tensor, b: Tensor, bias: Tensor | None) -> Tensors:
@@ -233,7 +235,7 @@ class Gemm(WithPreactivation):
 
 @dataclass(slots=True)
 class ActivationProblem(Problem):
-    """Backward of ``act(x)``; tensors are grad_output, input. The core's operation has two results more."""
+    """Backward of ``act(x)``, of grad_output, input. The core's operation has two more results."""
 
     def run(self, needs: Needs, *tensors: Tensor | None) -> Tensors:
         return self.core.launch(self.call.backward, tensors, (True, False, False))[:1]
@@ -246,7 +248,7 @@ class ActivationProblem(Problem):
 
 @dataclass(slots=True)
 class GatedActivationProblem(Problem):
-    """Backward of ``value * act(gate)`` with both halves in one tensor; tensors are grad_output, input."""
+    """Backward of ``value * act(gate)``, of grad_output and the input with both halves."""
 
     def run(self, needs: Needs, *tensors: Tensor | None) -> Tensors:
         return self.core.launch(self.call.backward, tensors, needs)
@@ -276,7 +278,7 @@ class Elementwise(OneOutput):
 
 @dataclass(slots=True)
 class GatedProductProblem(Problem):
-    """Backward of ``value * act(gate)`` with two tensors; tensors are grad_output, value, gate."""
+    """Backward of ``value * act(gate)``, of grad_output, value, gate."""
 
     def run(self, needs: Needs, *tensors: Tensor | None) -> Tensors:
         grad, value, gate = tensors
@@ -308,7 +310,7 @@ class GatedProduct(OneOutput):
 
 @dataclass(slots=True)
 class LerpProblem(Problem):
-    """Backward of ``start + weight * (end - start)``; tensors are grad_output, start, end, weight."""
+    """Backward of ``start + weight * (end - start)``, of grad_output, start, end, weight."""
 
     shapes: tuple[Shape, Shape, Shape | None]
 
@@ -332,7 +334,7 @@ class LerpProblem(Problem):
 
 
 class Lerp(OneOutput):
-    """``start + weight * (end - start)``, broadcasting; where there is no weight tensor the call has a number."""
+    """``start + weight * (end - start)``; without a weight tensor, the call has a number."""
 
     @staticmethod
     def forward(ctx: Any, core: Launcher, call: Call, start: Tensor, end: Tensor, weight: Tensor | None) -> Tensor:

@@ -37,8 +37,8 @@ def lerp_weight(op: str, weight: float | Data) -> tuple[tuple[float, ...], Data 
 
 
 def overridden(*arguments: object) -> bool:
-    """Whether an argument is no tensor but has a `__torch_function__`, as the proxies of `torch.fx` do: PyTorch then
-    sees the function itself.
+    """Whether an argument is no tensor but has a `__torch_function__`, as the proxies of `torch.fx`
+    do: PyTorch then sees the function itself.
     """
     return any(not isinstance(value, Tensor) and hasattr(type(value), "__torch_function__") for value in arguments)
 
@@ -78,7 +78,7 @@ def check_tensors(op: str, **tensors: object) -> None:
 
 
 def require_tensors(op: str, **arguments: object) -> None:
-    """Refuse arguments of a differentiable function that are no tensors, or nested ones; a bias may be None."""
+    """Refuse arguments that are not tensors, and nested tensors; a bias may be None."""
     for name, value in arguments.items():
         if not isinstance(value, Tensor) and (value is not None or "bias" not in name):
             raise errors.DTypeError(f"{op}: {name}: {type(value).__name__}, want a torch.Tensor")
@@ -111,13 +111,13 @@ def refuse_transforms(op: str, *tensors: Tensor | None) -> None:
 
 
 def refuse_negative(op: str, argument: str, tensor: Tensor) -> None:
-    """Refuse to write through a view that negates on reading, such as the imaginary part of a conjugate."""
+    """Refuse to write through a view that negates on reading, as a conjugate's imaginary part."""
     if type(tensor) in PLAIN and tensor.is_neg():
         raise errors.UnsupportedError(f"{op}: {argument}: a view with the negative bit set, want a plain tensor")
 
 
 def refuse_zeros(op: str, tensors: dict[str, Tensor | None]) -> None:
-    """Refuse PyTorch's tensors of zeros without memory, as forward mode makes, where nothing may be allocated."""
+    """Refuse tensors of zeros without memory, as forward mode makes, if nothing is allocated."""
     for argument, tensor in tensors.items():
         if isinstance(tensor, Tensor) and tensor._is_zerotensor():
             raise errors.UnsupportedError(

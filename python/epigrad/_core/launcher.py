@@ -1,6 +1,6 @@
 """Who computes a call: the loaded core, or PyTorch's dispatcher in its place.
 
-The functions of `epigrad._autograd` run on the dispatcher where PyTorch has to see each operation, else on the core.
+The functions of `epigrad._autograd` run on the dispatcher if PyTorch has to see each operation.
 """
 
 from __future__ import annotations
@@ -24,8 +24,9 @@ class Launcher(Protocol):
     def launch(self) -> Callable[..., Tensors]:
         """Runs a call and returns the outputs that are asked for, None in the other places.
 
-        Arguments, by position: a `Call`, inputs, needs, and outputs, which may be left out: a tensor or None for each
-        output. Meta tensors give meta outputs of the real shapes; nothing is computed for them.
+        Arguments, by position: a `Call`, inputs, needs, and outputs, which may be left out: a
+        tensor or None for each output. Meta tensors give meta outputs of the real shapes; nothing
+        is computed for them.
         """
 
 
@@ -43,8 +44,8 @@ COMPOSED: dict[str, Callable[..., Any]] = {}
 def overload(name: str) -> Any:
     """An operator of epigrad's as it is called: each has one overload.
 
-    A trace has no place for a backward's list of `needs`, and the older ONNX exporter knows PyTorch's operations only:
-    there it is what the operator is composed of.
+    A trace has no place for a backward's list of `needs`, and the older ONNX exporter knows
+    PyTorch's operations only: there it is what the operator is composed of.
     """
     if not is_dynamo_compiling() and is_traced() and (name.endswith("_backward") or is_exported_to_onnx()):
         return COMPOSED[name]
@@ -52,7 +53,7 @@ def overload(name: str) -> Any:
 
 
 def options_of(call: Call) -> dict[str, Any]:
-    """What operators take of a call by keyword: its backend, and its parameters where it has any."""
+    """What operators take of a call by keyword: its backend, and its parameters if it has any."""
     options: dict[str, Any] = {"backend": call.backend}
     if call.parameters:
         options["parameters"] = call.parameters

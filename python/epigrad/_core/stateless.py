@@ -1,7 +1,7 @@
 """Calls without a graph, into new tensors or into those of the caller.
 
-All validation of shapes, dtypes, strides, devices and aliasing is the core's, so that C, Go and Python callers get the
-same errors.
+All validation of shapes, dtypes, strides, devices and aliasing is the core's, so that C, Go and
+Python callers get the same errors.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from epigrad._core.torch_state import dispatch_modes, is_dynamo_compiling, is_tr
 from epigrad.webgpu import Array, Data
 
 Operands = tuple[Any, ...]
-"""Tensors, or arrays on an adapter: past the functions that users call, mypy need not know which."""
+"""Tensors, or arrays on an adapter: inside, mypy need not know which."""
 
 
 def launch_one(call: Call, inputs: tuple[Data | None, ...], out: Data | None) -> Data:
@@ -39,10 +39,10 @@ def launch_into(
     needs: tuple[bool, ...],
     outputs: tuple[Data | None, ...],
 ) -> tuple[Data | None, ...]:
-    """Run a call and write into the tensors of `outputs` where there is one; one that is not needed is ignored.
+    """Run a call, and write into those tensors of `outputs` that are given and needed.
 
-    No graph is recorded: what a transform or a graph would lose is refused. Where a compiler or a mode looks, the call
-    is that of an operator, which makes its outputs itself.
+    No graph is recorded: what a transform or a graph would lose is refused. Where a compiler or a
+    mode looks, the call is that of an operator, which makes its outputs itself.
     """
     operands: Operands = inputs
     into: Operands = outputs
@@ -64,7 +64,7 @@ def launch_into(
 
 
 def mark_written(tensors: Iterable[Tensor]) -> None:
-    """Tell autograd that the kernels wrote into tensors of the caller, so that a saved one is found out in backward."""
+    """Tell autograd that kernels wrote into the caller's tensors: backward refuses a saved one."""
     for tensor in tensors:
         if isinstance(tensor, Tensor) and not tensor.is_inference():  # an array on an adapter has no graph
             torch.autograd.graph.increment_version(tensor)

@@ -1,6 +1,6 @@
 """What Python knows of the core without loading it: the tables that the build writes (go/tables).
 
-Constructors and operators look names up here, so that a process that only makes modules may still fork.
+Constructors and operators look names up here. So a process that only makes modules may still fork.
 """
 
 from __future__ import annotations

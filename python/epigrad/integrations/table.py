@@ -1,8 +1,8 @@
 """Which blocks of which libraries epigrad computes.
 
-To add a model, add a row to `BLOCKS`, and its configuration to the list in ``tests/support/models.py``. A row says
-what the forward of that very class computes; subclasses are left alone, since theirs may differ. Classes are named,
-not imported.
+To add a model, add a row to `BLOCKS`, and its configuration to the list in
+``tests/support/models.py``. A row says what the forward of that very class computes; subclasses are
+left alone, since theirs may differ. Classes are named, not imported.
 """
 
 from __future__ import annotations

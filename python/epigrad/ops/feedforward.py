@@ -1,6 +1,6 @@
 """The operators of the two-layer blocks, forward and backward.
 
-Forward gives the output and the first layer's preactivation, which has no elements where `save` keeps none.
+Forward gives the output and the first layer's preactivation. It is empty if `save` keeps none.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ def _layer(input: shapes.Shape, weight: Tensor, bias: Tensor | None) -> shapes.S
 
 @dataclass
 class Backward(Gradients):
-    """A call of a block's gradients; tensors that are not needed may be stand-ins of the right shape."""
+    """A call of a block's gradients; of tensors that are not needed, only the shape counts."""
 
     forward_op: str
     grad_output: Tensor

@@ -1,4 +1,4 @@
-"""The operators of ``value * act(gate)``, on the halves of one tensor and on two tensors, forward and backward."""
+"""The operators of ``value * act(gate)``: on halves of one tensor, and on two tensors."""
 
 from __future__ import annotations
 

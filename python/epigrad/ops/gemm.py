@@ -1,7 +1,7 @@
 """The operators of ``act(a @ b + bias)`` in its two spellings, forward and backward.
 
-Forward gives the output and the preactivation; the latter has no elements where `save` keeps none, so that a call that
-records nothing asks for ``save="recompute"``.
+Forward gives the output and the preactivation; the latter has no elements where `save` keeps none,
+so that a call that records nothing asks for ``save="recompute"``.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class Forward:
 
 @dataclass
 class Backward(Gradients):
-    """A call of its gradients; tensors that are not needed may be stand-ins of the right shape."""
+    """A call of its gradients; of tensors that are not needed, only the shape counts."""
 
     forward_op: str
     grad_output: Tensor
@@ -136,7 +136,7 @@ def _batched(
     if a_dim is not None and b_dim is None and b_rank <= 2:
         # One more leading dimension of a.
         return _with_dims(*call(op, a.movedim(a_dim, 0), b, bias, *rest, **options))
-    # One product of matrices: vectors get a dimension of size 1, and the batch comes before the batch dimensions.
+    # One product of matrices: vectors get a dimension of size 1, and the batch comes first.
     a = a if a_dim is None else a.movedim(a_dim, 0)
     b = b if b_dim is None else b.movedim(b_dim, 0)
     b = b.mT if op == "linear" else b

@@ -1,4 +1,4 @@
-"""Registrations with parts of PyTorch that are slow to import, made when somebody else imports them."""
+"""Registrations with parts of PyTorch that are slow to import, once somebody imports them."""
 
 from __future__ import annotations
 

@@ -73,7 +73,7 @@ class Forward:
 
 @dataclass
 class Backward(Gradients):
-    """A call of its gradients; `start` and `end` may be left out unless the weight's gradient is needed."""
+    """A call of its gradients; only the weight's gradient needs `start` and `end`."""
 
     grad_output: Tensor
     start: Tensor | None
@@ -102,7 +102,7 @@ class Backward(Gradients):
 
 
 def _batched(info: Any, in_dims: batching.InDims, *tensors: Any, **options: Any) -> Any:
-    """Slices broadcast with one another, so the batch comes before as many dimensions as the longest has."""
+    """Slices broadcast, so the batch comes before as many dimensions as the longest has."""
     return call("lerp", *batching.aligned(tensors, batching.dims_of(in_dims, len(tensors))), **options), 0
 
 

@@ -1,7 +1,7 @@
-"""What an operator of `torch.ops.epigrad` is made of, and how it is registered with PyTorch's dispatcher.
+"""What an operator of `torch.ops.epigrad` is made of, and how it is registered.
 
-One `Operator` is one row: its schema and what each part of PyTorch asks of it. `register` turns rows into
-registrations; nothing is registered anywhere else.
+One `Operator` is one row: its schema and what each part of PyTorch asks of it. `register` turns
+rows into registrations; nothing is registered anywhere else.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Bound(Protocol):
         """Compute on tensors that require gradients, and record how the results come about."""
 
     def formula(self) -> Any:
-        """The same as differentiable PyTorch operations: for `torch.func`'s gradients and for forward mode."""
+        """The same as differentiable PyTorch operations, for `torch.func` and forward mode."""
 
     def composed(self) -> Any:
         """The same as a PyTorch user writes it: for graphs that leave PyTorch."""
@@ -97,7 +97,7 @@ class Operator:
         name: after ``torch.ops.epigrad.``.
         schema: arguments and results, in PyTorch's notation.
         bind: takes the operator's arguments.
-        batched: the rule of `torch.vmap`, which takes ``info, in_dims`` first; None means a slice at a time.
+        batched: the rule of `torch.vmap`, of ``info, in_dims, *arguments``; None calls each slice.
         flops: what `torch.utils.flop_counter` counts; takes shapes in place of tensors.
         casts: whether autocast casts the tensors, as it does those of `torch.nn.functional.linear`.
     """
@@ -125,7 +125,7 @@ def call(name: str, *arguments: Any, **options: Any) -> Any:
 
 
 PARAMETERS = "float[] parameters=[]"
-"""The parameters of an activation or a gated kind in a schema: all of them, or none for the defaults."""
+"""The parameters of a kind in a schema: all of them, or none for the defaults."""
 
 
 def activation_call(op: str, activation: str | None, parameters: Sequence[float], backend: str | None) -> Call:
@@ -141,7 +141,7 @@ def gated_call(
 
 
 def plain(*tensors: Tensor | None) -> Tensors:
-    """The tensors without the subclasses that only carry `__torch_function__`, which kernels need not know of."""
+    """The tensors without subclasses, which here only carry `__torch_function__`."""
     return tuple([t if t is None or type(t) in PLAIN else t.as_subclass(Tensor) for t in tensors])
 
 
@@ -188,7 +188,7 @@ def _bound(bind: Callable[..., Bound], method: str) -> Callable[..., Any]:
 
 
 def _above_autograd(operator: Operator) -> Callable[..., Any]:
-    # torch.library.register_autograd makes functions that fail under torch.func.grad and lose tangents (PyTorch 2.15).
+    # Functions of torch.library.register_autograd fail under torch.func.grad and lose tangents.
     def above_autograd(*arguments: Any, **options: Any) -> Any:
         tensors = [value for value in (*arguments, *options.values()) if isinstance(value, Tensor)]
         if transforms_active() or _has_tangent(tensors):

@@ -167,7 +167,7 @@ def tuning_cache() -> str:
 
 
 def configure_webgpu(control: Control) -> None:
-    """Tell the core the environment's words on WebGPU; Go does not see what Python sets there."""
+    """Tell the core what the environment says of WebGPU: Go does not see what Python sets."""
     path = os.environ.get("EPIGRAD_WGPU_NATIVE", "")
     if not path and (spec := importlib.util.find_spec("wgpu")) is not None and spec.origin:
         resources = os.path.join(os.path.dirname(spec.origin), "resources")

@@ -22,7 +22,7 @@ from epigrad._core.torch_state import dispatch_modes, is_dynamo_compiling, is_tr
 from epigrad.webgpu import Array, Data
 
 Operands = tuple[Any, ...]
-"""Tensors, or arrays on an adapter: inside, mypy need not know which."""
+"""Tensors, or arrays on an adapter; mypy is not told which."""
 
 
 def launch_one(call: Call, inputs: tuple[Data | None, ...], out: Data | None) -> Data:

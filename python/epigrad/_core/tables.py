@@ -78,6 +78,5 @@ _TABLES = _read()
 ACTIVATIONS = {row["name"]: ActivationRow(**_parameters(row)) for row in _TABLES["activations"]}
 GATED_KINDS = {row["name"]: GatedRow(**_parameters(row)) for row in _TABLES["gated_kinds"]}
 DTYPES: list[dict[str, Any]] = _TABLES["dtypes"]
-STATUSES: list[dict[str, Any]] = _TABLES["statuses"]
 OPS: dict[str, dict[str, Any]] = {row["name"]: row for row in _TABLES["ops"]}
 VERSION: str = _TABLES["version"]

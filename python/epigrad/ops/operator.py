@@ -188,7 +188,7 @@ def _bound(bind: Callable[..., Bound], method: str) -> Callable[..., Any]:
 
 
 def _above_autograd(operator: Operator) -> Callable[..., Any]:
-    # Functions of torch.library.register_autograd fail under torch.func.grad and lose tangents.
+    # torch.library.register_autograd's fail under torch.func.grad and lose tangents (PyTorch 2.15).
     def above_autograd(*arguments: Any, **options: Any) -> Any:
         tensors = [value for value in (*arguments, *options.values()) if isinstance(value, Tensor)]
         if transforms_active() or _has_tangent(tensors):

@@ -26,7 +26,7 @@ __all__ = [
 
 
 class EpigradError(Exception):
-    """Base of every error here. Itself it is a failure inside the core, a defect worth reporting."""
+    """Base of every error here. Itself it is a failure inside the core: please report it."""
 
 
 class InvalidProblemError(EpigradError, ValueError):

@@ -197,9 +197,9 @@ class MLP(nn.Module):
         dtype: their dtype.
 
     Shape:
-        input and output ``[..., K]``; `up` is a `torch.nn.Linear` with weight ``[H, K]``, `down` one
-        with weight ``[K, H]``. A layer that LoRA or quantisation has replaced, that has hooks, or
-        whose parameters are tensor subclasses is called as a module of its own.
+        input and output ``[..., K]``; `up` is a `torch.nn.Linear` with weight ``[H, K]``, `down`
+        one with weight ``[K, H]``. A layer that LoRA or quantisation has replaced, that has hooks,
+        or whose parameters are tensor subclasses is called as a module of its own.
 
     Raises:
         InvalidProblemError: (a ``ValueError``) an unknown activation or `save`.

@@ -147,10 +147,10 @@ class _Plan:
         """Compute the outputs that are given, writing into them.
 
         Args:
-            workspace: contiguous uint8 of at least `workspace_size` bytes, aligned to 256 bytes; None
-                for 0 bytes.
-            stream: a `torch.cuda.Stream` of the plan's device, or the driver's handle of one. None is
-                PyTorch's current one. Where there are no streams it is None or 0.
+            workspace: contiguous uint8 of at least `workspace_size` bytes, aligned to 256 bytes;
+                None for 0 bytes.
+            stream: a `torch.cuda.Stream` of the plan's device, or the driver's handle of one. None
+                is PyTorch's current one. Where there are no streams it is None or 0.
             accumulate: add into the weight and bias gradients in place of overwriting them.
             tensors: the inputs and outputs, by name; an output that is left out is not computed.
 
@@ -380,8 +380,9 @@ class GatedActivation(_Gated):
 
 
 class GatedActivationBackward(_Gated):
-    """Gradient of ``value * act(gate)``; tensors of `run`: grad_output, input, grad_input, grad_bias.
+    """Gradient of ``value * act(gate)``.
 
+    Tensors of `run`: grad_output, input, and as outputs grad_input and grad_bias.
     `grad_bias` is the unrounded `grad_input`, summed over all dimensions but the split one: the
     gradient of a bias that a linear layer added to the input.
 

@@ -70,8 +70,8 @@ def matmul_bias_activation_backward(
 
     Raises:
         InvalidProblemError: (a ``ValueError``) wrong shapes, unknown activation, overlapping `out`.
-        DTypeError: (a ``TypeError``) a mix of dtypes, another dtype, or no tensor.
-        EpigradError: any other class of `epigrad.errors`: devices, backends, tensor subclasses.
+        DTypeError: (a ``TypeError``) a mix of dtypes, another dtype, or not a tensor.
+        EpigradError: another class of `epigrad.errors`, of devices, backends or tensor subclasses.
 
     Source: The chain rule; the activations' formulas and papers are listed in ``go/activation``.
 
@@ -131,8 +131,8 @@ def linear_backward(
 
     Raises:
         InvalidProblemError: (a ``ValueError``) wrong shapes, unknown activation, overlapping `out`.
-        DTypeError: (a ``TypeError``) a mix of dtypes, another dtype, or no tensor.
-        EpigradError: any other class of `epigrad.errors`: devices, backends, tensor subclasses.
+        DTypeError: (a ``TypeError``) a mix of dtypes, another dtype, or not a tensor.
+        EpigradError: another class of `epigrad.errors`, of devices, backends or tensor subclasses.
 
     Source: The chain rule; the activations' formulas and papers are listed in ``go/activation``.
 
@@ -170,8 +170,8 @@ def activation_backward(
 
     Raises:
         InvalidProblemError: (a ``ValueError``) wrong shapes, unknown activation, overlapping `out`.
-        DTypeError: (a ``TypeError``) a mix of dtypes, another dtype, or no tensor.
-        EpigradError: any other class of `epigrad.errors`: devices, backends, tensor subclasses.
+        DTypeError: (a ``TypeError``) a mix of dtypes, another dtype, or not a tensor.
+        EpigradError: another class of `epigrad.errors`, of devices, backends or tensor subclasses.
 
     Source: `epigrad.activation`.
 
@@ -218,8 +218,8 @@ def gated_activation_backward(
 
     Raises:
         InvalidProblemError: (a ``ValueError``) wrong shapes, unknown kind, overlapping `out`.
-        DTypeError: (a ``TypeError``) a mix of dtypes, another dtype, or no tensor.
-        EpigradError: any other class of `epigrad.errors`: devices, backends, tensor subclasses.
+        DTypeError: (a ``TypeError``) a mix of dtypes, another dtype, or not a tensor.
+        EpigradError: another class of `epigrad.errors`, of devices, backends or tensor subclasses.
 
     Source: Dauphin et al. 2016, https://arxiv.org/abs/1612.08083; Shazeer 2020, https://arxiv.org/abs/2002.05202.
 
@@ -261,8 +261,8 @@ def gated_product_backward(
 
     Raises:
         InvalidProblemError: (a ``ValueError``) wrong shapes, unknown kind, overlapping `out`.
-        DTypeError: (a ``TypeError``) a mix of dtypes, another dtype, or no tensor.
-        EpigradError: any other class of `epigrad.errors`: devices, backends, tensor subclasses.
+        DTypeError: (a ``TypeError``) a mix of dtypes, another dtype, or not a tensor.
+        EpigradError: another class of `epigrad.errors`, of devices, backends or tensor subclasses.
 
     Source: Shazeer 2020, https://arxiv.org/abs/2002.05202.
 
@@ -309,8 +309,8 @@ def lerp_backward(
 
     Raises:
         InvalidProblemError: (a ``ValueError``) wrong shapes, no start or end, overlapping `out`.
-        DTypeError: (a ``TypeError``) a mix of dtypes, another dtype, or no tensor.
-        EpigradError: any other class of `epigrad.errors`: devices, backends, tensor subclasses.
+        DTypeError: (a ``TypeError``) a mix of dtypes, another dtype, or not a tensor.
+        EpigradError: another class of `epigrad.errors`, of devices, backends or tensor subclasses.
 
     Source: `torch.lerp`.
 
@@ -370,8 +370,8 @@ def mlp_backward(
 
     Raises:
         InvalidProblemError: (a ``ValueError``) wrong shapes, unknown activation, overlapping `out`.
-        DTypeError: (a ``TypeError``) a mix of dtypes, another dtype, or no tensor.
-        EpigradError: any other class of `epigrad.errors`: devices, backends, tensor subclasses.
+        DTypeError: (a ``TypeError``) a mix of dtypes, another dtype, or not a tensor.
+        EpigradError: another class of `epigrad.errors`, of devices, backends or tensor subclasses.
 
     Source: The chain rule; `epigrad.mlp`.
 
@@ -434,8 +434,8 @@ def gated_mlp_backward(
 
     Raises:
         InvalidProblemError: (a ``ValueError``) wrong shapes, unknown kind, overlapping `out`.
-        DTypeError: (a ``TypeError``) a mix of dtypes, another dtype, or no tensor.
-        EpigradError: any other class of `epigrad.errors`: devices, backends, tensor subclasses.
+        DTypeError: (a ``TypeError``) a mix of dtypes, another dtype, or not a tensor.
+        EpigradError: another class of `epigrad.errors`, of devices, backends or tensor subclasses.
 
     Source: The chain rule; `epigrad.gated_mlp`.
 

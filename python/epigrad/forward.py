@@ -71,8 +71,8 @@ def matmul_bias_activation(
 
     Raises:
         InvalidProblemError: (a ``ValueError``) wrong shapes, unknown activation, overlapping `out`.
-        DTypeError: (a ``TypeError``) a mix of dtypes, another dtype, or no tensor.
-        EpigradError: any other class of `epigrad.errors`: devices, backends, tensor subclasses.
+        DTypeError: (a ``TypeError``) a mix of dtypes, another dtype, or not a tensor.
+        EpigradError: another class of `epigrad.errors`, of devices, backends or tensor subclasses.
 
     Source: `epigrad.matmul_bias_activation`.
 
@@ -134,8 +134,8 @@ def linear(
 
     Raises:
         InvalidProblemError: (a ``ValueError``) wrong shapes, unknown activation, overlapping `out`.
-        DTypeError: (a ``TypeError``) a mix of dtypes, another dtype, or no tensor.
-        EpigradError: any other class of `epigrad.errors`: devices, backends, tensor subclasses.
+        DTypeError: (a ``TypeError``) a mix of dtypes, another dtype, or not a tensor.
+        EpigradError: another class of `epigrad.errors`, of devices, backends or tensor subclasses.
 
     Source: `epigrad.linear`.
 
@@ -163,8 +163,8 @@ def activation(input: Data, activation: str | Activation | None, *, out: Data | 
 
     Raises:
         InvalidProblemError: (a ``ValueError``) unknown activation, overlapping `out`.
-        DTypeError: (a ``TypeError``) another dtype or no tensor.
-        EpigradError: any other class of `epigrad.errors`: devices, backends, tensor subclasses.
+        DTypeError: (a ``TypeError``) another dtype or not a tensor.
+        EpigradError: another class of `epigrad.errors`, of devices, backends or tensor subclasses.
 
     Source: `epigrad.activation`.
 
@@ -197,8 +197,8 @@ def gated_activation(
     Raises:
         InvalidProblemError: (a ``ValueError``) a missing or odd dim, unknown kind or gate,
             overlapping `out`.
-        DTypeError: (a ``TypeError``) another dtype or no tensor.
-        EpigradError: any other class of `epigrad.errors`: devices, backends, tensor subclasses.
+        DTypeError: (a ``TypeError``) another dtype or not a tensor.
+        EpigradError: another class of `epigrad.errors`, of devices, backends or tensor subclasses.
 
     Source: `epigrad.gated_activation`.
 
@@ -227,8 +227,8 @@ def gated_product(value: Data, gate: Data, kind: str | Gated = "swiglu", *, out:
 
     Raises:
         InvalidProblemError: (a ``ValueError``) wrong shapes, unknown kind, overlapping `out`.
-        DTypeError: (a ``TypeError``) a mix of dtypes, another dtype, or no tensor.
-        EpigradError: any other class of `epigrad.errors`: devices, backends, tensor subclasses.
+        DTypeError: (a ``TypeError``) a mix of dtypes, another dtype, or not a tensor.
+        EpigradError: another class of `epigrad.errors`, of devices, backends or tensor subclasses.
 
     Source: `epigrad.gated_product`.
 
@@ -257,8 +257,8 @@ def lerp(start: Data, end: Data, weight: float | Data, *, out: Data | None = Non
 
     Raises:
         InvalidProblemError: (a ``ValueError``) wrong shapes, overlapping `out`.
-        DTypeError: (a ``TypeError``) a mix of dtypes, another dtype, or no tensor.
-        EpigradError: any other class of `epigrad.errors`: devices, backends, tensor subclasses.
+        DTypeError: (a ``TypeError``) a mix of dtypes, another dtype, or not a tensor.
+        EpigradError: another class of `epigrad.errors`, of devices, backends or tensor subclasses.
 
     Source: `torch.lerp`.
 
@@ -327,8 +327,8 @@ def mlp(
 
     Raises:
         InvalidProblemError: (a ``ValueError``) wrong shapes, unknown activation, overlapping `out`.
-        DTypeError: (a ``TypeError``) a mix of dtypes, another dtype, or no tensor.
-        EpigradError: any other class of `epigrad.errors`: devices, backends, tensor subclasses.
+        DTypeError: (a ``TypeError``) a mix of dtypes, another dtype, or not a tensor.
+        EpigradError: another class of `epigrad.errors`, of devices, backends or tensor subclasses.
 
     Source: `epigrad.mlp`.
 
@@ -402,8 +402,8 @@ def gated_mlp(
 
     Raises:
         InvalidProblemError: (a ``ValueError``) wrong shapes, unknown kind, overlapping `out`.
-        DTypeError: (a ``TypeError``) a mix of dtypes, another dtype, or no tensor.
-        EpigradError: any other class of `epigrad.errors`: devices, backends, tensor subclasses.
+        DTypeError: (a ``TypeError``) a mix of dtypes, another dtype, or not a tensor.
+        EpigradError: another class of `epigrad.errors`, of devices, backends or tensor subclasses.
 
     Source: `epigrad.gated_mlp`.
 

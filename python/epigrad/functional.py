@@ -71,8 +71,8 @@ def matmul_bias_activation(
 
     Raises:
         InvalidProblemError: (a ``ValueError``) wrong shapes, an unknown activation or `save`.
-        DTypeError: (a ``TypeError``) a mix of dtypes, another dtype, or no tensor.
-        EpigradError: any other class of `epigrad.errors`: devices, backends, sparse tensors.
+        DTypeError: (a ``TypeError``) a mix of dtypes, another dtype, or not a tensor.
+        EpigradError: another class of `epigrad.errors`, of devices, backends or sparse tensors.
 
     Source: `torch.matmul`; ``go/activation`` lists the activations' formulas and papers.
 
@@ -112,8 +112,8 @@ def linear(
 
     Raises:
         InvalidProblemError: (a ``ValueError``) wrong shapes, an unknown activation or `save`.
-        DTypeError: (a ``TypeError``) a mix of dtypes, another dtype, or no tensor.
-        EpigradError: any other class of `epigrad.errors`: devices, backends, sparse tensors.
+        DTypeError: (a ``TypeError``) a mix of dtypes, another dtype, or not a tensor.
+        EpigradError: another class of `epigrad.errors`, of devices, backends or sparse tensors.
 
     Source: `torch.nn.functional.linear`; ``go/activation`` lists the activations' papers.
 
@@ -139,8 +139,8 @@ def activation(input: Tensor, activation: str | Activation | None) -> Tensor:
 
     Raises:
         InvalidProblemError: (a ``ValueError``) an unknown activation.
-        DTypeError: (a ``TypeError``) another dtype or no tensor.
-        EpigradError: any other class of `epigrad.errors`: devices, backends, sparse tensors.
+        DTypeError: (a ``TypeError``) another dtype or not a tensor.
+        EpigradError: another class of `epigrad.errors`, of devices, backends or sparse tensors.
 
     Source: ``go/activation`` lists the formulas and papers.
 
@@ -169,8 +169,8 @@ def gated_activation(input: Tensor, kind: str | Gated = "swiglu", dim: int = -1,
 
     Raises:
         InvalidProblemError: (a ``ValueError``) a missing or odd dim, an unknown kind or gate.
-        DTypeError: (a ``TypeError``) another dtype or no tensor.
-        EpigradError: any other class of `epigrad.errors`: devices, backends, sparse tensors.
+        DTypeError: (a ``TypeError``) another dtype or not a tensor.
+        EpigradError: another class of `epigrad.errors`, of devices, backends or sparse tensors.
 
     Source: Dauphin et al. 2016, https://arxiv.org/abs/1612.08083; Shazeer 2020, https://arxiv.org/abs/2002.05202.
 
@@ -201,8 +201,8 @@ def gated_product(value: Tensor, gate: Tensor, kind: str | Gated = "swiglu") -> 
 
     Raises:
         InvalidProblemError: (a ``ValueError``) shapes that differ, an unknown kind.
-        DTypeError: (a ``TypeError``) a mix of dtypes, another dtype, or no tensor.
-        EpigradError: any other class of `epigrad.errors`: devices, backends, sparse tensors.
+        DTypeError: (a ``TypeError``) a mix of dtypes, another dtype, or not a tensor.
+        EpigradError: another class of `epigrad.errors`, of devices, backends or sparse tensors.
 
     Source: Shazeer 2020, https://arxiv.org/abs/2002.05202.
 
@@ -239,8 +239,8 @@ def lerp(start: Tensor, end: Tensor, weight: float | Tensor) -> Tensor:
 
     Raises:
         InvalidProblemError: (a ``ValueError``) shapes that do not broadcast.
-        DTypeError: (a ``TypeError``) a mix of dtypes, another dtype, or no tensor.
-        EpigradError: any other class of `epigrad.errors`: devices, backends, sparse tensors.
+        DTypeError: (a ``TypeError``) a mix of dtypes, another dtype, or not a tensor.
+        EpigradError: another class of `epigrad.errors`, of devices, backends or sparse tensors.
 
     Source: `torch.lerp`.
 
@@ -294,8 +294,8 @@ def mlp(
 
     Raises:
         InvalidProblemError: (a ``ValueError``) wrong shapes, an unknown activation or `save`.
-        DTypeError: (a ``TypeError``) a mix of dtypes, another dtype, or no tensor.
-        EpigradError: any other class of `epigrad.errors`: devices, backends, sparse tensors.
+        DTypeError: (a ``TypeError``) a mix of dtypes, another dtype, or not a tensor.
+        EpigradError: another class of `epigrad.errors`, of devices, backends or sparse tensors.
 
     Source: Vaswani et al. 2017, section 3.3, https://arxiv.org/abs/1706.03762.
 
@@ -343,8 +343,8 @@ def gated_mlp(
 
     Raises:
         InvalidProblemError: (a ``ValueError``) wrong shapes, an unknown kind, gate or `save`.
-        DTypeError: (a ``TypeError``) a mix of dtypes, another dtype, or no tensor.
-        EpigradError: any other class of `epigrad.errors`: devices, backends, sparse tensors.
+        DTypeError: (a ``TypeError``) a mix of dtypes, another dtype, or not a tensor.
+        EpigradError: another class of `epigrad.errors`, of devices, backends or sparse tensors.
 
     Source: Shazeer 2020, https://arxiv.org/abs/2002.05202.
 

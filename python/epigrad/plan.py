@@ -257,7 +257,7 @@ class _Gemm(_Plan):
         Raises:
             InvalidProblemError: (a ``ValueError``) wrong sizes, or an unknown activation.
             DTypeError: (a ``TypeError``) another dtype.
-            EpigradError: any other class of `epigrad.errors`: devices, backends.
+            EpigradError: another class of `epigrad.errors`, of devices and backends.
         """
         name = cls._spec_class
         act = activation_of(name, activation)
@@ -344,7 +344,7 @@ class _Gated(_Plan):
         Raises:
             InvalidProblemError: (a ``ValueError``) wrong sizes, or an unknown kind or gate.
             DTypeError: (a ``TypeError``) another dtype.
-            EpigradError: any other class of `epigrad.errors`: devices, backends.
+            EpigradError: another class of `epigrad.errors`, of devices and backends.
         """
         name = cls._spec_class
         gated = gated_of(name, kind)
@@ -421,7 +421,7 @@ class _Interpolation(_Plan):
         Raises:
             InvalidProblemError: (a ``ValueError``) wrong sizes.
             DTypeError: (a ``TypeError``) another dtype, or a weight that is not a number.
-            EpigradError: any other class of `epigrad.errors`: devices, backends.
+            EpigradError: another class of `epigrad.errors`, of devices and backends.
         """
         name = cls._spec_class
         numbers: tuple[float, ...] = ()

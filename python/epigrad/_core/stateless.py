@@ -59,7 +59,8 @@ def launch_into(
         refuse_negative(call.op, "out", output)
         refuse_graph(call.op, "out", output)
     results = loader.core().launch(call, operands, needs, into)
-    mark_written(given)
+    if given:
+        mark_written(given)
     return cast(Operands, results)
 
 

@@ -1,8 +1,8 @@
-"""Stateless gradients, for your own `torch.autograd.Function`: tensors in, gradients out, no graph, nothing saved.
+"""Stateless gradients, for your own `torch.autograd.Function`: no graph, nothing saved.
 
-A gradient that `needs` does not ask for, or that cannot exist (no bias, a weight that is a number), is None. `out`
-gives tensors to write into: right shape and dtype, any strides, no memory shared with another output or an input. One
-that is not needed is ignored.
+A gradient is None where `needs` is False, or where it cannot exist (no bias, a weight that is a
+number). `out` gives tensors to write into. They have the right shape and dtype, any strides, and
+share no memory with another output or an input. One that is not needed is ignored.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from epigrad import errors
-from epigrad._core import loader, selection
+from epigrad._core import selection
 from epigrad._core.call import Call, activation_call, call_of, gated_call
-from epigrad._core.checks import check_tensors, lerp_weight, needs_mask, out_tensor, out_tensors
-from epigrad._core.stateless import launch_into
+from epigrad._core.checks import check_out, check_tensors, lerp_weight, needs_mask, out_tensors
+from epigrad._core.stateless import launch_into, launch_one
 from epigrad.kinds import Activation, Gated
 from epigrad.webgpu import Data
 
@@ -47,44 +47,40 @@ def matmul_bias_activation_backward(
 ) -> _Three[Data]:
     """Compute the gradients of ``act(a @ b + bias)``.
 
-    With ``pre = a @ b + bias`` and ``grad_pre = grad_output * act'(pre)``: ``grad_a = grad_pre @ b.T``, ``grad_b = a.T
-    @ grad_pre``, ``grad_bias = sum(grad_pre)``, each summed over the dimensions that broadcast. In half types
-    `grad_pre` is rounded once to the storage dtype before the two products, and the bias is summed unrounded.
+    With ``pre = a @ b + bias`` and ``grad_pre = grad_output * act'(pre)``:
+    ``grad_a = grad_pre @ b.T``, ``grad_b = a.T @ grad_pre``, ``grad_bias = sum(grad_pre)``,
+    each summed over the dimensions that broadcast. In half types `grad_pre` is rounded once to the
+    storage dtype before the two products, and the bias is summed unrounded.
 
     Args:
-        grad_output: shape of the output; float32, float64, bfloat16 or float16, as all tensors here.
+        grad_output: of the output's shape; float32, float64, bfloat16 or float16, as all tensors.
         a: ``[..., M, K]`` or ``[K]``.
         b: ``[K, N]``, ``[..., K, N]`` or ``[K]``.
         bias: ``[N]``, a scalar where `b` is 1-D, or None.
-        activation: a name such as ``"gelu"``, an `epigrad.Activation`, which lists them, or None for ``"none"``.
-        preactivation: the saved ``pre``; without it and `output`, it is formed from `a`, `b` and `bias`.
+        activation: a name or an `epigrad.Activation`, which lists them; None is ``"none"``.
+        preactivation: the saved ``pre``; without it and `output` it is formed from the inputs.
         output: the saved output, for relu, sigmoid and tanh only.
         needs: which of ``(grad_a, grad_b, grad_bias)`` are computed.
-        out: tensors to write them into.
-        accumulate: add into `out` for `grad_b` and `grad_bias`, which must then be given if needed; `grad_a` is
-            overwritten.
+        out: tensors to write them into, which are returned themselves.
+        accumulate: add into `out` for `grad_b` and `grad_bias`, which is then given for each that
+            is needed; `grad_a` is overwritten.
 
     Returns:
-        ``(grad_a, grad_b, grad_bias)``, each of its input's shape or None; given `out` tensors are returned themselves.
+        ``(grad_a, grad_b, grad_bias)``, each of its input's shape or None.
 
     Raises:
-        InvalidProblemError: (a ``ValueError``) shapes that do not fit, an unknown activation, an `out` that overlaps.
-        DTypeError: (a ``TypeError``) a mix of dtypes, another dtype, or something that is not a tensor.
-        DeviceMismatchError: (a ``ValueError``) tensors on different devices.
-        UnsupportedError: (a ``NotImplementedError``) tensor subclasses and functorch's wrappers.
-        BackendUnavailableError: (a ``RuntimeError``) tensors of a device that this build cannot compute on.
-        DeviceError: (a ``RuntimeError``) the driver reported a failure; `code` and `name` are its own.
+        InvalidProblemError: (a ``ValueError``) wrong shapes, unknown activation, overlapping `out`.
+        DTypeError: (a ``TypeError``) a mix of dtypes, another dtype, or not a tensor.
+        EpigradError: another class of `epigrad.errors`, of devices, backends or tensor subclasses.
 
-    Source:
-        The chain rule; the activations' formulas and papers are listed in ``go/activation``.
+    Source: The chain rule; the activations' formulas and papers are listed in ``go/activation``.
 
     Examples:
-        >>> import torch
-        >>> from epigrad.backward import matmul_bias_activation_backward
+        >>> import epigrad, torch
         >>> a, b, grad = torch.ones(2, 3), torch.ones(3, 4), torch.ones(2, 4)
-        >>> grad_a, grad_b, grad_bias = matmul_bias_activation_backward(grad, a, b, needs=(True, False, True))
-        >>> torch.allclose(grad_a, grad @ b.T), grad_b, grad_bias
-        (True, None, None)
+        >>> grads = epigrad.backward.matmul_bias_activation_backward(grad, a, b)
+        >>> torch.allclose(grads[0], grad @ b.T), torch.allclose(grads[1], a.T @ grad), grads[2]
+        (True, True, None)
     """
     return _gemm_backward(
         "matmul_bias_activation_backward",
@@ -112,46 +108,40 @@ def linear_backward(
 ) -> _Three[Data]:
     """Compute the gradients of ``act(input @ weight.T + bias)``.
 
-    With ``grad_pre = grad_output * act'(pre)``: ``grad_input = grad_pre @ weight``, ``grad_weight = grad_pre.T @
-    input``, ``grad_bias = sum(grad_pre)``. In half types `grad_pre` is rounded once before the two products, and the
-    bias is summed unrounded.
+    With ``grad_pre = grad_output * act'(pre)``: ``grad_input = grad_pre @ weight``,
+    ``grad_weight = grad_pre.T @ input``, ``grad_bias = sum(grad_pre)``. In half types `grad_pre` is
+    rounded once before the two products, and the bias is summed unrounded.
 
     Args:
-        grad_output: ``[..., N]``; float32, float64, bfloat16 or float16, as all tensors here.
+        grad_output: ``[..., N]``; float32, float64, bfloat16 or float16, as all tensors.
         input: ``[..., K]``.
         weight: ``[N, K]``.
         bias: ``[N]`` or None.
-        activation: a name such as ``"gelu"``, an `epigrad.Activation`, which lists them, or None for ``"none"``.
-        preactivation: the saved ``pre`` ``[..., N]``; without it and `output`, it is formed from `input`, `weight` and
-            `bias`.
+        activation: a name or an `epigrad.Activation`, which lists them; None is ``"none"``.
+        preactivation: the saved ``pre`` ``[..., N]``; without it and `output` it is formed from the
+            inputs.
         output: the saved output ``[..., N]``, for relu, sigmoid and tanh only.
         needs: which of ``(grad_input, grad_weight, grad_bias)`` are computed.
-        out: tensors to write them into.
-        accumulate: add into `out` for `grad_weight` and `grad_bias`, which must then be given if needed; `grad_input`
-            is overwritten.
+        out: tensors to write them into, which are returned themselves.
+        accumulate: add into `out` for `grad_weight` and `grad_bias`, which is then given for each
+            that is needed; `grad_input` is overwritten.
 
     Returns:
-        ``(grad_input, grad_weight, grad_bias)``, each of its input's shape or None; given `out` tensors are returned
-        themselves.
+        ``(grad_input, grad_weight, grad_bias)``, each of its input's shape or None.
 
     Raises:
-        InvalidProblemError: (a ``ValueError``) shapes that do not fit, an unknown activation, an `out` that overlaps.
-        DTypeError: (a ``TypeError``) a mix of dtypes, another dtype, or something that is not a tensor.
-        DeviceMismatchError: (a ``ValueError``) tensors on different devices.
-        UnsupportedError: (a ``NotImplementedError``) tensor subclasses and functorch's wrappers.
-        BackendUnavailableError: (a ``RuntimeError``) tensors of a device that this build cannot compute on.
-        DeviceError: (a ``RuntimeError``) the driver reported a failure; `code` and `name` are its own.
+        InvalidProblemError: (a ``ValueError``) wrong shapes, unknown activation, overlapping `out`.
+        DTypeError: (a ``TypeError``) a mix of dtypes, another dtype, or not a tensor.
+        EpigradError: another class of `epigrad.errors`, of devices, backends or tensor subclasses.
 
-    Source:
-        The chain rule; the activations' formulas and papers are listed in ``go/activation``.
+    Source: The chain rule; the activations' formulas and papers are listed in ``go/activation``.
 
     Examples:
-        >>> import torch
-        >>> from epigrad.backward import linear_backward
-        >>> x, weight, bias, grad = torch.ones(5, 3), torch.ones(4, 3), torch.zeros(4), torch.ones(5, 4)
-        >>> _, grad_weight, grad_bias = linear_backward(grad, x, weight, bias, "relu", needs=(False, True, True))
-        >>> grad_weight.shape, grad_bias
-        (torch.Size([4, 3]), tensor([5., 5., 5., 5.]))
+        >>> import epigrad, torch
+        >>> x, weight, bias, grad = (torch.ones(size) for size in ((5, 3), (4, 3), (4,), (5, 4)))
+        >>> needs = (False, True, True)
+        >>> epigrad.backward.linear_backward(grad, x, weight, bias, "relu", needs=needs)[2]
+        tensor([5., 5., 5., 5.])
     """
     return _gemm_backward(
         "linear_backward",
@@ -172,34 +162,30 @@ def activation_backward(
     Args:
         grad_output: shape of input; float32, float64, bfloat16 or float16.
         input: the forward's input.
-        activation: a name such as ``"gelu"``, an `epigrad.Activation`, which lists them, or None for ``"none"``.
-        out: a tensor of input's shape and dtype to write into.
+        activation: a name or an `epigrad.Activation`, which lists them; None is ``"none"``.
+        out: a tensor of input's shape and dtype to write into, which is returned itself.
 
     Returns:
-        The gradient to `input`; `out` itself if it is given.
+        The gradient to `input`.
 
     Raises:
-        InvalidProblemError: (a ``ValueError``) shapes that differ, an unknown activation, an `out` that overlaps.
-        DTypeError: (a ``TypeError``) a mix of dtypes, another dtype, or something that is not a tensor.
-        DeviceMismatchError: (a ``ValueError``) tensors on different devices.
-        UnsupportedError: (a ``NotImplementedError``) tensor subclasses and functorch's wrappers.
-        BackendUnavailableError: (a ``RuntimeError``) tensors of a device that this build cannot compute on.
-        DeviceError: (a ``RuntimeError``) the driver reported a failure; `code` and `name` are its own.
+        InvalidProblemError: (a ``ValueError``) wrong shapes, unknown activation, overlapping `out`.
+        DTypeError: (a ``TypeError``) a mix of dtypes, another dtype, or not a tensor.
+        EpigradError: another class of `epigrad.errors`, of devices, backends or tensor subclasses.
 
-    Source:
-        `epigrad.activation`.
+    Source: `epigrad.activation`.
 
     Examples:
-        >>> import torch
-        >>> from epigrad.backward import activation_backward
-        >>> activation_backward(torch.ones(2), torch.tensor([-1.0, 2.0]), "relu")
+        >>> import epigrad, torch
+        >>> epigrad.backward.activation_backward(torch.ones(2), torch.tensor([-1.0, 2.0]), "relu")
         tensor([0., 1.])
     """
     op = "activation_backward"
     call = call_of(activation_call, op, activation, selection.current())
     check_tensors(op, grad_output=grad_output, input=input)
-    outputs = (out_tensor(op, out)[0], None, None)
-    grad_input, _, _ = launch_into(loader.core(), call, (grad_output, input), (True, False, False), outputs)
+    check_out(op, out)
+    needs, outputs = (True, False, False), (out, None, None)
+    grad_input, _, _ = launch_into(call, (grad_output, input), needs, outputs)
     assert grad_input is not None
     return grad_input
 
@@ -213,45 +199,40 @@ def gated_activation_backward(
     gate: str = "second",
     out: Data | None = None,
 ) -> Data:
-    """Compute the gradient of ``value * act(gate)``, value and gate being the halves of `input` along `dim`.
+    """Compute the gradient of ``value * act(gate)``, the halves of `input` along `dim`.
 
-    ``grad_value = grad_output * act(gate)`` and ``grad_gate = grad_output * value * act'(gate)``, in the places of
-    value and gate.
+    ``grad_value = grad_output * act(gate)`` and ``grad_gate = grad_output * value * act'(gate)``,
+    in the places of value and gate.
 
     Args:
-        grad_output: input's shape with half the size along `dim`; float32, float64, bfloat16 or float16.
+        grad_output: input's shape with half the size along `dim`; float32, float64, bfloat16 or
+            float16, as all tensors.
         input: the forward's input.
         kind: a name such as ``"swiglu"``, or an `epigrad.Gated`, which lists them.
         dim: the dimension that is split.
         gate: which half is the gate: ``"second"`` or ``"first"``.
-        out: a tensor of input's shape and dtype to write into.
+        out: a tensor of input's shape and dtype to write into, which is returned itself.
 
     Returns:
-        The gradient to `input`; `out` itself if it is given.
+        The gradient to `input`.
 
     Raises:
-        InvalidProblemError: (a ``ValueError``) shapes that do not fit, an unknown kind, an `out` that overlaps.
-        DTypeError: (a ``TypeError``) a mix of dtypes, another dtype, or something that is not a tensor.
-        DeviceMismatchError: (a ``ValueError``) tensors on different devices.
-        UnsupportedError: (a ``NotImplementedError``) tensor subclasses and functorch's wrappers.
-        BackendUnavailableError: (a ``RuntimeError``) tensors of a device that this build cannot compute on.
-        DeviceError: (a ``RuntimeError``) the driver reported a failure; `code` and `name` are its own.
+        InvalidProblemError: (a ``ValueError``) wrong shapes, unknown kind, overlapping `out`.
+        DTypeError: (a ``TypeError``) a mix of dtypes, another dtype, or not a tensor.
+        EpigradError: another class of `epigrad.errors`, of devices, backends or tensor subclasses.
 
-    Source:
-        Dauphin et al. 2016, https://arxiv.org/abs/1612.08083; Shazeer 2020, https://arxiv.org/abs/2002.05202.
+    Source: Dauphin et al. 2016, https://arxiv.org/abs/1612.08083; Shazeer 2020, https://arxiv.org/abs/2002.05202.
 
     Examples:
-        >>> import torch
-        >>> from epigrad.backward import gated_activation_backward
-        >>> gated_activation_backward(torch.ones(1), torch.tensor([2.0, 3.0]), "bilinear")
+        >>> import epigrad, torch
+        >>> x = torch.tensor([2.0, 3.0])
+        >>> epigrad.backward.gated_activation_backward(torch.ones(1), x, "bilinear")
         tensor([3., 2.])
     """
     op = "gated_activation_backward"
     call = call_of(gated_call, op, kind, dim, gate, selection.current())
     check_tensors(op, grad_output=grad_output, input=input)
-    (result,) = launch_into(loader.core(), call, (grad_output, input), (True,), out_tensor(op, out))
-    assert result is not None
-    return result
+    return launch_one(call, (grad_output, input), out)
 
 
 def gated_product_backward(
@@ -268,38 +249,34 @@ def gated_product_backward(
     ``grad_value = grad_output * act(gate)`` and ``grad_gate = grad_output * value * act'(gate)``.
 
     Args:
-        grad_output: shape of value; float32, float64, bfloat16 or float16, as all tensors here.
+        grad_output: shape of value; float32, float64, bfloat16 or float16, as all tensors.
         value: the forward's value.
         gate: the forward's gate, of the same shape.
         kind: a name such as ``"swiglu"``, or an `epigrad.Gated`, which lists them.
         needs: which of ``(grad_value, grad_gate)`` are computed.
-        out: tensors to write them into.
+        out: tensors to write them into, which are returned themselves.
 
     Returns:
-        ``(grad_value, grad_gate)``, None where not needed; given `out` tensors are returned themselves.
+        ``(grad_value, grad_gate)``, None where not needed.
 
     Raises:
-        InvalidProblemError: (a ``ValueError``) shapes that differ, an unknown kind, an `out` that overlaps.
-        DTypeError: (a ``TypeError``) a mix of dtypes, another dtype, or something that is not a tensor.
-        DeviceMismatchError: (a ``ValueError``) tensors on different devices.
-        UnsupportedError: (a ``NotImplementedError``) tensor subclasses and functorch's wrappers.
-        BackendUnavailableError: (a ``RuntimeError``) tensors of a device that this build cannot compute on.
-        DeviceError: (a ``RuntimeError``) the driver reported a failure; `code` and `name` are its own.
+        InvalidProblemError: (a ``ValueError``) wrong shapes, unknown kind, overlapping `out`.
+        DTypeError: (a ``TypeError``) a mix of dtypes, another dtype, or not a tensor.
+        EpigradError: another class of `epigrad.errors`, of devices, backends or tensor subclasses.
 
-    Source:
-        Shazeer 2020, https://arxiv.org/abs/2002.05202.
+    Source: Shazeer 2020, https://arxiv.org/abs/2002.05202.
 
     Examples:
-        >>> import torch
-        >>> from epigrad.backward import gated_product_backward
-        >>> gated_product_backward(torch.ones(1), torch.tensor([2.0]), torch.tensor([3.0]), "reglu")
+        >>> import epigrad, torch
+        >>> value, gate = torch.tensor([2.0]), torch.tensor([3.0])
+        >>> epigrad.backward.gated_product_backward(torch.ones(1), value, gate, "reglu")
         (tensor([3.]), tensor([2.]))
     """
     op, names = "gated_product_backward", ("grad_value", "grad_gate")
     call = call_of(gated_call, op, kind, 0, "second", selection.current())
     check_tensors(op, grad_output=grad_output, value=value, gate=gate)
     mask, outputs = needs_mask(op, needs, names), out_tensors(op, out, names)
-    grad_value, grad_gate = launch_into(loader.core(), call, (grad_output, value, gate), mask, outputs)
+    grad_value, grad_gate = launch_into(call, (grad_output, value, gate), mask, outputs)
     return grad_value, grad_gate
 
 
@@ -314,37 +291,32 @@ def lerp_backward(
 ) -> _Three[Data]:
     """Compute the gradients of ``start + weight * (end - start)``.
 
-    ``grad_start = grad_output * (1 - weight)``, ``grad_end = grad_output * weight``, ``grad_weight = grad_output * (end
-    - start)``, each summed to the shape of what broadcast.
+    ``grad_start = grad_output * (1 - weight)``, ``grad_end = grad_output * weight``,
+    ``grad_weight = grad_output * (end - start)``, each summed to the shape of what broadcast.
 
     Args:
-        grad_output: the shape that all broadcast to; float32, float64, bfloat16 or float16, as all tensors here.
-        start: the forward's start, or None unless `grad_weight` is needed; without it `grad_start` has grad_output's
-            shape.
-        end: the forward's end, or None unless `grad_weight` is needed; without it `grad_end` has grad_output's shape.
+        grad_output: the shape that all broadcast to; float32, float64, bfloat16 or float16, as all
+            tensors.
+        start: the forward's start. It may be None unless `grad_weight` is needed; `grad_start` then
+            has grad_output's shape.
+        end: the forward's end, or None as `start`.
         weight: a number, which has no gradient, or a tensor.
         needs: which of ``(grad_start, grad_end, grad_weight)`` are computed.
-        out: tensors to write them into.
+        out: tensors to write them into, which are returned themselves.
 
     Returns:
-        ``(grad_start, grad_end, grad_weight)``, None where not needed; given `out` tensors are returned themselves.
+        ``(grad_start, grad_end, grad_weight)``, None where not needed.
 
     Raises:
-        InvalidProblemError: (a ``ValueError``) shapes that do not broadcast, a missing `start` or `end`, an `out` that
-            overlaps.
-        DTypeError: (a ``TypeError``) a mix of dtypes, another dtype, or something that is not a tensor.
-        DeviceMismatchError: (a ``ValueError``) tensors on different devices.
-        UnsupportedError: (a ``NotImplementedError``) tensor subclasses and functorch's wrappers.
-        BackendUnavailableError: (a ``RuntimeError``) tensors of a device that this build cannot compute on.
-        DeviceError: (a ``RuntimeError``) the driver reported a failure; `code` and `name` are its own.
+        InvalidProblemError: (a ``ValueError``) wrong shapes, no start or end, overlapping `out`.
+        DTypeError: (a ``TypeError``) a mix of dtypes, another dtype, or not a tensor.
+        EpigradError: another class of `epigrad.errors`, of devices, backends or tensor subclasses.
 
-    Source:
-        `torch.lerp`.
+    Source: `torch.lerp`.
 
     Examples:
-        >>> import torch
-        >>> from epigrad.backward import lerp_backward
-        >>> lerp_backward(torch.ones(2), None, None, 0.25)
+        >>> import epigrad, torch
+        >>> epigrad.backward.lerp_backward(torch.ones(2), None, None, 0.25)
         (tensor([0.7500, 0.7500]), tensor([0.2500, 0.2500]), None)
     """
     op, names = "lerp_backward", ("grad_start", "grad_end", "grad_weight")
@@ -352,9 +324,8 @@ def lerp_backward(
     call = Call(op, None, parameters, backend=selection.current())
     check_tensors(op, grad_output=grad_output)
     mask, outputs = needs_mask(op, needs, names), out_tensors(op, out, names)
-    grad_start, grad_end, grad_weight = launch_into(
-        loader.core(), call, (grad_output, start, end, tensor), mask, outputs
-    )
+    inputs = (grad_output, start, end, tensor)
+    grad_start, grad_end, grad_weight = launch_into(call, inputs, mask, outputs)
     return grad_start, grad_end, grad_weight
 
 
@@ -374,47 +345,41 @@ def mlp_backward(
 ) -> _Five[Data]:
     """Compute the gradients of ``act(input @ weight1.T + bias1) @ weight2.T + bias2``.
 
-    With ``grad_hidden = grad_output @ weight2``, ``hidden = act(pre)`` and ``grad_pre = grad_hidden * act'(pre)``:
-    ``grad_weight2 = grad_output.T @ hidden``, ``grad_weight1 = grad_pre.T @ input``, ``grad_input = grad_pre @
-    weight1``, and each bias is a sum over rows. The hidden activation is formed again from ``pre``.
-
+    With ``hidden = act(pre)`` and ``grad_pre = (grad_output @ weight2) * act'(pre)``:
+    ``grad_weight2 = grad_output.T @ hidden``, ``grad_weight1 = grad_pre.T @ input``,
+    ``grad_input = grad_pre @ weight1``, and each bias is a sum over rows. The hidden activation is
+    formed again from ``pre``.
 
     Args:
-        grad_output: ``[..., N]``; float32, float64, bfloat16 or float16, as all tensors here.
-        input: ``[..., K]``; float32, float64, bfloat16 or float16, as all tensors here.
+        grad_output: ``[..., N]``; float32, float64, bfloat16 or float16, as all tensors.
+        input: ``[..., K]``.
         weight1: ``[H, K]``.
         bias1: ``[H]`` or None.
         weight2: ``[N, H]``.
         bias2: ``[N]`` or None.
-        activation: a name such as ``"gelu"``, an `epigrad.Activation`, which lists them, or None for ``"none"``.
+        activation: a name or an `epigrad.Activation`, which lists them; None is ``"none"``.
         preactivation: the saved ``pre`` ``[..., H]``; without it, it is formed again.
-        needs: which of ``(grad_input, grad_weight1, grad_bias1,
-            grad_weight2, grad_bias2)`` are computed.
-        out: tensors to write them into.
-        accumulate: add into `out` for the weights and the biases, which must then be given if needed; `grad_input` is
-            overwritten.
+        needs: which of ``(grad_input, grad_weight1, grad_bias1, grad_weight2, grad_bias2)`` are
+            computed.
+        out: tensors to write them into, which are returned themselves.
+        accumulate: add into `out` for weights and biases, which is then given for each that is
+            needed; `grad_input` is overwritten.
 
     Returns:
-        The five gradients in the order of `needs`, each of its input's shape or None; given `out` tensors are returned
-        themselves.
+        The five gradients in the order of `needs`, each of its input's shape or None.
 
     Raises:
-        InvalidProblemError: (a ``ValueError``) shapes that do not fit, an unknown activation, an `out` that overlaps.
-        DTypeError: (a ``TypeError``) a mix of dtypes, another dtype, or something that is not a tensor.
-        DeviceMismatchError: (a ``ValueError``) tensors on different devices.
-        UnsupportedError: (a ``NotImplementedError``) tensor subclasses and functorch's wrappers.
-        BackendUnavailableError: (a ``RuntimeError``) tensors of a device that this build cannot compute on.
-        DeviceError: (a ``RuntimeError``) the driver reported a failure; `code` and `name` are its own.
+        InvalidProblemError: (a ``ValueError``) wrong shapes, unknown activation, overlapping `out`.
+        DTypeError: (a ``TypeError``) a mix of dtypes, another dtype, or not a tensor.
+        EpigradError: another class of `epigrad.errors`, of devices, backends or tensor subclasses.
 
-    Source:
-        The chain rule; `epigrad.mlp`.
+    Source: The chain rule; `epigrad.mlp`.
 
     Examples:
-        >>> import torch
-        >>> from epigrad.backward import mlp_backward
-        >>> x, up, down, grad = torch.ones(5, 3), torch.ones(4, 3), torch.ones(2, 4), torch.ones(5, 2)
+        >>> import epigrad, torch
+        >>> x, up, down, grad = (torch.ones(size) for size in ((5, 3), (4, 3), (2, 4), (5, 2)))
         >>> needs = (False, False, False, True, False)
-        >>> mlp_backward(grad, x, up, None, down, None, "relu", needs=needs)[3]
+        >>> epigrad.backward.mlp_backward(grad, x, up, None, down, None, "relu", needs=needs)[3]
         tensor([[15., 15., 15., 15.],
                 [15., 15., 15., 15.]])
     """
@@ -440,16 +405,17 @@ def gated_mlp_backward(
     out: Sequence[Data | None] = (None,) * 5,
     accumulate: bool = False,
 ) -> _Five[Data]:
-    """Compute the gradients of ``gated_activation(input @ weight_in.T + bias_in) @ weight_out.T + bias_out``.
+    """Compute the gradients of ``gated_activation(pre) @ weight_out.T + bias_out``.
 
-    With ``grad_hidden = grad_output @ weight_out``, ``hidden = gated_activation(pre)`` and ``grad_pre`` the gradient of
-    the gated activation: ``grad_weight_out = grad_output.T @ hidden``, ``grad_weight_in = grad_pre.T @ input``,
-    ``grad_input = grad_pre @ weight_in``, and each bias is a sum over rows. ``hidden`` is formed again from ``pre``.
-
+    With ``pre = input @ weight_in.T + bias_in``, ``hidden = gated_activation(pre)``, and
+    ``grad_pre`` the gradient of `gated_activation` for ``grad_output @ weight_out``:
+    ``grad_weight_out = grad_output.T @ hidden``, ``grad_weight_in = grad_pre.T @ input``,
+    ``grad_input = grad_pre @ weight_in``, and each bias is a sum over rows. ``hidden`` is formed
+    again from ``pre``.
 
     Args:
-        grad_output: ``[..., N]``; float32, float64, bfloat16 or float16, as all tensors here.
-        input: ``[..., K]``; float32, float64, bfloat16 or float16, as all tensors here.
+        grad_output: ``[..., N]``; float32, float64, bfloat16 or float16, as all tensors.
+        input: ``[..., K]``.
         weight_in: ``[2*H, K]``: value and gate rows, in the order that `gate` tells.
         bias_in: ``[2*H]`` or None.
         weight_out: ``[N, H]``.
@@ -457,32 +423,26 @@ def gated_mlp_backward(
         kind: a name such as ``"swiglu"``, or an `epigrad.Gated`, which lists them.
         gate: which half is the gate: ``"second"`` or ``"first"``.
         preactivation: the saved ``pre`` ``[..., 2*H]``; without it, it is formed again.
-        needs: which of ``(grad_input, grad_weight_in, grad_bias_in,
-            grad_weight_out, grad_bias_out)`` are computed.
-        out: tensors to write them into.
-        accumulate: add into `out` for the weights and the biases, which must then be given if needed; `grad_input` is
-            overwritten.
+        needs: which of ``(grad_input, grad_weight_in, grad_bias_in, grad_weight_out,
+            grad_bias_out)`` are computed.
+        out: tensors to write them into, which are returned themselves.
+        accumulate: add into `out` for weights and biases, which is then given for each that is
+            needed; `grad_input` is overwritten.
 
     Returns:
-        The five gradients in the order of `needs`, each of its input's shape or None; given `out` tensors are returned
-        themselves.
+        The five gradients in the order of `needs`, each of its input's shape or None.
 
     Raises:
-        InvalidProblemError: (a ``ValueError``) shapes that do not fit, an unknown kind, an `out` that overlaps.
-        DTypeError: (a ``TypeError``) a mix of dtypes, another dtype, or something that is not a tensor.
-        DeviceMismatchError: (a ``ValueError``) tensors on different devices.
-        UnsupportedError: (a ``NotImplementedError``) tensor subclasses and functorch's wrappers.
-        BackendUnavailableError: (a ``RuntimeError``) tensors of a device that this build cannot compute on.
-        DeviceError: (a ``RuntimeError``) the driver reported a failure; `code` and `name` are its own.
+        InvalidProblemError: (a ``ValueError``) wrong shapes, unknown kind, overlapping `out`.
+        DTypeError: (a ``TypeError``) a mix of dtypes, another dtype, or not a tensor.
+        EpigradError: another class of `epigrad.errors`, of devices, backends or tensor subclasses.
 
-    Source:
-        The chain rule; `epigrad.gated_mlp`.
+    Source: The chain rule; `epigrad.gated_mlp`.
 
     Examples:
-        >>> import torch
-        >>> from epigrad.backward import gated_mlp_backward
-        >>> x, both, down, grad = torch.ones(5, 3), torch.ones(8, 3), torch.ones(2, 4), torch.ones(5, 2)
-        >>> gated_mlp_backward(grad, x, both, None, down, None, "reglu")[3]
+        >>> import epigrad, torch
+        >>> x, both, down, grad = (torch.ones(size) for size in ((5, 3), (8, 3), (2, 4), (5, 2)))
+        >>> epigrad.backward.gated_mlp_backward(grad, x, both, None, down, None, "reglu")[3]
         tensor([[45., 45., 45., 45.],
                 [45., 45., 45., 45.]])
     """
@@ -530,4 +490,4 @@ def _layers_backward(
                 raise errors.InvalidProblemError(
                     f"{op}: out: no tensor for {name}, want one to add into since accumulate is True"
                 )
-    return launch_into(loader.core(), call, inputs, mask, outputs)
+    return launch_into(call, inputs, mask, outputs)

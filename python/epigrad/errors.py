@@ -1,9 +1,9 @@
 """The errors of epigrad: each is also the built-in exception that a Python user would catch.
 
-Every message has the form ``op: argument: what was given, what is accepted``, and no output has been written when one
-is raised. Running out of a GPU's memory is PyTorch's own `torch.OutOfMemoryError`: its allocator makes all results and
-workspaces. The core answers with a status code; its table of codes names these classes, and `from_status` makes the
-exception.
+Every message has the form ``op: argument: what was given, what is accepted``, and no output has
+been written when one is raised. Any call may raise the classes below. Running out of a GPU's memory
+is PyTorch's own `torch.OutOfMemoryError`: its allocator makes all results and workspaces. The core
+answers with a status code; its table of codes names these classes.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ __all__ = [
 
 
 class EpigradError(Exception):
-    """Base of every error here; raised itself only for a failure inside the core, which is a defect worth reporting."""
+    """Base of every error here. Itself it is a failure inside the core: please report it."""
 
 
 class InvalidProblemError(EpigradError, ValueError):
@@ -38,7 +38,11 @@ class DTypeError(EpigradError, TypeError):
 
 
 class UnsupportedError(EpigradError, NotImplementedError):
-    """A meaningful problem that this backend has no kernel for."""
+    """A meaningful problem that this backend has no kernel for.
+
+    Also: tensors that are not strided, such as sparse and nested ones. `epigrad.forward`,
+    `epigrad.backward` and plans refuse tensor subclasses and functorch's wrappers too.
+    """
 
 
 class DeviceMismatchError(EpigradError, ValueError):
@@ -66,11 +70,14 @@ class WorkspaceTooSmallError(_TooSmallError):
 
 
 class BufferTooSmallError(_TooSmallError):
-    """A buffer whose stated size is less than its shape and strides reach; `needed` and `got` are bytes."""
+    """A buffer smaller than its shape and strides reach; `needed` and `got` are bytes."""
 
 
 class BackendUnavailableError(EpigradError, RuntimeError):
-    """The requested backend cannot run here; the message says why and what would fix it."""
+    """The backend of the tensors' device, or the one asked for, cannot run here.
+
+    The message says why and what would fix it.
+    """
 
 
 class DeviceError(EpigradError, RuntimeError):
@@ -103,7 +110,7 @@ _CLASSES: dict[str, type[EpigradError]] = {
 
 
 def from_status(code: int, class_name: str, message: str | bytes, needed: int = 0, got: int = 0) -> EpigradError:
-    """Make the exception that stands for a status of the core; an unknown class name gives `EpigradError`."""
+    """Make the exception for a status of the core; an unknown class name gives `EpigradError`."""
     if isinstance(message, bytes):
         # The core's message may be cut in the middle of a character.
         message = message.decode("utf-8", "replace")
@@ -129,9 +136,7 @@ def _of_class(cls: type[EpigradError], message: str, needed: int = 0, got: int =
 
 
 def renamed(error: EpigradError, op: str, arguments: dict[str, str]) -> EpigradError:
-    """The same error told in the words of the caller: its op, and its names for the arguments of the op that it is
-    built from.
-    """
+    """The same error with the caller's op and its names for the op's arguments."""
     _, separator, detail = str(error).partition(": ")
     if not separator:
         return error

@@ -1,17 +1,17 @@
 """The functions of `epigrad` without a graph: nothing is saved and no output requires a gradient.
 
-`out` gives a tensor to write into: right shape and dtype, any strides, no memory shared with an input. It is returned
-itself.
+`out` gives a tensor to write into: right shape and dtype, any strides, no memory shared with an
+input. It is returned itself.
 """
 
 from __future__ import annotations
 
 from typing import Literal, overload
 
-from epigrad._core import loader, selection
+from epigrad._core import selection
 from epigrad._core.call import Call, activation_call, call_of, gated_call
-from epigrad._core.checks import check_tensors, lerp_weight, out_tensor
-from epigrad._core.stateless import launch_into
+from epigrad._core.checks import check_out, check_tensors, lerp_weight
+from epigrad._core.stateless import launch_into, launch_one
 from epigrad.kinds import Activation, Gated
 from epigrad.webgpu import Data
 
@@ -62,7 +62,7 @@ def matmul_bias_activation(
         a: ``[..., M, K]`` or ``[K]``; float32, float64, bfloat16 or float16, as all tensors here.
         b: ``[K, N]``, ``[..., K, N]`` or ``[K]``; batch dimensions broadcast as in `torch.matmul`.
         bias: ``[N]``, a scalar where `b` is 1-D, or None.
-        activation: a name such as ``"gelu"``, an `epigrad.Activation`, which lists them, or None for ``"none"``.
+        activation: a name or an `epigrad.Activation`, which lists them; None is ``"none"``.
         return_preactivation: return ``a @ b + bias`` too, rounded to the storage dtype.
         out: a tensor to write the output into.
 
@@ -70,21 +70,18 @@ def matmul_bias_activation(
         The output, or ``(output, preactivation)``.
 
     Raises:
-        InvalidProblemError: (a ``ValueError``) shapes that do not fit, an unknown activation, an `out` that overlaps.
-        DTypeError: (a ``TypeError``) a mix of dtypes, another dtype, or something that is not a tensor.
-        DeviceMismatchError: (a ``ValueError``) tensors on different devices.
-        UnsupportedError: (a ``NotImplementedError``) tensor subclasses and functorch's wrappers.
-        BackendUnavailableError: (a ``RuntimeError``) tensors of a device that this build cannot compute on.
-        DeviceError: (a ``RuntimeError``) the driver reported a failure; `code` and `name` are its own.
+        InvalidProblemError: (a ``ValueError``) wrong shapes, unknown activation, overlapping `out`.
+        DTypeError: (a ``TypeError``) a mix of dtypes, another dtype, or not a tensor.
+        EpigradError: another class of `epigrad.errors`, of devices, backends or tensor subclasses.
 
-    Source:
-        `epigrad.matmul_bias_activation`.
+    Source: `epigrad.matmul_bias_activation`.
 
     Examples:
-        >>> import torch
-        >>> from epigrad.forward import matmul_bias_activation
+        >>> import epigrad, torch
         >>> a, b = torch.ones(2, 3), -torch.ones(3, 4)
-        >>> out, pre = matmul_bias_activation(a, b, activation="relu", return_preactivation=True)
+        >>> out, pre = epigrad.forward.matmul_bias_activation(
+        ...     a, b, activation="relu", return_preactivation=True
+        ... )
         >>> out[0, 0].item(), pre[0, 0].item()
         (0.0, -3.0)
     """
@@ -128,7 +125,7 @@ def linear(
         input: ``[..., K]``; float32, float64, bfloat16 or float16, as all tensors here.
         weight: ``[N, K]``.
         bias: ``[N]`` or None.
-        activation: a name such as ``"gelu"``, an `epigrad.Activation`, which lists them, or None for ``"none"``.
+        activation: a name or an `epigrad.Activation`, which lists them; None is ``"none"``.
         return_preactivation: return ``input @ weight.T + bias`` too, rounded to the storage dtype.
         out: a tensor ``[..., N]`` to write the output into.
 
@@ -136,21 +133,16 @@ def linear(
         The output ``[..., N]``, or ``(output, preactivation)``.
 
     Raises:
-        InvalidProblemError: (a ``ValueError``) shapes that do not fit, an unknown activation, an `out` that overlaps.
-        DTypeError: (a ``TypeError``) a mix of dtypes, another dtype, or something that is not a tensor.
-        DeviceMismatchError: (a ``ValueError``) tensors on different devices.
-        UnsupportedError: (a ``NotImplementedError``) tensor subclasses and functorch's wrappers.
-        BackendUnavailableError: (a ``RuntimeError``) tensors of a device that this build cannot compute on.
-        DeviceError: (a ``RuntimeError``) the driver reported a failure; `code` and `name` are its own.
+        InvalidProblemError: (a ``ValueError``) wrong shapes, unknown activation, overlapping `out`.
+        DTypeError: (a ``TypeError``) a mix of dtypes, another dtype, or not a tensor.
+        EpigradError: another class of `epigrad.errors`, of devices, backends or tensor subclasses.
 
-    Source:
-        `epigrad.linear`.
+    Source: `epigrad.linear`.
 
     Examples:
-        >>> import torch
-        >>> from epigrad.forward import linear
-        >>> out = torch.empty(5, 4)
-        >>> linear(torch.ones(5, 3), torch.ones(4, 3), activation="tanh", out=out) is out
+        >>> import epigrad, torch
+        >>> x, weight, out = torch.ones(5, 3), torch.ones(4, 3), torch.empty(5, 4)
+        >>> epigrad.forward.linear(x, weight, activation="tanh", out=out) is out
         True
     """
     check_tensors("linear", input=input, weight=weight)
@@ -163,40 +155,34 @@ def activation(input: Data, activation: str | Activation | None, *, out: Data | 
 
     Args:
         input: any shape; float32, float64, bfloat16 or float16.
-        activation: a name such as ``"gelu"``, an `epigrad.Activation`, which lists them, or None for ``"none"``.
+        activation: a name or an `epigrad.Activation`, which lists them; None is ``"none"``.
         out: a tensor to write into.
 
     Returns:
         A tensor of input's shape.
 
     Raises:
-        InvalidProblemError: (a ``ValueError``) an unknown activation, an `out` that overlaps.
-        DTypeError: (a ``TypeError``) another dtype, or something that is not a tensor.
-        UnsupportedError: (a ``NotImplementedError``) tensor subclasses and functorch's wrappers.
-        BackendUnavailableError: (a ``RuntimeError``) tensors of a device that this build cannot compute on.
-        DeviceError: (a ``RuntimeError``) the driver reported a failure; `code` and `name` are its own.
+        InvalidProblemError: (a ``ValueError``) unknown activation, overlapping `out`.
+        DTypeError: (a ``TypeError``) another dtype or not a tensor.
+        EpigradError: another class of `epigrad.errors`, of devices, backends or tensor subclasses.
 
-    Source:
-        `epigrad.activation`.
+    Source: `epigrad.activation`.
 
     Examples:
-        >>> import torch
-        >>> from epigrad.forward import activation
-        >>> activation(torch.tensor([-1.0, 2.0]), "relu")
+        >>> import epigrad, torch
+        >>> epigrad.forward.activation(torch.tensor([-1.0, 2.0]), "relu")
         tensor([0., 2.])
     """
     op = "activation"
     call = call_of(activation_call, op, activation, selection.current())
     check_tensors(op, input=input)
-    (result,) = launch_into(loader.core(), call, (input,), (True,), out_tensor(op, out))
-    assert result is not None
-    return result
+    return launch_one(call, (input,), out)
 
 
 def gated_activation(
     input: Data, kind: str | Gated = "swiglu", dim: int = -1, *, gate: str = "second", out: Data | None = None
 ) -> Data:
-    """Compute ``value * act(gate)``, value and gate being the halves of `input` along `dim`, without a graph.
+    """Compute ``value * act(gate)``, the halves of `input` along `dim`, without a graph.
 
     Args:
         input: any shape whose size along `dim` is even; float32, float64, bfloat16 or float16.
@@ -209,28 +195,22 @@ def gated_activation(
         A tensor of input's shape with half the size along `dim`.
 
     Raises:
-        InvalidProblemError: (a ``ValueError``) a dim that does not exist or is odd, an unknown kind or gate, an `out`
-            that overlaps.
-        DTypeError: (a ``TypeError``) another dtype, or something that is not a tensor.
-        UnsupportedError: (a ``NotImplementedError``) tensor subclasses and functorch's wrappers.
-        BackendUnavailableError: (a ``RuntimeError``) tensors of a device that this build cannot compute on.
-        DeviceError: (a ``RuntimeError``) the driver reported a failure; `code` and `name` are its own.
+        InvalidProblemError: (a ``ValueError``) a missing or odd dim, unknown kind or gate,
+            overlapping `out`.
+        DTypeError: (a ``TypeError``) another dtype or not a tensor.
+        EpigradError: another class of `epigrad.errors`, of devices, backends or tensor subclasses.
 
-    Source:
-        `epigrad.gated_activation`.
+    Source: `epigrad.gated_activation`.
 
     Examples:
-        >>> import torch
-        >>> from epigrad.forward import gated_activation
-        >>> gated_activation(torch.tensor([2.0, 3.0]), "bilinear")
+        >>> import epigrad, torch
+        >>> epigrad.forward.gated_activation(torch.tensor([2.0, 3.0]), "bilinear")
         tensor([6.])
     """
     op = "gated_activation"
     call = call_of(gated_call, op, kind, dim, gate, selection.current())
     check_tensors(op, input=input)
-    (result,) = launch_into(loader.core(), call, (input,), (True,), out_tensor(op, out))
-    assert result is not None
-    return result
+    return launch_one(call, (input,), out)
 
 
 def gated_product(value: Data, gate: Data, kind: str | Gated = "swiglu", *, out: Data | None = None) -> Data:
@@ -246,28 +226,21 @@ def gated_product(value: Data, gate: Data, kind: str | Gated = "swiglu", *, out:
         A tensor of value's shape.
 
     Raises:
-        InvalidProblemError: (a ``ValueError``) shapes that differ, an unknown kind, an `out` that overlaps.
-        DTypeError: (a ``TypeError``) a mix of dtypes, another dtype, or something that is not a tensor.
-        DeviceMismatchError: (a ``ValueError``) tensors on different devices.
-        UnsupportedError: (a ``NotImplementedError``) tensor subclasses and functorch's wrappers.
-        BackendUnavailableError: (a ``RuntimeError``) tensors of a device that this build cannot compute on.
-        DeviceError: (a ``RuntimeError``) the driver reported a failure; `code` and `name` are its own.
+        InvalidProblemError: (a ``ValueError``) wrong shapes, unknown kind, overlapping `out`.
+        DTypeError: (a ``TypeError``) a mix of dtypes, another dtype, or not a tensor.
+        EpigradError: another class of `epigrad.errors`, of devices, backends or tensor subclasses.
 
-    Source:
-        `epigrad.gated_product`.
+    Source: `epigrad.gated_product`.
 
     Examples:
-        >>> import torch
-        >>> from epigrad.forward import gated_product
-        >>> gated_product(torch.tensor([2.0]), torch.tensor([-3.0]), "reglu")
+        >>> import epigrad, torch
+        >>> epigrad.forward.gated_product(torch.tensor([2.0]), torch.tensor([-3.0]), "reglu")
         tensor([0.])
     """
     op = "gated_product"
     call = call_of(gated_call, op, kind, 0, "second", selection.current())
     check_tensors(op, value=value, gate=gate)
-    (result,) = launch_into(loader.core(), call, (value, gate), (True,), out_tensor(op, out))
-    assert result is not None
-    return result
+    return launch_one(call, (value, gate), out)
 
 
 def lerp(start: Data, end: Data, weight: float | Data, *, out: Data | None = None) -> Data:
@@ -283,29 +256,22 @@ def lerp(start: Data, end: Data, weight: float | Data, *, out: Data | None = Non
         A tensor of the shape that all broadcast to.
 
     Raises:
-        InvalidProblemError: (a ``ValueError``) shapes that do not broadcast, an `out` that overlaps.
-        DTypeError: (a ``TypeError``) a mix of dtypes, another dtype, or something that is not a tensor.
-        DeviceMismatchError: (a ``ValueError``) tensors on different devices.
-        UnsupportedError: (a ``NotImplementedError``) tensor subclasses and functorch's wrappers.
-        BackendUnavailableError: (a ``RuntimeError``) tensors of a device that this build cannot compute on.
-        DeviceError: (a ``RuntimeError``) the driver reported a failure; `code` and `name` are its own.
+        InvalidProblemError: (a ``ValueError``) wrong shapes, overlapping `out`.
+        DTypeError: (a ``TypeError``) a mix of dtypes, another dtype, or not a tensor.
+        EpigradError: another class of `epigrad.errors`, of devices, backends or tensor subclasses.
 
-    Source:
-        `torch.lerp`.
+    Source: `torch.lerp`.
 
     Examples:
-        >>> import torch
-        >>> from epigrad.forward import lerp
-        >>> lerp(torch.zeros(2), torch.ones(2), 0.25)
+        >>> import epigrad, torch
+        >>> epigrad.forward.lerp(torch.zeros(2), torch.ones(2), 0.25)
         tensor([0.2500, 0.2500])
     """
     op = "lerp"
     parameters, tensor = lerp_weight(op, weight)
     check_tensors(op, start=start, end=end)
     call = Call(op, None, parameters, backend=selection.current())
-    (result,) = launch_into(loader.core(), call, (start, end, tensor), (True,), out_tensor(op, out))
-    assert result is not None
-    return result
+    return launch_one(call, (start, end, tensor), out)
 
 
 @overload
@@ -351,32 +317,26 @@ def mlp(
         bias1: ``[H]`` or None.
         weight2: ``[N, H]``.
         bias2: ``[N]`` or None.
-        activation: a name such as ``"gelu"``, an `epigrad.Activation`, which lists them, or None for ``"none"``.
-        return_preactivation: return ``input @ weight1.T + bias1`` too, ``[..., H]``, rounded to the storage
-            dtype.
+        activation: a name or an `epigrad.Activation`, which lists them; None is ``"none"``.
+        return_preactivation: return ``input @ weight1.T + bias1`` ``[..., H]`` too, rounded to the
+            storage dtype.
         out: a tensor to write the output into.
 
     Returns:
         The output ``[..., N]``, or ``(output, preactivation)``.
 
     Raises:
-        InvalidProblemError: (a ``ValueError``) shapes that do not fit, an unknown activation, an `out` that overlaps.
-        DTypeError: (a ``TypeError``) a mix of dtypes, another dtype, or something that is not a tensor.
-        DeviceMismatchError: (a ``ValueError``) tensors on different devices.
-        UnsupportedError: (a ``NotImplementedError``) tensor subclasses and functorch's wrappers.
-        BackendUnavailableError: (a ``RuntimeError``) tensors of a device that this build cannot compute on.
-        DeviceError: (a ``RuntimeError``) the driver reported a failure; `code` and `name` are its own.
+        InvalidProblemError: (a ``ValueError``) wrong shapes, unknown activation, overlapping `out`.
+        DTypeError: (a ``TypeError``) a mix of dtypes, another dtype, or not a tensor.
+        EpigradError: another class of `epigrad.errors`, of devices, backends or tensor subclasses.
 
-    Source:
-        `epigrad.mlp`.
+    Source: `epigrad.mlp`.
 
     Examples:
-        >>> import torch
-        >>> from epigrad.forward import mlp
+        >>> import epigrad, torch
         >>> x, up, down = torch.ones(5, 3), -torch.ones(4, 3), torch.ones(2, 4)
-        >>> out, pre = mlp(x, up, None, down, None, "relu", return_preactivation=True)
-        >>> out[0, 0].item(), pre.shape
-        (0.0, torch.Size([5, 4]))
+        >>> epigrad.forward.mlp(x, up, None, down, None, "relu", return_preactivation=True)[1].shape
+        torch.Size([5, 4])
     """
     check_tensors("mlp", input=input, weight1=weight1, weight2=weight2)
     call = call_of(activation_call, "mlp", activation, selection.current())
@@ -421,7 +381,9 @@ def gated_mlp(
     return_preactivation: bool = False,
     out: Data | None = None,
 ) -> Data | tuple[Data, Data]:
-    """Compute ``gated_activation(input @ weight_in.T + bias_in) @ weight_out.T + bias_out``, without a graph.
+    """Compute ``gated_activation(input @ weight_in.T + bias_in) @ weight_out.T + bias_out``.
+
+    No graph is recorded.
 
     Args:
         input: ``[..., K]``; float32, float64, bfloat16 or float16, as all tensors here.
@@ -431,29 +393,24 @@ def gated_mlp(
         bias_out: ``[N]`` or None.
         kind: a name such as ``"swiglu"``, or an `epigrad.Gated`, which lists them.
         gate: which half is the gate: ``"second"`` or ``"first"``.
-        return_preactivation: return ``input @ weight_in.T + bias_in`` too, ``[..., 2*H]``, rounded to the storage
-            dtype.
+        return_preactivation: return ``input @ weight_in.T + bias_in`` ``[..., 2*H]`` too, rounded
+            to the storage dtype.
         out: a tensor to write the output into.
 
     Returns:
         The output ``[..., N]``, or ``(output, preactivation)``.
 
     Raises:
-        InvalidProblemError: (a ``ValueError``) shapes that do not fit, an unknown kind, an `out` that overlaps.
-        DTypeError: (a ``TypeError``) a mix of dtypes, another dtype, or something that is not a tensor.
-        DeviceMismatchError: (a ``ValueError``) tensors on different devices.
-        UnsupportedError: (a ``NotImplementedError``) tensor subclasses and functorch's wrappers.
-        BackendUnavailableError: (a ``RuntimeError``) tensors of a device that this build cannot compute on.
-        DeviceError: (a ``RuntimeError``) the driver reported a failure; `code` and `name` are its own.
+        InvalidProblemError: (a ``ValueError``) wrong shapes, unknown kind, overlapping `out`.
+        DTypeError: (a ``TypeError``) a mix of dtypes, another dtype, or not a tensor.
+        EpigradError: another class of `epigrad.errors`, of devices, backends or tensor subclasses.
 
-    Source:
-        `epigrad.gated_mlp`.
+    Source: `epigrad.gated_mlp`.
 
     Examples:
-        >>> import torch
-        >>> from epigrad.forward import gated_mlp
+        >>> import epigrad, torch
         >>> x, both, down = torch.ones(5, 3), torch.ones(8, 3), torch.ones(2, 4)
-        >>> gated_mlp(x, both, None, down, None, "reglu")[0]
+        >>> epigrad.forward.gated_mlp(x, both, None, down, None, "reglu")[0]
         tensor([36., 36.])
     """
     check_tensors("gated_mlp", input=input, weight_in=weight_in, weight_out=weight_out)
@@ -464,8 +421,9 @@ def gated_mlp(
 def _with_preactivation(
     call: Call, inputs: tuple[Data | None, ...], return_preactivation: bool, out: Data | None
 ) -> Data | tuple[Data, Data]:
-    outputs = (out_tensor(call.op, out)[0], None)
-    result, preactivation = launch_into(loader.core(), call, inputs, (True, bool(return_preactivation)), outputs)
+    check_out(call.op, out)
+    needs = (True, bool(return_preactivation))
+    result, preactivation = launch_into(call, inputs, needs, (out, None))
     assert result is not None
     if not return_preactivation:
         return result

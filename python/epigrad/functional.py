@@ -1,8 +1,8 @@
 """The differentiable functions of epigrad.
 
-Each checks Python types only (the core checks everything else) and picks a way: through `torch.ops.epigrad` where
-PyTorch has to see an operator, else straight to the core, with autograd or without. Where nothing requires a gradient,
-nothing is kept and no preactivation is formed.
+Each checks Python types; the core checks everything else. A call goes through `torch.ops.epigrad`
+where PyTorch has to see an operator, else straight to the core, with autograd or without. Where
+nothing requires a gradient, nothing is kept and no preactivation is formed.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from epigrad import ops
 from epigrad._autograd import functions
 from epigrad._autograd.feedforward import BLOCK_ARGUMENTS, FeedForward
 from epigrad._core import loader, selection
-from epigrad._core.call import GATE_NAMES, Call, activation_call, call_of, gated_call
+from epigrad._core.call import Call, activation_call, call_of, gated_call
 from epigrad._core.checks import (
     PLAIN,
     PLAIN_OR_NONE,
@@ -27,7 +27,7 @@ from epigrad._core.checks import (
     overridden,
     require_tensors,
 )
-from epigrad._core.launcher import DISPATCHER, only, options_of
+from epigrad._core.launcher import DISPATCHER, layer_options, only
 from epigrad._core.torch_state import any_autocast, as_linear, is_dynamo_compiling, is_traced, watched
 from epigrad.kinds import Activation, Gated
 
@@ -61,23 +61,20 @@ def matmul_bias_activation(
         a: ``[..., M, K]`` or ``[K]``; float32, float64, bfloat16 or float16, as all tensors here.
         b: ``[K, N]``, ``[..., K, N]`` or ``[K]``; batch dimensions broadcast as in `torch.matmul`.
         bias: ``[N]``, a scalar where `b` is 1-D, or None.
-        activation: a name such as ``"gelu"``, an `epigrad.Activation`, which lists them, or None for ``"none"``.
-        save: what is kept for backward. ``"preactivation"``; ``"recompute"``: the inputs only; ``"auto"``: the output
-            where the derivative is a function of it, nothing for ``"none"``, else the preactivation.
+        activation: a name or an `epigrad.Activation`, which lists them; None is ``"none"``.
+        save: what is kept for backward. ``"preactivation"``; ``"recompute"``: the inputs only;
+            ``"auto"``: the output for relu, sigmoid and tanh, nothing for ``"none"``, else the
+            preactivation.
 
     Returns:
-        A contiguous tensor of the shape that `torch.matmul` gives. Each gradient has exactly its input's shape.
+        A contiguous tensor of the shape that `torch.matmul` gives.
 
     Raises:
-        InvalidProblemError: (a ``ValueError``) shapes that do not fit, an unknown activation or `save`.
-        DTypeError: (a ``TypeError``) a mix of dtypes, another dtype, or something that is not a tensor.
-        DeviceMismatchError: (a ``ValueError``) tensors on different devices.
-        UnsupportedError: (a ``NotImplementedError``) tensors that are not strided, such as sparse ones.
-        BackendUnavailableError: (a ``RuntimeError``) tensors of a device that this build cannot compute on.
-        DeviceError: (a ``RuntimeError``) the driver reported a failure; `code` and `name` are its own.
+        InvalidProblemError: (a ``ValueError``) wrong shapes, an unknown activation or `save`.
+        DTypeError: (a ``TypeError``) a mix of dtypes, another dtype, or not a tensor.
+        EpigradError: another class of `epigrad.errors`, of devices, backends or sparse tensors.
 
-    Source:
-        The product as `torch.matmul`; the activations' formulas and papers are listed in ``go/activation``.
+    Source: `torch.matmul`; ``go/activation`` lists the activations' formulas and papers.
 
     Examples:
         >>> import epigrad, torch
@@ -105,29 +102,26 @@ def linear(
         input: ``[..., K]``; float32, float64, bfloat16 or float16, as all tensors here.
         weight: ``[N, K]``.
         bias: ``[N]`` or None.
-        activation: a name such as ``"gelu"``, an `epigrad.Activation`, which lists them, or None for ``"none"``.
-        save: what is kept for backward: ``"auto"``, ``"preactivation"`` or ``"recompute"``, as in
-            `matmul_bias_activation`.
+        activation: a name or an `epigrad.Activation`, which lists them; None is ``"none"``.
+        save: what is kept for backward. ``"preactivation"``; ``"recompute"``: the inputs only;
+            ``"auto"``: the output for relu, sigmoid and tanh, nothing for ``"none"``, else the
+            preactivation.
 
     Returns:
         A contiguous tensor ``[..., N]``.
 
     Raises:
-        InvalidProblemError: (a ``ValueError``) shapes that do not fit, an unknown activation or `save`.
-        DTypeError: (a ``TypeError``) a mix of dtypes, another dtype, or something that is not a tensor.
-        DeviceMismatchError: (a ``ValueError``) tensors on different devices.
-        UnsupportedError: (a ``NotImplementedError``) tensors that are not strided, such as sparse ones.
-        BackendUnavailableError: (a ``RuntimeError``) tensors of a device that this build cannot compute on.
-        DeviceError: (a ``RuntimeError``) the driver reported a failure; `code` and `name` are its own.
+        InvalidProblemError: (a ``ValueError``) wrong shapes, an unknown activation or `save`.
+        DTypeError: (a ``TypeError``) a mix of dtypes, another dtype, or not a tensor.
+        EpigradError: another class of `epigrad.errors`, of devices, backends or sparse tensors.
 
-    Source:
-        `torch.nn.functional.linear`; the activations' formulas and papers are listed in ``go/activation``.
+    Source: `torch.nn.functional.linear`; ``go/activation`` lists the activations' papers.
 
     Examples:
         >>> import epigrad, torch
         >>> x, weight, bias = torch.ones(5, 3), torch.ones(4, 3), torch.zeros(4)
         >>> out = epigrad.linear(x, weight, bias, "silu")
-        >>> torch.allclose(out, torch.nn.functional.silu(torch.nn.functional.linear(x, weight, bias)))
+        >>> torch.allclose(out, torch.nn.functional.silu(x @ weight.T + bias))
         True
     """
     return _gemm("linear", ("input", "weight", "bias"), input, weight, bias, activation, save)
@@ -138,20 +132,17 @@ def activation(input: Tensor, activation: str | Activation | None) -> Tensor:
 
     Args:
         input: any shape; float32, float64, bfloat16 or float16. It is what is kept for backward.
-        activation: a name such as ``"gelu"``, an `epigrad.Activation`, which lists them, or None for ``"none"``.
+        activation: a name or an `epigrad.Activation`, which lists them; None is ``"none"``.
 
     Returns:
         A contiguous tensor of input's shape.
 
     Raises:
         InvalidProblemError: (a ``ValueError``) an unknown activation.
-        DTypeError: (a ``TypeError``) another dtype, or something that is not a tensor.
-        UnsupportedError: (a ``NotImplementedError``) tensors that are not strided, such as sparse ones.
-        BackendUnavailableError: (a ``RuntimeError``) tensors of a device that this build cannot compute on.
-        DeviceError: (a ``RuntimeError``) the driver reported a failure; `code` and `name` are its own.
+        DTypeError: (a ``TypeError``) another dtype or not a tensor.
+        EpigradError: another class of `epigrad.errors`, of devices, backends or sparse tensors.
 
-    Source:
-        The formulas and papers are listed in ``go/activation``.
+    Source: ``go/activation`` lists the formulas and papers.
 
     Examples:
         >>> import epigrad, torch
@@ -177,14 +168,11 @@ def gated_activation(input: Tensor, kind: str | Gated = "swiglu", dim: int = -1,
         A contiguous tensor of input's shape with half the size along `dim`.
 
     Raises:
-        InvalidProblemError: (a ``ValueError``) a dim that does not exist or is odd, an unknown kind or gate.
-        DTypeError: (a ``TypeError``) another dtype, or something that is not a tensor.
-        UnsupportedError: (a ``NotImplementedError``) tensors that are not strided, such as sparse ones.
-        BackendUnavailableError: (a ``RuntimeError``) tensors of a device that this build cannot compute on.
-        DeviceError: (a ``RuntimeError``) the driver reported a failure; `code` and `name` are its own.
+        InvalidProblemError: (a ``ValueError``) a missing or odd dim, an unknown kind or gate.
+        DTypeError: (a ``TypeError``) another dtype or not a tensor.
+        EpigradError: another class of `epigrad.errors`, of devices, backends or sparse tensors.
 
-    Source:
-        Dauphin et al. 2016, https://arxiv.org/abs/1612.08083; Shazeer 2020, https://arxiv.org/abs/2002.05202.
+    Source: Dauphin et al. 2016, https://arxiv.org/abs/1612.08083; Shazeer 2020, https://arxiv.org/abs/2002.05202.
 
     Examples:
         >>> import epigrad, torch
@@ -213,19 +201,15 @@ def gated_product(value: Tensor, gate: Tensor, kind: str | Gated = "swiglu") -> 
 
     Raises:
         InvalidProblemError: (a ``ValueError``) shapes that differ, an unknown kind.
-        DTypeError: (a ``TypeError``) a mix of dtypes, another dtype, or something that is not a tensor.
-        DeviceMismatchError: (a ``ValueError``) tensors on different devices.
-        UnsupportedError: (a ``NotImplementedError``) tensors that are not strided, such as sparse ones.
-        BackendUnavailableError: (a ``RuntimeError``) tensors of a device that this build cannot compute on.
-        DeviceError: (a ``RuntimeError``) the driver reported a failure; `code` and `name` are its own.
+        DTypeError: (a ``TypeError``) a mix of dtypes, another dtype, or not a tensor.
+        EpigradError: another class of `epigrad.errors`, of devices, backends or sparse tensors.
 
-    Source:
-        Shazeer 2020, https://arxiv.org/abs/2002.05202.
+    Source: Shazeer 2020, https://arxiv.org/abs/2002.05202.
 
     Examples:
         >>> import epigrad, torch
         >>> value, gate = torch.ones(2, 3), torch.linspace(-1, 1, 6).reshape(2, 3)
-        >>> torch.allclose(epigrad.gated_product(value, gate, "swiglu"), torch.nn.functional.silu(gate))
+        >>> torch.allclose(epigrad.gated_product(value, gate), torch.nn.functional.silu(gate))
         True
     """
     op = "gated_product"
@@ -251,18 +235,14 @@ def lerp(start: Tensor, end: Tensor, weight: float | Tensor) -> Tensor:
         weight: a number, used in full precision, or a tensor that broadcasts with the others.
 
     Returns:
-        A contiguous tensor of the shape that all broadcast to. Gradients are summed to the shape of what broadcast.
+        A contiguous tensor of the shape that all broadcast to. Each gradient has its input's shape.
 
     Raises:
         InvalidProblemError: (a ``ValueError``) shapes that do not broadcast.
-        DTypeError: (a ``TypeError``) a mix of dtypes, another dtype, or something that is not a tensor.
-        DeviceMismatchError: (a ``ValueError``) tensors on different devices.
-        UnsupportedError: (a ``NotImplementedError``) tensors that are not strided, such as sparse ones.
-        BackendUnavailableError: (a ``RuntimeError``) tensors of a device that this build cannot compute on.
-        DeviceError: (a ``RuntimeError``) the driver reported a failure; `code` and `name` are its own.
+        DTypeError: (a ``TypeError``) a mix of dtypes, another dtype, or not a tensor.
+        EpigradError: another class of `epigrad.errors`, of devices, backends or sparse tensors.
 
-    Source:
-        `torch.lerp`.
+    Source: `torch.lerp`.
 
     Examples:
         >>> import epigrad, torch
@@ -295,8 +275,9 @@ def mlp(
     *,
     save: str = "auto",
 ) -> Tensor:
-    """Compute ``act(input @ weight1.T + bias1) @ weight2.T + bias2``; the hidden activation is never saved for
-    backward.
+    """Compute ``act(input @ weight1.T + bias1) @ weight2.T + bias2``.
+
+    The hidden activation is never saved for backward.
 
     Args:
         input: ``[..., K]``; float32, float64, bfloat16 or float16, as all tensors here.
@@ -304,23 +285,19 @@ def mlp(
         bias1: ``[H]`` or None.
         weight2: ``[N, H]``.
         bias2: ``[N]`` or None.
-        activation: a name such as ``"gelu"``, an `epigrad.Activation`, which lists them, or None for ``"none"``.
-        save: ``"auto"`` and ``"preactivation"`` keep the first layer's preactivation, from which the hidden activation
-            is formed again in backward; ``"recompute"`` keeps the inputs only.
+        activation: a name or an `epigrad.Activation`, which lists them; None is ``"none"``.
+        save: ``"auto"`` and ``"preactivation"`` keep the first layer's preactivation for backward;
+            ``"recompute"`` keeps the inputs only.
 
     Returns:
         A contiguous tensor ``[..., N]``.
 
     Raises:
-        InvalidProblemError: (a ``ValueError``) shapes that do not fit, an unknown activation or `save`.
-        DTypeError: (a ``TypeError``) a mix of dtypes, another dtype, or something that is not a tensor.
-        DeviceMismatchError: (a ``ValueError``) tensors on different devices.
-        UnsupportedError: (a ``NotImplementedError``) tensors that are not strided, such as sparse ones.
-        BackendUnavailableError: (a ``RuntimeError``) tensors of a device that this build cannot compute on.
-        DeviceError: (a ``RuntimeError``) the driver reported a failure; `code` and `name` are its own.
+        InvalidProblemError: (a ``ValueError``) wrong shapes, an unknown activation or `save`.
+        DTypeError: (a ``TypeError``) a mix of dtypes, another dtype, or not a tensor.
+        EpigradError: another class of `epigrad.errors`, of devices, backends or sparse tensors.
 
-    Source:
-        Vaswani et al. 2017, section 3.3, https://arxiv.org/abs/1706.03762.
+    Source: Vaswani et al. 2017, section 3.3, https://arxiv.org/abs/1706.03762.
 
     Examples:
         >>> import epigrad, torch
@@ -346,8 +323,9 @@ def gated_mlp(
     gate: str = "second",
     save: str = "auto",
 ) -> Tensor:
-    """Compute ``gated_activation(input @ weight_in.T + bias_in) @ weight_out.T + bias_out``; the hidden activation is
-    never saved.
+    """Compute ``gated_activation(input @ weight_in.T + bias_in) @ weight_out.T + bias_out``.
+
+    The hidden activation is never saved for backward.
 
     Args:
         input: ``[..., K]``; float32, float64, bfloat16 or float16, as all tensors here.
@@ -356,29 +334,25 @@ def gated_mlp(
         weight_out: ``[N, H]``.
         bias_out: ``[N]`` or None.
         kind: a name such as ``"swiglu"``, or an `epigrad.Gated`, which lists them.
-        gate: which half is the gate: ``"second"`` or ``"first"`` (as most Llama-style checkpoints stack them).
-        save: ``"auto"`` and ``"preactivation"`` keep the first layer's output, from which the hidden activation is
-            formed again in backward; ``"recompute"`` keeps the inputs only.
+        gate: which half is the gate: ``"second"``, or ``"first"`` as most Llama-style checkpoints.
+        save: ``"auto"`` and ``"preactivation"`` keep the first layer's output for backward;
+            ``"recompute"`` keeps the inputs only.
 
     Returns:
         A contiguous tensor ``[..., N]``.
 
     Raises:
-        InvalidProblemError: (a ``ValueError``) shapes that do not fit, an unknown kind, gate or `save`.
-        DTypeError: (a ``TypeError``) a mix of dtypes, another dtype, or something that is not a tensor.
-        DeviceMismatchError: (a ``ValueError``) tensors on different devices.
-        UnsupportedError: (a ``NotImplementedError``) tensors that are not strided, such as sparse ones.
-        BackendUnavailableError: (a ``RuntimeError``) tensors of a device that this build cannot compute on.
-        DeviceError: (a ``RuntimeError``) the driver reported a failure; `code` and `name` are its own.
+        InvalidProblemError: (a ``ValueError``) wrong shapes, an unknown kind, gate or `save`.
+        DTypeError: (a ``TypeError``) a mix of dtypes, another dtype, or not a tensor.
+        EpigradError: another class of `epigrad.errors`, of devices, backends or sparse tensors.
 
-    Source:
-        Shazeer 2020, https://arxiv.org/abs/2002.05202.
+    Source: Shazeer 2020, https://arxiv.org/abs/2002.05202.
 
     Examples:
         >>> import epigrad, torch
-        >>> x, weight_in, weight_out = torch.ones(5, 3), torch.full((8, 3), 0.1), torch.full((2, 4), 0.1)
-        >>> out = epigrad.gated_mlp(x, weight_in, None, weight_out, None, "glu")
-        >>> torch.allclose(out, torch.nn.functional.glu(x @ weight_in.T) @ weight_out.T)
+        >>> x, up, down = torch.ones(5, 3), torch.full((8, 3), 0.1), torch.full((2, 4), 0.1)
+        >>> out = epigrad.gated_mlp(x, up, None, down, None, "glu")
+        >>> torch.allclose(out, torch.nn.functional.glu(x @ up.T) @ down.T)
         True
     """
     tensors = (input, weight_in, bias_in, weight_out, bias_out)
@@ -414,10 +388,7 @@ def _gemm(
     if watched() or type(a) not in PLAIN or type(b) not in PLAIN or type(bias) not in PLAIN_OR_NONE:
         if overridden(a, b, bias):
             return _as_leaf(op, (a, b, bias), a, b, bias, activation, save=save)
-        require_tensors(op, **dict(zip(names, (a, b, bias), strict=True)))
-        saved = _save(op, save, (a, b, bias))
-        out: Tensor = ops.call(op, a, b, bias, call.kind, save=saved, **options_of(call))[0]
-        return out
+        return _operator(call, names, (a, b, bias), save)
     core = loader.core()
     keep = functions.kept(op, call.kind, save)
     if any_autocast():
@@ -443,8 +414,16 @@ _FUNCTIONS: dict[str, Callable[..., Tensor]] = {
 
 
 def _as_leaf(op: str, relevant: Iterable[Any], *arguments: Any, **options: Any) -> Tensor:
-    """Hand a function to what stands for its tensors: a proxy of `torch.fx` records it as one call."""
+    """Hand a function to what stands for its tensors: `torch.fx` records it as one call."""
     out: Tensor = handle_torch_function(_FUNCTIONS[op], relevant, *arguments, **options)
+    return out
+
+
+def _operator(call: Call, names: Iterable[str], tensors: tuple[Tensor | None, ...], save: str) -> Tensor:
+    """The output of a product's or a block's operator."""
+    require_tensors(call.op, **dict(zip(names, tensors, strict=True)))
+    saved = _save(call.op, save, tensors)
+    out: Tensor = ops.call(call.op, *tensors, call.kind, save=saved, **layer_options(call))[0]
     return out
 
 
@@ -463,14 +442,10 @@ def _feedforward(
     tensors: tuple[Tensor, Tensor, Tensor | None, Tensor, Tensor | None],
     save: str,
 ) -> Tensor:
-    op = call.op
     if watched() or not PLAIN_OR_NONE.issuperset(map(type, tensors)):
-        require_tensors(op, **dict(zip(BLOCK_ARGUMENTS[op], tensors, strict=True)))
-        options = options_of(call) | ({"gate": GATE_NAMES[call.gate]} if op == "gated_mlp" else {})
-        out: Tensor = ops.call(op, *tensors, call.kind, save=_save(op, save, tensors), **options)[0]
-        return out
+        return _operator(call, BLOCK_ARGUMENTS[call.op], tensors, save)
     core = loader.core()
-    check_save(op, save)
+    check_save(call.op, save)
     if any_autocast():
         tensors = as_linear(*tensors)
     if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors):

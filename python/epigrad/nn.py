@@ -1,4 +1,4 @@
-"""Modules over the functions of `epigrad`; parameters, their names and their initialisation are `torch.nn.Linear`'s."""
+"""Modules over the functions of `epigrad`; names and initial values are `torch.nn.Linear`'s."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def _check_halves(up: nn.Module, hidden: Tensor) -> None:
 
 
 def _with_plain_layers(state: dict[str, Any]) -> dict[str, Any]:
-    """The state of a block with a `torch.nn.Linear` where 0.1, which pickled whole blocks with it, had a `Linear`."""
+    """The state of a block that 0.1 pickled, with `torch.nn.Linear` in the place of `Linear`."""
 
     def plain(layer: nn.Module | None) -> nn.Module | None:
         if type(layer) is not Linear:
@@ -66,15 +66,15 @@ def _with_plain_layers(state: dict[str, Any]) -> dict[str, Any]:
 class Linear(nn.Module):
     """``act(input @ weight.T + bias)``: a linear layer with its activation.
 
-    It is not a `torch.nn.Linear`, although its state dict is the same: LoRA, `ColwiseParallel` and quantisation ask by
-    `isinstance`, would take the layer for linear and lose the activation. They leave it alone or refuse it. For them,
-    use a `torch.nn.Linear` followed by `epigrad.activation`, or the layers of `MLP`.
+    It is not a `torch.nn.Linear`, although its state dict is the same. LoRA, `ColwiseParallel` and
+    quantisation ask by `isinstance`: they would take the layer for linear and lose the activation.
+    For them, use a `torch.nn.Linear` followed by `epigrad.activation`, or the layers of `MLP`.
 
     Args:
         in_features: K, the last size of the input.
         out_features: N, the last size of the output.
         bias: whether there is a bias.
-        activation: a name such as ``"gelu"``, an `epigrad.Activation`, which lists them, or None for ``"none"``.
+        activation: a name or an `epigrad.Activation`, which lists them; None is ``"none"``.
         save: what is kept for backward, as in `epigrad.linear`.
         device: where the parameters are.
         dtype: their dtype: float32, float64, bfloat16 or float16.
@@ -185,21 +185,21 @@ class GatedActivation(nn.Module):
 
 
 class MLP(nn.Module):
-    """``down(act(up(input)))``, never saving the hidden activation, as `epigrad.mlp`.
+    """``down(act(up(input)))``, as `epigrad.mlp`: the hidden activation is never saved.
 
     Args:
         features: K, the last size of the input and of the output.
         hidden_features: H, the size of the hidden layer.
-        activation: a name such as ``"gelu"``, an `epigrad.Activation`, which lists them, or None for ``"none"``.
+        activation: a name or an `epigrad.Activation`, which lists them; None is ``"none"``.
         bias: whether both layers have a bias.
         save: what is kept for backward, as in `epigrad.mlp`.
         device: where the parameters are.
         dtype: their dtype.
 
     Shape:
-        input and output ``[..., K]``; `up` is a `torch.nn.Linear` with weight ``[H, K]``, `down` one with weight
-        ``[K, H]``. A layer that LoRA or quantisation has replaced, that has hooks, or whose parameters are tensor
-        subclasses is called as a module of its own.
+        input and output ``[..., K]``; `up` is a `torch.nn.Linear` with weight ``[H, K]``, `down`
+        one with weight ``[K, H]``. A layer that LoRA or quantisation has replaced, that has hooks,
+        or whose parameters are tensor subclasses is called as a module of its own.
 
     Raises:
         InvalidProblemError: (a ``ValueError``) an unknown activation or `save`.
@@ -260,7 +260,9 @@ class MLP(nn.Module):
 
 
 class GatedMLP(nn.Module):
-    """``down(gated_activation(up(input)))``, never saving the hidden activation, as `epigrad.gated_mlp`.
+    """``down(gated_activation(up(input)))``, as `epigrad.gated_mlp`.
+
+    The hidden activation is never saved.
 
     Args:
         features: K, the last size of the input and of the output.
@@ -273,8 +275,8 @@ class GatedMLP(nn.Module):
         dtype: their dtype.
 
     Shape:
-        input and output ``[..., K]``; `up` is a `torch.nn.Linear` with weight ``[2*H, K]``, `down` one with weight
-        ``[K, H]``. As in `MLP`, a layer that is not a plain one any more is called as a module of its own.
+        input and output ``[..., K]``; `up` is a `torch.nn.Linear` with weight ``[2*H, K]``, `down`
+        one with weight ``[K, H]``. As in `MLP`, a layer that is no plain one any more is called.
 
     Raises:
         InvalidProblemError: (a ``ValueError``) an unknown kind, gate or `save`.

@@ -1,7 +1,7 @@
-"""Plans: describe a problem, select a kernel for it, ask what it will do, run it on your own buffers.
+"""Plans: select a kernel for a problem, ask what it will do, run it on your own buffers.
 
-`select` validates the problem and chooses a kernel without touching data; `run` allocates nothing on the device.
-Leading dimensions are in elements, the workspace is in bytes.
+`select` validates the problem and chooses a kernel without touching data. `run` allocates nothing
+on the device. Leading dimensions are in elements, the workspace is in bytes.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ class _Plan:
         return self._precision_guarantee
 
     def can_implement(self, *, stream: object = None, accumulate: bool = False, **tensors: Tensor | None) -> None:
-        """Raise the error that `run` would raise for these tensors, or return None; nothing is computed.
+        """Raise the error that `run` would raise for these tensors, without computing anything.
 
         A `workspace` may be given among the tensors; without one, a large enough one is assumed.
 
@@ -147,23 +147,24 @@ class _Plan:
         """Compute the outputs that are given, writing into them.
 
         Args:
-            workspace: contiguous uint8, aligned to 256 bytes, of at least `workspace_size` bytes; None for 0 bytes.
-            stream: the stream to run on, on the plan's device: a `torch.cuda.Stream` or the driver's handle of one.
-                None is PyTorch's current one. Where there are no streams it is None or 0.
+            workspace: contiguous uint8 of at least `workspace_size` bytes, aligned to 256 bytes;
+                None for 0 bytes.
+            stream: a `torch.cuda.Stream` of the plan's device, or the driver's handle of one. None
+                is PyTorch's current one. Where there are no streams it is None or 0.
             accumulate: add into the weight and bias gradients in place of overwriting them.
-            tensors: the inputs and outputs, by name; an output that is left out or None is not computed.
+            tensors: the inputs and outputs, by name; an output that is left out is not computed.
 
         Raises:
             TypeError: an unknown tensor name; the message lists the valid ones.
-            InvalidProblemError: (a ``ValueError``) a missing input, a tensor that is not what the plan was selected
-                for, overlap.
+            InvalidProblemError: (a ``ValueError``) a missing input, overlap, or a tensor that the
+                plan was not selected for.
             DTypeError: (a ``TypeError``) another dtype, or something that is not a tensor.
-            UnsupportedError: (a ``NotImplementedError``) a tensor that negates on reading, or one of zeros without
-                memory: a plan allocates nothing to materialise it; or a call while `torch.jit.trace` records.
+            UnsupportedError: (a ``NotImplementedError``) a tensor that negates on reading or has no
+                memory, or a call while `torch.jit.trace` records.
             DeviceMismatchError: (a ``ValueError``) a tensor or a stream on another device.
             MisalignedOperandError: (a ``ValueError``) a buffer that is not aligned to its element.
             WorkspaceTooSmallError: (a ``ValueError``) too small a workspace.
-            DeviceError: (a ``RuntimeError``) the driver reported a failure; `code` and `name` are its own.
+            DeviceError: (a ``RuntimeError``) a failure of the driver, with its `code` and `name`.
         """
         inputs, outputs = self._arranged(tensors)
         handle = self._stream_handle(stream)
@@ -185,7 +186,7 @@ class _Plan:
         if not isinstance(handle, int) or not 0 <= handle < (2**64 if has_streams else 1):
             wanted = "a stream, its handle or None" if has_streams else f"None or 0: {self._sku.backend} has no streams"
             raise errors.InvalidProblemError(f"{self._sku.op}: stream: {stream!r}, want {wanted}")
-        # The default streams of all devices have one handle: the driver cannot tell that another was meant.
+        # The default streams of all devices have one handle, so the driver cannot find the mistake.
         device = getattr(stream, "device", None)
         if isinstance(device, torch.device) and str(device) != self._spec["device"]:
             raise errors.DeviceMismatchError(f"{self._sku.op}: stream: on {device}, want {self._spec['device']}")
@@ -236,7 +237,9 @@ class _Gemm(_Plan):
         ldb: int | None = None,
         ld_grad: int | None = None,
     ) -> Self:
-        """Choose a kernel for ``act(a @ b + bias)`` with a ``[*batch, m, k]`` and b ``[k, n]`` or ``[*batch, k, n]``.
+        """Choose a kernel for ``act(a @ b + bias)``.
+
+        a is ``[*batch, m, k]``; b is ``[k, n]`` or ``[*batch, k, n]``.
 
         Args:
             m: rows of a.
@@ -247,15 +250,14 @@ class _Gemm(_Plan):
             activation: an activation of `epigrad.linear`.
             dtype: float32, float64, bfloat16 or float16.
             device: where the tensors will be.
-            lda: elements from one row of a to the next; a batch item starts ``rows * lda`` after the one before.
+            lda: elements from one row of a to the next; batch items are ``rows * lda`` apart.
             ldb: the same for b.
             ld_grad: the same for the output's gradient (for the output, in the forward class).
 
         Raises:
-            InvalidProblemError: (a ``ValueError``) a problem that makes no sense, or an unknown activation.
+            InvalidProblemError: (a ``ValueError``) wrong sizes, or an unknown activation.
             DTypeError: (a ``TypeError``) another dtype.
-            BackendUnavailableError: (a ``RuntimeError``) a device that this build cannot compute on.
-            DeviceError: (a ``RuntimeError``) the driver reported a failure; `code` and `name` are its own.
+            EpigradError: another class of `epigrad.errors`, of devices and backends.
         """
         name = cls._spec_class
         act = activation_of(name, activation)
@@ -280,14 +282,14 @@ class _Gemm(_Plan):
 
 
 class GemmEpilogue(_Gemm):
-    """``out = act(a @ b + bias)``; tensors of `run`: a, b, bias, out, and preactivation as a second output.
+    """``out = act(a @ b + bias)``; tensors of `run`: a, b, bias, out, preactivation (an output).
 
     Examples:
         >>> import torch
         >>> from epigrad.plan import GemmEpilogue
         >>> plan = GemmEpilogue.select(m=2, n=4, k=3, activation="relu", dtype=torch.float32)
-        >>> out = torch.empty(2, 4)
-        >>> workspace = torch.empty(plan.workspace_size, dtype=torch.uint8) if plan.workspace_size else None
+        >>> out, size = torch.empty(2, 4), plan.workspace_size
+        >>> workspace = torch.empty(size, dtype=torch.uint8) if size else None
         >>> plan.run(a=torch.ones(2, 3), b=torch.ones(3, 4), out=out, workspace=workspace)
         >>> out[0, 0].item()
         3.0
@@ -299,8 +301,8 @@ class GemmEpilogue(_Gemm):
 class GemmEpilogueBackward(_Gemm):
     """Gradients of ``act(a @ b + bias)``.
 
-    Tensors of `run`: grad_output, a, b, bias, preactivation, grad_a, grad_b, grad_bias; for relu, sigmoid and tanh also
-    output, the forward's, in place of preactivation.
+    Tensors of `run`: grad_output, a, b, bias, preactivation, grad_a, grad_b, grad_bias. For relu,
+    sigmoid and tanh, output (the forward's) may take the place of preactivation.
 
     Examples:
         >>> import torch
@@ -329,7 +331,7 @@ class _Gated(_Plan):
         dtype: torch.dtype,
         device: str | torch.device = "cpu",
     ) -> Self:
-        """Choose a kernel for ``value * act(gate)``, the halves of a tensor of `input_shape` along `split_dim`.
+        """Choose a kernel for ``value * act(gate)``, the halves of the input along `split_dim`.
 
         Args:
             input_shape: shape of the input.
@@ -340,10 +342,9 @@ class _Gated(_Plan):
             device: where the tensors will be.
 
         Raises:
-            InvalidProblemError: (a ``ValueError``) a problem that makes no sense, or an unknown kind or gate.
+            InvalidProblemError: (a ``ValueError``) wrong sizes, or an unknown kind or gate.
             DTypeError: (a ``TypeError``) another dtype.
-            BackendUnavailableError: (a ``RuntimeError``) a device that this build cannot compute on.
-            DeviceError: (a ``RuntimeError``) the driver reported a failure; `code` and `name` are its own.
+            EpigradError: another class of `epigrad.errors`, of devices and backends.
         """
         name = cls._spec_class
         gated = gated_of(name, kind)
@@ -368,7 +369,8 @@ class GatedActivation(_Gated):
     Examples:
         >>> import torch
         >>> from epigrad.plan import GatedActivation
-        >>> plan, out = GatedActivation.select(input_shape=(2,), kind="bilinear", dtype=torch.float32), torch.empty(1)
+        >>> plan = GatedActivation.select(input_shape=(2,), kind="bilinear", dtype=torch.float32)
+        >>> out = torch.empty(1)
         >>> plan.run(input=torch.tensor([2.0, 3.0]), out=out)
         >>> out
         tensor([6.])
@@ -378,17 +380,19 @@ class GatedActivation(_Gated):
 
 
 class GatedActivationBackward(_Gated):
-    """Gradient of ``value * act(gate)``; tensors of `run`: grad_output, input, grad_input, grad_bias.
+    """Gradient of ``value * act(gate)``.
 
-    `grad_bias` is `grad_input` summed, before it is rounded, over all dimensions but the split one: the gradient of a
-    bias that a linear layer added to the input.
+    Tensors of `run`: grad_output, input, and as outputs grad_input and grad_bias.
+    `grad_bias` is the unrounded `grad_input`, summed over all dimensions but the split one: the
+    gradient of a bias that a linear layer added to the input.
 
     Examples:
         >>> import torch
         >>> from epigrad.plan import GatedActivationBackward
-        >>> plan = GatedActivationBackward.select(input_shape=(2,), kind="bilinear", dtype=torch.float32)
-        >>> grad_input = torch.empty(2)
-        >>> plan.run(grad_output=torch.ones(1), input=torch.tensor([2.0, 3.0]), grad_input=grad_input)
+        >>> problem = dict(input_shape=(2,), kind="bilinear", dtype=torch.float32)
+        >>> plan, grad_input = GatedActivationBackward.select(**problem), torch.empty(2)
+        >>> input = torch.tensor([2.0, 3.0])
+        >>> plan.run(grad_output=torch.ones(1), input=input, grad_input=grad_input)
         >>> grad_input
         tensor([3., 2.])
     """
@@ -415,10 +419,9 @@ class _Interpolation(_Plan):
             device: where the tensors will be.
 
         Raises:
-            InvalidProblemError: (a ``ValueError``) a problem that makes no sense.
+            InvalidProblemError: (a ``ValueError``) wrong sizes.
             DTypeError: (a ``TypeError``) another dtype, or a weight that is not a number.
-            BackendUnavailableError: (a ``RuntimeError``) a device that this build cannot compute on.
-            DeviceError: (a ``RuntimeError``) the driver reported a failure; `code` and `name` are its own.
+            EpigradError: another class of `epigrad.errors`, of devices and backends.
         """
         name = cls._spec_class
         numbers: tuple[float, ...] = ()
@@ -453,14 +456,16 @@ class Lerp(_Interpolation):
 
 
 class LerpBackward(_Interpolation):
-    """Gradients of lerp; tensors of `run`: grad_output, start, end, weight, grad_start, grad_end, grad_weight.
+    """Gradients of ``start + weight * (end - start)``.
 
-    `start` and `end` are needed for `grad_weight` only.
+    Tensors of `run`: grad_output, start, end, weight, grad_start, grad_end, grad_weight; start and
+    end are needed for grad_weight only.
 
     Examples:
         >>> import torch
         >>> from epigrad.plan import LerpBackward
-        >>> plan, grad_end = LerpBackward.select(shape=(2,), weight=0.25, dtype=torch.float32), torch.empty(2)
+        >>> plan = LerpBackward.select(shape=(2,), weight=0.25, dtype=torch.float32)
+        >>> grad_end = torch.empty(2)
         >>> plan.run(grad_output=torch.ones(2), grad_end=grad_end)
         >>> grad_end
         tensor([0.2500, 0.2500])

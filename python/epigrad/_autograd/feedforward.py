@@ -1,24 +1,20 @@
 """The two-layer blocks, each one `torch.autograd.Function` that never saves the hidden activation.
 
-Kept for backward are the inputs, the weights and the preactivation of the first layer; the core forms the hidden
-activation again from it.
+Kept for backward are the inputs, the weights and the preactivation of the first layer; the core
+forms the hidden activation again from it.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor
-from torch.autograd import Function
 
 from epigrad._autograd import formulas
-from epigrad._autograd.functions import Needs, Shape, differentiate, stand_in
+from epigrad._autograd.functions import Needs, Problem, Shape, WithPreactivation, stand_in
 from epigrad._core.call import Call
-from epigrad._core.launcher import DISPATCHER, Launcher, Tensors
-
-__all__ = ["BLOCK_ARGUMENTS", "FeedForward", "FeedForwardProblem", "Shapes", "block_formula"]
+from epigrad._core.launcher import Launcher, Tensors
 
 Shapes = tuple[Shape, Shape, Shape | None, Shape, Shape | None]
 
@@ -67,18 +63,13 @@ def block_formula(
 
 
 @dataclass(slots=True)
-class FeedForwardProblem:
-    """Backward of a block; tensors are grad_output, the five of `BLOCK_ARGUMENTS`, and preactivation.
+class FeedForwardProblem(Problem):
+    """Backward of a block, of grad_output, the five of `BLOCK_ARGUMENTS`, and preactivation.
 
     The second bias is there for its geometry alone.
     """
 
-    core: Launcher
-    call: Call
     shapes: Shapes
-
-    def dispatched(self) -> FeedForwardProblem:
-        return replace(self, core=DISPATCHER)
 
     def run(self, needs: Needs, *tensors: Tensor | None) -> Tensors:
         grad, *operands, preactivation = tensors
@@ -98,9 +89,7 @@ class FeedForwardProblem:
         first_needed = any(needs[:3])
         if preactivation is None and (needs[3] or (first_needed and _slope_needs_preactivation(call))):
             assert input is not None and weight1 is not None
-            preactivation = torch.matmul(input, weight1.mT)
-            if bias1 is not None:
-                preactivation = preactivation + bias1
+            preactivation = formulas.preactivation(input, weight1, bias1, True)
         grad_weight2 = grad_bias2 = grad_pre = None
         if grad is not None:
             hidden = _hidden(call, preactivation).to(dtype) if needs[3] and preactivation is not None else None
@@ -125,7 +114,7 @@ class FeedForwardProblem:
         return (*grads, grad_weight2, grad_bias2)
 
 
-class FeedForward(Function):
+class FeedForward(WithPreactivation):
     """A block as one function; the preactivation is its hidden second output."""
 
     @staticmethod
@@ -159,13 +148,3 @@ class FeedForward(Function):
         )
         ctx.set_materialize_grads(False)
         return out, preactivation
-
-    @staticmethod
-    def backward(ctx: Any, grad_output: Tensor | None, grad_hidden: Tensor | None) -> tuple[Any, ...]:
-        needs = ctx.needs_input_grad[3:]
-        grads: Tensors = (None,) * 5
-        if grad_hidden is not None:
-            grads = ctx.problem.formula(needs, grad_output, *ctx.saved_tensors, grad_hidden=grad_hidden)
-        elif grad_output is not None:
-            grads = differentiate(ctx.problem, needs, grad_output, *ctx.saved_tensors)
-        return (None, None, None, *grads)

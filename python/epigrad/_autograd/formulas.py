@@ -1,8 +1,8 @@
-"""The maths of the gradients as plain differentiable PyTorch operations: what higher orders are made of.
+"""The maths of the gradients as differentiable PyTorch operations, for higher orders.
 
-First-order gradients come from the fused kernels. When a gradient is itself differentiated, autograd differentiates the
-expressions of this file, so every order is exact by construction. Half types compute in float32 here and round once to
-the storage dtype.
+First-order gradients come from the fused kernels. When a gradient is itself differentiated,
+autograd differentiates the expressions of this file, so every order is exact by construction. Half
+types compute in float32 here and round once to the storage dtype.
 
 Adding an activation adds one row to `ACTIVATIONS`; a test holds its names to the table.
 """
@@ -19,26 +19,6 @@ from torch.nn import functional
 
 from epigrad.kinds import Activation
 
-__all__ = [
-    "ACTIVATIONS",
-    "Formula",
-    "activated",
-    "composed",
-    "computed",
-    "gated",
-    "gated_backward",
-    "gemm_backward",
-    "grad_preactivation",
-    "joined",
-    "lerp",
-    "lerp_backward",
-    "linear_gradients",
-    "matmul_gradients",
-    "preactivation",
-    "split_gate",
-    "unrounded",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class Formula:
@@ -47,8 +27,8 @@ class Formula:
     Attributes:
         value: ``act(x)``.
         backward: ``grad * act'(x)`` from grad and x.
-        backward_from_output: ``grad * act'(x)`` from grad and ``act(x)``, where the slope is a function of the output.
-        composed: ``act(x)`` as a PyTorch user writes it, for graphs that leave PyTorch; None is `value`.
+        backward_from_output: ``grad * act'(x)`` from grad and ``act(x)``, where that is possible.
+        composed: ``act(x)`` as a PyTorch user writes it, for exported graphs; None is `value`.
     """
 
     value: Callable[..., Tensor]
@@ -58,8 +38,8 @@ class Formula:
 
 
 def _relu_backward(grad: Tensor, x: Tensor) -> Tensor:
-    # A choice and not a product: an infinite gradient at x < 0 stays out, and a NaN preactivation passes the gradient
-    # on.
+    # A choice and not a product: an infinite gradient at x < 0 stays out, and a NaN preactivation
+    # passes the gradient on.
     return torch.where(x <= 0, torch.zeros_like(grad), grad)
 
 
@@ -76,8 +56,8 @@ def _gelu_backward(grad: Tensor, x: Tensor) -> Tensor:
 
 _TANH_SCALE = 2 * math.sqrt(2 / math.pi)
 _TANH_CUBIC = 0.044715
-# Beyond it the gate is 0 or 1 in every dtype, and its derivatives are 0: larger powers of x would only overflow, and
-# 0 * inf is NaN. A NaN passes a clamp.
+# Beyond it the gate is 0 or 1 in every dtype, and its derivatives are 0: larger powers of x would
+# only overflow, and 0 * inf is NaN. A NaN passes a clamp.
 _TANH_REACH = 64.0
 
 
@@ -134,7 +114,7 @@ ACTIVATIONS: dict[str, Formula] = {
 
 
 def computed(tensor: Tensor) -> Tensor:
-    """The tensor in the dtype that elementwise maths uses: float32 for the half types, else its own."""
+    """The tensor in the dtype of elementwise maths: float32 for half types, else its own."""
     return tensor.float() if tensor.dtype.itemsize == 2 else tensor
 
 
@@ -175,7 +155,7 @@ def lerp(start: Tensor, end: Tensor, weight: Tensor | float) -> Tensor:
 def grad_preactivation(
     activation: Activation, grad: Tensor, preactivation: Tensor | None, output: Tensor | None
 ) -> Tensor:
-    """``grad * act'(pre)``, unrounded: from the saved output where there is one, else from the preactivation."""
+    """``grad * act'(pre)``, unrounded, from the saved output if there is one."""
     formula = ACTIVATIONS[activation.name]
     if output is not None and formula.backward_from_output is not None:
         return formula.backward_from_output(computed(grad), computed(output))
@@ -193,8 +173,8 @@ def gemm_backward(
     needs: Sequence[bool],
     transposed: bool,
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """The three gradients of ``a @ b + bias`` from the unrounded `grad_pre`; `transposed` means that b is a weight
-    ``[N, K]``.
+    """The three gradients of ``a @ b + bias`` from the unrounded `grad_pre`; `transposed` means
+    that b is a weight ``[N, K]``.
     """
     bias_shape = shapes[2]
     grad_bias = None
@@ -236,7 +216,7 @@ def matmul_gradients(
     b_shape: Sequence[int],
     needs: Sequence[bool],
 ) -> tuple[Tensor | None, Tensor | None]:
-    """Gradients of ``torch.matmul(a, b)``, each summed over the batch dimensions that broadcast and over no others."""
+    """Gradients of ``torch.matmul(a, b)``, each summed over the dimensions that broadcast."""
     if len(b_shape) == 1:
         grad_pre = grad_pre.unsqueeze(-1)
     if len(a_shape) == 1:
@@ -249,7 +229,7 @@ def matmul_gradients(
     if needs[1] and a is not None:
         rows = a.unsqueeze(0) if len(a_shape) == 1 else a
         if len(b_shape) <= 2:
-            # One product over all rows: the batch is summed in the accumulator and not after rounding.
+            # One product over all rows sums the batch in the accumulator, before rounding.
             grad_b = _rows(rows).mT @ _rows(grad_pre)
         else:
             grad_b = (rows.mT @ grad_pre).sum_to_size(tuple(b_shape))
@@ -258,7 +238,7 @@ def matmul_gradients(
 
 
 def split_gate(input: Tensor, dim: int, gate: int) -> tuple[Tensor, Tensor]:
-    """The value and the gate of `input` along `dim`, where `gate` is a place of `epigrad._core.call.GATE_NAMES`."""
+    """The value and the gate of `input` along `dim`; `gate` is an index of `GATE_NAMES`."""
     half = input.shape[dim] // 2
     first, second = input.narrow(dim, 0, half), input.narrow(dim, half, half)
     return (first, second) if gate == 0 else (second, first)

@@ -1,18 +1,21 @@
 """One `torch.autograd.Function` per op, and `Gradient`, the function that its backward is.
 
-Backward runs the fused kernels. When the gradient will itself be differentiated (``create_graph=True``, which is when
-grad mode is on inside backward) the same kernels run inside `Gradient`, so a gradient has the same bits either way;
-`Gradient` is differentiated through the expressions of `epigrad._autograd.formulas`, and so on to any order.
+Backward runs the fused kernels. When the gradient will itself be differentiated
+(``create_graph=True``, which is when grad mode is on inside backward) the same kernels run inside
+`Gradient`, so a gradient has the same bits either way; `Gradient` is differentiated through the
+expressions of `epigrad._autograd.formulas`, and so on to any order.
 
-A saved preactivation is a hidden second output of the forward function: autograd's version counter guards it, and
-second order flows through it back into the function's own node, where it arrives as ``grad_hidden``.
+A saved preactivation is a hidden second output of the forward function: autograd's version counter
+guards it, and second order flows through it back into the function's own node, where it arrives as
+``grad_hidden``.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,26 +28,6 @@ from epigrad._core.checks import PLAIN_OR_NONE, unknown_save
 from epigrad._core.launcher import DISPATCHER, Launcher, Tensors, factor_of
 from epigrad._core.tables import ACTIVATIONS
 from epigrad._core.torch_state import transforms_active
-
-__all__ = [
-    "NOTHING",
-    "OUTPUT",
-    "PREACTIVATION",
-    "RECOMPUTE",
-    "ActivationProblem",
-    "Elementwise",
-    "GatedActivationProblem",
-    "GatedProduct",
-    "GatedProductProblem",
-    "Gemm",
-    "Gradient",
-    "Lerp",
-    "Problem",
-    "differentiate",
-    "forms_preactivation",
-    "kept",
-    "stand_in",
-]
 
 # What forward keeps for the derivative of the activation.
 NOTHING, PREACTIVATION, OUTPUT, RECOMPUTE = range(4)
@@ -70,22 +53,28 @@ def kept(op: str, activation: str | None, save: str) -> int:
 
 
 def forms_preactivation(activation: str | None, preactivation: object, output: object) -> bool:
-    """Whether a backward has to form the preactivation again: its slope needs one, and nothing was saved."""
+    """Whether backward has to form the preactivation again for the slope."""
     return activation not in (None, "none") and preactivation is None and output is None
 
 
-class Problem(Protocol):
-    """One backward: `run` by the fused kernels, `formula` by differentiable operations, both on the same tensors;
-    `dispatched` is the same with operators in place of kernels.
-    """
+@dataclass(slots=True)
+class Problem(ABC):
+    """One backward; `call` is forward's. `run` and `formula` take the same tensors."""
 
-    def run(self, needs: Needs, *tensors: Tensor | None) -> Tensors: ...
-    def formula(self, needs: Needs, *tensors: Tensor | None) -> Tensors: ...
-    def dispatched(self) -> Problem: ...
+    core: Launcher
+    call: Call
+
+    @abstractmethod
+    def run(self, needs: Needs, *tensors: Tensor | None) -> Tensors:
+        """The gradients by the fused kernels."""
+
+    @abstractmethod
+    def formula(self, needs: Needs, *tensors: Tensor | None) -> Tensors:
+        """The gradients by differentiable operations."""
 
 
 def stand_in(like: Tensor, shape: Shape) -> Tensor:
-    """A tensor of one element that has the shape of an input whose values are not needed and were not saved."""
+    """A tensor of one element, in the shape of an input whose values are not needed."""
     return like.new_empty(()).expand(shape)
 
 
@@ -96,13 +85,13 @@ def differentiate(problem: Problem, needs: Needs, *tensors: Tensor | None) -> Te
     try:
         return _computed(problem, needs, tensors)
     except errors.UnsupportedError:
-        # A batch of gradients (is_grads_batched, jacobian(vectorize=True)) is no transform of torch.func's.
+        # A batch of gradients (is_grads_batched) is no transform of torch.func's.
         if any(torch._C._dispatch_keys(t).has(_LEGACY_BATCH) for t in tensors if t is not None):
             return problem.formula(needs, *tensors)
         if PLAIN_OR_NONE.issuperset(map(type, tensors)):
             raise
-    # A gradient may be a tensor subclass where no input was one, as what a collective gives while it is under way.
-    return _computed(problem.dispatched(), needs, tensors)
+    # A gradient may be a tensor subclass where no input was one, as a collective's result is.
+    return _computed(replace(problem, core=DISPATCHER), needs, tensors)
 
 
 def _computed(problem: Problem, needs: Needs, tensors: Tensors) -> Tensors:
@@ -128,7 +117,7 @@ class Gradient(Function):
         wanted = ctx.needs_input_grad[2:]
         create_graph = torch.is_grad_enabled()
         with torch.enable_grad():
-            # Aliases: two arguments may be one tensor, and each has to get its own part of the gradient.
+            # Aliases: two arguments may be one tensor, and each gets its own part of the gradient.
             if create_graph:
                 tensors = [t.view_as(t) if want else t for t, want in zip(ctx.saved_tensors, wanted, strict=True)]
             else:
@@ -157,21 +146,45 @@ class Gradient(Function):
         return (None, None, *results)
 
 
-@dataclass(slots=True)
-class GemmProblem:
-    """Backward of ``act(a @ b + bias)``; tensors are grad_output, a, b, bias, preactivation, output.
+class OneOutput(Function):
+    """The backward of functions of a core, a call and tensors that have one output."""
 
-    `call` is forward's. `bias` is the layer's own, for its geometry alone where it was not saved: changing it in place
+    @staticmethod
+    def backward(ctx: Any, grad_output: Tensor | None) -> tuple[Any, ...]:
+        needs = ctx.needs_input_grad[2:]
+        grads: Tensors = (None,) * len(needs)
+        if grad_output is not None:
+            grads = differentiate(ctx.problem, needs, grad_output, *ctx.saved_tensors)
+        return (None, None, *grads)
+
+
+class WithPreactivation(Function):
+    """The backward of functions of a core, a call, what is kept, and tensors.
+
+    Their second, hidden output is the preactivation.
+    """
+
+    @staticmethod
+    def backward(ctx: Any, grad_output: Tensor | None, grad_hidden: Tensor | None) -> tuple[Any, ...]:
+        needs = ctx.needs_input_grad[3:]
+        grads: Tensors = (None,) * len(needs)
+        if grad_hidden is not None:
+            grads = ctx.problem.formula(needs, grad_output, *ctx.saved_tensors, grad_hidden=grad_hidden)
+        elif grad_output is not None:
+            grads = differentiate(ctx.problem, needs, grad_output, *ctx.saved_tensors)
+        return (None, None, None, *grads)
+
+
+@dataclass(slots=True)
+class GemmProblem(Problem):
+    """Backward of ``act(a @ b + bias)``, of grad_output, a, b, bias, preactivation, output.
+
+    `bias` is the layer's own, for its geometry alone where it was not saved: changing it in place
     between forward and backward is no error then, as in PyTorch.
     """
 
-    core: Launcher
-    call: Call
     shapes: tuple[Shape, Shape, Shape | None]
     bias: Tensor | None
-
-    def dispatched(self) -> GemmProblem:
-        return replace(self, core=DISPATCHER)
 
     def run(self, needs: Needs, *tensors: Tensor | None) -> Tensors:
         grad, a, b, bias, preactivation, output = tensors
@@ -189,9 +202,7 @@ class GemmProblem:
         linear = self.call.op == "linear"
         if forms_preactivation(self.call.kind, preactivation, output):
             assert a is not None and b is not None
-            preactivation = torch.matmul(a, b.mT if linear else b)
-            if bias is not None:
-                preactivation = preactivation + bias
+            preactivation = formulas.preactivation(a, b, bias, linear)
         gradient = grad if grad is not None else grad_hidden
         assert gradient is not None
         grad_pre = formulas.computed(gradient)
@@ -202,8 +213,8 @@ class GemmProblem:
         return formulas.gemm_backward(grad_pre, a, b, gradient.dtype, self.shapes, needs, linear)
 
 
-class Gemm(Function):
-    """``act(a @ b + bias)``, and with op ``"linear"`` the same with a weight ``[N, K]`` in place of b."""
+class Gemm(WithPreactivation):
+    """``act(a @ b + bias)``; with op ``"linear"``, b is a weight ``[N, K]``."""
 
     @staticmethod
     def forward(ctx: Any, core: Launcher, call: Call, keep: int, a: Tensor, b: Tensor, bias: Tensor | None) -> Tensors:
@@ -221,26 +232,10 @@ class Gemm(Function):
         ctx.set_materialize_grads(False)
         return out, preactivation
 
-    @staticmethod
-    def backward(ctx: Any, grad_output: Tensor | None, grad_hidden: Tensor | None) -> tuple[Any, ...]:
-        needs = ctx.needs_input_grad[3:]
-        grads: Tensors = (None, None, None)
-        if grad_hidden is not None:
-            grads = ctx.problem.formula(needs, grad_output, *ctx.saved_tensors, grad_hidden=grad_hidden)
-        elif grad_output is not None:
-            grads = differentiate(ctx.problem, needs, grad_output, *ctx.saved_tensors)
-        return (None, None, None, *grads)
-
 
 @dataclass(slots=True)
-class ActivationProblem:
-    """Backward of ``act(x)``; tensors are grad_output, input. The core's operation has two results more."""
-
-    core: Launcher
-    call: Call
-
-    def dispatched(self) -> ActivationProblem:
-        return replace(self, core=DISPATCHER)
+class ActivationProblem(Problem):
+    """Backward of ``act(x)``, of grad_output, input. The core's operation has two more results."""
 
     def run(self, needs: Needs, *tensors: Tensor | None) -> Tensors:
         return self.core.launch(self.call.backward, tensors, (True, False, False))[:1]
@@ -252,14 +247,8 @@ class ActivationProblem:
 
 
 @dataclass(slots=True)
-class GatedActivationProblem:
-    """Backward of ``value * act(gate)`` with both halves in one tensor; tensors are grad_output, input."""
-
-    core: Launcher
-    call: Call
-
-    def dispatched(self) -> GatedActivationProblem:
-        return replace(self, core=DISPATCHER)
+class GatedActivationProblem(Problem):
+    """Backward of ``value * act(gate)``, of grad_output and the input with both halves."""
 
     def run(self, needs: Needs, *tensors: Tensor | None) -> Tensors:
         return self.core.launch(self.call.backward, tensors, needs)
@@ -274,7 +263,7 @@ class GatedActivationProblem:
         return (formulas.joined(grad_value, grad_gate, dim, place).to(grad.dtype),)
 
 
-class Elementwise(Function):
+class Elementwise(OneOutput):
     """A function of one tensor: ``act(x)``, or ``value * act(gate)`` of its two halves."""
 
     @staticmethod
@@ -286,23 +275,10 @@ class Elementwise(Function):
         ctx.set_materialize_grads(False)
         return out
 
-    @staticmethod
-    def backward(ctx: Any, grad_output: Tensor | None) -> tuple[Any, ...]:
-        if grad_output is None:
-            return (None,) * 3
-        grads = differentiate(ctx.problem, (True,), grad_output, *ctx.saved_tensors)
-        return (None, None, *grads)
-
 
 @dataclass(slots=True)
-class GatedProductProblem:
-    """Backward of ``value * act(gate)`` with two tensors; tensors are grad_output, value, gate."""
-
-    core: Launcher
-    call: Call
-
-    def dispatched(self) -> GatedProductProblem:
-        return replace(self, core=DISPATCHER)
+class GatedProductProblem(Problem):
+    """Backward of ``value * act(gate)``, of grad_output, value, gate."""
 
     def run(self, needs: Needs, *tensors: Tensor | None) -> Tensors:
         grad, value, gate = tensors
@@ -317,7 +293,7 @@ class GatedProductProblem:
         return tuple([None if gradient is None else gradient.to(grad.dtype) for gradient in grads])
 
 
-class GatedProduct(Function):
+class GatedProduct(OneOutput):
     """``value * act(gate)`` of two tensors."""
 
     @staticmethod
@@ -331,24 +307,12 @@ class GatedProduct(Function):
         ctx.set_materialize_grads(False)
         return out
 
-    @staticmethod
-    def backward(ctx: Any, grad_output: Tensor | None) -> tuple[Any, ...]:
-        if grad_output is None:
-            return (None,) * 4
-        grads = differentiate(ctx.problem, ctx.needs_input_grad[2:], grad_output, *ctx.saved_tensors)
-        return (None, None, *grads)
-
 
 @dataclass(slots=True)
-class LerpProblem:
-    """Backward of ``start + weight * (end - start)``; tensors are grad_output, start, end, weight."""
+class LerpProblem(Problem):
+    """Backward of ``start + weight * (end - start)``, of grad_output, start, end, weight."""
 
-    core: Launcher
-    call: Call
     shapes: tuple[Shape, Shape, Shape | None]
-
-    def dispatched(self) -> LerpProblem:
-        return replace(self, core=DISPATCHER)
 
     def run(self, needs: Needs, *tensors: Tensor | None) -> Tensors:
         grad, start, end, weight = tensors
@@ -369,8 +333,8 @@ class LerpProblem:
         return formulas.lerp_backward(grad, start, end, factor, self.shapes, needs)
 
 
-class Lerp(Function):
-    """``start + weight * (end - start)``, broadcasting; where there is no weight tensor the call has a number."""
+class Lerp(OneOutput):
+    """``start + weight * (end - start)``; without a weight tensor, the call has a number."""
 
     @staticmethod
     def forward(ctx: Any, core: Launcher, call: Call, start: Tensor, end: Tensor, weight: Tensor | None) -> Tensor:
@@ -385,10 +349,3 @@ class Lerp(Function):
         )
         ctx.set_materialize_grads(False)
         return out
-
-    @staticmethod
-    def backward(ctx: Any, grad_output: Tensor | None) -> tuple[Any, ...]:
-        if grad_output is None:
-            return (None,) * 5
-        grads = differentiate(ctx.problem, ctx.needs_input_grad[2:], grad_output, *ctx.saved_tensors)
-        return (None, None, *grads)

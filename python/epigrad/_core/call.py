@@ -12,8 +12,6 @@ from torch.compiler import is_dynamo_compiling
 from epigrad import errors
 from epigrad.kinds import Activation, Gated, activation_of, gated_of
 
-__all__ = ["GATE_NAMES", "Call", "activation_call", "call_of", "dim_index", "gate_place", "gated_call"]
-
 GATE_NAMES = ("second", "first")
 """Where the gate is: the names of its places, in the order of epigrad.h."""
 
@@ -21,12 +19,12 @@ _PLACES = {name: place for place, name in enumerate(GATE_NAMES)}
 
 
 class Call(NamedTuple):
-    """One call of the core. The fields are those of `epg_call` (cbridge/include/epigrad.h), in its order.
+    """One call of the core: the fields of `epg_call` (cbridge/include/epigrad.h) in order.
 
     Attributes:
         op: the operation.
         kind: the activation or the gated kind; None for lerp.
-        parameters: the kind's, all of them or none for the defaults; or lerp's weight, where it is a number.
+        parameters: the kind's, all or none for the defaults; or lerp's weight, if it is a number.
         dim: the dimension that a gated activation splits.
         gate: which half the gate is, an index of `GATE_NAMES`.
         accumulate: whether to add into the weight and bias gradients.

@@ -12,24 +12,6 @@ from epigrad import errors
 from epigrad._core.torch_state import transforms_active, unpack_dual
 from epigrad.webgpu import Array, Data
 
-__all__ = [
-    "PLAIN",
-    "PLAIN_OR_NONE",
-    "check_save",
-    "check_tensors",
-    "lerp_weight",
-    "needs_mask",
-    "out_tensor",
-    "out_tensors",
-    "overridden",
-    "refuse_graph",
-    "refuse_negative",
-    "refuse_transforms",
-    "refuse_zeros",
-    "require_tensors",
-    "unknown_save",
-]
-
 PLAIN = frozenset((Tensor, torch.nn.Parameter))
 """The types whose memory the core may read: of a subclass it cannot know what it stands for."""
 
@@ -55,8 +37,8 @@ def lerp_weight(op: str, weight: float | Data) -> tuple[tuple[float, ...], Data 
 
 
 def overridden(*arguments: object) -> bool:
-    """Whether an argument is no tensor but has a `__torch_function__`, as the proxies of `torch.fx` do: PyTorch then
-    sees the function itself.
+    """Whether an argument is no tensor but has a `__torch_function__`, as the proxies of `torch.fx`
+    do: PyTorch then sees the function itself.
     """
     return any(not isinstance(value, Tensor) and hasattr(type(value), "__torch_function__") for value in arguments)
 
@@ -70,11 +52,11 @@ def needs_mask(op: str, needs: Sequence[bool], names: Sequence[str]) -> tuple[bo
     return tuple(map(bool, needs))
 
 
-def out_tensor(op: str, out: Data | None) -> tuple[Data | None]:
-    """The `out` of a stateless function that has one output."""
+def check_out(op: str, out: object, argument: str = "out") -> None:
+    """Refuse an `out` of a stateless function that is neither a tensor nor None."""
     if out is not None and not isinstance(out, _TENSORS):
-        raise errors.DTypeError(f"{op}: out: {type(out).__name__}, want a torch.Tensor or None")
-    return (out,)
+        given = type(out).__name__
+        raise errors.DTypeError(f"{op}: {argument}: {given}, want a torch.Tensor or None")
 
 
 def out_tensors(op: str, out: Sequence[Data | None], names: Sequence[str]) -> tuple[Data | None, ...]:
@@ -84,8 +66,7 @@ def out_tensors(op: str, out: Sequence[Data | None], names: Sequence[str]) -> tu
     if len(out) != len(names):
         raise errors.InvalidProblemError(f"{op}: out: {len(out)} values, want {len(names)}: {', '.join(names)}")
     for tensor, name in zip(out, names, strict=True):
-        if tensor is not None and not isinstance(tensor, _TENSORS):
-            raise errors.DTypeError(f"{op}: out: {name}: {type(tensor).__name__}, want a torch.Tensor or None")
+        check_out(op, tensor, f"out: {name}")
     return tuple(out)
 
 
@@ -97,7 +78,7 @@ def check_tensors(op: str, **tensors: object) -> None:
 
 
 def require_tensors(op: str, **arguments: object) -> None:
-    """Refuse arguments of a differentiable function that are no tensors, or nested ones; a bias may be None."""
+    """Refuse arguments that are not tensors, and nested tensors; a bias may be None."""
     for name, value in arguments.items():
         if not isinstance(value, Tensor) and (value is not None or "bias" not in name):
             raise errors.DTypeError(f"{op}: {name}: {type(value).__name__}, want a torch.Tensor")
@@ -130,13 +111,13 @@ def refuse_transforms(op: str, *tensors: Tensor | None) -> None:
 
 
 def refuse_negative(op: str, argument: str, tensor: Tensor) -> None:
-    """Refuse to write through a view that negates on reading, such as the imaginary part of a conjugate."""
+    """Refuse to write through a view that negates on reading, as a conjugate's imaginary part."""
     if type(tensor) in PLAIN and tensor.is_neg():
         raise errors.UnsupportedError(f"{op}: {argument}: a view with the negative bit set, want a plain tensor")
 
 
 def refuse_zeros(op: str, tensors: dict[str, Tensor | None]) -> None:
-    """Refuse PyTorch's tensors of zeros without memory, as forward mode makes, where nothing may be allocated."""
+    """Refuse tensors of zeros without memory, as forward mode makes, if nothing is allocated."""
     for argument, tensor in tensors.items():
         if isinstance(tensor, Tensor) and tensor._is_zerotensor():
             raise errors.UnsupportedError(

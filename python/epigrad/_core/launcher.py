@@ -1,6 +1,6 @@
 """Who computes a call: the loaded core, or PyTorch's dispatcher in its place.
 
-The functions of `epigrad._autograd` run on the dispatcher where PyTorch has to see each operation, else on the core.
+The functions of `epigrad._autograd` run on the dispatcher if PyTorch has to see each operation.
 """
 
 from __future__ import annotations
@@ -14,8 +14,6 @@ from torch import Tensor
 from epigrad._core.call import GATE_NAMES, Call
 from epigrad._core.torch_state import is_dynamo_compiling, is_exported_to_onnx, is_traced
 
-__all__ = ["COMPOSED", "DISPATCHER", "Dispatcher", "Launcher", "Tensors", "factor_of", "only", "options_of", "overload"]
-
 Tensors = tuple[Tensor | None, ...]
 
 
@@ -26,8 +24,9 @@ class Launcher(Protocol):
     def launch(self) -> Callable[..., Tensors]:
         """Runs a call and returns the outputs that are asked for, None in the other places.
 
-        Arguments, by position: a `Call`, inputs, needs, and outputs, which may be left out: a tensor or None for each
-        output. Meta tensors give meta outputs of the real shapes; nothing is computed for them.
+        Arguments, by position: a `Call`, inputs, needs, and outputs, which may be left out: a
+        tensor or None for each output. Meta tensors give meta outputs of the real shapes; nothing
+        is computed for them.
         """
 
 
@@ -45,8 +44,8 @@ COMPOSED: dict[str, Callable[..., Any]] = {}
 def overload(name: str) -> Any:
     """An operator of epigrad's as it is called: each has one overload.
 
-    A trace has no place for a backward's list of `needs`, and the older ONNX exporter knows PyTorch's operations only:
-    there it is what the operator is composed of.
+    A trace has no place for a backward's list of `needs`, and the older ONNX exporter knows
+    PyTorch's operations only: there it is what the operator is composed of.
     """
     if not is_dynamo_compiling() and is_traced() and (name.endswith("_backward") or is_exported_to_onnx()):
         return COMPOSED[name]
@@ -54,17 +53,11 @@ def overload(name: str) -> Any:
 
 
 def options_of(call: Call) -> dict[str, Any]:
-    """What operators take of a call by keyword: its backend, and its parameters where it has any."""
+    """What operators take of a call by keyword: its backend, and its parameters if it has any."""
     options: dict[str, Any] = {"backend": call.backend}
     if call.parameters:
         options["parameters"] = call.parameters
     return options
-
-
-def _gemm(call: Call, inputs: Tensors, needs: tuple[bool, ...]) -> Tensors:
-    save = "preactivation" if needs[1] else "recompute"
-    out, preactivation = overload(call.op)(*inputs, call.kind, save=save, **options_of(call))
-    return out, preactivation if needs[1] else None
 
 
 def _gemm_backward(call: Call, inputs: Tensors, needs: tuple[bool, ...]) -> Tensors:
@@ -73,7 +66,7 @@ def _gemm_backward(call: Call, inputs: Tensors, needs: tuple[bool, ...]) -> Tens
     return tuple(overload(call.op)(*arguments, needs=needs, **options_of(call)))
 
 
-def _activation(call: Call, inputs: Tensors, needs: tuple[bool, ...]) -> Tensors:
+def _elementwise(call: Call, inputs: Tensors, needs: tuple[bool, ...]) -> Tensors:
     out = overload(call.op)(*inputs, call.kind, **options_of(call))
     return (out, *(None,) * (len(needs) - 1))
 
@@ -81,10 +74,6 @@ def _activation(call: Call, inputs: Tensors, needs: tuple[bool, ...]) -> Tensors
 def _gated_activation(call: Call, inputs: Tensors, needs: tuple[bool, ...]) -> Tensors:
     gate = GATE_NAMES[call.gate]
     return (overload(call.op)(*inputs, call.kind, call.dim, gate=gate, **options_of(call)),)
-
-
-def _gated_product(call: Call, inputs: Tensors, needs: tuple[bool, ...]) -> Tensors:
-    return (overload(call.op)(*inputs, call.kind, **options_of(call)),)
 
 
 def _gated_product_backward(call: Call, inputs: Tensors, needs: tuple[bool, ...]) -> Tensors:
@@ -99,19 +88,20 @@ def _lerp_backward(call: Call, inputs: Tensors, needs: tuple[bool, ...]) -> Tens
     return tuple(overload(call.op)(*inputs, factor=factor_of(call), needs=needs, backend=call.backend))
 
 
-def _block(call: Call, inputs: Tensors, needs: tuple[bool, ...]) -> Tensors:
+def _layers(call: Call, inputs: Tensors, needs: tuple[bool, ...]) -> Tensors:
     save = "preactivation" if needs[1] else "recompute"
-    out, preactivation = overload(call.op)(*inputs, call.kind, save=save, **_block_options(call))
+    out, preactivation = overload(call.op)(*inputs, call.kind, save=save, **layer_options(call))
     return out, preactivation if needs[1] else None
 
 
 def _block_backward(call: Call, inputs: Tensors, needs: tuple[bool, ...]) -> Tensors:
     *operands, preactivation = inputs
-    results: Tensors = overload(call.op)(*operands, call.kind, preactivation, needs=needs, **_block_options(call))
+    results: Tensors = overload(call.op)(*operands, call.kind, preactivation, needs=needs, **layer_options(call))
     return results
 
 
-def _block_options(call: Call) -> dict[str, Any]:
+def layer_options(call: Call) -> dict[str, Any]:
+    """`options_of` a product or a block, which may have a gate."""
     return options_of(call) | ({"gate": GATE_NAMES[call.gate]} if call.op.startswith("gated") else {})
 
 
@@ -121,20 +111,20 @@ def factor_of(call: Call) -> float | None:
 
 
 _CALLS: dict[str, Callable[[Call, Tensors, tuple[bool, ...]], Tensors]] = {
-    "matmul_bias_activation": _gemm,
-    "linear": _gemm,
+    "matmul_bias_activation": _layers,
+    "linear": _layers,
     "matmul_bias_activation_backward": _gemm_backward,
     "linear_backward": _gemm_backward,
-    "activation": _activation,
-    "activation_backward": _activation,
+    "activation": _elementwise,
+    "activation_backward": _elementwise,
     "gated_activation": _gated_activation,
     "gated_activation_backward": _gated_activation,
-    "gated_product": _gated_product,
+    "gated_product": _elementwise,
     "gated_product_backward": _gated_product_backward,
     "lerp": _lerp,
     "lerp_backward": _lerp_backward,
-    "mlp": _block,
-    "gated_mlp": _block,
+    "mlp": _layers,
+    "gated_mlp": _layers,
     "mlp_backward": _block_backward,
     "gated_mlp_backward": _block_backward,
 }

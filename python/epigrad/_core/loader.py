@@ -1,8 +1,8 @@
 """Loads the core on first use and gives the rest of the package its functions.
 
-`import epigrad` loads no Go: a Go runtime does not survive ``fork``, and a process that only imports must stay free to
-fork. A child that was forked before the first use loads the core itself; a child that inherited a loaded one gets
-`BackendUnavailableError`, never a hang.
+`import epigrad` loads no Go: a Go runtime does not survive ``fork``, and a process that only
+imports must stay free to fork. A child that was forked before the first use loads the core itself;
+a child that inherited a loaded one gets `BackendUnavailableError`, never a hang.
 """
 
 from __future__ import annotations
@@ -21,17 +21,6 @@ from typing import Any, Protocol, TypeVar, cast
 import torch
 
 from epigrad import errors
-
-__all__ = [
-    "Core",
-    "allows_tf32",
-    "configure_webgpu",
-    "control_call",
-    "core",
-    "is_loaded",
-    "set_array_class",
-    "tuning_cache",
-]
 
 _Result = TypeVar("_Result")
 
@@ -64,7 +53,7 @@ class Control(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class WebGPUMemory:
-    """Arrays on the adapter, by address, and bytes to and from the host's memory, which is given by address too."""
+    """Arrays on the adapter, and copies to and from the host; all memory is given by address."""
 
     alloc: Callable[[int], int]
     free: Callable[[int], None]
@@ -109,7 +98,7 @@ def is_loaded() -> bool:
 
 
 def control_call(function: Callable[..., _Result], *arguments: Any) -> _Result:
-    """Call a function of the control plane; its errors come back as the classes of `epigrad.errors`."""
+    """Call a function of the control plane, whose errors become those of `epigrad.errors`."""
     try:
         return function(*arguments)
     except RuntimeError as error:
@@ -178,7 +167,7 @@ def tuning_cache() -> str:
 
 
 def configure_webgpu(control: Control) -> None:
-    """Tell the core what the environment says of WebGPU now, since Go does not see what Python sets there."""
+    """Tell the core what the environment says of WebGPU: Go does not see what Python sets."""
     path = os.environ.get("EPIGRAD_WGPU_NATIVE", "")
     if not path and (spec := importlib.util.find_spec("wgpu")) is not None and spec.origin:
         resources = os.path.join(os.path.dirname(spec.origin), "resources")
@@ -198,7 +187,7 @@ def allows_tf32() -> bool:
 
 
 def _load_control(native: ModuleType) -> Control:
-    """Import gopy's package, whose C module lives in the same extension file so that one Go runtime serves both."""
+    """Import gopy's package. Its C module is in the same extension file, for one Go runtime."""
     name = "epigrad._control"
     if name not in sys.modules:
         path = native.__file__

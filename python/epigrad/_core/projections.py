@@ -1,7 +1,7 @@
-"""Whether epigrad may multiply by a layer's weight itself, or has to call the layer as the module that it is.
+"""Whether epigrad may multiply by a layer's weight itself, or has to call the layer.
 
-`epigrad.nn` and `epigrad.integrations` ask at every call, since hooks, adapters and quantised weights may come at any
-time: a few dictionary lookups where nothing is in the way.
+`epigrad.nn` and `epigrad.integrations` ask at every call, since hooks, adapters and quantised
+weights may come at any time: a few dictionary lookups where nothing is in the way.
 """
 
 from __future__ import annotations
@@ -15,12 +15,10 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.nn.modules import module as torch_module
 
-__all__ = ["any_global_hook", "class_name", "held_back", "replaced", "weight_and_bias", "why_called"]
-
 any_global_hook: Callable[[], bool] = torch_module._has_any_global_hook
 """Whether hooks on all modules are registered: they are to see the layers inside of a block too."""
 
-# Tensors whose values are those of a plain one: parameters, and what stands for them while PyTorch traces.
+# Tensors with the values of a plain one: parameters, and their stand-ins while PyTorch traces.
 _PLAIN = frozenset((nn.Parameter, Tensor, FakeTensor, FunctionalTensor))
 _DTYPES = frozenset((torch.float32, torch.float64, torch.bfloat16, torch.float16))
 
@@ -34,8 +32,8 @@ def class_name(thing: object) -> str:
 
 
 def why_called(module: nn.Module) -> str:
-    """Why a module has to be called as a module, even if epigrad knows what it computes; empty if nothing is in the
-    way.
+    """Why a module has to be called as a module, even if epigrad knows what it computes; empty if
+    nothing is in the way.
     """
     if module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks:
         return "has hooks"
@@ -52,8 +50,8 @@ def replaced(module: nn.Module) -> str:
 def held_back(module: nn.Module, name: str) -> str:
     """Why epigrad cannot multiply by the weight of a projection itself; empty if it can.
 
-    A wrapper of another class, as PEFT's LoRA and quantised layers are, and parameters that are no plain floating-point
-    tensors mean more than ``input @ weight.T + bias``.
+    A wrapper of another class, as PEFT's LoRA and quantised layers are, and parameters that are no
+    plain floating-point tensors mean more than ``input @ weight.T + bias``.
     """
     layer: Any = module._modules[name]
     if type(layer) is not nn.Linear and class_name(layer) != _CONV1D:

@@ -1,6 +1,6 @@
 """Which backend runs: what is there, `use_backend` for a choice by hand, and `tuning`.
 
-CPU tensors run on ``cpu`` and CUDA tensors on ``cuda``; nothing ever falls back to another backend silently.
+CPU tensors run on ``cpu`` and CUDA tensors on ``cuda``. Nothing falls back to another silently.
 """
 
 from __future__ import annotations
@@ -14,8 +14,6 @@ from typing import Any
 
 from epigrad import errors
 from epigrad._core import loader
-
-__all__ = ["BackendInfo", "backends", "current", "tuning", "unavailable", "use_backend"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +36,8 @@ class BackendInfo:
 
 
 class _Blocks(threading.local):
-    """What the open blocks of this thread chose: a thread's own names, which Dynamo can read and guard in every version
-    of PyTorch, as it cannot a context variable.
+    """What the open blocks of this thread chose: a thread's own names, which Dynamo can read and
+    guard in every version of PyTorch, as it cannot a context variable.
     """
 
     def __init__(self) -> None:
@@ -74,10 +72,10 @@ def backends() -> list[BackendInfo]:
 
 
 class use_backend:  # noqa: N801 (a context manager, named as a function)
-    """Run CPU tensors through a backend of your choice, in this thread, for as long as the ``with`` block lasts.
+    """Run CPU tensors through a backend of your choice, in this thread and ``with`` block.
 
-    Forward remembers its backend, so backward may run outside the block. ``EPIGRAD_BACKEND`` makes the same choice for
-    a whole process; a block wins over it. Blocks nest.
+    Forward remembers its backend, so backward may run outside the block. ``EPIGRAD_BACKEND`` makes
+    the same choice for a whole process; a block wins over it. Blocks nest.
 
     Args:
         name: a name that `backends` lists.
@@ -150,21 +148,22 @@ def _require(argument: str, name: str) -> None:
 
 
 class tuning:  # noqa: N801 (a context manager, named as a function)
-    """Let epigrad time the candidate kernels of every new problem met inside, and keep the choices in a cache file.
+    """Time the candidate kernels of every new problem inside, and keep the choices in a file.
 
-    A choice is made where a backend has more than one kernel for a problem: cuBLASLt's algorithms for a product on
-    CUDA. A problem's first call inside takes longer and needs device memory for a copy of its matrices. The CPU backend
-    has exactly one kernel for each problem: there the block changes no result and touches no file. It is process-wide
-    (every thread tunes while any block is open) and re-entrant; where blocks of several threads overlap, choices go to
-    the file of the block that was opened last and is open. ``EPIGRAD_TUNE=1`` opens it for a whole process.
+    A choice is made where a backend has more than one kernel for a problem: cuBLASLt's algorithms
+    for a product on CUDA. A problem's first call inside takes longer and needs device memory for a
+    copy of its matrices. The CPU backend has exactly one kernel for each problem: there the block
+    changes no result and touches no file. It is process-wide (every thread tunes while any block is
+    open) and re-entrant; where blocks of several threads overlap, choices go to the file of the
+    block that was opened last and is open. ``EPIGRAD_TUNE=1`` opens it for a whole process.
 
     Args:
-        path: the cache file, made if there is none; None means ``epigrad/tuning.json`` in the user's cache directory
-            (``$XDG_CACHE_HOME``, or ``~/.cache``).
+        path: the cache file, made if there is none; None means ``epigrad/tuning.json`` in the
+            user's cache directory (``$XDG_CACHE_HOME``, or ``~/.cache``).
 
     Raises:
-        InvalidProblemError: (a ``ValueError``) a file that is not such a cache; from the call inside that has a choice
-            to keep, a file that cannot be written.
+        InvalidProblemError: (a ``ValueError``) a file that is not such a cache; from the call
+            inside that has a choice to keep, a file that cannot be written.
 
     Examples:
         >>> import epigrad, torch

@@ -1,7 +1,7 @@
 """Calls without a graph, into new tensors or into those of the caller.
 
-All validation of shapes, dtypes, strides, devices and aliasing is the core's, so that C, Go and Python callers get the
-same errors.
+All validation of shapes, dtypes, strides, devices and aliasing is the core's, so that C, Go and
+Python callers get the same errors.
 """
 
 from __future__ import annotations
@@ -14,30 +14,35 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from epigrad import errors
+from epigrad._core import loader
 from epigrad._core.call import Call
-from epigrad._core.checks import refuse_graph, refuse_negative, refuse_transforms
+from epigrad._core.checks import check_out, refuse_graph, refuse_negative, refuse_transforms
 from epigrad._core.launcher import DISPATCHER
-from epigrad._core.loader import Core
 from epigrad._core.torch_state import dispatch_modes, is_dynamo_compiling, is_traced, transforms_active
 from epigrad.webgpu import Array, Data
 
-__all__ = ["launch_into", "mark_written"]
-
 Operands = tuple[Any, ...]
-"""Tensors, or arrays on an adapter: past the functions that users call, mypy need not know which."""
+"""Tensors, or arrays on an adapter; mypy is not told which."""
+
+
+def launch_one(call: Call, inputs: tuple[Data | None, ...], out: Data | None) -> Data:
+    """The result of a call that has one, written into `out` where it is given."""
+    check_out(call.op, out)
+    (result,) = launch_into(call, inputs, (True,), (out,))
+    assert result is not None
+    return result
 
 
 def launch_into(
-    core: Core,
     call: Call,
     inputs: tuple[Data | None, ...],
     needs: tuple[bool, ...],
     outputs: tuple[Data | None, ...],
 ) -> tuple[Data | None, ...]:
-    """Run a call and write into the tensors of `outputs` where there is one; one that is not needed is ignored.
+    """Run a call, and write into those tensors of `outputs` that are given and needed.
 
-    No graph is recorded: what a transform or a graph would lose is refused. Where a compiler or a mode looks, the call
-    is that of an operator, which makes its outputs itself.
+    No graph is recorded: what a transform or a graph would lose is refused. Where a compiler or a
+    mode looks, the call is that of an operator, which makes its outputs itself.
     """
     operands: Operands = inputs
     into: Operands = outputs
@@ -53,13 +58,14 @@ def launch_into(
     for output in given:
         refuse_negative(call.op, "out", output)
         refuse_graph(call.op, "out", output)
-    results = core.launch(call, operands, needs, into)
-    mark_written(given)
+    results = loader.core().launch(call, operands, needs, into)
+    if given:
+        mark_written(given)
     return cast(Operands, results)
 
 
 def mark_written(tensors: Iterable[Tensor]) -> None:
-    """Tell autograd that the kernels wrote into tensors of the caller, so that a saved one is found out in backward."""
+    """Tell autograd that kernels wrote into the caller's tensors: backward refuses a saved one."""
     for tensor in tensors:
         if isinstance(tensor, Tensor) and not tensor.is_inference():  # an array on an adapter has no graph
             torch.autograd.graph.increment_version(tensor)

@@ -1,6 +1,6 @@
 """What Python knows of the core without loading it: the tables that the build writes (go/tables).
 
-Constructors and operators look names up here, so that a process that only makes modules may still fork.
+Constructors and operators look names up here. So a process that only makes modules may still fork.
 """
 
 from __future__ import annotations
@@ -12,18 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from epigrad import errors
-
-__all__ = [
-    "ACTIVATIONS",
-    "DTYPES",
-    "GATED_KINDS",
-    "OPS",
-    "STATUSES",
-    "VERSION",
-    "ActivationRow",
-    "GatedRow",
-    "Parameter",
-]
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +78,5 @@ _TABLES = _read()
 ACTIVATIONS = {row["name"]: ActivationRow(**_parameters(row)) for row in _TABLES["activations"]}
 GATED_KINDS = {row["name"]: GatedRow(**_parameters(row)) for row in _TABLES["gated_kinds"]}
 DTYPES: list[dict[str, Any]] = _TABLES["dtypes"]
-STATUSES: list[dict[str, Any]] = _TABLES["statuses"]
 OPS: dict[str, dict[str, Any]] = {row["name"]: row for row in _TABLES["ops"]}
 VERSION: str = _TABLES["version"]

@@ -1,8 +1,8 @@
 """The kinds of blocks that epigrad computes, each a row of `epigrad.integrations.table.BLOCKS`.
 
-A row names the layers of a block, by the attributes that hold them. Every call checks again whether they can be fused:
-hooks, adapters and quantised layers may come after `patch`. A layer that cannot be fused is called as a module, or the
-block's own forward runs.
+A row names the layers of a block, by the attributes that hold them. Every call checks again whether
+they can be fused: hooks, adapters and quantised layers may come after `patch`. A layer that cannot
+be fused is called as a module, or the block's own forward runs.
 """
 
 from __future__ import annotations
@@ -16,8 +16,6 @@ from epigrad import functional
 from epigrad._core.projections import class_name, held_back, weight_and_bias, why_called
 from epigrad._core.tables import GATED_KINDS
 from epigrad.integrations.layers import activation_name, passes
-
-__all__ = ["Block", "Gated", "PackedGated", "Plain"]
 
 _KIND_OF_GATE = {row.activation: kind for kind, row in GATED_KINDS.items()}
 
@@ -67,8 +65,9 @@ def _activation_obstacle(module: nn.Module, name: str, gated: bool) -> str:
 class Gated:
     """``down(value(x) * act(gate(x)))`` with a layer each for value and gate.
 
-    The three layers are called as modules, so adapters, quantised layers and hooks on them work. The product is
-    `epigrad.gated_product`, which keeps neither ``act(gate)`` nor a second copy for backward.
+    The three layers are called as modules, so adapters, quantised layers and hooks on them work.
+    The product is `epigrad.gated_product`, which keeps neither ``act(gate)`` nor a second copy for
+    backward.
     """
 
     value: str
@@ -97,8 +96,8 @@ class Gated:
 
 @dataclass(frozen=True, slots=True)
 class PackedGated:
-    """``down(value * act(gate))`` with both halves from one layer: `epigrad.gated_mlp`, or `epigrad.gated_activation`
-    between the two layers where one of them has to be called.
+    """``down(value * act(gate))`` with both halves from one layer: `epigrad.gated_mlp`, or
+    `epigrad.gated_activation` between the two layers where one of them has to be called.
     """
 
     up: str
@@ -134,8 +133,8 @@ class PackedGated:
 
 @dataclass(frozen=True, slots=True)
 class Plain:
-    """``down(act(up(x)))``: `epigrad.mlp`, which never keeps the hidden activation; or `epigrad.linear` for
-    ``act(up(x))`` where there is no `down`, or something else to do before it.
+    """``down(act(up(x)))``: `epigrad.mlp`, which never keeps the hidden activation; or
+    `epigrad.linear` for ``act(up(x))`` where there is no `down`, or something else to do before it.
 
     Attributes:
         up: the first projection, which has to be plain.

@@ -6,8 +6,6 @@ from torch import nn
 
 from epigrad._core.projections import class_name, why_called
 
-__all__ = ["ACTIVATIONS", "activation_name", "passes"]
-
 _TRANSFORMERS = "transformers.activations"
 _TIMM = "timm.layers.activations"
 _TORCH = "torch.nn.modules.activation"

@@ -1,8 +1,8 @@
 """`patch` and `unpatch`: a block gets another class, and nothing else of it changes.
 
-The class is made from the block's own and adds a forward. So the block stays an instance of its class, with the same
-parameters, names, hooks and place in the model, and `unpatch` gives the class back. Such classes are made anew where a
-model is unpickled or copied.
+The class is made from the block's own and adds a forward. So the block stays an instance of its
+class, with the same parameters, names, hooks and place in the model, and `unpatch` gives the class
+back. Such classes are made anew where a model is unpickled or copied.
 """
 
 from __future__ import annotations
@@ -20,8 +20,6 @@ from epigrad import errors
 from epigrad._core.projections import any_global_hook, class_name, replaced
 from epigrad.integrations.blocks import Block
 from epigrad.integrations.table import BLOCKS
-
-__all__ = ["Patched", "Report", "patch", "unpatch"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,16 +61,16 @@ class Patched:
 def patch(model: nn.Module) -> Report:
     """Let epigrad compute the MLPs of a model, in place.
 
-    The model's parameters, state dict, modules and hooks stay what they are. A block is left alone where epigrad would
-    not compute the same, and the report says why. Each call of a block checks again for what came after `patch`:
-    adapters, hooks and quantised layers keep their part.
+    The model's parameters, state dict, modules and hooks stay what they are. A block is left alone
+    where epigrad would not compute the same, and the report says why. Each call of a block checks
+    again for what came after `patch`: adapters, hooks and quantised layers keep their part.
 
     Args:
         model: a model of transformers or timm, or any module that has blocks of theirs inside.
 
     Returns:
-        A `Report`: which blocks epigrad computes now and by which function, which were left alone and why. Printed, it
-        is a short text.
+        A `Report`: which blocks epigrad computes now and by which function, which were left alone
+        and why. Printed, it is a short text.
 
     Raises:
         DTypeError: (a ``TypeError``) `model` is not a `torch.nn.Module`.
@@ -114,8 +112,8 @@ def unpatch(model: nn.Module) -> tuple[str, ...]:
 
     Raises:
         DTypeError: (a ``TypeError``) `model` is not a `torch.nn.Module`.
-        InvalidProblemError: (a ``ValueError``) another library has given a patched block a class of its own since;
-            nothing was changed then.
+        InvalidProblemError: (a ``ValueError``) another library has given a patched block a class of
+            its own since; nothing was changed then.
 
     Examples:
         >>> from epigrad.integrations.transformers import patch, unpatch

@@ -1,15 +1,13 @@
 """Which blocks of which libraries epigrad computes.
 
-To add a model, add a row to `BLOCKS`, and its configuration to the list in ``tests/support/models.py``. A row says
-what the forward of that very class computes; subclasses are left alone, since theirs may differ. Classes are named,
-not imported.
+To add a model, add a row to `BLOCKS`, and its configuration to the list in
+``tests/support/models.py``. A row says what the forward of that very class computes; subclasses are
+left alone, since theirs may differ. Classes are named, not imported.
 """
 
 from __future__ import annotations
 
 from epigrad.integrations.blocks import Block, Gated, PackedGated, Plain
-
-__all__ = ["BLOCKS"]
 
 _LLAMA = Gated(value="up_proj", gate="gate_proj", down="down_proj", activation="act_fn")
 _PHI3 = PackedGated(up="gate_up_proj", down="down_proj", activation="activation_fn", gate="first")

@@ -9,16 +9,13 @@ from torch import Tensor
 
 from epigrad._autograd import formulas
 from epigrad._autograd.functions import ActivationProblem, Elementwise
-from epigrad._core import loader
 from epigrad._core.launcher import DISPATCHER, Launcher, only
 from epigrad.ops import batching, shapes
-from epigrad.ops.operator import PARAMETERS, Gradients, Operator, activation_call, new_results, plain
-
-__all__ = ["OPERATORS"]
+from epigrad.ops.operator import PARAMETERS, Bound, Gradients, Operator, activation_call
 
 
 @dataclass
-class Forward:
+class Forward(Bound):
     """A call of the activation."""
 
     input: Tensor
@@ -29,9 +26,7 @@ class Forward:
 
     def __post_init__(self) -> None:
         self.call = activation_call("activation", self.activation, self.parameters, self.backend)
-
-    def kernel(self) -> Tensor:
-        return only(loader.core().launch(self.call, plain(self.input), (True,)))
+        self.tensors = (self.input,)
 
     def recorded(self) -> Tensor:
         out: Tensor = Elementwise.apply(DISPATCHER, self.call, self.input)
@@ -43,9 +38,8 @@ class Forward:
     def composed(self) -> Tensor:
         return formulas.composed(self.call.activation, self.input)
 
-    def fake(self) -> Tensor:
-        found = shapes.inferred(self.call, (self.input,), (True,), lambda: (self.input.shape,))
-        return only(new_results(self.input, found))
+    def symbolic(self) -> shapes.Shapes:
+        return (self.input.shape,)
 
 
 @dataclass

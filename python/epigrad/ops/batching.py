@@ -1,4 +1,4 @@
-"""What the rules of `torch.vmap` share: a batch dimension becomes one more leading dimension of a single call."""
+"""What the rules of `torch.vmap` share: a batch is one more leading dimension of a call."""
 
 from __future__ import annotations
 
@@ -10,18 +10,16 @@ from torch import Tensor
 
 from epigrad._core.launcher import overload
 
-__all__ = ["InDims", "aligned", "dims_of", "of_one_shape", "slice_by_slice"]
-
 InDims = Sequence[int | None]
 
 
 def dims_of(in_dims: InDims, count: int) -> tuple[int | None, ...]:
-    """The batch dimensions of the first `count` arguments: the dispatcher leaves out those that have their default."""
+    """The batch dimensions of `count` arguments; the dispatcher leaves out those with a default."""
     return (*in_dims[:count], *(None,) * (count - len(in_dims)))
 
 
 def aligned(tensors: Sequence[Any], dims: InDims) -> tuple[Any, ...]:
-    """The tensors with the batch in front, and dimensions of size 1 after it, so that all broadcast as their slices do.
+    """The tensors with the batch in front, then as many 1s as make all broadcast as their slices.
 
     A tensor that has no batch stays as it is.
     """
@@ -36,8 +34,8 @@ def aligned(tensors: Sequence[Any], dims: InDims) -> tuple[Any, ...]:
 
 
 def of_one_shape(name: str, count: int) -> Callable[..., Any]:
-    """The rule of an elementwise operator, whose first `count` arguments are tensors of one shape, or halves of it; a
-    kind and perhaps a dim follow.
+    """The rule of an elementwise operator, whose first `count` arguments are tensors of one shape,
+    or halves of it; a kind and perhaps a dim follow.
     """
 
     def rule(info: Any, in_dims: InDims, *arguments: Any, **options: Any) -> Any:
@@ -57,7 +55,7 @@ def of_one_shape(name: str, count: int) -> Callable[..., Any]:
 
 
 def slice_by_slice(operator: Any) -> Callable[..., Any]:
-    """The rule of an operator for which a batch is no further dimension: one call for each slice."""
+    """The rule of an operator without room for a batch dimension: one call for each slice."""
 
     def rule(info: Any, in_dims: InDims, *arguments: Any, **options: Any) -> Any:
         def piece(index: int) -> list[Any]:

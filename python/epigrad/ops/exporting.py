@@ -1,8 +1,8 @@
-"""Programs that leave PyTorch: exporters and other runtimes get the operators as PyTorch's own operations.
+"""Programs that leave PyTorch: exporters get the operators as PyTorch's own operations.
 
-`ExportedProgram.run_decompositions` has no registry for operators that autograd has to see, so it is wrapped: its
-default table, and that of `torch.onnx.export`, have epigrad's operators too. A table that a caller gives is used as it
-is.
+`ExportedProgram.run_decompositions` has no registry for operators that autograd has to see, so it
+is wrapped: its default table, and that of `torch.onnx.export`, have epigrad's operators too. A
+table that a caller gives is used as it is.
 """
 
 from __future__ import annotations
@@ -14,8 +14,6 @@ from typing import Any
 from torch.export import ExportedProgram, default_decompositions
 
 from epigrad._core.torch_state import is_exported_to_onnx
-
-__all__ = ["decompose_by_default"]
 
 Table = Mapping[Any, Callable[..., Any]]
 

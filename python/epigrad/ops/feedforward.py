@@ -1,6 +1,6 @@
 """The operators of the two-layer blocks, forward and backward.
 
-Forward gives the output and the first layer's preactivation, which has no elements where `save` keeps none.
+Forward gives the output and the first layer's preactivation. It is empty if `save` keeps none.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from torch.nn import functional
 
 from epigrad._autograd import formulas
 from epigrad._autograd.feedforward import BLOCK_ARGUMENTS, FeedForward, FeedForwardProblem, block_formula
-from epigrad._core import loader
 from epigrad._core.call import Call
 from epigrad._core.checks import check_save
 from epigrad._core.launcher import DISPATCHER, Launcher, overload
@@ -24,17 +23,12 @@ from epigrad.ops import batching, shapes
 from epigrad.ops.operator import (
     PARAMETERS,
     Gradients,
+    Layers,
     Operator,
-    absent,
     activation_call,
     call,
     gated_call,
-    new_results,
-    or_absent,
-    plain,
 )
-
-__all__ = ["OPERATORS"]
 
 Pair = tuple[Tensor, Tensor]
 
@@ -52,7 +46,7 @@ def _call(op: str, kind: str | None, parameters: Sequence[float], gate: str | No
 
 
 @dataclass
-class Forward:
+class Forward(Layers):
     """A call of a block. `kind` is the activation of the hidden layer, or the gated kind."""
 
     op: str
@@ -71,25 +65,17 @@ class Forward:
     def __post_init__(self) -> None:
         self.call = _call(self.op, self.kind, self.parameters, self.gate, self.backend)
         check_save(self.op, self.save)
+        self.needs = (True, self.save != "recompute")
         self.tensors = (self.input, self.weight1, self.bias1, self.weight2, self.bias2)
-
-    @property
-    def keeps(self) -> bool:
-        return self.save != "recompute"
-
-    def kernel(self) -> Pair:
-        out, preactivation = loader.core().launch(self.call, plain(*self.tensors), (True, self.keeps))
-        assert out is not None
-        return out, or_absent(preactivation, out)
 
     def recorded(self) -> Pair:
         recompute = self.save == "recompute"
-        out, preactivation = FeedForward.apply(DISPATCHER, self.call, recompute, *self.tensors)
-        return out, or_absent(preactivation, out)
+        return self.returned(FeedForward.apply(DISPATCHER, self.call, recompute, *self.tensors))
 
     def formula(self) -> Pair:
-        out, preactivation = block_formula(self.call, *self.tensors)
-        return out, preactivation if self.keeps else absent(out)
+        layers = (self.weight1, self.bias1, self.weight2, self.bias2)
+        out, preactivation = block_formula(self.call, self.input, *layers)
+        return self.returned((out, preactivation if self.needs[1] else None))
 
     def composed(self) -> Pair:
         activation, preactivation = self.call.activation, functional.linear(self.input, self.weight1, self.bias1)
@@ -99,16 +85,9 @@ class Forward:
             value, gate = formulas.split_gate(preactivation, -1, self.call.gate)
             hidden = value * formulas.composed(activation, gate)
         out = functional.linear(hidden, self.weight2, self.bias2)
-        return out, preactivation if self.keeps else absent(out)
-
-    def fake(self) -> Pair:
-        found = shapes.inferred(self.call, self.tensors, (True, self.keeps), self.symbolic)
-        out, preactivation = new_results(self.input, found)
-        assert out is not None
-        return out, or_absent(preactivation, out)
+        return self.returned((out, preactivation if self.needs[1] else None))
 
     def symbolic(self) -> shapes.Shapes:
-        """The shapes of the output and of the preactivation."""
         preactivation = _layer(self.input.shape, self.weight1, self.bias1)
         features = preactivation[-1]
         if self.op == "gated_mlp":
@@ -122,7 +101,7 @@ def _layer(input: shapes.Shape, weight: Tensor, bias: Tensor | None) -> shapes.S
 
 @dataclass
 class Backward(Gradients):
-    """A call of a block's gradients; tensors that are not needed may be stand-ins of the right shape."""
+    """A call of a block's gradients; of tensors that are not needed, only the shape counts."""
 
     forward_op: str
     grad_output: Tensor

@@ -1,4 +1,4 @@
-"""The operators of ``value * act(gate)``, on the halves of one tensor and on two tensors, forward and backward."""
+"""The operators of ``value * act(gate)``: on halves of one tensor, and on two tensors."""
 
 from __future__ import annotations
 
@@ -9,16 +9,13 @@ from torch import Tensor
 
 from epigrad._autograd import formulas
 from epigrad._autograd.functions import Elementwise, GatedActivationProblem, GatedProduct, GatedProductProblem
-from epigrad._core import loader
 from epigrad._core.launcher import DISPATCHER, Launcher, only
 from epigrad.ops import batching, shapes
-from epigrad.ops.operator import PARAMETERS, Gradients, Operator, gated_call, new_results, plain
-
-__all__ = ["OPERATORS"]
+from epigrad.ops.operator import PARAMETERS, Bound, Gradients, Operator, gated_call
 
 
 @dataclass
-class Activation:
+class Activation(Bound):
     """A call of ``value * act(gate)`` with both halves in one tensor."""
 
     input: Tensor
@@ -33,9 +30,7 @@ class Activation:
 
     def __post_init__(self) -> None:
         self.call = gated_call(self.op, self.kind, self.parameters, self.backend, self.dim, self.gate)
-
-    def kernel(self) -> Tensor:
-        return only(loader.core().launch(self.call, plain(self.input), (True,)))
+        self.tensors = (self.input,)
 
     def recorded(self) -> Tensor:
         out: Tensor = Elementwise.apply(DISPATCHER, self.call, self.input)
@@ -49,11 +44,7 @@ class Activation:
         value, gate = formulas.split_gate(self.input, self.dim, self.call.gate)
         return value * formulas.composed(self.call.activation, gate)
 
-    def fake(self) -> Tensor:
-        found = shapes.inferred(self.call, (self.input,), (True,), self.shapes)
-        return only(new_results(self.input, found))
-
-    def shapes(self) -> tuple[shapes.Shape]:
+    def symbolic(self) -> tuple[shapes.Shape]:
         place, sizes = range(self.input.dim())[self.dim], self.input.shape
         return ((*sizes[:place], shapes.half(self.op, "input", sizes[place]), *sizes[place + 1 :]),)
 
@@ -82,13 +73,13 @@ class ActivationBackward(Gradients):
         return GatedActivationProblem(core, self.call)
 
     def symbolic(self) -> shapes.Shapes:
-        (halved,) = Activation(self.input, self.kind, self.dim).shapes()
+        (halved,) = Activation(self.input, self.kind, self.dim).symbolic()
         shapes.same_shape("gated_activation_backward", "grad_output", self.grad_output.shape, halved)
         return (self.input.shape,)
 
 
 @dataclass
-class Product:
+class Product(Bound):
     """A call of ``value * act(gate)`` with two tensors."""
 
     value: Tensor
@@ -104,24 +95,17 @@ class Product:
         self.call = gated_call(self.op, self.kind, self.parameters, self.backend)
         self.tensors = (self.value, self.gate)
 
-    def kernel(self) -> Tensor:
-        return only(loader.core().launch(self.call, plain(*self.tensors), (True,)))
-
     def recorded(self) -> Tensor:
         out: Tensor = GatedProduct.apply(DISPATCHER, self.call, *self.tensors)
         return out
 
     def formula(self) -> Tensor:
-        return formulas.gated(self.call.activation, *self.tensors)
+        return formulas.gated(self.call.activation, self.value, self.gate)
 
     def composed(self) -> Tensor:
         return self.value * formulas.composed(self.call.activation, self.gate)
 
-    def fake(self) -> Tensor:
-        found = shapes.inferred(self.call, self.tensors, (True,), self.shapes)
-        return only(new_results(self.value, found))
-
-    def shapes(self) -> shapes.Shapes:
+    def symbolic(self) -> shapes.Shapes:
         shapes.same_shape(self.op, "gate", self.gate.shape, self.value.shape)
         return (self.value.shape,)
 

@@ -1,7 +1,7 @@
 """The operators of ``act(a @ b + bias)`` in its two spellings, forward and backward.
 
-Forward gives the output and the preactivation; the latter has no elements where `save` keeps none, so that a call that
-records nothing asks for ``save="recompute"``.
+Forward gives the output and the preactivation; the latter has no elements where `save` keeps none,
+so that a call that records nothing asks for ``save="recompute"``.
 """
 
 from __future__ import annotations
@@ -17,28 +17,15 @@ from torch.nn import functional
 
 from epigrad._autograd import formulas
 from epigrad._autograd.functions import PREACTIVATION, Gemm, GemmProblem, forms_preactivation, kept
-from epigrad._core import loader
 from epigrad._core.launcher import DISPATCHER, Launcher, overload
 from epigrad.ops import batching, shapes
-from epigrad.ops.operator import (
-    PARAMETERS,
-    Gradients,
-    Operator,
-    absent,
-    activation_call,
-    call,
-    new_results,
-    or_absent,
-    plain,
-)
-
-__all__ = ["OPERATORS"]
+from epigrad.ops.operator import PARAMETERS, Gradients, Layers, Operator, activation_call, call
 
 Pair = tuple[Tensor, Tensor]
 
 
 @dataclass
-class Forward:
+class Forward(Layers):
     """A call of ``act(a @ b + bias)``; with op ``"linear"`` b is a weight ``[N, K]``."""
 
     op: str
@@ -54,45 +41,34 @@ class Forward:
     def __post_init__(self) -> None:
         self.call = activation_call(self.op, self.activation, self.parameters, self.backend)
         self.keep = kept(self.op, self.call.kind, self.save)
+        self.needs = (True, self.keep == PREACTIVATION)
         self.tensors = (self.a, self.b, self.bias)
 
-    def kernel(self) -> Pair:
-        needs = (True, self.keep == PREACTIVATION)
-        out, preactivation = loader.core().launch(self.call, plain(*self.tensors), needs)
-        assert out is not None
-        return out, or_absent(preactivation, out)
-
     def recorded(self) -> Pair:
-        out, preactivation = Gemm.apply(DISPATCHER, self.call, self.keep, *self.tensors)
-        return out, or_absent(preactivation, out)
+        return self.returned(Gemm.apply(DISPATCHER, self.call, self.keep, *self.tensors))
 
     def formula(self) -> Pair:
-        preactivation = formulas.preactivation(*self.tensors, self.op == "linear")
+        preactivation = formulas.preactivation(self.a, self.b, self.bias, self.op == "linear")
         out = formulas.activated(self.call.activation, preactivation)
-        return out, preactivation if self.keep == PREACTIVATION else absent(out)
+        return self.returned((out, preactivation if self.needs[1] else None))
 
     def composed(self) -> Pair:
         if self.op == "linear":
-            preactivation = functional.linear(*self.tensors)
+            preactivation = functional.linear(self.a, self.b, self.bias)
         else:
-            preactivation = formulas.preactivation(*self.tensors, False)
+            preactivation = formulas.preactivation(self.a, self.b, self.bias, False)
         out = formulas.composed(self.call.activation, preactivation)
-        return out, preactivation if self.keep == PREACTIVATION else absent(out)
+        return self.returned((out, preactivation if self.needs[1] else None))
 
-    def fake(self) -> Pair:
-        needs = (True, self.keep == PREACTIVATION)
-        found = shapes.inferred(self.call, self.tensors, needs, lambda: (self.shape(), self.shape()))
-        out, preactivation = new_results(self.a, found)
-        assert out is not None
-        return out, or_absent(preactivation, out)
-
-    def shape(self) -> shapes.Shape:
-        return shapes.gemm(self.op, self.a.shape, self.b.shape, None if self.bias is None else self.bias.shape)
+    def symbolic(self) -> shapes.Shapes:
+        bias = None if self.bias is None else self.bias.shape
+        shape = shapes.gemm(self.op, self.a.shape, self.b.shape, bias)
+        return shape, shape
 
 
 @dataclass
 class Backward(Gradients):
-    """A call of its gradients; tensors that are not needed may be stand-ins of the right shape."""
+    """A call of its gradients; of tensors that are not needed, only the shape counts."""
 
     forward_op: str
     grad_output: Tensor
@@ -138,7 +114,7 @@ def _batched(
     if a_dim is not None and b_dim is None and b_rank <= 2:
         # One more leading dimension of a.
         return _with_dims(*call(op, a.movedim(a_dim, 0), b, bias, *rest, **options))
-    # One product of matrices: vectors get a dimension of size 1, and the batch comes before the batch dimensions.
+    # One product of matrices: vectors get a dimension of size 1, and the batch comes first.
     a = a if a_dim is None else a.movedim(a_dim, 0)
     b = b if b_dim is None else b.movedim(b_dim, 0)
     b = b.mT if op == "linear" else b

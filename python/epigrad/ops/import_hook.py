@@ -1,4 +1,4 @@
-"""Registrations with parts of PyTorch that are slow to import, made when somebody else imports them."""
+"""Registrations with parts of PyTorch that are slow to import, once somebody imports them."""
 
 from __future__ import annotations
 
@@ -8,8 +8,6 @@ from collections.abc import Callable, Sequence
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
-
-__all__ = ["after_import"]
 
 
 def after_import(name: str, action: Callable[[], None]) -> None:

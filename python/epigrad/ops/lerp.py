@@ -15,13 +15,10 @@ from torch import Tensor
 from epigrad import errors
 from epigrad._autograd import formulas
 from epigrad._autograd.functions import Lerp, LerpProblem
-from epigrad._core import loader
 from epigrad._core.call import Call
-from epigrad._core.launcher import DISPATCHER, Launcher, only
+from epigrad._core.launcher import DISPATCHER, Launcher
 from epigrad.ops import batching, shapes
-from epigrad.ops.operator import Gradients, Operator, call, new_results, plain
-
-__all__ = ["OPERATORS"]
+from epigrad.ops.operator import Bound, Gradients, Operator, call
 
 
 def _call(op: str, weight: Tensor | None, factor: float | None, backend: str | None) -> Call:
@@ -32,7 +29,7 @@ def _call(op: str, weight: Tensor | None, factor: float | None, backend: str | N
 
 
 @dataclass
-class Forward:
+class Forward(Bound):
     """A call of the interpolation."""
 
     start: Tensor
@@ -48,9 +45,6 @@ class Forward:
         self.call = _call(self.op, self.weight, self.factor, self.backend)
         self.tensors = (self.start, self.end, self.weight)
 
-    def kernel(self) -> Tensor:
-        return only(loader.core().launch(self.call, plain(*self.tensors), (True,)))
-
     def recorded(self) -> Tensor:
         out: Tensor = Lerp.apply(DISPATCHER, self.call, *self.tensors)
         return out
@@ -65,17 +59,13 @@ class Forward:
         assert weight is not None
         return torch.lerp(self.start, self.end, weight)
 
-    def fake(self) -> Tensor:
-        found = shapes.inferred(self.call, self.tensors, (True,), self.shapes)
-        return only(new_results(self.start, found))
-
-    def shapes(self) -> shapes.Shapes:
+    def symbolic(self) -> shapes.Shapes:
         return (shapes.broadcast(*[tensor.shape for tensor in self.tensors if tensor is not None]),)
 
 
 @dataclass
 class Backward(Gradients):
-    """A call of its gradients; `start` and `end` may be left out unless the weight's gradient is needed."""
+    """A call of its gradients; only the weight's gradient needs `start` and `end`."""
 
     grad_output: Tensor
     start: Tensor | None
@@ -104,7 +94,7 @@ class Backward(Gradients):
 
 
 def _batched(info: Any, in_dims: batching.InDims, *tensors: Any, **options: Any) -> Any:
-    """Slices broadcast with one another, so the batch comes before as many dimensions as the longest has."""
+    """Slices broadcast, so the batch comes before as many dimensions as the longest has."""
     return call("lerp", *batching.aligned(tensors, batching.dims_of(in_dims, len(tensors))), **options), 0
 
 

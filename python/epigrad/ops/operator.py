@@ -1,7 +1,7 @@
-"""What an operator of `torch.ops.epigrad` is made of, and how it is registered with PyTorch's dispatcher.
+"""What an operator of `torch.ops.epigrad` is made of, and how it is registered.
 
-One `Operator` is one row: its schema and what each part of PyTorch asks of it. `register` turns rows into
-registrations; nothing is registered anywhere else.
+One `Operator` is one row: its schema and what each part of PyTorch asks of it. `register` turns
+rows into registrations; nothing is registered anywhere else.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,69 +20,79 @@ from epigrad._core import call as calls
 from epigrad._core import loader
 from epigrad._core.call import Call
 from epigrad._core.checks import PLAIN
-from epigrad._core.launcher import COMPOSED, DISPATCHER, Launcher, Tensors, overload
+from epigrad._core.launcher import COMPOSED, DISPATCHER, Launcher, Tensors, only, overload
 from epigrad._core.torch_state import as_linear, transforms_active, unpack_dual
 from epigrad.kinds import Activation, Gated
 from epigrad.ops import batching, shapes
 
-__all__ = [
-    "PARAMETERS",
-    "Bound",
-    "Gradients",
-    "Operator",
-    "absent",
-    "activation_call",
-    "call",
-    "gated_call",
-    "new_results",
-    "or_absent",
-    "plain",
-    "register",
-]
 
-
-class Bound(Protocol):
-    """One call of an operator, its arguments bound. An operator of one result returns it bare."""
-
-    def kernel(self) -> Any:
-        """Compute, on plain tensors."""
-
-    def recorded(self) -> Any:
-        """Compute on tensors that require gradients, and record how the results come about."""
-
-    def formula(self) -> Any:
-        """The same as differentiable PyTorch operations: for `torch.func`'s gradients and for forward mode."""
-
-    def composed(self) -> Any:
-        """The same as a PyTorch user writes it: for graphs that leave PyTorch."""
-
-    def fake(self) -> Any:
-        """Empty results of the real shapes; sizes may be symbols."""
-
-
-class Gradients(ABC):
-    """A call of an operator that gives gradients: all but shapes is what its `Problem` does.
+class Bound(ABC):
+    """One call of an operator, its arguments bound.
 
     Attributes:
         call: the core's call of the function itself.
-        needs: which gradients are wanted.
-        tensors: in the order that the problem takes.
+        needs: which results are wanted.
+        tensors: the operands, in the core's order; results are like the first.
     """
 
     call: Call
-    needs: Sequence[bool]
+    needs: Sequence[bool] = (True,)
     tensors: Tensors
+
+    @abstractmethod
+    def recorded(self) -> Any:
+        """Compute on tensors that require gradients, and record how the results come about."""
+
+    @abstractmethod
+    def formula(self) -> Any:
+        """The same as differentiable PyTorch operations, for `torch.func` and forward mode."""
+
+    @abstractmethod
+    def composed(self) -> Any:
+        """The same as a PyTorch user writes it: for graphs that leave PyTorch."""
+
+    @abstractmethod
+    def symbolic(self) -> shapes.Shapes:
+        """The results' shapes, all of them, where sizes are symbols."""
+
+    def returned(self, results: Tensors) -> Any:
+        """The results as the schema has them: one is bare."""
+        return only(results)
+
+    def kernel(self) -> Any:
+        """Compute, on plain tensors."""
+        needs = tuple(self.needs)
+        return self.returned(loader.core().launch(self.call, plain(*self.tensors), needs))
+
+    def fake(self) -> Any:
+        """Empty results of the real shapes; sizes may be symbols."""
+        return self.returned(self.new_results(self.call))
+
+    def new_results(self, call: Call) -> Tensors:
+        """Empty results of a call, None where one is not wanted."""
+        like = self.tensors[0]
+        assert like is not None
+        found = shapes.inferred(call, self.tensors, self.needs, self.symbolic)
+        return tuple([None if shape is None else like.new_empty(shape) for shape in found])
+
+
+class Layers(Bound):
+    """A call that returns its output and its preactivation, which is empty if it is not wanted."""
+
+    def returned(self, results: Tensors) -> tuple[Tensor, Tensor]:
+        out, preactivation = results
+        assert out is not None
+        return out, out.new_empty(0) if preactivation is None else preactivation
+
+
+class Gradients(Bound):
+    """A call of an operator that gives gradients: all but shapes is what its `Problem` does."""
 
     @abstractmethod
     def problem(self, core: Launcher) -> Problem:
         """The problem, to be computed by this core."""
 
-    @abstractmethod
-    def symbolic(self) -> shapes.Shapes:
-        """The gradients' shapes, all of them, where sizes are symbols."""
-
     def returned(self, results: Tensors) -> Any:
-        """The results as the schema has them."""
         return results
 
     def kernel(self) -> Any:
@@ -98,10 +108,7 @@ class Gradients(ABC):
         return self.formula()
 
     def fake(self) -> Any:
-        found = shapes.inferred(self.call.backward, self.tensors, self.needs, self.symbolic)
-        like = self.tensors[0]
-        assert like is not None
-        return self.returned(new_results(like, found))
+        return self.returned(self.new_results(self.call.backward))
 
 
 @dataclass(frozen=True)
@@ -112,7 +119,7 @@ class Operator:
         name: after ``torch.ops.epigrad.``.
         schema: arguments and results, in PyTorch's notation.
         bind: takes the operator's arguments.
-        batched: the rule of `torch.vmap`, which takes ``info, in_dims`` first; None means a slice at a time.
+        batched: the rule of `torch.vmap`, of ``info, in_dims, *arguments``; None calls each slice.
         flops: what `torch.utils.flop_counter` counts; takes shapes in place of tensors.
         casts: whether autocast casts the tensors, as it does those of `torch.nn.functional.linear`.
     """
@@ -140,7 +147,7 @@ def call(name: str, *arguments: Any, **options: Any) -> Any:
 
 
 PARAMETERS = "float[] parameters=[]"
-"""The parameters of an activation or a gated kind in a schema: all of them, or none for the defaults."""
+"""The parameters of a kind in a schema: all of them, or none for the defaults."""
 
 
 def activation_call(op: str, activation: str | None, parameters: Sequence[float], backend: str | None) -> Call:
@@ -156,23 +163,8 @@ def gated_call(
 
 
 def plain(*tensors: Tensor | None) -> Tensors:
-    """The tensors without the subclasses that only carry `__torch_function__`, which kernels need not know of."""
+    """The tensors without subclasses, which here only carry `__torch_function__`."""
     return tuple([t if t is None or type(t) in PLAIN else t.as_subclass(Tensor) for t in tensors])
-
-
-def absent(like: Tensor) -> Tensor:
-    """What stands for an unwanted result, where a schema wants a tensor."""
-    return like.new_empty(0)
-
-
-def or_absent(result: Tensor | None, like: Tensor) -> Tensor:
-    """The result, or what stands for an unwanted one."""
-    return absent(like) if result is None else result
-
-
-def new_results(like: Tensor, shapes: Iterable[Sequence[Any] | None]) -> Tensors:
-    """Empty tensors of these shapes, None where there is none."""
-    return tuple([None if shape is None else like.new_empty(shape) for shape in shapes])
 
 
 def register(operators: Iterable[Operator]) -> Any:
@@ -203,7 +195,7 @@ def _bound(bind: Callable[..., Bound], method: str) -> Callable[..., Any]:
 
 
 def _above_autograd(operator: Operator) -> Callable[..., Any]:
-    # torch.library.register_autograd makes functions that fail under torch.func.grad and lose tangents (PyTorch 2.15).
+    # torch.library.register_autograd's fail under torch.func.grad and lose tangents (PyTorch 2.15).
     def above_autograd(*arguments: Any, **options: Any) -> Any:
         tensors = [value for value in (*arguments, *options.values()) if isinstance(value, Tensor)]
         if transforms_active() or _has_tangent(tensors):

@@ -1,6 +1,6 @@
-"""Shapes of results for tensors without data: the core's own answer where sizes are numbers, and rules for symbols.
+"""Shapes of results for tensors without data: the core's answer, or rules where sizes are symbols.
 
-A symbol is a size that `torch.compile` or `torch.export` leaves open; the core computes with numbers only.
+A symbol is a size that `torch.compile` or `torch.export` leaves open. The core needs numbers.
 """
 
 from __future__ import annotations
@@ -16,8 +16,6 @@ from epigrad import errors
 from epigrad._core import loader
 from epigrad._core.call import Call
 
-__all__ = ["broadcast", "gemm", "half", "inferred", "one_device", "same", "same_shape"]
-
 Shape = Sequence[Any]
 Shapes = tuple[Shape | None, ...]
 
@@ -25,8 +23,8 @@ Shapes = tuple[Shape | None, ...]
 def inferred(
     call: Call, tensors: Sequence[Tensor | None], needs: Sequence[bool], symbolic: Callable[[], Shapes]
 ) -> Shapes:
-    """The shapes of the outputs that `needs` asks for: validated by the core as real tensors are, or, where a size is a
-    symbol, by `symbolic`.
+    """The shapes of the outputs that `needs` asks for: validated by the core as real tensors are,
+    or, where a size is a symbol, by `symbolic`.
     """
     core, op = loader.core(), call.op
     one_device(op, tensors)
@@ -43,14 +41,14 @@ def inferred(
 
 
 def _with_numbers(call: Call) -> Call:
-    """The call with its defaults in place of parameters that are symbols: shapes do not depend on them."""
+    """The call with defaults in place of parameters that are symbols: shapes do not need them."""
     if all(isinstance(value, float) for value in call.parameters):
         return call
     return call._replace(parameters=() if call.kind else (0.5,))
 
 
 def one_device(op: str, tensors: Sequence[Tensor | None]) -> None:
-    """Refuse tensors of two devices: without data they would not be found out before the graph runs."""
+    """Refuse tensors of two devices, which otherwise would fail only when the graph runs."""
     devices = [t.device for t in tensors if t is not None]
     for device in devices:
         if device != devices[0]:
@@ -72,7 +70,7 @@ def broadcast(*shapes: Shape) -> Shape:
 
 
 def same(op: str, what: str, one: Any, other: Any) -> None:
-    """Hold two sizes to be equal: an error where they are numbers, a fact to be checked at run time where not."""
+    """Hold two sizes to be equal: checked now if they are numbers, else at run time."""
     if isinstance(one, int) and isinstance(other, int):
         if one != other:
             raise errors.InvalidProblemError(f"{op}: {what}: sizes {one} and {other}, want them equal")

@@ -3,8 +3,8 @@
 
     .ci/release.py TAG
 
-Refuses a tag that is not v and EPG_VERSION, a dev version, a version that is not the CHANGELOG's newest release, and
-changes that are still under Unreleased.
+Refuses a tag that is not v and EPG_VERSION, a dev version, a version that is not the CHANGELOG's
+newest release, and changes that are still under Unreleased.
 """
 
 import argparse
@@ -29,7 +29,8 @@ def sections_of(changelog: str) -> dict[str, str]:
 
 
 def notes(tag: str, header: str, changelog: str) -> str:
-    """The text of a release, or the end of the program where the tag, the header and the CHANGELOG disagree."""
+    """The text of a release, or the end of the program where the tag, the header and the CHANGELOG
+    disagree."""
     version = version_of(header)
     if tag != f"v{version}":
         raise SystemExit(f"the tag is {tag!r}, and epigrad.h states {version!r}: want the tag v{version}")

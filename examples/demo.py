@@ -1,8 +1,10 @@
-"""Trains two small networks on scikit-learn's digits, once with PyTorch's layers and once with epigrad's.
+"""Trains two small networks on scikit-learn's digits, once with PyTorch's layers and once with
+epigrad's.
 
-Both libraries start from the same weights and see the same batches, step by step in turns. Shown side by side: loss and
-accuracy, the distance of the gradients from a float64 reference, the time of a step, and the bytes that autograd keeps
-for backward. ``make demo`` runs it; it writes demo.png beside itself.
+Both libraries start from the same weights and see the same batches, step by step in turns. Shown
+side by side: loss and accuracy, the distance of the gradients from a float64 reference, the time of
+a step, and the bytes that autograd keeps for backward. ``make demo`` runs it; it writes demo.png
+beside itself.
 """
 
 from __future__ import annotations
@@ -31,7 +33,8 @@ from matplotlib import pyplot
 SEED = 0
 EPOCHS = 12
 BATCH = 128
-# A round of one operation is a few milliseconds; where the machine is busy, there are enough of them for a free one.
+# A round of one operation is a few milliseconds; where the machine is busy, there are enough of
+# them for a free one.
 ROUND_SECONDS, LEAST_ROUNDS = 1.0, 30
 LIBRARIES = ("PyTorch", "epigrad")
 COLORS = {"PyTorch": "#d9673a", "epigrad": "#2a7f9e"}
@@ -39,7 +42,7 @@ BUSY = "[bold red]this machine is busy: times mean little[/]"
 PICTURE = pathlib.Path(__file__).with_name("demo.png")
 
 
-# --- the networks, in each library's own words ------------------------------------------------------------------------
+# --- the networks, in each library's own words ----------------------------------------------------
 
 
 def torch_gelu_net() -> nn.Module:
@@ -66,7 +69,8 @@ class TorchSwiGLU(nn.Module):
 
 
 class SwiGLUNet(nn.Module):
-    """Blocks whose result is mixed with their input: x = lerp(x, block(norm(x)), mix), mix being learned."""
+    """Blocks whose result is mixed with their input: x = lerp(x, block(norm(x)), mix), mix being
+    learned."""
 
     def __init__(
         self,
@@ -103,7 +107,7 @@ NETWORKS: dict[str, dict[str, Callable[[], nn.Module]]] = {
 }
 
 
-# --- training ---------------------------------------------------------------------------------------------------------
+# --- training -------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -194,13 +198,15 @@ def gradients(model: nn.Module, x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
 
 
 def largest_error(found: Sequence[Tensor], reference: Sequence[Tensor]) -> float:
-    """The largest difference over all parameters, each relative to the largest gradient of its parameter."""
+    """The largest difference over all parameters, each relative to the largest gradient of its
+    parameter."""
     pairs = zip(found, reference, strict=True)
     return max(((got.double() - want).abs().max() / want.abs().max()).item() for got, want in pairs)
 
 
 def saved_bytes(forward: Callable[[], Tensor], parameters: Sequence[Tensor] = ()) -> int:
-    """The memory that autograd keeps for backward, parameters aside; what shares memory counts once."""
+    """The memory that autograd keeps for backward, parameters aside; what shares memory counts
+    once."""
     own = {parameter.untyped_storage().data_ptr() for parameter in parameters}
     kept: dict[int, int] = {}
 
@@ -216,7 +222,7 @@ def saved_bytes(forward: Callable[[], Tensor], parameters: Sequence[Tensor] = ()
     return sum(kept.values())
 
 
-# --- one operation at a time ------------------------------------------------------------------------------------------
+# --- one operation at a time ----------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -288,7 +294,7 @@ def _step(forward: Callable[[], Tensor], tensors: Sequence[Tensor], grad: Tensor
     return lambda: torch.autograd.grad(forward(), tensors, grad)
 
 
-# --- what is shown ----------------------------------------------------------------------------------------------------
+# --- what is shown --------------------------------------------------------------------------------
 
 
 SPREAD = "+- half the distance of the quartiles"
@@ -304,7 +310,8 @@ def _told(timing: Timing) -> str:
 
 
 def busy(timings: Sequence[Timing]) -> bool:
-    """Whether the rounds differ by more than the code does: where a quarter of them takes twice the fastest."""
+    """Whether the rounds differ by more than the code does: where a quarter of them takes twice the
+    fastest."""
     return any(timing.high > 2 * timing.fastest for timing in timings)
 
 

@@ -1,10 +1,12 @@
-"""Token shift as RWKV has it: every channel mixes a token with the one before it, by a weight of its own, learnt.
+"""Token shift as RWKV has it: every channel mixes a token with the one before it, by a weight of
+its own, learnt.
 
     python examples/token_shift.py
 
-``epigrad.lerp(previous, current, mix)`` is the whole of it, forward and backward in one kernel each, the sum over all
-tokens that is mix's gradient included. Here a small network has to say which token came *before* each one. It sees one
-token at a time, so without the shift it can only guess; with it, the weights learn where to look.
+``epigrad.lerp(previous, current, mix)`` is the whole of it, forward and backward in one kernel
+each, the sum over all tokens that is mix's gradient included. Here a small network has to say which
+token came *before* each one. It sees one token at a time, so without the shift it can only guess;
+with it, the weights learn where to look.
 
 Peng et al. 2023, RWKV, section 3.1, https://arxiv.org/abs/2305.13048.
 """
@@ -20,7 +22,8 @@ TOKENS, FEATURES, LENGTH, BATCH, STEPS = 12, 24, 16, 16, 80
 
 
 class TokenShift(nn.Module):
-    """``mix * current + (1 - mix) * previous`` for inputs [batch, time, features]; the first token's previous is 0."""
+    """``mix * current + (1 - mix) * previous`` for inputs [batch, time, features]; the first
+    token's previous is 0."""
 
     def __init__(self, features: int) -> None:
         super().__init__()

@@ -1,4 +1,5 @@
-"""What every test gets: marks, hypothesis's profile, the backends that must be there, the count of parity cases."""
+"""What every test gets: marks, hypothesis's profile, the backends that must be there, the count of
+parity cases."""
 
 from __future__ import annotations
 
@@ -13,8 +14,9 @@ import torch
 
 FULL = os.environ.get("EPIGRAD_TEST_FULL", "") not in ("", "0")
 
-# What Inductor does once on a machine takes longer than all that the tests compile: trying vector instructions,
-# compiling headers ahead, starting processes. The variables reach what the tests start, too.
+# What Inductor does once on a machine takes longer than all that the tests compile: trying vector
+# instructions, compiling headers ahead, starting processes. The variables reach what the tests
+# start, too.
 if not FULL:
     for variable in ("VEC_ISA_OK", "CPP_CACHE_PRECOMPILE_HEADERS"):
         os.environ.setdefault(f"TORCHINDUCTOR_{variable}", "0")
@@ -48,7 +50,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
-    """A device that EPIGRAD_TEST_DEVICES names must be there: else a run of no tests would pass for one of its own."""
+    """A device that EPIGRAD_TEST_DEVICES names must be there: else a run of no tests would pass for
+    one of its own."""
     if os.environ.get("EPIGRAD_TEST_DEVICES"):
         from tests.support import devices
 
@@ -88,7 +91,8 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
             outcome: [
                 tuple(value)
                 for report in terminalreporter.stats.get(outcome, [])
-                for name, value in getattr(report, "user_properties", ())  # not of a file that could not be read
+                # not of a file that could not be read
+                for name, value in getattr(report, "user_properties", ())
                 if name == "feature"
             ]
             for outcome in ("passed", "failed", "error")
@@ -101,7 +105,8 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
 
 @pytest.fixture(autouse=True)
 def _settings_of_torch() -> object:
-    """Seeds PyTorch for each test, and puts back the thread count and default dtype that a test may change."""
+    """Seeds PyTorch for each test, and puts back the thread count and default dtype that a test may
+    change."""
     torch.manual_seed(0)
     threads, dtype = torch.get_num_threads(), torch.get_default_dtype()
     yield

@@ -1,5 +1,6 @@
-/* A linear layer with GELU through epigrad's C interface: forward, backward, a plan, and what an error looks like. It checks a gradient by finite
- * differences and exits with 1 if that is off. `make examples` builds and runs it; docs/c-api.md explains the calls. */
+/* A linear layer with GELU through epigrad's C interface: forward, backward, a plan, and what an
+ * error looks like. It checks a gradient by finite differences and exits with 1 if that is off.
+ * `make examples` builds and runs it; docs/c-api.md explains the calls. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -76,7 +77,8 @@ int main(void) {
   DLTensor grad_weight = tensor(grad_weight_data, 2, weight_shape), grad_bias = tensor(grad_bias_data, 1, bias_shape);
   require(forward(&input, &weight, &bias, &out, &pre), "forward");
 
-  /* Backward: inputs in the order of epigrad.h; the gradient to the input is NULL, so it is not computed. */
+  /* Backward: inputs in the order of epigrad.h; the gradient to the input is NULL, so it is not
+   * computed. */
   const DLTensor *inputs[] = {&grad_output, &input, &weight, &bias, &pre};
   DLTensor *outputs[] = {NULL, &grad_weight, &grad_bias};
   epg_call call = {.struct_size = sizeof call, .op = "linear_backward", .kind = "gelu", .num_inputs = 5, .num_outputs = 3};
@@ -93,7 +95,8 @@ int main(void) {
   const double error = largest_error(&input, &weight, &bias, &out, &pre);
   printf("epigrad %s: grad_weight is within %.1e of finite differences\n", epg_version(), error);
 
-  /* A plan validates the problem once and says what will run. It asks for the workspace of all gradients. */
+  /* A plan validates the problem once and says what will run. It asks for the workspace of all
+   * gradients. */
   epg_plan plan;
   uint64_t needed;
   char description[4096];

@@ -1,4 +1,5 @@
-// A linear layer with GELU on gonum matrices: forward, backward, and a gradient checked by finite differences. It exits with 1 if that is off.
+// A linear layer with GELU on gonum matrices: forward, backward, and a gradient checked by finite
+// differences. It exits with 1 if that is off.
 //
 //	go run ./examples/go
 package main
@@ -15,7 +16,8 @@ import (
 	"github.com/epigrad/epigrad/go/epigrad"
 )
 
-// layer writes out = gelu(x weightᵀ), and for the loss sum(gradOutput out) the gradient to the weight.
+// layer writes out = gelu(x weightᵀ), and for the loss sum(gradOutput out) the gradient to the
+// weight.
 func layer(x, weight, gradOutput, out, gradWeight *mat.Dense) error {
 	linear := epigrad.Linear[float64]{Input: epigrad.FromMat(x), Weight: epigrad.FromMat(weight), Activation: "gelu"}
 	pre := epigrad.New[float64](out.Dims())

@@ -1,11 +1,15 @@
-"""Serves a page that runs epigrad's WebGPU kernels in the browser and compares what they give with PyTorch in float64.
+"""Serves a page that runs epigrad's WebGPU kernels in the browser and compares what they give with
+PyTorch in float64.
 
-    python examples/webgpu-page/serve.py                       then open the address that it prints
-    python examples/webgpu-page/serve.py --browser CHROMIUM    runs the page in a Chromium without a window; prints the
-                                                               figures as JSON and fails where one breaks the rule
+    python examples/webgpu-page/serve.py                       then open the address it prints
+    python examples/webgpu-page/serve.py --browser CHROMIUM    no window: figures as JSON
 
-The page gets the kernels as they lie in kernels/webgpu. Operands, references and how far a result may be from them come
-from here, by the rule of the tests (tests/support/tolerance.py); the browser multiplies nothing on the CPU.
+The second runs the page in a Chromium without a window, prints the figures, and fails where one
+breaks the rule.
+
+The page gets the kernels as they lie in kernels/webgpu. Operands, references and how far a result
+may be from them come from here, by the rule of the tests (tests/support/tolerance.py); the browser
+multiplies nothing on the CPU.
 """
 
 from __future__ import annotations
@@ -47,9 +51,11 @@ from tests.support.tolerance import allowed_error, worst_relative_error  # noqa:
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 REDRAWS = 4
-"""How often PyTorch's own error is measured on other random values: few elements do not show its worst."""
+"""How often PyTorch's own error is measured on other random values: few elements do not show its
+worst."""
 
-# Odd sizes, and those that kernels take four elements at a time of; more rows than one tile and one run of a sum have.
+# Odd sizes, and those that kernels take four elements at a time of; more rows than one tile and one
+# run of a sum have.
 LINEAR = ("((70, 17), (17, 11))", "((72, 20), (20, 12))")
 GATED = ("((5, 14), -1)", "((6, 40), -1)")
 LERP = {"a number": "float", "a tensor": "full", "a row": "columns", "a row of sums": "long_sum"}
@@ -107,7 +113,8 @@ Problem = tuple[dict[str, Tensor], dict[str, tuple[Sized, Tensor]]]
 
 
 def problem(row: Row, case: Case) -> Problem:
-    """A row's operands, and of each of its results the reference and what PyTorch's own operations give."""
+    """A row's operands, and of each of its results the reference and what PyTorch's own operations
+    give."""
     if row.call.startswith("linear"):
         gemm = gemm_problem(case)
         operands = dict(zip(("input", "weight", "bias"), gemm.operands, strict=True))
@@ -129,7 +136,8 @@ def problem(row: Row, case: Case) -> Problem:
 
 
 def parameters_of(row: Row) -> list[float]:
-    """The numbers that a call takes: the activation's parameters, or lerp's weight, where no tensor gives it."""
+    """The numbers that a call takes: the activation's parameters, or lerp's weight, where no tensor
+    gives it."""
     if row.call.startswith("linear"):
         return list(activation_of("page", row.kind).values)
     weight = LERP_SHAPES[row.shape][2] if row.call.startswith("lerp") else None
@@ -138,7 +146,8 @@ def parameters_of(row: Row) -> list[float]:
 
 @functools.cache
 def described(index: int, dtype: torch.dtype) -> bytes:
-    """The JSON of one cell of the table: operands, and of each result the reference and the error that is allowed."""
+    """The JSON of one cell of the table: operands, and of each result the reference and the error
+    that is allowed."""
     row = ROWS[index]
     case = case_of(row, dtype)
     operands, results = problem(row, case)
@@ -242,7 +251,8 @@ def in_chromium(browser: str, seconds: float) -> dict[str, Any]:
                 log.seek(0)
                 raise TimeoutError(f"{browser}: no report within {seconds} s\n{log.read().decode(errors='replace')}")
         finally:
-            os.killpg(process.pid, signal.SIGTERM)  # the command may be a script that starts the browser
+            # the command may be a script that starts the browser
+            os.killpg(process.pid, signal.SIGTERM)
             process.wait()
             server.shutdown()
     return server.report

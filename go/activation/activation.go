@@ -1,8 +1,8 @@
 // Package activation is the table of activations and of the gated kinds built from them.
 //
-// A row holds every fact that backends, tests and documents need. The formulas themselves live with the kernels, one file
-// for each language (kernels/*/activation.*), under the names of this table. A gated kind is value x activation(gate) and
-// therefore only a row.
+// A row holds every fact that backends, tests and documents need. The formulas themselves live with
+// the kernels, one file for each language (kernels/*/activation.*), under the names of this table.
+// A gated kind is value x activation(gate) and therefore only a row.
 package activation
 
 import "encoding/json"
@@ -13,13 +13,15 @@ type Info struct {
 	Name string `json:"name"`
 	// Parameters are the numbers that the formula takes beside x.
 	Parameters []Parameter `json:"parameters,omitempty"`
-	// FromOutput: the derivative is a function of the output, so that the output can be saved in place of the preactivation.
+	// FromOutput: the derivative is a function of the output, so that the output can be saved in
+	// place of the preactivation.
 	FromOutput bool `json:"from_output"`
-	// Cheap: a few instructions, so that kernels wait for memory and not for arithmetic. CheapInHalf: where a GPU's
-	// approximate exponential serves, which is in the half types.
+	// Cheap: a few instructions, so that kernels wait for memory and not for arithmetic.
+	// CheapInHalf: where a GPU's approximate exponential serves, which is in the half types.
 	Cheap       bool `json:"cheap"`
 	CheapInHalf bool `json:"cheap_in_half"`
-	// Kinks are the points at which a derivative jumps, of any order: numbers, or names of parameters.
+	// Kinks are the points at which a derivative jumps, of any order: numbers, or names of
+	// parameters.
 	Kinks []string `json:"kinks,omitempty"`
 	// Formula is the value as a formula in x and the parameters, for documents and doctor.
 	Formula string `json:"formula"`

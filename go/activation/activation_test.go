@@ -13,7 +13,8 @@ type TableSuite struct{ suite.Suite }
 func TestTable(t *testing.T) { suite.Run(t, new(TableSuite)) }
 
 func (s *TableSuite) TestActivations() {
-	s.Subset(activation.Names(), []string{"none", "relu", "gelu", "gelu_tanh", "silu", "sigmoid", "tanh"}) // what the public interface promises
+	// what the public interface promises
+	s.Subset(activation.Names(), []string{"none", "relu", "gelu", "gelu_tanh", "silu", "sigmoid", "tanh"})
 	for i, row := range activation.All() {
 		s.Equal(activation.Names()[i], row.Name)
 		s.NotEmpty(row.Formula, row.Name)

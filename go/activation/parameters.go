@@ -12,7 +12,8 @@ import (
 // MostParameters is the most parameters of a kind, for which every kernel has room.
 const MostParameters = 4
 
-// Parameter is a number that a kind takes. Its value is data to the kernels: none is compiled for one.
+// Parameter is a number that a kind takes. Its value is data to the kernels: none is compiled for
+// one.
 type Parameter struct {
 	Name    string  `json:"name"`
 	Default float64 `json:"default"`
@@ -33,7 +34,8 @@ func (r Range) Accepts(value float64) bool {
 	return !math.IsInf(value, 0) && !math.IsNaN(value)
 }
 
-// Complete returns the values of a kind's parameters: those given, all of them, or the defaults for none.
+// Complete returns the values of a kind's parameters: those given, all of them, or the defaults for
+// none.
 func Complete(parameters []Parameter, given []float64) ([]float64, error) {
 	if len(given) == 0 && len(parameters) > 0 {
 		defaults := make([]float64, len(parameters))

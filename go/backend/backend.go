@@ -1,7 +1,8 @@
 // Package backend is the seam between operations and the machines that run them.
 //
-// go/op turns a call into a Problem, normalised and known to be valid; a Backend chooses a Kernel for it without touching data;
-// the Kernel runs on any buffers of that geometry. go/op imports this package and no backend.
+// go/op turns a call into a Problem, normalised and known to be valid; a Backend chooses a Kernel
+// for it without touching data; the Kernel runs on any buffers of that geometry. go/op imports this
+// package and no backend.
 package backend
 
 import (
@@ -21,7 +22,8 @@ type Info struct {
 	Device string `json:"device"`
 	// Detail describes the machine; empty when the backend is not available.
 	Detail string `json:"detail"`
-	// Reason says why the backend is not available and what would fix it, without its name; empty when it is.
+	// Reason says why the backend is not available and what would fix it, without its name; empty
+	// when it is.
 	Reason string `json:"reason"`
 }
 
@@ -40,7 +42,8 @@ type Sku struct {
 
 // Precision says what a kernel guarantees about its numbers.
 type Precision struct {
-	// MathPrecision is the dtype that formulas are evaluated in, or "tf32" where products of float32 are.
+	// MathPrecision is the dtype that formulas are evaluated in, or "tf32" where products of
+	// float32 are.
 	MathPrecision string `json:"math_precision"`
 	// Accumulator is the dtype that sums are kept in.
 	Accumulator string `json:"accumulator"`
@@ -54,7 +57,8 @@ type Precision struct {
 type Run struct {
 	// Bases are the operands' buffers, indexed by View.Operand; nil where an operand is absent.
 	Bases []unsafe.Pointer
-	// Workspace is scratch of at least Kernel.WorkspaceBytes bytes, aligned to Backend.WorkspaceAlignment.
+	// Workspace is scratch of at least Kernel.WorkspaceBytes bytes, aligned to
+	// Backend.WorkspaceAlignment.
 	Workspace unsafe.Pointer
 	// Stream is the device stream's handle; CPU kernels return when they are done.
 	Stream uintptr
@@ -62,7 +66,8 @@ type Run struct {
 	Threads int
 	// Accumulate adds into the weight and bias gradients in place of overwriting them.
 	Accumulate bool
-	// Parameters are the kind's, in the order of its row in go/activation; or lerp's weight, where no tensor gives it.
+	// Parameters are the kind's, in the order of its row in go/activation; or lerp's weight, where
+	// no tensor gives it.
 	Parameters [activation.MostParameters]float64
 }
 
@@ -92,10 +97,12 @@ type Programmed interface {
 	Program() unsafe.Pointer
 }
 
-// Stager is a Kernel whose workspace depends on layouts: operands that its libraries cannot read in place are copied there.
+// Stager is a Kernel whose workspace depends on layouts: operands that its libraries cannot read in
+// place are copied there.
 type Stager interface {
 	Kernel
-	// MostWorkspaceBytes bounds the workspace of every kernel for the same operands, a saved preactivation or none, in layouts no less contiguous.
+	// MostWorkspaceBytes bounds the workspace of every kernel for the same operands, a saved
+	// preactivation or none, in layouts no less contiguous.
 	MostWorkspaceBytes() int64
 }
 
@@ -107,21 +114,24 @@ type Backend interface {
 	Info() Info
 	// WorkspaceAlignment is the alignment in bytes that workspaces need; at most 256.
 	WorkspaceAlignment() int64
-	// Select returns a kernel, or an Unsupported error for a meaningful problem that the backend has no kernel for. At least one output is
-	// wanted.
+	// Select returns a kernel, or an Unsupported error for a meaningful problem that the backend
+	// has no kernel for. At least one output is wanted.
 	Select(p Problem) (Kernel, error)
 }
 
-// HostBackend is a Backend that can say that it also runs tensors in the host's memory, where a call names it.
+// HostBackend is a Backend that can say that it also runs tensors in the host's memory, where a
+// call names it.
 type HostBackend interface {
 	Backend
 	TakesHostMemory() bool
 }
 
-// Keeper is a Backend whose tensors are in memory that it gave out itself, by addresses that mean nothing elsewhere.
+// Keeper is a Backend whose tensors are in memory that it gave out itself, by addresses that mean
+// nothing elsewhere.
 type Keeper interface {
 	Backend
-	// Holds returns an error unless so many bytes from an address on are within what was given out and not given back.
+	// Holds returns an error unless so many bytes from an address on are within what was given out
+	// and not given back.
 	Holds(address uintptr, bytes int64) error
 }
 
@@ -136,7 +146,8 @@ type Allocator interface {
 type Problem interface {
 	// Describe returns the op's name, its kind and its dtype.
 	Describe() (op, kind string, dt dtype.DType)
-	// Tuning returns where the choices of the tuning block that the call is in are kept; nil outside of blocks.
+	// Tuning returns where the choices of the tuning block that the call is in are kept; nil
+	// outside of blocks.
 	Tuning() *tuning.File
 	// Views lists the problem's views; absent ones are left out.
 	Views() []*tensor.View

@@ -13,8 +13,8 @@ type Header struct {
 	DType    dtype.DType
 	// AllowTF32 lets float32 products be computed in TF32 where the hardware has it.
 	AllowTF32 bool
-	// Choices are those of the tuning block that the call is in: a backend that has candidates times them and keeps the choice. nil outside of blocks, where every
-	// choice is fixed.
+	// Choices are those of the tuning block that the call is in: a backend that has candidates
+	// times them and keeps the choice. nil outside of blocks, where every choice is fixed.
 	Choices *tuning.File
 }
 
@@ -26,10 +26,11 @@ func (h *Header) Tuning() *tuning.File { return h.Choices }
 
 // GemmEpilogue is out = act(a b + bias).
 //
-// A, Out and Preactivation are [batch..., rows..., columns]: all dimensions but the batch and the last are rows, walked as one in row-major
-// order, so that leading dimensions that strides do not allow to merge are still one product. B is [batch..., k, n] and Bias is [n]. Batch dimensions of the
-// operands have equal sizes, with stride 0 where an operand is broadcast. Bias and Preactivation may be nil, and Out is nil where only the
-// preactivation is wanted.
+// A, Out and Preactivation are [batch..., rows..., columns]: all dimensions but the batch and the
+// last are rows, walked as one in row-major order, so that leading dimensions that strides do not
+// allow to merge are still one product. B is [batch..., k, n] and Bias is [n]. Batch dimensions of
+// the operands have equal sizes, with stride 0 where an operand is broadcast. Bias and
+// Preactivation may be nil, and Out is nil where only the preactivation is wanted.
 type GemmEpilogue struct {
 	Header
 	BatchRank          int
@@ -37,10 +38,12 @@ type GemmEpilogue struct {
 	Out, Preactivation *tensor.View
 }
 
-// GemmEpilogueBackward is grad_a = g bᵀ, grad_b = aᵀ g and grad_bias = column sums of g, where g = grad_output act'(pre).
+// GemmEpilogueBackward is grad_a = g bᵀ, grad_b = aᵀ g and grad_bias = column sums of g, where g =
+// grad_output act'(pre).
 //
-// Shapes are as in GemmEpilogue; GradA and GradB have the size 1 in the batch dimensions that they are summed over. GradA, GradB and GradBias are nil where
-// they are not wanted. With neither Preactivation nor Output the preactivation is formed from A, B and Bias.
+// Shapes are as in GemmEpilogue; GradA and GradB have the size 1 in the batch dimensions that they
+// are summed over. GradA, GradB and GradBias are nil where they are not wanted. With neither
+// Preactivation nor Output the preactivation is formed from A, B and Bias.
 type GemmEpilogueBackward struct {
 	Header
 	BatchRank              int
@@ -55,9 +58,10 @@ type Activation struct {
 	Input, Out *tensor.View
 }
 
-// ActivationBackward is grad_input = grad_output act'(input) and out = act(input); all views have one shape and results that are not wanted are nil.
-// GradBias is the unrounded gradient summed over all dimensions but the last, in which alone its size is not 1; a run may add to it. GradInput may be GradOutput's
-// memory.
+// ActivationBackward is grad_input = grad_output act'(input) and out = act(input); all views have
+// one shape and results that are not wanted are nil. GradBias is the unrounded gradient summed over
+// all dimensions but the last, in which alone its size is not 1; a run may add to it. GradInput may
+// be GradOutput's memory.
 type ActivationBackward struct {
 	Header
 	GradOutput, Input, GradInput, Out, GradBias *tensor.View
@@ -70,9 +74,10 @@ type Gated struct {
 	Value, Gate, Out *tensor.View
 }
 
-// GatedBackward is grad_value = grad_output act(gate) and grad_gate = grad_output value act'(gate); all views have one shape and the
-// gradients that are not wanted are nil. GradBiasValue and GradBiasGate are the unrounded gradients summed over the dimensions in which they have the
-// size 1 and GradOutput has not; a run may add to them.
+// GatedBackward is grad_value = grad_output act(gate) and grad_gate = grad_output value act'(gate);
+// all views have one shape and the gradients that are not wanted are nil. GradBiasValue and
+// GradBiasGate are the unrounded gradients summed over the dimensions in which they have the size 1
+// and GradOutput has not; a run may add to them.
 type GatedBackward struct {
 	Header
 	Activation                  string
@@ -81,16 +86,17 @@ type GatedBackward struct {
 	GradBiasValue, GradBiasGate *tensor.View
 }
 
-// Lerp is out = start + weight (end - start). All views have out's shape, with stride 0 where an operand is broadcast. Weight is nil
-// where Run.Parameters gives it.
+// Lerp is out = start + weight (end - start). All views have out's shape, with stride 0 where an
+// operand is broadcast. Weight is nil where Run.Parameters gives it.
 type Lerp struct {
 	Header
 	Start, End, Weight, Out *tensor.View
 }
 
-// LerpBackward is grad_start = (1 - weight) grad_output, grad_end = weight grad_output and grad_weight = grad_output (end - start), each summed over
-// the dimensions in which it has the size 1 and GradOutput has not. The inputs have GradOutput's shape, the gradients its rank.
-// Start and End are nil where they are not needed, and gradients where they are not wanted.
+// LerpBackward is grad_start = (1 - weight) grad_output, grad_end = weight grad_output and
+// grad_weight = grad_output (end - start), each summed over the dimensions in which it has the size
+// 1 and GradOutput has not. The inputs have GradOutput's shape, the gradients its rank. Start and
+// End are nil where they are not needed, and gradients where they are not wanted.
 type LerpBackward struct {
 	Header
 	GradOutput, Start, End, Weight *tensor.View

@@ -11,7 +11,8 @@ import (
 //go:embed program.h
 var _ embed.FS
 
-// Failed is the error of a backend's call of a library that failed: the library's code and name for it, which DeviceError carries.
+// Failed is the error of a backend's call of a library that failed: the library's code and name for
+// it, which DeviceError carries.
 func Failed(backend, call, name string, code int, text string) error {
 	e := status.Errorf(status.DeviceFailure, "%s: %s: %s (%d): %s", backend, call, name, code, text)
 	e.Got = int64(code)

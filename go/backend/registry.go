@@ -11,8 +11,8 @@ import (
 	"github.com/epigrad/epigrad/go/tensor"
 )
 
-// known names every backend of epigrad's interface, whether or not this build has it, with the device type of its tensors
-// and, for messages, what a build needs to have it.
+// known names every backend of epigrad's interface, whether or not this build has it, with the
+// device type of its tensors and, for messages, what a build needs to have it.
 var known = []struct {
 	name   string
 	device int32
@@ -37,7 +37,8 @@ func Register(b Backend) {
 	registered[b.Name()] = b
 }
 
-// Infos lists every known backend in a fixed order; one that this build lacks is not available and says so.
+// Infos lists every known backend in a fixed order; one that this build lacks is not available and
+// says so.
 func Infos() []Info {
 	infos := make([]Info, 0, len(known))
 	for _, k := range known {
@@ -50,8 +51,8 @@ func Infos() []Info {
 	return infos
 }
 
-// Named returns a backend by its name. The error is InvalidProblem for a name that does not exist and BackendUnavailable for a backend
-// that this build lacks.
+// Named returns a backend by its name. The error is InvalidProblem for a name that does not exist
+// and BackendUnavailable for a backend that this build lacks.
 func Named(name string) (Backend, error) {
 	mutex.RLock()
 	defer mutex.RUnlock()
@@ -79,7 +80,8 @@ func ForDevice(d tensor.Device) (Backend, error) {
 	return nil, status.Errorf(status.Unsupported, "device: got %v, want one of %s", d, strings.Join(have(), ", "))
 }
 
-// ForTensors returns the backend that runs tensors of a device: for those in the host's memory the one of a name, where a name is given.
+// ForTensors returns the backend that runs tensors of a device: for those in the host's memory the
+// one of a name, where a name is given.
 func ForTensors(name string, d tensor.Device) (Backend, error) {
 	if name == "" || d.Type != tensor.CPU {
 		return ForDevice(d)

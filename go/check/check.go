@@ -1,5 +1,7 @@
-// Package check holds the validation that every operation shares: presence, dtypes, devices, memory and aliasing. What an operation asks of its shapes is
-// said in go/op. Every error names the operation and the argument, what was given and what is accepted; nothing has been written when one is returned.
+// Package check holds the validation that every operation shares: presence, dtypes, devices, memory
+// and aliasing. What an operation asks of its shapes is said in go/op. Every error names the
+// operation and the argument, what was given and what is accepted; nothing has been written when
+// one is returned.
 package check
 
 import (
@@ -99,7 +101,8 @@ func Device(op string, operands []Operand) (tensor.Device, error) {
 	return first.View.Device, nil
 }
 
-// Memory asks each operand's buffer to exist, to be aligned to its element and, where its size was stated, to hold all elements.
+// Memory asks each operand's buffer to exist, to be aligned to its element and, where its size was
+// stated, to hold all elements.
 func Memory(op string, operands []Operand) error {
 	for _, o := range operands {
 		v := o.View
@@ -142,7 +145,8 @@ func SelfOverlap(op string, outputs []Operand) error {
 	return nil
 }
 
-// Aliasing asks the outputs to share no byte with each other or with an input, but for the input that an output may be.
+// Aliasing asks the outputs to share no byte with each other or with an input, but for the input
+// that an output may be.
 func Aliasing(op string, inputs, outputs []Operand) error {
 	for i, out := range outputs {
 		if out.View == nil {
@@ -201,7 +205,8 @@ func Workspace(op string, address uintptr, got, needed, alignment int64, operand
 	return nil
 }
 
-// Quote quotes a name that a caller gave. Of a long one it quotes the beginning, so that a message has room for the rest.
+// Quote quotes a name that a caller gave. Of a long one it quotes the beginning, so that a message
+// has room for the rest.
 func Quote(name string) string {
 	const most = 64
 	if len(name) <= most {

@@ -1,5 +1,6 @@
-// Package control is the cold side of the binding: gopy turns it into Python classes and functions. Everything that is not a number
-// crosses as JSON, and an error's text starts with the Python class it stands for ("ClassName: message").
+// Package control is the cold side of the binding: gopy turns it into Python classes and functions.
+// Everything that is not a number crosses as JSON, and an error's text starts with the Python class
+// it stands for ("ClassName: message").
 package control
 
 import (
@@ -93,7 +94,8 @@ func PlanCacheSize() int {
 // ClearPlanCache forgets them.
 func ClearPlanCache() { op.ClearCache() }
 
-// BeginTuning opens a block in which backends time their candidates and keep the choices in the file at path.
+// BeginTuning opens a block in which backends time their candidates and keep the choices in the
+// file at path.
 func BeginTuning(path string) error {
 	if err := tuning.Begin(path); err != nil {
 		return classed(err)

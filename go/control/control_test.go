@@ -21,7 +21,8 @@ func (s *ControlSuite) decode(text string, into any) {
 	s.Require().NoError(json.Unmarshal([]byte(text), into), text)
 }
 
-// problem describes a small problem of a class; fields come in addition to the usual ones or in place of them.
+// problem describes a small problem of a class; fields come in addition to the usual ones or in
+// place of them.
 func problem(class string, fields string) string {
 	usual := map[string]string{
 		"GemmEpilogue":    `"m": 4, "n": 6, "k": 5, "activation": "gelu"`,

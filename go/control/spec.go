@@ -22,11 +22,13 @@ type spec struct {
 	Device string `json:"device"`
 	// Backend runs tensors in the host's memory; "" is the CPU's.
 	Backend string `json:"backend"`
-	// Parameters are those of the activation or the gated kind, none for their defaults; or lerp's weight, none for a
-	// tensor that run gets. They are written as text, since JSON has no infinity and no NaN.
+	// Parameters are those of the activation or the gated kind, none for their defaults; or lerp's
+	// weight, none for a tensor that run gets. They are written as text, since JSON has no infinity
+	// and no NaN.
 	Parameters []string `json:"parameters"`
 
-	// GemmEpilogue, GemmEpilogueBackward. Leading dimensions are in elements; nil leaves the strides open. LDGrad is the output's in the forward.
+	// GemmEpilogue, GemmEpilogueBackward. Leading dimensions are in elements; nil leaves the
+	// strides open. LDGrad is the output's in the forward.
 	M          int64   `json:"m"`
 	N          int64   `json:"n"`
 	K          int64   `json:"k"`
@@ -161,7 +163,8 @@ func (s *spec) batchB() []int64 {
 
 func (d *describer) view(name string, shape []int64) *tensor.View { return d.strided(name, shape, nil) }
 
-// matrix is [batch..., rows, columns] with a leading dimension, if ld gives one; a batch item starts rows * ld after the one before.
+// matrix is [batch..., rows, columns] with a leading dimension, if ld gives one; a batch item
+// starts rows * ld after the one before.
 func (d *describer) matrix(name string, batch []int64, rows, columns int64, ldName string, ld *int64) *tensor.View {
 	shape := append(append([]int64{}, batch...), rows, columns)
 	if ld == nil {

@@ -9,7 +9,8 @@ import (
 	"github.com/epigrad/epigrad/go/status"
 )
 
-// ConfigureWebGPU says by what settings WebGPU is opened: wgpu-native's file, an adapter, and a number of bytes; what is empty is not said.
+// ConfigureWebGPU says by what settings WebGPU is opened: wgpu-native's file, an adapter, and a
+// number of bytes; what is empty is not said.
 func ConfigureWebGPU(library, adapter, memory string) error {
 	settings := webgpu.Settings{Library: library, Adapter: adapter}
 	if memory != "" {

@@ -2,8 +2,9 @@ package dtype
 
 import "math"
 
-// Half types are kept as their 16 bits. Widening is exact; narrowing rounds once, to nearest even, from float64, so that a value computed in
-// float64 is not rounded twice. Overflow gives infinity, underflow is gradual, and NaN stays NaN.
+// Half types are kept as their 16 bits. Widening is exact; narrowing rounds once, to nearest even,
+// from float64, so that a value computed in float64 is not rounded twice. Overflow gives infinity,
+// underflow is gradual, and NaN stays NaN.
 
 // BFloat16ToFloat32 widens a bfloat16: the upper half of a float32.
 func BFloat16ToFloat32(bits uint16) float32 { return math.Float32frombits(uint32(bits) << 16) }
@@ -50,8 +51,9 @@ func narrow(x float64, fraction, bias uint) uint16 {
 	case bits > 0x7ff<<52: // NaN: the quiet one
 		return sign | uint16(infinity) | 1<<(fraction-1)
 	case bits < least:
-		// Below the least normal number the format is fixed-point. A float64 whose last bit has the weight of that point rounds to it when the value is
-		// added, and its fraction is then the result.
+		// Below the least normal number the format is fixed-point. A float64 whose last bit has the
+		// weight of that point rounds to it when the value is added, and its fraction is then the
+		// result.
 		point := uint64(1023-bias+1+drop) << 52
 		return sign | uint16(math.Float64bits(math.Float64frombits(bits)+math.Float64frombits(point))-point)
 	default:

@@ -27,8 +27,9 @@ var halves = []half{
 // infinity is the pattern of +infinity, the first after the finite ones.
 func (h half) infinity() uint16 { return uint16(2*h.bias+1) << h.fraction }
 
-// value is the number that a finite, positive pattern stands for, by the definition of the format: integers and powers of two.
-// The pattern of infinity gives the number that would follow the largest, where rounding to infinity is decided.
+// value is the number that a finite, positive pattern stands for, by the definition of the format:
+// integers and powers of two. The pattern of infinity gives the number that would follow the
+// largest, where rounding to infinity is decided.
 func (h half) value(bits uint16) float64 {
 	exponent, fraction := int(bits>>h.fraction), int(bits)&(1<<h.fraction-1)
 	if exponent == 0 {
@@ -69,7 +70,8 @@ func TestEveryPatternComesBack(t *testing.T) {
 	}
 }
 
-// TestMidpoints narrows what lies halfway between each pair of neighbours, and the float64 and float32 just below and above it.
+// TestMidpoints narrows what lies halfway between each pair of neighbours, and the float64 and
+// float32 just below and above it.
 func TestMidpoints(t *testing.T) {
 	for _, h := range halves {
 		for bits := range h.infinity() {
@@ -98,7 +100,8 @@ func TestMidpoints(t *testing.T) {
 	}
 }
 
-// TestNarrowingRoundsOnce: by way of float32 these would fall on a midpoint first and then go to the wrong neighbour.
+// TestNarrowingRoundsOnce: by way of float32 these would fall on a midpoint first and then go to
+// the wrong neighbour.
 func TestNarrowingRoundsOnce(t *testing.T) {
 	for _, h := range halves {
 		one := uint16(h.bias) << h.fraction
@@ -153,7 +156,8 @@ func BenchmarkConvert(b *testing.B) {
 	}
 }
 
-// TestForeignDTypesHavePyTorchsNames: a message says what was given in the words of whoever gave it.
+// TestForeignDTypesHavePyTorchsNames: a message says what was given in the words of whoever gave
+// it.
 func TestForeignDTypesHavePyTorchsNames(t *testing.T) {
 	for _, c := range []struct {
 		code, bits uint8

@@ -1,7 +1,7 @@
 // Package dtype is the table of element types that epigrad computes with.
 //
-// A dtype has a storage form (what lies in memory) and an accumulator (what sums are kept in). To add one, add a row
-// to the table here and one load/store pair in each kernel language.
+// A dtype has a storage form (what lies in memory) and an accumulator (what sums are kept in). To
+// add one, add a row to the table here and one load/store pair in each kernel language.
 package dtype
 
 import (
@@ -94,7 +94,8 @@ func Parse(name string) (DType, bool) {
 	return Invalid, false
 }
 
-// FromDLPack returns the dtype of a DLDataType and whether epigrad has it. Vector types (lanes other than 1) do not exist here.
+// FromDLPack returns the dtype of a DLDataType and whether epigrad has it. Vector types (lanes
+// other than 1) do not exist here.
 func FromDLPack(code, bits uint8, lanes uint16) (DType, bool) {
 	for _, d := range All() {
 		if table[d].DLPackCode == code && table[d].DLPackBits == bits && lanes == 1 {
@@ -113,7 +114,8 @@ func Names() string {
 	return strings.Join(names, ", ")
 }
 
-// kinds are DLPack's codes for numbers of any size, small those for numbers of one size; by PyTorch's names.
+// kinds are DLPack's codes for numbers of any size, small those for numbers of one size; by
+// PyTorch's names.
 var (
 	kinds = [...]string{0: "int", 1: "uint", dlFloat: "float", 3: "opaque", dlBFloat: "bfloat", 5: "complex"}
 	small = map[uint8]string{
@@ -122,7 +124,8 @@ var (
 	}
 )
 
-// DescribeDLPack names a DLDataType for messages, also one outside the table: "int32", "complex64", "float8_e4m3fn".
+// DescribeDLPack names a DLDataType for messages, also one outside the table: "int32", "complex64",
+// "float8_e4m3fn".
 func DescribeDLPack(code, bits uint8, lanes uint16) string {
 	text := fmt.Sprintf("of %d bits with DLPack code %d", bits, code)
 	switch {

@@ -5,8 +5,9 @@ import (
 	"gonum.org/v1/gonum/blas/gonum"
 )
 
-// BLAS is gonum's BLAS with epigrad's matrix products: blas32.Use(epigrad.BLAS{}) and blas64.Use(epigrad.BLAS{}) have gonum's matrices multiplied by
-// the CPU's vector kernels. Everything else is gonum's own, and so are the panics for arguments that make no sense.
+// BLAS is gonum's BLAS with epigrad's matrix products: blas32.Use(epigrad.BLAS{}) and
+// blas64.Use(epigrad.BLAS{}) have gonum's matrices multiplied by the CPU's vector kernels.
+// Everything else is gonum's own, and so are the panics for arguments that make no sense.
 type BLAS struct{ gonum.Implementation }
 
 // leastGemm is the multiplications from which on a product is worth a call.
@@ -26,7 +27,8 @@ func (l BLAS) Dgemm(transA, transB blas.Transpose, m, n, k int, alpha float64, a
 	}
 }
 
-// gemm computes a product, or returns false and has written nothing: one that is small, or that the core refuses.
+// gemm computes a product, or returns false and has written nothing: one that is small, or that the
+// core refuses.
 func gemm[T float32 | float64](transA, transB blas.Transpose, m, n, k int, alpha T, a []T, lda int, b []T, ldb int, beta T, c []T, ldc int) bool {
 	if m <= 0 || n <= 0 || k <= 0 || alpha == 0 || int64(m)*int64(n)*int64(k) < leastGemm || ldc < n {
 		return false

@@ -2,7 +2,8 @@ package epigrad
 
 import "github.com/epigrad/epigrad/go/op"
 
-// GatedActivation is value act(gate), where value and gate are the halves of the input along a dimension, whose size is even.
+// GatedActivation is value act(gate), where value and gate are the halves of the input along a
+// dimension, whose size is even.
 type GatedActivation[T Element] struct {
 	Input *Tensor[T]
 	// Kind is one of GatedKinds.
@@ -21,7 +22,8 @@ func (p GatedActivation[T]) Forward(out *Tensor[T]) error {
 	return p.run("gated_activation", []*Tensor[T]{p.Input}, []*Tensor[T]{out})
 }
 
-// Backward writes the gradient to the input: gradOutput act(gate) in the value's place and gradOutput value act'(gate) in the gate's.
+// Backward writes the gradient to the input: gradOutput act(gate) in the value's place and
+// gradOutput value act'(gate) in the gate's.
 func (p GatedActivation[T]) Backward(gradOutput, gradInput *Tensor[T]) error {
 	return p.run("gated_activation_backward", []*Tensor[T]{gradOutput, p.Input}, []*Tensor[T]{gradInput})
 }
@@ -69,8 +71,8 @@ func (p Lerp[T]) Forward(out *Tensor[T]) error {
 	return run(p.call("lerp"), p.Options, []*Tensor[T]{p.Start, p.End, p.Weight}, []*Tensor[T]{out})
 }
 
-// Backward writes the gradients, each summed to its tensor's shape; those that are nil are not computed. Start and End may be nil unless
-// gradWeight is wanted.
+// Backward writes the gradients, each summed to its tensor's shape; those that are nil are not
+// computed. Start and End may be nil unless gradWeight is wanted.
 func (p Lerp[T]) Backward(gradOutput, gradStart, gradEnd, gradWeight *Tensor[T]) error {
 	return run(p.call("lerp_backward"), p.Options,
 		[]*Tensor[T]{gradOutput, p.Start, p.End, p.Weight}, []*Tensor[T]{gradStart, gradEnd, gradWeight})

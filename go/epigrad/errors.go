@@ -2,7 +2,8 @@ package epigrad
 
 import "github.com/epigrad/epigrad/go/status"
 
-// Error is the error that this package returns. Needed and Got are bytes, for ErrWorkspaceTooSmall and ErrBufferTooSmall.
+// Error is the error that this package returns. Needed and Got are bytes, for ErrWorkspaceTooSmall
+// and ErrBufferTooSmall.
 type Error = status.Error
 
 // What can go wrong, to compare with by errors.Is.

@@ -2,10 +2,11 @@ package epigrad
 
 import "github.com/epigrad/epigrad/go/op"
 
-// MLP is the feed-forward block act(input weight1ᵀ + bias1) weight2ᵀ + bias2, with input [..., k], weight1 [h, k], weight2 [n, h], biases [h] and [n]
-// or nil, and output [..., n].
+// MLP is the feed-forward block act(input weight1ᵀ + bias1) weight2ᵀ + bias2, with input [..., k],
+// weight1 [h, k], weight2 [n, h], biases [h] and [n] or nil, and output [..., n].
 //
-// The hidden activation is never stored: Backward forms it again from the preactivation input weight1ᵀ + bias1 of shape [..., h].
+// The hidden activation is never stored: Backward forms it again from the preactivation input
+// weight1ᵀ + bias1 of shape [..., h].
 type MLP[T Element] struct {
 	Input, Weight1, Bias1, Weight2, Bias2 *Tensor[T]
 	// Activation is one of Activations; "" is "none".
@@ -15,7 +16,8 @@ type MLP[T Element] struct {
 	Options    Options
 }
 
-// MLPGradients are the outputs of MLP.Backward, each of its tensor's shape; those that are nil are not computed.
+// MLPGradients are the outputs of MLP.Backward, each of its tensor's shape; those that are nil are
+// not computed.
 type MLPGradients[T Element] struct {
 	Input, Weight1, Bias1, Weight2, Bias2 *Tensor[T]
 	// Accumulate adds into all but Input in place of overwriting them.
@@ -28,17 +30,20 @@ func (p MLP[T]) Forward(out, preactivation *Tensor[T]) error {
 		[]*Tensor[T]{p.Input, p.Weight1, p.Bias1, p.Weight2, p.Bias2}, []*Tensor[T]{out, preactivation})
 }
 
-// Backward writes the gradients for gradOutput, the gradient to the output; a nil preactivation is formed again.
+// Backward writes the gradients for gradOutput, the gradient to the output; a nil preactivation is
+// formed again.
 func (p MLP[T]) Backward(gradOutput, preactivation *Tensor[T], g MLPGradients[T]) error {
 	return run(op.Call{Op: "mlp_backward", Kind: p.Activation, Parameters: p.Parameters, Accumulate: g.Accumulate}, p.Options,
 		[]*Tensor[T]{gradOutput, p.Input, p.Weight1, p.Bias1, p.Weight2, p.Bias2, preactivation},
 		[]*Tensor[T]{g.Input, g.Weight1, g.Bias1, g.Weight2, g.Bias2})
 }
 
-// GatedMLP is the feed-forward block hidden weightOutᵀ + biasOut, where hidden is the gated activation of input weightInᵀ + biasIn: input is
-// [..., k], weightIn [2h, k] and weightOut [n, h], and the biases are [2h] and [n] or nil.
+// GatedMLP is the feed-forward block hidden weightOutᵀ + biasOut, where hidden is the gated
+// activation of input weightInᵀ + biasIn: input is [..., k], weightIn [2h, k] and weightOut [n, h],
+// and the biases are [2h] and [n] or nil.
 //
-// The hidden activation is never stored: Backward forms it again from the preactivation input weightInᵀ + biasIn of shape [..., 2h].
+// The hidden activation is never stored: Backward forms it again from the preactivation input
+// weightInᵀ + biasIn of shape [..., 2h].
 type GatedMLP[T Element] struct {
 	Input, WeightIn, BiasIn, WeightOut, BiasOut *Tensor[T]
 	// Kind is one of GatedKinds.
@@ -50,7 +55,8 @@ type GatedMLP[T Element] struct {
 	Options Options
 }
 
-// GatedMLPGradients are the outputs of GatedMLP.Backward, each of its tensor's shape; those that are nil are not computed.
+// GatedMLPGradients are the outputs of GatedMLP.Backward, each of its tensor's shape; those that
+// are nil are not computed.
 type GatedMLPGradients[T Element] struct {
 	Input, WeightIn, BiasIn, WeightOut, BiasOut *Tensor[T]
 	// Accumulate adds into all but Input in place of overwriting them.
@@ -63,7 +69,8 @@ func (p GatedMLP[T]) Forward(out, preactivation *Tensor[T]) error {
 		[]*Tensor[T]{p.Input, p.WeightIn, p.BiasIn, p.WeightOut, p.BiasOut}, []*Tensor[T]{out, preactivation})
 }
 
-// Backward writes the gradients for gradOutput, the gradient to the output; a nil preactivation is formed again.
+// Backward writes the gradients for gradOutput, the gradient to the output; a nil preactivation is
+// formed again.
 func (p GatedMLP[T]) Backward(gradOutput, preactivation *Tensor[T], g GatedMLPGradients[T]) error {
 	return p.run(op.Call{Op: "gated_mlp_backward", Accumulate: g.Accumulate},
 		[]*Tensor[T]{gradOutput, p.Input, p.WeightIn, p.BiasIn, p.WeightOut, p.BiasOut, preactivation},

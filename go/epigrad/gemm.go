@@ -2,13 +2,14 @@ package epigrad
 
 import "github.com/epigrad/epigrad/go/op"
 
-// Saved is what a backward may reuse of its forward: the preactivation, or the output for relu, sigmoid and tanh. With neither, the preactivation is
-// formed again from the inputs.
+// Saved is what a backward may reuse of its forward: the preactivation, or the output for relu,
+// sigmoid and tanh. With neither, the preactivation is formed again from the inputs.
 type Saved[T Element] struct {
 	Preactivation, Output *Tensor[T]
 }
 
-// Linear is act(input weightᵀ + bias), with input [..., k], weight [n, k], bias [n] or nil, and output [..., n].
+// Linear is act(input weightᵀ + bias), with input [..., k], weight [n, k], bias [n] or nil, and
+// output [..., n].
 //
 // Sums are kept in float64 for float64 and in float32 for the other elements.
 type Linear[T Element] struct {
@@ -20,7 +21,8 @@ type Linear[T Element] struct {
 	Options    Options
 }
 
-// LinearGradients are the outputs of Linear.Backward, each of its tensor's shape; those that are nil are not computed.
+// LinearGradients are the outputs of Linear.Backward, each of its tensor's shape; those that are
+// nil are not computed.
 type LinearGradients[T Element] struct {
 	Input, Weight, Bias *Tensor[T]
 	// Accumulate adds into Weight and Bias in place of overwriting them.
@@ -33,16 +35,17 @@ func (p Linear[T]) Forward(out, preactivation *Tensor[T]) error {
 		[]*Tensor[T]{p.Input, p.Weight, p.Bias}, []*Tensor[T]{out, preactivation})
 }
 
-// Backward writes the gradients for gradOutput, the gradient to the output: with g = gradOutput act'(pre), g weight to the input, gᵀ input to the
-// weight and the sum of g's rows to the bias.
+// Backward writes the gradients for gradOutput, the gradient to the output: with g = gradOutput
+// act'(pre), g weight to the input, gᵀ input to the weight and the sum of g's rows to the bias.
 func (p Linear[T]) Backward(gradOutput *Tensor[T], saved Saved[T], gradients LinearGradients[T]) error {
 	return run(op.Call{Op: "linear_backward", Kind: p.Activation, Parameters: p.Parameters, Accumulate: gradients.Accumulate}, p.Options,
 		[]*Tensor[T]{gradOutput, p.Input, p.Weight, p.Bias, saved.Preactivation, saved.Output},
 		[]*Tensor[T]{gradients.Input, gradients.Weight, gradients.Bias})
 }
 
-// Matmul is act(a b + bias), with a [..., m, k] or [k], b [k, n], [..., k, n] or [k], and bias [n], a scalar where b is a vector, or nil. Batch
-// dimensions broadcast; a gradient is summed over those that did.
+// Matmul is act(a b + bias), with a [..., m, k] or [k], b [k, n], [..., k, n] or [k], and bias [n],
+// a scalar where b is a vector, or nil. Batch dimensions broadcast; a gradient is summed over those
+// that did.
 type Matmul[T Element] struct {
 	A, B, Bias *Tensor[T]
 	// Activation is one of Activations; "" is "none".
@@ -52,7 +55,8 @@ type Matmul[T Element] struct {
 	Options    Options
 }
 
-// MatmulGradients are the outputs of Matmul.Backward, each of its tensor's shape; those that are nil are not computed.
+// MatmulGradients are the outputs of Matmul.Backward, each of its tensor's shape; those that are
+// nil are not computed.
 type MatmulGradients[T Element] struct {
 	A, B, Bias *Tensor[T]
 	// Accumulate adds into B and Bias in place of overwriting them.
@@ -65,7 +69,8 @@ func (p Matmul[T]) Forward(out, preactivation *Tensor[T]) error {
 		[]*Tensor[T]{p.A, p.B, p.Bias}, []*Tensor[T]{out, preactivation})
 }
 
-// Backward writes the gradients for gradOutput: with g = gradOutput act'(pre), g bᵀ to a, aᵀ g to b and the sum of g's rows to the bias.
+// Backward writes the gradients for gradOutput: with g = gradOutput act'(pre), g bᵀ to a, aᵀ g to b
+// and the sum of g's rows to the bias.
 func (p Matmul[T]) Backward(gradOutput *Tensor[T], saved Saved[T], gradients MatmulGradients[T]) error {
 	return run(op.Call{Op: "matmul_bias_activation_backward", Kind: p.Activation, Parameters: p.Parameters, Accumulate: gradients.Accumulate}, p.Options,
 		[]*Tensor[T]{gradOutput, p.A, p.B, p.Bias, saved.Preactivation, saved.Output},

@@ -2,7 +2,8 @@ package epigrad
 
 import "github.com/epigrad/epigrad/go/dtype"
 
-// BFloat16 is a bfloat16's bits: float32's exponent and 8 bits of precision. A []uint16 of such bits converts element by element.
+// BFloat16 is a bfloat16's bits: float32's exponent and 8 bits of precision. A []uint16 of such
+// bits converts element by element.
 type BFloat16 uint16
 
 // Float16 is an IEEE 754 binary16's bits.

@@ -8,7 +8,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// TestOpensNoNetwork: nothing in epigrad can open a connection or start a program, as SECURITY.md says.
+// TestOpensNoNetwork: nothing in epigrad can open a connection or start a program, as SECURITY.md
+// says.
 func TestOpensNoNetwork(t *testing.T) {
 	list, err := exec.Command("go", "list", "-deps", "github.com/epigrad/epigrad/go/epigrad", "github.com/epigrad/epigrad/cbridge").Output()
 	if err != nil {

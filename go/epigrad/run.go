@@ -17,8 +17,9 @@ import (
 type Options struct {
 	// Threads is the most goroutines to use; 0 is GOMAXPROCS.
 	Threads int
-	// Workspace is scratch memory to use, for callers who avoid allocations. It is used from its first address that suits; nil lets the call allocate.
-	// ErrWorkspaceTooSmall tells the bytes that a problem needs.
+	// Workspace is scratch memory to use, for callers who avoid allocations. It is used from its
+	// first address that suits; nil lets the call allocate. ErrWorkspaceTooSmall tells the bytes
+	// that a problem needs.
 	Workspace []byte
 }
 
@@ -31,7 +32,8 @@ func Activations() []string { return activation.Names() }
 // GatedKinds lists the names that the field Kind takes.
 func GatedKinds() []string { return activation.GatedNames() }
 
-// ParametersOf lists the names of the parameters of an activation or a gated kind, in their order; nil for none.
+// ParametersOf lists the names of the parameters of an activation or a gated kind, in their order;
+// nil for none.
 func ParametersOf(kind string) []string {
 	row, known := activation.Lookup(kind)
 	parameters := row.Parameters

@@ -18,13 +18,15 @@ type Element interface {
 	float32 | float64 | BFloat16 | Float16
 }
 
-// Tensor is a typed, strided window on a slice. Making one checks nothing; the functions that use it do.
+// Tensor is a typed, strided window on a slice. Making one checks nothing; the functions that use
+// it do.
 type Tensor[T Element] struct {
 	// Data holds the elements. It may be longer than what the shape reaches.
 	Data []T
 	// Shape is the size of each dimension; no dimensions is a scalar.
 	Shape []int
-	// Strides are the elements from one index of a dimension to the next; nil is row-major without gaps.
+	// Strides are the elements from one index of a dimension to the next; nil is row-major without
+	// gaps.
 	Strides []int
 	// Offset is the place of the element [0, 0, ...] in Data.
 	Offset int
@@ -35,7 +37,8 @@ func Of[T Element](data []T, shape ...int) *Tensor[T] {
 	return &Tensor[T]{Data: data, Shape: shape}
 }
 
-// New returns a row-major tensor of zeros. A shape that makes no sense gets no memory, and an error from the function that it is given to.
+// New returns a row-major tensor of zeros. A shape that makes no sense gets no memory, and an error
+// from the function that it is given to.
 func New[T Element](shape ...int) *Tensor[T] {
 	t := &Tensor[T]{Shape: shape}
 	if v, err := tensor.New(nil, 0, dtypeOf[T](), cpu, wide(shape), nil, 0); err == nil {
@@ -64,7 +67,8 @@ func FromVec(v mat.RawVectorer) *Tensor[float64] {
 	return &Tensor[float64]{Data: raw.Data, Shape: []int{raw.N}, Strides: []int{raw.Inc}}
 }
 
-// Transposed returns a tensor on the same memory whose last two dimensions have changed places. A tensor with fewer dimensions is returned as it is.
+// Transposed returns a tensor on the same memory whose last two dimensions have changed places. A
+// tensor with fewer dimensions is returned as it is.
 func (t *Tensor[T]) Transposed() *Tensor[T] {
 	rank := len(t.Shape)
 	if rank < 2 || (t.Strides != nil && len(t.Strides) != rank) {
@@ -110,7 +114,8 @@ func wide(sizes []int) []int64 {
 	return list
 }
 
-// view is the tensor as the core sees it, nil for an absent one. Its slice is known to hold every element that it reaches.
+// view is the tensor as the core sees it, nil for an absent one. Its slice is known to hold every
+// element that it reaches.
 func (t *Tensor[T]) view(op, argument string, operand int) (*tensor.View, error) {
 	if t == nil {
 		return nil, nil

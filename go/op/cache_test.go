@@ -73,8 +73,8 @@ func (s *CacheSuite) TestGeometryIsTheKey() {
 	s.Equal(hit, s.after(gated(0, op.GateFirst)))
 }
 
-// TestEveryFieldIsInTheKey: a call that differs in one field from one before has a kernel of its own, unless the field
-// belongs to a run.
+// TestEveryFieldIsInTheKey: a call that differs in one field from one before has a kernel of its
+// own, unless the field belongs to a run.
 func (s *CacheSuite) TestEveryFieldIsInTheKey() {
 	square := func() *tensor.View { return array(s.T(), dtype.Float32, 2, 2) }
 	linear := func() *op.Call {
@@ -139,7 +139,8 @@ func (s *CacheSuite) TestErrorsAreNotKept() {
 	s.Zero(size)
 }
 
-// TestBuffersAreCheckedOnEveryCall: a kernel that is found does not vouch for the memory of this call.
+// TestBuffersAreCheckedOnEveryCall: a kernel that is found does not vouch for the memory of this
+// call.
 func (s *CacheSuite) TestBuffersAreCheckedOnEveryCall() {
 	s.NoError(op.Run(s.activation(dtype.Float32, 4)))
 	shared := s.activation(dtype.Float32, 4)
@@ -175,7 +176,8 @@ func (b choosing) Select(p backend.Problem) (backend.Kernel, error) {
 	return b.Backend.Select(p)
 }
 
-// TestABlockThatOpensMeanwhile: a kernel that is being chosen when another thread begins to tune is not tuned, since it is kept for calls outside of blocks.
+// TestABlockThatOpensMeanwhile: a kernel that is being chosen when another thread begins to tune is
+// not tuned, since it is kept for calls outside of blocks.
 func (s *CacheSuite) TestABlockThatOpensMeanwhile() {
 	cpu, err := backend.Named("cpu")
 	s.Require().NoError(err)

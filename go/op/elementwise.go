@@ -19,8 +19,9 @@ var activationForward = operation{
 	},
 }
 
-// activationBackward is grad_input = grad_output * act'(input), beside it out = act(input), which a backward that keeps preactivations alone needs at the same
-// time, and grad_bias: grad_input summed, before it is rounded, over all dimensions but the last. grad_input may be grad_output.
+// activationBackward is grad_input = grad_output * act'(input), beside it out = act(input), which a
+// backward that keeps preactivations alone needs at the same time, and grad_bias: grad_input
+// summed, before it is rounded, over all dimensions but the last. grad_input may be grad_output.
 var activationBackward = operation{
 	Signature: Signature{"activation_backward", arguments("grad_output", "input"), []Argument{
 		{Name: "grad_input", Replaces: "grad_output"}, {Name: "out"}, {Name: "grad_bias"},
@@ -45,10 +46,11 @@ var activationBackward = operation{
 	},
 }
 
-// A gated activation is out = value * act(gate), where value and gate are the halves of the input along a dimension (torch.nn.functional.glu's
-// convention is the gate second) or, in the product, two tensors of one shape. grad_value = grad_output * act(gate); grad_gate = grad_output * value *
-// act'(gate). grad_bias is grad_input summed, before it is rounded, over all dimensions but the split one: the gradient of a bias that
-// a linear layer added to the input.
+// A gated activation is out = value * act(gate), where value and gate are the halves of the input
+// along a dimension (torch.nn.functional.glu's convention is the gate second) or, in the product,
+// two tensors of one shape. grad_value = grad_output * act(gate); grad_gate = grad_output * value *
+// act'(gate). grad_bias is grad_input summed, before it is rounded, over all dimensions but the
+// split one: the gradient of a bias that a linear layer added to the input.
 var (
 	gatedActivation = operation{
 		Signature: Signature{"gated_activation", arguments("input"), arguments("out")},
@@ -157,7 +159,8 @@ func split(op string, c *Call, input *tensor.View) ([]int64, error) {
 // splitDim is the split dimension counted from the front.
 func splitDim(c *Call, rank int) int { return (c.Dim + rank) % rank }
 
-// halves returns the value's and the gate's part of a tensor of the input's shape, which split has validated.
+// halves returns the value's and the gate's part of a tensor of the input's shape, which split has
+// validated.
 func halves(c *Call, v *tensor.View) (value, gate *tensor.View) {
 	d := splitDim(c, v.Rank())
 	length := v.Shape[d] / 2

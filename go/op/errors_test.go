@@ -243,7 +243,8 @@ func (s *ErrorSuite) TestUncountable() {
 		"matmul_bias_activation: b: batch dimensions: all shapes broadcast to [1099511627776, 1099511627776], which has more elements")
 }
 
-// TestNothingIsIgnored: a parameter that an operation does not have is an error of every call of it.
+// TestNothingIsIgnored: a parameter that an operation does not have is an error of every call of
+// it.
 func (s *ErrorSuite) TestNothingIsIgnored() {
 	a, out := s.f32(2, 2), s.f32(2, 2)
 	linear := func(change func(c *op.Call)) *op.Call {
@@ -331,7 +332,8 @@ func (s *ErrorSuite) TestNoWordTwice() {
 	}
 }
 
-// TestDisjointOutputsOfOneBuffer: column slices, and columns that alternate, are outputs of their own.
+// TestDisjointOutputsOfOneBuffer: column slices, and columns that alternate, are outputs of their
+// own.
 func (s *ErrorSuite) TestDisjointOutputsOfOneBuffer() {
 	for _, c := range []struct {
 		name            string

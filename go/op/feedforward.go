@@ -6,14 +6,15 @@ import (
 	"github.com/epigrad/epigrad/go/tensor"
 )
 
-// A feed-forward block is two linear layers with an activation between them, or a gated activation, which halves the last
-// dimension. input is [..., k], weight1 [h, k] (gated: [2h, k]), weight2 [n, h] and out [..., n]; a bias has as many
-// elements as its weight has rows.
+// A feed-forward block is two linear layers with an activation between them, or a gated activation,
+// which halves the last dimension. input is [..., k], weight1 [h, k] (gated: [2h, k]), weight2 [n,
+// h] and out [..., n]; a bias has as many elements as its weight has rows.
 //
 //	preactivation = input weight1ᵀ + bias1,  hidden = act(preactivation),  out = hidden weight2ᵀ + bias2
 //
-// The hidden activation is never an operand: backward forms it again, and the preactivation too where it is not given.
-// A block is made of calls of other operations (steps), whose tensors between them lie in the workspace.
+// The hidden activation is never an operand: backward forms it again, and the preactivation too
+// where it is not given. A block is made of calls of other operations (steps), whose tensors
+// between them lie in the workspace.
 var (
 	plainBlock = blockSpelling{op: "mlp", kinds: activations, names: [5]string{"input", "weight1", "bias1", "weight2", "bias2"}}
 	gatedBlock = blockSpelling{

@@ -13,7 +13,8 @@ import (
 )
 
 const (
-	// arenaBytes is the memory that all tensors of a fuzzed call lie in, somewhere and often over each other.
+	// arenaBytes is the memory that all tensors of a fuzzed call lie in, somewhere and often over
+	// each other.
 	arenaBytes = 1 << 13
 	// runnable is the most elements of a tensor with which a valid call is also run.
 	runnable = 1 << 10
@@ -127,10 +128,11 @@ func small(c *op.Call) bool {
 	return true
 }
 
-// FuzzValidate: whatever a call describes, nothing panics, Validate and Run agree, what is refused leaves all memory as it was, and what is computed
-// writes to the outputs and the workspace alone.
+// FuzzValidate: whatever a call describes, nothing panics, Validate and Run agree, what is refused
+// leaves all memory as it was, and what is computed writes to the outputs and the workspace alone.
 func FuzzValidate(f *testing.F) {
-	// Each operation on small contiguous tensors, then with strides, overlaps, empties, and sizes that overflow.
+	// Each operation on small contiguous tensors, then with strides, overlaps, empties, and sizes
+	// that overflow.
 	contiguous := func(sizes ...byte) []byte { return append(append([]byte{0, byte(len(sizes))}, sizes...), 1) }
 	place := func(view []byte, at byte) []byte { return append(view, at, 0) }
 	seed := func(operation, flags, kind, dim byte, workspace []byte, inputs, outputs [][]byte) {
@@ -158,8 +160,9 @@ func FuzzValidate(f *testing.F) {
 	seed(10, 0, 0, 0, nil, [][]byte{a, a, contiguous(3), contiguous()}, [][]byte{a, contiguous(3), contiguous()})
 	seed(0, 0, 0, 0, nil, [][]byte{contiguous(0, 3), contiguous(3, 0)}, [][]byte{contiguous(0, 0)})
 	seed(4, 0, 1, 0, nil, [][]byte{a}, [][]byte{{0, 2, 2, 3, 0, 0, 1, 1, 1}}) // strides [0, 1]
-	seed(4, 0, 1, 0, nil, [][]byte{{0, 2, 2, 3, 0, 3, 0, 1, 0}}, [][]byte{a}) // strides [-3, -1], before the buffer
-	huge := []byte{0, 1, 255, 0, 0, 0, 0, 0, 0, 0, 64, 0, 0, 1}               // size 2^62, stride 0
+	// strides [-3, -1], before the buffer
+	seed(4, 0, 1, 0, nil, [][]byte{{0, 2, 2, 3, 0, 3, 0, 1, 0}}, [][]byte{a})
+	huge := []byte{0, 1, 255, 0, 0, 0, 0, 0, 0, 0, 64, 0, 0, 1} // size 2^62, stride 0
 	seed(0, 0, 0, 0, nil, [][]byte{huge, huge}, [][]byte{out})
 	f.Fuzz(func(t *testing.T, data []byte) {
 		memory := make([]uint64, arenaBytes/8)

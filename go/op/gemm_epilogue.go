@@ -10,11 +10,12 @@ import (
 	"github.com/epigrad/epigrad/go/tensor"
 )
 
-// The GEMM epilogue, out = act(a b + bias), comes in two spellings: matmul, whose b is [..., k, n] as torch.matmul's, and linear, whose weight is [n, k]
-// as torch.nn.functional.linear's.
+// The GEMM epilogue, out = act(a b + bias), comes in two spellings: matmul, whose b is [..., k, n]
+// as torch.matmul's, and linear, whose weight is [n, k] as torch.nn.functional.linear's.
 //
-// grad_preactivation = grad_output * act'(pre); grad_a = grad_preactivation bᵀ; grad_b = aᵀ grad_preactivation; grad_bias = the sum of
-// grad_preactivation over all but its last dimension. Each is summed to its tensor's shape over the dimensions that broadcast.
+// grad_preactivation = grad_output * act'(pre); grad_a = grad_preactivation bᵀ; grad_b = aᵀ
+// grad_preactivation; grad_bias = the sum of grad_preactivation over all but its last dimension.
+// Each is summed to its tensor's shape over the dimensions that broadcast.
 var (
 	matmulSpelling = gemmSpelling{op: "matmul_bias_activation", a: "a", b: "b"}
 	linearSpelling = gemmSpelling{op: "linear", a: "input", b: "weight", transposed: true}
@@ -102,8 +103,9 @@ type gemm struct {
 	transposed       bool
 	vectorA, vectorB bool    // a is [k], b is [k]
 	batch            []int64 // broadcast from both operands
-	rowsOnly         bool    // b has no batch of its own: all of a's leading dimensions are rows of one product
-	out              []int64
+	// b has no batch of its own: all of a's leading dimensions are rows of one product
+	rowsOnly bool
+	out      []int64
 }
 
 // resolve applies torch.matmul's rules to the operands' shapes.
@@ -155,7 +157,8 @@ func (s gemmSpelling) resolve(op string, a, b, bias *tensor.View) (*gemm, error)
 	return g, nil
 }
 
-// matrixA is [..., m, k], matrixB [..., k, n]: vectors become matrices, a linear layer's weight is transposed.
+// matrixA is [..., m, k], matrixB [..., k, n]: vectors become matrices, a linear layer's weight is
+// transposed.
 func (g *gemm) matrixA(v *tensor.View) tensor.View {
 	if g.vectorA {
 		return v.Unsqueeze(0)
@@ -201,7 +204,8 @@ func (g *gemm) broadcast(v tensor.View) *tensor.View {
 	return &expanded
 }
 
-// gradientA and gradientB have all batch dimensions, of size 1 where the operand was broadcast. Without a batch in b, gradientB is the bare matrix.
+// gradientA and gradientB have all batch dimensions, of size 1 where the operand was broadcast.
+// Without a batch in b, gradientB is the bare matrix.
 func (g *gemm) gradientA(v *tensor.View) *tensor.View {
 	if v == nil {
 		return nil

@@ -23,8 +23,9 @@ var (
 	}}
 )
 
-// complete fills in the activation that "" stands for, and the values that parameters have by default. It refuses a kind
-// that the operation does not know, and parameters that the kind does not have.
+// complete fills in the activation that "" stands for, and the values that parameters have by
+// default. It refuses a kind that the operation does not know, and parameters that the kind does
+// not have.
 func (o *operation) complete(c *Call) error {
 	if o.kinds == nil {
 		switch {

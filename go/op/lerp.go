@@ -6,8 +6,9 @@ import (
 	"github.com/epigrad/epigrad/go/tensor"
 )
 
-// lerp is out = start + weight * (end - start), torch.lerp's formula; weight is a tensor or a number, and everything broadcasts. grad_start =
-// (1 - weight) * grad_output, grad_end = weight * grad_output and grad_weight = grad_output * (end - start), each summed to its tensor's shape.
+// lerp is out = start + weight * (end - start), torch.lerp's formula; weight is a tensor or a
+// number, and everything broadcasts. grad_start = (1 - weight) * grad_output, grad_end = weight *
+// grad_output and grad_weight = grad_output * (end - start), each summed to its tensor's shape.
 var (
 	lerp = operation{
 		Signature: Signature{"lerp", broadcasting(0, "start", "end", "weight?"), arguments("out")},
@@ -66,7 +67,8 @@ func lerpBackwardShapes(c *Call) ([][]int64, error) {
 				return nil, check.Invalid(name, names[i], "shape %s, want one that broadcasts to grad_output's %s", check.Sizes(v.Shape), check.Sizes(g.Shape))
 			}
 		case i < 2:
-			// Without the tensor only out tells the gradient's shape; without either it is grad_output's.
+			// Without the tensor only out tells the gradient's shape; without either it is
+			// grad_output's.
 			shapes[i] = g.Shape
 			if out := c.output(i); out != nil {
 				if _, err := out.Expand(g.Shape); err == nil {

@@ -1,7 +1,10 @@
-// Package op is what epigrad computes: each operation's shapes, what its arguments must satisfy, and how a call becomes a problem for a backend.
+// Package op is what epigrad computes: each operation's shapes, what its arguments must satisfy,
+// and how a call becomes a problem for a backend.
 //
-// A Call names an operation and its tensors. Infer tells the shapes of its outputs and the workspace it needs, Validate everything that Run would refuse, and Run
-// does the work. Problems are validated and kernels chosen once for each geometry (plan.go); what depends on addresses is checked on every call.
+// A Call names an operation and its tensors. Infer tells the shapes of its outputs and the
+// workspace it needs, Validate everything that Run would refuse, and Run does the work. Problems
+// are validated and kernels chosen once for each geometry (plan.go); what depends on addresses is
+// checked on every call.
 package op
 
 import (
@@ -47,8 +50,8 @@ type Call struct {
 	Op string
 	// Kind is the activation or the gated kind; "" is the activation "none".
 	Kind string
-	// Parameters are the kind's, in the order of its row in go/activation; empty for the defaults. Of lerp it is the
-	// weight, where no tensor gives it.
+	// Parameters are the kind's, in the order of its row in go/activation; empty for the defaults.
+	// Of lerp it is the weight, where no tensor gives it.
 	Parameters []float64
 	// Dim is the dimension that a gated activation splits; it may count from the end.
 	Dim int
@@ -60,7 +63,8 @@ type Call struct {
 	AllowTF32 bool
 	// Backend names the backend that runs tensors in the host's memory; "" is the CPU's.
 	Backend string
-	// Inputs and Outputs are in the signature's order; nil is absent, and trailing absent ones may be left out.
+	// Inputs and Outputs are in the signature's order; nil is absent, and trailing absent ones may
+	// be left out.
 	Inputs, Outputs []*tensor.View
 	// Workspace is caller-owned scratch of WorkspaceBytes bytes.
 	Workspace      unsafe.Pointer
@@ -77,13 +81,15 @@ type Call struct {
 type Argument struct {
 	Name     string
 	Optional bool
-	// Broadcasts: any shape that broadcasts to the operation's is accepted, also by a plan that was selected with another.
+	// Broadcasts: any shape that broadcasts to the operation's is accepted, also by a plan that was
+	// selected with another.
 	Broadcasts bool
 	// Replaces names the input that an output may be written over; "" for none.
 	Replaces string
 }
 
-// Signature is an operation's arguments in order. Outputs may all be absent: what is absent is not computed.
+// Signature is an operation's arguments in order. Outputs may all be absent: what is absent is not
+// computed.
 type Signature struct {
 	Name            string
 	Inputs, Outputs []Argument
@@ -92,12 +98,14 @@ type Signature struct {
 // operation is a signature with its rules.
 type operation struct {
 	Signature
-	// kinds is the table that its kind is in; nil for lerp, which has none and takes its weight as a parameter.
+	// kinds is the table that its kind is in; nil for lerp, which has none and takes its weight as
+	// a parameter.
 	kinds *kinds
-	// halves: gate says where the gate is. splits: and dim what it is a half of. multiplies: there is a product.
-	// accumulates: there are weight and bias gradients to add to.
+	// halves: gate says where the gate is. splits: and dim what it is a half of. multiplies: there
+	// is a product. accumulates: there are weight and bias gradients to add to.
 	halves, splits, multiplies, accumulates bool
-	// shapes validates the inputs' geometry and returns each output's shape; nil for one that cannot exist.
+	// shapes validates the inputs' geometry and returns each output's shape; nil for one that
+	// cannot exist.
 	shapes func(c *Call) ([][]int64, error)
 	// problem normalises a call whose geometry is valid. An operation without one is made of steps.
 	problem func(c *Call, h backend.Header) backend.Problem
@@ -251,8 +259,9 @@ func (o *operation) geometry(c *Call) (inputs, outputs []check.Operand, shapes [
 	return inputs, outputs, shapes, dt, check.SelfOverlap(o.Name, outputs)
 }
 
-// Infer returns the shapes of the outputs, nil for those that cannot exist or that wanted says are not, and the bytes of workspace that a run
-// needs, with the outputs that c gives and contiguous ones for the rest. It reads no memory.
+// Infer returns the shapes of the outputs, nil for those that cannot exist or that wanted says are
+// not, and the bytes of workspace that a run needs, with the outputs that c gives and contiguous
+// ones for the rest. It reads no memory.
 func Infer(c *Call, wanted []bool) (shapes [][]int64, workspaceBytes int64, err error) {
 	o, err := resolve(c)
 	if err != nil {
@@ -316,8 +325,9 @@ func Run(c *Call) error {
 	return k.Run(c.execution(len(o.Inputs)))
 }
 
-// Prepared is what calls of one geometry share, for a caller that makes them again and again: they need no more checks if their outputs overlap nothing, their addresses are
-// multiples of their elements, and their workspace is as Run needs it.
+// Prepared is what calls of one geometry share, for a caller that makes them again and again: they
+// need no more checks if their outputs overlap nothing, their addresses are multiples of their
+// elements, and their workspace is as Run needs it.
 type Prepared struct {
 	Kernel backend.Kernel
 	// Program is the kernel's, nil where it is Go's to run. It lives as long as the kernel.
@@ -356,7 +366,8 @@ func Prepare(c *Call) (*Prepared, error) {
 
 // runsOn is the backend that runs a valid call.
 func (c *Call) runsOn() (backend.Backend, error) {
-	return backend.ForTensors(c.Backend, c.Inputs[0].Device) // no operation has an optional first input
+	// no operation has an optional first input
+	return backend.ForTensors(c.Backend, c.Inputs[0].Device)
 }
 
 // prepare returns the kernel of a call in which everything is valid.

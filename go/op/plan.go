@@ -14,10 +14,12 @@ import (
 	"github.com/epigrad/epigrad/go/tuning"
 )
 
-// cacheCapacity bounds the kernels that are remembered. A program has a few hundred geometries; past the bound the cache starts anew.
+// cacheCapacity bounds the kernels that are remembered. A program has a few hundred geometries;
+// past the bound the cache starts anew.
 const cacheCapacity = 4096
 
-// cache remembers the kernel of each geometry: all that validation and choice depend on, and no address.
+// cache remembers the kernel of each geometry: all that validation and choice depend on, and no
+// address.
 var cache = struct {
 	sync.RWMutex
 	kernels      map[string]backend.Kernel
@@ -34,7 +36,8 @@ func CacheFacts() (size int, hits, misses int64) {
 // watchers are called when the cache was cleared.
 var watchers []func()
 
-// WatchCache has a function called whenever ClearCache has forgotten every kernel. It is for packages' initialisation.
+// WatchCache has a function called whenever ClearCache has forgotten every kernel. It is for
+// packages' initialisation.
 func WatchCache(cleared func()) { watchers = append(watchers, cleared) }
 
 // ClearCache forgets every kernel.
@@ -73,7 +76,8 @@ func (o *operation) kernel(c *Call) (backend.Kernel, error) {
 	return k, nil
 }
 
-// choose is kernel without the cache, with the choices of the tuning block that the call is in; nil for none.
+// choose is kernel without the cache, with the choices of the tuning block that the call is in; nil
+// for none.
 func (o *operation) choose(c *Call, choices *tuning.File) (backend.Kernel, error) {
 	inputs, _, _, dt, err := o.geometry(c)
 	if err != nil {
@@ -129,7 +133,8 @@ func (k idle) Precision() backend.Precision {
 func (idle) WorkspaceBytes() int64  { return 0 }
 func (idle) Run(*backend.Run) error { return nil }
 
-// owned copies the call's views without their addresses: a kernel outlives the call, whose shapes belong to the caller.
+// owned copies the call's views without their addresses: a kernel outlives the call, whose shapes
+// belong to the caller.
 func (c *Call) owned(inputs int) *Call {
 	clone := func(views []*tensor.View, first int) []*tensor.View {
 		list := make([]*tensor.View, len(views))
@@ -149,9 +154,11 @@ func (c *Call) owned(inputs int) *Call {
 	return &o
 }
 
-// key writes all that a kernel follows from: what is computed, the tensors' geometry, and in which file's choices the kernel is.
+// key writes all that a kernel follows from: what is computed, the tensors' geometry, and in which
+// file's choices the kernel is.
 func (o *operation) key(c *Call, key []byte, choices *tuning.File) []byte {
-	for _, name := range [3]string{c.Op, c.Kind, c.Backend} { // with its length: a name may hold any byte
+	// with its length: a name may hold any byte
+	for _, name := range [3]string{c.Op, c.Kind, c.Backend} {
 		key = binary.AppendUvarint(key, uint64(len(name)))
 		key = append(key, name...)
 	}
@@ -199,8 +206,9 @@ type Plan struct {
 	workspaceBytes            int64 // for any strides that run accepts
 }
 
-// NewPlan validates the problem that c describes and chooses a kernel for it; addresses are ignored, and outputs that c leaves out are taken as contiguous.
-// exactInputs and exactOutputs tell whether run's tensor must have the described strides; any strides do otherwise.
+// NewPlan validates the problem that c describes and chooses a kernel for it; addresses are
+// ignored, and outputs that c leaves out are taken as contiguous. exactInputs and exactOutputs tell
+// whether run's tensor must have the described strides; any strides do otherwise.
 func NewPlan(c *Call, exactInputs, exactOutputs []bool) (*Plan, error) {
 	o, err := resolve(c)
 	if err != nil {
@@ -246,8 +254,9 @@ func NewPlan(c *Call, exactInputs, exactOutputs []bool) (*Plan, error) {
 	return p, err
 }
 
-// mostWorkspace is what no run needs more than: the kernel's own workspace, and that of the layout that is furthest from contiguous, for a backend
-// that copies operands which its libraries cannot read in place.
+// mostWorkspace is what no run needs more than: the kernel's own workspace, and that of the layout
+// that is furthest from contiguous, for a backend that copies operands which its libraries cannot
+// read in place.
 func (p *Plan) mostWorkspace() (int64, error) {
 	bytes := p.kernel.WorkspaceBytes()
 	if _, copies := p.kernel.(backend.Stager); !copies {
@@ -255,7 +264,8 @@ func (p *Plan) mostWorkspace() (int64, error) {
 	}
 	worst := p.call
 	worst.Inputs, worst.Outputs = spread(p.call.Inputs, p.exactInputs), spread(p.call.Outputs, p.exactOutputs)
-	k, err := p.operation.choose(&worst, nil) // a bound on what may be chosen: nothing is timed for it
+	// a bound on what may be chosen: nothing is timed for it
+	k, err := p.operation.choose(&worst, nil)
 	if err != nil {
 		return 0, err
 	}
@@ -265,8 +275,8 @@ func (p *Plan) mostWorkspace() (int64, error) {
 	return bytes, nil
 }
 
-// spread gives every view whose strides a run may change gaps between all its elements, rows and whatever is further out, each of its own size, so that no two
-// dimensions are walked as one.
+// spread gives every view whose strides a run may change gaps between all its elements, rows and
+// whatever is further out, each of its own size, so that no two dimensions are walked as one.
 func spread(views []*tensor.View, exact []bool) []*tensor.View {
 	all := append([]*tensor.View{}, views...)
 	for i, v := range all {
@@ -301,7 +311,8 @@ func (p *Plan) Precision() backend.Precision { return p.kernel.Precision() }
 // WorkspaceBytes is the scratch that a run needs.
 func (p *Plan) WorkspaceBytes() int64 { return p.workspaceBytes }
 
-// Validate returns the error that Run would, and touches nothing. c gives tensors, workspace, stream, threads and accumulate; the rest is the plan's.
+// Validate returns the error that Run would, and touches nothing. c gives tensors, workspace,
+// stream, threads and accumulate; the rest is the plan's.
 func (p *Plan) Validate(c *Call) error {
 	_, _, err := p.prepare(c)
 	return err
@@ -340,7 +351,8 @@ func (p *Plan) prepare(c *Call) (*Call, backend.Kernel, error) {
 	if err != nil {
 		return nil, nil, err
 	}
-	// A caller sizes the workspace once for the plan, so the plan's size is asked for whatever outputs this run gives, and never less than they need.
+	// A caller sizes the workspace once for the plan, so the plan's size is asked for whatever
+	// outputs this run gives, and never less than they need.
 	return &full, k, o.memory(&full, max(p.workspaceBytes, k.WorkspaceBytes()))
 }
 

@@ -9,7 +9,8 @@ import (
 	"github.com/epigrad/epigrad/go/status"
 )
 
-// kept are the plans that callers outside Go hold, by a number that is never used twice: a stale one is an error, not somebody else's plan.
+// kept are the plans that callers outside Go hold, by a number that is never used twice: a stale
+// one is an error, not somebody else's plan.
 var (
 	kept     sync.Map
 	lastKept atomic.Int64
@@ -47,7 +48,8 @@ type description struct {
 	Outputs       []string          `json:"outputs"`
 }
 
-// Describe returns the plan's sku, precision guarantee, workspace size in bytes and argument names as JSON.
+// Describe returns the plan's sku, precision guarantee, workspace size in bytes and argument names
+// as JSON.
 func (p *Plan) Describe() (string, error) {
 	d := description{Sku: p.Sku(), Precision: p.Precision(), WorkspaceSize: p.WorkspaceBytes()}
 	for _, a := range p.operation.Inputs {

@@ -13,7 +13,8 @@ import (
 	"github.com/epigrad/epigrad/go/tuning"
 )
 
-// regionAlignment is what tensors between steps start at a multiple of, in bytes: the most that a backend asks for.
+// regionAlignment is what tensors between steps start at a multiple of, in bytes: the most that a
+// backend asks for.
 const regionAlignment = 256
 
 // region makes the tensors between steps: contiguous, one behind the other in the workspace.
@@ -61,7 +62,8 @@ func (w *region) linearBackward(c *Call, grad, input, weight, bias, gradInput, g
 	}
 }
 
-// place is where a step's operand is: an operand of the whole call, or so many bytes into the workspace.
+// place is where a step's operand is: an operand of the whole call, or so many bytes into the
+// workspace.
 type place struct {
 	operand int
 	offset  int64
@@ -82,9 +84,11 @@ type stepped struct {
 	sku       backend.Sku
 	precision backend.Precision
 	steps     []step
-	operands  int               // the most of a step
-	memory    backend.Allocator // gives out what lies between steps; nil where that is the workspace
-	// Bytes: what lies between steps, what the steps need themselves, and the most that they may need.
+	operands  int // the most of a step
+	// gives out what lies between steps; nil where that is the workspace
+	memory backend.Allocator
+	// Bytes: what lies between steps, what the steps need themselves, and the most that they may
+	// need.
 	regions, scratch, worst int64
 }
 

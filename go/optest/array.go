@@ -13,14 +13,16 @@ import (
 const (
 	// poison fills what nobody may read or write: as any of the dtypes it is NaN.
 	poison = 0xff
-	// guardElements lie on both sides of an array. The number is odd, so that arrays are aligned to their element and to nothing more.
+	// guardElements lie on both sides of an array. The number is odd, so that arrays are aligned to
+	// their element and to nothing more.
 	guardElements = 67
 )
 
 // device is what all arrays say that they are on; Run sets it. Their memory is the host's.
 var device = tensor.Device{Type: tensor.CPU}
 
-// array is a tensor amid poisoned memory: the guards around it and, where the layout leaves some, the gaps between its elements.
+// array is a tensor amid poisoned memory: the guards around it and, where the layout leaves some,
+// the gaps between its elements.
 type array struct {
 	view   tensor.View
 	layout string
@@ -83,7 +85,8 @@ func isPoison(b []byte) bool {
 	return true
 }
 
-// fill writes values, rounded to the dtype, and returns the array. Where elements share memory the last one stays.
+// fill writes values, rounded to the dtype, and returns the array. Where elements share memory the
+// last one stays.
 func (a *array) fill(value func(i int) float64) *array {
 	for i := range a.at {
 		a.set(i, value(i))
@@ -133,7 +136,8 @@ func (a *array) String() string {
 	return fmt.Sprintf("%v%v %s", a.view.DType, a.view.Shape, a.layout)
 }
 
-// unit is half the distance between 1 and the next number of a dtype: the relative error of one rounding.
+// unit is half the distance between 1 and the next number of a dtype: the relative error of one
+// rounding.
 func unit(dt dtype.DType) float64 {
 	switch dt {
 	case dtype.Float32:

@@ -10,9 +10,11 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// ForEachEngine visits the CPU's engines of these names. One that cannot be opened here is skipped, unless EPIGRAD_REQUIRE_ENGINES=avx512,avx2 names it.
+// ForEachEngine visits the CPU's engines of these names. One that cannot be opened here is skipped,
+// unless EPIGRAD_REQUIRE_ENGINES=avx512,avx2 names it.
 func ForEachEngine[T any](t *testing.T, names []string, open func(name string) (T, error), visit func(t *testing.T, engine T)) {
-	required, err := required("EPIGRAD_REQUIRE_ENGINES", append([]string{"go"}, names...)) // which runs without any kernels in C
+	// which runs without any kernels in C
+	required, err := required("EPIGRAD_REQUIRE_ENGINES", append([]string{"go"}, names...))
 	require.NoError(t, err)
 	for _, name := range names {
 		t.Run(name, func(t *testing.T) {
@@ -28,7 +30,8 @@ func ForEachEngine[T any](t *testing.T, names []string, open func(name string) (
 	}
 }
 
-// required is the list of names in an environment variable. A name that is none of the known ones would require nothing, and is an error.
+// required is the list of names in an environment variable. A name that is none of the known ones
+// would require nothing, and is an error.
 func required(variable string, known []string) ([]string, error) {
 	var names []string
 	for name := range strings.SplitSeq(os.Getenv(variable), ",") {

@@ -39,8 +39,9 @@ func (s *opSuite) block(name, kind string, gate op.Gate, dt dtype.DType, rows in
 	return b
 }
 
-// separately computes the block by the calls of other operations, and its gradients: to the input, and to weight and bias of both layers. The first
-// layer's bias gradient is summed before it is rounded, by the call between the layers where there is one.
+// separately computes the block by the calls of other operations, and its gradients: to the input,
+// and to weight and bias of both layers. The first layer's bias gradient is summed before it is
+// rounded, by the call between the layers where there is one.
 func (s *opSuite) separately(b *block) []*array {
 	run := func(c op.Call, inputs, outputs []*array) {
 		for _, a := range inputs {

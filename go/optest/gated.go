@@ -186,8 +186,9 @@ func (s *opSuite) TestGatedProduct() {
 	})
 }
 
-// TestActivation also compares elementwise results of every layout, position and number of threads: they are one and the same.
-// replaces runs a call whose first output is written over its first input, and has the results that it gave apart.
+// TestActivation also compares elementwise results of every layout, position and number of threads:
+// they are one and the same. replaces runs a call whose first output is written over its first
+// input, and has the results that it gave apart.
 func (s *opSuite) replaces(apart call, want []*array) {
 	s.T().Helper()
 	over := apart.inputs[0].in(contiguous)
@@ -203,7 +204,8 @@ func (s *opSuite) replaces(apart call, want []*array) {
 	}
 }
 
-// TestActivationBackward: each result is right, and the same bits whichever of the others are asked for.
+// TestActivationBackward: each result is right, and the same bits whichever of the others are asked
+// for.
 func (s *opSuite) TestActivationBackward() {
 	s.forEachKind(kinds(), func(kind string, dt dtype.DType) {
 		shape := []int64{3, 11, 67}

@@ -151,7 +151,8 @@ func (s *opSuite) checkBackward(e *epilogue, got [3]*array, slopeErr float64) {
 	}
 }
 
-// forEachEpilogue visits activations x dtypes x spellings x cases x layouts, with and without a bias.
+// forEachEpilogue visits activations x dtypes x spellings x cases x layouts, with and without a
+// bias.
 func (s *opSuite) forEachEpilogue(cases []gemmCase, visit func(e *epilogue)) {
 	pick := &picker{}
 	s.forEachKind(kinds(), func(kind string, dt dtype.DType) {
@@ -172,7 +173,8 @@ func (s *opSuite) forEachEpilogue(cases []gemmCase, visit func(e *epilogue)) {
 	})
 }
 
-// forSomeEpilogues is forEachEpilogue with a kind and layouts that rotate from case to case, and with a dtype and a spelling that do where kernels are avoided.
+// forSomeEpilogues is forEachEpilogue with a kind and layouts that rotate from case to case, and
+// with a dtype and a spelling that do where kernels are avoided.
 func (s *opSuite) forSomeEpilogues(cases []gemmCase, visit func(e *epilogue)) {
 	pick := &picker{}
 	for i, c := range cases {
@@ -208,7 +210,8 @@ func (s *opSuite) TestGemmEpilogueOfEmptyTensors() {
 	})
 }
 
-// TestGemmEpilogueAtBlockEdges takes each size over the edges of tiles and blocks, the others small.
+// TestGemmEpilogueAtBlockEdges takes each size over the edges of tiles and blocks, the others
+// small.
 func (s *opSuite) TestGemmEpilogueAtBlockEdges() {
 	edges := []int64{1, 2, 63, 64, 65, 127, 128, 129, 255, 256, 257}
 	var cases []gemmCase
@@ -225,7 +228,8 @@ func (s *opSuite) TestGemmEpilogueAtBlockEdges() {
 	})
 }
 
-// smallCases are few enough to compare many runs of each; largeCases have several tiles in every direction.
+// smallCases are few enough to compare many runs of each; largeCases have several tiles in every
+// direction.
 var (
 	smallCases = []gemmCase{gemmCases[0], gemmCases[1], gemmCases[3], gemmCases[4], gemmCases[10]}
 	largeCases = []gemmCase{{[]int64{2, 67, 70}, []int64{70, 131}}, {[]int64{3, 130, 300}, []int64{3, 300, 140}}, {[]int64{70, 20}, []int64{3, 20, 140}}}
@@ -283,7 +287,8 @@ func (s *opSuite) TestGemmEpilogueLayoutsChangeNothing() {
 		for _, l := range outputLayouts {
 			moved := e.in(l)
 			for g, got := range s.backward(moved, fromInputs, everything, nil) {
-				if got != nil && (g != 2 || !s.narrow) { // a sum's order may follow its terms' layout
+				// a sum's order may follow its terms' layout
+				if got != nil && (g != 2 || !s.narrow) {
 					s.same(got, want[g], "gradient %d of %v", g, moved)
 				}
 			}
@@ -330,7 +335,8 @@ func (s *opSuite) TestGemmEpilogueFromTheOutput() {
 			}
 			return
 		}
-		// The output is that of the unrounded preactivation, which the reference has rounded: by that much, and by its own rounding, slopes differ.
+		// The output is that of the unrounded preactivation, which the reference has rounded: by
+		// that much, and by its own rounding, slopes differ.
 		limits, largest := s.boundsOf(e.dt), 0.
 		for _, x := range e.pre.values() {
 			largest = max(largest, math.Abs(x))

@@ -12,8 +12,9 @@ import (
 	"github.com/epigrad/epigrad/go/op"
 )
 
-// checkGradients compares a backward with differences of its forward, both run by the backend in float64. forward and backward lack their tensors;
-// shapes are the inputs'. keepAway tells whether inputs are too near a kink for differences.
+// checkGradients compares a backward with differences of its forward, both run by the backend in
+// float64. forward and backward lack their tensors; shapes are the inputs'. keepAway tells whether
+// inputs are too near a kink for differences.
 func (s *opSuite) checkGradients(what string, forward op.Call, backward string, shapes [][]int64, keepAway func(inputs []*array) bool) {
 	s.needs(dtype.Float64)
 	make64 := func(shape []int64) *array { return newArray(dtype.Float64, shape, contiguous) }

@@ -50,7 +50,8 @@ var inputLayouts = append(slices.Clone(outputLayouts),
 
 var contiguous = outputLayouts[0]
 
-// dense are row-major strides with gaps: the last dimension's is step, and each dimension has pad sizes to spare.
+// dense are row-major strides with gaps: the last dimension's is step, and each dimension has pad
+// sizes to spare.
 func dense(shape []int64, pad, step int64) []int64 {
 	strides := make([]int64, len(shape))
 	for d := len(shape) - 1; d >= 0; d-- {

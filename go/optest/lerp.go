@@ -188,7 +188,8 @@ func (s *opSuite) TestLerpBackward() {
 			needs := [3]bool{mask&1 != 0, mask&2 != 0, mask&4 != 0}
 			c := p.backward(p.gradientArrays(needs, pick)...)
 			c.Threads = 1 + (turn+mask)%4
-			if !needs[2] { // start and end are then of no use but for their shapes, which the outputs have too
+			// start and end are then of no use but for their shapes, which the outputs have too
+			if !needs[2] {
 				c.inputs = []*array{p.grad, nil, nil, p.operands[2]}
 			}
 			s.run(c)
@@ -201,7 +202,8 @@ func (s *opSuite) TestLerpBackward() {
 	})
 }
 
-// TestLerpSumsAreExact: numbers that cancel, of which an accumulator of the storage dtype would lose the small ones.
+// TestLerpSumsAreExact: numbers that cancel, of which an accumulator of the storage dtype would
+// lose the small ones.
 func (s *opSuite) TestLerpSumsAreExact() {
 	if s.narrow {
 		s.T().Skip("sums are kept in the accumulator's dtype")

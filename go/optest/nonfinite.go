@@ -37,10 +37,12 @@ func (s *opSuite) forEachDType(visit func(dt dtype.DType)) {
 	}
 }
 
-// TestProductsMultiplyZeros: no zero is skipped, so 0 * inf is NaN wherever it stands, in each of the three products.
+// TestProductsMultiplyZeros: no zero is skipped, so 0 * inf is NaN wherever it stands, in each of
+// the three products.
 func (s *opSuite) TestProductsMultiplyZeros() {
 	s.forEachDType(func(dt dtype.DType) {
-		for _, n := range []int64{1, 3, 64, 130} { // the special row and column at the front of a block and behind it
+		// the special row and column at the front of a block and behind it
+		for _, n := range []int64{1, 3, 64, 130} {
 			last := int(n) - 1
 			zerosAt := func(row int) func(int) float64 {
 				return func(i int) float64 {
@@ -72,7 +74,8 @@ func (s *opSuite) TestProductsMultiplyZeros() {
 					s.True(math.IsInf(x, 1), "1 * inf at row %d of %d gives %v", row, n, x)
 				}
 			}
-			// grad_a = g bᵀ: a zero row of g meets the inf. grad_b = aᵀ g: a zero column of a meets an inf in g.
+			// grad_a = g bᵀ: a zero row of g meets the inf. grad_b = aᵀ g: a zero column of a meets
+			// an inf in g.
 			gradA, gradB := newArray(dt, shape, contiguous), newArray(dt, shape, contiguous)
 			ones := newArray(dt, shape, contiguous).fill(func(int) float64 { return 1 })
 			s.run(call{Call: op.Call{Op: "matmul_bias_activation_backward"}, inputs: []*array{a, ones, b}, outputs: []*array{gradA}})
@@ -216,7 +219,8 @@ func (s *opSuite) TestLerpOfInfinities() {
 	})
 }
 
-// TestSumsOfInfinities: an infinite bias gradient is infinite, with no NaN from the compensation of rounding errors, and inf - inf is NaN.
+// TestSumsOfInfinities: an infinite bias gradient is infinite, with no NaN from the compensation of
+// rounding errors, and inf - inf is NaN.
 func (s *opSuite) TestSumsOfInfinities() {
 	s.forEachDType(func(dt dtype.DType) {
 		const rows = 200

@@ -1,7 +1,9 @@
-// Package optest is one suite of tests for every backend, as gonum's testblas is for BLAS: operations x kinds x dtypes x layouts x edges.
+// Package optest is one suite of tests for every backend, as gonum's testblas is for BLAS:
+// operations x kinds x dtypes x layouts x edges.
 //
-// The oracles are independent of the kernels: gonum's products in float64, differences of gonum/diff/fd for derivatives, and plain loops for the
-// rest. Errors are measured against bounds that follow from the dtype and from the sizes of the terms summed, not against free tolerances.
+// The oracles are independent of the kernels: gonum's products in float64, differences of
+// gonum/diff/fd for derivatives, and plain loops for the rest. Errors are measured against bounds
+// that follow from the dtype and from the sizes of the terms summed, not against free tolerances.
 package optest
 
 import (
@@ -20,8 +22,9 @@ import (
 	"github.com/epigrad/epigrad/go/tensor"
 )
 
-// Run runs the suite against a backend that can use host memory: the CPU's, or an emulated GPU's. A backend that is not available here is skipped, unless
-// EPIGRAD_REQUIRE_BACKENDS names it. With -short each case meets fewer layouts and sizes.
+// Run runs the suite against a backend that can use host memory: the CPU's, or an emulated GPU's. A
+// backend that is not available here is skipped, unless EPIGRAD_REQUIRE_BACKENDS names it. With
+// -short each case meets fewer layouts and sizes.
 func Run(t *testing.T, b backend.Backend) {
 	info := b.Info()
 	if !info.Available {
@@ -40,19 +43,22 @@ func Run(t *testing.T, b backend.Backend) {
 	suite.Run(t, &opSuite{backend: b, narrow: ok && narrow.ComputesInAccumulator()})
 }
 
-// Narrow is a backend that can say that it computes formulas and elementwise sums in the accumulator's dtype, and an activation from the preactivation as it is
-// stored. Others compute them in float64, from the unrounded sum.
+// Narrow is a backend that can say that it computes formulas and elementwise sums in the
+// accumulator's dtype, and an activation from the preactivation as it is stored. Others compute
+// them in float64, from the unrounded sum.
 type Narrow interface{ ComputesInAccumulator() bool }
 
-// Approximate is a backend that can say how far its formulas may be off before they are rounded to a dtype, relative to their terms. Others' are exact to
-// float64's last places.
+// Approximate is a backend that can say how far its formulas may be off before they are rounded to
+// a dtype, relative to their terms. Others' are exact to float64's last places.
 type Approximate interface{ FormulaError(dt dtype.DType) float64 }
 
-// Partial is a backend that can say that it has no kernels for some dtypes. Others have them for all.
+// Partial is a backend that can say that it has no kernels for some dtypes. Others have them for
+// all.
 type Partial interface{ Computes(dt dtype.DType) bool }
 
-// Compiling is a backend that can say that it compiles a kernel for each kind, dtype and layout when that is first used. With -short its cases meet each kind with one dtype,
-// which differs from kind to kind; the Python tests meet every pair of them.
+// Compiling is a backend that can say that it compiles a kernel for each kind, dtype and layout
+// when that is first used. With -short its cases meet each kind with one dtype, which differs from
+// kind to kind; the Python tests meet every pair of them.
 type Compiling interface{ CompilesKernels() bool }
 
 // dtypes are those that the backend computes with.
@@ -188,7 +194,8 @@ func views(arrays []*array) []*tensor.View {
 	return list
 }
 
-// Hurry makes cases meet fewer layouts and sizes, as -short does, until the function that it returns is called.
+// Hurry makes cases meet fewer layouts and sizes, as -short does, until the function that it
+// returns is called.
 func Hurry(t *testing.T) (restore func()) {
 	short := flag.Lookup("test.short").Value
 	before := short.String()
@@ -196,7 +203,8 @@ func Hurry(t *testing.T) (restore func()) {
 	return func() { require.NoError(t, short.Set(before)) }
 }
 
-// some returns every item, or with -short two, which rotate with turn so that all of them occur somewhere.
+// some returns every item, or with -short two, which rotate with turn so that all of them occur
+// somewhere.
 func some[T any](items []T, turn int) []T {
 	if !testing.Short() || len(items) <= 2 {
 		return items

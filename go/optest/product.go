@@ -102,7 +102,8 @@ func size(shape []int64) int {
 	return n
 }
 
-// broadcastIndex gives, for each element of the shape to, in row-major order, the index of the element of from that broadcasts there.
+// broadcastIndex gives, for each element of the shape to, in row-major order, the index of the
+// element of from that broadcasts there.
 func broadcastIndex(from, to []int64) []int {
 	index := make([]int, size(to))
 	for i := range index {
@@ -154,7 +155,8 @@ func (p *product) pre(a, b, bias []float64) []float64 {
 	return out
 }
 
-// gradA is g bᵀ and gradB is aᵀ g, each summed over the items that share a matrix; gradBias is the sum of g's rows.
+// gradA is g bᵀ and gradB is aᵀ g, each summed over the items that share a matrix; gradBias is the
+// sum of g's rows.
 func (p *product) gradA(g, b []float64) []float64 {
 	out := make([]float64, p.matrices[0]*p.m*p.k)
 	for item := range p.items {
@@ -185,8 +187,10 @@ func (p *product) gradBias(g []float64) []float64 {
 	return out
 }
 
-// bounds are how far results may be from the references, as sums of products of n terms in a dtype's accumulator are. Formulas and elementwise sums are computed
-// with the rounding elementwise, and a formula has an error besides; an activation's argument has had the rounding argument.
+// bounds are how far results may be from the references, as sums of products of n terms in a
+// dtype's accumulator are. Formulas and elementwise sums are computed with the rounding
+// elementwise, and a formula has an error besides; an activation's argument has had the rounding
+// argument.
 type bounds struct{ unit, accumulator, tiny, elementwise, formula, argument float64 }
 
 // boundsOf are those of formulas and elementwise sums in float64.
@@ -194,7 +198,8 @@ func boundsOf(dt dtype.DType) bounds {
 	return bounds{unit: unit(dt), accumulator: unit(dt.Accumulator()), tiny: tiny(dt), elementwise: unit(dtype.Float64)}
 }
 
-// sum is the error of accumulating terms whose absolute values add up to size. The reference's own is of the same form.
+// sum is the error of accumulating terms whose absolute values add up to size. The reference's own
+// is of the same form.
 func (b bounds) sum(terms int, size float64) float64 {
 	return float64(2*terms+8) * b.accumulator * size
 }
@@ -226,7 +231,8 @@ func magnitudes(values []float64) []float64 {
 // expectation is a result with its error bound.
 type expectation struct{ value, bound []float64 }
 
-// forward is what the operation should give for the values that are stored: the output, and the preactivation.
+// forward is what the operation should give for the values that are stored: the output, and the
+// preactivation.
 func (p *product) forward(kind string, limits bounds, a, b, bias []float64) (out, pre expectation) {
 	pre.value = p.pre(a, b, bias)
 	errs := p.pre(magnitudes(a), magnitudes(b), magnitudes(bias))
@@ -242,7 +248,8 @@ func (p *product) forward(kind string, limits bounds, a, b, bias []float64) (out
 	return out, pre
 }
 
-// backward is what the gradients should be. The slopes are off by slopeErr beside the reference's and the formula's error.
+// backward is what the gradients should be. The slopes are off by slopeErr beside the reference's
+// and the formula's error.
 func (p *product) backward(kind string, limits bounds, gradOutput, a, b, pre []float64, slopeErr float64) (gradA, gradB, gradBias expectation) {
 	gradient, errs := make([]float64, len(pre)), make([]float64, len(pre))
 	rounded, biasErrs := make([]float64, len(pre)), make([]float64, len(pre))

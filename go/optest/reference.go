@@ -19,13 +19,15 @@ type reference struct {
 	value func(x float64) float64
 	// kinks are where a derivative jumps, of any order: differences must not straddle them.
 	kinks []kink
-	// slopeOfNaN is the slope at NaN of an activation that chooses a branch, as PyTorch has it; nil for NaN.
+	// slopeOfNaN is the slope at NaN of an activation that chooses a branch, as PyTorch has it; nil
+	// for NaN.
 	slopeOfNaN *float64
 	// exactOutput: the output has all that the slope needs, with no digit lost.
 	exactOutput bool
 }
 
-// kink is a point where a derivative jumps. The slope there is that of the left side or, where fromRight says so, of the right.
+// kink is a point where a derivative jumps. The slope there is that of the left side or, where
+// fromRight says so, of the right.
 type kink struct {
 	at        float64
 	fromRight bool
@@ -76,12 +78,14 @@ func named(c op.Call) op.Call {
 }
 
 const (
-	// valueError is the absolute error of the reference's values, and of the fixed part of a formula, for arguments of size 10.
+	// valueError is the absolute error of the reference's values, and of the fixed part of a
+	// formula, for arguments of size 10.
 	valueError = 1e-14
-	// differenceError bounds the error of the reference's slopes where values are no larger than arguments: the stencil's
-	// fourth-order error and the rounding of differences over a step.
+	// differenceError bounds the error of the reference's slopes where values are no larger than
+	// arguments: the stencil's fourth-order error and the rounding of differences over a step.
 	differenceError = 2e-11
-	// differenceRounding is what the rounding adds for larger values, for each unit of what they are larger by.
+	// differenceRounding is what the rounding adds for larger values, for each unit of what they
+	// are larger by.
 	differenceRounding = 1e-12
 	step               = 1e-3
 	stencilEnd         = 2 * step
@@ -103,7 +107,8 @@ func oneSided(sign float64) *fd.Settings {
 	return &fd.Settings{Formula: fd.Formula{Stencil: stencil, Derivative: 1, Step: step}}
 }
 
-// slope is an activation's derivative by differences of its values, beside a kink by those of the argument's own side.
+// slope is an activation's derivative by differences of its values, beside a kink by those of the
+// argument's own side.
 func slope(kind string, x float64) float64 {
 	r, settings := references[kind], fivePoint
 	for _, k := range r.kinks {
@@ -118,13 +123,15 @@ func slope(kind string, x float64) float64 {
 	return fd.Derivative(r.value, x, settings)
 }
 
-// slopeError bounds the error of slope, and of a formula for the slope that has this error for slopes up to 2.
+// slopeError bounds the error of slope, and of a formula for the slope that has this error for
+// slopes up to 2.
 func slopeError(kind string, x, formula float64) float64 {
 	excess := max(0, math.Abs(references[kind].value(x))-1-math.Abs(x))
 	return differenceError + differenceRounding*excess + formula*max(2, math.Abs(slope(kind, x)))
 }
 
-// formulaError bounds the error of the reference's value, and of a formula that has this error for values of size 1.
+// formulaError bounds the error of the reference's value, and of a formula that has this error for
+// values of size 1.
 func formulaError(kind string, x, formula float64) float64 {
 	return (valueError + formula) * max(1+math.Abs(x), math.Abs(references[kind].value(x)))
 }

@@ -6,7 +6,8 @@ import (
 	"github.com/stretchr/testify/assert"
 )
 
-// TestSlopesKeepToOneSideOfAKink takes functions that no table has: one that is flat at both ends, and one that outgrows its argument.
+// TestSlopesKeepToOneSideOfAKink takes functions that no table has: one that is flat at both ends,
+// and one that outgrows its argument.
 func TestSlopesKeepToOneSideOfAKink(t *testing.T) {
 	references["clip"] = reference{
 		value: func(x float64) float64 { return min(max(x, 0), 6) }, kinks: []kink{{at: 0}, {at: 6, fromRight: true}},

@@ -1,4 +1,5 @@
-// Package status is the one table of what can go wrong: a Go error, a C status code and a Python class stand for each other here.
+// Package status is the one table of what can go wrong: a Go error, a C status code and a Python
+// class stand for each other here.
 package status
 
 import (

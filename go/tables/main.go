@@ -1,5 +1,6 @@
-// Command tables writes what Python has to know of the core before it loads it, as JSON: the activations, gated kinds,
-// dtypes, status classes and operations. The build runs it; the argument is the file.
+// Command tables writes what Python has to know of the core before it loads it, as JSON: the
+// activations, gated kinds, dtypes, status classes and operations. The build runs it; the argument
+// is the file.
 package main
 
 import (

@@ -1,7 +1,7 @@
 package tensor
 
-// BroadcastShapes returns the shape that all shapes broadcast to by PyTorch's rule: shapes are aligned at their last dimension,
-// and in each dimension the sizes other than 1 agree.
+// BroadcastShapes returns the shape that all shapes broadcast to by PyTorch's rule: shapes are
+// aligned at their last dimension, and in each dimension the sizes other than 1 agree.
 func BroadcastShapes(shapes ...[]int64) ([]int64, error) {
 	rank := 0
 	for _, shape := range shapes {

@@ -2,12 +2,12 @@ package tensor
 
 import "slices"
 
-// Collapse returns the fewest loops that walk all views together, outermost first: a shape, and for each view its strides in
-// elements. All views have one shape, expanded where they broadcast.
+// Collapse returns the fewest loops that walk all views together, outermost first: a shape, and for
+// each view its strides in elements. All views have one shape, expanded where they broadcast.
 //
-// Dimensions of size 1 are dropped; the others are ordered so that the first view, which is the output, is walked by descending
-// stride (equal strides keep their order); neighbours that every view walks as one are merged. An empty shape is one
-// element, and the shape [0] is none.
+// Dimensions of size 1 are dropped; the others are ordered so that the first view, which is the
+// output, is walked by descending stride (equal strides keep their order); neighbours that every
+// view walks as one are merged. An empty shape is one element, and the shape [0] is none.
 func Collapse(views []View) (shape []int64, strides [][]int64) {
 	strides = make([][]int64, len(views))
 	if len(views) == 0 {
@@ -59,7 +59,8 @@ func Collapse(views []View) (shape []int64, strides [][]int64) {
 	return shape, strides
 }
 
-// mergeable reports whether a step of the outer dimension is, in every view, what follows the last step of the inner one.
+// mergeable reports whether a step of the outer dimension is, in every view, what follows the last
+// step of the inner one.
 func mergeable(views []View, outer, inner int) bool {
 	for i := range views {
 		v := &views[i]

@@ -67,7 +67,8 @@ func (s *CollapseSuite) TestExamples() {
 	}
 }
 
-// Both walks have to visit the same elements of all views together, and the collapsed one has to be in the order stated.
+// Both walks have to visit the same elements of all views together, and the collapsed one has to be
+// in the order stated.
 func (s *CollapseSuite) TestVisitsTheSameElements() {
 	random := rand.New(rand.NewPCG(7, 8))
 	for range 5000 {

@@ -10,7 +10,8 @@ import (
 	"github.com/epigrad/epigrad/go/tensor"
 )
 
-// smallView reads a view that can be enumerated: a byte each for dtype, offset and rank, then size and stride.
+// smallView reads a view that can be enumerated: a byte each for dtype, offset and rank, then size
+// and stride.
 func smallView(data []byte) (tensor.View, []byte) {
 	next := func() int64 {
 		if len(data) == 0 {
@@ -49,7 +50,8 @@ func FuzzOverlaps(f *testing.F) {
 	})
 }
 
-// FuzzNew checks counts and extents against arithmetic without a limit, and that no view makes a function panic.
+// FuzzNew checks counts and extents against arithmetic without a limit, and that no view makes a
+// function panic.
 func FuzzNew(f *testing.F) {
 	add := func(kind uint8, offset int64, pairs ...int64) {
 		var data []byte

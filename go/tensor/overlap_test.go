@@ -150,7 +150,8 @@ func (s *OverlapSuite) TestWindowsAndExpansionsReachThemselves() {
 }
 
 func (s *OverlapSuite) TestUnalignedElementsOfDifferentSizes() {
-	// 2-byte elements in the gaps of 8-byte ones that stand 16 bytes apart, then one byte into the next.
+	// 2-byte elements in the gaps of 8-byte ones that stand 16 bytes apart, then one byte into the
+	// next.
 	wide := at(0, dtype.Float64, []int64{100}, []int64{2})
 	s.False(tensor.Overlaps(wide, at(8, dtype.Float16, []int64{99, 4}, []int64{8, 1})))
 	s.True(tensor.Overlaps(wide, at(9, dtype.Float16, []int64{99, 4}, []int64{8, 1})))
@@ -158,8 +159,8 @@ func (s *OverlapSuite) TestUnalignedElementsOfDifferentSizes() {
 	s.True(tensor.Overlaps(wide, at(7+16*3, dtype.Float16, []int64{1}, nil)))
 }
 
-// Sixteen unrelated strides have 2^32 sums spread over 2^46 bytes: no two views meet, but to know that takes too long. The
-// call has to end soon, on the safe side.
+// Sixteen unrelated strides have 2^32 sums spread over 2^46 bytes: no two views meet, but to know
+// that takes too long. The call has to end soon, on the safe side.
 func (s *OverlapSuite) TestSearchGivesUpOnTheSafeSide() {
 	random := rand.New(rand.NewPCG(9, 10))
 	unrelated := func(rank int) tensor.View {

@@ -7,8 +7,9 @@ import (
 	"github.com/epigrad/epigrad/go/status"
 )
 
-// The views below have their own Shape and Strides and the same memory. A dimension may count from the end (-1 is the last);
-// one that the view does not have is a mistake in the calling code, and panics as a slice index does.
+// The views below have their own Shape and Strides and the same memory. A dimension may count from
+// the end (-1 is the last); one that the view does not have is a mistake in the calling code, and
+// panics as a slice index does.
 
 // Transpose returns the view with two dimensions exchanged.
 func (v View) Transpose(i, j int) View {
@@ -19,7 +20,8 @@ func (v View) Transpose(i, j int) View {
 	return v
 }
 
-// Permute returns the view whose dimension d is the view's dims[d]. Each dimension has to be named once.
+// Permute returns the view whose dimension d is the view's dims[d]. Each dimension has to be named
+// once.
 func (v View) Permute(dims ...int) (View, error) {
 	rank := v.Rank()
 	shape, strides := make([]int64, len(dims)), make([]int64, len(dims))
@@ -41,8 +43,9 @@ func (v View) Permute(dims ...int) (View, error) {
 	return v, nil
 }
 
-// Narrow returns the length indices of a dimension that begin with start. A known NBytes follows the offset; the error is
-// InvalidProblem for a range outside the dimension and BufferTooSmall where the first element lies outside NBytes.
+// Narrow returns the length indices of a dimension that begin with start. A known NBytes follows
+// the offset; the error is InvalidProblem for a range outside the dimension and BufferTooSmall
+// where the first element lies outside NBytes.
 func (v View) Narrow(dim int, start, length int64) (View, error) {
 	dim = v.dim(dim)
 	if start < 0 || length < 0 || start > v.Shape[dim] || length > v.Shape[dim]-start {
@@ -51,7 +54,8 @@ func (v View) Narrow(dim int, start, length int64) (View, error) {
 	v.Shape, v.Strides = slices.Clone(v.Shape), slices.Clone(v.Strides)
 	v.Shape[dim] = length
 	if v.isEmpty() {
-		// No element has an address: the strides of an empty view may be anything, so the offset stays where it is.
+		// No element has an address: the strides of an empty view may be anything, so the offset
+		// stays where it is.
 		return v, nil
 	}
 	skipped := start * v.Strides[dim] * v.DType.Size()
@@ -68,7 +72,8 @@ func (v View) Narrow(dim int, start, length int64) (View, error) {
 	return v, nil
 }
 
-// Unsqueeze returns the view with a dimension of size 1 before dim; dim may be the rank, and -1 appends.
+// Unsqueeze returns the view with a dimension of size 1 before dim; dim may be the rank, and -1
+// appends.
 func (v View) Unsqueeze(dim int) View {
 	if dim < 0 {
 		dim += v.Rank() + 1
@@ -79,7 +84,8 @@ func (v View) Unsqueeze(dim int) View {
 	return v
 }
 
-// Squeeze returns the view without dimension dim, or the view itself where that dimension's size is not 1.
+// Squeeze returns the view without dimension dim, or the view itself where that dimension's size is
+// not 1.
 func (v View) Squeeze(dim int) View {
 	dim = v.dim(dim)
 	if v.Shape[dim] != 1 {
@@ -90,7 +96,8 @@ func (v View) Squeeze(dim int) View {
 	return v
 }
 
-// Expand returns the view broadcast to a shape: new leading dimensions, and those of size 1 that grow, have stride 0.
+// Expand returns the view broadcast to a shape: new leading dimensions, and those of size 1 that
+// grow, have stride 0.
 func (v View) Expand(shape []int64) (View, error) {
 	added := len(shape) - v.Rank()
 	if added < 0 || len(shape) > MaxRank {
@@ -115,8 +122,9 @@ func (v View) Expand(shape []int64) (View, error) {
 	return v, nil
 }
 
-// FlattenLeading returns the view with all dimensions but the last keep merged into one, which is the first of the keep+1 that
-// are left (of size 1 where there was none to merge), and whether the strides allow that.
+// FlattenLeading returns the view with all dimensions but the last keep merged into one, which is
+// the first of the keep+1 that are left (of size 1 where there was none to merge), and whether the
+// strides allow that.
 func (v View) FlattenLeading(keep int) (View, bool) {
 	leading := v.Rank() - keep
 	if keep < 0 || leading < 0 {
@@ -154,8 +162,8 @@ func (v *View) dim(d int) int {
 	return d
 }
 
-// leadingStride is the stride that a dimension of size 1 gets before dimension d: a whole step over d, which is a leading
-// dimension that BLAS accepts wherever d's own stride is.
+// leadingStride is the stride that a dimension of size 1 gets before dimension d: a whole step over
+// d, which is a leading dimension that BLAS accepts wherever d's own stride is.
 func (v *View) leadingStride(d int) int64 {
 	if d == len(v.Shape) {
 		return 1

@@ -2,20 +2,22 @@ package tensor
 
 import "math/bits"
 
-// searchBudget bounds the work of one overlap test, to about a tenth of a second. Nested strides, as slices, transposes and
-// broadcasts of a dense buffer have them, take a few steps, and views that come down to two strides are decided directly. Only
-// many long strides that do not nest can reach the bound, and then the answer is the safe one: they overlap.
+// searchBudget bounds the work of one overlap test, to about a tenth of a second. Nested strides,
+// as slices, transposes and broadcasts of a dense buffer have them, take a few steps, and views
+// that come down to two strides are decided directly. Only many long strides that do not nest can
+// reach the bound, and then the answer is the safe one: they overlap.
 const searchBudget = 1_000_000
 
 // multiple stands for step·x with 0 <= x <= count.
 type multiple struct {
 	step, count int64
-	// reach and divisor are the largest sum and the common divisor of this multiple and all that follow.
+	// reach and divisor are the largest sum and the common divisor of this multiple and all that
+	// follow.
 	reach, divisor int64
 }
 
-// sumSearch decides whether a sum Σ step·x can fall into an interval. All steps and counts are positive, and the largest
-// sum fits 63 bits.
+// sumSearch decides whether a sum Σ step·x can fall into an interval. All steps and counts are
+// positive, and the largest sum fits 63 bits.
 type sumSearch struct {
 	terms  [2 * MaxRank]multiple
 	n      int
@@ -35,8 +37,9 @@ func (s *sumSearch) add(step, count int64) {
 
 // hasEqualSums reports whether two different choices of the x give the same sum.
 //
-// Let d be the difference of two such choices and k the first index where it is not 0; exchanging the two makes d[k] > 0.
-// Then Σ step·d = 0 over k and the later j, and with e[j] = d[j] + count[j], which is bounded by 0 and 2·count[j],
+// Let d be the difference of two such choices and k the first index where it is not 0; exchanging
+// the two makes d[k] > 0. Then Σ step·d = 0 over k and the later j, and with e[j] = d[j] +
+// count[j], which is bounded by 0 and 2·count[j],
 //
 //	step[k]·(d[k] - 1) + Σ step[j]·e[j] = Σ step[j]·count[j] - step[k]
 //
@@ -81,7 +84,8 @@ func (s *sumSearch) hasSum(low, high int64) bool {
 	return s.search(0, low, high)
 }
 
-// merge joins a multiple with a finer one where the two reach every multiple of the finer step up to their common end.
+// merge joins a multiple with a finer one where the two reach every multiple of the finer step up
+// to their common end.
 func (s *sumSearch) merge() {
 	// What is kept grows from the end, finest first, over terms that have been read.
 	start := s.n
@@ -146,8 +150,8 @@ func (s *sumSearch) search(k int, low, high int64) bool {
 	return false
 }
 
-// pairHasSum reports whether stepX·x + stepY·y can fall into [low, high] with from <= x <= to and 0 <= y <= countY, where every
-// such x leaves a real y in reach.
+// pairHasSum reports whether stepX·x + stepY·y can fall into [low, high] with from <= x <= to and 0
+// <= y <= countY, where every such x leaves a real y in reach.
 func pairHasSum(stepX, from, to, stepY, countY, low, high int64) bool {
 	if from > to {
 		return false
@@ -155,8 +159,8 @@ func pairHasSum(stepX, from, to, stepY, countY, low, high int64) bool {
 	if high-stepX*from >= stepY*countY || low-stepX*to <= 0 {
 		return true // y = countY with the first x, or y = 0 with the last
 	}
-	// Now the bounds of y hold for every x, and the question is one of residues: with x = from + t, is
-	// (left - stepX·t) mod stepY at most high - low?
+	// Now the bounds of y hold for every x, and the question is one of residues: with x = from + t,
+	// is (left - stepX·t) mod stepY at most high - low?
 	left := (high - stepX*from) % stepY
 	if left <= high-low {
 		return true
@@ -165,8 +169,9 @@ func pairHasSum(stepX, from, to, stepY, countY, low, high int64) bool {
 	return ok && t <= uint64(to-from)
 }
 
-// firstResidue returns the smallest t with low <= factor·t mod modulus <= high, where 0 < low <= high < modulus and factor <
-// modulus < 2^63. It is Euclid's algorithm: the modulus at least halves from call to call.
+// firstResidue returns the smallest t with low <= factor·t mod modulus <= high, where 0 < low <=
+// high < modulus and factor < modulus < 2^63. It is Euclid's algorithm: the modulus at least halves
+// from call to call.
 func firstResidue(factor, modulus, low, high uint64) (uint64, bool) {
 	if factor > modulus-factor {
 		return firstResidue(modulus-factor, modulus, modulus-high, modulus-low)
@@ -181,8 +186,9 @@ func firstResidue(factor, modulus, low, high uint64) (uint64, bool) {
 	if factor-remainder <= high-low {
 		return quotient + 1, true
 	}
-	// No multiple of factor lies in [low, high], so the modulus is passed: factor·t = modulus·wraps + something in
-	// [low, high], for the smallest number of wraps that makes room for a multiple of factor.
+	// No multiple of factor lies in [low, high], so the modulus is passed: factor·t = modulus·wraps
+	// + something in [low, high], for the smallest number of wraps that makes room for a multiple
+	// of factor.
 	wraps, ok := firstResidue((factor-modulus%factor)%factor, factor, remainder, high%factor)
 	if !ok {
 		return 0, false

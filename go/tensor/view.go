@@ -20,7 +20,8 @@ const (
 	WebGPU int32 = 15
 )
 
-// Meta is the device type of tensors that have a geometry and no memory. It is no DLPack device; bindings use it for PyTorch's meta tensors.
+// Meta is the device type of tensors that have a geometry and no memory. It is no DLPack device;
+// bindings use it for PyTorch's meta tensors.
 const Meta int32 = -1
 
 // Device is DLPack's device type and index.
@@ -45,27 +46,33 @@ func (d Device) String() string {
 	}
 }
 
-// View is a typed, strided window on memory that someone else owns. Nothing in this package reads or writes that memory.
+// View is a typed, strided window on memory that someone else owns. Nothing in this package reads
+// or writes that memory.
 type View struct {
-	// Base is the start of the operand's buffer; nil for a view that only describes. On WebGPU it is a buffer's handle.
+	// Base is the start of the operand's buffer; nil for a view that only describes. On WebGPU it
+	// is a buffer's handle.
 	Base unsafe.Pointer
 	// Offset is the bytes from Base to the element [0, 0, ...].
 	Offset int64
-	// Operand tells which operand of a call the view was made from: plans bind views to new Bases by it.
+	// Operand tells which operand of a call the view was made from: plans bind views to new Bases
+	// by it.
 	Operand int
 	DType   dtype.DType
 	Device  Device
-	// Shape and Strides have one entry per dimension; strides are in elements and may be 0 or negative.
+	// Shape and Strides have one entry per dimension; strides are in elements and may be 0 or
+	// negative.
 	Shape, Strides []int64
 	// NBytes is the stated size of the buffer from Base+Offset on; 0 is unknown.
 	NBytes int64
 }
 
-// New returns a checked view; nil strides mean contiguous. It keeps the two slices, so the caller must not change them.
+// New returns a checked view; nil strides mean contiguous. It keeps the two slices, so the caller
+// must not change them.
 //
-// Errors are InvalidProblem for a rank above MaxRank, a negative size, strides of another rank, and for an element count or
-// an extent in bytes beyond 64 bits, and DTypeMismatch for a dtype outside the table. A view with a size 0 reaches no memory
-// and is legal whatever its other sizes and strides.
+// Errors are InvalidProblem for a rank above MaxRank, a negative size, strides of another rank, and
+// for an element count or an extent in bytes beyond 64 bits, and DTypeMismatch for a dtype outside
+// the table. A view with a size 0 reaches no memory and is legal whatever its other sizes and
+// strides.
 func New(
 	base unsafe.Pointer, byteOffset int64, dt dtype.DType, device Device, shape, strides []int64, operand int,
 ) (View, error) {
@@ -125,8 +132,8 @@ func (v *View) isEmpty() bool {
 	return false
 }
 
-// IsContiguous reports whether the elements lie next to each other in row-major order. Strides of dimensions of size 1 do not
-// matter, and an empty view is contiguous.
+// IsContiguous reports whether the elements lie next to each other in row-major order. Strides of
+// dimensions of size 1 do not matter, and an empty view is contiguous.
 func (v View) IsContiguous() bool { return v.isContiguous() }
 
 func (v *View) isContiguous() bool {
@@ -144,8 +151,9 @@ func (v *View) isContiguous() bool {
 	return true
 }
 
-// Extent returns the bytes that the view reaches, half-open and relative to Base+Offset; lo is negative where a stride is.
-// An empty view reaches [0, 0). The error is InvalidProblem: the extent, or its place from Base, is beyond 64 bits.
+// Extent returns the bytes that the view reaches, half-open and relative to Base+Offset; lo is
+// negative where a stride is. An empty view reaches [0, 0). The error is InvalidProblem: the
+// extent, or its place from Base, is beyond 64 bits.
 func (v View) Extent() (lo, hi int64, err error) {
 	lo, hi, ok := v.extent()
 	if !ok {
@@ -166,7 +174,8 @@ func (v *View) extent() (lo, hi int64, ok bool) {
 		if overflow != 0 || reach > math.MaxInt64 {
 			return 0, 0, v.isEmpty()
 		}
-		// Both sums stay below 2^64: each is at most 2^63-1 before the addition, and is checked after it.
+		// Both sums stay below 2^64: each is at most 2^63-1 before the addition, and is checked
+		// after it.
 		if stride < 0 {
 			below += reach
 		} else {
@@ -201,7 +210,8 @@ func ContiguousStrides(shape []int64) []int64 {
 	return strides
 }
 
-// product returns the number of elements of a shape and whether 64 bits hold it. One size 0 makes it 0, wherever it stands.
+// product returns the number of elements of a shape and whether 64 bits hold it. One size 0 makes
+// it 0, wherever it stands.
 func product(shape []int64) (int64, bool) {
 	n, ok := uint64(1), true
 	for _, size := range shape {

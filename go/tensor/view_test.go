@@ -329,7 +329,8 @@ func addresses(v tensor.View) []int64 {
 	return list
 }
 
-// randomView is small enough to enumerate; its strides come from nested, overlapping, reversed and odd layouts alike.
+// randomView is small enough to enumerate; its strides come from nested, overlapping, reversed and
+// odd layouts alike.
 func randomView(random *rand.Rand) tensor.View {
 	rank := random.IntN(5)
 	shape, strides := make([]int64, rank), make([]int64, rank)

@@ -1,6 +1,8 @@
-// Package tuning keeps what backends found by timing: the choice of each problem, in a file that outlives the process.
+// Package tuning keeps what backends found by timing: the choice of each problem, in a file that
+// outlives the process.
 //
-// Outside a block nothing is read and every choice is fixed, so that results are the same from process to process.
+// Outside a block nothing is read and every choice is fixed, so that results are the same from
+// process to process.
 package tuning
 
 import (
@@ -15,8 +17,9 @@ import (
 	"github.com/epigrad/epigrad/go/status"
 )
 
-// File is a cache of choices, as it was read and with what was stored since. A call that may choose asks once which file is in use and goes on with that, whatever
-// blocks other threads open and close meanwhile.
+// File is a cache of choices, as it was read and with what was stored since. A call that may choose
+// asks once which file is in use and goes on with that, whatever blocks other threads open and
+// close meanwhile.
 type File struct {
 	path       string
 	generation int64
@@ -47,8 +50,8 @@ func use(f *File) {
 	}
 }
 
-// Begin opens a block: backends time their candidates from now on and keep the choices in the file at path. Blocks nest; the one that was opened last gives the
-// file.
+// Begin opens a block: backends time their candidates from now on and keep the choices in the file
+// at path. Blocks nest; the one that was opened last gives the file.
 func Begin(path string) error {
 	table.Lock()
 	defer table.Unlock()
@@ -95,7 +98,8 @@ func End() {
 // Current is the file in use; nil outside of blocks.
 func Current() *File { return current.Load() }
 
-// Generation is a number that no other file has, 0 for none: kernels chosen under one are not those of another.
+// Generation is a number that no other file has, 0 for none: kernels chosen under one are not those
+// of another.
 func (f *File) Generation() int64 {
 	if f == nil {
 		return 0
@@ -149,7 +153,8 @@ func read(path string) (map[string][]byte, error) {
 	return choices, nil
 }
 
-// lock keeps other processes from storing at the same time, between whose reading and writing a choice would be lost.
+// lock keeps other processes from storing at the same time, between whose reading and writing a
+// choice would be lost.
 func lock(path string) (unlock func(), err error) {
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 		return nil, cannotWrite(path, err)

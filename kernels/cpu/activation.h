@@ -1,10 +1,14 @@
-// The activations, by the names of their rows in go/activation, with the formulas of kernels/portable/activation.go. engine.h includes it once for each arithmetic
-// (arithmetic.h), with ARITHMETIC and REGISTERS set.
+// The activations, by the names of their rows in go/activation, with the formulas of
+// kernels/portable/activation.go. engine.h includes it once for each arithmetic (arithmetic.h),
+// with ARITHMETIC and REGISTERS set.
 //
-// An activation has parts(x, parameters), which is what its value and its slope share (an exponential, above all, and the parameters), value(x, parts), and
-// gradient(g, x, parts) = g act'(x), which is a selection where the activation is piecewise linear, so that relu'(x) = 0 also stops an infinite or NaN g. Where the derivative is a function of the output y,
-// gradient_from_output(g, y) is the same from y. NaN gives NaN; infinities follow PyTorch (NaN where its formula has inf*0): gelu(-inf) =
-// gelu_tanh(-inf) = silu(-inf) = NaN, and the slopes of the three at both infinities NaN.
+// An activation has parts(x, parameters), which is what its value and its slope share (an
+// exponential, above all, and the parameters), value(x, parts), and gradient(g, x, parts) = g
+// act'(x), which is a selection where the activation is piecewise linear, so that relu'(x) = 0 also
+// stops an infinite or NaN g. Where the derivative is a function of the output y,
+// gradient_from_output(g, y) is the same from y. NaN gives NaN; infinities follow PyTorch (NaN
+// where its formula has inf*0): gelu(-inf) = gelu_tanh(-inf) = silu(-inf) = NaN, and the slopes of
+// the three at both infinities NaN.
 //
 // To add one, add its four functions and its name to a list.
 #ifndef EPG_FOR_EACH_ACTIVATION
@@ -40,7 +44,8 @@ INLINE Real A(none_gradient)(Real g, Real x, int parts) {
   return g;
 }
 
-// relu is max(x, 0); -0 and NaN pass. Its gradient is g where x > 0 or x is NaN, else 0; the output serves as x equally well.
+// relu is max(x, 0); -0 and NaN pass. Its gradient is g where x > 0 or x is NaN, else 0; the output
+// serves as x equally well.
 INLINE int A(relu_parts)(Real x, PARAMETERS) { return A(none_parts)(x, parameters); }
 INLINE Real A(relu_value)(Real x, int parts) {
   (void)parts;
@@ -52,7 +57,8 @@ INLINE Real A(relu_gradient)(Real g, Real x, int parts) {
   return A(relu_gradient_from_output)(g, x);
 }
 
-// leaky_relu is x where x > 0, else slope x, as for a NaN. Its gradient is g where x > 0, else slope g.
+// leaky_relu is x where x > 0, else slope x, as for a NaN. Its gradient is g where x > 0, else
+// slope g.
 INLINE Real A(leaky_relu_parts)(Real x, PARAMETERS) {
   (void)x;
   return C(parameters[0]);
@@ -71,7 +77,8 @@ INLINE Real A(relu2_gradient)(Real g, Real x, int parts) { return A(relu_gradien
 // The square of 1 + e, which is 1 + e (2+e).
 INLINE Real A(square_of_1_plus)(Real e) { return V(fma)(e, C(2) + e, C(1)); }
 
-// gelu is x Phi(x), Phi(-t) = e^(-t^2/2) W(t). Its slope is Phi(x) + x phi(x): e^(-t^2/2) (W(t) - t/sqrt(2 pi)) on the left and 1 minus that on the right.
+// gelu is x Phi(x), Phi(-t) = e^(-t^2/2) W(t). Its slope is Phi(x) + x phi(x): e^(-t^2/2) (W(t) -
+// t/sqrt(2 pi)) on the left and 1 minus that on the right.
 INLINE A(gelu_parts_t) A(gelu_parts)(Real x, PARAMETERS) { return (A(gelu_parts_t)){A(normal_decay)(x), A(tail)(V(abs)(x))}; }
 INLINE Real A(gelu_value)(Real x, A(gelu_parts_t) p) {
   V(m) negative = V(less)(x, C(0));
@@ -84,7 +91,8 @@ INLINE Real A(gelu_gradient)(Real g, Real x, A(gelu_parts_t) p) {
   return V(select)(negative, A(scaled)(negative, g, p.decay.m * tail, p.decay), g * (C(1) - p.decay.e * tail));
 }
 
-// sigmoid is 1/(1+e) on the right and e/(1+e) on the left, e = e^-|x|: 1 - sigmoid without its cancellation. Its slope is e/(1+e)^2.
+// sigmoid is 1/(1+e) on the right and e/(1+e) on the left, e = e^-|x|: 1 - sigmoid without its
+// cancellation. Its slope is e/(1+e)^2.
 INLINE Decay A(sigmoid_parts)(Real x, PARAMETERS) { return A(decay)(V(abs)(x)); }
 INLINE Real A(sigmoid_value)(Real x, Decay decay) {
   V(m) negative = V(less)(x, C(0));
@@ -104,8 +112,8 @@ INLINE Real A(sigmoid_product)(Real x, Decay decay) {
   return V(select)(negative, A(scaled)(negative, C(1), product, decay), product);
 }
 
-// sigmoid_product_gradient is g times its derivative for an odd v that grows with x, sigmoid(v) (1 + x v' sigmoid(-v)), over one denominator. At infinities that is NaN:
-// x e = inf*0.
+// sigmoid_product_gradient is g times its derivative for an odd v that grows with x, sigmoid(v) (1
+// + x v' sigmoid(-v)), over one denominator. At infinities that is NaN: x e = inf*0.
 INLINE Real A(sigmoid_product_gradient)(Real g, Real x, Real v_slope, Decay decay) {
   V(m) negative = V(less)(x, C(0));
   Real numerator = V(fma)(x, v_slope, C(1));
@@ -119,17 +127,20 @@ INLINE Decay A(silu_parts)(Real x, PARAMETERS) { return A(decay)(V(abs)(x)); }
 INLINE Real A(silu_value)(Real x, Decay decay) { return A(sigmoid_product)(x, decay); }
 INLINE Real A(silu_gradient)(Real g, Real x, Decay decay) { return A(sigmoid_product_gradient)(g, x, C(1), decay); }
 
-// gelu_tanh is x (1 + tanh(u))/2 = x sigmoid(v) with v = 2u = c1 x + c3 x^3, c1 = 2 sqrt(2/pi) and c3 = 0.044715 c1.
+// gelu_tanh is x (1 + tanh(u))/2 = x sigmoid(v) with v = 2u = c1 x + c3 x^3, c1 = 2 sqrt(2/pi) and
+// c3 = 0.044715 c1.
 INLINE Decay A(gelu_tanh_parts)(Real x, PARAMETERS) { return A(gelu_tanh_decay)(x); }
 INLINE Real A(gelu_tanh_value)(Real x, Decay decay) { return A(sigmoid_product)(x, decay); }
 INLINE Real A(gelu_tanh_gradient)(Real g, Real x, Decay decay) {
-  // Where e is zero the slope is the limit, and NaN at infinities; the cube of a large x would overflow to an infinity of its own.
+  // Where e is zero the slope is the limit, and NaN at infinities; the cube of a large x would
+  // overflow to an infinity of its own.
   Real v_slope = V(fma)(C(A(gelu_tanh_3c3)), x * x, C(A(gelu_tanh_c1)));
   v_slope = V(select)(V(at_most)(decay.m, C(0)), C(1), v_slope);
   return A(sigmoid_product_gradient)(g, x, v_slope, decay);
 }
 
-// tanh is 1 - 2e/(1+e), e = e^(-2|x|), with the sign of x, and a polynomial near 0, where that cancels. Its slope is 4e/(1+e)^2.
+// tanh is 1 - 2e/(1+e), e = e^(-2|x|), with the sign of x, and a polynomial near 0, where that
+// cancels. Its slope is 4e/(1+e)^2.
 INLINE Decay A(tanh_parts)(Real x, PARAMETERS) { return A(decay)(C(2) * V(abs)(x)); }
 INLINE Real A(tanh_value)(Real x, Decay decay) {
   Real t = V(abs)(x), square = t * t;

@@ -1,5 +1,6 @@
-// Operations on AMX's tiles: registers of 16 rows of 64 bytes, by number. gemm_amx.h includes it. EMULATED_AMX makes plain C of them, so that what is built on
-// them is tested where there is no AMX.
+// Operations on AMX's tiles: registers of 16 rows of 64 bytes, by number. gemm_amx.h includes it.
+// EMULATED_AMX makes plain C of them, so that what is built on them is tested where there is no
+// AMX.
 #pragma once
 
 #include "cpu.h"
@@ -26,7 +27,8 @@ static _Thread_local struct {
 // Numbers below 2^-126 become zeros.
 INLINE f_v flushed(f_v x) { return f_select(f_less(f_abs(x), f_set(0x1p-126f)), x * f_set(0), x); }
 
-// tile_multiply adds to sums[m][n] the products of left[m][k] and right[k][n], words of two bfloat16 each: even ones and odd ones by themselves, then both, as the instruction does.
+// tile_multiply adds to sums[m][n] the products of left[m][k] and right[k][n], words of two
+// bfloat16 each: even ones and odd ones by themselves, then both, as the instruction does.
 TARGET static void tile_multiply(int sums, int left, int right) {
   for (int m = 0; m < tile_words; m++) {
     f_v even = f_set(0), odd = f_set(0);
@@ -44,7 +46,8 @@ TARGET static void tile_multiply(int sums, int left, int right) {
 
 #define TARGET_AMX __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c,prfchw,amx-tile,amx-bf16")))
 
-// amx_begin makes all tiles as large as they can be; amx_end leaves nothing that a thread would have to keep.
+// amx_begin makes all tiles as large as they can be; amx_end leaves nothing that a thread would
+// have to keep.
 TARGET_AMX static void amx_begin(void) {
   static const struct {
     uint8_t palette, start_row, reserved[14];

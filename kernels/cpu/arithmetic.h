@@ -1,8 +1,10 @@
-// The three arithmetics, on the registers of one instruction set: half (float, for the half types), single (double, for float32) and exact (double, for float64).
-// engine.h includes it. The formulas of activation.h are written on top of it, once for all three.
+// The three arithmetics, on the registers of one instruction set: half (float, for the half types),
+// single (double, for float32) and exact (double, for float64). engine.h includes it. The formulas
+// of activation.h are written on top of it, once for all three.
 //
-// What every activation is made of has one name in each: a decaying exponential and the normal distribution's tail. In half and single an element is rounded
-// visibly once, to its storage; exact is good to a few units in the last place.
+// What every activation is made of has one name in each: a decaying exponential and the normal
+// distribution's tail. In half and single an element is rounded visibly once, to its storage; exact
+// is good to a few units in the last place.
 #pragma once
 
 #include "activation_table.h"
@@ -24,14 +26,15 @@ INLINE void f_store_wide(double *p, f_v x) {
 #define V(name) JOIN(REGISTERS, name)
 #define A(name) JOIN(ARITHMETIC, name)
 
-// A decay is e^-v for v >= 0: e, for sums with 1, which is zero where it is far too small for those; and m, of which
-// results are formed that fall towards zero with it. scaled(where, g, x, decay) makes g times such a result of an x that
-// was formed of m; lanes outside of the mask `where` are open. m is zero where nothing would be left of e times what it
-// is multiplied with, g among it.
+// A decay is e^-v for v >= 0: e, for sums with 1, which is zero where it is far too small for
+// those; and m, of which results are formed that fall towards zero with it. scaled(where, g, x,
+// decay) makes g times such a result of an x that was formed of m; lanes outside of the mask
+// `where` are open. m is zero where nothing would be left of e times what it is multiplied with, g
+// among it.
 //
-// Intel's processors are slow where numbers are multiplied that are denormal or become so, and where a number is scaled
-// to a denormal one, or to nothing; not where it is converted to one. So half takes m for e, unless a lane is far out;
-// there m is e 2^-k, as it is everywhere in exact.
+// Intel's processors are slow where numbers are multiplied that are denormal or become so, and
+// where a number is scaled to a denormal one, or to nothing; not where it is converted to one. So
+// half takes m for e, unless a lane is far out; there m is e 2^-k, as it is everywhere in exact.
 typedef struct {
   f_v m, e, k;
   int far;
@@ -45,8 +48,9 @@ typedef struct {
 
 // Half: float reaches as far down as bfloat16 and has 13 bits more than float16.
 #define REGISTERS f
-// e^-188, 2^-271, is too small for bfloat16 also times 2^128 and what comes with it; e^-69, 2^-100, is nothing beside 1,
-// also times any number that comes with it. What is formed of an m is above 2^-6 in the tails, and so normal down to 2^-119.
+// e^-188, 2^-271, is too small for bfloat16 also times 2^128 and what comes with it; e^-69, 2^-100,
+// is nothing beside 1, also times any number that comes with it. What is formed of an m is above
+// 2^-6 in the tails, and so normal down to 2^-119.
 enum { half_last = 188, half_beside_1 = 69, half_normal_exponent = -119 };
 // A result is g x 2^k, rounded once, also where x 2^k is denormal.
 INLINE f_v half_scaled(f_m where, f_v g, f_v x, half_decay_t d) {
@@ -73,7 +77,8 @@ INLINE f_v half_tail(f_v t) {
 }
 #undef REGISTERS
 
-// Single: no float32 is denormal or overflows here, so nothing needs two parts. Beyond the limit every result is zero.
+// Single: no float32 is denormal or overflows here, so nothing needs two parts. Beyond the limit
+// every result is zero.
 #define REGISTERS d
 INLINE d_v single_scaled(d_m where, d_v g, d_v x, single_decay_t d) {
   (void)where, (void)d;
@@ -99,9 +104,11 @@ INLINE d_v single_tail(d_v t) {
 }
 #undef REGISTERS
 
-// Exact: exponents are formed in two parts, since rounding an exponent v costs v units in the last place.
+// Exact: exponents are formed in two parts, since rounding an exponent v costs v units in the last
+// place.
 #define REGISTERS d
-// t e^-t is below half of float64's smallest number from 753 on; e^-345, 2^-498, is nothing beside 1.
+// t e^-t is below half of float64's smallest number from 753 on; e^-345, 2^-498, is nothing beside
+// 1.
 enum { exact_last = 760, exact_beside_1 = 345 };
 INLINE d_v d_add(d_v a, d_v b) { return a + b; }
 INLINE d_v exact_scaled(d_m where, d_v g, d_v x, exact_decay_t d) {
@@ -133,7 +140,8 @@ INLINE exact_decay_t exact_gelu_tanh_decay(d_v x) {
   d_v cubic = d_set(exact_gelu_tanh_c3) * square;
   d_v cubic_low = d_fma(d_set(exact_gelu_tanh_c3), square, -cubic);
   cubic_low = cubic_low + d_fma(d_set(exact_gelu_tanh_c3), square_low, d_set(exact_gelu_tanh_c3_low) * square);
-  // Either of the two may be the larger: a sum in two parts that holds for both (Knuth, The Art of Computer Programming 2, 4.2.2).
+  // Either of the two may be the larger: a sum in two parts that holds for both (Knuth, The Art of
+  // Computer Programming 2, 4.2.2).
   const d_v c1 = d_set(exact_gelu_tanh_c1);
   d_v sum = c1 + cubic, part = sum - c1;
   d_v sum_low = (c1 - (sum - part)) + (cubic - part) + (cubic_low + d_set(exact_gelu_tanh_c1_low));
@@ -141,7 +149,8 @@ INLINE exact_decay_t exact_gelu_tanh_decay(d_v x) {
   return exact_decay_of(v, d_fma(t, sum_low, d_fma(t, sum, -v)));
 }
 INLINE d_v exact_tail(d_v t) {
-  // The polynomial amplifies an error of its variable: t + c and its reciprocal are carried in two parts.
+  // The polynomial amplifies an error of its variable: t + c and its reciprocal are carried in two
+  // parts.
   const d_v c = d_set(exact_normal_centre), one = d_set(1);
   t = d_min(d_set(40), t);
   d_v sum = t + c, part = sum - t;

@@ -20,7 +20,8 @@ func BenchmarkPack(b *testing.B) {
 					o := cpu.Operand{
 						Rows: axisOf(n, n*dt.Size()), Columns: axisOf(n, dt.Size()), Form: form, Width: width, Left: int64(side), Count: n, Depth: n,
 					}
-					if layout == side^1 { // the left operand is [rows, depth], the right one [depth, rows]
+					// the left operand is [rows, depth], the right one [depth, rows]
+					if layout == side^1 {
 						o.Rows, o.Columns = o.Columns, o.Rows
 					}
 					panels := (n + width - 1) / width
@@ -51,8 +52,9 @@ func forEachForm(visit func(e *cpu.Engine, form cpu.Form, dt dtype.DType)) {
 	}
 }
 
-// What tiles cost whose operands are packed: a product of n x n on one thread, cut and kept as go/backend/cpu does it, in GFLOP/s. "sums" are left where they are formed,
-// "result" is written as a matrix. packed is the share of that time that it takes to pack both operands, row by row (N N).
+// What tiles cost whose operands are packed: a product of n x n on one thread, cut and kept as
+// go/backend/cpu does it, in GFLOP/s. "sums" are left where they are formed, "result" is written as
+// a matrix. packed is the share of that time that it takes to pack both operands, row by row (N N).
 func BenchmarkMultiply(b *testing.B) {
 	const n = 1024
 	forEachForm(func(e *cpu.Engine, form cpu.Form, dt dtype.DType) {

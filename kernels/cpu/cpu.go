@@ -1,7 +1,9 @@
-// Package cpu holds the CPU backend's vector kernels, in C: one body (engine.h) compiled once for each instruction set, which engine.go chooses
-// among at run time. Without cgo, and on other processors than amd64, there are none, and kernels/portable is all there is.
+// Package cpu holds the CPU backend's vector kernels, in C: one body (engine.h) compiled once for
+// each instruction set, which engine.go chooses among at run time. Without cgo, and on other
+// processors than amd64, there are none, and kernels/portable is all there is.
 //
-// Who calls decides how work is cut into tasks and which threads take them (Crew): nothing here allocates or remembers anything.
+// Who calls decides how work is cut into tasks and which threads take them (Crew): nothing here
+// allocates or remembers anything.
 //
 // The files, in the order in which one reads them:
 //
@@ -49,24 +51,28 @@ const (
 	Group = 16
 	// Block is the most elements that sums are formed of at a time.
 	Block = 512
-	// LeastExponents is what the exponents of two panels' smallest numbers are together, at least, where pairs are multiplied as such.
+	// LeastExponents is what the exponents of two panels' smallest numbers are together, at least,
+	// where pairs are multiplied as such.
 	LeastExponents = 2*127 - 100
 )
 
 // Addresses are those of the operands' first elements; absent operands are nil.
 type Addresses [Operands]unsafe.Pointer
 
-// Loops is a walk over several tensors of one shape, whose last dimension is the innermost loop: epg_loops. Strides are in bytes.
+// Loops is a walk over several tensors of one shape, whose last dimension is the innermost loop:
+// epg_loops. Strides are in bytes.
 type Loops struct {
 	ElementSize, Rank int64
 	Shape             [MostRank]int64
 	Strides           [Operands][MostRank]int64
 }
 
-// Parameters are an operation's, in the order of its kind's row in go/activation; lerp has the weight first.
+// Parameters are an operation's, in the order of its kind's row in go/activation; lerp has the
+// weight first.
 type Parameters [activation.MostParameters]float64
 
-// Sums is a pass that sums outputs over some dimensions of the operands' shape: epg_sums. Accumulate and Summed are 0 or 1.
+// Sums is a pass that sums outputs over some dimensions of the operands' shape: epg_sums.
+// Accumulate and Summed are 0 or 1.
 type Sums struct {
 	DType                                  Form
 	Accumulate                             int64
@@ -90,7 +96,8 @@ func WholeGroups(n int64) int64 { return (n + Group - 1) &^ (Group - 1) }
 // Form is how an operand of a product is packed: epg_form.
 type Form int64
 
-// The forms. Pairs are of bfloat16, two of the depth in one word; tiles are of such pairs, of which float16 needs twice as many.
+// The forms. Pairs are of bfloat16, two of the depth in one word; tiles are of such pairs, of which
+// float16 needs twice as many.
 const (
 	Float32 Form = iota
 	Float64
@@ -123,8 +130,9 @@ func (f Form) Words(depth int64) int64 {
 	return (depth + block - 1) / block * block / perWord[f]
 }
 
-// Tile is the height and width of the tiles that blocks are best cut into, whole panels of every engine: sums, and the part of the left operand that they need at a time, fit into
-// the second cache. AMX multiplies so fast that operands have to be read less often.
+// Tile is the height and width of the tiles that blocks are best cut into, whole panels of every
+// engine: sums, and the part of the left operand that they need at a time, fit into the second
+// cache. AMX multiplies so fast that operands have to be read less often.
 func (f Form) Tile() (height, width int64) { return tileSizes[f][0], tileSizes[f][1] }
 
 // Axis is one index of a matrix: epg_axis. Strides are in bytes.
@@ -141,25 +149,29 @@ type Operand struct {
 	Row, Count, First, Depth int64
 }
 
-// Packing is an operand, where it lies and where its panels go. Smallest has room for what is found out about each panel: of pairs and tiles of bfloat16 the exponent of its
-// smallest number; of float16's tiles zero if they cannot multiply it; else zero if a number is denormal.
+// Packing is an operand, where it lies and where its panels go. Smallest has room for what is found
+// out about each panel: of pairs and tiles of bfloat16 the exponent of its smallest number; of
+// float16's tiles zero if they cannot multiply it; else zero if a number is denormal.
 type Packing struct {
 	Operand  *Operand
 	From, To unsafe.Pointer
 	Smallest []int16
 }
 
-// Panels are packed numbers of a form: rows of so many bytes, which are whole registers, a stride apart.
+// Panels are packed numbers of a form: rows of so many bytes, which are whole registers, a stride
+// apart.
 type Panels struct {
 	Form                Form
 	At                  unsafe.Pointer
 	Rows, Bytes, Stride int64
 }
 
-// Cut is how a block is cut into tiles: epg_cut. Without Scratch, sums lie together for the whole block.
+// Cut is how a block is cut into tiles: epg_cut. Without Scratch, sums lie together for the whole
+// block.
 type Cut struct{ Height, Width, Uncut, Down, Across, Tasks, Scratch int64 }
 
-// Crew is the threads that share the tasks of one call: epg_crew. Those of an OpenMP runtime's team, by the entry to it, or those that make the call, as many at most.
+// Crew is the threads that share the tasks of one call: epg_crew. Those of an OpenMP runtime's
+// team, by the entry to it, or those that make the call, as many at most.
 type Crew struct {
 	Parallel      unsafe.Pointer
 	Team, Members int64

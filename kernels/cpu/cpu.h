@@ -1,7 +1,8 @@
-// What Go and the engines share: constants, the structs of a call, and epg_engine, the table of an engine's functions. cpu.go mirrors the structs; every header
-// with functions includes this one.
+// What Go and the engines share: constants, the structs of a call, and epg_engine, the table of an
+// engine's functions. cpu.go mirrors the structs; every header with functions includes this one.
 //
-// Go decides which engine runs, how work is cut into tasks, and which threads may take them (tasks.h). C allocates nothing and remembers nothing.
+// Go decides which engine runs, how work is cut into tasks, and which threads may take them
+// (tasks.h). C allocates nothing and remembers nothing.
 #pragma once
 
 #ifdef _WIN32
@@ -11,16 +12,20 @@
 #include <stdint.h>
 
 enum {
-  // EPG_OUTPUTS tensors that a kernel writes come first among its operands, EPG_INPUTS that it reads follow. Any may be absent.
+  // EPG_OUTPUTS tensors that a kernel writes come first among its operands, EPG_INPUTS that it
+  // reads follow. Any may be absent.
   EPG_OUTPUTS = 3,
   EPG_INPUTS = 4,
   EPG_OPERANDS = EPG_OUTPUTS + EPG_INPUTS,
   EPG_MOST_RANK = 16,
-  // EPG_GROUP elements are what a kernel is called for at least: a multiple of every register's width.
+  // EPG_GROUP elements are what a kernel is called for at least: a multiple of every register's
+  // width.
   EPG_GROUP = 16,
-  // EPG_BLOCK is the most elements that sums are formed or finished of at a time; without sums, as many of a run are gathered as fit into so many doubles.
+  // EPG_BLOCK is the most elements that sums are formed or finished of at a time; without sums, as
+  // many of a run are gathered as fit into so many doubles.
   EPG_BLOCK = 512,
-  // EPG_LEAST_EXPONENTS is what the exponents of two panels' smallest numbers are together, at least, where pairs are multiplied as such (gemm.h).
+  // EPG_LEAST_EXPONENTS is what the exponents of two panels' smallest numbers are together, at
+  // least, where pairs are multiplied as such (gemm.h).
   EPG_LEAST_EXPONENTS = 2 * 127 - 100,
   // EPG_MOST_PARAMETERS is the most parameters of a kind (go/activation).
   EPG_MOST_PARAMETERS = 4,
@@ -28,30 +33,37 @@ enum {
   EPG_PANELS = 8,
 };
 
-// epg_kernel computes n elements, a multiple of EPG_GROUP, of contiguous operands. Absent outputs are NULL. wide are the values of the
-// outputs before they are rounded, for sums: floats of half types, else doubles. parameters are the operation's: EPG_MOST_PARAMETERS of them.
+// epg_kernel computes n elements, a multiple of EPG_GROUP, of contiguous operands. Absent outputs
+// are NULL. wide are the values of the outputs before they are rounded, for sums: floats of half
+// types, else doubles. parameters are the operation's: EPG_MOST_PARAMETERS of them.
 typedef void epg_kernel(int64_t n, char *const *out, char *const *wide, const char *const *in, const double *parameters);
 
-// epg_loops is a walk over several tensors of one shape, whose last dimension is the innermost loop. Strides are in bytes.
+// epg_loops is a walk over several tensors of one shape, whose last dimension is the innermost
+// loop. Strides are in bytes.
 typedef struct {
   int64_t element_size, rank;
   int64_t shape[EPG_MOST_RANK];
   int64_t strides[EPG_OPERANDS][EPG_MOST_RANK];
 } epg_loops;
 
-// epg_axis is one index of a matrix: dimensions that are walked in row-major order as one. Strides are in bytes.
+// epg_axis is one index of a matrix: dimensions that are walked in row-major order as one. Strides
+// are in bytes.
 typedef struct {
   int64_t rank, length;
   int64_t sizes[EPG_MOST_RANK], strides[EPG_MOST_RANK];
 } epg_axis;
 
-// epg_form is how operands of a product are packed: converted to what sums are kept in; as pairs of bfloat16, two of the depth in one word; or as tiles of such pairs
-// (gemm_amx.h), of which float16 needs twice as many.
+// epg_form is how operands of a product are packed: converted to what sums are kept in; as pairs of
+// bfloat16, two of the depth in one word; or as tiles of such pairs (gemm_amx.h), of which float16
+// needs twice as many.
 typedef enum { EPG_FLOAT32, EPG_FLOAT64, EPG_BFLOAT16, EPG_FLOAT16, EPG_BFLOAT16_PAIRS, EPG_BFLOAT16_TILES, EPG_FLOAT16_TILES, EPG_FORMS } epg_form;
 
-// epg_operand is the left or the right operand of a product, a matrix of rows x depth, of which `count` rows from `row` on and `depth` elements from `first` on are
-// packed: panels of `width` rows, whose elements (or pairs) at one depth are neighbours, but in tiles, and where the left operand's panels are halves, one behind the other (gemm.h).
-// Rows that are missing from the last panel are zeros, or not there, by whole registers. `again` says that sums have been begun with other parts, packed before to the same place.
+// epg_operand is the left or the right operand of a product, a matrix of rows x depth, of which
+// `count` rows from `row` on and `depth` elements from `first` on are packed: panels of `width`
+// rows, whose elements (or pairs) at one depth are neighbours, but in tiles, and where the left
+// operand's panels are halves, one behind the other (gemm.h). Rows that are missing from the last
+// panel are zeros, or not there, by whole registers. `again` says that sums have been begun with
+// other parts, packed before to the same place.
 typedef struct {
   epg_axis rows, columns;
   int64_t form, width, left, again;
@@ -66,17 +78,23 @@ typedef struct {
 
 // epg_tile is a product of packed panels and what becomes of it:
 //
-//   sums = left rightᵀ (+ sums, unless it is the first part of the depth);  and if it is the last:  pre = sums + bias, out = act(pre) (+ out, with accumulate)
+//   sums = left rightᵀ (+ sums, unless it is the first part of the depth);  and if it is the last:
+//   pre = sums + bias, out = act(pre) (+ out, with accumulate)
 //
-// With `plain`, out is the sums: it has their type, rows an even stride apart, whose columns are neighbours, and there is no more to do.
+// With `plain`, out is the sums: it has their type, rows an even stride apart, whose columns are
+// neighbours, and there is no more to do.
 //
-// Everything is of one tile of `rows` x `columns`, whose place in the results is (row, column). Sums have a row stride of `stride` elements, room for whole panels,
-// and the accumulator's type. `exchanged` says that left was to be the right operand, and that the bits are to be those of right leftᵀ.
+// Everything is of one tile of `rows` x `columns`, whose place in the results is (row, column).
+// Sums have a row stride of `stride` elements, room for whole panels, and the accumulator's type.
+// `exchanged` says that left was to be the right operand, and that the bits are to be those of
+// right leftᵀ.
 typedef struct {
   int64_t form, units;  // the depth as it is packed, in words of a sum's size
   int64_t rows, columns, stride;
   int64_t first, last, accumulate, exchanged, plain;
-  int64_t lifted;  // by what power of two the products of packed numbers are larger than they should be (denormals.h)
+  // by what power of two the products of packed numbers are larger than they should be
+  // (denormals.h)
+  int64_t lifted;
   int64_t row, column;
   int64_t size, sum_size;  // bytes of an element, of a sum
   int64_t bias_stride;
@@ -85,31 +103,41 @@ typedef struct {
   epg_kernel *add, *store, *value;
 } epg_tile;
 
-// epg_cut is how a block is cut into tiles of height x width, from the top down, column by column; from the tile `uncut` on each is cut into
-// `down` x `across` pieces, so that threads end together. Sums lie `scratch` bytes apart for each thread, or, where that is 0, together for the whole block.
+// epg_cut is how a block is cut into tiles of height x width, from the top down, column by column;
+// from the tile `uncut` on each is cut into `down` x `across` pieces, so that threads end together.
+// Sums lie `scratch` bytes apart for each thread, or, where that is 0, together for the whole
+// block.
 typedef struct {
   int64_t height, width, uncut, down, across, tasks, scratch;
 } epg_cut;
 
-// epg_sums is a pass that sums outputs of a kernel, of a dtype (its form as it lies in memory), over some dimensions of its operands. For each index over `outer`, dimensions
-// that stay, `kept` elements are summed in pieces of `piece` at most, each in `chunks` parts. Results are walked by `to`, over all that stays.
+// epg_sums is a pass that sums outputs of a kernel, of a dtype (its form as it lies in memory),
+// over some dimensions of its operands. For each index over `outer`, dimensions that stay, `kept`
+// elements are summed in pieces of `piece` at most, each in `chunks` parts. Results are walked by
+// `to`, over all that stays.
 //
-// Without `lanes` a task adds, for the chunk's part of `rows_count` rows, the elements of `inner` that belong to its piece: `terms` runs of `run` elements to as many
-// totals, or, if there are several rows, each element to its own. With `lanes`, `inner` holds all that goes, rows_count of it, around a run that stays; its elements are added
-// in turn to so many totals, of which every `run`th is of the same sum.
+// Without `lanes` a task adds, for the chunk's part of `rows_count` rows, the elements of `inner`
+// that belong to its piece: `terms` runs of `run` elements to as many totals, or, if there are
+// several rows, each element to its own. With `lanes`, `inner` holds all that goes, rows_count of
+// it, around a run that stays; its elements are added in turn to so many totals, of which every
+// `run`th is of the same sum.
 //
-// A task's totals are `width` doubles for each output that is summed, with as many behind them for their errors: EPG_GROUP more than are added to, whatever their number (sums).
+// A task's totals are `width` doubles for each output that is summed, with as many behind them for
+// their errors: EPG_GROUP more than are added to, whatever their number (sums).
 typedef struct {
   int64_t dtype, accumulate;
   int64_t summed[EPG_OUTPUTS];  // 0 or 1
   int64_t rows_count, kept, piece, pieces, chunks;
   int64_t run, terms, lanes, width;
-  int64_t block;  // the most elements that are computed at a time, from a run's first on; 0 where that is all the same
+  // the most elements that are computed at a time, from a run's first on; 0 where that is all the
+  // same
+  int64_t block;
   epg_loops outer, rows, inner, to;
 } epg_sums;
 
-// epg_crew is the threads that share a call's tasks: `members` of them at most, each taking the next until none is left. With `parallel`, the entry of an OpenMP
-// runtime, they are of its team of `team` threads; else they are those that make the call.
+// epg_crew is the threads that share a call's tasks: `members` of them at most, each taking the
+// next until none is left. With `parallel`, the entry of an OpenMP runtime, they are of its team of
+// `team` threads; else they are those that make the call.
 typedef struct {
   void (*parallel)(void (*member)(void *), void *data, unsigned threads, unsigned flags);
   int64_t team, members;
@@ -128,16 +156,21 @@ typedef struct {
   } kernels[4];  // by dtype
   // elementwise computes the elements [first, first+count) of a walk.
   void (*elementwise)(epg_kernel *, const epg_loops *, int64_t first, int64_t count, const double *parameters, char *const *at);
-  // sum adds up one task of a pass, in totals whose content is lost; finish_sums makes results of a column's, which is a piece of an index over outer: those of all its
-  // chunks, one after the other.
+  // sum adds up one task of a pass, in totals whose content is lost; finish_sums makes results of a
+  // column's, which is a piece of an index over outer: those of all its chunks, one after the
+  // other.
   void (*sum)(epg_kernel *, const epg_sums *, int64_t task, const double *parameters, char *const *at, double *totals);
   void (*finish_sums)(const epg_sums *, int64_t column, double *totals, char *const *to);
-  // A tile is made of panels of left_width rows of the left operand and right_width of the right one, by form (0 where the engine lacks a form).
+  // A tile is made of panels of left_width rows of the left operand and right_width of the right
+  // one, by form (0 where the engine lacks a form).
   int64_t left_width[EPG_FORMS], right_width[EPG_FORMS];
-  // pack packs `count` panels, EPG_PANELS at most, from `panel` on to where the first panel of all lies. smallest gets, of pairs and tiles, the exponent of each panel's smallest number that is not
-  // zero, or zero where there is another reason not to multiply pairs; of other forms zero where a number is denormal.
+  // pack packs `count` panels, EPG_PANELS at most, from `panel` on to where the first panel of all
+  // lies. smallest gets, of pairs and tiles, the exponent of each panel's smallest number that is
+  // not zero, or zero where there is another reason not to multiply pairs; of other forms zero
+  // where a number is denormal.
   void (*pack)(const epg_operand *, int64_t panel, int64_t count, const char *from, char *to, int16_t *smallest);
-  // largest returns the exponent of the largest magnitude among numbers of a form's panels; lift multiplies them by a power of two. Bytes are whole registers.
+  // largest returns the exponent of the largest magnitude among numbers of a form's panels; lift
+  // multiplies them by a power of two. Bytes are whole registers.
   int64_t (*largest)(int64_t form, const char *from, int64_t bytes);
   void (*lift)(int64_t form, char *at, int64_t bytes, int64_t powers);
   void (*multiply)(const epg_tile *, const char *left, const char *right, const int16_t *left_smallest, const int16_t *right_smallest, char *sums, char *out,

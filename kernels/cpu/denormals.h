@@ -1,13 +1,16 @@
-// How products avoid denormal numbers: packed operands are lifted, which is to multiply them by a power of two, and sums are divided by it. gemm.h includes it.
+// How products avoid denormal numbers: packed operands are lifted, which is to multiply them by a
+// power of two, and sums are divided by it. gemm.h includes it.
 //
-// Intel's processors are slow with denormal numbers, and instructions for bfloat16 take what is below 2^-126 for zeros. The powers are too small to make anything
-// infinite. So the same bits come out, but for sums of which a denormal rounding on the way is left out.
+// Intel's processors are slow with denormal numbers, and instructions for bfloat16 take what is
+// below 2^-126 for zeros. The powers are too small to make anything infinite. So the same bits come
+// out, but for sums of which a denormal rounding on the way is left out.
 #pragma once
 
 #include "arithmetic.h"
 #include "cpu.h"
 
-// Numbers as integers of so many bits: their magnitudes are in order, exponents follow `digits` bits.
+// Numbers as integers of so many bits: their magnitudes are in order, exponents follow `digits`
+// bits.
 #define LARGEST(form, T, digits)                                          \
   TARGET static int64_t largest_##form(const char *from, int64_t bytes) { \
     T most = 0;                                                           \
@@ -23,7 +26,8 @@ LARGEST(float32, uint32_t, 23)
 LARGEST(float64, uint64_t, 52)
 LARGEST(bfloat16, uint16_t, 7)
 
-// A float is scaled as a double where it is denormal or becomes so: those who lift are the processors that are slow there.
+// A float is scaled as a double where it is denormal or becomes so: those who lift are the
+// processors that are slow there.
 typedef struct {
   f_v k, least;
 } float_lift;

@@ -11,7 +11,8 @@ import (
 	"github.com/epigrad/epigrad/kernels/cpu"
 )
 
-// Packed numbers are multiplied by a power of two and their largest exponent is found, in so many bytes of each row and nowhere else: sanitizers look at what lies behind.
+// Packed numbers are multiplied by a power of two and their largest exponent is found, in so many
+// bytes of each row and nowhere else: sanitizers look at what lies behind.
 func TestLiftedNumbersAndTheirLargestExponent(t *testing.T) {
 	const rows, powers = 5, 36
 	forEachEngine(t, func(t *testing.T, e *cpu.Engine) {

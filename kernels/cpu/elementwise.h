@@ -1,19 +1,23 @@
-// The elementwise kernels of one dtype. engine.h includes it once for each, with DTYPE (its short name), STORAGE (its name), SIZE, ACCUMULATOR (the name of what
-// its products are accumulated in), ACCUMULATOR_SIZE, ARITHMETIC and REGISTERS set.
+// The elementwise kernels of one dtype. engine.h includes it once for each, with DTYPE (its short
+// name), STORAGE (its name), SIZE, ACCUMULATOR (the name of what its products are accumulated in),
+// ACCUMULATOR_SIZE, ARITHMETIC and REGISTERS set.
 //
 // Operands, by their places:
 //
 //   activation            out = act(in)
-//   epilogue              out = act(in), in being what a product is accumulated in: float for the half types
+//   epilogue              out = act(in), in being what a product is accumulated in: float for the
+//                         half types
 //   add                   sums += in, sums being the output and what a product is accumulated in
 //   activation_backward   grad_input, out = act(input) | grad_output, input
 //   from_output           grad_input | grad_output, output
 //   gated                 out | value, gate
-//   gated_backward        grad_value = grad_output act(gate), grad_gate = (grad_output value) act'(gate) | grad_output, value, gate
+//   gated_backward        grad_value = grad_output act(gate),
+//                         grad_gate = (grad_output value) act'(gate) | grad_output, value, gate
 //   lerp                  out = start + weight (end - start) | start, end, weight
 //   lerp_backward         grad_start, grad_end, grad_weight | grad_output, start, end, weight
 //
-// The order of operations is that of PyTorch's autograd, so that infinities meet zeros in the same places.
+// The order of operations is that of PyTorch's autograd, so that infinities meet zeros in the same
+// places.
 
 #define KERNEL(name) TARGET static void JOIN(name, DTYPE)(int64_t n, char *const *out, char *const *wide, const char *const *in, const double *parameters)
 #define UNUSED (void)wide, (void)parameters
@@ -87,8 +91,8 @@ KERNEL(add) {
   }
 }
 
-// The weight is the parameter, unless a tensor gives it. Less 1 it has digits that a float weight leaves out. The formula starts from the nearer end, so that it
-// is exact at both.
+// The weight is the parameter, unless a tensor gives it. Less 1 it has digits that a float weight
+// leaves out. The formula starts from the nearer end, so that it is exact at both.
 KERNEL(lerp) {
   (void)wide;
   V(v) weight = V(set)(parameters[0]), weight_less_1 = V(set)(parameters[0] - 1);

@@ -17,7 +17,8 @@ type Engine struct {
 	kernels     map[string]Kernel
 }
 
-// instructionSet is one that there are kernels for: what it needs of the processor, and what has to be asked of the system then.
+// instructionSet is one that there are kernels for: what it needs of the processor, and what has to
+// be asked of the system then.
 type instructionSet struct {
 	name        string
 	vectorBytes int
@@ -95,7 +96,8 @@ func Best() *Engine {
 	return nil
 }
 
-// Kernel returns the kernel of a name, such as "gated_backward_silu_bf16", and whether there is one.
+// Kernel returns the kernel of a name, such as "gated_backward_silu_bf16", and whether there is
+// one.
 func (e *Engine) Kernel(name string) (Kernel, bool) {
 	k, ok := e.kernels[name]
 	return k, ok

@@ -1,9 +1,12 @@
-// The body of every engine: all that is compiled for one instruction set, and the table of its functions. Each engine_*_amd64.c includes it once, behind the
-// vector_*.h of its instruction set. There ENGINE is the engine's name; PAIRS adds the products of AVX512_BF16, and AMX those of AMX.
+// The body of every engine: all that is compiled for one instruction set, and the table of its
+// functions. Each engine_*_amd64.c includes it once, behind the vector_*.h of its instruction set.
+// There ENGINE is the engine's name; PAIRS adds the products of AVX512_BF16, and AMX those of AMX.
 //
-// Nothing here depends on the compiler's flags for a processor: every function has its target as an attribute, so one build runs everywhere.
+// Nothing here depends on the compiler's flags for a processor: every function has its target as an
+// attribute, so one build runs everywhere.
 #ifdef __clang__
-#pragma STDC FP_CONTRACT OFF  // gcc contracts nothing under -std=c11; where a product is fused, the source says so
+// gcc contracts nothing under -std=c11; where a product is fused, the source says so.
+#pragma STDC FP_CONTRACT OFF
 #endif
 
 #include "arithmetic.h"

@@ -37,7 +37,8 @@ type table = *C.epg_engine
 // Kernel is one of an engine's kernels.
 type Kernel struct{ run *C.epg_kernel }
 
-// Go's constants have the values of C's, and its structs the sizes; internal/mirror compares their fields.
+// Go's constants have the values of C's, and its structs the sizes; internal/mirror compares their
+// fields.
 var (
 	_ [C.EPG_OUTPUTS]struct{}   = [Outputs]struct{}{}
 	_ [C.EPG_INPUTS]struct{}    = [Inputs]struct{}{}
@@ -80,7 +81,8 @@ func newEngine(name string, vectorBytes int) *Engine {
 	return e
 }
 
-// requestAMX asks the system for AMX's registers, which have to be granted to a process before it uses them.
+// requestAMX asks the system for AMX's registers, which have to be granted to a process before it
+// uses them.
 func requestAMX() error {
 	if number := C.epg_request_amx(); number != 0 {
 		return syscall.Errno(number)
@@ -88,7 +90,8 @@ func requestAMX() error {
 	return nil
 }
 
-// SlowWithDenormals tells that this processor multiplies denormal numbers much more slowly than others.
+// SlowWithDenormals tells that this processor multiplies denormal numbers much more slowly than
+// others.
 func SlowWithDenormals() bool { return C.epg_slow_with_denormals() != 0 }
 
 // Elementwise computes the elements [first, first+count) of a walk, each at a time.
@@ -97,14 +100,16 @@ func (e *Engine) Elementwise(crew *Crew, k Kernel, l *Loops, first, count, each 
 		bytes(at[0]), bytes(at[1]), bytes(at[2]), bytes(at[3]), bytes(at[4]), bytes(at[5]), bytes(at[6]))
 }
 
-// Sum sums a kernel's results into as many columns, which are pieces of an index over Outer: to the tensors at to, of the outputs that are summed. Totals have room for
-// those of each member of the crew, or, if there are several chunks, of each task; done is then zeros, one for each column.
+// Sum sums a kernel's results into as many columns, which are pieces of an index over Outer: to the
+// tensors at to, of the outputs that are summed. Totals have room for those of each member of the
+// crew, or, if there are several chunks, of each task; done is then zeros, one for each column.
 func (e *Engine) Sum(crew *Crew, k Kernel, s *Sums, columns int64, parameters *Parameters, at *Addresses, to *[Outputs]unsafe.Pointer, totals []float64, done []int32) {
 	C.epg_sum(e.table, crew.c(), k.run, (*C.epg_sums)(unsafe.Pointer(s)), C.int64_t(columns), (*C.double)(&parameters[0]), bytes(at[0]), bytes(at[1]), bytes(at[2]), bytes(at[3]), bytes(at[4]), bytes(at[5]), bytes(at[6]),
 		bytes(to[0]), bytes(to[1]), bytes(to[2]), (*C.double)(unsafe.SliceData(totals)), (*C.int32_t)(unsafe.SliceData(done)))
 }
 
-// Widths are the rows of a panel of the left and of the right operand, 0 where the engine lacks the form.
+// Widths are the rows of a panel of the left and of the right operand, 0 where the engine lacks the
+// form.
 func (e *Engine) Widths(f Form) (left, right int64) {
 	return int64(e.table.left_width[f]), int64(e.table.right_width[f])
 }
@@ -121,7 +126,8 @@ func (e *Engine) Pack(crew *Crew, left, right *Packing) {
 		(*C.epg_operand)(unsafe.Pointer(right.Operand)), bytes(right.From), bytes(right.To), (*C.int16_t)(unsafe.SliceData(right.Smallest)))
 }
 
-// Largest returns the exponent of the largest magnitude, as it is stored: all ones where a number is not finite.
+// Largest returns the exponent of the largest magnitude, as it is stored: all ones where a number
+// is not finite.
 func (e *Engine) Largest(crew *Crew, p *Panels) int64 {
 	return int64(C.epg_largest(e.table, crew.c(), C.int64_t(p.Form), bytes(p.At), C.int64_t(p.Rows), C.int64_t(p.Bytes), C.int64_t(p.Stride)))
 }
@@ -131,7 +137,8 @@ func (e *Engine) Lift(crew *Crew, p *Panels, powers int64) {
 	C.epg_lift(e.table, crew.c(), C.int64_t(p.Form), bytes(p.At), C.int64_t(p.Rows), C.int64_t(p.Bytes), C.int64_t(p.Stride), C.int64_t(powers))
 }
 
-// Multiply computes a block from packed panels; out, pre and bias are the matrices' addresses, nil where one is absent.
+// Multiply computes a block from packed panels; out, pre and bias are the matrices' addresses, nil
+// where one is absent.
 func (e *Engine) Multiply(crew *Crew, block *Tile, cut *Cut, left, right unsafe.Pointer, leftSmallest, rightSmallest []int16, sums, out, pre, bias unsafe.Pointer) {
 	C.epg_multiply(e.table, crew.c(), (*C.epg_tile)(unsafe.Pointer(block)), (*C.epg_cut)(unsafe.Pointer(cut)), bytes(left), bytes(right),
 		(*C.int16_t)(unsafe.SliceData(leftSmallest)), (*C.int16_t)(unsafe.SliceData(rightSmallest)), bytes(sums), bytes(out), bytes(pre), bytes(bias))

@@ -18,7 +18,8 @@ func newEngine(string, int) *Engine { return nil }
 
 func requestAMX() error { return nil }
 
-// SlowWithDenormals tells that this processor multiplies denormal numbers much more slowly than others.
+// SlowWithDenormals tells that this processor multiplies denormal numbers much more slowly than
+// others.
 func SlowWithDenormals() bool { return false }
 
 // Elementwise computes the elements [first, first+count) of a walk.

@@ -15,8 +15,8 @@ import (
 	"github.com/epigrad/epigrad/kernels/cpu"
 )
 
-// These tests allocate exactly what a kernel may touch, so that AddressSanitizer (make sanitize) sees any other access; go/backend/cpu compares
-// results with the references.
+// These tests allocate exactly what a kernel may touch, so that AddressSanitizer (make sanitize)
+// sees any other access; go/backend/cpu compares results with the references.
 
 func forEachEngine(t *testing.T, visit func(t *testing.T, e *cpu.Engine)) {
 	optest.ForEachEngine(t, cpu.Names(), cpu.Open, visit)
@@ -64,7 +64,8 @@ var families = []struct {
 	{"lerp_backward", 3, 4},
 }
 
-// An element's result is the same in a long run, in a short one and among gaps; nothing else is read or written.
+// An element's result is the same in a long run, in a short one and among gaps; nothing else is
+// read or written.
 func TestElementsDoNotDependOnTheirPlace(t *testing.T) {
 	forEachEngine(t, func(t *testing.T, e *cpu.Engine) {
 		random := rand.New(rand.NewPCG(1, 2))
@@ -120,8 +121,10 @@ func runKernel(e *cpu.Engine, kernel cpu.Kernel, dt dtype.DType, outputs int, in
 	return results
 }
 
-// Sums are those of the terms, whichever way they are formed: rows of runs, lengths around a block's, and rows around those that half types add in float; lanes of runs
-// of any length; and short runs with all of their terms. In chunks and in one, into rows that lie apart, and added to what is there.
+// Sums are those of the terms, whichever way they are formed: rows of runs, lengths around a
+// block's, and rows around those that half types add in float; lanes of runs of any length; and
+// short runs with all of their terms. In chunks and in one, into rows that lie apart, and added to
+// what is there.
 func TestSums(t *testing.T) {
 	forEachEngine(t, func(t *testing.T, e *cpu.Engine) {
 		for _, dt := range dtype.All() {
@@ -233,7 +236,8 @@ func TestSums(t *testing.T) {
 	})
 }
 
-// Of half types' terms no more than 32 are added in float: the others' sum is right, though 2^24 is among the first, to which float adds no 1.
+// Of half types' terms no more than 32 are added in float: the others' sum is right, though 2^24 is
+// among the first, to which float adds no 1.
 func TestFewTermsAreAddedInFloat(t *testing.T) {
 	forEachEngine(t, func(t *testing.T, e *cpu.Engine) {
 		const rows, columns = 65, 512
@@ -272,7 +276,8 @@ var packedTypes = []dtype.DType{
 	cpu.BFloat16Pairs: dtype.BFloat16, cpu.BFloat16Tiles: dtype.BFloat16, cpu.Float16Tiles: dtype.Float16,
 }
 
-// Products of small integers are exact, in every form and from every layout: rows x depth contiguous either way, and neither. The last are deeper than any form's parts.
+// Products of small integers are exact, in every form and from every layout: rows x depth
+// contiguous either way, and neither. The last are deeper than any form's parts.
 func TestPanels(t *testing.T) {
 	sizes := [][3]int64{{1, 1, 1}, {3, 15, 2}, {4, 12, 3}, {7, 24, 7}, {8, 25, 8}, {9, 33, 17}, {15, 47, 9}, {16, 64, 31}, {17, 16, 32}, {25, 48, 33}, {29, 65, 33}, {33, 49, 65}, {6, 16, 257}, {33, 17, 513}, {7, 33, 1057}}
 	forEachEngine(t, func(t *testing.T, e *cpu.Engine) {

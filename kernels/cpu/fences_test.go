@@ -48,8 +48,9 @@ func offsetOf(a *cpu.Axis, i int64) (o int64) {
 	return o
 }
 
-// Operands of any axes and strides are packed, and products of small integers are exact, by crews of any size and cuts of any kind, where every array lies between pages
-// that nobody may touch; nothing between a result's rows is written.
+// Operands of any axes and strides are packed, and products of small integers are exact, by crews
+// of any size and cuts of any kind, where every array lies between pages that nobody may touch;
+// nothing between a result's rows is written.
 func TestCrewsAmongFences(t *testing.T) {
 	forEachEngine(t, func(t *testing.T, e *cpu.Engine) {
 		random := rand.New(rand.NewPCG(4, 4))
@@ -137,7 +138,8 @@ func TestCrewsAmongFences(t *testing.T) {
 					share := func(members int64, call func(c *cpu.Crew)) {
 						crew := &cpu.Crew{Members: members}
 						var all sync.WaitGroup
-						for range members + 2 { // those who come when all are there find nothing to do
+						// those who come when all are there find nothing to do
+						for range members + 2 {
 							all.Go(func() { call(crew) })
 						}
 						all.Wait()

@@ -1,8 +1,9 @@
-// Products: packing operands into panels, multiplying panels, and making results of their sums. engine.h includes it. Where there is AMX, gemm_amx.h has kernels of
-// its own.
+// Products: packing operands into panels, multiplying panels, and making results of their sums.
+// engine.h includes it. Where there is AMX, gemm_amx.h has kernels of its own.
 //
-// Every sum is formed in the order of the depth, in parts of one length that are added up: tiles, panels and threads have no influence. Where operands are lifted
-// (denormals.h), only what was denormal on the way is another sum.
+// Every sum is formed in the order of the depth, in parts of one length that are added up: tiles,
+// panels and threads have no influence. Where operands are lifted (denormals.h), only what was
+// denormal on the way is another sum.
 #pragma once
 
 #include "denormals.h"
@@ -10,11 +11,12 @@
 
 // Panels, and how they lie:
 //
-//   right: depth x three registers
-//   left:  depth x tile_rows, of float64 as many as a register has lanes; of floats half as many, so the panel's second half lies behind the first
+//   right: depth x three registers left:  depth x tile_rows, of float64 as many as a register has
+//   lanes; of floats half as many, so the panel's second half lies behind the first
 enum { tile_registers = 3 };
 _Static_assert(d_lanes == tile_rows && f_lanes == 2 * tile_rows, "packing writes registers, or halves of one, to the left operand's panels");
-// A part of the depth is so many steps that the right operand's panel takes 24 KiB, half or three quarters of the nearest cache, in which the left operand's panels pass by.
+// A part of the depth is so many steps that the right operand's panel takes 24 KiB, half or three
+// quarters of the nearest cache, in which the left operand's panels pass by.
 enum { depth_part = (24 << 10) / (tile_registers * VECTOR_BYTES) };
 
 // axis_offset returns the bytes from an axis's start to an index.
@@ -31,7 +33,8 @@ INLINE int64_t axis_offset(const epg_axis *a, int64_t index) {
 // As many panels are packed side by side at most, each of as many rows.
 enum { side_by_side = 4, most_width = tile_registers * f_lanes };
 
-// What is found out about a panel on the way: whether numbers are denormal, of pairs the smallest one, of float16 nothing. Its bytes are NOTHING_FOUND at first.
+// What is found out about a panel on the way: whether numbers are denormal, of pairs the smallest
+// one, of float16 nothing. Its bytes are NOTHING_FOUND at first.
 #define NOTHING_FOUND 0
 #define FOUND V(m)
 #define FIND(found, x) found = V(either)(found, V(denormal)(x));
@@ -110,7 +113,8 @@ INLINE int16_t exponent_of_smallest(__m512i less_1) {
 #undef LOAD_LINES
 #endif
 
-// What a panel kernel prefetches for the next ones: panels, so many bytes of each at every step of the depth.
+// What a panel kernel prefetches for the next ones: panels, so many bytes of each at every step of
+// the depth.
 typedef struct {
   const char *left, *right;
   int64_t left_step, right_step;
@@ -120,13 +124,15 @@ typedef struct {
   _mm_prefetch((next)->left + step * (next)->left_step, _MM_HINT_T0); \
   _mm_prefetch((next)->right + step * (next)->right_step, _MM_HINT_T1);
 
-// Where a panel kernel reads its sums, NULL if it begins them, and where it writes them. Strides are those of rows, in sums.
+// Where a panel kernel reads its sums, NULL if it begins them, and where it writes them. Strides
+// are those of rows, in sums.
 typedef struct {
   void *from, *to;
   int64_t from_stride, to_stride;
 } places;
 
-// A panel kernel adds `depth` products of rows of a panel of the left operand and one of the right to `height` rows of so many registers of sums.
+// A panel kernel adds `depth` products of rows of a panel of the left operand and one of the right
+// to `height` rows of so many registers of sums.
 typedef void panel_kernel(int64_t depth, const void *left, const void *right, const places *sums, const prefetch *next);
 
 // Loops over the sums of a kernel, and over its registers of a row.
@@ -166,7 +172,8 @@ typedef void panel_kernel(int64_t depth, const void *left, const void *right, co
 
 #define FOR_EACH_TILE(macro) FOR_EACH_HEIGHT(macro, 1) FOR_EACH_HEIGHT(macro, 2) FOR_EACH_HEIGHT(macro, 3)
 
-// whole tells that a tile is made of whole registers, and that there is a kernel for its last rows' height.
+// whole tells that a tile is made of whole registers, and that there is a kernel for its last rows'
+// height.
 #define IS_HEIGHT(tall, wide) || rest == tall
 static int whole(int64_t rows, int64_t columns, int64_t lanes) {
   const int64_t rest = rows % tile_rows;
@@ -187,8 +194,10 @@ PANEL_KERNELS(multiply_float32, f, TARGET, f_fma)
 #define CHOOSE_multiply_float64(height, wide) CHOOSE(multiply_float64, height, wide)
 PANEL_KERNELS(multiply_float64, d, TARGET, d_fma)
 
-// The processor's instructions for bfloat16 take numbers below 2^-126 for zeros, those that they read and those that they make. Where no number but zero is so small
-// that this could be seen, they have the accuracy of float32 sums; elsewhere operands are lifted, or both halves are multiplied as floats.
+// The processor's instructions for bfloat16 take numbers below 2^-126 for zeros, those that they
+// read and those that they make. Where no number but zero is so small that this could be seen, they
+// have the accuracy of float32 sums; elsewhere operands are lifted, or both halves are multiplied
+// as floats.
 
 #ifdef PAIRS
 
@@ -196,7 +205,8 @@ PANEL_KERNELS(multiply_float64, d, TARGET, d_fma)
 static inline __attribute__((always_inline)) TARGET_PAIRS f_v f_fuse_pairs(f_v x, f_v y, f_v sum) {
   return _mm512_dpbf16_ps(sum, (__m512bh)_mm512_castps_si512(x), (__m512bh)_mm512_castps_si512(y));
 }
-// In the instruction's order, the odd one first, so that a panel has the same bits whichever way its neighbours' numbers send it.
+// In the instruction's order, the odd one first, so that a panel has the same bits whichever way
+// its neighbours' numbers send it.
 INLINE f_v f_fuse_halves(f_v x, f_v y, f_v sum) { return f_fma(f_low_half(x), f_low_half(y), f_fma(f_high_half(x), f_high_half(y), sum)); }
 #define PANEL_KERNEL_multiply_pairs(height, wide) PANEL_KERNEL(multiply_pairs, TARGET_PAIRS, height, wide)
 #define CHOOSE_multiply_pairs(height, wide) CHOOSE(multiply_pairs, height, wide)
@@ -212,8 +222,9 @@ PANEL_KERNELS(multiply_halves, f, TARGET, f_fuse_halves)
 enum { amx_width = 0, amx_part = 0 };
 #endif
 
-// kernel_for returns the kernel for so many rows and registers of a row, which AMX's tiles have two of in any case. as_floats is for forms of bfloat16 only, and exchanged makes a
-// difference to float16's tiles only.
+// kernel_for returns the kernel for so many rows and registers of a row, which AMX's tiles have two
+// of in any case. as_floats is for forms of bfloat16 only, and exchanged makes a difference to
+// float16's tiles only.
 static panel_kernel *kernel_for(int64_t form, int64_t height, int64_t wide, int as_floats, int exchanged) {
   (void)as_floats;
   (void)exchanged;
@@ -276,8 +287,9 @@ TARGET static void lift_sums(const epg_tile *t, char *sums, int64_t powers) {
 //          +---------+ +-----------+-----------+
 typedef struct {
   const epg_tile *tile;
-  const char *left, *right;                       // packed panels
-  const int16_t *left_smallest, *right_smallest;  // what packing found out about each (epg_engine.pack)
+  const char *left, *right;  // packed panels
+  // what packing found out about each (epg_engine.pack)
+  const int16_t *left_smallest, *right_smallest;
   char *sums, *out, *pre;
   int64_t size, lanes;    // bytes of a sum; sums in a register
   int64_t height, width;  // rows of a left and of a right panel
@@ -319,8 +331,9 @@ typedef struct {
   int64_t first, depth, more;
 } span;
 
-// first_prefetch is what the first kernel of a right panel prefetches: its part of the next right panel, or, behind the last columns, of the first panel's next part. Each kernel
-// has a part of its own. AMX finds the left operand's panels near enough but for the first columns.
+// first_prefetch is what the first kernel of a right panel prefetches: its part of the next right
+// panel, or, behind the last columns, of the first panel's next part. Each kernel has a part of its
+// own. AMX finds the left operand's panels near enough but for the first columns.
 INLINE prefetch first_prefetch(const product *p, span s, int64_t column, int is_last) {
   const int64_t kernels = (p->tile->rows + p->height - 1) / p->height;
   const int64_t steps = is_last ? least(s.depth, s.more) : s.depth;  // that the next panel has
@@ -333,7 +346,8 @@ INLINE prefetch first_prefetch(const product *p, span s, int64_t column, int is_
   return next;
 }
 
-// next_left is the left panel after a row's: below it, or back at the first rows, of the next part behind the last columns.
+// next_left is the left panel after a row's: below it, or back at the first rows, of the next part
+// behind the last columns.
 INLINE const char *next_left(const product *p, span s, int64_t row, int is_last) {
   if (row + p->height < p->tile->rows) return left_panel(p, row + p->height, s.first);
   return left_panel(p, 0, is_last && s.more ? s.first + s.depth : s.first);
@@ -351,10 +365,12 @@ INLINE places places_of(const product *p, span s, int64_t row, int64_t column) {
   return at;
 }
 
-// too_small tells that products of pairs could be flushed to zero, so that both halves are multiplied as floats.
+// too_small tells that products of pairs could be flushed to zero, so that both halves are
+// multiplied as floats.
 INLINE int too_small(const product *p, int64_t row, int64_t column) {
   if (!p->pairs || p->tile->lifted) return 0;
-  const int64_t panel = p->amx ? amx_width : f_lanes;  // packing's: two of a kernel's where those are halves
+  // packing's: two of a kernel's where those are halves
+  const int64_t panel = p->amx ? amx_width : f_lanes;
   const int x = p->left_smallest[row / panel], y = p->right_smallest[column / p->width];
   return !x || !y || x + y < EPG_LEAST_EXPONENTS;
 }
@@ -381,7 +397,8 @@ TARGET static void multiply_column(const product *p, span s, int64_t column) {
   }
 }
 
-// clear_sums gives a product without a depth its sums. A bias is added to -0, since -0 + x is x for every x.
+// clear_sums gives a product without a depth its sums. A bias is added to -0, since -0 + x is x for
+// every x.
 INLINE void clear_sums(const product *p, double zero) {
   const epg_tile *t = p->tile;
   for (int64_t row = 0; row < t->rows; row++)

@@ -1,9 +1,12 @@
-// Kernels that multiply panels of half types on AMX's tiles, and the same without tiles. gemm.h includes it in engines with AMX.
+// Kernels that multiply panels of half types on AMX's tiles, and the same without tiles. gemm.h
+// includes it in engines with AMX.
 //
-// A panel is 32 rows of either operand, as words of two neighbours of the depth, which is filled up with zeros to multiples of 32 elements: for
-// each 32 elements, for each term, two tiles, of the left operand of 16 rows x 16 words, of the right one of 16 words x 16 rows.
+// A panel is 32 rows of either operand, as words of two neighbours of the depth, which is filled up
+// with zeros to multiples of 32 elements: for each 32 elements, for each term, two tiles, of the
+// left operand of 16 rows x 16 words, of the right one of 16 words x 16 rows.
 //
-// bfloat16 is one term. A float16 is the sum of two bfloat16: what its first 8 digits are, and the rest, which has 3 at most, down to 2^-24. All four products of terms are exact and are added.
+// bfloat16 is one term. A float16 is the sum of two bfloat16: what its first 8 digits are, and the
+// rest, which has 3 at most, down to 2^-24. All four products of terms are exact and are added.
 #pragma once
 
 #include <math.h>
@@ -13,7 +16,8 @@
 // A part of the depth is longer than gemm.h's: sums come and go by whole tiles, which costs more.
 enum { amx_width = 2 * tile_words, depth_of_tile = 2 * tile_words, amx_part = 256 };
 
-// What the tiles' instruction takes for zeros is said in gemm.h. Infinities have no second term: 0 times one would be NaN.
+// What the tiles' instruction takes for zeros is said in gemm.h. Infinities have no second term: 0
+// times one would be NaN.
 enum { nothing_tiny = 2 * 127, not_for_amx = 0 };
 
 enum { tile_stride = tile_words * 4, tile_bytes = tile_words * tile_stride, block_bytes = 2 * tile_bytes };
@@ -27,7 +31,8 @@ INLINE void prefetch_tiles(const prefetch *next, int64_t step) {
   for (int64_t i = 0; i < tile_words * next->right_step; i += 64) _mm_prefetch(right + i, _MM_HINT_T1);
 }
 
-// Sums are tiles 0 to 3 (0 and 1 of the first 16 rows), the left operand's are 4 and 5, the right one's 6 and 7. 16 rows leave out 2, 3 and 5.
+// Sums are tiles 0 to 3 (0 and 1 of the first 16 rows), the left operand's are 4 and 5, the right
+// one's 6 and 7. 16 rows leave out 2, 3 and 5.
 #define TILES_KERNEL(height)                                                                                                            \
   TARGET_AMX static void multiply_bfloat16_tiles_##height(int64_t depth, const void *left_at, const void *right_at, const places *sums, \
                                                           const prefetch *next) {                                                       \
@@ -46,8 +51,10 @@ INLINE void prefetch_tiles(const prefetch *next, int64_t step) {
     TILES_STORE_SUMS(height)                                                                                                            \
   }
 
-// The four products of a step, one term being loaded anew for each: first terms; the left one's first by the right one's second; second terms; and the left one's second by
-// the right one's first. Where operands are exchanged, second and fourth are too, so that every sum is formed as if they were not.
+// The four products of a step, one term being loaded anew for each: first terms; the left one's
+// first by the right one's second; second terms; and the left one's second by the right one's
+// first. Where operands are exchanged, second and fourth are too, so that every sum is formed as if
+// they were not.
 #define FLOAT16_TILES_KERNEL(way, height, load_for_second, load_for_third, load_for_fourth)                                              \
   TARGET_AMX static void multiply_float16_##way##_##height(int64_t depth, const void *left_at, const void *right_at, const places *sums, \
                                                            const prefetch *next) {                                                       \
@@ -114,10 +121,12 @@ TILES_KERNEL(32)
 FLOAT16_TILES_KERNELS(16)
 FLOAT16_TILES_KERNELS(32)
 
-// An infinity times a second term, which may be zero, would be NaN: it is hidden from second terms. The product of first terms has all that it is worth.
+// An infinity times a second term, which may be zero, would be NaN: it is hidden from second terms.
+// The product of first terms has all that it is worth.
 INLINE f_v shown(f_v x, const int hide) { return hide ? f_select(is_infinite(x), f_set(0), x) : x; }
 
-// add_products adds the products of a step's words to four rows' sums in the order of a tile's instruction: even elements and odd ones by themselves, then both.
+// add_products adds the products of a step's words to four rows' sums in the order of a tile's
+// instruction: even elements and odd ones by themselves, then both.
 enum { rows_as_floats = 4 };
 INLINE void add_products(const int hide_left, const int hide_right, const char *left, const char *right, f_v *low, f_v *high) {
   f_v even[2][rows_as_floats], odd[2][rows_as_floats];
@@ -145,9 +154,12 @@ INLINE void add_products(const int hide_left, const int hide_right, const char *
   }
 }
 
-// The same panels without tiles, for what those cannot do. Every sum is formed in their order, so a row has the bits that tiles give it whichever way its neighbours' numbers send it.
+// The same panels without tiles, for what those cannot do. Every sum is formed in their order, so a
+// row has the bits that tiles give it whichever way its neighbours' numbers send it.
 //
-// Tiles would also take for zero what becomes smaller than 2^-126 on the way, but nothing does there: EPG_LEAST_EXPONENTS keeps every product but zeros above 2^-100, so that sums are multiples of 2^-114.
+// Tiles would also take for zero what becomes smaller than 2^-126 on the way, but nothing does
+// there: EPG_LEAST_EXPONENTS keeps every product but zeros above 2^-100, so that sums are multiples
+// of 2^-114.
 INLINE void multiply_as_floats(const int terms, const int exchanged, int64_t height, int64_t depth, const char *left, const char *right, float *sums,
                                int64_t stride, int64_t begin) {
   for (int64_t row = 0; row < height; row += rows_as_floats) {

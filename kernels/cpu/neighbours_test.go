@@ -14,8 +14,10 @@ import (
 	"github.com/epigrad/epigrad/kernels/cpu"
 )
 
-// A sum has the same bits whatever numbers lie beside its row and its column in their panels, though some send those another way: what instructions for bfloat16 take for zero, and infinities, which
-// float16's tiles cannot multiply. Scales reach down to where products are lost in bfloat16, and to float16's smallest numbers.
+// A sum has the same bits whatever numbers lie beside its row and its column in their panels,
+// though some send those another way: what instructions for bfloat16 take for zero, and infinities,
+// which float16's tiles cannot multiply. Scales reach down to where products are lost in bfloat16,
+// and to float16's smallest numbers.
 func TestSumsDoNotDependOnNeighboursNumbers(t *testing.T) {
 	const columns, depth = 51, 600 // two panels of any form at least, and more parts than one
 	allRows := []int64{1, 2, 5, 9, 15, 16, 17, 32, 33}
@@ -88,7 +90,8 @@ func sums(e *cpu.Engine, form cpu.Form, rows, columns, depth, exchanged int64, l
 	return found
 }
 
-// A function has the same bits beside any others, though some send a register another way: far out, where results become denormal and then nothing, times gradients of any size.
+// A function has the same bits beside any others, though some send a register another way: far out,
+// where results become denormal and then nothing, times gradients of any size.
 func TestElementsDoNotDependOnTheirNeighbours(t *testing.T) {
 	const n = 1 << 10
 	kernels := map[string]int{} // and outputs

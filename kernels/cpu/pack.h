@@ -1,11 +1,15 @@
-// Packing of one form into panels. gemm.h includes it once for each, with FORM (its name), STORAGE (what is loaded), UNIT (bytes of what becomes one element of a
-// panel), ELEMENT (bytes of an element of the matrix), and REGISTERS set, which it undefines. Pairs are units of two elements.
-// LOAD_LINES loads; FOUND, NOTHING_FOUND, FIND and TELL are what is found out about a panel on the way. Those stay defined.
+// Packing of one form into panels. gemm.h includes it once for each, with FORM (its name), STORAGE
+// (what is loaded), UNIT (bytes of what becomes one element of a panel), ELEMENT (bytes of an
+// element of the matrix), and REGISTERS set, which it undefines. Pairs are units of two elements.
+// LOAD_LINES loads; FOUND, NOTHING_FOUND, FIND and TELL are what is found out about a panel on the
+// way. Those stay defined.
 //
-// Rows, or steps of the depth, mostly lie so far apart that a processor does not see by itself what will be read next: it is asked for, and so is what will be written.
+// Rows, or steps of the depth, mostly lie so far apart that a processor does not see by itself what
+// will be read next: it is asked for, and so is what will be written.
 
-// pack_rows packs units [k, end) of n panels where rows are contiguous, side by side, so that what is read lies in longer pieces; or of one, which may reach over the operand's
-// last row. `next` is how far from there that lies which is read after.
+// pack_rows packs units [k, end) of n panels where rows are contiguous, side by side, so that what
+// is read lies in longer pieces; or of one, which may reach over the operand's last row. `next` is
+// how far from there that lies which is read after.
 INLINE void JOIN(pack_rows, FORM)(const int n, const int whole, const int left, const int width, const epg_operand *p, int64_t panel, int64_t k, int64_t end,
                                   int64_t next, const char *from, char *to, FOUND *found) {
   enum { lanes = V(lanes), per_unit = UNIT / ELEMENT, ahead = 16 };
@@ -45,8 +49,8 @@ INLINE void JOIN(pack_rows, FORM)(const int n, const int whole, const int left, 
   for (int i = 0; i < n; i++) found[i] = seen[i];
 }
 
-// pack_squares packs a panel otherwise: where the depth is contiguous a square of registers is transposed at a time, what is neither or reaches over an edge is gathered
-// first.
+// pack_squares packs a panel otherwise: where the depth is contiguous a square of registers is
+// transposed at a time, what is neither or reaches over an edge is gathered first.
 INLINE void JOIN(pack_squares, FORM)(const int left, const int width, const epg_operand *p, int64_t panel, const char *from, char *to, FOUND *found) {
   enum { lanes = V(lanes), per_unit = UNIT / ELEMENT, ahead = 32 };
   typedef V(real) T;
@@ -63,7 +67,8 @@ INLINE void JOIN(pack_squares, FORM)(const int left, const int width, const epg_
     T *const second = out + units * step;
     const int64_t n = units - k < lanes ? units - k : lanes, first = k * per_unit;
     const int64_t elements = p->depth - first < lanes * per_unit ? p->depth - first : lanes * per_unit;
-    for (int h = 0; h < valid; h += lanes) {  // no kernel reads registers that are missing altogether
+    // no kernel reads registers that are missing altogether
+    for (int h = 0; h < valid; h += lanes) {
       V(v) square[lanes];
       if (depth_contiguous && valid - h >= lanes && elements == lanes * per_unit) {
         UNROLL for (int i = 0; i < lanes; i++) {
@@ -97,7 +102,8 @@ INLINE void JOIN(pack_squares, FORM)(const int left, const int width, const epg_
 
 INLINE void JOIN(pack_panels, FORM)(const int left, const int width, const epg_operand *p, int64_t panel, int64_t count, const char *from, char *to,
                                     int16_t *smallest) {
-  enum { per_unit = UNIT / ELEMENT, at_a_time = 8 };  // units: of all panels, since they lie in the same pages
+  // units: of all panels, since they lie in the same pages
+  enum { per_unit = UNIT / ELEMENT, at_a_time = 8 };
   const int64_t units = (p->depth + per_unit - 1) / per_unit, beside = side_by_side * width * ELEMENT;
   FOUND found[EPG_PANELS];
   memset(found, NOTHING_FOUND, sizeof found);

@@ -28,7 +28,8 @@ INLINE void take_row(const int terms, f_v (*square)[tile_words], special *found,
   square[1][i] = _mm512_castsi512_ps(_mm512_permutex2var_epi16(bits_of(second_term(low)), upper, bits_of(second_term(high))));
 }
 
-// take_words takes 32 rows' elements at two neighbours of the depth: words i of the squares of either half of the rows.
+// take_words takes 32 rows' elements at two neighbours of the depth: words i of the squares of
+// either half of the rows.
 INLINE void take_words(const int terms, f_v (*squares)[2][tile_words], special *found, int i, const char *even, const char *odd) {
   if (terms == 1) {
     static const uint16_t together[][32] = {
@@ -62,7 +63,8 @@ INLINE panel_rows rows_of(const epg_operand *p, int64_t panel, const char *from)
   return r;
 }
 
-// lines_of finds 32 elements of the depth of 32 rows, from element k on: lines are rows, or, where rows are contiguous, those at one depth.
+// lines_of finds 32 elements of the depth of 32 rows, from element k on: lines are rows, or, where
+// rows are contiguous, those at one depth.
 INLINE void lines_of(const int rows_contiguous, const epg_operand *p, const panel_rows *r, int64_t k, const char **lines, char (*gathered)[64]) {
   enum { ahead = 2 };  // blocks
   const int depth_contiguous = !rows_contiguous && p->columns.rank == 1 && p->columns.strides[0] == 2;
@@ -106,7 +108,8 @@ INLINE void put_transposed(const int terms, f_v (*square)[tile_words], special *
   UNROLL for (int i = 0; i < tile_words; i++) put_words(terms, square, found, block, half, i);
 }
 
-// block_of_columns packs a block from lines that are its columns: the elements of 32 rows at one depth.
+// block_of_columns packs a block from lines that are its columns: the elements of 32 rows at one
+// depth.
 INLINE void block_of_columns(const int terms, const int transposed, const char **lines, special *found, char *block) {
   f_v squares[2][2][tile_words];
   UNROLL for (int i = 0; i < tile_words; i++) {
@@ -128,15 +131,17 @@ INLINE void block_of_rows(const int terms, const int transposed, const char **li
   }
 }
 
-// smallest_of is what is kept of a panel's special numbers (epg_engine.pack). What earlier parts have left in the sums is as small as their numbers made it.
+// smallest_of is what is kept of a panel's special numbers (epg_engine.pack). What earlier parts
+// have left in the sums is as small as their numbers made it.
 INLINE int16_t smallest_of(const int terms, const special *found, int again, int16_t before) {
   if (terms == 2) return found->infinite ? not_for_amx : nothing_tiny;
   const int16_t least = exponent_of_smallest(found->least);
   return again && before < least ? before : least;
 }
 
-// pack_tiles packs n panels. Those whose rows are contiguous are packed side by side: what is read lies in longer pieces. The left operand's words are those of a row, the right
-// one's those of a column, so one of them is transposed on the way.
+// pack_tiles packs n panels. Those whose rows are contiguous are packed side by side: what is read
+// lies in longer pieces. The left operand's words are those of a row, the right one's those of a
+// column, so one of them is transposed on the way.
 INLINE void pack_tiles(const int terms, const int left, const int rows_contiguous, const int64_t n, const epg_operand *p, int64_t panel, const char *from,
                        char *to, int16_t *smallest) {
   const int64_t blocks = (p->depth + depth_of_tile - 1) / depth_of_tile;

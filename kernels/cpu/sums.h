@@ -1,4 +1,5 @@
-// Sums of what kernels compute, over some dimensions of the operands' shape: how a pass is cut (epg_sums), and what becomes of its totals. engine.h includes it.
+// Sums of what kernels compute, over some dimensions of the operands' shape: how a pass is cut
+// (epg_sums), and what becomes of its totals. engine.h includes it.
 #pragma once
 
 #include <float.h>
@@ -46,7 +47,8 @@ TARGET static void sum(epg_kernel *kernel, const epg_sums *q, int64_t task, cons
   }
 }
 
-// towards_odd is the float beside a number whose last bit tells that there is more, so that rounding it to a half type rounds the number once (Boldo and Melquiond 2008,
+// towards_odd is the float beside a number whose last bit tells that there is more, so that
+// rounding it to a half type rounds the number once (Boldo and Melquiond 2008,
 // https://doi.org/10.1109/TC.2007.70819).
 INLINE float towards_odd(double x) {
   float rounded = (float)x;
@@ -90,7 +92,8 @@ TARGET static void narrow(char *to, const double *from, int64_t n, int64_t dtype
   }
 }
 
-// fold adds lanes to each other, as long as halves of them are of the same sums and whole groups, and returns how many are left.
+// fold adds lanes to each other, as long as halves of them are of the same sums and whole groups,
+// and returns how many are left.
 TARGET static int64_t fold(double *totals, double *errors, int64_t lanes, int64_t run) {
   for (; lanes % (2 * EPG_GROUP) == 0 && lanes / 2 % run == 0; lanes /= 2)
     for (int64_t i = 0; i < lanes / 2; i += d_lanes) {
@@ -102,7 +105,8 @@ TARGET static int64_t fold(double *totals, double *errors, int64_t lanes, int64_
   return lanes;
 }
 
-// finish_part makes results of totals from `begin` on, chunk after chunk: total and error, unless that means nothing since the total is infinite or NaN.
+// finish_part makes results of totals from `begin` on, chunk after chunk: total and error, unless
+// that means nothing since the total is infinite or NaN.
 INLINE void finish_part(const epg_sums *q, int64_t begin, int64_t n, double *totals, int64_t each, int output, place *p) {
   const int64_t size = q->to.element_size, whole = whole_groups(n);
   double total[EPG_BLOCK], error[EPG_BLOCK];

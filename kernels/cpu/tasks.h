@@ -1,9 +1,11 @@
-// The functions that Go calls: each runs the tasks of one call on an engine, which a crew's threads share. engine_cgo.go includes this; tasks_amd64.c has the
-// functions.
+// The functions that Go calls: each runs the tasks of one call on an engine, which a crew's threads
+// share. engine_cgo.go includes this; tasks_amd64.c has the functions.
 //
-// Every address is an argument of its own, never a member of a struct in Go's memory: so cgo knows, and pins, the Go memory among them; and none is a void *, in
-// whose memory cgo would look for pointers on each call. A crew shares the tasks of a call without Go: while all of Go's threads compute in C, its runtime would
-// wake up every few microseconds to look after them, for each of many short calls, on processors that are busy.
+// Every address is an argument of its own, never a member of a struct in Go's memory: so cgo knows,
+// and pins, the Go memory among them; and none is a void *, in whose memory cgo would look for
+// pointers on each call. A crew shares the tasks of a call without Go: while all of Go's threads
+// compute in C, its runtime would wake up every few microseconds to look after them, for each of
+// many short calls, on processors that are busy.
 #pragma once
 
 #include "cpu.h"
@@ -13,20 +15,24 @@
 // Elements are computed `each` at a time.
 void epg_elementwise(const epg_engine *, epg_crew *, epg_kernel *, const epg_loops *, int64_t first, int64_t count, int64_t each, const double *parameters,
                      EPG_ADDRESSES);
-// Totals are one task's for each member of the crew, or, if there are several chunks, every task's, and `done`, zeros, counts those of each column.
+// Totals are one task's for each member of the crew, or, if there are several chunks, every task's,
+// and `done`, zeros, counts those of each column.
 void epg_sum(const epg_engine *, epg_crew *, epg_kernel *, const epg_sums *, int64_t columns, const double *parameters, EPG_ADDRESSES, char *to0, char *to1,
              char *to2, double *totals, int32_t *done);
 // Both operands are packed, or one: the other is NULL.
 void epg_pack(const epg_engine *, epg_crew *, const epg_operand *left, const char *left_from, char *left_to, int16_t *left_smallest, const epg_operand *right,
               const char *right_from, char *right_to, int16_t *right_smallest);
-// Of `rows` of packed numbers, so many bytes of each and the rows a stride apart: the exponent of the largest magnitude, and numbers multiplied by a power of two.
+// Of `rows` of packed numbers, so many bytes of each and the rows a stride apart: the exponent of
+// the largest magnitude, and numbers multiplied by a power of two.
 int64_t epg_largest(const epg_engine *, epg_crew *, int64_t form, const char *from, int64_t rows, int64_t bytes, int64_t stride);
 void epg_lift(const epg_engine *, epg_crew *, int64_t form, char *at, int64_t rows, int64_t bytes, int64_t stride, int64_t powers);
 void epg_multiply(const epg_engine *, epg_crew *, const epg_tile *block, const epg_cut *, const char *left, const char *right, const int16_t *left_smallest,
                   const int16_t *right_smallest, char *sums, char *out, char *pre, const char *bias);
 
-// epg_request_amx asks the system for AMX's registers, for the whole process, and returns 0 or an error's number.
+// epg_request_amx asks the system for AMX's registers, for the whole process, and returns 0 or an
+// error's number.
 int epg_request_amx(void);
 
-// epg_slow_with_denormals tells that this processor multiplies denormal numbers a hundred times as slowly as others: Intel's do.
+// epg_slow_with_denormals tells that this processor multiplies denormal numbers a hundred times as
+// slowly as others: Intel's do.
 int epg_slow_with_denormals(void);

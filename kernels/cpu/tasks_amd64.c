@@ -1,4 +1,5 @@
-// How a crew's threads share the tasks of a call, and what a task is in each of the calls of tasks.h.
+// How a crew's threads share the tasks of a call, and what a task is in each of the calls of
+// tasks.h.
 #define _GNU_SOURCE  // for syscall
 #include <cpuid.h>
 #include <errno.h>

@@ -1,4 +1,5 @@
-// Registers of AVX2 with FMA: f_ is eight floats, d_ four doubles. The names are those of vector_avx512.h, which says what they do. engine_avx2_amd64.c includes it.
+// Registers of AVX2 with FMA: f_ is eight floats, d_ four doubles. The names are those of
+// vector_avx512.h, which says what they do. engine_avx2_amd64.c includes it.
 #pragma once
 
 #include <immintrin.h>

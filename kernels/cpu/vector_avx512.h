@@ -1,5 +1,5 @@
-// Registers of AVX-512: f_ is sixteen floats, d_ eight doubles. Every engine but avx2 includes it. All other headers are written on top of these names, which
-// vector_avx2.h has too.
+// Registers of AVX-512: f_ is sixteen floats, d_ eight doubles. Every engine but avx2 includes it.
+// All other headers are written on top of these names, which vector_avx2.h has too.
 #pragma once
 
 #include <immintrin.h>
@@ -17,7 +17,8 @@
 #endif
 
 enum { f_lanes = 16, d_lanes = 8 };
-// A product's kernel has so many rows at most, by three registers: 24 sums, three registers of the right operand, one of the left.
+// A product's kernel has so many rows at most, by three registers: 24 sums, three registers of the
+// right operand, one of the left.
 enum { tile_rows = 8 };
 // The heights that there are kernels for, ascending.
 #define FOR_EACH_HEIGHT(macro, registers) macro(1, registers) macro(2, registers) macro(4, registers) macro(8, registers)
@@ -80,7 +81,8 @@ INLINE int d_any(d_m mask) { return mask != 0; }
 INLINE f_v f_round(f_v x) { return _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
 INLINE d_v d_round(d_v x) { return _mm512_roundscale_pd(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
 
-// x 2^k with one rounding, also where that is denormal, for an integer k >= -1200. Intel's processors take 140 cycles where it is, or where nothing is left.
+// x 2^k with one rounding, also where that is denormal, for an integer k >= -1200. Intel's
+// processors take 140 cycles where it is, or where nothing is left.
 INLINE f_v f_scale(f_v x, f_v k) { return _mm512_scalef_ps(x, k); }
 INLINE d_v d_scale(d_v x, d_v k) { return _mm512_scalef_pd(x, k); }
 // The same, and zero where the mask is not set: there nothing takes long.
@@ -97,8 +99,9 @@ INLINE f_v f_rounded(d_v low, d_v high) { return _mm512_insertf32x8(_mm512_castp
 // Storage. Stores round to nearest even; NaN stays NaN.
 INLINE f_v f_load_float32(const void *p) { return _mm512_loadu_ps(p); }
 INLINE f_v f_load_float16(const void *p) { return _mm512_cvtph_ps(_mm256_loadu_si256(p)); }
-// A bfloat16 is the upper half of a lane, to which a permutation brings it: number i to place 2 i + 1, or back. The upper half of the numbers' register is zero, and not left
-// open, since clang would take it from a register that the iteration before wrote, and so wait for that.
+// A bfloat16 is the upper half of a lane, to which a permutation brings it: number i to place 2 i +
+// 1, or back. The upper half of the numbers' register is zero, and not left open, since clang would
+// take it from a register that the iteration before wrote, and so wait for that.
 static const uint16_t to_upper_halves[32] = {0, 0, 0, 1, 0, 2, 0, 3, 0, 4, 0, 5, 0, 6, 0, 7, 0, 8, 0, 9, 0, 10, 0, 11, 0, 12, 0, 13, 0, 14, 0, 15};
 static const uint16_t from_upper_halves[32] = {1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31};
 INLINE f_v f_load_bfloat16(const void *p) {
@@ -120,7 +123,8 @@ INLINE d_v d_load_float64(const void *p) { return _mm512_loadu_pd(p); }
 INLINE void d_store_float32(void *p, d_v x) { _mm256_storeu_ps(p, _mm512_cvtpd_ps(x)); }
 INLINE void d_store_float64(void *p, d_v x) { _mm512_storeu_pd(p, x); }
 
-// One step of as many rows of a product's left operand: of the first tile_rows, and of the second ones if there are more.
+// One step of as many rows of a product's left operand: of the first tile_rows, and of the second
+// ones if there are more.
 INLINE void f_store_left(float *first, float *second, f_v x) {
   _mm256_storeu_ps(first, _mm512_castps512_ps256(x));
   _mm256_storeu_ps(second, _mm512_extractf32x8_ps(x, 1));

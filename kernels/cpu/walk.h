@@ -1,7 +1,9 @@
-// Walks over strided tensors: a kernel computes every element, and its results are written or summed. engine.h, gemm.h and sums.h include it.
+// Walks over strided tensors: a kernel computes every element, and its results are written or
+// summed. engine.h, gemm.h and sums.h include it.
 //
-// Runs of elements are used where they lie, or gathered into blocks where they are too short or not contiguous. A kernel sees groups of EPG_GROUP elements in any
-// case, so an element's result depends neither on its place nor on its neighbours.
+// Runs of elements are used where they lie, or gathered into blocks where they are too short or not
+// contiguous. A kernel sees groups of EPG_GROUP elements in any case, so an element's result
+// depends neither on its place nor on its neighbours.
 #pragma once
 
 #include "cpu.h"
@@ -11,12 +13,15 @@ typedef struct {
   char *data[EPG_OPERANDS], *wide[EPG_OUTPUTS];
 } block;
 
-// sums are where the wide results go, NULL where there are none. A block's elements are added in turn to the totals from a column on; or, with `lanes`, to all of them, from
-// the first again when there are no more; or, where `terms` is more than 1, so many runs of `run` elements to as many totals.
+// sums are where the wide results go, NULL where there are none. A block's elements are added in
+// turn to the totals from a column on; or, with `lanes`, to all of them, from the first again when
+// there are no more; or, where `terms` is more than 1, so many runs of `run` elements to as many
+// totals.
 //
-// Totals are `width`, of which the last EPG_GROUP are room for the padding of a column's end, which is anywhere; and as many behind them for their errors, if they are kept: of
-// float64. What float32 loses in double is far below its own rounding, and so is what half types lose in float over few terms, which are then added to the totals. Until then
-// they lie where errors would.
+// Totals are `width`, of which the last EPG_GROUP are room for the padding of a column's end, which
+// is anywhere; and as many behind them for their errors, if they are kept: of float64. What float32
+// loses in double is far below its own rounding, and so is what half types lose in float over few
+// terms, which are then added to the totals. Until then they lie where errors would.
 typedef struct {
   double *total[EPG_OUTPUTS];
   int64_t width, lanes, terms, run;
@@ -27,8 +32,8 @@ typedef struct {
 // What a block's operands and wide results take each, and what they are aligned to.
 enum { part_bytes = EPG_BLOCK * 8, part_alignment = 64 };
 
-// memory_of_block is the bytes of a block for the operands that are there, and for the results that are summed. It is on
-// the stack of a thread that may have little: callers' threads compute too.
+// memory_of_block is the bytes of a block for the operands that are there, and for the results that
+// are summed. It is on the stack of a thread that may have little: callers' threads compute too.
 INLINE int64_t memory_of_block(char *const *base, const sums *s) {
   int64_t parts = 0;
   for (int o = 0; o < EPG_OPERANDS; o++) parts += base[o] != 0;
@@ -157,7 +162,8 @@ TARGET static void add_few(const sums *s) {
 ADD_TO(add_to, double)
 ADD_TO(d_add_to, d_v)
 
-// add_sums adds n results, padded to whole groups, to the sums from a column on, with the error of each addition.
+// add_sums adds n results, padded to whole groups, to the sums from a column on, with the error of
+// each addition.
 TARGET static void add_sums(const sums *s, block *b, int64_t column, int64_t n) {
   for (int output = 0; output < EPG_OUTPUTS; output++) {
     if (!s->total[output]) continue;
@@ -260,7 +266,8 @@ INLINE void go_to(place *p, const epg_loops *l, int64_t linear, char *const *bas
   }
 }
 
-// advance moves by n elements, at most to the end of the innermost dimension, and beyond it to the next run.
+// advance moves by n elements, at most to the end of the innermost dimension, and beyond it to the
+// next run.
 INLINE void advance(place *p, const epg_loops *l, int64_t n) {
   int64_t d = l->rank - 1;
   p->index[d] += n;
@@ -316,7 +323,8 @@ TARGET static void move(const epg_loops *l, const place *p, int o, int64_t n, ch
   }
 }
 
-// gather_runs computes n <= EPG_BLOCK elements from the first on, which has its place, over as many runs as they take, where they lie or through the block.
+// gather_runs computes n <= EPG_BLOCK elements from the first on, which has its place, over as many
+// runs as they take, where they lie or through the block.
 TARGET static void gather_runs(epg_kernel *kernel, block *b, const walker *w, const place *p, int64_t first, int64_t n, const double *parameters, const sums *s,
                                int64_t column) {
   const int64_t size = w->loops->element_size, padding = whole_groups(n) - n;
@@ -342,7 +350,8 @@ TARGET static void gather_runs(epg_kernel *kernel, block *b, const walker *w, co
 // short_run is the elements of a run up to which several at a time are gathered.
 enum { short_run = EPG_BLOCK / 4 };
 
-// walk computes [first, first+count), the innermost runs one by one if they are long. Sums are from their first total on.
+// walk computes [first, first+count), the innermost runs one by one if they are long. Sums are from
+// their first total on.
 TARGET static void walk(epg_kernel *kernel, block *b, const walker *w, int64_t first, int64_t count, const double *parameters, char *const *base,
                         const sums *s) {
   const epg_loops *l = w->loops;

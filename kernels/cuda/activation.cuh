@@ -1,9 +1,14 @@
-// The activations: one struct each, by the name of its row in go/activation, with the formulas of kernels/portable/activation.go.
+// The activations: one struct each, by the name of its row in go/activation, with the formulas of
+// kernels/portable/activation.go.
 //
-// An activation has parts(x, parameters), which is what its value and its slope share (an exponential, above all, and the parameters), value(x, parts), and
-// gradient(g, x, parts) = g act'(x), which is a selection where the activation is piecewise linear, so that relu'(x) = 0 also stops an infinite or NaN g. Where the derivative is a function of the output
-// y, gradient_from_output(g, y) is the same from y. It is cheap where the machine computes it while it waits for memory. NaN gives NaN; infinities follow PyTorch (NaN where its formula has inf*0): gelu(-inf) =
-// gelu_tanh(-inf) = silu(-inf) = NaN, and the slopes of the three at both infinities NaN.
+// An activation has parts(x, parameters), which is what its value and its slope share (an
+// exponential, above all, and the parameters), value(x, parts), and gradient(g, x, parts) = g
+// act'(x), which is a selection where the activation is piecewise linear, so that relu'(x) = 0 also
+// stops an infinite or NaN g. Where the derivative is a function of the output y,
+// gradient_from_output(g, y) is the same from y. It is cheap where the machine computes it while it
+// waits for memory. NaN gives NaN; infinities follow PyTorch (NaN where its formula has inf*0):
+// gelu(-inf) = gelu_tanh(-inf) = silu(-inf) = NaN, and the slopes of the three at both infinities
+// NaN.
 //
 // To add one, add a struct and its name to the list.
 #pragma once
@@ -37,7 +42,8 @@ struct none {
   EPG_FORMULA Real gradient(Real g, Real, Parts) { return g; }
 };
 
-// relu is max(x, 0); -0 and NaN pass. Its gradient is g where x > 0 or x is NaN, else 0; the output serves as x equally well.
+// relu is max(x, 0); -0 and NaN pass. Its gradient is g where x > 0 or x is NaN, else 0; the output
+// serves as x equally well.
 template <class A>
 struct relu {
   using Real = typename A::Real;
@@ -49,7 +55,8 @@ struct relu {
   EPG_FORMULA Real gradient_from_output(Real g, Real y) { return y <= 0 ? Real(0) : g; }
 };
 
-// leaky_relu is x where x > 0, else slope x, as for a NaN. Its gradient is g where x > 0, else slope g.
+// leaky_relu is x where x > 0, else slope x, as for a NaN. Its gradient is g where x > 0, else
+// slope g.
 template <class A>
 struct leaky_relu {
   using Real = typename A::Real;
@@ -74,8 +81,8 @@ struct relu2 : relu<A> {
   EPG_FORMULA Real gradient(Real g, Real x, Parts parts) { return relu<A>::gradient(g * (2 * x), x, parts); }
 };
 
-// gelu is x Phi(x), Phi(-t) = e^(-t^2/2) W(t). Its slope is Phi(x) + x phi(x): e^(-t^2/2) (W(t) - t/sqrt(2 pi)) on the left and 1 minus that
-// on the right.
+// gelu is x Phi(x), Phi(-t) = e^(-t^2/2) W(t). Its slope is Phi(x) + x phi(x): e^(-t^2/2) (W(t) -
+// t/sqrt(2 pi)) on the left and 1 minus that on the right.
 template <class A>
 struct gelu {
   using Real = typename A::Real;
@@ -96,7 +103,8 @@ struct gelu {
   }
 };
 
-// sigmoid is 1/(1+e) on the right and e/(1+e) on the left, e = e^-|x|: 1 - sigmoid without its cancellation. Its slope is e/(1+e)^2.
+// sigmoid is 1/(1+e) on the right and e/(1+e) on the left, e = e^-|x|: 1 - sigmoid without its
+// cancellation. Its slope is e/(1+e)^2.
 template <class A>
 struct sigmoid {
   using Real = typename A::Real;
@@ -119,8 +127,8 @@ __device__ __forceinline__ typename A::Real sigmoid_product(typename A::Real x, 
   return negative(x) ? decay.scale(product) : product;
 }
 
-// sigmoid_product_slope is its derivative for an odd v that grows with x, sigmoid(v) (1 + x v' sigmoid(-v)), over one denominator. At infinities it
-// is NaN: x e = inf*0.
+// sigmoid_product_slope is its derivative for an odd v that grows with x, sigmoid(v) (1 + x v'
+// sigmoid(-v)), over one denominator. At infinities it is NaN: x e = inf*0.
 template <class A>
 __device__ __forceinline__ typename A::Real sigmoid_product_slope(typename A::Real x, typename A::Real v_slope, const typename A::Decay &decay) {
   using Real = typename A::Real;
@@ -141,7 +149,8 @@ struct silu {
   EPG_FORMULA Real gradient(Real g, Real x, const Parts &decay) { return g * sigmoid_product_slope<A>(x, Real(1), decay); }
 };
 
-// gelu_tanh is x (1 + tanh(u))/2 = x sigmoid(v) with v = 2u = c1 x + c3 x^3, c1 = 2 sqrt(2/pi) and c3 = 0.044715 c1.
+// gelu_tanh is x (1 + tanh(u))/2 = x sigmoid(v) with v = 2u = c1 x + c3 x^3, c1 = 2 sqrt(2/pi) and
+// c3 = 0.044715 c1.
 template <class A>
 struct gelu_tanh {
   using Real = typename A::Real;
@@ -150,13 +159,15 @@ struct gelu_tanh {
   EPG_FORMULA Parts parts(Real x, const Parameters<Real> &) { return A::gelu_tanh_decay(x); }
   EPG_FORMULA Real value(Real x, const Parts &decay) { return sigmoid_product<A>(x, decay); }
   EPG_FORMULA Real gradient(Real g, Real x, const Parts &decay) {
-    // Where e is zero the slope is the limit, and NaN at infinities; the cube of a large x would overflow to an infinity of its own.
+    // Where e is zero the slope is the limit, and NaN at infinities; the cube of a large x would
+    // overflow to an infinity of its own.
     Real v_slope = decay.m == 0 ? Real(1) : fused(A::Constants::gelu_tanh_3c3, x * x, A::Constants::gelu_tanh_c1);
     return g * sigmoid_product_slope<A>(x, v_slope, decay);
   }
 };
 
-// tanh is 1 - 2e/(1+e), e = e^(-2|x|), with the sign of x, and a polynomial near 0, where that cancels. Its slope is 4e/(1+e)^2.
+// tanh is 1 - 2e/(1+e), e = e^(-2|x|), with the sign of x, and a polynomial near 0, where that
+// cancels. Its slope is 4e/(1+e)^2.
 template <class A>
 struct tanh {
   using Real = typename A::Real;

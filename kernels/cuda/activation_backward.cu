@@ -1,9 +1,12 @@
-// The hidden layer of a block whose preactivation alone was kept: activation_backward_<activation>_<dtype>, and activation_backward_columns_<...>, which also sums the
-// columns of the unrounded gradient (the bias gradient).
+// The hidden layer of a block whose preactivation alone was kept:
+// activation_backward_<activation>_<dtype>, and activation_backward_columns_<...>, which also sums
+// the columns of the unrounded gradient (the bias gradient).
 //
-//   grad_input = grad_output act'(input),  out = act(input),  grad_bias = the sum of grad_input over all dimensions but the last
+//   grad_input = grad_output act'(input),  out = act(input),  grad_bias = the sum of grad_input
+//   over all dimensions but the last
 //
-// All operands have one shape; grad_input may be grad_output. Value and slope share their exponential.
+// All operands have one shape; grad_input may be grad_output. Value and slope share their
+// exponential.
 #include "activation.cuh"
 #include "reduce.cuh"
 

@@ -1,7 +1,8 @@
-// The three ways to compute: Half for the half types (in float, to about 2^-16), Single and Exact<Double> (to the last places).
+// The three ways to compute: Half for the half types (in float, to about 2^-16), Single and
+// Exact<Double> (to the last places).
 //
-// What every activation is made of has one name in each: a decaying exponential, a reciprocal, and the normal distribution's tail. Formulas
-// (activation.cuh) are written once on top of these.
+// What every activation is made of has one name in each: a decaying exponential, a reciprocal, and
+// the normal distribution's tail. Formulas (activation.cuh) are written once on top of these.
 #pragma once
 
 #include "activation_table.cuh"
@@ -11,7 +12,8 @@ namespace epigrad {
 
 constexpr int most_parameters = 4;  // of a kind (go/activation)
 
-// Parameters are a kind's as Real has them, or lerp's weight. They stay in constant memory until a formula reads one.
+// Parameters are a kind's as Real has them, or lerp's weight. They stay in constant memory until a
+// formula reads one.
 template <class Real>
 struct Parameters {
   const double *values;
@@ -25,8 +27,9 @@ struct Parameters {
   }
 };
 
-// Half computes with the machine's own approximations, whose error is far below the rounding to a half type. Exponentials are squares
-// of their halves, which reach through float's denormals where the instruction flushes them.
+// Half computes with the machine's own approximations, whose error is far below the rounding to a
+// half type. Exponentials are squares of their halves, which reach through float's denormals where
+// the instruction flushes them.
 struct Half {
   using Real = float;
   using Constants = Table<Half>;
@@ -65,15 +68,17 @@ struct Half {
   }
 };
 
-// Single is float, to the last places: no intermediate cancels or is rounded where it is denormal, and exponents are formed in two parts, since rounding an
-// exponent v costs v units in the last place.
+// Single is float, to the last places: no intermediate cancels or is rounded where it is denormal,
+// and exponents are formed in two parts, since rounding an exponent v costs v units in the last
+// place.
 struct Single {
   using Real = float;
   using Constants = Table<Single>;
   static constexpr bool approximate = false;
 
-  // Decay is e^-|v|: m and the power of two that takes m to it. A result that falls towards zero with it is formed from m and scaled last, so that it is
-  // rounded once where it is denormal. Where m is not e^-|v| itself it is below 2^-35, so that it serves as e where 1 is added.
+  // Decay is e^-|v|: m and the power of two that takes m to it. A result that falls towards zero
+  // with it is formed from m and scaled last, so that it is rounded once where it is denormal.
+  // Where m is not e^-|v| itself it is below 2^-35, so that it serves as e where 1 is added.
   struct Decay {
     Real m, e, power;
     __device__ __forceinline__ Real scale(Real x) const { return x * power; }
@@ -89,7 +94,8 @@ struct Single {
   static __device__ __forceinline__ Decay normal_decay(Real x) {
     Real t = minimum(magnitude(x), 64.0f);
     Real h = exponent(t * t, -0.5f * Constants::log2_e);
-    Real twice = fused(-t, t, h * (-2 * Constants::ln2_high));  // the product is exact, and so is what cancels
+    // the product is exact, and so is what cancels
+    Real twice = fused(-t, t, h * (-2 * Constants::ln2_high));
     return exponential(h, fused(0.5f, twice, h * -Constants::ln2_rest));
   }
 
@@ -115,7 +121,8 @@ struct Single {
     constexpr Real c = Constants::normal_centre;
     t = minimum(t, 64.0f);
     Real r = reciprocal_approximately(t + c);
-    Real r_low = r * fused(-r, t, fused(-r, c, 1.0f));  // of t + c itself, not of what it was rounded to
+    // of t + c itself, not of what it was rounded to
+    Real r_low = r * fused(-r, t, fused(-r, c, 1.0f));
     Real p = Constants::normal_tail(fused(-2 * c, r + r_low, 1.0f));
     return fused(p, r, p * r_low);
   }
@@ -145,7 +152,8 @@ struct Double {
   static constexpr Real decay_limit = 800;
   static constexpr Real tail_limit = 40;
 
-  // Comparisons of doubles take the time of a sum, those of their bits as integers none. is_beyond is t >= decay_limit for t >= 0, and false for NaN.
+  // Comparisons of doubles take the time of a sum, those of their bits as integers none. is_beyond
+  // is t >= decay_limit for t >= 0, and false for NaN.
   static __device__ __forceinline__ uint32_t upper(Real t) { return static_cast<uint32_t>(__double2hiint(t)); }
   static __device__ __forceinline__ bool is_beyond(Real t) {
     constexpr uint64_t limit = 0x4089000000000000, infinity = 0x7ff0000000000000;  // of 800
@@ -159,7 +167,8 @@ struct Double {
     return fused(r, fused(-x, r, 1.0), r);
   }
   static __device__ __forceinline__ Real normal_tail(Real t) {
-    // The polynomial amplifies an error of its variable: t + c and its reciprocal are carried in two parts.
+    // The polynomial amplifies an error of its variable: t + c and its reciprocal are carried in
+    // two parts.
     constexpr Real c = Constants::normal_centre;
     constexpr uint32_t upper_limit = 0x40440000, upper_c = 0x40080000;  // of 40 and 3
     static_assert(c == 3 && tail_limit == 40);
@@ -183,15 +192,16 @@ struct Double {
   }
 };
 
-// Exact makes of one of them what Half has, to the last places: no intermediate cancels or is rounded where it is denormal, and exponents
-// are formed in two parts, since rounding an exponent v costs v units in the last place.
+// Exact makes of one of them what Half has, to the last places: no intermediate cancels or is
+// rounded where it is denormal, and exponents are formed in two parts, since rounding an exponent v
+// costs v units in the last place.
 template <class Base>
 struct Exact : Base {
   using Real = typename Base::Real;
   using Constants = typename Base::Constants;
 
-  // Decay is m 2^k in three factors. A result that falls towards zero with it is formed from m and scaled last, so that it is rounded once
-  // where it is denormal.
+  // Decay is m 2^k in three factors. A result that falls towards zero with it is formed from m and
+  // scaled last, so that it is rounded once where it is denormal.
   struct Decay {
     Real m, e, power1, power2;
     __device__ __forceinline__ Real scale(Real x) const { return x * power1 * power2; }
@@ -199,7 +209,8 @@ struct Exact : Base {
 
   static __device__ __forceinline__ Decay decay(Real t) { return decay(t, Real(0)); }
 
-  // decay returns e^-(t+low) for t >= 0 and |low| <= ulp(t), 0 beyond decay_limit, NaN for NaN: -t = r - n ln2 with |r| <= ln2/2.
+  // decay returns e^-(t+low) for t >= 0 and |low| <= ulp(t), 0 beyond decay_limit, NaN for NaN: -t
+  // = r - n ln2 with |r| <= ln2/2.
   static __device__ __forceinline__ Decay decay(Real t, Real low) {
     bool beyond = Base::is_beyond(t);
     if (beyond) t = Base::decay_limit;
@@ -226,7 +237,8 @@ struct Exact : Base {
     Real square_low = fused(t, t, -square);
     Real cubic = Constants::gelu_tanh_c3 * square;
     Real cubic_low = fused(Constants::gelu_tanh_c3, square, -cubic) + fused(Constants::gelu_tanh_c3, square_low, Constants::gelu_tanh_c3_low * square);
-    // Either of the two may be the larger: a sum in two parts that holds for both (Knuth, The Art of Computer Programming 2, 4.2.2).
+    // Either of the two may be the larger: a sum in two parts that holds for both (Knuth, The Art
+    // of Computer Programming 2, 4.2.2).
     Real sum = Constants::gelu_tanh_c1 + cubic;
     Real part = sum - Constants::gelu_tanh_c1;
     Real sum_low = (Constants::gelu_tanh_c1 - (sum - part)) + (cubic - part) + (cubic_low + Constants::gelu_tanh_c1_low);

@@ -1,4 +1,5 @@
-// Package cuda holds the CUDA kernels: their sources, and what `make kernels` has compiled of them into this build.
+// Package cuda holds the CUDA kernels: their sources, and what `make kernels` has compiled of them
+// into this build.
 //
 // A build without compiled kernels works and has no images; the CUDA backend then says so.
 package cuda
@@ -64,7 +65,8 @@ var built = sync.OnceValue(func() build {
 	return b
 })
 
-// hashOf tells whether an image is of these sources, as kernels/tools/compile_cuda.py does: launches are made for them.
+// hashOf tells whether an image is of these sources, as kernels/tools/compile_cuda.py does:
+// launches are made for them.
 func hashOf(entries []fs.DirEntry, name string) string {
 	digest := sha256.New()
 	add := func(file string) {

@@ -1,10 +1,11 @@
-// Gated activations: gated_<activation>_<dtype>, gated_backward_<activation>_<dtype>, and gated_backward_columns_<activation>_<dtype>, which
-// also sums the unrounded gradients.
+// Gated activations: gated_<activation>_<dtype>, gated_backward_<activation>_<dtype>, and
+// gated_backward_columns_<activation>_<dtype>, which also sums the unrounded gradients.
 //
 //   out = value act(gate)
 //   grad_value = grad_output act(gate),  grad_gate = (grad_output value) act'(gate)
 //
-// in the order of operations that PyTorch's autograd has, so that infinities meet zeros in the same places. All operands have one shape.
+// in the order of operations that PyTorch's autograd has, so that infinities meet zeros in the same
+// places. All operands have one shape.
 #include "activation.cuh"
 #include "reduce.cuh"
 

@@ -1,9 +1,13 @@
-// The elementwise part of a product's backward: grad_preactivation_<activation>_<dtype> from the saved preactivation, grad_preactivation_from_output_<...> from the
-// saved output, and both with _columns, which also sum the columns of the unrounded gradient (the bias gradient). finish_columns_<dtype> adds the partial sums.
+// The elementwise part of a product's backward: grad_preactivation_<activation>_<dtype> from the
+// saved preactivation, grad_preactivation_from_output_<...> from the saved output, and both with
+// _columns, which also sum the columns of the unrounded gradient (the bias gradient).
+// finish_columns_<dtype> adds the partial sums.
 //
-//   grad_preactivation = grad_output act'(preactivation),  grad_bias = the sum of it over all dimensions but the last
+//   grad_preactivation = grad_output act'(preactivation),  grad_bias = the sum of it over all
+//   dimensions but the last
 //
-// All operands have one shape; grad_preactivation may be grad_output or the saved tensor, and may be missing where there are sums.
+// All operands have one shape; grad_preactivation may be grad_output or the saved tensor, and may
+// be missing where there are sums.
 #include "gemm_epilogue.cuh"
 #include "reduce.cuh"
 

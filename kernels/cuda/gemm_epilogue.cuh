@@ -1,4 +1,5 @@
-// grad_preactivation = grad_output act'(preactivation), one element at a time: operations for loops.cuh, reduce.cuh and the products of gemm_epilogue_small.cu.
+// grad_preactivation = grad_output act'(preactivation), one element at a time: operations for
+// loops.cuh, reduce.cuh and the products of gemm_epilogue_small.cu.
 #pragma once
 
 #include "activation.cuh"

@@ -1,12 +1,15 @@
-// Products that take less time than launches do, with all that belongs to them, in one launch each way: gemm_epilogue_small_<activation>_<dtype>, and
-// gemm_epilogue_backward_small_<...> from the saved preactivation, gemm_epilogue_backward_small_from_output_<...> from the saved output.
+// Products that take less time than launches do, with all that belongs to them, in one launch each
+// way: gemm_epilogue_small_<activation>_<dtype>, and gemm_epilogue_backward_small_<...> from the
+// saved preactivation, gemm_epilogue_backward_small_from_output_<...> from the saved output.
 //
-//   preactivation = a b + bias,  out = act(preactivation)
-//   g = grad_output act'(preactivation),  grad_a = g b^T,  grad_b = a^T g (+ grad_b),  grad_bias = column sums of g (+ grad_bias)
+//   preactivation = a b + bias,  out = act(preactivation) g = grad_output act'(preactivation),
+//   grad_a = g b^T,  grad_b = a^T g (+ grad_b),  grad_bias = column sums of g (+ grad_bias)
 //
-// a is [m, k], b is [k, n], and whatever else has m rows has n columns; all of any strides. A result without a place is not computed. The preactivation is rounded to
-// storage before it is used, as when it is stored; g is not. A block makes one tile of one result, and forms the elements of g that it meets again each time: for
-// problems this small that is less than a second launch. Every fourth term of `depth` is added up by itself.
+// a is [m, k], b is [k, n], and whatever else has m rows has n columns; all of any strides. A
+// result without a place is not computed. The preactivation is rounded to storage before it is
+// used, as when it is stored; g is not. A block makes one tile of one result, and forms the
+// elements of g that it meets again each time: for problems this small that is less than a second
+// launch. Every fourth term of `depth` is added up by itself.
 #include "gemm_epilogue.cuh"
 #include "loops.cuh"
 
@@ -37,7 +40,8 @@ struct SmallBackward {
   int64_t grad_bias_stride;
   double parameters[most_parameters];
   int32_t m, n, k;
-  int32_t grad_a_tiles, grad_b_tiles;  // blocks that make tiles of either, 0 where it is not asked for; those after them make grad_bias
+  // blocks that make tiles of either, 0 where it is not asked for; those after them make grad_bias
+  int32_t grad_a_tiles, grad_b_tiles;
   int32_t accumulate;
 };
 static_assert(sizeof(SmallBackward) == 6 * 24 + 16 + 4 * 8 + 24, "go/backend/cuda has the same layout");
@@ -55,7 +59,8 @@ __device__ __forceinline__ Storage *element(const Matrix &x, int row, int column
   return static_cast<Storage *>(x.data) + row * x.row_stride + column * x.column_stride;
 }
 
-// A factor of a product gives its element at a place across the sum and one along it. Elements is a matrix as it lies, and Gradients is g.
+// A factor of a product gives its element at a place across the sum and one along it. Elements is a
+// matrix as it lies, and Gradients is g.
 template <class Storage>
 struct Elements {
   const Matrix &x;
@@ -76,13 +81,15 @@ struct Gradients {
   }
 };
 
-// Factor is a part of a matrix, `count` places across the sum from `first` on. A factor is transposed where its columns are across.
+// Factor is a part of a matrix, `count` places across the sum from `first` on. A factor is
+// transposed where its columns are across.
 template <bool transposed, class Source>
 struct Factor {
   Source source;
   int first, count, terms;
 
-  // fetch reads the thread's part of the terms from `begin` on. Neighbouring threads read what lies side by side.
+  // fetch reads the thread's part of the terms from `begin` on. Neighbouring threads read what lies
+  // side by side.
   template <class Real>
   __device__ __forceinline__ void fetch(Real (&x)[tile * depth / block_threads], int begin) const {
 #pragma unroll
@@ -118,7 +125,8 @@ struct Stage {
   Real left[tile][depth + 1], right[tile][depth + 1];
 };
 
-// tile_product is the thread's element of a tile of a product: row threadIdx.x / tile, column threadIdx.x % tile.
+// tile_product is the thread's element of a tile of a product: row threadIdx.x / tile, column
+// threadIdx.x % tile.
 template <class Real, class Left, class Right>
 __device__ __forceinline__ Real tile_product(Stage<Real> &stage, const Left &left, const Right &right) {
   const int row = threadIdx.x / tile, column = threadIdx.x % tile;
@@ -184,7 +192,8 @@ __device__ __forceinline__ void small_grad_bias(const SmallBackward &p, const Gr
   store_sum(static_cast<Storage *>(p.grad_bias) + (first_column + column) * p.grad_bias_stride, sum, p.accumulate != 0);
 }
 
-// small_backward makes a tile of grad_a or of grad_b, or a tile's columns of grad_bias, in each block.
+// small_backward makes a tile of grad_a or of grad_b, or a tile's columns of grad_bias, in each
+// block.
 template <class Operation, class Storage>
 __device__ __forceinline__ void small_backward(const SmallBackward &p) {
   using Real = typename Storage::Real;

@@ -1,7 +1,8 @@
-// What the kernels need of the machine: single instructions by name, for both widths where there are both.
+// What the kernels need of the machine: single instructions by name, for both widths where there
+// are both.
 //
-// Sources are compiled with -fmad=false: nothing is fused but where fused() says so. So every form of a kernel (vector, strided, sums) gives the
-// same bits for the same element.
+// Sources are compiled with -fmad=false: nothing is fused but where fused() says so. So every form
+// of a kernel (vector, strided, sums) gives the same bits for the same element.
 #pragma once
 
 #ifndef __CUDACC__
@@ -23,7 +24,8 @@ __device__ __forceinline__ double magnitude(double x) { return fabs(x); }
 __device__ __forceinline__ float with_sign(float x, float y) { return copysignf(x, y); }
 __device__ __forceinline__ double with_sign(double x, double y) { return copysign(x, y); }
 
-// negative is x < 0. In double, where a comparison takes the time of a sum, it is the sign, of zeros and NaN too: of use where either side's formula will do for them.
+// negative is x < 0. In double, where a comparison takes the time of a sum, it is the sign, of
+// zeros and NaN too: of use where either side's formula will do for them.
 __device__ __forceinline__ bool negative(float x) { return x < 0; }
 __device__ __forceinline__ bool negative(double x) { return __double2hiint(x) < 0; }
 
@@ -55,7 +57,8 @@ __device__ __forceinline__ float minimum(float x, float y) {
   return z;
 }
 
-// reciprocal_approximately is 1/x to one unit in the last place, for x in [2^-126, 2^126]; it is 0 beyond.
+// reciprocal_approximately is 1/x to one unit in the last place, for x in [2^-126, 2^126]; it is 0
+// beyond.
 __device__ __forceinline__ float reciprocal_approximately(float x) {
   float y;
   asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
@@ -69,7 +72,8 @@ __device__ __forceinline__ double reciprocal_approximately(double x) {
   return y;
 }
 
-// The half types, one and two at a time; of two, the first is in the low half. Rounding is to nearest even.
+// The half types, one and two at a time; of two, the first is in the low half. Rounding is to
+// nearest even.
 __device__ __forceinline__ uint32_t pack_bf16(float low, float high) {
   uint32_t bits;
   asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(bits) : "f"(high), "f"(low));
@@ -86,8 +90,9 @@ __device__ __forceinline__ float unpack_f16(uint16_t bits) {
   return x;
 }
 
-// let_next_start lets blocks of the next launch start, where that asked for it, once all blocks of this one have called this; wait_for_previous waits, in such
-// a launch, until the one before it has ended and its writes can be read. Both do nothing in other launches and on older machines.
+// let_next_start lets blocks of the next launch start, where that asked for it, once all blocks of
+// this one have called this; wait_for_previous waits, in such a launch, until the one before it has
+// ended and its writes can be read. Both do nothing in other launches and on older machines.
 __device__ __forceinline__ void let_next_start() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;");
@@ -99,8 +104,9 @@ __device__ __forceinline__ void wait_for_previous() {
 #endif
 }
 
-// copy_ahead starts a copy of 16 bytes to shared memory, for the thread that asks for it alone. Copies belong to the group that the next close_group closes;
-// wait_for_groups waits for all groups but the last so many.
+// copy_ahead starts a copy of 16 bytes to shared memory, for the thread that asks for it alone.
+// Copies belong to the group that the next close_group closes; wait_for_groups waits for all groups
+// but the last so many.
 __device__ __forceinline__ void copy_ahead(uint4 *to, const void *from) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(static_cast<uint32_t>(__cvta_generic_to_shared(to))), "l"(from));
 }

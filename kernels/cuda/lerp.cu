@@ -1,11 +1,14 @@
-// Interpolation: lerp_<dtype>, lerp_backward_<dtype>, and lerp_backward_columns_<dtype> and lerp_backward_rows_<dtype>, which also sum gradients over
-// the dimensions in which an operand was broadcast.
+// Interpolation: lerp_<dtype>, lerp_backward_<dtype>, and lerp_backward_columns_<dtype> and
+// lerp_backward_rows_<dtype>, which also sum gradients over the dimensions in which an operand was
+// broadcast.
 //
-//   out = start + weight (end - start), from the nearer end: torch.lerp's formula, exact at both ends, the product unrounded
-//   grad_start = (1 - weight) grad_output,  grad_end = weight grad_output,  grad_weight = grad_output (end - start)
+//   out = start + weight (end - start), from the nearer end: torch.lerp's formula, exact at both
+//   ends, the product unrounded grad_start = (1 - weight) grad_output,  grad_end = weight
+//   grad_output,  grad_weight = grad_output (end - start)
 //
-// All operands have one shape, with stride 0 where they are broadcast. The weight is the sum of the number in the parameters and the tensor: a null tensor
-// stands for zeros, and beside a tensor the number is -0, which changes nothing.
+// All operands have one shape, with stride 0 where they are broadcast. The weight is the sum of the
+// number in the parameters and the tensor: a null tensor stands for zeros, and beside a tensor the
+// number is -0, which changes nothing.
 #include "reduce.cuh"
 
 namespace epigrad {
@@ -28,8 +31,8 @@ struct Lerp {
   }
 };
 
-// grad_start, grad_end, grad_weight; grad_output, start, end, weight. Start and end may be null where grad_weight is not asked for, and weight
-// where nothing else is.
+// grad_start, grad_end, grad_weight; grad_output, start, end, weight. Start and end may be null
+// where grad_weight is not asked for, and weight where nothing else is.
 template <class Storage>
 struct LerpBackward {
   using Output = Storage;

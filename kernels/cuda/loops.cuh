@@ -6,11 +6,13 @@
 //   outputs, inputs           how many there are
 //   optional_inputs           whether a null input stands for zeros
 //   selective                 whether apply leaves out what is not wanted
-//   vectors                   how many vectors a thread of the vector form does: 2 where they have more to compute than to wait for, so that they
-//                             share what it costs to find them
+//   vectors                   how many vectors a thread of the vector form does: 2 where they have
+//                             more to compute than to wait for, so that they share what it costs
+//                             to find them
 //   apply<wanted>(p, y, x)    outputs y from inputs x and the parameters p; bit i of wanted asks for y[i]
 //
-// and two kernels are made of it, which give the same bits for the same element. A null output is not written.
+// and two kernels are made of it, which give the same bits for the same element. A null output is
+// not written.
 #pragma once
 
 #include "arithmetic.cuh"
@@ -20,11 +22,13 @@ namespace epigrad {
 
 constexpr int block_threads = 256;
 constexpr int block_threads_log2 = 8;
-constexpr int vector_threads = 128;  // of a block of the vector form: shorter blocks make way sooner
+// of a block of the vector form: shorter blocks make way sooner
+constexpr int vector_threads = 128;
 constexpr int max_rank = 8;
 
-// Divisor divides numbers below 2^63 by size with one multiplication: multiplier = floor(2^(63+l)/size) + 1 and shift = l - 1, where 2^l is the
-// power of two from size on. A size of 1 has the multiplier 0 (Granlund and Montgomery 1994, https://doi.org/10.1145/178243.178249).
+// Divisor divides numbers below 2^63 by size with one multiplication: multiplier =
+// floor(2^(63+l)/size) + 1 and shift = l - 1, where 2^l is the power of two from size on. A size of
+// 1 has the multiplier 0 (Granlund and Montgomery 1994, https://doi.org/10.1145/178243.178249).
 struct Divisor {
   uint64_t multiplier;
   int64_t size;
@@ -36,13 +40,15 @@ __device__ __forceinline__ int64_t divide(int64_t n, const Divisor &d) {
   return d.multiplier == 0 ? n : static_cast<int64_t>(__umul64hi(static_cast<uint64_t>(n), d.multiplier) >> d.shift);
 }
 
-// Elementwise are the parameters of both kernels. Operands are the outputs, then the inputs. Dimensions are innermost first, strides in elements.
+// Elementwise are the parameters of both kernels. Operands are the outputs, then the inputs.
+// Dimensions are innermost first, strides in elements.
 template <int operands>
 struct Elementwise {
   void *pointers[operands];
-  double parameters[most_parameters];   // those of apply
-  int64_t count;                        // vector form: vectors; strided form: rows
-  int64_t tail;                         // vector form: elements behind the last vector, of one dimension
+  double parameters[most_parameters];  // those of apply
+  int64_t count;                       // vector form: vectors; strided form: rows
+  // vector form: elements behind the last vector, of one dimension
+  int64_t tail;
   int64_t strides[operands][max_rank];  // vector form: [..][0] is not read
   Divisor dims[max_rank];               // sizes; vector form: dims[0] counts vectors
   Divisor tiles;                        // strided form: tiles of a row
@@ -53,7 +59,8 @@ struct Elementwise {
 };
 static_assert(sizeof(Elementwise<2>) == 2 * 8 + 4 * 8 + 16 + 2 * 64 + 9 * 24 + 16, "go/backend/cuda has the same layout");
 
-// advance adds to offsets what index contributes that counts through the dimensions from `first` on.
+// advance adds to offsets what index contributes that counts through the dimensions from `first`
+// on.
 template <int operands>
 __device__ __forceinline__ void advance(int64_t (&offsets)[operands], int64_t index, int first, int rank, const Divisor (&dims)[max_rank],
                                         const int64_t (&strides)[operands][max_rank]) {
@@ -76,8 +83,8 @@ __device__ __forceinline__ uint4 repeated(const Storage *p) {
   return Storage::pack(all);
 }
 
-// Inputs are an operation's inputs in flight: whole vectors, still as they lie in memory, so that all loads are under way before the first is
-// waited for.
+// Inputs are an operation's inputs in flight: whole vectors, still as they lie in memory, so that
+// all loads are under way before the first is waited for.
 template <class Operation>
 struct Inputs {
   using Storage = typename Operation::Input;
@@ -126,7 +133,8 @@ struct Inputs {
   }
 };
 
-// apply_vector applies an operation to a vector of inputs and stores those outputs that have a place.
+// apply_vector applies an operation to a vector of inputs and stores those outputs that have a
+// place.
 template <class Operation, unsigned wanted>
 __device__ __forceinline__ void apply_vector(typename Operation::Real (&y)[Operation::outputs][Operation::Output::width], const Inputs<Operation> &inputs,
                                              const Parameters<typename Operation::Real> &parameters) {
@@ -159,7 +167,8 @@ __device__ __forceinline__ void store_vector(void *const *base, const int64_t *o
   }
 }
 
-// apply_one applies an operation to one element, all of it, and stores those outputs that have a place.
+// apply_one applies an operation to one element, all of it, and stores those outputs that have a
+// place.
 template <class Operation>
 __device__ __forceinline__ void apply_one(typename Operation::Real (&y)[Operation::outputs], void *const *base, const int64_t *offsets,
                                           const Parameters<typename Operation::Real> &parameters) {
@@ -203,8 +212,8 @@ __device__ __forceinline__ void apply_tail(const Elementwise<Operation::operands
   }
 }
 
-// elementwise_vector does one vector in each thread, or two that lie a block apart. One dimension needs no division; each further one costs a thread one
-// multiplication a vector.
+// elementwise_vector does one vector in each thread, or two that lie a block apart. One dimension
+// needs no division; each further one costs a thread one multiplication a vector.
 template <class Operation>
 __device__ __forceinline__ void elementwise_vector(const Elementwise<Operation::operands> &p) {
   constexpr int width = Operation::Output::width, operands = Operation::operands;
@@ -267,8 +276,10 @@ __device__ __forceinline__ void elementwise_vector(const Elementwise<Operation::
 
 constexpr int elements_per_thread = 4;
 
-// elementwise_strided does up to elements_per_thread elements of one row in each thread: 2^lanes threads are side by side in a row, so that neighbours
-// read neighbours, and a block has 256/2^lanes rows. Where a row is costs a thread a few multiplications, once; along it only strides are added.
+// elementwise_strided does up to elements_per_thread elements of one row in each thread: 2^lanes
+// threads are side by side in a row, so that neighbours read neighbours, and a block has
+// 256/2^lanes rows. Where a row is costs a thread a few multiplications, once; along it only
+// strides are added.
 template <class Operation>
 __device__ __forceinline__ void elementwise_strided(const Elementwise<Operation::operands> &p) {
   constexpr int operands = Operation::operands;
@@ -293,7 +304,8 @@ __device__ __forceinline__ void elementwise_strided(const Elementwise<Operation:
 
 }  // namespace epigrad
 
-// EPG_KERNEL begins a kernel's definition, and EPG_REGISTER follows it: the emulator finds kernels by it.
+// EPG_KERNEL begins a kernel's definition, and EPG_REGISTER follows it: the emulator finds kernels
+// by it.
 #define EPG_KERNEL extern "C" __global__ void __launch_bounds__(epigrad::block_threads)
 #ifdef __CUDACC__
 #define EPG_REGISTER(name)

@@ -1,34 +1,43 @@
-// Elementwise kernels that also sum what they compute, before it is rounded, over some of the dimensions.
+// Elementwise kernels that also sum what they compute, before it is rounded, over some of the
+// dimensions.
 //
-// Dimensions are kept or reduced. The reduced indices are cut into chunks; a block sums the terms of one chunk for a few kept indices and writes partial sums
-// to the workspace, and finish_columns adds those in one order and rounds once. No sum depends on when a block runs, nor on the form of the kernel: the indices
-// alone say in which order their terms are added. A thread adds at most some hundreds of terms one after the other, threads are added in pairs, and chunks with the
-// error of each addition carried along.
+// Dimensions are kept or reduced. The reduced indices are cut into chunks; a block sums the terms
+// of one chunk for a few kept indices and writes partial sums to the workspace, and finish_columns
+// adds those in one order and rounds once. No sum depends on when a block runs, nor on the form of
+// the kernel: the indices alone say in which order their terms are added. A thread adds at most
+// some hundreds of terms one after the other, threads are added in pairs, and chunks with the error
+// of each addition carried along.
 #pragma once
 
 #include "loops.cuh"
 
 namespace epigrad {
 
-// Reduction are the parameters of a summing kernel. Dimensions are innermost first. Along the dimension that vectors are along, indices and strides are those of
-// vectors, and elsewhere of elements; strides count elements.
+// Reduction are the parameters of a summing kernel. Dimensions are innermost first. Along the
+// dimension that vectors are along, indices and strides are those of vectors, and elsewhere of
+// elements; strides count elements.
 template <int operands, int outputs>
 struct Reduction {
   void *pointers[operands];
-  void *partials[outputs];             // [chunks, partial_row], in the type that sums are in; null where no sum is asked for
+  // [chunks, partial_row], in the type that sums are in; null where no sum is asked for
+  void *partials[outputs];
   double parameters[most_parameters];  // those of apply
   int64_t kept;                        // indices
   int64_t reduced;                     // elements
-  int64_t unit;                        // neighbouring reduced elements that one thread adds up, by themselves
-  int64_t run, short_run;              // units in each of the first long_chunks chunks, and in the others
-  int64_t partial_row;                 // elements
-  Divisor kept_blocks;                 // blocks along the kept indices
+  // neighbouring reduced elements that one thread adds up, by themselves
+  int64_t unit;
+  // units in each of the first long_chunks chunks, and in the others
+  int64_t run, short_run;
+  int64_t partial_row;  // elements
+  Divisor kept_blocks;  // blocks along the kept indices
   Divisor kept_dims[max_rank], reduced_dims[max_rank];
   int64_t kept_strides[operands][max_rank], reduced_strides[operands][max_rank];
   int32_t kept_rank, reduced_rank;
-  int32_t kept_lanes;  // 2^kept_lanes threads of a block have different kept indices, the others different units
+  // 2^kept_lanes threads of a block have different kept indices, the others different units
+  int32_t kept_lanes;
   int32_t kept_first;  // whether neighbouring threads have neighbouring kept indices, or else units
-  uint32_t broadcast;  // bit i says that operand i has one value along the dimension that vectors are along
+  // bit i says that operand i has one value along the dimension that vectors are along
+  uint32_t broadcast;
   int32_t long_chunks;
 };
 static_assert(sizeof(Reduction<2, 1>) == 3 * 8 + 4 * 8 + 6 * 8 + 17 * 24 + 4 * 64 + 24, "go/backend/cuda has the same layout");
@@ -53,8 +62,10 @@ __device__ __forceinline__ void locate(int64_t (&offsets)[operands], const int64
 template <class Operation>
 constexpr int stages = Operation::inputs == 1 ? 4 : 3;
 
-// stream calls add(inputs, outputs' pointers) for `count` vectors, each a step behind the last. Inputs come through shared memory, so that the next are on their
-// way while one is computed with: the loads of one iteration do not keep the memory busy. slots is the thread's part of [stages, inputs, threads].
+// stream calls add(inputs, outputs' pointers) for `count` vectors, each a step behind the last.
+// Inputs come through shared memory, so that the next are on their way while one is computed with:
+// the loads of one iteration do not keep the memory busy. slots is the thread's part of [stages,
+// inputs, threads].
 template <class Operation, class Add>
 __device__ __forceinline__ void stream(char *(&pointers)[Operation::operands], const int64_t (&steps)[Operation::operands], int count, uint32_t broadcast,
                                        uint4 *slots, Add add) {
@@ -136,7 +147,8 @@ __device__ __forceinline__ void reduce(const Reduction<Operation::operands, Oper
     advance(row, kept, 0, p.kept_rank, p.kept_dims, p.kept_strides);
     const int64_t long_chunks = min(chunk, static_cast<int64_t>(p.long_chunks));
     const int64_t begin = long_chunks * p.run + (chunk - long_chunks) * p.short_run;
-    const int64_t units = vectors == Vectors::along_reduced ? p.reduced / width : p.reduced;  // or more, with units of several elements
+    // or more, with units of several elements
+    const int64_t units = vectors == Vectors::along_reduced ? p.reduced / width : p.reduced;
     const int64_t end = min(begin + (chunk < p.long_chunks ? p.run : p.short_run), units);
     const int64_t first = begin + unit_lane, step = int64_t(1) << unit_lanes;
     if constexpr (vectors == Vectors::none) {
@@ -240,7 +252,8 @@ struct Finish {
 };
 static_assert(sizeof(Finish) == 5 * 8 + 64 + 8 * 24 + 16, "go/backend/cuda has the same layout");
 
-// finish_columns writes out = the sum of the partial sums, plus out itself where it accumulates, rounded once.
+// finish_columns writes out = the sum of the partial sums, plus out itself where it accumulates,
+// rounded once.
 template <class Storage>
 __device__ __forceinline__ void finish_columns(const Finish &p) {
   using Real = typename Storage::Real;
@@ -283,8 +296,9 @@ constexpr int blocks_at_once = (sizeof(typename Operation::Real) == sizeof(doubl
 
 }  // namespace epigrad
 
-// EPG_COLUMNS makes the summing kernels with vectors along the kept dimension and with none, and EPG_ROWS that with vectors along the reduced one, of the operation
-// that the rest of the arguments name.
+// EPG_COLUMNS makes the summing kernels with vectors along the kept dimension and with none, and
+// EPG_ROWS that with vectors along the reduced one, of the operation that the rest of the arguments
+// name.
 #define EPG_SUMS(name, along, ...)                                                                           \
   extern "C" __global__ void __launch_bounds__(epigrad::block_threads, epigrad::blocks_at_once<__VA_ARGS__>) \
       name(const __grid_constant__ epigrad::Reduction<__VA_ARGS__::operands, __VA_ARGS__::outputs> p) {      \

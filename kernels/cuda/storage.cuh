@@ -1,7 +1,9 @@
 // The dtypes: what lies in memory, what it is computed in, and the way from one to the other.
 //
-// A storage type has Real (what formulas and sums are in), width (elements of a 16-byte vector), and loads and stores of one element and of a
-// vector; reload is a load of what the kernel itself, or one that still runs, may have written. Widening is exact; a store rounds once, to nearest even. To add a dtype, add a struct and a line to EPG_FOR_EACH_DTYPE.
+// A storage type has Real (what formulas and sums are in), width (elements of a 16-byte vector),
+// and loads and stores of one element and of a vector; reload is a load of what the kernel itself,
+// or one that still runs, may have written. Widening is exact; a store rounds once, to nearest
+// even. To add a dtype, add a struct and a line to EPG_FOR_EACH_DTYPE.
 #pragma once
 
 #include "arithmetic.cuh"

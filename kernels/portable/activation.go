@@ -1,7 +1,9 @@
-// Package portable holds the formulas of epigrad's operations in Go, on blocks of float64, with neither cgo nor assembly.
+// Package portable holds the formulas of epigrad's operations in Go, on blocks of float64, with
+// neither cgo nor assembly.
 //
-// Every dtype computes elementwise through these: the caller loads a block, converts it, calls a formula and rounds once to storage.
-// The same file names in the other directories of kernels hold the same formulas in other languages.
+// Every dtype computes elementwise through these: the caller loads a block, converts it, calls a
+// formula and rounds once to storage. The same file names in the other directories of kernels hold
+// the same formulas in other languages.
 package portable
 
 import (
@@ -12,17 +14,19 @@ import (
 
 // Formula is one activation in float64. All functions accept every float64; NaN gives NaN.
 //
-// Infinities follow PyTorch: where its CPU kernels agree on NaN for every dtype and tensor length (inf*0 in the formula), so do these;
-// where they disagree among themselves, the limit is given. That makes, besides the limits everywhere else,
+// Infinities follow PyTorch: where its CPU kernels agree on NaN for every dtype and tensor length
+// (inf*0 in the formula), so do these; where they disagree among themselves, the limit is given.
+// That makes, besides the limits everywhere else,
 //
 //	gelu(-inf) = gelu_tanh(-inf) = silu(-inf) = NaN, and the slopes of the three at both infinities NaN.
 type Formula struct {
 	// Value returns act(x).
 	Value func(x float64) float64
-	// Gradient returns g act'(x): a product, or a selection where the activation is piecewise linear, so that relu'(x) = 0 also stops
-	// an infinite or NaN g.
+	// Gradient returns g act'(x): a product, or a selection where the activation is piecewise
+	// linear, so that relu'(x) = 0 also stops an infinite or NaN g.
 	Gradient func(g, x float64) float64
-	// GradientFromOutput returns the same from y = act(x). It is nil where the derivative is no function of y.
+	// GradientFromOutput returns the same from y = act(x). It is nil where the derivative is no
+	// function of y.
 	GradientFromOutput func(g, y float64) float64
 }
 
@@ -95,7 +99,8 @@ func (f *Formula) Gradients(dst, g, x []float64) {
 	}
 }
 
-// GradientsFromOutput sets dst[i] = g[i] act'(x[i]) from y[i] = act(x[i]). The slices have one length; dst may be g or y.
+// GradientsFromOutput sets dst[i] = g[i] act'(x[i]) from y[i] = act(x[i]). The slices have one
+// length; dst may be g or y.
 func (f *Formula) GradientsFromOutput(dst, g, y []float64) {
 	g, y = g[:len(dst)], y[:len(dst)]
 	for i := range dst {
@@ -131,9 +136,10 @@ func leakyReluGradient(g, x, slope float64) float64 {
 	return slope * g
 }
 
-// decay is e^-|v| = m 2^k, and its value e = m 2^k after rounding. A result that falls towards zero with e is formed from m and scaled
-// by 2^k last, so that it is rounded once where it is denormal. With e, sigmoid(|v|) = 1/(1+e) and sigmoid(-|v|) = e/(1+e), which
-// is 1 - sigmoid(|v|) without its cancellation.
+// decay is e^-|v| = m 2^k, and its value e = m 2^k after rounding. A result that falls towards zero
+// with e is formed from m and scaled by 2^k last, so that it is rounded once where it is denormal.
+// With e, sigmoid(|v|) = 1/(1+e) and sigmoid(-|v|) = e/(1+e), which is 1 - sigmoid(|v|) without its
+// cancellation.
 type decay struct {
 	m, e float64
 	k    int
@@ -193,8 +199,9 @@ func sigmoidProductSlope(x, vSlope float64, d decay) float64 {
 	return math.FMA(d.e, numerator, 1) / squareOf1Plus(d.e)
 }
 
-// tanh is (1-e)/(1+e), e = e^(-2|x|), with the sign of x. The quotient is corrected by what is left of the division and by what both
-// sums and e itself have lost in rounding. Near 0, where 1 - e cancels, the exponential gives e - 1 itself.
+// tanh is (1-e)/(1+e), e = e^(-2|x|), with the sign of x. The quotient is corrected by what is left
+// of the division and by what both sums and e itself have lost in rounding. Near 0, where 1 - e
+// cancels, the exponential gives e - 1 itself.
 func tanh(x float64) float64 {
 	const one = 20 // from here on tanh rounds to 1
 	t := math.Abs(x)
@@ -240,8 +247,8 @@ func gelu(x float64) float64 {
 	return x * (1 - scale(tail, k))
 }
 
-// geluSlope is Phi(x) + x phi(x): in the tails, for t = |x|, it is e^(-t^2/2) (W(t) - t/sqrt(2 pi)) on the left and 1 minus that on
-// the right.
+// geluSlope is Phi(x) + x phi(x): in the tails, for t = |x|, it is e^(-t^2/2) (W(t) - t/sqrt(2 pi))
+// on the left and 1 minus that on the right.
 func geluSlope(x float64) float64 {
 	t := math.Abs(x)
 	switch {
@@ -261,7 +268,8 @@ func geluSlope(x float64) float64 {
 	return 1 - scale(tail, k)
 }
 
-// normalExp returns e^(-x^2/2) = m 2^k. The square is taken in two parts: its rounding alone would cost x^2/4 units in the last place.
+// normalExp returns e^(-x^2/2) = m 2^k. The square is taken in two parts: its rounding alone would
+// cost x^2/4 units in the last place.
 func normalExp(x float64) (m float64, k int) {
 	square := float64(x * x)
 	return expParts(-square/2, -math.FMA(x, x, -square)/2)
@@ -285,13 +293,15 @@ func geluTanh(x float64) float64 { return sigmoidProduct(x, geluTanhDecay(x)) }
 func geluTanhSlope(x float64) float64 {
 	d := geluTanhDecay(x)
 	if d.m == 0 {
-		// The limits, and NaN at infinities; the cube of a large x would overflow to an infinity of its own.
+		// The limits, and NaN at infinities; the cube of a large x would overflow to an infinity of
+		// its own.
 		return sigmoidProductSlope(x, 1, d)
 	}
 	return sigmoidProductSlope(x, math.FMA(3*geluTanhC3, x*x, geluTanhC1), d)
 }
 
-// geluTanhDecay returns e^-|v|. v is formed in two parts: one rounding of it would cost |v| units in the last place.
+// geluTanhDecay returns e^-|v|. v is formed in two parts: one rounding of it would cost |v| units
+// in the last place.
 func geluTanhDecay(x float64) decay {
 	const underflow = 24 // v(24) = 1024
 	t := math.Abs(x)
@@ -302,7 +312,8 @@ func geluTanhDecay(x float64) decay {
 	squareLow := math.FMA(t, t, -square)
 	cubic := float64(geluTanhC3High * square) // rounded, not fused with the sum below: see quickSum
 	cubicLow := math.FMA(geluTanhC3High, square, -cubic) + (geluTanhC3High*squareLow + geluTanhC3Low*square)
-	// Either of the two may be the larger: a sum in two parts that holds for both (Knuth, The Art of Computer Programming 2, 4.2.2).
+	// Either of the two may be the larger: a sum in two parts that holds for both (Knuth, The Art
+	// of Computer Programming 2, 4.2.2).
 	sum := geluTanhC1High + cubic
 	rest := sum - geluTanhC1High
 	sumLow := (geluTanhC1High - (sum - rest)) + (cubic - rest) + (cubicLow + geluTanhC1Low)

@@ -18,7 +18,8 @@ import (
 // maxULP is the promise of docs/accuracy.md for float64.
 const maxULP = 4
 
-// goldenRow is a line of testdata/activation_golden.json, which tests/tools/golden.py makes with 60-digit arithmetic.
+// goldenRow is a line of testdata/activation_golden.json, which tests/tools/golden.py makes with
+// 60-digit arithmetic.
 type goldenRow struct {
 	name                        string
 	x, value, slope, slopeScale float64
@@ -46,7 +47,8 @@ func goldenRows(t *testing.T) []goldenRow {
 	return rows
 }
 
-// ulps is |got - want| in units in the last place of scale. An infinity is right where the other is the same one, and only there.
+// ulps is |got - want| in units in the last place of scale. An infinity is right where the other is
+// the same one, and only there.
 func ulps(got, want, scale float64) float64 {
 	if math.IsInf(got, 0) || math.IsInf(want, 0) {
 		if got == want {
@@ -120,7 +122,8 @@ func TestGradientFromOutput(t *testing.T) {
 	}
 }
 
-// TestSpecialValues holds what PyTorch's CPU kernels (2.15) give at infinities, zeros and NaN; see Formula for where they disagree.
+// TestSpecialValues holds what PyTorch's CPU kernels (2.15) give at infinities, zeros and NaN; see
+// Formula for where they disagree.
 func TestSpecialValues(t *testing.T) {
 	inf, nan, zero := math.Inf(1), math.NaN(), math.Copysign(0, -1)
 	for _, c := range []struct {
@@ -216,7 +219,8 @@ func TestSymmetry(t *testing.T) {
 	}
 }
 
-// TestOneFormMeetsTheNext checks both sides of each border between two ways to compute one function.
+// TestOneFormMeetsTheNext checks both sides of each border between two ways to compute one
+// function.
 func TestOneFormMeetsTheNext(t *testing.T) {
 	for _, c := range []struct {
 		name   string

@@ -10,7 +10,8 @@ import (
 	"github.com/epigrad/epigrad/kernels/portable"
 )
 
-// exactLerp is base + factor*(end-start), the difference rounded to float64 and the rest once, in arbitrary precision.
+// exactLerp is base + factor*(end-start), the difference rounded to float64 and the rest once, in
+// arbitrary precision.
 func exactLerp(base, factor, start, end float64) float64 {
 	product := new(big.Float).SetPrec(2000).Mul(big.NewFloat(factor), big.NewFloat(end-start))
 	result, _ := product.Add(product, big.NewFloat(base)).Float64()

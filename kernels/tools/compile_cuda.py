@@ -2,9 +2,10 @@
 
     python kernels/tools/compile_cuda.py [--toolkit FOLDER] [--jobs N]
 
-Compiles what its sources, its headers or this script have changed for. Beside NAME.fatbin it writes NAME.functions: a
-hash of what it was compiled from, by which the build tells that it is out of date, and the kernels that are in it.
-Needs nvcc, which `make kernels` installs, and a C++ compiler; no GPU and no driver.
+Compiles what its sources, its headers or this script have changed for. Beside NAME.fatbin it writes
+NAME.functions: a hash of what it was compiled from, by which the build tells that it is out of
+date, and the kernels that are in it. Needs nvcc, which `make kernels` installs, and a C++ compiler;
+no GPU and no driver.
 
 A warning is an error, and so are registers spilled to memory, but for the kernels of SPILLS.
 """
@@ -26,11 +27,13 @@ SOURCES = ROOT / "kernels" / "cuda"
 RELEASE = "13.0"
 TOOLKIT = pathlib.Path(sys.prefix, "cuda", "nvidia", "cu13")
 
-# What there is machine code for, and the PTX for the rest, which the driver compiles when it loads it.
+# What there is machine code for, and the PTX for the rest, which the driver compiles when it loads
+# it.
 ARCHITECTURES = ("sm_80", "sm_90a", "sm_100a", "sm_120")
 PTX = "compute_80"
 
-# No -fmad: the sources say themselves what is fused, so that all forms of a kernel give the same bits (intrinsics.cuh).
+# No -fmad: the sources say themselves what is fused, so that all forms of a kernel give the same
+# bits (intrinsics.cuh).
 FLAGS = ("-std=c++17", "-O3", "-fmad=false", "-Xptxas=-v", "-Werror=all-warnings", "-Xcompiler=-Wall,-Wextra")
 
 # Kernels that may spill, by a pattern of their names, and why.
@@ -97,7 +100,8 @@ def compile_source(nvcc: pathlib.Path, source: pathlib.Path) -> str:
 
 
 def check(source: str, log: str) -> list[str]:
-    """The kernels that ptxas tells of; the end of the build where one is missing somewhere or spills."""
+    """The kernels that ptxas tells of; the end of the build where one is missing somewhere or
+    spills."""
     told = r"Compiling entry function '(\w+)' for '(\w+)'.*?(\d+) bytes spill stores, (\d+) bytes spill loads"
     compiled = re.findall(told, log, re.S)
     functions = sorted({name for name, *_ in compiled})

@@ -1,4 +1,5 @@
-"""Makes the polynomials that kernels/cpu rests on, from definitions, in 60-digit arithmetic (mpmath).
+"""Makes the polynomials that kernels/cpu rests on, from definitions, in 60-digit arithmetic
+(mpmath).
 
     python kernels/tools/cpu_table.py
 
@@ -17,12 +18,14 @@ from polynomials import GELU_TANH_C1, GELU_TANH_C3, LN_2, Arithmetic, expansion,
 
 TABLE = Path(__file__).resolve().parents[1] / "cpu" / "activation_table.h"
 
-# kernels/cpu/arithmetic.h says what each is for. Single's numbers are float64 and good to far below a float32's last
-# place, so that rounding them is all that is visible; its results end where float32 does.
+# kernels/cpu/arithmetic.h says what each is for. Single's numbers are float64 and good to far below
+# a float32's last place, so that rounding them is all that is visible; its results end where
+# float32 does.
 ARITHMETICS = (
     Arithmetic("half", np.float32, 20, 15, mpf(3)),
     Arithmetic("single", np.float64, 34, 15, mpf(2)),
-    # 1 - 2e/(1+e) feels the rounding of its quotient most where tanh is just above 1/2: the polynomial goes beyond.
+    # 1 - 2e/(1+e) feels the rounding of its quotient most where tanh is just above 1/2: the
+    # polynomial goes beyond.
     Arithmetic("exact", np.float64, 57, 39, mpf(3), tanh_near=mpf("0.9")),
 )
 
@@ -66,7 +69,8 @@ def section(a: Arithmetic) -> str:
     tail = expansion(a.normal, mpf(-1), (a.last - c) / (a.last + c), bound)
     body = polynomial("y", tail)
     if a.name == "exact":
-        # The first coefficient dominates: it is added last, with the part of it that the literal leaves out.
+        # The first coefficient dominates: it is added last, with the part of it that the literal
+        # leaves out.
         rest = f"V(fma)(y, {polynomial('y', tail[1:])}, V(set)({a.literal(a.rest(tail[0]))}))"
         body = f"V(add)(V(set)({a.literal(tail[0])}), {rest})"
     text += function(

@@ -1,4 +1,5 @@
-"""Makes the polynomials that kernels/cuda rests on, from definitions, in 60-digit arithmetic (mpmath).
+"""Makes the polynomials that kernels/cuda rests on, from definitions, in 60-digit arithmetic
+(mpmath).
 
     python kernels/tools/cuda_table.py
 
@@ -44,7 +45,8 @@ def specialisation(a: Arithmetic) -> str:
             "gelu_tanh_c3_low": a.rest(GELU_TANH_C3),
         }
     elif a.exact:
-        # Both parts that end in _high have so few bits that products with them, or differences, are exact.
+        # Both parts that end in _high have so few bits that products with them, or differences, are
+        # exact.
         ln2_high, c1_high = mpf(355) / 512, mpf(817) / 512
         constants |= {
             "ln2_high": ln2_high,
@@ -66,7 +68,8 @@ def specialisation(a: Arithmetic) -> str:
         tail = expansion(a.normal, mpf(-1), (a.last - c) / (a.last + c), bound)
     else:
         tail = expansion(lambda r: a.normal(1 - 2 * c * r), 1 / (a.last + c), 1 / c, bound)
-    # The first coefficient dominates: it is added last, with the part of it that the literal leaves out.
+    # The first coefficient dominates: it is added last, with the part of it that the literal leaves
+    # out.
     body = f"{a.literal(tail[0])} + fused(y, {horner('y', tail[1:])}, {a.literal(a.rest(tail[0]))})"
     text += function(
         "normal_tail",

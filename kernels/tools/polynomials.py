@@ -1,7 +1,8 @@
-"""Makes polynomials from definitions, in 60-digit arithmetic (mpmath): what the programs beside this share.
+"""Makes polynomials from definitions, in 60-digit arithmetic (mpmath): what the programs beside
+this share.
 
-Each polynomial is a Chebyshev expansion cut where the rest, relative to the function that it is a part of, is below a
-bound.
+Each polynomial is a Chebyshev expansion cut where the rest, relative to the function that it is a
+part of, is below a bound.
 """
 
 from __future__ import annotations
@@ -23,13 +24,15 @@ LN_2 = mpmath.log(2)
 GELU_TANH_C1 = 2 * SQRT_2_OVER_PI
 GELU_TANH_C3 = mpf("0.044715") * GELU_TANH_C1
 
-# tanh x = x + x^3 R(x^2) up to here, and 1 - 2e/(1+e) above, where an arithmetic has no bound of its own.
+# tanh x = x + x^3 R(x^2) up to here, and 1 - 2e/(1+e) above, where an arithmetic has no bound of
+# its own.
 TANH_NEAR = mpf("0.55")
 
 
 @dataclass(frozen=True)
 class Arithmetic:
-    """One of the ways in which kernels compute (kernels/cpu/arithmetic.h, kernels/cuda/arithmetic.cuh)."""
+    """One of the ways in which kernels compute (kernels/cpu/arithmetic.h,
+    kernels/cuda/arithmetic.cuh)."""
 
     name: str
     real: type[np.float32 | np.float64]
@@ -38,7 +41,8 @@ class Arithmetic:
     last: int
     """Where t e^(-t^2/2) is zero after rounding."""
     centre: mpf
-    """The c of the normal tail's variable (t-c)/(t+c). Large needs fewer terms, small feels rounding less."""
+    """The c of the normal tail's variable (t-c)/(t+c). Large needs fewer terms, small feels
+    rounding less."""
     tanh_near: mpf = TANH_NEAR
 
     def round(self, x: mpf) -> np.float32 | np.float64:
@@ -58,7 +62,8 @@ class Arithmetic:
 
     @property
     def exact(self) -> bool:
-        """Whether results are good to the last places; then exponents, and what dominates a sum, have two parts."""
+        """Whether results are good to the last places; then exponents, and what dominates a sum,
+        have two parts."""
         return self.bits > 20
 
     @property
@@ -72,13 +77,15 @@ def normal_tail(t: mpf) -> mpf:
 
 
 def polynomial(function: Callable[[mpf], mpf], low: mpf, high: mpf, degree: int) -> list[mpf]:
-    """Ascending coefficients of the function's Chebyshev expansion over [low, high], near the best polynomial there."""
+    """Ascending coefficients of the function's Chebyshev expansion over [low, high], near the best
+    polynomial there."""
     center, half = (low + high) / 2, (high - low) / 2
     nodes = 4 * degree
     angles = [mp.pi * (2 * k + 1) / (2 * nodes) for k in range(nodes)]
     values = [function(center + half * mpmath.cos(angle)) for angle in angles]
     total = [mpf(0)] * (degree + 1)
-    # T_0 = 1 and T_1 = z in powers of the variable, z = (variable - center)/half; T_(j+1) = 2 z T_j - T_(j-1).
+    # T_0 = 1 and T_1 = z in powers of the variable, z = (variable - center)/half; T_(j+1) = 2 z T_j
+    # - T_(j-1).
     previous, current = [mpf(0)], [mpf(1)]
     for j in range(degree + 1):
         weight = mpf(1 if j == 0 else 2) / nodes
@@ -96,7 +103,8 @@ def polynomial(function: Callable[[mpf], mpf], low: mpf, high: mpf, degree: int)
 
 
 def expansion(function: Callable[[mpf], mpf], low: mpf, high: mpf, bound: mpf) -> list[mpf]:
-    """Ascending coefficients of the shortest Chebyshev expansion with a relative error below bound."""
+    """Ascending coefficients of the shortest Chebyshev expansion with a relative error below
+    bound."""
     points = [low + (high - low) * i / 100 for i in range(101)]
     values = [function(x) for x in points]
     for degree in range(1, 40):
@@ -126,7 +134,8 @@ def rests(
     names: Sequence[str] = ("exp_rest", "tanh_rest"),
 ) -> str:
     """What is left of e^r and of tanh after their first terms, each a polynomial."""
-    # r^2 <= 0.1202 times the rest is below an eighth of e^r, and the rest of tanh below an eighth of tanh.
+    # r^2 <= 0.1202 times the rest is below an eighth of e^r, and the rest of tanh below an eighth
+    # of tanh.
     bound, reach = 8 * mpf(2) ** -a.bits, mpmath.log(2) / 2 * mpf("1.001")
     exponential = expansion(exp_rest, -reach, reach, bound) if "exp_rest" in names else []
     texts = {

@@ -15,8 +15,8 @@ from polynomials import normal_tail, polynomial
 
 TABLE = Path(__file__).resolve().parents[1] / "portable" / "normal_table.go"
 
-# (t + CENTRE) W(t) as a polynomial in (t - CENTRE)/(t + CENTRE) on [FROM, SPLIT], and t W(t) as one in 1/t^2 on
-# [SPLIT, LAST].
+# (t + CENTRE) W(t) as a polynomial in (t - CENTRE)/(t + CENTRE) on [FROM, SPLIT], and t W(t) as one
+# in 1/t^2 on [SPLIT, LAST].
 CENTRE, FROM, SPLIT, LAST = mpf(2), mpf("0.5"), mpf(5), mpf(40)
 MIDDLE_DEGREE, FAR_DEGREE = 19, 15
 

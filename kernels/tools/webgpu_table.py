@@ -1,10 +1,11 @@
-"""Makes the polynomials that kernels/webgpu rests on, from definitions, in 60-digit arithmetic (mpmath).
+"""Makes the polynomials that kernels/webgpu rests on, from definitions, in 60-digit arithmetic
+(mpmath).
 
     python kernels/tools/webgpu_table.py
 
-writes kernels/webgpu/activation_table.wgsl, which is committed; running it again does not change it. The
-arithmetics are those of cuda_table.py for float32; what has two parts here has a first one of few bits, so that
-products with it are exact where nothing is fused.
+writes kernels/webgpu/activation_table.wgsl, which is committed; running it again does not change
+it. The arithmetics are those of cuda_table.py for float32; what has two parts here has a first one
+of few bits, so that products with it are exact where nothing is fused.
 """
 
 from __future__ import annotations
@@ -74,7 +75,8 @@ def text() -> str:
         "missing.\n\n"
     )
     text += "".join(f"const {name} = {literal(value)};\n" for name, value in constants.items()) + "\n"
-    # The first coefficient dominates: it is added last, with the part of it that the literal leaves out.
+    # The first coefficient dominates: it is added last, with the part of it that the literal leaves
+    # out.
     body = f"{literal(tail[0])} + fma(y, {horner('y', tail[1:])}, {literal(a.rest(tail[0]))})"
     text += function(
         f"W(t) (t+c) for y = (t-c)/(t+c) and 0 <= t <= {a.last}, to 2^-{a.bits}.", "normal_tail_times", "y", body

@@ -1,16 +1,21 @@
-// The activations: for each row of go/activation its value, value_x(x), its gradient, gradient_x(g, x) = g act'(x), and where the derivative is a function
-// of the output y the same from y, gradient_from_output_x(g, y). The formulas are those of kernels/portable/activation.go, in float32 to a few units in the last place
-// of the result, tails included. NaN gives NaN; infinities follow PyTorch (NaN where its formula has inf*0).
+// The activations: for each row of go/activation its value, value_x(x), its gradient, gradient_x(g,
+// x) = g act'(x), and where the derivative is a function of the output y the same from y,
+// gradient_from_output_x(g, y). The formulas are those of kernels/portable/activation.go, in
+// float32 to a few units in the last place of the result, tails included. NaN gives NaN; infinities
+// follow PyTorch (NaN where its formula has inf*0).
 //
-// Where a product is added to something, fma says so: a compiler may fuse the two or not, and would do so in one kernel and not in the next. It may also round fma
-// twice, so that whatever must be exact is exact either way. APPROXIMATE says that what is stored has 16 bits: there 16 right ones, tails included, are enough.
+// Where a product is added to something, fma says so: a compiler may fuse the two or not, and would
+// do so in one kernel and not in the next. It may also round fma twice, so that whatever must be
+// exact is exact either way. APPROXIMATE says that what is stored has 16 bits: there 16 right ones,
+// tails included, are enough.
 //
 // To add one, add its functions. Its parameters are params.parameters, in the order of its row.
 #include numbers
 #include activation_table
 
-// Decay is e^-v for v >= 0: m times scale, which is a power of two, or 16 bits' root. A result that falls towards zero with it is formed from m and scaled last, so that it is
-// rounded once where it is denormal.
+// Decay is e^-v for v >= 0: m times scale, which is a power of two, or 16 bits' root. A result that
+// falls towards zero with it is formed from m and scaled last, so that it is rounded once where it
+// is denormal.
 struct Decay { m: f32, scale: f32 }
 
 fn whole(d: Decay) -> f32 { return d.m * d.scale; } // where 1 is added
@@ -22,7 +27,8 @@ const decay_limit = 220.0f;
 const normal_limit = 21.0f;
 const gelu_tanh_limit = 15.0f;
 
-// exponential is 2^2p for p <= 0, as the square of its root: no power of two is needed to form what is denormal.
+// exponential is 2^2p for p <= 0, as the square of its root: no power of two is needed to form what
+// is denormal.
 fn exponential(p: f32) -> Decay {
   let root = exp2(p);
   return Decay(root, root);
@@ -65,7 +71,8 @@ fn decay(magnitude: f32) -> Decay {
   return exponential(h, fma(-h.x, ln2_rest, r), t >= decay_limit);
 }
 
-// normal_decay is e^(-t^2/2). The square is formed in two parts: rounding an exponent v costs v units in the last place.
+// normal_decay is e^(-t^2/2). The square is formed in two parts: rounding an exponent v costs v
+// units in the last place.
 fn normal_decay(magnitude: f32) -> Decay {
   let t = limited(magnitude, normal_limit);
   let high = head(t);
@@ -104,12 +111,14 @@ fn normal_tail(magnitude: f32) -> f32 {
 fn value_none(x: f32) -> f32 { return x; }
 fn gradient_none(g: f32, x: f32) -> f32 { return g; }
 
-// relu is max(x, 0); -0 and NaN pass. Its gradient is g where x > 0 or x is NaN, else 0; the output serves as x equally well.
+// relu is max(x, 0); -0 and NaN pass. Its gradient is g where x > 0 or x is NaN, else 0; the output
+// serves as x equally well.
 fn value_relu(x: f32) -> f32 { return select(x, 0.0, is_negative(x)); }
 fn gradient_relu(g: f32, x: f32) -> f32 { return select(0.0, g, is_positive(x) || is_nan(x)); }
 fn gradient_from_output_relu(g: f32, y: f32) -> f32 { return gradient_relu(g, y); }
 
-// leaky_relu is x where x > 0, else slope x, as for a NaN. Its gradient is g where x > 0, else slope g.
+// leaky_relu is x where x > 0, else slope x, as for a NaN. Its gradient is g where x > 0, else
+// slope g.
 fn value_leaky_relu(x: f32) -> f32 { return gradient_leaky_relu(x, x); }
 fn gradient_leaky_relu(g: f32, x: f32) -> f32 { return select(params.parameters.x * g, g, is_positive(x)); }
 
@@ -117,10 +126,13 @@ fn gradient_leaky_relu(g: f32, x: f32) -> f32 { return select(params.parameters.
 fn value_relu2(x: f32) -> f32 { return value_relu(x) * value_relu(x); }
 fn gradient_relu2(g: f32, x: f32) -> f32 { return gradient_relu(g * (2.0 * x), x); }
 
-// gelu is x Phi(x), Phi(-t) = e^(-t^2/2) W(t). Its slope is Phi(x) + x phi(x): e^(-t^2/2) (W(t) - t/sqrt(2 pi)) on the left and 1 minus that on the right.
+// gelu is x Phi(x), Phi(-t) = e^(-t^2/2) W(t). Its slope is Phi(x) + x phi(x): e^(-t^2/2) (W(t) -
+// t/sqrt(2 pi)) on the left and 1 minus that on the right.
 //
-// On the left roundings add up to 9.6 x 2^-24 of the value at most, in float32: 2.4 of the decay (0.6 of its exponent, 0.8 of e^r - 1, 1 of the sum with 1), 5.2 of W (1.3 of
-// t + c, 0.8 of the polynomial's argument, 2.1 of the polynomial, 1 of the quotient), and one of each product. Nothing else here has as many.
+// On the left roundings add up to 9.6 x 2^-24 of the value at most, in float32: 2.4 of the decay
+// (0.6 of its exponent, 0.8 of e^r - 1, 1 of the sum with 1), 5.2 of W (1.3 of t + c, 0.8 of the
+// polynomial's argument, 2.1 of the polynomial, 1 of the quotient), and one of each product.
+// Nothing else here has as many.
 fn value_gelu(x: f32) -> f32 {
   let d = normal_decay(abs(x));
   let tail = d.m * normal_tail(abs(x));
@@ -133,7 +145,8 @@ fn gradient_gelu(g: f32, x: f32) -> f32 {
   return g * with_limits(x, select(fma(-tail, d.scale, 1.0), tail * d.scale, is_negative(x)), nan_bits, nan_bits);
 }
 
-// sigmoid is 1/(1+e) on the right and e/(1+e) on the left, e = e^-|x|: 1 - sigmoid without its cancellation. Its slope is e/(1+e)^2.
+// sigmoid is 1/(1+e) on the right and e/(1+e) on the left, e = e^-|x|: 1 - sigmoid without its
+// cancellation. Its slope is e/(1+e)^2.
 fn value_sigmoid(x: f32) -> f32 {
   let d = decay(abs(x));
   let left = is_negative(x);
@@ -157,7 +170,8 @@ fn sigmoid_product(x: f32, d: Decay) -> f32 {
   return with_limits(x, y, nan_bits, infinity_bits);
 }
 
-// sigmoid_product_slope is its derivative for an odd v that grows with x, sigmoid(v) (1 + x v' sigmoid(-v)), over one denominator.
+// sigmoid_product_slope is its derivative for an odd v that grows with x, sigmoid(v) (1 + x v'
+// sigmoid(-v)), over one denominator.
 fn sigmoid_product_slope(x: f32, v_slope: f32, d: Decay) -> f32 {
   let numerator = fma(x, v_slope, 1.0);
   let e = whole(d);
@@ -170,15 +184,18 @@ fn sigmoid_product_slope(x: f32, v_slope: f32, d: Decay) -> f32 {
 fn value_silu(x: f32) -> f32 { return sigmoid_product(x, decay(abs(x))); }
 fn gradient_silu(g: f32, x: f32) -> f32 { return g * sigmoid_product_slope(x, 1.0, decay(abs(x))); }
 
-// gelu_tanh is x (1 + tanh(u))/2 = x sigmoid(v) with v = 2u = c1 x + c3 x^3, c1 = 2 sqrt(2/pi) and c3 = 0.044715 c1.
+// gelu_tanh is x (1 + tanh(u))/2 = x sigmoid(v) with v = 2u = c1 x + c3 x^3, c1 = 2 sqrt(2/pi) and
+// c3 = 0.044715 c1.
 fn value_gelu_tanh(x: f32) -> f32 { return sigmoid_product(x, gelu_tanh_decay(abs(x))); }
 fn gradient_gelu_tanh(g: f32, x: f32) -> f32 {
   let t = limited(abs(x), gelu_tanh_limit);
-  let v_slope = select(fma(gelu_tanh_3c3, t * t, gelu_tanh_c1), 1.0, t >= gelu_tanh_limit); // no matter where e is zero, but x times it must not overflow
+  // no matter where e is zero, but x times it must not overflow
+  let v_slope = select(fma(gelu_tanh_3c3, t * t, gelu_tanh_c1), 1.0, t >= gelu_tanh_limit);
   return g * sigmoid_product_slope(x, v_slope, gelu_tanh_decay(abs(x)));
 }
 
-// tanh is 1 - 2e/(1+e), e = e^(-2|x|), with the sign of x, and a polynomial near 0, where that cancels. Its slope is 4e/(1+e)^2.
+// tanh is 1 - 2e/(1+e), e = e^(-2|x|), with the sign of x, and a polynomial near 0, where that
+// cancels. Its slope is 4e/(1+e)^2.
 fn value_tanh(x: f32) -> f32 {
   let t = limited(abs(x), decay_limit);
   let square = t * t;

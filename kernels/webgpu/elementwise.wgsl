@@ -1,6 +1,8 @@
-// y = f(x) for each index, where f is compute() of formulas. A thread does PER indices in each of TURNS: four neighbours where all operands' lie side by side, or are one
-// element, and otherwise one. What all turns read is asked for before anything is computed. FLAT says that there is one dimension. EACH are the numbers of the indices of a
-// turn if each is written out, or `all` for a loop.
+// y = f(x) for each index, where f is compute() of formulas. A thread does PER indices in each of
+// TURNS: four neighbours where all operands' lie side by side, or are one element, and otherwise
+// one. What all turns read is asked for before anything is computed. FLAT says that there is one
+// dimension. EACH are the numbers of the indices of a turn if each is written out, or `all` for a
+// loop.
 #include numbers
 #include storage
 #include activation

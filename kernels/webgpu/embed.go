@@ -1,5 +1,6 @@
-// Package webgpu holds the WebGPU kernels: WGSL, and the small preprocessor that makes variants of them. examples/webgpu-page runs the same files in a browser, with the
-// same preprocessor in JavaScript.
+// Package webgpu holds the WebGPU kernels: WGSL, and the small preprocessor that makes variants of
+// them. examples/webgpu-page runs the same files in a browser, with the same preprocessor in
+// JavaScript.
 package webgpu
 
 import (
@@ -14,9 +15,11 @@ var files embed.FS
 
 // Source returns the WGSL of a kernel for some definitions.
 //
-// A line that starts with # is a directive: "#include name" takes in a file, once; "#for X in words" repeats what follows for each word, as $X; "#if word", "#if word == word" and
-// "#if word != word" keep what follows or what stands behind "#elif ..." or "#else" (a lone word is true where it is not empty); "#end" ends these. $NAME is a definition of
-// capital letters, ${NAME$X} one whose name is put together, which may be missing and is empty then.
+// A line that starts with # is a directive. "#include name" takes in a file, once. "#for X in
+// words" repeats what follows for each word, as $X. "#if word", "#if word == word" and
+// "#if word != word" keep what follows, or what stands behind "#elif ..." or "#else"; a lone word is
+// true where it is not empty. "#end" ends these. $NAME is a definition of capital letters,
+// ${NAME$X} one whose name is put together, which may be missing and is empty then.
 func Source(name string, definitions map[string]string) (string, error) {
 	p := preprocessor{definitions: definitions, included: map[string]bool{}}
 	if err := p.include(name); err != nil {
@@ -47,7 +50,8 @@ func (p *preprocessor) include(name string) error {
 	return err
 }
 
-// block handles lines up to the directive that ends them, which it returns with what follows. Nothing is written where the block is not live.
+// block handles lines up to the directive that ends them, which it returns with what follows.
+// Nothing is written where the block is not live.
 func (p *preprocessor) block(lines []string, loop map[string]string, live bool) ([]string, error) {
 	for len(lines) > 0 {
 		line := lines[0]

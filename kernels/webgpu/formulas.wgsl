@@ -1,5 +1,6 @@
-// What one element's results are, from its operands: FORMULA says which, KIND is the activation. In the order of operations that PyTorch's autograd has, so that
-// infinities meet zeros in the same places. All results are formed; what is not asked for the compiler leaves out.
+// What one element's results are, from its operands: FORMULA says which, KIND is the activation. In
+// the order of operations that PyTorch's autograd has, so that infinities meet zeros in the same
+// places. All results are formed; what is not asked for the compiler leaves out.
 
 fn compute(x: array<Real, 4>) -> array<Real, 3> {
   var y: array<Real, 3>;
@@ -24,7 +25,8 @@ fn compute(x: array<Real, 4>) -> array<Real, 3> {
   // out = value act(gate); value, gate.
   y[0] = x[0] * value_$KIND(x[1]);
 #elif $FORMULA == gated_backward
-  // grad_value = grad_output act(gate), grad_gate = (grad_output value) act'(gate); grad_output, value, gate.
+  // grad_value = grad_output act(gate), grad_gate = (grad_output value) act'(gate); grad_output,
+  // value, gate.
   y[0] = x[0] * value_$KIND(x[2]);
   y[1] = gradient_$KIND(x[0] * x[1], x[2]);
 #elif $FORMULA == lerp
@@ -33,7 +35,8 @@ fn compute(x: array<Real, 4>) -> array<Real, 3> {
   let near_start = magnitude_bits(weight) < 0x3f000000u; // 0.5
   y[0] = fma(select(weight - 1.0, weight, near_start), x[1] - x[0], select(x[1], x[0], near_start));
 #elif $FORMULA == lerp_backward
-  // grad_start = (1 - weight) grad_output, grad_end = weight grad_output, grad_weight = grad_output (end - start); grad_output, start, end, weight.
+  // grad_start = (1 - weight) grad_output, grad_end = weight grad_output, grad_weight = grad_output
+  // (end - start); grad_output, start, end, weight.
   let weight = lerp_weight(x[3]);
   y[0] = lerp_rest(x[3]) * x[0];
   y[1] = weight * x[0];

@@ -1,21 +1,28 @@
-// out = act(a b + bias) for a step of the batch in each layer of the grid, in square tiles of 64 or 128 rows: 256 threads with 4 x 4 or 8 x 8 elements each, 16 deep.
+// out = act(a b + bias) for a step of the batch in each layer of the grid, in square tiles of 64 or
+// 128 rows: 256 threads with 4 x 4 or 8 x 8 elements each, 16 deep.
 //
-// a is [batch, m, k], b is [batch, k, n], bias is [n], out and pre are [batch, m, n]; m, n, k and the batch are each any number of dimensions, walked as one. Sums are
-// float32, in the order of k. KIND is the activation; out and pre are stored as their dtype has it, out from the sum before it is rounded. Where accumulate is set the
-// sums are added to what is in out.
+// a is [batch, m, k], b is [batch, k, n], bias is [n], out and pre are [batch, m, n]; m, n, k and
+// the batch are each any number of dimensions, walked as one. Sums are float32, in the order of k.
+// KIND is the activation; out and pre are stored as their dtype has it, out from the sum before it
+// is rounded. Where accumulate is set the sums are added to what is in out.
 //
-// HALVES are the tile's parts of 64 rows and columns. A_ALONG and B_ALONG are how threads share out what they read: neighbours along k, across it, or each four along k
-// where these lie side by side (DEEP says so of an operand); K_FLAT says that k is one dimension. STEPS are those of k in a tile if each is written out, or `all` for a loop. SUM_OF_SUMS adds 64 terms at a
-// time, since the error of a sum grows with its length: one of 4096 terms would have nine times that of PyTorch on a CPU.
+// HALVES are the tile's parts of 64 rows and columns. A_ALONG and B_ALONG are how threads share out
+// what they read: neighbours along k, across it, or each four along k where these lie side by side
+// (DEEP says so of an operand); K_FLAT says that k is one dimension. STEPS are those of k in a tile
+// if each is written out, or `all` for a loop. SUM_OF_SUMS adds 64 terms at a time, since the error
+// of a sum grows with its length: one of 4096 terms would have nine times that of PyTorch on a CPU.
 //
-// What a thread has several of is written out: drivers keep arrays that a loop indexes in memory, which made products six times slower on an H200. Tiles have a dimension for
-// each thing that an index says, so that the bound of each is checked once for all steps, and a place is an offset that the compiler knows.
+// What a thread has several of is written out: drivers keep arrays that a loop indexes in memory,
+// which made products six times slower on an H200. Tiles have a dimension for each thing that an
+// index says, so that the bound of each is checked once for all steps, and a place is an offset
+// that the compiler knows.
 #include numbers
 #include storage
 #include activation
 #include loops
 
-// The operands' tiles, [k][m / 4] and [k][n / 4]. A row has one more than it needs, so that neighbours in k are in different banks.
+// The operands' tiles, [k][m / 4] and [k][n / 4]. A row has one more than it needs, so that
+// neighbours in k are in different banks.
 #for J in $A $B
 var<workgroup> tile$J: array<array<vec4<f32>, $WIDTH>, 16>;
 #end
@@ -39,7 +46,8 @@ fn offset$J(index: u32, first: u32, last: u32) -> u32 {
 #end
 
 #for J in $A $B
-// Where four neighbours are, in m or n, or in k where DEEP says so. Those beyond the last in m or n are read from there; their sums are not stored.
+// Where four neighbours are, in m or n, or in k where DEEP says so. Those beyond the last in m or n
+// are read from there; their sums are not stored.
 fn places$J(first: u32, size: u32, begin: u32, end: u32) -> vec4<u32> {
   let last = size - 1u;
 #if ${DEEP$J}
@@ -82,7 +90,8 @@ fn keep$J(k: u32, across: u32, x: vec4<f32>) {
 }
 #end
 
-// What a thread fills of 64 rows or columns of a tile: how deep, and how far across. The deep ones are so spread that a warp reads whole sectors and writes to all banks.
+// What a thread fills of 64 rows or columns of a tile: how deep, and how far across. The deep ones
+// are so spread that a warp reads whole sectors and writes to all banks.
 fn along_k(lane: u32) -> vec2<u32> { return vec2<u32>(lane & 15u, (lane >> 4u) << 2u); }
 fn across_k(lane: u32) -> vec2<u32> { return vec2<u32>(lane >> 4u, (lane & 15u) << 2u); }
 fn deep(lane: u32) -> vec2<u32> {
@@ -151,7 +160,8 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
 #end
 #for U in $STEPS
 #if $U == all
-      for (var step = k; step < k + 16u; step++) { // a compiler that knew how often would unroll it, and take twice the time
+      // a compiler that knew how often would unroll it, and take twice the time
+      for (var step = k; step < k + 16u; step++) {
         let i = step & 15u;
 #else
       {

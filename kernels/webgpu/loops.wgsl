@@ -1,10 +1,14 @@
-// What every kernel has: its parameters, its operands, and the way from an index to a place in each of them.
+// What every kernel has: its parameters, its operands, and the way from an index to a place in each
+// of them.
 //
-// An operand is a buffer of words with a dtype; it starts at an element and has strides, in elements, which may be negative: offsets are added modulo 2^32. Indices
-// are taken apart over some of the dimensions, of which the first given is the innermost. Operands that are absent do not exist here; COUNT are there.
+// An operand is a buffer of words with a dtype; it starts at an element and has strides, in
+// elements, which may be negative: offsets are added modulo 2^32. Indices are taken apart over some
+// of the dimensions, of which the first given is the innermost. Operands that are absent do not
+// exist here; COUNT are there.
 //
-// OPERANDS are their numbers; of each, SLOT is its binding, ACCESS and WORD are its binding's, TYPE is its dtype, and where QUAD is set its elements are read and written four at
-// a time. REAL is f32, or u32 where bits are copied.
+// OPERANDS are their numbers; of each, SLOT is its binding, ACCESS and WORD are its binding's, TYPE
+// is its dtype, and where QUAD is set its elements are read and written four at a time. REAL is
+// f32, or u32 where bits are copied.
 
 const most_rank = 16u;
 
@@ -75,7 +79,8 @@ fn bits$J(at: u32) -> u32 {
 }
 #end
 
-// put writes one element, of those that are in WRITTEN. Of a word that holds two, its halves may be written by two threads at once.
+// put writes one element, of those that are in WRITTEN. Of a word that holds two, its halves may be
+// written by two threads at once.
 #for J in $WRITTEN
 fn put$J(at: u32, bits: u32) {
 #if ${TYPE$J} == f32
@@ -88,7 +93,8 @@ fn put$J(at: u32, bits: u32) {
 }
 #end
 
-// quad reads four neighbours, put_quad writes them. The first one's place is a multiple of four, from where the buffer starts.
+// quad reads four neighbours, put_quad writes them. The first one's place is a multiple of four,
+// from where the buffer starts.
 #for J in $QUADS_READ
 fn quad$J(at: u32) -> vec4<Real> { return decode_four_${CODE$J}(b$J[at >> 2u]); }
 #end

@@ -1,5 +1,6 @@
-// What the formulas need of numbers where WGSL lets an implementation assume that there is no NaN and no infinity, reassociate sums and round a fused
-// multiply-add twice: decisions are made on bits, and what has to be exact is exact without fusing.
+// What the formulas need of numbers where WGSL lets an implementation assume that there is no NaN
+// and no infinity, reassociate sums and round a fused multiply-add twice: decisions are made on
+// bits, and what has to be exact is exact without fusing.
 
 fn magnitude_bits(x: f32) -> u32 { return bitcast<u32>(x) & 0x7fffffffu; }
 
@@ -29,20 +30,23 @@ fn with_sign(magnitude: f32, y: f32) -> f32 {
   return bitcast<f32>(magnitude_bits(magnitude) | (bitcast<u32>(y) & 0x80000000u));
 }
 
-// head is x with its last 12 bits zero: the product of two heads is exact, and so is x minus its head.
+// head is x with its last 12 bits zero: the product of two heads is exact, and so is x minus its
+// head.
 fn head(x: f32) -> f32 { return bitcast<f32>(bitcast<u32>(x) & 0xfffff000u); }
 
 // Whole is a whole number in both forms.
 struct Whole { x: f32, whole: i32 }
 
-// nearest_whole rounds |x| < 2^22, by its place in a float32 whose unit is 1: GPUs convert at a fraction of the speed at which they add. The sign that is taken off is not
-// there, and keeps a compiler from putting the sum and the difference together.
+// nearest_whole rounds |x| < 2^22, by its place in a float32 whose unit is 1: GPUs convert at a
+// fraction of the speed at which they add. The sign that is taken off is not there, and keeps a
+// compiler from putting the sum and the difference together.
 fn nearest_whole(x: f32) -> Whole {
   let bits = magnitude_bits(x + 12582912.0);
   return Whole(bitcast<f32>(bits) - 12582912.0, i32(bits) - 0x4b400000);
 }
 
-// quotient is n / d, given about 1/d: WGSL lets a division be off by two and a half units in the last place.
+// quotient is n / d, given about 1/d: WGSL lets a division be off by two and a half units in the
+// last place.
 fn quotient(n: f32, d: f32, reciprocal: f32) -> f32 {
   let q = n * reciprocal;
   return select(fma(fma(-q, d, n), reciprocal, q), q, q == 0.0); // which keeps the sign of zero
@@ -64,7 +68,8 @@ const infinity_bits = 0x7f800000u;
 const one_bits = 0x3f800000u;
 const minus_one_bits = 0xbf800000u;
 
-// with_limits is y for a finite x, x where that is NaN, and else one of two numbers given by their bits.
+// with_limits is y for a finite x, x where that is NaN, and else one of two numbers given by their
+// bits.
 fn with_limits(x: f32, y: f32, at_minus_infinity: u32, at_infinity: u32) -> f32 {
   if (is_finite(x)) { return y; }
   if (is_nan(x)) { return x; }

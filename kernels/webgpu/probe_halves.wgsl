@@ -1,8 +1,11 @@
-// Whether WGSL's own conversions of float16 do what those of storage.wgsl do: an implementation may take denormals to be zero, round otherwise, and make infinity and NaN
-// anything. Each thread takes a half, and what lies between it and the next one: if those are right that are on and beside the borders, then all are.
+// Whether WGSL's own conversions of float16 do what those of storage.wgsl do: an implementation may
+// take denormals to be zero, round otherwise, and make infinity and NaN anything. Each thread takes
+// a half, and what lies between it and the next one: if those are right that are on and beside the
+// borders, then all are.
 #include storage
 
-@group(0) @binding(0) var<storage, read_write> cell: array<atomic<u32>, 2>; // those that are not the same, and all
+// those that are not the same, and all
+@group(0) @binding(0) var<storage, read_write> cell: array<atomic<u32>, 2>;
 
 fn same_half(x: u32, y: u32) -> bool { return x == y || ((x & 0x7fffu) > 0x7c00u && (y & 0x7fffu) > 0x7c00u); }
 
@@ -27,7 +30,8 @@ fn main(@builtin(global_invocation_id) id: vec3<u32>) {
   var good = same_number(bitcast<u32>(low.x), wide) && low.y == 1.0 && same_number(bitcast<u32>(high.y), wide) && high.x == 1.0;
   var border = sign | 0x477ff000u; // from where on it is infinity
   if (magnitude < 0x7bffu) { border = bitcast<u32>(0.5 * (decode_f16(half) + decode_f16(half + 1u))); }
-  if (magnitude >= 0x7c00u) { border = sign | (magnitude << 16u) | 0xffffu; } // NaN, and what is beyond every half
+  // NaN, and what is beyond every half
+  if (magnitude >= 0x7c00u) { border = sign | (magnitude << 16u) | 0xffffu; }
   for (var i = 0u; i < 3u; i++) {
     good = good && narrows(wide + i - 1u) && narrows(border + i - 1u);
   }

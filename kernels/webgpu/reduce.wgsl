@@ -1,9 +1,13 @@
-// Sums of f(x), before it is rounded, over some of the dimensions. Four threads add up a run of terms for one kept index, and one of them writes the sum, in float32, to
-// partial[chunk, kept index], whose chunks are sizes.x elements apart; the same kernel then adds those up (f is the identity), until there is one chunk. Of each 16
-// terms a thread adds four, and of a run it has 16 times four at most: an order that follows from the loops alone.
+// Sums of f(x), before it is rounded, over some of the dimensions. Four threads add up a run of
+// terms for one kept index, and one of them writes the sum, in float32, to partial[chunk, kept
+// index], whose chunks are sizes.x elements apart; the same kernel then adds those up (f is the
+// identity), until there is one chunk. Of each 16 terms a thread adds four, and of a run it has 16
+// times four at most: an order that follows from the loops alone.
 //
-// NEIGHBOURS says that the four are neighbours, and so are the runs of neighbours, as suits terms that lie side by side; else neighbours have neighbouring kept indices.
-// SUBGROUPS says that neighbours hand each other their sums without the group's memory. Neither changes a bit of the result.
+// NEIGHBOURS says that the four are neighbours, and so are the runs of neighbours, as suits terms
+// that lie side by side; else neighbours have neighbouring kept indices. SUBGROUPS says that
+// neighbours hand each other their sums without the group's memory. Neither changes a bit of the
+// result.
 #if $SUBGROUPS == enabled
 enable subgroups;
 #end

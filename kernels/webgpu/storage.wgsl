@@ -1,5 +1,7 @@
-// The dtypes: what lies in memory and the float32 that it is computed in. Widening is exact; narrowing rounds once, to nearest even, and keeps NaN. To add one, add
-// its functions, for one element and for four neighbours; go/backend/webgpu has its size. Types of 16 bits lie two in a word, which needs nothing that an adapter could lack.
+// The dtypes: what lies in memory and the float32 that it is computed in. Widening is exact;
+// narrowing rounds once, to nearest even, and keeps NaN. To add one, add its functions, for one
+// element and for four neighbours; go/backend/webgpu has its size. Types of 16 bits lie two in a
+// word, which needs nothing that an adapter could lack.
 
 fn decode_f32(bits: u32) -> f32 { return bitcast<f32>(bits); }
 fn encode_f32(x: f32) -> u32 { return bitcast<u32>(x); }
@@ -28,15 +30,16 @@ fn encode_f16(x: f32) -> u32 { return pack2x16float(vec2<f32>(x, 0.0)) & 0xffffu
 fn decode_four_f16(words: vec2<u32>) -> vec4<f32> { return vec4<f32>(unpack2x16float(words.x), unpack2x16float(words.y)); }
 fn encode_four_f16(x: vec4<f32>) -> vec2<u32> { return vec2<u32>(pack2x16float(x.xy), pack2x16float(x.zw)); }
 #else
-// The bits of 0.5, whose unit in the last place is the smallest denormal of float16: what is added to it is rounded as a denormal is, without a conversion, which GPUs are
-// slow at.
+// The bits of 0.5, whose unit in the last place is the smallest denormal of float16: what is added
+// to it is rounded as a denormal is, without a conversion, which GPUs are slow at.
 const half_bits = 0x3f000000u;
 
 fn decode_f16(bits: u32) -> f32 {
   let magnitude = bits & 0x7fffu;
   var wide = (magnitude << 13u) + 0x38000000u;
   if (magnitude >= 0x7c00u) { wide += 0x38000000u; } // infinity and NaN
-  if (magnitude < 0x400u) { wide = bitcast<u32>(bitcast<f32>(half_bits | magnitude) - 0.5); } // denormal
+  // denormal
+  if (magnitude < 0x400u) { wide = bitcast<u32>(bitcast<f32>(half_bits | magnitude) - 0.5); }
   return bitcast<f32>(wide | ((bits & 0x8000u) << 16u));
 }
 
@@ -44,7 +47,8 @@ fn encode_f16(x: f32) -> u32 {
   let bits = bitcast<u32>(x);
   let magnitude = bits & 0x7fffffffu;
   var narrow = (magnitude + 0xfffu + ((magnitude >> 13u) & 1u) - 0x38000000u) >> 13u;
-  if (magnitude < 0x38800000u) { narrow = bitcast<u32>(bitcast<f32>(magnitude) + 0.5) - half_bits; } // denormal
+  // denormal
+  if (magnitude < 0x38800000u) { narrow = bitcast<u32>(bitcast<f32>(magnitude) + 0.5) - half_bits; }
   if (magnitude >= 0x477ff000u) { narrow = 0x7c00u; } // what rounds to infinity
   if (magnitude > 0x7f800000u) { narrow = 0x7e00u | ((magnitude >> 13u) & 0x3ffu); }
   return narrow | ((bits >> 16u) & 0x8000u);

@@ -1,6 +1,7 @@
 """Fused forward and backward of linear layers with activations, gated activations and lerp.
 
-The functions here are differentiable to any order. Importing loads no Go; the first call does. In reading order:
+The functions here are differentiable to any order. Importing loads no Go; the first call does. In
+reading order:
 
     functional    the functions, which `epigrad` itself has too
     forward       the same without a graph
@@ -16,8 +17,8 @@ The functions here are differentiable to any order. Importing loads no Go; the f
     cli           ``python -m epigrad``
 """
 
-# Imports go down from cli to integrations, then to the other modules above, to ops, to _autograd and to _core; only
-# errors, kinds and webgpu are imported from everywhere. control is generated.
+# Imports go down from cli to integrations, then to the other modules above, to ops, to _autograd
+# and to _core; only errors, kinds and webgpu are imported from everywhere. control is generated.
 
 from __future__ import annotations
 
@@ -66,7 +67,8 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> str:
-    # The version is read on demand: the installed package's metadata, or the build's own where there is none.
+    # The version is read on demand: the installed package's metadata, or the build's own where
+    # there is none.
     if name == "__version__":
         from importlib import metadata
 

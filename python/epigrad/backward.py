@@ -221,7 +221,8 @@ def gated_activation_backward(
         DTypeError: (a ``TypeError``) a mix of dtypes, another dtype, or not a tensor.
         EpigradError: another class of `epigrad.errors`, of devices, backends or tensor subclasses.
 
-    Source: Dauphin et al. 2016, https://arxiv.org/abs/1612.08083; Shazeer 2020, https://arxiv.org/abs/2002.05202.
+    Source: Dauphin et al. 2016, https://arxiv.org/abs/1612.08083; Shazeer 2020,
+    https://arxiv.org/abs/2002.05202.
 
     Examples:
         >>> import epigrad, torch

@@ -172,7 +172,8 @@ def gated_activation(input: Tensor, kind: str | Gated = "swiglu", dim: int = -1,
         DTypeError: (a ``TypeError``) another dtype or not a tensor.
         EpigradError: another class of `epigrad.errors`, of devices, backends or sparse tensors.
 
-    Source: Dauphin et al. 2016, https://arxiv.org/abs/1612.08083; Shazeer 2020, https://arxiv.org/abs/2002.05202.
+    Source: Dauphin et al. 2016, https://arxiv.org/abs/1612.08083; Shazeer 2020,
+    https://arxiv.org/abs/2002.05202.
 
     Examples:
         >>> import epigrad, torch

@@ -69,7 +69,8 @@ class _Kind:
         return dict(zip(names, self.values, strict=True))
 
     def __fx_create_arg__(self, tracer: Any) -> Any:
-        """How a graph of `torch.fx` makes it again: its name where that is all, else the call of its class."""
+        """How a graph of `torch.fx` makes it again: its name where that is all, else the call of
+        its class."""
         if self == type(self)(self.name):
             return self.name
         return tracer.create_node("call_function", type(self), (self.name,), self.parameters)
@@ -88,16 +89,16 @@ class _Kind:
 class Activation(_Kind):
     """An activation by its name, with its parameters; hashable, picklable and equal by value.
 
-    Wherever a function or a module of epigrad takes an activation, it takes a name, which has the default parameters,
-    one of these, or None, which is ``"none"``.
+    Wherever a function or a module of epigrad takes an activation, it takes a name, which has the
+    default parameters, one of these, or None, which is ``"none"``.
 
     Args:
         name: one of the table below, or None.
         parameters: numbers, by keyword; what is left out has its default.
 
     Raises:
-        InvalidProblemError: (a ``ValueError``) an unknown name, a parameter that the activation does not have, or a
-            value out of its range.
+        InvalidProblemError: (a ``ValueError``) an unknown name, a parameter that the activation
+            does not have, or a value out of its range.
         DTypeError: (a ``TypeError``) a parameter that is not a number.
 
     Examples:
@@ -123,8 +124,8 @@ class Gated(_Kind):
         parameters: numbers, by keyword; what is left out has its default.
 
     Raises:
-        InvalidProblemError: (a ``ValueError``) an unknown name, a parameter that the kind does not have, or a value out
-            of its range.
+        InvalidProblemError: (a ``ValueError``) an unknown name, a parameter that the kind does not
+            have, or a value out of its range.
         DTypeError: (a ``TypeError``) a parameter that is not a number.
 
     Examples:

@@ -40,7 +40,8 @@ def _size(module: str, name: str, size: int) -> int:
 def _check_halves(up: nn.Module, hidden: Tensor) -> None:
     """Refuse a local shard of a gated layer whose values and gates lie on different devices."""
     weight: Any = up._parameters.get("weight")
-    placements = getattr(weight, "placements", ())  # those of a DTensor, whose shape is that of the whole
+    # those of a DTensor, whose shape is that of the whole
+    placements = getattr(weight, "placements", ())
     if not placements or any(type(way).__name__ == "_StridedShard" for way in placements):
         return
     if hidden.shape[-1] != weight.shape[0]:
@@ -124,7 +125,8 @@ class Linear(nn.Module):
 
     def reset_parameters(self) -> None:
         """Draw the parameters anew, as `torch.nn.Linear` does."""
-        nn.Linear.reset_parameters(self)  # type: ignore[arg-type]  # it asks for weight and bias alone
+        # it asks for weight and bias alone
+        nn.Linear.reset_parameters(self)  # type: ignore[arg-type]
 
     def forward(self, input: Tensor) -> Tensor:
         """Apply the layer to ``[..., in_features]``."""

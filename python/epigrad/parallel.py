@@ -20,24 +20,27 @@ __all__ = ["GatedColwiseParallel"]
 
 
 class GatedColwiseParallel(ColwiseParallel):
-    """Shard a `Linear` of ``2*H`` rows so that each device has its part of the values and the same part of the gates.
+    """Shard a `Linear` of ``2*H`` rows so that each device has its part of the values and the same
+    part of the gates.
 
-    `ColwiseParallel` would give the values to some devices and the gates to the others. Here the local output ``[...,
-    2*H/n]`` has halves of its own, so that the gated activation needs no communication, and its result is what
-    `RowwiseParallel` takes. The parameters are DTensors as ever: ``full_tensor`` has the rows in their order.
+    `ColwiseParallel` would give the values to some devices and the gates to the others. Here the
+    local output ``[..., 2*H/n]`` has halves of its own, so that the gated activation needs no
+    communication, and its result is what `RowwiseParallel` takes. The parameters are DTensors as
+    ever: ``full_tensor`` has the rows in their order.
 
     Args:
         input_layouts: how the input lies, as in `ColwiseParallel`.
         use_local_output: give a plain tensor; False gives a DTensor.
 
     Raises:
-        UnsupportedError: (a ``NotImplementedError``) when a layer is sharded with PyTorch before 2.12, which cannot
-            gather such shards.
+        UnsupportedError: (a ``NotImplementedError``) when a layer is sharded with PyTorch before
+            2.12, which cannot gather such shards.
 
     Examples:
         >>> from torch.distributed.tensor.parallel import RowwiseParallel
         >>> from epigrad.parallel import GatedColwiseParallel
-        >>> plan = {"up": GatedColwiseParallel(), "down": RowwiseParallel()}  # for parallelize_module of a GatedMLP
+        >>> # parallelize_module of a GatedMLP takes this plan.
+        >>> plan = {"up": GatedColwiseParallel(), "down": RowwiseParallel()}
     """
 
     def _partition_linear_fn(self, name: str, module: nn.Module, device_mesh: DeviceMesh) -> None:

@@ -133,7 +133,8 @@ class _Plan:
         try:
             loader.core().plan_check(self._handle, inputs, outputs, workspace, bool(accumulate))
         except errors.InvalidProblemError:
-            refuse_zeros(self._sku.op, tensors)  # whose missing memory is the error, and has a name here
+            # whose missing memory is the error, and has a name here
+            refuse_zeros(self._sku.op, tensors)
             raise
 
     def run(

@@ -1,7 +1,8 @@
 """Arrays on a WebGPU adapter: data that stays there between calls.
 
-The functions of `epigrad.forward` and `epigrad.backward` take arrays and return them, also as ``out``. Calls on arrays
-do not wait: work is done in the order of the calls, and `Array.to_torch` waits for what it reads.
+The functions of `epigrad.forward` and `epigrad.backward` take arrays and return them, also as
+``out``. Calls on arrays do not wait: work is done in the order of the calls, and `Array.to_torch`
+waits for what it reads.
 """
 
 from __future__ import annotations
@@ -42,8 +43,8 @@ class _Memory:
 class Array:
     """A contiguous tensor in an adapter's memory; it has no graph.
 
-    `copy.copy` gives an array in the same memory, which both hold. `copy.deepcopy` copies the data. A pickle carries
-    the data, so it can be read by any process that has an adapter.
+    `copy.copy` gives an array in the same memory, which both hold. `copy.deepcopy` copies the data.
+    A pickle carries the data, so it can be read by any process that has an adapter.
 
     Args:
         shape: its sizes.
@@ -79,7 +80,8 @@ class Array:
         self._dtype = dtype
         self._memory = _Memory(self.nbytes)
         self.address: int = self._memory.address
-        """What names its memory, as the address that no other tensor has; nothing can be read or written there."""
+        """What names its memory, as the address that no other tensor has; nothing can be read or
+        written there."""
 
     @classmethod
     def from_torch(cls, tensor: Tensor) -> Array:

@@ -23,7 +23,8 @@ ULP_ALLOWED = {torch.float32: 2.0, torch.float64: 4.0, torch.bfloat16: 1.0, torc
 
 
 def _special_values(activation: str, dtype: torch.dtype, device: str) -> Tensor:
-    """Zeros, subnormals, both sides of kinks, the bends, the tails, the largest values, infinities and NaN."""
+    """Zeros, subnormals, both sides of kinks, the bends, the tails, the largest values, infinities
+    and NaN."""
     info = torch.finfo(dtype)
     tiny = info.smallest_normal * info.eps
     sizes = [0.0, tiny, 3 * tiny, info.smallest_normal, info.eps, 0.1, 0.7517, 1.0, 1.2785, 2.0, 4.0, 5.5, 9.0, 14.0]
@@ -68,7 +69,8 @@ def _eager(activation: str, x: Tensor, order: int) -> Tensor:
 
 
 def _accepted_kinds(activation: str, x: Tensor, order: int) -> list[set[str]]:
-    """What PyTorch's scalar and vector kernels make of each value; where they differ, the limit is right too."""
+    """What PyTorch's scalar and vector kernels make of each value; where they differ, the limit is
+    right too."""
     scalar = [_kind_of(_eager(activation, one, order).item()) for one in x.split(1)]
     vector = [_kind_of(_eager(activation, one.repeat(64), order)[0].item()) for one in x.split(1)]
     limit = oracle.derivative(activation, order, x.cpu().to(torch.float64).clamp(-1e300, 1e300)).to(x.dtype)
@@ -85,7 +87,8 @@ def test_infinities_and_nan_are_where_pytorchs_are(
 ) -> None:
     x = _special_values(activation, dtype, device)
     got = (_value if order == 0 else _slope)(activation, x)
-    # Where x is finite PyTorch may overflow on the way; ours must be the finite result, which the next test measures.
+    # Where x is finite PyTorch may overflow on the way; ours must be the finite result, which the
+    # next test measures.
     for point, ours, accepted in zip(x.tolist(), got.tolist(), _accepted_kinds(activation, x, order), strict=True):
         if not math.isfinite(point):
             assert _kind_of(ours) in accepted, f"{activation} at {point}: {ours}, PyTorch has {accepted}"
@@ -125,7 +128,8 @@ def test_tails_bends_and_subnormals_are_right_to_the_last_places(
     [("gelu", -14.4, -13.0), ("gelu_tanh", -10.7, -9.8), ("silu", -103.0, -87.0)],
 )
 def test_a_large_gradient_times_a_tiny_slope_is_something(activation: str, first: float, last: float) -> None:
-    """A slope below bfloat16's smallest number counts for what it is: on the CPU, whose formulas keep to that."""
+    """A slope below bfloat16's smallest number counts for what it is: on the CPU, whose formulas
+    keep to that."""
     x = torch.linspace(first, last, 300).to(torch.bfloat16)
     large = torch.tensor(1e30).to(torch.bfloat16)
     got = _slope(activation, x, large.expand(x.shape)).to(torch.float64)
@@ -137,7 +141,8 @@ def test_a_large_gradient_times_a_tiny_slope_is_something(activation: str, first
 @on_devices
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_relu_at_its_kink_and_at_nan(device: str, dtype: torch.dtype) -> None:
-    """relu'(0) = 0 stops even an infinite gradient; at a NaN preactivation the gradient passes on."""
+    """relu'(0) = 0 stops even an infinite gradient; at a NaN preactivation the gradient passes
+    on."""
     x = torch.tensor([0.0, -0.0, math.nan, 0.0, -1.0, 1.0], dtype=dtype, device=device)
     grad = torch.tensor([2.0, 2.0, 2.0, math.inf, math.inf, math.inf], dtype=dtype, device=device)
     leaf = x.clone().requires_grad_()
@@ -164,7 +169,8 @@ def test_nan_in_a_saved_output_reaches_the_gradient(device: str, activation: str
 @pytest.mark.parametrize("special", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("where", ["a", "b", "bias", "grad"])
 def test_products_pass_on_special_values(device: str, where: str, special: float, dtype: torch.dtype) -> None:
-    """One special element among zeros and ones: zero times infinity is NaN, and no zero is skipped."""
+    """One special element among zeros and ones: zero times infinity is NaN, and no zero is
+    skipped."""
     operands = {
         "a": torch.tensor([[0.0, 1.0, 2.0], [1.0, 0.0, -1.0]], dtype=dtype),
         "b": torch.tensor([[0.0, 1.0], [1.0, 0.0], [0.0, 0.0]], dtype=dtype),
@@ -188,7 +194,8 @@ def test_products_pass_on_special_values(device: str, where: str, special: float
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("kind", GATED_KINDS)
 def test_gated_special_values(device: str, kind: str, dtype: torch.dtype) -> None:
-    """Every pair of a special value and a special gate: a product of the value with what the activation gives."""
+    """Every pair of a special value and a special gate: a product of the value with what the
+    activation gives."""
     specials = [0.0, 1.0, -2.0, math.inf, -math.inf, math.nan]
     pairs = torch.tensor(list(itertools.product(specials, repeat=2)), dtype=dtype, device=device)
     value, gate = pairs.unbind(1)
@@ -208,7 +215,8 @@ def test_gated_special_values(device: str, kind: str, dtype: torch.dtype) -> Non
 @on_devices
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_lerp_special_values(device: str, dtype: torch.dtype) -> None:
-    """Special starts, ends and weights: NaN and infinity where PyTorch has them, for values, and for gradients."""
+    """Special starts, ends and weights: NaN and infinity where PyTorch has them, for values, and
+    for gradients."""
     specials = [0.0, 1.0, -2.0, 0.25, math.inf, -math.inf, math.nan]
     triples = torch.tensor(list(itertools.product(specials, repeat=3)), dtype=dtype, device=device)
     start, end, weight = triples.unbind(1)
@@ -239,7 +247,8 @@ def test_lerp_with_a_number_near_one_keeps_what_the_dtype_leaves_out(device: str
 @on_devices
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_lerp_at_the_ends_is_exact(device: str, dtype: torch.dtype) -> None:
-    """Weight 0 gives start and weight 1 gives end, even where end - start rounds or overflows on the way."""
+    """Weight 0 gives start and weight 1 gives end, even where end - start rounds or overflows on
+    the way."""
     generator = torch.Generator().manual_seed(0)
     start, end = ((1000 * torch.randn(300, generator=generator)).exp().clamp(max=1e3) for _ in range(2))
     start, end = start.to(dtype).to(device), end.to(dtype).to(device)

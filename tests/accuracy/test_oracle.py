@@ -1,4 +1,5 @@
-"""The tests' own instruments: the two references agree, and the tolerance rule catches errors that it should."""
+"""The tests' own instruments: the two references agree, and the tolerance rule catches errors that
+it should."""
 
 from __future__ import annotations
 
@@ -31,7 +32,8 @@ def test_float64_formulas_agree_with_mpmath(activation: str, order: int) -> None
 
 
 def test_exact_derivatives_keep_to_one_side_of_a_kink(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of functions that no table has: one is flat at both ends, the slope of the other is as small as its argument."""
+    """Of functions that no table has: one is flat at both ends, the slope of the other is as small
+    as its argument."""
     nothing = oracle.ACTIVATIONS["none"]
     clip = replace(nothing, exact=lambda x: min(max(x, 0), 6), kinks=(0.0, 6.0), kinks_from_right=(6.0,))
     square = replace(nothing, exact=lambda x: max(x, 0) ** 2, kinks=(0.0,))
@@ -68,7 +70,8 @@ CASES = cases(
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_the_rule_catches_one_element_off_by_a_few_ulp(case: Case) -> None:
-    """PyTorch's own result passes; with its largest element moved by 16 ULP, or any one sign turned, it does not."""
+    """PyTorch's own result passes; with its largest element moved by 16 ULP, or any one sign
+    turned, it does not."""
     wanted = gated_problem(case).wanted()
     for reference, eager in zip(wanted.reference, wanted.eager, strict=True):
         assert reference is not None
@@ -114,7 +117,8 @@ def test_guards_see_what_was_written() -> None:
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_layouts_hold_the_values(layout: str) -> None:
-    """What a layout holds is what was put in (its first slice, where it repeats one), and around it lies NaN."""
+    """What a layout holds is what was put in (its first slice, where it repeats one), and around it
+    lies NaN."""
     for shape, _ in GATED_SHAPES.values():
         values = torch.randn(shape, dtype=torch.float64)
         tensor = laid_out(values, torch.float64, layout)

@@ -1,4 +1,5 @@
-"""Every activation and its slope, in units in the last place, against 60-digit arithmetic (docs/accuracy.md)."""
+"""Every activation and its slope, in units in the last place, against 60-digit arithmetic
+(docs/accuracy.md)."""
 
 from __future__ import annotations
 

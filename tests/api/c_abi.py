@@ -1,7 +1,7 @@
 """libepigrad.so from NumPy through ctypes: a program whose argument names the check to run.
 
-test_c_abi.py runs each check in a process of its own, since two Go runtimes, that of the extension module and that of
-the library, do not share one.
+test_c_abi.py runs each check in a process of its own, since two Go runtimes, that of the extension
+module and that of the library, do not share one.
 """
 
 from __future__ import annotations
@@ -182,7 +182,8 @@ def run(op: str, kind: str | None, inputs: Sequence[Any], outputs: Sequence[Any]
 def refused(
     status: int, *words: str, call: Call, outputs: Sequence[Array] = (), run: Callable[..., int] | None = None
 ) -> None:
-    """The call must give this status and a message with these words, and leave the outputs as they are."""
+    """The call must give this status and a message with these words, and leave the outputs as they
+    are."""
     before = [out.tobytes() for out in outputs]
     got = (run or LIB.epg_run)(ctypes.byref(call))
     message = LIB.epg_last_error().decode()
@@ -444,7 +445,8 @@ def check_flags_and_stream() -> None:
     of("gated_activation", [X], [halves], "glu", dim=1, flags=ACCUMULATE, words=["gated_activation: accumulate"])
     of("lerp", [X, X, X], [nan(3, 4)], "relu", words=["lerp: kind", "relu"])
     of("lerp", [X, X, X], [nan(3, 4)], flags=ACCUMULATE, words=["lerp: accumulate"])
-    run("linear", None, [X, W, B], [out, None], flags=ALLOW_TF32)  # a permission that the CPU makes no use of
+    # a permission that the CPU makes no use of
+    run("linear", None, [X, W, B], [out, None], flags=ALLOW_TF32)
     run("linear", None, [X, W, B], [out, None], flags=ASSUME_WORKSPACE)
 
 

@@ -1,4 +1,5 @@
-"""Random arguments for the fast path: a program whose argument is the seed (test_control.py runs it).
+"""Random arguments for the fast path: a program whose argument is the seed (test_control.py runs
+it).
 
 Whatever is passed, the answer is a result or a Python exception that is no report of a defect.
 """

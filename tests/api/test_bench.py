@@ -166,7 +166,8 @@ def test_timing_takes_turns_and_drops_the_first_round() -> None:
 
 @pytest.mark.parametrize(
     ("seconds", "wanted", "rounds"),
-    [(0.5, 0, 1), (3.0, 0, 2), (1.0, 8, 7), (0.3, 8, 2)],  # the first of several rounds does not count
+    # the first of several rounds does not count
+    [(0.5, 0, 1), (3.0, 0, 2), (1.0, 8, 7), (0.3, 8, 2)],
 )
 def test_a_slow_row_gets_the_rounds_that_it_needs_within_ten_times_its_seconds(
     monkeypatch: pytest.MonkeyPatch, seconds: float, wanted: int, rounds: int

@@ -38,7 +38,8 @@ def tensors(
 def separately(
     name: str, kind: Any, grad: Tensor, operands: Tensors
 ) -> tuple[Tensor, Tensor, Tensor, tuple[Tensor | None, ...]]:
-    """Output, preactivation, its gradient, and the gradients by the operations that a block is made of."""
+    """Output, preactivation, its gradient, and the gradients by the operations that a block is made
+    of."""
     x, weight1, bias1, weight2, bias2 = operands
     if name == "mlp":
         hidden, pre = forward.linear(x, weight1, bias1, kind, return_preactivation=True)

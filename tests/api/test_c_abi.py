@@ -1,4 +1,5 @@
-"""The C interface, called through ctypes with NumPy's memory: runs each check of c_abi.py in a process of its own."""
+"""The C interface, called through ctypes with NumPy's memory: runs each check of c_abi.py in a
+process of its own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The control plane that gopy binds, and the fast path's checks: a Python exception, never a dead process."""
+"""The control plane that gopy binds, and the fast path's checks: a Python exception, never a dead
+process."""
 
 from __future__ import annotations
 

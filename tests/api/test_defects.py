@@ -1,7 +1,8 @@
 """Defects of the libraries that epigrad starts from, each a test by name.
 
-The first group are those of numr's activation(A @ B + bias) backward, the second those of baracuda-kernels' gated
-activation and lerp plans. What the parity suites cover in general is asked here about exactly the failing problem.
+The first group are those of numr's activation(A @ B + bias) backward, the second those of
+baracuda-kernels' gated activation and lerp plans. What the parity suites cover in general is asked
+here about exactly the failing problem.
 """
 
 from __future__ import annotations
@@ -81,7 +82,8 @@ def test_backward_checks_its_shapes(shapes: tuple[tuple[int, ...], ...]) -> None
 
 
 def test_element_counts_do_not_overflow_32_bits() -> None:
-    """m * n is beyond 2^35: the geometry of the problem is checked and answered without memory for it."""
+    """m * n is beyond 2^35: the geometry of the problem is checked and answered without memory for
+    it."""
     m = n = 3 * 2**16
     weight = torch.empty(n, 1, device="meta", requires_grad=True)
     out = epigrad.linear(torch.empty(m, 1, device="meta"), weight, None, "gelu")
@@ -120,7 +122,8 @@ def test_non_finite_derivatives_are_not_replaced(activation: str, special: float
 
 
 def test_no_fast_math_in_the_tails() -> None:
-    """Approximations of exp and tanh lose these: the results are far below the largest value, and not zero."""
+    """Approximations of exp and tanh lose these: the results are far below the largest value, and
+    not zero."""
     one = torch.ones(1)
     for kind, gate, exact in (
         ("swiglu", -85.0, -85 * mpmath.exp(-85) / (1 + mpmath.exp(-85))),
@@ -271,7 +274,8 @@ def test_lerp_weight_has_a_gradient() -> None:
 
 
 def test_rank_above_eight_is_no_limit_that_is_silent() -> None:
-    """Beyond the ranks that the contract names, the result is right or the call says that it is not offered."""
+    """Beyond the ranks that the contract names, the result is right or the call says that it is not
+    offered."""
     x = torch.randn(*[1] * 9, 4)
     try:
         got = epigrad.gated_activation(x, "swiglu")
@@ -300,7 +304,8 @@ def test_workspace_too_small_tells_needed_and_got() -> None:
 
 
 def negated_calls(x: Tensor, negative: Tensor, out: Tensor) -> dict[str, Callable[[], object]]:
-    """Calls that read `negative`, a view that negates the memory of `out`, and would write into `out`; all are 4x4."""
+    """Calls that read `negative`, a view that negates the memory of `out`, and would write into
+    `out`; all are 4x4."""
     backs = {"linear": backward.linear_backward, "matmul_bias_activation": backward.matmul_bias_activation_backward}
     wide = torch._neg_view(torch.cat([out, out]).T.contiguous())
     calls: dict[str, Callable[[], object]] = {
@@ -342,7 +347,8 @@ def test_an_input_with_the_negative_bit_is_computed_with_where_nothing_overlaps(
     negative, zeros = torch._neg_view(x), torch._efficientzerotensor((4, 4))
     assert forward.linear(negative, weight, out=out) is out
     assert torch.equal(out, forward.linear(-x, weight))
-    forward.lerp(negative, zeros, 0.25, out=out)  # both are materialised, and only one can share memory
+    # both are materialised, and only one can share memory
+    forward.lerp(negative, zeros, 0.25, out=out)
     assert torch.equal(out, forward.lerp(-x, torch.zeros(4, 4), 0.25))
     with pytest.raises(errors.InvalidProblemError, match="shares memory with start"):
         forward.lerp(negative, zeros, 0.25, out=x)
@@ -412,7 +418,8 @@ def test_zero_tensors_without_memory_are_zeros(name: str, shape: str) -> None:
 
 
 def test_gradients_pass_zero_tensors() -> None:
-    """As input they are saved for backward; as grad_output they come from another function's backward."""
+    """As input they are saved for backward; as grad_output they come from another function's
+    backward."""
     x, weight = torch._efficientzerotensor((3, 4)), torch.randn(2, 4, requires_grad=True)
     (grad,) = torch.autograd.grad(epigrad.linear(x, weight, None, "gelu").sum(), weight)
     assert torch.equal(grad, torch.zeros(2, 4))

@@ -1,4 +1,5 @@
-"""The interface's error table: which class, which built-in it also is, what the message says, and nothing written."""
+"""The interface's error table: which class, which built-in it also is, what the message says, and
+nothing written."""
 
 from __future__ import annotations
 
@@ -53,7 +54,8 @@ def misaligned(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
 
 @dataclass
 class Case:
-    """A call that must be refused, the tensors that it must not write to, and patterns that its message must match."""
+    """A call that must be refused, the tensors that it must not write to, and patterns that its
+    message must match."""
 
     name: str
     call: Callable[..., Any]

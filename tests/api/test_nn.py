@@ -1,4 +1,5 @@
-"""The modules: parameters, state dicts and initialisation of torch.nn.Linear, the blocks, copies, dtype and device."""
+"""The modules: parameters, state dicts and initialisation of torch.nn.Linear, the blocks, copies,
+dtype and device."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Plans: select, ask, run, for all six classes, against the functions of `epigrad.forward` and `epigrad.backward`."""
+"""Plans: select, ask, run, for all six classes, against the functions of `epigrad.forward` and
+`epigrad.backward`."""
 
 from __future__ import annotations
 
@@ -156,7 +157,8 @@ def test_batches(batch: int | tuple[int, ...], b_batched: bool, device: str) -> 
 
 
 def with_leading(tensor: Tensor, leading: int) -> Tensor:
-    """A copy whose rows are `leading` elements apart, each batch item `rows * leading` after the one before."""
+    """A copy whose rows are `leading` elements apart, each batch item `rows * leading` after the
+    one before."""
     *batch, rows, columns = tensor.shape
     wide = tensor.new_full((*batch, rows, leading), math.nan)
     wide[..., :columns] = tensor
@@ -164,7 +166,8 @@ def with_leading(tensor: Tensor, leading: int) -> Tensor:
 
 
 def assert_same(got: Tensor, want: Tensor | None, what: str = "result") -> None:
-    """The bits of the same problem in another layout, which a GPU's product may only come near to."""
+    """The bits of the same problem in another layout, which a GPU's product may only come near
+    to."""
     assert want is not None
     if got.is_cpu:
         assert_same_bits(got, want, what)

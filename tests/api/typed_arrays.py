@@ -1,4 +1,5 @@
-"""What mypy makes of calls on arrays and on tensors: `make lint` checks it, with what must be refused marked so."""
+"""What mypy makes of calls on arrays and on tensors: `make lint` checks it, with what must be
+refused marked so."""
 
 from __future__ import annotations
 

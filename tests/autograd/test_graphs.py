@@ -1,4 +1,5 @@
-"""What autograd offers around an operation: retained graphs, saved tensors, hooks, checkpoints, modes, meta tensors."""
+"""What autograd offers around an operation: retained graphs, saved tensors, hooks, checkpoints,
+modes, meta tensors."""
 
 from __future__ import annotations
 
@@ -97,7 +98,8 @@ def test_second_and_third_order(name: str) -> None:
 @EACH
 def test_saved_tensors_changed_in_place_are_found_out(name: str) -> None:
     function, leaves = problems()[name]
-    # A hook takes the version check's place, so which inputs are saved is asked first, in a pass of its own.
+    # A hook takes the version check's place, so which inputs are saved is asked first, in a pass of
+    # its own.
     saved: set[int] = set()
     inputs = [x * 1 for x in leaves]
     with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.add(t.data_ptr()) or t, lambda t: t):
@@ -370,7 +372,8 @@ def test_outputs_may_be_changed_in_place_where_nothing_of_them_is_saved() -> Non
     assert_same_bits(x.grad, want)
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.jit.script.*:FutureWarning")  # PyTorch's own, on first use of forward mode
+# PyTorch's own, on first use of forward mode
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script.*:FutureWarning")
 @pytest.mark.parametrize("function", ["linear", "gated_activation", "lerp", "mlp"])
 def test_forward_mode_is_right_or_refused(function: str) -> None:
     call, leaves = problems()["linear gelu auto" if function == "linear" else function]

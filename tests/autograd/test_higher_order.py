@@ -1,4 +1,5 @@
-"""Gradients of gradients: gradcheck, gradgradcheck and third order in float64, and second order in every dtype."""
+"""Gradients of gradients: gradcheck, gradgradcheck and third order in float64, and second order in
+every dtype."""
 
 from __future__ import annotations
 
@@ -17,7 +18,8 @@ Operation = Callable[..., Tensor]
 
 
 def _operands(*shapes: tuple[int, ...], odd_signs: bool = False) -> tuple[Tensor, ...]:
-    """Float64 leaves; with odd signs, products over an odd number of features stay away from a kink at zero."""
+    """Float64 leaves; with odd signs, products over an odd number of features stay away from a kink
+    at zero."""
     generator = torch.Generator().manual_seed(len(shapes))
     drawn = [torch.randn(shape, generator=generator, dtype=torch.float64) for shape in shapes]
     if odd_signs:

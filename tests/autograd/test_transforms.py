@@ -1,4 +1,5 @@
-"""torch.func: vmap, grad, jacrev, hessian, forward mode, functional_call; and autograd's own batches of gradients."""
+"""torch.func: vmap, grad, jacrev, hessian, forward mode, functional_call; and autograd's own
+batches of gradients."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""One small call of each kind on the GPU, for tests of where and when a call runs, not of what it computes."""
+"""One small call of each kind on the GPU, for tests of where and when a call runs, not of what it
+computes."""
 
 from __future__ import annotations
 
@@ -11,7 +12,8 @@ from epigrad import backward, forward
 from torch import Tensor
 
 CYCLES = 100_000_000
-"""What torch.cuda._sleep is given: about 50 ms, far longer than any call here takes to be launched."""
+"""What torch.cuda._sleep is given: about 50 ms, far longer than any call here takes to be
+launched."""
 
 Outputs = tuple[Tensor, ...]
 Shape = tuple[int, ...]

@@ -1,4 +1,5 @@
-"""Runs the CUDA kernels on the CPU (kernels/cuda/emulator), one elementwise kernel at a time on contiguous tensors."""
+"""Runs the CUDA kernels on the CPU (kernels/cuda/emulator), one elementwise kernel at a time on
+contiguous tensors."""
 
 from __future__ import annotations
 
@@ -48,7 +49,8 @@ def emulator() -> Path:
 
 
 def elementwise(kernel: str, *inputs: Tensor, outputs: int = 1, parameters: Sequence[float] = ()) -> list[Tensor]:
-    """The outputs of an elementwise kernel's vector form, for contiguous inputs of one dtype and length."""
+    """The outputs of an elementwise kernel's vector form, for contiguous inputs of one dtype and
+    length."""
     first = inputs[0]
     padded = -(-first.nbytes // 256) * 256
     memory = bytearray(padded * (len(inputs) + outputs))

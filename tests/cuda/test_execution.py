@@ -1,4 +1,5 @@
-"""What only a GPU has: streams, autograd's own threads, CUDA graphs, several devices, PyTorch's settings of precision.
+"""What only a GPU has: streams, autograd's own threads, CUDA graphs, several devices, PyTorch's
+settings of precision.
 
 What is computed is compared in the files that every device runs; here it is when and where.
 """
@@ -39,7 +40,8 @@ def assert_all_same_bits(got: Outputs, want: Outputs, what: str) -> None:
 
 
 def late_copies(values: list[Tensor]) -> list[Tensor]:
-    """NaN now; the values only once the current stream has slept. A reader on another stream finds NaN."""
+    """NaN now; the values only once the current stream has slept. A reader on another stream finds
+    NaN."""
     late = [torch.full_like(x, math.nan) for x in values]
     torch.cuda.synchronize(values[0].device)
     torch.cuda._sleep(CYCLES)
@@ -52,7 +54,8 @@ def test_the_race_of_these_tests_is_one() -> None:
     values = [torch.ones(64, device="cuda")]
     other = torch.cuda.Stream()
     with torch.cuda.stream(other):
-        torch.empty(64, device="cuda")  # memory for the copy below, so that it need not be asked of the driver
+        # memory for the copy below, so that it need not be asked of the driver
+        torch.empty(64, device="cuda")
     with torch.cuda.stream(torch.cuda.Stream()):
         (late,) = late_copies(values)
         with torch.cuda.stream(other):
@@ -227,7 +230,8 @@ print(results)
 
 
 def captured(run: Callable[[], Outputs]) -> tuple[torch.cuda.CUDAGraph, Outputs]:
-    """A graph of a call, and the memory that its results are written to; warmed up on a side stream as PyTorch asks."""
+    """A graph of a call, and the memory that its results are written to; warmed up on a side stream
+    as PyTorch asks."""
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
@@ -285,7 +289,8 @@ MODULES: dict[str, Callable[..., torch.nn.Module]] = {
 }
 
 
-# PyTorch says so of its own modules too: their parameters were made on another stream than the one that is captured.
+# PyTorch says so of its own modules too: their parameters were made on another stream than the one
+# that is captured.
 @pytest.mark.filterwarnings("ignore:The AccumulateGrad node's stream does not match:UserWarning")
 @pytest.mark.parametrize("name", MODULES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)

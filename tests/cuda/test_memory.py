@@ -1,4 +1,5 @@
-"""Memory on a GPU: what is kept for backward, the peak, what plans allocate, running out of it, and large tensors."""
+"""Memory on a GPU: what is kept for backward, the peak, what plans allocate, running out of it, and
+large tensors."""
 
 from __future__ import annotations
 
@@ -57,8 +58,8 @@ def test_a_plan_allocates_nothing_on_the_device(cls: Any, dtype: torch.dtype) ->
 
 
 def settled(limit: int) -> int:
-    """Bytes that are allocated, once they are at most `limit` or long enough has passed: autograd's thread lets go of a
-    graph a moment after its gradients are there.
+    """Bytes that are allocated, once they are at most `limit` or long enough has passed: autograd's
+    thread lets go of a graph a moment after its gradients are there.
     """
     deadline = time.monotonic() + 5
     while torch.cuda.memory_allocated() > limit and time.monotonic() < deadline:
@@ -85,7 +86,8 @@ PREACTIVATION = ROWS * HIDDEN * 2  # bytes in bfloat16
 
 
 def kept(function: Callable[[Tensor], Tensor]) -> int:
-    """Bytes that stay allocated between forward and backward, the result and what there was before aside."""
+    """Bytes that stay allocated between forward and backward, the result and what there was before
+    aside."""
     x = torch.randn(ROWS, FEATURES, device="cuda", dtype=torch.bfloat16, requires_grad=True)
     function(x)
     torch.cuda.synchronize()
@@ -143,8 +145,10 @@ def peak(function: Callable[..., Tensor], operands: tuple[Tensor, ...]) -> int:
 
 @pytest.mark.parametrize("op", ["linear", "mlp", "gated_mlp"])
 def test_the_peak_is_at_most_pytorchs(op: str) -> None:
-    """Of a block that is large beside what products may take as workspace, which is let pass once, and so are the
-    gradients: one backward makes them all while it holds what was saved, PyTorch's nodes let go one by one.
+    """Of a block that is large beside what products may take as workspace, which is let pass once,
+    and so are the
+    gradients: one backward makes them all while it holds what was saved, PyTorch's nodes let go one
+        by one.
     """
     rows, features, hidden = 8192, 512, 4096
     activation = "silu" if op == "gated_mlp" else "gelu"

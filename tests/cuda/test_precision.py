@@ -33,7 +33,8 @@ def relative_error(got: Tensor, a: Tensor, b: Tensor) -> float:
 
 @pytest.mark.usefixtures("_matmul_settings")
 def test_tf32_follows_pytorchs_setting() -> None:
-    """On, off, and on again for the same problem: a kernel that was kept must not keep the setting."""
+    """On, off, and on again for the same problem: a kernel that was kept must not keep the
+    setting."""
     a, b = torch.randn(512, 512, device="cuda"), torch.randn(512, 512, device="cuda")
     coarse = 2e-6  # TF32 keeps 11 bits of each operand; float32 comes to a tenth of this
     for allowed in (False, True, False, True):
@@ -68,7 +69,8 @@ def test_tf32_is_off_unless_asked_for() -> None:
 @pytest.mark.parametrize("allowed", [False, True])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_reduced_precision_reductions_follow_pytorchs_setting(dtype: torch.dtype, allowed: bool) -> None:
-    """A long sum into few results, which invites a split: allowed or not, the tolerance rule holds."""
+    """A long sum into few results, which invites a split: allowed or not, the tolerance rule
+    holds."""
     torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = allowed
     torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = allowed
     a, b = (torch.randn(shape, device="cuda").to(dtype) for shape in ((64, 8192), (8192, 64)))

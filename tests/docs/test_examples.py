@@ -1,4 +1,5 @@
-"""The Python programs of examples/ run and show what they say. The demo has its own command, `make demo`."""
+"""The Python programs of examples/ run and show what they say. The demo has its own command, `make
+demo`."""
 
 from __future__ import annotations
 

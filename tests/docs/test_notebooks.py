@@ -1,4 +1,5 @@
-"""The notebooks of examples/notebooks run, are stored without what they printed, and draw what they talk about."""
+"""The notebooks of examples/notebooks run, are stored without what they printed, and draw what they
+talk about."""
 
 from __future__ import annotations
 
@@ -44,7 +45,8 @@ def test_notebooks_are_stored_without_outputs(name: str) -> None:
 
 @pytest.fixture(scope="module")
 def kernel() -> Iterator[Any]:
-    """One process for all notebooks, since most of their time would be importing PyTorch; each begins without names."""
+    """One process for all notebooks, since most of their time would be importing PyTorch; each
+    begins without names."""
     manager = KernelManager(kernel_name="python3", transport="ipc")
     manager.start_kernel(env=environment(OMP_NUM_THREADS="1"))
     yield manager

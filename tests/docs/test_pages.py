@@ -42,7 +42,8 @@ def test_the_readme_shows_python() -> None:
 @pytest.mark.parametrize("page", [page for page in DOCS if blocks(page, "python")], ids=lambda page: page.name)
 def test_python_in_the_docs_runs(page: Path) -> None:
     """A page's blocks run one after the other: a page may build on what it showed."""
-    run_script("\n".join(blocks(page, "python")), timeout=180)  # docs/models.md imports transformers
+    # docs/models.md imports transformers
+    run_script("\n".join(blocks(page, "python")), timeout=180)
 
 
 def test_the_readme_is_short() -> None:

@@ -52,7 +52,8 @@ def test_blocks_compile_without_graph_breaks(name: str) -> None:
     compiled: Any = torch.compile(patched, fullgraph=True, backend="aot_eager")
     for length in (5, 6, 7):
         assert_same(compiled, own, own, hidden(2, length))
-    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] <= 2  # a static one, then a dynamic one
+    # a static one, then a dynamic one
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] <= 2
 
 
 def test_a_whole_model_compiles() -> None:
@@ -67,7 +68,8 @@ def test_a_whole_model_compiles() -> None:
         torch.testing.assert_close(got.grad, parameter.grad)
 
 
-# By default PyTorch up to 2.11 looks for no hooks that came after compiling, of its own modules neither.
+# By default PyTorch up to 2.11 looks for no hooks that came after compiling, of its own modules
+# neither.
 @torch._dynamo.config.patch(skip_nnmodule_hook_guards=False)
 def test_what_comes_after_compiling_is_not_passed_over() -> None:
     """A hook, then an adapter, on a projection of a block that was compiled as one product."""

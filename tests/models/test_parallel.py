@@ -1,5 +1,5 @@
-"""Patched models sharded by FSDP2 and tensor parallel: a group of one process, which has the same hooks and DTensors as
-one of many.
+"""Patched models sharded by FSDP2 and tensor parallel: a group of one process, which has the same
+hooks and DTensors as one of many.
 """
 
 from __future__ import annotations
@@ -50,7 +50,8 @@ def assert_trains_as(name: str, model: nn.Module, own: nn.Module) -> None:
 @BOTH
 @pytest.mark.parametrize("name", ["llama", "gpt2"])
 def test_fully_shard(name: str, patched_first: bool, mesh: DeviceMesh) -> None:
-    """FSDP2 gives what it shards a class of its own: a patch before it stays, a patch after it leaves it alone."""
+    """FSDP2 gives what it shards a class of its own: a patch before it stays, a patch after it
+    leaves it alone."""
     model = models.make(name)
     blocks = [model.get_submodule(block) for block in patch(model).patched]
     if not patched_first:

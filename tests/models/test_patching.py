@@ -1,5 +1,5 @@
-"""Models of transformers and timm with their MLPs by epigrad: the same results, the same parameters, nothing passed
-over.
+"""Models of transformers and timm with their MLPs by epigrad: the same results, the same
+parameters, nothing passed over.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ def results(name: str, model: nn.Module, seed: int = 0) -> Results:
 def error(got: list[Results], want: list[Results]) -> float:
     """The root mean square error, of each tensor relative to its largest element.
 
-    Gradients that are zero in exact arithmetic, as of a bias that softmax takes out again, have no scale of their own
-    and are left out.
+    Gradients that are zero in exact arithmetic, as of a bias that softmax takes out again, have no
+    scale of their own and are left out.
     """
     squares = []
     for ours, reference in zip(got, want, strict=True):
@@ -73,7 +73,8 @@ def test_every_row_of_the_table_has_a_model() -> None:
 @on_devices
 @EACH
 def test_logits_and_gradients_are_as_exact_as_the_models_own(name: str, device: str) -> None:
-    """The rule of the public interface, for a model's root mean square error: its worst element is a matter of luck."""
+    """The rule of the public interface, for a model's root mean square error: its worst element is
+    a matter of luck."""
     reference = models.make(name)
     want = [results(name, reference, seed) for seed in SEEDS]
     float32_error = 0.0
@@ -83,9 +84,9 @@ def test_logits_and_gradients_are_as_exact_as_the_models_own(name: str, device: 
         assert MODELS[name].block in patch(model).patched
         assert error([results(name, model, seed) for seed in SEEDS], want) <= 1.5 * own, dtype
         float32_error = float32_error or own
-    # In float64 the model's own error, which is not known, is taken from the one in float32; both sides have theirs.
-    # What a model computes in float32 whatever its dtype (rotary angles, softmax) differs between devices, so that a
-    # device compares with itself.
+    # In float64 the model's own error, which is not known, is taken from the one in float32; both
+    # sides have theirs. What a model computes in float32 whatever its dtype (rotary angles,
+    # softmax) differs between devices, so that a device compares with itself.
     model = models.make(name).to(device)
     want = [results(name, model, seed) for seed in SEEDS] if device != "cpu" else want
     patch(model)
@@ -208,7 +209,7 @@ def test_keywords_and_signatures_are_the_blocks_own() -> None:
         block()
 
 
-# --- what epigrad does not compute ------------------------------------------------------------------------------------
+# --- what epigrad does not compute ----------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["llama", "phi3", "gpt2", "bert", "timm"])
@@ -267,7 +268,8 @@ def test_hooks_on_the_block_run_once() -> None:
 
 
 class Quantised(nn.Linear):
-    """Stands for a layer of a quantising library, which derives from Linear and computes something else."""
+    """Stands for a layer of a quantising library, which derives from Linear and computes something
+    else."""
 
     def forward(self, input: Tensor) -> Tensor:
         return super().forward(input).round(decimals=2)
@@ -311,7 +313,8 @@ CHANGES: dict[str, tuple[Callable[[Any], nn.Module], str]] = {
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize("change", CHANGES)
 def test_a_changed_projection_is_not_passed_over(change: str, when: str) -> None:
-    """Whether a projection is changed before the patch or after it: the block computes what it did."""
+    """Whether a projection is changed before the patch or after it: the block computes what it
+    did."""
     apply, reason = CHANGES[change]
     want_model, got_model = models.make("phi"), models.make("phi")
     if when == "after":

@@ -1,4 +1,5 @@
-"""Patched models in what trains and runs them: generate, Trainer, gradient checkpointing, PEFT, accelerate."""
+"""Patched models in what trains and runs them: generate, Trainer, gradient checkpointing, PEFT,
+accelerate."""
 
 from __future__ import annotations
 
@@ -69,8 +70,8 @@ def test_checkpointing_gives_the_same_bits(name: str, reentrant: bool) -> None:
 
 @pytest.mark.parametrize("name", ["mistral", "gpt2"])
 def test_trainer_trains_the_same(name: str, tmp_path: pathlib.Path) -> None:
-    """Some steps of AdamW with accumulation, clipping and checkpointing, and what was saved loads where nothing is
-    patched.
+    """Some steps of AdamW with accumulation, clipping and checkpointing, and what was saved loads
+    where nothing is patched.
     """
     rows = [row.clone() for row in models.tokens(8, 7)]
     data = [{"input_ids": row, "labels": row} for row in rows]
@@ -132,8 +133,8 @@ def adapted(model: nn.Module, name: str) -> nn.Module:
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize("name", ADAPTERS)
 def test_adapters_keep_their_part(name: str, when: str) -> None:
-    """LoRA on the patched projections, before the patch or after it: outputs and the adapters' gradients are right,
-    and merged adapters leave plain projections, which epigrad computes again.
+    """LoRA on the patched projections, before the patch or after it: outputs and the adapters'
+    gradients are right, and merged adapters leave plain projections, which epigrad computes again.
     """
     plain = models.make(name)
     want_model = adapted(models.make(name), name)
@@ -174,7 +175,8 @@ def test_trainer_trains_adapters(tmp_path: pathlib.Path) -> None:
 
 
 def test_offloaded_layers_are_called() -> None:
-    """accelerate's hooks bring weights where they are needed when a layer is called, and only then."""
+    """accelerate's hooks bring weights where they are needed when a layer is called, and only
+    then."""
     model = models.make("phi")
     want = MODELS["phi"].output(model)
     patch(model)

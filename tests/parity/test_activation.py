@@ -24,7 +24,8 @@ def _cases(op: str) -> list[Case]:
 
 def operands(case: Case) -> tuple[Tensor, Tensor]:
     generator = case.generator
-    # PyTorch's worst error is looked for over further draws: nothing is summed here, so these may be longer.
+    # PyTorch's worst error is looked for over further draws: nothing is summed here, so these may
+    # be longer.
     shape = (257,) if case.draw else named(GATED_SHAPES, case.shape)[0]
     return case.tensor(shape, generator, 0, SCALES[case.scale]), case.tensor(shape, generator, 1)
 

@@ -1,4 +1,5 @@
-"""epigrad.backward: stateless gradients from inputs, from a preactivation or from an output, into any output layout."""
+"""epigrad.backward: stateless gradients from inputs, from a preactivation or from an output, into
+any output layout."""
 
 from __future__ import annotations
 
@@ -37,9 +38,11 @@ Backward = Callable[..., tuple[Tensor | None, ...]]
 def _check_needs_and_out(
     call: Backward, everything: Results, inputs: Results, case: Case, want: Callable[[Case], Wanted], sums: bool
 ) -> None:
-    """Every mask of needs gives the bits of `everything` and None elsewhere, fresh and into guarded outputs.
+    """Every mask of needs gives the bits of `everything` and None elsewhere, fresh and into guarded
+    outputs.
 
-    A sum may be made in another order where another layout is written on a GPU: there the tolerance rule holds.
+    A sum may be made in another order where another layout is written on a GPU: there the tolerance
+    rule holds.
     """
     step = OUT_LAYOUTS.index(case.layout) if case.layout in OUT_LAYOUTS else 0
     want = functools.cache(want)
@@ -79,7 +82,8 @@ GEMM_CASES = _gemm_cases("matmul_bias_activation", GEMM_SHAPES) + _gemm_cases("l
 
 
 def _given(problem: GemmProblem) -> dict[str, Tensor]:
-    """The preactivation or output that the case hands to backward: PyTorch's, so that both start from the same."""
+    """The preactivation or output that the case hands to backward: PyTorch's, so that both start
+    from the same."""
     case = problem.case
     layout = OUT_LAYOUTS[len(case.shape) % len(OUT_LAYOUTS)]
     if case.source == "preactivation":
@@ -202,7 +206,8 @@ def test_lerp(case: Case) -> None:
     cases({"op": ["lerp"], "kind": ["lerp"], "dtype": DTYPES, "shape": ["full", "float", "columns"], "layout": LAYOUTS})
 )
 def test_lerp_without_start_and_end(case: Case) -> None:
-    """The gradients of start and end need neither; with none to give a shape they have the output's."""
+    """The gradients of start and end need neither; with none to give a shape they have the
+    output's."""
     problem = lerp_problem(case)
     backward: Backward = epigrad.backward.lerp_backward
     needs = (True, True, False)

@@ -1,6 +1,8 @@
-"""epigrad.forward: into any output layout, the bits of the differentiable functions, and nothing outside the output.
+"""epigrad.forward: into any output layout, the bits of the differentiable functions, and nothing
+outside the output.
 
-The bits of a product may depend on the output's layout where another library multiplies; the tolerance rule may not.
+The bits of a product may depend on the output's layout where another library multiplies; the
+tolerance rule may not.
 """
 
 from __future__ import annotations
@@ -40,7 +42,8 @@ Check = Callable[[Tensor, str], None]
 def _into_guarded_outputs(
     call: Callable[..., Tensor], want: Tensor, *inputs: Tensor | None, check: Check | None = None
 ) -> None:
-    """Runs a call without `out`, which must have the bits of `want`, and into an output of every layout.
+    """Runs a call without `out`, which must have the bits of `want`, and into an output of every
+    layout.
 
     So must those, or what a `check` says.
     """
@@ -129,7 +132,8 @@ def test_lerp(case: Case) -> None:
 @pytest.mark.parametrize("dtype", [dtype for dtype in DTYPES if dtype.itemsize == 2], ids=str)
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 def test_half_types_round_the_output_once(activation: str, dtype: torch.dtype) -> None:
-    """On CPU, the activation gets the accumulator, not a preactivation that was rounded to storage on the way."""
+    """On CPU, the activation gets the accumulator, not a preactivation that was rounded to storage
+    on the way."""
     generator = torch.Generator().manual_seed(1)
     head = torch.randn(500, 1, generator=generator).to(dtype)
     a = torch.cat([head, head * torch.rand(500, 1, generator=generator) * torch.finfo(dtype).eps], dim=1).to(dtype)

@@ -1,4 +1,5 @@
-"""matmul_bias_activation and linear with autograd: values, gradients, save modes, and the guards."""
+"""matmul_bias_activation and linear with autograd: values, gradients, save modes, and the
+guards."""
 
 from __future__ import annotations
 
@@ -60,7 +61,8 @@ def test_recompute_gives_the_bits_of_a_saved_preactivation(case: Case) -> None:
 
 @parity(GEMM_CASES[::4] + LINEAR_CASES[::4])
 def test_only_the_gradients_asked_for(case: Case) -> None:
-    """Whichever inputs ask for gradients, each gradient has the bits that it has when all are asked for."""
+    """Whichever inputs ask for gradients, each gradient has the bits that it has when all are asked
+    for."""
     problem = gemm_problem(case)
     _, everything = _forward_and_gradients(case, case.save, leaves(problem.operands), problem.grad_output)
     for asked in range(3):

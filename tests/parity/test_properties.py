@@ -1,4 +1,5 @@
-"""Parity over problems that hypothesis makes up: shapes, broadcasting, layouts, kinds, dtypes, save modes."""
+"""Parity over problems that hypothesis makes up: shapes, broadcasting, layouts, kinds, dtypes, save
+modes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""A release: its version, the CHANGELOG and the ABI agree, and .ci/release.py refuses a tag that does not."""
+"""A release: its version, the CHANGELOG and the ABI agree, and .ci/release.py refuses a tag that
+does not."""
 
 from __future__ import annotations
 
@@ -75,7 +76,8 @@ def releases() -> list[tuple[Version, datetime.date]]:
 
 
 def follows(version: str, newest: str) -> bool:
-    """Whether epigrad.h may state a version: the newest release, or a dev version of a later one."""
+    """Whether epigrad.h may state a version: the newest release, or a dev version of a later
+    one."""
     stated = Version(version)
     if stated.is_devrelease:
         return Version(stated.base_version) > Version(newest)

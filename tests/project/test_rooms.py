@@ -1,4 +1,5 @@
-"""The rooms of python/epigrad: imports go down, never in a circle, and a room's docstring names its modules."""
+"""The rooms of python/epigrad: imports go down, never in a circle, and a room's docstring names its
+modules."""
 
 from __future__ import annotations
 

@@ -13,7 +13,8 @@ SETUP = ROOT / "setup.py"
 
 
 def test_on_windows_the_build_ends_with_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("bdist_wheel", "build_ext"):  # setuptools itself asks for the platform when it is imported
+    # setuptools itself asks for the platform when it is imported
+    for name in ("bdist_wheel", "build_ext"):
         pytest.importorskip(f"setuptools.command.{name}")
     monkeypatch.setattr(sys, "platform", "win32")
     with pytest.raises(SystemExit) as caught:

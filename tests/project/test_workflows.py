@@ -60,7 +60,8 @@ def test_jobs_end_by_themselves_and_pin_their_actions(job: Any) -> None:
 def test_workflows_may_write_only_where_a_release_needs_it(path: Path) -> None:
     workflow = loaded(path)
     assert workflow["permissions"] == {"contents": "read"}
-    assert workflow["concurrency"]["group"].startswith(f"{path.stem}-")  # a called one must not wait for its caller
+    # a called one must not wait for its caller
+    assert workflow["concurrency"]["group"].startswith(f"{path.stem}-")
     given = {name: job["permissions"] for name, job in workflow["jobs"].items() if "permissions" in job}
     wanted = {"publish": {"id-token": "write"}, "page": {"contents": "write"}} if path.stem == "release" else {}
     assert given == wanted

@@ -1,8 +1,10 @@
-"""One of the processes of test_distributed.py: trains small networks in parallel, and each check beside one process.
+"""One of the processes of test_distributed.py: trains small networks in parallel, and each check
+beside one process.
 
     python -m tests.pytorch.distributed RANK WORLD PORT DEVICE
 
-Prints a line ``ok CHECK FUNCTION`` for each check that passed, and ends with the first failure's traceback.
+Prints a line ``ok CHECK FUNCTION`` for each check that passed, and ends with the first failure's
+traceback.
 """
 
 from __future__ import annotations
@@ -126,7 +128,8 @@ def ddp(op: str, mesh: DeviceMesh, device: str) -> None:
 def fsdp2(op: str, mesh: DeviceMesh, device: str) -> None:
     model, alone, x = network(op, device)
     for layer in model.children():
-        fully_shard(layer, mesh=mesh)  # the layers of a block too, whose hooks gather their parameters
+        # the layers of a block too, whose hooks gather their parameters
+        fully_shard(layer, mesh=mesh)
     fully_shard(model, mesh=mesh)
     loss(model, piece(x)).backward()
     loss(alone, x).backward()
@@ -205,7 +208,8 @@ def tensor_parallel(op: str, mesh: DeviceMesh, device: str) -> None:
     x.requires_grad_()
     with CommDebugMode() as communication:
         loss(parallel, x).backward()
-    # One sum of outputs forward; backward one of the input's gradients for each layer that takes it.
+    # One sum of outputs forward; backward one of the input's gradients for each layer that takes
+    # it.
     assert set(communication.get_comm_counts()) == {torch.ops.c10d_functional.all_reduce}
     assert communication.get_total_counts() == (3 if op == "gated_product" else 2)
     loss(alone, x_alone).backward()
@@ -216,8 +220,8 @@ def tensor_parallel(op: str, mesh: DeviceMesh, device: str) -> None:
 
 
 def refused(op: str, mesh: DeviceMesh, device: str) -> None:
-    """A layer with an activation is not sharded as a linear one. A gated layer whose halves lie apart says so, or is
-    gathered where it is known.
+    """A layer with an activation is not sharded as a linear one. A gated layer whose halves lie
+    apart says so, or is gathered where it is known.
     """
     if op == "linear":
         model, _, _ = network(op, device)
@@ -256,8 +260,8 @@ def main(rank: int, world: int, port: int, device: str) -> None:
                 raise AssertionError(f"{name} {op}") from error
             print("ok", name, op, flush=True)
     dist.destroy_process_group()
-    # Gloo's threads may hold tensors still, and end the process with SIGABRT if the interpreter ends under them
-    # (pytorch/pytorch#179291).
+    # Gloo's threads may hold tensors still, and end the process with SIGABRT if the interpreter
+    # ends under them (pytorch/pytorch#179291).
     sys.stdout.flush()
     os._exit(0)
 

@@ -208,7 +208,8 @@ class Everything(nn.Module):
 
 @feature("AOTInductor")
 @on_devices
-@torch._inductor.config.patch({"aot_inductor.precompile_headers": False})  # for one package: longer than the package
+# for one package: longer than the package
+@torch._inductor.config.patch({"aot_inductor.precompile_headers": False})
 def test_aotinductor_packages_run(device: str, tmp_path: Path) -> None:
     if device == "cuda" and torch.__version__ < "2.12":
         pytest.skip("PyTorch 2.11 crashes on CUDA (an H200) as it loads any package, one without epigrad too")

@@ -1,4 +1,5 @@
-"""What wraps, converts, hooks or replaces the layers inside of epigrad's modules: LoRA, quantisation, pruning."""
+"""What wraps, converts, hooks or replaces the layers inside of epigrad's modules: LoRA,
+quantisation, pruning."""
 
 from __future__ import annotations
 
@@ -61,7 +62,7 @@ def composed(block: Any, x: Tensor) -> Tensor:
     return out
 
 
-# --- LoRA -----------------------------------------------------------------------------------------------------------
+# --- LoRA -----------------------------------------------------------------------------------------
 
 
 def with_lora(made: nn.Module, targets: Any) -> Any:
@@ -117,7 +118,7 @@ def test_adapters_inside_of_a_block_are_trained(name: str, targets: list[str]) -
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
 
 
-# --- quantisation ---------------------------------------------------------------------------------------------------
+# --- quantisation ---------------------------------------------------------------------------------
 
 
 @each_block
@@ -163,7 +164,7 @@ def test_quantisation_aware_training(name: str) -> None:
         torch.testing.assert_close(prepared.block(x), composed(prepared.block, x))
 
 
-# --- hooks and parametrisations -------------------------------------------------------------------------------------
+# --- hooks and parametrisations -------------------------------------------------------------------
 
 
 @each_block
@@ -223,7 +224,8 @@ def test_what_changes_a_layer_keeps_its_part(name: str, layer: str) -> None:
 
 @each_block
 def test_plain_layers_are_computed_as_one(name: str) -> None:
-    """The hidden activation is not kept: nothing but the inputs, the weights and the preactivation is."""
+    """The hidden activation is not kept: nothing but the inputs, the weights and the preactivation
+    is."""
     block, x = BLOCKS[name](), torch.randn(5, FEATURES)
     known = {t.data_ptr() for t in (x, *block.parameters())}
     saved: dict[int, Tensor] = {}
@@ -240,7 +242,7 @@ def test_exported_without_dynamo_a_block_stays_one_operator() -> None:
             assert f"epigrad.{op}.default" in {str(node.target) for node in program.graph.nodes}
 
 
-# --- 0.1 ------------------------------------------------------------------------------------------------------------
+# --- 0.1 ------------------------------------------------------------------------------------------
 
 
 def test_state_dicts_saved_by_version_0_1_load() -> None:

@@ -1,4 +1,5 @@
-"""Parallel training on two processes gives the gradients of one: DDP, FSDP2 and tensor parallel (distributed.py)."""
+"""Parallel training on two processes gives the gradients of one: DDP, FSDP2 and tensor parallel
+(distributed.py)."""
 
 from __future__ import annotations
 

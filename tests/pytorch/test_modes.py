@@ -1,4 +1,5 @@
-"""What looks at operations from outside: checkpoints, profiler, FLOP counter, fake tensors, subclasses, CUDA graphs."""
+"""What looks at operations from outside: checkpoints, profiler, FLOP counter, fake tensors,
+subclasses, CUDA graphs."""
 
 from __future__ import annotations
 
@@ -170,7 +171,8 @@ def test_a_cuda_graph_replays_forward_and_backward(op: str, device: str) -> None
     function, tensors = FUNCTIONS[op].function, FUNCTIONS[op].tensors(device)
 
     def step() -> tuple[Tensor, ...]:
-        # Detached: a graph that outlives its step ties the leaves to the stream that it was recorded on.
+        # Detached: a graph that outlives its step ties the leaves to the stream that it was
+        # recorded on.
         out = function(*tensors)
         return out.detach(), *torch.autograd.grad(out, tensors, torch.ones_like(out))
 

@@ -1,4 +1,5 @@
-"""Tensor subclasses where only a gradient is one, and arguments of wrong types on the way through the operators."""
+"""Tensor subclasses where only a gradient is one, and arguments of wrong types on the way through
+the operators."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ from tests.support.operators import FUNCTIONS, each_function
 
 
 class Waiting(Tensor):
-    """A wrapper that computes on the tensor inside, as a collective's result does once it is there."""
+    """A wrapper that computes on the tensor inside, as a collective's result does once it is
+    there."""
 
     inner: Tensor
 

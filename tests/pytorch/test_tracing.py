@@ -1,4 +1,5 @@
-"""What records programs and runs them elsewhere: torch.jit.trace, both ONNX exporters, torch.fx, run_decompositions."""
+"""What records programs and runs them elsewhere: torch.jit.trace, both ONNX exporters, torch.fx,
+run_decompositions."""
 
 from __future__ import annotations
 
@@ -169,7 +170,8 @@ def test_gradients_inside_of_a_trace() -> None:
 
     for function in (stateless, by_autograd):
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # autograd's own: it asks whether the output has one element
+            # autograd's own: it asks whether the output has one element
+            warnings.simplefilter("ignore")
             traced = torch.jit.trace(function, torch.randn(3, 4))
         x = torch.randn(3, 4)  # sum's gradient has the size of the trace, in PyTorch too
         torch.testing.assert_close(traced(x), function(x))
@@ -231,7 +233,8 @@ def test_onnx_of_functions(op: str, dynamo: bool) -> None:
 @pytest.mark.parametrize("dynamo", [True, False], ids=["dynamo", "torchscript"])
 @each_block
 def test_onnx_of_a_block_with_a_residual(name: str, dynamo: bool) -> None:
-    """C1 and A1: the exporter knew no decomposition, and the older one kept the output as a constant."""
+    """C1 and A1: the exporter knew no decomposition, and the older one kept the output as a
+    constant."""
     model = residual(name).eval()
     assert_onnx_computes(exported(model, (torch.randn(3, 8),), dynamo), model, (torch.randn(3, 8),))
 

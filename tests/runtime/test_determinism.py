@@ -1,4 +1,5 @@
-"""The same inputs give the same bits: run after run, on any number of threads, in any process, on each device."""
+"""The same inputs give the same bits: run after run, on any number of threads, in any process, on
+each device."""
 
 from __future__ import annotations
 
@@ -52,7 +53,8 @@ def test_grad_mode_does_not_change_the_output(activation: str, dtype: torch.dtyp
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("kind", GATED_KINDS)
 def test_elementwise_results_do_not_depend_on_layout(kind: str, dtype: torch.dtype, device: str) -> None:
-    """Values and gradients, for every layout of inputs and outputs; a repeated dimension against its copy."""
+    """Values and gradients, for every layout of inputs and outputs; a repeated dimension against
+    its copy."""
     values = 3 * torch.randn(7, 1, 46, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     grad = random_tensor(7, 1, 23, dtype=dtype, device=device, seed=1)
     for layout in LAYOUTS:
@@ -132,7 +134,8 @@ def test_another_process_computes_the_same_bits(device: str) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 def test_rows_do_not_depend_on_their_neighbours_numbers(dtype: torch.dtype) -> None:
-    """A number that the processor's instructions would take for zero sends the rows beside it another way."""
+    """A number that the processor's instructions would take for zero sends the rows beside it
+    another way."""
     x, weight = random_tensor(32, 1024, dtype=dtype), random_tensor(64, 1024, dtype=dtype, seed=1)
     x[:, 512:], weight[:, 512:] = (
         -x[:, :512],

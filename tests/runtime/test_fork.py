@@ -1,4 +1,5 @@
-"""fork(): harmless before the first use, a clear error and never a hang after it; other ways to start workers work."""
+"""fork(): harmless before the first use, a clear error and never a hang after it; other ways to
+start workers work."""
 
 from __future__ import annotations
 
@@ -141,7 +142,8 @@ print("fine")
 
 
 def test_a_fork_while_other_threads_compute() -> None:
-    """PyTorch makes its first-call tables before the threads start: they are not safe against a fork meanwhile."""
+    """PyTorch makes its first-call tables before the threads start: they are not safe against a
+    fork meanwhile."""
     script = (
         CHILD
         + """

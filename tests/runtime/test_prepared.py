@@ -1,5 +1,6 @@
-"""Calls of one geometry again and again. The extension remembers what Go has said of it, and the third call is run by a
-kernel that is held for it (cbridge/program.c); on CUDA that is a program which Go does not see.
+"""Calls of one geometry again and again. The extension remembers what Go has said of it, and the
+third call is run by a kernel that is held for it (cbridge/program.c); on CUDA that is a program
+which Go does not see.
 """
 
 from __future__ import annotations
@@ -39,7 +40,8 @@ _widths = itertools.count(301)
 
 
 def layer(device: str, rows: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Of a width that nothing else in this process has: what has run once is held one call sooner."""
+    """Of a width that nothing else in this process has: what has run once is held one call
+    sooner."""
     width = next(_widths)
     x, weight = torch.randn(rows, width, device=device), torch.randn(40, width, device=device)
     return x, weight, torch.randn(40, device=device)
@@ -132,7 +134,8 @@ def test_a_tuning_block_is_seen(tmp_path: Path) -> None:
             inside = epigrad.linear(x, weight)
         assert TIMES - 2 <= runs("cuda") - alone < TIMES, "the first call inside is Go's, which times candidates"
     assert cache.exists()
-    torch.testing.assert_close(inside, exact, rtol=1e-4, atol=1e-3)  # of 512 terms, another algorithm's
+    # of 512 terms, another algorithm's
+    torch.testing.assert_close(inside, exact, rtol=1e-4, atol=1e-3)
     alone = runs("cuda")
     assert_same_bits(epigrad.linear(x, weight), before, "after the block")
     assert runs("cuda") == alone
@@ -234,8 +237,8 @@ def test_a_number_of_threads_is_no_part_of_the_geometry() -> None:
     assert runs("cpu") - before == TIMES - 1
 
 
-# In a process of its own, which remembers nothing of other tests. When each geometry had one place of 512, every round
-# forgot 24 of the 100.
+# In a process of its own, which remembers nothing of other tests. When each geometry had one place
+# of 512, every round forgot 24 of the 100.
 PROGRAM = """
 import torch, epigrad
 from epigrad import _native, forward

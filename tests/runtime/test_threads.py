@@ -1,4 +1,5 @@
-"""Calls from many threads at once, and the threads that work runs on: PyTorch's own, or goroutines."""
+"""Calls from many threads at once, and the threads that work runs on: PyTorch's own, or
+goroutines."""
 
 from __future__ import annotations
 
@@ -179,7 +180,8 @@ def test_callers_with_thread_counts_of_their_own() -> None:
 
     def work(number: int) -> None:
         for step in range(15):
-            torch.set_num_threads(1 + (number + step) % 4)  # PyTorch's OpenMP keeps it for each thread
+            # PyTorch's OpenMP keeps it for each thread
+            torch.set_num_threads(1 + (number + step) % 4)
             torch.relu(torch.zeros(100_000))  # an operator of its own in between
             agree(gradients(number, LARGE), want[number])
 
@@ -289,7 +291,8 @@ def differentiated(function, *tensors):
 
 
 def work(dtype, n):
-    # Broadcast, strided and of odd sizes: operands are gathered, and gradients are summed in the same pass.
+    # Broadcast, strided and of odd sizes: operands are gathered, and gradients are summed in the
+    # same pass.
     x, w, g = (torch.randn(n, n, dtype=dtype).T for _ in range(3))
     b, factor = torch.randn(n, dtype=dtype), torch.rand(n, 1, dtype=dtype)
     halves = torch.randn(n, 2 * n + 3, dtype=dtype)[:, 3:]

@@ -1,8 +1,9 @@
-"""The one list of cases: operation x activation or kind x dtype x shape x layout x what is saved x device.
+"""The one list of cases: operation x activation or kind x dtype x shape x layout x what is saved x
+device.
 
-Activations, gated kinds and dtypes are read from the core's tables, so that a new row is tested without touching this
-file. `make test` takes cases in which every pair of choices occurs; EPIGRAD_TEST_FULL=1 takes every combination of the
-main choices.
+Activations, gated kinds and dtypes are read from the core's tables, so that a new row is tested
+without touching this file. `make test` takes cases in which every pair of choices occurs;
+EPIGRAD_TEST_FULL=1 takes every combination of the main choices.
 """
 
 from __future__ import annotations
@@ -154,13 +155,15 @@ FAR = 32.0
 
 
 def named(shapes: Mapping[str, Any], name: str) -> Any:
-    """What a case's shape stands for: a row of a table here, or, where hypothesis made it up, itself as a literal."""
+    """What a case's shape stands for: a row of a table here, or, where hypothesis made it up,
+    itself as a literal."""
     return shapes[name] if name in shapes else ast.literal_eval(name)
 
 
 @dataclass(frozen=True)
 class Case:
-    """One choice along every axis; fields that an operation has no use for do not exist in its list."""
+    """One choice along every axis; fields that an operation has no use for do not exist in its
+    list."""
 
     op: str
     kind: str | Activation
@@ -220,8 +223,8 @@ class Case:
 def pairs(axes: Mapping[str, Sequence[Any]], seed: int = 0) -> list[dict[str, Any]]:
     """A short list of choices in which every pair of values of two axes occurs.
 
-    Greedy: of some random rows that contain a pair not seen yet, the one with most such pairs (Cohen et al. 1997, the
-    AETG system).
+    Greedy: of some random rows that contain a pair not seen yet, the one with most such pairs
+    (Cohen et al. 1997, the AETG system).
     """
     rng = random.Random(seed)
     names = list(axes)
@@ -258,7 +261,8 @@ def product(axes: Mapping[str, Sequence[Any]], cycled: Mapping[str, Sequence[Any
 
 
 def cases(axes: Mapping[str, Sequence[Any]], cycled: Mapping[str, Sequence[Any]] | None = None) -> list[Case]:
-    """Cases from the axes: pairs of all of them, or, in a full run, the product of `axes` with the `cycled` in turn."""
+    """Cases from the axes: pairs of all of them, or, in a full run, the product of `axes` with the
+    `cycled` in turn."""
     cycled = cycled or {}
     rows = product(axes, cycled) if FULL else pairs({**axes, **cycled})
     return list(dict.fromkeys(Case(**row) for row in rows))
@@ -268,7 +272,8 @@ Test = TypeVar("Test", bound=Callable[..., Any])
 
 
 def parity(chosen: Sequence[Case]) -> Callable[[Test], Test]:
-    """Runs a test for every case on every device, and counts the cases in the summary of the run."""
+    """Runs a test for every case on every device, and counts the cases in the summary of the
+    run."""
     everywhere = [replace(case, device=device) for device in DEVICES for case in chosen if computes(device, case.dtype)]
 
     def decorate(test: Test) -> Test:

@@ -1,7 +1,8 @@
 """The operations composed of PyTorch's own, with the activation as an argument.
 
-With an activation's float64 formula and float64 inputs they are the reference; with PyTorch's operator and the case's
-dtype they are what a PyTorch user has today, whose error the tolerance is measured from.
+With an activation's float64 formula and float64 inputs they are the reference; with PyTorch's
+operator and the case's dtype they are what a PyTorch user has today, whose error the tolerance is
+measured from.
 """
 
 from __future__ import annotations
@@ -50,14 +51,16 @@ def gated_mlp(
 
 
 def leaves(inputs: Sequence[Tensor | None], dtype: torch.dtype | None = None) -> list[Tensor | None]:
-    """The inputs as leaves that ask for gradients, in their own memory unless another dtype is asked for."""
+    """The inputs as leaves that ask for gradients, in their own memory unless another dtype is
+    asked for."""
     return [None if x is None else x.detach().to(dtype or x.dtype).requires_grad_() for x in inputs]
 
 
 def with_gradients(
     function: Callable[..., Tensor], inputs: Sequence[Tensor | None], grad: Tensor
 ) -> tuple[Tensor, Gradients]:
-    """The result of a function of these inputs, and every gradient by autograd (None for an absent input)."""
+    """The result of a function of these inputs, and every gradient by autograd (None for an absent
+    input)."""
     arguments = leaves(inputs)
     out = function(*arguments)
     given = iter(torch.autograd.grad(out, [x for x in arguments if x is not None], grad.to(out.dtype)))

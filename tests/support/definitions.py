@@ -1,5 +1,5 @@
-"""Every activation and its slope from its definition, in 60-digit arithmetic (mpmath): what errors in ULP are measured
-from, and golden numbers are made of. Nothing here is shared with the kernels.
+"""Every activation and its slope from its definition, in 60-digit arithmetic (mpmath): what errors
+in ULP are measured from, and golden numbers are made of. Nothing here is shared with the kernels.
 """
 
 from __future__ import annotations
@@ -64,7 +64,8 @@ def silu_slope_terms(x: mpf) -> tuple[mpf, mpf]:
     return logistic(x), x * logistic(x) * logistic(-x)
 
 
-# The terms whose sum is the derivative, where differences of values would lose the tails. tanh' is sech^2.
+# The terms whose sum is the derivative, where differences of values would lose the tails. tanh' is
+# sech^2.
 SLOPE_TERMS: dict[str, Callable[[mpf], tuple[mpf, ...]]] = {
     "gelu": gelu_slope_terms,
     "gelu_tanh": gelu_tanh_slope_terms,
@@ -89,7 +90,8 @@ def value(name: str, x: mpf) -> mpf:
 
 
 def slope(name: str, x: mpf) -> tuple[mpf, mpf]:
-    """The slope, and what its rounding is relative to: itself, or the largest of its terms where they cancel."""
+    """The slope, and what its rounding is relative to: itself, or the largest of its terms where
+    they cancel."""
     if name not in SLOPE_TERMS:
         slope = oracle.difference(name, x)
         return slope, abs(slope)

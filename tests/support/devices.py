@@ -1,9 +1,11 @@
-"""The devices that the tests run on: the CPU always, CUDA and WebGPU where their backends are available.
+"""The devices that the tests run on: the CPU always, CUDA and WebGPU where their backends are
+available.
 
 The parity cases run on WebGPU with tensors in the host's memory, inside `use_backend("webgpu")`.
 
-EPIGRAD_TEST_DEVICES ("cuda", "cpu,cuda") chooses among them. EPIGRAD_REQUIRE_BACKENDS names the backends that a machine
-must have: test_backends.py fails for one that is absent, whose tests would otherwise not exist.
+EPIGRAD_TEST_DEVICES ("cuda", "cpu,cuda") chooses among them. EPIGRAD_REQUIRE_BACKENDS names the
+backends that a machine must have: test_backends.py fails for one that is absent, whose tests would
+otherwise not exist.
 """
 
 from __future__ import annotations
@@ -50,7 +52,8 @@ def computes(device: str, dtype: torch.dtype) -> bool:
 
 
 def unusable_choice() -> str:
-    """What is wrong with EPIGRAD_TEST_DEVICES, or nothing: a device that is asked for must be there."""
+    """What is wrong with EPIGRAD_TEST_DEVICES, or nothing: a device that is asked for must be
+    there."""
     chosen = _names("EPIGRAD_TEST_DEVICES")
     unknown = [name for name in chosen if name not in _KNOWN]
     if unknown:
@@ -59,7 +62,8 @@ def unusable_choice() -> str:
 
 
 def needs(name: str) -> pytest.MarkDecorator:
-    """Skips where a device is absent or not chosen; where the machine must have it, its tests run, and fail."""
+    """Skips where a device is absent or not chosen; where the machine must have it, its tests run,
+    and fail."""
     absent = name in REASONS and name not in REQUIRED
     reason = f"{name}: {REASONS[name]}" if name in REASONS else f"EPIGRAD_TEST_DEVICES leaves {name} out"
     return pytest.mark.skipif(absent or name not in CHOSEN, reason=reason)

@@ -1,4 +1,5 @@
-"""Calls whose bits must not change, and one hash of all that they compute, which processes can compare."""
+"""Calls whose bits must not change, and one hash of all that they compute, which processes can
+compare."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """Which test runs which function under which part of PyTorch, and the record of what passed.
 
-A test has the mark `feature`; its parameters `op` and `device` say the rest. Where EPIGRAD_FEATURES names a file, a run
-of pytest writes its record there (conftest.py). tests/tools/features.py makes docs/features.md of such records.
+A test has the mark `feature`; its parameters `op` and `device` say the rest. Where EPIGRAD_FEATURES
+names a file, a run of pytest writes its record there (conftest.py). tests/tools/features.py makes
+docs/features.md of such records.
 """
 
 from __future__ import annotations

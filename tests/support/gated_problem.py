@@ -1,4 +1,5 @@
-"""The inputs of a gated case, one tensor or two, and its results by the reference and by PyTorch."""
+"""The inputs of a gated case, one tensor or two, and its results by the reference and by
+PyTorch."""
 
 from __future__ import annotations
 

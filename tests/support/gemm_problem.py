@@ -75,7 +75,8 @@ class GemmProblem:
         return self.composition(*self.operands, act=lambda x: x)
 
     def wanted_from(self, preactivation: Tensor) -> Wanted:
-        """The gradients alone, for a preactivation that stands for itself, not for what rounding made of another."""
+        """The gradients alone, for a preactivation that stands for itself, not for what rounding
+        made of another."""
         _, (grad_pre,) = compositions.with_gradients(self.case.row.eager, [preactivation], self.grad_output)
         assert grad_pre is not None
         _, gradients = compositions.with_gradients(partial(self.composition, act=lambda x: x), self.operands, grad_pre)
@@ -83,7 +84,8 @@ class GemmProblem:
 
 
 def _away_from_kinks(problem: GemmProblem) -> GemmProblem:
-    """Stops the gradient where rounding decides on which side of a kink a preactivation falls: either is right."""
+    """Stops the gradient where rounding decides on which side of a kink a preactivation falls:
+    either is right."""
     kinks = problem.case.row.kinks
     if kinks:
         pre = oracle.preactivation(*problem.sized_operands)
@@ -97,7 +99,8 @@ def _away_from_kinks(problem: GemmProblem) -> GemmProblem:
 
 
 def gemm_problem(case: Case) -> GemmProblem:
-    """A case's operands: the preactivation has about the standard deviation that the case's scale says."""
+    """A case's operands: the preactivation has about the standard deviation that the case's scale
+    says."""
     generator = case.generator
     a_shape, b_shape = named(LINEAR_SHAPES if case.op == "linear" else GEMM_SHAPES, case.shape)
     spread = case.scale_of_preactivation / max(a_shape[-1], 1) ** 0.5

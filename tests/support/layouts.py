@@ -1,7 +1,9 @@
-"""Tensors laid out in every way that PyTorch allows, inside buffers of NaN, and the guards that watch them.
+"""Tensors laid out in every way that PyTorch allows, inside buffers of NaN, and the guards that
+watch them.
 
-Each tensor lies in a longer buffer whose other elements are NaN: a kernel that reads a wrong element gets NaN into its
-result, and one that writes a wrong element changes a NaN that `Guarded.check` looks at.
+Each tensor lies in a longer buffer whose other elements are NaN: a kernel that reads a wrong
+element gets NaN into its result, and one that writes a wrong element changes a NaN that
+`Guarded.check` looks at.
 """
 
 from __future__ import annotations
@@ -15,7 +17,8 @@ import torch
 from torch import Tensor
 
 LAYOUTS = ("contiguous", "transposed", "offset", "step", "expanded_first", "expanded_last", "permuted", "odd_ones")
-"""Ways to lay out an input. "odd_ones" gives dimensions of size 1 a stride that no contiguous tensor has."""
+"""Ways to lay out an input. "odd_ones" gives dimensions of size 1 a stride that no contiguous
+tensor has."""
 
 OUT_LAYOUTS = tuple(name for name in LAYOUTS if not name.startswith("expanded"))
 """Those of them in which no two elements share memory: an output must not overlap itself."""
@@ -28,7 +31,8 @@ _POOL = 512
 
 
 def _strides_in_order(sizes: Sequence[int], order: Sequence[int]) -> list[int]:
-    """Strides of a dense tensor of these sizes whose dimensions lie in memory in this order, slowest first."""
+    """Strides of a dense tensor of these sizes whose dimensions lie in memory in this order,
+    slowest first."""
     strides = [0] * len(sizes)
     step = 1
     for dim in reversed(order):
@@ -71,8 +75,8 @@ def _nan_buffer(shape: Sequence[int], dtype: torch.dtype, layout: str, device: D
 def draw(shape: Sequence[int], generator: torch.Generator, scale: float = 1.0) -> Tensor:
     """Normally distributed float64 values.
 
-    A long tensor repeats a few hundred values, so that the mpmath oracle need not evaluate a function for every
-    element.
+    A long tensor repeats a few hundred values, so that the mpmath oracle need not evaluate a
+    function for every element.
     """
     count = math.prod(shape)
     if count <= _POOL:
@@ -82,7 +86,8 @@ def draw(shape: Sequence[int], generator: torch.Generator, scale: float = 1.0) -
 
 
 def laid_out(values: Tensor, dtype: torch.dtype, layout: str, device: Device = "cpu") -> Tensor:
-    """`values` converted to a dtype and copied into a layout; an expanded dimension repeats its first slice."""
+    """`values` converted to a dtype and copied into a layout; an expanded dimension repeats its
+    first slice."""
     _, view = _nan_buffer(values.shape, dtype, layout, device)
     # Converted where they are, so that every device gets the same values.
     target, values = view, values.to(dtype)
@@ -131,7 +136,8 @@ def _bytes_of_storage(tensor: Tensor) -> Tensor:
 
 @contextmanager
 def unchanged(*tensors: Tensor | None) -> Iterator[None]:
-    """Fails if the memory behind any of the tensors, gaps and guards included, has changed by a bit at the end."""
+    """Fails if the memory behind any of the tensors, gaps and guards included, has changed by a bit
+    at the end."""
     before = [(tensor, _bytes_of_storage(tensor)) for tensor in tensors if tensor is not None]
     yield
     for tensor, held in before:
@@ -139,7 +145,8 @@ def unchanged(*tensors: Tensor | None) -> Iterator[None]:
 
 
 def bits(tensor: Tensor) -> Tensor:
-    """The tensor's bytes in row-major order, so that equality means the same bits (NaN included)."""
+    """The tensor's bytes in row-major order, so that equality means the same bits (NaN
+    included)."""
     flat = torch.empty(tensor.numel(), dtype=tensor.dtype, device=tensor.device)
     return flat.copy_(tensor.detach().reshape(-1)).view(torch.uint8)
 

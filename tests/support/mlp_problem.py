@@ -66,8 +66,9 @@ class MlpProblem:
 def mlp_problem(case: Case) -> MlpProblem:
     """A case's operands.
 
-    Where the activation has a kink, input and first weight are signs and the first bias is even: with an odd number of
-    features the preactivation is then an odd number, and rounding never decides on which side of the kink it falls.
+    Where the activation has a kink, input and first weight are signs and the first bias is even:
+    with an odd number of features the preactivation is then an odd number, and rounding never
+    decides on which side of the kink it falls.
     """
     generator = case.generator
     shape, hidden = MLP_SHAPES[case.shape]

@@ -1,4 +1,5 @@
-"""Small models of other libraries with random weights, one for each row of `epigrad.integrations.table.BLOCKS`.
+"""Small models of other libraries with random weights, one for each row of
+`epigrad.integrations.table.BLOCKS`.
 
 Nothing is downloaded. Every model is in training mode with its dropout at 0 unless it is asked for.
 """
@@ -135,7 +136,8 @@ MODELS: dict[str, Model] = dict(
 
 
 def make(name: str, dtype: torch.dtype = torch.float64, dropout: float = 0.0) -> nn.Module:
-    """A model in training mode, the same weights each time: larger than a new model's, so that activations bend."""
+    """A model in training mode, the same weights each time: larger than a new model's, so that
+    activations bend."""
     torch.manual_seed(0)
     model = MODELS[name].make(dropout)
     generator = torch.Generator().manual_seed(1)

@@ -1,6 +1,7 @@
 """One call of each function of epigrad, for the tests of how it lives with the rest of PyTorch.
 
-Names, and how many there are, come from `torch.ops.epigrad`'s own table: an operator without a call fails its tests.
+Names, and how many there are, come from `torch.ops.epigrad`'s own table: an operator without a call
+fails its tests.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ from torch.nn import functional
 
 @dataclass(frozen=True)
 class Call:
-    """A function of tensors, the shapes that it is called with, and the same in PyTorch's own operations."""
+    """A function of tensors, the shapes that it is called with, and the same in PyTorch's own
+    operations."""
 
     function: Callable[..., Tensor]
     shapes: tuple[tuple[int, ...], ...]

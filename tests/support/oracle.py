@@ -1,13 +1,13 @@
-"""The reference: PyTorch in float64 with autograd, and mpmath in extended precision where the results themselves are
-float64.
+"""The reference: PyTorch in float64 with autograd, and mpmath in extended precision where the
+results themselves are float64.
 
-A new activation needs one row in `ACTIVATIONS`, and one more with other parameters if it has any; gated kinds follow
-from the core's table. Nothing here is shared with the implementation, and no derivative is written by hand: PyTorch's
-come from autograd, mpmath's from `mpmath.diff`.
+A new activation needs one row in `ACTIVATIONS`, and one more with other parameters if it has any;
+gated kinds follow from the core's table. Nothing here is shared with the implementation, and no
+derivative is written by hand: PyTorch's come from autograd, mpmath's from `mpmath.diff`.
 
-The value formulas are not always PyTorch's own operator, because that one is wrong in float64 in the tails:
-gelu cancels in 1 + erf and in 1 + tanh, sigmoid and tanh have derivatives s (1 - s) and 1 - t^2 that cancel. The forms
-below do not.
+The value formulas are not always PyTorch's own operator, because that one is wrong in float64 in
+the tails: gelu cancels in 1 + erf and in 1 + tanh, sigmoid and tanh have derivatives s (1 - s) and
+1 - t^2 that cancel. The forms below do not.
 """
 
 from __future__ import annotations
@@ -43,7 +43,8 @@ class Row:
     kinks: tuple[float, ...] = ()
     """Where a derivative jumps, of any order: differences must not straddle them."""
     kinks_from_right: tuple[float, ...] = ()
-    """Those of them at which the derivative is that of the right side; at the others it is that of the left."""
+    """Those of them at which the derivative is that of the right side; at the others it is that of
+    the left."""
 
 
 def _sigmoid(x: Tensor) -> Tensor:
@@ -62,7 +63,8 @@ def _gelu_tanh_exponent(x: Any, pi: Any) -> Any:
 
 
 def _exact_gelu(x: Any) -> Any:
-    # mpmath's erfc cannot take arguments near the largest double; past this bound it is 0 or 2 for any purpose.
+    # mpmath's erfc cannot take arguments near the largest double; past this bound it is 0 or 2 for
+    # any purpose.
     return x * mpmath.erfc(min(max(-x / mpmath.sqrt(2), mpmath.mpf(-(10**5))), mpmath.mpf(10**5))) / 2
 
 
@@ -124,7 +126,8 @@ def derivative(activation: str, order: int, x: Tensor) -> Tensor:
 
 @functools.lru_cache(maxsize=200_000)
 def exact_derivative(activation: str, order: int, x: np.longdouble) -> np.longdouble:
-    """The order-th derivative at one point, by mpmath; at a kink it is that of the side that the row says."""
+    """The order-th derivative at one point, by mpmath; at a kink it is that of the side that the
+    row says."""
     point = mpmath.mpf(repr(x).split("'")[1])
     value = ACTIVATIONS[activation].exact(point) if order == 0 else difference(activation, point, order)
     return np.longdouble(mpmath.nstr(value, 25) if abs(value) > mpmath.mpf("1e-4900") else 0)
@@ -133,14 +136,16 @@ def exact_derivative(activation: str, order: int, x: np.longdouble) -> np.longdo
 def difference(activation: str, point: Any, order: int = 1) -> Any:
     """A derivative at an mpmath number, by differences."""
     row = ACTIVATIONS[activation]
-    # A derivative is the difference of values near 1, of which e^-|2x| must be left, and its step is small beside x.
+    # A derivative is the difference of values near 1, of which e^-|2x| must be left, and its step
+    # is small beside x.
     digits = int(40 + min(abs(point), 360)) if abs(point) < 1e30 else 1300
     with mpmath.workdps(max(mpmath.mp.dps, digits)):
         return mpmath.diff(row.exact, point, order, **_step(row, point))
 
 
 def _step(row: Row, point: Any) -> dict[str, Any]:
-    """How mpmath forms differences at a point: with a step that stays on one side of the nearest kink."""
+    """How mpmath forms differences at a point: with a step that stays on one side of the nearest
+    kink."""
     distances = {kink: abs(point - kink) for kink in row.kinks}
     nearest = min(distances, key=distances.__getitem__, default=None)
     if nearest is None or distances[nearest] >= 1:
@@ -161,8 +166,9 @@ def _derivative_of_array(activation: str, order: int, x: Array) -> Array:
 class Sized:
     """A quantity and, element by element, the size of the terms that were summed to form it.
 
-    An exact input has the size of its value. A product has the product of the sizes, a sum the sum of the sizes, and
-    f(x) has |f(x)| + |f'(x)| size(x): its own size and what an error of the size of x's terms makes of it.
+    An exact input has the size of its value. A product has the product of the sizes, a sum the sum
+    of the sizes, and f(x) has |f(x)| + |f'(x)| size(x): its own size and what an error of the size
+    of x's terms makes of it.
     """
 
     value: Array
@@ -170,7 +176,8 @@ class Sized:
 
     @classmethod
     def of(cls, tensor: Tensor | float, dtype: torch.dtype) -> Sized:
-        """An exact input of a problem in this dtype; the reference is in float64, or wider for float64 itself."""
+        """An exact input of a problem in this dtype; the reference is in float64, or wider for
+        float64 itself."""
         wide = np.longdouble if dtype == torch.float64 else np.float64
         values = np.asarray(
             tensor.detach().cpu().to(torch.float64).numpy() if isinstance(tensor, Tensor) else tensor, dtype=wide
@@ -201,7 +208,8 @@ class Sized:
         return self.map(lambda x: x.reshape(tuple(shape)))
 
     def sum_to(self, shape: Sequence[int]) -> Sized:
-        """Summed over the dimensions along which a tensor of this shape was broadcast, and no others."""
+        """Summed over the dimensions along which a tensor of this shape was broadcast, and no
+        others."""
 
         def reduce(x: Array) -> Array:
             extra = x.ndim - len(shape)

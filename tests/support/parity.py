@@ -1,4 +1,5 @@
-"""One comparison: results of epigrad with the reference and with PyTorch eager, by the tolerance rule."""
+"""One comparison: results of epigrad with the reference and with PyTorch eager, by the tolerance
+rule."""
 
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ Results = Sequence[Tensor | None]
 
 @dataclass(frozen=True)
 class Wanted:
-    """What a case's results are compared with, in the operation's order; None where there is no result."""
+    """What a case's results are compared with, in the operation's order; None where there is no
+    result."""
 
     reference: Sequence[Sized | None]
     eager: Results
@@ -42,10 +44,11 @@ def assert_parity(names: Sequence[str], got: Results, case: Case, want: Callable
 def assert_result(name: str, ours: Tensor | None, index: int, case: Case, want: Callable[[Case], Wanted]) -> None:
     """Fails unless the result that has this place in what is wanted keeps the tolerance rule.
 
-    Few elements, or operands that repeat a slice, do not show PyTorch's worst error: it is the worst over the same
-    problem with other random values as well, in the case's layout and contiguous: strides decide which of its BLAS's
-    kernels PyTorch takes, and at K = 129 in float64 their errors differ by 2.7 times. (They are drawn only when the
-    case's own values do not settle it, which comes to the same.)
+    Few elements, or operands that repeat a slice, do not show PyTorch's worst error: it is the
+    worst over the same problem with other random values as well, in the case's layout and
+    contiguous: strides decide which of its BLAS's kernels PyTorch takes, and at K = 129 in float64
+    their errors differ by 2.7 times. (They are drawn only when the case's own values do not settle
+    it, which comes to the same.)
     """
     wanted = want(case)
     reference, eager = wanted.reference[index], wanted.eager[index]

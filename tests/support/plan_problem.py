@@ -1,4 +1,5 @@
-"""A small problem for each class of plan, with its tensors and what the stateless functions make of them."""
+"""A small problem for each class of plan, with its tensors and what the stateless functions make of
+them."""
 
 from __future__ import annotations
 

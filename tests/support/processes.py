@@ -1,4 +1,5 @@
-"""Runs a script in a Python process of its own: for what happens once in a process, or to the process itself."""
+"""Runs a script in a Python process of its own: for what happens once in a process, or to the
+process itself."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ PACKAGE_PARENT = Path(epigrad.__file__).resolve().parent.parent
 
 
 def environment(**changes: str | None) -> dict[str, str]:
-    """This process's environment, without epigrad's own variables, with these changes; None removes one.
+    """This process's environment, without epigrad's own variables, with these changes; None removes
+    one.
 
     The process can import epigrad and what tests share.
     """

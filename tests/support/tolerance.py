@@ -1,10 +1,12 @@
-"""The rule that says how far a result may be from the reference (docs: the public interface, section 2).
+"""The rule that says how far a result may be from the reference (docs: the public interface,
+section 2).
 
     |got - reference| <= 1.5 * E * size + rounding
 
-`size` is the size of the terms summed, element by element (`oracle.Sized`); E is the worst `|eager - reference| / size`
-over the tensor that PyTorch's own operations in the same dtype come to; `rounding` is one rounding of the output dtype:
-half an epsilon of the value, or half of the smallest subnormal. There is no other slack, in any dtype.
+`size` is the size of the terms summed, element by element (`oracle.Sized`); E is the worst `|eager
+- reference| / size` over the tensor that PyTorch's own operations in the same dtype come to;
+`rounding` is one rounding of the output dtype: half an epsilon of the value, or half of the
+smallest subnormal. There is no other slack, in any dtype.
 """
 
 from __future__ import annotations
@@ -31,7 +33,8 @@ def one_rounding(magnitude: Array, dtype: torch.dtype) -> Array:
 
 
 def worst_relative_error(tensor: Tensor, reference: Sized) -> float:
-    """The worst error over a tensor, relative to the size of the terms summed; overflow to infinity aside."""
+    """The worst error over a tensor, relative to the size of the terms summed; overflow to infinity
+    aside."""
     values = as_array(tensor, reference.value)
     counted = np.isfinite(values) & (reference.size > 0)
     if not counted.any():
@@ -40,13 +43,15 @@ def worst_relative_error(tensor: Tensor, reference: Sized) -> float:
 
 
 def allowed_error(reference: Sized, eager_error: float, dtype: torch.dtype) -> Array:
-    """How far each element may be from the reference, where PyTorch's worst relative error is this."""
+    """How far each element may be from the reference, where PyTorch's worst relative error is
+    this."""
     bound = FACTOR * eager_error * reference.size
     return bound + one_rounding(np.abs(reference.value) + bound, dtype)
 
 
 def explain_breach(got: Tensor, reference: Sized, eager_error: float) -> str:
-    """Which element breaks the rule and by how much, or nothing; beyond the dtype's range infinity is right."""
+    """Which element breaks the rule and by how much, or nothing; beyond the dtype's range infinity
+    is right."""
     values = as_array(got, reference.value)
     with np.errstate(invalid="ignore"):
         bound = allowed_error(reference, eager_error, got.dtype)

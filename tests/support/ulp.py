@@ -1,7 +1,8 @@
-"""Measures every activation and its slope through the public interface against 60-digit arithmetic, in ULP.
+"""Measures every activation and its slope through the public interface against 60-digit arithmetic,
+in ULP.
 
-With K = 0 the preactivation is the bias alone, so that matmul_bias_activation is the activation itself and the bias
-gradient of a one-row problem is its slope.
+With K = 0 the preactivation is the bias alone, so that matmul_bias_activation is the activation
+itself and the bias gradient of a one-row problem is its slope.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ FROM_OUTPUT: dict[str, Callable[[mpf], mpf]] = {
     "tanh": lambda y: (1 - y) * (1 + y),
 }
 
-# Where each slope is zero, and where float64 results pass from normal numbers through denormals to zero.
+# Where each slope is zero, and where float64 results pass from normal numbers through denormals to
+# zero.
 CROSSINGS = {"gelu": -0.7517915246935645, "gelu_tanh": -0.7524614220710162, "silu": -1.2784645427610738}
 TAILS = {
     "gelu": (37.0, 38.7),
@@ -39,7 +41,8 @@ TAILS = {
 }
 
 
-# Where a decay falls from below what float32 holds beside 1 to below what its largest number lifts to a bfloat16.
+# Where a decay falls from below what float32 holds beside 1 to below what its largest number lifts
+# to a bfloat16.
 FAR = {
     "gelu": (11.0, 20.0),
     "gelu_tanh": (8.5, 13.5),
@@ -48,9 +51,10 @@ FAR = {
     "tanh": (30.0, 100.0),
 }
 
-# What a result may be off. Float64 formulas round several times. On the CPU float32 computes in float64 and the half
-# types in that or in float32 (by the engine), and the result is rounded visibly once; on a GPU float32 has about as
-# many roundings as float64. On WebGPU it is what those of gelu's left tail can add up to.
+# What a result may be off. Float64 formulas round several times. On the CPU float32 computes in
+# float64 and the half types in that or in float32 (by the engine), and the result is rounded
+# visibly once; on a GPU float32 has about as many roundings as float64. On WebGPU it is what those
+# of gelu's left tail can add up to.
 BOUND = {
     "cpu": {torch.float64: 4.0, torch.float32: 0.51, torch.bfloat16: 0.51, torch.float16: 0.51},
     "cuda": {torch.float64: 4.0, torch.float32: 4.0, torch.bfloat16: 1.0, torch.float16: 1.0},
@@ -60,7 +64,8 @@ BOUND = {
 
 @dataclass(frozen=True)
 class Worst:
-    """The largest error of a measurement, in units in the last place, and the argument that has it."""
+    """The largest error of a measurement, in units in the last place, and the argument that has
+    it."""
 
     ulps: float
     argument: float
@@ -68,7 +73,8 @@ class Worst:
 
 
 def arguments(activation: str, dtype: torch.dtype, count: int) -> Tensor:
-    """About 6 * count finite arguments: all exponents, ordinary magnitudes, tails, and around the slope's zero."""
+    """About 6 * count finite arguments: all exponents, ordinary magnitudes, tails, and around the
+    slope's zero."""
     generator = torch.Generator().manual_seed(2)
 
     def uniform(low: float, high: float) -> Tensor:
@@ -126,7 +132,8 @@ def reference(activation: str, x: float) -> tuple[mpf, mpf, mpf]:
 
 @cache
 def flushed_below(device: str) -> float:
-    """What a device takes to be zero, as WGSL lets it: denormals, or nothing as on Mesa's lavapipe."""
+    """What a device takes to be zero, as WGSL lets it: denormals, or nothing as on Mesa's
+    lavapipe."""
     smallest = torch.finfo(torch.float32).smallest_normal
     with running_on(device):
         half = epigrad.lerp(torch.tensor([smallest / 2]), torch.zeros(1), 0.0)
@@ -136,8 +143,8 @@ def flushed_below(device: str) -> float:
 def worst(results: Tensor, at: Tensor, references: Iterable[tuple[mpf, mpf]], flushed: float = 0.0) -> Worst:
     """Compares with (reference, scale of its last place).
 
-    Infinity is right where the reference rounds to it, and else as far off as a NaN: infinitely. Below `flushed` zero
-    is right too.
+    Infinity is right where the reference rounds to it, and else as far off as a NaN: infinitely.
+    Below `flushed` zero is right too.
     """
     largest, argument = -1.0, math.nan
     for got, x, (want, scale) in zip(results.tolist(), at.tolist(), references, strict=True):
@@ -160,7 +167,8 @@ def value_of(activation: str, x: Tensor) -> Tensor:
 def slope_of(
     activation: str, *, preactivation: Tensor | None = None, output: Tensor | None = None, times: Tensor | None = None
 ) -> Tensor:
-    """act'(x) from x or from act(x): the bias gradient of one row of ones, or of other gradients."""
+    """act'(x) from x or from act(x): the bias gradient of one row of ones, or of other
+    gradients."""
     given = preactivation if preactivation is not None else output
     assert given is not None
     _, _, grad_bias = epigrad.backward.matmul_bias_activation_backward(

@@ -1,7 +1,7 @@
-"""Writes docs/accuracy*.md: how far every activation and its slope are off, in ULP, beside PyTorch's.
+"""Writes docs/accuracy*.md: errors of every activation and its slope in ULP, beside PyTorch's.
 
     python -m tests.tools.accuracy                 writes docs/accuracy.md
-    python -m tests.tools.accuracy cuda FILE       writes the same for the GPU: docs/accuracy-cuda.md is such a file
+    python -m tests.tools.accuracy cuda FILE       the same for the GPU: docs/accuracy-cuda.md
     python -m tests.tools.accuracy webgpu FILE     and for the adapter: docs/accuracy-webgpu.md
 
 tests/accuracy/test_ulp.py holds the same measurement, on fewer points, to its bounds.

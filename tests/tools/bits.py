@@ -1,10 +1,10 @@
 """The bits of a fixed set of results, to prove that a change of the inside changes none of them.
 
-    python tests/tools/bits.py record BEFORE.json    one hash for each engine or backend, operation, kind and dtype
-    python tests/tools/bits.py compare BEFORE.json   the same hashes now; what differs is named, and the exit code is 1
+    python tests/tools/bits.py record BEFORE.json   a hash for each engine, op, kind and dtype
+    python tests/tools/bits.py compare BEFORE.json   the same now; exits with 1 where one differs
 
-Every engine that this machine's processor has is recorded, WebGPU and CUDA where they are here. Only the names of the
-interface of 0.1 are called, so that one script runs before and after.
+Every engine that this machine's processor has is recorded, WebGPU and CUDA where they are here.
+Only the names of the interface of 0.1 are called, so that one script runs before and after.
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
-"""Runs the tests that need a GPU and keeps what came of them: how many passed, and what compute-sanitizer said.
+"""Runs the tests that need a GPU and keeps what came of them: how many passed, and what
+compute-sanitizer said.
 
     python -m tests.tools.cuda_record docs/results
 
-writes a file named by date and device, anew after every run, so that one that is stopped keeps the runs before it. The
-exit code is 1 if anything failed. compute-sanitizer comes with NVIDIA's CUDA toolkit; where PATH has none, the file
-says so in place of its runs.
+writes a file named by date and device, anew after every run, so that one that is stopped keeps the
+runs before it. The exit code is 1 if anything failed. compute-sanitizer comes with NVIDIA's CUDA
+toolkit; where PATH has none, the file says so in place of its runs.
 """
 
 from __future__ import annotations
@@ -53,7 +54,8 @@ RUNS: tuple[tuple[str, dict[str, str], tuple[str, ...]], ...] = (
     ("more than 2^31 elements", {"EPIGRAD_TEST_SLOW": "1"}, ("-m", "slow", "tests/cuda/test_memory.py")),
 )
 
-# Every kernel family, in each of the two ways that products go, on a stream that PyTorch's own work is on too.
+# Every kernel family, in each of the two ways that products go, on a stream that PyTorch's own work
+# is on too.
 SANITIZED = ("-n", "0", "tests/cuda/test_execution.py", "-k", "test_the_current_stream_is_the_one")
 TOOLS = ("memcheck", "racecheck", "synccheck", "initcheck")
 FOUND = 77  # compute-sanitizer's exit code where it finds something

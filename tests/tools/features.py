@@ -2,9 +2,9 @@
 
     python -m tests.tools.features [PYTEST'S ARGUMENT]...
 
-runs the tests that have the mark `feature`; a tick is one that passed. What is not here comes from records that other
-machines wrote (tests/support/features.py) and that lie in docs/results. On a machine with an accelerator this keeps
-such a record, too.
+runs the tests that have the mark `feature`; a tick is one that passed. What is not here comes from
+records that other machines wrote (tests/support/features.py) and that lie in docs/results. On a
+machine with an accelerator this keeps such a record, too.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ processes: gloo on CPUs, NCCL on GPUs.
 
 
 def records() -> dict[str, Record]:
-    """The records of docs/results, by their files' names; of the CPU they say nothing, since CI has one."""
+    """The records of docs/results, by their files' names; of the CPU they say nothing, since CI has
+    one."""
     found = {path.name: load(path) for path in sorted(RECORDS.glob("*-features-*.json"))}
     return {name: record for name, record in found.items() if _of(record)}
 

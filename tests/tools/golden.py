@@ -1,8 +1,10 @@
-"""Makes the golden numbers of the Go tests: values and slopes of every activation, in 60-digit arithmetic (mpmath).
+"""Makes the golden numbers of the Go tests: values and slopes of every activation, in 60-digit
+arithmetic (mpmath).
 
     python -m tests.tools.golden
 
-writes kernels/portable/testdata/activation_golden.json, which is committed; running it again does not change it.
+writes kernels/portable/testdata/activation_golden.json, which is committed; running it again does
+not change it.
 """
 
 from __future__ import annotations
@@ -28,7 +30,8 @@ MAGNITUDES = [
 
 @mpmath.workdps(DIGITS)
 def rows() -> list[list[str | float]]:
-    """The golden rows: name, x, act(x), act'(x), what rounding act'(x) is relative to; "inf" beyond float64's range."""
+    """The golden rows: name, x, act(x), act'(x), what rounding act'(x) is relative to; "inf" beyond
+    float64's range."""
     result: list[list[str | float]] = []
     for name in ACTIVATIONS:
         for magnitude in MAGNITUDES:

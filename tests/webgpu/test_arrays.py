@@ -1,4 +1,5 @@
-"""WebGPU: arrays on the adapter, what is refused, what must never end the process. Parity cases run elsewhere."""
+"""WebGPU: arrays on the adapter, what is refused, what must never end the process. Parity cases run
+elsewhere."""
 
 from __future__ import annotations
 
@@ -36,7 +37,8 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 dtypes = pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: str(dtype).removeprefix("torch."))
 
 
-# A process of its own finds wgpu-native where this one does: in the wheel, or where the environment says.
+# A process of its own finds wgpu-native where this one does: in the wheel, or where the environment
+# says.
 NATIVE = {name: os.environ[name] for name in ("EPIGRAD_WGPU_NATIVE",) if name in os.environ}
 
 
@@ -96,7 +98,8 @@ def test_a_copy_of_an_array_shares_its_memory_and_keeps_it() -> None:
     address = copied.address
     del copied, others
     gc.collect()
-    with pytest.raises(errors.EpigradError):  # the last holder has given the memory back, and only the last
+    # the last holder has given the memory back, and only the last
+    with pytest.raises(errors.EpigradError):
         loader.core().webgpu.free(address)
 
 
@@ -227,7 +230,8 @@ def test_a_plan_runs_on_arrays() -> None:
 
 
 def test_a_call_on_arrays_does_not_wait() -> None:
-    """A product that takes a while is asked for in less. (Mesa's lavapipe itself waits before it takes the next.)"""
+    """A product that takes a while is asked for in less. (Mesa's lavapipe itself waits before it
+    takes the next.)"""
     a = Array.from_torch(draw(512, 512))
     forward.matmul_bias_activation(a, a).to_torch()
     began = time.perf_counter()
@@ -301,7 +305,8 @@ ARGUMENTS = (0.0, -0.0, math.inf, -math.inf, math.nan, 1e-40, -1e-40, 1e-38, 3e3
 
 
 def flushed_below() -> float:
-    """What the adapter takes to be zero, as WGSL lets it: nothing on Mesa's lavapipe, all denormals on an H200."""
+    """What the adapter takes to be zero, as WGSL lets it: nothing on Mesa's lavapipe, all denormals
+    on an H200."""
     smallest = torch.finfo(torch.float32).smallest_normal
     with epigrad.use_backend("webgpu"):
         return smallest if epigrad.lerp(torch.tensor([smallest / 2]), torch.zeros(1), 0.0) == 0 else 0.0
@@ -334,7 +339,8 @@ def value_and_slope(activation: str, x: Tensor) -> tuple[Tensor, Tensor]:
 @dtypes
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 def test_values_and_slopes_to_a_few_units_in_the_last_place(activation: str, dtype: torch.dtype) -> None:
-    """Against the CPU's, which are rounded once from float64, over the whole range and its tails."""
+    """Against the CPU's, which are rounded once from float64, over the whole range and its
+    tails."""
     spans = [torch.linspace(-100, 100, 4001), torch.linspace(-15, 15, 8001), torch.logspace(-30, 1, 400)]
     x = torch.cat(spans).to(dtype)
     results = []
@@ -345,7 +351,8 @@ def test_values_and_slopes_to_a_few_units_in_the_last_place(activation: str, dty
     units = BOUND["webgpu"][dtype] + 0.51  # theirs
     for ours, theirs in zip(*results, strict=True):
         unit = info.eps * 2 ** theirs.abs().clamp(min=info.smallest_normal).log2().floor()
-        # A slope passes through zero, near which the error is that of the terms it is the difference of.
+        # A slope passes through zero, near which the error is that of the terms it is the
+        # difference of.
         crossing = 2**-22 * ((x > -2) & (x < 0)).double()
         slack = crossing + flushed_below()
         assert ((ours - theirs).abs() <= units * unit + slack).all(), ((ours - theirs).abs() / unit).max()
@@ -355,7 +362,8 @@ WHOLES: list[Array] = []  # whose memory the arrays below are in
 
 
 def starting_at(tensor: Tensor, skip: int) -> Array:
-    """An array that starts `skip` elements into its memory, with NaN around it, as another program's may."""
+    """An array that starts `skip` elements into its memory, with NaN around it, as another
+    program's may."""
     around = torch.full((skip,), math.nan, dtype=tensor.dtype)
     whole = Array.from_torch(torch.cat([around, tensor.flatten(), torch.full_like(tensor.flatten()[:8], math.nan)]))
     WHOLES.append(whole)
@@ -410,7 +418,8 @@ def test_lerp_with_a_number_near_one_keeps_what_float32_leaves_out() -> None:
 
 
 def test_threads_share_the_device() -> None:
-    """Calls from several threads, failing ones among them, none of which disturbs another; in CI for a minute."""
+    """Calls from several threads, failing ones among them, none of which disturbs another; in CI
+    for a minute."""
     seconds = 60 if "webgpu" in REQUIRED else 6
     wrong: list[str] = []
     done = threading.Event()

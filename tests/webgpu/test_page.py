@@ -1,4 +1,5 @@
-"""examples/webgpu-page in Chromium: another implementation of WebGPU than wgpu-native runs the same kernels."""
+"""examples/webgpu-page in Chromium: another implementation of WebGPU than wgpu-native runs the same
+kernels."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ from tests.support.repository import ROOT
 FOLDER = ROOT / "examples" / "webgpu-page"
 BROWSERS = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome")
 
-# Of each of the page's formulas one kind whose sizes are odd, and one whose sizes are multiples of four.
+# Of each of the page's formulas one kind whose sizes are odd, and one whose sizes are multiples of
+# four.
 SAMPLED = ("silu", "relu", "swiglu", "geglu", "a number", "a tensor", "a row", "a row of sums")
 
 

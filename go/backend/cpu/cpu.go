@@ -1,6 +1,7 @@
-// Package cpu is the CPU backend. Its best engine that the processor can run computes (vector, on kernels/cpu);
-// what that engine cannot compute, and everything where there is none, is the portable engine's (reference),
-// which the others are tested against. Results do not depend on the number of threads.
+// Package cpu is the CPU backend. Its best engine that the processor can run computes (vector, on
+// kernels/cpu); what that engine cannot compute, and everything where there is none, is the
+// portable engine's (reference), which the others are tested against. Results do not depend on the
+// number of threads.
 //
 //	layout     how operands lie in memory: axes, matrices, walks
 //	threads    tasks on PyTorch's OpenMP threads, or on goroutines
@@ -33,8 +34,8 @@ type Backend struct {
 	reason string         // why the backend is not available; empty where it is
 }
 
-// New returns the backend on the engine that EPIGRAD_CPU_ENGINE names, or else on the best one that this machine
-// can run.
+// New returns the backend on the engine that EPIGRAD_CPU_ENGINE names, or else on the best one that
+// this machine can run.
 func New() *Backend {
 	name := os.Getenv("EPIGRAD_CPU_ENGINE")
 	if name == "" {
@@ -49,8 +50,8 @@ func New() *Backend {
 // Engines lists the names that NewOn takes, whether or not this machine can run them.
 func Engines() []string { return append(kernels.Names(), reference.Name) }
 
-// NewOn returns the backend on the engine of a name. One that cannot run here gives a backend that is not
-// available, and says why.
+// NewOn returns the backend on the engine of a name. One that cannot run here gives a backend that
+// is not available, and says why.
 func NewOn(name string) *Backend {
 	if err := openmp.Check(); err != nil {
 		return &Backend{reason: err.Error()}
@@ -81,8 +82,8 @@ func (b *Backend) Info() backend.Info {
 	return info
 }
 
-// FormulaError says how exact formulas are before they are rounded: an engine computes those of the half types in
-// float32.
+// FormulaError says how exact formulas are before they are rounded: an engine computes those of the
+// half types in float32.
 func (b *Backend) FormulaError(dt dtype.DType) float64 {
 	if b.engine != nil && (dt == dtype.BFloat16 || dt == dtype.Float16) {
 		return 0x1p-19

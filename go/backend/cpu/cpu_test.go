@@ -44,7 +44,8 @@ func TestAnEngineThatCannotRunSaysWhy(t *testing.T) {
 	require.Equal(t, "go", cpu.New().EngineName())
 }
 
-// Run with GODEBUG=cpu.avx2=off, which hides the instructions from the choice of an engine as an older processor would.
+// Run with GODEBUG=cpu.avx2=off, which hides the instructions from the choice of an engine as an
+// older processor would.
 func TestWithoutVectorInstructions(t *testing.T) {
 	if !strings.Contains(os.Getenv("GODEBUG"), "cpu.avx2=off") {
 		t.Skip("a run of its own: make portable")
@@ -55,7 +56,8 @@ func TestWithoutVectorInstructions(t *testing.T) {
 	require.Contains(t, info.Reason, "AVX2")
 }
 
-// Engines compute the same on a team. A runtime may have fewer threads than it is asked for, or more.
+// Engines compute the same on a team. A runtime may have fewer threads than it is asked for, or
+// more.
 func TestOnATeam(t *testing.T) {
 	run := openmptest.Process(t)
 	run("TestAnyNumberOfThreads")

@@ -11,14 +11,16 @@ import (
 	"github.com/epigrad/epigrad/go/dtype"
 )
 
-// smallest are a number that is denormal in a dtype, one whose square its sums do not hold, and the sum of four of those squares.
+// smallest are a number that is denormal in a dtype, one whose square its sums do not hold, and the
+// sum of four of those squares.
 var smallest = map[dtype.DType]struct{ denormal, vanishing, sum float64 }{
 	dtype.Float32:  {0x1p-140, 0x1p-75, 0x1p-148},
 	dtype.Float64:  {0x1p-1060, 0x1p-538, 0x1p-1074},
 	dtype.BFloat16: {0x1p-130, 0, 0},
 }
 
-// forEachLifting visits the engines as on a processor that is slow with denormal numbers, and as on another.
+// forEachLifting visits the engines as on a processor that is slow with denormal numbers, and as on
+// another.
 func forEachLifting(t *testing.T, visit func(t *testing.T, b *cpu.Backend, slow bool)) {
 	forEachEngine(t, func(t *testing.T, b *cpu.Backend) {
 		for _, slow := range []bool{true, false} {
@@ -28,12 +30,14 @@ func forEachLifting(t *testing.T, visit func(t *testing.T, b *cpu.Backend, slow 
 	})
 }
 
-// Denormal numbers count for what they are, beside numbers of any size: where those leave room operands are lifted, and elsewhere not.
+// Denormal numbers count for what they are, beside numbers of any size: where those leave room
+// operands are lifted, and elsewhere not.
 func TestProductsOfDenormalNumbers(t *testing.T) {
 	forEachLifting(t, func(t *testing.T, b *cpu.Backend, _ bool) {
 		random := rand.New(rand.NewPCG(55, 89))
 		for dt, is := range smallest {
-			// What a float64 can check: products that are no denormal numbers themselves, with room for lifting and without.
+			// What a float64 can check: products that are no denormal numbers themselves, with room
+			// for lifting and without.
 			for turn, other := range []float64{1 / math.Sqrt(is.denormal), math.Sqrt(largest[dt])} {
 				m, n, k := 3+random.Int64N(40), 1+random.Int64N(120), 1+random.Int64N(300)
 				small := matrixOf(dt, m, k, turn == 1, 0).fill(func() float64 { return is.denormal * float64(random.IntN(9)-4) })
@@ -42,7 +46,8 @@ func TestProductsOfDenormalNumbers(t *testing.T) {
 				large.put(0, 0, largest[dt]/8)
 				check(t, small, large, multiply(t, b, small, large, 1+turn))
 			}
-			// A number that would itself be too large when lifted, beside one that needs it; the product is neither.
+			// A number that would itself be too large when lifted, beside one that needs it; the
+			// product is neither.
 			left := matrixOf(dt, 9, 20, false, 0).fill(func() float64 { return is.denormal })
 			left.put(4, 0, largest[dt]/4)
 			right := matrixOf(dt, 20, 30, true, 1).fill(func() float64 { return math.Sqrt(is.denormal) })
@@ -65,8 +70,9 @@ func TestProductsOfDenormalNumbers(t *testing.T) {
 	})
 }
 
-// Whether operands are lifted is decided for all that is packed together; but what has nothing to do with small numbers has the same bits. Blocks share operands, which are lifted for
-// some of them only, and deep sums are formed in several passes.
+// Whether operands are lifted is decided for all that is packed together; but what has nothing to
+// do with small numbers has the same bits. Blocks share operands, which are lifted for some of them
+// only, and deep sums are formed in several passes.
 func TestLiftingOperandsChangesNoOtherBits(t *testing.T) {
 	sizes := [][3]int64{{20, 2100, 700}, {20, 70, 4400}, {1150, 50, 33}}
 	if testing.Short() {
@@ -96,7 +102,8 @@ func TestLiftingOperandsChangesNoOtherBits(t *testing.T) {
 				onLeft.put(2, k-1, is.denormal)
 				same(want, multiply(t, b, onLeft, right, 2), 2, -1)
 				same(want, multiply(t, b, onLeft, onRight, 2), 2, 3)
-				// Without room, in the first block or in the last one, for what is lifted, or for what earlier passes have summed.
+				// Without room, in the first block or in the last one, for what is lifted, or for
+				// what earlier passes have summed.
 				for _, column := range []int64{7, n - 1} {
 					huge := right.clone()
 					huge.put(0, column, 0x1p-60*largest[dt])
@@ -109,7 +116,8 @@ func TestLiftingOperandsChangesNoOtherBits(t *testing.T) {
 
 var largest = map[dtype.DType]float64{dtype.Float32: math.MaxFloat32, dtype.Float64: math.MaxFloat64, dtype.BFloat16: 0x1.fep127}
 
-// A sum of products that are each too small for a float is right where operands are lifted: it shows that they are, by any member of a crew, on any layout, and whatever was packed before.
+// A sum of products that are each too small for a float is right where operands are lifted: it
+// shows that they are, by any member of a crew, on any layout, and whatever was packed before.
 func TestLiftedOperandsLoseNothing(t *testing.T) {
 	forEachEngine(t, func(t *testing.T, b *cpu.Backend) {
 		if b.EngineName() == "go" {
@@ -139,7 +147,8 @@ func TestLiftedOperandsLoseNothing(t *testing.T) {
 	})
 }
 
-// What instructions for bfloat16 would take for zeros is there, whichever operand it is in, whatever the other one's size.
+// What instructions for bfloat16 would take for zeros is there, whichever operand it is in,
+// whatever the other one's size.
 func TestTinyNumbersOfBFloat16Count(t *testing.T) {
 	forEachLifting(t, func(t *testing.T, b *cpu.Backend, _ bool) {
 		for turn, tiny := range []float64{0x1p-133, 0x1p-130, 0x1p-127, 0x1p-126, 0x1p-120} {

@@ -14,8 +14,10 @@ import (
 	"github.com/epigrad/epigrad/go/tensor"
 )
 
-// A result that is the sums as they are, which panel kernels write themselves, has the bits of one that is written through sums (whose columns are two apart), for heights
-// that there are kernels for and others, depths of no, one and several parts, and rows any distance apart; nothing between rows is written.
+// A result that is the sums as they are, which panel kernels write themselves, has the bits of one
+// that is written through sums (whose columns are two apart), for heights that there are kernels
+// for and others, depths of no, one and several parts, and rows any distance apart; nothing between
+// rows is written.
 func TestPlainResults(t *testing.T) {
 	oneOf := 6
 	if testing.Short() { // the race detector makes filling and comparing take ten times as long

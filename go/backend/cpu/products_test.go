@@ -159,7 +159,8 @@ func TestBlocksHaveTheBitsOfTheirParts(t *testing.T) {
 			return // gonum's sums follow the tile
 		}
 		random := rand.New(rand.NewPCG(34, 55))
-		const rows, columns, batch = 1125, 2050, 2 // 12 blocks: fewer than would be computed one on a thread
+		// 12 blocks: fewer than would be computed one on a thread
+		const rows, columns, batch = 1125, 2050, 2
 		depths := []int64{5, 6, 7, 4099}
 		for i, dt := range []dtype.DType{dtype.Float32, dtype.Float64, dtype.BFloat16, dtype.Float16} {
 			depth := depths[i]
@@ -188,11 +189,13 @@ func TestBlocksHaveTheBitsOfTheirParts(t *testing.T) {
 	})
 }
 
-// What is packed belongs to one product: the next one's operands may lie at the same addresses, with other numbers in them.
+// What is packed belongs to one product: the next one's operands may lie at the same addresses,
+// with other numbers in them.
 func TestProductsReadTheirOperandsAnew(t *testing.T) {
 	forEachEngine(t, func(t *testing.T, b *cpu.Backend) {
 		random := rand.New(rand.NewPCG(144, 233))
-		for _, size := range [][3]int64{{5, 7, 9}, {301, 277, 600}} { // a block on the caller's thread, and one on several
+		// a block on the caller's thread, and one on several
+		for _, size := range [][3]int64{{5, 7, 9}, {301, 277, 600}} {
 			for _, dt := range dtype.All() {
 				left, right := matrixOf(dt, size[0], size[2], false, 0), matrixOf(dt, size[2], size[1], false, 1)
 				var lefts, rights, results []*numbers
@@ -247,7 +250,8 @@ func TestProductsOfExtremeNumbers(t *testing.T) {
 			left, right := matrixOf(dtype.BFloat16, 17, 70, false, 0).fill(fill(scales[0])), matrixOf(dtype.BFloat16, 70, 40, false, 1).fill(fill(scales[1]))
 			check(t, left, right, multiply(t, b, left, right, 1))
 		}
-		// A sum that is as small as the numbers in what was packed before of its depth, with nothing but zeros in the rest.
+		// A sum that is as small as the numbers in what was packed before of its depth, with
+		// nothing but zeros in the rest.
 		none := func() float64 { return 0 }
 		deepLeft, deepRight := matrixOf(dtype.BFloat16, 3, 4200, false, 0).fill(none), matrixOf(dtype.BFloat16, 4200, 5, false, 1).fill(none)
 		deepLeft.put(1, 7, 0x1p-65)
@@ -285,7 +289,8 @@ func TestProductsOfExtremeNumbers(t *testing.T) {
 					require.Equal(t, i == 3, math.IsNaN(out.at(i, j)), "%v: element %d, %d", dt, i, j)
 				}
 			}
-			// An infinity keeps its sign, and times zero it is no number, whichever operand it is in. Its neighbours are what they are without it.
+			// An infinity keeps its sign, and times zero it is no number, whichever operand it is
+			// in. Its neighbours are what they are without it.
 			for turn := range 2 {
 				left, right := matrixOf(dt, 40, 37, turn == 1, 0).fill(random.NormFloat64), matrixOf(dt, 37, 40, turn == 0, 1).fill(random.NormFloat64)
 				infinite, other := left, right

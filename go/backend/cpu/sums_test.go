@@ -15,13 +15,15 @@ import (
 	"github.com/epigrad/epigrad/go/tensor"
 )
 
-// array is a tensor of any layout, in memory of its own that is poison around it and between its elements.
+// array is a tensor of any layout, in memory of its own that is poison around it and between its
+// elements.
 type array struct {
 	memory []byte
 	view   tensor.View
 }
 
-// arrayOf lays the dimensions of a shape one around the other in a random order, some with gaps between their steps; those in which `once` is set have the stride 0.
+// arrayOf lays the dimensions of a shape one around the other in a random order, some with gaps
+// between their steps; those in which `once` is set have the stride 0.
 func arrayOf(random *rand.Rand, dt dtype.DType, operand int, shape []int64, once []bool) *array {
 	a := &array{view: tensor.View{Operand: operand, DType: dt, Shape: shape, Strides: make([]int64, len(shape))}}
 	order := make([]int, len(shape))
@@ -79,8 +81,9 @@ func everywhere(shape []int64, visit func(index []int64)) {
 	}
 }
 
-// Whichever dimensions are summed over, however long they are and however they and their neighbours lie in memory, a sum is that of its terms, to the last bit where numbers
-// are such that no addition rounds, on any number of threads; and nothing else is written.
+// Whichever dimensions are summed over, however long they are and however they and their neighbours
+// lie in memory, a sum is that of its terms, to the last bit where numbers are such that no
+// addition rounds, on any number of threads; and nothing else is written.
 func TestSumsOverAnyDimensions(t *testing.T) {
 	trials := 600
 	if testing.Short() {

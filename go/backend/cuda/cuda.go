@@ -1,8 +1,9 @@
-// Package cuda is the CUDA backend: kernels compiled ahead of time (kernels/cuda), products by cuBLASLt, both through libraries that are found
-// at run time.
+// Package cuda is the CUDA backend: kernels compiled ahead of time (kernels/cuda), products by
+// cuBLASLt, both through libraries that are found at run time.
 //
-// A problem becomes a program: kernel launches, products and fills in order, with everything decided but addresses, parameters and
-// whether to accumulate. Running one is a single call to C, which allocates nothing and waits for nothing, so that CUDA graphs capture it.
+// A problem becomes a program: kernel launches, products and fills in order, with everything
+// decided but addresses, parameters and whether to accumulate. Running one is a single call to C,
+// which allocates nothing and waits for nothing, so that CUDA graphs capture it.
 package cuda
 
 /*
@@ -24,11 +25,13 @@ const backendName = "cuda"
 
 // Backend runs problems on NVIDIA's GPUs.
 type Backend struct {
-	// BLASAlone leaves every product to cuBLASLt, that of a small problem too: to test and to compare both.
+	// BLASAlone leaves every product to cuBLASLt, that of a small problem too: to test and to
+	// compare both.
 	BLASAlone bool
 }
 
-// New returns the backend, with BLASAlone where the environment has EPIGRAD_CUDA_BLAS_ALONE=1. Nothing is opened before the first use.
+// New returns the backend, with BLASAlone where the environment has EPIGRAD_CUDA_BLAS_ALONE=1.
+// Nothing is opened before the first use.
 func New() *Backend { return &Backend{BLASAlone: os.Getenv("EPIGRAD_CUDA_BLAS_ALONE") == "1"} }
 
 // Name implements backend.Backend.

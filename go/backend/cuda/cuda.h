@@ -1,5 +1,5 @@
-/* What epigrad uses of NVIDIA's driver and of cuBLASLt, both opened at run time, and the programs that run on them. The numbers are those of cuda.h,
- * library_types.h and cublasLt.h. */
+/* What epigrad uses of NVIDIA's driver and of cuBLASLt, both opened at run time, and the programs
+ * that run on them. The numbers are those of cuda.h, library_types.h and cublasLt.h. */
 #ifndef EPG_CUDA_H
 #define EPG_CUDA_H
 
@@ -31,7 +31,8 @@ int epg_cuda_count(epg_failure *failure);
 /* Says what a GPU is; with its context, which takes memory on it, where that is needed. */
 int epg_cuda_describe(int ordinal, epg_device *device, epg_failure *failure);
 int epg_cuda_device(int ordinal, epg_device *device, epg_failure *failure);
-/* Opens cuBLASLt once for the process, the file that EPIGRAD_CUBLASLT names if it does; returns 0, or -1 with a reason. */
+/* Opens cuBLASLt once for the process, the file that EPIGRAD_CUBLASLT names if it does; returns 0,
+ * or -1 with a reason. */
 int epg_blas_open(char *reason, size_t capacity);
 size_t epg_blas_version(void);
 int epg_blas_create(epg_device *device, epg_failure *failure);
@@ -48,8 +49,11 @@ typedef struct {
   epg_function function; /* NULL: there is no such form */
   uint32_t grid[3], block[3];
   uint32_t param_bytes, num_pointers;
-  int32_t early;                  /* whether its blocks may start before the step before it ends, for which the kernel itself waits (intrinsics.cuh) */
-  int32_t parameters, accumulate; /* places in params of the run's parameters (doubles) and accumulate (int32); -1 for none */
+  /* whether its blocks may start before the step before it ends, for which the kernel itself waits
+   * (intrinsics.cuh) */
+  int32_t early;
+  /* places in params of the run's parameters (doubles) and accumulate (int32); -1 for none */
+  int32_t parameters, accumulate;
   const uint8_t *params;
   const epg_pointer *pointers;
 } epg_launch;
@@ -62,13 +66,15 @@ typedef struct {
   uint64_t workspace;
 } epg_algorithm;
 
-/* A product in cuBLASLt's terms, column-major: D = op(A) op(B) (+ D). Built by epg_matmul_create. */
+/* A product in cuBLASLt's terms, column-major: D = op(A) op(B) (+ D). From epg_matmul_create. */
 typedef struct {
   void *desc, *layouts[EPG_MATRICES]; /* A, B, D */
   void *lock;
   epg_pointer pointers[EPG_MATRICES], bias, scratch;
-  int32_t has_bias, is_double, accumulates, tuned; /* accumulates: D is added to if the run says so */
-  epg_algorithm choices[2];                        /* for addresses that are multiples of 16 bytes, and for any */
+  /* accumulates: D is added to if the run says so */
+  int32_t has_bias, is_double, accumulates, tuned;
+  /* for addresses that are multiples of 16 bytes, and for any */
+  epg_algorithm choices[2];
 } epg_matmul;
 
 /* What a product is made of. */
@@ -95,7 +101,8 @@ void epg_matmul_destroy(epg_matmul *matmul);
 
 typedef struct {
   enum { EPG_LAUNCH, EPG_MATMUL, EPG_FILL } kind;
-  enum { EPG_ALWAYS, EPG_WHEN_ACCUMULATING, EPG_WHEN_OVERWRITING } when; /* which runs have the step */
+  /* which runs have the step */
+  enum { EPG_ALWAYS, EPG_WHEN_ACCUMULATING, EPG_WHEN_OVERWRITING } when;
   epg_launch vector, general;
   epg_matmul matmul;
   epg_pointer fill; /* zeros, for fill_bytes */

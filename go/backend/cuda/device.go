@@ -16,7 +16,8 @@ import (
 	kernels "github.com/epigrad/epigrad/kernels/cuda"
 )
 
-// device is one GPU in its primary context. Its kernels are loaded when the first of their image is asked for.
+// device is one GPU in its primary context. Its kernels are loaded when the first of their image is
+// asked for.
 type device struct {
 	processors int // streaming multiprocessors
 	handle     *C.epg_device
@@ -70,7 +71,8 @@ func countDevices() (int, error) {
 	return count, nil
 }
 
-// requireKnown refuses a device that is not there, or that kernels cannot run on, before a context takes memory there.
+// requireKnown refuses a device that is not there, or that kernels cannot run on, before a context
+// takes memory there.
 func requireKnown(ordinal int, handle *C.epg_device) error {
 	count, err := countDevices()
 	if err != nil {
@@ -95,7 +97,8 @@ func nameOf(d *C.epg_device) string { return C.GoString(&d.name[0]) }
 // archOf is a device's architecture as nvcc spells it.
 func archOf(d *C.epg_device) string { return fmt.Sprintf("sm_%d%d", int(d.major), int(d.minor)) }
 
-// startsEarly reports whether a launch may start early: on GPUs whose machine code for it is in every image, and with drivers that also record it in graphs.
+// startsEarly reports whether a launch may start early: on GPUs whose machine code for it is in
+// every image, and with drivers that also record it in graphs.
 func (d *device) startsEarly() bool { return d.handle.major == 9 && d.handle.driver >= 12040 }
 
 // function finds a kernel by its symbol.

@@ -26,7 +26,8 @@ const (
 	maxBlocks = math.MaxInt32
 )
 
-// parameters collects a kernel's parameter struct in the order of its fields, which are laid out without gaps.
+// parameters collects a kernel's parameter struct in the order of its fields, which are laid out
+// without gaps.
 type parameters struct {
 	bytes     []byte
 	pointers  []pointer
@@ -95,8 +96,8 @@ func (p *parameters) launch(function string, blocks int64) (*launch, error) {
 	}, nil
 }
 
-// walk is a set of operands over one set of loops: a shape, outermost first, with each operand's strides in elements, and where it starts. Operands that
-// are absent are nil and have strides 0.
+// walk is a set of operands over one set of loops: a shape, outermost first, with each operand's
+// strides in elements, and where it starts. Operands that are absent are nil and have strides 0.
 type walk struct {
 	views   []*tensor.View
 	shape   []int64
@@ -131,7 +132,8 @@ func walkOf(views []*tensor.View) walk {
 	return w
 }
 
-// pieces cuts a walk into those that kernels can take, of maxRank dimensions at most: one for each index of the outer dimensions.
+// pieces cuts a walk into those that kernels can take, of maxRank dimensions at most: one for each
+// index of the outer dimensions.
 func (w walk) pieces() []walk {
 	if len(w.shape) <= maxRank {
 		return []walk{w}
@@ -157,8 +159,9 @@ func moved(v *tensor.View, by int64) *tensor.View {
 	return &later
 }
 
-// vectors reports whether operands can be accessed by vectors along the innermost dimension, as far as their strides tell: whether each is contiguous
-// along it, or an input that has one value along it (those are the bits of broadcast), and whether all vectors start at a multiple of their width.
+// vectors reports whether operands can be accessed by vectors along the innermost dimension, as far
+// as their strides tell: whether each is contiguous along it, or an input that has one value along
+// it (those are the bits of broadcast), and whether all vectors start at a multiple of their width.
 func (w walk) vectors(isInput func(i int) bool, width int64) (broadcast uint32, ok bool) {
 	inner := len(w.shape) - 1
 	if len(w.shape) > 1 && w.shape[inner]%width != 0 {
@@ -185,7 +188,8 @@ func multiples(strides []int64, width int64) bool {
 	return true
 }
 
-// numbers are what a kernel gets beside its tensors: the run's parameters, or fixed ones, of which the first is not zero.
+// numbers are what a kernel gets beside its tensors: the run's parameters, or fixed ones, of which
+// the first is not zero.
 type numbers struct {
 	fixed bool
 	first float64
@@ -198,7 +202,8 @@ type function struct {
 	vectors int64 // that a thread of the vector form does: `vectors` of loops.cuh
 }
 
-// vectorsOf is how many vectors a thread does that computes an activation: one where that is `cheap` (kernels/cuda/activation.cuh).
+// vectorsOf is how many vectors a thread does that computes an activation: one where that is
+// `cheap` (kernels/cuda/activation.cuh).
 func vectorsOf(kind string, dt dtype.DType) int64 {
 	row, _ := activation.Lookup(kind)
 	if row.Cheap || row.CheapInHalf && dt.Size() == 2 {
@@ -207,7 +212,8 @@ func vectorsOf(kind string, dt dtype.DType) int64 {
 	return 2
 }
 
-// elementwise adds the launches of an elementwise kernel; of the views the first are outputs. Nothing is launched where there are no elements.
+// elementwise adds the launches of an elementwise kernel; of the views the first are outputs.
+// Nothing is launched where there are no elements.
 func (b *builder) elementwise(f function, n numbers, views ...*tensor.View) error {
 	whole := walkOf(views)
 	if tensor.Elements(whole.shape) == 0 {
@@ -258,7 +264,8 @@ func (w walk) vector(f function, n numbers) (*launch, error) {
 func (w walk) strided(function string, n numbers) (*launch, error) {
 	inner := w.shape[len(w.shape)-1]
 	rows := tensor.Elements(w.shape[:len(w.shape)-1])
-	// Up to 32 threads side by side, so that rows that lie across the operands' memory share its cache lines; all of them where rows are few.
+	// Up to 32 threads side by side, so that rows that lie across the operands' memory share its
+	// cache lines; all of them where rows are few.
 	lanes := max(min(5, log2(inner)), blockThreadsLog2-log2(rows))
 	tiles := ceilDiv(inner, elementsPerThread<<lanes)
 	p := w.parameters(n, rows, 0, w.shape)
@@ -322,7 +329,8 @@ func (b *builder) activation(kind string, out, in *tensor.View) error {
 	return b.elementwise(function{"activation_" + kind + "_" + out.DType.Short(), 1, vectorsOf(kind, out.DType)}, numbers{}, out, in)
 }
 
-// activationBackward adds the gradient, with its column sums in the same pass, and the activation: in one pass where both are wanted.
+// activationBackward adds the gradient, with its column sums in the same pass, and the activation:
+// in one pass where both are wanted.
 func (b *builder) activationBackward(p *backend.ActivationBackward) error {
 	gradient := p.GradInput != nil || p.GradBias != nil
 	if gradient && p.Out != nil && p.Kind != "none" {
@@ -389,5 +397,6 @@ func (b *builder) gradPreactivation(p *lower.Pass) error {
 	})
 }
 
-// ComputesInAccumulator says that formulas are computed in the accumulator's dtype, and not in float64.
+// ComputesInAccumulator says that formulas are computed in the accumulator's dtype, and not in
+// float64.
 func (*Backend) ComputesInAccumulator() bool { return true }

@@ -28,8 +28,10 @@ import (
 // emulated tells a test binary that it runs on the emulator's libraries.
 const emulated = "EPIGRAD_EMULATED_GPU"
 
-// TestOnTheEmulator builds libraries that stand in for the driver's and for cuBLASLt (kernels/cuda/emulator), and runs the suite of all backends in a process
-// that finds them: the kernels, the programs and what is asked of the libraries are those of a GPU, on a machine that has none.
+// TestOnTheEmulator builds libraries that stand in for the driver's and for cuBLASLt
+// (kernels/cuda/emulator), and runs the suite of all backends in a process that finds them: the
+// kernels, the programs and what is asked of the libraries are those of a GPU, on a machine that
+// has none.
 func TestOnTheEmulator(t *testing.T) {
 	if testing.Short() {
 		t.Skip("a minute or more")
@@ -63,7 +65,8 @@ func TestOnTheEmulator(t *testing.T) {
 	run("EPIGRAD_CUDA_BLAS_ALONE=1", "-test.short", "-test.run=^TestBackend$", "-testify.m=Gemm|Products|NaN|Depth")
 }
 
-// TestBackend runs the suite on the emulator. A GPU's memory is not the host's, which optest's arrays are in: there the Python suite is what tests.
+// TestBackend runs the suite on the emulator. A GPU's memory is not the host's, which optest's
+// arrays are in: there the Python suite is what tests.
 func TestBackend(t *testing.T) {
 	if os.Getenv(emulated) == "" {
 		t.Skip("TestOnTheEmulator runs it")
@@ -89,7 +92,8 @@ func smallOn(t *testing.T, index int32) *op.Call {
 	return &op.Call{Op: "lerp", Parameters: []float64{0}, Inputs: []*tensor.View{view(), view()}, Outputs: []*tensor.View{view()}}
 }
 
-// TestFailuresOfTheDevice: what the driver reports comes back with its code and name, and the next call works.
+// TestFailuresOfTheDevice: what the driver reports comes back with its code and name, and the next
+// call works.
 func TestFailuresOfTheDevice(t *testing.T) {
 	if os.Getenv(emulated) == "" {
 		t.Skip("TestOnTheEmulator runs it")
@@ -105,7 +109,8 @@ func TestFailuresOfTheDevice(t *testing.T) {
 	require.NoError(t, op.Run(small(t)))
 }
 
-// TestSeveralDevices: of two GPUs, the first is too old for the kernels and the second is not; there is no third.
+// TestSeveralDevices: of two GPUs, the first is too old for the kernels and the second is not;
+// there is no third.
 func TestSeveralDevices(t *testing.T) {
 	if os.Getenv(emulated) == "" {
 		t.Skip("TestOnTheEmulator runs it")
@@ -149,7 +154,8 @@ func TestNoBLAS(t *testing.T) {
 	unavailable(t, "EPIGRAD_CUBLASLT names no library that can be opened (/nowhere/libcublasLt.so")
 }
 
-// TestPlansAreLargeEnough: a plan's workspace is enough for a run whose rows are not walked as one, however small the problem.
+// TestPlansAreLargeEnough: a plan's workspace is enough for a run whose rows are not walked as one,
+// however small the problem.
 func TestPlansAreLargeEnough(t *testing.T) {
 	if os.Getenv(emulated) == "" {
 		t.Skip("TestOnTheEmulator runs it")
@@ -212,7 +218,8 @@ func TestSkus(t *testing.T) {
 	}
 }
 
-// TestBatchesThatDoNotMerge: of two batch dimensions that no stride walks as one, the longer is the batch of a call, wherever it stands.
+// TestBatchesThatDoNotMerge: of two batch dimensions that no stride walks as one, the longer is the
+// batch of a call, wherever it stands.
 func TestBatchesThatDoNotMerge(t *testing.T) {
 	if os.Getenv(emulated) == "" {
 		t.Skip("TestOnTheEmulator runs it")
@@ -243,7 +250,8 @@ func TestBatchesThatDoNotMerge(t *testing.T) {
 	require.NotZero(t, results[0][len(left)-1])
 }
 
-// TestTuning: inside a block the fastest algorithm is found, kept, and found again; outside it the choice is the heuristic's.
+// TestTuning: inside a block the fastest algorithm is found, kept, and found again; outside it the
+// choice is the heuristic's.
 func TestTuning(t *testing.T) {
 	if os.Getenv(emulated) == "" {
 		t.Skip("TestOnTheEmulator runs it")
@@ -260,7 +268,8 @@ func TestTuning(t *testing.T) {
 		require.NoError(t, err)
 		return bytes
 	}
-	const fastest = 1000 // the bytes that the emulator's fastest algorithm takes; its first takes none
+	// the bytes that the emulator's fastest algorithm takes; its first takes none
+	const fastest = 1000
 	path := filepath.Join(t.TempDir(), "choices.json")
 	require.Zero(t, workspace())
 	require.NoError(t, tuning.Begin(path))

@@ -29,10 +29,12 @@ import (
 	"github.com/epigrad/epigrad/go/tensor"
 )
 
-// The kernels' own sources, compiled for the CPU (kernels/cuda/emulator), run what the planner plans.
+// The kernels' own sources, compiled for the CPU (kernels/cuda/emulator), run what the planner
+// plans.
 func TestEmulatedKernels(t *testing.T) { optest.Run(t, newEmulated(t)) }
 
-// TestBlocksHoldTwoHiddenTensors: the hidden activation and its gradient, which becomes that of the preactivation, are all that lies between a block's steps.
+// TestBlocksHoldTwoHiddenTensors: the hidden activation and its gradient, which becomes that of the
+// preactivation, are all that lies between a block's steps.
 func TestBlocksHoldTwoHiddenTensors(t *testing.T) {
 	backend.Register(newEmulated(t))
 	const rows, features, hidden = 2048, 64, 512
@@ -49,7 +51,8 @@ func TestBlocksHoldTwoHiddenTensors(t *testing.T) {
 	require.InDelta(t, 2*rows*hidden*2, workspace, 1024)
 }
 
-// TestThreadsDoAllVectors: the planner knows how many vectors a thread of each kernel does. Each call is of several blocks, with vectors and without any.
+// TestThreadsDoAllVectors: the planner knows how many vectors a thread of each kernel does. Each
+// call is of several blocks, with vectors and without any.
 func TestThreadsDoAllVectors(t *testing.T) {
 	backend.Register(newEmulated(t))
 	const count = 5 * vectorThreads * 8
@@ -102,7 +105,8 @@ var startEmulator = sync.OnceValues(func() (*emulator, error) {
 	return e, command.Start()
 })
 
-// buildEmulator compiles the emulator where a source is newer than it; tests/cuda/emulator.py does the same.
+// buildEmulator compiles the emulator where a source is newer than it; tests/cuda/emulator.py does
+// the same.
 func buildEmulator() (string, error) {
 	sources, err := filepath.Abs(filepath.Join("..", "..", "..", "kernels", "cuda"))
 	if err != nil {
@@ -176,8 +180,8 @@ func (e *emulator) run(memory []byte, launches []*launch, r *backend.Run, place 
 	return after, nil
 }
 
-// emulated is a backend for host memory that plans as the CUDA backend does and runs the kernels in the emulator, those of products that
-// BLAS does aside: the CPU backend has these.
+// emulated is a backend for host memory that plans as the CUDA backend does and runs the kernels in
+// the emulator, those of products that BLAS does aside: the CPU backend has these.
 type emulated struct {
 	*cpu.Backend
 	t        *testing.T
@@ -227,7 +231,8 @@ type emulatedKernel struct {
 
 func (k *emulatedKernel) WorkspaceBytes() int64 { return k.scratch }
 
-// Run runs the program twice, with vectors where there can be some and without any, and has both write the same bits.
+// Run runs the program twice, with vectors where there can be some and without any, and has both
+// write the same bits.
 func (k *emulatedKernel) Run(r *backend.Run) error {
 	withVectors, err := k.run(r, true)
 	if err != nil {

@@ -9,8 +9,9 @@ import (
 	"github.com/epigrad/epigrad/go/tensor"
 )
 
-// gemmEpilogue adds out = act(a b + bias): small problems in one launch, others by BLAS, which makes the product with the bias, rounded once to the
-// preactivation, and the activation, in place where nobody asks for the preactivation.
+// gemmEpilogue adds out = act(a b + bias): small problems in one launch, others by BLAS, which
+// makes the product with the bias, rounded once to the preactivation, and the activation, in place
+// where nobody asks for the preactivation.
 func (b *builder) gemmEpilogue(p *backend.GemmEpilogue) error {
 	result := p.Out
 	if result == nil {

@@ -14,7 +14,8 @@ func (b *builder) lerp(p *backend.Lerp) error {
 	return b.elementwise(function{"lerp_" + p.DType.Short(), 1, 1}, lerpWeight(p.Weight), p.Out, p.Start, p.End, p.Weight)
 }
 
-// lerpWeight is the number that is added to the weight tensor: the run's where there is no tensor, else -0, which changes no number.
+// lerpWeight is the number that is added to the weight tensor: the run's where there is no tensor,
+// else -0, which changes no number.
 func lerpWeight(weight *tensor.View) numbers {
 	if weight == nil {
 		return numbers{}
@@ -22,8 +23,9 @@ func lerpWeight(weight *tensor.View) numbers {
 	return numbers{fixed: true, first: math.Copysign(0, -1)}
 }
 
-// lerpBackward makes one pass over the operands for all gradients of grad_output's own shape, and one for each set of dimensions that gradients are
-// summed over; the first of those computes the former too.
+// lerpBackward makes one pass over the operands for all gradients of grad_output's own shape, and
+// one for each set of dimensions that gradients are summed over; the first of those computes the
+// former too.
 func (b *builder) lerpBackward(p *backend.LerpBackward) error {
 	gradients := []*tensor.View{p.GradStart, p.GradEnd, p.GradWeight}
 	full, summed := make([]*tensor.View, 3), make([]*tensor.View, 3)

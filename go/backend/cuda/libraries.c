@@ -180,7 +180,8 @@ int epg_blas_open(char *reason, size_t capacity) {
   };
   /* By name the copy that PyTorch has loaded is found, wherever it lies. */
   const char *names[] = {"libcublasLt.so.13", "libcublasLt.so.12"};
-  const char *path = getenv("EPIGRAD_CUBLASLT"); /* C's: Go's environment does not have what Python has set since */
+  /* C's: Go's environment does not have what Python has set since */
+  const char *path = getenv("EPIGRAD_CUBLASLT");
   void *library = NULL;
   if (path && *path) {
     if (!(library = dlopen(path, RTLD_NOW | RTLD_LOCAL))) {

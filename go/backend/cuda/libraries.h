@@ -1,4 +1,5 @@
-/* The functions of NVIDIA's driver and of cuBLASLt, once they are opened, and how their failures are told. */
+/* The functions of NVIDIA's driver and of cuBLASLt, once they are opened, and how their failures
+ * are told. */
 #ifndef EPG_CUDA_LIBRARIES_H
 #define EPG_CUDA_LIBRARIES_H
 
@@ -82,11 +83,13 @@ int epg_fail_blas(epg_failure *failure, const char *call, int status);
     if (code_) return epg_fail_driver(failure, #name, code_); \
   } while (0)
 
-/* Makes the device's context current; returns 1 if there is something to undo, 0 if it was current, -1 with a failure. */
+/* Makes the device's context current; returns 1 if there is something to undo, 0 if it was current,
+ * -1 with a failure. */
 int epg_enter(const epg_device *device, epg_failure *failure);
 void epg_leave(int entered);
 
-/* While a stream is captured into a graph, whatever may allocate or wait would end that; between these two this thread's calls are not taken for a part of it. */
+/* While a stream is captured into a graph, whatever may allocate or wait would end that; between
+ * these two this thread's calls are not taken for a part of it. */
 int epg_relax_capture(void);
 void epg_restore_capture(int mode);
 

@@ -29,7 +29,8 @@ var openDriver = sync.OnceValue(func() error {
 	return nil
 })
 
-// openBLAS opens cuBLASLt: on the first call that succeeds, since PyTorch may be imported in between.
+// openBLAS opens cuBLASLt: on the first call that succeeds, since PyTorch may be imported in
+// between.
 var openBLAS = struct {
 	sync.Mutex
 	done bool
@@ -96,7 +97,8 @@ func driverOf(d *C.epg_device) string {
 	return fmt.Sprintf("%d.%d", int(d.driver)/1000, int(d.driver)%1000/10)
 }
 
-// failed is the error of a library's call: the driver's or cuBLASLt's code and name, which DeviceError carries.
+// failed is the error of a library's call: the driver's or cuBLASLt's code and name, which
+// DeviceError carries.
 func failed(f *C.epg_failure) error {
 	return backend.Failed(backendName, C.GoString(&f.call[0]), C.GoString(&f.name[0]), int(f.code), C.GoString(&f.text[0]))
 }

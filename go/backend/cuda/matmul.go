@@ -17,7 +17,8 @@ import (
 	"github.com/epigrad/epigrad/go/tensor"
 )
 
-// mostBLASWorkspace is what cuBLASLt may use for one product: as much as PyTorch gives it on Hopper.
+// mostBLASWorkspace is what cuBLASLt may use for one product: as much as PyTorch gives it on
+// Hopper.
 const mostBLASWorkspace = 32 << 20
 
 // matmul is a product that cuBLASLt can do in one call.
@@ -48,8 +49,9 @@ func merged(dims []lower.Dim, operand int) (int64, bool) {
 	return dims[len(dims)-1].Strides[operand], true
 }
 
-// byColumns returns the leading dimension with which BLAS reads a matrix in place, column after column, and whether it can: the rows have the
-// stride 1 and columns do not overlap. Exchanging the two gives the same for row after row.
+// byColumns returns the leading dimension with which BLAS reads a matrix in place, column after
+// column, and whether it can: the rows have the stride 1 and columns do not overlap. Exchanging the
+// two gives the same for row after row.
 func byColumns(rows, rowStride, columns, columnStride int64) (ld int64, ok bool) {
 	if rows != 1 && rowStride != 1 {
 		return 0, false
@@ -57,7 +59,8 @@ func byColumns(rows, rowStride, columns, columnStride int64) (ld int64, ok bool)
 	if columns == 1 {
 		return rows, true
 	}
-	return columnStride, columnStride >= rows && columnStride <= math.MaxInt32 // cuBLASLt refuses longer ones
+	// cuBLASLt refuses longer ones
+	return columnStride, columnStride >= rows && columnStride <= math.MaxInt32
 }
 
 // matrix is a matrix with the strides of its rows and columns.
@@ -92,7 +95,8 @@ func inPlace(rows, columns []lower.Dim, operand int) bool {
 	return columnwise || rowwise
 }
 
-// writable is inPlace for a result; with a bias, which BLAS adds along its own columns, that has to have rows.
+// writable is inPlace for a result; with a bias, which BLAS adds along its own columns, that has to
+// have rows.
 func writable(p *lower.Product) bool {
 	m, ok := matrixOf(p.M, p.N, lower.Out)
 	if !ok {
@@ -169,7 +173,8 @@ func (b *builder) onlyIf(accumulating bool, add func() error) error {
 	return nil
 }
 
-// stageInput copies an operand to the workspace, where it is contiguous, and changes its strides; batch dimensions that it is broadcast over are not repeated.
+// stageInput copies an operand to the workspace, where it is contiguous, and changes its strides;
+// batch dimensions that it is broadcast over are not repeated.
 func (b *builder) stageInput(p *lower.Product, operand int, rows, columns []lower.Dim) error {
 	var own []lower.Dim
 	var kept []int
@@ -187,7 +192,8 @@ func (b *builder) stageInput(p *lower.Product, operand int, rows, columns []lowe
 	return b.activation("none", p.Views[operand], source)
 }
 
-// enqueue adds the calls for a product whose operands BLAS can read in place: one for each step of the batch dimensions that do not merge into one.
+// enqueue adds the calls for a product whose operands BLAS can read in place: one for each step of
+// the batch dimensions that do not merge into one.
 func (b *builder) enqueue(p *lower.Product, tf32 bool) {
 	tf32 = tf32 && b.dt == dtype.Float32
 	b.tf32 = b.tf32 || tf32
@@ -259,12 +265,13 @@ var blasTypes = map[dtype.DType]struct{ storage, compute, scale C.int32_t }{
 const (
 	// computeTF32 is CUBLAS_COMPUTE_32F_FAST_TF32.
 	computeTF32 = 77
-	// reduceInCompute is CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE: partial sums are never rounded to a half type, whatever PyTorch allows.
+	// reduceInCompute is CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE: partial sums are never rounded to
+	// a half type, whatever PyTorch allows.
 	reduceInCompute = 2
 )
 
-// compile implements operation. BLAS sees everything transposed, column-major: outᵀ = rightᵀ leftᵀ where out has rows, or out = left right
-// where it has columns.
+// compile implements operation. BLAS sees everything transposed, column-major: outᵀ = rightᵀ leftᵀ
+// where out has rows, or out = left right where it has columns.
 func (p *matmul) compile(c *compiler, s *C.epg_step) error {
 	if err := c.device.blas(); err != nil {
 		return err
@@ -323,7 +330,8 @@ func (p *matmul) compile(c *compiler, s *C.epg_step) error {
 	return p.create(c, &problem, &s.matmul)
 }
 
-// create makes the product. Inside a tuning block its algorithm is the one that was fastest when the problem was first met in one.
+// create makes the product. Inside a tuning block its algorithm is the one that was fastest when
+// the problem was first met in one.
 func (p *matmul) create(c *compiler, problem *C.epg_matmul_problem, m *C.epg_matmul) error {
 	key := ""
 	if c.choices != nil {

@@ -53,7 +53,8 @@ int epg_matmul_enqueue(const epg_device *d, epg_matmul *m, const epg_algorithm *
   const void *beta = m->is_double ? (const void *)&doubles[accumulate] : &floats[accumulate];
   int status = 0;
   if (m->has_bias) {
-    pthread_mutex_lock(m->lock); /* the descriptor holds the bias's address until the call has read it */
+    /* the descriptor holds the bias's address until the call has read it */
+    pthread_mutex_lock(m->lock);
     status = epg_blas_library.cublasLtMatmulDescSetAttribute(m->desc, DESC_BIAS_POINTER, &at->bias, sizeof at->bias);
   }
   const void *a = (const void *)(uintptr_t)at->matrices[0], *b = (const void *)(uintptr_t)at->matrices[1];
@@ -66,7 +67,7 @@ int epg_matmul_enqueue(const epg_device *d, epg_matmul *m, const epg_algorithm *
   return status ? epg_fail_blas(failure, "cublasLtMatmul", status) : 0;
 }
 
-/* --- tuning ----------------------------------------------------------------------------------------------------------------- */
+/* --- tuning --------------------------------------------------------------------------------- */
 
 /* What a candidate is timed with: memory of its own, a stream, two events. */
 typedef struct {
@@ -119,7 +120,8 @@ static float milliseconds(const epg_device *d, epg_matmul *m, const epg_algorith
   return elapsed;
 }
 
-/* The fastest candidate, measured in turns: each round runs every one for about a millisecond, and its best round counts. */
+/* The fastest candidate, measured in turns: each round runs every one for about a millisecond, and
+ * its best round counts. */
 static int fastest(const epg_device *d, epg_matmul *m, const heuristic *found, int count, bench *b) {
   enum { ROUNDS = 5, MOST_CALLS = 50 };
   float best[MOST_CANDIDATES];
@@ -142,7 +144,8 @@ static int fastest(const epg_device *d, epg_matmul *m, const heuristic *found, i
   return winner;
 }
 
-/* Returns 1 if the choice was timed, 0 if there was nothing to choose or no memory to time with: then it is the heuristic's. */
+/* Returns 1 if the choice was timed, 0 if there was nothing to choose or no memory to time with:
+ * then it is the heuristic's. */
 static int tune(const epg_device *d, const epg_matmul_problem *p, epg_matmul *m, const heuristic *found, int count) {
   bench b;
   epg_failure ignored;
@@ -156,7 +159,7 @@ static int tune(const epg_device *d, const epg_matmul_problem *p, epg_matmul *m,
   return !opened;
 }
 
-/* --- making one --------------------------------------------------------------------------------------------------------------- */
+/* --- making one ----------------------------------------------------------------------------- */
 
 static int describe(const epg_device *d, const epg_matmul_problem *p, epg_matmul *m, epg_failure *failure) {
   const int32_t epilogue = p->has_bias ? EPILOGUE_BIAS : EPILOGUE_DEFAULT;

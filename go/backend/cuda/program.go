@@ -23,7 +23,8 @@ import (
 	"github.com/epigrad/epigrad/go/tuning"
 )
 
-// workspaceAlignment is what PyTorch's allocator gives, and what every region of a workspace starts at.
+// workspaceAlignment is what PyTorch's allocator gives, and what every region of a workspace starts
+// at.
 const workspaceAlignment = 256
 
 // vectorBytes is the width of a vector access.
@@ -35,15 +36,18 @@ const mostParamBytes = 4096
 // none is the place of a run-time value that a launch does not have.
 const none = -1
 
-// launch is one kernel launch, complete but for what a run brings: addresses, parameters and whether to accumulate.
+// launch is one kernel launch, complete but for what a run brings: addresses, parameters and
+// whether to accumulate.
 type launch struct {
 	function    string // the kernel's symbol
 	grid, block [3]uint32
 	params      []byte // the kernel's only parameter, a struct
 	pointers    []pointer
-	early       bool // whether its blocks may start before the launch before it ends; the kernel itself waits for that
-	parameters  int  // where in params Run.Parameters go; none
-	accumulate  int  // where in params Run.Accumulate goes, an int32; none
+	// whether its blocks may start before the launch before it ends; the kernel itself waits for
+	// that
+	early      bool
+	parameters int // where in params Run.Parameters go; none
+	accumulate int // where in params Run.Accumulate goes, an int32; none
 }
 
 // pointer is an address in a launch's parameters.
@@ -59,8 +63,8 @@ type operation interface {
 	symbol() string
 }
 
-// step is one kernel launch in two forms: vector where all its pointers are multiples of vectorBytes (nil if strides forbid it), general
-// otherwise.
+// step is one kernel launch in two forms: vector where all its pointers are multiples of
+// vectorBytes (nil if strides forbid it), general otherwise.
 type step struct {
 	vector, general *launch
 	finishes        bool // whether it adds up partial sums, which lie as they always do
@@ -83,7 +87,8 @@ type builder struct {
 	tf32      bool // whether a product is computed in TF32
 	program   []operation
 	scratch   int64 // bytes
-	// withoutSaved is how many bytes of scratch more the problem would take if it had no saved preactivation.
+	// withoutSaved is how many bytes of scratch more the problem would take if it had no saved
+	// preactivation.
 	withoutSaved int64
 }
 
@@ -131,7 +136,8 @@ func (k *kernel) Sku() backend.Sku             { return k.sku }
 func (k *kernel) Precision() backend.Precision { return k.precision }
 func (k *kernel) WorkspaceBytes() int64        { return k.workspace }
 
-// MostWorkspaceBytes implements backend.Stager: other layouts may have cuBLASLt choose algorithms that take more scratch.
+// MostWorkspaceBytes implements backend.Stager: other layouts may have cuBLASLt choose algorithms
+// that take more scratch.
 func (k *kernel) MostWorkspaceBytes() int64 {
 	if k.multiplies {
 		return k.regions + mostBLASWorkspace
@@ -232,7 +238,8 @@ func (b *builder) compile(p backend.Problem) (*kernel, error) {
 	return k, nil
 }
 
-// hasVectors reports whether every launch over the problem's operands, of which there is one, has a form with vectors.
+// hasVectors reports whether every launch over the problem's operands, of which there is one, has a
+// form with vectors.
 func (b *builder) hasVectors() bool {
 	some := false
 	for _, o := range b.program {
@@ -263,7 +270,8 @@ func (c *compiler) address(at int, v *tensor.View) C.epg_pointer {
 	return C.epg_pointer{at: C.int32_t(at), operand: C.int32_t(v.Operand), offset: C.int64_t(v.Offset)}
 }
 
-// scratch gives all products one region of the workspace, which starts at an offset, and returns its bytes: they run one after the other.
+// scratch gives all products one region of the workspace, which starts at an offset, and returns
+// its bytes: they run one after the other.
 func (c *compiler) scratch(offset int64) int64 {
 	most := C.uint64_t(0)
 	for i := range c.memory.steps() {

@@ -9,28 +9,34 @@ import (
 	"github.com/epigrad/epigrad/go/tensor"
 )
 
-// reduction is an elementwise kernel that also sums what it computes over some dimensions (kernels/cuda/reduce.cuh).
+// reduction is an elementwise kernel that also sums what it computes over some dimensions
+// (kernels/cuda/reduce.cuh).
 type reduction struct {
-	columns string // the kernel with vectors along a kept dimension, and with _strided that with none
+	// the kernel with vectors along a kept dimension, and with _strided that with none
+	columns string
 	rows    string // the kernel with vectors along a reduced dimension; "" where there is none
-	// outputs have the inputs' shape, and sums the size 1 in the dimensions that are summed over, which are the same for all of them. Outputs that are
-	// not wanted, sums that are not, and inputs that are not needed are nil; the first input and one of the sums are there.
+	// outputs have the inputs' shape, and sums the size 1 in the dimensions that are summed over,
+	// which are the same for all of them. Outputs that are not wanted, sums that are not, and
+	// inputs that are not needed are nil; the first input and one of the sums are there.
 	outputs, sums, inputs []*tensor.View
 	numbers               numbers
 	accumulates           bool // whether a run may add to what the sums hold
 }
 
 const (
-	// mostTerms is how many terms a thread adds one after the other, at most: the error of a sum grows with it.
+	// mostTerms is how many terms a thread adds one after the other, at most: the error of a sum
+	// grows with it.
 	mostTerms = 256
 	// manyChunks is from where on fewer sums are finished by a block, with more threads for each.
 	manyChunks = 256
 )
 
-// order is how the terms of a sum are added up. It follows from the shape, from how the first input lies in memory and from the number of processors alone, so that
-// the sums do not depend on which outputs are wanted, on where these lie, or on the form of the kernel.
+// order is how the terms of a sum are added up. It follows from the shape, from how the first input
+// lies in memory and from the number of processors alone, so that the sums do not depend on which
+// outputs are wanted, on where these lie, or on the form of the kernel.
 type order struct {
-	keptFirst bool  // whether neighbouring threads have neighbouring kept indices, or else reduced ones
+	// whether neighbouring threads have neighbouring kept indices, or else reduced ones
+	keptFirst bool
 	keptLanes int   // the logarithm of how many threads of a block have different kept indices
 	unit      int64 // neighbouring reduced elements that one thread adds up by themselves
 	run       int64 // units in each of the first longChunks chunks
@@ -112,7 +118,8 @@ func (w walk) only(i int) walk { return walk{w.views[i : i+1], w.shape, w.stride
 // operands is the walk of the first operands.
 func (w walk) operands(n int) walk { return walk{w.views[:n], w.shape, w.strides[:n]} }
 
-// order chooses an order from the first input's walks over the kept and over the reduced dimensions.
+// order chooses an order from the first input's walks over the kept and over the reduced
+// dimensions.
 func (b *builder) order(r *reduction, kept, reduced walk) order {
 	width := vectorBytes / b.dt.Size()
 	keptCount, terms := tensor.Elements(kept.shape), tensor.Elements(reduced.shape)
@@ -137,7 +144,8 @@ func (b *builder) order(r *reduction, kept, reduced walk) order {
 	return o
 }
 
-// atOnce is how many blocks of a summing kernel the processors have at once: reduce.cuh's blocks_at_once.
+// atOnce is how many blocks of a summing kernel the processors have at once: reduce.cuh's
+// blocks_at_once.
 func (b *builder) atOnce(r *reduction) int64 {
 	each := 5 - len(r.outputs)
 	if b.dt == dtype.Float64 {
@@ -146,9 +154,11 @@ func (b *builder) atOnce(r *reduction) int64 {
 	return int64(each) * int64(b.device.processors)
 }
 
-// cut makes chunks of so many units, with `blocks` blocks in each. Chunks are as long as they can be where all blocks run at once: each costs its block time to
-// begin and to end, and partial sums. But then processors wait for the one that memory serves last, so that where a pass is long enough half of
-// the units goes into chunks an eighth as long. Not where a pass only reads: it is too short for what those cost.
+// cut makes chunks of so many units, with `blocks` blocks in each. Chunks are as long as they can
+// be where all blocks run at once: each costs its block time to begin and to end, and partial sums.
+// But then processors wait for the one that memory serves last, so that where a pass is long enough
+// half of the units goes into chunks an eighth as long. Not where a pass only reads: it is too
+// short for what those cost.
 func (o *order) cut(units, atOnce, blocks int64, writes bool) {
 	lanes := int64(1) << (blockThreadsLog2 - o.keptLanes)
 	turns := func(units int64) int64 { return ceilDiv(units, lanes) * lanes }
@@ -164,7 +174,8 @@ func (o *order) cut(units, atOnce, blocks int64, writes bool) {
 	o.chunks = o.longChunks + ceilDiv(units-o.longChunks*o.run, o.shortRun)
 }
 
-// orderOfPieces is the order within each piece of the reduced dimensions, where these are too many for one launch.
+// orderOfPieces is the order within each piece of the reduced dimensions, where these are too many
+// for one launch.
 func (b *builder) orderOfPieces(o order, piece walk) order {
 	o.longChunks, o.shortRun = 0, o.run
 	o.chunks = ceilDiv(ceilDiv(tensor.Elements(piece.shape), o.unit), o.run)
@@ -187,7 +198,8 @@ func (b *builder) vectorForm(r *reduction, o order, kept, reduced walk, partials
 	return nil, nil
 }
 
-// aligned reports whether vectors along the innermost dimension of one of two walks of the same operands start at multiples of their width.
+// aligned reports whether vectors along the innermost dimension of one of two walks of the same
+// operands start at multiples of their width.
 func aligned(along, across walk, inputs int, width int64) (broadcast uint32, ok bool) {
 	if along.shape[len(along.shape)-1]%width != 0 {
 		return 0, false
@@ -233,8 +245,8 @@ func (b *builder) sum(r *reduction, o order, kept, reduced walk, partials []*ten
 	return nil
 }
 
-// launch makes a launch with the parameters of reduce.cuh's Reduction, whose operands are the outputs and then the inputs. The broadcast bits are in the order of
-// the walks: inputs, outputs.
+// launch makes a launch with the parameters of reduce.cuh's Reduction, whose operands are the
+// outputs and then the inputs. The broadcast bits are in the order of the walks: inputs, outputs.
 func (o order) launch(
 	r *reduction, function string, kept, reduced walk, terms int64, broadcast uint32, partials []*tensor.View, row int64,
 ) (*launch, error) {
@@ -287,7 +299,8 @@ func skipped(one, other, whole *tensor.View) *tensor.View {
 	return moved(one, (other.Offset-whole.Offset)/whole.DType.Size())
 }
 
-// finish adds the launch that adds up a sum's partial sums, with the parameters of reduce.cuh's Finish.
+// finish adds the launch that adds up a sum's partial sums, with the parameters of reduce.cuh's
+// Finish.
 func (b *builder) finish(r *reduction, sum walk, partials *tensor.View, chunks, row int64) error {
 	n := tensor.Elements(sum.shape)
 	widest := 5

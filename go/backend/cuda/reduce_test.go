@@ -38,7 +38,8 @@ func newCall(t *testing.T, dt dtype.DType) *call {
 	return &call{t: t, random: rand.New(rand.NewPCG(3, 5)), dt: dt}
 }
 
-// operand is a tensor of random numbers with the dimensions of shape in this order in memory, outermost first.
+// operand is a tensor of random numbers with the dimensions of shape in this order in memory,
+// outermost first.
 func (c *call) operand(shape []int64, order ...int) *tensor.View {
 	if order == nil {
 		for d := range shape {
@@ -224,7 +225,8 @@ func testGradPreactivation(t *testing.T, dt dtype.DType, kind string, fromOutput
 	assert.Equal(t, outs, c.values(g))
 }
 
-// TestLerpBackwardSums: every set of reduced dimensions of shapes that have vectors along the kept, the reduced, or no dimension.
+// TestLerpBackwardSums: every set of reduced dimensions of shapes that have vectors along the kept,
+// the reduced, or no dimension.
 func TestLerpBackwardSums(t *testing.T) {
 	for _, dt := range dtype.All() {
 		for turn, layout := range []struct {
@@ -287,7 +289,8 @@ func testLerpBackward(t *testing.T, dt dtype.DType, shape []int64, order []int, 
 	c.near(sum, c.values(p.GradEnd), size, 4*c.roundoff(), "grad_end of a number")
 }
 
-// summed sums to a shape that has the size 1 in some dimensions, and gives the sum of magnitudes too.
+// summed sums to a shape that has the size 1 in some dimensions, and gives the sum of magnitudes
+// too.
 func summed(values []float64, from, to []int64) (sums, sizes []float64) {
 	sums, sizes = make([]float64, tensor.Elements(to)), make([]float64, tensor.Elements(to))
 	for i, x := range values {

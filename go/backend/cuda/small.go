@@ -9,14 +9,16 @@ import (
 	"github.com/epigrad/epigrad/go/tensor"
 )
 
-// What kernels/cuda/gemm_epilogue_small.cu says of a launch, and how large a problem its kernels are for.
+// What kernels/cuda/gemm_epilogue_small.cu says of a launch, and how large a problem its kernels
+// are for.
 const (
 	smallTile = 16
 	// mostSmallWork is the most multiplications of a product.
 	mostSmallWork = 1 << 21
 )
 
-// mostSmallTerms is the most terms of a sum, of which no two blocks share one. Where tensor cores compute, BLAS is faster from fewer on.
+// mostSmallTerms is the most terms of a sum, of which no two blocks share one. Where tensor cores
+// compute, BLAS is faster from fewer on.
 func mostSmallTerms(dt dtype.DType) int64 {
 	if dt == dtype.Float32 {
 		return 256
@@ -24,10 +26,12 @@ func mostSmallTerms(dt dtype.DType) int64 {
 	return 128
 }
 
-// smallGemm is a problem without a batch whose products take less time than launches do. Sizes are at least 1.
+// smallGemm is a problem without a batch whose products take less time than launches do. Sizes are
+// at least 1.
 type smallGemm struct{ m, n, k int64 }
 
-// smallOf returns the sizes of a problem, and whether it is small: by its sizes alone, so that bits depend neither on layouts nor on which results are wanted.
+// smallOf returns the sizes of a problem, and whether it is small: by its sizes alone, so that bits
+// depend neither on layouts nor on which results are wanted.
 func (b *builder) smallOf(batchRank int, result, left *tensor.View) (s smallGemm, small bool) {
 	last := result.Rank() - 1
 	s = smallGemm{tensor.Elements(result.Shape[:last]), result.Shape[last], left.Shape[left.Rank()-1]}
@@ -35,7 +39,8 @@ func (b *builder) smallOf(batchRank int, result, left *tensor.View) (s smallGemm
 		s.m*s.n*s.k <= mostSmallWork
 }
 
-// rowsAndColumns are the strides of a view as a matrix, whose rows are all dimensions but the last; ok tells that these are walked as one.
+// rowsAndColumns are the strides of a view as a matrix, whose rows are all dimensions but the last;
+// ok tells that these are walked as one.
 func rowsAndColumns(v *tensor.View) (strides [2]int64, ok bool) {
 	last := v.Rank() - 1
 	var rows []lower.Dim
@@ -59,7 +64,8 @@ func (b *builder) asMatrix(v *tensor.View) (*tensor.View, error) {
 	return copied, b.activation("none", copied, v)
 }
 
-// resultMatrix gives a result as a matrix: itself, or a place in the workspace, which finish copies to it.
+// resultMatrix gives a result as a matrix: itself, or a place in the workspace, which finish copies
+// to it.
 func (b *builder) resultMatrix(v *tensor.View, accumulates bool) (result *tensor.View, finish func() error, err error) {
 	finish = func() error { return nil }
 	if v == nil {
@@ -110,7 +116,8 @@ func (p *parameters) sizes(sizes ...int64) {
 
 func tiles(rows, columns int64) int64 { return ceilDiv(rows, smallTile) * ceilDiv(columns, smallTile) }
 
-// smallForward adds out = act(a b + bias) and the preactivation, either of which may be nil, in one launch.
+// smallForward adds out = act(a b + bias) and the preactivation, either of which may be nil, in one
+// launch.
 func (b *builder) smallForward(s smallGemm, kind string, left, right, bias, out, preactivation *tensor.View) error {
 	return b.small("gemm_epilogue_small_"+kind, tiles(s.m, s.n), []*tensor.View{left, right}, []*tensor.View{out, preactivation}, false,
 		func(p *parameters) {
@@ -120,7 +127,8 @@ func (b *builder) smallForward(s smallGemm, kind string, left, right, bias, out,
 		})
 }
 
-// smallBackward adds all gradients in one launch, before which the preactivation is formed where nothing was saved.
+// smallBackward adds all gradients in one launch, before which the preactivation is formed where
+// nothing was saved.
 func (b *builder) smallBackward(s smallGemm, q *backend.GemmEpilogueBackward) error {
 	saved, from := q.Preactivation, ""
 	switch {
@@ -155,8 +163,9 @@ func (b *builder) smallBackward(s smallGemm, q *backend.GemmEpilogueBackward) er
 		})
 }
 
-// small adds a launch whose parameters are matrices and what rest adds, with copies of those that are not matrices. Where runs may accumulate, the last of the outputs
-// does and the last parameter says so.
+// small adds a launch whose parameters are matrices and what rest adds, with copies of those that
+// are not matrices. Where runs may accumulate, the last of the outputs does and the last parameter
+// says so.
 func (b *builder) small(function string, blocks int64, inputs, outputs []*tensor.View, accumulates bool, rest func(p *parameters)) error {
 	p := &parameters{}
 	for _, v := range inputs {

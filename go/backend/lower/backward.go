@@ -8,7 +8,8 @@ import (
 	"github.com/epigrad/epigrad/go/tensor"
 )
 
-// Backward holds the steps of a GEMM epilogue's backward, in order. A step that is not needed is nil.
+// Backward holds the steps of a GEMM epilogue's backward, in order. A step that is not needed is
+// nil.
 type Backward struct {
 	// Recompute forms the preactivation, and no output.
 	Recompute *backend.GemmEpilogue
@@ -27,8 +28,9 @@ func (b *Backward) Products() []*Product {
 //	grad_preactivation = grad_output act'(saved)
 //	grad_bias          = grad_preactivation summed over all dimensions but the last
 //
-// Sums have the values before they are rounded. Either result may be nil. All views have GradOutput's
-// rank, and GradBias has the size 1 in all dimensions but the last. Runs that accumulate add to it.
+// Sums have the values before they are rounded. Either result may be nil. All views have
+// GradOutput's rank, and GradBias has the size 1 in all dimensions but the last. Runs that
+// accumulate add to it.
 type Pass struct {
 	Kind string
 	// FromOutput: Saved is the output, else the preactivation.
@@ -38,9 +40,9 @@ type Pass struct {
 	GradPreactivation, GradBias *tensor.View
 }
 
-// Gradients returns the steps of a backward. It asks region for memory of GradOutput's shape: for the
-// preactivation, if it has to be formed, then for grad_preactivation. Where region returns one view
-// for both, the pass is in place.
+// Gradients returns the steps of a backward. It asks region for memory of GradOutput's shape: for
+// the preactivation, if it has to be formed, then for grad_preactivation. Where region returns one
+// view for both, the pass is in place.
 func Gradients(p *backend.GemmEpilogueBackward, region func(dt dtype.DType, shape ...int64) *tensor.View) Backward {
 	var b Backward
 	gradient, shape := p.GradOutput, p.GradOutput.Shape

@@ -20,8 +20,8 @@ type copyLoop struct {
 // copyDim is one loop, with strides in bytes.
 type copyDim struct{ size, host, packed int64 }
 
-// packing is the way to pack a view: its dimensions in the order of their strides, so that what is contiguous in some order stays as it is, and each element once where the
-// view is broadcast.
+// packing is the way to pack a view: its dimensions in the order of their strides, so that what is
+// contiguous in some order stays as it is, and each element once where the view is broadcast.
 func packing(v *tensor.View) copyLoop {
 	loop := copyLoop{strides: make([]int64, v.Rank()), elements: 1, size: v.DType.Size()}
 	if v.IsEmpty() {

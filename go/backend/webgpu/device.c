@@ -33,7 +33,7 @@ static int fail(epg_wgpu_failure *failure, int kind, const char *call, const cha
   return -1;
 }
 
-/* Errors outside of any scope have no caller to go to; without a callback wgpu-native would abort. */
+/* Errors outside of any scope have no caller to go to; without a callback wgpu-native aborts. */
 static void on_uncaptured(const WGPUDevice *device, WGPUErrorType type, WGPUStringView message, void *first, void *second) {
   (void)device, (void)type, (void)message, (void)first, (void)second;
 }
@@ -98,7 +98,7 @@ static void describe(WGPUAdapter handle, epg_wgpu_adapter *adapter) {
 int epg_wgpu_open(const char *path, epg_wgpu_adapter *list, char *reason, size_t capacity) {
   if (epg_wgpu_library_open(path, reason, capacity)) return -1;
   if (!adapters.count) {
-    /* Not through OpenGL, whose software adapter would otherwise be taken where there is no Vulkan. */
+    /* Not through OpenGL, whose software adapter would be taken where there is no Vulkan. */
     const WGPUInstanceExtras extras = {.chain.sType = (WGPUSType)WGPUSType_InstanceExtras,
                                        .backends = WGPUInstanceBackend_Vulkan | WGPUInstanceBackend_Metal | WGPUInstanceBackend_DX12};
     const WGPUInstanceDescriptor descriptor = {.nextInChain = (WGPUChainedStruct *)&extras.chain};
@@ -152,8 +152,9 @@ epg_wgpu_device *epg_wgpu_device_create(int adapter, epg_wgpu_failure *failure) 
   }
   d->device = request.device;
   d->queue = W(DeviceGetQueue)(d->device);
-  /* All loops of the kernels end. Without the counter that wgpu-native puts into each otherwise, drivers unroll them: products take 14 % less time on an H200, and
-   * twice the time to compile on Mesa's lavapipe. */
+  /* All loops of the kernels end. Without the counter that wgpu-native puts into each otherwise,
+   * drivers unroll them: products take 14 % less time on an H200, and twice the time to compile on
+   * Mesa's lavapipe. */
   d->checks = WGPUShaderRuntimeChecks_BoundsChecks | (described.is_software ? WGPUShaderRuntimeChecks_ForceLoopBounding : 0);
   return d;
 }
@@ -213,7 +214,8 @@ static void encode_copies(WGPUCommandEncoder encoder, const epg_wgpu_copy *copie
 
 enum { MOST_BINDINGS = 16 };
 
-/* Whether wgpu-native can be asked for a dispatch: of a binding without bytes it makes no error, but ends the process. */
+/* Whether wgpu-native can be asked for a dispatch: of a binding without bytes it makes no error,
+ * but ends the process. */
 static int can_be_asked_for(const epg_wgpu_dispatch *dispatch, const epg_wgpu_range *bindings) {
   if (dispatch->num_bindings > MOST_BINDINGS) return 0;
   for (uint32_t i = 0; i < dispatch->num_bindings; i++)

@@ -30,7 +30,8 @@ type limits struct {
 	trips        int64 // of a loop: software adapters of old stop at 65535
 	alignment    int64 // bytes, of where a binding starts
 	groupBytes   int64 // of a group's own memory
-	// wideTiles is from how many tiles of 128 x 128 on a product is done in those: fewer would leave a large adapter idle.
+	// wideTiles is from how many tiles of 128 x 128 on a product is done in those: fewer would
+	// leave a large adapter idle.
 	wideTiles int64
 }
 
@@ -50,15 +51,19 @@ func (l limits) narrowed(other limits) limits {
 	return limits{least(l.bindingBytes, other.bindingBytes), least(l.groups, other.groups), least(l.trips, other.trips), l.alignment, l.groupBytes, least(l.wideTiles, other.wideTiles)}
 }
 
-// Settings are what the environment says of the backend. Python passes them, since Go does not see later changes of the environment.
+// Settings are what the environment says of the backend. Python passes them, since Go does not see
+// later changes of the environment.
 type Settings struct {
-	// Library is the file of wgpu-native (EPIGRAD_WGPU_NATIVE), Adapter the number of an adapter or a part of its name (EPIGRAD_WEBGPU_ADAPTER).
+	// Library is the file of wgpu-native (EPIGRAD_WGPU_NATIVE), Adapter the number of an adapter or
+	// a part of its name (EPIGRAD_WEBGPU_ADAPTER).
 	Library, Adapter string
-	// MemoryBytes is the most memory that buffers may take (EPIGRAD_WEBGPU_MEMORY); 0 lets the backend choose.
+	// MemoryBytes is the most memory that buffers may take (EPIGRAD_WEBGPU_MEMORY); 0 lets the
+	// backend choose.
 	MemoryBytes int64
 }
 
-// FromEnvironment are the settings of the variables; a number of bytes that is none leaves the choice to the backend.
+// FromEnvironment are the settings of the variables; a number of bytes that is none leaves the
+// choice to the backend.
 func FromEnvironment() Settings {
 	s := Settings{Library: os.Getenv("EPIGRAD_WGPU_NATIVE"), Adapter: os.Getenv("EPIGRAD_WEBGPU_ADAPTER")}
 	s.MemoryBytes, _ = strconv.ParseInt(os.Getenv("EPIGRAD_WEBGPU_MEMORY"), 10, 64)
@@ -79,16 +84,18 @@ func Configure(s Settings) {
 	the.settings = &s
 }
 
-// device is one adapter that was opened. Its mutex is held around everything that is asked of it: error scopes and the pool belong to all threads together.
+// device is one adapter that was opened. Its mutex is held around everything that is asked of it:
+// error scopes and the pool belong to all threads together.
 type device struct {
 	handle *C.epg_wgpu_device
 	name   string
 	detail string
 	limits limits
-	// writesOut: what a loop would do a few times is written out in kernels. Software adapters compile that for long.
+	// writesOut: what a loop would do a few times is written out in kernels. Software adapters
+	// compile that for long.
 	writesOut bool
-	// readsAlongK: tiles of products are filled along k, one component of a vector by one thread and the next by another. WGSL leaves open what then becomes of the
-	// others; Vulkan does not.
+	// readsAlongK: tiles of products are filled along k, one component of a vector by one thread
+	// and the next by another. WGSL leaves open what then becomes of the others; Vulkan does not.
 	readsAlongK bool
 
 	mutex     sync.Mutex
@@ -152,7 +159,8 @@ func open(s Settings) (*device, error) {
 		memory: memory{largest: int64(a.buffer_bytes), budget: s.MemoryBytes, idle: map[class][]buffer{}},
 	}
 	if d.memory.budget <= 0 && a.is_software != 0 {
-		d.memory.budget = hostMemory() / 2 // it promises more than there is, and is killed for using it
+		// it promises more than there is, and is killed for using it
+		d.memory.budget = hostMemory() / 2
 	}
 	d.probed[probeSubgroups] = false
 	if a.has_subgroups != 0 {
@@ -167,7 +175,8 @@ func open(s Settings) (*device, error) {
 	return d, err
 }
 
-// choose finds the adapter of a number or of a part of its name, or the first that is not software, or the first.
+// choose finds the adapter of a number or of a part of its name, or the first that is not software,
+// or the first.
 func choose(adapters []C.epg_wgpu_adapter, wanted string) (int, error) {
 	if len(adapters) == 0 {
 		return 0, unavailable("no adapter: wgpu-native finds no driver for Vulkan, Metal or Direct3D 12. A driver of the GPU's vendor brings one, and Mesa's " +
@@ -233,8 +242,9 @@ func (d *device) pipeline(template string, definitions map[string]string) (C.epg
 	return p, err
 }
 
-// writeSource writes a kernel for other compilers to check, as the tests do. One that uses subgroups says so, which other compilers ask for and naga refuses. One that uses
-// what an adapter may lack is written without that too.
+// writeSource writes a kernel for other compilers to check, as the tests do. One that uses
+// subgroups says so, which other compilers ask for and naga refuses. One that uses what an adapter
+// may lack is written without that too.
 func writeSource(folder, template string, definitions map[string]string) error {
 	variants := []map[string]string{definitions}
 	for name, others := range map[string][]string{"SUBGROUPS": {"enabled", ""}, "NATIVE_HALVES": {"yes", ""}} {

@@ -11,7 +11,8 @@ import (
 	"github.com/epigrad/epigrad/go/tensor"
 )
 
-// loops walk operands together: sizes, outermost first, with each operand's strides and start, all in elements.
+// loops walk operands together: sizes, outermost first, with each operand's strides and start, all
+// in elements.
 type loops struct {
 	shape   []int64
 	strides [][]int64
@@ -33,7 +34,8 @@ const noStep = 1 << 62
 
 func (l loops) count() int64 { return tensor.Elements(l.shape) }
 
-// leastStep is the smallest step that an operand makes, of those that it makes; noStep where it stands still.
+// leastStep is the smallest step that an operand makes, of those that it makes; noStep where it
+// stands still.
 func (l loops) leastStep(i int) int64 {
 	least := int64(noStep)
 	for _, stride := range l.strides[i] {
@@ -44,7 +46,8 @@ func (l loops) leastStep(i int) int64 {
 	return least
 }
 
-// part is the loops with so many steps of one dimension, from one on; a single step leaves the dimension out.
+// part is the loops with so many steps of one dimension, from one on; a single step leaves the
+// dimension out.
 func (l loops) part(d int, from, size int64) loops {
 	p := loops{slices.Clone(l.shape), make([][]int64, len(l.strides)), slices.Clone(l.offsets)}
 	p.shape[d] = size
@@ -61,7 +64,8 @@ func (l loops) part(d int, from, size int64) loops {
 	return p
 }
 
-// halves cuts a dimension in two. The first half is a multiple of many elements where there are many, so that words and vectors stay whole.
+// halves cuts a dimension in two. The first half is a multiple of many elements where there are
+// many, so that words and vectors stay whole.
 func (l loops) halves(d int) [2]loops {
 	half := (l.shape[d] + 1) / 2
 	for _, unit := range []int64{64, 2} {
@@ -73,7 +77,8 @@ func (l loops) halves(d int) [2]loops {
 	return [2]loops{l.part(d, 0, half), l.part(d, half, l.shape[d]-half)}
 }
 
-// tooFar finds the dimension to cut where an operand reaches further than a binding may, or there are too many dimensions or indices.
+// tooFar finds the dimension to cut where an operand reaches further than a binding may, or there
+// are too many dimensions or indices.
 func (b *builder) tooFar(l loops, all []operand, mostIndices int64) (dim int, ok bool) {
 	for i, o := range all {
 		lo, hi := reach(l.shape, l.strides[i])
@@ -96,7 +101,8 @@ func (b *builder) mostIndices() int64 {
 	return min(b.limits.groups*b.limits.groups*groupThreads, 1<<31)
 }
 
-// elementwise adds outputs = f(inputs), all in one shape with any strides; those that are absent are nil. Nothing is added where there are no elements.
+// elementwise adds outputs = f(inputs), all in one shape with any strides; those that are absent
+// are nil. Nothing is added where there are no elements.
 func (b *builder) elementwise(f formula, outputs, inputs []*tensor.View) error {
 	all := operands(outputs, inputs)
 	if len(all) == 0 || !all[0].written {
@@ -167,8 +173,9 @@ func (b *builder) elementwiseStep(f formula, all []operand, l loops, inQuads boo
 	return &step{template: t, params: p.bytes, groups: b.grid(p, ceilDiv(l.count()/per, turns))}
 }
 
-// quads reports whether the operands' elements can be taken four at a time, innermost: they lie side by side from a multiple of four on, or one serves for all. So many
-// elements at the end are left over, where the loops are one.
+// quads reports whether the operands' elements can be taken four at a time, innermost: they lie
+// side by side from a multiple of four on, or one serves for all. So many elements at the end are
+// left over, where the loops are one.
 func (l loops) quads(all []operand) (ok bool, rest int64) {
 	inner := len(l.shape) - 1
 	if inner < 0 || l.shape[inner] < 4 || inner > 0 && l.shape[inner]%4 != 0 {
@@ -223,7 +230,8 @@ func lerpFormula(name string, weight *tensor.View) formula {
 	return formula{name: name, tensorWeight: weight != nil}
 }
 
-// lerpBackward makes one pass for all gradients of grad_output's own shape, and one for each of those that are summed.
+// lerpBackward makes one pass for all gradients of grad_output's own shape, and one for each of
+// those that are summed.
 func (b *builder) lerpBackward(p *backend.LerpBackward) error {
 	inputs := b.inputs(p.GradOutput, p.Start, p.End, p.Weight)
 	f := lerpFormula("lerp_backward", p.Weight)
@@ -242,7 +250,8 @@ func (b *builder) lerpBackward(p *backend.LerpBackward) error {
 	return b.elementwise(f, full, inputs)
 }
 
-// gradPreactivation is the formula of grad_preactivation from what was saved, which is the preactivation or the output.
+// gradPreactivation is the formula of grad_preactivation from what was saved, which is the
+// preactivation or the output.
 func gradPreactivation(kind string, fromOutput bool) formula {
 	if info, _ := activation.Lookup(kind); fromOutput && info.FromOutput {
 		return formula{name: "gradient_from_output", kind: kind}

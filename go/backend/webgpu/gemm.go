@@ -14,7 +14,8 @@ import (
 	"github.com/epigrad/epigrad/go/tensor"
 )
 
-// What kernels/webgpu/gemm.wgsl does in one group of threads. A tile has one or two times tileSize rows and columns.
+// What kernels/webgpu/gemm.wgsl does in one group of threads. A tile has one or two times tileSize
+// rows and columns.
 const (
 	tileSize  = 64
 	tileDepth = 16
@@ -28,8 +29,8 @@ func (b *builder) gemmEpilogue(p *backend.GemmEpilogue) error {
 	}))
 }
 
-// gemmEpilogueBackward adds the steps of a backward. The pass is one dispatch for grad_preactivation
-// and others for the sums.
+// gemmEpilogueBackward adds the steps of a backward. The pass is one dispatch for
+// grad_preactivation and others for the sums.
 func (b *builder) gemmEpilogueBackward(p *backend.GemmEpilogueBackward) error {
 	in := b.inputs(p.GradOutput, p.A, p.B, p.Bias, p.Preactivation, p.Output)
 	made := lower.Gradients(&backend.GemmEpilogueBackward{
@@ -60,7 +61,8 @@ func (b *builder) gemmEpilogueBackward(p *backend.GemmEpilogueBackward) error {
 	return nil
 }
 
-// multiply adds a product. Where outputs cannot be written in place, or the contraction is cut, float32 sums lie in between.
+// multiply adds a product. Where outputs cannot be written in place, or the contraction is cut,
+// float32 sums lie in between.
 func (b *builder) multiply(p *lower.Product) error {
 	if lower.Count(p.Batch, p.M, p.N) == 0 {
 		return nil
@@ -100,7 +102,8 @@ func operandsOf(p *lower.Product) []operand {
 // tile is a part of a product that one dispatch can do: the loops over the batch, m, n and k.
 type tile struct {
 	groups [4]loops
-	// adds: sums are added to what a tile before this one has left, which had the first part of the contraction.
+	// adds: sums are added to what a tile before this one has left, which had the first part of the
+	// contraction.
 	adds bool
 }
 
@@ -111,8 +114,9 @@ const (
 	ofDepth
 )
 
-// tiles cuts a product into those that a dispatch can do, and says whether outputs can be written by that: not where the contraction is cut, and not where an output's
-// 16-bit elements share words across rows.
+// tiles cuts a product into those that a dispatch can do, and says whether outputs can be written
+// by that: not where the contraction is cut, and not where an output's 16-bit elements share words
+// across rows.
 func (b *builder) tiles(p *lower.Product) ([]tile, bool) {
 	all := operandsOf(p)
 	var whole tile
@@ -140,7 +144,8 @@ func (b *builder) tiles(p *lower.Product) ([]tile, bool) {
 	return list, true
 }
 
-// quads reports whether an operand's elements can be taken four at a time along one group of loops: they lie side by side, each time from a multiple of four on.
+// quads reports whether an operand's elements can be taken four at a time along one group of loops:
+// they lie side by side, each time from a multiple of four on.
 func (t *tile) quads(i, along int) bool {
 	across := t.groups[along]
 	if len(across.shape) != 1 || across.strides[i][0] != 1 || across.shape[0]%4 != 0 {

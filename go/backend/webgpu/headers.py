@@ -1,9 +1,11 @@
-"""Lays webgpu.h and wgpu.h, of the `wgpu` package that is installed, beside the sources that include them.
+"""Lays webgpu.h and wgpu.h, of the `wgpu` package that is installed, beside the sources that
+include them.
 
     python go/backend/webgpu/headers.py
 
-They describe the library in the same package, which epigrad opens at run time, and are not kept in git. Without the
-package nothing is laid, and what is built has no WebGPU and says so. A file that is up to date is left alone.
+They describe the library in the same package, which epigrad opens at run time, and are not kept in
+git. Without the package nothing is laid, and what is built has no WebGPU and says so. A file that
+is up to date is left alone.
 """
 
 import importlib.util

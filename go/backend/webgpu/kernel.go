@@ -50,7 +50,8 @@ const (
 	onDevice
 )
 
-// binding is one operand of a step. Bytes count from where the slot starts, or on the device from the operand's address.
+// binding is one operand of a step. Bytes count from where the slot starts, or on the device from
+// the operand's address.
 type binding struct {
 	slot           int
 	from, to, base int64 // what is reached, and where the element [0, 0, ...] is
@@ -65,7 +66,8 @@ type step struct {
 	pipeline C.epg_wgpu_pipeline
 	groups   [3]uint32
 	params   []byte
-	// unaligned does the same where an array starts so that four elements cannot be read at once; it is compiled when it is needed. Nil where there are no such operands.
+	// unaligned does the same where an array starts so that four elements cannot be read at once;
+	// it is compiled when it is needed. Nil where there are no such operands.
 	unaligned *step
 }
 
@@ -108,7 +110,8 @@ func (b *builder) region(dt dtype.DType, shape ...int64) *tensor.View {
 	return b.add(slot{kind: scratch, bytes: v.Numel() * dt.Size()}, v)
 }
 
-// inputs are views of the buffers that operands are copied to, or lie in; those of one tensor are one.
+// inputs are views of the buffers that operands are copied to, or lie in; those of one tensor are
+// one.
 func (b *builder) inputs(views ...*tensor.View) []*tensor.View {
 	all := make([]*tensor.View, len(views))
 	for i, v := range views {
@@ -125,7 +128,8 @@ func (b *builder) outputs(views ...*tensor.View) []*tensor.View {
 	return all
 }
 
-// place finds room for an operand. What is in the host's memory is packed: in the order that it has there, with nothing in between.
+// place finds room for an operand. What is in the host's memory is packed: in the order that it has
+// there, with nothing in between.
 func (b *builder) place(v *tensor.View, kind int, loads bool) *tensor.View {
 	if v == nil {
 		return nil
@@ -166,7 +170,8 @@ func (s *step) compile(d *device) (err error) {
 	return err
 }
 
-// suited is the step itself, or what does the same for arrays that start as these do; the device's mutex is held.
+// suited is the step itself, or what does the same for arrays that start as these do; the device's
+// mutex is held.
 func (s *step) suited(d *device, buffers []held) (*step, error) {
 	if s.unaligned == nil || !slices.ContainsFunc(s.bindings, func(b binding) bool { return b.quads && buffers[b.slot].offset%(4*b.size) != 0 }) {
 		return s, nil
@@ -231,7 +236,8 @@ func (k *kernel) Run(r *backend.Run) error {
 	return run.submit()
 }
 
-// buffers finds or borrows every slot's buffer and fills those that the host's tensors are copied to.
+// buffers finds or borrows every slot's buffer and fills those that the host's tensors are copied
+// to.
 func (k *kernel) buffers(run *submission, r *backend.Run) ([]held, error) {
 	buffers := make([]held, len(k.slots))
 	for i, s := range k.slots {
@@ -313,13 +319,15 @@ func (k *kernel) encode(run *submission, r *backend.Run, buffers []held) error {
 	return run.write(uniform, 0, params)
 }
 
-// bind is the range of an operand's buffer, aligned as the device wants it, and writes where in that range the operand starts.
+// bind is the range of an operand's buffer, aligned as the device wants it, and writes where in
+// that range the operand starts.
 func (k *kernel) bind(run *submission, b *binding, s *step, buffers []held, param []byte) (C.epg_wgpu_range, error) {
 	h := buffers[b.slot]
 	from := (h.offset + b.from) / k.device.limits.alignment * k.device.limits.alignment
 	bound := C.epg_wgpu_range{h.buffer.handle, C.uint64_t(from), C.uint64_t(wordsUp(h.offset + b.to - from))}
 	if !b.written && s.writes(h.buffer, buffers) {
-		// One buffer cannot be read through one binding and written through another: the kernel reads a copy.
+		// One buffer cannot be read through one binding and written through another: the kernel
+		// reads a copy.
 		copied, err := run.acquire(C.EPG_WGPU_STORAGE, int64(bound.bytes))
 		if err != nil {
 			return bound, err

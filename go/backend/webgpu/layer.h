@@ -1,8 +1,11 @@
-/* What epigrad uses of WebGPU, through wgpu-native, which is opened at run time. Handles are opaque here, so that Go sees no type of webgpu.h: where that header
- * was not there to build with, epg_wgpu_open says so.
+/* What epigrad uses of WebGPU, through wgpu-native, which is opened at run time. Handles are opaque
+ * here, so that Go sees no type of webgpu.h: where that header was not there to build with,
+ * epg_wgpu_open says so.
  *
- * A device's functions are called by one thread at a time (its mutex is Go's): error scopes belong to the device, not to a thread. Whatever fails is a failure
- * here and no abort; what wgpu-native aborts for (submitting what is not valid or was destroyed, mapping what is not mapped) is not reachable. */
+ * A device's functions are called by one thread at a time (its mutex is Go's): error scopes belong
+ * to the device, not to a thread. Whatever fails is a failure here and no abort; what wgpu-native
+ * aborts for (submitting what is not valid or was destroyed, mapping what is not mapped) is not
+ * reachable. */
 #ifndef EPG_WGPU_LAYER_H
 #define EPG_WGPU_LAYER_H
 
@@ -27,7 +30,8 @@ typedef struct {
 
 typedef struct epg_wgpu_device epg_wgpu_device;
 
-/* Opens wgpu-native once for the process and lists the adapters, EPG_WGPU_ADAPTERS at most; returns their number, or -1 with a reason. */
+/* Opens wgpu-native once for the process and lists the adapters, EPG_WGPU_ADAPTERS at most; returns
+ * their number, or -1 with a reason. */
 int epg_wgpu_open(const char *library, epg_wgpu_adapter *adapters, char *reason, size_t capacity);
 /* Its version, four numbers in four bytes; 0 before it is open. */
 uint32_t epg_wgpu_version(void);
@@ -74,7 +78,8 @@ void epg_wgpu_unmap(void *buffer);
 /* Lets the library recycle what finished work held; waits for all work if asked to. */
 int epg_wgpu_poll(epg_wgpu_device *device, int wait, epg_wgpu_failure *failure);
 
-/* A range of addresses that nothing else has and nobody can touch: how a buffer is named to the outside, so that tensors in it have addresses. */
+/* A range of addresses that nothing else has and nobody can touch: how a buffer is named to the
+ * outside, so that tensors in it have addresses. */
 uintptr_t epg_wgpu_reserve(uint64_t bytes);
 void epg_wgpu_unreserve(uintptr_t address, uint64_t bytes);
 

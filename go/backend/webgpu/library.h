@@ -1,5 +1,6 @@
-/* The functions of wgpu-native that are used, each a pointer that is found at run time under its own name. webgpu.h and wgpu.h are those of the `wgpu` wheel whose
- * library is opened: they are laid here while building, and not kept in git. */
+/* The functions of wgpu-native that are used, each a pointer that is found at run time under its
+ * own name. webgpu.h and wgpu.h are those of the `wgpu` wheel whose library is opened: they are
+ * laid here while building, and not kept in git. */
 #ifndef EPG_WGPU_LIBRARY_H
 #define EPG_WGPU_LIBRARY_H
 

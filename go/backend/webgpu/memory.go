@@ -15,7 +15,8 @@ import (
 	"github.com/epigrad/epigrad/go/status"
 )
 
-// memory is what a device's buffers take: those of the pool, which runs borrow, and the arrays that callers hold.
+// memory is what a device's buffers take: those of the pool, which runs borrow, and the arrays that
+// callers hold.
 type memory struct {
 	largest int64 // bytes of one buffer
 	budget  int64 // bytes of all; 0 for what the driver gives
@@ -35,7 +36,8 @@ type buffer struct {
 	handle unsafe.Pointer
 }
 
-// array is a buffer that a caller holds. It has a range of addresses that nothing else has, so that tensors in it are compared and told apart like any others.
+// array is a buffer that a caller holds. It has a range of addresses that nothing else has, so that
+// tensors in it are compared and told apart like any others.
 type array struct {
 	address, bytes uintptr
 	buffer         buffer
@@ -87,7 +89,8 @@ func noRoom(format string, args ...any) error {
 	return failure(C.EPG_WGPU_OUT_OF_MEMORY, "allocate", fmt.Sprintf(format, args...))
 }
 
-// giveBack returns a buffer to the pool. Work that uses it may still run: what comes after it on the queue waits for it.
+// giveBack returns a buffer to the pool. Work that uses it may still run: what comes after it on
+// the queue waits for it.
 func (d *device) giveBack(b buffer) {
 	d.memory.idle[b.class] = append(d.memory.idle[b.class], b)
 }
@@ -114,7 +117,8 @@ func hostMemory() int64 {
 	return int64(C.sysconf(C._SC_PHYS_PAGES)) * int64(C.sysconf(C._SC_PAGESIZE))
 }
 
-// Allocate makes an array of so many bytes on the adapter and returns its address, which nobody can read or write.
+// Allocate makes an array of so many bytes on the adapter and returns its address, which nobody can
+// read or write.
 func Allocate(bytes int64) (uintptr, error) {
 	d, err := theDevice()
 	if err != nil {
@@ -180,7 +184,8 @@ func Write(address uintptr, from unsafe.Pointer, bytes int64) error {
 	return run.write(a.buffer, int64(address-a.address), unsafe.Slice((*byte)(from), bytes))
 }
 
-// Read waits for the work that was submitted and copies so many bytes of an array into the host's memory.
+// Read waits for the work that was submitted and copies so many bytes of an array into the host's
+// memory.
 func Read(address uintptr, to unsafe.Pointer, bytes int64) error {
 	d, err := theDevice()
 	if err != nil {

@@ -19,8 +19,9 @@ const (
 // probeGroups are the groups that look at all there is to look at.
 var probeGroups = map[string]uint32{probeSubgroups: 4, probeHalves: 256}
 
-// passes runs a probe that counts in its first word what is not as it should be and in the second what it has looked at, once for each device: when it is needed. One
-// that could not be run is not passed, and is run again.
+// passes runs a probe that counts in its first word what is not as it should be and in the second
+// what it has looked at, once for each device: when it is needed. One that could not be run is not
+// passed, and is run again.
 func (d *device) passes(probe string) bool {
 	d.mutex.Lock()
 	defer d.mutex.Unlock()
@@ -67,7 +68,8 @@ func (d *device) probe(name string, groups uint32, words [2]uint32) ([2]uint32, 
 	return words, err
 }
 
-// checkLoops runs a loop that goes on for longer than what the software adapters of Mesa before 23 run silently.
+// checkLoops runs a loop that goes on for longer than what the software adapters of Mesa before 23
+// run silently.
 func (d *device) checkLoops() error {
 	const trips = 100000
 	d.mutex.Lock()

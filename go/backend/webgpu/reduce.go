@@ -16,7 +16,8 @@ const (
 	sharers   = 4   // threads that add it up
 )
 
-// sums adds the sums of f's outputs over the dimensions in which they have the size 1 and the inputs have not. Those that are not wanted are nil; they are rounded once.
+// sums adds the sums of f's outputs over the dimensions in which they have the size 1 and the
+// inputs have not. Those that are not wanted are nil; they are rounded once.
 func (b *builder) sums(f formula, sums, inputs []*tensor.View) error {
 	at := slices.IndexFunc(sums, func(v *tensor.View) bool { return v != nil })
 	if at < 0 || sums[at].IsEmpty() {
@@ -42,8 +43,8 @@ func (b *builder) sums(f formula, sums, inputs []*tensor.View) error {
 	return nil
 }
 
-// chunks adds the passes that leave one partial sum, in float32, for each element of the sums' shape; nil where there are no terms. The outputs of f
-// that are wanted are summed.
+// chunks adds the passes that leave one partial sum, in float32, for each element of the sums'
+// shape; nil where there are no terms. The outputs of f that are wanted are summed.
 func (b *builder) chunks(f formula, wanted []bool, shape []int64, inputs []*tensor.View) ([]*tensor.View, error) {
 	all := make([]*tensor.View, len(wanted))
 	reduced := b.cutTerms(loopsOf(restricted(operands(nil, inputs), shape, false)), operands(nil, inputs), tensor.Elements(shape))
@@ -90,7 +91,8 @@ func (b *builder) chunks(f formula, wanted []bool, shape []int64, inputs []*tens
 	return all, nil
 }
 
-// cutTerms cuts the loops over the terms so that half of a binding holds what they reach, and the partial sums.
+// cutTerms cuts the loops over the terms so that half of a binding holds what they reach, and the
+// partial sums.
 func (b *builder) cutTerms(l loops, inputs []operand, kept int64) []loops {
 	if l.count() == 0 {
 		return nil
@@ -119,7 +121,8 @@ func (b *builder) partialSums(f formula, all []operand, kept, reduced loops, chu
 			together.offsets[i] += chunk * row
 		}
 	}
-	// The dimension of the chunks, along which outputs alone have a stride, counts for what is reached.
+	// The dimension of the chunks, along which outputs alone have a stride, counts for what is
+	// reached.
 	reached := loops{append([]int64{chunks}, together.shape...), make([][]int64, len(all)), together.offsets}
 	for i, o := range all {
 		reached.strides[i] = append([]int64{0}, together.strides[i]...)
@@ -163,7 +166,8 @@ func (b *builder) partialSums(f formula, all []operand, kept, reduced loops, chu
 	return b.dispatch(s)
 }
 
-// reduceTemplate is the kernel for the way in which the terms lie, and the operands as it reads them.
+// reduceTemplate is the kernel for the way in which the terms lie, and the operands as it reads
+// them.
 func (b *builder) reduceTemplate(f formula, all []operand, kept, reduced loops, quads bool) (*template, []operand) {
 	all = slices.Clone(all)
 	for i, o := range all {
@@ -180,7 +184,8 @@ func (b *builder) reduceTemplate(f formula, all []operand, kept, reduced loops, 
 	return t, all
 }
 
-// sideBySide reports whether of most inputs that have both the terms lie closer to each other than what is kept does.
+// sideBySide reports whether of most inputs that have both the terms lie closer to each other than
+// what is kept does.
 func sideBySide(all []operand, kept, reduced loops) bool {
 	closer := 0
 	for i, o := range all {

@@ -10,7 +10,8 @@ import (
 	"unsafe"
 )
 
-// submission is what one call sends to the device: writes, copies, dispatches, and what comes back. The device's mutex is held as long as it lives.
+// submission is what one call sends to the device: writes, copies, dispatches, and what comes back.
+// The device's mutex is held as long as it lives.
 type submission struct {
 	device     *device
 	before     []C.epg_wgpu_copy
@@ -102,7 +103,8 @@ func (s *submission) submit() error {
 	for i, r := range s.readBack {
 		mapped := C.epg_wgpu_map(s.device.handle, staging[i].handle, after[i].to.bytes, &f)
 		if mapped == nil {
-			// They may be mapped, or be so later, and submitting such a one would end the process: none goes back to the pool.
+			// They may be mapped, or be so later, and submitting such a one would end the process:
+			// none goes back to the pool.
 			for _, b := range staging[i:] {
 				s.drop(b)
 			}

@@ -128,7 +128,8 @@ func (b *builder) template(file string, f formula, all []operand) *template {
 	return t
 }
 
-// bind says what of its slot each operand of a dispatch reaches, over loops with these sizes and strides.
+// bind says what of its slot each operand of a dispatch reaches, over loops with these sizes and
+// strides.
 func (t *template) bind(all []operand, offsets []int64, shape []int64, strides [][]int64) {
 	t.bindings = nil
 	for j, o := range all {

@@ -10,7 +10,8 @@ import (
 // tiling is how groups of threads share out a product (kernels/webgpu/gemm.wgsl).
 type tiling struct {
 	parts int64 // of 64 rows and columns in a tile
-	// unrolled: the steps of k within a tile are written out, which software adapters compile for long.
+	// unrolled: the steps of k within a tile are written out, which software adapters compile for
+	// long.
 	unrolled bool
 }
 
@@ -19,7 +20,8 @@ func (t tiling) bytes() int64 {
 	return 2 * tileDepth * (t.parts*tileSize + 4) * word
 }
 
-// tilingOf is what is fastest on an H200: tiles of 128 where there are enough of them for it. A second tile, filled while the first is multiplied, is no faster there
+// tilingOf is what is fastest on an H200: tiles of 128 where there are enough of them for it. A
+// second tile, filled while the first is multiplied, is no faster there
 // (docs/results/2026-11-21-webgpu-nvidia-h200-variants.json, g3 and g1).
 func (b *builder) tilingOf(t tile) tiling {
 	if b.tiling != nil {
@@ -53,7 +55,8 @@ func (t tiling) define(definitions map[string]string) {
 	}
 }
 
-// along says how threads share out an operand's part of a tile: four along k each where that can be, else neighbours along the dimension with the smaller step.
+// along says how threads share out an operand's part of a tile: four along k each where that can
+// be, else neighbours along the dimension with the smaller step.
 func along(depth, across loops, i int, deep []bool) string {
 	switch {
 	case deep[i]:

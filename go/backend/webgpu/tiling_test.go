@@ -16,7 +16,8 @@ import (
 	"github.com/epigrad/epigrad/go/tensor"
 )
 
-// TestProductsDoNotDependOnTheirTiles: in tiles of both sizes, with the steps written out or in a loop, read along k or not, the bits are the same, however the operands lie.
+// TestProductsDoNotDependOnTheirTiles: in tiles of both sizes, with the steps written out or in a
+// loop, read along k or not, the bits are the same, however the operands lie.
 func TestProductsDoNotDependOnTheirTiles(t *testing.T) {
 	d, err := theDevice()
 	if err != nil {
@@ -28,7 +29,9 @@ func TestProductsDoNotDependOnTheirTiles(t *testing.T) {
 			var want []float32
 			for i, tiling := range []tiling{{1, false}, {1, false}, {1, true}, {2, true}} {
 				if tiling.bytes() > d.limits.groupBytes || tiling.parts > 1 && !d.writesOut {
-					continue // lavapipe compiles large tiles for seconds: the suite on narrow limits has them
+					// lavapipe compiles large tiles for seconds: the suite on narrow limits has
+					// them
+					continue
 				}
 				op.ClearCache()
 				backend.Register(&Backend{tiling: &tiling, readsAlongK: i > 0})
@@ -43,7 +46,8 @@ func TestProductsDoNotDependOnTheirTiles(t *testing.T) {
 	}
 }
 
-// productOf is a b of [m, k] and [k, n], each as it is or as the transposed view of what lies the other way.
+// productOf is a b of [m, k] and [k, n], each as it is or as the transposed view of what lies the
+// other way.
 func productOf(t *testing.T, size [3]int64, transposed [2]bool) []float32 {
 	t.Helper()
 	m, n, k := size[0], size[1], size[2]

@@ -1,11 +1,11 @@
 //go:build cgo
 
-// Package webgpu is the WebGPU backend: WGSL kernels (kernels/webgpu) on whatever Vulkan, Metal or Direct3D 12 reach, through wgpu-native, a library that is found at
-// run time.
+// Package webgpu is the WebGPU backend: WGSL kernels (kernels/webgpu) on whatever Vulkan, Metal or
+// Direct3D 12 reach, through wgpu-native, a library that is found at run time.
 //
-// A problem becomes a program: dispatches in order, with everything decided but addresses, the kind's
-// parameters and whether to accumulate. Tensors in the host's memory are copied into buffers of a
-// pool, packed to what they hold; tensors on the adapter are used where they lie. A run is one
+// A problem becomes a program: dispatches in order, with everything decided but addresses, the
+// kind's parameters and whether to accumulate. Tensors in the host's memory are copied into buffers
+// of a pool, packed to what they hold; tensors on the adapter are used where they lie. A run is one
 // submission, and where results are the host's one readback.
 package webgpu
 
@@ -51,7 +51,8 @@ func (*Backend) Info() backend.Info {
 	return info
 }
 
-// WorkspaceAlignment implements backend.Backend. No kernel needs a workspace: scratch is on the adapter.
+// WorkspaceAlignment implements backend.Backend. No kernel needs a workspace: scratch is on the
+// adapter.
 func (*Backend) WorkspaceAlignment() int64 { return 1 }
 
 // TakesHostMemory implements backend.HostBackend.
@@ -105,5 +106,6 @@ func (b *builder) plan(p backend.Problem) error {
 	}
 }
 
-// ComputesInAccumulator says that formulas are computed in the accumulator's dtype, and not in float64.
+// ComputesInAccumulator says that formulas are computed in the accumulator's dtype, and not in
+// float64.
 func (*Backend) ComputesInAccumulator() bool { return true }

@@ -23,7 +23,8 @@ import (
 // hurried: -short was given, as it is under the race detector, where kernels are no faster.
 var hurried bool
 
-// TestMain has the suite take fewer layouts unless EPIGRAD_TEST_FULL asks for all: a software adapter is slow.
+// TestMain has the suite take fewer layouts unless EPIGRAD_TEST_FULL asks for all: a software
+// adapter is slow.
 func TestMain(m *testing.M) {
 	flag.Parse()
 	hurried = testing.Short()
@@ -35,12 +36,14 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// compiling tells the suite that a kernel is compiled for each kind and dtype: on a software adapter that takes longer than to run it.
+// compiling tells the suite that a kernel is compiled for each kind and dtype: on a software
+// adapter that takes longer than to run it.
 type compiling struct{ *Backend }
 
 func (compiling) CompilesKernels() bool { return true }
 
-// TestBackend runs the suite of all backends on whatever adapter there is: Mesa's lavapipe on a machine without a GPU.
+// TestBackend runs the suite of all backends on whatever adapter there is: Mesa's lavapipe on a
+// machine without a GPU.
 func TestBackend(t *testing.T) {
 	op.ClearCache()
 	if hurried {
@@ -49,7 +52,8 @@ func TestBackend(t *testing.T) {
 	optest.Run(t, compiling{New()})
 }
 
-// onlyMethods leaves those methods of suites that a pattern matches, until the function that it returns is called.
+// onlyMethods leaves those methods of suites that a pattern matches, until the function that it
+// returns is called.
 func onlyMethods(t *testing.T, pattern string) (restore func()) {
 	methods := flag.Lookup("testify.m")
 	before := methods.Value.String()
@@ -57,8 +61,9 @@ func onlyMethods(t *testing.T, pattern string) (restore func()) {
 	return func() { require.NoError(t, methods.Value.Set(before)) }
 }
 
-// TestBackendOfNarrowLimits runs some of it on a device that claims to allow so little that everything is cut: operands, grids and loops. (Where a sum is cut depends on
-// layouts then, and so do its bits.)
+// TestBackendOfNarrowLimits runs some of it on a device that claims to allow so little that
+// everything is cut: operands, grids and loops. (Where a sum is cut depends on layouts then, and so
+// do its bits.)
 func TestBackendOfNarrowLimits(t *testing.T) {
 	if hurried {
 		t.Skip("half a minute or more")
@@ -97,7 +102,8 @@ func TestALostDevice(t *testing.T) {
 	require.NoError(t, Free(address))
 }
 
-// TestWhatIsNotValidIsNotSubmitted: a run that the library finds fault with is an error that writes nothing, and calls go on as before.
+// TestWhatIsNotValidIsNotSubmitted: a run that the library finds fault with is an error that writes
+// nothing, and calls go on as before.
 func TestWhatIsNotValidIsNotSubmitted(t *testing.T) {
 	if _, err := theDevice(); err != nil {
 		t.Skip(err)
@@ -180,7 +186,8 @@ func lerpCall(t *testing.T) *op.Call {
 	return &op.Call{Op: "lerp", Parameters: []float64{0}, Backend: backendName, Inputs: []*tensor.View{view(), view()}, Outputs: []*tensor.View{view()}}
 }
 
-// TestSumsDoNotDependOnHowThreadsMeet: in subgroups, through the group's memory, and with terms that lie one way or the other, in fours or not, the bits are the same.
+// TestSumsDoNotDependOnHowThreadsMeet: in subgroups, through the group's memory, and with terms
+// that lie one way or the other, in fours or not, the bits are the same.
 func TestSumsDoNotDependOnHowThreadsMeet(t *testing.T) {
 	d, err := theDevice()
 	if err != nil {

@@ -15,7 +15,8 @@ import (
 	"github.com/epigrad/epigrad/go/tensor"
 )
 
-// TestResultsDoNotDependOnHowKernelsAreWritten: written out as for GPUs, or with nothing that an adapter may lack, kernels give the same bits, of any number of elements.
+// TestResultsDoNotDependOnHowKernelsAreWritten: written out as for GPUs, or with nothing that an
+// adapter may lack, kernels give the same bits, of any number of elements.
 func TestResultsDoNotDependOnHowKernelsAreWritten(t *testing.T) {
 	if _, err := theDevice(); err != nil {
 		t.Skip(err)

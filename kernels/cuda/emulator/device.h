@@ -1,7 +1,9 @@
-// The part of CUDA that the kernels use, on a CPU: what a C++ compiler needs to compile the sources as they are.
+// The part of CUDA that the kernels use, on a CPU: what a C++ compiler needs to compile the sources
+// as they are.
 //
-// The machine's approximate instructions are replaced by a correctly rounded result that is then moved by as much as the instruction may
-// be off, in a direction that depends on the argument. So what is measured here bounds what a GPU does; its very bits can differ.
+// The machine's approximate instructions are replaced by a correctly rounded result that is then
+// moved by as much as the instruction may be off, in a direction that depends on the argument. So
+// what is measured here bounds what a GPU does; its very bits can differ.
 #pragma once
 
 #include <math.h>

@@ -1,10 +1,10 @@
-// Runs the CUDA kernels on a CPU, for tests on machines without a GPU: a slow GPU of one thread, which reads jobs from its input, and writes the memory
-// of each to its output.
+// Runs the CUDA kernels on a CPU, for tests on machines without a GPU: a slow GPU of one thread,
+// which reads jobs from its input, and writes the memory of each to its output.
 //
 // A job, little-endian: u64 bytes of memory, the memory, u64 launches, and for each
 //
-//   u32 length and the kernel's name, u32 grid, u32 block, u32 bytes of parameters and the parameters, u32 pointers and for each u32 place in the
-//   parameters and i64 place in the memory
+//   u32 length and the kernel's name, u32 grid, u32 block, u32 bytes of parameters and the
+//   parameters, u32 pointers and for each u32 place in the parameters and i64 place in the memory
 //
 // Memory starts at a multiple of 256 bytes. A name that no kernel has is an error.
 #include "emulator.h"

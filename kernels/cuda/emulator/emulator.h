@@ -1,7 +1,8 @@
 // The kernels, compiled for the CPU, and what runs one: a slow GPU of one thread.
 //
-// Threads of a block run in turn from one __syncthreads to the next; a block in which they do not all meet there is an error. Compilers other than nvcc have to be
-// told not to mind its pragmas: -Wno-unknown-pragmas.
+// Threads of a block run in turn from one __syncthreads to the next; a block in which they do not
+// all meet there is an error. Compilers other than nvcc have to be told not to mind its pragmas:
+// -Wno-unknown-pragmas.
 #pragma once
 
 #undef _FORTIFY_SOURCE  // its longjmp takes a change of stacks for a defect
@@ -35,8 +36,9 @@ namespace {
   exit(1);
 }
 
-// A fiber is a thread of a block where a kernel synchronizes; it goes on to be the same thread of the next block. Fibers are begun with ucontext, and changed with
-// setjmp, which leaves the signal mask alone and so needs no system call.
+// A fiber is a thread of a block where a kernel synchronizes; it goes on to be the same thread of
+// the next block. Fibers are begun with ucontext, and changed with setjmp, which leaves the signal
+// mask alone and so needs no system call.
 struct Fiber {
   ucontext_t context;
   jmp_buf place;
@@ -101,7 +103,8 @@ bool synchronizes(const std::string &name) {
   return name.find("columns") != std::string::npos || name.find("rows") != std::string::npos || name.find("small") != std::string::npos;
 }
 
-// threads_of are how many threads a kernel's blocks have: all are of block_threads but those of the elementwise kernels' vector form.
+// threads_of are how many threads a kernel's blocks have: all are of block_threads but those of the
+// elementwise kernels' vector form.
 [[maybe_unused]] unsigned threads_of(const std::string &name) {
   return synchronizes(name) || name.find("_strided") != std::string::npos ? epigrad::block_threads : epigrad::vector_threads;
 }

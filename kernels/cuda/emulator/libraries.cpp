@@ -1,8 +1,10 @@
-// A stand-in for NVIDIA's driver and for cuBLASLt on machines without a GPU: the functions that go/backend/cuda calls, on host memory. Kernels are
-// those of the emulator, and products are plain loops, accumulated in double. It is strict where the libraries are: about contexts, alignments,
+// A stand-in for NVIDIA's driver and for cuBLASLt on machines without a GPU: the functions that
+// go/backend/cuda calls, on host memory. Kernels are those of the emulator, and products are plain
+// loops, accumulated in double. It is strict where the libraries are: about contexts, alignments,
 // leading dimensions, and who may touch the scratch.
 //
-// Built into one shared library that go/backend/cuda's tests find under the names of both (see emulated_test.go).
+// Built into one shared library that go/backend/cuda's tests find under the names of both (see
+// emulated_test.go).
 #include "emulator.h"
 
 namespace {
@@ -84,7 +86,7 @@ EXPORT int cuEventDestroy_v2(void *) { return SUCCESS; }
 EXPORT int cuGetErrorName(int code, const char **name) { return *name = code == SUCCESS ? "CUDA_SUCCESS" : "CUDA_ERROR_EMULATED", SUCCESS; }
 EXPORT int cuGetErrorString(int, const char **text) { return *text = "the emulator refuses this", SUCCESS; }
 
-// --- cuBLASLt -------------------------------------------------------------------------------------------------------------
+// --- cuBLASLt ------------------------------------------------------------------------------------
 
 namespace {
 

@@ -2,7 +2,8 @@
 
 In reading order:
 
-    functions    a `torch.autograd.Function` for each operation, and `Gradient`, which is differentiable again
+    functions    a `torch.autograd.Function` for each operation, and `Gradient`, which is
+                 differentiable again
     feedforward  the same for the two-layer blocks
     formulas     the maths in PyTorch operations, of which higher orders are made
 """

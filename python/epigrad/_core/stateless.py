@@ -67,5 +67,6 @@ def launch_into(
 def mark_written(tensors: Iterable[Tensor]) -> None:
     """Tell autograd that kernels wrote into the caller's tensors: backward refuses a saved one."""
     for tensor in tensors:
-        if isinstance(tensor, Tensor) and not tensor.is_inference():  # an array on an adapter has no graph
+        # an array on an adapter has no graph
+        if isinstance(tensor, Tensor) and not tensor.is_inference():
             torch.autograd.graph.increment_version(tensor)

@@ -1,7 +1,7 @@
 """PyTorch's state around a call: whether PyTorch has to see an operator, and what autocast casts.
 
-A plain call goes straight to the core. One that is traced, transformed, recorded by a mode or profiled goes through
-`torch.ops.epigrad`, which costs some microseconds more.
+A plain call goes straight to the core. One that is traced, transformed, recorded by a mode or
+profiled goes through `torch.ops.epigrad`, which costs some microseconds more.
 """
 
 from __future__ import annotations
@@ -45,8 +45,9 @@ def is_exported_to_onnx() -> bool:
 
 
 def watched() -> bool:
-    """Whether something of PyTorch's looks at operations in this thread: a compiler, `torch.jit.trace`, a transform of
-    `torch.func`, forward mode, a dispatch mode (fake tensors, selective checkpoints, FLOP counters), a profiler.
+    """Whether something of PyTorch's looks at operations in this thread: a compiler,
+    `torch.jit.trace`, a transform of `torch.func`, forward mode, a dispatch mode (fake tensors,
+    selective checkpoints, FLOP counters), a profiler.
     """
     # Dynamo traces this function, and to it the first answer is a constant.
     return (
@@ -60,8 +61,9 @@ def watched() -> bool:
 
 
 def as_linear(*arguments: Any) -> tuple[Any, ...]:
-    """The arguments as autocast gives them to `torch.nn.functional.linear`: each floating-point tensor but float64 in
-    the autocast dtype of its device, where autocast is enabled for it; everything else as it is.
+    """The arguments as autocast gives them to `torch.nn.functional.linear`: each floating-point
+    tensor but float64 in the autocast dtype of its device, where autocast is enabled for it;
+    everything else as it is.
     """
     return tuple([_cast(value) if isinstance(value, Tensor) else value for value in arguments])
 

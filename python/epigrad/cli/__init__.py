@@ -1,8 +1,10 @@
 """The command line: ``python -m epigrad doctor``, ``plans`` and ``bench``.
 
-A subcommand is a module here with ``add_parser(subparsers)``, which sets ``run=main``, and ``main(args) -> int``.
+A subcommand is a module here with ``add_parser(subparsers)``, which sets ``run=main``, and
+``main(args) -> int``.
 
-In a notebook ``%run -m epigrad doctor`` does the same, with the notebook's tables. In reading order:
+In a notebook ``%run -m epigrad doctor`` does the same, with the notebook's tables. In reading
+order:
 
     doctor        what works here and why not
     plans         what would run for a given problem
@@ -44,8 +46,8 @@ exit codes: 0 success; 1 something does not work or a problem was refused, and s
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line and return the exit code: 0 for success, 1 for a failure, 2 for arguments that make no
-    sense, 130 if it was stopped.
+    """Run the command line and return the exit code: 0 for success, 1 for a failure, 2 for
+    arguments that make no sense, 130 if it was stopped.
     """
     parser = argparse.ArgumentParser(
         prog="python -m epigrad",

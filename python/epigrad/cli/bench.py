@@ -1,7 +1,7 @@
 """``python -m epigrad bench``: this machine, against PyTorch eager and `torch.compile`.
 
-One table for each kind of device: `bench_cpu`, `bench_cuda` and `bench_webgpu` say what their rows are and how they
-are timed.
+One table for each kind of device: `bench_cpu`, `bench_cuda` and `bench_webgpu` say what their rows
+are and how they are timed.
 """
 
 from __future__ import annotations

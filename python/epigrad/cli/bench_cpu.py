@@ -1,12 +1,14 @@
 """The table of ``python -m epigrad bench --device cpu``.
 
-Every row is a forward and a backward, to all inputs, but for the products, which are one `torch.mm` each. The
-candidates of a row take turns, and what they return is allocated in the time that is measured.
+Every row is a forward and a backward, to all inputs, but for the products, which are one `torch.mm`
+each. The candidates of a row take turns, and what they return is allocated in the time that is
+measured.
 
-For the small layer there is also what a call costs beyond its bare products: its time less that of the three products
-alone, on the same shapes and on ready buffers (in epigrad the core's ``linear`` and ``linear_backward`` without bias
-and activation, in PyTorch `torch.mm` three times). And of epigrad what it costs beyond its kernels: its time less that
-of the same ``linear`` and ``linear_backward``, bias and activation included, on ready buffers. That is all that Python,
+For the small layer there is also what a call costs beyond its bare products: its time less that of
+the three products alone, on the same shapes and on ready buffers (in epigrad the core's ``linear``
+and ``linear_backward`` without bias and activation, in PyTorch `torch.mm` three times). And of
+epigrad what it costs beyond its kernels: its time less that of the same ``linear`` and
+``linear_backward``, bias and activation included, on ready buffers. That is all that Python,
 autograd and the allocator add.
 """
 
@@ -53,8 +55,9 @@ class Case:
         goals: for each dtype how many times as long as epigrad PyTorch is to take, at least.
         forward: whether that is all.
         beyond_product: whether the three bare products and the bare kernels are measured too.
-        spread: of a layer, about the standard deviation of its preactivations. At 1 the activation is neither flat nor
-            a straight line; at 32 slopes are denormal numbers too, which some processors are slow with.
+        spread: of a layer, about the standard deviation of its preactivations. At 1 the activation
+            is neither flat nor a straight line; at 32 slopes are denormal numbers too, which some
+            processors are slow with.
     """
 
     name: str
@@ -260,7 +263,8 @@ def _epigrad_kernels(tensors: list[Tensor], grad: Tensor, kind: str) -> Callable
     """What the whole call runs, and nothing around it."""
     core, inputs = loader.core(), tuple(tensor.detach() for tensor in tensors)
     out, grads = torch.empty_like(grad), tuple(torch.empty_like(tensor) for tensor in inputs)
-    # What save="auto" keeps: nothing without an activation, the output where the derivative is a function of it.
+    # What save="auto" keeps: nothing without an activation, the output where the derivative is a
+    # function of it.
     from_output = tables.ACTIVATIONS[kind].from_output
     pre = None if kind == "none" or from_output else torch.empty_like(grad)
     backward = (grad, *inputs, pre, out if from_output else None)

@@ -1,9 +1,10 @@
 """The table of ``python -m epigrad bench --device cuda``.
 
-Device rows are timed by events, with the host out of the way, on several sets of tensors in turn, so that no cache has
-what a call reads; a backward row has its forwards before the first event. Wall rows are timed by the wall clock, where
-the host is what takes the time, graph rows as replays of a CUDA graph. The candidates of a row take turns, the ceiling
-among them: ``copy_`` of as many bytes as the operation has to move, or `torch.mm` for its products alone.
+Device rows are timed by events, with the host out of the way, on several sets of tensors in turn,
+so that no cache has what a call reads; a backward row has its forwards before the first event. Wall
+rows are timed by the wall clock, where the host is what takes the time, graph rows as replays of a
+CUDA graph. The candidates of a row take turns, the ceiling among them: ``copy_`` of as many bytes
+as the operation has to move, or `torch.mm` for its products alone.
 """
 
 from __future__ import annotations
@@ -47,7 +48,8 @@ class Settings:
     """How rows are measured.
 
     Attributes:
-        device: where the tensors are; on CPU every row is timed by the wall clock, which is of use to tests only.
+        device: where the tensors are; on CPU every row is timed by the wall clock, which is of use
+            to tests only.
         seconds: how long a row is measured.
         compiled: whether torch.compile is.
     """
@@ -116,7 +118,8 @@ def _skipped(case: Case, directions: Sequence[str], budget: float) -> Generator[
 
 
 def measure(case: Case, directions: Sequence[str], settings: Settings) -> Generator[Row]:
-    """A row for each direction, which says what failed if anything did: the others are measured all the same."""
+    """A row for each direction, which says what failed if anything did: the others are measured all
+    the same."""
     problem: Problem | None = None
     reason = ""
     try:
@@ -178,7 +181,8 @@ class Problem:
     def compile(self) -> Operation | str:
         """The operation by torch.compile, or what it raised."""
         if self.compiled is None:
-            torch._dynamo.reset()  # each case starts with nothing compiled, far from dynamo's limit of recompilations
+            # each case starts with nothing compiled, far from dynamo's limit of recompilations
+            torch._dynamo.reset()
             try:
                 compiled: Operation = torch.compile(self.case.eager, fullgraph=True, dynamic=False)
                 inputs, grad = self.sets[0]
@@ -230,7 +234,7 @@ def _is_short(row: Row, name: str, goal: float) -> bool:
     return bool(reached < goal if name == "share" else reached > goal)
 
 
-# --- what is timed ----------------------------------------------------------------------------------------------------
+# --- what is timed --------------------------------------------------------------------------------
 
 
 def _sets(case: Case, device: torch.device, alone: bool) -> list[Set]:
@@ -312,7 +316,8 @@ def _graphed(step: Step) -> Step:
 
 
 def _memory(operation: Operation, inputs: list[Tensor], grad: Tensor) -> dict[str, int]:
-    """Bytes that lie between forward and backward (the first input among them, the result not), and at the peak."""
+    """Bytes that lie between forward and backward (the first input among them, the result not), and
+    at the peak."""
     wanted = [x for x in inputs if x.requires_grad]
     torch.autograd.grad(operation(*inputs), wanted, grad)
     torch.cuda.synchronize()
@@ -326,7 +331,7 @@ def _memory(operation: Operation, inputs: list[Tensor], grad: Tensor) -> dict[st
     return {"kept": kept, "peak": peak}
 
 
-# --- what is told -----------------------------------------------------------------------------------------------------
+# --- what is told ---------------------------------------------------------------------------------
 
 
 def _reason(error: Exception) -> str:
@@ -399,7 +404,8 @@ def _plot(path: pathlib.Path, report: Report) -> None:
         if row["dtype"] == "bfloat16"
         and row["direction"] != FORWARD
         and "epigrad" in row
-        and row["goals"] != {"eager": 1.0}  # that goal alone has the grid of sizes, too many to draw
+        # that goal alone has the grid of sizes, too many to draw
+        and row["goals"] != {"eager": 1.0}
     ]
     if not bars:
         print(f"{path}: no row of bfloat16's backward to draw", file=sys.stderr)
@@ -432,7 +438,8 @@ def _facts(device: torch.device) -> dict[str, Any]:
 
 
 def _commit() -> str | None:
-    """The commit of the repository that this package is used from, marked where the tree differs from it."""
+    """The commit of the repository that this package is used from, marked where the tree differs
+    from it."""
     asked = ["git", "-C", str(pathlib.Path(__file__).parent), "describe", "--always", "--dirty", "--match", "v*"]
     try:
         return subprocess.run(asked, capture_output=True, text=True, check=True, timeout=30).stdout.strip()

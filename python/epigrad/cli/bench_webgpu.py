@@ -1,9 +1,9 @@
 """The table of ``python -m epigrad bench --device webgpu``.
 
-Data lies in `epigrad.webgpu.Array`, outputs too. A call returns before its work is done, so each candidate is timed as
-a burst of calls and one wait at the end. Beside epigrad stands PyTorch eager, on CUDA where that is here (the same GPU
-through its vendor's own libraries) and else on the CPU; where it is on CUDA, the ceiling of what moves memory is
-``copy_`` of as many bytes.
+Data lies in `epigrad.webgpu.Array`, outputs too. A call returns before its work is done, so each
+candidate is timed as a burst of calls and one wait at the end. Beside epigrad stands PyTorch eager,
+on CUDA where that is here (the same GPU through its vendor's own libraries) and else on the CPU;
+where it is on CUDA, the ceiling of what moves memory is ``copy_`` of as many bytes.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ DTYPES = ("float32", "bfloat16", "float16")
 SECONDS, QUICK_SECONDS = 1.0, 0.1
 BURST_SECONDS, MOST_CALLS = 0.01, 200
 
-# Rows and columns of the elementwise problems, and the size of the square products; a software adapter gets small ones.
+# Rows and columns of the elementwise problems, and the size of the square products; a software
+# adapter gets small ones.
 ELEMENTWISE, SQUARE = (8192, 14336), 4096
 SMALL_ELEMENTWISE, SMALL_SQUARE = (256, 448), 128
 

@@ -1,7 +1,8 @@
 """The rows of `bench` on a GPU, each with what it is to reach.
 
-Goals are parts of PyTorch eager's time and of torch.compile's in the same run (at most), and of the ceiling (at least):
-the bandwidth of ``copy_`` for what moves memory, the products alone for what multiplies.
+Goals are parts of PyTorch eager's time and of torch.compile's in the same run (at most), and of the
+ceiling (at least): the bandwidth of ``copy_`` for what moves memory, the products alone for what
+multiplies.
 """
 
 from __future__ import annotations
@@ -46,11 +47,14 @@ class Case:
         directions: what is timed, with the goals of each.
         ours: the operation by epigrad.
         variants: other ways to call it, by name.
-        ours_backward: epigrad's backward where it is no part of a differentiable operation of its own.
+        ours_backward: epigrad's backward where it is no part of a differentiable operation of its
+            own.
         gradients: which inputs get a gradient.
         reads: which inputs backward reads.
-        products: the pairs of matrices that forward and backward have to multiply; without them the ceiling is memory.
-        clock: ``"device"``, ``"wall"`` for what the host has to do, ``"graph"`` for replays of a CUDA graph.
+        products: the pairs of matrices that forward and backward have to multiply; without them the
+            ceiling is memory.
+        clock: ``"device"``, ``"wall"`` for what the host has to do, ``"graph"`` for replays of a
+            CUDA graph.
         memory: whether what is kept for backward and the peak are measured too.
         compiled: whether torch.compile is measured.
     """
@@ -92,7 +96,8 @@ class Case:
 
 
 def cases(quick: bool = False) -> list[Case]:
-    """All of them, in the order in which they are measured: what matters most comes first, should time run out."""
+    """All of them, in the order in which they are measured: what matters most comes first, should
+    time run out."""
     dtypes = DTYPES[:1] if quick else DTYPES
     elementwise = [
         *(_gated(kind, dtype) for dtype in dtypes for kind in operations.gated_kinds()),
@@ -132,7 +137,7 @@ def _share(part: float, dtype: str) -> dict[str, float]:
     return {**_EVEN, "share": min(part, 0.9) if dtype == "float64" else part}
 
 
-# --- what moves memory ------------------------------------------------------------------------------------------------
+# --- what moves memory ----------------------------------------------------------------------------
 
 
 def _gated(kind: str, dtype: str) -> Case:
@@ -192,7 +197,8 @@ def _lerp(weight: str, dtype: str) -> Case:
         dtype,
         inputs,
         eager,
-        # torch.compile's forward writes the difference that its backward reads: only the sum of both can be compared.
+        # torch.compile's forward writes the difference that its backward reads: only the sum of
+        # both can be compared.
         {FORWARD: goals, BACKWARD: goals, BOTH: _EVEN},
         ours,
         gradients=places,
@@ -239,7 +245,7 @@ def _gated_bias(kind: str, dtype: str) -> Case:
     )
 
 
-# --- what multiplies --------------------------------------------------------------------------------------------------
+# --- what multiplies ------------------------------------------------------------------------------
 
 
 def _linear(
@@ -359,5 +365,6 @@ def traffic(case: Case, direction: str, inputs: Sequence[Tensor], out: Tensor) -
 
 
 def sets_needed(inputs: Sequence[Tensor], beyond: int = 180 << 20, most: int = 16) -> int:
-    """How many sets of inputs are taken in turns, so that none is still in a cache: well beyond any GPU's."""
+    """How many sets of inputs are taken in turns, so that none is still in a cache: well beyond any
+    GPU's."""
     return max(2, min(most, math.ceil(beyond / max(1, sum(x.nbytes for x in inputs)))))

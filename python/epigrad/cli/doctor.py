@@ -45,8 +45,8 @@ def add_parser(subparsers: Subparsers) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    """Print the facts; the exit code is 0 if the CPU backend computes what PyTorch does and calls can run what
-    ``EPIGRAD_BACKEND`` chooses.
+    """Print the facts; the exit code is 0 if the CPU backend computes what PyTorch does and calls
+    can run what ``EPIGRAD_BACKEND`` chooses.
     """
     facts = gather()
     if args.json:

@@ -57,7 +57,8 @@ def lerp_weights() -> tuple[str, ...]:
 
 
 def layouts() -> tuple[str, ...]:
-    """The kinds of `product`: whether the left and the right operand lie as they are multiplied, or transposed."""
+    """The kinds of `product`: whether the left and the right operand lie as they are multiplied, or
+    transposed."""
     return ("NN", "NT", "TN")
 
 
@@ -128,7 +129,8 @@ def biased_gated(kind: str) -> Operation:
 
 
 def gated_and_bias_gradient(kind: str) -> Backward:
-    """The gradient of the input of a gated activation and, in the same pass, that of the bias in it."""
+    """The gradient of the input of a gated activation and, in the same pass, that of the bias in
+    it."""
 
     def ours(inputs: Sequence[Tensor], grad: Tensor) -> object:
         tensors = (grad, inputs[0].detach())

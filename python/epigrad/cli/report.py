@@ -1,4 +1,5 @@
-"""What the tables of `bench` share: progress, a JSON file that grows row by row, and the picture."""
+"""What the tables of `bench` share: progress, a JSON file that grows row by row, and the
+picture."""
 
 from __future__ import annotations
 
@@ -40,8 +41,8 @@ def told(timing: Row) -> str:
 
 
 class Progress:
-    """rich's progress bar on a terminal where it is installed, else one line for each row; on stderr where stdout is
-    for JSON.
+    """rich's progress bar on a terminal where it is installed, else one line for each row; on
+    stderr where stdout is for JSON.
     """
 
     def __init__(self, total: int, json: pathlib.Path | None = None) -> None:
@@ -79,14 +80,15 @@ class Progress:
 
 @dataclass
 class Report:
-    """Facts about the machine and rows; written anew after each row, so that a run that is stopped keeps its rows.
+    """Facts about the machine and rows; written anew after each row, so that a run that is stopped
+    keeps its rows.
 
     Attributes:
         device: the name of what computes.
         command: the command line that gives this table.
         unit: what the numbers are.
-        path: a file, or a directory that gets a file named by date and device; None writes nothing, and `STDOUT` is
-            for `finish`.
+        path: a file, or a directory that gets a file named by date and device; None writes nothing,
+            and `STDOUT` is for `finish`.
         facts: further facts about the machine.
         slug: begins the file's name, before the device's.
     """
@@ -157,7 +159,8 @@ def check_paths(args: argparse.Namespace, tables: int) -> None:
 
 
 def no_rows(args: argparse.Namespace, device: str) -> int:
-    """What a table says, none of whose rows was asked for: an error, unless there are tables of other devices."""
+    """What a table says, none of whose rows was asked for: an error, unless there are tables of
+    other devices."""
     text = f"--rows {args.rows.pattern!r}: found in the name of no row on {device}"
     if args.device != "all":
         args.error(text)
@@ -172,7 +175,8 @@ def plot(
     bars: Sequence[tuple[str, float, float | None]],
     goals: Sequence[float] = (),
 ) -> None:
-    """Draw each row's time as a part of PyTorch eager's, and torch.compile's and its goal beside it where there are."""
+    """Draw each row's time as a part of PyTorch eager's, and torch.compile's and its goal beside it
+    where there are."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -192,7 +196,8 @@ def plot(
     axes.axvline(1, color="#444444", linewidth=1)
     if max(ratio for _, ratio, _ in bars) > 5:
         axes.set_xscale("log")
-    axes.set_ylim(-0.7, len(bars) - 0.3)  # by itself matplotlib leaves room for two bars at each end
+    # by itself matplotlib leaves room for two bars at each end
+    axes.set_ylim(-0.7, len(bars) - 0.3)
     axes.set_yticks(range(len(bars)), [label for label, _, _ in bars], fontsize=8)
     axes.set_xlabel(f"time / time of PyTorch eager, {what} (less is faster)")
     axes.set_title(title, fontsize=10)

@@ -13,7 +13,8 @@ _STYLES = {"yes": "green", "no": "red", "ok": "green", "met": "green", "short": 
 
 
 def print_table(title: str, header: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
-    """Print rows under a header; without rows, nothing. Only a terminal's width folds what is too long for it."""
+    """Print rows under a header; without rows, nothing. Only a terminal's width folds what is too
+    long for it."""
     if not rows:
         return
     cells = [[str(cell) for cell in row] for row in rows]

@@ -1,7 +1,8 @@
-"""Times functions against each other on a machine whose speed drifts: interleaved, so that a slow second hits all.
+"""Times functions against each other on a machine whose speed drifts: interleaved, so that a slow
+second hits all.
 
-`interleaved` reads the wall clock, `interleaved_on_cuda` what a GPU itself takes, `interleaved_bursts` what the host
-takes to keep a GPU busy.
+`interleaved` reads the wall clock, `interleaved_on_cuda` what a GPU itself takes,
+`interleaved_bursts` what the host takes to keep a GPU busy.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ class Prepared:
 
 Candidates = Mapping[str, Step | Prepared]
 
-# Cycles of a second, for a pause of the GPU: above the clock of any, since a pause too long only costs time.
+# Cycles of a second, for a pause of the GPU: above the clock of any, since a pause too long only
+# costs time.
 _CYCLES_PER_SECOND = 2.2e9
 
 
@@ -64,8 +66,8 @@ def interleaved(
 ) -> dict[str, Timing]:
     """Call each candidate once per round, in another order each time, until `seconds` have passed.
 
-    There are at least `least` rounds and at most `most`; `wanted` are worth up to ten times the seconds. The first
-    round warms caches up and counts only if it is the only one.
+    There are at least `least` rounds and at most `most`; `wanted` are worth up to ten times the
+    seconds. The first round warms caches up and counts only if it is the only one.
     """
 
     def measure(order: list[str]) -> dict[str, float]:
@@ -83,8 +85,8 @@ def interleaved(
 def interleaved_on_cuda(candidates: Candidates, seconds: float, least: int = 5, most: int = 400) -> dict[str, Timing]:
     """The same by the GPU's own clock: events around each candidate's work on the current stream.
 
-    The GPU first pauses for longer than the host needs to queue a round, so that it never waits for the host between
-    the two events of a candidate.
+    The GPU first pauses for longer than the host needs to queue a round, so that it never waits for
+    the host between the two events of a candidate.
     """
 
     def queue() -> None:
@@ -122,7 +124,8 @@ def _event() -> torch.cuda.Event:
 
 
 def interleaved_bursts(candidates: Candidates, seconds: float, calls: int = 50) -> dict[str, Timing]:
-    """The same by the wall clock for calls whose work on the GPU is short: many in a row, and one wait at the end."""
+    """The same by the wall clock for calls whose work on the GPU is short: many in a row, and one
+    wait at the end."""
 
     def burst(candidate: Step | Prepared) -> Step:
         def run() -> None:
@@ -149,8 +152,8 @@ def _rounds(
 ) -> dict[str, Timing]:
     """Timings of the rounds that `measure` takes in the order it is given.
 
-    Each round has an order of its own: whoever runs before one leaves it caches to write back, which on a GPU is worth
-    one percent.
+    Each round has an order of its own: whoever runs before one leaves it caches to write back,
+    which on a GPU is worth one percent.
     """
     shuffle = random.Random(0).shuffle
     order = list(names)

@@ -1,7 +1,8 @@
-"""epigrad inside models that are there already: `epigrad.integrations.transformers.patch` and `unpatch`.
+"""epigrad inside models that are there already: `epigrad.integrations.transformers.patch` and
+`unpatch`.
 
-Importing this imports neither transformers nor timm: the blocks of a model are recognised by the names of their
-classes. In reading order:
+Importing this imports neither transformers nor timm: the blocks of a model are recognised by the
+names of their classes. In reading order:
 
     transformers  `patch` and `unpatch` for Hugging Face's transformers
     timm          the same for timm's vision transformers

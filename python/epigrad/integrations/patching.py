@@ -53,7 +53,8 @@ class Patched:
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         cls: type[Any] = type(self)
-        if cls is not _patched_class(self.epigrad_original):  # another library's class on top of ours
+        # another library's class on top of ours
+        if cls is not _patched_class(self.epigrad_original):
             return super().__reduce_ex__(protocol)
         return _blank, (self.epigrad_original,), object.__getstate__(self)
 

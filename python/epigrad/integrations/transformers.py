@@ -1,12 +1,14 @@
 """The MLPs of Hugging Face's transformers, by epigrad.
 
-``patch(model)`` replaces the maths of the blocks that `epigrad.integrations.table.BLOCKS` lists, in place, and
-``unpatch(model)`` takes it back. Parameters, their names and the modules around them stay as they are.
+``patch(model)`` replaces the maths of the blocks that `epigrad.integrations.table.BLOCKS` lists, in
+place, and ``unpatch(model)`` takes it back. Parameters, their names and the modules around them
+stay as they are.
 
 Examples:
     >>> import epigrad
     >>> from transformers import LlamaConfig, LlamaForCausalLM
-    >>> sizes = dict(hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=2, vocab_size=32)
+    >>> sizes = dict(hidden_size=16, intermediate_size=24, vocab_size=32)
+    >>> sizes |= dict(num_hidden_layers=2, num_attention_heads=2)
     >>> model = LlamaForCausalLM(LlamaConfig(**sizes))
     >>> print(epigrad.integrations.transformers.patch(model))
     patched 2 blocks

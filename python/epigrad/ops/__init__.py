@@ -1,12 +1,13 @@
 """The operators ``torch.ops.epigrad.*``: what PyTorch sees of epigrad where it looks at operations.
 
-The functions of `epigrad` call them while they are compiled, exported, transformed by `torch.func`, profiled, recorded
-by a dispatch mode or given tensor subclasses; a plain call does not pass through here. Each operator of a function has
-the function's arguments; the products and the two-layer blocks also return the preactivation, which has no elements
-where `save` keeps none. ``backend=None`` is the backend of the tensors' device.
+The functions of `epigrad` call them while they are compiled, exported, transformed by `torch.func`,
+profiled, recorded by a dispatch mode or given tensor subclasses; a plain call does not pass through
+here. Each operator of a function has the function's arguments; the products and the two-layer
+blocks also return the preactivation, which has no elements where `save` keeps none.
+``backend=None`` is the backend of the tensors' device.
 
-`OPERATORS` is the one table: schemas, kernels for tensors without data, gradients, rules of `torch.vmap` and of
-autocast are rows and methods behind it. In reading order:
+`OPERATORS` is the one table: schemas, kernels for tensors without data, gradients, rules of
+`torch.vmap` and of autocast are rows and methods behind it. In reading order:
 
     operator     what an operator is made of, and how it is registered
     gemm         ``act(a @ b + bias)``, in its two spellings
@@ -18,7 +19,8 @@ autocast are rows and methods behind it. In reading order:
     batching     what the rules of `torch.vmap` share
     sharding     the placements of DTensor that need no communication
     exporting    the decompositions, for programs that leave PyTorch
-    import_hook  registers with a part of PyTorch that is slow to import, once somebody else imports it
+    import_hook  registers with a part of PyTorch that is slow to import, once somebody else imports
+    it
 """
 
 from __future__ import annotations
@@ -47,7 +49,8 @@ _LIBRARY = register(OPERATORS)
 
 
 def decompositions() -> dict[Any, Callable[..., Any]]:
-    """Each operator as PyTorch's own operations: to merge into a table for `ExportedProgram.run_decompositions`."""
+    """Each operator as PyTorch's own operations: to merge into a table for
+    `ExportedProgram.run_decompositions`."""
     return {operator.overload: operator.decomposed for operator in OPERATORS}
 
 

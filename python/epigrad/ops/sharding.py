@@ -1,12 +1,16 @@
-"""How the operators act on `torch.distributed.tensor.DTensor`: which placements of operands need no communication.
+"""How the operators act on `torch.distributed.tensor.DTensor`: which placements of operands need no
+communication.
 
-A rule is a row of placements along one dimension of the mesh: of the results, and of the tensors among the arguments.
-DTensor takes the row that is cheapest to reach, redistributes operands to it and calls the operator on local shards.
-Importing this module tells DTensor the rules.
+A rule is a row of placements along one dimension of the mesh: of the results, and of the tensors
+among the arguments. DTensor takes the row that is cheapest to reach, redistributes operands to it
+and calls the operator on local shards. Importing this module tells DTensor the rules.
 
-    columns     a weight ``[N, K]`` sharded by N: the output is sharded by features (ColwiseParallel)
-    rows        sharded by K, with the input: the output is a partial sum (RowwiseParallel), if nothing comes after it
-    batch       operands sharded by a leading dimension: gradients of weights and biases are partial sums
+    columns     a weight ``[N, K]`` sharded by N: the output is sharded by features
+                (ColwiseParallel)
+    rows        sharded by K, with the input: the output is a partial sum (RowwiseParallel), if
+                nothing comes after it
+    batch       operands sharded by a leading dimension: gradients of weights and biases are
+                partial sums
 """
 
 from __future__ import annotations
@@ -43,7 +47,8 @@ def _replicated(count: int) -> Placements:
 
 
 def _strided(dim: int, factor: int) -> Any:
-    """A shard of each of `factor` equal parts of a dimension, as `epigrad.parallel` shards values and gates."""
+    """A shard of each of `factor` equal parts of a dimension, as `epigrad.parallel` shards values
+    and gates."""
     return _StridedShard(dim, split_factor=factor)
 
 
@@ -53,7 +58,8 @@ def _split_factors(tensor: Any, dim: int) -> set[Any]:
 
 
 def _gemm_ways(a: Any, b: Any, linear: bool) -> list[tuple[Any, Any, Any, Any]]:
-    """Placements of a, b, bias and of the product; a Partial bias goes with a product that is a partial sum."""
+    """Placements of a, b, bias and of the product; a Partial bias goes with a product that is a
+    partial sum."""
     rank, columns, rows = a.ndim, (0 if linear else b.ndim - 1), (1 if linear else b.ndim - 2)
     ways: list[tuple[Any, Any, Any, Any]] = [tuple(_replicated(4))]
     if b.ndim == 2:
@@ -172,7 +178,8 @@ def _gated_product_backward(
 
 
 def _place_in(tensor: Any, dim: int, rank: int) -> Any:
-    """How an operand that broadcasts to `rank` dimensions lies where the result is sharded by `dim`."""
+    """How an operand that broadcasts to `rank` dimensions lies where the result is sharded by
+    `dim`."""
     own = dim - (rank - tensor.ndim)
     return Replicate() if own < 0 or tensor.shape[own] == 1 else Shard(own)
 
@@ -260,7 +267,8 @@ def _block_backward(plain: bool) -> Callable[..., list[Rule]]:
         found: list[Rule] = []
         for *operands, hidden, out in _block_ways(input.ndim, plain):
             if isinstance(out, Partial):
-                # As of a product by rows: every part has the gradient of the whole; the input is used by every shard.
+                # As of a product by rows: every part has the gradient of the whole; the input is
+                # used by every shard.
                 out, operands[4] = Replicate(), Replicate()
                 grads = [Partial(), *operands[1:4], Replicate()]
             else:

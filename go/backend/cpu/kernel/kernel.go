@@ -1,5 +1,6 @@
-// Package kernel has what the kernels of both CPU engines share: the facts that one states of itself, and
-// kernels of several passes. It is no part of epigrad's API and may change in any release.
+// Package kernel has what the kernels of both CPU engines share: the facts that one states of
+// itself, and kernels of several passes. It is no part of epigrad's API and may change in any
+// release.
 package kernel
 
 import (
@@ -37,7 +38,8 @@ func FactsOf(p backend.Problem, product string) Facts {
 	if product != "" {
 		name = product + "+" + name
 	}
-	accumulator := dt.Accumulator() // sums over broadcast dimensions and bias sums are kept in more than that
+	// sums over broadcast dimensions and bias sums are kept in more than that
+	accumulator := dt.Accumulator()
 	return Facts{
 		backend.Sku{
 			Op: op, Kind: kind, DType: dt.String(), Accumulator: accumulator.String(), Backend: "cpu", Arch: runtime.GOARCH,

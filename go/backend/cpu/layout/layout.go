@@ -1,6 +1,6 @@
-// Package layout says how operands lie in memory: an index of a matrix as one axis, operands as matrices, and
-// walks over tensors of one shape. Both CPU engines compute on these. It is no part of epigrad's API and may
-// change in any release.
+// Package layout says how operands lie in memory: an index of a matrix as one axis, operands as
+// matrices, and walks over tensors of one shape. Both CPU engines compute on these. It is no part
+// of epigrad's API and may change in any release.
 package layout
 
 import (
@@ -78,7 +78,8 @@ func NewMatrix(v *tensor.View, batch, rows int) *Matrix {
 	return m
 }
 
-// ResultOf is a result of a product, or its bias, which has the same rows and columns; nil if absent.
+// ResultOf is a result of a product, or its bias, which has the same rows and columns; nil if
+// absent.
 func ResultOf(p *lower.Product, operand int) *Matrix {
 	return NewMatrix(p.Result(operand), len(p.Batch), len(p.M))
 }
@@ -97,8 +98,8 @@ func (m *Matrix) At(r *backend.Run, index []int64) unsafe.Pointer {
 	return p
 }
 
-// LiesInColumns tells that a column's elements are neighbours, as those of a layer's [N, K] weight are
-// that is seen as [K, N], and a row's are not.
+// LiesInColumns tells that a column's elements are neighbours, as those of a layer's [N, K] weight
+// are that is seen as [K, N], and a row's are not.
 func (m *Matrix) LiesInColumns() bool {
 	along, even := m.Rows.Uniform()
 	across, _ := m.Columns.Uniform()
@@ -143,7 +144,8 @@ func Unravel(index, sizes []int64, number int64) {
 	}
 }
 
-// Address returns where an element of a batch item lies, and the step from there to the next column's.
+// Address returns where an element of a batch item lies, and the step from there to the next
+// column's.
 func (m *Matrix) Address(r *backend.Run, batch []int64, row, column int64) (unsafe.Pointer, int64) {
 	step, _ := m.Columns.Uniform()
 	return unsafe.Add(m.At(r, batch), m.Rows.Offset(row)+column*step), step

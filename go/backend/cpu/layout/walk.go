@@ -59,8 +59,8 @@ func (w *Walk) InnerStride(view int) int64 {
 	return strides[len(strides)-1]
 }
 
-// Piece is a run of elements along the innermost loop: where it starts in the block, its length, and
-// each view's address.
+// Piece is a run of elements along the innermost loop: where it starts in the block, its length,
+// and each view's address.
 type Piece struct {
 	Start, Length int
 	At            Addresses

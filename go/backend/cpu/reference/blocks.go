@@ -7,8 +7,8 @@ import (
 )
 
 const (
-	// blockLength is the elements that a formula is applied to at a time: a handful of float64 blocks stay
-	// in the first-level cache.
+	// blockLength is the elements that a formula is applied to at a time: a handful of float64
+	// blocks stay in the first-level cache.
 	blockLength = 256
 	// elementsPerTask is the least work that is worth a goroutine's start.
 	elementsPerTask = 32 * blockLength
@@ -23,8 +23,8 @@ type blocks [layout.MostOperands]block
 // compute computes n elements: from the blocks of the inputs, into those of the outputs.
 type compute func(n int, b *blocks)
 
-// forEachBlock loads the last len(views)-outputs views block by block, has compute fill the first outputs
-// blocks, and stores those.
+// forEachBlock loads the last len(views)-outputs views block by block, has compute fill the first
+// outputs blocks, and stores those.
 func forEachBlock(w *layout.Walk, r *backend.Run, outputs int, compute compute) error {
 	if w.Count == 0 {
 		return nil

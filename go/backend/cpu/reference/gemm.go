@@ -10,8 +10,8 @@ import (
 	"github.com/epigrad/epigrad/kernels/portable"
 )
 
-// gemm is out = act(a b + bias) with accumulators of type T: bias and activation are applied to a tile while it is in cache, to the
-// unrounded sums.
+// gemm is out = act(a b + bias) with accumulators of type T: bias and activation are applied to a
+// tile while it is in cache, to the unrounded sums.
 type gemm[T real] struct {
 	kernel.Facts
 	product            *layout.Product
@@ -65,7 +65,8 @@ func (k *gemm[T]) Run(r *backend.Run) error {
 	})
 }
 
-// addBias adds the bias to every row of a tile. A product of depth 0 is the bias itself, to the sign of its zeros.
+// addBias adds the bias to every row of a tile. A product of depth 0 is the bias itself, to the
+// sign of its zeros.
 func addBias[T real](bias *layout.Matrix, r *backend.Run, s *scratch[T], t *tile[T], depth int64) {
 	if bias == nil {
 		return

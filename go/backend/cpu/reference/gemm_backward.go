@@ -93,8 +93,9 @@ func runGradient[T real](g gradientProduct, r *backend.Run) error {
 	})
 }
 
-// runGradPreactivation walks grad_preactivation once: strips of columns, each cut into at most maxChunks runs of row panels, so that the
-// column sums are formed in an order that the shapes alone decide.
+// runGradPreactivation walks grad_preactivation once: strips of columns, each cut into at most
+// maxChunks runs of row panels, so that the column sums are formed in an order that the shapes
+// alone decide.
 func (k *gemmBackward[T]) runGradPreactivation(r *backend.Run) error {
 	panels, strips := k.grid.panels(), k.grid.columnTiles()
 	chunks := max(1, min(maxChunks, panels))
@@ -143,7 +144,8 @@ func (k *gemmBackward[T]) runGradPreactivation(r *backend.Run) error {
 	})
 }
 
-// gradientTile forms one tile of grad_preactivation, stores it if it is needed, and adds its rows to the column sums.
+// gradientTile forms one tile of grad_preactivation, stores it if it is needed, and adds its rows
+// to the column sums.
 func (k *gemmBackward[T]) gradientTile(r *backend.Run, s *scratch[T], t *tile[T], act *portable.Formula, columnSums *sums) {
 	dt := k.pass.GradOutput.DType
 	if k.recompute != nil {

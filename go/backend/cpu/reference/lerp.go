@@ -25,7 +25,8 @@ func newLerp(p *backend.Lerp) (backend.Kernel, error) {
 	}, views...), nil
 }
 
-// newLerpBackward makes one pass of the gradients that keep grad_output's shape, and one for each that is summed.
+// newLerpBackward makes one pass of the gradients that keep grad_output's shape, and one for each
+// that is summed.
 func newLerpBackward(p *backend.LerpBackward) (backend.Kernel, error) {
 	k := &kernel.Steps{Facts: kernel.FactsOf(p, "")}
 	var together [3]*tensor.View

@@ -6,7 +6,8 @@ import (
 	"github.com/epigrad/epigrad/go/dtype"
 )
 
-// real is the type of numbers in registers: float64 in formulas, the accumulator's type in products.
+// real is the type of numbers in registers: float64 in formulas, the accumulator's type in
+// products.
 type real interface{ float32 | float64 }
 
 // load reads len(dst) elements, stride bytes apart, starting with p. Widening is exact.
@@ -35,7 +36,8 @@ func load[T real](dst []T, p unsafe.Pointer, stride int64, dt dtype.DType) {
 	}
 }
 
-// store writes src to elements stride bytes apart, starting with p, each rounded once to nearest even.
+// store writes src to elements stride bytes apart, starting with p, each rounded once to nearest
+// even.
 func store[T real](p unsafe.Pointer, stride int64, src []T, dt dtype.DType) {
 	if isNative[T](dt) && stride == dt.Size() {
 		copy(unsafe.Slice((*T)(p), len(src)), src)

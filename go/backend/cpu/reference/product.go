@@ -15,16 +15,20 @@ import (
 	"github.com/epigrad/epigrad/go/tensor"
 )
 
-// A product is computed tile by tile: at most tileRows x tileColumns of the result, the depth in steps of tileDepth. A tile is one gonum block high and two
-// wide, so that gonum stays on the calling goroutine (it starts its own for four blocks or more). The depth's steps fix the order of every sum.
+// A product is computed tile by tile: at most tileRows x tileColumns of the result, the depth in
+// steps of tileDepth. A tile is one gonum block high and two wide, so that gonum stays on the
+// calling goroutine (it starts its own for four blocks or more). The depth's steps fix the order of
+// every sum.
 const (
 	tileRows    = 64
 	tileColumns = 128
 	tileDepth   = 256
-	// leastTileRows is the height of the tiles of a small result, which is cut finer for the sake of threads.
+	// leastTileRows is the height of the tiles of a small result, which is cut finer for the sake
+	// of threads.
 	leastTileRows = 16
 	enoughTiles   = 8
-	// packedDepth is the most elements between packed rows: no power of two, so that rows do not fall on the same cache sets.
+	// packedDepth is the most elements between packed rows: no power of two, so that rows do not
+	// fall on the same cache sets.
 	packedDepth = tileDepth + 16
 	// strips is how many strips are turned at a time while packing.
 	strips = 16
@@ -38,8 +42,9 @@ func routine(accumulator dtype.DType) string {
 	return "gonum.Sgemm"
 }
 
-// multiply adds left rightᵀ to acc (row stride tileColumns). The form with a transposed right operand is gonum's only one that multiplies by every zero,
-// so that 0 * inf is NaN as it should be.
+// multiply adds left rightᵀ to acc (row stride tileColumns). The form with a transposed right
+// operand is gonum's only one that multiplies by every zero, so that 0 * inf is NaN as it should
+// be.
 func multiply[T real](m, n, k int, left, right []T, ld int, acc []T) {
 	if unsafe.Sizeof(T(0)) == 8 {
 		gonum.Implementation{}.Dgemm(blas.NoTrans, blas.Trans, m, n, k, 1, as[float64](left), ld, as[float64](right), ld, 1, as[float64](acc), tileColumns)
@@ -51,8 +56,9 @@ func multiply[T real](m, n, k int, left, right []T, ld int, acc []T) {
 // as returns a slice under the type that T is known to be.
 func as[To, T real](s []T) []To { return *(*[]To)(unsafe.Pointer(&s)) }
 
-// scratch is what one goroutine needs for tiles of accumulator type T. The packed operands start on a page and their rows on 64 bytes: gonum's dot product
-// treats the head of a misaligned row apart, and results must not depend on where buffers happen to lie.
+// scratch is what one goroutine needs for tiles of accumulator type T. The packed operands start on
+// a page and their rows on 64 bytes: gonum's dot product treats the head of a misaligned row apart,
+// and results must not depend on where buffers happen to lie.
 type scratch[T real] struct {
 	left, right, acc, strip []T
 	index                   []int64
@@ -107,7 +113,8 @@ type tile[T real] struct {
 // line returns the values of a row.
 func (t *tile[T]) line(row int) []T { return t.acc[row*tileColumns : row*tileColumns+t.columns] }
 
-// grid is how a result is cut into tiles: batch items x row tiles x column tiles. It depends on the result's shape alone.
+// grid is how a result is cut into tiles: batch items x row tiles x column tiles. It depends on the
+// result's shape alone.
 type grid struct {
 	batch         []int64
 	rows, columns int64
@@ -181,15 +188,16 @@ func computeTile[T real](p *layout.Product, r *backend.Run, s *scratch[T], t *ti
 	}
 }
 
-// pack copies rows x columns of a matrix, from (row, column) on, to dst with row stride ld, converting on the way. It walks memory along the axis
-// with the shorter step.
+// pack copies rows x columns of a matrix, from (row, column) on, to dst with row stride ld,
+// converting on the way. It walks memory along the axis with the shorter step.
 func pack[T real](dst []T, ld int, base unsafe.Pointer, m *layout.Matrix, row int64, rows int, column int64, columns int, dt dtype.DType, strip []T) {
 	rowStep, evenRows := m.Rows.Uniform()
 	columnStep, evenColumns := m.Columns.Uniform()
 	alongRows := evenRows && (!evenColumns || magnitude(rowStep) < magnitude(columnStep))
 	switch {
 	case alongRows:
-		// Strips along the rows are turned a few at a time, so that what is written is whole cache lines.
+		// Strips along the rows are turned a few at a time, so that what is written is whole cache
+		// lines.
 		for first := 0; first < columns; first += strips {
 			count := min(strips, columns-first)
 			for c := range count {

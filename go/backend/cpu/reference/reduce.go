@@ -10,8 +10,9 @@ import (
 	"github.com/epigrad/epigrad/go/tensor"
 )
 
-// sums are running column sums with the error of each addition kept beside them (Neumaier 1974, https://doi.org/10.1002/zamm.19740540106), so
-// that a sum over millions of rows is as good as one over two.
+// sums are running column sums with the error of each addition kept beside them (Neumaier 1974,
+// https://doi.org/10.1002/zamm.19740540106), so that a sum over millions of rows is as good as one
+// over two.
 type sums struct {
 	total, carry []float64
 }
@@ -47,7 +48,8 @@ func (s *sums) merge(other *sums) {
 	}
 }
 
-// result writes the sums to dst. Where a sum is infinite or NaN the carry is inf - inf and means nothing: the sum itself is the answer.
+// result writes the sums to dst. Where a sum is infinite or NaN the carry is inf - inf and means
+// nothing: the sum itself is the answer.
 func (s *sums) result(dst []float64) {
 	for i := range dst {
 		dst[i] = s.total[i]
@@ -57,10 +59,12 @@ func (s *sums) result(dst []float64) {
 	}
 }
 
-// maxChunks is how many pieces a long reduction is cut into, so that several goroutines can share it; the cut depends on shapes alone.
+// maxChunks is how many pieces a long reduction is cut into, so that several goroutines can share
+// it; the cut depends on shapes alone.
 const maxChunks = 16
 
-// reduction sums a function of several operands over some dimensions of their shape into one output.
+// reduction sums a function of several operands over some dimensions of their shape into one
+// output.
 type reduction struct {
 	out    *tensor.View // size 1 in the dimensions that are summed over
 	kept   *layout.Walk // out and the operands over the dimensions that stay
@@ -68,8 +72,9 @@ type reduction struct {
 	term   func(r *backend.Run) compute
 }
 
-// newReduction prepares out = sum of term, where the operands have one shape and out has the size 1 in each dimension that is summed over.
-// A term reads blocks 1, 2, ... (the operands) and writes block 0.
+// newReduction prepares out = sum of term, where the operands have one shape and out has the size 1
+// in each dimension that is summed over. A term reads blocks 1, 2, ... (the operands) and writes
+// block 0.
 func newReduction(out *tensor.View, term func(*backend.Run) compute, operands ...*tensor.View) *reduction {
 	keptOut := *out
 	keptViews, summedViews := []*tensor.View{&keptOut}, []*tensor.View{}
@@ -92,8 +97,8 @@ func newReduction(out *tensor.View, term func(*backend.Run) compute, operands ..
 	return &reduction{out: out, term: term, kept: layout.NewWalk(out.DType, keptViews...), summed: summed}
 }
 
-// run computes the reduction. Where enough elements stay, a block is a run of those and rows are added to it; else a block is a run of what is
-// summed, added up at once.
+// run computes the reduction. Where enough elements stay, a block is a run of those and rows are
+// added to it; else a block is a run of what is summed, added up at once.
 func (q *reduction) run(r *backend.Run) error {
 	if q.kept.Count == 0 {
 		return nil

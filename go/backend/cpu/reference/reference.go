@@ -1,9 +1,11 @@
-// Package reference is the CPU's portable engine, in Go: correct before fast. It runs where there are no vector
-// kernels, computes what has more dimensions than those can walk, and is what they are tested against.
+// Package reference is the CPU's portable engine, in Go: correct before fast. It runs where there
+// are no vector kernels, computes what has more dimensions than those can walk, and is what they
+// are tested against.
 //
-// Formulas run on float64 blocks whatever the storage dtype, so an element is rounded once. Products are gonum's,
-// on packed tiles (product.go). Work is cut by shapes alone, so results do not depend on the number of threads.
-// The package is no part of epigrad's API and may change in any release.
+// Formulas run on float64 blocks whatever the storage dtype, so an element is rounded once.
+// Products are gonum's, on packed tiles (product.go). Work is cut by shapes alone, so results do
+// not depend on the number of threads. The package is no part of epigrad's API and may change in
+// any release.
 package reference
 
 import (

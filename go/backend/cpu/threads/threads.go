@@ -1,6 +1,6 @@
-// Package threads runs a call's tasks on several threads: on those of PyTorch's OpenMP runtime where there is
-// one, else on goroutines. Which thread runs a task never changes its result. It is no part of epigrad's API
-// and may change in any release.
+// Package threads runs a call's tasks on several threads: on those of PyTorch's OpenMP runtime
+// where there is one, else on goroutines. Which thread runs a task never changes its result. It is
+// no part of epigrad's API and may change in any release.
 package threads
 
 import (
@@ -17,11 +17,11 @@ import (
 const (
 	// FormulaWork estimates a portable formula on one element, in multiply-adds of a product.
 	FormulaWork = 256
-	// TaskWork is the least work that is worth another thread: waking one takes tens of microseconds, in
-	// which a core does some 10^5 multiply-adds.
+	// TaskWork is the least work that is worth another thread: waking one takes tens of
+	// microseconds, in which a core does some 10^5 multiply-adds.
 	TaskWork = 1 << 20
-	// most is the most threads that a run may have, whatever number is asked for: OpenMP starts as many
-	// as it is told.
+	// most is the most threads that a run may have, whatever number is asked for: OpenMP starts as
+	// many as it is told.
 	most = 1 << 10
 )
 
@@ -33,14 +33,15 @@ func For(threads int) int {
 	return min(threads, most)
 }
 
-// Members is how many threads share tasks of so much work in all: the caller's alone, if it is little.
+// Members is how many threads share tasks of so much work in all: the caller's alone, if it is
+// little.
 func Members(tasks int64, threads int, work int64) int64 {
 	return min(int64(For(threads)), tasks, 1+work/TaskWork)
 }
 
-// Parallel calls task(i) for every i in [0, tasks) on at most threads threads, the caller's among them, and
-// returns when all are done. Little work stays on the caller's. A panic in a task becomes the Internal error
-// that is returned.
+// Parallel calls task(i) for every i in [0, tasks) on at most threads threads, the caller's among
+// them, and returns when all are done. Little work stays on the caller's. A panic in a task becomes
+// the Internal error that is returned.
 func Parallel(tasks, threads int, work int64, task func(i int)) error {
 	members := int(Members(int64(tasks), threads, work))
 	if members <= 1 {
@@ -55,9 +56,9 @@ type Job interface{ Call(crew *kernels.Crew) }
 // freeCrews are crews of one call each. They lie by themselves: cgo would look at their neighbours.
 var freeCrews = sync.Pool{New: func() any { return new(kernels.Crew) }}
 
-// Share makes one call of an engine, whose tasks Members threads take: it is called once with those of
-// PyTorch's team, where there is one; else each goroutine calls it with the same crew. A panic becomes the
-// Internal error that is returned.
+// Share makes one call of an engine, whose tasks Members threads take: it is called once with those
+// of PyTorch's team, where there is one; else each goroutine calls it with the same crew. A panic
+// becomes the Internal error that is returned.
 func Share(tasks int64, threads int, work int64, j Job) error {
 	members := Members(tasks, threads, work)
 	crew := freeCrews.Get().(*kernels.Crew)
@@ -72,7 +73,8 @@ func Share(tasks int64, threads int, work int64, j Job) error {
 	return once(j, crew)
 }
 
-// once makes the call on the caller's thread. It allocates nothing: the smallest problems take a few microseconds.
+// once makes the call on the caller's thread. It allocates nothing: the smallest problems take a
+// few microseconds.
 func once(j Job, crew *kernels.Crew) (err error) {
 	defer catch(&err)
 	j.Call(crew)

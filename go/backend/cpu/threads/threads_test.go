@@ -51,7 +51,8 @@ func TestParallel(t *testing.T) {
 	t.Run("on as many threads as asked for", func(t *testing.T) {
 		var both sync.WaitGroup
 		both.Add(2)
-		require.NoError(t, threads.Parallel(2, 2, plenty, func(int) { // returns only when both tasks run at the same time
+		// returns only when both tasks run at the same time
+		require.NoError(t, threads.Parallel(2, 2, plenty, func(int) {
 			both.Done()
 			both.Wait()
 		}))

@@ -13,9 +13,9 @@ import (
 // Some processors take a hundred cycles for each multiplication with a denormal number. Products of
 // bfloat16 may be so small that instructions for pairs take them for zeros; kernels would multiply
 // them as floats, at a fraction of the speed. Gradients of smooth activations have such numbers in
-// their tails. So packed operands are lifted there: multiplied by powers of two, by which their sums
-// are divided again (lift in kernels/cpu). Of what is lost on the way nothing would be left in a sum that is
-// not lifted.
+// their tails. So packed operands are lifted there: multiplied by powers of two, by which their
+// sums are divided again (lift in kernels/cpu). Of what is lost on the way nothing would be left in
+// a sum that is not lifted.
 //
 // Whether operands are lifted follows from what is packed for a block, and so do bits; but only
 // those of sums in whose making numbers were denormal differ.
@@ -88,7 +88,8 @@ func (o *packedOperand) smallest(width int64) int16 {
 	return slices.Min(o.packing.Smallest[:divideUp(o.part.count, width)])
 }
 
-// liftOperand multiplies what is packed of an operand, so that it is lifted by so many powers in all.
+// liftOperand multiplies what is packed of an operand, so that it is lifted by so many powers in
+// all.
 func (v *product) liftOperand(o *packedOperand, powers, units int64, limit int) error {
 	by := powers - o.lifted
 	if by == 0 {
@@ -143,7 +144,8 @@ func (v *product) registers(sums int64) int64 {
 	return divideUp(sums*v.sumSize, vector) * vector
 }
 
-// eachPanel visits all that is packed of an operand. Of the last panel whole registers may be missing.
+// eachPanel visits all that is packed of an operand. Of the last panel whole registers may be
+// missing.
 func (v *product) eachPanel(o *packedOperand, units int64, visit func(p *kernels.Panels) error) error {
 	width := o.operand.Width
 	bytes := width * units * v.sumSize

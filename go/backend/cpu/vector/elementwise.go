@@ -74,7 +74,8 @@ func (s *pass) present() []*tensor.View {
 	return views
 }
 
-// elementwise makes the pass that writes the outputs among the operands; nil where the engine cannot.
+// elementwise makes the pass that writes the outputs among the operands; nil where the engine
+// cannot.
 func (s *pass) elementwise() kernel.Pass {
 	if s == nil {
 		return nil

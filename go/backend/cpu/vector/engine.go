@@ -1,7 +1,8 @@
-// Package vector makes kernels of an instruction set's functions (kernels/cpu): passes over elements, sums, and
-// products with their epilogues. What an engine cannot compute, mostly more dimensions than its functions can
-// walk, is the portable engine's (reference). Work is cut by shapes alone, so results do not depend on the number
-// of threads. The package is no part of epigrad's API and may change in any release.
+// Package vector makes kernels of an instruction set's functions (kernels/cpu): passes over
+// elements, sums, and products with their epilogues. What an engine cannot compute, mostly more
+// dimensions than its functions can walk, is the portable engine's (reference). Work is cut by
+// shapes alone, so results do not depend on the number of threads. The package is no part of
+// epigrad's API and may change in any release.
 package vector
 
 import (
@@ -15,7 +16,8 @@ import (
 // Engine makes the kernels of one instruction set.
 type Engine struct {
 	*kernels.Engine
-	// SlowWithDenormals tells that the processor is: operands of products are lifted then (denormals.go).
+	// SlowWithDenormals tells that the processor is: operands of products are lifted then
+	// (denormals.go).
 	SlowWithDenormals bool
 }
 

@@ -44,6 +44,7 @@ func hintMemory(at unsafe.Pointer, bytes int64) {
 	first := (uintptr(at) + hugePage - 1) &^ (hugePage - 1)
 	end := (uintptr(at) + uintptr(bytes)) &^ (hugePage - 1)
 	if first < end {
-		syscall.RawSyscall(syscall.SYS_MADVISE, first, end-first, adviseHuge) // fails where a kernel has none
+		// fails where a kernel has none
+		syscall.RawSyscall(syscall.SYS_MADVISE, first, end-first, adviseHuge)
 	}
 }

@@ -24,8 +24,8 @@ const (
 	// threads end together. A piece is leastHigh panels high at least: the right operand's are read
 	// for each piece anew.
 	lastDown, lastAcross, leastHigh = 4, 4, 3
-	// speedup is how many times as fast as the portable engine's these products are, for estimates of
-	// work.
+	// speedup is how many times as fast as the portable engine's these products are, for estimates
+	// of work.
 	speedup = 4
 )
 
@@ -42,7 +42,8 @@ type product struct {
 	add, store            kernels.Kernel
 }
 
-// sink is what becomes of a product's sums: pre = sums + bias and out = value(pre), each if it is there.
+// sink is what becomes of a product's sums: pre = sums + bias and out = value(pre), each if it is
+// there.
 type sink struct {
 	out, pre, bias *layout.Matrix
 	value          kernels.Kernel
@@ -245,7 +246,8 @@ func (v *product) tiles(
 	b, j := &p.block, &p.tiles
 	j.engine, j.left, j.right = v.engine, &p.left.packing, &p.right.packing
 	height, width := v.form.Tile()
-	leastWidth := v.rightWidth // whole panels that are whole groups too, of which epilogues write all
+	// whole panels that are whole groups too, of which epilogues write all
+	leastWidth := v.rightWidth
 	for leastWidth%kernels.Group != 0 {
 		leastWidth *= 2
 	}

@@ -19,8 +19,8 @@ const (
 	longPiece = 4 * kernels.Block
 	// longRow is the elements of a row of shorter runs that are worth a row's start.
 	longRow = 4 * kernels.Group
-	// chains is the groups of lanes that are added to in turn at least, so that one addition need not
-	// wait for the last.
+	// chains is the groups of lanes that are added to in turn at least, so that one addition need
+	// not wait for the last.
 	chains = 4
 	// mostChunks is the chunks at most that a sum's rows are cut into where there are few columns.
 	mostChunks = 16
@@ -31,8 +31,8 @@ const (
 )
 
 // reduction is a pass that sums outputs over some dimensions of the operands' shape, and writes the
-// outputs that keep the shape on the way. How it is cut, and so the order of a sum, follows from the
-// shapes and one input's layout.
+// outputs that keep the shape on the way. How it is cut, and so the order of a sum, follows from
+// the shapes and one input's layout.
 type reduction struct {
 	*pass
 	to      targets // of one shape: size 1 in the dimensions that are summed over
@@ -58,8 +58,8 @@ func (s *pass) sums(to targets, like *tensor.View) kernel.Pass {
 	return q.run
 }
 
-// dimensions are those of the operands, in one input's order, and of the targets. A dimension either
-// stays or goes: its elements are summed, and the targets have the stride 0 there.
+// dimensions are those of the operands, in one input's order, and of the targets. A dimension
+// either stays or goes: its elements are summed, and the targets have the stride 0 there.
 type dimensions struct {
 	shape   []int64
 	stays   []bool
@@ -67,9 +67,9 @@ type dimensions struct {
 	to      [kernels.Operands][]int64 // at the places of the outputs
 }
 
-// inOrder is the tensor in whose order all are walked: `like`, which most are laid out as, or, where
-// that is broadcast, the first input. Both are there whichever results are asked for, so that those do
-// not change a bit.
+// inOrder is the tensor in whose order all are walked: `like`, which most are laid out as, or,
+// where that is broadcast, the first input. Both are there whichever results are asked for, so that
+// those do not change a bit.
 func (q *reduction) inOrder(like *tensor.View) *tensor.View {
 	first := q.operands[kernels.Outputs]
 	if like == nil {
@@ -177,7 +177,8 @@ func (d *dimensions) loops(size int64, strides *[kernels.Operands][]int64, pick 
 //
 // What is computed at a time should be long, and lie together. There are three ways:
 //
-//   - whole runs, where a run and its terms are short: a task has several runs with all of their terms;
+//   - whole runs, where a run and its terms are short: a task has several runs with all of their
+//     terms;
 //   - lanes, where runs are short: a task has one run's sums, in so many lanes that those are whole
 //     groups, and adds several runs at a time;
 //   - rows, where runs are long: a task has a piece of a run, and adds row after row.
@@ -200,7 +201,8 @@ func (q *reduction) cut(d *dimensions) {
 	default:
 		c.inRows(s)
 	}
-	s.Width = kernels.WholeGroups(s.Width) + kernels.Group // for the padding of a run that ends anywhere
+	// for the padding of a run that ends anywhere
+	s.Width = kernels.WholeGroups(s.Width) + kernels.Group
 	s.Pieces = divideUp(s.Kept, s.Piece)
 	q.columns = d.count(0, row, true) * s.Pieces
 	s.RowsCount, s.Chunks = d.count(0, row, false), 1
@@ -305,7 +307,8 @@ func (q *reduction) run(r *backend.Run) error {
 	return threads.Share(tasks, r.Threads, work, s)
 }
 
-// partial is the job of a reduction: what a run's tasks add up, and what the engine is told of them.
+// partial is the job of a reduction: what a run's tasks add up, and what the engine is told of
+// them.
 type partial struct {
 	pass       *reduction
 	sums       kernels.Sums

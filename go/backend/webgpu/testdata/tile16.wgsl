@@ -1,4 +1,5 @@
-// out = gelu(a b + bias) in tiles of 16 x 16, a thread to an element: the plain design that BenchmarkPlainTile measures epigrad's kernel against.
+// out = gelu(a b + bias) in tiles of 16 x 16, a thread to an element: the plain design that
+// BenchmarkPlainTile measures epigrad's kernel against.
 struct Params {
   loops: array<vec4<u32>, 2>,
   sizes: vec4<u32>, // m, n, k

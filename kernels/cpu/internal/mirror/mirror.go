@@ -1,6 +1,7 @@
 //go:build cgo && amd64
 
-// Package mirror names the structs that Go and C share in calls of kernels/cpu, for the test beside it: a test itself cannot use cgo.
+// Package mirror names the structs that Go and C share in calls of kernels/cpu, for the test beside
+// it: a test itself cannot use cgo.
 package mirror
 
 // #include "../../cpu.h"
@@ -15,7 +16,8 @@ import (
 // Mirror is a struct of Go and the struct of cpu.h that has to have the same layout.
 type Mirror struct{ Go, C reflect.Type }
 
-// Mirrors are all that there are. That this package imports kernels/cpu also has it built anew when cpu.h changes: the go command sees only headers of a package's own folder.
+// Mirrors are all that there are. That this package imports kernels/cpu also has it built anew when
+// cpu.h changes: the go command sees only headers of a package's own folder.
 var Mirrors = []Mirror{
 	{reflect.TypeFor[cpu.Loops](), reflect.TypeFor[C.epg_loops]()},
 	{reflect.TypeFor[cpu.Sums](), reflect.TypeFor[C.epg_sums]()},

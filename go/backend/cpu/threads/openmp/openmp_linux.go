@@ -25,8 +25,9 @@ func find() unsafe.Pointer {
 	return unsafe.Pointer(C.epg_find_team())
 }
 
-// forked tells a child that was made by fork and runs the same program. It inherited the runtime's memory, where threads are noted down that the child does
-// not have: if its parent used them, the runtime would wait for them forever.
+// forked tells a child that was made by fork and runs the same program. It inherited the runtime's
+// memory, where threads are noted down that the child does not have: if its parent used them, the
+// runtime would wait for them forever.
 func forked() bool {
 	const (
 		flags      = 6    // the field after the parenthesis that closes the program's name

@@ -1,4 +1,5 @@
-// Package openmptest runs tests again in a process where a stand-in for PyTorch has a team of threads.
+// Package openmptest runs tests again in a process where a stand-in for PyTorch has a team of
+// threads.
 package openmptest
 
 import (
@@ -22,8 +23,9 @@ var source []byte
 // OnATeam tells that this process has the stand-in.
 func OnATeam() bool { return os.Getenv(onATeam) != "" }
 
-// Process runs tests of this package's binary in processes with the stand-in; it skips the test where there can
-// be no team. What it returns takes a test's name, and more of the environment, and requires that it passes.
+// Process runs tests of this package's binary in processes with the stand-in; it skips the test
+// where there can be no team. What it returns takes a test's name, and more of the environment, and
+// requires that it passes.
 func Process(t *testing.T) func(test string, environment ...string) {
 	t.Helper()
 	if !openmp.Built {

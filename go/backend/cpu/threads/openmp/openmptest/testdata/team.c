@@ -1,5 +1,5 @@
-/* Stands in for PyTorch and its OpenMP runtime in tests: a team of threads that live as long as one call, as many as
- * are asked for or as TEAM says. */
+/* Stands in for PyTorch and its OpenMP runtime in tests: a team of threads that live as long as one
+ * call, as many as are asked for or as TEAM says. */
 #include <pthread.h>
 #include <stdlib.h>
 

@@ -1,7 +1,8 @@
 // Package cbridge is epigrad's C ABI (include/epigrad.h) over go/op.
 //
-// The public functions are in C (gate.c) and pass a gate before they enter Go; what they call is exported here. Every export recovers: a panic becomes
-// EPG_INTERNAL with its text. Tensors, workspace and results are the caller's memory, and no Go pointer is kept in it.
+// The public functions are in C (api.c), and refuse a forked child; what they call is exported here. Every export recovers:
+// a panic becomes EPG_INTERNAL with its text. Tensors, workspace and results are the caller's memory, and no Go pointer is
+// kept in it.
 package cbridge
 
 /*
@@ -243,4 +244,19 @@ func write(buffer *C.char, capacity C.uint64_t, needed *C.uint64_t, text string)
 	copy(out, text)
 	out[size-1] = 0
 	return nil
+}
+
+// epgGoArgument writes the name of an operation's argument, for messages of bindings that find a bad argument before the call.
+//
+//export epgGoArgument
+func epgGoArgument(name *C.char, index, isOutput C.int32_t, text *C.char, capacity C.size_t) {
+	signature, _ := op.SignatureOf(C.GoString(name))
+	list := signature.Inputs
+	if isOutput != 0 {
+		list = signature.Outputs
+	}
+	if i := int(index); i < len(list) && int(capacity) > len(list[i].Name) {
+		out := unsafe.Slice((*byte)(unsafe.Pointer(text)), int(capacity))
+		out[copy(out, list[i].Name)] = 0
+	}
 }

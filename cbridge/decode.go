@@ -1,3 +1,5 @@
+// Decoding: an epg_call in Go's terms, or the error of one that cannot be read.
+
 package cbridge
 
 /*

@@ -4,7 +4,7 @@
 
 #include <string.h>
 
-/* cbridge/names.go */
+/* cbridge/bridge.go */
 extern void epgGoArgument(char *op, int32_t index, int32_t is_output, char *text, size_t capacity);
 
 struct epg_py_state epg_py;

@@ -1,6 +1,6 @@
 //go:build pyext
 
-/* What calls of one geometry have in common. The GIL guards all that is remembered here. */
+/* The memo of geometries: the outputs of calls of one geometry, and the prepared call that they share. The GIL guards it. */
 #include "geometry.h"
 
 #include <string.h>
@@ -19,7 +19,7 @@ static struct memo_entry {
   memo_key key; /* no bytes: empty */
   geometry value;
   held *kernel;      /* NULL: none yet, or every run is Go's to check */
-  uint64_t asked_at; /* epg_programs_age() when one was last asked for */
+  uint64_t asked_at; /* epg_prepared_generation() when one was last asked for */
   int has_run;       /* such a call has, in Go, at any time */
 } *memo_table;
 
@@ -49,8 +49,8 @@ static void give(struct memo_entry *entry, held *kernel) {
 /* Forgets the kernels that would not be chosen any more. */
 static void forget_old(void) {
   static uint64_t seen;
-  if (seen == epg_programs_age()) return;
-  seen = epg_programs_age();
+  if (seen == epg_prepared_generation()) return;
+  seen = epg_prepared_generation();
   for (int i = 0; memo_table && i < MEMO_ENTRIES; i++) give(&memo_table[i], NULL);
 }
 
@@ -192,7 +192,7 @@ static void prepare(const call_arguments *a, const memo_key *key) {
   held *kernel = entry && prepared.kernel ? PyMem_Calloc(1, sizeof *kernel) : NULL;
   if (kernel) *kernel = (held){prepared, 1};
   if (entry) {
-    entry->asked_at = prepared.age;
+    entry->asked_at = prepared.generation;
     give(entry, kernel);
   }
   if (!kernel) epg_prepared_release(&prepared);
@@ -202,7 +202,7 @@ int32_t epg_py_run_remembered(call_arguments *a, const memo_key *key) {
   forget_old();
   if (a->call.flags & EPG_ACCUMULATE) key = NULL;
   struct memo_entry *entry = key ? find(key) : NULL;
-  held *kernel = entry && entry->asked_at == epg_programs_age() ? entry->kernel : NULL;
+  held *kernel = entry && entry->asked_at == epg_prepared_generation() ? entry->kernel : NULL;
   int32_t status = -1;
   if (kernel) {
     const int alone = kernel->prepared.program != NULL;
@@ -221,7 +221,7 @@ int32_t epg_py_run_remembered(call_arguments *a, const memo_key *key) {
   status = epg_run(&a->call);
   Py_END_ALLOW_THREADS;
   if (status || !key || kernel || !(entry = find(key))) return status;
-  if (entry->has_run && entry->asked_at != epg_programs_age()) prepare(a, key);
+  if (entry->has_run && entry->asked_at != epg_prepared_generation()) prepare(a, key);
   if ((entry = find(key))) entry->has_run = 1;
   return status;
 }

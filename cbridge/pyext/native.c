@@ -1,3 +1,5 @@
+//go:build pyext
+
 /* The module epigrad._native: the hot path from PyTorch tensors to the C ABI.
  *
  * A tensor becomes a DLTensor through its type's __dlpack_c_exchange_api__ (torch >= 2.10), which neither copies nor takes ownership: the tensors stay alive

@@ -48,7 +48,7 @@ func (s *BridgeSuite) fails(r caller.Result, code status.Code, text string) {
 	s.Contains(r.Message, text)
 }
 
-// TestOneTable: the header's codes, gate.c's classes and go/status are one table.
+// TestOneTable: the header's codes, api.c's classes and go/status are one table.
 func (s *BridgeSuite) TestOneTable() {
 	s.Len(caller.Statuses, len(status.Codes())+1)
 	for name, code := range map[string]status.Code{

@@ -1,3 +1,5 @@
+// The Go half of prepared calls (prepared.c): it chooses a kernel, runs one that has no program, and lets it go.
+
 package cbridge
 
 /*
@@ -18,8 +20,8 @@ import (
 
 // In a tuning block, and after one, other kernels are chosen than before; and kernels that are to be forgotten are not to be held.
 func init() {
-	tuning.Watch(func() { C.epg_programs_grow_old() })
-	op.WatchCache(func() { C.epg_programs_grow_old() })
+	tuning.Watch(func() { C.epg_prepared_next_generation() })
+	op.WatchCache(func() { C.epg_prepared_next_generation() })
 }
 
 //export epgGoPrepare

@@ -103,7 +103,7 @@ kernels: $(STAMPS)/kernels
 	@$(PY) kernels/tools/compile_cuda.py
 
 generate: $(STAMPS)/run $(STAMPS)/go
-	@$(PY) cbridge/tools/generate.py --force
+	@$(PY) cbridge/tools/generate.py
 
 lib: $(STAMPS)/go $(STAMPS)/webgpu
 	@.ci/prerequisites --compiler

@@ -193,4 +193,11 @@ static PyMethodDef methods[] = {
 
 static struct PyModuleDef definition = {PyModuleDef_HEAD_INIT, "_native", "The hot path from tensors to epigrad's core.", -1, methods};
 
-PyMODINIT_FUNC PyInit__native(void) { return PyModule_Create(&definition); }
+PyMODINIT_FUNC PyInit__control(void); /* gopy's, generated */
+
+PyMODINIT_FUNC PyInit__native(void) {
+  PyObject *module = PyModule_Create(&definition), *control = PyInit__control();
+  if (module && PyModule_AddObjectRef(module, "_control", control)) Py_CLEAR(module);
+  Py_XDECREF(control);
+  return module;
+}

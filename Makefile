@@ -103,7 +103,7 @@ kernels: $(STAMPS)/kernels
 	@$(PY) kernels/tools/compile_cuda.py
 
 generate: $(STAMPS)/run $(STAMPS)/go
-	@$(PY) cbridge/tools/generate.py --force
+	@$(PY) cbridge/tools/generate.py
 
 lib: $(STAMPS)/go $(STAMPS)/webgpu
 	@.ci/prerequisites --compiler
@@ -201,6 +201,7 @@ check: kernels lint test test-race sanitize portable examples check-install
 lint: build $(STAMPS)/test $(STAMPS)/bench $(STAMPS)/demo $(STAMPS)/dev $(TOOLS)/staticcheck $(TOOLS)/gofumpt
 	@echo "gofumpt"; unformatted=$$(git ls-files --cached --others --exclude-standard '*.go' | xargs $(TOOLS)/gofumpt -l); \
 		if [ -n "$$unformatted" ]; then echo "not formatted (make format): $$unformatted"; exit 1; fi
+	@echo "go mod tidy"; go mod tidy -diff && go -C go/tools mod tidy -diff
 	@echo "go vet"; go vet ./...
 	@echo "staticcheck"; $(TOOLS)/staticcheck ./...
 	@echo "ruff"; $(PY) -m ruff check --quiet . && $(PY) -m ruff format --quiet --check .

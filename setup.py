@@ -1,4 +1,5 @@
-"""Builds the extension epigrad._native with Go; everything that is not code is in pyproject.toml."""
+"""Builds the extension epigrad._native with Go; everything that is not code is in
+pyproject.toml."""
 
 import os
 import pathlib
@@ -12,7 +13,6 @@ import sysconfig
 from setuptools import Extension, setup
 from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
-from setuptools.command.build_py import build_py
 from setuptools.command.sdist import sdist
 
 ROOT = pathlib.Path(__file__).resolve().parent
@@ -88,35 +88,25 @@ def vendored() -> list[str]:
     return ["-mod=vendor"] if (ROOT / "vendor").is_dir() else []
 
 
-def generate(go: str) -> None:
-    """Bring the generated files up to date: the tables, the control plane, and the headers of WebGPU."""
+def generate() -> None:
+    """Bring up to date what git does not keep: tables, the control plane, headers of WebGPU, and
+    THIRD_PARTY_LICENSES.
+
+    This comes first, since setuptools looks for modules and licence files before any command runs.
+    The licences are for archives, which have more than epigrad in the extension; building in place
+    makes nothing that is passed on. Asking what a build requires comes earlier still, where there
+    may be no Go yet.
+    """
+    commands = set(sys.argv[1:])
+    if not commands or commands & {"egg_info", "clean"}:
+        return
+    go = require_go()
     run([go, "run", *vendored(), "./go/tables", "python/epigrad/_core/tables.json"], go, CGO_ENABLED="0")
     run([sys.executable, "cbridge/tools/generate.py"], go)
     run([sys.executable, "go/backend/webgpu/headers.py"], go)
-
-
-def collect_licenses() -> None:
-    """Write THIRD_PARTY_LICENSES, which the archives carry beside LICENSE: the extension has more than epigrad in it.
-
-    setuptools looks for licence files before any command runs, so it is made by then. Asking what a build requires
-    comes first, where there may be no Go yet; and building in place makes nothing that is passed on.
-    """
-    if len(sys.argv) > 1 and not {"egg_info", "build_ext", "clean"} & set(sys.argv):
-        go = require_go()
-        generate(go)  # the packages linked include those that only generated code imports
-        run(
-            [sys.executable, "cbridge/tools/licenses.py", "--tags=pyext", "./cbridge/pyext", "THIRD_PARTY_LICENSES"],
-            go,
-            CGO_ENABLED="1",
-        )
-
-
-class GenerateAndBuildPython(build_py):
-    """Collects the Python modules, once those that the build generates are there."""
-
-    def run(self) -> None:
-        generate(require_go())
-        super().run()
+    if "build_ext" not in commands:
+        licenses = "cbridge/tools/licenses.py --tags=pyext ./cbridge/pyext THIRD_PARTY_LICENSES"
+        run([sys.executable, *licenses.split()], go, CGO_ENABLED="1")
 
 
 class BuildGo(build_ext):
@@ -124,30 +114,22 @@ class BuildGo(build_ext):
 
     def build_extension(self, ext: Extension) -> None:
         compiler, include, go = find_compiler(), python_headers(), require_go()
-        generate(go)
         target = pathlib.Path(self.get_ext_fullpath(ext.name)).absolute()
         target.parent.mkdir(parents=True, exist_ok=True)
         # No paths, times or ids of this machine: the same sources give the same bytes.
         reproducible = ["-trimpath", "-buildvcs=false", "-ldflags=-s -w -buildid="]
+        flags = ["-buildmode=c-shared", "-tags=pyext", *vendored(), *reproducible]
         run(
-            [
-                go,
-                "build",
-                "-buildmode=c-shared",
-                "-tags=pyext",
-                *vendored(),
-                *reproducible,
-                "-o",
-                str(target),
-                "./cbridge/pyext",
-            ],
+            [go, "build", *flags, "-o", str(target), "./cbridge/pyext"],
             go,
             CC=compiler,
             CGO_ENABLED="1",
-            # -O first, also where CGO_CFLAGS is given: without it zig's clang adds checks that need a library.
+            # -O first, also where CGO_CFLAGS is given: without it zig's clang adds checks that need
+            # a library.
             CGO_CFLAGS=f"-O2 {os.environ.get('CGO_CFLAGS', '')} -I{include}",
         )
-        target.with_suffix(".h").unlink(missing_ok=True)  # c-shared writes a header that nobody includes
+        # c-shared writes a header that nobody includes
+        target.with_suffix(".h").unlink(missing_ok=True)
 
 
 class Abi3Wheel(bdist_wheel):
@@ -158,11 +140,8 @@ class Abi3Wheel(bdist_wheel):
 
 
 class VendoredSdist(sdist):
-    """An sdist with the generated control plane and the Go modules in it, so that building it needs no module proxy."""
-
-    def run(self) -> None:
-        generate(require_go())
-        super().run()
+    """An sdist with the generated control plane and the Go modules in it, so that building it needs
+    no module proxy."""
 
     def make_release_tree(self, base_dir: str, files: list[str]) -> None:
         super().make_release_tree(base_dir, files)
@@ -175,12 +154,11 @@ class VendoredSdist(sdist):
 
 
 refuse_windows()
-collect_licenses()
+generate()
 setup(
     version=version(),
     ext_modules=[Extension("epigrad._native", [], py_limited_api=True)],
     cmdclass={
-        "build_py": GenerateAndBuildPython,
         "build_ext": BuildGo,
         "bdist_wheel": Abi3Wheel,
         "sdist": VendoredSdist,

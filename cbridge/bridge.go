@@ -1,7 +1,8 @@
 // Package cbridge is epigrad's C ABI (include/epigrad.h) over go/op.
 //
-// The public functions are in C (gate.c) and pass a gate before they enter Go; what they call is exported here. Every export recovers: a panic becomes
-// EPG_INTERNAL with its text. Tensors, workspace and results are the caller's memory, and no Go pointer is kept in it.
+// The public functions are in C (api.c), and refuse a forked child; what they call is exported
+// here. Every export recovers: a panic becomes EPG_INTERNAL with its text. Tensors, workspace and
+// results are the caller's memory, and no Go pointer is kept in it.
 package cbridge
 
 /*
@@ -29,7 +30,8 @@ import (
 // maxOutputs is the most outputs of an operation, for which epg_infer's caller has room.
 const maxOutputs = C.EPG_MAX_OUTPUTS
 
-// finish turns an error, or a panic, into a status and the thread's last error. It is deferred with recover's result.
+// finish turns an error, or a panic, into a status and the thread's last error. It is deferred with
+// recover's result.
 func finish(code *C.int32_t, err *error, panicked any) {
 	if panicked != nil {
 		*err = status.Errorf(status.Internal, "epigrad: a defect: %v\n%s", panicked, debug.Stack())
@@ -43,7 +45,8 @@ func finish(code *C.int32_t, err *error, panicked any) {
 	*code = C.int32_t(e.Code)
 }
 
-// nullPointer is the error for a function's argument without which it has nowhere to put what it gives.
+// nullPointer is the error for a function's argument without which it has nowhere to put what it
+// gives.
 func nullPointer(function, argument, want string) error {
 	return check.Invalid(function, argument, "a null pointer, want %s", want)
 }
@@ -243,4 +246,20 @@ func write(buffer *C.char, capacity C.uint64_t, needed *C.uint64_t, text string)
 	copy(out, text)
 	out[size-1] = 0
 	return nil
+}
+
+// epgGoArgument writes the name of an operation's argument, for messages of bindings that find a
+// bad argument before the call.
+//
+//export epgGoArgument
+func epgGoArgument(name *C.char, index, isOutput C.int32_t, text *C.char, capacity C.size_t) {
+	signature, _ := op.SignatureOf(C.GoString(name))
+	list := signature.Inputs
+	if isOutput != 0 {
+		list = signature.Outputs
+	}
+	if i := int(index); i < len(list) && int(capacity) > len(list[i].Name) {
+		out := unsafe.Slice((*byte)(unsafe.Pointer(text)), int(capacity))
+		out[copy(out, list[i].Name)] = 0
+	}
 }

@@ -1,3 +1,5 @@
+// Decoding: an epg_call in Go's terms, or the error of one that cannot be read.
+
 package cbridge
 
 /*
@@ -21,7 +23,8 @@ import (
 // maxInputs is the most inputs of an operation.
 const maxInputs = C.EPG_MAX_INPUTS
 
-// decoded is an epg_call in Go's terms. Its views look at the caller's shapes and strides, which stay valid for the call.
+// decoded is an epg_call in Go's terms. Its views look at the caller's shapes and strides, which
+// stay valid for the call.
 type decoded struct {
 	call    op.Call
 	views   [maxInputs + maxOutputs]tensor.View

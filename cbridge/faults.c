@@ -1,8 +1,9 @@
 /* A fault in C ends the process by its signal, as one in any C extension does.
  *
- * Go's runtime handles SIGSEGV, SIGBUS and SIGFPE while it is loaded. It passes a fault in C on to the handler that it
- * found; where it found none, it writes every goroutine's stack and ends the process by SIGQUIT. So there is one, which
- * is installed before the runtime starts: by a constructor with a priority, before Go's own, which has none. */
+ * Go's runtime handles SIGSEGV, SIGBUS and SIGFPE while it is loaded. It passes a fault in C on to
+ * the handler that it found; where it found none, it writes every goroutine's stack and ends the
+ * process by SIGQUIT. So there is one, which is installed before the runtime starts: by a
+ * constructor with a priority, before Go's own, which has none. */
 #define _XOPEN_SOURCE 700
 #include <signal.h>
 #include <stddef.h>

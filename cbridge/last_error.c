@@ -1,7 +1,8 @@
-/* The calling thread's last failure. Go runs an exported function on the thread that called it, so the thread's slot is the caller's own.
+/* The calling thread's last failure. Go runs an exported function on the thread that called it, so
+ * the thread's slot is the caller's own.
  *
- * The slot is behind a pthread key and not _Thread_local: a Go shared library's thread-local memory is static, and a process that loads it late has only
- * some hundred bytes of that left. */
+ * The slot is behind a pthread key and not _Thread_local: a Go shared library's thread-local memory
+ * is static, and a process that loads it late has only some hundred bytes of that left. */
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>

@@ -1,3 +1,5 @@
+// The Go half of epg_webgpu_*: the device's settings, and arrays on it.
+
 package cbridge
 
 /*

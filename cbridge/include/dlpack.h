@@ -1,6 +1,7 @@
-/* The part of DLPack that epigrad's interface uses: a description of a strided tensor in somebody's memory. The layout is DLPack's own (major
- * version 1, https://dmlc.github.io/dlpack/latest/c_api.html), so a DLTensor made by any library is one here. Programs that include DLPack's header
- * include it first; this one then adds nothing. */
+/* The part of DLPack that epigrad's interface uses: a description of a strided tensor in somebody's
+ * memory. The layout is DLPack's own (major version 1,
+ * https://dmlc.github.io/dlpack/latest/c_api.html), so a DLTensor made by any library is one here.
+ * Programs that include DLPack's header include it first; this one then adds nothing. */
 #ifndef EPG_DLPACK_H
 #define EPG_DLPACK_H
 

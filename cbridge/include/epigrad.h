@@ -1,8 +1,9 @@
 /* epigrad's C interface: differentiable fused epilogues, forward and backward.
  *
- * A call names an operation and gives its tensors as DLTensors, in the order below; NULL is an absent one. Absent outputs are not computed. All memory is
- * the caller's: outputs and workspace come in, nothing is kept after the call returns. Functions return EPG_OK or another
- * status, with a message in epg_last_error; nothing has been written then. A null pointer where a result goes is
+ * A call names an operation and gives its tensors as DLTensors, in the order below; NULL is an
+ * absent one. Absent outputs are not computed. All memory is the caller's: outputs and workspace
+ * come in, nothing is kept after the call returns. Functions return EPG_OK or another status, with
+ * a message in epg_last_error; nothing has been written then. A null pointer where a result goes is
  * EPG_INVALID_PROBLEM, unless it is said to be optional. They may be called from any thread.
  *
  *   op                              inputs                                                  outputs
@@ -25,12 +26,15 @@
  *   gated_mlp_backward              grad_output input weight_in bias_in? weight_out bias_out? preactivation? \
  *                                                                   grad_input grad_weight_in grad_bias_in grad_weight_out grad_bias_out
  *
- * kind is an activation, of which NULL is "none", or for gated_* a gated kind; epg_kinds lists both. Shapes follow PyTorch: matmul's for matmul_*, [..., k] and [n, k] for linear, broadcasting for lerp.
- * grad_bias of gated_activation_backward is grad_input summed over all dimensions but dim, before it is rounded; that of activation_backward over all but the
- * last, its out is act(input), and its grad_input may be grad_output. mlp is two linear layers, gated_mlp has gated_activation between them. dtypes: float32, float64, bfloat16,
- * float16, one per call.
+ * kind is an activation, of which NULL is "none", or for gated_* a gated kind; epg_kinds lists
+ * both. Shapes follow PyTorch: matmul's for matmul_*, [..., k] and [n, k] for linear, broadcasting
+ * for lerp. grad_bias of gated_activation_backward is grad_input summed over all dimensions but
+ * dim, before it is rounded; that of activation_backward over all but the last, its out is
+ * act(input), and its grad_input may be grad_output. mlp is two linear layers, gated_mlp has
+ * gated_activation between them. dtypes: float32, float64, bfloat16, float16, one per call.
  *
- * A process that has called epigrad cannot use it in a child made by fork() without exec: every function then returns EPG_BACKEND_UNAVAILABLE.
+ * A process that has called epigrad cannot use it in a child made by fork() without exec: every
+ * function then returns EPG_BACKEND_UNAVAILABLE.
  */
 #ifndef EPIGRAD_H
 #define EPIGRAD_H
@@ -58,18 +62,21 @@ enum {
   EPG_DEVICE_MISMATCH = 4,     /* tensors on different devices */
   EPG_MISALIGNED_OPERAND = 5,  /* a buffer not aligned to its element */
   EPG_WORKSPACE_TOO_SMALL = 6, /* see epg_last_error_bytes */
-  EPG_BUFFER_TOO_SMALL = 7,    /* nbytes is less than shape and strides reach; see epg_last_error_bytes */
+  /* nbytes is less than shape and strides reach; see epg_last_error_bytes */
+  EPG_BUFFER_TOO_SMALL = 7,
   EPG_BACKEND_UNAVAILABLE = 8, /* the tensors' backend cannot run here */
   EPG_DEVICE_ERROR = 9,        /* the driver reported a failure */
   EPG_INTERNAL = 10            /* a defect in epigrad */
 };
 
-/* epg_call.flags. A bit that is none of these is EPG_INVALID_PROBLEM. So is a flag, a kind, a parameter, a dim or a gate
- * that the operation does not have. */
+/* epg_call.flags. A bit that is none of these is EPG_INVALID_PROBLEM. So is a flag, a kind, a
+ * parameter, a dim or a gate that the operation does not have. */
 enum {
-  EPG_ACCUMULATE = 1,      /* *_backward of matmul and linear: add into the weight and bias gradients */
-  EPG_ALLOW_TF32 = 2,      /* matmul and linear: CUDA may compute float32 products in TF32 */
-  EPG_ASSUME_WORKSPACE = 4 /* epg_validate, epg_plan_validate: take a sufficient workspace for granted; running ignores it */
+  /* *_backward of matmul and linear: add into the weight and bias gradients */
+  EPG_ACCUMULATE = 1,
+  EPG_ALLOW_TF32 = 2, /* matmul and linear: CUDA may compute float32 products in TF32 */
+  /* epg_validate, epg_plan_validate: take a sufficient workspace for granted; running ignores it */
+  EPG_ASSUME_WORKSPACE = 4
 };
 
 /* epg_call.gate: which half of gated_activation's input, along dim, is the gate. */
@@ -85,22 +92,31 @@ typedef struct epg_call {
   uint32_t flags;
   const char *op;
   const char *kind;
-  const double *parameters; /* num_parameters of them: the kind's, all, in the order of epg_kinds; or lerp's weight, where it is a number */
+  /* num_parameters of them: the kind's, all, in the order of epg_kinds; or lerp's weight, where it
+   * is a number */
+  const double *parameters;
   /* The numbers from here to num_outputs are neighbours: caches of calls take them as they lie. */
   int32_t num_parameters; /* 0: the defaults; for lerp, the weight is a tensor */
-  int32_t dim;            /* gated_activation: the dimension that is split; may count from the end */
-  int32_t gate;           /* gated_activation: EPG_GATE_SECOND or EPG_GATE_FIRST */
-  int32_t num_threads;    /* CPU: the most threads to use; 0 lets epigrad choose, a negative number is EPG_INVALID_PROBLEM */
+  /* gated_activation: the dimension that is split; may count from the end */
+  int32_t dim;
+  int32_t gate; /* gated_activation: EPG_GATE_SECOND or EPG_GATE_FIRST */
+  /* CPU: the most threads to use; 0 lets epigrad choose. A negative number is
+   * EPG_INVALID_PROBLEM. */
+  int32_t num_threads;
   int32_t num_inputs;
   int32_t num_outputs;
   const DLTensor *const *inputs;
   DLTensor *const *outputs;
-  /* Bytes of each tensor's buffer from data + byte_offset on, inputs first, then outputs; 0 is unknown, and so is NULL for all. */
+  /* Bytes of each tensor's buffer from data + byte_offset on, inputs first, then outputs; 0 is
+   * unknown, and so is NULL for all. */
   const uint64_t *nbytes;
-  void *workspace; /* aligned to 256 bytes (the CPU backend accepts 64); epg_infer says how much is needed */
+  /* aligned to 256 bytes (the CPU backend accepts 64); epg_infer says how much is needed */
+  void *workspace;
   uint64_t workspace_nbytes;
-  void *stream;        /* the device stream's handle; NULL on CPU and WebGPU, where another is EPG_INVALID_PROBLEM */
-  const char *backend; /* which backend runs tensors in the host's memory: "cpu", which NULL is too, or "webgpu" */
+  /* the device stream's handle; NULL on CPU and WebGPU, where another is EPG_INVALID_PROBLEM */
+  void *stream;
+  /* which backend runs tensors in the host's memory: "cpu", which NULL is too, or "webgpu" */
+  const char *backend;
 } epg_call;
 
 /* EPG_ABI_VERSION of the library, to compare with the header's. */
@@ -115,24 +131,28 @@ int32_t epg_run(const epg_call *call);
 /* Returns the status that epg_run would, and touches nothing. */
 int32_t epg_validate(const epg_call *call);
 
-/* Tells what a call needs, from its tensors' geometry alone (no data is read): the workspace is for the outputs that are there, whose strides count, and
- * for contiguous ones in the place of the others that are wanted. wanted has a flag for each output of the op, NULL for all. For
- * output i, ranks[i] is its number of dimensions, or -1 where it is not wanted or cannot exist, and its sizes stand at shapes[i * EPG_MAX_RANK]. There
- * is room for EPG_MAX_OUTPUTS: shapes has EPG_MAX_OUTPUTS * EPG_MAX_RANK entries, ranks EPG_MAX_OUTPUTS. workspace_nbytes may be NULL. */
+/* Tells what a call needs, from its tensors' geometry alone (no data is read): the workspace is for
+ * the outputs that are there, whose strides count, and for contiguous ones in the place of the
+ * others that are wanted. wanted has a flag for each output of the op, NULL for all. For output i,
+ * ranks[i] is its number of dimensions, or -1 where it is not wanted or cannot exist, and its sizes
+ * stand at shapes[i * EPG_MAX_RANK]. There is room for EPG_MAX_OUTPUTS: shapes has EPG_MAX_OUTPUTS
+ * * EPG_MAX_RANK entries, ranks EPG_MAX_OUTPUTS. workspace_nbytes may be NULL. */
 int32_t epg_infer(const epg_call *call, const uint8_t *wanted, int64_t *shapes, int32_t *ranks, uint64_t *workspace_nbytes);
 
-/* A plan: a problem, validated once, with its kernel chosen. The call describes the problem: data pointers are not read, and outputs that it leaves out are
- * taken as contiguous. exact_strides has a flag for each tensor of the call, inputs first, then outputs: whether the tensors of epg_plan_run must have
- * just those strides; NULL for none. */
+/* A plan: a problem, validated once, with its kernel chosen. The call describes the problem: data
+ * pointers are not read, and outputs that it leaves out are taken as contiguous. exact_strides has
+ * a flag for each tensor of the call, inputs first, then outputs: whether the tensors of
+ * epg_plan_run must have just those strides; NULL for none. */
 typedef int64_t epg_plan;
 int32_t epg_plan_create(const epg_call *call, const uint8_t *exact_strides, epg_plan *plan);
 int32_t epg_plan_workspace(epg_plan plan, uint64_t *workspace_nbytes);
 
-/* Writes what will run, as JSON, NUL-terminated; needed is the size with the NUL, also where capacity was too small
- * (EPG_BUFFER_TOO_SMALL; so is NULL for text), and may be NULL. */
+/* Writes what will run, as JSON, NUL-terminated; needed is the size with the NUL, also where
+ * capacity was too small (EPG_BUFFER_TOO_SMALL; so is NULL for text), and may be NULL. */
 int32_t epg_plan_describe(epg_plan plan, char *text, uint64_t capacity, uint64_t *needed);
 
-/* Runs, or validates, with the call's tensors, workspace, stream, num_threads and EPG_ACCUMULATE; the rest of the call is the plan's. */
+/* Runs, or validates, with the call's tensors, workspace, stream, num_threads and EPG_ACCUMULATE;
+ * the rest of the call is the plan's. */
 int32_t epg_plan_run(epg_plan plan, const epg_call *call);
 int32_t epg_plan_validate(epg_plan plan, const epg_call *call);
 int32_t epg_plan_destroy(epg_plan plan);
@@ -140,22 +160,26 @@ int32_t epg_plan_destroy(epg_plan plan);
 /* Writes the backends as JSON, as epg_plan_describe does. */
 int32_t epg_backends(char *text, uint64_t capacity, uint64_t *needed);
 
-/* Writes the activations and the gated kinds as JSON, as epg_plan_describe does: {"activations": [...], "gated_kinds": [...]}, each row with its name, its
- * parameters (name, default and range, in the order of epg_call.parameters), and its formula or the activation of its gate. */
+/* Writes the activations and the gated kinds as JSON, as epg_plan_describe does: {"activations":
+ * [...], "gated_kinds": [...]}, each row with its name, its parameters (name, default and range, in
+ * the order of epg_call.parameters), and its formula or the activation of its gate. */
 int32_t epg_kinds(char *text, uint64_t capacity, uint64_t *needed);
 
-/* WebGPU. Tensors in the host's memory run there if a call's backend says so: they are copied to the adapter and back. Arrays stay on the adapter: DLTensors on
- * kDLWebGPU whose data is what epg_webgpu_alloc gave, an address that only epigrad can use; calls on them return before they are done, and reading waits for that.
- * epg_webgpu_configure says by what the device is opened, before anything else is asked of WebGPU: the file of wgpu-native, the number of an adapter or a part of its name, and the most
- * memory to take; NULL and 0 leave each to the environment (EPIGRAD_WGPU_NATIVE, EPIGRAD_WEBGPU_ADAPTER, EPIGRAD_WEBGPU_MEMORY). */
+/* WebGPU. Tensors in the host's memory run there if a call's backend says so: they are copied to
+ * the adapter and back. Arrays stay on the adapter: DLTensors on kDLWebGPU whose data is what
+ * epg_webgpu_alloc gave, an address that only epigrad can use; calls on them return before they are
+ * done, and reading waits for that. epg_webgpu_configure says by what the device is opened, before
+ * anything else is asked of WebGPU: the file of wgpu-native, the number of an adapter or a part of
+ * its name, and the most memory to take; NULL and 0 leave each to the environment
+ * (EPIGRAD_WGPU_NATIVE, EPIGRAD_WEBGPU_ADAPTER, EPIGRAD_WEBGPU_MEMORY). */
 int32_t epg_webgpu_configure(const char *library, const char *adapter, uint64_t memory_nbytes);
 int32_t epg_webgpu_alloc(uint64_t nbytes, void **data);
 int32_t epg_webgpu_free(void *data);
 int32_t epg_webgpu_write(void *data, const void *from, uint64_t nbytes);
 int32_t epg_webgpu_read(const void *data, void *to, uint64_t nbytes);
 
-/* The calling thread's last failure: its message (valid until the thread's next failure) and, for EPG_WORKSPACE_TOO_SMALL and EPG_BUFFER_TOO_SMALL,
- * the bytes needed and given. */
+/* The calling thread's last failure: its message (valid until the thread's next failure) and, for
+ * EPG_WORKSPACE_TOO_SMALL and EPG_BUFFER_TOO_SMALL, the bytes needed and given. */
 const char *epg_last_error(void);
 void epg_last_error_bytes(int64_t *needed, int64_t *got);
 

@@ -1,5 +1,7 @@
-/* The table behind a tensor type's __dlpack_c_exchange_api__, a capsule named "dlpack_exchange_api": DLPack's way to read Python tensors from C, version 1. The
- * layout is DLPack's (https://dmlc.github.io/dlpack/latest/c_api.html); functions that epigrad does not call are kept as slots. */
+/* The table behind a tensor type's __dlpack_c_exchange_api__, a capsule named
+ * "dlpack_exchange_api": DLPack's way to read Python tensors from C, version 1. The layout is
+ * DLPack's (https://dmlc.github.io/dlpack/latest/c_api.html); functions that epigrad does not call
+ * are kept as slots. */
 #ifndef EPG_EXCHANGE_H
 #define EPG_EXCHANGE_H
 

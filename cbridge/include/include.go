@@ -1,5 +1,5 @@
-// Package include holds the C headers that several packages share, and what they say. Importing it makes the importer's build depend on
-// every header here, which cgo alone does not see.
+// Package include holds the C headers that several packages share, and what they say. Importing it
+// makes the importer's build depend on every header here, which cgo alone does not see.
 package include
 
 import (

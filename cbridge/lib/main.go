@@ -1,6 +1,7 @@
 //go:build cgo
 
-// The shared library libepigrad.so: the C ABI of cbridge/include/epigrad.h for programs without Python.
+// The shared library libepigrad.so: the C ABI of cbridge/include/epigrad.h for programs without
+// Python.
 //
 //	go build -buildmode=c-shared -o libepigrad.so ./cbridge/lib
 package main

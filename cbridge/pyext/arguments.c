@@ -4,7 +4,7 @@
 
 #include <string.h>
 
-/* cbridge/names.go */
+/* cbridge/bridge.go */
 extern void epgGoArgument(char *op, int32_t index, int32_t is_output, char *text, size_t capacity);
 
 struct epg_py_state epg_py;
@@ -124,7 +124,8 @@ int epg_py_read_tensor(call_arguments *a, PyObject *o, int operand) {
       raise_argument(EPG_DTYPE, a, operand, "not a tensor, want a torch.Tensor");
     return -1;
   }
-  /* Asked first: the exchange refuses a meta tensor too, but takes milliseconds to describe where it was called from. */
+  /* Asked first: the exchange refuses a meta tensor too, but takes milliseconds to describe where
+   * it was called from. */
   if (is_meta(o)) return read_meta(a, o, operand);
   if (!epg_py.exchange->dltensor_from_py_object_no_sync(o, &a->tensors[operand])) return 0;
   PyErr_Clear();

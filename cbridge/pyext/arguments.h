@@ -1,4 +1,5 @@
-/* What the parts of the hot path share: reading Python's arguments into an epg_call, and raising what comes back. */
+/* What the parts of the hot path share: reading Python's arguments into an epg_call, and raising
+ * what comes back. */
 #ifndef EPG_PYEXT_ARGUMENTS_H
 #define EPG_PYEXT_ARGUMENTS_H
 
@@ -14,7 +15,8 @@ enum { META_DEVICE = -1, MAX_INPUTS = EPG_MAX_INPUTS, MAX_OUTPUTS = EPG_MAX_OUTP
 /* What `configure` was given, and names that are looked up on every call. */
 extern struct epg_py_state {
   PyObject *tensor_type, *parameter_type, *make_error, *allows_tf32, *array_type, *get_num_threads;
-  PyObject *empty_strided_cpu, *empty_strided_cuda, *current_cuda_device; /* None where this PyTorch has no such function */
+  /* None where this PyTorch has no such function */
+  PyObject *empty_strided_cpu, *empty_strided_cuda, *current_cuda_device;
   PyObject *is_meta_name, *is_neg_name, *resolve_neg_name, *is_zerotensor_name, *clone_name, *new_empty_name, *dtype_name;
   const DLPackExchangeAPI *exchange;
 } epg_py;
@@ -26,7 +28,8 @@ typedef struct {
   DLTensor *outputs[MAX_OUTPUTS];
   DLTensor tensors[MAX_TENSORS];
   double parameters[EPG_MOST_PARAMETERS];
-  int64_t (*sizes)[2 * EPG_MAX_RANK]; /* each tensor's, where one is a meta tensor or an array: too much for a small stack */
+  /* each tensor's, where one is a meta tensor or an array: too much for a small stack */
+  int64_t (*sizes)[2 * EPG_MAX_RANK];
 } call_arguments;
 
 /* Raise the Python exception of a status, or of the thread's last error; always return NULL. */

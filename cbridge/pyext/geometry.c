@@ -1,29 +1,33 @@
 //go:build pyext
 
-/* What calls of one geometry have in common. The GIL guards all that is remembered here. */
+/* The memo of geometries: the outputs of calls of one geometry, and the prepared call that they
+ * share. The GIL guards it. */
 #include "geometry.h"
 
 #include <string.h>
 
-/* A prepared kernel that entries and running threads hold. It is given back when the last of them lets it go. */
+/* A prepared kernel that entries and running threads hold. It is given back when the last of them
+ * lets it go. */
 typedef struct {
   epg_prepared prepared;
   int holders;
 } held;
 
-/* Geometries inferred before. What an op's outputs look like follows from its tensors' shapes, strides and dtypes alone, so a small call need not ask Go again;
- * a workspace that has become too small (another algorithm was tuned meanwhile) is found out by the run, which then asks. */
+/* Geometries inferred before. What an op's outputs look like follows from its tensors' shapes,
+ * strides and dtypes alone, so a small call need not ask Go again; a workspace that has become too
+ * small (another algorithm was tuned meanwhile) is found out by the run, which then asks. */
 enum { MEMO_ENTRIES = 512, MEMO_PLACES = 4 };
 
 static struct memo_entry {
   memo_key key; /* no bytes: empty */
   geometry value;
   held *kernel;      /* NULL: none yet, or every run is Go's to check */
-  uint64_t asked_at; /* epg_programs_age() when one was last asked for */
+  uint64_t asked_at; /* epg_prepared_generation() when one was last asked for */
   int has_run;       /* such a call has, in Go, at any time */
 } *memo_table;
 
-/* Calls that a held kernel has run, those of them that C has run alone, and those whose outputs Go was asked for. */
+/* Calls that a held kernel has run, those of them that C has run alone, and those whose outputs Go
+ * was asked for. */
 static uint64_t runs_prepared, runs_alone, inferred;
 
 uint64_t epg_py_runs_prepared(void) { return runs_prepared; }
@@ -49,8 +53,8 @@ static void give(struct memo_entry *entry, held *kernel) {
 /* Forgets the kernels that would not be chosen any more. */
 static void forget_old(void) {
   static uint64_t seen;
-  if (seen == epg_programs_age()) return;
-  seen = epg_programs_age();
+  if (seen == epg_prepared_generation()) return;
+  seen = epg_prepared_generation();
   for (int i = 0; memo_table && i < MEMO_ENTRIES; i++) give(&memo_table[i], NULL);
 }
 
@@ -73,8 +77,8 @@ static uint64_t hash_of(const memo_key *k) {
   return hash;
 }
 
-/* Writes all that a call's geometry and kernel follow from; returns -1 if that is too long to be kept. The numbers of epg_call are taken as they lie, so that a new
- * one is in the key too. */
+/* Writes all that a call's geometry and kernel follow from; returns -1 if that is too long to be
+ * kept. The numbers of epg_call are taken as they lie, so that a new one is in the key too. */
 static int write_key(const call_arguments *a, const uint8_t *wanted, memo_key *k) {
   epg_call call = a->call;
   call.num_threads = 0; /* a run's */
@@ -86,7 +90,8 @@ static int write_key(const call_arguments *a, const uint8_t *wanted, memo_key *k
     const uint32_t length = names[i] ? (uint32_t)strlen(names[i]) + 1 : 0;
     if (append(k, &length, sizeof length) || append(k, names[i], length)) return -1;
   }
-  /* A kind's parameters are checked once for a geometry. Any number may be lerp's weight, which has no kind. */
+  /* A kind's parameters are checked once for a geometry. Any number may be lerp's weight, which has
+   * no kind. */
   if (names[1] && append(k, a->parameters, (size_t)call.num_parameters * sizeof *a->parameters)) return -1;
   for (int i = 0; i < call.num_inputs + call.num_outputs; i++) {
     const DLTensor *t = i < call.num_inputs ? a->inputs[i] : a->outputs[i - call.num_inputs];
@@ -123,7 +128,7 @@ static struct memo_entry *find(const memo_key *k) {
   return NULL;
 }
 
-/* Remembers a key's geometry in its entry, or an empty one, or that of another key, each in turn. */
+/* Remembers a key's geometry in its entry, or an empty one, or another key's, each in turn. */
 static void remember(const memo_key *k, const geometry *g) {
   if (!memo_table || !k->bytes) return;
   static unsigned turn;
@@ -186,13 +191,14 @@ int epg_py_infer_geometry(call_arguments *a, PyObject *needs, memo_key *key, geo
 static void prepare(const call_arguments *a, const memo_key *key) {
   epg_prepared prepared;
   Py_BEGIN_ALLOW_THREADS;
-  epg_prepare(&a->call, &prepared); /* such a call has run, so this does not fail, but there may be none to hold */
+  /* such a call has run, so this does not fail, but there may be none to hold */
+  epg_prepare(&a->call, &prepared);
   Py_END_ALLOW_THREADS;
   struct memo_entry *entry = find(key); /* again: other threads ran meanwhile */
   held *kernel = entry && prepared.kernel ? PyMem_Calloc(1, sizeof *kernel) : NULL;
   if (kernel) *kernel = (held){prepared, 1};
   if (entry) {
-    entry->asked_at = prepared.age;
+    entry->asked_at = prepared.generation;
     give(entry, kernel);
   }
   if (!kernel) epg_prepared_release(&prepared);
@@ -202,7 +208,7 @@ int32_t epg_py_run_remembered(call_arguments *a, const memo_key *key) {
   forget_old();
   if (a->call.flags & EPG_ACCUMULATE) key = NULL;
   struct memo_entry *entry = key ? find(key) : NULL;
-  held *kernel = entry && entry->asked_at == epg_programs_age() ? entry->kernel : NULL;
+  held *kernel = entry && entry->asked_at == epg_prepared_generation() ? entry->kernel : NULL;
   int32_t status = -1;
   if (kernel) {
     const int alone = kernel->prepared.program != NULL;
@@ -221,7 +227,7 @@ int32_t epg_py_run_remembered(call_arguments *a, const memo_key *key) {
   status = epg_run(&a->call);
   Py_END_ALLOW_THREADS;
   if (status || !key || kernel || !(entry = find(key))) return status;
-  if (entry->has_run && entry->asked_at != epg_programs_age()) prepare(a, key);
+  if (entry->has_run && entry->asked_at != epg_prepared_generation()) prepare(a, key);
   if ((entry = find(key))) entry->has_run = 1;
   return status;
 }

@@ -23,10 +23,11 @@ typedef struct {
 int epg_py_infer_geometry(call_arguments *a, PyObject *needs, memo_key *key, geometry *g);
 void epg_py_forget_geometries(void);
 
-/* Runs a call that is complete, by the kernel that is held for its geometry where there is one; returns a status. A key of NULL, for outputs that may overlap something, is always
- * Go's to run. */
+/* Runs a call that is complete, by the kernel that is held for its geometry where there is one;
+ * returns a status. Go runs a key of NULL, which is for outputs that may overlap something. */
 int32_t epg_py_run_remembered(call_arguments *a, const memo_key *key);
-/* How many calls a held kernel has run, how many of them C has run alone, and how often Go was asked for a call's outputs. */
+/* How many calls a held kernel has run, how many of them C has run alone, and how often Go was
+ * asked for a call's outputs. */
 uint64_t epg_py_runs_prepared(void);
 uint64_t epg_py_runs_alone(void);
 uint64_t epg_py_inferred(void);

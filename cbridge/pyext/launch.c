@@ -35,9 +35,10 @@ PyObject *epg_py_infer(PyObject *module, PyObject *const *args, Py_ssize_t n) {
   return shapes ? Py_BuildValue("NK", shapes, (unsigned long long)g.workspace_nbytes) : NULL;
 }
 
-/* A new tensor by the function that the code of torch.compile allocates with: new_empty looks for much that a plain tensor does not have, and takes three times as
- * long. Returns NULL without an exception where there is no such function, or it would allocate on another device than the first input's: on CUDA it does so on the
- * current one. */
+/* A new tensor by the function that the code of torch.compile allocates with: new_empty looks for
+ * much that a plain tensor does not have, and takes three times as long. Returns NULL without an
+ * exception where there is no such function, or it would allocate on another device than the first
+ * input's: on CUDA it does so on the current one. */
 static PyObject *new_strided(const call_arguments *a, PyObject *like, PyObject *shape, const int64_t *sizes, int32_t rank) {
   const DLDevice device = a->inputs[0]->device;
   PyObject *function = device.device_type == kDLCPU ? epg_py.empty_strided_cpu : device.device_type == kDLCUDA ? epg_py.empty_strided_cuda : Py_None;
@@ -69,7 +70,7 @@ static PyObject *new_tensor(const call_arguments *a, PyObject *like, const int64
   return tensor;
 }
 
-/* Allocates the workspace that a call needs, with room to align it; NULL with a Python exception. */
+/* Allocates the workspace that a call needs, with room to align it; NULL with an exception. */
 static PyObject *new_workspace(call_arguments *a, PyObject *like, uint64_t nbytes) {
   enum { ALIGNMENT = 256 };
   const int64_t elements = (int64_t)((nbytes + ALIGNMENT) / (a->inputs[0]->dtype.bits / 8));
@@ -92,8 +93,8 @@ static int ask(PyObject *tensor, PyObject *question) {
   return answer ? answer == Py_True : -1;
 }
 
-/* Puts what a method of input i gives in that input's place. Takes the reference to inputs and returns a new one, or
- * NULL with a Python exception. */
+/* Puts what a method of input i gives in that input's place. Takes the reference to inputs and
+ * returns a new one, or NULL with a Python exception. */
 static PyObject *replace_input(PyObject *inputs, Py_ssize_t i, PyObject *method) {
   PyObject *tensor = PyObject_CallMethodObjArgs(PyTuple_GetItem(inputs, i), method, NULL), *changed = NULL;
   PyObject *list = tensor ? PySequence_List(inputs) : NULL;
@@ -104,13 +105,15 @@ static PyObject *replace_input(PyObject *inputs, Py_ssize_t i, PyObject *method)
   return changed;
 }
 
-/* Materialises tensors that negate on reading: PyTorch's flag, which no DLTensor shows. Returns a new reference. */
+/* Materialises tensors that negate on reading: PyTorch's flag, which no DLTensor shows. Returns a
+ * new reference. */
 static PyObject *resolve_negative(PyObject *inputs) {
   const Py_ssize_t n = PyTuple_Check(inputs) ? PyTuple_Size(inputs) : 0;
   Py_INCREF(inputs);
   for (Py_ssize_t i = 0; inputs && i < n; i++) {
     PyObject *item = PyTuple_GetItem(inputs, i);
-    if ((PyObject *)Py_TYPE(item) != epg_py.tensor_type && (PyObject *)Py_TYPE(item) != epg_py.parameter_type) continue; /* read_tensor says why not */
+    /* read_tensor says why not */
+    if ((PyObject *)Py_TYPE(item) != epg_py.tensor_type && (PyObject *)Py_TYPE(item) != epg_py.parameter_type) continue;
     const int is_negative = ask(item, epg_py.is_neg_name);
     if (is_negative < 0) Py_CLEAR(inputs);
     if (is_negative > 0) inputs = replace_input(inputs, i, epg_py.resolve_neg_name);
@@ -126,8 +129,8 @@ static int lacks_memory(const DLTensor *t) {
   return 1;
 }
 
-/* Reads the inputs, and materialises PyTorch's tensors of zeros without memory, which forward mode makes. Takes the
- * reference to inputs and returns a new one, or NULL with a Python exception. */
+/* Reads the inputs, and materialises PyTorch's tensors of zeros without memory, which forward mode
+ * makes. Takes the reference to inputs and returns a new one, or NULL with a Python exception. */
 static PyObject *read_inputs(call_arguments *a, PyObject *inputs) {
   int changed = 0;
   if (epg_py_read_tensors(a, inputs, NULL)) Py_CLEAR(inputs);
@@ -142,8 +145,8 @@ static PyObject *read_inputs(call_arguments *a, PyObject *inputs) {
   return inputs;
 }
 
-/* Refuses an output in the memory of an input that was materialised: the call itself reads the copy, and would not see
- * that they overlap. Returns 0, or -1 with a Python exception. */
+/* Refuses an output in the memory of an input that was materialised: the call itself reads the
+ * copy, and would not see that they overlap. Returns 0, or -1 with a Python exception. */
 static int refuse_written_inputs(call_arguments *a, PyObject *original, PyObject *inputs) {
   for (int i = 0; i < a->call.num_inputs; i++) {
     if (PyTuple_GetItem(original, i) == PyTuple_GetItem(inputs, i)) continue;
@@ -160,7 +163,8 @@ static int refuse_written_inputs(call_arguments *a, PyObject *original, PyObject
   return status ? -1 : epg_py_read_tensors(a, inputs, NULL);
 }
 
-/* Puts the tensors of `given`, None or a tuple, that are needed among the call's outputs: their strides count for the workspace. */
+/* Puts the tensors of `given`, None or a tuple, that are needed among the call's outputs: their
+ * strides count for the workspace. */
 static int read_given(call_arguments *a, PyObject *needs, PyObject *given) {
   if (given == Py_None) return 0;
   const Py_ssize_t places = PyTuple_Check(needs) ? PyTuple_Size(needs) : -1;
@@ -189,7 +193,8 @@ static int read_new(call_arguments *a, PyObject *tensor, int operand) {
   return epg_py.exchange->dltensor_from_py_object_no_sync(tensor, &a->tensors[operand]) ? -1 : 0;
 }
 
-/* Fills `results` with the outputs that were given and with new tensors for the others that exist, which join the call's. */
+/* Fills `results` with the outputs that were given and with new tensors for the others that exist,
+ * which join the call's. */
 static int make_outputs(call_arguments *a, const geometry *g, PyObject *like, PyObject *given, PyObject *results) {
   const int places = (int)PyTuple_Size(results), from = a->call.num_outputs;
   for (int i = 0; i < places; i++) {
@@ -212,7 +217,8 @@ static int make_outputs(call_arguments *a, const geometry *g, PyObject *like, Py
   return 0;
 }
 
-/* Runs a call whose outputs are there, with a workspace for it; `like` is its first input, and key NULL unless all of its outputs are new. */
+/* Runs a call whose outputs are there, with a workspace for it; `like` is its first input, and key
+ * NULL unless all of its outputs are new. */
 static int32_t run_inferred(call_arguments *a, PyObject *like, const memo_key *key, uint64_t workspace_nbytes) {
   PyObject *workspace = NULL;
   if (workspace_nbytes && !(workspace = new_workspace(a, like, workspace_nbytes))) return -1;
@@ -243,8 +249,9 @@ static int read_threads(call_arguments *a) {
   return PyErr_Occurred() ? -1 : 0;
 }
 
-/* launch(call, inputs, needs, outputs=None) -> outputs: infer, allocate and run in one. `outputs` is None or a tuple with a tensor for each output that the caller
- * has; meta tensors give meta outputs. Positions only: this is every call's path. */
+/* launch(call, inputs, needs, outputs=None) -> outputs: infer, allocate and run in one. `outputs`
+ * is None or a tuple with a tensor for each output that the caller has; meta tensors give meta
+ * outputs. Positions only: this is every call's path. */
 PyObject *epg_py_launch(PyObject *module, PyObject *const *args, Py_ssize_t n) {
   (void)module;
   enum { LEAST = 3, MOST = 4 };
@@ -262,7 +269,8 @@ PyObject *epg_py_launch(PyObject *module, PyObject *const *args, Py_ssize_t n) {
   if (inputs != args[1] && !all_new && a.inputs[0]->device.device_type != META_DEVICE && refuse_written_inputs(&a, args[1], inputs)) goto fail;
   const int places = epg_py_infer_geometry(&a, needs, &key, &g);
   if (places < 0) goto fail;
-  PyObject *like = PyTuple_GetItem(inputs, 0); /* no op has an optional first input, and infer has checked it */
+  /* no op has an optional first input, and infer has checked it */
+  PyObject *like = PyTuple_GetItem(inputs, 0);
   if (!(results = PyTuple_New(places)) || make_outputs(&a, &g, like, given, results)) goto fail;
   if (read_threads(&a) || run_or_raise(&a, like, needs, &key, all_new, &g)) goto fail;
   Py_DECREF(inputs);

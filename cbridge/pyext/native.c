@@ -1,12 +1,16 @@
+//go:build pyext
+
 /* The module epigrad._native: the hot path from PyTorch tensors to the C ABI.
  *
- * A tensor becomes a DLTensor through its type's __dlpack_c_exchange_api__ (torch >= 2.10), which neither copies nor takes ownership: the tensors stay alive
- * for the call, since the caller's tuple holds them. The GIL is released while Go runs. */
+ * A tensor becomes a DLTensor through its type's __dlpack_c_exchange_api__ (torch >= 2.10), which
+ * neither copies nor takes ownership: the tensors stay alive for the call, since the caller's tuple
+ * holds them. The GIL is released while Go runs. */
 #include <string.h>
 
 #include "geometry.h"
 
-/* configure(tensor_type, parameter_type, make_error, allows_tf32, array_type, get_num_threads, empty_strided_cpu, empty_strided_cuda, current_cuda_device) */
+/* configure(tensor_type, parameter_type, make_error, allows_tf32, array_type, get_num_threads,
+ * empty_strided_cpu, empty_strided_cuda, current_cuda_device) */
 static PyObject *configure(PyObject *module, PyObject *const *args, Py_ssize_t n) {
   (void)module;
   enum { SLOTS = 9 };
@@ -51,7 +55,8 @@ static PyObject *configure(PyObject *module, PyObject *const *args, Py_ssize_t n
   Py_RETURN_NONE;
 }
 
-/* What a method returns that has no result; a negative status is a Python exception that is raised already. */
+/* What a method returns that has no result; a negative status is a Python exception that is raised
+ * already. */
 static PyObject *returned(int32_t status) {
   if (status > 0) epg_py_raise_last(status);
   return status ? NULL : Py_NewRef(Py_None);
@@ -74,7 +79,8 @@ static PyObject *use_plan(PyObject *const *args, PyObject *stream, PyObject *thr
   return returned(status);
 }
 
-/* plan_check(handle, inputs, outputs, workspace, accumulate): without a workspace a sufficient one is assumed */
+/* plan_check(handle, inputs, outputs, workspace, accumulate): without a workspace a sufficient one
+ * is assumed */
 static PyObject *plan_check(PyObject *module, PyObject *const *args, Py_ssize_t n) {
   (void)module;
   return epg_py_ready(n, 5) ? use_plan(args, NULL, NULL, args[4], epg_plan_validate) : NULL;
@@ -191,4 +197,11 @@ static PyMethodDef methods[] = {
 
 static struct PyModuleDef definition = {PyModuleDef_HEAD_INIT, "_native", "The hot path from tensors to epigrad's core.", -1, methods};
 
-PyMODINIT_FUNC PyInit__native(void) { return PyModule_Create(&definition); }
+PyMODINIT_FUNC PyInit__control(void); /* gopy's, generated */
+
+PyMODINIT_FUNC PyInit__native(void) {
+  PyObject *module = PyModule_Create(&definition), *control = PyInit__control();
+  if (module && PyModule_AddObjectRef(module, "_control", control)) Py_CLEAR(module);
+  Py_XDECREF(control);
+  return module;
+}

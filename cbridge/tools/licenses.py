@@ -1,9 +1,10 @@
-"""Collects the licences of everything that a Go program contains beside epigrad: Go itself, and modules linked into it.
+"""Collects the licences of everything that a Go program contains beside epigrad: Go itself, and
+modules linked into it.
 
     python cbridge/tools/licenses.py [--tags TAGS] PACKAGE OUTPUT
 
-Who passes a binary on passes these texts on with it. They come from the module cache, or from the folder vendor where
-that is what the build uses. Needs go on PATH.
+Who passes a binary on passes these texts on with it. They come from the module cache, or from the
+folder vendor where that is what the build uses. Needs go on PATH.
 """
 
 import argparse
@@ -20,7 +21,8 @@ HEAD = """This binary of epigrad contains the software below, under the licences
 
 
 def linked_modules(package: str, tags: str) -> dict[str, pathlib.Path]:
-    """The root folder of each module that a package is linked from, by name and version, epigrad aside."""
+    """The root folder of each module that a package is linked from, by name and version, epigrad
+    aside."""
     vendor = ["-mod=vendor"] if (ROOT / "vendor").is_dir() else []
     listed = _go("list", *vendor, f"-tags={tags}", "-deps", "-json=ImportPath,Dir,Module", package)
     decoder, modules = json.JSONDecoder(), {}
@@ -46,7 +48,8 @@ def collect(package: str, tags: str = "") -> str:
     modules = linked_modules(package, tags)
     sections = {name: texts(modules[name]) for name in sorted(modules)}
     go = texts(pathlib.Path(_go("env", "GOROOT")))
-    # Some distributions leave the text out of Go's folder. Modules of the same authors have the same.
+    # Some distributions leave the text out of Go's folder. Modules of the same authors have the
+    # same.
     go = go or next((found for name, found in sections.items() if name.startswith("golang.org/x/")), [])
     sections = {f"Go {_go('env', 'GOVERSION').removeprefix('go')} (runtime and standard library)": go} | sections
     for name, found in sections.items():

@@ -16,8 +16,7 @@ import (
 	"github.com/epigrad/epigrad/go/epigrad"
 )
 
-// layer writes out = gelu(x weightᵀ), and for the loss sum(gradOutput out) the gradient to the
-// weight.
+// layer writes out = gelu(x weightᵀ), and the gradient of sum(gradOutput out) to the weight.
 func layer(x, weight, gradOutput, out, gradWeight *mat.Dense) error {
 	linear := epigrad.Linear[float64]{Input: epigrad.FromMat(x), Weight: epigrad.FromMat(weight), Activation: "gelu"}
 	pre := epigrad.New[float64](out.Dims())

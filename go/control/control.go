@@ -1,12 +1,15 @@
 // Package control is the cold side of the binding: gopy turns it into Python classes and functions.
 // Everything that is not a number crosses as JSON, and an error's text starts with the Python class
-// it stands for ("ClassName: message").
+// it stands for ("ClassName: message"). A panic becomes such an error here, since one that reached
+// gopy's code would end the process. What gopy makes of a method with an error does not take
+// Python's lock back for a handle that is no object, so methods have none.
 package control
 
 import (
 	"encoding/json"
 	"errors"
 	"runtime"
+	"runtime/debug"
 
 	"golang.org/x/sys/cpu"
 
@@ -24,14 +27,15 @@ type Plan struct {
 }
 
 // SelectPlan validates a problem, given as JSON, and chooses a kernel for it.
-func SelectPlan(specJSON string) (*Plan, error) {
+func SelectPlan(specJSON string) (plan *Plan, err error) {
+	defer classed(&err)
 	p, err := selectPlan(specJSON)
 	if err != nil {
-		return nil, classed(err)
+		return nil, err
 	}
 	description, err := p.Describe()
 	if err != nil {
-		return nil, classed(err)
+		return nil, err
 	}
 	return &Plan{op.Keep(p), description}, nil
 }
@@ -42,19 +46,22 @@ func (p *Plan) Handle() int64 { return p.handle }
 // Describe gives the plan's sku, precision guarantee, workspace size and argument names as JSON.
 func (p *Plan) Describe() string { return p.description }
 
-// Close gives the plan back; later calls are harmless.
-func (p *Plan) Close() {
-	if p.handle != 0 {
-		_ = op.Release(p.handle) // the only failure is that it is gone, which is what is wanted
-		p.handle = 0
-	}
+// Close gives the plan back, and tells whether it was open.
+func (p *Plan) Close() bool {
+	err := op.Release(p.handle)
+	p.handle = 0
+	return err == nil
 }
 
 // Backends lists what can run here, and why the rest cannot, as JSON.
-func Backends() string { return encode(backend.Infos()) }
+func Backends() (infos string, err error) {
+	defer classed(&err)
+	return encode(backend.Infos())
+}
 
 // DoctorFacts gives what the Go side knows for `python -m epigrad doctor`, as JSON.
-func DoctorFacts() string {
+func DoctorFacts() (facts string, err error) {
+	defer classed(&err)
 	size, hits, misses := op.CacheFacts()
 	return encode(map[string]any{
 		"go_version": runtime.Version(), "goos": runtime.GOOS, "goarch": runtime.GOARCH,
@@ -92,31 +99,40 @@ func PlanCacheSize() int {
 }
 
 // ClearPlanCache forgets them.
-func ClearPlanCache() { op.ClearCache() }
-
-// BeginTuning opens a block in which backends time their candidates and keep the choices in the
-// file at path.
-func BeginTuning(path string) error {
-	if err := tuning.Begin(path); err != nil {
-		return classed(err)
-	}
+func ClearPlanCache() (err error) {
+	defer classed(&err)
+	op.ClearCache()
 	return nil
 }
 
-// EndTuning closes a block.
-func EndTuning() { tuning.End() }
-
-// classed puts the Python class in front of an error's text.
-func classed(err error) error {
-	e := status.Of(err)
-	return errors.New(e.Code.Class() + ": " + e.Message)
+// BeginTuning opens a block in which backends time their candidates and keep the choices in the
+// file at path.
+func BeginTuning(path string) (err error) {
+	defer classed(&err)
+	return tuning.Begin(path)
 }
 
-// encode writes a value that has a JSON form.
-func encode(v any) string {
-	text, err := json.Marshal(v)
-	if err != nil {
-		panic(err)
+// EndTuning closes a block.
+func EndTuning() (err error) {
+	defer classed(&err)
+	tuning.End()
+	return nil
+}
+
+// classed is deferred: it makes a panic an error, and puts the Python class in front of an error's
+// text.
+func classed(err *error) {
+	if panicked := recover(); panicked != nil {
+		*err = status.Errorf(status.Internal, "epigrad: a defect: %v\n%s", panicked, debug.Stack())
 	}
-	return string(text)
+	if *err != nil {
+		e := status.Of(*err)
+		*err = errors.New(e.Code.Class() + ": " + e.Message)
+	}
+}
+
+// encode writes a value as JSON.
+func encode(v any) (string, error) {
+	text, err := json.Marshal(v)
+	return string(text), err
 }

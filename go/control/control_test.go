@@ -7,6 +7,7 @@ import (
 
 	"github.com/stretchr/testify/suite"
 
+	"github.com/epigrad/epigrad/go/backend"
 	_ "github.com/epigrad/epigrad/go/backend/builtin"
 	"github.com/epigrad/epigrad/go/control"
 	"github.com/epigrad/epigrad/go/op"
@@ -63,8 +64,8 @@ func (s *ControlSuite) TestEveryClass() {
 			s.Require().NoError(err)
 			s.Equal(c.op, kept.Sku().Op)
 			handle := plan.Handle()
-			plan.Close()
-			plan.Close()
+			s.True(plan.Close())
+			s.False(plan.Close(), "closed already")
 			s.Zero(plan.Handle())
 			_, err = op.Kept(handle)
 			s.Error(err)
@@ -86,7 +87,7 @@ func (s *ControlSuite) TestAccepts() {
 	} {
 		plan, err := control.SelectPlan(problem(c[0], c[1]))
 		s.Require().NoError(err, c)
-		plan.Close()
+		s.True(plan.Close())
 	}
 }
 
@@ -135,7 +136,9 @@ func (s *ControlSuite) TestFacts() {
 		Name, Device, Detail, Reason string
 		Available                    bool
 	}
-	s.decode(control.Backends(), &backends)
+	text, err := control.Backends()
+	s.Require().NoError(err)
+	s.decode(text, &backends)
 	s.Len(backends, 3)
 	for _, b := range backends {
 		s.NotEqual(b.Reason == "", b.Detail == "", "%s: what it is, or why it is not", b.Name)
@@ -150,7 +153,9 @@ func (s *ControlSuite) TestFacts() {
 		ABI       int                                `json:"abi_version"`
 		Cache     struct{ Size, Hits, Misses int64 } `json:"plan_cache"`
 	}
-	s.decode(control.DoctorFacts(), &facts)
+	text, err = control.DoctorFacts()
+	s.Require().NoError(err)
+	s.decode(text, &facts)
 	s.Contains(facts.GoVersion, "go1")
 	s.Positive(facts.CPUs)
 	s.Positive(facts.ABI)
@@ -159,10 +164,24 @@ func (s *ControlSuite) TestFacts() {
 func (s *ControlSuite) TestCacheControl() {
 	plan, err := control.SelectPlan(problem("Lerp", ""))
 	s.Require().NoError(err)
-	defer plan.Close()
 	s.Positive(control.PlanCacheSize())
-	control.ClearPlanCache()
+	s.NoError(control.ClearPlanCache())
 	s.Zero(control.PlanCacheSize())
+	s.True(plan.Close())
+}
+
+// broken is a backend with a defect.
+type broken struct{ backend.Backend }
+
+func (broken) Info() backend.Info { panic("broken") }
+
+func (s *ControlSuite) TestAPanicIsAnError() {
+	cuda, err := backend.Named("cuda")
+	s.Require().NoError(err)
+	backend.Register(broken{cuda})
+	defer backend.Register(cuda)
+	_, err = control.Backends()
+	s.ErrorContains(err, "EpigradError: epigrad: a defect: broken\n")
 }
 
 // FuzzSelectPlan: any text gives a plan or an error that names its class, and never a panic.

@@ -10,13 +10,14 @@ import (
 )
 
 // ConfigureWebGPU says by what settings WebGPU is opened: wgpu-native's file, an adapter, and a
-// number of bytes; what is empty is not said.
-func ConfigureWebGPU(library, adapter, memory string) error {
+// number of bytes. What is empty is not said.
+func ConfigureWebGPU(library, adapter, memory string) (err error) {
+	defer classed(&err)
 	settings := webgpu.Settings{Library: library, Adapter: adapter}
 	if memory != "" {
 		bytes, err := strconv.ParseInt(memory, 10, 64)
 		if err != nil || bytes <= 0 {
-			return classed(status.Errorf(status.InvalidProblem, "EPIGRAD_WEBGPU_MEMORY: %q, want a number of bytes", memory))
+			return status.Errorf(status.InvalidProblem, "EPIGRAD_WEBGPU_MEMORY: %q, want a number of bytes", memory)
 		}
 		settings.MemoryBytes = bytes
 	}

@@ -17,8 +17,8 @@ var files embed.FS
 //
 // A line that starts with # is a directive. "#include name" takes in a file, once. "#for X in
 // words" repeats what follows for each word, as $X. "#if word", "#if word == word" and
-// "#if word != word" keep what follows, or what stands behind "#elif ..." or "#else"; a lone word is
-// true where it is not empty. "#end" ends these. $NAME is a definition of capital letters,
+// "#if word != word" keep what follows, or what stands behind "#elif ..." or "#else"; a lone word
+// is true where it is not empty. "#end" ends these. $NAME is a definition of capital letters,
 // ${NAME$X} one whose name is put together, which may be missing and is empty then.
 func Source(name string, definitions map[string]string) (string, error) {
 	p := preprocessor{definitions: definitions, included: map[string]bool{}}

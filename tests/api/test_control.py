@@ -47,7 +47,7 @@ LERP = {"class": "LerpBackward", "dtype": "float32", "device": "cpu", "shape": [
 
 def handles() -> int:
     """How many Go objects Python holds."""
-    count: int = sys.modules["epigrad._control"].NumHandles()
+    count: int = sys.modules["epigrad._native"]._control.NumHandles()
     return count
 
 
@@ -109,11 +109,9 @@ def test_arguments_of_another_type_are_python_errors(argument: Any) -> None:
 
 
 @pytest.mark.parametrize("handle", [12345, 0x7FFFFFFF, -1, 2**62])
-def test_bad_handles_are_python_errors(handle: int) -> None:
+def test_bad_handles_are_harmless(handle: int) -> None:
     stale = CONTROL.Plan(handle=handle)  # type: ignore[attr-defined]
-    for method in (stale.Handle, stale.Describe, stale.Close):
-        with pytest.raises((ValueError, RuntimeError)):
-            method()
+    assert not stale.Close() and stale.Handle() == 0 and stale.Describe() == ""
     for call in (
         lambda: CORE.plan_run(handle, (), (), None, 0, 1, False),
         lambda: CORE.plan_check(handle, (), (), None, False),

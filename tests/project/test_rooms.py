@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ast
 import graphlib
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -86,7 +87,7 @@ def test_a_room_names_its_modules() -> None:
     for module, path in MODULES.items():
         if path.name == "__init__.py":
             docstring = ast.get_docstring(ast.parse(path.read_text())) or ""
-            named = [line.split()[0] for line in docstring.splitlines() if line.startswith("    ")]
+            named = [line.split()[0] for line in docstring.splitlines() if re.match(r" {4}\S", line)]
             there = [entry.stem for entry in path.parent.iterdir() if entry.suffix == ".py" or entry.is_dir()]
             public = [name for name in there if not name.startswith("_") and name not in GENERATED]
             assert sorted(named) == sorted(public), module

@@ -1,5 +1,5 @@
 """Calls of one geometry again and again. The extension remembers what Go has said of it, and the
-third call is run by a kernel that is held for it (cbridge/program.c); on CUDA that is a program
+third call is run by a kernel that is held for it (cbridge/prepared.c); on CUDA that is a program
 which Go does not see.
 """
 

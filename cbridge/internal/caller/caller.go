@@ -1,4 +1,5 @@
-// Package caller uses the C ABI from C memory, as a C program does, so that Go tests can reach it: cgo is not to be had in test files.
+// Package caller uses the C ABI from C memory, as a C program does, so that Go tests can reach it:
+// cgo is not to be had in test files.
 package caller
 
 /*
@@ -256,7 +257,8 @@ func written(capacity int, write func(text *C.char, needed *C.uint64_t) C.int32_
 	return C.GoString(buffer), uint64(*size), r
 }
 
-// SetLastError is what the Go half of the bridge calls with a failure's message; it returns what the thread then reads.
+// SetLastError is what the Go half of the bridge calls with a failure's message; it returns what
+// the thread then reads.
 func SetLastError(text string) string {
 	var a arena
 	defer a.free()

@@ -48,7 +48,7 @@ func (s *BridgeSuite) fails(r caller.Result, code status.Code, text string) {
 	s.Contains(r.Message, text)
 }
 
-// TestOneTable: the header's codes, gate.c's classes and go/status are one table.
+// TestOneTable: the header's codes, api.c's classes and go/status are one table.
 func (s *BridgeSuite) TestOneTable() {
 	s.Len(caller.Statuses, len(status.Codes())+1)
 	for name, code := range map[string]status.Code{
@@ -81,7 +81,8 @@ func (s *BridgeSuite) TestRun() {
 	call.Inputs = append(call.Inputs, caller.Floats([]float32{-5, 1}, 2))
 	s.ok(caller.Run(call))
 	s.Equal([]float32{0, 6, 5, 12}, call.Outputs[0].Data)
-	call.Inputs[1].Strides = []int64{1, 3} // the same memory, read by columns: [[1, 1], [0, 1], [0, 1]]
+	// the same memory, read by columns: [[1, 1], [0, 1], [0, 1]]
+	call.Inputs[1].Strides = []int64{1, 3}
 	s.ok(caller.Run(call))
 	s.Equal([]float32{0, 7, 0, 16}, call.Outputs[0].Data)
 }
@@ -110,7 +111,8 @@ func (s *BridgeSuite) TestFlags() {
 	s.Equal([]float32{11}, bias.Data)
 }
 
-// TestScalarsNeedNoShape: a tensor without dimensions may have null pointers for its shape and strides.
+// TestScalarsNeedNoShape: a tensor without dimensions may have null pointers for its shape and
+// strides.
 func (s *BridgeSuite) TestScalarsNeedNoShape() {
 	grad, weight := caller.Floats([]float32{3}), caller.Floats([]float32{0.5})
 	out := zeros()

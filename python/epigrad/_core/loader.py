@@ -8,14 +8,11 @@ a child that inherited a loaded one gets `BackendUnavailableError`, never a hang
 from __future__ import annotations
 
 import importlib
-import importlib.machinery
 import importlib.util
 import os
-import sys
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from types import ModuleType
 from typing import Any, Protocol, TypeVar, cast
 
 import torch
@@ -35,7 +32,7 @@ class ControlPlan(Protocol):
 
     def Handle(self) -> int: ...  # noqa: N802 (Go's name)
     def Describe(self) -> str: ...  # noqa: N802
-    def Close(self) -> None: ...  # noqa: N802
+    def Close(self) -> bool: ...  # noqa: N802
 
 
 class Control(Protocol):
@@ -137,7 +134,7 @@ def _load() -> Core:
             getattr(guards, "_empty_strided_cuda", None),
             getattr(torch._C, "_cuda_getDevice", None),
         )
-        control = _load_control(native)
+        control = cast(Control, importlib.import_module("epigrad.control.control"))
         if tunes:
             control_call(control.BeginTuning, tuning_cache())
         configure_webgpu(control)
@@ -184,24 +181,6 @@ def allows_tf32() -> bool:
     This getter answers to its old settings and to its new ones.
     """
     return bool(torch._C._get_fp32_precision_getter("cuda", "matmul") == "tf32")
-
-
-def _load_control(native: ModuleType) -> Control:
-    """Import gopy's package. Its C module is in the same extension file, for one Go runtime."""
-    name = "epigrad._control"
-    if name not in sys.modules:
-        path = native.__file__
-        if path is None:
-            raise errors.BackendUnavailableError("epigrad's compiled core has no file to load its control plane from")
-        loader = importlib.machinery.ExtensionFileLoader(name, path)
-        spec = importlib.util.spec_from_file_location(name, path, loader=loader)
-        if spec is None:
-            raise errors.BackendUnavailableError(f"epigrad's control plane cannot be loaded from {path}")
-        module = importlib.util.module_from_spec(spec)
-        loader.exec_module(module)
-        sys.modules[name] = module
-        vars(sys.modules["epigrad"])["_control"] = module
-    return cast(Control, importlib.import_module("epigrad.control.control"))
 
 
 def _after_fork_in_child() -> None:

@@ -1,17 +1,18 @@
-/* Calls of one geometry, made again and again: C checks what may differ, and has their kernel run, or its program without Go. */
+/* Prepared calls: calls of one geometry, which share a kernel. C checks what may differ between
+ * them. It runs the kernel's program, or has Go run a kernel that has none. */
 #include <stdatomic.h>
 
 #include "_cgo_export.h"
 #include "bridge.h"
 
-static _Atomic uint64_t age = 1;
+static _Atomic uint64_t generation = 1;
 
-uint64_t epg_programs_age(void) { return age; }
+uint64_t epg_prepared_generation(void) { return generation; }
 
-void epg_programs_grow_old(void) { age++; }
+void epg_prepared_next_generation(void) { generation++; }
 
 int32_t epg_prepare(const epg_call *call, epg_prepared *prepared) {
-  *prepared = (epg_prepared){.age = age};
+  *prepared = (epg_prepared){.generation = generation};
   return epg_forked() ? epg_refuse_forked() : epgGoPrepare((epg_call *)call, prepared);
 }
 

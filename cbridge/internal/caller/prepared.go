@@ -81,7 +81,7 @@ func (p *Prepared) Holds() bool { return p.c.kernel != 0 }
 func (p *Prepared) HasProgram() bool { return p.c.program != nil }
 
 // Current tells whether the same kernel would be chosen now.
-func (p *Prepared) Current() bool { return p.c.age == C.epg_programs_age() }
+func (p *Prepared) Current() bool { return p.c.generation == C.epg_prepared_generation() }
 
 // Run is epg_prepared_run.
 func (p *Prepared) Run(c *Call) Result {

@@ -21,17 +21,18 @@ import (
 	"github.com/epigrad/epigrad/go/tuning"
 )
 
-// ProgramSuite has a backend of its own for CUDA's tensors, whose kernels record what they are run with.
-type ProgramSuite struct {
+// PreparedSuite has a backend of its own for CUDA's tensors, whose kernels record what they are run
+// with.
+type PreparedSuite struct {
 	suite.Suite
 	real     backend.Backend
 	recorder *caller.Recorder
 	freed    atomic.Int32
 }
 
-func TestPrograms(t *testing.T) { suite.Run(t, new(ProgramSuite)) }
+func TestPrepared(t *testing.T) { suite.Run(t, new(PreparedSuite)) }
 
-type fake struct{ suite *ProgramSuite }
+type fake struct{ suite *PreparedSuite }
 
 func (fake) Name() string              { return "cuda" }
 func (fake) Info() backend.Info        { return backend.Info{Name: "cuda", Available: true} }
@@ -71,7 +72,7 @@ func (*recorded) WorkspaceBytes() int64        { return 64 }
 func (*recorded) Run(*backend.Run) error       { return nil }
 func (k *recorded) Program() unsafe.Pointer    { return k.recorder.Program() }
 
-func (s *ProgramSuite) SetupTest() {
+func (s *PreparedSuite) SetupTest() {
 	var err error
 	s.real, err = backend.Named("cuda")
 	s.Require().NoError(err)
@@ -79,9 +80,10 @@ func (s *ProgramSuite) SetupTest() {
 	s.recorder = caller.NewRecorder(0)
 }
 
-func (s *ProgramSuite) TearDownTest() { backend.Register(s.real) }
+func (s *PreparedSuite) TearDownTest() { backend.Register(s.real) }
 
-// lerp is a call on tensors of a CUDA device; geometries differ by their size, since kernels are remembered.
+// lerp is a call on tensors of a CUDA device; geometries differ by their size, since kernels are
+// remembered.
 func lerp(size int64) *caller.Call {
 	call := &caller.Call{Op: "lerp", Parameters: []float64{0.25}, Inputs: tensors(zeros(size), zeros(size), nil), Outputs: tensors(zeros(size)), Workspace: 64}
 	for _, t := range []*caller.Tensor{call.Inputs[0], call.Inputs[1], call.Outputs[0]} {
@@ -90,13 +92,13 @@ func lerp(size int64) *caller.Call {
 	return call
 }
 
-func (s *ProgramSuite) prepared(call *caller.Call) *caller.Prepared {
+func (s *PreparedSuite) prepared(call *caller.Call) *caller.Prepared {
 	p, r := caller.Prepare(call)
 	s.Require().Zero(r.Code, r.Message)
 	return p
 }
 
-func (s *ProgramSuite) TestRunsWithTheCallsAddresses() {
+func (s *PreparedSuite) TestRunsWithTheCallsAddresses() {
 	p := s.prepared(lerp(4))
 	defer p.Release()
 	s.Require().True(p.HasProgram())
@@ -113,7 +115,7 @@ func (s *ProgramSuite) TestRunsWithTheCallsAddresses() {
 	s.True(s.recorder.Accumulate())
 }
 
-func (s *ProgramSuite) TestGoRunsWithTheSame() {
+func (s *PreparedSuite) TestGoRunsWithTheSame() {
 	b := &plain{fake: fake{s}}
 	backend.Register(b)
 	p := s.prepared(lerp(11))
@@ -137,7 +139,7 @@ func (s *ProgramSuite) TestGoRunsWithTheSame() {
 	}
 }
 
-func (s *ProgramSuite) TestFailuresAreDeviceErrors() {
+func (s *PreparedSuite) TestFailuresAreDeviceErrors() {
 	s.recorder = caller.NewRecorder(7)
 	p := s.prepared(lerp(5))
 	defer p.Release()
@@ -147,8 +149,9 @@ func (s *ProgramSuite) TestFailuresAreDeviceErrors() {
 	s.Equal(int64(7), r.Got)
 }
 
-// TestLeavesWhatIsWrongToGo: addresses are not Go's to check where C runs a call, so C runs none that Go would refuse.
-func (s *ProgramSuite) TestLeavesWhatIsWrongToGo() {
+// TestLeavesWhatIsWrongToGo: addresses are not Go's to check where C runs a call, so C runs none
+// that Go would refuse.
+func (s *PreparedSuite) TestLeavesWhatIsWrongToGo() {
 	p := s.prepared(lerp(6))
 	defer p.Release()
 	misaligned, missing, without, small, shifted := lerp(6), lerp(6), lerp(6), lerp(6), lerp(6)
@@ -162,7 +165,7 @@ func (s *ProgramSuite) TestLeavesWhatIsWrongToGo() {
 	s.Zero(s.recorder.Runs())
 }
 
-func (s *ProgramSuite) TestSomeCallsAreAlwaysGos() {
+func (s *PreparedSuite) TestSomeCallsAreAlwaysGos() {
 	empty, short := lerp(0), lerp(7)
 	short.Inputs = short.Inputs[:2]
 	for _, call := range []*caller.Call{empty, short} {
@@ -177,7 +180,7 @@ func (s *ProgramSuite) TestSomeCallsAreAlwaysGos() {
 }
 
 // TestGoRunsWhatHasNoProgram: the CPU's kernels.
-func (s *ProgramSuite) TestGoRunsWhatHasNoProgram() {
+func (s *PreparedSuite) TestGoRunsWhatHasNoProgram() {
 	call := product()
 	call.Inputs = append(call.Inputs, nil) // all that the operation has
 	p := s.prepared(call)
@@ -193,7 +196,7 @@ func (s *ProgramSuite) TestGoRunsWhatHasNoProgram() {
 	s.Equal([]float32{0, 0, 0, 0}, misaligned.Outputs[0].Data)
 }
 
-func (s *ProgramSuite) TestClearingTheCacheEndsWhatWasChosen() {
+func (s *PreparedSuite) TestClearingTheCacheEndsWhatWasChosen() {
 	p := s.prepared(lerp(10))
 	defer p.Release()
 	s.True(p.Current())
@@ -201,7 +204,7 @@ func (s *ProgramSuite) TestClearingTheCacheEndsWhatWasChosen() {
 	s.False(p.Current())
 }
 
-func (s *ProgramSuite) TestTuningEndsWhatWasChosen() {
+func (s *PreparedSuite) TestTuningEndsWhatWasChosen() {
 	p := s.prepared(lerp(8))
 	defer p.Release()
 	s.True(p.Current())
@@ -215,7 +218,7 @@ func (s *ProgramSuite) TestTuningEndsWhatWasChosen() {
 }
 
 // TestHoldsItsKernel until it is released, also when the kernel is forgotten elsewhere.
-func (s *ProgramSuite) TestHoldsItsKernel() {
+func (s *PreparedSuite) TestHoldsItsKernel() {
 	collect := func() {
 		for range 3 {
 			runtime.GC()

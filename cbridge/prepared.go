@@ -1,3 +1,6 @@
+// The Go half of prepared calls (prepared.c): it chooses a kernel, runs one that has no program,
+// and lets it go.
+
 package cbridge
 
 /*
@@ -16,10 +19,11 @@ import (
 	"github.com/epigrad/epigrad/go/tuning"
 )
 
-// In a tuning block, and after one, other kernels are chosen than before; and kernels that are to be forgotten are not to be held.
+// In a tuning block, and after one, other kernels are chosen than before; and kernels that are to
+// be forgotten are not to be held.
 func init() {
-	tuning.Watch(func() { C.epg_programs_grow_old() })
-	op.WatchCache(func() { C.epg_programs_grow_old() })
+	tuning.Watch(func() { C.epg_prepared_next_generation() })
+	op.WatchCache(func() { C.epg_prepared_next_generation() })
 }
 
 //export epgGoPrepare
@@ -38,7 +42,8 @@ func epgGoPrepare(c *C.epg_call, prepared *C.epg_prepared) (code C.int32_t) {
 	return code
 }
 
-// freeRuns are what kernels are told, by themselves: a call that is made again and again leaves no garbage.
+// freeRuns are what kernels are told, by themselves: a call that is made again and again leaves no
+// garbage.
 var freeRuns = sync.Pool{New: func() any { return new(backend.Run) }}
 
 // epgGoRunPrepared runs a kernel without a program on the operands' addresses.

@@ -19,8 +19,7 @@ blocks also return the preactivation, which has no elements where `save` keeps n
     batching     what the rules of `torch.vmap` share
     sharding     the placements of DTensor that need no communication
     exporting    the decompositions, for programs that leave PyTorch
-    import_hook  registers with a part of PyTorch that is slow to import, once somebody else imports
-    it
+    import_hook  registers with a part of PyTorch once somebody else imports it
 """
 
 from __future__ import annotations

@@ -18,7 +18,17 @@ GATE_NAMES = ("second", "first")
 _PLACES = {name: place for place, name in enumerate(GATE_NAMES)}
 
 
-class Call(NamedTuple):
+class _Fields(NamedTuple):
+    op: str
+    kind: str | None = None
+    parameters: tuple[float, ...] = ()
+    dim: int = 0
+    gate: int = 0
+    accumulate: bool = False
+    backend: str | None = None
+
+
+class Call(_Fields):
     """One call of the core: the fields of `epg_call` (cbridge/include/epigrad.h) in order.
 
     Attributes:
@@ -31,18 +41,10 @@ class Call(NamedTuple):
         backend: the backend for CPU tensors; None is the CPU's.
     """
 
-    op: str
-    kind: str | None = None
-    parameters: tuple[float, ...] = ()
-    dim: int = 0
-    gate: int = 0
-    accumulate: bool = False
-    backend: str | None = None
-
-    @property
+    @functools.cached_property
     def backward(self) -> Call:
         """The call of the gradients."""
-        return _backward(self) if self.kind else Call(self.op + "_backward", *self[1:])
+        return Call(self.op + "_backward", *self[1:])
 
     @property
     def activation(self) -> Activation:
@@ -51,12 +53,6 @@ class Call(NamedTuple):
         if self.op.startswith("gated"):
             return Gated.of(self.op, self.kind, self.parameters).activation
         return Activation.of(self.op, self.kind, self.parameters)
-
-
-# Calls that have a kind are few, and are made again and again. Lerp's have any number.
-@functools.lru_cache(maxsize=1024)
-def _backward(call: Call) -> Call:
-    return Call(call.op + "_backward", *call[1:])
 
 
 def activation_call(op: str, activation: str | Activation | None, backend: str | None) -> Call:

@@ -22,6 +22,8 @@ _TENSORS = (Tensor, Array)  # what has data; only a tensor can have a graph
 
 def lerp_weight(op: str, weight: float | Data) -> tuple[tuple[float, ...], Data | None]:
     """The weight as the call's parameter or as a tensor: one of the two."""
+    if type(weight) is float:  # as mostly: the checks below take longer than all else
+        return (weight,), None
     if isinstance(weight, _TENSORS):
         return (), weight
     if isinstance(weight, numbers.Real):

@@ -78,8 +78,11 @@ typedef struct {
 
 // epg_tile is a product of packed panels and what becomes of it:
 //
-//   sums = left rightᵀ (+ sums, unless it is the first part of the depth);  and if it is the last:
-//   pre = sums + bias, out = act(pre) (+ out, with accumulate)
+//   sums = left rightᵀ (+ sums, unless it is the first part of the depth)
+//
+// and if it is the last part:
+//
+//   pre = sums + bias,  out = act(pre) (+ out, with accumulate)
 //
 // With `plain`, out is the sums: it has their type, rows an even stride apart, whose columns are
 // neighbours, and there is no more to do.

@@ -77,7 +77,7 @@
 #define PAIRS_WIDTH(n) 0
 #endif
 
-enum { f_panel = tile_registers * f_lanes, d_panel = tile_registers * d_lanes };
+enum { f_panel = panel_registers * f_lanes, d_panel = panel_registers * d_lanes };
 
 const epg_engine ENGINE_TABLE = {
     .kernels = {KERNELS(f32), KERNELS(f64), KERNELS(bf16), KERNELS(f16)},

@@ -11,13 +11,16 @@
 
 // Panels, and how they lie:
 //
-//   right: depth x three registers left:  depth x tile_rows, of float64 as many as a register has
-//   lanes; of floats half as many, so the panel's second half lies behind the first
-enum { tile_registers = 3 };
-_Static_assert(d_lanes == tile_rows && f_lanes == 2 * tile_rows, "packing writes registers, or halves of one, to the left operand's panels");
+//   right: depth x panel_registers
+//   left:  depth x panel_height
+//
+// panel_height is the lanes of a register of float64, and half of those of a register of floats:
+// there a left panel's second half lies behind its first.
+enum { panel_registers = 3 };
+_Static_assert(d_lanes == panel_height && f_lanes == 2 * panel_height, "packing writes registers, or halves of one, to the left operand's panels");
 // A part of the depth is so many steps that the right operand's panel takes 24 KiB, half or three
 // quarters of the nearest cache, in which the left operand's panels pass by.
-enum { depth_part = (24 << 10) / (tile_registers * VECTOR_BYTES) };
+enum { depth_part = (24 << 10) / (panel_registers * VECTOR_BYTES) };
 
 // axis_offset returns the bytes from an axis's start to an index.
 INLINE int64_t axis_offset(const epg_axis *a, int64_t index) {
@@ -31,7 +34,7 @@ INLINE int64_t axis_offset(const epg_axis *a, int64_t index) {
 }
 
 // As many panels are packed side by side at most, each of as many rows.
-enum { side_by_side = 4, most_width = tile_registers * f_lanes };
+enum { side_by_side = 4, most_width = panel_registers * f_lanes };
 
 // What is found out about a panel on the way: whether numbers are denormal, of pairs the smallest
 // one, of float16 nothing. Its bytes are NOTHING_FOUND at first.
@@ -145,13 +148,13 @@ typedef void panel_kernel(int64_t depth, const void *left, const void *right, co
     enum { lanes = registers##_lanes };                                                                                                        \
     const registers##_real *const from = sums->from;                                                                                           \
     registers##_real *const to = sums->to;                                                                                                     \
-    registers##_v sum[tile_rows][tile_registers], y[tile_registers];                                                                           \
+    registers##_v sum[panel_height][panel_registers], y[panel_registers];                                                                      \
     EACH_SUM sum[i][j] = registers##_set(0);                                                                                                   \
     EACH_SUM {                                                                                                                                 \
       if (from && from != to) _mm_prefetch((const char *)(from + i * sums->from_stride + j * lanes), _MM_HINT_T0);                             \
       _mm_prefetch((const char *)(to + i * sums->to_stride + j * lanes), _MM_HINT_T0);                                                         \
     }                                                                                                                                          \
-    for (int64_t step = 0; step < depth; step++, left += tile_rows, right += tile_registers * lanes) {                                         \
+    for (int64_t step = 0; step < depth; step++, left += panel_height, right += panel_registers * lanes) {                                     \
       PREFETCH_STEP(next)                                                                                                                      \
       EACH_REGISTER y[j] = registers##_load_real(right + j * lanes);                                                                           \
       UNROLL for (int i = 0; i < height; i++) {                                                                                                \
@@ -164,19 +167,19 @@ typedef void panel_kernel(int64_t depth, const void *left, const void *right, co
       registers##_store_real(to + i * sums->to_stride + j * lanes, sum[i][j]);                                                                 \
     }                                                                                                                                          \
   }                                                                                                                                            \
-  FOR_EACH_TILE(PANEL_KERNEL_##name)                                                                                                           \
+  FOR_EACH_PANEL(PANEL_KERNEL_##name)                                                                                                          \
   static panel_kernel *JOIN(name, of)(int64_t height, int64_t wide) {                                                                          \
-    FOR_EACH_TILE(CHOOSE_##name)                                                                                                               \
+    FOR_EACH_PANEL(CHOOSE_##name)                                                                                                              \
     return 0;                                                                                                                                  \
   }
 
-#define FOR_EACH_TILE(macro) FOR_EACH_HEIGHT(macro, 1) FOR_EACH_HEIGHT(macro, 2) FOR_EACH_HEIGHT(macro, 3)
+#define FOR_EACH_PANEL(macro) FOR_EACH_HEIGHT(macro, 1) FOR_EACH_HEIGHT(macro, 2) FOR_EACH_HEIGHT(macro, 3)
 
 // whole tells that a tile is made of whole registers, and that there is a kernel for its last rows'
 // height.
 #define IS_HEIGHT(tall, wide) || rest == tall
 static int whole(int64_t rows, int64_t columns, int64_t lanes) {
-  const int64_t rest = rows % tile_rows;
+  const int64_t rest = rows % panel_height;
   return columns % lanes == 0 && (rest == 0 FOR_EACH_HEIGHT(IS_HEIGHT, ));
 }
 
@@ -313,8 +316,8 @@ INLINE product product_of(const epg_tile *t, const char *left, const char *right
       .pre = pre,
       .size = t->sum_size,
       .lanes = lanes,
-      .height = amx ? amx_width : tile_rows,
-      .width = amx ? amx_width : tile_registers * lanes,
+      .height = amx ? amx_width : panel_height,
+      .width = amx ? amx_width : panel_registers * lanes,
       .part = amx ? amx_part : depth_part,
       .amx = amx,
       .pairs = amx || t->form == EPG_BFLOAT16_PAIRS,

@@ -14,7 +14,7 @@ INLINE void JOIN(pack_rows, FORM)(const int n, const int whole, const int left, 
                                   int64_t next, const char *from, char *to, FOUND *found) {
   enum { lanes = V(lanes), per_unit = UNIT / ELEMENT, ahead = 16 };
   typedef V(real) T;
-  const int step = left ? tile_rows : width;
+  const int step = left ? panel_height : width;
   const int64_t units = (p->depth + per_unit - 1) / per_unit, row = panel * width, rest = p->count - row;
   _Alignas(64) char zeros[side_by_side * most_width * ELEMENT] = {0}, edge[per_unit][lanes * ELEMENT] = {0};
   T *to_unit = (T *)to + panel * units * width + k * step;
@@ -54,7 +54,7 @@ INLINE void JOIN(pack_rows, FORM)(const int n, const int whole, const int left, 
 INLINE void JOIN(pack_squares, FORM)(const int left, const int width, const epg_operand *p, int64_t panel, const char *from, char *to, FOUND *found) {
   enum { lanes = V(lanes), per_unit = UNIT / ELEMENT, ahead = 32 };
   typedef V(real) T;
-  const int step = left ? tile_rows : width;
+  const int step = left ? panel_height : width;
   const int64_t units = (p->depth + per_unit - 1) / per_unit;
   const int depth_contiguous = p->columns.rank == 1 && p->columns.strides[0] == ELEMENT;
   _Alignas(64) char gathered[lanes][lanes * UNIT];
@@ -130,7 +130,7 @@ TARGET static void JOIN(pack, FORM)(const epg_operand *p, int64_t panel, int64_t
   if (p->left)
     JOIN(pack_panels, FORM)(1, V(lanes), p, panel, count, from, to, smallest);
   else
-    JOIN(pack_panels, FORM)(0, tile_registers * V(lanes), p, panel, count, from, to, smallest);
+    JOIN(pack_panels, FORM)(0, panel_registers * V(lanes), p, panel, count, from, to, smallest);
 }
 
 #undef REGISTERS

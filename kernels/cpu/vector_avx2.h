@@ -18,7 +18,7 @@
 
 enum { f_lanes = 8, d_lanes = 4 };
 // Twelve sums.
-enum { tile_rows = 4 };
+enum { panel_height = 4 };
 #define FOR_EACH_HEIGHT(macro, registers) macro(1, registers) macro(2, registers) macro(4, registers)
 
 typedef float f_real;

@@ -19,7 +19,7 @@
 enum { f_lanes = 16, d_lanes = 8 };
 // A product's kernel has so many rows at most, by three registers: 24 sums, three registers of the
 // right operand, one of the left.
-enum { tile_rows = 8 };
+enum { panel_height = 8 };
 // The heights that there are kernels for, ascending.
 #define FOR_EACH_HEIGHT(macro, registers) macro(1, registers) macro(2, registers) macro(4, registers) macro(8, registers)
 
@@ -123,8 +123,8 @@ INLINE d_v d_load_float64(const void *p) { return _mm512_loadu_pd(p); }
 INLINE void d_store_float32(void *p, d_v x) { _mm256_storeu_ps(p, _mm512_cvtpd_ps(x)); }
 INLINE void d_store_float64(void *p, d_v x) { _mm512_storeu_pd(p, x); }
 
-// One step of as many rows of a product's left operand: of the first tile_rows, and of the second
-// ones if there are more.
+// One step of as many rows of a product's left operand: of the first panel_height, and of the
+// second ones if there are more.
 INLINE void f_store_left(float *first, float *second, f_v x) {
   _mm256_storeu_ps(first, _mm512_castps512_ps256(x));
   _mm256_storeu_ps(second, _mm512_extractf32x8_ps(x, 1));

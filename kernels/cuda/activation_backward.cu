@@ -2,8 +2,9 @@
 // activation_backward_<activation>_<dtype>, and activation_backward_columns_<...>, which also sums
 // the columns of the unrounded gradient (the bias gradient).
 //
-//   grad_input = grad_output act'(input),  out = act(input),  grad_bias = the sum of grad_input
-//   over all dimensions but the last
+//   grad_input = grad_output act'(input)
+//   out = act(input)
+//   grad_bias = the sum of grad_input over all dimensions but the last
 //
 // All operands have one shape; grad_input may be grad_output. Value and slope share their
 // exponential.

@@ -3,8 +3,8 @@
 // _columns, which also sum the columns of the unrounded gradient (the bias gradient).
 // finish_columns_<dtype> adds the partial sums.
 //
-//   grad_preactivation = grad_output act'(preactivation),  grad_bias = the sum of it over all
-//   dimensions but the last
+//   grad_preactivation = grad_output act'(preactivation)
+//   grad_bias = the sum of grad_preactivation over all dimensions but the last
 //
 // All operands have one shape; grad_preactivation may be grad_output or the saved tensor, and may
 // be missing where there are sums.

@@ -2,7 +2,8 @@
 // way: gemm_epilogue_small_<activation>_<dtype>, and gemm_epilogue_backward_small_<...> from the
 // saved preactivation, gemm_epilogue_backward_small_from_output_<...> from the saved output.
 //
-//   preactivation = a b + bias,  out = act(preactivation) g = grad_output act'(preactivation),
+//   preactivation = a b + bias,  out = act(preactivation)
+//   g = grad_output act'(preactivation)
 //   grad_a = g b^T,  grad_b = a^T g (+ grad_b),  grad_bias = column sums of g (+ grad_bias)
 //
 // a is [m, k], b is [k, n], and whatever else has m rows has n columns; all of any strides. A

@@ -2,10 +2,12 @@
 // lerp_backward_rows_<dtype>, which also sum gradients over the dimensions in which an operand was
 // broadcast.
 //
-//   out = start + weight (end - start), from the nearer end: torch.lerp's formula, exact at both
-//   ends, the product unrounded grad_start = (1 - weight) grad_output,  grad_end = weight
-//   grad_output,  grad_weight = grad_output (end - start)
+//   out = start + weight (end - start)
+//   grad_start = (1 - weight) grad_output
+//   grad_end = weight grad_output
+//   grad_weight = grad_output (end - start)
 //
+// out starts from the nearer end, as torch.lerp's, and is exact at both; the product is unrounded.
 // All operands have one shape, with stride 0 where they are broadcast. The weight is the sum of the
 // number in the parameters and the tensor: a null tensor stands for zeros, and beside a tensor the
 // number is -0, which changes nothing.

@@ -1,5 +1,5 @@
 // Package kernel has what the kernels of both CPU engines share: the facts that one states of
-// itself, and kernels of several passes. It is no part of epigrad's API and may change in any
+// itself, and kernels of several steps. It is no part of epigrad's API and may change in any
 // release.
 package kernel
 
@@ -59,23 +59,23 @@ func (f Facts) On(engine string, vectorBytes int, math dtype.DType) Facts {
 	return f
 }
 
-// Pass is one pass over the operands.
-type Pass func(r *backend.Run) error
+// Step is one part of a kernel: a product, or a pass over the operands.
+type Step func(r *backend.Run) error
 
-// Steps is a kernel of several passes, one after the other.
-type Steps struct {
+// Sequence is a kernel of several steps, one after the other.
+type Sequence struct {
 	Facts
-	Passes    []Pass
+	Steps     []Step
 	Workspace int64 // bytes
 }
 
 // WorkspaceBytes implements backend.Kernel.
-func (k *Steps) WorkspaceBytes() int64 { return k.Workspace }
+func (k *Sequence) WorkspaceBytes() int64 { return k.Workspace }
 
 // Run implements backend.Kernel.
-func (k *Steps) Run(r *backend.Run) error {
-	for _, pass := range k.Passes {
-		if err := pass(r); err != nil {
+func (k *Sequence) Run(r *backend.Run) error {
+	for _, step := range k.Steps {
+		if err := step(r); err != nil {
 			return err
 		}
 	}

@@ -44,10 +44,10 @@ func newActivationBackward(p *backend.ActivationBackward) (backend.Kernel, error
 	if err != nil {
 		return nil, err
 	}
-	k := &kernel.Steps{Facts: kernel.FactsOf(p, "")}
+	k := &kernel.Sequence{Facts: kernel.FactsOf(p, "")}
 	// First, since grad_input may replace grad_output.
 	if p.GradBias != nil {
-		k.Passes = append(k.Passes, newReduction(p.GradBias, func(r *backend.Run) compute {
+		k.Steps = append(k.Steps, newReduction(p.GradBias, func(r *backend.Run) compute {
 			act := formula(r.Parameters[:])
 			return func(n int, b *blocks) { act.Gradients(b[0][:n], b[1][:n], b[2][:n]) }
 		}, p.GradOutput, p.Input).run)
@@ -65,7 +65,7 @@ func newActivationBackward(p *backend.ActivationBackward) (backend.Kernel, error
 				}
 			}
 		}, append(outputs, p.GradOutput, p.Input)...)
-		k.Passes = append(k.Passes, e.Run)
+		k.Steps = append(k.Steps, e.Run)
 	}
 	return k, nil
 }
@@ -86,7 +86,7 @@ func newGatedBackward(p *backend.GatedBackward) (backend.Kernel, error) {
 	if err != nil {
 		return nil, err
 	}
-	k := &kernel.Steps{Facts: kernel.FactsOf(p, "")}
+	k := &kernel.Sequence{Facts: kernel.FactsOf(p, "")}
 	inputs := []*tensor.View{p.GradOutput, p.Value, p.Gate}
 	if outputs, at := asked(p.GradValue, p.GradGate); len(outputs) > 0 {
 		e := newElementwise(p, len(outputs), func(r *backend.Run) compute {
@@ -96,10 +96,10 @@ func newGatedBackward(p *backend.GatedBackward) (backend.Kernel, error) {
 				portable.GatedBackward(act, at.of(b, 0, n), at.of(b, 1, n), g[0][:n], g[1][:n], g[2][:n])
 			}
 		}, append(outputs, inputs...)...)
-		k.Passes = append(k.Passes, e.Run)
+		k.Steps = append(k.Steps, e.Run)
 	}
 	if p.GradBiasValue != nil {
-		k.Passes = append(k.Passes, newReduction(p.GradBiasValue, func(r *backend.Run) compute {
+		k.Steps = append(k.Steps, newReduction(p.GradBiasValue, func(r *backend.Run) compute {
 			act := formula(r.Parameters[:])
 			return func(n int, b *blocks) {
 				portable.GatedBackward(act, b[0][:n], nil, b[1][:n], b[2][:n], b[3][:n])
@@ -107,7 +107,7 @@ func newGatedBackward(p *backend.GatedBackward) (backend.Kernel, error) {
 		}, inputs...).run)
 	}
 	if p.GradBiasGate != nil {
-		k.Passes = append(k.Passes, newReduction(p.GradBiasGate, func(r *backend.Run) compute {
+		k.Steps = append(k.Steps, newReduction(p.GradBiasGate, func(r *backend.Run) compute {
 			act := formula(r.Parameters[:])
 			return func(n int, b *blocks) {
 				portable.GatedBackward(act, nil, b[0][:n], b[1][:n], b[2][:n], b[3][:n])

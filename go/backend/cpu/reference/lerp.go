@@ -28,7 +28,7 @@ func newLerp(p *backend.Lerp) (backend.Kernel, error) {
 // newLerpBackward makes one pass of the gradients that keep grad_output's shape, and one for each
 // that is summed.
 func newLerpBackward(p *backend.LerpBackward) (backend.Kernel, error) {
-	k := &kernel.Steps{Facts: kernel.FactsOf(p, "")}
+	k := &kernel.Sequence{Facts: kernel.FactsOf(p, "")}
 	var together [3]*tensor.View
 	for i, gradient := range []*tensor.View{p.GradStart, p.GradEnd, p.GradWeight} {
 		if gradient == nil {
@@ -38,10 +38,10 @@ func newLerpBackward(p *backend.LerpBackward) (backend.Kernel, error) {
 			together[i] = gradient
 			continue
 		}
-		k.Passes = append(k.Passes, lerpReduction(p, i, gradient))
+		k.Steps = append(k.Steps, lerpReduction(p, i, gradient))
 	}
 	if outputs, at := asked(together[:]...); len(outputs) > 0 {
-		k.Passes = append(k.Passes, lerpTogether(p, outputs, at))
+		k.Steps = append(k.Steps, lerpTogether(p, outputs, at))
 	}
 	return k, nil
 }

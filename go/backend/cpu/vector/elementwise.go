@@ -56,7 +56,7 @@ func (e *Engine) pass(name string, dt dtype.DType, operands views) *pass {
 // into makes the pass that writes the outputs among the operands and sums outputs to targets, if
 // there are any; nil where the engine cannot. A sum's order follows `like` (reduction.inOrder). A
 // run may ask for the sums to be added to what is in the targets.
-func (s *pass) into(to targets, like *tensor.View) kernel.Pass {
+func (s *pass) into(to targets, like *tensor.View) kernel.Step {
 	if to == (targets{}) {
 		return s.elementwise()
 	}
@@ -76,7 +76,7 @@ func (s *pass) present() []*tensor.View {
 
 // elementwise makes the pass that writes the outputs among the operands; nil where the engine
 // cannot.
-func (s *pass) elementwise() kernel.Pass {
+func (s *pass) elementwise() kernel.Step {
 	if s == nil {
 		return nil
 	}

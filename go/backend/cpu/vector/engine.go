@@ -63,13 +63,13 @@ func (e *Engine) facts(p backend.Problem, product string) kernel.Facts {
 }
 
 // kernelOf makes a kernel of passes, or nil where one of them could not be made.
-func (e *Engine) kernelOf(p backend.Problem, passes ...kernel.Pass) backend.Kernel {
+func (e *Engine) kernelOf(p backend.Problem, passes ...kernel.Step) backend.Kernel {
 	for _, pass := range passes {
 		if pass == nil {
 			return nil
 		}
 	}
-	return &kernel.Steps{Facts: e.facts(p, ""), Passes: passes}
+	return &kernel.Sequence{Facts: e.facts(p, ""), Steps: passes}
 }
 
 func (e *Engine) activation(p *backend.Activation) backend.Kernel {

@@ -33,13 +33,13 @@ func (e *Engine) gemm(p *backend.GemmEpilogue) backend.Kernel {
 		return nil
 	}
 	run := func(r *backend.Run) error { return product.run(r, to) }
-	return &kernel.Steps{Facts: e.facts(p, product.routine()), Passes: []kernel.Pass{run}}
+	return &kernel.Sequence{Facts: e.facts(p, product.routine()), Steps: []kernel.Step{run}}
 }
 
 // gemmBackward makes the steps of a backward. Those that need memory share the workspace from its
 // start, so the pass is in place.
 func (e *Engine) gemmBackward(p *backend.GemmEpilogueBackward) backend.Kernel {
-	k := &kernel.Steps{}
+	k := &kernel.Sequence{}
 	made := lower.Gradients(p, func(dt dtype.DType, shape ...int64) *tensor.View {
 		v := kernel.InWorkspace(dt, shape...)
 		k.Workspace = kernel.Bytes(v)
@@ -50,14 +50,14 @@ func (e *Engine) gemmBackward(p *backend.GemmEpilogueBackward) backend.Kernel {
 		if formed == nil {
 			return nil
 		}
-		k.Passes = append(k.Passes, formed.Run)
+		k.Steps = append(k.Steps, formed.Run)
 	}
 	if made.Pass != nil {
 		pass := e.gradientPass(made.Pass)
 		if pass == nil {
 			return nil
 		}
-		k.Passes = append(k.Passes, pass)
+		k.Steps = append(k.Steps, pass)
 	}
 	routine := ""
 	for _, q := range made.Products() {
@@ -66,7 +66,7 @@ func (e *Engine) gemmBackward(p *backend.GemmEpilogueBackward) backend.Kernel {
 			return nil
 		}
 		routine = v.routine()
-		k.Passes = append(k.Passes, func(r *backend.Run) error {
+		k.Steps = append(k.Steps, func(r *backend.Run) error {
 			return v.run(r, &sink{out: gradient, value: v.store, accumulate: q.Accumulates && r.Accumulate})
 		})
 	}
@@ -91,7 +91,7 @@ func (e *Engine) gradientProduct(q *lower.Product, ofWeight bool) (*product, *la
 }
 
 // gradientPass forms grad_preactivation and the bias gradient; nil where the engine cannot.
-func (e *Engine) gradientPass(p *lower.Pass) kernel.Pass {
+func (e *Engine) gradientPass(p *lower.Pass) kernel.Step {
 	saved, name := p.Saved, "activation_backward_"+p.Kind
 	if p.FromOutput {
 		name = "from_output_" + p.Kind

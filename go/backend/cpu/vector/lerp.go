@@ -26,7 +26,7 @@ func (e *Engine) lerpBackward(p *backend.LerpBackward) backend.Kernel {
 			to[i] = gradient
 		}
 	}
-	var passes []kernel.Pass
+	var passes []kernel.Step
 	for {
 		var now targets
 		more := false

@@ -185,15 +185,15 @@ func (v *product) compute(r *backend.Run, c blocks, number int64, to *sink, limi
 	most := v.form.Depth(blockBytes / v.sumSize)
 	parts := max(1, divideUp(v.Depth(), most))
 	summed := tensor.Elements(v.Summed)
-	passes := summed * parts
+	rounds := summed * parts
 	if summed == 0 || v.Depth() == 0 {
-		passes = 1
+		rounds = 1
 	}
 	dimensions := len(v.Kept) + len(v.Summed)
 	p.index = slices.Grow(p.index[:0], dimensions)[:dimensions]
 	copy(p.index, b.batch)
-	for pass := range passes {
-		first := pass % parts * most
+	for round := range rounds {
+		first := round % parts * most
 		depth := max(0, min(most, v.Depth()-first))
 		if summed == 0 {
 			depth = 0
@@ -203,16 +203,16 @@ func (v *product) compute(r *backend.Run, c blocks, number int64, to *sink, limi
 		p.right.room(divideUp(b.columns, v.rightWidth), v.rightWidth*units*v.sumSize)
 		lifted := int64(0)
 		if depth > 0 {
-			layout.Unravel(p.index[len(v.Kept):], v.Summed, pass/parts)
-			err := v.pack(r, p, first, depth, pass > 0, limit)
+			layout.Unravel(p.index[len(v.Kept):], v.Summed, round/parts)
+			err := v.pack(r, p, first, depth, round > 0, limit)
 			if err == nil {
-				lifted, err = v.lift(p, units, limit, pass == 0)
+				lifted, err = v.lift(p, units, limit, round == 0)
 			}
 			if err != nil {
 				return err
 			}
 		}
-		if err := v.tiles(r, to, limit, p, units, lifted, pass == 0, pass == passes-1); err != nil {
+		if err := v.tiles(r, to, limit, p, units, lifted, round == 0, round == rounds-1); err != nil {
 			return err
 		}
 	}

@@ -43,7 +43,7 @@ type reduction struct {
 }
 
 // sums makes such a pass; nil where the engine cannot.
-func (s *pass) sums(to targets, like *tensor.View) kernel.Pass {
+func (s *pass) sums(to targets, like *tensor.View) kernel.Step {
 	if s == nil {
 		return nil
 	}

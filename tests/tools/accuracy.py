@@ -81,9 +81,10 @@ Written by `python -m tests.tools.accuracy` from a measurement; `tests/accuracy/
 in every test run.
 
 The largest error met, in units in the last place (ULP) of the dtype, and the argument that has it, on the CPU's
-{engine}. The reference is computed from the definitions with {digits} digits (mpmath). A half is what rounding the
-exact result once costs. The bounds that the tests hold for every engine are 4 ULP in float64 and 0.51 ULP in the other
-dtypes: float32 computes in float64 and rounds once; the half types compute in float32, in the Go kernels in float64.
+{engine}. The reference is computed from the definitions with {digits} digits (mpmath).
+A half is what rounding the exact result once costs. The bounds that the tests hold for every engine are 4 ULP in
+float64 and 0.51 ULP in the other dtypes: float32 computes in float64 and rounds once; the half types compute in
+float32, in the Go kernels in float64.
 
 - **Points**: magnitudes of all exponents down to the smallest denormal, ordinary ones between 2^-40 and 2^10, [-2, 2],
   [-45, 45], the far negative tail where results become denormal and then zero, and around the slope's zero.
@@ -104,6 +105,8 @@ Infinities and NaN follow PyTorch where its CPU kernels agree among themselves, 
 | gelu, gelu_tanh, silu | NaN | +inf | NaN |
 | their slopes | NaN | NaN | NaN |
 | relu, its slope | 0, 0 | +inf, 1 | NaN, 1 |
+| relu2, its slope | 0, 0 | +inf, +inf | NaN, NaN |
+| leaky_relu, its slope | -inf, 0.01 | +inf, 1 | NaN, 0.01 |
 | sigmoid, its slope | 0, 0 | 1, 0 | NaN, NaN |
 | tanh, its slope | -1, 0 | 1, 0 | NaN, NaN |
 """

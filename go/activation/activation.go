@@ -21,9 +21,9 @@ type Info struct {
 	Cheap       bool `json:"cheap"`
 	CheapInHalf bool `json:"cheap_in_half"`
 	// Kinks are the points at which a derivative jumps, of any order: numbers, or names of
-	// parameters.
+	// parameters. Tests compare them with their oracles' own.
 	Kinks []string `json:"kinks,omitempty"`
-	// Formula is the value as a formula in x and the parameters, for documents and doctor.
+	// Formula is the value as a formula in x and the parameters: docstrings and doctor show it.
 	Formula string `json:"formula"`
 	// Source is where the formula comes from.
 	Source string `json:"source"`

@@ -29,9 +29,14 @@ const (
 	Finite Range = "a finite number"
 )
 
-// Accepts tells whether a value lies in the range.
+// Accepts tells whether a value lies in the range. It panics for a range that is none of the list.
 func (r Range) Accepts(value float64) bool {
-	return !math.IsInf(value, 0) && !math.IsNaN(value)
+	switch r {
+	case Finite:
+		return !math.IsInf(value, 0) && !math.IsNaN(value)
+	default:
+		panic("activation: unknown range " + strconv.Quote(string(r)))
+	}
 }
 
 // Complete returns the values of a kind's parameters: those given, all of them, or the defaults for

@@ -30,8 +30,8 @@ class _Kind:
         known = {parameter.name: parameter for parameter in row.parameters}
         for given in parameters:
             if given not in known:
-                wanted = ", ".join(known) or "none"
-                raise errors.InvalidProblemError(f"{what}: {row.name} has no parameter {given!r}, want {wanted}")
+                wanted = f"want {', '.join(known)}" if known else "it takes no parameters"
+                raise errors.InvalidProblemError(f"{what}: {row.name} has no parameter {given!r}, {wanted}")
         values = [_value(what, known[key], parameters.get(key, known[key].default)) for key in known]
         object.__setattr__(self, "name", row.name)
         object.__setattr__(self, "values", tuple(values))
@@ -68,6 +68,10 @@ class _Kind:
         names = [parameter.name for parameter in self._table[self.name].parameters]
         return dict(zip(names, self.values, strict=True))
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A pickle has parameters by name: a row may get more of them, or other defaults."""
+        return _made, (type(self), self.name, self.parameters)
+
     def __fx_create_arg__(self, tracer: Any) -> Any:
         """How a graph of `torch.fx` makes it again: its name where that is all, else the call of
         its class."""
@@ -82,8 +86,12 @@ class _Kind:
     def __str__(self) -> str:
         """The name, with the parameters that are not defaults: ``leaky_relu(slope=0.2)``."""
         rows = zip(self._table[self.name].parameters, self.values, strict=True)
-        shown = ", ".join(f"{row.name}={value:g}" for row, value in rows if value != row.default)
+        shown = ", ".join(f"{row.name}={_number(value)}" for row, value in rows if value != row.default)
         return f"{self.name}({shown})" if shown else self.name
+
+
+def _made(kind: type[_Kind], name: str, parameters: dict[str, float]) -> _Kind:
+    return kind(name, **parameters)
 
 
 class Activation(_Kind):
@@ -155,6 +163,11 @@ def _value(what: str, parameter: Parameter, given: Any) -> float:
     if not parameter.accepts(value):
         raise errors.InvalidProblemError(f"{what}: {parameter.name}: got {_shown(given)}, want {parameter.range}")
     return value
+
+
+def _number(value: float) -> str:
+    """All digits of a number, without a .0 at its end."""
+    return repr(value).removesuffix(".0")
 
 
 def _listed(rows: Mapping[str, ActivationRow | GatedRow], formula: Any) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import pickle
 import re
 from pathlib import Path
 from typing import Any
@@ -57,6 +58,27 @@ def test_every_activation_has_a_differentiable_formula_and_an_oracle(tables: dic
     names = {row["name"] for row in tables["activations"]}
     assert set(formulas.ACTIVATIONS) == names
     assert {name.partition("(")[0] for name in oracle.ACTIVATIONS} == names
+
+
+def test_kinks_are_the_oracles_own(tables: dict[str, Any]) -> None:
+    for row in tables["activations"]:
+        parameters = {parameter["name"]: parameter["default"] for parameter in row.get("parameters", ())}
+        kinks = {float(parameters.get(kink, kink)) for kink in row.get("kinks", ())}
+        assert kinks == set(oracle.ACTIVATIONS[row["name"]].kinks), row["name"]
+
+
+def test_a_range_that_python_does_not_know_is_an_error() -> None:
+    with pytest.raises(KeyError):
+        tables_module.Parameter("limit", 1.0, "a number of the moon")
+
+
+def test_pickles_have_parameters_by_name() -> None:
+    made, (kind, name, parameters) = epigrad.Activation("leaky_relu", slope=0.2).__reduce__()
+    assert (kind, name, parameters) == (epigrad.Activation, "leaky_relu", {"slope": 0.2})
+    assert made(kind, name, {}) == epigrad.Activation("leaky_relu")  # a pickle from before the row had it
+    for value in (epigrad.Activation("leaky_relu", slope=0.2), epigrad.Gated("geglu")):
+        assert pickle.loads(pickle.dumps(value)) == value
+    assert str(epigrad.Activation("leaky_relu", slope=1 / 3)) == "leaky_relu(slope=0.3333333333333333)"
 
 
 def test_the_oracle_shares_nothing_with_the_implementation() -> None:

@@ -7,11 +7,15 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from epigrad import errors
+
+# What each range of go/activation accepts, in words that Dynamo can trace.
+_RANGES: dict[str, Callable[[float], bool]] = {"a finite number": lambda value: -math.inf < value < math.inf}
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,15 +26,21 @@ class Parameter:
         name: its keyword.
         default: its value where none is given.
         range: the values that it accepts, in words.
+
+    Raises:
+        KeyError: a range that `_RANGES` does not have.
     """
 
     name: str
     default: float
     range: str
 
+    def __post_init__(self) -> None:
+        _RANGES[self.range]
+
     def accepts(self, value: float) -> bool:
         """Whether a value lies in the range."""
-        return -math.inf < value < math.inf  # what Dynamo can trace, other than isfinite
+        return _RANGES[self.range](value)
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,6 +30,7 @@ from tests.support.ulp import (
     value_of,
     worst,
 )
+from tests.tools.accuracy import special_values
 
 COUNT = 4000 if os.environ.get("EPIGRAD_TEST_FULL", "") not in ("", "0") else 250
 
@@ -109,3 +110,7 @@ def test_a_page_has_a_row_for_every_activation_and_dtype(page: str, dtypes: list
     rows = {tuple(line.split(" | ")[:2]) for line in text.splitlines() if line.startswith("| ")}
     wanted = {(f"| {name}", str(dtype).removeprefix("torch.")) for name in ACTIVATIONS for dtype in dtypes}
     assert wanted <= rows
+
+
+def test_the_page_has_the_special_values() -> None:
+    assert special_values() in (ROOT / "docs" / "accuracy.md").read_text()

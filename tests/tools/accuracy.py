@@ -75,6 +75,23 @@ def table(count: int, device: str = "cpu") -> str:
     return "".join(rows)
 
 
+def special_values() -> str:
+    """A row for each activation: its value and its slope at infinities and NaN."""
+
+    def told(value: float, slope: float) -> str:
+        return ", ".join(
+            "NaN" if math.isnan(x) else f"{x:+.3g}" if math.isinf(x) else f"{x:.3g}" for x in (value, slope)
+        )
+
+    rows = []
+    for activation in ACTIVATIONS:
+        x = torch.tensor([-math.inf, math.inf, math.nan], requires_grad=True)
+        y = epigrad.activation(x, activation)
+        (slope,) = torch.autograd.grad(y, x, torch.ones(3))
+        rows.append(f"| {activation} | {' | '.join(map(told, y.tolist(), slope.tolist()))} |\n")
+    return "".join(rows)
+
+
 DOCUMENT = """# Accuracy of the activations
 
 Written by `python -m tests.tools.accuracy` from a measurement; `tests/accuracy/test_ulp.py` repeats it on fewer points
@@ -100,16 +117,9 @@ float32, in the Go kernels in float64.
 {rows}
 Infinities and NaN follow PyTorch where its CPU kernels agree among themselves, and the limit where they do not:
 
-| | -inf | +inf | NaN |
+| value, slope at | -inf | +inf | NaN |
 |---|---|---|---|
-| gelu, gelu_tanh, silu | NaN | +inf | NaN |
-| their slopes | NaN | NaN | NaN |
-| relu, its slope | 0, 0 | +inf, 1 | NaN, 1 |
-| relu2, its slope | 0, 0 | +inf, +inf | NaN, NaN |
-| leaky_relu, its slope | -inf, 0.01 | +inf, 1 | NaN, 0.01 |
-| sigmoid, its slope | 0, 0 | 1, 0 | NaN, NaN |
-| tanh, its slope | -1, 0 | 1, 0 | NaN, NaN |
-"""
+{special}"""
 
 ON_CUDA = """# Accuracy of the activations on a GPU
 
@@ -148,8 +158,8 @@ def main() -> None:
     if len(sys.argv) == 1:
         path = ROOT / "docs" / "accuracy.md"
         engine = next(info.detail for info in epigrad.backends() if info.name == "cpu").split(" on ")[0]
-        rows = table(4000)
-        path.write_text(DOCUMENT.format(engine=engine, digits=definitions.DIGITS, torch=torch.__version__, rows=rows))
+        facts = {"engine": engine, "digits": definitions.DIGITS, "torch": torch.__version__}
+        path.write_text(DOCUMENT.format(rows=table(4000), special=special_values(), **facts))
         return
     device, file = sys.argv[1:]
     today, rows = datetime.date.today(), table(1000, device)

@@ -8,14 +8,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from epigrad import errors, functional
+from epigrad import errors, functional, kinds
 from epigrad._core.call import dim_index, gate_place
 from epigrad._core.checks import check_save
 from epigrad._core.projections import any_global_hook, held_back, weight_and_bias
 from epigrad._core.tables import ACTIVATIONS
-from epigrad.kinds import Activation, Gated, activation_of, gated_of, nearest
+from epigrad.kinds import Gated, activation_of, gated_of, nearest
 
-__all__ = ["MLP", "GatedActivation", "GatedMLP", "Lerp", "Linear"]
+__all__ = ["MLP", "Activation", "GatedActivation", "GatedMLP", "Lerp", "Linear"]
 
 
 def _check_bias(module: str, bias: object) -> None:
@@ -104,7 +104,7 @@ class Linear(nn.Module):
         in_features: int,
         out_features: int,
         bias: bool = True,
-        activation: str | Activation | None = "none",
+        activation: str | kinds.Activation | None = "none",
         *,
         save: str = "auto",
         device: torch.device | str | None = None,
@@ -138,6 +138,49 @@ class Linear(nn.Module):
             f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}, "
             f"activation={str(self.activation)!r}"
         )
+
+
+class Activation(nn.Module):
+    """``act(input)``, elementwise, as `epigrad.activation`.
+
+    Args:
+        name: of the activation; `epigrad.Activation` lists them.
+        device: accepted as by every module; there are no tensors.
+        dtype: accepted as by every module.
+        parameters: numbers, by keyword; what is left out has its default.
+
+    Shape:
+        input of any shape, output of the same.
+
+    Raises:
+        InvalidProblemError: (a ``ValueError``) an unknown name or parameter, or a value out of its
+            range.
+        DTypeError: (a ``TypeError``) a parameter that is not a number.
+
+    Examples:
+        >>> import epigrad, torch
+        >>> epigrad.nn.Activation("leaky_relu", slope=0.5)(torch.tensor([-2.0, 2.0]))
+        tensor([-1.,  2.])
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        **parameters: float,
+    ) -> None:
+        super().__init__()
+        self.activation = kinds.Activation(name, **parameters)
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Apply the activation."""
+        return functional.activation(input, self.activation)
+
+    def extra_repr(self) -> str:
+        """What `repr` shows of the module."""
+        return repr(str(self.activation))
 
 
 class GatedActivation(nn.Module):
@@ -220,7 +263,7 @@ class MLP(nn.Module):
         self,
         features: int,
         hidden_features: int,
-        activation: str | Activation | None = "gelu_tanh",
+        activation: str | kinds.Activation | None = "gelu_tanh",
         bias: bool = True,
         *,
         save: str = "auto",

@@ -126,9 +126,19 @@ def test_plans_tell_what_would_run(
     assert facts["sku"]["kernel"] in text and dtype in text
 
 
+def test_plans_take_parameters(capsys: pytest.CaptureFixture[str]) -> None:
+    problem = ("plans", "--class", "GemmEpilogue", "--json", "--m", "3", "--n", "4", "--k", "5")
+    assert cli.main([*problem, "--activation", "leaky_relu", "--parameter", "slope=0.2"]) == 0
+    assert facts_of(capsys.readouterr().out)["sku"]["kind"] == "leaky_relu(slope=0.2)"
+    for wrong in (["slope"], ["slope=x"]):
+        with pytest.raises(SystemExit, match="2"):
+            cli.main([*problem, "--parameter", *wrong])
+
+
 @pytest.mark.parametrize(
     ("arguments", "word"),
     [
+        (("GemmEpilogue", "--m", "3", "--n", "4", "--k", "5", "--parameter", "slope=0.2"), "slope"),
         (("GemmEpilogue", "--m", "-3", "--n", "4", "--k", "5"), "-3"),
         (("GemmEpilogue", "--m", "3", "--n", "4", "--k", "5", "--activation", "swish"), "gelu_tanh"),
         (("GatedActivation", "--input-shape", "3", "7"), "7"),

@@ -24,6 +24,7 @@ DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 MODULES: dict[str, tuple[Callable[..., nn.Module], tuple[int, ...]]] = {
     "linear": (lambda **o: epigrad.nn.Linear(4, 5, activation="gelu", **o), (3, 4)),
+    "activation": (lambda **o: epigrad.nn.Activation("leaky_relu", slope=0.2, **o), (3, 4)),
     "gated_activation": (lambda **o: epigrad.nn.GatedActivation("geglu", 1, "first", **o), (3, 4)),
     "mlp": (lambda **o: epigrad.nn.MLP(4, 6, **o), (3, 4)),
     "gated_mlp": (lambda **o: epigrad.nn.GatedMLP(4, 6, **o), (3, 4)),
@@ -72,6 +73,14 @@ def test_reset_parameters_is_torchs() -> None:
 def test_linear_is_the_function(activation: str | None) -> None:
     layer, x = epigrad.nn.Linear(4, 5, activation=activation), torch.randn(2, 3, 4)
     assert_same_bits(layer(x), epigrad.linear(x, layer.weight, layer.bias, activation))
+
+
+def test_activation_is_the_function() -> None:
+    module, x = epigrad.nn.Activation("leaky_relu", slope=0.2), torch.randn(3, 4)
+    assert_same_bits(module(x), epigrad.activation(x, epigrad.Activation("leaky_relu", slope=0.2)))
+    assert repr(module) == "Activation('leaky_relu(slope=0.2)')"
+    with pytest.raises(epigrad.errors.InvalidProblemError, match="gelu has no parameter 'slope'"):
+        epigrad.nn.Activation("gelu", slope=0.2)
 
 
 @pytest.mark.parametrize("gate", ["first", "second"])
@@ -210,6 +219,7 @@ def test_repr_says_what_was_chosen(name: str) -> None:
     text = repr(make(name)[0])
     words = {
         "linear": ("gelu",),
+        "activation": ("leaky_relu(slope=0.2)",),
         "gated_activation": ("geglu", "first"),
         "mlp": ("gelu_tanh", "up", "down"),
         "gated_mlp": ("swiglu", "second"),

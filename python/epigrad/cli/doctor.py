@@ -68,6 +68,8 @@ def gather() -> dict[str, Any]:
         },
         "packages": {name: _version(name) for name in _OPTIONAL},
         "torch_threads": torch.get_num_threads(),
+        "activations": {name: row.formula for name, row in tables.ACTIVATIONS.items()},
+        "gated_kinds": {name: f"value times {row.activation} of the gate" for name, row in tables.GATED_KINDS.items()},
         "backends": [],
         "core": {},
     }
@@ -131,6 +133,8 @@ def _print(facts: dict[str, Any]) -> None:
         for info in facts["backends"]
     ]
     print_table("Backends", ("name", "available", "device", "detail or reason"), rows)
+    print_table("Activations", ("name", "formula"), list(facts["activations"].items()))
+    print_table("Gated kinds", ("name", "formula"), list(facts["gated_kinds"].items()))
     core = dict(facts["core"], torch_threads=facts["torch_threads"])
     print_table("Core", ("fact", "value"), [(name, _told(value)) for name, value in core.items()])
     print(f"cpu check: {facts['cpu_check']}")

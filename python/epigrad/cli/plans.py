@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from epigrad import plan
+from epigrad import kinds, plan
 from epigrad.cli.table import print_table
 
 if TYPE_CHECKING:
@@ -33,6 +33,7 @@ _EPILOG = f"""\
 examples:
   {_EXAMPLE}
   python -m epigrad plans --class GatedActivation --input-shape 8192 28672 --kind geglu --dtype bfloat16
+  python -m epigrad plans --class GemmEpilogue --m 64 --n 64 --k 64 --activation leaky_relu --parameter slope=0.2
   python -m epigrad plans --class LerpBackward --shape 4 1024 1024 --weight 0.5 --json
 
 exit codes: 0 if there is a plan, 1 if the problem is refused (stderr says why), 2 for arguments that make no sense.
@@ -73,10 +74,26 @@ def add_parser(subparsers: Subparsers) -> None:
     gated.add_argument("--split-dim", type=int, default=absent, metavar="DIM", help="what is split; default: -1")
     gated.add_argument("--kind", default=absent, metavar="NAME", help="as in epigrad.gated_activation; default: swiglu")
     gated.add_argument("--gate", choices=("second", "first"), default=absent, help="which half; default: second")
+    either = parser.add_argument_group("an activation or a gated kind")
+    either.add_argument(
+        "--parameter",
+        type=_parameter,
+        action="append",
+        default=absent,
+        metavar="NAME=VALUE",
+        help="one of its parameters, such as slope=0.2; may be repeated",
+    )
     lerp = parser.add_argument_group("Lerp, LerpBackward: start + weight * (end - start)")
     lerp.add_argument("--shape", type=int, nargs="*", default=absent, metavar="SIZE", help="required")
     lerp.add_argument("--weight", type=float, default=absent, metavar="W", help="a number; without it, a tensor")
     parser.set_defaults(run=main, error=parser.error)
+
+
+def _parameter(text: str) -> tuple[str, float]:
+    name, equals, value = text.partition("=")
+    if not equals:
+        raise argparse.ArgumentTypeError(f"{text!r}: want NAME=VALUE")
+    return name, float(value)
 
 
 def main(args: argparse.Namespace) -> int:
@@ -84,7 +101,14 @@ def main(args: argparse.Namespace) -> int:
     if args.plan_class is None:
         args.error(f"--class is required, as in: {_EXAMPLE}")
     plan_class, accepted, required = _CLASSES[args.plan_class]
-    given = {name: value for name, value in vars(args).items() if name in _GEMM + _GATED + _LERP}
+    given = {name: value for name, value in vars(args).items() if name in (*_GEMM, *_GATED, *_LERP, "parameter")}
+    if parameters := dict(given.pop("parameter", ())):
+        for name, kind, default in (("activation", kinds.Activation, "none"), ("kind", kinds.Gated, "swiglu")):
+            if name in accepted:
+                given[name] = kind(given.get(name, default), **parameters)
+                break
+        else:
+            args.error(f"--parameter does not belong to {args.plan_class}")
     for name in given.keys() - set(accepted):
         args.error(f"--{name.replace('_', '-')} does not belong to {args.plan_class}")
     for name in required:

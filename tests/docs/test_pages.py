@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Collection
 from pathlib import Path
 
 import pytest
+from epigrad._core.tables import ACTIVATIONS, GATED_KINDS
 
 from tests.support.processes import run_script
 from tests.support.repository import ROOT
+from tests.tools import readme
 
-README = ROOT / "README.md"
+README = readme.README
 RESULTS = ROOT / "docs" / "results" / "README.md"
 DOCS = sorted((ROOT / "docs").glob("*.md"))
 DESIGN = sorted((ROOT / "docs" / "design").glob("*.md"))
+STALE = "README.md is stale: python -m tests.tools.readme"
 PAGES = [*sorted(ROOT.glob("*.md")), *DOCS, *DESIGN, RESULTS, ROOT / "tests" / "README.md"]
 
 
@@ -34,9 +38,9 @@ def test_go_and_c_in_the_readme_are_the_examples_own(language: str, example: str
 
 
 def test_the_readme_shows_python() -> None:
-    readme = README.read_text()
+    page = README.read_text()
     for word in ("make demo", "make test", "```python", "epigrad.backward", "epigrad.plan", "torch.autograd.Function"):
-        assert word in readme, f"README.md does not show {word}"
+        assert word in page, f"README.md does not show {word}"
 
 
 @pytest.mark.parametrize("page", [page for page in DOCS if blocks(page, "python")], ids=lambda page: page.name)
@@ -48,6 +52,31 @@ def test_python_in_the_docs_runs(page: Path) -> None:
 
 def test_the_readme_is_short() -> None:
     assert len(README.read_text().splitlines()) <= 150
+
+
+def test_the_readme_begins_with_code_and_the_table() -> None:
+    begin = "\n".join(README.read_text().splitlines()[:40])
+    assert "```python" in begin and readme.table() in begin
+
+
+def test_the_table_of_the_readme_is_that_of_the_records() -> None:
+    page = README.read_text()
+    assert readme.filled(page) == page, STALE
+
+
+def test_the_picture_of_the_readme_is_that_of_the_records() -> None:
+    assert readme.description().encode() in readme.PICTURE.read_bytes(), STALE
+    times = [ours for _, ours, _ in readme.bars()]
+    assert 6 <= len(times) <= 8
+    assert max(times) > 1, "the picture hides the rows that epigrad loses"
+
+
+@pytest.mark.parametrize(
+    ("title", "table"), [("Activations", ACTIVATIONS), ("Gated kinds", GATED_KINDS)], ids=["activations", "gated kinds"]
+)
+def test_the_readme_lists_all_kinds(title: str, table: Collection[str]) -> None:
+    (listed,) = re.findall(rf"^- \*\*{title}\*\*: (.*?)\.$", README.read_text(), re.M)
+    assert re.findall(r"`(\w+)`", listed) == list(table)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))

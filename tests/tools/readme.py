@@ -1,0 +1,184 @@
+"""Writes the table of README.md and draws its picture, from the records of docs/results.
+
+    python -m tests.tools.readme
+
+fills what stands between two comments of README.md, and draws docs/results/readme.png. Accuracy
+comes from the pages that tests/tools/accuracy.py writes. tests/docs/test_pages.py fails where the
+table or the picture is stale.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Collection, Iterable
+from typing import Any, NamedTuple
+
+from tests.support.repository import ROOT
+
+README = ROOT / "README.md"
+PICTURE = ROOT / "docs" / "results" / "readme.png"
+
+BEGIN = "<!-- python -m tests.tools.readme writes this table -->\n"
+END = "<!-- the end of the table -->\n"
+
+# A machine, and what it measured.
+Source = tuple[str, str]
+H200 = ("NVIDIA H200", "docs/results/2026-11-21-cuda-nvidia-h200.json")
+CPUS = (
+    ("Intel Xeon", "docs/results/2026-11-22-cpu-intel-xeon.json"),
+    ("AMD EPYC", "docs/results/2026-11-22-cpu-amd-epyc.json"),
+)
+ACCURACY = (("NVIDIA H200", "docs/accuracy-cuda.md"), ("CPU", "docs/accuracy.md"))
+
+HALF = ("bfloat16", "float16")
+FULL = ("float32", "float64")
+
+
+class Bar(NamedTuple):
+    """A row of the H200's record; only `name` is not a field of it."""
+
+    name: str
+    op: str
+    kind: str
+    size: str
+    dtype: str
+    direction: str
+
+
+BARS = (
+    Bar("SwiGLU", "gated", "swiglu", "[8192, 28672]", "bfloat16", "forward"),
+    Bar("SwiGLU", "gated", "swiglu", "[8192, 28672]", "bfloat16", "backward"),
+    Bar("GeGLU", "gated", "geglu", "[8192, 28672]", "bfloat16", "backward"),
+    Bar("lerp by a tensor", "lerp", "tensor", "[8192, 14336]", "bfloat16", "forward + backward"),
+    Bar("SwiGLU MLP", "gated_mlp", "swiglu", "8192x4096x14336", "bfloat16", "forward + backward"),
+    Bar("Linear with GELU", "linear", "gelu", "8192x4096x14336", "bfloat16", "backward"),
+    Bar("GELU MLP", "mlp", "gelu", "8192x4096x14336", "bfloat16", "forward + backward"),
+    Bar("GELU alone", "activation", "gelu", "[8192, 14336]", "float64", "forward"),
+)
+
+
+def rows(source: Source) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = json.loads((ROOT / source[1]).read_text())["rows"]
+    return found
+
+
+def row(bar: Bar) -> dict[str, Any]:
+    """The one row of the record that a bar shows."""
+    wanted = bar._asdict().items() - {("name", bar.name)}
+    (found,) = (row for row in rows(H200) if wanted <= {(key, row[key]) for key in Bar._fields[1:]})
+    return found
+
+
+def gates(sources: Iterable[Source], dtypes: Collection[str]) -> str:
+    """SwiGLU's and GeGLU's times over eager's, from the least to the largest."""
+    ratios = [
+        row["ratio"]
+        for source in sources
+        for row in rows(source)
+        if (row.get("op") == "gated" or row.get("case", "").startswith("gated "))
+        and row["kind"] in ("swiglu", "geglu")
+        and row["dtype"] in dtypes
+    ]
+    return f"{min(ratios):.2f} to {max(ratios):.2f}"
+
+
+def worst(columns: Collection[str]) -> float:
+    """The largest finite float64 error in these columns of the accuracy pages."""
+    errors = []
+    for _, page in ACCURACY:
+        table = re.findall(r"^\| (.*) \|$", (ROOT / page).read_text(), re.MULTILINE)
+        heads, *lines = (line.split(" | ") for line in table if line.count(" | ") == 7)
+        for line in lines:
+            cells = dict(zip(heads, line, strict=True))
+            if cells["dtype"] == "float64":
+                numbers = (re.match(r"[\d.e+]+", cells[column]) for column in columns)
+                errors += [float(number[0]) for number in numbers if number]
+    return max(errors)
+
+
+def table() -> str:
+    """The table of README.md."""
+    mlp = next(bar for bar in BARS if bar.op == "mlp")
+    kept = {who: f"{memory['kept'] / 2**20:.0f} MiB" for who, memory in row(mlp)["memory"].items()}
+    ours, eager = worst(("value", "slope", "from output")), worst(("PyTorch value", "PyTorch slope"))
+    lines: list[tuple[str, str, str, Iterable[Source]]] = [
+        ("Time of SwiGLU and GeGLU, bfloat16 and float16", gates([H200], HALF), "1", [H200]),
+        ("Time of SwiGLU and GeGLU, float32 and float64", gates([H200], FULL), "1", [H200]),
+        ("Time of SwiGLU and GeGLU, all dtypes", gates(CPUS, HALF + FULL), "1", CPUS),
+        (
+            f"Memory that a {mlp.name} of {mlp.size} keeps for backward, {mlp.dtype}",
+            kept["epigrad"],
+            kept["eager"],
+            [H200],
+        ),
+        (
+            "Largest error of an activation or its slope, float64",
+            f"{ours:.1f} ULP",
+            f"over 10<sup>{math.floor(math.log10(eager))}</sup> ULP, in the tails",
+            ACCURACY,
+        ),
+    ]
+    text = "| | epigrad | PyTorch eager | measured on |\n|---|---|---|---|\n"
+    for what, here, there, sources in lines:
+        links = ", ".join(f"[{machine}]({path})" for machine, path in sources)
+        text += f"| {what} | {here} | {there} | {links} |\n"
+    return text
+
+
+def filled(page: str) -> str:
+    """README.md with its table anew."""
+    before, rest = page.split(BEGIN)
+    return before + BEGIN + table() + END + rest.split(END)[1]
+
+
+def bars() -> list[tuple[str, float, float]]:
+    """The picture's labels, with epigrad's and torch.compile's times over eager's."""
+
+    def times(row: dict[str, Any]) -> tuple[float, float]:
+        ours, compiled = (row[who]["median"] / row["eager"]["median"] for who in ("epigrad", "compile"))
+        return round(ours, 2), round(compiled, 2)
+
+    return [(f"{bar.name}, {bar.direction}, {bar.dtype}".replace("+", "and"), *times(row(bar))) for bar in BARS]
+
+
+def description() -> str:
+    """What the picture's file says that it shows."""
+    return json.dumps(bars())
+
+
+def draw() -> None:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    labels, ours, compiled = zip(*bars(), strict=True)
+    places = range(len(labels))
+    figure, axes = pyplot.subplots(figsize=(9, 3.3), dpi=100, layout="constrained")
+    for times, shift, colour, ink, name in (
+        (ours, -0.2, "#2a7f9e", "white", "epigrad"),
+        (compiled, 0.2, "#c9ced1", "black", "torch.compile"),
+    ):
+        drawn = axes.barh([place + shift for place in places], times, 0.4, color=colour, label=name)
+        axes.bar_label(drawn, fmt="%.2f", padding=-26, fontsize=8, color=ink)
+    axes.axvline(1, color="#b03a2e", linewidth=1, label="PyTorch eager")
+    axes.set_yticks(places, labels)
+    axes.set_xticks([0, 0.5, 1, 1.5])
+    axes.invert_yaxis()
+    axes.tick_params(left=False)
+    axes.spines[["left", "top", "right"]].set_visible(False)
+    axes.set_title("Time on an NVIDIA H200, relative to PyTorch eager: shorter is faster", fontsize=10)
+    axes.legend(frameon=False, fontsize=9, loc="upper right")
+    figure.savefig(PICTURE, metadata={"Software": None, "Description": description()})
+    pyplot.close(figure)
+
+
+def main() -> None:
+    README.write_text(filled(README.read_text()))
+    draw()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,6 +1,8 @@
-# epigrad's commands. `make demo` shows it, `make test` tests it, `make check` is what CI runs; CONTRIBUTING.md has the rest.
+# epigrad's commands. `make demo` shows it, `make test` tests it, `make check` is what CI runs;
+# CONTRIBUTING.md has the rest.
 #
-# Everything is installed into .venv, and .venv/build has a stamp for each thing that is: a second run does what is left.
+# Everything is installed into .venv, and .venv/build has a stamp for each thing that is: a second
+# run does what is left.
 
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := build
@@ -18,24 +20,27 @@ TOOLS := build/tools
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 export GOTOOLCHAIN := local
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
-# Mesa's lavapipe compiles kernels in half the time for vectors of 128 bits, and the tests of WebGPU do little else.
+# Mesa's lavapipe compiles kernels in half the time for vectors of 128 bits, and the tests of WebGPU
+# do little else.
 export LP_NATIVE_VECTOR_WIDTH ?= 128
-# Byte code is written at the first import; writing PyTorch's here would take longer than its download. It has to be
-# written then: tests start hundreds of processes, each of which would compile all of PyTorch that it imports again.
+# Byte code is written at the first import; writing PyTorch's here would take longer than its
+# download. It has to be written then: tests start hundreds of processes, each of which would
+# compile all of PyTorch that it imports again.
 unexport PYTHONDONTWRITEBYTECODE
 ZIG = $$($(PY) -c 'import pathlib, ziglang; print(pathlib.Path(ziglang.__file__).parent / "zig")')
 PIP_INSTALL := $(PY) -m pip install --no-compile --quiet --progress-bar off
-# Python finds wgpu-native by itself. The shell looks, not make: make remembers what was missing before pip ran.
-# AMX, emulated, is an engine of the tests.
+# Python finds wgpu-native by itself. The shell looks, not make: make remembers what was missing
+# before pip ran. AMX, emulated, is an engine of the tests.
 GO_TEST := EPIGRAD_WGPU_NATIVE="$${EPIGRAD_WGPU_NATIVE:-$$(ls $(CURDIR)/$(VENV)/lib/python*/site-packages/wgpu/resources/libwgpu_native-release.so)}" go test -tags emulation -timeout 30m
 CC_FLAGS := -std=c11 -O2 -Wall -Wextra -Werror
 C_SOURCES := '*.c' '*.h' '*.cpp' '*.cu' '*.cuh'
 
 .PHONY: build kernels lib demo page test test-go test-python test-full test-oldest test-race sanitize portable examples check lint format generate bench wheel sdist check-install clean
 
-# --- what is needed -------------------------------------------------------------------------------------------------------
+# --- what is needed -------------------------------------------------------------------------------
 
-# The extras and build requirements of pyproject.toml: a list of its tables' names gives what pip installs.
+# The extras and build requirements of pyproject.toml: a list of its tables' names gives what pip
+# installs.
 requirements = $(PY) -c 'import sys, tomllib; p = tomllib.load(open("pyproject.toml", "rb")); \
 	o = p["project"]["optional-dependencies"] | {"build": p["build-system"]["requires"], "run": p["project"]["dependencies"]}; \
 	print("\n".join(r for name in sys.argv[1:] for r in o[name]))'
@@ -79,7 +84,8 @@ $(STAMPS)/dist: $(STAMPS)/run
 	@echo "epigrad: installing what builds and audits wheels (zig is about 100 MB)"
 	@$(call install,dist)
 
-# The CUDA toolkit's compiler, which needs neither a GPU nor a driver, in a folder of its own: PyTorch's CUDA is of another release.
+# The CUDA toolkit's compiler, which needs neither a GPU nor a driver, in a folder of its own:
+# PyTorch's CUDA is of another release.
 $(STAMPS)/kernels: $(STAMPS)/venv pyproject.toml
 	@echo "epigrad: installing what compiles CUDA kernels (a download of about 100 MB)"
 	@$(requirements) kernels > $(STAMPS)/kernels.txt
@@ -90,7 +96,7 @@ $(STAMPS)/editable: $(STAMPS)/run $(STAMPS)/go setup.py cbridge/include/epigrad.
 	@echo "epigrad: building"
 	@$(PIP_INSTALL) --no-deps --no-build-isolation --editable . && touch $@
 
-# --- build ----------------------------------------------------------------------------------------------------------------
+# --- build ----------------------------------------------------------------------------------------
 
 # The go command and cbridge/tools/generate.py know what is up to date.
 build: $(STAMPS)/editable
@@ -112,7 +118,7 @@ lib: $(STAMPS)/go $(STAMPS)/webgpu
 	@rm -f build/libepigrad.h && cp cbridge/include/epigrad.h cbridge/include/dlpack.h build/include/ && cp LICENSE build/
 	@$(PY) cbridge/tools/licenses.py ./cbridge/lib build/THIRD_PARTY_LICENSES
 
-# --- use and test -----------------------------------------------------------------------------------------------------------
+# --- use and test ---------------------------------------------------------------------------------
 
 demo: build $(STAMPS)/demo
 	@$(PY) examples/demo.py
@@ -135,7 +141,8 @@ test-python: build lib $(STAMPS)/test
 	@for engine in $$(.ci/engines $(PY)); do \
 		echo "engine $$engine"; EPIGRAD_CPU_ENGINE=$$engine EPIGRAD_TEST_DEVICES=cpu $(PY) -m pytest -n $(PYTEST_WORKERS) -q tests/accuracy/test_ulp.py || exit 1; done
 
-# The product of cases, not pairs, on every engine of the CPU; and the Go tests under the race detector.
+# The product of cases, not pairs, on every engine of the CPU; and the Go tests under the race
+# detector.
 test-full: build lib $(STAMPS)/test
 	@.ci/vulkan
 	@.ci/chromium
@@ -145,7 +152,8 @@ test-full: build lib $(STAMPS)/test
 	@for engine in $$(.ci/engines $(PY)); do \
 		echo "engine $$engine"; EPIGRAD_CPU_ENGINE=$$engine EPIGRAD_TEST_DEVICES=cpu EPIGRAD_TEST_FULL=1 $(PY) -m pytest -n $(PYTEST_WORKERS) -q || exit 1; done
 
-# How epigrad lives with the oldest PyTorch that pyproject.toml allows, in an environment of its own.
+# How epigrad lives with the oldest PyTorch that pyproject.toml allows, in an environment of its
+# own.
 OLDEST := $(VENV)/oldest
 test-oldest: build $(OLDEST)/installed
 	PYTHONPATH=$(CURDIR)/python $(OLDEST)/bin/python -m pytest -n $(PYTEST_WORKERS) -q \
@@ -162,13 +170,16 @@ test-race: $(STAMPS)/go $(STAMPS)/webgpu
 	@.ci/vulkan
 	$(GO_TEST) -race -short ./go/... ./kernels/...
 
-# The CPU's vector kernels under AddressSanitizer and UBSan, on memory of exactly the size that they may touch.
+# The CPU's vector kernels under AddressSanitizer and UBSan, on memory of exactly the size that they
+# may touch.
 sanitize: $(STAMPS)/go
 	@.ci/prerequisites --compiler
 	CGO_CFLAGS='-O1 -g -fsanitize=undefined -fno-sanitize-recover=undefined' CGO_LDFLAGS=-fsanitize=undefined go test -tags emulation -asan ./kernels/cpu
 
-# What has no vector kernels still builds: another processor, and this one without its vector instructions runs. On an emulated one whatever leaked out of the kernels would
-# end the process. Without cgo the portable engine builds everywhere and runs; with cgo the build on Windows says that it cannot.
+# What has no vector kernels still builds: another processor, and this one without its vector
+# instructions runs. On an emulated one whatever leaked out of the kernels would end the process.
+# Without cgo the portable engine builds everywhere and runs; with cgo the build on Windows says
+# that it cannot.
 portable: $(STAMPS)/go $(STAMPS)/dist build/examples/linear_gelu
 	CC="$(ZIG) cc -target aarch64-linux-gnu.2.28" CGO_ENABLED=1 GOARCH=arm64 go build -buildmode=c-shared -o build/libepigrad-arm64.so ./cbridge/lib
 	CGO_ENABLED=0 go vet ./...
@@ -194,7 +205,7 @@ bench: build $(STAMPS)/bench
 	@mkdir -p docs/results
 	@$(PY) -m epigrad bench --device all --json docs/results --plot docs/results
 
-# --- check ----------------------------------------------------------------------------------------------------------------
+# --- check ----------------------------------------------------------------------------------------
 
 check: kernels lint test test-race sanitize portable examples check-install
 
@@ -222,7 +233,7 @@ $(TOOLS)/gofumpt: go/tools/go.mod | $(STAMPS)/go
 	@echo "epigrad: building gofumpt"
 	@mkdir -p $(@D) && go -C go/tools build -o $(CURDIR)/$@ mvdan.cc/gofumpt && touch $@
 
-# --- distribute -------------------------------------------------------------------------------------------------------------
+# --- distribute -----------------------------------------------------------------------------------
 
 # dist holds one version: .ci/check-install and a release take all archives that are there.
 sdist: build $(STAMPS)/dist
@@ -230,7 +241,8 @@ sdist: build $(STAMPS)/dist
 	@$(PY) -m build --no-isolation --sdist --outdir dist . > build/sdist.log || { cat build/sdist.log; exit 1; }
 	@ls dist/*.tar.gz
 
-# glibc 2.28: the oldest that PyTorch's own wheels run on. zig brings its headers; its clang is used as the C compiler.
+# glibc 2.28: the oldest that PyTorch's own wheels run on. zig brings its headers; its clang is used
+# as the C compiler.
 wheel: kernels build $(STAMPS)/dist
 	@rm -rf build/wheel build/lib.* build/bdist.* dist/epigrad-*.whl && mkdir -p build/wheel
 	@CC="$(ZIG) cc -target $$(uname -m)-linux-gnu.2.28" \

@@ -3,8 +3,9 @@
     python .ci/widths.py
 
 prints each as file:line: columns, and fails if there is one. Markdown has at most 120 columns,
-a comment of Go, C, CUDA or WGSL 100 (ruff holds Python's). What cannot be broken may be wider:
-tables, code blocks, a line that is one link, code in a comment, what a program has written.
+a comment 100: in Go, C, CUDA and WGSL, in the Makefile, in .ci's scripts, in TOML and YAML (ruff
+holds Python's). What cannot be broken may be wider: tables, code blocks, a line that is one link,
+code in a comment, what a program has written.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ Line = tuple[int, str]
 
 _LINK = re.compile(r"\s*(?:[-*] )?!?\[[^]]*\]\([^)]*\)[.,;:]?")
 _COMMENT = re.compile(r"\s*(?://(?! #cgo)|/\*|\* )(?! {2}|\t)|.*\s(?://|/\*)\s")
+_HASH_COMMENT = re.compile(r"\s*#(?! {2})|.*\s# ")
 _GENERATED = re.compile(r"// Code generated .* DO NOT EDIT\.")
 
 
@@ -42,24 +44,38 @@ def comments(lines: Iterable[Line]) -> Iterator[Line]:
             yield number, text.expandtabs(4)
 
 
-# By the end of a file's name: the most columns, and which lines count.
-KINDS: dict[str, tuple[int, Callable[[Iterable[Line]], Iterator[Line]]]] = {".md": (120, prose)}
-KINDS |= dict.fromkeys((".go", ".c", ".h", ".cpp", ".cu", ".cuh", ".wgsl"), (100, comments))
+def hash_comments(lines: Iterable[Line]) -> Iterator[Line]:
+    """The lines of scripts and settings that are a comment or end in one."""
+    return ((number, text) for number, text in lines if _HASH_COMMENT.match(text))
 
 
-def too_wide(path: Path) -> Iterator[str]:
+Kind = tuple[int, Callable[[Iterable[Line]], Iterator[Line]]]
+"""The most columns, and which lines count."""
+
+# By the pattern of the files' names.
+KINDS: dict[str, Kind] = {"*.md": (120, prose)}
+KINDS |= dict.fromkeys(("*.go", "*.c", "*.h", "*.cpp", "*.cu", "*.cuh", "*.wgsl"), (100, comments))
+KINDS |= dict.fromkeys(("Makefile", ".ci/*", "*.toml", "*.yml", "*.yaml"), (100, hash_comments))
+
+
+def files(pattern: str) -> list[Path]:
+    """The repository's files with such a name."""
+    listed = ["git", "ls-files", "--cached", "--others", "--exclude-standard", pattern]
+    names = subprocess.run(listed, check=True, capture_output=True, text=True).stdout.splitlines()
+    return [path for path in map(Path, names) if path.exists()]
+
+
+def too_wide(path: Path, kind: Kind) -> Iterator[str]:
     """A message for each line of a file that is too wide."""
-    most, counted = KINDS[path.suffix]
+    most, counted = kind
     for number, text in counted(enumerate(path.read_text().splitlines(), 1)):
         if len(text) > most:
             yield f"{path}:{number}: {len(text)} columns, want at most {most}"
 
 
 def main() -> None:
-    patterns = [f"*{kind}" for kind in KINDS]
-    listed = ["git", "ls-files", "--cached", "--others", "--exclude-standard", *patterns]
-    paths = subprocess.run(listed, check=True, capture_output=True, text=True).stdout.splitlines()
-    sys.exit("\n".join(message for path in paths if Path(path).exists() for message in too_wide(Path(path))) or None)
+    wide = [line for pattern, kind in KINDS.items() for path in files(pattern) for line in too_wide(path, kind)]
+    sys.exit("\n".join(wide) or None)
 
 
 if __name__ == "__main__":

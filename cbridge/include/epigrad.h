@@ -72,14 +72,16 @@ enum {
 /* epg_call.flags. A bit that is none of these is EPG_INVALID_PROBLEM. So is a flag, a kind, a
  * parameter, a dim or a gate that the operation does not have. */
 enum {
-  /* *_backward of matmul and linear: add into the weight and bias gradients */
+  /* *_backward of matmul, linear, mlp and gated_mlp: add into the weight and bias gradients */
   EPG_ACCUMULATE = 1,
-  EPG_ALLOW_TF32 = 2, /* matmul and linear: CUDA may compute float32 products in TF32 */
+  /* matmul, linear, mlp, gated_mlp: CUDA may compute float32 products in TF32 */
+  EPG_ALLOW_TF32 = 2,
   /* epg_validate, epg_plan_validate: take a sufficient workspace for granted; running ignores it */
   EPG_ASSUME_WORKSPACE = 4
 };
 
-/* epg_call.gate: which half of gated_activation's input, along dim, is the gate. */
+/* epg_call.gate: which half of gated_activation's input, along dim, or of gated_mlp's weight_in, is
+ * the gate. */
 enum { EPG_GATE_SECOND = 0, EPG_GATE_FIRST = 1 };
 
 /* The most dimensions of a tensor, and the most tensors of a call. */
@@ -99,7 +101,7 @@ typedef struct epg_call {
   int32_t num_parameters; /* 0: the defaults; for lerp, the weight is a tensor */
   /* gated_activation: the dimension that is split; may count from the end */
   int32_t dim;
-  int32_t gate; /* gated_activation: EPG_GATE_SECOND or EPG_GATE_FIRST */
+  int32_t gate; /* gated_activation, gated_mlp: EPG_GATE_SECOND or EPG_GATE_FIRST */
   /* CPU: the most threads to use; 0 lets epigrad choose. A negative number is
    * EPG_INVALID_PROBLEM. */
   int32_t num_threads;
@@ -131,12 +133,17 @@ int32_t epg_run(const epg_call *call);
 /* Returns the status that epg_run would, and touches nothing. */
 int32_t epg_validate(const epg_call *call);
 
-/* Tells what a call needs, from its tensors' geometry alone (no data is read): the workspace is for
- * the outputs that are there, whose strides count, and for contiguous ones in the place of the
- * others that are wanted. wanted has a flag for each output of the op, NULL for all. For output i,
- * ranks[i] is its number of dimensions, or -1 where it is not wanted or cannot exist, and its sizes
- * stand at shapes[i * EPG_MAX_RANK]. There is room for EPG_MAX_OUTPUTS: shapes has EPG_MAX_OUTPUTS
- * * EPG_MAX_RANK entries, ranks EPG_MAX_OUTPUTS. workspace_nbytes may be NULL. */
+/* Tells what a call needs, from its tensors' geometry alone (no data is read). The workspace is for
+ * the call's outputs with their strides, and for contiguous ones in the place of wanted outputs
+ * that the call leaves out. workspace_nbytes may be NULL.
+ *
+ * wanted has a flag for each output of the op, NULL for all. The caller makes room for all outputs:
+ *
+ *   ranks[EPG_MAX_OUTPUTS]
+ *   shapes[EPG_MAX_OUTPUTS * EPG_MAX_RANK]
+ *
+ * ranks[i] is output i's number of dimensions, or -1 where it is not wanted or cannot exist. Its
+ * sizes start at shapes[i * EPG_MAX_RANK]. */
 int32_t epg_infer(const epg_call *call, const uint8_t *wanted, int64_t *shapes, int32_t *ranks, uint64_t *workspace_nbytes);
 
 /* A plan: a problem, validated once, with its kernel chosen. The call describes the problem: data

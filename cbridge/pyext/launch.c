@@ -112,7 +112,7 @@ static PyObject *resolve_negative(PyObject *inputs) {
   Py_INCREF(inputs);
   for (Py_ssize_t i = 0; inputs && i < n; i++) {
     PyObject *item = PyTuple_GetItem(inputs, i);
-    /* read_tensor says why not */
+    /* epg_py_read_tensor says why not */
     if ((PyObject *)Py_TYPE(item) != epg_py.tensor_type && (PyObject *)Py_TYPE(item) != epg_py.parameter_type) continue;
     const int is_negative = ask(item, epg_py.is_neg_name);
     if (is_negative < 0) Py_CLEAR(inputs);

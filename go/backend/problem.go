@@ -38,8 +38,12 @@ type GemmEpilogue struct {
 	Out, Preactivation *tensor.View
 }
 
-// GemmEpilogueBackward is grad_a = g bᵀ, grad_b = aᵀ g and grad_bias = column sums of g, where g =
-// grad_output act'(pre).
+// GemmEpilogueBackward is
+//
+//	g         = grad_output act'(pre)
+//	grad_a    = g bᵀ
+//	grad_b    = aᵀ g
+//	grad_bias = column sums of g
 //
 // Shapes are as in GemmEpilogue; GradA and GradB have the size 1 in the batch dimensions that they
 // are summed over. GradA, GradB and GradBias are nil where they are not wanted. With neither

@@ -2,11 +2,15 @@ package epigrad
 
 import "github.com/epigrad/epigrad/go/op"
 
-// MLP is the feed-forward block act(input weight1ᵀ + bias1) weight2ᵀ + bias2, with input [..., k],
-// weight1 [h, k], weight2 [n, h], biases [h] and [n] or nil, and output [..., n].
+// MLP is a feed-forward block:
 //
-// The hidden activation is never stored: Backward forms it again from the preactivation input
-// weight1ᵀ + bias1 of shape [..., h].
+//	preactivation = input weight1ᵀ + bias1
+//	output        = act(preactivation) weight2ᵀ + bias2
+//
+//	input [..., k],  weight1 [h, k],  bias1 [h],  weight2 [n, h],  bias2 [n],  output [..., n]
+//
+// A bias may be nil. The hidden activation is never stored: Backward forms it again from the
+// preactivation, whose shape is [..., h].
 type MLP[T Element] struct {
 	Input, Weight1, Bias1, Weight2, Bias2 *Tensor[T]
 	// Activation is one of Activations; "" is "none".
@@ -38,12 +42,15 @@ func (p MLP[T]) Backward(gradOutput, preactivation *Tensor[T], g MLPGradients[T]
 		[]*Tensor[T]{g.Input, g.Weight1, g.Bias1, g.Weight2, g.Bias2})
 }
 
-// GatedMLP is the feed-forward block hidden weightOutᵀ + biasOut, where hidden is the gated
-// activation of input weightInᵀ + biasIn: input is [..., k], weightIn [2h, k] and weightOut [n, h],
-// and the biases are [2h] and [n] or nil.
+// GatedMLP is a feed-forward block with a gated activation:
 //
-// The hidden activation is never stored: Backward forms it again from the preactivation input
-// weightInᵀ + biasIn of shape [..., 2h].
+//	preactivation = input weightInᵀ + biasIn
+//	output        = gated(preactivation) weightOutᵀ + biasOut
+//
+//	input [..., k],  weightIn [2h, k],  biasIn [2h],  weightOut [n, h],  biasOut [n],  output [..., n]
+//
+// A bias may be nil. The hidden activation is never stored: Backward forms it again from the
+// preactivation, whose shape is [..., 2h].
 type GatedMLP[T Element] struct {
 	Input, WeightIn, BiasIn, WeightOut, BiasOut *Tensor[T]
 	// Kind is one of GatedKinds.

@@ -43,9 +43,13 @@ func (p Linear[T]) Backward(gradOutput *Tensor[T], saved Saved[T], gradients Lin
 		[]*Tensor[T]{gradients.Input, gradients.Weight, gradients.Bias})
 }
 
-// Matmul is act(a b + bias), with a [..., m, k] or [k], b [k, n], [..., k, n] or [k], and bias [n],
-// a scalar where b is a vector, or nil. Batch dimensions broadcast; a gradient is summed over those
-// that did.
+// Matmul is act(a b + bias):
+//
+//	a     [..., m, k] or [k]
+//	b     [..., k, n], [k, n] or [k]
+//	bias  [n], a scalar where b is a vector, or nil
+//
+// Batch dimensions broadcast; a gradient is summed over those that did.
 type Matmul[T Element] struct {
 	A, B, Bias *Tensor[T]
 	// Activation is one of Activations; "" is "none".

@@ -46,11 +46,16 @@ var activationBackward = operation{
 	},
 }
 
-// A gated activation is out = value * act(gate), where value and gate are the halves of the input
-// along a dimension (torch.nn.functional.glu's convention is the gate second) or, in the product,
-// two tensors of one shape. grad_value = grad_output * act(gate); grad_gate = grad_output * value *
-// act'(gate). grad_bias is grad_input summed, before it is rounded, over all dimensions but the
-// split one: the gradient of a bias that a linear layer added to the input.
+// A gated activation:
+//
+//	out        = value * act(gate)
+//	grad_value = grad_output * act(gate)
+//	grad_gate  = grad_output * value * act'(gate)
+//
+// value and gate are the halves of the input along a dimension (torch.nn.functional.glu's
+// convention is the gate second) or, in the product, two tensors of one shape. grad_bias is
+// grad_input summed, before it is rounded, over all dimensions but the split one: the gradient of a
+// bias that a linear layer added to the input.
 var (
 	gatedActivation = operation{
 		Signature: Signature{"gated_activation", arguments("input"), arguments("out")},

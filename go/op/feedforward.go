@@ -7,10 +7,15 @@ import (
 )
 
 // A feed-forward block is two linear layers with an activation between them, or a gated activation,
-// which halves the last dimension. input is [..., k], weight1 [h, k] (gated: [2h, k]), weight2 [n,
-// h] and out [..., n]; a bias has as many elements as its weight has rows.
+// which halves the last dimension:
 //
-//	preactivation = input weight1ᵀ + bias1,  hidden = act(preactivation),  out = hidden weight2ᵀ + bias2
+//	preactivation = input weight1ᵀ + bias1
+//	hidden        = act(preactivation)
+//	out           = hidden weight2ᵀ + bias2
+//
+//	input [..., k],  weight1 [h, k] (gated: [2h, k]),  weight2 [n, h],  out [..., n]
+//
+// A bias has as many elements as its weight has rows.
 //
 // The hidden activation is never an operand: backward forms it again, and the preactivation too
 // where it is not given. A block is made of calls of other operations (steps), whose tensors

@@ -6,9 +6,15 @@ import (
 	"github.com/epigrad/epigrad/go/tensor"
 )
 
-// lerp is out = start + weight * (end - start), torch.lerp's formula; weight is a tensor or a
-// number, and everything broadcasts. grad_start = (1 - weight) * grad_output, grad_end = weight *
-// grad_output and grad_weight = grad_output * (end - start), each summed to its tensor's shape.
+// lerp, by torch.lerp's formula:
+//
+//	out         = start + weight * (end - start)
+//	grad_start  = (1 - weight) * grad_output
+//	grad_end    = weight * grad_output
+//	grad_weight = grad_output * (end - start)
+//
+// weight is a tensor or a number, and everything broadcasts. Each gradient is summed to its
+// tensor's shape.
 var (
 	lerp = operation{
 		Signature: Signature{"lerp", broadcasting(0, "start", "end", "weight?"), arguments("out")},

@@ -19,7 +19,8 @@ import (
 	"github.com/epigrad/epigrad/go/tensor"
 )
 
-// Gate is where the gate is in the input of a gated activation, along the dimension that is split.
+// Gate is which half is the gate: of a gated activation's input, along the dimension that it
+// splits, or of the rows of gated_mlp's weight_in.
 type Gate int
 
 // The places. The values are those of epigrad.h.
@@ -55,7 +56,7 @@ type Call struct {
 	Parameters []float64
 	// Dim is the dimension that a gated activation splits; it may count from the end.
 	Dim int
-	// Gate is where the gate is along Dim.
+	// Gate is which half is the gate, of gated_activation and gated_mlp.
 	Gate Gate
 	// Accumulate adds into the weight and bias gradients in place of overwriting them.
 	Accumulate bool
@@ -101,8 +102,12 @@ type operation struct {
 	// kinds is the table that its kind is in; nil for lerp, which has none and takes its weight as
 	// a parameter.
 	kinds *kinds
-	// halves: gate says where the gate is. splits: and dim what it is a half of. multiplies: there
-	// is a product. accumulates: there are weight and bias gradients to add to.
+	// What the operation has, and so which fields of a call it takes:
+	//
+	//   halves        a gate, which is one of two halves (Gate)
+	//   splits        a dimension that is cut into the halves (Dim)
+	//   multiplies    a product (AllowTF32)
+	//   accumulates   weight and bias gradients to add to (Accumulate)
 	halves, splits, multiplies, accumulates bool
 	// shapes validates the inputs' geometry and returns each output's shape; nil for one that
 	// cannot exist.
@@ -175,7 +180,7 @@ func arguments(names ...string) []Argument {
 	return list
 }
 
-// broadcasting is arguments of which those from first on broadcast.
+// broadcasting names a signature's arguments as arguments does; those from first on broadcast.
 func broadcasting(first int, names ...string) []Argument {
 	list := arguments(names...)
 	for i := first; i < len(list); i++ {

@@ -254,9 +254,9 @@ func NewPlan(c *Call, exactInputs, exactOutputs []bool) (*Plan, error) {
 	return p, err
 }
 
-// mostWorkspace is what no run needs more than: the kernel's own workspace, and that of the layout
-// that is furthest from contiguous, for a backend that copies operands which its libraries cannot
-// read in place.
+// mostWorkspace returns a workspace that is enough for every run: the kernel's own, or, on a
+// backend that copies operands which its libraries cannot read in place, that of the layout
+// furthest from contiguous.
 func (p *Plan) mostWorkspace() (int64, error) {
 	bytes := p.kernel.WorkspaceBytes()
 	if _, copies := p.kernel.(backend.Stager); !copies {
@@ -275,8 +275,8 @@ func (p *Plan) mostWorkspace() (int64, error) {
 	return bytes, nil
 }
 
-// spread gives every view whose strides a run may change gaps between all its elements, rows and
-// whatever is further out, each of its own size, so that no two dimensions are walked as one.
+// spread returns the views with other strides where a run may change them. In every dimension it
+// leaves a gap of another size, so that no two dimensions are walked as one.
 func spread(views []*tensor.View, exact []bool) []*tensor.View {
 	all := append([]*tensor.View{}, views...)
 	for i, v := range all {

@@ -38,12 +38,13 @@ func (s *sumSearch) add(step, count int64) {
 // hasEqualSums reports whether two different choices of the x give the same sum.
 //
 // Let d be the difference of two such choices and k the first index where it is not 0; exchanging
-// the two makes d[k] > 0. Then Σ step·d = 0 over k and the later j, and with e[j] = d[j] +
-// count[j], which is bounded by 0 and 2·count[j],
+// the two makes d[k] > 0. Then Σ step·d = 0 over k and the later j. With
+//
+//	e[j] = d[j] + count[j],  0 <= e[j] <= 2·count[j]
+//
+// that is, for each k, one question about a bounded sum:
 //
 //	step[k]·(d[k] - 1) + Σ step[j]·e[j] = Σ step[j]·count[j] - step[k]
-//
-// is one question about a bounded sum for each k.
 func (s *sumSearch) hasEqualSums() bool {
 	s.summarize()
 	budget := searchBudget
@@ -150,8 +151,11 @@ func (s *sumSearch) search(k int, low, high int64) bool {
 	return false
 }
 
-// pairHasSum reports whether stepX·x + stepY·y can fall into [low, high] with from <= x <= to and 0
-// <= y <= countY, where every such x leaves a real y in reach.
+// pairHasSum reports whether stepX·x + stepY·y can fall into [low, high] with
+//
+//	from <= x <= to,  0 <= y <= countY
+//
+// where every such x leaves a real y in reach.
 func pairHasSum(stepX, from, to, stepY, countY, low, high int64) bool {
 	if from > to {
 		return false
@@ -159,8 +163,9 @@ func pairHasSum(stepX, from, to, stepY, countY, low, high int64) bool {
 	if high-stepX*from >= stepY*countY || low-stepX*to <= 0 {
 		return true // y = countY with the first x, or y = 0 with the last
 	}
-	// Now the bounds of y hold for every x, and the question is one of residues: with x = from + t,
-	// is (left - stepX·t) mod stepY at most high - low?
+	// Now the bounds of y hold for every x, and the question is one of residues. With x = from + t:
+	//
+	//   (left - stepX·t) mod stepY <= high - low?
 	left := (high - stepX*from) % stepY
 	if left <= high-low {
 		return true
@@ -169,9 +174,12 @@ func pairHasSum(stepX, from, to, stepY, countY, low, high int64) bool {
 	return ok && t <= uint64(to-from)
 }
 
-// firstResidue returns the smallest t with low <= factor·t mod modulus <= high, where 0 < low <=
-// high < modulus and factor < modulus < 2^63. It is Euclid's algorithm: the modulus at least halves
-// from call to call.
+// firstResidue returns the smallest t with
+//
+//	low <= factor·t mod modulus <= high
+//
+// where 0 < low <= high < modulus and factor < modulus < 2^63. It is Euclid's algorithm: the
+// modulus at least halves from call to call.
 func firstResidue(factor, modulus, low, high uint64) (uint64, bool) {
 	if factor > modulus-factor {
 		return firstResidue(modulus-factor, modulus, modulus-high, modulus-low)
@@ -186,9 +194,11 @@ func firstResidue(factor, modulus, low, high uint64) (uint64, bool) {
 	if factor-remainder <= high-low {
 		return quotient + 1, true
 	}
-	// No multiple of factor lies in [low, high], so the modulus is passed: factor·t = modulus·wraps
-	// + something in [low, high], for the smallest number of wraps that makes room for a multiple
-	// of factor.
+	// No multiple of factor lies in [low, high], so factor·t passes the modulus:
+	//
+	//   factor·t = modulus·wraps + something in [low, high]
+	//
+	// for the smallest number of wraps that makes room for a multiple of factor.
 	wraps, ok := firstResidue((factor-modulus%factor)%factor, factor, remainder, high%factor)
 	if !ok {
 		return 0, false

@@ -2,15 +2,22 @@
 // kernels/portable/activation.go. engine.h includes it once for each arithmetic (arithmetic.h),
 // with ARITHMETIC and REGISTERS set.
 //
-// An activation has parts(x, parameters), which is what its value and its slope share (an
-// exponential, above all, and the parameters), value(x, parts), and gradient(g, x, parts) = g
-// act'(x), which is a selection where the activation is piecewise linear, so that relu'(x) = 0 also
-// stops an infinite or NaN g. Where the derivative is a function of the output y,
-// gradient_from_output(g, y) is the same from y. NaN gives NaN; infinities follow PyTorch (NaN
-// where its formula has inf*0): gelu(-inf) = gelu_tanh(-inf) = silu(-inf) = NaN, and the slopes of
-// the three at both infinities NaN.
+// An activation has these functions:
 //
-// To add one, add its four functions and its name to a list.
+//   parts(x, parameters)         what its value and its slope share: above all an exponential,
+//                                and the parameters
+//   value(x, parts)              act(x)
+//   gradient(g, x, parts)        g act'(x)
+//   gradient_from_output(g, y)   the same from y = act(x), where act'(x) is a function of y
+//
+// gradient is a selection where the activation is piecewise linear, so that relu'(x) = 0 also stops
+// an infinite or NaN g.
+//
+// NaN gives NaN. Infinities follow PyTorch: NaN where its formula has inf*0. So gelu, gelu_tanh and
+// silu are NaN at -inf, and their slopes are NaN at both infinities.
+//
+// To add one, add its three functions, four where the slope follows from the output, and its name
+// to a list.
 #ifndef EPG_FOR_EACH_ACTIVATION
 #define EPG_FOR_EACH_ACTIVATION_FROM_OUTPUT(macro) macro(relu) macro(sigmoid) macro(tanh)
 #define EPG_FOR_EACH_ACTIVATION(macro)       \
@@ -77,8 +84,11 @@ INLINE Real A(relu2_gradient)(Real g, Real x, int parts) { return A(relu_gradien
 // The square of 1 + e, which is 1 + e (2+e).
 INLINE Real A(square_of_1_plus)(Real e) { return V(fma)(e, C(2) + e, C(1)); }
 
-// gelu is x Phi(x), Phi(-t) = e^(-t^2/2) W(t). Its slope is Phi(x) + x phi(x): e^(-t^2/2) (W(t) -
-// t/sqrt(2 pi)) on the left and 1 minus that on the right.
+// gelu is x Phi(x), with Phi(-t) = e^(-t^2/2) W(t). Its slope is Phi(x) + x phi(x): on the left
+//
+//   e^(-t^2/2) (W(t) - t/sqrt(2 pi)),  t = |x|
+//
+// and on the right 1 minus that.
 INLINE A(gelu_parts_t) A(gelu_parts)(Real x, PARAMETERS) { return (A(gelu_parts_t)){A(normal_decay)(x), A(tail)(V(abs)(x))}; }
 INLINE Real A(gelu_value)(Real x, A(gelu_parts_t) p) {
   V(m) negative = V(less)(x, C(0));
@@ -112,8 +122,12 @@ INLINE Real A(sigmoid_product)(Real x, Decay decay) {
   return V(select)(negative, A(scaled)(negative, C(1), product, decay), product);
 }
 
-// sigmoid_product_gradient is g times its derivative for an odd v that grows with x, sigmoid(v) (1
-// + x v' sigmoid(-v)), over one denominator. At infinities that is NaN: x e = inf*0.
+// sigmoid_product_gradient is g times the derivative of x sigmoid(v), where v is odd and grows with
+// x:
+//
+//   sigmoid(v) (1 + x v' sigmoid(-v))
+//
+// over one denominator. At infinities it is NaN: x e = inf*0.
 INLINE Real A(sigmoid_product_gradient)(Real g, Real x, Real v_slope, Decay decay) {
   V(m) negative = V(less)(x, C(0));
   Real numerator = V(fma)(x, v_slope, C(1));
@@ -127,8 +141,10 @@ INLINE Decay A(silu_parts)(Real x, PARAMETERS) { return A(decay)(V(abs)(x)); }
 INLINE Real A(silu_value)(Real x, Decay decay) { return A(sigmoid_product)(x, decay); }
 INLINE Real A(silu_gradient)(Real g, Real x, Decay decay) { return A(sigmoid_product_gradient)(g, x, C(1), decay); }
 
-// gelu_tanh is x (1 + tanh(u))/2 = x sigmoid(v) with v = 2u = c1 x + c3 x^3, c1 = 2 sqrt(2/pi) and
-// c3 = 0.044715 c1.
+// gelu_tanh is
+//
+//   x (1 + tanh(u))/2 = x sigmoid(v)
+//   v = 2u = c1 x + c3 x^3,  c1 = 2 sqrt(2/pi),  c3 = 0.044715 c1
 INLINE Decay A(gelu_tanh_parts)(Real x, PARAMETERS) { return A(gelu_tanh_decay)(x); }
 INLINE Real A(gelu_tanh_value)(Real x, Decay decay) { return A(sigmoid_product)(x, decay); }
 INLINE Real A(gelu_tanh_gradient)(Real g, Real x, Decay decay) {

@@ -9,7 +9,8 @@
 
 #include "activation_table.h"
 
-// a b 2^k with one rounding, whatever numbers are denormal, on no processor slowly.
+// f_scale_product is a b 2^k, rounded once. It is fast on all processors, also where numbers are
+// denormal.
 INLINE f_v f_scale_product(f_v a, f_v b, f_v k) {
   return f_rounded(d_scale_normal(d_low(a) * d_low(b), d_low(k)), d_scale_normal(d_high(a) * d_high(b), d_high(k)));
 }
@@ -26,11 +27,13 @@ INLINE void f_store_wide(double *p, f_v x) {
 #define V(name) JOIN(REGISTERS, name)
 #define A(name) JOIN(ARITHMETIC, name)
 
-// A decay is e^-v for v >= 0: e, for sums with 1, which is zero where it is far too small for
-// those; and m, of which results are formed that fall towards zero with it. scaled(where, g, x,
-// decay) makes g times such a result of an x that was formed of m; lanes outside of the mask
-// `where` are open. m is zero where nothing would be left of e times what it is multiplied with, g
-// among it.
+// A decay is e^-v for v >= 0. Its members are
+//
+//   e   for sums with 1; zero where it is far too small to change one
+//   m   for results that fall towards zero with e^-v; zero where every such result underflows
+//
+// A formula makes an x from m, and scaled(where, g, x, decay) makes the result from x, times g.
+// Lanes outside of the mask `where` are undefined.
 //
 // Intel's processors are slow where numbers are multiplied that are denormal or become so, and
 // where a number is scaled to a denormal one, or to nothing; not where it is converted to one. So

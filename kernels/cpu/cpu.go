@@ -51,8 +51,8 @@ const (
 	Group = 16
 	// Block is the most elements that sums are formed of at a time.
 	Block = 512
-	// LeastExponents is what the exponents of two panels' smallest numbers are together, at least,
-	// where pairs are multiplied as such.
+	// LeastExponents is the least sum of the exponents of two panels' smallest numbers for which
+	// the instruction for pairs multiplies them.
 	LeastExponents = 2*127 - 100
 )
 
@@ -158,8 +158,8 @@ type Packing struct {
 	Smallest []int16
 }
 
-// Panels are packed numbers of a form: rows of so many bytes, which are whole registers, a stride
-// apart.
+// Panels are packed numbers of a form: Rows rows, Stride bytes apart, of Bytes bytes, which are
+// whole registers.
 type Panels struct {
 	Form                Form
 	At                  unsafe.Pointer
@@ -170,8 +170,8 @@ type Panels struct {
 // block.
 type Cut struct{ Height, Width, Uncut, Down, Across, Tasks, Scratch int64 }
 
-// Crew is the threads that share the tasks of one call: epg_crew. Those of an OpenMP runtime's
-// team, by the entry to it, or those that make the call, as many at most.
+// Crew is the threads that share the tasks of one call, Members at most: epg_crew. With Parallel,
+// the entry of an OpenMP runtime, they belong to its team; without it they make the call.
 type Crew struct {
 	Parallel      unsafe.Pointer
 	Team, Members int64

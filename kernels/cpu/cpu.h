@@ -21,11 +21,11 @@ enum {
   // EPG_GROUP elements are what a kernel is called for at least: a multiple of every register's
   // width.
   EPG_GROUP = 16,
-  // EPG_BLOCK is the most elements that sums are formed or finished of at a time; without sums, as
-  // many of a run are gathered as fit into so many doubles.
+  // EPG_BLOCK is the most elements that are computed at a time for sums. Without sums a block holds
+  // as many elements as fit into EPG_BLOCK doubles.
   EPG_BLOCK = 512,
-  // EPG_LEAST_EXPONENTS is what the exponents of two panels' smallest numbers are together, at
-  // least, where pairs are multiplied as such (gemm.h).
+  // The instruction for pairs multiplies two panels if the exponents of their smallest numbers, as
+  // they are stored, sum to EPG_LEAST_EXPONENTS or more (gemm.h).
   EPG_LEAST_EXPONENTS = 2 * 127 - 100,
   // EPG_MOST_PARAMETERS is the most parameters of a kind (go/activation).
   EPG_MOST_PARAMETERS = 4,
@@ -119,14 +119,14 @@ typedef struct {
 // elements are summed in pieces of `piece` at most, each in `chunks` parts. Results are walked by
 // `to`, over all that stays.
 //
-// Without `lanes` a task adds, for the chunk's part of `rows_count` rows, the elements of `inner`
-// that belong to its piece: `terms` runs of `run` elements to as many totals, or, if there are
-// several rows, each element to its own. With `lanes`, `inner` holds all that goes, rows_count of
-// it, around a run that stays; its elements are added in turn to so many totals, of which every
-// `run`th is of the same sum.
+// Without `lanes` a task adds the elements of `inner` that belong to its piece, for the chunk's
+// part of `rows_count` rows. It adds `terms` runs of `run` elements to `run` totals; if there are
+// several rows, it adds each element to a total of its own.
 //
-// A task's totals are `width` doubles for each output that is summed, with as many behind them for
-// their errors: EPG_GROUP more than are added to, whatever their number (sums).
+// With `lanes`, `inner` holds `rows_count` runs, whose `run` elements stay. A task adds the
+// elements of its chunk in turn to `lanes` totals. Every `run`th total belongs to the same sum.
+//
+// A task has `width` totals for each output that is summed, and `width` doubles behind them (sums).
 typedef struct {
   int64_t dtype, accumulate;
   int64_t summed[EPG_OUTPUTS];  // 0 or 1
@@ -138,9 +138,9 @@ typedef struct {
   epg_loops outer, rows, inner, to;
 } epg_sums;
 
-// epg_crew is the threads that share a call's tasks: `members` of them at most, each taking the
-// next until none is left. With `parallel`, the entry of an OpenMP runtime, they are of its team of
-// `team` threads; else they are those that make the call.
+// epg_crew is the threads that share a call's tasks, `members` at most. Each takes the next task
+// until none is left. With `parallel`, the entry of an OpenMP runtime, they belong to its team of
+// `team` threads. Without it they are the threads that make the call.
 typedef struct {
   void (*parallel)(void (*member)(void *), void *data, unsigned threads, unsigned flags);
   int64_t team, members;
@@ -159,9 +159,9 @@ typedef struct {
   } kernels[4];  // by dtype
   // elementwise computes the elements [first, first+count) of a walk.
   void (*elementwise)(epg_kernel *, const epg_loops *, int64_t first, int64_t count, const double *parameters, char *const *at);
-  // sum adds up one task of a pass, in totals whose content is lost; finish_sums makes results of a
-  // column's, which is a piece of an index over outer: those of all its chunks, one after the
-  // other.
+  // sum adds up one task of a pass, and overwrites its totals. finish_sums makes the results of a
+  // column, which is a piece of an index over outer, from the totals of its chunks, which lie one
+  // behind the other.
   void (*sum)(epg_kernel *, const epg_sums *, int64_t task, const double *parameters, char *const *at, double *totals);
   void (*finish_sums)(const epg_sums *, int64_t column, double *totals, char *const *to);
   // A tile is made of panels of left_width rows of the left operand and right_width of the right

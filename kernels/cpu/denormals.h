@@ -1,16 +1,16 @@
 // How products avoid denormal numbers: packed operands are lifted, which is to multiply them by a
 // power of two, and sums are divided by it. gemm.h includes it.
 //
-// Intel's processors are slow with denormal numbers, and instructions for bfloat16 take what is
-// below 2^-126 for zeros. The powers are too small to make anything infinite. So the same bits come
-// out, but for sums of which a denormal rounding on the way is left out.
+// Intel's processors are slow with denormal numbers, and instructions for bfloat16 take numbers
+// below 2^-126 for zeros. The powers are too small to make a number infinite. So sums have the same
+// bits with and without lifting, unless a sum without it would be rounded where it is denormal.
 #pragma once
 
 #include "arithmetic.h"
 #include "cpu.h"
 
-// Numbers as integers of so many bits: their magnitudes are in order, exponents follow `digits`
-// bits.
+// largest_float32 and its like return the exponent of the largest magnitude. They compare numbers
+// as integers without their signs; the exponent stands above `digits` bits.
 #define LARGEST(form, T, digits)                                          \
   TARGET static int64_t largest_##form(const char *from, int64_t bytes) { \
     T most = 0;                                                           \
@@ -26,8 +26,9 @@ LARGEST(float32, uint32_t, 23)
 LARGEST(float64, uint64_t, 52)
 LARGEST(bfloat16, uint16_t, 7)
 
-// A float is scaled as a double where it is denormal or becomes so: those who lift are the
-// processors that are slow there.
+// A register of floats is scaled as doubles if one of its numbers is denormal or becomes so:
+// Intel's processors are slow to scale such floats. Other processors lift pairs, and scale them the
+// same way.
 typedef struct {
   f_v k, least;
 } float_lift;

@@ -2,8 +2,8 @@
 // engine.h includes it. Where there is AMX, gemm_amx.h has kernels of its own.
 //
 // Every sum is formed in the order of the depth, in parts of one length that are added up: tiles,
-// panels and threads have no influence. Where operands are lifted (denormals.h), only what was
-// denormal on the way is another sum.
+// panels and threads have no influence. Lifted operands (denormals.h) change only sums that were
+// formed from denormals.
 #pragma once
 
 #include "denormals.h"
@@ -116,8 +116,8 @@ INLINE int16_t exponent_of_smallest(__m512i less_1) {
 #undef LOAD_LINES
 #endif
 
-// What a panel kernel prefetches for the next ones: panels, so many bytes of each at every step of
-// the depth.
+// The panels that a panel kernel prefetches for the next ones. At every step of the depth it moves
+// on by left_step and right_step bytes.
 typedef struct {
   const char *left, *right;
   int64_t left_step, right_step;
@@ -225,9 +225,9 @@ PANEL_KERNELS(multiply_halves, f, TARGET, f_fuse_halves)
 enum { amx_width = 0, amx_part = 0 };
 #endif
 
-// kernel_for returns the kernel for so many rows and registers of a row, which AMX's tiles have two
-// of in any case. as_floats is for forms of bfloat16 only, and exchanged makes a difference to
-// float16's tiles only.
+// kernel_for returns the panel kernel for `height` rows of `wide` registers; AMX's kernels always
+// have two registers in a row. as_floats is for forms of bfloat16 only. exchanged makes a
+// difference to float16's tiles only.
 static panel_kernel *kernel_for(int64_t form, int64_t height, int64_t wide, int as_floats, int exchanged) {
   (void)as_floats;
   (void)exchanged;

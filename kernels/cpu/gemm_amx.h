@@ -1,12 +1,14 @@
 // Kernels that multiply panels of half types on AMX's tiles, and the same without tiles. gemm.h
 // includes it in engines with AMX.
 //
-// A panel is 32 rows of either operand, as words of two neighbours of the depth, which is filled up
-// with zeros to multiples of 32 elements: for each 32 elements, for each term, two tiles, of the
-// left operand of 16 rows x 16 words, of the right one of 16 words x 16 rows.
+// A panel is 32 rows of an operand. A word holds two neighbours of the depth, which is padded with
+// zeros to a multiple of 32 elements. For each 32 elements and each term a panel has two tiles:
 //
-// bfloat16 is one term. A float16 is the sum of two bfloat16: what its first 8 digits are, and the
-// rest, which has 3 at most, down to 2^-24. All four products of terms are exact and are added.
+//   left operand    16 rows x 16 words
+//   right operand   16 words x 16 rows
+//
+// A bfloat16 is one term. A float16 is the sum of two bfloat16 terms: its first 8 digits, and the
+// rest of 3 at most, down to 2^-24. All four products of terms are exact and are added.
 #pragma once
 
 #include <math.h>
@@ -51,10 +53,12 @@ INLINE void prefetch_tiles(const prefetch *next, int64_t step) {
     TILES_STORE_SUMS(height)                                                                                                            \
   }
 
-// The four products of a step, one term being loaded anew for each: first terms; the left one's
-// first by the right one's second; second terms; and the left one's second by the right one's
-// first. Where operands are exchanged, second and fourth are too, so that every sum is formed as if
-// they were not.
+// The four products of a step, in this order, by the terms of the left and the right operand:
+//
+//   first x first,  first x second,  second x second,  second x first
+//
+// Each but the first loads one term anew. Where operands are exchanged, the second product and the
+// fourth are too, so that every sum is formed as if the operands were not.
 #define FLOAT16_TILES_KERNEL(way, height, load_for_second, load_for_third, load_for_fourth)                                              \
   TARGET_AMX static void multiply_float16_##way##_##height(int64_t depth, const void *left_at, const void *right_at, const places *sums, \
                                                            const prefetch *next) {                                                       \

@@ -1,15 +1,16 @@
 // Packing of one form into panels. gemm.h includes it once for each, with FORM (its name), STORAGE
 // (what is loaded), UNIT (bytes of what becomes one element of a panel), ELEMENT (bytes of an
 // element of the matrix), and REGISTERS set, which it undefines. Pairs are units of two elements.
-// LOAD_LINES loads; FOUND, NOTHING_FOUND, FIND and TELL are what is found out about a panel on the
-// way. Those stay defined.
+// LOAD_LINES loads. FOUND, NOTHING_FOUND, FIND and TELL examine a panel's numbers on the way. Those
+// stay defined.
 //
-// Rows, or steps of the depth, mostly lie so far apart that a processor does not see by itself what
-// will be read next: it is asked for, and so is what will be written.
+// Rows, or steps of the depth, mostly lie too far apart for the hardware's prefetcher. So packing
+// prefetches what it will read and what it will write.
 
-// pack_rows packs units [k, end) of n panels where rows are contiguous, side by side, so that what
-// is read lies in longer pieces; or of one, which may reach over the operand's last row. `next` is
-// how far from there that lies which is read after.
+// pack_rows packs units [k, end) of n panels whose rows are neighbours in memory, side by side, so
+// that it reads longer pieces. With `whole` all of these rows are the operand's; without it n is 1,
+// and the panel may reach over the operand's last row. `next` is the distance in bytes from a line
+// to the line to prefetch.
 INLINE void JOIN(pack_rows, FORM)(const int n, const int whole, const int left, const int width, const epg_operand *p, int64_t panel, int64_t k, int64_t end,
                                   int64_t next, const char *from, char *to, FOUND *found) {
   enum { lanes = V(lanes), per_unit = UNIT / ELEMENT, ahead = 16 };
@@ -49,8 +50,8 @@ INLINE void JOIN(pack_rows, FORM)(const int n, const int whole, const int left, 
   for (int i = 0; i < n; i++) found[i] = seen[i];
 }
 
-// pack_squares packs a panel otherwise: where the depth is contiguous a square of registers is
-// transposed at a time, what is neither or reaches over an edge is gathered first.
+// pack_squares packs any other panel, and transposes a square of registers at a time. It gathers
+// the square first where the depth is not contiguous, or where the square reaches over an edge.
 INLINE void JOIN(pack_squares, FORM)(const int left, const int width, const epg_operand *p, int64_t panel, const char *from, char *to, FOUND *found) {
   enum { lanes = V(lanes), per_unit = UNIT / ELEMENT, ahead = 32 };
   typedef V(real) T;

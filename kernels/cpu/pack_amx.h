@@ -7,7 +7,7 @@ INLINE f_m is_finite(f_v x) { return f_less(f_abs(x), f_set(INFINITY)); }
 INLINE __mmask16 is_infinite(f_v x) { return _mm512_cmpeq_epi32_mask(bits_of(f_abs(x)), bits_of(f_set(INFINITY))); }
 INLINE f_v second_term(f_v x) { return _mm512_maskz_sub_ps(is_finite(x), x, first_term(x)); }
 
-// special is what a panel has that tiles cannot do.
+// special is what packing finds of a panel's numbers that tiles cannot multiply.
 typedef struct {
   __m512i least;       // of bfloat16: magnitudes less 1, so that zero becomes the largest
   __mmask16 infinite;  // of float16
@@ -131,8 +131,8 @@ INLINE void block_of_rows(const int terms, const int transposed, const char **li
   }
 }
 
-// smallest_of is what is kept of a panel's special numbers (epg_engine.pack). What earlier parts
-// have left in the sums is as small as their numbers made it.
+// smallest_of returns the number that packing keeps of a panel (epg_engine.pack). Sums of bfloat16
+// hold products of earlier parts of the depth too, so the smallest number of all parts counts.
 INLINE int16_t smallest_of(const int terms, const special *found, int again, int16_t before) {
   if (terms == 2) return found->infinite ? not_for_amx : nothing_tiny;
   const int16_t least = exponent_of_smallest(found->least);

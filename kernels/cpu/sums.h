@@ -105,8 +105,9 @@ TARGET static int64_t fold(double *totals, double *errors, int64_t lanes, int64_
   return lanes;
 }
 
-// finish_part makes results of totals from `begin` on, chunk after chunk: total and error, unless
-// that means nothing since the total is infinite or NaN.
+// finish_part makes n results of the totals from `begin` on, and adds up chunk after chunk. A
+// result is total plus error; it is the total alone where that is infinite or NaN, since the error
+// means nothing there.
 INLINE void finish_part(const epg_sums *q, int64_t begin, int64_t n, double *totals, int64_t each, int output, place *p) {
   const int64_t size = q->to.element_size, whole = whole_groups(n);
   double total[EPG_BLOCK], error[EPG_BLOCK];
@@ -114,7 +115,7 @@ INLINE void finish_part(const epg_sums *q, int64_t begin, int64_t n, double *tot
   memset(error, 0, whole * sizeof *error);
   for (int64_t chunk = 0; chunk < q->chunks; chunk++) {
     double *from = totals + chunk * each + begin, *errors = from + q->width;
-    // Every so many totals are of the same `run` sums.
+    // `same` neighbouring totals belong to `run` sums.
     int64_t count = n, same = q->run;
     if (q->lanes)
       count = same = fold(from, errors, q->lanes, q->run);
@@ -145,7 +146,7 @@ INLINE void finish_part(const epg_sums *q, int64_t begin, int64_t n, double *tot
   move(&q->to, p, output, n, data, 1);
 }
 
-// finish_sums makes results of a column's totals, so many at a time.
+// finish_sums makes the results of a column's totals, EPG_BLOCK at a time.
 TARGET static void finish_sums(const epg_sums *q, int64_t column, double *totals, char *const *to) {
   const part t = part_of(q, column * q->chunks);
   int64_t each = 0;

@@ -15,15 +15,17 @@
 // Elements are computed `each` at a time.
 void epg_elementwise(const epg_engine *, epg_crew *, epg_kernel *, const epg_loops *, int64_t first, int64_t count, int64_t each, const double *parameters,
                      EPG_ADDRESSES);
-// Totals are one task's for each member of the crew, or, if there are several chunks, every task's,
-// and `done`, zeros, counts those of each column.
+// With one chunk, `totals` has room for one task of each member of the crew. With several chunks it
+// has room for every task, and `done`, which starts as zeros, counts each column's tasks that
+// ended.
 void epg_sum(const epg_engine *, epg_crew *, epg_kernel *, const epg_sums *, int64_t columns, const double *parameters, EPG_ADDRESSES, char *to0, char *to1,
              char *to2, double *totals, int32_t *done);
 // Both operands are packed, or one: the other is NULL.
 void epg_pack(const epg_engine *, epg_crew *, const epg_operand *left, const char *left_from, char *left_to, int16_t *left_smallest, const epg_operand *right,
               const char *right_from, char *right_to, int16_t *right_smallest);
-// Of `rows` of packed numbers, so many bytes of each and the rows a stride apart: the exponent of
-// the largest magnitude, and numbers multiplied by a power of two.
+// epg_largest returns the exponent of the largest magnitude among packed numbers; epg_lift
+// multiplies them by a power of two. The numbers are the first `bytes` of each of `rows`, a stride
+// apart.
 int64_t epg_largest(const epg_engine *, epg_crew *, int64_t form, const char *from, int64_t rows, int64_t bytes, int64_t stride);
 void epg_lift(const epg_engine *, epg_crew *, int64_t form, char *at, int64_t rows, int64_t bytes, int64_t stride, int64_t powers);
 void epg_multiply(const epg_engine *, epg_crew *, const epg_tile *block, const epg_cut *, const char *left, const char *right, const int16_t *left_smallest,

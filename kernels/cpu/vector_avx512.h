@@ -99,9 +99,12 @@ INLINE f_v f_rounded(d_v low, d_v high) { return _mm512_insertf32x8(_mm512_castp
 // Storage. Stores round to nearest even; NaN stays NaN.
 INLINE f_v f_load_float32(const void *p) { return _mm512_loadu_ps(p); }
 INLINE f_v f_load_float16(const void *p) { return _mm512_cvtph_ps(_mm256_loadu_si256(p)); }
-// A bfloat16 is the upper half of a lane, to which a permutation brings it: number i to place 2 i +
-// 1, or back. The upper half of the numbers' register is zero, and not left open, since clang would
-// take it from a register that the iteration before wrote, and so wait for that.
+// A bfloat16 is the upper half of a lane. A permutation moves number i there, to place
+//
+//   2 i + 1
+//
+// and back. The upper half of the numbers' register is zero. If it were undefined, clang would take
+// it from a register that the iteration before wrote, and so wait for that.
 static const uint16_t to_upper_halves[32] = {0, 0, 0, 1, 0, 2, 0, 3, 0, 4, 0, 5, 0, 6, 0, 7, 0, 8, 0, 9, 0, 10, 0, 11, 0, 12, 0, 13, 0, 14, 0, 15};
 static const uint16_t from_upper_halves[32] = {1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31};
 INLINE f_v f_load_bfloat16(const void *p) {

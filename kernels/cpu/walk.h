@@ -13,15 +13,20 @@ typedef struct {
   char *data[EPG_OPERANDS], *wide[EPG_OUTPUTS];
 } block;
 
-// sums are where the wide results go, NULL where there are none. A block's elements are added in
-// turn to the totals from a column on; or, with `lanes`, to all of them, from the first again when
-// there are no more; or, where `terms` is more than 1, so many runs of `run` elements to as many
-// totals.
+// sums are the totals that wide results are added to, NULL for an output that is not summed. A
+// block's elements are added in one of three ways:
 //
-// Totals are `width`, of which the last EPG_GROUP are room for the padding of a column's end, which
-// is anywhere; and as many behind them for their errors, if they are kept: of float64. What float32
-// loses in double is far below its own rounding, and so is what half types lose in float over few
-// terms, which are then added to the totals. Until then they lie where errors would.
+//   plain       each element to a total of its own, in turn, from a column on
+//   lanes > 0   each element to the next of `lanes` totals; behind the last comes the first again
+//   terms > 1   `terms` runs of `run` elements to the same `run` totals
+//
+// An output has `width` totals. Elements are added in whole groups, so the last EPG_GROUP totals
+// are room for padding. Behind the totals lie `width` more doubles, whose use depends on the dtype:
+//
+//   float64      the errors of the totals' additions
+//   float32      none: what a double loses is far below the rounding of float32
+//   half types   sums of few rows, as floats, which add_few then adds to the totals; what a float
+//                loses over so few terms is far below the rounding of a half type
 typedef struct {
   double *total[EPG_OUTPUTS];
   int64_t width, lanes, terms, run;
@@ -64,7 +69,7 @@ INLINE int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
       memcpy(to + r * to_run + i * to_stride, &element, sizeof element);       \
     }
 
-// fill copies an element of 2, 4 or 8 bytes over so many, which are a register's at least.
+// fill repeats an element of 2, 4 or 8 bytes over `bytes` bytes, which are a register's at least.
 TARGET static void fill(char *to, const char *element, int64_t bytes, int64_t size) {
   uint64_t word = 0;
   memcpy(&word, element, size);
@@ -142,7 +147,7 @@ TARGET static void add_floats(const sums *s, block *b, int64_t column, int64_t n
   }
 }
 
-// add_few adds to the totals what few rows came to.
+// add_few adds the sums of a few rows to the totals, and clears them.
 TARGET static void add_few(const sums *s) {
   for (int output = 0; output < EPG_OUTPUTS; output++) {
     if (!s->total[output]) continue;
@@ -350,8 +355,8 @@ TARGET static void gather_runs(epg_kernel *kernel, block *b, const walker *w, co
 // short_run is the elements of a run up to which several at a time are gathered.
 enum { short_run = EPG_BLOCK / 4 };
 
-// walk computes [first, first+count), the innermost runs one by one if they are long. Sums are from
-// their first total on.
+// walk computes the elements [first, first+count): the innermost runs one by one if they are long,
+// otherwise through blocks. It adds them to the sums' totals from the first on.
 TARGET static void walk(epg_kernel *kernel, block *b, const walker *w, int64_t first, int64_t count, const double *parameters, char *const *base,
                         const sums *s) {
   const epg_loops *l = w->loops;

@@ -1,14 +1,19 @@
 // The activations: one struct each, by the name of its row in go/activation, with the formulas of
 // kernels/portable/activation.go.
 //
-// An activation has parts(x, parameters), which is what its value and its slope share (an
-// exponential, above all, and the parameters), value(x, parts), and gradient(g, x, parts) = g
-// act'(x), which is a selection where the activation is piecewise linear, so that relu'(x) = 0 also
-// stops an infinite or NaN g. Where the derivative is a function of the output y,
-// gradient_from_output(g, y) is the same from y. It is cheap where the machine computes it while it
-// waits for memory. NaN gives NaN; infinities follow PyTorch (NaN where its formula has inf*0):
-// gelu(-inf) = gelu_tanh(-inf) = silu(-inf) = NaN, and the slopes of the three at both infinities
-// NaN.
+// An activation has these functions:
+//
+//   parts(x, parameters)         what its value and its slope share: above all an exponential,
+//                                and the parameters
+//   value(x, parts)              act(x)
+//   gradient(g, x, parts)        g act'(x)
+//   gradient_from_output(g, y)   the same from y = act(x), where act'(x) is a function of y
+//
+// gradient is a selection where the activation is piecewise linear, so that relu'(x) = 0 also stops
+// an infinite or NaN g. cheap says that a GPU computes it while it waits for memory.
+//
+// NaN gives NaN. Infinities follow PyTorch: NaN where its formula has inf*0. So gelu, gelu_tanh and
+// silu are NaN at -inf, and their slopes are NaN at both infinities.
 //
 // To add one, add a struct and its name to the list.
 #pragma once
@@ -81,8 +86,11 @@ struct relu2 : relu<A> {
   EPG_FORMULA Real gradient(Real g, Real x, Parts parts) { return relu<A>::gradient(g * (2 * x), x, parts); }
 };
 
-// gelu is x Phi(x), Phi(-t) = e^(-t^2/2) W(t). Its slope is Phi(x) + x phi(x): e^(-t^2/2) (W(t) -
-// t/sqrt(2 pi)) on the left and 1 minus that on the right.
+// gelu is x Phi(x), with Phi(-t) = e^(-t^2/2) W(t). Its slope is Phi(x) + x phi(x): on the left
+//
+//   e^(-t^2/2) (W(t) - t/sqrt(2 pi)),  t = |x|
+//
+// and on the right 1 minus that.
 template <class A>
 struct gelu {
   using Real = typename A::Real;

@@ -209,8 +209,9 @@ struct Exact : Base {
 
   static __device__ __forceinline__ Decay decay(Real t) { return decay(t, Real(0)); }
 
-  // decay returns e^-(t+low) for t >= 0 and |low| <= ulp(t), 0 beyond decay_limit, NaN for NaN: -t
-  // = r - n ln2 with |r| <= ln2/2.
+  // decay returns e^-(t+low) for t >= 0 and |low| <= ulp(t), 0 beyond decay_limit, NaN for NaN, by
+  //
+  //   -t = r - n ln2,  |r| <= ln2/2
   static __device__ __forceinline__ Decay decay(Real t, Real low) {
     bool beyond = Base::is_beyond(t);
     if (beyond) t = Base::decay_limit;

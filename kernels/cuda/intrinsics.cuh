@@ -105,8 +105,8 @@ __device__ __forceinline__ void wait_for_previous() {
 }
 
 // copy_ahead starts a copy of 16 bytes to shared memory, for the thread that asks for it alone.
-// Copies belong to the group that the next close_group closes; wait_for_groups waits for all groups
-// but the last so many.
+// Copies belong to the group that the next close_group closes. wait_for_groups<n> waits for all
+// groups but the last n.
 __device__ __forceinline__ void copy_ahead(uint4 *to, const void *from) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(static_cast<uint32_t>(__cvta_generic_to_shared(to))), "l"(from));
 }

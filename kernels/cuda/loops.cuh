@@ -26,9 +26,12 @@ constexpr int block_threads_log2 = 8;
 constexpr int vector_threads = 128;
 constexpr int max_rank = 8;
 
-// Divisor divides numbers below 2^63 by size with one multiplication: multiplier =
-// floor(2^(63+l)/size) + 1 and shift = l - 1, where 2^l is the power of two from size on. A size of
-// 1 has the multiplier 0 (Granlund and Montgomery 1994, https://doi.org/10.1145/178243.178249).
+// Divisor divides numbers below 2^63 by size with one multiplication (Granlund and Montgomery 1994,
+// https://doi.org/10.1145/178243.178249):
+//
+//   multiplier = floor(2^(63+l)/size) + 1,  shift = l - 1
+//
+// where 2^l is the least power of two that is not below size. A size of 1 has the multiplier 0.
 struct Divisor {
   uint64_t multiplier;
   int64_t size;
@@ -59,8 +62,8 @@ struct Elementwise {
 };
 static_assert(sizeof(Elementwise<2>) == 2 * 8 + 4 * 8 + 16 + 2 * 64 + 9 * 24 + 16, "go/backend/cuda has the same layout");
 
-// advance adds to offsets what index contributes that counts through the dimensions from `first`
-// on.
+// advance adds the offset of an index to each operand's. The index counts through the dimensions
+// from `first` on, as if they were one.
 template <int operands>
 __device__ __forceinline__ void advance(int64_t (&offsets)[operands], int64_t index, int first, int rank, const Divisor (&dims)[max_rank],
                                         const int64_t (&strides)[operands][max_rank]) {

@@ -45,7 +45,7 @@ static_assert(sizeof(Reduction<2, 1>) == 3 * 8 + 4 * 8 + 6 * 8 + 17 * 24 + 4 * 6
 // Vectors says which dimension vectors are along. Along the reduced one a vector is a unit.
 enum class Vectors { none, along_kept, along_reduced };
 
-// locate adds to offsets what a reduced index contributes.
+// locate sets offsets to those of a row plus those of a reduced index.
 template <int operands, int outputs>
 __device__ __forceinline__ void locate(int64_t (&offsets)[operands], const int64_t (&row)[operands], int64_t index, const Reduction<operands, outputs> &p) {
   if (p.reduced_rank == 1) {
@@ -62,10 +62,11 @@ __device__ __forceinline__ void locate(int64_t (&offsets)[operands], const int64
 template <class Operation>
 constexpr int stages = Operation::inputs == 1 ? 4 : 3;
 
-// stream calls add(inputs, outputs' pointers) for `count` vectors, each a step behind the last.
-// Inputs come through shared memory, so that the next are on their way while one is computed with:
-// the loads of one iteration do not keep the memory busy. slots is the thread's part of [stages,
-// inputs, threads].
+// stream calls add(inputs, outputs' pointers) for `count` vectors, each a step behind the last. It
+// copies inputs to shared memory some iterations ahead, since the loads of one iteration do not
+// keep the memory busy. slots is the thread's part of
+//
+//   [stages, inputs, threads]
 template <class Operation, class Add>
 __device__ __forceinline__ void stream(char *(&pointers)[Operation::operands], const int64_t (&steps)[Operation::operands], int count, uint32_t broadcast,
                                        uint4 *slots, Add add) {

@@ -7,9 +7,13 @@ func Gated(f *Formula, out, value, gate []float64) {
 	}
 }
 
-// GatedBackward writes grad_value = grad_output * act(gate) and grad_gate = (grad_output * value) *
-// act'(gate), in the order of operations that PyTorch's autograd has, so that infinities meet zeros
-// in the same places. A nil gradient is not computed.
+// GatedBackward writes
+//
+//	grad_value = grad_output * act(gate)
+//	grad_gate  = (grad_output * value) * act'(gate)
+//
+// in the order of operations that PyTorch's autograd has, so that infinities meet zeros in the same
+// places. A nil gradient is not computed.
 func GatedBackward(f *Formula, gradValue, gradGate, gradOutput, value, gate []float64) {
 	if gradValue != nil {
 		for i, g := range gradOutput {

@@ -1,12 +1,16 @@
-// The activations: for each row of go/activation its value, value_x(x), its gradient, gradient_x(g,
-// x) = g act'(x), and where the derivative is a function of the output y the same from y,
-// gradient_from_output_x(g, y). The formulas are those of kernels/portable/activation.go, in
-// float32 to a few units in the last place of the result, tails included. NaN gives NaN; infinities
-// follow PyTorch (NaN where its formula has inf*0).
+// The activations: for each row NAME of go/activation
 //
-// Where a product is added to something, fma says so: a compiler may fuse the two or not, and would
-// do so in one kernel and not in the next. It may also round fma twice, so that whatever must be
-// exact is exact either way. APPROXIMATE says that what is stored has 16 bits: there 16 right ones,
+//   value_NAME(x)                     act(x)
+//   gradient_NAME(g, x)               g act'(x)
+//   gradient_from_output_NAME(g, y)   the same from y = act(x), where act'(x) is a function of y
+//
+// The formulas are those of kernels/portable/activation.go, in float32. They are right to a few
+// units in the last place of the result, tails included. NaN gives NaN. Infinities follow PyTorch:
+// NaN where its formula has inf*0.
+//
+// Products that are added to something are written as fma. Without it a compiler may fuse the two
+// in one kernel and not in the next. A compiler may also round fma twice: code that must be exact
+// is exact either way. APPROXIMATE says that results are stored in 16 bits: there 16 correct bits,
 // tails included, are enough.
 //
 // To add one, add its functions. Its parameters are params.parameters, in the order of its row.
@@ -126,8 +130,11 @@ fn gradient_leaky_relu(g: f32, x: f32) -> f32 { return select(params.parameters.
 fn value_relu2(x: f32) -> f32 { return value_relu(x) * value_relu(x); }
 fn gradient_relu2(g: f32, x: f32) -> f32 { return gradient_relu(g * (2.0 * x), x); }
 
-// gelu is x Phi(x), Phi(-t) = e^(-t^2/2) W(t). Its slope is Phi(x) + x phi(x): e^(-t^2/2) (W(t) -
-// t/sqrt(2 pi)) on the left and 1 minus that on the right.
+// gelu is x Phi(x), with Phi(-t) = e^(-t^2/2) W(t). Its slope is Phi(x) + x phi(x): on the left
+//
+//   e^(-t^2/2) (W(t) - t/sqrt(2 pi)),  t = |x|
+//
+// and on the right 1 minus that.
 //
 // On the left roundings add up to 9.6 x 2^-24 of the value at most, in float32: 2.4 of the decay
 // (0.6 of its exponent, 0.8 of e^r - 1, 1 of the sum with 1), 5.2 of W (1.3 of t + c, 0.8 of the

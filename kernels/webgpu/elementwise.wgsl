@@ -1,8 +1,11 @@
-// y = f(x) for each index, where f is compute() of formulas. A thread does PER indices in each of
-// TURNS: four neighbours where all operands' lie side by side, or are one element, and otherwise
-// one. What all turns read is asked for before anything is computed. FLAT says that there is one
-// dimension. EACH are the numbers of the indices of a turn if each is written out, or `all` for a
-// loop.
+// y = f(x) for each index, where f is compute() of formulas. A thread reads for all its turns
+// before it computes.
+//
+//   TURNS  the turns of a thread
+//   PER    the indices of a turn: four neighbours where every operand has them side by side or has
+//          one element for all, otherwise one
+//   EACH   the numbers of a turn's indices if the loop over them is written out, `all` if it is not
+//   FLAT   there is one dimension
 #include numbers
 #include storage
 #include activation

@@ -1,6 +1,6 @@
-// What one element's results are, from its operands: FORMULA says which, KIND is the activation. In
-// the order of operations that PyTorch's autograd has, so that infinities meet zeros in the same
-// places. All results are formed; what is not asked for the compiler leaves out.
+// compute returns an element's results from its operands: FORMULA says which results, KIND is the
+// activation. The order of operations is that of PyTorch's autograd, so that infinities meet zeros
+// in the same places. compute forms all results; the compiler leaves out those that are not used.
 
 fn compute(x: array<Real, 4>) -> array<Real, 3> {
   var y: array<Real, 3>;

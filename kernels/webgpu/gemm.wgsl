@@ -6,16 +6,19 @@
 // KIND is the activation; out and pre are stored as their dtype has it, out from the sum before it
 // is rounded. Where accumulate is set the sums are added to what is in out.
 //
-// HALVES are the tile's parts of 64 rows and columns. A_ALONG and B_ALONG are how threads share out
-// what they read: neighbours along k, across it, or each four along k where these lie side by side
-// (DEEP says so of an operand); K_FLAT says that k is one dimension. STEPS are those of k in a tile
-// if each is written out, or `all` for a loop. SUM_OF_SUMS adds 64 terms at a time, since the error
-// of a sum grows with its length: one of 4096 terms would have nine times that of PyTorch on a CPU.
+//   HALVES            the tile's parts of 64 rows and columns
+//   A_ALONG, B_ALONG  how threads share the reads of an operand: neighbouring threads along k or
+//                     across it, or four elements along k for each thread (DEEP)
+//   DEEP              of an operand: four elements along k are neighbours in memory
+//   K_FLAT            k is one dimension
+//   STEPS             the steps of k in a tile if the loop is written out, `all` if it is not
+//   SUM_OF_SUMS       64 terms are added at a time, since the error of a sum grows with its length:
+//                     4096 terms would have nine times the error of PyTorch on a CPU
 //
-// What a thread has several of is written out: drivers keep arrays that a loop indexes in memory,
-// which made products six times slower on an H200. Tiles have a dimension for each thing that an
-// index says, so that the bound of each is checked once for all steps, and a place is an offset
-// that the compiler knows.
+// Loops over a thread's elements are written out: drivers keep arrays that a loop indexes in
+// memory, which made products six times slower on an H200. Tiles have a dimension for each part of
+// an index. So a bound is checked once for all steps, and the compiler knows each place as an
+// offset.
 #include numbers
 #include storage
 #include activation

@@ -37,9 +37,10 @@ fn head(x: f32) -> f32 { return bitcast<f32>(bitcast<u32>(x) & 0xfffff000u); }
 // Whole is a whole number in both forms.
 struct Whole { x: f32, whole: i32 }
 
-// nearest_whole rounds |x| < 2^22, by its place in a float32 whose unit is 1: GPUs convert at a
-// fraction of the speed at which they add. The sign that is taken off is not there, and keeps a
-// compiler from putting the sum and the difference together.
+// nearest_whole rounds |x| < 2^22: it adds 1.5 x 2^23, where a float32 has the unit 1, and
+// subtracts it again. GPUs add several times as fast as they convert. magnitude_bits changes
+// nothing, since the sum is positive, but keeps a compiler from cancelling the sum against the
+// difference.
 fn nearest_whole(x: f32) -> Whole {
   let bits = magnitude_bits(x + 12582912.0);
   return Whole(bitcast<f32>(bits) - 12582912.0, i32(bits) - 0x4b400000);

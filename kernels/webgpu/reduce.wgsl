@@ -1,13 +1,16 @@
 // Sums of f(x), before it is rounded, over some of the dimensions. Four threads add up a run of
-// terms for one kept index, and one of them writes the sum, in float32, to partial[chunk, kept
-// index], whose chunks are sizes.x elements apart; the same kernel then adds those up (f is the
-// identity), until there is one chunk. Of each 16 terms a thread adds four, and of a run it has 16
-// times four at most: an order that follows from the loops alone.
+// terms for one kept index. One of them writes the sum, in float32, to
 //
-// NEIGHBOURS says that the four are neighbours, and so are the runs of neighbours, as suits terms
-// that lie side by side; else neighbours have neighbouring kept indices. SUBGROUPS says that
-// neighbours hand each other their sums without the group's memory. Neither changes a bit of the
-// result.
+//   partial[chunk, kept index]
+//
+// whose chunks are sizes.x elements apart. The same kernel then adds those up, with the identity
+// for f, until there is one chunk. A thread adds four of each 16 terms of a run, and 16 times four
+// at most. This order follows from the loops alone.
+//
+// With NEIGHBOURS the four are neighbouring threads, and the next four add the next run. This suits
+// terms that are neighbours in memory. Without it neighbouring threads have neighbouring kept
+// indices. With SUBGROUPS neighbouring threads exchange sums without the group's memory. Neither
+// changes a bit of the result.
 #if $SUBGROUPS == enabled
 enable subgroups;
 #end

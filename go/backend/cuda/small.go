@@ -17,8 +17,8 @@ const (
 	mostSmallWork = 1 << 21
 )
 
-// mostSmallTerms is the most terms of a sum, of which no two blocks share one. Where tensor cores
-// compute, BLAS is faster from fewer on.
+// mostSmallTerms returns the most terms of a sum, which is one block's. cuBLASLt, with tensor
+// cores, is faster from fewer terms on.
 func mostSmallTerms(dt dtype.DType) int64 {
 	if dt == dtype.Float32 {
 		return 256

@@ -34,8 +34,8 @@ const noStep = 1 << 62
 
 func (l loops) count() int64 { return tensor.Elements(l.shape) }
 
-// leastStep is the smallest step that an operand makes, of those that it makes; noStep where it
-// stands still.
+// leastStep returns the smallest magnitude of an operand's strides other than 0; noStep where all
+// are 0.
 func (l loops) leastStep(i int) int64 {
 	least := int64(noStep)
 	for _, stride := range l.strides[i] {
@@ -46,8 +46,7 @@ func (l loops) leastStep(i int) int64 {
 	return least
 }
 
-// part is the loops with so many steps of one dimension, from one on; a single step leaves the
-// dimension out.
+// part returns the loops over [from, from+size) of dimension d; a size of 1 drops the dimension.
 func (l loops) part(d int, from, size int64) loops {
 	p := loops{slices.Clone(l.shape), make([][]int64, len(l.strides)), slices.Clone(l.offsets)}
 	p.shape[d] = size

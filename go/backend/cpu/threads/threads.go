@@ -90,7 +90,7 @@ func inTurn(tasks int, task func(i int)) (err error) {
 	return nil
 }
 
-// onThreads calls them on so many threads, of the `all` that the caller may have.
+// onThreads calls the tasks on `threads` threads. `all` is how many threads the caller may have.
 func onThreads(tasks, threads, all int, task func(i int)) error {
 	var (
 		members atomic.Int64

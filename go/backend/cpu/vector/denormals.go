@@ -13,17 +13,21 @@ import (
 // Some processors take a hundred cycles for each multiplication with a denormal number. Products of
 // bfloat16 may be so small that instructions for pairs take them for zeros; kernels would multiply
 // them as floats, at a fraction of the speed. Gradients of smooth activations have such numbers in
-// their tails. So packed operands are lifted there: multiplied by powers of two, by which their
-// sums are divided again (lift in kernels/cpu). Of what is lost on the way nothing would be left in
-// a sum that is not lifted.
+// their tails. So packed operands are lifted there: they are multiplied by a power of two, and
+// their sums are divided by it (lift in kernels/cpu). A lifted sum loses nothing that a sum without
+// lifting would keep.
 //
-// Whether operands are lifted follows from what is packed for a block, and so do bits; but only
-// those of sums in whose making numbers were denormal differ.
+// The numbers that are packed for a block decide whether operands are lifted. Lifting changes bits
+// only in sums that were formed from denormals.
 
-// floatRange is what lifting has to know of a type that sums have: the exponent of 1, which is also
-// the largest one's, and by how many powers of two an operand is lifted whose numbers are denormal:
-// none is then. Twice as many lift a product of bfloat16 that is flushed at 2^-126 from below
-// 2^-198, far from all that float32 holds.
+// floatRange is what lifting has to know of the type of sums.
+//
+// bias is the exponent of 1 as it is stored, and the exponent of the largest numbers as it is.
+//
+// An operand with denormal numbers is multiplied by 2^powers: then none of them is denormal.
+//
+// Instructions for pairs take products of bfloat16 below 2^-126 for zeros. Products lifted by twice
+// the powers are then lost below 2^-198, and float32 holds no number so small.
 type floatRange struct{ bias, powers int64 }
 
 var (
@@ -41,8 +45,8 @@ func (v *product) floats() floatRange {
 // depthBits is the logarithm of how many products are added up at most, and some to spare.
 const depthBits = 26
 
-// lift lifts the packed operands of a block, or lets them down, for a pass over the depth. It
-// returns by how many powers of two products are larger then.
+// lift lifts the packed operands of a block for a pass over the depth, or undoes the lift of the
+// pass before. It returns by how many powers of two products are larger then.
 func (v *product) lift(p *packed, units int64, limit int, first bool) (int64, error) {
 	left, right := v.powers(p)
 	if left+right > 0 {
@@ -60,8 +64,8 @@ func (v *product) lift(p *packed, units int64, limit int, first bool) (int64, er
 	return left + right, v.liftOperand(&p.right, right, units, limit)
 }
 
-// powers are those that the operands need: where numbers are denormal, and where products of pairs
-// may be too small.
+// powers returns by how many powers of two each operand has to be lifted. It has to be where it
+// holds denormal numbers, and where products of pairs may be too small.
 func (v *product) powers(p *packed) (left, right int64) {
 	powers, pairs := v.floats().powers, v.form.Pairs()
 	if v.DType == dtype.Float16 || !pairs && !v.slowWithDenormals {
@@ -83,13 +87,13 @@ func (v *product) powers(p *packed) (left, right int64) {
 	return left, right
 }
 
-// smallest is that of what was found of each panel.
+// smallest is the least exponent that packing found in the operand's panels (kernels.Packing).
 func (o *packedOperand) smallest(width int64) int16 {
 	return slices.Min(o.packing.Smallest[:divideUp(o.part.count, width)])
 }
 
-// liftOperand multiplies what is packed of an operand, so that it is lifted by so many powers in
-// all.
+// liftOperand multiplies a packed operand by a power of two. Whatever it was lifted by before, it
+// is lifted by `powers` then.
 func (v *product) liftOperand(o *packedOperand, powers, units int64, limit int) error {
 	by := powers - o.lifted
 	if by == 0 {
@@ -138,14 +142,14 @@ func (v *product) fits(p *packed, left, right, units int64, limit int, first boo
 	return most-bias <= room, err
 }
 
-// registers is what so many sums take, in whole registers.
+// registers returns the bytes of whole registers that hold so many sums.
 func (v *product) registers(sums int64) int64 {
 	vector := int64(v.engine.VectorBytes)
 	return divideUp(sums*v.sumSize, vector) * vector
 }
 
-// eachPanel visits all that is packed of an operand. Of the last panel whole registers may be
-// missing.
+// eachPanel visits an operand's packed panels. The last panel may lack whole registers: it is then
+// visited on its own.
 func (v *product) eachPanel(o *packedOperand, units int64, visit func(p *kernels.Panels) error) error {
 	width := o.operand.Width
 	bytes := width * units * v.sumSize

@@ -95,7 +95,8 @@ func (b *buffer) get(bytes int64) unsafe.Pointer {
 
 var freePacked = sync.Pool{New: func() any { return &packed{tiles: tiling{tile: new(kernels.Tile)}} }}
 
-// getPacked is memory of which nothing is packed: where operands lie is known within a run only.
+// getPacked returns memory that holds no packed operand: where operands lie is known within a run
+// only.
 func getPacked() *packed {
 	p := freePacked.Get().(*packed)
 	p.left.part, p.right.part = operandPart{}, operandPart{}

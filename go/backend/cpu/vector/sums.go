@@ -67,9 +67,9 @@ type dimensions struct {
 	to      [kernels.Operands][]int64 // at the places of the outputs
 }
 
-// inOrder is the tensor in whose order all are walked: `like`, which most are laid out as, or,
-// where that is broadcast, the first input. Both are there whichever results are asked for, so that
-// those do not change a bit.
+// inOrder returns the tensor that gives the order in which all are walked: `like`, whose layout
+// most tensors have, or the first input where `like` is broadcast. Every call has both. So the
+// order and the bits do not depend on which results are wanted.
 func (q *reduction) inOrder(like *tensor.View) *tensor.View {
 	first := q.operands[kernels.Outputs]
 	if like == nil {

@@ -22,7 +22,8 @@ reading order:
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import importlib
+from typing import TYPE_CHECKING, Any
 
 from epigrad import backward, errors, forward, integrations, nn, plan, webgpu
 from epigrad._core.selection import BackendInfo, backends, tuning, use_backend
@@ -63,10 +64,15 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
+    from epigrad import parallel as parallel
+
     __version__: str
 
 
-def __getattr__(name: str) -> str:
+def __getattr__(name: str) -> Any:
+    # Few programs need it, and torch.distributed.tensor takes a second to import.
+    if name == "parallel":
+        return importlib.import_module("epigrad.parallel")
     # The version is read on demand: the installed package's metadata, or the build's own where
     # there is none.
     if name == "__version__":

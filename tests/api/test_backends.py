@@ -197,3 +197,9 @@ def test_a_plan_takes_numpys_ints_and_no_stream_on_cpu() -> None:
     default = types.SimpleNamespace(cuda_stream=0, device=torch.device("cuda", 1))
     with pytest.raises(errors.DeviceMismatchError, match="stream: on cuda:1, want cpu"):
         made.run(**given, workspace=workspace, stream=default)
+
+
+def test_parallel_needs_no_import_of_its_own_and_costs_none() -> None:
+    before = "'torch.distributed.tensor' in sys.modules"
+    script = f"import sys, epigrad; print({before}, epigrad.parallel.GatedColwiseParallel.__name__)"
+    assert run_script(script) == "False GatedColwiseParallel"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import functools
+import importlib.util
 import json
 import pathlib
 import sys
@@ -25,9 +26,9 @@ DTYPES = {"float32", "float64", "bfloat16", "float16"}
 
 @pytest.fixture
 def _tiny(monkeypatch: pytest.MonkeyPatch) -> None:
-    tiny = {"linear": ((2, 4), (6, 4), (6,)), "product": ((3, 3),) * 2, "gated": ((2, 4),), "lerp": ((3,),) * 3}
-    cases = tuple(dataclasses.replace(case, shapes=tiny[case.name.split()[0]]) for case in bench_cpu.CASES)
-    monkeypatch.setattr(bench_cpu, "CASES", cases)
+    tiny = {3: ((2, 3, 4),), 1: ((4,), (8,))}
+    curves = tuple(dataclasses.replace(curve, sizes=tiny[len(curve.sizes[0])]) for curve in bench_cpu.CURVES)
+    monkeypatch.setattr(bench_cpu, "CURVES", curves)
     monkeypatch.setattr(bench_cpu, "QUICK_SECONDS", 0.0)
 
 
@@ -37,26 +38,53 @@ def run(*arguments: str) -> int:
 
 @pytest.mark.usefixtures("_tiny")
 @pytest.mark.parametrize("every", [False, True])
-def test_writes_a_row_for_every_case_kind_and_dtype(every: bool, tmp_path: pathlib.Path) -> None:
+def test_writes_a_row_for_every_point_and_sums_them_up(every: bool, tmp_path: pathlib.Path) -> None:
+    threads = torch.get_num_threads()
     code = run("--json", str(tmp_path / "r.json"), *(["--all-kinds"] if every else []))
     found = json.loads((tmp_path / "r.json").read_text())
-    kinds = {(row["case"], row["kind"]) for row in found["rows"]}
     assert code == 0
+    assert torch.get_num_threads() == threads
+    fields = ("case", "kind", "size", "dtype", "direction", "threads")
+    measured = [tuple(str(row[name]) for name in fields) for row in found["rows"]]
+    points = [
+        (p.curve.name, p.kind, str(list(p.size)), p.dtype, p.direction, str(p.threads))
+        for p in bench_cpu.points(threads, every)
+    ]
+    assert measured == points
+    assert len(set(points)) == len(points)
     assert {row["dtype"] for row in found["rows"]} == DTYPES
-    assert len(found["rows"]) == 4 * len(kinds)
-    assert kinds == {
-        (case.name, kind) for case in bench_cpu.CASES for kind in (case.all_kinds() if every else case.kinds)
-    }
+    assert {row["threads"] for row in found["rows"]} == {1, threads}
     assert all(row["epigrad"]["median"] > 0 and row["ratio"] > 0 for row in found["rows"])
-    assert [row for row in found["rows"] if "epigrad_beyond_product" in row and "epigrad_beyond_kernels" in row]
-    assert all(bool(row["short_of"]) == (row["ratio"] > row["goals"]["eager"]) for row in found["rows"])
-    assert {row["direction"] for row in found["rows"] if row["case"].startswith("product")} == {"forward"}
+    assert sum(line["points"] for line in found["summary"]) == len(points)
     assert found["versions"]["epigrad"] == tables.VERSION
+
+
+def row(ratio: float, dtype: str = "float32", threads: int = 2, direction: str = bench_cpu.BOTH) -> dict[str, Any]:
+    fields = {"case": "linear", "kind": "gelu", "size": [1, 2, 3], "dtype": dtype}
+    return {**fields, "ratio": ratio, "threads": threads, "direction": direction}
+
+
+def test_the_summary_has_mean_worst_and_share() -> None:
+    rows = [row(0.5), row(2.0, "float64"), row(1.02), row(3.0, threads=1), row(0.7, direction=bench_cpu.FORWARD)]
+    both, alone, forward = bench_cpu.summary(rows)
+    assert both["points"] == 3
+    assert both["geometric_mean"] == pytest.approx(1.02 ** (1 / 3))
+    assert (both["worst"], both["worst_at"]) == (2.0, {"size": [1, 2, 3], "dtype": "float64"})
+    assert both["share_at_level"] == pytest.approx(2 / 3)
+    assert (both["goal"], alone["goal"], forward["goal"]) == (0.95, None, None)
+    assert bench_cpu.summary([]) == []
+
+
+@pytest.mark.skipif(importlib.util.find_spec("matplotlib") is None, reason="matplotlib draws the picture")
+@pytest.mark.usefixtures("_tiny")
+def test_draws_curves(tmp_path: pathlib.Path) -> None:
+    assert run("--rows", "lerp|product", "--plot", str(tmp_path / "r.png")) == 0
+    assert (tmp_path / "r.png").stat().st_size > 10_000
 
 
 @pytest.mark.usefixtures("_tiny")
 def test_json_alone_goes_to_stdout_and_progress_to_stderr(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run("--rows", "lerp .* number float32", "--json", "--seconds", "0.01") == 0
+    assert run("--rows", "lerp number 4 float32 forward, 1", "--json", "--seconds", "0.01") == 0
     captured = capsys.readouterr()
     assert [row["kind"] for row in json.loads(captured.out)["rows"]] == ["number"]
     assert captured.err.startswith("1/1 lerp")
@@ -95,23 +123,20 @@ def test_times_are_told_with_their_unit() -> None:
 
 @pytest.mark.usefixtures("_tiny")
 def test_rows_are_chosen_by_a_pattern(tmp_path: pathlib.Path) -> None:
-    assert run("--rows", "lerp .* number float(32|64)", "--json", str(tmp_path / "r.json"), "--seconds", "0.01") == 0
+    pattern = "lerp number 4 float(32|64) forward, 1"
+    assert run("--rows", pattern, "--json", str(tmp_path / "r.json"), "--seconds", "0.01") == 0
     found = json.loads((tmp_path / "r.json").read_text())
     assert [(row["kind"], row["dtype"]) for row in found["rows"]] == [("number", "float32"), ("number", "float64")]
-    assert found["command"].endswith("--rows 'lerp .* number float(32|64)'")
+    assert found["command"].endswith(f"--rows {pattern!r}")
 
 
-def test_both_sides_of_every_row_compute_the_same() -> None:
-    for case in bench_cpu.CASES:
-        for kind in case.all_kinds():
-            ours, eager = case.make(kind)
-            shapes = {
-                1: ((3, 8),),
-                2: ((4, 4),) * 2,
-                3: ((3, 4), (6, 4), (6,)) if case.name.startswith("linear") else ((5,),) * 3,
-            }
-            tensors = [torch.randn(shape, dtype=torch.float64) for shape in shapes[len(case.shapes)]]
-            torch.testing.assert_close(ours(*tensors), eager(*tensors))
+@pytest.mark.parametrize("curve", bench_cpu.CURVES, ids=lambda curve: f"{curve.name}-{curve.kind}")
+def test_both_sides_of_every_curve_compute_the_same(curve: bench_cpu.Curve) -> None:
+    size = (2, 3, 4) if len(curve.sizes[0]) == 3 else (2048,)
+    for kind in curve.all_kinds():
+        ours, eager = curve.make(kind)
+        tensors = [torch.randn(shape, dtype=torch.float64) for shape in curve.shapes(*size)]
+        torch.testing.assert_close(ours(*tensors), eager(*tensors))
 
 
 def made(device: str, path: pathlib.Path | None = None) -> report.Report:

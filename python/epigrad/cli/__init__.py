@@ -9,13 +9,14 @@ order:
     doctor        what works here and why not
     plans         what would run for a given problem
     bench         this machine, against PyTorch
-    bench_cpu     its table for the CPU
+    bench_cpu     its sweep over sizes on the CPU
     bench_cuda    its table for a GPU
     bench_webgpu  its table for WebGPU
     cuda_rows     the rows on a GPU
     operations    what is measured
     timing        how it is measured
-    report        progress, the JSON file and the picture
+    report        progress and the JSON file
+    picture       curves and bars
     table         tables on the terminal
 """
 

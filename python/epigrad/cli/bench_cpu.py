@@ -1,192 +1,226 @@
-"""The table of ``python -m epigrad bench --device cpu``.
+"""The sweep of ``python -m epigrad bench --device cpu``: each operation over sizes, as a curve.
 
-Every row is a forward and a backward, to all inputs, but for the products, which are one `torch.mm`
-each. The candidates of a row take turns, and what they return is allocated in the time that is
-measured.
-
-For the small layer there is also what a call costs beyond its bare products: its time less that of
-the three products alone, on the same shapes and on ready buffers (in epigrad the core's ``linear``
-and ``linear_backward`` without bias and activation, in PyTorch `torch.mm` three times). And of
-epigrad what it costs beyond its kernels: its time less that of the same ``linear`` and
-``linear_backward``, bias and activation included, on ready buffers. That is all that Python,
-autograd and the allocator add.
+A point of a curve is one operation, kind, size, dtype, direction (the forward alone, or with the
+backward to all inputs) and number of threads (one, or all that PyTorch has). The candidates of a
+point take turns, and what they return is allocated in the time that is measured. Its ratio is that
+of their fastest rounds: others of this machine can only make a round slower.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 import pathlib
 import platform
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from epigrad._core import loader, selection, tables
-from epigrad._core.call import Call
+from epigrad._core import selection, tables
 from epigrad.cli import operations
 from epigrad.cli.operations import Operation
-from epigrad.cli.report import Progress, Report, no_rows, plot, told
+from epigrad.cli.picture import plot_curves
+from epigrad.cli.report import Progress, Report, no_rows, told
 from epigrad.cli.table import print_table
 from epigrad.cli.timing import interleaved
 
-__all__ = ["CASES", "run"]
+# How long a point is measured.
+SECONDS, QUICK_SECONDS = 0.5, 0.05
 
-# How long a row is measured.
-SECONDS, QUICK_SECONDS = 5.0, 0.5
+# A call that takes longer is measured once.
+SLOW = 1.0
 
-# What a row of the second table tells.
-BEYOND = ("epigrad_beyond_product", "eager_beyond_product", "epigrad_beyond_kernels")
+# What a ratio may be for epigrad to be at least as fast, within noise.
+LEVEL = 1.02
+
+FORWARD, BOTH = "forward", "forward and backward"
+
+Shapes = tuple[tuple[int, ...], ...]
+
+PRODUCTS = (
+    (1, 64, 256),
+    (16, 128, 512),
+    (64, 256, 256),
+    (100, 256, 1000),
+    (64, 256, 1024),
+    (128, 256, 512),
+    (256, 256, 1024),
+    (256, 768, 3072),
+    (512, 1024, 1024),
+    (1024, 1024, 4096),
+)
+"""Rows, inputs and outputs of a layer, or hidden features of a block, by their product."""
+
+ELEMENTS = tuple((n,) for n in (64, 1 << 10, 1 << 14, 1 << 18, 1 << 22, 1 << 24))
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
-    """One line of the table below; it gives a row for each kind and each dtype of the core.
+class Curve:
+    """An operation over sizes; it gives a point for each size, dtype, direction and thread count.
 
     Attributes:
         name: what is printed.
         make: from a kind, epigrad's function and PyTorch's.
-        shapes: of the inputs, all of which get a gradient.
-        kinds: those measured by default.
+        kind: the kind that is measured by default.
         all_kinds: those measured with ``--all-kinds``.
-        goals: for each dtype how many times as long as epigrad PyTorch is to take, at least.
-        forward: whether that is all.
-        beyond_product: whether the three bare products and the bare kernels are measured too.
-        spread: of a layer, about the standard deviation of its preactivations. At 1 the activation
-            is neither flat nor a straight line; at 32 slopes are denormal numbers too, which some
-            processors are slow with.
+        shapes: from a size, the shapes of the inputs, all of which get a gradient.
+        sizes: of the points.
+        goal: what the geometric mean of the ratios is to be at most, forward and backward
+            together where there are both, on all threads.
+        directions: what is measured.
     """
 
     name: str
     make: Callable[[str], tuple[Operation, Operation]]
-    shapes: tuple[tuple[int, ...], ...]
-    kinds: tuple[str, ...]
+    kind: str
     all_kinds: Callable[[], tuple[str, ...]]
-    goals: Mapping[str, float]
-    forward: bool = False
-    beyond_product: bool = False
-    spread: float = 1.0
+    shapes: Callable[..., Shapes]
+    sizes: tuple[tuple[int, ...], ...]
+    goal: float
+    directions: tuple[str, ...] = (FORWARD, BOTH)
 
 
-def _goals(float32: float, float64: float, bfloat16: float, float16: float) -> Mapping[str, float]:
-    return {"float32": float32, "float64": float64, "bfloat16": bfloat16, "float16": float16}
+def _rows(n: int) -> tuple[int, int]:
+    """A shape of so many elements, a power of two."""
+    return max(1, n // 1024), min(n, 1024)
 
 
-def _product(size: int) -> Case:
-    return Case(
-        f"product {size}x{size}x{size}",
-        operations.product,
-        ((size, size),) * 2,
-        operations.layouts(),
-        operations.layouts,
-        _goals(0.95, 0.95, 0.9, 2.0),
-        forward=True,
+def _tensors() -> tuple[str, ...]:
+    return ("tensor",)
+
+
+def _product(layout: str) -> Curve:
+    """A product alone, whose operands are read transposed where the layout says T."""
+
+    def shapes(m: int, k: int, n: int) -> Shapes:
+        return (k, m) if layout[0] == "T" else (m, k), (n, k) if layout[1] == "T" else (k, n)
+
+    return Curve(
+        "product", operations.product, layout, lambda: (layout,), shapes, PRODUCTS, 1.05, directions=(FORWARD,)
     )
 
 
-def _large_layer(name: str, goals: Mapping[str, float], spread: float = 1.0) -> Case:
-    shapes = ((1024, 1024), (4096, 1024), (4096,))
-    return Case(name, operations.linear, shapes, ("gelu",), operations.activations, goals, spread=spread)
-
-
-def _lerp_by(shape: tuple[int, ...], weight: tuple[int, ...]) -> Case:
-    """A weight that is broadcast along memory, or between: its gradient is a sum of neighbours."""
-    return Case(
-        f"lerp 4M by {list(weight)}",
-        operations.lerp,
-        (shape, shape, weight),
-        ("tensor",),
-        lambda: ("tensor",),
-        _goals(1.0, 1.0, 1.0, 1.0),
-    )
-
-
-CASES = (
-    _large_layer("linear 1024x1024->4096", _goals(1.0, 1.0, 1.3, 2.2)),
-    _large_layer("linear 1024x1024->4096 of 32", _goals(1.0, 1.0, 1.0, 1.0), spread=32.0),
-    _product(1024),
-    _product(2048),
-    Case(
-        "gated [2048, 4096]",
-        operations.gated,
-        ((2048, 4096),),
-        ("swiglu", "geglu"),
-        operations.gated_kinds,
-        _goals(1.8, 1.8, 2.0, 2.0),
-    ),
-    Case(
-        "lerp 4M",
-        operations.lerp,
-        ((4, 1024, 1024),) * 3,
-        operations.lerp_weights(),
-        operations.lerp_weights,
-        _goals(1.5, 1.5, 1.5, 1.5),
-    ),
-    Case(
-        "lerp 4M by [1024]",
-        operations.lerp,
-        ((4, 1024, 1024), (4, 1024, 1024), (1024,)),
-        ("tensor",),
-        lambda: ("tensor",),
-        _goals(1.8, 1.8, 1.8, 1.8),
-    ),
-    _lerp_by((4096, 1024), (4096, 1)),
-    _lerp_by((2**20, 2, 2), (2**20, 1, 2)),
-    Case(
-        "linear 32x64->64",
+CURVES = (
+    *map(_product, operations.layouts()),
+    Curve(
+        "linear",
         operations.linear,
-        ((32, 64), (64, 64), (64,)),
-        ("gelu",),
+        "gelu",
         operations.activations,
-        _goals(1.5, 1.5, 1.5, 1.5),
-        beyond_product=True,
+        lambda m, k, n: ((m, k), (n, k), (n,)),
+        PRODUCTS,
+        0.95,
+    ),
+    Curve(
+        "mlp",
+        operations.mlp,
+        "gelu_tanh",
+        operations.activations,
+        lambda m, k, n: ((m, k), (n, k), (k, n)),
+        PRODUCTS,
+        0.95,
+    ),
+    Curve(
+        "gated_mlp",
+        operations.gated_mlp,
+        "swiglu",
+        operations.gated_kinds,
+        lambda m, k, n: ((m, k), (2 * n, k), (k, n)),
+        PRODUCTS,
+        0.90,
+    ),
+    Curve(
+        "activation",
+        operations.activation_function,
+        "gelu",
+        operations.activations,
+        lambda n: (_rows(n),),
+        ELEMENTS,
+        0.65,
+    ),
+    Curve(
+        "gated_activation", operations.gated, "swiglu", operations.gated_kinds, lambda n: (_rows(n),), ELEMENTS, 0.65
+    ),
+    Curve("lerp", operations.lerp, "number", operations.lerp_weights, lambda n: (_rows(n),) * 3, ELEMENTS, 0.65),
+    Curve(
+        "lerp by columns",
+        operations.lerp,
+        "tensor",
+        _tensors,
+        lambda n: (_rows(n), _rows(n), _rows(n)[1:]),
+        ELEMENTS,
+        0.65,
     ),
 )
 
 
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One measurement of a curve."""
+
+    curve: Curve
+    kind: str
+    size: tuple[int, ...]
+    dtype: str
+    direction: str
+    threads: int
+
+    @property
+    def label(self) -> str:
+        """What ``--rows`` searches."""
+        size = "x".join(map(str, self.size))
+        threads = "1 thread" if self.threads == 1 else f"{self.threads} threads"
+        return f"{self.curve.name} {self.kind} {size} {self.dtype} {self.direction}, {threads}"
+
+
+def points(threads: int, every_kind: bool) -> Iterator[Point]:
+    """All points on one thread and on so many."""
+    for curve in CURVES:
+        for kind in curve.all_kinds() if every_kind else (curve.kind,):
+            for count in sorted({1, threads}):
+                for direction in curve.directions:
+                    for dtype in tables.DTYPES:
+                        for size in curve.sizes:
+                            yield Point(curve, kind, size, str(dtype["name"]), direction, count)
+
+
 def run(args: argparse.Namespace) -> int:
-    """Measure, print the table and write the requested files."""
-    rows = [
-        (case, kind, str(dtype["name"]))
-        for case in CASES
-        for kind in (case.all_kinds() if args.all_kinds else case.kinds)
-        for dtype in tables.DTYPES
-    ]
-    if args.rows is not None:
-        rows = [row for row in rows if args.rows.search(_label(*row))]
-    if not rows:
+    """Measure, print the summary and write the requested files."""
+    threads = torch.get_num_threads()
+    chosen = [p for p in points(threads, args.all_kinds) if args.rows is None or args.rows.search(p.label)]
+    if not chosen:
         return no_rows(args, "cpu")
     seconds = QUICK_SECONDS if args.quick else SECONDS
     if args.seconds is not None:
-        seconds = args.seconds / len(rows)
+        seconds = args.seconds / len(chosen)
     report = Report(
         device=_cpu_name(),
         command=_command(args),
-        unit="seconds of one forward and backward, of a product: median, quartiles, fastest",
+        unit="seconds of one call: median, quartiles, fastest; ratio: epigrad's fastest over PyTorch's",
         path=args.json,
         slug="cpu",
-        facts={"threads": torch.get_num_threads(), "backend": _backend()},
+        facts={"threads": threads, "backend": _backend(), "summary": []},
     )
-    with Progress(len(rows), args.json) as progress:
-        for case, kind, dtype in rows:
-            progress.begin(_label(case, kind, dtype))
-            row = _measure(case, kind, dtype, seconds, args.quick, bool(args.compile))
-            report.add(row)
-            progress.end(f"{_label(case, kind, dtype)}: {told(row['epigrad'])}, ratio {row['ratio']:.2f}")
-    report.finish(lambda: _print(report.rows))
+    try:
+        with Progress(len(chosen), args.json) as progress:
+            for point in chosen:
+                progress.begin(point.label)
+                row = _measure(point, seconds, args.quick, bool(args.compile))
+                report.add(row)
+                progress.end(f"{point.label}: {told(row['epigrad'])}, ratio {row['ratio']:.2f}")
+    finally:
+        torch.set_num_threads(threads)
+    report.facts["summary"] = summary(report.rows)
+    report.add()
+    report.finish(lambda: _print(report))
     if args.plot is not None:
-        title = f"epigrad {tables.VERSION} on {report.device}, {torch.get_num_threads()} threads"
-        bars = [(_label(row["case"], row["kind"], row["dtype"]), row["ratio"], None) for row in report.rows]
-        goals = [row["goals"]["eager"] for row in report.rows]
-        plot(report.place(args.plot, "png"), title, "forward and backward, products forward alone", bars, goals)
+        title = f"epigrad {tables.VERSION} on {report.device}: time over PyTorch eager's (below 1 is faster)"
+        plot_curves(report.place(args.plot, "png"), title, report.rows)
     return 0
-
-
-def _label(case: Case | str, kind: str, dtype: str) -> str:
-    return f"{case if isinstance(case, str) else case.name} {kind} {dtype}"
 
 
 def _command(args: argparse.Namespace) -> str:
@@ -196,24 +230,27 @@ def _command(args: argparse.Namespace) -> str:
     return " ".join(["python -m epigrad bench --device cpu", *flags])
 
 
-def _measure(case: Case, kind: str, dtype: str, seconds: float, quick: bool, compiled: bool) -> dict[str, Any]:
+def _measure(point: Point, seconds: float, quick: bool, compiled: bool) -> dict[str, Any]:
+    torch.set_num_threads(point.threads)
     generator = torch.Generator().manual_seed(0)
-    tensors = [torch.randn(shape, generator=generator) for shape in case.shapes]
-    if case.make is operations.linear:
-        tensors[1] *= case.spread / tensors[1].shape[1] ** 0.5
-    tensors = [tensor.to(getattr(torch, dtype)).requires_grad_(not case.forward) for tensor in tensors]
-    ours, eager = case.make(kind)
+    both = point.direction == BOTH
+    tensors = [_operand(shape, point, generator).requires_grad_(both) for shape in point.curve.shapes(*point.size)]
+    ours, eager = point.curve.make(point.kind)
     grad = None
-    if not case.forward:
+    if both:
         with torch.no_grad():
-            shape = eager(*tensors).shape
-        grad = torch.randn(shape, generator=generator).to(tensors[0].dtype)
-    candidates: dict[str, Callable[[], object]] = {
-        "epigrad": _step(ours, tensors, grad),
-        "eager": _step(eager, tensors, grad),
+            like = eager(*tensors)
+        grad = torch.randn(like.shape, generator=generator).to(like.dtype)
+    candidates = {"epigrad": _step(ours, tensors, grad), "eager": _step(eager, tensors, grad)}
+    row: dict[str, Any] = {
+        "case": point.curve.name,
+        "kind": point.kind,
+        "size": list(point.size),
+        "work": math.prod(point.size),
+        "dtype": point.dtype,
+        "direction": point.direction,
+        "threads": point.threads,
     }
-    row: dict[str, Any] = {"case": case.name, "kind": kind, "dtype": dtype}
-    row["direction"] = "forward" if case.forward else "both"
     if compiled:
         step = _step(torch.compile(eager), tensors, grad)
         try:
@@ -221,20 +258,20 @@ def _measure(case: Case, kind: str, dtype: str, seconds: float, quick: bool, com
             candidates["compile"] = step
         except Exception as error:  # whatever its compiler may raise: the row says so
             row["compile_error"] = str(error).strip().splitlines()[0]
-    if case.beyond_product and grad is not None:
-        candidates["epigrad_products"] = _epigrad_products(tensors, grad)
-        candidates["epigrad_kernels"] = _epigrad_kernels(tensors, grad, kind)
-        candidates["eager_products"] = _eager_products(tensors, grad)
-    timings = interleaved(candidates, seconds, least=1 if quick else 3, wanted=0 if quick else 8)
+    first = interleaved(candidates, 0, least=2)  # of which one warms up
+    slow = max(timing.fastest for timing in first.values()) > SLOW
+    timings = first if slow else interleaved(candidates, seconds, least=1 if quick else 5)
     row |= {name: asdict(timing) for name, timing in timings.items()}
-    row["ratio"] = timings["epigrad"].median / timings["eager"].median
-    row["goals"] = {"eager": round(1 / case.goals[dtype], 3)}
-    row["short_of"] = {name: goal for name, goal in row["goals"].items() if row["ratio"] > goal}
-    if case.beyond_product:
-        for name in ("epigrad", "eager"):
-            row[f"{name}_beyond_product"] = timings[name].median - timings[f"{name}_products"].median
-        row["epigrad_beyond_kernels"] = timings["epigrad"].median - timings["epigrad_kernels"].median
+    row["ratio"] = timings["epigrad"].fastest / timings["eager"].fastest
     return row
+
+
+def _operand(shape: tuple[int, ...], point: Point, generator: torch.Generator) -> Tensor:
+    """Numbers whose products have about the standard deviation 1, where activations are bent."""
+    tensor = torch.randn(shape, generator=generator)
+    if len(point.size) == 3 and shape[0] != point.size[0]:
+        tensor /= shape[-1] ** 0.5
+    return tensor.to(getattr(torch, point.dtype))
 
 
 def _step(operation: Operation, tensors: list[Tensor], grad: Tensor | None) -> Callable[[], object]:
@@ -247,68 +284,56 @@ def _step(operation: Operation, tensors: list[Tensor], grad: Tensor | None) -> C
     return step
 
 
-def _epigrad_products(tensors: list[Tensor], grad: Tensor) -> Callable[[], object]:
-    core, (x, weight, _) = loader.core(), (tensor.detach() for tensor in tensors)
-    out, grad_x, grad_weight = torch.empty_like(grad), torch.empty_like(x), torch.empty_like(weight)
-    forward = Call("linear")
-
-    def products() -> None:
-        core.launch(forward, (x, weight), (True,), (out,))
-        core.launch(forward.backward, (grad, x, weight), (True, True), (grad_x, grad_weight))
-
-    return products
-
-
-def _epigrad_kernels(tensors: list[Tensor], grad: Tensor, kind: str) -> Callable[[], object]:
-    """What the whole call runs, and nothing around it."""
-    core, inputs = loader.core(), tuple(tensor.detach() for tensor in tensors)
-    out, grads = torch.empty_like(grad), tuple(torch.empty_like(tensor) for tensor in inputs)
-    # What save="auto" keeps: nothing without an activation, the output where the derivative is a
-    # function of it.
-    from_output = tables.ACTIVATIONS[kind].from_output
-    pre = None if kind == "none" or from_output else torch.empty_like(grad)
-    backward = (grad, *inputs, pre, out if from_output else None)
-    forward = Call("linear", kind)
-
-    def kernels() -> None:
-        core.launch(forward, inputs, (True, pre is not None), (out, pre))
-        core.launch(forward.backward, backward, (True, True, True), grads)
-
-    return kernels
-
-
-def _eager_products(tensors: list[Tensor], grad: Tensor) -> Callable[[], object]:
-    x, weight, _ = (tensor.detach() for tensor in tensors)
-    out, grad_x, grad_weight = torch.empty_like(grad), torch.empty_like(x), torch.empty_like(weight)
-
-    def products() -> None:
-        torch.mm(x, weight.t(), out=out)
-        torch.mm(grad, weight, out=grad_x)
-        torch.mm(grad.t(), x, out=grad_weight)
-
-    return products
+def summary(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """For each operation, direction and number of threads: the geometric mean of the ratios, the
+    worst, and the part that is at most `LEVEL`.
+    """
+    groups: dict[tuple[str, str, str, int], list[dict[str, Any]]] = {}
+    for row in rows:
+        groups.setdefault((row["case"], row["kind"], row["direction"], row["threads"]), []).append(row)
+    goals = {curve.name: (curve.goal, curve.directions[-1]) for curve in CURVES}
+    most = max((threads for _, _, _, threads in groups), default=1)
+    lines = []
+    for (case, kind, direction, threads), members in groups.items():
+        worst = max(members, key=lambda row: float(row["ratio"]))
+        ratios = [row["ratio"] for row in members]
+        goal, of = goals[case]
+        lines.append(
+            {
+                "case": case,
+                "kind": kind,
+                "direction": direction,
+                "threads": threads,
+                "points": len(members),
+                "geometric_mean": math.exp(sum(map(math.log, ratios)) / len(ratios)),
+                "worst": worst["ratio"],
+                "worst_at": {"size": worst["size"], "dtype": worst["dtype"]},
+                "share_at_level": sum(ratio <= LEVEL for ratio in ratios) / len(ratios),
+                "goal": goal if direction == of and threads == most else None,
+            }
+        )
+    return lines
 
 
-def _print(results: list[dict[str, Any]]) -> None:
-    compiled = any("compile" in row or "compile_error" in row for row in results)
-    header = ["forward + backward", "dtype", "epigrad", "PyTorch", "ratio", "goal"]
-    header += ["torch.compile"] if compiled else []
-    rows = []
-    for row in results:
-        cells = [f"{row['case']} {row['kind']}", row["dtype"], told(row["epigrad"]), told(row["eager"])]
-        cells += [f"{row['ratio']:.2f}", f"{row['goals']['eager']:.2f} {'short' if row['short_of'] else 'met'}"]
-        if compiled:
-            cells.append(told(row["compile"]) if "compile" in row else "failed")
-        rows.append(cells)
-    print_table("Median time and half the distance of the quartiles; of products the forward alone", header, rows)
-    beyond = [
-        [f"{row['case']} {row['kind']}", row["dtype"]] + [f"{row[name] * 1e6:.0f} us" for name in BEYOND]
-        for row in results
-        if "epigrad_beyond_product" in row
-    ]
-    header = ["forward + backward", "dtype", "epigrad", "PyTorch", "epigrad, beyond the kernels"]
-    print_table("Beyond the three bare products", header, beyond)
-    for reason in sorted({row["compile_error"] for row in results if "compile_error" in row}):
+def _print(report: Report) -> None:
+    header = ["operation", "direction", "threads", "points", "geometric mean", "goal", "worst", f"at most {LEVEL}"]
+    lines = []
+    for line in report.facts["summary"]:
+        mean, goal, at = line["geometric_mean"], line["goal"], line["worst_at"]
+        lines.append(
+            [
+                f"{line['case']} {line['kind']}",
+                line["direction"],
+                line["threads"],
+                line["points"],
+                f"{mean:.2f}",
+                "" if goal is None else f"{goal:.2f} {'met' if mean <= goal else 'short'}",
+                f"{line['worst']:.2f} at {'x'.join(map(str, at['size']))} {at['dtype']}",
+                f"{line['share_at_level']:.0%}",
+            ]
+        )
+    print_table("Time over PyTorch eager's", header, lines)
+    for reason in sorted({row["compile_error"] for row in report.rows if "compile_error" in row}):
         print(f"torch.compile failed: {reason}")
 
 

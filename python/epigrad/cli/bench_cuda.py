@@ -29,7 +29,8 @@ from torch import Tensor
 from epigrad._core import selection, tables
 from epigrad.cli.cuda_rows import BOTH, FORWARD, Case, cases, sets_needed, traffic
 from epigrad.cli.operations import Operation
-from epigrad.cli.report import Progress, Report, no_rows, plot, told
+from epigrad.cli.picture import plot
+from epigrad.cli.report import Progress, Report, no_rows, told
 from epigrad.cli.table import print_table
 from epigrad.cli.timing import Candidates, Prepared, Timing, interleaved, interleaved_bursts, interleaved_on_cuda
 

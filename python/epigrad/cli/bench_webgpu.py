@@ -23,7 +23,8 @@ from torch.nn import functional as torch_functional
 from epigrad import backward, forward
 from epigrad._core import selection, tables
 from epigrad.cli.operations import eager_activation
-from epigrad.cli.report import Progress, Report, no_rows, plot, seconds_told, told
+from epigrad.cli.picture import plot
+from epigrad.cli.report import Progress, Report, no_rows, seconds_told, told
 from epigrad.cli.table import print_table
 from epigrad.cli.timing import Timing, interleaved
 from epigrad.webgpu import Array

@@ -14,28 +14,6 @@ from epigrad._autograd import formulas
 from epigrad._core import loader, tables
 from epigrad._core.call import Call
 
-__all__ = [
-    "Backward",
-    "Operation",
-    "activation",
-    "activations",
-    "bias_gradient",
-    "biased",
-    "biased_gated",
-    "eager_activation",
-    "gated",
-    "gated_and_bias_gradient",
-    "gated_kinds",
-    "gated_mlp",
-    "gated_product",
-    "layouts",
-    "lerp",
-    "lerp_weights",
-    "linear",
-    "mlp",
-    "product",
-]
-
 Operation = Callable[..., Tensor]
 Backward = Callable[[Sequence[Tensor], Tensor], object]
 Pair = tuple[Operation, Operation]
@@ -80,6 +58,12 @@ def activation(name: str) -> Pair:
 
     eager = eager_activation(name)
     return ours, lambda x: eager(x)
+
+
+def activation_function(name: str) -> Pair:
+    """An activation as users call it."""
+    eager = eager_activation(name)
+    return lambda x: functional.activation(x, name), lambda x: eager(x)
 
 
 def linear(name: str) -> Pair:

@@ -1,5 +1,4 @@
-"""What the tables of `bench` share: progress, a JSON file that grows row by row, and the
-picture."""
+"""What the tables of `bench` share: progress, and a JSON file that grows row by row."""
 
 from __future__ import annotations
 
@@ -12,7 +11,7 @@ import pathlib
 import platform
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,8 +19,6 @@ import torch
 
 from epigrad._core import loader, tables
 from epigrad.cli.timing import Timing
-
-__all__ = ["STDOUT", "Progress", "Report", "check_paths", "plot", "seconds_told", "told"]
 
 Row = dict[str, Any]
 
@@ -166,41 +163,3 @@ def no_rows(args: argparse.Namespace, device: str) -> int:
         args.error(text)
     print(text, file=sys.stderr)
     return 0
-
-
-def plot(
-    path: pathlib.Path,
-    title: str,
-    what: str,
-    bars: Sequence[tuple[str, float, float | None]],
-    goals: Sequence[float] = (),
-) -> None:
-    """Draw each row's time as a part of PyTorch eager's, and torch.compile's and its goal beside it
-    where there are."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    bars = bars[::-1]
-    figure, axes = pyplot.subplots(figsize=(9, 1.4 + 0.28 * len(bars)), layout="constrained")
-    axes.barh(range(len(bars)), [ratio for _, ratio, _ in bars], color="#2a7f9e", label="epigrad")
-    compiled = [(place, other) for place, (_, _, other) in enumerate(bars) if other is not None]
-    if compiled:
-        places, others = zip(*compiled, strict=True)
-        axes.plot(others, places, "D", color="#d08c2f", markersize=5, linestyle="none", label="torch.compile")
-    if goals:
-        axes.plot(goals[::-1], range(len(bars)), "|", color="#b03a2e", markersize=9, linestyle="none", label="goal")
-    if compiled or goals:
-        axes.legend(loc="lower right", fontsize=8)
-    axes.axvline(1, color="#444444", linewidth=1)
-    if max(ratio for _, ratio, _ in bars) > 5:
-        axes.set_xscale("log")
-    # by itself matplotlib leaves room for two bars at each end
-    axes.set_ylim(-0.7, len(bars) - 0.3)
-    axes.set_yticks(range(len(bars)), [label for label, _, _ in bars], fontsize=8)
-    axes.set_xlabel(f"time / time of PyTorch eager, {what} (less is faster)")
-    axes.set_title(title, fontsize=10)
-    figure.savefig(path, dpi=150)
-    pyplot.close(figure)
-    print(f"wrote {path}", file=sys.stderr)

@@ -147,10 +147,6 @@ func (v *product) run(r *backend.Run, to *sink) error {
 	p := getPacked()
 	defer p.free()
 	for number := range count {
-		// There and back, so that the next block shares an operand with the one before.
-		if column := number % c.across; number/c.across%2 == 1 {
-			number += c.across - 1 - 2*column
-		}
 		if err := v.compute(r, c, number, to, limit, p); err != nil {
 			return err
 		}

@@ -149,9 +149,10 @@ type Operand struct {
 	Row, Count, First, Depth int64
 }
 
-// Packing is an operand, nil if it is packed, where it lies and where its panels go. Smallest has room for what is found
-// out about each panel: of pairs and tiles of bfloat16 the exponent of its smallest number; of
-// float16's tiles zero if they cannot multiply it; else zero if a number is denormal.
+// Packing is an operand, nil if it is packed, where it lies and where its panels go. Smallest has
+// room for what is found out about each panel: of pairs and tiles of bfloat16 the exponent of its
+// smallest number; of float16's tiles zero if they cannot multiply it; else zero if a number is
+// denormal.
 type Packing struct {
 	Operand  *Operand
 	From, To unsafe.Pointer

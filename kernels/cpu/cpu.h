@@ -146,8 +146,8 @@ typedef struct {
 typedef struct {
   void (*parallel)(void (*member)(void *), void *data, unsigned threads, unsigned flags);
   int64_t team, members;
-  // atomic: threads that are there, the first task that nobody has taken, and of a product the tasks
-  // of packing that are done, and whether it has to be lifted first
+  // atomic: threads that are there, the first task that nobody has taken, and of a product the
+  // tasks of packing that are done, and whether it has to be lifted first
   int64_t joined, next, packed, refused;
 } epg_crew;
 

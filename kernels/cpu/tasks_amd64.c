@@ -159,7 +159,8 @@ typedef struct {
 } packing;
 
 static packing packing_of(const epg_operand *o, const char *from, char *to, int16_t *smallest, int64_t members) {
-  enum { most_rows = 192, turns = 4 };  // a task's at most; tasks of each thread, so that they end together
+  // of a task at most; tasks of each thread, so that they end together
+  enum { most_rows = 192, turns = 4 };
   if (!o) return (packing){0};
   const int64_t panels = divide_up(o->count, o->width), even = divide_up(panels, turns * members);
   const int64_t together = least(least(EPG_PANELS, divide_up(most_rows, o->width)), even);

@@ -64,8 +64,8 @@ func (v *product) lift(p *packed, units int64, limit int, first bool) (int64, er
 	return left + right, v.liftOperand(&p.right, right, units, limit)
 }
 
-// watches tells that denormal numbers are looked for: where they are slow, or lost. float32 has room
-// for all of float16.
+// watches tells that denormal numbers are looked for: where they are slow, or lost. float32 has
+// room for all of float16.
 func (v *product) watches() bool {
 	return v.DType != dtype.Float16 && (v.form.Pairs() || v.slowWithDenormals)
 }

@@ -73,8 +73,9 @@ func BenchmarkMultiply(b *testing.B) {
 		left := pack(1, leftWidth, axisOf(n, n*size), axisOf(n, size))
 		right := pack(0, rightWidth, axisOf(n, size), axisOf(n, n*size))
 		store, _ := e.Kernel("epilogue_none_" + dt.Short())
-		tiles := (n + height - 1) / height * ((n + width - 1) / width)
-		cut := &cpu.Cut{Height: height, Width: width, Tasks: tiles, Scratch: height * width * sumSize}
+		cut := &cpu.Cut{
+			Down: (n + height - 1) / height, Across: (n + width - 1) / width, RowUnit: leftWidth, ColumnUnit: width, Scratch: height * width * sumSize,
+		}
 		sums, out := exactly(cut.Scratch), exactly(n*n*size)
 		for last, label := range []string{"sums", "result"} {
 			b.Run(e.Name+"/"+form.String()+"/"+label, func(b *testing.B) {

@@ -168,11 +168,11 @@ type Panels struct {
 }
 
 // Cut is how a block is cut into tiles: epg_cut. Without Scratch, sums lie together for the whole
-// block. Pairs is 0 or 1.
+// block. RowByRow and Pairs are 0 or 1.
 type Cut struct {
-	Height, Width, Tasks, Scratch int64
-	Refuse                        Refusal
-	Pairs                         int64
+	Down, Across, RowUnit, ColumnUnit, RowByRow, Scratch int64
+	Refuse                                               Refusal
+	Pairs                                                int64
 }
 
 // Refusal says when operands are packed but not multiplied.
@@ -190,8 +190,9 @@ const (
 type Crew struct {
 	Parallel      unsafe.Pointer
 	Team, Members int64
-	_, _, _       int64 // what the members count
+	_, _          int64 // what the members count
 	Refused       int64 // 1: a product was packed only, since its operands are to be lifted
+	_             [3][16]int64
 }
 
 // Alone is a crew of the caller's thread.

@@ -106,14 +106,14 @@ typedef struct {
   epg_kernel *add, *store, *value;
 } epg_tile;
 
-// epg_cut is how a block is cut into `tasks` tiles of height x width, from the top down, column by
-// column. Sums lie `scratch` bytes apart for each thread, or, where that is 0, together for the
+// epg_cut is how a block is cut into down x across tiles, as even as whole units of rows and columns
+// are, numbered row by row or column by column. Sums lie `scratch` bytes apart for each thread, or, where that is 0, together for the
 // whole block. `refuse` says when a block is packed but not multiplied: where numbers are so small
 // that operands had better be lifted first, or always. `pairs` says that they are in the form of
 // pairs.
 enum { EPG_NEVER, EPG_WHERE_SMALL, EPG_ALWAYS };
 typedef struct {
-  int64_t height, width, tasks, scratch, refuse, pairs;
+  int64_t down, across, row_unit, column_unit, row_by_row, scratch, refuse, pairs;
 } epg_cut;
 
 // epg_sums is a pass that sums outputs of a kernel, of a dtype (its form as it lies in memory),
@@ -140,15 +140,17 @@ typedef struct {
   epg_loops outer, rows, inner, to;
 } epg_sums;
 
-// epg_crew is the threads that share a call's tasks, `members` at most. Each takes the next task
-// until none is left. With `parallel`, the entry of an OpenMP runtime, they belong to its team of
-// `team` threads. Without it they are the threads that make the call.
+// epg_crew is the threads that share a call's tasks, `members` at most. Each takes tasks until none
+// is left. With `parallel`, the entry of an OpenMP runtime, they belong to its team of `team`
+// threads. Without it they are the threads that make the call.
+enum { EPG_LISTS = 3, EPG_STRETCHES = 16 };
 typedef struct {
   void (*parallel)(void (*member)(void *), void *data, unsigned threads, unsigned flags);
   int64_t team, members;
-  // atomic: threads that are there, the first task that nobody has taken, and of a product the
-  // tasks of packing that are done, and whether it has to be lifted first
-  int64_t joined, next, packed, refused;
+  // atomic: threads that are there; of a product, the tasks of packing that are done, and whether
+  // it has to be lifted first; the tasks that are taken, by list and stretch (tasks_amd64.c)
+  int64_t joined, packed, refused;
+  int64_t next[EPG_LISTS][EPG_STRETCHES];
 } epg_crew;
 
 typedef struct {

@@ -303,7 +303,7 @@ func TestPanels(t *testing.T) {
 					tile.Out.Rows, tile.Out.ColumnStride = axisOf(m, n*dt.Size()), dt.Size()
 					out, bias := exactly(m*n*dt.Size()), exactly(n*dt.Size())
 					sums := exactly((m + leftWidth) / leftWidth * leftWidth * stride * sumSize)
-					e.Product(cpu.Alone(), left.packing(), right.packing(), &tile, &cpu.Cut{Height: m, Width: n, Tasks: 1}, at(sums), at(out), nil, at(bias))
+					e.Product(cpu.Alone(), left.packing(), right.packing(), &tile, &whole, at(sums), at(out), nil, at(bias))
 					for i := range m {
 						for j := range n {
 							want := 0.
@@ -369,6 +369,9 @@ func pack(e *cpu.Engine, form cpu.Form, dt dtype.DType, rows, depth, layout, lef
 	packInto(e, cpu.Alone(), &cpu.Packing{Operand: &o, From: at(memory), To: at(p.bytes), Smallest: p.smallest}, nil)
 	return p
 }
+
+// whole is a block in one tile.
+var whole = cpu.Cut{Down: 1, Across: 1, RowUnit: 1, ColumnUnit: 1}
 
 // packInto packs operands, nil if one is not to be packed, and multiplies nothing.
 func packInto(e *cpu.Engine, crew *cpu.Crew, left, right *cpu.Packing) {

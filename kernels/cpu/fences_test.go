@@ -151,11 +151,15 @@ func TestCrewsAmongFences(t *testing.T) {
 					}
 					store, _ := e.Kernel("epilogue_none_" + dt.Short())
 					add, _ := e.Kernel("add_" + dt.Short())
-					height, width := lw*pick(1, 2, 5, 15), rw*pick(4, 8, 32) // whole groups
+					width := rw * pick(4, 8) // whole groups
 					members := pick(1, 2, 3, 5)
 					m, n := l.Count, columns
-					tiles := (m + height - 1) / height * ((n + width - 1) / width)
-					cut := &cpu.Cut{Height: height, Width: width, Tasks: tiles, Scratch: height * width * sumSize}
+					cut := &cpu.Cut{RowUnit: lw * pick(1, 2), ColumnUnit: width, RowByRow: pick(0, 1)}
+					down, across := (m+cut.RowUnit-1)/cut.RowUnit, (n+width-1)/width
+					cut.Down, cut.Across = 1+random.Int64N(down), 1+random.Int64N(across)
+					height := (down + cut.Down - 1) / cut.Down * cut.RowUnit
+					width *= (across + cut.Across - 1) / cut.Across
+					cut.Scratch = height * width * sumSize
 					ld, step := n+int64(random.IntN(3)), int64(1)
 					if random.IntN(4) == 0 {
 						ld, step = 2*n, 2

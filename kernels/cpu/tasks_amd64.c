@@ -14,6 +14,47 @@
 
 #define AT ((char *const[]){out0, out1, out2, in0, in1, in2, in3})
 
+static int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
+static int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// A list of tasks is cut into stretches, one for each member of a crew, so that a member's tasks are
+// neighbours: it finds in its caches what it wrote there. `next` counts the tasks of each stretch
+// that are taken.
+typedef struct {
+  int64_t *next, tasks, stretches;
+} list;
+
+static list list_of(epg_crew *crew, int number, int64_t tasks) { return (list){crew->next[number], tasks, least(crew->members, EPG_STRETCHES)}; }
+
+// take returns a task that nobody has taken, of the member's own stretch first, then of the others,
+// which it helps; -1 when there is none. `behind` counts the stretches that the member has found
+// empty.
+static int64_t take(const list *l, int64_t member, int64_t *behind) {
+  for (; *behind < l->stretches; ++*behind) {
+    const int64_t stretch = (member + *behind) % l->stretches;
+    const int64_t first = stretch * l->tasks / l->stretches, end = (stretch + 1) * l->tasks / l->stretches;
+    const int64_t task = first + __atomic_fetch_add(l->next + stretch, 1, __ATOMIC_RELAXED);
+    if (task < end) return task;
+  }
+  return -1;
+}
+
+#define EACH_TASK(task, l, member) for (int64_t behind = 0, task; (task = take(l, member, &behind)) >= 0;)
+
+// start calls a function on the crew's threads.
+static void start(epg_crew *crew, void (*member)(void *), void *data) {
+  if (crew->parallel)
+    crew->parallel(member, data, (unsigned)crew->team, 0);
+  else
+    member(data);
+}
+
+// join returns the number of a thread in the crew, -1 if it has members enough.
+static int64_t join(epg_crew *crew) {
+  const int64_t member = __atomic_fetch_add(&crew->joined, 1, __ATOMIC_RELAXED);
+  return member < crew->members ? member : -1;
+}
+
 // A shared job: what is done for each of its tasks, by a member of the crew.
 typedef void job_task(const void *job, int64_t task, int64_t member);
 typedef struct {
@@ -23,23 +64,18 @@ typedef struct {
   const void *job;
 } shared;
 
-static void join(void *data) {
+static void shared_member(void *data) {
   const shared *s = data;
-  const int64_t member = __atomic_fetch_add(&s->crew->joined, 1, __ATOMIC_RELAXED);
-  if (member >= s->crew->members) return;
-  for (int64_t task; (task = __atomic_fetch_add(&s->crew->next, 1, __ATOMIC_RELAXED)) < s->tasks;) s->run(s->job, task, member);
+  const int64_t member = join(s->crew);
+  if (member < 0) return;
+  const list tasks = list_of(s->crew, 0, s->tasks);
+  EACH_TASK(task, &tasks, member) s->run(s->job, task, member);
 }
 
 static void share(epg_crew *crew, int64_t tasks, job_task *run, const void *job) {
   shared s = {crew, tasks, run, job};
-  if (crew->parallel)
-    crew->parallel(join, &s, (unsigned)crew->team, 0);
-  else
-    join(&s);
+  start(crew, shared_member, &s);
 }
-
-static int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
-static int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 typedef struct {
   const epg_engine *e;
@@ -184,17 +220,29 @@ typedef struct {
   const char *bias;
 } product_job;
 
+typedef struct {
+  int64_t first, count;
+} range;
+
+// part is one of so many parts of n, as even as whole units are.
+static range part(int64_t n, int64_t unit, int64_t parts, int64_t number) {
+  const int64_t units = divide_up(n, unit), first = number * units / parts * unit;
+  return (range){first, least((number + 1) * units / parts * unit, n) - first};
+}
+
 static void multiply_task(const product_job *j, int64_t task, int64_t member) {
   const epg_cut *c = j->cut;
-  const int64_t down = divide_up(j->block->rows, c->height), row = task % down * c->height, column = task / down * c->width;
+  const range rows = part(j->block->rows, c->row_unit, c->down, c->row_by_row ? task / c->across : task % c->down);
+  const range columns = part(j->block->columns, c->column_unit, c->across, c->row_by_row ? task % c->across : task / c->down);
   epg_tile t = *j->block;
-  t.row += row;
-  t.column += column;
-  t.rows = least(c->height, t.rows - row);
-  t.columns = least(c->width, t.columns - column);
-  char *sums = j->sums + (c->scratch ? member * c->scratch : (row * t.stride + column) * t.sum_size);
-  j->e->multiply(&t, j->left + row * t.units * t.sum_size, j->right + column * t.units * t.sum_size, j->left_smallest + row / j->e->left_width[t.form],
-                 j->right_smallest + column / j->e->right_width[t.form], sums, j->out, j->pre, j->bias);
+  t.row += rows.first;
+  t.column += columns.first;
+  t.rows = rows.count;
+  t.columns = columns.count;
+  char *sums = j->sums + (c->scratch ? member * c->scratch : (rows.first * t.stride + columns.first) * t.sum_size);
+  j->e->multiply(&t, j->left + rows.first * t.units * t.sum_size, j->right + columns.first * t.units * t.sum_size,
+                 j->left_smallest + rows.first / j->e->left_width[t.form], j->right_smallest + columns.first / j->e->right_width[t.form], sums, j->out, j->pre,
+                 j->bias);
 }
 
 // wait_for_packing returns when all panels are packed. Whoever packs runs, so the wait is short.
@@ -222,26 +270,26 @@ static int want_lift(const product_job *j) {
   return !left || !right || (j->cut->pairs && left + right < EPG_LEAST_EXPONENTS);
 }
 
-// A member packs, waits until all is packed, and multiplies. Tasks of the two kinds have one
-// counter.
+// A member packs, waits until all is packed, and multiplies.
 static void product_member(void *data) {
   const product_job *j = data;
   epg_crew *const crew = j->crew;
-  const int64_t member = __atomic_fetch_add(&crew->joined, 1, __ATOMIC_RELAXED);
-  if (member >= crew->members) return;
-  const int64_t first = j->side[0].tasks, packs = first + j->side[1].tasks;
-  int64_t task = __atomic_fetch_add(&crew->next, 1, __ATOMIC_RELAXED);
-  for (; task < packs; task = __atomic_fetch_add(&crew->next, 1, __ATOMIC_RELAXED)) {
-    task < first ? pack_task(j->e, &j->side[0], task) : pack_task(j->e, &j->side[1], task - first);
-    __atomic_fetch_add(&crew->packed, 1, __ATOMIC_RELEASE);
+  const int64_t member = join(crew);
+  if (member < 0) return;
+  for (int i = 0; i < 2; i++) {
+    const list panels = list_of(crew, i, j->side[i].tasks);
+    EACH_TASK(task, &panels, member) {
+      pack_task(j->e, &j->side[i], task);
+      __atomic_fetch_add(&crew->packed, 1, __ATOMIC_RELEASE);
+    }
   }
-  if (task - packs >= j->cut->tasks) return;
-  wait_for_packing(crew, packs);
+  wait_for_packing(crew, j->side[0].tasks + j->side[1].tasks);
   if (j->cut->refuse == EPG_ALWAYS || (j->cut->refuse && want_lift(j))) {
     __atomic_store_n(&crew->refused, 1, __ATOMIC_RELAXED);
     return;
   }
-  for (; task - packs < j->cut->tasks; task = __atomic_fetch_add(&crew->next, 1, __ATOMIC_RELAXED)) multiply_task(j, task - packs, member);
+  const list tiles = list_of(crew, 2, j->cut->down * j->cut->across);
+  EACH_TASK(task, &tiles, member) multiply_task(j, task, member);
 }
 
 void epg_product(const epg_engine *e, epg_crew *crew, const epg_operand *left, const char *left_from, char *left_to, int16_t *left_smallest,
@@ -262,10 +310,7 @@ void epg_product(const epg_engine *e, epg_crew *crew, const epg_operand *left, c
       .pre = pre,
       .bias = bias,
   };
-  if (crew->parallel)
-    crew->parallel(product_member, (void *)&job, (unsigned)crew->team, 0);
-  else
-    product_member((void *)&job);
+  start(crew, product_member, (void *)&job);
 }
 
 int epg_slow_with_denormals(void) {

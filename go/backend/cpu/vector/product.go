@@ -24,6 +24,8 @@ const (
 	// end together. Tiles are leastHigh panels high, if that is enough: the right operand's panels
 	// are read for each anew.
 	tilesOfThread, leastHigh = 4, 4
+	// evenEnough is what the thread that has most may have, in times of an even share.
+	evenEnough = 1.05
 	// packingWork is what packing an element takes, in multiply-adds.
 	packingWork = 2
 	// speedup is how many times as fast as the portable engine's these products are, for estimates
@@ -253,12 +255,15 @@ func (v *product) multiply(r *backend.Run, to *sink, limit int, p *packed, s spa
 		j.bias = r.At(to.bias.View)
 		t.BiasStride, _ = to.bias.Columns.Uniform()
 	}
-	v.cut(p, limit)
+	v.cut(p, int64(limit))
+	tiles := j.cut.Down * j.cut.Across
 	packing := (b.rows + b.columns) * s.depth * packingWork
 	work := b.rows * b.columns * max(1, v.form.Depth(s.units)/speedup)
 	if s.begins && s.ends {
-		t.Stride, j.cut.Scratch = j.cut.Width, j.cut.Height*j.cut.Width*v.sumSize
-		j.sums = p.sums.get(j.cut.Scratch * threads.Members(j.cut.Tasks, limit, work+packing))
+		height := divideUp(divideUp(b.rows, v.leftWidth), j.cut.Down) * v.leftWidth
+		t.Stride = divideUp(divideUp(b.columns, j.cut.ColumnUnit), j.cut.Across) * j.cut.ColumnUnit
+		j.cut.Scratch = height * t.Stride * v.sumSize
+		j.sums = p.sums.get(j.cut.Scratch * threads.Members(tiles, limit, work+packing))
 	} else {
 		t.Stride = divideUp(b.columns, v.leastWidth()) * v.leastWidth()
 		j.sums = p.sums.get(divideUp(b.rows, v.leftWidth) * v.leftWidth * t.Stride * v.sumSize)
@@ -270,7 +275,7 @@ func (v *product) multiply(r *backend.Run, to *sink, limit int, p *packed, s spa
 		j.cut.Refuse = kernels.WhereSmall
 	}
 	j.refused.Store(false)
-	if err := threads.Share(j.cut.Tasks, limit, work+packing, j); err != nil || !j.refused.Load() {
+	if err := threads.Share(tiles, limit, work+packing, j); err != nil || !j.refused.Load() {
 		return err
 	}
 	lifted, err := v.lift(p, s.units, limit, s.begins)
@@ -279,7 +284,7 @@ func (v *product) multiply(r *backend.Run, to *sink, limit int, p *packed, s spa
 	}
 	p.left.packing.Operand, p.right.packing.Operand = nil, nil
 	t.Lifted, j.cut.Refuse = lifted, kernels.Never
-	return threads.Share(j.cut.Tasks, limit, work, j)
+	return threads.Share(tiles, limit, work, j)
 }
 
 // leastWidth is the columns of whole panels that are whole groups too, of which epilogues write
@@ -292,23 +297,42 @@ func (v *product) leastWidth() int64 {
 	return width
 }
 
-// cut cuts a block into tiles. Where those would be few, they are halved: rows first, since
-// epilogues like long ones.
-func (v *product) cut(p *packed, limit int) {
-	b, leastWidth := &p.block, v.leastWidth()
+// cut cuts a block into tiles for so many threads. Each has the same number of tiles of a stretch of
+// rows or of columns, whose panels it has packed itself: the direction that has more of them, unless
+// the other one is more even. Where tiles would be few, there are more of them across rows first,
+// since epilogues like long ones.
+func (v *product) cut(p *packed, limit int64) {
+	b := &p.block
 	height, width := v.form.Tile()
-	few := func() bool { return divideUp(b.rows, height)*divideUp(b.columns, width) < tilesOfThread*int64(limit) }
-	halve := func(n, panel int64) int64 { return divideUp(n/2, panel) * panel }
-	for limit > 1 && few() && (width > leastWidth || height > v.leftWidth) {
-		height = min(height, divideUp(b.rows, v.leftWidth)*v.leftWidth)
-		if height > leastHigh*v.leftWidth || width <= leastWidth {
-			height = halve(height, v.leftWidth)
+	c := &p.tiles.cut
+	*c = kernels.Cut{
+		Down: divideUp(b.rows, height), Across: divideUp(b.columns, width),
+		RowUnit: v.leftWidth, ColumnUnit: v.leastWidth(), Pairs: truth(v.form.Pairs()),
+	}
+	down, across := divideUp(b.rows, c.RowUnit), divideUp(b.columns, c.ColumnUnit) // at most
+	for limit > 1 && c.Down*c.Across < tilesOfThread*limit && (c.Down < down || c.Across < across) {
+		if c.Down < down && (c.Across == across || down >= 2*leastHigh*c.Down) {
+			c.Down = min(2*c.Down, down)
 		} else {
-			width /= 2
+			c.Across = min(2*c.Across, across)
 		}
 	}
-	tiles := divideUp(b.rows, height) * divideUp(b.columns, width)
-	p.tiles.cut = kernels.Cut{Height: height, Width: width, Tasks: tiles, Pairs: truth(v.form.Pairs())}
+	// what the longest stretch has too much
+	uneven := func(n, unit int64) float64 {
+		return float64(divideUp(divideUp(n, unit), limit)*unit*limit) / float64(n)
+	}
+	byRows, byColumns := uneven(b.rows, c.RowUnit), uneven(b.columns, c.ColumnUnit)
+	if rowByRow := b.rows > b.columns; rowByRow && byRows > evenEnough && byColumns < byRows ||
+		!rowByRow && byColumns > evenEnough && byRows < byColumns {
+		c.RowByRow = truth(!rowByRow)
+	} else {
+		c.RowByRow = truth(rowByRow)
+	}
+	if c.RowByRow == 1 {
+		c.Down = min(divideUp(c.Down, limit)*limit, down)
+	} else {
+		c.Across = min(divideUp(c.Across, limit)*limit, across)
+	}
 }
 
 // resultOf says how the engine writes a matrix, and returns where the block's batch item starts.

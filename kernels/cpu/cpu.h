@@ -106,11 +106,11 @@ typedef struct {
   epg_kernel *add, *store, *value;
 } epg_tile;
 
-// epg_cut is how a block is cut into down x across tiles, as even as whole units of rows and columns
-// are, numbered row by row or column by column. Sums lie `scratch` bytes apart for each thread, or, where that is 0, together for the
-// whole block. `refuse` says when a block is packed but not multiplied: where numbers are so small
-// that operands had better be lifted first, or always. `pairs` says that they are in the form of
-// pairs.
+// epg_cut is how a block is cut into down x across tiles, as even as whole units of rows and
+// columns are, numbered row by row or column by column. Sums lie `scratch` bytes apart for each
+// thread, or, where that is 0, together for the whole block. `refuse` says when a block is packed
+// but not multiplied: where numbers are so small that operands had better be lifted first, or
+// always. `pairs` says that they are in the form of pairs.
 enum { EPG_NEVER, EPG_WHERE_SMALL, EPG_ALWAYS };
 typedef struct {
   int64_t down, across, row_unit, column_unit, row_by_row, scratch, refuse, pairs;

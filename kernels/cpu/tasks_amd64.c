@@ -17,9 +17,9 @@
 static int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 static int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-// A list of tasks is cut into stretches, one for each member of a crew, so that a member's tasks are
-// neighbours: it finds in its caches what it wrote there. `next` counts the tasks of each stretch
-// that are taken.
+// A list of tasks is cut into stretches, one for each member of a crew, so that a member's tasks
+// are neighbours: it finds in its caches what it wrote there. `next` counts the tasks of each
+// stretch that are taken.
 typedef struct {
   int64_t *next, tasks, stretches;
 } list;

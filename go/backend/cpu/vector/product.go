@@ -297,10 +297,10 @@ func (v *product) leastWidth() int64 {
 	return width
 }
 
-// cut cuts a block into tiles for so many threads. Each has the same number of tiles of a stretch of
-// rows or of columns, whose panels it has packed itself: the direction that has more of them, unless
-// the other one is more even. Where tiles would be few, there are more of them across rows first,
-// since epilogues like long ones.
+// cut cuts a block into tiles for so many threads. Each has the same number of tiles of a stretch
+// of rows or of columns, whose panels it has packed itself: the direction that has more of them,
+// unless the other one is more even. Where tiles would be few, there are more of them across rows
+// first, since epilogues like long ones.
 func (v *product) cut(p *packed, limit int64) {
 	b := &p.block
 	height, width := v.form.Tile()
@@ -322,13 +322,14 @@ func (v *product) cut(p *packed, limit int64) {
 		return float64(divideUp(divideUp(n, unit), limit)*unit*limit) / float64(n)
 	}
 	byRows, byColumns := uneven(b.rows, c.RowUnit), uneven(b.columns, c.ColumnUnit)
-	if rowByRow := b.rows > b.columns; rowByRow && byRows > evenEnough && byColumns < byRows ||
-		!rowByRow && byColumns > evenEnough && byRows < byColumns {
-		c.RowByRow = truth(!rowByRow)
-	} else {
-		c.RowByRow = truth(rowByRow)
+	rows := b.rows > b.columns
+	if rows && byRows > evenEnough {
+		rows = byRows <= byColumns
+	} else if !rows && byColumns > evenEnough {
+		rows = byRows < byColumns
 	}
-	if c.RowByRow == 1 {
+	c.RowByRow = truth(rows)
+	if rows {
 		c.Down = min(divideUp(c.Down, limit)*limit, down)
 	} else {
 		c.Across = min(divideUp(c.Across, limit)*limit, across)

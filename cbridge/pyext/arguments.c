@@ -75,12 +75,18 @@ static int read_dtype(PyObject *tensor, DLDataType *dtype) {
   return name ? 0 : -1;
 }
 
-static int read_meta(call_arguments *a, PyObject *tensor, int operand) {
+/* Room for the sizes and strides of a tensor; NULL with a Python exception. */
+static int64_t *sizes_of(call_arguments *a, int operand) {
   if (!a->sizes && !(a->sizes = PyMem_Malloc(MAX_TENSORS * sizeof *a->sizes))) {
     PyErr_NoMemory();
-    return -1;
+    return NULL;
   }
-  int64_t *sizes = a->sizes[operand];
+  return a->sizes[operand];
+}
+
+static int read_meta(call_arguments *a, PyObject *tensor, int operand) {
+  int64_t *sizes = sizes_of(a, operand);
+  if (!sizes) return -1;
   DLTensor *t = &a->tensors[operand];
   *t = (DLTensor){.device = {META_DEVICE, 0}, .shape = sizes, .strides = sizes + EPG_MAX_RANK};
   int32_t rank = 0;
@@ -162,6 +168,32 @@ int epg_py_read_tensors(call_arguments *a, PyObject *inputs, PyObject *outputs) 
   if (!outputs) return 0;
   a->call.num_outputs = read_tuple(a, outputs, MAX_INPUTS, MAX_OUTPUTS, "outputs");
   return a->call.num_outputs < 0 ? -1 : 0;
+}
+
+int epg_py_read_shapes(call_arguments *a, PyObject *shapes) {
+  if (shapes == Py_None) return 0;
+  const Py_ssize_t n = PyTuple_Check(shapes) ? PyTuple_Size(shapes) : -1;
+  if (n < 0 || n >= a->call.num_inputs || !a->inputs[0]) {
+    PyErr_SetString(PyExc_TypeError, "shapes must be None or a tuple of shapes or None, for inputs after a first one");
+    return -1;
+  }
+  for (int i = 1; i <= n; i++) {
+    PyObject *shape = PyTuple_GetItem(shapes, i - 1);
+    if (shape == Py_None || a->inputs[i]) continue;
+    int64_t *sizes = sizes_of(a, i);
+    if (!sizes) return -1;
+    /* One element of the first input stands for all. An empty input may have no address. */
+    static _Alignas(double) char element[sizeof(double)];
+    DLTensor *t = &a->tensors[i];
+    *t = *a->inputs[0];
+    t->shape = sizes;
+    t->strides = sizes + EPG_MAX_RANK;
+    if (!t->data && t->device.device_type != META_DEVICE) t->data = element;
+    memset(t->strides, 0, EPG_MAX_RANK * sizeof *t->strides);
+    if (read_sizes(shape, t->shape, &t->ndim)) return -1;
+    a->inputs[i] = t;
+  }
+  return 0;
 }
 
 int epg_py_read_workspace(call_arguments *a, PyObject *o) {

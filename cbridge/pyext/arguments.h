@@ -17,7 +17,8 @@ extern struct epg_py_state {
   PyObject *tensor_type, *parameter_type, *make_error, *allows_tf32, *array_type, *get_num_threads;
   /* None where this PyTorch has no such function */
   PyObject *empty_strided_cpu, *empty_strided_cuda, *current_cuda_device;
-  PyObject *is_meta_name, *is_neg_name, *resolve_neg_name, *is_zerotensor_name, *clone_name, *new_empty_name, *dtype_name;
+  PyObject *is_grad_enabled;
+  PyObject *requires_grad_name, *is_meta_name, *is_neg_name, *resolve_neg_name, *is_zerotensor_name, *clone_name, *new_empty_name, *dtype_name;
   const DLPackExchangeAPI *exchange;
 } epg_py;
 
@@ -28,7 +29,7 @@ typedef struct {
   DLTensor *outputs[MAX_OUTPUTS];
   DLTensor tensors[MAX_TENSORS];
   double parameters[EPG_MOST_PARAMETERS];
-  /* each tensor's, where one is a meta tensor or an array: too much for a small stack */
+  /* each tensor's, where one is a meta tensor, an array or a shape: too much for a small stack */
   int64_t (*sizes)[2 * EPG_MAX_RANK];
 } call_arguments;
 
@@ -46,6 +47,9 @@ int epg_py_ready(Py_ssize_t got, Py_ssize_t want);
 int epg_py_read_call(call_arguments *a, PyObject *call); /* epigrad._core.call.Call, a tuple */
 int epg_py_read_tensor(call_arguments *a, PyObject *o, int operand);
 int epg_py_read_tensors(call_arguments *a, PyObject *inputs, PyObject *outputs);
+/* Gives inputs that are absent the shapes of a tuple, which begins with the second input's: their
+ * values are not read. */
+int epg_py_read_shapes(call_arguments *a, PyObject *shapes);
 int epg_py_read_workspace(call_arguments *a, PyObject *o);
 int epg_py_read_precision(call_arguments *a);
 int epg_py_read_current_stream(call_arguments *a);
@@ -54,5 +58,6 @@ int epg_py_read_execution(call_arguments *a, PyObject *stream, PyObject *threads
 /* launch.c: methods of the module. */
 PyObject *epg_py_infer(PyObject *module, PyObject *const *args, Py_ssize_t n);
 PyObject *epg_py_launch(PyObject *module, PyObject *const *args, Py_ssize_t n);
+PyObject *epg_py_recorded(PyObject *module, PyObject *const *args, Py_ssize_t n);
 
 #endif

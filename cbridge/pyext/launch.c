@@ -1,6 +1,7 @@
 //go:build pyext
 
-/* The module's infer and launch: the outputs that a call makes, and the call itself. */
+/* The module's infer, launch and recorded: the outputs that a call makes, the call itself, and
+ * whether autograd looks at it. */
 #include <string.h>
 
 #include "geometry.h"
@@ -35,46 +36,57 @@ PyObject *epg_py_infer(PyObject *module, PyObject *const *args, Py_ssize_t n) {
   return shapes ? Py_BuildValue("NK", shapes, (unsigned long long)g.workspace_nbytes) : NULL;
 }
 
-/* A new tensor by the function that the code of torch.compile allocates with: new_empty looks for
- * much that a plain tensor does not have, and takes three times as long. Returns NULL without an
- * exception where there is no such function, or it would allocate on another device than the first
- * input's: on CUDA it does so on the current one. */
-static PyObject *new_strided(const call_arguments *a, PyObject *like, PyObject *shape, const int64_t *sizes, int32_t rank) {
+/* What makes new tensors like a call's first input, asked for once in a call. */
+typedef struct {
+  PyObject *like;          /* borrowed */
+  PyObject *empty_strided; /* borrowed; NULL: like.new_empty makes them */
+  PyObject *dtype;
+} maker;
+
+/* Finds the function that the code of torch.compile allocates with. new_empty looks for much that
+ * a plain tensor does not have, and takes three times as long. There may be none. On CUDA it
+ * allocates on the current device, which may be another than the first input's. Returns 0, or -1
+ * with a Python exception. */
+static int find_maker(const call_arguments *a, PyObject *like, maker *m) {
   const DLDevice device = a->inputs[0]->device;
   PyObject *function = device.device_type == kDLCPU ? epg_py.empty_strided_cpu : device.device_type == kDLCUDA ? epg_py.empty_strided_cuda : Py_None;
-  if (function == Py_None) return NULL;
+  *m = (maker){.like = like};
+  if (function == Py_None) return 0;
   if (device.device_type == kDLCUDA) {
-    PyObject *current = epg_py.current_cuda_device == Py_None ? NULL : PyObject_CallNoArgs(epg_py.current_cuda_device);
+    if (epg_py.current_cuda_device == Py_None) return 0;
+    PyObject *current = PyObject_CallNoArgs(epg_py.current_cuda_device);
     const long index = current ? PyLong_AsLong(current) : -1;
     Py_XDECREF(current);
-    if (index != device.device_id) return NULL;
+    if (PyErr_Occurred()) return -1;
+    if (index != device.device_id) return 0;
   }
+  m->empty_strided = function;
+  m->dtype = PyObject_GetAttr(like, epg_py.dtype_name);
+  return m->dtype ? 0 : -1;
+}
+
+/* A new contiguous tensor. */
+static PyObject *new_tensor(const maker *m, const int64_t *sizes, int32_t rank) {
   int64_t contiguous[EPG_MAX_RANK], next = 1;
   for (int32_t d = rank - 1; d >= 0; d--) {
     contiguous[d] = next;
     next *= sizes[d] > 1 ? sizes[d] : 1;
   }
-  PyObject *strides = tuple_of(contiguous, rank), *dtype = PyObject_GetAttr(like, epg_py.dtype_name);
-  PyObject *tensor = strides && dtype ? PyObject_CallFunctionObjArgs(function, shape, strides, dtype, NULL) : NULL;
+  PyObject *shape = tuple_of(sizes, rank), *strides = shape && m->empty_strided ? tuple_of(contiguous, rank) : NULL, *tensor = NULL;
+  if (strides)
+    tensor = PyObject_CallFunctionObjArgs(m->empty_strided, shape, strides, m->dtype, NULL);
+  else if (shape && !m->empty_strided)
+    tensor = PyObject_CallMethodObjArgs(m->like, epg_py.new_empty_name, shape, NULL);
   Py_XDECREF(strides);
-  Py_XDECREF(dtype);
-  return tensor;
-}
-
-/* A new contiguous tensor with the dtype and on the device of the first input, `like`. */
-static PyObject *new_tensor(const call_arguments *a, PyObject *like, const int64_t *sizes, int32_t rank) {
-  PyObject *shape = tuple_of(sizes, rank);
-  PyObject *tensor = shape ? new_strided(a, like, shape, sizes, rank) : NULL;
-  if (shape && !tensor && !PyErr_Occurred()) tensor = PyObject_CallMethodObjArgs(like, epg_py.new_empty_name, shape, NULL);
   Py_XDECREF(shape);
   return tensor;
 }
 
 /* Allocates the workspace that a call needs, with room to align it; NULL with an exception. */
-static PyObject *new_workspace(call_arguments *a, PyObject *like, uint64_t nbytes) {
+static PyObject *new_workspace(call_arguments *a, const maker *m, uint64_t nbytes) {
   enum { ALIGNMENT = 256 };
   const int64_t elements = (int64_t)((nbytes + ALIGNMENT) / (a->inputs[0]->dtype.bits / 8));
-  PyObject *tensor = new_tensor(a, like, &elements, 1);
+  PyObject *tensor = new_tensor(m, &elements, 1);
   DLTensor t;
   if (!tensor || epg_py.exchange->dltensor_from_py_object_no_sync(tensor, &t)) {
     Py_XDECREF(tensor);
@@ -195,13 +207,13 @@ static int read_new(call_arguments *a, PyObject *tensor, int operand) {
 
 /* Fills `results` with the outputs that were given and with new tensors for the others that exist,
  * which join the call's. */
-static int make_outputs(call_arguments *a, const geometry *g, PyObject *like, PyObject *given, PyObject *results) {
+static int make_outputs(call_arguments *a, const geometry *g, const maker *m, PyObject *given, PyObject *results) {
   const int places = (int)PyTuple_Size(results), from = a->call.num_outputs;
   for (int i = 0; i < places; i++) {
     PyObject *output = i < from && a->outputs[i] ? PyTuple_GetItem(given, i) : Py_None;
     if (i >= from) a->outputs[i] = NULL;
     if (output == Py_None && g->ranks[i] >= 0) {
-      if (!(output = new_tensor(a, like, &g->sizes[i * EPG_MAX_RANK], g->ranks[i]))) return -1;
+      if (!(output = new_tensor(m, &g->sizes[i * EPG_MAX_RANK], g->ranks[i]))) return -1;
       if (read_new(a, output, MAX_INPUTS + i)) {
         Py_DECREF(output);
         return -1;
@@ -217,24 +229,55 @@ static int make_outputs(call_arguments *a, const geometry *g, PyObject *like, Py
   return 0;
 }
 
-/* Runs a call whose outputs are there, with a workspace for it; `like` is its first input, and key
- * NULL unless all of its outputs are new. */
-static int32_t run_inferred(call_arguments *a, PyObject *like, const memo_key *key, uint64_t workspace_nbytes) {
+/* The address of a tensor's lowest element, and that behind its highest. */
+static void bytes_of(const DLTensor *t, uintptr_t *first, uintptr_t *behind) {
+  const int64_t size = t->dtype.bits / 8;
+  int64_t below = 0, above = size;
+  for (int32_t d = 0; d < t->ndim; d++) {
+    const int64_t reach = (t->shape[d] - 1) * t->strides[d] * size;
+    *(reach < 0 ? &below : &above) += reach;
+  }
+  const uintptr_t base = (uintptr_t)t->data + t->byte_offset;
+  *first = base + (uintptr_t)below;
+  *behind = base + (uintptr_t)above;
+}
+
+/* Whether each of so many outputs, some of which were given, lies apart from all other tensors.
+ * Where one does not, Go says whether they share an element. */
+static int lie_apart(const call_arguments *a, int given) {
+  const int inputs = a->call.num_inputs, all = inputs + a->call.num_outputs;
+  for (int i = 0; i < given; i++) {
+    uintptr_t first, behind, other_first, other_behind;
+    if (!a->outputs[i]) continue;
+    bytes_of(a->outputs[i], &first, &behind);
+    for (int j = 0; j < all; j++) {
+      const DLTensor *other = j < inputs ? a->inputs[j] : a->outputs[j - inputs];
+      if (!other || other == a->outputs[i]) continue;
+      bytes_of(other, &other_first, &other_behind);
+      if (first < other_behind && other_first < behind) return 0;
+    }
+  }
+  return 1;
+}
+
+/* Runs a call whose outputs are there, with a workspace for it; key is NULL where they may overlap
+ * something. */
+static int32_t run_inferred(call_arguments *a, const maker *m, const memo_key *key, uint64_t workspace_nbytes) {
   PyObject *workspace = NULL;
-  if (workspace_nbytes && !(workspace = new_workspace(a, like, workspace_nbytes))) return -1;
+  if (workspace_nbytes && !(workspace = new_workspace(a, m, workspace_nbytes))) return -1;
   const int32_t status = epg_py_read_current_stream(a) ? -1 : epg_py_run_remembered(a, key);
   Py_XDECREF(workspace);
   return status;
 }
 
 /* Runs a call; returns 0, or -1 with a Python exception. */
-static int run_or_raise(call_arguments *a, PyObject *like, PyObject *needs, memo_key *key, int all_new, geometry *g) {
+static int run_or_raise(call_arguments *a, const maker *m, PyObject *needs, memo_key *key, int apart, geometry *g) {
   if (a->inputs[0]->device.device_type == META_DEVICE) return 0;
-  int32_t status = run_inferred(a, like, all_new ? key : NULL, g->workspace_nbytes);
+  int32_t status = run_inferred(a, m, apart ? key : NULL, g->workspace_nbytes);
   if (status == EPG_WORKSPACE_TOO_SMALL) {
     epg_py_forget_geometries();
     if (epg_py_infer_geometry(a, needs, key, g) < 0) return -1;
-    status = run_inferred(a, like, NULL, g->workspace_nbytes);
+    status = run_inferred(a, m, NULL, g->workspace_nbytes);
   }
   if (status > 0) epg_py_raise_last(status);
   return status ? -1 : 0;
@@ -249,36 +292,66 @@ static int read_threads(call_arguments *a) {
   return PyErr_Occurred() ? -1 : 0;
 }
 
-/* launch(call, inputs, needs, outputs=None) -> outputs: infer, allocate and run in one. `outputs`
- * is None or a tuple with a tensor for each output that the caller has; meta tensors give meta
- * outputs. Positions only: this is every call's path. */
+/* launch(call, inputs, needs, outputs=None, shapes=None) -> outputs: infers, allocates and runs.
+ * `outputs` is None or a tuple with a tensor for each output that the caller has; meta tensors give
+ * meta outputs. `shapes` is None or a tuple for the inputs after the first: of one that is None and
+ * has a shape there, only that counts. Positions only: this is every call's path. */
 PyObject *epg_py_launch(PyObject *module, PyObject *const *args, Py_ssize_t n) {
   (void)module;
-  enum { LEAST = 3, MOST = 4 };
+  enum { LEAST = 3, MOST = 5 };
   call_arguments a;
   memo_key key;
   geometry g;
+  maker m = {0};
   if (!epg_py_ready(n < LEAST || n > MOST ? n : MOST, MOST)) return NULL;
-  PyObject *needs = args[2], *given = n == MOST ? args[3] : Py_None;
+  PyObject *needs = args[2], *given = n > LEAST ? args[LEAST] : Py_None, *shapes = n == MOST ? args[MOST - 1] : Py_None;
   epg_py_begin(&a);
   PyObject *results = NULL, *inputs = resolve_negative(args[1]);
   if (!inputs) return NULL;
-  if (epg_py_read_call(&a, args[0]) || !(inputs = read_inputs(&a, inputs)) || epg_py_read_precision(&a) || read_given(&a, needs, given)) goto fail;
+  if (epg_py_read_call(&a, args[0]) || !(inputs = read_inputs(&a, inputs)) || epg_py_read_shapes(&a, shapes)) goto fail;
+  if (epg_py_read_precision(&a) || read_given(&a, needs, given)) goto fail;
+  const int places_given = a.call.num_outputs;
   int all_new = 1;
-  for (int i = 0; i < a.call.num_outputs; i++) all_new = all_new && !a.outputs[i];
-  if (inputs != args[1] && !all_new && a.inputs[0]->device.device_type != META_DEVICE && refuse_written_inputs(&a, args[1], inputs)) goto fail;
+  for (int i = 0; i < places_given; i++) all_new = all_new && !a.outputs[i];
+  if (inputs != args[1] && !all_new && a.inputs[0]->device.device_type != META_DEVICE &&
+      (refuse_written_inputs(&a, args[1], inputs) || epg_py_read_shapes(&a, shapes)))
+    goto fail;
   const int places = epg_py_infer_geometry(&a, needs, &key, &g);
   if (places < 0) goto fail;
   /* no op has an optional first input, and infer has checked it */
-  PyObject *like = PyTuple_GetItem(inputs, 0);
-  if (!(results = PyTuple_New(places)) || make_outputs(&a, &g, like, given, results)) goto fail;
-  if (read_threads(&a) || run_or_raise(&a, like, needs, &key, all_new, &g)) goto fail;
+  if (find_maker(&a, PyTuple_GetItem(inputs, 0), &m) || !(results = PyTuple_New(places)) || make_outputs(&a, &g, &m, given, results)) goto fail;
+  if (read_threads(&a) || run_or_raise(&a, &m, needs, &key, all_new || (key.bytes && lie_apart(&a, places_given)), &g)) goto fail;
+  Py_XDECREF(m.dtype);
   Py_DECREF(inputs);
   epg_py_end(&a);
   return results;
 fail:
   epg_py_end(&a);
+  Py_XDECREF(m.dtype);
   Py_XDECREF(results);
   Py_XDECREF(inputs);
   return NULL;
+}
+
+/* recorded(required, *tensors) -> bool or None: whether autograd records a call on these tensors.
+ * The first so many may not be None. None: one is something else, or a subclass. */
+PyObject *epg_py_recorded(PyObject *module, PyObject *const *args, Py_ssize_t n) {
+  (void)module;
+  if (!epg_py_ready(n ? 1 : 0, 1)) return NULL;
+  const long required = PyLong_AsLong(args[0]);
+  if (required == -1 && PyErr_Occurred()) return NULL;
+  for (Py_ssize_t i = 1; i < n; i++) {
+    PyObject *type = (PyObject *)Py_TYPE(args[i]);
+    const int absent = args[i] == Py_None && i > required;
+    if (!absent && type != epg_py.tensor_type && type != epg_py.parameter_type) Py_RETURN_NONE;
+  }
+  int requires_grad = 0;
+  for (Py_ssize_t i = 1; i < n && !requires_grad; i++) {
+    if (args[i] == Py_None) continue;
+    PyObject *answer = PyObject_GetAttr(args[i], epg_py.requires_grad_name);
+    if (!answer) return NULL;
+    requires_grad = answer == Py_True;
+    Py_DECREF(answer);
+  }
+  return requires_grad ? PyObject_CallNoArgs(epg_py.is_grad_enabled) : Py_NewRef(Py_False);
 }

@@ -10,10 +10,10 @@
 #include "geometry.h"
 
 /* configure(tensor_type, parameter_type, make_error, allows_tf32, array_type, get_num_threads,
- * empty_strided_cpu, empty_strided_cuda, current_cuda_device) */
+ * empty_strided_cpu, empty_strided_cuda, current_cuda_device, is_grad_enabled) */
 static PyObject *configure(PyObject *module, PyObject *const *args, Py_ssize_t n) {
   (void)module;
-  enum { SLOTS = 9 };
+  enum { SLOTS = 10 };
   if (n != SLOTS) {
     PyErr_Format(PyExc_TypeError, "configure: got %zd arguments, want %d", n, SLOTS);
     return NULL;
@@ -34,7 +34,8 @@ static PyObject *configure(PyObject *module, PyObject *const *args, Py_ssize_t n
   const struct {
     PyObject **slot;
     const char *name;
-  } names[] = {{&epg_py.is_meta_name, "is_meta"},
+  } names[] = {{&epg_py.requires_grad_name, "requires_grad"},
+               {&epg_py.is_meta_name, "is_meta"},
                {&epg_py.is_neg_name, "is_neg"},
                {&epg_py.resolve_neg_name, "resolve_neg"},
                {&epg_py.is_zerotensor_name, "_is_zerotensor"},
@@ -44,8 +45,8 @@ static PyObject *configure(PyObject *module, PyObject *const *args, Py_ssize_t n
   for (size_t i = 0; i < sizeof names / sizeof *names; i++)
     if (!*names[i].slot && !(*names[i].slot = PyUnicode_InternFromString(names[i].name))) return NULL;
   epg_py.exchange = api;
-  PyObject **slots[] = {&epg_py.tensor_type,     &epg_py.parameter_type,    &epg_py.make_error,         &epg_py.allows_tf32,        &epg_py.array_type,
-                        &epg_py.get_num_threads, &epg_py.empty_strided_cpu, &epg_py.empty_strided_cuda, &epg_py.current_cuda_device};
+  PyObject **slots[] = {&epg_py.tensor_type,     &epg_py.parameter_type,    &epg_py.make_error,         &epg_py.allows_tf32,         &epg_py.array_type,
+                        &epg_py.get_num_threads, &epg_py.empty_strided_cpu, &epg_py.empty_strided_cuda, &epg_py.current_cuda_device, &epg_py.is_grad_enabled};
   for (int i = 0; i < SLOTS; i++) {
     PyObject *old = *slots[i];
     Py_INCREF(args[i]);
@@ -179,9 +180,10 @@ static PyObject *webgpu_read(PyObject *module, PyObject *const *args, Py_ssize_t
 static PyMethodDef methods[] = {
     METHOD(configure, configure,
            "configure(tensor_type, parameter_type, make_error, allows_tf32, array_type, get_num_threads, empty_strided_cpu, empty_strided_cuda, "
-           "current_cuda_device)"),
+           "current_cuda_device, is_grad_enabled)"),
     METHOD(infer, epg_py_infer, "infer(call, inputs, needs) -> (shapes, workspace_bytes)"),
-    METHOD(launch, epg_py_launch, "launch(call, inputs, needs, outputs=None) -> outputs"),
+    METHOD(launch, epg_py_launch, "launch(call, inputs, needs, outputs=None, shapes=None) -> outputs"),
+    METHOD(recorded, epg_py_recorded, "recorded(required, *tensors) -> bool or None: whether autograd records a call on them; None: not plain tensors"),
     METHOD(plan_check, plan_check, "plan_check(handle, inputs, outputs, workspace, accumulate)"),
     METHOD(plan_run, plan_run, "plan_run(handle, inputs, outputs, workspace, stream, threads, accumulate)"),
     METHOD(forked, forked, "forked() -> bool"),

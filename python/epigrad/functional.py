@@ -19,16 +19,9 @@ from epigrad._autograd import functions
 from epigrad._autograd.feedforward import BLOCK_ARGUMENTS, FeedForward
 from epigrad._core import loader, selection
 from epigrad._core.call import Call, activation_call, call_of, gated_call
-from epigrad._core.checks import (
-    PLAIN,
-    PLAIN_OR_NONE,
-    check_save,
-    lerp_weight,
-    overridden,
-    require_tensors,
-)
+from epigrad._core.checks import check_save, lerp_weight, overridden, require_tensors
 from epigrad._core.launcher import DISPATCHER, layer_options, only
-from epigrad._core.torch_state import any_autocast, as_linear, is_dynamo_compiling, is_traced, watched
+from epigrad._core.torch_state import any_autocast, as_linear, is_dynamo_compiling, is_traced, recorded
 from epigrad.kinds import Activation, Gated
 
 __all__ = [
@@ -41,8 +34,6 @@ __all__ = [
     "matmul_bias_activation",
     "mlp",
 ]
-
-_FORWARD_ONLY = (True, False)
 
 
 def matmul_bias_activation(
@@ -85,7 +76,7 @@ def matmul_bias_activation(
         >>> torch.allclose(out, torch.nn.functional.gelu(a @ b))
         True
     """
-    return _gemm("matmul_bias_activation", ("a", "b", "bias"), a, b, bias, activation, save)
+    return _gemm("matmul_bias_activation", a, b, bias, activation, save)
 
 
 def linear(
@@ -124,7 +115,7 @@ def linear(
         >>> torch.allclose(out, torch.nn.functional.silu(x @ weight.T + bias))
         True
     """
-    return _gemm("linear", ("input", "weight", "bias"), input, weight, bias, activation, save)
+    return _gemm("linear", input, weight, bias, activation, save)
 
 
 def activation(input: Tensor, activation: str | Activation | None) -> Tensor:
@@ -150,9 +141,11 @@ def activation(input: Tensor, activation: str | Activation | None) -> Tensor:
         >>> torch.allclose(epigrad.activation(x, "silu"), torch.nn.functional.silu(x))
         True
     """
-    if type(input) not in PLAIN and overridden(input):
+    records = recorded(1, input)
+    if records is None and overridden(input):
         return _as_leaf("activation", (input,), input, activation)
-    return _elementwise(call_of(activation_call, "activation", activation, selection.current()), input)
+    call = call_of(activation_call, "activation", activation, selection.current())
+    return _elementwise(functions.Elementwise, call, records, input)
 
 
 def gated_activation(input: Tensor, kind: str | Gated = "swiglu", dim: int = -1, *, gate: str = "second") -> Tensor:
@@ -183,10 +176,11 @@ def gated_activation(input: Tensor, kind: str | Gated = "swiglu", dim: int = -1,
         >>> epigrad.gated_activation(x, "swiglu", dim=0).shape
         torch.Size([1, 4])
     """
-    op = "gated_activation"
-    if type(input) not in PLAIN and overridden(input):
-        return _as_leaf(op, (input,), input, kind, dim, gate=gate)
-    return _elementwise(call_of(gated_call, op, kind, dim, gate, selection.current()), input)
+    records = recorded(1, input)
+    if records is None and overridden(input):
+        return _as_leaf("gated_activation", (input,), input, kind, dim, gate=gate)
+    call = call_of(gated_call, "gated_activation", kind, dim, gate, selection.current())
+    return _elementwise(functions.Elementwise, call, records, input)
 
 
 def gated_product(value: Tensor, gate: Tensor, kind: str | Gated = "swiglu") -> Tensor:
@@ -213,18 +207,11 @@ def gated_product(value: Tensor, gate: Tensor, kind: str | Gated = "swiglu") -> 
         >>> torch.allclose(epigrad.gated_product(value, gate), torch.nn.functional.silu(gate))
         True
     """
-    op = "gated_product"
-    call = call_of(gated_call, op, kind, 0, "second", selection.current())
-    if watched() or type(value) not in PLAIN or type(gate) not in PLAIN:
-        if overridden(value, gate):
-            return _as_leaf(op, (value, gate), value, gate, kind)
-        require_tensors(op, value=value, gate=gate)
-        return only(DISPATCHER.launch(call, (value, gate), (True,)))
-    core = loader.core()
-    if (value.requires_grad or gate.requires_grad) and torch.is_grad_enabled():
-        result: Tensor = functions.GatedProduct.apply(core, call, value, gate)
-        return result
-    return only(core.launch(call, (value, gate), (True,)))
+    records = recorded(2, value, gate)
+    call = call_of(gated_call, "gated_product", kind, 0, "second", selection.current())
+    if records is None and overridden(value, gate):
+        return _as_leaf("gated_product", (value, gate), value, gate, kind)
+    return _elementwise(functions.GatedProduct, call, records, value, gate)
 
 
 def lerp(start: Tensor, end: Tensor, weight: float | Tensor) -> Tensor:
@@ -251,19 +238,11 @@ def lerp(start: Tensor, end: Tensor, weight: float | Tensor) -> Tensor:
         tensor([ 0.,  5., 10.])
     """
     parameters, tensor = lerp_weight("lerp", weight)
+    records = recorded(2, start, end, tensor)
+    if records is None and overridden(start, end, tensor):
+        return _as_leaf("lerp", (start, end, tensor), start, end, weight)
     call = Call("lerp", None, parameters, 0, 0, False, selection.current())
-    if watched() or type(start) not in PLAIN or type(end) not in PLAIN or type(tensor) not in PLAIN_OR_NONE:
-        if overridden(start, end, tensor):
-            return _as_leaf("lerp", (start, end, tensor), start, end, weight)
-        require_tensors("lerp", start=start, end=end, **({} if tensor is None else {"weight": tensor}))
-        return only(DISPATCHER.launch(call, (start, end, tensor), (True,)))
-    core = loader.core()
-    if torch.is_grad_enabled() and (
-        start.requires_grad or end.requires_grad or (tensor is not None and tensor.requires_grad)
-    ):
-        result: Tensor = functions.Lerp.apply(core, call, start, end, tensor)
-        return result
-    return only(core.launch(call, (start, end, tensor), (True,)))
+    return _elementwise(functions.Lerp, call, records, start, end, tensor)
 
 
 def mlp(
@@ -308,9 +287,11 @@ def mlp(
         True
     """
     tensors = (input, weight1, bias1, weight2, bias2)
-    if not PLAIN_OR_NONE.issuperset(map(type, tensors)) and overridden(*tensors):
+    records = recorded(0, *tensors)
+    if records is None and overridden(*tensors):
         return _as_leaf("mlp", tensors, *tensors, activation, save=save)
-    return _feedforward(call_of(activation_call, "mlp", activation, selection.current()), tensors, save)
+    call = call_of(activation_call, "mlp", activation, selection.current())
+    return _layers(FeedForward, call, records, tensors, save)
 
 
 def gated_mlp(
@@ -357,47 +338,75 @@ def gated_mlp(
         True
     """
     tensors = (input, weight_in, bias_in, weight_out, bias_out)
-    if not PLAIN_OR_NONE.issuperset(map(type, tensors)) and overridden(*tensors):
+    records = recorded(0, *tensors)
+    if records is None and overridden(*tensors):
         return _as_leaf("gated_mlp", tensors, *tensors, kind, gate=gate, save=save)
-    return _feedforward(call_of(gated_call, "gated_mlp", kind, 0, gate, selection.current()), tensors, save)
+    call = call_of(gated_call, "gated_mlp", kind, 0, gate, selection.current())
+    return _layers(FeedForward, call, records, tensors, save)
 
 
-def _elementwise(call: Call, input: Tensor) -> Tensor:
-    """A function of one tensor."""
-    if watched() or type(input) not in PLAIN:
-        require_tensors(call.op, input=input)
-        return only(DISPATCHER.launch(call, (input,), (True,)))
-    core = loader.core()
-    if input.requires_grad and torch.is_grad_enabled():
-        result: Tensor = functions.Elementwise.apply(core, call, input)
+def _gemm(op: str, a: Tensor, b: Tensor, bias: Tensor | None, activation: str | Activation | None, save: str) -> Tensor:
+    tensors = (a, b, bias)
+    records = recorded(2, a, b, bias)
+    call = call_of(activation_call, op, activation, selection.current())
+    if records is None and overridden(a, b, bias):
+        return _as_leaf(op, tensors, a, b, bias, activation, save=save)
+    return _layers(functions.Gemm, call, records, tensors, save)
+
+
+_ARGUMENTS = {
+    "activation": ("input",),
+    "gated_activation": ("input",),
+    "gated_product": ("value", "gate"),
+    "lerp": ("start", "end", "weight"),
+    "matmul_bias_activation": ("a", "b", "bias"),
+    "linear": ("input", "weight", "bias"),
+    **BLOCK_ARGUMENTS,
+}
+"""What callers know the tensors of a function as."""
+
+# Each of the two below computes in one of three ways: by an operator where PyTorch has to see one
+# (`records` is None), recorded by autograd, or straight.
+
+
+def _elementwise(
+    function: type[functions.OneOutput], call: Call, records: bool | None, *tensors: Tensor | None
+) -> Tensor:
+    """What a function of elements gives."""
+    if records:
+        result: Tensor = function.record(loader.core(), call, *tensors)
         return result
-    (out,) = core.launch(call, (input,), (True,))
+    if records is None:
+        arguments = dict(zip(_ARGUMENTS[call.op], tensors, strict=True))
+        if call.parameters and call.op == "lerp":
+            del arguments["weight"]
+        require_tensors(call.op, **arguments)
+        return only(DISPATCHER.launch(call, tensors, (True,)))
+    (out,) = loader.core().launch(call, tensors, (True,))
     assert out is not None
     return out
 
 
-def _gemm(
-    op: str,
-    names: tuple[str, str, str],
-    a: Tensor,
-    b: Tensor,
-    bias: Tensor | None,
-    activation: str | Activation | None,
+def _layers(
+    function: type[functions.WithPreactivation],
+    call: Call,
+    records: bool | None,
+    tensors: tuple[Tensor | None, ...],
     save: str,
 ) -> Tensor:
-    call = call_of(activation_call, op, activation, selection.current())
-    if watched() or type(a) not in PLAIN or type(b) not in PLAIN or type(bias) not in PLAIN_OR_NONE:
-        if overridden(a, b, bias):
-            return _as_leaf(op, (a, b, bias), a, b, bias, activation, save=save)
-        return _operator(call, names, (a, b, bias), save)
-    core = loader.core()
-    keep = functions.kept(op, call.kind, save)
+    """What one or two layers give."""
+    if records is None:
+        require_tensors(call.op, **dict(zip(_ARGUMENTS[call.op], tensors, strict=True)))
+        saved = _save(call.op, save, tensors)
+        out: Tensor = ops.call(call.op, *tensors, call.kind, save=saved, **layer_options(call))[0]
+        return out
+    keep = function.kept(call, save)
     if any_autocast():
-        a, b, bias = as_linear(a, b, bias)
-    if torch.is_grad_enabled() and (a.requires_grad or b.requires_grad or (bias is not None and bias.requires_grad)):
-        result: Tensor = functions.Gemm.apply(core, call, keep, a, b, bias)[0]
+        tensors = as_linear(*tensors)
+    if records:
+        result: Tensor = function.record(loader.core(), call, keep, *tensors)[0]
         return result
-    computed, _ = core.launch(call, (a, b, bias), _FORWARD_ONLY)
+    computed, _ = loader.core().launch(call, tensors, (True, False))
     assert computed is not None
     return computed
 
@@ -420,38 +429,11 @@ def _as_leaf(op: str, relevant: Iterable[Any], *arguments: Any, **options: Any) 
     return out
 
 
-def _operator(call: Call, names: Iterable[str], tensors: tuple[Tensor | None, ...], save: str) -> Tensor:
-    """The output of a product's or a block's operator."""
-    require_tensors(call.op, **dict(zip(names, tensors, strict=True)))
-    saved = _save(call.op, save, tensors)
-    out: Tensor = ops.call(call.op, *tensors, call.kind, save=saved, **layer_options(call))[0]
-    return out
-
-
 def _save(op: str, save: str, tensors: Iterable[Tensor | None]) -> str:
     """What an operator is to keep: nothing where no gradient is recorded."""
     check_save(op, save)
     if not is_dynamo_compiling() and is_traced():
         # A trace is mostly run for its output, and has to be the same in every grad mode.
         return "recompute" if save == "auto" else save
-    recorded = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
-    return save if recorded else "recompute"
-
-
-def _feedforward(
-    call: Call,
-    tensors: tuple[Tensor, Tensor, Tensor | None, Tensor, Tensor | None],
-    save: str,
-) -> Tensor:
-    if watched() or not PLAIN_OR_NONE.issuperset(map(type, tensors)):
-        return _operator(call, BLOCK_ARGUMENTS[call.op], tensors, save)
-    core = loader.core()
-    check_save(call.op, save)
-    if any_autocast():
-        tensors = as_linear(*tensors)
-    if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors):
-        result: Tensor = FeedForward.apply(core, call, save == "recompute", *tensors)[0]
-        return result
-    computed, _ = core.launch(call, tensors, _FORWARD_ONLY)
-    assert computed is not None
-    return computed
+    records = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
+    return save if records else "recompute"

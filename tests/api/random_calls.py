@@ -57,9 +57,14 @@ def main(seed: int, calls: int = 4000) -> None:
     def needs() -> Any:
         return odd((True,) * rng.randint(0, 7))
 
+    def shapes() -> Any:
+        sizes = ((), (2, 3), (3,), (0, 3), (2**40, 2**40), (1,) * 100, None, None)
+        return odd(tuple(odd(rng.choice(sizes)) for _ in range(rng.randint(0, 11))))
+
     choices: list[Callable[[], Any]] = [
         lambda: core.infer(call(), some(11), needs()),
-        lambda: core.launch(*(call(), some(11), needs(), odd(some(7)), None)[: rng.randint(2, 5)]),
+        lambda: core.launch(*(call(), some(11), needs(), odd(some(7)), shapes(), None)[: rng.randint(2, 6)]),
+        lambda: core.recorded(*(odd(1), *rng.sample(pool, 5))[: rng.randint(0, 6)]),
         lambda: core.plan_run(odd(1), some(11), some(7), odd(None), odd(0), odd(1), odd(False)),
         lambda: core.plan_check(odd(1), some(11), some(7), odd(None), odd(False)),
     ]

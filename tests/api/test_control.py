@@ -212,9 +212,10 @@ def test_random_arguments_of_the_fast_path_never_end_the_process(seed: str) -> N
 
 
 def test_the_fast_path_counts_its_arguments() -> None:
-    for function in (CORE.infer, CORE.launch, CORE.plan_run, CORE.plan_check):
+    for function in (CORE.infer, CORE.launch, CORE.recorded, CORE.plan_run, CORE.plan_check):
         with pytest.raises(TypeError):
             function()
+    for function in (CORE.infer, CORE.launch, CORE.plan_run, CORE.plan_check):
         with pytest.raises(TypeError):
             function(1)
 

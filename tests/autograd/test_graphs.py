@@ -327,6 +327,19 @@ def test_gradients_of_some_inputs_are_those_of_all(name: str) -> None:
         assert_same_bits(alone, every[place])
 
 
+def test_gradients_of_some_inputs_of_an_empty_batch() -> None:
+    x, weight, bias, down = leaf(0, 4).detach(), leaf(6, 4), leaf(6), leaf(4, 3)
+    for out in (epigrad.linear(x, weight, bias, "gelu"), epigrad.gated_mlp(x, weight, bias, down.detach(), None)):
+        assert [g.count_nonzero() for g in torch.autograd.grad(out.sum(), (weight, bias))] == [0, 0]
+    for function in (
+        lambda t: epigrad.linear(t, weight.detach(), bias.detach(), "gelu"),
+        lambda t: epigrad.gated_mlp(t, weight.detach(), bias.detach(), down.detach(), None),
+        lambda t: epigrad.lerp(t, leaf(2, 1, 4).detach(), 0.5),
+    ):
+        t = leaf(0, 4)
+        assert torch.autograd.grad(function(t).sum(), t)[0].shape == (0, 4)
+
+
 @EACH
 def test_meta_tensors_have_the_real_shapes_and_strides(name: str) -> None:
     function, leaves = problems()[name]

@@ -165,3 +165,17 @@ def test_operators_are_differentiable_under_transforms_too() -> None:
     second = grad(lambda x: torch.ops.epigrad.linear_backward(ones, x, weight, None, "gelu")[0].sum())(x)
     want = grad(lambda x: grad(lambda x: torch.nn.functional.gelu(x @ weight.T).sum())(x).sum())(x)
     torch.testing.assert_close(second, want)
+
+
+def test_what_outlived_a_transform_is_differentiated() -> None:
+    outlived = []
+
+    def loss(x: torch.Tensor) -> torch.Tensor:
+        outlived.append(x * 2)
+        return (x * x).sum()
+
+    x, weight = torch.randn(3, 4), torch.randn(5, 4, requires_grad=True)
+    torch.func.grad(loss)(x)
+    (got,) = torch.autograd.grad(epigrad.linear(outlived[0], weight, None, "gelu").sum(), weight)
+    (want,) = torch.autograd.grad(epigrad.linear(x * 2, weight, None, "gelu").sum(), weight)
+    assert torch.equal(got, want)

@@ -55,19 +55,39 @@ def _nothing_is_held() -> None:
 @on_devices
 def test_the_third_call_is_run_by_what_is_held_and_every_one_has_the_same_bits(device: str) -> None:
     x, weight, bias = layer(device, 5)
-    want, out = torch.empty(5, 40, device=device), torch.empty(5, 40, device=device)
-    before = runs(device)
-    for _ in range(TIMES):
-        forward.linear(x, weight, bias, "gelu", out=want)
-    assert runs(device) == before, "memory of the caller's is always Go's to check"
-    for time in range(TIMES):
+    before, want = runs(device), forward.linear(x, weight, bias, "gelu")
+    for time in range(1, TIMES):
         assert_same_bits(forward.linear(x, weight, bias, "gelu"), want, f"call {time}")
     assert runs(device) - before == HELD
     for time in range(TIMES):
-        other = x + time
-        got = forward.linear(other, weight, bias, "gelu")
-        assert_same_bits(got, forward.linear(other, weight, bias, "gelu", out=out), f"call {time} on other memory")
-    assert runs(device) - before == HELD + TIMES
+        out = torch.full_like(want, torch.nan)
+        assert_same_bits(forward.linear(x, weight, bias, "gelu", out=out), want, f"call {time} into given memory")
+    assert runs(device) - before == 2 * HELD
+    others = [x + time for time in range(TIMES)]
+    results = [forward.linear(other, weight, bias, "gelu") for other in others]
+    assert runs(device) - before == 2 * HELD + TIMES
+    for other, got in zip(others, results, strict=True):
+        loader.core().control.ClearPlanCache()
+        assert_same_bits(got, forward.linear(other, weight, bias, "gelu"), "by Go")
+
+
+@on_devices
+def test_outputs_that_may_overlap_are_checked_every_time(device: str) -> None:
+    """Go says whether tensors share an element: C runs what lies apart."""
+    whole = torch.randn(8, next(_widths) * 2, device=device)
+    left, right = whole.chunk(2, 1)
+    want = torch.lerp(left, left * 2, 0.25)
+    before = runs(device)
+    for _ in range(TIMES):
+        torch.testing.assert_close(forward.lerp(left, left * 2, 0.25, out=right), want)
+    assert runs(device) == before
+    apart = torch.empty_like(whole).chunk(2, 1)[1]
+    for _ in range(TIMES):
+        assert_same_bits(forward.lerp(left, left * 2, 0.25, out=apart), right)
+        for shared in (left, whole[:, 1 : left.shape[1] + 1]):
+            with pytest.raises(errors.InvalidProblemError, match="shares memory"):
+                forward.lerp(left, left * 2, 0.25, out=shared)
+    assert runs(device) - before >= HELD
 
 
 @on_devices

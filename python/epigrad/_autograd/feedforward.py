@@ -12,11 +12,9 @@ from typing import Any
 from torch import Tensor
 
 from epigrad._autograd import formulas
-from epigrad._autograd.functions import Needs, Problem, Shape, WithPreactivation, stand_in
+from epigrad._autograd.functions import RECOMPUTE, Needs, Problem, WithPreactivation
 from epigrad._core.call import Call
 from epigrad._core.launcher import Launcher, Tensors
-
-Shapes = tuple[Shape, Shape, Shape | None, Shape, Shape | None]
 
 BLOCK_ARGUMENTS = {
     "mlp": ("input", "weight1", "bias1", "weight2", "bias2"),
@@ -64,21 +62,7 @@ def block_formula(
 
 @dataclass(slots=True)
 class FeedForwardProblem(Problem):
-    """Backward of a block, of grad_output, the five of `BLOCK_ARGUMENTS`, and preactivation.
-
-    The second bias is there for its geometry alone.
-    """
-
-    shapes: Shapes
-
-    def run(self, needs: Needs, *tensors: Tensor | None) -> Tensors:
-        grad, *operands, preactivation = tensors
-        assert grad is not None
-        known = [
-            stand_in(grad, shape) if operand is None and shape is not None else operand
-            for operand, shape in zip(operands, self.shapes, strict=True)
-        ]
-        return self.core.launch(self.call.backward, (grad, *known, preactivation), needs)
+    """Backward of a block, of grad_output, the five of `BLOCK_ARGUMENTS`, and preactivation."""
 
     def formula(self, needs: Needs, *tensors: Tensor | None, grad_hidden: Tensor | None = None) -> Tensors:
         grad, input, weight1, bias1, weight2, _, preactivation = tensors
@@ -122,7 +106,7 @@ class FeedForward(WithPreactivation):
         ctx: Any,
         core: Launcher,
         call: Call,
-        recompute: bool,
+        keep: int,
         input: Tensor,
         weight1: Tensor,
         bias1: Tensor | None,
@@ -132,11 +116,10 @@ class FeedForward(WithPreactivation):
         need_input, need_weight1, need_bias1, need_weight2, _ = ctx.needs_input_grad[3:]
         need_first = need_input or need_weight1 or need_bias1
         need_preactivation = need_weight2 or (need_first and _slope_needs_preactivation(call))
-        recompute = recompute and need_preactivation
+        recompute = keep == RECOMPUTE and need_preactivation
         tensors = (input, weight1, bias1, weight2, bias2)
         out, preactivation = core.launch(call, tensors, (True, need_preactivation and not recompute))
-        bias1_shape, bias2_shape = (None if bias is None else bias.shape for bias in (bias1, bias2))
-        shapes = (input.shape, weight1.shape, bias1_shape, weight2.shape, bias2_shape)
+        shapes = tuple([None if tensor is None else tensor.shape for tensor in tensors])
         ctx.problem = FeedForwardProblem(core, call, shapes)
         ctx.save_for_backward(
             input if need_weight1 or recompute else None,

@@ -13,7 +13,7 @@ guards it, and second order flows through it back into the function's own node, 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -24,9 +24,9 @@ from torch.autograd import Function
 from epigrad import errors
 from epigrad._autograd import formulas
 from epigrad._core.call import Call
-from epigrad._core.checks import PLAIN_OR_NONE, unknown_save
+from epigrad._core.checks import PLAIN_OR_NONE, check_save
 from epigrad._core.launcher import DISPATCHER, Launcher, Tensors, factor_of
-from epigrad._core.tables import ACTIVATIONS
+from epigrad._core.tables import ACTIVATIONS, GATED_KINDS
 from epigrad._core.torch_state import transforms_active
 
 # What forward keeps for the derivative of the activation.
@@ -35,21 +35,6 @@ NOTHING, PREACTIVATION, OUTPUT, RECOMPUTE = range(4)
 _LEGACY_BATCH = torch._C._dispatch_key_parse("Batched")
 
 Needs = tuple[bool, ...]
-Shape = Sequence[int]
-
-
-def kept(op: str, activation: str | None, save: str) -> int:
-    """What forward keeps for an activation, by its name, in a save mode."""
-    assert activation is not None
-    if save == "auto":
-        keep = OUTPUT if ACTIVATIONS[activation].from_output else PREACTIVATION
-    elif save == "preactivation":
-        keep = PREACTIVATION
-    elif save == "recompute":
-        keep = RECOMPUTE
-    else:
-        raise unknown_save(op, save)
-    return NOTHING if activation == "none" else keep
 
 
 def forms_preactivation(activation: str | None, preactivation: object, output: object) -> bool:
@@ -59,23 +44,22 @@ def forms_preactivation(activation: str | None, preactivation: object, output: o
 
 @dataclass(slots=True)
 class Problem(ABC):
-    """One backward; `call` is forward's. `run` and `formula` take the same tensors."""
+    """One backward; `call` is forward's. `run` and `formula` take the same tensors.
+
+    `shapes` are of the tensors after the first: forward keeps none whose values are not needed.
+    """
 
     core: Launcher
     call: Call
+    shapes: tuple[Any, ...] = ()
 
-    @abstractmethod
     def run(self, needs: Needs, *tensors: Tensor | None) -> Tensors:
         """The gradients by the fused kernels."""
+        return self.core.launch(self.call.backward, tensors, needs, None, self.shapes)
 
     @abstractmethod
     def formula(self, needs: Needs, *tensors: Tensor | None) -> Tensors:
         """The gradients by differentiable operations."""
-
-
-def stand_in(like: Tensor, shape: Shape) -> Tensor:
-    """A tensor of one element, in the shape of an input whose values are not needed."""
-    return like.new_empty(()).expand(shape)
 
 
 def differentiate(problem: Problem, needs: Needs, *tensors: Tensor | None) -> Tensors:
@@ -83,22 +67,18 @@ def differentiate(problem: Problem, needs: Needs, *tensors: Tensor | None) -> Te
     if transforms_active():
         return problem.formula(needs, *tensors)
     try:
-        return _computed(problem, needs, tensors)
+        if not torch.is_grad_enabled():
+            return problem.run(needs, *tensors)
+        gradients: Tensors = Gradient.apply(problem, needs, *tensors)
+        return gradients
     except errors.UnsupportedError:
         # A batch of gradients (is_grads_batched) is no transform of torch.func's.
         if any(torch._C._dispatch_keys(t).has(_LEGACY_BATCH) for t in tensors if t is not None):
             return problem.formula(needs, *tensors)
-        if PLAIN_OR_NONE.issuperset(map(type, tensors)):
+        if problem.core is DISPATCHER or PLAIN_OR_NONE.issuperset(map(type, tensors)):
             raise
     # A gradient may be a tensor subclass where no input was one, as a collective's result is.
-    return _computed(replace(problem, core=DISPATCHER), needs, tensors)
-
-
-def _computed(problem: Problem, needs: Needs, tensors: Tensors) -> Tensors:
-    if torch.is_grad_enabled():
-        gradients: Tensors = Gradient.apply(problem, needs, *tensors)
-        return gradients
-    return problem.run(needs, *tensors)
+    return differentiate(replace(problem, core=DISPATCHER), needs, *tensors)
 
 
 class Gradient(Function):
@@ -146,7 +126,17 @@ class Gradient(Function):
         return (None, None, *results)
 
 
-class OneOutput(Function):
+class Fused(Function):
+    """A function that the core computes, of a core, a call and more."""
+
+    record: Callable[..., Any]
+    """`apply` outside of `torch.func`: of tensors that are no wrappers of its transforms."""
+
+    def __init_subclass__(cls) -> None:
+        cls.record = super(Function, cls).apply  # type: ignore[misc]
+
+
+class OneOutput(Fused):
     """The backward of functions of a core, a call and tensors that have one output."""
 
     @staticmethod
@@ -158,11 +148,17 @@ class OneOutput(Function):
         return (None, None, *grads)
 
 
-class WithPreactivation(Function):
+class WithPreactivation(Fused):
     """The backward of functions of a core, a call, what is kept, and tensors.
 
     Their second, hidden output is the preactivation.
     """
+
+    @staticmethod
+    def kept(call: Call, save: str) -> int:
+        """What forward keeps for the derivative of the activation, in a save mode."""
+        check_save(call.op, save)
+        return RECOMPUTE if save == "recompute" else PREACTIVATION
 
     @staticmethod
     def backward(ctx: Any, grad_output: Tensor | None, grad_hidden: Tensor | None) -> tuple[Any, ...]:
@@ -177,25 +173,7 @@ class WithPreactivation(Function):
 
 @dataclass(slots=True)
 class GemmProblem(Problem):
-    """Backward of ``act(a @ b + bias)``, of grad_output, a, b, bias, preactivation, output.
-
-    `bias` is the layer's own, for its geometry alone where it was not saved: changing it in place
-    between forward and backward is no error then, as in PyTorch.
-    """
-
-    shapes: tuple[Shape, Shape, Shape | None]
-    bias: Tensor | None
-
-    def run(self, needs: Needs, *tensors: Tensor | None) -> Tensors:
-        grad, a, b, bias, preactivation, output = tensors
-        assert grad is not None
-        shapes = self.shapes
-        if a is None:
-            a = stand_in(grad, shapes[0])
-        if b is None:
-            b = stand_in(grad, shapes[1])
-        inputs = (grad, a, b, self.bias if bias is None else bias, preactivation, output)
-        return self.core.launch(self.call.backward, inputs, needs)
+    """Backward of ``act(a @ b + bias)``, of grad_output, a, b, bias, preactivation, output."""
 
     def formula(self, needs: Needs, *tensors: Tensor | None, grad_hidden: Tensor | None = None) -> Tensors:
         grad, a, b, bias, preactivation, output = tensors
@@ -217,11 +195,21 @@ class Gemm(WithPreactivation):
     """``act(a @ b + bias)``; with op ``"linear"``, b is a weight ``[N, K]``."""
 
     @staticmethod
+    def kept(call: Call, save: str) -> int:
+        check_save(call.op, save)
+        assert call.kind is not None
+        if call.kind == "none":
+            return NOTHING
+        if save == "auto" and ACTIVATIONS[call.kind].from_output:
+            return OUTPUT
+        return RECOMPUTE if save == "recompute" else PREACTIVATION
+
+    @staticmethod
     def forward(ctx: Any, core: Launcher, call: Call, keep: int, a: Tensor, b: Tensor, bias: Tensor | None) -> Tensors:
         need_a, need_b, _ = ctx.needs_input_grad[3:]
         recompute = keep == RECOMPUTE
         out, preactivation = core.launch(call, (a, b, bias), (True, keep == PREACTIVATION))
-        ctx.problem = GemmProblem(core, call, (a.shape, b.shape, None if bias is None else bias.shape), bias)
+        ctx.problem = GemmProblem(core, call, (a.shape, b.shape, None if bias is None else bias.shape))
         ctx.save_for_backward(
             a if need_b or recompute else None,
             b if need_a or recompute else None,
@@ -249,9 +237,6 @@ class ActivationProblem(Problem):
 @dataclass(slots=True)
 class GatedActivationProblem(Problem):
     """Backward of ``value * act(gate)``, of grad_output and the input with both halves."""
-
-    def run(self, needs: Needs, *tensors: Tensor | None) -> Tensors:
-        return self.core.launch(self.call.backward, tensors, needs)
 
     def formula(self, needs: Needs, *tensors: Tensor | None) -> Tensors:
         grad, input = tensors
@@ -302,7 +287,8 @@ class GatedProduct(OneOutput):
         assert out is not None
         need_value, need_gate = ctx.needs_input_grad[2:]
         ctx.problem = GatedProductProblem(core, call)
-        needs_gate = need_value or call.activation.name != "none"
+        assert call.kind is not None
+        needs_gate = need_value or GATED_KINDS[call.kind].activation != "none"
         ctx.save_for_backward(value if need_gate else None, gate if needs_gate else None)
         ctx.set_materialize_grads(False)
         return out
@@ -312,19 +298,13 @@ class GatedProduct(OneOutput):
 class LerpProblem(Problem):
     """Backward of ``start + weight * (end - start)``, of grad_output, start, end, weight."""
 
-    shapes: tuple[Shape, Shape, Shape | None]
-
     def run(self, needs: Needs, *tensors: Tensor | None) -> Tensors:
-        grad, start, end, weight = tensors
+        start, end, weight = self.shapes
+        grad = tensors[0]
         assert grad is not None
-        start_shape, end_shape, weight_shape = self.shapes
-        if start is None and needs[0] and start_shape != grad.shape:
-            start = stand_in(grad, start_shape)
-        if end is None and needs[1] and end_shape != grad.shape:
-            end = stand_in(grad, end_shape)
-        if weight is None and weight_shape is not None:
-            weight = stand_in(grad, weight_shape)
-        return self.core.launch(self.call.backward, (grad, start, end, weight), needs)
+        # What has no shape has grad_output's.
+        shapes = (None if start == grad.shape else start, None if end == grad.shape else end, weight)
+        return self.core.launch(self.call.backward, tensors, needs, None, shapes)
 
     def formula(self, needs: Needs, *tensors: Tensor | None) -> Tensors:
         grad, start, end, weight = tensors

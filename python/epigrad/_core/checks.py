@@ -93,12 +93,7 @@ def require_tensors(op: str, **arguments: object) -> None:
 def check_save(op: str, save: object) -> None:
     """Refuse a `save` that is none of the three."""
     if save not in ("auto", "preactivation", "recompute"):
-        raise unknown_save(op, save)
-
-
-def unknown_save(op: str, save: object) -> errors.InvalidProblemError:
-    """The error for a `save` that is none of the three."""
-    return errors.InvalidProblemError(f"{op}: save: {save!r}, want 'auto', 'preactivation' or 'recompute'")
+        raise errors.InvalidProblemError(f"{op}: save: {save!r}, want 'auto', 'preactivation' or 'recompute'")
 
 
 def refuse_transforms(op: str, *tensors: Tensor | None) -> None:

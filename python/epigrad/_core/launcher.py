@@ -5,7 +5,8 @@ The functions of `epigrad._autograd` run on the dispatcher if PyTorch has to see
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import zip_longest
 from typing import Any, Protocol
 
 import torch
@@ -15,6 +16,8 @@ from epigrad._core.call import GATE_NAMES, Call
 from epigrad._core.torch_state import is_dynamo_compiling, is_exported_to_onnx, is_traced
 
 Tensors = tuple[Tensor | None, ...]
+Shape = Sequence[int]
+Shapes = tuple[Shape | None, ...]
 
 
 class Launcher(Protocol):
@@ -24,9 +27,10 @@ class Launcher(Protocol):
     def launch(self) -> Callable[..., Tensors]:
         """Runs a call and returns the outputs that are asked for, None in the other places.
 
-        Arguments, by position: a `Call`, inputs, needs, and outputs, which may be left out: a
-        tensor or None for each output. Meta tensors give meta outputs of the real shapes; nothing
-        is computed for them.
+        Arguments, by position: a `Call`, inputs, needs, and two that may be left out. Outputs: None
+        or a tensor or None for each output. Shapes: None or a shape or None for the inputs after
+        the first; of an input that is None and has one, only that counts. Meta tensors give meta
+        outputs of the real shapes; nothing is computed for them.
         """
 
 
@@ -130,12 +134,25 @@ _CALLS: dict[str, Callable[[Call, Tensors, tuple[bool, ...]], Tensors]] = {
 }
 
 
+def _with_shapes(inputs: Tensors, shapes: Shapes) -> Tensors:
+    """The inputs, with one element in a shape for each that is None and has one."""
+    first, *rest = inputs
+    assert first is not None
+    filled = [
+        first.new_empty(()).expand(shape) if tensor is None and shape is not None else tensor
+        for tensor, shape in zip_longest(rest, shapes)
+    ]
+    return (first, *filled)
+
+
 class Dispatcher:
     """Calls operators in place of kernels."""
 
-    def launch(self, call: Call, inputs: Tensors, needs: tuple[bool, ...]) -> Tensors:
+    def launch(
+        self, call: Call, inputs: Tensors, needs: tuple[bool, ...], outputs: None = None, shapes: Shapes | None = None
+    ) -> Tensors:
         """As the core's own `launch`, for results that are new."""
-        return _CALLS[call.op](call, inputs, needs)
+        return _CALLS[call.op](call, _with_shapes(inputs, shapes or ()), needs)
 
 
 DISPATCHER = Dispatcher()

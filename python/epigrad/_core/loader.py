@@ -64,6 +64,7 @@ class Core:
 
     infer: Callable[..., tuple[tuple[tuple[int, ...] | None, ...], int]]
     launch: Callable[..., tuple[torch.Tensor | None, ...]]
+    recorded: Callable[..., bool | None]
     plan_check: Callable[..., None]
     plan_run: Callable[..., None]
     forked: Callable[[], bool]
@@ -133,6 +134,7 @@ def _load() -> Core:
             getattr(guards, "_empty_strided_cpu", None),
             getattr(guards, "_empty_strided_cuda", None),
             getattr(torch._C, "_cuda_getDevice", None),
+            torch.is_grad_enabled,
         )
         control = cast(Control, importlib.import_module("epigrad.control.control"))
         if tunes:
@@ -141,6 +143,7 @@ def _load() -> Core:
         _core = Core(
             infer=native.infer,
             launch=native.launch,
+            recorded=native.recorded,
             plan_check=native.plan_check,
             plan_run=native.plan_run,
             forked=native.forked,

@@ -16,6 +16,8 @@ from torch._C import _len_torch_dispatch_stack as dispatch_modes
 from torch.autograd import forward_ad, profiler
 from torch.compiler import is_dynamo_compiling
 
+from epigrad._core import loader
+
 __all__ = [
     "any_autocast",
     "as_linear",
@@ -23,19 +25,20 @@ __all__ = [
     "is_dynamo_compiling",
     "is_exported_to_onnx",
     "is_traced",
+    "recorded",
     "transforms_active",
     "unpack_dual",
-    "watched",
 ]
 
 any_autocast: Callable[[], bool] = torch._C._is_any_autocast_enabled
 transforms_active: Callable[[], bool] = torch._C._are_functorch_transforms_active
+tracing_state: Callable[[], Any] = torch._C._get_tracing_state
 unpack_dual: Callable[[Tensor], Any] = forward_ad.unpack_dual
 
 
 def is_traced() -> bool:
     """Whether `torch.jit.trace` records this thread's operations."""
-    return torch._C._get_tracing_state() is not None
+    return tracing_state() is not None
 
 
 def is_exported_to_onnx() -> bool:
@@ -44,20 +47,25 @@ def is_exported_to_onnx() -> bool:
     return onnx is not None and bool(onnx.is_in_onnx_export())
 
 
-def watched() -> bool:
-    """Whether something of PyTorch's looks at operations in this thread: a compiler,
-    `torch.jit.trace`, a transform of `torch.func`, forward mode, a dispatch mode (fake tensors,
-    selective checkpoints, FLOP counters), a profiler.
+def recorded(required: int, *tensors: Any) -> bool | None:
+    """Whether autograd records a call on these tensors; those after so many may be None.
+
+    None where PyTorch has to see an operator: for what is no plain tensor, or if something looks at
+    the operations of this thread. That may be a compiler, `torch.jit.trace`, a transform of
+    `torch.func`, forward mode, a dispatch mode (fake tensors, selective checkpoints, FLOP
+    counters) or a profiler.
     """
     # Dynamo traces this function, and to it the first answer is a constant.
-    return (
+    if (
         is_dynamo_compiling()
-        or is_traced()
+        or tracing_state() is not None
         or dispatch_modes() > 0
         or transforms_active()
         or forward_ad._current_level >= 0
         or profiler._is_profiler_enabled
-    )
+    ):
+        return None
+    return loader.core().recorded(required, *tensors)
 
 
 def as_linear(*arguments: Any) -> tuple[Any, ...]:

@@ -16,8 +16,8 @@ from torch.nn import functional
 
 from epigrad._autograd import formulas
 from epigrad._autograd.feedforward import BLOCK_ARGUMENTS, FeedForward, FeedForwardProblem, block_formula
+from epigrad._autograd.functions import PREACTIVATION
 from epigrad._core.call import Call
-from epigrad._core.checks import check_save
 from epigrad._core.launcher import DISPATCHER, Launcher, overload
 from epigrad.ops import batching, shapes
 from epigrad.ops.operator import (
@@ -64,13 +64,12 @@ class Forward(Layers):
 
     def __post_init__(self) -> None:
         self.call = _call(self.op, self.kind, self.parameters, self.gate, self.backend)
-        check_save(self.op, self.save)
-        self.needs = (True, self.save != "recompute")
+        self.keep = FeedForward.kept(self.call, self.save)
+        self.needs = (True, self.keep == PREACTIVATION)
         self.tensors = (self.input, self.weight1, self.bias1, self.weight2, self.bias2)
 
     def recorded(self) -> Pair:
-        recompute = self.save == "recompute"
-        return self.returned(FeedForward.apply(DISPATCHER, self.call, recompute, *self.tensors))
+        return self.returned(FeedForward.apply(DISPATCHER, self.call, self.keep, *self.tensors))
 
     def formula(self) -> Pair:
         layers = (self.weight1, self.bias1, self.weight2, self.bias2)

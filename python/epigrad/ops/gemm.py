@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from epigrad._autograd import formulas
-from epigrad._autograd.functions import PREACTIVATION, Gemm, GemmProblem, forms_preactivation, kept
+from epigrad._autograd.functions import PREACTIVATION, Gemm, GemmProblem, forms_preactivation
 from epigrad._core.launcher import DISPATCHER, Launcher, overload
 from epigrad.ops import batching, shapes
 from epigrad.ops.operator import PARAMETERS, Gradients, Layers, Operator, activation_call, call
@@ -40,7 +40,7 @@ class Forward(Layers):
 
     def __post_init__(self) -> None:
         self.call = activation_call(self.op, self.activation, self.parameters, self.backend)
-        self.keep = kept(self.op, self.call.kind, self.save)
+        self.keep = Gemm.kept(self.call, self.save)
         self.needs = (True, self.keep == PREACTIVATION)
         self.tensors = (self.a, self.b, self.bias)
 
@@ -89,7 +89,7 @@ class Backward(Gradients):
         self.shapes = (self.a.shape, self.b.shape, None if self.bias is None else self.bias.shape)
 
     def problem(self, core: Launcher) -> GemmProblem:
-        return GemmProblem(core, self.call, self.shapes, self.bias)
+        return GemmProblem(core, self.call, self.shapes)
 
     def symbolic(self) -> shapes.Shapes:
         output = shapes.gemm(self.forward_op, *self.shapes)

@@ -62,7 +62,7 @@ $(STAMPS)/run: $(STAMPS)/venv pyproject.toml
 
 $(STAMPS)/test: $(STAMPS)/run
 	@echo "epigrad: installing what the tests need"
-	@$(call install,test notebooks)
+	@$(call install,test notebooks demo)
 
 # wgpu-native and its headers, which go beside the sources.
 $(STAMPS)/webgpu: $(STAMPS)/venv pyproject.toml go/backend/webgpu/headers.py

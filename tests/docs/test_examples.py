@@ -48,7 +48,7 @@ def test_a_token_shift_is_the_mix_of_two_tokens() -> None:
 @pytest.fixture
 def demo(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> ModuleType:
     module = example("demo")
-    for name, value in {"ROUND_SECONDS": 0.0, "LEAST_ROUNDS": 2, "PICTURE": tmp_path / "demo.png"}.items():
+    for name, value in {"ROUND_SECONDS": 0.0, "WANTED_ROUNDS": 0, "PICTURE": tmp_path / "demo.png"}.items():
         monkeypatch.setattr(module, name, value)
     return module
 

@@ -180,4 +180,4 @@ typedef struct {
                    char *pre, const char *bias);
 } epg_engine;
 
-extern const epg_engine epg_engine_avx2, epg_engine_avx512, epg_engine_avx512bf16, epg_engine_amx, epg_engine_amx_emulated;
+extern const epg_engine epg_engine_neon, epg_engine_avx2, epg_engine_avx512, epg_engine_avx512bf16, epg_engine_amx, epg_engine_amx_emulated;

@@ -1,15 +1,8 @@
+//go:build amd64 || arm64
+
 // How a crew's threads share the tasks of a call, and what a task is in each of the calls of
 // tasks.h.
-#define _GNU_SOURCE  // for syscall
-#include <cpuid.h>
-#include <errno.h>
-#include <string.h>
-
 #include "tasks.h"
-#ifdef __linux__
-#include <sys/syscall.h>
-#include <unistd.h>
-#endif
 
 #define AT ((char *const[]){out0, out1, out2, in0, in1, in2, in3})
 
@@ -217,18 +210,4 @@ void epg_multiply(const epg_engine *e, epg_crew *crew, const epg_tile *block, co
                   const int16_t *left_smallest, const int16_t *right_smallest, char *sums, char *out, char *pre, const char *bias) {
   const multiply_job job = {e, block, cut, left, right, left_smallest, right_smallest, sums, out, pre, bias};
   share(crew, cut->tasks, multiply_task, &job);
-}
-
-int epg_slow_with_denormals(void) {
-  unsigned most, vendor[3];
-  return __get_cpuid(0, &most, &vendor[0], &vendor[2], &vendor[1]) && !memcmp(vendor, "GenuineIntel", sizeof vendor);
-}
-
-int epg_request_amx(void) {
-#ifdef __linux__
-  enum { request_permission = 0x1023, tile_data = 18 };  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
-  return syscall(SYS_arch_prctl, request_permission, tile_data) ? errno : 0;
-#else
-  return ENOSYS;
-#endif
 }

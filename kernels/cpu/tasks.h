@@ -1,5 +1,5 @@
 // The functions that Go calls: each runs the tasks of one call on an engine, which a crew's threads
-// share. engine_cgo.go includes this; tasks_amd64.c has the functions.
+// share. engine_cgo.go includes this; tasks.c has the functions.
 //
 // Every address is an argument of its own, never a member of a struct in Go's memory: so cgo knows,
 // and pins, the Go memory among them; and none is a void *, in whose memory cgo would look for
@@ -31,6 +31,8 @@ void epg_lift(const epg_engine *, epg_crew *, int64_t form, char *at, int64_t ro
 void epg_multiply(const epg_engine *, epg_crew *, const epg_tile *block, const epg_cut *, const char *left, const char *right, const int16_t *left_smallest,
                   const int16_t *right_smallest, char *sums, char *out, char *pre, const char *bias);
 
+// On amd64 only, in processor_amd64.c:
+//
 // epg_request_amx asks the system for AMX's registers, for the whole process, and returns 0 or an
 // error's number.
 int epg_request_amx(void);

@@ -29,7 +29,7 @@ func BenchmarkPack(b *testing.B) {
 					to := exactly(panels * width * form.Words(n) * dt.Accumulator().Size())
 					b.SetBytes(n * n) // so that this is elements a second
 					for b.Loop() {
-						e.Pack(cpu.Alone(), &cpu.Packing{Operand: &o, From: at(from), To: at(to), Smallest: smallest}, nil)
+						packInto(e, cpu.Alone(), &cpu.Packing{Operand: &o, From: at(from), To: at(to), Smallest: smallest}, nil)
 					}
 				})
 			}
@@ -74,7 +74,7 @@ func BenchmarkMultiply(b *testing.B) {
 		right := pack(0, rightWidth, axisOf(n, size), axisOf(n, n*size))
 		store, _ := e.Kernel("epilogue_none_" + dt.Short())
 		tiles := (n + height - 1) / height * ((n + width - 1) / width)
-		cut := &cpu.Cut{Height: height, Width: width, Uncut: tiles, Down: 1, Across: 1, Tasks: tiles, Scratch: height * width * sumSize}
+		cut := &cpu.Cut{Height: height, Width: width, Tasks: tiles, Scratch: height * width * sumSize}
 		sums, out := exactly(cut.Scratch), exactly(n*n*size)
 		for last, label := range []string{"sums", "result"} {
 			b.Run(e.Name+"/"+form.String()+"/"+label, func(b *testing.B) {
@@ -89,10 +89,10 @@ func BenchmarkMultiply(b *testing.B) {
 				for b.Loop() {
 					b.StopTimer()
 					start := time.Now()
-					e.Pack(cpu.Alone(), left, right)
+					packInto(e, cpu.Alone(), left, right)
 					packing += time.Since(start)
 					b.StartTimer()
-					e.Multiply(cpu.Alone(), block, cut, left.To, right.To, left.Smallest, right.Smallest, at(sums), at(out), nil, nil)
+					e.Product(cpu.Alone(), packed(left), packed(right), block, cut, at(sums), at(out), nil, nil)
 				}
 				b.ReportMetric(2*n*n*n*float64(b.N)/float64(b.Elapsed().Nanoseconds()), "GFLOP/s")
 				b.ReportMetric(float64(packing)/float64(b.Elapsed()), "packed")

@@ -151,9 +151,10 @@ type Operand struct {
 	Row, Count, First, Depth int64
 }
 
-// Packing is an operand, where it lies and where its panels go. Smallest has room for what is found
-// out about each panel: of pairs and tiles of bfloat16 the exponent of its smallest number; of
-// float16's tiles zero if they cannot multiply it; else zero if a number is denormal.
+// Packing is an operand, nil if it is packed, where it lies and where its panels go. Smallest has
+// room for what is found out about each panel: of pairs and tiles of bfloat16 the exponent of its
+// smallest number; of float16's tiles zero if they cannot multiply it; else zero if a number is
+// denormal.
 type Packing struct {
 	Operand  *Operand
 	From, To unsafe.Pointer
@@ -169,15 +170,30 @@ type Panels struct {
 }
 
 // Cut is how a block is cut into tiles: epg_cut. Without Scratch, sums lie together for the whole
-// block.
-type Cut struct{ Height, Width, Uncut, Down, Across, Tasks, Scratch int64 }
+// block. Pairs is 0 or 1.
+type Cut struct {
+	Height, Width, Tasks, Scratch int64
+	Refuse                        Refusal
+	Pairs                         int64
+}
+
+// Refusal says when operands are packed but not multiplied.
+type Refusal int64
+
+// Never, where numbers are so small that operands had better be lifted first, or always.
+const (
+	Never Refusal = iota
+	WhereSmall
+	Always
+)
 
 // Crew is the threads that share the tasks of one call, Members at most: epg_crew. With Parallel,
 // the entry of an OpenMP runtime, they belong to its team; without it they make the call.
 type Crew struct {
 	Parallel      unsafe.Pointer
 	Team, Members int64
-	_, _          int64 // what the members count
+	_, _, _       int64 // what the members count
+	Refused       int64 // 1: a product was packed only, since its operands are to be lifted
 }
 
 // Alone is a crew of the caller's thread.

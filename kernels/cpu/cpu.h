@@ -106,12 +106,14 @@ typedef struct {
   epg_kernel *add, *store, *value;
 } epg_tile;
 
-// epg_cut is how a block is cut into tiles of height x width, from the top down, column by column;
-// from the tile `uncut` on each is cut into `down` x `across` pieces, so that threads end together.
-// Sums lie `scratch` bytes apart for each thread, or, where that is 0, together for the whole
-// block.
+// epg_cut is how a block is cut into `tasks` tiles of height x width, from the top down, column by
+// column. Sums lie `scratch` bytes apart for each thread, or, where that is 0, together for the
+// whole block. `refuse` says when a block is packed but not multiplied: where numbers are so small
+// that operands had better be lifted first, or always. `pairs` says that they are in the form of
+// pairs.
+enum { EPG_NEVER, EPG_WHERE_SMALL, EPG_ALWAYS };
 typedef struct {
-  int64_t height, width, uncut, down, across, tasks, scratch;
+  int64_t height, width, tasks, scratch, refuse, pairs;
 } epg_cut;
 
 // epg_sums is a pass that sums outputs of a kernel, of a dtype (its form as it lies in memory),
@@ -144,7 +146,9 @@ typedef struct {
 typedef struct {
   void (*parallel)(void (*member)(void *), void *data, unsigned threads, unsigned flags);
   int64_t team, members;
-  int64_t joined, next;  // atomic: threads that are there, and the first task that nobody has taken
+  // atomic: threads that are there, the first task that nobody has taken, and of a product the
+  // tasks of packing that are done, and whether it has to be lifted first
+  int64_t joined, next, packed, refused;
 } epg_crew;
 
 typedef struct {

@@ -7,14 +7,12 @@ package cpu
 // #cgo nocallback epg_elementwise
 // #cgo noescape epg_sum
 // #cgo nocallback epg_sum
-// #cgo noescape epg_pack
-// #cgo nocallback epg_pack
+// #cgo noescape epg_product
+// #cgo nocallback epg_product
 // #cgo noescape epg_largest
 // #cgo nocallback epg_largest
 // #cgo noescape epg_lift
 // #cgo nocallback epg_lift
-// #cgo noescape epg_multiply
-// #cgo nocallback epg_multiply
 // #include "tasks.h"
 import "C"
 
@@ -82,16 +80,12 @@ func (e *Engine) Widths(f Form) (left, right int64) {
 	return int64(e.table.left_width[f]), int64(e.table.right_width[f])
 }
 
-// Pack packs two operands, nil if one is not to be packed.
-func (e *Engine) Pack(crew *Crew, left, right *Packing) {
-	if left == nil {
-		left = &Packing{}
-	}
-	if right == nil {
-		right = &Packing{}
-	}
-	C.epg_pack(e.table, crew.c(), (*C.epg_operand)(unsafe.Pointer(left.Operand)), bytes(left.From), bytes(left.To), (*C.int16_t)(unsafe.SliceData(left.Smallest)),
-		(*C.epg_operand)(unsafe.Pointer(right.Operand)), bytes(right.From), bytes(right.To), (*C.int16_t)(unsafe.SliceData(right.Smallest)))
+// Product packs operands, and computes a block when all is packed; out, pre and bias are the
+// matrices' addresses, nil where one is absent.
+func (e *Engine) Product(crew *Crew, left, right *Packing, block *Tile, cut *Cut, sums, out, pre, bias unsafe.Pointer) {
+	C.epg_product(e.table, crew.c(), (*C.epg_operand)(unsafe.Pointer(left.Operand)), bytes(left.From), bytes(left.To), (*C.int16_t)(unsafe.SliceData(left.Smallest)),
+		(*C.epg_operand)(unsafe.Pointer(right.Operand)), bytes(right.From), bytes(right.To), (*C.int16_t)(unsafe.SliceData(right.Smallest)),
+		(*C.epg_tile)(unsafe.Pointer(block)), (*C.epg_cut)(unsafe.Pointer(cut)), bytes(sums), bytes(out), bytes(pre), bytes(bias))
 }
 
 // Largest returns the exponent of the largest magnitude, as it is stored: all ones where a number
@@ -103,13 +97,6 @@ func (e *Engine) Largest(crew *Crew, p *Panels) int64 {
 // Lift multiplies numbers by a power of two.
 func (e *Engine) Lift(crew *Crew, p *Panels, powers int64) {
 	C.epg_lift(e.table, crew.c(), C.int64_t(p.Form), bytes(p.At), C.int64_t(p.Rows), C.int64_t(p.Bytes), C.int64_t(p.Stride), C.int64_t(powers))
-}
-
-// Multiply computes a block from packed panels; out, pre and bias are the matrices' addresses, nil
-// where one is absent.
-func (e *Engine) Multiply(crew *Crew, block *Tile, cut *Cut, left, right unsafe.Pointer, leftSmallest, rightSmallest []int16, sums, out, pre, bias unsafe.Pointer) {
-	C.epg_multiply(e.table, crew.c(), (*C.epg_tile)(unsafe.Pointer(block)), (*C.epg_cut)(unsafe.Pointer(cut)), bytes(left), bytes(right),
-		(*C.int16_t)(unsafe.SliceData(leftSmallest)), (*C.int16_t)(unsafe.SliceData(rightSmallest)), bytes(sums), bytes(out), bytes(pre), bytes(bias))
 }
 
 func (c *Crew) c() *C.epg_crew { return (*C.epg_crew)(unsafe.Pointer(c)) }

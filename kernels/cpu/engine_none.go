@@ -32,15 +32,12 @@ func (*Engine) Sum(*Crew, Kernel, *Sums, int64, *Parameters, *Addresses, *[Outpu
 // Widths are the rows of a panel of the left and of the right operand.
 func (*Engine) Widths(Form) (left, right int64) { return 0, 0 }
 
-// Pack packs two operands.
-func (*Engine) Pack(*Crew, *Packing, *Packing) {}
+// Product packs operands and computes a block.
+func (*Engine) Product(*Crew, *Packing, *Packing, *Tile, *Cut, unsafe.Pointer, unsafe.Pointer, unsafe.Pointer, unsafe.Pointer) {
+}
 
 // Largest returns the exponent of the largest magnitude.
 func (*Engine) Largest(*Crew, *Panels) int64 { return 0 }
 
 // Lift multiplies numbers by a power of two.
 func (*Engine) Lift(*Crew, *Panels, int64) {}
-
-// Multiply computes a block from packed panels.
-func (*Engine) Multiply(*Crew, *Tile, *Cut, unsafe.Pointer, unsafe.Pointer, []int16, []int16, unsafe.Pointer, unsafe.Pointer, unsafe.Pointer, unsafe.Pointer) {
-}

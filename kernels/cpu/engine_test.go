@@ -303,7 +303,7 @@ func TestPanels(t *testing.T) {
 					tile.Out.Rows, tile.Out.ColumnStride = axisOf(m, n*dt.Size()), dt.Size()
 					out, bias := exactly(m*n*dt.Size()), exactly(n*dt.Size())
 					sums := exactly((m + leftWidth) / leftWidth * leftWidth * stride * sumSize)
-					e.Multiply(cpu.Alone(), &tile, &cpu.Cut{Height: m, Width: n, Uncut: 1, Down: 1, Across: 1, Tasks: 1}, at(left.bytes), at(right.bytes), left.smallest, right.smallest, at(sums), at(out), nil, at(bias))
+					e.Product(cpu.Alone(), left.packing(), right.packing(), &tile, &cpu.Cut{Height: m, Width: n, Tasks: 1}, at(sums), at(out), nil, at(bias))
 					for i := range m {
 						for j := range n {
 							want := 0.
@@ -366,9 +366,22 @@ func pack(e *cpu.Engine, form cpu.Form, dt dtype.DType, rows, depth, layout, lef
 	units, count := form.Words(depth), (rows+width-1)/width
 	p := panels{exactly(count * width * units * dt.Accumulator().Size()), make([]int16, count)}
 	o := cpu.Operand{Rows: axisOf(rows, rowStep), Columns: axisOf(depth, depthStep), Form: form, Width: width, Left: left, Count: rows, Depth: depth}
-	e.Pack(cpu.Alone(), &cpu.Packing{Operand: &o, From: at(memory), To: at(p.bytes), Smallest: p.smallest}, nil)
+	packInto(e, cpu.Alone(), &cpu.Packing{Operand: &o, From: at(memory), To: at(p.bytes), Smallest: p.smallest}, nil)
 	return p
 }
+
+// packInto packs operands, nil if one is not to be packed, and multiplies nothing.
+func packInto(e *cpu.Engine, crew *cpu.Crew, left, right *cpu.Packing) {
+	if right == nil {
+		right = &cpu.Packing{}
+	}
+	e.Product(crew, left, right, &cpu.Tile{}, &cpu.Cut{}, nil, nil, nil, nil)
+}
+
+// packed is an operand that has been packed.
+func packed(p *cpu.Packing) *cpu.Packing { return &cpu.Packing{To: p.To, Smallest: p.Smallest} }
+
+func (p panels) packing() *cpu.Packing { return &cpu.Packing{To: at(p.bytes), Smallest: p.smallest} }
 
 // Half types' formulas are exact to far below their rounding, also where the answer is denormal.
 func TestDenormalResults(t *testing.T) {

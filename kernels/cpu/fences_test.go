@@ -144,16 +144,18 @@ func TestCrewsAmongFences(t *testing.T) {
 						}
 						all.Wait()
 					}
-					share(3, func(c *cpu.Crew) { e.Pack(c, left, right) })
+					together := random.IntN(2) == 0 // packed and multiplied in one call
+					if !together {
+						share(3, func(c *cpu.Crew) { packInto(e, c, left, right) })
+						left, right = packed(left), packed(right)
+					}
 					store, _ := e.Kernel("epilogue_none_" + dt.Short())
 					add, _ := e.Kernel("add_" + dt.Short())
-					down, across := pick(1, 2, 3), pick(1, 2, 4)
-					height, width := lw*down*pick(1, 2, 5), rw*across*pick(4, 8) // whole groups
+					height, width := lw*pick(1, 2, 5, 15), rw*pick(4, 8, 32) // whole groups
 					members := pick(1, 2, 3, 5)
 					m, n := l.Count, columns
 					tiles := (m + height - 1) / height * ((n + width - 1) / width)
-					cut := &cpu.Cut{Height: height, Width: width, Uncut: random.Int64N(tiles + 1), Down: down, Across: across, Scratch: height * width * sumSize}
-					cut.Tasks = cut.Uncut + (tiles-cut.Uncut)*down*across
+					cut := &cpu.Cut{Height: height, Width: width, Tasks: tiles, Scratch: height * width * sumSize}
 					ld, step := n+int64(random.IntN(3)), int64(1)
 					if random.IntN(4) == 0 {
 						ld, step = 2*n, 2
@@ -178,7 +180,7 @@ func TestCrewsAmongFences(t *testing.T) {
 					}
 					sums := fenced(t, members*cut.Scratch, end)
 					share(members, func(c *cpu.Crew) {
-						e.Multiply(c, block, cut, left.To, right.To, left.Smallest, right.Smallest, at(sums), at(out), nil, biasAt)
+						e.Product(c, left, right, block, cut, at(sums), at(out), nil, biasAt)
 					})
 					seen := make([]bool, len(out))
 					for i := range m {

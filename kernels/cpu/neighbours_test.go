@@ -75,7 +75,7 @@ func sums(e *cpu.Engine, form cpu.Form, rows, columns, depth, exchanged int64, l
 		Form: form, Units: form.Words(depth), Rows: rows, Columns: columns, Stride: stride, First: 1, Size: dt.Size(), SumSize: size, Exchanged: exchanged,
 	}
 	memory := exactly((rows + width) / width * width * stride * size)
-	e.Multiply(cpu.Alone(), &tile, &cpu.Cut{Height: rows, Width: columns, Uncut: 1, Down: 1, Across: 1, Tasks: 1}, at(left.bytes), at(right.bytes), left.smallest, right.smallest, at(memory), nil, nil, nil)
+	e.Product(cpu.Alone(), left.packing(), right.packing(), &tile, &cpu.Cut{Height: rows, Width: columns, Tasks: 1}, at(memory), nil, nil, nil)
 	found := make([][]uint64, rows)
 	for row := range rows {
 		for column := range columns {

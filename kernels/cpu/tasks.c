@@ -4,6 +4,8 @@
 // tasks.h.
 #include "tasks.h"
 
+#include <sched.h>
+
 #define AT ((char *const[]){out0, out1, out2, in0, in1, in2, in3})
 
 // A shared job: what is done for each of its tasks, by a member of the crew.
@@ -94,41 +96,6 @@ void epg_sum(const epg_engine *e, epg_crew *crew, epg_kernel *k, const epg_sums 
 }
 
 typedef struct {
-  const epg_operand *operand;
-  const char *from;
-  char *to;
-  int16_t *smallest;
-  int64_t panels, together, tasks;
-} packing;
-
-typedef struct {
-  const epg_engine *e;
-  packing side[2];
-} pack_job;
-
-static packing packing_of(const epg_operand *o, const char *from, char *to, int16_t *smallest) {
-  enum { rows = 192 };  // of a task, of which threads have enough to end together
-  if (!o) return (packing){0};
-  const int64_t panels = divide_up(o->count, o->width), together = least(EPG_PANELS, rows / o->width);
-  return (packing){o, from, to, smallest, panels, together, divide_up(panels, together)};
-}
-
-static void pack_task(const void *job, int64_t task, int64_t member) {
-  const pack_job *j = job;
-  const int second = task >= j->side[0].tasks;
-  const packing *p = &j->side[second];
-  const int64_t panel = (second ? task - j->side[0].tasks : task) * p->together;
-  (void)member;
-  j->e->pack(p->operand, panel, least(p->together, p->panels - panel), p->from, p->to, p->smallest);
-}
-
-void epg_pack(const epg_engine *e, epg_crew *crew, const epg_operand *left, const char *left_from, char *left_to, int16_t *left_smallest,
-              const epg_operand *right, const char *right_from, char *right_to, int16_t *right_smallest) {
-  const pack_job job = {e, {packing_of(left, left_from, left_to, left_smallest), packing_of(right, right_from, right_to, right_smallest)}};
-  share(crew, job.side[0].tasks + job.side[1].tasks, pack_task, &job);
-}
-
-typedef struct {
   const epg_engine *e;
   int64_t form, rows, bytes, stride, together, powers;
   const char *from;
@@ -178,36 +145,128 @@ void epg_lift(const epg_engine *e, epg_crew *crew, int64_t form, char *at, int64
 }
 
 typedef struct {
+  const epg_operand *operand;
+  const char *from;
+  char *to;
+  int16_t *smallest;
+  int64_t panels, together, tasks;
+} packing;
+
+static packing packing_of(const epg_operand *o, const char *from, char *to, int16_t *smallest, int64_t members) {
+  // of a task at most; tasks of each thread, so that they end together
+  enum { most_rows = 192, turns = 4 };
+  if (!o) return (packing){0};
+  const int64_t panels = divide_up(o->count, o->width), even = divide_up(panels, turns * members);
+  const int64_t together = least(least(EPG_PANELS, divide_up(most_rows, o->width)), even);
+  return (packing){o, from, to, smallest, panels, together, divide_up(panels, together)};
+}
+
+static void pack_task(const epg_engine *e, const packing *p, int64_t task) {
+  const int64_t panel = task * p->together;
+  e->pack(p->operand, panel, least(p->together, p->panels - panel), p->from, p->to, p->smallest);
+}
+
+typedef struct {
   const epg_engine *e;
+  epg_crew *crew;
+  packing side[2];
   const epg_tile *block;
   const epg_cut *cut;
   const char *left, *right;
   const int16_t *left_smallest, *right_smallest;
   char *sums, *out, *pre;
   const char *bias;
-} multiply_job;
+} product_job;
 
-static void multiply_task(const void *job, int64_t task, int64_t member) {
-  const multiply_job *j = job;
+static void multiply_task(const product_job *j, int64_t task, int64_t member) {
   const epg_cut *c = j->cut;
-  const int cut = task >= c->uncut;
-  const int64_t pieces = c->down * c->across, after = task - c->uncut, number = cut ? c->uncut + after / pieces : task, piece = cut ? after % pieces : 0;
-  const int64_t height = cut ? c->height / c->down : c->height, width = cut ? c->width / c->across : c->width;
-  const int64_t tiles_down = divide_up(j->block->rows, c->height);
-  const int64_t row = number % tiles_down * c->height + piece % c->down * height, column = number / tiles_down * c->width + piece / c->down * width;
-  if (row >= j->block->rows || column >= j->block->columns) return;
+  const int64_t down = divide_up(j->block->rows, c->height), row = task % down * c->height, column = task / down * c->width;
   epg_tile t = *j->block;
   t.row += row;
   t.column += column;
-  t.rows = least(height, t.rows - row);
-  t.columns = least(width, t.columns - column);
+  t.rows = least(c->height, t.rows - row);
+  t.columns = least(c->width, t.columns - column);
   char *sums = j->sums + (c->scratch ? member * c->scratch : (row * t.stride + column) * t.sum_size);
   j->e->multiply(&t, j->left + row * t.units * t.sum_size, j->right + column * t.units * t.sum_size, j->left_smallest + row / j->e->left_width[t.form],
                  j->right_smallest + column / j->e->right_width[t.form], sums, j->out, j->pre, j->bias);
 }
 
-void epg_multiply(const epg_engine *e, epg_crew *crew, const epg_tile *block, const epg_cut *cut, const char *left, const char *right,
-                  const int16_t *left_smallest, const int16_t *right_smallest, char *sums, char *out, char *pre, const char *bias) {
-  const multiply_job job = {e, block, cut, left, right, left_smallest, right_smallest, sums, out, pre, bias};
-  share(crew, cut->tasks, multiply_task, &job);
+// pause_thread leaves a core's units to its other thread for a moment.
+static void pause_thread(void) {
+#ifdef __x86_64__
+  __builtin_ia32_pause();
+#else
+  __asm__ volatile("yield");
+#endif
+}
+
+// wait_for_packing returns when all panels are packed. Whoever packs runs, so the wait is short.
+static void wait_for_packing(const epg_crew *crew, int64_t tasks) {
+  enum { patience = 1 << 12 };
+  for (int64_t spins = 0; __atomic_load_n(&crew->packed, __ATOMIC_ACQUIRE) < tasks; spins++) {
+    if (spins < patience)
+      pause_thread();
+    else
+      sched_yield();
+  }
+}
+
+static int16_t smallest_of(const int16_t *panels, int64_t count) {
+  int16_t least = INT16_MAX;
+  for (int64_t i = 0; i < count; i++) least = panels[i] < least ? panels[i] : least;
+  return least;
+}
+
+// want_lift tells that numbers are so small that the product had better be lifted (denormals.h).
+static int want_lift(const product_job *j) {
+  const epg_tile *t = j->block;
+  const int16_t left = smallest_of(j->left_smallest, divide_up(t->rows, j->e->left_width[t->form]));
+  const int16_t right = smallest_of(j->right_smallest, divide_up(t->columns, j->e->right_width[t->form]));
+  return !left || !right || (j->cut->pairs && left + right < EPG_LEAST_EXPONENTS);
+}
+
+// A member packs, waits until all is packed, and multiplies. Tasks of the two kinds have one
+// counter.
+static void product_member(void *data) {
+  const product_job *j = data;
+  epg_crew *const crew = j->crew;
+  const int64_t member = __atomic_fetch_add(&crew->joined, 1, __ATOMIC_RELAXED);
+  if (member >= crew->members) return;
+  const int64_t first = j->side[0].tasks, packs = first + j->side[1].tasks;
+  int64_t task = __atomic_fetch_add(&crew->next, 1, __ATOMIC_RELAXED);
+  for (; task < packs; task = __atomic_fetch_add(&crew->next, 1, __ATOMIC_RELAXED)) {
+    task < first ? pack_task(j->e, &j->side[0], task) : pack_task(j->e, &j->side[1], task - first);
+    __atomic_fetch_add(&crew->packed, 1, __ATOMIC_RELEASE);
+  }
+  if (task - packs >= j->cut->tasks) return;
+  wait_for_packing(crew, packs);
+  if (j->cut->refuse == EPG_ALWAYS || (j->cut->refuse && want_lift(j))) {
+    __atomic_store_n(&crew->refused, 1, __ATOMIC_RELAXED);
+    return;
+  }
+  for (; task - packs < j->cut->tasks; task = __atomic_fetch_add(&crew->next, 1, __ATOMIC_RELAXED)) multiply_task(j, task - packs, member);
+}
+
+void epg_product(const epg_engine *e, epg_crew *crew, const epg_operand *left, const char *left_from, char *left_to, int16_t *left_smallest,
+                 const epg_operand *right, const char *right_from, char *right_to, int16_t *right_smallest, const epg_tile *block, const epg_cut *cut,
+                 char *sums, char *out, char *pre, const char *bias) {
+  const product_job job = {
+      .e = e,
+      .crew = crew,
+      .side = {packing_of(left, left_from, left_to, left_smallest, crew->members), packing_of(right, right_from, right_to, right_smallest, crew->members)},
+      .block = block,
+      .cut = cut,
+      .left = left_to,
+      .right = right_to,
+      .left_smallest = left_smallest,
+      .right_smallest = right_smallest,
+      .sums = sums,
+      .out = out,
+      .pre = pre,
+      .bias = bias,
+  };
+  if (crew->parallel)
+    crew->parallel(product_member, (void *)&job, (unsigned)crew->team, 0);
+  else
+    product_member((void *)&job);
 }

@@ -20,16 +20,16 @@ void epg_elementwise(const epg_engine *, epg_crew *, epg_kernel *, const epg_loo
 // ended.
 void epg_sum(const epg_engine *, epg_crew *, epg_kernel *, const epg_sums *, int64_t columns, const double *parameters, EPG_ADDRESSES, char *to0, char *to1,
              char *to2, double *totals, int32_t *done);
-// Both operands are packed, or one: the other is NULL.
-void epg_pack(const epg_engine *, epg_crew *, const epg_operand *left, const char *left_from, char *left_to, int16_t *left_smallest, const epg_operand *right,
-              const char *right_from, char *right_to, int16_t *right_smallest);
+// epg_product packs operands, and multiplies when all is packed. An operand that is NULL has been
+// packed before. Where the cut refuses, it only packs, and the crew says so.
+void epg_product(const epg_engine *, epg_crew *, const epg_operand *left, const char *left_from, char *left_to, int16_t *left_smallest,
+                 const epg_operand *right, const char *right_from, char *right_to, int16_t *right_smallest, const epg_tile *block, const epg_cut *, char *sums,
+                 char *out, char *pre, const char *bias);
 // epg_largest returns the exponent of the largest magnitude among packed numbers; epg_lift
 // multiplies them by a power of two. The numbers are the first `bytes` of each of `rows`, a stride
 // apart.
 int64_t epg_largest(const epg_engine *, epg_crew *, int64_t form, const char *from, int64_t rows, int64_t bytes, int64_t stride);
 void epg_lift(const epg_engine *, epg_crew *, int64_t form, char *at, int64_t rows, int64_t bytes, int64_t stride, int64_t powers);
-void epg_multiply(const epg_engine *, epg_crew *, const epg_tile *block, const epg_cut *, const char *left, const char *right, const int16_t *left_smallest,
-                  const int16_t *right_smallest, char *sums, char *out, char *pre, const char *bias);
 
 // On amd64 only, in processor_amd64.c:
 //

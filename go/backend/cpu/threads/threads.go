@@ -17,9 +17,9 @@ import (
 const (
 	// FormulaWork estimates a portable formula on one element, in multiply-adds of a product.
 	FormulaWork = 256
-	// TaskWork is the least work that is worth another thread: waking one takes tens of
+	// TaskWork is the least work that is worth another thread: waking one of PyTorch's takes a few
 	// microseconds, in which a core does some 10^5 multiply-adds.
-	TaskWork = 1 << 20
+	TaskWork = 1 << 17
 	// most is the most threads that a run may have, whatever number is asked for: OpenMP starts as
 	// many as it is told.
 	most = 1 << 10

@@ -64,13 +64,19 @@ func (v *product) lift(p *packed, units int64, limit int, first bool) (int64, er
 	return left + right, v.liftOperand(&p.right, right, units, limit)
 }
 
+// watches tells that denormal numbers are looked for: where they are slow, or lost. float32 has
+// room for all of float16.
+func (v *product) watches() bool {
+	return v.DType != dtype.Float16 && (v.form.Pairs() || v.slowWithDenormals)
+}
+
 // powers returns by how many powers of two each operand has to be lifted. It has to be where it
 // holds denormal numbers, and where products of pairs may be too small.
 func (v *product) powers(p *packed) (left, right int64) {
-	powers, pairs := v.floats().powers, v.form.Pairs()
-	if v.DType == dtype.Float16 || !pairs && !v.slowWithDenormals {
-		return 0, 0 // float32 has room for all of float16
+	if !v.watches() {
+		return 0, 0
 	}
+	powers, pairs := v.floats().powers, v.form.Pairs()
 	l, r := p.left.smallest(v.leftWidth), p.right.smallest(v.rightWidth)
 	if l == 0 {
 		left = powers

@@ -1,6 +1,7 @@
 package vector
 
 import (
+	"strings"
 	"sync"
 	"unsafe"
 
@@ -14,12 +15,12 @@ import (
 )
 
 const (
-	// formulaWork is what a function needs for an element, in multiply-adds of a product.
-	formulaWork = 32
+	// What a function needs for an element, in multiply-adds of a product.
+	formulaWork, lerpWork = 16, 4
 	// A task's elements: as many as leave each thread turns tasks, within bounds. Long pieces are
 	// read faster.
 	turns                   = 8
-	leastOfTask, mostOfTask = 1 << 15, 1 << 18
+	leastOfTask, mostOfTask = 1 << 12, 1 << 18
 )
 
 // views are a function's operands, outputs first; absent ones are nil.
@@ -42,6 +43,7 @@ type pass struct {
 	function kernels.Kernel
 	dt       dtype.DType
 	operands views
+	work     int64 // of an element
 }
 
 // pass finds the function of a name, without the dtype's suffix.
@@ -50,7 +52,11 @@ func (e *Engine) pass(name string, dt dtype.DType, operands views) *pass {
 	if !ok {
 		return nil
 	}
-	return &pass{e.Engine, function, dt, operands}
+	work := int64(formulaWork)
+	if strings.HasPrefix(name, "lerp") {
+		work = lerpWork
+	}
+	return &pass{e.Engine, function, dt, operands, work}
 }
 
 // into makes the pass that writes the outputs among the operands and sums outputs to targets, if
@@ -96,7 +102,7 @@ func (s *pass) elementwise() kernel.Step {
 		each := min(max(leastOfTask, w.Count/int64(turns*threads.For(r.Threads))&-leastOfTask), mostOfTask)
 		*j = walking{pass: s, loops: loops, count: w.Count, each: each, parameters: r.Parameters}
 		s.spread(&j.at, base[:])
-		return threads.Share(divideUp(w.Count, each), r.Threads, w.Count*formulaWork, j)
+		return threads.Share(divideUp(w.Count, each), r.Threads, w.Count*s.work, j)
 	}
 }
 

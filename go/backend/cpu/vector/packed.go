@@ -2,6 +2,7 @@ package vector
 
 import (
 	"sync"
+	"sync/atomic"
 	"unsafe"
 
 	kernels "github.com/epigrad/epigrad/kernels/cpu"
@@ -13,7 +14,6 @@ type packed struct {
 	block       block
 	index       []int64 // of the item whose operands are packed
 	left, right packedOperand
-	packing     packing
 	sums        buffer
 	tiles       tiling
 }
@@ -42,42 +42,37 @@ func (o *packedOperand) room(panels, bytes int64) {
 	o.packing.To = o.get(panels * bytes)
 }
 
-// pack says what is to be packed of an operand; nil if it is packed.
-func (o *packedOperand) pack(from unsafe.Pointer, operand kernels.Operand) *kernels.Packing {
+// forget packs nothing.
+func (o *packedOperand) forget() { o.part, o.packing.Operand, o.lifted = operandPart{}, nil, 0 }
+
+// pack says which part is to be packed, unless it is packed.
+func (o *packedOperand) pack(from unsafe.Pointer, operand kernels.Operand) {
 	part := operandPart{uintptr(from), operand.Row, operand.Count, operand.First, operand.Depth}
-	if o.part == part {
-		return nil
+	if o.packing.Operand = nil; o.part == part {
+		return
 	}
 	o.part, o.operand = part, operand
 	o.packing.Operand, o.packing.From = &o.operand, from
 	o.lifted, o.largest = 0, -1
-	return &o.packing
 }
 
-// packing is the job that packs operands.
-type packing struct {
-	engine      *kernels.Engine
-	left, right *kernels.Packing
-}
-
-// Call implements threads.Job.
-func (j *packing) Call(crew *kernels.Crew) { j.engine.Pack(crew, j.left, j.right) }
-
-// tiling is the job that computes a block's tiles from what is packed.
+// tiling is the job that packs a block's operands and computes its tiles from them.
 type tiling struct {
-	engine               *kernels.Engine
-	tile                 *kernels.Tile // by itself: cgo would look at its neighbours
-	cut                  kernels.Cut
-	left, right          *kernels.Packing
-	sums, out, pre, bias unsafe.Pointer
+	engine         *kernels.Engine
+	tile           *kernels.Tile // by itself: cgo would look at its neighbours
+	cut            kernels.Cut
+	left, right    *kernels.Packing
+	sums           unsafe.Pointer
+	out, pre, bias unsafe.Pointer
+	refused        atomic.Bool // nothing was multiplied: the operands are to be lifted first
 }
 
 // Call implements threads.Job.
 func (j *tiling) Call(crew *kernels.Crew) {
-	left, right := j.left, j.right
-	j.engine.Multiply(
-		crew, j.tile, &j.cut, left.To, right.To, left.Smallest, right.Smallest, j.sums, j.out, j.pre, j.bias,
-	)
+	j.engine.Product(crew, j.left, j.right, j.tile, &j.cut, j.sums, j.out, j.pre, j.bias)
+	if crew.Refused != 0 {
+		j.refused.Store(true)
+	}
 }
 
 // buffer is scratch that grows. It starts on a cache line.
@@ -99,7 +94,8 @@ var freePacked = sync.Pool{New: func() any { return &packed{tiles: tiling{tile: 
 // only.
 func getPacked() *packed {
 	p := freePacked.Get().(*packed)
-	p.left.part, p.right.part = operandPart{}, operandPart{}
+	p.left.forget()
+	p.right.forget()
 	return p
 }
 

@@ -20,10 +20,12 @@ const (
 	blockRows    = 1120
 	blockColumns = 1024
 	blockBytes   = 16 << 10 // of a packed row
-	// Each thread's last tile is cut into pieces, so many in each direction if they can be, so that
-	// threads end together. A piece is leastHigh panels high at least: the right operand's are read
-	// for each piece anew.
-	lastDown, lastAcross, leastHigh = 4, 4, 3
+	// tilesOfThread is how many tiles each thread has at least, if they can be cut, so that threads
+	// end together. Tiles are leastHigh panels high, if that is enough: the right operand's panels
+	// are read for each anew.
+	tilesOfThread, leastHigh = 4, 4
+	// packingWork is what packing an element takes, in multiply-adds.
+	packingWork = 2
 	// speedup is how many times as fast as the portable engine's these products are, for estimates
 	// of work.
 	speedup = 4
@@ -189,77 +191,59 @@ func (v *product) compute(r *backend.Run, c blocks, number int64, to *sink, limi
 	p.index = slices.Grow(p.index[:0], dimensions)[:dimensions]
 	copy(p.index, b.batch)
 	for round := range rounds {
-		first := round % parts * most
-		depth := max(0, min(most, v.Depth()-first))
-		if summed == 0 {
-			depth = 0
-		}
-		units := v.form.Words(depth)
-		p.left.room(divideUp(b.rows, v.leftWidth), v.leftWidth*units*v.sumSize)
-		p.right.room(divideUp(b.columns, v.rightWidth), v.rightWidth*units*v.sumSize)
-		lifted := int64(0)
-		if depth > 0 {
+		s := span{first: round % parts * most, begins: round == 0, ends: round == rounds-1}
+		if summed > 0 {
+			s.depth = max(0, min(most, v.Depth()-s.first))
 			layout.Unravel(p.index[len(v.Kept):], v.Summed, round/parts)
-			err := v.pack(r, p, first, depth, round > 0, limit)
-			if err == nil {
-				lifted, err = v.lift(p, units, limit, round == 0)
-			}
-			if err != nil {
-				return err
-			}
 		}
-		if err := v.tiles(r, to, limit, p, units, lifted, round == 0, round == rounds-1); err != nil {
+		s.units = v.form.Words(s.depth)
+		v.operands(r, p, s)
+		if err := v.multiply(r, to, limit, p, s); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// pack packs [first, first+depth) of the depth of a block's operands, unless they are packed.
-func (v *product) pack(r *backend.Run, p *packed, first, depth int64, again bool, limit int) error {
-	b := &p.block
-	left := kernels.Operand{
-		Rows: v.leftAxes[0], Columns: v.leftAxes[1], Form: v.form, Width: v.leftWidth, Left: 1, Again: truth(again),
-		Row: b.row, Count: b.rows, First: first, Depth: depth,
-	}
-	right := kernels.Operand{
-		Rows: v.rightAxes[0], Columns: v.rightAxes[1], Form: v.form, Width: v.rightWidth, Again: truth(again),
-		Row: b.column, Count: b.columns, First: first, Depth: depth,
-	}
-	p.packing = packing{v.engine, p.left.pack(v.Left.At(r, p.index), left), p.right.pack(v.Right.At(r, p.index), right)}
-	if p.packing.left == nil && p.packing.right == nil {
-		return nil
-	}
-	panels := divideUp(b.rows, v.leftWidth) + divideUp(b.columns, v.rightWidth)
-	return threads.Share(panels, limit, (b.rows+b.columns)*depth*2, &p.packing)
+// span is a part of the depth: its elements, and the words that they are packed in. It may be the
+// first one, whose sums begin, and the last, which ends them.
+type span struct {
+	first, depth, units int64
+	begins, ends        bool
 }
 
-// tiles multiplies what is packed. Where that is the whole depth, a tile's sums are scratch of its
-// thread; else they stay with the block.
-func (v *product) tiles(
-	r *backend.Run, to *sink, limit int, p *packed, units, lifted int64, first, last bool,
-) error {
+// operands says what is to be packed of a block's operands.
+func (v *product) operands(r *backend.Run, p *packed, s span) {
+	b := &p.block
+	left := kernels.Operand{
+		Rows: v.leftAxes[0], Columns: v.leftAxes[1], Form: v.form, Width: v.leftWidth, Left: 1, Again: truth(!s.begins),
+		Row: b.row, Count: b.rows, First: s.first, Depth: s.depth,
+	}
+	right := kernels.Operand{
+		Rows: v.rightAxes[0], Columns: v.rightAxes[1], Form: v.form, Width: v.rightWidth, Again: truth(!s.begins),
+		Row: b.column, Count: b.columns, First: s.first, Depth: s.depth,
+	}
+	p.left.room(divideUp(b.rows, v.leftWidth), v.leftWidth*s.units*v.sumSize)
+	p.right.room(divideUp(b.columns, v.rightWidth), v.rightWidth*s.units*v.sumSize)
+	if s.depth == 0 {
+		p.left.forget()
+		p.right.forget()
+		return
+	}
+	p.left.pack(v.Left.At(r, p.index), left)
+	p.right.pack(v.Right.At(r, p.index), right)
+}
+
+// multiply packs and multiplies. Where the span is the whole depth, a tile's sums are scratch of
+// its thread; else they stay with the block.
+func (v *product) multiply(r *backend.Run, to *sink, limit int, p *packed, s span) error {
 	b, j := &p.block, &p.tiles
 	j.engine, j.left, j.right = v.engine, &p.left.packing, &p.right.packing
-	height, width := v.form.Tile()
-	// whole panels that are whole groups too, of which epilogues write all
-	leastWidth := v.rightWidth
-	for leastWidth%kernels.Group != 0 {
-		leastWidth *= 2
-	}
-	few := func() bool { return divideUp(b.rows, height)*divideUp(b.columns, width) < 4*int64(limit) }
-	for limit > 1 && few() && (width > leastWidth || height > v.leftWidth) {
-		if width > leastWidth {
-			width /= 2
-		} else {
-			height = divideUp(height/2, v.leftWidth) * v.leftWidth
-		}
-	}
-	t, cut := j.tile, &j.cut
+	t := j.tile
 	*t = kernels.Tile{
 		Row: b.row, Column: b.column, Rows: b.rows, Columns: b.columns,
-		Form: v.form, Units: units, First: truth(first), Last: truth(last),
-		Accumulate: truth(to.accumulate), Exchanged: truth(v.exchanged), Lifted: lifted,
+		Form: v.form, Units: s.units, First: truth(s.begins), Last: truth(s.ends),
+		Accumulate: truth(to.accumulate), Exchanged: truth(v.exchanged),
 		Size: v.DType.Size(), SumSize: v.sumSize,
 		Parameters: r.Parameters, Add: v.add, Store: v.store, Value: to.value,
 	}
@@ -269,26 +253,62 @@ func (v *product) tiles(
 		j.bias = r.At(to.bias.View)
 		t.BiasStride, _ = to.bias.Columns.Uniform()
 	}
-	tiles := divideUp(b.rows, height) * divideUp(b.columns, width)
-	*cut = kernels.Cut{
-		Height: height, Width: width, Uncut: tiles, Down: lastDown, Across: min(lastAcross, width/leastWidth),
-	}
-	for panels := height / v.leftWidth; cut.Down > 1 && (panels%cut.Down != 0 || panels/cut.Down < leastHigh); {
-		cut.Down--
-	}
-	if limit > 1 {
-		cut.Uncut = max(0, tiles-int64(limit))
-	}
-	cut.Tasks = cut.Uncut + (tiles-cut.Uncut)*cut.Down*cut.Across
-	work := b.rows * b.columns * max(1, v.form.Depth(units)/speedup)
-	if first && last {
-		t.Stride, cut.Scratch = width, height*width*v.sumSize
-		j.sums = p.sums.get(cut.Scratch * threads.Members(cut.Tasks, limit, work))
+	v.cut(p, limit)
+	packing := (b.rows + b.columns) * s.depth * packingWork
+	work := b.rows * b.columns * max(1, v.form.Depth(s.units)/speedup)
+	if s.begins && s.ends {
+		t.Stride, j.cut.Scratch = j.cut.Width, j.cut.Height*j.cut.Width*v.sumSize
+		j.sums = p.sums.get(j.cut.Scratch * threads.Members(j.cut.Tasks, limit, work+packing))
 	} else {
-		t.Stride = divideUp(b.columns, leastWidth) * leastWidth
+		t.Stride = divideUp(b.columns, v.leastWidth()) * v.leastWidth()
 		j.sums = p.sums.get(divideUp(b.rows, v.leftWidth) * v.leftWidth * t.Stride * v.sumSize)
 	}
-	return threads.Share(cut.Tasks, limit, work, j)
+	switch {
+	case s.depth > 0 && p.left.lifted+p.right.lifted > 0:
+		j.cut.Refuse = kernels.Always
+	case s.depth > 0 && v.watches():
+		j.cut.Refuse = kernels.WhereSmall
+	}
+	j.refused.Store(false)
+	if err := threads.Share(j.cut.Tasks, limit, work+packing, j); err != nil || !j.refused.Load() {
+		return err
+	}
+	lifted, err := v.lift(p, s.units, limit, s.begins)
+	if err != nil {
+		return err
+	}
+	p.left.packing.Operand, p.right.packing.Operand = nil, nil
+	t.Lifted, j.cut.Refuse = lifted, kernels.Never
+	return threads.Share(j.cut.Tasks, limit, work, j)
+}
+
+// leastWidth is the columns of whole panels that are whole groups too, of which epilogues write
+// all.
+func (v *product) leastWidth() int64 {
+	width := v.rightWidth
+	for width%kernels.Group != 0 {
+		width *= 2
+	}
+	return width
+}
+
+// cut cuts a block into tiles. Where those would be few, they are halved: rows first, since
+// epilogues like long ones.
+func (v *product) cut(p *packed, limit int) {
+	b, leastWidth := &p.block, v.leastWidth()
+	height, width := v.form.Tile()
+	few := func() bool { return divideUp(b.rows, height)*divideUp(b.columns, width) < tilesOfThread*int64(limit) }
+	halve := func(n, panel int64) int64 { return divideUp(n/2, panel) * panel }
+	for limit > 1 && few() && (width > leastWidth || height > v.leftWidth) {
+		height = min(height, divideUp(b.rows, v.leftWidth)*v.leftWidth)
+		if height > leastHigh*v.leftWidth || width <= leastWidth {
+			height = halve(height, v.leftWidth)
+		} else {
+			width /= 2
+		}
+	}
+	tiles := divideUp(b.rows, height) * divideUp(b.columns, width)
+	p.tiles.cut = kernels.Cut{Height: height, Width: width, Tasks: tiles, Pairs: truth(v.form.Pairs())}
 }
 
 // resultOf says how the engine writes a matrix, and returns where the block's batch item starts.

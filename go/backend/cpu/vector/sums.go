@@ -292,7 +292,7 @@ func (q *reduction) run(r *backend.Run) error {
 	}
 	s.sums = *q.sums
 	s.sums.Accumulate = truth(r.Accumulate)
-	tasks, work := q.columns*q.sums.Chunks, q.count*formulaWork
+	tasks, work := q.columns*q.sums.Chunks, q.count*q.work
 	parts := tasks
 	if q.sums.Chunks == 1 {
 		parts = threads.Members(tasks, r.Threads, work)

@@ -62,7 +62,7 @@ $(STAMPS)/run: $(STAMPS)/venv pyproject.toml
 
 $(STAMPS)/test: $(STAMPS)/run
 	@echo "epigrad: installing what the tests need"
-	@$(call install,test notebooks)
+	@$(call install,test notebooks demo)
 
 # wgpu-native and its headers, which go beside the sources.
 $(STAMPS)/webgpu: $(STAMPS)/venv pyproject.toml go/backend/webgpu/headers.py
@@ -176,10 +176,10 @@ sanitize: $(STAMPS)/go
 	@.ci/prerequisites --compiler
 	CGO_CFLAGS='-O1 -g -fsanitize=undefined -fno-sanitize-recover=undefined' CGO_LDFLAGS=-fsanitize=undefined go test -tags emulation -asan ./kernels/cpu
 
-# What has no vector kernels still builds: another processor, and this one without its vector
-# instructions runs. On an emulated one whatever leaked out of the kernels would end the process.
-# Without cgo the portable engine builds everywhere and runs; with cgo the build on Windows says
-# that it cannot.
+# Other processors: the library builds for arm64, whose kernels run on an emulated one. What has no
+# vector kernels still builds, and this processor without its vector instructions runs. On an
+# emulated one whatever leaked out of the kernels would end the process. Without cgo the portable
+# engine builds everywhere and runs; with cgo the build on Windows says that it cannot.
 portable: $(STAMPS)/go $(STAMPS)/dist build/examples/linear_gelu
 	CC="$(ZIG) cc -target aarch64-linux-gnu.2.28" CGO_ENABLED=1 GOARCH=arm64 go build -buildmode=c-shared -o build/libepigrad-arm64.so ./cbridge/lib
 	CGO_ENABLED=0 go vet ./...
@@ -189,9 +189,10 @@ portable: $(STAMPS)/go $(STAMPS)/dist build/examples/linear_gelu
 		| grep 'epigrad has no C kernels for Windows: build with CGO_ENABLED=0'
 	GODEBUG=cpu.avx2=off go test -short -run 'TestAnEngine|TestWithoutVectorInstructions' ./go/backend/cpu
 	@mkdir -p build && go test -c -o build/cpu.test ./go/backend/cpu
-	cd go/backend/cpu && EPIGRAD_REQUIRE_ENGINES= GODEBUG=cpu.avx2=off $(CURDIR)/.ci/emulator $(CURDIR)/build/cpu.test -test.short \
+	cd go/backend/cpu && EPIGRAD_REQUIRE_ENGINES= GODEBUG=cpu.avx2=off $(CURDIR)/.ci/emulator x86_64 $(CURDIR)/build/cpu.test -test.short \
 		-test.run 'TestAnEngine|TestWithoutVectorInstructions|TestProductsAroundEveryEdge|TestBackend/go/(TestLerp|TestGated)'
-	.ci/emulator build/examples/linear_gelu
+	.ci/emulator x86_64 build/examples/linear_gelu
+	.ci/arm64 $(ZIG) cc -target aarch64-linux-musl
 
 examples: lib $(patsubst examples/c/%.c,build/examples/%,$(wildcard examples/c/*.c))
 	@for program in $(filter build/examples/%,$^); do echo "$$program"; "$$program"; done

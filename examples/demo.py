@@ -3,8 +3,9 @@ epigrad's.
 
 Both libraries start from the same weights and see the same batches, step by step in turns. Shown
 side by side: loss and accuracy, the distance of the gradients from a float64 reference, the time of
-a step, and the bytes that autograd keeps for backward. ``make demo`` runs it; it writes demo.png
-beside itself.
+a step, and the bytes that autograd keeps for backward. Then each operation of the networks is
+measured by itself, at the size and on the numbers that it has there. ``make demo`` runs it; it
+writes demo.png beside itself.
 """
 
 from __future__ import annotations
@@ -33,12 +34,14 @@ from matplotlib import pyplot
 SEED = 0
 EPOCHS = 12
 BATCH = 128
-# A round of one operation is a few milliseconds; where the machine is busy, there are enough of
-# them for a free one.
-ROUND_SECONDS, LEAST_ROUNDS = 1.0, 30
+# A round of one operation is less than a millisecond; where the machine is busy, there are enough
+# of them for a free one, in up to ten times the seconds.
+ROUND_SECONDS, WANTED_ROUNDS = 1.0, 300
+# Times that differ by less are called equal.
+EQUAL = 1.02
 LIBRARIES = ("PyTorch", "epigrad")
-COLORS = {"PyTorch": "#d9673a", "epigrad": "#2a7f9e"}
-BUSY = "[bold red]this machine is busy: times mean little[/]"
+COLORS = {"PyTorch": "#d9673a", "epigrad": "#2a7f9e", "equal": "#8a8a8a"}
+BUSY = "this machine was busy: times mean little"
 PICTURE = pathlib.Path(__file__).with_name("demo.png")
 
 
@@ -46,7 +49,11 @@ PICTURE = pathlib.Path(__file__).with_name("demo.png")
 
 
 def torch_gelu_net() -> nn.Module:
-    return nn.Sequential(nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 128), nn.GELU(), nn.Linear(128, 10))
+    return nn.Sequential(
+        nn.Sequential(nn.Linear(64, 256), nn.GELU()),
+        nn.Sequential(nn.Linear(256, 128), nn.GELU()),
+        nn.Linear(128, 10),
+    )
 
 
 def epigrad_gelu_net() -> nn.Module:
@@ -68,9 +75,20 @@ class TorchSwiGLU(nn.Module):
         return self.down(value * functional.silu(gate))
 
 
+class Mix(nn.Module):
+    """lerp(start, end, mix), mix being learned."""
+
+    def __init__(self, features: int, lerp: Callable[[Tensor, Tensor, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.mix = nn.Parameter(torch.full((features,), 0.5))
+        self.lerp = lerp
+
+    def forward(self, start: Tensor, end: Tensor) -> Tensor:
+        return self.lerp(start, end, self.mix)
+
+
 class SwiGLUNet(nn.Module):
-    """Blocks whose result is mixed with their input: x = lerp(x, block(norm(x)), mix), mix being
-    learned."""
+    """Blocks whose result is mixed with their input: x = mix(x, block(norm(x)))."""
 
     def __init__(
         self,
@@ -82,14 +100,13 @@ class SwiGLUNet(nn.Module):
         self.stem = linear(64, 96)
         self.norms = nn.ModuleList(nn.LayerNorm(96) for _ in range(2))
         self.blocks = nn.ModuleList(block(96, 192) for _ in range(2))
-        self.mixes = nn.ParameterList(torch.full((96,), 0.5) for _ in range(2))
+        self.mixes = nn.ModuleList(Mix(96, lerp) for _ in range(2))
         self.head = linear(96, 10)
-        self.lerp = lerp
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.stem(x)
         for norm, block, mix in zip(self.norms, self.blocks, self.mixes, strict=True):
-            x = self.lerp(x, block(norm(x)), mix)
+            x = mix(x, block(norm(x)))
         return self.head(x)
 
 
@@ -105,6 +122,12 @@ NETWORKS: dict[str, dict[str, Callable[[], nn.Module]]] = {
     "Linear + GELU": {"PyTorch": torch_gelu_net, "epigrad": epigrad_gelu_net},
     "SwiGLU + lerp skip": {"PyTorch": torch_swiglu_net, "epigrad": epigrad_swiglu_net},
 }
+# All that the libraries do on their own: by network, the module of an operation, and its name. The
+# second block has the sizes of the first. LayerNorm is PyTorch's in both.
+OPERATIONS: dict[str, dict[str, str]] = {
+    "Linear + GELU": {"0": "linear + GELU", "1": "linear + GELU", "2": "linear"},
+    "SwiGLU + lerp skip": {"stem": "linear", "blocks.0": "MLP, SwiGLU", "mixes.0": "lerp", "head": "linear"},
+}
 
 
 # --- training -------------------------------------------------------------------------------------
@@ -116,6 +139,10 @@ class Data:
     train_y: Tensor
     test_x: Tensor
     test_y: Tensor
+
+    def batch(self) -> tuple[Tensor, Tensor]:
+        """One batch, in memory of its own."""
+        return self.train_x[:BATCH].clone(), self.train_y[:BATCH].clone()
 
 
 def digits() -> Data:
@@ -150,22 +177,13 @@ def compare(
     makers: dict[str, Callable[[], nn.Module]], data: Data, advance: Callable[[str], None]
 ) -> dict[str, Result]:
     """Train one network in both libraries, in turns."""
-    models: dict[str, nn.Module] = {}
-    for name, make in makers.items():
-        torch.manual_seed(SEED)
-        models[name] = make()
-    for ours, theirs in zip(*(model.parameters() for model in models.values()), strict=True):
-        assert torch.equal(ours, theirs), "the same seed gives both libraries the same weights"
-
+    models = _seeded(makers)
     results = {name: Result() for name in models}
-    batch = slice(0, BATCH)
-    reference = gradients(copy.deepcopy(models["PyTorch"]).double(), data.train_x[batch].double(), data.train_y[batch])
+    x, y = data.batch()
+    reference = gradients(copy.deepcopy(models["PyTorch"]).double(), x.double(), y)
     for name, model in models.items():
-        results[name].gradient_error = largest_error(
-            gradients(model, data.train_x[batch], data.train_y[batch]), reference
-        )
-        parameters = list(model.parameters())
-        results[name].saved_bytes = saved_bytes(lambda: model(data.train_x[batch]), parameters)  # noqa: B023
+        results[name].gradient_error = largest_error(gradients(model, x, y), reference)
+        results[name].saved_bytes = saved_bytes(_bound(model, (x,)), list(model.parameters()))
 
     optimizers = {name: torch.optim.AdamW(model.parameters(), lr=4e-3) for name, model in models.items()}
     shuffle = torch.Generator().manual_seed(SEED)
@@ -191,6 +209,16 @@ def compare(
         results[name].loss = functional.cross_entropy(output, data.test_y).item()
         results[name].accuracy = (output.argmax(1) == data.test_y).double().mean().item()
     return results
+
+
+def _seeded(makers: dict[str, Callable[[], nn.Module]]) -> dict[str, nn.Module]:
+    models: dict[str, nn.Module] = {}
+    for name, make in makers.items():
+        torch.manual_seed(SEED)
+        models[name] = make()
+    for ours, theirs in zip(*(model.parameters() for model in models.values()), strict=True):
+        assert torch.equal(ours, theirs), "the same seed gives both libraries the same weights"
+    return models
 
 
 def gradients(model: nn.Module, x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
@@ -232,58 +260,48 @@ class Operation:
     saved: dict[str, int]
 
 
-def operations() -> list[Operation]:
-    """Time of forward and backward, and memory kept in between, of single operations."""
-    torch.manual_seed(SEED)
-    x = torch.randn(256, 256, requires_grad=True)
-    bias = torch.randn(512, requires_grad=True)
-    # Weights of the size that a layer starts with: preactivations are around 1.
-    up, wide, down = ((torch.randn(n, k) / k**0.5).requires_grad_() for n, k in ((512, 256), (1024, 256), (256, 512)))
-    preactivation = torch.randn(256, 1024, requires_grad=True)
-    start, end, mix = (torch.randn(size, requires_grad=True) for size in ((512, 512), (512, 512), (512,)))
-    linear = functional.linear
-
-    def torch_swiglu(input: Tensor) -> Tensor:
-        value, gate = input.chunk(2, dim=-1)
-        return value * functional.silu(gate)
-
-    cases: list[tuple[str, Sequence[Tensor], Callable[..., Tensor], Callable[..., Tensor]]] = [
-        (
-            "linear + GELU",
-            (x, up, bias),
-            lambda x, w, b: functional.gelu(linear(x, w, b)),
-            lambda x, w, b: epigrad.linear(x, w, b, "gelu"),
-        ),
-        (
-            "MLP, GELU",
-            (x, up, bias, down),
-            lambda x, w, b, d: linear(functional.gelu(linear(x, w, b)), d),
-            lambda x, w, b, d: epigrad.mlp(x, w, b, d, None, "gelu"),
-        ),
-        (
-            "MLP, SwiGLU",
-            (x, wide, down),
-            lambda x, w, d: linear(torch_swiglu(linear(x, w)), d),
-            lambda x, w, d: epigrad.gated_mlp(x, w, None, d, None),
-        ),
-        ("SwiGLU alone", (preactivation,), torch_swiglu, epigrad.gated_activation),
-        ("lerp", (start, end, mix), torch.lerp, epigrad.lerp),
-    ]
-    measured = []
-    for name, tensors, theirs, ours in cases:
-        forwards = {library: _bound(f, tensors) for library, f in zip(LIBRARIES, (theirs, ours), strict=True)}
-        grad = torch.randn_like(forwards["PyTorch"]())
-        steps = {library: _step(forward, tensors, grad) for library, forward in forwards.items()}
-        timings = interleaved(steps, ROUND_SECONDS, LEAST_ROUNDS)
-        parameters = [tensor for tensor in tensors if any(tensor is known for known in (bias, up, wide, down, mix))]
-        measured.append(
-            Operation(
-                name,
-                timings,
-                {library: saved_bytes(forward, parameters) for library, forward in forwards.items()},
-            )
+def operations(x: Tensor) -> list[Operation]:
+    """Time of forward and backward, and memory kept in between, of each operation of the networks,
+    on what it is given there when `x` is a batch."""
+    return [
+        operation(name, {library: network.get_submodule(path) for library, network in networks.items()}, inputs)
+        for network, names in OPERATIONS.items()
+        for networks in [_seeded(NETWORKS[network])]
+        for (path, name), inputs in zip(
+            names.items(), inputs_of(networks["PyTorch"], list(names), x).values(), strict=True
         )
-    return measured
+    ]
+
+
+def inputs_of(network: nn.Module, paths: Sequence[str], x: Tensor) -> dict[str, tuple[Tensor, ...]]:
+    """What modules of a network are called with; the batch needs no gradient, all else does."""
+    found: dict[str, tuple[Tensor, ...]] = {}
+
+    def keep(path: str) -> Callable[[nn.Module, tuple[Tensor, ...]], None]:
+        def hook(_: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+            found[path] = tuple(t.detach().requires_grad_(t.requires_grad) for t in inputs)
+
+        return hook
+
+    hooks = [network.get_submodule(path).register_forward_pre_hook(keep(path)) for path in paths]
+    network(x)
+    for hook in hooks:
+        hook.remove()
+    return {path: found[path] for path in paths}
+
+
+def operation(name: str, modules: dict[str, nn.Module], inputs: tuple[Tensor, ...]) -> Operation:
+    steps, saved = {}, {}
+    for library, module in modules.items():
+        parameters = list(module.parameters())
+        forward = _bound(module, inputs)
+        output = forward()
+        wanted = [tensor for tensor in (*inputs, *parameters) if tensor.requires_grad]
+        steps[library] = _step(forward, wanted, torch.ones_like(output))
+        saved[library] = saved_bytes(forward, parameters)
+    features = [parameter.shape[1] for parameter in parameters if parameter.dim() == 2] + [output.shape[1]]
+    sizes = f"{len(output)}x{' to '.join(map(str, features))}"
+    return Operation(f"{name}, {sizes}", interleaved(steps, ROUND_SECONDS, wanted=WANTED_ROUNDS), saved)
 
 
 def _bound(function: Callable[..., Tensor], tensors: Sequence[Tensor]) -> Callable[[], Tensor]:
@@ -306,13 +324,21 @@ def _rounds(timings: Sequence[Timing]) -> str:
 
 
 def _told(timing: Timing) -> str:
-    return f"{timing.fastest * 1e3:.2f} ms +-{(timing.high - timing.low) / 2 / timing.fastest:.0%}"
+    return f"{timing.fastest * 1e6:,.0f} us +-{(timing.high - timing.low) / 2 / timing.fastest:.0%}"
 
 
 def busy(timings: Sequence[Timing]) -> bool:
     """Whether the rounds differ by more than the code does: where a quarter of them takes twice the
     fastest."""
     return any(timing.high > 2 * timing.fastest for timing in timings)
+
+
+def verdict(ours: float, theirs: float, better: str) -> str:
+    """Who is `better`, and by what factor."""
+    if max(ours, theirs) <= EQUAL * min(ours, theirs):
+        return "equal"
+    ahead = "epigrad" if ours < theirs else "PyTorch"
+    return f"{ahead} {max(ours, theirs) / min(ours, theirs):.2f}x {better}"
 
 
 def print_results(console: Console, results: dict[str, dict[str, Result]], measured: list[Operation]) -> None:
@@ -345,75 +371,77 @@ def print_results(console: Console, results: dict[str, dict[str, Result]], measu
 
     timings = [operation.timings[library] for operation in measured for library in LIBRARIES]
     table = Table(
-        title="One operation, forward and backward",
+        title="Each operation of the networks, forward and backward",
         title_justify="left",
-        caption=f"time: fastest of {_rounds(timings)} rounds, {SPREAD}",
+        caption=f"time: fastest of {_rounds(timings)} rounds, {SPREAD}; kept: PyTorch / epigrad",
         caption_justify="left",
     )
     table.add_column("operation")
     for library in LIBRARIES:
-        table.add_column(f"{library}, time", justify="right", style=COLORS[library])
-    for library in LIBRARIES:
-        table.add_column(f"{library}, kept", justify="right", style=COLORS[library])
+        table.add_column(library, justify="right", style=COLORS[library])
+    table.add_column("time")
+    table.add_column("kept, KiB", justify="right")
     for operation in measured:
         times = [_told(operation.timings[library]) for library in LIBRARIES]
-        table.add_row(operation.name, *times, *(f"{operation.saved[name] / 1024:,.0f} KiB" for name in LIBRARIES))
+        kept = " / ".join(f"{operation.saved[library] / 1024:,.0f}" for library in LIBRARIES)
+        theirs, ours = (operation.timings[library].fastest for library in LIBRARIES)
+        table.add_row(operation.name, *times, verdict(ours, theirs, "faster"), kept)
     console.print(table)
 
 
-def draw(results: dict[str, dict[str, Result]], measured: list[Operation]) -> None:
-    """Both loss curves above, time and memory of single operations below."""
-    pyplot.rcParams.update({"font.size": 10, "axes.spines.top": False, "axes.spines.right": False})
-    figure, grid = pyplot.subplots(2, 2, figsize=(12, 8), layout="constrained")
-    figure.suptitle("epigrad beside PyTorch: scikit-learn's digits, on CPU", fontsize=14, fontweight="bold")
-    for axes, (network, pair) in zip(grid[0], results.items(), strict=True):
+def draw(results: dict[str, dict[str, Result]], measured: list[Operation], was_busy: bool) -> None:
+    """Both loss curves above; below, epigrad's time and memory as parts of PyTorch's."""
+    # At a README's width an inch is 100 pixels.
+    pyplot.rcParams.update({"font.size": 9, "axes.titlesize": 10, "axes.spines.top": False, "axes.spines.right": False})
+    figure = pyplot.figure(figsize=(8.4, 10.5), layout="constrained")
+    title = "epigrad beside PyTorch: scikit-learn's digits, on CPU"
+    figure.suptitle(title, fontsize=12, fontweight="bold")
+    curves, times, memory = figure.subfigures(3, 1, height_ratios=[3, 4, 3.2])
+    for axes, (network, pair) in zip(curves.subplots(1, 2), results.items(), strict=True):
         epochs = range(1, EPOCHS + 1)
         axes.plot(epochs, pair["PyTorch"].losses, color=COLORS["PyTorch"], linewidth=5, alpha=0.45, label="PyTorch")
         axes.plot(epochs, pair["epigrad"].losses, color=COLORS["epigrad"], linewidth=1.6, label="epigrad")
         axes.set(title=f"{network}: training loss", xlabel="epoch", ylabel="cross entropy", yscale="log")
         axes.xaxis.get_major_locator().set_params(integer=True)
         accuracies = "\n".join(f"{library}: {pair[library].accuracy:.2%} right" for library in LIBRARIES)
-        axes.text(0.97, 0.72, f"on images not seen\n{accuracies}", transform=axes.transAxes, ha="right", va="top")
+        axes.text(0.97, 0.68, f"on images not seen\n{accuracies}", transform=axes.transAxes, ha="right", va="top")
         axes.legend(frameon=False)
         axes.grid(alpha=0.25)
-    names = [operation.name for operation in measured]
-    timings = [[operation.timings[library] for library in LIBRARIES] for operation in measured]
-    # From the fastest round, the bar's height, up to the third quartile.
-    whiskers = [[(timing.high - timing.fastest) * 1e3 for timing in pair] for pair in timings]
-    bars(grid[1][0], names, [[timing.fastest * 1e3 for timing in pair] for pair in timings], "{:.2f}", whiskers)
-    rounds = _rounds([timing for pair in timings for timing in pair])
-    grid[1][0].set(
-        title="Forward and backward of one operation",
-        ylabel=f"milliseconds: fastest of {rounds} rounds\n(line: up to the third quartile)",
+
+    steps = {f"{network}, a step": {name: r.timing for name, r in pair.items()} for network, pair in results.items()}
+    timings = steps | {o.name: o.timings for o in measured}
+    axes = times.subplots()
+    took = [(name, pair["epigrad"].fastest * 1e6, pair["PyTorch"].fastest * 1e6) for name, pair in timings.items()]
+    bars(axes, took, "faster", "us")
+    rounds = _rounds([timing for pair in timings.values() for timing in pair.values()])
+    axes.set(
+        title="Time of a training step, and of forward and backward of each operation",
+        xlabel=f"epigrad's time / PyTorch's, each the fastest of {rounds} rounds in turns (less is faster)",
     )
-    bars(grid[1][1], names, [[o.saved[library] / 1024 for library in LIBRARIES] for o in measured], "{:,.0f}")
-    grid[1][1].set(title="Kept for backward, parameters aside", ylabel="KiB")
+    if was_busy:
+        times.suptitle(BUSY, fontsize=13, fontweight="bold", color="#b00020")
+    axes = memory.subplots()
+    kept = [(o.name, o.saved["epigrad"] / 1024, o.saved["PyTorch"] / 1024) for o in measured]
+    bars(axes, kept, "less", "KiB")
+    axes.set(title="Kept for backward, parameters aside", xlabel="epigrad's memory / PyTorch's (less is better)")
     figure.savefig(PICTURE, dpi=150)
     pyplot.close(figure)
 
 
-def bars(
-    axes: pyplot.Axes,
-    names: Sequence[str],
-    heights: Sequence[Sequence[float]],
-    label: str,
-    whiskers: Sequence[Sequence[float]] | None = None,
-) -> None:
-    """A pair of bars for each name, and a line up from each as long as its whisker."""
-    width = 0.4
-    for place, library in enumerate(LIBRARIES):
-        positions = [index + (place - 0.5) * width for index in range(len(names))]
-        values = [pair[place] for pair in heights]
-        above = [[0.0] * len(values), [pair[place] for pair in whiskers]] if whiskers else None
-        style = {"ecolor": "#777777", "capsize": 2, "elinewidth": 1}
-        drawn = axes.bar(
-            positions, values, width * 0.95, color=COLORS[library], label=library, yerr=above, error_kw=style
-        )
-        axes.bar_label(drawn, [label.format(value) for value in values], fontsize=8, padding=2)
-    axes.set_xticks(range(len(names)), [name.replace(", ", ",\n").replace(" + ", " +\n") for name in names])
-    axes.legend(frameon=False)
-    axes.grid(axis="y", alpha=0.25)
-    axes.set_axisbelow(True)
+def bars(axes: pyplot.Axes, rows: Sequence[tuple[str, float, float]], better: str, unit: str) -> None:
+    """A bar for each name, epigrad's number as a part of PyTorch's; it says who is `better`, and
+    both numbers."""
+    ratios = [ours / theirs for _, ours, theirs in rows]
+    verdicts = [verdict(ours, theirs, better) for _, ours, theirs in rows]
+    drawn = axes.barh(range(len(rows)), ratios, color=[COLORS[told.split()[0]] for told in verdicts])
+    labels = [
+        f"{told} ({ours:,.0f} / {theirs:,.0f} {unit})" for told, (_, ours, theirs) in zip(verdicts, rows, strict=True)
+    ]
+    axes.bar_label(drawn, labels, padding=4, bbox={"facecolor": "white", "edgecolor": "none", "pad": 1})
+    axes.axvline(1, color="#444444", linewidth=1, zorder=0)
+    axes.set_xlim(0, 1.75 * max(1, *ratios))
+    axes.set_yticks(range(len(rows)), [name for name, _, _ in rows])
+    axes.invert_yaxis()
 
 
 def main() -> None:
@@ -422,8 +450,7 @@ def main() -> None:
         f"epigrad {epigrad.__version__} and PyTorch {torch.__version__}, {torch.get_num_threads()} threads: "
         f"training each network for {EPOCHS} epochs, in both"
     )
-    if os.getloadavg()[0] > (os.cpu_count() or 1):
-        console.print(BUSY)
+    was_busy = os.getloadavg()[0] > (os.cpu_count() or 1)
     data = digits()
     results = {}
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
@@ -434,12 +461,15 @@ def main() -> None:
             results[network] = compare(
                 makers, data, lambda loss, task=tasks[network]: progress.update(task, advance=1, loss=f"loss {loss}")
             )
-        measured = operations()
+        measured = operations(data.batch()[0])
         progress.update(last, advance=1)
     print_results(console, results, measured)
-    if busy([timing for operation in measured for timing in operation.timings.values()]):
-        console.print(BUSY)
-    draw(results, measured)
+    timings = [result.timing for pair in results.values() for result in pair.values()]
+    timings += [timing for operation in measured for timing in operation.timings.values()]
+    was_busy = was_busy or busy(timings)
+    if was_busy:
+        console.print(f"[bold red]{BUSY}[/]")
+    draw(results, measured, was_busy)
     console.print(f"the loss curves and the bars are in {os.path.relpath(PICTURE)}")
 
 

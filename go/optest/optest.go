@@ -8,6 +8,7 @@ package optest
 
 import (
 	"flag"
+	"io"
 	"math/rand/v2"
 	"slices"
 	"testing"
@@ -40,7 +41,7 @@ func Run(t *testing.T, b backend.Backend) {
 		device.Type = tensor.CUDA
 	}
 	narrow, ok := b.(Narrow)
-	suite.Run(t, &opSuite{backend: b, narrow: ok && narrow.ComputesInAccumulator()})
+	suite.Run(t, &opSuite{backend: b, narrow: ok && narrow.ComputesInAccumulator(), bits: bitsFile(t)})
 }
 
 // Narrow is a backend that can say that it computes formulas and elementwise sums in the
@@ -115,6 +116,7 @@ type opSuite struct {
 	backend backend.Backend
 	narrow  bool
 	random  *rand.Rand
+	bits    io.Writer
 }
 
 // boundsOf are the bounds of this backend's results.
@@ -174,6 +176,7 @@ func (s *opSuite) run(c call) {
 	if !isPoison(workspace[bytes:]) {
 		s.Require().Failf("memory behind the workspace was written to", "%s, %d bytes", c.Op, bytes)
 	}
+	s.recordBits(&c)
 }
 
 // host names the backend for tensors in the host's memory, which are the CPU's otherwise.

@@ -1,6 +1,6 @@
 // Package cpu holds the CPU backend's vector kernels, in C: one body (engine.h) compiled once for
 // each instruction set, which engine.go chooses among at run time. Without cgo, and on other
-// processors than amd64, there are none, and kernels/portable is all there is.
+// processors than amd64 and arm64, there are none, and kernels/portable is all there is.
 //
 // Who calls decides how work is cut into tasks and which threads take them (Crew): nothing here
 // allocates or remembers anything.
@@ -9,16 +9,18 @@
 //
 //	cpu.go                  the structs of a call, and the forms of packed operands
 //	engine.go               the engines, and which of them this machine can run
-//	engine_cgo.go           the calls into C
+//	engine_cgo*.go          the calls into C, and the tables of a processor's engines
 //	engine_none.go          the same where there are no engines
 //	cpu.h                   what Go and the engines share: the structs, and the table of an engine's functions
 //	tasks.h                 the functions that Go calls
-//	tasks_amd64.c           how threads share the tasks of a call
+//	tasks.c                 how threads share the tasks of a call
+//	processor_amd64.c       what the processor and the system are asked
 //	engine.h                the body of every engine, from the headers below
-//	engine_*_amd64.c        the engines, each compiled from engine.h
-//	engine_amx_emulated*.go amx with its tiles in plain C, in builds for tests
+//	engine_*64.c            the engines, each compiled from engine.h
+//	engine_amx_emulated.go  amx with its tiles in plain C, in builds for tests
 //	vector_avx512.h         registers of AVX-512
 //	vector_avx2.h           registers of AVX2, by the same names
+//	vector_neon.h           registers of NEON, by the same names
 //	arithmetic.h            exponentials and the normal tail, in three precisions
 //	activation_table.h      the constants and polynomials of these, generated
 //	activation.h            the activations' formulas

@@ -148,7 +148,7 @@ typedef struct {
   void (*parallel)(void (*member)(void *), void *data, unsigned threads, unsigned flags);
   int64_t team, members;
   // atomic: threads that are there; of a product, the tasks of packing that are done, and whether
-  // it has to be lifted first; the tasks that are taken, by list and stretch (tasks_amd64.c)
+  // it has to be lifted first; the tasks that are taken, by list and stretch (tasks.c)
   int64_t joined, packed, refused;
   int64_t next[EPG_LISTS][EPG_STRETCHES];
 } epg_crew;
@@ -186,4 +186,4 @@ typedef struct {
                    char *pre, const char *bias);
 } epg_engine;
 
-extern const epg_engine epg_engine_avx2, epg_engine_avx512, epg_engine_avx512bf16, epg_engine_amx, epg_engine_amx_emulated;
+extern const epg_engine epg_engine_neon, epg_engine_avx2, epg_engine_avx512, epg_engine_avx512bf16, epg_engine_amx, epg_engine_amx_emulated;

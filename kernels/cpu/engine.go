@@ -32,6 +32,7 @@ var instructions = []instructionSet{
 	{"avx512bf16", 64, append([]feature{{"AVX512_BF16", cpu.X86.HasAVX512BF16}}, avx512...), nil},
 	{"avx512", 64, avx512, nil},
 	{"avx2", 32, avx2, nil},
+	{"neon", 16, []feature{{"NEON", cpu.ARM64.HasASIMD}}, nil},
 }
 
 var (

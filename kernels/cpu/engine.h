@@ -1,5 +1,5 @@
 // The body of every engine: all that is compiled for one instruction set, and the table of its
-// functions. Each engine_*_amd64.c includes it once, behind the vector_*.h of its instruction set.
+// functions. Each engine_*.c includes it once, behind the vector_*.h of its instruction set.
 // There ENGINE is the engine's name; PAIRS adds the products of AVX512_BF16, and AMX those of AMX.
 //
 // Nothing here depends on the compiler's flags for a processor: every function has its target as an
@@ -84,7 +84,7 @@ const epg_engine ENGINE_TABLE = {
     .elementwise = elementwise,
     .sum = sum,
     .finish_sums = finish_sums,
-    .left_width = {f_lanes, d_lanes, f_lanes, f_lanes, PAIRS_WIDTH(f_lanes), amx_width, amx_width},
+    .left_width = {f_left, d_left, f_left, f_left, PAIRS_WIDTH(f_left), amx_width, amx_width},
     .right_width = {f_panel, d_panel, f_panel, f_panel, PAIRS_WIDTH(f_panel), amx_width, amx_width},
     .pack = pack,
     .largest = largest,

@@ -1,4 +1,4 @@
-//go:build cgo && amd64
+//go:build cgo && (amd64 || arm64)
 
 package cpu
 
@@ -13,17 +13,10 @@ package cpu
 // #cgo nocallback epg_largest
 // #cgo noescape epg_lift
 // #cgo nocallback epg_lift
-// #cgo noescape epg_slow_with_denormals
-// #cgo nocallback epg_slow_with_denormals
-// #cgo noescape epg_request_amx
-// #cgo nocallback epg_request_amx
 // #include "tasks.h"
 import "C"
 
-import (
-	"syscall"
-	"unsafe"
-)
+import "unsafe"
 
 const (
 	built       = true
@@ -58,19 +51,7 @@ var (
 )
 
 func newEngine(name string, vectorBytes int) *Engine {
-	e := &Engine{Name: name, VectorBytes: vectorBytes, kernels: map[string]Kernel{}}
-	switch name {
-	case "amx":
-		e.table = &C.epg_engine_amx
-	case "avx512bf16":
-		e.table = &C.epg_engine_avx512bf16
-	case "avx512":
-		e.table = &C.epg_engine_avx512
-	case "avx2":
-		e.table = &C.epg_engine_avx2
-	default:
-		e.table = emulated()
-	}
+	e := &Engine{Name: name, VectorBytes: vectorBytes, table: tables[name], kernels: map[string]Kernel{}}
 	for _, list := range e.table.kernels {
 		for _, entry := range unsafe.Slice(list.entries, list.count) {
 			e.kernels[C.GoString(entry.name)] = Kernel{entry.run}
@@ -78,19 +59,6 @@ func newEngine(name string, vectorBytes int) *Engine {
 	}
 	return e
 }
-
-// requestAMX asks the system for AMX's registers, which have to be granted to a process before it
-// uses them.
-func requestAMX() error {
-	if number := C.epg_request_amx(); number != 0 {
-		return syscall.Errno(number)
-	}
-	return nil
-}
-
-// SlowWithDenormals tells that this processor multiplies denormal numbers much more slowly than
-// others.
-func SlowWithDenormals() bool { return C.epg_slow_with_denormals() != 0 }
 
 // Elementwise computes the elements [first, first+count) of a walk, each at a time.
 func (e *Engine) Elementwise(crew *Crew, k Kernel, l *Loops, first, count, each int64, parameters *Parameters, at *Addresses) {

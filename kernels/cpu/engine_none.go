@@ -1,4 +1,4 @@
-//go:build !cgo || !amd64
+//go:build !cgo || !(amd64 || arm64)
 
 package cpu
 
@@ -6,7 +6,7 @@ import "unsafe"
 
 const (
 	built       = false
-	whyNotBuilt = "vector kernels need cgo and amd64"
+	whyNotBuilt = "vector kernels need cgo, and amd64 or arm64"
 )
 
 type table struct{}

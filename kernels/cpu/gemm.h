@@ -14,10 +14,11 @@
 //   right: depth x panel_registers
 //   left:  depth x panel_height
 //
-// panel_height is the lanes of a register of float64, and half of those of a register of floats:
-// there a left panel's second half lies behind its first.
-enum { panel_registers = 3 };
-_Static_assert(d_lanes == panel_height && f_lanes == 2 * panel_height, "packing writes registers, or halves of one, to the left operand's panels");
+// A left panel has panel_height rows, or as many more as a register has: then its second half lies
+// behind its first.
+enum { f_left = f_lanes > panel_height ? f_lanes : panel_height, d_left = d_lanes > panel_height ? d_lanes : panel_height };
+_Static_assert((f_left == panel_height || f_left == 2 * panel_height) && d_left == panel_height,
+               "packing writes registers, or halves of one, to the left operand's panels");
 // A part of the depth is so many steps that the right operand's panel takes 24 KiB, half or three
 // quarters of the nearest cache, in which the left operand's panels pass by.
 enum { depth_part = (24 << 10) / (panel_registers * VECTOR_BYTES) };
@@ -123,9 +124,9 @@ typedef struct {
   int64_t left_step, right_step;
 } prefetch;
 
-#define PREFETCH_STEP(next)                                           \
-  _mm_prefetch((next)->left + step * (next)->left_step, _MM_HINT_T0); \
-  _mm_prefetch((next)->right + step * (next)->right_step, _MM_HINT_T1);
+#define PREFETCH_STEP(next)                                    \
+  __builtin_prefetch((next)->left + step * (next)->left_step); \
+  __builtin_prefetch((next)->right + step * (next)->right_step, 0, 2);
 
 // Where a panel kernel reads its sums, NULL if it begins them, and where it writes them. Strides
 // are those of rows, in sums.
@@ -151,8 +152,8 @@ typedef void panel_kernel(int64_t depth, const void *left, const void *right, co
     registers##_v sum[panel_height][panel_registers], y[panel_registers];                                                                      \
     EACH_SUM sum[i][j] = registers##_set(0);                                                                                                   \
     EACH_SUM {                                                                                                                                 \
-      if (from && from != to) _mm_prefetch((const char *)(from + i * sums->from_stride + j * lanes), _MM_HINT_T0);                             \
-      _mm_prefetch((const char *)(to + i * sums->to_stride + j * lanes), _MM_HINT_T0);                                                         \
+      if (from && from != to) __builtin_prefetch((const char *)(from + i * sums->from_stride + j * lanes));                                    \
+      __builtin_prefetch((const char *)(to + i * sums->to_stride + j * lanes));                                                                \
     }                                                                                                                                          \
     for (int64_t step = 0; step < depth; step++, left += panel_height, right += panel_registers * lanes) {                                     \
       PREFETCH_STEP(next)                                                                                                                      \
@@ -172,8 +173,6 @@ typedef void panel_kernel(int64_t depth, const void *left, const void *right, co
     FOR_EACH_PANEL(CHOOSE_##name)                                                                                                              \
     return 0;                                                                                                                                  \
   }
-
-#define FOR_EACH_PANEL(macro) FOR_EACH_HEIGHT(macro, 1) FOR_EACH_HEIGHT(macro, 2) FOR_EACH_HEIGHT(macro, 3)
 
 // whole tells that a tile is made of whole registers, and that there is a kernel for its last rows'
 // height.

@@ -28,7 +28,7 @@ INLINE void JOIN(pack_rows, FORM)(const int n, const int whole, const int left, 
       lines[j] = zeros;
       if (at >= p->depth) continue;
       lines[j] = from + axis_offset(&p->columns, p->first + at) + (p->row + row) * ELEMENT;
-      for (int h = 0; h < n * width * ELEMENT; h += 64) _mm_prefetch(lines[j] + next + h, _MM_HINT_T0);
+      for (int h = 0; h < n * width * ELEMENT; h += 64) __builtin_prefetch(lines[j] + next + h);
     }
     UNROLL for (int i = 0; i < n; i++) {
       T *const out = to_unit + i * units * width, *const second = out + units * step;
@@ -43,7 +43,7 @@ INLINE void JOIN(pack_rows, FORM)(const int n, const int whole, const int left, 
         }
         const V(v) x = LOAD_LINES(line);
         FIND(seen[i], x)
-        left ? V(store_left)(out, second, x) : V(store_real)(out + h, x);
+        left ? V(store_left)(out + h, second, x) : V(store_real)(out + h, x);
       }
     }
   }
@@ -74,7 +74,7 @@ INLINE void JOIN(pack_squares, FORM)(const int left, const int width, const epg_
       if (depth_contiguous && valid - h >= lanes && elements == lanes * per_unit) {
         UNROLL for (int i = 0; i < lanes; i++) {
           lines[i] = rows[h + i] + first * ELEMENT;
-          _mm_prefetch(lines[i] + ahead * UNIT, _MM_HINT_T0);
+          __builtin_prefetch(lines[i] + ahead * UNIT);
         }
       } else {
         memset(gathered, 0, sizeof gathered);
@@ -94,7 +94,7 @@ INLINE void JOIN(pack_squares, FORM)(const int left, const int width, const epg_
       UNROLL for (int i = 0; i < lanes; i++) {
         FIND(seen, square[i])
         if (i >= n) continue;
-        left ? V(store_left)(out + i * step, second + i * step, square[i]) : V(store_real)(out + i * step + h, square[i]);
+        left ? V(store_left)(out + i * step + h, second + i * step, square[i]) : V(store_real)(out + i * step + h, square[i]);
       }
     }
   }
@@ -129,7 +129,7 @@ INLINE void JOIN(pack_panels, FORM)(const int left, const int width, const epg_o
 
 TARGET static void JOIN(pack, FORM)(const epg_operand *p, int64_t panel, int64_t count, const char *from, char *to, int16_t *smallest) {
   if (p->left)
-    JOIN(pack_panels, FORM)(1, V(lanes), p, panel, count, from, to, smallest);
+    JOIN(pack_panels, FORM)(1, V(left), p, panel, count, from, to, smallest);
   else
     JOIN(pack_panels, FORM)(0, panel_registers * V(lanes), p, panel, count, from, to, smallest);
 }

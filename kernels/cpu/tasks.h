@@ -1,5 +1,5 @@
 // The functions that Go calls: each runs the tasks of one call on an engine, which a crew's threads
-// share. engine_cgo.go includes this; tasks_amd64.c has the functions.
+// share. engine_cgo.go includes this; tasks.c has the functions.
 //
 // Every address is an argument of its own, never a member of a struct in Go's memory: so cgo knows,
 // and pins, the Go memory among them; and none is a void *, in whose memory cgo would look for
@@ -31,6 +31,8 @@ void epg_product(const epg_engine *, epg_crew *, const epg_operand *left, const 
 int64_t epg_largest(const epg_engine *, epg_crew *, int64_t form, const char *from, int64_t rows, int64_t bytes, int64_t stride);
 void epg_lift(const epg_engine *, epg_crew *, int64_t form, char *at, int64_t rows, int64_t bytes, int64_t stride, int64_t powers);
 
+// On amd64 only, in processor_amd64.c:
+//
 // epg_request_amx asks the system for AMX's registers, for the whole process, and returns 0 or an
 // error's number.
 int epg_request_amx(void);

@@ -18,8 +18,9 @@
 
 enum { f_lanes = 8, d_lanes = 4 };
 // Twelve sums.
-enum { panel_height = 4 };
+enum { panel_height = 4, panel_registers = 3 };
 #define FOR_EACH_HEIGHT(macro, registers) macro(1, registers) macro(2, registers) macro(4, registers)
+#define FOR_EACH_PANEL(macro) FOR_EACH_HEIGHT(macro, 1) FOR_EACH_HEIGHT(macro, 2) FOR_EACH_HEIGHT(macro, 3)
 
 typedef float f_real;
 typedef double d_real;

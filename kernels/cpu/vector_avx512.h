@@ -17,11 +17,12 @@
 #endif
 
 enum { f_lanes = 16, d_lanes = 8 };
-// A product's kernel has so many rows at most, by three registers: 24 sums, three registers of the
-// right operand, one of the left.
-enum { panel_height = 8 };
-// The heights that there are kernels for, ascending.
+// A product's kernel has so many rows at most, by so many registers: 24 sums, three registers of
+// the right operand, one of the left.
+enum { panel_height = 8, panel_registers = 3 };
+// The heights that there are kernels for, ascending, and all kernels.
 #define FOR_EACH_HEIGHT(macro, registers) macro(1, registers) macro(2, registers) macro(4, registers) macro(8, registers)
+#define FOR_EACH_PANEL(macro) FOR_EACH_HEIGHT(macro, 1) FOR_EACH_HEIGHT(macro, 2) FOR_EACH_HEIGHT(macro, 3)
 
 typedef float f_real;
 typedef double d_real;

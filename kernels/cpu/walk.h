@@ -81,6 +81,8 @@ TARGET static void fill(char *to, const char *element, int64_t bytes, int64_t si
   d_store_float64(to + bytes - VECTOR_BYTES, x);
 }
 
+typedef uint64_t sixteen_bytes __attribute__((vector_size(16)));
+
 // copy_runs copies runs of n elements of 2, 4 or 8 bytes.
 TARGET static void copy_runs(char *to, int64_t to_run, int64_t to_stride, const char *from, int64_t from_run, int64_t from_stride, int64_t runs, int64_t n,
                              int64_t size) {
@@ -117,7 +119,7 @@ TARGET static void copy_runs(char *to, int64_t to_run, int64_t to_stride, const 
   else if (size == 8)
     COPY_RUNS(uint64_t)
   else
-    COPY_RUNS(__m128i)
+    COPY_RUNS(sixteen_bytes)
 }
 
 INLINE void copy(char *to, int64_t to_stride, const char *from, int64_t from_stride, int64_t n, int64_t size) {

@@ -1,13 +1,16 @@
-"""The Python programs of examples/ run and show what they say. The demo has its own command, `make
-demo`."""
+"""The Python programs of examples/ run and show what they say."""
 
 from __future__ import annotations
 
 import importlib.util
+import pathlib
+import sys
 from types import ModuleType
 
 import pytest
 import torch
+from epigrad.cli.timing import Timing
+from matplotlib.figure import Figure
 
 from tests.support.repository import ROOT
 
@@ -18,6 +21,7 @@ def example(name: str) -> ModuleType:
     spec = importlib.util.spec_from_file_location(name, FOLDER / f"{name}.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses look themselves up there
     spec.loader.exec_module(module)
     return module
 
@@ -39,3 +43,69 @@ def test_a_token_shift_is_the_mix_of_two_tokens() -> None:
     before = torch.cat([torch.zeros(2, 1, 3, dtype=torch.float64), x[:, :-1]], 1)
     torch.testing.assert_close(shift(x), torch.lerp(before, x, shift.mix.expand_as(x)))
     assert torch.autograd.gradcheck(shift, x)
+
+
+@pytest.fixture
+def demo(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> ModuleType:
+    module = example("demo")
+    for name, value in {"ROUND_SECONDS": 0.0, "WANTED_ROUNDS": 0, "PICTURE": tmp_path / "demo.png"}.items():
+        monkeypatch.setattr(module, name, value)
+    return module
+
+
+def test_the_demo_measures_what_its_networks_do(demo: ModuleType) -> None:
+    for network, names in demo.OPERATIONS.items():
+        for make in demo.NETWORKS[network].values():
+            model = make()
+            # the second block repeats the first; LayerNorm is PyTorch's in both
+            told = {id(p) for path in names for p in model.get_submodule(path.replace(".0", ".1")).parameters()}
+            told |= {id(p) for path in names for p in model.get_submodule(path).parameters()}
+            left = [name for name, p in model.named_parameters() if id(p) not in told]
+            assert all(name.startswith("norms.") for name in left), left
+
+
+def test_the_demos_operations_have_the_networks_sizes(demo: ModuleType) -> None:
+    measured = demo.operations(torch.randn(demo.BATCH, 64))
+    assert [operation.name for operation in measured] == [
+        "linear + GELU, 128x64 to 256",
+        "linear + GELU, 128x256 to 128",
+        "linear, 128x128 to 10",
+        "linear, 128x64 to 96",
+        "MLP, SwiGLU, 128x96 to 192 to 96",
+        "lerp, 128x96",
+        "linear, 128x96 to 10",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "told"),
+    [(1.0, 1.02, "equal"), (1.02, 1.0, "equal"), (1.0, 1.5, "epigrad 1.50x less"), (1.5, 1.0, "PyTorch 1.50x less")],
+)
+def test_the_demo_says_who_is_ahead(demo: ModuleType, ours: float, theirs: float, told: str) -> None:
+    assert demo.verdict(ours, theirs, "less") == told
+
+
+@pytest.mark.parametrize("was_busy", [False, True])
+def test_the_demos_picture_has_every_bar_and_warns(
+    demo: ModuleType, monkeypatch: pytest.MonkeyPatch, was_busy: bool
+) -> None:
+    texts: list[str] = []
+
+    def savefig(figure: Figure, path: pathlib.Path, **_: object) -> None:
+        texts.extend(text.get_text() for text in figure.findobj(lambda artist: hasattr(artist, "get_text")))
+
+    monkeypatch.setattr(Figure, "savefig", savefig)
+    timings = {"PyTorch": Timing.of([2e-6]), "epigrad": Timing.of([1e-6])}
+    result = demo.Result(losses=[1.0] * demo.EPOCHS, seconds=[1e-6, 3e-6])
+    results = {network: dict.fromkeys(demo.LIBRARIES, result) for network in demo.NETWORKS}
+    saved = {"PyTorch": 1024, "epigrad": 3072}
+    demo.draw(results, [demo.Operation(name, timings, saved) for name in ("one", "two")], was_busy)
+    assert texts.count("epigrad 2.00x faster (1 / 2 us)") == 2
+    assert texts.count("equal (3 / 3 us)") == len(demo.NETWORKS)
+    assert texts.count("PyTorch 3.00x less (3 / 1 KiB)") == 2
+    assert (demo.BUSY in texts) == was_busy
+
+
+def test_a_machine_whose_rounds_differ_is_busy(demo: ModuleType) -> None:
+    assert demo.busy([Timing.of([1.0, 1.0, 1.0, 1.0]), Timing.of([1.0, 3.0, 3.0, 3.0])])
+    assert not demo.busy([Timing.of([1.0, 1.1, 1.2, 3.0])])

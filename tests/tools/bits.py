@@ -19,7 +19,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 
-ENGINES = ("go", "avx2", "avx512", "avx512bf16", "amx")
+ENGINES = ("go", "avx2", "avx512", "avx512bf16", "amx", "neon")
 KINDS = ("none", "relu", "gelu", "gelu_tanh", "silu", "sigmoid", "tanh")
 GATED = ("glu", "reglu", "swiglu", "geglu", "geglu_tanh", "bilinear")
 DTYPES = ("float32", "float64", "bfloat16", "float16")

@@ -163,7 +163,7 @@ func (v *product) eachPanel(o *packedOperand, units int64, visit func(p *kernels
 		Form: v.form, At: o.packing.To, Rows: divideUp(o.part.count, width), Bytes: bytes, Stride: bytes,
 	}
 	rest := v.registers(o.part.count % width)
-	if rest == 0 || o.operand.Left == 1 || v.form == kernels.BFloat16Tiles {
+	if rest == 0 || rest == width*v.sumSize || v.form == kernels.BFloat16Tiles {
 		return visit(&all)
 	}
 	all.Rows--

@@ -1,4 +1,4 @@
-//go:build cgo && amd64
+//go:build cgo && (amd64 || arm64)
 
 // Package mirror names the structs that Go and C share in calls of kernels/cpu, for the test beside
 // it: a test itself cannot use cgo.

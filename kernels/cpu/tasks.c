@@ -1,16 +1,10 @@
+//go:build amd64 || arm64
+
 // How a crew's threads share the tasks of a call, and what a task is in each of the calls of
 // tasks.h.
-#define _GNU_SOURCE  // for syscall
-#include <cpuid.h>
-#include <errno.h>
-#include <sched.h>
-#include <string.h>
-
 #include "tasks.h"
-#ifdef __linux__
-#include <sys/syscall.h>
-#include <unistd.h>
-#endif
+
+#include <sched.h>
 
 #define AT ((char *const[]){out0, out1, out2, in0, in1, in2, in3})
 
@@ -245,12 +239,21 @@ static void multiply_task(const product_job *j, int64_t task, int64_t member) {
                  j->bias);
 }
 
+// pause_thread leaves a core's units to its other thread for a moment.
+static void pause_thread(void) {
+#ifdef __x86_64__
+  __builtin_ia32_pause();
+#else
+  __asm__ volatile("yield");
+#endif
+}
+
 // wait_for_packing returns when all panels are packed. Whoever packs runs, so the wait is short.
 static void wait_for_packing(const epg_crew *crew, int64_t tasks) {
   enum { patience = 1 << 12 };
   for (int64_t spins = 0; __atomic_load_n(&crew->packed, __ATOMIC_ACQUIRE) < tasks; spins++) {
     if (spins < patience)
-      __builtin_ia32_pause();
+      pause_thread();
     else
       sched_yield();
   }
@@ -311,18 +314,4 @@ void epg_product(const epg_engine *e, epg_crew *crew, const epg_operand *left, c
       .bias = bias,
   };
   start(crew, product_member, (void *)&job);
-}
-
-int epg_slow_with_denormals(void) {
-  unsigned most, vendor[3];
-  return __get_cpuid(0, &most, &vendor[0], &vendor[2], &vendor[1]) && !memcmp(vendor, "GenuineIntel", sizeof vendor);
-}
-
-int epg_request_amx(void) {
-#ifdef __linux__
-  enum { request_permission = 0x1023, tile_data = 18 };  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
-  return syscall(SYS_arch_prctl, request_permission, tile_data) ? errno : 0;
-#else
-  return ENOSYS;
-#endif
 }

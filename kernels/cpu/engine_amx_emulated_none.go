@@ -1,5 +1,0 @@
-//go:build cgo && amd64 && !emulation
-
-package cpu
-
-func emulated() table { return nil }

@@ -1,0 +1,3 @@
+#include "vector_neon.h"
+#define ENGINE neon
+#include "engine.h"

@@ -84,7 +84,7 @@ def test_draws_curves(tmp_path: pathlib.Path) -> None:
 
 @pytest.mark.usefixtures("_tiny")
 def test_json_alone_goes_to_stdout_and_progress_to_stderr(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run("--rows", "lerp number 4 float32 forward, 1", "--json", "--seconds", "0.01") == 0
+    assert run("--rows", "lerp number 4 float32 forward, 1 thread$", "--json", "--seconds", "0.01") == 0
     captured = capsys.readouterr()
     assert [row["kind"] for row in json.loads(captured.out)["rows"]] == ["number"]
     assert captured.err.startswith("1/1 lerp")
@@ -123,7 +123,7 @@ def test_times_are_told_with_their_unit() -> None:
 
 @pytest.mark.usefixtures("_tiny")
 def test_rows_are_chosen_by_a_pattern(tmp_path: pathlib.Path) -> None:
-    pattern = "lerp number 4 float(32|64) forward, 1"
+    pattern = "lerp number 4 float(32|64) forward, 1 thread$"
     assert run("--rows", pattern, "--json", str(tmp_path / "r.json"), "--seconds", "0.01") == 0
     found = json.loads((tmp_path / "r.json").read_text())
     assert [(row["kind"], row["dtype"]) for row in found["rows"]] == [("number", "float32"), ("number", "float64")]

@@ -8,46 +8,42 @@
 
 // clang-format off
 // half
-#define half_log2_e 1.442695f
-#define half_ln2 0.6931472f
-#define half_inv_sqrt_2pi 0.3989423f
-#define half_gelu_tanh_c1 1.5957692f
-#define half_gelu_tanh_c3 0.071354814f
-#define half_gelu_tanh_3c3 0.21406445f
 #define half_normal_centre 3.0f
-#define half_tanh_near 0.55f
-// W(t) (t+c) for y = (t-c)/(t+c) and 0 <= t <= 15, to 2^-20.
-#define half_normal_tail(y) V(fma)(y, V(fma)(y * y, V(fma)(y * y, V(fma)(y * y, V(set)(-0.00091387704f), V(set)(0.0069345734f)), V(set)(-0.047259003f)), V(set)(-0.5093321f)), V(fma)(y * y, V(fma)(y * y, V(fma)(y * y, V(fma)(y * y, V(set)(-0.0002789881f), V(set)(0.0010901185f)), V(set)(-0.010485225f)), V(set)(0.23002005f)), V(set)(0.72908366f)))
+// W(t) (t+c) for y = (t-c)/(t+c) and 0 <= t <= 12, to 2^-20.
+#define half_normal_tail(y) V(fma)(y, V(fma)(y * y, V(fma)(y * y, V(fma)(y * y, V(set)(-0.0004720431f), V(set)(0.006630564f)), V(set)(-0.04719594f)), V(set)(-0.5093356f)), V(fma)(y * y, V(fma)(y * y, V(fma)(y * y, V(set)(0.0010379176f), V(set)(-0.010521533f)), V(set)(0.23002748f)), V(set)(0.7290835f)))
 // (e^r - 1 - r) / r^2 for |r| <= ln2/2, to 2^-20 of e^r.
 #define half_exp_rest(r) V(fma)(r, V(fma)(r, V(fma)(r, V(set)(0.008363236f), V(set)(0.04183416f)), V(set)(0.16666576f)), V(set)(0.49999747f))
-// (tanh x / x - 1) / x^2 as a function of x^2, for |x| <= tanh_near, to 2^-20 of tanh x.
-#define half_tanh_rest(square) V(fma)(square, V(fma)(square, V(fma)(square, V(set)(0.017310213f), V(set)(-0.053153336f)), V(set)(0.13328539f)), V(set)(-0.3333329f))
 
 // single
-#define single_log2_e 1.4426950408889634
-#define single_ln2 0.6931471805599453
-#define single_inv_sqrt_2pi 0.3989422804014327
-#define single_gelu_tanh_c1 1.5957691216057308
-#define single_gelu_tanh_c3 0.07135481627260025
-#define single_gelu_tanh_3c3 0.21406444881780073
-#define single_normal_centre 2.0
-#define single_tanh_near 0.55
-// W(t) (t+c) for y = (t-c)/(t+c) and 0 <= t <= 15, to 2^-34.
-#define single_normal_tail(y) V(fma)(y, V(fma)(y * y, V(fma)(y * y, V(fma)(y * y, V(fma)(y * y, V(fma)(y * y, V(fma)(y * y, V(fma)(y * y, V(set)(4.399734954618569e-06), V(set)(1.654713245008524e-05)), V(set)(-0.00013105003067709703)), V(set)(0.00020728620682740822)), V(set)(0.0007851689154231633)), V(set)(-0.006724923364780475)), V(set)(0.036718362232676875)), V(set)(-0.33140444241267364)), V(fma)(y * y, V(fma)(y * y, V(fma)(y * y, V(fma)(y * y, V(fma)(y * y, V(fma)(y * y, V(fma)(y * y, V(set)(1.7608197816118027e-05), V(set)(-3.9529649594046645e-05)), V(set)(-0.00011958913138041251)), V(set)(0.000828394545452913)), V(set)(-0.0019513190456357196)), V(set)(-0.0004695812670099329)), V(set)(0.02879735986779077)), V(set)(0.6724080048951195)))
-// (e^r - 1 - r) / r^2 for |r| <= ln2/2, to 2^-34 of e^r.
-#define single_exp_rest(r) V(fma)(r, V(fma)(r * r, V(fma)(r * r, V(set)(0.00019899392456492918), V(set)(0.008333298340603958)), V(set)(0.16666666719322767)), V(fma)(r * r, V(fma)(r * r, V(fma)(r * r, V(set)(2.4868004871807483e-05), V(set)(0.0013888838907577356)), V(set)(0.04166666678700098)), V(set)(0.49999999999954736)))
-// (tanh x / x - 1) / x^2 as a function of x^2, for |x| <= tanh_near, to 2^-34 of tanh x.
-#define single_tanh_rest(square) V(fma)(square, V(fma)(square * square, V(fma)(square * square, V(set)(0.0034054938390010066), V(set)(0.021865687340012572)), V(set)(0.13333332981518523)), V(fma)(square * square, V(fma)(square * square, V(fma)(square * square, V(set)(-0.000966381032248554), V(set)(-0.008826386060509709)), V(set)(-0.053968065597154447)), V(set)(-0.3333333333225722)))
+#define single_log2_e 1.442695f
+#define single_inv_sqrt_2pi 0.3989423f
+#define single_gelu_tanh_c1 1.5957692f
+#define single_gelu_tanh_c3 0.071354814f
+#define single_gelu_tanh_3c3 0.21406445f
+#define single_normal_centre 2.25f
+#define single_ln2_high 0.6933594f
+#define single_ln2_rest -0.00021219444f
+#define single_gelu_tanh_c1_high 1.5957031f
+#define single_gelu_tanh_c1_rest 6.59966e-05f
+#define single_gelu_tanh_c3_low 2.3988325e-09f
+#define single_ln2 0.6931472f
+#define single_inv_sqrt_2pi_low -1.133517e-08f
+#define single_normal_tail_first 0.6914337f
+#define single_normal_tail_first_low -9.19172e-09f
+// (W(t) (t+c) for y = (t-c)/(t+c) and 0 <= t <= 12, to 2^-28, less its first coefficient) / y.
+#define single_normal_tail_others(y) V(fma)(y, V(fma)(y * y, V(fma)(y * y, V(fma)(y * y, V(fma)(y * y, V(set)(-0.00012624053f), V(set)(0.0002709538f)), V(set)(0.00081433123f)), V(set)(-0.01056238f)), V(set)(0.08013323f)), V(fma)(y * y, V(fma)(y * y, V(fma)(y * y, V(fma)(y * y, V(fma)(y * y, V(set)(-2.3341365e-05f), V(set)(-0.00019091f)), V(set)(0.0013606437f)), V(set)(-0.0056388862f)), V(set)(0.02783716f)), V(set)(-0.38638106f)))
+// (e^r - 1 - r) / r^2 for |r| <= ln2/2, to 2^-28 of e^r.
+#define single_exp_rest(r) V(fma)(r, V(fma)(r * r, V(fma)(r * r, V(set)(0.00019899392f), V(set)(0.008333298f)), V(set)(0.16666667f)), V(fma)(r * r, V(fma)(r * r, V(set)(0.0013933734f), V(set)(0.041666463f)), V(set)(0.5f)))
 
 // exact
 #define exact_log2_e 1.4426950408889634
-#define exact_ln2 0.6931471805599453
 #define exact_inv_sqrt_2pi 0.3989422804014327
 #define exact_gelu_tanh_c1 1.5957691216057308
 #define exact_gelu_tanh_c3 0.07135481627260025
 #define exact_gelu_tanh_3c3 0.21406444881780073
 #define exact_normal_centre 3.0
 #define exact_tanh_near 0.9
+#define exact_ln2 0.6931471805599453
 #define exact_ln2_low 2.3190468138462996e-17
 #define exact_gelu_tanh_c1_low -9.96930880911092e-17
 #define exact_gelu_tanh_c3_low -6.175149918155315e-19

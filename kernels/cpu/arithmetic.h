@@ -1,10 +1,17 @@
 // The three arithmetics, on the registers of one instruction set: half (float, for the half types),
-// single (double, for float32) and exact (double, for float64). engine.h includes it. The formulas
+// single (float, for float32) and exact (double, for float64). engine.h includes it. The formulas
 // of activation.h are written on top of it, once for all three.
 //
-// What every activation is made of has one name in each: a decaying exponential and the normal
-// distribution's tail. In half and single an element is rounded visibly once, to its storage; exact
-// is good to a few units in the last place.
+// Half rounds where a half type does not see it. Single is good to 2 units in the last place, and
+// exact to 4, so both carry what roundings leave out where it would be seen: a _low belongs to the
+// number of the same name.
+//
+// Smooth activations are made of two functions, whose names are the same in each:
+//
+//   logistic    sigma(v) = 1/(1+e^-v), for v = x or for gelu_tanh's v
+//   normal      Phi(x), the normal distribution
+//
+// Each has its parts, which a value and a slope share.
 #pragma once
 
 #include "activation_table.h"
@@ -23,101 +30,206 @@ INLINE void f_store_wide(double *p, f_v x) {
 
 #define JOIN_NAMES(a, b) a##_##b
 #define JOIN(a, b) JOIN_NAMES(a, b)
-// V(fma) is f_fma or d_fma, A(decay) is half_decay, single_decay or exact_decay.
+// V(fma) is f_fma or d_fma, A(normal) is half_normal, single_normal or exact_normal.
 #define V(name) JOIN(REGISTERS, name)
 #define A(name) JOIN(ARITHMETIC, name)
 
-// A decay is e^-v for v >= 0. Its members are
-//
-//   e   for sums with 1; zero where it is far too small to change one
-//   m   for results that fall towards zero with e^-v; zero where every such result underflows
-//
-// A formula makes an x from m, and scaled(where, g, x, decay) makes the result from x, times g.
-// Lanes outside of the mask `where` are undefined.
-//
-// Intel's processors are slow where numbers are multiplied that are denormal or become so, and
-// where a number is scaled to a denormal one, or to nothing; not where it is converted to one. So
-// half takes m for e, unless a lane is far out; there m is e 2^-k, as it is everywhere in exact.
+#define REGISTERS f
+// Float formulas hold where no result is denormal: up to e^-69, 2^-100. Lanes beyond, infinities
+// among them, are computed in exact. A NaN is not beyond.
 typedef struct {
-  f_v m, e, k;
-  int far;
-} half_decay_t;
+  f_v v, power, rest;  // e^-v = power (1 + rest)
+  f_m beyond;
+} f_logistic_t;
 typedef struct {
-  d_v m, e;
-} single_decay_t;
+  f_v t, power, rest;  // t = |x|, e^(-t^2/2) = power (1 + rest)
+  f_v tail, tail_low;  // W(t) = Phi(-t) e^(t^2/2)
+  f_m beyond;
+} f_normal_t;
+
+#define f_or_exact(beyond, exact, result) (__builtin_expect(f_any(beyond), 0) ? f_select(beyond, exact, result) : (result))
+#define d_or_exact(beyond, exact, result) (result)
+
+enum { float_last = 69 };
+// From here on v of gelu_tanh, and t^2/2 of gelu, come near to float_last.
+static const float cubic_last = 9, normal_last = 11.5f;
+// Beyond it are infinities and what is as good as one.
+static const float float_large = 0x1p60f;
+
+INLINE f_m f_outside(f_v x, float low, float high) { return f_either(f_less(x, f_set(low)), f_less(f_set(high), x)); }
+
+INLINE f_v f_logistic_value(f_v factor, f_logistic_t p) { return factor / (f_fma(p.power, p.rest, f_set(1)) + p.power); }
+
+// Half: float has 16 bits more than bfloat16 and 13 more than float16.
+// e^u = 1 + rest for |u| <= ln2/2.
+INLINE f_v half_rest(f_v u) { return f_fma(u * u, half_exp_rest(u), u); }
+INLINE f_logistic_t half_logistic(f_v v) {
+  const f_v k = f_round(v * f_set(-single_log2_e)), u = f_fma(k, f_set(-single_ln2), -v);
+  return (f_logistic_t){v, f_power_of_two(k), half_rest(u), f_less(f_set(float_last), f_abs(v))};
+}
+INLINE f_logistic_t half_cubic_logistic(f_v x) {
+  const f_v least = f_min(f_set(cubic_last), x);
+  f_logistic_t p = half_logistic(least * f_fma(f_set(single_gelu_tanh_c3), least * least, f_set(single_gelu_tanh_c1)));
+  p.beyond = f_outside(x, -cubic_last, float_large);
+  return p;
+}
+// sigma(v) and sigma(-v).
+typedef struct {
+  f_v value, other;
+} half_logistic_pair_t;
+INLINE half_logistic_pair_t half_logistic_pair(f_logistic_t p) {
+  const f_v e = f_fma(p.power, p.rest, p.power), value = f_set(1) / (f_set(1) + e);
+  return (half_logistic_pair_t){value, e * value};
+}
+// tanh(v/2) = sigma(v) - sigma(-v), without cancellation: where v is small, power is 1.
+INLINE f_v half_logistic_difference(f_logistic_t p) { return f_fma(-p.power, p.rest, f_set(1) - p.power) / f_fma(p.power, p.rest, f_set(1) + p.power); }
+INLINE f_v half_logistic_slope(f_v g, float factor, f_logistic_t p) {
+  const half_logistic_pair_t s = half_logistic_pair(p);
+  return g * (f_set(factor) * s.value * s.other);
+}
+// g sigma(v) (1 + x v' sigma(-v)).
+INLINE f_v half_product_slope(f_v g, f_v x_v_slope, f_logistic_t p) {
+  const half_logistic_pair_t s = half_logistic_pair(p);
+  return g * (f_fma(x_v_slope, s.other, f_set(1)) * s.value);
+}
+INLINE f_v half_logistic_product_slope(f_v g, f_v x, f_logistic_t p) { return half_product_slope(g, x, p); }
+INLINE f_v half_cubic_product_slope(f_v g, f_v x, f_logistic_t p) {
+  x = f_min(f_set(cubic_last), x);
+  return half_product_slope(g, x * f_fma(f_set(single_gelu_tanh_3c3), x * x, f_set(single_gelu_tanh_c1)), p);
+}
+
+INLINE f_normal_t half_normal(f_v x) {
+  const f_v t = f_min(f_set(normal_last), f_abs(x)), square = t * t;
+  const f_v k = f_round(square * f_set(-0.5f * single_log2_e)), u = f_fma(k, f_set(-single_ln2), square * f_set(-0.5f));
+  const f_v r = f_set(1) / (t + f_set(half_normal_centre)), y = f_fma(f_set(-2 * half_normal_centre), r, f_set(1));
+  return (f_normal_t){t, f_power_of_two(k), half_rest(u), half_normal_tail(y) * r, f_set(0), f_outside(x, -normal_last, float_large)};
+}
+// x Phi(x) = max(x, 0) - t Phi(-t).
+INLINE f_v half_normal_product(f_v x, f_normal_t p) {
+  return f_fma(-(p.t * p.power), f_fma(p.rest, p.tail, p.tail), f_select(f_less(x, f_set(0)), f_set(0), x));
+}
+// Phi(x) + x phi(x) is on the left e^(-t^2/2) (W(t) - t/sqrt(2 pi)), and on the right 1 minus that.
+INLINE f_v half_normal_product_slope(f_v g, f_v x, f_normal_t p) {
+  const f_v difference = f_fma(-p.t, f_set(single_inv_sqrt_2pi), p.tail), left = f_fma(p.rest, difference, difference);
+  return g * f_select(f_less(x, f_set(0)), p.power * left, f_fma(-p.power, left, f_set(1)));
+}
+
+// Single: exponents are formed in two parts, since rounding an exponent v costs v units in the last
+// place. ln2_high and gelu_tanh_c1_high have so few bits that products with an exponent, and
+// differences, are exact.
+INLINE f_v single_rest(f_v u) { return f_fma(u * u, single_exp_rest(u), u); }
+INLINE f_logistic_t single_logistic(f_v v) {
+  const f_v k = f_round(v * f_set(-single_log2_e)), head = f_fma(k, f_set(-single_ln2_high), -v);
+  return (f_logistic_t){v, f_power_of_two(k), single_rest(f_fma(k, f_set(-single_ln2_rest), head)), f_less(f_set(float_last), f_abs(v))};
+}
+INLINE f_logistic_t single_cubic_logistic(f_v x) {
+  const f_m beyond = f_outside(x, -cubic_last, float_large);
+  const f_v c3 = f_set(single_gelu_tanh_c3), c1_high = f_set(single_gelu_tanh_c1_high);
+  x = f_min(f_set(cubic_last), x);
+  const f_v square = x * x, square_low = f_fma(x, x, -square), sum = f_fma(c3, square, c1_high);
+  f_v low = f_fma(c3, square, c1_high - sum) + f_set(single_gelu_tanh_c1_rest);
+  low = f_fma(f_set(single_gelu_tanh_c3_low), square, f_fma(c3, square_low, low));
+  const f_v v = x * sum, k = f_round(v * f_set(-single_log2_e));
+  const f_v head = f_fma(-x, sum, k * f_set(-single_ln2_high)), rest = f_fma(-x, low, k * f_set(-single_ln2_rest));
+  return (f_logistic_t){v, f_power_of_two(k), single_rest(head + rest), beyond};
+}
+typedef struct {
+  f_v value, value_low, other;
+} single_logistic_pair_t;
+INLINE single_logistic_pair_t single_logistic_pair(f_logistic_t p) {
+  const f_v one = f_set(1), head = one + p.power, sum = f_fma(p.power, p.rest, head);
+  const f_v sum_low = f_fma(p.power, p.rest, (head - sum) + (one - (head - p.power)));
+  const f_v value = one / sum, value_low = value * f_fma(-value, sum_low, f_fma(-value, sum, one));
+  return (single_logistic_pair_t){value, value_low, p.power * (value + f_fma(p.rest, value, f_fma(p.rest, value_low, value_low)))};
+}
+INLINE f_v single_logistic_difference(f_logistic_t p) {
+  const f_v one = f_set(1), minus = one - p.power, plus = one + p.power;
+  const f_v difference = f_fma(-p.power, p.rest, minus), difference_low = f_fma(-p.power, p.rest, minus - difference);
+  const f_v sum = f_fma(p.power, p.rest, plus), sum_low = f_fma(p.power, p.rest, plus - sum);
+  const f_v r = one / sum, quotient = difference * r;
+  return f_fma(f_fma(-quotient, sum_low, f_fma(-quotient, sum, difference) + difference_low), r, quotient);
+}
+INLINE f_v single_logistic_slope(f_v g, float factor, f_logistic_t p) {
+  const single_logistic_pair_t s = single_logistic_pair(p);
+  return g * (f_set(factor) * f_fma(s.other, s.value, s.other * s.value_low));
+}
+// g sigma(v) (1 + z sigma(-v)), where z = x v' has the sign of v. On the left the sum is
+// 1 + z - z sigma(v), since sigma(-v) is near 1 there and sigma(v) has more digits. With `carried`,
+// z has two parts, and the sum's rounding is carried too.
+INLINE f_v single_product_slope(f_v g, f_v z, f_v z_low, int carried, f_logistic_t p) {
+  const single_logistic_pair_t s = single_logistic_pair(p);
+  const f_v zero = f_set(0), one = f_set(1), size = f_abs(z);
+  const f_m negative = f_less(p.v, zero);
+  const f_v tail = f_select(negative, s.value, s.other), head = f_select(negative, one + z, one);
+  const f_v sum = f_fma(size, tail, head);
+  f_v head_low = z - (head - one);
+  if (carried) head_low += z_low;
+  f_v sum_low = f_select(negative, head_low, zero);
+  if (carried) sum_low += f_fma(size, tail, head - sum);
+  return g * f_fma(sum, s.value, f_fma(sum, s.value_low, sum_low * s.value));
+}
+INLINE f_v single_logistic_product_slope(f_v g, f_v x, f_logistic_t p) { return single_product_slope(g, x, f_set(0), 0, p); }
+INLINE f_v single_cubic_product_slope(f_v g, f_v x, f_logistic_t p) {
+  const f_v c1 = f_set(single_gelu_tanh_c1), c3 = f_set(single_gelu_tanh_3c3);
+  x = f_min(f_set(cubic_last), x);
+  const f_v square = x * x, v_slope = f_fma(c3, square, c1);
+  const f_v v_slope_low = f_fma(c3, f_fma(x, x, -square), f_fma(c3, square, c1 - v_slope));
+  const f_v z = x * v_slope;
+  return single_product_slope(g, z, f_fma(x, v_slope_low, f_fma(x, v_slope, -z)), 1, p);
+}
+
+// The polynomial of the tail amplifies an error of its variable y = 1 - 2c/(t+c): t + c and its
+// reciprocal are carried in two parts. t + c - c is exact.
+INLINE f_normal_t single_normal(f_v x) {
+  const f_v t = f_min(f_set(normal_last), f_abs(x)), square = t * t, square_low = f_fma(t, t, -square);
+  const f_v k = f_round(square * f_set(-0.5f * single_log2_e));
+  const f_v head = f_fma(k, f_set(-2 * single_ln2_high), -square), low = f_fma(k, f_set(-2 * single_ln2_rest), -square_low);
+  const f_v c = f_set(single_normal_centre), one = f_set(1), sum = t + c, sum_low = t - (sum - c);
+  const f_v r = one / sum, r_low = r * f_fma(-r, sum_low, f_fma(-r, sum, one));
+  const f_v y = f_fma(f_set(-2 * single_normal_centre), r_low, f_fma(f_set(-2 * single_normal_centre), r, one));
+  // The first coefficient dominates: it is added last.
+  const f_v first = f_set(single_normal_tail_first), others = single_normal_tail_others(y);
+  const f_v p = f_fma(y, others, first), p_low = f_fma(y, others, first - p) + f_set(single_normal_tail_first_low);
+  const f_v tail = p * r, tail_low = f_fma(p_low, r, f_fma(p, r_low, f_fma(p, r, -tail)));
+  return (f_normal_t){t, f_power_of_two(k), single_rest(f_set(0.5f) * (head + low)), tail, tail_low, f_outside(x, -normal_last, float_large)};
+}
+INLINE f_v single_normal_product(f_v x, f_normal_t p) {
+  const f_v rest = f_fma(p.rest, p.tail, f_fma(p.rest, p.tail_low, p.tail_low));
+  const f_v left = p.tail + rest, left_low = rest - (left - p.tail), size = p.t * p.power;
+  return f_fma(-size, left, f_select(f_less(x, f_set(0)), f_set(0), x) - size * left_low);
+}
+INLINE f_v single_normal_product_slope(f_v g, f_v x, f_normal_t p) {
+  const f_v c = f_set(single_inv_sqrt_2pi), c_low = f_set(single_inv_sqrt_2pi_low);
+  const f_v term = p.t * c, term_low = f_fma(p.t, c_low, f_fma(p.t, c, -term));
+  const f_v difference = p.tail - term, low = p.tail - (difference + term) + (p.tail_low - term_low);
+  const f_v left = difference + f_fma(p.rest, difference, f_fma(p.rest, low, low));
+  return g * f_select(f_less(x, f_set(0)), p.power * left, f_fma(-p.power, left, f_set(1)));
+}
+#undef REGISTERS
+
+// Exact: a decay is e^-v for v >= 0. Its members are
+//
+//   e      for sums with 1; zero where it is far too small to change one
+//   m, k   m 2^k, for results that fall towards zero with e^-v; m is zero where every such result
+//          underflows
+//
+// Exponents are formed in two parts.
+#define REGISTERS d
 typedef struct {
   d_v m, e, k;
 } exact_decay_t;
-
-// Half: float reaches as far down as bfloat16 and has 13 bits more than float16.
-#define REGISTERS f
-// e^-188, 2^-271, is too small for bfloat16 also times 2^128 and what comes with it; e^-69, 2^-100,
-// is nothing beside 1, also times any number that comes with it. What is formed of an m is above
-// 2^-6 in the tails, and so normal down to 2^-119.
-enum { half_last = 188, half_beside_1 = 69, half_normal_exponent = -119 };
-// A result is g x 2^k, rounded once, also where x 2^k is denormal.
-INLINE f_v half_scaled(f_m where, f_v g, f_v x, half_decay_t d) {
-  if (!d.far) return g * x;
-  if (f_any(f_both(where, f_both(f_less(d.k, f_set(half_normal_exponent)), f_less(f_set(0), f_abs(x)))))) return f_scale_product(g, x, d.k);
-  return g * f_scale_normal_where(where, x, d.k);
-}
-INLINE half_decay_t half_decay(f_v t) {
-  const f_m near = f_within(t, half_beside_1);
-  f_v k = f_round(t * f_set(-half_log2_e));
-  f_v r = f_fma(k, f_set(-half_ln2), -t);
-  f_v m = f_fma(r * r, half_exp_rest(r), r) + f_set(1), e = f_scale_normal_where(near, m, k);
-  if (f_all(near)) return (half_decay_t){e, e, k, 0};
-  const f_m beyond = f_less(f_set(half_last), t);
-  return (half_decay_t){f_select(beyond, f_set(0), m), e, f_select(beyond, f_set(0), k), 1};
-}
-INLINE half_decay_t half_normal_decay(f_v x) { return half_decay(x * x * f_set(0.5f)); }
-INLINE half_decay_t half_gelu_tanh_decay(f_v x) { return half_decay(f_abs(x) * f_fma(f_set(half_gelu_tanh_c3), x * x, f_set(half_gelu_tanh_c1))); }
-INLINE f_v half_tail(f_v t) {
-  t = f_min(f_set(64), t);
-  f_v r = f_set(1) / (t + f_set(half_normal_centre));
-  f_v y = f_fma(f_set(-2 * half_normal_centre), r, f_set(1));
-  return half_normal_tail(y) * r;
-}
-#undef REGISTERS
-
-// Single: no float32 is denormal or overflows here, so nothing needs two parts. Beyond the limit
-// every result is zero.
-#define REGISTERS d
-INLINE d_v single_scaled(d_m where, d_v g, d_v x, single_decay_t d) {
-  (void)where, (void)d;
-  return g * x;
-}
-INLINE single_decay_t single_decay(d_v t) {
-  const d_v limit = d_set(700);
-  d_m beyond = d_less(limit, t);
-  t = d_min(limit, t);
-  d_v k = d_round(t * d_set(-single_log2_e));
-  d_v r = d_fma(k, d_set(-single_ln2), -t);
-  d_v e = d_scale_normal(d_fma(r * r, single_exp_rest(r), r) + d_set(1), k);
-  e = d_select(beyond, d_set(0), e);
-  return (single_decay_t){e, e};
-}
-INLINE single_decay_t single_normal_decay(d_v x) { return single_decay(x * x * d_set(0.5)); }
-INLINE single_decay_t single_gelu_tanh_decay(d_v x) { return single_decay(d_abs(x) * d_fma(d_set(single_gelu_tanh_c3), x * x, d_set(single_gelu_tanh_c1))); }
-INLINE d_v single_tail(d_v t) {
-  t = d_min(d_set(64), t);
-  d_v r = d_set(1) / (t + d_set(single_normal_centre));
-  d_v y = d_fma(d_set(-2 * single_normal_centre), r, d_set(1));
-  return single_normal_tail(y) * r;
-}
-#undef REGISTERS
-
-// Exact: exponents are formed in two parts, since rounding an exponent v costs v units in the last
-// place.
-#define REGISTERS d
+typedef struct {
+  d_v v;
+  exact_decay_t decay;  // e^-|v|
+} d_logistic_t;
+typedef struct {
+  exact_decay_t decay;
+  d_v tail;
+} d_normal_t;
 // t e^-t is below half of float64's smallest number from 753 on; e^-345, 2^-498, is nothing beside
 // 1.
 enum { exact_last = 760, exact_beside_1 = 345 };
 INLINE d_v d_add(d_v a, d_v b) { return a + b; }
-INLINE d_v exact_scaled(d_m where, d_v g, d_v x, exact_decay_t d) {
-  (void)where;
-  return g * d_scale(x, d.k);
-}
 // e^-(t+low) for |low| <= ulp(t): -t = r + k ln2 with |r| <= ln2/2.
 INLINE exact_decay_t exact_decay_of(d_v t, d_v low) {
   const d_v limit = d_set(exact_last);
@@ -131,12 +243,8 @@ INLINE exact_decay_t exact_decay_of(d_v t, d_v low) {
   m = d_select(beyond, d_set(0), m);
   return (exact_decay_t){m, d_scale_where(d_within(t, exact_beside_1), m, k), k};
 }
-INLINE exact_decay_t exact_decay(d_v t) { return exact_decay_of(t, d_set(0)); }
-INLINE exact_decay_t exact_normal_decay(d_v x) {
-  d_v square = x * x;
-  return exact_decay_of(square * d_set(0.5), d_fma(x, x, -square) * d_set(0.5));
-}
-INLINE exact_decay_t exact_gelu_tanh_decay(d_v x) {
+INLINE d_logistic_t exact_logistic(d_v v) { return (d_logistic_t){v, exact_decay_of(d_abs(v), d_set(0))}; }
+INLINE d_logistic_t exact_cubic_logistic(d_v x) {
   // Farther out the square would overflow; its decay is zero from 24 on.
   d_v t = d_min(d_set(64), d_abs(x)), square = t * t;
   d_v square_low = d_fma(t, t, -square);
@@ -149,8 +257,42 @@ INLINE exact_decay_t exact_gelu_tanh_decay(d_v x) {
   d_v sum = c1 + cubic, part = sum - c1;
   d_v sum_low = (c1 - (sum - part)) + (cubic - part) + (cubic_low + d_set(exact_gelu_tanh_c1_low));
   d_v v = t * sum;
-  return exact_decay_of(v, d_fma(t, sum_low, d_fma(t, sum, -v)));
+  return (d_logistic_t){d_with_sign(v, x), exact_decay_of(v, d_fma(t, sum_low, d_fma(t, sum, -v)))};
 }
+// The square of 1 + e, which is 1 + e (2+e).
+INLINE d_v exact_square_of_1_plus(d_v e) { return d_fma(e, d_set(2) + e, d_set(1)); }
+// On the left sigma(v) is e/(1+e): 1 less the right without its cancellation.
+INLINE d_v d_logistic_value(d_v factor, d_logistic_t p) {
+  const d_m negative = d_less(p.v, d_set(0));
+  const d_v value = d_select(negative, factor * p.decay.m, factor) / (d_set(1) + p.decay.e);
+  return d_select(negative, d_scale(value, p.decay.k), value);
+}
+// tanh(v/2) for v >= 0 is 1 - 2 sigma(-v), and a polynomial near 0, where that cancels.
+INLINE d_v exact_logistic_difference(d_logistic_t p) {
+  const d_v t = p.v * d_set(0.5), square = t * t;
+  const d_v near = d_fma(t, square * exact_tanh_rest(square), t);
+  const d_v far = d_set(1) - d_set(2) * p.decay.e / (d_set(1) + p.decay.e);
+  return d_select(d_less(t, d_set(exact_tanh_near)), near, far);
+}
+INLINE d_v exact_logistic_slope(d_v g, double factor, d_logistic_t p) {
+  return g * d_scale(d_set(factor) * p.decay.m / exact_square_of_1_plus(p.decay.e), p.decay.k);
+}
+// g sigma(v) (1 + x v' sigma(-v)), over one denominator. At infinities it is NaN: x e = inf*0.
+INLINE d_v exact_product_slope(d_v g, d_v x, d_v v_slope, d_logistic_t p) {
+  const d_m negative = d_less(p.v, d_set(0));
+  const d_v numerator = d_fma(x, v_slope, d_set(1));
+  const d_v left = p.decay.m * (numerator + p.decay.e), right = d_fma(p.decay.e, numerator, d_set(1));
+  const d_v slope = d_select(negative, left, right) / exact_square_of_1_plus(p.decay.e);
+  return g * d_select(negative, d_scale(slope, p.decay.k), slope);
+}
+INLINE d_v exact_logistic_product_slope(d_v g, d_v x, d_logistic_t p) { return exact_product_slope(g, x, d_set(1), p); }
+INLINE d_v exact_cubic_product_slope(d_v g, d_v x, d_logistic_t p) {
+  // Where e is zero the slope is the limit, and NaN at infinities; the cube of a large x would
+  // overflow to an infinity of its own.
+  const d_v v_slope = d_fma(d_set(exact_gelu_tanh_3c3), x * x, d_set(exact_gelu_tanh_c1));
+  return exact_product_slope(g, x, d_select(d_at_most(p.decay.m, d_set(0)), d_set(1), v_slope), p);
+}
+
 INLINE d_v exact_tail(d_v t) {
   // The polynomial amplifies an error of its variable: t + c and its reciprocal are carried in two
   // parts.
@@ -163,5 +305,18 @@ INLINE d_v exact_tail(d_v t) {
   d_v y = d_fma(d_set(-2 * exact_normal_centre), r_low, d_fma(d_set(-2 * exact_normal_centre), r, one));
   d_v p = exact_normal_tail(y);
   return d_fma(p, r, p * r_low);
+}
+INLINE d_normal_t exact_normal(d_v x) {
+  const d_v square = x * x;
+  return (d_normal_t){exact_decay_of(square * d_set(0.5), d_fma(x, x, -square) * d_set(0.5)), exact_tail(d_abs(x))};
+}
+INLINE d_v exact_normal_product(d_v x, d_normal_t p) {
+  const d_v left = d_scale(x * (p.decay.m * p.tail), p.decay.k), right = x * (d_set(1) - p.decay.e * p.tail);
+  return d_select(d_less(x, d_set(0)), left, right);
+}
+INLINE d_v exact_normal_product_slope(d_v g, d_v x, d_normal_t p) {
+  const d_v tail = p.tail - d_abs(x) * d_set(exact_inv_sqrt_2pi);
+  const d_v left = g * d_scale(p.decay.m * tail, p.decay.k), right = g * (d_set(1) - p.decay.e * tail);
+  return d_select(d_less(x, d_set(0)), left, right);
 }
 #undef REGISTERS

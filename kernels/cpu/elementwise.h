@@ -1,6 +1,7 @@
 // The elementwise kernels of one dtype. engine.h includes it once for each, with DTYPE (its short
 // name), STORAGE (its name), SIZE, ACCUMULATOR (the name of what its products are accumulated in),
-// ACCUMULATOR_SIZE, ARITHMETIC and REGISTERS set.
+// ACCUMULATOR_SIZE, ARITHMETIC, REGISTERS, STORE_WIDE (from a register to what results are summed
+// as) and WIDE_REGISTERS (of what they are summed as) set. It undefines REGISTERS.
 //
 // Operands, by their places:
 //
@@ -25,11 +26,11 @@
 #define LOAD(operand) V(JOIN(load, STORAGE))(in[operand] + i * SIZE)
 #define STORE(output, value) V(JOIN(store, STORAGE))(out[output] + i * SIZE, value)
 // Writes an output in the forms that are asked for.
-#define STORE_ANY(output, value)                                          \
-  do {                                                                    \
-    V(v) result = value;                                                  \
-    if (out[output]) STORE(output, result);                               \
-    if (wide[output]) V(store_real)((V(real) *)wide[output] + i, result); \
+#define STORE_ANY(output, value)                                                          \
+  do {                                                                                    \
+    V(v) result = value;                                                                  \
+    if (out[output]) STORE(output, result);                                               \
+    if (wide[output]) STORE_WIDE((JOIN(WIDE_REGISTERS, real) *)wide[output] + i, result); \
   } while (0)
 
 #define ACTIVATION_KERNELS(act)                                                              \
@@ -91,6 +92,12 @@ KERNEL(add) {
   }
 }
 
+// Terms of lerp may cancel, so float32 computes it in double.
+#undef REGISTERS
+#define REGISTERS WIDE_REGISTERS
+#undef STORE_WIDE
+#define STORE_WIDE V(store_real)
+
 // The weight is the parameter, unless a tensor gives it. Less 1 it has digits that a float weight
 // leaves out. The formula starts from the nearer end, so that it is exact at both.
 KERNEL(lerp) {
@@ -129,6 +136,8 @@ static const epg_entry JOIN(entries, DTYPE)[] = {
 #define FROM_OUTPUT_ENTRY(act) ENTRY(from_output_##act)
     EPG_FOR_EACH_ACTIVATION(ACTIVATION_ENTRIES) EPG_FOR_EACH_ACTIVATION_FROM_OUTPUT(FROM_OUTPUT_ENTRY) ENTRY(add) ENTRY(lerp) ENTRY(lerp_backward)};
 
+#undef REGISTERS
+#undef STORE_WIDE
 #undef KERNEL
 #undef UNUSED
 #undef FOR_EACH_GROUP

@@ -12,43 +12,8 @@
 #include "arithmetic.h"
 #include "cpu.h"
 
-#define ARITHMETIC half
-#define REGISTERS f
-#include "activation.h"
-
-#define DTYPE bf16
-#define STORAGE bfloat16
-#define SIZE 2
-#define ACCUMULATOR float32
-#define ACCUMULATOR_SIZE 4
-#include "elementwise.h"
-#undef DTYPE
-#undef STORAGE
-#define DTYPE f16
-#define STORAGE float16
-#include "elementwise.h"
-#undef DTYPE
-#undef STORAGE
-#undef SIZE
-#undef ARITHMETIC
-#undef REGISTERS
-
-#define ARITHMETIC single
-#define REGISTERS d
-#include "activation.h"
-
-#define DTYPE f32
-#define STORAGE float32
-#define SIZE 4
-#include "elementwise.h"
-#undef DTYPE
-#undef STORAGE
-#undef SIZE
-#undef ACCUMULATOR
-#undef ACCUMULATOR_SIZE
-#undef ARITHMETIC
-
 #define ARITHMETIC exact
+#define REGISTERS d
 #include "activation.h"
 
 #define DTYPE f64
@@ -56,6 +21,8 @@
 #define SIZE 8
 #define ACCUMULATOR float64
 #define ACCUMULATOR_SIZE 8
+#define WIDE_REGISTERS d
+#define STORE_WIDE d_store_real
 #include "elementwise.h"
 #undef DTYPE
 #undef STORAGE
@@ -63,7 +30,63 @@
 #undef ACCUMULATOR
 #undef ACCUMULATOR_SIZE
 #undef ARITHMETIC
-#undef REGISTERS
+
+// Exact's functions of floats, for lanes that are beyond the float formulas. They are calls, since
+// such lanes are few.
+#define EXACT_OF(act)                                                                                                                 \
+  TARGET static __attribute__((noinline, cold)) f_v exact_##act##_value_of(f_v x) {                                                   \
+    const d_v low = d_low(x), high = d_high(x);                                                                                       \
+    return f_rounded(exact_##act##_value(low, exact_##act##_parts(low, 0)), exact_##act##_value(high, exact_##act##_parts(high, 0))); \
+  }                                                                                                                                   \
+  TARGET static __attribute__((noinline, cold)) f_v exact_##act##_gradient_of(f_v g, f_v x) {                                         \
+    const d_v low = d_low(x), high = d_high(x);                                                                                       \
+    return f_rounded(exact_##act##_gradient(d_low(g), low, exact_##act##_parts(low, 0)),                                              \
+                     exact_##act##_gradient(d_high(g), high, exact_##act##_parts(high, 0)));                                          \
+  }
+EPG_FOR_EACH_SMOOTH_ACTIVATION(EXACT_OF)
+
+#define ACCUMULATOR float32
+#define ACCUMULATOR_SIZE 4
+
+#define ARITHMETIC single
+#define REGISTERS f
+#include "activation.h"
+
+#define DTYPE f32
+#define STORAGE float32
+#define SIZE 4
+#define STORE_WIDE f_store_wide
+#include "elementwise.h"
+#undef DTYPE
+#undef STORAGE
+#undef SIZE
+#undef WIDE_REGISTERS
+#undef ARITHMETIC
+
+#define ARITHMETIC half
+#define REGISTERS f
+#include "activation.h"
+
+#define SIZE 2
+#define WIDE_REGISTERS f
+#define DTYPE bf16
+#define STORAGE bfloat16
+#define STORE_WIDE f_store_real
+#include "elementwise.h"
+#undef DTYPE
+#undef STORAGE
+#define DTYPE f16
+#define STORAGE float16
+#define REGISTERS f
+#define STORE_WIDE f_store_real
+#include "elementwise.h"
+#undef DTYPE
+#undef STORAGE
+#undef SIZE
+#undef WIDE_REGISTERS
+#undef ACCUMULATOR
+#undef ACCUMULATOR_SIZE
+#undef ARITHMETIC
 
 #include "gemm.h"
 #include "sums.h"

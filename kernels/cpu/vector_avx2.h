@@ -49,7 +49,6 @@ INLINE d_m d_less(d_v a, d_v b) { return _mm256_cmp_pd(a, b, _CMP_LT_OQ); }
 INLINE f_m f_at_most(f_v a, f_v b) { return _mm256_cmp_ps(a, b, _CMP_LE_OQ); }
 INLINE d_m d_at_most(d_v a, d_v b) { return _mm256_cmp_pd(a, b, _CMP_LE_OQ); }
 
-INLINE f_m f_within(f_v x, float limit) { return _mm256_cmp_ps(x, f_set(limit), _CMP_NGT_UQ); }
 INLINE d_m d_within(d_v x, double limit) { return _mm256_cmp_pd(x, d_set(limit), _CMP_NGT_UQ); }
 
 INLINE f_v f_select(f_m mask, f_v yes, f_v no) { return _mm256_blendv_ps(no, yes, mask); }
@@ -60,10 +59,7 @@ INLINE d_m d_denormal(d_v x) { return _mm256_and_pd(d_less(d_set(0), d_abs(x)), 
 INLINE f_m f_either(f_m a, f_m b) { return _mm256_or_ps(a, b); }
 INLINE d_m d_either(d_m a, d_m b) { return _mm256_or_pd(a, b); }
 INLINE f_m f_both(f_m a, f_m b) { return _mm256_and_ps(a, b); }
-INLINE f_m f_everywhere(void) { return _mm256_castsi256_ps(_mm256_set1_epi32(-1)); }
-INLINE d_m d_everywhere(void) { return _mm256_castsi256_pd(_mm256_set1_epi32(-1)); }
 INLINE int f_any(f_m mask) { return _mm256_movemask_ps(mask) != 0; }
-INLINE int f_all(f_m mask) { return _mm256_movemask_ps(mask) == 0xff; }
 INLINE int d_any(d_m mask) { return _mm256_movemask_pd(mask) != 0; }
 
 INLINE f_v f_round(f_v x) { return _mm256_round_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
@@ -86,8 +82,6 @@ INLINE d_v d_scale(d_v x, d_v k) {
   return x * d_power_of_two(half) * d_power_of_two(k - half);
 }
 INLINE d_v d_scale_where(d_m mask, d_v x, d_v k) { return _mm256_and_pd(mask, d_scale(x, k)); }
-// No number has room for a power below 2^-126: of zero, it is all the same which.
-INLINE f_v f_scale_normal_where(f_m mask, f_v x, f_v k) { return _mm256_and_ps(mask, x * f_power_of_two(_mm256_max_ps(f_set(-126), k))); }
 INLINE d_v d_scale_normal(d_v x, d_v k) { return x * d_power_of_two(k); }
 
 INLINE d_v d_low(f_v x) { return _mm256_cvtps_pd(_mm256_castps256_ps128(x)); }

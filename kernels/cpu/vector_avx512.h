@@ -59,7 +59,6 @@ INLINE f_m f_at_most(f_v a, f_v b) { return _mm512_cmp_ps_mask(a, b, _CMP_LE_OQ)
 INLINE d_m d_at_most(d_v a, d_v b) { return _mm512_cmp_pd_mask(a, b, _CMP_LE_OQ); }
 
 // Where a number is not above a limit, or is NaN.
-INLINE f_m f_within(f_v x, float limit) { return _mm512_cmp_ps_mask(x, f_set(limit), _CMP_NGT_UQ); }
 INLINE d_m d_within(d_v x, double limit) { return _mm512_cmp_pd_mask(x, d_set(limit), _CMP_NGT_UQ); }
 
 // yes where the mask is set, else no.
@@ -72,10 +71,7 @@ INLINE d_m d_denormal(d_v x) { return _mm512_fpclass_pd_mask(x, 0x20); }
 INLINE f_m f_either(f_m a, f_m b) { return (f_m)(a | b); }
 INLINE d_m d_either(d_m a, d_m b) { return (d_m)(a | b); }
 INLINE f_m f_both(f_m a, f_m b) { return (f_m)(a & b); }
-INLINE f_m f_everywhere(void) { return (f_m)-1; }
-INLINE d_m d_everywhere(void) { return (d_m)-1; }
 INLINE int f_any(f_m mask) { return mask != 0; }
-INLINE int f_all(f_m mask) { return mask == (f_m)-1; }
 INLINE int d_any(d_m mask) { return mask != 0; }
 
 // The nearest integer, halves to even.
@@ -89,8 +85,9 @@ INLINE d_v d_scale(d_v x, d_v k) { return _mm512_scalef_pd(x, k); }
 // The same, and zero where the mask is not set: there nothing takes long.
 INLINE d_v d_scale_where(d_m mask, d_v x, d_v k) { return _mm512_maskz_scalef_pd(mask, x, k); }
 // The same for results that are zero or normal numbers.
-INLINE f_v f_scale_normal_where(f_m mask, f_v x, f_v k) { return _mm512_maskz_scalef_ps(mask, x, k); }
 INLINE d_v d_scale_normal(d_v x, d_v k) { return _mm512_scalef_pd(x, k); }
+// 2^k for the exponents of normal numbers; anything for others.
+INLINE f_v f_power_of_two(f_v k) { return _mm512_scalef_ps(f_set(1), k); }
 
 // A register of floats is two of doubles.
 INLINE d_v d_low(f_v x) { return _mm512_cvtps_pd(_mm512_castps512_ps256(x)); }

@@ -11,19 +11,17 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import mpmath
 import numpy as np
 from mpmath import mp, mpf
-from polynomials import GELU_TANH_C1, GELU_TANH_C3, LN_2, Arithmetic, expansion, rests
+from polynomials import INV_SQRT_2PI, LN_2, Arithmetic, expansion, rests
 
 TABLE = Path(__file__).resolve().parents[1] / "cpu" / "activation_table.h"
 
-# kernels/cpu/arithmetic.h says what each is for. Single's numbers are float64 and good to far below
-# a float32's last place, so that rounding them is all that is visible; its results end where
-# float32 does.
+# kernels/cpu/arithmetic.h says what each is for.
 ARITHMETICS = (
-    Arithmetic("half", np.float32, 20, 15, mpf(3)),
-    Arithmetic("single", np.float64, 34, 15, mpf(2)),
+    # Float formulas end before 12. Only the normal tail is half's own.
+    Arithmetic("half", np.float32, 20, 12, mpf(3)),
+    Arithmetic("single", np.float32, 28, 12, mpf("2.25")),
     # 1 - 2e/(1+e) feels the rounding of its quotient most where tanh is just above 1/2: the
     # polynomial goes beyond.
     Arithmetic("exact", np.float64, 57, 39, mpf(3), tanh_near=mpf("0.9")),
@@ -33,22 +31,12 @@ ARITHMETICS = (
 def section(a: Arithmetic) -> str:
     """The definitions of one arithmetic."""
     c, bound = a.centre, mpf(2) ** -a.bits
-    constants = {
-        "log2_e": 1 / LN_2,
-        "ln2": LN_2,
-        "inv_sqrt_2pi": 1 / mpmath.sqrt(2 * mp.pi),
-        "gelu_tanh_c1": GELU_TANH_C1,
-        "gelu_tanh_c3": GELU_TANH_C3,
-        "gelu_tanh_3c3": 3 * GELU_TANH_C3,
-        "normal_centre": c,
-        "tanh_near": a.tanh_near,
-    }
-    if a.name == "exact":
-        constants |= {
-            "ln2_low": a.rest(LN_2),
-            "gelu_tanh_c1_low": a.rest(GELU_TANH_C1),
-            "gelu_tanh_c3_low": a.rest(GELU_TANH_C3),
-        }
+    constants = {"normal_centre": c}
+    if a.name == "single":
+        constants = a.constants() | a.two_part_constants() | {"ln2": LN_2, "inv_sqrt_2pi_low": a.rest(INV_SQRT_2PI)}
+        del constants["tanh_near"]
+    elif a.name == "exact":
+        constants = a.constants() | a.two_part_constants()
     text = f"// {a.name}\n" + "".join(f"#define {a.name}_{n} {a.literal(v)}\n" for n, v in constants.items())
 
     def chain(x: str, coefficients: list[mpf]) -> str:
@@ -67,16 +55,22 @@ def section(a: Arithmetic) -> str:
         return f"// {comment}\n#define {a.name}_{name}({x}) {body}\n"
 
     tail = expansion(a.normal, mpf(-1), (a.last - c) / (a.last + c), bound)
-    body = polynomial("y", tail)
-    if a.name == "exact":
-        # The first coefficient dominates: it is added last, with the part of it that the literal
-        # leaves out.
-        rest = f"V(fma)(y, {polynomial('y', tail[1:])}, V(set)({a.literal(a.rest(tail[0]))}))"
-        body = f"V(add)(V(set)({a.literal(tail[0])}), {rest})"
-    text += function(
-        "normal_tail", f"W(t) (t+c) for y = (t-c)/(t+c) and 0 <= t <= {a.last}, to 2^-{a.bits}.", "y", body
-    )
-    return text + rests(a, function, polynomial)
+    says = f"W(t) (t+c) for y = (t-c)/(t+c) and 0 <= t <= {a.last}, to 2^-{a.bits}"
+    if a.name == "half":
+        text += function("normal_tail", f"{says}.", "y", polynomial("y", tail))
+        return text + rests(a, function, polynomial, ("exp_rest",))
+    # The first coefficient dominates: it is added last, with the part of it that the literal leaves
+    # out.
+    first, low = a.literal(tail[0]), a.literal(a.rest(tail[0]))
+    if a.name == "single":
+        text += f"#define single_normal_tail_first {first}\n#define single_normal_tail_first_low {low}\n"
+        text += function(
+            "normal_tail_others", f"({says}, less its first coefficient) / y.", "y", polynomial("y", tail[1:])
+        )
+    else:
+        body = f"V(add)(V(set)({first}), V(fma)(y, {polynomial('y', tail[1:])}, V(set)({low})))"
+        text += function("normal_tail", f"{says}.", "y", body)
+    return text + rests(a, function, polynomial, ("exp_rest", "tanh_rest") if a.name == "exact" else ("exp_rest",))
 
 
 def text() -> str:

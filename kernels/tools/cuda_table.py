@@ -11,10 +11,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import mpmath
 import numpy as np
 from mpmath import mp, mpf
-from polynomials import GELU_TANH_C1, GELU_TANH_C3, LN_2, Arithmetic, expansion, rests
+from polynomials import Arithmetic, expansion, rests
 
 TABLE = Path(__file__).resolve().parents[1] / "cuda" / "activation_table.cuh"
 
@@ -28,33 +27,7 @@ ARITHMETICS = (
 def specialisation(a: Arithmetic) -> str:
     """The text of Table<...> for one arithmetic."""
     c, bound = a.centre, mpf(2) ** -a.bits
-    constants = {
-        "log2_e": 1 / LN_2,
-        "inv_sqrt_2pi": 1 / mpmath.sqrt(2 * mp.pi),
-        "gelu_tanh_c1": GELU_TANH_C1,
-        "gelu_tanh_c3": GELU_TANH_C3,
-        "gelu_tanh_3c3": 3 * GELU_TANH_C3,
-        "normal_centre": c,
-        "tanh_near": a.tanh_near,
-    }
-    if a.real is np.float64:
-        constants |= {
-            "ln2": LN_2,
-            "ln2_low": a.rest(LN_2),
-            "gelu_tanh_c1_low": a.rest(GELU_TANH_C1),
-            "gelu_tanh_c3_low": a.rest(GELU_TANH_C3),
-        }
-    elif a.exact:
-        # Both parts that end in _high have so few bits that products with them, or differences, are
-        # exact.
-        ln2_high, c1_high = mpf(355) / 512, mpf(817) / 512
-        constants |= {
-            "ln2_high": ln2_high,
-            "ln2_rest": LN_2 - ln2_high,
-            "gelu_tanh_c1_high": c1_high,
-            "gelu_tanh_c1_rest": GELU_TANH_C1 - c1_high,
-            "gelu_tanh_c3_low": a.rest(GELU_TANH_C3),
-        }
+    constants = a.constants() | (a.two_part_constants() if a.exact else {})
     text = "".join(f"  static constexpr {a.c_type} {n} = {a.literal(v)};\n" for n, v in constants.items())
 
     def function(name: str, comment: str, variable: str, body: str) -> str:

@@ -19,6 +19,7 @@ mp.dps = DIGITS
 
 SQRT_2_OVER_PI = mpmath.sqrt(2 / mp.pi)
 LN_2 = mpmath.log(2)
+INV_SQRT_2PI = 1 / mpmath.sqrt(2 * mp.pi)
 
 # gelu_tanh(x) = x s(C1 x + C3 x^3), with the logistic function s.
 GELU_TANH_C1 = 2 * SQRT_2_OVER_PI
@@ -69,6 +70,38 @@ class Arithmetic:
     @property
     def c_type(self) -> str:
         return "float" if self.real is np.float32 else "double"
+
+    def constants(self) -> dict[str, mpf]:
+        """The constants that every formula has, by name."""
+        return {
+            "log2_e": 1 / LN_2,
+            "inv_sqrt_2pi": INV_SQRT_2PI,
+            "gelu_tanh_c1": GELU_TANH_C1,
+            "gelu_tanh_c3": GELU_TANH_C3,
+            "gelu_tanh_3c3": 3 * GELU_TANH_C3,
+            "normal_centre": self.centre,
+            "tanh_near": self.tanh_near,
+        }
+
+    def two_part_constants(self) -> dict[str, mpf]:
+        """Those of them that exact formulas have in two parts."""
+        if self.real is np.float64:
+            return {
+                "ln2": LN_2,
+                "ln2_low": self.rest(LN_2),
+                "gelu_tanh_c1_low": self.rest(GELU_TANH_C1),
+                "gelu_tanh_c3_low": self.rest(GELU_TANH_C3),
+            }
+        # Both parts that end in _high have so few bits that products with them, or differences, are
+        # exact.
+        ln2_high, c1_high = mpf(355) / 512, mpf(817) / 512
+        return {
+            "ln2_high": ln2_high,
+            "ln2_rest": LN_2 - ln2_high,
+            "gelu_tanh_c1_high": c1_high,
+            "gelu_tanh_c1_rest": GELU_TANH_C1 - c1_high,
+            "gelu_tanh_c3_low": self.rest(GELU_TANH_C3),
+        }
 
 
 def normal_tail(t: mpf) -> mpf:

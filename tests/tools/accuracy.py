@@ -100,8 +100,8 @@ in every test run.
 The largest error met, in units in the last place (ULP) of the dtype, and the argument that has it, on the CPU's
 {engine}. The reference is computed from the definitions with {digits} digits (mpmath).
 A half is what rounding the exact result once costs. The bounds that the tests hold for every engine are 4 ULP in
-float64 and 0.51 ULP in the other dtypes: float32 computes in float64 and rounds once; the half types compute in
-float32, in the Go kernels in float64.
+float64, 2 in float32, and 0.51 in the half types. Float32 and the half types compute in float32, and in float64 where
+a result is below about 2^-100. The Go kernels compute all dtypes in float64.
 
 - **Points**: magnitudes of all exponents down to the smallest denormal, ordinary ones between 2^-40 and 2^10, [-2, 2],
   [-45, 45], the far negative tail where results become denormal and then zero, and around the slope's zero.

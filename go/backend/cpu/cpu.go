@@ -82,13 +82,17 @@ func (b *Backend) Info() backend.Info {
 	return info
 }
 
-// FormulaError says how exact formulas are before they are rounded: an engine computes those of the
-// half types in float32.
+// FormulaError says how exact formulas are before they are rounded: an engine computes those of
+// float32 and the half types in float32. Float32's are off by 2 ULP.
 func (b *Backend) FormulaError(dt dtype.DType) float64 {
-	if b.engine != nil && (dt == dtype.BFloat16 || dt == dtype.Float16) {
+	switch {
+	case b.engine == nil || dt == dtype.Float64:
+		return 0
+	case dt == dtype.Float32:
+		return 0x1p-22
+	default:
 		return 0x1p-19
 	}
-	return 0
 }
 
 // EngineName is the name of the engine that kernels are taken from.

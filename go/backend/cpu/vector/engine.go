@@ -8,7 +8,6 @@ package vector
 import (
 	"github.com/epigrad/epigrad/go/backend"
 	"github.com/epigrad/epigrad/go/backend/cpu/kernel"
-	"github.com/epigrad/epigrad/go/dtype"
 	"github.com/epigrad/epigrad/go/tensor"
 	kernels "github.com/epigrad/epigrad/kernels/cpu"
 )
@@ -53,13 +52,10 @@ func (e *Engine) Select(p backend.Problem) backend.Kernel {
 	return nil
 }
 
-// facts describes a kernel. Formulas of the half types run in float32, others in float64.
+// facts describes a kernel. Formulas of float64 run in float64, others in float32.
 func (e *Engine) facts(p backend.Problem, product string) kernel.Facts {
-	math := dtype.Float64
-	if _, _, dt := p.Describe(); dt == dtype.BFloat16 || dt == dtype.Float16 {
-		math = dtype.Float32
-	}
-	return kernel.FactsOf(p, product).On(e.Name, e.VectorBytes, math)
+	_, _, dt := p.Describe()
+	return kernel.FactsOf(p, product).On(e.Name, e.VectorBytes, dt.Accumulator())
 }
 
 // kernelOf makes a kernel of passes, or nil where one of them could not be made.

@@ -102,15 +102,16 @@ KERNEL(add) {
 // leaves out. The formula starts from the nearer end, so that it is exact at both.
 KERNEL(lerp) {
   (void)wide;
-  V(v) weight = V(set)(parameters[0]), weight_less_1 = V(set)(parameters[0] - 1);
+  if (!in[2]) {
+    const int near_start = parameters[0] > -0.5 && parameters[0] < 0.5, nearer = near_start ? 0 : 1;
+    const V(v) weight = V(set)(near_start ? parameters[0] : parameters[0] - 1);
+    FOR_EACH_GROUP STORE(0, V(fma)(weight, LOAD(1) - LOAD(0), LOAD(nearer)));
+    return;
+  }
   FOR_EACH_GROUP {
-    V(v) start = LOAD(0), end = LOAD(1), difference = end - start;
-    if (in[2]) {
-      weight = LOAD(2);
-      weight_less_1 = weight - V(set)(1);
-    }
+    V(v) start = LOAD(0), end = LOAD(1), weight = LOAD(2);
     V(m) near_start = V(less)(V(abs)(weight), V(set)(0.5f));
-    STORE(0, V(fma)(V(select)(near_start, weight, weight_less_1), difference, V(select)(near_start, start, end)));
+    STORE(0, V(fma)(V(select)(near_start, weight, weight - V(set)(1)), end - start, V(select)(near_start, start, end)));
   }
 }
 

@@ -53,6 +53,8 @@ const (
 	Group = 16
 	// Block is the most elements that sums are formed of at a time.
 	Block = 512
+	// StripPanels is the most panels of a strip.
+	StripPanels = 8
 	// LeastExponents is the least sum of the exponents of two panels' smallest numbers for which
 	// the instruction for pairs multiplies them.
 	LeastExponents = 2*127 - 100
@@ -170,11 +172,12 @@ type Panels struct {
 }
 
 // Cut is how a block is cut into tiles: epg_cut. Without Scratch, sums lie together for the whole
-// block. RowByRow and Pairs are 0 or 1.
+// block. With Panels tiles are strips that pack panels for themselves. RowByRow and Pairs are 0 or
+// 1.
 type Cut struct {
-	Down, Across, RowUnit, ColumnUnit, RowByRow, Scratch int64
-	Refuse                                               Refusal
-	Pairs                                                int64
+	Down, Across, RowUnit, ColumnUnit, RowByRow, Scratch, Panels int64
+	Refuse                                                       Refusal
+	Pairs                                                        int64
 }
 
 // Refusal says when operands are packed but not multiplied.

@@ -111,9 +111,13 @@ typedef struct {
 // thread, or, where that is 0, together for the whole block. `refuse` says when a block is packed
 // but not multiplied: where numbers are so small that operands had better be lifted first, or
 // always. `pairs` says that they are in the form of pairs.
+//
+// With `panels` tiles are strips: of rows with all columns, row by row, or of columns with all
+// rows. Each packs its own panels of the left or of the right operand, EPG_PANELS at most, so many
+// bytes behind its sums' start; only the other operand is packed before.
 enum { EPG_NEVER, EPG_WHERE_SMALL, EPG_ALWAYS };
 typedef struct {
-  int64_t down, across, row_unit, column_unit, row_by_row, scratch, refuse, pairs;
+  int64_t down, across, row_unit, column_unit, row_by_row, scratch, panels, refuse, pairs;
 } epg_cut;
 
 // epg_sums is a pass that sums outputs of a kernel, of a dtype (its form as it lies in memory),

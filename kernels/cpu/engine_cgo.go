@@ -40,6 +40,7 @@ var (
 	_ [C.EPG_MOST_PARAMETERS]struct{} = [len(Parameters{})]struct{}{}
 
 	_ [C.EPG_LEAST_EXPONENTS]struct{} = [LeastExponents]struct{}{}
+	_ [C.EPG_PANELS]struct{}          = [StripPanels]struct{}{}
 
 	_ [C.sizeof_epg_loops]struct{}   = [unsafe.Sizeof(Loops{})]struct{}{}
 	_ [C.sizeof_epg_operand]struct{} = [unsafe.Sizeof(Operand{})]struct{}{}

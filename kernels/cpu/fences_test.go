@@ -160,6 +160,9 @@ func TestCrewsAmongFences(t *testing.T) {
 					height := (down + cut.Down - 1) / cut.Down * cut.RowUnit
 					width *= (across + cut.Across - 1) / cut.Across
 					cut.Scratch = height * width * sumSize
+					if together && random.IntN(2) == 0 {
+						width = inStrips(cut, m, n, lw, rw, units*sumSize, sumSize)
+					}
 					ld, step := n+int64(random.IntN(3)), int64(1)
 					if random.IntN(4) == 0 {
 						ld, step = 2*n, 2
@@ -213,4 +216,26 @@ func TestCrewsAmongFences(t *testing.T) {
 			}
 		}
 	})
+}
+
+// inStrips changes a cut to strips of at most as many panels as they may have, that pack an
+// operand's panels for themselves, and returns the columns that have sums.
+func inStrips(c *cpu.Cut, rows, columns, leftWidth, rightWidth, panelRow, sumSize int64) int64 {
+	up := func(n, unit int64) int64 { return (n + unit - 1) / unit }
+	units, panel := up(columns, c.ColumnUnit), rightWidth
+	height, unit := up(rows, c.RowUnit)*c.RowUnit, c.ColumnUnit
+	if c.RowByRow == 1 {
+		units, panel, unit = up(rows, c.RowUnit), leftWidth, c.RowUnit
+	}
+	strips := up(units, cpu.StripPanels*panel/unit)
+	strip := up(units, strips) * unit
+	width := strip
+	c.Down, c.Across = 1, strips
+	if c.RowByRow == 1 {
+		c.Down, c.Across = strips, 1
+		height, width = strip, up(columns, c.ColumnUnit)*c.ColumnUnit
+	}
+	c.Panels = height * width * sumSize
+	c.Scratch = c.Panels + strip*panelRow
+	return width
 }

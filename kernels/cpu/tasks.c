@@ -188,10 +188,11 @@ typedef struct {
   int64_t panels, together, tasks;
 } packing;
 
-static packing packing_of(const epg_operand *o, const char *from, char *to, int16_t *smallest, int64_t members) {
+// There are no tasks where an operand has been packed before, or where strips pack it.
+static packing packing_of(const epg_operand *o, int by_strips, const char *from, char *to, int16_t *smallest, int64_t members) {
   // of a task at most; tasks of each thread, so that they end together
   enum { most_rows = 192, turns = 4 };
-  if (!o) return (packing){0};
+  if (!o || by_strips) return (packing){.operand = o, .from = from, .to = to, .smallest = smallest};
   const int64_t panels = divide_up(o->count, o->width), even = divide_up(panels, turns * members);
   const int64_t together = least(least(EPG_PANELS, divide_up(most_rows, o->width)), even);
   return (packing){o, from, to, smallest, panels, together, divide_up(panels, together)};
@@ -208,8 +209,6 @@ typedef struct {
   packing side[2];
   const epg_tile *block;
   const epg_cut *cut;
-  const char *left, *right;
-  const int16_t *left_smallest, *right_smallest;
   char *sums, *out, *pre;
   const char *bias;
 } product_job;
@@ -222,21 +221,6 @@ typedef struct {
 static range part(int64_t n, int64_t unit, int64_t parts, int64_t number) {
   const int64_t units = divide_up(n, unit), first = number * units / parts * unit;
   return (range){first, least((number + 1) * units / parts * unit, n) - first};
-}
-
-static void multiply_task(const product_job *j, int64_t task, int64_t member) {
-  const epg_cut *c = j->cut;
-  const range rows = part(j->block->rows, c->row_unit, c->down, c->row_by_row ? task / c->across : task % c->down);
-  const range columns = part(j->block->columns, c->column_unit, c->across, c->row_by_row ? task % c->across : task / c->down);
-  epg_tile t = *j->block;
-  t.row += rows.first;
-  t.column += columns.first;
-  t.rows = rows.count;
-  t.columns = columns.count;
-  char *sums = j->sums + (c->scratch ? member * c->scratch : (rows.first * t.stride + columns.first) * t.sum_size);
-  j->e->multiply(&t, j->left + rows.first * t.units * t.sum_size, j->right + columns.first * t.units * t.sum_size,
-                 j->left_smallest + rows.first / j->e->left_width[t.form], j->right_smallest + columns.first / j->e->right_width[t.form], sums, j->out, j->pre,
-                 j->bias);
 }
 
 // pause_thread leaves a core's units to its other thread for a moment.
@@ -265,12 +249,56 @@ static int16_t smallest_of(const int16_t *panels, int64_t count) {
   return least;
 }
 
+// What a tile is multiplied from.
+typedef struct {
+  const char *left, *right;
+  const int16_t *left_smallest, *right_smallest;
+} panels;
+
 // want_lift tells that numbers are so small that the product had better be lifted (denormals.h).
-static int want_lift(const product_job *j) {
-  const epg_tile *t = j->block;
-  const int16_t left = smallest_of(j->left_smallest, divide_up(t->rows, j->e->left_width[t->form]));
-  const int16_t right = smallest_of(j->right_smallest, divide_up(t->columns, j->e->right_width[t->form]));
+static int want_lift(const product_job *j, const epg_tile *t, const panels *p) {
+  const int16_t left = smallest_of(p->left_smallest, divide_up(t->rows, j->e->left_width[t->form]));
+  const int16_t right = smallest_of(p->right_smallest, divide_up(t->columns, j->e->right_width[t->form]));
   return !left || !right || (j->cut->pairs && left + right < EPG_LEAST_EXPONENTS);
+}
+
+static void refuse(epg_crew *crew) { __atomic_store_n(&crew->refused, 1, __ATOMIC_RELAXED); }
+
+// pack_strip packs a strip's panels of one operand.
+static void pack_strip(const product_job *j, const packing *side, range strip, char *to, int16_t *smallest) {
+  epg_operand o = *side->operand;
+  o.row += strip.first;
+  o.count = strip.count;
+  j->e->pack(&o, 0, divide_up(o.count, o.width), side->from, to, smallest);
+}
+
+static void multiply_task(const product_job *j, int64_t task, int64_t member) {
+  const epg_cut *c = j->cut;
+  const range rows = part(j->block->rows, c->row_unit, c->down, c->row_by_row ? task / c->across : task % c->down);
+  const range columns = part(j->block->columns, c->column_unit, c->across, c->row_by_row ? task % c->across : task / c->down);
+  epg_tile t = *j->block;
+  t.row += rows.first;
+  t.column += columns.first;
+  t.rows = rows.count;
+  t.columns = columns.count;
+  char *sums = j->sums + (c->scratch ? member * c->scratch : (rows.first * t.stride + columns.first) * t.sum_size);
+  panels p = {
+      j->side[0].to + rows.first * t.units * t.sum_size,
+      j->side[1].to + columns.first * t.units * t.sum_size,
+      j->side[0].smallest + rows.first / j->e->left_width[t.form],
+      j->side[1].smallest + columns.first / j->e->right_width[t.form],
+  };
+  int16_t smallest[EPG_PANELS];
+  if (c->panels) {
+    char *const own = sums + c->panels;
+    pack_strip(j, &j->side[!c->row_by_row], c->row_by_row ? rows : columns, own, smallest);
+    if (c->row_by_row)
+      p.left = own, p.left_smallest = smallest;
+    else
+      p.right = own, p.right_smallest = smallest;
+    if (c->refuse && want_lift(j, &t, &p)) return refuse(j->crew);
+  }
+  j->e->multiply(&t, p.left, p.right, p.left_smallest, p.right_smallest, sums, j->out, j->pre, j->bias);
 }
 
 // A member packs, waits until all is packed, and multiplies.
@@ -287,12 +315,14 @@ static void product_member(void *data) {
     }
   }
   wait_for_packing(crew, j->side[0].tasks + j->side[1].tasks);
-  if (j->cut->refuse == EPG_ALWAYS || (j->cut->refuse && want_lift(j))) {
-    __atomic_store_n(&crew->refused, 1, __ATOMIC_RELAXED);
-    return;
-  }
+  if (j->cut->refuse == EPG_ALWAYS) return refuse(crew);
+  const panels all = {j->side[0].to, j->side[1].to, j->side[0].smallest, j->side[1].smallest};
+  if (j->cut->refuse && !j->cut->panels && want_lift(j, j->block, &all)) return refuse(crew);
   const list tiles = list_of(crew, 2, j->cut->down * j->cut->across);
-  EACH_TASK(task, &tiles, member) multiply_task(j, task, member);
+  EACH_TASK(task, &tiles, member) {
+    if (__atomic_load_n(&crew->refused, __ATOMIC_RELAXED)) return;
+    multiply_task(j, task, member);
+  }
 }
 
 void epg_product(const epg_engine *e, epg_crew *crew, const epg_operand *left, const char *left_from, char *left_to, int16_t *left_smallest,
@@ -301,13 +331,10 @@ void epg_product(const epg_engine *e, epg_crew *crew, const epg_operand *left, c
   const product_job job = {
       .e = e,
       .crew = crew,
-      .side = {packing_of(left, left_from, left_to, left_smallest, crew->members), packing_of(right, right_from, right_to, right_smallest, crew->members)},
+      .side = {packing_of(left, cut->panels && cut->row_by_row, left_from, left_to, left_smallest, crew->members),
+               packing_of(right, cut->panels && !cut->row_by_row, right_from, right_to, right_smallest, crew->members)},
       .block = block,
       .cut = cut,
-      .left = left_to,
-      .right = right_to,
-      .left_smallest = left_smallest,
-      .right_smallest = right_smallest,
       .sums = sums,
       .out = out,
       .pre = pre,

@@ -24,6 +24,10 @@ const (
 	// end together. Tiles are leastHigh panels high, if that is enough: the right operand's panels
 	// are read for each anew.
 	tilesOfThread, leastHigh = 4, 4
+	// fewRows is the rows up to which an operand is packed once for strips of the other, and
+	// stripBytes what a strip's sums, or its panels, take at most.
+	fewRows    = 256
+	stripBytes = 256 << 10
 	// evenEnough is what the thread that has most may have, in times of an even share.
 	evenEnough = 1.05
 	// packingWork is what packing an element takes, in multiply-adds.
@@ -150,6 +154,11 @@ func (v *product) run(r *backend.Run, to *sink) error {
 	}
 	p := getPacked()
 	defer p.free()
+	if v.inStrips(to, tensor.Elements(v.Kept)) {
+		if done, err := v.strips(r, to, limit, p); done || err != nil {
+			return err
+		}
+	}
 	for number := range count {
 		if err := v.compute(r, c, number, to, limit, p); err != nil {
 			return err
@@ -199,7 +208,7 @@ func (v *product) compute(r *backend.Run, c blocks, number int64, to *sink, limi
 			layout.Unravel(p.index[len(v.Kept):], v.Summed, round/parts)
 		}
 		s.units = v.form.Words(s.depth)
-		v.operands(r, p, s)
+		v.packed(r, p, s, true, true)
 		if err := v.multiply(r, to, limit, p, s); err != nil {
 			return err
 		}
@@ -214,8 +223,9 @@ type span struct {
 	begins, ends        bool
 }
 
-// operands says what is to be packed of a block's operands.
-func (v *product) operands(r *backend.Run, p *packed, s span) {
+// packed says what is to be packed of a block's operands, and makes room for those that are packed
+// whole.
+func (v *product) packed(r *backend.Run, p *packed, s span, wholeLeft, wholeRight bool) {
 	b := &p.block
 	left := kernels.Operand{
 		Rows: v.leftAxes[0], Columns: v.leftAxes[1], Form: v.form, Width: v.leftWidth, Left: 1, Again: truth(!s.begins),
@@ -225,8 +235,12 @@ func (v *product) operands(r *backend.Run, p *packed, s span) {
 		Rows: v.rightAxes[0], Columns: v.rightAxes[1], Form: v.form, Width: v.rightWidth, Again: truth(!s.begins),
 		Row: b.column, Count: b.columns, First: s.first, Depth: s.depth,
 	}
-	p.left.room(divideUp(b.rows, v.leftWidth), v.leftWidth*s.units*v.sumSize)
-	p.right.room(divideUp(b.columns, v.rightWidth), v.rightWidth*s.units*v.sumSize)
+	if wholeLeft {
+		p.left.room(divideUp(b.rows, v.leftWidth), v.leftWidth*s.units*v.sumSize)
+	}
+	if wholeRight {
+		p.right.room(divideUp(b.columns, v.rightWidth), v.rightWidth*s.units*v.sumSize)
+	}
 	if s.depth == 0 {
 		p.left.forget()
 		p.right.forget()
@@ -240,21 +254,8 @@ func (v *product) operands(r *backend.Run, p *packed, s span) {
 // its thread; else they stay with the block.
 func (v *product) multiply(r *backend.Run, to *sink, limit int, p *packed, s span) error {
 	b, j := &p.block, &p.tiles
-	j.engine, j.left, j.right = v.engine, &p.left.packing, &p.right.packing
+	v.prepare(r, to, p, s)
 	t := j.tile
-	*t = kernels.Tile{
-		Row: b.row, Column: b.column, Rows: b.rows, Columns: b.columns,
-		Form: v.form, Units: s.units, First: truth(s.begins), Last: truth(s.ends),
-		Accumulate: truth(to.accumulate), Exchanged: truth(v.exchanged),
-		Size: v.DType.Size(), SumSize: v.sumSize,
-		Parameters: r.Parameters, Add: v.add, Store: v.store, Value: to.value,
-	}
-	j.out, j.pre, j.bias = resultOf(to.out, &t.Out, r, b), resultOf(to.pre, &t.Pre, r, b), nil
-	t.Plain = truth(to.plain(v) && t.Out.Rows.Rank == 1 && t.Out.ColumnStride == v.sumSize)
-	if to.bias != nil {
-		j.bias = r.At(to.bias.View)
-		t.BiasStride, _ = to.bias.Columns.Uniform()
-	}
 	v.cut(p, int64(limit))
 	tiles := j.cut.Down * j.cut.Across
 	packing := (b.rows + b.columns) * s.depth * packingWork
@@ -285,6 +286,87 @@ func (v *product) multiply(r *backend.Run, to *sink, limit int, p *packed, s spa
 	p.left.packing.Operand, p.right.packing.Operand = nil, nil
 	t.Lifted, j.cut.Refuse = lifted, kernels.Never
 	return threads.Share(tiles, limit, work, j)
+}
+
+// prepare says what a block's tiles have in common.
+func (v *product) prepare(r *backend.Run, to *sink, p *packed, s span) {
+	b, j := &p.block, &p.tiles
+	j.engine, j.left, j.right = v.engine, &p.left.packing, &p.right.packing
+	t := j.tile
+	*t = kernels.Tile{
+		Row: b.row, Column: b.column, Rows: b.rows, Columns: b.columns,
+		Form: v.form, Units: s.units, First: truth(s.begins), Last: truth(s.ends),
+		Accumulate: truth(to.accumulate), Exchanged: truth(v.exchanged),
+		Size: v.DType.Size(), SumSize: v.sumSize,
+		Parameters: r.Parameters, Add: v.add, Store: v.store, Value: to.value,
+	}
+	j.out, j.pre, j.bias = resultOf(to.out, &t.Out, r, b), resultOf(to.pre, &t.Pre, r, b), nil
+	t.Plain = truth(to.plain(v) && t.Out.Rows.Rank == 1 && t.Out.ColumnStride == v.sumSize)
+	if to.bias != nil {
+		j.bias = r.At(to.bias.View)
+		t.BiasStride, _ = to.bias.Columns.Uniform()
+	}
+}
+
+// inStrips tells that a product is computed in strips: where one operand has few rows, and is
+// packed once for all of them.
+func (v *product) inStrips(to *sink, items int64) bool {
+	return items == 1 && tensor.Elements(v.Summed) == 1 && v.Depth() > 0 && v.Depth() <= v.form.Depth(blockBytes/v.sumSize) &&
+		!to.accumulate && min(v.Left.Rows.Length, v.Right.Rows.Length) <= fewRows
+}
+
+// strips computes the product in strips of rows or columns, whose threads pack the other operand's
+// panels where they need them, in a near cache. Where operands should be lifted it is not done, and
+// anything may be in the results: they are packed whole for that.
+func (v *product) strips(r *backend.Run, to *sink, limit int, p *packed) (done bool, err error) {
+	b, j, c := &p.block, &p.tiles, &p.tiles.cut
+	v.place(b, blocks{1, 1}, 0)
+	b.rows, b.columns = v.Left.Rows.Length, v.Right.Rows.Length
+	p.index = slices.Grow(p.index[:0], len(v.Kept)+len(v.Summed))[:len(v.Kept)+len(v.Summed)]
+	clear(p.index)
+	s := span{depth: v.Depth(), units: v.form.Words(v.Depth()), begins: true, ends: true}
+	v.prepare(r, to, p, s)
+	v.cutStrips(p, s, int64(limit))
+	v.packed(r, p, s, c.RowByRow == 0, c.RowByRow == 1)
+	work := b.rows*b.columns*max(1, v.form.Depth(s.units)/speedup) + (b.rows+b.columns)*s.depth*packingWork
+	strips := c.Down * c.Across
+	j.sums = p.sums.get(c.Scratch * threads.Members(strips, limit, work))
+	j.refused.Store(false)
+	err = threads.Share(strips, limit, work, j)
+	if j.refused.Load() {
+		p.left.forget()
+		p.right.forget()
+		return false, err
+	}
+	return true, err
+}
+
+// cutStrips cuts a block into strips of the operand that has more rows.
+func (v *product) cutStrips(p *packed, s span, limit int64) {
+	b, c := &p.block, &p.tiles.cut
+	*c = kernels.Cut{
+		Down: 1, Across: 1, RowUnit: v.leftWidth, ColumnUnit: v.leastWidth(), RowByRow: truth(b.rows > b.columns),
+		Pairs: truth(v.form.Pairs()),
+	}
+	if v.watches() {
+		c.Refuse = kernels.WhereSmall
+	}
+	height := divideUp(b.rows, c.RowUnit) * c.RowUnit
+	width := divideUp(b.columns, c.ColumnUnit) * c.ColumnUnit
+	strips, length, unit, panel, other := &c.Across, &width, c.ColumnUnit, v.rightWidth, height
+	if c.RowByRow == 1 {
+		strips, length, unit, panel, other = &c.Down, &height, c.RowUnit, v.leftWidth, width
+	}
+	units := *length / unit
+	most := max(1, min(kernels.StripPanels*panel, stripBytes/v.sumSize/max(other, s.units))/unit)
+	*strips = divideUp(units, most)
+	if limit > 1 {
+		*strips = min(units, divideUp(max(*strips, tilesOfThread*limit), limit)*limit)
+	}
+	*length = divideUp(units, *strips) * unit
+	p.tiles.tile.Stride = width
+	c.Panels = height * width * v.sumSize
+	c.Scratch = c.Panels + divideUp(*length, panel)*panel*s.units*v.sumSize
 }
 
 // leastWidth is the columns of whole panels that are whole groups too, of which epilogues write

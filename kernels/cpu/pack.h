@@ -3,17 +3,13 @@
 // element of the matrix), and REGISTERS set, which it undefines. Pairs are units of two elements.
 // LOAD_LINES loads. FOUND, NOTHING_FOUND, FIND and TELL examine a panel's numbers on the way. Those
 // stay defined.
-//
-// Rows, or steps of the depth, mostly lie too far apart for the hardware's prefetcher. So packing
-// prefetches what it will read and what it will write.
 
 // pack_rows packs units [k, end) of n panels whose rows are neighbours in memory, side by side, so
 // that it reads longer pieces. With `whole` all of these rows are the operand's; without it n is 1,
-// and the panel may reach over the operand's last row. `next` is the distance in bytes from a line
-// to the line to prefetch.
+// and the panel may reach over the operand's last row.
 INLINE void JOIN(pack_rows, FORM)(const int n, const int whole, const int left, const int width, const epg_operand *p, int64_t panel, int64_t k, int64_t end,
-                                  int64_t next, const char *from, char *to, FOUND *found) {
-  enum { lanes = V(lanes), per_unit = UNIT / ELEMENT, ahead = 16 };
+                                  const char *from, char *to, FOUND *found) {
+  enum { lanes = V(lanes), per_unit = UNIT / ELEMENT };
   typedef V(real) T;
   const int step = left ? panel_height : width;
   const int64_t units = (p->depth + per_unit - 1) / per_unit, row = panel * width, rest = p->count - row;
@@ -28,12 +24,9 @@ INLINE void JOIN(pack_rows, FORM)(const int n, const int whole, const int left, 
       lines[j] = zeros;
       if (at >= p->depth) continue;
       lines[j] = from + axis_offset(&p->columns, p->first + at) + (p->row + row) * ELEMENT;
-      for (int h = 0; h < n * width * ELEMENT; h += 64) __builtin_prefetch(lines[j] + next + h);
     }
     UNROLL for (int i = 0; i < n; i++) {
       T *const out = to_unit + i * units * width, *const second = out + units * step;
-      for (int h = 0; h < step * (int)sizeof(T); h += 64) __builtin_prefetch((const char *)(out + ahead * step) + h, 1);
-      if (step < lanes) __builtin_prefetch(second + ahead * step, 1);
       UNROLL for (int h = 0; h < width; h += lanes) {
         if (!whole && h >= rest) break;  // no kernel reads registers that are missing altogether
         const char *line[per_unit];
@@ -53,7 +46,7 @@ INLINE void JOIN(pack_rows, FORM)(const int n, const int whole, const int left, 
 // pack_squares packs any other panel, and transposes a square of registers at a time. It gathers
 // the square first where the depth is not contiguous, or where the square reaches over an edge.
 INLINE void JOIN(pack_squares, FORM)(const int left, const int width, const epg_operand *p, int64_t panel, const char *from, char *to, FOUND *found) {
-  enum { lanes = V(lanes), per_unit = UNIT / ELEMENT, ahead = 32 };
+  enum { lanes = V(lanes), per_unit = UNIT / ELEMENT };
   typedef V(real) T;
   const int step = left ? panel_height : width;
   const int64_t units = (p->depth + per_unit - 1) / per_unit;
@@ -72,10 +65,7 @@ INLINE void JOIN(pack_squares, FORM)(const int left, const int width, const epg_
     for (int h = 0; h < valid; h += lanes) {
       V(v) square[lanes];
       if (depth_contiguous && valid - h >= lanes && elements == lanes * per_unit) {
-        UNROLL for (int i = 0; i < lanes; i++) {
-          lines[i] = rows[h + i] + first * ELEMENT;
-          __builtin_prefetch(lines[i] + ahead * UNIT);
-        }
+        UNROLL for (int i = 0; i < lanes; i++) { lines[i] = rows[h + i] + first * ELEMENT; }
       } else {
         memset(gathered, 0, sizeof gathered);
         for (int i = 0; i < lanes; i++) {
@@ -86,9 +76,6 @@ INLINE void JOIN(pack_squares, FORM)(const int left, const int width, const epg_
           }
         }
       }
-      for (int i = 0; i < lanes; i++) __builtin_prefetch(out + (ahead + i) * step + h, 1);
-      if (step < lanes)
-        for (int i = 0; i < lanes; i++) __builtin_prefetch(second + (ahead + i) * step, 1);
       UNROLL for (int i = 0; i < lanes; i++) square[i] = V(JOIN(load, STORAGE))(lines[i]);
       V(transpose)(square);
       UNROLL for (int i = 0; i < lanes; i++) {
@@ -105,19 +92,18 @@ INLINE void JOIN(pack_panels, FORM)(const int left, const int width, const epg_o
                                     int16_t *smallest) {
   // units: of all panels, since they lie in the same pages
   enum { per_unit = UNIT / ELEMENT, at_a_time = 8 };
-  const int64_t units = (p->depth + per_unit - 1) / per_unit, beside = side_by_side * width * ELEMENT;
+  const int64_t units = (p->depth + per_unit - 1) / per_unit;
   FOUND found[EPG_PANELS];
   memset(found, NOTHING_FOUND, sizeof found);
   if (p->rows.rank == 1 && p->rows.strides[0] == ELEMENT && !(p->columns.rank == 1 && p->columns.strides[0] == ELEMENT)) {
-    const int64_t apart = p->columns.strides[p->columns.rank - 1] * at_a_time * per_unit, whole = least(count, p->count / width - panel);
+    const int64_t whole = least(count, p->count / width - panel);
     const int64_t together = whole / side_by_side * side_by_side;
     for (int64_t k = 0; k < units; k += at_a_time) {
-      const int64_t end = k + at_a_time < units ? k + at_a_time : units, below = end < units ? apart : 0;
+      const int64_t end = k + at_a_time < units ? k + at_a_time : units;
       for (int64_t i = 0; i < together; i += side_by_side) {
-        const int64_t next = i + side_by_side < together ? beside : below - i * width * ELEMENT;
-        JOIN(pack_rows, FORM)(side_by_side, 1, left, width, p, panel + i, k, end, next, from, to, found + i);
+        JOIN(pack_rows, FORM)(side_by_side, 1, left, width, p, panel + i, k, end, from, to, found + i);
       }
-      for (int64_t i = together; i < count; i++) JOIN(pack_rows, FORM)(1, 0, left, width, p, panel + i, k, end, below, from, to, found + i);
+      for (int64_t i = together; i < count; i++) JOIN(pack_rows, FORM)(1, 0, left, width, p, panel + i, k, end, from, to, found + i);
     }
   } else {
     for (int64_t i = 0; i < count; i++) JOIN(pack_squares, FORM)(left, width, p, panel + i, from, to, found + i);

@@ -6,8 +6,11 @@
 package vector
 
 import (
+	"strings"
+
 	"github.com/epigrad/epigrad/go/backend"
 	"github.com/epigrad/epigrad/go/backend/cpu/kernel"
+	"github.com/epigrad/epigrad/go/dtype"
 	"github.com/epigrad/epigrad/go/tensor"
 	kernels "github.com/epigrad/epigrad/kernels/cpu"
 )
@@ -52,10 +55,15 @@ func (e *Engine) Select(p backend.Problem) backend.Kernel {
 	return nil
 }
 
-// facts describes a kernel. Formulas of float64 run in float64, others in float32.
+// facts describes a kernel. Formulas of float64 run in float64, others in float32; but lerp's terms
+// cancel, so that it runs in float64 for float32.
 func (e *Engine) facts(p backend.Problem, product string) kernel.Facts {
-	_, _, dt := p.Describe()
-	return kernel.FactsOf(p, product).On(e.Name, e.VectorBytes, dt.Accumulator())
+	op, _, dt := p.Describe()
+	math := dt.Accumulator()
+	if dt == dtype.Float32 && strings.HasPrefix(op, "lerp") {
+		math = dtype.Float64
+	}
+	return kernel.FactsOf(p, product).On(e.Name, e.VectorBytes, math)
 }
 
 // kernelOf makes a kernel of passes, or nil where one of them could not be made.

@@ -5,6 +5,7 @@ import (
 	"sync/atomic"
 	"unsafe"
 
+	"github.com/epigrad/epigrad/go/backend/cpu/threads"
 	kernels "github.com/epigrad/epigrad/kernels/cpu"
 )
 
@@ -64,7 +65,7 @@ type tiling struct {
 	left, right    *kernels.Packing
 	sums           unsafe.Pointer
 	out, pre, bias unsafe.Pointer
-	refused        atomic.Bool // nothing was multiplied: the operands are to be lifted first
+	refused        atomic.Bool // the operands are to be lifted first
 }
 
 // Call implements threads.Job.
@@ -73,6 +74,14 @@ func (j *tiling) Call(crew *kernels.Crew) {
 	if crew.Refused != 0 {
 		j.refused.Store(true)
 	}
+}
+
+// share computes so many tiles. It tells whether it was refused: nothing, or in strips anything, is
+// in the results then.
+func (j *tiling) share(tiles int64, limit int, work int64) (refused bool, err error) {
+	j.refused.Store(false)
+	err = threads.Share(tiles, limit, work, j)
+	return j.refused.Load(), err
 }
 
 // buffer is scratch that grows. It starts on a cache line.

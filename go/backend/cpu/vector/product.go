@@ -130,8 +130,8 @@ func (v *product) place(b *block, c blocks, number int64) {
 	b.columns = min(blockColumns, v.Right.Rows.Length-b.column)
 }
 
-// run computes the product. Blocks that are many or small are each computed on one thread, others
-// one after the other on all.
+// run computes the product: in strips if it can, else in blocks. Blocks that are many or small are
+// each computed on one thread, others one after the other on all.
 func (v *product) run(r *backend.Run, to *sink) error {
 	rows, columns := v.Left.Rows.Length, v.Right.Rows.Length
 	if rows == 0 || columns == 0 || tensor.Elements(v.Kept) == 0 {
@@ -146,9 +146,6 @@ func (v *product) run(r *backend.Run, to *sink) error {
 	c := blocks{down: divideUp(rows, v.blockRows()), across: divideUp(columns, blockColumns)}
 	count := tensor.Elements(v.Kept) * c.down * c.across
 	work, limit := v.Work()/speedup, threads.For(r.Threads)
-	if count > 1 && (count >= 4*int64(limit) || work < threads.TaskWork) {
-		return v.runEach(r, to, c, count, work)
-	}
 	if work < threads.TaskWork {
 		limit = 1
 	}
@@ -158,6 +155,9 @@ func (v *product) run(r *backend.Run, to *sink) error {
 		if done, err := v.strips(r, to, limit, p); done || err != nil {
 			return err
 		}
+	}
+	if count > 1 && (count >= 4*int64(limit) || work < threads.TaskWork) {
+		return v.runEach(r, to, c, count, work)
 	}
 	for number := range count {
 		if err := v.compute(r, c, number, to, limit, p); err != nil {
@@ -258,13 +258,12 @@ func (v *product) multiply(r *backend.Run, to *sink, limit int, p *packed, s spa
 	t := j.tile
 	v.cut(p, int64(limit))
 	tiles := j.cut.Down * j.cut.Across
-	packing := (b.rows + b.columns) * s.depth * packingWork
-	work := b.rows * b.columns * max(1, v.form.Depth(s.units)/speedup)
+	packing, multiplying := v.work(b, s)
 	if s.begins && s.ends {
 		height := divideUp(divideUp(b.rows, v.leftWidth), j.cut.Down) * v.leftWidth
 		t.Stride = divideUp(divideUp(b.columns, j.cut.ColumnUnit), j.cut.Across) * j.cut.ColumnUnit
 		j.cut.Scratch = height * t.Stride * v.sumSize
-		j.sums = p.sums.get(j.cut.Scratch * threads.Members(tiles, limit, work+packing))
+		j.sums = p.sums.get(j.cut.Scratch * threads.Members(tiles, limit, packing+multiplying))
 	} else {
 		t.Stride = divideUp(b.columns, v.leastWidth()) * v.leastWidth()
 		j.sums = p.sums.get(divideUp(b.rows, v.leftWidth) * v.leftWidth * t.Stride * v.sumSize)
@@ -275,8 +274,7 @@ func (v *product) multiply(r *backend.Run, to *sink, limit int, p *packed, s spa
 	case s.depth > 0 && v.watches():
 		j.cut.Refuse = kernels.WhereSmall
 	}
-	j.refused.Store(false)
-	if err := threads.Share(tiles, limit, work+packing, j); err != nil || !j.refused.Load() {
+	if refused, err := j.share(tiles, limit, packing+multiplying); err != nil || !refused {
 		return err
 	}
 	lifted, err := v.lift(p, s.units, limit, s.begins)
@@ -285,7 +283,13 @@ func (v *product) multiply(r *backend.Run, to *sink, limit int, p *packed, s spa
 	}
 	p.left.packing.Operand, p.right.packing.Operand = nil, nil
 	t.Lifted, j.cut.Refuse = lifted, kernels.Never
-	return threads.Share(tiles, limit, work, j)
+	_, err = j.share(tiles, limit, multiplying)
+	return err
+}
+
+// work is what packing a block's operands takes, and multiplying them.
+func (v *product) work(b *block, s span) (packing, multiplying int64) {
+	return (b.rows + b.columns) * s.depth * packingWork, b.rows * b.columns * max(1, v.form.Depth(s.units)/speedup)
 }
 
 // prepare says what a block's tiles have in common.
@@ -328,17 +332,15 @@ func (v *product) strips(r *backend.Run, to *sink, limit int, p *packed) (done b
 	v.prepare(r, to, p, s)
 	v.cutStrips(p, s, int64(limit))
 	v.packed(r, p, s, c.RowByRow == 0, c.RowByRow == 1)
-	work := b.rows*b.columns*max(1, v.form.Depth(s.units)/speedup) + (b.rows+b.columns)*s.depth*packingWork
+	packing, multiplying := v.work(b, s)
 	strips := c.Down * c.Across
-	j.sums = p.sums.get(c.Scratch * threads.Members(strips, limit, work))
-	j.refused.Store(false)
-	err = threads.Share(strips, limit, work, j)
-	if j.refused.Load() {
+	j.sums = p.sums.get(c.Scratch * threads.Members(strips, limit, packing+multiplying))
+	refused, err := j.share(strips, limit, packing+multiplying)
+	if refused {
 		p.left.forget()
 		p.right.forget()
-		return false, err
 	}
-	return true, err
+	return !refused, err
 }
 
 // cutStrips cuts a block into strips of the operand that has more rows.

@@ -31,6 +31,7 @@ static int base_of(const DLTensor *t, uint64_t *base) {
 }
 
 int32_t epg_prepared_run(const epg_prepared *prepared, const epg_call *call) {
+  if (epg_forked()) return epg_refuse_forked();
   uint64_t bases[EPG_MAX_INPUTS + EPG_MAX_OUTPUTS];
   const int inputs = call->num_inputs, all = inputs + call->num_outputs;
   if (!prepared->kernel || inputs > EPG_MAX_INPUTS || call->num_outputs > EPG_MAX_OUTPUTS) return -1;
@@ -46,7 +47,7 @@ int32_t epg_prepared_run(const epg_prepared *prepared, const epg_call *call) {
       .threads = call->num_threads,
   };
   for (int i = 0; i < call->num_parameters && i < EPG_MOST_PARAMETERS; i++) arguments.parameters[i] = call->parameters[i];
-  if (!prepared->program) return epg_forked() ? epg_refuse_forked() : epgGoRunPrepared(prepared->kernel, bases, all, &arguments);
+  if (!prepared->program) return epgGoRunPrepared(prepared->kernel, bases, all, &arguments);
   epg_failure failure;
   return prepared->program->run(prepared->program, bases, &arguments, &failure) ? epgGoFailed((char *)prepared->program->backend, &failure) : EPG_OK;
 }

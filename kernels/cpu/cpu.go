@@ -14,6 +14,7 @@
 //	cpu.h                   what Go and the engines share: the structs, and the table of an engine's functions
 //	tasks.h                 the functions that Go calls
 //	tasks.c                 how threads share the tasks of a call
+//	pass.c                  small passes, which need no Go once they are chosen
 //	processor_amd64.c       what the processor and the system are asked
 //	engine.h                the body of every engine, from the headers below
 //	engine_*64.c            the engines, each compiled from engine.h

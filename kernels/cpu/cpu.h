@@ -11,6 +11,8 @@
 
 #include <stdint.h>
 
+#include "../../go/backend/program.h"  // EPG_MOST_PARAMETERS
+
 enum {
   // EPG_OUTPUTS tensors that a kernel writes come first among its operands, EPG_INPUTS that it
   // reads follow. Any may be absent.
@@ -27,8 +29,6 @@ enum {
   // The instruction for pairs multiplies two panels if the exponents of their smallest numbers, as
   // they are stored, sum to EPG_LEAST_EXPONENTS or more (gemm.h).
   EPG_LEAST_EXPONENTS = 2 * 127 - 100,
-  // EPG_MOST_PARAMETERS is the most parameters of a kind (go/activation).
-  EPG_MOST_PARAMETERS = 4,
   // EPG_PANELS is the most panels that are packed at a time.
   EPG_PANELS = 8,
 };

@@ -9,10 +9,13 @@ package cpu
 // #cgo nocallback epg_sum
 // #cgo noescape epg_product
 // #cgo nocallback epg_product
+// #cgo noescape epg_pass
+// #cgo nocallback epg_pass
 // #cgo noescape epg_largest
 // #cgo nocallback epg_largest
 // #cgo noescape epg_lift
 // #cgo nocallback epg_lift
+// #include <stdlib.h>
 // #include "tasks.h"
 import "C"
 
@@ -66,6 +69,16 @@ func (e *Engine) Elementwise(crew *Crew, k Kernel, l *Loops, first, count, each 
 	C.epg_elementwise(e.table, crew.c(), k.run, (*C.epg_loops)(unsafe.Pointer(l)), C.int64_t(first), C.int64_t(count), C.int64_t(each), (*C.double)(&parameters[0]),
 		bytes(at[0]), bytes(at[1]), bytes(at[2]), bytes(at[3]), bytes(at[4]), bytes(at[5]), bytes(at[6]))
 }
+
+// NewPass returns an epg_program of a walk of so many elements, nil if there is no memory for it.
+// Operands lie Offset bytes behind the address of the call's operand of a number; that of absent
+// ones is negative.
+func (e *Engine) NewPass(k Kernel, l *Loops, count int64, operand, offset *[Operands]int64) unsafe.Pointer {
+	return unsafe.Pointer(C.epg_pass(e.table, k.run, (*C.epg_loops)(unsafe.Pointer(l)), C.int64_t(count), (*C.int64_t)(&operand[0]), (*C.int64_t)(&offset[0])))
+}
+
+// FreePass ends what NewPass returned.
+func FreePass(program unsafe.Pointer) { C.free(program) }
 
 // Sum sums a kernel's results into as many columns, which are pieces of an index over Outer: to the
 // tensors at to, of the outputs that are summed. Totals have room for those of each member of the

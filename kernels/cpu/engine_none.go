@@ -25,6 +25,14 @@ func SlowWithDenormals() bool { return false }
 // Elementwise computes the elements [first, first+count) of a walk.
 func (*Engine) Elementwise(*Crew, Kernel, *Loops, int64, int64, int64, *Parameters, *Addresses) {}
 
+// NewPass returns an epg_program of a walk.
+func (*Engine) NewPass(Kernel, *Loops, int64, *[Operands]int64, *[Operands]int64) unsafe.Pointer {
+	return nil
+}
+
+// FreePass ends what NewPass returned.
+func FreePass(unsafe.Pointer) {}
+
 // Sum sums a kernel's results.
 func (*Engine) Sum(*Crew, Kernel, *Sums, int64, *Parameters, *Addresses, *[Outputs]unsafe.Pointer, []float64, []int32) {
 }

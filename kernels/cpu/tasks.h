@@ -31,6 +31,11 @@ void epg_product(const epg_engine *, epg_crew *, const epg_operand *left, const 
 int64_t epg_largest(const epg_engine *, epg_crew *, int64_t form, const char *from, int64_t rows, int64_t bytes, int64_t stride);
 void epg_lift(const epg_engine *, epg_crew *, int64_t form, char *at, int64_t rows, int64_t bytes, int64_t stride, int64_t powers);
 
+// epg_pass is a program of one walk, which a caller's thread runs without Go. Operands that are not
+// absent lie `offset` bytes behind the address of the call's operand of a number; of absent ones
+// that is negative. free() ends it.
+epg_program *epg_pass(const epg_engine *, epg_kernel *, const epg_loops *, int64_t count, const int64_t *operand, const int64_t *offset);
+
 // On amd64 only, in processor_amd64.c:
 //
 // epg_request_amx asks the system for AMX's registers, for the whole process, and returns 0 or an

@@ -1,6 +1,6 @@
 """Calls of one geometry again and again. The extension remembers what Go has said of it, and the
-third call is run by a kernel that is held for it (cbridge/prepared.c); on CUDA that is a program
-which Go does not see.
+third call is run by a kernel that is held for it (cbridge/prepared.c). On CUDA, and for small
+passes over elements on the CPU, that is a program which Go does not see.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 import epigrad
 import pytest
 import torch
-from epigrad import _native, errors, forward
+from epigrad import _native, backward, errors, forward
 from epigrad._core import loader
 from epigrad._core.call import Call
 from torch import Tensor
@@ -100,6 +100,36 @@ def test_layouts_and_offsets(device: str) -> None:
         for time in range(TIMES):
             assert_same_bits(forward.lerp(x, x * 2, 0.25), want, f"strides {x.stride()}, call {time}")
         assert runs(device) - before >= HELD
+
+
+@pytest.mark.parametrize(("width", "alone"), [(65, True), (6500, False)])
+def test_small_passes_on_the_cpu_need_no_go(width: int, alone: bool) -> None:
+    whole = torch.randn(3, 32, width)
+    grad, x, y = (
+        whole[:, :, 1:],
+        whole.transpose(0, 1)[:, :, 1:].transpose(0, 1),
+        whole[:1, :, :1].expand(3, 32, width - 1),
+    )
+    both = torch.randn(3, 32, 2 * width)[..., 2:]
+    calls: list[Callable[[], tuple[Tensor | None, ...]]] = [
+        lambda: (forward.activation(x, "gelu"),),
+        lambda: (forward.gated_activation(both, "swiglu"),),
+        lambda: (forward.gated_product(x, y, "geglu"),),
+        lambda: (forward.lerp(x, y, 0.25),),
+        lambda: (forward.lerp(x, y, x),),
+        lambda: (backward.activation_backward(grad, x, "leaky_relu"),),
+        lambda: (backward.gated_activation_backward(grad, both, "swiglu"),),
+        lambda: backward.lerp_backward(grad, None, None, 0.25, needs=(True, True, False)),
+    ]
+    counted: Callable[[], int] = _native.runs_alone
+    for number, call in enumerate(calls):
+        first, before = call(), counted()
+        for time in range(1, TIMES):
+            for one, other in zip(call(), first, strict=True):
+                if other is not None:
+                    assert one is not None
+                    assert_same_bits(one, other, f"call {number}, time {time}")
+        assert counted() - before == (HELD if alone else 0), number
 
 
 @on_devices

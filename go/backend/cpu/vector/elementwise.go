@@ -106,6 +106,23 @@ func (s *pass) elementwise() kernel.Step {
 	}
 }
 
+// program is an epg_program of the pass, nil where there is so much to do that several threads may
+// share it.
+func (s *pass) program() unsafe.Pointer {
+	w := layout.NewWalk(s.dt, s.present()...)
+	if w.Count == 0 || w.Count*s.work >= threads.TaskWork {
+		return nil
+	}
+	var operand, offset [kernels.Operands]int64
+	for i, v := range s.operands {
+		operand[i] = -1
+		if v != nil {
+			operand[i], offset[i] = int64(v.Operand), v.Offset
+		}
+	}
+	return s.engine.NewPass(s.function, s.loops(w), w.Count, &operand, &offset)
+}
+
 // loops says a walk over the present operands as the engine wants it.
 func (s *pass) loops(w *layout.Walk) *kernels.Loops {
 	l := &kernels.Loops{ElementSize: s.dt.Size(), Rank: int64(len(w.Shape))}

@@ -6,7 +6,9 @@
 package vector
 
 import (
+	"runtime"
 	"strings"
+	"unsafe"
 
 	"github.com/epigrad/epigrad/go/backend"
 	"github.com/epigrad/epigrad/go/backend/cpu/kernel"
@@ -76,24 +78,51 @@ func (e *Engine) kernelOf(p backend.Problem, passes ...kernel.Step) backend.Kern
 	return &kernel.Sequence{Facts: e.facts(p, ""), Steps: passes}
 }
 
+// onePass makes the kernel of one pass (into), nil where the engine cannot. C runs a small one
+// without Go.
+func (e *Engine) onePass(p backend.Problem, s *pass, to targets, like *tensor.View) backend.Kernel {
+	run := s.into(to, like)
+	if run == nil {
+		return nil
+	}
+	k := &kernel.Sequence{Facts: e.facts(p, ""), Steps: []kernel.Step{run}}
+	if to == (targets{}) {
+		if program := s.program(); program != nil {
+			programmed := &programmed{k, program}
+			runtime.AddCleanup(programmed, kernels.FreePass, program)
+			return programmed
+		}
+	}
+	return k
+}
+
+// programmed is a kernel that C can run by itself.
+type programmed struct {
+	*kernel.Sequence
+	program unsafe.Pointer
+}
+
+// Program implements backend.Programmed.
+func (k *programmed) Program() unsafe.Pointer { return k.program }
+
 func (e *Engine) activation(p *backend.Activation) backend.Kernel {
 	operands := operandsOf([]*tensor.View{p.Out}, p.Input)
-	return e.kernelOf(p, e.pass("activation_"+p.Kind, p.DType, operands).elementwise())
+	return e.onePass(p, e.pass("activation_"+p.Kind, p.DType, operands), targets{}, nil)
 }
 
 func (e *Engine) activationBackward(p *backend.ActivationBackward) backend.Kernel {
 	operands := operandsOf([]*tensor.View{p.GradInput, p.Out}, p.GradOutput, p.Input)
 	pass := e.pass("activation_backward_"+p.Kind, p.DType, operands)
-	return e.kernelOf(p, pass.into(targets{p.GradBias}, p.Input))
+	return e.onePass(p, pass, targets{p.GradBias}, p.Input)
 }
 
 func (e *Engine) gated(p *backend.Gated) backend.Kernel {
 	operands := operandsOf([]*tensor.View{p.Out}, p.Value, p.Gate)
-	return e.kernelOf(p, e.pass("gated_"+p.Activation, p.DType, operands).elementwise())
+	return e.onePass(p, e.pass("gated_"+p.Activation, p.DType, operands), targets{}, nil)
 }
 
 func (e *Engine) gatedBackward(p *backend.GatedBackward) backend.Kernel {
 	operands := operandsOf([]*tensor.View{p.GradValue, p.GradGate}, p.GradOutput, p.Value, p.Gate)
 	pass := e.pass("gated_backward_"+p.Activation, p.DType, operands)
-	return e.kernelOf(p, pass.into(targets{p.GradBiasValue, p.GradBiasGate}, p.Gate))
+	return e.onePass(p, pass, targets{p.GradBiasValue, p.GradBiasGate}, p.Gate)
 }

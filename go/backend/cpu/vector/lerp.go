@@ -10,7 +10,7 @@ import (
 
 func (e *Engine) lerp(p *backend.Lerp) backend.Kernel {
 	operands := operandsOf([]*tensor.View{p.Out}, p.Start, p.End, p.Weight)
-	return e.kernelOf(p, e.pass("lerp", p.DType, operands).elementwise())
+	return e.onePass(p, e.pass("lerp", p.DType, operands), targets{}, nil)
 }
 
 // lerpBackward makes one pass of the gradients that keep grad_output's shape and of the sums of one
@@ -45,6 +45,9 @@ func (e *Engine) lerpBackward(p *backend.LerpBackward) backend.Kernel {
 			inputs[3] = p.Weight
 		}
 		pass := e.pass("lerp_backward", p.DType, operandsOf(together[:], inputs...))
+		if !more && passes == nil {
+			return e.onePass(p, pass, now, p.Weight)
+		}
 		passes = append(passes, pass.into(now, p.Weight))
 		if !more {
 			return e.kernelOf(p, passes...)

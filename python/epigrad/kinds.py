@@ -174,7 +174,7 @@ def _listed(rows: Mapping[str, ActivationRow | GatedRow], formula: Any) -> str:
     """A table for a docstring: each name with its parameters and its formula."""
     lines = []
     for row in rows.values():
-        parameters = ", ".join(f"{parameter.name}={parameter.default:g}" for parameter in row.parameters)
+        parameters = ", ".join(f"{parameter.name}={_number(parameter.default)}" for parameter in row.parameters)
         lines.append(f"        ``{row.name}``{f' ({parameters})' if parameters else ''}: {formula(row)}\n")
     return "".join(lines)
 

@@ -66,7 +66,9 @@ def row(ratio: float, dtype: str = "float32", threads: int = 2, direction: str =
 
 def test_the_summary_has_mean_worst_and_share() -> None:
     rows = [row(0.5), row(2.0, "float64"), row(1.02), row(3.0, threads=1), row(0.7, direction=bench_cpu.FORWARD)]
-    both, alone, forward = bench_cpu.summary(rows)
+    both, alone, forward, float16 = bench_cpu.summary([*rows, row(0.1, "float16")])
+    assert both["dtypes"] == ["float32", "float64"]
+    assert (float16["dtypes"], float16["geometric_mean"], float16["goal"]) == (["float16"], pytest.approx(0.1), None)
     assert both["points"] == 3
     assert both["geometric_mean"] == pytest.approx(1.02 ** (1 / 3))
     assert (both["worst"], both["worst_at"]) == (2.0, {"size": [1, 2, 3], "dtype": "float64"})

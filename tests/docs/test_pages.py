@@ -61,11 +61,14 @@ def test_the_readme_begins_with_code_and_the_table() -> None:
 
 def test_the_table_of_the_readme_is_that_of_the_records() -> None:
     page = README.read_text()
-    assert readme.filled(page) == page, STALE
+    assert readme.filled(page, readme.table()) == page, STALE
+    page = readme.PERFORMANCE.read_text()
+    assert readme.filled(page, readme.cpu_table()) == page, STALE
 
 
 def test_the_picture_of_the_readme_is_that_of_the_records() -> None:
     assert readme.description().encode() in readme.PICTURE.read_bytes(), STALE
+    assert readme.cpu_description().encode() in readme.CPU_PICTURE.read_bytes(), STALE
     times = [ours for _, ours, _ in readme.bars()]
     assert 6 <= len(times) <= 8
     assert max(times) > 1, "the picture hides the rows that epigrad loses"

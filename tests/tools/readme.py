@@ -1,10 +1,11 @@
-"""Writes the table of README.md and draws its picture, from the records of docs/results.
+"""Writes the tables of README.md and docs/performance.md and draws their pictures, from the records
+of docs/results.
 
     python -m tests.tools.readme
 
-fills what stands between two comments of README.md, and draws docs/results/readme.png. Accuracy
-comes from the pages that tests/tools/accuracy.py writes. tests/docs/test_pages.py fails where the
-table or the picture is stale.
+fills what stands between two comments of each page, and draws the pictures of docs/results that
+have no record of their own name. Accuracy comes from the pages that tests/tools/accuracy.py writes.
+tests/docs/test_pages.py fails where a table or a picture is stale.
 """
 
 from __future__ import annotations
@@ -15,10 +16,14 @@ import re
 from collections.abc import Collection, Iterable
 from typing import Any, NamedTuple
 
+from epigrad.cli import bench_cpu, picture
+
 from tests.support.repository import ROOT
 
 README = ROOT / "README.md"
+PERFORMANCE = ROOT / "docs" / "performance.md"
 PICTURE = ROOT / "docs" / "results" / "readme.png"
+CPU_PICTURE = ROOT / "docs" / "results" / "readme-cpu.png"
 
 BEGIN = "<!-- python -m tests.tools.readme writes this table -->\n"
 END = "<!-- the end of the table -->\n"
@@ -27,8 +32,9 @@ END = "<!-- the end of the table -->\n"
 Source = tuple[str, str]
 H200 = ("NVIDIA H200", "docs/results/2026-11-21-cuda-nvidia-h200.json")
 CPUS = (
-    ("Intel Xeon", "docs/results/2026-11-22-cpu-intel-xeon.json"),
-    ("AMD EPYC", "docs/results/2026-11-22-cpu-amd-epyc.json"),
+    ("Intel Xeon", "docs/results/2026-11-23-cpu-intel-xeon.json"),
+    ("AMD EPYC", "docs/results/2026-11-23-cpu-amd-epyc.json"),
+    ("AMD EPYC, AVX2, one thread", "docs/results/2026-11-23-cpu-amd-epyc-avx2.json"),
 )
 ACCURACY = (("NVIDIA H200", "docs/accuracy-cuda.md"), ("CPU", "docs/accuracy.md"))
 
@@ -71,6 +77,10 @@ def row(bar: Bar) -> dict[str, Any]:
     return found
 
 
+# Which of the CPUs README.md has a picture of.
+CPU_SHOWN = 1
+
+
 def gates(sources: Iterable[Source], dtypes: Collection[str]) -> str:
     """SwiGLU's and GeGLU's times over eager's, from the least to the largest."""
     ratios = [
@@ -82,6 +92,51 @@ def gates(sources: Iterable[Source], dtypes: Collection[str]) -> str:
         and row["dtype"] in dtypes
     ]
     return f"{min(ratios):.2f} to {max(ratios):.2f}"
+
+
+def of_cpu(source: Source) -> list[dict[str, Any]]:
+    """The lines of a CPU's summary on all threads, both directions together where they are."""
+    record = json.loads((ROOT / source[1]).read_text())
+    lines: list[dict[str, Any]] = [line for line in record["summary"] if line["threads"] == record["threads"]]
+    return [line for line in lines if line["direction"] == bench_cpu.BOTH or line["case"] == "product"]
+
+
+LAYERS = ("linear", "mlp", "gated_mlp")
+
+
+def layers(source: Source) -> str:
+    """The mean ratios of layers on a CPU, without float16."""
+    means = {line["case"]: line["geometric_mean"] for line in of_cpu(source) if "float32" in line["dtypes"]}
+    return ", ".join(f"{means[case]:.2f}" for case in LAYERS)
+
+
+def cpu_table() -> str:
+    """The table of docs/performance.md: mean ratios by dtype, and the worst without float16."""
+    text = f"| operation | measured on | {' | '.join(picture.COLORS)} | worst but float16 |\n" + "|---" * 7 + "|\n"
+    parts: dict[tuple[str, str], list[str]] = {}
+    for machine, path in CPUS:
+        record = json.loads((ROOT / path).read_text())
+        for line in of_cpu((machine, path)):
+            if "float32" not in line["dtypes"]:
+                continue
+            name = (line["case"], line["kind"])
+            own = [
+                row
+                for row in record["rows"]
+                if all(row[key] == line[key] for key in ("case", "kind", "direction", "threads"))
+            ]
+            cells = [_mean([row["ratio"] for row in own if row["dtype"] == dtype]) for dtype in picture.COLORS]
+            at = "x".join(map(str, line["worst_at"]["size"]))
+            cells.append(f"{line['worst']:.2f} at {at} {line['worst_at']['dtype']}")
+            parts.setdefault(name, []).append(f"| {machine} | {' | '.join(cells)} |\n")
+    for (case, kind), lines in parts.items():
+        for place, line in enumerate(lines):
+            text += f"| {'' if place else f'{case} {kind}'.replace('_', ' ')} {line}"
+    return text
+
+
+def _mean(ratios: Collection[float]) -> str:
+    return f"{math.exp(sum(map(math.log, ratios)) / len(ratios)):.2f}" if ratios else "-"
 
 
 def worst(columns: Collection[str]) -> float:
@@ -106,7 +161,15 @@ def table() -> str:
     lines: list[tuple[str, str, str, Iterable[Source]]] = [
         ("Time of SwiGLU and GeGLU, bfloat16 and float16", gates([H200], HALF), "1", [H200]),
         ("Time of SwiGLU and GeGLU, float32 and float64", gates([H200], FULL), "1", [H200]),
-        ("Time of SwiGLU and GeGLU, all dtypes", gates(CPUS, HALF + FULL), "1", CPUS),
+        *(
+            (
+                "Time of a GELU layer, an MLP and a SwiGLU MLP, each the mean of ten sizes and three dtypes",
+                layers((machine, path)),
+                "1",
+                [(machine, path)],
+            )
+            for machine, path in CPUS[:2]  # with AVX2 alone PyTorch has no fast bfloat16, which would flatter a mean
+        ),
         (
             f"Memory that a {mlp.name} of {mlp.size} keeps for backward, {mlp.dtype}",
             kept["epigrad"],
@@ -127,10 +190,10 @@ def table() -> str:
     return text
 
 
-def filled(page: str) -> str:
-    """README.md with its table anew."""
+def filled(page: str, table: str) -> str:
+    """A page with its table anew."""
     before, rest = page.split(BEGIN)
-    return before + BEGIN + table() + END + rest.split(END)[1]
+    return before + BEGIN + table + END + rest.split(END)[1]
 
 
 def bars() -> list[tuple[str, float, float]]:
@@ -146,6 +209,11 @@ def bars() -> list[tuple[str, float, float]]:
 def description() -> str:
     """What the picture's file says that it shows."""
     return json.dumps(bars())
+
+
+def cpu_description() -> str:
+    """The same of the picture of a CPU."""
+    return json.dumps([round(line["geometric_mean"], 2) for line in of_cpu(CPUS[CPU_SHOWN])])
 
 
 def draw() -> None:
@@ -175,9 +243,19 @@ def draw() -> None:
     pyplot.close(figure)
 
 
+def draw_cpu() -> None:
+    machine, path = CPUS[CPU_SHOWN]
+    title = f"Time on an {machine}, forward and backward, relative to PyTorch eager: below 1 is faster"
+    picture.plot_overview(
+        CPU_PICTURE, title, rows((machine, path)), metadata={"Software": None, "Description": cpu_description()}
+    )
+
+
 def main() -> None:
-    README.write_text(filled(README.read_text()))
+    README.write_text(filled(README.read_text(), table()))
+    PERFORMANCE.write_text(filled(PERFORMANCE.read_text(), cpu_table()))
     draw()
+    draw_cpu()
 
 
 if __name__ == "__main__":

@@ -19,6 +19,8 @@ _PLACES = {name: place for place, name in enumerate(GATE_NAMES)}
 
 
 class _Fields(NamedTuple):
+    """A class of its own, since a named tuple has no room for what `Call` computes once."""
+
     op: str
     kind: str | None = None
     parameters: tuple[float, ...] = ()

@@ -1,6 +1,7 @@
 """What Python knows of the core without loading it: the tables that the build writes (go/tables).
 
 Constructors and operators look names up here. So a process that only makes modules may still fork.
+The core checks names and parameters again: C and Go call it too.
 """
 
 from __future__ import annotations

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import os
 import pathlib
 import platform
 import re
@@ -34,8 +35,20 @@ SECONDS, QUICK_SECONDS = 0.5, 0.05
 # A call that takes longer is measured once.
 SLOW = 1.0
 
+# Where PyTorch multiplies float16 without vector instructions, a larger product takes a minute.
+MOST_FLOAT16 = 1 << 28
+
 # What a ratio may be for epigrad to be at least as fast, within noise.
 LEVEL = 1.02
+
+# What chooses the instructions of epigrad's kernels and of PyTorch's.
+ENVIRONMENT = (
+    "EPIGRAD_CPU_ENGINE",
+    "EPIGRAD_CPU_THREADS",
+    "ATEN_CPU_CAPABILITY",
+    "MKL_ENABLE_INSTRUCTIONS",
+    "ONEDNN_MAX_CPU_ISA",
+)
 
 FORWARD, BOTH = "forward", "forward and backward"
 
@@ -185,6 +198,8 @@ def points(threads: int, every_kind: bool) -> Iterator[Point]:
                 for direction in curve.directions:
                     for dtype in tables.DTYPES:
                         for size in curve.sizes:
+                            if dtype["name"] == "float16" and math.prod(size) > MOST_FLOAT16:
+                                continue
                             yield Point(curve, kind, size, str(dtype["name"]), direction, count)
 
 
@@ -203,7 +218,12 @@ def run(args: argparse.Namespace) -> int:
         unit="seconds of one call: median, quartiles, fastest; ratio: epigrad's fastest over PyTorch's",
         path=args.json,
         slug="cpu",
-        facts={"threads": threads, "backend": _backend(), "summary": []},
+        facts={
+            "threads": threads,
+            "backend": _backend(),
+            "environment": {name: os.environ[name] for name in ENVIRONMENT if name in os.environ},
+            "summary": [],
+        },
     )
     try:
         with Progress(len(chosen), args.json) as progress:
@@ -225,6 +245,8 @@ def run(args: argparse.Namespace) -> int:
 
 def _command(args: argparse.Namespace) -> str:
     flags = [f"--{name.replace('_', '-')}" for name in ("quick", "all_kinds", "compile") if getattr(args, name)]
+    if args.seconds is not None:
+        flags.append(f"--seconds {args.seconds:g}")
     if args.rows is not None:
         flags.append(f"--rows {args.rows.pattern!r}")
     return " ".join(["python -m epigrad bench --device cpu", *flags])
@@ -287,14 +309,18 @@ def _step(operation: Operation, tensors: list[Tensor], grad: Tensor | None) -> C
 def summary(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     """For each operation, direction and number of threads: the geometric mean of the ratios, the
     worst, and the part that is at most `LEVEL`.
+
+    Float16 has lines of its own. On many processors PyTorch multiplies it without vector
+    instructions, and its ratios would flatter a mean.
     """
-    groups: dict[tuple[str, str, str, int], list[dict[str, Any]]] = {}
+    groups: dict[tuple[str, str, str, int, bool], list[dict[str, Any]]] = {}
     for row in rows:
-        groups.setdefault((row["case"], row["kind"], row["direction"], row["threads"]), []).append(row)
+        key = (row["case"], row["kind"], row["direction"], row["threads"], row["dtype"] == "float16")
+        groups.setdefault(key, []).append(row)
     goals = {curve.name: (curve.goal, curve.directions[-1]) for curve in CURVES}
-    most = max((threads for _, _, _, threads in groups), default=1)
+    most = max((threads for _, _, _, threads, _ in groups), default=1)
     lines = []
-    for (case, kind, direction, threads), members in groups.items():
+    for (case, kind, direction, threads, float16), members in groups.items():
         worst = max(members, key=lambda row: float(row["ratio"]))
         ratios = [row["ratio"] for row in members]
         goal, of = goals[case]
@@ -304,19 +330,20 @@ def summary(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
                 "kind": kind,
                 "direction": direction,
                 "threads": threads,
+                "dtypes": list(dict.fromkeys(row["dtype"] for row in members)),
                 "points": len(members),
                 "geometric_mean": math.exp(sum(map(math.log, ratios)) / len(ratios)),
                 "worst": worst["ratio"],
                 "worst_at": {"size": worst["size"], "dtype": worst["dtype"]},
                 "share_at_level": sum(ratio <= LEVEL for ratio in ratios) / len(ratios),
-                "goal": goal if direction == of and threads == most else None,
+                "goal": goal if direction == of and threads == most and not float16 else None,
             }
         )
     return lines
 
 
 def _print(report: Report) -> None:
-    header = ["operation", "direction", "threads", "points", "geometric mean", "goal", "worst", f"at most {LEVEL}"]
+    header = ["operation", "direction", "threads", "dtypes", "geometric mean", "goal", "worst", f"at most {LEVEL}"]
     lines = []
     for line in report.facts["summary"]:
         mean, goal, at = line["geometric_mean"], line["goal"], line["worst_at"]
@@ -325,7 +352,7 @@ def _print(report: Report) -> None:
                 f"{line['case']} {line['kind']}",
                 line["direction"],
                 line["threads"],
-                line["points"],
+                ", ".join(line["dtypes"]),
                 f"{mean:.2f}",
                 "" if goal is None else f"{goal:.2f} {'met' if mean <= goal else 'short'}",
                 f"{line['worst']:.2f} at {'x'.join(map(str, at['size']))} {at['dtype']}",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pathlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 # The range of ratios that is drawn; what is beyond runs out of its panel.
@@ -17,54 +17,107 @@ def plot_curves(path: pathlib.Path, title: str, rows: Sequence[dict[str, Any]]) 
     """Draw each operation's ratios over sizes: a line of panels, one for each direction and number
     of threads, with a curve for each dtype.
     """
+    names = list(dict.fromkeys((row["case"], row["kind"]) for row in rows))
+    views = list(dict.fromkeys((row["direction"], row["threads"]) for row in rows))
+    panels = [[(name, view) for view in views] for name in names]
+    _draw(path, title, rows, panels, lambda name, view: f"{_named(name)}\n{_seen(view)}")
+
+
+def plot_overview(
+    path: pathlib.Path, title: str, rows: Sequence[dict[str, Any]], metadata: Mapping[str, str | None], columns: int = 3
+) -> None:
+    """Draw what `plot_curves` has for forward and backward together on all threads, in a few
+    columns, into a file with these `metadata`."""
+    most = max(row["threads"] for row in rows)
+    view = ("forward and backward", most)
+    chosen = [row for row in rows if (row["direction"], row["threads"]) == view]
+    names = list(dict.fromkeys((row["case"], row["kind"]) for row in chosen))
+    lines = [names[first : first + columns] for first in range(0, len(names), columns)]
+    panels = [[(name, view) for name in line] for line in lines]
+    _draw(path, title, chosen, panels, lambda name, view: _named(name), metadata)
+
+
+Name = tuple[str, str]
+View = tuple[str, int]
+
+
+def _named(name: Name) -> str:
+    return " ".join(name).replace("_", " ")
+
+
+def _seen(view: View) -> str:
+    direction, threads = view
+    return f"{direction}, {threads} thread{'s' * (threads > 1)}"
+
+
+def _draw(
+    path: pathlib.Path,
+    title: str,
+    rows: Sequence[dict[str, Any]],
+    panels: Sequence[Sequence[tuple[Name, View]]],
+    heading: Callable[[Name, View], str],
+    metadata: Mapping[str, str | None] | None = None,
+) -> None:
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
+    from matplotlib.lines import Line2D
     from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
-    names = list(dict.fromkeys((row["case"], row["kind"]) for row in rows))
-    views = list(dict.fromkeys((row["direction"], row["threads"]) for row in rows))
-    size = (2.3 * max(2, len(views)), 0.7 + 1.35 * len(names))
-    figure, grid = pyplot.subplots(
-        len(names), len(views), figsize=size, squeeze=False, sharex="row", sharey=True, layout="constrained"
-    )
-    for line, name in zip(grid, names, strict=True):
-        for axes, view in zip(line, views, strict=True):
-            _panel(axes, [r for r in rows if (r["case"], r["kind"]) == name and (r["direction"], r["threads"]) == view])
-        line[0].set_ylabel(" ".join(name).replace("_", " "), fontsize=8)
-    for axes, (direction, threads) in zip(grid[0], views, strict=True):
-        axes.set_title(f"{direction}, {threads} thread{'s' * (threads > 1)}", fontsize=8)
-    for axes in grid.flat:
-        axes.set_xscale("log")
-        axes.set_yscale("log")
-        axes.yaxis.set_major_locator(FixedLocator([0.25, 0.5, 1, 2, 4]))
-        axes.yaxis.set_minor_locator(NullLocator())
-        axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:g}"))
-        axes.tick_params(labelsize=7)
+    columns = max(len(line) for line in panels)
+    size = (2.6 * max(2, columns), 1.0 + 1.95 * len(panels))
+    figure, grid = pyplot.subplots(len(panels), columns, figsize=size, squeeze=False, sharey=True, layout="constrained")
     ratios = [row["ratio"] for row in rows]
-    grid[0, 0].set_ylim(max(SMALLEST, 0.9 * min(ratios)), min(LARGEST, 1.1 * max(2.0, *ratios)))
-    figure.supxlabel("multiply-adds of a product, or elements", fontsize=8)
+    bottom, top = max(SMALLEST, 0.9 * min(ratios)), min(LARGEST, 1.1 * max(2.0, *ratios))
+    for axes in grid.flat:
+        axes.set_axis_off()
+    for line, contents in zip(grid, panels, strict=True):
+        for axes, (name, view) in zip(line, contents, strict=False):
+            own = [r for r in rows if (r["case"], r["kind"]) == name and (r["direction"], r["threads"]) == view]
+            if not own:
+                continue
+            axes.set_axis_on()
+            _panel(axes, own)
+            axes.set_title(heading(name, view), fontsize=8)
+            axes.set_yscale("log")
+            axes.set_ylim(bottom, top)
+            axes.yaxis.set_major_locator(FixedLocator([0.25, 0.5, 1, 2, 4]))
+            axes.yaxis.set_minor_locator(NullLocator())
+            axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:g}"))
+            axes.tick_params(labelsize=7)
+            axes.tick_params(axis="x", labelrotation=90, labelsize=6)
+    dtypes = {row["dtype"] for row in rows}
+    handles = [Line2D([], [], color=color, label=dtype) for dtype, color in COLORS.items() if dtype in dtypes]
     figure.suptitle(title, fontsize=9, x=0.01, ha="left")
-    handles = {
-        text: handle for axes in grid.flat for handle, text in zip(*axes.get_legend_handles_labels(), strict=True)
-    }
-    figure.legend(handles.values(), handles.keys(), loc="outside upper right", ncols=4, fontsize=8, frameon=False)
-    figure.savefig(path, dpi=120)
+    figure.legend(handles=handles, loc="outside lower center", ncols=4, fontsize=8, frameon=False)
+    figure.savefig(path, dpi=120, metadata=metadata)
     pyplot.close(figure)
     print(f"wrote {path}", file=sys.stderr)
 
 
 def _panel(axes: Any, rows: Sequence[dict[str, Any]]) -> None:
-    if not rows:
-        axes.set_axis_off()
-        return
+    """Ratios over sizes, which lie side by side by the work that they are."""
+    sizes = sorted({(row["work"], tuple(row["size"])) for row in rows})
+    places = {size: place for place, (_, size) in enumerate(sizes)}
     axes.axhspan(1, LARGEST, color="#f3e3dc", linewidth=0)
     axes.axhline(1, color="#444444", linewidth=0.8)
     for dtype, color in COLORS.items():
-        own = sorted((row["work"], row["ratio"]) for row in rows if row["dtype"] == dtype)
+        own = sorted((places[tuple(row["size"])], row["ratio"]) for row in rows if row["dtype"] == dtype)
         if own:
-            axes.plot(*zip(*own, strict=True), ".-", color=color, linewidth=1, markersize=3, label=dtype)
+            axes.plot(*zip(*own, strict=True), ".-", color=color, linewidth=1, markersize=3)
+    axes.set_xticks(range(len(sizes)), [_size(size) for _, size in sizes])
+
+
+def _size(size: Sequence[int]) -> str:
+    """64x256x1024; of elements 64, 1k, 16M."""
+    if len(size) > 1:
+        return "x".join(map(str, size))
+    (count,) = size
+    for unit, letter in ((1 << 20, "M"), (1 << 10, "k")):
+        if count >= unit and count % unit == 0:
+            return f"{count // unit}{letter}"
+    return str(count)
 
 
 def plot(

@@ -37,6 +37,21 @@ def told(timing: Row) -> str:
     return f"{seconds_told(timing['median'])} +-{Timing(**timing).spread:.0%}"
 
 
+def written(contents: dict[str, Any]) -> str:
+    """A file's text: a line for each row, and numbers with six digits."""
+    head = _rounded({name: value for name, value in contents.items() if name != "rows"})
+    rows = ",\n  ".join(json.dumps(_rounded(row)) for row in contents["rows"])
+    return json.dumps(head, indent=1)[:-2] + f',\n "rows": [\n  {rows}\n ]\n}}\n'
+
+
+def _rounded(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _rounded(part) for name, part in value.items()}
+    if isinstance(value, list):
+        return [_rounded(part) for part in value]
+    return float(f"{value:.6g}") if isinstance(value, float) else value
+
+
 class Progress:
     """rich's progress bar on a terminal where it is installed, else one line for each row; on
     stderr where stdout is for JSON.
@@ -105,13 +120,13 @@ class Report:
         if self.path is not None and self.path != STDOUT:
             path = self.place(self.path, "json")
             half = path.with_suffix(".part")
-            half.write_text(json.dumps(self.contents(), indent=1) + "\n")
+            half.write_text(written(self.contents()))
             os.replace(half, path)
 
     def finish(self, print_tables: Callable[[], None]) -> None:
         """Print the tables and where the file is, or the JSON on stdout."""
         if self.path == STDOUT:
-            print(json.dumps(self.contents(), indent=1))
+            print(written(self.contents()), end="")
             return
         print_tables()
         if self.path is not None:

@@ -42,7 +42,6 @@ INLINE d_m d_less(d_v a, d_v b) { return vcltq_f64(a, b); }
 INLINE f_m f_at_most(f_v a, f_v b) { return vcleq_f32(a, b); }
 INLINE d_m d_at_most(d_v a, d_v b) { return vcleq_f64(a, b); }
 
-INLINE f_m f_within(f_v x, float limit) { return ~f_less(f_set(limit), x); }
 INLINE d_m d_within(d_v x, double limit) { return ~d_less(d_set(limit), x); }
 
 INLINE f_v f_select(f_m mask, f_v yes, f_v no) { return vbslq_f32(mask, yes, no); }
@@ -63,17 +62,13 @@ INLINE d_m d_denormal(d_v x) { return d_less(d_set(0), d_abs(x)) & d_less(d_abs(
 INLINE f_m f_either(f_m a, f_m b) { return a | b; }
 INLINE d_m d_either(d_m a, d_m b) { return a | b; }
 INLINE f_m f_both(f_m a, f_m b) { return a & b; }
-INLINE f_m f_everywhere(void) { return vdupq_n_u32(UINT32_MAX); }
-INLINE d_m d_everywhere(void) { return vdupq_n_u64(UINT64_MAX); }
 INLINE int f_any(f_m mask) { return vmaxvq_u32(mask) != 0; }
-INLINE int f_all(f_m mask) { return vminvq_u32(mask) != 0; }
 INLINE int d_any(d_m mask) { return vmaxvq_u32(vreinterpretq_u32_u64(mask)) != 0; }
 
 INLINE f_v f_round(f_v x) { return vrndnq_f32(x); }
 INLINE d_v d_round(d_v x) { return vrndnq_f64(x); }
 
 // Where a mask is set, else zero.
-INLINE f_v f_where(f_m mask, f_v x) { return vreinterpretq_f32_u32(mask & vreinterpretq_u32_f32(x)); }
 INLINE d_v d_where(d_m mask, d_v x) { return vreinterpretq_f64_u64(mask & vreinterpretq_u64_f64(x)); }
 
 // 2^k for the exponents of normal numbers.
@@ -90,7 +85,6 @@ INLINE d_v d_scale(d_v x, d_v k) {
 }
 INLINE d_v d_scale_where(d_m mask, d_v x, d_v k) { return d_where(mask, d_scale(x, k)); }
 // No number has room for a power below 2^-126: of zero, it is all the same which.
-INLINE f_v f_scale_normal_where(f_m mask, f_v x, f_v k) { return f_where(mask, x * f_power_of_two(vmaxq_f32(f_set(-126), k))); }
 INLINE d_v d_scale_normal(d_v x, d_v k) { return x * d_power_of_two(k); }
 
 INLINE d_v d_low(f_v x) { return vcvt_f64_f32(vget_low_f32(x)); }

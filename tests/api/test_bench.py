@@ -15,7 +15,7 @@ import pytest
 import torch
 from epigrad import cli
 from epigrad._core import tables
-from epigrad.cli import bench_cpu, bench_cuda, cuda_rows, report, timing
+from epigrad.cli import bench_cpu, bench_cuda, cuda_rows, picture, report, timing
 from epigrad.cli.cuda_rows import BACKWARD, BOTH, FORWARD, Case
 from epigrad.cli.table import print_table
 
@@ -66,15 +66,57 @@ def row(ratio: float, dtype: str = "float32", threads: int = 2, direction: str =
 
 def test_the_summary_has_mean_worst_and_share() -> None:
     rows = [row(0.5), row(2.0, "float64"), row(1.02), row(3.0, threads=1), row(0.7, direction=bench_cpu.FORWARD)]
-    both, alone, forward, float16 = bench_cpu.summary([*rows, row(0.1, "float16")])
+    both, _, _, float16 = bench_cpu.summary([*rows, row(0.1, "float16")])
     assert both["dtypes"] == ["float32", "float64"]
     assert (float16["dtypes"], float16["geometric_mean"], float16["goal"]) == (["float16"], pytest.approx(0.1), None)
     assert both["points"] == 3
     assert both["geometric_mean"] == pytest.approx(1.02 ** (1 / 3))
     assert (both["worst"], both["worst_at"]) == (2.0, {"size": [1, 2, 3], "dtype": "float64"})
     assert both["share_at_level"] == pytest.approx(2 / 3)
-    assert (both["goal"], alone["goal"], forward["goal"]) == (0.95, None, None)
     assert bench_cpu.summary([]) == []
+
+
+def test_whole_curves_on_all_threads_have_a_goal() -> None:
+    rows = [
+        row(0.5, threads=threads, direction=direction) | {"size": list(size)}
+        for threads in (1, 2)
+        for direction in (bench_cpu.FORWARD, bench_cpu.BOTH)
+        for size in bench_cpu.PRODUCTS
+    ]
+    assert [line["goal"] for line in bench_cpu.summary(rows)] == [None, None, None, 0.95]
+    assert [line["goal"] for line in bench_cpu.summary(rows[:-1])] == [None] * 4
+
+
+@pytest.mark.parametrize("name", ["linear", "mlp", "gated_mlp"])
+def test_preactivations_have_the_standard_deviation_1(name: str) -> None:
+    (curve,) = (curve for curve in bench_cpu.CURVES if curve.name == name)
+    for size in ((64, 256, 1024), (256, 256, 1024)):  # of which one has as many rows as inputs
+        point = bench_cpu.Point(curve, curve.kind, size, "float32", bench_cpu.BOTH, 1)
+        made = bench_cpu.operands(point, torch.Generator().manual_seed(0))
+        for weight in (tensor for tensor in made[1:] if tensor.ndim == 2):
+            deviation = weight.std().item() * weight.shape[1] ** 0.5
+            assert 0.98 < deviation < 1.02, tuple(weight.shape)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (("--seconds", "abc"), "want seconds, more than 0"),
+        (("--seconds", "inf"), "want seconds, more than 0"),
+        (("--plot", "picture.foo"), "want a directory, or a name that ends in .png"),
+        (("--json", "nowhere"), "want a directory that exists, or a file's name with a suffix"),
+    ],
+)
+def test_refuses_before_it_measures(arguments: tuple[str, ...], text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        run(*arguments)
+    assert text in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("ratios", [(1.5, 3.0), (0.2,), (0.001, 40.0)])
+def test_a_picture_shows_where_eager_is(ratios: tuple[float, ...]) -> None:
+    bottom, top = picture._limits(ratios)
+    assert 0 < bottom < 1 < top
 
 
 @pytest.mark.skipif(importlib.util.find_spec("matplotlib") is None, reason="matplotlib draws the picture")

@@ -64,6 +64,8 @@ def test_the_table_of_the_readme_is_that_of_the_records() -> None:
     assert readme.filled(page, readme.table()) == page, STALE
     page = readme.PERFORMANCE.read_text()
     assert readme.filled(page, readme.cpu_table()) == page, STALE
+    page = readme.RESULTS.read_text()
+    assert readme.filled(page, readme.summary_table()) == page, STALE
 
 
 def test_the_picture_of_the_readme_is_that_of_the_records() -> None:

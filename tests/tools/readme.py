@@ -10,6 +10,7 @@ tests/docs/test_pages.py fails where a table or a picture is stale.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import re
@@ -22,6 +23,7 @@ from tests.support.repository import ROOT
 
 README = ROOT / "README.md"
 PERFORMANCE = ROOT / "docs" / "performance.md"
+RESULTS = ROOT / "docs" / "results" / "README.md"
 PICTURE = ROOT / "docs" / "results" / "readme.png"
 CPU_PICTURE = ROOT / "docs" / "results" / "readme-cpu.png"
 
@@ -87,9 +89,7 @@ def gates(sources: Iterable[Source], dtypes: Collection[str]) -> str:
         row["ratio"]
         for source in sources
         for row in rows(source)
-        if (row.get("op") == "gated" or row.get("case", "").startswith("gated "))
-        and row["kind"] in ("swiglu", "geglu")
-        and row["dtype"] in dtypes
+        if row["op"] == "gated" and row["kind"] in ("swiglu", "geglu") and row["dtype"] in dtypes
     ]
     return f"{min(ratios):.2f} to {max(ratios):.2f}"
 
@@ -102,6 +102,7 @@ def of_cpu(source: Source) -> list[dict[str, Any]]:
 
 
 LAYERS = ("linear", "mlp", "gated_mlp")
+OF_A_CURVE = ("case", "kind", "direction", "threads")
 
 
 def layers(source: Source) -> str:
@@ -120,18 +121,35 @@ def cpu_table() -> str:
             if "float32" not in line["dtypes"]:
                 continue
             name = (line["case"], line["kind"])
-            own = [
-                row
-                for row in record["rows"]
-                if all(row[key] == line[key] for key in ("case", "kind", "direction", "threads"))
-            ]
-            cells = [_mean([row["ratio"] for row in own if row["dtype"] == dtype]) for dtype in picture.COLORS]
+            own = [point for point in record["rows"] if all(point[key] == line[key] for key in OF_A_CURVE)]
+            cells = [_mean([point["ratio"] for point in own if point["dtype"] == dtype]) for dtype in picture.COLORS]
             at = "x".join(map(str, line["worst_at"]["size"]))
             cells.append(f"{line['worst']:.2f} at {at} {line['worst_at']['dtype']}")
             parts.setdefault(name, []).append(f"| {machine} | {' | '.join(cells)} |\n")
     for (case, kind), lines in parts.items():
         for place, line in enumerate(lines):
             text += f"| {'' if place else f'{case} {kind}'.replace('_', ' ')} {line}"
+    return text
+
+
+def summary_table() -> str:
+    """The table of docs/results/README.md: an operation's mean, worst and share on each machine."""
+    machines: list[dict[tuple[str, ...], dict[str, Any]]] = []
+    for _, path in CPUS:
+        record = json.loads((ROOT / path).read_text())
+        lines = [
+            line for line in record["summary"] if line["threads"] == record["threads"] and "float32" in line["dtypes"]
+        ]
+        machines.append({(line["case"], line["kind"], line["direction"]): line for line in lines})
+    text = f"| operation | direction | goal | {' | '.join(machine for machine, _ in CPUS)} |\n" + "|---" * 6 + "|\n"
+    for key in machines[0]:
+        goal = machines[0][key]["goal"]
+        cells = [
+            f"{line['geometric_mean']:.2f}, {line['worst']:.2f}, {line['share_at_level']:.0%}"
+            for line in (machine[key] for machine in machines)
+        ]
+        name = " ".join(key[:2]).replace("_", " ")
+        text += f"| {name} | {key[2]} | {'' if goal is None else f'{goal:.2f}'} | {' | '.join(cells)} |\n"
     return text
 
 
@@ -213,7 +231,7 @@ def description() -> str:
 
 def cpu_description() -> str:
     """The same of the picture of a CPU."""
-    return json.dumps([round(line["geometric_mean"], 2) for line in of_cpu(CPUS[CPU_SHOWN])])
+    return hashlib.sha256((ROOT / CPUS[CPU_SHOWN][1]).read_bytes()).hexdigest()
 
 
 def draw() -> None:
@@ -245,7 +263,7 @@ def draw() -> None:
 
 def draw_cpu() -> None:
     machine, path = CPUS[CPU_SHOWN]
-    title = f"Time on an {machine}, forward and backward, relative to PyTorch eager: below 1 is faster"
+    title = f"Time on an {machine} relative to PyTorch eager, products forward, others with backward: below 1 is faster"
     picture.plot_overview(
         CPU_PICTURE, title, rows((machine, path)), metadata={"Software": None, "Description": cpu_description()}
     )
@@ -254,6 +272,7 @@ def draw_cpu() -> None:
 def main() -> None:
     README.write_text(filled(README.read_text(), table()))
     PERFORMANCE.write_text(filled(PERFORMANCE.read_text(), cpu_table()))
+    RESULTS.write_text(filled(RESULTS.read_text(), summary_table()))
     draw()
     draw_cpu()
 

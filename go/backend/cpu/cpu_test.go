@@ -3,14 +3,18 @@ package cpu_test
 import (
 	"errors"
 	"os"
+	"runtime"
 	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/epigrad/epigrad/go/backend"
 	"github.com/epigrad/epigrad/go/backend/cpu"
 	"github.com/epigrad/epigrad/go/backend/cpu/threads/openmp/openmptest"
+	"github.com/epigrad/epigrad/go/dtype"
 	"github.com/epigrad/epigrad/go/optest"
+	"github.com/epigrad/epigrad/go/tensor"
 )
 
 func forEachEngine(t *testing.T, visit func(t *testing.T, b *cpu.Backend)) {
@@ -42,6 +46,34 @@ func TestAnEngineThatCannotRunSaysWhy(t *testing.T) {
 	require.Contains(t, info.Reason, "avx2")
 	t.Setenv("EPIGRAD_CPU_ENGINE", "go")
 	require.Equal(t, "go", cpu.New().EngineName())
+}
+
+// C can run a small pass by itself, as long as its kernel is there; what several threads share, or
+// what sums, is Go's.
+func TestProgramsOfSmallPasses(t *testing.T) {
+	vector := func(operand int, n int64) *tensor.View {
+		return &tensor.View{Operand: operand, DType: dtype.Float32, Shape: []int64{n}, Strides: []int64{1}}
+	}
+	forEachEngine(t, func(t *testing.T, b *cpu.Backend) {
+		for n, programmed := range map[int64]bool{1: true, 1000: true, 1 << 16: false} {
+			p := &backend.Activation{Header: backend.Header{Op: "activation", Kind: "silu", DType: dtype.Float32}, Input: vector(0, n), Out: vector(1, n)}
+			k, err := b.Select(p)
+			require.NoError(t, err)
+			_, has := k.(backend.Programmed)
+			require.Equal(t, programmed && b.EngineName() != "go", has, "%d elements", n)
+		}
+		sums := &backend.ActivationBackward{
+			Header:     backend.Header{Op: "activation_backward", Kind: "silu", DType: dtype.Float32},
+			GradOutput: vector(0, 8), Input: vector(1, 8), GradInput: vector(2, 8), GradBias: vector(3, 8),
+		}
+		k, err := b.Select(sums)
+		require.NoError(t, err)
+		_, has := k.(backend.Programmed)
+		require.False(t, has, "sums")
+	})
+	for range 3 { // programs are freed once nobody has their kernels
+		runtime.GC()
+	}
 }
 
 // Run with GODEBUG=cpu.avx2=off, which hides the instructions from the choice of an engine as an

@@ -7,6 +7,7 @@ are and how they are timed.
 from __future__ import annotations
 
 import argparse
+import math
 import pathlib
 import re
 from typing import TYPE_CHECKING
@@ -99,7 +100,10 @@ def _pattern(text: str) -> re.Pattern[str]:
 
 
 def _positive(text: str) -> float:
-    value = float(text)
-    if not value > 0:
-        raise argparse.ArgumentTypeError(f"{text}: want more than 0")
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 < value < math.inf:
+        raise argparse.ArgumentTypeError(f"{text}: want seconds, more than 0")
     return value

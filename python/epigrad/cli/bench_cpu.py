@@ -3,7 +3,8 @@
 A point of a curve is one operation, kind, size, dtype, direction (the forward alone, or with the
 backward to all inputs) and number of threads (one, or all that PyTorch has). The candidates of a
 point take turns, and what they return is allocated in the time that is measured. Its ratio is that
-of their fastest rounds: others of this machine can only make a round slower.
+of their fastest rounds: others of this machine can only make a round slower. A call of more than a
+second has one round.
 """
 
 from __future__ import annotations
@@ -231,7 +232,8 @@ def run(args: argparse.Namespace) -> int:
                 progress.begin(point.label)
                 row = _measure(point, seconds, args.quick, bool(args.compile))
                 report.add(row)
-                progress.end(f"{point.label}: {told(row['epigrad'])}, ratio {row['ratio']:.2f}")
+                to_compile = f", to compile {row['ratio_to_compile']:.2f}" if "ratio_to_compile" in row else ""
+                progress.end(f"{point.label}: {told(row['epigrad'])}, ratio {row['ratio']:.2f}{to_compile}")
     finally:
         torch.set_num_threads(threads)
     report.facts["summary"] = summary(report.rows)
@@ -256,7 +258,7 @@ def _measure(point: Point, seconds: float, quick: bool, compiled: bool) -> dict[
     torch.set_num_threads(point.threads)
     generator = torch.Generator().manual_seed(0)
     both = point.direction == BOTH
-    tensors = [_operand(shape, point, generator).requires_grad_(both) for shape in point.curve.shapes(*point.size)]
+    tensors = [t.requires_grad_(both) for t in operands(point, generator)]
     ours, eager = point.curve.make(point.kind)
     grad = None
     if both:
@@ -284,16 +286,23 @@ def _measure(point: Point, seconds: float, quick: bool, compiled: bool) -> dict[
     slow = max(timing.fastest for timing in first.values()) > SLOW
     timings = first if slow else interleaved(candidates, seconds, least=1 if quick else 5)
     row |= {name: asdict(timing) for name, timing in timings.items()}
-    row["ratio"] = timings["epigrad"].fastest / timings["eager"].fastest
+    for name, ratio in (("eager", "ratio"), ("compile", "ratio_to_compile")):
+        if name in timings:
+            row[ratio] = timings["epigrad"].fastest / timings[name].fastest
     return row
 
 
-def _operand(shape: tuple[int, ...], point: Point, generator: torch.Generator) -> Tensor:
-    """Numbers whose products have about the standard deviation 1, where activations are bent."""
-    tensor = torch.randn(shape, generator=generator)
-    if len(point.size) == 3 and shape[0] != point.size[0]:
-        tensor /= shape[-1] ** 0.5
-    return tensor.to(getattr(torch, point.dtype))
+def operands(point: Point, generator: torch.Generator) -> list[Tensor]:
+    """A point's tensors. A layer's weights are such that preactivations have the standard deviation
+    1, where activations are bent.
+    """
+    tensors = []
+    for place, shape in enumerate(point.curve.shapes(*point.size)):
+        tensor = torch.randn(shape, generator=generator)
+        if place > 0 and len(point.size) == 3 and len(shape) == 2:
+            tensor /= shape[-1] ** 0.5
+        tensors.append(tensor.to(getattr(torch, point.dtype)))
+    return tensors
 
 
 def _step(operation: Operation, tensors: list[Tensor], grad: Tensor | None) -> Callable[[], object]:
@@ -308,22 +317,25 @@ def _step(operation: Operation, tensors: list[Tensor], grad: Tensor | None) -> C
 
 def summary(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     """For each operation, direction and number of threads: the geometric mean of the ratios, the
-    worst, and the part that is at most `LEVEL`.
+    worst, and the part that is at most `LEVEL`; and whether a whole curve reaches its goal.
 
-    Float16 has lines of its own. On many processors PyTorch multiplies it without vector
-    instructions, and its ratios would flatter a mean.
+    Products and layers of float16 have lines of their own. On many processors PyTorch multiplies it
+    without vector instructions, and its ratios would flatter a mean.
     """
     groups: dict[tuple[str, str, str, int, bool], list[dict[str, Any]]] = {}
     for row in rows:
-        key = (row["case"], row["kind"], row["direction"], row["threads"], row["dtype"] == "float16")
+        apart = row["dtype"] == "float16" and len(row["size"]) == 3
+        key = (row["case"], row["kind"], row["direction"], row["threads"], apart)
         groups.setdefault(key, []).append(row)
-    goals = {curve.name: (curve.goal, curve.directions[-1]) for curve in CURVES}
+    curves = {curve.name: curve for curve in CURVES}
     most = max((threads for _, _, _, threads, _ in groups), default=1)
     lines = []
-    for (case, kind, direction, threads, float16), members in groups.items():
+    for (case, kind, direction, threads, apart), members in groups.items():
         worst = max(members, key=lambda row: float(row["ratio"]))
         ratios = [row["ratio"] for row in members]
-        goal, of = goals[case]
+        curve = curves[case]
+        whole = {tuple(row["size"]) for row in members} >= set(curve.sizes)
+        has_goal = whole and not apart and direction == curve.directions[-1] and threads == most
         lines.append(
             {
                 "case": case,
@@ -336,7 +348,7 @@ def summary(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
                 "worst": worst["ratio"],
                 "worst_at": {"size": worst["size"], "dtype": worst["dtype"]},
                 "share_at_level": sum(ratio <= LEVEL for ratio in ratios) / len(ratios),
-                "goal": goal if direction == of and threads == most and not float16 else None,
+                "goal": curve.goal if has_goal else None,
             }
         )
     return lines

@@ -26,14 +26,15 @@ def plot_curves(path: pathlib.Path, title: str, rows: Sequence[dict[str, Any]]) 
 def plot_overview(
     path: pathlib.Path, title: str, rows: Sequence[dict[str, Any]], metadata: Mapping[str, str | None], columns: int = 3
 ) -> None:
-    """Draw what `plot_curves` has for forward and backward together on all threads, in a few
-    columns, into a file with these `metadata`."""
+    """Draw what `plot_curves` has on all threads, in a few columns: forward and backward together
+    where there are both. The file has these `metadata`."""
     most = max(row["threads"] for row in rows)
-    view = ("forward and backward", most)
-    chosen = [row for row in rows if (row["direction"], row["threads"]) == view]
-    names = list(dict.fromkeys((row["case"], row["kind"]) for row in chosen))
-    lines = [names[first : first + columns] for first in range(0, len(names), columns)]
-    panels = [[(name, view) for name in line] for line in lines]
+    views = {(row["case"], row["kind"]): (row["direction"], most) for row in rows}
+    names = list(views)
+    panels = [
+        [(name, views[name]) for name in names[first : first + columns]] for first in range(0, len(names), columns)
+    ]
+    chosen = [row for row in rows if views[row["case"], row["kind"]] == (row["direction"], row["threads"])]
     _draw(path, title, chosen, panels, lambda name, view: _named(name), metadata)
 
 
@@ -69,7 +70,7 @@ def _draw(
     size = (2.6 * max(2, columns), 1.0 + 1.95 * len(panels))
     figure, grid = pyplot.subplots(len(panels), columns, figsize=size, squeeze=False, sharey=True, layout="constrained")
     ratios = [row["ratio"] for row in rows]
-    bottom, top = max(SMALLEST, 0.9 * min(ratios)), min(LARGEST, 1.1 * max(2.0, *ratios))
+    bottom, top = _limits(ratios)
     for axes in grid.flat:
         axes.set_axis_off()
     for line, contents in zip(grid, panels, strict=True):
@@ -78,7 +79,7 @@ def _draw(
             if not own:
                 continue
             axes.set_axis_on()
-            _panel(axes, own)
+            _panel(axes, own, bottom)
             axes.set_title(heading(name, view), fontsize=8)
             axes.set_yscale("log")
             axes.set_ylim(bottom, top)
@@ -96,8 +97,14 @@ def _draw(
     print(f"wrote {path}", file=sys.stderr)
 
 
-def _panel(axes: Any, rows: Sequence[dict[str, Any]]) -> None:
-    """Ratios over sizes, which lie side by side by the work that they are."""
+def _limits(ratios: Sequence[float]) -> tuple[float, float]:
+    """The range that is drawn: eager's line at 1 is in it."""
+    return max(SMALLEST, 0.9 * min(0.8, *ratios)), min(LARGEST, 1.1 * max(2.0, *ratios))
+
+
+def _panel(axes: Any, rows: Sequence[dict[str, Any]], bottom: float) -> None:
+    """Ratios over sizes, which lie side by side by the work that they are; an arrow is for those
+    below the bottom."""
     sizes = sorted({(row["work"], tuple(row["size"])) for row in rows})
     places = {size: place for place, (_, size) in enumerate(sizes)}
     axes.axhspan(1, LARGEST, color="#f3e3dc", linewidth=0)
@@ -106,6 +113,8 @@ def _panel(axes: Any, rows: Sequence[dict[str, Any]]) -> None:
         own = sorted((places[tuple(row["size"])], row["ratio"]) for row in rows if row["dtype"] == dtype)
         if own:
             axes.plot(*zip(*own, strict=True), ".-", color=color, linewidth=1, markersize=3)
+            below = [place for place, ratio in own if ratio < bottom]
+            axes.plot(below, [1.05 * bottom] * len(below), "v", color=color, markersize=4, linestyle="none")
     axes.set_xticks(range(len(sizes)), [_size(size) for _, size in sizes])
 
 

@@ -22,6 +22,8 @@ from epigrad.cli.timing import Timing
 
 Row = dict[str, Any]
 
+PICTURES = (".png", ".svg", ".pdf")
+
 STDOUT = pathlib.Path("-")
 """A ``--json`` without a path."""
 
@@ -164,10 +166,14 @@ def check_paths(args: argparse.Namespace, tables: int) -> None:
     for path in (None if args.json == STDOUT else args.json, args.plot):
         if path is not None and not path.absolute().parent.is_dir():
             args.error(f"{path}: there is no such directory")
+        if path is not None and not path.suffix and not path.is_dir():
+            args.error(f"{path}: want a directory that exists, or a file's name with a suffix")
         if path is not None and tables > 1 and not path.is_dir():
             args.error(f"{path}: one file for several devices, want a directory")
     if args.plot is not None and importlib.util.find_spec("matplotlib") is None:
         args.error("--plot needs matplotlib: pip install 'epigrad[bench]'")
+    if args.plot is not None and args.plot.suffix not in ("", *PICTURES):
+        args.error(f"{args.plot}: want a directory, or a name that ends in {', '.join(PICTURES)}")
 
 
 def no_rows(args: argparse.Namespace, device: str) -> int:

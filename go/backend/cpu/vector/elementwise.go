@@ -1,7 +1,6 @@
 package vector
 
 import (
-	"strings"
 	"sync"
 	"unsafe"
 
@@ -52,11 +51,15 @@ func (e *Engine) pass(name string, dt dtype.DType, operands views) *pass {
 	if !ok {
 		return nil
 	}
-	work := int64(formulaWork)
-	if strings.HasPrefix(name, "lerp") {
-		work = lerpWork
+	return &pass{e.Engine, function, dt, operands, formulaWork}
+}
+
+// costing says what an element takes, where that is no formula of an activation.
+func (s *pass) costing(work int64) *pass {
+	if s != nil {
+		s.work = work
 	}
-	return &pass{e.Engine, function, dt, operands, work}
+	return s
 }
 
 // into makes the pass that writes the outputs among the operands and sums outputs to targets, if

@@ -10,7 +10,7 @@ import (
 
 func (e *Engine) lerp(p *backend.Lerp) backend.Kernel {
 	operands := operandsOf([]*tensor.View{p.Out}, p.Start, p.End, p.Weight)
-	return e.onePass(p, e.pass("lerp", p.DType, operands), targets{}, nil)
+	return e.onePass(p, e.pass("lerp", p.DType, operands).costing(lerpWork), targets{}, nil)
 }
 
 // lerpBackward makes one pass of the gradients that keep grad_output's shape and of the sums of one
@@ -44,7 +44,7 @@ func (e *Engine) lerpBackward(p *backend.LerpBackward) backend.Kernel {
 		if together[0] != nil || together[1] != nil || now[0] != nil || now[1] != nil {
 			inputs[3] = p.Weight
 		}
-		pass := e.pass("lerp_backward", p.DType, operandsOf(together[:], inputs...))
+		pass := e.pass("lerp_backward", p.DType, operandsOf(together[:], inputs...)).costing(lerpWork)
 		if !more && passes == nil {
 			return e.onePass(p, pass, now, p.Weight)
 		}

@@ -8,7 +8,8 @@ import (
 	"crypto/sha256"
 	"embed"
 	"encoding/hex"
-	"io/fs"
+	"maps"
+	"regexp"
 	"slices"
 	"strings"
 	"sync"
@@ -54,7 +55,7 @@ var built = sync.OnceValue(func() build {
 			continue
 		}
 		lines := strings.Fields(string(list))
-		if len(lines) == 0 || lines[0] != hashOf(entries, name) {
+		if len(lines) == 0 || lines[0] != hashOf(name) {
 			b.stale = append(b.stale, name)
 			continue
 		}
@@ -67,20 +68,32 @@ var built = sync.OnceValue(func() build {
 
 // hashOf tells whether an image is of these sources, as kernels/tools/compile_cuda.py does:
 // launches are made for them.
-func hashOf(entries []fs.DirEntry, name string) string {
+func hashOf(name string) string {
+	headers := map[string][]byte{}
+	source := readWith(name+".cu", headers)
 	digest := sha256.New()
-	add := func(file string) {
-		if data, err := files.ReadFile(file); err == nil {
-			digest.Write(data)
-		}
+	for _, header := range slices.Sorted(maps.Keys(headers)) {
+		digest.Write(headers[header])
 	}
-	for _, entry := range entries {
-		if strings.HasSuffix(entry.Name(), ".cuh") {
-			add(entry.Name())
-		}
-	}
-	add(name + ".cu")
+	digest.Write(source)
 	return hex.EncodeToString(digest.Sum(nil))
+}
+
+var includes = regexp.MustCompile(`(?m)^#include "(\w+\.cuh)"$`)
+
+// readWith reads a file, and into headers those that it includes, and that they include.
+func readWith(file string, headers map[string][]byte) []byte {
+	data, err := files.ReadFile(file)
+	if err != nil {
+		return nil
+	}
+	for _, match := range includes.FindAllSubmatch(data, -1) {
+		if header := string(match[1]); headers[header] == nil {
+			headers[header] = []byte{}
+			headers[header] = readWith(header, headers)
+		}
+	}
+	return data
 }
 
 // Images returns what this build has compiled, sorted by name; nothing where it was built without.

@@ -32,6 +32,9 @@ TOOLKIT = pathlib.Path(sys.prefix, "cuda", "nvidia", "cu13")
 ARCHITECTURES = ("sm_80", "sm_90a", "sm_100a", "sm_120")
 PTX = "compute_80"
 
+# A source whose name ends so has instructions of Hopper's, and no code for others.
+HOPPER, HOPPERS = "sm90", ("sm_90a",)
+
 # No -fmad: the sources say themselves what is fused, so that all forms of a kernel give the same
 # bits (intrinsics.cuh).
 FLAGS = ("-std=c++17", "-O3", "-fmad=false", "-Xptxas=-v", "-Werror=all-warnings", "-Xcompiler=-Wall,-Wextra")
@@ -64,9 +67,20 @@ def host_compiler() -> str:
 def hash_of(source: pathlib.Path) -> str:
     """What tells whether an image is of these sources; kernels/cuda/embed.go forms it too."""
     digest = hashlib.sha256()
-    for path in (*sorted(SOURCES.glob("*.cuh")), source):
+    for path in (*sorted(headers_of(source)), source):
         digest.update(path.read_bytes())
     return digest.hexdigest()
+
+
+def headers_of(source: pathlib.Path) -> set[pathlib.Path]:
+    """The headers of this folder that a source includes, and those that they include."""
+    found: set[pathlib.Path] = set()
+    unread = [source]
+    while unread:
+        included = {SOURCES / name for name in re.findall(r'^#include "(\w+\.cuh)"$', unread.pop().read_text(), re.M)}
+        unread += included - found
+        found |= included
+    return found
 
 
 def is_current(source: pathlib.Path) -> bool:
@@ -80,8 +94,10 @@ def is_current(source: pathlib.Path) -> bool:
 def compile_source(nvcc: pathlib.Path, source: pathlib.Path) -> str:
     """Compile one source, and return a line about it."""
     sources = hash_of(source)
-    codes = [f"-gencode=arch={name.replace('sm', 'compute')},code={name}" for name in ARCHITECTURES]
-    codes.append(f"-gencode=arch={PTX},code={PTX}")
+    architectures = architectures_of(source)
+    codes = [f"-gencode=arch={name.replace('sm', 'compute')},code={name}" for name in architectures]
+    if architectures is ARCHITECTURES:
+        codes.append(f"-gencode=arch={PTX},code={PTX}")
     with tempfile.TemporaryDirectory() as scratch:
         target = pathlib.Path(scratch, source.with_suffix(".fatbin").name)
         # By relative names in the source's folder: no path of this machine gets into the output.
@@ -90,7 +106,7 @@ def compile_source(nvcc: pathlib.Path, source: pathlib.Path) -> str:
         result = subprocess.run(command, cwd=SOURCES, check=False, capture_output=True, text=True)
         if result.returncode:
             raise SystemExit(f"compiling kernels/cuda/{source.name} failed:\n{result.stdout}{result.stderr}")
-        functions = check(source.name, result.stdout + result.stderr)
+        functions = check(source.name, architectures, result.stdout + result.stderr)
         # The list last: it says that the image beside it is of these sources.
         source.with_suffix(".functions").unlink(missing_ok=True)
         shutil.move(target, source.with_suffix(".fatbin"))
@@ -99,13 +115,17 @@ def compile_source(nvcc: pathlib.Path, source: pathlib.Path) -> str:
     return f"kernels/cuda/{source.name}: {len(functions)} kernels, {size / 1024:.0f} KiB"
 
 
-def check(source: str, log: str) -> list[str]:
+def architectures_of(source: pathlib.Path) -> tuple[str, ...]:
+    return HOPPERS if HOPPER in source.stem.split("_") else ARCHITECTURES
+
+
+def check(source: str, architectures: tuple[str, ...], log: str) -> list[str]:
     """The kernels that ptxas tells of; the end of the build where one is missing somewhere or
     spills."""
     told = r"Compiling entry function '(\w+)' for '(\w+)'.*?(\d+) bytes spill stores, (\d+) bytes spill loads"
     compiled = re.findall(told, log, re.S)
     functions = sorted({name for name, *_ in compiled})
-    for architecture in ARCHITECTURES:
+    for architecture in architectures:
         if sorted(name for name, found, *_ in compiled if found == architecture) != functions:
             raise SystemExit(f"kernels/cuda/{source}: ptxas does not tell of every kernel for {architecture}")
     for name, architecture, stores, loads in compiled:

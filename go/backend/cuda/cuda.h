@@ -38,6 +38,10 @@ size_t epg_blas_version(void);
 int epg_blas_create(epg_device *device, epg_failure *failure);
 int epg_cuda_load(const epg_device *device, const void *image, epg_library *library, epg_failure *failure);
 int epg_cuda_function(epg_library library, const char *name, epg_function *function, epg_failure *failure);
+/* Lets a kernel have so many bytes of dynamic shared memory on a device. */
+int epg_cuda_allow_shared(const epg_device *device, epg_function function, uint32_t bytes, epg_failure *failure);
+/* Whether the driver encodes tensor maps. */
+int epg_cuda_has_maps(void);
 
 /* An address in a step: where it goes, which buffer (-1: the workspace), and how far into it. */
 typedef struct {
@@ -45,10 +49,20 @@ typedef struct {
   int64_t offset;
 } epg_pointer;
 
+/* A matrix that a kernel copies by boxes: a CUtensorMap in its parameters, encoded for each run. */
+typedef struct {
+  epg_pointer pointer;    /* at: the map's place */
+  int32_t type;           /* CUtensorMapDataType */
+  uint64_t rows, columns; /* columns are contiguous */
+  uint64_t stride;        /* of rows, in bytes */
+  uint32_t box[2];        /* rows and columns of a box */
+} epg_tensor_map;
+
 typedef struct {
   epg_function function; /* NULL: there is no such form */
   uint32_t grid[3], block[3];
-  uint32_t param_bytes, num_pointers;
+  uint32_t shared; /* bytes of dynamic shared memory */
+  uint32_t param_bytes, num_pointers, num_maps;
   /* whether its blocks may start before the step before it ends, for which the kernel itself waits
    * (intrinsics.cuh) */
   int32_t early;
@@ -56,6 +70,7 @@ typedef struct {
   int32_t parameters, accumulate;
   const uint8_t *params;
   const epg_pointer *pointers;
+  const epg_tensor_map *maps;
 } epg_launch;
 
 enum { EPG_ALGORITHM_BYTES = 64, EPG_MATRICES = 3 };
@@ -99,10 +114,12 @@ int epg_matmul_enqueue(const epg_device *device, epg_matmul *matmul, const epg_a
 int epg_matmul_create(const epg_device *device, const epg_matmul_problem *problem, epg_matmul *matmul, epg_failure *failure);
 void epg_matmul_destroy(epg_matmul *matmul);
 
+enum { EPG_ACCUMULATING = 1, EPG_OVERWRITING = 2, EPG_BOXABLE = 4, EPG_NOT_BOXABLE = 8 };
+
 typedef struct {
   enum { EPG_LAUNCH, EPG_MATMUL, EPG_FILL } kind;
-  /* which runs have the step */
-  enum { EPG_ALWAYS, EPG_WHEN_ACCUMULATING, EPG_WHEN_OVERWRITING } when;
+  /* which runs leave the step out: a bit for each of what a run can be */
+  uint32_t unless;
   epg_launch vector, general;
   epg_matmul matmul;
   epg_pointer fill; /* zeros, for fill_bytes */

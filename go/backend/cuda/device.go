@@ -19,7 +19,8 @@ import (
 // device is one GPU in its primary context. Its kernels are loaded when the first of their image is
 // asked for.
 type device struct {
-	processors int // streaming multiprocessors
+	processors int  // streaming multiprocessors
+	boxes      bool // whether it can run product_sm90.cuh
 	handle     *C.epg_device
 
 	mutex     sync.Mutex
@@ -54,7 +55,7 @@ func deviceOf(ordinal int) (*device, error) {
 		return nil, err
 	}
 	d := &device{
-		processors: int(handle.processors), handle: handle,
+		processors: int(handle.processors), boxes: canBox(handle), handle: handle,
 		libraries: map[string]C.epg_library{}, functions: map[string]C.epg_function{},
 	}
 	devices.open[ordinal] = d

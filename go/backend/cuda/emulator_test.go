@@ -298,7 +298,7 @@ func (k *emulatedKernel) run(r *backend.Run, vectors bool) (*image, error) {
 	var launches []*launch
 	for _, operation := range k.program {
 		if c, ok := operation.(conditional); ok {
-			if c.accumulating != r.Accumulate {
+			if r.Accumulate == (c.unless == accumulating) {
 				continue
 			}
 			operation = c.operation

@@ -20,6 +20,21 @@ func (b *builder) gemmEpilogue(p *backend.GemmEpilogue) error {
 	if s, ok := b.smallOf(p.BatchRank, result, p.A); ok {
 		return b.smallForward(s, p.Kind, p.A, p.B, p.Bias, p.Out, p.Preactivation)
 	}
+	if o, ok := b.onePassOf(lower.Forward(p)); ok {
+		kind := p.Kind
+		if p.Out == nil {
+			kind = "none"
+		}
+		if err := b.contiguousBias(&o); err != nil {
+			return err
+		}
+		return b.onePass(&o, kind, func() error { return b.twoPasses(p) })
+	}
+	return b.twoPasses(p)
+}
+
+// twoPasses adds a product by BLAS and the activation.
+func (b *builder) twoPasses(p *backend.GemmEpilogue) error {
 	pre := p.Preactivation
 	if pre == nil {
 		pre = p.Out

@@ -63,6 +63,7 @@ int epg_cuda_open(char *reason, size_t capacity) {
       DRIVER_SYMBOL_V2(cuCtxPopCurrent),
       DRIVER_SYMBOL(cuLibraryLoadData),
       DRIVER_SYMBOL(cuLibraryGetKernel),
+      DRIVER_SYMBOL(cuKernelSetAttribute),
       DRIVER_SYMBOL(cuLaunchKernel),
       DRIVER_SYMBOL(cuLaunchKernelEx),
       DRIVER_SYMBOL(cuMemsetD8Async),
@@ -85,6 +86,8 @@ int epg_cuda_open(char *reason, size_t capacity) {
     return -1;
   }
   if (resolve(library, symbols, sizeof symbols / sizeof *symbols, "NVIDIA's driver (libcuda.so.1)", EPG_WANTED_DRIVER, reason, capacity)) return -1;
+  void *encode = dlsym(library, "cuTensorMapEncodeTiled");
+  memcpy(&epg_driver.cuTensorMapEncodeTiled, &encode, sizeof encode);
   const int code = epg_driver.cuInit(0);
   if (!code) return 0;
   const char *name = NULL, *text = NULL;
@@ -159,6 +162,16 @@ int epg_cuda_function(epg_library library, const char *name, epg_function *funct
   DRIVER(cuLibraryGetKernel, function, library, name);
   return 0;
 }
+
+int epg_cuda_allow_shared(const epg_device *d, epg_function function, uint32_t bytes, epg_failure *failure) {
+  enum { MAX_DYNAMIC_SHARED_SIZE_BYTES = 8 };
+  int device;
+  DRIVER(cuDeviceGet, &device, d->ordinal);
+  DRIVER(cuKernelSetAttribute, MAX_DYNAMIC_SHARED_SIZE_BYTES, (int)bytes, function, device);
+  return 0;
+}
+
+int epg_cuda_has_maps(void) { return epg_driver.cuTensorMapEncodeTiled != NULL; }
 
 int epg_blas_open(char *reason, size_t capacity) {
   static const symbol symbols[] = {

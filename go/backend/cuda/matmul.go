@@ -134,7 +134,7 @@ func (b *builder) multiply(whole *lower.Product, tf32 bool) error {
 	result := p.Result(lower.Out)
 	p.Views[lower.Out] = b.region(result.DType, result.Shape...)
 	if p.Accumulates {
-		if err := b.onlyIf(true, func() error { return b.activation("none", p.Views[lower.Out], result) }); err != nil {
+		if err := b.unless(overwriting, func() error { return b.activation("none", p.Views[lower.Out], result) }); err != nil {
 			return err
 		}
 	}
@@ -147,7 +147,7 @@ func (b *builder) multiply(whole *lower.Product, tf32 bool) error {
 func (b *builder) emptySum(p *lower.Product) error {
 	write := func() error { return b.zero(p.Result(lower.Out)) }
 	if p.Accumulates {
-		return b.onlyIf(false, write)
+		return b.unless(accumulating, write)
 	}
 	return write()
 }
@@ -161,14 +161,14 @@ func (b *builder) zero(v *tensor.View) error {
 	return b.activation("none", v, &zeros)
 }
 
-// onlyIf leaves what add adds to runs that accumulate, or to those that do not.
-func (b *builder) onlyIf(accumulating bool, add func() error) error {
+// unless leaves what add adds out of runs that are something.
+func (b *builder) unless(is condition, add func() error) error {
 	first := len(b.program)
 	if err := add(); err != nil {
 		return err
 	}
 	for i := range b.program[first:] {
-		b.program[first+i] = conditional{b.program[first+i], accumulating}
+		b.program[first+i] = conditional{b.program[first+i], is}
 	}
 	return nil
 }

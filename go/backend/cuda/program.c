@@ -24,7 +24,7 @@ static int run_launch(const epg_step *s, const execution *run, epg_failure *fail
   for (uint32_t i = 0; l->function && i < l->num_pointers; i++)
     if (address(&l->pointers[i], run) % VECTOR_BYTES) l = &s->general;
   if (!l->function) l = &s->general;
-  _Alignas(16) uint8_t params[MOST_PARAM_BYTES];
+  _Alignas(64) uint8_t params[MOST_PARAM_BYTES];
   size_t bytes = l->param_bytes;
   memcpy(params, l->params, bytes);
   for (uint32_t i = 0; i < l->num_pointers; i++) {
@@ -33,15 +33,23 @@ static int run_launch(const epg_step *s, const execution *run, epg_failure *fail
   }
   if (l->parameters >= 0) memcpy(params + l->parameters, run->arguments->parameters, sizeof run->arguments->parameters);
   if (l->accumulate >= 0) memcpy(params + l->accumulate, &run->arguments->accumulate, sizeof run->arguments->accumulate);
+  for (uint32_t i = 0; i < l->num_maps; i++) {
+    enum { NO_INTERLEAVE = 0, SWIZZLE_128B = 3, L2_PROMOTION_256B = 3, ZEROS = 0 };
+    const epg_tensor_map *m = &l->maps[i];
+    const uint64_t sizes[] = {m->columns, m->rows}, strides[] = {m->stride};
+    const unsigned box[] = {m->box[1], m->box[0]}, steps[] = {1, 1};
+    DRIVER(cuTensorMapEncodeTiled, params + m->pointer.at, m->type, 2, (void *)(uintptr_t)address(&m->pointer, run), sizes, strides, box, steps, NO_INTERLEAVE,
+           SWIZZLE_128B, L2_PROMOTION_256B, ZEROS);
+  }
   void *kernel_params[] = {params};
   if (l->early) {
     enum { PROGRAMMATIC_STREAM_SERIALIZATION = 6 };
     epg_launch_attribute attribute = {.id = PROGRAMMATIC_STREAM_SERIALIZATION, .value.flag = 1};
-    const epg_launch_config config = {{l->grid[0], l->grid[1], l->grid[2]}, {l->block[0], l->block[1], l->block[2]}, 0, run->stream, &attribute, 1};
+    const epg_launch_config config = {{l->grid[0], l->grid[1], l->grid[2]}, {l->block[0], l->block[1], l->block[2]}, l->shared, run->stream, &attribute, 1};
     DRIVER(cuLaunchKernelEx, &config, l->function, kernel_params, NULL);
     return 0;
   }
-  DRIVER(cuLaunchKernel, l->function, l->grid[0], l->grid[1], l->grid[2], l->block[0], l->block[1], l->block[2], 0, run->stream, kernel_params, NULL);
+  DRIVER(cuLaunchKernel, l->function, l->grid[0], l->grid[1], l->grid[2], l->block[0], l->block[1], l->block[2], l->shared, run->stream, kernel_params, NULL);
   return 0;
 }
 
@@ -64,15 +72,25 @@ static int run_step(epg_step *s, const execution *run, epg_failure *failure) {
   return 0;
 }
 
+/* Whether all matrices that are copied by boxes start where boxes may. */
+static int are_boxable(const epg_cuda_program *p, const execution *run) {
+  for (int32_t i = 0; i < p->count; i++) {
+    const epg_launch *l = &p->steps[i].general;
+    for (uint32_t j = 0; j < l->num_maps; j++)
+      if (address(&l->maps[j].pointer, run) % VECTOR_BYTES) return 0;
+  }
+  return 1;
+}
+
 static int run_program(const epg_program *program, const uint64_t *bases, const epg_run_arguments *arguments, epg_failure *failure) {
   const epg_cuda_program *p = (const epg_cuda_program *)program;
   const execution run = {p->device, bases, arguments, (void *)(uintptr_t)arguments->stream};
   const int entered = epg_enter(p->device, failure);
   if (entered < 0) return -1;
   int failed = 0;
-  const int skipped = arguments->accumulate ? EPG_WHEN_OVERWRITING : EPG_WHEN_ACCUMULATING;
+  const uint32_t is = (arguments->accumulate ? EPG_ACCUMULATING : EPG_OVERWRITING) | (are_boxable(p, &run) ? EPG_BOXABLE : EPG_NOT_BOXABLE);
   for (int32_t i = 0; i < p->count && !failed; i++)
-    if ((int)p->steps[i].when != skipped) failed = run_step(&p->steps[i], &run, failure);
+    if (!(p->steps[i].unless & is)) failed = run_step(&p->steps[i], &run, failure);
   epg_leave(entered);
   return failed;
 }

@@ -48,6 +48,15 @@ type launch struct {
 	early      bool
 	parameters int // where in params Run.Parameters go; none
 	accumulate int // where in params Run.Accumulate goes, an int32; none
+	shared     int // bytes of dynamic shared memory
+	maps       []tensorMap
+}
+
+// tensorMap is a matrix that a kernel copies by boxes, as its parameters have it.
+type tensorMap struct {
+	pointer
+	matrix  // whose columns are contiguous
+	boxRows int64
 }
 
 // pointer is an address in a launch's parameters.
@@ -73,11 +82,21 @@ type step struct {
 // fill writes zeros over a contiguous region.
 type fill struct{ view *tensor.View }
 
-// conditional is an operation of the runs that accumulate alone, or of those that do not.
+// conditional is an operation that some runs leave out.
 type conditional struct {
 	operation
-	accumulating bool
+	unless condition
 }
+
+// condition is what a run can be: bits of epg_step.unless.
+type condition C.uint32_t
+
+const (
+	accumulating condition = C.EPG_ACCUMULATING
+	overwriting  condition = C.EPG_OVERWRITING
+	boxable      condition = C.EPG_BOXABLE
+	notBoxable   condition = C.EPG_NOT_BOXABLE
+)
 
 // builder collects a problem's operations and its workspace.
 type builder struct {
@@ -322,6 +341,22 @@ func (c *compiler) launch(l *launch, out *C.epg_launch) error {
 		unsafe.Slice(pointers, len(l.pointers))[i] = c.address(p.at, p.view)
 	}
 	out.pointers, out.num_pointers = pointers, C.uint32_t(len(l.pointers))
+	maps := (*C.epg_tensor_map)(c.memory.allocate(len(l.maps) * C.sizeof_epg_tensor_map))
+	for i, m := range l.maps {
+		unsafe.Slice(maps, len(l.maps))[i] = C.epg_tensor_map{
+			pointer: c.address(m.at, m.view), _type: mapTypes[m.view.DType],
+			rows: C.uint64_t(m.rows), columns: C.uint64_t(m.columns), stride: C.uint64_t(m.rowStride * m.view.DType.Size()),
+			box: [2]C.uint32_t{C.uint32_t(m.boxRows), mapColumns},
+		}
+	}
+	out.maps, out.num_maps = maps, C.uint32_t(len(l.maps))
+	if l.shared > 0 {
+		out.shared = C.uint32_t(l.shared)
+		var failure C.epg_failure
+		if C.epg_cuda_allow_shared(c.device.handle, function, out.shared, &failure) != 0 {
+			return failed(&failure)
+		}
+	}
 	return nil
 }
 
@@ -333,9 +368,6 @@ func (f fill) compile(c *compiler, out *C.epg_step) error {
 }
 
 func (o conditional) compile(c *compiler, s *C.epg_step) error {
-	s.when = C.EPG_WHEN_OVERWRITING
-	if o.accumulating {
-		s.when = C.EPG_WHEN_ACCUMULATING
-	}
+	s.unless |= C.uint32_t(o.unless)
 	return o.operation.compile(c, s)
 }

@@ -76,7 +76,7 @@ func (b *builder) resultMatrix(v *tensor.View, accumulates bool) (result *tensor
 	}
 	region := b.region(v.DType, v.Shape...)
 	if accumulates {
-		err = b.onlyIf(true, func() error { return b.activation("none", region, v) })
+		err = b.unless(overwriting, func() error { return b.activation("none", region, v) })
 	}
 	return region, func() error { return b.activation("none", v, region) }, err
 }

@@ -1,0 +1,158 @@
+//go:build cgo
+
+package cuda
+
+/*
+#include "cuda.h"
+*/
+import "C"
+
+import (
+	"fmt"
+
+	"github.com/epigrad/epigrad/go/backend/lower"
+	"github.com/epigrad/epigrad/go/dtype"
+	"github.com/epigrad/epigrad/go/tensor"
+)
+
+// What kernels/cuda/product_sm90.cuh says of a launch.
+const (
+	sm90Threads = 3 * 128
+	sm90Shared  = 227 << 10 // bytes
+	// a tile's rows, and how far into the depth it is copied at a time
+	sm90Rows, sm90Depth = 128, 64
+	// columns of every box that is copied, and rows of one that is stored
+	mapColumns, storedRows = 64, 64
+	// bytes of a tensor map
+	mapBytes = 128
+)
+
+// mapTypes are CUtensorMapDataType of the dtypes that these products have.
+var mapTypes = map[dtype.DType]C.int32_t{dtype.Float16: 6, dtype.BFloat16: 9}
+
+// isHopper reports whether a device has the instructions of product_sm90.cuh: those before and
+// after have not.
+func isHopper(major, minor int) bool { return major == 9 && minor == 0 }
+
+// canBox reports whether a device, and its driver, can run product_sm90.cuh.
+func canBox(handle *C.epg_device) bool {
+	return isHopper(int(handle.major), int(handle.minor)) && C.epg_cuda_has_maps() != 0
+}
+
+// onePass is a product with its epilogue as one kernel does it.
+type onePass struct {
+	left, right, out, pre matrix
+	across                bool // the right operand's columns are contiguous, else its depth
+	rows, columns, depth  int64
+	views                 [lower.Operands]*tensor.View
+}
+
+// boxed reports whether a matrix of a half type can be copied by boxes: columns are contiguous, and
+// rows start at multiples of 16 bytes where the first one does. A single row gets such a stride.
+func (m *matrix) boxed() bool {
+	const unit = vectorBytes / 2
+	if m.rows == 1 {
+		m.rowStride = ceilDiv(m.columns, unit) * unit
+	}
+	return m.columnStride == 1 && m.rowStride%unit == 0 && m.rowStride >= m.columns
+}
+
+// onePassOf tells whether one kernel can do a product with a bias and an activation, and how.
+func (b *builder) onePassOf(whole *lower.Product) (o onePass, ok bool) {
+	if mapTypes[b.dt] == 0 || b.blasAlone || !b.device.boxes {
+		return o, false
+	}
+	p := *whole
+	p.M, p.N, p.K = squeezed(p.M), squeezed(p.N), squeezed(p.K)
+	o = onePass{rows: lower.Count(p.M), columns: lower.Count(p.N), depth: lower.Count(p.K), views: p.Views}
+	if lower.Count(p.Batch) != 1 || min(o.rows, o.columns, o.depth) == 0 || o.columns%2 != 0 {
+		return o, false
+	}
+	var fits [4]bool
+	o.left, fits[0] = matrixOf(p.M, p.K, lower.Left)
+	o.right, fits[1] = matrixOf(p.K, p.N, lower.Right)
+	o.out, fits[2] = matrixOf(p.M, p.N, lower.Out)
+	o.pre, fits[3] = matrixOf(p.M, p.N, lower.Preactivation)
+	if fits != [4]bool{true, true, true, true} {
+		return o, false
+	}
+	if o.across = o.right.boxed(); !o.across {
+		o.right = o.right.transposed()
+	}
+	stored := func(m *matrix, operand int) bool { return p.Views[operand] == nil || m.boxed() }
+	// where the depth is long beside the columns, an epilogue is little of the time, and BLAS is
+	// faster
+	const deep = 3
+	return o, o.depth < deep*o.columns && o.left.boxed() && o.right.boxed() && stored(&o.out, lower.Out) && stored(&o.pre, lower.Preactivation)
+}
+
+// contiguousBias copies a bias that is not contiguous.
+func (b *builder) contiguousBias(o *onePass) error {
+	bias := o.views[lower.Bias]
+	if bias == nil || bias.Numel() == 1 || bias.Strides[0] == 1 {
+		return nil
+	}
+	o.views[lower.Bias] = b.region(bias.DType, bias.Shape...)
+	return b.activation("none", o.views[lower.Bias], bias)
+}
+
+// onePass adds a product with its bias and its activation in one kernel. Runs whose addresses it
+// cannot use do without it, by the operations that otherwise adds.
+func (b *builder) onePass(o *onePass, kind string, otherwise func() error) error {
+	columns := o.tileColumns(b.device.processors)
+	down, across := ceilDiv(o.rows, sm90Rows), ceilDiv(o.columns, columns)
+	form, rightRows := "nt", columns
+	if o.across {
+		form, rightRows = "nn", sm90Depth
+	}
+	p := &parameters{}
+	var maps []tensorMap
+	add := func(v *tensor.View, m matrix, boxRows int64) {
+		if v != nil {
+			maps = append(maps, tensorMap{pointer{len(p.bytes), v}, m, boxRows})
+		}
+		p.bytes = append(p.bytes, make([]byte, mapBytes)...)
+	}
+	add(o.views[lower.Left], o.left, sm90Rows)
+	add(o.views[lower.Right], o.right, rightRows)
+	add(o.views[lower.Out], o.out, storedRows)
+	add(o.views[lower.Preactivation], o.pre, storedRows)
+	p.address(o.views[lower.Bias])
+	p.runsNumbers()
+	var wanted int64
+	for i, operand := range [...]int{lower.Out, lower.Preactivation} {
+		if o.views[operand] != nil {
+			wanted |= 1 << i
+		}
+	}
+	p.sizes(o.depth, o.columns, down, across, min(down, bandOfTiles), wanted)
+	l, err := p.launch(fmt.Sprintf("gemm_epilogue_sm90_%s_%s_%s_%d", kind, b.dt.Short(), form, columns), min(down*across, int64(b.device.processors)))
+	if err != nil {
+		return err
+	}
+	l.block[0], l.shared, l.maps, l.parameters = sm90Threads, sm90Shared, maps, p.numbersAt
+	if err := b.unless(notBoxable, func() error { b.launch(step{general: l}); return nil }); err != nil {
+		return err
+	}
+	return b.unless(boxable, otherwise)
+}
+
+// bandOfTiles is how many rows of tiles are walked together, so that what they share stays in the
+// second cache.
+const bandOfTiles = 16
+
+// tileColumns chooses a tile's columns. The wider tile reads less for each product; the other one
+// may leave fewer processors idle in the last round.
+func (o *onePass) tileColumns(processors int) int64 {
+	const narrow, wide, worth = 128, 192, 1.05
+	// the time that all processors take, in times of what the elements alone would
+	time := func(columns int64) float64 {
+		tiles := ceilDiv(o.rows, sm90Rows) * ceilDiv(o.columns, columns)
+		rounds := ceilDiv(tiles, int64(processors))
+		return float64(rounds*int64(processors)*sm90Rows*columns) / float64(o.rows*o.columns)
+	}
+	if worth*time(narrow) < time(wide) {
+		return narrow
+	}
+	return wide
+}

@@ -1,0 +1,46 @@
+//go:build cgo
+
+package cuda
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	kernels "github.com/epigrad/epigrad/kernels/cuda"
+)
+
+// Hopper's instructions are in no processor before or after it.
+func TestHopperAlone(t *testing.T) {
+	for _, c := range []struct{ major, minor int }{{8, 0}, {8, 6}, {8, 9}, {10, 0}, {10, 3}, {12, 0}} {
+		require.False(t, isHopper(c.major, c.minor), "%d.%d", c.major, c.minor)
+	}
+	require.True(t, isHopper(9, 0))
+}
+
+// Where kernels are compiled, there is one for each choice that a plan makes.
+func TestEveryTileHasAKernel(t *testing.T) {
+	if !kernels.Built() {
+		t.Skip("make kernels compiles them")
+	}
+	for _, columns := range []string{"128", "192"} {
+		for _, form := range []string{"nt", "nn"} {
+			_, found := kernels.ImageOf("gemm_epilogue_sm90_gelu_bf16_" + form + "_" + columns)
+			require.True(t, found, form+columns)
+		}
+	}
+	image, _ := kernels.ImageOf("gemm_epilogue_sm90_none_f16_nt_128")
+	require.True(t, strings.HasSuffix(image.Name, "sm90_f16"))
+}
+
+// The tile whose last round leaves fewer processors idle is taken; the wider one where they are
+// alike.
+func TestTileColumns(t *testing.T) {
+	for _, c := range []struct{ rows, columns, want int64 }{
+		{8192, 14336, 192}, {4096, 4096, 128}, {2048, 3072, 192}, {128, 128, 128}, {128, 192, 128},
+	} {
+		o := onePass{rows: c.rows, columns: c.columns}
+		require.Equal(t, c.want, o.tileColumns(132), "%d x %d", c.rows, c.columns)
+	}
+}

@@ -1,0 +1,146 @@
+// What the kernels need of Hopper (sm_90a) alone: single instructions by name. Barriers in shared
+// memory, copies of boxes of a tensor by the copy engine (TMA), products of a group of four warps
+// (wgmma), and 8 x 8 matrices between registers and shared memory.
+//
+// Addresses of shared memory are 32-bit numbers, as the instructions want them.
+#pragma once
+
+#include "storage.cuh"
+
+namespace epigrad::sm90 {
+
+#define EPG_INLINE __device__ __forceinline__
+
+// TensorMap is a CUtensorMap, which the host encodes: it lies in the kernel's parameters.
+struct alignas(64) TensorMap {
+  uint64_t opaque[16];
+};
+
+EPG_INLINE uint32_t shared_address(const void *p) { return static_cast<uint32_t>(__cvta_generic_to_shared(p)); }
+
+// A barrier's phase ends when as many threads have arrived as it was made for, and all bytes that
+// they announced are there. wait returns once the phase of a parity has ended.
+EPG_INLINE void barrier_make(uint32_t barrier, uint32_t arrivals) { asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals)); }
+EPG_INLINE void barrier_arrive(uint32_t barrier) { asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory"); }
+EPG_INLINE void barrier_announce(uint32_t barrier, uint32_t bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
+}
+EPG_INLINE void barrier_wait(uint32_t barrier, uint32_t parity) {
+  uint32_t ended;
+  do {
+    asm volatile(
+        "{ .reg .pred p;\n"
+        "mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n"
+        "selp.u32 %0, 1, 0, p; }"
+        : "=r"(ended)
+        : "r"(barrier), "r"(parity)
+        : "memory");
+  } while (!ended);
+}
+// Barriers that were made can be used by the copy engine.
+EPG_INLINE void barriers_are_made() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
+
+// Named barriers of a block: `threads` threads meet at one. leave does not wait.
+EPG_INLINE void meet(int number, int threads) { asm volatile("bar.sync %0, %1;" ::"r"(number), "r"(threads) : "memory"); }
+EPG_INLINE void leave(int number, int threads) { asm volatile("bar.arrive %0, %1;" ::"r"(number), "r"(threads) : "memory"); }
+
+// Copies of a box of a matrix, whose first element is at (row, column). Elements beyond the matrix
+// are read as zeros, and not written.
+EPG_INLINE void load_box(const TensorMap *map, uint32_t to, uint32_t barrier, int row, int column) {
+  asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4}], [%2];" ::"r"(to), "l"(map), "r"(barrier),
+               "r"(column), "r"(row)
+               : "memory");
+}
+EPG_INLINE void store_box(const TensorMap *map, uint32_t from, int row, int column) {
+  asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%2, %3}], [%1];" ::"l"(map), "r"(from), "r"(column), "r"(row) : "memory");
+}
+EPG_INLINE void prefetch_map(const TensorMap *map) { asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory"); }
+
+// Stores belong to the group that the next end_stores ends. stores_have_read waits until all groups
+// of this thread but the last n have read their memory, stores_are_done until they have written.
+EPG_INLINE void end_stores() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+template <int n>
+EPG_INLINE void stores_have_read() {
+  asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(n) : "memory");
+}
+EPG_INLINE void stores_are_done() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
+// What this thread has written to shared memory can be read by the copy engine.
+EPG_INLINE void show_to_copies() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
+// Four 8 x 8 matrices of 16-bit elements. Lane l gives the address of row l % 8 of matrix l / 8,
+// and has elements 2 (l % 4) and the next one of row l / 4 of each.
+EPG_INLINE void store_matrices(uint32_t row, const uint32_t (&pairs)[4]) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(row), "r"(pairs[0]), "r"(pairs[1]), "r"(pairs[2]), "r"(pairs[3])
+               : "memory");
+}
+EPG_INLINE void load_matrices(uint32_t row, uint32_t (&pairs)[4]) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(pairs[0]), "=r"(pairs[1]), "=r"(pairs[2]), "=r"(pairs[3])
+               : "r"(row)
+               : "memory");
+}
+
+// Products run beside their threads, in groups. begin_products comes between the last access to the
+// sums and the next product; products_are_done<n> waits for all groups but the last n.
+EPG_INLINE void begin_products() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+EPG_INLINE void end_products() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+template <int n>
+EPG_INLINE void products_are_done() {
+  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(n) : "memory");
+}
+
+// operand describes a tile in shared memory, as load_box writes it with a swizzle of 128 bytes.
+//
+//   across false  rows of 64 elements of the depth, 128 bytes each
+//   across true   blocks of 64 rows (of the operand) by 64 of the depth, 8192 bytes each: a line of
+//                 128 bytes has the 64 elements of one step of the depth
+template <bool across>
+EPG_INLINE uint64_t operand(uint32_t address) {
+  constexpr uint64_t next_block = (across ? 8192 : 16) >> 4, next_eight = 1024 >> 4, swizzle_128 = 1;
+  return (address & 0x3ffff) >> 4 | next_block << 16 | next_eight << 32 | swizzle_128 << 62;
+}
+
+template <class Storage>
+constexpr bool is_bf16 = false;
+template <>
+constexpr bool is_bf16<bf16> = true;
+
+#define EPG_SUMS_8(i) "+f"(s[i]), "+f"(s[i + 1]), "+f"(s[i + 2]), "+f"(s[i + 3]), "+f"(s[i + 4]), "+f"(s[i + 5]), "+f"(s[i + 6]), "+f"(s[i + 7])
+#define EPG_SUMS_32(i) EPG_SUMS_8(i), EPG_SUMS_8(i + 8), EPG_SUMS_8(i + 16), EPG_SUMS_8(i + 24)
+#define EPG_SUMS_64 EPG_SUMS_32(0), EPG_SUMS_32(32)
+#define EPG_SUMS_96 EPG_SUMS_64, EPG_SUMS_32(64)
+#define EPG_TEN(t) "%" t "0,%" t "1,%" t "2,%" t "3,%" t "4,%" t "5,%" t "6,%" t "7,%" t "8,%" t "9,"
+#define EPG_NAMES_60 EPG_TEN("") EPG_TEN("1") EPG_TEN("2") EPG_TEN("3") EPG_TEN("4") EPG_TEN("5")
+#define EPG_NAMES_64 EPG_NAMES_60 "%60,%61,%62,%63"
+#define EPG_NAMES_96 EPG_NAMES_60 EPG_TEN("6") EPG_TEN("7") EPG_TEN("8") "%90,%91,%92,%93,%94,%95"
+#define EPG_MULTIPLY(columns, type, names, sums, left_at, right_at, add_at, across_at)                                                                     \
+  asm volatile("{ .reg .pred add;\nsetp.ne.b32 add, %" add_at                                                                                              \
+               ", 0;\n"                                                                                                                                    \
+               "wgmma.mma_async.sync.aligned.m64n" columns "k16.f32." type "." type " {" names "}, %" left_at ", %" right_at ", add, 1, 1, 0, %" across_at \
+               ";\n}"                                                                                                                                      \
+               : sums                                                                                                                                      \
+               : "l"(left), "l"(right), "r"(add), "n"(across))
+
+// multiply is sums (+)= left rightᵀ of 64 rows, `columns` columns and 16 of the depth; the right
+// operand lies across. The lane of sum 4 i + j has column 8 i + 2 (lane % 4) + j % 2 of row
+// 16 warp + lane / 4 + 8 (j / 2).
+template <class Storage, int columns, bool across>
+EPG_INLINE void multiply(float (&s)[columns / 2], uint64_t left, uint64_t right, int add) {
+  static_assert(columns == 128 || columns == 192, "the sums of other widths are not spelled");
+  if constexpr (columns == 128 && is_bf16<Storage>) EPG_MULTIPLY("128", "bf16", EPG_NAMES_64, EPG_SUMS_64, "64", "65", "66", "67");
+  if constexpr (columns == 128 && !is_bf16<Storage>) EPG_MULTIPLY("128", "f16", EPG_NAMES_64, EPG_SUMS_64, "64", "65", "66", "67");
+  if constexpr (columns == 192 && is_bf16<Storage>) EPG_MULTIPLY("192", "bf16", EPG_NAMES_96, EPG_SUMS_96, "96", "97", "98", "99");
+  if constexpr (columns == 192 && !is_bf16<Storage>) EPG_MULTIPLY("192", "f16", EPG_NAMES_96, EPG_SUMS_96, "96", "97", "98", "99");
+}
+
+// Registers move between groups of four warps.
+template <int registers>
+EPG_INLINE void give_registers() {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(registers));
+}
+template <int registers>
+EPG_INLINE void take_registers() {
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(registers));
+}
+
+}  // namespace epigrad::sm90

@@ -85,8 +85,9 @@ def addresses(dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
 def test_addresses_that_boxes_cannot_start_at(dtype: torch.dtype) -> None:
     """Such calls have the same geometry, and the same held program."""
     x, weight, bias = addresses(dtype)
-    for operand in [x, x.clone()] * 3:
-        out, pre = forward.linear(operand, weight, bias, "silu", return_preactivation=True)
+    odd = torch.cat((bias, bias))[511:1023].copy_(bias)
+    for operand, added in [(x, bias), (x.clone(), bias), (x.clone(), odd)] * 3:
+        out, pre = forward.linear(operand, weight, added, "silu", return_preactivation=True)
         want = torch.nn.functional.linear(x.double(), weight.double(), bias.double())
         torch.testing.assert_close(pre.double(), want, rtol=2e-2, atol=2e-2)
         torch.testing.assert_close(out.double(), torch.nn.functional.silu(want), rtol=2e-2, atol=2e-2)

@@ -72,14 +72,15 @@ static int run_step(epg_step *s, const execution *run, epg_failure *failure) {
   return 0;
 }
 
-/* Whether all matrices that are copied by boxes start where boxes may. */
+/* Whether all operands of launches that copy boxes start where boxes may. */
 static int are_boxable(const epg_cuda_program *p, const execution *run) {
+  uint64_t all = 0;
   for (int32_t i = 0; i < p->count; i++) {
     const epg_launch *l = &p->steps[i].general;
-    for (uint32_t j = 0; j < l->num_maps; j++)
-      if (address(&l->maps[j].pointer, run) % VECTOR_BYTES) return 0;
+    for (uint32_t j = 0; j < l->num_maps; j++) all |= address(&l->maps[j].pointer, run);
+    for (uint32_t j = 0; l->num_maps && j < l->num_pointers; j++) all |= address(&l->pointers[j], run);
   }
-  return 1;
+  return all % VECTOR_BYTES == 0;
 }
 
 static int run_program(const epg_program *program, const uint64_t *bases, const epg_run_arguments *arguments, epg_failure *failure) {

@@ -9,6 +9,7 @@ import "C"
 
 import (
 	"fmt"
+	"math"
 
 	"github.com/epigrad/epigrad/go/backend/lower"
 	"github.com/epigrad/epigrad/go/dtype"
@@ -49,12 +50,14 @@ type onePass struct {
 
 // boxed reports whether a matrix of a half type can be copied by boxes: columns are contiguous, and
 // rows start at multiples of 16 bytes where the first one does. A single row gets such a stride.
+// The copy engine has limits of its own: 32 bits for a place, 40 for a stride.
 func (m *matrix) boxed() bool {
-	const unit = vectorBytes / 2
+	const unit, longestStride = vectorBytes / 2, 1 << 39
 	if m.rows == 1 {
 		m.rowStride = ceilDiv(m.columns, unit) * unit
 	}
-	return m.columnStride == 1 && m.rowStride%unit == 0 && m.rowStride >= m.columns
+	return m.columnStride == 1 && m.rowStride%unit == 0 && m.rowStride >= m.columns && m.rowStride < longestStride &&
+		max(m.rows, m.columns) < math.MaxInt32-sm90Rows
 }
 
 // onePassOf tells whether one kernel can do a product with a bias and an activation, and how.

@@ -44,3 +44,23 @@ func TestTileColumns(t *testing.T) {
 		require.Equal(t, c.want, o.tileColumns(132), "%d x %d", c.rows, c.columns)
 	}
 }
+
+// What the copy engine cannot reach is no matrix of boxes.
+func TestBoxed(t *testing.T) {
+	for _, c := range []struct {
+		m    matrix
+		want bool
+	}{
+		{matrix{3, 16, 16, 1}, true},
+		{matrix{3, 24, 16, 1}, true},
+		{matrix{1, 1, 13, 1}, true},
+		{matrix{3, 13, 13, 1}, false},       // rows do not start at multiples of 16 bytes
+		{matrix{3, 8, 16, 1}, false},        // rows overlap
+		{matrix{3, 16, 16, 2}, false},       // columns are apart
+		{matrix{3, 0, 16, 1}, false},        // one row for all
+		{matrix{1 << 31, 16, 16, 1}, false}, // 32 bits
+		{matrix{2, 1 << 40, 16, 1}, false},
+	} {
+		require.Equal(t, c.want, c.m.boxed(), "%+v", c.m)
+	}
+}

@@ -205,6 +205,29 @@ static int read_new(call_arguments *a, PyObject *tensor, int operand) {
   return epg_py.exchange->dltensor_from_py_object_no_sync(tensor, &a->tensors[operand]) ? -1 : 0;
 }
 
+/* Whether an output is the gradient of a weight that is a transposed matrix, dense. It gets the
+ * weight's layout then, in which PyTorch keeps a parameter's gradient: GPT-2's Conv1D layers have
+ * such weights. python/epigrad/ops/operator.py has the same rule. Arrays are no tensors, and have
+ * no gradients to keep. */
+static int is_transposed_gradient(const call_arguments *a, int output) {
+  static const char *const operations[] = {"linear_backward", "matmul_bias_activation_backward", "mlp_backward", "gated_mlp_backward"};
+  const DLTensor *weight = output % 2 && output + 1 < a->call.num_inputs ? a->inputs[output + 1] : NULL;
+  if (!weight || weight->ndim != 2 || weight->strides[0] != 1 || weight->strides[1] != weight->shape[0]) return 0;
+  if (weight->shape[0] < 2 || weight->shape[1] < 2 || weight->device.device_type == kDLWebGPU) return 0;
+  for (size_t i = 0; i < sizeof operations / sizeof *operations; i++)
+    if (!strcmp(a->call.op, operations[i])) return 1;
+  return 0;
+}
+
+/* A new tensor for an output. */
+static PyObject *new_output(const call_arguments *a, const maker *m, const int64_t *sizes, int32_t rank, int output) {
+  if (!is_transposed_gradient(a, output)) return new_tensor(m, sizes, rank);
+  const int64_t exchanged[] = {sizes[1], sizes[0]};
+  PyObject *rows = new_tensor(m, exchanged, 2), *tensor = rows ? PyObject_CallMethod(rows, "t", NULL) : NULL;
+  Py_XDECREF(rows);
+  return tensor;
+}
+
 /* Fills `results` with the outputs that were given and with new tensors for the others that exist,
  * which join the call's. */
 static int make_outputs(call_arguments *a, const geometry *g, const maker *m, PyObject *given, PyObject *results) {
@@ -213,7 +236,7 @@ static int make_outputs(call_arguments *a, const geometry *g, const maker *m, Py
     PyObject *output = i < from && a->outputs[i] ? PyTuple_GetItem(given, i) : Py_None;
     if (i >= from) a->outputs[i] = NULL;
     if (output == Py_None && g->ranks[i] >= 0) {
-      if (!(output = new_tensor(m, &g->sizes[i * EPG_MAX_RANK], g->ranks[i]))) return -1;
+      if (!(output = new_output(a, m, &g->sizes[i * EPG_MAX_RANK], g->ranks[i], i))) return -1;
       if (read_new(a, output, MAX_INPUTS + i)) {
         Py_DECREF(output);
         return -1;

@@ -47,7 +47,7 @@ RUNS: tuple[tuple[str, dict[str, str], tuple[str, ...]], ...] = (
         "streams, threads, graphs, memory",
         {},
         (
-            *(f"tests/cuda/test_{name}.py" for name in ("execution", "memory", "precision")),
+            *(f"tests/cuda/test_{name}.py" for name in ("execution", "memory", "precision", "one_kernel")),
             "tests/runtime/test_prepared.py",
         ),
     ),
@@ -56,7 +56,10 @@ RUNS: tuple[tuple[str, dict[str, str], tuple[str, ...]], ...] = (
 
 # Every kernel family, in each of the two ways that products go, on a stream that PyTorch's own work
 # is on too.
-SANITIZED = ("-n", "0", "tests/cuda/test_execution.py", "-k", "test_the_current_stream_is_the_one")
+SANITIZED = (
+    *("-n", "0", "tests/cuda/test_execution.py", "tests/cuda/test_one_kernel.py"),
+    *("-k", "test_the_current_stream_is_the_one or test_addresses_that_boxes_cannot_start_at"),
+)
 TOOLS = ("memcheck", "racecheck", "synccheck", "initcheck")
 FOUND = 77  # compute-sanitizer's exit code where it finds something
 PLAIN = ("-p", "no:cacheprovider", "-p", "no:benchmark")

@@ -40,7 +40,7 @@ int epg_cuda_load(const epg_device *device, const void *image, epg_library *libr
 int epg_cuda_function(epg_library library, const char *name, epg_function *function, epg_failure *failure);
 /* Lets a kernel have so many bytes of dynamic shared memory on a device. */
 int epg_cuda_allow_shared(const epg_device *device, epg_function function, uint32_t bytes, epg_failure *failure);
-/* Whether the driver encodes tensor maps. */
+/* Whether the driver encodes tensor maps, and gives kernels more shared memory. */
 int epg_cuda_has_maps(void);
 
 /* An address in a step: where it goes, which buffer (-1: the workspace), and how far into it. */

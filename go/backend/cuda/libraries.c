@@ -63,7 +63,6 @@ int epg_cuda_open(char *reason, size_t capacity) {
       DRIVER_SYMBOL_V2(cuCtxPopCurrent),
       DRIVER_SYMBOL(cuLibraryLoadData),
       DRIVER_SYMBOL(cuLibraryGetKernel),
-      DRIVER_SYMBOL(cuKernelSetAttribute),
       DRIVER_SYMBOL(cuLaunchKernel),
       DRIVER_SYMBOL(cuLaunchKernelEx),
       DRIVER_SYMBOL(cuMemsetD8Async),
@@ -86,8 +85,9 @@ int epg_cuda_open(char *reason, size_t capacity) {
     return -1;
   }
   if (resolve(library, symbols, sizeof symbols / sizeof *symbols, "NVIDIA's driver (libcuda.so.1)", EPG_WANTED_DRIVER, reason, capacity)) return -1;
-  void *encode = dlsym(library, "cuTensorMapEncodeTiled");
+  void *encode = dlsym(library, "cuTensorMapEncodeTiled"), *set_attribute = dlsym(library, "cuKernelSetAttribute");
   memcpy(&epg_driver.cuTensorMapEncodeTiled, &encode, sizeof encode);
+  memcpy(&epg_driver.cuKernelSetAttribute, &set_attribute, sizeof set_attribute);
   const int code = epg_driver.cuInit(0);
   if (!code) return 0;
   const char *name = NULL, *text = NULL;
@@ -171,7 +171,7 @@ int epg_cuda_allow_shared(const epg_device *d, epg_function function, uint32_t b
   return 0;
 }
 
-int epg_cuda_has_maps(void) { return epg_driver.cuTensorMapEncodeTiled != NULL; }
+int epg_cuda_has_maps(void) { return epg_driver.cuTensorMapEncodeTiled && epg_driver.cuKernelSetAttribute; }
 
 int epg_blas_open(char *reason, size_t capacity) {
   static const symbol symbols[] = {

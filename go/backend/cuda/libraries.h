@@ -33,8 +33,8 @@ extern struct epg_driver {
   int (*cuCtxPopCurrent)(epg_context *context);
   int (*cuLibraryLoadData)(epg_library *library, const void *image, void *, void **, unsigned, void *, void **, unsigned);
   int (*cuLibraryGetKernel)(epg_function *kernel, epg_library library, const char *name);
+  /* Both NULL in the emulator, whose device has no copy engine. */
   int (*cuKernelSetAttribute)(int attribute, int value, epg_function kernel, int device);
-  /* NULL in the emulator, whose device has no copy engine */
   int (*cuTensorMapEncodeTiled)(void *map, int type, unsigned rank, void *base, const uint64_t *sizes, const uint64_t *strides, const unsigned *box,
                                 const unsigned *steps, int interleave, int swizzle, int promotion, int fill);
   int (*cuLaunchKernel)(epg_function function, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned shared, void *stream, void **parameters,

@@ -3,12 +3,9 @@
 package cuda
 
 import (
-	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
-
-	kernels "github.com/epigrad/epigrad/kernels/cuda"
 )
 
 // Hopper's instructions are in no processor before or after it.
@@ -17,21 +14,6 @@ func TestHopperAlone(t *testing.T) {
 		require.False(t, isHopper(c.major, c.minor), "%d.%d", c.major, c.minor)
 	}
 	require.True(t, isHopper(9, 0))
-}
-
-// Where kernels are compiled, there is one for each choice that a plan makes.
-func TestEveryTileHasAKernel(t *testing.T) {
-	if !kernels.Built() {
-		t.Skip("make kernels compiles them")
-	}
-	for _, columns := range []string{"128", "192"} {
-		for _, form := range []string{"nt", "nn"} {
-			_, found := kernels.ImageOf("gemm_epilogue_sm90_gelu_bf16_" + form + "_" + columns)
-			require.True(t, found, form+columns)
-		}
-	}
-	image, _ := kernels.ImageOf("gemm_epilogue_sm90_none_f16_nt_128")
-	require.True(t, strings.HasSuffix(image.Name, "sm90_f16"))
 }
 
 // The tile whose last round leaves fewer processors idle is taken; the wider one where they are

@@ -1,20 +1,3 @@
-// act(left right + bias) in one kernel, for Hopper:
-//
-//   gemm_epilogue_sm90_<activation>_bf16_<form>_<columns>
-//
-// The form is how the right operand lies: "nt" with a contiguous depth, "nn" with contiguous
-// columns. A tile has so many columns.
-#include "product_sm90.cuh"
+#include "gemm_epilogue_sm90.cuh"
 
-#define KERNEL(activation, dtype, form, columns)                                                                                   \
-  extern "C" __global__ void __launch_bounds__(epigrad::sm90::threads, 1)                                                          \
-      gemm_epilogue_sm90_##activation##_##dtype##_##form##_##columns(const __grid_constant__ epigrad::sm90::ProductParameters p) { \
-    using Epilogue = epigrad::sm90::Forward<epigrad::dtype, epigrad::activations::activation<epigrad::dtype::Arithmetic>>;         \
-    epigrad::sm90::product<epigrad::sm90::Product<epigrad::dtype, columns, epigrad::sm90::form, Epilogue>>(p);                     \
-  }
-#define KERNELS(activation, dtype)   \
-  KERNEL(activation, dtype, nt, 128) \
-  KERNEL(activation, dtype, nt, 192) \
-  KERNEL(activation, dtype, nn, 128) \
-  KERNEL(activation, dtype, nn, 192)
-EPG_FOR_EACH_ACTIVATION(KERNELS, bf16)
+EPG_FOR_EACH_ACTIVATION(GEMM_EPILOGUE_SM90, bf16)

@@ -73,12 +73,6 @@ EPG_INLINE void store_matrices(uint32_t row, const uint32_t (&pairs)[4]) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(row), "r"(pairs[0]), "r"(pairs[1]), "r"(pairs[2]), "r"(pairs[3])
                : "memory");
 }
-EPG_INLINE void load_matrices(uint32_t row, uint32_t (&pairs)[4]) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-               : "=r"(pairs[0]), "=r"(pairs[1]), "=r"(pairs[2]), "=r"(pairs[3])
-               : "r"(row)
-               : "memory");
-}
 
 // Products run beside their threads, in groups. begin_products comes between the last access to the
 // sums and the next product; products_are_done<n> waits for all groups but the last n.

@@ -3,7 +3,6 @@ package cpu_test
 import (
 	"errors"
 	"os"
-	"runtime"
 	"strings"
 	"testing"
 
@@ -71,9 +70,6 @@ func TestProgramsOfSmallPasses(t *testing.T) {
 		_, has := k.(backend.Programmed)
 		require.False(t, has, "sums")
 	})
-	for range 3 { // programs are freed once nobody has their kernels
-		runtime.GC()
-	}
 }
 
 // Run with GODEBUG=cpu.avx2=off, which hides the instructions from the choice of an engine as an

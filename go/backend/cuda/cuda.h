@@ -86,6 +86,10 @@ typedef struct {
   void *desc, *layouts[EPG_MATRICES]; /* A, B, D */
   void *lock;
   epg_pointer pointers[EPG_MATRICES], bias, scratch;
+  /* where a bias of so many bytes is copied to unless it starts at a multiple of 16 bytes: cuBLASLt
+   * takes that for granted, and has no preference for it */
+  epg_pointer aligned_bias;
+  uint64_t bias_bytes;
   /* accumulates: D is added to if the run says so */
   int32_t has_bias, is_double, accumulates, tuned;
   /* for addresses that are multiples of 16 bytes, and for any */

@@ -66,6 +66,7 @@ int epg_cuda_open(char *reason, size_t capacity) {
       DRIVER_SYMBOL(cuLaunchKernel),
       DRIVER_SYMBOL(cuLaunchKernelEx),
       DRIVER_SYMBOL(cuMemsetD8Async),
+      DRIVER_SYMBOL_V2(cuMemcpyDtoDAsync),
       DRIVER_SYMBOL_V2(cuMemAlloc),
       DRIVER_SYMBOL_V2(cuMemFree),
       DRIVER_SYMBOL(cuStreamCreate),

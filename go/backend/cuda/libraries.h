@@ -41,6 +41,7 @@ extern struct epg_driver {
                         void **extra);
   int (*cuLaunchKernelEx)(const epg_launch_config *config, epg_function function, void **parameters, void **extra);
   int (*cuMemsetD8Async)(uint64_t address, unsigned char value, size_t count, void *stream);
+  int (*cuMemcpyDtoDAsync)(uint64_t to, uint64_t from, size_t count, void *stream);
   int (*cuMemAlloc)(uint64_t *address, size_t bytes);
   int (*cuMemFree)(uint64_t address);
   int (*cuStreamCreate)(void **stream, unsigned flags);

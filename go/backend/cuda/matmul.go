@@ -24,6 +24,7 @@ const mostBLASWorkspace = 32 << 20
 // matmul is a product that cuBLASLt can do in one call.
 type matmul struct {
 	views       [lower.Operands]*tensor.View // only where they start is used
+	alignedBias *tensor.View                 // room for a copy
 	matrices    [lower.Operands]matrix
 	batch       lower.Dim // size 1 without one
 	accumulates bool
@@ -201,6 +202,9 @@ func (b *builder) enqueue(p *lower.Product, tf32 bool) {
 	single.matrices[lower.Left], _ = matrixOf(p.M, p.K, lower.Left)
 	single.matrices[lower.Right], _ = matrixOf(p.K, p.N, lower.Right)
 	single.matrices[lower.Out], _ = matrixOf(p.M, p.N, lower.Out)
+	if p.Views[lower.Bias] != nil {
+		single.alignedBias = b.region(b.dt, single.matrices[lower.Out].columns)
+	}
 	batch := mergeBatch(p.Batch)
 	if len(batch) > 0 { // one call for as many products as can be
 		longest := 0
@@ -322,7 +326,8 @@ func (p *matmul) compile(c *compiler, s *C.epg_step) error {
 	}
 	if bias := p.views[lower.Bias]; bias != nil {
 		problem.has_bias = 1
-		s.matmul.bias = c.address(0, bias)
+		s.matmul.bias, s.matmul.aligned_bias = c.address(0, bias), c.address(0, p.alignedBias)
+		s.matmul.bias_bytes = C.uint64_t(p.matrices[lower.Out].columns * p.dt.Size())
 	}
 	if p.accumulates {
 		s.matmul.accumulates = 1

@@ -55,8 +55,13 @@ static int run_launch(const epg_step *s, const execution *run, epg_failure *fail
 
 static int run_matmul(epg_matmul *m, const execution *run, epg_failure *failure) {
   epg_matmul_addresses at = {.bias = m->has_bias ? address(&m->bias, run) : 0, .scratch = address(&m->scratch, run)};
-  uint64_t all = at.bias;
+  uint64_t all = 0;
   for (int i = 0; i < EPG_MATRICES; i++) all |= at.matrices[i] = address(&m->pointers[i], run);
+  if (at.bias % VECTOR_BYTES) {
+    const uint64_t copy = address(&m->aligned_bias, run);
+    DRIVER(cuMemcpyDtoDAsync, copy, at.bias, m->bias_bytes, run->stream);
+    at.bias = copy;
+  }
   return epg_matmul_enqueue(run->device, m, &m->choices[all % VECTOR_BYTES != 0], &at, run->arguments->accumulate && m->accumulates, run->stream, failure);
 }
 

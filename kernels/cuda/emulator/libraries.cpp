@@ -71,6 +71,11 @@ EXPORT int cuMemsetD8Async(uint64_t address, unsigned char value, size_t count, 
   memset(reinterpret_cast<void *>(address), value, count);
   return SUCCESS;
 }
+EXPORT int cuMemcpyDtoDAsync_v2(uint64_t to, uint64_t from, size_t count, void *) {
+  if (!in_context()) return INVALID_CONTEXT;
+  memcpy(reinterpret_cast<void *>(to), reinterpret_cast<const void *>(from), count);
+  return SUCCESS;
+}
 EXPORT int cuMemAlloc_v2(uint64_t *address, size_t bytes) {
   *address = reinterpret_cast<uint64_t>(aligned_alloc(256, (bytes + 255) / 256 * 256));
   return in_context() ? SUCCESS : INVALID_CONTEXT;
@@ -219,7 +224,9 @@ EXPORT int cublasLtMatmul(void *, Desc *desc, const void *alpha, const char *a, 
   const double one = is_double ? *static_cast<const double *>(alpha) : *static_cast<const float *>(alpha);
   const double old = is_double ? *static_cast<const double *>(beta) : *static_cast<const float *>(beta);
   const uintptr_t addresses = reinterpret_cast<uintptr_t>(a) | reinterpret_cast<uintptr_t>(b) | reinterpret_cast<uintptr_t>(d);
-  if (!in_context() || one != 1 || c != d || addresses % algorithm->alignment != 0 || scratch_size < scratch_bytes(algorithm->index)) return 7;
+  const bool bias_is_aligned = desc->epilogue != 4 || reinterpret_cast<uint64_t>(desc->bias) % 16 == 0;
+  if (!in_context() || one != 1 || c != d || !bias_is_aligned || addresses % algorithm->alignment != 0 || scratch_size < scratch_bytes(algorithm->index))
+    return 7;
   if (scratch_size > 0) memset(scratch, 0x5a, scratch_size);
   last_index = algorithm->index;
   const int type = layout_d->type;

@@ -71,6 +71,24 @@ type ActivationBackward struct {
 	GradOutput, Input, GradInput, Out, GradBias *tensor.View
 }
 
+// HiddenBackward is the backward of a layer's input that was act(preactivation):
+//
+//	g         = grad_output weight
+//	grad_pre  = g act'(preactivation)
+//	grad_bias = column sums of grad_pre, before it is rounded
+//	out       = act(preactivation)
+//
+// GradOutput is [rows..., n], Weight [n, h], and the rest [rows..., h]. GradBias has the size 1 in
+// all dimensions but the last; a run may add to it. GradBias and Out may be nil.
+//
+// A backend may refuse it as Unsupported, since it is the same as a product and an
+// ActivationBackward.
+type HiddenBackward struct {
+	Header
+	GradOutput, Weight, Preactivation *tensor.View
+	GradPreactivation, Out, GradBias  *tensor.View
+}
+
 // Gated is out = value act(gate); all views have one shape. Activation is the gate's.
 type Gated struct {
 	Header
@@ -133,6 +151,11 @@ func (p *Activation) Views() []*tensor.View { return present(p.Input, p.Out) }
 // Views implements Problem.
 func (p *ActivationBackward) Views() []*tensor.View {
 	return present(p.GradOutput, p.Input, p.GradInput, p.Out, p.GradBias)
+}
+
+// Views implements Problem.
+func (p *HiddenBackward) Views() []*tensor.View {
+	return present(p.GradOutput, p.Weight, p.Preactivation, p.GradPreactivation, p.Out, p.GradBias)
 }
 
 // Views implements Problem.

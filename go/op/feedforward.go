@@ -174,31 +174,32 @@ func (s *blockSpelling) backwardSteps(c *Call, dt dtype.DType, device tensor.Dev
 	if gradWeight2 != nil && sloped {
 		hidden = w.view(b.hidden)
 	}
+	formed := gradWeight2 != nil && sloped
 	if first {
-		gradPre = w.view(b.hidden) // the gradient of the hidden activation, at first
-		calls = append(calls, w.linearBackward(c, grad, w.standIn(b.hidden), weight2, bias2, gradPre, nil, nil))
+		gradPre = w.view(b.hidden)
 	}
-	if formed := gradWeight2 != nil && sloped; s.gated {
-		if first {
+	switch {
+	case first && sloped && !s.gated:
+		between := Call{
+			Op: hiddenBackward.Name, Kind: c.Kind, Parameters: c.Parameters, AllowTF32: c.AllowTF32, Backend: c.Backend,
+			Inputs: []*tensor.View{grad, weight2, pre}, Outputs: []*tensor.View{gradPre, nil, gradBias1},
+		}
+		if formed {
+			between.Outputs[1] = hidden
+		}
+		calls = append(calls, between)
+		formed = false
+	case first:
+		calls = append(calls, w.linearBackward(c, grad, w.standIn(b.hidden), weight2, bias2, gradPre, nil, nil))
+		if s.gated {
 			gradHidden := gradPre
 			gradPre = w.view(b.pre)
 			between := s.between(c, true)
 			between.Inputs, between.Outputs = []*tensor.View{gradHidden, pre}, []*tensor.View{gradPre, gradBias1}
 			calls = append(calls, between)
 		}
-		if formed {
-			between := s.between(c, false)
-			between.Inputs, between.Outputs = []*tensor.View{pre}, []*tensor.View{hidden}
-			calls = append(calls, between)
-		}
-	} else if first && sloped {
-		between := s.between(c, true)
-		between.Inputs, between.Outputs = []*tensor.View{gradPre, pre}, []*tensor.View{gradPre, nil, gradBias1}
-		if formed {
-			between.Outputs[1] = hidden
-		}
-		calls = append(calls, between)
-	} else if formed {
+	}
+	if formed {
 		between := s.between(c, false)
 		between.Inputs, between.Outputs = []*tensor.View{pre}, []*tensor.View{hidden}
 		calls = append(calls, between)

@@ -114,7 +114,8 @@ type operation struct {
 	shapes func(c *Call) ([][]int64, error)
 	// problem normalises a call whose geometry is valid. An operation without one is made of steps.
 	problem func(c *Call, h backend.Header) backend.Problem
-	// steps are the calls of other operations that such a call is made of, in order (steps.go).
+	// steps are the calls of other operations that such a call is made of, in order (steps.go). An
+	// operation with both is made of steps where the backend has no kernel for the problem.
 	steps func(c *Call, dt dtype.DType, device tensor.Device) []Call
 }
 
@@ -137,13 +138,17 @@ func Signatures() []Signature {
 func resolve(c *Call) (*operation, error) {
 	for i := range operations {
 		if o := &operations[i]; o.Name == c.Op {
-			if err := o.meaningful(c); err != nil {
-				return nil, err
-			}
-			return o, o.complete(c)
+			return o.completed(c)
 		}
 	}
 	return nil, Unknown(c.Op)
+}
+
+func (o *operation) completed(c *Call) (*operation, error) {
+	if err := o.meaningful(c); err != nil {
+		return nil, err
+	}
+	return o, o.complete(c)
 }
 
 // Unknown is the error for a name that is no operation's.

@@ -2,6 +2,7 @@ package op
 
 import (
 	"encoding/binary"
+	"errors"
 	"math"
 	"slices"
 	"sync"
@@ -103,10 +104,13 @@ func (o *operation) choose(c *Call, choices *tuning.File) (backend.Kernel, error
 		}}, nil
 	}
 	owned := c.owned(len(o.Inputs))
-	if o.steps != nil {
-		return o.stepwise(owned, b, dt, device, choices)
+	if o.problem != nil {
+		k, err := b.Select(o.problem(owned, backend.Header{Op: o.Name, Kind: c.Kind, DType: dt, AllowTF32: c.AllowTF32, Choices: choices}))
+		if o.steps == nil || !errors.Is(err, &status.Error{Code: status.Unsupported}) {
+			return k, err
+		}
 	}
-	return b.Select(o.problem(owned, backend.Header{Op: o.Name, Kind: c.Kind, DType: dt, AllowTF32: c.AllowTF32, Choices: choices}))
+	return o.stepwise(owned, b, dt, device, choices)
 }
 
 // asksNothing reports whether every output is absent.

@@ -46,6 +46,44 @@ func isStandIn(v *tensor.View) bool {
 
 func aligned256(bytes int64) int64 { return (bytes + regionAlignment - 1) &^ (regionAlignment - 1) }
 
+// resolveStep is resolve for a step, which may be of an operation that is only that.
+func resolveStep(c *Call) (*operation, error) {
+	if c.Op == hiddenBackward.Name {
+		return hiddenBackward.completed(c)
+	}
+	return resolve(c)
+}
+
+// hiddenBackward is between the layers of a block in backward: the gradient of the hidden
+// activation, and what comes of it (backend.HiddenBackward).
+var hiddenBackward = operation{
+	Signature: Signature{
+		"hidden_backward", arguments("grad_output", "weight", "preactivation"), arguments("grad_preactivation", "out", "grad_bias"),
+	},
+	kinds: activations, multiplies: true, accumulates: true,
+	shapes: func(c *Call) ([][]int64, error) {
+		shape := c.input(2).Shape
+		return [][]int64{shape, shape, shape[len(shape)-1:]}, nil
+	},
+	problem: func(c *Call, h backend.Header) backend.Problem {
+		return &backend.HiddenBackward{
+			Header: h, GradOutput: c.input(0), Weight: c.input(1), Preactivation: c.input(2),
+			GradPreactivation: c.output(0), Out: c.output(1), GradBias: aligned(c.output(2), c.input(2).Rank()),
+		}
+	},
+	steps: func(c *Call, dt dtype.DType, device tensor.Device) []Call {
+		w := &region{dt: dt, device: device}
+		pre, gradPre := c.input(2), c.output(0)
+		return []Call{
+			w.linearBackward(c, c.input(0), w.standIn(pre.Shape), c.input(1), nil, gradPre, nil, nil),
+			{
+				Op: "activation_backward", Kind: c.Kind, Parameters: c.Parameters, Backend: c.Backend,
+				Inputs: []*tensor.View{gradPre, pre}, Outputs: []*tensor.View{gradPre, c.output(1), c.output(2)},
+			},
+		}
+	},
+}
+
 // linear is a layer's call.
 func (w *region) linear(c *Call, kind string, parameters []float64, input, weight, bias, out, pre *tensor.View) Call {
 	return Call{
@@ -100,7 +138,7 @@ func (o *operation) stepwise(c *Call, b backend.Backend, dt dtype.DType, device 
 	}
 	var names []string
 	for _, call := range o.steps(c, dt, device) {
-		part, err := resolve(&call)
+		part, err := resolveStep(&call)
 		if err != nil {
 			return nil, err
 		}

@@ -73,6 +73,12 @@ EPG_INLINE void store_matrices(uint32_t row, const uint32_t (&pairs)[4]) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(row), "r"(pairs[0]), "r"(pairs[1]), "r"(pairs[2]), "r"(pairs[3])
                : "memory");
 }
+EPG_INLINE void load_matrices(uint32_t row, uint32_t (&pairs)[4]) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(pairs[0]), "=r"(pairs[1]), "=r"(pairs[2]), "=r"(pairs[3])
+               : "r"(row)
+               : "memory");
+}
 
 // Products run beside their threads, in groups. begin_products comes between the last access to the
 // sums and the next product; products_are_done<n> waits for all groups but the last n.
@@ -88,11 +94,16 @@ EPG_INLINE void products_are_done() {
 //   across false  rows of 64 elements of the depth, 128 bytes each
 //   across true   blocks of 64 rows (of the operand) by 64 of the depth, 8192 bytes each: a line of
 //                 128 bytes has the 64 elements of one step of the depth
+//
+// Of a description only the lower half depends on the address; operand gives that, and multiply
+// adds the other one.
 template <bool across>
-EPG_INLINE uint64_t operand(uint32_t address) {
-  constexpr uint64_t next_block = (across ? 8192 : 16) >> 4, next_eight = 1024 >> 4, swizzle_128 = 1;
-  return (address & 0x3ffff) >> 4 | next_block << 16 | next_eight << 32 | swizzle_128 << 62;
+EPG_INLINE uint32_t operand(uint32_t address) {
+  constexpr uint32_t next_block = (across ? 8192 : 16) >> 4;
+  return (address & 0x3ffff) >> 4 | next_block << 16;
 }
+constexpr uint32_t next_eight = 1024 >> 4, swizzle_128 = 1, upper_half = next_eight | swizzle_128 << 30;
+EPG_INLINE uint64_t described(uint32_t lower_half) { return static_cast<uint64_t>(upper_half) << 32 | lower_half; }
 
 template <class Storage>
 constexpr bool is_bf16 = false;
@@ -119,7 +130,8 @@ constexpr bool is_bf16<bf16> = true;
 // operand lies across. The lane of sum 4 i + j has column 8 i + 2 (lane % 4) + j % 2 of row
 // 16 warp + lane / 4 + 8 (j / 2).
 template <class Storage, int columns, bool across>
-EPG_INLINE void multiply(float (&s)[columns / 2], uint64_t left, uint64_t right, int add) {
+EPG_INLINE void multiply(float (&s)[columns / 2], uint32_t lower_left, uint32_t lower_right, int add) {
+  const uint64_t left = described(lower_left), right = described(lower_right);
   static_assert(columns == 128 || columns == 192, "the sums of other widths are not spelled");
   if constexpr (columns == 128 && is_bf16<Storage>) EPG_MULTIPLY("128", "bf16", EPG_NAMES_64, EPG_SUMS_64, "64", "65", "66", "67");
   if constexpr (columns == 128 && !is_bf16<Storage>) EPG_MULTIPLY("128", "f16", EPG_NAMES_64, EPG_SUMS_64, "64", "65", "66", "67");

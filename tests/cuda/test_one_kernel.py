@@ -7,14 +7,14 @@ from __future__ import annotations
 import epigrad
 import pytest
 import torch
-from epigrad import forward, plan
+from epigrad import backward, forward, plan
 from torch import Tensor
 
 from tests.support.cases import ACTIVATIONS, Case
 from tests.support.devices import needs
 from tests.support.gemm_problem import gemm_problem
 from tests.support.layouts import assert_same_bits
-from tests.support.oracle import preactivation
+from tests.support.oracle import Row, preactivation
 from tests.support.parity import Wanted, assert_parity, assert_result
 
 pytestmark = needs("cuda")
@@ -115,3 +115,70 @@ def test_nothing_leaks_from_row_to_row(value: float) -> None:
     rows = torch.arange(300, device="cuda") != 131
     assert_same_bits(dirty[rows].contiguous(), clean[rows].contiguous(), "other rows")
     assert not torch.isfinite(dirty[131]).all()
+
+
+def slope_by_autograd(kind: str | epigrad.Activation, x: Tensor) -> Tensor:
+    x = x.clone().requires_grad_()
+    (slope,) = torch.autograd.grad(case_row(kind).value(x).sum(), x)
+    return slope
+
+
+def case_row(kind: str | epigrad.Activation) -> Row:
+    return Case("linear", kind, torch.bfloat16, "matrix", "contiguous").row
+
+
+@pytest.mark.parametrize("dtype", HALVES, ids=str)
+@pytest.mark.parametrize("sizes", [(256, 192, 384, 128), (200, 136, 264, 72), (130, 72, 1000, 264)], ids=str)
+@pytest.mark.parametrize("kind", [kind for kind in ACTIVATIONS if kind != "none"], ids=str)
+def test_the_backward_of_an_mlp(
+    kind: str | epigrad.Activation, sizes: tuple[int, int, int, int], dtype: torch.dtype
+) -> None:
+    """Each gradient is within the roundings of what it is summed of, from the preactivation as it
+    is stored; and no gradient depends on which others are wanted."""
+    rows, inputs, hidden, outputs = sizes
+    torch.manual_seed(0)
+    x, weight1, bias1, weight2, bias2, grad = (
+        torch.randn(shape, device="cuda").to(dtype) / shape[-1] ** 0.5
+        for shape in ((rows, inputs), (hidden, inputs), (hidden,), (outputs, hidden), (outputs,), (rows, outputs))
+    )
+    pre = forward.linear(x * 8, weight1, bias1, "none")
+    operands = (grad, x, weight1, bias1, weight2, bias2)
+    found = backward.mlp_backward(*operands, kind, preactivation=pre)
+    for alone in range(5):
+        needs = tuple(index == alone for index in range(5))
+        (got,) = (g for g in backward.mlp_backward(*operands, kind, preactivation=pre, needs=needs) if g is not None)
+        assert_same_bits(got, found[alone], f"gradient {alone} alone")
+
+    unit = torch.finfo(dtype).eps / 2
+    z, g64 = pre.double(), grad.double()
+    through = g64 @ weight2.double()
+    grad_pre = through * slope_by_autograd(kind, z)
+    activated = case_row(kind).value(z)
+    size = (g64.abs() @ weight2.double().abs()) * slope_by_autograd(kind, z).abs()
+    wanted = (
+        (grad_pre @ weight1.double(), size @ weight1.double().abs()),
+        (grad_pre.T @ x.double(), size.T @ x.double().abs()),
+        (grad_pre.sum(0), size.sum(0)),
+        (g64.T @ activated, g64.T.abs() @ activated.abs()),
+        (g64.sum(0), g64.abs().sum(0)),
+    )
+    for index, (got, (want, terms)) in enumerate(zip(found, wanted, strict=True)):
+        assert got is not None
+        error = (got.double() - want).abs()
+        assert (error <= 1.1 * unit * (terms + want.abs()) + 1e-6).all(), (
+            index,
+            float((error / (terms + 1e-9)).max() / unit),
+        )
+
+
+def test_hopper_has_the_backward_of_an_mlp_in_one_kernel() -> None:
+    """The gradient of the hidden activation is in no memory, so the workspace is smaller."""
+    x, weight1, weight2, grad = (
+        torch.randn(shape, device="cuda", dtype=torch.bfloat16)
+        for shape in ((512, 256), (1024, 256), (256, 1024), (512, 256))
+    )
+    with torch.profiler.profile(acc_events=True) as profiler:
+        backward.mlp_backward(grad, x, weight1, None, weight2, None, "gelu")
+        torch.cuda.synchronize()
+    names = [event.key for event in profiler.key_averages()]
+    assert any(name.startswith("hidden_backward_sm90_gelu_bf16_nn") for name in names) == on_hopper(), names

@@ -108,6 +108,8 @@ func (b *builder) plan(p backend.Problem) error {
 		return b.lerp(p)
 	case *backend.LerpBackward:
 		return b.lerpBackward(p)
+	case *backend.HiddenBackward:
+		return b.hiddenBackward(p)
 	case *backend.GemmEpilogue:
 		return b.gemmEpilogue(p)
 	case *backend.GemmEpilogueBackward:

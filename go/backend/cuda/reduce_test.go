@@ -422,6 +422,9 @@ func TestEveryKernelIsCompiled(t *testing.T) {
 				if mapTypes[dt] != 0 {
 					names = append(names, "gemm_epilogue_sm90_"+info.Name+suffix+tile)
 				}
+				if mapTypes[dt] != 0 && info.Name != "none" {
+					names = append(names, "hidden_backward_sm90_"+info.Name+suffix+tile)
+				}
 			}
 		}
 		forms("lerp" + suffix)

@@ -11,8 +11,10 @@ import (
 	"fmt"
 	"math"
 
+	"github.com/epigrad/epigrad/go/backend"
 	"github.com/epigrad/epigrad/go/backend/lower"
 	"github.com/epigrad/epigrad/go/dtype"
+	"github.com/epigrad/epigrad/go/status"
 	"github.com/epigrad/epigrad/go/tensor"
 )
 
@@ -24,8 +26,8 @@ const (
 	sm90Rows, sm90Depth = 128, 64
 	// columns of every box that is copied, and rows of one that is stored
 	mapColumns, storedRows = 64, 64
-	// bytes of a tensor map
-	mapBytes = 128
+	// bytes of a tensor map, and of the kernel's parameters
+	mapBytes, sm90Parameters = 128, 1152
 )
 
 // mapTypes are CUtensorMapDataType of the dtypes that these products have.
@@ -102,42 +104,153 @@ func (b *builder) contiguousBias(o *onePass) error {
 // onePass adds a product with its bias and its activation in one kernel. Runs whose addresses it
 // cannot use do without it, by the operations that otherwise adds.
 func (b *builder) onePass(o *onePass, kind string, otherwise func() error) error {
-	columns := o.tileColumns(b.device.processors)
-	down, across := ceilDiv(o.rows, sm90Rows), ceilDiv(o.columns, columns)
-	form, rightRows := "nt", columns
+	l := b.boxed(o, o.tileColumns(b.device.processors))
+	l.outputs[0], l.outputs[1] = boxes{o.views[lower.Out], o.out}, boxes{o.views[lower.Preactivation], o.pre}
+	l.biases[0] = o.views[lower.Bias]
+	if err := b.unless(notBoxable, func() error { return l.add("gemm_epilogue_sm90_" + kind) }); err != nil {
+		return err
+	}
+	return b.unless(boxable, otherwise)
+}
+
+// hiddenBackward adds a product with the slope of an activation in one kernel, which other devices
+// and layouts have no counterpart of.
+func (b *builder) hiddenBackward(p *backend.HiddenBackward) error {
+	unsupported := status.Errorf(status.Unsupported, "%s: cuda: no kernel for it", p.Op)
+	gradient := &backend.GemmEpilogueBackward{
+		Header: p.Header, GradOutput: p.GradOutput, A: p.Preactivation, B: transposed(p.Weight), GradA: p.GradPreactivation,
+	}
+	gradient.Kind = "none"
+	product := lower.Gradients(gradient, nil).A
+	if _, small := b.smallOf(0, p.Preactivation, p.GradOutput); small || p.Kind == "none" {
+		return unsupported
+	}
+	o, ok := b.onePassOf(product)
+	pre, fits := asMatrix(p.Preactivation)
+	hidden, alsoFits := asMatrix(p.Out)
+	if !ok || !fits || !alsoFits {
+		return unsupported
+	}
+	l := b.boxed(&o, o.tileColumns(b.device.processors))
+	l.inputs[0] = boxes{p.Preactivation, pre}
+	l.outputs[0], l.outputs[1] = boxes{p.GradPreactivation, o.out}, boxes{p.Out, hidden}
+	var sums *tensor.View
+	if p.GradBias != nil {
+		sums = b.region(dtype.Float32, l.down, o.columns)
+		l.sums = sums
+	}
+	err := b.unless(notBoxable, func() error {
+		if err := l.add("hidden_backward_sm90_" + p.Kind); err != nil || sums == nil {
+			return err
+		}
+		return b.finish(&reduction{accumulates: true}, walkOf([]*tensor.View{p.GradBias}), sums, l.down, o.columns)
+	})
+	if err != nil {
+		return err
+	}
+	return b.unless(boxable, func() error {
+		if err := b.multiply(product, p.AllowTF32); err != nil {
+			return err
+		}
+		return b.activationBackward(&backend.ActivationBackward{
+			Header: p.Header, GradOutput: p.GradPreactivation, Input: p.Preactivation,
+			GradInput: p.GradPreactivation, Out: p.Out, GradBias: p.GradBias,
+		})
+	})
+}
+
+// transposed is a matrix with its dimensions exchanged.
+func transposed(v *tensor.View) *tensor.View {
+	t := *v
+	t.Shape, t.Strides = []int64{v.Shape[1], v.Shape[0]}, []int64{v.Strides[1], v.Strides[0]}
+	return &t
+}
+
+// asMatrix is a tensor as the rows and columns of a result, if boxes can be copied of it; one that
+// is not there fits.
+func asMatrix(v *tensor.View) (m matrix, ok bool) {
+	if v == nil {
+		return m, true
+	}
+	strides, ok := rowsAndColumns(v)
+	last := v.Rank() - 1
+	m = matrix{tensor.Elements(v.Shape[:last]), strides[0], v.Shape[last], strides[1]}
+	return m, ok && m.boxed()
+}
+
+// boxes is a tensor of the result's shape that is copied by boxes; of nil there is none.
+type boxes struct {
+	view *tensor.View
+	matrix
+}
+
+// boxedLaunch is a launch of product_sm90.cuh.
+type boxedLaunch struct {
+	builder      *builder
+	product      *onePass
+	tileColumns  int64
+	down, across int64    // tiles
+	rights       [2]boxes // the value's and the gate's where there are two
+	inputs       [2]boxes
+	outputs      [3]boxes
+	biases       [2]*tensor.View
+	sums         *tensor.View
+}
+
+func (b *builder) boxed(o *onePass, tileColumns int64) *boxedLaunch {
+	return &boxedLaunch{
+		builder: b, product: o, tileColumns: tileColumns, down: ceilDiv(o.rows, sm90Rows), across: ceilDiv(o.columns, tileColumns),
+		rights: [2]boxes{{o.views[lower.Right], o.right}},
+	}
+}
+
+// add adds the launch of a kernel, whose name goes on with dtype, form and columns.
+func (l *boxedLaunch) add(name string) error {
+	o, b := l.product, l.builder
+	form, rightRows := "nt", l.tileColumns
+	if l.rights[1].view != nil {
+		rightRows /= 2
+	}
 	if o.across {
 		form, rightRows = "nn", sm90Depth
 	}
 	p := &parameters{}
 	var maps []tensorMap
-	add := func(v *tensor.View, m matrix, boxRows int64) {
-		if v != nil {
-			maps = append(maps, tensorMap{pointer{len(p.bytes), v}, m, boxRows})
+	add := func(all boxes, rows int64) {
+		if all.view != nil {
+			maps = append(maps, tensorMap{pointer{len(p.bytes), all.view}, all.matrix, rows})
 		}
 		p.bytes = append(p.bytes, make([]byte, mapBytes)...)
 	}
-	add(o.views[lower.Left], o.left, sm90Rows)
-	add(o.views[lower.Right], o.right, rightRows)
-	add(o.views[lower.Out], o.out, storedRows)
-	add(o.views[lower.Preactivation], o.pre, storedRows)
-	p.address(o.views[lower.Bias])
-	p.runsNumbers()
-	var wanted int64
-	for i, operand := range [...]int{lower.Out, lower.Preactivation} {
-		if o.views[operand] != nil {
+	add(boxes{o.views[lower.Left], o.left}, sm90Rows)
+	for _, right := range l.rights {
+		add(right, rightRows)
+	}
+	for _, input := range l.inputs {
+		add(input, storedRows)
+	}
+	wanted := int64(0)
+	for i, output := range l.outputs {
+		add(output, storedRows)
+		if output.view != nil {
 			wanted |= 1 << i
 		}
 	}
-	p.sizes(o.depth, o.columns, down, across, min(down, bandOfTiles), wanted)
-	l, err := p.launch(fmt.Sprintf("gemm_epilogue_sm90_%s_%s_%s_%d", kind, b.dt.Short(), form, columns), min(down*across, int64(b.device.processors)))
+	for _, bias := range l.biases {
+		p.address(bias)
+	}
+	p.address(l.sums)
+	p.runsNumbers()
+	p.sizes(o.depth, o.columns, l.down, l.across, min(l.down, bandOfTiles), wanted)
+	p.bytes = append(p.bytes, make([]byte, sm90Parameters-len(p.bytes))...)
+	function := fmt.Sprintf("%s_%s_%s_%d", name, b.dt.Short(), form, l.tileColumns)
+	made, err := p.launch(function, min(l.down*l.across, int64(b.device.processors)))
 	if err != nil {
 		return err
 	}
-	l.block[0], l.shared, l.maps, l.parameters = sm90Threads, sm90Shared, maps, p.numbersAt
-	if err := b.unless(notBoxable, func() error { b.launch(step{general: l}); return nil }); err != nil {
-		return err
-	}
-	return b.unless(boxable, otherwise)
+	made.block[0], made.shared, made.maps, made.parameters = sm90Threads, sm90Shared, maps, p.numbersAt
+	b.launch(step{general: made})
+	return nil
 }
 
 // bandOfTiles is how many rows of tiles are walked together, so that what they share stays in the

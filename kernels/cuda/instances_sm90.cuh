@@ -1,0 +1,29 @@
+// The kernels that are products and epilogues in one, for Hopper. Each family and dtype is a
+// source, so that they compile beside each other:
+//
+//   gemm_epilogue_sm90_<activation>_<dtype>_<form>_<columns>     act(left right + bias)
+//   hidden_backward_sm90_<activation>_<dtype>_<form>_<columns>   (left right) act'(pre), its column
+//                                                                sums, and act(pre)
+//
+// The form is how the right operand lies: "nt" with a contiguous depth, "nn" with contiguous
+// columns. A tile has so many columns.
+#pragma once
+
+#include "product_sm90.cuh"
+
+#define KERNEL(family, epilogue, activation, dtype, form, columns)                                                          \
+  extern "C" __global__ void __launch_bounds__(epigrad::sm90::threads, 1)                                                   \
+      family##_##activation##_##dtype##_##form##_##columns(const __grid_constant__ epigrad::sm90::ProductParameters p) {    \
+    using Epilogue = epigrad::sm90::epilogue<epigrad::dtype, epigrad::activations::activation<epigrad::dtype::Arithmetic>>; \
+    epigrad::sm90::product<epigrad::sm90::Product<epigrad::dtype, columns, epigrad::sm90::form, Epilogue>>(p);              \
+  }
+#define GEMM_EPILOGUE_SM90(activation, dtype)                     \
+  KERNEL(gemm_epilogue_sm90, Forward, activation, dtype, nt, 128) \
+  KERNEL(gemm_epilogue_sm90, Forward, activation, dtype, nt, 192) \
+  KERNEL(gemm_epilogue_sm90, Forward, activation, dtype, nn, 128) \
+  KERNEL(gemm_epilogue_sm90, Forward, activation, dtype, nn, 192)
+#define HIDDEN_BACKWARD_SM90(activation, dtype)                    \
+  KERNEL(hidden_backward_sm90, Sloped, activation, dtype, nt, 128) \
+  KERNEL(hidden_backward_sm90, Sloped, activation, dtype, nt, 192) \
+  KERNEL(hidden_backward_sm90, Sloped, activation, dtype, nn, 128) \
+  KERNEL(hidden_backward_sm90, Sloped, activation, dtype, nn, 192)

@@ -81,13 +81,11 @@ def measure(pattern: str) -> None:
     """What one process does."""
     import epigrad
     import torch
-    from epigrad.cli import bench_cpu
 
     torch.manual_seed(0)
     times = {name: fastest(call) for name, call in calls() if re.search(pattern, name)}
     engine = next(info.detail for info in epigrad.backends() if info.name == "cpu")
     facts = {
-        "device": bench_cpu._cpu_name(),
         "threads": torch.get_num_threads(),
         "backend": engine,
         "torch": torch.__version__,
@@ -115,6 +113,8 @@ def main() -> None:
     if args.measure:
         measure(args.calls)
         return
+    from epigrad.cli.machine import cpu_name  # not of a build, which may be older than it
+
     builds = dict(build.split("=", 1) for build in args.builds)
     if args.file is None or len(builds) < 2:
         parser.error("want a file and two builds or more")
@@ -132,6 +132,7 @@ def main() -> None:
         "date": datetime.date.today().isoformat(),
         "command": f"python tests/tools/turns.py FILE {' '.join(f'{b}=...' for b in builds)} --turns {args.turns}"
         + (f" --calls {args.calls!r}" if args.calls else ""),
+        "device": cpu_name(),
         **found[first][0]["facts"],
         "unit": "microseconds: the fastest call of each process; ratio: of the fastest to that of the first build",
         "geometric_mean": {build: round(mean, 3) for build, mean in means.items()},

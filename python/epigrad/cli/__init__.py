@@ -12,12 +12,15 @@ order:
     bench_cpu     its sweep over sizes on the CPU
     bench_cuda    its table for a GPU
     bench_webgpu  its table for WebGPU
+    bench_models  its table of whole models
     cuda_rows     the rows on a GPU
+    models        the models
     operations    what is measured
     timing        how it is measured
     report        progress and the JSON file
     picture       curves and bars
     table         tables on the terminal
+    machine       what computes
 """
 
 from __future__ import annotations

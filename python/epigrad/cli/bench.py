@@ -1,7 +1,7 @@
 """``python -m epigrad bench``: this machine, against PyTorch eager and `torch.compile`.
 
 One table for each kind of device: `bench_cpu`, `bench_cuda` and `bench_webgpu` say what their rows
-are and how they are timed.
+are and how they are timed. `bench_models` has the table of whole models.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ import re
 from typing import TYPE_CHECKING
 
 from epigrad._core import selection
-from epigrad.cli import bench_cpu, bench_cuda, bench_webgpu
+from epigrad.cli import bench_cpu, bench_cuda, bench_models, bench_webgpu
+from epigrad.cli.models import MODELS
 from epigrad.cli.report import STDOUT, check_paths
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ examples:
   python -m epigrad bench --quick                          short rounds, roughly right
   python -m epigrad bench --rows "gated.*bfloat16"         some rows only
   python -m epigrad bench --json results --plot results    kept by date and device, in a directory that exists
+  python -m epigrad bench --models gpt2,vit                training steps of whole models, on cpu or cuda
   python -m epigrad bench --quick --json | jq .rows        progress goes to stderr then
 
 exit codes: 0 if all was measured, 1 if a row failed or a device is not here, 2 for arguments that make no sense. What
@@ -50,14 +52,25 @@ def add_parser(subparsers: Subparsers) -> None:
         help="what is measured: a device, or all that are here; by default cuda where there is one, else cpu",
     )
     parser.add_argument(
-        "--quick", action="store_true", help="fewer rounds, on cuda bfloat16 alone, on webgpu small tensors"
+        "--quick",
+        action="store_true",
+        help="fewer rounds, on cuda bfloat16 alone, on webgpu small tensors, on cpu small models",
+    )
+    parser.add_argument(
+        "--models",
+        type=bench_models.chosen_models,
+        nargs="?",
+        const=tuple(MODELS),
+        metavar="NAMES",
+        help=f"training steps of models of transformers and timm in place of operations: {', '.join(MODELS)}, or all",
     )
     parser.add_argument("--rows", type=_pattern, metavar="PATTERN", help="only rows whose name this is found in")
     parser.add_argument(
         "--seconds",
         type=_positive,
         metavar="S",
-        help="how long a table takes: on cpu shared by its rows, on cuda what is left then is skipped",
+        help="how long a table takes: on cpu shared by its rows, on cuda what is left then is skipped; of models how "
+        "long the timing takes, without compiling",
     )
     parser.add_argument("--all-kinds", action="store_true", help="every activation and gated kind, on cpu")
     parser.add_argument(
@@ -81,6 +94,11 @@ def add_parser(subparsers: Subparsers) -> None:
 
 def main(args: argparse.Namespace) -> int:
     """Measure the table of each requested device."""
+    if args.models is not None:
+        if args.device in ("webgpu", "all"):
+            args.error("--models: want one device, cpu or cuda")
+        if args.rows is not None or args.all_kinds:
+            args.error("--models: --rows and --all-kinds choose rows of other tables")
     here = {info.name for info in selection.backends() if info.available}
     chosen = [args.device] if args.device in _TABLES else [name for name in _TABLES if name in here]
     if args.device is None:
@@ -89,6 +107,8 @@ def main(args: argparse.Namespace) -> int:
         if name not in here:
             raise selection.unavailable(name)
     check_paths(args, len(chosen))
+    if args.models is not None:
+        return bench_models.run(args, chosen[0])
     return max(_TABLES[name](args) for name in chosen)
 
 

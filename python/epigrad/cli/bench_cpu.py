@@ -12,9 +12,6 @@ from __future__ import annotations
 import argparse
 import math
 import os
-import pathlib
-import platform
-import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -22,11 +19,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from epigrad._core import selection, tables
+from epigrad._core import tables
 from epigrad.cli import operations
+from epigrad.cli.machine import backend, cpu_name
 from epigrad.cli.operations import Operation
 from epigrad.cli.picture import plot_curves
-from epigrad.cli.report import Progress, Report, no_rows, told
+from epigrad.cli.report import Progress, Report, command, no_rows, told
 from epigrad.cli.table import print_table
 from epigrad.cli.timing import interleaved
 
@@ -214,14 +212,14 @@ def run(args: argparse.Namespace) -> int:
     if args.seconds is not None:
         seconds = args.seconds / len(chosen)
     report = Report(
-        device=_cpu_name(),
-        command=_command(args),
+        device=cpu_name(),
+        command=command(args, "cpu"),
         unit="seconds of one call: median, quartiles, fastest; ratio: epigrad's fastest over PyTorch's",
         path=args.json,
         slug="cpu",
         facts={
             "threads": threads,
-            "backend": _backend(),
+            "backend": backend("cpu"),
             "environment": {name: os.environ[name] for name in ENVIRONMENT if name in os.environ},
             "summary": [],
         },
@@ -243,15 +241,6 @@ def run(args: argparse.Namespace) -> int:
         title = f"epigrad {tables.VERSION} on {report.device}: time over PyTorch eager's (below 1 is faster)"
         plot_curves(report.place(args.plot, "png"), title, report.rows)
     return 0
-
-
-def _command(args: argparse.Namespace) -> str:
-    flags = [f"--{name.replace('_', '-')}" for name in ("quick", "all_kinds", "compile") if getattr(args, name)]
-    if args.seconds is not None:
-        flags.append(f"--seconds {args.seconds:g}")
-    if args.rows is not None:
-        flags.append(f"--rows {args.rows.pattern!r}")
-    return " ".join(["python -m epigrad bench --device cpu", *flags])
 
 
 def _measure(point: Point, seconds: float, quick: bool, compiled: bool) -> dict[str, Any]:
@@ -374,17 +363,3 @@ def _print(report: Report) -> None:
     print_table("Time over PyTorch eager's", header, lines)
     for reason in sorted({row["compile_error"] for row in report.rows if "compile_error" in row}):
         print(f"torch.compile failed: {reason}")
-
-
-def _backend() -> str:
-    """The engine that computes, as the backend says it."""
-    return next(info.detail for info in selection.backends() if info.name == "cpu")
-
-
-def _cpu_name() -> str:
-    """The processor's model, where the system tells."""
-    try:
-        match = re.search(r"^model name\s*: (.+)$", pathlib.Path("/proc/cpuinfo").read_text(), re.M)
-    except OSError:
-        match = None
-    return match[1] if match else platform.processor() or platform.machine()

@@ -13,8 +13,6 @@ import argparse
 import gc
 import itertools
 import pathlib
-import re
-import subprocess
 import sys
 import time
 import warnings
@@ -26,11 +24,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from epigrad._core import selection, tables
+from epigrad._core import tables
 from epigrad.cli.cuda_rows import BOTH, FORWARD, Case, cases, sets_needed, traffic
+from epigrad.cli.machine import cuda_facts
 from epigrad.cli.operations import Operation
 from epigrad.cli.picture import plot
-from epigrad.cli.report import Progress, Report, no_rows, told
+from epigrad.cli.report import Progress, Report, command, failure, no_rows, told
 from epigrad.cli.table import print_table
 from epigrad.cli.timing import Candidates, Prepared, Timing, interleaved, interleaved_bursts, interleaved_on_cuda
 
@@ -79,11 +78,11 @@ def run(args: argparse.Namespace) -> int:
         return no_rows(args, "cuda")
     report = Report(
         device=torch.cuda.get_device_name(device),
-        command=_command(args),
+        command=command(args, "cuda"),
         unit="seconds of one call: median, quartiles, fastest",
         path=args.json,
         slug="cuda",
-        facts=_facts(device),
+        facts=cuda_facts(device),
     )
     with Progress(sum(len(directions) for _, directions in chosen), args.json) as progress, warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*TensorFloat32")
@@ -127,13 +126,13 @@ def measure(case: Case, directions: Sequence[str], settings: Settings) -> Genera
         try:
             problem = Problem(case, settings)
         except Exception as error:
-            reason = _reason(error)
+            reason = failure(error)
         for direction in directions:
             row = _named(case, direction)
             try:
                 row |= {"error": reason} if problem is None else problem.measure(direction)
             except Exception as error:
-                row["error"] = _reason(error)
+                row["error"] = failure(error)
             yield row
     finally:
         problem = None
@@ -192,7 +191,7 @@ class Problem:
                     torch.autograd.grad(out, [inputs[index] for index in self.case.gradients], grad)
                 self.compiled = compiled
             except Exception as error:  # whatever its compiler may raise
-                self.compiled = _reason(error)
+                self.compiled = failure(error)
         return self.compiled
 
 
@@ -335,11 +334,6 @@ def _memory(operation: Operation, inputs: list[Tensor], grad: Tensor) -> dict[st
 # --- what is told ---------------------------------------------------------------------------------
 
 
-def _reason(error: Exception) -> str:
-    lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0] if lines else ''}"
-
-
 def _summary(row: Row) -> str:
     if "epigrad" not in row:
         return str(row.get("error") or f"skipped {row['skipped']}")
@@ -421,55 +415,4 @@ def _bar_label(row: Row) -> str:
         parts.append(row["clock"])
     elif row["direction"] == BOTH:
         parts.append("with forward")
-    return " ".join(parts)
-
-
-def _facts(device: torch.device) -> dict[str, Any]:
-    properties = torch.cuda.get_device_properties(device)
-    backend = next((info for info in selection.backends() if info.name == "cuda"), None)
-    return {
-        "memory": properties.total_memory,
-        "capability": list(torch.cuda.get_device_capability(device)),
-        "processors": properties.multi_processor_count,
-        "driver": _driver(),
-        "cuda": torch.version.cuda,
-        "backend": None if backend is None else backend.detail,
-        "commit": _commit(),
-    }
-
-
-def _commit() -> str | None:
-    """The commit of the repository that this package is used from, marked where the tree differs
-    from it."""
-    asked = ["git", "-C", str(pathlib.Path(__file__).parent), "describe", "--always", "--dirty", "--match", "v*"]
-    try:
-        return subprocess.run(asked, capture_output=True, text=True, check=True, timeout=30).stdout.strip()
-    except (OSError, subprocess.SubprocessError):
-        return None
-
-
-def _driver() -> str | None:
-    """The driver's version, where the system tells."""
-    try:
-        text = pathlib.Path("/proc/driver/nvidia/version").read_text()
-    except OSError:
-        asked = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
-        try:
-            text = f" {subprocess.run(asked, capture_output=True, text=True, check=True, timeout=30).stdout} "
-        except (OSError, subprocess.SubprocessError):
-            return None
-    match = re.search(r"\s(\d+\.\d+(\.\d+)?)\s", text)
-    return match[1] if match else None
-
-
-def _command(args: argparse.Namespace) -> str:
-    parts = ["python -m epigrad bench --device cuda"]
-    if args.quick:
-        parts.append("--quick")
-    if args.compile is False:
-        parts.append("--no-compile")
-    if args.rows is not None:
-        parts.append(f"--rows {args.rows.pattern!r}")
-    if args.seconds is not None:
-        parts.append(f"--seconds {args.seconds:g}")
     return " ".join(parts)

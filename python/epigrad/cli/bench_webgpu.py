@@ -24,7 +24,7 @@ from epigrad import backward, forward
 from epigrad._core import selection, tables
 from epigrad.cli.operations import eager_activation
 from epigrad.cli.picture import plot
-from epigrad.cli.report import Progress, Report, no_rows, seconds_told, told
+from epigrad.cli.report import Progress, Report, command, no_rows, seconds_told, told
 from epigrad.cli.table import print_table
 from epigrad.cli.timing import Timing, interleaved
 from epigrad.webgpu import Array
@@ -174,7 +174,7 @@ def run(args: argparse.Namespace) -> int:
     peer = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     report = Report(
         device=info.detail.partition(" (")[0],
-        command="python -m epigrad bench --device webgpu" + (" --quick" if args.quick else ""),
+        command=command(args, "webgpu"),
         unit="seconds of one call in a burst: median, quartiles, fastest",
         path=args.json,
         slug="webgpu",

@@ -1,4 +1,4 @@
-"""The pictures of `bench`, by matplotlib: bars, and curves over sizes."""
+"""The pictures of `bench`, by matplotlib: bars, curves over sizes, and steps of models."""
 
 from __future__ import annotations
 
@@ -163,5 +163,57 @@ def plot(
     axes.set_xlabel(f"time / time of PyTorch eager, {what} (less is faster)")
     axes.set_title(title, fontsize=10)
     figure.savefig(path, dpi=150)
+    pyplot.close(figure)
+    print(f"wrote {path}", file=sys.stderr)
+
+
+def plot_models(
+    path: pathlib.Path, record: Mapping[str, Any], metadata: Mapping[str, str | None] | None = None
+) -> None:
+    """Draw how long a step of each variant of each model takes: a panel for each model. Marks show
+    how long the GPU is busy and how long the host takes, where the record has that. The file has
+    these `metadata`."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+    from matplotlib.lines import Line2D
+
+    rows = [row for row in record["rows"] if "wall" in row]
+    names = list(dict.fromkeys(row["model"] for row in rows))
+    variants = list(dict.fromkeys(row["variant"] for row in rows))
+    size = (2.2 + 1.9 * len(names), 1.4 + 0.25 * len(variants))
+    figure, grid = pyplot.subplots(1, len(names), figsize=size, squeeze=False, sharey=True, layout="constrained")
+
+    def milliseconds(time: float | Mapping[str, float]) -> float:
+        return 1e3 * (time[record["statistic"]] if isinstance(time, Mapping) else time)
+
+    marks = {"busy": ("|", "#222222", "GPU busy"), "host": ("d", "#d08c2f", "host")}
+    for axes, name in zip(grid.flat, names, strict=True):
+        own = {variants.index(row["variant"]): row for row in rows if row["model"] == name}
+        times = [milliseconds(row["wall"]) for row in own.values()]
+        colors = ["#2a7f9e" if "patched" in row["variant"] else "#c9ced1" for row in own.values()]
+        axes.bar_label(axes.barh(list(own), times, 0.7, color=colors), fmt="%.3g", padding=2, fontsize=7)
+        for field, (marker, color, _) in marks.items():
+            marked = [(milliseconds(row[field]), place) for place, row in own.items() if field in row]
+            if marked:
+                axes.plot(*zip(*marked, strict=True), marker, color=color, markersize=6)
+        axes.margins(x=0.2)
+        axes.set_xlim(left=0)
+        axes.set_title(f"{name}, {own[min(own)]['size']}", fontsize=8)
+        axes.set_yticks(range(len(variants)), variants, fontsize=8)
+        axes.tick_params(axis="x", labelsize=7)
+        axes.spines[["top", "right"]].set_visible(False)
+    grid[0, 0].invert_yaxis()
+    title = f"epigrad {record['versions']['epigrad']} on {record['device']}, PyTorch {record['versions']['torch']}"
+    figure.suptitle(f"{title}: ms of a training step (less is faster)", fontsize=9, x=0.01, ha="left")
+    handles = [
+        Line2D([], [], marker=marker, color=color, linestyle="none", label=label)
+        for field, (marker, color, label) in marks.items()
+        if any(field in row for row in rows)
+    ]
+    if handles:
+        figure.legend(handles=handles, loc="outside lower center", ncols=len(handles), fontsize=8, frameon=False)
+    figure.savefig(path, dpi=120, metadata=metadata)
     pyplot.close(figure)
     print(f"wrote {path}", file=sys.stderr)

@@ -39,6 +39,27 @@ def told(timing: Row) -> str:
     return f"{seconds_told(timing['median'])} +-{Timing(**timing).spread:.0%}"
 
 
+def failure(error: Exception) -> str:
+    """An error's class and the first line of its text."""
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0] if lines else ''}"
+
+
+def command(args: argparse.Namespace, device: str) -> str:
+    """The command line that measures the same."""
+    parts = [f"python -m epigrad bench --device {device}"]
+    if args.models is not None:
+        parts.append(f"--models {','.join(args.models)}")
+    parts += [f"--{name.replace('_', '-')}" for name in ("quick", "all_kinds") if getattr(args, name)]
+    if args.compile is not None:
+        parts.append("--compile" if args.compile else "--no-compile")
+    if args.seconds is not None:
+        parts.append(f"--seconds {args.seconds:g}")
+    if args.rows is not None:
+        parts.append(f"--rows {args.rows.pattern!r}")
+    return " ".join(parts)
+
+
 def written(contents: dict[str, Any]) -> str:
     """A file's text: a line for each row, and numbers with six digits."""
     head = _rounded({name: value for name, value in contents.items() if name != "rows"})

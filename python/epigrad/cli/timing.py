@@ -2,7 +2,8 @@
 second hits all.
 
 `interleaved` reads the wall clock, `interleaved_on_cuda` what a GPU itself takes,
-`interleaved_bursts` what the host takes to keep a GPU busy.
+`interleaved_bursts` what the host takes to keep a GPU busy, `interleaved_steps` both of a step of
+training.
 """
 
 from __future__ import annotations
@@ -16,7 +17,15 @@ from dataclasses import dataclass
 
 import torch
 
-__all__ = ["Candidates", "Prepared", "Timing", "interleaved", "interleaved_bursts", "interleaved_on_cuda"]
+__all__ = [
+    "Candidates",
+    "Prepared",
+    "Timing",
+    "interleaved",
+    "interleaved_bursts",
+    "interleaved_on_cuda",
+    "interleaved_steps",
+]
 
 Step = Callable[[], object]
 
@@ -140,6 +149,30 @@ def interleaved_bursts(candidates: Candidates, seconds: float, calls: int = 50) 
         name: Timing(t.median / calls, t.low / calls, t.high / calls, t.fastest / calls, t.rounds)
         for name, t in bursts.items()
     }
+
+
+def interleaved_steps(
+    steps: Mapping[str, Step], seconds: float, wait: Step, burst: int, least: int = 5, most: int = 400
+) -> tuple[dict[str, Timing], dict[str, Timing]]:
+    """The same for long steps: the time of one in a burst with one wait at its end, and the time
+    until the first call returned, when the GPU had nothing else to do."""
+    returned: dict[str, list[float]] = {name: [] for name in steps}
+
+    def measure(order: list[str]) -> dict[str, float]:
+        taken = {}
+        for name in order:
+            wait()
+            begin = time.perf_counter()
+            steps[name]()
+            returned[name].append(time.perf_counter() - begin)
+            for _ in range(burst - 1):
+                steps[name]()
+            wait()
+            taken[name] = (time.perf_counter() - begin) / burst
+        return taken
+
+    walls = _rounds(measure, list(steps), seconds, least, most)
+    return walls, {name: Timing.of(samples[1:] or samples) for name, samples in returned.items()}
 
 
 def _rounds(

@@ -66,11 +66,15 @@ def test_the_table_of_the_readme_is_that_of_the_records() -> None:
     assert readme.filled(page, readme.cpu_table()) == page, STALE
     page = readme.RESULTS.read_text()
     assert readme.filled(page, readme.summary_table()) == page, STALE
+    page = readme.MODELS.read_text()
+    assert readme.filled(page, readme.models_table()) == page, STALE
 
 
 def test_the_picture_of_the_readme_is_that_of_the_records() -> None:
     assert readme.description().encode() in readme.PICTURE.read_bytes(), STALE
     assert readme.cpu_description().encode() in readme.CPU_PICTURE.read_bytes(), STALE
+    for source in readme.MODEL_RECORDS:
+        assert readme.digest(source).encode() in readme.models_picture(source).read_bytes(), STALE
     times = [ours for _, ours, _ in readme.bars()]
     assert 6 <= len(times) <= 8
     assert max(times) > 1, "the picture hides the rows that epigrad loses"

@@ -1,5 +1,5 @@
-"""Writes the tables of README.md and docs/performance.md and draws their pictures, from the records
-of docs/results.
+"""Writes the tables of README.md, docs/performance.md and docs/models.md and draws their pictures,
+from the records of docs/results.
 
     python -m tests.tools.readme
 
@@ -13,6 +13,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import pathlib
 import re
 from collections.abc import Collection, Iterable
 from typing import Any, NamedTuple
@@ -23,6 +24,7 @@ from tests.support.repository import ROOT
 
 README = ROOT / "README.md"
 PERFORMANCE = ROOT / "docs" / "performance.md"
+MODELS = ROOT / "docs" / "models.md"
 RESULTS = ROOT / "docs" / "results" / "README.md"
 PICTURE = ROOT / "docs" / "results" / "readme.png"
 CPU_PICTURE = ROOT / "docs" / "results" / "readme-cpu.png"
@@ -38,6 +40,8 @@ CPUS = (
     ("AMD EPYC", "docs/results/2026-11-23-cpu-amd-epyc.json"),
     ("AMD EPYC, AVX2, one thread", "docs/results/2026-11-23-cpu-amd-epyc-avx2.json"),
 )
+# What `bench --models` measured: docs/models.md shows all, README.md those of GPUs.
+MODEL_RECORDS: tuple[Source, ...] = ()
 ACCURACY = (("NVIDIA H200", "docs/accuracy-cuda.md"), ("CPU", "docs/accuracy.md"))
 
 HALF = ("bfloat16", "float16")
@@ -157,6 +161,64 @@ def _mean(ratios: Collection[float]) -> str:
     return f"{math.exp(sum(map(math.log, ratios)) / len(ratios)):.2f}" if ratios else "-"
 
 
+def model_record(source: Source) -> tuple[dict[str, Any], dict[tuple[str, str], dict[str, Any]]]:
+    """A record of `bench --models`, and its rows by model and variant."""
+    record = json.loads((ROOT / source[1]).read_text())
+    return record, {(row["model"], row["variant"]): row for row in record["rows"] if "wall" in row}
+
+
+# The lines of a model: a heading, a row's field, and its unit.
+QUANTITIES = (
+    ("step, ms", "wall", 1e-3),
+    ("GPU busy, ms", "busy", 1e-3),
+    ("host, ms", "host", 1e-3),
+    ("peak, MiB", "peak", 2**20),
+)
+
+
+def models_table() -> str:
+    """The tables of docs/models.md and their pictures, one for each record."""
+    return "\n".join(map(_models_table, MODEL_RECORDS))
+
+
+def _models_table(source: Source) -> str:
+    record, rows = model_record(source)
+    models, variants = (list(dict.fromkeys(names)) for names in zip(*rows, strict=True))
+    link = f"[{source[0]}]({pathlib.PurePath(source[1]).relative_to('docs')})"
+    text = (
+        f"| {link} | {record['rows'][0]['dtype']} | {' | '.join(variants)} |\n" + "|---" * (2 + len(variants)) + "|\n"
+    )
+    for model in models:
+        own = [rows.get((model, variant), {}) for variant in variants]
+        heading = f"{model}, {own[0]['size']}"
+        for quantity, field, unit in QUANTITIES:
+            if any(field in row for row in own):
+                cells = (_value(row, field, unit, record["statistic"]) for row in own)
+                text += f"| {heading} | {quantity} | {' | '.join(cells)} |\n"
+                heading = ""
+    return (
+        text + f"\n![Training steps of models on an {source[0]}]({models_picture(source).relative_to(MODELS.parent)})\n"
+    )
+
+
+def models_picture(source: Source) -> pathlib.Path:
+    """Where a record's picture is."""
+    return (ROOT / source[1]).with_suffix(".png")
+
+
+def on_gpus() -> list[Source]:
+    """The records of models on GPUs."""
+    return [source for source in MODEL_RECORDS if "capability" in model_record(source)[0]]
+
+
+def _value(row: dict[str, Any], field: str, unit: float, statistic: str) -> str:
+    """A number with three digits and no exponent, or nothing where it was not measured."""
+    if field not in row:
+        return ""
+    number = (row[field][statistic] if isinstance(row[field], dict) else row[field]) / unit
+    return f"{number:.{max(0, 2 - math.floor(math.log10(number)))}f}"
+
+
 def worst(columns: Collection[str]) -> float:
     """The largest finite float64 error in these columns of the accuracy pages."""
     errors = []
@@ -194,6 +256,7 @@ def table() -> str:
             kept["eager"],
             [H200],
         ),
+        *map(_models_line, on_gpus()),
         (
             "Largest error of an activation or its slope, float64",
             f"{ours:.1f} ULP",
@@ -205,7 +268,23 @@ def table() -> str:
     for what, here, there, sources in lines:
         links = ", ".join(f"[{machine}]({path})" for machine, path in sources)
         text += f"| {what} | {here} | {there} | {links} |\n"
-    return text
+    pictures = (
+        f"![Training steps on an {source[0]}]({models_picture(source).relative_to(ROOT)})\n" for source in on_gpus()
+    )
+    return text + "".join(f"\n{picture}" for picture in pictures)
+
+
+def _models_line(source: Source) -> tuple[str, str, str, Iterable[Source]]:
+    """A line of README.md: what patching makes of models, plain ones and compiled ones."""
+    _, rows = model_record(source)
+    models = list(dict.fromkeys(model for model, _ in rows))
+
+    def ratios(variant: str) -> str:
+        found = [rows[model, variant]["ratio_to_unpatched"] for model in models if (model, variant) in rows]
+        return ", ".join(f"{ratio:.2f}" for ratio in found)
+
+    what = f"Time of a training step of {', '.join(models)}, patched; where both are compiled"
+    return what, f"{ratios('patched')}; {ratios('patched + compiled')}", "1", [source]
 
 
 def filled(page: str, table: str) -> str:
@@ -231,7 +310,12 @@ def description() -> str:
 
 def cpu_description() -> str:
     """The same of the picture of a CPU."""
-    return hashlib.sha256((ROOT / CPUS[CPU_SHOWN][1]).read_bytes()).hexdigest()
+    return digest(CPUS[CPU_SHOWN])
+
+
+def digest(source: Source) -> str:
+    """What the file of a picture says, which shows a whole record."""
+    return hashlib.sha256((ROOT / source[1]).read_bytes()).hexdigest()
 
 
 def draw() -> None:
@@ -261,6 +345,11 @@ def draw() -> None:
     pyplot.close(figure)
 
 
+def draw_models(source: Source) -> None:
+    metadata = {"Software": None, "Description": digest(source)}
+    picture.plot_models(models_picture(source), model_record(source)[0], metadata)
+
+
 def draw_cpu() -> None:
     machine, path = CPUS[CPU_SHOWN]
     title = f"Time on an {machine} relative to PyTorch eager, products forward, others with backward: below 1 is faster"
@@ -273,8 +362,11 @@ def main() -> None:
     README.write_text(filled(README.read_text(), table()))
     PERFORMANCE.write_text(filled(PERFORMANCE.read_text(), cpu_table()))
     RESULTS.write_text(filled(RESULTS.read_text(), summary_table()))
+    MODELS.write_text(filled(MODELS.read_text(), models_table()))
     draw()
     draw_cpu()
+    for source in MODEL_RECORDS:
+        draw_models(source)
 
 
 if __name__ == "__main__":

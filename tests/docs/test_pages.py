@@ -72,12 +72,49 @@ def test_the_table_of_the_readme_is_that_of_the_records() -> None:
 
 def test_the_picture_of_the_readme_is_that_of_the_records() -> None:
     assert readme.description().encode() in readme.PICTURE.read_bytes(), STALE
-    assert readme.cpu_description().encode() in readme.CPU_PICTURE.read_bytes(), STALE
-    for source in readme.MODEL_RECORDS:
-        assert readme.digest(source).encode() in readme.models_picture(source).read_bytes(), STALE
+    assert readme.digest(readme.CPUS[readme.CPU_SHOWN][1]).encode() in readme.CPU_PICTURE.read_bytes(), STALE
+    for machine, paths in readme.MODEL_RECORDS.items():
+        assert readme.digest(*paths).encode() in readme.models_picture(machine).read_bytes(), STALE
     times = [ours for _, ours, _ in readme.bars()]
     assert 6 <= len(times) <= 8
     assert max(times) > 1, "the picture hides the rows that epigrad loses"
+
+
+def test_models_on_a_gpu_get_a_line_and_a_picture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of two runs, the second with a variant that failed."""
+
+    def row(model: str, variant: str, seconds: float, **more: object) -> dict[str, object]:
+        return {"model": model, "variant": variant, "size": "1 x 2", "wall": {"median": seconds}, **more}
+
+    runs = [
+        [
+            row("a", "eager", 0.02, busy=0.0123456, peak=5 << 20),
+            row("a", "patched", 0.019, ratio_to_unpatched=0.95),
+            row("a", "patched + compiled", 0.0105, ratio_to_unpatched=1.05),
+        ],
+        [row("b", "eager", 0.5), {"model": "b", "variant": "patched", "size": "1 x 2", "error": "wrong"}],
+    ]
+    paths = [f"docs/results/{name}.json" for name in ("first", "second")]
+    (tmp_path / "docs" / "results").mkdir(parents=True)
+    for path, rows in zip(paths, runs, strict=True):
+        (tmp_path / path).write_text(json.dumps({"capability": [9, 0], "statistic": "median", "rows": rows}))
+    records = {"GPU": tuple(paths)}
+    for name, value in (("ROOT", tmp_path), ("MODELS", tmp_path / "docs" / "models.md"), ("MODEL_RECORDS", records)):
+        monkeypatch.setattr(readme, name, value)
+    what, ours, _, links = readme._models_line("GPU")
+    assert "of a, b, patched" in what and ours == "0.95; 1.05"
+    assert list(links) == [("GPU", path) for path in paths]
+    assert readme.on_gpus() == ["GPU"]
+    assert readme.models_table().splitlines() == [
+        "| [GPU](results/first.json), [GPU](results/second.json) | | eager | patched | patched + compiled |",
+        "|---|---|---|---|---|",
+        "| a, 1 x 2 | step, ms | 20.0 | 19.0 | 10.5 |",
+        "|  | GPU busy, ms | 12.3 |  |  |",
+        "|  | peak, MiB | 5.00 |  |  |",
+        "| b, 1 x 2 | step, ms | 500 |  |  |",
+        "",
+        "![Training steps of models, GPU](results/first.png)",
+    ]
 
 
 @pytest.mark.parametrize(

@@ -40,8 +40,11 @@ CPUS = (
     ("AMD EPYC", "docs/results/2026-11-23-cpu-amd-epyc.json"),
     ("AMD EPYC, AVX2, one thread", "docs/results/2026-11-23-cpu-amd-epyc-avx2.json"),
 )
-# What `bench --models` measured: docs/models.md shows all, README.md those of GPUs.
-MODEL_RECORDS: tuple[Source, ...] = ()
+# What `bench --models` measured, in one run or in several on a machine. docs/models.md shows all
+# machines, README.md those with GPUs.
+MODEL_RECORDS: dict[str, tuple[str, ...]] = {
+    "AMD EPYC": ("docs/results/2026-11-24-models-amd-epyc.json",),
+}
 ACCURACY = (("NVIDIA H200", "docs/accuracy-cuda.md"), ("CPU", "docs/accuracy.md"))
 
 HALF = ("bfloat16", "float16")
@@ -161,10 +164,16 @@ def _mean(ratios: Collection[float]) -> str:
     return f"{math.exp(sum(map(math.log, ratios)) / len(ratios)):.2f}" if ratios else "-"
 
 
-def model_record(source: Source) -> tuple[dict[str, Any], dict[tuple[str, str], dict[str, Any]]]:
-    """A record of `bench --models`, and its rows by model and variant."""
-    record = json.loads((ROOT / source[1]).read_text())
-    return record, {(row["model"], row["variant"]): row for row in record["rows"] if "wall" in row}
+def model_record(machine: str) -> dict[str, Any]:
+    """The record of a machine's models, with the rows of all its runs."""
+    record, *others = (json.loads((ROOT / path).read_text()) for path in MODEL_RECORDS[machine])
+    rows = [row for each in (record, *others) for row in each["rows"] if "wall" in row]
+    return {**record, "rows": rows}
+
+
+def by_variant(record: dict[str, Any]) -> dict[tuple[str, str], dict[str, Any]]:
+    """A record's rows by model and variant."""
+    return {(row["model"], row["variant"]): row for row in record["rows"]}
 
 
 # The lines of a model: a heading, a row's field, and its unit.
@@ -177,17 +186,16 @@ QUANTITIES = (
 
 
 def models_table() -> str:
-    """The tables of docs/models.md and their pictures, one for each record."""
+    """The tables of docs/models.md and their pictures, one for each machine."""
     return "\n".join(map(_models_table, MODEL_RECORDS))
 
 
-def _models_table(source: Source) -> str:
-    record, rows = model_record(source)
+def _models_table(machine: str) -> str:
+    record = model_record(machine)
+    rows = by_variant(record)
     models, variants = (list(dict.fromkeys(names)) for names in zip(*rows, strict=True))
-    link = f"[{source[0]}]({pathlib.PurePath(source[1]).relative_to('docs')})"
-    text = (
-        f"| {link} | {record['rows'][0]['dtype']} | {' | '.join(variants)} |\n" + "|---" * (2 + len(variants)) + "|\n"
-    )
+    links = ", ".join(f"[{machine}]({_in_docs(ROOT / path)})" for path in MODEL_RECORDS[machine])
+    text = f"| {links} | | {' | '.join(variants)} |\n" + "|---" * (2 + len(variants)) + "|\n"
     for model in models:
         own = [rows.get((model, variant), {}) for variant in variants]
         heading = f"{model}, {own[0]['size']}"
@@ -196,19 +204,21 @@ def _models_table(source: Source) -> str:
                 cells = (_value(row, field, unit, record["statistic"]) for row in own)
                 text += f"| {heading} | {quantity} | {' | '.join(cells)} |\n"
                 heading = ""
-    return (
-        text + f"\n![Training steps of models on an {source[0]}]({models_picture(source).relative_to(MODELS.parent)})\n"
-    )
+    return text + f"\n![Training steps of models, {machine}]({_in_docs(models_picture(machine))})\n"
 
 
-def models_picture(source: Source) -> pathlib.Path:
-    """Where a record's picture is."""
-    return (ROOT / source[1]).with_suffix(".png")
+def _in_docs(path: pathlib.Path) -> pathlib.Path:
+    return path.relative_to(MODELS.parent)
 
 
-def on_gpus() -> list[Source]:
-    """The records of models on GPUs."""
-    return [source for source in MODEL_RECORDS if "capability" in model_record(source)[0]]
+def models_picture(machine: str) -> pathlib.Path:
+    """Where the picture of a machine's models is."""
+    return (ROOT / MODEL_RECORDS[machine][0]).with_suffix(".png")
+
+
+def on_gpus() -> list[str]:
+    """The machines whose models were on a GPU."""
+    return [machine for machine in MODEL_RECORDS if "capability" in model_record(machine)]
 
 
 def _value(row: dict[str, Any], field: str, unit: float, statistic: str) -> str:
@@ -268,15 +278,14 @@ def table() -> str:
     for what, here, there, sources in lines:
         links = ", ".join(f"[{machine}]({path})" for machine, path in sources)
         text += f"| {what} | {here} | {there} | {links} |\n"
-    pictures = (
-        f"![Training steps on an {source[0]}]({models_picture(source).relative_to(ROOT)})\n" for source in on_gpus()
-    )
-    return text + "".join(f"\n{picture}" for picture in pictures)
+    for machine in on_gpus():
+        text += f"\n![Training steps of models, {machine}]({models_picture(machine).relative_to(ROOT)})\n"
+    return text
 
 
-def _models_line(source: Source) -> tuple[str, str, str, Iterable[Source]]:
-    """A line of README.md: what patching makes of models, plain ones and compiled ones."""
-    _, rows = model_record(source)
+def _models_line(machine: str) -> tuple[str, str, str, Iterable[Source]]:
+    """A line of README.md: what `patch` makes of models, plain ones and compiled ones."""
+    rows = by_variant(model_record(machine))
     models = list(dict.fromkeys(model for model, _ in rows))
 
     def ratios(variant: str) -> str:
@@ -284,7 +293,12 @@ def _models_line(source: Source) -> tuple[str, str, str, Iterable[Source]]:
         return ", ".join(f"{ratio:.2f}" for ratio in found)
 
     what = f"Time of a training step of {', '.join(models)}, patched; where both are compiled"
-    return what, f"{ratios('patched')}; {ratios('patched + compiled')}", "1", [source]
+    return (
+        what,
+        f"{ratios('patched')}; {ratios('patched + compiled')}",
+        "1",
+        [(machine, path) for path in MODEL_RECORDS[machine]],
+    )
 
 
 def filled(page: str, table: str) -> str:
@@ -308,14 +322,9 @@ def description() -> str:
     return json.dumps(bars())
 
 
-def cpu_description() -> str:
-    """The same of the picture of a CPU."""
-    return digest(CPUS[CPU_SHOWN])
-
-
-def digest(source: Source) -> str:
-    """What the file of a picture says, which shows a whole record."""
-    return hashlib.sha256((ROOT / source[1]).read_bytes()).hexdigest()
+def digest(*paths: str) -> str:
+    """What the file of a picture says, which shows whole records."""
+    return hashlib.sha256(b"".join((ROOT / path).read_bytes() for path in paths)).hexdigest()
 
 
 def draw() -> None:
@@ -345,16 +354,16 @@ def draw() -> None:
     pyplot.close(figure)
 
 
-def draw_models(source: Source) -> None:
-    metadata = {"Software": None, "Description": digest(source)}
-    picture.plot_models(models_picture(source), model_record(source)[0], metadata)
+def draw_models(machine: str) -> None:
+    metadata = {"Software": None, "Description": digest(*MODEL_RECORDS[machine])}
+    picture.plot_models(models_picture(machine), model_record(machine), metadata)
 
 
 def draw_cpu() -> None:
     machine, path = CPUS[CPU_SHOWN]
     title = f"Time on an {machine} relative to PyTorch eager, products forward, others with backward: below 1 is faster"
     picture.plot_overview(
-        CPU_PICTURE, title, rows((machine, path)), metadata={"Software": None, "Description": cpu_description()}
+        CPU_PICTURE, title, rows((machine, path)), metadata={"Software": None, "Description": digest(path)}
     )
 
 
@@ -365,8 +374,8 @@ def main() -> None:
     MODELS.write_text(filled(MODELS.read_text(), models_table()))
     draw()
     draw_cpu()
-    for source in MODEL_RECORDS:
-        draw_models(source)
+    for machine in MODEL_RECORDS:
+        draw_models(machine)
 
 
 if __name__ == "__main__":

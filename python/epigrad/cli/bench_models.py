@@ -41,7 +41,7 @@ from epigrad.integrations.patching import patch
 __all__ = ["VARIANTS", "Settings", "chosen_models", "measure", "run"]
 
 # How long a model's variants take turns. On CUDA a turn is a burst of steps.
-SECONDS, QUICK_SECONDS = 20.0, 2.0
+SECONDS, QUICK_SECONDS = 15.0, 2.0
 BURST = 4
 
 # A CUDA graph is warmed up, recorded and replayed in the first three steps.
@@ -299,7 +299,7 @@ def measure(name: str, model: Model, settings: Settings) -> Iterator[Event]:
         if settings.on_cuda:
             # last, since it makes what follows slower
             for variant_name, step in steps.items():
-                rows[variant_name]["busy"] = _busy(step)
+                rows[variant_name] |= _busy(step)
     yield "rows", list(rows.values())
     yield "end", f"{name}: " + ", ".join(f"{each} {told(row['wall'])}" for each, row in rows.items() if "wall" in row)
 
@@ -344,7 +344,8 @@ class Subject:
     def __init__(self, model: Model, size: Size, settings: Settings) -> None:
         self.model, self.settings = model, settings
         torch.manual_seed(0)
-        plain = model.make(size).to(settings.device, settings.dtype).train()
+        with settings.device:
+            plain = model.make(size).to(settings.dtype).train()
         self.inputs = model.inputs(size, plain)
         self.modules = {EAGER: plain}
         self.parameters = sum(parameter.numel() for parameter in plain.parameters())
@@ -465,15 +466,19 @@ def _peak(step: Step) -> int:
     return torch.cuda.max_memory_allocated() - before
 
 
-def _busy(step: Step) -> float:
+def _busy(step: Step) -> Row:
     """Seconds of a step in which the GPU runs kernels and copies, as CUPTI saw them."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*Profiler won't be using warmup")
-        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:
-            for _ in range(PROFILED_STEPS):
-                step()
-            torch.cuda.synchronize()
-    return device_seconds(profiler.events() or ()) / PROFILED_STEPS
+        try:
+            with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:
+                for _ in range(PROFILED_STEPS):
+                    step()
+                torch.cuda.synchronize()
+            seconds = device_seconds(profiler.events() or ())
+        except Exception as error:  # the times that were measured are kept
+            return {"busy_error": failure(error)}
+    return {"busy": seconds / PROFILED_STEPS} if seconds else {"busy_error": "the profiler saw no kernel"}
 
 
 def device_seconds(events: Iterable[Any]) -> float:
@@ -514,5 +519,6 @@ def _print(rows: Sequence[Row]) -> None:
     title = "A training step: median time and half the distance of the quartiles"
     print_table(title, ["model", "variant", *(heading for heading, _ in columns.values()), ""], lines)
     for row in rows:
-        if "error" in row:
-            print(f"error: {row['model']} {row['variant']}: {row['error']}")
+        for what in ("error", "busy_error"):
+            if what in row:
+                print(f"{what}: {row['model']} {row['variant']}: {row[what]}")

@@ -193,12 +193,16 @@ def test_a_run_that_is_stopped_keeps_the_models_that_it_has(tmp_path: Path, monk
     def events(name: str, settings: Settings) -> Iterator[bench_models.Event]:
         if name == "vit":
             raise KeyboardInterrupt
-        yield "rows", [{"model": name, "variant": "eager"}]
+        yield "rows", [{"model": name, "variant": "eager"}, {"model": name, "variant": "patched"}]
+        yield "profiled", ("patched", {"busy": 0.5})
 
     monkeypatch.setattr(bench_models, "_in_a_process", events)
     path = tmp_path / "r.json"
     assert cli.main(["bench", "--device", "cpu", "--models", "gpt2,vit", "--json", str(path)]) == 130
-    assert [row["model"] for row in json.loads(path.read_text())["rows"]] == ["gpt2"]
+    assert json.loads(path.read_text())["rows"] == [
+        {"model": "gpt2", "variant": "eager"},
+        {"model": "gpt2", "variant": "patched", "busy": 0.5},
+    ]
 
 
 class Deadly:

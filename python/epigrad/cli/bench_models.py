@@ -195,8 +195,12 @@ def run(args: argparse.Namespace, device_name: str) -> int:
                     progress.begin(content)
                 elif kind == "end":
                     progress.end(content)
-                else:
+                elif kind == "rows":
                     report.add(*content)
+                else:
+                    variant, found = content
+                    next(row for row in report.rows if (row["model"], row["variant"]) == (name, variant)).update(found)
+                    report.add()
     report.finish(lambda: _print(report.rows))
     if args.plot is not None and any("wall" in row for row in report.rows):
         plot_models(report.place(args.plot, "png"), report.contents())
@@ -206,7 +210,8 @@ def run(args: argparse.Namespace, device_name: str) -> int:
 # --- a process for each model ---------------------------------------------------------------------
 
 Event = tuple[str, Any]
-"""``begin`` and ``end`` with what is to be told, ``rows`` with what was measured."""
+"""``begin`` and ``end`` with what is to be told, ``rows`` with what was measured, and ``profiled``
+with a variant's name and what its row gets besides."""
 
 
 def _in_a_process(name: str, settings: Settings) -> Iterator[Event]:
@@ -296,11 +301,12 @@ def measure(name: str, model: Model, settings: Settings) -> Iterator[Event]:
                     row[ratio] = ours / theirs
             if settings.on_cuda:
                 row["host"] = asdict(hosts[variant_name])
-        if settings.on_cuda:
-            # last, since it makes what follows slower
-            for variant_name, step in steps.items():
-                rows[variant_name] |= _busy(step)
     yield "rows", list(rows.values())
+    if settings.on_cuda:
+        # last: it makes what follows slower, and could end the process
+        for variant_name, step in steps.items():
+            rows[variant_name] |= (busy := _busy(step))
+            yield "profiled", (variant_name, busy)
     yield "end", f"{name}: " + ", ".join(f"{each} {told(row['wall'])}" for each, row in rows.items() if "wall" in row)
 
 

@@ -235,12 +235,15 @@ def test_a_step_is_timed_in_a_burst_and_until_it_returns(monkeypatch: pytest.Mon
 
 
 def test_a_gpu_is_busy_with_kernels_and_copies() -> None:
-    def event(device: DeviceType, microseconds: float, is_annotation: bool = False) -> Any:
-        span = types.SimpleNamespace(elapsed_us=lambda: microseconds)
+    def event(device: DeviceType, start: float, end: float, is_annotation: bool = False) -> Any:
+        span = types.SimpleNamespace(start=start, end=end)
         return types.SimpleNamespace(device_type=device, time_range=span, is_user_annotation=is_annotation)
 
-    events = [event(DeviceType.CUDA, 3.0), event(DeviceType.CUDA, 2.0), event(DeviceType.CPU, 50.0)]
-    assert bench_models.device_seconds([*events, event(DeviceType.CUDA, 50.0, True)]) == pytest.approx(5e-6)
+    events = [event(DeviceType.CUDA, 20, 22), event(DeviceType.CUDA, 10, 13), event(DeviceType.CPU, 0, 50)]
+    assert bench_models.device_seconds([*events, event(DeviceType.CUDA, 0, 50, True)]) == pytest.approx(5e-6)
+    # launched early, beside the first, and ended within the second
+    overlapping = [event(DeviceType.CUDA, 12, 14), event(DeviceType.CUDA, 20.5, 21.5)]
+    assert bench_models.device_seconds(events + overlapping) == pytest.approx(6e-6)
 
 
 @pytest.mark.skipif(importlib.util.find_spec("matplotlib") is None, reason="matplotlib draws the picture")

@@ -488,9 +488,14 @@ def _busy(step: Step) -> Row:
 
 
 def device_seconds(events: Iterable[Any]) -> float:
-    """The sum of the times of kernels and copies among a profiler's events."""
-    own = [e for e in events if e.device_type == DeviceType.CUDA and not e.is_user_annotation]
-    return float(sum(event.time_range.elapsed_us() for event in own)) / 1e6
+    """How long at least one of a profiler's kernels and copies runs. They may overlap: a kernel
+    that was launched early waits for the one before."""
+    own = [e.time_range for e in events if e.device_type == DeviceType.CUDA and not e.is_user_annotation]
+    microseconds, ended = 0.0, -math.inf
+    for time_range in sorted(own, key=lambda each: each.start):
+        microseconds += max(0.0, time_range.end - max(time_range.start, ended))
+        ended = max(ended, time_range.end)
+    return microseconds / 1e6
 
 
 # --- what is told ---------------------------------------------------------------------------------

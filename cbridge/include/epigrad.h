@@ -16,9 +16,13 @@
  *   gated_activation                input                                                   out
  *   gated_activation_backward       grad_output input                                       grad_input grad_bias
  *   gated_product                   value gate                                              out
- *   gated_product_backward          grad_output value gate                                  grad_value grad_gate
+ *   gated_product_backward          grad_output value gate                                  grad_value grad_gate \
+ *                                                                   grad_bias_value grad_bias_gate
  *   lerp                            start end weight?                                       out
  *   lerp_backward                   grad_output start? end? weight?                         grad_start grad_end grad_weight
+ *   gated_linear                    input weight_value weight_gate bias_value? bias_gate?   out preactivation
+ *   gated_linear_backward           grad_output input weight_value weight_gate bias_value? bias_gate? preactivation? \
+ *                                        grad_input grad_weight_value grad_weight_gate grad_bias_value grad_bias_gate
  *   mlp                             input weight1 bias1? weight2 bias2?                     out preactivation
  *   mlp_backward                    grad_output input weight1 bias1? weight2 bias2? preactivation? \
  *                                                                   grad_input grad_weight1 grad_bias1 grad_weight2 grad_bias2
@@ -29,9 +33,11 @@
  * kind is an activation, of which NULL is "none", or for gated_* a gated kind; epg_kinds lists
  * both. Shapes follow PyTorch: matmul's for matmul_*, [..., k] and [n, k] for linear, broadcasting
  * for lerp. grad_bias of gated_activation_backward is grad_input summed over all dimensions but
- * dim, before it is rounded; that of activation_backward over all but the last, its out is
- * act(input), and its grad_input may be grad_output. mlp is two linear layers, gated_mlp has
- * gated_activation between them. dtypes: float32, float64, bfloat16, float16, one per call.
+ * dim, before it is rounded; those of activation_backward and gated_product_backward over all but
+ * the last. activation_backward's out is act(input), and its grad_input may be grad_output.
+ * gated_linear is gated_product of two linear layers; its preactivation has value and gate side by
+ * side. mlp is two linear layers, gated_mlp has gated_activation between them. dtypes: float32,
+ * float64, bfloat16, float16, one per call.
  *
  * A process that has called epigrad cannot use it in a child made by fork() without exec: every
  * function then returns EPG_BACKEND_UNAVAILABLE.
@@ -72,9 +78,10 @@ enum {
 /* epg_call.flags. A bit that is none of these is EPG_INVALID_PROBLEM. So is a flag, a kind, a
  * parameter, a dim or a gate that the operation does not have. */
 enum {
-  /* *_backward of matmul, linear, mlp and gated_mlp: add into the weight and bias gradients */
+  /* *_backward of matmul, linear, gated_linear, mlp and gated_mlp: add into the weight and bias
+   * gradients */
   EPG_ACCUMULATE = 1,
-  /* matmul, linear, mlp, gated_mlp: CUDA may compute float32 products in TF32 */
+  /* matmul, linear, gated_linear, mlp, gated_mlp: CUDA may compute float32 products in TF32 */
   EPG_ALLOW_TF32 = 2,
   /* epg_validate, epg_plan_validate: take a sufficient workspace for granted; running ignores it */
   EPG_ASSUME_WORKSPACE = 4

@@ -210,8 +210,8 @@ static int read_new(call_arguments *a, PyObject *tensor, int operand) {
  * such weights. python/epigrad/ops/operator.py has the same rule. Arrays are no tensors, and have
  * no gradients to keep. */
 static int is_transposed_gradient(const call_arguments *a, int output) {
-  static const char *const operations[] = {"linear_backward", "matmul_bias_activation_backward", "mlp_backward", "gated_mlp_backward"};
-  const DLTensor *weight = output % 2 && output + 1 < a->call.num_inputs ? a->inputs[output + 1] : NULL;
+  static const char *const operations[] = {"linear_backward", "matmul_bias_activation_backward", "gated_linear_backward", "mlp_backward", "gated_mlp_backward"};
+  const DLTensor *weight = output && output + 1 < a->call.num_inputs ? a->inputs[output + 1] : NULL;
   if (!weight || weight->ndim != 2 || weight->strides[0] != 1 || weight->strides[1] != weight->shape[0]) return 0;
   if (weight->shape[0] < 2 || weight->shape[1] < 2 || weight->device.device_type == kDLWebGPU) return 0;
   for (size_t i = 0; i < sizeof operations / sizeof *operations; i++)

@@ -47,13 +47,15 @@ type GemmEpilogue struct {
 //
 // Shapes are as in GemmEpilogue; GradA and GradB have the size 1 in the batch dimensions that they
 // are summed over. GradA, GradB and GradBias are nil where they are not wanted. With neither
-// Preactivation nor Output the preactivation is formed from A, B and Bias.
+// Preactivation nor Output the preactivation is formed from A, B and Bias. Runs that accumulate add
+// to GradB and GradBias, and to GradA if AddsA is set.
 type GemmEpilogueBackward struct {
 	Header
 	BatchRank              int
 	GradOutput, A, B, Bias *tensor.View
 	Preactivation, Output  *tensor.View
 	GradA, GradB, GradBias *tensor.View
+	AddsA                  bool
 }
 
 // Activation is out = act(input); both views have one shape.
@@ -87,6 +89,26 @@ type HiddenBackward struct {
 	Header
 	GradOutput, Weight, Preactivation *tensor.View
 	GradPreactivation, Out, GradBias  *tensor.View
+}
+
+// GatedLinear is
+//
+//	value = input weight_valueᵀ + bias_value
+//	gate  = input weight_gateᵀ + bias_gate
+//	out   = value act(gate)
+//
+// Input is [rows..., k], the weights are [h, k], the biases [h], Out, Value and Gate [rows..., h].
+// Weights, biases and preactivations may be halves of one tensor each. Activation is the gate's.
+// Biases, Out, and Value with Gate may be nil; the preactivations are rounded once, where they are
+// stored.
+//
+// A backend may refuse it as Unsupported, since it is the same as two products and a Gated.
+type GatedLinear struct {
+	Header
+	Activation                    string
+	Input, WeightValue, BiasValue *tensor.View
+	WeightGate, BiasGate          *tensor.View
+	Out, Value, Gate              *tensor.View
 }
 
 // Gated is out = value act(gate); all views have one shape. Activation is the gate's.
@@ -156,6 +178,11 @@ func (p *ActivationBackward) Views() []*tensor.View {
 // Views implements Problem.
 func (p *HiddenBackward) Views() []*tensor.View {
 	return present(p.GradOutput, p.Weight, p.Preactivation, p.GradPreactivation, p.Out, p.GradBias)
+}
+
+// Views implements Problem.
+func (p *GatedLinear) Views() []*tensor.View {
+	return present(p.Input, p.WeightValue, p.BiasValue, p.WeightGate, p.BiasGate, p.Out, p.Value, p.Gate)
 }
 
 // Views implements Problem.

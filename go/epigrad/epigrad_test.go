@@ -158,6 +158,30 @@ func TestFeedForwardGradients(t *testing.T) {
 			assert.InDelta(t, 2*value, gradUp.Data[i], 1e-12)
 		}
 	})
+	t.Run("gated_linear", func(t *testing.T) {
+		up, gate := random(r, 2, 3, 3), random(r, 2, 3, 3)
+		upBias, gateBias := epigrad.Of(random(r, 1, 2, 2).Data, 2), epigrad.Of(random(r, 1, 2, 2).Data, 2)
+		gradUp, gradGate, gradUpBias, gradGateBias, pre := like(up), like(gate), like(upBias), like(gateBias), epigrad.New[float64](5, 4)
+		layer := epigrad.GatedLinear[float64]{Input: x, WeightValue: up, WeightGate: gate, BiasValue: upBias, BiasGate: gateBias, Kind: "geglu"}
+		require.NoError(t, layer.Forward(out, pre))
+		into := epigrad.GatedLinearGradients[float64]{
+			Input: gradX, WeightValue: gradUp, WeightGate: gradGate, BiasValue: gradUpBias, BiasGate: gradGateBias,
+		}
+		for _, saved := range []*epigrad.Tensor[float64]{pre, nil} {
+			require.NoError(t, layer.Backward(g, saved, into))
+			gradients(t, g, out, func() error { return layer.Forward(out, nil) }, map[*epigrad.Tensor[float64]]*epigrad.Tensor[float64]{
+				x: gradX, up: gradUp, gate: gradGate, upBias: gradUpBias, gateBias: gradGateBias,
+			})
+		}
+		once := append([]float64{}, gradGate.Data...)
+		into.Accumulate = true
+		require.NoError(t, layer.Backward(g, pre, into))
+		for i, value := range once {
+			assert.InDelta(t, 2*value, gradGate.Data[i], 1e-12)
+		}
+		layer.WeightGate = weight
+		require.ErrorIs(t, layer.Forward(out, nil), epigrad.ErrInvalidProblem)
+	})
 	t.Run("gated_mlp", func(t *testing.T) {
 		in, inBias := random(r, 8, 3, 3), epigrad.Of(random(r, 1, 8, 8).Data, 8)
 		gradIn, gradInBias, pre := like(in), like(inBias), epigrad.New[float64](5, 8)

@@ -2,6 +2,46 @@ package epigrad
 
 import "github.com/epigrad/epigrad/go/op"
 
+// GatedLinear is a gated activation of two layers of one input:
+//
+//	value  = input weightValueᵀ + biasValue
+//	gate   = input weightGateᵀ + biasGate
+//	output = value act(gate)
+//
+//	input [..., k],  weights [h, k],  biases [h],  output [..., h]
+//
+// A bias may be nil. The preactivation is [..., 2h]: values, then gates.
+type GatedLinear[T Element] struct {
+	Input, WeightValue, WeightGate, BiasValue, BiasGate *Tensor[T]
+	// Kind is one of GatedKinds.
+	Kind string
+	// Parameters are the kind's; nil is their defaults.
+	Parameters []float64
+	Options    Options
+}
+
+// GatedLinearGradients are the outputs of GatedLinear.Backward, each of its tensor's shape; those
+// that are nil are not computed.
+type GatedLinearGradients[T Element] struct {
+	Input, WeightValue, WeightGate, BiasValue, BiasGate *Tensor[T]
+	// Accumulate adds into all but Input in place of overwriting them.
+	Accumulate bool
+}
+
+// Forward writes the output and the preactivation; either may be nil.
+func (p GatedLinear[T]) Forward(out, preactivation *Tensor[T]) error {
+	return run(op.Call{Op: "gated_linear", Kind: p.Kind, Parameters: p.Parameters}, p.Options,
+		[]*Tensor[T]{p.Input, p.WeightValue, p.WeightGate, p.BiasValue, p.BiasGate}, []*Tensor[T]{out, preactivation})
+}
+
+// Backward writes the gradients for gradOutput, the gradient to the output; a nil preactivation is
+// formed again.
+func (p GatedLinear[T]) Backward(gradOutput, preactivation *Tensor[T], g GatedLinearGradients[T]) error {
+	return run(op.Call{Op: "gated_linear_backward", Kind: p.Kind, Parameters: p.Parameters, Accumulate: g.Accumulate}, p.Options,
+		[]*Tensor[T]{gradOutput, p.Input, p.WeightValue, p.WeightGate, p.BiasValue, p.BiasGate, preactivation},
+		[]*Tensor[T]{g.Input, g.WeightValue, g.WeightGate, g.BiasValue, g.BiasGate})
+}
+
 // MLP is a feed-forward block:
 //
 //	preactivation = input weight1ᵀ + bias1

@@ -55,7 +55,8 @@ var activationBackward = operation{
 // value and gate are the halves of the input along a dimension (torch.nn.functional.glu's
 // convention is the gate second) or, in the product, two tensors of one shape. grad_bias is
 // grad_input summed, before it is rounded, over all dimensions but the split one: the gradient of a
-// bias that a linear layer added to the input.
+// bias that a linear layer added to the input. grad_bias_value and grad_bias_gate are the same of
+// two tensors, summed over all dimensions but the last.
 var (
 	gatedActivation = operation{
 		Signature: Signature{"gated_activation", arguments("input"), arguments("out")},
@@ -70,7 +71,7 @@ var (
 			return [][]int64{half}, nil
 		},
 		problem: func(c *Call, h backend.Header) backend.Problem {
-			value, gate := halves(c, c.input(0))
+			value, gate := c.halves(c.input(0))
 			return &backend.Gated{Header: h, Activation: gateOf(h.Kind), Value: value, Gate: gate, Out: c.output(0)}
 		},
 	}
@@ -93,10 +94,8 @@ var (
 		},
 		problem: func(c *Call, h backend.Header) backend.Problem {
 			p := &backend.GatedBackward{Header: h, Activation: gateOf(h.Kind), GradOutput: c.input(0)}
-			p.Value, p.Gate = halves(c, c.input(1))
-			if out := c.output(0); out != nil {
-				p.GradValue, p.GradGate = halves(c, out)
-			}
+			p.Value, p.Gate = c.halves(c.input(1))
+			p.GradValue, p.GradGate = c.halves(c.output(0))
 			if bias := c.output(1); bias != nil {
 				along := *bias
 				for d := range c.input(1).Rank() {
@@ -104,7 +103,7 @@ var (
 						along = along.Unsqueeze(d)
 					}
 				}
-				p.GradBiasValue, p.GradBiasGate = halves(c, &along)
+				p.GradBiasValue, p.GradBiasGate = c.halves(&along)
 			}
 			return p
 		},
@@ -123,20 +122,27 @@ var (
 		},
 	}
 	gatedProductBackward = operation{
-		Signature: Signature{"gated_product_backward", arguments("grad_output", "value", "gate"), arguments("grad_value", "grad_gate")},
-		kinds:     gatedKinds,
+		Signature: Signature{
+			"gated_product_backward", arguments("grad_output", "value", "gate"), arguments("grad_value", "grad_gate", "grad_bias_value", "grad_bias_gate"),
+		},
+		kinds: gatedKinds,
 		shapes: func(c *Call) ([][]int64, error) {
 			const name = "gated_product_backward"
 			value, gate := c.input(1), c.input(2)
 			if err := pair(name, value, gate); err != nil {
 				return nil, err
 			}
-			return [][]int64{value.Shape, gate.Shape}, check.Shape(name, "grad_output", c.input(0).Shape, value.Shape, "the value's shape")
+			shapes := [][]int64{value.Shape, gate.Shape, nil, nil}
+			if last := value.Rank() - 1; last >= 0 {
+				shapes[2], shapes[3] = value.Shape[last:], gate.Shape[last:]
+			}
+			return shapes, check.Shape(name, "grad_output", c.input(0).Shape, value.Shape, "the value's shape")
 		},
 		problem: func(c *Call, h backend.Header) backend.Problem {
 			return &backend.GatedBackward{
 				Header: h, Activation: gateOf(h.Kind), GradOutput: c.input(0), Value: c.input(1), Gate: c.input(2),
 				GradValue: c.output(0), GradGate: c.output(1),
+				GradBiasValue: aligned(c.output(2), c.input(1).Rank()), GradBiasGate: aligned(c.output(3), c.input(1).Rank()),
 			}
 		},
 	}
@@ -166,8 +172,15 @@ func splitDim(c *Call, rank int) int { return (c.Dim + rank) % rank }
 
 // halves returns the value's and the gate's part of a tensor of the input's shape, which split has
 // validated.
-func halves(c *Call, v *tensor.View) (value, gate *tensor.View) {
-	d := splitDim(c, v.Rank())
+func (c *Call) halves(v *tensor.View) (value, gate *tensor.View) {
+	if v == nil {
+		return nil, nil
+	}
+	return halves(v, splitDim(c, v.Rank()), c.Gate)
+}
+
+// halves returns the value's and the gate's half of a dimension of even size.
+func halves(v *tensor.View, d int, place Gate) (value, gate *tensor.View) {
 	length := v.Shape[d] / 2
 	first, err := v.Narrow(d, 0, length)
 	if err != nil {
@@ -177,7 +190,7 @@ func halves(c *Call, v *tensor.View) (value, gate *tensor.View) {
 	if err != nil {
 		panic(err)
 	}
-	if c.Gate == GateFirst {
+	if place == GateFirst {
 		return &second, &first
 	}
 	return &first, &second

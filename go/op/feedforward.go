@@ -144,18 +144,11 @@ func (s *blockSpelling) forwardSteps(c *Call, dt dtype.DType, device tensor.Devi
 		return []Call{w.linear(c, "none", nil, input, weight1, bias1, nil, pre)}
 	}
 	hidden := w.view(b.hidden)
-	var calls []Call
+	first := w.linear(c, c.Kind, c.Parameters, input, weight1, bias1, hidden, pre)
 	if s.gated {
-		if pre == nil {
-			pre = w.view(b.pre)
-		}
-		gate := s.between(c, false)
-		gate.Inputs, gate.Outputs = []*tensor.View{pre}, []*tensor.View{hidden}
-		calls = append(calls, w.linear(c, "none", nil, input, weight1, bias1, pre, nil), gate)
-	} else {
-		calls = append(calls, w.linear(c, c.Kind, c.Parameters, input, weight1, bias1, hidden, pre))
+		first.Op, first.Gate = gatedLayer.Name, c.Gate
 	}
-	return append(calls, w.linear(c, "none", nil, hidden, weight2, bias2, out, nil))
+	return []Call{first, w.linear(c, "none", nil, hidden, weight2, bias2, out, nil)}
 }
 
 func (s *blockSpelling) backwardSteps(c *Call, dt dtype.DType, device tensor.Device) []Call {

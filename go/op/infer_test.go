@@ -1,6 +1,7 @@
 package op_test
 
 import (
+	"slices"
 	"testing"
 
 	"github.com/stretchr/testify/suite"
@@ -58,7 +59,7 @@ func (s *InferSuite) TestShapesFollowMatmul() {
 
 func (s *InferSuite) TestShapesOfTheOthers() {
 	const device = tensor.CPU
-	x := s.described(device, 2, 6)
+	x, weight := s.described(device, 2, 6), s.described(device, 4, 6)
 	for _, c := range []struct {
 		call   op.Call
 		shapes [][]int64
@@ -68,15 +69,20 @@ func (s *InferSuite) TestShapesOfTheOthers() {
 		{op.Call{Op: "gated_activation", Kind: "glu", Dim: -1, Inputs: []*tensor.View{x}}, [][]int64{{2, 3}}},
 		{op.Call{Op: "gated_activation", Kind: "glu", Inputs: []*tensor.View{x}}, [][]int64{{1, 6}}},
 		{op.Call{Op: "gated_activation_backward", Kind: "glu", Inputs: []*tensor.View{s.described(device, 1, 6), x}}, [][]int64{{2, 6}, {2}}},
-		{op.Call{Op: "gated_product_backward", Kind: "glu", Inputs: []*tensor.View{x, x, x}}, [][]int64{{2, 6}, {2, 6}}},
+		{op.Call{Op: "gated_product_backward", Kind: "glu", Inputs: []*tensor.View{x, x, x}}, [][]int64{{2, 6}, {2, 6}, {6}, {6}}},
+		{op.Call{Op: "gated_linear", Kind: "glu", Inputs: []*tensor.View{s.described(device, 5, 2, 6), weight, weight}}, [][]int64{{5, 2, 4}, {5, 2, 8}}},
+		{
+			op.Call{Op: "gated_linear_backward", Kind: "glu", Inputs: []*tensor.View{s.described(device, 2, 4), x, weight, weight, nil, s.described(device, 4)}},
+			[][]int64{{2, 6}, {4, 6}, {4, 6}, nil, {4}},
+		},
 		{op.Call{Op: "lerp", Parameters: []float64{0}, Inputs: []*tensor.View{s.described(device, 2, 1), s.described(device, 3, 1, 6)}}, [][]int64{{3, 2, 6}}},
 		{op.Call{Op: "lerp_backward", Parameters: []float64{0}, Inputs: []*tensor.View{x, s.described(device, 6), x}}, [][]int64{{6}, {2, 6}, nil}},
 		{op.Call{Op: "lerp_backward", Inputs: []*tensor.View{x, x, s.described(device), s.described(device, 2, 1)}}, [][]int64{{2, 6}, {}, {2, 1}}},
 	} {
-		shapes, bytes, err := op.Infer(&c.call, []bool{true, true, true})
+		shapes, bytes, err := op.Infer(&c.call, slices.Repeat([]bool{true}, 6))
 		s.Require().NoError(err, c.call.Op)
 		s.Equal(c.shapes, shapes, c.call.Op)
-		s.Zero(bytes)
+		s.Equal(c.call.Op == "gated_linear_backward", bytes > 0, c.call.Op)
 	}
 	alone := &op.Call{Op: "lerp_backward", Inputs: []*tensor.View{x, nil, nil, s.described(device)}}
 	shapes, _, err := op.Infer(alone, []bool{true, true, false})

@@ -76,6 +76,8 @@ type Call struct {
 	Stream uintptr
 	// Threads is the most CPU threads to use; 0 lets the backend choose.
 	Threads int
+	// adds: a step's gradient to the input is added to what is there (steps.go).
+	adds bool
 }
 
 // Argument is one input or output of a signature.
@@ -122,7 +124,7 @@ type operation struct {
 var operations = []operation{
 	matmul, matmulBackward, linear, linearBackward, activationForward, activationBackward,
 	gatedActivation, gatedActivationBackward, gatedProduct, gatedProductBackward, lerp, lerpBackward,
-	mlp, mlpBackward, gatedMLP, gatedMLPBackward,
+	gatedLinear, gatedLinearBackward, mlp, mlpBackward, gatedMLP, gatedMLPBackward,
 }
 
 // Signatures lists every operation.

@@ -40,16 +40,17 @@ func (w *region) standIn(shape []int64) *tensor.View {
 	return v
 }
 
-func isStandIn(v *tensor.View) bool {
-	return !slices.ContainsFunc(v.Strides, func(stride int64) bool { return stride != 0 })
-}
-
 func aligned256(bytes int64) int64 { return (bytes + regionAlignment - 1) &^ (regionAlignment - 1) }
 
-// resolveStep is resolve for a step, which may be of an operation that is only that.
+// parts are operations that are only steps of others.
+var parts = []operation{gatedLayer, hiddenBackward}
+
+// resolveStep is resolve for a step.
 func resolveStep(c *Call) (*operation, error) {
-	if c.Op == hiddenBackward.Name {
-		return hiddenBackward.completed(c)
+	for i := range parts {
+		if o := &parts[i]; o.Name == c.Op {
+			return o.completed(c)
+		}
 	}
 	return resolve(c)
 }
@@ -100,7 +101,7 @@ func (w *region) linearBackward(c *Call, grad, input, weight, bias, gradInput, g
 	}
 }
 
-// place is where a step's operand is: an operand of the whole call, or so many bytes into the
+// place is where a step's operand is: so many bytes into an operand of the whole call, or into the
 // workspace.
 type place struct {
 	operand int
@@ -115,6 +116,7 @@ type step struct {
 	kernel     backend.Kernel
 	places     []place
 	parameters []float64
+	adds       bool
 }
 
 // stepped is a kernel that is made of others, which run one after the other.
@@ -155,7 +157,7 @@ func (o *operation) stepwise(c *Call, b backend.Backend, dt dtype.DType, device 
 		if err != nil {
 			return nil, err
 		}
-		k.add(step{kernel, places, call.Parameters})
+		k.add(step{kernel, places, call.Parameters, call.adds})
 		names = append(names, kernel.Sku().Kernel)
 	}
 	first := k.steps[0].kernel
@@ -173,16 +175,11 @@ func (k *stepped) placeOf(v *tensor.View) place {
 	switch {
 	case v == nil:
 		return place{operand: absent}
-	case v.Operand != backend.WorkspaceOperand:
-		return place{operand: v.Operand}
-	default:
-		elements := v.Numel()
-		if isStandIn(v) {
-			elements = 1
-		}
-		k.regions = max(k.regions, v.Offset+aligned256(elements*v.DType.Size()))
-		return place{backend.WorkspaceOperand, v.Offset}
+	case v.Operand == backend.WorkspaceOperand:
+		_, end, _ := v.Extent() // of memory that a region has
+		k.regions = max(k.regions, aligned256(v.Offset+end))
 	}
+	return place{v.Operand, v.Offset}
 }
 
 func (k *stepped) add(s step) {
@@ -241,11 +238,14 @@ func (k *stepped) Run(r *backend.Run) error {
 			case backend.WorkspaceOperand:
 				bases[j] = unsafe.Add(between, p.offset)
 			default:
-				bases[j] = r.Bases[p.operand]
+				if bases[j] = r.Bases[p.operand]; bases[j] != nil { // an empty tensor's is
+					bases[j] = unsafe.Add(bases[j], p.offset)
+				}
 			}
 		}
 		*part = backend.Run{
-			Bases: bases, Workspace: unsafe.Add(r.Workspace, k.scratchFrom()), Stream: r.Stream, Threads: r.Threads, Accumulate: r.Accumulate,
+			Bases: bases, Workspace: unsafe.Add(r.Workspace, k.scratchFrom()), Stream: r.Stream, Threads: r.Threads,
+			Accumulate: r.Accumulate || s.adds,
 		}
 		copy(part.Parameters[:], s.parameters)
 		if err := s.kernel.Run(part); err != nil {

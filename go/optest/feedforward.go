@@ -39,36 +39,41 @@ func (s *opSuite) block(name, kind string, gate op.Gate, dt dtype.DType, rows in
 	return b
 }
 
+// next computes a call whose inputs earlier calls may have written.
+func (s *opSuite) next(c op.Call, inputs, outputs []*array) {
+	s.T().Helper()
+	for _, a := range inputs {
+		if a != nil {
+			a.before = bytes.Clone(a.memory)
+		}
+	}
+	s.run(call{Call: c, inputs: inputs, outputs: outputs})
+}
+
+// fresh is an array like another; nil like nil.
+func fresh(like *array) *array {
+	if like == nil {
+		return nil
+	}
+	return newArray(like.view.DType, like.view.Shape, contiguous)
+}
+
 // separately computes the block by the calls of other operations, and its gradients: to the input,
 // and to weight and bias of both layers. The first layer's bias gradient is summed before it is
 // rounded, by the call between the layers where there is one.
 func (s *opSuite) separately(b *block) []*array {
-	run := func(c op.Call, inputs, outputs []*array) {
-		for _, a := range inputs {
-			if a != nil {
-				a.before = bytes.Clone(a.memory) // which an earlier call has written
-			}
-		}
-		s.run(call{Call: c, inputs: inputs, outputs: outputs})
-	}
 	linear := func(kind string, x, weight, bias, out, pre *array) {
-		run(op.Call{Op: "linear", Kind: kind}, []*array{x, weight, bias}, []*array{out, pre})
+		s.next(op.Call{Op: "linear", Kind: kind}, []*array{x, weight, bias}, []*array{out, pre})
 	}
 	backward := func(grad, x, weight, bias *array, outputs ...*array) {
-		run(op.Call{Op: "linear_backward", Kind: "none"}, []*array{grad, x, weight, bias, nil, nil}, outputs)
+		s.next(op.Call{Op: "linear_backward", Kind: "none"}, []*array{grad, x, weight, bias, nil, nil}, outputs)
 	}
 	between := func(name string, inputs []*array, outputs ...*array) {
 		c := op.Call{Op: "activation" + name, Kind: b.Kind}
 		if b.gated {
 			c = op.Call{Op: "gated_activation" + name, Kind: b.Kind, Gate: b.Gate, Dim: -1}
 		}
-		run(c, inputs, outputs)
-	}
-	fresh := func(like *array) *array {
-		if like == nil {
-			return nil
-		}
-		return newArray(like.view.DType, like.view.Shape, contiguous)
+		s.next(c, inputs, outputs)
 	}
 	if b.gated {
 		linear("none", b.x, b.weight1, b.bias1, b.pre, nil)

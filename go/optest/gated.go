@@ -182,8 +182,40 @@ func (s *opSuite) TestGatedProduct() {
 				s.run(backward)
 				s.same(alone[i], both[i], "gradient %d alone of %s of %v", i, kind, value)
 			}
+			if len(shape) > 0 {
+				s.checkBiasesOfProduct(backward, kind, pick)
+			}
 		}
 	})
+}
+
+// checkBiasesOfProduct checks the sums of a gated product's gradients, together and alone, of the
+// value's and gate's arrays that a call has.
+func (s *opSuite) checkBiasesOfProduct(backward call, kind string, pick *picker) {
+	grad, value, gate := backward.inputs[0], backward.inputs[1], backward.inputs[2]
+	dt, shape := value.view.DType, value.view.Shape
+	limits, last := s.boundsOf(dt), len(shape)-1
+	both := []*array{newArray(dt, shape[last:], pick.output()), newArray(dt, shape[last:], pick.output())}
+	backward.outputs = []*array{nil, nil, both[0], both[1]}
+	s.run(backward)
+	gradValue, gradGate := gatedBackward(kind, bounds{formula: limits.formula}, grad.values(), value.values(), gate.values())
+	to := make([]int64, len(shape))
+	for d := range to {
+		to[d] = 1
+	}
+	to[last] = shape[last]
+	for i, terms := range []expectation{gradValue, gradGate} {
+		for j, x := range terms.value {
+			terms.bound[j] += 4 * limits.elementwise * float64(len(terms.value)) * math.Abs(x)
+		}
+		sums := sumTo(terms.value, shape, to)
+		s.within(both[i].values(), sums, limits.allStored(sums, sumTo(terms.bound, shape, to)), "bias gradient %d of %s of %v", i, kind, value)
+		alone := make([]*array, 4)
+		alone[i], alone[2+i] = newArray(dt, shape, pick.output()), newArray(dt, shape[last:], contiguous)
+		backward.outputs = alone
+		s.run(backward)
+		s.same(alone[2+i], both[i], "bias gradient %d alone of %s of %v", i, kind, value)
+	}
 }
 
 // TestActivation also compares elementwise results of every layout, position and number of threads:

@@ -30,6 +30,7 @@ from epigrad._core.selection import BackendInfo, backends, tuning, use_backend
 from epigrad.functional import (
     activation,
     gated_activation,
+    gated_linear,
     gated_mlp,
     gated_product,
     lerp,
@@ -49,6 +50,7 @@ __all__ = [
     "errors",
     "forward",
     "gated_activation",
+    "gated_linear",
     "gated_mlp",
     "gated_product",
     "integrations",

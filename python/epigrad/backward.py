@@ -20,6 +20,7 @@ from epigrad.webgpu import Data
 __all__ = [
     "activation_backward",
     "gated_activation_backward",
+    "gated_linear_backward",
     "gated_mlp_backward",
     "gated_product_backward",
     "lerp_backward",
@@ -330,6 +331,68 @@ def lerp_backward(
     return grad_start, grad_end, grad_weight
 
 
+def gated_linear_backward(
+    grad_output: Data,
+    input: Data,
+    weight_value: Data,
+    weight_gate: Data,
+    bias_value: Data | None = None,
+    bias_gate: Data | None = None,
+    kind: str | Gated = "swiglu",
+    *,
+    preactivation: Data | None = None,
+    needs: Sequence[bool] = (True,) * 5,
+    out: Sequence[Data | None] = (None,) * 5,
+    accumulate: bool = False,
+) -> _Five[Data]:
+    """Compute the gradients of ``value * act(gate)`` of two layers of one input.
+
+    With ``value = input @ weight_value.T + bias_value`` and ``gate`` likewise, and ``grad_value``
+    and ``grad_gate`` those of `gated_product_backward`:
+    ``grad_input = grad_value @ weight_value + grad_gate @ weight_gate``,
+    ``grad_weight_value = grad_value.T @ input``, and each bias is a sum over rows. In half types
+    ``grad_value`` and ``grad_gate`` are rounded once before the products, biases are summed
+    unrounded, and `grad_input` is rounded after each of its two products.
+
+    Args:
+        grad_output: ``[..., H]``; float32, float64, bfloat16 or float16, as all tensors.
+        input: ``[..., K]``.
+        weight_value: ``[H, K]``.
+        weight_gate: ``[H, K]``.
+        bias_value: ``[H]`` or None.
+        bias_gate: ``[H]`` or None.
+        kind: a name such as ``"swiglu"``, or an `epigrad.Gated`, which lists them.
+        preactivation: the saved values and gates ``[..., 2*H]``, values first; without them, they
+            are formed again.
+        needs: which of ``(grad_input, grad_weight_value, grad_weight_gate, grad_bias_value,
+            grad_bias_gate)`` are computed.
+        out: tensors to write them into, which are returned themselves.
+        accumulate: add into `out` for weights and biases, which is then given for each that is
+            needed; `grad_input` is overwritten.
+
+    Returns:
+        The five gradients in the order of `needs`, each of its input's shape or None.
+
+    Raises:
+        InvalidProblemError: (a ``ValueError``) wrong shapes, unknown kind, overlapping `out`.
+        DTypeError: (a ``TypeError``) a mix of dtypes, another dtype, or not a tensor.
+        EpigradError: another class of `epigrad.errors`, of devices, backends or tensor subclasses.
+
+    Source: The chain rule; `epigrad.gated_linear`.
+
+    Examples:
+        >>> import epigrad, torch
+        >>> x, up, gate, grad = (torch.ones(size) for size in ((5, 3), (4, 3), (4, 3), (5, 4)))
+        >>> epigrad.backward.gated_linear_backward(grad, x, up, gate, kind="reglu")[0][0]
+        tensor([24., 24., 24.])
+    """
+    op = "gated_linear_backward"
+    call = call_of(gated_call, op, kind, 0, "second", selection.current())
+    check_tensors(op, grad_output=grad_output, input=input, weight_value=weight_value, weight_gate=weight_gate)
+    inputs = (grad_output, input, weight_value, weight_gate, bias_value, bias_gate, preactivation)
+    return _layers_backward(call, _GATED_LINEAR, inputs, needs, out, accumulate)  # type: ignore[return-value]
+
+
 def mlp_backward(
     grad_output: Data,
     input: Data,
@@ -454,6 +517,7 @@ def gated_mlp_backward(
     return _layers_backward(call, _GATED_MLP, inputs, needs, out, accumulate)  # type: ignore[return-value]
 
 
+_GATED_LINEAR = ("grad_input", "grad_weight_value", "grad_weight_gate", "grad_bias_value", "grad_bias_gate")
 _MLP = ("grad_input", "grad_weight1", "grad_bias1", "grad_weight2", "grad_bias2")
 _GATED_MLP = ("grad_input", "grad_weight_in", "grad_bias_in", "grad_weight_out", "grad_bias_out")
 

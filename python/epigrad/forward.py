@@ -18,6 +18,7 @@ from epigrad.webgpu import Data
 __all__ = [
     "activation",
     "gated_activation",
+    "gated_linear",
     "gated_mlp",
     "gated_product",
     "lerp",
@@ -272,6 +273,80 @@ def lerp(start: Data, end: Data, weight: float | Data, *, out: Data | None = Non
     check_tensors(op, start=start, end=end)
     call = Call(op, None, parameters, backend=selection.current())
     return launch_one(call, (start, end, tensor), out)
+
+
+@overload
+def gated_linear(
+    input: Data,
+    weight_value: Data,
+    weight_gate: Data,
+    bias_value: Data | None = None,
+    bias_gate: Data | None = None,
+    kind: str | Gated = "swiglu",
+    *,
+    return_preactivation: Literal[False] = False,
+    out: Data | None = None,
+) -> Data: ...
+@overload
+def gated_linear(
+    input: Data,
+    weight_value: Data,
+    weight_gate: Data,
+    bias_value: Data | None = None,
+    bias_gate: Data | None = None,
+    kind: str | Gated = "swiglu",
+    *,
+    return_preactivation: Literal[True],
+    out: Data | None = None,
+) -> tuple[Data, Data]: ...
+def gated_linear(
+    input: Data,
+    weight_value: Data,
+    weight_gate: Data,
+    bias_value: Data | None = None,
+    bias_gate: Data | None = None,
+    kind: str | Gated = "swiglu",
+    *,
+    return_preactivation: bool = False,
+    out: Data | None = None,
+) -> Data | tuple[Data, Data]:
+    """Compute ``value * act(gate)`` of ``value = input @ weight_value.T + bias_value`` and
+    ``gate = input @ weight_gate.T + bias_gate``, without a graph.
+
+    Args:
+        input: ``[..., K]``; float32, float64, bfloat16 or float16, as all tensors here.
+        weight_value: ``[H, K]``.
+        weight_gate: ``[H, K]``.
+        bias_value: ``[H]`` or None.
+        bias_gate: ``[H]`` or None.
+        kind: a name such as ``"swiglu"``, or an `epigrad.Gated`, which lists them.
+        return_preactivation: return value and gate too, side by side in one tensor
+            ``[..., 2*H]``, rounded to the storage dtype.
+        out: a tensor to write the output into.
+
+    Returns:
+        The output ``[..., H]``, or ``(output, preactivation)``.
+
+    Raises:
+        InvalidProblemError: (a ``ValueError``) wrong shapes, unknown kind, overlapping `out`.
+        DTypeError: (a ``TypeError``) a mix of dtypes, another dtype, or not a tensor.
+        EpigradError: another class of `epigrad.errors`, of devices, backends or tensor subclasses.
+
+    Source: `epigrad.gated_linear`.
+
+    Examples:
+        >>> import epigrad, torch
+        >>> x, up, gate = torch.ones(5, 3), torch.ones(4, 3), -torch.ones(4, 3)
+        >>> out, pre = epigrad.forward.gated_linear(
+        ...     x, up, gate, kind="bilinear", return_preactivation=True
+        ... )
+        >>> out[0], pre[0]
+        (tensor([-9., -9., -9., -9.]), tensor([ 3.,  3.,  3.,  3., -3., -3., -3., -3.]))
+    """
+    check_tensors("gated_linear", input=input, weight_value=weight_value, weight_gate=weight_gate)
+    call = call_of(gated_call, "gated_linear", kind, 0, "second", selection.current())
+    inputs = (input, weight_value, weight_gate, bias_value, bias_gate)
+    return _with_preactivation(call, inputs, return_preactivation, out)
 
 
 @overload

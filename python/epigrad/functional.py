@@ -17,6 +17,7 @@ from torch.overrides import handle_torch_function
 from epigrad import ops
 from epigrad._autograd import functions
 from epigrad._autograd.feedforward import BLOCK_ARGUMENTS, FeedForward
+from epigrad._autograd.gated_linear import GatedLinear
 from epigrad._core import loader, selection
 from epigrad._core.call import Call, activation_call, call_of, gated_call
 from epigrad._core.checks import check_save, lerp_weight, overridden, require_tensors
@@ -27,6 +28,7 @@ from epigrad.kinds import Activation, Gated
 __all__ = [
     "activation",
     "gated_activation",
+    "gated_linear",
     "gated_mlp",
     "gated_product",
     "lerp",
@@ -245,6 +247,57 @@ def lerp(start: Tensor, end: Tensor, weight: float | Tensor) -> Tensor:
     return _elementwise(functions.Lerp, call, records, start, end, tensor)
 
 
+def gated_linear(
+    input: Tensor,
+    weight_value: Tensor,
+    weight_gate: Tensor,
+    bias_value: Tensor | None = None,
+    bias_gate: Tensor | None = None,
+    kind: str | Gated = "swiglu",
+    *,
+    save: str = "auto",
+) -> Tensor:
+    """Compute ``value * act(gate)`` of ``value = input @ weight_value.T + bias_value`` and
+    ``gate = input @ weight_gate.T + bias_gate``.
+
+    The weights are two tensors, as Llama's ``up_proj`` and ``gate_proj``. `gated_mlp` takes them as
+    one.
+
+    Args:
+        input: ``[..., K]``; float32, float64, bfloat16 or float16, as all tensors here.
+        weight_value: ``[H, K]``.
+        weight_gate: ``[H, K]``.
+        bias_value: ``[H]`` or None.
+        bias_gate: ``[H]`` or None.
+        kind: a name such as ``"swiglu"``, or an `epigrad.Gated`, which lists them.
+        save: ``"auto"`` and ``"preactivation"`` keep ``[value, gate]`` for backward;
+            ``"recompute"`` keeps the inputs only.
+
+    Returns:
+        A contiguous tensor ``[..., H]``.
+
+    Raises:
+        InvalidProblemError: (a ``ValueError``) wrong shapes, an unknown kind or `save`.
+        DTypeError: (a ``TypeError``) a mix of dtypes, another dtype, or not a tensor.
+        EpigradError: another class of `epigrad.errors`, of devices, backends or sparse tensors.
+
+    Source: Shazeer 2020, https://arxiv.org/abs/2002.05202.
+
+    Examples:
+        >>> import epigrad, torch
+        >>> x, up, gate = torch.ones(5, 3), torch.full((4, 3), 0.1), torch.full((4, 3), 0.2)
+        >>> out = epigrad.gated_linear(x, up, gate, kind="swiglu")
+        >>> torch.allclose(out, (x @ up.T) * torch.nn.functional.silu(x @ gate.T))
+        True
+    """
+    tensors = (input, weight_value, weight_gate, bias_value, bias_gate)
+    records = recorded(3, *tensors)
+    call = call_of(gated_call, "gated_linear", kind, 0, "second", selection.current())
+    if records is None and overridden(*tensors):
+        return _as_leaf("gated_linear", tensors, *tensors, kind, save=save)
+    return _layers(GatedLinear, call, records, tensors, save)
+
+
 def mlp(
     input: Tensor,
     weight1: Tensor,
@@ -358,6 +411,7 @@ _ARGUMENTS = {
     "activation": ("input",),
     "gated_activation": ("input",),
     "gated_product": ("value", "gate"),
+    "gated_linear": ("input", "weight_value", "weight_gate", "bias_value", "bias_gate"),
     "lerp": ("start", "end", "weight"),
     "matmul_bias_activation": ("a", "b", "bias"),
     "linear": ("input", "weight", "bias"),
@@ -394,7 +448,7 @@ def _layers(
     tensors: tuple[Tensor | None, ...],
     save: str,
 ) -> Tensor:
-    """What one or two layers give."""
+    """What layers give."""
     if records is None:
         require_tensors(call.op, **dict(zip(_ARGUMENTS[call.op], tensors, strict=True)))
         saved = _save(call.op, save, tensors)
@@ -417,6 +471,7 @@ _FUNCTIONS: dict[str, Callable[..., Tensor]] = {
     "activation": activation,
     "gated_activation": gated_activation,
     "gated_product": gated_product,
+    "gated_linear": gated_linear,
     "lerp": lerp,
     "mlp": mlp,
     "gated_mlp": gated_mlp,

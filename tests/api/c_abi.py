@@ -224,6 +224,11 @@ def check_forward() -> None:
     np.testing.assert_allclose(half, X[:, :2] * X[:, 2:] * sigmoid(X[:, 2:]), rtol=1e-14)
     run("gated_activation", "swiglu", [X], [half], dim=1, gate=GATE_FIRST)
     np.testing.assert_allclose(half, X[:, 2:] * X[:, :2] * sigmoid(X[:, :2]), rtol=1e-14)
+    layer, pre = nan(3, 5), nan(3, 10)
+    value, gate = X @ W.T, X @ -W.T + B
+    run("gated_linear", "glu", [X, W, -W, None, B], [layer, pre])
+    np.testing.assert_allclose(pre, np.concatenate([value, gate], 1), rtol=1e-14)
+    np.testing.assert_allclose(layer, value * sigmoid(gate), rtol=1e-13)
     mixed = nan(3, 4)
     run("lerp", None, [X, -X, None], [mixed], parameters=[0.25])
     np.testing.assert_allclose(mixed, 0.5 * X, rtol=1e-14)
@@ -243,10 +248,17 @@ def check_backward() -> None:
     run("lerp_backward", None, [X, X, -X, weight], ends)
     for got, want in zip(ends, (0.75 * X, 0.25 * X, [(X * -2 * X).sum()]), strict=True):
         np.testing.assert_allclose(got, want, rtol=1e-12)
-    product = [nan(3, 4), nan(3, 4)]
+    product = [nan(3, 4), nan(3, 4), nan(4), nan(4)]
     run("gated_product_backward", "glu", [X, X, X], product)
-    np.testing.assert_allclose(product[0], X * sigmoid(X), rtol=1e-12)
-    np.testing.assert_allclose(product[1], X * X * sigmoid(X) * sigmoid(-X), rtol=1e-12)
+    of_value, of_gate = X * sigmoid(X), X * X * sigmoid(X) * sigmoid(-X)
+    for got, want in zip(product, (of_value, of_gate, of_value.sum(0), of_gate.sum(0)), strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-12)
+    layer = [nan(3, 4), nan(5, 4), nan(5, 4), nan(5)]
+    run("gated_linear_backward", "bilinear", [G, X, W, -W, B], [*layer, None])
+    of_value, of_gate = G * (X @ -W.T), G * (X @ W.T + B)
+    wanted = (of_value @ W - of_gate @ W, of_value.T @ X, of_gate.T @ X, of_value.sum(0))
+    for got, want in zip(layer, wanted, strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-12)
 
 
 def check_null_strides_and_layouts() -> None:

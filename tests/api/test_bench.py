@@ -87,7 +87,7 @@ def test_whole_curves_on_all_threads_have_a_goal() -> None:
     assert [line["goal"] for line in bench_cpu.summary(rows[:-1])] == [None] * 4
 
 
-@pytest.mark.parametrize("name", ["linear", "mlp", "gated_mlp"])
+@pytest.mark.parametrize("name", ["linear", "gated_linear", "mlp", "gated_mlp"])
 def test_preactivations_have_the_standard_deviation_1(name: str) -> None:
     (curve,) = (curve for curve in bench_cpu.CURVES if curve.name == name)
     for size in ((64, 256, 1024), (256, 256, 1024)):  # of which one has as many rows as inputs

@@ -170,6 +170,61 @@ INVALID = [
         (poison(2, 4),),
     ),
     Case("lerp weight shape", lambda: epigrad.lerp(t(2, 3), t(2, 3), t(5)), ("weight", r"\[5\]")),
+    Case(
+        "gated_linear sizes",
+        lambda out: forward.gated_linear(t(2, 3), t(5, 3), t(5, 4), out=out),
+        ("gated_linear", "weight_gate", "4", "3"),
+        (poison(2, 5),),
+    ),
+    Case(
+        "gated_linear weights of two shapes",
+        lambda out: forward.gated_linear(t(2, 3), t(5, 3), t(6, 3), out=out),
+        ("gated_linear", "weight_gate", r"\[6, 3\]", r"\[5, 3\]"),
+        (poison(2, 5),),
+    ),
+    Case("gated_linear 1-D weight", lambda: epigrad.gated_linear(t(3), t(3), t(3)), ("weight_value", r"\[3\]")),
+    Case(
+        "gated_linear bias",
+        lambda out: forward.gated_linear(t(2, 3), t(5, 3), t(5, 3), None, t(4), out=out),
+        ("bias_gate", r"\[4\]", r"\[5\]|\[n\]"),
+        (poison(2, 5),),
+    ),
+    Case(
+        "gated_linear grad_output shape",
+        lambda *out: backward.gated_linear_backward(t(2, 10), t(2, 3), t(5, 3), t(5, 3), out=(*out, None, None)),
+        ("gated_linear_backward", "grad_output", r"\[2, 10\]", r"\[2, 5\]"),
+        (poison(2, 3), poison(5, 3), poison(5, 3)),
+    ),
+    Case(
+        "gated_linear preactivation shape",
+        lambda *out: backward.gated_linear_backward(
+            t(2, 5), t(2, 3), t(5, 3), t(5, 3), preactivation=t(2, 5), out=(*out, None, None)
+        ),
+        ("gated_linear_backward", "preactivation", r"\[2, 5\]", r"\[2, 10\]"),
+        (poison(2, 3), poison(5, 3), poison(5, 3)),
+    ),
+    Case(
+        "gated_linear out for no bias",
+        lambda *out: backward.gated_linear_backward(t(2, 5), t(2, 3), t(5, 3), t(5, 3), out=(*out, None)),
+        ("grad_bias_value",),
+        (poison(2, 3), poison(5, 3), poison(5, 3), poison(5)),
+    ),
+    Case(
+        "gated_linear accumulate without out",
+        lambda *out: backward.gated_linear_backward(
+            t(2, 5), t(2, 3), t(5, 3), t(5, 3), out=(*out, None, None, None), accumulate=True
+        ),
+        ("grad_weight_gate", "accumulate"),
+        (poison(2, 3), poison(5, 3)),
+    ),
+    Case(
+        "gated_linear outputs share memory",
+        lambda out: backward.gated_linear_backward(
+            t(2, 5), t(2, 3), t(5, 3), t(5, 3), out=(None, out, out, None, None)
+        ),
+        ("grad_weight_value|grad_weight_gate",),
+        (poison(5, 3),),
+    ),
     Case("gated_mlp odd rows", lambda: epigrad.gated_mlp(t(2, 3), t(5, 3), None, t(3, 2), None), ("weight_in", "5")),
     Case("mlp sizes", lambda: epigrad.mlp(t(2, 3), t(5, 3), None, t(3, 4), None), ("mlp", "weight2", "5")),
     Case(
@@ -301,6 +356,7 @@ def test_unknown_kind_lists_the_valid_ones(given: Any) -> None:
     for call in (
         lambda: epigrad.gated_activation(t(2, 4), given),
         lambda: epigrad.gated_product(t(2, 4), t(2, 4), given),
+        lambda: epigrad.gated_linear(t(2, 3), t(4, 3), t(4, 3), kind=given),
         lambda: epigrad.gated_mlp(t(2, 3), t(8, 3), None, t(3, 4), None, given),
         lambda: backward.gated_activation_backward(t(2, 2), t(2, 4), given),
         lambda: backward.gated_product_backward(t(2, 4), t(2, 4), t(2, 4), given),
@@ -318,6 +374,7 @@ def test_unknown_gate_and_save() -> None:
         check(Case("", call, ("gate", "third", "first", "second")), errors.InvalidProblemError)
     for call in (
         lambda: epigrad.linear(t(2, 3), t(4, 3), save="both"),
+        lambda: epigrad.gated_linear(t(2, 3), t(4, 3), t(4, 3), save="both"),
         lambda: epigrad.mlp(t(2, 3), t(4, 3), None, t(3, 4), None, save="both"),
     ):
         check(Case("", call, ("save", "both", "auto", "preactivation", "recompute")), errors.InvalidProblemError)
@@ -326,6 +383,8 @@ def test_unknown_gate_and_save() -> None:
 def function_calls(make: Callable[..., Any], other: Callable[..., Any]) -> list[tuple[str, Callable[[], Any]]]:
     """Each tensor argument of each function in turn made by `make`, the others by `other`."""
     f, b = forward, backward
+    weights = (("weight_value", (6, 4)), ("weight_gate", (6, 4)), ("bias_value", (6,)), ("bias_gate", (6,)))
+    gated_linear: tuple[tuple[str, tuple[int, ...]], ...] = (("input", (3, 4)), *weights)
     table: list[tuple[Callable[..., Any], tuple[tuple[str, tuple[int, ...]], ...], dict[str, Any]]] = [
         (f.matmul_bias_activation, (("a", (3, 4)), ("b", (4, 6)), ("bias", (6,))), {"activation": "relu"}),
         (f.linear, (("input", (3, 4)), ("weight", (6, 4)), ("bias", (6,))), {"activation": "relu"}),
@@ -350,6 +409,9 @@ def function_calls(make: Callable[..., Any], other: Callable[..., Any]) -> list[
             (("grad_output", (3, 4)), ("start", (3, 4)), ("end", (3, 4)), ("weight", (3, 4))),
             {},
         ),
+        (epigrad.gated_linear, gated_linear, {}),
+        (f.gated_linear, gated_linear, {}),
+        (b.gated_linear_backward, (("grad_output", (3, 6)), *gated_linear, ("preactivation", (3, 12))), {}),
         (
             epigrad.mlp,
             (("input", (3, 4)), ("weight1", (6, 4)), ("bias1", (6,)), ("weight2", (4, 6)), ("bias2", (4,))),

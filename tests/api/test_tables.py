@@ -162,6 +162,7 @@ _GEMM_PLAN = "(*, m, n, k, batch=(), b_batched=False, activation='none', dtype, 
     "lda=None, ldb=None, ld_grad=None)"
 )
 _GATED_PLAN = "(*, input_shape, split_dim=-1, kind='swiglu', gate='second', dtype, device='cpu')"
+_GATED_LINEAR = "(input, weight_value, weight_gate, bias_value=None, bias_gate=None, kind='swiglu',"
 _LERP_PLAN = "(*, shape, weight=None, dtype, device='cpu')"
 SIGNATURES = {
     "matmul_bias_activation": "(a, b, bias=None, activation='none', *, save='auto')",
@@ -169,6 +170,7 @@ SIGNATURES = {
     "gated_activation": "(input, kind='swiglu', dim=-1, *, gate='second')",
     "gated_product": "(value, gate, kind='swiglu')",
     "lerp": "(start, end, weight)",
+    "gated_linear": _GATED_LINEAR + " *, save='auto')",
     "mlp": "(input, weight1, bias1, weight2, bias2, activation='gelu_tanh', *, save='auto')",
     "gated_mlp": "(input, weight_in, bias_in, weight_out, bias_out, kind='swiglu', *, gate='second', save='auto')",
     "backward.matmul_bias_activation_backward": "(grad_output, a, b, " + _GEMM_BACKWARD,
@@ -176,6 +178,8 @@ SIGNATURES = {
     "backward.gated_activation_backward": "(grad_output, input, kind='swiglu', dim=-1, *, gate='second', out=None)",
     "backward.gated_product_backward": "(grad_output, value, gate, kind='swiglu', *, "
     "needs=(True, True), out=(None, None))",
+    "backward.gated_linear_backward": _GATED_LINEAR.replace("(", "(grad_output, ") + " *, preactivation=None, "
+    "needs=(True, True, True, True, True), out=(None, None, None, None, None), accumulate=False)",
     "backward.lerp_backward": "(grad_output, start, end, weight, *, needs=(True, True, True), out=(None, None, None))",
     "plan.GemmEpilogue.select": _GEMM_PLAN,
     "plan.GemmEpilogueBackward.select": _GEMM_PLAN,

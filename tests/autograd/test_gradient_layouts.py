@@ -22,6 +22,7 @@ Function = Callable[..., Tensor]
 FUNCTIONS: dict[str, tuple[Function, tuple[tuple[int, int], ...]]] = {
     "linear": (lambda x, w: epigrad.linear(x, w, None, "gelu"), ((N, K),)),
     "matmul": (lambda x, w: epigrad.matmul_bias_activation(x, w, None, "gelu"), ((K, N),)),
+    "gated_linear": (lambda x, v, w: epigrad.gated_linear(x, v, w), ((H, K), (H, K))),
     "mlp": (lambda x, v, w: epigrad.mlp(x, v, None, w, None, "gelu"), ((H, K), (N, H))),
     "gated_mlp": (lambda x, v, w: epigrad.gated_mlp(x, v, None, w, None, "swiglu"), ((2 * H, K), (N, H))),
 }

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 from torch.utils.checkpoint import checkpoint
 
-from tests.support.cases import ACTIVATIONS, FROM_OUTPUT
+from tests.support.cases import ACTIVATIONS, FROM_OUTPUT, GATED_KINDS
 from tests.support.layouts import assert_same_bits, unchanged
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
@@ -46,6 +46,13 @@ def problems() -> dict[str, tuple[Callable[..., Tensor], tuple[Tensor, ...]]]:
     table["gated_activation"] = (epigrad.gated_activation, (leaf(3, 6),))
     table["gated_product"] = (epigrad.gated_product, (leaf(3, 6), leaf(3, 6, seed=1)))
     table["lerp"] = (epigrad.lerp, (leaf(3, 6), leaf(6), leaf(3, 1)))
+    table |= {
+        f"gated_linear {save}": (
+            lambda *tensors, save=save: epigrad.gated_linear(*tensors, save=save),
+            (leaf(3, 4), leaf(6, 4), leaf(6, 4, seed=1), leaf(6), leaf(6, seed=1)),
+        )
+        for save in ("auto", "recompute")
+    }
     table["mlp"] = (epigrad.mlp, (leaf(3, 4), leaf(6, 4), leaf(6), leaf(2, 6), leaf(2)))
     table["gated_mlp"] = (epigrad.gated_mlp, (leaf(3, 4), leaf(6, 4), leaf(6), leaf(2, 3), leaf(2)))
     return table
@@ -222,7 +229,7 @@ def test_elementwise_functions_save_inputs_only() -> None:
 @pytest.mark.parametrize("save", ["auto", "recompute"])
 @pytest.mark.parametrize("gated", [False, True], ids=["mlp", "gated_mlp"])
 def test_the_hidden_activation_of_a_block_is_never_saved(gated: bool, save: str) -> None:
-    for activation in ACTIVATIONS if not gated else ("glu", "reglu", "swiglu", "geglu", "geglu_tanh", "bilinear"):
+    for activation in GATED_KINDS if gated else ACTIVATIONS:
         rows = 12 if gated else 6
         tensors = (leaf(7, 4), leaf(rows, 4), leaf(rows), leaf(2, 6), leaf(2))
         counter = Counter(*tensors)
@@ -230,6 +237,17 @@ def test_the_hidden_activation_of_a_block_is_never_saved(gated: bool, save: str)
             out = (epigrad.gated_mlp if gated else epigrad.mlp)(*tensors, activation, save=save)
         assert counter.extra() == ([(7, rows)] if save == "auto" else []), activation
         out.sum().backward()
+
+
+@pytest.mark.parametrize("save", ["auto", "recompute"])
+@pytest.mark.parametrize("kind", GATED_KINDS)
+def test_a_gated_linear_layer_keeps_its_preactivation_alone(kind: str, save: str) -> None:
+    tensors = (leaf(7, 4), leaf(6, 4), leaf(6, 4, seed=1), leaf(6), leaf(6, seed=1))
+    counter = Counter(*tensors)
+    with counter.watch():
+        out = epigrad.gated_linear(*tensors, kind, save=save)
+    assert counter.extra() == ([(7, 12)] if save == "auto" else [])
+    out.sum().backward()
 
 
 def test_saved_tensors_hooks_can_move_what_is_saved() -> None:
@@ -329,7 +347,11 @@ def test_gradients_of_some_inputs_are_those_of_all(name: str) -> None:
 
 def test_gradients_of_some_inputs_of_an_empty_batch() -> None:
     x, weight, bias, down = leaf(0, 4).detach(), leaf(6, 4), leaf(6), leaf(4, 3)
-    for out in (epigrad.linear(x, weight, bias, "gelu"), epigrad.gated_mlp(x, weight, bias, down.detach(), None)):
+    for out in (
+        epigrad.linear(x, weight, bias, "gelu"),
+        epigrad.gated_linear(x, weight, weight.detach(), bias, None),
+        epigrad.gated_mlp(x, weight, bias, down.detach(), None),
+    ):
         assert [g.count_nonzero() for g in torch.autograd.grad(out.sum(), (weight, bias))] == [0, 0]
     for function in (
         lambda t: epigrad.linear(t, weight.detach(), bias.detach(), "gelu"),

@@ -70,6 +70,10 @@ def _elementwise_operations() -> dict[str, tuple[Operation, tuple[Tensor, ...]]]
             lambda value, gate, kind=kind: epigrad.gated_product(value, gate, kind),
             _operands((2, 3), (2, 3), odd_signs=kinked),
         )
+        operations[f"gated_linear-{kind}"] = (
+            lambda x, wv, wg, bv, bg, kind=kind: epigrad.gated_linear(x, wv, wg, bv, 0.1 * bg, kind),
+            _operands((2, 3), (2, 3), (2, 3), (2,), (2,), odd_signs=kinked),
+        )
         operations[f"gated_mlp-{kind}"] = (
             lambda x, w1, w2, kind=kind: epigrad.gated_mlp(x, w1, None, w2, None, kind),
             _operands((2, 3), (4, 3), (2, 2), odd_signs=kinked),
@@ -102,6 +106,7 @@ THIRD_ORDER = [
     "linear-silu",
     "gated-swiglu-second",
     "product-geglu",
+    "gated_linear-swiglu",
     "lerp-tensor",
 ]
 

@@ -79,6 +79,10 @@ DIFFERENTIABLE: dict[str, Call] = {
         lambda x, w1, b1, w2, b2: (epigrad.mlp(x, w1, b1, w2, b2, "gelu"),),
         (X, UP, BIAS, (FEATURES, HIDDEN), (FEATURES,)),
     ),
+    "gated_linear": Call(
+        lambda x, v, g, bv, bg: (epigrad.gated_linear(x, v, g, bv, bg, "swiglu"),),
+        (X, UP, UP, BIAS, BIAS),
+    ),
     "gated_mlp": Call(
         lambda x, w1, w2: (epigrad.gated_mlp(x, w1, None, w2, None, "swiglu"),),
         (X, (2 * HIDDEN, FEATURES), (FEATURES, HIDDEN)),

@@ -119,6 +119,12 @@ def test_a_gated_mlp_keeps_its_preactivation_alone(kind: str, save: str, blocks:
     assert bytes_kept == blocks * PREACTIVATION
 
 
+@pytest.mark.parametrize(("save", "blocks"), [("auto", 2), ("preactivation", 2), ("recompute", 0)])
+def test_a_gated_linear_layer_keeps_its_preactivation_alone(save: str, blocks: int) -> None:
+    value, gate = weights(gated=False)[0], weights(gated=False)[0]
+    assert kept(lambda x: epigrad.gated_linear(x, value, gate, save=save)) == blocks * PREACTIVATION
+
+
 @pytest.mark.parametrize(
     ("activation", "save", "blocks"),
     [("gelu", "auto", 1), ("gelu", "recompute", 0), ("relu", "auto", 0), ("tanh", "auto", 0), ("none", "auto", 0)],

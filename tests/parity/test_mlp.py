@@ -1,4 +1,6 @@
-"""mlp and gated_mlp with autograd: values, all five gradients, save modes, and the guards."""
+"""mlp, gated_mlp and gated_linear with autograd: values, all five gradients, save modes, and the
+guards.
+"""
 
 from __future__ import annotations
 
@@ -34,18 +36,22 @@ GATED_MLP_CASES = cases(
     {"op": ["gated_mlp"], "kind": list(GATED_KINDS), "dtype": DTYPES, "shape": list(MLP_SHAPES), "layout": LAYOUTS},
     {**SAVES, "gate": ("second", "first")},
 )
+GATED_LINEAR_CASES = cases(
+    {"op": ["gated_linear"], "kind": list(GATED_KINDS), "dtype": DTYPES, "shape": list(MLP_SHAPES), "layout": LAYOUTS},
+    SAVES,
+)
 
 
-@parity([*MLP_CASES, *GATED_MLP_CASES])
+@parity([*MLP_CASES, *GATED_MLP_CASES, *GATED_LINEAR_CASES])
 def test_output_and_gradients(case: Case) -> None:
     problem = mlp_problem(case)
     with unchanged(*problem.operands, problem.grad_output):
         out, gradients = _run(problem, leaves(problem.operands), case.save)
     assert out.is_contiguous(), "functional outputs are contiguous"
-    assert_parity(NAMES, (out, *gradients), case, lambda case: mlp_problem(case).wanted())
+    assert_parity(NAMES[case.op], (out, *gradients), case, lambda case: mlp_problem(case).wanted())
 
 
-@parity(MLP_CASES[::5] + GATED_MLP_CASES[::5])
+@parity(MLP_CASES[::5] + GATED_MLP_CASES[::5] + GATED_LINEAR_CASES[::5])
 def test_each_gradient_alone_has_the_same_bits(case: Case) -> None:
     problem = mlp_problem(case)
     _, everything = _run(problem, leaves(problem.operands), case.save)
@@ -54,4 +60,4 @@ def test_each_gradient_alone_has_the_same_bits(case: Case) -> None:
             alone = [
                 None if x is None else x.detach().requires_grad_(i == asked) for i, x in enumerate(problem.operands)
             ]
-            assert_same_bits(_run(problem, alone, case.save)[1][asked], whole, NAMES[1 + asked])
+            assert_same_bits(_run(problem, alone, case.save)[1][asked], whole, NAMES[case.op][1 + asked])

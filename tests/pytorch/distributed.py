@@ -61,6 +61,18 @@ class Gate(nn.Module):
         return out
 
 
+class GatedLayer(nn.Module):
+    """A gated linear layer with parameters of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.value, self.gate = (nn.Parameter(torch.randn(8, FEATURES)) for _ in range(2))
+        self.value_bias, self.gate_bias = (nn.Parameter(torch.randn(8)) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return epigrad.gated_linear(x, self.value, self.gate, self.value_bias, self.gate_bias)
+
+
 class Pointwise(nn.Module):
     """An activation by itself."""
 
@@ -86,6 +98,7 @@ NETWORKS: dict[str, Callable[[], nn.Module]] = {
     "gated_activation": lambda: nn.Sequential(epigrad.nn.Linear(FEATURES, 12), epigrad.nn.GatedActivation()),
     "gated_product": Gate,
     "lerp": Mix,
+    "gated_linear": GatedLayer,
     "mlp": lambda: epigrad.nn.MLP(FEATURES, 8),
     "gated_mlp": lambda: epigrad.nn.GatedMLP(FEATURES, 8, bias=True),
 }
@@ -153,6 +166,7 @@ COLUMNS = {
     "gated_activation": [Shard(0)],
     "gated_product": [Shard(1), Shard(1)],
     "lerp": [Shard(1), Shard(1), Shard(0)],
+    "gated_linear": [Replicate(), *[Shard(0)] * 4],
     "mlp": [Replicate(), Shard(0), Shard(0), Shard(1), Replicate()],
     "gated_mlp": [Shard(0), Replicate(), Replicate(), Replicate(), Replicate()],
 }

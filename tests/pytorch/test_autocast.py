@@ -16,7 +16,7 @@ from tests.support.features import feature
 from tests.support.layouts import assert_same_bits
 from tests.support.operators import FUNCTIONS, each_function
 
-PRODUCTS = ("matmul_bias_activation", "linear", "mlp", "gated_mlp")
+PRODUCTS = ("matmul_bias_activation", "linear", "gated_linear", "mlp", "gated_mlp")
 LOW = (torch.bfloat16, torch.float16)
 
 

@@ -45,6 +45,11 @@ def block() -> None:
     WEIGHT.grad = None
 
 
+def gated_layer() -> None:
+    epigrad.gated_linear(X, WEIGHT, WEIGHT).sum().backward()
+    WEIGHT.grad = None
+
+
 def stateless() -> None:
     backward.linear_backward(torch.ones(16, 32), X, WEIGHT, BIAS, "silu", needs=(True, True, False))
     backward.lerp_backward(X, X, X, X)
@@ -107,6 +112,7 @@ CALLS = (
     train,
     second_order,
     block,
+    gated_layer,
     stateless,
     written_into,
     planned,

@@ -314,6 +314,7 @@ def work(dtype, n):
             differentiated(epigrad.lerp, x, row, factor),
         ),
         "mlp": lambda: differentiated(lambda *t: epigrad.mlp(*t), x, w, b, w, b),
+        "gated_linear": lambda: differentiated(lambda *t: epigrad.gated_linear(*t), x, w, x, b, b),
         "gated_mlp": lambda: differentiated(lambda *t: epigrad.gated_mlp(t[0], t[1], None, t[2], None), x, halves.T, w),
     }[name]()
 
@@ -343,7 +344,7 @@ print(*done)
             for op in ("linear", "gated_activation", "gated_product", "lerp")
             for pass_ in ("", "_backward")
         ),
-        *("matmul_bias_activation", "matmul_bias_activation_backward", "autograd", "mlp", "gated_mlp"),
+        *("matmul_bias_activation", "matmul_bias_activation_backward", "autograd", "mlp", "gated_linear", "gated_mlp"),
     ],
 )
 def test_a_calling_thread_needs_a_stack_of_64_kb(name: str) -> None:

@@ -50,6 +50,10 @@ def gated_mlp(
     return functional.linear(gated_activation(functional.linear(x, w1, b1), -1, gate, act), w2, b2)
 
 
+def gated_linear(x: Tensor, wv: Tensor, wg: Tensor, bv: Tensor | None, bg: Tensor | None, act: Pointwise) -> Tensor:
+    return gated_product(functional.linear(x, wv, bv), functional.linear(x, wg, bg), act)
+
+
 def leaves(inputs: Sequence[Tensor | None], dtype: torch.dtype | None = None) -> list[Tensor | None]:
     """The inputs as leaves that ask for gradients, in their own memory unless another dtype is
     asked for."""

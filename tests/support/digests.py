@@ -56,9 +56,20 @@ def elementwise_calls(dtype: torch.dtype, device: str) -> dict[str, Call]:
     }
 
 
+def gated_linear_calls(dtype: torch.dtype, device: str) -> dict[str, Call]:
+    random = functools.partial(random_tensor, dtype=dtype, device=device)
+    layer = (random(131, 67), random(149, 67, seed=1), random(149, 67, seed=2), random(149, seed=3), None)
+    grad = random(131, 149, seed=4)
+    return {
+        "gated layer": lambda: epigrad.forward.gated_linear(*layer, "geglu", return_preactivation=True),
+        "gated layer backward": lambda: epigrad.backward.gated_linear_backward(grad, *layer, "geglu"),
+    }
+
+
 def calls(dtype: torch.dtype, device: str) -> dict[str, Call]:
     batched = {f"batched {name}": call for name, call in gemm_calls(dtype, device, "silu", (3,)).items()}
-    return gemm_calls(dtype, device) | batched | elementwise_calls(dtype, device)
+    products = gemm_calls(dtype, device) | batched | gated_linear_calls(dtype, device)
+    return products | elementwise_calls(dtype, device)
 
 
 def digest(device: str) -> str:

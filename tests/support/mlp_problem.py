@@ -1,4 +1,4 @@
-"""The inputs of an MLP case, and its results by the reference and by PyTorch."""
+"""The inputs of a case of layers, and its results by the reference and by PyTorch."""
 
 from __future__ import annotations
 
@@ -15,19 +15,34 @@ from tests.support.layouts import draw
 from tests.support.oracle import Sized
 from tests.support.parity import Wanted
 
-NAMES = ("out", "grad_input", "grad_weight1", "grad_bias1", "grad_weight2", "grad_bias2")
+_BLOCK = ("out", "grad_input", "grad_weight1", "grad_bias1", "grad_weight2", "grad_bias2")
+NAMES = {
+    "mlp": _BLOCK,
+    "gated_mlp": _BLOCK,
+    "gated_linear": (
+        "out",
+        "grad_input",
+        "grad_weight_value",
+        "grad_weight_gate",
+        "grad_bias_value",
+        "grad_bias_gate",
+    ),
+}
+
+Operands = tuple[Tensor | None, ...]
+"""In the order of the operation's arguments."""
 
 
 @dataclass(frozen=True)
 class MlpProblem:
     case: Case
-    operands: tuple[Tensor, Tensor, Tensor | None, Tensor, Tensor | None]
+    operands: Operands
     grad_output: Tensor
 
     def _composition(self, act: compositions.Pointwise) -> partial[Tensor]:
         if self.case.op == "gated_mlp":
             return partial(compositions.gated_mlp, gate=self.case.gate, act=act)
-        return partial(compositions.mlp, act=act)
+        return partial(getattr(compositions, self.case.op), act=act)
 
     def wanted(self) -> Wanted:
         out, gradients = compositions.with_gradients(
@@ -39,9 +54,10 @@ class MlpProblem:
         return Wanted(self._reference(), (out, *gradients), (out64, *gradients64))
 
     def _reference(self) -> tuple[Sized | None, ...]:
-        x, w1, b1, w2, b2, grad = (
-            None if t is None else Sized.of(t, self.case.dtype) for t in (*self.operands, self.grad_output)
-        )
+        sized = [None if t is None else Sized.of(t, self.case.dtype) for t in (*self.operands, self.grad_output)]
+        if self.case.op == "gated_linear":
+            return self._gated_linear(*sized)
+        x, w1, b1, w2, b2, grad = sized
         assert x is not None and w1 is not None and w2 is not None and grad is not None
         pre = oracle.linear(x, w1, b1)
         activation = self.case.activation
@@ -62,6 +78,23 @@ class MlpProblem:
             )
         return (oracle.linear(hidden, w2, b2), *oracle.linear_gradients(grad_pre, x, w1, b1), grad_w2, grad_b2)
 
+    def _gated_linear(
+        self,
+        x: Sized | None,
+        wv: Sized | None,
+        wg: Sized | None,
+        bv: Sized | None,
+        bg: Sized | None,
+        grad: Sized | None,
+    ) -> tuple[Sized | None, ...]:
+        assert x is not None and wv is not None and wg is not None and grad is not None
+        value, gate = oracle.linear(x, wv, bv), oracle.linear(x, wg, bg)
+        grad_value, grad_gate = oracle.gated_gradients(grad, value, gate, self.case.activation)
+        from_value, grad_wv, grad_bv = oracle.linear_gradients(grad_value, x, wv, bv)
+        from_gate, grad_wg, grad_bg = oracle.linear_gradients(grad_gate, x, wg, bg)
+        out = oracle.gated_product(value, gate, self.case.activation)
+        return out, from_value + from_gate, grad_wv, grad_wg, grad_bv, grad_bg
+
 
 def mlp_problem(case: Case) -> MlpProblem:
     """A case's operands.
@@ -69,16 +102,23 @@ def mlp_problem(case: Case) -> MlpProblem:
     Where the activation has a kink, input and first weight are signs and the first bias is even:
     with an odd number of features the preactivation is then an odd number, and rounding never
     decides on which side of the kink it falls.
+
+    The two layers of a gated linear layer are drawn as the first one is.
     """
     generator = case.generator
     shape, hidden = MLP_SHAPES[case.shape]
     features, out_features = shape[-1], 3
-    rows = 2 * hidden if case.op == "gated_mlp" else hidden
+    rows = hidden if case.op == "mlp" else 2 * hidden
     spread = case.scale_of_preactivation / features**0.5
     first = [draw(shape, generator), draw((rows, features), generator, spread), draw((rows,), generator)]
     if case.row.kinks:
         assert features % 2, "an odd number of features keeps the preactivation from zero"
         first = [torch.where(first[0] < 0, -1.0, 1.0), torch.where(first[1] < 0, -1.0, 1.0), 2 * first[2].round()]
+    if case.op == "gated_linear":
+        first = [first[0], *first[1].chunk(2), *first[2].chunk(2)]
+        operands = tuple(case.holding(values, step) for step, values in enumerate(first))
+        grad = case.tensor((*shape[:-1], hidden), generator, 5)
+        return MlpProblem(case, operands if case.bias else (*operands[:3], None, None), grad)
     x, w1, b1 = (case.holding(values, step) for step, values in enumerate(first))
     w2 = case.tensor((out_features, hidden), generator, 3)
     b2 = case.tensor((out_features,), generator, 4)

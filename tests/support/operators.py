@@ -59,6 +59,11 @@ FUNCTIONS: dict[str, Call] = {
     "gated_activation": Call(epigrad.gated_activation, ((6, 8),), _swiglu),
     "gated_product": Call(epigrad.gated_product, ((6, 4), (6, 4)), lambda v, g: v * functional.silu(g)),
     "lerp": Call(epigrad.lerp, ((6, 4), (6, 4), (4,)), torch.lerp),
+    "gated_linear": Call(
+        epigrad.gated_linear,
+        ((6, 4), (5, 4), (5, 4), (5,), (5,)),
+        lambda x, wv, wg, bv, bg: functional.linear(x, wv, bv) * functional.silu(functional.linear(x, wg, bg)),
+    ),
     "mlp": Call(
         epigrad.mlp,
         ((6, 4), (8, 4), (8,), (4, 8), (4,)),

@@ -197,13 +197,16 @@ def test_out_is_written_and_accumulated_into(dtype: torch.dtype) -> None:
 
 
 @dtypes
-@pytest.mark.parametrize("name", ["mlp", "gated_mlp"])
+@pytest.mark.parametrize("name", ["mlp", "gated_mlp", "gated_linear"])
 def test_blocks_on_arrays(name: str, dtype: torch.dtype) -> None:
     """What lies between a block's calls is memory of the device, and is given back."""
     rows = 6 if name == "gated_mlp" else 3
-    tensors = [draw(*shape, dtype=dtype) for shape in ((5, 7), (rows, 7), (rows,), (4, 3), (4,))]
+    shapes = (
+        ((5, 7), (rows, 7), (rows,), (4, 3), (4,)) if name != "gated_linear" else ((5, 7), (4, 7), (4, 7), (4,), (4,))
+    )
+    tensors = [draw(*shape, dtype=dtype) for shape in shapes]
     grad = draw(5, 4, dtype=dtype)
-    kind = "swiglu" if name == "gated_mlp" else "gelu"
+    kind = "gelu" if name == "mlp" else "swiglu"
     arrays = [Array.from_torch(tensor) for tensor in tensors]
     run, run_backward = getattr(forward, name), getattr(backward, f"{name}_backward")
     got = (run(*arrays, kind), *run_backward(Array.from_torch(grad), *arrays, kind))

@@ -68,7 +68,8 @@ func (b *builder) preactivation(p *backend.GemmEpilogue, pre *tensor.View) error
 // gemmEpilogueBackward adds the steps of a backward, or one launch for a small problem. The steps
 // that need memory share one region, so the pass is in place.
 func (b *builder) gemmEpilogueBackward(p *backend.GemmEpilogueBackward) error {
-	if s, ok := b.smallOf(p.BatchRank, p.GradOutput, p.A); ok {
+	// one launch adds to grad_b alone
+	if s, ok := b.smallOf(p.BatchRank, p.GradOutput, p.A); ok && !p.AddsA {
 		return b.smallBackward(s, p)
 	}
 	var region *tensor.View

@@ -56,7 +56,7 @@ func Forward(p *backend.GemmEpilogue) *Product {
 // gradA is grad_a = g bᵀ.
 func gradA(p *backend.GemmEpilogueBackward, g *tensor.View) *Product {
 	rank, last := p.BatchRank, g.Rank()-1
-	q := &Product{Kind: "none", Views: [Operands]*tensor.View{Out: p.GradA, Left: g, Right: p.B}}
+	q := &Product{Kind: "none", Views: [Operands]*tensor.View{Out: p.GradA, Left: g, Right: p.B}, Accumulates: p.AddsA}
 	out, left, b := stridesOf(p.GradA, rank), stridesOf(g, rank), stridesOf(p.B, rank)
 	q.M = dims(g.Shape[rank:last], strides{Out: out.rows, Left: left.rows})
 	q.N = dims(p.B.Shape[rank:rank+1], strides{Out: out.columns, Right: b.rows})

@@ -35,7 +35,7 @@ func (b *builder) gemmEpilogueBackward(p *backend.GemmEpilogueBackward) error {
 	in := b.inputs(p.GradOutput, p.A, p.B, p.Bias, p.Preactivation, p.Output)
 	made := lower.Gradients(&backend.GemmEpilogueBackward{
 		Header: p.Header, BatchRank: p.BatchRank, GradOutput: in[0], A: in[1], B: in[2], Bias: in[3], Preactivation: in[4], Output: in[5],
-		GradA: b.place(p.GradA, hostOutput, false), GradB: b.place(p.GradB, hostOutput, true), GradBias: b.place(p.GradBias, hostOutput, true),
+		GradA: b.place(p.GradA, hostOutput, p.AddsA), GradB: b.place(p.GradB, hostOutput, true), GradBias: b.place(p.GradBias, hostOutput, true), AddsA: p.AddsA,
 	}, b.region)
 	if made.Recompute != nil {
 		if err := b.multiply(lower.Forward(made.Recompute)); err != nil {

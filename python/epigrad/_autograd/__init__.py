@@ -2,8 +2,9 @@
 
 In reading order:
 
-    functions    a `torch.autograd.Function` for each operation, and `Gradient`, which is
-                 differentiable again
-    feedforward  the same for the two-layer blocks
-    formulas     the maths in PyTorch operations, of which higher orders are made
+    functions     a `torch.autograd.Function` for each operation, and `Gradient`, which is
+                  differentiable again
+    gated_linear  the same for the gated layer with two weights
+    feedforward   the same for the two-layer blocks
+    formulas      the maths in PyTorch operations, of which higher orders are made
 """

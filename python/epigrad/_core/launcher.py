@@ -105,8 +105,8 @@ def _block_backward(call: Call, inputs: Tensors, needs: tuple[bool, ...]) -> Ten
 
 
 def layer_options(call: Call) -> dict[str, Any]:
-    """`options_of` a product or a block, which may have a gate."""
-    return options_of(call) | ({"gate": GATE_NAMES[call.gate]} if call.op.startswith("gated") else {})
+    """`options_of` a product, a layer or a block, which may have a place of the gate."""
+    return options_of(call) | ({"gate": GATE_NAMES[call.gate]} if call.op.startswith("gated_mlp") else {})
 
 
 def factor_of(call: Call) -> float | None:
@@ -127,6 +127,8 @@ _CALLS: dict[str, Callable[[Call, Tensors, tuple[bool, ...]], Tensors]] = {
     "gated_product_backward": _gated_product_backward,
     "lerp": _lerp,
     "lerp_backward": _lerp_backward,
+    "gated_linear": _layers,
+    "gated_linear_backward": _block_backward,
     "mlp": _layers,
     "gated_mlp": _layers,
     "mlp_backward": _block_backward,

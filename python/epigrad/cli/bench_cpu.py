@@ -128,6 +128,15 @@ CURVES = (
         0.95,
     ),
     Curve(
+        "gated_linear",
+        operations.gated_linear,
+        "swiglu",
+        operations.gated_kinds,
+        lambda m, k, n: ((m, k), (n, k), (n, k)),
+        PRODUCTS,
+        0.95,
+    ),
+    Curve(
         "mlp",
         operations.mlp,
         "gelu_tanh",

@@ -89,7 +89,7 @@ class Case:
             spread = 1.0
             if self.ours_backward is not None and len(shape) == 1:
                 spread = 0.0  # what it is added to is then the preactivation that epigrad is given
-            elif self.op in ("linear", "mlp", "gated_mlp") and index > 0 and len(shape) == 2:
+            elif self.op in ("linear", "gated_linear", "mlp", "gated_mlp") and index > 0 and len(shape) == 2:
                 spread = shape[1] ** -0.5
             tensors.append(torch.empty(shape, dtype=dtype, device=device).normal_(0, spread))
         return [x.requires_grad_(index in self.gradients) for index, x in enumerate(tensors)]
@@ -109,6 +109,7 @@ def cases(quick: bool = False) -> list[Case]:
         _linear("gelu", (4096, 4096, 4096), "bfloat16", 0.96, None),
         *(_mlp(name) for name in ("gelu", "gelu_tanh")),
         *(_gated_mlp(kind) for kind in ("swiglu", "geglu")),
+        _gated_linear("swiglu"),
         *_host_bound(),
         *_graphs(),
         *(case for case in elementwise if case.dtype != "bfloat16"),
@@ -313,6 +314,33 @@ def _mlp(name: str) -> Case:
 
 def _gated_mlp(kind: str) -> Case:
     return _block("gated_mlp", kind, operations.gated_mlp, 2, (8192, 4096, 14336))
+
+
+def _gated_linear(kind: str) -> Case:
+    m, k, n = 8192, 4096, 14336
+    ours, eager = operations.gated_linear(kind)
+
+    def backward(inputs: Sequence[Tensor], grad: Tensor) -> list[tuple[Tensor, Tensor]]:
+        x, value, gate = inputs
+        return [(grad, value), (grad, gate), (grad.T, x), (grad.T, x)]
+
+    return Case(
+        "gated_linear",
+        kind,
+        f"{m}x{k}x{n}",
+        "bfloat16",
+        ((m, k), (n, k), (n, k)),
+        eager,
+        {FORWARD: {}, BACKWARD: {"eager": 0.97}, BOTH: _EVEN},
+        ours,
+        variants={"epigrad_recompute": operations.gated_linear(kind, "recompute")[0]},
+        gradients=(0, 1, 2),
+        products={
+            FORWARD: lambda inputs, grad: [(inputs[0], inputs[1].T), (inputs[0], inputs[2].T)],
+            BACKWARD: backward,
+        },
+        memory=True,
+    )
 
 
 def _host_bound() -> list[Case]:

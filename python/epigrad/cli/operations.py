@@ -159,6 +159,15 @@ def lerp(weight: str) -> Pair:
     return functional.lerp, torch.lerp
 
 
+def gated_linear(kind: str, save: str = "auto") -> Pair:
+    """A gated layer with two weights and no biases."""
+    eager = eager_activation(tables.GATED_KINDS[kind].activation)
+    return (
+        lambda x, value, gate: functional.gated_linear(x, value, gate, kind=kind, save=save),
+        lambda x, value, gate: torch_functional.linear(x, value) * eager(torch_functional.linear(x, gate)),
+    )
+
+
 def mlp(name: str, save: str = "auto") -> Pair:
     """A two-layer block without biases."""
     eager = eager_activation(name)

@@ -2,8 +2,8 @@
 
 The functions of `epigrad` call them while they are compiled, exported, transformed by `torch.func`,
 profiled, recorded by a dispatch mode or given tensor subclasses; a plain call does not pass through
-here. Each operator of a function has the function's arguments; the products and the two-layer
-blocks also return the preactivation, which has no elements where `save` keeps none.
+here. Each operator of a function has the function's arguments; the products, the gated layer and
+the two-layer blocks also return the preactivation, which has no elements where `save` keeps none.
 ``backend=None`` is the backend of the tensors' device.
 
 `OPERATORS` is the one table: schemas, kernels for tensors without data, gradients, rules of
@@ -14,6 +14,7 @@ blocks also return the preactivation, which has no elements where `save` keeps n
     activation   ``act(x)``
     gated        ``value * act(gate)``, of one tensor and of two
     lerp         ``start + weight * (end - start)``
+    gated_linear the gated layer with two weights
     feedforward  the two-layer blocks
     shapes       shapes of results for tensors without data
     batching     what the rules of `torch.vmap` share
@@ -30,7 +31,7 @@ from typing import Any
 
 import torch
 
-from epigrad.ops import activation, feedforward, gated, gemm, lerp
+from epigrad.ops import activation, feedforward, gated, gated_linear, gemm, lerp
 from epigrad.ops.import_hook import after_import
 from epigrad.ops.operator import Operator, call, register
 
@@ -41,6 +42,7 @@ OPERATORS: tuple[Operator, ...] = (
     *activation.OPERATORS,
     *gated.OPERATORS,
     *lerp.OPERATORS,
+    *gated_linear.OPERATORS,
     *feedforward.OPERATORS,
 )
 

@@ -54,6 +54,23 @@ def of_one_shape(name: str, count: int) -> Callable[..., Any]:
     return rule
 
 
+def by_rows(name: str) -> Callable[..., Any]:
+    """The rule of layers, whose first argument has rows: a batch of these is one more dimension.
+
+    The results are output and preactivation; one that was not kept has no dimensions to speak of.
+    """
+
+    def rule(info: Any, in_dims: InDims, *arguments: Any, **options: Any) -> Any:
+        if any(dim is not None for dim in in_dims[1:]):
+            return slice_by_slice(overload(name))(info, in_dims, *arguments, **options)
+        (dim, *_) = in_dims
+        assert dim is not None
+        out, preactivation = overload(name)(arguments[0].movedim(dim, 0), *arguments[1:], **options)
+        return (out, preactivation), (0, 0 if preactivation.dim() == out.dim() else None)
+
+    return rule
+
+
 def slice_by_slice(operator: Any) -> Callable[..., Any]:
     """The rule of an operator without room for a batch dimension: one call for each slice."""
 

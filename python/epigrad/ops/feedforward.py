@@ -5,7 +5,6 @@ Forward gives the output and the first layer's preactivation. It is empty if `sa
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
 from functools import partial
@@ -18,15 +17,14 @@ from epigrad._autograd import formulas
 from epigrad._autograd.feedforward import BLOCK_ARGUMENTS, FeedForward, FeedForwardProblem, block_formula
 from epigrad._autograd.functions import PREACTIVATION
 from epigrad._core.call import Call
-from epigrad._core.launcher import DISPATCHER, Launcher, overload
-from epigrad.ops import batching, shapes
+from epigrad._core.launcher import DISPATCHER, Launcher
+from epigrad.ops import batching, gemm, shapes
 from epigrad.ops.operator import (
     PARAMETERS,
     Gradients,
     Layers,
     Operator,
     activation_call,
-    call,
     gated_call,
 )
 
@@ -132,22 +130,12 @@ class Backward(Gradients):
         return tuple(self.sizes)
 
 
-def _batched(op: str, info: Any, in_dims: batching.InDims, *arguments: Any, **options: Any) -> Any:
-    if any(dim is not None for dim in in_dims[1:]):
-        return batching.slice_by_slice(overload(op))(info, in_dims, *arguments, **options)
-    (dim, *_) = in_dims
-    assert dim is not None
-    out, preactivation = call(op, arguments[0].movedim(dim, 0), *arguments[1:], **options)
-    return (out, preactivation), (0, 0 if preactivation.dim() == out.dim() else None)
-
-
-def _product_flops(input: Any, weight: Any) -> int:
-    count: int = 2 * math.prod([*input[:-1], *weight])
-    return count
+def _products(input: Any, weight1: Any, weight2: Any) -> tuple[int, int]:
+    return gemm.flops("linear", input, weight1), gemm.flops("linear", (*input[:-1], weight2[1]), weight2)
 
 
 def _flops(input: Any, weight1: Any, bias1: Any, weight2: Any, *rest: Any, **options: Any) -> int:
-    return _product_flops(input, weight1) + _product_flops(input, weight2)
+    return sum(_products(input, weight1, weight2))
 
 
 def _backward_flops(
@@ -163,7 +151,7 @@ def _backward_flops(
     needs: Sequence[bool] = (True,) * 5,
     **options: Any,
 ) -> int:
-    first, second = _product_flops(input, weight1), _product_flops(input, weight2)
+    first, second = _products(input, weight1, weight2)
     first_needed = any(needs[:3])
     slope_is_constant = kind in (None, "none")
     formed_again = preactivation is None and (needs[3] or (first_needed and not slope_is_constant))
@@ -180,7 +168,7 @@ def _operators(op: str, names: str, kind: str, gate: str) -> tuple[Operator, Ope
             f"({inputs}, *, {PARAMETERS}, {gate}str save='auto', str? backend=None) -> "
             "(Tensor output, Tensor preactivation)",
             bind=partial(Forward, op),
-            batched=partial(_batched, op),
+            batched=batching.by_rows(op),
             flops=_flops,
             casts=True,
         ),

@@ -138,7 +138,8 @@ def _with_dims(out: Tensor, preactivation: Tensor) -> Any:
     return (out, preactivation), (0, 0 if preactivation.shape == out.shape else None)
 
 
-def _flops(op: str, a: Any, b: Any, *rest: Any, **options: Any) -> int:
+def flops(op: str, a: Any, b: Any, *rest: Any, **options: Any) -> int:
+    """What a product of these shapes counts."""
     count: int = 2 * math.prod([*shapes.gemm(op, a, b, None), a[-1]])
     return count
 
@@ -157,7 +158,7 @@ def _backward_flops(
     **options: Any,
 ) -> int:
     formed_again = forms_preactivation(activation, preactivation, output)
-    return _flops(op, a, b) * (bool(needs[0]) + bool(needs[1]) + formed_again)
+    return flops(op, a, b) * (bool(needs[0]) + bool(needs[1]) + formed_again)
 
 
 def _operators(op: str, a: str, b: str) -> tuple[Operator, Operator]:
@@ -169,7 +170,7 @@ def _operators(op: str, a: str, b: str) -> tuple[Operator, Operator]:
             f"({inputs}, *, {PARAMETERS}, str save='auto', str? backend=None) -> (Tensor output, Tensor preactivation)",
             bind=partial(Forward, op),
             batched=partial(_batched, op),
-            flops=partial(_flops, op),
+            flops=partial(flops, op),
             casts=True,
         ),
         Operator(

@@ -115,14 +115,14 @@ class Gradients(Bound):
         return self.returned(results)
 
 
-_WITH_WEIGHTS = ("linear", "matmul_bias_activation", "mlp", "gated_mlp")
+_WITH_WEIGHTS = ("linear", "matmul_bias_activation", "gated_linear", "mlp", "gated_mlp")
 
 
 def _as_weight(gradient: Tensor | None, weight: Tensor | None, place: int) -> Tensor | None:
     """The gradient of a weight that is a transposed matrix, dense, in the weight's layout, in which
     PyTorch keeps a parameter's gradient. cbridge/pyext/launch.c has the same rule.
     """
-    if gradient is None or weight is None or place % 2 == 0 or weight.ndim != 2 or min(weight.shape) < 2:
+    if gradient is None or weight is None or place == 0 or weight.ndim != 2 or min(weight.shape) < 2:
         return gradient
     rows, columns = weight.shape
     return gradient.new_empty((columns, rows)).t() if weight.stride() == (1, rows) else gradient

@@ -280,6 +280,57 @@ def _block_backward(plain: bool) -> Callable[..., list[Rule]]:
     return rules
 
 
+def _gated_linear_ways(rank: int) -> list[tuple[Any, ...]]:
+    """Placements of input, the weights and biases of value and gate, preactivation and output."""
+    last = rank - 1
+    return [
+        tuple(_replicated(7)),
+        *[(Shard(dim), *_replicated(4), Shard(dim), Shard(dim)) for dim in range(last)],
+        (Replicate(), *[Shard(0)] * 4, _strided(last, 2), Shard(last)),
+    ]
+
+
+def _gated_linear(
+    input: Any,
+    weight_value: Any,
+    weight_gate: Any,
+    bias_value: Any = None,
+    bias_gate: Any = None,
+    kind: str = "swiglu",
+    *,
+    save: str = "auto",
+    **options: Any,
+) -> list[Rule]:
+    tensors = (input, weight_value, weight_gate, bias_value, bias_gate)
+    return [
+        ([out, hidden if save != "recompute" else Replicate()], [*_given(operands, tensors), None])
+        for *operands, hidden, out in _gated_linear_ways(input.ndim)
+    ]
+
+
+def _gated_linear_backward(
+    grad_output: Any,
+    input: Any,
+    weight_value: Any,
+    weight_gate: Any,
+    bias_value: Any = None,
+    bias_gate: Any = None,
+    kind: str = "swiglu",
+    preactivation: Any = None,
+    *,
+    needs: Sequence[bool] = (True,) * 5,
+    **options: Any,
+) -> list[Rule]:
+    tensors = (input, weight_value, weight_gate, bias_value, bias_gate)
+    return [
+        (
+            _needed([_part_of(way, out) for way in operands], needs, tensors),
+            [out, *_given(operands, tensors), None, *_given([hidden], (preactivation,))],
+        )
+        for *operands, hidden, out in _gated_linear_ways(input.ndim)
+    ]
+
+
 _RULES: dict[str, Callable[..., list[Rule]]] = {
     "matmul_bias_activation": _gemm(False),
     "matmul_bias_activation_backward": _gemm_backward(False),
@@ -293,6 +344,8 @@ _RULES: dict[str, Callable[..., list[Rule]]] = {
     "gated_product_backward": _gated_product_backward,
     "lerp": _lerp,
     "lerp_backward": _lerp_backward,
+    "gated_linear": _gated_linear,
+    "gated_linear_backward": _gated_linear_backward,
     "mlp": _block(True),
     "mlp_backward": _block_backward(True),
     "gated_mlp": _block(False),

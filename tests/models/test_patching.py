@@ -20,6 +20,7 @@ from epigrad.integrations.table import BLOCKS
 from epigrad.integrations.transformers import patch, unpatch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
+from torch.profiler import ProfilerActivity, profile
 
 from tests.support import models
 from tests.support.devices import on_devices
@@ -179,7 +180,7 @@ def test_patching_again_and_later_changes_nothing() -> None:
 def test_a_block_alone_is_patched() -> None:
     block = models.make("llama").get_submodule("model.layers.0.mlp")
     report = patch(block)
-    assert report.patched == {"": "LlamaMLP by gated_product swiglu"}
+    assert report.patched == {"": "LlamaMLP by gated_linear swiglu"}
     assert "the model itself" in str(report) and unpatch(block) == ("",)
 
 
@@ -343,12 +344,38 @@ def test_a_changed_second_projection_is_called() -> None:
         torch.testing.assert_close(x, y)
 
 
+@pytest.mark.parametrize(
+    ("dtype", "rows", "autocast", "fused"),
+    [
+        (torch.float32, 3, False, True),
+        (torch.float64, 2, False, True),
+        (torch.float16, 2, False, True),
+        (torch.float32, 1, False, False),
+        (torch.bfloat16, 3, False, False),
+        (torch.float32, 3, True, False),
+    ],
+)
+def test_products_that_pytorch_does_faster_on_a_cpu_are_its_own(
+    dtype: torch.dtype, rows: int, autocast: bool, fused: bool
+) -> None:
+    block = models.make("llama", dtype).get_submodule("model.layers.0.mlp")
+    x = torch.randn(1, rows, models.FEATURES, dtype=dtype)
+    patch(block)
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast), profile(activities=[ProfilerActivity.CPU]) as run:
+        block(x)
+    names = {event.name for event in run.events() or ()}
+    assert ("epigrad::gated_linear" in names, "epigrad::gated_product" in names) == (fused, not fused)
+
+
 def test_projections_of_a_gated_block_are_called_whatever_they_are() -> None:
     want_model, got_model = models.make("mistral"), models.make("mistral")
     for model in (want_model, got_model):
         block = model.get_submodule("model.layers.0.mlp")
         block.up_proj, block.gate_proj = quantised(block.up_proj), hooked(block.gate_proj)
-    assert not patch(got_model).left
+    report = patch(got_model)
+    assert report.patched["model.layers.0.mlp"].startswith("MistralMLP by gated_product swiglu, since up_proj is a ")
+    assert report.patched["model.layers.1.mlp"] == "MistralMLP by gated_linear swiglu"
+    assert not report.left
     torch.testing.assert_close(MODELS["mistral"].output(got_model), MODELS["mistral"].output(want_model))
 
 

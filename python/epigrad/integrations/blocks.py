@@ -10,7 +10,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+import torch
 from torch import Tensor, nn
+from torch.compiler import is_compiling
 
 from epigrad import functional
 from epigrad._core.projections import class_name, held_back, weight_and_bias, why_called
@@ -61,13 +63,23 @@ def _activation_obstacle(module: nn.Module, name: str, gated: bool) -> str:
     return ""
 
 
+def _faster_as_modules(input: Tensor) -> bool:
+    """Whether PyTorch's products are faster than epigrad's: on a CPU those in bfloat16, which
+    autocast may mean, and those of one row, for which epigrad packs a whole weight.
+    """
+    if input.device.type != "cpu":
+        return False
+    one_row = not is_compiling() and input.numel() == input.shape[-1]
+    return one_row or input.dtype == torch.bfloat16 or torch.is_autocast_enabled("cpu")
+
+
 @dataclass(frozen=True, slots=True)
 class Gated:
     """``down(value(x) * act(gate(x)))`` with a layer each for value and gate.
 
-    The three layers are called as modules, so adapters, quantised layers and hooks on them work.
-    The product is `epigrad.gated_product`, which keeps neither ``act(gate)`` nor a second copy for
-    backward.
+    `epigrad.gated_linear` does all before ``down``. Where it cannot read their weights, because of
+    adapters, quantised layers or hooks, they are called as modules, and `epigrad.gated_product`
+    follows. So it is where PyTorch's products are faster.
     """
 
     value: str
@@ -77,21 +89,31 @@ class Gated:
 
     @property
     def read(self) -> tuple[str, ...]:
-        return ()
+        return self.value, self.gate
 
     def obstacle(self, module: nn.Module) -> str:
         return _activation_obstacle(module, self.activation, gated=True)
 
     def told(self, module: nn.Module) -> str:
-        return f"gated_product {_gated_kind(activation_name(_layer(module, self.activation)))}"
+        kind = _gated_kind(activation_name(_layer(module, self.activation)))
+        reason = self._apart(module)
+        return f"gated_product {kind}, since {reason}" if reason else f"gated_linear {kind}"
 
     def forward(self, module: nn.Module, input: Tensor) -> Tensor:
         kind = _gated_kind(activation_name(_layer(module, self.activation)))
         assert kind is not None
-        gate = _layer(module, self.gate)(input)
-        hidden = functional.gated_product(_layer(module, self.value)(input), gate, kind)
+        if _faster_as_modules(input) or self._apart(module):
+            gate = _layer(module, self.gate)(input)
+            hidden = functional.gated_product(_layer(module, self.value)(input), gate, kind)
+        else:
+            weight_value, bias_value = weight_and_bias(module, self.value)
+            weight_gate, bias_gate = weight_and_bias(module, self.gate)
+            hidden = functional.gated_linear(input, weight_value, weight_gate, bias_value, bias_gate, kind)
         output: Tensor = _layer(module, self.down)(hidden)
         return output
+
+    def _apart(self, module: nn.Module) -> str:
+        return held_back(module, self.value) or held_back(module, self.gate)
 
 
 @dataclass(frozen=True, slots=True)

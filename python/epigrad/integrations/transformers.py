@@ -12,7 +12,7 @@ Examples:
     >>> model = LlamaForCausalLM(LlamaConfig(**sizes))
     >>> print(epigrad.integrations.transformers.patch(model))
     patched 2 blocks
-      model.layers.*.mlp (2): LlamaMLP by gated_product swiglu
+      model.layers.*.mlp (2): LlamaMLP by gated_linear swiglu
     >>> epigrad.integrations.transformers.unpatch(model)
     ('model.layers.0.mlp', 'model.layers.1.mlp')
 """

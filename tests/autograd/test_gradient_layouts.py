@@ -55,6 +55,21 @@ def test_of_a_transposed_weight(device: str, name: str, times: int) -> None:
             torch.testing.assert_close(gradient, other.t())
 
 
+@names
+@on_devices
+def test_of_a_weight_alone(device: str, name: str) -> None:
+    """No other gradient is wanted, so backward needs no value of the weight itself."""
+    function, _ = FUNCTIONS[name]
+    x, parameters, weights = operands(name, device, True)
+    wanted = torch.autograd.grad(function(x, *weights).square().sum(), parameters)
+    for i, (parameter, want) in enumerate(zip(parameters, wanted, strict=True)):
+        others = [weight if j == i else weight.detach() for j, weight in enumerate(weights)]
+        out = function(x.detach(), *others)
+        (found,) = torch.autograd.grad(out.square().sum(), parameter)
+        assert found.is_contiguous()
+        assert torch.equal(found, want)
+
+
 def copies(name: str, device: str, lies_transposed: bool) -> int:
     """What a backward copies on its way to the parameters."""
     function, _ = FUNCTIONS[name]

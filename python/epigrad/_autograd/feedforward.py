@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor
 
 from epigrad._autograd import formulas
-from epigrad._autograd.functions import RECOMPUTE, Needs, Problem, WithPreactivation
+from epigrad._autograd.functions import RECOMPUTE, Needs, Problem, WithPreactivation, lies_transposed
 from epigrad._core.call import Call
 from epigrad._core.launcher import Launcher, Tensors
 
@@ -123,9 +123,9 @@ class FeedForward(WithPreactivation):
         ctx.problem = FeedForwardProblem(core, call, shapes)
         ctx.save_for_backward(
             input if need_weight1 or recompute else None,
-            weight1 if need_input or recompute else None,
+            weight1 if need_input or recompute or lies_transposed(weight1) else None,
             bias1 if recompute else None,
-            weight2 if need_first else None,
+            weight2 if need_first or lies_transposed(weight2) else None,
             None,
             preactivation,
         )

@@ -37,6 +37,13 @@ _LEGACY_BATCH = torch._C._dispatch_key_parse("Batched")
 Needs = tuple[bool, ...]
 
 
+def lies_transposed(weight: Tensor) -> bool:
+    """Whether a weight is a transposed matrix. Its gradient lies as it does, so backward gets the
+    weight, and not its shape alone.
+    """
+    return weight.ndim == 2 and weight.stride() == (1, weight.shape[0])
+
+
 def forms_preactivation(activation: str | None, preactivation: object, output: object) -> bool:
     """Whether backward has to form the preactivation again for the slope."""
     return activation not in (None, "none") and preactivation is None and output is None
@@ -212,7 +219,7 @@ class Gemm(WithPreactivation):
         ctx.problem = GemmProblem(core, call, (a.shape, b.shape, None if bias is None else bias.shape))
         ctx.save_for_backward(
             a if need_b or recompute else None,
-            b if need_a or recompute else None,
+            b if need_a or recompute or lies_transposed(b) else None,
             bias if recompute else None,
             preactivation,
             out if keep == OUTPUT else None,

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from epigrad._autograd import formulas
-from epigrad._autograd.functions import RECOMPUTE, Needs, Problem, WithPreactivation
+from epigrad._autograd.functions import RECOMPUTE, Needs, Problem, WithPreactivation, lies_transposed
 from epigrad._core.call import Call
 from epigrad._core.launcher import Launcher, Tensors
 
@@ -86,8 +86,8 @@ class GatedLinear(WithPreactivation):
         ctx.problem = GatedLinearProblem(core, call, shapes)
         ctx.save_for_backward(
             input if need_value or need_gate or recompute else None,
-            weight_value if need_input or recompute else None,
-            weight_gate if need_input or recompute else None,
+            weight_value if need_input or recompute or lies_transposed(weight_value) else None,
+            weight_gate if need_input or recompute or lies_transposed(weight_gate) else None,
             bias_value if recompute else None,
             bias_gate if recompute else None,
             preactivation,

@@ -111,6 +111,28 @@ type GatedLinear struct {
 	Out, Value, Gate              *tensor.View
 }
 
+// GatedHiddenBackward is the backward of a layer's input that was value act(gate):
+//
+//	g          = grad_output weight
+//	grad_value = g act(gate)
+//	grad_gate  = g value act'(gate)
+//	out        = value act(gate)
+//
+// and the biases' gradients are column sums, before rounding. Shapes are as in HiddenBackward.
+// Activation is the gate's. The biases' gradients and Out may be nil. Biased says that the layer
+// has biases: bits do not depend on which gradients are wanted.
+//
+// A backend may refuse it as Unsupported, since it is the same as a product, a GatedBackward and a
+// Gated.
+type GatedHiddenBackward struct {
+	Header
+	Activation                      string
+	GradOutput, Weight, Value, Gate *tensor.View
+	GradValue, GradGate, Out        *tensor.View
+	GradBiasValue, GradBiasGate     *tensor.View
+	Biased                          bool
+}
+
 // Gated is out = value act(gate); all views have one shape. Activation is the gate's.
 type Gated struct {
 	Header
@@ -183,6 +205,11 @@ func (p *HiddenBackward) Views() []*tensor.View {
 // Views implements Problem.
 func (p *GatedLinear) Views() []*tensor.View {
 	return present(p.Input, p.WeightValue, p.BiasValue, p.WeightGate, p.BiasGate, p.Out, p.Value, p.Gate)
+}
+
+// Views implements Problem.
+func (p *GatedHiddenBackward) Views() []*tensor.View {
+	return present(p.GradOutput, p.Weight, p.Value, p.Gate, p.GradValue, p.GradGate, p.Out, p.GradBiasValue, p.GradBiasGate)
 }
 
 // Views implements Problem.

@@ -122,19 +122,6 @@ func (s *blockSpelling) resolve(op string, inputs []*tensor.View) (*block, error
 	return &block{pre: one.out, hidden: hidden, out: two.out}, nil
 }
 
-// between is the call of what comes between the layers.
-func (s *blockSpelling) between(c *Call, backward bool) Call {
-	name := "activation"
-	dim := 0
-	if s.gated {
-		name, dim = "gated_activation", -1
-	}
-	if backward {
-		name += "_backward"
-	}
-	return Call{Op: name, Kind: c.Kind, Parameters: c.Parameters, Dim: dim, Gate: c.Gate, Backend: c.Backend}
-}
-
 func (s *blockSpelling) forwardSteps(c *Call, dt dtype.DType, device tensor.Device) []Call {
 	b, _ := s.resolve(s.op, c.Inputs) // whose shapes are valid
 	w := &region{dt: dt, device: device}
@@ -169,32 +156,28 @@ func (s *blockSpelling) backwardSteps(c *Call, dt dtype.DType, device tensor.Dev
 	}
 	formed := gradWeight2 != nil && sloped
 	if first {
-		gradPre = w.view(b.hidden)
+		gradPre = w.view(b.pre)
+	}
+	prefix, dim := "", 0
+	if s.gated {
+		prefix, dim = "gated_", -1
 	}
 	switch {
-	case first && sloped && !s.gated:
-		between := Call{
-			Op: hiddenBackward.Name, Kind: c.Kind, Parameters: c.Parameters, AllowTF32: c.AllowTF32, Backend: c.Backend,
-			Inputs: []*tensor.View{grad, weight2, pre}, Outputs: []*tensor.View{gradPre, nil, gradBias1},
+	case first && sloped:
+		between := w.between(c, prefix+"hidden_backward", []*tensor.View{grad, weight2, pre}, gradPre, nil, gradBias1)
+		between.AllowTF32 = c.AllowTF32
+		if s.gated {
+			between.Inputs, between.Gate = append(between.Inputs, bias1), c.Gate
 		}
 		if formed {
 			between.Outputs[1] = hidden
 		}
 		calls = append(calls, between)
-		formed = false
 	case first:
 		calls = append(calls, w.linearBackward(c, grad, w.standIn(b.hidden), weight2, bias2, gradPre, nil, nil))
-		if s.gated {
-			gradHidden := gradPre
-			gradPre = w.view(b.pre)
-			between := s.between(c, true)
-			between.Inputs, between.Outputs = []*tensor.View{gradHidden, pre}, []*tensor.View{gradPre, gradBias1}
-			calls = append(calls, between)
-		}
-	}
-	if formed {
-		between := s.between(c, false)
-		between.Inputs, between.Outputs = []*tensor.View{pre}, []*tensor.View{hidden}
+	case formed:
+		between := w.between(c, prefix+"activation", []*tensor.View{pre}, hidden)
+		between.Dim, between.Gate = dim, c.Gate
 		calls = append(calls, between)
 	}
 	if gradWeight2 != nil || gradBias2 != nil {

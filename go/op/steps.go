@@ -43,7 +43,7 @@ func (w *region) standIn(shape []int64) *tensor.View {
 func aligned256(bytes int64) int64 { return (bytes + regionAlignment - 1) &^ (regionAlignment - 1) }
 
 // parts are operations that are only steps of others.
-var parts = []operation{gatedLayer, hiddenBackward}
+var parts = []operation{gatedLayer, hiddenBackward, gatedHiddenBackward}
 
 // resolveStep is resolve for a step.
 func resolveStep(c *Call) (*operation, error) {
@@ -53,36 +53,6 @@ func resolveStep(c *Call) (*operation, error) {
 		}
 	}
 	return resolve(c)
-}
-
-// hiddenBackward is between the layers of a block in backward: the gradient of the hidden
-// activation, and what comes of it (backend.HiddenBackward).
-var hiddenBackward = operation{
-	Signature: Signature{
-		"hidden_backward", arguments("grad_output", "weight", "preactivation"), arguments("grad_preactivation", "out", "grad_bias"),
-	},
-	kinds: activations, multiplies: true, accumulates: true,
-	shapes: func(c *Call) ([][]int64, error) {
-		shape := c.input(2).Shape
-		return [][]int64{shape, shape, shape[len(shape)-1:]}, nil
-	},
-	problem: func(c *Call, h backend.Header) backend.Problem {
-		return &backend.HiddenBackward{
-			Header: h, GradOutput: c.input(0), Weight: c.input(1), Preactivation: c.input(2),
-			GradPreactivation: c.output(0), Out: c.output(1), GradBias: aligned(c.output(2), c.input(2).Rank()),
-		}
-	},
-	steps: func(c *Call, dt dtype.DType, device tensor.Device) []Call {
-		w := &region{dt: dt, device: device}
-		pre, gradPre := c.input(2), c.output(0)
-		return []Call{
-			w.linearBackward(c, c.input(0), w.standIn(pre.Shape), c.input(1), nil, gradPre, nil, nil),
-			{
-				Op: "activation_backward", Kind: c.Kind, Parameters: c.Parameters, Backend: c.Backend,
-				Inputs: []*tensor.View{gradPre, pre}, Outputs: []*tensor.View{gradPre, c.output(1), c.output(2)},
-			},
-		}
-	},
 }
 
 // linear is a layer's call.

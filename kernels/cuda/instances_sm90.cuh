@@ -4,6 +4,9 @@
 //   gemm_epilogue_sm90_<activation>_<dtype>_<form>_<columns>     act(left right + bias)
 //   hidden_backward_sm90_<activation>_<dtype>_<form>_<columns>   (left right) act'(pre), its column
 //                                                                sums, and act(pre)
+//   gated_linear_sm90_<activation>_<dtype>_<form>_128            value act(gate), two products
+//   gated_hidden_backward_sm90_<activation>_<dtype>_<form>_128   that of value act(gate), and it
+//                                                                again
 //
 // The form is how the right operand lies: "nt" with a contiguous depth, "nn" with contiguous
 // columns. A tile has so many columns.
@@ -27,3 +30,9 @@
   KERNEL(hidden_backward_sm90, Sloped, activation, dtype, nt, 192) \
   KERNEL(hidden_backward_sm90, Sloped, activation, dtype, nn, 128) \
   KERNEL(hidden_backward_sm90, Sloped, activation, dtype, nn, 192)
+#define GATED_LINEAR_SM90(activation, dtype)                   \
+  KERNEL(gated_linear_sm90, Gated, activation, dtype, nt, 128) \
+  KERNEL(gated_linear_sm90, Gated, activation, dtype, nn, 128)
+#define GATED_HIDDEN_BACKWARD_SM90(activation, dtype)                         \
+  KERNEL(gated_hidden_backward_sm90, GatedSloped, activation, dtype, nt, 128) \
+  KERNEL(gated_hidden_backward_sm90, GatedSloped, activation, dtype, nn, 128)

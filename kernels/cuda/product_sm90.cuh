@@ -24,7 +24,7 @@
 //                         writes: a run may want fewer
 //   biased                whether biases are added to the sums
 //   adds_columns          whether it gives numbers to be added up along columns
-//   apply(p, wanted, ...) from two neighbours of a row: the pairs of outputs as they are stored, and
+//   apply(p, ...) from two neighbours of a row: the pairs of outputs as they are stored, and
 //                         the numbers to be added up
 //
 // Inputs arrive in the slots that the outputs leave from, some boxes ahead.
@@ -283,7 +283,7 @@ struct Consumer {
           uint32_t in[Epilogue::inputs + 1], out[Epilogue::outputs];
 #pragma unroll
           for (int i = 0; i < Epilogue::inputs; i++) in[i] = x[i][part];
-          const float2 number = Epilogue::apply(parameters, p.wanted, out, sum, in);
+          const float2 number = Epilogue::apply(parameters, out, sum, in);
           if constexpr (Epilogue::adds_columns) {
             const bool begins = block == 0 && part % 2 == 0;
             added[2 * eight] = begins ? number.x : added[2 * eight] + number.x;
@@ -409,7 +409,7 @@ template <class Storage, class Activation>
 struct Forward {
   static constexpr int rights = 1, inputs = 0, outputs = 2;
   static constexpr bool biased = true, adds_columns = false;
-  EPG_INLINE static float2 apply(const Parameters<float> &p, uint32_t, uint32_t (&y)[outputs], const float2 (&sum)[rights], const uint32_t (&)[inputs + 1]) {
+  EPG_INLINE static float2 apply(const Parameters<float> &p, uint32_t (&y)[outputs], const float2 (&sum)[rights], const uint32_t (&)[inputs + 1]) {
     y[1] = pair_of<Storage>(sum[0].x, sum[0].y);
     const float2 x = numbers_of<Storage>(y[1]);
     y[0] = pair_of<Storage>(Activation::value(x.x, Activation::parts(x.x, p)), Activation::value(x.y, Activation::parts(x.y, p)));
@@ -423,13 +423,12 @@ template <class Storage, class Activation>
 struct Sloped {
   static constexpr int rights = 1, inputs = 1, outputs = 2;
   static constexpr bool biased = false, adds_columns = true;
-  EPG_INLINE static float2 apply(const Parameters<float> &p, uint32_t wanted, uint32_t (&y)[outputs], const float2 (&sum)[rights],
-                                 const uint32_t (&x)[inputs + 1]) {
+  EPG_INLINE static float2 apply(const Parameters<float> &p, uint32_t (&y)[outputs], const float2 (&sum)[rights], const uint32_t (&x)[inputs + 1]) {
     const float2 pre = numbers_of<Storage>(x[0]);
     const auto first = Activation::parts(pre.x, p), second = Activation::parts(pre.y, p);
     const float2 gradient = make_float2(Activation::gradient(sum[0].x, pre.x, first), Activation::gradient(sum[0].y, pre.y, second));
     y[0] = pair_of<Storage>(gradient.x, gradient.y);
-    y[1] = wanted & 2 ? pair_of<Storage>(Activation::value(pre.x, first), Activation::value(pre.y, second)) : 0;
+    y[1] = pair_of<Storage>(Activation::value(pre.x, first), Activation::value(pre.y, second));
     return gradient;
   }
 };
@@ -440,7 +439,7 @@ template <class Storage, class Activation>
 struct Gated {
   static constexpr int rights = 2, inputs = 0, outputs = 3;
   static constexpr bool biased = true, adds_columns = false;
-  EPG_INLINE static float2 apply(const Parameters<float> &p, uint32_t, uint32_t (&y)[outputs], const float2 (&sum)[rights], const uint32_t (&)[inputs + 1]) {
+  EPG_INLINE static float2 apply(const Parameters<float> &p, uint32_t (&y)[outputs], const float2 (&sum)[rights], const uint32_t (&)[inputs + 1]) {
     y[1] = pair_of<Storage>(sum[0].x, sum[0].y);
     y[2] = pair_of<Storage>(sum[1].x, sum[1].y);
     const float2 value = numbers_of<Storage>(y[1]), gate = numbers_of<Storage>(y[2]);
@@ -456,7 +455,7 @@ template <class Storage, class Activation>
 struct GatedSloped {
   static constexpr int rights = 1, inputs = 2, outputs = 3;
   static constexpr bool biased = false, adds_columns = false;
-  EPG_INLINE static float2 apply(const Parameters<float> &p, uint32_t, uint32_t (&y)[outputs], const float2 (&sum)[rights], const uint32_t (&x)[inputs + 1]) {
+  EPG_INLINE static float2 apply(const Parameters<float> &p, uint32_t (&y)[outputs], const float2 (&sum)[rights], const uint32_t (&x)[inputs + 1]) {
     const float2 value = numbers_of<Storage>(x[0]), gate = numbers_of<Storage>(x[1]);
     const auto first = Activation::parts(gate.x, p), second = Activation::parts(gate.y, p);
     const float2 active = make_float2(Activation::value(gate.x, first), Activation::value(gate.y, second));

@@ -110,13 +110,16 @@ func (b *builder) plan(p backend.Problem) error {
 		return b.lerpBackward(p)
 	case *backend.HiddenBackward:
 		return b.hiddenBackward(p)
+	case *backend.GatedHiddenBackward:
+		return b.gatedHiddenBackward(p)
+	case *backend.GatedLinear:
+		return b.gatedLinear(p)
 	case *backend.GemmEpilogue:
 		return b.gemmEpilogue(p)
 	case *backend.GemmEpilogueBackward:
 		return b.gemmEpilogueBackward(p)
 	default:
-		op, _, _ := p.Describe()
-		return status.Errorf(status.Unsupported, "%s: the cuda backend has no kernel for it", op)
+		return noKernel(p)
 	}
 }
 

@@ -418,6 +418,11 @@ func TestEveryKernelIsCompiled(t *testing.T) {
 				forms("grad_preactivation_from_output_columns_" + info.Name + suffix)
 				names = append(names, "gemm_epilogue_backward_small_from_output_"+info.Name+suffix)
 			}
+			for _, tile := range []string{"_nt_128", "_nn_128"} {
+				if mapTypes[dt] != 0 {
+					names = append(names, "gated_linear_sm90_"+info.Name+suffix+tile, "gated_hidden_backward_sm90_"+info.Name+suffix+tile)
+				}
+			}
 			for _, tile := range []string{"_nt_128", "_nt_192", "_nn_128", "_nn_192"} {
 				if mapTypes[dt] != 0 {
 					names = append(names, "gemm_epilogue_sm90_"+info.Name+suffix+tile)

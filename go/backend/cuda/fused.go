@@ -1,0 +1,199 @@
+//go:build cgo
+
+package cuda
+
+import (
+	"github.com/epigrad/epigrad/go/backend"
+	"github.com/epigrad/epigrad/go/backend/lower"
+	"github.com/epigrad/epigrad/go/dtype"
+	"github.com/epigrad/epigrad/go/status"
+	"github.com/epigrad/epigrad/go/tensor"
+)
+
+// onePass is a product with its epilogue as one kernel does it.
+type onePass struct {
+	left, right, out, pre matrix
+	across                bool // the right operand's columns are contiguous, else its depth
+	rows, columns, depth  int64
+	views                 [lower.Operands]*tensor.View
+}
+
+// onePassOf tells whether one kernel can do a product with a bias and an activation, and how.
+func (b *builder) onePassOf(whole *lower.Product) (o onePass, ok bool) {
+	if mapTypes[b.dt] == 0 || b.blasAlone || !b.device.boxes {
+		return o, false
+	}
+	p := *whole
+	p.M, p.N, p.K = squeezed(p.M), squeezed(p.N), squeezed(p.K)
+	o = onePass{rows: lower.Count(p.M), columns: lower.Count(p.N), depth: lower.Count(p.K), views: p.Views}
+	if lower.Count(p.Batch) != 1 || min(o.rows, o.columns, o.depth) == 0 || o.columns%2 != 0 {
+		return o, false
+	}
+	var fits [4]bool
+	o.left, fits[0] = matrixOf(p.M, p.K, lower.Left)
+	o.right, fits[1] = matrixOf(p.K, p.N, lower.Right)
+	o.out, fits[2] = matrixOf(p.M, p.N, lower.Out)
+	o.pre, fits[3] = matrixOf(p.M, p.N, lower.Preactivation)
+	if fits != [4]bool{true, true, true, true} {
+		return o, false
+	}
+	if o.across = o.right.boxed(); !o.across {
+		o.right = o.right.transposed()
+	}
+	stored := func(m *matrix, operand int) bool { return p.Views[operand] == nil || m.boxed() }
+	// where the depth is long beside the columns, an epilogue is little of the time, and BLAS is
+	// faster
+	const deep = 3
+	return o, o.depth < deep*o.columns && o.left.boxed() && o.right.boxed() && stored(&o.out, lower.Out) && stored(&o.pre, lower.Preactivation)
+}
+
+// contiguousBias copies a bias that is not contiguous.
+func (b *builder) contiguousBias(o *onePass) error {
+	bias := o.views[lower.Bias]
+	if bias == nil || bias.Numel() == 1 || bias.Strides[0] == 1 {
+		return nil
+	}
+	o.views[lower.Bias] = b.region(bias.DType, bias.Shape...)
+	return b.activation("none", o.views[lower.Bias], bias)
+}
+
+// either adds what runs whose addresses boxes can start at do, and what others do.
+func (b *builder) either(boxed, otherwise func() error) error {
+	if err := b.unless(notBoxable, boxed); err != nil {
+		return err
+	}
+	return b.unless(boxable, otherwise)
+}
+
+// onePass adds a product with its bias and its activation in one kernel.
+func (b *builder) onePass(o *onePass, kind string, otherwise func() error) error {
+	l := b.boxed(o, o.tileColumns(b.device.processors))
+	l.outputs[0], l.outputs[1] = boxes{o.views[lower.Out], o.out}, boxes{o.views[lower.Preactivation], o.pre}
+	l.biases[0] = o.views[lower.Bias]
+	return b.either(func() error { return l.add("gemm_epilogue_sm90_" + kind) }, otherwise)
+}
+
+// hiddenBackward adds a product with the slope of an activation in one kernel, which other devices
+// and layouts have no counterpart of.
+func (b *builder) hiddenBackward(p *backend.HiddenBackward) error {
+	o, product, ok := b.throughWeight(p.Header, p.GradOutput, p.Weight, p.GradPreactivation)
+	// where the depth is short the epilogue decides, which has more boxes on their way beside
+	// narrow tiles
+	const short = 2048
+	columns := int64(narrowTile)
+	if o.depth >= short {
+		columns = o.tileColumns(b.device.processors)
+	}
+	l := b.boxed(&o, columns)
+	fits := l.takes(l.inputs[:], p.Preactivation) && l.takes(l.outputs[:], p.GradPreactivation, p.Out)
+	if !ok || !fits || p.Kind == "none" {
+		return noKernel(p)
+	}
+	if p.GradBias != nil {
+		l.sums = b.region(dtype.Float32, l.down, o.columns)
+	}
+	return b.either(func() error {
+		if err := l.add("hidden_backward_sm90_" + p.Kind); err != nil || l.sums == nil {
+			return err
+		}
+		return b.finish(&reduction{accumulates: true}, walkOf([]*tensor.View{p.GradBias}), l.sums, l.down, o.columns)
+	}, func() error {
+		if err := b.multiply(product, p.AllowTF32); err != nil {
+			return err
+		}
+		return b.activationBackward(&backend.ActivationBackward{
+			Header: p.Header, GradOutput: p.GradPreactivation, Input: p.Preactivation,
+			GradInput: p.GradPreactivation, Out: p.Out, GradBias: p.GradBias,
+		})
+	})
+}
+
+// gatedHiddenBackward is the same with the slopes of a gated activation. Sums for biases, which few
+// gated layers have, take another pass.
+func (b *builder) gatedHiddenBackward(p *backend.GatedHiddenBackward) error {
+	o, product, ok := b.throughWeight(p.Header, p.GradOutput, p.Weight, p.GradValue)
+	l := b.boxed(&o, narrowTile)
+	fits := l.takes(l.inputs[:], p.Value, p.Gate) && l.takes(l.outputs[:], p.GradValue, p.GradGate, p.Out)
+	if !ok || !fits || p.Biased {
+		return noKernel(p)
+	}
+	return b.either(func() error { return l.add("gated_hidden_backward_sm90_" + p.Activation) }, func() error {
+		if err := b.multiply(product, p.AllowTF32); err != nil {
+			return err
+		}
+		if p.Out != nil {
+			if err := b.gated(&backend.Gated{Header: p.Header, Activation: p.Activation, Value: p.Value, Gate: p.Gate, Out: p.Out}); err != nil {
+				return err
+			}
+		}
+		return b.gatedBackward(&backend.GatedBackward{
+			Header: p.Header, Activation: p.Activation, GradOutput: p.GradValue, Value: p.Value, Gate: p.Gate, GradValue: p.GradValue, GradGate: p.GradGate,
+		})
+	})
+}
+
+// throughWeight is grad_output weight as one kernel does it, and otherwise.
+func (b *builder) throughWeight(h backend.Header, gradOutput, weight, out *tensor.View) (o onePass, product *lower.Product, ok bool) {
+	h.Kind = "none"
+	product = lower.Forward(&backend.GemmEpilogue{Header: h, A: gradOutput, B: weight, Out: out})
+	if _, small := b.smallOf(0, out, gradOutput); small {
+		return o, product, false
+	}
+	o, ok = b.onePassOf(product)
+	return o, product, ok
+}
+
+// gatedLinear adds two products and a gated activation in one kernel.
+func (b *builder) gatedLinear(p *backend.GatedLinear) error {
+	if p.Out == nil {
+		return noKernel(p)
+	}
+	if _, small := b.smallOf(0, p.Out, p.Input); small {
+		return noKernel(p)
+	}
+	h := p.Header
+	h.Kind = "none"
+	value := &backend.GemmEpilogue{Header: h, A: p.Input, B: transposed(p.WeightValue), Bias: p.BiasValue, Out: p.Out}
+	gate := &backend.GemmEpilogue{Header: h, A: p.Input, B: transposed(p.WeightGate), Bias: p.BiasGate, Out: p.Out}
+	o, ok := b.onePassOf(lower.Forward(value))
+	other, alsoOK := b.onePassOf(lower.Forward(gate))
+	if !ok || !alsoOK || o.across != other.across {
+		return noKernel(p)
+	}
+	l := b.boxed(&o, narrowTile)
+	l.pairsWith(&other)
+	if !l.takes(l.outputs[:], p.Out, p.Value, p.Gate) {
+		return noKernel(p)
+	}
+	for i, layer := range []*onePass{&o, &other} {
+		if err := b.contiguousBias(layer); err != nil {
+			return err
+		}
+		l.biases[i] = layer.views[lower.Bias]
+	}
+	return b.either(func() error { return l.add("gated_linear_sm90_" + p.Activation) }, func() error {
+		values, gates := p.Value, p.Gate
+		if values == nil {
+			values, gates = p.Out, b.region(p.DType, p.Out.Shape...)
+		}
+		if err := b.preactivation(value, values); err != nil {
+			return err
+		}
+		if err := b.preactivation(gate, gates); err != nil {
+			return err
+		}
+		return b.gated(&backend.Gated{Header: p.Header, Activation: p.Activation, Value: values, Gate: gates, Out: p.Out})
+	})
+}
+
+func noKernel(p backend.Problem) error {
+	op, _, _ := p.Describe()
+	return status.Errorf(status.Unsupported, "%s: the cuda backend has no kernel for it", op)
+}
+
+// transposed is a matrix with its dimensions exchanged.
+func transposed(v *tensor.View) *tensor.View {
+	t := *v
+	t.Shape, t.Strides = []int64{v.Shape[1], v.Shape[0]}, []int64{v.Strides[1], v.Strides[0]}
+	return &t
+}

@@ -43,7 +43,10 @@ CPUS = (
 # What `bench --models` measured, in one run or in several on a machine. docs/models.md shows all
 # machines, README.md those with GPUs.
 MODEL_RECORDS: dict[str, tuple[str, ...]] = {
-    "AMD EPYC": ("docs/results/2026-11-24-models-amd-epyc.json",),
+    "NVIDIA H200": (
+        "docs/results/2026-11-24-models-nvidia-h200.json",
+        "docs/results/2026-11-24-models-nvidia-h200-2.json",
+    ),
 }
 ACCURACY = (("NVIDIA H200", "docs/accuracy-cuda.md"), ("CPU", "docs/accuracy.md"))
 

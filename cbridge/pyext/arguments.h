@@ -6,11 +6,8 @@
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
-#include "../bridge.h"
+#include "../geometry.h"
 #include "exchange.h"
-
-/* Of go/tensor (Meta): a device type for tensors that have a geometry and no memory. */
-enum { META_DEVICE = -1, MAX_INPUTS = EPG_MAX_INPUTS, MAX_OUTPUTS = EPG_MAX_OUTPUTS, MAX_TENSORS = MAX_INPUTS + MAX_OUTPUTS };
 
 /* What `configure` was given, and names that are looked up on every call. */
 extern struct epg_py_state {
@@ -18,20 +15,10 @@ extern struct epg_py_state {
   /* None where this PyTorch has no such function */
   PyObject *empty_strided_cpu, *empty_strided_cuda, *current_cuda_device;
   PyObject *is_grad_enabled;
-  PyObject *requires_grad_name, *is_meta_name, *is_neg_name, *resolve_neg_name, *is_zerotensor_name, *clone_name, *new_empty_name, *dtype_name;
+  PyObject *requires_grad_name, *is_meta_name, *is_neg_name, *resolve_neg_name, *is_zerotensor_name, *clone_name, *new_empty_name, *new_empty_strided_name,
+      *dtype_name;
   const DLPackExchangeAPI *exchange;
 } epg_py;
-
-/* One call's arguments, in C's terms. */
-typedef struct {
-  epg_call call;
-  const DLTensor *inputs[MAX_INPUTS];
-  DLTensor *outputs[MAX_OUTPUTS];
-  DLTensor tensors[MAX_TENSORS];
-  double parameters[EPG_MOST_PARAMETERS];
-  /* each tensor's, where one is a meta tensor, an array or a shape: too much for a small stack */
-  int64_t (*sizes)[2 * EPG_MAX_RANK];
-} call_arguments;
 
 /* Raise the Python exception of a status, or of the thread's last error; always return NULL. */
 PyObject *epg_py_raise_status(int32_t status, const char *message, int64_t needed, int64_t got);

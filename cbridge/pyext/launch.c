@@ -2,9 +2,11 @@
 
 /* The module's infer, launch and recorded: the outputs that a call makes, the call itself, and
  * whether autograd looks at it. */
+#include "../launch.h"
+
 #include <string.h>
 
-#include "geometry.h"
+#include "arguments.h"
 
 /* A tuple of sizes, or of strides. */
 static PyObject *tuple_of(const int64_t *numbers, int32_t count) {
@@ -16,41 +18,22 @@ static PyObject *tuple_of(const int64_t *numbers, int32_t count) {
   return tuple;
 }
 
-/* infer(call, inputs, needs) -> (shapes, workspace_bytes) */
-PyObject *epg_py_infer(PyObject *module, PyObject *const *args, Py_ssize_t n) {
-  (void)module;
-  call_arguments a;
-  memo_key key;
-  geometry g;
-  if (!epg_py_ready(n, 3)) return NULL;
-  epg_py_begin(&a);
-  const int read = !epg_py_read_call(&a, args[0]) && !epg_py_read_tensors(&a, args[1], NULL) && !epg_py_read_precision(&a);
-  const int places = read ? epg_py_infer_geometry(&a, args[2], &key, &g) : -1;
-  epg_py_end(&a);
-  if (places < 0) return NULL;
-  PyObject *shapes = PyTuple_New(places);
-  for (int i = 0; shapes && i < places; i++) {
-    PyObject *shape = g.ranks[i] < 0 ? Py_NewRef(Py_None) : tuple_of(&g.sizes[i * EPG_MAX_RANK], g.ranks[i]);
-    if (!shape || PyTuple_SetItem(shapes, i, shape)) Py_CLEAR(shapes);
-  }
-  return shapes ? Py_BuildValue("NK", shapes, (unsigned long long)g.workspace_nbytes) : NULL;
-}
-
-/* What makes new tensors like a call's first input, asked for once in a call. */
+/* What makes new tensors like a call's first input, asked for by the first that is made. */
 typedef struct {
+  const call_arguments *call;
   PyObject *like;          /* borrowed */
-  PyObject *empty_strided; /* borrowed; NULL: like.new_empty makes them */
-  PyObject *dtype;
+  PyObject *empty_strided; /* borrowed; NULL: a method of like's makes them */
+  PyObject *dtype;         /* NULL: not asked for */
 } maker;
 
 /* Finds the function that the code of torch.compile allocates with. new_empty looks for much that
  * a plain tensor does not have, and takes three times as long. There may be none. On CUDA it
  * allocates on the current device, which may be another than the first input's. Returns 0, or -1
  * with a Python exception. */
-static int find_maker(const call_arguments *a, PyObject *like, maker *m) {
-  const DLDevice device = a->inputs[0]->device;
+static int find_maker(maker *m) {
+  const DLDevice device = m->call->inputs[0]->device;
   PyObject *function = device.device_type == kDLCPU ? epg_py.empty_strided_cpu : device.device_type == kDLCUDA ? epg_py.empty_strided_cuda : Py_None;
-  *m = (maker){.like = like};
+  if (!(m->dtype = PyObject_GetAttr(m->like, epg_py.dtype_name))) return -1;
   if (function == Py_None) return 0;
   if (device.device_type == kDLCUDA) {
     if (epg_py.current_cuda_device == Py_None) return 0;
@@ -61,41 +44,78 @@ static int find_maker(const call_arguments *a, PyObject *like, maker *m) {
     if (index != device.device_id) return 0;
   }
   m->empty_strided = function;
-  m->dtype = PyObject_GetAttr(like, epg_py.dtype_name);
-  return m->dtype ? 0 : -1;
+  return 0;
 }
 
-/* A new contiguous tensor. */
-static PyObject *new_tensor(const maker *m, const int64_t *sizes, int32_t rank) {
-  int64_t contiguous[EPG_MAX_RANK], next = 1;
-  for (int32_t d = rank - 1; d >= 0; d--) {
-    contiguous[d] = next;
-    next *= sizes[d] > 1 ? sizes[d] : 1;
-  }
-  PyObject *shape = tuple_of(sizes, rank), *strides = shape && m->empty_strided ? tuple_of(contiguous, rank) : NULL, *tensor = NULL;
-  if (strides)
-    tensor = PyObject_CallFunctionObjArgs(m->empty_strided, shape, strides, m->dtype, NULL);
-  else if (shape && !m->empty_strided)
+/* Describes a tensor that was just made like the first input: what that is need not be asked
+ * again. Only outputs, which have a place in the call, are of other devices than the exchange's. */
+static int read_new(call_arguments *a, PyObject *tensor, DLTensor *t) {
+  const int device = a->inputs[0]->device.device_type;
+  if (device == META_DEVICE || device == kDLWebGPU) return epg_py_read_tensor(a, tensor, (int)(t - a->tensors));
+  return epg_py.exchange->dltensor_from_py_object_no_sync(tensor, t) ? -1 : 0;
+}
+
+static void *make_tensor(void *self, const int64_t *sizes, const int64_t *strides, int32_t rank, DLTensor *t) {
+  maker *m = self;
+  if (!m->dtype && find_maker(m)) return NULL;
+  PyObject *shape = tuple_of(sizes, rank), *steps = shape ? tuple_of(strides, rank) : NULL, *tensor = NULL;
+  if (steps && m->empty_strided)
+    tensor = PyObject_CallFunctionObjArgs(m->empty_strided, shape, steps, m->dtype, NULL);
+  else if (steps && (PyObject *)Py_TYPE(m->like) == epg_py.array_type)
     tensor = PyObject_CallMethodObjArgs(m->like, epg_py.new_empty_name, shape, NULL);
-  Py_XDECREF(strides);
+  else if (steps)
+    tensor = PyObject_CallMethodObjArgs(m->like, epg_py.new_empty_strided_name, shape, steps, NULL);
+  Py_XDECREF(steps);
   Py_XDECREF(shape);
+  if (tensor && read_new((call_arguments *)m->call, tensor, t)) Py_CLEAR(tensor);
   return tensor;
 }
 
-/* Allocates the workspace that a call needs, with room to align it; NULL with an exception. */
-static PyObject *new_workspace(call_arguments *a, const maker *m, uint64_t nbytes) {
-  enum { ALIGNMENT = 256 };
-  const int64_t elements = (int64_t)((nbytes + ALIGNMENT) / (a->inputs[0]->dtype.bits / 8));
-  PyObject *tensor = new_tensor(m, &elements, 1);
-  DLTensor t;
-  if (!tensor || epg_py.exchange->dltensor_from_py_object_no_sync(tensor, &t)) {
-    Py_XDECREF(tensor);
-    return NULL;
+static void drop_tensor(void *self, void *tensor) {
+  (void)self;
+  Py_DECREF((PyObject *)tensor);
+}
+
+static void *leave(void) { return PyEval_SaveThread(); }
+
+static void enter(void *left) { PyEval_RestoreThread(left); }
+
+/* Reads `needs`, a tuple of bools; returns how many there are, or -1 with a Python exception. */
+static int read_needs(PyObject *needs, uint8_t *wanted) {
+  const Py_ssize_t places = PyTuple_Check(needs) ? PyTuple_Size(needs) : -1;
+  if (places < 0 || places > MAX_OUTPUTS) {
+    PyErr_Format(PyExc_TypeError, "needs must be a tuple of at most %d bools", MAX_OUTPUTS);
+    return -1;
   }
-  const uintptr_t start = (uintptr_t)t.data + t.byte_offset;
-  a->call.workspace = (void *)((start + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT);
-  a->call.workspace_nbytes = nbytes;
-  return tensor;
+  memset(wanted, 0, MAX_OUTPUTS);
+  for (Py_ssize_t i = 0; i < places; i++) {
+    const int need = PyObject_IsTrue(PyTuple_GetItem(needs, i));
+    if (need < 0) return -1;
+    wanted[i] = (uint8_t)need;
+  }
+  return (int)places;
+}
+
+/* infer(call, inputs, needs) -> (shapes, workspace_bytes) */
+PyObject *epg_py_infer(PyObject *module, PyObject *const *args, Py_ssize_t n) {
+  (void)module;
+  const epg_framework python = {.leave = leave, .enter = enter};
+  call_arguments a;
+  geometry g;
+  uint8_t wanted[MAX_OUTPUTS];
+  if (!epg_py_ready(n, 3)) return NULL;
+  epg_py_begin(&a);
+  const int read = !epg_py_read_call(&a, args[0]) && !epg_py_read_tensors(&a, args[1], NULL) && !epg_py_read_precision(&a);
+  const int places = read ? read_needs(args[2], wanted) : -1;
+  const int32_t status = places < 0 ? -1 : epg_launch_infer(&a, wanted, &python, &g);
+  epg_py_end(&a);
+  if (status) return status > 0 ? epg_py_raise_last(status) : NULL;
+  PyObject *shapes = PyTuple_New(places);
+  for (int i = 0; shapes && i < places; i++) {
+    PyObject *shape = g.ranks[i] < 0 ? Py_NewRef(Py_None) : tuple_of(&g.sizes[i * EPG_MAX_RANK], g.ranks[i]);
+    if (!shape || PyTuple_SetItem(shapes, i, shape)) Py_CLEAR(shapes);
+  }
+  return shapes ? Py_BuildValue("NK", shapes, (unsigned long long)g.workspace_nbytes) : NULL;
 }
 
 /* Asks a tensor a question that takes no arguments: 1, 0, or -1 with a Python exception. */
@@ -198,114 +218,6 @@ static int read_given(call_arguments *a, PyObject *needs, PyObject *given) {
   return 0;
 }
 
-/* Reads a tensor that was just made like the first input: what that is need not be asked again. */
-static int read_new(call_arguments *a, PyObject *tensor, int operand) {
-  const int device = a->inputs[0]->device.device_type;
-  if (device == META_DEVICE || device == kDLWebGPU) return epg_py_read_tensor(a, tensor, operand);
-  return epg_py.exchange->dltensor_from_py_object_no_sync(tensor, &a->tensors[operand]) ? -1 : 0;
-}
-
-/* Whether an output is the gradient of a weight that is a transposed matrix, dense. It gets the
- * weight's layout then, in which PyTorch keeps a parameter's gradient: GPT-2's Conv1D layers have
- * such weights. python/epigrad/ops/operator.py has the same rule. Arrays are no tensors, and have
- * no gradients to keep. */
-static int is_transposed_gradient(const call_arguments *a, int output) {
-  static const char *const operations[] = {"linear_backward", "matmul_bias_activation_backward", "gated_linear_backward", "mlp_backward", "gated_mlp_backward"};
-  const DLTensor *weight = output && output + 1 < a->call.num_inputs ? a->inputs[output + 1] : NULL;
-  if (!weight || weight->ndim != 2 || weight->strides[0] != 1 || weight->strides[1] != weight->shape[0]) return 0;
-  if (weight->shape[0] < 2 || weight->shape[1] < 2 || weight->device.device_type == kDLWebGPU) return 0;
-  for (size_t i = 0; i < sizeof operations / sizeof *operations; i++)
-    if (!strcmp(a->call.op, operations[i])) return 1;
-  return 0;
-}
-
-/* A new tensor for an output. */
-static PyObject *new_output(const call_arguments *a, const maker *m, const int64_t *sizes, int32_t rank, int output) {
-  if (!is_transposed_gradient(a, output)) return new_tensor(m, sizes, rank);
-  const int64_t exchanged[] = {sizes[1], sizes[0]};
-  PyObject *rows = new_tensor(m, exchanged, 2), *tensor = rows ? PyObject_CallMethod(rows, "t", NULL) : NULL;
-  Py_XDECREF(rows);
-  return tensor;
-}
-
-/* Fills `results` with the outputs that were given and with new tensors for the others that exist,
- * which join the call's. */
-static int make_outputs(call_arguments *a, const geometry *g, const maker *m, PyObject *given, PyObject *results) {
-  const int places = (int)PyTuple_Size(results), from = a->call.num_outputs;
-  for (int i = 0; i < places; i++) {
-    PyObject *output = i < from && a->outputs[i] ? PyTuple_GetItem(given, i) : Py_None;
-    if (i >= from) a->outputs[i] = NULL;
-    if (output == Py_None && g->ranks[i] >= 0) {
-      if (!(output = new_output(a, m, &g->sizes[i * EPG_MAX_RANK], g->ranks[i], i))) return -1;
-      if (read_new(a, output, MAX_INPUTS + i)) {
-        Py_DECREF(output);
-        return -1;
-      }
-      a->outputs[i] = &a->tensors[MAX_INPUTS + i];
-    } else {
-      Py_INCREF(output);
-    }
-    if (PyTuple_SetItem(results, i, output)) return -1;
-  }
-  a->call.outputs = a->outputs;
-  a->call.num_outputs = places;
-  return 0;
-}
-
-/* The address of a tensor's lowest element, and that behind its highest. */
-static void bytes_of(const DLTensor *t, uintptr_t *first, uintptr_t *behind) {
-  const int64_t size = t->dtype.bits / 8;
-  int64_t below = 0, above = size;
-  for (int32_t d = 0; d < t->ndim; d++) {
-    const int64_t reach = (t->shape[d] - 1) * t->strides[d] * size;
-    *(reach < 0 ? &below : &above) += reach;
-  }
-  const uintptr_t base = (uintptr_t)t->data + t->byte_offset;
-  *first = base + (uintptr_t)below;
-  *behind = base + (uintptr_t)above;
-}
-
-/* Whether each of so many outputs, some of which were given, lies apart from all other tensors.
- * Where one does not, Go says whether they share an element. */
-static int lie_apart(const call_arguments *a, int given) {
-  const int inputs = a->call.num_inputs, all = inputs + a->call.num_outputs;
-  for (int i = 0; i < given; i++) {
-    uintptr_t first, behind, other_first, other_behind;
-    if (!a->outputs[i]) continue;
-    bytes_of(a->outputs[i], &first, &behind);
-    for (int j = 0; j < all; j++) {
-      const DLTensor *other = j < inputs ? a->inputs[j] : a->outputs[j - inputs];
-      if (!other || other == a->outputs[i]) continue;
-      bytes_of(other, &other_first, &other_behind);
-      if (first < other_behind && other_first < behind) return 0;
-    }
-  }
-  return 1;
-}
-
-/* Runs a call whose outputs are there, with a workspace for it; key is NULL where they may overlap
- * something. */
-static int32_t run_inferred(call_arguments *a, const maker *m, const memo_key *key, uint64_t workspace_nbytes) {
-  PyObject *workspace = NULL;
-  if (workspace_nbytes && !(workspace = new_workspace(a, m, workspace_nbytes))) return -1;
-  const int32_t status = epg_py_read_current_stream(a) ? -1 : epg_py_run_remembered(a, key);
-  Py_XDECREF(workspace);
-  return status;
-}
-
-/* Runs a call; returns 0, or -1 with a Python exception. */
-static int run_or_raise(call_arguments *a, const maker *m, PyObject *needs, memo_key *key, int apart, geometry *g) {
-  if (a->inputs[0]->device.device_type == META_DEVICE) return 0;
-  int32_t status = run_inferred(a, m, apart ? key : NULL, g->workspace_nbytes);
-  if (status == EPG_WORKSPACE_TOO_SMALL) {
-    epg_py_forget_geometries();
-    if (epg_py_infer_geometry(a, needs, key, g) < 0) return -1;
-    status = run_inferred(a, m, NULL, g->workspace_nbytes);
-  }
-  if (status > 0) epg_py_raise_last(status);
-  return status ? -1 : 0;
-}
-
 /* Asks PyTorch how many threads a call may use. */
 static int read_threads(call_arguments *a) {
   PyObject *threads = PyObject_CallNoArgs(epg_py.get_num_threads);
@@ -313,6 +225,20 @@ static int read_threads(call_arguments *a) {
   a->call.num_threads = (int32_t)PyLong_AsLong(threads);
   Py_DECREF(threads);
   return PyErr_Occurred() ? -1 : 0;
+}
+
+/* The outputs of a call, by place: new tensors, whose references it takes, or what was given. */
+static PyObject *results_of(const call_arguments *a, void *const *tensors, PyObject *given) {
+  const int places = a->call.num_outputs;
+  PyObject *results = PyTuple_New(places);
+  for (int i = 0; i < places; i++) {
+    PyObject *tensor = tensors[i] ? tensors[i] : Py_NewRef(a->outputs[i] ? PyTuple_GetItem(given, i) : Py_None);
+    if (!results)
+      Py_DECREF(tensor);
+    else if (PyTuple_SetItem(results, i, tensor))
+      Py_CLEAR(results);
+  }
+  return results;
 }
 
 /* launch(call, inputs, needs, outputs=None, shapes=None) -> outputs: infers, allocates and runs.
@@ -323,37 +249,33 @@ PyObject *epg_py_launch(PyObject *module, PyObject *const *args, Py_ssize_t n) {
   (void)module;
   enum { LEAST = 3, MOST = 5 };
   call_arguments a;
-  memo_key key;
-  geometry g;
-  maker m = {0};
+  uint8_t wanted[MAX_OUTPUTS];
+  void *tensors[MAX_OUTPUTS];
   if (!epg_py_ready(n < LEAST || n > MOST ? n : MOST, MOST)) return NULL;
   PyObject *needs = args[2], *given = n > LEAST ? args[LEAST] : Py_None, *shapes = n == MOST ? args[MOST - 1] : Py_None;
+  maker m = {.call = &a};
   epg_py_begin(&a);
   PyObject *results = NULL, *inputs = resolve_negative(args[1]);
   if (!inputs) return NULL;
-  if (epg_py_read_call(&a, args[0]) || !(inputs = read_inputs(&a, inputs)) || epg_py_read_shapes(&a, shapes)) goto fail;
-  if (epg_py_read_precision(&a) || read_given(&a, needs, given)) goto fail;
-  const int places_given = a.call.num_outputs;
+  if (epg_py_read_call(&a, args[0]) || !(inputs = read_inputs(&a, inputs)) || epg_py_read_shapes(&a, shapes)) goto end;
+  if (epg_py_read_precision(&a) || read_given(&a, needs, given) || read_threads(&a) || epg_py_read_current_stream(&a)) goto end;
   int all_new = 1;
-  for (int i = 0; i < places_given; i++) all_new = all_new && !a.outputs[i];
+  for (int i = 0; i < a.call.num_outputs; i++) all_new = all_new && !a.outputs[i];
   if (inputs != args[1] && !all_new && a.inputs[0]->device.device_type != META_DEVICE &&
       (refuse_written_inputs(&a, args[1], inputs) || epg_py_read_shapes(&a, shapes)))
-    goto fail;
-  const int places = epg_py_infer_geometry(&a, needs, &key, &g);
-  if (places < 0) goto fail;
-  /* no op has an optional first input, and infer has checked it */
-  if (find_maker(&a, PyTuple_GetItem(inputs, 0), &m) || !(results = PyTuple_New(places)) || make_outputs(&a, &g, &m, given, results)) goto fail;
-  if (read_threads(&a) || run_or_raise(&a, &m, needs, &key, all_new || (key.bytes && lie_apart(&a, places_given)), &g)) goto fail;
-  Py_XDECREF(m.dtype);
-  Py_DECREF(inputs);
-  epg_py_end(&a);
-  return results;
-fail:
+    goto end;
+  const int places = read_needs(needs, wanted);
+  if (places < 0) goto end;
+  m.like = PyTuple_Size(inputs) ? PyTuple_GetItem(inputs, 0) : Py_None;
+  const epg_framework python = {&m, make_tensor, drop_tensor, leave, enter};
+  const int32_t status = epg_launch(&a, wanted, places, &python, tensors);
+  if (status > 0) epg_py_raise_last(status);
+  if (!status) results = results_of(&a, tensors, given);
+end:
   epg_py_end(&a);
   Py_XDECREF(m.dtype);
-  Py_XDECREF(results);
   Py_XDECREF(inputs);
-  return NULL;
+  return results;
 }
 
 /* recorded(required, *tensors) -> bool or None: whether autograd records a call on these tensors.

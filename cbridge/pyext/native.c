@@ -7,7 +7,7 @@
  * holds them. The GIL is released while Go runs. */
 #include <string.h>
 
-#include "geometry.h"
+#include "arguments.h"
 
 /* configure(tensor_type, parameter_type, make_error, allows_tf32, array_type, get_num_threads,
  * empty_strided_cpu, empty_strided_cuda, current_cuda_device, is_grad_enabled) */
@@ -41,6 +41,7 @@ static PyObject *configure(PyObject *module, PyObject *const *args, Py_ssize_t n
                {&epg_py.is_zerotensor_name, "_is_zerotensor"},
                {&epg_py.clone_name, "clone"},
                {&epg_py.new_empty_name, "new_empty"},
+               {&epg_py.new_empty_strided_name, "new_empty_strided"},
                {&epg_py.dtype_name, "dtype"}};
   for (size_t i = 0; i < sizeof names / sizeof *names; i++)
     if (!*names[i].slot && !(*names[i].slot = PyUnicode_InternFromString(names[i].name))) return NULL;
@@ -102,19 +103,19 @@ static PyObject *forked(PyObject *module, PyObject *const *args, Py_ssize_t n) {
 /* runs_prepared() -> int */
 static PyObject *runs_prepared(PyObject *module, PyObject *const *args, Py_ssize_t n) {
   (void)module, (void)args, (void)n;
-  return PyLong_FromUnsignedLongLong(epg_py_runs_prepared());
+  return PyLong_FromUnsignedLongLong(epg_runs_prepared());
 }
 
 /* runs_alone() -> int */
 static PyObject *runs_alone(PyObject *module, PyObject *const *args, Py_ssize_t n) {
   (void)module, (void)args, (void)n;
-  return PyLong_FromUnsignedLongLong(epg_py_runs_alone());
+  return PyLong_FromUnsignedLongLong(epg_runs_alone());
 }
 
 /* inferred() -> int */
 static PyObject *inferred(PyObject *module, PyObject *const *args, Py_ssize_t n) {
   (void)module, (void)args, (void)n;
-  return PyLong_FromUnsignedLongLong(epg_py_inferred());
+  return PyLong_FromUnsignedLongLong(epg_inferred());
 }
 
 /* Reads integers that fit 64 bits; returns 0, or -1 with a Python exception. */

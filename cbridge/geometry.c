@@ -1,16 +1,18 @@
-//go:build pyext
-
 /* The memo of geometries: the outputs of calls of one geometry, and the prepared call that they
- * share. The GIL guards it. */
+ * share. A lock guards it, which is never held while Go is at work. */
 #include "geometry.h"
 
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdlib.h>
 #include <string.h>
 
 /* A prepared kernel that entries and running threads hold. It is given back when the last of them
  * lets it go. */
-typedef struct {
+typedef struct held {
   epg_prepared prepared;
   int holders;
+  struct held *next; /* of those that nobody holds any more */
 } held;
 
 /* Geometries inferred before. What an op's outputs look like follows from its tensors' shapes,
@@ -26,36 +28,42 @@ static struct memo_entry {
   int has_run;       /* such a call has, in Go, at any time */
 } *memo_table;
 
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+
 /* Calls that a held kernel has run, those of them that C has run alone, and those whose outputs Go
  * was asked for. */
-static uint64_t runs_prepared, runs_alone, inferred;
+static _Atomic uint64_t runs_prepared, runs_alone, inferred;
 
-uint64_t epg_py_runs_prepared(void) { return runs_prepared; }
-uint64_t epg_py_runs_alone(void) { return runs_alone; }
-uint64_t epg_py_inferred(void) { return inferred; }
+uint64_t epg_runs_prepared(void) { return runs_prepared; }
+uint64_t epg_runs_alone(void) { return runs_alone; }
+uint64_t epg_inferred(void) { return inferred; }
 
-/* Lets a kernel go, of which no entry may have it still: other threads run meanwhile. */
-static void let_go(held *h) {
+/* Lets a kernel go, under the lock; where nobody holds it any more it joins `unheld`. */
+static void let_go(held *h, held **unheld) {
   if (!h || --h->holders) return;
-  Py_BEGIN_ALLOW_THREADS;
-  epg_prepared_release(&h->prepared);
-  Py_END_ALLOW_THREADS;
-  PyMem_Free(h);
+  h->next = *unheld;
+  *unheld = h;
 }
 
-/* Gives an entry another kernel, or none. */
-static void give(struct memo_entry *entry, held *kernel) {
-  held *old = entry->kernel;
-  entry->kernel = kernel;
-  let_go(old);
+/* Gives kernels back that nobody holds, without the lock. */
+static void give_back(held *unheld) {
+  while (unheld) {
+    held *next = unheld->next;
+    epg_prepared_release(&unheld->prepared);
+    free(unheld);
+    unheld = next;
+  }
 }
 
 /* Forgets the kernels that would not be chosen any more. */
-static void forget_old(void) {
+static void forget_old(held **unheld) {
   static uint64_t seen;
   if (seen == epg_prepared_generation()) return;
   seen = epg_prepared_generation();
-  for (int i = 0; memo_table && i < MEMO_ENTRIES; i++) give(&memo_table[i], NULL);
+  for (int i = 0; memo_table && i < MEMO_ENTRIES; i++) {
+    let_go(memo_table[i].kernel, unheld);
+    memo_table[i].kernel = NULL;
+  }
 }
 
 static int append(memo_key *k, const void *data, size_t bytes) {
@@ -129,14 +137,14 @@ static struct memo_entry *find(const memo_key *k) {
 }
 
 /* Remembers a key's geometry in its entry, or an empty one, or another key's, each in turn. */
-static void remember(const memo_key *k, const geometry *g) {
+static void remember(const memo_key *k, const geometry *g, held **unheld) {
   if (!memo_table || !k->bytes) return;
   static unsigned turn;
   struct memo_entry *entry = find(k);
   for (unsigned i = 0; i < MEMO_PLACES && !entry; i++)
     if (!place(k, i)->key.bytes) entry = place(k, i);
   if (!entry) entry = place(k, turn++ % MEMO_PLACES);
-  held *old = entry->kernel;
+  let_go(entry->kernel, unheld);
   entry->kernel = NULL;
   entry->asked_at = 0;
   entry->has_run = 0;
@@ -144,90 +152,106 @@ static void remember(const memo_key *k, const geometry *g) {
   entry->key.bytes = k->bytes;
   memcpy(entry->key.text, k->text, k->bytes);
   copy_geometry(&entry->value, g);
-  let_go(old);
 }
 
-void epg_py_forget_geometries(void) {
+void epg_geometry_forget_all(void) {
+  held *unheld = NULL;
+  pthread_mutex_lock(&lock);
   for (int i = 0; memo_table && i < MEMO_ENTRIES; i++) {
-    held *old = memo_table[i].kernel;
+    let_go(memo_table[i].kernel, &unheld);
     memset(&memo_table[i], 0, sizeof memo_table[i]);
-    let_go(old);
   }
+  pthread_mutex_unlock(&lock);
+  give_back(unheld);
 }
 
-int epg_py_infer_geometry(call_arguments *a, PyObject *needs, memo_key *key, geometry *g) {
-  uint8_t wanted[MAX_OUTPUTS] = {0};
-  const Py_ssize_t places = PyTuple_Check(needs) ? PyTuple_Size(needs) : -1;
-  if (places < 0 || places > MAX_OUTPUTS) {
-    PyErr_Format(PyExc_TypeError, "needs must be a tuple of at most %d bools", MAX_OUTPUTS);
-    return -1;
+int epg_geometry_find(const call_arguments *a, const uint8_t *wanted, memo_key *key, geometry *g) {
+  /* In a forked child another thread of the parent's may hold the lock for ever. */
+  if (epg_forked() || write_key(a, wanted, key)) {
+    key->bytes = 0;
+    return 0;
   }
-  for (Py_ssize_t i = 0; i < places; i++) {
-    const int need = PyObject_IsTrue(PyTuple_GetItem(needs, i));
-    if (need < 0) return -1;
-    wanted[i] = (uint8_t)need;
-  }
-  if (!memo_table) memo_table = PyMem_Calloc(MEMO_ENTRIES, sizeof *memo_table);
-  if (epg_forked() || write_key(a, wanted, key)) key->bytes = 0;
+  pthread_mutex_lock(&lock);
+  if (!memo_table) memo_table = calloc(MEMO_ENTRIES, sizeof *memo_table);
   const struct memo_entry *entry = find(key);
-  if (entry) {
-    copy_geometry(g, &entry->value);
-    return (int)places;
-  }
+  if (entry) copy_geometry(g, &entry->value);
+  pthread_mutex_unlock(&lock);
+  return entry != NULL;
+}
+
+int32_t epg_geometry_infer(const call_arguments *a, const uint8_t *wanted, const memo_key *key, geometry *g) {
   inferred++;
-  int32_t status;
-  Py_BEGIN_ALLOW_THREADS;
-  status = epg_infer(&a->call, wanted, g->sizes, g->ranks, &g->workspace_nbytes);
-  Py_END_ALLOW_THREADS;
-  if (!status) {
-    remember(key, g);
-    return (int)places;
-  }
-  epg_py_raise_last(status);
-  return -1;
+  const int32_t status = epg_infer(&a->call, wanted, g->sizes, g->ranks, &g->workspace_nbytes);
+  if (status) return status;
+  held *unheld = NULL;
+  pthread_mutex_lock(&lock);
+  remember(key, g, &unheld);
+  pthread_mutex_unlock(&lock);
+  give_back(unheld);
+  return EPG_OK;
 }
 
 /* Asks for a kernel to hold, for calls that are made again and again. */
 static void prepare(const call_arguments *a, const memo_key *key) {
   epg_prepared prepared;
-  Py_BEGIN_ALLOW_THREADS;
+  held *unheld = NULL, *kernel = NULL;
   /* such a call has run, so this does not fail, but there may be none to hold */
   epg_prepare(&a->call, &prepared);
-  Py_END_ALLOW_THREADS;
-  struct memo_entry *entry = find(key); /* again: other threads ran meanwhile */
-  held *kernel = entry && prepared.kernel ? PyMem_Calloc(1, sizeof *kernel) : NULL;
-  if (kernel) *kernel = (held){prepared, 1};
+  pthread_mutex_lock(&lock);
+  struct memo_entry *entry = find(key);
+  if (entry && prepared.kernel && (kernel = calloc(1, sizeof *kernel))) *kernel = (held){.prepared = prepared, .holders = 1};
   if (entry) {
     entry->asked_at = prepared.generation;
-    give(entry, kernel);
+    let_go(entry->kernel, &unheld);
+    entry->kernel = kernel;
   }
+  pthread_mutex_unlock(&lock);
   if (!kernel) epg_prepared_release(&prepared);
+  give_back(unheld);
 }
 
-int32_t epg_py_run_remembered(call_arguments *a, const memo_key *key) {
-  forget_old();
-  if (a->call.flags & EPG_ACCUMULATE) key = NULL;
+/* Takes hold of the kernel of a geometry; NULL where there is none to run. */
+static held *take(const memo_key *key) {
+  held *unheld = NULL;
+  pthread_mutex_lock(&lock);
+  forget_old(&unheld);
   struct memo_entry *entry = key ? find(key) : NULL;
   held *kernel = entry && entry->asked_at == epg_prepared_generation() ? entry->kernel : NULL;
-  int32_t status = -1;
+  if (kernel) kernel->holders++;
+  pthread_mutex_unlock(&lock);
+  give_back(unheld);
+  return kernel;
+}
+
+/* Notes that Go has run a call of a geometry; returns whether to ask for its kernel now. */
+static int has_run(const memo_key *key) {
+  pthread_mutex_lock(&lock);
+  struct memo_entry *entry = find(key);
+  const int again = entry && entry->has_run && entry->asked_at != epg_prepared_generation();
+  if (entry) entry->has_run = 1;
+  pthread_mutex_unlock(&lock);
+  return again;
+}
+
+int32_t epg_geometry_run(const call_arguments *a, const memo_key *key) {
+  if (epg_forked()) return epg_refuse_forked();
+  if (a->call.flags & EPG_ACCUMULATE) key = NULL;
+  held *kernel = take(key);
   if (kernel) {
     const int alone = kernel->prepared.program != NULL;
-    kernel->holders++;
-    Py_BEGIN_ALLOW_THREADS;
-    status = epg_prepared_run(&kernel->prepared, &a->call);
-    Py_END_ALLOW_THREADS;
-    let_go(kernel);
+    held *unheld = NULL;
+    const int32_t status = epg_prepared_run(&kernel->prepared, &a->call);
+    pthread_mutex_lock(&lock);
+    let_go(kernel, &unheld);
+    pthread_mutex_unlock(&lock);
+    give_back(unheld);
     if (status >= 0) {
       runs_prepared++;
-      runs_alone += alone;
+      if (alone) runs_alone++;
       return status;
     }
   }
-  Py_BEGIN_ALLOW_THREADS;
-  status = epg_run(&a->call);
-  Py_END_ALLOW_THREADS;
-  if (status || !key || kernel || !(entry = find(key))) return status;
-  if (entry->has_run && entry->asked_at != epg_prepared_generation()) prepare(a, key);
-  if ((entry = find(key))) entry->has_run = 1;
+  const int32_t status = epg_run(&a->call);
+  if (!status && key && !kernel && has_run(key)) prepare(a, key);
   return status;
 }

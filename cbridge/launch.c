@@ -1,0 +1,155 @@
+/* The outputs that a call makes, and the call itself. */
+#include "launch.h"
+
+#include <string.h>
+
+static void *leave(const epg_framework *f) { return f->leave ? f->leave() : NULL; }
+
+static void enter(const epg_framework *f, void *left) {
+  if (f->enter) f->enter(left);
+}
+
+/* Asks Go for a geometry. */
+static int32_t infer(const call_arguments *a, const uint8_t *wanted, const epg_framework *f, const memo_key *key, geometry *g) {
+  void *left = leave(f);
+  const int32_t status = epg_geometry_infer(a, wanted, key, g);
+  enter(f, left);
+  return status;
+}
+
+int32_t epg_launch_infer(call_arguments *a, const uint8_t *wanted, const epg_framework *f, geometry *g) {
+  memo_key key;
+  return epg_geometry_find(a, wanted, &key, g) ? EPG_OK : infer(a, wanted, f, &key, g);
+}
+
+/* Whether an output is the gradient of a weight that is a transposed matrix, dense. It gets the
+ * weight's layout then, in which PyTorch keeps a parameter's gradient: GPT-2's Conv1D layers have
+ * such weights. python/epigrad/ops/operator.py has the same rule. Arrays are no tensors, and have
+ * no gradients to keep. */
+static int is_transposed_gradient(const call_arguments *a, int output) {
+  static const char *const operations[] = {"linear_backward", "matmul_bias_activation_backward", "gated_linear_backward", "mlp_backward", "gated_mlp_backward"};
+  const DLTensor *weight = output && output + 1 < a->call.num_inputs ? a->inputs[output + 1] : NULL;
+  if (!weight || weight->ndim != 2 || weight->strides[0] != 1 || weight->strides[1] != weight->shape[0]) return 0;
+  if (weight->shape[0] < 2 || weight->shape[1] < 2 || weight->device.device_type == kDLWebGPU) return 0;
+  for (size_t i = 0; i < sizeof operations / sizeof *operations; i++)
+    if (!strcmp(a->call.op, operations[i])) return 1;
+  return 0;
+}
+
+/* A new tensor for an output. */
+static void *new_output(call_arguments *a, const epg_framework *f, const int64_t *sizes, int32_t rank, int output) {
+  int64_t strides[EPG_MAX_RANK], next = 1;
+  for (int32_t d = rank - 1; d >= 0; d--) {
+    strides[d] = next;
+    next *= sizes[d] > 1 ? sizes[d] : 1;
+  }
+  if (is_transposed_gradient(a, output)) {
+    strides[0] = 1;
+    strides[1] = sizes[0];
+  }
+  return f->make(f->self, sizes, strides, rank, &a->tensors[MAX_INPUTS + output]);
+}
+
+/* Makes the outputs that exist and are not given; they join the call's. */
+static int make_outputs(call_arguments *a, const geometry *g, int places, const epg_framework *f, void **tensors) {
+  const int from = a->call.num_outputs;
+  a->call.outputs = a->outputs;
+  a->call.num_outputs = places;
+  for (int i = 0; i < places; i++) {
+    if (i >= from) a->outputs[i] = NULL;
+    if (a->outputs[i] || g->ranks[i] < 0) continue;
+    if (!(tensors[i] = new_output(a, f, &g->sizes[i * EPG_MAX_RANK], g->ranks[i], i))) return -1;
+    a->outputs[i] = &a->tensors[MAX_INPUTS + i];
+  }
+  return 0;
+}
+
+/* The address of a tensor's lowest element, and that behind its highest. */
+static void bytes_of(const DLTensor *t, uintptr_t *first, uintptr_t *behind) {
+  const int64_t size = t->dtype.bits / 8;
+  int64_t below = 0, above = size;
+  for (int32_t d = 0; d < t->ndim; d++) {
+    const int64_t reach = (t->shape[d] - 1) * t->strides[d] * size;
+    *(reach < 0 ? &below : &above) += reach;
+  }
+  const uintptr_t base = (uintptr_t)t->data + t->byte_offset;
+  *first = base + (uintptr_t)below;
+  *behind = base + (uintptr_t)above;
+}
+
+/* Whether each of so many outputs, some of which were given, lies apart from all other tensors.
+ * Where one does not, Go says whether they share an element. */
+static int lie_apart(const call_arguments *a, int given) {
+  const int inputs = a->call.num_inputs, all = inputs + a->call.num_outputs;
+  for (int i = 0; i < given; i++) {
+    uintptr_t first, behind, other_first, other_behind;
+    if (!a->outputs[i]) continue;
+    bytes_of(a->outputs[i], &first, &behind);
+    for (int j = 0; j < all; j++) {
+      const DLTensor *other = j < inputs ? a->inputs[j] : a->outputs[j - inputs];
+      if (!other || other == a->outputs[i]) continue;
+      bytes_of(other, &other_first, &other_behind);
+      if (first < other_behind && other_first < behind) return 0;
+    }
+  }
+  return 1;
+}
+
+/* Allocates the workspace that a call needs, with room to align it. */
+static void *new_workspace(call_arguments *a, const epg_framework *f, uint64_t nbytes) {
+  enum { ALIGNMENT = 256 };
+  const int64_t elements = (int64_t)((nbytes + ALIGNMENT) / (a->inputs[0]->dtype.bits / 8)), stride = 1;
+  DLTensor t;
+  void *tensor = f->make(f->self, &elements, &stride, 1, &t);
+  if (!tensor) return NULL;
+  const uintptr_t start = (uintptr_t)t.data + t.byte_offset;
+  a->call.workspace = (void *)((start + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT);
+  a->call.workspace_nbytes = nbytes;
+  return tensor;
+}
+
+/* Runs a call whose outputs are there, with a workspace for it; key is NULL where they may overlap
+ * something. */
+static int32_t run(call_arguments *a, const epg_framework *f, const memo_key *key, uint64_t workspace_nbytes) {
+  void *workspace = NULL;
+  if (workspace_nbytes && !(workspace = new_workspace(a, f, workspace_nbytes))) return EPG_FRAMEWORK_FAILED;
+  void *left = leave(f);
+  const int32_t status = epg_geometry_run(a, key);
+  enter(f, left);
+  if (workspace) f->drop(f->self, workspace);
+  a->call.workspace = NULL;
+  a->call.workspace_nbytes = 0;
+  return status;
+}
+
+/* Forgets all geometries, of which one is out of date. */
+static void forget(const epg_framework *f) {
+  void *left = leave(f);
+  epg_geometry_forget_all();
+  enter(f, left);
+}
+
+int32_t epg_launch(call_arguments *a, const uint8_t *wanted, int places, const epg_framework *f, void **tensors) {
+  memo_key key;
+  geometry g;
+  const int given = a->call.num_outputs;
+  int all_new = 1;
+  for (int i = 0; i < given; i++) all_new = all_new && !a->outputs[i];
+  for (int i = 0; i < places; i++) tensors[i] = NULL;
+  int32_t status = epg_geometry_find(a, wanted, &key, &g) ? EPG_OK : infer(a, wanted, f, &key, &g);
+  if (!status && make_outputs(a, &g, places, f, tensors)) status = EPG_FRAMEWORK_FAILED;
+  if (!status && a->inputs[0]->device.device_type != META_DEVICE) {
+    status = run(a, f, all_new || (key.bytes && lie_apart(a, given)) ? &key : NULL, g.workspace_nbytes);
+    if (status == EPG_WORKSPACE_TOO_SMALL) {
+      /* another algorithm was tuned meanwhile */
+      forget(f);
+      status = epg_launch_infer(a, wanted, f, &g);
+      if (!status) status = run(a, f, NULL, g.workspace_nbytes);
+    }
+  }
+  for (int i = 0; status && i < places; i++) {
+    if (tensors[i]) f->drop(f->self, tensors[i]);
+    tensors[i] = NULL;
+  }
+  return status;
+}

@@ -153,3 +153,10 @@ int32_t epg_launch(call_arguments *a, const uint8_t *wanted, int places, const e
   }
   return status;
 }
+
+int epg_launch_may_use_tf32(const call_arguments *a) {
+  const DLTensor *first = a->call.num_inputs ? a->inputs[0] : NULL;
+  if (!first || first->device.device_type != kDLCUDA || first->dtype.bits != 32) return 0;
+  const char *op = a->call.op; /* NULL: a plan knows */
+  return !op || !strncmp(op, "matmul", strlen("matmul")) || !strncmp(op, "linear", strlen("linear"));
+}

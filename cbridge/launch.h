@@ -31,4 +31,7 @@ int32_t epg_launch(call_arguments *a, const uint8_t *wanted, int places, const e
 /* Tells a call's outputs and workspace, without memory. */
 int32_t epg_launch_infer(call_arguments *a, const uint8_t *wanted, const epg_framework *framework, geometry *g);
 
+/* Whether a call's products may be computed in TF32 if PyTorch allows it: float32 on CUDA. */
+int epg_launch_may_use_tf32(const call_arguments *a);
+
 #endif

@@ -192,6 +192,13 @@ int32_t epg_webgpu_free(void *data);
 int32_t epg_webgpu_write(void *data, const void *from, uint64_t nbytes);
 int32_t epg_webgpu_read(const void *data, void *to, uint64_t nbytes);
 
+/* Operators of PyTorch. Defines torch.ops.epigrad.* with kernels for the CPU and CUDA in the PyTorch
+ * (2.10 or newer) of this process, so that a program in C++ runs packages of AOTInductor and
+ * programs of TorchScript that call them. The library does so by itself if PyTorch is there when it
+ * is loaded. Operators that the Python package has defined stay as they are. Without PyTorch it is
+ * EPG_BACKEND_UNAVAILABLE. */
+int32_t epg_torch_register(void);
+
 /* The calling thread's last failure: its message (valid until the thread's next failure) and, for
  * EPG_WORKSPACE_TOO_SMALL and EPG_BUFFER_TOO_SMALL, the bytes needed and given. */
 const char *epg_last_error(void);

@@ -6,10 +6,14 @@
 //	go build -buildmode=c-shared -o libepigrad.so ./cbridge/lib
 package main
 
+// #cgo CFLAGS: -std=c11 -I${SRCDIR}/../include
+import "C"
+
 import (
 	"embed"
 
 	_ "github.com/epigrad/epigrad/cbridge" // the exported functions
+	_ "github.com/epigrad/epigrad/cbridge/torch"
 )
 
 // The linker reads the list of exports, and a change to it has to link anew.

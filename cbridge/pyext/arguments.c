@@ -300,17 +300,20 @@ int epg_py_read_current_stream(call_arguments *a) {
   return epg_py.exchange->current_work_stream(first->device.device_type, first->device.device_id, &a->call.stream);
 }
 
-/* Asks PyTorch whether the float32 products of a call, or of a plan, may be computed in TF32. */
+/* Asks PyTorch whether float32 products may be computed in TF32: 1, 0, or -1 with a Python
+ * exception. Its getter answers to its old settings and to its new ones. */
+int epg_py_allows_tf32(void) {
+  PyObject *answer = PyObject_CallFunction(epg_py.get_precision, "ss", "cuda", "matmul");
+  const char *text = answer ? PyUnicode_AsUTF8AndSize(answer, NULL) : NULL;
+  const int allowed = text ? !strcmp(text, "tf32") : -1;
+  Py_XDECREF(answer);
+  return allowed;
+}
+
 int epg_py_read_precision(call_arguments *a) {
-  const DLTensor *first = a->call.num_inputs ? a->inputs[0] : NULL;
-  if (!first || first->device.device_type != kDLCUDA || first->dtype.bits != 32) return 0;
-  const char *op = a->call.op;
-  if (op && strncmp(op, "matmul", strlen("matmul")) && strncmp(op, "linear", strlen("linear"))) return 0;
-  PyObject *answer = PyObject_CallNoArgs(epg_py.allows_tf32);
-  if (!answer) return -1;
-  if (answer == Py_True) a->call.flags |= EPG_ALLOW_TF32;
-  Py_DECREF(answer);
-  return 0;
+  const int allowed = epg_launch_may_use_tf32(a) ? epg_py_allows_tf32() : 0;
+  if (allowed > 0) a->call.flags |= EPG_ALLOW_TF32;
+  return allowed < 0 ? -1 : 0;
 }
 
 /* Reads stream, threads and accumulate. */

@@ -6,12 +6,12 @@
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
-#include "../geometry.h"
+#include "../launch.h"
 #include "exchange.h"
 
 /* What `configure` was given, and names that are looked up on every call. */
 extern struct epg_py_state {
-  PyObject *tensor_type, *parameter_type, *make_error, *allows_tf32, *array_type, *get_num_threads;
+  PyObject *tensor_type, *parameter_type, *make_error, *get_precision, *array_type, *get_num_threads;
   /* None where this PyTorch has no such function */
   PyObject *empty_strided_cpu, *empty_strided_cuda, *current_cuda_device;
   PyObject *is_grad_enabled;
@@ -39,6 +39,7 @@ int epg_py_read_tensors(call_arguments *a, PyObject *inputs, PyObject *outputs);
 int epg_py_read_shapes(call_arguments *a, PyObject *shapes);
 int epg_py_read_workspace(call_arguments *a, PyObject *o);
 int epg_py_read_precision(call_arguments *a);
+int epg_py_allows_tf32(void); /* 1, 0 or -1 */
 int epg_py_read_current_stream(call_arguments *a);
 int epg_py_read_execution(call_arguments *a, PyObject *stream, PyObject *threads, PyObject *accumulate);
 

@@ -2,8 +2,6 @@
 
 /* The module's infer, launch and recorded: the outputs that a call makes, the call itself, and
  * whether autograd looks at it. */
-#include "../launch.h"
-
 #include <string.h>
 
 #include "arguments.h"

@@ -13,6 +13,7 @@ import (
 
 	_ "github.com/epigrad/epigrad/cbridge"
 	_ "github.com/epigrad/epigrad/cbridge/include" // rebuild when a header changes
+	_ "github.com/epigrad/epigrad/cbridge/torch"
 )
 
 func main() {}

@@ -7,9 +7,10 @@
  * holds them. The GIL is released while Go runs. */
 #include <string.h>
 
+#include "../torch/torch.h"
 #include "arguments.h"
 
-/* configure(tensor_type, parameter_type, make_error, allows_tf32, array_type, get_num_threads,
+/* configure(tensor_type, parameter_type, make_error, get_precision, array_type, get_num_threads,
  * empty_strided_cpu, empty_strided_cuda, current_cuda_device, is_grad_enabled) */
 static PyObject *configure(PyObject *module, PyObject *const *args, Py_ssize_t n) {
   (void)module;
@@ -46,7 +47,7 @@ static PyObject *configure(PyObject *module, PyObject *const *args, Py_ssize_t n
   for (size_t i = 0; i < sizeof names / sizeof *names; i++)
     if (!*names[i].slot && !(*names[i].slot = PyUnicode_InternFromString(names[i].name))) return NULL;
   epg_py.exchange = api;
-  PyObject **slots[] = {&epg_py.tensor_type,     &epg_py.parameter_type,    &epg_py.make_error,         &epg_py.allows_tf32,         &epg_py.array_type,
+  PyObject **slots[] = {&epg_py.tensor_type,     &epg_py.parameter_type,    &epg_py.make_error,         &epg_py.get_precision,       &epg_py.array_type,
                         &epg_py.get_num_threads, &epg_py.empty_strided_cpu, &epg_py.empty_strided_cuda, &epg_py.current_cuda_device, &epg_py.is_grad_enabled};
   for (int i = 0; i < SLOTS; i++) {
     PyObject *old = *slots[i];
@@ -98,6 +99,21 @@ static PyObject *plan_run(PyObject *module, PyObject *const *args, Py_ssize_t n)
 static PyObject *forked(PyObject *module, PyObject *const *args, Py_ssize_t n) {
   (void)module, (void)args, (void)n;
   return PyBool_FromLong(epg_forked());
+}
+
+/* For kernels that PyTorch calls without Python's lock. */
+static int allows_tf32(void) {
+  const PyGILState_STATE state = PyGILState_Ensure();
+  const int allowed = epg_py_allows_tf32();
+  if (allowed < 0) PyErr_Clear();
+  PyGILState_Release(state);
+  return allowed > 0;
+}
+
+/* give_torch_kernels() */
+static PyObject *give_torch_kernels(PyObject *module, PyObject *const *args, Py_ssize_t n) {
+  (void)module, (void)args;
+  return epg_py_ready(n, 0) ? returned(epg_torch_give_kernels(allows_tf32)) : NULL;
 }
 
 /* runs_prepared() -> int */
@@ -180,7 +196,7 @@ static PyObject *webgpu_read(PyObject *module, PyObject *const *args, Py_ssize_t
 
 static PyMethodDef methods[] = {
     METHOD(configure, configure,
-           "configure(tensor_type, parameter_type, make_error, allows_tf32, array_type, get_num_threads, empty_strided_cpu, empty_strided_cuda, "
+           "configure(tensor_type, parameter_type, make_error, get_precision, array_type, get_num_threads, empty_strided_cpu, empty_strided_cuda, "
            "current_cuda_device, is_grad_enabled)"),
     METHOD(infer, epg_py_infer, "infer(call, inputs, needs) -> (shapes, workspace_bytes)"),
     METHOD(launch, epg_py_launch, "launch(call, inputs, needs, outputs=None, shapes=None) -> outputs"),
@@ -188,6 +204,7 @@ static PyMethodDef methods[] = {
     METHOD(plan_check, plan_check, "plan_check(handle, inputs, outputs, workspace, accumulate)"),
     METHOD(plan_run, plan_run, "plan_run(handle, inputs, outputs, workspace, stream, threads, accumulate)"),
     METHOD(forked, forked, "forked() -> bool"),
+    METHOD(give_torch_kernels, give_torch_kernels, "give_torch_kernels(): gives torch.ops.epigrad._linear and its like kernels in C"),
     METHOD(runs_prepared, runs_prepared, "runs_prepared() -> int: how many calls were run by a kernel that is held for their geometry"),
     METHOD(runs_alone, runs_alone, "runs_alone() -> int: how many of those were run without Go"),
     METHOD(inferred, inferred, "inferred() -> int: how often Go was asked for a call's outputs"),

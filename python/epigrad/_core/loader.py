@@ -128,7 +128,7 @@ def _load() -> Core:
             torch.Tensor,
             torch.nn.Parameter,
             errors.from_status,
-            allows_tf32,
+            torch._C._get_fp32_precision_getter,
             _array_class,
             torch.get_num_threads,
             getattr(guards, "_empty_strided_cpu", None),
@@ -136,6 +136,7 @@ def _load() -> Core:
             getattr(torch._C, "_cuda_getDevice", None),
             torch.is_grad_enabled,
         )
+        _give_torch_kernels(native)
         control = cast(Control, importlib.import_module("epigrad.control.control"))
         if tunes:
             control_call(control.BeginTuning, tuning_cache())
@@ -151,6 +152,19 @@ def _load() -> Core:
             webgpu=WebGPUMemory(native.webgpu_alloc, native.webgpu_free, native.webgpu_write, native.webgpu_read),
         )
         return _core
+
+
+def _give_torch_kernels(native: Any) -> None:
+    """Let compiled code call operators without Python, whose own kernels serve until then.
+
+    libepigrad.so in this process may have given them kernels already.
+    """
+    if torch._C._dispatch_has_kernel_for_dispatch_key("epigrad::_linear", "CPU"):
+        return
+    try:
+        native.give_torch_kernels()
+    except errors.BackendUnavailableError:
+        return  # a PyTorch without the functions that they need
 
 
 def _switched_on(variable: str) -> bool:

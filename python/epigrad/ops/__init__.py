@@ -20,6 +20,7 @@ the two-layer blocks also return the preactivation, which has no elements where 
     batching     what the rules of `torch.vmap` share
     sharding     the placements of DTensor that need no communication
     exporting    the decompositions, for programs that leave PyTorch
+    compiling    what the code of `torch.compile` calls
     import_hook  registers with a part of PyTorch once somebody else imports it
 """
 
@@ -66,6 +67,11 @@ def _shard() -> None:
     importlib.import_module("epigrad.ops.sharding")
 
 
+def _lower() -> None:
+    compiling = importlib.import_module("epigrad.ops.compiling")
+    compiling.lower(OPERATORS)
+
+
 def _decompose() -> None:
     exporting = importlib.import_module("epigrad.ops.exporting")
     exporting.decompose_by_default(decompositions())
@@ -74,3 +80,4 @@ def _decompose() -> None:
 after_import("torch.utils.flop_counter", _count_flops)
 after_import("torch.distributed.tensor", _shard)
 after_import("torch.export", _decompose)
+after_import("torch._inductor.lowering", _lower)

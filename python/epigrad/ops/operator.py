@@ -153,6 +153,13 @@ class Operator:
         """What is called: each operator has one overload."""
         return overload(self.name)
 
+    @property
+    def bare(self) -> Any:
+        """The operator without rules of its own for autograd, autocast and vmap: what the code of
+        `torch.compile` calls. Its kernels for the CPU and CUDA are in C (cbridge/torch).
+        """
+        return getattr(torch.ops.epigrad, f"_{self.name}").default
+
     def decomposed(self, *arguments: Any, **options: Any) -> Any:
         """The operator as PyTorch's own operations."""
         return self.bind(*arguments, **options).composed()
@@ -193,10 +200,13 @@ def register(operators: Iterable[Operator]) -> Any:
     for operator in operators:
         name, bind = operator.name, operator.bind
         COMPOSED[name] = operator.decomposed
-        defined.define(name + operator.schema, tags=tags)
-        defined.impl(name, _bound(bind, "kernel"), "CompositeExplicitAutograd")
+        for spelling in (name, f"_{name}"):
+            if not torch._C._dispatch_has_kernel(f"epigrad::{spelling}"):  # libepigrad.so defines them too
+                defined.define(spelling + operator.schema, tags=tags)
+            defined.impl(spelling, _bound(bind, "kernel"), "CompositeExplicitAutograd")
+            torch.library.register_fake(f"epigrad::{spelling}", _bound(bind, "fake"), lib=defined)
         defined.impl(name, _above_autograd(operator), "Autograd")
-        torch.library.register_fake(f"epigrad::{name}", _bound(bind, "fake"), lib=defined)
+        defined.impl(f"_{name}", torch.library.fallthrough_kernel, "Autograd")
         rule = operator.batched or batching.slice_by_slice(operator.overload)
         torch.library.register_vmap(f"epigrad::{name}", rule, lib=defined)
         for device in ("CPU", "CUDA") if operator.casts else ():

@@ -1,0 +1,441 @@
+/* The operators' kernels. All run one function, on rows that are read out of the schemas. */
+#include <pthread.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "../launch.h"
+#include "shim.h"
+#include "torch.h"
+
+/* The release of PyTorch whose rules for values these kernels follow: a newer one keeps them. */
+#define WRITTEN_FOR ((UINT64_C(2) << 56) | (UINT64_C(15) << 48))
+
+/* What an argument of an operator is to its call. */
+typedef enum { OPERAND, KIND, PARAMETERS, FACTOR, DIM, GATE, SAVE, NEEDS, BACKEND } role;
+
+enum { MOST_ARGUMENTS = 16 };
+
+/* An operator. */
+typedef struct {
+  const char *name, *schema;
+  torch_kernel kernel;
+  int arguments, results; /* how many; 0 arguments: the schema has not been read */
+  role roles[MOST_ARGUMENTS];
+  uint8_t optional[MOST_ARGUMENTS];
+} row;
+
+static const char file[] = "cbridge/torch/operators.c"; /* for PyTorch's messages */
+
+static int (*allows_tf32)(void); /* NULL: nobody can tell, so they are not */
+
+/* --- schemas ---------------------------------------------------------------------------------- */
+
+/* What an argument with a type and a name is; -1 for none that is known. */
+static int role_of(const char *type, const char *name, size_t length) {
+  static const struct {
+    const char *name;
+    role role;
+  } known[] = {{"activation", KIND}, {"kind", KIND}, {"parameters", PARAMETERS}, {"factor", FACTOR},  {"dim", DIM},
+               {"gate", GATE},       {"save", SAVE}, {"needs", NEEDS},           {"backend", BACKEND}};
+  if (!strncmp(type, "Tensor", strlen("Tensor"))) return OPERAND;
+  for (size_t i = 0; i < sizeof known / sizeof *known; i++)
+    if (strlen(known[i].name) == length && !strncmp(name, known[i].name, length)) return known[i].role;
+  return -1;
+}
+
+/* The end of an argument: a comma, or the bracket that closes the list. Lists are defaults too. */
+static const char *end_of(const char *text) {
+  for (int depth = 0; *text; text++) {
+    if (!depth && (*text == ',' || *text == ')')) return text;
+    depth += (*text == '[') - (*text == ']');
+  }
+  return text;
+}
+
+/* Reads a row's arguments and counts its results; returns 0, or -1 for a schema of another form. */
+static int read_schema(row *r) {
+  const char *at = r->schema + 1, *end;
+  for (; (end = end_of(at)), *at != ')' && *end; at = *end == ',' ? end + 2 : end) {
+    if (*at == '*') continue;
+    const char *name = strchr(at, ' ');
+    if (!name || name > end || r->arguments == MOST_ARGUMENTS) return -1;
+    const int role = role_of(at, name + 1, strcspn(name + 1, "=,)"));
+    if (role < 0) return -1;
+    r->roles[r->arguments] = role;
+    r->optional[r->arguments++] = name[-1] == '?';
+  }
+  const char *results = strstr(at, "-> ");
+  if (!results || !r->arguments) return -1;
+  r->results = 1;
+  for (; *results; results++) r->results += *results == ',';
+  return r->results <= MAX_OUTPUTS ? 0 : -1;
+}
+
+/* --- tensors ---------------------------------------------------------------------------------- */
+
+/* PyTorch's numbers for what a DLTensor has. */
+static struct {
+  int32_t cpu, cuda;
+  struct {
+    int32_t number;
+    DLDataType dtype;
+  } dtypes[4];
+} numbers;
+
+static void read_numbers(void) {
+  numbers.cpu = epg_torch.aoti_torch_device_type_cpu();
+  numbers.cuda = epg_torch.aoti_torch_device_type_cuda();
+  numbers.dtypes[0].number = epg_torch.aoti_torch_dtype_float32();
+  numbers.dtypes[0].dtype = (DLDataType){kDLFloat, 32, 1};
+  numbers.dtypes[1].number = epg_torch.aoti_torch_dtype_float64();
+  numbers.dtypes[1].dtype = (DLDataType){kDLFloat, 64, 1};
+  numbers.dtypes[2].number = epg_torch.aoti_torch_dtype_bfloat16();
+  numbers.dtypes[2].dtype = (DLDataType){kDLBfloat, 16, 1};
+  numbers.dtypes[3].number = epg_torch.aoti_torch_dtype_float16();
+  numbers.dtypes[3].dtype = (DLDataType){kDLFloat, 16, 1};
+}
+
+/* Describes a tensor; returns 0, or -1 for one without strided memory. */
+static int describe(torch_tensor *tensor, DLTensor *t) {
+  int32_t dtype = 0, type = 0, index = 0;
+  int64_t rank = 0;
+  if (epg_torch.aoti_torch_get_dtype(tensor, &dtype) || epg_torch.aoti_torch_get_device_type(tensor, &type) ||
+      epg_torch.aoti_torch_get_device_index(tensor, &index) || epg_torch.aoti_torch_get_dim(tensor, &rank))
+    return -1;
+  *t = (DLTensor){.ndim = (int32_t)rank, .dtype = {255, 0, 1}}; /* none of the four: Go refuses it */
+  for (size_t i = 0; i < sizeof numbers.dtypes / sizeof *numbers.dtypes; i++)
+    if (numbers.dtypes[i].number == dtype) t->dtype = numbers.dtypes[i].dtype;
+  if (type == numbers.cpu) t->device = (DLDevice){kDLCPU, 0};
+  if (type == numbers.cuda) t->device = (DLDevice){kDLCUDA, index};
+  return epg_torch.aoti_torch_get_data_ptr(tensor, &t->data) || epg_torch.aoti_torch_get_sizes(tensor, &t->shape) ||
+         epg_torch.aoti_torch_get_strides(tensor, &t->strides);
+}
+
+static void *make_tensor(void *like, const int64_t *sizes, const int64_t *strides, int32_t rank, DLTensor *t) {
+  torch_tensor *tensor;
+  int32_t dtype = 0, type = 0, index = 0;
+  if (epg_torch.aoti_torch_get_dtype(like, &dtype) || epg_torch.aoti_torch_get_device_type(like, &type) ||
+      epg_torch.aoti_torch_get_device_index(like, &index) || epg_torch.aoti_torch_empty_strided(rank, sizes, strides, dtype, type, index, &tensor))
+    return NULL;
+  if (!describe(tensor, t)) return tensor;
+  epg_torch.aoti_torch_delete_tensor_object(tensor);
+  return NULL;
+}
+
+static void drop_tensor(void *like, void *tensor) {
+  (void)like;
+  epg_torch.aoti_torch_delete_tensor_object(tensor);
+}
+
+/* --- arguments -------------------------------------------------------------------------------- */
+
+/* A value that is not None, or NULL. */
+static const torch_value *present(const row *r, const torch_value *stack, int i) {
+  return r->optional[i] ? (const torch_value *)(uintptr_t)stack[i] : &stack[i];
+}
+
+static void *pointer(torch_value value) { return (void *)(uintptr_t)value; }
+
+/* The text of a string, which lives as long as the argument. */
+static const char *text_of(const torch_value *value) {
+  const char *text = NULL;
+  if (value) epg_torch.torch_string_c_str(pointer(*value), &text);
+  return text;
+}
+
+/* Fails for an argument that is wrong; returns the status. */
+static int32_t refuse(int32_t status, const char *op, const char *argument, const char *text) {
+  char message[512];
+  const int length = snprintf(message, sizeof message, "%s: %s: %s", op, argument, text);
+  epg_set_last_error(message, length < (int)sizeof message ? (size_t)length : sizeof message - 1, 0, 0);
+  return status;
+}
+
+static int32_t invalid(const char *op, const char *argument, const char *got, const char *want) {
+  char text[256];
+  snprintf(text, sizeof text, "'%s', want %s", got ? got : "", want);
+  return refuse(EPG_INVALID_PROBLEM, op, argument, text);
+}
+
+/* Whether an operator's output keeps its preactivation. A block always can: its hidden layer is
+ * formed from it. A product need not, where its slope is a function of less. */
+static int keeps_preactivation(const call_arguments *a, const char *save) {
+  static const char *const from_output[] = {"relu", "sigmoid", "tanh"};
+  const int is_product = !strcmp(a->call.op, "linear") || !strcmp(a->call.op, "matmul_bias_activation");
+  if (is_product && (!a->call.kind || !strcmp(a->call.kind, "none"))) return 0;
+  for (size_t i = 0; is_product && !strcmp(save, "auto") && i < sizeof from_output / sizeof *from_output; i++)
+    if (!strcmp(a->call.kind, from_output[i])) return 0;
+  return strcmp(save, "recompute") != 0;
+}
+
+static int32_t read_operand(call_arguments *a, const torch_value *value) {
+  const int i = a->call.num_inputs++;
+  a->inputs[i] = value ? &a->tensors[i] : NULL;
+  if (!value || !describe(pointer(*value), &a->tensors[i])) return EPG_OK;
+  return refuse(EPG_UNSUPPORTED, a->call.op, "tensor", "without strided memory of its own, want a plain strided one");
+}
+
+static int32_t read_parameters(call_arguments *a, const torch_value *value) {
+  size_t count = 0;
+  epg_torch.torch_list_size(pointer(*value), &count);
+  if (count > EPG_MOST_PARAMETERS) return invalid(a->call.op, "parameters", "too many", "those of the kind");
+  for (size_t i = 0; i < count; i++) {
+    torch_value bits = 0;
+    epg_torch.torch_list_get_item(pointer(*value), i, &bits);
+    memcpy(&a->parameters[i], &bits, sizeof bits);
+  }
+  a->call.parameters = a->parameters;
+  a->call.num_parameters = (int32_t)count;
+  return EPG_OK;
+}
+
+static int32_t read_gate(call_arguments *a, const char *gate) {
+  static const char *const places[] = {[EPG_GATE_SECOND] = "second", [EPG_GATE_FIRST] = "first"};
+  for (size_t i = 0; gate && i < sizeof places / sizeof *places; i++) {
+    a->call.gate = (int32_t)i;
+    if (!strcmp(gate, places[i])) return EPG_OK;
+  }
+  return invalid(a->call.op, "gate", gate, "'second' or 'first'");
+}
+
+/* Reads an operator's arguments: a call of its operation, and a flag for each output. */
+static int32_t read_arguments(const row *r, const torch_value *stack, call_arguments *a, uint8_t *wanted) {
+  int32_t status = EPG_OK;
+  const char *save = NULL;
+  memset(&a->call, 0, sizeof a->call);
+  a->call = (epg_call){.struct_size = sizeof a->call, .op = r->name, .inputs = a->inputs};
+  memset(wanted, 0, MAX_OUTPUTS);
+  wanted[0] = 1;
+  for (int i = 0; i < r->arguments && !status; i++) {
+    const torch_value *value = present(r, stack, i);
+    switch (r->roles[i]) {
+      case OPERAND:
+        status = read_operand(a, value);
+        break;
+      case KIND:
+        a->call.kind = text_of(value);
+        break;
+      case PARAMETERS:
+        status = read_parameters(a, value);
+        break;
+      case FACTOR:
+        a->call.parameters = a->parameters;
+        if ((a->call.num_parameters = value != NULL)) memcpy(a->parameters, value, sizeof *value);
+        break;
+      case DIM:
+        a->call.dim = (int32_t)(int64_t)*value;
+        if (a->call.dim != (int64_t)*value) status = invalid(r->name, "dim", "beyond 32 bits", "a dimension of the input");
+        break;
+      case GATE:
+        status = read_gate(a, text_of(value));
+        break;
+      case SAVE:
+        save = text_of(value);
+        if (!save || (strcmp(save, "auto") && strcmp(save, "preactivation") && strcmp(save, "recompute")))
+          status = invalid(r->name, "save", save, "'auto', 'preactivation' or 'recompute'");
+        break;
+      case NEEDS:
+        for (int place = 0; place < r->results; place++) {
+          torch_value need = 0;
+          epg_torch.torch_list_get_item(pointer(*value), (size_t)place, &need);
+          wanted[place] = (uint8_t)(need & 0xff); /* a bool is a byte */
+        }
+        break;
+      case BACKEND:
+        a->call.backend = text_of(value);
+        break;
+    }
+  }
+  if (save && !status) wanted[1] = (uint8_t)keeps_preactivation(a, save);
+  return status;
+}
+
+/* Adds what is the calling thread's: PyTorch's threads, stream and precision. */
+static void read_surroundings(call_arguments *a) {
+  uint32_t threads = 0;
+  epg_torch.torch_get_num_threads(&threads);
+  a->call.num_threads = (int32_t)threads;
+  const DLTensor *first = a->inputs[0];
+  if (first->device.device_type == kDLCUDA && epg_torch.aoti_torch_get_current_cuda_stream)
+    epg_torch.aoti_torch_get_current_cuda_stream(first->device.device_id, &a->call.stream);
+  if (allows_tf32 && epg_launch_may_use_tf32(a) && allows_tf32()) a->call.flags |= EPG_ALLOW_TF32;
+}
+
+static void delete_value(torch_value *value) {
+  if (epg_torch.torch_delete_stable_ivalue)
+    epg_torch.torch_delete_stable_ivalue(value);
+  else
+    epg_torch.operator_delete(value);
+}
+
+/* Gives an operator's arguments back: they are the kernel's. */
+static void release_arguments(const row *r, torch_value *stack) {
+  for (int i = 0; i < r->arguments; i++) {
+    const torch_value *value = present(r, stack, i);
+    if (!value) continue;
+    switch (r->roles[i]) {
+      case OPERAND:
+        epg_torch.aoti_torch_delete_tensor_object(pointer(*value));
+        break;
+      case KIND:
+      case GATE:
+      case SAVE:
+      case BACKEND:
+        epg_torch.torch_delete_string(pointer(*value));
+        break;
+      case PARAMETERS:
+      case NEEDS:
+        epg_torch.torch_delete_list(pointer(*value));
+        break;
+      case FACTOR:
+      case DIM:
+        break;
+    }
+    if (r->optional[i]) delete_value(pointer(stack[i]));
+  }
+}
+
+/* --- kernels ---------------------------------------------------------------------------------- */
+
+/* What stands for a result that is not wanted: a preactivation has no elements, and a gradient is
+ * undefined, which Python sees as None. */
+static void *absent(const call_arguments *a, void *like) {
+  static const int64_t size = 0, stride = 1;
+  torch_tensor *tensor = NULL;
+  DLTensor t;
+  if (!strstr(a->call.op, "_backward")) return make_tensor(like, &size, &stride, 1, &t);
+  return epg_torch.aoti_torch_new_uninitialized_tensor(&tensor) ? NULL : tensor;
+}
+
+/* Runs an operator: its arguments go, its results come in their place. Returns a status. */
+static int32_t run(const row *r, torch_value *stack) {
+  call_arguments a;
+  uint8_t wanted[MAX_OUTPUTS];
+  void *tensors[MAX_OUTPUTS] = {NULL};
+  int32_t status = read_arguments(r, stack, &a, wanted);
+  if (!status) {
+    void *like = pointer(stack[0]); /* no operator has an optional first tensor */
+    const epg_framework torch = {.self = like, .make = make_tensor, .drop = drop_tensor};
+    read_surroundings(&a);
+    status = epg_launch(&a, wanted, r->results, &torch, tensors);
+    for (int i = 0; !status && i < r->results; i++)
+      if (!tensors[i] && !(tensors[i] = absent(&a, like))) status = EPG_FRAMEWORK_FAILED;
+  }
+  release_arguments(r, stack);
+  for (int i = 0; i < r->results; i++) {
+    if (status && tensors[i]) epg_torch.aoti_torch_delete_tensor_object(tensors[i]);
+    stack[i] = (torch_value)(uintptr_t)tensors[i];
+  }
+  return status;
+}
+
+/* Throws C++'s exception, through C: with what PyTorch says of memory that it could not give, or
+ * with the core's text after the name of the exception that stands for it in Python. */
+static void fail(int32_t status, const char *name) {
+  char message[4200];
+  const char *text = "epigrad: PyTorch gave no memory";
+  if (status == EPG_FRAMEWORK_FAILED && epg_torch.torch_exception_get_what_without_backtrace) text = epg_torch.torch_exception_get_what_without_backtrace();
+  if (status == EPG_FRAMEWORK_FAILED)
+    snprintf(message, sizeof message, "%s", text);
+  else
+    snprintf(message, sizeof message, "%s: %s", epg_status_class(status), epg_last_error());
+  epg_torch.aoti_torch_check(0, name, file, __LINE__, message);
+}
+
+enum {
+#define OPERATOR(name, schema) AT_##name,
+#include "operators.h"
+#undef OPERATOR
+  OPERATORS
+};
+
+static row rows[OPERATORS];
+
+/* A kernel has no room for data of its own, so each operator has a function. */
+#define OPERATOR(name, schema)                                                       \
+  static void run_##name(torch_value *stack, uint64_t arguments, uint64_t results) { \
+    (void)arguments, (void)results;                                                  \
+    const int32_t status = run(&rows[AT_##name], stack);                             \
+    if (status) fail(status, #name);                                                 \
+  }
+#include "operators.h"
+#undef OPERATOR
+
+static row rows[OPERATORS] = {
+#define OPERATOR(name, schema) {#name, schema, run_##name, 0, 0, {0}, {0}},
+#include "operators.h"
+#undef OPERATOR
+};
+
+/* --- registration ------------------------------------------------------------------------------ */
+
+/* Fails for want of something of PyTorch's. */
+static int32_t lacks(const char *what) {
+  char text[160];
+  const int length = snprintf(text, sizeof text, "torch: %s: not in this process, want PyTorch 2.10 or newer, loaded before epigrad's operators", what);
+  epg_set_last_error(text, (size_t)length, 0, 0);
+  return EPG_BACKEND_UNAVAILABLE;
+}
+
+/* Gets ready to register: finds PyTorch and reads the schemas. */
+static int32_t get_ready(void) {
+  const char *missing = epg_torch_find();
+  if (missing) return lacks(missing);
+  read_numbers();
+  for (int i = 0; i < OPERATORS; i++)
+    if (!rows[i].arguments && read_schema(&rows[i])) return lacks(rows[i].name);
+  return EPG_OK;
+}
+
+/* Gives the operators their kernels, under their names with a prefix. */
+static int32_t give_kernels(const char *prefix) {
+  static const char *const keys[] = {"CPU", "CUDA"};
+  const uint64_t here = epg_torch.aoti_torch_abi_version();
+  for (int k = 0; k < 2; k++) {
+    torch_library *library; /* kernels live as long as it: for ever */
+    if (epg_torch.aoti_torch_library_init_impl("epigrad", keys[k], file, __LINE__, &library)) return lacks(keys[k]);
+    for (int i = 0; i < OPERATORS; i++) {
+      char name[64];
+      snprintf(name, sizeof name, "%s%s", prefix, rows[i].name);
+      if (epg_torch.torch_library_impl(library, name, rows[i].kernel, here < WRITTEN_FOR ? here : WRITTEN_FOR)) return lacks(name);
+    }
+  }
+  return EPG_OK;
+}
+
+int32_t epg_torch_give_kernels(int (*tf32)(void)) {
+  const int32_t status = get_ready();
+  allows_tf32 = tf32;
+  return status ? status : give_kernels("_");
+}
+
+/* Defines an operator, for torch.compile with the tags that python/epigrad/ops gives it. */
+static int32_t define(torch_library *library, const char *prefix, const row *r) {
+  char schema[1024];
+  snprintf(schema, sizeof schema, "%s%s%s", prefix, r->name, r->schema);
+  if (!epg_torch.torch_library_def_with_tags) return epg_torch.aoti_torch_library_def(library, schema);
+  const int32_t tags[] = {epg_torch.torch_tag_pt2_compliant_tag(), epg_torch.torch_tag_flexible_layout()};
+  return epg_torch.torch_library_def_with_tags(library, schema, tags, sizeof tags / sizeof *tags);
+}
+
+/* Defines all operators; returns 1 where somebody else has. */
+static int define_all(void) {
+  static torch_library *library;
+  if (epg_torch.aoti_torch_library_init_fragment("epigrad", file, __LINE__, &library)) return 1;
+  for (int i = 0; i < OPERATORS; i++)
+    if (define(library, "", &rows[i]) || define(library, "_", &rows[i])) return 1;
+  return 0;
+}
+
+int32_t epg_torch_register(void) {
+  static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+  static int done;
+  pthread_mutex_lock(&lock);
+  int32_t status = done ? EPG_OK : get_ready();
+  if (!status && !done) {
+    done = 1;
+    if (!define_all() && !(status = give_kernels(""))) status = give_kernels("_");
+  }
+  pthread_mutex_unlock(&lock);
+  return status;
+}

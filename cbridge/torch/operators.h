@@ -1,0 +1,43 @@
+/* The operators of PyTorch that this library has kernels for: OPERATOR(name, schema), where the name
+ * is that of epigrad.h too. The tensors of a schema are the operation's inputs in order; what its
+ * other arguments are follows from their names (operators.c). python/epigrad/ops has the same
+ * schemas; a test compares them. */
+OPERATOR(matmul_bias_activation,
+         "(Tensor a, Tensor b, Tensor? bias=None, str? activation='none', *, float[] parameters=[], str save='auto', str? backend=None) -> (Tensor output, "
+         "Tensor preactivation)")
+OPERATOR(matmul_bias_activation_backward,
+         "(Tensor grad_output, Tensor a, Tensor b, Tensor? bias=None, str? activation='none', Tensor? preactivation=None, Tensor? output=None, *, float[] "
+         "parameters=[], bool[3] needs=[True, True, True], str? backend=None) -> (Tensor grad_a, Tensor grad_b, Tensor grad_bias)")
+OPERATOR(linear,
+         "(Tensor input, Tensor weight, Tensor? bias=None, str? activation='none', *, float[] parameters=[], str save='auto', str? backend=None) -> (Tensor "
+         "output, Tensor preactivation)")
+OPERATOR(linear_backward,
+         "(Tensor grad_output, Tensor input, Tensor weight, Tensor? bias=None, str? activation='none', Tensor? preactivation=None, Tensor? output=None, *, "
+         "float[] parameters=[], bool[3] needs=[True, True, True], str? backend=None) -> (Tensor grad_input, Tensor grad_weight, Tensor grad_bias)")
+OPERATOR(activation, "(Tensor input, str? activation, *, float[] parameters=[], str? backend=None) -> Tensor")
+OPERATOR(activation_backward, "(Tensor grad_output, Tensor input, str? activation, *, float[] parameters=[], str? backend=None) -> Tensor")
+OPERATOR(gated_activation, "(Tensor input, str kind='swiglu', int dim=-1, *, float[] parameters=[], str gate='second', str? backend=None) -> Tensor")
+OPERATOR(gated_activation_backward,
+         "(Tensor grad_output, Tensor input, str kind='swiglu', int dim=-1, *, float[] parameters=[], str gate='second', str? backend=None) -> Tensor")
+OPERATOR(gated_product, "(Tensor value, Tensor gate, str kind='swiglu', *, float[] parameters=[], str? backend=None) -> Tensor")
+OPERATOR(gated_product_backward,
+         "(Tensor grad_output, Tensor value, Tensor gate, str kind='swiglu', *, float[] parameters=[], bool[2] needs=[True, True], str? backend=None) -> "
+         "(Tensor grad_value, Tensor grad_gate)")
+OPERATOR(lerp, "(Tensor start, Tensor end, Tensor? weight=None, *, float? factor=None, str? backend=None) -> Tensor")
+OPERATOR(lerp_backward,
+         "(Tensor grad_output, Tensor? start, Tensor? end, Tensor? weight=None, *, float? factor=None, bool[3] needs=[True, True, True], str? backend=None) -> "
+         "(Tensor grad_start, Tensor grad_end, Tensor grad_weight)")
+OPERATOR(mlp,
+         "(Tensor input, Tensor weight1, Tensor? bias1, Tensor weight2, Tensor? bias2, str? activation='gelu_tanh', *, float[] parameters=[], str save='auto', "
+         "str? backend=None) -> (Tensor output, Tensor preactivation)")
+OPERATOR(mlp_backward,
+         "(Tensor grad_output, Tensor input, Tensor weight1, Tensor? bias1, Tensor weight2, Tensor? bias2, str? activation='gelu_tanh', Tensor? "
+         "preactivation=None, *, float[] parameters=[], bool[5] needs=[True, True, True, True, True], str? backend=None) -> (Tensor grad_input, Tensor "
+         "grad_weight1, Tensor grad_bias1, Tensor grad_weight2, Tensor grad_bias2)")
+OPERATOR(gated_mlp,
+         "(Tensor input, Tensor weight_in, Tensor? bias_in, Tensor weight_out, Tensor? bias_out, str kind='swiglu', *, float[] parameters=[], str "
+         "gate='second', str save='auto', str? backend=None) -> (Tensor output, Tensor preactivation)")
+OPERATOR(gated_mlp_backward,
+         "(Tensor grad_output, Tensor input, Tensor weight_in, Tensor? bias_in, Tensor weight_out, Tensor? bias_out, str kind='swiglu', Tensor? "
+         "preactivation=None, *, float[] parameters=[], str gate='second', bool[5] needs=[True, True, True, True, True], str? backend=None) -> (Tensor "
+         "grad_input, Tensor grad_weight_in, Tensor grad_bias_in, Tensor grad_weight_out, Tensor grad_bias_out)")

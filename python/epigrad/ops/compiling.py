@@ -1,0 +1,21 @@
+"""What the code of `torch.compile` calls: `torch.ops.epigrad._linear` in the place of `linear`.
+
+In that code autograd is no question any more, and the rule for it, which is Python, would only cost
+time. Graphs keep the operators' own names: the change is made where Inductor turns a graph into
+code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from torch._inductor import lowering
+
+from epigrad.ops.operator import Operator
+
+
+def lower(operators: Iterable[Operator]) -> None:
+    """Have Inductor call the operators by their other names."""
+    for operator in operators:
+        lowering.make_fallback(operator.overload, warn=False)  # as Inductor does by itself
+        lowering.lowerings[operator.overload] = lowering.fallback_handler(operator.bare)

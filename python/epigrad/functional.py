@@ -19,7 +19,7 @@ from epigrad._autograd import functions
 from epigrad._autograd.feedforward import BLOCK_ARGUMENTS, FeedForward
 from epigrad._autograd.gated_linear import GatedLinear
 from epigrad._core import loader, selection
-from epigrad._core.call import Call, activation_call, call_of, gated_call
+from epigrad._core.call import Call, activation_call, call_of, gated_call, known_kind
 from epigrad._core.checks import check_save, lerp_weight, overridden, require_tensors
 from epigrad._core.launcher import DISPATCHER, layer_options, only
 from epigrad._core.torch_state import any_autocast, as_linear, is_dynamo_compiling, is_traced, recorded
@@ -143,6 +143,8 @@ def activation(input: Tensor, activation: str | Activation | None) -> Tensor:
         >>> torch.allclose(epigrad.activation(x, "silu"), torch.nn.functional.silu(x))
         True
     """
+    if is_dynamo_compiling() and (traced := _traced("activation", (input,), activation)) is not None:
+        return traced
     records = recorded(1, input)
     if records is None and overridden(input):
         return _as_leaf("activation", (input,), input, activation)
@@ -178,6 +180,8 @@ def gated_activation(input: Tensor, kind: str | Gated = "swiglu", dim: int = -1,
         >>> epigrad.gated_activation(x, "swiglu", dim=0).shape
         torch.Size([1, 4])
     """
+    if is_dynamo_compiling() and (traced := _traced("gated_activation", (input,), kind, dim, gate=gate)) is not None:
+        return traced
     records = recorded(1, input)
     if records is None and overridden(input):
         return _as_leaf("gated_activation", (input,), input, kind, dim, gate=gate)
@@ -209,6 +213,8 @@ def gated_product(value: Tensor, gate: Tensor, kind: str | Gated = "swiglu") -> 
         >>> torch.allclose(epigrad.gated_product(value, gate), torch.nn.functional.silu(gate))
         True
     """
+    if is_dynamo_compiling() and (traced := _traced("gated_product", (value, gate), kind)) is not None:
+        return traced
     records = recorded(2, value, gate)
     call = call_of(gated_call, "gated_product", kind, 0, "second", selection.current())
     if records is None and overridden(value, gate):
@@ -340,6 +346,8 @@ def mlp(
         True
     """
     tensors = (input, weight1, bias1, weight2, bias2)
+    if is_dynamo_compiling() and (traced := _traced("mlp", tensors, activation, save=save)) is not None:
+        return traced
     records = recorded(0, *tensors)
     if records is None and overridden(*tensors):
         return _as_leaf("mlp", tensors, *tensors, activation, save=save)
@@ -391,6 +399,8 @@ def gated_mlp(
         True
     """
     tensors = (input, weight_in, bias_in, weight_out, bias_out)
+    if is_dynamo_compiling() and (traced := _traced("gated_mlp", tensors, kind, save=save, gate=gate)) is not None:
+        return traced
     records = recorded(0, *tensors)
     if records is None and overridden(*tensors):
         return _as_leaf("gated_mlp", tensors, *tensors, kind, gate=gate, save=save)
@@ -400,6 +410,8 @@ def gated_mlp(
 
 def _gemm(op: str, a: Tensor, b: Tensor, bias: Tensor | None, activation: str | Activation | None, save: str) -> Tensor:
     tensors = (a, b, bias)
+    if is_dynamo_compiling() and (traced := _traced(op, tensors, activation, save=save)) is not None:
+        return traced
     records = recorded(2, a, b, bias)
     call = call_of(activation_call, op, activation, selection.current())
     if records is None and overridden(a, b, bias):
@@ -418,6 +430,37 @@ _ARGUMENTS = {
     **BLOCK_ARGUMENTS,
 }
 """What callers know the tensors of a function as."""
+
+_OPERATORS = {operator.name: operator.overload for operator in ops.OPERATORS}
+
+
+def _traced(
+    op: str, tensors: tuple[Tensor | None, ...], kind: Any, *rest: Any, save: str | None = None, **options: Any
+) -> Tensor | None:
+    """What an operator gives while Dynamo traces, or None for arguments that need another look.
+
+    Dynamo checks each name that it has met again at each call, so there are few here.
+    """
+    row = known_kind(op, kind) if isinstance(kind, str) else None
+    if row is None or save not in (None, "auto", "preactivation", "recompute"):
+        return None
+    records = False
+    for place, tensor in enumerate(tensors):
+        if isinstance(tensor, Tensor):
+            if tensor.is_nested:
+                return None
+            records = records or tensor.requires_grad
+        elif tensor is not None or place not in (2, 4):  # where biases are
+            return None
+    name, parameters = row
+    if parameters:
+        options["parameters"] = parameters
+    if save is not None:
+        options["save"] = save if records and torch.is_grad_enabled() else "recompute"
+    results = _OPERATORS[op](*tensors, name, *rest, backend=selection.current(), **options)
+    out: Tensor = results if save is None else results[0]
+    return out
+
 
 # Each of the two below computes in one of three ways: by an operator where PyTorch has to see one
 # (`records` is None), recorded by autograd, or straight.

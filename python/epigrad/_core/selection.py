@@ -14,6 +14,7 @@ from typing import Any
 
 from epigrad import errors
 from epigrad._core import loader
+from epigrad._core.torch_state import constant_to_dynamo
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,16 +114,20 @@ _VARIABLE: Any = os.environ.encodekey("EPIGRAD_BACKEND")
 def current() -> str | None:
     """The backend chosen for CPU tensors in this thread, or None where nothing was chosen."""
     name = _blocks.name
-    if name is None:
-        # On every call's path, where os.environ.get of what is not set takes half a microsecond.
-        if _VARIABLE not in _environment:
-            return None
-        name = os.environ["EPIGRAD_BACKEND"]
-        if not name:
-            return None
-        if name != "cpu" and name not in _usable:
-            _require("EPIGRAD_BACKEND", name)
-            _usable.add(name)
+    return _of_environment() if name is None else name
+
+
+@constant_to_dynamo  # which would check the whole environment again at each call
+def _of_environment() -> str | None:
+    # On every call's path, where os.environ.get of what is not set takes half a microsecond.
+    if _VARIABLE not in _environment:
+        return None
+    name = os.environ["EPIGRAD_BACKEND"]
+    if not name:
+        return None
+    if name != "cpu" and name not in _usable:
+        _require("EPIGRAD_BACKEND", name)
+        _usable.add(name)
     return name
 
 

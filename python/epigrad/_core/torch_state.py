@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -21,6 +21,7 @@ from epigrad._core import loader
 __all__ = [
     "any_autocast",
     "as_linear",
+    "constant_to_dynamo",
     "dispatch_modes",
     "is_dynamo_compiling",
     "is_exported_to_onnx",
@@ -30,10 +31,21 @@ __all__ = [
     "unpack_dual",
 ]
 
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
 any_autocast: Callable[[], bool] = torch._C._is_any_autocast_enabled
 transforms_active: Callable[[], bool] = torch._C._are_functorch_transforms_active
 tracing_state: Callable[[], Any] = torch._C._get_tracing_state
 unpack_dual: Callable[[Tensor], Any] = forward_ad.unpack_dual
+
+
+def constant_to_dynamo(function: _Function) -> _Function:
+    """Mark a function of constants: Dynamo runs it once, and checks nothing that it has read again.
+
+    `torch.compiler.assume_constant_result` does the same, but imports all of Dynamo for it.
+    """
+    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    return function
 
 
 def is_traced() -> bool:

@@ -7,11 +7,13 @@ code.
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Iterable
-
-from torch._inductor import lowering
+from typing import Any
 
 from epigrad.ops.operator import Operator
+
+lowering: Any = importlib.import_module("torch._inductor.lowering")
 
 
 def lower(operators: Iterable[Operator]) -> None:

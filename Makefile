@@ -155,9 +155,9 @@ test-full: build lib $(STAMPS)/test
 # How epigrad lives with the oldest PyTorch that pyproject.toml allows, in an environment of its
 # own.
 OLDEST := $(VENV)/oldest
-test-oldest: build $(OLDEST)/installed
+test-oldest: build lib $(OLDEST)/installed
 	PYTHONPATH=$(CURDIR)/python $(OLDEST)/bin/python -m pytest -n $(PYTEST_WORKERS) -q \
-		tests/autograd tests/models tests/api/test_nn.py tests/runtime/test_fork.py $(patsubst %,tests/pytorch/test_%.py,autocast compile distributed modes operators)
+		tests/autograd tests/models tests/api/test_nn.py tests/runtime/test_fork.py $(patsubst %,tests/pytorch/test_%.py,autocast compile distributed modes operators without_python)
 
 $(OLDEST)/installed: pyproject.toml | $(STAMPS)/venv
 	@echo "epigrad: installing the oldest PyTorch and what the tests need into $(OLDEST) (7 GB)"

@@ -192,8 +192,8 @@ int32_t epg_webgpu_free(void *data);
 int32_t epg_webgpu_write(void *data, const void *from, uint64_t nbytes);
 int32_t epg_webgpu_read(const void *data, void *to, uint64_t nbytes);
 
-/* Operators of PyTorch. Defines torch.ops.epigrad.* with kernels for the CPU and CUDA in the PyTorch
- * (2.10 or newer) of this process, so that a program in C++ runs packages of AOTInductor and
+/* Operators of PyTorch. Defines torch.ops.epigrad.* with kernels for the CPU and CUDA, for the
+ * PyTorch (2.10 or newer) of this process: a program in C++ then runs packages of AOTInductor and
  * programs of TorchScript that call them. The library does so by itself if PyTorch is there when it
  * is loaded. Operators that the Python package has defined stay as they are. Without PyTorch it is
  * EPG_BACKEND_UNAVAILABLE. */

@@ -102,7 +102,7 @@ static int describe(torch_tensor *tensor, DLTensor *t) {
   if (epg_torch.aoti_torch_get_dtype(tensor, &dtype) || epg_torch.aoti_torch_get_device_type(tensor, &type) ||
       epg_torch.aoti_torch_get_device_index(tensor, &index) || epg_torch.aoti_torch_get_dim(tensor, &rank))
     return -1;
-  *t = (DLTensor){.ndim = (int32_t)rank, .dtype = {255, 0, 1}}; /* none of the four: Go refuses it */
+  *t = (DLTensor){.ndim = (int32_t)rank, .dtype = {255, 0, 1}}; /* none: Go refuses it */
   for (size_t i = 0; i < sizeof numbers.dtypes / sizeof *numbers.dtypes; i++)
     if (numbers.dtypes[i].number == dtype) t->dtype = numbers.dtypes[i].dtype;
   if (type == numbers.cpu) t->device = (DLDevice){kDLCPU, 0};
@@ -367,7 +367,7 @@ static row rows[OPERATORS] = {
 #undef OPERATOR
 };
 
-/* --- registration ------------------------------------------------------------------------------ */
+/* --- registration ----------------------------------------------------------------------------- */
 
 /* Fails for want of something of PyTorch's. */
 static int32_t lacks(const char *what) {

@@ -14,16 +14,23 @@ import torch
 from torch import Tensor
 from torch.overrides import handle_torch_function
 
-from epigrad import ops
+from epigrad import errors, ops
 from epigrad._autograd import functions
 from epigrad._autograd.feedforward import BLOCK_ARGUMENTS, FeedForward
 from epigrad._autograd.gated_linear import GatedLinear
 from epigrad._core import loader, selection
-from epigrad._core.call import Call, activation_call, call_of, gated_call, known_kind
+from epigrad._core.call import Call, activation_call, call_of, gated_call
 from epigrad._core.checks import check_save, lerp_weight, overridden, require_tensors
 from epigrad._core.launcher import DISPATCHER, layer_options, only
-from epigrad._core.torch_state import any_autocast, as_linear, is_dynamo_compiling, is_traced, recorded
-from epigrad.kinds import Activation, Gated
+from epigrad._core.torch_state import (
+    any_autocast,
+    as_linear,
+    constant_to_dynamo,
+    is_dynamo_compiling,
+    is_traced,
+    recorded,
+)
+from epigrad.kinds import Activation, Gated, activation_of, gated_of
 
 __all__ = [
     "activation",
@@ -434,6 +441,16 @@ _ARGUMENTS = {
 _OPERATORS = {operator.name: operator.overload for operator in ops.OPERATORS}
 
 
+@constant_to_dynamo  # which would check each row of the tables again at each call
+def _row(op: str, kind: str) -> tuple[str, tuple[float, ...], tuple[int, ...]] | None:
+    """A kind's name and parameters, and the places of an operation's biases; None for no kind."""
+    try:
+        found = (gated_of if op.startswith("gated") else activation_of)(op, kind)
+    except errors.InvalidProblemError:
+        return None
+    return found.name, found.values, tuple([i for i, name in enumerate(_ARGUMENTS[op]) if "bias" in name])
+
+
 def _traced(
     op: str, tensors: tuple[Tensor | None, ...], kind: Any, *rest: Any, save: str | None = None, **options: Any
 ) -> Tensor | None:
@@ -441,18 +458,18 @@ def _traced(
 
     Dynamo checks each name that it has met again at each call, so there are few here.
     """
-    row = known_kind(op, kind) if isinstance(kind, str) else None
+    row = _row(op, kind) if isinstance(kind, str) else None
     if row is None or save not in (None, "auto", "preactivation", "recompute"):
         return None
+    name, parameters, biases = row
     records = False
     for place, tensor in enumerate(tensors):
         if isinstance(tensor, Tensor):
             if tensor.is_nested:
                 return None
             records = records or tensor.requires_grad
-        elif tensor is not None or place not in (2, 4):  # where biases are
+        elif tensor is not None or place not in biases:
             return None
-    name, parameters = row
     if parameters:
         options["parameters"] = parameters
     if save is not None:

@@ -5,6 +5,10 @@
 A folder is what `pip install --no-deps --target FOLDER WHEEL` fills. Each turn starts one process
 for each build, in another order each time. FILE gets the fastest call of each process, and of each
 build but the first the ratio of its fastest to the first's. Only functions that 0.1 has are called.
+
+With --compiled the calls are tiny ones of `torch.compile`: what counts there is the host's time.
+Each has PyTorch's own operations beside it, compiled too, and FILE gets the ratio to them. The two
+take turns within a process.
 """
 
 from __future__ import annotations
@@ -17,6 +21,7 @@ import os
 import pathlib
 import random
 import re
+import statistics
 import subprocess
 import sys
 import time
@@ -64,6 +69,55 @@ def calls() -> Iterator[tuple[str, Callable[[], object]]]:
             yield from each(f"{name} {elements} float32", function, torch.randn(elements // 64, 64))
 
 
+def compiled_calls() -> Iterator[tuple[str, tuple[Callable[[], object], Callable[[], object]]]]:
+    """Pairs of calls by their names: epigrad's and PyTorch's own operations, both compiled."""
+    import epigrad
+    import torch
+    from torch.nn import functional
+
+    def mlp(x: Any, first: Any, second: Any, bias: Any) -> Any:
+        return epigrad.mlp(x, first, bias, second, bias, "gelu_tanh")
+
+    def own_mlp(x: Any, first: Any, second: Any, bias: Any) -> Any:
+        hidden = functional.gelu(functional.linear(x, first, bias), approximate="tanh")
+        return functional.linear(hidden, second, bias)
+
+    pairs: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
+        "linear gelu": (
+            lambda x, first, second, bias: epigrad.linear(x, first, bias, "gelu"),
+            lambda x, first, second, bias: functional.gelu(functional.linear(x, first, bias)),
+        ),
+        "mlp gelu_tanh": (mlp, own_mlp),
+    }
+    leaves = [tensor.requires_grad_() for tensor in (torch.randn(8, 8), torch.randn(8, 8), torch.randn(8))]
+    x, grad = torch.randn(4, 8), torch.randn(4, 8)
+
+    def forward(function: Any) -> object:
+        with torch.no_grad():
+            return function(x, *leaves)
+
+    def training(function: Any) -> None:
+        torch.autograd.backward(function(x, *leaves), grad)
+
+    for name, pair in pairs.items():
+        ours, own = (torch.compile(function, fullgraph=True) for function in pair)
+        yield f"{name} forward", (lambda ours=ours: forward(ours), lambda own=own: forward(own))  # type: ignore[misc]
+        yield name, (lambda ours=ours: training(ours), lambda own=own: training(own))  # type: ignore[misc]
+
+
+def in_turns(pair: tuple[Callable[[], object], Callable[[], object]]) -> list[float]:
+    """Microseconds of each of two calls: the fastest of many rounds of a hundred calls each."""
+    best = [math.inf, math.inf]
+    for round_ in range(60):
+        for which, call in enumerate(pair):
+            start = time.perf_counter()
+            for _ in range(100):
+                call()
+            if round_:
+                best[which] = min(best[which], (time.perf_counter() - start) / 100)
+    return [round(seconds * 1e6, 2) for seconds in best]
+
+
 def fastest(call: Callable[[], object]) -> float:
     """Microseconds of the fastest of as many calls as `SECONDS` hold."""
     for _ in range(3):
@@ -77,13 +131,18 @@ def fastest(call: Callable[[], object]) -> float:
     return round(best * 1e6, 2)
 
 
-def measure(pattern: str) -> None:
+def measure(pattern: str, compiled: bool) -> None:
     """What one process does."""
     import epigrad
     import torch
 
     torch.manual_seed(0)
-    times = {name: fastest(call) for name, call in calls() if re.search(pattern, name)}
+    times: dict[str, Any]
+    if compiled:
+        torch.set_num_threads(1)
+        times = {name: in_turns(pair) for name, pair in compiled_calls() if re.search(pattern, name)}
+    else:
+        times = {name: fastest(call) for name, call in calls() if re.search(pattern, name)}
     engine = next(info.detail for info in epigrad.backends() if info.name == "cpu")
     facts = {
         "threads": torch.get_num_threads(),
@@ -93,10 +152,14 @@ def measure(pattern: str) -> None:
     print(json.dumps({"times": times, "facts": facts}))
 
 
-def process(folder: str, pattern: str) -> dict[str, Any]:
+def process(folder: str, pattern: str, compiled: bool) -> dict[str, Any]:
     """The times of one process with a build."""
-    environment = dict(os.environ, PYTHONPATH=str(pathlib.Path(folder).resolve()))
+    # Inductor's cache does not know which build compiled what is in it.
+    environment = dict(
+        os.environ, PYTHONPATH=str(pathlib.Path(folder).resolve()), TORCHINDUCTOR_FORCE_DISABLE_CACHES="1"
+    )
     command = [sys.executable, "-P", str(pathlib.Path(__file__).resolve()), "--measure", "--calls", pattern]
+    command += ["--compiled"] if compiled else []
     done = subprocess.run(command, env=environment, cwd="/", check=True, stdout=subprocess.PIPE, text=True)
     found: dict[str, Any] = json.loads(done.stdout)
     return found
@@ -108,10 +171,11 @@ def main() -> None:
     parser.add_argument("builds", nargs="*", metavar="BUILD=FOLDER")
     parser.add_argument("--turns", type=int, default=6)
     parser.add_argument("--calls", default="", metavar="PATTERN")
+    parser.add_argument("--compiled", action="store_true")
     parser.add_argument("--measure", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.measure:
-        measure(args.calls)
+        measure(args.calls, args.compiled)
         return
     from epigrad.cli.machine import cpu_name  # not of a build, which may be older than it
 
@@ -121,20 +185,29 @@ def main() -> None:
     found: dict[str, list[dict[str, Any]]] = {build: [] for build in builds}
     for _ in range(args.turns):
         for build in random.sample(list(builds), len(builds)):
-            found[build].append(process(builds[build], args.calls))
+            found[build].append(process(builds[build], args.calls, args.compiled))
     first, *others = builds
     rows: list[dict[str, Any]] = []
     for name in found[first][0]["times"]:
+        if args.compiled:
+            pairs = {build: [done["times"][name] for done in found[build]] for build in builds}
+            ratio = {b: round(statistics.median(ours / own for ours, own in pairs[b]), 3) for b in builds}
+            rows.append({"call": name, **pairs, "ratio": ratio})
+            continue
         row = {build: [done["times"][name] for done in found[build]] for build in builds}
         rows.append({"call": name, **row, "ratio": {b: round(min(row[b]) / min(row[first]), 3) for b in others}})
-    means = {b: math.exp(sum(math.log(row["ratio"][b]) for row in rows) / len(rows)) for b in others}
+    means = {b: math.exp(sum(math.log(row["ratio"][b]) for row in rows) / len(rows)) for b in rows[0]["ratio"]}
     report = {
         "date": datetime.date.today().isoformat(),
         "command": f"python tests/tools/turns.py FILE {' '.join(f'{b}=...' for b in builds)} --turns {args.turns}"
-        + (f" --calls {args.calls!r}" if args.calls else ""),
+        + (f" --calls {args.calls!r}" if args.calls else "")
+        + (" --compiled" if args.compiled else ""),
         "device": cpu_name(),
         **found[first][0]["facts"],
-        "unit": "microseconds: the fastest call of each process; ratio: of the fastest to that of the first build",
+        "unit": "microseconds of epigrad and of PyTorch's own, compiled both, the fastest round of each process; "
+        "ratio: the median of theirs"
+        if args.compiled
+        else "microseconds: the fastest call of each process; ratio: of the fastest to that of the first build",
         "geometric_mean": {build: round(mean, 3) for build, mean in means.items()},
         "rows": rows,
     }

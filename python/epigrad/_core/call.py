@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 from torch.compiler import is_dynamo_compiling
 
 from epigrad import errors
-from epigrad._core.torch_state import constant_to_dynamo
 from epigrad.kinds import Activation, Gated, activation_of, gated_of
 
 GATE_NAMES = ("second", "first")
@@ -81,16 +80,6 @@ def call_of(make: Callable[..., Call], *arguments: Any) -> Call:
         return _quick[make](*arguments)
     except TypeError:  # what cannot be hashed is no name: the error says so
         return make(*arguments)
-
-
-@constant_to_dynamo  # which would check each row of the tables again at each call
-def known_kind(op: str, name: str) -> tuple[str, tuple[float, ...]] | None:
-    """The kind that a name stands for, and its parameters; None where there is none."""
-    try:
-        kind = gated_of(op, name) if op.startswith("gated") else activation_of(op, name)
-    except errors.InvalidProblemError:
-        return None
-    return kind.name, kind.values
 
 
 def gate_place(op: str, gate: str) -> int:

@@ -120,7 +120,7 @@ _WITH_WEIGHTS = ("linear", "matmul_bias_activation", "gated_linear", "mlp", "gat
 
 def _as_weight(gradient: Tensor | None, weight: Tensor | None, place: int) -> Tensor | None:
     """The gradient of a weight that is a transposed matrix, dense, in the weight's layout, in which
-    PyTorch keeps a parameter's gradient. cbridge/pyext/launch.c has the same rule.
+    PyTorch keeps a parameter's gradient. cbridge/launch.c has the same rule.
     """
     if gradient is None or weight is None or place == 0 or weight.ndim != 2 or min(weight.shape) < 2:
         return gradient

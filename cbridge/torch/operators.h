@@ -1,7 +1,7 @@
 /* The operators of PyTorch that have kernels in C: OPERATOR(name, schema). The name is the
- * operation's in epigrad.h, and a schema's tensors are its inputs in order. What other arguments are
- * follows from their names (operators.c). python/epigrad/ops has the same schemas; a test compares
- * them. */
+ * operation's in epigrad.h, and a schema's tensors are its inputs in order. What other arguments
+ * are follows from their names (operators.c). python/epigrad/ops has the same schemas; a test
+ * compares them. */
 OPERATOR(matmul_bias_activation,
          "(Tensor a, Tensor b, Tensor? bias=None, str? activation='none', *, float[] parameters=[], str save='auto', str? backend=None) -> (Tensor output, "
          "Tensor preactivation)")

@@ -27,6 +27,13 @@ OPERATOR(lerp, "(Tensor start, Tensor end, Tensor? weight=None, *, float? factor
 OPERATOR(lerp_backward,
          "(Tensor grad_output, Tensor? start, Tensor? end, Tensor? weight=None, *, float? factor=None, bool[3] needs=[True, True, True], str? backend=None) -> "
          "(Tensor grad_start, Tensor grad_end, Tensor grad_weight)")
+OPERATOR(gated_linear,
+         "(Tensor input, Tensor weight_value, Tensor weight_gate, Tensor? bias_value=None, Tensor? bias_gate=None, str kind='swiglu', *, float[] "
+         "parameters=[], str save='auto', str? backend=None) -> (Tensor output, Tensor preactivation)")
+OPERATOR(gated_linear_backward,
+         "(Tensor grad_output, Tensor input, Tensor weight_value, Tensor weight_gate, Tensor? bias_value=None, Tensor? bias_gate=None, str kind='swiglu', "
+         "Tensor? preactivation=None, *, float[] parameters=[], bool[5] needs=[True, True, True, True, True], str? backend=None) -> (Tensor grad_input, Tensor "
+         "grad_weight_value, Tensor grad_weight_gate, Tensor grad_bias_value, Tensor grad_bias_gate)")
 OPERATOR(mlp,
          "(Tensor input, Tensor weight1, Tensor? bias1, Tensor weight2, Tensor? bias2, str? activation='gelu_tanh', *, float[] parameters=[], str save='auto', "
          "str? backend=None) -> (Tensor output, Tensor preactivation)")

@@ -304,6 +304,8 @@ def gated_linear(
         True
     """
     tensors = (input, weight_value, weight_gate, bias_value, bias_gate)
+    if is_dynamo_compiling() and (traced := _traced("gated_linear", tensors, kind, save=save)) is not None:
+        return traced
     records = recorded(3, *tensors)
     call = call_of(gated_call, "gated_linear", kind, 0, "second", selection.current())
     if records is None and overridden(*tensors):

@@ -22,6 +22,7 @@ import pytest
 import torch
 from epigrad import errors, ops
 from epigrad._core import loader
+from epigrad._core.tables import ACTIVATIONS
 from torch import Tensor
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch._inductor import config as inductor
@@ -103,7 +104,7 @@ def test_gradients_that_are_not_needed_are_none(needs: tuple[bool, ...]) -> None
 
 @pytest.mark.parametrize(
     ("kind", "save"),
-    [(kind, save) for kind in ("gelu", "relu", "none") for save in ("auto", "preactivation", "recompute")],
+    [(kind, save) for kind in ACTIVATIONS for save in ("auto", "preactivation", "recompute")],
 )
 @pytest.mark.parametrize("op", ["linear", "mlp"])
 def test_an_operator_keeps_what_save_says(op: str, kind: str, save: str) -> None:

@@ -15,6 +15,8 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.nn.modules import module as torch_module
 
+from epigrad._core.torch_state import constant_to_dynamo
+
 any_global_hook: Callable[[], bool] = torch_module._has_any_global_hook
 """Whether hooks on all modules are registered: they are to see the layers inside of a block too."""
 
@@ -24,11 +26,33 @@ _DTYPES = frozenset((torch.float32, torch.float64, torch.bfloat16, torch.float16
 
 _CONV1D = "transformers.pytorch_utils.Conv1D"  # a Linear whose weight is [K, N]
 
+# What the functions marked for Dynamo read is checked once, while it traces, and not at each call.
+
+
+@constant_to_dynamo
+def full_name(cls: type[Any]) -> str:
+    """The full name of a class."""
+    return f"{cls.__module__}.{cls.__qualname__}"
+
 
 def class_name(thing: object) -> str:
     """The full name of an object's class."""
-    cls = type(thing)
-    return f"{cls.__module__}.{cls.__qualname__}"
+    return full_name(type(thing))
+
+
+@constant_to_dynamo
+def _is_plain(cls: type[Any]) -> bool:
+    return cls in _PLAIN
+
+
+@constant_to_dynamo
+def _is_supported(dtype: torch.dtype) -> bool:
+    return dtype in _DTYPES
+
+
+@constant_to_dynamo
+def _is_projection(cls: type[Any]) -> bool:
+    return cls is nn.Linear or full_name(cls) == _CONV1D
 
 
 def why_called(module: nn.Module) -> str:
@@ -54,7 +78,7 @@ def held_back(module: nn.Module, name: str) -> str:
     plain floating-point tensors mean more than ``input @ weight.T + bias``.
     """
     layer: Any = module._modules[name]
-    if type(layer) is not nn.Linear and class_name(layer) != _CONV1D:
+    if not _is_projection(type(layer)):
         return f"{name} is a {class_name(layer)}"
     if reason := why_called(layer):
         return f"{name} {reason}"
@@ -65,9 +89,9 @@ def held_back(module: nn.Module, name: str) -> str:
             if part == "bias" and part in parameters:
                 continue
             return f"{name}.{part} is no parameter"
-        if type(parameter) not in _PLAIN:
+        if not _is_plain(type(parameter)):
             return f"{name}.{part} is a {class_name(parameter)}"
-        if parameter.dtype not in _DTYPES:
+        if not _is_supported(parameter.dtype):
             return f"{name}.{part} is of {parameter.dtype}"
     return ""
 

@@ -17,6 +17,7 @@ from torch.compiler import is_compiling
 from epigrad import functional
 from epigrad._core.projections import class_name, held_back, weight_and_bias, why_called
 from epigrad._core.tables import GATED_KINDS
+from epigrad._core.torch_state import constant_to_dynamo
 from epigrad.integrations.layers import activation_name, passes
 
 _KIND_OF_GATE = {row.activation: kind for kind, row in GATED_KINDS.items()}
@@ -39,6 +40,7 @@ class Block(Protocol):
         """The block's output; there is no obstacle."""
 
 
+@constant_to_dynamo
 def _gated_kind(activation: str | None) -> str | None:
     """The gated kind whose gate goes through an activation."""
     return _KIND_OF_GATE.get(activation or "")

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import nn
 
-from epigrad._core.projections import class_name, why_called
+from epigrad._core.projections import full_name, why_called
+from epigrad._core.torch_state import constant_to_dynamo
 
 _TRANSFORMERS = "transformers.activations"
 _TIMM = "timm.layers.activations"
@@ -37,9 +40,15 @@ ACTIVATIONS = {
 
 def activation_name(module: nn.Module) -> str | None:
     """What epigrad calls an activation module, None for one that it does not know."""
-    if type(module) is nn.GELU and module.approximate == "tanh":
+    name = _name_of(type(module))
+    if name == "gelu" and type(module) is nn.GELU and module.approximate == "tanh":
         return "gelu_tanh"
-    return ACTIVATIONS.get(class_name(module))
+    return name
+
+
+@constant_to_dynamo
+def _name_of(cls: type[Any]) -> str | None:
+    return ACTIVATIONS.get(full_name(cls))
 
 
 def passes(module: nn.Module) -> bool:

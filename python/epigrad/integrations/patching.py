@@ -17,7 +17,7 @@ from typing import Any
 from torch import nn
 
 from epigrad import errors
-from epigrad._core.projections import any_global_hook, class_name, replaced
+from epigrad._core.projections import any_global_hook, class_name, full_name, replaced
 from epigrad.integrations.blocks import Block
 from epigrad.integrations.table import BLOCKS
 
@@ -152,7 +152,7 @@ def _patched_class(original: type[Any]) -> type[Any]:
     """The class of patched blocks of an own class."""
     if original in _classes:
         return _classes[original]
-    return _classes.setdefault(original, _made(original, BLOCKS[_full_name(original)]))
+    return _classes.setdefault(original, _made(original, BLOCKS[full_name(original)]))
 
 
 def _made(original: type[Any], block: Block) -> type[Any]:
@@ -175,16 +175,12 @@ def _blank(original: type[Any]) -> Any:
     return object.__new__(_patched_class(original))
 
 
-def _full_name(cls: type[Any]) -> str:
-    return f"{cls.__module__}.{cls.__qualname__}"
-
-
 def _own_class(module: nn.Module) -> type[Any]:
     return module.epigrad_original if isinstance(module, Patched) else type(module)
 
 
 def _row(cls: type[Any]) -> Block | None:
-    return BLOCKS.get(_full_name(cls))
+    return BLOCKS.get(full_name(cls))
 
 
 def _blocks(model: nn.Module) -> Iterator[tuple[str, nn.Module, Block]]:

@@ -13,11 +13,10 @@ from typing import Any
 
 from epigrad.ops.operator import Operator
 
-lowering: Any = importlib.import_module("torch._inductor.lowering")
-
 
 def lower(operators: Iterable[Operator]) -> None:
-    """Have Inductor call the operators by their other names."""
+    """Have Inductor, which is imported already, call the operators by their other names."""
+    lowering: Any = importlib.import_module("torch._inductor.lowering")
     for operator in operators:
         lowering.make_fallback(operator.overload, warn=False)  # as Inductor does by itself
         lowering.lowerings[operator.overload] = lowering.fallback_handler(operator.bare)

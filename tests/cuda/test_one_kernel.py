@@ -4,6 +4,9 @@
 
 from __future__ import annotations
 
+import base64
+import json
+import pathlib
 from collections.abc import Callable
 
 import epigrad
@@ -75,6 +78,29 @@ def test_hopper_alone_has_them(shape: tuple[int, int, int]) -> None:
 
 def test_a_long_depth_is_blas() -> None:
     assert kernel_of(1024, 512, 4096).startswith("cublaslt")
+
+
+WAYS = {1: "_nn_128", 2: "_nn_192", 3: "cublaslt+"}
+"""Ways that a tuning file names (go/backend/cuda/ways.go), and what their kernels are named by."""
+
+
+def test_tuning_may_choose_otherwise(tmp_path: pathlib.Path) -> None:
+    shape, found = (1024, 1152, 320), tmp_path / "found.json"
+    m, n, k = shape
+    x, weight = randoms(torch.bfloat16, (m, k), (k, n))
+    want = forward.matmul_bias_activation(x, weight, activation="gelu")
+    with epigrad.tuning(found):
+        chosen = kernel_of(*shape)
+    keys = [key for key in json.loads(found.read_text()) if " way: " in key]
+    assert len(keys) == on_hopper()
+    assert any(name in chosen for name in WAYS.values())
+    for way, name in WAYS.items() if on_hopper() else ():
+        path = tmp_path / f"{way}.json"
+        path.write_text(json.dumps({keys[0]: base64.b64encode(bytes([way])).decode()}))
+        with epigrad.tuning(path):
+            assert name in kernel_of(*shape)
+            got = forward.matmul_bias_activation(x, weight, activation="gelu")
+        torch.testing.assert_close(got, want)
 
 
 def addresses(dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:

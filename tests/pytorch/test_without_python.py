@@ -253,21 +253,22 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-def test_aotinductors_runner_runs_a_package_without_python(program: Path, tmp_path: Path) -> None:
+@on_devices
+def test_aotinductors_runner_runs_a_package_without_python(device: str, program: Path, tmp_path: Path) -> None:
     require_library()
-    model, x = Model().eval(), (torch.arange(32.0) / 16).reshape(4, 8)
+    model, x = Model().eval().to(device), (torch.arange(32.0) / 16).reshape(4, 8).to(device)
     exported = torch.export.export(model, (x,))
     package = torch._inductor.aoti_compile_and_package(exported, package_path=str(tmp_path / "model.pt2"))
 
     def run(library: Path | str) -> subprocess.CompletedProcess[str]:
-        command = [str(program), str(package), str(library), "4", "8"]
+        command = [str(program), str(package), str(library), device, "4", "8"]
         return subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
 
     done = run(LIBRARY)
     assert done.returncode == 0, done.stderr
     got = torch.tensor([float(line) for line in done.stdout.split()])
     with torch.no_grad():
-        torch.testing.assert_close(got, model(x).flatten(), rtol=1e-6, atol=1e-6)
+        torch.testing.assert_close(got, model(x).flatten().cpu(), rtol=1e-6, atol=1e-6)
     without = run("libm.so.6")
     assert without.returncode == 2 and "epigrad::" in without.stderr
 

@@ -87,10 +87,7 @@ func (c *Backend) Select(p backend.Problem) (backend.Kernel, error) {
 		return nil, err
 	}
 	b := &builder{device: d, dt: dt, blasAlone: c.BLASAlone}
-	if err := b.plan(p); err != nil {
-		return nil, err
-	}
-	return b.compile(p)
+	return b.kernelOf(p)
 }
 
 // plan adds the operations that solve a problem.

@@ -138,8 +138,31 @@ typedef struct {
   int32_t count;
 } epg_cuda_program;
 
+/* What candidates are timed with. */
+enum { EPG_MOST_CANDIDATES = 8, EPG_BENCH_BUFFERS = 16 };
+typedef struct {
+  void *stream, *start, *end; /* two events */
+  uint64_t owned[EPG_BENCH_BUFFERS];
+  int num_owned;
+} epg_bench;
+
+/* Enqueues a candidate; returns 0, or something else if that failed. */
+typedef int (*epg_candidate)(void *self, int which, void *stream);
+
+/* A bench is closed however opening it ended. What is allocated is full of small numbers, and is
+ * the bench's to free; at most EPG_BENCH_BUFFERS times. */
+int epg_bench_open(epg_bench *bench, epg_failure *failure);
+int epg_bench_allocate(epg_bench *bench, uint64_t bytes, uint64_t *address, epg_failure *failure);
+void epg_bench_close(epg_bench *bench);
+/* The fastest of at most EPG_MOST_CANDIDATES, measured in turns: each runs every one for about so
+ * many milliseconds, and its best turn counts. */
+int epg_bench_fastest(epg_bench *bench, epg_candidate run, void *self, int count, float milliseconds);
+
 /* Makes a program of steps, which are the program's to free. */
 epg_cuda_program *epg_cuda_program_create(const epg_device *device, int32_t count);
 void epg_cuda_program_destroy(epg_cuda_program *program);
+/* Which of some programs for one problem is the fastest, whose operands and workspace have so many
+ * bytes; -1 where there is no memory to time them with. */
+int epg_cuda_fastest(epg_cuda_program *const *programs, int count, const uint64_t *operand_bytes, int operands, uint64_t workspace_bytes);
 
 #endif

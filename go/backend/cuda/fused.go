@@ -44,7 +44,11 @@ func (b *builder) onePassOf(whole *lower.Product) (o onePass, ok bool) {
 	// where the depth is long beside the columns, an epilogue is little of the time, and BLAS is
 	// faster
 	const deep = 3
-	return o, o.depth < deep*o.columns && o.left.boxed() && o.right.boxed() && stored(&o.out, lower.Out) && stored(&o.pre, lower.Preactivation)
+	if !o.left.boxed() || !o.right.boxed() || !stored(&o.out, lower.Out) || !stored(&o.pre, lower.Preactivation) {
+		return o, false
+	}
+	b.ways = []way{narrow, wide, separated}
+	return o, b.way != byRule || o.depth < deep*o.columns
 }
 
 // contiguousBias copies a bias that is not contiguous.
@@ -59,6 +63,9 @@ func (b *builder) contiguousBias(o *onePass) error {
 
 // either adds what runs whose addresses boxes can start at do, and what others do.
 func (b *builder) either(boxed, otherwise func() error) error {
+	if b.way == separated {
+		return otherwise()
+	}
 	if err := b.unless(notBoxable, boxed); err != nil {
 		return err
 	}
@@ -67,7 +74,7 @@ func (b *builder) either(boxed, otherwise func() error) error {
 
 // onePass adds a product with its bias and its activation in one kernel.
 func (b *builder) onePass(o *onePass, kind string, otherwise func() error) error {
-	l := b.boxed(o, o.tileColumns(b.device.processors))
+	l := b.boxed(o, b.tileColumns(o))
 	l.outputs[0], l.outputs[1] = boxes{o.views[lower.Out], o.out}, boxes{o.views[lower.Preactivation], o.pre}
 	l.biases[0] = o.views[lower.Bias]
 	return b.either(func() error { return l.add("gemm_epilogue_sm90_" + kind) }, otherwise)
@@ -80,9 +87,9 @@ func (b *builder) hiddenBackward(p *backend.HiddenBackward) error {
 	// where the depth is short the epilogue decides, which has more boxes on their way beside
 	// narrow tiles
 	const short = 2048
-	columns := int64(narrowTile)
-	if o.depth >= short {
-		columns = o.tileColumns(b.device.processors)
+	columns := b.tileColumns(&o)
+	if b.way == byRule && o.depth < short {
+		columns = narrowTile
 	}
 	l := b.boxed(&o, columns)
 	fits := l.takes(l.inputs[:], p.Preactivation) && l.takes(l.outputs[:], p.GradPreactivation, p.Out)
@@ -112,6 +119,7 @@ func (b *builder) hiddenBackward(p *backend.HiddenBackward) error {
 // gated layers have, take another pass.
 func (b *builder) gatedHiddenBackward(p *backend.GatedHiddenBackward) error {
 	o, product, ok := b.throughWeight(p.Header, p.GradOutput, p.Weight, p.GradValue)
+	b.ways = []way{narrow, separated}
 	l := b.boxed(&o, narrowTile)
 	fits := l.takes(l.inputs[:], p.Value, p.Gate) && l.takes(l.outputs[:], p.GradValue, p.GradGate, p.Out)
 	if !ok || !fits || p.Biased {
@@ -160,6 +168,7 @@ func (b *builder) gatedLinear(p *backend.GatedLinear) error {
 	if !ok || !alsoOK || o.across != other.across {
 		return noKernel(p)
 	}
+	b.ways = []way{narrow, separated}
 	l := b.boxed(&o, narrowTile)
 	l.pairsWith(&other)
 	if !l.takes(l.outputs[:], p.Out, p.Value, p.Gate) {

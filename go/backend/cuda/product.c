@@ -1,5 +1,4 @@
 /* Products by cuBLASLt: what it is asked for, and which of its algorithms is taken. */
-#include <math.h>
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
@@ -20,7 +19,7 @@ enum { DESC_TRANSPOSE_A = 3, DESC_TRANSPOSE_B = 4, DESC_EPILOGUE = 7, DESC_BIAS_
 enum { PREFERENCE_WORKSPACE = 1, PREFERENCE_REDUCTION = 3, PREFERENCE_ALIGNMENT_A = 5, PREFERENCE_ALIGNMENT_D = 8 };
 enum { EPILOGUE_DEFAULT = 1, EPILOGUE_BIAS = 4 };
 
-enum { VECTOR_BYTES = 16, MOST_CANDIDATES = 8 };
+enum { VECTOR_BYTES = 16 };
 
 /* The heuristic's choices for addresses of an alignment, best first; returns how many, or -1. */
 static int candidates(const epg_device *d, const epg_matmul_problem *p, const epg_matmul *m, uint32_t alignment, int wanted, heuristic *found,
@@ -69,94 +68,47 @@ int epg_matmul_enqueue(const epg_device *d, epg_matmul *m, const epg_algorithm *
 
 /* --- tuning --------------------------------------------------------------------------------- */
 
-/* What a candidate is timed with: memory of its own, a stream, two events. */
+/* The candidates of a product, and where they compute. */
 typedef struct {
+  const epg_device *device;
+  epg_matmul *matmul;
+  const heuristic *found;
   epg_matmul_addresses at;
-  uint64_t owned[EPG_MATRICES + 2];
-  int num_owned;
-  void *stream, *start, *end;
-} bench;
+} contest;
 
-static int bench_allocate(bench *b, uint64_t bytes, uint64_t *address, epg_failure *failure) {
-  enum { PATTERN = 0x3c }; /* small normal numbers in every dtype */
-  DRIVER(cuMemAlloc, address, bytes);
-  b->owned[b->num_owned++] = *address;
-  DRIVER(cuMemsetD8Async, *address, PATTERN, bytes, b->stream);
-  return 0;
+static int run_candidate(void *self, int which, void *stream) {
+  const contest *c = self;
+  epg_algorithm choice;
+  epg_failure ignored;
+  take(&choice, &c->found[which]);
+  return epg_matmul_enqueue(c->device, c->matmul, &choice, &c->at, 0, stream, &ignored);
 }
 
-static int bench_open(bench *b, const epg_matmul_problem *p, epg_failure *failure) {
-  enum { NON_BLOCKING = 1 };
-  memset(b, 0, sizeof *b);
-  DRIVER(cuStreamCreate, &b->stream, NON_BLOCKING);
-  DRIVER(cuEventCreate, &b->start, 0);
-  DRIVER(cuEventCreate, &b->end, 0);
+static int allocate(epg_bench *b, const epg_matmul_problem *p, epg_matmul_addresses *at, epg_failure *failure) {
   for (int i = 0; i < EPG_MATRICES; i++) {
     const uint64_t one = (uint64_t)p->leading[i] * (p->columns[i] - 1) + p->rows[i];
     const uint64_t all = one + (uint64_t)(p->batch - 1) * (uint64_t)p->batch_stride[i];
-    if (bench_allocate(b, all * p->element, &b->at.matrices[i], failure)) return -1;
+    if (epg_bench_allocate(b, all * p->element, &at->matrices[i], failure)) return -1;
   }
-  if (bench_allocate(b, p->most_workspace, &b->at.scratch, failure)) return -1;
-  return p->has_bias ? bench_allocate(b, p->rows[2] * p->element, &b->at.bias, failure) : 0;
-}
-
-static void bench_close(bench *b) {
-  if (b->stream) epg_driver.cuStreamSynchronize(b->stream);
-  for (int i = 0; i < b->num_owned; i++) epg_driver.cuMemFree(b->owned[i]);
-  if (b->start) epg_driver.cuEventDestroy(b->start);
-  if (b->end) epg_driver.cuEventDestroy(b->end);
-  if (b->stream) epg_driver.cuStreamDestroy(b->stream);
-}
-
-/* Times `calls` runs of a candidate; a candidate that does not run is slower than all. */
-static float milliseconds(const epg_device *d, epg_matmul *m, const epg_algorithm *choice, bench *b, int calls) {
-  epg_failure ignored;
-  float elapsed = 0;
-  int failed = epg_driver.cuEventRecord(b->start, b->stream);
-  for (int i = 0; i < calls && !failed; i++) failed = epg_matmul_enqueue(d, m, choice, &b->at, 0, b->stream, &ignored);
-  if (failed || epg_driver.cuEventRecord(b->end, b->stream) || epg_driver.cuStreamSynchronize(b->stream) ||
-      epg_driver.cuEventElapsedTime(&elapsed, b->start, b->end))
-    return INFINITY;
-  return elapsed;
-}
-
-/* The fastest candidate, measured in turns: each round runs every one for about a millisecond, and
- * its best round counts. */
-static int fastest(const epg_device *d, epg_matmul *m, const heuristic *found, int count, bench *b) {
-  enum { ROUNDS = 5, MOST_CALLS = 50 };
-  float best[MOST_CANDIDATES];
-  int calls[MOST_CANDIDATES], winner = 0;
-  for (int round = 0; round <= ROUNDS; round++)
-    for (int i = 0; i < count; i++) {
-      epg_algorithm choice;
-      take(&choice, &found[i]);
-      if (!round) { /* the first warms up and tells how many calls are a millisecond */
-        milliseconds(d, m, &choice, b, 1);
-        const float once = milliseconds(d, m, &choice, b, 1);
-        calls[i] = once < 1.0f / MOST_CALLS ? MOST_CALLS : once < 1 ? (int)(1 / once) : 1;
-        best[i] = once;
-        continue;
-      }
-      if (best[i] < INFINITY) best[i] = fminf(best[i], milliseconds(d, m, &choice, b, calls[i]) / (float)calls[i]);
-    }
-  for (int i = 1; i < count; i++)
-    if (best[i] < best[winner]) winner = i;
-  return winner;
+  if (epg_bench_allocate(b, p->most_workspace, &at->scratch, failure)) return -1;
+  return p->has_bias ? epg_bench_allocate(b, p->rows[2] * p->element, &at->bias, failure) : 0;
 }
 
 /* Returns 1 if the choice was timed, 0 if there was nothing to choose or no memory to time with:
  * then it is the heuristic's. */
 static int tune(const epg_device *d, const epg_matmul_problem *p, epg_matmul *m, const heuristic *found, int count) {
-  bench b;
+  const float round = 1;
+  contest c = {.device = d, .matmul = m, .found = found};
+  epg_bench b;
   epg_failure ignored;
   if (count < 2) return 0;
   const int mode = epg_relax_capture();
-  const int opened = bench_open(&b, p, &ignored);
-  const int winner = opened ? 0 : fastest(d, m, found, count, &b);
-  bench_close(&b);
+  const int opened = !epg_bench_open(&b, &ignored) && !allocate(&b, p, &c.at, &ignored);
+  const int winner = opened ? epg_bench_fastest(&b, run_candidate, &c, count, round) : 0;
+  epg_bench_close(&b);
   epg_restore_capture(mode);
   take(&m->choices[0], &found[winner]);
-  return !opened;
+  return opened;
 }
 
 /* --- making one ----------------------------------------------------------------------------- */
@@ -176,14 +128,14 @@ static int describe(const epg_device *d, const epg_matmul_problem *p, epg_matmul
     }
   }
   if (status) return epg_fail_blas(failure, "cublasLtMatmulDescCreate", status);
-  heuristic found[MOST_CANDIDATES];
+  heuristic found[EPG_MOST_CANDIDATES];
   if (candidates(d, p, m, p->element, 1, found, failure) < 0) return -1;
   take(&m->choices[1], &found[0]);
   if (p->known) {
     m->choices[0] = *p->known;
     return 0;
   }
-  const int count = candidates(d, p, m, VECTOR_BYTES, p->tune ? MOST_CANDIDATES : 1, found, failure);
+  const int count = candidates(d, p, m, VECTOR_BYTES, p->tune ? EPG_MOST_CANDIDATES : 1, found, failure);
   if (count < 0) return -1;
   take(&m->choices[0], &found[0]);
   m->tuned = p->tune && tune(d, p, m, found, count);

@@ -114,3 +114,34 @@ void epg_cuda_program_destroy(epg_cuda_program *p) {
   free(p->steps);
   free(p);
 }
+
+/* Programs for one problem, and where they compute. */
+typedef struct {
+  epg_cuda_program *const *programs;
+  uint64_t bases[EPG_BENCH_BUFFERS];
+  epg_run_arguments arguments;
+} contest;
+
+static int run_candidate(void *self, int which, void *stream) {
+  contest *c = self;
+  epg_failure ignored;
+  c->arguments.stream = (uint64_t)(uintptr_t)stream;
+  return run_program(&c->programs[which]->program, c->bases, &c->arguments, &ignored);
+}
+
+int epg_cuda_fastest(epg_cuda_program *const *programs, int count, const uint64_t *operand_bytes, int operands, uint64_t workspace_bytes) {
+  const float round = 10; /* enough for the clock that a GPU keeps up */
+  contest c = {.programs = programs};
+  epg_bench b;
+  epg_failure ignored;
+  const int entered = epg_enter(programs[0]->device, &ignored);
+  if (entered < 0) return -1;
+  const int mode = epg_relax_capture();
+  int failed = epg_bench_open(&b, &ignored) || epg_bench_allocate(&b, workspace_bytes, &c.arguments.workspace, &ignored);
+  for (int i = 0; i < operands && !failed; i++) failed = epg_bench_allocate(&b, operand_bytes[i], &c.bases[i], &ignored);
+  const int winner = failed ? -1 : epg_bench_fastest(&b, run_candidate, &c, count, round);
+  epg_bench_close(&b);
+  epg_restore_capture(mode);
+  epg_leave(entered);
+  return winner;
+}

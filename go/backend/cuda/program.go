@@ -104,6 +104,8 @@ type builder struct {
 	dt        dtype.DType
 	blasAlone bool // no product by kernels of our own
 	tf32      bool // whether a product is computed in TF32
+	way       way
+	ways      []way // that the problem can go
 	program   []operation
 	scratch   int64 // bytes
 	// withoutSaved is how many bytes of scratch more the problem would take if it had no saved

@@ -165,6 +165,18 @@ const bandOfTiles = 16
 // The columns that tiles have.
 const narrowTile, wideTile = 128, 192
 
+// tileColumns is a tile's columns: those of the builder's way.
+func (b *builder) tileColumns(o *onePass) int64 {
+	switch b.way {
+	case narrow:
+		return narrowTile
+	case wide:
+		return wideTile
+	default:
+		return o.tileColumns(b.device.processors)
+	}
+}
+
 // tileColumns chooses a tile's columns. The wider tile reads less for each product; the other one
 // may leave fewer processors idle in the last round.
 func (o *onePass) tileColumns(processors int) int64 {

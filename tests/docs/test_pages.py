@@ -106,7 +106,7 @@ def test_models_on_a_gpu_get_a_line_and_a_picture(tmp_path: Path, monkeypatch: p
     assert list(links) == [("GPU", path) for path in paths]
     assert readme.on_gpus() == ["GPU"]
     assert readme.models_table().splitlines() == [
-        "| [GPU](results/first.json), [GPU](results/second.json) | | eager | patched | patched + compiled |",
+        "| [GPU](results/first.json), [2](results/second.json) | | eager | patched | patched + compiled |",
         "|---|---|---|---|---|",
         "| a, 1 x 2 | step, ms | 20.0 | 19.0 | 10.5 |",
         "|  | GPU busy, ms | 12.3 |  |  |",

@@ -34,7 +34,7 @@ END = "<!-- the end of the table -->\n"
 
 # A machine, and what it measured.
 Source = tuple[str, str]
-H200 = ("NVIDIA H200", "docs/results/2026-11-21-cuda-nvidia-h200.json")
+H200 = ("NVIDIA H200", "docs/results/2026-11-24-cuda-nvidia-h200.json")
 CPUS = (
     ("Intel Xeon", "docs/results/2026-11-23-cpu-intel-xeon.json"),
     ("AMD EPYC", "docs/results/2026-11-23-cpu-amd-epyc.json"),
@@ -45,7 +45,7 @@ CPUS = (
 MODEL_RECORDS: dict[str, tuple[str, ...]] = {
     "NVIDIA H200": (
         "docs/results/2026-11-24-models-nvidia-h200.json",
-        "docs/results/2026-11-24-models-nvidia-h200-2.json",
+        *(f"docs/results/2026-11-24-models-nvidia-h200-{part}.json" for part in (2, 3, 4)),
     ),
 }
 ACCURACY = (("NVIDIA H200", "docs/accuracy-cuda.md"), ("CPU", "docs/accuracy.md"))
@@ -197,7 +197,7 @@ def _models_table(machine: str) -> str:
     record = model_record(machine)
     rows = by_variant(record)
     models, variants = (list(dict.fromkeys(names)) for names in zip(*rows, strict=True))
-    links = ", ".join(f"[{machine}]({_in_docs(ROOT / path)})" for path in MODEL_RECORDS[machine])
+    links = numbered((machine, _in_docs(ROOT / path)) for path in MODEL_RECORDS[machine])
     text = f"| {links} | | {' | '.join(variants)} |\n" + "|---" * (2 + len(variants)) + "|\n"
     for model in models:
         own = [rows.get((model, variant), {}) for variant in variants]
@@ -279,11 +279,20 @@ def table() -> str:
     ]
     text = "| | epigrad | PyTorch eager | measured on |\n|---|---|---|---|\n"
     for what, here, there, sources in lines:
-        links = ", ".join(f"[{machine}]({path})" for machine, path in sources)
-        text += f"| {what} | {here} | {there} | {links} |\n"
+        text += f"| {what} | {here} | {there} | {numbered(sources)} |\n"
     for machine in on_gpus():
         text += f"\n![Training steps of models, {machine}]({models_picture(machine).relative_to(ROOT)})\n"
     return text
+
+
+def numbered(sources: Iterable[tuple[str, str | pathlib.Path]]) -> str:
+    """Links to records by their machines; to further ones of a machine by their numbers."""
+    links: list[str] = []
+    seen: dict[str, int] = {}
+    for machine, path in sources:
+        seen[machine] = seen.get(machine, 0) + 1
+        links.append(f"[{machine if seen[machine] == 1 else seen[machine]}]({path})")
+    return ", ".join(links)
 
 
 def _models_line(machine: str) -> tuple[str, str, str, Iterable[Source]]:

@@ -28,11 +28,16 @@ type Backend struct {
 	// BLASAlone leaves every product to cuBLASLt, that of a small problem too: to test and to
 	// compare both.
 	BLASAlone bool
+	// OneKernel has one kernel do a product and its epilogue wherever it can, where BLAS is faster
+	// too: to test it with small tensors.
+	OneKernel bool
 }
 
-// New returns the backend, with BLASAlone where the environment has EPIGRAD_CUDA_BLAS_ALONE=1.
-// Nothing is opened before the first use.
-func New() *Backend { return &Backend{BLASAlone: os.Getenv("EPIGRAD_CUDA_BLAS_ALONE") == "1"} }
+// New returns the backend, with BLASAlone where the environment has EPIGRAD_CUDA_BLAS_ALONE=1, and
+// OneKernel with EPIGRAD_CUDA_ONE_KERNEL=1. Nothing is opened before the first use.
+func New() *Backend {
+	return &Backend{BLASAlone: os.Getenv("EPIGRAD_CUDA_BLAS_ALONE") == "1", OneKernel: os.Getenv("EPIGRAD_CUDA_ONE_KERNEL") == "1"}
+}
 
 // Name implements backend.Backend.
 func (*Backend) Name() string { return backendName }
@@ -87,6 +92,9 @@ func (c *Backend) Select(p backend.Problem) (backend.Kernel, error) {
 		return nil, err
 	}
 	b := &builder{device: d, dt: dt, blasAlone: c.BLASAlone}
+	if c.OneKernel {
+		b.way = fused
+	}
 	return b.kernelOf(p)
 }
 

@@ -41,14 +41,26 @@ func (b *builder) onePassOf(whole *lower.Product) (o onePass, ok bool) {
 		o.right = o.right.transposed()
 	}
 	stored := func(m *matrix, operand int) bool { return p.Views[operand] == nil || m.boxed() }
-	// where the depth is long beside the columns, an epilogue is little of the time, and BLAS is
-	// faster
-	const deep = 3
 	if !o.left.boxed() || !o.right.boxed() || !stored(&o.out, lower.Out) || !stored(&o.pre, lower.Preactivation) {
 		return o, false
 	}
 	b.ways = []way{narrow, wide, separated}
-	return o, b.way != byRule || o.depth < deep*o.columns
+	return o, b.way != byRule || o.worthwhile(b.device.processors)
+}
+
+// A depth is short where the epilogue decides more than the product.
+const shortDepth = 2048
+
+// worthwhile tells whether one kernel is as fast as BLAS and a pass. It is not where the depth is
+// long beside the columns, so that the epilogue is little of the time, and where there are too few
+// tiles for the processors, among which BLAS divides the depth.
+func (o *onePass) worthwhile(processors int) bool {
+	const deep = 3
+	least := 0.8
+	if o.depth < shortDepth {
+		least = 0.5
+	}
+	return o.depth < deep*o.columns && max(o.used(processors, narrowTile), o.used(processors, wideTile)) >= least
 }
 
 // contiguousBias copies a bias that is not contiguous.
@@ -74,7 +86,7 @@ func (b *builder) either(boxed, otherwise func() error) error {
 
 // onePass adds a product with its bias and its activation in one kernel.
 func (b *builder) onePass(o *onePass, kind string, otherwise func() error) error {
-	l := b.boxed(o, b.tileColumns(o))
+	l := b.boxed(o, b.tileColumns(o.tileColumns(b.device.processors)))
 	l.outputs[0], l.outputs[1] = boxes{o.views[lower.Out], o.out}, boxes{o.views[lower.Preactivation], o.pre}
 	l.biases[0] = o.views[lower.Bias]
 	return b.either(func() error { return l.add("gemm_epilogue_sm90_" + kind) }, otherwise)
@@ -84,14 +96,11 @@ func (b *builder) onePass(o *onePass, kind string, otherwise func() error) error
 // and layouts have no counterpart of.
 func (b *builder) hiddenBackward(p *backend.HiddenBackward) error {
 	o, product, ok := b.throughWeight(p.Header, p.GradOutput, p.Weight, p.GradPreactivation)
-	// where the depth is short the epilogue decides, which has more boxes on their way beside
-	// narrow tiles
-	const short = 2048
-	columns := b.tileColumns(&o)
-	if b.way == byRule && o.depth < short {
-		columns = narrowTile
+	columns := int64(narrowTile) // beside which the epilogue has more boxes on their way
+	if o.depth >= shortDepth {
+		columns = o.tileColumns(b.device.processors)
 	}
-	l := b.boxed(&o, columns)
+	l := b.boxed(&o, b.tileColumns(columns))
 	fits := l.takes(l.inputs[:], p.Preactivation) && l.takes(l.outputs[:], p.GradPreactivation, p.Out)
 	if !ok || !fits || p.Kind == "none" {
 		return noKernel(p)

@@ -165,15 +165,15 @@ const bandOfTiles = 16
 // The columns that tiles have.
 const narrowTile, wideTile = 128, 192
 
-// tileColumns is a tile's columns: those of the builder's way.
-func (b *builder) tileColumns(o *onePass) int64 {
+// tileColumns is a tile's columns: those of the builder's way, or what a rule says.
+func (b *builder) tileColumns(rule int64) int64 {
 	switch b.way {
 	case narrow:
 		return narrowTile
 	case wide:
 		return wideTile
 	default:
-		return o.tileColumns(b.device.processors)
+		return rule
 	}
 }
 
@@ -181,14 +181,16 @@ func (b *builder) tileColumns(o *onePass) int64 {
 // may leave fewer processors idle in the last round.
 func (o *onePass) tileColumns(processors int) int64 {
 	const worth = 1.05
-	// the time that all processors take, in times of what the elements alone would
-	time := func(columns int64) float64 {
-		tiles := ceilDiv(o.rows, sm90Rows) * ceilDiv(o.columns, columns)
-		rounds := ceilDiv(tiles, int64(processors))
-		return float64(rounds*int64(processors)*sm90Rows*columns) / float64(o.rows*o.columns)
-	}
-	if worth*time(narrowTile) < time(wideTile) {
+	if o.used(processors, narrowTile) > worth*o.used(processors, wideTile) {
 		return narrowTile
 	}
 	return wideTile
+}
+
+// used is the part of all processors' time that goes into elements, with tiles of so many columns:
+// the rest is that of tiles' empty rows and columns, and of a last round that is not full.
+func (o *onePass) used(processors int, columns int64) float64 {
+	tiles := ceilDiv(o.rows, sm90Rows) * ceilDiv(o.columns, columns)
+	rounds := ceilDiv(tiles, int64(processors))
+	return float64(o.rows*o.columns) / float64(rounds*int64(processors)*sm90Rows*columns)
 }

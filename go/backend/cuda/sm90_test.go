@@ -27,6 +27,28 @@ func TestTileColumns(t *testing.T) {
 	}
 }
 
+// BLAS has products that are deep, or that have too few tiles (docs/results: ...-ways, and the rows
+// of linear in the record of all operations).
+func TestWorthwhile(t *testing.T) {
+	for _, c := range []struct {
+		rows, depth, columns int64
+		want                 bool
+	}{
+		{8192, 4096, 14336, true},
+		{512, 768, 3072, true},
+		{512, 4096, 4096, true},
+		{2048, 768, 3072, true},
+		{8192, 14336, 4096, false},
+		{64, 768, 3072, false},
+		{64, 768, 14336, false},
+		{64, 4096, 14336, false},
+		{512, 4096, 3072, false},
+	} {
+		o := onePass{rows: c.rows, depth: c.depth, columns: c.columns}
+		require.Equal(t, c.want, o.worthwhile(132), "%+v", c)
+	}
+}
+
 // What the copy engine cannot reach is no matrix of boxes.
 func TestBoxed(t *testing.T) {
 	for _, c := range []struct {

@@ -23,6 +23,7 @@ const (
 	narrow               // one kernel, with narrow tiles
 	wide                 // one kernel, with wide tiles
 	separated            // a product by BLAS, and a pass
+	fused                // one kernel, with tiles as constants say
 )
 
 // kernelOf makes the kernel of a problem. Inside a tuning block it goes the way that was fastest

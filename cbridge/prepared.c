@@ -46,7 +46,9 @@ int32_t epg_prepared_run(const epg_prepared *prepared, const epg_call *call) {
       .accumulate = (call->flags & EPG_ACCUMULATE) != 0,
       .threads = call->num_threads,
   };
-  for (int i = 0; i < call->num_parameters && i < EPG_MOST_PARAMETERS; i++) arguments.parameters[i] = call->parameters[i];
+  const double *parameters = prepared->num_parameters ? prepared->parameters : call->parameters;
+  const int count = prepared->num_parameters ? prepared->num_parameters : call->num_parameters;
+  for (int i = 0; i < count && i < EPG_MOST_PARAMETERS; i++) arguments.parameters[i] = parameters[i];
   if (!prepared->program) return epgGoRunPrepared(prepared->kernel, bases, all, &arguments);
   epg_failure failure;
   return prepared->program->run(prepared->program, bases, &arguments, &failure) ? epgGoFailed((char *)prepared->program->backend, &failure) : EPG_OK;

@@ -37,6 +37,10 @@ func epgGoPrepare(c *C.epg_call, prepared *C.epg_prepared) (code C.int32_t) {
 	p, failure := op.Prepare(&call.call)
 	if err = failure; err == nil && p != nil {
 		prepared.program, prepared.kernel = (*C.epg_program)(p.Program), C.uintptr_t(cgo.NewHandle(p.Kernel))
+		prepared.num_parameters = C.int32_t(len(p.Parameters))
+		for i, value := range p.Parameters {
+			prepared.parameters[i] = C.double(value)
+		}
 		prepared.workspace_nbytes, prepared.workspace_alignment = C.uint64_t(p.Kernel.WorkspaceBytes()), C.uint64_t(p.WorkspaceAlignment)
 	}
 	return code

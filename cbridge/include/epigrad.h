@@ -20,6 +20,10 @@
  *                                                                   grad_bias_value grad_bias_gate
  *   lerp                            start end weight?                                       out
  *   lerp_backward                   grad_output start? end? weight?                         grad_start grad_end grad_weight
+ *   prelu                           input weight                                            out
+ *   prelu_backward                  grad_output input weight                                grad_input grad_weight
+ *   xielu                           input alpha_p alpha_n                                   out
+ *   xielu_backward                  grad_output input alpha_p alpha_n                       grad_input grad_alpha_p grad_alpha_n
  *   gated_linear                    input weight_value weight_gate bias_value? bias_gate?   out preactivation
  *   gated_linear_backward           grad_output input weight_value weight_gate bias_value? bias_gate? preactivation? \
  *                                        grad_input grad_weight_value grad_weight_gate grad_bias_value grad_bias_gate
@@ -35,9 +39,10 @@
  * for lerp. grad_bias of gated_activation_backward is grad_input summed over all dimensions but
  * dim, before it is rounded; those of activation_backward and gated_product_backward over all but
  * the last. activation_backward's out is act(input), and its grad_input may be grad_output.
- * gated_linear is gated_product of two linear layers; its preactivation has value and gate side by
- * side. mlp is two linear layers, gated_mlp has gated_activation between them. dtypes: float32,
- * float64, bfloat16, float16, one per call.
+ * prelu's weight has one element, or one for each index of the input's second dimension. xielu's
+ * alphas have one element. gated_linear is gated_product of two linear layers; its preactivation
+ * has value and gate side by side. mlp is two linear layers, gated_mlp has gated_activation between
+ * them. dtypes: float32, float64, bfloat16, float16, one per call.
  *
  * A process that has called epigrad cannot use it in a child made by fork() without exec: every
  * function then returns EPG_BACKEND_UNAVAILABLE.
@@ -87,9 +92,9 @@ enum {
   EPG_ASSUME_WORKSPACE = 4
 };
 
-/* epg_call.gate: which half of gated_activation's input, along dim, or of gated_mlp's weight_in, is
- * the gate. */
-enum { EPG_GATE_SECOND = 0, EPG_GATE_FIRST = 1 };
+/* epg_call.gate: where the gates are, along dim of gated_activation's input, or among the rows of
+ * gated_mlp's weight_in: the second half, the first, or every other one, from place 1 or 0 on. */
+enum { EPG_GATE_SECOND = 0, EPG_GATE_FIRST = 1, EPG_GATE_ODD = 2, EPG_GATE_EVEN = 3 };
 
 /* The most dimensions of a tensor, and the most tensors of a call. */
 #define EPG_MAX_RANK 64
@@ -102,13 +107,13 @@ typedef struct epg_call {
   const char *op;
   const char *kind;
   /* num_parameters of them: the kind's, all, in the order of epg_kinds; or lerp's weight, where it
-   * is a number */
+   * is a number; or xielu's beta */
   const double *parameters;
   /* The numbers from here to num_outputs are neighbours: caches of calls take them as they lie. */
   int32_t num_parameters; /* 0: the defaults; for lerp, the weight is a tensor */
   /* gated_activation: the dimension that is split; may count from the end */
   int32_t dim;
-  int32_t gate; /* gated_activation, gated_mlp: EPG_GATE_SECOND or EPG_GATE_FIRST */
+  int32_t gate; /* gated_activation, gated_mlp: one of EPG_GATE_SECOND to EPG_GATE_EVEN */
   /* CPU: the most threads to use; 0 lets epigrad choose. A negative number is
    * EPG_INVALID_PROBLEM. */
   int32_t num_threads;
@@ -175,8 +180,9 @@ int32_t epg_plan_destroy(epg_plan plan);
 int32_t epg_backends(char *text, uint64_t capacity, uint64_t *needed);
 
 /* Writes the activations and the gated kinds as JSON, as epg_plan_describe does: {"activations":
- * [...], "gated_kinds": [...]}, each row with its name, its parameters (name, default and range, in
- * the order of epg_call.parameters), and its formula or the activation of its gate. */
+ * [...], "gated_kinds": [...], "presets": [...]}. A row has its name, its parameters (name, default
+ * and range, in the order of epg_call.parameters; a default that is null is none, given as
+ * infinity) and its formula. A preset is a name for a kind with parameters. */
 int32_t epg_kinds(char *text, uint64_t capacity, uint64_t *needed);
 
 /* WebGPU. Tensors in the host's memory run there if a call's backend says so: they are copied to

@@ -11,7 +11,7 @@
 #define WRITTEN_FOR ((UINT64_C(2) << 56) | (UINT64_C(15) << 48))
 
 /* What an argument of an operator is to its call. */
-typedef enum { OPERAND, KIND, PARAMETERS, FACTOR, DIM, GATE, SAVE, NEEDS, BACKEND } role;
+typedef enum { OPERAND, KIND, PARAMETERS, NUMBER, DIM, GATE, SAVE, NEEDS, BACKEND } role;
 
 enum { MOST_ARGUMENTS = 16 };
 
@@ -35,7 +35,7 @@ static int role_of(const char *type, const char *name, size_t length) {
   static const struct {
     const char *name;
     role role;
-  } known[] = {{"activation", KIND}, {"kind", KIND}, {"parameters", PARAMETERS}, {"factor", FACTOR},  {"dim", DIM},
+  } known[] = {{"activation", KIND}, {"kind", KIND}, {"parameters", PARAMETERS}, {"factor", NUMBER},  {"beta", NUMBER}, {"dim", DIM},
                {"gate", GATE},       {"save", SAVE}, {"needs", NEEDS},           {"backend", BACKEND}};
   if (!strncmp(type, "Tensor", strlen("Tensor"))) return OPERAND;
   for (size_t i = 0; i < sizeof known / sizeof *known; i++)
@@ -160,11 +160,12 @@ static int32_t invalid(const char *op, const char *argument, const char *got, co
 /* Whether an operator's output keeps its preactivation. A block always can: its hidden layer is
  * formed from it. A product need not, where its slope is a function of less. */
 static int keeps_preactivation(const call_arguments *a, const char *save) {
-  static const char *const from_output[] = {"relu", "sigmoid", "tanh"};
-  const int is_product = !strcmp(a->call.op, "linear") || !strcmp(a->call.op, "matmul_bias_activation");
-  if (is_product && (!a->call.kind || !strcmp(a->call.kind, "none"))) return 0;
-  for (size_t i = 0; is_product && !strcmp(save, "auto") && i < sizeof from_output / sizeof *from_output; i++)
-    if (!strcmp(a->call.kind, from_output[i])) return 0;
+  static const char *const none[] = {"none", "identity", "linear"}, *const from_output[] = {"relu", "sigmoid", "tanh"};
+  const char *kind = a->call.kind ? a->call.kind : "none";
+  if (!strcmp(a->call.op, "linear") || !strcmp(a->call.op, "matmul_bias_activation")) {
+    for (int i = 0; i < 3; i++)
+      if (!strcmp(kind, none[i]) || (!strcmp(save, "auto") && !strcmp(kind, from_output[i]))) return 0;
+  }
   return strcmp(save, "recompute") != 0;
 }
 
@@ -177,11 +178,11 @@ static int32_t read_operand(call_arguments *a, const torch_value *value) {
 
 static int32_t read_parameters(call_arguments *a, const torch_value *value) {
   size_t count = 0;
-  epg_torch.torch_list_size(pointer(*value), &count);
+  if (epg_torch.torch_list_size(pointer(*value), &count)) return EPG_FRAMEWORK_FAILED;
   if (count > EPG_MOST_PARAMETERS) return invalid(a->call.op, "parameters", "too many", "those of the kind");
   for (size_t i = 0; i < count; i++) {
     torch_value bits = 0;
-    epg_torch.torch_list_get_item(pointer(*value), i, &bits);
+    if (epg_torch.torch_list_get_item(pointer(*value), i, &bits)) return EPG_FRAMEWORK_FAILED;
     memcpy(&a->parameters[i], &bits, sizeof bits);
   }
   a->call.parameters = a->parameters;
@@ -190,12 +191,12 @@ static int32_t read_parameters(call_arguments *a, const torch_value *value) {
 }
 
 static int32_t read_gate(call_arguments *a, const char *gate) {
-  static const char *const places[] = {[EPG_GATE_SECOND] = "second", [EPG_GATE_FIRST] = "first"};
+  static const char *const places[] = {[EPG_GATE_SECOND] = "second", [EPG_GATE_FIRST] = "first", [EPG_GATE_ODD] = "odd", [EPG_GATE_EVEN] = "even"};
   for (size_t i = 0; gate && i < sizeof places / sizeof *places; i++) {
     a->call.gate = (int32_t)i;
     if (!strcmp(gate, places[i])) return EPG_OK;
   }
-  return invalid(a->call.op, "gate", gate, "'second' or 'first'");
+  return invalid(a->call.op, "gate", gate, "'second', 'first', 'odd' or 'even'");
 }
 
 /* Reads an operator's arguments: a call of its operation, and a flag for each output. */
@@ -218,7 +219,7 @@ static int32_t read_arguments(const row *r, const torch_value *stack, call_argum
       case PARAMETERS:
         status = read_parameters(a, value);
         break;
-      case FACTOR:
+      case NUMBER:
         a->call.parameters = a->parameters;
         if ((a->call.num_parameters = value != NULL)) memcpy(a->parameters, value, sizeof *value);
         break;
@@ -237,7 +238,7 @@ static int32_t read_arguments(const row *r, const torch_value *stack, call_argum
       case NEEDS:
         for (int place = 0; place < r->results; place++) {
           torch_value need = 0;
-          epg_torch.torch_list_get_item(pointer(*value), (size_t)place, &need);
+          if (epg_torch.torch_list_get_item(pointer(*value), (size_t)place, &need)) status = EPG_FRAMEWORK_FAILED;
           wanted[place] = (uint8_t)(need & 0xff); /* a bool is a byte */
         }
         break;
@@ -250,15 +251,15 @@ static int32_t read_arguments(const row *r, const torch_value *stack, call_argum
   return status;
 }
 
-/* Adds what is the calling thread's: PyTorch's threads, stream and precision. */
-static void read_surroundings(call_arguments *a) {
+/* Adds what is the calling thread's: PyTorch's threads, stream and precision. Returns a status. */
+static int32_t read_surroundings(call_arguments *a) {
   uint32_t threads = 0;
   epg_torch.torch_get_num_threads(&threads);
   a->call.num_threads = (int32_t)threads;
   const DLTensor *first = a->inputs[0];
-  if (first->device.device_type == kDLCUDA && epg_torch.aoti_torch_get_current_cuda_stream)
-    epg_torch.aoti_torch_get_current_cuda_stream(first->device.device_id, &a->call.stream);
   if (allows_tf32 && epg_launch_may_use_tf32(a) && allows_tf32()) a->call.flags |= EPG_ALLOW_TF32;
+  if (first->device.device_type != kDLCUDA || !epg_torch.aoti_torch_get_current_cuda_stream) return EPG_OK;
+  return epg_torch.aoti_torch_get_current_cuda_stream(first->device.device_id, &a->call.stream) ? EPG_FRAMEWORK_FAILED : EPG_OK;
 }
 
 static void delete_value(torch_value *value) {
@@ -287,7 +288,7 @@ static void release_arguments(const row *r, torch_value *stack) {
       case NEEDS:
         epg_torch.torch_delete_list(pointer(*value));
         break;
-      case FACTOR:
+      case NUMBER:
       case DIM:
         break;
     }
@@ -316,8 +317,8 @@ static int32_t run(const row *r, torch_value *stack) {
   if (!status) {
     void *like = pointer(stack[0]); /* no operator has an optional first tensor */
     const epg_framework torch = {.self = like, .make = make_tensor, .drop = drop_tensor};
-    read_surroundings(&a);
-    status = epg_launch(&a, wanted, r->results, &torch, tensors);
+    status = read_surroundings(&a);
+    if (!status) status = epg_launch(&a, wanted, r->results, &torch, tensors);
     for (int i = 0; !status && i < r->results; i++)
       if (!tensors[i] && !(tensors[i] = absent(&a, like))) status = EPG_FRAMEWORK_FAILED;
   }
@@ -418,24 +419,31 @@ static int32_t define(torch_library *library, const char *prefix, const row *r) 
   return epg_torch.torch_library_def_with_tags(library, schema, tags, sizeof tags / sizeof *tags);
 }
 
-/* Defines all operators; returns 1 where somebody else has. */
-static int define_all(void) {
+/* Defines all operators, and gives them their kernels. Where somebody else has defined the first
+ * one, all are somebody else's. */
+static int32_t define_all(void) {
   static torch_library *library;
-  if (epg_torch.aoti_torch_library_init_fragment("epigrad", file, __LINE__, &library)) return 1;
-  for (int i = 0; i < OPERATORS; i++)
-    if (define(library, "", &rows[i]) || define(library, "_", &rows[i])) return 1;
-  return 0;
+  if (epg_torch.aoti_torch_library_init_fragment("epigrad", file, __LINE__, &library)) return lacks("its library of operators");
+  for (int i = 0; i < OPERATORS; i++) {
+    const int known = define(library, "", &rows[i]) != 0;
+    if (known && !i) return EPG_OK;
+    if (known || define(library, "_", &rows[i])) return lacks(rows[i].name);
+  }
+  const int32_t status = give_kernels("");
+  return status ? status : give_kernels("_");
 }
 
 int32_t epg_torch_register(void) {
   static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-  static int done;
+  static int tried;
+  static int32_t result; /* of the one time that operators can be defined */
   pthread_mutex_lock(&lock);
-  int32_t status = done ? EPG_OK : get_ready();
-  if (!status && !done) {
-    done = 1;
-    if (!define_all() && !(status = give_kernels(""))) status = give_kernels("_");
+  int32_t status = get_ready();
+  if (!status && !tried) {
+    tried = 1;
+    result = define_all();
   }
+  if (!status && (status = result)) lacks("what defines operators");
   pthread_mutex_unlock(&lock);
   return status;
 }

@@ -27,6 +27,13 @@ OPERATOR(lerp, "(Tensor start, Tensor end, Tensor? weight=None, *, float? factor
 OPERATOR(lerp_backward,
          "(Tensor grad_output, Tensor? start, Tensor? end, Tensor? weight=None, *, float? factor=None, bool[3] needs=[True, True, True], str? backend=None) -> "
          "(Tensor grad_start, Tensor grad_end, Tensor grad_weight)")
+OPERATOR(prelu, "(Tensor input, Tensor weight, *, str? backend=None) -> Tensor")
+OPERATOR(prelu_backward,
+         "(Tensor grad_output, Tensor input, Tensor weight, *, bool[2] needs=[True, True], str? backend=None) -> (Tensor grad_input, Tensor grad_weight)")
+OPERATOR(xielu, "(Tensor input, Tensor alpha_p, Tensor alpha_n, float beta=0.5, *, str? backend=None) -> Tensor")
+OPERATOR(xielu_backward,
+         "(Tensor grad_output, Tensor input, Tensor alpha_p, Tensor alpha_n, float beta=0.5, *, bool[3] needs=[True, True, True], str? backend=None) -> "
+         "(Tensor grad_input, Tensor grad_alpha_p, Tensor grad_alpha_n)")
 OPERATOR(gated_linear,
          "(Tensor input, Tensor weight_value, Tensor weight_gate, Tensor? bias_value=None, Tensor? bias_gate=None, str kind='swiglu', *, float[] "
          "parameters=[], str save='auto', str? backend=None) -> (Tensor output, Tensor preactivation)")

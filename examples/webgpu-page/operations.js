@@ -4,14 +4,14 @@ import { expanded, transposed } from "./program.js";
 
 const like = (p, t, shape = t.shape) => p.tensor(t.dtype, shape);
 
-function linear(p, { input, weight, bias }, { kind }) {
+function linear(p, { input, weight, bias }, { formula: kind }) {
   const out = like(p, input, [input.shape[0], weight.shape[0]]);
   p.gemm({ a: input, b: transposed(weight), bias, out, kind });
   return { out };
 }
 
 // From the inputs, or from a saved preactivation or output.
-function linearBackward(p, { grad_output, input, weight, bias, preactivation, output }, { kind }) {
+function linearBackward(p, { grad_output, input, weight, bias, preactivation, output }, { formula: kind }) {
   const formula = { name: output ? "gradient_from_output" : "activation_backward", kind };
   let saved = kind === "none" ? null : output ?? preactivation;
   if (saved === undefined) {
@@ -30,15 +30,15 @@ function linearBackward(p, { grad_output, input, weight, bias, preactivation, ou
   return { grad_input, grad_weight, grad_bias };
 }
 
-function gated(p, { value, gate }, { activation }) {
+function gated(p, { value, gate }, { formula: kind }) {
   const out = like(p, value);
-  p.elementwise({ name: "gated", kind: activation }, [out], [value, gate]);
+  p.elementwise({ name: "gated", kind }, [out], [value, gate]);
   return { out };
 }
 
-function gatedBackward(p, { grad_output, value, gate }, { activation }) {
+function gatedBackward(p, { grad_output, value, gate }, { formula: kind }) {
   const [grad_value, grad_gate] = [like(p, value), like(p, gate)];
-  p.elementwise({ name: "gated_backward", kind: activation }, [grad_value, grad_gate], [grad_output, value, gate]);
+  p.elementwise({ name: "gated_backward", kind }, [grad_value, grad_gate], [grad_output, value, gate]);
   return { grad_value, grad_gate };
 }
 

@@ -12,7 +12,7 @@ const SHARERS = 4;
 // The fields of Params in kernels/webgpu/loops.wgsl, in words.
 const PARAM = {
   count: 0, row: 1, rank: 2, accumulate: 3, rest: 4, split: 5, terms: 6, run: 7, sizes: 8, ends: 12, parameters: 16,
-  shape: 20, operands: 36,
+  lows: 20, limits: 24, offset: 26, shape: 28, operands: 44,
 };
 const OPERAND_WORDS = 20; // base, padding, strides
 
@@ -76,6 +76,42 @@ function definitionsOf(dtype, file, formula, all) {
     });
   });
   return definitions;
+}
+
+// putNumbers writes the numbers of a call's formula as the kernel has them, as go/backend/webgpu/numbers.go does. A limit that is none is null here.
+function putNumbers(params, { FORMULA, KIND }, parameters) {
+  const numbers = new Float32Array(params.buffer);
+  if (FORMULA.startsWith("gated") && KIND !== "situ") {
+    const [limit, after, offset, ...rest] = parameters;
+    const bits = (x) => (x == null ? 0xffffffff : new Uint32Array(Float32Array.of(x).buffer)[0]);
+    params.set([bits(limit), bits(after)], PARAM.limits);
+    numbers[PARAM.offset] = offset || -0;
+    parameters = rest;
+  }
+  numbersOf(KIND, parameters).forEach((x, i) => {
+    numbers[PARAM.parameters + i] = x;
+    const low = x - Math.fround(x);
+    if (Number.isFinite(low)) numbers[PARAM.lows + i] = low;
+  });
+}
+
+function numbersOf(kind, p) {
+  const most = (2 - 2 ** -23) * 2 ** 127;
+  const factor = (x) => Math.max(-most, Math.min(x, most));
+  switch (kind) {
+    case "swish":
+      return [factor(p[0])];
+    case "elu":
+      return [p[0], p[1], factor(1 / p[2]), factor(p[1] / p[2])];
+    case "softplus":
+      return [factor(p[0]), p[1], factor(1 / p[0])];
+    case "softcap":
+      return [factor(p[0]), factor(1 / p[0])];
+    case "situ":
+      return [factor(p[0]), factor(p[1]), factor(1 / p[0]), factor(1 / p[1])];
+    default:
+      return p;
+  }
 }
 
 // Program collects dispatches; texts has the kernels, pipelines those that were compiled, by their source.
@@ -196,9 +232,7 @@ export class Program {
     const params = new Uint32Array(PARAM.operands + strides.length * OPERAND_WORDS);
     params[PARAM.rank] = shape.length;
     params[PARAM.accumulate] = 1;
-    const numbers = new Float32Array(params.buffer);
-    numbers.set(this.#parameters, PARAM.parameters);
-    numbers[PARAM.rest] = 1 - (this.#parameters[0] ?? 0);
+    new Float32Array(params.buffer)[PARAM.rest] = 1 - (this.#parameters[0] ?? 0);
     params.set(shape, PARAM.shape);
     strides.forEach((list, j) => params.set(list, PARAM.operands + j * OPERAND_WORDS + 4));
     return params;
@@ -210,6 +244,7 @@ export class Program {
   }
 
   #dispatch(file, definitions, all, params, groups) {
+    putNumbers(params, definitions, this.#parameters);
     const text = source(file, definitions, this.#texts);
     if (!this.#pipelines.has(text)) {
       const module = this.#device.createShaderModule({ code: text });

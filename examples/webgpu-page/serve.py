@@ -39,9 +39,10 @@ ROOT = PAGE.parents[1]
 KERNELS = ROOT / "kernels" / "webgpu"
 sys.path.insert(0, str(ROOT))  # for tests.support
 
-from epigrad import Activation  # noqa: E402
-from epigrad.kinds import activation_of  # noqa: E402
+from epigrad import Activation, Gated  # noqa: E402
+from epigrad.kinds import activation_of, gated_of  # noqa: E402
 
+from tests.support import formulas  # noqa: E402
 from tests.support.cases import ACTIVATIONS, FROM_OUTPUT, GATED_KINDS, LERP_SHAPES, Case  # noqa: E402
 from tests.support.gated_problem import gated_problem  # noqa: E402
 from tests.support.gemm_problem import gemm_problem  # noqa: E402
@@ -67,7 +68,7 @@ class Row:
     """One line of the page's table: a call of the browser's operations, for one kind."""
 
     call: str
-    kind: str | Activation
+    kind: str | Activation | Gated
     shape: str
     given: str = ""
     """What a backward starts from, besides the inputs."""
@@ -135,13 +136,14 @@ def problem(row: Row, case: Case) -> Problem:
     return {name: x for name, x in operands.items() if x is not None} | {"grad_output": grad_output}, kept
 
 
-def parameters_of(row: Row) -> list[float]:
-    """The numbers that a call takes: the activation's parameters, or lerp's weight, where no tensor
-    gives it."""
-    if row.call.startswith("linear"):
-        return list(activation_of("page", row.kind).values)
-    weight = LERP_SHAPES[row.shape][2] if row.call.startswith("lerp") else None
-    return [weight] if isinstance(weight, float) else []
+def formula_of(row: Row) -> formulas.GatedFormula:
+    """The formula that computes a row, and its numbers: lerp's is a weight that is no tensor."""
+    if row.call.startswith("lerp"):
+        weight = LERP_SHAPES[row.shape][2]
+        return "none", (weight,) if isinstance(weight, float) else ()
+    if row.call.startswith("gated"):
+        return formulas.of_gated(gated_of("page", row.kind))
+    return formulas.of_activation(activation_of("page", row.kind))
 
 
 @functools.cache
@@ -157,13 +159,13 @@ def described(index: int, dtype: torch.dtype) -> bytes:
         error = max(worst_relative_error(eager, want) for want, eager in (draw[name] for draw in (results, *others)))
         allowed = allowed_error(reference, error, dtype)
         told_results[name] = {"reference": packed(reference.value), "allowed": packed(allowed)}
+    formula, numbers = formula_of(row)
     told = {
         "call": row.call,
-        "kind": row.kind.name if isinstance(row.kind, Activation) else row.kind,
-        "activation": str(case.activation),
+        "formula": formula,
         "dtype": str(dtype).removeprefix("torch."),
         "shape": list(operands["grad_output"].shape),
-        "parameters": parameters_of(row),
+        "parameters": numbers,
         "operands": {name: operand(x) for name, x in operands.items()},
         "results": told_results,
     }
@@ -262,7 +264,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--port", type=int, default=8000, help="where the page is (default: %(default)s)")
     parser.add_argument("--browser", metavar="CHROMIUM", help="run the page there, once, and print its figures as JSON")
-    parser.add_argument("--seconds", type=float, default=300, help="how long to wait for them (default: %(default)s)")
+    parser.add_argument("--seconds", type=float, default=600, help="how long to wait for them (default: %(default)s)")
     options = parser.parse_args()
     if options.browser:
         report = in_chromium(options.browser, options.seconds)

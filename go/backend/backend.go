@@ -66,7 +66,7 @@ type Run struct {
 	Threads int
 	// Accumulate adds into the weight and bias gradients in place of overwriting them.
 	Accumulate bool
-	// Parameters are the kind's, in the order of its row in go/activation; or lerp's weight, where
+	// Parameters are the numbers of the problem's formula (go/activation); or lerp's weight, where
 	// no tensor gives it.
 	Parameters [activation.MostParameters]float64
 }

@@ -1,6 +1,8 @@
 package backend
 
 import (
+	"slices"
+
 	"github.com/epigrad/epigrad/go/dtype"
 	"github.com/epigrad/epigrad/go/tensor"
 	"github.com/epigrad/epigrad/go/tuning"
@@ -10,7 +12,10 @@ import (
 type Header struct {
 	// Op is the operation's name, Kind the activation or gated kind ("" for lerp).
 	Op, Kind string
-	DType    dtype.DType
+	// Formula is what computes the kind, of a gated kind its gate (go/activation). Its numbers are
+	// Run.Parameters.
+	Formula string
+	DType   dtype.DType
 	// AllowTF32 lets float32 products be computed in TF32 where the hardware has it.
 	AllowTF32 bool
 	// Choices are those of the tuning block that the call is in: a backend that has candidates
@@ -98,14 +103,13 @@ type HiddenBackward struct {
 //	out   = value act(gate)
 //
 // Input is [rows..., k], the weights are [h, k], the biases [h], Out, Value and Gate [rows..., h].
-// Weights, biases and preactivations may be halves of one tensor each. Activation is the gate's.
+// Weights, biases and preactivations may be halves of one tensor each.
 // Biases, Out, and Value with Gate may be nil; the preactivations are rounded once, where they are
 // stored.
 //
 // A backend may refuse it as Unsupported, since it is the same as two products and a Gated.
 type GatedLinear struct {
 	Header
-	Activation                    string
 	Input, WeightValue, BiasValue *tensor.View
 	WeightGate, BiasGate          *tensor.View
 	Out, Value, Gate              *tensor.View
@@ -119,24 +123,22 @@ type GatedLinear struct {
 //	out        = value act(gate)
 //
 // and the biases' gradients are column sums, before rounding. Shapes are as in HiddenBackward.
-// Activation is the gate's. The biases' gradients and Out may be nil. Biased says that the layer
+// The biases' gradients and Out may be nil. Biased says that the layer
 // has biases: bits do not depend on which gradients are wanted.
 //
 // A backend may refuse it as Unsupported, since it is the same as a product, a GatedBackward and a
 // Gated.
 type GatedHiddenBackward struct {
 	Header
-	Activation                      string
 	GradOutput, Weight, Value, Gate *tensor.View
 	GradValue, GradGate, Out        *tensor.View
 	GradBiasValue, GradBiasGate     *tensor.View
 	Biased                          bool
 }
 
-// Gated is out = value act(gate); all views have one shape. Activation is the gate's.
+// Gated is out = value act(gate); all views have one shape.
 type Gated struct {
 	Header
-	Activation       string
 	Value, Gate, Out *tensor.View
 }
 
@@ -146,27 +148,60 @@ type Gated struct {
 // and GradOutput has not; a run may add to them.
 type GatedBackward struct {
 	Header
-	Activation                  string
 	GradOutput, Value, Gate     *tensor.View
 	GradValue, GradGate         *tensor.View
 	GradBiasValue, GradBiasGate *tensor.View
 }
 
-// Lerp is out = start + weight (end - start). All views have out's shape, with stride 0 where an
-// operand is broadcast. Weight is nil where Run.Parameters gives it.
-type Lerp struct {
+// Pointwise is out = f(inputs), where each element is a function of the inputs' at the same place.
+// All views have out's shape, with stride 0 where an input is broadcast. The formula is one of:
+//
+//	lerp    start, end, weight     start + weight (end - start)
+//	prelu   input, weight          input if input > 0 else weight input
+//	xielu   input, alpha_p, alpha_n
+//	                               with a_p = softplus(alpha_p), a_n = beta + softplus(alpha_n):
+//	                               a_p input^2 + beta input if input > 0,
+//	                               else (exp(input) - 1 - input) a_n + beta input
+//
+// lerp's weight is nil where the first of Run.Parameters gives it; xielu's beta is that.
+type Pointwise struct {
 	Header
-	Start, End, Weight, Out *tensor.View
+	Inputs []*tensor.View
+	Out    *tensor.View
 }
 
-// LerpBackward is grad_start = (1 - weight) grad_output, grad_end = weight grad_output and
-// grad_weight = grad_output (end - start), each summed over the dimensions in which it has the size
-// 1 and GradOutput has not. The inputs have GradOutput's shape, the gradients its rank. Start and
-// End are nil where they are not needed, and gradients where they are not wanted.
-type LerpBackward struct {
+// PointwiseBackward is the gradients of a Pointwise's inputs, each summed over the dimensions in
+// which it has the size 1 and GradOutput has not. The inputs have GradOutput's shape, the gradients
+// its rank. Inputs are nil where they are not needed, and gradients where they are not wanted.
+type PointwiseBackward struct {
 	Header
-	GradOutput, Start, End, Weight *tensor.View
-	GradStart, GradEnd, GradWeight *tensor.View
+	GradOutput        *tensor.View
+	Inputs, Gradients []*tensor.View
+}
+
+// UsedBy are a PointwiseBackward's inputs, without those that none of the gradients in these lists
+// is a function of.
+func (p *PointwiseBackward) UsedBy(lists ...[]*tensor.View) []*tensor.View {
+	used := make([]*tensor.View, len(p.Inputs))
+	for _, gradients := range lists {
+		for i, gradient := range gradients {
+			if gradient == nil {
+				continue
+			}
+			for _, input := range gradientsUse[p.Formula][i] {
+				used[input] = p.Inputs[input]
+			}
+		}
+	}
+	return used
+}
+
+// gradientsUse tells for each gradient of a formula of which inputs it is a function, beside
+// GradOutput.
+var gradientsUse = map[string][][]int{
+	"lerp":  {{2}, {2}, {0, 1}},
+	"prelu": {{0, 1}, {0}},
+	"xielu": {{0, 1, 2}, {0, 1}, {0, 2}},
 }
 
 func present(views ...*tensor.View) []*tensor.View {
@@ -221,9 +256,11 @@ func (p *GatedBackward) Views() []*tensor.View {
 }
 
 // Views implements Problem.
-func (p *Lerp) Views() []*tensor.View { return present(p.Start, p.End, p.Weight, p.Out) }
+func (p *Pointwise) Views() []*tensor.View {
+	return present(append(slices.Clone(p.Inputs), p.Out)...)
+}
 
 // Views implements Problem.
-func (p *LerpBackward) Views() []*tensor.View {
-	return present(p.GradOutput, p.Start, p.End, p.Weight, p.GradStart, p.GradEnd, p.GradWeight)
+func (p *PointwiseBackward) Views() []*tensor.View {
+	return present(slices.Concat([]*tensor.View{p.GradOutput}, p.Inputs, p.Gradients)...)
 }

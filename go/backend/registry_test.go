@@ -65,8 +65,8 @@ func (s *RegistrySuite) TestProblemsListTheirViews() {
 		{&backend.Activation{Header: header, Input: v, Out: v}, 2},
 		{&backend.Gated{Header: header, Value: v, Gate: v, Out: v}, 3},
 		{&backend.GatedBackward{Header: header, GradOutput: v, Value: v, Gate: v, GradGate: v}, 4},
-		{&backend.Lerp{Header: header, Start: v, End: v, Out: v}, 3},
-		{&backend.LerpBackward{Header: header, GradOutput: v, Weight: v, GradEnd: v}, 3},
+		{&backend.Pointwise{Header: header, Inputs: []*tensor.View{v, v, nil}, Out: v}, 3},
+		{&backend.PointwiseBackward{Header: header, GradOutput: v, Inputs: []*tensor.View{nil, nil, v}, Gradients: []*tensor.View{nil, v, nil}}, 3},
 	} {
 		name, kind, dt := c.problem.Describe()
 		s.Equal([]any{"o", "k", dtype.Float16}, []any{name, kind, dt})

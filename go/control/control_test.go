@@ -94,7 +94,7 @@ func (s *ControlSuite) TestAccepts() {
 func (s *ControlSuite) TestRefuses() {
 	for _, c := range []struct{ class, fields, text string }{
 		{"GemmEpilogue", `"m": -1`, "InvalidProblemError: GemmEpilogue: a: shape [-1, 5] has a negative size"},
-		{"GemmEpilogue", `"activation": "swish"`, `InvalidProblemError: matmul_bias_activation: activation: got "swish", want one of none, relu`},
+		{"GemmEpilogue", `"activation": "swosh"`, `InvalidProblemError: matmul_bias_activation: activation: got "swosh", want one of none, relu`},
 		{"GemmEpilogue", `"lda": 4`, "InvalidProblemError: GemmEpilogue: lda"},
 		{"GemmEpilogueBackward", `"ld_grad": 5`, "InvalidProblemError: GemmEpilogueBackward: ld_grad"},
 		{"GemmEpilogue", `"lda": 9223372036854775807`, "InvalidProblemError: GemmEpilogue: "},

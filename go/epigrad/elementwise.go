@@ -3,14 +3,15 @@ package epigrad
 import "github.com/epigrad/epigrad/go/op"
 
 // GatedActivation is value act(gate), where value and gate are the halves of the input along a
-// dimension, whose size is even.
+// dimension, or take turns along it. Its size is even.
 type GatedActivation[T Element] struct {
 	Input *Tensor[T]
 	// Kind is one of GatedKinds.
 	Kind string
 	// Dim is the dimension that is split; a negative one counts from the end.
 	Dim int
-	// Gate is which half the gate is: "second", which "" is too, or "first".
+	// Gate is where the gates are: "second", which "" is too, or "first" of two halves, or at "odd"
+	// or "even" places.
 	Gate string
 	// Parameters are the kind's; nil is their defaults.
 	Parameters []float64

@@ -211,6 +211,22 @@ func TestLerpGradients(t *testing.T) {
 		map[*epigrad.Tensor[float64]]*epigrad.Tensor[float64]{start: gradStart, end: gradEnd, weight: gradWeight})
 }
 
+func TestLearnableGradients(t *testing.T) {
+	r := rand.New(rand.NewPCG(9, 10))
+	x, g, out, gradX := random(r, 4, 3, 3), random(r, 4, 3, 3), epigrad.New[float64](4, 3), epigrad.New[float64](4, 3)
+	weight, gradWeight := random(r, 1, 3, 3), epigrad.New[float64](3)
+	slopes := epigrad.Of(weight.Data, 3)
+	leaky := epigrad.PReLU[float64]{Input: x, Weight: slopes}
+	require.NoError(t, leaky.Backward(g, gradX, gradWeight))
+	gradients(t, g, out, func() error { return leaky.Forward(out) }, map[*epigrad.Tensor[float64]]*epigrad.Tensor[float64]{x: gradX, slopes: gradWeight})
+
+	alphaP, alphaN, gradP, gradN := epigrad.Of([]float64{0.3}, 1), epigrad.Of([]float64{-0.8}, 1), epigrad.New[float64](1), epigrad.New[float64](1)
+	apertus := epigrad.XIELU[float64]{Input: x, AlphaP: alphaP, AlphaN: alphaN, Beta: 0.5}
+	require.NoError(t, apertus.Backward(g, gradX, gradP, gradN))
+	gradients(t, g, out, func() error { return apertus.Forward(out) },
+		map[*epigrad.Tensor[float64]]*epigrad.Tensor[float64]{x: gradX, alphaP: gradP, alphaN: gradN})
+}
+
 func TestMatricesShareTheirMemory(t *testing.T) {
 	single := blas32.General{Rows: 2, Cols: 2, Data: []float32{1, 2, 0, 3, 4}, Stride: 3}
 	matrix := epigrad.FromBlas32(single)

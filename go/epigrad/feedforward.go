@@ -97,7 +97,8 @@ type GatedMLP[T Element] struct {
 	Kind string
 	// Parameters are the kind's; nil is their defaults.
 	Parameters []float64
-	// Gate is which half of WeightIn's rows the gate's are: "second", which "" is too, or "first".
+	// Gate is where the gates' rows of WeightIn are: "second", which "" is too, or "first", of two
+	// halves, or at "odd" or "even" places.
 	Gate    string
 	Options Options
 }

@@ -1,7 +1,6 @@
 package op
 
 import (
-	"github.com/epigrad/epigrad/go/activation"
 	"github.com/epigrad/epigrad/go/backend"
 	"github.com/epigrad/epigrad/go/check"
 	"github.com/epigrad/epigrad/go/tensor"
@@ -53,10 +52,10 @@ var activationBackward = operation{
 //	grad_gate  = grad_output * value * act'(gate)
 //
 // value and gate are the halves of the input along a dimension (torch.nn.functional.glu's
-// convention is the gate second) or, in the product, two tensors of one shape. grad_bias is
-// grad_input summed, before it is rounded, over all dimensions but the split one: the gradient of a
-// bias that a linear layer added to the input. grad_bias_value and grad_bias_gate are the same of
-// two tensors, summed over all dimensions but the last.
+// convention is the gate second), or take turns along it, or, in the product, are two tensors of
+// one shape. grad_bias is grad_input summed, before it is rounded, over all dimensions but the
+// split one: the gradient of a bias that a linear layer added to the input. grad_bias_value and
+// grad_bias_gate are the same of two tensors, summed over all dimensions but the last.
 var (
 	gatedActivation = operation{
 		Signature: Signature{"gated_activation", arguments("input"), arguments("out")},
@@ -72,7 +71,7 @@ var (
 		},
 		problem: func(c *Call, h backend.Header) backend.Problem {
 			value, gate := c.halves(c.input(0))
-			return &backend.Gated{Header: h, Activation: gateOf(h.Kind), Value: value, Gate: gate, Out: c.output(0)}
+			return &backend.Gated{Header: h, Value: value, Gate: gate, Out: c.output(0)}
 		},
 	}
 	gatedActivationBackward = operation{
@@ -93,7 +92,7 @@ var (
 			return [][]int64{shape, {shape[splitDim(c, len(shape))]}}, nil
 		},
 		problem: func(c *Call, h backend.Header) backend.Problem {
-			p := &backend.GatedBackward{Header: h, Activation: gateOf(h.Kind), GradOutput: c.input(0)}
+			p := &backend.GatedBackward{Header: h, GradOutput: c.input(0)}
 			p.Value, p.Gate = c.halves(c.input(1))
 			p.GradValue, p.GradGate = c.halves(c.output(0))
 			if bias := c.output(1); bias != nil {
@@ -118,7 +117,7 @@ var (
 			return [][]int64{c.input(0).Shape}, nil
 		},
 		problem: func(c *Call, h backend.Header) backend.Problem {
-			return &backend.Gated{Header: h, Activation: gateOf(h.Kind), Value: c.input(0), Gate: c.input(1), Out: c.output(0)}
+			return &backend.Gated{Header: h, Value: c.input(0), Gate: c.input(1), Out: c.output(0)}
 		},
 	}
 	gatedProductBackward = operation{
@@ -140,7 +139,7 @@ var (
 		},
 		problem: func(c *Call, h backend.Header) backend.Problem {
 			return &backend.GatedBackward{
-				Header: h, Activation: gateOf(h.Kind), GradOutput: c.input(0), Value: c.input(1), Gate: c.input(2),
+				Header: h, GradOutput: c.input(0), Value: c.input(1), Gate: c.input(2),
 				GradValue: c.output(0), GradGate: c.output(1),
 				GradBiasValue: aligned(c.output(2), c.input(1).Rank()), GradBiasGate: aligned(c.output(3), c.input(1).Rank()),
 			}
@@ -179,28 +178,27 @@ func (c *Call) halves(v *tensor.View) (value, gate *tensor.View) {
 	return halves(v, splitDim(c, v.Rank()), c.Gate)
 }
 
-// halves returns the value's and the gate's half of a dimension of even size.
+// halves returns the values and the gates of a dimension of even size.
 func halves(v *tensor.View, d int, place Gate) (value, gate *tensor.View) {
-	length := v.Shape[d] / 2
-	first, err := v.Narrow(d, 0, length)
-	if err != nil {
-		panic(err)
+	size := v.Shape[d]
+	part := func(start, length, step int64) *tensor.View {
+		narrow, err := v.Narrow(d, start, length)
+		if err != nil {
+			panic(err)
+		}
+		every := narrow.Every(d, step)
+		return &every
 	}
-	second, err := v.Narrow(d, length, length)
-	if err != nil {
-		panic(err)
+	first, second := part(0, size/2, 1), part(size/2, size/2, 1)
+	if place == GateOdd || place == GateEven {
+		first, second = part(0, size, 2), part(min(1, size), max(size-1, 0), 2)
 	}
-	if place == GateFirst {
-		return &second, &first
+	if place == GateFirst || place == GateEven {
+		return second, first
 	}
-	return &first, &second
+	return first, second
 }
 
 func pair(op string, value, gate *tensor.View) error {
 	return check.Shape(op, "gate", gate.Shape, value.Shape, "the value's shape")
-}
-
-func gateOf(kind string) string {
-	info, _ := activation.LookupGated(kind)
-	return info.Activation
 }

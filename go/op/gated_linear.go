@@ -37,7 +37,7 @@ var (
 		problem: func(c *Call, h backend.Header) backend.Problem {
 			value, gate := columnHalves(c.output(1), GateSecond)
 			return &backend.GatedLinear{
-				Header: h, Activation: gateOf(h.Kind), Input: c.input(0),
+				Header: h, Input: c.input(0),
 				WeightValue: c.input(1), WeightGate: c.input(2), BiasValue: c.input(3), BiasGate: c.input(4),
 				Out: c.output(0), Value: value, Gate: gate,
 			}
@@ -100,7 +100,7 @@ var gatedLayer = operation{
 		return [][]int64{out, pre}, nil
 	},
 	problem: func(c *Call, h backend.Header) backend.Problem {
-		p := &backend.GatedLinear{Header: h, Activation: gateOf(h.Kind), Input: c.input(0), Out: c.output(0)}
+		p := &backend.GatedLinear{Header: h, Input: c.input(0), Out: c.output(0)}
 		p.WeightValue, p.WeightGate = halves(c.input(1), 0, c.Gate)
 		p.BiasValue, p.BiasGate = columnHalves(c.input(2), c.Gate)
 		p.Value, p.Gate = columnHalves(c.output(1), c.Gate)

@@ -73,7 +73,7 @@ func TestABackendMayComputeAGatedLayer(t *testing.T) {
 		Op: "gated_linear", Kind: "swiglu", Inputs: []*tensor.View{x, value, gate, nil, bias},
 		Outputs: []*tensor.View{array(t, dtype.Float32, rows, hidden), pre},
 	})
-	require.Equal(t, "silu", l.problem.Activation)
+	require.Equal(t, "silu", l.problem.Formula)
 	require.Equal(t, map[string]unsafe.Pointer{
 		"weight value": value.Base, "weight gate": gate.Base, "bias gate": bias.Base, "value": pre.Base, "gate": unsafe.Add(pre.Base, hidden*size),
 	}, l.at)
@@ -82,7 +82,7 @@ func TestABackendMayComputeAGatedLayer(t *testing.T) {
 		Op: "gated_mlp", Kind: "geglu", Gate: op.GateFirst, Inputs: []*tensor.View{x, both, biases, down, nil},
 		Outputs: []*tensor.View{array(t, dtype.Float32, rows, 2), pre},
 	})
-	require.Equal(t, "gelu", l.problem.Activation)
+	require.Equal(t, "gelu", l.problem.Formula)
 	require.Equal(t, []int64{hidden, inputs}, l.problem.WeightValue.Shape)
 	require.Equal(t, map[string]unsafe.Pointer{
 		"weight gate": both.Base, "weight value": unsafe.Add(both.Base, hidden*inputs*size),

@@ -45,7 +45,7 @@ var gatedHiddenBackward = operation{
 		return [][]int64{pre, halved(pre), pre[len(pre)-1:]}, nil
 	},
 	problem: func(c *Call, h backend.Header) backend.Problem {
-		p := &backend.GatedHiddenBackward{Header: h, Activation: gateOf(h.Kind), GradOutput: c.input(0), Weight: c.input(1), Out: c.output(1), Biased: c.input(3) != nil}
+		p := &backend.GatedHiddenBackward{Header: h, GradOutput: c.input(0), Weight: c.input(1), Out: c.output(1), Biased: c.input(3) != nil}
 		p.Value, p.Gate = columnHalves(c.input(2), c.Gate)
 		p.GradValue, p.GradGate = columnHalves(c.output(0), c.Gate)
 		p.GradBiasValue, p.GradBiasGate = columnHalves(aligned(c.output(2), c.input(2).Rank()), c.Gate)

@@ -7,48 +7,94 @@ import (
 
 // kinds is one of the tables of go/activation, as operations look kinds up.
 type kinds struct {
-	argument   string // what the kind is called in messages
-	names      func() []string
-	parameters func(name string) (parameters []activation.Parameter, known bool)
+	argument string // what the kind is called in messages
+	names    func() []string
+	lookup   func(name string) (k kind, known bool)
+}
+
+// kind is a row of either table.
+type kind struct {
+	name       string
+	parameters []activation.Parameter
+	// defaults are the parameters' values where a call gives none; nil for those of the table.
+	defaults []float64
+	// defaultIs is the kind that it is with its default parameters; "" for itself.
+	defaultIs string
+	kernel    func(values []float64) (formula string, numbers []float64)
 }
 
 var (
-	activations = &kinds{"activation", activation.Names, func(name string) ([]activation.Parameter, bool) {
+	activations = &kinds{"activation", activation.Names, func(name string) (kind, bool) {
 		row, known := activation.Lookup(name)
-		return row.Parameters, known
+		return kind{row.Name, row.Parameters, nil, row.DefaultIs, row.Kernel}, known
 	}}
-	gatedKinds = &kinds{"kind", activation.GatedNames, func(name string) ([]activation.Parameter, bool) {
+	gatedKinds = &kinds{"kind", activation.GatedNames, func(name string) (kind, bool) {
+		preset, is := activation.LookupPreset(name)
+		if is {
+			name = preset.Kind
+		}
 		row, known := activation.LookupGated(name)
-		return row.Parameters, known
+		return kind{row.Name, row.Parameters, preset.Values(), "", row.Kernel}, known
 	}}
 )
 
-// complete fills in the activation that "" stands for, and the values that parameters have by
-// default. It refuses a kind that the operation does not know, and parameters that the kind does
-// not have.
+// complete gives a call's kind its own name, and the values that parameters have by default. It
+// refuses a kind that the operation does not know, and parameters that the kind does not have.
 func (o *operation) complete(c *Call) error {
 	if o.kinds == nil {
-		switch {
-		case c.Kind != "":
-			return check.Invalid(o.Name, "kind", "got %s, want no name (NULL): this operation has no activation", check.Quote(c.Kind))
-		case len(c.Parameters) > 1:
-			return check.Invalid(o.Name, "parameters", "got %d, want the weight alone", len(c.Parameters))
-		}
-		return nil
+		return o.completeFormula(c)
 	}
 	if c.Kind == "" && o.kinds == activations {
 		c.Kind = "none"
 	}
-	parameters, known := o.kinds.parameters(c.Kind)
+	k, known := o.kinds.lookup(c.Kind)
 	if !known {
 		return check.OneOf(o.Name, o.kinds.argument, c.Kind, o.kinds.names())
 	}
-	values, err := activation.Complete(parameters, c.Parameters)
+	given := c.Parameters
+	if len(given) == 0 {
+		given = k.defaults
+	}
+	values, err := activation.Complete(k.parameters, given)
 	if err != nil {
 		return check.In(o.Name, err)
 	}
-	c.Parameters = values
+	c.Kind, c.Parameters = k.name, values
+	if k.defaultIs != "" && activation.AreDefaults(k.parameters, values) {
+		c.Kind, c.Parameters = k.defaultIs, nil
+	}
 	return nil
+}
+
+// completeFormula is complete for an operation without a kind.
+func (o *operation) completeFormula(c *Call) error {
+	switch {
+	case c.Kind != "":
+		return check.Invalid(o.Name, "kind", "got %s, want no name (NULL): this operation has no activation", check.Quote(c.Kind))
+	case o.parameters != nil:
+		values, err := activation.Complete(o.parameters, c.Parameters)
+		if err != nil {
+			return check.In(o.Name, err)
+		}
+		c.Parameters = values
+	case o.formula == "lerp" && len(c.Parameters) > 1:
+		return check.Invalid(o.Name, "parameters", "got %d, want the weight alone", len(c.Parameters))
+	case o.formula != "lerp" && len(c.Parameters) > 0:
+		return check.Invalid(o.Name, "parameters", "got %d, want none", len(c.Parameters))
+	}
+	return nil
+}
+
+// hasDefaults tells whether a call that gives no parameters has some.
+func (o *operation) hasDefaults() bool { return o.kinds != nil || o.parameters != nil }
+
+// computes is the formula of a completed call, and the formula's numbers (go/activation).
+func (o *operation) computes(c *Call) (formula string, numbers []float64) {
+	if o.kinds == nil {
+		return o.formula, c.Parameters
+	}
+	k, _ := o.kinds.lookup(c.Kind)
+	return k.kernel(c.Parameters)
 }
 
 // describe is a call's kind, with the parameters that are not defaults.
@@ -56,6 +102,6 @@ func (o *operation) describe(c *Call) string {
 	if o.kinds == nil {
 		return c.Kind
 	}
-	parameters, _ := o.kinds.parameters(c.Kind)
-	return activation.Describe(c.Kind, parameters, c.Parameters)
+	k, _ := o.kinds.lookup(c.Kind)
+	return activation.Describe(c.Kind, k.parameters, c.Parameters)
 }

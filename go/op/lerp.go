@@ -18,6 +18,7 @@ import (
 var (
 	lerp = operation{
 		Signature: Signature{"lerp", broadcasting(0, "start", "end", "weight?"), arguments("out")},
+		formula:   "lerp",
 		shapes: func(c *Call) ([][]int64, error) {
 			const name = "lerp"
 			if err := oneWeight(name, c, c.input(2)); err != nil {
@@ -31,25 +32,24 @@ var (
 		},
 		problem: func(c *Call, h backend.Header) backend.Problem {
 			out := c.output(0)
-			return &backend.Lerp{
-				Header: h, Start: expanded(c.input(0), out.Shape), End: expanded(c.input(1), out.Shape),
-				Weight: expanded(c.input(2), out.Shape), Out: out,
-			}
+			inputs := []*tensor.View{expanded(c.input(0), out.Shape), expanded(c.input(1), out.Shape), expanded(c.input(2), out.Shape)}
+			return &backend.Pointwise{Header: h, Inputs: inputs, Out: out}
 		},
 	}
 	lerpBackward = operation{
 		Signature: Signature{
 			"lerp_backward", broadcasting(1, "grad_output", "start?", "end?", "weight?"), broadcasting(0, "grad_start", "grad_end", "grad_weight"),
 		},
-		shapes: lerpBackwardShapes,
+		formula: "lerp",
+		shapes:  lerpBackwardShapes,
 		problem: func(c *Call, h backend.Header) backend.Problem {
 			g := c.input(0)
-			p := &backend.LerpBackward{
-				Header: h, GradOutput: g, Weight: expanded(c.input(3), g.Shape),
-				GradStart: aligned(c.output(0), g.Rank()), GradEnd: aligned(c.output(1), g.Rank()), GradWeight: aligned(c.output(2), g.Rank()),
+			p := &backend.PointwiseBackward{Header: h, GradOutput: g, Inputs: []*tensor.View{nil, nil, expanded(c.input(3), g.Shape)}}
+			for i := range 3 {
+				p.Gradients = append(p.Gradients, aligned(c.output(i), g.Rank()))
 			}
-			if p.GradWeight != nil {
-				p.Start, p.End = expanded(c.input(1), g.Shape), expanded(c.input(2), g.Shape)
+			if p.Gradients[2] != nil {
+				p.Inputs[0], p.Inputs[1] = expanded(c.input(1), g.Shape), expanded(c.input(2), g.Shape)
 			}
 			return p
 		},

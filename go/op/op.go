@@ -12,6 +12,7 @@ import (
 	"strings"
 	"unsafe"
 
+	"github.com/epigrad/epigrad/go/activation"
 	"github.com/epigrad/epigrad/go/backend"
 	"github.com/epigrad/epigrad/go/check"
 	"github.com/epigrad/epigrad/go/dtype"
@@ -19,18 +20,20 @@ import (
 	"github.com/epigrad/epigrad/go/tensor"
 )
 
-// Gate is which half is the gate: of a gated activation's input, along the dimension that it
-// splits, or of the rows of gated_mlp's weight_in.
+// Gate is where the gates are: along the dimension of a gated activation's input that it splits, or
+// among the rows of gated_mlp's weight_in.
 type Gate int
 
 // The places. The values are those of epigrad.h.
 const (
 	GateSecond Gate = iota // the second half, as in torch.nn.functional.glu
 	GateFirst              // the first half
+	GateOdd                // every other one, from the second on
+	GateEven               // every other one, from the first on
 	gates
 )
 
-var gateNames = [gates]string{"second", "first"}
+var gateNames = [gates]string{"second", "first", "odd", "even"}
 
 // ParseGate returns the place of a name; "" is "second".
 func ParseGate(op, name string) (Gate, error) {
@@ -56,7 +59,7 @@ type Call struct {
 	Parameters []float64
 	// Dim is the dimension that a gated activation splits; it may count from the end.
 	Dim int
-	// Gate is which half is the gate, of gated_activation and gated_mlp.
+	// Gate is where the gates are, of gated_activation and gated_mlp.
 	Gate Gate
 	// Accumulate adds into the weight and bias gradients in place of overwriting them.
 	Accumulate bool
@@ -101,13 +104,16 @@ type Signature struct {
 // operation is a signature with its rules.
 type operation struct {
 	Signature
-	// kinds is the table that its kind is in; nil for lerp, which has none and takes its weight as
-	// a parameter.
-	kinds *kinds
+	// kinds is the table that its kind is in; nil for an operation that has none, and a formula of
+	// its own (backend.Pointwise).
+	kinds   *kinds
+	formula string
+	// parameters are those of that formula; nil for lerp's, which is its weight.
+	parameters []activation.Parameter
 	// What the operation has, and so which fields of a call it takes:
 	//
-	//   halves        a gate, which is one of two halves (Gate)
-	//   splits        a dimension that is cut into the halves (Dim)
+	//   halves        a gate, which is half of a dimension (Gate)
+	//   splits        that dimension (Dim)
 	//   multiplies    a product (AllowTF32)
 	//   accumulates   weight and bias gradients to add to (Accumulate)
 	halves, splits, multiplies, accumulates bool
@@ -124,6 +130,7 @@ type operation struct {
 var operations = []operation{
 	matmul, matmulBackward, linear, linearBackward, activationForward, activationBackward,
 	gatedActivation, gatedActivationBackward, gatedProduct, gatedProductBackward, lerp, lerpBackward,
+	prelu, preluBackward, xielu, xieluBackward,
 	gatedLinear, gatedLinearBackward, mlp, mlpBackward, gatedMLP, gatedMLPBackward,
 }
 
@@ -170,7 +177,7 @@ func (o *operation) meaningful(c *Call) error {
 	case c.Gate != GateSecond && !o.halves:
 		return check.Invalid(o.Name, "gate", "got %d, want 0: this operation has no halves of which one is the gate", c.Gate)
 	case c.Gate < 0 || c.Gate >= gates:
-		return check.Invalid(o.Name, "gate", "got %d, want 0 (the second half) or 1 (the first)", c.Gate)
+		return check.Invalid(o.Name, "gate", "got %d, want 0 (the second half), 1 (the first), 2 (odd places) or 3 (even places)", c.Gate)
 	case c.AllowTF32 && !o.multiplies:
 		return check.Invalid(o.Name, "allow_tf32", "true, but this operation has no product")
 	}
@@ -334,7 +341,7 @@ func Run(c *Call) error {
 	if err != nil {
 		return err
 	}
-	return k.Run(c.execution(len(o.Inputs)))
+	return k.Run(o.execution(c))
 }
 
 // Prepared is what calls of one geometry share, for a caller that makes them again and again: they
@@ -342,6 +349,8 @@ func Run(c *Call) error {
 // elements, and their workspace is as Run needs it.
 type Prepared struct {
 	Kernel backend.Kernel
+	// Parameters are its formula's; none where it has none, or where each call gives them.
+	Parameters []float64
 	// Program is the kernel's, nil where it is Go's to run. It lives as long as the kernel.
 	Program            unsafe.Pointer
 	WorkspaceAlignment int64
@@ -370,6 +379,9 @@ func Prepare(c *Call) (*Prepared, error) {
 		return nil, nil
 	}
 	p := &Prepared{Kernel: k, WorkspaceAlignment: b.WorkspaceAlignment()}
+	if o.hasDefaults() {
+		_, p.Parameters = o.computes(c)
+	}
 	if programmed, ok := k.(backend.Programmed); ok {
 		p.Program = programmed.Program()
 	}
@@ -455,12 +467,14 @@ func (o *operation) kept(lists ...[]check.Operand) error {
 }
 
 // execution binds a call's buffers.
-func (c *Call) execution(inputs int) *backend.Run {
+func (o *operation) execution(c *Call) *backend.Run {
+	inputs := len(o.Inputs)
 	r := &backend.Run{
 		Bases: make([]unsafe.Pointer, inputs+len(c.Outputs)), Workspace: c.Workspace,
 		Stream: c.Stream, Threads: c.Threads, Accumulate: c.Accumulate,
 	}
-	copy(r.Parameters[:], c.Parameters)
+	_, parameters := o.computes(c)
+	copy(r.Parameters[:], parameters)
 	bind := func(views []*tensor.View, first int) {
 		for i, v := range views {
 			if v != nil && !v.IsEmpty() { // an empty tensor's address may be nobody's

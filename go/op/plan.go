@@ -10,6 +10,7 @@ import (
 
 	"github.com/epigrad/epigrad/go/backend"
 	"github.com/epigrad/epigrad/go/check"
+	"github.com/epigrad/epigrad/go/dtype"
 	"github.com/epigrad/epigrad/go/status"
 	"github.com/epigrad/epigrad/go/tensor"
 	"github.com/epigrad/epigrad/go/tuning"
@@ -105,12 +106,17 @@ func (o *operation) choose(c *Call, choices *tuning.File) (backend.Kernel, error
 	}
 	owned := c.owned(len(o.Inputs))
 	if o.problem != nil {
-		k, err := b.Select(o.problem(owned, backend.Header{Op: o.Name, Kind: c.Kind, DType: dt, AllowTF32: c.AllowTF32, Choices: choices}))
+		k, err := b.Select(o.problem(owned, o.header(c, dt, choices)))
 		if o.steps == nil || !errors.Is(err, &status.Error{Code: status.Unsupported}) {
 			return k, err
 		}
 	}
 	return o.stepwise(owned, b, dt, device, choices)
+}
+
+func (o *operation) header(c *Call, dt dtype.DType, choices *tuning.File) backend.Header {
+	formula, _ := o.computes(c)
+	return backend.Header{Op: o.Name, Kind: c.Kind, Formula: formula, DType: dt, AllowTF32: c.AllowTF32, Choices: choices}
 }
 
 // asksNothing reports whether every output is absent.
@@ -167,7 +173,7 @@ func (o *operation) key(c *Call, key []byte, choices *tuning.File) []byte {
 		key = append(key, name...)
 	}
 	key = binary.AppendUvarint(key, uint64(len(c.Parameters)))
-	if o.kinds != nil { // any number may be lerp's weight, with any kernel
+	if o.kinds != nil { // any number may be a parameter of the others, with any kernel
 		for _, value := range c.Parameters {
 			key = binary.LittleEndian.AppendUint64(key, math.Float64bits(value))
 		}
@@ -329,7 +335,7 @@ func (p *Plan) Run(c *Call) error {
 	if err != nil {
 		return err
 	}
-	return k.Run(full.execution(len(p.operation.Inputs)))
+	return k.Run(p.operation.execution(full))
 }
 
 func (p *Plan) prepare(c *Call) (*Call, backend.Kernel, error) {

@@ -85,7 +85,7 @@ const absent = -2
 type step struct {
 	kernel     backend.Kernel
 	places     []place
-	parameters []float64
+	parameters []float64 // of its formula
 	adds       bool
 }
 
@@ -127,7 +127,8 @@ func (o *operation) stepwise(c *Call, b backend.Backend, dt dtype.DType, device 
 		if err != nil {
 			return nil, err
 		}
-		k.add(step{kernel, places, call.Parameters, call.adds})
+		_, parameters := part.computes(&call)
+		k.add(step{kernel, places, parameters, call.adds})
 		names = append(names, kernel.Sku().Kernel)
 	}
 	first := k.steps[0].kernel

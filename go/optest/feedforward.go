@@ -95,7 +95,7 @@ func (s *opSuite) separately(b *block) []*array {
 }
 
 func (s *opSuite) TestBlocksAreTheirCalls() {
-	kinds := map[string][]string{"mlp": {"relu", "gelu"}, "gated_mlp": {"swiglu", "bilinear"}}
+	kinds := map[string][]string{"mlp": {"leaky_relu -0.3", "gelu"}, "gated_mlp": {"swiglu", "bilinear 2 1.5 0.5"}}
 	pick := &picker{}
 	for _, name := range []string{"mlp", "gated_mlp"} {
 		for i, kind := range kinds[name] {

@@ -75,7 +75,7 @@ func (g *gatedLayer) gradInput(limits bounds, grads [2]*array) expectation {
 
 func (s *opSuite) TestGatedLinearIsItsCalls() {
 	pick := &picker{}
-	for i, kind := range []string{"swiglu", "bilinear"} {
+	for i, kind := range []string{"swiglu 2 +Inf -0.5 0.75", "bilinear"} {
 		for _, dt := range s.dtypes() {
 			for _, rows := range [][]int64{{}, {7}, {2, 3}, {0}} {
 				g := s.gatedLayer(dt, rows, i == 0 || len(rows) != 1, pick)

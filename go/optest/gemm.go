@@ -151,12 +151,15 @@ func (s *opSuite) checkBackward(e *epilogue, got [3]*array, slopeErr float64) {
 	}
 }
 
-// forEachEpilogue visits activations x dtypes x spellings x cases x layouts, with and without a
-// bias.
+// forEachEpilogue visits formulas x dtypes x spellings x cases x layouts, with and without a bias.
+// A formula meets every other case, its neighbours the rest.
 func (s *opSuite) forEachEpilogue(cases []gemmCase, visit func(e *epilogue)) {
-	pick := &picker{}
-	s.forEachKind(kinds(), func(kind string, dt dtype.DType) {
+	pick, kinds := &picker{}, firstOfFormulas(kinds())
+	s.forEachKind(kinds, func(kind string, dt dtype.DType) {
 		for i, c := range cases {
+			if (i+slices.Index(kinds, kind))%2 == 1 {
+				continue
+			}
 			for _, sp := range spellings {
 				if !sp.fits(c) {
 					continue
@@ -183,7 +186,7 @@ func (s *opSuite) forSomeEpilogues(cases []gemmCase, visit func(e *epilogue)) {
 			dtypes, fitting = dtypes[:1], fitting[i%len(fitting):][:1]
 		}
 		for j, dt := range dtypes {
-			kinds := s.kindsFor(dt, kinds())
+			kinds := s.kindsFor(dt, firstOfFormulas(kinds()))
 			for l, sp := range fitting {
 				visit(s.epilogue(c, sp, kinds[(i+2*j+l)%len(kinds)], dt, i%4 != 3, pick))
 			}
@@ -311,8 +314,16 @@ func (s *opSuite) TestGemmEpilogueRecomputesWhatIsSaved() {
 	check := func(e *epilogue) {
 		recomputed := s.backward(e, fromInputs, everything, nil)
 		for i, got := range s.backward(e, fromPreactivation, everything, nil) {
-			if got != nil {
-				s.same(got, recomputed[i], "gradient %d from the preactivation of %v", i, e)
+			switch want := recomputed[i]; {
+			case got == nil:
+			case i == 2: // a sum's order may follow the preactivation's layout
+				bound := magnitudes(want.values())
+				for j := range bound {
+					bound[j] *= 2 * unit(e.dt)
+				}
+				s.within(got.values(), want.values(), bound, "bias gradient from the preactivation of %v", e)
+			default:
+				s.same(got, want, "gradient %d from the preactivation of %v", i, e)
 			}
 		}
 	}

@@ -1,9 +1,10 @@
 package optest
 
 import (
+	"maps"
 	"math"
+	"slices"
 
-	"github.com/epigrad/epigrad/go/activation"
 	"github.com/epigrad/epigrad/go/dtype"
 	"github.com/epigrad/epigrad/go/op"
 )
@@ -129,9 +130,9 @@ func (s *opSuite) TestNaNReachesEveryOutput() {
 			})
 			s.equals([]float64{nan}, bias, "NaN from above through %s", kind)
 		}
-		for _, kind := range s.kindsFor(dt, activation.GatedNames()) {
+		for _, kind := range s.kindsFor(dt, gatedKinds()) {
 			for at, special := range []float64{nan, nan, nearlyInf, nearlyInf} {
-				numbers := [2]float64{2, 3}
+				numbers := [2]float64{1, 0.5} // within all limits
 				numbers[at%2] = special
 				y := newArray(dt, []int64{1}, contiguous)
 				s.run(call{Call: op.Call{Op: "gated_product", Kind: kind}, inputs: []*array{scalar(numbers[0]), scalar(numbers[1])}, outputs: []*array{y}})
@@ -140,7 +141,7 @@ func (s *opSuite) TestNaNReachesEveryOutput() {
 			gradValue, gradGate := newArray(dt, []int64{1}, contiguous), newArray(dt, []int64{1}, contiguous)
 			s.run(call{
 				Call:   op.Call{Op: "gated_product_backward", Kind: kind},
-				inputs: []*array{scalar(nan), scalar(2), scalar(3)}, outputs: []*array{gradValue, gradGate},
+				inputs: []*array{scalar(nan), scalar(1), scalar(0.5)}, outputs: []*array{gradValue, gradGate},
 			})
 			s.equals([]float64{nan}, gradValue, "%s", kind)
 			s.equals([]float64{nan}, gradGate, "%s", kind)
@@ -158,6 +159,102 @@ func (s *opSuite) TestReluAtItsKink() {
 			gate, gradGate := list(dt, count, numbers...), newArray(dt, count, contiguous)
 			s.run(call{Call: op.Call{Op: "gated_product_backward", Kind: "reglu"}, inputs: []*array{grad, value, gate}, outputs: []*array{nil, gradGate}})
 			s.equals([]float64{0, 0, upstream, 0, upstream, 0, upstream}, gradGate, "relu' with %v from above", upstream)
+		}
+	})
+}
+
+// TestActivationsOfSpecialValues has what PyTorch gives for single numbers at infinities and kinks:
+// value, and slope times what comes from above.
+func (s *opSuite) TestActivationsOfSpecialValues() {
+	type point struct{ x, value, slope float64 }
+	points := map[string][]point{
+		"quick_gelu":      {{inf, inf, nan}, {-inf, nan, nan}, {0, 0, 0.5}},
+		"swish -0.7":      {{inf, nan, nan}, {-inf, -inf, nan}, {0, 0, 0.5}},
+		"elu -0.5":        {{inf, inf, 1}, {-inf, 0.5, 0}, {0, 0, -0.5}},
+		"celu 0.75":       {{inf, inf, 1}, {-inf, -0.75, 0}, {0, 0, 1}},
+		"softplus 2 3":    {{inf, inf, 1}, {-inf, 0, 0}, {0.5, 0.5 + math.Log1p(math.Exp(-1))/2, 1 / (1 + math.Exp(-1))}},
+		"mish":            {{inf, inf, nan}, {-inf, nan, nan}, {0, 0, 0.6}},
+		"hardswish":       {{inf, inf, 1}, {-inf, nan, 0}, {-3, 0, 0}, {3, 3, 1}, {0, 0, 0.5}},
+		"hardsigmoid":     {{inf, 1, 0}, {-inf, 0, 0}, {-3, 0, 0}, {3, 1, 0}, {0, 0.5, 1. / 6}},
+		"relu6":           {{inf, 6, 0}, {-inf, 0, 0}, {0, 0, 0}, {6, 6, 0}, {5, 5, 1}},
+		"hardtanh -0.5 3": {{inf, 3, 0}, {-inf, -0.5, 0}, {-0.5, -0.5, 0}, {3, 3, 0}, {0, 0, 1}},
+		"softcap 3":       {{inf, 3, 0}, {-inf, -3, 0}, {0, 0, 1}},
+	}
+	keys := slices.Sorted(maps.Keys(points))
+	s.forEachKind(keys, func(kind string, dt dtype.DType) {
+		list, act := points[kind], references[kind]
+		shape := []int64{int64(len(list))}
+		input := newArray(dt, shape, contiguous).fill(func(i int) float64 { return list[i].x })
+		for _, upstream := range []float64{2, inf} {
+			if math.IsInf(upstream, 0) && !act.selects {
+				continue
+			}
+			grad := newArray(dt, shape, contiguous).fill(func(int) float64 { return upstream })
+			outputs := []*array{newArray(dt, shape, contiguous), newArray(dt, shape, contiguous), nil}
+			s.run(call{Call: op.Call{Op: "activation_backward", Kind: kind}, inputs: []*array{grad, input}, outputs: outputs})
+			limits := s.boundsOf(dt)
+			for i, p := range list {
+				want := upstream * p.slope
+				if p.slope == 0 {
+					want = 0 // not inf*0
+				}
+				s.near(want, outputs[0].values()[i], limits.stored(want, upstream*limits.formula), "%s'(%v) with %v from above", kind, p.x, upstream)
+				s.near(p.value, outputs[1].values()[i], limits.stored(p.value, limits.formula), "%s(%v)", kind, p.x)
+			}
+		}
+	})
+}
+
+// near compares numbers, NaN and infinity equal to themselves alone.
+func (s *opSuite) near(want, got, bound float64, format string, args ...any) {
+	s.T().Helper()
+	if want != got && !(math.IsNaN(want) && math.IsNaN(got)) && !(math.Abs(want-got) <= bound+4*0x1p-53) {
+		s.Failf("wrong number", format+": got %v, want %v", append(args, got, want)...)
+	}
+}
+
+// TestLimitsOfGatedKinds: at a bound and beyond it the slope is 0, also for infinities from above.
+// The gate of bilinear is its own activation.
+func (s *opSuite) TestLimitsOfGatedKinds() {
+	s.forEachDType(func(dt dtype.DType) {
+		for _, c := range []struct {
+			limit, after, offset     float64
+			value, gate              float64
+			out, gradValue, gradGate float64 // of 2 from above
+		}{
+			{inf, inf, 1, 3, 8, 32, 16, 8},
+			{6, inf, 0, 3, 4, 12, 8, 6},
+			{6, inf, 0, 3, 6, 18, 12, 0},
+			{6, inf, 0, 3, 8, 18, 12, 0},
+			{6, inf, 0, 3, -8, -24, -16, 6}, // a gate has no lower limit
+			{6, inf, 0, 6, 4, 24, 0, 12},
+			{6, inf, 0, 8, 4, 24, 0, 12},
+			{6, inf, 0, -6, 4, -24, 0, -12},
+			{6, inf, 1, -8, 4, -20, 0, -10}, // the offset comes after the limit
+			{inf, 6, 0, 3, 6, 18, 12, 0},
+			{inf, 6, 1, 8, 16, 42, 0, 0},
+			{8, 2, 0, 3, 16, 4, 0, 0},
+			{6, 6, 0, nan, 4, nan, 8, nan},
+			{6, 6, 0, 3, nan, nan, nan, 6},
+			{6, inf, 0, inf, 4, 24, 0, 12},
+			{inf, 6, 0, 3, inf, 18, 12, 0},
+		} {
+			one := func(x float64) *array { return list(dt, []int64{1}, x) }
+			outputs := []*array{one(0), one(0), one(0)}
+			forward := op.Call{Op: "gated_product", Kind: "bilinear", Parameters: []float64{c.limit, c.after, c.offset}}
+			backward := forward
+			backward.Op = "gated_product_backward"
+			s.run(call{Call: forward, inputs: []*array{one(c.value), one(c.gate)}, outputs: outputs[:1]})
+			s.equals([]float64{c.out}, outputs[0], "%v", c)
+			for _, upstream := range []float64{2, inf} {
+				s.run(call{Call: backward, inputs: []*array{one(upstream), one(c.value), one(c.gate)}, outputs: outputs[1:]})
+				for i, want := range []float64{c.gradValue, c.gradGate} {
+					if want != 0 {
+						want *= upstream / 2
+					}
+					s.equals([]float64{want}, outputs[1+i], "gradient %d with %v from above of %v", i, upstream, c)
+				}
+			}
 		}
 	})
 }
@@ -258,10 +355,4 @@ func (s *opSuite) TestNoDepthGivesTheBias() {
 		s.equals([]float64{0, inf, nan, 0, inf, nan}, out, "0 + bias")
 		s.True(math.Signbit(out.values()[0]))
 	})
-}
-
-func (s *opSuite) TestReferencesAreComplete() {
-	for _, name := range activation.Names() {
-		s.Contains(references, name, "an activation without a reference")
-	}
 }

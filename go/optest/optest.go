@@ -37,6 +37,7 @@ func Run(t *testing.T, b backend.Backend) {
 		t.Skip(info.Reason)
 	}
 	backend.Register(b)
+	op.ClearCache() // of the kernels of the backend of this name before
 	if info.Device == "cuda" {
 		device.Type = tensor.CUDA
 	}

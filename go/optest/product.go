@@ -209,6 +209,9 @@ func (b bounds) stored(value, err float64) float64 {
 	return err + b.unit*(math.Abs(value)+err) + b.tiny
 }
 
+// unrounded are the bounds of results before they are stored.
+func (b bounds) unrounded() bounds { return bounds{elementwise: b.elementwise, formula: b.formula} }
+
 func (b bounds) allStored(values, errs []float64) []float64 {
 	list := make([]float64, len(values))
 	for i, v := range values {
@@ -238,10 +241,11 @@ func (p *product) forward(kind string, limits bounds, a, b, bias []float64) (out
 	errs := p.pre(magnitudes(a), magnitudes(b), magnitudes(bias))
 	out.value = make([]float64, len(pre.value))
 	outErrs := make([]float64, len(pre.value))
+	act := references[kind]
 	for i, x := range pre.value {
 		errs[i] = limits.sum(p.k+1, errs[i])
-		out.value[i] = references[kind].value(x)
-		outErrs[i] = spread(kind, x, errs[i]+limits.argument*(math.Abs(x)+errs[i])+limits.tiny) + formulaError(kind, x, limits.formula)
+		out.value[i] = act.value(x)
+		outErrs[i] = act.spread(x, errs[i]+limits.argument*(math.Abs(x)+errs[i])+limits.tiny) + act.formulaError(x, limits.formula)
 	}
 	out.bound = limits.allStored(out.value, outErrs)
 	pre.bound = limits.allStored(pre.value, errs)
@@ -253,9 +257,10 @@ func (p *product) forward(kind string, limits bounds, a, b, bias []float64) (out
 func (p *product) backward(kind string, limits bounds, gradOutput, a, b, pre []float64, slopeErr float64) (gradA, gradB, gradBias expectation) {
 	gradient, errs := make([]float64, len(pre)), make([]float64, len(pre))
 	rounded, biasErrs := make([]float64, len(pre)), make([]float64, len(pre))
+	act := references[kind]
 	for i, g := range gradOutput {
-		gradient[i] = g * slope(kind, pre[i])
-		errs[i] = math.Abs(g) * (slopeErr + slopeError(kind, pre[i], limits.formula))
+		gradient[i] = g * act.slope(pre[i])
+		errs[i] = math.Abs(g) * (slopeErr + act.slopeError(pre[i], limits.formula))
 		depth := max(p.n, p.m) * max(p.items, 1)
 		rounded[i] = limits.stored(gradient[i], errs[i]) + limits.sum(depth, math.Abs(gradient[i]))
 		biasErrs[i] = errs[i] + 4*limits.elementwise*float64(len(pre))*math.Abs(gradient[i])

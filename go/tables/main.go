@@ -39,7 +39,7 @@ func tables() row {
 		ops = append(ops, row{"name": s.Name, "inputs": names(s.Inputs), "outputs": names(s.Outputs)})
 	}
 	return row{
-		"version": include.Version(), "activations": activation.All(), "gated_kinds": activation.AllGated(),
+		"version": include.Version(), "activations": activation.All(), "gated_kinds": activation.AllGated(), "presets": activation.Presets(),
 		"dtypes": dtypes, "statuses": statuses, "ops": ops,
 	}
 }

@@ -72,6 +72,15 @@ func (v View) Narrow(dim int, start, length int64) (View, error) {
 	return v, nil
 }
 
+// Every returns every step-th index of a dimension, from the first on.
+func (v View) Every(dim int, step int64) View {
+	dim = v.dim(dim)
+	v.Shape, v.Strides = slices.Clone(v.Shape), slices.Clone(v.Strides)
+	v.Shape[dim] = (v.Shape[dim] + step - 1) / step
+	v.Strides[dim] *= step
+	return v
+}
+
 // Unsqueeze returns the view with a dimension of size 1 before dim; dim may be the rank, and -1
 // appends.
 func (v View) Unsqueeze(dim int) View {

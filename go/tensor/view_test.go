@@ -159,6 +159,15 @@ func (s *ViewSuite) TestTransposeAndPermute() {
 	s.NoError(err)
 }
 
+func (s *ViewSuite) TestEvery() {
+	v := s.describe(0, dtype.Float32, []int64{2, 5}, nil)
+	every := v.Every(-1, 2)
+	s.Equal([]int64{2, 3}, every.Shape)
+	s.Equal([]int64{5, 2}, every.Strides)
+	s.Equal([]int64{2, 5}, v.Shape)
+	s.Equal([]int64{0}, s.describe(0, dtype.Float32, []int64{0}, nil).Every(0, 2).Shape)
+}
+
 func (s *ViewSuite) TestNarrow() {
 	v := s.describe(4, dtype.Float32, []int64{4, 6}, []int64{-6, 1})
 	n, err := v.Narrow(0, 1, 2)

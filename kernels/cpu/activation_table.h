@@ -13,6 +13,8 @@
 #define half_normal_tail(y) V(fma)(y, V(fma)(y * y, V(fma)(y * y, V(fma)(y * y, V(set)(-0.0004720431f), V(set)(0.006630564f)), V(set)(-0.04719594f)), V(set)(-0.5093356f)), V(fma)(y * y, V(fma)(y * y, V(fma)(y * y, V(set)(0.0010379176f), V(set)(-0.010521533f)), V(set)(0.23002748f)), V(set)(0.7290835f)))
 // (e^r - 1 - r) / r^2 for |r| <= ln2/2, to 2^-20 of e^r.
 #define half_exp_rest(r) V(fma)(r, V(fma)(r, V(fma)(r, V(set)(0.008363236f), V(set)(0.04183416f)), V(set)(0.16666576f)), V(set)(0.49999747f))
+// (atanh x / x - 1) / x^2 as a function of x^2, for |x| <= 1/3, to 2^-20 of atanh x.
+#define half_atanh_rest(square) V(fma)(square, V(fma)(square, V(fma)(square, V(set)(0.13433774f), V(set)(0.14116979f)), V(set)(0.20003836f)), V(set)(0.3333332f))
 
 // single
 #define single_log2_e 1.442695f
@@ -21,6 +23,7 @@
 #define single_gelu_tanh_c3 0.071354814f
 #define single_gelu_tanh_3c3 0.21406445f
 #define single_normal_centre 2.25f
+#define single_tanh_near 0.55f
 #define single_ln2_high 0.6933594f
 #define single_ln2_rest -0.00021219444f
 #define single_gelu_tanh_c1_high 1.5957031f
@@ -34,6 +37,16 @@
 #define single_normal_tail_others(y) V(fma)(y, V(fma)(y * y, V(fma)(y * y, V(fma)(y * y, V(fma)(y * y, V(set)(-0.00012624053f), V(set)(0.0002709538f)), V(set)(0.00081433123f)), V(set)(-0.01056238f)), V(set)(0.08013323f)), V(fma)(y * y, V(fma)(y * y, V(fma)(y * y, V(fma)(y * y, V(fma)(y * y, V(set)(-2.3341365e-05f), V(set)(-0.00019091f)), V(set)(0.0013606437f)), V(set)(-0.0056388862f)), V(set)(0.02783716f)), V(set)(-0.38638106f)))
 // (e^r - 1 - r) / r^2 for |r| <= ln2/2, to 2^-28 of e^r.
 #define single_exp_rest(r) V(fma)(r, V(fma)(r * r, V(fma)(r * r, V(set)(0.00019899392f), V(set)(0.008333298f)), V(set)(0.16666667f)), V(fma)(r * r, V(fma)(r * r, V(set)(0.0013933734f), V(set)(0.041666463f)), V(set)(0.5f)))
+// (tanh x / x - 1) / x^2 as a function of x^2, for |x| <= tanh_near, to 2^-28 of tanh x.
+#define single_tanh_rest(square) V(fma)(square, V(fma)(square * square, V(fma)(square * square, V(set)(0.002528503f), V(set)(0.021818874f)), V(set)(0.13333325f)), V(fma)(square * square, V(fma)(square * square, V(set)(-0.0085279355f), V(set)(-0.053964745f)), V(set)(-0.33333334f)))
+
+// wide
+#define wide_log2_e 1.4426950408889634
+#define wide_ln2 0.6931471805599453
+// (e^r - 1 - r) / r^2 for |r| <= ln2/2, to 2^-31 of e^r.
+#define wide_exp_rest(r) V(fma)(r, V(fma)(r * r, V(fma)(r * r, V(set)(0.00019899392456492918), V(set)(0.008333298340603958)), V(set)(0.16666666719322767)), V(fma)(r * r, V(fma)(r * r, V(set)(0.0013933733216281662), V(set)(0.041666464167313115)), V(set)(0.5000000013543257)))
+// (atanh x / x - 1) / x^2 as a function of x^2, for |x| <= 1/3, to 2^-31 of atanh x.
+#define wide_atanh_rest(square) V(fma)(square, V(fma)(square * square, V(fma)(square * square, V(set)(0.10400683751764915), V(set)(0.11132540167753825)), V(set)(0.20000005485612063)), V(fma)(square * square, V(fma)(square * square, V(set)(0.08730446445539439), V(set)(0.14285145569765056)), V(set)(0.3333333332479022)))
 
 // exact
 #define exact_log2_e 1.4426950408889634
@@ -53,3 +66,5 @@
 #define exact_exp_rest(r) V(fma)(r, V(fma)(r * r, V(fma)(r * r, V(fma)(r * r, V(fma)(r * r, V(set)(2.5105313423078524e-08), V(set)(2.7557255168123062e-06)), V(set)(0.00019841269875003973)), V(set)(0.008333333333326082)), V(set)(0.1666666666666667)), V(fma)(r * r, V(fma)(r * r, V(fma)(r * r, V(fma)(r * r, V(fma)(r * r, V(set)(2.0918212752506956e-09), V(set)(2.755726307600547e-07)), V(set)(2.480158733663232e-05)), V(set)(0.0013888888888879001)), V(set)(0.04166666666666668)), V(set)(0.5)))
 // (tanh x / x - 1) / x^2 as a function of x^2, for |x| <= tanh_near, to 2^-57 of tanh x.
 #define exact_tanh_rest(square) V(fma)(square, V(fma)(square * square, V(fma)(square * square, V(fma)(square * square, V(fma)(square * square, V(fma)(square * square, V(fma)(square * square, V(set)(1.0017758426857656e-06), V(set)(1.4034806255420378e-05)), V(set)(9.627809349134919e-05)), V(set)(0.0005899654703855255)), V(set)(0.0035921265070758958)), V(set)(0.02186948852940468)), V(set)(0.13333333333333136)), V(fma)(square * square, V(fma)(square * square, V(fma)(square * square, V(fma)(square * square, V(fma)(square * square, V(fma)(square * square, V(fma)(square * square, V(set)(-1.1746828786741004e-07), V(set)(-4.4130849235556525e-06)), V(set)(-3.8000740971268096e-05)), V(set)(-0.00023889590512686342)), V(set)(-0.0014558226618240143)), V(set)(-0.008863235399161295)), V(set)(-0.053968253968071006)), V(set)(-0.3333333333333333)))
+// (atanh x / x - 1) / x^2 as a function of x^2, for |x| <= 1/3, to 2^-57 of atanh x.
+#define exact_atanh_rest(square) V(fma)(square, V(fma)(square * square, V(fma)(square * square, V(fma)(square * square, V(fma)(square * square, V(set)(0.03742871937324747), V(set)(0.058670410866052014)), V(set)(0.0769227160382843)), V(set)(0.1111111109892683)), V(set)(0.19999999999999757)), V(fma)(square * square, V(fma)(square * square, V(fma)(square * square, V(fma)(square * square, V(fma)(square * square, V(set)(0.07821056728110674), V(set)(0.05423343589036758)), V(set)(0.06667597077027304)), V(set)(0.09090909960220583)), V(set)(0.14285714285801707)), V(set)(0.3333333333333333)))

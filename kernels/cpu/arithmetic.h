@@ -118,10 +118,12 @@ INLINE f_v half_normal_product_slope(f_v g, f_v x, f_normal_t p) {
 // place. ln2_high and gelu_tanh_c1_high have so few bits that products with an exponent, and
 // differences, are exact.
 INLINE f_v single_rest(f_v u) { return f_fma(u * u, single_exp_rest(u), u); }
-INLINE f_logistic_t single_logistic(f_v v) {
+// Of v + low.
+INLINE f_logistic_t single_logistic_of(f_v v, f_v low) {
   const f_v k = f_round(v * f_set(-single_log2_e)), head = f_fma(k, f_set(-single_ln2_high), -v);
-  return (f_logistic_t){v, f_power_of_two(k), single_rest(f_fma(k, f_set(-single_ln2_rest), head)), f_less(f_set(float_last), f_abs(v))};
+  return (f_logistic_t){v, f_power_of_two(k), single_rest(f_fma(k, f_set(-single_ln2_rest), head) - low), f_less(f_set(float_last), f_abs(v))};
 }
+INLINE f_logistic_t single_logistic(f_v v) { return single_logistic_of(v, f_set(0)); }
 INLINE f_logistic_t single_cubic_logistic(f_v x) {
   const f_m beyond = f_outside(x, -cubic_last, float_large);
   const f_v c3 = f_set(single_gelu_tanh_c3), c1_high = f_set(single_gelu_tanh_c1_high);
@@ -212,11 +214,13 @@ INLINE f_v single_normal_product_slope(f_v g, f_v x, f_normal_t p) {
 //   e      for sums with 1; zero where it is far too small to change one
 //   m, k   m 2^k, for results that fall towards zero with e^-v; m is zero where every such result
 //          underflows
+//   power, rest
+//          e^-v = power (1 + rest); power is zero where e is
 //
 // Exponents are formed in two parts.
 #define REGISTERS d
 typedef struct {
-  d_v m, e, k;
+  d_v m, e, k, power, rest;
 } exact_decay_t;
 typedef struct {
   d_v v;
@@ -239,9 +243,10 @@ INLINE exact_decay_t exact_decay_of(d_v t, d_v low) {
   d_v head = d_fma(k, d_set(-exact_ln2), -t);  // exact
   d_v tail = d_fma(k, d_set(-exact_ln2_low), -low);
   d_v r = head + tail, r_low = tail - (r - head);
-  d_v m = d_set(1) + (r + d_fma(r * r, exact_exp_rest(r), r_low));
-  m = d_select(beyond, d_set(0), m);
-  return (exact_decay_t){m, d_scale_where(d_within(t, exact_beside_1), m, k), k};
+  d_v rest = r + d_fma(r * r, exact_exp_rest(r), r_low);
+  d_v m = d_select(beyond, d_set(0), d_set(1) + rest);
+  d_m beside_1 = d_within(t, exact_beside_1);
+  return (exact_decay_t){m, d_scale_where(beside_1, m, k), k, d_select(beside_1, d_scale_normal(d_set(1), k), d_set(0)), rest};
 }
 INLINE d_logistic_t exact_logistic(d_v v) { return (d_logistic_t){v, exact_decay_of(d_abs(v), d_set(0))}; }
 INLINE d_logistic_t exact_cubic_logistic(d_v x) {

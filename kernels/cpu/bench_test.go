@@ -111,7 +111,7 @@ func BenchmarkFormulas(b *testing.B) {
 			continue
 		}
 		for _, dt := range dtype.All() {
-			for _, kernel := range []string{"activation_gelu", "activation_backward_gelu", "activation_gelu_tanh", "activation_silu", "activation_backward_silu", "lerp_backward"} {
+			for _, kernel := range []string{"activation_gelu", "activation_backward_gelu", "activation_gelu_tanh", "activation_silu", "activation_backward_silu", "activation_swish", "activation_elu", "activation_softplus", "gated_silu", "gated_swish", "lerp_backward"} {
 				b.Run(name+"/"+kernel+"/"+dt.String(), func(b *testing.B) {
 					k, ok := e.Kernel(kernel + "_" + dt.Short())
 					if !ok {
@@ -130,8 +130,9 @@ func BenchmarkFormulas(b *testing.B) {
 						}
 					}
 					b.SetBytes(n) // so that this is elements a second
+					parameters := numbersOf(kernel + "_" + dt.Short())
 					for b.Loop() {
-						e.Elementwise(cpu.Alone(), k, &l, 0, n, n, &cpu.Parameters{}, &operands)
+						e.Elementwise(cpu.Alone(), k, &l, 0, n, n, &parameters, &operands)
 					}
 				})
 			}

@@ -23,8 +23,11 @@
 //	vector_avx2.h           registers of AVX2, by the same names
 //	vector_neon.h           registers of NEON, by the same names
 //	arithmetic.h            exponentials and the normal tail, in three precisions
+//	decay.h                 e^-t, in half, exact and a third, wide
 //	activation_table.h      the constants and polynomials of these, generated
 //	activation.h            the activations' formulas
+//	activation_decay.h      those that are made of decays
+//	activation_single.h     the same for float32
 //	elementwise.h           the kernels of one dtype: activations, gated activations, lerp
 //	walk.h                  elementwise passes over strided tensors, through these kernels
 //	sums.h                  passes that sum over dimensions
@@ -72,7 +75,7 @@ type Loops struct {
 	Strides           [Operands][MostRank]int64
 }
 
-// Parameters are an operation's, in the order of its kind's row in go/activation; lerp has the
+// Parameters are the numbers of an operation's formula (go/activation/kernel.go); lerp has the
 // weight first.
 type Parameters [activation.MostParameters]float64
 

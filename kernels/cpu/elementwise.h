@@ -11,14 +11,25 @@
 //   add                   sums += in, sums being the output and what a product is accumulated in
 //   activation_backward   grad_input, out = act(input) | grad_output, input
 //   from_output           grad_input | grad_output, output
-//   gated                 out | value, gate
+//   gated                 out = value act(gate) | value, gate
 //   gated_backward        grad_value = grad_output act(gate),
 //                         grad_gate = (grad_output value) act'(gate) | grad_output, value, gate
+//   prelu, xielu          learnable.h
 //   lerp                  out = start + weight (end - start) | start, end, weight
 //   lerp_backward         grad_start, grad_end, grad_weight | grad_output, start, end, weight
 //
 // The order of operations is that of PyTorch's autograd, so that infinities meet zeros in the same
 // places.
+//
+// The numbers of a gated kind are limit, limit_after, offset, and that of act. With L = limit and
+// A = limit_after, out is
+//
+//   (clip(value, -least, least) + offset) min(act(min(gate, L)), A),  least = min(L, A)
+//
+// and where one of them is clamped, at the bound too, its gradient is 0. A limit that is NaN is
+// none.
+//
+// Situ's numbers are gate_cap and value_cap; value goes through softcap.
 
 #define KERNEL(name) TARGET static void JOIN(name, DTYPE)(int64_t n, char *const *out, char *const *wide, const char *const *in, const double *parameters)
 #define UNUSED (void)wide, (void)parameters
@@ -33,49 +44,103 @@
     if (wide[output]) STORE_WIDE((JOIN(WIDE_REGISTERS, real) *)wide[output] + i, result); \
   } while (0)
 
-#define ACTIVATION_KERNELS(act)                                                              \
-  KERNEL(activation_##act) {                                                                 \
-    UNUSED;                                                                                  \
-    FOR_EACH_GROUP {                                                                         \
-      V(v) x = LOAD(0);                                                                      \
-      STORE(0, A(act##_value)(x, A(act##_parts)(x, parameters)));                            \
-    }                                                                                        \
-  }                                                                                          \
-  KERNEL(epilogue_##act) {                                                                   \
-    UNUSED;                                                                                  \
-    FOR_EACH_GROUP {                                                                         \
-      V(v) x = V(JOIN(load, ACCUMULATOR))(in[0] + i * ACCUMULATOR_SIZE);                     \
-      STORE(0, A(act##_value)(x, A(act##_parts)(x, parameters)));                            \
-    }                                                                                        \
-  }                                                                                          \
-  KERNEL(activation_backward_##act) {                                                        \
-    (void)parameters;                                                                        \
-    int gradient = out[0] || wide[0];                                                        \
-    FOR_EACH_GROUP {                                                                         \
-      V(v) x = LOAD(1);                                                                      \
-      __typeof__(A(act##_parts)(x, parameters)) parts = A(act##_parts)(x, parameters);       \
-      V(v) g = LOAD(0);                                                                      \
-      if (out[1]) STORE(1, A(act##_value)(x, parts));                                        \
-      if (gradient) STORE_ANY(0, A(act##_gradient)(g, x, parts));                            \
-    }                                                                                        \
-  }                                                                                          \
-  KERNEL(gated_##act) {                                                                      \
-    UNUSED;                                                                                  \
-    FOR_EACH_GROUP {                                                                         \
-      V(v) value = LOAD(0), gate = LOAD(1);                                                  \
-      STORE(0, value * A(act##_value)(gate, A(act##_parts)(gate, parameters)));              \
-    }                                                                                        \
-  }                                                                                          \
-  KERNEL(gated_backward_##act) {                                                             \
-    (void)parameters;                                                                        \
-    FOR_EACH_GROUP {                                                                         \
-      V(v) g = LOAD(0), value = LOAD(1), gate = LOAD(2);                                     \
-      __typeof__(A(act##_parts)(gate, parameters)) parts = A(act##_parts)(gate, parameters); \
-      STORE_ANY(0, g * A(act##_value)(gate, parts));                                         \
-      STORE_ANY(1, A(act##_gradient)(g * value, gate, parts));                               \
-    }                                                                                        \
+#define ACTIVATION_KERNELS(act)                                          \
+  KERNEL(activation_##act) {                                             \
+    (void)wide;                                                          \
+    const numbers own = numbers_at(parameters);                          \
+    FOR_EACH_GROUP {                                                     \
+      V(v) x = LOAD(0);                                                  \
+      STORE(0, A(act##_value)(x, A(act##_parts)(x, own)));               \
+    }                                                                    \
+  }                                                                      \
+  KERNEL(epilogue_##act) {                                               \
+    (void)wide;                                                          \
+    const numbers own = numbers_at(parameters);                          \
+    FOR_EACH_GROUP {                                                     \
+      V(v) x = V(JOIN(load, ACCUMULATOR))(in[0] + i * ACCUMULATOR_SIZE); \
+      STORE(0, A(act##_value)(x, A(act##_parts)(x, own)));               \
+    }                                                                    \
+  }                                                                      \
+  KERNEL(activation_backward_##act) {                                    \
+    const numbers own = numbers_at(parameters);                          \
+    int gradient = out[0] || wide[0];                                    \
+    FOR_EACH_GROUP {                                                     \
+      V(v) x = LOAD(1);                                                  \
+      __typeof__(A(act##_parts)(x, own)) parts = A(act##_parts)(x, own); \
+      V(v) g = LOAD(0);                                                  \
+      if (out[1]) STORE(1, A(act##_value)(x, parts));                    \
+      if (gradient) STORE_ANY(0, A(act##_gradient)(g, x, parts));        \
+    }                                                                    \
   }
 EPG_FOR_EACH_ACTIVATION(ACTIVATION_KERNELS)
+
+// The smaller of two registers is the second one where the first is NaN: so limits come first.
+#define CLIP(x, bound) (-V(min)(bound, -V(min)(bound, x)))
+#define LIMITS                                                                                                                   \
+  const V(v) limit = V(set)(parameters[0]), limit_after = V(set)(parameters[1]);                                                 \
+  const V(v) least = V(set)(parameters[1] < parameters[0] || !(parameters[0] == parameters[0]) ? parameters[1] : parameters[0]); \
+  const V(v) offset = V(set)(parameters[2])
+#define HAS_LIMITS (parameters[0] == parameters[0] || parameters[1] == parameters[1] || parameters[2] != 0)
+
+#define GATED_KERNELS(act)                                                                                                                         \
+  KERNEL(gated_##act) {                                                                                                                            \
+    (void)wide;                                                                                                                                    \
+    const numbers own = {{parameters[3]}};                                                                                                         \
+    if (!HAS_LIMITS) {                                                                                                                             \
+      FOR_EACH_GROUP {                                                                                                                             \
+        V(v) value = LOAD(0), gate = LOAD(1);                                                                                                      \
+        STORE(0, value * A(act##_value)(gate, A(act##_parts)(gate, own)));                                                                         \
+      }                                                                                                                                            \
+      return;                                                                                                                                      \
+    }                                                                                                                                              \
+    LIMITS;                                                                                                                                        \
+    FOR_EACH_GROUP {                                                                                                                               \
+      V(v) value = LOAD(0), gate = V(min)(limit, LOAD(1));                                                                                         \
+      STORE(0, (CLIP(value, least) + offset) * V(min)(limit_after, A(act##_value)(gate, A(act##_parts)(gate, own))));                              \
+    }                                                                                                                                              \
+  }                                                                                                                                                \
+  KERNEL(gated_backward_##act) {                                                                                                                   \
+    const numbers own = {{parameters[3]}};                                                                                                         \
+    if (!HAS_LIMITS) {                                                                                                                             \
+      FOR_EACH_GROUP {                                                                                                                             \
+        V(v) g = LOAD(0), value = LOAD(1), gate = LOAD(2);                                                                                         \
+        __typeof__(A(act##_parts)(gate, own)) parts = A(act##_parts)(gate, own);                                                                   \
+        STORE_ANY(0, g * A(act##_value)(gate, parts));                                                                                             \
+        STORE_ANY(1, A(act##_gradient)(g * value, gate, parts));                                                                                   \
+      }                                                                                                                                            \
+      return;                                                                                                                                      \
+    }                                                                                                                                              \
+    LIMITS;                                                                                                                                        \
+    FOR_EACH_GROUP {                                                                                                                               \
+      V(v) g = LOAD(0), value = LOAD(1), gate = LOAD(2), limited = V(min)(limit, gate), zero = V(set)(0);                                          \
+      __typeof__(A(act##_parts)(gate, own)) parts = A(act##_parts)(limited, own);                                                                  \
+      V(v) act_gate = A(act##_value)(limited, parts);                                                                                              \
+      V(m) value_clamped = V(at_most)(least, V(abs)(value)), gate_clamped = V(either)(V(at_most)(limit, gate), V(at_most)(limit_after, act_gate)); \
+      STORE_ANY(0, V(select)(value_clamped, zero, g * V(min)(limit_after, act_gate)));                                                             \
+      STORE_ANY(1, V(select)(gate_clamped, zero, A(act##_gradient)(g * (CLIP(value, least) + offset), limited, parts)));                           \
+    }                                                                                                                                              \
+  }
+EPG_FOR_EACH_GATE(GATED_KERNELS)
+
+KERNEL(gated_situ) {
+  (void)wide;
+  const numbers gate_cap = {{parameters[0]}}, value_cap = {{parameters[1]}};
+  FOR_EACH_GROUP {
+    V(v) value = LOAD(0), gate = LOAD(1);
+    STORE(0, A(softcap_value)(value, A(softcap_parts)(value, value_cap)) * A(situ_gate_value)(gate, A(situ_gate_parts)(gate, gate_cap)));
+  }
+}
+
+KERNEL(gated_backward_situ) {
+  const numbers gate_cap = {{parameters[0]}}, value_cap = {{parameters[1]}};
+  FOR_EACH_GROUP {
+    V(v) g = LOAD(0), value = LOAD(1), gate = LOAD(2);
+    A(softcap_t) value_parts = A(softcap_parts)(value, value_cap);
+    A(situ_gate_t) gate_parts = A(situ_gate_parts)(gate, gate_cap);
+    STORE_ANY(0, A(softcap_gradient)(g * A(situ_gate_value)(gate, gate_parts), value, value_parts));
+    STORE_ANY(1, A(situ_gate_gradient)(g * A(softcap_value)(value, value_parts), gate, gate_parts));
+  }
+}
 
 #define FROM_OUTPUT_KERNEL(act)                                                   \
   KERNEL(from_output_##act) {                                                     \
@@ -91,6 +156,8 @@ KERNEL(add) {
     V(JOIN(store, ACCUMULATOR))(sums, V(JOIN(load, ACCUMULATOR))(sums) + LOAD(0));
   }
 }
+
+#include "learnable.h"
 
 // Terms of lerp may cancel, so float32 computes it in double.
 #undef REGISTERS
@@ -133,9 +200,11 @@ static const epg_entry JOIN(entries, DTYPE)[] = {
 #define QUOTE_NAME(name) #name
 #define QUOTE(name) QUOTE_NAME(name)
 #define ENTRY(name) {QUOTE(JOIN(name, DTYPE)), JOIN(name, DTYPE)},
-#define ACTIVATION_ENTRIES(act) ENTRY(activation_##act) ENTRY(epilogue_##act) ENTRY(activation_backward_##act) ENTRY(gated_##act) ENTRY(gated_backward_##act)
+#define ACTIVATION_ENTRIES(act) ENTRY(activation_##act) ENTRY(epilogue_##act) ENTRY(activation_backward_##act)
+#define GATED_ENTRIES(act) ENTRY(gated_##act) ENTRY(gated_backward_##act)
 #define FROM_OUTPUT_ENTRY(act) ENTRY(from_output_##act)
-    EPG_FOR_EACH_ACTIVATION(ACTIVATION_ENTRIES) EPG_FOR_EACH_ACTIVATION_FROM_OUTPUT(FROM_OUTPUT_ENTRY) ENTRY(add) ENTRY(lerp) ENTRY(lerp_backward)};
+    EPG_FOR_EACH_ACTIVATION(ACTIVATION_ENTRIES) EPG_FOR_EACH_ACTIVATION_FROM_OUTPUT(FROM_OUTPUT_ENTRY) EPG_FOR_EACH_GATE(GATED_ENTRIES) GATED_ENTRIES(situ)
+        ENTRY(add) ENTRY(prelu) ENTRY(prelu_backward) ENTRY(xielu) ENTRY(xielu_backward) ENTRY(lerp) ENTRY(lerp_backward)};
 
 #undef REGISTERS
 #undef STORE_WIDE
@@ -146,9 +215,14 @@ static const epg_entry JOIN(entries, DTYPE)[] = {
 #undef STORE
 #undef STORE_ANY
 #undef ACTIVATION_KERNELS
+#undef CLIP
+#undef LIMITS
+#undef HAS_LIMITS
+#undef GATED_KERNELS
 #undef FROM_OUTPUT_KERNEL
 #undef QUOTE_NAME
 #undef QUOTE
 #undef ENTRY
 #undef ACTIVATION_ENTRIES
+#undef GATED_ENTRIES
 #undef FROM_OUTPUT_ENTRY

@@ -11,10 +11,12 @@
 
 #include "arithmetic.h"
 #include "cpu.h"
+#include "decay.h"
 
 #define ARITHMETIC exact
 #define REGISTERS d
 #include "activation.h"
+#include "activation_decay.h"
 
 #define DTYPE f64
 #define STORAGE float64
@@ -33,17 +35,26 @@
 
 // Exact's functions of floats, for lanes that are beyond the float formulas. They are calls, since
 // such lanes are few.
-#define EXACT_OF(act)                                                                                                                 \
-  TARGET static __attribute__((noinline, cold)) f_v exact_##act##_value_of(f_v x) {                                                   \
-    const d_v low = d_low(x), high = d_high(x);                                                                                       \
-    return f_rounded(exact_##act##_value(low, exact_##act##_parts(low, 0)), exact_##act##_value(high, exact_##act##_parts(high, 0))); \
-  }                                                                                                                                   \
-  TARGET static __attribute__((noinline, cold)) f_v exact_##act##_gradient_of(f_v g, f_v x) {                                         \
-    const d_v low = d_low(x), high = d_high(x);                                                                                       \
-    return f_rounded(exact_##act##_gradient(d_low(g), low, exact_##act##_parts(low, 0)),                                              \
-                     exact_##act##_gradient(d_high(g), high, exact_##act##_parts(high, 0)));                                          \
+#define EXACT_OF(act)                                                                                     \
+  TARGET static __attribute__((noinline, cold)) f_v exact_##act##_value_of(f_v x) {                       \
+    const d_v low = d_low(x), high = d_high(x);                                                           \
+    return f_rounded(exact_##act##_value(low, exact_##act##_parts(low, (numbers){{0}})),                  \
+                     exact_##act##_value(high, exact_##act##_parts(high, (numbers){{0}})));               \
+  }                                                                                                       \
+  TARGET static __attribute__((noinline, cold)) f_v exact_##act##_gradient_of(f_v g, f_v x) {             \
+    const d_v low = d_low(x), high = d_high(x);                                                           \
+    return f_rounded(exact_##act##_gradient(d_low(g), low, exact_##act##_parts(low, (numbers){{0}})),     \
+                     exact_##act##_gradient(d_high(g), high, exact_##act##_parts(high, (numbers){{0}}))); \
   }
 EPG_FOR_EACH_SMOOTH_ACTIVATION(EXACT_OF)
+
+#define ARITHMETIC wide
+#define REGISTERS d
+#include "activation_decay.h"
+#undef REGISTERS
+#undef ARITHMETIC
+
+#include "activation_single.h"
 
 #define ACCUMULATOR float32
 #define ACCUMULATOR_SIZE 4
@@ -66,6 +77,7 @@ EPG_FOR_EACH_SMOOTH_ACTIVATION(EXACT_OF)
 #define ARITHMETIC half
 #define REGISTERS f
 #include "activation.h"
+#include "activation_decay.h"
 
 #define SIZE 2
 #define WIDE_REGISTERS f

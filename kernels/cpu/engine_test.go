@@ -26,21 +26,21 @@ func exactly(bytes int64) []byte { return make([]byte, bytes) }
 
 func at(b []byte) unsafe.Pointer { return unsafe.Pointer(unsafe.SliceData(b)) }
 
-// Every activation and gated kind of the table has its kernels.
+// Every formula of the table has its kernels.
 func TestEveryRowHasItsKernels(t *testing.T) {
 	forEachEngine(t, func(t *testing.T, e *cpu.Engine) {
 		for _, dt := range dtype.All() {
 			var names []string
-			for _, info := range activation.All() {
+			for _, formula := range activation.Kernels() {
 				for _, op := range []string{"activation_", "epilogue_", "activation_backward_"} {
-					names = append(names, op+info.Name)
-				}
-				if info.FromOutput {
-					names = append(names, "from_output_"+info.Name)
+					names = append(names, op+formula)
 				}
 			}
-			for _, info := range activation.AllGated() {
-				names = append(names, "gated_"+info.Activation, "gated_backward_"+info.Activation)
+			for _, formula := range activation.NamesFromOutput() {
+				names = append(names, "from_output_"+formula)
+			}
+			for _, formula := range activation.GatedKernels() {
+				names = append(names, "gated_"+formula, "gated_backward_"+formula)
 			}
 			for _, name := range append(names, "add", "lerp", "lerp_backward") {
 				_, ok := e.Kernel(name + "_" + dt.Short())
@@ -57,9 +57,13 @@ var families = []struct {
 }{
 	{"activation_gelu", 1, 1},
 	{"activation_backward_silu", 2, 2},
+	{"activation_backward_swish", 2, 2},
+	{"activation_backward_mish", 2, 2},
 	{"from_output_tanh", 1, 2},
 	{"gated_sigmoid", 1, 2},
 	{"gated_backward_gelu_tanh", 2, 3},
+	{"gated_backward_swish", 2, 3},
+	{"gated_backward_situ", 2, 3},
 	{"lerp", 1, 3},
 	{"lerp_backward", 3, 4},
 }
@@ -71,8 +75,7 @@ func TestElementsDoNotDependOnTheirPlace(t *testing.T) {
 		random := rand.New(rand.NewPCG(1, 2))
 		for _, family := range families {
 			for _, dt := range dtype.All() {
-				kernel, ok := e.Kernel(family.name + "_" + dt.Short())
-				require.True(t, ok)
+				name := family.name + "_" + dt.Short()
 				for _, n := range []int64{1, 15, 16, 17, 63, 64, 65, 511, 512, 513, 1100, 2048, 4100} {
 					inputs := make([][]float64, family.inputs)
 					for i := range inputs {
@@ -81,9 +84,9 @@ func TestElementsDoNotDependOnTheirPlace(t *testing.T) {
 							inputs[i][j] = random.NormFloat64()
 						}
 					}
-					want := runKernel(e, kernel, dt, family.outputs, inputs, 1, n)
+					want := runKernel(t, e, name, dt, family.outputs, inputs, 1, n)
 					for _, gap := range []int64{2, 3} {
-						require.Equal(t, want, runKernel(e, kernel, dt, family.outputs, inputs, gap, n), "%s_%s, %d elements, %d apart", family.name, dt.Short(), n, gap)
+						require.Equal(t, want, runKernel(t, e, name, dt, family.outputs, inputs, gap, n), "%s, %d elements, %d apart", name, n, gap)
 					}
 				}
 			}
@@ -91,8 +94,33 @@ func TestElementsDoNotDependOnTheirPlace(t *testing.T) {
 	})
 }
 
+// numbers are those that kernels are tested with, by the formulas that have some.
+var numbers = map[string][]float64{
+	"leaky_relu": {0.01}, "swish": {1.702}, "elu": {0.95, 1.758, 0.7}, "softplus": {2, 20}, "hardtanh": {-1, 1.5}, "softcap": {3},
+	"gated_swish": {2.5, math.NaN(), 1, 1.702}, "gated_situ": {4, 25},
+}
+
+// numbersOf are those of a kernel such as "gated_backward_swish_bf16"; a gated one has no limits
+// where the table has no row for it.
+func numbersOf(kernel string) (n cpu.Parameters) {
+	name := strings.ReplaceAll(kernel[:strings.LastIndexByte(kernel, '_')], "backward_", "")
+	own, ok := numbers[strings.TrimPrefix(name, "activation_")]
+	if !ok && strings.HasPrefix(name, "gated_") {
+		own = []float64{math.NaN(), math.NaN(), math.Copysign(0, -1)}
+	}
+	copy(n[:], own)
+	return n
+}
+
 // runKernel computes n elements, gap apart, and returns the outputs' values.
-func runKernel(e *cpu.Engine, kernel cpu.Kernel, dt dtype.DType, outputs int, inputs [][]float64, gap, n int64) [][]float64 {
+func runKernel(t *testing.T, e *cpu.Engine, name string, dt dtype.DType, outputs int, inputs [][]float64, gap, n int64) [][]float64 {
+	return runKernelOf(t, e, name, numbersOf(name), dt, outputs, inputs, gap, n)
+}
+
+func runKernelOf(t *testing.T, e *cpu.Engine, name string, parameters cpu.Parameters, dt dtype.DType, outputs int, inputs [][]float64, gap, n int64) [][]float64 {
+	t.Helper()
+	kernel, ok := e.Kernel(name)
+	require.True(t, ok, name)
 	size := dt.Size()
 	loops := cpu.Loops{ElementSize: size, Rank: 1}
 	loops.Shape[0] = n
@@ -110,8 +138,8 @@ func runKernel(e *cpu.Engine, kernel cpu.Kernel, dt dtype.DType, outputs int, in
 		}
 	}
 	first := n / 2
-	e.Elementwise(cpu.Alone(), kernel, &loops, 0, first, 16, &cpu.Parameters{}, &addresses)
-	e.Elementwise(cpu.Alone(), kernel, &loops, first, n-first, n, &cpu.Parameters{}, &addresses)
+	e.Elementwise(cpu.Alone(), kernel, &loops, 0, first, 16, &parameters, &addresses)
+	e.Elementwise(cpu.Alone(), kernel, &loops, first, n-first, n, &parameters, &addresses)
 	results := make([][]float64, outputs)
 	for i := range results {
 		for j := range n {
@@ -390,8 +418,7 @@ func (p panels) packing() *cpu.Packing { return &cpu.Packing{To: at(p.bytes), Sm
 func TestDenormalResults(t *testing.T) {
 	forEachEngine(t, func(t *testing.T, e *cpu.Engine) {
 		for _, dt := range []dtype.DType{dtype.Float32, dtype.BFloat16} {
-			kernel, _ := e.Kernel("activation_sigmoid_" + dt.Short())
-			got := runKernel(e, kernel, dt, 1, [][]float64{{-88.5, -90, -110, math.Inf(-1)}}, 1, 4)[0]
+			got := runKernel(t, e, "activation_sigmoid_"+dt.Short(), dt, 1, [][]float64{{-88.5, -90, -110, math.Inf(-1)}}, 1, 4)[0]
 			require.InEpsilon(t, math.Exp(-88.5), got[0], 0.01, strings.ToUpper(dt.Short()))
 			require.InEpsilon(t, math.Exp(-90), got[1], 0.1)
 			require.Equal(t, []float64{0, 0}, got[2:])

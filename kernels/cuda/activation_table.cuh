@@ -29,9 +29,17 @@ struct Table<Half> {
   static __device__ __forceinline__ float normal_tail(float r) {
     return horner(r, 0.3996307f, 1.160951f, 3.9328313f, -0.6454899f, 56.684406f, -121.21213f, 72.402374f);
   }
+  // (e^r - 1 - r) / r^2 for |r| <= ln2/2, to 2^-16 of e^r.
+  static __device__ __forceinline__ float exp_rest(float r) {
+    return horner(r, 0.49999747f, 0.16666576f, 0.04183416f, 0.008363236f);
+  }
   // (tanh x / x - 1) / x^2 as a function of x^2, for |x| <= tanh_near, to 2^-16 of tanh x.
   static __device__ __forceinline__ float tanh_rest(float square) {
     return horner(square, -0.3333179f, 0.1323944f, -0.04529883f);
+  }
+  // (atanh x / x - 1) / x^2 as a function of x^2, for |x| <= 1/3, to 2^-16 of atanh x.
+  static __device__ __forceinline__ float atanh_rest(float square) {
+    return horner(square, 0.33333895f, 0.19910546f, 0.1635594f);
   }
 };
 
@@ -61,6 +69,10 @@ struct Table<Single> {
   static __device__ __forceinline__ float tanh_rest(float square) {
     return horner(square, -0.3333333f, 0.13333118f, -0.053910065f, 0.021312745f, -0.0066157547f);
   }
+  // (atanh x / x - 1) / x^2 as a function of x^2, for |x| <= 1/3, to 2^-26 of atanh x.
+  static __device__ __forceinline__ float atanh_rest(float square) {
+    return horner(square, 0.33333334f, 0.19999851f, 0.14296292f, 0.108516574f, 0.116195254f);
+  }
 };
 
 template <>
@@ -87,6 +99,10 @@ struct Table<Double> {
   // (tanh x / x - 1) / x^2 as a function of x^2, for |x| <= tanh_near, to 2^-57 of tanh x.
   static __device__ __forceinline__ double tanh_rest(double square) {
     return horner(square, -0.3333333333333333, 0.13333333333332728, -0.05396825396744951, 0.021869488494320195, -0.008863234411806229, 0.0035921105508983486, -0.0014556631208728409, 0.0005889420415611164, -0.00023465154061188512, 8.513922905509412e-05, -2.0619991524612988e-05);
+  }
+  // (atanh x / x - 1) / x^2 as a function of x^2, for |x| <= 1/3, to 2^-57 of atanh x.
+  static __device__ __forceinline__ double atanh_rest(double square) {
+    return horner(square, 0.3333333333333333, 0.19999999999999757, 0.14285714285801707, 0.1111111109892683, 0.09090909960220583, 0.0769227160382843, 0.06667597077027304, 0.058670410866052014, 0.05423343589036758, 0.03742871937324747, 0.07821056728110674);
   }
 };
 

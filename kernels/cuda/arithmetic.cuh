@@ -10,22 +10,52 @@
 
 namespace epigrad {
 
-constexpr int most_parameters = 4;  // of a kind (go/activation)
+constexpr int most_parameters = 4;  // of a formula (go/activation)
 
-// Parameters are a kind's as Real has them, or lerp's weight. They stay in constant memory until a
-// formula reads one.
+// Twofold is a number in two parts: high, and low, what that leaves out.
+template <class Real>
+struct Twofold {
+  Real high, low;
+};
+
+// Parameters are a formula's numbers as Real has them, or lerp's weight. They stay in constant
+// memory until a formula reads one.
 template <class Real>
 struct Parameters {
   const double *values;
-  __device__ __forceinline__ explicit Parameters(const double (&x)[most_parameters]) : values(x) {}
+  __device__ __forceinline__ explicit Parameters(const double *x) : values(x) {}
   __device__ __forceinline__ Real operator[](int i) const { return static_cast<Real>(values[i]); }
 
-  // low is what Real leaves out of the first: nothing of infinity and NaN.
-  __device__ __forceinline__ Real low() const {
-    const Real high = (*this)[0];
-    return high - high == 0 ? static_cast<Real>(values[0] - static_cast<double>(high)) : Real(0);
+  // after are those behind the first n.
+  __device__ __forceinline__ Parameters after(int n) const { return Parameters(values + n); }
+
+  // low is what Real leaves out of one: nothing of infinity and NaN.
+  __device__ __forceinline__ Real low(int i) const {
+    const Real high = (*this)[i];
+    return high - high == 0 ? static_cast<Real>(values[i] - static_cast<double>(high)) : Real(0);
+  }
+
+  __device__ __forceinline__ Twofold<Real> twofold(int i) const { return {(*this)[i], low(i)}; }
+
+  // divisor is one, or the nearest that an arithmetic has a reciprocal of.
+  __device__ __forceinline__ Twofold<Real> divisor(int i) const {
+    const Real high = (*this)[i], limited = invertible(high);
+    return {limited, limited == high ? low(i) : Real(0)};
   }
 };
+
+// product is x y, and quotient x/y, given the reciprocal of y. Where they are infinite, low is
+// anything.
+template <class Real>
+__device__ __forceinline__ Twofold<Real> product(Real x, Twofold<Real> y) {
+  const Real high = x * y.high;
+  return {high, fused(x, y.low, fused(x, y.high, -high))};
+}
+template <class Real>
+__device__ __forceinline__ Twofold<Real> quotient(Real x, Twofold<Real> y, Real reciprocal) {
+  const Real high = x * reciprocal;
+  return {high, fused(-high, y.low, fused(-high, y.high, x)) * reciprocal};
+}
 
 // Half computes with the machine's own approximations, whose error is far below the rounding to a
 // half type. Exponentials are squares of their halves, which reach through float's denormals where
@@ -43,6 +73,20 @@ struct Half {
 
   static __device__ __forceinline__ Decay decay(Real t) { return decay_by(t, -0.5f * Constants::log2_e); }
 
+  // Where an exponent has two parts, the second is below what counts here.
+  static __device__ __forceinline__ Decay decay(Twofold<Real> v) { return decay(magnitude(v.high)); }
+
+  // Power is e^v for v of either sign. Where v is near 0, e^v - 1 is v (1 + growth).
+  struct Power : Decay {
+    Real growth;
+    bool near;
+  };
+
+  static __device__ __forceinline__ Power power(Twofold<Real> v) {
+    const Decay d = decay(-v.high);
+    return {d, v.high * Constants::exp_rest(v.high), magnitude(v.high) < Real(0.34)};
+  }
+
   // normal_decay is e^(-x^2/2).
   static __device__ __forceinline__ Decay normal_decay(Real x) { return decay_by(x * x, -0.25f * Constants::log2_e); }
 
@@ -51,8 +95,11 @@ struct Half {
     return decay(magnitude(x) * fused(Constants::gelu_tanh_c3, x * x, Constants::gelu_tanh_c1));
   }
 
-  // reciprocal is 1/x for x in [1, 4].
+  // reciprocal is 1/x for invertible x (intrinsics.cuh).
   static __device__ __forceinline__ Real reciprocal(Real x) { return reciprocal_approximately(x); }
+
+  // reciprocal_of_1_plus is 1/(1+e) for 0 <= e <= 1.
+  static __device__ __forceinline__ Real reciprocal_of_1_plus(Real e) { return reciprocal(Real(1) + e); }
 
   // normal_tail is W(t) = Phi(-t) e^(t^2/2) for t >= 0.
   static __device__ __forceinline__ Real normal_tail(Real t) {
@@ -84,11 +131,27 @@ struct Single {
     __device__ __forceinline__ Real scale(Real x) const { return x * power; }
   };
 
-  static __device__ __forceinline__ Decay decay(Real t) {
-    t = minimum(t, 1024.0f);
-    Real h = exponent(t, -Constants::log2_e);
-    Real u = fused(h, -Constants::ln2_high, -t);  // exact
-    return exponential(h, fused(h, -Constants::ln2_rest, u));
+  static __device__ __forceinline__ Decay decay(Real t) { return decay(t, Real(0)); }
+
+  static __device__ __forceinline__ Decay decay(Twofold<Real> v) { return decay(magnitude(v.high), v.high < 0 ? -v.low : v.low); }
+
+  // Power is as Half's.
+  struct Power : Decay {
+    Real growth;
+    bool near;
+  };
+
+  // power takes e^v for infinity where v is above power_limit.
+  static __device__ __forceinline__ Power power(Twofold<Real> v) {
+    constexpr Real limit = 1024, power_limit = 128;
+    const bool beyond = magnitude(v.high) >= limit;
+    const Real x = beyond ? with_sign(limit, v.high) : v.high;
+    Real h = exponent(x, Constants::log2_e);
+    Real u = fused(h, -Constants::ln2_rest, fused(h, -Constants::ln2_high, x)) + (beyond ? Real(0) : v.low);
+    const bool deep = magnitude(h) > 100;
+    Real two_to_h = power_of_two(deep ? h - with_sign(Real(64), h) : h), curve = Constants::exp_rest(u);
+    Real m = x > power_limit ? power_of_two(limit) : fused(two_to_h, fused(u * u, curve, u), two_to_h);
+    return {{m, m, deep ? power_of_two(with_sign(Real(64), h)) : Real(1)}, u * curve, h == 0};
   }
 
   static __device__ __forceinline__ Decay normal_decay(Real x) {
@@ -116,6 +179,12 @@ struct Single {
     return fused(r, fused(-x, r, 1.0f), r);
   }
 
+  // reciprocal_of_1_plus is that of 1 + e itself, not of what it is rounded to.
+  static __device__ __forceinline__ Real reciprocal_of_1_plus(Real e) {
+    Real sum = 1 + e, low = e - (sum - 1), r = reciprocal_approximately(sum);
+    return fused(r, fused(-r, low, fused(-sum, r, 1.0f)), r);
+  }
+
   // normal_tail is W(t) = Phi(-t) e^(t^2/2) for t >= 0, while it is not multiplied by zero.
   static __device__ __forceinline__ Real normal_tail(Real t) {
     constexpr Real c = Constants::normal_centre;
@@ -128,6 +197,16 @@ struct Single {
   }
 
  private:
+  // decay is e^-(t+low) for t >= 0 and |low| <= ulp(t).
+  static __device__ __forceinline__ Decay decay(Real t, Real low) {
+    constexpr Real limit = 1024;
+    low = t < limit ? low : Real(0);
+    t = minimum(t, limit);
+    Real h = exponent(t, -Constants::log2_e);
+    Real u = fused(h, -Constants::ln2_high, -t);  // exact
+    return exponential(h, fused(h, -Constants::ln2_rest, u) - low);
+  }
+
   // exponent is x factor, rounded to an integer.
   static __device__ __forceinline__ Real exponent(Real x, Real factor) {
     constexpr Real round = 0x1.8p23f;  // adding and subtracting it does so
@@ -166,6 +245,7 @@ struct Double {
     Real r = reciprocal_nearly(x);
     return fused(r, fused(-x, r, 1.0), r);
   }
+  static __device__ __forceinline__ Real reciprocal_of_1_plus(Real e) { return reciprocal(Real(1) + e); }
   static __device__ __forceinline__ Real normal_tail(Real t) {
     // The polynomial amplifies an error of its variable: t + c and its reciprocal are carried in
     // two parts.
@@ -201,15 +281,30 @@ struct Exact : Base {
   using Constants = typename Base::Constants;
 
   // Decay is m 2^k in three factors. A result that falls towards zero with it is formed from m and
-  // scaled last, so that it is rounded once where it is denormal.
+  // scaled last, so that it is rounded once where it is denormal. m is 1 + r + r^2 curve.
   struct Decay {
-    Real m, e, power1, power2;
+    Real m, e, power1, power2, curve;
     __device__ __forceinline__ Real scale(Real x) const { return x * power1 * power2; }
   };
 
   static __device__ __forceinline__ Decay decay(Real t) { return decay(t, Real(0)); }
 
-  // decay returns e^-(t+low) for t >= 0 and |low| <= ulp(t), 0 beyond decay_limit, NaN for NaN, by
+  static __device__ __forceinline__ Decay decay(Twofold<Real> v) { return decay(magnitude(v.high), negative(v.high) ? -v.low : v.low); }
+
+  // Power is as Half's.
+  struct Power : Decay {
+    Real growth;
+    bool near;
+  };
+
+  static __device__ __forceinline__ Power power(Twofold<Real> v) {
+    const bool above = v.high > Base::decay_limit;
+    const Decay d = decay(above ? -Base::decay_limit : -v.high, above ? Real(0) : -v.low);
+    return {d, v.high * d.curve, magnitude(v.high) < Real(0.34)};
+  }
+
+  // decay returns e^-(t+low) for t >= -decay_limit and |low| <= ulp(t), 0 beyond decay_limit, NaN
+  // for NaN, by
   //
   //   -t = r - n ln2,  |r| <= ln2/2
   static __device__ __forceinline__ Decay decay(Real t, Real low) {
@@ -220,10 +315,10 @@ struct Exact : Base {
     Real head = fused(n, Constants::ln2, -t);  // exact
     Real tail = fused(n, Constants::ln2_low, -low);
     Real r = head + tail, r_low = tail - (r - head);
-    Real m = Real(1) + (r + fused(r * r, Constants::exp_rest(r), r_low));
+    Real curve = Constants::exp_rest(r), m = Real(1) + (r + fused(r * r, curve, r_low));
     if (beyond) m = 0;
     int k = Base::low_integer(shifted), half = k >> 1;
-    Decay d = {m, 0, Base::power_of_two(-half), Base::power_of_two(half - k)};
+    Decay d = {m, 0, Base::power_of_two(-half), Base::power_of_two(half - k), curve};
     d.e = d.scale(m);
     return d;
   }

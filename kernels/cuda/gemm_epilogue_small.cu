@@ -10,7 +10,8 @@
 // result without a place is not computed. The preactivation is rounded to storage before it is
 // used, as when it is stored; g is not. A block makes one tile of one result, and forms the
 // elements of g that it meets again each time: for problems this small that is less than a second
-// launch. Every fourth term of `depth` is added up by itself.
+// launch. Every fourth term of `depth` is added up by itself. Activations that are less frequent
+// share a kernel, "other" (activation.cuh).
 #include "gemm_epilogue.cuh"
 #include "loops.cuh"
 
@@ -30,22 +31,22 @@ struct SmallForward {
   Matrix a, b, out, preactivation;
   const void *bias;  // null for none
   int64_t bias_stride;
-  double parameters[most_parameters];
+  double parameters[most_parameters + 1];  // and the number of another activation
   int32_t m, n, k, column_tiles;
 };
-static_assert(sizeof(SmallForward) == 4 * 24 + 16 + 4 * 8 + 16, "go/backend/cuda has the same layout");
+static_assert(sizeof(SmallForward) == 4 * 24 + 16 + 5 * 8 + 16, "go/backend/cuda has the same layout");
 
 struct SmallBackward {
   Matrix grad_output, saved, a, b, grad_a, grad_b;
   void *grad_bias;
   int64_t grad_bias_stride;
-  double parameters[most_parameters];
+  double parameters[most_parameters + 1];  // and the number of another activation
   int32_t m, n, k;
   // blocks that make tiles of either, 0 where it is not asked for; those after them make grad_bias
   int32_t grad_a_tiles, grad_b_tiles;
   int32_t accumulate;
 };
-static_assert(sizeof(SmallBackward) == 6 * 24 + 16 + 4 * 8 + 24, "go/backend/cuda has the same layout");
+static_assert(sizeof(SmallBackward) == 6 * 24 + 16 + 5 * 8 + 24, "go/backend/cuda has the same layout");
 
 // rounded is x as storage would give it back.
 template <class Storage>
@@ -240,8 +241,11 @@ __device__ __forceinline__ void small_backward(const SmallBackward &p) {
 #define SMALL_BACKWARD_FROM_OUTPUT(activation, dtype) \
   SMALL_BACKWARD_OF(gemm_epilogue_backward_small_from_output_##activation##_##dtype, dtype, epigrad::GradPreactivationFromOutput<FORMULA(activation, dtype)>)
 #define SMALL_ALL(dtype, unused)                                         \
-  EPG_FOR_EACH_ACTIVATION(SMALL_FORWARD, dtype)                          \
-  EPG_FOR_EACH_NONLINEAR_ACTIVATION(SMALL_BACKWARD, dtype)               \
+  SMALL_FORWARD(none, dtype)                                             \
+  SMALL_FORWARD(other, dtype)                                            \
+  SMALL_BACKWARD(other, dtype)                                           \
+  EPG_FOR_EACH_FREQUENT_ACTIVATION(SMALL_FORWARD, dtype)                 \
+  EPG_FOR_EACH_FREQUENT_ACTIVATION(SMALL_BACKWARD, dtype)                \
   EPG_FOR_EACH_ACTIVATION_FROM_OUTPUT(SMALL_BACKWARD_FROM_OUTPUT, dtype) \
   SMALL_BACKWARD_OF(gemm_epilogue_backward_small_none_##dtype, dtype, epigrad::GradPreactivationOfNone<epigrad::dtype>)
 EPG_FOR_EACH_DTYPE(SMALL_ALL, )

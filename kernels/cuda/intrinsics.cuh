@@ -24,6 +24,14 @@ __device__ __forceinline__ double magnitude(double x) { return fabs(x); }
 __device__ __forceinline__ float with_sign(float x, float y) { return copysignf(x, y); }
 __device__ __forceinline__ double with_sign(double x, double y) { return copysign(x, y); }
 
+// invertible is x, or the nearest number of its sign for which reciprocal_approximately is good.
+__device__ __forceinline__ float invertible(float x) { return copysignf(fminf(fmaxf(fabsf(x), 0x1p-126f), 0x1p126f), x); }
+__device__ __forceinline__ double invertible(double x) { return copysign(fmin(fmax(fabs(x), 0x1p-1022), 0x1p1022), x); }
+
+// lesser is the smaller one of two, and the other one where one is NaN.
+__device__ __forceinline__ float lesser(float x, float y) { return fminf(x, y); }
+__device__ __forceinline__ double lesser(double x, double y) { return fmin(x, y); }
+
 // negative is x < 0. In double, where a comparison takes the time of a sum, it is the sign, of
 // zeros and NaN too: of use where either side's formula will do for them.
 __device__ __forceinline__ bool negative(float x) { return x < 0; }

@@ -48,7 +48,7 @@ struct LerpBackward {
   static __device__ __forceinline__ void apply(const Parameters<Real> &p, Real (&y)[3], const Real (&x)[4]) {
     Real weight = p[0] + x[3];
     // Near 1 the difference has none of the digits of the number that Real left out.
-    y[0] = ((Real(1) - weight) - p.low()) * x[0];
+    y[0] = ((Real(1) - weight) - p.low(0)) * x[0];
     y[1] = weight * x[0];
     y[2] = x[0] * (x[2] - x[1]);
   }

@@ -9,6 +9,8 @@
 //   vectors                   how many vectors a thread of the vector form does: 2 where they have
 //                             more to compute than to wait for, so that they share what it costs
 //                             to find them
+//   uniform                   bit i says that input i has one value, wherever it is read: what
+//                             apply computes of it is then computed once for a vector (optional)
 //   apply<wanted>(p, y, x)    outputs y from inputs x and the parameters p; bit i of wanted asks for y[i]
 //
 // and two kernels are made of it, which give the same bits for the same element. A null output is
@@ -56,9 +58,9 @@ struct Elementwise {
   Divisor dims[max_rank];               // sizes; vector form: dims[0] counts vectors
   Divisor tiles;                        // strided form: tiles of a row
   int32_t rank;
-  int32_t lanes;       // strided form: 2^lanes threads are side by side in a row
-  uint32_t broadcast;  // vector form: bit i says that operand i has one value along dims[0]
-  uint32_t unused;
+  int32_t lanes;        // strided form: 2^lanes threads are side by side in a row
+  uint32_t broadcast;   // vector form: bit i says that operand i has one value along dims[0]
+  uint32_t gate_first;  // pairs (gated.cu): whether a gate comes before its value
 };
 static_assert(sizeof(Elementwise<2>) == 2 * 8 + 4 * 8 + 16 + 2 * 64 + 9 * 24 + 16, "go/backend/cuda has the same layout");
 
@@ -136,6 +138,12 @@ struct Inputs {
   }
 };
 
+// uniform is Operation::uniform, or 0.
+template <class Operation, class = void>
+constexpr unsigned uniform = 0;
+template <class Operation>
+constexpr unsigned uniform<Operation, decltype(void(Operation::uniform))> = Operation::uniform;
+
 // apply_vector applies an operation to a vector of inputs and stores those outputs that have a
 // place.
 template <class Operation, unsigned wanted>
@@ -149,7 +157,7 @@ __device__ __forceinline__ void apply_vector(typename Operation::Real (&y)[Opera
     typename Operation::Input::Real in[Operation::inputs];
     typename Operation::Real out[Operation::outputs];
 #pragma unroll
-    for (int i = 0; i < Operation::inputs; i++) in[i] = x[i][e];
+    for (int i = 0; i < Operation::inputs; i++) in[i] = x[i][uniform<Operation> >> i & 1 ? 0 : e];
     Operation::template apply<wanted>(parameters, out, in);
 #pragma unroll
     for (int i = 0; i < Operation::outputs; i++) {

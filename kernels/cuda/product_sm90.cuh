@@ -31,7 +31,7 @@
 // A tile's column sums go to the workspace, and are added up by another kernel (reduce.cuh).
 #pragma once
 
-#include "activation.cuh"
+#include "gate.cuh"
 #include "sm90.cuh"
 
 namespace epigrad::sm90 {
@@ -45,7 +45,7 @@ struct ProductParameters {
   TensorMap left, rights[most_rights], inputs[most_inputs], outputs[most_outputs];
   const void *biases[most_rights];     // [columns], or null
   float *column_sums;                  // [tiles_down, columns], or null
-  double parameters[most_parameters];  // of the activation
+  double parameters[most_parameters];  // of the formula
   int32_t depth, columns;
   int32_t tiles_down, tiles_across;
   int32_t band;     // tiles are walked in bands of so many rows of tiles
@@ -435,7 +435,7 @@ struct Sloped {
 
 // Gated is out = value act(gate), and value and gate, which are sums and biases. They are read as
 // they are stored.
-template <class Storage, class Activation>
+template <class Storage, class Gate>
 struct Gated {
   static constexpr int rights = 2, inputs = 0, outputs = 3;
   static constexpr bool biased = true, adds_columns = false;
@@ -443,25 +443,23 @@ struct Gated {
     y[1] = pair_of<Storage>(sum[0].x, sum[0].y);
     y[2] = pair_of<Storage>(sum[1].x, sum[1].y);
     const float2 value = numbers_of<Storage>(y[1]), gate = numbers_of<Storage>(y[2]);
-    y[0] =
-        pair_of<Storage>(value.x * Activation::value(gate.x, Activation::parts(gate.x, p)), value.y * Activation::value(gate.y, Activation::parts(gate.y, p)));
+    y[0] = pair_of<Storage>(Gate::output(Gate::parts(value.x, gate.x, p)), Gate::output(Gate::parts(value.y, gate.y, p)));
     return sum[0];
   }
 };
 
 // GatedSloped is grad_value = sum act(gate), grad_gate = sum value act'(gate), and
 // out = value act(gate).
-template <class Storage, class Activation>
+template <class Storage, class Gate>
 struct GatedSloped {
   static constexpr int rights = 1, inputs = 2, outputs = 3;
   static constexpr bool biased = false, adds_columns = false;
   EPG_INLINE static float2 apply(const Parameters<float> &p, uint32_t (&y)[outputs], const float2 (&sum)[rights], const uint32_t (&x)[inputs + 1]) {
     const float2 value = numbers_of<Storage>(x[0]), gate = numbers_of<Storage>(x[1]);
-    const auto first = Activation::parts(gate.x, p), second = Activation::parts(gate.y, p);
-    const float2 active = make_float2(Activation::value(gate.x, first), Activation::value(gate.y, second));
-    y[0] = pair_of<Storage>(sum[0].x * active.x, sum[0].y * active.y);
-    y[1] = pair_of<Storage>(Activation::gradient(sum[0].x * value.x, gate.x, first), Activation::gradient(sum[0].y * value.y, gate.y, second));
-    y[2] = pair_of<Storage>(value.x * active.x, value.y * active.y);
+    const auto first = Gate::parts(value.x, gate.x, p), second = Gate::parts(value.y, gate.y, p);
+    y[0] = pair_of<Storage>(Gate::grad_value(sum[0].x, first), Gate::grad_value(sum[0].y, second));
+    y[1] = pair_of<Storage>(Gate::grad_gate(sum[0].x, first), Gate::grad_gate(sum[0].y, second));
+    y[2] = pair_of<Storage>(Gate::output(first), Gate::output(second));
     return sum[0];
   }
 };

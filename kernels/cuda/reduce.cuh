@@ -58,6 +58,14 @@ __device__ __forceinline__ void locate(int64_t (&offsets)[operands], const int64
   advance(offsets, index, 0, p.reduced_rank, p.reduced_dims, p.reduced_strides);
 }
 
+// An operation may have is_plain(p), which tells that parameters are such that apply can do less:
+// then `plain` is among the bits of wanted. It is asked where kernels would wait for arithmetic.
+constexpr unsigned plain = 1u << 31;
+template <class Operation, class = void>
+constexpr bool has_plain = false;
+template <class Operation>
+constexpr bool has_plain<Operation, decltype(void(&Operation::is_plain))> = true;
+
 // stages is how many vectors of each input a thread has in shared memory or on their way there.
 template <class Operation>
 constexpr int stages = Operation::inputs == 1 ? 4 : 3;
@@ -174,7 +182,13 @@ __device__ __forceinline__ void reduce(const Reduction<Operation::operands, Oper
       static_assert(sizeof(typename Operation::Input) == size);
       auto add = [&](const Inputs<Operation> &inputs, char *const(&pointers)[operands]) {
         Real y[outputs][width];
-        apply_vector<Operation, all>(y, inputs, parameters);
+        bool is_plain = false;
+        if constexpr (has_plain<Operation>) is_plain = Operation::is_plain(parameters);
+        if (is_plain) {
+          apply_vector<Operation, has_plain<Operation> ? all | plain : all>(y, inputs, parameters);
+        } else {
+          apply_vector<Operation, all>(y, inputs, parameters);
+        }
 #pragma unroll
         for (int i = 0; i < outputs; i++) {
           if (pointers[i] != nullptr) *reinterpret_cast<uint4 *>(pointers[i]) = Operation::Output::pack(y[i]);
@@ -292,8 +306,10 @@ __device__ __forceinline__ void finish_columns(const Finish &p) {
 }
 
 // blocks_at_once is how many blocks of a summing kernel share a processor: sums stay in registers.
+// Of those that have two forms, in half types, whose vectors are the longest, it is one less.
 template <class Operation>
-constexpr int blocks_at_once = (sizeof(typename Operation::Real) == sizeof(double) ? 4 : 5) - Operation::outputs;
+constexpr int blocks_at_once =
+    (sizeof(typename Operation::Real) == sizeof(double) ? 4 : 5) - Operation::outputs - (has_plain<Operation> && Operation::Output::width == 8);
 
 }  // namespace epigrad
 

@@ -18,7 +18,10 @@ import (
 // (inf*0 in the formula), so do these; where they disagree among themselves, the limit is given.
 // That makes, besides the limits everywhere else,
 //
-//	gelu(-inf) = gelu_tanh(-inf) = silu(-inf) = NaN, and the slopes of the three at both infinities NaN.
+//	gelu(-inf) = gelu_tanh(-inf) = silu(-inf) = mish(-inf) = hardswish(-inf) = NaN,
+//	the slopes of the first four at both infinities NaN.
+//
+// swish is NaN where beta x = -inf, and its slope where x is infinite.
 type Formula struct {
 	// Value returns act(x).
 	Value func(x float64) float64
@@ -66,21 +69,56 @@ var formulas = map[string]Make{
 		Value:    func(x float64) float64 { return relu(x) * relu(x) },
 		Gradient: func(g, x float64) float64 { return reluGradient(g*(2*x), x) },
 	}),
+	"swish": func(p []float64) *Formula {
+		beta := p[0]
+		return &Formula{
+			Value:    func(x float64) float64 { return swish(x, beta) },
+			Gradient: func(g, x float64) float64 { return g * swishSlope(x, beta) },
+		}
+	},
+	"elu": func(p []float64) *Formula {
+		f := &eluFormula{scale: p[0], c: p[1], a: p[2], slope: p[1] / p[2]}
+		return &Formula{Value: f.value, Gradient: f.gradient}
+	},
+	"softplus": func(p []float64) *Formula {
+		f := &softplusFormula{beta: p[0], threshold: p[1]}
+		return &Formula{Value: f.value, Gradient: f.gradient}
+	},
+	"mish": always(&Formula{
+		Value:    mish,
+		Gradient: func(g, x float64) float64 { return g * mishSlope(x) },
+	}),
+	"hardswish":   always(&Formula{Value: hardswish, Gradient: hardswishGradient}),
+	"hardsigmoid": always(&Formula{Value: hardsigmoid, Gradient: hardsigmoidGradient}),
+	"hardtanh": func(p []float64) *Formula {
+		low, high := p[0], p[1]
+		return &Formula{
+			Value:    func(x float64) float64 { return clip(x, low, high) },
+			Gradient: func(g, x float64) float64 { return clipGradient(g, x, low, high) },
+		}
+	},
+	"softcap": func(p []float64) *Formula {
+		bound := p[0]
+		return &Formula{
+			Value:    func(x float64) float64 { return softcap(x, bound) },
+			Gradient: func(g, x float64) float64 { return g * softcapSlope(x, bound) },
+		}
+	},
 }
 
-// Make makes an activation's formula of the values of its parameters.
+// Make makes a formula of its numbers (go/activation).
 type Make func(parameters []float64) *Formula
 
-// always is the Make of a formula without parameters.
+// always is the Make of a formula without numbers.
 func always(f *Formula) Make { return func([]float64) *Formula { return f } }
 
-// Lookup returns what makes the formula of an activation's name, and whether there is one.
+// Lookup returns what makes the formula of a name, and whether there is one.
 func Lookup(name string) (Make, bool) {
 	f, ok := formulas[name]
 	return f, ok
 }
 
-// Names lists the activations that have a formula, in no order.
+// Names lists the formulas, in no order.
 func Names() []string { return slices.Collect(maps.Keys(formulas)) }
 
 // Values sets dst[i] = act(x[i]). The slices have one length; dst may be x.
@@ -199,16 +237,25 @@ func sigmoidProductSlope(x, vSlope float64, d decay) float64 {
 	return math.FMA(d.e, numerator, 1) / squareOf1Plus(d.e)
 }
 
-// tanh is (1-e)/(1+e), e = e^(-2|x|), with the sign of x. The quotient is corrected by what is left
-// of the division and by what both sums and e itself have lost in rounding. Near 0, where 1 - e
-// cancels, the exponential gives e - 1 itself.
+// tanh is (1-e)/(1+e), e = e^(-2|x|), with the sign of x.
 func tanh(x float64) float64 {
+	t := pair{high: x}.tanh()
+	return t.high + t.low
+}
+
+// tanh is that of the sum, in two parts. The quotient is corrected by what is left of the division
+// and by what both sums and e itself have lost in rounding. Near 0, where 1 - e cancels, the
+// exponential gives e - 1 itself.
+func (v pair) tanh() pair {
 	const one = 20 // from here on tanh rounds to 1
-	t := math.Abs(x)
-	if t >= one {
-		return math.Copysign(1, x)
+	t, low := math.Abs(v.high), v.low
+	if math.Signbit(v.high) {
+		low = -low
 	}
-	p, k := expPair(-2*t, 0)
+	if t >= one {
+		return pair{high: math.Copysign(1, v.high)}
+	}
+	p, k := expPair(-2*t, -2*low)
 	above, below := pair{high: -p.low}, quickSum(2, p.low)
 	if k != 0 || p.high != 1 {
 		p = quickSum(p.high, p.low)
@@ -219,7 +266,7 @@ func tanh(x float64) float64 {
 	}
 	q := above.high / below.high
 	rest := math.FMA(-q, below.high, above.high) + above.low - q*below.low
-	return math.Copysign(q+rest/below.high, x)
+	return pair{math.Copysign(q, v.high), math.Copysign(1, v.high) * (rest / below.high)}
 }
 
 // tanhSlope is 4e/(1+e)^2, e = e^(-2|x|): 1 - tanh^2 cancels.

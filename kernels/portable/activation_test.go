@@ -61,30 +61,39 @@ func ulps(got, want, scale float64) float64 {
 	return math.Abs(got-want) / (math.Nextafter(scale, math.Inf(1)) - scale)
 }
 
-// formula is an activation's with the default parameters.
-func formula(t testing.TB, name string) *portable.Formula {
+// formula is that of an activation, with the default parameters or with those given.
+func formula(t testing.TB, name string, parameters ...float64) *portable.Formula {
 	t.Helper()
-	made, ok := portable.Lookup(name)
+	row, ok := activation.Lookup(name)
 	require.True(t, ok, name)
-	row, _ := activation.Lookup(name)
-	defaults, err := activation.Complete(row.Parameters, nil)
+	values, err := activation.Complete(row.Parameters, parameters)
 	require.NoError(t, err)
-	return made(defaults)
+	made, ok := portable.Lookup(first(row.Kernel(values)))
+	require.True(t, ok, name)
+	_, numbers := row.Kernel(values)
+	return made(numbers)
 }
 
+func first(name string, _ []float64) string { return name }
+
 func TestFormulasPairWithTheTable(t *testing.T) {
+	assert.ElementsMatch(t, activation.Kernels(), portable.Names())
 	for _, row := range activation.All() {
 		f := formula(t, row.Name)
 		assert.NotNil(t, f.Value, row.Name)
 		assert.NotNil(t, f.Gradient, row.Name)
 		assert.Equal(t, row.FromOutput, f.GradientFromOutput != nil, row.Name)
 	}
-	for _, name := range portable.Names() {
-		_, ok := activation.Lookup(name)
-		assert.True(t, ok, "%s is not in the table", name)
+	assert.ElementsMatch(t, activation.GatedKernels(), portable.GatedNames())
+	for _, row := range activation.AllGated() {
+		assert.NotNil(t, gated(t, row.Name), row.Name)
 	}
-	_, ok := portable.Lookup("swish")
-	assert.False(t, ok)
+	for _, name := range []string{"quick_gelu", "leaky"} {
+		_, ok := portable.Lookup(name)
+		assert.False(t, ok)
+		_, ok = portable.LookupGated(name)
+		assert.False(t, ok)
+	}
 }
 
 func TestGolden(t *testing.T) {
@@ -165,6 +174,56 @@ func TestSpecialValues(t *testing.T) {
 		{"tanh", -inf, -1, 0},
 		{"tanh", nan, nan, nan},
 		{"tanh", zero, zero, 1},
+		{"swish", inf, inf, nan},
+		{"swish", -inf, nan, nan},
+		{"quick_gelu", inf, inf, nan},
+		{"quick_gelu", -inf, nan, nan},
+		{"quick_gelu", nan, nan, nan},
+		{"quick_gelu", zero, zero, 0.5},
+		{"quick_gelu", 1.7e308, 1.7e308, 1}, // beta x overflows
+		{"quick_gelu", -1.7e308, zero, zero},
+		{"elu", inf, inf, 1},
+		{"elu", -inf, -1, 0},
+		{"elu", nan, nan, 1},
+		{"elu", zero, zero, 1},
+		{"selu", -inf, -1.7580993408473768602, 0},
+		{"selu", 0, 0, 1.7580993408473768602},
+		{"selu", nan, nan, 1.0507009873554804935},
+		{"celu", -inf, -1, 0},
+		{"celu", nan, nan, 1},
+		{"softplus", inf, inf, 1},
+		{"softplus", -inf, 0, 0},
+		{"softplus", nan, nan, nan},
+		{"softplus", zero, math.Ln2, 0.5},
+		{"mish", inf, inf, nan},
+		{"mish", -inf, nan, nan},
+		{"mish", nan, nan, nan},
+		{"mish", zero, zero, 0.6},
+		{"mish", 1e308, 1e308, 1},
+		{"mish", -1e308, zero, zero},
+		{"hardswish", inf, inf, 1},
+		{"hardswish", -inf, nan, 0},
+		{"hardswish", nan, nan, 1},
+		{"hardswish", -3, zero, 0},
+		{"hardswish", 3, 3, 1},
+		{"hardswish", zero, zero, 0.5},
+		{"hardsigmoid", inf, 1, 0},
+		{"hardsigmoid", -inf, 0, 0},
+		{"hardsigmoid", nan, nan, 0},
+		{"hardsigmoid", -3, 0, 0},
+		{"hardsigmoid", 3, 1, 0},
+		{"relu6", inf, 6, 0},
+		{"relu6", -inf, 0, 0},
+		{"relu6", nan, nan, 1},
+		{"relu6", zero, zero, 0},
+		{"relu6", 6, 6, 0},
+		{"hardtanh", nan, nan, 1},
+		{"hardtanh", -1, -1, 0},
+		{"hardtanh", 1, 1, 0},
+		{"softcap", inf, 30, 0},
+		{"softcap", -inf, -30, 0},
+		{"softcap", nan, nan, nan},
+		{"softcap", zero, zero, 1},
 	} {
 		f := formula(t, c.name)
 		assertSame(t, c.value, f.Value(c.x), "%s(%g)", c.name, c.x)
@@ -194,7 +253,7 @@ func TestGradientOfReluSelects(t *testing.T) {
 }
 
 func TestGradientMultiplies(t *testing.T) {
-	for _, name := range []string{"gelu", "gelu_tanh", "silu", "sigmoid", "tanh"} {
+	for _, name := range []string{"gelu", "gelu_tanh", "silu", "sigmoid", "tanh", "swish", "softplus", "mish", "softcap"} {
 		f := formula(t, name)
 		assert.Equal(t, -8*f.Gradient(1, 0.75), f.Gradient(-8, 0.75), name)
 		assert.True(t, math.IsNaN(f.Gradient(math.NaN(), 0.75)), name)
@@ -205,13 +264,13 @@ func TestGradientMultiplies(t *testing.T) {
 func TestSymmetry(t *testing.T) {
 	for i := range 4000 {
 		x := math.Ldexp(1+float64(i%97)/97, i/97-30)
-		for _, name := range []string{"sigmoid", "tanh"} {
+		for _, name := range []string{"sigmoid", "tanh", "softcap"} {
 			f := formula(t, name)
 			assert.Equal(t, f.Gradient(1, x), f.Gradient(1, -x), "%s'(%g)", name, x)
 		}
 		tanh := formula(t, "tanh")
 		assert.Equal(t, -tanh.Value(x), tanh.Value(-x), "tanh(%g)", x)
-		for _, name := range []string{"gelu", "gelu_tanh", "silu"} {
+		for _, name := range []string{"gelu", "gelu_tanh", "silu", "quick_gelu"} {
 			f := formula(t, name)
 			assert.InDelta(t, 1, (f.Value(x)-f.Value(-x))/x, 8*0x1p-53, "%s(%g)", name, x)
 			assert.InDelta(t, 1, f.Gradient(1, x)+f.Gradient(1, -x), 8*0x1p-53, "%s'(%g)", name, x)

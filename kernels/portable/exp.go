@@ -15,7 +15,7 @@ const (
 	expSteps    = 128
 	expStepBits = 7
 	// ln2/128 in two parts. The first has 33 bits, so that its product with any n in use (under
-	// 2^18) is exact.
+	// 2^19) is exact.
 	expStepHigh = 0x1.62e42fefp-8
 	expStepLow  = math.Ln2/expSteps - expStepHigh
 	// Adding and subtracting it rounds to an integer, halves to even.
@@ -74,8 +74,7 @@ func quickSum(a, b float64) pair {
 }
 
 // expPair returns p and k with e^(x+low) = (p.high + p.low) 2^k to about 2^-61 relative; p.high is
-// in [1, 2). It is for
-// |x| <= expUnderflow and |low| <= ulp(x). NaN gives NaN.
+// in [1, 2). It is for |x| <= exponentReach and |low| <= ulp(x). NaN gives NaN.
 //
 // Where k = 0 and p.high = 1, p.low is e^(x+low) - 1 to full relative precision.
 func expPair(x, low float64) (p pair, k int) {

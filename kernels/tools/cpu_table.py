@@ -22,6 +22,7 @@ ARITHMETICS = (
     # Float formulas end before 12. Only the normal tail is half's own.
     Arithmetic("half", np.float32, 20, 12, mpf(3)),
     Arithmetic("single", np.float32, 28, 12, mpf("2.25")),
+    Arithmetic("wide", np.float64, 31, 12, mpf(3)),
     # 1 - 2e/(1+e) feels the rounding of its quotient most where tanh is just above 1/2: the
     # polynomial goes beyond.
     Arithmetic("exact", np.float64, 57, 39, mpf(3), tanh_near=mpf("0.9")),
@@ -34,9 +35,10 @@ def section(a: Arithmetic) -> str:
     constants = {"normal_centre": c}
     if a.name == "single":
         constants = a.constants() | a.two_part_constants() | {"ln2": LN_2, "inv_sqrt_2pi_low": a.rest(INV_SQRT_2PI)}
-        del constants["tanh_near"]
     elif a.name == "exact":
         constants = a.constants() | a.two_part_constants()
+    elif a.name == "wide":
+        constants = {"log2_e": 1 / LN_2, "ln2": LN_2}
     text = f"// {a.name}\n" + "".join(f"#define {a.name}_{n} {a.literal(v)}\n" for n, v in constants.items())
 
     def chain(x: str, coefficients: list[mpf]) -> str:
@@ -54,11 +56,13 @@ def section(a: Arithmetic) -> str:
     def function(name: str, comment: str, x: str, body: str) -> str:
         return f"// {comment}\n#define {a.name}_{name}({x}) {body}\n"
 
+    if a.name == "wide":  # it has no normal distribution
+        return text + rests(a, function, polynomial, ("exp_rest", "atanh_rest"))
     tail = expansion(a.normal, mpf(-1), (a.last - c) / (a.last + c), bound)
     says = f"W(t) (t+c) for y = (t-c)/(t+c) and 0 <= t <= {a.last}, to 2^-{a.bits}"
     if a.name == "half":
         text += function("normal_tail", f"{says}.", "y", polynomial("y", tail))
-        return text + rests(a, function, polynomial, ("exp_rest",))
+        return text + rests(a, function, polynomial, ("exp_rest", "atanh_rest"))
     # The first coefficient dominates: it is added last, with the part of it that the literal leaves
     # out.
     first, low = a.literal(tail[0]), a.literal(a.rest(tail[0]))
@@ -70,7 +74,8 @@ def section(a: Arithmetic) -> str:
     else:
         body = f"V(add)(V(set)({first}), V(fma)(y, {polynomial('y', tail[1:])}, V(set)({low})))"
         text += function("normal_tail", f"{says}.", "y", body)
-    return text + rests(a, function, polynomial, ("exp_rest", "tanh_rest") if a.name == "exact" else ("exp_rest",))
+    names = ("exp_rest", "tanh_rest", "atanh_rest") if a.name == "exact" else ("exp_rest", "tanh_rest")
+    return text + rests(a, function, polynomial, names)
 
 
 def text() -> str:

@@ -50,7 +50,7 @@ def specialisation(a: Arithmetic) -> str:
         "y" if a.exact else "r",
         body if a.exact else horner("r", tail),
     )
-    text += rests(a, function, horner, ("exp_rest", "tanh_rest") if a.exact else ("tanh_rest",))
+    text += rests(a, function, horner, ("exp_rest", "tanh_rest", "atanh_rest"))
     return f"template <>\nstruct Table<{a.name}> {{\n{text}}};\n"
 
 

@@ -160,15 +160,22 @@ def tanh_rest(square: mpf) -> mpf:
         return (mpmath.tanh(x) / x - 1) / square
 
 
+def atanh_rest(square: mpf) -> mpf:
+    """(atanh x / x - 1) / x^2 as a function of x^2. With x = e/(2+e), log(1+e) is 2 atanh x."""
+    with mpmath.extradps(60):
+        x = mpmath.sqrt(square)
+        return (mpmath.atanh(x) / x - 1) / square
+
+
 def rests(
     a: Arithmetic,
     function: Callable[[str, str, str, str], str],
     evaluate: Callable[[str, list[mpf]], str],
     names: Sequence[str] = ("exp_rest", "tanh_rest"),
 ) -> str:
-    """What is left of e^r and of tanh after their first terms, each a polynomial."""
+    """What is left of e^r, of tanh and of atanh after their first terms, each a polynomial."""
     # r^2 <= 0.1202 times the rest is below an eighth of e^r, and the rest of tanh below an eighth
-    # of tanh.
+    # of tanh. So is the rest of atanh.
     bound, reach = 8 * mpf(2) ** -a.bits, mpmath.log(2) / 2 * mpf("1.001")
     exponential = expansion(exp_rest, -reach, reach, bound) if "exp_rest" in names else []
     texts = {
@@ -177,6 +184,11 @@ def rests(
             "(tanh x / x - 1) / x^2 as a function of x^2, for |x| <= tanh_near, to 2^-{} of tanh x.",
             "square",
             expansion(tanh_rest, mpf("1e-9"), a.tanh_near**2, bound),
+        ),
+        "atanh_rest": (
+            "(atanh x / x - 1) / x^2 as a function of x^2, for |x| <= 1/3, to 2^-{} of atanh x.",
+            "square",
+            expansion(atanh_rest, mpf("1e-9"), mpf(1) / 9, bound),
         ),
     }
     chosen = [(name, *texts[name]) for name in names]

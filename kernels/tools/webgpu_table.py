@@ -16,7 +16,7 @@ import mpmath
 import numpy as np
 from cuda_table import ARITHMETICS
 from mpmath import mp, mpf
-from polynomials import GELU_TANH_C1, GELU_TANH_C3, LN_2, TANH_NEAR, exp_rest, expansion, tanh_rest
+from polynomials import GELU_TANH_C1, GELU_TANH_C3, LN_2, TANH_NEAR, atanh_rest, exp_rest, expansion, tanh_rest
 
 TABLE = Path(__file__).resolve().parents[1] / "webgpu" / "activation_table.wgsl"
 HALF, SINGLE = (next(a for a in ARITHMETICS if a.name == name) for name in ("Half", "Single"))
@@ -98,6 +98,12 @@ def text() -> str:
         "tanh_rest",
         "square",
         horner("square", expansion(tanh_rest, mpf("1e-9"), TANH_NEAR**2, 8 * bound)),
+    )
+    text += function(
+        f"(atanh x / x - 1) / x^2 as a function of x^2, for |x| <= 1/3, to 2^-{a.bits} of atanh x.",
+        "atanh_rest",
+        "square",
+        horner("square", expansion(atanh_rest, mpf("1e-9"), mpf(1) / 9, 8 * bound)),
     )
     return text.rstrip("\n") + "\n"
 

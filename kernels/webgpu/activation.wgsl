@@ -13,9 +13,12 @@
 // is exact either way. APPROXIMATE says that results are stored in 16 bits: there 16 correct bits,
 // tails included, are enough.
 //
-// To add one, add its functions. Its parameters are params.parameters, in the order of its row.
+// To add one, add its functions. Its numbers are params.parameters, or with the digits beyond
+// float32 number(0u) and so on. They are those of go/activation, unless
+// go/backend/webgpu/numbers.go makes others of them.
 #include numbers
 #include activation_table
+#include powers
 
 // Decay is e^-v for v >= 0: m times scale, which is a power of two, or 16 bits' root. A result that
 // falls towards zero with it is formed from m and scaled last, so that it is rounded once where it
@@ -217,3 +220,165 @@ fn gradient_tanh(g: f32, x: f32) -> f32 {
   return g * with_limits(x, slope, 0u, 0u);
 }
 fn gradient_from_output_tanh(g: f32, y: f32) -> f32 { return g * ((1.0 - y) * (1.0 + y)); }
+
+// swish is x sigmoid(v), v = beta x. Its number is beta.
+fn value_swish(x: f32) -> f32 {
+  let v = exponent(x, number(0u));
+  let e = power(negative(v));
+  let left = is_negative(v.high);
+  let y = over(select(x, multiplied(single(x), e), left), one_plus(e));
+  let at_infinity = select(nan_bits, bitcast<u32>(x), is_positive(v.high) && number(0u).high != 0.0);
+  return with_limits(x, select(y, scaled(y, e), left), at_infinity, at_infinity);
+}
+fn gradient_swish(g: f32, x: f32) -> f32 {
+  let v = exponent(x, number(0u));
+  let p = power(negative(v));
+  let e = whole_power(p);
+  let numerator = (v.high + 1.0) + v.low;
+  let left = is_negative(v.high);
+  let slope = over(select(fma(e, numerator, 1.0), multiplied(single(numerator + e), p), left), squared(one_plus(p)));
+  return g * with_limits(x, select(slope, scaled(slope, p), left), nan_bits, nan_bits);
+}
+
+// elu has a polynomial of its own up to here, where e^v - 1 cancels.
+const elu_near = 0.34f;
+
+// elu is scale x where x > 0, else c (e^(x/a) - 1). Its gradient is g scale where x > 0 or x is
+// NaN, else g (c/a) e^(x/a). Its numbers are scale, c, 1/a and c/a.
+fn value_elu(x: f32) -> f32 {
+  if (is_nan(x) || bitcast<u32>(x) == infinity_bits) { return x; }
+  if (is_positive(x)) { return times(x, number(0u)); }
+  let v = exponent(x, number(2u));
+  let r = v.high + v.low;
+  if (abs(r) < elu_near) { // (c/a) x (e^r - 1) / r
+    let y = product(x, number(3u));
+    return with_sign(y.high + fma(y.high + y.low, r * exp_rest(r), y.low), y.high);
+  }
+  if (v.high < -64.0) { return -number(1u).high; }
+  return times_less_1(number(1u), power(v));
+}
+fn gradient_elu(g: f32, x: f32) -> f32 {
+  if (is_positive(x) || is_nan(x)) { return g * number(0u).high; }
+  let e = power(exponent(x, number(2u)));
+  return g * scaled(multiplied(number(3u), e), e);
+}
+
+// softplus is x where v = beta x > threshold, else log(1 + e^v) / beta. Its gradient is g, or
+// g sigmoid(v). Its numbers are beta, threshold and 1/beta.
+fn value_softplus(x: f32) -> f32 {
+  let v = exponent(x, number(0u));
+  let e = power(negative(v));
+  let ratio = log_ratio(whole_power(e));
+  let y = scaled(multiplied(product(ratio, number(2u)), e), e);
+  let below = select(y, x + y, is_positive(v.high));
+  return with_limits(x, select(below, x, passes_softplus(x)), 0u, infinity_bits);
+}
+fn gradient_softplus(g: f32, x: f32) -> f32 {
+  let v = exponent(x, number(0u));
+  let e = power(negative(v));
+  let left = is_negative(v.high);
+  let y = over(select(1.0, multiplied(single(1.0), e), left), one_plus(e));
+  let slope = with_limits(x, select(y, scaled(y, e), left), 0u, one_bits);
+  return select(g * slope, g, passes_softplus(x));
+}
+fn passes_softplus(x: f32) -> bool {
+  let v = product(x, number(0u));
+  return is_positive((v.high - number(1u).high) + (v.low - number(1u).low));
+}
+
+// log_ratio is log(1+e) / e for 0 <= e <= 1: with s = e/(2+e) it is 2 atanh(s) / e.
+fn log_ratio(e: f32) -> f32 {
+  let d = plus(single(2.0), e);
+  let s = over(e, d);
+  return fma(-s, fma(-2.0 * (s / d.high), atanh_rest(s * s), 1.0), 1.0);
+}
+
+// mish is x tanh(log(1 + e^x)). With e = e^-|x| and d = (1+e)^2 + e^2 on the right, (1+e)^2 + 1 on
+// the left, its value and its slope are
+//
+//   x (1 - 2e^2/d)         1 + (4x (1+e)/d - 2) e^2/d
+//   x e (1 - e (1+e)/d)    e (1 + x - e (1 + e + x (4 + 8e + 4e^2 + e^3)/d)/d)
+fn value_mish(x: f32) -> f32 {
+  let p = decay_power(x);
+  let e = whole_power(p);
+  let left = is_negative(x);
+  let rest = over(e * select(2.0 * e, 1.0 + e, left), mish_denominator(p, left));
+  let y = with_sign(fma(-x, rest, x), x);
+  return with_limits(x, select(y, scaled(multiplied(single(y), p), p), left), nan_bits, infinity_bits);
+}
+fn gradient_mish(g: f32, x: f32) -> f32 {
+  let p = decay_power(x);
+  let e = whole_power(p);
+  let left = is_negative(x);
+  let d = mish_denominator(p, left);
+  let t = with_sign(limited(abs(x), exponent_limit), x);
+  let right = fma(over(4.0 * (t * (1.0 + e)), d) - 2.0, over(e * e, d), 1.0);
+  let rest = over(t * fma(e, fma(e, 4.0 + e, 8.0), 4.0), d);
+  let y = fma(-e, over((1.0 + e) + rest, d), 1.0 + t);
+  return g * with_limits(x, select(right, scaled(multiplied(single(y), p), p), left), nan_bits, nan_bits);
+}
+fn mish_denominator(p: Power, left: bool) -> Number {
+  let e = whole_power(p);
+  return plus(squared(one_plus(p)), select(e * e, 1.0, left));
+}
+
+const sixth = 0.16666667f;
+
+// hardswish is x min(max(x+3, 0), 6) / 6. Its gradient is 0 where x <= -3, g (2x+3)/6 where x < 3,
+// else g, as for a NaN.
+fn value_hardswish(x: f32) -> f32 {
+  let y = select(quotient(x * (x + 3.0), 6.0, sixth), with_sign(0.0, x), is_at_most(x, -3.0));
+  return with_limits(x, select(y, x, is_at_most(3.0, x)), nan_bits, infinity_bits);
+}
+fn gradient_hardswish(g: f32, x: f32) -> f32 {
+  let slope = quotient(fma(2.0, x, 3.0), 6.0, sixth);
+  return select(select(g * slope, 0.0, is_at_most(x, -3.0)), g, is_at_most(3.0, x) || is_nan(x));
+}
+
+// hardsigmoid is min(max(x+3, 0), 6) / 6. Its gradient is g/6 where -3 < x < 3, else 0, as for a
+// NaN.
+fn value_hardsigmoid(x: f32) -> f32 {
+  let y = select(quotient(x + 3.0, 6.0, sixth), 0.0, is_at_most(x, -3.0));
+  return select(y, 1.0, is_at_most(3.0, x));
+}
+fn gradient_hardsigmoid(g: f32, x: f32) -> f32 {
+  return select(g * sixth, 0.0, is_at_most(x, -3.0) || is_at_most(3.0, x) || is_nan(x));
+}
+
+// hardtanh is min(max(x, low), high). Its gradient is g where low < x < high or x is NaN, else 0.
+// Its numbers are low and high.
+fn value_hardtanh(x: f32) -> f32 {
+  let low = params.parameters.x;
+  let high = params.parameters.y;
+  return select(select(x, low, is_negative(x - low)), high, is_positive(x - high));
+}
+fn gradient_hardtanh(g: f32, x: f32) -> f32 {
+  return select(g, 0.0, is_at_most(x, params.parameters.x) || is_at_most(params.parameters.y, x));
+}
+
+// is_at_most is x <= y.
+fn is_at_most(x: f32, y: f32) -> bool { return magnitude_bits(x - y) == 0u || is_negative(x - y); }
+
+// softcap is cap tanh(x/cap), formed as tanh is. Its numbers are cap and 1/cap.
+fn value_softcap(x: f32) -> f32 { return capped(x, number(0u), number(1u)); }
+fn gradient_softcap(g: f32, x: f32) -> f32 { return g * capped_slope(x, number(1u)); }
+
+fn capped(x: f32, cap: Number, inverse: Number) -> f32 {
+  let t = x * inverse.high;
+  let square = t * t;
+  let near = fma(x, square * tanh_rest(square), x);
+  let e = whole_power(double_decay(x, inverse));
+  let far = cap.high + fma(-over(2.0 * e, plus(single(1.0), e)), cap.high, cap.low);
+  let is_far = magnitude_bits(t) >= bitcast<u32>(tanh_near);
+  return select(with_sign(select(near, far, is_far), x), x, is_nan(x));
+}
+fn capped_slope(x: f32, inverse: Number) -> f32 {
+  let e = double_decay(x, inverse);
+  let slope = over(multiplied(single(4.0), e), squared(one_plus(e)));
+  return select(scaled(slope, e), x, is_nan(x));
+}
+
+// double_decay is e^(-2 |x| inverse).
+fn double_decay(x: f32, inverse: Number) -> Power {
+  return power(negative(exponent(x, Number(2.0 * inverse.high, 2.0 * inverse.low))));
+}

@@ -1,6 +1,8 @@
 // compute returns an element's results from its operands: FORMULA says which results, KIND is the
 // activation. The order of operations is that of PyTorch's autograd, so that infinities meet zeros
 // in the same places. compute forms all results; the compiler leaves out those that are not used.
+#include gated
+#include learnable
 
 fn compute(x: array<Real, 4>) -> array<Real, 3> {
   var y: array<Real, 3>;
@@ -22,13 +24,27 @@ fn compute(x: array<Real, 4>) -> array<Real, 3> {
   y[1] = x[0] + x[1];
   y[0] = value_$KIND(y[1]);
 #elif $FORMULA == gated
-  // out = value act(gate); value, gate.
-  y[0] = x[0] * value_$KIND(x[1]);
+  // out = gated(value, gate); value, gate.
+  y[0] = gated(x[0], x[1]);
 #elif $FORMULA == gated_backward
-  // grad_value = grad_output act(gate), grad_gate = (grad_output value) act'(gate); grad_output,
-  // value, gate.
-  y[0] = x[0] * value_$KIND(x[2]);
-  y[1] = gradient_$KIND(x[0] * x[1], x[2]);
+  // grad_value, grad_gate; grad_output, value, gate.
+  y[0] = gradient_of_value(x[0], x[1], x[2]);
+  y[1] = gradient_of_gate(x[0], x[1], x[2]);
+#elif $FORMULA == prelu
+  // out; x, weight.
+  y[0] = prelu(x[0], x[0], x[1]);
+#elif $FORMULA == prelu_backward
+  // grad_x, grad_weight; grad_output, x, weight.
+  y[0] = prelu(x[0], x[1], x[2]);
+  y[1] = select(x[0] * x[1], 0.0, is_positive(x[1]));
+#elif $FORMULA == xielu
+  // out; x, alpha_p, alpha_n.
+  y[0] = xielu(x[0], x[1], x[2]);
+#elif $FORMULA == xielu_backward
+  // grad_x, grad_alpha_p, grad_alpha_n; grad_output, x, alpha_p, alpha_n.
+  y[0] = x[0] * xielu_slope(x[1], x[2], x[3]);
+  y[1] = select(0.0, x[0] * (x[1] * x[1]) * value_sigmoid(x[2]), is_positive(x[1]));
+  y[2] = select(x[0] * expm1_rest(x[1]) * value_sigmoid(x[3]), 0.0, is_positive(x[1]));
 #elif $FORMULA == lerp
   // out = start + weight (end - start), from the nearer end: exact at both; start, end, weight.
   let weight = lerp_weight(x[2]);

@@ -28,7 +28,10 @@ struct Params {
   run: u32, // reduce: terms of a thread
   sizes: vec4<u32>, // gemm: m, n, k, and the first step of the batch
   ends: vec4<u32>, // gemm: where the dimensions of m, n, k and of the batch end
-  parameters: vec4<f32>, // the kind's, in the order of its row in go/activation; or lerp's weight
+  parameters: vec4<f32>, // the numbers of the formula (activation.wgsl); or lerp's weight
+  lows: vec4<f32>, // what float32 leaves out of them
+  limits: vec2<u32>, // gated: the bits of limit and of limit_after, where there is none 2^32-1
+  offset: f32,
   shape: array<vec4<u32>, 4>,
   operands: array<Operand, $COUNT>,
 }

@@ -37,6 +37,8 @@ from epigrad.functional import (
     linear,
     matmul_bias_activation,
     mlp,
+    prelu,
+    xielu,
 )
 from epigrad.kinds import Activation, Gated
 
@@ -60,9 +62,11 @@ __all__ = [
     "mlp",
     "nn",
     "plan",
+    "prelu",
     "tuning",
     "use_backend",
     "webgpu",
+    "xielu",
 ]
 
 if TYPE_CHECKING:

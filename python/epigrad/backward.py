@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from epigrad import errors
 from epigrad._core import selection
 from epigrad._core.call import Call, activation_call, call_of, gated_call
-from epigrad._core.checks import check_out, check_tensors, lerp_weight, needs_mask, out_tensors
+from epigrad._core.checks import check_out, check_tensors, finite, lerp_weight, needs_mask, out_tensors
 from epigrad._core.stateless import launch_into, launch_one
 from epigrad.kinds import Activation, Gated
 from epigrad.webgpu import Data
@@ -27,6 +27,8 @@ __all__ = [
     "linear_backward",
     "matmul_bias_activation_backward",
     "mlp_backward",
+    "prelu_backward",
+    "xielu_backward",
 ]
 
 _Three = tuple[Data | None, Data | None, Data | None]
@@ -211,7 +213,8 @@ def gated_activation_backward(
         input: the forward's input.
         kind: a name such as ``"swiglu"``, or an `epigrad.Gated`, which lists them.
         dim: the dimension that is split.
-        gate: which half is the gate: ``"second"`` or ``"first"``.
+        gate: where the gates are along `dim`: the ``"second"`` or the ``"first"`` half, or the
+            ``"odd"`` or the ``"even"`` places.
         out: a tensor of input's shape and dtype to write into, which is returned itself.
 
     Returns:
@@ -329,6 +332,104 @@ def lerp_backward(
     inputs = (grad_output, start, end, tensor)
     grad_start, grad_end, grad_weight = launch_into(call, inputs, mask, outputs)
     return grad_start, grad_end, grad_weight
+
+
+def prelu_backward(
+    grad_output: Data,
+    input: Data,
+    weight: Data,
+    *,
+    needs: Sequence[bool] = (True, True),
+    out: Sequence[Data | None] = (None, None),
+) -> tuple[Data | None, Data | None]:
+    """Compute the gradients of ``input if input > 0 else weight * input``.
+
+    ``grad_input = grad_output * (1 if input > 0 else weight)``, and ``grad_weight`` is
+    ``grad_output * (0 if input > 0 else input)``, summed to weight's shape.
+
+    Args:
+        grad_output: shape of input; float32, float64, bfloat16 or float16, as all tensors.
+        input: the forward's input.
+        weight: the forward's weight: one element, or ``[C]`` where C is the input's second size.
+        needs: which of ``(grad_input, grad_weight)`` are computed.
+        out: tensors to write them into, which are returned themselves.
+
+    Returns:
+        ``(grad_input, grad_weight)``, None where not needed.
+
+    Raises:
+        InvalidProblemError: (a ``ValueError``) wrong shapes, overlapping `out`.
+        DTypeError: (a ``TypeError``) a mix of dtypes, another dtype, or not a tensor.
+        EpigradError: another class of `epigrad.errors`, of devices, backends or tensor subclasses.
+
+    Source: He et al. 2015, https://arxiv.org/abs/1502.01852.
+
+    Examples:
+        >>> import epigrad, torch
+        >>> x, weight = torch.tensor([-2.0, 4.0]), torch.tensor([0.25])
+        >>> epigrad.backward.prelu_backward(torch.ones(2), x, weight)
+        (tensor([0.2500, 1.0000]), tensor([-2.]))
+    """
+    op, names = "prelu_backward", ("grad_input", "grad_weight")
+    check_tensors(op, grad_output=grad_output, input=input, weight=weight)
+    mask, outputs = needs_mask(op, needs, names), out_tensors(op, out, names)
+    call = Call(op, backend=selection.current())
+    grad_input, grad_weight = launch_into(call, (grad_output, input, weight), mask, outputs)
+    return grad_input, grad_weight
+
+
+def xielu_backward(
+    grad_output: Data,
+    input: Data,
+    alpha_p: Data,
+    alpha_n: Data,
+    beta: float = 0.5,
+    *,
+    needs: Sequence[bool] = (True, True, True),
+    out: Sequence[Data | None] = (None, None, None),
+) -> _Three[Data]:
+    """Compute the gradients of xIELU.
+
+    With ``a_p = softplus(alpha_p)``, ``a_n = beta + softplus(alpha_n)`` and the logistic function
+    ``s``: ``grad_input`` is ``grad_output`` times ``2 * a_p * input + beta`` where input > 0, else
+    times ``a_n * (exp(input) - 1) + beta``. ``grad_alpha_p`` is the sum of
+    ``grad_output * input**2 * s(alpha_p)`` where input > 0, and ``grad_alpha_n`` that of
+    ``grad_output * (exp(input) - 1 - input) * s(alpha_n)`` where it is not.
+
+    Args:
+        grad_output: shape of input; float32, float64, bfloat16 or float16, as all tensors.
+        input: the forward's input.
+        alpha_p: one element, before softplus.
+        alpha_n: one element, before softplus.
+        beta: a number.
+        needs: which of ``(grad_input, grad_alpha_p, grad_alpha_n)`` are computed.
+        out: tensors to write them into, which are returned themselves.
+
+    Returns:
+        ``(grad_input, grad_alpha_p, grad_alpha_n)``, None where not needed.
+
+    Raises:
+        InvalidProblemError: (a ``ValueError``) wrong shapes, a beta that is not finite, overlapping
+            `out`.
+        DTypeError: (a ``TypeError``) a mix of dtypes, another dtype, not a tensor, or a beta that
+            is not a number.
+        EpigradError: another class of `epigrad.errors`, of devices, backends or tensor subclasses.
+
+    Source: Huang and Schlag 2024, https://arxiv.org/abs/2411.13010.
+
+    Examples:
+        >>> import epigrad, torch
+        >>> alpha = torch.tensor([0.0])
+        >>> epigrad.backward.xielu_backward(torch.ones(2), torch.tensor([0.0, 2.0]), alpha, alpha)
+        (tensor([0.5000, 3.2726]), tensor([2.]), tensor([0.]))
+    """
+    op, names = "xielu_backward", ("grad_input", "grad_alpha_p", "grad_alpha_n")
+    call = Call(op, None, (finite(op, "beta", beta),), backend=selection.current())
+    check_tensors(op, grad_output=grad_output, input=input, alpha_p=alpha_p, alpha_n=alpha_n)
+    mask, outputs = needs_mask(op, needs, names), out_tensors(op, out, names)
+    inputs = (grad_output, input, alpha_p, alpha_n)
+    grad_input, grad_alpha_p, grad_alpha_n = launch_into(call, inputs, mask, outputs)
+    return grad_input, grad_alpha_p, grad_alpha_n
 
 
 def gated_linear_backward(
@@ -485,7 +586,8 @@ def gated_mlp_backward(
         weight_out: ``[N, H]``.
         bias_out: ``[N]`` or None.
         kind: a name such as ``"swiglu"``, or an `epigrad.Gated`, which lists them.
-        gate: which half is the gate: ``"second"`` or ``"first"``.
+        gate: where the gates are among weight_in's rows: the ``"second"`` or the ``"first"`` half,
+            or the ``"odd"`` or the ``"even"`` rows.
         preactivation: the saved ``pre`` ``[..., 2*H]``; without it, it is formed again.
         needs: which of ``(grad_input, grad_weight_in, grad_bias_in, grad_weight_out,
             grad_bias_out)`` are computed.

@@ -10,7 +10,7 @@ from typing import Literal, overload
 
 from epigrad._core import selection
 from epigrad._core.call import Call, activation_call, call_of, gated_call
-from epigrad._core.checks import check_out, check_tensors, lerp_weight
+from epigrad._core.checks import check_out, check_tensors, finite, lerp_weight
 from epigrad._core.stateless import launch_into, launch_one
 from epigrad.kinds import Activation, Gated
 from epigrad.webgpu import Data
@@ -25,6 +25,8 @@ __all__ = [
     "linear",
     "matmul_bias_activation",
     "mlp",
+    "prelu",
+    "xielu",
 ]
 
 
@@ -189,7 +191,8 @@ def gated_activation(
         input: any shape whose size along `dim` is even; float32, float64, bfloat16 or float16.
         kind: a name such as ``"swiglu"``, or an `epigrad.Gated`, which lists them.
         dim: the dimension that is split.
-        gate: which half is the gate: ``"second"`` or ``"first"``.
+        gate: where the gates are along `dim`: the ``"second"`` or the ``"first"`` half, or the
+            ``"odd"`` or the ``"even"`` places.
         out: a tensor to write into.
 
     Returns:
@@ -273,6 +276,68 @@ def lerp(start: Data, end: Data, weight: float | Data, *, out: Data | None = Non
     check_tensors(op, start=start, end=end)
     call = Call(op, None, parameters, backend=selection.current())
     return launch_one(call, (start, end, tensor), out)
+
+
+def prelu(input: Data, weight: Data, *, out: Data | None = None) -> Data:
+    """Compute ``input if input > 0 else weight * input``, elementwise, without a graph.
+
+    Args:
+        input: any shape; float32, float64, bfloat16 or float16, as all tensors here.
+        weight: one element, or ``[C]`` where C is the input's second size.
+        out: a tensor to write into.
+
+    Returns:
+        A tensor of input's shape.
+
+    Raises:
+        InvalidProblemError: (a ``ValueError``) a weight of another shape, overlapping `out`.
+        DTypeError: (a ``TypeError``) a mix of dtypes, another dtype, or not a tensor.
+        EpigradError: another class of `epigrad.errors`, of devices, backends or tensor subclasses.
+
+    Source: `epigrad.prelu`.
+
+    Examples:
+        >>> import epigrad, torch
+        >>> epigrad.forward.prelu(torch.tensor([-2.0, 4.0]), torch.tensor([0.25]))
+        tensor([-0.5000,  4.0000])
+    """
+    op = "prelu"
+    check_tensors(op, input=input, weight=weight)
+    return launch_one(Call(op, backend=selection.current()), (input, weight), out)
+
+
+def xielu(input: Data, alpha_p: Data, alpha_n: Data, beta: float = 0.5, *, out: Data | None = None) -> Data:
+    """Compute xIELU, the activation of Apertus, elementwise, without a graph.
+
+    Args:
+        input: any shape; float32, float64, bfloat16 or float16, as all tensors here.
+        alpha_p: one element, before softplus.
+        alpha_n: one element, before softplus.
+        beta: a number.
+        out: a tensor to write into.
+
+    Returns:
+        A tensor of input's shape.
+
+    Raises:
+        InvalidProblemError: (a ``ValueError``) an alpha of another shape, a beta that is not
+            finite, overlapping `out`.
+        DTypeError: (a ``TypeError``) a mix of dtypes, another dtype, not a tensor, or a beta that
+            is not a number.
+        EpigradError: another class of `epigrad.errors`, of devices, backends or tensor subclasses.
+
+    Source: `epigrad.xielu`.
+
+    Examples:
+        >>> import epigrad, torch
+        >>> alpha = torch.tensor([0.0])
+        >>> epigrad.forward.xielu(torch.tensor([1.0]), alpha, alpha, beta=0.25)
+        tensor([0.9431])
+    """
+    op = "xielu"
+    check_tensors(op, input=input, alpha_p=alpha_p, alpha_n=alpha_n)
+    call = Call(op, None, (finite(op, "beta", beta),), backend=selection.current())
+    return launch_one(call, (input, alpha_p, alpha_n), out)
 
 
 @overload
@@ -467,7 +532,8 @@ def gated_mlp(
         weight_out: ``[N, H]``.
         bias_out: ``[N]`` or None.
         kind: a name such as ``"swiglu"``, or an `epigrad.Gated`, which lists them.
-        gate: which half is the gate: ``"second"`` or ``"first"``.
+        gate: where the gates are among weight_in's rows: the ``"second"`` or the ``"first"`` half,
+            or the ``"odd"`` or the ``"even"`` rows.
         return_preactivation: return ``input @ weight_in.T + bias_in`` ``[..., 2*H]`` too, rounded
             to the storage dtype.
         out: a tensor to write the output into.

@@ -17,20 +17,22 @@ from torch.overrides import handle_torch_function
 from epigrad import errors, ops
 from epigrad._autograd import functions
 from epigrad._autograd.feedforward import BLOCK_ARGUMENTS, FeedForward
+from epigrad._autograd.formulas import LEARNABLE
 from epigrad._autograd.gated_linear import GatedLinear
 from epigrad._core import loader, selection
 from epigrad._core.call import Call, activation_call, call_of, gated_call
-from epigrad._core.checks import check_save, lerp_weight, overridden, require_tensors
+from epigrad._core.checks import check_save, finite, lerp_weight, overridden, require_tensors
 from epigrad._core.launcher import DISPATCHER, layer_options, only
 from epigrad._core.torch_state import (
     any_autocast,
+    as_input,
     as_linear,
     constant_to_dynamo,
     is_dynamo_compiling,
     is_traced,
     recorded,
 )
-from epigrad.kinds import Activation, Gated, activation_of, gated_of
+from epigrad.kinds import Activation, Gated, activation_of, arguments_of, gated_of
 
 __all__ = [
     "activation",
@@ -42,6 +44,8 @@ __all__ = [
     "linear",
     "matmul_bias_activation",
     "mlp",
+    "prelu",
+    "xielu",
 ]
 
 
@@ -162,11 +166,15 @@ def activation(input: Tensor, activation: str | Activation | None) -> Tensor:
 def gated_activation(input: Tensor, kind: str | Gated = "swiglu", dim: int = -1, *, gate: str = "second") -> Tensor:
     """Compute ``value * act(gate)``, value and gate being the halves of `input` along `dim`.
 
+    `epigrad.Gated` says what else the kinds do to value and gate.
+
     Args:
         input: any shape whose size along `dim` is even; float32, float64, bfloat16 or float16.
         kind: a name such as ``"swiglu"``, or an `epigrad.Gated`, which lists them.
         dim: the dimension that is split.
-        gate: which half is the gate: ``"second"``, as in `torch.nn.functional.glu`, or ``"first"``.
+        gate: where the gates are along `dim`: the ``"second"`` half, as in
+            `torch.nn.functional.glu`, the ``"first"``, or at the ``"odd"`` or the ``"even"``
+            places. With ``"even"`` the gate is ``input[..., ::2]``, as in gpt-oss.
 
     Returns:
         A contiguous tensor of input's shape with half the size along `dim`.
@@ -258,6 +266,79 @@ def lerp(start: Tensor, end: Tensor, weight: float | Tensor) -> Tensor:
         return _as_leaf("lerp", (start, end, tensor), start, end, weight)
     call = Call("lerp", None, parameters, 0, 0, False, selection.current())
     return _elementwise(functions.Lerp, call, records, start, end, tensor)
+
+
+def prelu(input: Tensor, weight: Tensor) -> Tensor:
+    """Compute ``input if input > 0 else weight * input``, elementwise, as
+    `torch.nn.functional.prelu`.
+
+    Args:
+        input: any shape; float32, float64, bfloat16 or float16, as all tensors here.
+        weight: one element, or ``[C]`` where C is the input's second size.
+
+    Returns:
+        A contiguous tensor of input's shape. At 0 the slope is `weight`.
+
+    Raises:
+        InvalidProblemError: (a ``ValueError``) a weight of another shape.
+        DTypeError: (a ``TypeError``) a mix of dtypes, another dtype, or not a tensor.
+        EpigradError: another class of `epigrad.errors`, of devices, backends or sparse tensors.
+
+    Under autocast the weight is cast to input's dtype.
+
+    Source: He et al. 2015, https://arxiv.org/abs/1502.01852.
+
+    Examples:
+        >>> import epigrad, torch
+        >>> epigrad.prelu(torch.tensor([-2.0, 4.0]), torch.tensor([0.25]))
+        tensor([-0.5000,  4.0000])
+    """
+    records = recorded(2, input, weight)
+    if records is None and overridden(input, weight):
+        return _as_leaf("prelu", (input, weight), input, weight)
+    call = Call("prelu", None, (), 0, 0, False, selection.current())
+    return _elementwise(functions.Elementwise, call, records, input, weight)
+
+
+def xielu(input: Tensor, alpha_p: Tensor, alpha_n: Tensor, beta: float = 0.5) -> Tensor:
+    """Compute xIELU, the activation of Apertus, elementwise.
+
+    With ``a_p = softplus(alpha_p)`` and ``a_n = beta + softplus(alpha_n)``, it is
+    ``a_p * input**2 + beta * input`` where input > 0, else
+    ``a_n * (exp(input) - 1 - input) + beta * input``. At 0 the slope is `beta`.
+
+    Args:
+        input: any shape; float32, float64, bfloat16 or float16, as all tensors here.
+        alpha_p: one element, before softplus.
+        alpha_n: one element, before softplus.
+        beta: a number.
+
+    Returns:
+        A contiguous tensor of input's shape.
+
+    Raises:
+        InvalidProblemError: (a ``ValueError``) an alpha of another shape, a beta that is not
+            finite.
+        DTypeError: (a ``TypeError``) a mix of dtypes, another dtype, not a tensor, or a beta that
+            is not a number.
+        EpigradError: another class of `epigrad.errors`, of devices, backends or sparse tensors.
+
+    Under autocast the alphas are cast to input's dtype.
+
+    Source: Huang and Schlag 2024, https://arxiv.org/abs/2411.13010.
+
+    Examples:
+        >>> import epigrad, torch
+        >>> alpha = torch.tensor([0.0])
+        >>> epigrad.xielu(torch.tensor([-1.0, 0.0, 1.0]), alpha, alpha)
+        tensor([-0.0611,  0.0000,  1.1931])
+    """
+    number = finite("xielu", "beta", beta)
+    records = recorded(3, input, alpha_p, alpha_n)
+    if records is None and overridden(input, alpha_p, alpha_n):
+        return _as_leaf("xielu", (input, alpha_p, alpha_n), input, alpha_p, alpha_n, beta)
+    call = Call("xielu", None, (number,), 0, 0, False, selection.current())
+    return _elementwise(functions.Elementwise, call, records, input, alpha_p, alpha_n)
 
 
 def gated_linear(
@@ -386,7 +467,8 @@ def gated_mlp(
         weight_out: ``[N, H]``.
         bias_out: ``[N]`` or None.
         kind: a name such as ``"swiglu"``, or an `epigrad.Gated`, which lists them.
-        gate: which half is the gate: ``"second"``, or ``"first"`` as most Llama-style checkpoints.
+        gate: where the gates are among weight_in's rows: the ``"second"`` half, the ``"first"``, as
+            in most Llama-style checkpoints, or the ``"odd"`` or the ``"even"`` rows.
         save: ``"auto"`` and ``"preactivation"`` keep the first layer's output for backward;
             ``"recompute"`` keeps the inputs only.
 
@@ -434,6 +516,8 @@ _ARGUMENTS = {
     "gated_product": ("value", "gate"),
     "gated_linear": ("input", "weight_value", "weight_gate", "bias_value", "bias_gate"),
     "lerp": ("start", "end", "weight"),
+    "prelu": ("input", "weight"),
+    "xielu": ("input", "alpha_p", "alpha_n"),
     "matmul_bias_activation": ("a", "b", "bias"),
     "linear": ("input", "weight", "bias"),
     **BLOCK_ARGUMENTS,
@@ -450,7 +534,7 @@ def _row(op: str, kind: str) -> tuple[str, tuple[float, ...], tuple[int, ...]] |
         found = (gated_of if op.startswith("gated") else activation_of)(op, kind)
     except errors.InvalidProblemError:
         return None
-    return found.name, found.values, tuple([i for i, name in enumerate(_ARGUMENTS[op]) if "bias" in name])
+    return found.name, arguments_of(found), tuple([i for i, name in enumerate(_ARGUMENTS[op]) if "bias" in name])
 
 
 def _traced(
@@ -489,6 +573,8 @@ def _elementwise(
     function: type[functions.OneOutput], call: Call, records: bool | None, *tensors: Tensor | None
 ) -> Tensor:
     """What a function of elements gives."""
+    if records is not None and call.op in LEARNABLE and any_autocast():
+        tensors = as_input(*tensors)
     if records:
         result: Tensor = function.record(loader.core(), call, *tensors)
         return result
@@ -535,6 +621,8 @@ _FUNCTIONS: dict[str, Callable[..., Tensor]] = {
     "gated_product": gated_product,
     "gated_linear": gated_linear,
     "lerp": lerp,
+    "prelu": prelu,
+    "xielu": xielu,
     "mlp": mlp,
     "gated_mlp": gated_mlp,
 }

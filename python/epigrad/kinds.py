@@ -3,70 +3,88 @@
 from __future__ import annotations
 
 import difflib
+import math
 import numbers
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
 from epigrad import errors
-from epigrad._core.tables import ACTIVATIONS, GATED_KINDS, ActivationRow, GatedRow, Parameter
+from epigrad._core.tables import ACTIVATIONS, GATED_KINDS, PRESETS, ActivationRow, GatedRow, Parameter
 
-__all__ = ["Activation", "Gated", "activation_of", "gated_of", "nearest", "unknown_name"]
+__all__ = ["Activation", "Gated", "activation_of", "arguments_of", "gated_of", "nearest", "unknown_name"]
+
+_ALIASES = {alias: row.name for row in ACTIVATIONS.values() for alias in row.aliases}
 
 
 @dataclass(frozen=True, init=False, repr=False)
 class _Kind:
-    """A name and the values of its parameters, in the order of the table."""
+    """The table's name of a kind, and the values of its parameters, in the table's order.
+
+    What is none is infinity among the values.
+    """
 
     name: str
     values: tuple[float, ...]
 
     _table: ClassVar[Mapping[str, ActivationRow | GatedRow]]
-    _argument: ClassVar[str]
 
-    def __init__(self, name: str | None, /, **parameters: float) -> None:
+    def __init__(self, name: str, /, **parameters: float | None) -> None:
         what = type(self).__name__
-        row = self._row(what, name)
+        row, preset = self._found(what, name)
         known = {parameter.name: parameter for parameter in row.parameters}
         for given in parameters:
             if given not in known:
                 wanted = f"want {', '.join(known)}" if known else "it takes no parameters"
                 raise errors.InvalidProblemError(f"{what}: {row.name} has no parameter {given!r}, {wanted}")
-        values = [_value(what, known[key], parameters.get(key, known[key].default)) for key in known]
+        chosen = preset | parameters
+        values = [_value(what, known[key], chosen[key]) if key in chosen else known[key].default for key in known]
+        self._set(what, row, values)
+
+    def _set(self, what: str, row: ActivationRow | GatedRow, values: Sequence[float]) -> None:
+        """Check the values, and take them with the name that they have."""
+        before = 0.0
+        for parameter, value in zip(row.parameters, values, strict=True):
+            # while a graph is traced it may be a symbol, which the core checks when the graph runs
+            if isinstance(value, float) and isinstance(before, float) and not parameter.accepts(value, before):
+                raise errors.InvalidProblemError(f"{what}: {parameter.name}: got {value!r}, want {parameter.range}")
+            before = value
+        if isinstance(row, ActivationRow) and row.default_is and list(values) == _defaults(row):
+            row, values = ACTIVATIONS[row.default_is], ()
         object.__setattr__(self, "name", row.name)
         object.__setattr__(self, "values", tuple(values))
 
     @classmethod
-    def _row(cls, op: str, name: str | None) -> ActivationRow | GatedRow:
-        row = cls._table.get(name) if isinstance(name, str) else None
-        if row is None:
-            raise unknown_name(op, cls._argument, name, cls._table)
-        return row
+    def _found(cls, op: str, name: str) -> tuple[ActivationRow | GatedRow, dict[str, float | None]]:
+        """The row that a name means, and the parameters that it means beside."""
+        raise NotImplementedError
 
     @classmethod
     def of(cls, op: str, name: str, values: Sequence[float]) -> Self:
         """The kind of an operator's arguments: a name, and the values of all parameters or of none.
 
-        While a graph is traced a value may be a symbol. The core checks it when the graph runs.
+        While a graph is traced a value may be a symbol.
         """
-        row = cls._row(op, name)
-        if values and len(values) != len(row.parameters):
+        if not values:
+            return cls(name)
+        row, _ = cls._found(op, name)
+        if len(values) != len(row.parameters):
             wanted = len(row.parameters)
             raise errors.InvalidProblemError(f"{op}: parameters: got {len(values)}, want {wanted} for {name}, or none")
-        values = tuple(values) or tuple([parameter.default for parameter in row.parameters])
-        for parameter, value in zip(row.parameters, values, strict=True):
-            if isinstance(value, float):
-                _value(op, parameter, value)
         made = cls.__new__(cls)
-        object.__setattr__(made, "name", row.name)
-        object.__setattr__(made, "values", values)
+        made._set(op, row, values)
         return made
 
     @property
-    def parameters(self) -> dict[str, float]:
+    def parameters(self) -> dict[str, float | None]:
         """The parameters by name, with their defaults."""
-        names = [parameter.name for parameter in self._table[self.name].parameters]
-        return dict(zip(names, self.values, strict=True))
+        rows = zip(self._table[self.name].parameters, self.values, strict=True)
+        return {row.name: None if row.optional and value == math.inf else value for row, value in rows}
+
+    def _given(self) -> dict[str, float | None]:
+        """The parameters that are not the defaults."""
+        rows = zip(self._table[self.name].parameters, self.parameters.items(), self.values, strict=True)
+        return {name: shown for row, (name, shown), value in rows if value != row.default}
 
     def __reduce__(self) -> tuple[Any, ...]:
         """A pickle has parameters by name: a row may get more of them, or other defaults."""
@@ -75,30 +93,33 @@ class _Kind:
     def __fx_create_arg__(self, tracer: Any) -> Any:
         """How a graph of `torch.fx` makes it again: its name where that is all, else the call of
         its class."""
-        if self == type(self)(self.name):
-            return self.name
-        return tracer.create_node("call_function", type(self), (self.name,), self.parameters)
+        given = self._given()
+        return tracer.create_node("call_function", type(self), (self.name,), given) if given else self.name
 
     def __repr__(self) -> str:
-        given = "".join(f", {key}={value!r}" for key, value in self.parameters.items())
+        given = "".join(f", {name}={value!r}" for name, value in self._given().items())
         return f"{type(self).__name__}({self.name!r}{given})"
 
     def __str__(self) -> str:
         """The name, with the parameters that are not defaults: ``leaky_relu(slope=0.2)``."""
-        rows = zip(self._table[self.name].parameters, self.values, strict=True)
-        shown = ", ".join(f"{row.name}={_number(value)}" for row, value in rows if value != row.default)
+        shown = ", ".join(f"{name}={_number(value)}" for name, value in self._given().items())
         return f"{self.name}({shown})" if shown else self.name
 
 
-def _made(kind: type[_Kind], name: str, parameters: dict[str, float]) -> _Kind:
+def _made(kind: type[_Kind], name: str, parameters: dict[str, float | None]) -> _Kind:
     return kind(name, **parameters)
+
+
+def _defaults(row: ActivationRow | GatedRow) -> list[float]:
+    return [parameter.default for parameter in row.parameters]
 
 
 class Activation(_Kind):
     """An activation by its name, with its parameters; hashable, picklable and equal by value.
 
     Wherever a function or a module of epigrad takes an activation, it takes a name, which has the
-    default parameters, one of these, or None, which is ``"none"``.
+    default parameters, one of these, or None, which is ``"none"``. Two that are equal have the same
+    `name`: that of the table below, whichever was given.
 
     Args:
         name: one of the table below, or None.
@@ -113,23 +134,36 @@ class Activation(_Kind):
         >>> import epigrad
         >>> epigrad.Activation("gelu")
         Activation('gelu')
-        >>> epigrad.Activation("gelu").parameters
-        {}
+        >>> epigrad.Activation("softplus", beta=2).parameters
+        {'beta': 2.0, 'threshold': 20.0}
+        >>> epigrad.Activation("gelu_new") == epigrad.Activation("gelu_tanh")
+        True
     """
 
     _table = ACTIVATIONS
-    _argument = "activation"
 
-    def __init__(self, name: str | None, /, **parameters: float) -> None:
+    def __init__(self, name: str | None, /, **parameters: float | None) -> None:
         super().__init__("none" if name is None else name, **parameters)
+
+    @classmethod
+    def _found(cls, op: str, name: str) -> tuple[ActivationRow, dict[str, float | None]]:
+        row = ACTIVATIONS.get(_ALIASES.get(name, name)) if isinstance(name, str) else None
+        if row is None:
+            raise unknown_name(op, "activation", name)
+        return row, {}
 
 
 class Gated(_Kind):
     """A gated kind by its name, with its parameters; hashable, picklable and equal by value.
 
+    A value and a gate go through ``limit``, the kind's own formula with ``limit_after`` on what the
+    gate became, and ``offset``, in this order: the gate is clamped from above and the value from
+    both sides, and the offset is added to the value. The slope of a clamp at its bound is 0.
+
     Args:
         name: one of the table below.
-        parameters: numbers, by keyword; what is left out has its default.
+        parameters: numbers, by keyword; what is left out has its default. A limit may be None,
+            which is its default.
 
     Raises:
         InvalidProblemError: (a ``ValueError``) an unknown name, a parameter that the kind does not
@@ -140,53 +174,84 @@ class Gated(_Kind):
         >>> import epigrad
         >>> epigrad.Gated("swiglu").name
         'swiglu'
+        >>> epigrad.Gated("swiglu_oai") == epigrad.Gated("swiglu", alpha=1.702, limit=7, offset=1)
+        True
+        >>> str(epigrad.Gated("swiglu_oai", limit=None))
+        'swiglu(offset=1, alpha=1.702)'
     """
 
     _table = GATED_KINDS
-    _argument = "kind"
+
+    @classmethod
+    def _found(cls, op: str, name: str) -> tuple[GatedRow, dict[str, float | None]]:
+        preset = PRESETS.get(name) if isinstance(name, str) else None
+        row = GATED_KINDS.get(preset.kind if preset else name) if isinstance(name, str) else None
+        if row is None:
+            raise unknown_name(op, "kind", name)
+        return row, dict(preset.parameters) if preset else {}
 
     @property
-    def activation(self) -> Activation:
-        """What the gate goes through."""
-        return Activation(GATED_KINDS[self.name].activation)
+    def activation(self) -> Activation | None:
+        """What the gate goes through between the limits; None where the kind has its own way."""
+        row = GATED_KINDS[self.name]
+        alpha = [value for one, value in zip(row.parameters, self.values, strict=True) if one.name == "alpha"]
+        if alpha:
+            return Activation.of("Gated", "swish", alpha)
+        return Activation(row.activation) if row.activation else None
 
 
 def _value(what: str, parameter: Parameter, given: Any) -> float:
     """A parameter's value as a float."""
+    if given is None and parameter.optional:
+        return math.inf
     if isinstance(given, bool) or not isinstance(given, numbers.Real):
-        raise errors.DTypeError(f"{what}: {parameter.name}: got {_shown(given)}, want a number")
+        wanted = "a number or None" if parameter.optional else "a number"
+        raise errors.DTypeError(f"{what}: {parameter.name}: got {_shown(given)}, want {wanted}")
     try:
         value = float(given)
     except OverflowError:
-        value = float("inf")
-    value += 0.0  # -0 is 0, as which it counts where kinds are compared
-    if not parameter.accepts(value):
-        raise errors.InvalidProblemError(f"{what}: {parameter.name}: got {_shown(given)}, want {parameter.range}")
-    return value
+        value = math.inf if given > 0 else -math.inf  # type: ignore[operator]
+    return value + 0.0  # -0 is 0, as which it counts where kinds are compared
 
 
-def _number(value: float) -> str:
+def _number(value: float | None) -> str:
     """All digits of a number, without a .0 at its end."""
     return repr(value).removesuffix(".0")
 
 
-def _listed(rows: Mapping[str, ActivationRow | GatedRow], formula: Any) -> str:
+def _listed(rows: Mapping[str, ActivationRow | GatedRow]) -> str:
     """A table for a docstring: each name with its parameters and its formula."""
     lines = []
     for row in rows.values():
-        parameters = ", ".join(f"{parameter.name}={_number(parameter.default)}" for parameter in row.parameters)
-        lines.append(f"        ``{row.name}``{f' ({parameters})' if parameters else ''}: {formula(row)}\n")
+        parameters = ", ".join(
+            f"{parameter.name}={_number(None if parameter.default == math.inf else parameter.default)}"
+            for parameter in row.parameters
+        )
+        lines.append(f"        ``{row.name}``{f' ({parameters})' if parameters else ''}: {row.formula}\n")
     return "".join(lines)
 
 
-Activation.__doc__ = f"{Activation.__doc__}\n    Activations:\n{_listed(ACTIVATIONS, lambda row: row.formula)}"
-Gated.__doc__ = (
-    f"{Gated.__doc__}\n    Kinds, of value and gate:\n"
-    f"{_listed(GATED_KINDS, lambda row: f'value times {row.activation} of the gate')}"
+_SPELLINGS = "".join(
+    f"        {', '.join(f'``{alias}``' for alias in row.aliases)}: ``{row.name}``\n"
+    for row in ACTIVATIONS.values()
+    if row.aliases
 )
+_PRESETS = "".join(f"        ``{name}``: ``{Gated(name)}``\n" for name in PRESETS)
+Activation.__doc__ = (
+    f"{Activation.__doc__}\n    Activations:\n{_listed(ACTIVATIONS)}\n    Other names of them:\n{_SPELLINGS}"
+)
+Gated.__doc__ = f"{Gated.__doc__}\n    Kinds:\n{_listed(GATED_KINDS)}\n    Presets:\n{_PRESETS}"
 
-_BY_NAME = {name: Activation(name) for name in ACTIVATIONS} | {None: Activation(None)}
-_GATED_BY_NAME = {name: Gated(name) for name in GATED_KINDS}
+_BY_NAME = {name: Activation(name) for name in (*ACTIVATIONS, *_ALIASES)} | {None: Activation(None)}
+_GATED_BY_NAME = {name: Gated(name) for name in (*GATED_KINDS, *PRESETS)}
+_NAMES = {"activation": tuple(ACTIVATIONS), "kind": tuple(_GATED_BY_NAME)}
+_ACCEPTED = {"activation": (*ACTIVATIONS, *_ALIASES), "kind": tuple(_GATED_BY_NAME)}
+
+
+def arguments_of(kind: Activation | Gated) -> tuple[float, ...]:
+    """The values as the core takes them: none where all are the defaults."""
+    row = GATED_KINDS[kind.name] if isinstance(kind, Gated) else ACTIVATIONS[kind.name]
+    return () if list(kind.values) == _defaults(row) else kind.values
 
 
 def activation_of(op: str, given: str | Activation | None) -> Activation:
@@ -196,7 +261,7 @@ def activation_of(op: str, given: str | Activation | None) -> Activation:
     try:
         return _BY_NAME[given]
     except (KeyError, TypeError):
-        raise unknown_name(op, "activation", given, ACTIVATIONS) from None
+        raise unknown_name(op, "activation", given) from None
 
 
 def gated_of(op: str, given: str | Gated) -> Gated:
@@ -206,34 +271,21 @@ def gated_of(op: str, given: str | Gated) -> Gated:
     try:
         return _GATED_BY_NAME[given]
     except (KeyError, TypeError):
-        raise unknown_name(op, "kind", given, GATED_KINDS) from None
+        raise unknown_name(op, "kind", given) from None
 
 
-# What other libraries call the same function.
-_ELSEWHERE = {
-    "swish": "silu",
-    "gelu_new": "gelu_tanh",
-    "gelu_fast": "gelu_tanh",
-    "gelu_pytorch_tanh": "gelu_tanh",
-    "identity": "none",
-    "linear": "none",
-}
-
-
-def unknown_name(op: str, argument: str, given: object, valid: Iterable[str]) -> errors.InvalidProblemError:
-    """The error for a name that is none of `valid`."""
-    names = list(valid)
-    text = f"{op}: {argument}: {_shown(given)}, want one of {', '.join(map(repr, names))}"
-    if isinstance(given, str) and (near := nearest(given, names)):
+def unknown_name(op: str, argument: str, given: object) -> errors.InvalidProblemError:
+    """The error for what is no name of an activation or of a kind."""
+    text = f"{op}: {argument}: {_shown(given)}, want one of {', '.join(map(repr, _NAMES[argument]))}"
+    if isinstance(given, str) and (near := nearest(argument, given)):
         text += f" (did you mean {near!r}?)"
     return errors.InvalidProblemError(text)
 
 
-def nearest(given: str, names: Iterable[str]) -> str | None:
-    """The one of some names that was probably meant; None where none is near."""
+def nearest(argument: str, given: str) -> str | None:
+    """The activation or the kind that was probably meant; None where none is near."""
     wanted = given.strip().lower().replace("-", "_")
-    wanted = _ELSEWHERE.get(wanted, wanted)
-    return next(iter(difflib.get_close_matches(wanted[:64], list(names), 1)), None)
+    return next(iter(difflib.get_close_matches(wanted[:64], _ACCEPTED[argument], 1)), None)
 
 
 def _shown(given: object) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 from typing import Any
 
@@ -10,19 +11,18 @@ from torch import Tensor, nn
 
 from epigrad import errors, functional, kinds
 from epigrad._core.call import dim_index, gate_place
-from epigrad._core.checks import check_save
+from epigrad._core.checks import check_save, finite
 from epigrad._core.projections import any_global_hook, held_back, weight_and_bias
-from epigrad._core.tables import ACTIVATIONS
 from epigrad.kinds import Gated, activation_of, gated_of, nearest
 
-__all__ = ["MLP", "Activation", "GatedActivation", "GatedMLP", "Lerp", "Linear"]
+__all__ = ["MLP", "XIELU", "Activation", "GatedActivation", "GatedMLP", "Lerp", "Linear", "PReLU"]
 
 
 def _check_bias(module: str, bias: object) -> None:
     if isinstance(bias, bool):
         return
     given = f'"{bias}"' if isinstance(bias, str) else repr(bias)
-    near = nearest(bias, ACTIVATIONS) if isinstance(bias, str) else None
+    near = nearest("activation", bias) if isinstance(bias, str) else None
     hint = f'; give activation="{near}"' if near else ""
     raise errors.DTypeError(f"{module}: bias: got {given}, want a bool{hint}")
 
@@ -37,14 +37,21 @@ def _size(module: str, name: str, size: int) -> int:
     return number
 
 
-def _check_halves(up: nn.Module, hidden: Tensor) -> None:
+def _check_shard(up: nn.Module, hidden: Tensor, gate: str) -> None:
     """Refuse a local shard of a gated layer whose values and gates lie on different devices."""
     weight: Any = up._parameters.get("weight")
     # those of a DTensor, whose shape is that of the whole
     placements = getattr(weight, "placements", ())
-    if not placements or any(type(way).__name__ == "_StridedShard" for way in placements):
+    if not placements or hidden.shape[-1] == weight.shape[0]:
         return
-    if hidden.shape[-1] != weight.shape[0]:
+    by_halves = any(type(way).__name__ == "_StridedShard" for way in placements)
+    if gate in ("odd", "even"):
+        if by_halves or hidden.shape[-1] % 2:
+            raise errors.UnsupportedError(
+                f"GatedMLP: up: a shard of {hidden.shape[-1]} of its features, of a layer whose values and gates take "
+                "turns: want an even number of them on each device, by torch's ColwiseParallel"
+            )
+    elif not by_halves:
         raise errors.UnsupportedError(
             f"GatedMLP: up: a shard of {hidden.shape[-1]} of its features, whose gates lie on other devices than their "
             "values: want it parallelised by epigrad.parallel.GatedColwiseParallel"
@@ -189,7 +196,8 @@ class GatedActivation(nn.Module):
     Args:
         kind: a name such as ``"swiglu"``, or an `epigrad.Gated`, which lists them.
         dim: the dimension that is split.
-        gate: which half is the gate: ``"second"`` or ``"first"``.
+        gate: where the gates are along `dim`: the ``"second"`` or the ``"first"`` half, or the
+            ``"odd"`` or the ``"even"`` places.
         device: accepted as by every module; there are no parameters.
         dtype: accepted as by every module.
 
@@ -314,7 +322,8 @@ class GatedMLP(nn.Module):
         hidden_features: H, the size of the hidden layer; `up` has ``2*H`` rows.
         kind: a name such as ``"swiglu"``, or an `epigrad.Gated`, which lists them.
         bias: whether both layers have a bias.
-        gate: which half of up's rows is the gate: ``"second"`` or ``"first"``.
+        gate: where the gates are among up's rows: the ``"second"`` or the ``"first"`` half, or the
+            ``"odd"`` or the ``"even"`` rows.
         save: what is kept for backward, as in `epigrad.gated_mlp`.
         device: where the parameters are.
         dtype: their dtype.
@@ -368,7 +377,7 @@ class GatedMLP(nn.Module):
         up, down = self.up, self.down
         if any_global_hook() or held_back(self, "up") or held_back(self, "down"):
             hidden = up(input)
-            _check_halves(up, hidden)
+            _check_shard(up, hidden, self.gate)
             out: Tensor = down(functional.gated_activation(hidden, self.kind, gate=self.gate))
             return out
         weights = (*weight_and_bias(self, "up"), *weight_and_bias(self, "down"))
@@ -377,6 +386,139 @@ class GatedMLP(nn.Module):
     def extra_repr(self) -> str:
         """What `repr` shows of the block."""
         return f"kind={str(self.kind)!r}, gate={self.gate!r}"
+
+
+class PReLU(nn.Module):
+    """``input if input > 0 else weight * input`` with a learned weight, as `epigrad.prelu`.
+
+    Arguments, initial values and state dict are those of `torch.nn.PReLU`.
+
+    Args:
+        num_parameters: how many elements the weight has: 1, or the input's second size.
+        init: their initial value.
+        device: where the weight is.
+        dtype: its dtype: float32, float64, bfloat16 or float16.
+
+    Shape:
+        input of any shape, output of the same; weight ``[num_parameters]``.
+
+    Raises:
+        DTypeError: (a ``TypeError``) a `num_parameters` that is not an int, or an `init` that is
+            not a number.
+        InvalidProblemError: (a ``ValueError``) a negative `num_parameters`, or an `init` that is
+            not finite.
+
+    Source: He et al. 2015, https://arxiv.org/abs/1502.01852.
+
+    Examples:
+        >>> import epigrad, torch
+        >>> epigrad.nn.PReLU()(torch.tensor([-2.0, 4.0])).tolist()
+        [-0.5, 4.0]
+    """
+
+    weight: nn.Parameter
+
+    def __init__(
+        self,
+        num_parameters: int = 1,
+        init: float = 0.25,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        count, value = _size("PReLU", "num_parameters", num_parameters), finite("PReLU", "init", init)
+        super().__init__()
+        self.num_parameters = count
+        self.init = value
+        self.weight = nn.Parameter(torch.empty(count, device=device, dtype=dtype))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Give the weight its initial value."""
+        nn.init.constant_(self.weight, self.init)
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Apply the activation."""
+        return functional.prelu(input, self.weight)
+
+    def extra_repr(self) -> str:
+        """What `repr` shows of the module."""
+        return f"num_parameters={self.num_parameters}"
+
+
+class XIELU(nn.Module):
+    """xIELU with learned alphas, the activation of Apertus, as `epigrad.xielu`.
+
+    At the start ``softplus(alpha_p)`` and ``beta + softplus(alpha_n)`` are 0.8. State dicts of
+    transformers' `XIELUActivation` load: its `beta` becomes the module's, and its `eps` has no use
+    here.
+
+    Args:
+        beta: a number below 0.8: the slope at 0.
+        device: where the alphas are.
+        dtype: their dtype: float32, float64, bfloat16 or float16.
+
+    Shape:
+        input of any shape, output of the same; alpha_p and alpha_n ``[1]``.
+
+    Raises:
+        DTypeError: (a ``TypeError``) a beta that is not a number.
+        InvalidProblemError: (a ``ValueError``) a beta that is not finite, or is 0.8 or more.
+
+    Source: Huang and Schlag 2024, https://arxiv.org/abs/2411.13010.
+
+    Examples:
+        >>> import epigrad, torch
+        >>> module = epigrad.nn.XIELU()
+        >>> module(torch.tensor([0.0, 1.0]))
+        tensor([0.0000, 1.3000], grad_fn=<ElementwiseBackward>)
+        >>> list(module.state_dict())
+        ['alpha_p', 'alpha_n']
+    """
+
+    alpha_p: nn.Parameter
+    alpha_n: nn.Parameter
+
+    def __init__(
+        self, beta: float = 0.5, device: torch.device | str | None = None, dtype: torch.dtype | None = None
+    ) -> None:
+        number = finite("XIELU", "beta", beta)
+        if number >= _XIELU_START:
+            raise errors.InvalidProblemError(
+                f"XIELU: beta: got {beta!r}, want less than {_XIELU_START}, where beta + softplus(alpha_n) starts"
+            )
+        super().__init__()
+        self.beta = number
+        self.alpha_p, self.alpha_n = (nn.Parameter(torch.empty(1, device=device, dtype=dtype)) for _ in range(2))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Give the alphas their initial values."""
+        nn.init.constant_(self.alpha_p, _before_softplus(_XIELU_START))
+        nn.init.constant_(self.alpha_n, _before_softplus(_XIELU_START - self.beta))
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
+        # transformers keeps two numbers among the buffers
+        beta = state_dict.pop(f"{prefix}beta", None)
+        state_dict.pop(f"{prefix}eps", None)
+        if beta is not None and not beta.is_meta:
+            self.beta = finite("XIELU", "beta", beta.item())
+        super()._load_from_state_dict(state_dict, prefix, *rest)
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Apply the activation."""
+        return functional.xielu(input, self.alpha_p, self.alpha_n, self.beta)
+
+    def extra_repr(self) -> str:
+        """What `repr` shows of the module."""
+        return f"beta={self.beta}"
+
+
+_XIELU_START = 0.8
+
+
+def _before_softplus(value: float) -> float:
+    """The number whose softplus is this one, without an overflow."""
+    return value + math.log(-math.expm1(-value))
 
 
 class Lerp(nn.Module):

@@ -26,7 +26,8 @@ class GatedColwiseParallel(ColwiseParallel):
     `ColwiseParallel` would give the values to some devices and the gates to the others. Here the
     local output ``[..., 2*H/n]`` has halves of its own, so that the gated activation needs no
     communication, and its result is what `RowwiseParallel` takes. The parameters are DTensors as
-    ever: ``full_tensor`` has the rows in their order.
+    ever: ``full_tensor`` has the rows in their order. A layer whose values and gates take turns
+    (``gate="odd"`` or ``"even"``) takes PyTorch's `ColwiseParallel`.
 
     Args:
         input_layouts: how the input lies, as in `ColwiseParallel`.

@@ -22,7 +22,7 @@ from epigrad._core.call import gate_place
 from epigrad._core.checks import check_tensors, lerp_weight, refuse_graph, refuse_negative, refuse_zeros
 from epigrad._core.stateless import mark_written
 from epigrad._core.torch_state import is_traced
-from epigrad.kinds import Activation, Gated, activation_of, gated_of
+from epigrad.kinds import Activation, Gated, activation_of, arguments_of, gated_of
 
 __all__ = [
     "GatedActivation",
@@ -271,7 +271,7 @@ class _Gemm(_Plan):
                 "batch": _sizes(name, "batch", batch if isinstance(batch, Iterable) else (batch,)),
                 "b_batched": bool(b_batched),
                 "activation": act.name,
-                "parameters": _numbers(act.values),
+                "parameters": _numbers(arguments_of(act)),
                 "dtype": _dtype_name(name, dtype),
                 "device": _device_name(device),
                 "lda": None if lda is None else _size(name, "lda", lda),
@@ -332,13 +332,14 @@ class _Gated(_Plan):
         dtype: torch.dtype,
         device: str | torch.device = "cpu",
     ) -> Self:
-        """Choose a kernel for ``value * act(gate)``, the halves of the input along `split_dim`.
+        """Choose a kernel for ``value * act(gate)``, both of them in the input, along `split_dim`.
 
         Args:
             input_shape: shape of the input.
             split_dim: the dimension that is split; its size is even.
             kind: a gated kind of `epigrad.gated_activation`.
-            gate: which half is the gate: ``"second"`` or ``"first"``.
+            gate: where the gates are along it: the ``"second"`` or the ``"first"`` half, or the
+                ``"odd"`` or the ``"even"`` places.
             dtype: float32, float64, bfloat16 or float16.
             device: where the tensors will be.
 
@@ -356,7 +357,7 @@ class _Gated(_Plan):
                 "input_shape": _sizes(name, "input_shape", input_shape),
                 "split_dim": _size(name, "split_dim", split_dim),
                 "kind": gated.name,
-                "parameters": _numbers(gated.values),
+                "parameters": _numbers(arguments_of(gated)),
                 "gate": gate,
                 "dtype": _dtype_name(name, dtype),
                 "device": _device_name(device),

@@ -80,7 +80,7 @@ def _accepted_kinds(activation: str, x: Tensor, order: int) -> list[set[str]]:
 
 @on_devices
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize("activation", ACTIVATIONS, ids=str)
 @pytest.mark.parametrize("order", [0, 1], ids=["value", "slope"])
 def test_infinities_and_nan_are_where_pytorchs_are(
     device: str, activation: str, order: int, dtype: torch.dtype
@@ -96,7 +96,7 @@ def test_infinities_and_nan_are_where_pytorchs_are(
 
 @on_devices
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize("activation", ACTIVATIONS, ids=str)
 @pytest.mark.parametrize("order", [0, 1], ids=["value", "slope"])
 def test_tails_bends_and_subnormals_are_right_to_the_last_places(
     device: str, activation: str, order: int, dtype: torch.dtype
@@ -190,23 +190,29 @@ def test_products_pass_on_special_values(device: str, where: str, special: float
         assert torch.equal(finite, torch.from_numpy(want).nan_to_num(-7.0, 8.0, 9.0))
 
 
+def _times_slope(row: oracle.Row, grad: Tensor, x: Tensor) -> Tensor:
+    """A gradient times PyTorch's slope; one that chooses a branch may stop what is not finite."""
+    leaf = x.clone().requires_grad_()
+    out = row.eager(leaf)
+    if row.kinks:
+        return torch.autograd.grad(out, leaf, grad)[0]
+    return grad * torch.autograd.grad(out, leaf, torch.ones_like(out))[0]
+
+
 @on_devices
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("kind", GATED_KINDS)
-def test_gated_special_values(device: str, kind: str, dtype: torch.dtype) -> None:
-    """Every pair of a special value and a special gate: a product of the value with what the
-    activation gives."""
+@pytest.mark.parametrize("kind", GATED_KINDS, ids=str)
+def test_gated_special_values(device: str, kind: str | epigrad.Gated, dtype: torch.dtype) -> None:
+    """Every pair of a special value and a special gate gives what PyTorch's composition gives: a
+    clamp stops what is not finite, and passes a NaN on."""
     specials = [0.0, 1.0, -2.0, math.inf, -math.inf, math.nan]
     pairs = torch.tensor(list(itertools.product(specials, repeat=2)), dtype=dtype, device=device)
     value, gate = pairs.unbind(1)
-    activated, slope = (f(GATED_KINDS[kind], gate).double() for f in (_value, _slope))
     got = epigrad.forward.gated_product(value, gate, kind)
     grads = epigrad.backward.gated_product_backward(torch.ones_like(value), value, gate, kind)
-    wanted = (value.double() * activated, activated, value.double() * slope)
-    row = oracle.ACTIVATIONS[GATED_KINDS[kind]]
-    if row.kinks:  # one that chooses a branch may stop what is not finite
-        leaf = gate.clone().requires_grad_()
-        wanted = (*wanted[:2], torch.autograd.grad(row.eager(leaf), leaf, value)[0].double())
+    row, (v, g) = oracle.GATED[kind], (x.double() for x in (value, gate))
+    psi, phi = row.psi.eager(v), row.phi.eager(g)
+    wanted = (psi * phi, _times_slope(row.psi, phi, v), _times_slope(row.phi, psi, g))
     for ours, want in zip((got, *grads), wanted, strict=True):
         assert ours is not None
         assert [_kind_of(x) for x in ours.tolist()] == [_kind_of(x) for x in want.tolist()]

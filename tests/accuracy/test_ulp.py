@@ -19,6 +19,7 @@ from tests.support.ulp import (
     DTYPES,
     FAR,
     FROM_OUTPUT,
+    OTHERS,
     arguments,
     far_arguments,
     flushed_below,
@@ -43,7 +44,7 @@ cases = pytest.mark.parametrize(
         if computes(device, dtype)
     ],
 )
-activations = pytest.mark.parametrize("activation", ACTIVATIONS)
+activations = pytest.mark.parametrize("activation", [*ACTIVATIONS, *OTHERS])
 
 
 @cases

@@ -232,6 +232,12 @@ def check_forward() -> None:
     mixed = nan(3, 4)
     run("lerp", None, [X, -X, None], [mixed], parameters=[0.25])
     np.testing.assert_allclose(mixed, 0.5 * X, rtol=1e-14)
+    run("prelu", None, [X, X[0]], [mixed])
+    np.testing.assert_allclose(mixed, np.where(X > 0, X, X[0] * X), rtol=1e-14)
+    alpha = np.array([0.3])
+    bent = np.where(X > 0, np.log1p(np.exp(0.3)) * X * X, (0.25 + np.log1p(np.exp(0.3))) * (np.expm1(X) - X))
+    run("xielu", None, [X, alpha, alpha], [mixed], parameters=[0.25])
+    np.testing.assert_allclose(mixed, bent + 0.25 * X, rtol=1e-12)
 
 
 def check_backward() -> None:
@@ -247,6 +253,10 @@ def check_backward() -> None:
     weight = np.array([0.25])
     run("lerp_backward", None, [X, X, -X, weight], ends)
     for got, want in zip(ends, (0.75 * X, 0.25 * X, [(X * -2 * X).sum()]), strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-12)
+    learned = [nan(3, 4), nan(4)]
+    run("prelu_backward", None, [X, X, X[0]], learned)
+    for got, want in zip(learned, (np.where(X > 0, X, X[0] * X), np.where(X > 0, 0, X * X).sum(0)), strict=True):
         np.testing.assert_allclose(got, want, rtol=1e-12)
     product = [nan(3, 4), nan(3, 4), nan(4), nan(4)]
     run("gated_product_backward", "glu", [X, X, X], product)
@@ -307,7 +317,7 @@ def check_problem_errors() -> None:
         outputs=[out],
     )
     assert LIB.epg_status_class(INVALID) == b"InvalidProblemError" and LIB.epg_status_class(OK) == b""
-    refused(INVALID, "swish", "gelu_tanh", call=make_call("linear", "swish", [X, W, None], [out, None]), outputs=[out])
+    refused(INVALID, "swash", "gelu_tanh", call=make_call("linear", "swash", [X, W, None], [out, None]), outputs=[out])
     refused(INVALID, "softmax", call=make_call("softmax", None, [X], [out]), outputs=[out])
     refused(INVALID, call=make_call(None, None, [X], [out]), outputs=[out])
     refused(INVALID, "weight", call=make_call("linear", None, [X, None, None], [out, None]), outputs=[out])
@@ -449,6 +459,9 @@ def check_flags_and_stream() -> None:
     of("linear", [X, W, B], [out, None], gate=GATE_FIRST, words=["linear: gate"])
     of("linear", [X, W, B], [out, None], parameters=[0.5], words=["linear: parameters", "want none"])
     of("lerp", [X, X, None], [nan(3, 4)], parameters=[0.5, 1], words=["lerp: parameters"])
+    of("prelu", [X, X[0, :2]], [nan(3, 4)], words=["prelu: weight", "[2]", "[4]"])
+    of("xielu", [X, X[0], X[0]], [nan(3, 4)], words=["xielu: alpha_p", "one element"])
+    of("xielu", [X, B[:1], B[:1]], [nan(3, 4)], parameters=[np.inf], words=["xielu: beta", "finite"])
     of("linear", [X, W, B], [out, None], flags=ACCUMULATE, words=["linear: accumulate"])
     of("linear", [X, W, B], [out, None], dim=1, words=["linear: dim"])
     of("linear", [X, W, B], [out, None], num_parameters=1, words=["linear: parameters", "want an array"])

@@ -263,7 +263,7 @@ def test_accumulate_asks_for_what_is_needed_only() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize("activation", ACTIVATIONS, ids=str)
 def test_a_preactivation_is_what_would_be_formed(activation: str, dtype: torch.dtype) -> None:
     grad, x, weight, bias = (value.to(dtype) for value in (GRAD, X, WEIGHT, BIAS))
     _, pre = forward.linear(x, weight, bias, activation, return_preactivation=True)
@@ -410,7 +410,7 @@ def test_tangents_and_transforms_are_refused() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize("activation", ACTIVATIONS, ids=str)
 def test_save_modes_give_the_same_bits(activation: str, dtype: torch.dtype) -> None:
     """The mode "auto" too, where it keeps the preactivation and not the output."""
     leaves = [rand(*shape, dtype=dtype).requires_grad_() for shape in ((33, 17), (21, 17), (21,))]

@@ -78,7 +78,7 @@ def test_a_plan_describes_itself(spec: dict[str, Any]) -> None:
         (json.dumps({**GEMM, "m": 2**80}), errors.InvalidProblemError),
         (json.dumps({**GEMM, "m": 1.5}), errors.InvalidProblemError),
         (json.dumps({**GEMM, "m": -1}), errors.InvalidProblemError),
-        (json.dumps({**GEMM, "activation": "swish"}), errors.InvalidProblemError),
+        (json.dumps({**GEMM, "activation": "swash"}), errors.InvalidProblemError),
         (json.dumps({**GEMM, "dtype": "int8"}), errors.DTypeError),
         (json.dumps({**GEMM, "batch": [2**40, 2**40]}), errors.InvalidProblemError),
         (json.dumps({**GATED, "kind": "maxout"}), errors.InvalidProblemError),

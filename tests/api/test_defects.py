@@ -93,7 +93,7 @@ def test_element_counts_do_not_overflow_32_bits() -> None:
     assert selected.workspace_size == 0 or selected.workspace_size >= m * n
 
 
-@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize("activation", ACTIVATIONS, ids=str)
 def test_empty_sizes_are_computed(activation: str) -> None:
     for m, k, n in ((0, 3, 2), (3, 0, 2), (3, 2, 0), (0, 0, 0)):
         a, b, bias = _leaf(m, k), _leaf(k, n), _leaf(n)
@@ -105,10 +105,10 @@ def test_empty_sizes_are_computed(activation: str) -> None:
 
 
 @pytest.mark.parametrize("special", [math.nan, math.inf])
-@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize("activation", ACTIVATIONS, ids=str)
 def test_non_finite_derivatives_are_not_replaced(activation: str, special: float) -> None:
     """A gradient that is NaN or infinite in PyTorch is so here."""
-    pre = torch.tensor([[1.0]], dtype=torch.float64)
+    pre = torch.tensor([[0.5]], dtype=torch.float64)
     grad = torch.tensor([[special]], dtype=torch.float64)
     gradients = backward.matmul_bias_activation_backward(grad, pre, torch.ones_like(pre), pre[0] * 0, activation)
     for gradient in gradients:
@@ -144,7 +144,7 @@ def test_relu_derivative_at_zero_is_zero() -> None:
     assert grad.item() == 0.0
 
 
-@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize("activation", ACTIVATIONS, ids=str)
 def test_second_order_gradients_are_not_silently_wrong(activation: str) -> None:
     points = torch.tensor([-2.5, -0.7, 0.4, 3.0], dtype=torch.float64, requires_grad=True)
     out = epigrad.matmul_bias_activation(points[:, None], torch.ones(1, 1, dtype=torch.float64), None, activation)
@@ -221,12 +221,12 @@ def test_geglu_does_not_cancel_in_the_negative_tail() -> None:
         assert abs(slope / (phi + at * mpmath.npdf(at)) - 1) < 1e-15
 
 
-@pytest.mark.parametrize("kind", GATED_KINDS)
+@pytest.mark.parametrize("kind", GATED_KINDS, ids=str)
 def test_nan_gates_are_not_swallowed(kind: str) -> None:
     """reglu's max(gate, 0) lost them."""
-    gate, one = torch.tensor([math.nan]), torch.ones(1)
-    assert epigrad.gated_product(one, gate, kind).isnan().all()
-    grad_value, _ = backward.gated_product_backward(one, one, gate, kind)
+    gate, one, value = torch.tensor([math.nan]), torch.ones(1), torch.full((1,), 0.1)
+    assert epigrad.gated_product(value, gate, kind).isnan().all()
+    grad_value, _ = backward.gated_product_backward(one, value, gate, kind)
     assert grad_value is not None
     assert grad_value.isnan().all()
 

@@ -140,7 +140,7 @@ def test_plans_take_parameters(capsys: pytest.CaptureFixture[str]) -> None:
     [
         (("GemmEpilogue", "--m", "3", "--n", "4", "--k", "5", "--parameter", "slope=0.2"), "slope"),
         (("GemmEpilogue", "--m", "-3", "--n", "4", "--k", "5"), "-3"),
-        (("GemmEpilogue", "--m", "3", "--n", "4", "--k", "5", "--activation", "swish"), "gelu_tanh"),
+        (("GemmEpilogue", "--m", "3", "--n", "4", "--k", "5", "--activation", "swash"), "gelu_tanh"),
         (("GatedActivation", "--input-shape", "3", "7"), "7"),
         (("Lerp", "--shape", "3", "--device", "cuda"), "cuda"),
     ],

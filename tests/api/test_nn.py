@@ -25,6 +25,8 @@ DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 MODULES: dict[str, tuple[Callable[..., nn.Module], tuple[int, ...]]] = {
     "linear": (lambda **o: epigrad.nn.Linear(4, 5, activation="gelu", **o), (3, 4)),
     "activation": (lambda **o: epigrad.nn.Activation("leaky_relu", slope=0.2, **o), (3, 4)),
+    "prelu": (lambda **o: epigrad.nn.PReLU(4, **o), (3, 4)),
+    "xielu": (lambda **o: epigrad.nn.XIELU(0.3, **o), (3, 4)),
     "gated_activation": (lambda **o: epigrad.nn.GatedActivation("geglu", 1, "first", **o), (3, 4)),
     "mlp": (lambda **o: epigrad.nn.MLP(4, 6, **o), (3, 4)),
     "gated_mlp": (lambda **o: epigrad.nn.GatedMLP(4, 6, **o), (3, 4)),
@@ -99,6 +101,54 @@ def test_lerp_is_the_function() -> None:
     assert_same_bits(module(start, end, weight), epigrad.lerp(start, end, weight))
     assert_same_bits(module(start, end, 0.25), epigrad.lerp(start, end, 0.25))
     assert not list(module.parameters())
+
+
+def test_prelu_is_torchs() -> None:
+    for given in ((), (4,), (4, 0.5)):
+        ours, theirs = epigrad.nn.PReLU(*given), nn.PReLU(*given)
+        assert repr(ours) == repr(theirs)
+        assert_same_bits(ours.weight, theirs.weight)
+        nn.init.normal_(theirs.weight)
+        ours.load_state_dict(theirs.state_dict())
+        nn.PReLU(*given).load_state_dict(ours.state_dict())
+        x = torch.randn(3, 4, 2)
+        assert_same_bits(ours(x), epigrad.prelu(x, theirs.weight))
+        torch.testing.assert_close(ours(x), theirs(x))
+    for arguments, error in (
+        ((1.5,), errors.DTypeError),
+        ((-1,), errors.InvalidProblemError),
+        ((1, "0.25"), errors.DTypeError),
+        ((1, float("nan")), errors.InvalidProblemError),
+    ):
+        with pytest.raises(error, match="PReLU: "):
+            epigrad.nn.PReLU(*arguments)
+
+
+@pytest.mark.parametrize("beta", [0.5, 0.3, -2.0, 0.0])
+def test_xielu_starts_as_transformers_and_loads_its_state(beta: float) -> None:
+    activations = pytest.importorskip("transformers.activations")
+    module = epigrad.nn.XIELU(beta, dtype=torch.float64)
+    theirs = activations.XIELUActivation(beta=beta, dtype=torch.float64)
+    for name, parameter in theirs.named_parameters():
+        torch.testing.assert_close(getattr(module, name), parameter)
+    slopes = nn.functional.softplus(module.alpha_p), beta + nn.functional.softplus(module.alpha_n)
+    assert [slope.item() for slope in slopes] == pytest.approx([0.8, 0.8])
+    loaded, x = epigrad.nn.XIELU(dtype=torch.float64), torch.randn(3, 4, dtype=torch.float64)
+    nn.init.normal_(theirs.alpha_p)
+    nn.Sequential(loaded).load_state_dict(nn.Sequential(theirs).state_dict())
+    assert loaded.beta == beta and repr(loaded) == f"XIELU(beta={beta})"
+    torch.testing.assert_close(loaded(x), theirs(x), rtol=0, atol=1e-5)
+    assert_same_bits(loaded(x), epigrad.xielu(x, loaded.alpha_p, loaded.alpha_n, beta))
+    assert set(theirs.load_state_dict(loaded.state_dict(), strict=False).missing_keys) == {"beta", "eps"}
+    with pytest.raises(RuntimeError, match="gamma"):
+        loaded.load_state_dict({**loaded.state_dict(), "gamma": torch.ones(1)})
+
+
+def test_xielu_has_a_start_for_a_small_beta_only() -> None:
+    with pytest.raises(errors.InvalidProblemError, match=r"XIELU: beta: got 0\.8, want less than 0\.8"):
+        epigrad.nn.XIELU(0.8)
+    module = epigrad.nn.XIELU(-1e9, device="meta")
+    assert module.alpha_p.is_meta and module.alpha_p.shape == (1,)
 
 
 def test_mlp_holds_up_and_down() -> None:
@@ -222,6 +272,8 @@ def test_repr_says_what_was_chosen(name: str) -> None:
         "activation": ("leaky_relu(slope=0.2)",),
         "gated_activation": ("geglu", "first"),
         "mlp": ("gelu_tanh", "up", "down"),
+        "prelu": ("num_parameters=4",),
+        "xielu": ("beta=0.3",),
         "gated_mlp": ("swiglu", "second"),
     }
     assert all(word in text for word in words[name])
@@ -230,9 +282,9 @@ def test_repr_says_what_was_chosen(name: str) -> None:
 @pytest.mark.parametrize(
     ("construct", "word"),
     [
-        (lambda: epigrad.nn.Linear(4, 5, activation="swish"), "Linear: activation: .*gelu_tanh"),
+        (lambda: epigrad.nn.Linear(4, 5, activation="swash"), "Linear: activation: .*gelu_tanh"),
         (lambda: epigrad.nn.Linear(4, 5, save="both"), "Linear: save: 'both'"),
-        (lambda: epigrad.nn.MLP(4, 5, "swish"), "MLP: activation: .*gelu_tanh"),
+        (lambda: epigrad.nn.MLP(4, 5, "swash"), "MLP: activation: .*gelu_tanh"),
         (lambda: epigrad.nn.MLP(4, 5, save="both"), "MLP: save: 'both'"),
         (lambda: epigrad.nn.GatedActivation(gate="third"), "GatedActivation: gate: 'third'"),
         (lambda: epigrad.nn.GatedMLP(4, 5, gate="third"), "GatedMLP: gate: 'third'"),
@@ -241,6 +293,9 @@ def test_repr_says_what_was_chosen(name: str) -> None:
         (lambda: epigrad.nn.GatedMLP(4, 5, "x"), "GatedMLP: kind: 'x', want one of .*geglu_tanh"),
         (lambda: epigrad.nn.GatedMLP(4, 5, None), "GatedMLP: kind: None, want one of"),
         (lambda: epigrad.nn.GatedActivation("glu", 1.5), "GatedActivation: dim: float, want an int"),
+        (lambda: epigrad.nn.GatedMLP(4, 5, "swiglu_iao"), "want one of .*did you mean 'swiglu_oai'"),
+        (lambda: epigrad.nn.Activation("softcap", cap=0), "Activation: cap: got 0.0, want a finite number > 0"),
+        (lambda: epigrad.nn.Activation("silu", beta=2), "silu has no parameter 'beta', it takes no parameters"),
         (lambda: epigrad.nn.Linear(4, -5), "Linear: out_features: got -5"),
     ],
 )
@@ -254,7 +309,7 @@ def test_unknown_names_are_refused_by_the_constructor(construct: Callable[[], nn
     [
         (lambda: epigrad.nn.Linear(8, 3, "gelu"), 'Linear: bias: got "gelu", want a bool; give activation="gelu"'),
         (lambda: epigrad.nn.Linear(8, 3, "yes"), 'Linear: bias: got "yes", want a bool'),
-        (lambda: epigrad.nn.Linear(8, 3, "swish"), 'Linear: bias: got "swish", want a bool; give activation="silu"'),
+        (lambda: epigrad.nn.Linear(8, 3, "swish"), 'Linear: bias: got "swish", want a bool; give activation="swish"'),
         (lambda: epigrad.nn.Linear(8, 3, 1), "Linear: bias: got 1, want a bool"),
         (lambda: epigrad.nn.MLP(8, 3, "relu", "gelu"), 'MLP: bias: got "gelu", want a bool'),
         (lambda: epigrad.nn.GatedMLP(8, 3, "glu", None), "GatedMLP: bias: got None, want a bool"),
@@ -271,7 +326,7 @@ def test_arguments_of_wrong_types_are_refused_by_the_constructor(construct: Call
 
 @pytest.mark.parametrize(
     ("name", "nearest"),
-    [("swish", "silu"), ("GELU", "gelu"), ("gelu_new", "gelu_tanh"), ("sigmiod", "sigmoid"), ("identity", "none")],
+    [("swosh", "swish"), ("GELU", "gelu"), ("gelu-new", "gelu_new"), ("sigmiod", "sigmoid"), ("Identity", "identity")],
 )
 def test_an_unknown_activation_gets_a_suggestion(name: str, nearest: str) -> None:
     for call in (
@@ -283,7 +338,7 @@ def test_an_unknown_activation_gets_a_suggestion(name: str, nearest: str) -> Non
     with pytest.raises(errors.InvalidProblemError) as caught:
         epigrad.nn.Linear(4, 5, activation="q" * 2000)
     assert (
-        len(str(caught.value)) < 300 and "want one of" in str(caught.value) and "did you mean" not in str(caught.value)
+        len(str(caught.value)) < 500 and "want one of" in str(caught.value) and "did you mean" not in str(caught.value)
     )
 
 
@@ -292,6 +347,7 @@ def test_making_modules_does_not_load_the_core() -> None:
         "import epigrad; from epigrad._core import loader\n"
         "epigrad.nn.Linear(4, 5, activation='gelu'); epigrad.nn.MLP(4, 5); epigrad.nn.GatedMLP(4, 5, 'reglu')\n"
         "epigrad.nn.GatedActivation('glu'); epigrad.nn.Lerp()\n"
+        "epigrad.nn.PReLU(); epigrad.nn.XIELU()\n"
         "try: epigrad.nn.GatedMLP(4, 5, 'relu')\n"
         "except ValueError: pass\n"
         "assert not loader.is_loaded()"

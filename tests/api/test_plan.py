@@ -100,7 +100,7 @@ def test_select_blames_its_own_arguments() -> None:
         (lambda **o: plan.Lerp.select(shape=(2, -3), **o), "Lerp: shape: got -3"),
         (lambda **o: plan.GemmEpilogue.select(m=-1, n=3, k=4, **o), "GemmEpilogue: m: got -1"),
         (lambda **o: plan.GemmEpilogue.select(m=2, n=3, k=4, lda=1, **o), "GemmEpilogue: lda: "),
-        (lambda **o: plan.GemmEpilogue.select(m=2, n=3, k=4, activation="swish", **o), "GemmEpilogue: activation: "),
+        (lambda **o: plan.GemmEpilogue.select(m=2, n=3, k=4, activation="swash", **o), "GemmEpilogue: activation: "),
         (lambda **o: plan.GatedActivation.select(input_shape=(2, 4), kind="silu", **o), "GatedActivation: kind: "),
     ):
         with pytest.raises(errors.InvalidProblemError) as caught:

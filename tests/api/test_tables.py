@@ -17,11 +17,15 @@ from epigrad._autograd import formulas
 from epigrad._core import tables as tables_module
 
 from tests.support import oracle
+from tests.support.cases import parsed
 from tests.support.repository import ROOT
 
 HEADER = (ROOT / "cbridge" / "include" / "epigrad.h").read_text()
 
-ACTIVATIONS = ["none", "relu", "gelu", "gelu_tanh", "silu", "sigmoid", "tanh"]
+ACTIVATIONS = [
+    *("none", "relu", "gelu", "gelu_tanh", "silu", "sigmoid", "tanh", "leaky_relu", "relu2", "quick_gelu", "swish"),
+    *("elu", "selu", "celu", "softplus", "mish", "hardswish", "hardsigmoid", "relu6", "hardtanh", "softcap"),
+]
 GATED = {
     "glu": "sigmoid",
     "reglu": "relu",
@@ -29,6 +33,9 @@ GATED = {
     "geglu": "gelu",
     "geglu_tanh": "gelu_tanh",
     "bilinear": "none",
+    "sreglu": "relu2",
+    "quick_geglu": "quick_gelu",
+    "situ_glu": "",
 }
 DTYPES = {"float32": "float32", "float64": "float64", "bfloat16": "float32", "float16": "float32"}
 FROM_OUTPUT = {"relu", "sigmoid", "tanh"}
@@ -58,13 +65,21 @@ def test_every_activation_has_a_differentiable_formula_and_an_oracle(tables: dic
     names = {row["name"] for row in tables["activations"]}
     assert set(formulas.ACTIVATIONS) == names
     assert {name.partition("(")[0] for name in oracle.ACTIVATIONS} == names
+    assert {name.partition("(")[0] for name in oracle.GATED} == {row["name"] for row in tables["gated_kinds"]}
 
 
 def test_kinks_are_the_oracles_own(tables: dict[str, Any]) -> None:
-    for row in tables["activations"]:
-        parameters = {parameter["name"]: parameter["default"] for parameter in row.get("parameters", ())}
-        kinks = {float(parameters.get(kink, kink)) for kink in row.get("kinks", ())}
-        assert kinks == set(oracle.ACTIVATIONS[row["name"]].kinks), row["name"]
+    for text, row in oracle.ACTIVATIONS.items():
+        name = text.partition("(")[0]
+        # with its default parameters swish is silu
+        values = parsed(epigrad.Activation, text).parameters
+        (fields,) = (fields for fields in tables["activations"] if fields["name"] == name)
+
+        def number(part: str, values: dict[str, float | None] = values) -> float:
+            return float(values.get(part) or part)
+
+        kinks = [kink.split("/") for kink in fields.get("kinks", ())]
+        assert {number(over) / number(*below or "1") for over, *below in kinks} == set(row.kinks), text
 
 
 def test_a_range_that_python_does_not_know_is_an_error() -> None:
@@ -170,6 +185,8 @@ SIGNATURES = {
     "gated_activation": "(input, kind='swiglu', dim=-1, *, gate='second')",
     "gated_product": "(value, gate, kind='swiglu')",
     "lerp": "(start, end, weight)",
+    "prelu": "(input, weight)",
+    "xielu": "(input, alpha_p, alpha_n, beta=0.5)",
     "gated_linear": _GATED_LINEAR + " *, save='auto')",
     "mlp": "(input, weight1, bias1, weight2, bias2, activation='gelu_tanh', *, save='auto')",
     "gated_mlp": "(input, weight_in, bias_in, weight_out, bias_out, kind='swiglu', *, gate='second', save='auto')",
@@ -181,6 +198,9 @@ SIGNATURES = {
     "backward.gated_linear_backward": _GATED_LINEAR.replace("(", "(grad_output, ") + " *, preactivation=None, "
     "needs=(True, True, True, True, True), out=(None, None, None, None, None), accumulate=False)",
     "backward.lerp_backward": "(grad_output, start, end, weight, *, needs=(True, True, True), out=(None, None, None))",
+    "backward.prelu_backward": "(grad_output, input, weight, *, needs=(True, True), out=(None, None))",
+    "backward.xielu_backward": "(grad_output, input, alpha_p, alpha_n, beta=0.5, *, "
+    "needs=(True, True, True), out=(None, None, None))",
     "plan.GemmEpilogue.select": _GEMM_PLAN,
     "plan.GemmEpilogueBackward.select": _GEMM_PLAN,
     "plan.GatedActivation.select": _GATED_PLAN,

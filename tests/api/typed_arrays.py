@@ -17,11 +17,15 @@ def on_arrays(x: Array, weight: Array, bias: Array) -> None:
     assert_type(forward.gated_product(hidden, hidden), Array)
     assert_type(forward.lerp(x, hidden, 0.5), Array)
     assert_type(forward.lerp(x, hidden, hidden), Array)
+    assert_type(forward.prelu(x, bias), Array)
+    assert_type(forward.xielu(x, bias, bias, 0.5, out=x), Array)
     gradients = backward.linear_backward(hidden, x, weight, bias, "gelu", out=(None, weight, bias), accumulate=True)
     assert_type(gradients, tuple[Array | None, Array | None, Array | None])
     assert_type(backward.gated_activation_backward(hidden, x), Array)
     assert_type(backward.gated_product_backward(hidden, x, x), tuple[Array | None, Array | None])
     assert_type(backward.lerp_backward(x, None, None, 0.5), tuple[Array | None, Array | None, Array | None])
+    assert_type(backward.prelu_backward(x, x, bias), tuple[Array | None, Array | None])
+    assert_type(backward.xielu_backward(x, x, bias, bias), tuple[Array | None, Array | None, Array | None])
 
 
 def on_tensors(x: Tensor, weight: Tensor) -> None:

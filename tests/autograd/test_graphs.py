@@ -46,6 +46,8 @@ def problems() -> dict[str, tuple[Callable[..., Tensor], tuple[Tensor, ...]]]:
     table["gated_activation"] = (epigrad.gated_activation, (leaf(3, 6),))
     table["gated_product"] = (epigrad.gated_product, (leaf(3, 6), leaf(3, 6, seed=1)))
     table["lerp"] = (epigrad.lerp, (leaf(3, 6), leaf(6), leaf(3, 1)))
+    table["prelu"] = (epigrad.prelu, (leaf(3, 6), leaf(6)))
+    table["xielu"] = (epigrad.xielu, (leaf(3, 6), leaf(1), leaf(1, seed=1)))
     table |= {
         f"gated_linear {save}": (
             lambda *tensors, save=save: epigrad.gated_linear(*tensors, save=save),
@@ -168,7 +170,7 @@ class Counter:
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("save", ["auto", "preactivation", "recompute"])
-@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize("activation", ACTIVATIONS, ids=str)
 def test_what_each_save_mode_keeps(activation: str, save: str, dtype: torch.dtype) -> None:
     x, weight, bias = leaf(7, 4, dtype=dtype), leaf(5, 4, dtype=dtype), leaf(5, dtype=dtype)
     counter = Counter(x, weight, bias)
@@ -240,7 +242,7 @@ def test_the_hidden_activation_of_a_block_is_never_saved(gated: bool, save: str)
 
 
 @pytest.mark.parametrize("save", ["auto", "recompute"])
-@pytest.mark.parametrize("kind", GATED_KINDS)
+@pytest.mark.parametrize("kind", GATED_KINDS, ids=str)
 def test_a_gated_linear_layer_keeps_its_preactivation_alone(kind: str, save: str) -> None:
     tensors = (leaf(7, 4), leaf(6, 4), leaf(6, 4, seed=1), leaf(6), leaf(6, seed=1))
     counter = Counter(*tensors)

@@ -63,6 +63,8 @@ STATELESS: dict[str, Call] = {
     "lerp_backward": Call(
         lambda grad, start, end, weight: _given(backward.lerp_backward(grad, start, end, weight)), (Y, Y, Y, (HIDDEN,))
     ),
+    "prelu_backward": Call(lambda grad, x, w: _given(backward.prelu_backward(grad, x, w)), (Y, Y, BIAS)),
+    "xielu_backward": Call(lambda grad, x, p, n: _given(backward.xielu_backward(grad, x, p, n)), (Y, Y, (1,), (1,))),
 }
 """Stateless functions, those with sums over rows among them."""
 
@@ -75,6 +77,8 @@ DIFFERENTIABLE: dict[str, Call] = {
     "gated_activation": Call(lambda x: (epigrad.gated_activation(x, "geglu_tanh"),), (Y,)),
     "gated_product": Call(lambda value, gate: (epigrad.gated_product(value, gate, "swiglu"),), (Y, Y)),
     "lerp": Call(lambda start, end, weight: (epigrad.lerp(start, end, weight),), (Y, Y, (ROWS, 1))),
+    "prelu": Call(lambda x, w: (epigrad.prelu(x, w),), (Y, BIAS)),
+    "xielu": Call(lambda x, p, n: (epigrad.xielu(x, p, n),), (Y, (1,), (1,))),
     "mlp": Call(
         lambda x, w1, b1, w2, b2: (epigrad.mlp(x, w1, b1, w2, b2, "gelu"),),
         (X, UP, BIAS, (FEATURES, HIDDEN), (FEATURES,)),

@@ -8,6 +8,7 @@ code is for the tests on a GPU to show.
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import pytest
@@ -16,11 +17,13 @@ from epigrad import Activation
 from torch import Tensor
 
 from tests.cuda import emulator
-from tests.support import definitions, oracle
+from tests.support import definitions, formulas, oracle
+from tests.support.cases import parsed
 from tests.support.ulp import (
     ACTIVATIONS,
     DTYPES,
     FROM_OUTPUT,
+    OTHERS,
     Worst,
     arguments,
     measure_slope,
@@ -37,13 +40,17 @@ BOUND = {torch.float64: 4.0, torch.float32: 3.0, torch.bfloat16: 0.52, torch.flo
 COUNT = 250
 
 cases = pytest.mark.parametrize("dtype", DTYPES, ids=str)
-activations = pytest.mark.parametrize("activation", ACTIVATIONS)
+activations = pytest.mark.parametrize("activation", [*ACTIVATIONS, *OTHERS])
+GATES = ("none", "relu", "gelu", "gelu_tanh", "silu", "sigmoid", "relu2", "swish")
+"""The formulas of gates."""
 
 
 def elementwise(kernel: str, activation: str, *inputs: Tensor, outputs: int = 1) -> list[Tensor]:
-    """An activation's kernel with its default parameters."""
-    parameters = Activation(activation).values
-    return emulator.elementwise(f"{kernel}_{activation}", *inputs, outputs=outputs, parameters=parameters)
+    """The kernel that computes an activation, or what has it as its gate, without limits."""
+    name, numbers = formulas.of_activation(parsed(Activation, activation))
+    if kernel.startswith("gated"):
+        numbers = (math.nan, math.nan, -0.0, *numbers)
+    return emulator.elementwise(f"{kernel}_{name}", *inputs, outputs=outputs, parameters=numbers)
 
 
 def check(measured: Worst, dtype: torch.dtype, formula: str) -> None:
@@ -63,6 +70,8 @@ def test_value_and_slope(activation: str, dtype: torch.dtype) -> None:
     check(measure_value(activation, x, value), dtype, activation)
     (slope,) = elementwise("grad_preactivation", activation, ones, x)
     check(measure_slope(activation, x, slope), dtype, f"{activation}'")
+    if formulas.of_activation(parsed(Activation, activation))[0] not in GATES:
+        return
     # What value and slope share changes neither.
     (gated,) = elementwise("gated", activation, ones, x)
     both = elementwise("gated_backward", activation, ones, ones, x, outputs=2)
@@ -114,6 +123,52 @@ def test_special_arguments(activation: str, dtype: torch.dtype) -> None:
         assert same(got[plain] + 0.0, want[plain] + 0.0), f"{activation}: {got.tolist()}, want {want.tolist()}"
         units = worst(got, largest, zip(exact, exact, strict=True))
         check(units, dtype, activation)
+
+
+# limit, limit_after, offset
+LIMITS = ((math.nan, math.nan, -0.0), (7.0, math.nan, 1.0), (math.nan, 2.0, -0.0), (2.0, 1.5, 0.25), (1.0, 3.0, -0.5))
+
+
+@pytest.mark.parametrize("limits", LIMITS, ids=str)
+@pytest.mark.parametrize("gate", GATES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_limits_of_gated_kinds(dtype: torch.dtype, gate: str, limits: tuple[float, float, float]) -> None:
+    """Around the activation's own kernels, limits select, and the offset is one sum."""
+    numbers = [1.702] if gate == "swish" else []
+    places = [0.0, 1.0, 1.5, 2.0, 3.0, 7.0, math.inf]
+    special = [math.nan, *places, *(-place for place in places)]
+    grid = torch.tensor([*itertools.product(special, special, [1.0, -0.5, 0.0, math.inf, math.nan])], dtype=dtype)
+    random = 4 * torch.randn(300, 3, generator=torch.Generator().manual_seed(4), dtype=dtype)
+    value, x, grad_output = torch.cat([grid, random]).T.contiguous()
+    parameters = [*limits, *numbers]
+    (out,) = emulator.elementwise(f"gated_{gate}", value, x, parameters=parameters)
+    grads = emulator.elementwise(f"gated_backward_{gate}", grad_output, value, x, outputs=2, parameters=parameters)
+
+    def run(kernel: str, *inputs: Tensor) -> Tensor:
+        """Without an activation the gradient is what it was."""
+        (result,) = inputs[:1] if gate == "none" else emulator.elementwise(kernel, *inputs, parameters=numbers)
+        return result
+
+    def within(x: Tensor, bound: Tensor) -> Tensor:
+        return torch.where(x >= bound, bound, torch.where(x <= -bound, -bound, x))
+
+    limit, limit_after, offset = torch.tensor(limits, dtype=dtype)
+    below = torch.where(x >= limit, limit, x)
+    active = run(f"activation_{gate}", below)
+    factor = torch.where(active >= limit_after, limit_after, active)
+    near = within(value, limit)
+    sum = within(near, limit_after) + offset
+    zero = torch.zeros((), dtype=dtype)
+    grad_gate = run(f"grad_preactivation_{gate}", grad_output * sum, below)
+    wanted = (
+        sum * factor,
+        torch.where((value.abs() >= limit) | (near.abs() >= limit_after), zero, grad_output * factor),
+        torch.where((x >= limit) | (active >= limit_after), zero, grad_gate),
+    )
+    for got, want in zip((out, *grads), wanted, strict=True):
+        torch.testing.assert_close(got, want, rtol=0, atol=0, equal_nan=True)
+        numbers_of = ~want.isnan()
+        assert torch.equal(got[numbers_of].signbit(), want[numbers_of].signbit())
 
 
 @cases

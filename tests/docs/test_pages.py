@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection
 from pathlib import Path
 
 import pytest
-from epigrad._core.tables import ACTIVATIONS, GATED_KINDS
 
 from tests.support.processes import run_script
 from tests.support.repository import ROOT
@@ -115,14 +113,6 @@ def test_models_on_a_gpu_get_a_line_and_a_picture(tmp_path: Path, monkeypatch: p
         "",
         "![Training steps of models, GPU](results/first.png)",
     ]
-
-
-@pytest.mark.parametrize(
-    ("title", "table"), [("Activations", ACTIVATIONS), ("Gated kinds", GATED_KINDS)], ids=["activations", "gated kinds"]
-)
-def test_the_readme_lists_all_kinds(title: str, table: Collection[str]) -> None:
-    (listed,) = re.findall(rf"^- \*\*{title}\*\*: (.*?)\.$", README.read_text(), re.M)
-    assert re.findall(r"`(\w+)`", listed) == list(table)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))

@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
+import epigrad
 import pytest
 import torch
 from epigrad import errors
@@ -423,7 +424,7 @@ def test_unpatch_refuses_a_class_on_top_of_its_own() -> None:
 
 @pytest.mark.parametrize(
     ("name", "activation", "attribute"),
-    [("llama", nn.Tanh(), "act_fn"), ("gpt2", nn.Mish(), "act"), ("bert", torch.tanh, "intermediate_act_fn")],
+    [("llama", nn.Tanh(), "act_fn"), ("gpt2", nn.Hardshrink(), "act"), ("bert", torch.tanh, "intermediate_act_fn")],
 )
 def test_activations_that_are_not_known_are_left_alone(name: str, activation: Any, attribute: str) -> None:
     want_model, got_model = models.make(name), models.make(name)
@@ -436,6 +437,21 @@ def test_activations_that_are_not_known_are_left_alone(name: str, activation: An
     for x, y in zip(results(name, got_model), results(name, want_model), strict=True):
         assert torch.equal(x, y)
     assert all(attribute in text for text in patch(got_model).left.values())
+
+
+def test_a_limit_that_epigrad_does_not_take_is_left_to_the_block() -> None:
+    want_model, got_model = models.make("deepseekv4mlp"), models.make("deepseekv4mlp")
+    patch(got_model)
+    for limit in (0.0, 2.0):
+        for model in (want_model, got_model):
+            model.get_submodule("0").limit = limit
+        for x, y in zip(results("deepseekv4mlp", got_model), results("deepseekv4mlp", want_model), strict=True):
+            torch.testing.assert_close(x, y)
+        report = patch(got_model)
+        assert report.patched["1"] == "DeepseekV4MLP by gated_linear swiglu(limit=1.3)"
+    assert report.patched["0"] == "DeepseekV4MLP by gated_linear swiglu(limit=2)"
+    got_model.get_submodule("0").limit = 0.0
+    assert patch(got_model).left == {"0": "DeepseekV4MLP: limit is 0.0"}
 
 
 def test_an_activation_that_is_changed_later_is_used() -> None:
@@ -465,8 +481,12 @@ def test_known_activation_modules_compute_what_epigrad_does() -> None:
     for path, activation in layers.ACTIVATIONS.items():
         folder, _, name = path.rpartition(".")
         module = getattr(importlib.import_module(folder), name)()
-        assert layers.activation_name(module) == activation
+        found = layers.activation_of(module)
+        assert found is not None and str(found) == str(epigrad.Activation(activation))
         # PyTorch's own tanh-GELU and transformers' cancel in the tail.
         torch.testing.assert_close(module(x), ACTIVATIONS[activation].value(x), rtol=1e-12, atol=1e-14)
-    assert layers.activation_name(nn.GELU("tanh")) == "gelu_tanh"
-    assert layers.activation_name(nn.Softplus()) is None
+    assert layers.activation_of(nn.GELU("tanh")) == "gelu_tanh"
+    assert layers.activation_of(nn.PReLU()) is None
+    assert layers.activation_of(nn.Softplus(-1.0)) is None, "epigrad has none with a negative beta"
+    for module in (nn.LeakyReLU(0.3), nn.ELU(2.0), nn.CELU(0.5), nn.Softplus(2, 3.0), nn.Hardtanh(-2, 3)):
+        torch.testing.assert_close(epigrad.activation(x, layers.activation_of(module)), module(x), rtol=1e-6, atol=1e-7)

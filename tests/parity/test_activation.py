@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import epigrad
 import pytest
 import torch
 from epigrad import backward, errors, forward
 from torch import Tensor
 
-from tests.support.cases import ACTIVATIONS, DTYPES, GATED_SHAPES, SCALES, Case, cases, named, parity
+from tests.support.cases import (
+    BRIEFLY,
+    DTYPES,
+    GATED_SHAPES,
+    IN_PRODUCTS,
+    SCALES,
+    Case,
+    cases,
+    named,
+    parity,
+)
 from tests.support.compositions import in_float64, leaves, with_gradients
 from tests.support.layouts import LAYOUTS, assert_same_bits, laid_out, unchanged
 from tests.support.oracle import Sized
@@ -16,10 +28,11 @@ from tests.support.parity import Wanted, assert_parity
 
 
 def _cases(op: str) -> list[Case]:
-    return cases(
-        {"op": [op], "kind": list(ACTIVATIONS), "dtype": DTYPES, "shape": list(GATED_SHAPES), "layout": LAYOUTS},
-        {"scale": list(SCALES)},
-    )
+    def of(kinds: Sequence[object], shapes: Sequence[str]) -> list[Case]:
+        axes = {"op": [op], "kind": kinds, "dtype": DTYPES, "shape": shapes, "layout": LAYOUTS}
+        return cases(axes, {"scale": list(SCALES)})
+
+    return of(IN_PRODUCTS, list(GATED_SHAPES)) + of(BRIEFLY, ("vector", "middle_dim", "past_block"))
 
 
 def operands(case: Case) -> tuple[Tensor, Tensor]:
@@ -35,7 +48,7 @@ def wanted(case: Case) -> Wanted:
     out, gradients = with_gradients(case.row.eager, [input], grad_output)
     out64, gradients64 = in_float64(case.row.value, [input], grad_output)
     x, grad = Sized.of(input, case.dtype), Sized.of(grad_output, case.dtype)
-    reference = (x.through(case.activation), grad * x.through(case.activation, 1))
+    reference = (x.through(case.row), grad * x.through(case.row, 1))
     return Wanted(reference, (out, *gradients), (out64, *gradients64))
 
 
@@ -76,7 +89,7 @@ def test_out_takes_any_layout(layout: str) -> None:
 def test_errors() -> None:
     x = torch.ones(2, 3)
     for call, error, text in (
-        (lambda: epigrad.activation(x, "swish"), errors.InvalidProblemError, "activation: activation: 'swish'"),
+        (lambda: epigrad.activation(x, "swash"), errors.InvalidProblemError, "activation: activation: 'swash'"),
         (lambda: epigrad.activation(x.int(), "relu"), errors.DTypeError, "activation: input: "),
         (lambda: epigrad.activation([1.0], "relu"), errors.DTypeError, "activation: input: "),
         (lambda: forward.activation(x, "relu", out=x), errors.InvalidProblemError, "activation: out: "),

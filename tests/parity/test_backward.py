@@ -13,12 +13,14 @@ import torch
 from torch import Tensor
 
 from tests.support.cases import (
-    ACTIVATIONS,
     DTYPES,
     FROM_OUTPUT,
-    GATED_KINDS,
+    GATED_IN_PRODUCTS,
     GATED_SHAPES,
+    GATES,
     GEMM_SHAPES,
+    IN_PRODUCTS,
+    LEARNABLE_SHAPES,
     LERP_SHAPES,
     LINEAR_SHAPES,
     Case,
@@ -28,6 +30,7 @@ from tests.support.cases import (
 from tests.support.gated_problem import gated_problem
 from tests.support.gemm_problem import GemmProblem, gemm_problem
 from tests.support.layouts import LAYOUTS, OUT_LAYOUTS, Guarded, assert_same_bits, draw, laid_out, unchanged
+from tests.support.learnable_problem import KINDS, learnable_problem
 from tests.support.lerp_problem import GRADIENTS, lerp_problem
 from tests.support.oracle import Sized
 from tests.support.parity import Results, Wanted, assert_parity, assert_result
@@ -69,11 +72,11 @@ def _check_needs_and_out(
 
 
 def _gemm_cases(op: str, shapes: dict[str, tuple[tuple[int, ...], tuple[int, ...]]]) -> list[Case]:
-    axes = {"op": [op], "kind": ACTIVATIONS, "dtype": DTYPES, "shape": list(shapes), "layout": LAYOUTS}
+    axes = {"op": [op], "kind": IN_PRODUCTS, "dtype": DTYPES, "shape": list(shapes), "layout": LAYOUTS}
     chosen = cases(
         axes, {"bias": (True, False), "source": ("inputs", "preactivation", "output"), "accumulate": (False, True)}
     )
-    far = {"op": [op], "kind": ACTIVATIONS, "dtype": DTYPES, "shape": ["past_column_tile"], "layout": ["contiguous"]}
+    far = {"op": [op], "kind": IN_PRODUCTS, "dtype": DTYPES, "shape": ["past_column_tile"], "layout": ["contiguous"]}
     chosen += [replace(c, scale="far", source="preactivation") for c in cases(far)]
     return [replace(c, source="inputs") if c.source == "output" and c.kind not in FROM_OUTPUT else c for c in chosen]
 
@@ -146,8 +149,8 @@ def test_gemm(case: Case) -> None:
 
 
 def _gated_cases(op: str) -> list[Case]:
-    axes = {"op": [op], "kind": list(GATED_KINDS), "dtype": DTYPES, "shape": list(GATED_SHAPES), "layout": LAYOUTS}
-    return cases(axes, {"gate": ("second", "first")})
+    axes = {"op": [op], "kind": GATED_IN_PRODUCTS, "dtype": DTYPES, "shape": list(GATED_SHAPES), "layout": LAYOUTS}
+    return cases(axes, {"gate": GATES})
 
 
 @parity(_gated_cases("gated_activation"))
@@ -214,6 +217,24 @@ def test_lerp_without_start_and_end(case: Case) -> None:
     want = backward(problem.grad_output, problem.start, problem.end, problem.weight, needs=needs)
     for one, other in zip(backward(problem.grad_output, None, None, problem.weight, needs=needs), want, strict=True):
         assert_same_bits(one, other)
+
+
+@parity(
+    cases({"op": ["learnable"], "kind": KINDS, "dtype": DTYPES, "shape": list(LEARNABLE_SHAPES), "layout": LAYOUTS})
+)
+def test_learnable(case: Case) -> None:
+    problem = learnable_problem(case)
+
+    def call(**options: object) -> tuple[Tensor | None, ...]:
+        function: Backward = getattr(epigrad.backward, f"{problem.op}_backward")
+        return function(problem.grad_output, *problem.tensors, **problem.options, **options)
+
+    def want(case: Case) -> Wanted:
+        return _without_output(learnable_problem(case).wanted())
+
+    gradients = call()
+    assert_parity(problem.gradients, gradients, case, want)
+    _check_needs_and_out(call, gradients, (problem.grad_output, *problem.tensors), case, want, sums=True)
 
 
 def _without_output(wanted: Wanted) -> Wanted:

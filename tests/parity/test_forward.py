@@ -19,9 +19,12 @@ from torch import Tensor
 from tests.support.cases import (
     ACTIVATIONS,
     DTYPES,
-    GATED_KINDS,
+    GATED_IN_PRODUCTS,
     GATED_SHAPES,
+    GATES,
     GEMM_SHAPES,
+    IN_PRODUCTS,
+    LEARNABLE_SHAPES,
     LERP_SHAPES,
     LINEAR_SHAPES,
     Case,
@@ -31,6 +34,7 @@ from tests.support.cases import (
 from tests.support.gated_problem import gated_problem
 from tests.support.gemm_problem import gemm_problem
 from tests.support.layouts import LAYOUTS, OUT_LAYOUTS, Guarded, assert_same_bits, unchanged
+from tests.support.learnable_problem import KINDS, learnable_problem
 from tests.support.lerp_problem import lerp_problem
 from tests.support.oracle import Sized, preactivation
 from tests.support.parity import Wanted, assert_parity, assert_result
@@ -60,7 +64,7 @@ def _into_guarded_outputs(
 
 
 def _gemm_cases(op: str, shapes: dict[str, tuple[tuple[int, ...], tuple[int, ...]]]) -> list[Case]:
-    axes = {"op": [op], "kind": ACTIVATIONS, "dtype": DTYPES, "shape": list(shapes), "layout": LAYOUTS}
+    axes = {"op": [op], "kind": IN_PRODUCTS, "dtype": DTYPES, "shape": list(shapes), "layout": LAYOUTS}
     return cases(axes, {"bias": (True, False)})
 
 
@@ -100,8 +104,8 @@ def test_returned_preactivation(case: Case) -> None:
 
 @parity(
     cases(
-        {"op": ["gated"], "kind": list(GATED_KINDS), "dtype": DTYPES, "shape": list(GATED_SHAPES), "layout": LAYOUTS},
-        {"gate": ("second", "first")},
+        {"op": ["gated"], "kind": GATED_IN_PRODUCTS, "dtype": DTYPES, "shape": list(GATED_SHAPES), "layout": LAYOUTS},
+        {"gate": GATES},
     )
 )
 def test_gated(case: Case) -> None:
@@ -125,6 +129,20 @@ def test_lerp(case: Case) -> None:
 
     def call(**out: Tensor) -> Tensor:
         return epigrad.forward.lerp(problem.start, problem.end, problem.weight, **out)
+
+    _into_guarded_outputs(call, want, *problem.tensors)
+
+
+@parity(
+    cases({"op": ["learnable"], "kind": KINDS, "dtype": DTYPES, "shape": list(LEARNABLE_SHAPES), "layout": LAYOUTS})
+)
+def test_learnable(case: Case) -> None:
+    problem = learnable_problem(case)
+    want = getattr(epigrad, problem.op)(*problem.tensors, **problem.options)
+
+    def call(**out: Tensor) -> Tensor:
+        result: Tensor = getattr(epigrad.forward, problem.op)(*problem.tensors, **problem.options, **out)
+        return result
 
     _into_guarded_outputs(call, want, *problem.tensors)
 

@@ -2,10 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import epigrad
 import torch
 
-from tests.support.cases import DTYPES, GATED_KINDS, GATED_SHAPES, SCALES, Case, cases, parity
+from tests.support.cases import (
+    DTYPES,
+    GATED_BRIEFLY,
+    GATED_IN_PRODUCTS,
+    GATED_SHAPES,
+    GATES,
+    SCALES,
+    Case,
+    cases,
+    parity,
+)
 from tests.support.compositions import leaves
 from tests.support.gated_problem import gated_problem
 from tests.support.layouts import LAYOUTS, assert_same_bits, unchanged
@@ -13,10 +25,11 @@ from tests.support.parity import assert_parity
 
 
 def _cases(op: str) -> list[Case]:
-    return cases(
-        {"op": [op], "kind": list(GATED_KINDS), "dtype": DTYPES, "shape": list(GATED_SHAPES), "layout": LAYOUTS},
-        {"scale": list(SCALES), "gate": ("second", "first")},
-    )
+    def of(kinds: Sequence[object], shapes: Sequence[str]) -> list[Case]:
+        axes = {"op": [op], "kind": kinds, "dtype": DTYPES, "shape": shapes, "layout": LAYOUTS}
+        return cases(axes, {"scale": list(SCALES), "gate": GATES})
+
+    return of(GATED_IN_PRODUCTS, list(GATED_SHAPES)) + of(GATED_BRIEFLY, ("vector", "middle_dim", "past_block"))
 
 
 @parity(_cases("gated_activation"))

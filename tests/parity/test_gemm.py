@@ -3,28 +3,38 @@ guards."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from functools import partial
 
 import epigrad
 import torch
 from torch import Tensor
 
-from tests.support.cases import ACTIVATIONS, DTYPES, GEMM_SHAPES, LINEAR_SHAPES, SAVE_MODES, SCALES, Case, cases, parity
+from tests.support.cases import (
+    BRIEFLY,
+    DTYPES,
+    GEMM_SHAPES,
+    IN_PRODUCTS,
+    LINEAR_SHAPES,
+    SAVE_MODES,
+    SCALES,
+    Case,
+    cases,
+    parity,
+)
 from tests.support.compositions import leaves
 from tests.support.gemm_problem import gemm_problem
 from tests.support.layouts import LAYOUTS, assert_same_bits, unchanged
 from tests.support.parity import assert_parity
 
 
-def _cases(op: str, shapes: dict[str, tuple[tuple[int, ...], tuple[int, ...]]]) -> list[Case]:
-    return cases(
-        {"op": [op], "kind": ACTIVATIONS, "dtype": DTYPES, "shape": list(shapes), "layout": LAYOUTS},
-        {"scale": list(SCALES), "save": SAVE_MODES, "bias": (True, False)},
-    )
+def _cases(op: str, shapes: Iterable[str], kinds: Sequence[object] = IN_PRODUCTS) -> list[Case]:
+    axes = {"op": [op], "kind": kinds, "dtype": DTYPES, "shape": list(shapes), "layout": LAYOUTS}
+    return cases(axes, {"scale": list(SCALES), "save": SAVE_MODES, "bias": (True, False)})
 
 
 GEMM_CASES = _cases("matmul_bias_activation", GEMM_SHAPES)
-LINEAR_CASES = _cases("linear", LINEAR_SHAPES)
+LINEAR_CASES = _cases("linear", LINEAR_SHAPES) + _cases("linear", ("tokens", "past_column_tile"), BRIEFLY)
 
 
 def _forward_and_gradients(

@@ -8,7 +8,18 @@ import epigrad
 import torch
 from torch import Tensor
 
-from tests.support.cases import ACTIVATIONS, DTYPES, GATED_KINDS, MLP_SHAPES, SAVE_MODES, SCALES, Case, cases, parity
+from tests.support.cases import (
+    DTYPES,
+    GATED_IN_PRODUCTS,
+    GATES,
+    IN_PRODUCTS,
+    MLP_SHAPES,
+    SAVE_MODES,
+    SCALES,
+    Case,
+    cases,
+    parity,
+)
 from tests.support.compositions import leaves
 from tests.support.layouts import LAYOUTS, assert_same_bits, unchanged
 from tests.support.mlp_problem import NAMES, MlpProblem, mlp_problem
@@ -30,14 +41,14 @@ def _run(problem: MlpProblem, operands: list[Tensor | None], save: str) -> tuple
 
 
 MLP_CASES = cases(
-    {"op": ["mlp"], "kind": ACTIVATIONS, "dtype": DTYPES, "shape": list(MLP_SHAPES), "layout": LAYOUTS}, SAVES
+    {"op": ["mlp"], "kind": IN_PRODUCTS, "dtype": DTYPES, "shape": list(MLP_SHAPES), "layout": LAYOUTS}, SAVES
 )
 GATED_MLP_CASES = cases(
-    {"op": ["gated_mlp"], "kind": list(GATED_KINDS), "dtype": DTYPES, "shape": list(MLP_SHAPES), "layout": LAYOUTS},
-    {**SAVES, "gate": ("second", "first")},
+    {"op": ["gated_mlp"], "kind": GATED_IN_PRODUCTS, "dtype": DTYPES, "shape": list(MLP_SHAPES), "layout": LAYOUTS},
+    {**SAVES, "gate": GATES},
 )
 GATED_LINEAR_CASES = cases(
-    {"op": ["gated_linear"], "kind": list(GATED_KINDS), "dtype": DTYPES, "shape": list(MLP_SHAPES), "layout": LAYOUTS},
+    {"op": ["gated_linear"], "kind": GATED_IN_PRODUCTS, "dtype": DTYPES, "shape": list(MLP_SHAPES), "layout": LAYOUTS},
     SAVES,
 )
 

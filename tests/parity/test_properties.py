@@ -12,12 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from tests.support.cases import ACTIVATIONS, DTYPES, GATED_KINDS, SAVE_MODES, SCALES, Case
+from tests.support.cases import ACTIVATIONS, DTYPES, GATED_KINDS, GATES, SAVE_MODES, SCALES, Case
 from tests.support.compositions import leaves
 from tests.support.devices import on_devices
 from tests.support.gated_problem import gated_problem
 from tests.support.gemm_problem import gemm_problem
 from tests.support.layouts import LAYOUTS, assert_same_bits, unchanged
+from tests.support.learnable_problem import KINDS, learnable_problem
 from tests.support.lerp_problem import GRADIENTS, lerp_problem
 from tests.support.parity import assert_parity
 
@@ -65,8 +66,8 @@ def gated_cases(draw: st.DrawFn) -> Case:
     shape = draw(st.lists(st.integers(0, 4), min_size=1, max_size=8))
     dim = draw(st.integers(-len(shape), len(shape) - 1))
     shape[dim] *= 2
-    gate = draw(st.sampled_from(["second", "first"]))
-    return _case(draw, "gated", draw(st.sampled_from(list(GATED_KINDS))), (tuple(shape), dim), gate=gate)
+    gate = draw(st.sampled_from(GATES))
+    return _case(draw, "gated", draw(st.sampled_from(GATED_KINDS)), (tuple(shape), dim), gate=gate)
 
 
 @st.composite
@@ -76,6 +77,13 @@ def lerp_cases(draw: st.DrawFn) -> Case:
     weights = st.one_of(st.floats(-2, 2, allow_subnormal=False), st.just(None))
     weight = draw(weights)
     return _case(draw, "lerp", "lerp", (start, end, _broadcasting_part(draw, whole) if weight is None else weight))
+
+
+@st.composite
+def learnable_cases(draw: st.DrawFn) -> Case:
+    shape = tuple(draw(st.lists(st.integers(0, 4), max_size=8)))
+    channels = shape[1:2] if len(shape) > 1 and draw(st.booleans()) else (1,) * draw(st.integers(0, 1))
+    return _case(draw, "learnable", draw(st.sampled_from(KINDS)), (shape, channels))
 
 
 def _check_gemm(case: Case) -> None:
@@ -125,3 +133,16 @@ def test_lerp(case: Case, device: str) -> None:
         given = iter(torch.autograd.grad(out, [x for x in tensors if x is not None], problem.grad_output))
     gradients = [None if x is None else next(given) for x in tensors]
     assert_parity(("out", *GRADIENTS), (out.detach(), *gradients), case, lambda case: lerp_problem(case).wanted())
+
+
+@on_devices
+@given(case=learnable_cases())
+def test_learnable(case: Case, device: str) -> None:
+    case = replace(case, device=device)
+    problem = learnable_problem(case)
+    tensors = leaves(problem.tensors)
+    with unchanged(*problem.tensors, problem.grad_output):
+        out = getattr(epigrad, problem.op)(*tensors, **problem.options)
+        gradients = torch.autograd.grad(out, [x for x in tensors if x is not None], problem.grad_output)
+    names = ("out", *problem.gradients)
+    assert_parity(names, (out.detach(), *gradients), case, lambda case: learnable_problem(case).wanted())

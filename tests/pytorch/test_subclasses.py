@@ -102,7 +102,7 @@ def watched_calls(call: Callable[[Tensor], Any]) -> list[Callable[[], Any]]:
         (lambda x: epigrad.linear(x, x[..., :3, :], None, 3), "linear: activation: 3, want one of"),
         (lambda x: epigrad.linear(x, x[..., :3, :], None, b"relu"), "linear: activation: b'relu', want one of"),
         (lambda x: epigrad.activation(x, b"relu"), "activation: activation: b'relu', want one of"),
-        (lambda x: epigrad.activation(x, "swish"), "activation: activation: 'swish', want one of"),
+        (lambda x: epigrad.activation(x, "swash"), "activation: activation: 'swash', want one of"),
         (lambda x: epigrad.gated_activation(x, b"glu"), "gated_activation: kind: b'glu', want one of"),
         (lambda x: epigrad.gated_activation(x, None), "gated_activation: kind: None, want one of"),
         (lambda x: epigrad.gated_activation(x, dim=1.5), "gated_activation: dim: float, want an int"),
@@ -126,7 +126,7 @@ def test_wrong_types_by_the_operators_are_the_errors_of_plain_calls(call: Callab
 def test_wrong_types_in_a_compiled_function() -> None:
     @torch.compile(backend="eager", fullgraph=True)
     def compiled(x: Tensor) -> Tensor:
-        return epigrad.activation(x, "swish")
+        return epigrad.activation(x, "swash")
 
-    with pytest.raises(Exception, match="'swish', want one of"):
+    with pytest.raises(Exception, match="'swash', want one of"):
         compiled(torch.randn(3))

@@ -271,13 +271,13 @@ def test_onnx_of_a_program_that_was_exported_before() -> None:
     assert_onnx_computes(exported(program, (), True), model, (torch.randn(3, 8),))
 
 
-@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize("activation", ACTIVATIONS, ids=str)
 def test_onnx_of_every_activation(activation: str) -> None:
     model = epigrad.nn.Linear(4, 5, activation=activation).eval()
     assert_onnx_computes(exported(model, (torch.randn(3, 4),), True), model, (3 * torch.randn(3, 4),))
 
 
-@pytest.mark.parametrize("kind", GATED_KINDS)
+@pytest.mark.parametrize("kind", GATED_KINDS, ids=str)
 def test_onnx_of_every_gated_kind(kind: str) -> None:
     model = epigrad.nn.GatedActivation(kind, 0)
     assert_onnx_computes(exported(model, (torch.randn(4, 3),), True), model, (3 * torch.randn(4, 3),))

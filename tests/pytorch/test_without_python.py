@@ -125,6 +125,7 @@ MISTAKES: dict[str, tuple[type[Exception], Callable[..., Any], Callable[[Any], A
     "gate": (errors.InvalidProblemError, ValueError, lambda o: o("gated_activation")(X, gate="third")),
     "weight": (errors.InvalidProblemError, ValueError, lambda o: o("lerp")(X, X)),
     "weights": (errors.InvalidProblemError, ValueError, lambda o: o("lerp")(X, X, X, factor=0.5)),
+    "beta": (errors.InvalidProblemError, ValueError, lambda o: o("xielu")(X, X[0, :1], X[0, :1], float("inf"))),
     "backend": (errors.InvalidProblemError, ValueError, lambda o: o("activation")(X, "gelu", backend="abacus")),
 }
 

@@ -34,7 +34,7 @@ def test_runs_and_thread_counts_agree(dtype: torch.dtype, device: str) -> None:
 @on_devices
 @pytest.mark.parametrize("save", SAVE_MODES)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize("activation", ACTIVATIONS, ids=str)
 def test_grad_mode_does_not_change_the_output(activation: str, dtype: torch.dtype, save: str, device: str) -> None:
     random = functools.partial(random_tensor, dtype=dtype, device=device)
     a, b, bias = random(33, 17), random(17, 21, seed=1), random(21, seed=2)
@@ -51,7 +51,7 @@ def test_grad_mode_does_not_change_the_output(activation: str, dtype: torch.dtyp
 
 @on_devices
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("kind", GATED_KINDS)
+@pytest.mark.parametrize("kind", GATED_KINDS, ids=str)
 def test_elementwise_results_do_not_depend_on_layout(kind: str, dtype: torch.dtype, device: str) -> None:
     """Values and gradients, for every layout of inputs and outputs; a repeated dimension against
     its copy."""
@@ -66,6 +66,11 @@ def test_elementwise_results_do_not_depend_on_layout(kind: str, dtype: torch.dty
         assert_same_bits(epigrad.backward.gated_activation_backward(grad, x, kind), want_grad, layout)
         mixed = epigrad.forward.lerp(copy, want_grad, 0.3)
         assert_same_bits(epigrad.forward.lerp(x, want_grad, 0.3), mixed, f"lerp of {layout}")
+        alpha = copy.reshape(-1)[:1].clone()
+        bent = epigrad.forward.xielu(copy, alpha, alpha)
+        assert_same_bits(epigrad.forward.xielu(x, alpha, alpha), bent, f"xielu of {layout}")
+        learned, _ = epigrad.backward.prelu_backward(bent, copy, alpha, needs=(True, False))
+        assert_same_bits(epigrad.backward.prelu_backward(bent, x, alpha)[0], learned, f"prelu of {layout}")
         for out_layout in OUT_LAYOUTS:
             out = Guarded.like(want, out_layout)
             epigrad.forward.gated_activation(x, kind, out=out.tensor)

@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 
 import pytest
 import torch
-from epigrad import Activation
+from epigrad import Activation, Gated
 from epigrad._core import tables
 from torch import Tensor
 
@@ -31,20 +31,40 @@ from tests.support.layouts import LAYOUTS, draw, laid_out
 FULL = os.environ.get("EPIGRAD_TEST_FULL", "") not in ("", "0")
 
 
-def _activation(text: str) -> Activation:
-    """The activation of a row of the oracle: ``leaky_relu(slope=-0.3)``."""
-    call = ast.parse(text, mode="eval").body
+Kind = TypeVar("Kind", Activation, Gated)
+
+
+def parsed(kind: type[Kind], text: str) -> Kind:
+    """The kind of a row of the oracle: ``leaky_relu(slope=-0.3)``."""
+    call = ast.parse(text if "(" in text else f"{text}()", mode="eval").body
     assert isinstance(call, ast.Call) and isinstance(call.func, ast.Name)
-    return Activation(call.func.id, **{str(word.arg): ast.literal_eval(word.value) for word in call.keywords})
+    return kind(call.func.id, **{str(word.arg): ast.literal_eval(word.value) for word in call.keywords})
 
 
-NAMES: tuple[str, ...] = tuple(tables.ACTIVATIONS)
-OTHERS = tuple(_activation(text) for text in oracle.ACTIVATIONS if "(" in text)
+NAMES: tuple[str, ...] = tuple(name for name, row in tables.ACTIVATIONS.items() if not row.default_is)
+OTHERS = tuple(parsed(Activation, text) for text in oracle.ACTIVATIONS if "(" in text)
 """Activations whose parameters are not the defaults."""
 
 ACTIVATIONS: tuple[str | Activation, ...] = (*NAMES, *OTHERS)
+IN_PRODUCTS: tuple[str | Activation, ...] = (
+    *("none", "relu", "gelu", "gelu_tanh", "silu", "sigmoid", "tanh", "relu2", "softplus"),
+    *(activation for activation in OTHERS if activation.name in ("leaky_relu", "swish", "celu")),
+)
+"""Those that are tested with every shape and layout, also in products."""
+
+BRIEFLY = tuple(activation for activation in ACTIVATIONS if activation not in IN_PRODUCTS)
+"""The others, for which a few shapes do: their formulas are all that is new."""
+
 FROM_OUTPUT: tuple[str, ...] = tuple(name for name, row in tables.ACTIVATIONS.items() if row.from_output)
-GATED_KINDS: dict[str, str] = {name: row.activation for name, row in tables.GATED_KINDS.items()}
+GATED_NAMES: tuple[str, ...] = tuple(tables.GATED_KINDS)
+GATED_OTHERS = tuple(parsed(Gated, text) for text in oracle.GATED if "(" in text)
+GATED_KINDS: tuple[str | Gated, ...] = (*GATED_NAMES, *GATED_OTHERS)
+GATED_IN_PRODUCTS: tuple[str | Gated, ...] = (
+    *("glu", "reglu", "swiglu", "geglu", "geglu_tanh", "bilinear", "situ_glu", Gated("swiglu_oai")),
+    *(kind for kind in GATED_OTHERS if kind == Gated("swiglu", limit_after=1.3)),
+)
+GATED_BRIEFLY = tuple(kind for kind in GATED_KINDS if kind not in GATED_IN_PRODUCTS)
+GATES = ("second", "first", "odd", "even")
 DTYPES: tuple[torch.dtype, ...] = tuple(getattr(torch, row["name"]) for row in tables.DTYPES)
 
 SAVE_MODES = ("auto", "preactivation", "recompute")
@@ -135,6 +155,27 @@ LERP_SHAPES: dict[str, tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...] |
     "empty_broadcast": ((0, 1), (1, 4), ()),
 }
 
+LEARNABLE_SHAPES: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
+    "scalar": ((), (1,)),
+    "scalar_by_scalar": ((), ()),
+    "vector": ((34,), (1,)),
+    "rows": ((5, 14), (1,)),
+    "rows_by_scalar": ((5, 14), ()),
+    "channels": ((5, 14), (14,)),
+    "images": ((2, 3, 4, 5), (3,)),
+    "signals": ((3, 10, 4), (10,)),
+    "rank_8": ((2, 3, 2, 1, 3, 1, 2, 4), (3,)),
+    "one_channel": ((2, 1, 5), (1,)),
+    "past_block": ((7, 1031), (1031,)),
+    "long_sum": ((2053, 3), (1,)),
+    "long_sum_by_channels": ((2053, 3), (3,)),
+    "no_rows": ((0, 4), (4,)),
+    "no_channels": ((3, 0), (0,)),
+    "no_columns": ((3, 2, 0), (1,)),
+}
+"""Shape of the input and of prelu's weight. xielu's alphas have one element: another shape counts
+as [1]."""
+
 MLP_SHAPES: dict[str, tuple[tuple[int, ...], int]] = {
     "vector": ((5,), 6),
     "matrix": ((4, 7), 5),
@@ -166,7 +207,7 @@ class Case:
     list."""
 
     op: str
-    kind: str | Activation
+    kind: str | Activation | Gated
     dtype: torch.dtype
     shape: str
     layout: str
@@ -191,16 +232,24 @@ class Case:
         return torch.Generator().manual_seed(zlib.crc32(f"{self}#{self.draw}".encode()))
 
     @property
-    def activation(self) -> str | Activation:
-        return GATED_KINDS.get(str(self.kind), self.kind)
-
-    @property
     def scale_of_preactivation(self) -> float:
         return FAR if self.scale == "far" else SCALES[self.scale]
 
     @property
     def row(self) -> oracle.Row:
-        return oracle.ACTIVATIONS[self.activation]
+        """Of an activation."""
+        row: oracle.Row = oracle.ACTIVATIONS[self.kind]
+        return row
+
+    @property
+    def gated(self) -> oracle.GatedRow:
+        """Of a gated kind."""
+        row: oracle.GatedRow = oracle.GATED[self.kind]
+        return row
+
+    @property
+    def kinks(self) -> tuple[float, ...]:
+        return (self.gated if self.op.startswith("gated") else self.row).kinks
 
     @property
     def memory(self) -> str:

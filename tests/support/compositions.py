@@ -14,6 +14,8 @@ from torch import Tensor
 from torch.nn import functional
 
 Pointwise = Callable[[Tensor], Tensor]
+Product = Callable[[Tensor, Tensor], Tensor]
+"""What a gated kind makes of value and gate."""
 Gradients = tuple[Tensor | None, ...]
 
 
@@ -26,18 +28,17 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None, act: Pointwise) -
     return act(functional.linear(input, weight, bias))
 
 
-def gated_product(value: Tensor, gate: Tensor, act: Pointwise) -> Tensor:
-    return value * act(gate)
-
-
 def halves(input: Tensor, dim: int, gate: str) -> tuple[Tensor, Tensor]:
-    """The value half and the gate half."""
-    first, second = input.chunk(2, dim) if input.shape[dim] else (input, input)
-    return (first, second) if gate == "second" else (second, first)
+    """The values and the gates."""
+    if gate in ("odd", "even"):
+        first, second = (input.movedim(dim, 0)[start::2].movedim(0, dim) for start in range(2))
+    else:
+        first, second = input.chunk(2, dim) if input.shape[dim] else (input, input)
+    return (first, second) if gate in ("second", "odd") else (second, first)
 
 
-def gated_activation(input: Tensor, dim: int, gate: str, act: Pointwise) -> Tensor:
-    return gated_product(*halves(input, dim, gate), act)
+def gated_activation(input: Tensor, dim: int, gate: str, act: Product) -> Tensor:
+    return act(*halves(input, dim, gate))
 
 
 def mlp(x: Tensor, w1: Tensor, b1: Tensor | None, w2: Tensor, b2: Tensor | None, act: Pointwise) -> Tensor:
@@ -45,13 +46,19 @@ def mlp(x: Tensor, w1: Tensor, b1: Tensor | None, w2: Tensor, b2: Tensor | None,
 
 
 def gated_mlp(
-    x: Tensor, w1: Tensor, b1: Tensor | None, w2: Tensor, b2: Tensor | None, gate: str, act: Pointwise
+    x: Tensor, w1: Tensor, b1: Tensor | None, w2: Tensor, b2: Tensor | None, gate: str, act: Product
 ) -> Tensor:
     return functional.linear(gated_activation(functional.linear(x, w1, b1), -1, gate, act), w2, b2)
 
 
-def gated_linear(x: Tensor, wv: Tensor, wg: Tensor, bv: Tensor | None, bg: Tensor | None, act: Pointwise) -> Tensor:
-    return gated_product(functional.linear(x, wv, bv), functional.linear(x, wg, bg), act)
+def gated_linear(x: Tensor, wv: Tensor, wg: Tensor, bv: Tensor | None, bg: Tensor | None, act: Product) -> Tensor:
+    return act(functional.linear(x, wv, bv), functional.linear(x, wg, bg))
+
+
+def xielu(x: Tensor, alpha_p: Tensor, alpha_n: Tensor, beta: float = 0.5) -> Tensor:
+    """xIELU of Apertus, without the -1e-6 that transformers clamps with."""
+    a_p, a_n = functional.softplus(alpha_p.squeeze()), beta + functional.softplus(alpha_n.squeeze())
+    return torch.where(x > 0, a_p * x * x + beta * x, a_n * (torch.expm1(x) - x) + beta * x)
 
 
 def leaves(inputs: Sequence[Tensor | None], dtype: torch.dtype | None = None) -> list[Tensor | None]:

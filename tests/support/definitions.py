@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import mpmath
 from mpmath import mp, mpf
@@ -14,6 +15,8 @@ from tests.support import oracle
 
 DIGITS = 60
 mp.dps = DIGITS
+
+Formula = Callable[[Any], Any]
 
 SQRT_2_OVER_PI = mpmath.sqrt(2 / mp.pi)
 
@@ -64,21 +67,79 @@ def silu_slope_terms(x: mpf) -> tuple[mpf, mpf]:
     return logistic(x), x * logistic(x) * logistic(-x)
 
 
+def swish(beta: float) -> tuple[Formula, Formula]:
+    """The value, and the terms of the slope."""
+
+    def terms(x: mpf) -> tuple[mpf, mpf]:
+        return logistic(beta * x), beta * x * logistic(beta * x) * logistic(-beta * x)
+
+    return lambda x: x * logistic(beta * x), terms
+
+
+def elu(scale: mpf, factor: mpf, width: mpf) -> tuple[Formula, Formula]:
+    return (
+        lambda x: scale * x if x > 0 else factor * mpmath.expm1(x / width),
+        lambda x: (scale if x > 0 else factor / width * mpmath.exp(x / width),),
+    )
+
+
+def softplus(beta: float, threshold: float) -> tuple[Formula, Formula]:
+    def value(x: mpf) -> mpf:
+        if beta * mpf(x) > threshold:
+            return x
+        power = mpmath.log1p(mpmath.exp(-abs(beta * x)))
+        return (power if x < 0 else beta * x + power) / beta
+
+    return value, lambda x: (mpf(1) if beta * mpf(x) > threshold else logistic(beta * x),)
+
+
+def mish_slope_terms(x: mpf) -> tuple[mpf, mpf]:
+    power = mpmath.exp(-abs(x))
+    w, one = (1 + 2 * power, power * power) if x > 0 else (power * (power + 2), mpf(1))
+    # tanh(log(1 + e^x)) is w / (w + 2 one), and one less its square 4 one (w + one) / (w + 2 one)^2
+    return w / (w + 2 * one), x * logistic(x) * 4 * one * (w + one) / (w + 2 * one) ** 2
+
+
+def softcap(cap: float) -> tuple[Formula, Formula]:
+    return lambda x: cap * mpmath.tanh(x / cap), lambda x: (1 / mpmath.cosh(x / cap) ** 2,)
+
+
+SELU = mpf("1.0507009873554804934193349852946"), mpf("1.6732632423543772848170429916717")
+
+# Value and terms of the slope, of activations with parameters and others.
+BOTH: dict[str, tuple[Formula, Formula]] = {
+    "quick_gelu": swish(1.702),
+    "swish": swish(1.0),
+    "swish(beta=-1.3)": swish(-1.3),
+    "elu": elu(mpf(1), mpf(1), mpf(1)),
+    "elu(alpha=-0.7)": elu(mpf(1), mpf(-0.7), mpf(1)),
+    "selu": elu(SELU[0], SELU[0] * SELU[1], mpf(1)),
+    "celu": elu(mpf(1), mpf(1), mpf(1)),
+    "celu(alpha=0.3)": elu(mpf(1), mpf(0.3), mpf(0.3)),
+    "softplus": softplus(1.0, 20.0),
+    "softplus(beta=2.5, threshold=1.5)": softplus(2.5, 1.5),
+    "softcap": softcap(30.0),
+    "softcap(cap=1.7)": softcap(1.7),
+}
+
 # The terms whose sum is the derivative, where differences of values would lose the tails. tanh' is
 # sech^2.
-SLOPE_TERMS: dict[str, Callable[[mpf], tuple[mpf, ...]]] = {
+SLOPE_TERMS: dict[str, Formula] = {
     "gelu": gelu_slope_terms,
     "gelu_tanh": gelu_tanh_slope_terms,
     "silu": silu_slope_terms,
     "sigmoid": lambda x: (logistic(x) * logistic(-x),),
     "tanh": lambda x: (1 / mpmath.cosh(x) ** 2,),
+    "mish": mish_slope_terms,
+    **{name: terms for name, (_, terms) in BOTH.items()},
 }
-VALUES: dict[str, Callable[[mpf], mpf]] = {
+VALUES: dict[str, Formula] = {
     "gelu": gelu,
     "gelu_tanh": gelu_tanh,
     "silu": lambda x: x * logistic(x),
     "sigmoid": logistic,
     "tanh": mpmath.tanh,
+    **{name: value for name, (value, _) in BOTH.items()},
 }
 ACTIVATIONS = tuple(name for name in oracle.ACTIVATIONS if "(" not in name)
 """All of them, with their default parameters. Those without a row here are the oracle's."""

@@ -45,13 +45,17 @@ def elementwise_calls(dtype: torch.dtype, device: str) -> dict[str, Call]:
     random = functools.partial(random_tensor, dtype=dtype, device=device)
     x, grad = random(37, 2, 5003), random(37, 1, 5003, seed=1)
     start, end, weight = (random(20011, 9, seed=seed) for seed in (2, 3, 4))
-    weight = weight[0]
+    weight, alpha = weight[0], random(1, seed=5)
     return {
         "gated": lambda: (epigrad.forward.gated_activation(x, "geglu", 1),),
         "gated backward": lambda: (epigrad.backward.gated_activation_backward(grad, x, "geglu", 1),),
         "lerp": lambda: (epigrad.forward.lerp(start, end, weight),),
         "lerp by a number": lambda: (epigrad.forward.lerp(start, end, 0.3),),
         "lerp backward": lambda: epigrad.backward.lerp_backward(end, start, end, weight),
+        "prelu": lambda: (epigrad.forward.prelu(start, weight),),
+        "prelu backward": lambda: epigrad.backward.prelu_backward(end, start, weight),
+        "xielu": lambda: (epigrad.forward.xielu(start, alpha, alpha),),
+        "xielu backward": lambda: epigrad.backward.xielu_backward(end, start, alpha, alpha),
         "lerp backward to one row": lambda: epigrad.backward.lerp_backward(end, start[:1], end[:, :1], weight[:1]),
     }
 

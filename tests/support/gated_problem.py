@@ -6,7 +6,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import partial
 
-import numpy as np
 from torch import Tensor
 from torch.nn import functional
 
@@ -32,41 +31,35 @@ class GatedProblem:
         """Value and gate, as views of the input."""
         return compositions.halves(self.input, self.dim, self.case.gate)
 
-    def _composition(self, act: compositions.Pointwise) -> partial[Tensor]:
-        if self.case.kind == "glu" and self.case.gate == "second" and act is self.case.row.eager:
+    @property
+    def _eager(self) -> partial[Tensor]:
+        if self.case.kind == "glu" and self.case.gate == "second":
             return partial(functional.glu, dim=self.dim)
+        return self._composition(self.case.gated.eager)
+
+    def _composition(self, act: compositions.Product) -> partial[Tensor]:
         return partial(compositions.gated_activation, dim=self.dim, gate=self.case.gate, act=act)
 
     def wanted(self) -> Wanted:
         """The output and the input's gradient, for an input that holds both halves."""
-        out, gradients = compositions.with_gradients(
-            self._composition(self.case.row.eager), [self.input], self.grad_output
-        )
+        out, gradients = compositions.with_gradients(self._eager, [self.input], self.grad_output)
         out64, gradients64 = compositions.in_float64(
-            self._composition(self.case.row.value), [self.input], self.grad_output
+            self._composition(self.case.gated.value), [self.input], self.grad_output
         )
         product, *grads = self._reference()
-        if self.case.gate == "first":
-            grads.reverse()
-        joined = Sized(
-            *(np.concatenate(parts, axis=self.dim) for parts in zip(*((g.value, g.size) for g in grads), strict=True))
-        )
+        joined = oracle.joined(*grads, self.dim, self.case.gate)
         return Wanted((product, joined), (out, *gradients), (out64, *gradients64))
 
     def wanted_of_halves(self) -> Wanted:
         """The output, the value's gradient and the gate's, for two tensors."""
-        out, gradients = compositions.with_gradients(
-            partial(compositions.gated_product, act=self.case.row.eager), self.halves, self.grad_output
-        )
-        out64, gradients64 = compositions.in_float64(
-            partial(compositions.gated_product, act=self.case.row.value), self.halves, self.grad_output
-        )
+        out, gradients = compositions.with_gradients(self.case.gated.eager, self.halves, self.grad_output)
+        out64, gradients64 = compositions.in_float64(self.case.gated.value, self.halves, self.grad_output)
         return Wanted(self._reference(), (out, *gradients), (out64, *gradients64))
 
     def _reference(self) -> tuple[Sized, Sized, Sized]:
         value, gate, grad = (Sized.of(x, self.case.dtype) for x in (*self.halves, self.grad_output))
-        activation = self.case.activation
-        return (oracle.gated_product(value, gate, activation), *oracle.gated_gradients(grad, value, gate, activation))
+        kind = self.case.gated
+        return (oracle.gated_product(value, gate, kind), *oracle.gated_gradients(grad, value, gate, kind))
 
 
 def gated_problem(case: Case) -> GatedProblem:

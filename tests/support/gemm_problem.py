@@ -55,7 +55,7 @@ class GemmProblem:
         if preactivation is not None:
             preactivation = preactivation.reshape(oracle.preactivation(a, b, bias).value.shape)
         grad_a, grad_b, grad_bias = oracle.gemm_gradients(
-            self.sized(self.grad_output), a, b, bias, self.case.activation, preactivation
+            self.sized(self.grad_output), a, b, bias, self.case.row, preactivation
         )
         return grad_a, grad_b.transposed if self.case.op == "linear" else grad_b, grad_bias
 
@@ -67,7 +67,7 @@ class GemmProblem:
         out64, gradients64 = compositions.in_float64(
             partial(self.composition, act=self.case.row.value), self.operands, self.grad_output
         )
-        reference = oracle.gemm(*self.sized_operands, self.case.activation)
+        reference = oracle.gemm(*self.sized_operands, self.case.row)
         return Wanted((reference, *self.gradients()), (out, *gradients), (out64, *gradients64))
 
     def preactivation(self) -> Tensor:

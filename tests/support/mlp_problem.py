@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -39,18 +39,15 @@ class MlpProblem:
     operands: Operands
     grad_output: Tensor
 
-    def _composition(self, act: compositions.Pointwise) -> partial[Tensor]:
+    def _composition(self, act: Any) -> partial[Tensor]:
         if self.case.op == "gated_mlp":
             return partial(compositions.gated_mlp, gate=self.case.gate, act=act)
         return partial(getattr(compositions, self.case.op), act=act)
 
     def wanted(self) -> Wanted:
-        out, gradients = compositions.with_gradients(
-            self._composition(self.case.row.eager), self.operands, self.grad_output
-        )
-        out64, gradients64 = compositions.in_float64(
-            self._composition(self.case.row.value), self.operands, self.grad_output
-        )
+        row = self.case.row if self.case.op == "mlp" else self.case.gated
+        out, gradients = compositions.with_gradients(self._composition(row.eager), self.operands, self.grad_output)
+        out64, gradients64 = compositions.in_float64(self._composition(row.value), self.operands, self.grad_output)
         return Wanted(self._reference(), (out, *gradients), (out64, *gradients64))
 
     def _reference(self) -> tuple[Sized | None, ...]:
@@ -60,22 +57,17 @@ class MlpProblem:
         x, w1, b1, w2, b2, grad = sized
         assert x is not None and w1 is not None and w2 is not None and grad is not None
         pre = oracle.linear(x, w1, b1)
-        activation = self.case.activation
         if self.case.op == "mlp":
+            activation = self.case.row
             hidden = pre.through(activation)
             grad_hidden, grad_w2, grad_b2 = oracle.linear_gradients(grad, hidden, w2, b2)
             grad_pre = grad_hidden * pre.through(activation, 1)
         else:
-            half = pre.value.shape[-1] // 2
-            first, second = pre.map(lambda p: p[..., :half]), pre.map(lambda p: p[..., half:])
-            value, gate = (first, second) if self.case.gate == "second" else (second, first)
-            hidden = oracle.gated_product(value, gate, activation)
+            value, gate = oracle.halves(pre, self.case.gate)
+            hidden = oracle.gated_product(value, gate, self.case.gated)
             grad_hidden, grad_w2, grad_b2 = oracle.linear_gradients(grad, hidden, w2, b2)
-            grads = oracle.gated_gradients(grad_hidden, value, gate, activation)
-            ordered = grads if self.case.gate == "second" else grads[::-1]
-            grad_pre = Sized(
-                *(np.concatenate(parts, -1) for parts in zip(*((g.value, g.size) for g in ordered), strict=True))
-            )
+            grads = oracle.gated_gradients(grad_hidden, value, gate, self.case.gated)
+            grad_pre = oracle.joined(*grads, -1, self.case.gate)
         return (oracle.linear(hidden, w2, b2), *oracle.linear_gradients(grad_pre, x, w1, b1), grad_w2, grad_b2)
 
     def _gated_linear(
@@ -89,10 +81,10 @@ class MlpProblem:
     ) -> tuple[Sized | None, ...]:
         assert x is not None and wv is not None and wg is not None and grad is not None
         value, gate = oracle.linear(x, wv, bv), oracle.linear(x, wg, bg)
-        grad_value, grad_gate = oracle.gated_gradients(grad, value, gate, self.case.activation)
+        grad_value, grad_gate = oracle.gated_gradients(grad, value, gate, self.case.gated)
         from_value, grad_wv, grad_bv = oracle.linear_gradients(grad_value, x, wv, bv)
         from_gate, grad_wg, grad_bg = oracle.linear_gradients(grad_gate, x, wg, bg)
-        out = oracle.gated_product(value, gate, self.case.activation)
+        out = oracle.gated_product(value, gate, self.case.gated)
         return out, from_value + from_gate, grad_wv, grad_wg, grad_bv, grad_bg
 
 
@@ -111,7 +103,7 @@ def mlp_problem(case: Case) -> MlpProblem:
     rows = hidden if case.op == "mlp" else 2 * hidden
     spread = case.scale_of_preactivation / features**0.5
     first = [draw(shape, generator), draw((rows, features), generator, spread), draw((rows,), generator)]
-    if case.row.kinks:
+    if case.kinks:
         assert features % 2, "an odd number of features keeps the preactivation from zero"
         first = [torch.where(first[0] < 0, -1.0, 1.0), torch.where(first[1] < 0, -1.0, 1.0), 2 * first[2].round()]
     if case.op == "gated_linear":

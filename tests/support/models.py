@@ -6,8 +6,10 @@ Nothing is downloaded. Every model is in training mode with its dropout at 0 unl
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import timm
@@ -83,6 +85,22 @@ def _hub(
     )
 
 
+def _stack(folder: str, block_class: str, **options: Any) -> tuple[str, Model]:
+    """Two blocks of a class, of a model whose other layers are many."""
+    path = f"transformers.models.{folder}.modeling_{folder}"
+
+    def make(dropout: float) -> nn.Module:
+        config = SimpleNamespace(**_SIZES, **options)
+        block = getattr(importlib.import_module(path), block_class)
+        arguments = (config, 0) if block_class == "Step3p7MLP" else (config,)
+        return nn.Sequential(*(block(*arguments) for _ in range(2))).train()
+
+    def inputs() -> Tensor:
+        return torch.randn(2, 7, FEATURES, generator=torch.Generator().manual_seed(5))
+
+    return block_class.lower(), Model(f"{path}.{block_class}", "0", make, inputs)
+
+
 _HEADS = {"num_key_value_heads": 2, "head_dim": 8}
 _GPT2_DROPOUTS = ("resid_pdrop", "embd_pdrop", "attn_pdrop")
 _BERT_DROPOUTS = ("hidden_dropout_prob", "attention_probs_dropout_prob")
@@ -130,6 +148,25 @@ MODELS: dict[str, Model] = dict(
         _hub("Bert", "ForMaskedLM Intermediate", "bert.encoder.layer.0.intermediate", _BERT_DROPOUTS),
         _hub("Roberta", "ForMaskedLM Intermediate", "roberta.encoder.layer.0.intermediate", _BERT_DROPOUTS),
         _hub("ViT", "Model MLP", "layers.0.mlp", ("hidden_dropout_prob",), **_VIT),
+        # limits that the values of these small models reach
+        _stack("arcee", "ArceeMLP", hidden_act="relu2", mlp_bias=True),
+        _stack("clip", "CLIPMLP", hidden_act="quick_gelu"),
+        _stack("deepseek_v4", "DeepseekV4MLP", hidden_act="silu", mlp_bias=False, swiglu_limit=1.3),
+        _stack("glm4", "Glm4MLP", hidden_act="silu"),
+        _stack("glm5_next", "Glm5NextTextMLP", hidden_act="silu", swiglu_limit=0.9),
+        _stack("glm5_next", "Glm5NextVisionMLP", hidden_act="silu", swiglu_limit=1.1),
+        _stack(
+            "minimax_m3_vl",
+            "MiniMaxM3VLDenseMLP",
+            dense_intermediate_size=HIDDEN,
+            swiglu_alpha=1.702,
+            swiglu_limit=1.2,
+        ),
+        _stack("nanochat", "NanoChatMLP", hidden_act="relu2"),
+        _stack("nemotron", "NemotronMLP", hidden_act="relu2", mlp_bias=False),
+        _stack("siglip", "SiglipMLP", hidden_act="gelu_pytorch_tanh"),
+        _stack("step3p7", "Step3p7MLP", hidden_act="silu", mlp_bias=False, swiglu_limits_shared=[0.8]),
+        _stack("step3p7", "Step3p7VisionMLP", hidden_act="quick_gelu"),
         ("timm", Model("timm.layers.mlp.Mlp", "blocks.0.mlp", _vision_transformer, _pixels)),
     )
 )

@@ -17,6 +17,8 @@ from epigrad import ops
 from torch import Tensor
 from torch.nn import functional
 
+from tests.support import compositions
+
 
 @dataclass(frozen=True)
 class Call:
@@ -59,6 +61,8 @@ FUNCTIONS: dict[str, Call] = {
     "gated_activation": Call(epigrad.gated_activation, ((6, 8),), _swiglu),
     "gated_product": Call(epigrad.gated_product, ((6, 4), (6, 4)), lambda v, g: v * functional.silu(g)),
     "lerp": Call(epigrad.lerp, ((6, 4), (6, 4), (4,)), torch.lerp),
+    "prelu": Call(epigrad.prelu, ((6, 4), (4,)), functional.prelu),
+    "xielu": Call(epigrad.xielu, ((6, 4), (1,), (1,)), compositions.xielu),
     "gated_linear": Call(
         epigrad.gated_linear,
         ((6, 4), (5, 4), (5, 4), (5,), (5,)),

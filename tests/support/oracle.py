@@ -1,9 +1,9 @@
 """The reference: PyTorch in float64 with autograd, and mpmath in extended precision where the
 results themselves are float64.
 
-A new activation needs one row in `ACTIVATIONS`, and one more with other parameters if it has any;
-gated kinds follow from the core's table. Nothing here is shared with the implementation, and no
-derivative is written by hand: PyTorch's come from autograd, mpmath's from `mpmath.diff`.
+A new activation needs one row in `ACTIVATIONS`, a gated kind one in `GATED`, and one more with
+other parameters if it has any. Nothing here is shared with the implementation, and no derivative is
+written by hand: PyTorch's come from autograd, mpmath's from `mpmath.diff`.
 
 The value formulas are not always PyTorch's own operator, because that one is wrong in float64 in
 the tails: gelu cancels in 1 + erf and in 1 + tanh, sigmoid and tanh have derivatives s (1 - s) and
@@ -25,6 +25,7 @@ from torch import Tensor
 from torch.nn import functional
 
 Array = np.ndarray[Any, np.dtype[Any]]
+Pointwise = Callable[[Tensor], Tensor]
 
 mpmath.mp.dps = 34
 assert np.finfo(np.longdouble).eps < 2**-60, "the float64 reference needs a long double wider than float64"
@@ -48,7 +49,8 @@ class Row:
 
 
 def _sigmoid(x: Tensor) -> Tensor:
-    return functional.logsigmoid(x).exp()
+    power = torch.where(x > 0, -x, x).exp()
+    return torch.where(x > 0, 1.0, power) / (1 + power)
 
 
 def _tanh(x: Tensor) -> Tensor:
@@ -81,10 +83,104 @@ def _leaky_relu(slope: float) -> Row:
     )
 
 
-class Rows(dict[str, Row]):
-    """Rows by the text of an activation: its name, with the parameters that are not defaults."""
+def _swish(beta: float) -> Row:
+    return Row(
+        lambda x: x * _sigmoid(beta * x),
+        lambda x: x / (1 + mpmath.exp(-beta * x)),
+        lambda x: x * torch.sigmoid(beta * x),
+    )
 
-    def __missing__(self, activation: object) -> Row:
+
+def _elu(scale: float, factor: float, width: float, eager: Pointwise) -> Row:
+    """scale x, and factor (exp(x / width) - 1) where x is not positive."""
+
+    def value(x: Tensor) -> Tensor:
+        below = torch.where(x > 0, 0.0, x) / width
+        # expm1's derivative by autograd is expm1 + 1, which cancels
+        far = below < -1
+        bent = torch.where(far, torch.where(far, below, 0.0).exp() - 1, torch.where(far, 0.0, below).expm1())
+        return torch.where(x > 0, scale * x, factor * bent)
+
+    return Row(value, lambda x: scale * x if x > 0 else factor * mpmath.expm1(x / width), eager, kinks=(0.0,))
+
+
+def _eager_celu(x: Tensor) -> Tensor:
+    """With alpha 0.3, which functional.celu has in float32."""
+    return torch.where(x <= 0, 0.3 * torch.expm1(torch.where(x <= 0, x, 0) / 0.3), x)
+
+
+_SELU = 1.0507009873554804934193349852946
+
+
+def _log1p_exp(x: Tensor) -> Tensor:
+    return -functional.logsigmoid(-x)
+
+
+def _exact_log1p_exp(x: Any) -> Any:
+    return mpmath.log1p(mpmath.exp(x)) if x < 0 else x + mpmath.log1p(mpmath.exp(-x))
+
+
+def _softplus(beta: float, threshold: float) -> Row:
+    def value(x: Tensor) -> Tensor:
+        straight = beta * x > threshold
+        return torch.where(straight, x, _log1p_exp(beta * torch.where(straight, 0.0, x)) / beta)
+
+    return Row(
+        value,
+        lambda x: x if beta * x > threshold else _exact_log1p_exp(beta * x) / beta,
+        functools.partial(functional.softplus, beta=beta, threshold=threshold),
+        kinks=(threshold / beta,),
+    )
+
+
+def _mish(x: Tensor) -> Tensor:
+    # tanh(log(1 + e^x)) is w / (w + 2) of w = e^x (e^x + 2); for x > 0, both over e^2x
+    below, above = torch.where(x > 0, 0.0, x).exp(), (-torch.where(x > 0, x, 0.0)).exp()
+    low, high = below * (below + 2), 1 + 2 * above
+    return x * torch.where(x > 0, high / (high + 2 * above * above), low / (low + 2))
+
+
+def _exact_mish(x: Any) -> Any:
+    power = mpmath.exp(-abs(x))
+    low, high = power * (power + 2), 1 + 2 * power
+    return x * (high / (high + 2 * power * power) if x > 0 else low / (low + 2))
+
+
+def _hardswish(x: Tensor) -> Tensor:
+    return torch.where(x <= -3, 0.0, torch.where(x >= 3, x, x * (x + 3) / 6))
+
+
+def _hardsigmoid(x: Tensor) -> Tensor:
+    return torch.where(x <= -3, 0.0, torch.where(x >= 3, 1.0, (x + 3) / 6))
+
+
+def _eager_hardsigmoid(x: Tensor) -> Tensor:
+    """As functional.hardsigmoid, whose derivative has 1/6 in float32."""
+    outside = functional.hardsigmoid(x.detach())
+    return torch.where((x > -3) & (x < 3), (x + 3) / 6, outside)
+
+
+def _clip(low: float, high: float, eager: Pointwise) -> Row:
+    return Row(
+        lambda x: torch.where(x <= low, low, torch.where(x >= high, high, x)),
+        lambda x: min(max(x, mpmath.mpf(low)), mpmath.mpf(high)),
+        eager,
+        kinks=(low, high),
+        kinks_from_right=(high,),
+    )
+
+
+def _softcap(cap: float) -> Row:
+    return Row(
+        lambda x: cap * _tanh(x / cap), lambda x: cap * mpmath.tanh(x / cap), lambda x: cap * torch.tanh(x / cap)
+    )
+
+
+class Rows(dict[str, Any]):
+    """Rows by the text of an activation or of a gated kind: its name, with the parameters that are
+    not defaults."""
+
+    def __missing__(self, activation: object) -> Any:
         return self[str(activation)] if not isinstance(activation, str) else dict(self)[activation]
 
 
@@ -108,15 +204,149 @@ ACTIVATIONS = Rows(
         "relu2": Row(_relu2, lambda x: max(x, mpmath.mpf(0)) ** 2, _relu2, kinks=(0.0,)),
         "leaky_relu": _leaky_relu(0.01),
         "leaky_relu(slope=-0.3)": _leaky_relu(-0.3),
+        "quick_gelu": _swish(1.702),
+        "swish": _swish(1.0),
+        "swish(beta=-1.3)": _swish(-1.3),
+        "elu": _elu(1, 1, 1, functional.elu),
+        "elu(alpha=-0.7)": _elu(1, -0.7, 1, functools.partial(functional.elu, alpha=-0.7)),
+        "selu": _elu(_SELU, _SELU * 1.6732632423543772848170429916717, 1, functional.selu),
+        "celu": _elu(1, 1, 1, functional.celu),
+        "celu(alpha=0.3)": _elu(1, 0.3, 0.3, _eager_celu),
+        "softplus": _softplus(1, 20),
+        "softplus(beta=2.5, threshold=1.5)": _softplus(2.5, 1.5),
+        "mish": Row(_mish, _exact_mish, functional.mish),
+        "hardswish": Row(
+            _hardswish,
+            lambda x: x * min(max(x + 3, 0), 6) / 6,
+            functional.hardswish,
+            kinks=(-3.0, 3.0),
+            kinks_from_right=(3.0,),
+        ),
+        "hardsigmoid": Row(
+            _hardsigmoid,
+            lambda x: mpmath.mpf(min(max(x + 3, 0), 6)) / 6,
+            _eager_hardsigmoid,
+            kinks=(-3.0, 3.0),
+            kinks_from_right=(3.0,),
+        ),
+        "relu6": _clip(0.0, 6.0, functional.relu6),
+        "hardtanh": _clip(-1.0, 1.0, functional.hardtanh),
+        "hardtanh(low=-0.4, high=2.2)": _clip(
+            -0.4, 2.2, functools.partial(functional.hardtanh, min_val=-0.4, max_val=2.2)
+        ),
+        "softcap": _softcap(30.0),
+        "softcap(cap=1.7)": _softcap(1.7),
     }
 )
 
 
-def derivative(activation: str, order: int, x: Tensor) -> Tensor:
+@dataclass(frozen=True)
+class GatedRow:
+    """What the tests know of a gated kind: the output is psi(value) phi(gate)."""
+
+    psi: Row
+    phi: Row
+
+    def value(self, value: Tensor, gate: Tensor) -> Tensor:
+        """The output in float64."""
+        return self.psi.value(value) * self.phi.value(gate)
+
+    def eager(self, value: Tensor, gate: Tensor) -> Tensor:
+        """The output by PyTorch's own operators."""
+        return self.psi.eager(value) * self.phi.eager(gate)
+
+    @property
+    def kinks(self) -> tuple[float, ...]:
+        return self.psi.kinks + self.phi.kinks
+
+
+def _from_above(x: Tensor, bound: float) -> Tensor:
+    return x if bound == math.inf else torch.where(x >= bound, bound, x)
+
+
+def _limited(phi: Row, limit: float, after: float) -> Row:
+    """An activation of a gate that is at most `limit`, itself at most `after`."""
+
+    def through(act: Pointwise) -> Pointwise:
+        def limited(x: Tensor) -> Tensor:
+            near = _from_above(x, limit)
+            if after == math.inf:
+                return act(near)
+            over = act(near.detach()) >= after  # where a slope that is not finite is not asked for
+            return torch.where(over, after, act(torch.where(over, 0, near)))
+
+        return limited
+
+    def exact(x: Any) -> Any:
+        return min(phi.exact(min(x, mpmath.mpf(limit))), mpmath.mpf(after))
+
+    ends = [] if limit == math.inf else [limit]
+    if phi.exact(mpmath.mpf(min(limit, 100))) > after:  # of activations that rise where they are positive
+        ends = [float(mpmath.findroot(lambda x: phi.exact(x) - after, (0, min(limit, 100)), solver="anderson"))]
+    return Row(through(phi.value), exact, through(phi.eager), (*phi.kinks, *ends), (*phi.kinks_from_right, *ends))
+
+
+def _value(bound: float, offset: float) -> Row:
+    """A value between -bound and bound, and what is added to it."""
+
+    def value(x: Tensor) -> Tensor:
+        near = x if bound == math.inf else torch.where(x >= bound, bound, torch.where(x <= -bound, -bound, x))
+        return near + offset if offset else near * 1.0
+
+    ends = () if bound == math.inf else (-bound, bound)
+    return Row(value, lambda x: min(max(x, -bound), bound) + mpmath.mpf(offset), value, ends, ends[1:])
+
+
+def _gated(phi: Row, limit: float = math.inf, after: float = math.inf, offset: float = 0.0) -> GatedRow:
+    return GatedRow(_value(min(limit, after), offset), _limited(phi, limit, after))
+
+
+def _situ(gate_cap: float, value_cap: float) -> GatedRow:
+    cap, sigmoid = _softcap(gate_cap), ACTIVATIONS["sigmoid"]
+    phi = Row(
+        lambda x: cap.value(x) * _sigmoid(x),
+        lambda x: cap.exact(x) * sigmoid.exact(x),
+        lambda x: cap.eager(x) * torch.sigmoid(x),
+    )
+    return GatedRow(_softcap(value_cap), phi)
+
+
+GATED = Rows(
+    {
+        "glu": _gated(ACTIVATIONS["sigmoid"]),
+        "glu(limit=2.3, limit_after=0.7, offset=-0.5)": _gated(ACTIVATIONS["sigmoid"], 2.3, 0.7, -0.5),
+        "reglu": _gated(ACTIVATIONS["relu"]),
+        "reglu(limit=1.7)": _gated(ACTIVATIONS["relu"], 1.7),
+        "swiglu": _gated(ACTIVATIONS["silu"]),
+        "swiglu(limit=7, offset=1, alpha=1.702)": _gated(_swish(1.702), 7.0, offset=1.0),
+        "swiglu(limit=2.5)": _gated(ACTIVATIONS["silu"], 2.5),
+        "swiglu(limit_after=1.3)": _gated(ACTIVATIONS["silu"], after=1.3),
+        "geglu": _gated(ACTIVATIONS["gelu"]),
+        "geglu(limit_after=0.9)": _gated(ACTIVATIONS["gelu"], after=0.9),
+        "geglu_tanh": _gated(ACTIVATIONS["gelu_tanh"]),
+        "geglu_tanh(limit=1.1, offset=2)": _gated(ACTIVATIONS["gelu_tanh"], 1.1, offset=2.0),
+        "bilinear": _gated(ACTIVATIONS["none"]),
+        "bilinear(limit=3.1, limit_after=1.9)": _gated(ACTIVATIONS["none"], 3.1, 1.9),
+        "sreglu": _gated(ACTIVATIONS["relu2"]),
+        "sreglu(limit_after=2.1)": _gated(ACTIVATIONS["relu2"], after=2.1),
+        "quick_geglu": _gated(ACTIVATIONS["quick_gelu"]),
+        "quick_geglu(offset=1)": _gated(ACTIVATIONS["quick_gelu"], offset=1.0),
+        "situ_glu": _situ(4.0, 25.0),
+        "situ_glu(gate_cap=1.5, value_cap=2)": _situ(1.5, 2.0),
+    }
+)
+
+
+def _row(activation: Any) -> Row:
+    row: Row = activation if isinstance(activation, Row) else ACTIVATIONS[activation]
+    return row
+
+
+def derivative(activation: str | Row, order: int, x: Tensor) -> Tensor:
     """The order-th derivative of an activation at float64 points, by autograd."""
     with torch.enable_grad():
         x = x.detach().requires_grad_()
-        y = ACTIVATIONS[activation].value(x)
+        y = _row(activation).value(x)
         for _ in range(order):
             if not y.requires_grad:
                 return torch.zeros_like(x)
@@ -125,20 +355,21 @@ def derivative(activation: str, order: int, x: Tensor) -> Tensor:
 
 
 @functools.lru_cache(maxsize=200_000)
-def exact_derivative(activation: str, order: int, x: np.longdouble) -> np.longdouble:
+def exact_derivative(activation: str | Row, order: int, x: np.longdouble) -> np.longdouble:
     """The order-th derivative at one point, by mpmath; at a kink it is that of the side that the
     row says."""
-    point = mpmath.mpf(repr(x).split("'")[1])
-    value = ACTIVATIONS[activation].exact(point) if order == 0 else difference(activation, point, order)
+    near = float(x)
+    point = mpmath.mpf(near) + (mpmath.mpf(float(x - np.longdouble(near))) if math.isfinite(near) else 0)
+    value = _row(activation).exact(point) if order == 0 else difference(activation, point, order)
     return np.longdouble(mpmath.nstr(value, 25) if abs(value) > mpmath.mpf("1e-4900") else 0)
 
 
-def difference(activation: str, point: Any, order: int = 1) -> Any:
+def difference(activation: str | Row, point: Any, order: int = 1) -> Any:
     """A derivative at an mpmath number, by differences."""
-    row = ACTIVATIONS[activation]
-    # A derivative is the difference of values near 1, of which e^-|2x| must be left, and its step
+    row = _row(activation)
+    # A derivative is the difference of values near 1, of which e^-|3.4x| must be left, and its step
     # is small beside x.
-    digits = int(40 + min(abs(point), 360)) if abs(point) < 1e30 else 1300
+    digits = int(40 + min(1.5 * abs(point), 540)) if abs(point) < 1e30 else 1300
     with mpmath.workdps(max(mpmath.mp.dps, digits)):
         return mpmath.diff(row.exact, point, order, **_step(row, point))
 
@@ -155,7 +386,7 @@ def _step(row: Row, point: Any) -> dict[str, Any]:
     return {"h": mpmath.ldexp(distances[nearest], -64)}
 
 
-def _derivative_of_array(activation: str, order: int, x: Array) -> Array:
+def _derivative_of_array(activation: str | Row, order: int, x: Array) -> Array:
     if x.dtype == np.float64:
         return derivative(activation, order, torch.from_numpy(np.ascontiguousarray(x))).numpy().reshape(x.shape)
     values = [exact_derivative(activation, order, point) for point in x.reshape(-1)]
@@ -218,7 +449,7 @@ class Sized:
 
         return self.map(reduce)
 
-    def through(self, activation: str, order: int = 0) -> Sized:
+    def through(self, activation: str | Row, order: int = 0) -> Sized:
         """The activation, or a derivative of it, at these points."""
         value = _derivative_of_array(activation, order, self.value)
         steepness = _derivative_of_array(activation, order + 1, self.value)
@@ -267,12 +498,39 @@ def gemm_gradients(
     return product_gradients(grad.reshape(pre.value.shape) * pre.through(activation, 1), a, b, bias)
 
 
-def gated_product(value: Sized, gate: Sized, activation: str) -> Sized:
-    return value * gate.through(activation)
+def gated_product(value: Sized, gate: Sized, kind: GatedRow) -> Sized:
+    return value.through(kind.psi) * gate.through(kind.phi)
 
 
-def gated_gradients(grad: Sized, value: Sized, gate: Sized, activation: str) -> tuple[Sized, Sized]:
-    return grad * gate.through(activation), grad * value * gate.through(activation, 1)
+def gated_gradients(grad: Sized, value: Sized, gate: Sized, kind: GatedRow) -> tuple[Sized, Sized]:
+    return (
+        grad * gate.through(kind.phi) * value.through(kind.psi, 1),
+        grad * value.through(kind.psi) * gate.through(kind.phi, 1),
+    )
+
+
+def halves(both: Sized, gate: str) -> tuple[Sized, Sized]:
+    """The values and the gates along the last dimension."""
+    half = both.value.shape[-1] // 2
+    if gate in ("odd", "even"):
+        first, second = both.map(lambda x: x[..., ::2]), both.map(lambda x: x[..., 1::2])
+    else:
+        first, second = both.map(lambda x: x[..., :half]), both.map(lambda x: x[..., half:])
+    return (first, second) if gate in ("second", "odd") else (second, first)
+
+
+def joined(value: Sized, gate: Sized, dim: int, place: str) -> Sized:
+    """Values and gates in one array."""
+    parts = (value, gate) if place in ("second", "odd") else (gate, value)
+
+    def join(*arrays: Array) -> Array:
+        if place in ("second", "first"):
+            return np.concatenate(arrays, axis=dim)
+        axis = dim % arrays[0].ndim
+        shape = [size * (1 + (i == axis)) for i, size in enumerate(arrays[0].shape)]
+        return np.stack(arrays, axis + 1).reshape(shape)
+
+    return Sized(join(*(part.value for part in parts)), join(*(part.size for part in parts)))
 
 
 def lerp(start: Sized, end: Sized, weight: Sized) -> Sized:
@@ -285,6 +543,45 @@ def lerp_gradients(grad: Sized, start: Sized, end: Sized, weight: Sized) -> tupl
         (grad * (one - weight)).sum_to(start.value.shape),
         (grad * weight).sum_to(end.value.shape),
         (grad * (end - start)).sum_to(weight.value.shape),
+    )
+
+
+def _sides(x: Sized) -> tuple[Sized, Sized]:
+    """What is above 0, and what is below, with zeros elsewhere."""
+    above = x.value > 0
+    return x.map(lambda values: np.where(above, values, 0)), x.map(lambda values: np.where(above, 0, values))
+
+
+def prelu(x: Sized, weight: Sized) -> Sized:
+    above, below = _sides(x)
+    return above + weight * below
+
+
+def prelu_gradients(grad: Sized, x: Sized, weight: Sized) -> tuple[Sized, Sized]:
+    """Before the weight's is summed."""
+    _, below = _sides(x)
+    steps = np.where(x.value > 0, 1.0, 0.0).astype(x.value.dtype)
+    return grad * (Sized(steps, steps) + weight * Sized(1 - steps, 1 - steps)), grad * below
+
+
+_REST = Row(lambda x: x.expm1() - x, lambda x: mpmath.expm1(x) - x, lambda x: x.expm1() - x)
+"""What xIELU bends by."""
+
+
+def xielu(x: Sized, alpha_p: Sized, alpha_n: Sized, beta: Sized) -> Sized:
+    above, below = _sides(x)
+    a_p, a_n = alpha_p.through("softplus"), beta + alpha_n.through("softplus")
+    return a_p * above * above + a_n * below.through(_REST) + beta * x
+
+
+def xielu_gradients(grad: Sized, x: Sized, alpha_p: Sized, alpha_n: Sized, beta: Sized) -> tuple[Sized, Sized, Sized]:
+    """Before the alphas' are summed."""
+    above, below = _sides(x)
+    a_p, a_n = alpha_p.through("softplus"), beta + alpha_n.through("softplus")
+    return (
+        grad * (a_p * above + a_p * above + a_n * below.through(_REST, 1) + beta),
+        grad * above * above * alpha_p.through("softplus", 1),
+        grad * below.through(_REST) * alpha_n.through("softplus", 1),
     )
 
 

@@ -15,13 +15,18 @@ from functools import cache
 import epigrad
 import mpmath
 import torch
+from epigrad import Activation
 from mpmath import mpf
 from torch import Tensor
 
-from tests.support import definitions
+from tests.support import definitions, oracle
+from tests.support.cases import parsed
 from tests.support.devices import running_on
 
 ACTIVATIONS = [name for name in definitions.ACTIVATIONS if name != "none"]
+OTHERS = [name for name in oracle.ACTIVATIONS if "(" in name]
+"""With parameters that are not the defaults."""
+
 DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
 FROM_OUTPUT: dict[str, Callable[[mpf], mpf]] = {
     "relu": lambda y: mpf(y > 0),
@@ -31,13 +36,35 @@ FROM_OUTPUT: dict[str, Callable[[mpf], mpf]] = {
 
 # Where each slope is zero, and where float64 results pass from normal numbers through denormals to
 # zero.
-CROSSINGS = {"gelu": -0.7517915246935645, "gelu_tanh": -0.7524614220710162, "silu": -1.2784645427610738}
+CROSSINGS = {
+    "gelu": -0.7517915246935645,
+    "gelu_tanh": -0.7524614220710162,
+    "silu": -1.2784645427610738,
+    "swish": -1.2784645427610738,
+    "swish(beta=-1.3)": 1.2784645427610738 / 1.3,
+    "quick_gelu": -1.2784645427610738 / 1.702,
+    "mish": -1.1924312145402567,
+    "hardswish": -1.5,
+}
 TAILS = {
     "gelu": (37.0, 38.7),
     "gelu_tanh": (21.0, 22.0),
     "silu": (700.0, 753.0),
     "sigmoid": (700.0, 747.0),
     "tanh": (350.0, 374.0),
+    "swish": (700.0, 753.0),
+    "swish(beta=-1.3)": (-753.0 / 1.3, -700.0 / 1.3),
+    "quick_gelu": (700.0 / 1.702, 753.0 / 1.702),
+    "mish": (700.0, 753.0),
+    "elu": (700.0, 747.0),
+    "elu(alpha=-0.7)": (700.0, 747.0),
+    "selu": (700.0, 747.0),
+    "celu": (700.0, 747.0),
+    "celu(alpha=0.3)": (210.0, 224.0),
+    "softplus": (700.0, 747.0),
+    "softplus(beta=2.5, threshold=1.5)": (280.0, 299.0),
+    "softcap": (10500.0, 11220.0),
+    "softcap(cap=1.7)": (595.0, 636.0),
 }
 
 
@@ -49,6 +76,19 @@ FAR = {
     "silu": (60.0, 200.0),
     "sigmoid": (60.0, 200.0),
     "tanh": (30.0, 100.0),
+    "swish": (60.0, 200.0),
+    "swish(beta=-1.3)": (46.0, 154.0),
+    "quick_gelu": (35.0, 118.0),
+    "mish": (60.0, 200.0),
+    "elu": (60.0, 200.0),
+    "elu(alpha=-0.7)": (60.0, 200.0),
+    "selu": (60.0, 200.0),
+    "celu": (60.0, 200.0),
+    "celu(alpha=0.3)": (18.0, 60.0),
+    "softplus": (60.0, 200.0),
+    "softplus(beta=2.5, threshold=1.5)": (24.0, 80.0),
+    "softcap": (900.0, 3000.0),
+    "softcap(cap=1.7)": (51.0, 170.0),
 }
 
 # What a result may be off. Formulas round several times, which is seen in the dtype that they
@@ -160,7 +200,8 @@ def worst(results: Tensor, at: Tensor, references: Iterable[tuple[mpf, mpf]], fl
 
 def value_of(activation: str, x: Tensor) -> Tensor:
     """act(x): a product with K = 0 whose bias is x."""
-    return epigrad.forward.matmul_bias_activation(x.new_empty(1, 0), x.new_empty(0, len(x)), x, activation).reshape(-1)
+    kind = parsed(Activation, activation)
+    return epigrad.forward.matmul_bias_activation(x.new_empty(1, 0), x.new_empty(0, len(x)), x, kind).reshape(-1)
 
 
 def slope_of(
@@ -175,7 +216,7 @@ def slope_of(
         given.new_empty(1, 0),
         given.new_empty(0, len(given)),
         torch.zeros_like(given),
-        activation,
+        parsed(Activation, activation),
         preactivation=None if preactivation is None else preactivation.reshape(1, -1),
         output=None if output is None else output.reshape(1, -1),
         needs=(False, False, True),

@@ -144,21 +144,25 @@ print(first is second, pickle.dumps(result.tolist()).hex(), empty.shape)
 
 
 CALLS = {
-    "linear": lambda x, w, b, g, i, h: forward.linear(x, w, b, "gelu", return_preactivation=True),
-    "linear_backward": lambda x, w, b, g, i, h: backward.linear_backward(g, x, w, b, "silu"),
-    "gated": lambda x, w, b, g, i, h: forward.gated_activation(i, "swiglu"),
-    "gated_backward": lambda x, w, b, g, i, h: backward.gated_activation_backward(h, i, "geglu"),
-    "product": lambda x, w, b, g, i, h: forward.gated_product(h, h, "glu"),
-    "product_backward": lambda x, w, b, g, i, h: backward.gated_product_backward(h, h, h, "reglu"),
-    "lerp": lambda x, w, b, g, i, h: forward.lerp(h, h, 0.3),
-    "lerp_backward": lambda x, w, b, g, i, h: backward.lerp_backward(g, b, g, g),
+    "linear": lambda x, w, b, g, i, h, a: forward.linear(x, w, b, "gelu", return_preactivation=True),
+    "linear_backward": lambda x, w, b, g, i, h, a: backward.linear_backward(g, x, w, b, "silu"),
+    "gated": lambda x, w, b, g, i, h, a: forward.gated_activation(i, "swiglu"),
+    "gated_backward": lambda x, w, b, g, i, h, a: backward.gated_activation_backward(h, i, "geglu"),
+    "product": lambda x, w, b, g, i, h, a: forward.gated_product(h, h, "glu"),
+    "product_backward": lambda x, w, b, g, i, h, a: backward.gated_product_backward(h, h, h, "reglu"),
+    "lerp": lambda x, w, b, g, i, h, a: forward.lerp(h, h, 0.3),
+    "lerp_backward": lambda x, w, b, g, i, h, a: backward.lerp_backward(g, b, g, g),
+    "prelu": lambda x, w, b, g, i, h, a: forward.prelu(g, b),
+    "prelu_backward": lambda x, w, b, g, i, h, a: backward.prelu_backward(g, g, b),
+    "xielu": lambda x, w, b, g, i, h, a: forward.xielu(g, a, a, 0.25),
+    "xielu_backward": lambda x, w, b, g, i, h, a: backward.xielu_backward(g, g, a, a),
 }
 
 
 @dtypes
 @pytest.mark.parametrize("name", CALLS)
 def test_arrays_give_the_bits_of_the_hosts_tensors(name: str, dtype: torch.dtype) -> None:
-    shapes = ((5, 7), (3, 7), (3,), (5, 3), (3, 10), (3, 5))
+    shapes = ((5, 7), (3, 7), (3,), (5, 3), (3, 10), (3, 5), (1,))
     tensors = [draw(*shape, dtype=dtype) for shape in shapes]
     arrays = [Array.from_torch(tensor) for tensor in tensors]
     with epigrad.use_backend("webgpu"):

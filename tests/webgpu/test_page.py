@@ -45,7 +45,7 @@ for row in serve.ROWS:
         given = serve.problem(row, serve.case_of(row, dtype))[0]
         grad, output = given.pop("grad_output"), given.pop("output", None)
         if row.call.startswith("lerp"):
-            given.setdefault("weight", *serve.parameters_of(row))
+            given.setdefault("weight", *serve.formula_of(row)[1])
         kind = () if row.call.startswith("lerp") else (row.kind,)
         with epigrad.use_backend("webgpu"):
             if not row.call.endswith("_backward"):
@@ -65,7 +65,7 @@ def test_the_page_keeps_the_rule_and_makes_the_kernels_that_go_makes(tmp_path: P
         reason = "no Chromium here: apt-get install chromium-headless-shell"
         assert "webgpu" not in REQUIRED, reason
         pytest.skip(reason)
-    done = start(str(FOLDER / "serve.py"), "--browser", browser, timeout=330)
+    done = start(str(FOLDER / "serve.py"), "--browser", browser, timeout=630)
     assert done.stdout, done.stderr
     report = json.loads(done.stdout)
     assert "error" not in report, report["error"]

@@ -55,14 +55,14 @@ func TestProgramsOfSmallPasses(t *testing.T) {
 	}
 	forEachEngine(t, func(t *testing.T, b *cpu.Backend) {
 		for n, programmed := range map[int64]bool{1: true, 1000: true, 1 << 16: false} {
-			p := &backend.Activation{Header: backend.Header{Op: "activation", Kind: "silu", DType: dtype.Float32}, Input: vector(0, n), Out: vector(1, n)}
+			p := &backend.Activation{Header: backend.Header{Op: "activation", Kind: "silu", Formula: "silu", DType: dtype.Float32}, Input: vector(0, n), Out: vector(1, n)}
 			k, err := b.Select(p)
 			require.NoError(t, err)
 			_, has := k.(backend.Programmed)
 			require.Equal(t, programmed && b.EngineName() != "go", has, "%d elements", n)
 		}
 		sums := &backend.ActivationBackward{
-			Header:     backend.Header{Op: "activation_backward", Kind: "silu", DType: dtype.Float32},
+			Header:     backend.Header{Op: "activation_backward", Kind: "silu", Formula: "silu", DType: dtype.Float32},
 			GradOutput: vector(0, 8), Input: vector(1, 8), GradInput: vector(2, 8), GradBias: vector(3, 8),
 		}
 		k, err := b.Select(sums)

@@ -59,7 +59,7 @@ func TestPlainResults(t *testing.T) {
 							}
 							v := tensor.View{Operand: 2, DType: dt, Shape: []int64{m, n}, Strides: []int64{ld, step}}
 							kernel, err := b.Select(&backend.GemmEpilogue{
-								Header: backend.Header{Op: "linear", Kind: "none", DType: dt}, A: &left.view, B: &right.view, Out: &v,
+								Header: backend.Header{Op: "linear", Kind: "none", Formula: "none", DType: dt}, A: &left.view, B: &right.view, Out: &v,
 							})
 							require.NoError(t, err)
 							require.NoError(t, kernel.Run(&backend.Run{Bases: []unsafe.Pointer{left.base(), right.base(), unsafe.Pointer(&memory[guard])}, Threads: threads}))
@@ -105,7 +105,7 @@ func TestResultsInPieces(t *testing.T) {
 			a.Shape, a.Strides = []int64{2, m, k}, []int64{m * k, k, 1}
 			out := tensor.View{Operand: 2, DType: dt, Shape: []int64{2, m, n}, Strides: []int64{m*n + gap, n, 1}}
 			kernel, err := b.Select(&backend.GemmEpilogue{
-				Header: backend.Header{Op: "linear", Kind: "none", DType: dt}, A: &a, B: &right.view, Out: &out,
+				Header: backend.Header{Op: "linear", Kind: "none", Formula: "none", DType: dt}, A: &a, B: &right.view, Out: &out,
 			})
 			require.NoError(t, err)
 			require.NoError(t, kernel.Run(&backend.Run{Bases: []unsafe.Pointer{left.base(), right.base(), unsafe.Pointer(&memory[0])}, Threads: 2}))

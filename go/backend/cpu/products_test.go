@@ -70,7 +70,7 @@ func (n *numbers) guarded() bool {
 func multiply(t *testing.T, b *cpu.Backend, left, right *numbers, threads int) *numbers {
 	out := matrixOf(left.dt, left.view.Shape[0], right.view.Shape[1], false, 2)
 	kernel, err := b.Select(&backend.GemmEpilogue{
-		Header: backend.Header{Op: "linear", Kind: "none", DType: left.dt}, A: &left.view, B: &right.view, Out: &out.view,
+		Header: backend.Header{Op: "linear", Kind: "none", Formula: "none", DType: left.dt}, A: &left.view, B: &right.view, Out: &out.view,
 	})
 	require.NoError(t, err)
 	require.NoError(t, kernel.Run(&backend.Run{Bases: []unsafe.Pointer{left.base(), right.base(), out.base()}, Threads: threads}))
@@ -173,7 +173,7 @@ func TestBlocksHaveTheBitsOfTheirParts(t *testing.T) {
 			leftItems, outItems := left.view, out.view
 			leftItems.Shape, outItems.Shape = []int64{rows, depth}, []int64{rows, columns}
 			kernel, err := b.Select(&backend.GemmEpilogue{
-				Header: backend.Header{Op: "linear", Kind: "none", DType: dt}, BatchRank: 1,
+				Header: backend.Header{Op: "linear", Kind: "none", Formula: "none", DType: dt}, BatchRank: 1,
 				A: stack(leftItems, rows*depth), B: stack(right.view, 0), Out: stack(outItems, rows*columns),
 			})
 			require.NoError(t, err)
@@ -222,7 +222,7 @@ func TestGradientsInColumnsHaveTheBitsOfRows(t *testing.T) {
 			run := func(inColumns bool) *numbers {
 				out := matrixOf(dt, k, n, inColumns, 3)
 				kernel, err := b.Select(&backend.GemmEpilogueBackward{
-					Header: backend.Header{Op: "linear_backward", Kind: "none", DType: dt}, GradOutput: &grad.view, A: &a.view, B: &weight.view, GradB: &out.view,
+					Header: backend.Header{Op: "linear_backward", Kind: "none", Formula: "none", DType: dt}, GradOutput: &grad.view, A: &a.view, B: &weight.view, GradB: &out.view,
 				})
 				require.NoError(t, err)
 				require.NoError(t, kernel.Run(&backend.Run{Bases: []unsafe.Pointer{a.base(), grad.base(), weight.base(), out.base()}, Threads: 1}))
@@ -268,7 +268,7 @@ func TestProductsOfExtremeNumbers(t *testing.T) {
 			return &v
 		}
 		kernel, err := b.Select(&backend.GemmEpilogueBackward{
-			Header: backend.Header{Op: "linear_backward", Kind: "none", DType: dtype.BFloat16}, BatchRank: 1,
+			Header: backend.Header{Op: "linear_backward", Kind: "none", Formula: "none", DType: dtype.BFloat16}, BatchRank: 1,
 			GradOutput: item(grad, 2, 40, 40*5), A: item(a, 2, 40, 40*3), B: item(weight, 2, 3, 0), GradB: item(gradWeight, 1, 3, 0),
 		})
 		require.NoError(t, err)

@@ -115,19 +115,22 @@ func TestSumsOverAnyDimensions(t *testing.T) {
 			grad := arrayOf(random, dt, 0, shape, nil)
 			gradStart, gradEnd := arrayOf(random, dt, 1, sums, nil), arrayOf(random, dt, 2, shape, nil)
 			weight := arrayOf(random, dt, 3, shape, once)
-			p := &backend.LerpBackward{Header: backend.Header{Op: "lerp_backward", DType: dt}, GradOutput: &grad.view, GradStart: &gradStart.view}
+			p := &backend.PointwiseBackward{
+				Header: backend.Header{Op: "lerp_backward", Formula: "lerp", DType: dt}, GradOutput: &grad.view,
+				Inputs: make([]*tensor.View, 3), Gradients: []*tensor.View{&gradStart.view, nil, nil},
+			}
 			start, end := arrayOf(random, dt, 4, shape, nil), arrayOf(random, dt, 5, shape, once)
 			gradWeight := arrayOf(random, dt, 6, sums, nil)
 			arrays := []*array{grad, gradStart, gradEnd, weight, start, end, gradWeight}
 			if random.IntN(2) == 0 {
-				p.Start, p.End, p.GradWeight = &start.view, &end.view, &gradWeight.view
+				p.Inputs[0], p.Inputs[1], p.Gradients[2] = &start.view, &end.view, &gradWeight.view
 			}
 			if trial%3 > 0 {
-				p.GradEnd = &gradEnd.view
+				p.Gradients[1] = &gradEnd.view
 			}
 			weights := func([]int64) float64 { return 0.25 }
 			if random.IntN(2) == 0 {
-				p.Weight = &weight.view
+				p.Inputs[2] = &weight.view
 				weights = func(index []int64) float64 {
 					value := 0.
 					for d, i := range index {
@@ -156,10 +159,10 @@ func TestSumsOverAnyDimensions(t *testing.T) {
 					}
 				}
 				totals[wantStart.place(reduced)] += (1 - w) * g
-				if p.GradWeight != nil {
+				if p.Gradients[2] != nil {
 					totals[wantWeight.place(reduced)] += g * (optest.Get(dt, end.place(index)) - optest.Get(dt, start.place(index)))
 				}
-				if p.GradEnd != nil {
+				if p.Gradients[1] != nil {
 					optest.Put(dt, wantEnd.place(index), w*g+0)
 				}
 			})

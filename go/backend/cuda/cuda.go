@@ -102,17 +102,17 @@ func (c *Backend) Select(p backend.Problem) (backend.Kernel, error) {
 func (b *builder) plan(p backend.Problem) error {
 	switch p := p.(type) {
 	case *backend.Activation:
-		return b.activation(p.Kind, p.Out, p.Input)
+		return b.activation(p.Formula, p.Out, p.Input)
 	case *backend.ActivationBackward:
 		return b.activationBackward(p)
 	case *backend.Gated:
 		return b.gated(p)
 	case *backend.GatedBackward:
 		return b.gatedBackward(p)
-	case *backend.Lerp:
-		return b.lerp(p)
-	case *backend.LerpBackward:
-		return b.lerpBackward(p)
+	case *backend.Pointwise:
+		return b.pointwise(p)
+	case *backend.PointwiseBackward:
+		return b.pointwiseBackward(p)
 	case *backend.HiddenBackward:
 		return b.hiddenBackward(p)
 	case *backend.GatedHiddenBackward:

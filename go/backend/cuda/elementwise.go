@@ -6,6 +6,7 @@ import (
 	"encoding/binary"
 	"math"
 	"math/bits"
+	"slices"
 
 	"github.com/epigrad/epigrad/go/activation"
 	"github.com/epigrad/epigrad/go/backend"
@@ -34,9 +35,16 @@ type parameters struct {
 	numbersAt int // where runsNumbers are
 }
 
-func (p *parameters) uint32(x uint32)   { p.bytes = binary.LittleEndian.AppendUint32(p.bytes, x) }
-func (p *parameters) uint64(x uint64)   { p.bytes = binary.LittleEndian.AppendUint64(p.bytes, x) }
-func (p *parameters) int64(x int64)     { p.uint64(uint64(x)) }
+func (p *parameters) uint32(x uint32) { p.bytes = binary.LittleEndian.AppendUint32(p.bytes, x) }
+func (p *parameters) uint64(x uint64) { p.bytes = binary.LittleEndian.AppendUint64(p.bytes, x) }
+func (p *parameters) int64(x int64)   { p.uint64(uint64(x)) }
+func (p *parameters) bool(x bool) {
+	if x {
+		p.uint32(1)
+	} else {
+		p.uint32(0)
+	}
+}
 func (p *parameters) float64(x float64) { p.uint64(math.Float64bits(x)) }
 
 // address is a view's first element; a nil view is a null pointer.
@@ -199,7 +207,8 @@ type numbers struct {
 type function struct {
 	name    string
 	outputs int
-	vectors int64 // that a thread of the vector form does: `vectors` of loops.cuh
+	vectors int64  // that a thread of the vector form does: `vectors` of loops.cuh
+	pairs   string // the vector form where the last two views take turns in memory; "" for none
 }
 
 // vectorsOf is how many vectors a thread does that computes an activation: one where that is
@@ -228,6 +237,11 @@ func (b *builder) elementwise(f function, n numbers, views ...*tensor.View) erro
 		if s.vector, err = w.vector(f, n); err != nil {
 			return err
 		}
+		if s.vector == nil && f.pairs != "" {
+			if s.vector, err = w.pairs(f, n); err != nil {
+				return err
+			}
+		}
 		b.launch(s)
 	}
 	return nil
@@ -241,7 +255,13 @@ func (w walk) vector(f function, n numbers) (*launch, error) {
 	if !ok || w.shape[inner] < width {
 		return nil, nil
 	}
-	shape := append([]int64{}, w.shape...)
+	return w.byVectors(f.name, n, width, f.vectors, broadcast, false)
+}
+
+// byVectors makes a launch over vectors of so many elements, of which a thread does some.
+func (w walk) byVectors(function string, n numbers, width, perThread int64, broadcast uint32, gateFirst bool) (*launch, error) {
+	inner := len(w.shape) - 1
+	shape := slices.Clone(w.shape)
 	shape[inner] /= width
 	vectors, tail := tensor.Elements(shape), int64(0)
 	if inner == 0 {
@@ -252,8 +272,8 @@ func (w walk) vector(f function, n numbers) (*launch, error) {
 	p.uint32(uint32(len(shape)))
 	p.uint32(0)
 	p.uint32(broadcast)
-	p.uint32(0)
-	l, err := n.launch(p, len(w.views), f.name, vectors/(vectorThreads*f.vectors)+1)
+	p.bool(gateFirst)
+	l, err := n.launch(p, len(w.views), function, vectors/(vectorThreads*perThread)+1)
 	if err == nil {
 		l.block[0] = vectorThreads
 	}
@@ -326,17 +346,17 @@ func ceilDiv(n, d int64) int64 { return (n + d - 1) / d }
 
 // activation adds out = act(in), in one shape and any strides; out may be in. "none" copies bits.
 func (b *builder) activation(kind string, out, in *tensor.View) error {
-	return b.elementwise(function{"activation_" + kind + "_" + out.DType.Short(), 1, vectorsOf(kind, out.DType)}, numbers{}, out, in)
+	return b.elementwise(function{"activation_" + kind + "_" + out.DType.Short(), 1, vectorsOf(kind, out.DType), ""}, numbers{}, out, in)
 }
 
 // activationBackward adds the gradient, with its column sums in the same pass, and the activation:
 // in one pass where both are wanted.
 func (b *builder) activationBackward(p *backend.ActivationBackward) error {
 	gradient := p.GradInput != nil || p.GradBias != nil
-	if gradient && p.Out != nil && p.Kind != "none" {
-		what, suffix := "activation_backward_", p.Kind+"_"+p.DType.Short()
+	if gradient && p.Out != nil && p.Formula != "none" {
+		what, suffix := "activation_backward_", p.Formula+"_"+p.DType.Short()
 		if p.GradBias == nil {
-			return b.elementwise(function{what + suffix, 2, 1}, numbers{}, p.GradInput, p.Out, p.GradOutput, p.Input)
+			return b.elementwise(function{what + suffix, 2, 1, ""}, numbers{}, p.GradInput, p.Out, p.GradOutput, p.Input)
 		}
 		return b.reduce(&reduction{
 			columns: what + "columns_" + suffix, outputs: []*tensor.View{p.GradInput, p.Out}, sums: []*tensor.View{p.GradBias, nil},
@@ -344,7 +364,7 @@ func (b *builder) activationBackward(p *backend.ActivationBackward) error {
 		})
 	}
 	if gradient {
-		pass := &lower.Pass{Kind: p.Kind, GradOutput: p.GradOutput, Saved: p.Input, GradPreactivation: p.GradInput, GradBias: p.GradBias}
+		pass := &lower.Pass{Formula: p.Formula, GradOutput: p.GradOutput, Saved: p.Input, GradPreactivation: p.GradInput, GradBias: p.GradBias}
 		if err := b.gradPreactivation(pass); err != nil {
 			return err
 		}
@@ -352,40 +372,43 @@ func (b *builder) activationBackward(p *backend.ActivationBackward) error {
 	if p.Out == nil {
 		return nil
 	}
-	return b.activation(p.Kind, p.Out, p.Input)
+	return b.activation(p.Formula, p.Out, p.Input)
 }
 
 func (b *builder) gated(p *backend.Gated) error {
-	return b.elementwise(function{"gated_" + p.Activation + "_" + p.DType.Short(), 1, vectorsOf(p.Activation, p.DType)}, numbers{}, p.Out, p.Value, p.Gate)
+	suffix := p.Formula + "_" + p.DType.Short()
+	f := function{"gated_" + suffix, 1, vectorsOf(p.Formula, p.DType), "gated_pairs_" + suffix}
+	return b.elementwise(f, numbers{}, p.Out, p.Value, p.Gate)
 }
 
 func (b *builder) gatedBackward(p *backend.GatedBackward) error {
 	if p.GradBiasValue != nil || p.GradBiasGate != nil {
 		return b.reduce(&reduction{
-			columns: "gated_backward_columns_" + p.Activation + "_" + p.DType.Short(),
+			columns: "gated_backward_columns_" + p.Formula + "_" + p.DType.Short(),
 			outputs: []*tensor.View{p.GradValue, p.GradGate}, sums: []*tensor.View{p.GradBiasValue, p.GradBiasGate},
 			inputs: []*tensor.View{p.GradOutput, p.Value, p.Gate}, accumulates: true,
 		})
 	}
-	f := function{"gated_backward_" + p.Activation + "_" + p.DType.Short(), 2, 1}
+	suffix := p.Formula + "_" + p.DType.Short()
+	f := function{"gated_backward_" + suffix, 2, 1, "gated_backward_pairs_" + suffix}
 	return b.elementwise(f, numbers{}, p.GradValue, p.GradGate, p.GradOutput, p.Value, p.Gate)
 }
 
 // gradPreactivation adds a pass, whose views have any strides.
 func (b *builder) gradPreactivation(p *lower.Pass) error {
-	what, suffix := "grad_preactivation_", p.Kind+"_"+p.GradOutput.DType.Short()
+	what, suffix := "grad_preactivation_", p.Formula+"_"+p.GradOutput.DType.Short()
 	inputs := []*tensor.View{p.GradOutput, p.Saved}
 	switch {
-	case p.Kind == "none":
+	case p.Formula == "none":
 		inputs = inputs[:1]
 	case p.FromOutput:
 		what += "from_output_"
 	}
 	if p.GradBias == nil {
-		if p.Kind == "none" {
+		if p.Formula == "none" {
 			return b.activation("none", p.GradPreactivation, p.GradOutput)
 		}
-		f := function{what + suffix, 1, vectorsOf(p.Kind, p.GradOutput.DType)}
+		f := function{what + suffix, 1, vectorsOf(p.Formula, p.GradOutput.DType), ""}
 		if p.FromOutput {
 			f.vectors = 1
 		}

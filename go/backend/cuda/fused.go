@@ -102,14 +102,14 @@ func (b *builder) hiddenBackward(p *backend.HiddenBackward) error {
 	}
 	l := b.boxed(&o, b.tileColumns(columns))
 	fits := l.takes(l.inputs[:], p.Preactivation) && l.takes(l.outputs[:], p.GradPreactivation, p.Out)
-	if !ok || !fits || p.Kind == "none" {
+	if !ok || !fits || p.Formula == "none" {
 		return noKernel(p)
 	}
 	if p.GradBias != nil {
 		l.sums = b.region(dtype.Float32, l.down, o.columns)
 	}
 	return b.either(func() error {
-		if err := l.add("hidden_backward_sm90_" + p.Kind); err != nil || l.sums == nil {
+		if err := l.add("hidden_backward_sm90_" + p.Formula); err != nil || l.sums == nil {
 			return err
 		}
 		return b.finish(&reduction{accumulates: true}, walkOf([]*tensor.View{p.GradBias}), l.sums, l.down, o.columns)
@@ -134,24 +134,24 @@ func (b *builder) gatedHiddenBackward(p *backend.GatedHiddenBackward) error {
 	if !ok || !fits || p.Biased {
 		return noKernel(p)
 	}
-	return b.either(func() error { return l.add("gated_hidden_backward_sm90_" + p.Activation) }, func() error {
+	return b.either(func() error { return l.add("gated_hidden_backward_sm90_" + p.Formula) }, func() error {
 		if err := b.multiply(product, p.AllowTF32); err != nil {
 			return err
 		}
 		if p.Out != nil {
-			if err := b.gated(&backend.Gated{Header: p.Header, Activation: p.Activation, Value: p.Value, Gate: p.Gate, Out: p.Out}); err != nil {
+			if err := b.gated(&backend.Gated{Header: p.Header, Value: p.Value, Gate: p.Gate, Out: p.Out}); err != nil {
 				return err
 			}
 		}
 		return b.gatedBackward(&backend.GatedBackward{
-			Header: p.Header, Activation: p.Activation, GradOutput: p.GradValue, Value: p.Value, Gate: p.Gate, GradValue: p.GradValue, GradGate: p.GradGate,
+			Header: p.Header, GradOutput: p.GradValue, Value: p.Value, Gate: p.Gate, GradValue: p.GradValue, GradGate: p.GradGate,
 		})
 	})
 }
 
 // throughWeight is grad_output weight as one kernel does it, and otherwise.
 func (b *builder) throughWeight(h backend.Header, gradOutput, weight, out *tensor.View) (o onePass, product *lower.Product, ok bool) {
-	h.Kind = "none"
+	h.Formula = "none"
 	product = lower.Forward(&backend.GemmEpilogue{Header: h, A: gradOutput, B: weight, Out: out})
 	if _, small := b.smallOf(0, out, gradOutput); small {
 		return o, product, false
@@ -169,7 +169,7 @@ func (b *builder) gatedLinear(p *backend.GatedLinear) error {
 		return noKernel(p)
 	}
 	h := p.Header
-	h.Kind = "none"
+	h.Formula = "none"
 	value := &backend.GemmEpilogue{Header: h, A: p.Input, B: transposed(p.WeightValue), Bias: p.BiasValue, Out: p.Out}
 	gate := &backend.GemmEpilogue{Header: h, A: p.Input, B: transposed(p.WeightGate), Bias: p.BiasGate, Out: p.Out}
 	o, ok := b.onePassOf(lower.Forward(value))
@@ -189,7 +189,7 @@ func (b *builder) gatedLinear(p *backend.GatedLinear) error {
 		}
 		l.biases[i] = layer.views[lower.Bias]
 	}
-	return b.either(func() error { return l.add("gated_linear_sm90_" + p.Activation) }, func() error {
+	return b.either(func() error { return l.add("gated_linear_sm90_" + p.Formula) }, func() error {
 		values, gates := p.Value, p.Gate
 		if values == nil {
 			values, gates = p.Out, b.region(p.DType, p.Out.Shape...)
@@ -200,7 +200,7 @@ func (b *builder) gatedLinear(p *backend.GatedLinear) error {
 		if err := b.preactivation(gate, gates); err != nil {
 			return err
 		}
-		return b.gated(&backend.Gated{Header: p.Header, Activation: p.Activation, Value: values, Gate: gates, Out: p.Out})
+		return b.gated(&backend.Gated{Header: p.Header, Value: values, Gate: gates, Out: p.Out})
 	})
 }
 

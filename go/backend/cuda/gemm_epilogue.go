@@ -18,10 +18,10 @@ func (b *builder) gemmEpilogue(p *backend.GemmEpilogue) error {
 		result = p.Preactivation
 	}
 	if s, ok := b.smallOf(p.BatchRank, result, p.A); ok {
-		return b.smallForward(s, p.Kind, p.A, p.B, p.Bias, p.Out, p.Preactivation)
+		return b.smallForward(s, p.Formula, p.A, p.B, p.Bias, p.Out, p.Preactivation)
 	}
 	if o, ok := b.onePassOf(lower.Forward(p)); ok {
-		kind := p.Kind
+		kind := p.Formula
 		if p.Out == nil {
 			kind = "none"
 		}
@@ -42,10 +42,10 @@ func (b *builder) twoPasses(p *backend.GemmEpilogue) error {
 	if err := b.preactivation(p, pre); err != nil {
 		return err
 	}
-	if p.Out == nil || p.Out == pre && p.Kind == "none" {
+	if p.Out == nil || p.Out == pre && p.Formula == "none" {
 		return nil
 	}
-	return b.activation(p.Kind, p.Out, pre)
+	return b.activation(p.Formula, p.Out, pre)
 }
 
 // preactivation adds pre = a b + bias.

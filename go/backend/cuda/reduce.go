@@ -145,7 +145,8 @@ func (b *builder) order(r *reduction, kept, reduced walk) order {
 }
 
 // atOnce is how many blocks of a summing kernel the processors have at once: reduce.cuh's
-// blocks_at_once.
+// blocks_at_once, or one more a processor for gated kinds in half types, whose sums keep the order
+// that they always had.
 func (b *builder) atOnce(r *reduction) int64 {
 	each := 5 - len(r.outputs)
 	if b.dt == dtype.Float64 {

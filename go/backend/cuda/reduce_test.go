@@ -138,6 +138,7 @@ func TestGradPreactivation(t *testing.T) {
 	}
 	for _, dt := range dtype.All() {
 		for a, info := range activation.All() {
+			formula, numbers := info.Kernel(defaults(t, info.Name))
 			for _, fromOutput := range []bool{false, true}[:1+truth(info.FromOutput)] {
 				for turn, layout := range layouts {
 					if testing.Short() && (turn+a)%4 != 0 {
@@ -145,7 +146,7 @@ func TestGradPreactivation(t *testing.T) {
 					}
 					name := fmt.Sprintf("%s/%v/%v/%v%v", info.Name, fromOutput, dt, layout.shape, layout.order)
 					t.Run(name, func(t *testing.T) {
-						testGradPreactivation(t, dt, info.Name, fromOutput, layout.shape, layout.order, turn)
+						testGradPreactivation(t, dt, formula, numbers, fromOutput, layout.shape, layout.order, turn)
 					})
 				}
 			}
@@ -161,7 +162,7 @@ func defaults(t *testing.T, kind string) []float64 {
 	return values
 }
 
-func testGradPreactivation(t *testing.T, dt dtype.DType, kind string, fromOutput bool, shape []int64, order []int, turn int) {
+func testGradPreactivation(t *testing.T, dt dtype.DType, kind string, numbers []float64, fromOutput bool, shape []int64, order []int, turn int) {
 	c := newCall(t, dt)
 	n := shape[len(shape)-1]
 	g, bias := c.operand(shape, order...), c.operand(append(slices.Repeat([]int64{1}, len(shape)-1), n))
@@ -173,7 +174,7 @@ func testGradPreactivation(t *testing.T, dt dtype.DType, kind string, fromOutput
 		xs = c.values(saved)
 	}
 	made, _ := portable.Lookup(kind)
-	formula := made(defaults(t, kind))
+	formula := made(numbers)
 	gs, old := c.values(g), c.values(bias)
 	want, sums, sizes := make([]float64, len(gs)), make([]float64, n), make([]float64, n)
 	terms := make([]float64, len(gs))
@@ -193,7 +194,7 @@ func testGradPreactivation(t *testing.T, dt dtype.DType, kind string, fromOutput
 	pass := func(out, bias *tensor.View) func(*builder) error {
 		return func(b *builder) error {
 			return b.gradPreactivation(&lower.Pass{
-				Kind: kind, FromOutput: fromOutput, GradOutput: g, Saved: saved, GradPreactivation: out, GradBias: bias,
+				Formula: kind, FromOutput: fromOutput, GradOutput: g, Saved: saved, GradPreactivation: out, GradBias: bias,
 			})
 		}
 	}
@@ -205,7 +206,7 @@ func testGradPreactivation(t *testing.T, dt dtype.DType, kind string, fromOutput
 		}
 	}
 	run := backend.Run{Accumulate: accumulate}
-	copy(run.Parameters[:], defaults(t, kind))
+	copy(run.Parameters[:], numbers)
 	b := c.run(run, pass(out, bias))
 	c.near(want, c.values(out), terms, c.roundoff(), "grad_preactivation")
 	c.near(sums, c.values(bias), sizes, 4*c.roundoff(), "grad_bias")
@@ -260,33 +261,43 @@ func testLerpBackward(t *testing.T, dt dtype.DType, shape []int64, order []int, 
 	}
 	g, start, weight := c.operand(shape, order...), c.operand(shape, order...), expand(c.operand(small))
 	end := expand(c.operand(small))
-	p := &backend.LerpBackward{Header: backend.Header{Op: "lerp_backward", DType: dt}, GradOutput: g, Start: start, End: end, Weight: weight}
-	p.GradStart, p.GradEnd, p.GradWeight = c.operand(shape, order...), c.operand(small), c.operand(small)
+	gradients := []*tensor.View{c.operand(shape, order...), c.operand(small), c.operand(small)}
+	p := &backend.PointwiseBackward{
+		Header: backend.Header{Op: "lerp_backward", Formula: "lerp", DType: dt}, GradOutput: g, Inputs: []*tensor.View{start, end, weight}, Gradients: gradients,
+	}
 	gs, ss, es, ws := c.values(g), c.values(start), c.values(end), c.values(weight)
 	gradStart, gradEnd, gradWeight := make([]float64, len(gs)), make([]float64, len(gs)), make([]float64, len(gs))
 	portable.LerpBackward(gradStart, gradEnd, gradWeight, gs, ss, es, ws)
-	c.run(backend.Run{}, func(b *builder) error { return b.lerpBackward(p) })
+	c.run(backend.Run{}, func(b *builder) error { return b.pointwiseBackward(p) })
 	sizes := make([]float64, len(gs))
 	for i := range gs {
 		sizes[i] = math.Abs(gs[i]) * (1 + math.Abs(ws[i]))
 	}
-	c.near(gradStart, c.values(p.GradStart), sizes, c.roundoff(), "grad_start")
+	c.near(gradStart, c.values(gradients[0]), sizes, c.roundoff(), "grad_start")
 	sum, size := summed(gradEnd, shape, small)
-	c.near(sum, c.values(p.GradEnd), size, 4*c.roundoff(), "grad_end")
+	c.near(sum, c.values(gradients[1]), size, 4*c.roundoff(), "grad_end")
 	sum, size = summed(gradWeight, shape, small)
 	for i := range size {
 		size[i] += float64(len(gs)/len(size)) * 8
 	}
-	c.near(sum, c.values(p.GradWeight), size, 4*c.roundoff(), "grad_weight")
+	c.near(sum, c.values(gradients[2]), size, 4*c.roundoff(), "grad_weight")
 	// Alone, with a number, it is the same formula.
 	c.run(backend.Run{Parameters: [4]float64{0.25}}, func(b *builder) error {
-		return b.lerpBackward(&backend.LerpBackward{Header: p.Header, GradOutput: g, GradEnd: p.GradEnd})
+		return b.pointwiseBackward(gradEndOf(dt, g, gradients[1]))
 	})
 	for i := range gradEnd {
 		gradEnd[i] = 0.25 * gs[i]
 	}
 	sum, size = summed(gradEnd, shape, small)
-	c.near(sum, c.values(p.GradEnd), size, 4*c.roundoff(), "grad_end of a number")
+	c.near(sum, c.values(gradients[1]), size, 4*c.roundoff(), "grad_end of a number")
+}
+
+// gradEndOf is lerp's grad_end alone, by a number.
+func gradEndOf(dt dtype.DType, gradOutput, gradEnd *tensor.View) *backend.PointwiseBackward {
+	return &backend.PointwiseBackward{
+		Header: backend.Header{Op: "lerp_backward", Formula: "lerp", DType: dt}, GradOutput: gradOutput,
+		Inputs: make([]*tensor.View, 3), Gradients: []*tensor.View{nil, gradEnd, nil},
+	}
 }
 
 // summed sums to a shape that has the size 1 in some dimensions, and gives the sum of magnitudes
@@ -327,7 +338,7 @@ func TestManyDimensions(t *testing.T) {
 		}
 		sum := c.operand(small)
 		c.run(backend.Run{Parameters: [4]float64{1}}, func(b *builder) error {
-			return b.lerpBackward(&backend.LerpBackward{Header: backend.Header{DType: c.dt}, GradOutput: in, GradEnd: sum})
+			return b.pointwiseBackward(gradEndOf(c.dt, in, sum))
 		})
 		want, sizes := summed(c.values(in), shape, small)
 		c.near(want, c.values(sum), sizes, 1e-6, fmt.Sprint(reduced))
@@ -346,7 +357,7 @@ func TestShortChunks(t *testing.T) {
 		}
 	}
 	b := c.run(backend.Run{}, func(b *builder) error {
-		return b.gradPreactivation(&lower.Pass{Kind: "relu", FromOutput: true, GradOutput: g, Saved: y, GradPreactivation: grad, GradBias: bias})
+		return b.gradPreactivation(&lower.Pass{Formula: "relu", FromOutput: true, GradOutput: g, Saved: y, GradPreactivation: grad, GradBias: bias})
 	})
 	assert.Equal(t, want, c.values(grad))
 	sum, sizes := summed(want, shape, []int64{1, shape[1]})
@@ -360,7 +371,7 @@ func TestSumsOfNothing(t *testing.T) {
 	c := newCall(t, dtype.BFloat16)
 	g, bias, empty := c.operand([]int64{0, 40}), c.operand([]int64{1, 40}), c.operand([]int64{0, 40})
 	pass := func(b *builder) error {
-		return b.gradPreactivation(&lower.Pass{Kind: "none", GradOutput: g, GradPreactivation: empty, GradBias: bias})
+		return b.gradPreactivation(&lower.Pass{Formula: "none", GradOutput: g, GradPreactivation: empty, GradBias: bias})
 	}
 	before := c.values(bias)
 	c.run(backend.Run{Accumulate: true}, pass)

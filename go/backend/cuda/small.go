@@ -3,6 +3,8 @@
 package cuda
 
 import (
+	"slices"
+
 	"github.com/epigrad/epigrad/go/backend"
 	"github.com/epigrad/epigrad/go/backend/lower"
 	"github.com/epigrad/epigrad/go/dtype"
@@ -116,13 +118,31 @@ func (p *parameters) sizes(sizes ...int64) {
 
 func tiles(rows, columns int64) int64 { return ceilDiv(rows, smallTile) * ceilDiv(columns, smallTile) }
 
+// others are the activations that share kernels: EPG_FOR_EACH_OTHER_ACTIVATION of
+// kernels/cuda/activation.cuh.
+var others = []string{"swish", "elu", "softplus", "mish", "hardswish", "hardsigmoid", "hardtanh", "softcap"}
+
+// smallName is what a formula's kernel is called.
+func smallName(formula string) string {
+	if slices.Contains(others, formula) {
+		return "other"
+	}
+	return formula
+}
+
+// smallNumbers are the parameters of a formula, which the run brings, and its number among others.
+func (p *parameters) smallNumbers(formula string) {
+	p.runsNumbers()
+	p.float64(float64(max(slices.Index(others, formula), 0)))
+}
+
 // smallForward adds out = act(a b + bias) and the preactivation, either of which may be nil, in one
 // launch.
-func (b *builder) smallForward(s smallGemm, kind string, left, right, bias, out, preactivation *tensor.View) error {
-	return b.small("gemm_epilogue_small_"+kind, tiles(s.m, s.n), []*tensor.View{left, right}, []*tensor.View{out, preactivation}, false,
+func (b *builder) smallForward(s smallGemm, formula string, left, right, bias, out, preactivation *tensor.View) error {
+	return b.small("gemm_epilogue_small_"+smallName(formula), tiles(s.m, s.n), []*tensor.View{left, right}, []*tensor.View{out, preactivation}, false,
 		func(p *parameters) {
 			p.vector(bias)
-			p.runsNumbers()
+			p.smallNumbers(formula)
 			p.sizes(s.m, s.n, s.k, ceilDiv(s.n, smallTile))
 		})
 }
@@ -132,7 +152,7 @@ func (b *builder) smallForward(s smallGemm, kind string, left, right, bias, out,
 func (b *builder) smallBackward(s smallGemm, q *backend.GemmEpilogueBackward) error {
 	saved, from := q.Preactivation, ""
 	switch {
-	case q.Kind == "none":
+	case q.Formula == "none":
 		saved = nil
 	case q.Output != nil:
 		saved, from = q.Output, "from_output_"
@@ -154,11 +174,11 @@ func (b *builder) smallBackward(s smallGemm, q *backend.GemmEpilogueBackward) er
 	if q.GradBias != nil {
 		biasBlocks = ceilDiv(s.n, smallTile)
 	}
-	return b.small("gemm_epilogue_backward_small_"+from+q.Kind, gradATiles+gradBTiles+biasBlocks,
+	return b.small("gemm_epilogue_backward_small_"+from+smallName(q.Formula), gradATiles+gradBTiles+biasBlocks,
 		[]*tensor.View{q.GradOutput, saved, q.A, q.B}, []*tensor.View{q.GradA, q.GradB}, true,
 		func(p *parameters) {
 			p.vector(q.GradBias)
-			p.runsNumbers()
+			p.smallNumbers(q.Formula)
 			p.sizes(s.m, s.n, s.k, gradATiles, gradBTiles)
 		})
 }

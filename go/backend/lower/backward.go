@@ -32,7 +32,7 @@ func (b *Backward) Products() []*Product {
 // GradOutput's rank, and GradBias has the size 1 in all dimensions but the last. Runs that
 // accumulate add to it.
 type Pass struct {
-	Kind string
+	Formula string
 	// FromOutput: Saved is the output, else the preactivation.
 	FromOutput bool
 	// Saved is nil for the activation "none".
@@ -46,9 +46,9 @@ type Pass struct {
 func Gradients(p *backend.GemmEpilogueBackward, region func(dt dtype.DType, shape ...int64) *tensor.View) Backward {
 	var b Backward
 	gradient, shape := p.GradOutput, p.GradOutput.Shape
-	activates, products := p.Kind != "none", p.GradA != nil || p.GradB != nil
+	activates, products := p.Formula != "none", p.GradA != nil || p.GradB != nil
 	if p.GradBias != nil || activates && products {
-		b.Pass = &Pass{Kind: p.Kind, GradOutput: gradient, GradBias: row(p.GradBias, gradient.Rank())}
+		b.Pass = &Pass{Formula: p.Formula, GradOutput: gradient, GradBias: row(p.GradBias, gradient.Rank())}
 	}
 	if b.Pass != nil && activates {
 		switch {
@@ -59,7 +59,7 @@ func Gradients(p *backend.GemmEpilogueBackward, region func(dt dtype.DType, shap
 		default:
 			b.Pass.Saved = region(p.DType, shape...)
 			b.Recompute = &backend.GemmEpilogue{Header: p.Header, BatchRank: p.BatchRank, A: p.A, B: p.B, Bias: p.Bias, Preactivation: b.Pass.Saved}
-			b.Recompute.Kind = "none"
+			b.Recompute.Formula = "none"
 		}
 		if products {
 			gradient = region(p.DType, shape...)

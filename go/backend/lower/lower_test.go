@@ -78,7 +78,7 @@ func (m *machine) multiply(p *lower.Product) {
 		if pre != nil {
 			*m.at(pre, index) = sum
 		}
-		if out != nil && p.Kind == "exp" {
+		if out != nil && p.Formula == "exp" {
 			sum = math.Exp(sum)
 		}
 		if out != nil {
@@ -95,7 +95,7 @@ func (m *machine) pass(p *lower.Pass) {
 	each(p.GradOutput.Shape, func(index []int64) {
 		g := *m.at(p.GradOutput, index)
 		switch {
-		case p.Kind == "none":
+		case p.Formula == "none":
 		case p.FromOutput:
 			g *= *m.at(p.Saved, index)
 		default:
@@ -158,7 +158,7 @@ func problems(kind string) []*problem {
 		if !c.withoutBias {
 			bias = p.tensor([]int64{c.n})
 		}
-		header := backend.Header{Kind: kind, DType: dtype.Float64, AllowTF32: true}
+		header := backend.Header{Kind: kind, Formula: kind, DType: dtype.Float64, AllowTF32: true}
 		p.forward = backend.GemmEpilogue{Header: header, BatchRank: len(c.batch), A: a, B: b, Bias: bias, Out: out, Preactivation: pre}
 		p.backward = backend.GemmEpilogueBackward{
 			Header: header, BatchRank: len(c.batch), GradOutput: p.tensor(out.Shape), A: a, B: b, Bias: bias,
@@ -349,7 +349,7 @@ func TestSteps(t *testing.T) {
 			}
 			if c.recompute {
 				h := q.Header
-				h.Kind = "none"
+				h.Formula = "none"
 				assert.Equal(t, &backend.GemmEpilogue{Header: h, BatchRank: 1, A: q.A, B: q.B, Bias: q.Bias, Preactivation: regions[0]}, made.Recompute)
 			}
 			require.Equal(t, c.gradA, made.A != nil)

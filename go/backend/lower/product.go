@@ -32,7 +32,7 @@ type Dim struct {
 // Batch, M, N and K are lists of dimensions. Each list is walked as one index, in row-major order.
 // Bias may be nil, and so may one of the results.
 type Product struct {
-	Kind           string // of the activation
+	Formula        string // of the activation
 	Views          [Operands]*tensor.View
 	Batch, M, N, K []Dim
 	// Summed counts the batch dimensions that the result is summed over. They come first in K.
@@ -44,7 +44,7 @@ type Product struct {
 // Forward returns the product of a GEMM epilogue.
 func Forward(p *backend.GemmEpilogue) *Product {
 	rank, last := p.BatchRank, p.A.Rank()-1
-	q := &Product{Kind: p.Kind, Views: [Operands]*tensor.View{p.Out, p.Preactivation, p.A, p.B, p.Bias}}
+	q := &Product{Formula: p.Formula, Views: [Operands]*tensor.View{p.Out, p.Preactivation, p.A, p.B, p.Bias}}
 	out, pre, a, b := stridesOf(p.Out, rank), stridesOf(p.Preactivation, rank), stridesOf(p.A, rank), stridesOf(p.B, rank)
 	q.M = dims(p.A.Shape[rank:last], strides{Out: out.rows, Preactivation: pre.rows, Left: a.rows})
 	q.N = dims(p.B.Shape[rank+1:], strides{Out: out.columns, Preactivation: pre.columns, Right: b.columns, Bias: stridesOf(p.Bias, 0).columns})
@@ -56,7 +56,7 @@ func Forward(p *backend.GemmEpilogue) *Product {
 // gradA is grad_a = g bᵀ.
 func gradA(p *backend.GemmEpilogueBackward, g *tensor.View) *Product {
 	rank, last := p.BatchRank, g.Rank()-1
-	q := &Product{Kind: "none", Views: [Operands]*tensor.View{Out: p.GradA, Left: g, Right: p.B}, Accumulates: p.AddsA}
+	q := &Product{Formula: "none", Views: [Operands]*tensor.View{Out: p.GradA, Left: g, Right: p.B}, Accumulates: p.AddsA}
 	out, left, b := stridesOf(p.GradA, rank), stridesOf(g, rank), stridesOf(p.B, rank)
 	q.M = dims(g.Shape[rank:last], strides{Out: out.rows, Left: left.rows})
 	q.N = dims(p.B.Shape[rank:rank+1], strides{Out: out.columns, Right: b.rows})
@@ -68,7 +68,7 @@ func gradA(p *backend.GemmEpilogueBackward, g *tensor.View) *Product {
 // gradB is grad_b = aᵀ g, summed over all rows.
 func gradB(p *backend.GemmEpilogueBackward, g *tensor.View) *Product {
 	rank, last := p.BatchRank, g.Rank()-1
-	q := &Product{Kind: "none", Views: [Operands]*tensor.View{Out: p.GradB, Left: p.A, Right: g}, Accumulates: true}
+	q := &Product{Formula: "none", Views: [Operands]*tensor.View{Out: p.GradB, Left: p.A, Right: g}, Accumulates: true}
 	out, a, right := stridesOf(p.GradB, rank), stridesOf(p.A, rank), stridesOf(g, rank)
 	q.M = dims(p.A.Shape[last:], strides{Out: out.rows, Left: a.columns})
 	q.N = dims(g.Shape[last:], strides{Out: out.columns, Right: right.columns})

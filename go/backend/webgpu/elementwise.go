@@ -206,7 +206,7 @@ func reversed(l loops) (shape []int64, strides [][]int64) {
 // activationBackward adds the column sums first: grad_input may be grad_output's memory.
 func (b *builder) activationBackward(p *backend.ActivationBackward) error {
 	inputs := b.inputs(p.GradOutput, p.Input)
-	f := formula{name: "activation_backward", kind: p.Kind, accumulates: true}
+	f := formula{name: "activation_backward", kind: p.Formula, accumulates: true}
 	if err := b.sums(f, []*tensor.View{b.place(p.GradBias, hostOutput, true)}, inputs); err != nil {
 		return err
 	}
@@ -216,7 +216,7 @@ func (b *builder) activationBackward(p *backend.ActivationBackward) error {
 
 func (b *builder) gatedBackward(p *backend.GatedBackward) error {
 	inputs := b.inputs(p.GradOutput, p.Value, p.Gate)
-	f := formula{name: "gated_backward", kind: p.Activation, accumulates: true}
+	f := formula{name: "gated_backward", kind: p.Formula, accumulates: true}
 	biases := []*tensor.View{b.place(p.GradBiasValue, hostOutput, true), b.place(p.GradBiasGate, hostOutput, true)}
 	if err := b.sums(f, biases, inputs); err != nil {
 		return err
@@ -225,22 +225,26 @@ func (b *builder) gatedBackward(p *backend.GatedBackward) error {
 	return b.elementwise(f, b.outputs(p.GradValue, p.GradGate), inputs)
 }
 
-func lerpFormula(name string, weight *tensor.View) formula {
-	return formula{name: name, tensorWeight: weight != nil}
+func pointwiseFormula(h *backend.Header, backward string, inputs []*tensor.View) formula {
+	return formula{name: h.Formula + backward, tensorWeight: h.Formula == "lerp" && inputs[2] != nil}
 }
 
-// lerpBackward makes one pass for all gradients of grad_output's own shape, and one for each of
-// those that are summed.
-func (b *builder) lerpBackward(p *backend.LerpBackward) error {
-	inputs := b.inputs(p.GradOutput, p.Start, p.End, p.Weight)
-	f := lerpFormula("lerp_backward", p.Weight)
-	full := make([]*tensor.View, 3)
-	for i, gradient := range b.outputs(p.GradStart, p.GradEnd, p.GradWeight) {
+func (b *builder) pointwise(p *backend.Pointwise) error {
+	return b.elementwise(pointwiseFormula(&p.Header, "", p.Inputs), b.outputs(p.Out), b.inputs(p.Inputs...))
+}
+
+// pointwiseBackward makes one pass for all gradients of grad_output's own shape, and one for each
+// of those that are summed.
+func (b *builder) pointwiseBackward(p *backend.PointwiseBackward) error {
+	inputs := b.inputs(append([]*tensor.View{p.GradOutput}, p.Inputs...)...)
+	f := pointwiseFormula(&p.Header, "_backward", p.Inputs)
+	full := make([]*tensor.View, len(p.Gradients))
+	for i, gradient := range b.outputs(p.Gradients...) {
 		if gradient == nil || slices.Equal(gradient.Shape, p.GradOutput.Shape) {
 			full[i] = gradient
 			continue
 		}
-		sums := make([]*tensor.View, 3)
+		sums := make([]*tensor.View, len(p.Gradients))
 		sums[i] = gradient
 		if err := b.sums(f, sums, inputs); err != nil {
 			return err

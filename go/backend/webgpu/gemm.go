@@ -43,7 +43,7 @@ func (b *builder) gemmEpilogueBackward(p *backend.GemmEpilogueBackward) error {
 		}
 	}
 	if pass := made.Pass; pass != nil {
-		f, inputs := gradPreactivation(pass.Kind, pass.FromOutput), []*tensor.View{pass.GradOutput, pass.Saved}
+		f, inputs := gradPreactivation(pass.Formula, pass.FromOutput), []*tensor.View{pass.GradOutput, pass.Saved}
 		f.accumulates = true
 		if err := b.sums(f, []*tensor.View{pass.GradBias}, inputs); err != nil {
 			return err
@@ -83,7 +83,7 @@ func (b *builder) multiply(p *lower.Product) error {
 			return err
 		}
 	}
-	return b.elementwise(formula{name: "epilogue", kind: p.Kind, accumulates: p.Accumulates},
+	return b.elementwise(formula{name: "epilogue", kind: p.Formula, accumulates: p.Accumulates},
 		[]*tensor.View{p.Result(lower.Out), p.Result(lower.Preactivation)}, []*tensor.View{sums, p.Result(lower.Bias)})
 }
 
@@ -233,7 +233,7 @@ func (b *builder) tileStep(p *lower.Product, x tile, quads bool) *step {
 		deep[i] = b.readsAlongK && quads && ok && !o.written && !all[i].quads && x.quads(i, ofDepth)
 		all[i].quads = all[i].quads || deep[i]
 	}
-	t := b.template("gemm", formula{name: "gemm", kind: p.Kind}, all)
+	t := b.template("gemm", formula{name: "gemm", kind: p.Formula}, all)
 	t.name = strings.Replace(t.name, "gemm_gemm", "gemm_epilogue", 1)
 	at := func(place int) int { return slices.IndexFunc(all, func(o operand) bool { return o.place == place }) }
 	t.definitions["A"], t.definitions["B"], t.definitions["BIASES"] = strconv.Itoa(at(lower.Left)), strconv.Itoa(at(lower.Right)), ""

@@ -7,7 +7,6 @@ import "C"
 
 import (
 	"encoding/binary"
-	"math"
 	"slices"
 	"strings"
 	"unsafe"
@@ -27,7 +26,10 @@ const (
 	paramAccumulate = 12
 	paramRest       = 16
 	paramParameters = 64
-	paramShape      = 80
+	paramLows       = 80
+	paramLimits     = 96
+	paramOffset     = 104
+	paramShape      = 112
 	paramOperands   = paramShape + 4*mostRank
 	operandBytes    = 16 + 4*mostRank
 	paramAlignment  = 256
@@ -294,10 +296,7 @@ func (k *kernel) encode(run *submission, r *backend.Run, buffers []held) error {
 		start := len(params)
 		params = append(params, s.params...)
 		here := params[start:]
-		putFloat32(here[paramRest:], 1-r.Parameters[0])
-		for j, parameter := range r.Parameters {
-			putFloat32(here[paramParameters+4*j:], parameter)
-		}
+		s.putNumbers(here, r.Parameters[:])
 		if s.definitions["ACCUMULATES"] == "run" {
 			binary.LittleEndian.PutUint32(here[paramAccumulate:], truth(r.Accumulate))
 		}
@@ -343,11 +342,6 @@ func (k *kernel) bind(run *submission, b *binding, s *step, buffers []held, para
 // writes reports whether the step writes to a buffer.
 func (s *step) writes(b buffer, buffers []held) bool {
 	return slices.ContainsFunc(s.bindings, func(other binding) bool { return other.written && buffers[other.slot].buffer.handle == b.handle })
-}
-
-// putFloat32 writes a number as the kernels have it.
-func putFloat32(at []byte, x float64) {
-	binary.LittleEndian.PutUint32(at, math.Float32bits(float32(x)))
 }
 
 func truth(b bool) uint32 {

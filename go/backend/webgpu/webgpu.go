@@ -85,17 +85,17 @@ func (*Backend) Computes(dt dtype.DType) bool { return dt != dtype.Float64 }
 func (b *builder) plan(p backend.Problem) error {
 	switch p := p.(type) {
 	case *backend.Activation:
-		return b.elementwise(formula{name: "activation", kind: p.Kind}, b.outputs(p.Out), b.inputs(p.Input))
+		return b.elementwise(formula{name: "activation", kind: p.Formula}, b.outputs(p.Out), b.inputs(p.Input))
 	case *backend.ActivationBackward:
 		return b.activationBackward(p)
 	case *backend.Gated:
-		return b.elementwise(formula{name: "gated", kind: p.Activation}, b.outputs(p.Out), b.inputs(p.Value, p.Gate))
+		return b.elementwise(formula{name: "gated", kind: p.Formula}, b.outputs(p.Out), b.inputs(p.Value, p.Gate))
 	case *backend.GatedBackward:
 		return b.gatedBackward(p)
-	case *backend.Lerp:
-		return b.elementwise(lerpFormula("lerp", p.Weight), b.outputs(p.Out), b.inputs(p.Start, p.End, p.Weight))
-	case *backend.LerpBackward:
-		return b.lerpBackward(p)
+	case *backend.Pointwise:
+		return b.pointwise(p)
+	case *backend.PointwiseBackward:
+		return b.pointwiseBackward(p)
 	case *backend.GemmEpilogue:
 		return b.gemmEpilogue(p)
 	case *backend.GemmEpilogueBackward:

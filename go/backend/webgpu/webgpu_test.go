@@ -160,7 +160,7 @@ func TestWhatDoesNotCompile(t *testing.T) {
 }
 
 // lerpProblem is half way from 1 to 3, eight times.
-func lerpProblem() (*backend.Lerp, *backend.Run, []float32) {
+func lerpProblem() (*backend.Pointwise, *backend.Run, []float32) {
 	start, end, out := make([]float32, 8), make([]float32, 8), make([]float32, 8)
 	run := &backend.Run{Parameters: [activation.MostParameters]float64{0.5}}
 	views := make([]*tensor.View, 3)
@@ -171,7 +171,8 @@ func lerpProblem() (*backend.Lerp, *backend.Run, []float32) {
 		views[i] = &tensor.View{Operand: i, DType: dtype.Float32, Device: tensor.Device{Type: tensor.CPU}, Shape: []int64{8}, Strides: []int64{1}}
 		run.Bases = append(run.Bases, unsafe.Pointer(&memory[0]))
 	}
-	return &backend.Lerp{Header: backend.Header{Op: "lerp", DType: dtype.Float32}, Start: views[0], End: views[1], Out: views[2]}, run, out
+	header := backend.Header{Op: "lerp", Formula: "lerp", DType: dtype.Float32}
+	return &backend.Pointwise{Header: header, Inputs: []*tensor.View{views[0], views[1], nil}, Out: views[2]}, run, out
 }
 
 // lerpCall is a small call on the host's memory.

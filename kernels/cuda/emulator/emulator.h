@@ -24,6 +24,7 @@
 #include "../gemm_epilogue.cu"
 #undef FORMULA
 #include "../gemm_epilogue_small.cu"
+#include "../learnable.cu"
 #include "../lerp.cu"
 
 dim3 threadIdx, blockIdx;

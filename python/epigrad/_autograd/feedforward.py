@@ -37,7 +37,7 @@ def _hidden(call: Call, preactivation: Tensor) -> Tensor:
     if not _is_gated(call):
         return formulas.unrounded(call.activation, preactivation)
     value, gate = formulas.split_gate(preactivation, -1, call.gate)
-    return formulas.computed(value) * formulas.unrounded(call.activation, gate)
+    return formulas.gated_unrounded(call.gated, value, gate)
 
 
 def _grad_preactivation(call: Call, grad: Tensor, preactivation: Tensor | None) -> Tensor:
@@ -46,7 +46,7 @@ def _grad_preactivation(call: Call, grad: Tensor, preactivation: Tensor | None) 
         return formulas.grad_preactivation(call.activation, grad, preactivation, None)
     assert preactivation is not None
     value, gate = formulas.split_gate(preactivation, -1, call.gate)
-    grad_value, grad_gate = formulas.gated_backward(call.activation, grad, value, gate, (True, True))
+    grad_value, grad_gate = formulas.gated_backward(call.gated, grad, value, gate, (True, True))
     assert grad_value is not None and grad_gate is not None
     return formulas.joined(grad_value, grad_gate, -1, call.gate)
 

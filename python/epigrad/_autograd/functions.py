@@ -26,7 +26,7 @@ from epigrad._autograd import formulas
 from epigrad._core.call import Call
 from epigrad._core.checks import PLAIN_OR_NONE, check_save
 from epigrad._core.launcher import DISPATCHER, Launcher, Tensors, factor_of
-from epigrad._core.tables import ACTIVATIONS, GATED_KINDS
+from epigrad._core.tables import ACTIVATIONS
 from epigrad._core.torch_state import transforms_active
 
 # What forward keeps for the derivative of the activation.
@@ -250,20 +250,39 @@ class GatedActivationProblem(Problem):
         assert grad is not None and input is not None
         dim, place = self.call.dim, self.call.gate
         value, gate = formulas.split_gate(input, dim, place)
-        grad_value, grad_gate = formulas.gated_backward(self.call.activation, grad, value, gate, (True, True))
+        grad_value, grad_gate = formulas.gated_backward(self.call.gated, grad, value, gate, (True, True))
         assert grad_value is not None and grad_gate is not None
         return (formulas.joined(grad_value, grad_gate, dim, place).to(grad.dtype),)
 
 
+@dataclass(slots=True)
+class LearnableProblem(Problem):
+    """Backward of an activation whose parameters are tensors, of grad_output, input, parameters."""
+
+    def formula(self, needs: Needs, *tensors: Tensor | None) -> Tensors:
+        given = [tensor for tensor in tensors if tensor is not None]
+        return formulas.learnable_backward(self.call.op, self.call.parameters, needs, *given)
+
+
+_PROBLEMS: dict[str, type[Problem]] = {
+    "activation": ActivationProblem,
+    "gated_activation": GatedActivationProblem,
+    "prelu": LearnableProblem,
+    "xielu": LearnableProblem,
+}
+
+
 class Elementwise(OneOutput):
-    """A function of one tensor: ``act(x)``, or ``value * act(gate)`` of its two halves."""
+    """A function whose backward reads all of its tensors: ``act(x)``, ``value * act(gate)`` of the
+    two halves of one, or an activation whose parameters are tensors.
+    """
 
     @staticmethod
-    def forward(ctx: Any, core: Launcher, call: Call, input: Tensor) -> Tensor:
-        (out,) = core.launch(call, (input,), (True,))
+    def forward(ctx: Any, core: Launcher, call: Call, *tensors: Tensor) -> Tensor:
+        (out,) = core.launch(call, tensors, (True,))
         assert out is not None
-        ctx.problem = (GatedActivationProblem if call.op == "gated_activation" else ActivationProblem)(core, call)
-        ctx.save_for_backward(input)
+        ctx.problem = _PROBLEMS[call.op](core, call)
+        ctx.save_for_backward(*tensors)
         ctx.set_materialize_grads(False)
         return out
 
@@ -281,7 +300,7 @@ class GatedProductProblem(Problem):
     def formula(self, needs: Needs, *tensors: Tensor | None) -> Tensors:
         grad, value, gate = tensors
         assert grad is not None
-        grads = formulas.gated_backward(self.call.activation, grad, value, gate, needs)
+        grads = formulas.gated_backward(self.call.gated, grad, value, gate, needs)
         return tuple([None if gradient is None else gradient.to(grad.dtype) for gradient in grads])
 
 
@@ -294,9 +313,9 @@ class GatedProduct(OneOutput):
         assert out is not None
         need_value, need_gate = ctx.needs_input_grad[2:]
         ctx.problem = GatedProductProblem(core, call)
-        assert call.kind is not None
-        needs_gate = need_value or GATED_KINDS[call.kind].activation != "none"
-        ctx.save_for_backward(value if need_gate else None, gate if needs_gate else None)
+        keeps_value = need_gate or formulas.keeps_value(call.gated)
+        keeps_gate = need_value or formulas.keeps_gate(call.gated)
+        ctx.save_for_backward(value if keeps_value else None, gate if keeps_gate else None)
         ctx.set_materialize_grads(False)
         return out
 

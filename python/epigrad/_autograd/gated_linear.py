@@ -25,7 +25,7 @@ def gated_linear_formula(
     """The layer's output and its preactivation as differentiable operations."""
     value = formulas.preactivation(input, weight_value, bias_value, True)
     gate = formulas.preactivation(input, weight_gate, bias_gate, True)
-    return formulas.gated(call.activation, value, gate), torch.cat([value, gate], -1)
+    return formulas.gated(call.gated, value, gate), torch.cat([value, gate], -1)
 
 
 @dataclass(slots=True)
@@ -43,7 +43,7 @@ class GatedLinearProblem(Problem):
                 layers = (weight_value, weight_gate, bias_value, bias_gate)
                 _, preactivation = gated_linear_formula(self.call, input, *layers)
             halves = formulas.split_gate(preactivation, -1, 0)
-            grads[:] = formulas.gated_backward(self.call.activation, grad, *halves, (True, True))
+            grads[:] = formulas.gated_backward(self.call.gated, grad, *halves, (True, True))
         if grad_hidden is not None:
             extras = formulas.split_gate(formulas.computed(grad_hidden), -1, 0)
             grads = [extra if one is None else one + extra for one, extra in zip(grads, extras, strict=True)]

@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 from torch.compiler import is_dynamo_compiling
 
 from epigrad import errors
-from epigrad.kinds import Activation, Gated, activation_of, gated_of
+from epigrad.kinds import Activation, Gated, activation_of, arguments_of, gated_of
 
-GATE_NAMES = ("second", "first")
-"""Where the gate is: the names of its places, in the order of epigrad.h."""
+GATE_NAMES = ("second", "first", "odd", "even")
+"""Where the gates are: the second half, the first, or every other one; in epigrad.h's order."""
 
 _PLACES = {name: place for place, name in enumerate(GATE_NAMES)}
 
@@ -35,10 +35,11 @@ class Call(_Fields):
 
     Attributes:
         op: the operation.
-        kind: the activation or the gated kind; None for lerp.
-        parameters: the kind's, all or none for the defaults; or lerp's weight, if it is a number.
+        kind: the activation or the gated kind; None for lerp, prelu and xielu.
+        parameters: the kind's, all or none for the defaults; or lerp's weight, if it is a number;
+            or xielu's beta.
         dim: the dimension that a gated activation splits.
-        gate: which half the gate is, an index of `GATE_NAMES`.
+        gate: where the gates are, an index of `GATE_NAMES`.
         accumulate: whether to add into the weight and bias gradients.
         backend: the backend for CPU tensors; None is the CPU's.
     """
@@ -50,23 +51,27 @@ class Call(_Fields):
 
     @property
     def activation(self) -> Activation:
-        """The activation that the call applies, to its gate where it has one."""
+        """The activation that the call applies."""
         assert self.kind is not None
-        if self.op.startswith("gated"):
-            return Gated.of(self.op, self.kind, self.parameters).activation
         return Activation.of(self.op, self.kind, self.parameters)
+
+    @property
+    def gated(self) -> Gated:
+        """The gated kind that the call applies."""
+        assert self.kind is not None
+        return Gated.of(self.op, self.kind, self.parameters)
 
 
 def activation_call(op: str, activation: str | Activation | None, backend: str | None) -> Call:
     """The call of an operation with the activation that a caller means."""
     act = activation_of(op, activation)
-    return Call(op, act.name, act.values, 0, 0, False, backend)
+    return Call(op, act.name, arguments_of(act), 0, 0, False, backend)
 
 
 def gated_call(op: str, kind: str | Gated, dim: int, gate: str, backend: str | None) -> Call:
     """The call of an operation with the gated kind that a caller means."""
     gated = gated_of(op, kind)
-    return Call(op, gated.name, gated.values, dim_index(op, dim), gate_place(op, gate), False, backend)
+    return Call(op, gated.name, arguments_of(gated), dim_index(op, dim), gate_place(op, gate), False, backend)
 
 
 _quick = {make: functools.lru_cache(maxsize=1024)(make) for make in (activation_call, gated_call)}
@@ -83,10 +88,10 @@ def call_of(make: Callable[..., Call], *arguments: Any) -> Call:
 
 
 def gate_place(op: str, gate: str) -> int:
-    """Which half the gate is."""
+    """Where the gates are, as an index of `GATE_NAMES`."""
     place = _PLACES.get(gate) if isinstance(gate, str) else None
     if place is None:
-        raise errors.InvalidProblemError(f"{op}: gate: {gate!r}, want {' or '.join(map(repr, GATE_NAMES))}")
+        raise errors.InvalidProblemError(f"{op}: gate: {gate!r}, want one of {', '.join(map(repr, GATE_NAMES))}")
     return place
 
 

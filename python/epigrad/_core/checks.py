@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import numbers
 from collections.abc import Sequence
 
@@ -36,6 +37,21 @@ def lerp_weight(op: str, weight: float | Data) -> tuple[tuple[float, ...], Data 
     if overridden(weight):
         return (), weight  # type: ignore[return-value]  # what stands for a tensor
     raise errors.DTypeError(f"{op}: weight: {type(weight).__name__}, want a number or a torch.Tensor")
+
+
+def finite(op: str, argument: str, given: object) -> float:
+    """A finite number as a float."""
+    if type(given) is float and -math.inf < given < math.inf:  # as mostly: the checks below take long
+        return given
+    if isinstance(given, bool) or not isinstance(given, numbers.Real):
+        raise errors.DTypeError(f"{op}: {argument}: got {given!r}, want a number")
+    try:
+        value = float(given)
+    except OverflowError:
+        value = math.inf
+    if not -math.inf < value < math.inf:
+        raise errors.InvalidProblemError(f"{op}: {argument}: got {given!r}, want a finite number")
+    return value
 
 
 def overridden(*arguments: object) -> bool:

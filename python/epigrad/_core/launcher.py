@@ -92,6 +92,14 @@ def _lerp_backward(call: Call, inputs: Tensors, needs: tuple[bool, ...]) -> Tens
     return tuple(overload(call.op)(*inputs, factor=factor_of(call), needs=needs, backend=call.backend))
 
 
+def _learnable(call: Call, inputs: Tensors, needs: tuple[bool, ...]) -> Tensors:
+    return (overload(call.op)(*inputs, *call.parameters, backend=call.backend),)
+
+
+def _learnable_backward(call: Call, inputs: Tensors, needs: tuple[bool, ...]) -> Tensors:
+    return tuple(overload(call.op)(*inputs, *call.parameters, needs=needs, backend=call.backend))
+
+
 def _layers(call: Call, inputs: Tensors, needs: tuple[bool, ...]) -> Tensors:
     save = "preactivation" if needs[1] else "recompute"
     out, preactivation = overload(call.op)(*inputs, call.kind, save=save, **layer_options(call))
@@ -127,6 +135,10 @@ _CALLS: dict[str, Callable[[Call, Tensors, tuple[bool, ...]], Tensors]] = {
     "gated_product_backward": _gated_product_backward,
     "lerp": _lerp,
     "lerp_backward": _lerp_backward,
+    "prelu": _learnable,
+    "prelu_backward": _learnable_backward,
+    "xielu": _learnable,
+    "xielu_backward": _learnable_backward,
     "gated_linear": _layers,
     "gated_linear_backward": _block_backward,
     "mlp": _layers,

@@ -15,8 +15,15 @@ from typing import Any
 
 from epigrad import errors
 
-# What each range of go/activation accepts, in words that Dynamo can trace.
-_RANGES: dict[str, Callable[[float], bool]] = {"a finite number": lambda value: -math.inf < value < math.inf}
+# What each range of go/activation accepts, of a value and that of the parameter before it, in words
+# that Dynamo can trace.
+_RANGES: dict[str, Callable[[float, float], bool]] = {
+    "a finite number": lambda value, before: -math.inf < value < math.inf,
+    "a finite number > 0": lambda value, before: 0 < value < math.inf,
+    "a finite number that is not 0": lambda value, before: -math.inf < value < math.inf and value != 0,
+    "a finite number >= low": lambda value, before: before <= value < math.inf,
+    "a number > 0, or none": lambda value, before: value > 0,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +32,7 @@ class Parameter:
 
     Attributes:
         name: its keyword.
-        default: its value where none is given.
+        default: its value where none is given; infinity for none.
         range: the values that it accepts, in words.
 
     Raises:
@@ -39,9 +46,14 @@ class Parameter:
     def __post_init__(self) -> None:
         _RANGES[self.range]
 
-    def accepts(self, value: float) -> bool:
-        """Whether a value lies in the range."""
-        return _RANGES[self.range](value)
+    @property
+    def optional(self) -> bool:
+        """Whether it may be none, which infinity stands for."""
+        return self.range.endswith("or none")
+
+    def accepts(self, value: float, before: float) -> bool:
+        """Whether a value lies in the range; `before` is that of the parameter before it."""
+        return _RANGES[self.range](value, before)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,10 +62,13 @@ class ActivationRow:
 
     name: str
     formula: str
+    slope: str
     source: str
     from_output: bool
     cheap: bool
     cheap_in_half: bool
+    aliases: tuple[str, ...] = ()
+    default_is: str = ""
     parameters: tuple[Parameter, ...] = ()
     kinks: tuple[str, ...] = ()
 
@@ -64,8 +79,19 @@ class GatedRow:
 
     name: str
     activation: str
+    formula: str
     source: str
     parameters: tuple[Parameter, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Preset:
+    """A gated kind with parameters, under a name of its own."""
+
+    name: str
+    kind: str
+    parameters: dict[str, float]
+    source: str
 
 
 def _read() -> dict[str, Any]:
@@ -79,15 +105,20 @@ def _read() -> dict[str, Any]:
     return tables
 
 
-def _parameters(row: dict[str, Any]) -> dict[str, Any]:
-    """A row with its parameters and kinks as tuples."""
-    parameters = tuple(Parameter(**parameter) for parameter in row.get("parameters", ()))
-    return row | {"parameters": parameters} | ({"kinks": tuple(row["kinks"])} if "kinks" in row else {})
+def _parameter(name: str, default: float | None, range: str) -> Parameter:
+    return Parameter(name, math.inf if default is None else float(default), range)
+
+
+def _row(fields: dict[str, Any]) -> dict[str, Any]:
+    """A row's fields with tuples in place of lists."""
+    row = {name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()}
+    return row | {"parameters": tuple([_parameter(**parameter) for parameter in fields.get("parameters", ())])}
 
 
 _TABLES = _read()
-ACTIVATIONS = {row["name"]: ActivationRow(**_parameters(row)) for row in _TABLES["activations"]}
-GATED_KINDS = {row["name"]: GatedRow(**_parameters(row)) for row in _TABLES["gated_kinds"]}
+ACTIVATIONS = {row["name"]: ActivationRow(**_row(row)) for row in _TABLES["activations"]}
+GATED_KINDS = {row["name"]: GatedRow(**_row(row)) for row in _TABLES["gated_kinds"]}
+PRESETS = {row["name"]: Preset(**row) for row in _TABLES["presets"]}
 DTYPES: list[dict[str, Any]] = _TABLES["dtypes"]
 OPS: dict[str, dict[str, Any]] = {row["name"]: row for row in _TABLES["ops"]}
 VERSION: str = _TABLES["version"]

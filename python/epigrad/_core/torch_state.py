@@ -20,6 +20,7 @@ from epigrad._core import loader
 
 __all__ = [
     "any_autocast",
+    "as_input",
     "as_linear",
     "constant_to_dynamo",
     "dispatch_modes",
@@ -88,9 +89,21 @@ def as_linear(*arguments: Any) -> tuple[Any, ...]:
     return tuple([_cast(value) if isinstance(value, Tensor) else value for value in arguments])
 
 
+def as_input(input: Any, *rest: Any) -> tuple[Any, ...]:
+    """The arguments of an activation whose parameters are tensors, under autocast: these get the
+    input's dtype, which a product under autocast may have lowered. float64 stays as it is.
+    """
+    if not isinstance(input, Tensor) or not _casts(input):
+        return (input, *rest)
+    return (input, *[value.to(input.dtype) if isinstance(value, Tensor) and _casts(value) else value for value in rest])
+
+
 def _cast(tensor: Tensor) -> Tensor:
+    return tensor.to(torch.get_autocast_dtype(tensor.device.type)) if _casts(tensor) else tensor
+
+
+def _casts(tensor: Tensor) -> bool:
+    """Whether autocast may give a tensor another dtype."""
     device = tensor.device.type
     eligible = tensor.is_floating_point() and tensor.dtype != torch.float64
-    if not eligible or not torch.amp.is_autocast_available(device) or not torch.is_autocast_enabled(device):
-        return tensor
-    return tensor.to(torch.get_autocast_dtype(device))
+    return eligible and torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)

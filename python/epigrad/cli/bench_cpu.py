@@ -156,7 +156,7 @@ CURVES = (
     ),
     Curve(
         "activation",
-        operations.activation_function,
+        operations.activation,
         "gelu",
         operations.activations,
         lambda n: (_rows(n),),

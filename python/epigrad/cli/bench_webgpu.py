@@ -22,7 +22,7 @@ from torch.nn import functional as torch_functional
 
 from epigrad import backward, forward
 from epigrad._core import selection, tables
-from epigrad.cli.operations import eager_activation
+from epigrad.cli.operations import eager_product
 from epigrad.cli.picture import plot
 from epigrad.cli.report import Progress, Report, command, no_rows, seconds_told, told
 from epigrad.cli.table import print_table
@@ -101,10 +101,7 @@ def cases(square: int, elementwise: tuple[int, int]) -> list[Case]:
 
 
 def _gated(kind: str, shape: tuple[int, int]) -> list[Case]:
-    gate = eager_activation(tables.GATED_KINDS[kind].activation)
-
-    def product(value: Tensor, gated: Tensor) -> Tensor:
-        return value * gate(gated)
+    product = eager_product(kind)
 
     return [
         Case(

@@ -101,6 +101,7 @@ def cases(quick: bool = False) -> list[Case]:
     dtypes = DTYPES[:1] if quick else DTYPES
     elementwise = [
         *(_gated(kind, dtype) for dtype in dtypes for kind in operations.gated_kinds()),
+        *(_gated("swiglu_oai", dtype, gate) for dtype in dtypes for gate in ("second", "even")),
         *(_lerp(weight, dtype) for dtype in dtypes for weight in _LERP_WEIGHTS),
     ]
     return [
@@ -141,13 +142,13 @@ def _share(part: float, dtype: str) -> dict[str, float]:
 # --- what moves memory ----------------------------------------------------------------------------
 
 
-def _gated(kind: str, dtype: str) -> Case:
-    ours, eager = operations.gated(kind)
+def _gated(kind: str, dtype: str, gate: str = "second") -> Case:
+    ours, eager = operations.gated(kind, gate)
     goals = _share(1.0, dtype)
     shape = (ROWS, 2 * COLUMNS)
     return Case(
         "gated",
-        kind,
+        kind if gate == "second" else f"{kind}, gate {gate}",
         _told(shape),
         dtype,
         (shape,),
@@ -209,8 +210,19 @@ def _lerp(weight: str, dtype: str) -> Case:
 
 def _activation(name: str, dtype: str) -> Case:
     ours, eager = operations.activation(name)
-    shape = (ROWS, COLUMNS)
-    return Case("activation", name, _told(shape), dtype, (shape,), eager, {FORWARD: _share(1.0, dtype)}, ours)
+    shape, goals = (ROWS, COLUMNS), _share(1.0, dtype)
+    return Case(
+        "activation",
+        name,
+        _told(shape),
+        dtype,
+        (shape,),
+        eager,
+        {FORWARD: goals, BACKWARD: goals},
+        ours,
+        gradients=(0,),
+        reads=(0,),
+    )
 
 
 def _bias_sums(name: str, dtype: str) -> Case:

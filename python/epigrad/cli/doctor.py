@@ -69,7 +69,7 @@ def gather() -> dict[str, Any]:
         "packages": {name: _version(name) for name in _OPTIONAL},
         "torch_threads": torch.get_num_threads(),
         "activations": {name: row.formula for name, row in tables.ACTIVATIONS.items()},
-        "gated_kinds": {name: f"value times {row.activation} of the gate" for name, row in tables.GATED_KINDS.items()},
+        "gated_kinds": {name: row.formula for name, row in tables.GATED_KINDS.items()},
         "backends": [],
         "core": {},
     }

@@ -13,6 +13,7 @@ from epigrad import backward, functional
 from epigrad._autograd import formulas
 from epigrad._core import loader, tables
 from epigrad._core.call import Call
+from epigrad.kinds import Activation, Gated
 
 Operation = Callable[..., Tensor]
 Backward = Callable[[Sequence[Tensor], Tensor], object]
@@ -45,23 +46,21 @@ def eager_activation(name: str) -> Callable[[Tensor], Tensor]:
     if name == "gelu_tanh":
         return functools.partial(torch_functional.gelu, approximate="tanh")
     own = getattr(torch_functional, name, None) or getattr(torch, name, None)
-    return own if callable(own) else formulas.ACTIVATIONS[name].value
+    return own if callable(own) else functools.partial(formulas.composed, Activation(name))
+
+
+def eager_product(kind: str) -> Operation:
+    """A gated kind of value and gate."""
+    gated = Gated(kind)
+    activation = tables.GATED_KINDS[gated.name].activation
+    if not activation or gated != Gated(gated.name):
+        return functools.partial(formulas.gated_composed, gated)
+    eager = eager_activation(activation)
+    return lambda value, gate: value * eager(gate)
 
 
 def activation(name: str) -> Pair:
-    """An activation alone, as a two-layer block forms it again from its preactivation."""
-
-    def ours(x: Tensor) -> Tensor:
-        (out,) = loader.core().launch(Call("activation", name), (x.detach(),), (True,))
-        assert out is not None
-        return out
-
-    eager = eager_activation(name)
-    return ours, lambda x: eager(x)
-
-
-def activation_function(name: str) -> Pair:
-    """An activation as users call it."""
+    """An activation alone."""
     eager = eager_activation(name)
     return lambda x: functional.activation(x, name), lambda x: eager(x)
 
@@ -123,30 +122,23 @@ def gated_and_bias_gradient(kind: str) -> Backward:
     return ours
 
 
-def _eager_gated(kind: str) -> Operation:
-    if kind == "glu":
+def _eager_gated(kind: str, gate: str = "second") -> Operation:
+    if kind == "glu" and gate == "second":
         return torch_functional.glu
-    eager = eager_activation(tables.GATED_KINDS[kind].activation)
-
-    def halves(x: Tensor) -> Tensor:
-        value, gate = x.chunk(2, -1)
-        return value * eager(gate)
-
-    return halves
+    eager = eager_product(kind)
+    if gate == "even":
+        return lambda x: eager(x[..., 1::2], x[..., ::2])
+    return lambda x: eager(*x.chunk(2, -1))
 
 
-def gated(kind: str) -> Pair:
-    """A gated activation of one tensor, the gate in its second half."""
-    return lambda x: functional.gated_activation(x, kind), _eager_gated(kind)
+def gated(kind: str, gate: str = "second") -> Pair:
+    """A gated activation of one tensor."""
+    return lambda x: functional.gated_activation(x, kind, gate=gate), _eager_gated(kind, gate)
 
 
 def gated_product(kind: str) -> Pair:
     """A gated activation of two tensors."""
-    eager = eager_activation(tables.GATED_KINDS[kind].activation)
-    return (
-        lambda value, gate: functional.gated_product(value, gate, kind),
-        lambda value, gate: value * eager(gate),
-    )
+    return lambda value, gate: functional.gated_product(value, gate, kind), eager_product(kind)
 
 
 def lerp(weight: str) -> Pair:
@@ -161,10 +153,10 @@ def lerp(weight: str) -> Pair:
 
 def gated_linear(kind: str, save: str = "auto") -> Pair:
     """A gated layer with two weights and no biases."""
-    eager = eager_activation(tables.GATED_KINDS[kind].activation)
+    eager = eager_product(kind)
     return (
         lambda x, value, gate: functional.gated_linear(x, value, gate, kind=kind, save=save),
-        lambda x, value, gate: torch_functional.linear(x, value) * eager(torch_functional.linear(x, gate)),
+        lambda x, value, gate: eager(torch_functional.linear(x, value), torch_functional.linear(x, gate)),
     )
 
 

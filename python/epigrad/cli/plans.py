@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from epigrad import kinds, plan
+from epigrad._core.call import GATE_NAMES
 from epigrad.cli.table import print_table
 
 if TYPE_CHECKING:
@@ -73,7 +74,7 @@ def add_parser(subparsers: Subparsers) -> None:
     gated.add_argument("--input-shape", type=int, nargs="*", default=absent, metavar="SIZE", help="required")
     gated.add_argument("--split-dim", type=int, default=absent, metavar="DIM", help="what is split; default: -1")
     gated.add_argument("--kind", default=absent, metavar="NAME", help="as in epigrad.gated_activation; default: swiglu")
-    gated.add_argument("--gate", choices=("second", "first"), default=absent, help="which half; default: second")
+    gated.add_argument("--gate", choices=GATE_NAMES, default=absent, help="where the gates are; default: second")
     either = parser.add_argument_group("an activation or a gated kind")
     either.add_argument(
         "--parameter",

@@ -14,13 +14,13 @@ import torch
 from torch import Tensor, nn
 from torch.compiler import is_compiling
 
-from epigrad import functional
+from epigrad import errors, functional, kinds
 from epigrad._core.projections import class_name, held_back, weight_and_bias, why_called
 from epigrad._core.tables import GATED_KINDS
 from epigrad._core.torch_state import constant_to_dynamo
-from epigrad.integrations.layers import activation_name, passes
+from epigrad.integrations.layers import activation_of, passes
 
-_KIND_OF_GATE = {row.activation: kind for kind, row in GATED_KINDS.items()}
+_KIND_OF_GATE = {row.activation: kind for kind, row in GATED_KINDS.items() if row.activation}
 
 
 class Block(Protocol):
@@ -40,10 +40,57 @@ class Block(Protocol):
         """The block's output; there is no obstacle."""
 
 
+@dataclass(frozen=True, slots=True)
+class Gate:
+    """Which gated kind a block computes.
+
+    Attributes:
+        activation: the block's module that the gate goes through; "" where `kind` says it all.
+        kind: the kind of a block without such a module.
+        parameters: the kind's, by name: numbers, or the block's attributes that have them.
+    """
+
+    activation: str = ""
+    kind: str = ""
+    parameters: tuple[tuple[str, str | float], ...] = ()
+
+    def of(self, module: nn.Module) -> str | kinds.Gated | None:
+        """The kind, None for one that epigrad does not know: its name, if it has no parameters."""
+        name = self.kind or _gated_kind(activation_of(_layer(module, self.activation)))
+        if name is None or not self.parameters:
+            return name
+        return _with_parameters(name, self._names(), *self._values(module))
+
+    def _names(self) -> tuple[str, ...]:
+        return tuple([name for name, _ in self.parameters])
+
+    def _values(self, module: nn.Module) -> list[float]:
+        return [getattr(module, value) if isinstance(value, str) else value for _, value in self.parameters]
+
+    def obstacle(self, module: nn.Module) -> str:
+        """Why the kind is not epigrad's; empty if it is."""
+        if self.activation and (reason := _activation_obstacle(module, self.activation, gated=True)):
+            return reason
+        if self.of(module) is None:
+            return ", ".join(
+                f"{name} is {value!r}" for name, value in zip(self._names(), self._values(module), strict=True)
+            )
+        return ""
+
+
 @constant_to_dynamo
-def _gated_kind(activation: str | None) -> str | None:
+def _gated_kind(activation: str | kinds.Activation | None) -> str | None:
     """The gated kind whose gate goes through an activation."""
-    return _KIND_OF_GATE.get(activation or "")
+    return _KIND_OF_GATE.get(activation) if isinstance(activation, str) else None
+
+
+@constant_to_dynamo
+def _with_parameters(name: str, names: tuple[str, ...], *values: float) -> kinds.Gated | None:
+    """A gated kind; None for parameters that it does not take."""
+    try:
+        return kinds.Gated(name, **dict(zip(names, values, strict=True)))
+    except errors.EpigradError:
+        return None
 
 
 def _layer(module: nn.Module, name: str) -> nn.Module:
@@ -57,7 +104,7 @@ def _activation_obstacle(module: nn.Module, name: str, gated: bool) -> str:
     layer = module._modules.get(name)
     if layer is None:  # a function, as configurations of BERT may have
         return f"{name} is not a module"
-    activation = activation_name(layer)
+    activation = activation_of(layer)
     if activation is None or (gated and _gated_kind(activation) is None):
         return f"{name} is a {class_name(layer)}"
     if reason := why_called(layer):
@@ -87,22 +134,22 @@ class Gated:
     value: str
     gate: str
     down: str
-    activation: str
+    kind: Gate
 
     @property
     def read(self) -> tuple[str, ...]:
         return self.value, self.gate
 
     def obstacle(self, module: nn.Module) -> str:
-        return _activation_obstacle(module, self.activation, gated=True)
+        return self.kind.obstacle(module)
 
     def told(self, module: nn.Module) -> str:
-        kind = _gated_kind(activation_name(_layer(module, self.activation)))
+        kind = self.kind.of(module)
         reason = self._apart(module)
         return f"gated_product {kind}, since {reason}" if reason else f"gated_linear {kind}"
 
     def forward(self, module: nn.Module, input: Tensor) -> Tensor:
-        kind = _gated_kind(activation_name(_layer(module, self.activation)))
+        kind = self.kind.of(module)
         assert kind is not None
         if _faster_as_modules(input) or self._apart(module):
             gate = _layer(module, self.gate)(input)
@@ -126,7 +173,7 @@ class PackedGated:
 
     up: str
     down: str
-    activation: str
+    kind: Gate
     gate: str
 
     @property
@@ -134,15 +181,15 @@ class PackedGated:
         return self.up, self.down
 
     def obstacle(self, module: nn.Module) -> str:
-        return _activation_obstacle(module, self.activation, gated=True)
+        return self.kind.obstacle(module)
 
     def told(self, module: nn.Module) -> str:
-        kind = _gated_kind(activation_name(_layer(module, self.activation)))
+        kind = self.kind.of(module)
         reason = self._apart(module)
         return f"gated_activation {kind}, since {reason}" if reason else f"gated_mlp {kind}"
 
     def forward(self, module: nn.Module, input: Tensor) -> Tensor:
-        kind = _gated_kind(activation_name(_layer(module, self.activation)))
+        kind = self.kind.of(module)
         assert kind is not None
         if self._apart(module):
             hidden = functional.gated_activation(_layer(module, self.up)(input), kind, gate=self.gate)
@@ -182,14 +229,14 @@ class Plain:
         return _activation_obstacle(module, self.activation, gated=False) or held_back(module, self.up)
 
     def told(self, module: nn.Module) -> str:
-        name = activation_name(_layer(module, self.activation))
+        name = activation_of(_layer(module, self.activation))
         if self.down is None:
             return f"linear {name}"
         reason = self._apart(module)
         return f"linear {name}, since {reason}" if reason else f"mlp {name}"
 
     def forward(self, module: nn.Module, input: Tensor) -> Tensor:
-        name = activation_name(_layer(module, self.activation))
+        name = activation_of(_layer(module, self.activation))
         up = weight_and_bias(module, self.up)
         if self.down is not None and not self._apart(module):
             output = functional.mlp(input, *up, *weight_and_bias(module, self.down), name)

@@ -14,6 +14,7 @@ the two-layer blocks also return the preactivation, which has no elements where 
     activation   ``act(x)``
     gated        ``value * act(gate)``, of one tensor and of two
     lerp         ``start + weight * (end - start)``
+    learnable    activations whose parameters are tensors
     gated_linear the gated layer with two weights
     feedforward  the two-layer blocks
     shapes       shapes of results for tensors without data
@@ -32,7 +33,7 @@ from typing import Any
 
 import torch
 
-from epigrad.ops import activation, feedforward, gated, gated_linear, gemm, lerp
+from epigrad.ops import activation, feedforward, gated, gated_linear, gemm, learnable, lerp
 from epigrad.ops.import_hook import after_import
 from epigrad.ops.operator import Operator, call, register
 
@@ -43,6 +44,7 @@ OPERATORS: tuple[Operator, ...] = (
     *activation.OPERATORS,
     *gated.OPERATORS,
     *lerp.OPERATORS,
+    *learnable.OPERATORS,
     *gated_linear.OPERATORS,
     *feedforward.OPERATORS,
 )

@@ -18,6 +18,7 @@ from epigrad._autograd.feedforward import BLOCK_ARGUMENTS, FeedForward, FeedForw
 from epigrad._autograd.functions import PREACTIVATION
 from epigrad._core.call import Call
 from epigrad._core.launcher import DISPATCHER, Launcher
+from epigrad._core.torch_state import as_linear
 from epigrad.ops import batching, gemm, shapes
 from epigrad.ops.operator import (
     PARAMETERS,
@@ -75,12 +76,12 @@ class Forward(Layers):
         return self.returned((out, preactivation if self.needs[1] else None))
 
     def composed(self) -> Pair:
-        activation, preactivation = self.call.activation, functional.linear(self.input, self.weight1, self.bias1)
+        preactivation = functional.linear(self.input, self.weight1, self.bias1)
         if self.op == "mlp":
-            hidden = formulas.composed(activation, preactivation)
+            hidden = formulas.composed(self.call.activation, preactivation)
         else:
-            value, gate = formulas.split_gate(preactivation, -1, self.call.gate)
-            hidden = value * formulas.composed(activation, gate)
+            halves = formulas.split_gate(preactivation, -1, self.call.gate)
+            hidden = formulas.gated_composed(self.call.gated, *halves)
         out = functional.linear(hidden, self.weight2, self.bias2)
         return self.returned((out, preactivation if self.needs[1] else None))
 
@@ -170,7 +171,7 @@ def _operators(op: str, names: str, kind: str, gate: str) -> tuple[Operator, Ope
             bind=partial(Forward, op),
             batched=batching.by_rows(op),
             flops=_flops,
-            casts=True,
+            casts=as_linear,
         ),
         Operator(
             f"{op}_backward",

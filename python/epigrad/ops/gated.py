@@ -38,11 +38,11 @@ class Activation(Bound):
 
     def formula(self) -> Tensor:
         halves = formulas.split_gate(self.input, self.dim, self.call.gate)
-        return formulas.gated(self.call.activation, *halves)
+        return formulas.gated(self.call.gated, *halves)
 
     def composed(self) -> Tensor:
         value, gate = formulas.split_gate(self.input, self.dim, self.call.gate)
-        return value * formulas.composed(self.call.activation, gate)
+        return formulas.gated_composed(self.call.gated, value, gate)
 
     def symbolic(self) -> tuple[shapes.Shape]:
         place, sizes = range(self.input.dim())[self.dim], self.input.shape
@@ -100,10 +100,10 @@ class Product(Bound):
         return out
 
     def formula(self) -> Tensor:
-        return formulas.gated(self.call.activation, self.value, self.gate)
+        return formulas.gated(self.call.gated, self.value, self.gate)
 
     def composed(self) -> Tensor:
-        return self.value * formulas.composed(self.call.activation, self.gate)
+        return formulas.gated_composed(self.call.gated, self.value, self.gate)
 
     def symbolic(self) -> shapes.Shapes:
         shapes.same_shape(self.op, "gate", self.gate.shape, self.value.shape)

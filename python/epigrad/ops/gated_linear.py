@@ -17,6 +17,7 @@ from epigrad._autograd import formulas
 from epigrad._autograd.functions import PREACTIVATION
 from epigrad._autograd.gated_linear import GatedLinear, GatedLinearProblem, gated_linear_formula
 from epigrad._core.launcher import DISPATCHER, Launcher
+from epigrad._core.torch_state import as_linear
 from epigrad.ops import batching, gemm, shapes
 from epigrad.ops.operator import PARAMETERS, Gradients, Layers, Operator, gated_call
 
@@ -57,7 +58,7 @@ class Forward(Layers):
     def composed(self) -> Pair:
         value = functional.linear(self.input, self.weight_value, self.bias_value)
         gate = functional.linear(self.input, self.weight_gate, self.bias_gate)
-        out = value * formulas.composed(self.call.activation, gate)
+        out = formulas.gated_composed(self.call.gated, value, gate)
         return self.returned((out, torch.cat([value, gate], -1) if self.needs[1] else None))
 
     def symbolic(self) -> shapes.Shapes:
@@ -137,7 +138,7 @@ OPERATORS = (
         bind=Forward,
         batched=batching.by_rows(Forward.op),
         flops=_flops,
-        casts=True,
+        casts=as_linear,
     ),
     Operator(
         "gated_linear_backward",

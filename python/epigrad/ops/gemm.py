@@ -18,6 +18,7 @@ from torch.nn import functional
 from epigrad._autograd import formulas
 from epigrad._autograd.functions import PREACTIVATION, Gemm, GemmProblem, forms_preactivation
 from epigrad._core.launcher import DISPATCHER, Launcher, overload
+from epigrad._core.torch_state import as_linear
 from epigrad.ops import batching, shapes
 from epigrad.ops.operator import PARAMETERS, Gradients, Layers, Operator, activation_call, call
 
@@ -171,7 +172,7 @@ def _operators(op: str, a: str, b: str) -> tuple[Operator, Operator]:
             bind=partial(Forward, op),
             batched=partial(_batched, op),
             flops=partial(flops, op),
-            casts=True,
+            casts=as_linear,
         ),
         Operator(
             f"{op}_backward",

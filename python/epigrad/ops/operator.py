@@ -21,7 +21,7 @@ from epigrad._core import loader
 from epigrad._core.call import Call
 from epigrad._core.checks import PLAIN
 from epigrad._core.launcher import COMPOSED, DISPATCHER, Launcher, Tensors, only, overload
-from epigrad._core.torch_state import as_linear, transforms_active, unpack_dual
+from epigrad._core.torch_state import transforms_active, unpack_dual
 from epigrad.kinds import Activation, Gated
 from epigrad.ops import batching, shapes
 
@@ -138,7 +138,7 @@ class Operator:
         bind: takes the operator's arguments.
         batched: the rule of `torch.vmap`, of ``info, in_dims, *arguments``; None calls each slice.
         flops: what `torch.utils.flop_counter` counts; takes shapes in place of tensors.
-        casts: whether autocast casts the tensors, as it does those of `torch.nn.functional.linear`.
+        casts: what autocast makes of the arguments; None leaves them.
     """
 
     name: str
@@ -146,7 +146,7 @@ class Operator:
     bind: Callable[..., Bound]
     batched: Callable[..., Any] | None = None
     flops: Callable[..., int] | None = None
-    casts: bool = False
+    casts: Callable[..., tuple[Any, ...]] | None = None
 
     @property
     def overload(self) -> Any:
@@ -209,8 +209,9 @@ def register(operators: Iterable[Operator]) -> Any:
         defined.impl(f"_{name}", torch.library.fallthrough_kernel, "Autograd")
         rule = operator.batched or batching.slice_by_slice(operator.overload)
         torch.library.register_vmap(f"epigrad::{name}", rule, lib=defined)
-        for device in ("CPU", "CUDA") if operator.casts else ():
-            defined.impl(name, _under_autocast(operator, f"Autocast{device}"), f"Autocast{device}")
+        if operator.casts is not None:
+            for key in ("AutocastCPU", "AutocastCUDA"):
+                defined.impl(name, _under_autocast(operator.casts, operator.overload, key), key)
     return defined
 
 
@@ -241,12 +242,12 @@ def _has_tangent(tensors: Iterable[Tensor]) -> bool:
     return any(unpack_dual(tensor).tangent is not None for tensor in tensors)
 
 
-def _under_autocast(operator: Operator, key: str) -> Callable[..., Any]:
+def _under_autocast(casts: Callable[..., tuple[Any, ...]], overload: Any, key: str) -> Callable[..., Any]:
     keys = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, key))
 
     def under_autocast(*arguments: Any, **options: Any) -> Any:
-        cast = as_linear(*arguments)
+        cast = casts(*arguments)
         with torch._C._ExcludeDispatchKeyGuard(keys):
-            return operator.overload(*cast, **options)
+            return overload(*cast, **options)
 
     return under_autocast

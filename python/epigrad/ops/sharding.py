@@ -15,6 +15,7 @@ and calls the operator on local shards. Importing this module tells DTensor the 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -219,6 +220,35 @@ def _lerp_backward(
     return rules
 
 
+def _learnable_ways(input: Any, parameters: Sequence[Any]) -> list[tuple[Any, Placements]]:
+    """Placements of an input and of the parameters of its activation; prelu's may have an element
+    for each channel."""
+    ways: list[tuple[Any, Placements]] = []
+    for way in (Replicate(), *map(Shard, range(input.ndim))):
+        by_channels = way == Shard(1)
+        ways.append((way, [Shard(0) if by_channels and math.prod(p.shape) > 1 else Replicate() for p in parameters]))
+    return ways
+
+
+def _learnable(input: Any, *rest: Any, **options: Any) -> list[Rule]:
+    parameters = [argument for argument in rest if not isinstance(argument, float)]
+    return [([way], [way, *places, None]) for way, places in _learnable_ways(input, parameters)]
+
+
+def _learnable_backward(
+    grad_output: Any, input: Any, *rest: Any, needs: Sequence[bool] = (True,) * 3, **options: Any
+) -> list[Rule]:
+    parameters = [argument for argument in rest if not isinstance(argument, float)]
+    tensors = (input, *parameters)
+    return [
+        (
+            _needed([_part_of(place, way) for place in (way, *places)], needs[: len(tensors)], tensors),
+            [way, way, *places, None],
+        )
+        for way, places in _learnable_ways(input, parameters)
+    ]
+
+
 def _block_ways(rank: int, plain: bool) -> list[tuple[Any, ...]]:
     """Placements of input, weight1, bias1, weight2, bias2, preactivation and output."""
     ways: list[tuple[Any, ...]] = [tuple(_replicated(7))]
@@ -344,6 +374,10 @@ _RULES: dict[str, Callable[..., list[Rule]]] = {
     "gated_product_backward": _gated_product_backward,
     "lerp": _lerp,
     "lerp_backward": _lerp_backward,
+    "prelu": _learnable,
+    "prelu_backward": _learnable_backward,
+    "xielu": _learnable,
+    "xielu_backward": _learnable_backward,
     "gated_linear": _gated_linear,
     "gated_linear_backward": _gated_linear_backward,
     "mlp": _block(True),

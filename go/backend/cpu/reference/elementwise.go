@@ -5,7 +5,6 @@ import (
 	"github.com/epigrad/epigrad/go/backend/cpu/kernel"
 	"github.com/epigrad/epigrad/go/backend/cpu/layout"
 	"github.com/epigrad/epigrad/go/tensor"
-	"github.com/epigrad/epigrad/kernels/portable"
 )
 
 // elementwise is a kernel whose outputs are functions of the operands at the same place.
@@ -29,7 +28,7 @@ func newElementwise(p backend.Problem, outputs int, compute func(*backend.Run) c
 }
 
 func newActivation(p *backend.Activation) (backend.Kernel, error) {
-	formula, err := formulaOf(p.Kind)
+	formula, err := formulaOf(p.Formula)
 	if err != nil {
 		return nil, err
 	}
@@ -40,7 +39,7 @@ func newActivation(p *backend.Activation) (backend.Kernel, error) {
 }
 
 func newActivationBackward(p *backend.ActivationBackward) (backend.Kernel, error) {
-	formula, err := formulaOf(p.Kind)
+	formula, err := formulaOf(p.Formula)
 	if err != nil {
 		return nil, err
 	}
@@ -71,18 +70,18 @@ func newActivationBackward(p *backend.ActivationBackward) (backend.Kernel, error
 }
 
 func newGated(p *backend.Gated) (backend.Kernel, error) {
-	formula, err := formulaOf(p.Activation)
+	formula, err := gatedFormulaOf(p.Formula)
 	if err != nil {
 		return nil, err
 	}
 	return newElementwise(p, 1, func(r *backend.Run) compute {
-		act := formula(r.Parameters[:])
-		return func(n int, b *blocks) { portable.Gated(act, b[0][:n], b[1][:n], b[2][:n]) }
+		gated := formula(r.Parameters[:])
+		return func(n int, b *blocks) { gated.Values(b[0][:n], b[1][:n], b[2][:n]) }
 	}, p.Out, p.Value, p.Gate), nil
 }
 
 func newGatedBackward(p *backend.GatedBackward) (backend.Kernel, error) {
-	formula, err := formulaOf(p.Activation)
+	formula, err := gatedFormulaOf(p.Formula)
 	if err != nil {
 		return nil, err
 	}
@@ -90,27 +89,27 @@ func newGatedBackward(p *backend.GatedBackward) (backend.Kernel, error) {
 	inputs := []*tensor.View{p.GradOutput, p.Value, p.Gate}
 	if outputs, at := asked(p.GradValue, p.GradGate); len(outputs) > 0 {
 		e := newElementwise(p, len(outputs), func(r *backend.Run) compute {
-			act := formula(r.Parameters[:])
+			gated := formula(r.Parameters[:])
 			return func(n int, b *blocks) {
 				g := b[len(outputs):]
-				portable.GatedBackward(act, at.of(b, 0, n), at.of(b, 1, n), g[0][:n], g[1][:n], g[2][:n])
+				gated.Gradients(at.of(b, 0, n), at.of(b, 1, n), g[0][:n], g[1][:n], g[2][:n])
 			}
 		}, append(outputs, inputs...)...)
 		k.Steps = append(k.Steps, e.Run)
 	}
 	if p.GradBiasValue != nil {
 		k.Steps = append(k.Steps, newReduction(p.GradBiasValue, func(r *backend.Run) compute {
-			act := formula(r.Parameters[:])
+			gated := formula(r.Parameters[:])
 			return func(n int, b *blocks) {
-				portable.GatedBackward(act, b[0][:n], nil, b[1][:n], b[2][:n], b[3][:n])
+				gated.Gradients(b[0][:n], nil, b[1][:n], b[2][:n], b[3][:n])
 			}
 		}, inputs...).run)
 	}
 	if p.GradBiasGate != nil {
 		k.Steps = append(k.Steps, newReduction(p.GradBiasGate, func(r *backend.Run) compute {
-			act := formula(r.Parameters[:])
+			gated := formula(r.Parameters[:])
 			return func(n int, b *blocks) {
-				portable.GatedBackward(act, nil, b[0][:n], b[1][:n], b[2][:n], b[3][:n])
+				gated.Gradients(nil, b[0][:n], b[1][:n], b[2][:n], b[3][:n])
 			}
 		}, inputs...).run)
 	}

@@ -21,7 +21,7 @@ type gemm[T real] struct {
 }
 
 func newGemm[T real](p *backend.GemmEpilogue) (*gemm[T], error) {
-	formula, err := epilogueFormula(p.Kind)
+	formula, err := epilogueFormula(p.Formula)
 	if err != nil {
 		return nil, err
 	}

@@ -34,7 +34,7 @@ type gradientProduct struct {
 }
 
 func newGemmBackward[T real](p *backend.GemmEpilogueBackward) (*gemmBackward[T], error) {
-	formula, err := epilogueFormula(p.Kind)
+	formula, err := epilogueFormula(p.Formula)
 	if err != nil {
 		return nil, err
 	}

@@ -29,10 +29,10 @@ func Select(p backend.Problem) (backend.Kernel, error) {
 		return newGated(p)
 	case *backend.GatedBackward:
 		return newGatedBackward(p)
-	case *backend.Lerp:
-		return newLerp(p)
-	case *backend.LerpBackward:
-		return newLerpBackward(p)
+	case *backend.Pointwise:
+		return newPointwise(p)
+	case *backend.PointwiseBackward:
+		return newPointwiseBackward(p)
 	case *backend.GemmEpilogue:
 		if p.DType.Accumulator() == dtype.Float64 {
 			return newGemm[float64](p)
@@ -54,6 +54,15 @@ func formulaOf(activation string) (portable.Make, error) {
 	formula, ok := portable.Lookup(activation)
 	if !ok {
 		return nil, status.Errorf(status.Unsupported, "the cpu backend has no formula for the activation %q", activation)
+	}
+	return formula, nil
+}
+
+// gatedFormulaOf is formulaOf for the formula of a gate.
+func gatedFormulaOf(gate string) (portable.MakeGated, error) {
+	formula, ok := portable.LookupGated(gate)
+	if !ok {
+		return nil, status.Errorf(status.Unsupported, "the cpu backend has no formula for the gate %q", gate)
 	}
 	return formula, nil
 }

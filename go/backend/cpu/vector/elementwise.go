@@ -14,8 +14,8 @@ import (
 )
 
 const (
-	// What a function needs for an element, in multiply-adds of a product.
-	formulaWork, lerpWork = 16, 4
+	// What an activation needs for an element, in multiply-adds of a product.
+	formulaWork = 16
 	// A task's elements: as many as leave each thread turns tasks, within bounds. Long pieces are
 	// read faster.
 	turns                   = 8

@@ -45,10 +45,10 @@ func (e *Engine) Select(p backend.Problem) backend.Kernel {
 		return e.gated(p)
 	case *backend.GatedBackward:
 		return e.gatedBackward(p)
-	case *backend.Lerp:
-		return e.lerp(p)
-	case *backend.LerpBackward:
-		return e.lerpBackward(p)
+	case *backend.Pointwise:
+		return e.pointwise(p)
+	case *backend.PointwiseBackward:
+		return e.pointwiseBackward(p)
 	case *backend.GemmEpilogue:
 		return e.gemm(p)
 	case *backend.GemmEpilogueBackward:
@@ -107,22 +107,22 @@ func (k *programmed) Program() unsafe.Pointer { return k.program }
 
 func (e *Engine) activation(p *backend.Activation) backend.Kernel {
 	operands := operandsOf([]*tensor.View{p.Out}, p.Input)
-	return e.onePass(p, e.pass("activation_"+p.Kind, p.DType, operands), targets{}, nil)
+	return e.onePass(p, e.pass("activation_"+p.Formula, p.DType, operands), targets{}, nil)
 }
 
 func (e *Engine) activationBackward(p *backend.ActivationBackward) backend.Kernel {
 	operands := operandsOf([]*tensor.View{p.GradInput, p.Out}, p.GradOutput, p.Input)
-	pass := e.pass("activation_backward_"+p.Kind, p.DType, operands)
+	pass := e.pass("activation_backward_"+p.Formula, p.DType, operands)
 	return e.onePass(p, pass, targets{p.GradBias}, p.Input)
 }
 
 func (e *Engine) gated(p *backend.Gated) backend.Kernel {
 	operands := operandsOf([]*tensor.View{p.Out}, p.Value, p.Gate)
-	return e.onePass(p, e.pass("gated_"+p.Activation, p.DType, operands), targets{}, nil)
+	return e.onePass(p, e.pass("gated_"+p.Formula, p.DType, operands), targets{}, nil)
 }
 
 func (e *Engine) gatedBackward(p *backend.GatedBackward) backend.Kernel {
 	operands := operandsOf([]*tensor.View{p.GradValue, p.GradGate}, p.GradOutput, p.Value, p.Gate)
-	pass := e.pass("gated_backward_"+p.Activation, p.DType, operands)
+	pass := e.pass("gated_backward_"+p.Formula, p.DType, operands)
 	return e.onePass(p, pass, targets{p.GradBiasValue, p.GradBiasGate}, p.Gate)
 }

@@ -24,7 +24,7 @@ func fits(results ...*layout.Matrix) bool {
 func (e *Engine) gemm(p *backend.GemmEpilogue) backend.Kernel {
 	q := lower.Forward(p)
 	product := e.product(layout.NewProduct(q))
-	value, ok := e.Kernel("epilogue_" + p.Kind + "_" + p.DType.Short())
+	value, ok := e.Kernel("epilogue_" + p.Formula + "_" + p.DType.Short())
 	to := &sink{
 		out: layout.ResultOf(q, lower.Out), pre: layout.ResultOf(q, lower.Preactivation),
 		bias: layout.ResultOf(q, lower.Bias), value: value,
@@ -92,9 +92,9 @@ func (e *Engine) gradientProduct(q *lower.Product, ofWeight bool) (*product, *la
 
 // gradientPass forms grad_preactivation and the bias gradient; nil where the engine cannot.
 func (e *Engine) gradientPass(p *lower.Pass) kernel.Step {
-	saved, name := p.Saved, "activation_backward_"+p.Kind
+	saved, name := p.Saved, "activation_backward_"+p.Formula
 	if p.FromOutput {
-		name = "from_output_" + p.Kind
+		name = "from_output_" + p.Formula
 	}
 	if saved == nil {
 		saved = p.GradOutput // what the identity's function reads as its preactivation

@@ -1,0 +1,90 @@
+package activation
+
+import "math"
+
+// kernel is what computes a row: the name of a formula (kernels/*/activation.*), and what its
+// numbers are. "" is the formula of the row's name, of its parameters as they are.
+type kernel struct {
+	name    string
+	numbers []number
+}
+
+// number is one of a kernel's: a parameter of the row, or always the same.
+type number struct {
+	parameter int // its place; -1 for none
+	value     float64
+}
+
+func parameter(place int) number { return number{parameter: place} }
+
+func constant(value float64) number { return number{parameter: -1, value: value} }
+
+func (k kernel) of(values []float64) []float64 {
+	numbers := make([]float64, len(k.numbers))
+	for i, n := range k.numbers {
+		if numbers[i] = n.value; n.parameter >= 0 {
+			numbers[i] = values[n.parameter]
+		}
+	}
+	return numbers
+}
+
+// Kernel returns the formula that computes an activation, and its numbers, from the values of all
+// its parameters.
+//
+//	swish     beta:             x s(beta x)
+//	elu       scale, c, a:      scale x if x > 0 else c (exp(x / a) - 1)
+//	hardtanh  low, high
+//
+// and the rest as the rows of their names have them.
+func (a *Info) Kernel(values []float64) (name string, numbers []float64) {
+	if a.kernel.name == "" {
+		return a.Name, values
+	}
+	return a.kernel.name, a.kernel.of(values)
+}
+
+// Kernel returns the formula that computes a gated kind's gate, and the numbers of the kind, from
+// the values of all its parameters:
+//
+//	situ   gate_cap, value_cap
+//	other  limit, limit_after, offset, and those of the gate's formula
+//
+// A limit that is none is NaN, with which every comparison is false. An offset that is none is -0:
+// a sum with it is the other term, also where that is -0.
+func (g *GatedInfo) Kernel(values []float64) (name string, numbers []float64) {
+	if name = g.kernel.name; name == "situ" {
+		return name, values
+	}
+	numbers = append(numbers, values[:len(limits)]...)
+	for i := range numbers {
+		switch {
+		case math.IsInf(numbers[i], 1):
+			numbers[i] = math.NaN()
+		case numbers[i] == 0:
+			numbers[i] = math.Copysign(0, -1)
+		}
+	}
+	switch {
+	case name == "" || name == "swish" && g.Activation == "silu" && values[len(limits)] == 1:
+		return g.Activation, numbers
+	default:
+		return name, append(numbers, g.kernel.of(values)...)
+	}
+}
+
+// Kernels lists the formulas that activations are computed by, in the table's order.
+func Kernels() []string {
+	var names []string
+	for _, a := range activations {
+		if a.kernel.name == "" || a.kernel.name == a.Name {
+			names = append(names, a.Name)
+		}
+	}
+	return names
+}
+
+// GatedKernels lists the formulas that gates are computed by.
+func GatedKernels() []string {
+	return []string{"sigmoid", "relu", "silu", "swish", "gelu", "gelu_tanh", "none", "relu2", "situ"}
+}

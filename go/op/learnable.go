@@ -1,0 +1,128 @@
+package op
+
+import (
+	"github.com/epigrad/epigrad/go/activation"
+	"github.com/epigrad/epigrad/go/backend"
+	"github.com/epigrad/epigrad/go/check"
+	"github.com/epigrad/epigrad/go/tensor"
+)
+
+// Activations whose parameters are tensors with gradients. prelu is torch.nn.functional.prelu:
+//
+//	out         = input if input > 0 else weight input
+//	grad_input  = grad_output (1 if input > 0 else weight)
+//	grad_weight = grad_output (0 if input > 0 else input), summed
+//
+// where weight has one element, or one for each index of the input's second dimension. xielu is
+// that of Apertus, with a_p = softplus(alpha_p) and a_n = beta + softplus(alpha_n):
+//
+//	out          = a_p input^2 + beta input if input > 0
+//	               else a_n (exp(input) - 1 - input) + beta input
+//	grad_input   = grad_output (2 a_p input + beta, or else a_n (exp(input) - 1) + beta)
+//	grad_alpha_p = grad_output s(alpha_p) (input^2 if input > 0 else 0), summed
+//	grad_alpha_n = grad_output s(alpha_n) (0 if input > 0 else exp(input) - 1 - input), summed
+//
+// where alpha_p and alpha_n have one element each, and s is the logistic function.
+var (
+	preluSpelling = learnable{formula: "prelu", names: []string{"weight"}, channels: true}
+	xieluSpelling = learnable{
+		formula: "xielu", names: []string{"alpha_p", "alpha_n"}, parameters: []activation.Parameter{{Name: "beta", Default: 0.5, Range: activation.Finite}},
+	}
+
+	prelu, preluBackward = preluSpelling.forward(), preluSpelling.backward()
+	xielu, xieluBackward = xieluSpelling.forward(), xieluSpelling.backward()
+)
+
+// learnable is an activation of an input and of small tensors that broadcast to it.
+type learnable struct {
+	formula    string
+	names      []string // of the small tensors
+	channels   bool     // one may have an element for each index of the second dimension
+	parameters []activation.Parameter
+}
+
+func (l learnable) forward() operation {
+	return operation{
+		Signature: Signature{l.formula, arguments(append([]string{"input"}, l.names...)...), arguments("out")},
+		formula:   l.formula, parameters: l.parameters,
+		shapes: func(c *Call) ([][]int64, error) {
+			return [][]int64{c.input(0).Shape}, l.check(l.formula, c.input(0), c.Inputs[1:])
+		},
+		problem: func(c *Call, h backend.Header) backend.Problem {
+			return &backend.Pointwise{Header: h, Inputs: l.inputs(c.input(0), c.Inputs[1:]), Out: c.output(0)}
+		},
+	}
+}
+
+func (l learnable) backward() operation {
+	name := l.formula + "_backward"
+	inputs, outputs := []string{"grad_output", "input"}, []string{"grad_input"}
+	for _, small := range l.names {
+		inputs, outputs = append(inputs, small), append(outputs, "grad_"+small)
+	}
+	return operation{
+		Signature: Signature{name, arguments(inputs...), arguments(outputs...)},
+		formula:   l.formula, parameters: l.parameters,
+		shapes: func(c *Call) ([][]int64, error) {
+			input := c.input(1)
+			if err := check.Shape(name, "grad_output", c.input(0).Shape, input.Shape, "the input's shape"); err != nil {
+				return nil, err
+			}
+			var shapes [][]int64
+			for _, v := range c.Inputs[1:] {
+				shapes = append(shapes, v.Shape)
+			}
+			return shapes, l.check(name, input, c.Inputs[2:])
+		},
+		problem: func(c *Call, h backend.Header) backend.Problem {
+			input := c.input(1)
+			p := &backend.PointwiseBackward{Header: h, GradOutput: c.input(0), Inputs: l.inputs(input, c.Inputs[2:]), Gradients: []*tensor.View{c.output(0)}}
+			for i := range l.names {
+				p.Gradients = append(p.Gradients, beside(input, c.output(1+i)))
+			}
+			return p
+		},
+	}
+}
+
+// check asks for small tensors that fit the input.
+func (l learnable) check(op string, input *tensor.View, small []*tensor.View) error {
+	for i, v := range small {
+		channels := int64(1)
+		if input.Rank() > 1 {
+			channels = input.Shape[1]
+		}
+		switch {
+		case v.Rank() <= 1 && v.Numel() == 1:
+		case !l.channels:
+			return check.Invalid(op, l.names[i], "shape %s, want one element", check.Sizes(v.Shape))
+		case v.Rank() != 1 || v.Numel() != channels:
+			return check.Invalid(op, l.names[i], "shape %s, want [1], or [%d] as the input's second dimension", check.Sizes(v.Shape), channels)
+		}
+	}
+	return nil
+}
+
+// inputs are the input and the small tensors under its shape.
+func (l learnable) inputs(input *tensor.View, small []*tensor.View) []*tensor.View {
+	all := []*tensor.View{input}
+	for _, v := range small {
+		all = append(all, expanded(beside(input, v), input.Shape))
+	}
+	return all
+}
+
+// beside is a small tensor with the input's rank: its elements belong to the second dimension.
+func beside(input, small *tensor.View) *tensor.View {
+	if small == nil {
+		return nil
+	}
+	v := *small
+	if v.Rank() == 1 && v.Shape[0] == 1 {
+		v = v.Squeeze(0)
+	}
+	for v.Rank() > 0 && v.Rank() < input.Rank()-1 {
+		v = v.Unsqueeze(-1)
+	}
+	return padded(v, input.Rank())
+}

@@ -1,0 +1,82 @@
+// Single's activations of decays (activation_decay.h): swish and softcap in float, the others by
+// wide's functions on both halves of a register. engine.h includes it.
+#pragma once
+
+#define FOR_EACH_IN_WIDE(macro) macro(elu) macro(softplus) macro(mish) macro(situ_gate)
+#define FOR_EACH_DECAY_FUNCTION(macro) FOR_EACH_IN_WIDE(macro) macro(swish) macro(softcap)
+
+// Wide's functions of floats, for lanes that are beyond the float formulas. They are calls, since
+// such lanes are few.
+#define WIDE_OF(act)                                                                                                                                         \
+  TARGET static __attribute__((noinline, cold)) f_v wide_##act##_value_of(f_v x, numbers n) {                                                                \
+    const d_v low = d_low(x), high = d_high(x);                                                                                                              \
+    return f_rounded(wide_##act##_value(low, wide_##act##_parts(low, n)), wide_##act##_value(high, wide_##act##_parts(high, n)));                            \
+  }                                                                                                                                                          \
+  TARGET static __attribute__((noinline, cold)) f_v wide_##act##_gradient_of(f_v g, f_v x, numbers n) {                                                      \
+    const d_v low = d_low(x), high = d_high(x);                                                                                                              \
+    return f_rounded(wide_##act##_gradient(d_low(g), low, wide_##act##_parts(low, n)), wide_##act##_gradient(d_high(g), high, wide_##act##_parts(high, n))); \
+  }
+FOR_EACH_DECAY_FUNCTION(WIDE_OF)
+
+#define SINGLE_OF(act)                                                                                                                                         \
+  typedef struct {                                                                                                                                             \
+    wide_##act##_t low, high;                                                                                                                                  \
+  } single_##act##_t;                                                                                                                                          \
+  INLINE single_##act##_t single_##act##_parts(f_v x, numbers n) {                                                                                             \
+    return (single_##act##_t){wide_##act##_parts(d_low(x), n), wide_##act##_parts(d_high(x), n)};                                                              \
+  }                                                                                                                                                            \
+  INLINE f_v single_##act##_value(f_v x, single_##act##_t p) { return f_rounded(wide_##act##_value(d_low(x), p.low), wide_##act##_value(d_high(x), p.high)); } \
+  INLINE f_v single_##act##_gradient(f_v g, f_v x, single_##act##_t p) {                                                                                       \
+    return f_rounded(wide_##act##_gradient(d_low(g), d_low(x), p.low), wide_##act##_gradient(d_high(g), d_high(x), p.high));                                   \
+  }
+FOR_EACH_IN_WIDE(SINGLE_OF)
+
+#define REGISTERS f
+// What a float leaves out of a number.
+INLINE f_v single_low(double number) { return f_set(number - (float)number); }
+
+typedef struct {
+  f_logistic_t logistic;  // of v = beta x
+  f_v v_low;
+  numbers n;
+} single_swish_t;
+INLINE single_swish_t single_swish_parts(f_v x, numbers n) {
+  const f_v beta = f_set(n.at[0]), v = beta * x, low = f_fma(single_low(n.at[0]), x, f_fma(beta, x, -v));
+  f_logistic_t p = single_logistic_of(v, low);
+  p.beyond = f_either(p.beyond, f_extraordinary(n.at[0]));
+  return (single_swish_t){p, low, n};
+}
+INLINE f_v single_swish_value(f_v x, single_swish_t p) {
+  const f_v y = f_logistic_value(x, p.logistic);
+  return f_or_wide(p.logistic.beyond, wide_swish_value_of(x, p.n), y);
+}
+INLINE f_v single_swish_gradient(f_v g, f_v x, single_swish_t p) {
+  const f_v y = single_product_slope(g, p.logistic.v, p.v_low, 1, p.logistic);
+  return f_or_wide(p.logistic.beyond, wide_swish_gradient_of(g, x, p.n), y);
+}
+
+// tanh(q) is sigma(2q) - sigma(-2q), and its slope 4 sigma'(2q).
+typedef struct {
+  f_logistic_t logistic;  // of 2|q|, q = x/cap
+  numbers n;
+} single_softcap_t;
+INLINE single_softcap_t single_softcap_parts(f_v x, numbers n) {
+  const f_v size = f_abs(x), cap = f_set(n.at[0]), inverse = f_set(1 / n.at[0]), q = size * inverse;
+  const f_v low = f_fma(-q, single_low(n.at[0]), f_fma(-q, cap, size)) * inverse;
+  f_logistic_t p = single_logistic_of(q + q, low + low);
+  p.beyond = f_either(p.beyond, f_extraordinary(n.at[0]));
+  return (single_softcap_t){p, n};
+}
+// Near 0 it is x + x (tanh(q)/q - 1), of which x is exact.
+INLINE f_v single_softcap_value(f_v x, single_softcap_t p) {
+  const f_v size = f_abs(x), q = f_set(0.5f) * p.logistic.v, square = q * q, tanh = single_logistic_difference(p.logistic);
+  const f_v near = f_fma(size, square * single_tanh_rest(square), size);
+  const f_v far = f_fma(tanh, f_set(p.n.at[0]), tanh * single_low(p.n.at[0]));
+  const f_v y = f_with_sign(f_select(f_less(q, f_set(single_tanh_near)), near, far), x);
+  return f_or_wide(p.logistic.beyond, wide_softcap_value_of(x, p.n), y);
+}
+INLINE f_v single_softcap_gradient(f_v g, f_v x, single_softcap_t p) {
+  const f_v y = single_logistic_slope(g, 4, p.logistic);
+  return f_or_wide(p.logistic.beyond, wide_softcap_gradient_of(g, x, p.n), y);
+}
+#undef REGISTERS

@@ -1,0 +1,282 @@
+"""`epigrad.Activation` and `epigrad.Gated` as values: names, parameters, equality and errors.
+
+To the kernels a parameter is data.
+"""
+
+from __future__ import annotations
+
+import copy
+import fractions
+import math
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import epigrad
+import numpy as np
+import pytest
+import torch
+from epigrad import Activation, Gated, backward, errors, forward, nn, plan
+from epigrad._core import loader
+
+from tests.support.cases import ACTIVATIONS, GATED_KINDS, GATES, OTHERS
+from tests.support.compositions import halves
+from tests.support.devices import on_devices
+from tests.support.layouts import assert_same_bits
+
+ALIASES = {
+    "identity": "none",
+    "linear": "none",
+    "swish": "silu",
+    "gelu_new": "gelu_tanh",
+    "gelu_fast": "gelu_tanh",
+    "gelu_accurate": "gelu_tanh",
+    "gelu_python_tanh": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu_python": "gelu",
+    "relu_squared": "relu2",
+    "sqrelu": "relu2",
+    "hard_swish": "hardswish",
+    "hard_sigmoid": "hardsigmoid",
+}
+OAI = Gated("swiglu", alpha=1.702, limit=7, offset=1)
+KINDS = [Activation(kind) if isinstance(kind, str) else kind for kind in ACTIVATIONS]
+KINDS_AND_GATED = [*KINDS, *(Gated(kind) if isinstance(kind, str) else kind for kind in GATED_KINDS)]
+
+
+@pytest.mark.parametrize(("alias", "name"), ALIASES.items())
+def test_aliases_are_reported_under_the_tables_name(alias: str, name: str) -> None:
+    assert Activation(alias) == Activation(name) and Activation(alias).name == name
+    assert hash(Activation(alias)) == hash(Activation(name)) and str(Activation(alias)) == name
+    x = torch.randn(5)
+    assert_same_bits(epigrad.activation(x, alias), epigrad.activation(x, name))
+    assert_same_bits(torch.ops.epigrad.activation(x, alias), epigrad.activation(x, name))
+    assert nn.Linear(2, 3, activation=alias).activation == Activation(name)
+    selected = plan.GemmEpilogue.select(m=1, n=1, k=1, activation=alias, dtype=torch.float32)
+    assert selected.sku.kind == name
+
+
+def test_swish_with_beta_one_is_silu() -> None:
+    silu = Activation("silu")
+    assert Activation("swish") == Activation("swish", beta=1) == Activation("swish", beta=1.0) == silu
+    assert Activation("swish", beta=1).name == "silu" and Activation("swish", beta=1).parameters == {}
+    assert Activation("swish", beta=2).parameters == {"beta": 2.0} and Activation("swish", beta=2).name == "swish"
+    assert Activation("quick_gelu") != Activation("swish", beta=1.702)
+
+
+def test_presets_are_kinds_with_parameters() -> None:
+    assert (
+        Gated("swiglu_oai") == OAI and hash(Gated("swiglu_oai")) == hash(OAI) and Gated("swiglu_oai").name == "swiglu"
+    )
+    assert Gated("swiglu_oai").parameters == {"limit": 7.0, "limit_after": None, "offset": 1.0, "alpha": 1.702}
+    assert Gated("swiglu_oai", limit=None, offset=0) == Gated("swiglu", alpha=1.702)
+    assert Gated("swiglu_oai", limit=5) == Gated("swiglu", alpha=1.702, limit=5, offset=1)
+    x = torch.randn(3, 8) * 5
+    for made in (epigrad.gated_activation(x, "swiglu_oai"), torch.ops.epigrad.gated_activation(x, "swiglu_oai")):
+        assert_same_bits(made, epigrad.gated_activation(x, OAI))
+    selected = plan.GatedActivation.select(input_shape=(8,), kind="swiglu_oai", dtype=torch.float32)
+    assert selected.sku.kind == str(OAI) == "swiglu(limit=7, offset=1, alpha=1.702)"
+
+
+@pytest.mark.parametrize("none", [None, math.inf, np.float32("inf")], ids=repr)
+def test_no_limit_is_none(none: float | None) -> None:
+    assert Gated("geglu", limit=none, limit_after=none) == Gated("geglu")
+    assert Gated("geglu", limit=none).parameters == {"limit": None, "limit_after": None, "offset": 0.0}
+    assert str(Gated("geglu", limit=none)) == "geglu" and repr(Gated("geglu", limit=none)) == "Gated('geglu')"
+
+
+@pytest.mark.parametrize("kind", KINDS_AND_GATED, ids=str)
+def test_kinds_are_values(kind: Activation | Gated) -> None:
+    for double in (copy.deepcopy(kind), pickle.loads(pickle.dumps(kind)), eval(repr(kind))):
+        assert double == kind and hash(double) == hash(kind) and type(double) is type(kind)
+    assert type(kind)(kind.name, **kind.parameters) == kind
+    assert all(value is None or type(value) is float for value in kind.parameters.values())
+    with pytest.raises(AttributeError):
+        kind.name = "relu"  # type: ignore[misc]
+    assert kind != kind.name and kind not in (None, 1)
+    assert isinstance(str(kind), str) and {kind: 1}[kind] == 1
+
+
+def test_numbers_of_all_kinds_are_kept_as_floats() -> None:
+    wanted = Activation("leaky_relu", slope=0.5)
+    for given in (0.5, np.float64(0.5), np.float32(0.5), fractions.Fraction(1, 2)):
+        assert Activation("leaky_relu", slope=given) == wanted
+    assert Activation("softplus", beta=2).parameters == {"beta": 2.0, "threshold": 20.0}
+    assert Activation("leaky_relu", slope=-0.0) == Activation("leaky_relu", slope=0)
+    assert Activation("hardtanh", low=1, high=1).parameters == {"low": 1.0, "high": 1.0}
+
+
+ERRORS: list[tuple[Callable[[], Any], type[Exception], str]] = [
+    (lambda: Activation("softcap", cap=0), errors.InvalidProblemError, "cap: got 0.0, want a finite number > 0"),
+    (lambda: Activation("softcap", cap=math.inf), errors.InvalidProblemError, "cap: got inf"),
+    (lambda: Activation("softplus", beta=-1), errors.InvalidProblemError, "beta: got -1.0"),
+    (lambda: Activation("softplus", threshold=math.nan), errors.InvalidProblemError, "threshold: got nan"),
+    (
+        lambda: Activation("celu", alpha=0),
+        errors.InvalidProblemError,
+        "alpha: got 0.0, want a finite number that is not 0",
+    ),
+    (lambda: Activation("hardtanh", low=2), errors.InvalidProblemError, "high: got 1.0, want a finite number >= low"),
+    (lambda: Activation("hardtanh", low=0, high=-1), errors.InvalidProblemError, "high: got -1.0"),
+    (lambda: Activation("swish", beta=10**400), errors.InvalidProblemError, "beta: got inf, want a finite number"),
+    (lambda: Gated("glu", limit=0), errors.InvalidProblemError, "limit: got 0.0, want a number > 0, or none"),
+    (lambda: Gated("glu", limit_after=-math.inf), errors.InvalidProblemError, "limit_after: got -inf"),
+    (lambda: Gated("glu", limit=math.nan), errors.InvalidProblemError, "limit: got nan"),
+    (lambda: Gated("glu", offset=math.inf), errors.InvalidProblemError, "offset: got inf, want a finite number"),
+    (lambda: Gated("situ_glu", value_cap=-1), errors.InvalidProblemError, "value_cap: got -1.0"),
+    (lambda: Gated("situ_glu", limit=1), errors.InvalidProblemError, "no parameter 'limit', want gate_cap, value_cap"),
+    (lambda: Gated("geglu", alpha=1), errors.InvalidProblemError, "'alpha', want limit, limit_after, offset"),
+    (lambda: Activation("swish", alpha=1), errors.InvalidProblemError, "'alpha', want beta"),
+    (lambda: Activation("relu", slope=1), errors.InvalidProblemError, "'slope', it takes no parameters"),
+    (lambda: Activation("swash"), errors.InvalidProblemError, "want one of 'none', 'relu', .* 'softcap' .*'swish'"),
+    (lambda: Gated("swish"), errors.InvalidProblemError, "want one of 'glu', .* 'situ_glu', 'swiglu_oai'"),
+    (lambda: Gated(None), errors.InvalidProblemError, "kind: None, want one of"),  # type: ignore[arg-type]
+    (lambda: Activation(3), errors.InvalidProblemError, "activation: 3, want one of"),  # type: ignore[arg-type]
+    (lambda: Activation("softcap", cap=True), errors.DTypeError, "cap: got True, want a number"),
+    (lambda: Activation("softcap", cap="30"), errors.DTypeError, "cap: got '30', want a number"),
+    (lambda: Activation("softcap", cap=None), errors.DTypeError, "cap: got None, want a number"),
+    (lambda: Activation("swish", beta=torch.ones(())), errors.DTypeError, "beta: got tensor"),  # type: ignore[arg-type]
+    (lambda: Gated("glu", limit=False), errors.DTypeError, "limit: got False, want a number or None"),
+    (lambda: Gated("glu", offset=None), errors.DTypeError, "offset: got None, want a number"),
+]
+
+
+@pytest.mark.parametrize(("make", "error", "text"), ERRORS, ids=[text for _, _, text in ERRORS])
+def test_errors(make: Callable[[], Any], error: type[Exception], text: str) -> None:
+    with pytest.raises(error, match=text) as caught:
+        make()
+    assert isinstance(caught.value, TypeError if error is errors.DTypeError else ValueError)
+
+
+def test_operators_refuse_values_that_make_no_sense() -> None:
+    """They take the values of all parameters, in the table's order."""
+    x = torch.randn(4)
+    for run in (torch.ops.epigrad.activation, torch.ops.epigrad._activation):
+        for kind, values in (("softcap", [-1.0]), ("hardtanh", [2.0, 1.0]), ("relu", [1.0]), ("softplus", [1.0])):
+            with pytest.raises((errors.InvalidProblemError, RuntimeError), match="got"):
+                run(x, kind, parameters=values)
+    no_limit = [math.inf, math.inf, 0.0, 1.702]
+    got = torch.ops.epigrad.gated_activation(x, "swiglu", parameters=no_limit)
+    assert_same_bits(got, epigrad.gated_activation(x, Gated("swiglu", alpha=1.702)))
+    got = torch.ops.epigrad.activation(x, "swish", parameters=[1.0])
+    assert_same_bits(got, epigrad.activation(x, "silu"))
+
+
+@on_devices
+def test_a_kind_without_limits_keeps_the_bits_of_its_product(device: str) -> None:
+    """Also the signs of zeros, which a sum with an offset of 0 would lose."""
+    value = torch.tensor([-0.0, 0.0, -1.0, 2.0, math.inf], device=device)
+    gate = torch.tensor([1.0, -1.0, -0.0, 0.5, 1.0], device=device)
+    assert_same_bits(epigrad.gated_product(value, gate, "bilinear"), value * gate)
+
+
+# --- parameters are data --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("activation", OTHERS, ids=str)
+def test_other_parameters_run_the_same_kernel(activation: Activation) -> None:
+    other = {name: value * 1.25 for name, value in activation.parameters.items() if value is not None}
+    problem: dict[str, Any] = {"m": 4, "n": 8, "k": 4, "dtype": torch.float32}
+    for cls in (plan.GemmEpilogue, plan.GemmEpilogueBackward):
+        one, two = (
+            cls.select(activation=kind, **problem) for kind in (activation, Activation(activation.name, **other))
+        )
+        assert one.sku.kernel == two.sku.kernel and one.sku.kind == str(activation) != two.sku.kind
+
+
+@on_devices
+def test_calls_that_differ_by_parameters_share_nothing(device: str) -> None:
+    """What is kept of one call is not met by another: each gives what it gives alone."""
+    x, grad = torch.linspace(-9, 9, 64, device=device), torch.linspace(-1, 1, 64, device=device)
+    weight = torch.eye(64, device=device)
+    calls: list[Callable[[Any], Any]] = [
+        lambda kind: forward.activation(x, kind),
+        lambda kind: backward.activation_backward(grad, x, kind),
+        lambda kind: forward.linear(x, weight, None, kind),
+        lambda kind: backward.linear_backward(grad, x, weight, None, kind)[0],
+    ]
+    gated: list[Callable[[Any], Any]] = [
+        lambda kind: forward.gated_product(x, x, kind),
+        lambda kind: backward.gated_product_backward(grad, x, x, kind)[1],
+        lambda kind: forward.gated_linear(x, weight, weight, kind=kind),
+    ]
+    kinds = [Activation("swish", beta=beta) for beta in (1, 2, -0.5, 1.702)]
+    kinds += [Activation("hardtanh", low=-2, high=high) for high in (-1, 0.5, 3)]
+    kinds += [Activation("softplus", beta=beta, threshold=3) for beta in (1, 0.5)]
+    gated_kinds = ["swiglu", "swiglu_oai", *(Gated("swiglu", limit=limit) for limit in (1, 2.5, None))]
+    gated_kinds += [Gated("swiglu", limit_after=2), Gated("swiglu", offset=1), Gated("swiglu", alpha=2)]
+    for chosen, functions in ((kinds, calls), (gated_kinds, gated)):
+        for call in functions:
+            alone = []
+            for kind in chosen:
+                loader.core().control.ClearPlanCache()
+                alone.append(call(kind))
+            for _ in range(4):
+                for kind, want in zip(chosen, alone, strict=True):
+                    assert_same_bits(call(kind), want, str(kind))
+            for i, one in enumerate(alone):
+                for j, two in enumerate(alone[:i]):
+                    same = str(epigrad_kind(chosen[i])) == str(epigrad_kind(chosen[j]))
+                    assert torch.equal(one, two) == same, f"{chosen[i]} and {chosen[j]}"
+
+
+def epigrad_kind(kind: str | Activation | Gated) -> Activation | Gated:
+    return Gated(kind) if isinstance(kind, str) else kind
+
+
+# --- where the gates are --------------------------------------------------------------------------
+
+
+@on_devices
+@pytest.mark.parametrize("gate", GATES)
+def test_places_of_the_gate(gate: str, device: str) -> None:
+    """Functions, modules and plans take the same names for them."""
+    x = torch.randn(3, 8, device=device)
+    value, gates = (half.contiguous() for half in halves(x, -1, gate))
+    want = epigrad.gated_product(value, gates, "geglu")
+    assert_same_bits(epigrad.gated_activation(x, "geglu", gate=gate), want)
+    assert_same_bits(epigrad.gated_activation(x.T.contiguous(), "geglu", 0, gate=gate), want.T.contiguous())
+    assert_same_bits(forward.gated_activation(x, "geglu", gate=gate), want)
+    assert_same_bits(nn.GatedActivation("geglu", gate=gate)(x), want)
+    assert_same_bits(torch.ops.epigrad.gated_activation(x, "geglu", gate=gate), want)
+    out = torch.empty_like(want)
+    plan.GatedActivation.select(input_shape=(3, 8), kind="geglu", gate=gate, dtype=torch.float32, device=device).run(
+        input=x, out=out
+    )
+    assert_same_bits(out, want)
+    grad = torch.randn_like(want)
+    of_halves = backward.gated_product_backward(grad, value, gates, "geglu")
+    got = halves(backward.gated_activation_backward(grad, x, "geglu", gate=gate), -1, gate)
+    for one, other in zip(got, of_halves, strict=True):
+        assert other is not None
+        assert_same_bits(one.contiguous(), other)
+
+
+@pytest.mark.parametrize("gate", GATES)
+def test_places_of_the_gate_in_a_block(gate: str) -> None:
+    block = nn.GatedMLP(4, 6, "swiglu_oai", True, gate)
+    x = torch.randn(5, 4, requires_grad=True)
+    hidden = epigrad.gated_product(*halves(block.up(x), -1, gate), OAI)
+    want = block.down(hidden)
+    torch.testing.assert_close(block(x), want)
+    parameters = [x, *block.parameters()]
+    grad = torch.randn_like(want)
+    wanted = torch.autograd.grad(want, parameters, grad)
+    torch.testing.assert_close(torch.autograd.grad(block(x), parameters, grad), wanted)
+    operands = (block.up.weight, block.up.bias, block.down.weight, block.down.bias)
+    with torch.no_grad():
+        stateless = backward.gated_mlp_backward(grad, x, *operands, OAI, gate=gate)
+    torch.testing.assert_close(stateless, wanted)
+    assert repr(block).splitlines()[1].strip() == f"kind='{OAI}', gate='{gate}'"
+
+
+@pytest.mark.parametrize("gate", ["third", "", None, 1, ["odd"]], ids=repr)
+def test_other_places_are_errors(gate: Any) -> None:
+    text = "want one of 'second', 'first', 'odd', 'even'"
+    for make in (
+        lambda: epigrad.gated_activation(torch.ones(2), gate=gate),
+        lambda: nn.GatedMLP(2, 2, gate=gate),
+        lambda: plan.GatedActivation.select(input_shape=(2,), gate=gate, dtype=torch.float32),
+    ):
+        with pytest.raises(errors.InvalidProblemError, match=text):
+            make()

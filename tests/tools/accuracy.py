@@ -26,6 +26,7 @@ from tests.support.ulp import (
     BOUND,
     DTYPES,
     FROM_OUTPUT,
+    OTHERS,
     Worst,
     arguments,
     measure_slope,
@@ -56,7 +57,7 @@ def table(count: int, device: str = "cpu") -> str:
 
     rows = []
     for dtype in (dtype for dtype in DTYPES if computes(device, dtype)):
-        for activation in ACTIVATIONS:
+        for activation in (*ACTIVATIONS, *OTHERS):
             x = arguments(activation, dtype, count).to(memory_of(device))
             with running_on(device):
                 y = value_of(activation, x)
@@ -100,14 +101,16 @@ in every test run.
 The largest error met, in units in the last place (ULP) of the dtype, and the argument that has it, on the CPU's
 {engine}. The reference is computed from the definitions with {digits} digits (mpmath).
 A half is what rounding the exact result once costs. The bounds that the tests hold for every engine are 4 ULP in
-float64, 2 in float32, and 0.51 in the half types. Float32 and the half types compute in float32, and in float64 where
-a result is below about 2^-100. The Go kernels compute all dtypes in float64.
+float64, 2 in float32, and 0.51 in the half types. Half types are computed in float32, and in float64 where a result
+is below about 2^-100. So is float32, except elu, selu, celu, softplus and mish, which it computes in float64. The Go
+kernels compute all dtypes in float64.
 
 - **Points**: magnitudes of all exponents down to the smallest denormal, ordinary ones between 2^-40 and 2^10, [-2, 2],
   [-45, 45], the far negative tail where results become denormal and then zero, and around the slope's zero.
 - **Value** is `epigrad.forward.matmul_bias_activation` with K = 0 and the arguments as bias.
-- **Slope** is the bias gradient of one row of ones. gelu', gelu_tanh' and silu' are sums of two terms that cancel where
-  the slope crosses zero (near -0.75 and -1.28): there the unit is that of the larger term.
+- **Slope** is the bias gradient of one row of ones. The slopes of gelu, gelu_tanh, silu, swish, quick_gelu and mish are
+  sums of two terms that cancel where the slope crosses zero: there the unit is that of the larger term.
+- **Parameters** are the defaults, or those that the row names. `swish` with its default is `silu`.
 - **From output** is the slope from a saved output, which is taken as exact.
 - **PyTorch** is eager PyTorch {torch} on the same machine's CPU, on the same points. A large number there
   belongs to a tiny result: the formula cancels or underflows. The absolute error stays small.

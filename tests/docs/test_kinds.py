@@ -1,0 +1,45 @@
+"""docs/kinds.md is what its program writes, and the models that it names use what it says."""
+
+from __future__ import annotations
+
+import pytest
+import transformers
+from epigrad import Activation, Gated
+from epigrad._core.tables import ACTIVATIONS, GATED_KINDS, PRESETS
+
+from tests.tools import kinds
+from tests.tools.readme import README
+
+STALE = "docs/kinds.md is stale: python -m tests.tools.kinds"
+
+
+def test_the_page_is_what_its_program_writes() -> None:
+    assert kinds.PAGE.read_text() == kinds.text(), STALE
+
+
+@pytest.mark.parametrize("picture", [kinds.PICTURE, kinds.GATED_PICTURE], ids=lambda path: path.name)
+def test_the_pictures_are_of_these_kinds(picture: kinds.Path) -> None:
+    assert kinds.description().encode() in picture.read_bytes(), STALE
+
+
+def test_the_readme_counts_the_kinds() -> None:
+    assert f"{len(ACTIVATIONS)} activations and {len(GATED_KINDS)} gated kinds" in README.read_text()
+
+
+def test_users_are_of_kinds_that_there_are() -> None:
+    assert kinds.USERS.keys() <= {*ACTIVATIONS, *GATED_KINDS, *PRESETS, "prelu", "xielu"}
+
+
+@pytest.mark.parametrize(
+    ("kind", "attribute"),
+    [(kind, attribute) for kind, users in kinds.USERS.items() for attribute in users.values() if attribute],
+)
+def test_models_use_by_default_what_the_page_says(kind: str, attribute: str) -> None:
+    name, field = attribute.split(".")
+    used = getattr(getattr(transformers, name)(), field)
+    if kind in GATED_KINDS:
+        assert Activation(used) == Gated(kind).activation
+    elif kind in ACTIVATIONS:
+        assert Activation(used) == Activation(kind)
+    else:
+        assert used == kind

@@ -137,7 +137,7 @@ test-go: $(STAMPS)/go $(STAMPS)/webgpu
 test-python: build lib $(STAMPS)/test
 	@.ci/vulkan
 	@.ci/chromium
-	$(PY) -m pytest -n $(PYTEST_WORKERS) -q
+	.ci/pytest $(PY) -n $(PYTEST_WORKERS) -q
 	@for engine in $$(.ci/engines $(PY)); do \
 		echo "engine $$engine"; EPIGRAD_CPU_ENGINE=$$engine EPIGRAD_TEST_DEVICES=cpu $(PY) -m pytest -n $(PYTEST_WORKERS) -q tests/accuracy/test_ulp.py || exit 1; done
 

@@ -263,6 +263,7 @@ func (s *TableSuite) TestDescribe() {
 	s.Equal("hardtanh", activation.Describe("hardtanh", row.Parameters, []float64{-1, 1}))
 	s.Equal("hardtanh(high=2.5)", activation.Describe("hardtanh", row.Parameters, []float64{-1, 2.5}))
 	gated, _ := activation.LookupGated("swiglu")
+	s.Equal("hardtanh(low=-1e-05, high=1000000)", activation.Describe("hardtanh", row.Parameters, []float64{-1e-5, 1e6}), "as Python shows numbers")
 	s.Equal("swiglu", activation.Describe("swiglu", gated.Parameters, []float64{inf, inf, 0, 1}))
 	s.Equal("swiglu(limit=7, offset=1, alpha=1.702)", activation.Describe("swiglu", gated.Parameters, []float64{7, inf, 1, 1.702}))
 }

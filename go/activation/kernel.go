@@ -1,6 +1,10 @@
 package activation
 
-import "math"
+import (
+	"cmp"
+	"math"
+	"slices"
+)
 
 // kernel is what computes a row: the name of a formula (kernels/*/activation.*), and what its
 // numbers are. "" is the formula of the row's name, of its parameters as they are.
@@ -84,7 +88,16 @@ func Kernels() []string {
 	return names
 }
 
-// GatedKernels lists the formulas that gates are computed by.
+// GatedKernels lists the formulas that gates are computed by, each once.
 func GatedKernels() []string {
-	return []string{"sigmoid", "relu", "silu", "swish", "gelu", "gelu_tanh", "none", "relu2", "situ"}
+	var names []string
+	for _, g := range gatedKinds {
+		gate, _ := Lookup(g.Activation)
+		for _, name := range []string{cmp.Or(gate.kernel.name, gate.Name), g.kernel.name} {
+			if name != "" && !slices.Contains(names, name) {
+				names = append(names, name)
+			}
+		}
+	}
+	return names
 }

@@ -115,11 +115,20 @@ func Describe(name string, parameters []Parameter, values []float64) string {
 	var shown []string
 	for i, p := range parameters {
 		if i < len(values) && values[i] != float64(p.Default) {
-			shown = append(shown, p.Name+"="+strconv.FormatFloat(values[i], 'g', -1, 64))
+			shown = append(shown, p.Name+"="+formatted(values[i]))
 		}
 	}
 	if len(shown) == 0 {
 		return name
 	}
 	return name + "(" + strings.Join(shown, ", ") + ")"
+}
+
+// formatted is a number as Python shows it, without a .0 at its end.
+func formatted(x float64) string {
+	format := byte('e')
+	if size := math.Abs(x); size == 0 || 1e-4 <= size && size < 1e16 {
+		format = 'f'
+	}
+	return strconv.FormatFloat(x, format, -1, 64)
 }

@@ -26,7 +26,7 @@ type kind struct {
 var (
 	activations = &kinds{"activation", activation.Names, func(name string) (kind, bool) {
 		row, known := activation.Lookup(name)
-		return kind{row.Name, row.Parameters, nil, row.DefaultIs, row.Kernel}, known
+		return kind{name: row.Name, parameters: row.Parameters, defaultIs: row.DefaultIs, kernel: row.Kernel}, known
 	}}
 	gatedKinds = &kinds{"kind", activation.GatedNames, func(name string) (kind, bool) {
 		preset, is := activation.LookupPreset(name)
@@ -34,7 +34,7 @@ var (
 			name = preset.Kind
 		}
 		row, known := activation.LookupGated(name)
-		return kind{row.Name, row.Parameters, preset.Values(), "", row.Kernel}, known
+		return kind{name: row.Name, parameters: row.Parameters, defaults: preset.Values(), kernel: row.Kernel}, known
 	}}
 )
 

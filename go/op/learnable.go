@@ -95,7 +95,9 @@ func (l learnable) check(op string, input *tensor.View, small []*tensor.View) er
 		switch {
 		case v.Rank() <= 1 && v.Numel() == 1:
 		case !l.channels:
-			return check.Invalid(op, l.names[i], "shape %s, want one element", check.Sizes(v.Shape))
+			return check.Invalid(op, l.names[i], "shape %s, want one element, as [] or [1]", check.Sizes(v.Shape))
+		case input.Rank() < 2:
+			return check.Invalid(op, l.names[i], "shape %s, want one element, since the input has no second dimension", check.Sizes(v.Shape))
 		case v.Rank() != 1 || v.Numel() != channels:
 			return check.Invalid(op, l.names[i], "shape %s, want [1], or [%d] as the input's second dimension", check.Sizes(v.Shape), channels)
 		}

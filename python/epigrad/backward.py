@@ -187,6 +187,8 @@ def activation_backward(
     call = call_of(activation_call, op, activation, selection.current())
     check_tensors(op, grad_output=grad_output, input=input)
     check_out(op, out)
+    if out is not None and out is grad_output:  # which the core can do, for what it forms itself
+        raise errors.InvalidProblemError(f"{op}: out: shares memory with grad_output, want an output of its own")
     needs, outputs = (True, False, False), (out, None, None)
     grad_input, _, _ = launch_into(call, (grad_output, input), needs, outputs)
     assert grad_input is not None

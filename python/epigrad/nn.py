@@ -151,7 +151,7 @@ class Activation(nn.Module):
     """``act(input)``, elementwise, as `epigrad.activation`.
 
     Args:
-        name: of the activation; `epigrad.Activation` lists them.
+        name: of the activation, which `epigrad.Activation` lists; or one of these, or None.
         device: accepted as by every module; there are no tensors.
         dtype: accepted as by every module.
         parameters: numbers, by keyword; what is left out has its default.
@@ -172,14 +172,18 @@ class Activation(nn.Module):
 
     def __init__(
         self,
-        name: str,
+        name: str | kinds.Activation | None,
         *,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
         **parameters: float,
     ) -> None:
         super().__init__()
-        self.activation = kinds.Activation(name, **parameters)
+        if parameters and isinstance(name, kinds.Activation):
+            raise errors.InvalidProblemError(
+                f"Activation: parameters: got {', '.join(parameters)} beside {name!r}, want them in it"
+            )
+        self.activation = kinds.Activation(name, **parameters) if parameters else activation_of("Activation", name)
 
     def forward(self, input: Tensor) -> Tensor:
         """Apply the activation."""

@@ -434,3 +434,10 @@ def test_second_order_of_gelu_tanh_far_out(dtype: torch.dtype) -> None:
     zero_one = [1.0, 0.0, 1.0, 1.0]
     assert first[:4].tolist() == zero_one and second[1][:4].tolist() == zero_one and not second[0][:4].any()
     assert all(value[4].isnan() for value in (first, *second))
+
+
+def test_an_activations_gradient_is_not_written_over_the_upstream_one() -> None:
+    grad = torch.ones(3)
+    with pytest.raises(errors.InvalidProblemError, match="activation_backward: out: shares memory with grad_output"):
+        backward.activation_backward(grad, torch.randn(3), "mish", out=grad)
+    assert torch.equal(grad, torch.ones(3))

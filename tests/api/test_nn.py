@@ -81,6 +81,7 @@ def test_activation_is_the_function() -> None:
     module, x = epigrad.nn.Activation("leaky_relu", slope=0.2), torch.randn(3, 4)
     assert_same_bits(module(x), epigrad.activation(x, epigrad.Activation("leaky_relu", slope=0.2)))
     assert repr(module) == "Activation('leaky_relu(slope=0.2)')"
+    assert repr(epigrad.nn.Activation(module.activation)) == repr(module) and epigrad.nn.Activation(None)(x) is not x
     with pytest.raises(epigrad.errors.InvalidProblemError, match="gelu has no parameter 'slope'"):
         epigrad.nn.Activation("gelu", slope=0.2)
 
@@ -295,6 +296,10 @@ def test_repr_says_what_was_chosen(name: str) -> None:
         (lambda: epigrad.nn.GatedActivation("glu", 1.5), "GatedActivation: dim: float, want an int"),
         (lambda: epigrad.nn.GatedMLP(4, 5, "swiglu_iao"), "want one of .*did you mean 'swiglu_oai'"),
         (lambda: epigrad.nn.Activation("softcap", cap=0), "Activation: cap: got 0.0, want a finite number > 0"),
+        (
+            lambda: epigrad.nn.Activation(epigrad.Activation("softcap"), cap=3),
+            "parameters: got cap beside .*, want them in",
+        ),
         (lambda: epigrad.nn.Activation("silu", beta=2), "silu has no parameter 'beta', it takes no parameters"),
         (lambda: epigrad.nn.Linear(4, -5), "Linear: out_features: got -5"),
     ],

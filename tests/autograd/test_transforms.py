@@ -9,6 +9,7 @@ from typing import Any
 import epigrad
 import pytest
 import torch
+from epigrad import errors
 from torch import Tensor
 from torch.autograd import forward_ad
 from torch.func import functional_call, grad, hessian, jacfwd, jacrev, jvp, stack_module_state, vmap
@@ -73,6 +74,14 @@ def test_vmap_of_products_in_all_ranks() -> None:
                 return torch.tanh(a @ b + bias)
 
             torch.testing.assert_close(vmap(call, dims)(a, b, bias), vmap(eager, dims)(a, b, bias))
+
+
+def test_a_batch_does_not_become_the_channels_of_prelu() -> None:
+    x, weight = torch.randn(3, 5), torch.rand(3)
+    with pytest.raises(errors.InvalidProblemError, match="prelu: weight: shape"):
+        vmap(lambda sample: epigrad.prelu(sample, weight))(x)
+    want = torch.nn.functional.prelu(x, weight[:1])
+    torch.testing.assert_close(vmap(lambda sample: epigrad.prelu(sample, weight[:1]))(x), want)
 
 
 def test_vmap_of_an_empty_batch_and_of_halves_along_another_dim() -> None:

@@ -190,7 +190,7 @@ def test_reports_are_short() -> None:
         "patched 2 blocks\n  bert.encoder.layer.*.intermediate (2): BertIntermediate by linear gelu"
     )
     nothing = str(patch(nn.Linear(2, 2)))
-    assert nothing.startswith("patched 0 blocks") and "LlamaMLP" in nothing
+    assert nothing.startswith("patched 0 blocks") and "docs/models.md lists the classes" in nothing
 
 
 @pytest.mark.parametrize("function", [patch, unpatch])
@@ -437,6 +437,17 @@ def test_activations_that_are_not_known_are_left_alone(name: str, activation: An
     for x, y in zip(results(name, got_model), results(name, want_model), strict=True):
         assert torch.equal(x, y)
     assert all(attribute in text for text in patch(got_model).left.values())
+
+
+def test_blocks_of_classes_that_are_not_known_are_named() -> None:
+    class OtherMLP(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.up = nn.Linear(2, 2)
+
+    report = patch(nn.Sequential(OtherMLP(), nn.ReLU()))
+    assert report.left == {"0": "OtherMLP: a class that epigrad does not know"} and not report.patched
+    assert str(report).splitlines()[-1] == "  * (1): OtherMLP: a class that epigrad does not know"
 
 
 def test_a_limit_that_epigrad_does_not_take_is_left_to_the_block() -> None:

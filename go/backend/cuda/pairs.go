@@ -9,12 +9,10 @@ import "slices"
 // views are contiguous along the innermost dimension. It is nil for other strides.
 func (w walk) pairs(f function, n numbers) (*launch, error) {
 	inner, value := len(w.shape)-1, len(w.views)-2
-	dt := w.views[value].DType
-	width := vectorBytes / dt.Size()
+	width := vectorBytes / w.views[value].DType.Size()
 	if w.shape[inner]%width != 0 {
 		return nil, nil
 	}
-	gateFirst, starts := false, walk{slices.Clone(w.views), w.shape, w.strides}
 	for i, v := range w.views {
 		stride := int64(1)
 		if i >= value || f.outputs == 2 && i < 2 {
@@ -24,17 +22,31 @@ func (w walk) pairs(f function, n numbers) (*launch, error) {
 			return nil, nil
 		}
 	}
-	for _, i := range []int{value, 0}[:f.outputs] {
-		v, gate := w.views[i], w.views[i+1]
-		apart := gate.Offset - v.Offset
-		before := apart < 0
-		if v.Operand != gate.Operand || max(apart, -apart) != dt.Size() || !slices.Equal(w.strides[i], w.strides[i+1]) || i == 0 && before != gateFirst {
+	gateFirst, ok := w.takeTurns(value)
+	if !ok {
+		return nil, nil
+	}
+	if f.outputs == 2 {
+		if first, ok := w.takeTurns(0); !ok || first != gateFirst {
 			return nil, nil
 		}
-		if gateFirst = before; before {
-			v = gate
+	}
+	starts := walk{slices.Clone(w.views), w.shape, w.strides}
+	for _, i := range []int{value, 0}[:f.outputs] {
+		first := w.views[i]
+		if gateFirst {
+			first = w.views[i+1]
 		}
-		starts.views[i], starts.views[i+1] = v, v
+		starts.views[i], starts.views[i+1] = first, first
 	}
 	return starts.byVectors(f.pairs, n, width, 1, 0, gateFirst)
+}
+
+// takeTurns tells whether the views i, a value, and i+1, its gate, are neighbours everywhere, and
+// which one is first.
+func (w walk) takeTurns(i int) (gateFirst, ok bool) {
+	value, gate := w.views[i], w.views[i+1]
+	apart := gate.Offset - value.Offset
+	gateFirst = apart < 0
+	return gateFirst, value.Operand == gate.Operand && max(apart, -apart) == value.DType.Size() && slices.Equal(w.strides[i], w.strides[i+1])
 }

@@ -105,8 +105,10 @@ def _activation_obstacle(module: nn.Module, name: str, gated: bool) -> str:
     if layer is None:  # a function, as configurations of BERT may have
         return f"{name} is not a module"
     activation = activation_of(layer)
-    if activation is None or (gated and _gated_kind(activation) is None):
-        return f"{name} is a {class_name(layer)}"
+    if activation is None:
+        return f"{name} is a {class_name(layer)}, which epigrad does not have"
+    if gated and _gated_kind(activation) is None:
+        return f"{name} is a {class_name(layer)}, which no gated kind of epigrad has for its gate"
     if reason := why_called(layer):
         return f"{name} {reason}"
     return ""

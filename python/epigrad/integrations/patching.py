@@ -39,8 +39,7 @@ class Report:
         if self.left:
             lines += [f"left {_counted(len(self.left))} alone", *_grouped(self.left)]
         if not self.patched and not self.left:
-            classes = ", ".join(sorted({name.rpartition(".")[2] for name in BLOCKS}))
-            lines.append(f"  none is a {classes}")
+            lines.append("  docs/models.md lists the classes of blocks that epigrad computes")
         return "\n".join(lines)
 
 
@@ -99,6 +98,10 @@ def patch(model: nn.Module) -> Report:
         if not isinstance(module, Patched):
             module.__class__ = _patched_class(type(module))
         report.patched[name] = f"{_own_class(module).__name__} by {block.told(module)}"
+    for name, module in model.named_modules():
+        known = name in report.patched or name in report.left
+        if not known and _LIKE_A_BLOCK.search(type(module).__name__) and next(module.children(), None) is not None:
+            report.left[name] = f"{type(module).__name__}: a class that epigrad does not know"
     return report
 
 
@@ -181,6 +184,10 @@ def _own_class(module: nn.Module) -> type[Any]:
 
 def _row(cls: type[Any]) -> Block | None:
     return BLOCKS.get(full_name(cls))
+
+
+_LIKE_A_BLOCK = re.compile(r"MLP|Mlp|FeedForward|FFN")
+"""What libraries call a two-layer block."""
 
 
 def _blocks(model: nn.Module) -> Iterator[tuple[str, nn.Module, Block]]:

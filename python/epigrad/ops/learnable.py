@@ -131,14 +131,16 @@ class XIELUBackward(Backward):
         self.tensors = (self.grad_output, self.input, self.alpha_p, self.alpha_n)
 
 
-def _behind(name: str) -> Callable[..., Any]:
+def _batch_last(name: str) -> Callable[..., Any]:
     """The rule of `torch.vmap`: a batch of inputs is one more dimension behind the others, since
     prelu's weight belongs to the second one. Each slice is a call where parameters differ.
     """
 
     def rule(info: Any, in_dims: batching.InDims, input: Tensor, *rest: Any, **options: Any) -> Any:
         dim, *others = in_dims
-        if dim is None or any(other is not None for other in others):
+        # Behind a sample of one dimension the batch would be the second.
+        becomes_channels = name == "prelu" and input.dim() < 3
+        if dim is None or becomes_channels or any(other is not None for other in others):
             return batching.slice_by_slice(overload(name))(info, in_dims, input, *rest, **options)
         out = call(name, input.movedim(dim, -1), *rest, **options)
         return out, out.dim() - 1
@@ -150,14 +152,18 @@ _PRELU = "Tensor input, Tensor weight"
 _XIELU = "Tensor input, Tensor alpha_p, Tensor alpha_n, float beta=0.5"
 
 OPERATORS = (
-    Operator("prelu", f"({_PRELU}, *, str? backend=None) -> Tensor", PReLU, batched=_behind("prelu"), casts=as_input),
+    Operator(
+        "prelu", f"({_PRELU}, *, str? backend=None) -> Tensor", PReLU, batched=_batch_last("prelu"), casts=as_input
+    ),
     Operator(
         "prelu_backward",
         f"(Tensor grad_output, {_PRELU}, *, bool[2] needs=[True, True], str? backend=None) -> "
         "(Tensor grad_input, Tensor grad_weight)",
         PReLUBackward,
     ),
-    Operator("xielu", f"({_XIELU}, *, str? backend=None) -> Tensor", XIELU, batched=_behind("xielu"), casts=as_input),
+    Operator(
+        "xielu", f"({_XIELU}, *, str? backend=None) -> Tensor", XIELU, batched=_batch_last("xielu"), casts=as_input
+    ),
     Operator(
         "xielu_backward",
         f"(Tensor grad_output, {_XIELU}, *, bool[3] needs=[True, True, True], str? backend=None) -> "

@@ -266,7 +266,9 @@ struct softplus {
   };
   EPG_FORMULA Parts parts(Real x, const Parameters<Real> &p) {
     const Twofold<Real> beta = p.divisor(0), v = product(x, beta), threshold = p.twofold(1);
-    const bool beyond = v.high > threshold.high || (v.high == threshold.high && v.low > threshold.low);
+    // In half types what is left out of v is below what counts, and forming it takes a tenth more.
+    const bool above = !A::approximate && v.high == threshold.high && v.low > threshold.low;
+    const bool beyond = v.high > threshold.high || above;
     return {A::decay(v), A::reciprocal(beta.high), negative(v.high), beyond};
   }
   EPG_FORMULA Real value(Real x, const Parts &p) {

@@ -204,10 +204,10 @@ def gated_activation_backward(
     gate: str = "second",
     out: Data | None = None,
 ) -> Data:
-    """Compute the gradient of ``value * act(gate)``, the halves of `input` along `dim`.
+    """Compute the gradient of `epigrad.gated_activation`, in the places of value and gate.
 
-    ``grad_value = grad_output * act(gate)`` and ``grad_gate = grad_output * value * act'(gate)``,
-    in the places of value and gate.
+    Without limits and offset it is ``grad_value = grad_output * act(gate)`` and
+    ``grad_gate = grad_output * value * act'(gate)``.
 
     Args:
         grad_output: input's shape with half the size along `dim`; float32, float64, bfloat16 or

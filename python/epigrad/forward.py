@@ -185,7 +185,9 @@ def activation(input: Data, activation: str | Activation | None, *, out: Data | 
 def gated_activation(
     input: Data, kind: str | Gated = "swiglu", dim: int = -1, *, gate: str = "second", out: Data | None = None
 ) -> Data:
-    """Compute ``value * act(gate)``, the halves of `input` along `dim`, without a graph.
+    """Compute a gated kind of the halves of `input` along `dim`, without a graph.
+
+    `epigrad.Gated` has the formula.
 
     Args:
         input: any shape whose size along `dim` is even; float32, float64, bfloat16 or float16.
@@ -218,7 +220,9 @@ def gated_activation(
 
 
 def gated_product(value: Data, gate: Data, kind: str | Gated = "swiglu", *, out: Data | None = None) -> Data:
-    """Compute ``value * act(gate)`` from two separate tensors, without a graph.
+    """Compute a gated kind of two separate tensors, without a graph.
+
+    `epigrad.Gated` has the formula.
 
     Args:
         value: any shape; float32, float64, bfloat16 or float16.
@@ -375,8 +379,10 @@ def gated_linear(
     return_preactivation: bool = False,
     out: Data | None = None,
 ) -> Data | tuple[Data, Data]:
-    """Compute ``value * act(gate)`` of ``value = input @ weight_value.T + bias_value`` and
+    """Compute a gated kind of ``value = input @ weight_value.T + bias_value`` and
     ``gate = input @ weight_gate.T + bias_gate``, without a graph.
+
+    `epigrad.Gated` has the formula.
 
     Args:
         input: ``[..., K]``; float32, float64, bfloat16 or float16, as all tensors here.

@@ -78,7 +78,7 @@ def matmul_bias_activation(
         DTypeError: (a ``TypeError``) a mix of dtypes, another dtype, or not a tensor.
         EpigradError: another class of `epigrad.errors`, of devices, backends or sparse tensors.
 
-    Source: `torch.matmul`; ``go/activation`` lists the activations' formulas and papers.
+    Source: `torch.matmul`; docs/kinds.md has the activations' formulas.
 
     Examples:
         >>> import epigrad, torch
@@ -119,7 +119,7 @@ def linear(
         DTypeError: (a ``TypeError``) a mix of dtypes, another dtype, or not a tensor.
         EpigradError: another class of `epigrad.errors`, of devices, backends or sparse tensors.
 
-    Source: `torch.nn.functional.linear`; ``go/activation`` lists the activations' papers.
+    Source: `torch.nn.functional.linear`; docs/kinds.md has the activations' formulas.
 
     Examples:
         >>> import epigrad, torch
@@ -146,7 +146,7 @@ def activation(input: Tensor, activation: str | Activation | None) -> Tensor:
         DTypeError: (a ``TypeError``) another dtype or not a tensor.
         EpigradError: another class of `epigrad.errors`, of devices, backends or sparse tensors.
 
-    Source: ``go/activation`` lists the formulas and papers.
+    Source: docs/kinds.md has the formulas, and who uses them.
 
     Examples:
         >>> import epigrad, torch
@@ -164,9 +164,10 @@ def activation(input: Tensor, activation: str | Activation | None) -> Tensor:
 
 
 def gated_activation(input: Tensor, kind: str | Gated = "swiglu", dim: int = -1, *, gate: str = "second") -> Tensor:
-    """Compute ``value * act(gate)``, value and gate being the halves of `input` along `dim`.
+    """Compute a gated kind of the halves of `input` along `dim`, one the value and one the gate.
 
-    `epigrad.Gated` says what else the kinds do to value and gate.
+    Without limits and offset that is ``value * phi(gate)``, but for ``"situ_glu"``. `epigrad.Gated`
+    has the whole formula.
 
     Args:
         input: any shape whose size along `dim` is even; float32, float64, bfloat16 or float16.
@@ -194,6 +195,12 @@ def gated_activation(input: Tensor, kind: str | Gated = "swiglu", dim: int = -1,
         True
         >>> epigrad.gated_activation(x, "swiglu", dim=0).shape
         torch.Size([1, 4])
+        >>> limited = epigrad.Gated("swiglu", limit=7)
+        >>> epigrad.gated_activation(torch.tensor([100.0, 1.0]), limited)
+        tensor([5.1174])
+        >>> epigrad.gated_activation(x, "bilinear", gate="even")
+        tensor([[ 0.,  6.],
+                [20., 42.]])
     """
     if is_dynamo_compiling() and (traced := _traced("gated_activation", (input,), kind, dim, gate=gate)) is not None:
         return traced
@@ -205,7 +212,10 @@ def gated_activation(input: Tensor, kind: str | Gated = "swiglu", dim: int = -1,
 
 
 def gated_product(value: Tensor, gate: Tensor, kind: str | Gated = "swiglu") -> Tensor:
-    """Compute ``value * act(gate)`` from two separate tensors.
+    """Compute a gated kind of two separate tensors.
+
+    Without limits and offset that is ``value * phi(gate)``, but for ``"situ_glu"``. `epigrad.Gated`
+    has the whole formula.
 
     Args:
         value: any shape; float32, float64, bfloat16 or float16.
@@ -227,6 +237,8 @@ def gated_product(value: Tensor, gate: Tensor, kind: str | Gated = "swiglu") -> 
         >>> value, gate = torch.ones(2, 3), torch.linspace(-1, 1, 6).reshape(2, 3)
         >>> torch.allclose(epigrad.gated_product(value, gate), torch.nn.functional.silu(gate))
         True
+        >>> epigrad.gated_product(value, gate * 100, epigrad.Gated("reglu", limit=7))[1]
+        tensor([7., 7., 7.])
     """
     if is_dynamo_compiling() and (traced := _traced("gated_product", (value, gate), kind)) is not None:
         return traced
@@ -290,8 +302,13 @@ def prelu(input: Tensor, weight: Tensor) -> Tensor:
 
     Examples:
         >>> import epigrad, torch
-        >>> epigrad.prelu(torch.tensor([-2.0, 4.0]), torch.tensor([0.25]))
+        >>> x, weight = torch.tensor([-2.0, 4.0]), torch.tensor([0.25], requires_grad=True)
+        >>> out = epigrad.prelu(x, weight)
+        >>> out.detach()
         tensor([-0.5000,  4.0000])
+        >>> out.sum().backward()
+        >>> weight.grad
+        tensor([-2.])
     """
     records = recorded(2, input, weight)
     if records is None and overridden(input, weight):
@@ -329,9 +346,14 @@ def xielu(input: Tensor, alpha_p: Tensor, alpha_n: Tensor, beta: float = 0.5) ->
 
     Examples:
         >>> import epigrad, torch
-        >>> alpha = torch.tensor([0.0])
-        >>> epigrad.xielu(torch.tensor([-1.0, 0.0, 1.0]), alpha, alpha)
+        >>> x, alpha_n = torch.tensor([-1.0, 0.0, 1.0]), torch.tensor([0.0])
+        >>> alpha_p = torch.tensor([0.0], requires_grad=True)
+        >>> out = epigrad.xielu(x, alpha_p, alpha_n)
+        >>> out.detach()
         tensor([-0.0611,  0.0000,  1.1931])
+        >>> out.sum().backward()
+        >>> alpha_p.grad
+        tensor([0.5000])
     """
     number = finite("xielu", "beta", beta)
     records = recorded(3, input, alpha_p, alpha_n)
@@ -351,8 +373,10 @@ def gated_linear(
     *,
     save: str = "auto",
 ) -> Tensor:
-    """Compute ``value * act(gate)`` of ``value = input @ weight_value.T + bias_value`` and
+    """Compute a gated kind of ``value = input @ weight_value.T + bias_value`` and
     ``gate = input @ weight_gate.T + bias_gate``.
+
+    `epigrad.Gated` has the formula.
 
     The weights are two tensors, as Llama's ``up_proj`` and ``gate_proj``. `gated_mlp` takes them as
     one.

@@ -156,9 +156,15 @@ class Activation(_Kind):
 class Gated(_Kind):
     """A gated kind by its name, with its parameters; hashable, picklable and equal by value.
 
-    A value and a gate go through ``limit``, the kind's own formula with ``limit_after`` on what the
-    gate became, and ``offset``, in this order: the gate is clamped from above and the value from
-    both sides, and the offset is added to the value. The slope of a clamp at its bound is 0.
+    It computes ``(psi(value) + offset) * phi(gate)``. ``phi`` is the kind's own function of the
+    gate. ``psi`` is the identity in all kinds but ``situ_glu``, which has no limits and no offset.
+    Limits are applied before ``phi`` and after it::
+
+        g, v = min(gate, limit), clip(value, -limit, limit)
+        a, b = min(phi(g), limit_after), clip(psi(v), -limit_after, limit_after)
+        out  = (b + offset) a
+
+    Where something is clamped the slope is 0, at the bound too.
 
     Args:
         name: one of the table below.
@@ -237,14 +243,13 @@ _SPELLINGS = "".join(
     if row.aliases
 )
 _PRESETS = "".join(f"        ``{name}``: ``{Gated(name)}``\n" for name in PRESETS)
-Activation.__doc__ = (
-    f"{Activation.__doc__}\n    Activations:\n{_listed(ACTIVATIONS)}\n    Other names of them:\n{_SPELLINGS}"
-)
+Activation.__doc__ = f"{Activation.__doc__}\n    Activations:\n{_listed(ACTIVATIONS)}\n    Aliases:\n{_SPELLINGS}"
 Gated.__doc__ = f"{Gated.__doc__}\n    Kinds:\n{_listed(GATED_KINDS)}\n    Presets:\n{_PRESETS}"
 
 _BY_NAME = {name: Activation(name) for name in (*ACTIVATIONS, *_ALIASES)} | {None: Activation(None)}
 _GATED_BY_NAME = {name: Gated(name) for name in (*GATED_KINDS, *PRESETS)}
 _NAMES = {"activation": tuple(ACTIVATIONS), "kind": tuple(_GATED_BY_NAME)}
+_FUNCTIONS = ("prelu", "xielu")
 _ACCEPTED = {"activation": (*ACTIVATIONS, *_ALIASES), "kind": tuple(_GATED_BY_NAME)}
 
 
@@ -277,9 +282,20 @@ def gated_of(op: str, given: str | Gated) -> Gated:
 def unknown_name(op: str, argument: str, given: object) -> errors.InvalidProblemError:
     """The error for what is no name of an activation or of a kind."""
     text = f"{op}: {argument}: {_shown(given)}, want one of {', '.join(map(repr, _NAMES[argument]))}"
-    if isinstance(given, str) and (near := nearest(argument, given)):
-        text += f" (did you mean {near!r}?)"
+    if isinstance(given, str) and (hint := _hint(argument, given)):
+        text += f" ({hint})"
     return errors.InvalidProblemError(text)
+
+
+def _hint(argument: str, given: str) -> str | None:
+    """What a name is that is no name of an activation or of a kind, or which one is near."""
+    if given in _FUNCTIONS:
+        return f"{given!r} has weights and is a function of its own: epigrad.{given}"
+    for other, what in (("activation", "an activation"), ("kind", "a gated kind")):
+        if other != argument and given in _ACCEPTED[other]:
+            return f"{given!r} is {what}"
+    near = nearest(argument, given)
+    return f"did you mean {near!r}?" if near else None
 
 
 def nearest(argument: str, given: str) -> str | None:

@@ -179,11 +179,13 @@ class Activation(nn.Module):
         **parameters: float,
     ) -> None:
         super().__init__()
-        if parameters and isinstance(name, kinds.Activation):
+        if not isinstance(name, kinds.Activation):
+            name = kinds.Activation(name, **parameters)
+        elif parameters:
             raise errors.InvalidProblemError(
                 f"Activation: parameters: got {', '.join(parameters)} beside {name!r}, want them in it"
             )
-        self.activation = kinds.Activation(name, **parameters) if parameters else activation_of("Activation", name)
+        self.activation = name
 
     def forward(self, input: Tensor) -> Tensor:
         """Apply the activation."""

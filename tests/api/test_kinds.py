@@ -130,6 +130,22 @@ ERRORS: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (lambda: Activation("relu", slope=1), errors.InvalidProblemError, "'slope', it takes no parameters"),
     (lambda: Activation("swash"), errors.InvalidProblemError, "want one of 'none', 'relu', .* 'softcap' .*'swish'"),
     (lambda: Gated("swish"), errors.InvalidProblemError, "want one of 'glu', .* 'situ_glu', 'swiglu_oai'"),
+    (lambda: Activation("prelu"), errors.InvalidProblemError, r"\('prelu' has weights .*: epigrad\.prelu\)"),
+    (
+        lambda: nn.Linear(2, 3, activation="xielu"),
+        errors.InvalidProblemError,
+        r"a function of its own: epigrad\.xielu\)",
+    ),
+    (lambda: epigrad.gated_product(*torch.ones(2, 3), kind="prelu"), errors.InvalidProblemError, "epigrad.prelu"),
+    (lambda: epigrad.activation(torch.ones(2), "swiglu"), errors.InvalidProblemError, r"\('swiglu' is a gated kind\)"),
+    (lambda: Activation("swiglu_oai"), errors.InvalidProblemError, r"\('swiglu_oai' is a gated kind\)"),
+    (
+        lambda: epigrad.gated_activation(torch.ones(2), "silu"),
+        errors.InvalidProblemError,
+        r"\('silu' is an activation\)",
+    ),
+    (lambda: Gated("gelu_new"), errors.InvalidProblemError, r"\('gelu_new' is an activation\)"),
+    (lambda: Activation("gelo"), errors.InvalidProblemError, r"\(did you mean 'gelu'\?\)"),
     (lambda: Gated(None), errors.InvalidProblemError, "kind: None, want one of"),  # type: ignore[arg-type]
     (lambda: Activation(3), errors.InvalidProblemError, "activation: 3, want one of"),  # type: ignore[arg-type]
     (lambda: Activation("softcap", cap=True), errors.DTypeError, "cap: got True, want a number"),

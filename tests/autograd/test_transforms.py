@@ -84,6 +84,18 @@ def test_a_batch_does_not_become_the_channels_of_prelu() -> None:
     torch.testing.assert_close(vmap(lambda sample: epigrad.prelu(sample, weight[:1]))(x), want)
 
 
+def test_what_the_kernels_refuse_is_refused_under_transforms() -> None:
+    x, one = torch.randn(4, 5), torch.ones(1)
+    for function, error, text in (
+        (lambda t: epigrad.xielu(t, torch.ones(5), one), errors.InvalidProblemError, "xielu: alpha_p: shape"),
+        (lambda t: epigrad.xielu(t, one.double(), one), errors.DTypeError, "xielu: .*float64"),
+        (lambda t: epigrad.gated_product(t, torch.ones(5)), errors.InvalidProblemError, "gated_product: gate: shape"),
+        (lambda t: epigrad.linear(t, x, one), errors.InvalidProblemError, "linear: bias: shape"),
+    ):
+        with pytest.raises(error, match=text):
+            grad(lambda t, call=function: call(t).sum())(x)
+
+
 def test_vmap_of_an_empty_batch_and_of_halves_along_another_dim() -> None:
     x = torch.randn(0, 3, 4)
     for function, shape in (

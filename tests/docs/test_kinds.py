@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import math
+
+import epigrad
 import pytest
+import torch
 import transformers
 from epigrad import Activation, Gated
 from epigrad._core.tables import ACTIVATIONS, GATED_KINDS, PRESETS
@@ -43,3 +47,19 @@ def test_models_use_by_default_what_the_page_says(kind: str, attribute: str) -> 
         assert Activation(used) == Activation(kind)
     else:
         assert used == kind
+
+
+def test_limits_and_infinities_are_as_the_page_lists_them() -> None:
+    one, gate = torch.ones(1), torch.tensor([math.inf], requires_grad=True)
+    for kind in (Gated("swiglu", limit=7), Gated("swiglu", limit_after=2)):
+        (slope,) = torch.autograd.grad(epigrad.gated_product(one, gate, kind), gate)
+        assert slope.item() == 0
+    (slope,) = torch.autograd.grad(epigrad.gated_product(one, gate, "swiglu"), gate)
+    assert slope.isnan()
+    for beta in (-0.5, 0.0, 0.5):
+        assert epigrad.xielu(gate, torch.zeros(1), torch.zeros(1), beta).item() == math.inf
+    for x, composed in ((-math.inf, 0), (math.inf, 1)):
+        assert kinds.at("gelu_tanh", torch.tensor([x]))[1].isnan()
+        assert torch.func.grad(lambda x: epigrad.activation(x, "gelu_tanh"))(torch.tensor(x)).item() == composed
+    limited = Gated("swiglu", limit_after=2)
+    assert torch.func.grad(lambda x: epigrad.gated_product(one[0], x, limited))(gate.detach()[0]).isnan()

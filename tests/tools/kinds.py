@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -119,7 +120,11 @@ def row(*cells: str) -> str:
 def number(value: float) -> str:
     if math.isinf(value):
         return "+inf" if value > 0 else "-inf"
-    return "NaN" if math.isnan(value) else f"{value + 0.0:.4g}"
+    if math.isnan(value):
+        return "NaN"
+    short = f"{value + 0.0:.4g}"
+    # just below 1 is not 1
+    return f"{value:.10g}" if float(short).is_integer() and float(short) != value else short
 
 
 def called(kind: ActivationRow | GatedRow) -> str:
@@ -135,6 +140,14 @@ def at(name: str | Activation, x: Tensor) -> tuple[Tensor, Tensor]:
     y = epigrad.activation(x, name)
     (slope,) = torch.autograd.grad(y, x, torch.ones_like(x))
     return y.detach(), slope
+
+
+def formula(kind: ActivationRow) -> str:
+    """An activation's formula, and which activation it is with the defaults if that has a name."""
+    if not kind.default_is:
+        return kind.formula
+    defaults = " and ".join(f"{p.name} is {number(p.default)}" for p in kind.parameters)
+    return f"{kind.formula}; `{kind.default_is}` where {defaults}"
 
 
 def kinks(kind: ActivationRow) -> str:
@@ -155,6 +168,23 @@ def special(name: str) -> list[str]:
     """Value and slope at infinities and NaN."""
     y, slope = at(name, torch.tensor([-math.inf, math.inf, math.nan]))
     return [f"{number(value)}, {number(s)}" for value, s in zip(y.tolist(), slope.tolist(), strict=True)]
+
+
+def special_learnable() -> str:
+    """The slope at 0 of the activations with weights, and value and slope at infinities and NaN."""
+    weight, alpha = torch.tensor([0.25]), torch.zeros(1)
+    shown: dict[str, Callable[[Tensor], Tensor]] = {
+        "`prelu`, weight 0.25": lambda x: epigrad.prelu(x, weight),
+        "`xielu`, both alphas 0, beta 0.5": lambda x: epigrad.xielu(x, alpha, alpha),
+    }
+    rows = ""
+    for name, function in shown.items():
+        x = torch.tensor([0.0, -math.inf, math.inf, math.nan], requires_grad=True)
+        y = function(x)
+        (slopes,) = torch.autograd.grad(y, x, torch.ones_like(x))
+        cells = [f"{number(value)}, {number(s)}" for value, s in zip(y.tolist(), slopes.tolist(), strict=True)]
+        rows += row(name, number(slopes[0].item()), *cells[1:])
+    return rows
 
 
 def measured(page: str) -> dict[tuple[str, str], tuple[float, float]]:
@@ -180,12 +210,10 @@ def errors(name: str) -> list[str]:
 
 
 def halves() -> str:
-    """The largest error of a half type on each backend."""
-    worst = {
-        backend: max(max(pair) for (_, dtype), pair in measured(page).items() if dtype in ("bfloat16", "float16"))
-        for backend, page in ACCURACY.items()
-    }
-    return ", ".join(f"{error:.2f} on {backend}" for backend, error in worst.items())
+    """The largest error of a half type on any backend."""
+    pages = [measured(page).items() for page in ACCURACY.values()]
+    worst = max(max(pair) for page in pages for (_, dtype), pair in page if dtype in ("bfloat16", "float16"))
+    return f"{worst:.2f}"
 
 
 TEXT = """# Activations and gated kinds
@@ -212,7 +240,8 @@ These names of PyTorch, transformers and timm are accepted too:
 ### At kinks, infinities and NaN
 
 A kink is a point where a derivative jumps. The last three columns have value and slope. Parameters are the defaults.
-All is as in PyTorch's own function, or in the composition of PyTorch's functions.
+All is as in PyTorch's own function, or in the composition of PyTorch's functions. Softplus's slope at its kink is
+s(threshold). Only beyond is it 1.
 
 | activation | slope at kinks | at -inf | at +inf | at NaN |
 |---|---|---|---|---|
@@ -220,8 +249,9 @@ All is as in PyTorch's own function, or in the composition of PyTorch's function
 ### Errors
 
 The largest error met of value and of slope, in units in the last place (ULP), with the defaults and with other
-parameters. In bfloat16 and float16 it is {halves}; 0.5 is one rounding. The pages
-[accuracy.md](accuracy.md), [-cuda](accuracy-cuda.md) and [-webgpu](accuracy-webgpu.md) say how it was measured.
+parameters. In bfloat16 and float16 none is above {halves} on any backend; 0.5 is one rounding. The pages
+[accuracy.md](accuracy.md), [-cuda](accuracy-cuda.md) and [-webgpu](accuracy-webgpu.md) say how it was measured, and on
+what.
 
 | activation | CPU, float32 | CPU, float64 | CUDA, float32 | CUDA, float64 | WebGPU, float32 |
 |---|---|---|---|---|---|
@@ -237,18 +267,30 @@ parameters. In bfloat16 and float16 it is {halves}; 0.5 is one rounding. The pag
 and `a_n` is `beta + softplus(alpha_n)`; both alphas have one element. transformers computes
 `exp(x) - 1` at -1e-6 for all `x` between that and 0. epigrad computes it at `x`, which differs by at most 1e-6 `a_n`.
 
+| function | slope at 0 | at -inf | at +inf | at NaN |
+|---|---|---|---|---|
+{special_learnable}
+`tests/parity/test_learnable.py` holds their errors to at most 1.5 times PyTorch's and one rounding.
+
 ## Gated kinds
 
-A gated kind has two inputs, `value` and `gate`:
+A gated kind has two inputs, `value` and `gate`. Without limits it is
 
 ```
-a   = min(phi(min(gate, limit)), limit_after)
-v   = clip(clip(value, -limit, limit), -limit_after, limit_after) + offset
-out = v a
+out = (psi(value) + offset) phi(gate)
 ```
 
-The table has `out` without limits and offset. All kinds but `situ_glu` have the parameters `limit`, `limit_after` (no
-limit by default, which is `None`) and `offset` (0 by default).
+`phi` is the kind's own function of the gate. `psi` is the identity in all kinds but `situ_glu`. Limits are applied
+before `phi` and after it. The offset comes last:
+
+```
+g, v = min(gate, limit), clip(value, -limit, limit)
+a, b = min(phi(g), limit_after), clip(psi(v), -limit_after, limit_after)
+out  = (b + offset) a
+```
+
+All kinds but `situ_glu` have the parameters `limit`, `limit_after` (`None` by default, which is no limit) and `offset`
+(0 by default). The table has `out` without them.
 
 | kind | out | used by |
 |---|---|---|
@@ -258,8 +300,6 @@ limit by default, which is `None`) and `offset` (0 by default).
 {presets}
 ![Gated kinds with limits](results/gated.png)
 
-Where something is clamped its gradient is 0, at the limit too, whatever PyTorch's version. NaN passes every limit.
-
 `gate` says where the gates are, if one tensor has values and gates:
 
 | `gate` | gates are | as in |
@@ -268,6 +308,16 @@ Where something is clamped its gradient is 0, at the limit too, whatever PyTorch
 | `"first"` | the first half | Phi-3, GLM, ModernBERT |
 | `"odd"` | elements 1, 3, 5 and so on | |
 | `"even"` | elements 0, 2, 4 and so on | gpt-oss |
+
+## Limits and infinities
+
+- Where something is clamped its gradient is 0, at the limit too, whatever PyTorch's version.
+- That is so at a gate of +inf, where the slope of `phi` may be NaN.
+- NaN passes every limit.
+- `xielu` at +inf is +inf, whatever `beta` is.
+- `torch.func.grad` composes operations of PyTorch. Slopes at infinities are those of the composition there:
+  - of `gelu_tanh` 0 at -inf and 1 at +inf, where `backward` gives NaN;
+  - of `swiglu` with `limit_after` NaN at a gate of +inf, where `backward` gives 0.
 """
 
 LEARNABLE = (
@@ -289,16 +339,14 @@ def text() -> str:
         presets += row(f"`{preset.name}`", f"`{preset.kind}({given})`", users(preset.name))
     activations = ACTIVATIONS.values()
     aliases = {", ".join(f"`{alias}`" for alias in kind.aliases): kind.name for kind in activations if kind.aliases}
-    aliases |= {
-        f"`{kind.name}({kind.parameters[0].name}=1)`": kind.default_is for kind in activations if kind.default_is
-    }
     return TEXT.format(
-        formulas="".join(row(called(kind), kind.formula, kind.slope, users(kind.name)) for kind in activations),
+        formulas="".join(row(called(kind), formula(kind), kind.slope, users(kind.name)) for kind in activations),
         aliases="".join(row(names, f"`{name}`") for names, name in aliases.items()),
         facts="".join(row(f"`{kind.name}`", kinks(kind), *special(kind.name)) for kind in activations),
         halves=halves(),
         errors="".join(row(f"`{name}`", *errors(name)) for name in ACTIVATIONS if name != "none"),
         learnable="".join(row(f"`{call}`", *cells, users(call.split("(")[0])) for call, *cells in LEARNABLE),
+        special_learnable=special_learnable(),
         gated="".join(row(called(kind), kind.formula, users(kind.name)) for kind in GATED_KINDS.values()),
         presets=presets,
     )
@@ -317,7 +365,13 @@ def draw() -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    others = {"swish": Activation("swish", beta=3), "softcap": Activation("softcap", cap=2)}
+    # with the defaults they look like another one, or their kink lies outside
+    others = {
+        "swish": Activation("swish", beta=3),
+        "celu": Activation("celu", alpha=2),
+        "softplus": Activation("softplus", threshold=1),
+        "softcap": Activation("softcap", cap=2),
+    }
     columns, shown = 5, [others.get(name, Activation(name)) for name in ACTIVATIONS if name != "none"]
     figure, axes = pyplot.subplots(
         math.ceil(len(shown) / columns), columns, figsize=(12, 8), sharex=True, sharey=True, layout="constrained"
@@ -337,7 +391,14 @@ def draw() -> None:
 
     figure, (left, right) = pyplot.subplots(1, 2, figsize=(9, 3.4), layout="constrained")
     one = torch.ones_like(x)
-    for kind in (Gated("swiglu"), Gated("swiglu", limit=3), Gated("swiglu", limit_after=2), Gated("swiglu", offset=1)):
+    given: tuple[dict[str, float], ...] = (
+        {},
+        {"limit": 3},
+        {"limit_after": 2},
+        {"offset": 1},
+        {"limit": 3, "offset": 1},
+    )
+    for kind in (Gated("swiglu", **parameters) for parameters in given):
         left.plot(x, epigrad.gated_product(one, x, kind), label=str(kind))
         right.plot(x, epigrad.gated_product(x, one, kind), label=str(kind))
     left.set_xlabel("gate, beside a value of 1")

@@ -48,7 +48,7 @@ MODEL_RECORDS: dict[str, tuple[str, ...]] = {
         *(f"docs/results/2026-11-24-models-nvidia-h200-{part}.json" for part in (2, 3, 4)),
     ),
 }
-ACCURACY = (("NVIDIA H200", "docs/accuracy-cuda.md"), ("CPU", "docs/accuracy.md"))
+ACCURACY = (("NVIDIA H100", "docs/accuracy-cuda.md"), ("CPU", "docs/accuracy.md"))
 
 HALF = ("bfloat16", "float16")
 FULL = ("float32", "float64")

@@ -66,14 +66,17 @@ class Bound(ABC):
 
     def fake(self) -> Any:
         """Empty results of the real shapes; sizes may be symbols."""
-        return self.returned(self.new_results(self.call))
+        return self.returned(self.new_results())
 
-    def new_results(self, call: Call) -> Tensors:
-        """Empty results of a call, None where one is not wanted."""
+    def inferred(self) -> shapes.Shapes:
+        """The results' shapes, None where one is not wanted; the operands are validated."""
+        return shapes.inferred(self.call, self.tensors, self.needs, self.symbolic)
+
+    def new_results(self) -> Tensors:
+        """Empty results, None where one is not wanted."""
         like = self.tensors[0]
         assert like is not None
-        found = shapes.inferred(call, self.tensors, self.needs, self.symbolic)
-        return tuple([None if shape is None else like.new_empty(shape) for shape in found])
+        return tuple([None if shape is None else like.new_empty(shape) for shape in self.inferred()])
 
 
 class Layers(Bound):
@@ -107,8 +110,11 @@ class Gradients(Bound):
     def composed(self) -> Any:
         return self.formula()
 
+    def inferred(self) -> shapes.Shapes:
+        return shapes.inferred(self.call.backward, self.tensors, self.needs, self.symbolic)
+
     def fake(self) -> Any:
-        results = self.new_results(self.call.backward)
+        results = self.new_results()
         if self.call.op in _WITH_WEIGHTS:
             pairs = zip(results, (*self.tensors[1:], *(None,) * len(results)), range(len(results)), strict=False)
             results = tuple([_as_weight(result, tensor, place) for result, tensor, place in pairs])
@@ -227,7 +233,9 @@ def _above_autograd(operator: Operator) -> Callable[..., Any]:
     def above_autograd(*arguments: Any, **options: Any) -> Any:
         tensors = [value for value in (*arguments, *options.values()) if isinstance(value, Tensor)]
         if transforms_active() or _has_tangent(tensors):
-            return operator.bind(*arguments, **options).formula()
+            bound = operator.bind(*arguments, **options)
+            bound.inferred()  # PyTorch's operations would broadcast what the kernels refuse
+            return bound.formula()
         if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
             return operator.bind(*arguments, **options).recorded()
         with torch._C._AutoDispatchBelowAutograd():

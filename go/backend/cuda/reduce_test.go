@@ -409,44 +409,58 @@ func TestEveryKernelIsCompiled(t *testing.T) {
 		t.Skip("the CUDA kernels are not compiled in this build: make kernels")
 	}
 	var names []string
-	forms := func(name string) { names = append(names, name, name+"_strided") }
 	for _, dt := range dtype.All() {
 		suffix := "_" + dt.Short()
-		for _, info := range activation.All() {
-			forms("activation_" + info.Name + suffix)
-			forms("gated_" + info.Name + suffix)
-			forms("gated_backward_" + info.Name + suffix)
-			forms("gated_backward_columns_" + info.Name + suffix)
-			forms("grad_preactivation_columns_" + info.Name + suffix)
-			names = append(names, "gemm_epilogue_small_"+info.Name+suffix, "gemm_epilogue_backward_small_"+info.Name+suffix)
-			if info.Name != "none" {
-				forms("grad_preactivation_" + info.Name + suffix)
-				forms("activation_backward_" + info.Name + suffix)
-				forms("activation_backward_columns_" + info.Name + suffix)
-			}
-			if info.FromOutput {
-				forms("grad_preactivation_from_output_" + info.Name + suffix)
-				forms("grad_preactivation_from_output_columns_" + info.Name + suffix)
-				names = append(names, "gemm_epilogue_backward_small_from_output_"+info.Name+suffix)
-			}
-			for _, tile := range []string{"_nt_128", "_nn_128"} {
-				if mapTypes[dt] != 0 {
-					names = append(names, "gated_linear_sm90_"+info.Name+suffix+tile, "gated_hidden_backward_sm90_"+info.Name+suffix+tile)
-				}
-			}
-			for _, tile := range []string{"_nt_128", "_nt_192", "_nn_128", "_nn_192"} {
-				if mapTypes[dt] != 0 {
-					names = append(names, "gemm_epilogue_sm90_"+info.Name+suffix+tile)
-				}
-				if mapTypes[dt] != 0 && info.Name != "none" {
-					names = append(names, "hidden_backward_sm90_"+info.Name+suffix+tile)
+		one := func(name string) { names = append(names, name+suffix) }
+		both := func(name string) { names = append(names, name+suffix, name+suffix+"_strided") }
+		ofHopper := func(name string, columns ...string) {
+			for _, form := range []string{"_nt_", "_nn_"} {
+				for _, tile := range columns {
+					if mapTypes[dt] != 0 {
+						names = append(names, name+suffix+form+tile)
+					}
 				}
 			}
 		}
-		forms("lerp" + suffix)
-		forms("lerp_backward" + suffix)
-		forms("lerp_backward_columns" + suffix)
-		names = append(names, "lerp_backward_rows"+suffix, "finish_columns"+suffix)
+		for _, formula := range activation.Kernels() {
+			row, _ := activation.Lookup(formula)
+			both("activation_" + formula)
+			both("grad_preactivation_columns_" + formula)
+			if !slices.Contains(others, formula) {
+				one("gemm_epilogue_small_" + formula)
+				one("gemm_epilogue_backward_small_" + formula)
+			}
+			ofHopper("gemm_epilogue_sm90_"+formula, "128", "192")
+			if formula != "none" {
+				both("grad_preactivation_" + formula)
+				both("activation_backward_" + formula)
+				both("activation_backward_columns_" + formula)
+				ofHopper("hidden_backward_sm90_"+formula, "128", "192")
+			}
+			if row.FromOutput {
+				both("grad_preactivation_from_output_" + formula)
+				both("grad_preactivation_from_output_columns_" + formula)
+				one("gemm_epilogue_backward_small_from_output_" + formula)
+			}
+		}
+		one("gemm_epilogue_small_other")
+		one("gemm_epilogue_backward_small_other")
+		for _, formula := range activation.GatedKernels() {
+			both("gated_" + formula)
+			both("gated_backward_" + formula)
+			both("gated_backward_columns_" + formula)
+			one("gated_pairs_" + formula)
+			one("gated_backward_pairs_" + formula)
+			ofHopper("gated_linear_sm90_"+formula, "128")
+			ofHopper("gated_hidden_backward_sm90_"+formula, "128")
+		}
+		for _, formula := range []string{"lerp", "prelu", "xielu"} {
+			both(formula)
+			both(formula + "_backward")
+			both(formula + "_backward_columns")
+			one(formula + "_backward_rows")
+		}
+		one("finish_columns")
 	}
 	count := 0
 	for _, name := range names {

@@ -259,7 +259,7 @@ var gatedKinds = []GatedInfo{
 	{Name: "reglu", Parameters: limits, Activation: "relu", Formula: "value relu(gate)", Source: shazeer},
 	{
 		Name: "swiglu", Parameters: limitsAndAlpha, Activation: "silu", Formula: "value gate sigmoid(alpha gate)", Source: shazeer + "; " + gptOSS,
-		kernel: kernel{"swish", []number{parameter(3)}},
+		kernel: kernel{"swish", []number{parameter(len(limits))}},
 	},
 	{Name: "geglu", Parameters: limits, Activation: "gelu", Formula: "value gelu(gate)", Source: shazeer},
 	{Name: "geglu_tanh", Parameters: limits, Activation: "gelu_tanh", Formula: "value gelu_tanh(gate)", Source: shazeer},
@@ -273,7 +273,7 @@ var gatedKinds = []GatedInfo{
 		Name: "situ_glu", Parameters: []Parameter{{Name: "gate_cap", Default: 4, Range: Positive}, {Name: "value_cap", Default: 25, Range: Positive}},
 		Formula: "value_cap tanh(value / value_cap) gate_cap tanh(gate / gate_cap) sigmoid(gate)",
 		Source:  "Kimi K3; Transformer Engine, https://github.com/NVIDIA/TransformerEngine/pull/3402",
-		kernel:  kernel{"situ", []number{parameter(0), parameter(1)}},
+		kernel:  kernel{name: "situ"},
 	},
 }
 

@@ -69,12 +69,12 @@ func (g *GatedInfo) Kernel(values []float64) (name string, numbers []float64) {
 			numbers[i] = math.Copysign(0, -1)
 		}
 	}
-	switch {
-	case name == "" || name == "swish" && g.Activation == "silu" && values[len(limits)] == 1:
+	// With the defaults of what a kind has besides, its row's activation computes the gate.
+	own := g.Parameters[len(limits):]
+	if name == "" || len(own) > 0 && AreDefaults(own, values[len(limits):]) {
 		return g.Activation, numbers
-	default:
-		return name, append(numbers, g.kernel.of(values)...)
 	}
+	return name, append(numbers, g.kernel.of(values)...)
 }
 
 // Kernels lists the formulas that activations are computed by, in the table's order.

@@ -179,6 +179,28 @@ type PointwiseBackward struct {
 	Inputs, Gradients []*tensor.View
 }
 
+// Passes are the gradients by what computes them: those of grad_output's own shape, and a list for
+// each shape that others are summed to. A list has a place for each gradient.
+func (p *PointwiseBackward) Passes() (whole []*tensor.View, sums [][]*tensor.View) {
+	whole = make([]*tensor.View, len(p.Gradients))
+	var shapes [][]int64
+	for i, gradient := range p.Gradients {
+		switch {
+		case gradient == nil:
+		case slices.Equal(gradient.Shape, p.GradOutput.Shape):
+			whole[i] = gradient
+		default:
+			at := slices.IndexFunc(shapes, func(shape []int64) bool { return slices.Equal(shape, gradient.Shape) })
+			if at < 0 {
+				at = len(shapes)
+				shapes, sums = append(shapes, gradient.Shape), append(sums, make([]*tensor.View, len(p.Gradients)))
+			}
+			sums[at][i] = gradient
+		}
+	}
+	return whole, sums
+}
+
 // UsedBy are a PointwiseBackward's inputs, without those that none of the gradients in these lists
 // is a function of.
 func (p *PointwiseBackward) UsedBy(lists ...[]*tensor.View) []*tensor.View {

@@ -51,13 +51,7 @@ func (k *layerKernel) Run(r *backend.Run) error {
 // TestABackendMayComputeAGatedLayer: both operations ask for one kernel of both products and the
 // gate, of two weights or of the halves of one.
 func TestABackendMayComputeAGatedLayer(t *testing.T) {
-	cpu, err := backend.Named("cpu")
-	require.NoError(t, err)
-	l := &layers{Backend: cpu}
-	defer backend.Register(cpu)
-	defer op.ClearCache()
-	op.ClearCache()
-	backend.Register(l)
+	l := inPlaceOfCPU(t, func(cpu backend.Backend) *layers { return &layers{Backend: cpu} })
 
 	const rows, inputs, hidden, size = 3, 5, 4, 4
 	x, pre := array(t, dtype.Float32, rows, inputs), array(t, dtype.Float32, rows, 2*hidden)

@@ -77,10 +77,10 @@ func (o *operation) completeFormula(c *Call) error {
 			return check.In(o.Name, err)
 		}
 		c.Parameters = values
-	case o.formula == "lerp" && len(c.Parameters) > 1:
-		return check.Invalid(o.Name, "parameters", "got %d, want the weight alone", len(c.Parameters))
-	case o.formula != "lerp" && len(c.Parameters) > 0:
+	case len(c.Parameters) > 0 && o.formula != "lerp":
 		return check.Invalid(o.Name, "parameters", "got %d, want none", len(c.Parameters))
+	case len(c.Parameters) > 1:
+		return check.Invalid(o.Name, "parameters", "got %d, want the weight alone", len(c.Parameters))
 	}
 	return nil
 }

@@ -44,16 +44,24 @@ func (k *askedKernel) Run(r *backend.Run) error {
 	return nil
 }
 
+// inPlaceOfCPU registers a backend that is made of the CPU's, until the test ends.
+func inPlaceOfCPU[B backend.Backend](t *testing.T, of func(cpu backend.Backend) B) B {
+	cpu, err := backend.Named("cpu")
+	require.NoError(t, err)
+	b := of(cpu)
+	t.Cleanup(func() {
+		op.ClearCache()
+		backend.Register(cpu)
+	})
+	op.ClearCache()
+	backend.Register(b)
+	return b
+}
+
 // TestKindsBecomeFormulas: a backend sees a kind under its own name, and the formula that computes
 // it with all of the formula's numbers.
 func TestKindsBecomeFormulas(t *testing.T) {
-	cpu, err := backend.Named("cpu")
-	require.NoError(t, err)
-	a := &asked{Backend: cpu}
-	defer backend.Register(cpu)
-	defer op.ClearCache()
-	op.ClearCache()
-	backend.Register(a)
+	a := inPlaceOfCPU(t, func(cpu backend.Backend) *asked { return &asked{Backend: cpu} })
 
 	nan, none, inf := math.NaN(), math.Copysign(0, -1), math.Inf(1)
 	for _, c := range []struct {
@@ -96,13 +104,7 @@ func TestKindsBecomeFormulas(t *testing.T) {
 // TestOneKernelForAllNames: names of one function share what is remembered of it, and a parameter
 // has its own.
 func TestOneKernelForAllNames(t *testing.T) {
-	cpu, err := backend.Named("cpu")
-	require.NoError(t, err)
-	a := &asked{Backend: cpu}
-	defer backend.Register(cpu)
-	defer op.ClearCache()
-	op.ClearCache()
-	backend.Register(a)
+	a := inPlaceOfCPU(t, func(cpu backend.Backend) *asked { return &asked{Backend: cpu} })
 	run := func(kind string, parameters ...float64) (parameter float64, selected int) {
 		c := op.Call{Op: "activation", Kind: kind, Parameters: parameters}
 		c.Inputs, c.Outputs = []*tensor.View{array(t, dtype.Float32, 3)}, []*tensor.View{array(t, dtype.Float32, 3)}

@@ -47,8 +47,9 @@ struct PreluBackward {
   }
 };
 
-// softplus is log(1 + e^x) = max(x, 0) + log(1 + e) with e = e^-|x|, and slope its derivative. With
-// s = e/(2+e), log(1+e) is 2 atanh s.
+// Softplus is log(1 + e^x) = max(x, 0) + log(1 + e) with e = e^-|x|, and slope its derivative. With
+// s = e/(2+e), log(1+e) is 2 atanh s. With the activation's formula, which has beta and a
+// threshold, xielu's backward spills registers in double.
 template <class A>
 struct Softplus {
   using Real = typename A::Real;

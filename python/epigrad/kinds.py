@@ -210,14 +210,19 @@ def _value(what: str, parameter: Parameter, given: Any) -> float:
     """A parameter's value as a float."""
     if given is None and parameter.optional:
         return math.inf
+    wanted = "a number or None" if parameter.optional else "a number"
+    # -0 is 0, as which it counts where kinds are compared
+    return number(f"{what}: {parameter.name}", given, wanted) + 0.0
+
+
+def number(what: str, given: object, wanted: str = "a number") -> float:
+    """A number as a float, which is infinite for one beyond float64's range."""
     if isinstance(given, bool) or not isinstance(given, numbers.Real):
-        wanted = "a number or None" if parameter.optional else "a number"
-        raise errors.DTypeError(f"{what}: {parameter.name}: got {_shown(given)}, want {wanted}")
+        raise errors.DTypeError(f"{what}: got {_shown(given)}, want {wanted}")
     try:
-        value = float(given)
+        return float(given)
     except OverflowError:
-        value = math.inf if given > 0 else -math.inf  # type: ignore[operator]
-    return value + 0.0  # -0 is 0, as which it counts where kinds are compared
+        return math.inf if given > 0 else -math.inf  # type: ignore[operator]
 
 
 def _number(value: float | None) -> str:

@@ -346,7 +346,8 @@ func ceilDiv(n, d int64) int64 { return (n + d - 1) / d }
 
 // activation adds out = act(in), in one shape and any strides; out may be in. "none" copies bits.
 func (b *builder) activation(kind string, out, in *tensor.View) error {
-	return b.elementwise(function{"activation_" + kind + "_" + out.DType.Short(), 1, vectorsOf(kind, out.DType), ""}, numbers{}, out, in)
+	f := function{name: "activation_" + kind + "_" + out.DType.Short(), outputs: 1, vectors: vectorsOf(kind, out.DType)}
+	return b.elementwise(f, numbers{}, out, in)
 }
 
 // activationBackward adds the gradient, with its column sums in the same pass, and the activation:
@@ -356,7 +357,7 @@ func (b *builder) activationBackward(p *backend.ActivationBackward) error {
 	if gradient && p.Out != nil && p.Formula != "none" {
 		what, suffix := "activation_backward_", p.Formula+"_"+p.DType.Short()
 		if p.GradBias == nil {
-			return b.elementwise(function{what + suffix, 2, 1, ""}, numbers{}, p.GradInput, p.Out, p.GradOutput, p.Input)
+			return b.elementwise(function{name: what + suffix, outputs: 2, vectors: 1}, numbers{}, p.GradInput, p.Out, p.GradOutput, p.Input)
 		}
 		return b.reduce(&reduction{
 			columns: what + "columns_" + suffix, outputs: []*tensor.View{p.GradInput, p.Out}, sums: []*tensor.View{p.GradBias, nil},
@@ -377,7 +378,7 @@ func (b *builder) activationBackward(p *backend.ActivationBackward) error {
 
 func (b *builder) gated(p *backend.Gated) error {
 	suffix := p.Formula + "_" + p.DType.Short()
-	f := function{"gated_" + suffix, 1, vectorsOf(p.Formula, p.DType), "gated_pairs_" + suffix}
+	f := function{name: "gated_" + suffix, outputs: 1, vectors: vectorsOf(p.Formula, p.DType), pairs: "gated_pairs_" + suffix}
 	return b.elementwise(f, numbers{}, p.Out, p.Value, p.Gate)
 }
 
@@ -390,7 +391,7 @@ func (b *builder) gatedBackward(p *backend.GatedBackward) error {
 		})
 	}
 	suffix := p.Formula + "_" + p.DType.Short()
-	f := function{"gated_backward_" + suffix, 2, 1, "gated_backward_pairs_" + suffix}
+	f := function{name: "gated_backward_" + suffix, outputs: 2, vectors: 1, pairs: "gated_backward_pairs_" + suffix}
 	return b.elementwise(f, numbers{}, p.GradValue, p.GradGate, p.GradOutput, p.Value, p.Gate)
 }
 
@@ -408,7 +409,7 @@ func (b *builder) gradPreactivation(p *lower.Pass) error {
 		if p.Formula == "none" {
 			return b.activation("none", p.GradPreactivation, p.GradOutput)
 		}
-		f := function{what + suffix, 1, vectorsOf(p.Formula, p.GradOutput.DType), ""}
+		f := function{name: what + suffix, outputs: 1, vectors: vectorsOf(p.Formula, p.GradOutput.DType)}
 		if p.FromOutput {
 			f.vectors = 1
 		}

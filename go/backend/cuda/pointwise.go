@@ -12,7 +12,8 @@ import (
 
 func (b *builder) pointwise(p *backend.Pointwise) error {
 	views := append([]*tensor.View{p.Out}, p.Inputs...)
-	return b.elementwise(function{p.Formula + "_" + p.DType.Short(), 1, 1, ""}, numbersOf(p.Formula, p.Inputs), views...)
+	f := function{name: p.Formula + "_" + p.DType.Short(), outputs: 1, vectors: 1}
+	return b.elementwise(f, numbersOf(p.Formula, p.Inputs), views...)
 }
 
 // numbersOf are the run's. lerp's is added to the weight tensor: beside one it is -0, which changes
@@ -28,41 +29,24 @@ func numbersOf(formula string, inputs []*tensor.View) numbers {
 // and one for each set of dimensions that gradients are summed over; the first of those computes
 // the former too.
 func (b *builder) pointwiseBackward(p *backend.PointwiseBackward) error {
-	count := len(p.Gradients)
-	full, summed := make([]*tensor.View, count), make([]*tensor.View, count)
-	for i, gradient := range p.Gradients {
-		switch {
-		case gradient == nil:
-		case slices.Equal(gradient.Shape, p.GradOutput.Shape):
-			full[i] = gradient
-		default:
-			summed[i] = gradient
-		}
-	}
 	name, given := p.Formula+"_backward_", numbersOf(p.Formula, p.Inputs)
-	for i, gradient := range summed {
-		if gradient == nil {
-			continue
-		}
-		together := make([]*tensor.View, count)
-		for j := i; j < len(summed); j++ {
-			if summed[j] != nil && slices.Equal(summed[j].Shape, gradient.Shape) {
-				together[j], summed[j] = summed[j], nil
-			}
-		}
+	none := make([]*tensor.View, len(p.Gradients))
+	whole, sums := p.Passes()
+	for _, group := range sums {
 		err := b.reduce(&reduction{
 			columns: name + "columns_" + p.DType.Short(), rows: name + "rows_" + p.DType.Short(),
-			outputs: full, sums: together, inputs: inputsOf(p, full, together), numbers: given,
+			outputs: whole, sums: group, inputs: inputsOf(p, whole, group), numbers: given,
 		})
 		if err != nil {
 			return err
 		}
-		full = make([]*tensor.View, count)
+		whole = none
 	}
-	if firstOf(full) == 0 && full[0] == nil {
+	if slices.Equal(whole, none) {
 		return nil
 	}
-	return b.elementwise(function{name + p.DType.Short(), count, 1, ""}, given, slices.Concat(full, inputsOf(p, full))...)
+	f := function{name: name + p.DType.Short(), outputs: len(whole), vectors: 1}
+	return b.elementwise(f, given, slices.Concat(whole, inputsOf(p, whole))...)
 }
 
 // inputsOf are those that the gradients of a pass depend on.

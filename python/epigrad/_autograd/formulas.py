@@ -276,7 +276,7 @@ def _xielu_backward(grad: Tensor, x: Tensor, alpha_p: Tensor, alpha_n: Tensor, b
     return grad * slope, grad_alpha_p, grad_below * (bent - below) * torch.sigmoid(alpha_n)
 
 
-def _xielu_composed(x: Tensor, alpha_p: Tensor, alpha_n: Tensor, beta: float) -> Tensor:
+def _xielu_composed(x: Tensor, alpha_p: Tensor, alpha_n: Tensor, beta: float = 0.5) -> Tensor:
     a_p, a_n = (functional.softplus(_beside(x, alpha)) for alpha in (alpha_p, alpha_n))
     # elu is expm1 there, which not every exporter knows
     return torch.where(x > 0, a_p * x * x, (beta + a_n) * (functional.elu(x) - x)) + beta * x

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from epigrad import errors
 from epigrad._core.torch_state import transforms_active, unpack_dual
+from epigrad.kinds import number
 from epigrad.webgpu import Array, Data
 
 PLAIN = frozenset((Tensor, torch.nn.Parameter))
@@ -43,12 +44,7 @@ def finite(op: str, argument: str, given: object) -> float:
     """A finite number as a float."""
     if type(given) is float and -math.inf < given < math.inf:  # as mostly: the checks below take long
         return given
-    if isinstance(given, bool) or not isinstance(given, numbers.Real):
-        raise errors.DTypeError(f"{op}: {argument}: got {given!r}, want a number")
-    try:
-        value = float(given)
-    except OverflowError:
-        value = math.inf
+    value = number(f"{op}: {argument}", given)
     if not -math.inf < value < math.inf:
         raise errors.InvalidProblemError(f"{op}: {argument}: got {given!r}, want a finite number")
     return value

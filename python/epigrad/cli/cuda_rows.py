@@ -119,6 +119,8 @@ def cases(quick: bool = False) -> list[Case]:
         *([] if quick else [_bias_sums("gelu", "float32")]),
         *(_linear("gelu", (m, k, n), "bfloat16", 1.0, None, compiled=False) for m, k, n in _grid()),
         *(_activation(name, dtype) for dtype in dtypes for name in operations.activations() if name != "none"),
+        *(_learnable("prelu", ((COLUMNS,),), dtype) for dtype in dtypes),
+        *(_learnable("xielu", ((1,), (1,)), dtype) for dtype in dtypes),
         _gated_product("swiglu", "bfloat16"),
         *(_linear("gelu", (4096, 4096, 4096), dtype, 1.0, None, compiled=False) for dtype in dtypes[1:]),
     ]
@@ -142,40 +144,39 @@ def _share(part: float, dtype: str) -> dict[str, float]:
 # --- what moves memory ----------------------------------------------------------------------------
 
 
-def _gated(kind: str, dtype: str, gate: str = "second") -> Case:
-    ours, eager = operations.gated(kind, gate)
-    goals = _share(1.0, dtype)
-    shape = (ROWS, 2 * COLUMNS)
+def _elementwise(op: str, kind: str, pair: operations.Pair, shapes: tuple[Shape, ...], dtype: str) -> Case:
+    """An operation whose backward reads its inputs, and gives a gradient to each."""
+    ours, eager = pair
+    goals, places = _share(1.0, dtype), tuple(range(len(shapes)))
     return Case(
-        "gated",
-        kind if gate == "second" else f"{kind}, gate {gate}",
-        _told(shape),
+        op,
+        kind,
+        _told(shapes[0]),
         dtype,
-        (shape,),
+        shapes,
         eager,
         {FORWARD: goals, BACKWARD: goals},
         ours,
-        gradients=(0,),
-        reads=(0,),
+        gradients=places,
+        reads=places,
     )
+
+
+def _gated(kind: str, dtype: str, gate: str = "second") -> Case:
+    name = kind if gate == "second" else f"{kind}, gate {gate}"
+    return _elementwise("gated", name, operations.gated(kind, gate), ((ROWS, 2 * COLUMNS),), dtype)
 
 
 def _gated_product(kind: str, dtype: str) -> Case:
-    ours, eager = operations.gated_product(kind)
-    goals = _share(1.0, dtype)
-    shape = (ROWS, COLUMNS)
-    return Case(
-        "gated_product",
-        kind,
-        _told(shape),
-        dtype,
-        (shape, shape),
-        eager,
-        {FORWARD: goals, BACKWARD: goals},
-        ours,
-        gradients=(0, 1),
-        reads=(0, 1),
-    )
+    return _elementwise("gated_product", kind, operations.gated_product(kind), ((ROWS, COLUMNS),) * 2, dtype)
+
+
+def _activation(name: str, dtype: str) -> Case:
+    return _elementwise("activation", name, operations.activation(name), ((ROWS, COLUMNS),), dtype)
+
+
+def _learnable(name: str, parameters: tuple[Shape, ...], dtype: str) -> Case:
+    return _elementwise(name, "tensor", operations.learnable(name), ((ROWS, COLUMNS), *parameters), dtype)
 
 
 _LERP_WEIGHTS: dict[str, Shape | None] = {
@@ -205,23 +206,6 @@ def _lerp(weight: str, dtype: str) -> Case:
         ours,
         gradients=places,
         reads=() if weight_shape is None else places,
-    )
-
-
-def _activation(name: str, dtype: str) -> Case:
-    ours, eager = operations.activation(name)
-    shape, goals = (ROWS, COLUMNS), _share(1.0, dtype)
-    return Case(
-        "activation",
-        name,
-        _told(shape),
-        dtype,
-        (shape,),
-        eager,
-        {FORWARD: goals, BACKWARD: goals},
-        ours,
-        gradients=(0,),
-        reads=(0,),
     )
 
 

@@ -136,6 +136,11 @@ def gated(kind: str, gate: str = "second") -> Pair:
     return lambda x: functional.gated_activation(x, kind, gate=gate), _eager_gated(kind, gate)
 
 
+def learnable(name: str) -> Pair:
+    """prelu or xielu, whose parameters are tensors."""
+    return getattr(functional, name), formulas.LEARNABLE[name].composed
+
+
 def gated_product(kind: str) -> Pair:
     """A gated activation of two tensors."""
     return lambda value, gate: functional.gated_product(value, gate, kind), eager_product(kind)

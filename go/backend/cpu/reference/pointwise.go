@@ -30,21 +30,20 @@ func newPointwiseBackward(p *backend.PointwiseBackward) (backend.Kernel, error) 
 		return nil, err
 	}
 	k := &kernel.Sequence{Facts: kernel.FactsOf(p, "")}
-	together := make([]*tensor.View, len(p.Gradients))
-	for i, gradient := range p.Gradients {
-		switch {
-		case gradient == nil:
-		case slices.Equal(gradient.Shape, p.GradOutput.Shape):
-			together[i] = gradient
-		default:
-			alone := make([]*tensor.View, len(p.Gradients))
+	whole, sums := p.Passes()
+	for _, group := range sums {
+		for i, gradient := range group {
+			if gradient == nil {
+				continue
+			}
+			alone := make([]*tensor.View, len(group))
 			alone[i] = gradient
 			operands, term := gradientsPass(p, formula, alone)
 			k.Steps = append(k.Steps, newReduction(gradient, term, operands...).run)
 		}
 	}
-	if outputs, _ := places(together, 0); len(outputs) > 0 {
-		operands, pass := gradientsPass(p, formula, together)
+	if outputs, _ := places(whole, 0); len(outputs) > 0 {
+		operands, pass := gradientsPass(p, formula, whole)
 		k.Steps = append(k.Steps, newElementwise(p, len(outputs), pass, append(outputs, operands...)...).Run)
 	}
 	return k, nil

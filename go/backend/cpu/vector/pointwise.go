@@ -1,8 +1,6 @@
 package vector
 
 import (
-	"slices"
-
 	"github.com/epigrad/epigrad/go/backend"
 	"github.com/epigrad/epigrad/go/backend/cpu/kernel"
 	"github.com/epigrad/epigrad/go/tensor"
@@ -27,38 +25,23 @@ func (e *Engine) pointwise(p *backend.Pointwise) backend.Kernel {
 // pointwiseBackward makes one pass of the gradients that keep grad_output's shape and of the sums
 // of one shape, and another for each other shape.
 func (e *Engine) pointwiseBackward(p *backend.PointwiseBackward) backend.Kernel {
-	var together, to targets
-	for i, gradient := range p.Gradients {
-		switch {
-		case gradient == nil:
-		case slices.Equal(gradient.Shape, p.GradOutput.Shape):
-			together[i] = gradient
-		default:
-			to[i] = gradient
-		}
-	}
 	facts := pointwise[p.Formula]
 	like := p.Inputs[facts.like]
-	var passes []kernel.Step
-	for {
-		var now targets
-		more := false
-		var shape []int64
-		for i, target := range to {
-			if target != nil && (shape == nil || slices.Equal(shape, target.Shape)) {
-				shape, now[i], to[i] = target.Shape, target, nil
-			}
-			more = more || to[i] != nil
-		}
-		inputs := append([]*tensor.View{p.GradOutput}, p.UsedBy(together[:], now[:])...)
-		pass := e.pass(p.Formula+"_backward", p.DType, operandsOf(together[:], inputs...)).costing(facts.work)
-		if !more && passes == nil {
-			return e.onePass(p, pass, now, like)
-		}
-		passes = append(passes, pass.into(now, like))
-		if !more {
-			return e.kernelOf(p, passes...)
-		}
-		together = targets{}
+	whole, sums := p.Passes()
+	if len(sums) == 0 {
+		sums = [][]*tensor.View{nil}
 	}
+	var passes []kernel.Step
+	for _, group := range sums {
+		inputs := append([]*tensor.View{p.GradOutput}, p.UsedBy(whole, group)...)
+		pass := e.pass(p.Formula+"_backward", p.DType, operandsOf(whole, inputs...)).costing(facts.work)
+		var to targets
+		copy(to[:], group)
+		if len(sums) == 1 {
+			return e.onePass(p, pass, to, like)
+		}
+		passes = append(passes, pass.into(to, like))
+		whole = make([]*tensor.View, len(whole))
+	}
+	return e.kernelOf(p, passes...)
 }

@@ -22,15 +22,30 @@ int32_t epg_launch_infer(call_arguments *a, const uint8_t *wanted, const epg_fra
   return epg_geometry_find(a, wanted, &key, g) ? EPG_OK : infer(a, wanted, f, &key, g);
 }
 
-/* Whether an output is the gradient of a weight that is a transposed matrix, dense. It gets the
- * weight's layout then, in which PyTorch keeps a parameter's gradient: GPT-2's Conv1D layers have
- * such weights. python/epigrad/ops/operator.py has the same rule. Arrays are no tensors, and have
- * no gradients to keep. */
+/* What of a mixture of experts has no gradient comes before what has. */
+static int is_of_experts(const call_arguments *a) { return !strcmp(a->call.op, "experts_backward"); }
+
+/* The input that a later output of a backward is the gradient of: grad_output comes first, and of
+ * experts an index before all but the input. */
+static int input_of(const call_arguments *a, int output) { return output + 1 + (is_of_experts(a) && output); }
+
+/* Whether a tensor is a matrix, or a dense row of matrices, whose columns are contiguous. */
+static int lies_transposed(const DLTensor *t) {
+  const int d = t->ndim - 2; /* of the matrix's rows */
+  if (d < 0 || d > 1 || t->shape[d] < 2 || t->shape[d + 1] < 2) return 0;
+  return t->strides[d] == 1 && t->strides[d + 1] == t->shape[d] && (!d || t->strides[0] == t->shape[1] * t->shape[2]);
+}
+
+/* Whether an output is the gradient of a weight that is transposed, dense. It gets the weight's
+ * layout then, in which PyTorch keeps a parameter's gradient: GPT-2's Conv1D layers have such
+ * weights, and gpt-oss's experts. python/epigrad/ops/operator.py has the same rule. Arrays are no
+ * tensors, and have no gradients to keep. */
 static int is_transposed_gradient(const call_arguments *a, int output) {
-  static const char *const operations[] = {"linear_backward", "matmul_bias_activation_backward", "gated_linear_backward", "mlp_backward", "gated_mlp_backward"};
-  const DLTensor *weight = output && output + 1 < a->call.num_inputs ? a->inputs[output + 1] : NULL;
-  if (!weight || weight->ndim != 2 || weight->strides[0] != 1 || weight->strides[1] != weight->shape[0]) return 0;
-  if (weight->shape[0] < 2 || weight->shape[1] < 2 || weight->device.device_type == kDLWebGPU) return 0;
+  static const char *const operations[] = {"linear_backward",    "matmul_bias_activation_backward", "gated_linear_backward", "mlp_backward",
+                                           "gated_mlp_backward", "grouped_linear_backward",         "experts_backward"};
+  const int input = input_of(a, output);
+  const DLTensor *weight = output && input < a->call.num_inputs ? a->inputs[input] : NULL;
+  if (!weight || !lies_transposed(weight) || weight->device.device_type == kDLWebGPU) return 0;
   for (size_t i = 0; i < sizeof operations / sizeof *operations; i++)
     if (!strcmp(a->call.op, operations[i])) return 1;
   return 0;
@@ -44,10 +59,12 @@ static void *new_output(call_arguments *a, const epg_framework *f, const int64_t
     next *= sizes[d] > 1 ? sizes[d] : 1;
   }
   if (is_transposed_gradient(a, output)) {
-    strides[0] = 1;
-    strides[1] = sizes[0];
+    strides[rank - 2] = 1;
+    strides[rank - 1] = sizes[rank - 2];
   }
-  return f->make(f->self, sizes, strides, rank, &a->tensors[MAX_INPUTS + output]);
+  /* The scale of experts may have another dtype than the rest. */
+  const int like = is_of_experts(a) && output == 1 ? input_of(a, output) : 0;
+  return f->make(f->self, like, sizes, strides, rank, &a->tensors[MAX_INPUTS + output]);
 }
 
 /* Makes the outputs that exist and are not given; they join the call's. */
@@ -100,7 +117,7 @@ static void *new_workspace(call_arguments *a, const epg_framework *f, uint64_t n
   enum { ALIGNMENT = 256 };
   const int64_t elements = (int64_t)((nbytes + ALIGNMENT) / (a->inputs[0]->dtype.bits / 8)), stride = 1;
   DLTensor t;
-  void *tensor = f->make(f->self, &elements, &stride, 1, &t);
+  void *tensor = f->make(f->self, 0, &elements, &stride, 1, &t);
   if (!tensor) return NULL;
   const uintptr_t start = (uintptr_t)t.data + t.byte_offset;
   a->call.workspace = (void *)((start + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT);

@@ -14,7 +14,7 @@
 enum { kDLCPU = 1, kDLCUDA = 2, kDLWebGPU = 15 };
 
 /* DLDataType.code */
-enum { kDLFloat = 2, kDLBfloat = 4 };
+enum { kDLInt = 0, kDLFloat = 2, kDLBfloat = 4 };
 
 typedef struct {
   int32_t device_type;

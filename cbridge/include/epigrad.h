@@ -33,9 +33,16 @@
  *   gated_mlp                       input weight_in bias_in? weight_out bias_out?           out preactivation
  *   gated_mlp_backward              grad_output input weight_in bias_in? weight_out bias_out? preactivation? \
  *                                                                   grad_input grad_weight_in grad_bias_in grad_weight_out grad_bias_out
+ *   grouped_linear                  input weight bias? offsets                              out preactivation
+ *   grouped_linear_backward         grad_output input weight bias? offsets preactivation?   grad_input grad_weight grad_bias
+ *   experts                         input index scale weight_in bias_in? weight_out bias_out? \
+ *                                                                                           out preactivation
+ *   experts_backward                grad_output input index scale weight_in bias_in? weight_out bias_out? preactivation? \
+ *                                                                   grad_input grad_scale grad_weight_in grad_bias_in \
+ *                                                                   grad_weight_out grad_bias_out
  *
- * kind is an activation, of which NULL is "none", or for gated_* a gated kind; epg_kinds lists
- * both. Shapes follow PyTorch: matmul's for matmul_*, [..., k] and [n, k] for linear, broadcasting
+ * kind is an activation, of which NULL is "none", for gated_* a gated kind, and for experts either
+ * one; epg_kinds lists both. Shapes follow PyTorch: matmul's for matmul_*, [..., k] and [n, k] for linear, broadcasting
  * for lerp. grad_bias of gated_activation_backward is grad_input summed over all dimensions but
  * dim, before it is rounded; those of activation_backward and gated_product_backward over all but
  * the last. activation_backward's out is act(input), and its grad_input may be grad_output.
@@ -43,6 +50,13 @@
  * alphas have one element. gated_linear is gated_product of two linear layers; its preactivation
  * has value and gate side by side. mlp is two linear layers, gated_mlp has gated_activation between
  * them. dtypes: float32, float64, bfloat16, float16, one per call.
+ *
+ * grouped_linear is a linear layer with a weight for each group of rows: input [t, k], weight
+ * [e, n, k], bias [e, n], and offsets [e], int32 or int64, where each group's rows end. experts is a
+ * mlp or gated_mlp of each expert: input [t, n], index [t, k], int64, scale [t, k], weight_in [e, 2h,
+ * n] (for an activation [e, h, n]), weight_out [e, n, h], biases of their rows. scale may be float32
+ * beside half types. The preactivation is [t k, 2h], its rows sorted by expert, token and j; those
+ * of an index that is no expert's come last.
  *
  * A process that has called epigrad cannot use it in a child made by fork() without exec: every
  * function then returns EPG_BACKEND_UNAVAILABLE.
@@ -83,17 +97,17 @@ enum {
 /* epg_call.flags. A bit that is none of these is EPG_INVALID_PROBLEM. So is a flag, a kind, a
  * parameter, a dim or a gate that the operation does not have. */
 enum {
-  /* *_backward of matmul, linear, gated_linear, mlp and gated_mlp: add into the weight and bias
-   * gradients */
+  /* *_backward of matmul, linear, gated_linear, mlp, gated_mlp, grouped_linear and experts: add into
+   * the weight and bias gradients */
   EPG_ACCUMULATE = 1,
-  /* matmul, linear, gated_linear, mlp, gated_mlp: CUDA may compute float32 products in TF32 */
+  /* the same operations, and forward: CUDA may compute float32 products in TF32 */
   EPG_ALLOW_TF32 = 2,
   /* epg_validate, epg_plan_validate: take a sufficient workspace for granted; running ignores it */
   EPG_ASSUME_WORKSPACE = 4
 };
 
 /* epg_call.gate: where the gates are, along dim of gated_activation's input, or among the rows of
- * gated_mlp's weight_in: the second half, the first, or every other one, from place 1 or 0 on. */
+ * the weight_in of gated_mlp and experts: the second half, the first, or every other one, from place 1 or 0 on. */
 enum { EPG_GATE_SECOND = 0, EPG_GATE_FIRST = 1, EPG_GATE_ODD = 2, EPG_GATE_EVEN = 3 };
 
 /* The most dimensions of a tensor, and the most tensors of a call. */
@@ -113,7 +127,7 @@ typedef struct epg_call {
   int32_t num_parameters; /* 0: the defaults; for lerp, the weight is a tensor */
   /* gated_activation: the dimension that is split; may count from the end */
   int32_t dim;
-  int32_t gate; /* gated_activation, gated_mlp: one of EPG_GATE_SECOND to EPG_GATE_EVEN */
+  int32_t gate; /* gated_activation, gated_mlp, experts: one of EPG_GATE_SECOND to EPG_GATE_EVEN */
   /* CPU: the most threads to use; 0 lets epigrad choose. A negative number is
    * EPG_INVALID_PROBLEM. */
   int32_t num_threads;

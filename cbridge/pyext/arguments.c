@@ -59,15 +59,13 @@ static int read_dtype(PyObject *tensor, DLDataType *dtype) {
     const char *name;
     DLDataType dtype;
   } known[] = {
-      {"torch.float32", {kDLFloat, 32, 1}},
-      {"torch.float64", {kDLFloat, 64, 1}},
-      {"torch.bfloat16", {kDLBfloat, 16, 1}},
-      {"torch.float16", {kDLFloat, 16, 1}},
+      {"torch.float32", {kDLFloat, 32, 1}}, {"torch.float64", {kDLFloat, 64, 1}}, {"torch.bfloat16", {kDLBfloat, 16, 1}},
+      {"torch.float16", {kDLFloat, 16, 1}}, {"torch.int64", {kDLInt, 64, 1}},     {"torch.int32", {kDLInt, 32, 1}},
   };
   PyObject *object = PyObject_GetAttrString(tensor, "dtype");
   PyObject *text = object ? PyObject_Str(object) : NULL;
   const char *name = text ? PyUnicode_AsUTF8AndSize(text, NULL) : NULL;
-  *dtype = (DLDataType){255, 0, 1}; /* none of the four: Go refuses it */
+  *dtype = (DLDataType){255, 0, 1}; /* none of these: Go refuses it */
   for (size_t i = 0; name && i < sizeof known / sizeof *known; i++)
     if (!strcmp(name, known[i].name)) *dtype = known[i].dtype;
   Py_XDECREF(text);

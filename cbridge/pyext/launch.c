@@ -19,6 +19,7 @@ static PyObject *tuple_of(const int64_t *numbers, int32_t count) {
 /* What makes new tensors like a call's first input, asked for by the first that is made. */
 typedef struct {
   const call_arguments *call;
+  PyObject *inputs;        /* borrowed */
   PyObject *like;          /* borrowed */
   PyObject *empty_strided; /* borrowed; NULL: a method of like's makes them */
   PyObject *dtype;         /* NULL: not asked for */
@@ -53,11 +54,27 @@ static int read_new(call_arguments *a, PyObject *tensor, DLTensor *t) {
   return epg_py.exchange->dltensor_from_py_object_no_sync(tensor, t) ? -1 : 0;
 }
 
-static void *make_tensor(void *self, const int64_t *sizes, const int64_t *strides, int32_t rank, DLTensor *t) {
+/* A tensor of another input's dtype, which few outputs have. */
+static PyObject *make_of_dtype(maker *m, int like, PyObject *shape, PyObject *steps) {
+  PyObject *dtype = PyObject_GetAttr(PyTuple_GetItem(m->inputs, like), epg_py.dtype_name), *method = NULL, *arguments = NULL, *options = NULL, *tensor = NULL;
+  if (dtype) method = PyObject_GetAttr(m->like, epg_py.new_empty_strided_name);
+  if (method) arguments = PyTuple_Pack(2, shape, steps);
+  if (arguments) options = PyDict_New();
+  if (options && !PyDict_SetItem(options, epg_py.dtype_name, dtype)) tensor = PyObject_Call(method, arguments, options);
+  Py_XDECREF(options);
+  Py_XDECREF(arguments);
+  Py_XDECREF(method);
+  Py_XDECREF(dtype);
+  return tensor;
+}
+
+static void *make_tensor(void *self, int like, const int64_t *sizes, const int64_t *strides, int32_t rank, DLTensor *t) {
   maker *m = self;
   if (!m->dtype && find_maker(m)) return NULL;
   PyObject *shape = tuple_of(sizes, rank), *steps = shape ? tuple_of(strides, rank) : NULL, *tensor = NULL;
-  if (steps && m->empty_strided)
+  if (steps && like)
+    tensor = make_of_dtype(m, like, shape, steps);
+  else if (steps && m->empty_strided)
     tensor = PyObject_CallFunctionObjArgs(m->empty_strided, shape, steps, m->dtype, NULL);
   else if (steps && (PyObject *)Py_TYPE(m->like) == epg_py.array_type)
     tensor = PyObject_CallMethodObjArgs(m->like, epg_py.new_empty_name, shape, NULL);
@@ -264,6 +281,7 @@ PyObject *epg_py_launch(PyObject *module, PyObject *const *args, Py_ssize_t n) {
     goto end;
   const int places = read_needs(needs, wanted);
   if (places < 0) goto end;
+  m.inputs = inputs;
   m.like = PyTuple_Size(inputs) ? PyTuple_GetItem(inputs, 0) : Py_None;
   const epg_framework python = {&m, make_tensor, drop_tensor, leave, enter};
   const int32_t status = epg_launch(&a, wanted, places, &python, tensors);

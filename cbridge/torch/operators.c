@@ -79,7 +79,7 @@ static struct {
   struct {
     int32_t number;
     DLDataType dtype;
-  } dtypes[4];
+  } dtypes[6];
 } numbers;
 
 static void read_numbers(void) {
@@ -93,6 +93,10 @@ static void read_numbers(void) {
   numbers.dtypes[2].dtype = (DLDataType){kDLBfloat, 16, 1};
   numbers.dtypes[3].number = epg_torch.aoti_torch_dtype_float16();
   numbers.dtypes[3].dtype = (DLDataType){kDLFloat, 16, 1};
+  numbers.dtypes[4].number = epg_torch.aoti_torch_dtype_int64();
+  numbers.dtypes[4].dtype = (DLDataType){kDLInt, 64, 1};
+  numbers.dtypes[5].number = epg_torch.aoti_torch_dtype_int32();
+  numbers.dtypes[5].dtype = (DLDataType){kDLInt, 32, 1};
 }
 
 /* Describes a tensor; returns 0, or -1 for one without strided memory. */
@@ -111,8 +115,9 @@ static int describe(torch_tensor *tensor, DLTensor *t) {
          epg_torch.aoti_torch_get_strides(tensor, &t->strides);
 }
 
-static void *make_tensor(void *like, const int64_t *sizes, const int64_t *strides, int32_t rank, DLTensor *t) {
-  torch_tensor *tensor;
+/* `self` is the operands, of which none that others are made like is optional. */
+static void *make_tensor(void *self, int like_input, const int64_t *sizes, const int64_t *strides, int32_t rank, DLTensor *t) {
+  torch_tensor *tensor, *like = ((torch_tensor *const *)self)[like_input];
   int32_t dtype = 0, type = 0, index = 0;
   if (epg_torch.aoti_torch_get_dtype(like, &dtype) || epg_torch.aoti_torch_get_device_type(like, &type) ||
       epg_torch.aoti_torch_get_device_index(like, &index) || epg_torch.aoti_torch_empty_strided(rank, sizes, strides, dtype, type, index, &tensor))
@@ -122,8 +127,8 @@ static void *make_tensor(void *like, const int64_t *sizes, const int64_t *stride
   return NULL;
 }
 
-static void drop_tensor(void *like, void *tensor) {
-  (void)like;
+static void drop_tensor(void *self, void *tensor) {
+  (void)self;
   epg_torch.aoti_torch_delete_tensor_object(tensor);
 }
 
@@ -158,14 +163,14 @@ static int32_t invalid(const char *op, const char *argument, const char *got, co
 }
 
 /* Whether an operator's output keeps its preactivation. A block always can: its hidden layer is
- * formed from it. A product need not, where its slope is a function of less. */
+ * formed from it. A product need not, where its slope is a function of less: of nothing, or, but
+ * for a grouped one, of its output. */
 static int keeps_preactivation(const call_arguments *a, const char *save) {
   static const char *const none[] = {"none", "identity", "linear"}, *const from_output[] = {"relu", "sigmoid", "tanh"};
   const char *kind = a->call.kind ? a->call.kind : "none";
-  if (!strcmp(a->call.op, "linear") || !strcmp(a->call.op, "matmul_bias_activation")) {
-    for (int i = 0; i < 3; i++)
-      if (!strcmp(kind, none[i]) || (!strcmp(save, "auto") && !strcmp(kind, from_output[i]))) return 0;
-  }
+  const int takes_output = !strcmp(a->call.op, "linear") || !strcmp(a->call.op, "matmul_bias_activation");
+  for (int i = 0; i < 3 && (takes_output || !strcmp(a->call.op, "grouped_linear")); i++)
+    if (!strcmp(kind, none[i]) || (takes_output && !strcmp(save, "auto") && !strcmp(kind, from_output[i]))) return 0;
   return strcmp(save, "recompute") != 0;
 }
 
@@ -300,11 +305,11 @@ static void release_arguments(const row *r, torch_value *stack) {
 
 /* What stands for a result that is not wanted: a preactivation has no elements, and a gradient is
  * undefined, which Python sees as None. */
-static void *absent(const call_arguments *a, void *like) {
+static void *absent(const call_arguments *a, void *operands) {
   static const int64_t size = 0, stride = 1;
   torch_tensor *tensor = NULL;
   DLTensor t;
-  if (!strstr(a->call.op, "_backward")) return make_tensor(like, &size, &stride, 1, &t);
+  if (!strstr(a->call.op, "_backward")) return make_tensor(operands, 0, &size, &stride, 1, &t);
   return epg_torch.aoti_torch_new_uninitialized_tensor(&tensor) ? NULL : tensor;
 }
 
@@ -315,12 +320,14 @@ static int32_t run(const row *r, torch_value *stack) {
   void *tensors[MAX_OUTPUTS] = {NULL};
   int32_t status = read_arguments(r, stack, &a, wanted);
   if (!status) {
-    void *like = pointer(stack[0]); /* no operator has an optional first tensor */
-    const epg_framework torch = {.self = like, .make = make_tensor, .drop = drop_tensor};
+    torch_tensor *operands[MAX_INPUTS];
+    for (int i = 0, n = 0; i < r->arguments; i++)
+      if (r->roles[i] == OPERAND) operands[n++] = pointer(stack[i]); /* an optional one's is its pair's address */
+    const epg_framework torch = {.self = operands, .make = make_tensor, .drop = drop_tensor};
     status = read_surroundings(&a);
     if (!status) status = epg_launch(&a, wanted, r->results, &torch, tensors);
     for (int i = 0; !status && i < r->results; i++)
-      if (!tensors[i] && !(tensors[i] = absent(&a, like))) status = EPG_FRAMEWORK_FAILED;
+      if (!tensors[i] && !(tensors[i] = absent(&a, operands))) status = EPG_FRAMEWORK_FAILED;
   }
   release_arguments(r, stack);
   for (int i = 0; i < r->results; i++) {

@@ -55,3 +55,16 @@ OPERATOR(gated_mlp_backward,
          "(Tensor grad_output, Tensor input, Tensor weight_in, Tensor? bias_in, Tensor weight_out, Tensor? bias_out, str kind='swiglu', Tensor? "
          "preactivation=None, *, float[] parameters=[], str gate='second', bool[5] needs=[True, True, True, True, True], str? backend=None) -> (Tensor "
          "grad_input, Tensor grad_weight_in, Tensor grad_bias_in, Tensor grad_weight_out, Tensor grad_bias_out)")
+OPERATOR(grouped_linear,
+         "(Tensor input, Tensor weight, Tensor? bias, Tensor offsets, str? activation='none', *, float[] parameters=[], str save='auto', str? backend=None) -> "
+         "(Tensor output, Tensor preactivation)")
+OPERATOR(grouped_linear_backward,
+         "(Tensor grad_output, Tensor input, Tensor weight, Tensor? bias, Tensor offsets, str? activation='none', Tensor? preactivation=None, *, float[] "
+         "parameters=[], bool[3] needs=[True, True, True], str? backend=None) -> (Tensor grad_input, Tensor grad_weight, Tensor grad_bias)")
+OPERATOR(experts,
+         "(Tensor input, Tensor index, Tensor scale, Tensor weight_in, Tensor? bias_in, Tensor weight_out, Tensor? bias_out, str kind='swiglu', *, float[] "
+         "parameters=[], str gate='second', str save='auto', str? backend=None) -> (Tensor output, Tensor preactivation)")
+OPERATOR(experts_backward,
+         "(Tensor grad_output, Tensor input, Tensor index, Tensor scale, Tensor weight_in, Tensor? bias_in, Tensor weight_out, Tensor? bias_out, str "
+         "kind='swiglu', Tensor? preactivation=None, *, float[] parameters=[], str gate='second', bool[6] needs=[True, True, True, True, True, True], str? "
+         "backend=None) -> (Tensor grad_input, Tensor grad_scale, Tensor grad_weight_in, Tensor grad_bias_in, Tensor grad_weight_out, Tensor grad_bias_out)")

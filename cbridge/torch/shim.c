@@ -53,6 +53,8 @@ const char *epg_torch_find(void) {
                 SLOT(aoti_torch_dtype_float64),
                 SLOT(aoti_torch_dtype_bfloat16),
                 SLOT(aoti_torch_dtype_float16),
+                SLOT(aoti_torch_dtype_int64),
+                SLOT(aoti_torch_dtype_int32),
                 SLOT(aoti_torch_abi_version),
                 SLOT(torch_get_num_threads)},
     optional[] = {SLOT(torch_delete_stable_ivalue),

@@ -50,6 +50,8 @@ extern struct epg_torch_shim {
   int32_t (*aoti_torch_dtype_float64)(void);
   int32_t (*aoti_torch_dtype_bfloat16)(void);
   int32_t (*aoti_torch_dtype_float16)(void);
+  int32_t (*aoti_torch_dtype_int64)(void);
+  int32_t (*aoti_torch_dtype_int32)(void);
   uint64_t (*aoti_torch_abi_version)(void);
   int32_t (*torch_get_num_threads)(uint32_t *threads);
 

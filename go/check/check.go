@@ -23,7 +23,22 @@ type Operand struct {
 	View *tensor.View
 	// Replaces names the input that an output may be written over, element by element; "" for none.
 	Replaces string
+	// Types says which dtypes it may have.
+	Types Types
 }
+
+// Types are the dtypes that an operand may have.
+type Types int
+
+// One dtype in all operands of a call; or where that is a half type float32 as well; or integers.
+const (
+	OfCall  Types = iota
+	OrWider       // the call's dtype, or float32 where that is a half type
+	Wide          // the dtype that sums are kept in
+	Indices       // int64
+	Offsets       // int32 or int64
+	Places        // int32
+)
 
 // Invalid returns an InvalidProblem error about an argument.
 func Invalid(op, argument, format string, args ...any) error {
@@ -60,25 +75,63 @@ func Shape(op, argument string, got, want []int64, name string) error {
 	return Invalid(op, argument, "shape %s, want %s %s", Sizes(got), name, Sizes(want))
 }
 
-// DType asks for one dtype in all operands and returns it.
+// DType asks for one dtype in all operands but those that may have another, and returns it.
 func DType(op string, operands []Operand) (dtype.DType, error) {
-	first := -1
-	for i, o := range operands {
-		if o.View == nil {
-			continue
-		}
-		if first < 0 {
-			first = i
-		}
-		if want := operands[first]; o.View.DType != want.View.DType {
-			return dtype.Invalid, status.Errorf(status.DTypeMismatch, "%s: %s: dtype %v, want %v as %s has: one dtype per call",
-				op, o.Name, o.View.DType, want.View.DType, want.Name)
-		}
-	}
+	first := slices.IndexFunc(operands, func(o Operand) bool { return o.View != nil && o.Types == OfCall })
 	if first < 0 {
 		return dtype.Invalid, Invalid(op, "inputs", "none given")
 	}
-	return operands[first].View.DType, nil
+	want := operands[first]
+	dt := want.View.DType
+	if dt.IsIndex() {
+		return dtype.Invalid, notComputed(op, want)
+	}
+	for _, o := range operands {
+		if o.View == nil {
+			continue
+		}
+		accepted := o.Types.beside(dt)
+		if slices.Contains(accepted, o.View.DType) {
+			continue
+		}
+		if o.Types == OfCall && o.View.DType.IsIndex() {
+			return dtype.Invalid, notComputed(op, o)
+		}
+		if o.Types == OfCall {
+			return dtype.Invalid, status.Errorf(status.DTypeMismatch, "%s: %s: dtype %v, want %v as %s has: one dtype per call",
+				op, o.Name, o.View.DType, dt, want.Name)
+		}
+		names := make([]string, len(accepted))
+		for i, other := range accepted {
+			names[i] = other.String()
+		}
+		return dtype.Invalid, status.Errorf(status.DTypeMismatch, "%s: %s: dtype %v, want %s", op, o.Name, o.View.DType, strings.Join(names, " or "))
+	}
+	return dt, nil
+}
+
+// notComputed is the error for an operand of integers where numbers are computed with.
+func notComputed(op string, o Operand) error {
+	return status.Errorf(status.DTypeMismatch, "%s: %s: dtype %v, want one of %s", op, o.Name, o.View.DType, dtype.Names())
+}
+
+// beside lists the dtypes that an operand may have in a call of a dtype.
+func (t Types) beside(dt dtype.DType) []dtype.DType {
+	switch t {
+	case OrWider:
+		if wide := dt.Accumulator(); wide != dt {
+			return []dtype.DType{dt, wide}
+		}
+	case Wide:
+		return []dtype.DType{dt.Accumulator()}
+	case Indices:
+		return []dtype.DType{dtype.Int64}
+	case Offsets:
+		return []dtype.DType{dtype.Int32, dtype.Int64}
+	case Places:
+		return []dtype.DType{dtype.Int32}
+	}
+	return []dtype.DType{dt}
 }
 
 // Device asks for one device in all operands and returns it.

@@ -1,4 +1,5 @@
-// Package dtype is the table of element types that epigrad computes with.
+// Package dtype is the table of element types that epigrad computes with, and of the integers that
+// name rows of tensors.
 //
 // A dtype has a storage form (what lies in memory) and an accumulator (what sums are kept in). To
 // add one, add a row to the table here and one load/store pair in each kernel language.
@@ -12,13 +13,16 @@ import (
 // DType identifies a row of the table. The zero value is no dtype at all.
 type DType uint8
 
-// The storage dtypes.
+// The storage dtypes, and behind them those of indices.
 const (
 	Invalid DType = iota
 	Float32
 	Float64
 	BFloat16
 	Float16
+	Int32
+	Int64
+	floats = Float16
 )
 
 // Info is one row of the table.
@@ -38,6 +42,7 @@ type Info struct {
 
 // DLPack's type codes (dlpack.h, DLDataTypeCode).
 const (
+	dlInt    = 0
 	dlFloat  = 2
 	dlBFloat = 4
 	dlBool   = 6
@@ -48,16 +53,21 @@ var table = [...]Info{
 	Float64:  {Name: "float64", Short: "f64", Size: 8, Accumulator: Float64, DLPackCode: dlFloat, DLPackBits: 64},
 	BFloat16: {Name: "bfloat16", Short: "bf16", Size: 2, Accumulator: Float32, DLPackCode: dlBFloat, DLPackBits: 16},
 	Float16:  {Name: "float16", Short: "f16", Size: 2, Accumulator: Float32, DLPackCode: dlFloat, DLPackBits: 16},
+	Int32:    {Name: "int32", Short: "i32", Size: 4, DLPackCode: dlInt, DLPackBits: 32},
+	Int64:    {Name: "int64", Short: "i64", Size: 8, DLPackCode: dlInt, DLPackBits: 64},
 }
 
 // All lists the storage dtypes in the table's order.
 func All() []DType {
-	all := make([]DType, 0, len(table)-1)
-	for i := 1; i < len(table); i++ {
-		all = append(all, DType(i))
+	all := make([]DType, 0, floats)
+	for i := Invalid + 1; i <= floats; i++ {
+		all = append(all, i)
 	}
 	return all
 }
+
+// IsIndex reports whether a dtype is one of indices, which no formula computes with.
+func (d DType) IsIndex() bool { return d == Int32 || d == Int64 }
 
 // Info returns the dtype's row; that of Invalid, or of a value outside the table, is zero.
 func (d DType) Info() Info {
@@ -94,10 +104,10 @@ func Parse(name string) (DType, bool) {
 	return Invalid, false
 }
 
-// FromDLPack returns the dtype of a DLDataType and whether epigrad has it. Vector types (lanes
-// other than 1) do not exist here.
+// FromDLPack returns the dtype of a DLDataType and whether epigrad has it, to compute with or as an
+// index. Vector types (lanes other than 1) do not exist here.
 func FromDLPack(code, bits uint8, lanes uint16) (DType, bool) {
-	for _, d := range All() {
+	for d := Invalid + 1; int(d) < len(table); d++ {
 		if table[d].DLPackCode == code && table[d].DLPackBits == bits && lanes == 1 {
 			return d, true
 		}
@@ -117,7 +127,7 @@ func Names() string {
 // kinds are DLPack's codes for numbers of any size, small those for numbers of one size; by
 // PyTorch's names.
 var (
-	kinds = [...]string{0: "int", 1: "uint", dlFloat: "float", 3: "opaque", dlBFloat: "bfloat", 5: "complex"}
+	kinds = [...]string{dlInt: "int", 1: "uint", dlFloat: "float", 3: "opaque", dlBFloat: "bfloat", 5: "complex"}
 	small = map[uint8]string{
 		7: "float8_e3m4", 8: "float8_e4m3", 9: "float8_e4m3b11fnuz", 10: "float8_e4m3fn", 11: "float8_e4m3fnuz", 12: "float8_e5m2",
 		13: "float8_e5m2fnuz", 14: "float8_e8m0fnu", 15: "float6_e2m3fn", 16: "float6_e3m2fn", 17: "float4_e2m1fn",

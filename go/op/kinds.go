@@ -1,6 +1,8 @@
 package op
 
 import (
+	"slices"
+
 	"github.com/epigrad/epigrad/go/activation"
 	"github.com/epigrad/epigrad/go/check"
 )
@@ -35,6 +37,13 @@ var (
 		}
 		row, known := activation.LookupGated(name)
 		return kind{name: row.Name, parameters: row.Parameters, defaults: preset.Values(), kernel: row.Kernel}, known
+	}}
+	// eitherKinds are both: no name is in both tables
+	eitherKinds = &kinds{"kind", func() []string { return slices.Concat(gatedKinds.names(), activations.names()) }, func(name string) (kind, bool) {
+		if k, known := gatedKinds.lookup(name); known {
+			return k, true
+		}
+		return activations.lookup(name)
 	}}
 )
 

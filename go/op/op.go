@@ -92,6 +92,10 @@ type Argument struct {
 	Broadcasts bool
 	// Replaces names the input that an output may be written over; "" for none.
 	Replaces string
+	// Types are the dtypes that it may have.
+	Types check.Types
+	// Like names the input whose dtype an output has; "" where that is the call's.
+	Like string
 }
 
 // Signature is an operation's arguments in order. Outputs may all be absent: what is absent is not
@@ -125,6 +129,9 @@ type operation struct {
 	// steps are the calls of other operations that such a call is made of, in order (steps.go). An
 	// operation with both is made of steps where the backend has no kernel for the problem.
 	steps func(c *Call, dt dtype.DType, device tensor.Device) []Call
+	// problems are what such a call is made of where there are no operations for its parts: problems
+	// over the call's tensors, and others of a region, in order.
+	problems func(c *Call, h backend.Header, w *region) []backend.Problem
 }
 
 var operations = []operation{
@@ -132,6 +139,7 @@ var operations = []operation{
 	gatedActivation, gatedActivationBackward, gatedProduct, gatedProductBackward, lerp, lerpBackward,
 	prelu, preluBackward, xielu, xieluBackward,
 	gatedLinear, gatedLinearBackward, mlp, mlpBackward, gatedMLP, gatedMLPBackward,
+	groupedLinear, groupedLinearBackward, experts, expertsBackward,
 }
 
 // Signatures lists every operation.
@@ -231,7 +239,7 @@ func named(op, what string, args []Argument, views []*tensor.View, required bool
 	}
 	list := make([]check.Operand, len(args))
 	for i, a := range args {
-		list[i] = check.Operand{Name: a.Name, View: at(views, i), Replaces: a.Replaces}
+		list[i] = check.Operand{Name: a.Name, View: at(views, i), Replaces: a.Replaces, Types: a.Types}
 		if list[i].View == nil && required && !a.Optional {
 			return nil, check.Invalid(op, a.Name, "missing, want a tensor")
 		}
@@ -304,7 +312,7 @@ func Infer(c *Call, wanted []bool) (shapes [][]int64, workspaceBytes int64, err 
 		if filled.Outputs[i] = c.output(i); filled.Outputs[i] != nil {
 			continue
 		}
-		v, err := tensor.New(nil, 0, dt, device, shapes[i], nil, len(o.Inputs)+i)
+		v, err := tensor.New(nil, 0, o.outputDType(c, i, dt), device, shapes[i], nil, len(o.Inputs)+i)
 		if err != nil {
 			return nil, 0, check.Wrap(o.Name, o.Outputs[i].Name, err)
 		}
@@ -318,6 +326,16 @@ func Infer(c *Call, wanted []bool) (shapes [][]int64, workspaceBytes int64, err 
 		return nil, 0, err
 	}
 	return shapes, k.WorkspaceBytes(), nil
+}
+
+// outputDType is the dtype of an output that a call of a dtype does not give.
+func (o *operation) outputDType(c *Call, output int, dt dtype.DType) dtype.DType {
+	for i, a := range o.Inputs {
+		if v := c.input(i); v != nil && a.Name == o.Outputs[output].Like {
+			return v.DType
+		}
+	}
+	return dt
 }
 
 // Validate returns the error that Run would, and touches nothing.

@@ -105,6 +105,9 @@ func (o *operation) choose(c *Call, choices *tuning.File) (backend.Kernel, error
 		}}, nil
 	}
 	owned := c.owned(len(o.Inputs))
+	if o.problems != nil {
+		return o.inProblems(owned, b, o.header(c, dt, choices), device)
+	}
 	if o.problem != nil {
 		k, err := b.Select(o.problem(owned, o.header(c, dt, choices)))
 		if o.steps == nil || !errors.Is(err, &status.Error{Code: status.Unsupported}) {
@@ -251,7 +254,7 @@ func NewPlan(c *Call, exactInputs, exactOutputs []bool) (*Plan, error) {
 		if p.call.Outputs[i] = at(described, i); shape == nil || p.call.Outputs[i] != nil {
 			continue
 		}
-		v, err := tensor.New(nil, 0, dt, device, shape, nil, len(o.Inputs)+i)
+		v, err := tensor.New(nil, 0, o.outputDType(c, i, dt), device, shape, nil, len(o.Inputs)+i)
 		if err != nil {
 			return nil, check.Wrap(o.Name, o.Outputs[i].Name, err)
 		}

@@ -1,6 +1,7 @@
 package op
 
 import (
+	"cmp"
 	"slices"
 	"strings"
 	"sync"
@@ -22,14 +23,19 @@ type region struct {
 	dt     dtype.DType
 	device tensor.Device
 	bytes  int64
+	// operand is what the region is among a problem's operands; 0 for backend.WorkspaceOperand
+	operand int
 }
 
-func (w *region) view(shape []int64) *tensor.View {
+func (w *region) view(shape []int64) *tensor.View { return w.typed(w.dt, shape) }
+
+// typed is view for another dtype than the call's.
+func (w *region) typed(dt dtype.DType, shape []int64) *tensor.View {
 	v := &tensor.View{
-		Operand: backend.WorkspaceOperand, DType: w.dt, Device: w.device, Offset: w.bytes,
+		Operand: cmp.Or(w.operand, backend.WorkspaceOperand), DType: dt, Device: w.device, Offset: w.bytes,
 		Shape: shape, Strides: tensor.ContiguousStrides(shape),
 	}
-	w.bytes += aligned256(v.Numel() * w.dt.Size())
+	w.bytes += aligned256(v.Numel() * dt.Size())
 	return v
 }
 
@@ -81,7 +87,8 @@ type place struct {
 // absent is the place of an operand that a step does not have.
 const absent = -2
 
-// step is one kernel, and the places of its operands, inputs before outputs.
+// step is one kernel, and the places of its operands, inputs before outputs; nil for those of the
+// whole call, with the region behind them.
 type step struct {
 	kernel     backend.Kernel
 	places     []place
@@ -131,15 +138,40 @@ func (o *operation) stepwise(c *Call, b backend.Backend, dt dtype.DType, device 
 		k.add(step{kernel, places, parameters, call.adds})
 		names = append(names, kernel.Sku().Kernel)
 	}
-	first := k.steps[0].kernel
-	k.sku, k.precision = first.Sku(), first.Precision()
-	k.sku.Op, k.sku.Kind, k.sku.Kernel = o.Name, c.Kind, strings.Join(names, "+")
+	k.describe(o.Name, c.Kind, names)
+	return k, nil
+}
+
+// inProblems chooses a kernel for each problem of a call.
+func (o *operation) inProblems(c *Call, b backend.Backend, h backend.Header, device tensor.Device) (backend.Kernel, error) {
+	k := &stepped{operands: len(o.Inputs) + len(c.Outputs) + 1}
+	w := &region{dt: h.DType, device: device, operand: k.operands - 1}
+	_, parameters := o.computes(c)
+	var names []string
+	for _, p := range o.problems(c, h, w) {
+		kernel, err := b.Select(p)
+		if err != nil {
+			return nil, err
+		}
+		k.add(step{kernel, nil, parameters, false})
+		if name := kernel.Sku().Kernel; name != "" {
+			names = append(names, name)
+		}
+	}
+	k.regions = w.bytes
+	k.describe(o.Name, c.Kind, names)
+	return k, nil
+}
+
+// describe gathers what the steps say of themselves: the one with a product says most.
+func (k *stepped) describe(op, kind string, names []string) {
+	k.sku, k.precision = k.steps[0].kernel.Sku(), k.steps[0].kernel.Precision()
+	k.sku.Op, k.sku.Kind, k.sku.Kernel = op, kind, strings.Join(names, "+")
 	for _, s := range k.steps[1:] {
 		if p := s.kernel.Precision(); p.MathPrecision == "tf32" {
 			k.precision.MathPrecision = p.MathPrecision
 		}
 	}
-	return k, nil
 }
 
 func (k *stepped) placeOf(v *tensor.View) place {
@@ -181,6 +213,28 @@ func (k *stepped) scratchFrom() int64 {
 
 var freeSteps = sync.Pool{New: func() any { return new(backend.Run) }}
 
+// bind appends where a step's operands are, from where those of the whole call are, and the region.
+func (s *step) bind(bases, of []unsafe.Pointer, region unsafe.Pointer) []unsafe.Pointer {
+	if s.places == nil {
+		return append(append(bases, of...), region)
+	}
+	for _, p := range s.places {
+		switch p.operand {
+		case absent:
+			bases = append(bases, nil)
+		case backend.WorkspaceOperand:
+			bases = append(bases, unsafe.Add(region, p.offset))
+		default:
+			base := of[p.operand]
+			if base != nil { // an empty tensor's is
+				base = unsafe.Add(base, p.offset)
+			}
+			bases = append(bases, base)
+		}
+	}
+	return bases
+}
+
 // Run implements backend.Kernel.
 func (k *stepped) Run(r *backend.Run) error {
 	part := freeSteps.Get().(*backend.Run)
@@ -201,19 +255,7 @@ func (k *stepped) Run(r *backend.Run) error {
 	}
 	for i := range k.steps {
 		s := &k.steps[i]
-		bases = bases[:len(s.places)]
-		for j, p := range s.places {
-			switch p.operand {
-			case absent:
-				bases[j] = nil
-			case backend.WorkspaceOperand:
-				bases[j] = unsafe.Add(between, p.offset)
-			default:
-				if bases[j] = r.Bases[p.operand]; bases[j] != nil { // an empty tensor's is
-					bases[j] = unsafe.Add(bases[j], p.offset)
-				}
-			}
-		}
+		bases = s.bind(bases[:0], r.Bases, between)
 		*part = backend.Run{
 			Bases: bases, Workspace: unsafe.Add(r.Workspace, k.scratchFrom()), Stream: r.Stream, Threads: r.Threads,
 			Accumulate: r.Accumulate || s.adds,

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from epigrad import errors
 from epigrad._core import selection
-from epigrad._core.call import Call, activation_call, call_of, gated_call
+from epigrad._core.call import Call, activation_call, call_of, experts_call, gated_call
 from epigrad._core.checks import check_out, check_tensors, finite, lerp_weight, needs_mask, out_tensors
 from epigrad._core.stateless import launch_into, launch_one
 from epigrad.kinds import Activation, Gated
@@ -19,10 +19,12 @@ from epigrad.webgpu import Data
 
 __all__ = [
     "activation_backward",
+    "experts_backward",
     "gated_activation_backward",
     "gated_linear_backward",
     "gated_mlp_backward",
     "gated_product_backward",
+    "grouped_linear_backward",
     "lerp_backward",
     "linear_backward",
     "matmul_bias_activation_backward",
@@ -33,6 +35,7 @@ __all__ = [
 
 _Three = tuple[Data | None, Data | None, Data | None]
 _Five = tuple[Data | None, Data | None, Data | None, Data | None, Data | None]
+_Six = tuple[Data | None, Data | None, Data | None, Data | None, Data | None, Data | None]
 
 
 def matmul_bias_activation_backward(
@@ -621,8 +624,141 @@ def gated_mlp_backward(
     return _layers_backward(call, _GATED_MLP, inputs, needs, out, accumulate)  # type: ignore[return-value]
 
 
+def grouped_linear_backward(
+    grad_output: Data,
+    input: Data,
+    weight: Data,
+    bias: Data | None = None,
+    activation: str | Activation | None = "none",
+    *,
+    offsets: Data,
+    preactivation: Data | None = None,
+    needs: Sequence[bool] = (True, True, True),
+    out: Sequence[Data | None] = (None, None, None),
+    accumulate: bool = False,
+) -> _Three[Data]:
+    """Compute the gradients of ``act(input[t] @ weight[e].T + bias[e])``, of row t in group e.
+
+    With ``grad_pre = grad_output * act'(pre)``: ``grad_input[t] = grad_pre[t] @ weight[e]``,
+    ``grad_weight[e] = grad_pre.T @ input`` of the group's rows, and ``grad_bias[e]`` is the sum of
+    ``grad_pre`` over them. Rows of no group have gradient 0, and a group without rows too.
+
+    Args:
+        grad_output: ``[T, N]``; float32, float64, bfloat16 or float16, as all tensors but
+            `offsets`.
+        input: ``[T, K]``.
+        weight: ``[E, N, K]``.
+        bias: ``[E, N]`` or None.
+        activation: a name or an `epigrad.Activation`, which lists them; None is ``"none"``.
+        offsets: ``[E]``, int32 or int64: where each group's rows end.
+        preactivation: the saved ``pre`` ``[T, N]``; without it, it is formed from the inputs.
+        needs: which of ``(grad_input, grad_weight, grad_bias)`` are computed.
+        out: tensors to write them into, which are returned themselves.
+        accumulate: add into `out` for `grad_weight` and `grad_bias`, which is then given for each
+            that is needed; `grad_input` is overwritten.
+
+    Returns:
+        ``(grad_input, grad_weight, grad_bias)``, each of its input's shape or None.
+
+    Raises:
+        InvalidProblemError: (a ``ValueError``) wrong shapes, unknown activation, overlapping `out`;
+            on the CPU also offsets that make no sense.
+        DTypeError: (a ``TypeError``) a mix of dtypes, another dtype, or not a tensor.
+        EpigradError: another class of `epigrad.errors`, of devices, backends or tensor subclasses.
+
+    Source: The chain rule; `epigrad.grouped_linear`.
+
+    Examples:
+        >>> import epigrad, torch
+        >>> rows, weight, grad = torch.ones(3, 2), torch.ones(2, 4, 2), torch.ones(3, 4)
+        >>> ends = torch.tensor([1, 3])
+        >>> epigrad.backward.grouped_linear_backward(grad, rows, weight, offsets=ends)[1][:, 0]
+        tensor([[1., 1.],
+                [2., 2.]])
+    """
+    op = "grouped_linear_backward"
+    call = call_of(activation_call, op, activation, selection.current())
+    check_tensors(op, grad_output=grad_output, input=input, weight=weight, offsets=offsets)
+    inputs = (grad_output, input, weight, bias, offsets, preactivation)
+    return _layers_backward(call, _GROUPED_LINEAR, inputs, needs, out, accumulate)  # type: ignore[return-value]
+
+
+def experts_backward(
+    grad_output: Data,
+    input: Data,
+    index: Data,
+    scale: Data,
+    weight_in: Data,
+    bias_in: Data | None,
+    weight_out: Data,
+    bias_out: Data | None,
+    kind: str | Gated | Activation = "swiglu",
+    *,
+    gate: str = "second",
+    preactivation: Data | None = None,
+    needs: Sequence[bool] = (True,) * 6,
+    out: Sequence[Data | None] = (None,) * 6,
+    accumulate: bool = False,
+) -> _Six[Data]:
+    """Compute the gradients of a mixture of feed-forward experts.
+
+    With ``hidden`` and ``pre`` of the slot of token t and expert e, and ``g = grad_output[t] @
+    weight_out[e]``: ``grad_scale = hidden @ g + bias_out[e] @ grad_output[t]``, ``grad_pre`` is the
+    gradient of the activation for ``scale * g``, ``grad_weight_out[e]`` sums ``grad_output[t] *
+    (scale * hidden)`` over the expert's slots, ``grad_weight_in[e]`` sums ``grad_pre * input[t]``,
+    and ``grad_input[t]`` sums ``grad_pre @ weight_in[e]`` in the order of j.
+
+    Args:
+        grad_output: ``[T, K]``; float32, float64, bfloat16 or float16, as all tensors but `index`.
+        input: ``[T, K]``.
+        index: ``[T, k]``, int64. One outside of 0 to E-1 selects nothing.
+        scale: ``[T, k]``; may be float32 beside half types.
+        weight_in: ``[E, 2*H, K]``, or ``[E, H, K]`` if `kind` is an activation.
+        bias_in: ``[E, 2*H]``, or ``[E, H]``, or None.
+        weight_out: ``[E, K, H]``.
+        bias_out: ``[E, K]`` or None.
+        kind: a gated kind or an activation: a name, an `epigrad.Gated` or an `epigrad.Activation`.
+        gate: where the gates are among weight_in's rows: the ``"second"`` or the ``"first"`` half,
+            or the ``"odd"`` or the ``"even"`` rows.
+        preactivation: the saved ``pre`` ``[T*k, 2*H]`` (or ``[T*k, H]``); without it, it is formed
+            again.
+        needs: which of ``(grad_input, grad_scale, grad_weight_in, grad_bias_in, grad_weight_out,
+            grad_bias_out)`` are computed.
+        out: tensors to write them into, which are returned themselves.
+        accumulate: add into `out` for weights and biases, which is then given for each that is
+            needed; `grad_input` and `grad_scale` are overwritten.
+
+    Returns:
+        The six gradients in the order of `needs`, each of its input's shape or None.
+
+    Raises:
+        InvalidProblemError: (a ``ValueError``) wrong shapes, unknown kind, overlapping `out`.
+        DTypeError: (a ``TypeError``) a mix of dtypes, another dtype, or not a tensor.
+        EpigradError: another class of `epigrad.errors`, of devices, backends or tensor subclasses.
+
+    Source: The chain rule; `epigrad.experts`.
+
+    Examples:
+        >>> import epigrad, torch
+        >>> x, index, scale = torch.ones(2, 3), torch.tensor([[0], [1]]), torch.ones(2, 1)
+        >>> up, down, grad = torch.ones(2, 4, 3), torch.ones(2, 3, 4), torch.ones(2, 3)
+        >>> tensors = (grad, x, index, scale, up, None, down, None)
+        >>> epigrad.backward.experts_backward(*tensors, "relu")[1]
+        tensor([[36.],
+                [36.]])
+    """
+    op = "experts_backward"
+    call = call_of(experts_call, op, kind, gate, selection.current())
+    check_tensors(op, grad_output=grad_output, input=input, index=index, scale=scale)
+    check_tensors(op, weight_in=weight_in, weight_out=weight_out)
+    inputs = (grad_output, input, index, scale, weight_in, bias_in, weight_out, bias_out, preactivation)
+    return _layers_backward(call, _EXPERTS, inputs, needs, out, accumulate)  # type: ignore[return-value]
+
+
 _GATED_LINEAR = ("grad_input", "grad_weight_value", "grad_weight_gate", "grad_bias_value", "grad_bias_gate")
 _MLP = ("grad_input", "grad_weight1", "grad_bias1", "grad_weight2", "grad_bias2")
+_GROUPED_LINEAR = ("grad_input", "grad_weight", "grad_bias")
+_EXPERTS = ("grad_input", "grad_scale", "grad_weight_in", "grad_bias_in", "grad_weight_out", "grad_bias_out")
 _GATED_MLP = ("grad_input", "grad_weight_in", "grad_bias_in", "grad_weight_out", "grad_bias_out")
 
 
@@ -649,13 +785,16 @@ def _layers_backward(
     out: Sequence[Data | None],
     accumulate: bool,
 ) -> tuple[Data | None, ...]:
-    """The gradients to the operands behind grad_output; all but the first may be added into."""
+    """The gradients to the operands behind grad_output; those of weights and biases may be added
+    into.
+    """
     op = call.op
     mask, outputs = needs_mask(op, needs, names), out_tensors(op, out, names)
     if accumulate:
         call = call._replace(accumulate=True)
-        for name, need, operand, output in zip(names[1:], mask[1:], inputs[2:], outputs[1:], strict=False):
-            if need and operand is not None and output is None:
+        operands = inputs[1:] if op != "experts_backward" else (inputs[1], *inputs[3:])
+        for name, need, operand, output in zip(names[1:], mask[1:], operands[1:], outputs[1:], strict=False):
+            if need and operand is not None and output is None and name != "grad_scale":
                 raise errors.InvalidProblemError(
                     f"{op}: out: no tensor for {name}, want one to add into since accumulate is True"
                 )

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Literal, overload
 
 from epigrad._core import selection
-from epigrad._core.call import Call, activation_call, call_of, gated_call
+from epigrad._core.call import Call, activation_call, call_of, experts_call, gated_call
 from epigrad._core.checks import check_out, check_tensors, finite, lerp_weight
 from epigrad._core.stateless import launch_into, launch_one
 from epigrad.kinds import Activation, Gated
@@ -17,10 +17,12 @@ from epigrad.webgpu import Data
 
 __all__ = [
     "activation",
+    "experts",
     "gated_activation",
     "gated_linear",
     "gated_mlp",
     "gated_product",
+    "grouped_linear",
     "lerp",
     "linear",
     "matmul_bias_activation",
@@ -563,6 +565,163 @@ def gated_mlp(
     check_tensors("gated_mlp", input=input, weight_in=weight_in, weight_out=weight_out)
     call = call_of(gated_call, "gated_mlp", kind, 0, gate, selection.current())
     return _with_preactivation(call, (input, weight_in, bias_in, weight_out, bias_out), return_preactivation, out)
+
+
+@overload
+def grouped_linear(
+    input: Data,
+    weight: Data,
+    bias: Data | None = None,
+    activation: str | Activation | None = "none",
+    *,
+    offsets: Data,
+    return_preactivation: Literal[False] = False,
+    out: Data | None = None,
+) -> Data: ...
+@overload
+def grouped_linear(
+    input: Data,
+    weight: Data,
+    bias: Data | None = None,
+    activation: str | Activation | None = "none",
+    *,
+    offsets: Data,
+    return_preactivation: Literal[True],
+    out: Data | None = None,
+) -> tuple[Data, Data]: ...
+def grouped_linear(
+    input: Data,
+    weight: Data,
+    bias: Data | None = None,
+    activation: str | Activation | None = "none",
+    *,
+    offsets: Data,
+    return_preactivation: bool = False,
+    out: Data | None = None,
+) -> Data | tuple[Data, Data]:
+    """Compute ``act(input[t] @ weight[e].T + bias[e])``, where e is the group of row t.
+
+    No graph is recorded. Rows from the last offset on become 0.
+
+    Args:
+        input: ``[T, K]``, its rows sorted by group; float32, float64, bfloat16 or float16, as all
+            tensors here but `offsets`.
+        weight: ``[E, N, K]``.
+        bias: ``[E, N]`` or None.
+        activation: a name or an `epigrad.Activation`, which lists them; None is ``"none"``.
+        offsets: ``[E]``, int32 or int64: where each group's rows end.
+        return_preactivation: return ``input[t] @ weight[e].T + bias[e]`` ``[T, N]`` too, rounded to
+            the storage dtype.
+        out: a tensor to write the output into.
+
+    Returns:
+        The output ``[T, N]``, or ``(output, preactivation)``.
+
+    Raises:
+        InvalidProblemError: (a ``ValueError``) wrong shapes, unknown activation, overlapping `out`;
+            on the CPU also offsets that make no sense.
+        DTypeError: (a ``TypeError``) a mix of dtypes, another dtype, or not a tensor.
+        EpigradError: another class of `epigrad.errors`, of devices, backends or tensor subclasses.
+
+    Source: `epigrad.grouped_linear`.
+
+    Examples:
+        >>> import epigrad, torch
+        >>> rows, weight, ends = torch.ones(3, 2), torch.ones(2, 4, 2), torch.tensor([1, 3])
+        >>> epigrad.forward.grouped_linear(rows, weight, offsets=ends)[:, 0]
+        tensor([2., 2., 2.])
+    """
+    check_tensors("grouped_linear", input=input, weight=weight, offsets=offsets)
+    call = call_of(activation_call, "grouped_linear", activation, selection.current())
+    return _with_preactivation(call, (input, weight, bias, offsets), return_preactivation, out)
+
+
+@overload
+def experts(
+    input: Data,
+    index: Data,
+    scale: Data,
+    weight_in: Data,
+    bias_in: Data | None,
+    weight_out: Data,
+    bias_out: Data | None,
+    kind: str | Gated | Activation = "swiglu",
+    *,
+    gate: str = "second",
+    return_preactivation: Literal[False] = False,
+    out: Data | None = None,
+) -> Data: ...
+@overload
+def experts(
+    input: Data,
+    index: Data,
+    scale: Data,
+    weight_in: Data,
+    bias_in: Data | None,
+    weight_out: Data,
+    bias_out: Data | None,
+    kind: str | Gated | Activation = "swiglu",
+    *,
+    gate: str = "second",
+    return_preactivation: Literal[True],
+    out: Data | None = None,
+) -> tuple[Data, Data]: ...
+def experts(
+    input: Data,
+    index: Data,
+    scale: Data,
+    weight_in: Data,
+    bias_in: Data | None,
+    weight_out: Data,
+    bias_out: Data | None,
+    kind: str | Gated | Activation = "swiglu",
+    *,
+    gate: str = "second",
+    return_preactivation: bool = False,
+    out: Data | None = None,
+) -> Data | tuple[Data, Data]:
+    """Compute a mixture of feed-forward experts, without a graph.
+
+    Args:
+        input: ``[T, K]``: a row for each token; float32, float64, bfloat16 or float16, as all
+            tensors here but `index`.
+        index: ``[T, k]``, int64: the experts of each token. One outside of 0 to E-1 selects
+            nothing.
+        scale: ``[T, k]``: the weight of each; may be float32 beside half types.
+        weight_in: ``[E, 2*H, K]``, or ``[E, H, K]`` if `kind` is an activation.
+        bias_in: ``[E, 2*H]``, or ``[E, H]``, or None.
+        weight_out: ``[E, K, H]``.
+        bias_out: ``[E, K]`` or None.
+        kind: a gated kind or an activation: a name, an `epigrad.Gated` or an `epigrad.Activation`.
+        gate: where the gates are among weight_in's rows: the ``"second"`` or the ``"first"`` half,
+            or the ``"odd"`` or the ``"even"`` rows.
+        return_preactivation: return the preactivation ``[T*k, 2*H]`` (or ``[T*k, H]``) too, rounded
+            to the storage dtype: its rows are sorted by expert, then token, then j. Those of slots
+            that select nothing come last and are undefined.
+        out: a tensor to write the output into.
+
+    Returns:
+        The output ``[T, K]``, or ``(output, preactivation)``.
+
+    Raises:
+        InvalidProblemError: (a ``ValueError``) wrong shapes, unknown kind, overlapping `out`.
+        DTypeError: (a ``TypeError``) a mix of dtypes, another dtype, or not a tensor.
+        EpigradError: another class of `epigrad.errors`, of devices, backends or tensor subclasses.
+
+    Source: `epigrad.experts`.
+
+    Examples:
+        >>> import epigrad, torch
+        >>> x, index, scale = torch.ones(2, 3), torch.tensor([[0], [1]]), torch.ones(2, 1)
+        >>> up, down = torch.ones(2, 8, 3), torch.ones(2, 3, 4)
+        >>> epigrad.forward.experts(x, index, scale, up, None, down, None, "reglu")[0]
+        tensor([36., 36., 36.])
+    """
+    tensors = {"input": input, "index": index, "scale": scale, "weight_in": weight_in, "weight_out": weight_out}
+    check_tensors("experts", **tensors)
+    call = call_of(experts_call, "experts", kind, gate, selection.current())
+    inputs = (input, index, scale, weight_in, bias_in, weight_out, bias_out)
+    return _with_preactivation(call, inputs, return_preactivation, out)
 
 
 def _with_preactivation(

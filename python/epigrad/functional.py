@@ -19,12 +19,14 @@ from epigrad._autograd import functions
 from epigrad._autograd.feedforward import BLOCK_ARGUMENTS, FeedForward
 from epigrad._autograd.formulas import LEARNABLE
 from epigrad._autograd.gated_linear import GatedLinear
+from epigrad._autograd.grouped import EXPERTS_ARGUMENTS, Experts, GroupedLinear
 from epigrad._core import loader, selection
-from epigrad._core.call import Call, activation_call, call_of, gated_call
+from epigrad._core.call import Call, activation_call, call_of, experts_call, gated_call
 from epigrad._core.checks import check_save, finite, lerp_weight, overridden, require_tensors
 from epigrad._core.launcher import DISPATCHER, layer_options, only
 from epigrad._core.torch_state import (
     any_autocast,
+    as_experts,
     as_input,
     as_linear,
     constant_to_dynamo,
@@ -32,14 +34,16 @@ from epigrad._core.torch_state import (
     is_traced,
     recorded,
 )
-from epigrad.kinds import Activation, Gated, activation_of, arguments_of, gated_of
+from epigrad.kinds import Activation, Gated, activation_of, arguments_of, either_of, gated_of
 
 __all__ = [
     "activation",
+    "experts",
     "gated_activation",
     "gated_linear",
     "gated_mlp",
     "gated_product",
+    "grouped_linear",
     "lerp",
     "linear",
     "matmul_bias_activation",
@@ -523,6 +527,130 @@ def gated_mlp(
     return _layers(FeedForward, call, records, tensors, save)
 
 
+def grouped_linear(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    activation: str | Activation | None = "none",
+    *,
+    offsets: Tensor,
+    save: str = "auto",
+) -> Tensor:
+    """Compute ``act(input[t] @ weight[e].T + bias[e])``, where e is the group of row t.
+
+    Group e has the rows from ``offsets[e-1]`` to ``offsets[e]``, the first one from row 0. Rows
+    from the last offset on have output 0 and gradient 0, and are not read. A group without rows has
+    gradients 0.
+
+    Args:
+        input: ``[T, K]``, its rows sorted by group; float32, float64, bfloat16 or float16, as all
+            tensors here but `offsets`.
+        weight: ``[E, N, K]`` with any strides: ``w.transpose(1, 2)`` of a ``[E, K, N]`` is fine.
+        bias: ``[E, N]`` or None.
+        activation: a name or an `epigrad.Activation`, which lists them; None is ``"none"``.
+        offsets: ``[E]``, int32 or int64: where each group's rows end, as in
+            `torch.nn.functional.grouped_mm`. They stay on the device, and nothing waits for it.
+        save: what is kept for backward. ``"auto"`` and ``"preactivation"``: the preactivation, but
+            nothing for ``"none"``; ``"recompute"``: the inputs only.
+
+    Returns:
+        A contiguous tensor ``[T, N]``.
+
+    Raises:
+        InvalidProblemError: (a ``ValueError``) wrong shapes, an unknown activation or `save`; on
+            the CPU also offsets that fall, are negative or exceed T. On a GPU such offsets are
+            clamped.
+        DTypeError: (a ``TypeError``) a mix of dtypes, another dtype, or not a tensor.
+        EpigradError: another class of `epigrad.errors`, of devices, backends or sparse tensors.
+
+    Source: `torch.nn.functional.grouped_mm`.
+
+    Examples:
+        >>> import epigrad, torch
+        >>> rows, weight = torch.ones(5, 3), torch.stack([torch.ones(4, 3), 2 * torch.ones(4, 3)])
+        >>> out = epigrad.grouped_linear(rows, weight, offsets=torch.tensor([2, 4]))
+        >>> out[:, 0]
+        tensor([3., 3., 6., 6., 0.])
+    """
+    tensors = (input, weight, bias, offsets)
+    if is_dynamo_compiling() and (traced := _traced("grouped_linear", tensors, activation, save=save)) is not None:
+        return traced
+    records = recorded(0, *tensors)
+    if records is None and overridden(*tensors):
+        return _as_leaf("grouped_linear", tensors, input, weight, bias, activation, offsets=offsets, save=save)
+    call = call_of(activation_call, "grouped_linear", activation, selection.current())
+    return _layers(GroupedLinear, call, records, tensors, save)
+
+
+def experts(
+    input: Tensor,
+    index: Tensor,
+    scale: Tensor,
+    weight_in: Tensor,
+    bias_in: Tensor | None,
+    weight_out: Tensor,
+    bias_out: Tensor | None,
+    kind: str | Gated | Activation = "swiglu",
+    *,
+    gate: str = "second",
+    save: str = "auto",
+) -> Tensor:
+    """Compute a mixture of feed-forward experts.
+
+    For token t, with ``e = index[t, j]``, it is the sum over j of ``scale[t, j] * (weight_out[e] @
+    f(weight_in[e] @ input[t] + bias_in[e]) + bias_out[e])``, where f is a gated activation of the
+    two halves or an activation. The sum is formed in the order of j, so that results are
+    deterministic. Of all that backward needs only the preactivation is kept: neither the sorted
+    copy of the input nor an expert's output.
+
+    Args:
+        input: ``[T, K]``: a row for each token; float32, float64, bfloat16 or float16, as all
+            tensors here but `index`.
+        index: ``[T, k]``, int64: the experts of each token. An index outside of 0 to E-1 selects
+            nothing, as the sentinels of expert parallelism do: it adds 0, and the gradient of its
+            scale is 0.
+        scale: ``[T, k]``: the weight of each; may be float32 beside half types.
+        weight_in: ``[E, 2*H, K]``: value and gate rows, in the order that `gate` tells; ``[E, H,
+            K]`` if `kind` is an activation. Any strides: ``w.transpose(1, 2)`` is fine.
+        bias_in: ``[E, 2*H]`` or None; ``[E, H]`` if `kind` is an activation.
+        weight_out: ``[E, K, H]``, any strides.
+        bias_out: ``[E, K]`` or None.
+        kind: a gated kind or an activation: a name, an `epigrad.Gated` or an `epigrad.Activation`,
+            which list them.
+        gate: where the gates are among weight_in's rows: the ``"second"`` or the ``"first"`` half,
+            or the ``"odd"`` or the ``"even"`` rows.
+        save: ``"auto"`` and ``"preactivation"`` keep the preactivation for backward;
+            ``"recompute"`` keeps the inputs only.
+
+    Returns:
+        A contiguous tensor ``[T, K]``. Nothing waits for the device, whatever the routing is.
+
+    Raises:
+        InvalidProblemError: (a ``ValueError``) wrong shapes, an unknown kind, gate or `save`.
+        DTypeError: (a ``TypeError``) a mix of dtypes, another dtype, or not a tensor.
+        EpigradError: another class of `epigrad.errors`, of devices, backends or sparse tensors.
+
+    Source: Shazeer et al. 2017, https://arxiv.org/abs/1701.06538.
+
+    Examples:
+        >>> import epigrad, torch
+        >>> x, index = torch.ones(2, 3), torch.tensor([[0, 1], [1, 2]])
+        >>> scale = torch.tensor([[0.5, 0.25], [1.0, 1.0]])
+        >>> up, down = torch.ones(3, 4, 3), torch.ones(3, 3, 4)
+        >>> epigrad.experts(x, index, scale, up, None, down, None, "relu")
+        tensor([[ 9.,  9.,  9.],
+                [24., 24., 24.]])
+    """
+    tensors = (input, index, scale, weight_in, bias_in, weight_out, bias_out)
+    if is_dynamo_compiling() and (traced := _traced("experts", tensors, kind, save=save, gate=gate)) is not None:
+        return traced
+    records = recorded(0, *tensors)
+    if records is None and overridden(*tensors):
+        return _as_leaf("experts", tensors, *tensors, kind, gate=gate, save=save)
+    call = call_of(experts_call, "experts", kind, gate, selection.current())
+    return _layers(Experts, call, records, tensors, save)
+
+
 def _gemm(op: str, a: Tensor, b: Tensor, bias: Tensor | None, activation: str | Activation | None, save: str) -> Tensor:
     tensors = (a, b, bias)
     if is_dynamo_compiling() and (traced := _traced(op, tensors, activation, save=save)) is not None:
@@ -545,6 +673,8 @@ _ARGUMENTS = {
     "matmul_bias_activation": ("a", "b", "bias"),
     "linear": ("input", "weight", "bias"),
     **BLOCK_ARGUMENTS,
+    "grouped_linear": ("input", "weight", "bias", "offsets"),
+    "experts": EXPERTS_ARGUMENTS,
 }
 """What callers know the tensors of a function as."""
 
@@ -555,7 +685,11 @@ _OPERATORS = {operator.name: operator.overload for operator in ops.OPERATORS}
 def _row(op: str, kind: str) -> tuple[str, tuple[float, ...], tuple[int, ...]] | None:
     """A kind's name and parameters, and the places of an operation's biases; None for no kind."""
     try:
-        found = (gated_of if op.startswith("gated") else activation_of)(op, kind)
+        found: Gated | Activation
+        if op == "experts":
+            found = either_of(op, kind)
+        else:
+            found = (gated_of if op.startswith("gated") else activation_of)(op, kind)
     except errors.InvalidProblemError:
         return None
     return found.name, arguments_of(found), tuple([i for i, name in enumerate(_ARGUMENTS[op]) if "bias" in name])
@@ -628,7 +762,7 @@ def _layers(
         return out
     keep = function.kept(call, save)
     if any_autocast():
-        tensors = as_linear(*tensors)
+        tensors = as_experts(*tensors) if call.op == "experts" else as_linear(*tensors)
     if records:
         result: Tensor = function.record(loader.core(), call, keep, *tensors)[0]
         return result
@@ -649,6 +783,8 @@ _FUNCTIONS: dict[str, Callable[..., Tensor]] = {
     "xielu": xielu,
     "mlp": mlp,
     "gated_mlp": gated_mlp,
+    "grouped_linear": grouped_linear,
+    "experts": experts,
 }
 
 

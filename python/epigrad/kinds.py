@@ -284,6 +284,19 @@ def gated_of(op: str, given: str | Gated) -> Gated:
         raise unknown_name(op, "kind", given) from None
 
 
+def either_of(op: str, given: str | Activation | Gated) -> Activation | Gated:
+    """The gated kind or the activation that a caller means, where both make sense."""
+    if isinstance(given, Activation | Gated):
+        return given
+    found = None
+    if isinstance(given, str):
+        found = _GATED_BY_NAME.get(given) or _BY_NAME.get(given)
+    if found is None:
+        names = ", ".join(map(repr, (*_NAMES["kind"], *_NAMES["activation"])))
+        raise errors.InvalidProblemError(f"{op}: kind: {_shown(given)}, want one of {names}")
+    return found
+
+
 def unknown_name(op: str, argument: str, given: object) -> errors.InvalidProblemError:
     """The error for what is no name of an activation or of a kind."""
     text = f"{op}: {argument}: {_shown(given)}, want one of {', '.join(map(repr, _NAMES[argument]))}"

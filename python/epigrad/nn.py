@@ -13,9 +13,9 @@ from epigrad import errors, functional, kinds
 from epigrad._core.call import dim_index, gate_place
 from epigrad._core.checks import check_save, finite
 from epigrad._core.projections import any_global_hook, held_back, weight_and_bias
-from epigrad.kinds import Gated, activation_of, gated_of, nearest
+from epigrad.kinds import Gated, activation_of, either_of, gated_of, nearest
 
-__all__ = ["MLP", "XIELU", "Activation", "GatedActivation", "GatedMLP", "Lerp", "Linear", "PReLU"]
+__all__ = ["MLP", "XIELU", "Activation", "Experts", "GatedActivation", "GatedMLP", "Lerp", "Linear", "PReLU"]
 
 
 def _check_bias(module: str, bias: object) -> None:
@@ -392,6 +392,100 @@ class GatedMLP(nn.Module):
     def extra_repr(self) -> str:
         """What `repr` shows of the block."""
         return f"kind={str(self.kind)!r}, gate={self.gate!r}"
+
+
+class Experts(nn.Module):
+    """A mixture of feed-forward experts, as `epigrad.experts`, for tokens that a router has placed.
+
+    Each expert is initialised as two `torch.nn.Linear`.
+
+    Args:
+        features: K, the size of a token.
+        hidden_features: H, the size of the hidden layer; weight_in has ``2*H`` rows for a gated
+            kind.
+        num_experts: E.
+        kind: a gated kind or an activation: a name, an `epigrad.Gated` or an `epigrad.Activation`.
+        bias: whether both layers have a bias.
+        gate: where the gates are among weight_in's rows: the ``"second"`` or the ``"first"`` half,
+            or the ``"odd"`` or the ``"even"`` rows.
+        save: what is kept for backward, as in `epigrad.experts`.
+        device: where the parameters are.
+        dtype: their dtype.
+
+    Shape:
+        called with input ``[T, K]``, index ``[T, k]`` (int64) and scale ``[T, k]``, it gives
+        ``[T, K]``. Parameters are weight_in ``[E, 2*H, K]`` (``[E, H, K]`` without a gate), bias_in
+        ``[E, 2*H]``, weight_out ``[E, K, H]`` and bias_out ``[E, K]``.
+
+    Raises:
+        InvalidProblemError: (a ``ValueError``) an unknown kind, gate or `save`.
+        DTypeError: (a ``TypeError``) a size that is not an int, or a `bias` that is not a bool.
+
+    Source: Shazeer et al. 2017, https://arxiv.org/abs/1701.06538.
+
+    Examples:
+        >>> import epigrad, torch
+        >>> experts = epigrad.nn.Experts(4, 8, num_experts=3)
+        >>> tokens = torch.ones(5, 4)
+        >>> scale, index = torch.rand(5, 3).softmax(-1).topk(2)
+        >>> experts(tokens, index, scale).shape
+        torch.Size([5, 4])
+    """
+
+    weight_in: nn.Parameter
+    weight_out: nn.Parameter
+    bias_in: nn.Parameter | None
+    bias_out: nn.Parameter | None
+
+    def __init__(
+        self,
+        features: int,
+        hidden_features: int,
+        num_experts: int,
+        kind: str | Gated | kinds.Activation = "swiglu",
+        bias: bool = False,
+        gate: str = "second",
+        *,
+        save: str = "auto",
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        gate_place("Experts", gate)
+        check_save("Experts", save)
+        _check_bias("Experts", bias)
+        found = either_of("Experts", kind)
+        if gate != "second" and not isinstance(found, Gated):
+            raise errors.InvalidProblemError(f"Experts: gate: {gate!r}, but {str(found)!r} has no gate")
+        outer, hidden = _size("Experts", "features", features), _size("Experts", "hidden_features", hidden_features)
+        count, rows = _size("Experts", "num_experts", num_experts), hidden * (2 if isinstance(found, Gated) else 1)
+        super().__init__()
+        self.kind, self.gate, self.save = found, gate, save
+
+        def parameter(*sizes: int) -> nn.Parameter:
+            return nn.Parameter(torch.empty(*sizes, device=device, dtype=dtype))
+
+        self.weight_in, self.weight_out = parameter(count, rows, outer), parameter(count, outer, hidden)
+        self.bias_in, self.bias_out = (parameter(count, rows), parameter(count, outer)) if bias else (None, None)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Give each expert's parameters the initial values of two `torch.nn.Linear`."""
+        for weight, bias in ((self.weight_in, self.bias_in), (self.weight_out, self.bias_out)):
+            bound = 1 / math.sqrt(weight.shape[-1]) if weight.shape[-1] else 0.0
+            nn.init.uniform_(weight, -bound, bound)
+            if bias is not None:
+                nn.init.uniform_(bias, -bound, bound)
+
+    def forward(self, input: Tensor, index: Tensor, scale: Tensor) -> Tensor:
+        """Apply to each token ``[T, K]`` its experts ``[T, k]``, weighted with their scales."""
+        weights = (self.weight_in, self.bias_in, self.weight_out, self.bias_out)
+        return functional.experts(input, index, scale, *weights, self.kind, gate=self.gate, save=self.save)
+
+    def extra_repr(self) -> str:
+        """What `repr` shows of the module."""
+        count, features, hidden = self.weight_out.shape
+        sizes = f"features={features}, hidden_features={hidden}, num_experts={count}"
+        return f"{sizes}, kind={str(self.kind)!r}, bias={self.bias_in is not None}, gate={self.gate!r}"
 
 
 class PReLU(nn.Module):

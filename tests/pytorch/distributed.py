@@ -27,6 +27,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.debug import CommDebugMode
+from torch.distributed.tensor.experimental import implicit_replication
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
@@ -73,6 +74,32 @@ class GatedLayer(nn.Module):
         return epigrad.gated_linear(x, self.value, self.gate, self.value_bias, self.gate_bias)
 
 
+class GroupedLayer(nn.Module):
+    """A linear layer with a weight for rows whose first feature is negative, and one for others."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight, self.bias = nn.Parameter(torch.randn(2, 5, FEATURES)), nn.Parameter(torch.randn(2, 5))
+
+    def forward(self, x: Tensor) -> Tensor:
+        first, order = x[:, 0].detach().sort()
+        ends = torch.stack([(first < 0).sum(), torch.tensor(len(x), device=x.device)])
+        return epigrad.grouped_linear(x[order], self.weight, self.bias, "gelu", offsets=ends)
+
+
+class Mixture(nn.Module):
+    """Experts with a router that is no part of the training."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.experts = epigrad.nn.Experts(FEATURES, 8, 3, bias=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        scale, index = x[:, :3].softmax(-1).topk(2)
+        out: Tensor = self.experts(x, index, scale)
+        return out
+
+
 class Pointwise(nn.Module):
     """An activation by itself."""
 
@@ -103,6 +130,8 @@ NETWORKS: dict[str, Callable[[], nn.Module]] = {
     "gated_linear": GatedLayer,
     "mlp": lambda: epigrad.nn.MLP(FEATURES, 8),
     "gated_mlp": lambda: epigrad.nn.GatedMLP(FEATURES, 8, bias=True),
+    "grouped_linear": GroupedLayer,
+    "experts": Mixture,
 }
 
 
@@ -173,7 +202,11 @@ COLUMNS = {
     "gated_linear": [Replicate(), *[Shard(0)] * 4],
     "mlp": [Replicate(), Shard(0), Shard(0), Shard(1), Replicate()],
     "gated_mlp": [Shard(0), Replicate(), Replicate(), Replicate(), Replicate()],
+    "grouped_linear": [Replicate(), Shard(1), Shard(1)],
+    "experts": [Replicate()] * 6,
 }
+GROUPED = ("grouped_linear", "experts")
+"""Functions that also take a tensor of integers, which every device has whole."""
 
 
 def placed(op: str, mesh: DeviceMesh, device: str, placements: Sequence[Any]) -> None:
@@ -213,6 +246,10 @@ PLANS: dict[str, Callable[[], dict[str, Any]]] = {
 
 
 def tensor_parallel(op: str, mesh: DeviceMesh, device: str) -> None:
+    if op in GROUPED:
+        with implicit_replication():
+            placed(op, mesh, device, COLUMNS[op])
+        return
     placed(op, mesh, device, COLUMNS[op])
     # And by rows.
     rest: Any = Shard(0) if op in ("gated_product", "lerp") else Replicate()

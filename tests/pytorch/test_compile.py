@@ -182,7 +182,7 @@ class Network(nn.Module):
 @each_function
 def test_export(op: str, device: str, tmp_path: Path) -> None:
     network, x = Network(op, device).eval(), FUNCTIONS[op].tensors(device)[0].detach()
-    fixed = op in ("gated_product", "lerp")  # whose parameters have as many rows as the input
+    fixed = op in ("gated_product", "lerp", "experts")  # whose parameters have as many rows as the input
     shapes = None if fixed else ({0: torch.export.Dim("rows", min=2, max=64)},)
     with torch.no_grad():
         program = torch.export.export(network, (x,), dynamic_shapes=shapes)

@@ -36,7 +36,7 @@ class Calls(TorchDispatchMode):
 def as_leaf(value: Any) -> Any:
     if not isinstance(value, Tensor):
         return value
-    return value.detach().clone().requires_grad_()
+    return value.detach().clone().requires_grad_(value.is_floating_point())
 
 
 def test_every_operator_has_a_call_and_a_backward() -> None:

@@ -7,6 +7,7 @@ measured from.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 
 import torch
@@ -59,6 +60,36 @@ def xielu(x: Tensor, alpha_p: Tensor, alpha_n: Tensor, beta: float = 0.5) -> Ten
     """xIELU of Apertus, without the -1e-6 that transformers clamps with."""
     a_p, a_n = functional.softplus(alpha_p.squeeze()), beta + functional.softplus(alpha_n.squeeze())
     return torch.where(x > 0, a_p * x * x + beta * x, a_n * (torch.expm1(x) - x) + beta * x)
+
+
+def grouped_linear(x: Tensor, weight: Tensor, bias: Tensor | None, offsets: Tensor, act: Pointwise) -> Tensor:
+    """By a layer of each group's rows."""
+    ends = [0, *offsets.tolist()]
+    parts = [
+        linear(x[first:end], weight[group], None if bias is None else bias[group], act)
+        for group, (first, end) in enumerate(itertools.pairwise(ends))
+    ]
+    return torch.cat([*parts, x.new_zeros(len(x) - ends[-1], weight.shape[1])])
+
+
+def experts(
+    x: Tensor,
+    index: Tensor,
+    scale: Tensor,
+    w_in: Tensor,
+    b_in: Tensor | None,
+    w_out: Tensor,
+    b_out: Tensor | None,
+    act: Pointwise,
+) -> Tensor:
+    """By a block of each expert's slots; `act` is of the whole preactivation."""
+    out = x.new_zeros(*index.shape, x.shape[1])
+    for expert in range(len(w_in)):
+        tokens, places = torch.where(index == expert)
+        b1, b2 = (None if bias is None else bias[expert] for bias in (b_in, b_out))
+        out = out.index_put((tokens, places), mlp(x[tokens], w_in[expert], b1, w_out[expert], b2, act))
+    selects = (index >= 0) & (index < len(w_in))
+    return torch.where(selects[..., None], scale[..., None] * out, 0).sum(1).to(x.dtype)
 
 
 def leaves(inputs: Sequence[Tensor | None], dtype: torch.dtype | None = None) -> list[Tensor | None]:

@@ -46,6 +46,17 @@ def _swiglu(x: Tensor) -> Tensor:
     return value * functional.silu(gate)
 
 
+def _offsets(x: Tensor) -> Tensor:
+    """Where three groups of rows end: one has none, and a row is nobody's."""
+    ends = 2 + torch.arange(3, device=x.device) // 2 * 3
+    return ends.clamp(max=x.shape[0])
+
+
+def _index(x: Tensor) -> Tensor:
+    """Two of three experts for each row, or one and none."""
+    return torch.arange(2 * x.shape[0], device=x.device).reshape(-1, 2) * 3 % 4
+
+
 FUNCTIONS: dict[str, Call] = {
     "matmul_bias_activation": Call(
         partial(epigrad.matmul_bias_activation, activation="silu"),
@@ -79,6 +90,16 @@ FUNCTIONS: dict[str, Call] = {
         epigrad.gated_mlp,
         ((6, 4), (8, 4), (8,), (4, 4), (4,)),
         lambda x, w1, b1, w2, b2: functional.linear(_swiglu(functional.linear(x, w1, b1)), w2, b2),
+    ),
+    "grouped_linear": Call(
+        lambda x, w, b: epigrad.grouped_linear(x, w, b, "gelu", offsets=_offsets(x)),
+        ((6, 4), (3, 5, 4), (3, 5)),
+        lambda x, w, b: compositions.grouped_linear(x, w, b, _offsets(x), functional.gelu),
+    ),
+    "experts": Call(
+        lambda x, s, w1, b1, w2, b2: epigrad.experts(x, _index(x), s, w1, b1, w2, b2),
+        ((6, 4), (6, 2), (3, 8, 4), (3, 8), (3, 4, 4), (3, 4)),
+        lambda x, s, w1, b1, w2, b2: compositions.experts(x, _index(x), s, w1, b1, w2, b2, _swiglu),
     ),
 }
 

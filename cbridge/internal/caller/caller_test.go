@@ -260,7 +260,7 @@ func (s *BridgeSuite) TestBackends() {
 func (s *BridgeSuite) TestRoomForEveryOperation() {
 	for _, signature := range op.Signatures() {
 		kind := ""
-		if strings.HasPrefix(signature.Name, "gated") {
+		if strings.HasPrefix(signature.Name, "gated") || strings.HasPrefix(signature.Name, "experts") {
 			kind = "glu"
 		}
 		r := caller.Run(&caller.Call{

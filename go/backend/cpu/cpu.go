@@ -6,6 +6,8 @@
 //	layout     how operands lie in memory: axes, matrices, walks
 //	threads    tasks on PyTorch's OpenMP threads, or on goroutines
 //	kernel     what kernels of both engines share
+//	elements   elements of any dtype, in memory and as numbers
+//	grouped    problems whose rows belong to groups, by either engine
 //	reference  the portable engine, in Go
 //	vector     the engines of vector instructions
 package cpu
@@ -17,6 +19,7 @@ import (
 	"strings"
 
 	"github.com/epigrad/epigrad/go/backend"
+	"github.com/epigrad/epigrad/go/backend/cpu/grouped"
 	"github.com/epigrad/epigrad/go/backend/cpu/reference"
 	"github.com/epigrad/epigrad/go/backend/cpu/threads/openmp"
 	"github.com/epigrad/epigrad/go/backend/cpu/vector"
@@ -114,6 +117,14 @@ func (b *Backend) Select(p backend.Problem) (backend.Kernel, error) {
 	if b.reason != "" {
 		return nil, status.Errorf(status.BackendUnavailable, "cpu: %s", b.reason)
 	}
+	if k, err := grouped.Select(p, b.engineKernel); k != nil || err != nil {
+		return k, err
+	}
+	return b.engineKernel(p)
+}
+
+// engineKernel chooses a kernel of a problem without groups.
+func (b *Backend) engineKernel(p backend.Problem) (backend.Kernel, error) {
 	if b.engine != nil {
 		if k := b.engine.Select(p); k != nil {
 			return k, nil

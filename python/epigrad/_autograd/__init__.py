@@ -6,5 +6,6 @@ In reading order:
                   differentiable again
     gated_linear  the same for the gated layer with two weights
     feedforward   the same for the two-layer blocks
+    grouped       the same for layers with groups of rows, and mixtures of experts
     formulas      the maths in PyTorch operations, of which higher orders are made
 """

@@ -15,6 +15,7 @@ from epigrad._autograd import formulas
 from epigrad._autograd.functions import RECOMPUTE, Needs, Problem, WithPreactivation, lies_transposed
 from epigrad._core.call import Call
 from epigrad._core.launcher import Launcher, Tensors
+from epigrad._core.tables import GATED_KINDS
 
 BLOCK_ARGUMENTS = {
     "mlp": ("input", "weight1", "bias1", "weight2", "bias2"),
@@ -24,15 +25,15 @@ BLOCK_ARGUMENTS = {
 
 
 def _is_gated(call: Call) -> bool:
-    return call.op == "gated_mlp"
+    return call.kind in GATED_KINDS
 
 
-def _slope_needs_preactivation(call: Call) -> bool:
+def slope_needs_preactivation(call: Call) -> bool:
     """Whether the gradient of the hidden layer depends on its preactivation."""
     return call.kind != "none"
 
 
-def _hidden(call: Call, preactivation: Tensor) -> Tensor:
+def hidden_of(call: Call, preactivation: Tensor) -> Tensor:
     """The hidden activation as differentiable operations, unrounded."""
     if not _is_gated(call):
         return formulas.unrounded(call.activation, preactivation)
@@ -40,7 +41,7 @@ def _hidden(call: Call, preactivation: Tensor) -> Tensor:
     return formulas.gated_unrounded(call.gated, value, gate)
 
 
-def _grad_preactivation(call: Call, grad: Tensor, preactivation: Tensor | None) -> Tensor:
+def grad_of_hidden(call: Call, grad: Tensor, preactivation: Tensor | None) -> Tensor:
     """The gradient to the preactivation from that to the hidden activation, unrounded."""
     if not _is_gated(call):
         return formulas.grad_preactivation(call.activation, grad, preactivation, None)
@@ -56,7 +57,7 @@ def block_formula(
 ) -> tuple[Tensor, Tensor]:
     """The block's output and its first layer's preactivation as differentiable operations."""
     preactivation = formulas.preactivation(input, weight1, bias1, True)
-    hidden = _hidden(call, preactivation).to(input.dtype)
+    hidden = hidden_of(call, preactivation).to(input.dtype)
     return formulas.preactivation(hidden, weight2, bias2, True), preactivation
 
 
@@ -71,12 +72,12 @@ class FeedForwardProblem(Problem):
         assert gradient is not None
         dtype = gradient.dtype
         first_needed = any(needs[:3])
-        if preactivation is None and (needs[3] or (first_needed and _slope_needs_preactivation(call))):
+        if preactivation is None and (needs[3] or (first_needed and slope_needs_preactivation(call))):
             assert input is not None and weight1 is not None
             preactivation = formulas.preactivation(input, weight1, bias1, True)
         grad_weight2 = grad_bias2 = grad_pre = None
         if grad is not None:
-            hidden = _hidden(call, preactivation).to(dtype) if needs[3] and preactivation is not None else None
+            hidden = hidden_of(call, preactivation).to(dtype) if needs[3] and preactivation is not None else None
             second_shapes = ((*grad.shape[:-1], shapes[3][1]), shapes[3], shapes[4])
             grad_activated, grad_weight2, grad_bias2 = formulas.gemm_backward(
                 formulas.computed(grad),
@@ -88,7 +89,7 @@ class FeedForwardProblem(Problem):
                 True,
             )
             if grad_activated is not None:
-                grad_pre = _grad_preactivation(call, grad_activated, preactivation)
+                grad_pre = grad_of_hidden(call, grad_activated, preactivation)
         if grad_hidden is not None:
             extra = formulas.computed(grad_hidden)
             grad_pre = extra if grad_pre is None else grad_pre + extra
@@ -115,7 +116,7 @@ class FeedForward(WithPreactivation):
     ) -> Tensors:
         need_input, need_weight1, need_bias1, need_weight2, _ = ctx.needs_input_grad[3:]
         need_first = need_input or need_weight1 or need_bias1
-        need_preactivation = need_weight2 or (need_first and _slope_needs_preactivation(call))
+        need_preactivation = need_weight2 or (need_first and slope_needs_preactivation(call))
         recompute = keep == RECOMPUTE and need_preactivation
         tensors = (input, weight1, bias1, weight2, bias2)
         out, preactivation = core.launch(call, tensors, (True, need_preactivation and not recompute))

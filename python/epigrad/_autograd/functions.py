@@ -38,10 +38,12 @@ Needs = tuple[bool, ...]
 
 
 def lies_transposed(weight: Tensor) -> bool:
-    """Whether a weight is a transposed matrix. Its gradient lies as it does, so backward gets the
-    weight, and not its shape alone.
+    """Whether a weight is a transposed matrix, or one for each group. Its gradient lies as it does,
+    so backward gets the weight, and not its shape alone.
     """
-    return weight.ndim == 2 and weight.stride() == (1, weight.shape[0])
+    if weight.ndim not in (2, 3) or weight.stride()[-2:] != (1, weight.shape[-2]):
+        return False
+    return weight.ndim == 2 or weight.stride(0) == weight.shape[1] * weight.shape[2]
 
 
 def forms_preactivation(activation: str | None, preactivation: object, output: object) -> bool:
@@ -169,7 +171,11 @@ class WithPreactivation(Fused):
 
     @staticmethod
     def backward(ctx: Any, grad_output: Tensor | None, grad_hidden: Tensor | None) -> tuple[Any, ...]:
-        needs = ctx.needs_input_grad[3:]
+        return WithPreactivation.gradients(ctx, ctx.needs_input_grad[3:], grad_output, grad_hidden)
+
+    @staticmethod
+    def gradients(ctx: Any, needs: Needs, grad_output: Tensor | None, grad_hidden: Tensor | None) -> tuple[Any, ...]:
+        """What `backward` returns, with these needs of the tensors that have gradients."""
         grads: Tensors = (None,) * len(needs)
         if grad_hidden is not None:
             grads = ctx.problem.formula(needs, grad_output, *ctx.saved_tensors, grad_hidden=grad_hidden)

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from torch.compiler import is_dynamo_compiling
 
 from epigrad import errors
-from epigrad.kinds import Activation, Gated, activation_of, arguments_of, gated_of
+from epigrad.kinds import Activation, Gated, activation_of, arguments_of, either_of, gated_of
 
 GATE_NAMES = ("second", "first", "odd", "even")
 """Where the gates are: the second half, the first, or every other one; in epigrad.h's order."""
@@ -74,11 +74,17 @@ def gated_call(op: str, kind: str | Gated, dim: int, gate: str, backend: str | N
     return Call(op, gated.name, arguments_of(gated), dim_index(op, dim), gate_place(op, gate), False, backend)
 
 
-_quick = {make: functools.lru_cache(maxsize=1024)(make) for make in (activation_call, gated_call)}
+def experts_call(op: str, kind: str | Activation | Gated, gate: str, backend: str | None) -> Call:
+    """The call of an operation with a gated kind or an activation that a caller means."""
+    found = either_of(op, kind)
+    return Call(op, found.name, arguments_of(found), 0, gate_place(op, gate), False, backend)
+
+
+_quick = {make: functools.lru_cache(maxsize=1024)(make) for make in (activation_call, gated_call, experts_call)}
 
 
 def call_of(make: Callable[..., Call], *arguments: Any) -> Call:
-    """`activation_call` or `gated_call`, which give one call for equal arguments."""
+    """`activation_call` or one like it, which give one call for equal arguments."""
     if is_dynamo_compiling():
         return make(*arguments)
     try:

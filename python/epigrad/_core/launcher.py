@@ -114,7 +114,7 @@ def _block_backward(call: Call, inputs: Tensors, needs: tuple[bool, ...]) -> Ten
 
 def layer_options(call: Call) -> dict[str, Any]:
     """`options_of` a product, a layer or a block, which may have a place of the gate."""
-    return options_of(call) | ({"gate": GATE_NAMES[call.gate]} if call.op.startswith("gated_mlp") else {})
+    return options_of(call) | ({"gate": GATE_NAMES[call.gate]} if call.op.startswith(("gated_mlp", "experts")) else {})
 
 
 def factor_of(call: Call) -> float | None:
@@ -145,6 +145,10 @@ _CALLS: dict[str, Callable[[Call, Tensors, tuple[bool, ...]], Tensors]] = {
     "gated_mlp": _layers,
     "mlp_backward": _block_backward,
     "gated_mlp_backward": _block_backward,
+    "grouped_linear": _layers,
+    "grouped_linear_backward": _block_backward,
+    "experts": _layers,
+    "experts_backward": _block_backward,
 }
 
 

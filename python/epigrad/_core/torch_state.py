@@ -89,6 +89,16 @@ def as_linear(*arguments: Any) -> tuple[Any, ...]:
     return tuple([_cast(value) if isinstance(value, Tensor) else value for value in arguments])
 
 
+def as_experts(input: Any, index: Any, scale: Any, *rest: Any) -> tuple[Any, ...]:
+    """The arguments of a mixture of experts as autocast gives them to layers. A scale in float32
+    stays as it is, since it may have that dtype beside any other.
+    """
+    cast_input, *cast = as_linear(input, *rest)
+    if isinstance(scale, Tensor) and scale.dtype != torch.float32:
+        (scale,) = as_linear(scale)
+    return (cast_input, index, scale, *cast)
+
+
 def as_input(input: Any, *rest: Any) -> tuple[Any, ...]:
     """The arguments of an activation whose parameters are tensors, under autocast: these get the
     input's dtype, which a product under autocast may have lowered. float64 stays as it is.

@@ -17,6 +17,7 @@ the two-layer blocks also return the preactivation, which has no elements where 
     learnable    activations whose parameters are tensors
     gated_linear the gated layer with two weights
     feedforward  the two-layer blocks
+    grouped      layers with a weight for each group of rows, and mixtures of experts
     shapes       shapes of results for tensors without data
     batching     what the rules of `torch.vmap` share
     sharding     the placements of DTensor that need no communication
@@ -33,7 +34,7 @@ from typing import Any
 
 import torch
 
-from epigrad.ops import activation, feedforward, gated, gated_linear, gemm, learnable, lerp
+from epigrad.ops import activation, feedforward, gated, gated_linear, gemm, grouped, learnable, lerp
 from epigrad.ops.import_hook import after_import
 from epigrad.ops.operator import Operator, call, register
 
@@ -47,6 +48,7 @@ OPERATORS: tuple[Operator, ...] = (
     *learnable.OPERATORS,
     *gated_linear.OPERATORS,
     *feedforward.OPERATORS,
+    *grouped.OPERATORS,
 )
 
 _LIBRARY = register(OPERATORS)

@@ -15,14 +15,14 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from epigrad._autograd.functions import Gradient, Problem
+from epigrad._autograd.functions import Gradient, Problem, lies_transposed
 from epigrad._core import call as calls
 from epigrad._core import loader
 from epigrad._core.call import Call
 from epigrad._core.checks import PLAIN
 from epigrad._core.launcher import COMPOSED, DISPATCHER, Launcher, Tensors, only, overload
 from epigrad._core.torch_state import transforms_active, unpack_dual
-from epigrad.kinds import Activation, Gated
+from epigrad.kinds import Activation, Gated, either_of
 from epigrad.ops import batching, shapes
 
 
@@ -68,9 +68,13 @@ class Bound(ABC):
         """Empty results of the real shapes; sizes may be symbols."""
         return self.returned(self.new_results())
 
+    def of_one_dtype(self) -> Tensors:
+        """The operands that have the dtype of the call."""
+        return self.tensors
+
     def inferred(self) -> shapes.Shapes:
         """The results' shapes, None where one is not wanted; the operands are validated."""
-        return shapes.inferred(self.call, self.tensors, self.needs, self.symbolic)
+        return shapes.inferred(self.call, self.tensors, self.of_one_dtype(), self.needs, self.symbolic)
 
     def new_results(self) -> Tensors:
         """Empty results, None where one is not wanted."""
@@ -111,27 +115,32 @@ class Gradients(Bound):
         return self.formula()
 
     def inferred(self) -> shapes.Shapes:
-        return shapes.inferred(self.call.backward, self.tensors, self.needs, self.symbolic)
+        return shapes.inferred(self.call.backward, self.tensors, self.of_one_dtype(), self.needs, self.symbolic)
+
+    def differentiated(self) -> Tensors:
+        """The operands that the results are the gradients of, in order."""
+        return self.tensors[1:]
 
     def fake(self) -> Any:
         results = self.new_results()
         if self.call.op in _WITH_WEIGHTS:
-            pairs = zip(results, (*self.tensors[1:], *(None,) * len(results)), range(len(results)), strict=False)
+            operands = (*self.differentiated(), *(None,) * len(results))
+            pairs = zip(results, operands, range(len(results)), strict=False)
             results = tuple([_as_weight(result, tensor, place) for result, tensor, place in pairs])
         return self.returned(results)
 
 
-_WITH_WEIGHTS = ("linear", "matmul_bias_activation", "gated_linear", "mlp", "gated_mlp")
+_WITH_WEIGHTS = ("linear", "matmul_bias_activation", "gated_linear", "mlp", "gated_mlp", "grouped_linear", "experts")
 
 
 def _as_weight(gradient: Tensor | None, weight: Tensor | None, place: int) -> Tensor | None:
-    """The gradient of a weight that is a transposed matrix, dense, in the weight's layout, in which
-    PyTorch keeps a parameter's gradient. cbridge/launch.c has the same rule.
+    """The gradient of a weight that is transposed, dense, in the weight's layout, in which PyTorch
+    keeps a parameter's gradient. cbridge/launch.c has the same rule.
     """
-    if gradient is None or weight is None or place == 0 or weight.ndim != 2 or min(weight.shape) < 2:
+    if gradient is None or weight is None or place == 0 or not lies_transposed(weight) or min(weight.shape[-2:]) < 2:
         return gradient
-    rows, columns = weight.shape
-    return gradient.new_empty((columns, rows)).t() if weight.stride() == (1, rows) else gradient
+    *groups, rows, columns = weight.shape
+    return gradient.new_empty((*groups, columns, rows)).mT
 
 
 @dataclass(frozen=True)
@@ -190,6 +199,12 @@ def gated_call(
 ) -> Call:
     """The core's call of an operator with a gated kind."""
     return calls.gated_call(op, Gated.of(op, kind, tuple(parameters)), dim, gate, backend)
+
+
+def experts_call(op: str, kind: str, parameters: Sequence[float], backend: str | None, gate: str) -> Call:
+    """The core's call of an operator with a gated kind or an activation."""
+    named = Gated if isinstance(either_of(op, kind), Gated) else Activation
+    return calls.experts_call(op, named.of(op, kind, tuple(parameters)), gate, backend)
 
 
 def plain(*tensors: Tensor | None) -> Tensors:

@@ -21,7 +21,11 @@ Shapes = tuple[Shape | None, ...]
 
 
 def inferred(
-    call: Call, tensors: Sequence[Tensor | None], needs: Sequence[bool], symbolic: Callable[[], Shapes]
+    call: Call,
+    tensors: Sequence[Tensor | None],
+    of_one_dtype: Sequence[Tensor | None],
+    needs: Sequence[bool],
+    symbolic: Callable[[], Shapes],
 ) -> Shapes:
     """The shapes of the outputs that `needs` asks for: validated by the core as real tensors are,
     or, where a size is a symbol, by `symbolic`.
@@ -32,7 +36,7 @@ def inferred(
         with _disable_current_modes():
             ghosts = tuple([None if t is None else _ghost(t) for t in tensors])
             return core.infer(_with_numbers(call), ghosts, tuple(needs))[0]
-    dtypes = [t.dtype for t in tensors if t is not None]
+    dtypes = [t.dtype for t in of_one_dtype if t is not None]
     for dtype in dtypes:
         if dtype != dtypes[0]:
             raise errors.DTypeError(f"{op}: {dtype} and {dtypes[0]}, want one dtype")

@@ -11,6 +11,8 @@ and calls the operator on local shards. Importing this module tells DTensor the 
                 nothing comes after it
     batch       operands sharded by a leading dimension: gradients of weights and biases are
                 partial sums
+    whole       of a mixture of experts nothing is sharded; expert parallelism gives each device
+                its own experts, as local tensors
 """
 
 from __future__ import annotations
@@ -361,6 +363,79 @@ def _gated_linear_backward(
     ]
 
 
+# Every device needs all rows of what has groups, since where these end depends on each row.
+
+
+def _grouped_ways() -> list[tuple[Any, ...]]:
+    """Placements of input, weight, bias, offsets, and of preactivation and output."""
+    return [tuple(_replicated(5)), (Replicate(), Shard(1), Shard(1), Replicate(), Shard(1))]
+
+
+def _grouped_linear(
+    input: Any,
+    weight: Any,
+    bias: Any,
+    offsets: Any,
+    activation: str | None = "none",
+    *,
+    save: str = "auto",
+    **options: Any,
+) -> list[Rule]:
+    keeps = activation not in (None, "none") and save != "recompute"
+    return [
+        ([out, out if keeps else Replicate()], [*_given(operands, (input, weight, bias, offsets)), None])
+        for *operands, out in _grouped_ways()
+    ]
+
+
+def _grouped_linear_backward(
+    grad_output: Any,
+    input: Any,
+    weight: Any,
+    bias: Any,
+    offsets: Any,
+    activation: str | None = "none",
+    preactivation: Any = None,
+    *,
+    needs: Sequence[bool] = (True, True, True),
+    **options: Any,
+) -> list[Rule]:
+    tensors = (input, weight, bias)
+    return [
+        (
+            _needed([Replicate() if out.is_replicate() else Partial(), *operands[1:3]], needs, tensors),
+            [out, *_given(operands, (*tensors, offsets)), None, *_given([out], (preactivation,))],
+        )
+        for *operands, out in _grouped_ways()
+    ]
+
+
+def _experts(*arguments: Any, **options: Any) -> list[Rule]:
+    tensors = arguments[:7]
+    return [(_replicated(2), [*_given(_replicated(7), tensors), None])]
+
+
+def _experts_backward(
+    grad_output: Any,
+    input: Any,
+    index: Any,
+    scale: Any,
+    weight_in: Any,
+    bias_in: Any,
+    weight_out: Any,
+    bias_out: Any,
+    kind: str = "swiglu",
+    preactivation: Any = None,
+    *,
+    needs: Sequence[bool] = (True,) * 6,
+    **options: Any,
+) -> list[Rule]:
+    layers = (weight_in, bias_in, weight_out, bias_out)
+    operands = _given(_replicated(8), (grad_output, input, index, scale, *layers))
+    grads = _needed(_replicated(6), needs, (input, scale, *layers))
+    return [(grads, [*operands, None, *_given([Replicate()], (preactivation,))])]
+
+
 _RULES: dict[str, Callable[..., list[Rule]]] = {
     "matmul_bias_activation": _gemm(False),
     "matmul_bias_activation_backward": _gemm_backward(False),
@@ -384,6 +459,10 @@ _RULES: dict[str, Callable[..., list[Rule]]] = {
     "mlp_backward": _block_backward(True),
     "gated_mlp": _block(False),
     "gated_mlp_backward": _block_backward(False),
+    "grouped_linear": _grouped_linear,
+    "grouped_linear_backward": _grouped_linear_backward,
+    "experts": _experts,
+    "experts_backward": _experts_backward,
 }
 
 for _operator in OPERATORS:

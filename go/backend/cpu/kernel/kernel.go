@@ -59,6 +59,13 @@ func (f Facts) On(engine string, vectorBytes int, math dtype.DType) Facts {
 	return f
 }
 
+// Of describes the same kernel, as one that has another compute.
+func (f Facts) Of(other backend.Kernel) Facts {
+	sku := other.Sku()
+	f.precision, f.sku.Arch, f.sku.VectorWidth = other.Precision(), sku.Arch, sku.VectorWidth
+	return f
+}
+
 // Step is one part of a kernel: a product, or a pass over the operands.
 type Step func(r *backend.Run) error
 

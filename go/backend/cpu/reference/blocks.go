@@ -2,6 +2,7 @@ package reference
 
 import (
 	"github.com/epigrad/epigrad/go/backend"
+	"github.com/epigrad/epigrad/go/backend/cpu/elements"
 	"github.com/epigrad/epigrad/go/backend/cpu/layout"
 	"github.com/epigrad/epigrad/go/backend/cpu/threads"
 )
@@ -38,13 +39,13 @@ func forEachBlock(w *layout.Walk, r *backend.Run, outputs int, compute compute) 
 			n := int(min(blockLength, end-first))
 			w.Pieces(&base, first, n, func(p *layout.Piece) {
 				for i := outputs; i < len(w.Views); i++ {
-					load(b[i][p.Start:p.Start+p.Length], p.At[i], w.InnerStride(i), w.DType)
+					elements.Load(b[i][p.Start:p.Start+p.Length], p.At[i], w.InnerStride(i), w.DType)
 				}
 			})
 			compute(n, &b)
 			w.Pieces(&base, first, n, func(p *layout.Piece) {
 				for i := range outputs {
-					store(p.At[i], w.InnerStride(i), b[i][p.Start:p.Start+p.Length], w.DType)
+					elements.Store(p.At[i], w.InnerStride(i), b[i][p.Start:p.Start+p.Length], w.DType)
 				}
 			})
 			first += int64(n)

@@ -4,6 +4,7 @@ import (
 	"unsafe"
 
 	"github.com/epigrad/epigrad/go/backend"
+	"github.com/epigrad/epigrad/go/backend/cpu/elements"
 	"github.com/epigrad/epigrad/go/backend/cpu/kernel"
 	"github.com/epigrad/epigrad/go/backend/cpu/layout"
 	"github.com/epigrad/epigrad/go/backend/lower"
@@ -12,7 +13,7 @@ import (
 
 // gemm is out = act(a b + bias) with accumulators of type T: bias and activation are applied to a
 // tile while it is in cache, to the unrounded sums.
-type gemm[T real] struct {
+type gemm[T elements.Real] struct {
 	kernel.Facts
 	product            *layout.Product
 	formula            portable.Make // nil for the identity
@@ -20,7 +21,7 @@ type gemm[T real] struct {
 	bias               *layout.Matrix
 }
 
-func newGemm[T real](p *backend.GemmEpilogue) (*gemm[T], error) {
+func newGemm[T elements.Real](p *backend.GemmEpilogue) (*gemm[T], error) {
 	formula, err := epilogueFormula(p.Formula)
 	if err != nil {
 		return nil, err
@@ -55,7 +56,7 @@ func (k *gemm[T]) Run(r *backend.Run) error {
 			var x, y [tileColumns]float64
 			for row := range t.rows {
 				line := t.line(row)
-				convert(x[:t.columns], line)
+				elements.Convert(x[:t.columns], line)
 				act.Values(y[:t.columns], x[:t.columns])
 				storeLine(k.out, r, t, row, y[:t.columns])
 			}
@@ -67,13 +68,13 @@ func (k *gemm[T]) Run(r *backend.Run) error {
 
 // addBias adds the bias to every row of a tile. A product of depth 0 is the bias itself, to the
 // sign of its zeros.
-func addBias[T real](bias *layout.Matrix, r *backend.Run, s *scratch[T], t *tile[T], depth int64) {
+func addBias[T elements.Real](bias *layout.Matrix, r *backend.Run, s *scratch[T], t *tile[T], depth int64) {
 	if bias == nil {
 		return
 	}
 	step, _ := bias.Columns.Uniform()
 	strip := s.strip[:t.columns]
-	load(strip, unsafe.Add(r.At(bias.View), t.column*step), step, bias.View.DType)
+	elements.Load(strip, unsafe.Add(r.At(bias.View), t.column*step), step, bias.View.DType)
 	for row := range t.rows {
 		line := t.line(row)
 		for i, x := range strip {
@@ -86,12 +87,12 @@ func addBias[T real](bias *layout.Matrix, r *backend.Run, s *scratch[T], t *tile
 	}
 }
 
-func storeLine[T, S real](m *layout.Matrix, r *backend.Run, t *tile[T], row int, values []S) {
+func storeLine[T, S elements.Real](m *layout.Matrix, r *backend.Run, t *tile[T], row int, values []S) {
 	p, step := m.Address(r, t.batch, t.row+int64(row), t.column)
-	store(p, step, values, m.View.DType)
+	elements.Store(p, step, values, m.View.DType)
 }
 
-func storeTile[T real](m *layout.Matrix, r *backend.Run, t *tile[T]) {
+func storeTile[T elements.Real](m *layout.Matrix, r *backend.Run, t *tile[T]) {
 	for row := range t.rows {
 		storeLine(m, r, t, row, t.line(row))
 	}

@@ -2,6 +2,7 @@ package reference
 
 import (
 	"github.com/epigrad/epigrad/go/backend"
+	"github.com/epigrad/epigrad/go/backend/cpu/elements"
 	"github.com/epigrad/epigrad/go/backend/cpu/kernel"
 	"github.com/epigrad/epigrad/go/backend/cpu/layout"
 	"github.com/epigrad/epigrad/go/backend/cpu/threads"
@@ -11,7 +12,7 @@ import (
 
 // gemmBackward runs a pass and products. The pass forms a preactivation that was not saved
 // itself, tile by tile.
-type gemmBackward[T real] struct {
+type gemmBackward[T elements.Real] struct {
 	kernel.Facts
 	pass    *lower.Pass   // nil where the products are all
 	formula portable.Make // nil for the identity: grad_preactivation is grad_output itself
@@ -33,7 +34,7 @@ type gradientProduct struct {
 	accumulates bool
 }
 
-func newGemmBackward[T real](p *backend.GemmEpilogueBackward) (*gemmBackward[T], error) {
+func newGemmBackward[T elements.Real](p *backend.GemmEpilogueBackward) (*gemmBackward[T], error) {
 	formula, err := epilogueFormula(p.Formula)
 	if err != nil {
 		return nil, err
@@ -76,19 +77,19 @@ func (k *gemmBackward[T]) Run(r *backend.Run) error {
 }
 
 // runGradient stores a product as a gradient.
-func runGradient[T real](g gradientProduct, r *backend.Run) error {
+func runGradient[T elements.Real](g gradientProduct, r *backend.Run) error {
 	return forEachTile(g.Product, r, func(s *scratch[T], t *tile[T]) {
 		for row := range t.rows {
 			line := t.line(row)
 			address, step := g.out.Address(r, t.batch, t.row+int64(row), t.column)
 			if g.accumulates && r.Accumulate {
 				old := s.strip[:t.columns]
-				load(old, address, step, g.DType)
+				elements.Load(old, address, step, g.DType)
 				for i, x := range old {
 					line[i] += x
 				}
 			}
-			store(address, step, line, g.DType)
+			elements.Store(address, step, line, g.DType)
 		}
 	})
 }
@@ -135,12 +136,12 @@ func (k *gemmBackward[T]) runGradPreactivation(r *backend.Run) error {
 		all.result(total[:columns])
 		address, step := k.gradBias.Address(r, nil, 0, column)
 		if r.Accumulate {
-			load(old[:columns], address, step, k.pass.GradBias.DType)
+			elements.Load(old[:columns], address, step, k.pass.GradBias.DType)
 			for i := range columns {
 				total[i] += old[i]
 			}
 		}
-		store(address, step, total[:columns], k.pass.GradBias.DType)
+		elements.Store(address, step, total[:columns], k.pass.GradBias.DType)
 	})
 }
 
@@ -156,17 +157,17 @@ func (k *gemmBackward[T]) gradientTile(r *backend.Run, s *scratch[T], t *tile[T]
 	n := t.columns
 	for row := range t.rows {
 		address, step := k.gradOutput.Address(r, t.batch, t.row+int64(row), t.column)
-		load(g[:n], address, step, dt)
+		elements.Load(g[:n], address, step, dt)
 		switch {
 		case act == nil:
 			copy(gradient[:n], g[:n])
 		case k.recompute != nil:
-			convert(x[:n], t.line(row))
-			roundTo(x[:n], dt) // as a saved preactivation is, so that both ways give the same bits
+			elements.Convert(x[:n], t.line(row))
+			elements.Round(x[:n], dt) // as a saved preactivation is, so that both ways give the same bits
 			act.Gradients(gradient[:n], g[:n], x[:n])
 		default:
 			address, step := k.saved.Address(r, t.batch, t.row+int64(row), t.column)
-			load(x[:n], address, step, dt)
+			elements.Load(x[:n], address, step, dt)
 			if k.pass.FromOutput {
 				act.GradientsFromOutput(gradient[:n], g[:n], x[:n])
 			} else {

@@ -9,6 +9,7 @@ import (
 	"gonum.org/v1/gonum/blas/gonum"
 
 	"github.com/epigrad/epigrad/go/backend"
+	"github.com/epigrad/epigrad/go/backend/cpu/elements"
 	"github.com/epigrad/epigrad/go/backend/cpu/layout"
 	"github.com/epigrad/epigrad/go/backend/cpu/threads"
 	"github.com/epigrad/epigrad/go/dtype"
@@ -45,7 +46,7 @@ func routine(accumulator dtype.DType) string {
 // multiply adds left rightᵀ to acc (row stride tileColumns). The form with a transposed right
 // operand is gonum's only one that multiplies by every zero, so that 0 * inf is NaN as it should
 // be.
-func multiply[T real](m, n, k int, left, right []T, ld int, acc []T) {
+func multiply[T elements.Real](m, n, k int, left, right []T, ld int, acc []T) {
 	if unsafe.Sizeof(T(0)) == 8 {
 		gonum.Implementation{}.Dgemm(blas.NoTrans, blas.Trans, m, n, k, 1, as[float64](left), ld, as[float64](right), ld, 1, as[float64](acc), tileColumns)
 		return
@@ -54,17 +55,17 @@ func multiply[T real](m, n, k int, left, right []T, ld int, acc []T) {
 }
 
 // as returns a slice under the type that T is known to be.
-func as[To, T real](s []T) []To { return *(*[]To)(unsafe.Pointer(&s)) }
+func as[To, T elements.Real](s []T) []To { return *(*[]To)(unsafe.Pointer(&s)) }
 
 // scratch is what one goroutine needs for tiles of accumulator type T. The packed operands start on
 // a page and their rows on 64 bytes: gonum's dot product treats the head of a misaligned row apart,
 // and results must not depend on where buffers happen to lie.
-type scratch[T real] struct {
+type scratch[T elements.Real] struct {
 	left, right, acc, strip []T
 	index                   []int64
 }
 
-func newScratch[T real](batchRank int) *scratch[T] {
+func newScratch[T elements.Real](batchRank int) *scratch[T] {
 	buffer := make([]T, (tileRows+tileColumns)*packedDepth+tileRows*tileColumns+strips*tileColumns)
 	cut := func(n int) (part []T) {
 		part, buffer = buffer[:n], buffer[n:]
@@ -77,14 +78,14 @@ func newScratch[T real](batchRank int) *scratch[T] {
 }
 
 // pool hands out scratch, which is large, so that calls do not allocate it anew.
-type pool[T real] struct {
+type pool[T elements.Real] struct {
 	free      *sync.Pool
 	batchRank int
 }
 
 var freeFloat32, freeFloat64 sync.Pool
 
-func newPool[T real](batchRank int) pool[T] {
+func newPool[T elements.Real](batchRank int) pool[T] {
 	free := &freeFloat32
 	if unsafe.Sizeof(T(0)) == 8 {
 		free = &freeFloat64
@@ -103,7 +104,7 @@ func (p *pool[T]) get() *scratch[T] {
 func (p *pool[T]) put(s *scratch[T]) { p.free.Put(s) }
 
 // tile is a rectangle of a result, its values in acc with row stride tileColumns.
-type tile[T real] struct {
+type tile[T elements.Real] struct {
 	batch         []int64
 	row, column   int64
 	rows, columns int
@@ -138,7 +139,7 @@ func (g *grid) columnTiles() int { return int((g.columns + tileColumns - 1) / ti
 func (g *grid) panels() int { return int(tensor.Elements(g.batch)) * g.rowTiles() }
 
 // place sets a tile's position: the panel is batch item x row tile, in that order.
-func place[T real](g *grid, s *scratch[T], panel, columnTile int) tile[T] {
+func place[T elements.Real](g *grid, s *scratch[T], panel, columnTile int) tile[T] {
 	t := tile[T]{
 		batch: s.index[:len(g.batch)],
 		row:   int64(panel%g.rowTiles()) * g.tileRows, column: int64(columnTile) * tileColumns, acc: s.acc,
@@ -155,7 +156,7 @@ func gridOf(p *layout.Product) grid {
 }
 
 // forEachTile computes the result tile by tile and hands each to sink.
-func forEachTile[T real](p *layout.Product, r *backend.Run, sink func(s *scratch[T], t *tile[T])) error {
+func forEachTile[T elements.Real](p *layout.Product, r *backend.Run, sink func(s *scratch[T], t *tile[T])) error {
 	g := gridOf(p)
 	panels, columnTiles := g.panels(), g.columnTiles()
 	pool := newPool[T](len(p.Kept) + len(p.Summed))
@@ -169,7 +170,7 @@ func forEachTile[T real](p *layout.Product, r *backend.Run, sink func(s *scratch
 }
 
 // computeTile forms one tile of the result in its accumulators.
-func computeTile[T real](p *layout.Product, r *backend.Run, s *scratch[T], t *tile[T]) {
+func computeTile[T elements.Real](p *layout.Product, r *backend.Run, s *scratch[T], t *tile[T]) {
 	clear(t.acc[:t.rows*tileColumns])
 	if p.Depth() == 0 {
 		return // the operands have no elements, hence no addresses
@@ -190,7 +191,7 @@ func computeTile[T real](p *layout.Product, r *backend.Run, s *scratch[T], t *ti
 
 // pack copies rows x columns of a matrix, from (row, column) on, to dst with row stride ld,
 // converting on the way. It walks memory along the axis with the shorter step.
-func pack[T real](dst []T, ld int, base unsafe.Pointer, m *layout.Matrix, row int64, rows int, column int64, columns int, dt dtype.DType, strip []T) {
+func pack[T elements.Real](dst []T, ld int, base unsafe.Pointer, m *layout.Matrix, row int64, rows int, column int64, columns int, dt dtype.DType, strip []T) {
 	rowStep, evenRows := m.Rows.Uniform()
 	columnStep, evenColumns := m.Columns.Uniform()
 	alongRows := evenRows && (!evenColumns || magnitude(rowStep) < magnitude(columnStep))
@@ -202,7 +203,7 @@ func pack[T real](dst []T, ld int, base unsafe.Pointer, m *layout.Matrix, row in
 			count := min(strips, columns-first)
 			for c := range count {
 				from := unsafe.Add(base, m.Columns.Offset(column+int64(first+c))+row*rowStep)
-				load(strip[c*tileColumns:c*tileColumns+rows], from, rowStep, dt)
+				elements.Load(strip[c*tileColumns:c*tileColumns+rows], from, rowStep, dt)
 			}
 			for i := range rows {
 				line := dst[i*ld+first : i*ld+first+count]
@@ -214,13 +215,13 @@ func pack[T real](dst []T, ld int, base unsafe.Pointer, m *layout.Matrix, row in
 	case evenColumns:
 		for i := range rows {
 			from := unsafe.Add(base, m.Rows.Offset(row+int64(i))+column*columnStep)
-			load(dst[i*ld:i*ld+columns], from, columnStep, dt)
+			elements.Load(dst[i*ld:i*ld+columns], from, columnStep, dt)
 		}
 	default:
 		for i := range rows {
 			for c := range columns {
 				from := unsafe.Add(base, m.Rows.Offset(row+int64(i))+m.Columns.Offset(column+int64(c)))
-				load(dst[i*ld+c:i*ld+c+1], from, dt.Size(), dt)
+				elements.Load(dst[i*ld+c:i*ld+c+1], from, dt.Size(), dt)
 			}
 		}
 	}

@@ -5,6 +5,7 @@ import (
 	"unsafe"
 
 	"github.com/epigrad/epigrad/go/backend"
+	"github.com/epigrad/epigrad/go/backend/cpu/elements"
 	"github.com/epigrad/epigrad/go/backend/cpu/layout"
 	"github.com/epigrad/epigrad/go/backend/cpu/threads"
 	"github.com/epigrad/epigrad/go/tensor"
@@ -146,12 +147,12 @@ func (q *reduction) run(r *backend.Run) error {
 			sums := total[p.Start : p.Start+p.Length]
 			if r.Accumulate {
 				var old block
-				load(old[:p.Length], p.At[0], q.kept.InnerStride(0), q.kept.DType)
+				elements.Load(old[:p.Length], p.At[0], q.kept.InnerStride(0), q.kept.DType)
 				for i := range sums {
 					sums[i] += old[i]
 				}
 			}
-			store(p.At[0], q.kept.InnerStride(0), sums, q.kept.DType)
+			elements.Store(p.At[0], q.kept.InnerStride(0), sums, q.kept.DType)
 		})
 	})
 }
@@ -165,7 +166,7 @@ func (q *reduction) sumRun(p *layout.Piece, from, to int64, term compute, total 
 		n := int(min(blockLength, to-from))
 		q.summed.Pieces(&at, from, n, func(run *layout.Piece) {
 			for i := range q.summed.Views {
-				load(b[i+1][run.Start:run.Start+run.Length], run.At[i], q.summed.InnerStride(i), q.summed.DType)
+				elements.Load(b[i+1][run.Start:run.Start+run.Length], run.At[i], q.summed.InnerStride(i), q.summed.DType)
 			}
 		})
 		term(n, &b)
@@ -187,7 +188,7 @@ func (q *reduction) sumRows(p *layout.Piece, from, to int64, term compute, total
 			for row := range int64(run.Length) {
 				for i := range q.summed.Views {
 					address := unsafe.Add(run.At[i], row*q.summed.InnerStride(i))
-					load(b[i+1][:p.Length], address, q.kept.InnerStride(i+1), q.summed.DType)
+					elements.Load(b[i+1][:p.Length], address, q.kept.InnerStride(i+1), q.summed.DType)
 				}
 				term(p.Length, &b)
 				total.add(b[0][:p.Length])

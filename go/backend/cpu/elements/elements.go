@@ -1,4 +1,6 @@
-package reference
+// Package elements moves elements between memory, in any dtype and with any stride, and slices of
+// numbers. It is no part of epigrad's API and may change in any release.
+package elements
 
 import (
 	"unsafe"
@@ -6,12 +8,12 @@ import (
 	"github.com/epigrad/epigrad/go/dtype"
 )
 
-// real is the type of numbers in registers: float64 in formulas, the accumulator's type in
+// Real is the type of numbers in registers: float64 in formulas, the accumulator's type in
 // products.
-type real interface{ float32 | float64 }
+type Real interface{ float32 | float64 }
 
-// load reads len(dst) elements, stride bytes apart, starting with p. Widening is exact.
-func load[T real](dst []T, p unsafe.Pointer, stride int64, dt dtype.DType) {
+// Load reads len(dst) elements, stride bytes apart, starting with p. Widening is exact.
+func Load[T Real](dst []T, p unsafe.Pointer, stride int64, dt dtype.DType) {
 	if isNative[T](dt) && stride == dt.Size() {
 		copy(dst, unsafe.Slice((*T)(p), len(dst)))
 		return
@@ -36,9 +38,9 @@ func load[T real](dst []T, p unsafe.Pointer, stride int64, dt dtype.DType) {
 	}
 }
 
-// store writes src to elements stride bytes apart, starting with p, each rounded once to nearest
+// Store writes src to elements stride bytes apart, starting with p, each rounded once to nearest
 // even.
-func store[T real](p unsafe.Pointer, stride int64, src []T, dt dtype.DType) {
+func Store[T Real](p unsafe.Pointer, stride int64, src []T, dt dtype.DType) {
 	if isNative[T](dt) && stride == dt.Size() {
 		copy(unsafe.Slice((*T)(p), len(src)), src)
 		return
@@ -64,19 +66,19 @@ func store[T real](p unsafe.Pointer, stride int64, src []T, dt dtype.DType) {
 }
 
 // isNative reports whether the dtype's storage form is T itself.
-func isNative[T real](dt dtype.DType) bool {
+func isNative[T Real](dt dtype.DType) bool {
 	return dt == dtype.Float32 && unsafe.Sizeof(T(0)) == 4 || dt == dtype.Float64 && unsafe.Sizeof(T(0)) == 8
 }
 
-// convert writes src, which is as long as dst, in another type.
-func convert[D, S real](dst []D, src []S) {
+// Convert writes src, which is as long as dst, in another type.
+func Convert[D, S Real](dst []D, src []S) {
 	for i := range dst {
 		dst[i] = D(src[i])
 	}
 }
 
-// roundTo rounds values to what a dtype can store.
-func roundTo(values []float64, dt dtype.DType) {
+// Round rounds values to what a dtype can store.
+func Round(values []float64, dt dtype.DType) {
 	switch dt {
 	case dtype.Float32:
 		for i, x := range values {

@@ -1,0 +1,147 @@
+package backend
+
+import "github.com/epigrad/epigrad/go/tensor"
+
+// Problems whose rows belong to groups, each of which has a weight of its own. Ends [e] are where
+// the groups' rows end: group e has the rows from Ends[e-1] on, and what lies behind the last group
+// is nobody's. It is not read, and not written unless a problem says so.
+//
+// Ends, Places and Index are data: a backend reads them when it runs, wherever they are, and does
+// not wait for a device to do so.
+
+// GroupEnds checks what a caller says of the groups, and gives their Ends. Offsets that fall, are
+// negative or exceed Rows are an error on the CPU; a device takes what is next to them and makes
+// sense.
+type GroupEnds struct {
+	Header
+	Offsets *tensor.View // [e], int32 or int64
+	Rows    int64
+	Ends    *tensor.View // [e], int32
+}
+
+// Route sorts the slots of [t, k] by the group that Index names, and within a group as they lie.
+// Places [t, k] is each slot's row, or -1 where Index names no group.
+type Route struct {
+	Header
+	Index        *tensor.View // [t, k], int64
+	Ends, Places *tensor.View // [e] and [t, k], int32
+}
+
+// ScatterRows copies each row of Input [t, n] to the places of its slots in Out [t k, n], and the
+// numbers of Scale [t, k] to Scales [t k], whose dtype is the accumulator's. Scale and Scales, or
+// Input and Out, may be nil.
+type ScatterRows struct {
+	Header
+	Input, Places, Scale *tensor.View
+	Out, Scales          *tensor.View
+}
+
+// CombineRows is out[t] = sum over j of scale[t, j] input[places[t, j]], in the order of j, in the
+// accumulator's dtype; slots without a place add nothing. Scale may be nil, which is ones.
+type CombineRows struct {
+	Header
+	Input, Places, Scale *tensor.View // [t k, n], [t, k], [t, k]
+	Out                  *tensor.View // [t, n]
+}
+
+// ScaleGradient is
+//
+//	grad_scale[t, j] = sums[places[t, j]] + <bias[index[t, j]], grad_output[t]>
+//
+// and 0 in slots without a place. Bias [e, n], and with it GradOutput [t, n], may be nil.
+type ScaleGradient struct {
+	Header
+	Sums, Places, Index *tensor.View // [t k] in the accumulator's dtype, [t, k], [t, k]
+	GradOutput, Bias    *tensor.View
+	GradScale           *tensor.View // [t, k]
+}
+
+// GroupedLayer is, for each row of group e,
+//
+//	pre = input weight[e]ᵀ + bias[e]
+//	out = act(pre), or value act(gate) of the halves of pre
+//
+// Input is [rows, k], Weight [e, n, k], Bias [e, n], Preactivation [rows, n], and Out [rows, n] or
+// [rows, n/2]. Halves gives the values and the gates of what has n columns; it is nil without a
+// gate. Bias, and one of Out and Preactivation, may be nil. With Rest, rows that are nobody's become
+// 0 in both.
+type GroupedLayer struct {
+	Header
+	Input, Weight, Bias, Ends *tensor.View
+	Out, Preactivation        *tensor.View
+	Halves                    func(v *tensor.View) (value, gate *tensor.View)
+	Rest                      bool
+}
+
+// GroupedHiddenBackward is the backward of a layer's input that was a hidden activation, whose
+// output's rows were scaled: for each row of group e
+//
+//	g         = grad_output weight[e]
+//	sum       = <hidden(pre), g>
+//	grad_pre  = (scale g) hidden'(pre)
+//	out       = scale hidden(pre)
+//
+// and GradBias[e] is the sum over the group's rows of grad_pre, before it is rounded; a run may add
+// to it. Shapes are as in GroupedLayer: GradOutput [rows, k], Weight [e, k, h], Preactivation [rows,
+// h] or [rows, 2h], and Scales and Sums [rows] in the accumulator's dtype. Results are nil where
+// they are not wanted.
+type GroupedHiddenBackward struct {
+	Header
+	GradOutput, Weight, Preactivation, Scales, Ends *tensor.View
+	GradPreactivation, Out, Sums, GradBias          *tensor.View
+	Halves                                          func(v *tensor.View) (value, gate *tensor.View)
+}
+
+// GroupedLayerBackward is the gradients of a GroupedLayer without a gate: for group e and its rows,
+// with g = grad_output act'(pre),
+//
+//	grad_input     = g weight[e]
+//	grad_weight[e] = gᵀ input
+//	grad_bias[e]   = the sum over the rows of scale g
+//
+// GradOutput and Preactivation are [rows, n], Input and GradInput [rows, k], Weight and GradWeight
+// [e, n, k], Bias and GradBias [e, n]. Preactivation is formed again where it is nil and needed.
+// Scales [rows], in the accumulator's dtype, may be nil, which is ones. A group without rows has
+// gradients 0. Runs that accumulate add to GradWeight and GradBias. With Rest, rows of GradInput
+// that are nobody's become 0.
+type GroupedLayerBackward struct {
+	Header
+	GradOutput, Input, Weight, Bias, Ends *tensor.View
+	Preactivation, Scales                 *tensor.View
+	GradInput, GradWeight, GradBias       *tensor.View
+	Rest                                  bool
+}
+
+// Views implements Problem.
+func (p *GroupEnds) Views() []*tensor.View { return present(p.Offsets, p.Ends) }
+
+// Views implements Problem.
+func (p *Route) Views() []*tensor.View { return present(p.Index, p.Ends, p.Places) }
+
+// Views implements Problem.
+func (p *ScatterRows) Views() []*tensor.View {
+	return present(p.Input, p.Places, p.Scale, p.Out, p.Scales)
+}
+
+// Views implements Problem.
+func (p *CombineRows) Views() []*tensor.View { return present(p.Input, p.Places, p.Scale, p.Out) }
+
+// Views implements Problem.
+func (p *ScaleGradient) Views() []*tensor.View {
+	return present(p.Sums, p.Places, p.Index, p.GradOutput, p.Bias, p.GradScale)
+}
+
+// Views implements Problem.
+func (p *GroupedLayer) Views() []*tensor.View {
+	return present(p.Input, p.Weight, p.Bias, p.Ends, p.Out, p.Preactivation)
+}
+
+// Views implements Problem.
+func (p *GroupedHiddenBackward) Views() []*tensor.View {
+	return present(p.GradOutput, p.Weight, p.Preactivation, p.Scales, p.Ends, p.GradPreactivation, p.Out, p.Sums, p.GradBias)
+}
+
+// Views implements Problem.
+func (p *GroupedLayerBackward) Views() []*tensor.View {
+	return present(p.GradOutput, p.Input, p.Weight, p.Bias, p.Ends, p.Preactivation, p.Scales, p.GradInput, p.GradWeight, p.GradBias)
+}

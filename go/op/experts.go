@@ -1,0 +1,263 @@
+package op
+
+import (
+	"slices"
+
+	"github.com/epigrad/epigrad/go/activation"
+	"github.com/epigrad/epigrad/go/backend"
+	"github.com/epigrad/epigrad/go/check"
+	"github.com/epigrad/epigrad/go/dtype"
+	"github.com/epigrad/epigrad/go/tensor"
+)
+
+// A mixture of experts has a feed-forward block for each of e experts, k of which see a token:
+//
+//	out[t] = sum over j of scale[t, j] (hidden weight_out[e]ᵀ + bias_out[e]),  e = index[t, j]
+//	hidden = act(preactivation), or value act(gate) of the halves of
+//	preactivation = input[t] weight_in[e]ᵀ + bias_in[e]
+//
+//	input [t, n],  index and scale [t, k],  weight_in [e, 2h, n] (without a gate [e, h, n]),
+//	bias_in [e, 2h],  weight_out [e, n, h],  bias_out [e, n],  out [t, n]
+//
+// The sum is formed in the order of j. An index that is no expert's selects nothing. The rows of
+// the preactivation, [t k, 2h], are sorted by expert, then by token, then by j; slots that select
+// nothing come last.
+//
+// Backward has the gradient of the scaled hidden activation without its output: with g =
+// grad_output[t] weight_out[e],
+//
+//	grad_scale[t, j]   = <hidden, g> + <bias_out[e], grad_output[t]>
+//	grad_preactivation = the gradient of hidden for (scale g)
+//	grad_weight_out[e] = grad_outputᵀ (scale hidden)  of the expert's rows
+//
+// and so on, as for a gated_mlp of each expert.
+var (
+	experts = operation{
+		Signature: Signature{"experts", expertsInputs, arguments("out", "preactivation")},
+		kinds:     eitherKinds, halves: true, multiplies: true,
+		shapes: func(c *Call) ([][]int64, error) {
+			m, err := mixtureOf(c, c.Inputs)
+			if err != nil {
+				return nil, err
+			}
+			return [][]int64{m.out, m.pre}, nil
+		},
+		problems: func(c *Call, h backend.Header, w *region) []backend.Problem {
+			m, _ := mixtureOf(c, c.Inputs) // which is valid
+			r := m.routed(h, w)
+			pre := c.output(1)
+			if c.output(0) == nil {
+				return slices.Concat(r.route(), r.form(pre, nil, w.view(m.rows())))
+			}
+			// What the second layer gives takes the place of what the first one read.
+			rows, hidden := w.view(m.rows()), w.view(m.hidden)
+			return slices.Concat(r.route(), r.form(pre, hidden, rows), []backend.Problem{
+				&backend.GroupedLayer{Header: plainly(h), Input: hidden, Weight: m.weightOut, Bias: m.biasOut, Ends: r.ends, Out: rows},
+				&backend.CombineRows{Header: h, Input: rows, Places: r.places, Scale: m.scale, Out: c.output(0)},
+			})
+		},
+	}
+	expertsBackward = operation{
+		Signature: Signature{
+			"experts_backward", slices.Concat(arguments("grad_output"), expertsInputs, arguments("preactivation?")), expertsGradients,
+		},
+		kinds: eitherKinds, halves: true, multiplies: true, accumulates: true,
+		shapes: func(c *Call) ([][]int64, error) {
+			m, err := mixtureOf(c, c.Inputs[1:])
+			if err != nil {
+				return nil, err
+			}
+			if err := check.Shape(c.Op, "grad_output", c.input(0).Shape, m.out, "the output's"); err != nil {
+				return nil, err
+			}
+			if pre := c.input(8); pre != nil {
+				if err := check.Shape(c.Op, "preactivation", pre.Shape, m.pre, "[t k, rows of weight_in]"); err != nil {
+					return nil, err
+				}
+			}
+			return shapesOf(m.input, m.scale, m.weightIn, m.biasIn, m.weightOut, m.biasOut), nil
+		},
+		problems: expertsBackwardProblems,
+	}
+)
+
+var (
+	expertsInputs = typed(check.Indices, typed(check.OrWider,
+		arguments("input", "index", "scale", "weight_in", "bias_in?", "weight_out", "bias_out?"), "scale"), "index")
+	expertsGradients = []Argument{
+		{Name: "grad_input"},
+		{Name: "grad_scale", Types: check.OrWider, Like: "scale"},
+		{Name: "grad_weight_in"},
+		{Name: "grad_bias_in"},
+		{Name: "grad_weight_out"},
+		{Name: "grad_bias_out"},
+	}
+)
+
+// mixture is a mixture's operands, and the shapes between them.
+type mixture struct {
+	input, index, scale, weightIn, biasIn, weightOut, biasOut *tensor.View
+	out, pre, hidden                                          []int64
+	halves                                                    func(v *tensor.View) (value, gate *tensor.View) // nil without a gate
+}
+
+// rows is the shape of what has a row for each slot, and the input's columns.
+func (m *mixture) rows() []int64 { return []int64{m.pre[0], m.input.Shape[1]} }
+
+// mixtureOf validates a call's operands; inputs begin with the mixture's own.
+func mixtureOf(c *Call, inputs []*tensor.View) (*mixture, error) {
+	op := c.Op
+	m := &mixture{at(inputs, 0), at(inputs, 1), at(inputs, 2), at(inputs, 3), at(inputs, 4), at(inputs, 5), at(inputs, 6), nil, nil, nil, nil}
+	if err := tokens(op, m.input); err != nil {
+		return nil, err
+	}
+	t, n := m.input.Shape[0], m.input.Shape[1]
+	if m.index.Rank() != 2 || m.index.Shape[0] != t {
+		return nil, check.Invalid(op, "index", "shape %s, want [t, k] with t = %d: the experts of each token", check.Sizes(m.index.Shape), t)
+	}
+	if err := check.Shape(op, "scale", m.scale.Shape, m.index.Shape, "the index's"); err != nil {
+		return nil, err
+	}
+	gated, rowsIn := isGated(c.Kind), "[e, h, n]"
+	if gated {
+		rowsIn = "[e, 2h, n]"
+	}
+	groups, columns, err := matrices(op, "weight_in", rowsIn, m.weightIn, n, "n")
+	if err != nil {
+		return nil, err
+	}
+	features := columns
+	if gated {
+		if columns%2 != 0 {
+			return nil, check.Invalid(op, "weight_in", "%d rows, want [e, 2h, n]: those of values and of gates", columns)
+		}
+		features = columns / 2
+		place := c.Gate
+		m.halves = func(v *tensor.View) (value, gate *tensor.View) { return columnHalves(v, place) }
+	} else if c.Gate != GateSecond {
+		return nil, check.Invalid(op, "gate", "%q, but %s has no gate", gateNames[c.Gate], c.Kind)
+	}
+	if err := vectors(op, "bias_in", m.biasIn, groups, columns, "[e, rows of weight_in]"); err != nil {
+		return nil, err
+	}
+	if err := check.Shape(op, "weight_out", m.weightOut.Shape, []int64{groups, n, features}, "[e, n, h]"); err != nil {
+		return nil, err
+	}
+	if err := vectors(op, "bias_out", m.biasOut, groups, n, "[e, n]"); err != nil {
+		return nil, err
+	}
+	// without elements the product of the sizes may be beyond 64 bits
+	if err := exists(op, "index", m.index, m.index.Shape); err != nil {
+		return nil, err
+	}
+	slots := tensor.Elements(m.index.Shape)
+	if err := countable(op, "index", slots); err != nil {
+		return nil, err
+	}
+	m.out, m.pre, m.hidden = []int64{t, n}, []int64{slots, columns}, []int64{slots, features}
+	if err := exists(op, "preactivation", m.input, m.pre); err != nil {
+		return nil, err
+	}
+	return m, exists(op, "the rows of all slots", m.input, m.rows())
+}
+
+// isGated tells whether a kind is a gated one, and no activation.
+func isGated(kind string) bool {
+	_, gated := activation.LookupGated(kind)
+	return gated
+}
+
+// plainly is a header of what has no activation.
+func plainly(h backend.Header) backend.Header {
+	h.Formula = "none"
+	return h
+}
+
+// routing is a mixture's rows: where each expert's end, and each slot's place.
+type routing struct {
+	*mixture
+	header       backend.Header
+	ends, places *tensor.View
+}
+
+func (m *mixture) routed(h backend.Header, w *region) *routing {
+	return &routing{m, h, w.typed(dtype.Int32, m.weightIn.Shape[:1]), w.typed(dtype.Int32, m.index.Shape)}
+}
+
+func (r *routing) route() []backend.Problem {
+	return []backend.Problem{&backend.Route{Header: r.header, Index: r.index, Ends: r.ends, Places: r.places}}
+}
+
+// form makes the preactivation or the hidden activation, by way of the input's rows.
+func (r *routing) form(pre, hidden, rows *tensor.View) []backend.Problem {
+	h := r.header
+	if hidden == nil {
+		h = plainly(h)
+	}
+	layer := &backend.GroupedLayer{
+		Header: h, Input: rows, Weight: r.weightIn, Bias: r.biasIn, Ends: r.ends, Out: hidden, Preactivation: pre,
+		Rest: pre != nil, // a result has the same bits in every run
+	}
+	if hidden != nil {
+		layer.Halves = r.halves
+	}
+	return []backend.Problem{&backend.ScatterRows{Header: r.header, Input: r.input, Places: r.places, Out: rows}, layer}
+}
+
+// expertsBackwardProblems are in an order in which one tensor has the rows of all slots in turns:
+// of grad_output, of the gradient to the input, and of the input.
+func expertsBackwardProblems(c *Call, h backend.Header, w *region) []backend.Problem {
+	m, _ := mixtureOf(c, c.Inputs[1:]) // which is valid
+	r := m.routed(h, w)
+	grad, pre := c.input(0), c.input(8)
+	gradInput, gradScale, gradWeightIn, gradBiasIn, gradWeightOut, gradBiasOut := c.output(0), c.output(1), c.output(2), c.output(3), c.output(4), c.output(5)
+	problems, rows := r.route(), w.view(m.rows())
+	add := func(p ...backend.Problem) { problems = append(problems, p...) }
+	first := gradInput != nil || gradWeightIn != nil || gradBiasIn != nil
+	through := first || gradScale != nil || gradWeightOut != nil
+	if pre == nil && through {
+		pre = w.view(m.pre)
+		add(r.form(pre, nil, rows)...)
+	}
+	scales := w.typed(h.DType.Accumulator(), m.pre[:1])
+	add(&backend.ScatterRows{Header: h, Input: grad, Places: r.places, Scale: m.scale, Out: rows, Scales: scales})
+	var gradPre, hidden, sums *tensor.View
+	if through {
+		hiddenBackward := &backend.GroupedHiddenBackward{
+			Header: h, GradOutput: rows, Weight: m.weightOut, Preactivation: pre, Scales: scales, Ends: r.ends, GradBias: gradBiasIn, Halves: m.halves,
+		}
+		if gradInput != nil || gradWeightIn != nil {
+			gradPre = w.view(m.pre)
+		}
+		if gradWeightOut != nil {
+			hidden = w.view(m.hidden)
+		}
+		if gradScale != nil {
+			sums = w.typed(h.DType.Accumulator(), m.pre[:1])
+		}
+		hiddenBackward.GradPreactivation, hiddenBackward.Out, hiddenBackward.Sums = gradPre, hidden, sums
+		add(hiddenBackward)
+	}
+	if gradScale != nil {
+		scale := &backend.ScaleGradient{Header: h, Sums: sums, Places: r.places, Index: m.index, GradScale: gradScale}
+		if m.biasOut != nil {
+			scale.GradOutput, scale.Bias = grad, m.biasOut
+		}
+		add(scale)
+	}
+	if gradWeightOut != nil || gradBiasOut != nil {
+		add(&backend.GroupedLayerBackward{
+			Header: plainly(h), GradOutput: rows, Input: hidden, Weight: m.weightOut, Ends: r.ends, Scales: scales,
+			GradWeight: gradWeightOut, GradBias: gradBiasOut,
+		})
+	}
+	if gradInput != nil {
+		add(&backend.GroupedLayerBackward{Header: plainly(h), GradOutput: gradPre, Weight: m.weightIn, Ends: r.ends, GradInput: rows},
+			&backend.CombineRows{Header: h, Input: rows, Places: r.places, Out: gradInput})
+	}
+	if gradWeightIn != nil {
+		add(&backend.ScatterRows{Header: h, Input: m.input, Places: r.places, Out: rows},
+			&backend.GroupedLayerBackward{Header: plainly(h), GradOutput: gradPre, Input: rows, Weight: m.weightIn, Ends: r.ends, GradWeight: gradWeightIn})
+	}
+	return problems
+}

@@ -1,0 +1,165 @@
+package op
+
+import (
+	"math"
+	"slices"
+
+	"github.com/epigrad/epigrad/go/backend"
+	"github.com/epigrad/epigrad/go/check"
+	"github.com/epigrad/epigrad/go/dtype"
+	"github.com/epigrad/epigrad/go/tensor"
+)
+
+// A grouped linear layer has a weight for each group of its input's rows:
+//
+//	preactivation[t] = input[t] weight[e]ᵀ + bias[e]  of the rows t of group e
+//	out[t]           = act(preactivation[t])
+//
+//	input [t, k],  weight [e, n, k],  bias [e, n],  offsets [e],  out [t, n]
+//
+// Group e has the rows from offsets[e-1] to offsets[e]. Rows from the last offset on have output 0
+// and gradient 0, and are not read. A group without rows has gradients 0.
+//
+//	grad_preactivation = grad_output act'(preactivation)
+//	grad_input[t]      = grad_preactivation[t] weight[e]
+//	grad_weight[e]     = grad_preactivationᵀ input  of the group's rows
+//	grad_bias[e]       = the sum of grad_preactivation over them
+var (
+	groupedLinear = operation{
+		Signature: Signature{"grouped_linear", groupedInputs, arguments("out", "preactivation")},
+		kinds:     activations, multiplies: true,
+		shapes: func(c *Call) ([][]int64, error) {
+			out, err := groupedShape(c.Op, c.Inputs)
+			return [][]int64{out, out}, err
+		},
+		problems: func(c *Call, h backend.Header, w *region) []backend.Problem {
+			ends := w.typed(dtype.Int32, c.input(3).Shape)
+			return []backend.Problem{
+				&backend.GroupEnds{Header: h, Offsets: c.input(3), Rows: c.input(0).Shape[0], Ends: ends},
+				&backend.GroupedLayer{
+					Header: h, Input: c.input(0), Weight: c.input(1), Bias: c.input(2), Ends: ends,
+					Out: c.output(0), Preactivation: c.output(1), Rest: true,
+				},
+			}
+		},
+	}
+	groupedLinearBackward = operation{
+		Signature: Signature{
+			"grouped_linear_backward", slices.Concat(arguments("grad_output"), groupedInputs, arguments("preactivation?")),
+			arguments("grad_input", "grad_weight", "grad_bias"),
+		},
+		kinds: activations, multiplies: true, accumulates: true,
+		shapes: func(c *Call) ([][]int64, error) {
+			out, err := groupedShape(c.Op, c.Inputs[1:])
+			if err != nil {
+				return nil, err
+			}
+			if err := check.Shape(c.Op, "grad_output", c.input(0).Shape, out, "the output's"); err != nil {
+				return nil, err
+			}
+			if pre := c.input(5); pre != nil {
+				if err := check.Shape(c.Op, "preactivation", pre.Shape, out, "the output's"); err != nil {
+					return nil, err
+				}
+			}
+			return shapesOf(c.input(1), c.input(2), c.input(3)), nil
+		},
+		problems: func(c *Call, h backend.Header, w *region) []backend.Problem {
+			ends := w.typed(dtype.Int32, c.input(4).Shape)
+			return []backend.Problem{
+				&backend.GroupEnds{Header: h, Offsets: c.input(4), Rows: c.input(1).Shape[0], Ends: ends},
+				&backend.GroupedLayerBackward{
+					Header: h, GradOutput: c.input(0), Input: c.input(1), Weight: c.input(2), Bias: c.input(3), Ends: ends,
+					Preactivation: c.input(5), GradInput: c.output(0), GradWeight: c.output(1), GradBias: c.output(2), Rest: true,
+				},
+			}
+		},
+	}
+)
+
+var groupedInputs = typed(check.Offsets, arguments("input", "weight", "bias?", "offsets"), "offsets")
+
+// typed gives the arguments of some names other dtypes than the call's.
+func typed(types check.Types, list []Argument, names ...string) []Argument {
+	for i := range list {
+		if slices.Contains(names, list[i].Name) {
+			list[i].Types = types
+		}
+	}
+	return list
+}
+
+// shapesOf are those of tensors, nil for one that is not there.
+func shapesOf(views ...*tensor.View) [][]int64 {
+	shapes := make([][]int64, len(views))
+	for i, v := range views {
+		if v != nil {
+			shapes[i] = v.Shape
+		}
+	}
+	return shapes
+}
+
+// groupedShape is a layer's output. inputs begin with the layer's own.
+func groupedShape(op string, inputs []*tensor.View) ([]int64, error) {
+	input, weight, bias, offsets := at(inputs, 0), at(inputs, 1), at(inputs, 2), at(inputs, 3)
+	if err := tokens(op, input); err != nil {
+		return nil, err
+	}
+	groups, n, err := matrices(op, "weight", "[e, n, k]", weight, input.Shape[1], "k")
+	if err != nil {
+		return nil, err
+	}
+	if err := vectors(op, "bias", bias, groups, n, "[e, n]"); err != nil {
+		return nil, err
+	}
+	if err := check.Shape(op, "offsets", offsets.Shape, []int64{groups}, "[e]"); err != nil {
+		return nil, err
+	}
+	out := []int64{input.Shape[0], n}
+	return out, exists(op, "out", input, out)
+}
+
+// tokens asks for a matrix with a row for each token.
+func tokens(op string, input *tensor.View) error {
+	if input.Rank() != 2 {
+		return check.Invalid(op, "input", "shape %s, want [t, k]: a row for each token", check.Sizes(input.Shape))
+	}
+	return countable(op, "input", input.Shape[0])
+}
+
+// countable asks for rows that an int32 can count.
+func countable(op, argument string, rows int64) error {
+	if rows > math.MaxInt32 {
+		return check.Invalid(op, argument, "%d rows, want at most %d", rows, math.MaxInt32)
+	}
+	return nil
+}
+
+// matrices asks for a matrix for each group, whose last size is known by a name, and returns how
+// many there are and their rows.
+func matrices(op, argument, form string, weight *tensor.View, columns int64, name string) (groups, rows int64, err error) {
+	if weight.Rank() != 3 {
+		return 0, 0, check.Invalid(op, argument, "shape %s, want %s: a matrix for each group", check.Sizes(weight.Shape), form)
+	}
+	if got := weight.Shape[2]; got != columns {
+		return 0, 0, check.Invalid(op, argument, "shape %s, want %s with %s = %d", check.Sizes(weight.Shape), form, name, columns)
+	}
+	return weight.Shape[0], weight.Shape[1], countable(op, argument, weight.Shape[0])
+}
+
+// vectors asks for a vector for each group, if there are any.
+func vectors(op, argument string, bias *tensor.View, groups, n int64, form string) error {
+	if bias == nil {
+		return nil
+	}
+	return check.Shape(op, argument, bias.Shape, []int64{groups, n}, form)
+}
+
+// exists asks for a shape that a tensor like another can have.
+func exists(op, argument string, like *tensor.View, shape []int64) error {
+	if _, err := tensor.New(nil, 0, like.DType, like.Device, shape, nil, 0); err != nil {
+		return check.Wrap(op, argument, err)
+	}
+	return nil
+}

@@ -8,9 +8,9 @@
 /* What a framework does for a call. `self` is its own. */
 typedef struct {
   void *self;
-  /* Makes a tensor on the device of the call's first input and with the dtype of input `like`, fills
-   * t, which is valid as long as the tensor, and returns the tensor; or NULL, and remembers by
-   * itself what went wrong. */
+  /* Makes a tensor on the device of the call's first input and with the dtype of input `like`,
+   * fills t, which is valid as long as the tensor, and returns the tensor; or NULL, and remembers
+   * by itself what went wrong. */
   void *(*make)(void *self, int like, const int64_t *sizes, const int64_t *strides, int32_t rank, DLTensor *t);
   void (*drop)(void *self, void *tensor);
   /* Around Go; both may be NULL. `leave` lets go of what other threads of the framework's wait for,

@@ -42,21 +42,25 @@
  *                                                                   grad_weight_out grad_bias_out
  *
  * kind is an activation, of which NULL is "none", for gated_* a gated kind, and for experts either
- * one; epg_kinds lists both. Shapes follow PyTorch: matmul's for matmul_*, [..., k] and [n, k] for linear, broadcasting
- * for lerp. grad_bias of gated_activation_backward is grad_input summed over all dimensions but
- * dim, before it is rounded; those of activation_backward and gated_product_backward over all but
- * the last. activation_backward's out is act(input), and its grad_input may be grad_output.
- * prelu's weight has one element, or one for each index of the input's second dimension. xielu's
- * alphas have one element. gated_linear is gated_product of two linear layers; its preactivation
- * has value and gate side by side. mlp is two linear layers, gated_mlp has gated_activation between
- * them. dtypes: float32, float64, bfloat16, float16, one per call.
+ * one; epg_kinds lists both. Shapes follow PyTorch: matmul's for matmul_*, [..., k] and [n, k] for
+ * linear, broadcasting for lerp. grad_bias of gated_activation_backward is grad_input summed over
+ * all dimensions but dim, before it is rounded; those of activation_backward and
+ * gated_product_backward over all but the last. activation_backward's out is act(input), and its
+ * grad_input may be grad_output. prelu's weight has one element, or one for each index of the
+ * input's second dimension. xielu's alphas have one element. gated_linear is gated_product of two
+ * linear layers; its preactivation has value and gate side by side. mlp is two linear layers,
+ * gated_mlp has gated_activation between them. dtypes: float32, float64, bfloat16, float16, one per
+ * call.
  *
  * grouped_linear is a linear layer with a weight for each group of rows: input [t, k], weight
- * [e, n, k], bias [e, n], and offsets [e], int32 or int64, where each group's rows end. experts is a
- * mlp or gated_mlp of each expert: input [t, n], index [t, k], int64, scale [t, k], weight_in [e, 2h,
- * n] (for an activation [e, h, n]), weight_out [e, n, h], biases of their rows. scale may be float32
- * beside half types. The preactivation is [t k, 2h], its rows sorted by expert, token and j; those
- * of an index that is no expert's come last.
+ * [e, n, k], bias [e, n], and offsets [e], int32 or int64, where each group's rows end. experts is
+ * a mlp or gated_mlp of each expert: input [t, n], index [t, k], int64, scale [t, k], weight_in
+ * [e, 2h, n] (for an activation [e, h, n]), weight_out [e, n, h], biases of their rows. scale may
+ * be float32 beside half types. The preactivation is [t k, 2h], its rows sorted by expert, token
+ * and j; those of an index that is no expert's come last.
+ *
+ * Beside half types the gradients of weights and biases may be float32: what was summed is then
+ * stored, or added, without being rounded.
  *
  * A process that has called epigrad cannot use it in a child made by fork() without exec: every
  * function then returns EPG_BACKEND_UNAVAILABLE.
@@ -97,8 +101,8 @@ enum {
 /* epg_call.flags. A bit that is none of these is EPG_INVALID_PROBLEM. So is a flag, a kind, a
  * parameter, a dim or a gate that the operation does not have. */
 enum {
-  /* *_backward of matmul, linear, gated_linear, mlp, gated_mlp, grouped_linear and experts: add into
-   * the weight and bias gradients */
+  /* *_backward of matmul, linear, gated_linear, mlp, gated_mlp, grouped_linear and experts: add
+   * into the weight and bias gradients */
   EPG_ACCUMULATE = 1,
   /* the same operations, and forward: CUDA may compute float32 products in TF32 */
   EPG_ALLOW_TF32 = 2,
@@ -107,7 +111,8 @@ enum {
 };
 
 /* epg_call.gate: where the gates are, along dim of gated_activation's input, or among the rows of
- * the weight_in of gated_mlp and experts: the second half, the first, or every other one, from place 1 or 0 on. */
+ * the weight_in of gated_mlp and experts: the second half, the first, or every other one, from
+ * place 1 or 0 on. */
 enum { EPG_GATE_SECOND = 0, EPG_GATE_FIRST = 1, EPG_GATE_ODD = 2, EPG_GATE_EVEN = 3 };
 
 /* The most dimensions of a tensor, and the most tensors of a call. */

@@ -321,8 +321,9 @@ static int32_t run(const row *r, torch_value *stack) {
   int32_t status = read_arguments(r, stack, &a, wanted);
   if (!status) {
     torch_tensor *operands[MAX_INPUTS];
+    /* of an optional one it is no tensor, and nobody asks for that */
     for (int i = 0, n = 0; i < r->arguments; i++)
-      if (r->roles[i] == OPERAND) operands[n++] = pointer(stack[i]); /* an optional one's is its pair's address */
+      if (r->roles[i] == OPERAND) operands[n++] = pointer(stack[i]);
     const epg_framework torch = {.self = operands, .make = make_tensor, .drop = drop_tensor};
     status = read_surroundings(&a);
     if (!status) status = epg_launch(&a, wanted, r->results, &torch, tensors);

@@ -52,7 +52,7 @@ func (a *Info) Kernel(values []float64) (name string, numbers []float64) {
 // the values of all its parameters:
 //
 //	situ   gate_cap, value_cap
-//	other  limit, limit_after, offset, and those of the gate's formula
+//	other  limit, limit_after, offset, and those of the gate's formula; of silu that of swish
 //
 // A limit that is none is NaN, with which every comparison is false. An offset that is none is -0:
 // a sum with it is the other term, also where that is -0.
@@ -69,12 +69,14 @@ func (g *GatedInfo) Kernel(values []float64) (name string, numbers []float64) {
 			numbers[i] = math.Copysign(0, -1)
 		}
 	}
-	// With the defaults of what a kind has besides, its row's activation computes the gate.
+	// With the defaults of what a kind has besides, its row's activation computes the gate: by
+	// fewer numbers, but a kernel may have none of its own for it.
 	own := g.Parameters[len(limits):]
+	numbers = append(numbers, g.kernel.of(values)...)
 	if name == "" || len(own) > 0 && AreDefaults(own, values[len(limits):]) {
 		return g.Activation, numbers
 	}
-	return name, append(numbers, g.kernel.of(values)...)
+	return name, numbers
 }
 
 // Kernels lists the formulas that activations are computed by, in the table's order.

@@ -63,8 +63,8 @@ type ScaleGradient struct {
 //
 // Input is [rows, k], Weight [e, n, k], Bias [e, n], Preactivation [rows, n], and Out [rows, n] or
 // [rows, n/2]. Halves gives the values and the gates of what has n columns; it is nil without a
-// gate. Bias, and one of Out and Preactivation, may be nil. With Rest, rows that are nobody's become
-// 0 in both.
+// gate. Bias, and one of Out and Preactivation, may be nil. With Rest, rows that are nobody's
+// become 0 in both.
 type GroupedLayer struct {
 	Header
 	Input, Weight, Bias, Ends *tensor.View
@@ -82,9 +82,9 @@ type GroupedLayer struct {
 //	out       = scale hidden(pre)
 //
 // and GradBias[e] is the sum over the group's rows of grad_pre, before it is rounded; a run may add
-// to it. Shapes are as in GroupedLayer: GradOutput [rows, k], Weight [e, k, h], Preactivation [rows,
-// h] or [rows, 2h], and Scales and Sums [rows] in the accumulator's dtype. Results are nil where
-// they are not wanted.
+// to it. Shapes are as in GroupedLayer: GradOutput [rows, k], Weight [e, k, h], Preactivation
+// [rows, h] or [rows, 2h], and Scales and Sums [rows] in the accumulator's dtype. Results are nil
+// where they are not wanted.
 type GroupedHiddenBackward struct {
 	Header
 	GradOutput, Weight, Preactivation, Scales, Ends *tensor.View

@@ -23,7 +23,7 @@ var activationForward = operation{
 // summed, before it is rounded, over all dimensions but the last. grad_input may be grad_output.
 var activationBackward = operation{
 	Signature: Signature{"activation_backward", arguments("grad_output", "input"), []Argument{
-		{Name: "grad_input", Replaces: "grad_output"}, {Name: "out"}, {Name: "grad_bias"},
+		{Name: "grad_input", Replaces: "grad_output"}, {Name: "out"}, {Name: "grad_bias", Types: check.OrWider},
 	}},
 	kinds: activations,
 	shapes: func(c *Call) ([][]int64, error) {
@@ -75,7 +75,7 @@ var (
 		},
 	}
 	gatedActivationBackward = operation{
-		Signature: Signature{"gated_activation_backward", arguments("grad_output", "input"), arguments("grad_input", "grad_bias")},
+		Signature: Signature{"gated_activation_backward", arguments("grad_output", "input"), gradients("grad_input", "grad_bias")},
 		kinds:     gatedKinds,
 		halves:    true,
 		splits:    true,
@@ -122,7 +122,7 @@ var (
 	}
 	gatedProductBackward = operation{
 		Signature: Signature{
-			"gated_product_backward", arguments("grad_output", "value", "gate"), arguments("grad_value", "grad_gate", "grad_bias_value", "grad_bias_gate"),
+			"gated_product_backward", arguments("grad_output", "value", "gate"), gradients("grad_value", "grad_gate", "grad_bias_value", "grad_bias_gate"),
 		},
 		kinds: gatedKinds,
 		shapes: func(c *Call) ([][]int64, error) {

@@ -84,21 +84,19 @@ var (
 var (
 	expertsInputs = typed(check.Indices, typed(check.OrWider,
 		arguments("input", "index", "scale", "weight_in", "bias_in?", "weight_out", "bias_out?"), "scale"), "index")
-	expertsGradients = []Argument{
-		{Name: "grad_input"},
-		{Name: "grad_scale", Types: check.OrWider, Like: "scale"},
-		{Name: "grad_weight_in"},
-		{Name: "grad_bias_in"},
-		{Name: "grad_weight_out"},
-		{Name: "grad_bias_out"},
-	}
+	expertsGradients = slices.Concat(
+		[]Argument{{Name: "grad_input"}, {Name: "grad_scale", Types: check.OrWider, Like: "scale"}},
+		gradients("grad_weight_in", "grad_bias_in", "grad_weight_out", "grad_bias_out"),
+	)
 )
 
 // mixture is a mixture's operands, and the shapes between them.
 type mixture struct {
 	input, index, scale, weightIn, biasIn, weightOut, biasOut *tensor.View
-	out, pre, hidden                                          []int64
-	halves                                                    func(v *tensor.View) (value, gate *tensor.View) // nil without a gate
+
+	out, pre, hidden []int64
+	// halves is nil without a gate
+	halves func(v *tensor.View) (value, gate *tensor.View)
 }
 
 // rows is the shape of what has a row for each slot, and the input's columns.
@@ -204,8 +202,25 @@ func (r *routing) form(pre, hidden, rows *tensor.View) []backend.Problem {
 	return []backend.Problem{&backend.ScatterRows{Header: r.header, Input: r.input, Places: r.places, Out: rows}, layer}
 }
 
+// within is a contiguous tensor in the memory of an output that is written later; nil where that is
+// not there, has gaps, or is too small.
+func within(output *tensor.View, dt dtype.DType, shape []int64) *tensor.View {
+	if output == nil {
+		return nil
+	}
+	low, high, err := output.Extent()
+	bytes := output.Numel() * output.DType.Size()
+	if err != nil || low != 0 || high != bytes || tensor.Elements(shape)*dt.Size() > bytes {
+		return nil
+	}
+	return &tensor.View{
+		Operand: output.Operand, DType: dt, Device: output.Device, Offset: output.Offset, Shape: shape, Strides: tensor.ContiguousStrides(shape),
+	}
+}
+
 // expertsBackwardProblems are in an order in which one tensor has the rows of all slots in turns:
-// of grad_output, of the gradient to the input, and of the input.
+// of grad_output, of the gradient to the input, and of the input. The gradient of weight_in, which
+// comes last, has the hidden activation in its memory until then.
 func expertsBackwardProblems(c *Call, h backend.Header, w *region) []backend.Problem {
 	m, _ := mixtureOf(c, c.Inputs[1:]) // which is valid
 	r := m.routed(h, w)
@@ -230,7 +245,9 @@ func expertsBackwardProblems(c *Call, h backend.Header, w *region) []backend.Pro
 			gradPre = w.view(m.pre)
 		}
 		if gradWeightOut != nil {
-			hidden = w.view(m.hidden)
+			if hidden = within(gradWeightIn, h.DType, m.hidden); hidden == nil || c.Accumulate {
+				hidden = w.view(m.hidden)
+			}
 		}
 		if gradScale != nil {
 			sums = w.typed(h.DType.Accumulator(), m.pre[:1])

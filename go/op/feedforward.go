@@ -60,12 +60,12 @@ func (s blockSpelling) forward() operation {
 func (s blockSpelling) backward() operation {
 	name := s.op + "_backward"
 	inputs := append(append(arguments("grad_output"), s.inputs()...), arguments("preactivation?")...)
-	outputs := make([]Argument, len(s.names))
+	names := make([]string, len(s.names))
 	for i, argument := range s.names {
-		outputs[i] = Argument{Name: "grad_" + argument}
+		names[i] = "grad_" + argument
 	}
 	return operation{
-		Signature: Signature{name, inputs, outputs},
+		Signature: Signature{name, inputs, gradients(names...)},
 		kinds:     s.kinds, halves: s.gated, multiplies: true, accumulates: true,
 		shapes: func(c *Call) ([][]int64, error) {
 			b, err := s.resolve(name, c.Inputs[1:])

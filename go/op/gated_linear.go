@@ -61,7 +61,7 @@ var (
 		Signature: Signature{
 			"gated_linear_backward",
 			slices.Concat(arguments("grad_output"), gatedLinearInputs, arguments("preactivation?")),
-			arguments("grad_input", "grad_weight_value", "grad_weight_gate", "grad_bias_value", "grad_bias_gate"),
+			gradients("grad_input", "grad_weight_value", "grad_weight_gate", "grad_bias_value", "grad_bias_gate"),
 		},
 		kinds: gatedKinds, multiplies: true, accumulates: true,
 		shapes: func(c *Call) ([][]int64, error) {

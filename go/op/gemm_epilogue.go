@@ -60,7 +60,7 @@ func (s gemmSpelling) backward() operation {
 	name := s.op + "_backward"
 	inputs := arguments("grad_output", s.a, s.b, "bias?", "preactivation?", "output?")
 	return operation{
-		Signature:   Signature{name, inputs, arguments("grad_"+s.a, "grad_"+s.b, "grad_bias")},
+		Signature:   Signature{name, inputs, gradients("grad_"+s.a, "grad_"+s.b, "grad_bias")},
 		kinds:       activations,
 		multiplies:  true,
 		accumulates: true,

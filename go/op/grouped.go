@@ -46,7 +46,7 @@ var (
 	groupedLinearBackward = operation{
 		Signature: Signature{
 			"grouped_linear_backward", slices.Concat(arguments("grad_output"), groupedInputs, arguments("preactivation?")),
-			arguments("grad_input", "grad_weight", "grad_bias"),
+			gradients("grad_input", "grad_weight", "grad_bias"),
 		},
 		kinds: activations, multiplies: true, accumulates: true,
 		shapes: func(c *Call) ([][]int64, error) {

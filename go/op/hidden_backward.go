@@ -12,7 +12,7 @@ import (
 // activation, and what comes of it (backend.HiddenBackward).
 var hiddenBackward = operation{
 	Signature: Signature{
-		"hidden_backward", arguments("grad_output", "weight", "preactivation"), arguments("grad_preactivation", "out", "grad_bias"),
+		"hidden_backward", arguments("grad_output", "weight", "preactivation"), gradients("grad_preactivation", "out", "grad_bias"),
 	},
 	kinds: activations, multiplies: true, accumulates: true,
 	shapes: func(c *Call) ([][]int64, error) {

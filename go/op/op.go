@@ -129,8 +129,8 @@ type operation struct {
 	// steps are the calls of other operations that such a call is made of, in order (steps.go). An
 	// operation with both is made of steps where the backend has no kernel for the problem.
 	steps func(c *Call, dt dtype.DType, device tensor.Device) []Call
-	// problems are what such a call is made of where there are no operations for its parts: problems
-	// over the call's tensors, and others of a region, in order.
+	// problems are what such a call is made of where there are no operations for its parts, in
+	// order. They are over the call's tensors, and others of a region.
 	problems func(c *Call, h backend.Header, w *region) []backend.Problem
 }
 
@@ -198,6 +198,18 @@ func arguments(names ...string) []Argument {
 	for i, name := range names {
 		bare := strings.TrimSuffix(name, "?")
 		list[i] = Argument{Name: bare, Optional: bare != name}
+	}
+	return list
+}
+
+// gradients names a backward's outputs. Those of weights and biases may be float32 where the call
+// has a half type: what was summed in float32 is then not rounded.
+func gradients(names ...string) []Argument {
+	list := arguments(names...)
+	for i, name := range names {
+		if name == "grad_b" || strings.HasPrefix(name, "grad_weight") || strings.HasPrefix(name, "grad_bias") {
+			list[i].Types = check.OrWider
+		}
 	}
 	return list
 }

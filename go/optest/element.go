@@ -17,6 +17,10 @@ func Put(dt dtype.DType, p unsafe.Pointer, x float64) {
 		*(*uint16)(p) = dtype.Float64ToBFloat16(x)
 	case dtype.Float16:
 		*(*uint16)(p) = dtype.Float64ToFloat16(x)
+	case dtype.Int32:
+		*(*int32)(p) = int32(x)
+	case dtype.Int64:
+		*(*int64)(p) = int64(x)
 	}
 }
 
@@ -29,6 +33,10 @@ func Get(dt dtype.DType, p unsafe.Pointer) float64 {
 		return float64(dtype.BFloat16ToFloat32(*(*uint16)(p)))
 	case dtype.Float16:
 		return float64(dtype.Float16ToFloat32(*(*uint16)(p)))
+	case dtype.Int32:
+		return float64(*(*int32)(p))
+	case dtype.Int64:
+		return float64(*(*int64)(p))
 	default:
 		return *(*float64)(p)
 	}

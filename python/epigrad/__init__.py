@@ -26,6 +26,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from epigrad import backward, errors, forward, integrations, nn, plan, webgpu
+from epigrad._autograd.main_grad import accumulate_main_grad
 from epigrad._core.selection import BackendInfo, backends, tuning, use_backend
 from epigrad.functional import (
     activation,
@@ -48,6 +49,7 @@ __all__ = [
     "Activation",
     "BackendInfo",
     "Gated",
+    "accumulate_main_grad",
     "activation",
     "backends",
     "backward",

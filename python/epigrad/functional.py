@@ -20,6 +20,7 @@ from epigrad._autograd.feedforward import BLOCK_ARGUMENTS, FeedForward
 from epigrad._autograd.formulas import LEARNABLE
 from epigrad._autograd.gated_linear import GatedLinear
 from epigrad._autograd.grouped import EXPERTS_ARGUMENTS, Experts, GroupedLinear
+from epigrad._autograd.main_grad import any_switched, refuse_tracing, sinks_of
 from epigrad._core import loader, selection
 from epigrad._core.call import Call, activation_call, call_of, experts_call, gated_call
 from epigrad._core.checks import check_save, finite, lerp_weight, overridden, require_tensors
@@ -703,7 +704,7 @@ def _traced(
     Dynamo checks each name that it has met again at each call, so there are few here.
     """
     row = _row(op, kind) if isinstance(kind, str) else None
-    if row is None or save not in (None, "auto", "preactivation", "recompute"):
+    if row is None or any_switched() or save not in (None, "auto", "preactivation", "recompute"):
         return None
     name, parameters, biases = row
     records = False
@@ -756,15 +757,19 @@ def _layers(
 ) -> Tensor:
     """What layers give."""
     if records is None:
+        refuse_tracing(call.op, tensors)
         require_tensors(call.op, **dict(zip(_ARGUMENTS[call.op], tensors, strict=True)))
         saved = _save(call.op, save, tensors)
         out: Tensor = ops.call(call.op, *tensors, call.kind, save=saved, **layer_options(call))[0]
         return out
     keep = function.kept(call, save)
+    given = tensors
     if any_autocast():
         tensors = as_experts(*tensors) if call.op == "experts" else as_linear(*tensors)
     if records:
         result: Tensor = function.record(loader.core(), call, keep, *tensors)[0]
+        if (sinks := sinks_of(call, given)) is not None:
+            result.grad_fn.sinks = sinks  # type: ignore[union-attr]  # the function's ctx
         return result
     computed, _ = loader.core().launch(call, tensors, (True, False))
     assert computed is not None

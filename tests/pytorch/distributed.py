@@ -296,7 +296,49 @@ def refused(op: str, mesh: DeviceMesh, device: str) -> None:
     torch.testing.assert_close(parallelize_module(model, mesh, plan)(x), alone(x))
 
 
-CHECKS = {"DDP": ddp, "FSDP2": fsdp2, "TP": tensor_parallel, "refused": refused}
+def float32_gradients(op: str, mesh: DeviceMesh, device: str) -> None:
+    """Gradients in float32 of a model in bfloat16, by grad_dtype; main_grad is refused."""
+    if op != "mlp" or not hasattr(torch.Tensor, "grad_dtype"):
+        return
+    # FSDP2 calls its own hook first, which gathers the parameters.
+    model, alone, x = network(op, device, torch.bfloat16)
+    fully_shard(model, mesh=mesh, mp_policy=MixedPrecisionPolicy(reduce_dtype=torch.float32))
+
+    def ask(module: nn.Module, inputs: Any) -> None:
+        for parameter in module.parameters():
+            if parameter.is_leaf and parameter.dtype == torch.bfloat16 and not isinstance(parameter, DTensor):
+                parameter.grad_dtype = torch.float32
+
+    model.register_forward_pre_hook(ask)
+    loss(model, piece(x)).backward()
+    loss(alone, x).backward()
+    assert_same_training(model, alone, rtol=2e-2, atol=2e-3)
+    model, _, _ = network(op, device, torch.bfloat16)
+    for parameter in model.parameters():
+        parameter.main_grad = torch.zeros_like(parameter, dtype=torch.float32)
+    handle = epigrad.accumulate_main_grad(model)
+    with pytest.raises(errors.UnsupportedError, match="under DistributedDataParallel"):
+        DistributedDataParallel(model)(piece(x))
+    fully_shard(model, mesh=mesh)
+    with pytest.raises(errors.UnsupportedError, match="a sharded parameter"):
+        epigrad.accumulate_main_grad(model)
+    with pytest.raises(errors.UnsupportedError, match="the module has other parameters"):
+        model(piece(x))
+    handle.remove()
+    # DDP's buckets have the parameters' dtype, so the sum is the loop's own.
+    model, alone, x = network(op, device, torch.bfloat16)
+    for parameter in model.parameters():
+        parameter.grad_dtype = torch.float32
+    loss(model, piece(x)).backward()
+    for parameter in model.parameters():
+        assert parameter.grad is not None and parameter.grad.dtype == torch.float32
+        dist.all_reduce(parameter.grad)
+        parameter.grad /= dist.get_world_size()
+    loss(alone, x).backward()
+    assert_same_training(model, alone, rtol=2e-2, atol=2e-3)
+
+
+CHECKS = {"DDP": ddp, "FSDP2": fsdp2, "TP": tensor_parallel, "refused": refused, "float32 gradients": float32_gradients}
 
 
 def main(rank: int, world: int, port: int, device: str) -> None:

@@ -193,6 +193,7 @@ GROUPED_SHAPES: dict[str, tuple[int, int, int, tuple[int, ...]]] = {
     "all_rows": (9, 7, 3, (2, 9)),
     "one_group": (6, 5, 4, (6,)),
     "past_tiles": (150, 67, 131, (1, 140, 140, 149)),
+    "by_boxes": (60, 24, 40, (3, 3, 30, 59)),
     "no_rows": (0, 3, 4, (0, 0)),
     "nobody": (4, 3, 5, (0, 0, 0)),
 }
@@ -203,6 +204,7 @@ EXPERTS_SHAPES: dict[str, tuple[int, int, int, int, int]] = {
     "one": (1, 1, 1, 1, 1),
     "many": (40, 9, 7, 11, 3),
     "past_tiles": (70, 67, 66, 3, 2),
+    "by_boxes": (40, 24, 16, 3, 2),
     "no_tokens": (0, 3, 2, 3, 2),
     "no_slots": (4, 3, 2, 3, 0),
     "no_hidden": (5, 3, 0, 2, 2),

@@ -177,6 +177,8 @@ def _first_layer(
         draw((groups, columns), generator),
     )
     if case.kinks:
-        assert shape[-1] % 2, "an odd number of features keeps the preactivation from zero"
-        return [torch.where(x < 0, -1.0, 1.0), torch.where(weight < 0, -1.0, 1.0), 2 * bias.round()]
+        x = torch.where(x < 0, -1.0, 1.0)
+        if shape[-1] % 2 == 0:
+            x[:, -1:] = 0.0  # an odd number of signs is never zero
+        return [x, torch.where(weight < 0, -1.0, 1.0), 2 * bias.round()]
     return [x, weight, bias]

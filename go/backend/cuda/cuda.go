@@ -123,10 +123,30 @@ func (b *builder) plan(p backend.Problem) error {
 		return b.gemmEpilogue(p)
 	case *backend.GemmEpilogueBackward:
 		return b.gemmEpilogueBackward(p)
+	case *backend.GroupEnds:
+		return b.groupEnds(p)
+	case *backend.Route:
+		return b.route(p)
+	case *backend.ScatterRows:
+		return b.scatterRows(p)
+	case *backend.CombineRows:
+		return b.combineRows(p)
+	case *backend.ScaleGradient:
+		return b.scaleGradient(p)
+	case *backend.GroupedLayer:
+		return b.groupedLayer(p)
+	case *backend.GroupedLayerBackward:
+		return b.groupedLayerBackward(p)
+	case *backend.GroupedHiddenBackward:
+		return b.groupedHiddenBackward(p)
 	default:
 		return noKernel(p)
 	}
 }
+
+// ClampsOffsets says that groups' offsets which fall, or are no rows, are taken for what is next to
+// them.
+func (*Backend) ClampsOffsets() bool { return true }
 
 // ordinal is the index of the device that a problem's tensors are on.
 func ordinal(p backend.Problem) int {

@@ -49,13 +49,15 @@ typedef struct {
   int64_t offset;
 } epg_pointer;
 
-/* A matrix that a kernel copies by boxes: a CUtensorMap in its parameters, encoded for each run. */
+/* A tensor that a kernel copies by boxes: a CUtensorMap in its parameters, encoded for each run.
+ * The innermost dimension comes first, and is contiguous. */
+enum { EPG_MAP_RANK = 4 };
 typedef struct {
-  epg_pointer pointer;    /* at: the map's place */
-  int32_t type;           /* CUtensorMapDataType */
-  uint64_t rows, columns; /* columns are contiguous */
-  uint64_t stride;        /* of rows, in bytes */
-  uint32_t box[2];        /* rows and columns of a box */
+  epg_pointer pointer; /* at: the map's place */
+  int32_t type, rank;  /* type: CUtensorMapDataType */
+  uint64_t sizes[EPG_MAP_RANK];
+  uint64_t strides[EPG_MAP_RANK - 1]; /* in bytes, from the second dimension on */
+  uint32_t box[EPG_MAP_RANK];
 } epg_tensor_map;
 
 typedef struct {
@@ -98,12 +100,12 @@ typedef struct {
 
 /* What a product is made of. */
 typedef struct {
-  int32_t dtype, compute, scale; /* cudaDataType_t, cublasComputeType_t */
+  int32_t dtype, result, compute, scale; /* cudaDataType_t, result: D's; cublasComputeType_t */
   int32_t transpose[2];
   uint64_t rows[EPG_MATRICES], columns[EPG_MATRICES];
   int64_t leading[EPG_MATRICES], batch_stride[EPG_MATRICES];
   int32_t batch, has_bias, reduction_mask, tune; /* tune: time the candidates */
-  uint32_t element;                              /* bytes */
+  uint32_t element, result_element;              /* bytes */
   uint64_t most_workspace;
   const epg_algorithm *known; /* a choice made before, or NULL */
 } epg_matmul_problem;
@@ -139,7 +141,7 @@ typedef struct {
 } epg_cuda_program;
 
 /* What candidates are timed with. */
-enum { EPG_MOST_CANDIDATES = 8, EPG_BENCH_BUFFERS = 16 };
+enum { EPG_MOST_CANDIDATES = 8, EPG_BENCH_BUFFERS = 18 };
 typedef struct {
   void *stream, *start, *end; /* two events */
   uint64_t owned[EPG_BENCH_BUFFERS];

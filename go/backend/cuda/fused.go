@@ -20,7 +20,7 @@ type onePass struct {
 
 // onePassOf tells whether one kernel can do a product with a bias and an activation, and how.
 func (b *builder) onePassOf(whole *lower.Product) (o onePass, ok bool) {
-	if mapTypes[b.dt] == 0 || b.blasAlone || !b.device.boxes {
+	if b.dt.Size() != 2 || b.blasAlone || !b.device.boxes {
 		return o, false
 	}
 	p := *whole
@@ -78,10 +78,15 @@ func (b *builder) either(boxed, otherwise func() error) error {
 	if b.way == separated {
 		return otherwise()
 	}
+	first := b.scratch // both have the same memory
 	if err := b.unless(notBoxable, boxed); err != nil {
 		return err
 	}
-	return b.unless(boxable, otherwise)
+	used := b.scratch
+	b.scratch = first
+	err := b.unless(boxable, otherwise)
+	b.scratch = max(b.scratch, used)
+	return err
 }
 
 // onePass adds a product with its bias and its activation in one kernel.

@@ -68,8 +68,9 @@ func (b *builder) preactivation(p *backend.GemmEpilogue, pre *tensor.View) error
 // gemmEpilogueBackward adds the steps of a backward, or one launch for a small problem. The steps
 // that need memory share one region, so the pass is in place.
 func (b *builder) gemmEpilogueBackward(p *backend.GemmEpilogueBackward) error {
-	// one launch adds to grad_b alone
-	if s, ok := b.smallOf(p.BatchRank, p.GradOutput, p.A); ok && !p.AddsA {
+	// one launch adds to grad_b alone, and writes the dtype of the problem
+	isFloat := b.isFloat(p.GradB) || b.isFloat(p.GradBias)
+	if s, ok := b.smallOf(p.BatchRank, p.GradOutput, p.A); ok && !p.AddsA && !isFloat {
 		return b.smallBackward(s, p)
 	}
 	var region *tensor.View

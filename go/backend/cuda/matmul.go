@@ -28,7 +28,7 @@ type matmul struct {
 	matrices    [lower.Operands]matrix
 	batch       lower.Dim // size 1 without one
 	accumulates bool
-	dt          dtype.DType
+	dt, result  dtype.DType // of the operands, and of what is written
 	tf32        bool
 }
 
@@ -198,7 +198,7 @@ func (b *builder) stageInput(p *lower.Product, operand int, rows, columns []lowe
 func (b *builder) enqueue(p *lower.Product, tf32 bool) {
 	tf32 = tf32 && b.dt == dtype.Float32
 	b.tf32 = b.tf32 || tf32
-	single := matmul{batch: lower.Dim{Size: 1}, accumulates: p.Accumulates, dt: b.dt, tf32: tf32}
+	single := matmul{batch: lower.Dim{Size: 1}, accumulates: p.Accumulates, dt: b.dt, result: p.Views[lower.Out].DType, tf32: tf32}
 	single.matrices[lower.Left], _ = matrixOf(p.M, p.K, lower.Left)
 	single.matrices[lower.Right], _ = matrixOf(p.K, p.N, lower.Right)
 	single.matrices[lower.Out], _ = matrixOf(p.M, p.N, lower.Out)
@@ -289,7 +289,7 @@ func (p *matmul) compile(c *compiler, s *C.epg_step) error {
 		return status.Errorf(status.Internal, "cuda: cuBLASLt's names for %v are missing", p.dt)
 	}
 	problem := C.epg_matmul_problem{
-		dtype: types.storage, compute: types.compute, scale: types.scale, batch: C.int32_t(p.batch.Size), reduction_mask: reduceInCompute,
+		dtype: types.storage, result: blasTypes[p.result].storage, result_element: C.uint32_t(p.result.Size()), compute: types.compute, scale: types.scale, batch: C.int32_t(p.batch.Size), reduction_mask: reduceInCompute,
 		element: C.uint32_t(p.dt.Size()), most_workspace: mostBLASWorkspace,
 	}
 	if p.tf32 {
@@ -367,6 +367,6 @@ func (p *matmul) create(c *compiler, problem *C.epg_matmul_problem, m *C.epg_mat
 
 // tuningKey tells all that the fastest algorithm depends on.
 func (d *device) tuningKey(p *C.epg_matmul_problem) string {
-	return fmt.Sprintf("%s cublaslt %d: type %d compute %d bias %d transpose %v rows %v columns %v leading %v batch %d %v", d.name(),
-		int(C.epg_blas_version()), p.dtype, p.compute, p.has_bias, p.transpose, p.rows, p.columns, p.leading, p.batch, p.batch_stride)
+	return fmt.Sprintf("%s cublaslt %d: type %d %d compute %d bias %d transpose %v rows %v columns %v leading %v batch %d %v", d.name(),
+		int(C.epg_blas_version()), p.dtype, p.result, p.compute, p.has_bias, p.transpose, p.rows, p.columns, p.leading, p.batch, p.batch_stride)
 }

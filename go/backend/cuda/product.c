@@ -88,7 +88,7 @@ static int allocate(epg_bench *b, const epg_matmul_problem *p, epg_matmul_addres
   for (int i = 0; i < EPG_MATRICES; i++) {
     const uint64_t one = (uint64_t)p->leading[i] * (p->columns[i] - 1) + p->rows[i];
     const uint64_t all = one + (uint64_t)(p->batch - 1) * (uint64_t)p->batch_stride[i];
-    if (epg_bench_allocate(b, all * p->element, &at->matrices[i], failure)) return -1;
+    if (epg_bench_allocate(b, all * (i < 2 ? p->element : p->result_element), &at->matrices[i], failure)) return -1;
   }
   if (epg_bench_allocate(b, p->most_workspace, &at->scratch, failure)) return -1;
   return p->has_bias ? epg_bench_allocate(b, p->rows[2] * p->element, &at->bias, failure) : 0;
@@ -120,7 +120,8 @@ static int describe(const epg_device *d, const epg_matmul_problem *p, epg_matmul
   if (!status) status = epg_blas_library.cublasLtMatmulDescSetAttribute(m->desc, DESC_TRANSPOSE_B, &p->transpose[1], sizeof p->transpose[1]);
   if (!status) status = epg_blas_library.cublasLtMatmulDescSetAttribute(m->desc, DESC_EPILOGUE, &epilogue, sizeof epilogue);
   for (int i = 0; !status && i < EPG_MATRICES; i++) {
-    status = epg_blas_library.cublasLtMatrixLayoutCreate(&m->layouts[i], p->dtype, p->rows[i], p->columns[i], p->leading[i]);
+    const int32_t type = i < 2 ? p->dtype : p->result;
+    status = epg_blas_library.cublasLtMatrixLayoutCreate(&m->layouts[i], type, p->rows[i], p->columns[i], p->leading[i]);
     if (!status && p->batch > 1) {
       status = epg_blas_library.cublasLtMatrixLayoutSetAttribute(m->layouts[i], LAYOUT_BATCH_COUNT, &p->batch, sizeof p->batch);
       if (!status)

@@ -36,10 +36,9 @@ static int run_launch(const epg_step *s, const execution *run, epg_failure *fail
   for (uint32_t i = 0; i < l->num_maps; i++) {
     enum { NO_INTERLEAVE = 0, SWIZZLE_128B = 3, L2_PROMOTION_256B = 3, ZEROS = 0 };
     const epg_tensor_map *m = &l->maps[i];
-    const uint64_t sizes[] = {m->columns, m->rows}, strides[] = {m->stride};
-    const unsigned box[] = {m->box[1], m->box[0]}, steps[] = {1, 1};
-    DRIVER(cuTensorMapEncodeTiled, params + m->pointer.at, m->type, 2, (void *)(uintptr_t)address(&m->pointer, run), sizes, strides, box, steps, NO_INTERLEAVE,
-           SWIZZLE_128B, L2_PROMOTION_256B, ZEROS);
+    const unsigned steps[EPG_MAP_RANK] = {1, 1, 1, 1};
+    DRIVER(cuTensorMapEncodeTiled, params + m->pointer.at, m->type, (unsigned)m->rank, (void *)(uintptr_t)address(&m->pointer, run), m->sizes, m->strides,
+           m->box, steps, NO_INTERLEAVE, SWIZZLE_128B, L2_PROMOTION_256B, ZEROS);
   }
   void *kernel_params[] = {params};
   if (l->early) {

@@ -52,11 +52,11 @@ type launch struct {
 	maps       []tensorMap
 }
 
-// tensorMap is a matrix that a kernel copies by boxes, as its parameters have it.
+// tensorMap is a tensor that a kernel copies by boxes, as its parameters have it: the innermost
+// dimension comes first, and is contiguous. Strides are in elements, of the others.
 type tensorMap struct {
 	pointer
-	matrix  // whose columns are contiguous
-	boxRows int64
+	sizes, strides, box []int64
 }
 
 // pointer is an address in a launch's parameters.
@@ -195,8 +195,9 @@ func (k *kernel) Run(r *backend.Run) error {
 	return nil
 }
 
-// maxOperands is the most tensors of a call.
-const maxOperands = 9
+// maxOperands is the most tensors of a problem: a call's inputs and outputs, and a region behind
+// them.
+const maxOperands = 17
 
 // memory is what a program holds outside of Go.
 type memory struct {
@@ -264,7 +265,7 @@ func (b *builder) compile(p backend.Problem) (*kernel, error) {
 func (b *builder) hasVectors() bool {
 	some := false
 	for _, o := range b.program {
-		if c, ok := o.(conditional); ok {
+		for c, ok := o.(conditional); ok; c, ok = o.(conditional) {
 			o = c.operation
 		}
 		s, ok := o.(step)
@@ -345,10 +346,13 @@ func (c *compiler) launch(l *launch, out *C.epg_launch) error {
 	out.pointers, out.num_pointers = pointers, C.uint32_t(len(l.pointers))
 	maps := (*C.epg_tensor_map)(c.memory.allocate(len(l.maps) * C.sizeof_epg_tensor_map))
 	for i, m := range l.maps {
-		unsafe.Slice(maps, len(l.maps))[i] = C.epg_tensor_map{
-			pointer: c.address(m.at, m.view), _type: mapTypes[m.view.DType],
-			rows: C.uint64_t(m.rows), columns: C.uint64_t(m.columns), stride: C.uint64_t(m.rowStride * m.view.DType.Size()),
-			box: [2]C.uint32_t{C.uint32_t(m.boxRows), mapColumns},
+		to := &unsafe.Slice(maps, len(l.maps))[i]
+		to.pointer, to._type, to.rank = c.address(m.at, m.view), mapTypes[m.view.DType], C.int32_t(len(m.sizes))
+		for d, size := range m.sizes {
+			to.sizes[d], to.box[d] = C.uint64_t(size), C.uint32_t(m.box[d])
+		}
+		for d, stride := range m.strides {
+			to.strides[d] = C.uint64_t(stride * m.view.DType.Size())
 		}
 	}
 	out.maps, out.num_maps = maps, C.uint32_t(len(l.maps))

@@ -322,7 +322,7 @@ func (b *builder) finish(r *reduction, sum walk, partials *tensor.View, chunks, 
 	accumulate := len(p.bytes)
 	p.uint32(0)
 	p.uint32(0)
-	l, err := p.launch("finish_columns_"+b.dt.Short(), ceilDiv(n, 1<<lanes))
+	l, err := p.launch("finish_columns_"+sum.views[0].DType.Short(), ceilDiv(n, 1<<lanes))
 	if err != nil {
 		return err
 	}

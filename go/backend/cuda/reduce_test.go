@@ -416,7 +416,7 @@ func TestEveryKernelIsCompiled(t *testing.T) {
 		ofHopper := func(name string, columns ...string) {
 			for _, form := range []string{"_nt_", "_nn_"} {
 				for _, tile := range columns {
-					if mapTypes[dt] != 0 {
+					if dt.Size() == 2 {
 						names = append(names, name+suffix+form+tile)
 					}
 				}
@@ -461,6 +461,30 @@ func TestEveryKernelIsCompiled(t *testing.T) {
 			one(formula + "_backward_rows")
 		}
 		one("finish_columns")
+		for _, name := range []string{"combine", "scale_hidden", "sums"} {
+			both("grouped_" + name)
+		}
+		for _, name := range []string{"scale_gradient", "product", "depth", "finish_sums"} {
+			one("grouped_" + name)
+		}
+	}
+	for _, dt := range []string{"bf16", "f16"} {
+		for _, name := range []string{
+			"grouped_linear_sm90_none_%s_nt", "grouped_linear_sm90_none_%s_nn", "grouped_linear_sm90_relu2_%s_nt", "grouped_linear_sm90_relu2_%s_nn",
+			"grouped_gated_linear_sm90_swish_%s_nt_halves", "grouped_gated_linear_sm90_gelu_tanh_%s_nt_halves",
+			"grouped_gated_linear_sm90_swish_%s_nn_interleaved",
+			"grouped_gated_hidden_backward_sm90_swish_%s_nn_halves", "grouped_gated_hidden_backward_sm90_gelu_tanh_%s_nn_halves",
+			"grouped_gated_hidden_backward_sm90_swish_%s_nt_interleaved", "grouped_hidden_backward_sm90_relu2_%s_nn",
+			"grouped_weight_gradient_sm90_%[1]s_%[1]s", "grouped_weight_gradient_sm90_%[1]s_%[1]s_turned", "grouped_weight_gradient_sm90_%s_f32",
+			"grouped_column_sums_sm90_%s", "grouped_depth_%s_f32",
+		} {
+			names = append(names, fmt.Sprintf(name, dt))
+		}
+	}
+	names = append(names, "grouped_row_sums_sm90", "grouped_column_sums_sm90_f32")
+	names = append(names, "grouped_ends", "grouped_route_rank", "grouped_route_scan", "grouped_route_place")
+	for _, bytes := range []string{"2", "4", "8", "16"} {
+		names = append(names, "grouped_scatter_"+bytes, "grouped_zero_"+bytes)
 	}
 	count := 0
 	for _, name := range names {

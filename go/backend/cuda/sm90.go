@@ -28,8 +28,9 @@ const (
 	mapBytes, sm90Parameters = 128, 1152
 )
 
-// mapTypes are CUtensorMapDataType of the dtypes that these products have.
-var mapTypes = map[dtype.DType]C.int32_t{dtype.Float16: 6, dtype.BFloat16: 9}
+// mapTypes are CUtensorMapDataType of the dtypes that these products have: float for gradients
+// alone.
+var mapTypes = map[dtype.DType]C.int32_t{dtype.Float16: 6, dtype.BFloat16: 9, dtype.Float32: 7}
 
 // isHopper reports whether a device has the instructions of product_sm90.cuh: those before and
 // after have not.
@@ -123,7 +124,10 @@ func (l *boxedLaunch) add(name string) error {
 	var maps []tensorMap
 	add := func(all boxes, rows int64) {
 		if all.view != nil {
-			maps = append(maps, tensorMap{pointer{len(p.bytes), all.view}, all.matrix, rows})
+			m := all.matrix
+			maps = append(maps, tensorMap{
+				pointer{len(p.bytes), all.view}, []int64{m.columns, m.rows}, []int64{m.rowStride}, []int64{mapColumns, rows},
+			})
 		}
 		p.bytes = append(p.bytes, make([]byte, mapBytes)...)
 	}

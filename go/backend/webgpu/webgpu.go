@@ -78,6 +78,9 @@ func (b *Backend) Select(p backend.Problem) (backend.Kernel, error) {
 	return builder.kernel(p), nil
 }
 
+// LacksGroups says that there are no kernels for problems with groups.
+func (*Backend) LacksGroups() bool { return true }
+
 // Computes reports whether there are kernels for a dtype.
 func (*Backend) Computes(dt dtype.DType) bool { return dt != dtype.Float64 }
 

@@ -23,7 +23,7 @@
 struct dim3 {
   unsigned x, y, z;
 };
-extern dim3 threadIdx, blockIdx;
+extern dim3 threadIdx, blockIdx, gridDim;
 
 void __syncthreads();
 
@@ -60,6 +60,7 @@ inline float __fmaf_rn(float a, float b, float c) { return fmaf(a, b, c); }
 inline double __fma_rn(double a, double b, double c) { return fma(a, b, c); }
 inline uint64_t __umul64hi(uint64_t a, uint64_t b) { return static_cast<uint64_t>(static_cast<unsigned __int128>(a) * b >> 64); }
 
+using std::max;
 using std::min;
 
 namespace epigrad {

@@ -24,10 +24,12 @@
 #include "../gemm_epilogue.cu"
 #undef FORMULA
 #include "../gemm_epilogue_small.cu"
+#include "../grouped_products.cu"
+#include "../grouped_rows.cu"
 #include "../learnable.cu"
 #include "../lerp.cu"
 
-dim3 threadIdx, blockIdx;
+dim3 threadIdx, blockIdx, gridDim;
 epigrad::Registration *epigrad::Registration::first;
 
 namespace {
@@ -101,7 +103,8 @@ void run_block() {
 
 // Only those that sum across threads, or share what they read, synchronize.
 bool synchronizes(const std::string &name) {
-  return name.find("columns") != std::string::npos || name.find("rows") != std::string::npos || name.find("small") != std::string::npos;
+  return name.find("columns") != std::string::npos || name.find("rows") != std::string::npos || name.find("small") != std::string::npos ||
+         name.find("grouped_") == 0;
 }
 
 // threads_of are how many threads a kernel's blocks have: all are of block_threads but those of the
@@ -118,6 +121,7 @@ bool synchronizes(const std::string &name) {
   parameters = launch_parameters;
   if (block != threads_of(kernel->name)) fail(std::string(kernel->name) + " takes blocks of another size");
   bool fibered = synchronizes(kernel->name);
+  gridDim = {grid, 1, 1};
   for (blockIdx = {0, 0, 0}; blockIdx.x < grid; blockIdx.x++) {
     if (fibered) {
       run_block();

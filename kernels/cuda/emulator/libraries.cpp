@@ -229,11 +229,11 @@ EXPORT int cublasLtMatmul(void *, Desc *desc, const void *alpha, const char *a, 
     return 7;
   if (scratch_size > 0) memset(scratch, 0x5a, scratch_size);
   last_index = algorithm->index;
-  const int type = layout_d->type;
+  const int type = layout_a->type, result = layout_d->type;
   const int64_t size = size_of(type), depth = desc->transpose[0] != 0 ? layout_a->rows : layout_a->columns;
   for (int64_t batch = 0; batch < layout_d->batch; batch++) {
     const char *left = a + batch * layout_a->batch_stride * size, *right = b + batch * layout_b->batch_stride * size;
-    char *out = d + batch * layout_d->batch_stride * size;
+    char *out = d + batch * layout_d->batch_stride * size_of(result);
     for (int64_t column = 0; column < layout_d->columns; column++) {
       for (int64_t row = 0; row < layout_d->rows; row++) {
         double sum = 0;
@@ -243,8 +243,8 @@ EXPORT int cublasLtMatmul(void *, Desc *desc, const void *alpha, const char *a, 
           sum += x * y;
         }
         if (desc->epilogue == 4) sum += load(type, desc->bias, row);
-        if (old != 0) sum += old * load(type, out, column * layout_d->leading + row);
-        store(type, out, column * layout_d->leading + row, sum);
+        if (old != 0) sum += old * load(result, out, column * layout_d->leading + row);
+        store(result, out, column * layout_d->leading + row, sum);
       }
     }
   }

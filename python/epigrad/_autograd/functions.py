@@ -23,6 +23,7 @@ from torch.autograd import Function
 
 from epigrad import errors
 from epigrad._autograd import formulas
+from epigrad._autograd.main_grad import Sinks, delivered, outputs_of, refuse_graph_of_main_grad
 from epigrad._core.call import Call
 from epigrad._core.checks import PLAIN_OR_NONE, check_save
 from epigrad._core.launcher import DISPATCHER, Launcher, Tensors, factor_of
@@ -61,6 +62,11 @@ class Problem(ABC):
     core: Launcher
     call: Call
     shapes: tuple[Any, ...] = ()
+
+    @property
+    def gradient_shapes(self) -> tuple[Any, ...]:
+        """The shapes of the gradients, None for one that cannot exist."""
+        return self.shapes
 
     def run(self, needs: Needs, *tensors: Tensor | None) -> Tensors:
         """The gradients by the fused kernels."""
@@ -177,11 +183,25 @@ class WithPreactivation(Fused):
     def gradients(ctx: Any, needs: Needs, grad_output: Tensor | None, grad_hidden: Tensor | None) -> tuple[Any, ...]:
         """What `backward` returns, with these needs of the tensors that have gradients."""
         grads: Tensors = (None,) * len(needs)
+        sinks: Sinks | None = getattr(ctx, "sinks", None)
+        if sinks is not None and grad_output is not None and grad_hidden is None and not torch.is_grad_enabled():
+            return (None, None, None, *_into_sinks(ctx.problem, sinks, needs, grad_output, *ctx.saved_tensors))
+        if sinks is not None:
+            refuse_graph_of_main_grad(ctx.problem.call.op, sinks, needs)
         if grad_hidden is not None:
             grads = ctx.problem.formula(needs, grad_output, *ctx.saved_tensors, grad_hidden=grad_hidden)
         elif grad_output is not None:
             grads = differentiate(ctx.problem, needs, grad_output, *ctx.saved_tensors)
         return (None, None, None, *grads)
+
+
+def _into_sinks(problem: Problem, sinks: Sinks, needs: Needs, *tensors: Tensor | None) -> Tensors:
+    """The gradients, of which some go into tensors of their own."""
+    call = problem.call.backward
+    outputs, adds = outputs_of(call.op, sinks, needs, problem.gradient_shapes, tensors[0])
+    launched = call._replace(accumulate=True) if adds else call
+    results = problem.core.launch(launched, tensors, needs, tuple(outputs), problem.shapes)
+    return delivered(sinks, needs, results)
 
 
 @dataclass(slots=True)

@@ -127,8 +127,9 @@ class GroupedLinearProblem(Problem):
             groups.sums(total).to(dtype) if needs[2] and self.shapes[2] is not None else None,
         )
 
-    def run(self, needs: Needs, *tensors: Tensor | None) -> Tensors:
-        return self.core.launch(self.call.backward, tensors, needs, None, self.shapes)
+    @property
+    def gradient_shapes(self) -> tuple[Any, ...]:
+        return self.shapes[:3]
 
 
 class GroupedLinear(WithPreactivation):
@@ -250,6 +251,10 @@ def experts_formula(
 class ExpertsProblem(Problem):
     """Backward of the mixture, of grad_output, its seven tensors, and preactivation."""
 
+    @property
+    def gradient_shapes(self) -> tuple[Any, ...]:
+        return (self.shapes[0], *self.shapes[2:])
+
     def formula(self, needs: Needs, *tensors: Tensor | None, grad_hidden: Tensor | None = None) -> Tensors:
         grad, input, index, scale, weight_in, bias_in, weight_out, bias_out, preactivation = tensors
         gradient = grad if grad is not None else grad_hidden
@@ -257,7 +262,7 @@ class ExpertsProblem(Problem):
         dtype, (count, _, _) = gradient.dtype, self.shapes[3]
         mixture = _Mixture.of(index, count)
         groups = mixture.groups
-        shapes = (self.shapes[0], *self.shapes[2:])
+        shapes = self.gradient_shapes
         if not groups.chosen or not index.numel():
             return tuple(
                 [

@@ -23,7 +23,7 @@ type Walk struct {
 	Count   int64
 }
 
-// NewWalk prepares a walk. The views have one shape.
+// NewWalk prepares a walk. The views have one shape; sums may have another dtype than the rest.
 func NewWalk(dt dtype.DType, views ...*tensor.View) *Walk {
 	copies := make([]tensor.View, len(views))
 	for i, v := range views {
@@ -37,9 +37,9 @@ func NewWalk(dt dtype.DType, views ...*tensor.View) *Walk {
 			w.Strides[i] = []int64{0}
 		}
 	}
-	for _, strides := range w.Strides {
+	for i, strides := range w.Strides {
 		for d := range strides {
-			strides[d] *= dt.Size()
+			strides[d] *= views[i].DType.Size()
 		}
 	}
 	return w

@@ -84,12 +84,12 @@ func runGradient[T elements.Real](g gradientProduct, r *backend.Run) error {
 			address, step := g.out.Address(r, t.batch, t.row+int64(row), t.column)
 			if g.accumulates && r.Accumulate {
 				old := s.strip[:t.columns]
-				elements.Load(old, address, step, g.DType)
+				elements.Load(old, address, step, g.out.View.DType)
 				for i, x := range old {
 					line[i] += x
 				}
 			}
-			elements.Store(address, step, line, g.DType)
+			elements.Store(address, step, line, g.out.View.DType)
 		}
 	})
 }
@@ -163,7 +163,8 @@ func (k *gemmBackward[T]) gradientTile(r *backend.Run, s *scratch[T], t *tile[T]
 			copy(gradient[:n], g[:n])
 		case k.recompute != nil:
 			elements.Convert(x[:n], t.line(row))
-			elements.Round(x[:n], dt) // as a saved preactivation is, so that both ways give the same bits
+			// as a saved preactivation is, so that both ways give the same bits
+			elements.Round(x[:n], dt)
 			act.Gradients(gradient[:n], g[:n], x[:n])
 		default:
 			address, step := k.saved.Address(r, t.batch, t.row+int64(row), t.column)

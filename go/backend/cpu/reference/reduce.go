@@ -91,7 +91,7 @@ func newReduction(out *tensor.View, term func(*backend.Run) compute, operands ..
 		}
 		keptViews, summedViews = append(keptViews, &kept), append(summedViews, &summed)
 	}
-	summed := layout.NewWalk(out.DType, summedViews...)
+	summed := layout.NewWalk(operands[0].DType, summedViews...)
 	if summed.Count == 0 {
 		keptViews = keptViews[:1] // the operands have no elements, hence no addresses
 	}

@@ -87,6 +87,7 @@ func (e *Engine) gradientProduct(q *lower.Product, ofWeight bool) (*product, *la
 		return nil, nil
 	}
 	v.exchanged = exchanged
+	v.storesAs(e, gradient.View.DType)
 	return v, gradient
 }
 

@@ -45,8 +45,9 @@ type product struct {
 	leftAxes, rightAxes   [2]kernels.Axis
 	leftWidth, rightWidth int64
 	sumSize               int64
-	exchanged             bool // the operands are: sums are formed as if they were not
-	slowWithDenormals     bool // the processor is
+	result                dtype.DType // what is written
+	exchanged             bool        // the operands are: sums are formed as if they were not
+	slowWithDenormals     bool        // the processor is
 	add, store            kernels.Kernel
 }
 
@@ -60,7 +61,7 @@ type sink struct {
 
 // plain tells that the product's sums are the result as they are.
 func (s *sink) plain(v *product) bool {
-	return s.pre == nil && s.bias == nil && !s.accumulate && s.value == v.store && v.DType.Size() == v.sumSize
+	return s.pre == nil && s.bias == nil && !s.accumulate && s.value == v.store && v.result.Size() == v.sumSize
 }
 
 // forms are the ways to pack operands, best first. Not every engine has all.
@@ -87,12 +88,18 @@ func (e *Engine) product(p *layout.Product) *product {
 	v.leftAxes[1], fits[1] = kernelAxis(&p.Left.Columns)
 	v.rightAxes[0], fits[2] = kernelAxis(&p.Right.Rows)
 	v.rightAxes[1], fits[3] = kernelAxis(&p.Right.Columns)
-	v.add, _ = e.Kernel("add_" + p.DType.Short())
-	v.store, _ = e.Kernel("epilogue_none_" + p.DType.Short())
+	v.storesAs(e, p.DType)
 	if fits != [4]bool{true, true, true, true} {
 		return nil
 	}
 	return v
+}
+
+// storesAs says what is written: sums of half types may stay as they are.
+func (v *product) storesAs(e *Engine, dt dtype.DType) {
+	v.result = dt
+	v.add, _ = e.Kernel("add_" + dt.Short())
+	v.store, _ = e.Kernel("epilogue_none_" + dt.Short())
 }
 
 // routine names what multiplies, for Sku.
@@ -301,7 +308,7 @@ func (v *product) prepare(r *backend.Run, to *sink, p *packed, s span) {
 		Row: b.row, Column: b.column, Rows: b.rows, Columns: b.columns,
 		Form: v.form, Units: s.units, First: truth(s.begins), Last: truth(s.ends),
 		Accumulate: truth(to.accumulate), Exchanged: truth(v.exchanged),
-		Size: v.DType.Size(), SumSize: v.sumSize,
+		Size: v.result.Size(), SumSize: v.sumSize,
 		Parameters: r.Parameters, Add: v.add, Store: v.store, Value: to.value,
 	}
 	j.out, j.pre, j.bias = resultOf(to.out, &t.Out, r, b), resultOf(to.pre, &t.Pre, r, b), nil

@@ -9,6 +9,7 @@ import (
 	"github.com/epigrad/epigrad/go/backend/cpu/kernel"
 	"github.com/epigrad/epigrad/go/backend/cpu/layout"
 	"github.com/epigrad/epigrad/go/backend/cpu/threads"
+	"github.com/epigrad/epigrad/go/dtype"
 	"github.com/epigrad/epigrad/go/tensor"
 	kernels "github.com/epigrad/epigrad/kernels/cpu"
 )
@@ -35,7 +36,8 @@ const (
 // the shapes and one input's layout.
 type reduction struct {
 	*pass
-	to      targets // of one shape: size 1 in the dimensions that are summed over
+	to      targets     // of one shape: size 1 in the dimensions that are summed over
+	result  dtype.DType // of all targets
 	sums    *kernels.Sums
 	columns int64
 	count   int64 // the operands' elements
@@ -48,6 +50,15 @@ func (s *pass) sums(to targets, like *tensor.View) kernel.Step {
 		return nil
 	}
 	q := &reduction{pass: s, to: to}
+	for _, target := range to {
+		switch {
+		case target == nil:
+		case q.result == dtype.Invalid:
+			q.result = target.DType
+		case q.result != target.DType:
+			return nil
+		}
+	}
 	d := q.dimensions(like)
 	if len(d.shape) > kernels.MostRank {
 		return nil
@@ -190,7 +201,7 @@ func (q *reduction) cut(d *dimensions) {
 	c := cutOf{run: d.count(run, all, true), terms: d.count(terms, run, false), others: d.count(others, terms, true)}
 	c.lanes = c.run * kernels.Group / gcd(c.run, kernels.Group)
 
-	s := &kernels.Sums{DType: forms[q.dt][len(forms[q.dt])-1], Run: c.run, Terms: 1}
+	s := &kernels.Sums{DType: forms[q.result][len(forms[q.result])-1], Run: c.run, Terms: 1}
 	row := run // the first dimension of what a row holds
 	switch {
 	case c.fitsWholeRuns():
@@ -216,7 +227,7 @@ func (q *reduction) cut(d *dimensions) {
 		s.Summed[i] = truth(target != nil)
 	}
 	size := q.dt.Size()
-	s.To = d.loops(size, &d.to, func(i int) bool { return d.stays[i] })
+	s.To = d.loops(q.result.Size(), &d.to, func(i int) bool { return d.stays[i] })
 	s.Outer = d.loops(size, &d.strides, func(i int) bool { return i < row && d.stays[i] })
 	s.Rows = d.loops(size, &d.strides, func(i int) bool { return i < row && !d.stays[i] })
 	s.Inner = d.loops(size, &d.strides, func(i int) bool { return i >= row || s.Lanes > 0 && !d.stays[i] })

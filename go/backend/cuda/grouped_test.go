@@ -1,0 +1,143 @@
+//go:build cgo
+
+package cuda
+
+import (
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"testing"
+	"unsafe"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/epigrad/epigrad/go/backend"
+	"github.com/epigrad/epigrad/go/dtype"
+	"github.com/epigrad/epigrad/go/op"
+	"github.com/epigrad/epigrad/go/status"
+	"github.com/epigrad/epigrad/go/tensor"
+)
+
+// operand is a contiguous tensor in the host's memory.
+func operand[T any](at int, dt dtype.DType, values []T, shape ...int64) (*tensor.View, unsafe.Pointer) {
+	v := &tensor.View{Operand: at, DType: dt, Shape: shape, Strides: tensor.ContiguousStrides(shape)}
+	return v, unsafe.Pointer(unsafe.SliceData(values))
+}
+
+// runProblem runs a problem in the emulator.
+func runProblem(t *testing.T, p backend.Problem, bases ...unsafe.Pointer) {
+	t.Helper()
+	k, err := newEmulated(t).Select(p)
+	require.NoError(t, err)
+	require.NoError(t, k.Run(&backend.Run{Bases: bases}))
+}
+
+// TestRoutes sorts slots in one round, in some by one block, and in several rounds of several
+// chunks.
+func TestRoutes(t *testing.T) {
+	random := rand.New(rand.NewPCG(3, 5))
+	for _, c := range []struct{ tokens, each, groups int64 }{
+		{1, 1, 1}, {3, 8, 5}, {64, 4, 300}, {128, 4, 7}, {200, 3, 8}, {500, 8, 128}, {50001, 6, mostRouted},
+	} {
+		index, slots := make([]int64, c.tokens*c.each), c.tokens*c.each
+		for i := range index {
+			// few experts have most of the slots
+			index[i] = int64(math.Pow(random.Float64(), 3)*float64(c.groups+2)) - 1
+		}
+		ends, places := make([]int32, c.groups), make([]int32, slots)
+		v, indexBase := operand(0, dtype.Int64, index, c.tokens, c.each)
+		e, endsBase := operand(1, dtype.Int32, ends, c.groups)
+		p, placesBase := operand(2, dtype.Int32, places, c.tokens, c.each)
+		runProblem(t, &backend.Route{Header: backend.Header{DType: dtype.Float32}, Index: v, Ends: e, Places: p}, indexBase, endsBase, placesBase)
+		next := make([]int32, c.groups+1)
+		for _, group := range index {
+			if group >= 0 && group < c.groups {
+				next[group+1]++
+			}
+		}
+		for group := range c.groups {
+			next[group+1] += next[group]
+			require.Equal(t, next[group+1], ends[group], "%v, end of %d", c, group)
+		}
+		for slot, group := range index {
+			want := int32(-1)
+			if group >= 0 && group < c.groups {
+				want = next[group]
+				next[group]++
+			}
+			if places[slot] != want {
+				require.Equal(t, want, places[slot], "%v, slot %d", c, slot)
+			}
+		}
+	}
+}
+
+func TestTooManyExperts(t *testing.T) {
+	none := make([]int64, 4)
+	index, _ := operand(0, dtype.Int64, none, 2, 2)
+	ends, _ := operand(1, dtype.Int32, []int32(nil), mostRouted+1)
+	places, _ := operand(2, dtype.Int32, []int32(nil), 2, 2)
+	_, err := newEmulated(t).Select(&backend.Route{Header: backend.Header{Op: "experts", DType: dtype.Float32}, Index: index, Ends: ends, Places: places})
+	failure := status.Of(err)
+	require.Equal(t, status.Unsupported, failure.Code)
+	require.Equal(t, "experts: 8193 experts, and the cuda backend has kernels for at most 8192", failure.Message)
+}
+
+// TestEndsOfManyGroups takes more groups than a block has threads.
+func TestEndsOfManyGroups(t *testing.T) {
+	const groups, rows = 1000, 5000
+	random := rand.New(rand.NewPCG(3, 5))
+	offsets, ends, largest := make([]int64, groups), make([]int32, groups), int64(0)
+	for i := range offsets {
+		offsets[i] = int64(i)*6 + random.Int64N(400) - 200
+	}
+	o, offsetsBase := operand(0, dtype.Int64, offsets, groups)
+	e, endsBase := operand(1, dtype.Int32, ends, groups)
+	runProblem(t, &backend.GroupEnds{Header: backend.Header{DType: dtype.Float32}, Offsets: o, Rows: rows, Ends: e}, offsetsBase, endsBase)
+	for i, offset := range offsets {
+		largest = max(largest, min(offset, rows))
+		require.EqualValues(t, largest, ends[i], "group %d", i)
+	}
+}
+
+// TestSumsInPieces: bias gradients do not depend on how many rows' slopes are kept at a time.
+func TestSumsInPieces(t *testing.T) {
+	b := newEmulated(t)
+	backend.Register(b)
+	const rows, n, k = 700, 24, 1
+	random := rand.New(rand.NewPCG(3, 5))
+	view := func(dt dtype.DType, shape ...int64) *tensor.View {
+		memory := make([]float32, tensor.Elements(shape))
+		for i := range memory {
+			memory[i] = float32(random.NormFloat64())
+		}
+		v, err := tensor.New(unsafe.Pointer(&memory[0]), 0, dt, tensor.Device{Type: tensor.CPU}, shape, nil, 0)
+		require.NoError(t, err)
+		return &v
+	}
+	offsets := []int32{90, 90, 650}
+	ends, err := tensor.New(unsafe.Pointer(&offsets[0]), 0, dtype.Int32, tensor.Device{Type: tensor.CPU}, []int64{3}, nil, 0)
+	require.NoError(t, err)
+	inputs := []*tensor.View{
+		view(dtype.Float32, rows, n), view(dtype.Float32, rows, k), view(dtype.Float32, 3, n, k), view(dtype.Float32, 3, n), &ends, view(dtype.Float32, rows, n),
+	}
+	var results [2]string
+	defer func(before int64) { mostUnrounded = before }(mostUnrounded)
+	for i := range results {
+		gradBias := make([]float32, 3*n)
+		out, err := tensor.New(unsafe.Pointer(&gradBias[0]), 0, dtype.Float32, tensor.Device{Type: tensor.CPU}, []int64{3, n}, nil, 0)
+		require.NoError(t, err)
+		call := op.Call{Op: "grouped_linear_backward", Kind: "silu", Backend: b.Name(), Inputs: inputs, Outputs: []*tensor.View{nil, nil, &out}}
+		_, bytes, err := op.Infer(&call, []bool{false, false, true})
+		require.NoError(t, err)
+		workspace := make([]byte, bytes+workspaceAlignment)
+		skip := -uintptr(unsafe.Pointer(&workspace[0])) % workspaceAlignment
+		call.Workspace, call.WorkspaceBytes = unsafe.Pointer(&workspace[skip]), bytes
+		require.NoError(t, op.Run(&call))
+		results[i] = fmt.Sprint(gradBias)
+		mostUnrounded = 1
+		op.ClearCache()
+	}
+	require.Equal(t, results[0], results[1])
+	require.NotContains(t, results[0], "NaN")
+}

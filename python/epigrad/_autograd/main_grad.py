@@ -1,0 +1,257 @@
+"""Weight gradients in float32 beside weights of 16 bits: added to ``main_grad``, or as `.grad`.
+
+Megatron's convention is a float32 tensor ``parameter.main_grad`` that gradients are added to.
+PyTorch's is ``parameter.grad_dtype = torch.float32``. Either way the product's accumulator is
+stored, or added, as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+from weakref import ReferenceType, ref
+
+import torch
+from torch import Tensor, nn
+
+from epigrad import errors
+from epigrad._core.call import Call
+
+_OP = "accumulate_main_grad"
+
+
+class _Switched:
+    """The parameters that are switched on, and how often each is."""
+
+    def __init__(self) -> None:
+        self.entries: dict[int, tuple[ReferenceType[Tensor], int]] = {}
+
+    def __contains__(self, tensor: Tensor) -> bool:
+        entry = self.entries.get(id(tensor))
+        return entry is not None and entry[0]() is tensor  # else the id is one of a tensor that is gone
+
+    def add(self, tensor: Tensor, count: int) -> None:
+        before = self.entries[id(tensor)][1] if tensor in self else 0
+        if before + count:
+            self.entries[id(tensor)] = (ref(tensor), before + count)
+        else:
+            del self.entries[id(tensor)]
+
+
+_switched = _Switched()
+
+
+class Handle:
+    """What `accumulate_main_grad` returns."""
+
+    def __init__(self, parameters: Sequence[Tensor], hook: Any) -> None:
+        self._parameters = list(parameters)
+        self._hook = hook
+        for parameter in self._parameters:
+            _switched.add(parameter, 1)
+
+    def remove(self) -> None:
+        """Switch it off again: gradients are in ``.grad`` as ever. A second call does nothing."""
+        for parameter in self._parameters:
+            _switched.add(parameter, -1)
+        self._parameters = []
+        if self._hook is not None:
+            self._hook.remove()
+            self._hook = None
+
+
+def accumulate_main_grad(module_or_parameters: nn.Module | Iterable[Tensor]) -> Handle:
+    """Have backward add the gradients of weights and biases to ``parameter.main_grad``.
+
+    It is for training loops that sum gradients over several batches in float32, as Megatron's: a
+    parameter that has a float32 tensor `main_grad` of its shape gets its gradient added there,
+    inside of the product that forms it and never rounded to 16 bits. Its `.grad` stays None, and
+    its `grad_added_to_main_grad` becomes True. A parameter without `main_grad` gets `.grad` as
+    ever, and a frozen one nothing.
+
+    Args:
+        module_or_parameters: a module, whose parameters are switched on, or parameters. Those that
+            other functions than epigrad's use get `.grad` from these.
+
+    Returns:
+        A handle, whose ``remove()`` switches it off.
+
+    Raises:
+        DTypeError: (a ``TypeError``) something else than parameters; in backward, a `main_grad`
+            that is not float32.
+        UnsupportedError: (a ``NotImplementedError``) a sharded parameter; and where epigrad's
+            functions are called with such a parameter under ``create_graph=True``,
+            DistributedDataParallel, FSDP, `torch.compile`, `torch.func` or WebGPU. Under FSDP
+            ``parameter.grad_dtype = torch.float32`` serves, where PyTorch has it.
+
+    Source: Megatron-LM's `main_grad`, https://github.com/NVIDIA/Megatron-LM.
+
+    Examples:
+        >>> import epigrad, torch
+        >>> layer = epigrad.nn.Linear(2, 2, bias=False, dtype=torch.bfloat16)
+        >>> layer.weight.main_grad = torch.zeros(2, 2)
+        >>> handle = epigrad.accumulate_main_grad(layer)
+        >>> for _ in range(3):
+        ...     layer(torch.ones(1, 2, dtype=torch.bfloat16)).sum().backward()
+        >>> layer.weight.main_grad, layer.weight.grad, layer.weight.grad_added_to_main_grad
+        (tensor([[3., 3.],
+                [3., 3.]]), None, True)
+        >>> handle.remove()
+    """
+    if isinstance(module_or_parameters, nn.Module):
+        parameters: list[Tensor] = list(module_or_parameters.parameters())
+    elif isinstance(module_or_parameters, Tensor):
+        parameters = [module_or_parameters]
+    else:
+        parameters = list(module_or_parameters)
+    for parameter in parameters:
+        if not isinstance(parameter, Tensor):
+            raise errors.DTypeError(f"{_OP}: {type(parameter).__name__}, want a module or torch.nn.Parameters")
+        if hasattr(parameter, "placements"):
+            raise errors.UnsupportedError(f"{_OP}: a sharded parameter, want grad_dtype = torch.float32 there")
+    hook = None
+    if isinstance(module_or_parameters, nn.Module):
+        known = {id(parameter) for parameter in parameters}
+
+        def check(module: nn.Module, inputs: Any) -> None:
+            if any(id(parameter) not in known for parameter in module.parameters()):
+                raise errors.UnsupportedError(
+                    f"{_OP}: the module has other parameters than when it was switched on, as FSDP gives it: want "
+                    "grad_dtype = torch.float32 there"
+                )
+
+        hook = module_or_parameters.register_forward_pre_hook(check)
+    return Handle(parameters, hook)
+
+
+@dataclass(frozen=True, slots=True)
+class Sink:
+    """Where a gradient goes in place of a new tensor of the call's dtype.
+
+    Attributes:
+        parameter: whose `main_grad` it is added to; None for a float32 tensor that autograd gets.
+        like: the operand: the parameter, or a view of it.
+    """
+
+    parameter: Tensor | None
+    like: Tensor
+
+
+Sinks = tuple[Sink | None, ...]
+
+
+def sinks_of(call: Call, tensors: Sequence[Tensor | None]) -> Sinks | None:
+    """The sinks of a function's tensors, but for those of integers, which have no gradients; None
+    where all gradients are as ever.
+    """
+    if not _switched.entries and all(tensor is None or tensor.dtype.itemsize != 2 for tensor in tensors):
+        return None
+    first = 2 if call.op == "experts" else 1  # behind the input and the scale
+    real = [tensor for tensor in tensors if tensor is None or tensor.is_floating_point()]
+    sinks = tuple([_sink(tensor) if place >= first else None for place, tensor in enumerate(real)])
+    if not any(sinks):
+        return None
+    if any(sink is not None and sink.parameter is not None for sink in sinks):
+        _refuse(call)
+    return sinks
+
+
+def _sink(tensor: Tensor | None) -> Sink | None:
+    if tensor is None or not tensor.requires_grad:
+        return None
+    if _switched.entries:
+        owner = tensor if tensor in _switched else tensor._base
+        if owner is not None and owner in _switched and getattr(owner, "main_grad", None) is not None:
+            return Sink(owner, tensor)
+    if tensor.is_leaf and tensor.dtype.itemsize == 2 and getattr(tensor, "grad_dtype", None) is torch.float32:
+        return Sink(None, tensor)
+    return None
+
+
+def any_switched() -> bool:
+    """Whether a parameter is switched on."""
+    return bool(_switched.entries)
+
+
+def refuse_tracing(op: str, tensors: Iterable[Tensor | None]) -> None:
+    """Refuse such a parameter where PyTorch sees operators, whose gradients are new tensors."""
+    if not _switched.entries:
+        return
+    if any(sink is not None and sink.parameter is not None for sink in map(_sink, tensors)):
+        raise errors.UnsupportedError(
+            f"{op}: a parameter with main_grad, under torch.compile, torch.func or another mode that looks at "
+            f"operations: want a plain call, or the handle of {_OP} removed"
+        )
+
+
+def _refuse(call: Call) -> None:
+    if call.backend == "webgpu":
+        raise errors.UnsupportedError(f"{call.op}: {_OP}: the webgpu backend has no float32 gradients beside others")
+    if nn.parallel.DistributedDataParallel._active_ddp_module is not None:
+        raise errors.UnsupportedError(
+            f"{call.op}: {_OP}: under DistributedDataParallel, whose reducer waits for .grad: want a loop that "
+            "sums main_grad over the processes by torch.distributed.all_reduce"
+        )
+
+
+def outputs_of(
+    op: str, sinks: Sinks, needs: Sequence[bool], shapes: Sequence[Any], grad_output: Tensor | None
+) -> tuple[list[Tensor | None], bool]:
+    """The tensors that gradients are written into, None for new ones, and whether they are added
+    to.
+
+    Where one is added to, so are all of weights and biases: those that are new are zeros.
+    """
+    assert grad_output is not None
+    adds = any(map(_adds, sinks, needs))
+    outputs: list[Tensor | None] = []
+    for place, (sink, need, shape) in enumerate(zip(sinks, needs, shapes, strict=True)):
+        if not need or shape is None:
+            outputs.append(None)
+        elif sink is None:
+            is_weight = place >= (2 if op.startswith("experts") else 1)
+            outputs.append(grad_output.new_zeros(shape) if adds and is_weight else None)
+        elif sink.parameter is not None:
+            outputs.append(_main_grad(op, sink.parameter, sink.like))
+        else:
+            outputs.append(torch.zeros_like(sink.like, dtype=torch.float32, requires_grad=False))
+    return outputs, adds
+
+
+def _adds(sink: Sink | None, need: bool) -> bool:
+    return need and sink is not None and sink.parameter is not None
+
+
+def delivered(sinks: Sinks, needs: Sequence[bool], results: Sequence[Tensor | None]) -> tuple[Tensor | None, ...]:
+    """What autograd gets: nothing for what was added to a `main_grad`."""
+    for sink, need in zip(sinks, needs, strict=True):
+        if _adds(sink, need):
+            sink.parameter.grad_added_to_main_grad = True  # type: ignore[union-attr]
+    return tuple(
+        [None if _adds(sink, need) else result for sink, need, result in zip(sinks, needs, results, strict=True)]
+    )
+
+
+def refuse_graph_of_main_grad(op: str, sinks: Sinks, needs: Sequence[bool]) -> None:
+    """Refuse a gradient that is to be differentiated and to be added to a `main_grad`."""
+    if any(map(_adds, sinks, needs)):
+        raise errors.UnsupportedError(f"{op}: {_OP}: a gradient with a graph (create_graph=True), want one without")
+
+
+def _main_grad(op: str, parameter: Tensor, like: Tensor) -> Tensor:
+    """The part of a parameter's `main_grad` that a view of the parameter has the place of."""
+    target: Any = getattr(parameter, "main_grad", None)
+    if not isinstance(target, Tensor) or target.dtype != torch.float32:
+        given = target.dtype if isinstance(target, Tensor) else type(target).__name__
+        raise errors.DTypeError(f"{op}: main_grad: {given}, want a float32 tensor")
+    if target.shape != parameter.shape:
+        raise errors.InvalidProblemError(
+            f"{op}: main_grad: shape {list(target.shape)}, want the parameter's {list(parameter.shape)}"
+        )
+    if like is parameter:
+        return target
+    if target.stride() != parameter.stride():
+        raise errors.UnsupportedError(f"{op}: main_grad: strides of its own, want the parameter's, which is viewed")
+    offset = target.storage_offset() + like.storage_offset() - parameter.storage_offset()
+    return target.as_strided(like.shape, like.stride(), offset)

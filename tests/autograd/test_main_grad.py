@@ -1,0 +1,281 @@
+"""Weight gradients in float32 beside operands of 16 bits: `out`, `accumulate_main_grad` and
+`grad_dtype`."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+from typing import Any
+
+import epigrad
+import pytest
+import torch
+from epigrad import backward, errors
+from torch import Tensor, nn
+
+from tests.support.devices import on_devices
+from tests.support.layouts import LAYOUTS, Guarded, assert_same_bits
+
+HALF = (torch.bfloat16, torch.float16)
+half = pytest.mark.parametrize("dtype", HALF, ids=str)
+
+
+def drawn(device: str, dtype: torch.dtype, *shapes: tuple[int, ...]) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    return [torch.randn(shape, generator=generator).to(device, dtype) for shape in shapes]
+
+
+def _linear(device: str, dtype: torch.dtype) -> tuple[Callable[..., Any], list[Any], int]:
+    return (
+        lambda *tensors, **options: backward.linear_backward(*tensors, "gelu", **options),
+        drawn(device, dtype, (90, 33), (90, 40), (33, 40), (33,)),
+        1,
+    )
+
+
+def _matmul(device: str, dtype: torch.dtype) -> tuple[Callable[..., Any], list[Any], int]:
+    tensors = drawn(device, dtype, (2, 9, 7), (2, 9, 5), (2, 5, 7), (7,))
+    return lambda *given, **options: backward.matmul_bias_activation_backward(*given, "silu", **options), tensors, 1
+
+
+def _mlp(device: str, dtype: torch.dtype) -> tuple[Callable[..., Any], list[Any], int]:
+    return backward.mlp_backward, drawn(device, dtype, (20, 8), (20, 8), (16, 8), (16,), (8, 16), (8,)), 1
+
+
+def _gated_mlp(device: str, dtype: torch.dtype) -> tuple[Callable[..., Any], list[Any], int]:
+    return backward.gated_mlp_backward, drawn(device, dtype, (20, 8), (20, 8), (32, 8), (32,), (8, 16), (8,)), 1
+
+
+def _gated_linear(device: str, dtype: torch.dtype) -> tuple[Callable[..., Any], list[Any], int]:
+    return backward.gated_linear_backward, drawn(device, dtype, (20, 9), (20, 8), (9, 8), (9, 8), (9,), (9,)), 1
+
+
+def _grouped_linear(device: str, dtype: torch.dtype) -> tuple[Callable[..., Any], list[Any], int]:
+    ends, function = torch.tensor([4, 4, 17], device=device), backward.grouped_linear_backward
+    tensors = drawn(device, dtype, (20, 9), (20, 8), (3, 9, 8), (3, 9))
+    return lambda *given, **options: function(*given, "silu", offsets=ends, **options), tensors, 1
+
+
+def _experts(device: str, dtype: torch.dtype) -> tuple[Callable[..., Any], list[Any], int]:
+    index = torch.arange(40, device=device).reshape(20, 2) * 3 % 4
+    grad, x, scale, *layers = drawn(device, dtype, (20, 8), (20, 8), (20, 2), (3, 32, 8), (3, 32), (3, 8, 16), (3, 8))
+    return backward.experts_backward, [grad, x, index, scale, *layers], 2
+
+
+CALLS = {
+    "linear": _linear,
+    "matmul_bias_activation": _matmul,
+    "mlp": _mlp,
+    "gated_mlp": _gated_mlp,
+    "gated_linear": _gated_linear,
+    "grouped_linear": _grouped_linear,
+    "experts": _experts,
+}
+each_call = pytest.mark.parametrize("op", CALLS)
+
+
+@half
+@each_call
+@on_devices
+def test_a_float32_out_is_what_the_other_one_rounds(op: str, dtype: torch.dtype, device: str) -> None:
+    function, tensors, first = CALLS[op](device, dtype)
+    want = function(*tensors)
+    for turn, layout in enumerate(LAYOUTS):
+        if layout.startswith("expanded"):
+            continue
+        guarded = [Guarded.empty(g.shape, torch.float32, layout, device) for g in want[first:]]
+        got = function(*tensors, out=(*(None,) * first, *(guard.tensor for guard in guarded)))
+        for guard, one, other in zip(guarded, got[first:], want[first:], strict=True):
+            guard.check()
+            assert one is guard.tensor and one.dtype == torch.float32
+            assert_same_bits(one.to(dtype), other)
+            assert turn or bool((one != other.float()).any()), "something was rounded"
+
+
+@half
+@each_call
+@on_devices
+def test_a_float32_out_is_added_to(op: str, dtype: torch.dtype, device: str) -> None:
+    function, tensors, first = CALLS[op](device, dtype)
+    want = function(*tensors)
+    alone = [torch.empty(g.shape, device=device) for g in want[first:]]
+    function(*tensors, out=(*(None,) * first, *alone))
+    before = [torch.randn(g.shape, device=device) for g in want[first:]]
+    added = [tensor.clone() for tensor in before]
+    function(*tensors, out=(*(None,) * first, *added), accumulate=True)
+    for total, start, one in zip(added, before, alone, strict=True):
+        # A sum in the accumulator: at most two roundings to float32.
+        slack = 2.0**-22 * (start.abs() + one.abs())
+        assert bool(((total - (start.double() + one.double())).abs() <= slack).all())
+
+
+@half
+def test_only_weights_and_biases_may_be_wider(dtype: torch.dtype) -> None:
+    function, tensors, _ = CALLS["linear"]("cpu", dtype)
+    wide = torch.full((90, 40), torch.nan)
+    with pytest.raises(errors.DTypeError, match="linear_backward: grad_input: dtype float32, want"):
+        function(*tensors, out=(wide, None, None))
+    assert wide.isnan().all()
+    with pytest.raises(errors.DTypeError, match=r"grad_weight: dtype float64, want .*16 or float32"):
+        function(*tensors, out=(None, torch.empty(33, 40, dtype=torch.float64), None))
+    with pytest.raises(errors.DTypeError, match="grad_weight: dtype float32, want float64"):
+        function(*[tensor.double() for tensor in tensors], out=(None, torch.empty(33, 40), None))
+
+
+def network(device: str, dtype: torch.dtype = torch.bfloat16) -> nn.Module:
+    torch.manual_seed(1)
+    layers = (epigrad.nn.Linear(8, 16, activation="gelu"), epigrad.nn.GatedMLP(16, 12, bias=True))
+    return nn.Sequential(*layers, epigrad.nn.MLP(16, 8)).to(device, dtype)
+
+
+def switched_on(model: nn.Module) -> Any:
+    for parameter in model.parameters():
+        parameter.main_grad = torch.zeros_like(parameter, dtype=torch.float32)
+    return epigrad.accumulate_main_grad(model)
+
+
+@half
+@on_devices
+def test_a_training_loop_as_megatrons(dtype: torch.dtype, device: str) -> None:
+    """Gradients of several batches are added in float32; a loop then steps from main_grad."""
+    model, plain = network(device, dtype), network(device, dtype)
+    plain.double()
+    handle = switched_on(model)
+    optimizer = torch.optim.SGD([parameter.main_grad for parameter in model.parameters()], lr=0.0)
+    for batch in range(3):
+        x = torch.randn(30, 8, generator=torch.Generator().manual_seed(batch)).to(device, dtype)
+        model(x).float().square().mean().backward()
+        plain(x.double()).square().mean().backward()
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is None and parameter.grad_added_to_main_grad is True, name
+        want = plain.get_parameter(name).grad
+        assert want is not None
+        # Activations between the layers are rounded, so gradients differ by a few units of theirs.
+        assert torch.linalg.vector_norm(parameter.main_grad - want) <= 0.02 * torch.linalg.vector_norm(want), name
+    optimizer.zero_grad()
+    handle.remove()
+    handle.remove()
+    model(x).float().sum().backward()
+    assert all(parameter.grad is not None and parameter.grad.dtype == dtype for parameter in model.parameters())
+
+
+@on_devices
+def test_main_grad_has_the_unrounded_gradient(device: str) -> None:
+    layer = epigrad.nn.Linear(40, 33, activation="silu", dtype=torch.bfloat16, device=device)
+    x, grad = drawn(device, torch.bfloat16, (90, 40), (90, 33))
+    handle = switched_on(layer)
+    layer(x).backward(grad)
+    wide = [torch.empty(33, 40, device=device), torch.empty(33, device=device)]
+    backward.linear_backward(grad, x, layer.weight, layer.bias, "silu", out=(None, *wide))
+    assert_same_bits(layer.weight.main_grad, wide[0])
+    assert_same_bits(layer.bias.main_grad, wide[1])
+    handle.remove()
+
+
+def test_who_gets_what() -> None:
+    """Without main_grad .grad is as ever, frozen parameters get nothing, shared ones both parts."""
+    x = torch.ones(3, 4, dtype=torch.bfloat16)
+    layer = epigrad.nn.Linear(4, 4, dtype=torch.bfloat16)
+    layer.weight.main_grad = torch.zeros(4, 4)
+    handle = epigrad.accumulate_main_grad(layer.parameters())
+    layer(x).sum().backward()
+    assert layer.weight.grad is None and layer.bias.grad.tolist() == [3.0] * 4
+    layer.weight.requires_grad_(False)
+    layer.weight.main_grad.zero_()
+    layer(x).sum().backward()
+    assert layer.weight.main_grad.eq(0).all() and layer.weight.grad is None
+    layer.weight.requires_grad_(True)
+    (layer(x) + layer(2 * x)).sum().backward()
+    assert layer.weight.main_grad.eq(9).all()
+    handle.remove()
+    other = epigrad.nn.Linear(4, 4, dtype=torch.bfloat16)
+    other.weight.main_grad = torch.zeros(4, 4)
+    other(x).sum().backward()
+    assert other.weight.grad is not None and other.weight.main_grad.eq(0).all()
+
+
+def test_float32_parameters_under_autocast_and_alone() -> None:
+    layer = epigrad.nn.Linear(4, 4)
+    handle = switched_on(layer)
+    with torch.autocast("cpu", torch.bfloat16):
+        out = layer(torch.ones(3, 4))
+    assert out.dtype == torch.bfloat16
+    out.sum().backward()
+    layer(torch.ones(3, 4)).sum().backward()
+    assert layer.weight.grad is None and layer.weight.main_grad.eq(6).all()
+    handle.remove()
+
+
+def test_views_of_a_parameter() -> None:
+    """Transposed experts, as gpt-oss's, and halves of one weight."""
+    stored = nn.Parameter(torch.randn(2, 4, 6, dtype=torch.bfloat16))
+    stored.main_grad = torch.zeros(2, 4, 6)
+    handle = epigrad.accumulate_main_grad([stored])
+    rows, ends = torch.ones(5, 4, dtype=torch.bfloat16), torch.tensor([2, 5])
+    epigrad.grouped_linear(rows, stored.transpose(1, 2), offsets=ends).sum().backward()
+    assert stored.grad is None and stored.main_grad[0].eq(2).all() and stored.main_grad[1].eq(3).all()
+    stored.main_grad.zero_()
+    epigrad.gated_linear(rows, stored[0].t()[:3], stored[0].t()[3:], kind="bilinear").sum().backward()
+    assert stored.grad is None and stored.main_grad[0].ne(0).all() and stored.main_grad[1].eq(0).all()
+    handle.remove()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64], ids=str)
+def test_a_main_grad_of_another_dtype_or_shape(dtype: torch.dtype) -> None:
+    layer = epigrad.nn.Linear(4, 4, dtype=torch.bfloat16)
+    handle = epigrad.accumulate_main_grad(layer)
+    layer.weight.main_grad = torch.zeros(4, 4, dtype=dtype)
+    with pytest.raises(errors.DTypeError, match=r"main_grad: torch.*, want a float32 tensor"):
+        layer(torch.ones(2, 4, dtype=torch.bfloat16)).sum().backward()
+    layer.weight.main_grad = torch.zeros(4, 5)
+    with pytest.raises(errors.InvalidProblemError, match=r"main_grad: shape \[4, 5\], want the parameter's \[4, 4\]"):
+        layer(torch.ones(2, 4, dtype=torch.bfloat16)).sum().backward()
+    handle.remove()
+
+
+def test_what_is_refused() -> None:
+    with pytest.raises(errors.DTypeError, match="accumulate_main_grad: int, want a module or"):
+        epigrad.accumulate_main_grad([3])  # type: ignore[list-item]
+    layer = epigrad.nn.Linear(4, 4, dtype=torch.bfloat16)
+    handle = switched_on(layer)
+    x = torch.ones(2, 4, dtype=torch.bfloat16)
+    with pytest.raises(errors.UnsupportedError, match="create_graph"):
+        torch.autograd.grad(layer(x).sum(), layer.weight, create_graph=True)
+    with pytest.raises(errors.UnsupportedError, match=r"under torch\.compile, torch\.func"):
+        torch.func.grad(lambda y: layer(y).sum().float())(x)
+    with epigrad.use_backend("webgpu"), pytest.raises(errors.UnsupportedError, match="webgpu"):
+        layer(x)
+    assert layer.weight.main_grad.eq(0).all() and layer.weight.grad is None
+    handle.remove()
+    assert not torch.autograd.grad(layer(x).sum(), layer.weight)[0].eq(0).any()
+
+
+def test_a_parameter_that_is_gone_is_switched_off() -> None:
+    for _ in range(20):
+        layer = epigrad.nn.Linear(4, 4, dtype=torch.bfloat16)
+        layer.weight.main_grad = torch.zeros(4, 4)
+        epigrad.accumulate_main_grad([layer.weight])
+        del layer
+        gc.collect()
+        other = epigrad.nn.Linear(4, 4, dtype=torch.bfloat16)
+        other.weight.main_grad = torch.zeros(4, 4)
+        other(torch.ones(2, 4, dtype=torch.bfloat16)).sum().backward()
+        assert other.weight.grad is not None
+
+
+@pytest.mark.skipif(not hasattr(torch.Tensor, "grad_dtype"), reason="PyTorch has no grad_dtype before 2.11")
+@half
+@on_devices
+def test_a_leaf_that_asks_for_float32(dtype: torch.dtype, device: str) -> None:
+    weights = drawn(device, dtype, (33, 40), (33,))
+    x, grad = drawn(device, dtype, (90, 40), (90, 33))
+    for weight in weights:
+        weight.requires_grad_().grad_dtype = torch.float32
+    epigrad.linear(x, *weights, "gelu").backward(grad)
+    wide = [torch.empty(33, 40, device=device), torch.empty(33, device=device)]
+    backward.linear_backward(grad, x, *weights, "gelu", out=(None, *wide))
+    for weight, want in zip(weights, wide, strict=True):
+        assert weight.grad is not None
+        assert_same_bits(weight.grad, want)
+    epigrad.linear(x, *weights, "gelu").backward(grad)
+    assert_same_bits(weights[0].grad, 2 * wide[0])

@@ -1,0 +1,138 @@
+"""Groups of rows on a GPU at sizes of many tiles: by Hopper's kernels, and by those of any
+strides."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import epigrad
+import pytest
+import torch
+from epigrad import Gated, backward
+from torch import Tensor
+
+from tests.support import compositions, oracle
+from tests.support.compositions import leaves
+from tests.support.devices import needs
+from tests.support.layouts import assert_same_bits
+
+pytestmark = needs("cuda")
+
+HALF = (torch.bfloat16, torch.float16)
+SIZES = {
+    "many tiles": (1500, 264, 136, 5, 3),
+    "few rows": (9, 2880, 328, 40, 2),
+    "one row a group": (40, 128, 64, 200, 1),
+    "a long depth": (300, 8200, 72, 3, 2),
+}
+"""Tokens, features, hidden features, experts, and experts of a token."""
+
+KINDS: dict[str, Any] = {
+    "swiglu": "swiglu",
+    "swiglu_oai": Gated("swiglu_oai"),
+    "geglu_tanh": "geglu_tanh",
+    "glu": "glu",
+    "relu2": "relu2",
+    "gelu": "gelu",
+}
+
+
+def drawn(generator: torch.Generator, dtype: torch.dtype, *shape: int, scale: float = 1.0) -> Tensor:
+    return (scale * torch.randn(shape, generator=generator)).to("cuda", dtype)
+
+
+def problem(size: str, kind: str, dtype: torch.dtype, transposed: bool = False) -> tuple[Tensor, list[Tensor], Tensor]:
+    """An index, the tensors with gradients, and the gradient to the output."""
+    tokens, features, hidden, experts, each = SIZES[size]
+    g = torch.Generator().manual_seed(0)
+    columns = 2 * hidden if kind not in ("relu2", "gelu") else hidden
+    index = torch.randint(-1, experts + 1, (tokens, each), generator=g).to("cuda")
+    w_in = drawn(g, dtype, experts, columns, features, scale=features**-0.5)
+    w_out = drawn(g, dtype, experts, features, hidden, scale=hidden**-0.5)
+    if transposed:
+        w_in, w_out = (w.transpose(1, 2).contiguous().transpose(1, 2) for w in (w_in, w_out))
+    layers = [w_in, drawn(g, dtype, experts, columns), w_out, drawn(g, dtype, experts, features)]
+    scale = torch.rand(tokens, each, generator=g).to("cuda")
+    return index, [drawn(g, dtype, tokens, features), scale, *layers], drawn(g, dtype, tokens, features)
+
+
+def wanted(index: Tensor, tensors: list[Tensor], grad: Tensor, kind: Any, gate: str) -> list[Tensor]:
+    """Output and gradients in float64."""
+    row = oracle.GATED[kind] if str(kind) in map(str, oracle.GATED) else None
+    act = oracle.ACTIVATIONS[kind].value if row is None else row.value
+    whole = act if row is None else lambda z: act(*compositions.halves(z, -1, gate))
+    wide = leaves(tensors, torch.float64)
+    out = compositions.experts(wide[0], index, *wide[1:], whole)
+    return [out.detach(), *torch.autograd.grad(out, wide, grad.double())]
+
+
+def assert_near(got: list[Tensor], want: list[Tensor], dtype: torch.dtype) -> None:
+    for place, (one, other) in enumerate(zip(got, want, strict=True)):
+        distance = torch.linalg.vector_norm(one.double() - other) / torch.linalg.vector_norm(other)
+        assert distance <= 4 * torch.finfo(dtype).eps, f"result {place}: {distance:.2g}"
+
+
+@pytest.mark.parametrize("dtype", HALF, ids=str)
+@pytest.mark.parametrize("transposed", [False, True], ids=["as stored", "transposed"])
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("size", SIZES)
+def test_a_mixture_of_many_tiles(size: str, kind: str, transposed: bool, dtype: torch.dtype) -> None:
+    index, tensors, grad = problem(size, kind, dtype, transposed)
+    gate = "second" if kind in ("relu2", "gelu") else "even" if transposed else "first"
+    operands = leaves(tensors)
+    out = epigrad.experts(operands[0], index, *operands[1:], KINDS[kind], gate=gate)
+    grads = torch.autograd.grad(out, operands, grad, retain_graph=True)
+    assert_near([out.detach(), *grads], wanted(index, tensors, grad, KINDS[kind], gate), dtype)
+    for one, other in zip(grads, torch.autograd.grad(out, operands, grad), strict=True):
+        assert_same_bits(one, other)
+    plain = epigrad.experts(tensors[0], index, *tensors[1:], KINDS[kind], gate=gate)
+    assert_same_bits(plain, out.detach())
+
+
+@pytest.mark.parametrize("dtype", HALF, ids=str)
+def test_addresses_that_boxes_cannot_start_at(dtype: torch.dtype) -> None:
+    """Weights and tokens that start two bytes late go another way, to results as near."""
+    index, tensors, grad = problem("many tiles", "swiglu", dtype)
+
+    def late(tensor: Tensor) -> Tensor:
+        buffer = tensor.new_empty(tensor.numel() + 1)
+        return buffer[1:].view(tensor.shape).copy_(tensor)
+
+    moved = leaves([late(tensor) for tensor in tensors])
+    out = epigrad.experts(moved[0], index, *moved[1:])
+    grads = torch.autograd.grad(out, moved, late(grad))
+    assert_near([out.detach(), *grads], wanted(index, tensors, grad, "swiglu", "second"), dtype)
+
+
+@pytest.mark.parametrize("dtype", HALF, ids=str)
+def test_float32_gradients_of_many_tiles(dtype: torch.dtype) -> None:
+    index, tensors, grad = problem("many tiles", "swiglu", dtype)
+    layers = tensors[2:]
+    narrow = backward.experts_backward(grad, tensors[0], index, *tensors[1:])
+    into = [torch.zeros(tensor.shape, device="cuda") for tensor in layers]
+    for times in (1, 2):
+        backward.experts_backward(grad, tensors[0], index, *tensors[1:], out=(None, None, *into), accumulate=True)
+        for one, other in zip(into, narrow[2:], strict=True):
+            distance = torch.linalg.vector_norm(one / times - other.float()) / torch.linalg.vector_norm(other.float())
+            assert distance <= torch.finfo(dtype).eps
+    fresh = [torch.full(tensor.shape, torch.nan, device="cuda") for tensor in layers]
+    backward.experts_backward(grad, tensors[0], index, *tensors[1:], out=(None, None, *fresh))
+    for one, other in zip(fresh, narrow[2:], strict=True):
+        assert_same_bits(one.to(dtype), other)
+
+
+def test_a_graph_of_cuda_has_the_routing_of_each_run() -> None:
+    index, tensors, _ = problem("many tiles", "swiglu", torch.bfloat16)
+    x, *rest = tensors
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            epigrad.experts(x, index, *rest)
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = epigrad.experts(x, index, *rest)
+    for seed in range(3):
+        index.copy_(torch.randint(0, 5, index.shape, generator=torch.Generator().manual_seed(seed)))
+        graph.replay()
+        assert_same_bits(out, epigrad.experts(x, index, *rest))

@@ -1,14 +1,16 @@
-"""epigrad inside models that are there already: `epigrad.integrations.transformers.patch` and
-`unpatch`.
+"""epigrad inside models that are there already: `epigrad.integrations.transformers.patch`,
+`unpatch` and `register_experts`.
 
 Importing this imports neither transformers nor timm: the blocks of a model are recognised by the
 names of their classes. In reading order:
 
-    transformers  `patch` and `unpatch` for Hugging Face's transformers
+    transformers  `patch`, `unpatch` and `register_experts` for Hugging Face's transformers
     timm          the same for timm's vision transformers
     patching      how a block gets another class
     table         which blocks of which libraries epigrad computes
     blocks        the kinds of these blocks
+    experts       the experts of mixtures, as one of transformers' implementations of them
+    gates         what these experts do between their projections
     layers        the activations inside of blocks, and the modules that do nothing there
 """
 

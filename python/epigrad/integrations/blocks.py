@@ -7,8 +7,9 @@ be fused is called as a module, or the block's own forward runs.
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +19,7 @@ from epigrad import errors, functional, kinds
 from epigrad._core.projections import class_name, held_back, weight_and_bias, why_called
 from epigrad._core.tables import GATED_KINDS
 from epigrad._core.torch_state import constant_to_dynamo
-from epigrad.integrations.layers import activation_of, passes
+from epigrad.integrations.layers import activation_of, activation_of_function, fixed, passes
 
 _KIND_OF_GATE = {row.activation: kind for kind, row in GATED_KINDS.items() if row.activation}
 
@@ -47,7 +48,8 @@ class Gate:
     Attributes:
         activation: the block's module that the gate goes through; "" where `kind` says it all.
         kind: the kind of a block without such a module.
-        parameters: the kind's, by name: numbers, or the block's attributes that have them.
+        parameters: the kind's, by name: numbers, or the block's attributes that have them, as in
+            ``act.limit``.
     """
 
     activation: str = ""
@@ -56,7 +58,7 @@ class Gate:
 
     def of(self, module: nn.Module) -> str | kinds.Gated | None:
         """The kind, None for one that epigrad does not know: its name, if it has no parameters."""
-        name = self.kind or _gated_kind(activation_of(_layer(module, self.activation)))
+        name = self.kind or _gated_kind(activation_in(module, self.activation))
         if name is None or not self.parameters:
             return name
         return _with_parameters(name, self._names(), *self._values(module))
@@ -65,11 +67,11 @@ class Gate:
         return tuple([name for name, _ in self.parameters])
 
     def _values(self, module: nn.Module) -> list[float]:
-        return [getattr(module, value) if isinstance(value, str) else value for _, value in self.parameters]
+        return [fixed(_attribute(module, value)) if isinstance(value, str) else value for _, value in self.parameters]
 
     def obstacle(self, module: nn.Module) -> str:
         """Why the kind is not epigrad's; empty if it is."""
-        if self.activation and (reason := _activation_obstacle(module, self.activation, gated=True)):
+        if self.activation and (reason := activation_obstacle(module, self.activation, gated=True)):
             return reason
         if self.of(module) is None:
             return ", ".join(
@@ -87,6 +89,13 @@ def _gated_kind(activation: str | kinds.Activation | None) -> str | None:
 @constant_to_dynamo
 def _with_parameters(name: str, names: tuple[str, ...], *values: float) -> kinds.Gated | None:
     """A gated kind; None for parameters that it does not take."""
+    if all(type(value) is float or type(value) is int for value in values):
+        return _made(name, names, *values)
+    return _made.__wrapped__(name, names, *values)
+
+
+@functools.lru_cache(maxsize=256, typed=True)  # making one takes longer than all else of a call
+def _made(name: str, names: tuple[str, ...], *values: float) -> kinds.Gated | None:
     try:
         return kinds.Gated(name, **dict(zip(names, values, strict=True)))
     except errors.EpigradError:
@@ -100,18 +109,35 @@ def _layer(module: nn.Module, name: str) -> nn.Module:
     return layer
 
 
-def _activation_obstacle(module: nn.Module, name: str, gated: bool) -> str:
+def _attribute(module: nn.Module, path: str) -> Any:
+    found: Any = module
+    for name in path.split("."):
+        found = getattr(found, name)
+    return found
+
+
+def activation_in(module: nn.Module, name: str) -> str | kinds.Activation | None:
+    """The activation that a block has by a name: a module, or a function."""
     layer = module._modules.get(name)
-    if layer is None:  # a function, as configurations of BERT may have
-        return f"{name} is not a module"
-    activation = activation_of(layer)
+    return activation_of_function(getattr(module, name, None)) if layer is None else activation_of(layer)
+
+
+def activation_obstacle(module: nn.Module, name: str, gated: bool) -> str:
+    """Why epigrad does not compute an activation of a block; empty if it does."""
+    activation = activation_in(module, name)
     if activation is None:
-        return f"{name} is a {class_name(layer)}, which epigrad does not have"
+        return f"{name} is {_what(module, name)}, which epigrad does not have"
     if gated and _gated_kind(activation) is None:
-        return f"{name} is a {class_name(layer)}, which no gated kind of epigrad has for its gate"
-    if reason := why_called(layer):
+        return f"{name} is {_what(module, name)}, which no gated kind of epigrad has for its gate"
+    layer = module._modules.get(name)
+    if layer is not None and (reason := why_called(layer)):
         return f"{name} {reason}"
     return ""
+
+
+def _what(module: nn.Module, name: str) -> str:
+    found = getattr(module, name, None)
+    return f"a {class_name(found)}" if isinstance(found, nn.Module) else f"{found!r}"
 
 
 def _faster_as_modules(input: Tensor) -> bool:
@@ -228,7 +254,9 @@ class Plain:
         return (self.up,) if self.down is None else (self.up, self.down)
 
     def obstacle(self, module: nn.Module) -> str:
-        return _activation_obstacle(module, self.activation, gated=False) or held_back(module, self.up)
+        if module._modules.get(self.activation) is None:  # a function, as configurations of BERT may have
+            return f"{self.activation} is not a module"
+        return activation_obstacle(module, self.activation, gated=False) or held_back(module, self.up)
 
     def told(self, module: nn.Module) -> str:
         name = activation_of(_layer(module, self.activation))

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import nn
+from torch.compiler import is_compiling
 
 from epigrad import errors
 from epigrad._core.projections import full_name, why_called
@@ -57,6 +59,14 @@ ACTIVATIONS = {
 `FastGELUActivation` is not here: its constant has ten digits.
 """
 
+FUNCTIONS: dict[Any, str] = {
+    nn.functional.gelu: "gelu",
+    nn.functional.relu: "relu",
+    nn.functional.silu: "silu",
+    torch.sigmoid: "sigmoid",
+    torch.tanh: "tanh",
+}
+"""Functions that some blocks have where others have a module."""
 
 _PARAMETERS = {
     "celu": ("alpha",),
@@ -76,8 +86,16 @@ def activation_of(module: nn.Module) -> str | Activation | None:
     if name == "gelu" and type(module) is nn.GELU and module.approximate == "tanh":
         return "gelu_tanh"
     if name in _PARAMETERS:
-        return _with_values(name, *[getattr(module, attribute) for attribute in _PARAMETERS[name]])
+        return _with_values(name, *[fixed(getattr(module, attribute)) for attribute in _PARAMETERS[name]])
     return name
+
+
+def fixed(value: Any) -> Any:
+    """A parameter as functions marked for Dynamo take it.
+
+    After a change Dynamo makes a symbol of a number, and guards on its value once it is text.
+    """
+    return float(f"{value}") if is_compiling() and type(value) in (int, float) else value
 
 
 @constant_to_dynamo
@@ -94,6 +112,12 @@ def _with_values(name: str, *values: float) -> Activation | None:
 @constant_to_dynamo
 def _name_of(cls: type[Any]) -> str | None:
     return ACTIVATIONS.get(full_name(cls))
+
+
+@constant_to_dynamo
+def activation_of_function(function: Any) -> str | None:
+    """The activation of a function, None for one that epigrad does not know."""
+    return FUNCTIONS.get(function)
 
 
 def passes(module: nn.Module) -> bool:

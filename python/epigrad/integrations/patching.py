@@ -1,4 +1,5 @@
-"""`patch` and `unpatch`: a block gets another class, and nothing else of it changes.
+"""`patch` and `unpatch`: a block gets another class, and nothing else of it changes. Experts get
+another implementation by transformers' own setting.
 
 The class is made from the block's own and adds a forward. So the block stays an instance of its
 class, with the same parameters, names, hooks and place in the model, and `unpatch` gives the class
@@ -18,6 +19,7 @@ from torch import nn
 
 from epigrad import errors
 from epigrad._core.projections import any_global_hook, class_name, full_name, replaced
+from epigrad.integrations import experts
 from epigrad.integrations.blocks import Block
 from epigrad.integrations.table import BLOCKS
 
@@ -59,11 +61,14 @@ class Patched:
 
 
 def patch(model: nn.Module) -> Report:
-    """Let epigrad compute the MLPs of a model, in place.
+    """Let epigrad compute the MLPs and the experts of a model, in place.
 
     The model's parameters, state dict, modules and hooks stay what they are. A block is left alone
     where epigrad would not compute the same, and the report says why. Each call of a block checks
     again for what came after `patch`: adapters, hooks and quantised layers keep their part.
+
+    Experts are set to the implementation of `register_experts`, by their configuration: all that
+    share it, or none.
 
     Args:
         model: a model of transformers or timm, or any module that has blocks of theirs inside.
@@ -98,15 +103,20 @@ def patch(model: nn.Module) -> Report:
         if not isinstance(module, Patched):
             module.__class__ = _patched_class(type(module))
         report.patched[name] = f"{_own_class(module).__name__} by {block.told(module)}"
+    switched, left = experts.switch(model)
+    report.patched.update(switched)
+    report.left.update(left)
+    around = {name[: place.start()] for name in switched | left for place in re.finditer(r"\.", name)}
     for name, module in model.named_modules():
-        known = name in report.patched or name in report.left
+        known = name in report.patched or name in report.left or name in around
         if not known and _LIKE_A_BLOCK.search(type(module).__name__) and next(module.children(), None) is not None:
             report.left[name] = f"{type(module).__name__}: a class that epigrad does not know"
     return report
 
 
 def unpatch(model: nn.Module) -> tuple[str, ...]:
-    """Give the blocks of a model their own forward back.
+    """Give the blocks of a model their own forward back, and experts the implementation that they
+    had.
 
     Args:
         model: a module that `patch` got, or one that holds such modules.
@@ -139,7 +149,7 @@ def unpatch(model: nn.Module) -> tuple[str, ...]:
             )
     for _, module in found:
         module.__class__ = module.epigrad_original
-    return tuple(name for name, _ in found)
+    return (*(name for name, _ in found), *experts.restore(model))
 
 
 def _checked(op: str, model: nn.Module) -> nn.Module:

@@ -1,8 +1,8 @@
-"""The MLPs of Hugging Face's transformers, by epigrad.
+"""The MLPs and experts of Hugging Face's transformers, by epigrad.
 
 ``patch(model)`` replaces the maths of the blocks that `epigrad.integrations.table.BLOCKS` lists, in
 place, and ``unpatch(model)`` takes it back. Parameters, their names and the modules around them
-stay as they are.
+stay as they are. ``register_experts()`` makes epigrad an experts implementation by itself.
 
 Examples:
     >>> import epigrad
@@ -19,6 +19,7 @@ Examples:
 
 from __future__ import annotations
 
+from epigrad.integrations.experts import register_experts
 from epigrad.integrations.patching import Report, patch, unpatch
 
-__all__ = ["Report", "patch", "unpatch"]
+__all__ = ["Report", "patch", "register_experts", "unpatch"]

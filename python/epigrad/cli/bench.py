@@ -1,7 +1,8 @@
 """``python -m epigrad bench``: this machine, against PyTorch eager and `torch.compile`.
 
 One table for each kind of device: `bench_cpu`, `bench_cuda` and `bench_webgpu` say what their rows
-are and how they are timed. `bench_models` has the table of whole models.
+are and how they are timed. `bench_models` has the table of whole models, and `bench_experts` that
+of mixtures of experts.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import re
 from typing import TYPE_CHECKING
 
 from epigrad._core import selection
-from epigrad.cli import bench_cpu, bench_cuda, bench_models, bench_webgpu
+from epigrad.cli import bench_cpu, bench_cuda, bench_experts, bench_models, bench_webgpu
 from epigrad.cli.models import MODELS
 from epigrad.cli.report import STDOUT, check_paths
 
@@ -28,6 +29,7 @@ examples:
   python -m epigrad bench --rows "gated.*bfloat16"         some rows only
   python -m epigrad bench --json results --plot results    kept by date and device, in a directory that exists
   python -m epigrad bench --models gpt2,vit                training steps of whole models, on cpu or cuda
+  python -m epigrad bench --experts                        mixtures of experts, on cpu or cuda
   python -m epigrad bench --quick --json | jq .rows        progress goes to stderr then
 
 exit codes: 0 if all was measured, 1 if a row failed or a device is not here, 2 for arguments that make no sense. What
@@ -64,6 +66,15 @@ def add_parser(subparsers: Subparsers) -> None:
         metavar="NAMES",
         help=f"training steps of models of transformers and timm in place of operations: {', '.join(MODELS)}, or all",
     )
+    parser.add_argument(
+        "--experts",
+        type=bench_experts.chosen_cases,
+        nargs="?",
+        const=tuple(bench_experts.CASES),
+        metavar="NAMES",
+        help="mixtures of experts of transformers in place of operations, against its grouped_mm and dense products: "
+        f"{', '.join(bench_experts.CASES)}, or all",
+    )
     parser.add_argument("--rows", type=_pattern, metavar="PATTERN", help="only rows whose name this is found in")
     parser.add_argument(
         "--seconds",
@@ -94,11 +105,15 @@ def add_parser(subparsers: Subparsers) -> None:
 
 def main(args: argparse.Namespace) -> int:
     """Measure the table of each requested device."""
-    if args.models is not None:
+    if args.models is not None and args.experts is not None:
+        args.error("--models, --experts: want one of the two")
+    for option in ("models", "experts"):
+        if getattr(args, option) is None:
+            continue
         if args.device in ("webgpu", "all"):
-            args.error("--models: want one device, cpu or cuda")
+            args.error(f"--{option}: want one device, cpu or cuda")
         if args.rows is not None or args.all_kinds:
-            args.error("--models: --rows and --all-kinds choose rows of other tables")
+            args.error(f"--{option}: --rows and --all-kinds choose rows of other tables")
     here = {info.name for info in selection.backends() if info.available}
     chosen = [args.device] if args.device in _TABLES else [name for name in _TABLES if name in here]
     if args.device is None:
@@ -109,6 +124,8 @@ def main(args: argparse.Namespace) -> int:
     check_paths(args, len(chosen))
     if args.models is not None:
         return bench_models.run(args, chosen[0])
+    if args.experts is not None:
+        return bench_experts.run(args, chosen[0])
     return max(_TABLES[name](args) for name in chosen)
 
 

@@ -1,5 +1,6 @@
 // Package epigrad computes fused epilogues and their gradients for Go programs: linear layers and
-// products with an activation, gated activations and linear interpolation, forward and backward.
+// products with an activation, feed-forward blocks, mixtures of experts, gated activations and
+// linear interpolation, forward and backward.
 // There is no graph, no context and no Python: tensors go in, results are written where the caller
 // asks.
 //
@@ -12,7 +13,7 @@
 // # Tensors
 //
 // Tensor[T] is a slice with a shape and strides, on memory that stays the caller's; T is float32,
-// float64, BFloat16 or Float16. Of, New and Matrix make one, and FromBlas32, FromBlas64 and FromMat
+// float64, BFloat16 or Float16, and int64 for the indices of a mixture of experts. Of, New and Matrix make one, and FromBlas32, FromBlas64 and FromMat
 // share the memory of gonum's matrices (row-major, with a stride), so that what is written into
 // such a tensor stands in the matrix. Any strides are accepted, also 0 and negative ones, and empty
 // dimensions.

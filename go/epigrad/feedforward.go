@@ -31,15 +31,15 @@ type GatedLinearGradients[T Element] struct {
 // Forward writes the output and the preactivation; either may be nil.
 func (p GatedLinear[T]) Forward(out, preactivation *Tensor[T]) error {
 	return run(op.Call{Op: "gated_linear", Kind: p.Kind, Parameters: p.Parameters}, p.Options,
-		[]*Tensor[T]{p.Input, p.WeightValue, p.WeightGate, p.BiasValue, p.BiasGate}, []*Tensor[T]{out, preactivation})
+		[]operand{p.Input, p.WeightValue, p.WeightGate, p.BiasValue, p.BiasGate}, []operand{out, preactivation})
 }
 
 // Backward writes the gradients for gradOutput, the gradient to the output; a nil preactivation is
 // formed again.
 func (p GatedLinear[T]) Backward(gradOutput, preactivation *Tensor[T], g GatedLinearGradients[T]) error {
 	return run(op.Call{Op: "gated_linear_backward", Kind: p.Kind, Parameters: p.Parameters, Accumulate: g.Accumulate}, p.Options,
-		[]*Tensor[T]{gradOutput, p.Input, p.WeightValue, p.WeightGate, p.BiasValue, p.BiasGate, preactivation},
-		[]*Tensor[T]{g.Input, g.WeightValue, g.WeightGate, g.BiasValue, g.BiasGate})
+		[]operand{gradOutput, p.Input, p.WeightValue, p.WeightGate, p.BiasValue, p.BiasGate, preactivation},
+		[]operand{g.Input, g.WeightValue, g.WeightGate, g.BiasValue, g.BiasGate})
 }
 
 // MLP is a feed-forward block:
@@ -71,15 +71,15 @@ type MLPGradients[T Element] struct {
 // Forward writes the output and the preactivation; either may be nil.
 func (p MLP[T]) Forward(out, preactivation *Tensor[T]) error {
 	return run(op.Call{Op: "mlp", Kind: p.Activation, Parameters: p.Parameters}, p.Options,
-		[]*Tensor[T]{p.Input, p.Weight1, p.Bias1, p.Weight2, p.Bias2}, []*Tensor[T]{out, preactivation})
+		[]operand{p.Input, p.Weight1, p.Bias1, p.Weight2, p.Bias2}, []operand{out, preactivation})
 }
 
 // Backward writes the gradients for gradOutput, the gradient to the output; a nil preactivation is
 // formed again.
 func (p MLP[T]) Backward(gradOutput, preactivation *Tensor[T], g MLPGradients[T]) error {
 	return run(op.Call{Op: "mlp_backward", Kind: p.Activation, Parameters: p.Parameters, Accumulate: g.Accumulate}, p.Options,
-		[]*Tensor[T]{gradOutput, p.Input, p.Weight1, p.Bias1, p.Weight2, p.Bias2, preactivation},
-		[]*Tensor[T]{g.Input, g.Weight1, g.Bias1, g.Weight2, g.Bias2})
+		[]operand{gradOutput, p.Input, p.Weight1, p.Bias1, p.Weight2, p.Bias2, preactivation},
+		[]operand{g.Input, g.Weight1, g.Bias1, g.Weight2, g.Bias2})
 }
 
 // GatedMLP is a feed-forward block with a gated activation:
@@ -114,18 +114,18 @@ type GatedMLPGradients[T Element] struct {
 // Forward writes the output and the preactivation; either may be nil.
 func (p GatedMLP[T]) Forward(out, preactivation *Tensor[T]) error {
 	return p.run(op.Call{Op: "gated_mlp"},
-		[]*Tensor[T]{p.Input, p.WeightIn, p.BiasIn, p.WeightOut, p.BiasOut}, []*Tensor[T]{out, preactivation})
+		[]operand{p.Input, p.WeightIn, p.BiasIn, p.WeightOut, p.BiasOut}, []operand{out, preactivation})
 }
 
 // Backward writes the gradients for gradOutput, the gradient to the output; a nil preactivation is
 // formed again.
 func (p GatedMLP[T]) Backward(gradOutput, preactivation *Tensor[T], g GatedMLPGradients[T]) error {
 	return p.run(op.Call{Op: "gated_mlp_backward", Accumulate: g.Accumulate},
-		[]*Tensor[T]{gradOutput, p.Input, p.WeightIn, p.BiasIn, p.WeightOut, p.BiasOut, preactivation},
-		[]*Tensor[T]{g.Input, g.WeightIn, g.BiasIn, g.WeightOut, g.BiasOut})
+		[]operand{gradOutput, p.Input, p.WeightIn, p.BiasIn, p.WeightOut, p.BiasOut, preactivation},
+		[]operand{g.Input, g.WeightIn, g.BiasIn, g.WeightOut, g.BiasOut})
 }
 
-func (p GatedMLP[T]) run(c op.Call, inputs, outputs []*Tensor[T]) (err error) {
+func (p GatedMLP[T]) run(c op.Call, inputs, outputs []operand) (err error) {
 	if c.Gate, err = op.ParseGate(c.Op, p.Gate); err != nil {
 		return err
 	}

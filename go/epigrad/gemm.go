@@ -32,15 +32,15 @@ type LinearGradients[T Element] struct {
 // Forward writes the output and the preactivation; either may be nil.
 func (p Linear[T]) Forward(out, preactivation *Tensor[T]) error {
 	return run(op.Call{Op: "linear", Kind: p.Activation, Parameters: p.Parameters}, p.Options,
-		[]*Tensor[T]{p.Input, p.Weight, p.Bias}, []*Tensor[T]{out, preactivation})
+		[]operand{p.Input, p.Weight, p.Bias}, []operand{out, preactivation})
 }
 
 // Backward writes the gradients for gradOutput, the gradient to the output: with g = gradOutput
 // act'(pre), g weight to the input, gᵀ input to the weight and the sum of g's rows to the bias.
 func (p Linear[T]) Backward(gradOutput *Tensor[T], saved Saved[T], gradients LinearGradients[T]) error {
 	return run(op.Call{Op: "linear_backward", Kind: p.Activation, Parameters: p.Parameters, Accumulate: gradients.Accumulate}, p.Options,
-		[]*Tensor[T]{gradOutput, p.Input, p.Weight, p.Bias, saved.Preactivation, saved.Output},
-		[]*Tensor[T]{gradients.Input, gradients.Weight, gradients.Bias})
+		[]operand{gradOutput, p.Input, p.Weight, p.Bias, saved.Preactivation, saved.Output},
+		[]operand{gradients.Input, gradients.Weight, gradients.Bias})
 }
 
 // Matmul is act(a b + bias):
@@ -70,13 +70,13 @@ type MatmulGradients[T Element] struct {
 // Forward writes the output and the preactivation; either may be nil.
 func (p Matmul[T]) Forward(out, preactivation *Tensor[T]) error {
 	return run(op.Call{Op: "matmul_bias_activation", Kind: p.Activation, Parameters: p.Parameters}, p.Options,
-		[]*Tensor[T]{p.A, p.B, p.Bias}, []*Tensor[T]{out, preactivation})
+		[]operand{p.A, p.B, p.Bias}, []operand{out, preactivation})
 }
 
 // Backward writes the gradients for gradOutput: with g = gradOutput act'(pre), g bᵀ to a, aᵀ g to b
 // and the sum of g's rows to the bias.
 func (p Matmul[T]) Backward(gradOutput *Tensor[T], saved Saved[T], gradients MatmulGradients[T]) error {
 	return run(op.Call{Op: "matmul_bias_activation_backward", Kind: p.Activation, Parameters: p.Parameters, Accumulate: gradients.Accumulate}, p.Options,
-		[]*Tensor[T]{gradOutput, p.A, p.B, p.Bias, saved.Preactivation, saved.Output},
-		[]*Tensor[T]{gradients.A, gradients.B, gradients.Bias})
+		[]operand{gradOutput, p.A, p.B, p.Bias, saved.Preactivation, saved.Output},
+		[]operand{gradients.A, gradients.B, gradients.Bias})
 }

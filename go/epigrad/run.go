@@ -49,7 +49,7 @@ func ParametersOf(kind string) []string {
 }
 
 // run binds the tensors to the operation's arguments and computes.
-func run[T Element](c op.Call, o Options, inputs, outputs []*Tensor[T]) (err error) {
+func run(c op.Call, o Options, inputs, outputs []operand) (err error) {
 	defer func() {
 		if r := recover(); r != nil {
 			err = status.Errorf(status.Internal, "%s: panic: %v\n%s", c.Op, r, debug.Stack())
@@ -63,8 +63,8 @@ func run[T Element](c op.Call, o Options, inputs, outputs []*Tensor[T]) (err err
 		return err
 	}
 	wanted := make([]bool, len(outputs))
-	for i := range outputs {
-		wanted[i] = outputs[i] != nil
+	for i, v := range c.Outputs {
+		wanted[i] = v != nil
 	}
 	_, needed, err := op.Infer(&c, wanted)
 	if err != nil {
@@ -79,7 +79,12 @@ func run[T Element](c op.Call, o Options, inputs, outputs []*Tensor[T]) (err err
 	return op.Run(&c)
 }
 
-func views[T Element](name string, arguments []op.Argument, tensors []*Tensor[T], first int) ([]*tensor.View, error) {
+// operand is a tensor, which may be nil, of a call's element type or of indices.
+type operand interface {
+	view(op, argument string, operand int) (*tensor.View, error)
+}
+
+func views(name string, arguments []op.Argument, tensors []operand, first int) ([]*tensor.View, error) {
 	list := make([]*tensor.View, len(tensors))
 	for i, t := range tensors {
 		v, err := t.view(name, arguments[i].Name, first+i)

@@ -18,9 +18,14 @@ type Element interface {
 	float32 | float64 | BFloat16 | Float16
 }
 
+// Index is what tensors of indices and of offsets are made of.
+type Index interface {
+	int32 | int64
+}
+
 // Tensor is a typed, strided window on a slice. Making one checks nothing; the functions that use
 // it do.
-type Tensor[T Element] struct {
+type Tensor[T Element | Index] struct {
 	// Data holds the elements. It may be longer than what the shape reaches.
 	Data []T
 	// Shape is the size of each dimension; no dimensions is a scalar.
@@ -33,13 +38,13 @@ type Tensor[T Element] struct {
 }
 
 // Of returns a row-major tensor on a slice.
-func Of[T Element](data []T, shape ...int) *Tensor[T] {
+func Of[T Element | Index](data []T, shape ...int) *Tensor[T] {
 	return &Tensor[T]{Data: data, Shape: shape}
 }
 
 // New returns a row-major tensor of zeros. A shape that makes no sense gets no memory, and an error
 // from the function that it is given to.
-func New[T Element](shape ...int) *Tensor[T] {
+func New[T Element | Index](shape ...int) *Tensor[T] {
 	t := &Tensor[T]{Shape: shape}
 	if v, err := tensor.New(nil, 0, dtypeOf[T](), cpu, wide(shape), nil, 0); err == nil {
 		t.Data = make([]T, v.Numel())
@@ -48,7 +53,7 @@ func New[T Element](shape ...int) *Tensor[T] {
 }
 
 // Matrix returns a matrix whose rows start stride elements apart, as gonum's General has them.
-func Matrix[T Element](rows, columns int, data []T, stride int) *Tensor[T] {
+func Matrix[T Element | Index](rows, columns int, data []T, stride int) *Tensor[T] {
 	return &Tensor[T]{Data: data, Shape: []int{rows, columns}, Strides: []int{stride, 1}}
 }
 
@@ -90,7 +95,7 @@ func (t *Tensor[T]) Transposed() *Tensor[T] {
 
 var cpu = tensor.Device{Type: tensor.CPU}
 
-func dtypeOf[T Element]() dtype.DType {
+func dtypeOf[T Element | Index]() dtype.DType {
 	switch any(*new(T)).(type) {
 	case float32:
 		return dtype.Float32
@@ -98,8 +103,12 @@ func dtypeOf[T Element]() dtype.DType {
 		return dtype.Float64
 	case BFloat16:
 		return dtype.BFloat16
-	default:
+	case Float16:
 		return dtype.Float16
+	case int32:
+		return dtype.Int32
+	default:
+		return dtype.Int64
 	}
 }
 

@@ -271,6 +271,55 @@ def check_backward() -> None:
         np.testing.assert_allclose(got, want, rtol=1e-12)
 
 
+def integers(array: Array) -> DLTensor:
+    """A tensor of indices or of offsets."""
+    return tensor(array, dtype=DataType(0, array.itemsize * 8, 1))
+
+
+def check_groups() -> None:
+    weights, bias = np.stack([W, -W, 2 * W]), np.stack([B, B, -B])
+    group = np.array([0, 2, 3])  # of each row, of which the last is nobody's
+    for width in (np.int32, np.int64):
+        offsets = integers(np.array([1, 1, 2], width))
+        out, pre = nan(3, 5), nan(3, 5)
+        run("grouped_linear", "tanh", [X, weights, bias, offsets], [out, pre])
+        want = np.stack([weights[e] @ x + bias[e] if e < 3 else 0 * B for x, e in zip(X, group, strict=True)])
+        np.testing.assert_allclose(pre, want, rtol=1e-14)
+        np.testing.assert_allclose(out, np.tanh(want), rtol=1e-14)
+        grads = [nan(3, 4), nan(3, 5, 4), nan(3, 5)]
+        run("grouped_linear_backward", "tanh", [G, X, weights, bias, offsets, pre], grads)
+        slope = G / np.cosh(want) ** 2 * (group < 3)[:, None]
+        np.testing.assert_allclose(grads[0][:2], np.stack([slope[0] @ W, slope[1] @ (2 * W)]), rtol=1e-12)
+        np.testing.assert_allclose(grads[1], [np.outer(slope[0], X[0]), 0 * W, np.outer(slope[1], X[1])], rtol=1e-12)
+        np.testing.assert_allclose(grads[2], [slope[0], 0 * B, slope[1]], rtol=1e-12)
+        assert not grads[0][2].any()
+    index = np.array([[0, 1], [1, 7], [-1, 0]])  # 7 and -1 select nothing
+    scale = RNG.standard_normal((3, 2))
+    gates, down = RNG.standard_normal((2, 6, 4)), RNG.standard_normal((2, 4, 3))
+    out, pre = nan(3, 4), nan(6, 6)
+    run("experts", "swiglu", [X, integers(index), scale, gates, None, down, None], [out, pre])
+    want = np.zeros((3, 4))
+    for t, j in np.ndindex(3, 2):
+        if 0 <= index[t, j] < 2:
+            value, gate = np.split(gates[index[t, j]] @ X[t], 2)
+            want[t] += scale[t, j] * (down[index[t, j]] @ (value * gate * sigmoid(gate)))
+    np.testing.assert_allclose(out, want, rtol=1e-12)
+    grad = nan(3, 2)
+    inputs = [want, X, integers(index), scale, gates, None, down, None, pre]
+    run("experts_backward", "swiglu", inputs, [None, grad, None, None, None, None])
+    np.testing.assert_allclose((grad * scale).sum(1), (want * want).sum(1), rtol=1e-12)  # out is linear in scale
+    assert grad[1, 1] == 0 and grad[2, 0] == 0
+    for wrong, word in (([2, 1, 2], "offsets"), ([0, 1, 4], "offsets"), ([-1, 1, 2], "offsets")):
+        fresh = nan(3, 5)
+        call = make_call("grouped_linear", None, [X, weights, None, integers(np.array(wrong))], [fresh, None])
+        workspace = scratch(needed(call))
+        call.workspace, call.workspace_nbytes = workspace.ctypes.data, workspace.nbytes
+        refused(INVALID, "grouped_linear", word, call=call, outputs=[fresh])
+    refused(
+        DTYPE, "index", call=make_call("experts", "swiglu", [X, X[:, :2], scale, gates, None, down, None], [out, None])
+    )
+
+
 def check_null_strides_and_layouts() -> None:
     want, out = nan(3, 5), nan(3, 5)
     run("linear", "gelu", [X, W, B], [want, None])

@@ -112,6 +112,17 @@ def test_the_drivers_code_and_name_travel_with_the_error(error: errors.EpigradEr
     assert "cuLaunchKernel: CUDA_ERROR_ILLEGAL_ADDRESS (700)" in str(copy)
 
 
+def routed_tensors() -> dict[str, Tensor | None]:
+    """The tensors of four tokens, each seen by one of three experts with two hidden features."""
+    index = torch.zeros(4, 1, dtype=torch.int64)
+    weights = {"weight_in": t(3, 4, 2), "bias_in": None, "weight_out": t(3, 2, 2), "bias_out": None}
+    return {"input": t(4, 2), "index": index, "scale": t(4, 1), **weights}
+
+
+def routed(kind: str = "swiglu", gate: str = "second", **changes: Tensor) -> Any:
+    return epigrad.experts(**{**routed_tensors(), **changes}, kind=kind, gate=gate)
+
+
 INVALID = [
     Case(
         "matmul inner sizes",
@@ -224,6 +235,48 @@ INVALID = [
         ),
         ("grad_weight_value|grad_weight_gate",),
         (poison(5, 3),),
+    ),
+    *(
+        Case(
+            f"grouped_linear offsets {wrong}",
+            lambda out, wrong=wrong: forward.grouped_linear(t(4, 3), t(2, 5, 3), offsets=torch.tensor(wrong), out=out),
+            ("grouped_linear", "offsets"),
+            (poison(4, 5),),
+        )
+        for wrong in ([2, 1], [-1, 2], [2, 5], [2], [[1, 2]])
+    ),
+    Case(
+        "grouped_linear sizes",
+        lambda out: forward.grouped_linear(t(4, 3), t(2, 5, 2), offsets=torch.tensor([1, 2]), out=out),
+        ("grouped_linear", "weight|input", "2", "3"),
+        (poison(4, 5),),
+    ),
+    Case(
+        "grouped_linear bias",
+        lambda: epigrad.grouped_linear(t(4, 3), t(2, 5, 3), t(5), offsets=torch.tensor([1, 2])),
+        ("bias", r"\[5\]", r"\[2, 5\]"),
+    ),
+    *(
+        Case(f"experts {name}", lambda given=given: routed(**given), ("experts", name))
+        for name, given in {
+            "index": {"index": torch.zeros(4, 2, dtype=torch.int64)},
+            "scale": {"scale": t(4)},
+            "weight_in": {"weight_in": t(3, 5, 2)},
+            "bias_in": {"bias_in": t(3, 5)},
+            "weight_out": {"weight_out": t(3, 2, 3)},
+            "bias_out": {"bias_out": t(2)},
+            "gate": {"gate": "third"},
+            "kind": {"kind": "gelu_thanh"},
+        }.items()
+    ),
+    Case("experts gate of none", lambda: routed(kind="relu", weight_in=t(3, 2, 2), gate="first"), ("gate", "relu")),
+    Case(
+        "experts_backward grad_output",
+        lambda out: backward.experts_backward(
+            t(4, 3), *routed_tensors().values(), out=(out, None, None, None, None, None)
+        ),
+        ("experts_backward", "grad_output", r"\[4, 3\]", r"\[4, 2\]"),
+        (poison(4, 2),),
     ),
     Case("gated_mlp odd rows", lambda: epigrad.gated_mlp(t(2, 3), t(5, 3), None, t(3, 2), None), ("weight_in", "5")),
     Case("mlp sizes", lambda: epigrad.mlp(t(2, 3), t(5, 3), None, t(3, 4), None), ("mlp", "weight2", "5")),

@@ -22,6 +22,19 @@ ACTIVATIONS = ("none", "relu", "gelu", "gelu_tanh", "silu", "sigmoid", "tanh")
 KINDS = ("glu", "reglu", "swiglu", "geglu", "geglu_tanh", "bilinear")
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
+
+class Routed(nn.Module):
+    """Experts with a routing of their own, to be called as the other modules are."""
+
+    def __init__(self, experts: epigrad.nn.Experts) -> None:
+        super().__init__()
+        self.experts = experts
+
+    def forward(self, x: Tensor) -> Tensor:
+        index = torch.tensor([[0, 2], [2, 1], [1, 0]], device=x.device)
+        return self.experts(x, index, torch.full(index.shape, 0.5, dtype=x.dtype, device=x.device))
+
+
 MODULES: dict[str, tuple[Callable[..., nn.Module], tuple[int, ...]]] = {
     "linear": (lambda **o: epigrad.nn.Linear(4, 5, activation="gelu", **o), (3, 4)),
     "activation": (lambda **o: epigrad.nn.Activation("leaky_relu", slope=0.2, **o), (3, 4)),
@@ -30,6 +43,7 @@ MODULES: dict[str, tuple[Callable[..., nn.Module], tuple[int, ...]]] = {
     "gated_activation": (lambda **o: epigrad.nn.GatedActivation("geglu", 1, "first", **o), (3, 4)),
     "mlp": (lambda **o: epigrad.nn.MLP(4, 6, **o), (3, 4)),
     "gated_mlp": (lambda **o: epigrad.nn.GatedMLP(4, 6, **o), (3, 4)),
+    "experts": (lambda **o: Routed(epigrad.nn.Experts(4, 6, 3, bias=True, **o)), (3, 4)),
 }
 EACH = pytest.mark.parametrize("name", MODULES)
 
@@ -181,6 +195,30 @@ def test_gated_mlp_holds_up_and_down() -> None:
     assert with_bias.up.bias.shape == (12,) and with_bias.down.bias.shape == (4,)
 
 
+@pytest.mark.parametrize("kind", ["swiglu", "geglu", "gelu_tanh"])
+def test_experts_are_the_function(kind: str) -> None:
+    gated = kind != "gelu_tanh"
+    layer = epigrad.nn.Experts(4, 6, 3, kind, True, "odd" if gated else "second")
+    assert {name: tuple(value.shape) for name, value in layer.state_dict().items()} == {
+        "weight_in": (3, 12 if gated else 6, 4),
+        "bias_in": (3, 12 if gated else 6),
+        "weight_out": (3, 4, 6),
+        "bias_out": (3, 4),
+    }
+    x, index, scale = torch.randn(5, 4), torch.randint(3, (5, 2)), torch.rand(5, 2)
+    weights = (layer.weight_in, layer.bias_in, layer.weight_out, layer.bias_out)
+    assert_same_bits(layer(x, index, scale), epigrad.experts(x, index, scale, *weights, kind, gate=layer.gate))
+    assert set(epigrad.nn.Experts(4, 6, 3).state_dict()) == {"weight_in", "weight_out"}
+
+
+def test_each_expert_starts_as_torchs_linears() -> None:
+    layer = epigrad.nn.Experts(64, 32, 3, bias=True)
+    for weight, bias, size in ((layer.weight_in, layer.bias_in, 64), (layer.weight_out, layer.bias_out, 32)):
+        for value in (weight, bias):
+            assert value.abs().max() <= size**-0.5 and value.std() > 0.4 * size**-0.5
+            assert not torch.equal(value[0], value[1])
+
+
 def test_blocks_start_as_torchs_linears() -> None:
     torch.manual_seed(2)
     block = epigrad.nn.MLP(4, 6)
@@ -276,6 +314,7 @@ def test_repr_says_what_was_chosen(name: str) -> None:
         "prelu": ("num_parameters=4",),
         "xielu": ("beta=0.3",),
         "gated_mlp": ("swiglu", "second"),
+        "experts": ("swiglu", "second", "num_experts=3"),
     }
     assert all(word in text for word in words[name])
 
@@ -290,6 +329,11 @@ def test_repr_says_what_was_chosen(name: str) -> None:
         (lambda: epigrad.nn.GatedActivation(gate="third"), "GatedActivation: gate: 'third'"),
         (lambda: epigrad.nn.GatedMLP(4, 5, gate="third"), "GatedMLP: gate: 'third'"),
         (lambda: epigrad.nn.GatedMLP(4, 5, save="both"), "GatedMLP: save: 'both'"),
+        (lambda: epigrad.nn.Experts(4, 5, 2, gate="third"), "Experts: gate: 'third'"),
+        (lambda: epigrad.nn.Experts(4, 5, 2, "relu", gate="odd"), "Experts: gate: 'odd', but 'relu' has no gate"),
+        (lambda: epigrad.nn.Experts(4, 5, 2, "x"), "Experts: kind: 'x', want one of"),
+        (lambda: epigrad.nn.Experts(4, 5, -2), "Experts: num_experts: got -2"),
+        (lambda: epigrad.nn.Experts(4, 5, 2, save="both"), "Experts: save: 'both'"),
         (lambda: epigrad.nn.GatedActivation("relu"), "GatedActivation: kind: 'relu', want one of .*geglu_tanh"),
         (lambda: epigrad.nn.GatedMLP(4, 5, "x"), "GatedMLP: kind: 'x', want one of .*geglu_tanh"),
         (lambda: epigrad.nn.GatedMLP(4, 5, None), "GatedMLP: kind: None, want one of"),
@@ -321,6 +365,8 @@ def test_unknown_names_are_refused_by_the_constructor(construct: Callable[[], nn
         (lambda: epigrad.nn.GatedMLP(8, 16.5), "GatedMLP: hidden_features: got 16.5, want an int"),
         (lambda: epigrad.nn.MLP("8", 16), "MLP: features: got '8', want an int"),
         (lambda: epigrad.nn.Linear(8.0, 3), "Linear: in_features: got 8.0, want an int"),
+        (lambda: epigrad.nn.Experts(8, 3, 2.0), "Experts: num_experts: got 2.0, want an int"),
+        (lambda: epigrad.nn.Experts(8, 3, 2, "swiglu", 1), "Experts: bias: got 1, want a bool"),
     ],
 )
 def test_arguments_of_wrong_types_are_refused_by_the_constructor(construct: Callable[[], nn.Module], text: str) -> None:

@@ -1,0 +1,106 @@
+package epigrad
+
+import "github.com/epigrad/epigrad/go/op"
+
+// GroupedLinear is a linear layer with a weight for each group of the input's rows:
+//
+//	preactivation = input weight[e]ᵀ + bias[e]  of the rows of group e
+//	output        = act(preactivation)
+//
+//	input [t, k],  weight [e, n, k],  bias [e, n],  offsets [e],  output [t, n]
+//
+// Group e has the rows from Offsets[e-1] to Offsets[e]. Rows behind the last group are not read;
+// their output and their gradients are 0. A group may have no rows: then its gradients are 0. Bias
+// may be nil.
+type GroupedLinear[T Element] struct {
+	Input, Weight, Bias *Tensor[T]
+	// Offsets are where the groups' rows end. They rise, from 0 or more to at most t.
+	Offsets *Tensor[int64]
+	// Activation is one of Activations; "" is "none".
+	Activation string
+	// Parameters are the activation's; nil is their defaults.
+	Parameters []float64
+	Options    Options
+}
+
+// GroupedLinearGradients are the outputs of GroupedLinear.Backward, each of its tensor's shape;
+// those that are nil are not computed.
+type GroupedLinearGradients[T Element] struct {
+	Input, Weight, Bias *Tensor[T]
+	// Accumulate adds into Weight and Bias in place of overwriting them.
+	Accumulate bool
+}
+
+// Forward writes the output and the preactivation, [t, n]; either may be nil.
+func (p GroupedLinear[T]) Forward(out, preactivation *Tensor[T]) error {
+	return run(op.Call{Op: "grouped_linear", Kind: p.Activation, Parameters: p.Parameters}, p.Options,
+		[]operand{p.Input, p.Weight, p.Bias, p.Offsets}, []operand{out, preactivation})
+}
+
+// Backward writes the gradients for gradOutput, the gradient to the output; a nil preactivation is
+// formed again.
+func (p GroupedLinear[T]) Backward(gradOutput, preactivation *Tensor[T], g GroupedLinearGradients[T]) error {
+	return run(op.Call{Op: "grouped_linear_backward", Kind: p.Activation, Parameters: p.Parameters, Accumulate: g.Accumulate}, p.Options,
+		[]operand{gradOutput, p.Input, p.Weight, p.Bias, p.Offsets, preactivation}, []operand{g.Input, g.Weight, g.Bias})
+}
+
+// Experts is a mixture of feed-forward blocks, k of which see a token:
+//
+//	preactivation = input[t] weightIn[e]ᵀ + biasIn[e],  e = index[t, j]
+//	hidden        = act(preactivation), or value act(gate) of its halves
+//	output[t]     = sum over j of scale[t, j] (hidden weightOut[e]ᵀ + biasOut[e])
+//
+//	input [t, n],  index and scale [t, k],  weightIn [e, 2h, n],  biasIn [e, 2h],
+//	weightOut [e, n, h],  biasOut [e, n],  output [t, n]
+//
+// WeightIn is [e, h, n] and BiasIn [e, h] if Kind is an activation. An index that is no expert's
+// selects nothing. Biases may be nil.
+type Experts[T Element] struct {
+	Input *Tensor[T]
+	Index *Tensor[int64]
+	Scale *Tensor[T]
+
+	WeightIn, BiasIn, WeightOut, BiasOut *Tensor[T]
+	// Kind is one of GatedKinds or of Activations.
+	Kind string
+	// Parameters are the kind's; nil is their defaults.
+	Parameters []float64
+	// Gate is where the gates' rows of WeightIn are: "second", which "" is too, or "first", of two
+	// halves, or at "odd" or "even" places.
+	Gate    string
+	Options Options
+}
+
+// ExpertsGradients are the outputs of Experts.Backward, each of its tensor's shape; those that are
+// nil are not computed.
+type ExpertsGradients[T Element] struct {
+	Input, Scale, WeightIn, BiasIn, WeightOut, BiasOut *Tensor[T]
+	// Accumulate adds into all but Input and Scale in place of overwriting them.
+	Accumulate bool
+}
+
+// Forward writes the output and the preactivation; either may be nil. The preactivation is
+// [t k, rows of weightIn], its rows sorted by expert, then by token, then by j.
+func (p Experts[T]) Forward(out, preactivation *Tensor[T]) error {
+	return p.run(op.Call{Op: "experts"}, p.tensors(), []operand{out, preactivation})
+}
+
+// Backward writes the gradients for gradOutput, the gradient to the output; a nil preactivation is
+// formed again.
+func (p Experts[T]) Backward(gradOutput, preactivation *Tensor[T], g ExpertsGradients[T]) error {
+	inputs := append(append([]operand{gradOutput}, p.tensors()...), preactivation)
+	return p.run(op.Call{Op: "experts_backward", Accumulate: g.Accumulate}, inputs,
+		[]operand{g.Input, g.Scale, g.WeightIn, g.BiasIn, g.WeightOut, g.BiasOut})
+}
+
+func (p Experts[T]) tensors() []operand {
+	return []operand{p.Input, p.Index, p.Scale, p.WeightIn, p.BiasIn, p.WeightOut, p.BiasOut}
+}
+
+func (p Experts[T]) run(c op.Call, inputs, outputs []operand) (err error) {
+	if c.Gate, err = op.ParseGate(c.Op, p.Gate); err != nil {
+		return err
+	}
+	c.Kind, c.Parameters = p.Kind, p.Parameters
+	return run(c, p.Options, inputs, outputs)
+}

@@ -13,7 +13,7 @@ import torch
 from epigrad import backward, errors
 from torch import Tensor, nn
 
-from tests.support.devices import on_devices
+from tests.support.devices import needs, on_devices
 from tests.support.layouts import LAYOUTS, Guarded, assert_same_bits
 
 HALF = (torch.bfloat16, torch.float16)
@@ -74,6 +74,14 @@ CALLS = {
 each_call = pytest.mark.parametrize("op", CALLS)
 
 
+def assert_same_sum(got: Tensor, want: Tensor) -> None:
+    """The bits on a CPU; on a GPU sums in float32 of another order, far nearer than 16 bits are."""
+    if got.device.type == "cpu":
+        assert_same_bits(got, want)
+    assert got.dtype == want.dtype == torch.float32
+    assert torch.linalg.vector_norm(got - want) <= 2.0**-14 * torch.linalg.vector_norm(want)
+
+
 @half
 @each_call
 @on_devices
@@ -88,7 +96,10 @@ def test_a_float32_out_is_what_the_other_one_rounds(op: str, dtype: torch.dtype,
         for guard, one, other in zip(guarded, got[first:], want[first:], strict=True):
             guard.check()
             assert one is guard.tensor and one.dtype == torch.float32
-            assert_same_bits(one.to(dtype), other)
+            if device == "cpu":
+                assert_same_bits(one.to(dtype), other)
+            apart = torch.linalg.vector_norm(one - other.float()) / torch.linalg.vector_norm(one)
+            assert apart <= torch.finfo(dtype).eps / 2, "rounding is all that is between them"
             assert turn or bool((one != other.float()).any()), "something was rounded"
 
 
@@ -167,8 +178,8 @@ def test_main_grad_has_the_unrounded_gradient(device: str) -> None:
     layer(x).backward(grad)
     wide = [torch.empty(33, 40, device=device), torch.empty(33, device=device)]
     backward.linear_backward(grad, x, layer.weight, layer.bias, "silu", out=(None, *wide))
-    assert_same_bits(layer.weight.main_grad, wide[0])
-    assert_same_bits(layer.bias.main_grad, wide[1])
+    assert_same_sum(layer.weight.main_grad, wide[0])
+    assert_same_sum(layer.bias.main_grad, wide[1])
     handle.remove()
 
 
@@ -243,11 +254,19 @@ def test_what_is_refused() -> None:
         torch.autograd.grad(layer(x).sum(), layer.weight, create_graph=True)
     with pytest.raises(errors.UnsupportedError, match=r"under torch\.compile, torch\.func"):
         torch.func.grad(lambda y: layer(y).sum().float())(x)
-    with epigrad.use_backend("webgpu"), pytest.raises(errors.UnsupportedError, match="webgpu"):
-        layer(x)
     assert layer.weight.main_grad.eq(0).all() and layer.weight.grad is None
     handle.remove()
     assert not torch.autograd.grad(layer(x).sum(), layer.weight)[0].eq(0).any()
+
+
+@needs("webgpu")
+def test_webgpu_refuses_main_grad() -> None:
+    layer = epigrad.nn.Linear(4, 4, dtype=torch.bfloat16)
+    handle = switched_on(layer)
+    with epigrad.use_backend("webgpu"), pytest.raises(errors.UnsupportedError, match="webgpu"):
+        layer(torch.ones(2, 4, dtype=torch.bfloat16))
+    assert layer.weight.main_grad.eq(0).all() and layer.weight.grad is None
+    handle.remove()
 
 
 def test_a_parameter_that_is_gone_is_switched_off() -> None:
@@ -276,6 +295,6 @@ def test_a_leaf_that_asks_for_float32(dtype: torch.dtype, device: str) -> None:
     backward.linear_backward(grad, x, *weights, "gelu", out=(None, *wide))
     for weight, want in zip(weights, wide, strict=True):
         assert weight.grad is not None
-        assert_same_bits(weight.grad, want)
+        assert_same_sum(weight.grad, want)
     epigrad.linear(x, *weights, "gelu").backward(grad)
-    assert_same_bits(weights[0].grad, 2 * wide[0])
+    assert_same_sum(weights[0].grad, 2 * wide[0])

@@ -136,3 +136,38 @@ def test_a_graph_of_cuda_has_the_routing_of_each_run() -> None:
         index.copy_(torch.randint(0, 5, index.shape, generator=torch.Generator().manual_seed(seed)))
         graph.replay()
         assert_same_bits(out, epigrad.experts(x, index, *rest))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, *HALF], ids=str)
+def test_offsets_that_make_no_sense_are_clamped(dtype: torch.dtype) -> None:
+    """As the running maximum of what lies between 0 and the rows; a row that is nobody's may be
+    NaN."""
+    g = torch.Generator().manual_seed(1)
+    x, weight, bias = drawn(g, dtype, 200, 72), drawn(g, dtype, 4, 136, 72), drawn(g, dtype, 4, 136)
+    grad = drawn(g, dtype, 200, 136)
+    for wrong, right in (([150, -7, 1 << 40, 3], [150, 150, 200, 200]), ([-1, 90, 20, 190], [0, 90, 90, 190])):
+        results = []
+        for offsets in (wrong, right):
+            operands = leaves([x, weight, bias])
+            with torch.no_grad():
+                operands[0][right[-1] :] = torch.nan
+            out = epigrad.grouped_linear(*operands, "silu", offsets=torch.tensor(offsets, device="cuda"))
+            results.append([out.detach(), *torch.autograd.grad(out, operands, grad)])
+            assert out[right[-1] :].eq(0).all() and results[-1][1][right[-1] :].eq(0).all()
+        for one, other in zip(*results, strict=True):
+            assert not one.isnan().any()
+            assert_same_bits(one, other)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, *HALF], ids=str)
+def test_tokens_that_nobody_sees_may_be_anything(dtype: torch.dtype) -> None:
+    index, tensors, grad = problem("few rows", "swiglu", dtype)
+    index[1::2] = torch.tensor([-(1 << 62), 1 << 62], device="cuda")
+    for value in (torch.nan, 0.0):
+        tensors[0][1::2] = value
+        grad[1::2] = value
+        operands = leaves(tensors)
+        out = epigrad.experts(operands[0], index, *operands[1:])
+        results = [out.detach(), *torch.autograd.grad(out, operands, grad)]
+        assert all(result.isfinite().all() for result in results)
+        assert out[1::2].eq(0).all() and results[1][1::2].eq(0).all() and results[2][1::2].eq(0).all()

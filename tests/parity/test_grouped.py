@@ -20,7 +20,7 @@ from tests.support.cases import (
     parity,
 )
 from tests.support.compositions import leaves
-from tests.support.devices import on_devices
+from tests.support.devices import needs, on_devices
 from tests.support.grouped_problem import NAMES, GroupedProblem, grouped_problem
 from tests.support.layouts import LAYOUTS, assert_same_bits, unchanged
 from tests.support.parity import assert_parity
@@ -163,7 +163,7 @@ def test_offsets_that_make_no_sense(offsets: list[int], dtype: torch.dtype) -> N
     assert out.isnan().all(), "nothing is written"
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@needs("cuda")
 @pytest.mark.parametrize("offsets", [[3, 2, 5], [-1, 2, 5], [1, 2, 9], [-(2**62), 2, 2**62]], ids=str)
 def test_a_gpu_clamps_offsets(offsets: list[int]) -> None:
     x, weight = torch.randn(7, 3, device="cuda"), torch.randn(3, 4, 3, device="cuda")
@@ -173,6 +173,7 @@ def test_a_gpu_clamps_offsets(offsets: list[int]) -> None:
     assert_same_bits(got, epigrad.grouped_linear(x, weight, offsets=sensible))
 
 
+@needs("webgpu")
 def test_webgpu_has_no_kernels_for_groups() -> None:
     x, weight = torch.randn(4, 3), torch.randn(2, 4, 3)
     index, scale = torch.zeros(4, 1, dtype=torch.int64), torch.ones(4, 1)

@@ -111,6 +111,7 @@ def cases(quick: bool = False) -> list[Case]:
         *(_mlp(name) for name in ("gelu", "gelu_tanh")),
         *(_gated_mlp(kind) for kind in ("swiglu", "geglu")),
         _gated_linear("swiglu"),
+        _accumulated("bfloat16"),
         *_host_bound(),
         *_graphs(),
         *(case for case in elementwise if case.dtype != "bfloat16"),
@@ -336,6 +337,24 @@ def _gated_linear(kind: str) -> Case:
             BACKWARD: backward,
         },
         memory=True,
+    )
+
+
+def _accumulated(dtype: str) -> Case:
+    """A weight gradient that is added to one in float32."""
+    m, k, n = 8192, 4096, 14336
+    ours, eager = operations.accumulated_weight_gradient()
+    return Case(
+        "weight gradient",
+        "added to float32",
+        f"{m}x{k}x{n}",
+        dtype,
+        ((m, n), (m, k)),
+        eager,
+        {FORWARD: {"eager": 0.90, "share": 0.96}},
+        ours,
+        products={FORWARD: lambda inputs, grad: [(inputs[0].T, inputs[1])]},
+        compiled=False,
     )
 
 

@@ -105,6 +105,29 @@ def bias_gradient(name: str) -> Backward:
     return ours
 
 
+def accumulated_weight_gradient() -> Pair:
+    """A layer's weight gradient, added to one in float32."""
+    targets: dict[tuple[str, int, int], Tensor] = {}  # each side's, for the sizes that it met
+
+    def target(side: str, grad: Tensor, x: Tensor) -> Tensor:
+        key = (side, grad.shape[1], x.shape[1])
+        if key not in targets:
+            dtype = torch.float32 if grad.itemsize == 2 else grad.dtype
+            targets[key] = grad.new_zeros(key[1:], dtype=dtype)
+        return targets[key]
+
+    def ours(grad: Tensor, x: Tensor) -> Tensor:
+        main_grad, needs = target("epigrad", grad, x), (False, True, False)
+        weight = x.new_empty(()).expand(main_grad.shape)  # of which nothing but the shape counts
+        backward.linear_backward(grad, x, weight, needs=needs, out=(None, main_grad, None), accumulate=True)
+        return main_grad
+
+    def eager(grad: Tensor, x: Tensor) -> Tensor:
+        return target("eager", grad, x).add_(grad.T @ x)
+
+    return ours, eager
+
+
 def biased_gated(kind: str) -> Operation:
     """A gated activation of a sum with a bias, by PyTorch."""
     eager = _eager_gated(kind)

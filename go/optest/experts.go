@@ -440,10 +440,13 @@ func (s *opSuite) TestExperts() {
 	}
 	pick := &picker{}
 	for k, kind := range mixtureKinds {
-		for _, dt := range some(s.dtypes(), k) {
+		for j, dt := range s.dtypes() {
+			if (j+k)%2 != 0 {
+				continue // other kinds meet it
+			}
 			s.Run(kind.kind+"/"+dt.String(), func() {
 				for i, c := range mixtureCases {
-					for turn := range groupTurns() {
+					for turn := range groupTurns {
 						pick.next++
 						m := s.mixture(c, kind.kind, kind.gate, dt, turn+i+k, pick)
 						s.checkMixture(m)

@@ -276,6 +276,7 @@ func (p *Plan) mostWorkspace() (int64, error) {
 		return bytes, nil
 	}
 	worst := p.call
+	worst.Accumulate = p.operation.accumulates // then no output's memory serves as scratch
 	worst.Inputs, worst.Outputs = spread(p.call.Inputs, p.exactInputs), spread(p.call.Outputs, p.exactOutputs)
 	// a bound on what may be chosen: nothing is timed for it
 	k, err := p.operation.choose(&worst, nil)

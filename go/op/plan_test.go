@@ -2,6 +2,7 @@ package op_test
 
 import (
 	"encoding/json"
+	"slices"
 	"sync"
 	"testing"
 	"unsafe"
@@ -62,6 +63,49 @@ func (s *PlanSuite) TestRunsAsTheOperationDoes() {
 	s.Require().Error(failure)
 	s.Equal(status.WorkspaceTooSmall, status.Of(failure).Code)
 	s.Equal(int64(m*n*4), status.Of(failure).Needed)
+}
+
+// experts is the backward of a mixture; its outputs are contiguous.
+func (s *PlanSuite) experts() (c *op.Call, outputs []*tensor.View) {
+	const tokens, each, n, h, groups = 20, 2, 16, 32, 8
+	f32 := func(shape ...int64) *tensor.View { return s.filled(dtype.Float32, shape...) }
+	weightIn, weightOut := f32(groups, 2*h, n), f32(groups, n, h)
+	index := array(s.T(), dtype.Int64, tokens, each)
+	inputs := []*tensor.View{f32(tokens, n), f32(tokens, n), index, f32(tokens, each), weightIn, nil, weightOut, nil, f32(tokens*each, 2*h)}
+	outputs = []*tensor.View{f32(tokens, n), f32(tokens, each), f32(groups, 2*h, n), nil, f32(groups, n, h), nil}
+	return &op.Call{Op: "experts_backward", Kind: "swiglu", Inputs: inputs, Outputs: outputs}, outputs
+}
+
+// TestAPlansWorkspaceIsEnoughForAnyRun: one that adds to gradients cannot have their memory as
+// scratch, and neither can one that does not give them.
+func (s *PlanSuite) TestAPlansWorkspaceIsEnoughForAnyRun() {
+	describe, outputs := s.experts()
+	exact := []bool{true, true, true, true, true, true}
+	plan, err := op.NewPlan(describe, nil, exact)
+	s.Require().NoError(err)
+	scratch := array(s.T(), dtype.Float64, plan.WorkspaceBytes()/8+8)
+	for _, accumulate := range []bool{false, true} {
+		for missing := range outputs {
+			given := slices.Clone(outputs)
+			given[missing] = nil
+			s.NoError(plan.Run(&op.Call{
+				Inputs: describe.Inputs, Outputs: given, Accumulate: accumulate,
+				Workspace: unsafe.Add(scratch.Base, -uintptr(scratch.Base)%64), WorkspaceBytes: plan.WorkspaceBytes(),
+			}))
+		}
+	}
+}
+
+// TestAMixtureSaysWhatItsProductsSay, and not what the kernels say that move its rows.
+func (s *PlanSuite) TestAMixtureSaysWhatItsProductsSay() {
+	describe, _ := s.experts()
+	mixture, err := op.NewPlan(describe, nil, nil)
+	s.Require().NoError(err)
+	layer, err := op.NewPlan(&op.Call{Op: "linear", Inputs: []*tensor.View{s.filled(dtype.Float32, 20, 16), s.filled(dtype.Float32, 32, 16)}}, nil, nil)
+	s.Require().NoError(err)
+	s.Equal(layer.Precision(), mixture.Precision())
+	s.Equal(layer.Sku().Arch, mixture.Sku().Arch)
+	s.Equal(layer.Sku().VectorWidth, mixture.Sku().VectorWidth)
 }
 
 func (s *PlanSuite) TestRefusesOtherProblems() {

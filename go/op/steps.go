@@ -138,36 +138,48 @@ func (o *operation) stepwise(c *Call, b backend.Backend, dt dtype.DType, device 
 		k.add(step{kernel, places, parameters, call.adds})
 		names = append(names, kernel.Sku().Kernel)
 	}
-	k.describe(o.Name, c.Kind, names)
+	k.describe(o.Name, c.Kind, k.steps[0].kernel, names)
 	return k, nil
 }
 
-// inProblems chooses a kernel for each problem of a call.
+// inProblems chooses a kernel for each problem of a call. What it says of itself is of its
+// products: the other kernels move rows.
 func (o *operation) inProblems(c *Call, b backend.Backend, h backend.Header, device tensor.Device) (backend.Kernel, error) {
 	k := &stepped{operands: len(o.Inputs) + len(c.Outputs) + 1}
 	w := &region{dt: h.DType, device: device, operand: k.operands - 1}
 	_, parameters := o.computes(c)
 	var names []string
+	var first backend.Kernel
 	for _, p := range o.problems(c, h, w) {
 		kernel, err := b.Select(p)
 		if err != nil {
 			return nil, err
 		}
 		k.add(step{kernel, nil, parameters, false})
-		if name := kernel.Sku().Kernel; name != "" {
-			names = append(names, name)
+		if !hasProducts(p) {
+			continue
 		}
+		first = cmp.Or(first, kernel)
+		names = append(names, kernel.Sku().Kernel)
 	}
 	k.regions = w.bytes
-	k.describe(o.Name, c.Kind, names)
+	k.describe(o.Name, c.Kind, cmp.Or(first, k.steps[0].kernel), names)
 	return k, nil
 }
 
-// describe gathers what the steps say of themselves: the one with a product says most.
-func (k *stepped) describe(op, kind string, names []string) {
-	k.sku, k.precision = k.steps[0].kernel.Sku(), k.steps[0].kernel.Precision()
+func hasProducts(p backend.Problem) bool {
+	switch p.(type) {
+	case *backend.GroupedLayer, *backend.GroupedLayerBackward, *backend.GroupedHiddenBackward:
+		return true
+	}
+	return false
+}
+
+// describe has the steps say what one of them says, with the names of those that count.
+func (k *stepped) describe(op, kind string, of backend.Kernel, names []string) {
+	k.sku, k.precision = of.Sku(), of.Precision()
 	k.sku.Op, k.sku.Kind, k.sku.Kernel = op, kind, strings.Join(names, "+")
-	for _, s := range k.steps[1:] {
+	for _, s := range k.steps {
 		if p := s.kernel.Precision(); p.MathPrecision == "tf32" {
 			k.precision.MathPrecision = p.MathPrecision
 		}

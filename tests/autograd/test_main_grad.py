@@ -11,6 +11,7 @@ import epigrad
 import pytest
 import torch
 from epigrad import backward, errors
+from epigrad._autograd import main_grad
 from torch import Tensor, nn
 
 from tests.support.devices import needs, on_devices
@@ -280,6 +281,19 @@ def test_a_parameter_that_is_gone_is_switched_off() -> None:
         other.weight.main_grad = torch.zeros(4, 4)
         other(torch.ones(2, 4, dtype=torch.bfloat16)).sum().backward()
         assert other.weight.grad is not None
+    assert not main_grad.any_switched()
+
+
+def test_other_modules_compile_once_for_all_lengths() -> None:
+    """What is switched on for one module costs another, compiled one no new graphs."""
+    handle = switched_on(epigrad.nn.Linear(4, 4, dtype=torch.bfloat16))
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    other: Any = torch.compile(epigrad.nn.Linear(4, 4, activation="gelu"), fullgraph=True, backend="aot_eager")
+    for rows in (5, 6, 7, 8):
+        other(torch.ones(rows, 4, requires_grad=True)).sum().backward()
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] <= 2  # a static one, then a dynamic one
+    handle.remove()
 
 
 @pytest.mark.skipif(not hasattr(torch.Tensor, "grad_dtype"), reason="PyTorch has no grad_dtype before 2.11")

@@ -29,14 +29,16 @@ class _Switched:
 
     def __contains__(self, tensor: Tensor) -> bool:
         entry = self.entries.get(id(tensor))
-        return entry is not None and entry[0]() is tensor  # else the id is one of a tensor that is gone
+        return entry is not None and entry[0]() is tensor
 
     def add(self, tensor: Tensor, count: int) -> None:
-        before = self.entries[id(tensor)][1] if tensor in self else 0
+        key = id(tensor)
+        before = self.entries[key][1] if tensor in self else 0
         if before + count:
-            self.entries[id(tensor)] = (ref(tensor), before + count)
+            # A tensor that is gone takes its entry along.
+            self.entries[key] = (ref(tensor, lambda _: self.entries.pop(key, None)), before + count)
         else:
-            del self.entries[id(tensor)]
+            del self.entries[key]
 
 
 _switched = _Switched()
@@ -147,14 +149,18 @@ def sinks_of(call: Call, tensors: Sequence[Tensor | None]) -> Sinks | None:
     """
     if not _switched.entries and all(tensor is None or tensor.dtype.itemsize != 2 for tensor in tensors):
         return None
-    first = 2 if call.op == "experts" else 1  # behind the input and the scale
-    real = [tensor for tensor in tensors if tensor is None or tensor.is_floating_point()]
-    sinks = tuple([_sink(tensor) if place >= first else None for place, tensor in enumerate(real)])
+    sinks = _sinks(call.op, tensors)
     if not any(sinks):
         return None
     if any(sink is not None and sink.parameter is not None for sink in sinks):
         _refuse(call)
     return sinks
+
+
+def _sinks(op: str, tensors: Iterable[Tensor | None]) -> Sinks:
+    first = 2 if op == "experts" else 1  # behind the input and the scale
+    real = [tensor for tensor in tensors if tensor is None or tensor.is_floating_point()]
+    return tuple([_sink(tensor) if place >= first else None for place, tensor in enumerate(real)])
 
 
 def _sink(tensor: Tensor | None) -> Sink | None:
@@ -178,7 +184,7 @@ def refuse_tracing(op: str, tensors: Iterable[Tensor | None]) -> None:
     """Refuse such a parameter where PyTorch sees operators, whose gradients are new tensors."""
     if not _switched.entries:
         return
-    if any(sink is not None and sink.parameter is not None for sink in map(_sink, tensors)):
+    if any(sink is not None and sink.parameter is not None for sink in _sinks(op, tensors)):
         raise errors.UnsupportedError(
             f"{op}: a parameter with main_grad, under torch.compile, torch.func or another mode that looks at "
             f"operations: want a plain call, or the handle of {_OP} removed"

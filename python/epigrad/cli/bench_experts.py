@@ -1,9 +1,9 @@
 """The table of ``python -m epigrad bench --experts``: mixtures of experts, forward and backward.
 
 The experts are transformers' own modules, of the sizes of three models. Implementations take turns:
-epigrad's, transformers' ``grouped_mm`` and, where it is asked for, ``eager``; and beside them the
-floor, six dense products of as many rows and columns by `torch.mm`. The routing is given: each
-token's experts are drawn without repetition, all alike or with Zipf's weights.
+epigrad's, and transformers' ``grouped_mm`` and ``eager``; and with them the floor, six dense
+products of as many rows and columns by `torch.mm`. The routing is given: each token's experts are
+drawn without repetition, all alike or with Zipf's weights.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from epigrad.cli.machine import backend, commit, cpu_name, cuda_facts
+from epigrad.cli.picture import plot_experts
 from epigrad.cli.report import Progress, Report, Row, command, failure, told
 from epigrad.cli.table import print_table
 from epigrad.cli.timing import Timing, interleaved, interleaved_on_cuda
@@ -27,7 +28,9 @@ from epigrad.cli.timing import Timing, interleaved, interleaved_on_cuda
 __all__ = ["CASES", "Case", "chosen_cases", "run"]
 
 SECONDS, QUICK_SECONDS = 4.0, 1.0
-IMPLEMENTATIONS = ("epigrad", "grouped_mm")
+OTHER = "grouped_mm"
+"""transformers' fastest implementation, which the others are compared with."""
+IMPLEMENTATIONS = (OTHER, "eager", "epigrad")
 FLOOR = "floor"
 ROUTINGS = ("uniform", "zipf")
 
@@ -140,6 +143,8 @@ def run(args: argparse.Namespace, device_name: str) -> int:
                 report.add(*rows)
                 progress.end(f"{label}: {text}")
     report.finish(lambda: _print(report.rows))
+    if args.plot is not None and any("time" in row for row in report.rows):
+        plot_experts(report.place(args.plot, "png"), report.contents())
     return int(any("error" in row for row in report.rows))
 
 
@@ -179,14 +184,15 @@ def measure(name: str, case: Case, routing: str, device: torch.device, seconds: 
     rows: list[Row] = []
     steps: dict[str, Callable[[], object]] = {}
     reference: Sequence[Tensor] = ()
-    for implementation in reversed(IMPLEMENTATIONS):
+    for implementation in IMPLEMENTATIONS:
         found = step(implementation)()
         row: Row = {"case": name, "size": str(case), "routing": routing, "implementation": implementation}
         if reference:
             row["difference"] = max(_distance(one, other) for one, other in zip(found, reference, strict=True))
             if row["difference"] > 64 * torch.finfo(dtype).eps:
-                raise ArithmeticError(f"{implementation} is {row['difference']:.2g} from {IMPLEMENTATIONS[-1]}")
-        reference = found
+                raise ArithmeticError(f"{implementation} is {row['difference']:.2g} from {OTHER}")
+        else:
+            reference = found
         rows.append(row)
         steps[implementation] = step(implementation)
     reference, found = (), []
@@ -199,7 +205,7 @@ def measure(name: str, case: Case, routing: str, device: torch.device, seconds: 
     for row in rows:
         timing: Timing = timings[row["implementation"]]
         row["time"] = asdict(timing)
-        for ratio, other in (("ratio_to_floor", FLOOR), ("ratio", IMPLEMENTATIONS[-1])):
+        for ratio, other in (("ratio_to_floor", FLOOR), ("ratio", OTHER)):
             row[ratio] = timing.median / timings[other].median
     return rows
 

@@ -1,4 +1,5 @@
-"""The pictures of `bench`, by matplotlib: bars, curves over sizes, and steps of models."""
+"""The pictures of `bench`, by matplotlib: bars, curves over sizes, steps of models, and mixtures of
+experts."""
 
 from __future__ import annotations
 
@@ -215,5 +216,41 @@ def plot_models(
     if handles:
         figure.legend(handles=handles, loc="outside lower center", ncols=len(handles), fontsize=8, frameon=False)
     figure.savefig(path, dpi=120, metadata=metadata)
+    pyplot.close(figure)
+    print(f"wrote {path}", file=sys.stderr)
+
+
+def plot_experts(path: pathlib.Path, record: Mapping[str, Any]) -> None:
+    """Draw each implementation's time in times of the floor's: a panel for each mixture, in which
+    routings stand apart."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    rows = [row for row in record["rows"] if "time" in row and row["implementation"] != "floor"]
+    names = list(dict.fromkeys(row["case"] for row in rows))
+    labels = list(dict.fromkeys((row["routing"], row["implementation"]) for row in rows))
+    places = {label: place + 0.5 * (label[0] != labels[0][0]) for place, label in enumerate(labels)}
+    size = (2.5 + 2.5 * len(names), 1.4 + 0.28 * len(labels))
+    figure, grid = pyplot.subplots(1, len(names), figsize=size, squeeze=False, sharey=True, layout="constrained")
+    for axes, name in zip(grid.flat, names, strict=True):
+        own = [row for row in rows if row["case"] == name]
+        heights = [places[row["routing"], row["implementation"]] for row in own]
+        colors = ["#2a7f9e" if row["implementation"] == "epigrad" else "#c9ced1" for row in own]
+        bars = axes.barh(heights, [row["ratio_to_floor"] for row in own], 0.75, color=colors)
+        axes.bar_label(bars, fmt="%.2f", padding=2, fontsize=7)
+        axes.axvline(1, color="#444444", linewidth=1)
+        axes.margins(x=0.15)
+        axes.set_title(f"{name}\n{own[0]['size']}", fontsize=8)
+        ticks = [f"{implementation}, {routing}" for routing, implementation in labels]
+        axes.set_yticks(list(places.values()), ticks, fontsize=8)
+        axes.tick_params(axis="x", labelsize=7)
+        axes.spines[["top", "right"]].set_visible(False)
+    grid[0, 0].invert_yaxis()
+    title = f"epigrad {record['versions']['epigrad']} on {record['device']}, PyTorch {record['versions']['torch']}"
+    what = "forward and backward of experts, in times of dense products of as many rows (less is faster)"
+    figure.suptitle(f"{title}\n{what}", fontsize=9, x=0.01, ha="left")
+    figure.savefig(path, dpi=120)
     pyplot.close(figure)
     print(f"wrote {path}", file=sys.stderr)

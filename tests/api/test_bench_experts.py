@@ -1,0 +1,90 @@
+"""`python -m epigrad bench --experts` on mixtures small enough for a test."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from epigrad import cli
+from epigrad.cli import bench_experts
+from epigrad.cli.bench_experts import CASES, FLOOR, IMPLEMENTATIONS, ROUTINGS
+
+pytestmark = pytest.mark.usefixtures("_one_thread")
+
+
+@pytest.fixture
+def _tiny(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Few tokens and features for each of the three models."""
+    for name, case in CASES.items():
+        tiny = dataclasses.replace(case, experts=4, features=64, hidden=64, tokens=32, each=2)
+        monkeypatch.setitem(CASES, name, tiny)
+
+
+@pytest.mark.usefixtures("_tiny")
+def test_implementations_are_measured_in_turns(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "r.json"
+    command = [
+        "bench",
+        "--device",
+        "cpu",
+        "--experts",
+        "--seconds",
+        "0.05",
+        "--json",
+        str(path),
+        "--plot",
+        str(tmp_path),
+    ]
+    assert cli.main(command) == 0
+    found = json.loads(path.read_text())
+    order = (*IMPLEMENTATIONS, FLOOR)
+    assert [(row["case"], row["routing"], row["implementation"]) for row in found["rows"]] == [
+        (name, routing, implementation) for name in CASES for routing in ROUTINGS for implementation in order
+    ]
+    for row in found["rows"]:
+        assert row["time"]["fastest"] > 0
+        assert (row["implementation"] in ("eager", "epigrad")) == ("difference" in row)
+        if row["implementation"] == FLOOR:
+            assert row["ratio_to_floor"] == 1.0
+    assert found["command"].startswith("python -m epigrad bench --device cpu --experts qwen3-30b-a3b,")
+    assert found["libraries"].keys() == {"transformers"}
+    printed = capsys.readouterr().out
+    assert "/grouped_mm" in printed and "zipf" in printed and "kept" not in printed
+    (picture,) = tmp_path.glob("*-experts-*.png")
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.usefixtures("_tiny")
+def test_an_implementation_that_computes_something_else_fails(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    forward = bench_experts._distance
+    monkeypatch.setattr(bench_experts, "_distance", lambda *pair: 1.0 + forward(*pair))
+    path = tmp_path / "r.json"
+    arguments = ["--experts", "mixtral-like", "--seconds", "0.05", "--json", str(path)]
+    assert cli.main(["bench", "--device", "cpu", *arguments]) == 1
+    rows: list[dict[str, Any]] = json.loads(path.read_text())["rows"]
+    assert len(rows) == len(ROUTINGS)
+    assert all("eager is 1 from grouped_mm" in row["error"] for row in rows)
+    assert "error: mixtral-like uniform" in capsys.readouterr().out
+
+
+def test_a_mixture_of_another_name(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        cli.main(["bench", "--experts", "mixtral"])
+    assert "'mixtral': want names out of qwen3-30b-a3b, gpt-oss-20b, mixtral-like" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("routing", ROUTINGS)
+def test_a_token_has_different_experts_whose_scales_sum_to_1(routing: str) -> None:
+    case = dataclasses.replace(CASES["qwen3-30b-a3b"], tokens=4096)
+    index, scale = bench_experts.route(case, routing, torch.device("cpu"))
+    assert index.shape == scale.shape == (4096, 8)
+    assert index.sort(1).values.diff(dim=1).ne(0).all()
+    torch.testing.assert_close(scale.sum(1), torch.ones(4096))
+    share = torch.bincount(index.flatten(), minlength=128).max() / index.numel() * 128
+    assert share > 4 if routing == "zipf" else share < 1.5

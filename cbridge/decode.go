@@ -99,23 +99,25 @@ func (d *decoded) decodeFor(c *C.epg_call, signature op.Signature) error {
 	if c.nbytes != nil {
 		nbytes = unsafe.Slice((*uint64)(c.nbytes), inputs+outputs)
 	}
-	argument := func(list []op.Argument, i int) string {
+	argument := func(list []op.Argument, i int) op.Argument {
 		if i < len(list) {
-			return list[i].Name
+			return list[i]
 		}
-		return "tensor"
+		return op.Argument{Name: "tensor"}
 	}
 	for i, t := range unsafe.Slice((**C.DLTensor)(unsafe.Pointer(c.inputs)), inputs) {
-		view, err := d.view(t, i, nbytes)
+		a := argument(signature.Inputs, i)
+		view, err := d.view(t, i, nbytes, a.Types)
 		if err != nil {
-			return check.Wrap(d.call.Op, argument(signature.Inputs, i), err)
+			return check.Wrap(d.call.Op, a.Name, err)
 		}
 		d.inputs[i] = view
 	}
 	for i, t := range unsafe.Slice((**C.DLTensor)(unsafe.Pointer(c.outputs)), outputs) {
-		view, err := d.view(t, inputs+i, nbytes)
+		a := argument(signature.Outputs, i)
+		view, err := d.view(t, inputs+i, nbytes, a.Types)
 		if err != nil {
-			return check.Wrap(d.call.Op, argument(signature.Outputs, i), err)
+			return check.Wrap(d.call.Op, a.Name, err)
 		}
 		d.outputs[i] = view
 	}
@@ -140,14 +142,14 @@ func knownFlags(operation string, given C.uint32_t) error {
 }
 
 // view decodes one tensor; nil stays nil.
-func (d *decoded) view(t *C.DLTensor, operand int, nbytes []uint64) (*tensor.View, error) {
+func (d *decoded) view(t *C.DLTensor, operand int, nbytes []uint64, types check.Types) (*tensor.View, error) {
 	if t == nil {
 		return nil, nil
 	}
 	dt, ok := dtype.FromDLPack(uint8(t.dtype.code), uint8(t.dtype.bits), uint16(t.dtype.lanes))
 	if !ok {
-		return nil, status.Errorf(status.DTypeMismatch, "dtype %s, want one of %s",
-			dtype.DescribeDLPack(uint8(t.dtype.code), uint8(t.dtype.bits), uint16(t.dtype.lanes)), dtype.Names())
+		return nil, status.Errorf(status.DTypeMismatch, "dtype %s, want %s",
+			dtype.DescribeDLPack(uint8(t.dtype.code), uint8(t.dtype.bits), uint16(t.dtype.lanes)), types.Names())
 	}
 	rank := int(t.ndim)
 	if rank < 0 || rank > 0 && t.shape == nil {

@@ -63,14 +63,14 @@ type ScaleGradient struct {
 //
 // Input is [rows, k], Weight [e, n, k], Bias [e, n], Preactivation [rows, n], and Out [rows, n] or
 // [rows, n/2]. Halves gives the values and the gates of what has n columns; it is nil without a
-// gate. Bias, and one of Out and Preactivation, may be nil. With Rest, rows that are nobody's
-// become 0 in both.
+// gate. Bias, and one of Out and Preactivation, may be nil. In the tensors of Rest, of these two, rows
+// that are nobody's become 0.
 type GroupedLayer struct {
 	Header
 	Input, Weight, Bias, Ends *tensor.View
 	Out, Preactivation        *tensor.View
 	Halves                    func(v *tensor.View) (value, gate *tensor.View)
-	Rest                      bool
+	Rest                      []*tensor.View
 }
 
 // GroupedHiddenBackward is the backward of a layer's input that was a hidden activation, whose

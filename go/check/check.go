@@ -34,10 +34,8 @@ type Types int
 const (
 	OfCall  Types = iota
 	OrWider       // the call's dtype, or float32 where that is a half type
-	Wide          // the dtype that sums are kept in
 	Indices       // int64
 	Offsets       // int32 or int64
-	Places        // int32
 )
 
 // Invalid returns an InvalidProblem error about an argument.
@@ -115,6 +113,18 @@ func notComputed(op string, o Operand) error {
 	return status.Errorf(status.DTypeMismatch, "%s: %s: dtype %v, want one of %s", op, o.Name, o.View.DType, dtype.Names())
 }
 
+// Names lists the dtypes that an operand may have in some call, for messages.
+func (t Types) Names() string {
+	if t != Indices && t != Offsets {
+		return "one of " + dtype.Names()
+	}
+	names := []string{}
+	for _, dt := range t.beside(dtype.Invalid) {
+		names = append(names, dt.String())
+	}
+	return strings.Join(names, " or ")
+}
+
 // beside lists the dtypes that an operand may have in a call of a dtype.
 func (t Types) beside(dt dtype.DType) []dtype.DType {
 	switch t {
@@ -122,14 +132,10 @@ func (t Types) beside(dt dtype.DType) []dtype.DType {
 		if wide := dt.Accumulator(); wide != dt {
 			return []dtype.DType{dt, wide}
 		}
-	case Wide:
-		return []dtype.DType{dt.Accumulator()}
 	case Indices:
 		return []dtype.DType{dtype.Int64}
 	case Offsets:
 		return []dtype.DType{dtype.Int32, dtype.Int64}
-	case Places:
-		return []dtype.DType{dtype.Int32}
 	}
 	return []dtype.DType{dt}
 }

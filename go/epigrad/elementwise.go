@@ -20,16 +20,16 @@ type GatedActivation[T Element] struct {
 
 // Forward writes the output, which has half the input's size along Dim.
 func (p GatedActivation[T]) Forward(out *Tensor[T]) error {
-	return p.run("gated_activation", []operand{p.Input}, []operand{out})
+	return p.run("gated_activation", []Operand{p.Input}, []Operand{out})
 }
 
 // Backward writes the gradient to the input: gradOutput act(gate) in the value's place and
 // gradOutput value act'(gate) in the gate's.
 func (p GatedActivation[T]) Backward(gradOutput, gradInput *Tensor[T]) error {
-	return p.run("gated_activation_backward", []operand{gradOutput, p.Input}, []operand{gradInput})
+	return p.run("gated_activation_backward", []Operand{gradOutput, p.Input}, []Operand{gradInput})
 }
 
-func (p GatedActivation[T]) run(name string, inputs, outputs []operand) error {
+func (p GatedActivation[T]) run(name string, inputs, outputs []Operand) error {
 	gate, err := op.ParseGate(name, p.Gate)
 	if err != nil {
 		return err
@@ -49,13 +49,13 @@ type GatedProduct[T Element] struct {
 
 // Forward writes the output.
 func (p GatedProduct[T]) Forward(out *Tensor[T]) error {
-	return run(op.Call{Op: "gated_product", Kind: p.Kind, Parameters: p.Parameters}, p.Options, []operand{p.Value, p.Gate}, []operand{out})
+	return run(op.Call{Op: "gated_product", Kind: p.Kind, Parameters: p.Parameters}, p.Options, []Operand{p.Value, p.Gate}, []Operand{out})
 }
 
 // Backward writes the gradients; one that is nil is not computed.
 func (p GatedProduct[T]) Backward(gradOutput, gradValue, gradGate *Tensor[T]) error {
 	return run(op.Call{Op: "gated_product_backward", Kind: p.Kind, Parameters: p.Parameters}, p.Options,
-		[]operand{gradOutput, p.Value, p.Gate}, []operand{gradValue, gradGate})
+		[]Operand{gradOutput, p.Value, p.Gate}, []Operand{gradValue, gradGate})
 }
 
 // Lerp is start + weight (end - start); all three broadcast.
@@ -69,14 +69,14 @@ type Lerp[T Element] struct {
 
 // Forward writes the output, of the shape that the inputs broadcast to.
 func (p Lerp[T]) Forward(out *Tensor[T]) error {
-	return run(p.call("lerp"), p.Options, []operand{p.Start, p.End, p.Weight}, []operand{out})
+	return run(p.call("lerp"), p.Options, []Operand{p.Start, p.End, p.Weight}, []Operand{out})
 }
 
 // Backward writes the gradients, each summed to its tensor's shape; those that are nil are not
 // computed. Start and End may be nil unless gradWeight is wanted.
 func (p Lerp[T]) Backward(gradOutput, gradStart, gradEnd, gradWeight *Tensor[T]) error {
 	return run(p.call("lerp_backward"), p.Options,
-		[]operand{gradOutput, p.Start, p.End, p.Weight}, []operand{gradStart, gradEnd, gradWeight})
+		[]Operand{gradOutput, p.Start, p.End, p.Weight}, []Operand{gradStart, gradEnd, gradWeight})
 }
 
 func (p Lerp[T]) call(name string) op.Call {

@@ -10,6 +10,8 @@ type Error = status.Error
 var (
 	// ErrInvalidProblem: shapes, dimensions, kinds, strides or aliasing that make no sense.
 	ErrInvalidProblem error = &Error{Code: status.InvalidProblem, Message: "epigrad: invalid problem"}
+	// ErrDTypeMismatch: an Operand of elements that it may not have.
+	ErrDTypeMismatch error = &Error{Code: status.DTypeMismatch, Message: "epigrad: dtype mismatch"}
 	// ErrUnsupported: a meaningful problem that there is no kernel for.
 	ErrUnsupported error = &Error{Code: status.Unsupported, Message: "epigrad: unsupported"}
 	// ErrWorkspaceTooSmall: Options.Workspace has fewer bytes than the problem needs.

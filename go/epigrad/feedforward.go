@@ -23,7 +23,9 @@ type GatedLinear[T Element] struct {
 // GatedLinearGradients are the outputs of GatedLinear.Backward, each of its tensor's shape; those
 // that are nil are not computed.
 type GatedLinearGradients[T Element] struct {
-	Input, WeightValue, WeightGate, BiasValue, BiasGate *Tensor[T]
+	Input *Tensor[T]
+	// WeightValue, WeightGate, BiasValue and BiasGate are of T, or of float32 beside half types.
+	WeightValue, WeightGate, BiasValue, BiasGate Operand
 	// Accumulate adds into all but Input in place of overwriting them.
 	Accumulate bool
 }
@@ -31,15 +33,15 @@ type GatedLinearGradients[T Element] struct {
 // Forward writes the output and the preactivation; either may be nil.
 func (p GatedLinear[T]) Forward(out, preactivation *Tensor[T]) error {
 	return run(op.Call{Op: "gated_linear", Kind: p.Kind, Parameters: p.Parameters}, p.Options,
-		[]operand{p.Input, p.WeightValue, p.WeightGate, p.BiasValue, p.BiasGate}, []operand{out, preactivation})
+		[]Operand{p.Input, p.WeightValue, p.WeightGate, p.BiasValue, p.BiasGate}, []Operand{out, preactivation})
 }
 
 // Backward writes the gradients for gradOutput, the gradient to the output; a nil preactivation is
 // formed again.
 func (p GatedLinear[T]) Backward(gradOutput, preactivation *Tensor[T], g GatedLinearGradients[T]) error {
 	return run(op.Call{Op: "gated_linear_backward", Kind: p.Kind, Parameters: p.Parameters, Accumulate: g.Accumulate}, p.Options,
-		[]operand{gradOutput, p.Input, p.WeightValue, p.WeightGate, p.BiasValue, p.BiasGate, preactivation},
-		[]operand{g.Input, g.WeightValue, g.WeightGate, g.BiasValue, g.BiasGate})
+		[]Operand{gradOutput, p.Input, p.WeightValue, p.WeightGate, p.BiasValue, p.BiasGate, preactivation},
+		[]Operand{g.Input, g.WeightValue, g.WeightGate, g.BiasValue, g.BiasGate})
 }
 
 // MLP is a feed-forward block:
@@ -63,7 +65,9 @@ type MLP[T Element] struct {
 // MLPGradients are the outputs of MLP.Backward, each of its tensor's shape; those that are nil are
 // not computed.
 type MLPGradients[T Element] struct {
-	Input, Weight1, Bias1, Weight2, Bias2 *Tensor[T]
+	Input *Tensor[T]
+	// Weight1, Bias1, Weight2 and Bias2 are of T, or of float32 beside half types.
+	Weight1, Bias1, Weight2, Bias2 Operand
 	// Accumulate adds into all but Input in place of overwriting them.
 	Accumulate bool
 }
@@ -71,15 +75,15 @@ type MLPGradients[T Element] struct {
 // Forward writes the output and the preactivation; either may be nil.
 func (p MLP[T]) Forward(out, preactivation *Tensor[T]) error {
 	return run(op.Call{Op: "mlp", Kind: p.Activation, Parameters: p.Parameters}, p.Options,
-		[]operand{p.Input, p.Weight1, p.Bias1, p.Weight2, p.Bias2}, []operand{out, preactivation})
+		[]Operand{p.Input, p.Weight1, p.Bias1, p.Weight2, p.Bias2}, []Operand{out, preactivation})
 }
 
 // Backward writes the gradients for gradOutput, the gradient to the output; a nil preactivation is
 // formed again.
 func (p MLP[T]) Backward(gradOutput, preactivation *Tensor[T], g MLPGradients[T]) error {
 	return run(op.Call{Op: "mlp_backward", Kind: p.Activation, Parameters: p.Parameters, Accumulate: g.Accumulate}, p.Options,
-		[]operand{gradOutput, p.Input, p.Weight1, p.Bias1, p.Weight2, p.Bias2, preactivation},
-		[]operand{g.Input, g.Weight1, g.Bias1, g.Weight2, g.Bias2})
+		[]Operand{gradOutput, p.Input, p.Weight1, p.Bias1, p.Weight2, p.Bias2, preactivation},
+		[]Operand{g.Input, g.Weight1, g.Bias1, g.Weight2, g.Bias2})
 }
 
 // GatedMLP is a feed-forward block with a gated activation:
@@ -106,7 +110,9 @@ type GatedMLP[T Element] struct {
 // GatedMLPGradients are the outputs of GatedMLP.Backward, each of its tensor's shape; those that
 // are nil are not computed.
 type GatedMLPGradients[T Element] struct {
-	Input, WeightIn, BiasIn, WeightOut, BiasOut *Tensor[T]
+	Input *Tensor[T]
+	// WeightIn, BiasIn, WeightOut and BiasOut are of T, or of float32 beside half types.
+	WeightIn, BiasIn, WeightOut, BiasOut Operand
 	// Accumulate adds into all but Input in place of overwriting them.
 	Accumulate bool
 }
@@ -114,18 +120,18 @@ type GatedMLPGradients[T Element] struct {
 // Forward writes the output and the preactivation; either may be nil.
 func (p GatedMLP[T]) Forward(out, preactivation *Tensor[T]) error {
 	return p.run(op.Call{Op: "gated_mlp"},
-		[]operand{p.Input, p.WeightIn, p.BiasIn, p.WeightOut, p.BiasOut}, []operand{out, preactivation})
+		[]Operand{p.Input, p.WeightIn, p.BiasIn, p.WeightOut, p.BiasOut}, []Operand{out, preactivation})
 }
 
 // Backward writes the gradients for gradOutput, the gradient to the output; a nil preactivation is
 // formed again.
 func (p GatedMLP[T]) Backward(gradOutput, preactivation *Tensor[T], g GatedMLPGradients[T]) error {
 	return p.run(op.Call{Op: "gated_mlp_backward", Accumulate: g.Accumulate},
-		[]operand{gradOutput, p.Input, p.WeightIn, p.BiasIn, p.WeightOut, p.BiasOut, preactivation},
-		[]operand{g.Input, g.WeightIn, g.BiasIn, g.WeightOut, g.BiasOut})
+		[]Operand{gradOutput, p.Input, p.WeightIn, p.BiasIn, p.WeightOut, p.BiasOut, preactivation},
+		[]Operand{g.Input, g.WeightIn, g.BiasIn, g.WeightOut, g.BiasOut})
 }
 
-func (p GatedMLP[T]) run(c op.Call, inputs, outputs []operand) (err error) {
+func (p GatedMLP[T]) run(c op.Call, inputs, outputs []Operand) (err error) {
 	if c.Gate, err = op.ParseGate(c.Op, p.Gate); err != nil {
 		return err
 	}

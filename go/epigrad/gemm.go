@@ -24,7 +24,9 @@ type Linear[T Element] struct {
 // LinearGradients are the outputs of Linear.Backward, each of its tensor's shape; those that are
 // nil are not computed.
 type LinearGradients[T Element] struct {
-	Input, Weight, Bias *Tensor[T]
+	Input *Tensor[T]
+	// Weight and Bias are of T, or of float32 beside half types.
+	Weight, Bias Operand
 	// Accumulate adds into Weight and Bias in place of overwriting them.
 	Accumulate bool
 }
@@ -32,15 +34,15 @@ type LinearGradients[T Element] struct {
 // Forward writes the output and the preactivation; either may be nil.
 func (p Linear[T]) Forward(out, preactivation *Tensor[T]) error {
 	return run(op.Call{Op: "linear", Kind: p.Activation, Parameters: p.Parameters}, p.Options,
-		[]operand{p.Input, p.Weight, p.Bias}, []operand{out, preactivation})
+		[]Operand{p.Input, p.Weight, p.Bias}, []Operand{out, preactivation})
 }
 
 // Backward writes the gradients for gradOutput, the gradient to the output: with g = gradOutput
 // act'(pre), g weight to the input, gᵀ input to the weight and the sum of g's rows to the bias.
 func (p Linear[T]) Backward(gradOutput *Tensor[T], saved Saved[T], gradients LinearGradients[T]) error {
 	return run(op.Call{Op: "linear_backward", Kind: p.Activation, Parameters: p.Parameters, Accumulate: gradients.Accumulate}, p.Options,
-		[]operand{gradOutput, p.Input, p.Weight, p.Bias, saved.Preactivation, saved.Output},
-		[]operand{gradients.Input, gradients.Weight, gradients.Bias})
+		[]Operand{gradOutput, p.Input, p.Weight, p.Bias, saved.Preactivation, saved.Output},
+		[]Operand{gradients.Input, gradients.Weight, gradients.Bias})
 }
 
 // Matmul is act(a b + bias):
@@ -62,7 +64,9 @@ type Matmul[T Element] struct {
 // MatmulGradients are the outputs of Matmul.Backward, each of its tensor's shape; those that are
 // nil are not computed.
 type MatmulGradients[T Element] struct {
-	A, B, Bias *Tensor[T]
+	A *Tensor[T]
+	// B and Bias are of T, or of float32 beside half types.
+	B, Bias Operand
 	// Accumulate adds into B and Bias in place of overwriting them.
 	Accumulate bool
 }
@@ -70,13 +74,13 @@ type MatmulGradients[T Element] struct {
 // Forward writes the output and the preactivation; either may be nil.
 func (p Matmul[T]) Forward(out, preactivation *Tensor[T]) error {
 	return run(op.Call{Op: "matmul_bias_activation", Kind: p.Activation, Parameters: p.Parameters}, p.Options,
-		[]operand{p.A, p.B, p.Bias}, []operand{out, preactivation})
+		[]Operand{p.A, p.B, p.Bias}, []Operand{out, preactivation})
 }
 
 // Backward writes the gradients for gradOutput: with g = gradOutput act'(pre), g bᵀ to a, aᵀ g to b
 // and the sum of g's rows to the bias.
 func (p Matmul[T]) Backward(gradOutput *Tensor[T], saved Saved[T], gradients MatmulGradients[T]) error {
 	return run(op.Call{Op: "matmul_bias_activation_backward", Kind: p.Activation, Parameters: p.Parameters, Accumulate: gradients.Accumulate}, p.Options,
-		[]operand{gradOutput, p.A, p.B, p.Bias, saved.Preactivation, saved.Output},
-		[]operand{gradients.A, gradients.B, gradients.Bias})
+		[]Operand{gradOutput, p.A, p.B, p.Bias, saved.Preactivation, saved.Output},
+		[]Operand{gradients.A, gradients.B, gradients.Bias})
 }

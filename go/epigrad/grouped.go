@@ -14,8 +14,9 @@ import "github.com/epigrad/epigrad/go/op"
 // may be nil.
 type GroupedLinear[T Element] struct {
 	Input, Weight, Bias *Tensor[T]
-	// Offsets are where the groups' rows end. They rise, from 0 or more to at most t.
-	Offsets *Tensor[int64]
+	// Offsets, of int32 or int64, are where the groups' rows end. They rise, from 0 or more to at
+	// most t.
+	Offsets Operand
 	// Activation is one of Activations; "" is "none".
 	Activation string
 	// Parameters are the activation's; nil is their defaults.
@@ -26,7 +27,9 @@ type GroupedLinear[T Element] struct {
 // GroupedLinearGradients are the outputs of GroupedLinear.Backward, each of its tensor's shape;
 // those that are nil are not computed.
 type GroupedLinearGradients[T Element] struct {
-	Input, Weight, Bias *Tensor[T]
+	Input *Tensor[T]
+	// Weight and Bias are of T, or of float32 beside half types.
+	Weight, Bias Operand
 	// Accumulate adds into Weight and Bias in place of overwriting them.
 	Accumulate bool
 }
@@ -34,14 +37,14 @@ type GroupedLinearGradients[T Element] struct {
 // Forward writes the output and the preactivation, [t, n]; either may be nil.
 func (p GroupedLinear[T]) Forward(out, preactivation *Tensor[T]) error {
 	return run(op.Call{Op: "grouped_linear", Kind: p.Activation, Parameters: p.Parameters}, p.Options,
-		[]operand{p.Input, p.Weight, p.Bias, p.Offsets}, []operand{out, preactivation})
+		[]Operand{p.Input, p.Weight, p.Bias, p.Offsets}, []Operand{out, preactivation})
 }
 
 // Backward writes the gradients for gradOutput, the gradient to the output; a nil preactivation is
 // formed again.
 func (p GroupedLinear[T]) Backward(gradOutput, preactivation *Tensor[T], g GroupedLinearGradients[T]) error {
 	return run(op.Call{Op: "grouped_linear_backward", Kind: p.Activation, Parameters: p.Parameters, Accumulate: g.Accumulate}, p.Options,
-		[]operand{gradOutput, p.Input, p.Weight, p.Bias, p.Offsets, preactivation}, []operand{g.Input, g.Weight, g.Bias})
+		[]Operand{gradOutput, p.Input, p.Weight, p.Bias, p.Offsets, preactivation}, []Operand{g.Input, g.Weight, g.Bias})
 }
 
 // Experts is a mixture of feed-forward blocks, k of which see a token:
@@ -58,10 +61,11 @@ func (p GroupedLinear[T]) Backward(gradOutput, preactivation *Tensor[T], g Group
 type Experts[T Element] struct {
 	Input *Tensor[T]
 	Index *Tensor[int64]
-	Scale *Tensor[T]
+	// Scale is of T, or of float32 beside half types.
+	Scale Operand
 
 	WeightIn, BiasIn, WeightOut, BiasOut *Tensor[T]
-	// Kind is one of GatedKinds or of Activations.
+	// Kind is one of GatedKinds or of Activations; "" is "none".
 	Kind string
 	// Parameters are the kind's; nil is their defaults.
 	Parameters []float64
@@ -74,7 +78,11 @@ type Experts[T Element] struct {
 // ExpertsGradients are the outputs of Experts.Backward, each of its tensor's shape; those that are
 // nil are not computed.
 type ExpertsGradients[T Element] struct {
-	Input, Scale, WeightIn, BiasIn, WeightOut, BiasOut *Tensor[T]
+	Input *Tensor[T]
+	// Scale has the elements of the mixture's Scale.
+	Scale Operand
+	// WeightIn, BiasIn, WeightOut and BiasOut are of T, or of float32 beside half types.
+	WeightIn, BiasIn, WeightOut, BiasOut Operand
 	// Accumulate adds into all but Input and Scale in place of overwriting them.
 	Accumulate bool
 }
@@ -82,22 +90,22 @@ type ExpertsGradients[T Element] struct {
 // Forward writes the output and the preactivation; either may be nil. The preactivation is
 // [t k, rows of weightIn], its rows sorted by expert, then by token, then by j.
 func (p Experts[T]) Forward(out, preactivation *Tensor[T]) error {
-	return p.run(op.Call{Op: "experts"}, p.tensors(), []operand{out, preactivation})
+	return p.run(op.Call{Op: "experts"}, p.tensors(), []Operand{out, preactivation})
 }
 
 // Backward writes the gradients for gradOutput, the gradient to the output; a nil preactivation is
 // formed again.
 func (p Experts[T]) Backward(gradOutput, preactivation *Tensor[T], g ExpertsGradients[T]) error {
-	inputs := append(append([]operand{gradOutput}, p.tensors()...), preactivation)
+	inputs := append(append([]Operand{gradOutput}, p.tensors()...), preactivation)
 	return p.run(op.Call{Op: "experts_backward", Accumulate: g.Accumulate}, inputs,
-		[]operand{g.Input, g.Scale, g.WeightIn, g.BiasIn, g.WeightOut, g.BiasOut})
+		[]Operand{g.Input, g.Scale, g.WeightIn, g.BiasIn, g.WeightOut, g.BiasOut})
 }
 
-func (p Experts[T]) tensors() []operand {
-	return []operand{p.Input, p.Index, p.Scale, p.WeightIn, p.BiasIn, p.WeightOut, p.BiasOut}
+func (p Experts[T]) tensors() []Operand {
+	return []Operand{p.Input, p.Index, p.Scale, p.WeightIn, p.BiasIn, p.WeightOut, p.BiasOut}
 }
 
-func (p Experts[T]) run(c op.Call, inputs, outputs []operand) (err error) {
+func (p Experts[T]) run(c op.Call, inputs, outputs []Operand) (err error) {
 	if c.Gate, err = op.ParseGate(c.Op, p.Gate); err != nil {
 		return err
 	}

@@ -49,9 +49,9 @@ func TestGroupedLinearGradients(t *testing.T) {
 			require.NoError(t, layer.Forward(out, pre))
 			assert.Equal(t, make([]float64, 5), out.Data[30:], "a row that is nobody's")
 			require.NoError(t, layer.Backward(g, pre, got))
-			assert.Equal(t, make([]float64, 15), got.Weight.Data[15:30], "a group without rows")
+			assert.Equal(t, make([]float64, 15), double(got.Weight).Data[15:30], "a group without rows")
 			gradients(t, g, out, func() error { return layer.Forward(out, nil) },
-				map[*epigrad.Tensor[float64]]*epigrad.Tensor[float64]{layer.Input: got.Input, layer.Weight: got.Weight, layer.Bias: got.Bias})
+				map[epigrad.Operand]epigrad.Operand{layer.Input: got.Input, layer.Weight: got.Weight, layer.Bias: got.Bias})
 		})
 	}
 }
@@ -74,7 +74,7 @@ func TestExpertsGradients(t *testing.T) {
 				require.NoError(t, layer.Forward(out, pre))
 				require.NoError(t, layer.Backward(g, pre, got))
 				gradients(t, g, out, func() error { return layer.Forward(out, nil) },
-					map[*epigrad.Tensor[float64]]*epigrad.Tensor[float64]{
+					map[epigrad.Operand]epigrad.Operand{
 						layer.Input: got.Input, layer.Scale: got.Scale,
 						layer.WeightIn: got.WeightIn, layer.BiasIn: got.BiasIn, layer.WeightOut: got.WeightOut, layer.BiasOut: got.BiasOut,
 					})
@@ -83,8 +83,8 @@ func TestExpertsGradients(t *testing.T) {
 				for range 2 {
 					require.NoError(t, layer.Backward(g, nil, again))
 				}
-				for i, once := range got.WeightOut.Data {
-					assert.InDelta(t, 2*once, again.WeightOut.Data[i], 1e-12)
+				for i, once := range double(got.WeightOut).Data {
+					assert.InDelta(t, 2*once, double(again.WeightOut).Data[i], 1e-12)
 				}
 			})
 		}
@@ -122,4 +122,35 @@ func TestGroupedErrors(t *testing.T) {
 	for _, x := range out.Data {
 		assert.True(t, math.IsNaN(float64(x)), "nothing is written")
 	}
+}
+
+// A scale, weight gradients and offsets may have other elements than the rest.
+func TestOperandsOfOtherElements(t *testing.T) {
+	one, third := epigrad.ToBFloat16(1), epigrad.ToBFloat16(1.0/3)
+	fill := func(value epigrad.BFloat16, shape ...int) *epigrad.Tensor[epigrad.BFloat16] {
+		t := epigrad.New[epigrad.BFloat16](shape...)
+		for i := range t.Data {
+			t.Data[i] = value
+		}
+		return t
+	}
+	layer := epigrad.GroupedLinear[epigrad.BFloat16]{
+		Input: fill(third, 3, 1), Weight: fill(one, 2, 1, 1), Offsets: epigrad.Of([]int32{1, 3}, 2),
+	}
+	weight := epigrad.New[float32](2, 1, 1)
+	require.NoError(t, layer.Backward(fill(third, 3, 1), nil, epigrad.GroupedLinearGradients[epigrad.BFloat16]{Weight: weight}))
+	square := float32(third.Float64() * third.Float64()) // which 16 bits do not hold
+	assert.Equal(t, []float32{square, 2 * square}, weight.Data)
+
+	mixture := epigrad.Experts[epigrad.BFloat16]{
+		Input: fill(one, 1, 1), Index: epigrad.Of([]int64{0}, 1, 1), Scale: epigrad.Of([]float32{1 + 1.0/1024}, 1, 1),
+		WeightIn: fill(one, 1, 1, 1), WeightOut: fill(one, 1, 1, 1),
+	}
+	scale := epigrad.New[float32](1, 1)
+	down := epigrad.New[float32](1, 1, 1)
+	gradients := epigrad.ExpertsGradients[epigrad.BFloat16]{Scale: scale, WeightOut: down}
+	require.NoError(t, mixture.Backward(fill(one, 1, 1), nil, gradients))
+	assert.Equal(t, []float32{1}, scale.Data)
+	gradients.Scale = fill(one, 1, 1)
+	require.ErrorIs(t, mixture.Backward(fill(one, 1, 1), nil, gradients), epigrad.ErrDTypeMismatch)
 }

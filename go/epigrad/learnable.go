@@ -13,12 +13,12 @@ type PReLU[T Element] struct {
 
 // Forward writes the output, of the input's shape.
 func (p PReLU[T]) Forward(out *Tensor[T]) error {
-	return run(op.Call{Op: "prelu"}, p.Options, []operand{p.Input, p.Weight}, []operand{out})
+	return run(op.Call{Op: "prelu"}, p.Options, []Operand{p.Input, p.Weight}, []Operand{out})
 }
 
 // Backward writes the gradients; those that are nil are not computed.
 func (p PReLU[T]) Backward(gradOutput, gradInput, gradWeight *Tensor[T]) error {
-	return run(op.Call{Op: "prelu_backward"}, p.Options, []operand{gradOutput, p.Input, p.Weight}, []operand{gradInput, gradWeight})
+	return run(op.Call{Op: "prelu_backward"}, p.Options, []Operand{gradOutput, p.Input, p.Weight}, []Operand{gradInput, gradWeight})
 }
 
 // XIELU is softplus(alphaP) input² + beta input where input > 0, else (exp(input) - 1 - input)
@@ -34,13 +34,13 @@ type XIELU[T Element] struct {
 
 // Forward writes the output, of the input's shape.
 func (p XIELU[T]) Forward(out *Tensor[T]) error {
-	return run(p.call("xielu"), p.Options, []operand{p.Input, p.AlphaP, p.AlphaN}, []operand{out})
+	return run(p.call("xielu"), p.Options, []Operand{p.Input, p.AlphaP, p.AlphaN}, []Operand{out})
 }
 
 // Backward writes the gradients; those that are nil are not computed.
 func (p XIELU[T]) Backward(gradOutput, gradInput, gradAlphaP, gradAlphaN *Tensor[T]) error {
 	return run(p.call("xielu_backward"), p.Options,
-		[]operand{gradOutput, p.Input, p.AlphaP, p.AlphaN}, []operand{gradInput, gradAlphaP, gradAlphaN})
+		[]Operand{gradOutput, p.Input, p.AlphaP, p.AlphaN}, []Operand{gradInput, gradAlphaP, gradAlphaN})
 }
 
 func (p XIELU[T]) call(name string) op.Call {

@@ -49,7 +49,7 @@ func ParametersOf(kind string) []string {
 }
 
 // run binds the tensors to the operation's arguments and computes.
-func run(c op.Call, o Options, inputs, outputs []operand) (err error) {
+func run(c op.Call, o Options, inputs, outputs []Operand) (err error) {
 	defer func() {
 		if r := recover(); r != nil {
 			err = status.Errorf(status.Internal, "%s: panic: %v\n%s", c.Op, r, debug.Stack())
@@ -79,14 +79,18 @@ func run(c op.Call, o Options, inputs, outputs []operand) (err error) {
 	return op.Run(&c)
 }
 
-// operand is a tensor, which may be nil, of a call's element type or of indices.
-type operand interface {
+// Operand is a Tensor of any elements, where a call takes more than one type: weight gradients in
+// float32 beside half types, a float32 scale, offsets of int32 or int64. Nil is none.
+type Operand interface {
 	view(op, argument string, operand int) (*tensor.View, error)
 }
 
-func views(name string, arguments []op.Argument, tensors []operand, first int) ([]*tensor.View, error) {
+func views(name string, arguments []op.Argument, tensors []Operand, first int) ([]*tensor.View, error) {
 	list := make([]*tensor.View, len(tensors))
 	for i, t := range tensors {
+		if t == nil {
+			continue
+		}
 		v, err := t.view(name, arguments[i].Name, first+i)
 		if err != nil {
 			return nil, err

@@ -47,11 +47,11 @@ var (
 			r := m.routed(h, w)
 			pre := c.output(1)
 			if c.output(0) == nil {
-				return slices.Concat(r.route(), r.form(pre, nil, w.view(m.rows())))
+				return slices.Concat(r.route(), r.form(pre, nil, w.view(m.rows()), pre))
 			}
 			// What the second layer gives takes the place of what the first one read.
 			rows, hidden := w.view(m.rows()), w.view(m.hidden)
-			return slices.Concat(r.route(), r.form(pre, hidden, rows), []backend.Problem{
+			return slices.Concat(r.route(), r.form(pre, hidden, rows, pre), []backend.Problem{
 				&backend.GroupedLayer{Header: plainly(h), Input: hidden, Weight: m.weightOut, Bias: m.biasOut, Ends: r.ends, Out: rows},
 				&backend.CombineRows{Header: h, Input: rows, Places: r.places, Scale: m.scale, Out: c.output(0)},
 			})
@@ -105,8 +105,11 @@ func (m *mixture) rows() []int64 { return []int64{m.pre[0], m.input.Shape[1]} }
 // mixtureOf validates a call's operands; inputs begin with the mixture's own.
 func mixtureOf(c *Call, inputs []*tensor.View) (*mixture, error) {
 	op := c.Op
-	m := &mixture{at(inputs, 0), at(inputs, 1), at(inputs, 2), at(inputs, 3), at(inputs, 4), at(inputs, 5), at(inputs, 6), nil, nil, nil, nil}
-	if err := tokens(op, m.input); err != nil {
+	m := &mixture{
+		input: at(inputs, 0), index: at(inputs, 1), scale: at(inputs, 2),
+		weightIn: at(inputs, 3), biasIn: at(inputs, 4), weightOut: at(inputs, 5), biasOut: at(inputs, 6),
+	}
+	if err := isMatrix(op, m.input, "[t, n], a row for each token"); err != nil {
 		return nil, err
 	}
 	t, n := m.input.Shape[0], m.input.Shape[1]
@@ -186,15 +189,15 @@ func (r *routing) route() []backend.Problem {
 	return []backend.Problem{&backend.Route{Header: r.header, Index: r.index, Ends: r.ends, Places: r.places}}
 }
 
-// form makes the preactivation or the hidden activation, by way of the input's rows.
-func (r *routing) form(pre, hidden, rows *tensor.View) []backend.Problem {
+// form makes the preactivation or the hidden activation, by way of the input's rows. Rows of rest
+// that are nobody's become 0: what a caller gets has the same bits in every run.
+func (r *routing) form(pre, hidden, rows *tensor.View, rest ...*tensor.View) []backend.Problem {
 	h := r.header
 	if hidden == nil {
 		h = plainly(h)
 	}
 	layer := &backend.GroupedLayer{
-		Header: h, Input: rows, Weight: r.weightIn, Bias: r.biasIn, Ends: r.ends, Out: hidden, Preactivation: pre,
-		Rest: pre != nil, // a result has the same bits in every run
+		Header: h, Input: rows, Weight: r.weightIn, Bias: r.biasIn, Ends: r.ends, Out: hidden, Preactivation: pre, Rest: rest,
 	}
 	if hidden != nil {
 		layer.Halves = r.halves

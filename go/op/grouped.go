@@ -38,7 +38,7 @@ var (
 				&backend.GroupEnds{Header: h, Offsets: c.input(3), Rows: c.input(0).Shape[0], Ends: ends},
 				&backend.GroupedLayer{
 					Header: h, Input: c.input(0), Weight: c.input(1), Bias: c.input(2), Ends: ends,
-					Out: c.output(0), Preactivation: c.output(1), Rest: true,
+					Out: c.output(0), Preactivation: c.output(1), Rest: []*tensor.View{c.output(0), c.output(1)},
 				},
 			}
 		},
@@ -103,7 +103,7 @@ func shapesOf(views ...*tensor.View) [][]int64 {
 // groupedShape is a layer's output. inputs begin with the layer's own.
 func groupedShape(op string, inputs []*tensor.View) ([]int64, error) {
 	input, weight, bias, offsets := at(inputs, 0), at(inputs, 1), at(inputs, 2), at(inputs, 3)
-	if err := tokens(op, input); err != nil {
+	if err := isMatrix(op, input, "[t, k]"); err != nil {
 		return nil, err
 	}
 	groups, n, err := matrices(op, "weight", "[e, n, k]", weight, input.Shape[1], "k")
@@ -120,10 +120,10 @@ func groupedShape(op string, inputs []*tensor.View) ([]int64, error) {
 	return out, exists(op, "out", input, out)
 }
 
-// tokens asks for a matrix with a row for each token.
-func tokens(op string, input *tensor.View) error {
+// isMatrix asks for an input of rows.
+func isMatrix(op string, input *tensor.View, want string) error {
 	if input.Rank() != 2 {
-		return check.Invalid(op, "input", "shape %s, want [t, k]: a row for each token", check.Sizes(input.Shape))
+		return check.Invalid(op, "input", "shape %s, want %s", check.Sizes(input.Shape), want)
 	}
 	return countable(op, "input", input.Shape[0])
 }

@@ -53,7 +53,7 @@ func (o *operation) complete(c *Call) error {
 	if o.kinds == nil {
 		return o.completeFormula(c)
 	}
-	if c.Kind == "" && o.kinds == activations {
+	if c.Kind == "" && (o.kinds == activations || o.kinds == eitherKinds) {
 		c.Kind = "none"
 	}
 	k, known := o.kinds.lookup(c.Kind)

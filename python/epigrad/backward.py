@@ -692,7 +692,7 @@ def experts_backward(
     bias_in: Data | None,
     weight_out: Data,
     bias_out: Data | None,
-    kind: str | Gated | Activation = "swiglu",
+    kind: str | Gated | Activation | None = "swiglu",
     *,
     gate: str = "second",
     preactivation: Data | None = None,

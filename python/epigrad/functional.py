@@ -20,7 +20,7 @@ from epigrad._autograd.feedforward import BLOCK_ARGUMENTS, FeedForward
 from epigrad._autograd.formulas import LEARNABLE
 from epigrad._autograd.gated_linear import GatedLinear
 from epigrad._autograd.grouped import EXPERTS_ARGUMENTS, Experts, GroupedLinear
-from epigrad._autograd.main_grad import any_switched, refuse_tracing, sinks_of
+from epigrad._autograd.main_grad import any_switched, refuse_tracing, sinks_of, with_wide_views
 from epigrad._core import loader, selection
 from epigrad._core.call import Call, activation_call, call_of, experts_call, gated_call
 from epigrad._core.checks import check_save, finite, lerp_weight, overridden, require_tensors
@@ -591,7 +591,7 @@ def experts(
     bias_in: Tensor | None,
     weight_out: Tensor,
     bias_out: Tensor | None,
-    kind: str | Gated | Activation = "swiglu",
+    kind: str | Gated | Activation | None = "swiglu",
     *,
     gate: str = "second",
     save: str = "auto",
@@ -617,7 +617,7 @@ def experts(
         weight_out: ``[E, K, H]``, any strides.
         bias_out: ``[E, K]`` or None.
         kind: a gated kind or an activation: a name, an `epigrad.Gated` or an `epigrad.Activation`,
-            which list them.
+            which list them; None is ``"none"``.
         gate: where the gates are among weight_in's rows: the ``"second"`` or the ``"first"`` half,
             or the ``"odd"`` or the ``"even"`` rows.
         save: ``"auto"`` and ``"preactivation"`` keep the preactivation for backward;
@@ -628,6 +628,7 @@ def experts(
 
     Raises:
         InvalidProblemError: (a ``ValueError``) wrong shapes, an unknown kind, gate or `save`.
+        UnsupportedError: (a ``NotImplementedError``) WebGPU, or more than 8192 experts on CUDA.
         DTypeError: (a ``TypeError``) a mix of dtypes, another dtype, or not a tensor.
         EpigradError: another class of `epigrad.errors`, of devices, backends or sparse tensors.
 
@@ -735,6 +736,7 @@ def _elementwise(
     if records is not None and call.op in LEARNABLE and any_autocast():
         tensors = as_input(*tensors)
     if records:
+        tensors = with_wide_views(call, tensors)
         result: Tensor = function.record(loader.core(), call, *tensors)
         return result
     if records is None:
@@ -763,6 +765,8 @@ def _layers(
         out: Tensor = ops.call(call.op, *tensors, call.kind, save=saved, **layer_options(call))[0]
         return out
     keep = function.kept(call, save)
+    if records:
+        tensors = with_wide_views(call, tensors)
     given = tensors
     if any_autocast():
         tensors = as_experts(*tensors) if call.op == "experts" else as_linear(*tensors)

@@ -284,8 +284,11 @@ def gated_of(op: str, given: str | Gated) -> Gated:
         raise unknown_name(op, "kind", given) from None
 
 
-def either_of(op: str, given: str | Activation | Gated) -> Activation | Gated:
-    """The gated kind or the activation that a caller means, where both make sense."""
+def either_of(op: str, given: str | Activation | Gated | None) -> Activation | Gated:
+    """The gated kind or the activation that a caller means, where both make sense; None is the
+    activation "none"."""
+    if given is None:
+        return activation_of(op, None)
     if isinstance(given, Activation | Gated):
         return given
     found = None

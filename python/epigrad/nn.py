@@ -18,12 +18,12 @@ from epigrad.kinds import Gated, activation_of, either_of, gated_of, nearest
 __all__ = ["MLP", "XIELU", "Activation", "Experts", "GatedActivation", "GatedMLP", "Lerp", "Linear", "PReLU"]
 
 
-def _check_bias(module: str, bias: object) -> None:
+def _check_bias(module: str, bias: object, argument: str = "activation") -> None:
     if isinstance(bias, bool):
         return
     given = f'"{bias}"' if isinstance(bias, str) else repr(bias)
     near = nearest("activation", bias) if isinstance(bias, str) else None
-    hint = f'; give activation="{near}"' if near else ""
+    hint = f'; give {argument}="{near}"' if near else ""
     raise errors.DTypeError(f"{module}: bias: got {given}, want a bool{hint}")
 
 
@@ -442,7 +442,7 @@ class Experts(nn.Module):
         features: int,
         hidden_features: int,
         num_experts: int,
-        kind: str | Gated | kinds.Activation = "swiglu",
+        kind: str | Gated | kinds.Activation | None = "swiglu",
         bias: bool = False,
         gate: str = "second",
         *,
@@ -452,7 +452,7 @@ class Experts(nn.Module):
     ) -> None:
         gate_place("Experts", gate)
         check_save("Experts", save)
-        _check_bias("Experts", bias)
+        _check_bias("Experts", bias, "kind")
         found = either_of("Experts", kind)
         if gate != "second" and not isinstance(found, Gated):
             raise errors.InvalidProblemError(f"Experts: gate: {gate!r}, but {str(found)!r} has no gate")

@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import copy
 import gc
+import pickle
 from collections.abc import Callable
 from typing import Any
 
@@ -140,6 +142,11 @@ def network(device: str, dtype: torch.dtype = torch.bfloat16) -> nn.Module:
     return nn.Sequential(*layers, epigrad.nn.MLP(16, 8)).to(device, dtype)
 
 
+needs_grad_dtype = pytest.mark.skipif(
+    not hasattr(torch.Tensor, "grad_dtype"), reason="PyTorch has no grad_dtype before 2.11"
+)
+
+
 def switched_on(model: nn.Module) -> Any:
     for parameter in model.parameters():
         parameter.main_grad = torch.zeros_like(parameter, dtype=torch.float32)
@@ -245,14 +252,55 @@ def test_a_main_grad_of_another_dtype_or_shape(dtype: torch.dtype) -> None:
     handle.remove()
 
 
+def test_what_autograd_is_not_asked_for_is_not_added() -> None:
+    layer, x = epigrad.nn.Linear(4, 4, dtype=torch.bfloat16), torch.ones(3, 4, dtype=torch.bfloat16).requires_grad_()
+    handle = switched_on(layer)
+    torch.autograd.grad(layer(x).sum(), x)
+    layer(x).sum().backward(inputs=[x])
+    (returned,) = torch.autograd.grad(layer(x).sum(), layer.weight)
+    assert returned.eq(3).all() and layer.weight.main_grad.eq(0).all() and layer.weight.grad is None
+    assert not hasattr(layer.weight, "grad_added_to_main_grad")
+    layer(x).sum().backward(inputs=[layer.bias])
+    assert layer.bias.main_grad.eq(3).all() and layer.weight.main_grad.eq(0).all()
+    handle.remove()
+
+
+def test_copies_are_not_switched_on_and_parts_may_change() -> None:
+    """A module with a handle is copied, pickled, extended and called with other parameters."""
+    model, x = nn.Sequential(epigrad.nn.Linear(4, 4, dtype=torch.bfloat16)), torch.ones(3, 4, dtype=torch.bfloat16)
+    handle = switched_on(model)
+    for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        other(x).sum().backward()
+        assert other[0].weight.grad.eq(3).all()
+    others = {name: parameter.detach().clone().requires_grad_() for name, parameter in model.named_parameters()}
+    torch.func.functional_call(model, others, x).sum().backward()
+    assert others["0.weight"].grad is not None
+    model.append(epigrad.nn.Linear(4, 4, dtype=torch.bfloat16))
+    model(x).sum().backward()
+    assert model[0].weight.grad is None and model[0].weight.main_grad.ne(0).any() and model[1].weight.grad is not None
+    handle.remove()
+
+
+def test_hooks_get_none() -> None:
+    layer, seen = epigrad.nn.Linear(4, 4, bias=False, dtype=torch.bfloat16), list[Any]()
+    handle = switched_on(layer)
+    layer.weight.register_hook(seen.append)
+    layer(torch.ones(3, 4, dtype=torch.bfloat16)).sum().backward()
+    assert seen == [None] and layer.weight.main_grad.eq(3).all()
+    handle.remove()
+
+
 def test_what_is_refused() -> None:
-    with pytest.raises(errors.DTypeError, match="accumulate_main_grad: int, want a module or"):
-        epigrad.accumulate_main_grad([3])  # type: ignore[list-item]
+    for given in ([3], 3):
+        with pytest.raises(errors.DTypeError, match="accumulate_main_grad: int, want a module or"):
+            epigrad.accumulate_main_grad(given)  # type: ignore[arg-type]
+    with pytest.raises(errors.InvalidProblemError, match="accumulate_main_grad: a tensor that is not a leaf"):
+        epigrad.accumulate_main_grad([torch.ones(2, requires_grad=True) * 2])
     layer = epigrad.nn.Linear(4, 4, dtype=torch.bfloat16)
     handle = switched_on(layer)
     x = torch.ones(2, 4, dtype=torch.bfloat16)
     with pytest.raises(errors.UnsupportedError, match="create_graph"):
-        torch.autograd.grad(layer(x).sum(), layer.weight, create_graph=True)
+        layer(x).sum().backward(create_graph=True)
     with pytest.raises(errors.UnsupportedError, match=r"under torch\.compile, torch\.func"):
         torch.func.grad(lambda y: layer(y).sum().float())(x)
     assert layer.weight.main_grad.eq(0).all() and layer.weight.grad is None
@@ -296,7 +344,7 @@ def test_other_modules_compile_once_for_all_lengths() -> None:
     handle.remove()
 
 
-@pytest.mark.skipif(not hasattr(torch.Tensor, "grad_dtype"), reason="PyTorch has no grad_dtype before 2.11")
+@needs_grad_dtype
 @half
 @on_devices
 def test_a_leaf_that_asks_for_float32(dtype: torch.dtype, device: str) -> None:
@@ -312,3 +360,35 @@ def test_a_leaf_that_asks_for_float32(dtype: torch.dtype, device: str) -> None:
         assert_same_sum(weight.grad, want)
     epigrad.linear(x, *weights, "gelu").backward(grad)
     assert_same_sum(weights[0].grad, 2 * wide[0])
+
+
+@needs_grad_dtype
+@pytest.mark.skipif(
+    not hasattr(torch.autograd.function.FunctionCtx, "set_output_grad_dtype"), reason="PyTorch has it from 2.15 on"
+)
+def test_views_of_a_leaf_that_asks_for_float32() -> None:
+    """gpt-oss's transposed experts, and halves of a weight: nothing is rounded."""
+    generator = torch.Generator().manual_seed(0)
+    x, stored = (torch.randn(*shape, generator=generator).bfloat16() for shape in ((9, 6), (2, 4, 6)))
+    ends = torch.tensor([4, 9])
+    plain, leaf = (stored.clone().requires_grad_() for _ in range(2))
+    turned = stored.transpose(1, 2).contiguous().requires_grad_()
+    for each in (plain, leaf, turned):
+        each.grad_dtype = torch.float32
+    epigrad.grouped_linear(x, plain, offsets=ends).float().square().sum().backward()
+    epigrad.grouped_linear(x, turned.transpose(1, 2), offsets=ends).float().square().sum().backward()
+    assert plain.grad is not None and turned.grad is not None
+    assert_same_bits(turned.grad.transpose(1, 2), plain.grad)
+    assert not torch.equal(plain.grad, plain.grad.bfloat16().float())
+    epigrad.gated_linear(x, leaf[1, :2], leaf[1, 2:], kind="bilinear").float().square().sum().backward()
+    assert leaf.grad is not None and leaf.grad[0].eq(0).all()
+    assert not torch.equal(leaf.grad, leaf.grad.bfloat16().float())
+
+
+@needs_grad_dtype
+def test_a_gradient_of_a_gradient_in_float32_is_refused() -> None:
+    leaf = torch.ones(4, 4, dtype=torch.bfloat16, requires_grad=True)
+    leaf.grad_dtype = torch.float32
+    out = epigrad.linear(torch.ones(2, 4, dtype=torch.bfloat16), leaf, activation="gelu")
+    with pytest.raises(errors.UnsupportedError, match="a parameter with grad_dtype: a gradient with a graph"):
+        torch.autograd.grad(out.sum(), leaf, create_graph=True)

@@ -62,8 +62,10 @@ def check(name: str, way: str) -> None:
     model.set_experts_implementation("epigrad")
     split(model, name, way)
     for experts in mixtures.experts_of(model, name):
-        local = [whole.to_local().numel() for whole in experts.parameters() if isinstance(whole, DTensor)]
-        assert sum(local) * dist.get_world_size() == sum(whole.numel() for whole in experts.parameters())
+        parameters = list(experts.parameters())
+        assert all(isinstance(parameter, DTensor) for parameter in parameters)
+        local = sum(parameter.to_local().numel() for parameter in parameters)  # type: ignore[attr-defined]
+        assert local * dist.get_world_size() == sum(parameter.numel() for parameter in parameters)
         assert experts._is_expert_parallel == (way != "tensor")
     got = {key: whole(value) for key, value in mixtures.results(model, mixtures.inputs()).items()}
     worst = mixtures.error(got, want)

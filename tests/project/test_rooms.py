@@ -19,6 +19,7 @@ FLOORS = (  # from the ground up
     ("functional", "forward", "backward", "plan", "nn", "parallel"),
     ("integrations",),
     ("__init__",),
+    ("_check",),
     ("cli",),
     ("__main__",),
 )

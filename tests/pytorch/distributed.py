@@ -301,19 +301,23 @@ def float32_gradients(op: str, mesh: DeviceMesh, device: str) -> None:
     if op != "mlp" or not hasattr(torch.Tensor, "grad_dtype"):
         return
     # FSDP2 calls its own hook first, which gathers the parameters.
-    model, alone, x = network(op, device, torch.bfloat16)
-    fully_shard(model, mesh=mesh, mp_policy=MixedPrecisionPolicy(reduce_dtype=torch.float32))
+    model, alone, x = network(op, device, torch.float32)
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    fully_shard(model, mesh=mesh, mp_policy=policy)
 
-    def ask(module: nn.Module, inputs: Any) -> None:
+    def ask_for_float32(module: nn.Module, inputs: Any) -> None:
         for parameter in module.parameters():
-            if parameter.is_leaf and parameter.dtype == torch.bfloat16 and not isinstance(parameter, DTensor):
+            if not isinstance(parameter, DTensor):
                 parameter.grad_dtype = torch.float32
 
-    model.register_forward_pre_hook(ask)
+    model.register_forward_pre_hook(ask_for_float32)
     loss(model, piece(x)).backward()
     loss(alone, x).backward()
     assert_same_training(model, alone, rtol=2e-2, atol=2e-3)
-    model, _, _ = network(op, device, torch.bfloat16)
+    for name, parameter in model.named_parameters():
+        own = parameter.grad.to_local()  # type: ignore[union-attr]
+        assert not own.numel() or not torch.equal(own, own.bfloat16().float()), f"{name} was rounded"
+    model, _, x = network(op, device, torch.bfloat16)
     for parameter in model.parameters():
         parameter.main_grad = torch.zeros_like(parameter, dtype=torch.float32)
     handle = epigrad.accumulate_main_grad(model)
@@ -322,7 +326,7 @@ def float32_gradients(op: str, mesh: DeviceMesh, device: str) -> None:
     fully_shard(model, mesh=mesh)
     with pytest.raises(errors.UnsupportedError, match="a sharded parameter"):
         epigrad.accumulate_main_grad(model)
-    with pytest.raises(errors.UnsupportedError, match="the module has other parameters"):
+    with pytest.raises(errors.UnsupportedError, match="the module's parameters are FSDP's"):
         model(piece(x))
     handle.remove()
     # DDP's buckets have the parameters' dtype, so the sum is the loop's own.

@@ -11,7 +11,7 @@ import (
 	"github.com/epigrad/epigrad/go/tensor"
 )
 
-// What kernels/cuda/grouped_rows.cu and grouped_products.cu say of a launch.
+// Constants of kernels/cuda/grouped_rows.cu and grouped_products.cu.
 const (
 	// mostRouted is the most groups that slots are sorted by.
 	mostRouted = 8192
@@ -329,8 +329,8 @@ func (b *builder) groupedProduct(left *tensor.View, right groupedOperand, bias, 
 	})
 }
 
-// boxedOr adds what copies boxes where there is such a thing, and what runs do whose addresses
-// boxes cannot start at.
+// boxedOr adds the launch that copies boxes where there is one, and, for runs whose addresses boxes
+// cannot start at, the other way.
 func (b *builder) boxedOr(boxed, otherwise func() error) error {
 	if boxed == nil {
 		return otherwise()
@@ -492,11 +492,10 @@ func (b *builder) sumSlopes(r *reduction, ends, scales *tensor.View) error {
 	}
 	for first := int64(0); first < rows && columns > 0; first += piece {
 		count := min(piece, rows-first)
-		part := &reduction{columns: r.columns, numbers: r.numbers}
+		part := &reduction{columns: r.columns}
 		var partials []*tensor.View
-		for i, sums := range r.sums {
+		for i := range r.sums {
 			part.outputs = append(part.outputs, someRows(r.outputs[i], first, count))
-			part.sums = append(part.sums, sums)
 			partials = append(partials, unrounded[i])
 		}
 		for _, input := range r.inputs {
@@ -544,10 +543,10 @@ func (b *builder) groupedLayer(p *backend.GroupedLayer) error {
 	case p.Formula != "none":
 		boxed = b.boxedLinear(p.Formula, p.Input, groupedOperand{p.Weight, true}, p.Bias, p.Out, p.Preactivation, p.Ends)
 	}
-	if err := b.boxedOr(boxed, func() error { return b.layerInPasses(p) }); err != nil || !p.Rest {
+	if err := b.boxedOr(boxed, func() error { return b.layerInPasses(p) }); err != nil {
 		return err
 	}
-	return b.zeroRest(p.Ends, p.Out, p.Preactivation)
+	return b.zeroRest(p.Ends, p.Rest...)
 }
 
 // layerInPasses adds the product and the activation's pass.
@@ -676,8 +675,9 @@ func (b *builder) groupedHiddenBackward(p *backend.GroupedHiddenBackward) error 
 }
 
 // hiddenBackwardInPasses adds the product, the hidden activation again, what is made of both row by
-// row, and the slopes. Few runs come here where there is a kernel for all of it: the gradient then
-// takes no memory of its own, if it can.
+// row, and the slopes. With seldom there is a kernel for all of it, and only runs of unaligned
+// addresses come here: the gradient to the hidden activation then lies in GradPreactivation, if that
+// is there, and takes no memory of its own.
 func (b *builder) hiddenBackwardInPasses(p *backend.GroupedHiddenBackward, seldom bool) error {
 	rows, features := p.GradOutput.Shape[0], p.Weight.Shape[2]
 	sloped := p.GradPreactivation != nil || p.GradBias != nil

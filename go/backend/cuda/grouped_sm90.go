@@ -3,16 +3,18 @@
 package cuda
 
 import (
+	"math"
+
 	"github.com/epigrad/epigrad/go/backend"
 	"github.com/epigrad/epigrad/go/dtype"
 	"github.com/epigrad/epigrad/go/tensor"
 )
 
-// What kernels/cuda/grouped_sm90.cuh says of a launch.
+// Constants of kernels/cuda/grouped_sm90.cuh.
 const (
 	groupedParameters = 1152 // bytes
 	mostGroups        = 512
-	// rows of a ragged map: its second size, and twice more than any number of rows
+	// sizes of a ragged map: the second, which is the most rows, and the third and fourth
 	raggedRows, raggedEnd = 1 << 30, 0x7fff0000
 	// columns and rows of a tile, and rows of the boxes that are copied: of operands, of a
 	// forward's outputs, and of a backward's
@@ -60,19 +62,34 @@ type weightBoxes struct {
 // hasGroups reports whether this device has the kernels of grouped_sm90.cuh for a problem.
 func (b *builder) hasGroups(ends *tensor.View, rows *tensor.View) bool {
 	groups := ends.Shape[0]
-	return b.dt.Size() == 2 && b.device.boxes && !b.blasAlone && 0 < groups && groups <= mostGroups && !rows.IsEmpty()
+	return b.dt.Size() == 2 && b.device.boxes && !b.blasAlone && 0 < groups && groups <= mostGroups && !rows.IsEmpty() &&
+		rows.Shape[0] <= raggedRows
 }
 
 const boxUnit = vectorBytes / 2 // elements that strides are multiples of
 
+// longestBoxStride is the most elements between two rows, or groups, that boxes are copied of:
+// ragged needs less than 2^35 bytes.
+const longestBoxStride = 1 << 32
+
 // isBoxed reports whether boxes can be copied of all these matrices of rows; of nil they can.
 func isBoxed(matrices ...*tensor.View) bool {
 	for _, v := range matrices {
-		if v != nil && (v.Strides[1] != 1 || v.Shape[1]%boxUnit != 0 || v.Strides[0]%boxUnit != 0 || v.Strides[0] < v.Shape[1]) {
+		if v == nil {
+			continue
+		}
+		row := v.Strides[0]
+		if v.IsEmpty() || v.Strides[1] != 1 || v.Shape[1]%boxUnit != 0 || row%boxUnit != 0 || row < v.Shape[1] || row > longestBoxStride {
 			return false
 		}
 	}
 	return true
+}
+
+// isPlainBias reports whether the kernels can read a bias of groups, or nil: columns are contiguous
+// and the stride of groups has 31 bits.
+func isPlainBias(v *tensor.View) bool {
+	return v == nil || v.Strides[1] == 1 && 0 <= v.Strides[0] && v.Strides[0] <= math.MaxInt32
 }
 
 // weightBoxesOf is a tensor [e, rows, columns] of which boxes are copied; `across` tells that its
@@ -92,8 +109,8 @@ func weightBoxesOf(v *tensor.View) (w *weightBoxes, across, ok bool) {
 		return w, false, false
 	}
 	unit := vectorBytes / v.DType.Size()
-	fits := w.inner%boxUnit == 0 && w.outer%boxUnit == 0 && w.outerStride%unit == 0 && w.groupStride%unit == 0
-	return w, across, fits && w.outerStride >= w.inner && w.groupStride > 0
+	fits := !v.IsEmpty() && w.inner%boxUnit == 0 && w.outer%boxUnit == 0 && w.outerStride%unit == 0 && w.groupStride%unit == 0
+	return w, across, fits && w.inner <= w.outerStride && w.outerStride <= longestBoxStride && 0 < w.groupStride && w.groupStride <= longestBoxStride
 }
 
 // ragged adds a map of a matrix of rows that ends where a copy says, or none.
@@ -196,7 +213,7 @@ func form(across bool) string {
 // boxedLinear is the launch of a product of groups with a bias, and of an activation if it has its
 // own kernel; nil where there is none.
 func (b *builder) boxedLinear(formula string, left *tensor.View, right groupedOperand, bias, out, pre, ends *tensor.View) func() error {
-	if !b.hasGroups(ends, left) || out == nil || !isBoxed(left, out, pre) || bias != nil && bias.Strides[1] != 1 {
+	if !b.hasGroups(ends, left) || out == nil || !isBoxed(left, out, pre) || !isPlainBias(bias) {
 		return nil
 	}
 	if formula != "none" && formula != "relu2" || formula == "none" && pre != nil {
@@ -247,7 +264,7 @@ var gateKernels = map[string]string{"silu": "swish", "swish": "swish", "gelu_tan
 // boxedGated is the launch of a gated layer of groups; nil where there is none.
 func (b *builder) boxedGated(p *backend.GroupedLayer) func() error {
 	gate := gateKernels[p.Formula]
-	if gate == "" || !b.hasGroups(p.Ends, p.Input) || p.Out == nil || p.Bias != nil && p.Bias.Strides[1] != 1 || !isBoxed(p.Input, p.Out, p.Preactivation) {
+	if gate == "" || !b.hasGroups(p.Ends, p.Input) || p.Out == nil || !isPlainBias(p.Bias) || !isBoxed(p.Input, p.Out, p.Preactivation) {
 		return nil
 	}
 	columns := exchanged(p.Weight) // [e, k, 2h]
@@ -282,7 +299,7 @@ func (b *builder) boxedGated(p *backend.GroupedLayer) func() error {
 
 // boxedHiddenBackward is the launches of a hidden activation's backward; nil where there are none.
 func (b *builder) boxedHiddenBackward(p *backend.GroupedHiddenBackward) func() error {
-	if !b.hasGroups(p.Ends, p.GradOutput) || p.GradBias != nil && p.GradBias.Strides[1] != 1 || !isBoxed(p.GradOutput, p.Preactivation, p.GradPreactivation, p.Out) {
+	if !b.hasGroups(p.Ends, p.GradOutput) || !isPlainBias(p.GradBias) || !isBoxed(p.GradOutput, p.Preactivation, p.GradPreactivation, p.Out) {
 		return nil
 	}
 	weight, across, ok := weightBoxesOf(p.Weight)

@@ -23,7 +23,7 @@ from torch.autograd import Function
 
 from epigrad import errors
 from epigrad._autograd import formulas
-from epigrad._autograd.main_grad import Sinks, delivered, outputs_of, refuse_graph_of_main_grad
+from epigrad._autograd.main_grad import Sinks, delivered, executed, outputs_of, refuse_graph
 from epigrad._core.call import Call
 from epigrad._core.checks import PLAIN_OR_NONE, check_save
 from epigrad._core.launcher import DISPATCHER, Launcher, Tensors, factor_of
@@ -184,10 +184,12 @@ class WithPreactivation(Fused):
         """What `backward` returns, with these needs of the tensors that have gradients."""
         grads: Tensors = (None,) * len(needs)
         sinks: Sinks | None = getattr(ctx, "sinks", None)
+        if sinks is not None:
+            sinks, needs = executed(sinks, needs)
         if sinks is not None and grad_output is not None and grad_hidden is None and not torch.is_grad_enabled():
             return (None, None, None, *_into_sinks(ctx.problem, sinks, needs, grad_output, *ctx.saved_tensors))
         if sinks is not None:
-            refuse_graph_of_main_grad(ctx.problem.call.op, sinks, needs)
+            refuse_graph(ctx.problem.call.op, sinks, needs)
         if grad_hidden is not None:
             grads = ctx.problem.formula(needs, grad_output, *ctx.saved_tensors, grad_hidden=grad_hidden)
         elif grad_output is not None:

@@ -97,6 +97,12 @@ def grouped_linear_formula(
     return torch.where(groups.selected, act(call.activation, preactivation), 0), preactivation
 
 
+def _zeros(like: Tensor, needs: Needs, shapes: Sequence[Any]) -> Tensors:
+    """The gradients where no row has a group."""
+    wanted = [shape if need else None for need, shape in zip(needs, shapes, strict=True)]
+    return tuple([None if shape is None else like.new_zeros(shape) for shape in wanted])
+
+
 @dataclass(slots=True)
 class GroupedLinearProblem(Problem):
     """Backward of the layer, of grad_output, the layer's four tensors, and preactivation."""
@@ -108,8 +114,7 @@ class GroupedLinearProblem(Problem):
         dtype, (count, _, _) = gradient.dtype, self.shapes[1]
         groups = Groups.of_offsets(offsets, count, gradient.shape[0])
         if not groups.chosen:
-            zeros = [gradient.new_zeros(shape) if shape else None for shape in (*self.shapes[:3],)]
-            return tuple([zero if need else None for zero, need in zip(zeros, needs, strict=True)])
+            return _zeros(gradient, needs, self.gradient_shapes)
         total: Tensor | None = None
         if grad is not None:
             if preactivation is None and slope_needs_preactivation(self.call):
@@ -262,16 +267,11 @@ class ExpertsProblem(Problem):
         dtype, (count, _, _) = gradient.dtype, self.shapes[3]
         mixture = _Mixture.of(index, count)
         groups = mixture.groups
-        shapes = self.gradient_shapes
         if not groups.chosen or not index.numel():
-            return tuple(
-                [
-                    gradient.new_zeros(shape, dtype=scale.dtype if place == 1 and scale is not None else dtype)
-                    if need and shape is not None
-                    else None
-                    for place, (need, shape) in enumerate(zip(needs, shapes, strict=True))
-                ]
-            )
+            of_input, of_scale, *rest = _zeros(gradient, needs, self.gradient_shapes)
+            if of_scale is not None and scale is not None:
+                of_scale = of_scale.to(scale.dtype)
+            return (of_input, of_scale, *rest)
         need_input, need_scale, need_weight_in, need_bias_in, need_weight_out, need_bias_out = needs
         first = need_input or need_weight_in or need_bias_in
         if preactivation is not None:
@@ -299,7 +299,7 @@ class ExpertsProblem(Problem):
                     grad_pre = grad_of_hidden(self.call, scales * through, slots)
             if need_weight_out:
                 grads[4] = groups.outer(rows, scales * hidden_of(self.call, slots)).to(dtype)
-            if need_bias_out and shapes[5] is not None:
+            if need_bias_out and self.shapes[6] is not None:
                 grads[5] = groups.sums(scales * torch.where(groups.selected, rows, 0)).to(dtype)
         if grad_hidden is not None:
             extra = torch.where(groups.selected, formulas.computed(grad_hidden)[mixture.places], 0)
@@ -310,7 +310,7 @@ class ExpertsProblem(Problem):
                 grads[0] = mixture.to_tokens(formulas.computed(groups.product(rounded, weight_in))).to(dtype)
             if need_weight_in and input is not None:
                 grads[2] = groups.outer(rounded, mixture.of_tokens(input))
-            if need_bias_in and shapes[3] is not None:
+            if need_bias_in and self.shapes[4] is not None:
                 grads[3] = groups.sums(grad_pre).to(dtype)
         return tuple(grads)
 

@@ -7,6 +7,7 @@ stored, or added, as it is.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +15,7 @@ from weakref import ReferenceType, ref
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import get_gradient_edge
 
 from epigrad import errors
 from epigrad._core.call import Call
@@ -54,7 +56,7 @@ class Handle:
             _switched.add(parameter, 1)
 
     def remove(self) -> None:
-        """Switch it off again: gradients are in ``.grad`` as ever. A second call does nothing."""
+        """Switch it off: gradients of later calls go to ``.grad``. A second time does nothing."""
         for parameter in self._parameters:
             _switched.add(parameter, -1)
         self._parameters = []
@@ -72,16 +74,21 @@ def accumulate_main_grad(module_or_parameters: nn.Module | Iterable[Tensor]) -> 
     its `grad_added_to_main_grad` becomes True. A parameter without `main_grad` gets `.grad` as
     ever, and a frozen one nothing.
 
+    A gradient that autograd is not asked for is not added: ``torch.autograd.grad(loss, input)``
+    leaves `main_grad` alone, and ``torch.autograd.grad(loss, parameter)`` returns the gradient. A
+    parameter's hooks get None where its gradient was added to `main_grad`.
+
     Args:
-        module_or_parameters: a module, whose parameters are switched on, or parameters. Those that
-            other functions than epigrad's use get `.grad` from these.
+        module_or_parameters: a module, whose parameters are switched on, or parameters. If another
+            library's functions also use one, their part goes to `.grad`.
 
     Returns:
-        A handle, whose ``remove()`` switches it off.
+        A handle, whose ``remove()`` switches it off. A copy of the module is not switched on.
 
     Raises:
         DTypeError: (a ``TypeError``) something else than parameters; in backward, a `main_grad`
             that is not float32.
+        InvalidProblemError: (a ``ValueError``) a tensor that is not a leaf.
         UnsupportedError: (a ``NotImplementedError``) a sharded parameter; and where epigrad's
             functions are called with such a parameter under ``create_graph=True``,
             DistributedDataParallel, FSDP, `torch.compile`, `torch.func` or WebGPU. Under FSDP
@@ -105,26 +112,37 @@ def accumulate_main_grad(module_or_parameters: nn.Module | Iterable[Tensor]) -> 
         parameters: list[Tensor] = list(module_or_parameters.parameters())
     elif isinstance(module_or_parameters, Tensor):
         parameters = [module_or_parameters]
-    else:
+    elif isinstance(module_or_parameters, Iterable):
         parameters = list(module_or_parameters)
+    else:
+        parameters = [module_or_parameters]
     for parameter in parameters:
         if not isinstance(parameter, Tensor):
             raise errors.DTypeError(f"{_OP}: {type(parameter).__name__}, want a module or torch.nn.Parameters")
         if hasattr(parameter, "placements"):
             raise errors.UnsupportedError(f"{_OP}: a sharded parameter, want grad_dtype = torch.float32 there")
+        if not parameter.is_leaf:
+            raise errors.InvalidProblemError(
+                f"{_OP}: a tensor that is not a leaf, want a module or torch.nn.Parameters"
+            )
     hook = None
     if isinstance(module_or_parameters, nn.Module):
-        known = {id(parameter) for parameter in parameters}
-
-        def check(module: nn.Module, inputs: Any) -> None:
-            if any(id(parameter) not in known for parameter in module.parameters()):
-                raise errors.UnsupportedError(
-                    f"{_OP}: the module has other parameters than when it was switched on, as FSDP gives it: want "
-                    "grad_dtype = torch.float32 there"
-                )
-
-        hook = module_or_parameters.register_forward_pre_hook(check)
+        hook = module_or_parameters.register_forward_pre_hook(_refuse_fsdp)
     return Handle(parameters, hook)
+
+
+def _refuse_fsdp(module: nn.Module, inputs: Any) -> None:
+    """A hook on a module that is switched on: FSDP, where it comes later, has other parameters."""
+    fsdp = sys.modules.get("torch.distributed.fsdp")
+    if fsdp is None:
+        return
+    classes = (fsdp.FSDPModule, fsdp.FullyShardedDataParallel)
+    if any(isinstance(part, classes) for part in module.modules()) and any(
+        parameter not in _switched for parameter in module.parameters()
+    ):
+        raise errors.UnsupportedError(
+            f"{_OP}: the module's parameters are FSDP's since it was switched on: want grad_dtype = torch.float32 there"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,9 +188,62 @@ def _sink(tensor: Tensor | None) -> Sink | None:
         owner = tensor if tensor in _switched else tensor._base
         if owner is not None and owner in _switched and getattr(owner, "main_grad", None) is not None:
             return Sink(owner, tensor)
-    if tensor.is_leaf and tensor.dtype.itemsize == 2 and getattr(tensor, "grad_dtype", None) is torch.float32:
-        return Sink(None, tensor)
-    return None
+    return Sink(None, tensor) if _asks_for_float32(tensor) else None
+
+
+_DECLARES = hasattr(torch.autograd.function.FunctionCtx, "set_output_grad_dtype")
+"""Whether a function may say its outputs' gradients' dtypes, which PyTorch has from 2.15 on."""
+
+
+def _asks_for_float32(tensor: Tensor) -> bool:
+    if tensor.dtype.itemsize != 2 or not (tensor.is_leaf or _DECLARES):
+        return False
+    return getattr(tensor, "grad_dtype", None) is torch.float32
+
+
+class _View(torch.autograd.Function):
+    """A view of a parameter that asks for float32: of a view by itself PyTorch rounds gradients to
+    the view's dtype."""
+
+    @staticmethod
+    def forward(ctx: Any, parameter: Tensor, view: Tensor) -> Tensor:
+        ctx.set_output_grad_dtype(torch.float32)
+        ctx.parameter = parameter.shape, parameter.stride()
+        ctx.view = view.shape, view.stride(), view.storage_offset() - parameter.storage_offset()
+        return view.detach()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        total = grad.new_empty_strided(*ctx.parameter)
+        shape, stride, offset = ctx.view
+        if shape.numel() < total.numel():
+            total.zero_()
+        total.as_strided(shape, stride, offset).copy_(grad)
+        return total, None
+
+
+def with_wide_views(call: Call, tensors: tuple[Tensor | None, ...]) -> tuple[Tensor | None, ...]:
+    """A function's tensors; views of parameters that ask for float32 are replaced by others whose
+    gradients have that dtype.
+
+    Raises:
+        UnsupportedError: such a view, before PyTorch 2.15 or with elements that share memory.
+    """
+    for place, tensor in enumerate(tensors):
+        if tensor is None or tensor.dtype.itemsize != 2 or not tensor.requires_grad:
+            continue
+        base = tensor._base
+        if base is None or not base.is_leaf or not _asks_for_float32(base) or base in _switched:
+            continue
+        if not _DECLARES:
+            raise errors.UnsupportedError(
+                f"{call.op}: a view of a parameter whose grad_dtype is float32: PyTorch {torch.__version__} rounds its "
+                "gradient to 16 bits: want PyTorch 2.15 or newer, or epigrad.accumulate_main_grad"
+            )
+        if any(stride == 0 and size > 1 for size, stride in zip(tensor.shape, tensor.stride(), strict=True)):
+            raise errors.UnsupportedError(f"{call.op}: an expanded view of a parameter whose grad_dtype is float32")
+        tensors = (*tensors[:place], _View.apply(base, tensor), *tensors[place + 1 :])
+    return tensors
 
 
 def any_switched() -> bool:
@@ -221,12 +292,29 @@ def outputs_of(
         elif sink.parameter is not None:
             outputs.append(_main_grad(op, sink.parameter, sink.like))
         else:
-            outputs.append(torch.zeros_like(sink.like, dtype=torch.float32, requires_grad=False))
+            made = torch.zeros_like if adds else torch.empty_like
+            outputs.append(made(sink.like, dtype=torch.float32, requires_grad=False))
     return outputs, adds
 
 
 def _adds(sink: Sink | None, need: bool) -> bool:
     return need and sink is not None and sink.parameter is not None
+
+
+def executed(sinks: Sinks, needs: Sequence[bool]) -> tuple[Sinks, tuple[bool, ...]]:
+    """Those of a backward that is under way: without the parameters that autograd is not asked for,
+    and those whose gradients it returns."""
+    kept, wanted = list(sinks), list(needs)
+    for place, sink in enumerate(sinks):
+        if sink is None or sink.parameter is None or not needs[place]:
+            continue
+        with torch.enable_grad():
+            node = get_gradient_edge(sink.parameter).node
+        try:
+            wanted[place] = torch._C._will_engine_execute_node(node)
+        except RuntimeError:  # torch.autograd.grad returns the parameter's gradient
+            kept[place] = None
+    return tuple(kept), tuple(wanted)
 
 
 def delivered(sinks: Sinks, needs: Sequence[bool], results: Sequence[Tensor | None]) -> tuple[Tensor | None, ...]:
@@ -239,10 +327,14 @@ def delivered(sinks: Sinks, needs: Sequence[bool], results: Sequence[Tensor | No
     )
 
 
-def refuse_graph_of_main_grad(op: str, sinks: Sinks, needs: Sequence[bool]) -> None:
-    """Refuse a gradient that is to be differentiated and to be added to a `main_grad`."""
-    if any(map(_adds, sinks, needs)):
-        raise errors.UnsupportedError(f"{op}: {_OP}: a gradient with a graph (create_graph=True), want one without")
+def refuse_graph(op: str, sinks: Sinks, needs: Sequence[bool]) -> None:
+    """Refuse a gradient in float32 beside 16 bits that is to be differentiated itself."""
+    for sink, need in zip(sinks, needs, strict=True):
+        if need and sink is not None:
+            what = "grad_dtype" if sink.parameter is None else "main_grad"
+            raise errors.UnsupportedError(
+                f"{op}: a parameter with {what}: a gradient with a graph (create_graph=True), want one without"
+            )
 
 
 def _main_grad(op: str, parameter: Tensor, like: Tensor) -> Tensor:

@@ -79,14 +79,13 @@ def forward(self: nn.Module, hidden_states: Tensor, top_k_index: Tensor, top_k_w
     """What a module of experts gives; the signature is transformers'."""
     reason = obstacle(self)
     if reason:
-        raise errors.UnsupportedError(
-            f"experts: {type(self).__name__}: {reason}: use another implementation for it, as in "
-            'model.set_experts_implementation("eager")'
-        )
+        raise _refused(self, reason)
     kind, gate = _kind(self)
     # Read once: a parametrization computes what it gives each time.
     weight_in, bias_in, weight_out, bias_out = _parameters(self)
-    # An output that is a view would be one more thing for hooks to mind, as those of FSDP2.
+    if weight_in.dtype not in _DTYPES:
+        raise _refused(self, f"a parameter is of {weight_in.dtype}")
+    # Not flattened where it has two dimensions: FSDP2's hooks refuse some outputs that are views.
     input = hidden_states if hidden_states.dim() == 2 else hidden_states.flatten(0, -2)
     index = (top_k_index if top_k_index.dim() == 2 else top_k_index.flatten(0, -2)).to(torch.int64)
     scale = top_k_weights if top_k_weights.shape == index.shape else top_k_weights.reshape(index.shape)
@@ -102,6 +101,13 @@ def forward(self: nn.Module, hidden_states: Tensor, top_k_index: Tensor, top_k_w
         out = functional.experts(input, index, scale, *parameters, kind, gate=gate)
     out = out.to(hidden_states.dtype)
     return out if hidden_states.dim() == 2 else out.view(hidden_states.shape)
+
+
+def _refused(module: nn.Module, reason: str) -> errors.UnsupportedError:
+    return errors.UnsupportedError(
+        f"experts: {type(module).__name__}: {reason}: use another implementation for it, as in "
+        'model.set_experts_implementation("eager")'
+    )
 
 
 def _autocast(device: str) -> bool:

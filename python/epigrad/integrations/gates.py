@@ -48,8 +48,8 @@ def _oai(alpha: str, limit: str) -> Gate:
     return Gate(kind="swiglu", parameters=(("limit", limit), ("offset", 1), ("alpha", alpha)))
 
 
-def _capped(family: str) -> tuple[tuple[str, ...]]:
-    return ((f"{family}SoftcappedSwiGLU", f"{family}Softcap", f"{family}Softcap"),)
+def _capped(family: str) -> tuple[str, ...]:
+    return f"{family}SoftcappedSwiGLU", f"{family}Softcap", f"{family}Softcap"
 
 
 _FORMS = (
@@ -121,8 +121,8 @@ _FORMS = (
             ),
         ),
         whole=(
-            *_capped("transformers.models.inkling2.modeling_inkling2.Inkling2"),
-            *_capped("transformers.models.inkling2_loop.modeling_inkling2_loop.Inkling2Loop"),
+            _capped("transformers.models.inkling2.modeling_inkling2.Inkling2"),
+            _capped("transformers.models.inkling2_loop.modeling_inkling2_loop.Inkling2Loop"),
         ),
     ),
     # MiniMax-M3

@@ -8,6 +8,7 @@ import (
 	"github.com/epigrad/epigrad/go/backend/cpu/elements"
 	"github.com/epigrad/epigrad/go/backend/cpu/kernel"
 	"github.com/epigrad/epigrad/go/backend/cpu/threads"
+	"github.com/epigrad/epigrad/go/status"
 	"github.com/epigrad/epigrad/go/tensor"
 )
 
@@ -41,6 +42,10 @@ func (p *perRows) of(rows int64) (backend.Kernel, error) {
 	if err != nil {
 		return nil, err
 	}
+	if p.whole != nil && k.WorkspaceBytes() > p.whole.WorkspaceBytes() {
+		return nil, status.Errorf(status.Internal, "%d rows need %d bytes of workspace, more rows only %d",
+			rows, k.WorkspaceBytes(), p.whole.WorkspaceBytes())
+	}
 	if len(p.known) >= mostKnown {
 		clear(p.known)
 	}
@@ -48,7 +53,7 @@ func (p *perRows) of(rows int64) (backend.Kernel, error) {
 	return k, nil
 }
 
-// WorkspaceBytes is what a kernel needs, of however many rows: more of them never need less.
+// WorkspaceBytes is what a kernel needs, of however many rows.
 func (p *perRows) WorkspaceBytes() int64 { return p.whole.WorkspaceBytes() }
 
 // operands are the tensors of a group's kernel, in the order of its problem's operands: each begins
@@ -176,8 +181,8 @@ func newLayer(p *backend.GroupedLayer, engine Selector) (backend.Kernel, error) 
 		k.Steps = append(k.Steps, act.overAll(p.Ends, operands{{value, false}, {gate, false}, {p.Out, false}}, scratch))
 		k.Workspace = max(k.Workspace, scratch+act.WorkspaceBytes())
 	}
-	if p.Rest {
-		k.Steps = append(k.Steps, rest(p.Ends, p.Out, p.Preactivation))
+	if len(p.Rest) > 0 {
+		k.Steps = append(k.Steps, rest(p.Ends, p.Rest...))
 	}
 	return k, nil
 }

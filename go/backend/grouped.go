@@ -63,8 +63,8 @@ type ScaleGradient struct {
 //
 // Input is [rows, k], Weight [e, n, k], Bias [e, n], Preactivation [rows, n], and Out [rows, n] or
 // [rows, n/2]. Halves gives the values and the gates of what has n columns; it is nil without a
-// gate. Bias, and one of Out and Preactivation, may be nil. In the tensors of Rest, of these two, rows
-// that are nobody's become 0.
+// gate. Bias, and one of Out and Preactivation, may be nil. In the tensors of Rest, of these two,
+// rows that are nobody's become 0.
 type GroupedLayer struct {
 	Header
 	Input, Weight, Bias, Ends *tensor.View

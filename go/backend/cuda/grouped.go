@@ -676,8 +676,8 @@ func (b *builder) groupedHiddenBackward(p *backend.GroupedHiddenBackward) error 
 
 // hiddenBackwardInPasses adds the product, the hidden activation again, what is made of both row by
 // row, and the slopes. With seldom there is a kernel for all of it, and only runs of unaligned
-// addresses come here: the gradient to the hidden activation then lies in GradPreactivation, if that
-// is there, and takes no memory of its own.
+// addresses come here: the gradient to the hidden activation then lies in GradPreactivation, if
+// that is there, and takes no memory of its own.
 func (b *builder) hiddenBackwardInPasses(p *backend.GroupedHiddenBackward, seldom bool) error {
 	rows, features := p.GradOutput.Shape[0], p.Weight.Shape[2]
 	sloped := p.GradPreactivation != nil || p.GradBias != nil

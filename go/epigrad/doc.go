@@ -12,9 +12,9 @@
 //
 // # Tensors
 //
-// Tensor[T] is a slice with a shape and strides, on memory that stays the caller's; T is float32,
-// float64, BFloat16 or Float16, or int32 or int64 for offsets and int64 for the indices of a
-// mixture of experts. Of, New and Matrix make one. FromBlas32, FromBlas64 and FromMat share the memory of
+// Tensor[T] is a slice with a shape and strides, on memory that stays the caller's. T is float32,
+// float64, BFloat16 or Float16; int32 or int64 for offsets; and int64 for the indices of a mixture
+// of experts. Of, New and Matrix make one. FromBlas32, FromBlas64 and FromMat share the memory of
 // gonum's matrices (row-major, with a stride), so that what is written into such a tensor stands in
 // the matrix. Any strides are accepted, also 0 and negative ones, and empty dimensions.
 //

@@ -3,11 +3,8 @@ results themselves are float64.
 
 A new activation needs one row in `ACTIVATIONS`, a gated kind one in `GATED`, and one more with
 other parameters if it has any. Nothing here is shared with the implementation, and no derivative is
-written by hand: PyTorch's come from autograd, mpmath's from `mpmath.diff`.
-
-The value formulas are not always PyTorch's own operator, because that one is wrong in float64 in
-the tails: gelu cancels in 1 + erf and in 1 + tanh, sigmoid and tanh have derivatives s (1 - s) and
-1 - t^2 that cancel. The forms below do not.
+written by hand: PyTorch's come from autograd, mpmath's from `mpmath.diff`. The values in float64
+are those of `python -m epigrad check`.
 """
 
 from __future__ import annotations
@@ -21,6 +18,7 @@ from typing import Any
 import mpmath
 import numpy as np
 import torch
+from epigrad._check import formulas
 from torch import Tensor
 from torch.nn import functional
 
@@ -48,18 +46,6 @@ class Row:
     the left."""
 
 
-def _sigmoid(x: Tensor) -> Tensor:
-    power = torch.where(x > 0, -x, x).exp()
-    return torch.where(x > 0, 1.0, power) / (1 + power)
-
-
-def _tanh(x: Tensor) -> Tensor:
-    near = x.abs() < 1
-    inner, outer = torch.where(near, x, 0.0), torch.where(near, 1.0, x)
-    decay = (-2 * outer.abs()).exp()
-    return torch.where(near, inner.sinh() / inner.cosh(), outer.sign() * (1 - decay) / (1 + decay))
-
-
 def _gelu_tanh_exponent(x: Any, pi: Any) -> Any:
     return (8 / pi) ** 0.5 * (x + (44715 * x * x * x) / 10**6)
 
@@ -70,13 +56,9 @@ def _exact_gelu(x: Any) -> Any:
     return x * mpmath.erfc(min(max(-x / mpmath.sqrt(2), mpmath.mpf(-(10**5))), mpmath.mpf(10**5))) / 2
 
 
-def _relu2(x: Tensor) -> Tensor:
-    return torch.relu(x).square()
-
-
 def _leaky_relu(slope: float) -> Row:
     return Row(
-        lambda x: torch.where(x > 0, x, slope * x),
+        functools.partial(formulas.leaky_relu, slope=slope),
         lambda x: x if x > 0 else slope * x,
         functools.partial(functional.leaky_relu, negative_slope=slope),
         kinks=(0.0,),
@@ -85,7 +67,7 @@ def _leaky_relu(slope: float) -> Row:
 
 def _swish(beta: float) -> Row:
     return Row(
-        lambda x: x * _sigmoid(beta * x),
+        functools.partial(formulas.swish, beta=beta),
         lambda x: x / (1 + mpmath.exp(-beta * x)),
         lambda x: x * torch.sigmoid(beta * x),
     )
@@ -93,15 +75,12 @@ def _swish(beta: float) -> Row:
 
 def _elu(scale: float, factor: float, width: float, eager: Pointwise) -> Row:
     """scale x, and factor (exp(x / width) - 1) where x is not positive."""
-
-    def value(x: Tensor) -> Tensor:
-        below = torch.where(x > 0, 0.0, x) / width
-        # expm1's derivative by autograd is expm1 + 1, which cancels
-        far = below < -1
-        bent = torch.where(far, torch.where(far, below, 0.0).exp() - 1, torch.where(far, 0.0, below).expm1())
-        return torch.where(x > 0, scale * x, factor * bent)
-
-    return Row(value, lambda x: scale * x if x > 0 else factor * mpmath.expm1(x / width), eager, kinks=(0.0,))
+    return Row(
+        functools.partial(formulas.elu, scale=scale, factor=factor, width=width),
+        lambda x: scale * x if x > 0 else factor * mpmath.expm1(x / width),
+        eager,
+        kinks=(0.0,),
+    )
 
 
 def _eager_celu(x: Tensor) -> Tensor:
@@ -109,49 +88,23 @@ def _eager_celu(x: Tensor) -> Tensor:
     return torch.where(x <= 0, 0.3 * torch.expm1(torch.where(x <= 0, x, 0) / 0.3), x)
 
 
-_SELU = 1.0507009873554804934193349852946
-
-
-def _log1p_exp(x: Tensor) -> Tensor:
-    return -functional.logsigmoid(-x)
-
-
 def _exact_log1p_exp(x: Any) -> Any:
     return mpmath.log1p(mpmath.exp(x)) if x < 0 else x + mpmath.log1p(mpmath.exp(-x))
 
 
 def _softplus(beta: float, threshold: float) -> Row:
-    def value(x: Tensor) -> Tensor:
-        straight = beta * x > threshold
-        return torch.where(straight, x, _log1p_exp(beta * torch.where(straight, 0.0, x)) / beta)
-
     return Row(
-        value,
+        functools.partial(formulas.softplus, beta=beta, threshold=threshold),
         lambda x: x if beta * x > threshold else _exact_log1p_exp(beta * x) / beta,
         functools.partial(functional.softplus, beta=beta, threshold=threshold),
         kinks=(threshold / beta,),
     )
 
 
-def _mish(x: Tensor) -> Tensor:
-    # tanh(log(1 + e^x)) is w / (w + 2) of w = e^x (e^x + 2); for x > 0, both over e^2x
-    below, above = torch.where(x > 0, 0.0, x).exp(), (-torch.where(x > 0, x, 0.0)).exp()
-    low, high = below * (below + 2), 1 + 2 * above
-    return x * torch.where(x > 0, high / (high + 2 * above * above), low / (low + 2))
-
-
 def _exact_mish(x: Any) -> Any:
     power = mpmath.exp(-abs(x))
     low, high = power * (power + 2), 1 + 2 * power
     return x * (high / (high + 2 * power * power) if x > 0 else low / (low + 2))
-
-
-def _hardswish(x: Tensor) -> Tensor:
-    return torch.where(x <= -3, 0.0, torch.where(x >= 3, x, x * (x + 3) / 6))
-
-
-def _hardsigmoid(x: Tensor) -> Tensor:
-    return torch.where(x <= -3, 0.0, torch.where(x >= 3, 1.0, (x + 3) / 6))
 
 
 def _eager_hardsigmoid(x: Tensor) -> Tensor:
@@ -162,7 +115,7 @@ def _eager_hardsigmoid(x: Tensor) -> Tensor:
 
 def _clip(low: float, high: float, eager: Pointwise) -> Row:
     return Row(
-        lambda x: torch.where(x <= low, low, torch.where(x >= high, high, x)),
+        functools.partial(formulas.clip, low=low, high=high),
         lambda x: min(max(x, mpmath.mpf(low)), mpmath.mpf(high)),
         eager,
         kinks=(low, high),
@@ -172,7 +125,9 @@ def _clip(low: float, high: float, eager: Pointwise) -> Row:
 
 def _softcap(cap: float) -> Row:
     return Row(
-        lambda x: cap * _tanh(x / cap), lambda x: cap * mpmath.tanh(x / cap), lambda x: cap * torch.tanh(x / cap)
+        functools.partial(formulas.softcap, cap=cap),
+        lambda x: cap * mpmath.tanh(x / cap),
+        lambda x: cap * torch.tanh(x / cap),
     )
 
 
@@ -189,19 +144,19 @@ ACTIVATIONS = Rows(
         "none": Row(lambda x: x * 1.0, lambda x: x, lambda x: x),
         "relu": Row(torch.relu, lambda x: max(x, mpmath.mpf(0)), torch.relu, kinks=(0.0,)),
         "gelu": Row(
-            lambda x: x * torch.special.erfc(x * -math.sqrt(0.5)) / 2,
+            formulas.gelu,
             _exact_gelu,
             functional.gelu,
         ),
         "gelu_tanh": Row(
-            lambda x: x * _sigmoid(_gelu_tanh_exponent(x, math.pi)),
+            formulas.gelu_tanh,
             lambda x: x / (1 + mpmath.exp(-_gelu_tanh_exponent(x, mpmath.pi))),
             functools.partial(functional.gelu, approximate="tanh"),
         ),
-        "silu": Row(lambda x: x * _sigmoid(x), lambda x: x / (1 + mpmath.exp(-x)), functional.silu),
-        "sigmoid": Row(_sigmoid, lambda x: 1 / (1 + mpmath.exp(-x)), torch.sigmoid),
-        "tanh": Row(_tanh, mpmath.tanh, torch.tanh),
-        "relu2": Row(_relu2, lambda x: max(x, mpmath.mpf(0)) ** 2, _relu2, kinks=(0.0,)),
+        "silu": Row(lambda x: formulas.swish(x, 1.0), lambda x: x / (1 + mpmath.exp(-x)), functional.silu),
+        "sigmoid": Row(formulas.sigmoid, lambda x: 1 / (1 + mpmath.exp(-x)), torch.sigmoid),
+        "tanh": Row(formulas.tanh, mpmath.tanh, torch.tanh),
+        "relu2": Row(formulas.relu2, lambda x: max(x, mpmath.mpf(0)) ** 2, formulas.relu2, kinks=(0.0,)),
         "leaky_relu": _leaky_relu(0.01),
         "leaky_relu(slope=-0.3)": _leaky_relu(-0.3),
         "quick_gelu": _swish(1.702),
@@ -209,21 +164,21 @@ ACTIVATIONS = Rows(
         "swish(beta=-1.3)": _swish(-1.3),
         "elu": _elu(1, 1, 1, functional.elu),
         "elu(alpha=-0.7)": _elu(1, -0.7, 1, functools.partial(functional.elu, alpha=-0.7)),
-        "selu": _elu(_SELU, _SELU * 1.6732632423543772848170429916717, 1, functional.selu),
+        "selu": _elu(formulas.SELU[0], formulas.SELU[0] * formulas.SELU[1], 1, functional.selu),
         "celu": _elu(1, 1, 1, functional.celu),
         "celu(alpha=0.3)": _elu(1, 0.3, 0.3, _eager_celu),
         "softplus": _softplus(1, 20),
         "softplus(beta=2.5, threshold=1.5)": _softplus(2.5, 1.5),
-        "mish": Row(_mish, _exact_mish, functional.mish),
+        "mish": Row(formulas.mish, _exact_mish, functional.mish),
         "hardswish": Row(
-            _hardswish,
+            formulas.hardswish,
             lambda x: x * min(max(x + 3, 0), 6) / 6,
             functional.hardswish,
             kinks=(-3.0, 3.0),
             kinks_from_right=(3.0,),
         ),
         "hardsigmoid": Row(
-            _hardsigmoid,
+            formulas.hardsigmoid,
             lambda x: mpmath.mpf(min(max(x + 3, 0), 6)) / 6,
             _eager_hardsigmoid,
             kinks=(-3.0, 3.0),
@@ -260,22 +215,8 @@ class GatedRow:
         return self.psi.kinks + self.phi.kinks
 
 
-def _from_above(x: Tensor, bound: float) -> Tensor:
-    return x if bound == math.inf else torch.where(x >= bound, bound, x)
-
-
 def _limited(phi: Row, limit: float, after: float) -> Row:
     """An activation of a gate that is at most `limit`, itself at most `after`."""
-
-    def through(act: Pointwise) -> Pointwise:
-        def limited(x: Tensor) -> Tensor:
-            near = _from_above(x, limit)
-            if after == math.inf:
-                return act(near)
-            over = act(near.detach()) >= after  # where a slope that is not finite is not asked for
-            return torch.where(over, after, act(torch.where(over, 0, near)))
-
-        return limited
 
     def exact(x: Any) -> Any:
         return min(phi.exact(min(x, mpmath.mpf(limit))), mpmath.mpf(after))
@@ -283,14 +224,20 @@ def _limited(phi: Row, limit: float, after: float) -> Row:
     ends = [] if limit == math.inf else [limit]
     if phi.exact(mpmath.mpf(min(limit, 100))) > after:  # of activations that rise where they are positive
         ends = [float(mpmath.findroot(lambda x: phi.exact(x) - after, (0, min(limit, 100)), solver="anderson"))]
-    return Row(through(phi.value), exact, through(phi.eager), (*phi.kinks, *ends), (*phi.kinks_from_right, *ends))
+    return Row(
+        formulas.limited(phi.value, limit, after),
+        exact,
+        formulas.limited(phi.eager, limit, after),
+        (*phi.kinks, *ends),
+        (*phi.kinks_from_right, *ends),
+    )
 
 
 def _value(bound: float, offset: float) -> Row:
     """A value between -bound and bound, and what is added to it."""
 
     def value(x: Tensor) -> Tensor:
-        near = x if bound == math.inf else torch.where(x >= bound, bound, torch.where(x <= -bound, -bound, x))
+        near = formulas.between(x, bound)
         return near + offset if offset else near * 1.0
 
     ends = () if bound == math.inf else (-bound, bound)
@@ -304,7 +251,7 @@ def _gated(phi: Row, limit: float = math.inf, after: float = math.inf, offset: f
 def _situ(gate_cap: float, value_cap: float) -> GatedRow:
     cap, sigmoid = _softcap(gate_cap), ACTIVATIONS["sigmoid"]
     phi = Row(
-        lambda x: cap.value(x) * _sigmoid(x),
+        lambda x: cap.value(x) * formulas.sigmoid(x),
         lambda x: cap.exact(x) * sigmoid.exact(x),
         lambda x: cap.eager(x) * torch.sigmoid(x),
     )

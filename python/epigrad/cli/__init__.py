@@ -1,4 +1,4 @@
-"""The command line: ``python -m epigrad doctor``, ``plans`` and ``bench``.
+"""The command line: ``python -m epigrad doctor``, ``plans``, ``bench`` and ``check``.
 
 A subcommand is a module here with ``add_parser(subparsers)``, which sets ``run=main``, and
 ``main(args) -> int``.
@@ -14,6 +14,7 @@ order:
     bench_webgpu   its table for WebGPU
     bench_models   its table of whole models
     bench_experts  its table of mixtures of experts
+    check          random problems against an oracle
     cuda_rows      the rows on a GPU
     models         the models
     operations     what is measured
@@ -36,13 +37,14 @@ from epigrad import errors
 
 __all__ = ["main"]
 
-_COMMANDS = ("doctor", "bench", "plans")
+_COMMANDS = ("doctor", "bench", "plans", "check")
 _EPILOG = """\
 examples:
   python -m epigrad doctor                 is everything here that epigrad needs?
   python -m epigrad bench --quick          how fast is it on this machine, against PyTorch?
   python -m epigrad plans --class Lerp --shape 64 64
                                            which kernel would run, how exact is it, what memory does it need?
+  python -m epigrad check                  are its results right on this machine?
   python -m epigrad bench --help           all options of a command
 
 exit codes: 0 success; 1 something does not work or a problem was refused, and stderr or the table says what;
@@ -56,7 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     parser = argparse.ArgumentParser(
         prog="python -m epigrad",
-        description="What works here, what would run, and how fast it is.",
+        description="What works here, what would run, how fast it is, and whether it is right.",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

@@ -1,0 +1,12 @@
+"""``python -m epigrad check``: random problems against an oracle in float64.
+
+In reading order:
+
+    formulas    every kind's value in float64
+    bounds      values with bounds of their errors
+    operations  each operation's tensors, and what its results should be
+    problem     a problem: drawn, written as text, read again
+    calls       the ways to call an operation
+    modes       what is asked of a problem
+    search      draws problems and shrinks those that fail
+"""

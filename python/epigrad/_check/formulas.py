@@ -1,0 +1,172 @@
+"""The value of every kind in float64, differentiable by autograd.
+
+Nothing here is shared with the kernels. The forms are not always PyTorch's own operators: in the
+tails of float64 those cancel in 1 + erf, in 1 + tanh, and in the derivatives s (1 - s) and 1 - t^2.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from epigrad.kinds import Activation, Gated
+
+Pointwise = Callable[[Tensor], Tensor]
+
+SELU = 1.0507009873554804934193349852946, 1.6732632423543772848170429916717
+"""lambda and alpha."""
+
+
+def sigmoid(x: Tensor) -> Tensor:
+    power = torch.where(x > 0, -x, x).exp()
+    return torch.where(x > 0, 1.0, power) / (1 + power)
+
+
+def tanh(x: Tensor) -> Tensor:
+    near = x.abs() < 1
+    inner, outer = torch.where(near, x, 0.0), torch.where(near, 1.0, x)
+    decay = (-2 * outer.abs()).exp()
+    far = outer.sign() * (1 - decay) / (1 + decay)
+    return torch.where(near, inner.sinh() / inner.cosh(), far)
+
+
+def gelu(x: Tensor) -> Tensor:
+    twice: Tensor = x * torch.special.erfc(x * -math.sqrt(0.5))
+    return twice / 2
+
+
+def gelu_tanh(x: Tensor) -> Tensor:
+    return x * sigmoid((8 / math.pi) ** 0.5 * (x + (44715 * x * x * x) / 10**6))
+
+
+def relu2(x: Tensor) -> Tensor:
+    return torch.relu(x).square()
+
+
+def leaky_relu(x: Tensor, slope: float) -> Tensor:
+    return torch.where(x > 0, x, slope * x)
+
+
+def swish(x: Tensor, beta: float) -> Tensor:
+    return x * sigmoid(beta * x)
+
+
+def elu(x: Tensor, scale: float, factor: float, width: float) -> Tensor:
+    """scale x, and factor (exp(x / width) - 1) where x is not positive."""
+    below = torch.where(x > 0, 0.0, x) / width
+    # expm1's derivative by autograd is expm1 + 1, which cancels
+    far = below < -1
+    bent = torch.where(far, torch.where(far, below, 0.0).exp() - 1, torch.where(far, 0.0, below).expm1())
+    return torch.where(x > 0, scale * x, factor * bent)
+
+
+def softplus(x: Tensor, beta: float, threshold: float) -> Tensor:
+    straight = beta * x > threshold
+    return torch.where(straight, x, -torch.nn.functional.logsigmoid(-beta * torch.where(straight, 0.0, x)) / beta)
+
+
+def mish(x: Tensor) -> Tensor:
+    # tanh(log(1 + e^x)) is w / (w + 2) of w = e^x (e^x + 2); for x > 0, both over e^2x
+    below, above = torch.where(x > 0, 0.0, x).exp(), (-torch.where(x > 0, x, 0.0)).exp()
+    low, high = below * (below + 2), 1 + 2 * above
+    return x * torch.where(x > 0, high / (high + 2 * above * above), low / (low + 2))
+
+
+def hardswish(x: Tensor) -> Tensor:
+    return torch.where(x <= -3, 0.0, torch.where(x >= 3, x, x * (x + 3) / 6))
+
+
+def hardsigmoid(x: Tensor) -> Tensor:
+    return torch.where(x <= -3, 0.0, torch.where(x >= 3, 1.0, (x + 3) / 6))
+
+
+def clip(x: Tensor, low: float, high: float) -> Tensor:
+    return torch.where(x <= low, low, torch.where(x >= high, high, x))
+
+
+def softcap(x: Tensor, cap: float) -> Tensor:
+    return cap * tanh(x / cap)
+
+
+_FORMULAS: dict[str, Callable[..., Tensor]] = {
+    "none": lambda x: x * 1.0,
+    "relu": torch.relu,
+    "gelu": gelu,
+    "gelu_tanh": gelu_tanh,
+    "silu": lambda x: swish(x, 1.0),
+    "sigmoid": sigmoid,
+    "tanh": tanh,
+    "relu2": relu2,
+    "leaky_relu": leaky_relu,
+    "quick_gelu": lambda x: swish(x, 1.702),
+    "swish": swish,
+    "elu": lambda x, alpha: elu(x, 1, alpha, 1),
+    "selu": lambda x: elu(x, SELU[0], SELU[0] * SELU[1], 1),
+    "celu": lambda x, alpha: elu(x, 1, alpha, alpha),
+    "softplus": softplus,
+    "mish": mish,
+    "hardswish": hardswish,
+    "hardsigmoid": hardsigmoid,
+    "relu6": lambda x: clip(x, 0.0, 6.0),
+    "hardtanh": clip,
+    "softcap": softcap,
+}
+"""By name; the parameters by keyword."""
+
+
+def activation(kind: Activation) -> Pointwise:
+    """The value of an activation."""
+    formula = _FORMULAS[kind.name]
+    return lambda x: formula(x, **kind.parameters)
+
+
+def from_above(x: Tensor, bound: float) -> Tensor:
+    """At most `bound`, where the slope is 0."""
+    return x if bound == math.inf else torch.where(x >= bound, bound, x)
+
+
+def between(x: Tensor, bound: float) -> Tensor:
+    """From -bound to bound, where the slope is 0."""
+    return x if bound == math.inf else torch.where(x >= bound, bound, torch.where(x <= -bound, -bound, x))
+
+
+def limited(phi: Pointwise, limit: float, after: float) -> Pointwise:
+    """An activation of a gate that is at most `limit`, itself at most `after`."""
+
+    def value(x: Tensor) -> Tensor:
+        near = from_above(x, limit)
+        if after == math.inf:
+            return phi(near)
+        over = phi(near.detach()) >= after  # where a slope that is not finite is not asked for
+        return torch.where(over, after, phi(torch.where(over, 0, near)))
+
+    return value
+
+
+_PHI = {
+    "glu": "sigmoid",
+    "reglu": "relu",
+    "swiglu": "swish",
+    "geglu": "gelu",
+    "geglu_tanh": "gelu_tanh",
+    "bilinear": "none",
+    "sreglu": "relu2",
+    "quick_geglu": "quick_gelu",
+}
+
+
+def gated(kind: Gated) -> tuple[Pointwise, Pointwise]:
+    """psi and phi of ``psi(value) * phi(gate)``."""
+    given: dict[str, Any] = dict(kind.parameters)
+    if kind.name == "situ_glu":
+        gate_cap, value_cap = given["gate_cap"], given["value_cap"]
+        return lambda x: softcap(x, value_cap), lambda x: softcap(x, gate_cap) * sigmoid(x)
+    limit, after = (math.inf if given[name] is None else given[name] for name in ("limit", "limit_after"))
+    offset = given["offset"]
+    formula = _FORMULAS[_PHI[kind.name]]
+    act: Pointwise = (lambda x: formula(x, beta=given["alpha"])) if kind.name == "swiglu" else formula
+    return lambda x: between(x, min(limit, after)) + offset, limited(act, limit, after)

@@ -1,0 +1,342 @@
+"""What is asked of a problem. Each mode gives what is wrong, or an empty text.
+
+correct   output and gradients against the oracle; nothing else is written
+bitwise   the same bits again, with other threads, other needs and other layouts
+bad       a malformed call raises an error of the right class, and writes nothing
+leak      calls again and again keep no memory
+race      calls from several threads at once give the bits of one after the other
+"""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+import functools
+import gc
+import itertools
+import random
+import resource
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from epigrad import errors, forward
+from epigrad._check import calls
+from epigrad._check.bounds import Bounded, breach
+from epigrad._check.calls import Inputs, Results, backend_of, run, same_bits
+from epigrad._check.problem import Problem, buffer_for
+
+Mode = Callable[[Problem, str], str]
+
+
+def names_of(problem: Problem) -> tuple[str, ...]:
+    """Of the output and the gradients."""
+    return "out", *[f"grad_{name}" for name in problem.shapes]
+
+
+def correct(problem: Problem, backend: str) -> str:
+    """Compare with the oracle."""
+    with backend_of(backend) as device:
+        inputs = Inputs.of(problem, device)
+        results = run(problem, inputs)
+    dtype = problem.torch_dtype
+    given = {name: None if t is None else Bounded.exact(t, dtype) for name, t in inputs.given.items()}
+    expected = problem.operation.expected(problem, given, Bounded.exact(inputs.grad, dtype))
+    for name, got, want in zip(names_of(problem), results, expected, strict=True):
+        if got is None:
+            continue
+        if want is None:
+            return f"{name}: a result where none can exist"
+        if got.dtype != dtype:
+            return f"{name}: {got.dtype}, want {dtype}"
+        if wrong := breach(got, want):
+            return f"{name}: {wrong}"
+    return ""
+
+
+def bitwise(problem: Problem, backend: str) -> str:
+    """Compute in several ways that may not make a difference."""
+    with backend_of(backend) as device:
+        inputs = Inputs.of(problem, device)
+        results = run(problem, inputs)
+        ways: dict[str, Callable[[], Results]] = {"again": lambda: run(problem, inputs)}
+        if device == "cpu":
+            ways["on one thread"] = lambda: _on_one_thread(problem, inputs)
+        ways["for one gradient"] = lambda: _one_gradient(problem, inputs)
+        if not problem.operation.products:
+            ways["contiguous"] = lambda: run(problem, _contiguous(inputs))
+        for way, compute in ways.items():
+            for name, one, other in zip(names_of(problem), results, compute(), strict=True):
+                if one is not None and other is not None and not same_bits(one, other):
+                    return f"{name}: other bits {way}"
+    return ""
+
+
+def _on_one_thread(problem: Problem, inputs: Inputs) -> Results:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1 if threads > 1 else 2)
+    try:
+        return run(problem, inputs)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _one_gradient(problem: Problem, inputs: Inputs) -> Results:
+    asked = problem.asked()
+    first = next((place for place in range(len(asked)) if asked[(place + problem.seed) % len(asked)]), None)
+    if first is None:
+        return run(problem, inputs)
+    place = (first + problem.seed) % len(asked)
+    return run(dataclasses.replace(problem, needs=tuple([each == place for each in range(len(asked))])), inputs)
+
+
+def _contiguous(inputs: Inputs) -> Inputs:
+    """The same values without gaps."""
+    given = {name: None if t is None else t.contiguous() for name, t in inputs.given.items()}
+    return Inputs(given, inputs.grad.contiguous(), inputs.integers)
+
+
+class _Defect:
+    """A way to spoil a call: its arguments by name, and the class of the error."""
+
+    def __init__(
+        self, name: str, error: type[errors.EpigradError], spoil: Callable[[dict[Any, Any], random.Random], bool]
+    ) -> None:
+        self.name, self.error, self.spoil = name, error, spoil
+
+
+def bad(problem: Problem, backend: str) -> str:
+    """Spoil one argument of a call without a graph, which has an output in a buffer of NaN."""
+    with backend_of(backend) as device:
+        inputs = Inputs.of(problem, device)
+        rng = random.Random(problem.seed)
+        positional, options = inputs.arguments(problem, tuple(inputs.given.values()))
+        buffer, out = buffer_for(problem.out_shape, problem.torch_dtype, "contiguous", device)
+        spoiled: dict[Any, Any] = dict(enumerate(positional)) | options | {"out": out}
+        defect = rng.choice(_DEFECTS)
+        if not defect.spoil(spoiled, rng):
+            return ""
+        positional = [spoiled[place] for place in range(len(positional))]
+        options = {name: value for name, value in spoiled.items() if isinstance(name, str)}
+        before = [calls.bytes_of(tensor) for tensor in inputs.tensors()]
+        try:
+            getattr(forward, problem.op)(*positional, **options)
+        except errors.EpigradError as error:
+            if not isinstance(error, defect.error):
+                return f"{defect.name}: {type(error).__name__}, want {defect.error.__name__}: {error}"
+        except Exception as error:
+            return f"{defect.name}: {type(error).__name__}, want {defect.error.__name__}: {error}"
+        else:
+            return f"{defect.name}: no error, want {defect.error.__name__}"
+        if not buffer.isnan().all():
+            return f"{defect.name}: the output was written"
+        for tensor, held in zip(inputs.tensors(), before, strict=True):
+            if not torch.equal(calls.bytes_of(tensor), held):
+                return f"{defect.name}: an input was written"
+    return ""
+
+
+def _floats(arguments: dict[Any, Any]) -> list[Any]:
+    return [key for key, value in arguments.items() if isinstance(value, Tensor) and value.is_floating_point()]
+
+
+def _spoil_dtype(arguments: dict[Any, Any], rng: random.Random) -> bool:
+    keys = [key for key in _floats(arguments) if key != "out"]
+    key = rng.choice(keys)
+    others = [torch.int32, torch.complex64, torch.bool, torch.uint8]
+    if len(keys) > 1 and key == keys[0]:
+        others.append(torch.float32 if arguments[key].dtype == torch.float64 else torch.float64)
+    arguments[key] = arguments[key].to(rng.choice(others))
+    return True
+
+
+def _spoil_out_dtype(arguments: dict[Any, Any], rng: random.Random) -> bool:
+    out = arguments["out"]
+    arguments["out"] = out.to(torch.float64 if out.dtype != torch.float64 else torch.float32)
+    return True
+
+
+def _spoil_out_shape(arguments: dict[Any, Any], rng: random.Random) -> bool:
+    out = arguments["out"]
+    arguments["out"] = rng.choice((out.unsqueeze(0), torch.cat([out.reshape(-1), out.new_zeros(1)])))
+    return True
+
+
+def _spoil_out_overlap(arguments: dict[Any, Any], rng: random.Random) -> bool:
+    """An output whose elements share memory."""
+    out = arguments["out"]
+    wide = [dim for dim, size in enumerate(out.shape) if size > 1]
+    if not wide or not out.numel():
+        return False
+    strides = list(out.stride())
+    strides[rng.choice(wide)] = 0
+    arguments["out"] = out.as_strided(out.shape, strides)
+    return True
+
+
+def _spoil_kind(arguments: dict[Any, Any], rng: random.Random) -> bool:
+    for name in ("kind", "activation"):
+        if name in arguments:
+            arguments[name] = rng.choice(("", "Relu", "swigluu", "none ", "x" * 1000, "relu(1)"))
+            return True
+    return False
+
+
+def _spoil_kind_type(arguments: dict[Any, Any], rng: random.Random) -> bool:
+    for name in ("kind", "activation"):
+        if name in arguments:
+            arguments[name] = rng.choice((3, b"relu", 1.5, ["relu"]))
+            return True
+    return False
+
+
+def _spoil_not_a_tensor(arguments: dict[Any, Any], rng: random.Random) -> bool:
+    arguments[0] = rng.choice(("x", 3, [1.0], object()))
+    return True
+
+
+def _spoil_rank(arguments: dict[Any, Any], rng: random.Random) -> bool:
+    """One dimension more than any tensor may have."""
+    arguments[0] = arguments[0].reshape(*(1,) * 70, *arguments[0].shape) if arguments[0].numel() else arguments[0]
+    return bool(arguments[0].dim() > 64)
+
+
+def _spoil_device(arguments: dict[Any, Any], rng: random.Random) -> bool:
+    """Memory that is not there."""
+    keys = [key for key in _floats(arguments) if key != "out"]
+    if len(keys) < 2:
+        return False
+    key = keys[-1]
+    arguments[key] = arguments[key].to("meta")
+    return True
+
+
+def _spoil_gate(arguments: dict[Any, Any], rng: random.Random) -> bool:
+    if "gate" not in arguments:
+        return False
+    arguments["gate"] = rng.choice(("third", "", "Second"))
+    return True
+
+
+_DEFECTS = (
+    _Defect("a dtype", errors.DTypeError, _spoil_dtype),
+    _Defect("out's dtype", errors.DTypeError, _spoil_out_dtype),
+    _Defect("out's shape", errors.InvalidProblemError, _spoil_out_shape),
+    _Defect("out shares memory with itself", errors.InvalidProblemError, _spoil_out_overlap),
+    _Defect("an unknown kind", errors.InvalidProblemError, _spoil_kind),
+    _Defect("a kind of a wrong type", errors.InvalidProblemError, _spoil_kind_type),
+    _Defect("an unknown gate", errors.InvalidProblemError, _spoil_gate),
+    _Defect("not a tensor", errors.DTypeError, _spoil_not_a_tensor),
+    _Defect("too many dimensions", errors.InvalidProblemError, _spoil_rank),
+    _Defect("a tensor on another device", errors.DeviceMismatchError, _spoil_device),
+)
+
+
+LEAK_ROUNDS, LEAK_CALLS = 4, 300
+"""Rounds of a problem, and calls of a round. The first round fills caches."""
+
+
+def leak(problem: Problem, backend: str) -> str:
+    """Compute in rounds, and count what is held after each: a leak grows in every one."""
+    with backend_of(backend) as device:
+        inputs = Inputs.of(problem, device)
+        counted: list[dict[str, int]] = []
+        for _ in range(LEAK_ROUNDS):
+            for _ in range(LEAK_CALLS):
+                run(problem, inputs)
+            gc.collect()
+            counted.append(_held(device))
+    for what, least in _LEAST_LEAK.items():
+        grown = [after[what] - before[what] for before, after in itertools.pairwise(counted) if what in after]
+        if grown and min(grown) >= least:
+            return f"{what}: {min(grown)} more after each {LEAK_CALLS} calls"
+    return ""
+
+
+_LEAST_LEAK = {
+    "Python's blocks of memory": LEAK_CALLS // 2,
+    "bytes of malloc": 16 * LEAK_CALLS,
+    "bytes of the device": 1,
+    # what Go has not collected yet is garbage of a few MB, which other counts do not show
+    "bytes of the process": 4 << 20,
+}
+
+
+def _held(device: str) -> dict[str, int]:
+    """What the process has, as far as it can be counted here."""
+    held = {"Python's blocks of memory": sys.getallocatedblocks()}
+    if device == "cuda":
+        held["bytes of the device"] = torch.cuda.memory_allocated()
+    if (counted := _mallinfo()) is not None:
+        held["bytes of malloc"] = int(counted().uordblks)
+    statm = Path("/proc/self/statm")
+    if statm.exists():
+        held["bytes of the process"] = int(statm.read_text().split()[1]) * resource.getpagesize()
+    return held
+
+
+class _Mallinfo(ctypes.Structure):
+    """What glibc counts (mallinfo2(3))."""
+
+    _fields_ = [
+        (name, ctypes.c_size_t)
+        for name in (
+            "arena",
+            "ordblks",
+            "smblks",
+            "hblks",
+            "hblkhd",
+            "usmblks",
+            "fsmblks",
+            "uordblks",
+            "fordblks",
+            "keepcost",
+        )
+    ]
+
+
+@functools.cache
+def _mallinfo() -> Any:
+    """glibc's function, or None elsewhere."""
+    function = getattr(ctypes.CDLL(None), "mallinfo2", None)
+    if function is not None:
+        function.restype = _Mallinfo
+    return function
+
+
+RACE_THREADS = 4
+
+
+def race(problem: Problem, backend: str) -> str:
+    """Compute on several threads at once, which have other problems too."""
+    with backend_of(backend) as device:
+        others = [dataclasses.replace(problem, seed=problem.seed ^ bit) for bit in range(RACE_THREADS)]
+        prepared = [(each, Inputs.of(each, device)) for each in others]
+        wanted = [run(each, inputs) for each, inputs in prepared]
+    wrong: list[str] = []
+
+    def compute(thread: int) -> None:
+        try:
+            with backend_of(backend):
+                for place in itertools.islice(itertools.cycle(range(RACE_THREADS)), thread, thread + 2 * RACE_THREADS):
+                    each, inputs = prepared[place]
+                    for name, one, other in zip(names_of(each), run(each, inputs), wanted[place], strict=True):
+                        if one is not None and other is not None and not same_bits(one, other):
+                            wrong.append(f"{name}: other bits beside other threads")
+        except Exception as error:
+            wrong.append(f"beside other threads: {type(error).__name__}: {error}")
+
+    threads = [threading.Thread(target=compute, args=(thread,)) for thread in range(RACE_THREADS)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return wrong[0] if wrong else ""
+
+
+MODES: dict[str, Mode] = {"correct": correct, "bitwise": bitwise, "bad": bad, "leak": leak, "race": race}

@@ -1,0 +1,366 @@
+"""A problem: what is called, with which tensors. A seed gives it, and so does its text."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import functools
+import math
+import random
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from epigrad import errors
+from epigrad._check.operations import FORMS, OPERATIONS, Operation
+from epigrad._core import tables
+from epigrad.kinds import Activation, Gated
+
+DTYPES = tuple(str(row["name"]) for row in tables.DTYPES)
+LAYOUTS = ("contiguous", "offset", "transposed", "step", "padded", "expanded", "odd_ones")
+"""`offset` begins one element late; `padded` has rows with room between them; `odd_ones` gives
+dimensions of size 1 a stride that no contiguous tensor has."""
+SAVES = ("auto", "preactivation", "recompute")
+GATES = ("second", "first", "odd", "even")
+ENTRIES = ("autograd", "dispatcher", "stateless")
+SCALES = (1.0, 6.0, 40.0, 1e-3)
+_GUARD = 8
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One choice along every axis.
+
+    Attributes:
+        op: the operation.
+        kind: an activation or a gated kind with its parameters, or nothing.
+        dtype: of all tensors.
+        sizes: of the operation's names.
+        layouts: of the tensors in the order of the arguments, then of the output's gradient; they
+            are taken in turns.
+        scale: of what goes into the activation.
+        bias: whether there are biases.
+        gate: where the gate is.
+        save: what is kept for backward.
+        entry: how it is called: a function with autograd, the same as an operator of PyTorch's
+            dispatcher, or functions without a graph that write into given tensors.
+        needs: which gradients are asked for, in turns.
+        seed: of the values.
+    """
+
+    op: str
+    kind: str = ""
+    dtype: str = "float32"
+    sizes: tuple[int, ...] = ()
+    layouts: tuple[str, ...] = ("contiguous",)
+    scale: float = 1.0
+    bias: bool = True
+    gate: str = "second"
+    save: str = "auto"
+    entry: str = "autograd"
+    needs: tuple[bool, ...] = (True,)
+    seed: int = 0
+
+    def __str__(self) -> str:
+        rest = [
+            f"{field.name}={_text(getattr(self, field.name))}"
+            for field in fields(self)
+            if field.name != "op" and getattr(self, field.name) != field.default
+        ]
+        return " ".join([self.op, *rest])
+
+    @classmethod
+    def read(cls, text: str) -> Problem:
+        """The problem of a text.
+
+        Raises:
+            InvalidProblemError: (a ``ValueError``) a text that says no problem.
+        """
+        op, *words = text.split()
+        known = {field.name: field for field in fields(cls)}
+        given: dict[str, Any] = {}
+        for word in words:
+            name, _, value = word.partition("=")
+            if name not in known or name == "op":
+                raise errors.InvalidProblemError(
+                    f"check: problem: {word!r}, want one of {', '.join(known)} and a value"
+                )
+            given[name] = _value(name, value)
+        if op not in OPERATIONS:
+            raise errors.InvalidProblemError(f"check: problem: {op!r}, want one of {', '.join(OPERATIONS)}")
+        names = OPERATIONS[op].sizes
+        if len(given.get("sizes", ())) != len(names):
+            raise errors.InvalidProblemError(f"check: problem: sizes: want {'x'.join(names)}")
+        problem = cls(op, **given)
+        takes = OPERATIONS[op].takes
+        wanted: Any = {"activation": Activation, "gated": Gated, "either": (Activation, Gated), "": type(None)}[takes]
+        if not isinstance(problem.kind_object, wanted):
+            raise errors.InvalidProblemError(f"check: problem: {op}: kind={problem.kind}, want {takes or 'none'}")
+        return problem
+
+    @property
+    def operation(self) -> Operation:
+        return OPERATIONS[self.op]
+
+    @functools.cached_property
+    def kind_object(self) -> Activation | Gated | None:
+        """The kind with its parameters."""
+        return _kind(self.kind) if self.kind else None
+
+    @property
+    def is_gated(self) -> bool:
+        return isinstance(self.kind_object, Gated)
+
+    @property
+    def torch_dtype(self) -> torch.dtype:
+        dtype: torch.dtype = getattr(torch, self.dtype)
+        return dtype
+
+    def generator(self, what: str) -> torch.Generator:
+        """Random numbers for one tensor, whatever the others are."""
+        return torch.Generator().manual_seed(zlib.crc32(f"{self.seed} {what}".encode()))
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...] | None]:
+        """Of the tensors that have gradients."""
+        return self.operation.shapes(self)
+
+    @property
+    def out_shape(self) -> tuple[int, ...]:
+        return self.operation.out(self, self.shapes)
+
+    def asked(self) -> tuple[bool, ...]:
+        """For each of those tensors, whether its gradient is asked for."""
+        return tuple(
+            [
+                shape is not None and self.needs[place % len(self.needs)]
+                for place, shape in enumerate(self.shapes.values())
+            ]
+        )
+
+    def tensors(self, device: str = "cpu") -> tuple[dict[str, Tensor | None], Tensor]:
+        """The tensors that have gradients, and the output's gradient."""
+        given = {
+            name: None if shape is None else self._tensor(name, shape, place, device)
+            for place, (name, shape) in enumerate(self.shapes.items())
+        }
+        return given, self._tensor("grad", self.out_shape, len(given), device)
+
+    def _tensor(self, name: str, shape: tuple[int, ...], place: int, device: str) -> Tensor:
+        values = torch.randn(shape, generator=self.generator(name), dtype=torch.float64) * self._spread(name, shape)
+        return laid_out(values.to(self.torch_dtype), self.layout(place), device)
+
+    def layout(self, place: int) -> str:
+        """Of a tensor by its place."""
+        return self.layouts[place % len(self.layouts)]
+
+    def _spread(self, name: str, shape: tuple[int, ...]) -> float:
+        if name == "grad":
+            return 1.0
+        if not self.operation.products:
+            return self.scale if name in ("input", "value", "gate", "start", "end") else 1.0
+        if name.startswith("weight") or name == "b":
+            depth = shape[-1] if name != "b" or len(shape) == 1 else shape[-2]
+            first = name not in ("weight2", "weight_out")
+            return (self.scale if first else 1.0) / math.sqrt(max(depth, 1))
+        return 1.0
+
+    def simpler(self) -> list[Problem]:
+        """Problems that differ in one field, which is smaller or plainer."""
+        found = []
+        for place, size in enumerate(self.sizes):
+            before, after = self.sizes[:place], self.sizes[place + 1 :]
+            found += [self._with(sizes=(*before, less, *after)) for less in _smaller(self.operation.sizes[place], size)]
+        plain = Problem(self.op)
+        names = ("layouts", "scale", "bias", "gate", "save", "entry", "needs", "seed")
+        changed = [name for name in names if getattr(self, name) != getattr(plain, name)]
+        found += [self._with(**{name: getattr(plain, name)}) for name in changed]
+        if "(" in self.kind:
+            found.append(self._with(kind=self.kind.partition("(")[0]))
+        if len(self.layouts) > 1:
+            found += [self._with(layouts=(layout,)) for layout in dict.fromkeys(self.layouts)]
+        return found
+
+    def _with(self, **changes: Any) -> Problem:
+        return dataclasses.replace(self, **changes)
+
+
+def _smaller(name: str, size: int) -> list[int]:
+    least = 1 if name in ("experts", "each", "groups") else 0
+    return [less for less in dict.fromkeys((least, 1, size // 2, size - 1)) if least <= less < size]
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, tuple):
+        first = value[0] if value else None
+        if isinstance(first, bool):
+            return "".join(str(int(each)) for each in value)
+        return ("x" if isinstance(first, int) else ",").join(map(str, value))
+    return str(int(value)) if isinstance(value, bool) else str(value).replace(" ", "")
+
+
+def _value(name: str, text: str) -> Any:
+    try:
+        match name:
+            case "sizes":
+                if not all(size.isdigit() for size in text.split("x")):
+                    raise ValueError("want numbers with x between")
+                return tuple([int(size) for size in text.split("x")])
+            case "layouts":
+                for layout in text.split(","):
+                    LAYOUTS.index(layout)
+                return tuple(text.split(","))
+            case "needs":
+                return tuple([bool(int(digit)) for digit in text])
+            case "bias":
+                return bool(int(text))
+            case "scale":
+                return float(text)
+            case "seed":
+                return int(text)
+            case "kind":
+                _kind(text)
+            case _:
+                choices = {"dtype": DTYPES, "gate": GATES, "save": SAVES, "entry": ENTRIES}[name]
+                choices.index(text)
+    except (ValueError, SyntaxError) as error:
+        raise errors.InvalidProblemError(f"check: problem: {name}={text}: {error}") from None
+    return text
+
+
+@functools.cache
+def _kind(text: str) -> Activation | Gated:
+    """The kind of a text like ``leaky_relu(slope=-0.3)``."""
+    call = ast.parse(text if "(" in text else f"{text}()", mode="eval").body
+    if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name):
+        raise errors.InvalidProblemError(f"check: kind: {text!r}, want a name and its parameters")
+    parameters = {str(word.arg): ast.literal_eval(word.value) for word in call.keywords}
+    kind = Activation if call.func.id in tables.ACTIVATIONS else Gated
+    return kind(call.func.id, **parameters)
+
+
+def strides_of(shape: tuple[int, ...], layout: str) -> list[int]:
+    """In elements."""
+    rank = len(shape)
+    order = list(range(rank))
+    if layout == "transposed" and rank > 1:
+        order[-2:] = reversed(order[-2:])
+    strides = [0] * rank
+    step = 1
+    for dim in reversed(order):
+        strides[dim] = step
+        step *= max(1, shape[dim] + 3 * (layout == "padded"))
+    if layout == "step":
+        return [2 * stride for stride in strides]
+    if layout == "odd_ones":
+        return [977 + dim if size == 1 else strides[dim] for dim, size in enumerate(shape)]
+    if layout == "expanded" and rank:
+        strides[len(shape) % 2 - 1] = 0
+    return strides
+
+
+def buffer_for(shape: tuple[int, ...], dtype: torch.dtype, layout: str, device: str = "cpu") -> tuple[Tensor, Tensor]:
+    """A buffer of NaN, and a tensor in it."""
+    strides = strides_of(shape, layout)
+    reach = 1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True)) if 0 not in shape else 0
+    start = _GUARD + (layout == "offset")
+    buffer = torch.full((start + reach + _GUARD,), math.nan, dtype=dtype, device=device)
+    return buffer, buffer.as_strided(shape, strides, start)
+
+
+def laid_out(values: Tensor, layout: str, device: str = "cpu") -> Tensor:
+    """A tensor of these values in a layout; an expanded dimension repeats its first slice."""
+    shape = tuple(values.shape)
+    _, view = buffer_for(shape, values.dtype, layout, device)
+    target = view
+    for dim, stride in enumerate(view.stride()):
+        if stride == 0 and shape[dim] > 1:
+            target, values = target.narrow(dim, 0, 1), values.narrow(dim, 0, 1)
+    target.copy_(values)
+    return view
+
+
+def drawn(rng: random.Random, ops: Sequence[str], dtypes: Sequence[str]) -> Problem:
+    """A random problem of these operations and dtypes."""
+    op, dtype = rng.choice(ops), rng.choice(dtypes)
+    operation = OPERATIONS[op]
+    # products of two wide halves overflow in float16, as they should
+    scales = [scale for scale in SCALES if dtype != "float16" or scale < 10]
+    return Problem(
+        op,
+        _drawn_kind(rng, operation.takes),
+        dtype,
+        _drawn_sizes(rng, operation),
+        tuple([rng.choice(LAYOUTS) if rng.random() < 0.6 else "contiguous" for _ in range(rng.randint(1, 4))]),
+        rng.choice(scales) if rng.random() < 0.5 else 1.0,
+        rng.random() < 0.7,
+        rng.choice(GATES),
+        rng.choice(SAVES),
+        rng.choice(ENTRIES),
+        tuple([rng.random() < 0.7 for _ in range(rng.randint(1, 3))]),
+        rng.randrange(2**31),
+    )
+
+
+_VALUES = {
+    "a finite number": (-1.3, 0.0, 0.25, 0.5, 1.702, 3.0),
+    "a finite number > 0": (0.25, 0.9, 2.5, 7.0),
+    "a finite number that is not 0": (-0.6, 0.3, 2.0),
+    "a finite number >= low": (0.5, 2.2, 6.0),
+    "a number > 0, or none": (None, 0.4, 1.5, 7.0),
+}
+
+
+def _drawn_kind(rng: random.Random, takes: str) -> str:
+    if takes == "either":
+        takes = "gated" if rng.random() < 0.7 else "activation"
+    if not takes:
+        return ""
+    rows: dict[str, Any] = tables.ACTIVATIONS if takes == "activation" else dict(tables.GATED_KINDS)
+    name = rng.choice(list(rows))
+    given = []
+    for parameter in rows[name].parameters:
+        if rng.random() < 0.5:
+            values = _VALUES[parameter.range] if parameter.name != "low" else (-1.3, 0.0, 0.25)
+            given.append(f"{parameter.name}={rng.choice(values)}")
+    return f"{name}({','.join(given)})" if given else name
+
+
+def _drawn_sizes(rng: random.Random, operation: Operation) -> tuple[int, ...]:
+    """Mostly small, now and then near the edges of tiles, rarely empty; products stay below a few
+    million multiply-adds."""
+    sizes = []
+    for name in operation.sizes:
+        match name:
+            case "form":
+                sizes.append(rng.randrange(len(FORMS)))
+            case "lead":
+                sizes.append(rng.randrange(4))
+            case "mask":
+                sizes.append(rng.randrange(1 << 10))
+            case "batch" | "each" | "experts" | "groups":
+                sizes.append(rng.choice((1, 2, 3, 5)))
+            case _:
+                sizes.append(_drawn_size(rng))
+    while math.prod(max(1, size) for size in sizes if size > 7) > 1_000_000:
+        largest = max(range(len(sizes)), key=sizes.__getitem__)
+        sizes[largest] //= 4
+    return tuple(sizes)
+
+
+def _drawn_size(rng: random.Random) -> int:
+    match rng.randrange(20):
+        case 0:
+            return 0
+        case 1 | 2:
+            return 1
+        case 3 | 4:
+            return rng.choice((8, 16, 32, 64, 128)) + rng.choice((-1, 0, 1))
+        case 5:
+            return rng.choice((255, 256, 257, 300, 1031))
+        case _:
+            return rng.randint(2, 20)

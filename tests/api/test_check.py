@@ -1,0 +1,229 @@
+"""`python -m epigrad check`: what holds passes, and a planted defect of each sort is found."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+import shlex
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import epigrad
+import pytest
+import torch
+from epigrad import backward, cli, errors, forward
+from epigrad._check import modes, search
+from epigrad._check.modes import MODES
+from epigrad._check.operations import OPERATIONS
+from epigrad._check.problem import DTYPES, LAYOUTS, Problem, drawn
+from torch import Tensor
+
+from tests.support.devices import needs
+
+pytestmark = pytest.mark.usefixtures("_one_thread")
+
+
+def run(*arguments: str) -> int:
+    return cli.main(["check", *arguments])
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_nothing_fails(mode: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "r.json"
+    count = {"leak": 2, "race": 10}.get(mode, 150)
+    code = run("--problems", str(count), "--seed", "11", "--mode", mode, "--json", str(path))
+    assert code == 0, capsys.readouterr().out
+    (row,) = json.loads(path.read_text())["rows"]
+    assert (row["mode"], row["problems"], row["failed"]) == (mode, count, 0)
+
+
+@needs("webgpu")
+def test_nothing_fails_on_webgpu(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("--problems", "40", "--backend", "webgpu", "--mode", "correct,bitwise,bad") == 0, capsys.readouterr().out
+
+
+def test_a_seed_gives_the_same_problems_and_a_text_gives_them_back() -> None:
+    rng = random.Random(5)
+    some = [drawn(rng, tuple(OPERATIONS), DTYPES) for _ in range(500)]
+    rng = random.Random(5)
+    assert some == [drawn(rng, tuple(OPERATIONS), DTYPES) for _ in range(500)]
+    assert [Problem.read(str(problem)) for problem in some] == some
+    assert {problem.op for problem in some} == set(OPERATIONS)
+    assert {layout for problem in some for layout in problem.layouts} == set(LAYOUTS)
+    assert sum(0 in problem.sizes for problem in some) > 50
+
+
+def wrong_in(monkeypatch: pytest.MonkeyPatch, module: Any, name: str, change: Callable[..., Any]) -> None:
+    """Plants a defect: what a function gives goes through `change`, with the call's arguments."""
+    own = getattr(module, name)
+
+    def defective(*arguments: Any, **options: Any) -> Any:
+        return change(own(*arguments, **options), *arguments, **options)
+
+    monkeypatch.setattr(module, name, defective)
+
+
+def failures_of(mode: str, op: str, capsys: pytest.CaptureFixture[str], count: int = 300) -> tuple[str, str]:
+    """The first failure that the command prints: what is wrong, and the command that shows it
+    again."""
+    assert run("--mode", mode, "--problems", str(count)) == 1
+    found = re.findall(rf"{mode}: (.*)\n  (python -m epigrad check .*'{op} .*')", capsys.readouterr().out)
+    assert found, f"no failure of {op}"
+    wrong, command = found[0]
+    arguments = shlex.split(command)[3:]
+    assert cli.main(arguments) == 1, "the printed command shows the failure again"
+    assert wrong.partition(":")[0] in capsys.readouterr().out
+    return wrong, command
+
+
+def test_a_wrong_value_is_found_and_shrunk(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """A layer that is wrong where it has more than three columns."""
+
+    def change(out: Tensor, x: Tensor, weight: Tensor, *rest: Any, **options: Any) -> Tensor:
+        return out * 1.02 if weight.shape[0] > 3 else out
+
+    wrong_in(monkeypatch, epigrad, "linear", change)
+    monkeypatch.setattr(search, "SHRINK_SECONDS", 3.0)
+    wrong, command = failures_of("correct", "linear", capsys)
+    assert wrong.startswith("out: ")
+    sizes = re.search(r"sizes=(\d+)x(\d+)x(\d+)x(\d+)", command)
+    assert sizes is not None and int(sizes[4]) == 4, command
+
+
+def test_a_wrong_gradient_is_found(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def change(grads: Any, *arguments: Any, out: Any, **options: Any) -> Any:
+        if out[0] is not None and out[0].numel():
+            out[0].view(-1)[0] += 1
+        return grads
+
+    wrong_in(monkeypatch, backward, "prelu_backward", change)
+    monkeypatch.setattr(search, "SHRINK_SECONDS", 1.0)
+    wrong, _ = failures_of("correct", "prelu", capsys)
+    assert wrong.startswith("grad_input: ")
+
+
+def test_memory_that_is_written_beside_an_output_is_found(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def change(result: Any, *arguments: Any, out: Tensor, **options: Any) -> Any:
+        out.as_strided((1,), (1,), 0).fill_(1)
+        return result
+
+    wrong_in(monkeypatch, forward, "lerp", change)
+    monkeypatch.setattr(search, "SHRINK_SECONDS", 1.0)
+    assert "elements outside of an output were written" in failures_of("correct", "lerp", capsys)[0]
+
+
+def test_an_input_that_is_written_is_found(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def change(result: Any, x: Tensor, *arguments: Any, **options: Any) -> Any:
+        if x.numel():
+            x.detach().as_strided((1,), (1,), x.storage_offset()).add_(1)
+        return result
+
+    wrong_in(monkeypatch, forward, "gated_product", change)
+    monkeypatch.setattr(search, "SHRINK_SECONDS", 1.0)
+    assert "an input was written to" in failures_of("correct", "gated_product", capsys)[0]
+
+
+def test_bits_that_depend_on_needs_are_found(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def change(grads: Any, *arguments: Any, needs: tuple[bool, ...], out: Any, **options: Any) -> Any:
+        if sum(needs) == 1:
+            out[needs.index(True)].mul_(1 + 2**-7)
+        return grads
+
+    wrong_in(monkeypatch, backward, "linear_backward", change)
+    monkeypatch.setattr(search, "SHRINK_SECONDS", 1.0)
+    assert "other bits for one gradient" in failures_of("bitwise", "linear", capsys)[0]
+
+
+def test_a_defect_that_is_not_refused_is_found(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own = forward.activation
+
+    def lenient(input: Any, activation: Any, *, out: Tensor) -> Any:
+        try:
+            return own(input, activation, out=out)
+        except errors.InvalidProblemError:
+            return out
+
+    monkeypatch.setattr(forward, "activation", lenient)
+    monkeypatch.setattr(search, "SHRINK_SECONDS", 1.0)
+    assert "no error, want InvalidProblemError" in failures_of("bad", "activation", capsys, 600)[0]
+
+
+def test_an_error_of_another_class_is_found(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own = forward.prelu
+
+    def plain(*arguments: Any, out: Tensor) -> Any:
+        try:
+            return own(*arguments, out=out)
+        except errors.DTypeError as error:
+            raise TypeError(str(error)) from None
+
+    monkeypatch.setattr(forward, "prelu", plain)
+    monkeypatch.setattr(search, "SHRINK_SECONDS", 1.0)
+    assert "TypeError, want DTypeError" in failures_of("bad", "prelu", capsys, 600)[0]
+
+
+@pytest.mark.parametrize("what", ["objects", "malloc"])
+def test_a_leak_is_found(monkeypatch: pytest.MonkeyPatch, what: str) -> None:
+    kept: list[Any] = []
+
+    def change(out: Tensor, *arguments: Any, **options: Any) -> Tensor:
+        kept.append([len(kept)] if what == "objects" else torch.empty(100))
+        return out
+
+    wrong_in(monkeypatch, epigrad, "activation", change)
+    problem = Problem.read("activation kind=gelu sizes=2x3x0")
+    assert "more after each" in modes.leak(problem, "cpu")
+
+
+def test_a_race_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A function whose result is that of the latest call."""
+    latest: list[Tensor] = []
+
+    def change(out: Tensor, *arguments: Any, **options: Any) -> Tensor:
+        latest[:] = [out.detach().clone()]
+        for _ in range(200):
+            torch.rand(50).sort()  # where another thread comes in
+        return out + (latest[0] - out.detach())
+
+    wrong_in(monkeypatch, epigrad, "activation", change)
+    assert "beside other threads" in modes.race(Problem.read("activation kind=gelu sizes=2x3x0"), "cpu")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--mode", "right"), "'right': want names out of correct, bitwise, bad, leak, race"),
+        (("--seconds", "-1"), "-1: want seconds, more than 0"),
+        (("--problems", "0"), "0: want a number of problems, more than 0"),
+        (("--problem", "linea sizes=1"), "check: problem: 'linea', want one of matmul_bias_activation, linear"),
+        (("--problem", "linear sizes=1x2"), "check: problem: sizes: want leadxrowsxfeaturesxcolumns"),
+        (("--problem", "linear kind=rely sizes=1x2x3x4"), "kind=rely: "),
+        (("--problem", "linear size=1x2x3x4"), "'size=1x2x3x4', want one of"),
+        (("--problem", "linear dtype=int8 sizes=1x2x3x4"), "dtype=int8"),
+        (("--problem", "linear sizes=-1x2x3x4"), "sizes=-1x2x3x4"),
+        (("--problem", "linear kind=swiglu sizes=1x2x3x4"), "kind"),
+    ],
+)
+def test_arguments_that_make_no_sense(
+    arguments: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        run(*arguments)
+    assert ended.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_backend_that_is_not_here() -> None:
+    if torch.cuda.is_available():
+        pytest.skip("CUDA is here")
+    assert run("--backend", "cuda", "--problems", "1") == 1

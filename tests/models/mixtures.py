@@ -250,3 +250,15 @@ def error(got: dict[str, Tensor], want: dict[str, Tensor]) -> float:
         for name, reference in want.items()
     ]
     return float(torch.stack(errors).max())  # NaN if there is any
+
+
+def root_mean_square_error(got: dict[str, Tensor], want: dict[str, Tensor]) -> float:
+    """Over tensors, of each relative to its largest element; one that is 0 throughout has no scale
+    and is left out.
+    """
+    squares = [
+        ((got[name].double() - value) / value.abs().max()).square().mean()
+        for name, value in want.items()
+        if value.abs().max() > 0
+    ]
+    return float(torch.stack(squares).mean().sqrt())

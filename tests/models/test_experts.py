@@ -7,11 +7,8 @@ from __future__ import annotations
 import copy
 import functools
 import importlib
-import os
 import pickle
 import re
-import socket
-import subprocess
 import sys
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -36,6 +33,7 @@ from transformers.integrations import moe
 from tests.models import mixtures
 from tests.models.expert_parallel import CHECKS
 from tests.models.mixtures import EXPERTS, SPECIAL, Mixture
+from tests.support.processes import run_together
 from tests.support.repository import ROOT
 
 pytestmark = pytest.mark.usefixtures("_one_thread", "_registered")
@@ -187,14 +185,6 @@ def test_the_gate_of_step_3_7() -> None:
 def test_a_model_in_bfloat16_is_as_exact_as_its_own(name: str) -> None:
     """The rule of tests/models/test_patching.py: root mean square errors against float64."""
 
-    def distance(got: dict[str, Tensor], want: dict[str, Tensor]) -> float:
-        squares = [
-            ((got[key].double() - value) / value.abs().max()).square().mean()
-            for key, value in want.items()
-            if value.abs().max() > 0
-        ]
-        return float(torch.stack(squares).mean().sqrt())
-
     model = mixtures.make(name, torch.bfloat16)
     reference = copy.deepcopy(model).double()
     errors_of = {}
@@ -204,7 +194,7 @@ def test_a_model_in_bfloat16_is_as_exact_as_its_own(name: str) -> None:
         for seed in range(4):
             x = mixtures.inputs(seed, torch.bfloat16)
             want = mixtures.results(reference, x.detach().double().requires_grad_())
-            total += distance(mixtures.results(model, x), want) ** 2
+            total += mixtures.root_mean_square_error(mixtures.results(model, x), want) ** 2
         errors_of[implementation] = total**0.5
     assert errors_of["epigrad"] <= 1.5 * errors_of["eager"]
 
@@ -613,11 +603,7 @@ def test_autocast_gives_what_batched_mm_gives(name: str) -> None:
     got, theirs = results["epigrad"], results["batched_mm"]
     assert {key: value.dtype for key, value in got.items()} == {key: value.dtype for key, value in theirs.items()}
 
-    def distance(found: dict[str, Tensor]) -> float:
-        parts = [((found[key].double() - value) / value.abs().max()).square().mean() for key, value in want.items()]
-        return float(torch.stack(parts).mean().sqrt())
-
-    assert distance(got) <= 1.5 * distance(theirs)
+    assert mixtures.root_mean_square_error(got, want) <= 1.5 * mixtures.root_mean_square_error(theirs, want)
 
 
 def _kept(made: Any, implementation: str) -> float:
@@ -686,26 +672,6 @@ def test_fully_sharded_experts() -> None:
 
 def test_two_processes_with_half_of_the_weights_each() -> None:
     """transformers' own expert parallelism, and tensor parallelism of the experts."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port = str(listener.getsockname()[1])
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-m", "tests.models.expert_parallel", str(rank), "2", port],
-            cwd=ROOT,
-            env=dict(os.environ, OMP_NUM_THREADS="1"),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    try:
-        outputs = [process.communicate(timeout=300)[0] for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-    for process, output in zip(processes, outputs, strict=True):
-        assert process.returncode == 0, output
+    for output in run_together("tests.models.expert_parallel"):
         passed = [line for line in output.splitlines() if line.startswith("ok ")]
         assert passed == [f"ok {name} {way}" for name, way in CHECKS]

@@ -4,6 +4,7 @@ process itself."""
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -48,3 +49,31 @@ def run_script(script: str, timeout: float = 60, **changes: str | None) -> str:
     done = start("-c", script, timeout=timeout, **changes)
     assert done.returncode == 0, f"exit code {done.returncode}\n{done.stdout}\n{done.stderr}"
     return done.stdout.strip()
+
+
+def run_together(module: str, *arguments: str, world: int = 2) -> list[str]:
+    """What so many processes of a module print that train as one: their arguments are rank, world
+    and port, and then these. Fails unless all end with exit code 0.
+    """
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port = listener.getsockname()[1]
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-m", module, str(rank), str(world), str(port), *arguments],
+            cwd=ROOT,
+            env=dict(os.environ, OMP_NUM_THREADS="1"),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank in range(world)
+    ]
+    try:
+        outputs = [process.communicate(timeout=300)[0] for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    for process, output in zip(processes, outputs, strict=True):
+        assert process.returncode == 0, output
+    return outputs

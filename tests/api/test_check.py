@@ -140,6 +140,21 @@ def test_bits_that_depend_on_needs_are_found(
     assert "other bits for one gradient" in failures_of("bitwise", "linear", capsys)[0]
 
 
+def test_rows_that_depend_on_others_are_found(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As of a library that sums in another order where there are many rows."""
+
+    def change(result: Any, a: Tensor, *arguments: Any, out: Tensor, **options: Any) -> Any:
+        if a.dim() == 2 and len(a) > 6:
+            out.mul_(1 + 2**-7)
+        return result
+
+    wrong_in(monkeypatch, forward, "matmul_bias_activation", change)
+    monkeypatch.setattr(search, "SHRINK_SECONDS", 1.0)
+    assert "alone" in failures_of("bitwise", "matmul_bias_activation", capsys, 600)[0]
+
+
 def test_a_defect_that_is_not_refused_is_found(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

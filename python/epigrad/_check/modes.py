@@ -74,7 +74,31 @@ def bitwise(problem: Problem, backend: str) -> str:
             for name, one, other in zip(names_of(problem), results, compute(), strict=True):
                 if one is not None and other is not None and not same_bits(one, other):
                     return f"{name}: other bits {way}"
+        return _other_rows(problem, inputs, results) if backend == "cpu" else ""
+
+
+def _other_rows(problem: Problem, inputs: Inputs, results: Results) -> str:
+    """Compute some rows alone: on a CPU a row of output and of the input's gradient depends on no
+    other."""
+    place = problem.operation.sizes.index("rows") if "rows" in problem.operation.sizes else -1
+    name, first = next(iter(inputs.given.items()))
+    if problem.op not in BY_ROWS or first is None or first.dim() != 2 or inputs.grad.dim() != 2 or len(first) < 2:
+        return ""
+    rng = random.Random(problem.seed)
+    begin = rng.randrange(len(first))
+    rows = slice(begin, rng.randint(begin + 1, len(first)))
+    sizes = list(problem.sizes)
+    sizes[place] = rows.stop - rows.start
+    some = Inputs(inputs.given | {name: first[rows]}, inputs.grad[rows], inputs.integers)
+    found = run(dataclasses.replace(problem, sizes=tuple(sizes)), some)
+    for what, alone, whole in zip(names_of(problem)[:2], found, results, strict=False):
+        if alone is not None and whole is not None and not same_bits(alone, whole[rows]):
+            return f"{what}: other bits for rows {rows.start} to {rows.stop} alone"
     return ""
+
+
+BY_ROWS = ("matmul_bias_activation", "linear", "gated_linear", "mlp", "gated_mlp")
+"""Operations whose rows are independent on a CPU."""
 
 
 def _on_one_thread(problem: Problem, inputs: Inputs) -> Results:

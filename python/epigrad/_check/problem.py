@@ -331,8 +331,8 @@ def _drawn_kind(rng: random.Random, takes: str) -> str:
 
 
 def _drawn_sizes(rng: random.Random, operation: Operation) -> tuple[int, ...]:
-    """Mostly small, now and then near the edges of tiles, rarely empty; products stay below a few
-    million multiply-adds."""
+    """Mostly small, now and then near the edges of tiles, rarely empty. A problem stays below about
+    200 thousand elements or multiply-adds, so that a hundred are checked in a second."""
     sizes = []
     for name in operation.sizes:
         match name:
@@ -346,7 +346,7 @@ def _drawn_sizes(rng: random.Random, operation: Operation) -> tuple[int, ...]:
                 sizes.append(rng.choice((1, 2, 3, 5)))
             case _:
                 sizes.append(_drawn_size(rng))
-    while math.prod(max(1, size) for size in sizes if size > 7) > 1_000_000:
+    while math.prod(max(1, size) for size in sizes if size > 7) > 200_000:
         largest = max(range(len(sizes)), key=sizes.__getitem__)
         sizes[largest] //= 4
     return tuple(sizes)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
 import json
 import random
 import re
@@ -17,7 +19,7 @@ from epigrad import backward, cli, errors, forward
 from epigrad._check import modes, search
 from epigrad._check.modes import MODES
 from epigrad._check.operations import OPERATIONS
-from epigrad._check.problem import DTYPES, LAYOUTS, Problem, drawn
+from epigrad._check.problem import DTYPES, ENTRIES, LAYOUTS, Problem, drawn
 from torch import Tensor
 
 from tests.support.devices import needs
@@ -39,6 +41,11 @@ def test_nothing_fails(mode: str, tmp_path: Path, capsys: pytest.CaptureFixture[
     assert (row["mode"], row["problems"], row["failed"]) == (mode, count, 0)
 
 
+def test_nothing_fails_by_the_c_interface() -> None:
+    for problem in itertools.islice(search.problems("correct", "cpu", 3), 80):
+        assert search.verdict("correct", dataclasses.replace(problem, entry="c"), "cpu") == "", str(problem)
+
+
 @needs("webgpu")
 def test_nothing_fails_on_webgpu(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("--problems", "40", "--backend", "webgpu", "--mode", "correct,bitwise,bad") == 0, capsys.readouterr().out
@@ -51,6 +58,7 @@ def test_a_seed_gives_the_same_problems_and_a_text_gives_them_back() -> None:
     assert some == [drawn(rng, tuple(OPERATIONS), DTYPES) for _ in range(500)]
     assert [Problem.read(str(problem)) for problem in some] == some
     assert {problem.op for problem in some} == set(OPERATIONS)
+    assert {problem.entry for problem in some} == set(ENTRIES)
     assert {layout for problem in some for layout in problem.layouts} == set(LAYOUTS)
     assert sum(0 in problem.sizes for problem in some) > 50
 
@@ -65,17 +73,13 @@ def wrong_in(monkeypatch: pytest.MonkeyPatch, module: Any, name: str, change: Ca
     monkeypatch.setattr(module, name, defective)
 
 
-def failures_of(mode: str, op: str, capsys: pytest.CaptureFixture[str], count: int = 300) -> tuple[str, str]:
-    """The first failure that the command prints: what is wrong, and the command that shows it
-    again."""
-    assert run("--mode", mode, "--problems", str(count)) == 1
-    found = re.findall(rf"{mode}: (.*)\n  (python -m epigrad check .*'{op} .*')", capsys.readouterr().out)
-    assert found, f"no failure of {op}"
-    wrong, command = found[0]
-    arguments = shlex.split(command)[3:]
-    assert cli.main(arguments) == 1, "the printed command shows the failure again"
-    assert wrong.partition(":")[0] in capsys.readouterr().out
-    return wrong, command
+def found(mode: str, op: str, entry: str = "stateless", count: int = 200) -> str:
+    """What is wrong with the first problem of an operation that fails, called in this way."""
+    some = (problem for problem in search.problems(mode, "cpu", 0) if problem.op == op)
+    for problem in itertools.islice(some, count):
+        if wrong := search.verdict(mode, dataclasses.replace(problem, entry=entry), "cpu"):
+            return wrong
+    return ""
 
 
 def test_a_wrong_value_is_found_and_shrunk(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -86,63 +90,56 @@ def test_a_wrong_value_is_found_and_shrunk(monkeypatch: pytest.MonkeyPatch, caps
 
     wrong_in(monkeypatch, epigrad, "linear", change)
     monkeypatch.setattr(search, "SHRINK_SECONDS", 3.0)
-    wrong, command = failures_of("correct", "linear", capsys)
+    assert run("--mode", "correct", "--problems", "200") == 1
+    failures = re.findall(r"correct: (.*)\n  (python -m epigrad check .*'linear .*')", capsys.readouterr().out)
+    wrong, command = failures[0]
     assert wrong.startswith("out: ")
     sizes = re.search(r"sizes=(\d+)x(\d+)x(\d+)x(\d+)", command)
     assert sizes is not None and int(sizes[4]) == 4, command
+    assert cli.main(shlex.split(command)[3:]) == 1, "the printed command shows the failure again"
+    assert f"correct: {wrong}" in capsys.readouterr().out
 
 
-def test_a_wrong_gradient_is_found(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_wrong_gradient_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     def change(grads: Any, *arguments: Any, out: Any, **options: Any) -> Any:
         if out[0] is not None and out[0].numel():
             out[0].view(-1)[0] += 1
         return grads
 
     wrong_in(monkeypatch, backward, "prelu_backward", change)
-    monkeypatch.setattr(search, "SHRINK_SECONDS", 1.0)
-    wrong, _ = failures_of("correct", "prelu", capsys)
-    assert wrong.startswith("grad_input: ")
+    assert found("correct", "prelu").startswith("grad_input: ")
 
 
-def test_memory_that_is_written_beside_an_output_is_found(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_memory_that_is_written_beside_an_output_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     def change(result: Any, *arguments: Any, out: Tensor, **options: Any) -> Any:
         out.as_strided((1,), (1,), 0).fill_(1)
         return result
 
     wrong_in(monkeypatch, forward, "lerp", change)
-    monkeypatch.setattr(search, "SHRINK_SECONDS", 1.0)
-    assert "elements outside of an output were written" in failures_of("correct", "lerp", capsys)[0]
+    assert "elements outside of an output were written" in found("correct", "lerp")
 
 
-def test_an_input_that_is_written_is_found(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_input_that_is_written_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     def change(result: Any, x: Tensor, *arguments: Any, **options: Any) -> Any:
         if x.numel():
             x.detach().as_strided((1,), (1,), x.storage_offset()).add_(1)
         return result
 
     wrong_in(monkeypatch, forward, "gated_product", change)
-    monkeypatch.setattr(search, "SHRINK_SECONDS", 1.0)
-    assert "an input was written to" in failures_of("correct", "gated_product", capsys)[0]
+    assert "an input was written to" in found("correct", "gated_product")
 
 
-def test_bits_that_depend_on_needs_are_found(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_bits_that_depend_on_needs_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     def change(grads: Any, *arguments: Any, needs: tuple[bool, ...], out: Any, **options: Any) -> Any:
         if sum(needs) == 1:
             out[needs.index(True)].mul_(1 + 2**-7)
         return grads
 
     wrong_in(monkeypatch, backward, "linear_backward", change)
-    monkeypatch.setattr(search, "SHRINK_SECONDS", 1.0)
-    assert "other bits for one gradient" in failures_of("bitwise", "linear", capsys)[0]
+    assert "other bits for one gradient" in found("bitwise", "linear")
 
 
-def test_rows_that_depend_on_others_are_found(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_rows_that_depend_on_others_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """As of a library that sums in another order where there are many rows."""
 
     def change(result: Any, a: Tensor, *arguments: Any, out: Tensor, **options: Any) -> Any:
@@ -151,13 +148,10 @@ def test_rows_that_depend_on_others_are_found(
         return result
 
     wrong_in(monkeypatch, forward, "matmul_bias_activation", change)
-    monkeypatch.setattr(search, "SHRINK_SECONDS", 1.0)
-    assert "alone" in failures_of("bitwise", "matmul_bias_activation", capsys, 600)[0]
+    assert "alone" in found("bitwise", "matmul_bias_activation")
 
 
-def test_a_defect_that_is_not_refused_is_found(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_defect_that_is_not_refused_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     own = forward.activation
 
     def lenient(input: Any, activation: Any, *, out: Tensor) -> Any:
@@ -167,13 +161,10 @@ def test_a_defect_that_is_not_refused_is_found(
             return out
 
     monkeypatch.setattr(forward, "activation", lenient)
-    monkeypatch.setattr(search, "SHRINK_SECONDS", 1.0)
-    assert "no error, want InvalidProblemError" in failures_of("bad", "activation", capsys, 600)[0]
+    assert "no error, want InvalidProblemError" in found("bad", "activation")
 
 
-def test_an_error_of_another_class_is_found(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_error_of_another_class_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     own = forward.prelu
 
     def plain(*arguments: Any, out: Tensor) -> Any:
@@ -183,8 +174,7 @@ def test_an_error_of_another_class_is_found(
             raise TypeError(str(error)) from None
 
     monkeypatch.setattr(forward, "prelu", plain)
-    monkeypatch.setattr(search, "SHRINK_SECONDS", 1.0)
-    assert "TypeError, want DTypeError" in failures_of("bad", "prelu", capsys, 600)[0]
+    assert "TypeError, want DTypeError" in found("bad", "prelu")
 
 
 @pytest.mark.parametrize("what", ["objects", "malloc"])

@@ -2,11 +2,12 @@
 
 In reading order:
 
-    formulas    every kind's value in float64
-    bounds      values with bounds of their errors
-    operations  each operation's tensors, and what its results should be
-    problem     a problem: drawn, written as text, read again
-    calls       the ways to call an operation
-    modes       what is asked of a problem
-    search      draws problems and shrinks those that fail
+    formulas     every kind's value in float64
+    bounds       values with bounds of their errors
+    operations   each operation's tensors, and what its results should be
+    problem      a problem: drawn, written as text, read again
+    c_interface  calls by the C interface
+    calls        the ways to call an operation
+    modes        what is asked of a problem
+    search       draws problems and shrinks those that fail
 """

@@ -13,6 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import epigrad
 from epigrad import backward, forward
+from epigrad._check import c_interface
 from epigrad._check.operations import FROM_OUTPUT, LERP_WEIGHT
 from epigrad._check.problem import Problem, buffer_for
 
@@ -92,6 +93,8 @@ def run(problem: Problem, inputs: Inputs, *, entry: str | None = None) -> Result
     match entry or problem.entry:
         case "stateless":
             results = _stateless(problem, inputs)
+        case "c":
+            results = _by_c(problem, inputs)
         case "dispatcher":
             with _Watching():  # type: ignore[no-untyped-call]
                 results = _autograd(problem, inputs)
@@ -142,6 +145,27 @@ def _stateless(problem: Problem, inputs: Inputs) -> Results:
             for tensor, ask in zip(inputs.given.values(), asked, strict=True)
         ]
         function(inputs.grad, *positional, **options, **kept, needs=asked, out=tuple(grads))
+    guards.check()
+    return (out, *grads)
+
+
+def _by_c(problem: Problem, inputs: Inputs) -> Results:
+    asked = problem.asked()
+    tensors: list[Tensor | None] = list(inputs.given.values())
+    number = LERP_WEIGHT if problem.op == "lerp" and tensors[2] is None else None
+    if "index" in inputs.integers:
+        tensors.insert(1, inputs.integers["index"])
+    if "offsets" in inputs.integers:
+        tensors.append(inputs.integers["offsets"])
+    guards = _Guards(problem, inputs.grad.device)
+    out = guards.make(problem.out_shape)
+    c_interface.call(problem, problem.op, tensors, [out], number)
+    grads = [
+        guards.make(tuple(tensor.shape)) if ask and tensor is not None else None
+        for tensor, ask in zip(inputs.given.values(), asked, strict=True)
+    ]
+    if any(asked):
+        c_interface.call(problem, f"{problem.op}_backward", [inputs.grad, *tensors], grads, number)
     guards.check()
     return (out, *grads)
 

@@ -26,7 +26,7 @@ LAYOUTS = ("contiguous", "offset", "transposed", "step", "padded", "expanded", "
 dimensions of size 1 a stride that no contiguous tensor has."""
 SAVES = ("auto", "preactivation", "recompute")
 GATES = ("second", "first", "odd", "even")
-ENTRIES = ("autograd", "dispatcher", "stateless")
+ENTRIES = ("autograd", "dispatcher", "stateless", "c")
 SCALES = (1.0, 6.0, 40.0, 1e-3)
 _GUARD = 8
 
@@ -47,7 +47,7 @@ class Problem:
         gate: where the gate is.
         save: what is kept for backward.
         entry: how it is called: a function with autograd, the same as an operator of PyTorch's
-            dispatcher, or functions without a graph that write into given tensors.
+            dispatcher, functions without a graph that write into given tensors, or the C interface.
         needs: which gradients are asked for, in turns.
         seed: of the values.
     """

@@ -14,6 +14,7 @@ import pytest
 import torch
 from epigrad import backward, errors, forward, plan
 from epigrad._autograd import formulas
+from epigrad._check import formulas as oracle_formulas
 from epigrad._core import tables as tables_module
 
 from tests.support import oracle
@@ -97,8 +98,14 @@ def test_pickles_have_parameters_by_name() -> None:
 
 
 def test_the_oracle_shares_nothing_with_the_implementation() -> None:
-    source = inspect.getsource(oracle)
-    assert not re.search(r"^\s*(from|import) epigrad", source, re.MULTILINE)
+    imported = {
+        module.__name__: re.findall(r"^\s*(?:from|import) (epigrad.*)", inspect.getsource(module), re.MULTILINE)
+        for module in (oracle, oracle_formulas)
+    }
+    assert imported == {
+        oracle.__name__: ["epigrad._check import formulas"],
+        oracle_formulas.__name__: ["epigrad.kinds import Activation, Gated"],
+    }
 
 
 def test_dtypes_are_torchs(tables: dict[str, Any]) -> None:

@@ -19,6 +19,7 @@ import resource
 import sys
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -125,13 +126,20 @@ def _contiguous(inputs: Inputs) -> Inputs:
     return Inputs(given, inputs.grad.contiguous(), inputs.integers)
 
 
+@dataclass(frozen=True)
 class _Defect:
-    """A way to spoil a call: its arguments by name, and the class of the error."""
+    """A way to spoil a call.
 
-    def __init__(
-        self, name: str, error: type[errors.EpigradError], spoil: Callable[[dict[Any, Any], random.Random], bool]
-    ) -> None:
-        self.name, self.error, self.spoil = name, error, spoil
+    Attributes:
+        name: what is wrong with the call.
+        error: the class that it raises.
+        spoil: changes one of the arguments, which are by place and by name; False where it has none
+            to change.
+    """
+
+    name: str
+    error: type[errors.EpigradError]
+    spoil: Callable[[dict[Any, Any], random.Random], bool]
 
 
 def bad(problem: Problem, backend: str) -> str:

@@ -252,7 +252,8 @@ func newLayerBackward(p *backend.GroupedLayerBackward, engine Selector) (backend
 	return k, nil
 }
 
-// scaledSums adds up the scaled rows of each group.
+// scaledSums adds up the scaled rows of each group. The conversion rounds each product, here and in
+// rows.go: without it some processors fuse it with the sum, and give other bits.
 func scaledSums(p *backend.GroupedLayerBackward, r *backend.Run) error {
 	columns := p.GradBias.Shape[1]
 	if columns == 0 {
@@ -266,7 +267,7 @@ func scaledSums(p *backend.GroupedLayerBackward, r *backend.Run) error {
 			loadRow(row, p.GradOutput, r, at)
 			elements.Load(scale[:], address(p.Scales, r, at), p.Scales.DType.Size(), p.Scales.DType)
 			for i, x := range row {
-				sums[i] += scale[0] * x
+				sums[i] += float64(scale[0] * x)
 			}
 		}
 		if r.Accumulate {

@@ -171,7 +171,7 @@ func combine[T elements.Real](p *backend.CombineRows, r *backend.Run) error {
 					elements.Load(scale, address(p.Scale, r, t, j), p.Scale.DType.Size(), p.Scale.DType)
 				}
 				for i, x := range row {
-					sums[i] += scale[0] * x
+					sums[i] += T(scale[0] * x)
 				}
 			}
 			storeRow(p.Out, r, t, sums)
@@ -210,7 +210,7 @@ func scaleGradient(p *backend.ScaleGradient, r *backend.Run) error {
 func dot(a, b []float64) float64 {
 	sum := 0.0
 	for i, x := range a {
-		sum += x * b[i]
+		sum += float64(x * b[i])
 	}
 	return sum
 }

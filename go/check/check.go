@@ -108,6 +108,14 @@ func DType(op string, operands []Operand) (dtype.DType, error) {
 	return dt, nil
 }
 
+// Like asks for the dtype that another operand has.
+func Like(op string, o Operand, other string, want dtype.DType) error {
+	if o.View.DType == want {
+		return nil
+	}
+	return status.Errorf(status.DTypeMismatch, "%s: %s: dtype %v, want %v as %s has", op, o.Name, o.View.DType, want, other)
+}
+
 // notComputed is the error for an operand of integers where numbers are computed with.
 func notComputed(op string, o Operand) error {
 	return status.Errorf(status.DTypeMismatch, "%s: %s: dtype %v, want one of %s", op, o.Name, o.View.DType, dtype.Names())

@@ -109,7 +109,7 @@ func mixtureOf(c *Call, inputs []*tensor.View) (*mixture, error) {
 		input: at(inputs, 0), index: at(inputs, 1), scale: at(inputs, 2),
 		weightIn: at(inputs, 3), biasIn: at(inputs, 4), weightOut: at(inputs, 5), biasOut: at(inputs, 6),
 	}
-	if err := isMatrix(op, m.input, "[t, n], a row for each token"); err != nil {
+	if err := hasRows(op, m.input, "[t, n], a row for each token"); err != nil {
 		return nil, err
 	}
 	t, n := m.input.Shape[0], m.input.Shape[1]

@@ -103,7 +103,7 @@ func shapesOf(views ...*tensor.View) [][]int64 {
 // groupedShape is a layer's output. inputs begin with the layer's own.
 func groupedShape(op string, inputs []*tensor.View) ([]int64, error) {
 	input, weight, bias, offsets := at(inputs, 0), at(inputs, 1), at(inputs, 2), at(inputs, 3)
-	if err := isMatrix(op, input, "[t, k]"); err != nil {
+	if err := hasRows(op, input, "[t, k]"); err != nil {
 		return nil, err
 	}
 	groups, n, err := matrices(op, "weight", "[e, n, k]", weight, input.Shape[1], "k")
@@ -120,8 +120,8 @@ func groupedShape(op string, inputs []*tensor.View) ([]int64, error) {
 	return out, exists(op, "out", input, out)
 }
 
-// isMatrix asks for an input of rows.
-func isMatrix(op string, input *tensor.View, want string) error {
+// hasRows asks for an input of two dimensions, and rows that an int32 can count.
+func hasRows(op string, input *tensor.View, want string) error {
 	if input.Rank() != 2 {
 		return check.Invalid(op, "input", "shape %s, want %s", check.Sizes(input.Shape), want)
 	}

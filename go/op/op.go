@@ -290,9 +290,10 @@ func (o *operation) geometry(c *Call) (inputs, outputs []check.Operand, shapes [
 			if err = check.Shape(o.Name, out.Name, out.View.Shape, shapes[i], what); err != nil {
 				return fail(err)
 			}
-			if like := o.Outputs[i].Like; like != "" && out.View.DType != o.outputDType(c, i, dt) {
-				return fail(status.Errorf(status.DTypeMismatch, "%s: %s: dtype %v, want %v as %s has", o.Name, out.Name,
-					out.View.DType, o.outputDType(c, i, dt), like))
+			if like := o.Outputs[i].Like; like != "" {
+				if err = check.Like(o.Name, out, like, o.outputDType(c, i, dt)); err != nil {
+					return fail(err)
+				}
 			}
 		}
 	}

@@ -736,7 +736,6 @@ def _elementwise(
     if records is not None and call.op in LEARNABLE and any_autocast():
         tensors = as_input(*tensors)
     if records:
-        tensors = with_wide_views(call, tensors)
         result: Tensor = function.record(loader.core(), call, *tensors)
         return result
     if records is None:

@@ -134,12 +134,9 @@ def accumulate_main_grad(module_or_parameters: nn.Module | Iterable[Tensor]) -> 
 def _refuse_fsdp(module: nn.Module, inputs: Any) -> None:
     """A hook on a module that is switched on: FSDP, where it comes later, has other parameters."""
     fsdp = sys.modules.get("torch.distributed.fsdp")
-    if fsdp is None:
+    if fsdp is None or all(parameter in _switched for parameter in module.parameters()):
         return
-    classes = (fsdp.FSDPModule, fsdp.FullyShardedDataParallel)
-    if any(isinstance(part, classes) for part in module.modules()) and any(
-        parameter not in _switched for parameter in module.parameters()
-    ):
+    if any(isinstance(part, fsdp.FSDPModule | fsdp.FullyShardedDataParallel) for part in module.modules()):
         raise errors.UnsupportedError(
             f"{_OP}: the module's parameters are FSDP's since it was switched on: want grad_dtype = torch.float32 there"
         )

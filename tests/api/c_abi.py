@@ -19,61 +19,14 @@ from typing import Any
 import numpy as np
 
 ROOT = Path(__file__).resolve().parents[2]
+sys.path.append(str(ROOT / "python" / "epigrad" / "_check"))  # importing epigrad would bring PyTorch
+from c_structs import CPU, CUDA, MAX_OUTPUTS, MAX_RANK, WEBGPU, Call, DataType, Device, DLTensor  # noqa: E402
+
 LIBRARY = Path(os.environ.get("EPIGRAD_LIBRARY") or ROOT / "build" / "libepigrad.so")
 OK, INVALID, DTYPE, UNSUPPORTED, DEVICE, MISALIGNED, WORKSPACE, BUFFER, UNAVAILABLE = range(9)
 ACCUMULATE, ALLOW_TF32, ASSUME_WORKSPACE = 1, 2, 4
 GATE_FIRST = 1
-CPU, CUDA, WEBGPU = 1, 2, 15
-MAX_RANK = 64
-MAX_OUTPUTS = 6
 Array = np.ndarray[Any, np.dtype[Any]]
-
-
-class Device(ctypes.Structure):
-    _fields_ = [("device_type", ctypes.c_int32), ("device_id", ctypes.c_int32)]
-
-
-class DataType(ctypes.Structure):
-    _fields_ = [("code", ctypes.c_uint8), ("bits", ctypes.c_uint8), ("lanes", ctypes.c_uint16)]
-
-
-class DLTensor(ctypes.Structure):
-    _fields_ = [
-        ("data", ctypes.c_void_p),
-        ("device", Device),
-        ("ndim", ctypes.c_int32),
-        ("dtype", DataType),
-        ("shape", ctypes.POINTER(ctypes.c_int64)),
-        ("strides", ctypes.POINTER(ctypes.c_int64)),
-        ("byte_offset", ctypes.c_uint64),
-    ]
-
-
-Tensors = ctypes.POINTER(ctypes.POINTER(DLTensor))
-
-
-class Call(ctypes.Structure):
-    _fields_ = [
-        ("struct_size", ctypes.c_uint32),
-        ("flags", ctypes.c_uint32),
-        ("op", ctypes.c_char_p),
-        ("kind", ctypes.c_char_p),
-        ("parameters", ctypes.POINTER(ctypes.c_double)),
-        ("num_parameters", ctypes.c_int32),
-        ("dim", ctypes.c_int32),
-        ("gate", ctypes.c_int32),
-        ("num_threads", ctypes.c_int32),
-        ("num_inputs", ctypes.c_int32),
-        ("num_outputs", ctypes.c_int32),
-        ("inputs", Tensors),
-        ("outputs", Tensors),
-        ("nbytes", ctypes.POINTER(ctypes.c_uint64)),
-        ("workspace", ctypes.c_void_p),
-        ("workspace_nbytes", ctypes.c_uint64),
-        ("stream", ctypes.c_void_p),
-        ("backend", ctypes.c_char_p),
-    ]
-
 
 LIB = ctypes.CDLL(str(LIBRARY))
 for _name in ("epg_version", "epg_last_error", "epg_status_class"):

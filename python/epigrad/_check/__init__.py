@@ -6,6 +6,7 @@ In reading order:
     bounds       values with bounds of their errors
     operations   each operation's tensors, and what its results should be
     problem      a problem: drawn, written as text, read again
+    c_structs    the structs of the C interface
     c_interface  calls by the C interface
     calls        the ways to call an operation
     modes        what is asked of a problem

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from epigrad import errors
+from epigrad._check.c_structs import CPU, CUDA, MAX_OUTPUTS, MAX_RANK, Call, DataType, Device, DLTensor
 from epigrad._check.problem import GATES, Problem
 from epigrad._core import loader, selection, tables
 from epigrad.kinds import arguments_of
@@ -25,49 +26,8 @@ _CODES = {
     torch.int64: (0, 64),
 }
 """DLPack's code and bits."""
-_DEVICES = {"cpu": 1, "cuda": 2}
-_MOST_OUTPUTS, _MOST_DIMENSIONS, _ALIGNMENT = 6, 64, 256
-
-
-class _DLTensor(ctypes.Structure):
-    _fields_ = [
-        ("data", ctypes.c_void_p),
-        ("device_type", ctypes.c_int32),
-        ("device_id", ctypes.c_int32),
-        ("ndim", ctypes.c_int32),
-        ("code", ctypes.c_uint8),
-        ("bits", ctypes.c_uint8),
-        ("lanes", ctypes.c_uint16),
-        ("shape", ctypes.POINTER(ctypes.c_int64)),
-        ("strides", ctypes.POINTER(ctypes.c_int64)),
-        ("byte_offset", ctypes.c_uint64),
-    ]
-
-
-_Tensors = ctypes.POINTER(ctypes.POINTER(_DLTensor))
-
-
-class _Call(ctypes.Structure):
-    _fields_ = [
-        ("struct_size", ctypes.c_uint32),
-        ("flags", ctypes.c_uint32),
-        ("op", ctypes.c_char_p),
-        ("kind", ctypes.c_char_p),
-        ("parameters", ctypes.POINTER(ctypes.c_double)),
-        ("num_parameters", ctypes.c_int32),
-        ("dim", ctypes.c_int32),
-        ("gate", ctypes.c_int32),
-        ("num_threads", ctypes.c_int32),
-        ("num_inputs", ctypes.c_int32),
-        ("num_outputs", ctypes.c_int32),
-        ("inputs", _Tensors),
-        ("outputs", _Tensors),
-        ("nbytes", ctypes.POINTER(ctypes.c_uint64)),
-        ("workspace", ctypes.c_void_p),
-        ("workspace_nbytes", ctypes.c_uint64),
-        ("stream", ctypes.c_void_p),
-        ("backend", ctypes.c_char_p),
-    ]
+_DEVICES = {"cpu": CPU, "cuda": CUDA}
+_ALIGNMENT = 256
 
 
 @functools.cache
@@ -84,14 +44,12 @@ def _described(tensor: Tensor) -> Any:
     shape, strides = numbers(*tensor.shape), numbers(*tensor.stride())
     code, bits = _CODES[tensor.dtype]
     device = tensor.device
-    held = _DLTensor(
-        tensor.data_ptr(), _DEVICES[device.type], device.index or 0, tensor.dim(), code, bits, 1, shape, strides, 0
-    )
-    return ctypes.pointer(held)
+    place = Device(_DEVICES[device.type], device.index or 0)
+    return ctypes.pointer(DLTensor(tensor.data_ptr(), place, tensor.dim(), DataType(code, bits, 1), shape, strides, 0))
 
 
 def _array(tensors: Sequence[Tensor | None]) -> Any:
-    pointers: Any = ctypes.POINTER(_DLTensor) * max(1, len(tensors))
+    pointers: Any = ctypes.POINTER(DLTensor) * max(1, len(tensors))
     return pointers(*[None if tensor is None else _described(tensor) for tensor in tensors])
 
 
@@ -118,8 +76,8 @@ def call(
     options = problem.operation.options(problem)
     backend = selection.current()
     on_gpu = any(tensor is not None and tensor.is_cuda for tensor in given)
-    made = _Call(
-        struct_size=ctypes.sizeof(_Call),
+    made = Call(
+        struct_size=ctypes.sizeof(Call),
         op=op.encode(),
         kind=None if kind is None else kind.name.encode(),
         parameters=(ctypes.c_double * max(1, len(numbers)))(*numbers),
@@ -134,14 +92,14 @@ def call(
         stream=torch.cuda.current_stream().cuda_stream if on_gpu else None,
         backend=None if backend is None else backend.encode(),
     )
-    ranks = (ctypes.c_int32 * _MOST_OUTPUTS)()
-    shapes = (ctypes.c_int64 * (_MOST_OUTPUTS * _MOST_DIMENSIONS))()
+    ranks = (ctypes.c_int32 * MAX_OUTPUTS)()
+    shapes = (ctypes.c_int64 * (MAX_OUTPUTS * MAX_RANK))()
     needed = ctypes.c_uint64()
-    flags = (ctypes.c_uint8 * _MOST_OUTPUTS)(*[tensor is not None for tensor in wanted])
+    flags = (ctypes.c_uint8 * MAX_OUTPUTS)(*[tensor is not None for tensor in wanted])
     _raise(library.epg_infer(ctypes.byref(made), flags, shapes, ranks, ctypes.byref(needed)))
-    for tensor, rank, place in zip(wanted, ranks, range(_MOST_OUTPUTS), strict=False):
+    for tensor, rank, place in zip(wanted, ranks, range(MAX_OUTPUTS), strict=False):
         if tensor is not None:
-            inferred = tuple(shapes[place * _MOST_DIMENSIONS : place * _MOST_DIMENSIONS + rank])
+            inferred = tuple(shapes[place * MAX_RANK : place * MAX_RANK + rank])
             assert inferred == tuple(tensor.shape), f"{op}: epg_infer says {inferred}, want {tuple(tensor.shape)}"
     device = next(tensor.device for tensor in given if tensor is not None)
     workspace = torch.empty(needed.value + _ALIGNMENT, dtype=torch.uint8, device=device)

@@ -1,0 +1,68 @@
+"""The structs of cbridge/include/epigrad.h and dlpack.h, for ctypes.
+
+It imports nothing else, so that tests of the library without PyTorch can load this file alone.
+"""
+
+from __future__ import annotations
+
+import ctypes
+
+
+class Device(ctypes.Structure):
+    """DLDevice."""
+
+    _fields_ = [("device_type", ctypes.c_int32), ("device_id", ctypes.c_int32)]
+
+
+class DataType(ctypes.Structure):
+    """DLDataType."""
+
+    _fields_ = [("code", ctypes.c_uint8), ("bits", ctypes.c_uint8), ("lanes", ctypes.c_uint16)]
+
+
+class DLTensor(ctypes.Structure):
+    """DLTensor."""
+
+    _fields_ = [
+        ("data", ctypes.c_void_p),
+        ("device", Device),
+        ("ndim", ctypes.c_int32),
+        ("dtype", DataType),
+        ("shape", ctypes.POINTER(ctypes.c_int64)),
+        ("strides", ctypes.POINTER(ctypes.c_int64)),
+        ("byte_offset", ctypes.c_uint64),
+    ]
+
+
+Tensors = ctypes.POINTER(ctypes.POINTER(DLTensor))
+
+
+class Call(ctypes.Structure):
+    """epg_call."""
+
+    _fields_ = [
+        ("struct_size", ctypes.c_uint32),
+        ("flags", ctypes.c_uint32),
+        ("op", ctypes.c_char_p),
+        ("kind", ctypes.c_char_p),
+        ("parameters", ctypes.POINTER(ctypes.c_double)),
+        ("num_parameters", ctypes.c_int32),
+        ("dim", ctypes.c_int32),
+        ("gate", ctypes.c_int32),
+        ("num_threads", ctypes.c_int32),
+        ("num_inputs", ctypes.c_int32),
+        ("num_outputs", ctypes.c_int32),
+        ("inputs", Tensors),
+        ("outputs", Tensors),
+        ("nbytes", ctypes.POINTER(ctypes.c_uint64)),
+        ("workspace", ctypes.c_void_p),
+        ("workspace_nbytes", ctypes.c_uint64),
+        ("stream", ctypes.c_void_p),
+        ("backend", ctypes.c_char_p),
+    ]
+
+
+CPU, CUDA, WEBGPU = 1, 2, 15
+"""DLDeviceType."""
+MAX_RANK, MAX_OUTPUTS = 64, 6
+"""EPG_MAX_RANK and EPG_MAX_OUTPUTS."""

@@ -19,7 +19,7 @@ from epigrad import backward, cli, errors, forward
 from epigrad._check import modes, search
 from epigrad._check.modes import MODES
 from epigrad._check.operations import OPERATIONS
-from epigrad._check.problem import DTYPES, ENTRIES, LAYOUTS, Problem, drawn
+from epigrad._check.problem import DTYPES, ENTRIES, WAYS, Problem, drawn
 from torch import Tensor
 
 from tests.support.devices import needs
@@ -59,7 +59,7 @@ def test_a_seed_gives_the_same_problems_and_a_text_gives_them_back() -> None:
     assert [Problem.read(str(problem)) for problem in some] == some
     assert {problem.op for problem in some} == set(OPERATIONS)
     assert {problem.entry for problem in some} == set(ENTRIES)
-    assert {layout for problem in some for layout in problem.layouts} == set(LAYOUTS)
+    assert {layout for problem in some for layout in problem.layouts} == set(WAYS)
     assert sum(0 in problem.sizes for problem in some) > 50
 
 
@@ -116,7 +116,7 @@ def test_memory_that_is_written_beside_an_output_is_found(monkeypatch: pytest.Mo
         return result
 
     wrong_in(monkeypatch, forward, "lerp", change)
-    assert "elements outside of an output were written" in found("correct", "lerp")
+    assert "elements outside the output were written" in found("correct", "lerp")
 
 
 def test_an_input_that_is_written_is_found(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,7 @@ In reading order:
     formulas     every kind's value in float64
     bounds       values with bounds of their errors
     operations   each operation's tensors, and what its results should be
+    layouts      tensors in every layout, inside of guards
     problem      a problem: drawn, written as text, read again
     c_structs    the structs of the C interface
     c_interface  calls by the C interface

@@ -27,10 +27,10 @@ import torch
 from torch import Tensor
 
 from epigrad import errors, forward
-from epigrad._check import calls
 from epigrad._check.bounds import Bounded, breach
-from epigrad._check.calls import Inputs, Results, backend_of, run, same_bits
-from epigrad._check.problem import Problem, buffer_for
+from epigrad._check.calls import Inputs, Results, backend_of, run
+from epigrad._check.layouts import Guarded, same_bits, unchanged
+from epigrad._check.problem import Problem
 
 Mode = Callable[[Problem, str], str]
 
@@ -112,12 +112,13 @@ def _on_one_thread(problem: Problem, inputs: Inputs) -> Results:
 
 
 def _one_gradient(problem: Problem, inputs: Inputs) -> Results:
-    asked = problem.asked()
-    first = next((place for place in range(len(asked)) if asked[(place + problem.seed) % len(asked)]), None)
-    if first is None:
+    places = [place for place, ask in enumerate(problem.asked()) if ask]
+    if not places:
         return run(problem, inputs)
-    place = (first + problem.seed) % len(asked)
-    return run(dataclasses.replace(problem, needs=tuple([each == place for each in range(len(asked))])), inputs)
+    chosen = places[problem.seed % len(places)]
+    return run(
+        dataclasses.replace(problem, needs=tuple([place == chosen for place in range(len(problem.shapes))])), inputs
+    )
 
 
 def _contiguous(inputs: Inputs) -> Inputs:
@@ -148,28 +149,25 @@ def bad(problem: Problem, backend: str) -> str:
         inputs = Inputs.of(problem, device)
         rng = random.Random(problem.seed)
         positional, options = inputs.arguments(problem, tuple(inputs.given.values()))
-        buffer, out = buffer_for(problem.out_shape, problem.torch_dtype, "contiguous", device)
-        spoiled: dict[Any, Any] = dict(enumerate(positional)) | options | {"out": out}
+        guarded = Guarded.empty(problem.out_shape, problem.torch_dtype, device=device)
+        spoiled: dict[Any, Any] = dict(enumerate(positional)) | options | {"out": guarded.tensor}
         defect = rng.choice(_DEFECTS)
         if not defect.spoil(spoiled, rng):
             return ""
         positional = [spoiled[place] for place in range(len(positional))]
         options = {name: value for name, value in spoiled.items() if isinstance(name, str)}
-        before = [calls.bytes_of(tensor) for tensor in inputs.tensors()]
-        try:
-            getattr(forward, problem.op)(*positional, **options)
-        except errors.EpigradError as error:
-            if not isinstance(error, defect.error):
+        with unchanged(*inputs.tensors()):
+            try:
+                getattr(forward, problem.op)(*positional, **options)
+            except errors.EpigradError as error:
+                if not isinstance(error, defect.error):
+                    return f"{defect.name}: {type(error).__name__}, want {defect.error.__name__}: {error}"
+            except Exception as error:
                 return f"{defect.name}: {type(error).__name__}, want {defect.error.__name__}: {error}"
-        except Exception as error:
-            return f"{defect.name}: {type(error).__name__}, want {defect.error.__name__}: {error}"
-        else:
-            return f"{defect.name}: no error, want {defect.error.__name__}"
-        if not buffer.isnan().all():
+            else:
+                return f"{defect.name}: no error, want {defect.error.__name__}"
+        if not guarded.buffer.isnan().all():
             return f"{defect.name}: the output was written"
-        for tensor, held in zip(inputs.tensors(), before, strict=True):
-            if not torch.equal(calls.bytes_of(tensor), held):
-                return f"{defect.name}: an input was written"
     return ""
 
 

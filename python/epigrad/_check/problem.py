@@ -16,19 +16,18 @@ import torch
 from torch import Tensor
 
 from epigrad import errors
+from epigrad._check.layouts import LAYOUTS, UNALIGNED, laid_out
 from epigrad._check.operations import FORMS, OPERATIONS, Operation
 from epigrad._core import tables
 from epigrad.kinds import Activation, Gated
 
 DTYPES = tuple(str(row["name"]) for row in tables.DTYPES)
-LAYOUTS = ("contiguous", "offset", "transposed", "step", "padded", "expanded", "odd_ones")
-"""`offset` begins one element late; `padded` has rows with room between them; `odd_ones` gives
-dimensions of size 1 a stride that no contiguous tensor has."""
+WAYS = (*LAYOUTS, UNALIGNED)
+"""To lay out a tensor."""
 SAVES = ("auto", "preactivation", "recompute")
 GATES = ("second", "first", "odd", "even")
 ENTRIES = ("autograd", "dispatcher", "stateless", "c")
 SCALES = (1.0, 6.0, 40.0, 1e-3)
-_GUARD = 8
 
 
 @dataclass(frozen=True)
@@ -152,7 +151,7 @@ class Problem:
 
     def _tensor(self, name: str, shape: tuple[int, ...], place: int, device: str) -> Tensor:
         values = torch.randn(shape, generator=self.generator(name), dtype=torch.float64) * self._spread(name, shape)
-        return laid_out(values.to(self.torch_dtype), self.layout(place), device)
+        return laid_out(values, self.torch_dtype, self.layout(place), device)
 
     def layout(self, place: int) -> str:
         """Of a tensor by its place."""
@@ -212,7 +211,7 @@ def _value(name: str, text: str) -> Any:
                 return tuple([int(size) for size in text.split("x")])
             case "layouts":
                 for layout in text.split(","):
-                    LAYOUTS.index(layout)
+                    WAYS.index(layout)
                 return tuple(text.split(","))
             case "needs":
                 return tuple([bool(int(digit)) for digit in text])
@@ -243,47 +242,6 @@ def _kind(text: str) -> Activation | Gated:
     return kind(call.func.id, **parameters)
 
 
-def strides_of(shape: tuple[int, ...], layout: str) -> list[int]:
-    """In elements."""
-    rank = len(shape)
-    order = list(range(rank))
-    if layout == "transposed" and rank > 1:
-        order[-2:] = reversed(order[-2:])
-    strides = [0] * rank
-    step = 1
-    for dim in reversed(order):
-        strides[dim] = step
-        step *= max(1, shape[dim] + 3 * (layout == "padded"))
-    if layout == "step":
-        return [2 * stride for stride in strides]
-    if layout == "odd_ones":
-        return [977 + dim if size == 1 else strides[dim] for dim, size in enumerate(shape)]
-    if layout == "expanded" and rank:
-        strides[len(shape) % 2 - 1] = 0
-    return strides
-
-
-def buffer_for(shape: tuple[int, ...], dtype: torch.dtype, layout: str, device: str = "cpu") -> tuple[Tensor, Tensor]:
-    """A buffer of NaN, and a tensor in it."""
-    strides = strides_of(shape, layout)
-    reach = 1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True)) if 0 not in shape else 0
-    start = _GUARD + (layout == "offset")
-    buffer = torch.full((start + reach + _GUARD,), math.nan, dtype=dtype, device=device)
-    return buffer, buffer.as_strided(shape, strides, start)
-
-
-def laid_out(values: Tensor, layout: str, device: str = "cpu") -> Tensor:
-    """A tensor of these values in a layout; an expanded dimension repeats its first slice."""
-    shape = tuple(values.shape)
-    _, view = buffer_for(shape, values.dtype, layout, device)
-    target = view
-    for dim, stride in enumerate(view.stride()):
-        if stride == 0 and shape[dim] > 1:
-            target, values = target.narrow(dim, 0, 1), values.narrow(dim, 0, 1)
-    target.copy_(values)
-    return view
-
-
 def drawn(rng: random.Random, ops: Sequence[str], dtypes: Sequence[str]) -> Problem:
     """A random problem of these operations and dtypes."""
     op, dtype = rng.choice(ops), rng.choice(dtypes)
@@ -295,7 +253,7 @@ def drawn(rng: random.Random, ops: Sequence[str], dtypes: Sequence[str]) -> Prob
         _drawn_kind(rng, operation.takes),
         dtype,
         _drawn_sizes(rng, operation),
-        tuple([rng.choice(LAYOUTS) if rng.random() < 0.6 else "contiguous" for _ in range(rng.randint(1, 4))]),
+        tuple([rng.choice(WAYS) if rng.random() < 0.6 else "contiguous" for _ in range(rng.randint(1, 4))]),
         rng.choice(scales) if rng.random() < 0.5 else 1.0,
         rng.random() < 0.7,
         rng.choice(GATES),

@@ -7,12 +7,11 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from epigrad import errors
 from epigrad._check.modes import MODES
 from epigrad._check.operations import OPERATIONS
 from epigrad._check.problem import DTYPES, Problem, drawn
 
-SHRINK_SECONDS = 20.0
+SHRINK_SECONDS, MOST_FAILURES = 20.0, 10
 WITHOUT_GROUPS = tuple(name for name, operation in OPERATIONS.items() if operation.integers is None)
 
 
@@ -56,18 +55,20 @@ def problems(mode: str, backend: str, seed: int) -> Iterator[Problem]:
 
 
 def search(mode: str, backend: str, seed: int, goes_on: Callable[[int], bool]) -> tuple[int, list[Failure]]:
-    """Ask this of problems until `goes_on` of their number says no.
+    """Ask this of problems until `goes_on` of their number says no, or `MOST_FAILURES` failed.
 
     Returns:
         How many there were, and those that failed.
     """
     failures: list[Failure] = []
-    for count, problem in enumerate(problems(mode, backend, seed)):
-        if not goes_on(count):
-            return count, failures
+    count = 0
+    for problem in problems(mode, backend, seed):
+        if len(failures) == MOST_FAILURES or not goes_on(count):
+            break
+        count += 1
         if wrong := verdict(mode, problem, backend):
             failures.append(shrunk(Failure(mode, problem, problem, wrong), backend))
-    raise errors.EpigradError("check: no more problems")
+    return count, failures
 
 
 def shrunk(failure: Failure, backend: str) -> Failure:

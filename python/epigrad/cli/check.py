@@ -34,7 +34,7 @@ modes:
   race     calls from several threads at once give the bits of calls one after the other
 
 Problems are drawn over operations, kinds and their parameters, dtypes, sizes, layouts, what is saved, ways to call, and
-gradients that are asked for. A failure is shrunk, and printed as a command that shows it again.
+gradients that are asked for. A failure is shrunk, and printed as a command that shows it again. A mode stops after ten.
 
 examples:
   python -m epigrad check                                  ten seconds for each mode on the CPU

@@ -184,7 +184,6 @@ def test_the_gate_of_step_3_7() -> None:
 @pytest.mark.parametrize("name", ["Qwen3MoeExperts", "GptOssExperts"])
 def test_a_model_in_bfloat16_is_as_exact_as_its_own(name: str) -> None:
     """The rule of tests/models/test_patching.py: root mean square errors against float64."""
-
     model = mixtures.make(name, torch.bfloat16)
     reference = copy.deepcopy(model).double()
     errors_of = {}

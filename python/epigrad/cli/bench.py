@@ -8,13 +8,13 @@ of mixtures of experts.
 from __future__ import annotations
 
 import argparse
-import math
 import pathlib
 import re
 from typing import TYPE_CHECKING
 
 from epigrad._core import selection
 from epigrad.cli import bench_cpu, bench_cuda, bench_experts, bench_models, bench_webgpu
+from epigrad.cli.arguments import names_out_of, positive
 from epigrad.cli.models import MODELS
 from epigrad.cli.report import STDOUT, check_paths
 
@@ -60,7 +60,7 @@ def add_parser(subparsers: Subparsers) -> None:
     )
     parser.add_argument(
         "--models",
-        type=bench_models.chosen_models,
+        type=names_out_of(MODELS),
         nargs="?",
         const=tuple(MODELS),
         metavar="NAMES",
@@ -68,7 +68,7 @@ def add_parser(subparsers: Subparsers) -> None:
     )
     parser.add_argument(
         "--experts",
-        type=bench_experts.chosen_cases,
+        type=names_out_of(bench_experts.CASES),
         nargs="?",
         const=tuple(bench_experts.CASES),
         metavar="NAMES",
@@ -78,7 +78,7 @@ def add_parser(subparsers: Subparsers) -> None:
     parser.add_argument("--rows", type=_pattern, metavar="PATTERN", help="only rows whose name this is found in")
     parser.add_argument(
         "--seconds",
-        type=_positive,
+        type=positive,
         metavar="S",
         help="how long a table takes: on cpu shared by its rows, on cuda what is left then is skipped; of models how "
         "long the timing takes, without compiling",
@@ -134,13 +134,3 @@ def _pattern(text: str) -> re.Pattern[str]:
         return re.compile(text)
     except re.error as error:
         raise argparse.ArgumentTypeError(f"{text!r}: {error}") from None
-
-
-def _positive(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not 0 < value < math.inf:
-        raise argparse.ArgumentTypeError(f"{text}: want seconds, more than 0")
-    return value

@@ -38,7 +38,7 @@ from epigrad.cli.table import print_table
 from epigrad.cli.timing import interleaved_steps
 from epigrad.integrations.patching import patch
 
-__all__ = ["VARIANTS", "Settings", "chosen_models", "measure", "run"]
+__all__ = ["VARIANTS", "Settings", "measure", "run"]
 
 # How long a model's variants take turns. On CUDA a turn is a burst of steps.
 SECONDS, QUICK_SECONDS = 15.0, 2.0
@@ -143,15 +143,6 @@ class Settings:
             return variant.mode is None or (self.compiled and (self.on_cuda or not variant.has_graphs))
 
         return list(filter(is_here, VARIANTS))
-
-
-def chosen_models(text: str) -> tuple[str, ...]:
-    """The names in a list like ``gpt2,llama``."""
-    names = tuple(text.split(","))
-    for name in names:
-        if name not in MODELS:
-            raise argparse.ArgumentTypeError(f"{name!r}: want names out of {', '.join(MODELS)}, with commas between")
-    return names
 
 
 def run(args: argparse.Namespace, device_name: str) -> int:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import pathlib
 import sys
 import time
@@ -17,6 +16,7 @@ from epigrad._check.modes import MODES
 from epigrad._check.problem import Problem
 from epigrad._check.search import Failure, search, verdict
 from epigrad._core import selection
+from epigrad.cli.arguments import names_out_of, positive
 from epigrad.cli.machine import backend as backend_text
 from epigrad.cli.machine import cpu_name
 from epigrad.cli.report import STDOUT, Progress, Report
@@ -57,14 +57,18 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     )
     much = parser.add_mutually_exclusive_group()
     much.add_argument(
-        "--seconds", type=_positive, default=None, metavar="S", help=f"for each mode, {SECONDS:g} if not given"
+        "--seconds", type=positive, default=None, metavar="S", help=f"for each mode, {SECONDS:g} if not given"
     )
     much.add_argument("--problems", type=_count, metavar="N", help="for each mode, in place of seconds")
     much.add_argument("--problem", type=_problem, metavar="TEXT", help="this one alone")
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="0 if not given")
     parser.add_argument("--backend", choices=("cpu", "webgpu", "cuda"), default="cpu", help="cpu if not given")
     parser.add_argument(
-        "--mode", type=_modes, default=tuple(MODES), metavar="MODES", help=f"of {','.join(MODES)}; all if not given"
+        "--mode",
+        type=names_out_of(MODES),
+        default=tuple(MODES),
+        metavar="MODES",
+        help=f"of {','.join(MODES)}; all if not given",
     )
     parser.add_argument(
         "--json",
@@ -141,29 +145,11 @@ def _command(args: argparse.Namespace) -> str:
     return f"python -m epigrad check {much} --seed {args.seed} --backend {args.backend} --mode {','.join(args.mode)}"
 
 
-def _modes(text: str) -> tuple[str, ...]:
-    names = tuple(text.split(","))
-    for name in names:
-        if name not in MODES:
-            raise argparse.ArgumentTypeError(f"{name!r}: want names out of {', '.join(MODES)}, with commas between")
-    return names
-
-
 def _problem(text: str) -> Problem:
     try:
         return Problem.read(text)
     except errors.EpigradError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
-
-
-def _positive(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not 0 < value < math.inf:
-        raise argparse.ArgumentTypeError(f"{text}: want seconds, more than 0")
-    return value
 
 
 def _count(text: str) -> int:

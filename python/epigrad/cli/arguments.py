@@ -1,0 +1,33 @@
+"""What options of the command line accept."""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Callable, Collection
+
+__all__ = ["names_out_of", "positive"]
+
+
+def names_out_of(known: Collection[str]) -> Callable[[str], tuple[str, ...]]:
+    """The type of an option whose value is known names, with commas between."""
+
+    def names(text: str) -> tuple[str, ...]:
+        chosen = tuple(text.split(","))
+        for name in chosen:
+            if name not in known:
+                raise argparse.ArgumentTypeError(f"{name!r}: want names out of {', '.join(known)}, with commas between")
+        return chosen
+
+    return names
+
+
+def positive(text: str) -> float:
+    """The type of an option whose value is seconds."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 < value < math.inf:
+        raise argparse.ArgumentTypeError(f"{text}: want seconds, more than 0")
+    return value

@@ -383,6 +383,12 @@ def test_views_of_a_leaf_that_asks_for_float32() -> None:
     epigrad.gated_linear(x, leaf[1, :2], leaf[1, 2:], kind="bilinear").float().square().sum().backward()
     assert leaf.grad is not None and leaf.grad[0].eq(0).all()
     assert not torch.equal(leaf.grad, leaf.grad.bfloat16().float())
+    # windows that overlap, and one row over and over
+    for shared in (leaf[0, 0].unfold(0, 3, 1), leaf[0, :1].expand(4, 6)):
+        with pytest.raises(errors.UnsupportedError, match="a view, whose elements share memory"):
+            epigrad.linear(torch.ones(2, shared.shape[1], dtype=torch.bfloat16), shared)
+    out = epigrad.activation(leaf.transpose(1, 2), "gelu")  # no layer: PyTorch rounds it
+    assert torch.autograd.grad(out.sum(), leaf)[0].dtype == torch.float32
 
 
 @needs_grad_dtype

@@ -237,10 +237,24 @@ def with_wide_views(call: Call, tensors: tuple[Tensor | None, ...]) -> tuple[Ten
                 f"{call.op}: a view of a parameter whose grad_dtype is float32: PyTorch {torch.__version__} rounds its "
                 "gradient to 16 bits: want PyTorch 2.15 or newer, or epigrad.accumulate_main_grad"
             )
-        if any(stride == 0 and size > 1 for size, stride in zip(tensor.shape, tensor.stride(), strict=True)):
-            raise errors.UnsupportedError(f"{call.op}: an expanded view of a parameter whose grad_dtype is float32")
+        if _overlaps(tensor):
+            raise errors.UnsupportedError(
+                f"{call.op}: a view, whose elements share memory, of a parameter with grad_dtype float32: want a clone"
+            )
         tensors = (*tensors[:place], _View.apply(base, tensor), *tensors[place + 1 :])
     return tensors
+
+
+def _overlaps(tensor: Tensor) -> bool:
+    """Whether elements may share memory; a layout in which dimensions do not lie one inside of the
+    other counts as such."""
+    reach = 1
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size > 1:
+            if stride < reach:
+                return True
+            reach += stride * (size - 1)
+    return False
 
 
 def any_switched() -> bool:

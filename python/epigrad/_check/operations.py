@@ -331,7 +331,8 @@ def _at(of: Bounded, place: Any) -> Bounded:
 
 
 def _put(total: Bounded | None, place: Any, part: Bounded | None) -> None:
-    """Add in place; a place may occur more than once. A sum of few terms is rounded each time."""
+    """Add in place; a place may occur more than once. A slot's part is rounded at most eight times
+    when a token's are added up."""
     if total is None or part is None:
         return
     if isinstance(place, slice | int):
@@ -455,8 +456,14 @@ def _xielu(problem: Problem, given: Operands, grad: Bounded) -> Expected:
 
 
 _LAYER = ("lead", "rows", "features", "columns")
-_KIND: Callable[[Problem], dict[str, Any]] = lambda problem: {"kind": problem.kind_object}  # noqa: E731
-_ACTIVATION: Callable[[Problem], dict[str, Any]] = lambda problem: {"activation": problem.kind_object}  # noqa: E731
+
+
+def _kind(problem: Problem) -> dict[str, Any]:
+    return {"kind": problem.kind_object}
+
+
+def _activation_option(problem: Problem) -> dict[str, Any]:
+    return {"activation": problem.kind_object}
 
 
 def _kind_and_gate(problem: Problem) -> dict[str, Any]:
@@ -483,17 +490,22 @@ def _of_product(problem: Problem, shapes: Shapes) -> Shape:
 
 OPERATIONS: dict[str, Operation] = {
     "matmul_bias_activation": Operation(
-        "activation", ("form", "batch", "rows", "columns", "depth"), _matmul_shapes, _of_product, _matmul, _ACTIVATION
+        "activation",
+        ("form", "batch", "rows", "columns", "depth"),
+        _matmul_shapes,
+        _of_product,
+        _matmul,
+        _activation_option,
     ),
-    "linear": Operation("activation", _LAYER, _linear_shapes, _of_layer, _linear, _ACTIVATION),
-    "gated_linear": Operation("gated", _LAYER, _gated_linear_shapes, _of_layer, _gated_linear, _KIND),
+    "linear": Operation("activation", _LAYER, _linear_shapes, _of_layer, _linear, _activation_option),
+    "gated_linear": Operation("gated", _LAYER, _gated_linear_shapes, _of_layer, _gated_linear, _kind),
     "mlp": Operation(
         "activation",
         (*_LAYER[:3], "hidden", "columns"),
         lambda problem: _block_shapes(problem, ("weight1", "bias1", "weight2", "bias2")),
         _of_layer,
         _block,
-        _ACTIVATION,
+        _activation_option,
     ),
     "gated_mlp": Operation(
         "gated",
@@ -509,7 +521,7 @@ OPERATIONS: dict[str, Operation] = {
         _grouped_shapes,
         lambda problem, shapes: (problem.sizes[0], problem.sizes[2]),
         _grouped,
-        _ACTIVATION,
+        _activation_option,
         _offsets,
     ),
     "experts": Operation(
@@ -527,7 +539,7 @@ OPERATIONS: dict[str, Operation] = {
         lambda problem: {"input": _learnable_shape(problem)},
         _of_input,
         _activation,
-        _ACTIVATION,
+        _activation_option,
         products=False,
     ),
     "gated_activation": Operation(
@@ -545,7 +557,7 @@ OPERATIONS: dict[str, Operation] = {
         lambda problem: dict.fromkeys(("value", "gate"), _learnable_shape(problem)),
         _of_input,
         _gated_product,
-        _KIND,
+        _kind,
         products=False,
     ),
     "lerp": Operation(

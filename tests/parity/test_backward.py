@@ -76,7 +76,7 @@ def _gemm_cases(op: str, shapes: dict[str, tuple[tuple[int, ...], tuple[int, ...
     chosen = cases(
         axes, {"bias": (True, False), "source": ("inputs", "preactivation", "output"), "accumulate": (False, True)}
     )
-    far = {"op": [op], "kind": IN_PRODUCTS, "dtype": DTYPES, "shape": ["past_column_tile"], "layout": ["contiguous"]}
+    far = {"op": [op], "kind": IN_PRODUCTS, "dtype": DTYPES, "shape": ["primes"], "layout": ["contiguous"]}
     chosen += [replace(c, scale="far", source="preactivation") for c in cases(far)]
     return [replace(c, source="inputs") if c.source == "output" and c.kind not in FROM_OUTPUT else c for c in chosen]
 

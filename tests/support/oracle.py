@@ -308,7 +308,20 @@ def exact_derivative(activation: str | Row, order: int, x: np.longdouble) -> np.
     near = float(x)
     point = mpmath.mpf(near) + (mpmath.mpf(float(x - np.longdouble(near))) if math.isfinite(near) else 0)
     value = _row(activation).exact(point) if order == 0 else difference(activation, point, order)
-    return np.longdouble(mpmath.nstr(value, 25) if abs(value) > mpmath.mpf("1e-4900") else 0)
+    return _rounded(value)
+
+
+_DOUBLES = mpmath.mpf("1e-270"), mpmath.mpf("1e300")
+_TINY = mpmath.mpf("1e-4900")
+
+
+def _rounded(value: Any) -> np.longdouble:
+    """An mpmath number as a long double: the sum of two doubles, or by its digits where doubles do
+    not reach."""
+    if _DOUBLES[0] < abs(value) < _DOUBLES[1]:
+        near = float(value)
+        return np.longdouble(near) + np.longdouble(float(value - near))
+    return np.longdouble(mpmath.nstr(value, 25) if abs(value) > _TINY else 0)
 
 
 def difference(activation: str | Row, point: Any, order: int = 1) -> Any:

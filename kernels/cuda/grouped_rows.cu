@@ -12,11 +12,13 @@
 // <bytes> is the size of what is copied at once: an element, or 16. <dtype> alone names the form
 // with vectors of 16 bytes, which have contiguous columns; with _strided it takes any strides, and
 // gives the same bits. Integer tensors that kernels write (ends, places) are contiguous.
+#include <type_traits>
+
 #include "groups.cuh"
 
 namespace epigrad::grouped {
 
-constexpr int most_groups = 8192;  // that a block can have in shared memory
+constexpr int most_routed = 8192;  // groups that a block can have in shared memory
 
 // Ends are the parameters of grouped_ends.
 struct Ends {
@@ -94,7 +96,7 @@ __device__ __forceinline__ int32_t group_at(const Route &p, int64_t slot) {
 // rank gives each slot of a chunk, as its place, the number of slots before it that have its group,
 // and counts those of each group.
 __device__ __forceinline__ void rank(const Route &p) {
-  __shared__ int32_t next[most_groups];
+  __shared__ int32_t next[most_routed];
   __shared__ uint4 named[block_threads / 4];
   const int32_t thread = static_cast<int32_t>(threadIdx.x);
   for (int32_t group = thread; group < p.groups; group += block_threads) next[group] = 0;
@@ -156,7 +158,7 @@ __device__ __forceinline__ void scan(const Route &p) {
 
 // place adds to each slot's place the rows of all groups before, and those of chunks before.
 __device__ __forceinline__ void place(const Route &p) {
-  __shared__ int32_t starts[most_groups];
+  __shared__ int32_t starts[most_routed];
   __shared__ int32_t shared[2][block_threads];
   const int32_t *totals = p.is_one_chunk ? p.counts : p.totals;
   const int32_t each = (p.groups + block_threads - 1) / block_threads, first = min(static_cast<int32_t>(threadIdx.x) * each, p.groups),
@@ -326,6 +328,11 @@ __device__ __forceinline__ void combine(const Combine &p) {
 
 constexpr int row_lanes = 32, block_rows = block_threads / row_lanes;  // of the kernels below
 
+// RowSum is what the kernels below add up a row's products in: those of float in double, so that
+// the sum is as good as its terms.
+template <class Storage>
+using RowSum = std::conditional_t<std::is_same_v<Storage, f32>, double, typename Storage::Real>;
+
 // ScaleGradient are the parameters of grouped_scale_gradient.
 struct ScaleGradient {
   const void *sums;  // [rows], in the type that sums are in
@@ -345,25 +352,26 @@ static_assert(sizeof(ScaleGradient) == 5 * 8 + 2 * 32 + 4 * 8 + 16, "go/backend/
 template <class Storage>
 __device__ __forceinline__ void scale_gradient(const ScaleGradient &p) {
   using Real = typename Storage::Real;
-  __shared__ Real shared[block_threads];
+  using Sum = RowSum<Storage>;
+  __shared__ Sum shared[block_threads];
   const int lane = threadIdx.x % row_lanes;
   const int64_t slot = static_cast<int64_t>(blockIdx.x) * block_rows + threadIdx.x / row_lanes;
   const bool is_slot = slot < p.slots;
   const uint32_t token = is_slot ? static_cast<uint32_t>(slot) / p.each : 0, j = is_slot ? static_cast<uint32_t>(slot) - token * p.each : 0;
   const int32_t place = is_slot ? __ldg(p.places + slot) : -1;
-  Real sum = 0;
+  Sum sum = 0;
   if (place >= 0 && p.bias.data != nullptr) {
     const int64_t group = __ldg(p.index + token * p.index_row_stride + j * p.index_column_stride);
     const Storage *bias = element<Storage>(p.bias, 0, group, 0), *grad = element<Storage>(p.grad_output, 0, token, 0);
 #pragma unroll 4
     for (int64_t column = lane; column < p.columns; column += row_lanes) {
-      sum = fused(Storage::load(bias + column * p.bias.column_stride), Storage::load(grad + column * p.grad_output.column_stride), sum);
+      sum = fused(Sum(Storage::load(bias + column * p.bias.column_stride)), Sum(Storage::load(grad + column * p.grad_output.column_stride)), sum);
     }
   }
   sum = sum_of_lanes(shared + threadIdx.x, sum, lane, row_lanes, 1);
   if (lane != 0 || !is_slot) return;
   if (place >= 0) sum += __ldg(static_cast<const Real *>(p.sums) + place);
-  store_number<Storage>(p.grad_scale, token * p.row_stride + j * p.column_stride, sum, p.is_float != 0);
+  store_number<Storage>(p.grad_scale, token * p.row_stride + j * p.column_stride, static_cast<Real>(sum), p.is_float != 0);
 }
 
 // ScaleHidden are the parameters of grouped_scale_hidden: either matrix may be null.
@@ -384,13 +392,14 @@ static_assert(sizeof(ScaleHidden) == 2 * 32 + 4 * 8 + 16, "go/backend/cuda has t
 template <class Storage, bool vectors>
 __device__ __forceinline__ void scale_hidden(const ScaleHidden &p) {
   using Real = typename Storage::Real;
+  using Sum = RowSum<Storage>;
   constexpr int width = Storage::width;
-  __shared__ Real shared[block_threads];
+  __shared__ Sum shared[block_threads];
   const int lane = threadIdx.x % row_lanes;
   const int64_t row = static_cast<int64_t>(blockIdx.x) * block_rows + threadIdx.x / row_lanes;
   const bool is_row = row < rows_of_all(p.ends, p.groups);
   const Real scale = is_row && p.scales != nullptr ? __ldg(static_cast<const Real *>(p.scales) + row) : Real(1);
-  Real sum = 0;
+  Sum sum = 0;
   for (int64_t first = lane * width; is_row && first < p.columns; first += row_lanes * width) {
     Real g[width] = {}, h[width] = {};
     const auto visit = [&](const Matrix &m, Real(&x)[width], bool is_scaled, bool writes) {
@@ -415,7 +424,7 @@ __device__ __forceinline__ void scale_hidden(const ScaleHidden &p) {
     visit(p.hidden, h, false, false);
 #pragma unroll
     for (int e = 0; e < width; e++) {
-      sum = fused(g[e], h[e], sum);
+      sum = fused(Sum(g[e]), Sum(h[e]), sum);
       g[e] *= scale;
       h[e] *= scale;
     }
@@ -424,7 +433,7 @@ __device__ __forceinline__ void scale_hidden(const ScaleHidden &p) {
   }
   if (p.sums == nullptr) return;
   sum = sum_of_lanes(shared + threadIdx.x, sum, lane, row_lanes, 1);
-  if (lane == 0 && is_row) static_cast<Real *>(p.sums)[row] = sum;
+  if (lane == 0 && is_row) static_cast<Real *>(p.sums)[row] = static_cast<Real>(sum);
 }
 
 // Zero are the parameters of grouped_zero.
@@ -438,11 +447,12 @@ static_assert(sizeof(Zero) == 32 + 4 * 8, "go/backend/cuda has the same layout")
 
 template <class Unit>
 __device__ __forceinline__ void zero(const Zero &p) {
-  const int64_t row = (static_cast<int64_t>(blockIdx.x) << (block_threads_log2 - p.lanes)) + (threadIdx.x >> p.lanes);
-  if (row >= p.rows || row < rows_of_all(p.ends, p.groups)) return;
-  const Unit zeros = {};
-  for (int64_t column = threadIdx.x & ((1u << p.lanes) - 1); column < p.columns; column += int64_t(1) << p.lanes) {
-    *element<Unit>(p.out, 0, row, column) = zeros;
+  const int64_t rows_at_once = static_cast<int64_t>(gridDim.x) << (block_threads_log2 - p.lanes);
+  int64_t row = rows_of_all(p.ends, p.groups) + (static_cast<int64_t>(blockIdx.x) << (block_threads_log2 - p.lanes)) + (threadIdx.x >> p.lanes);
+  for (; row < p.rows; row += rows_at_once) {
+    for (int64_t column = threadIdx.x & ((1u << p.lanes) - 1); column < p.columns; column += int64_t(1) << p.lanes) {
+      *element<Unit>(p.out, 0, row, column) = Unit{};
+    }
   }
 }
 

@@ -196,7 +196,7 @@ constexpr int forth_and_back = -1;
 // Sums along rows are in parts: there are 4 for each 128 columns, of which each has all rows. Sums
 // along columns are of tiles of rows: a group of n rows has ceil(n / 192), and they lie in the
 // order of groups, so that there are no more than rows / 192 + groups. Each has the columns of
-// grad_pre in their order. grouped_sums_sm90.cu adds up both.
+// grad_pre in their order; grouped_sums_sm90.cu adds them up.
 struct GroupedParameters {
   TensorMap left[2], right, inputs[2], outputs[3];
   const int32_t *ends;                 // [groups], not falling
@@ -679,6 +679,7 @@ struct Consumer {
     const uint32_t firsts = p.gate_first ? 0x7632 : 0x5410, seconds = p.gate_first ? 0x5410 : 0x7632;
     const uint32_t first_words = p.gate_first ? 0x1054 : 0x5410, second_words = p.gate_first ? 0x3276 : 0x7632;
     [[maybe_unused]] float of_rows[P::box_rows / 4];  // its part of the rows
+    if constexpr (adds_columns) forget_rows_beyond(sums, t.width - first, from);
 #pragma unroll
     for (int set = 0; set < P::sets; set++) {
       const uint32_t slot = slot_at();
@@ -746,6 +747,18 @@ struct Consumer {
     if constexpr (Epilogue::scaled) {
       if (p.row_sums) add_columns_of_rows(of_rows, t, first);
     }
+  }
+
+  // forget_rows_beyond clears the sums of a box's rows that only fill up the tile. They are 0, but
+  // NaN where a weight is infinite.
+  EPG_INLINE void forget_rows_beyond(Sums &sums, int rows, int from) const {
+    if (rows >= P::box_rows) return;
+#pragma unroll
+    for (int block = 0; block < 2; block++)
+#pragma unroll
+      for (int i = 0; i < P::box_rows / 2; i++) {
+        if (i / 4 * 8 + lane % 4 * 2 + i % 2 >= rows) sums[block][from / 2 + i] = 0;
+      }
   }
 
   // add_columns_of_rows adds up the rows of 8 lanes, whose columns differ: each step halves the

@@ -1,6 +1,5 @@
-// What is left of the sums of grouped_sm90.cuh's products.
+// What is left of the sums along columns of grouped_sm90.cuh's products.
 //
-//   grouped_row_sums_sm90              sums[r] = sum of parts[i, r] over i, in order
 //   grouped_column_sums_sm90_<dtype>   sums[e, c] (+)= sum of parts[i, c] over the tiles i of
 //                                      group e, in order; 0 where there are none
 //
@@ -11,16 +10,9 @@
 
 namespace epigrad::sm90::grouped {
 
-constexpr int sums_threads = 256, columns_threads = 128;
+constexpr int columns_threads = 128;
 
-// RowSums are the parameters of grouped_row_sums_sm90, one thread for each row.
-struct RowSums {
-  const float *parts;  // [count, rows]
-  float *sums;         // [rows]
-  int32_t count, rows;
-};
-
-// ColumnSums are those of grouped_column_sums_sm90, whose blocks are (columns, groups).
+// ColumnSums are the parameters. Blocks are (columns, groups).
 struct ColumnSums {
   const float *parts;   // [tiles, columns]
   const int32_t *ends;  // [groups]
@@ -28,14 +20,6 @@ struct ColumnSums {
   int64_t stride;       // elements from one group to the next one
   int32_t columns, accumulate;
 };
-
-EPG_INLINE void add_parts(const RowSums &p) {
-  const int row = static_cast<int>(blockIdx.x) * sums_threads + static_cast<int>(threadIdx.x);
-  if (row >= p.rows) return;
-  float sum = 0;
-  for (int i = 0; i < p.count; i++) sum += p.parts[static_cast<int64_t>(i) * p.rows + row];
-  p.sums[row] = sum;
-}
 
 template <class Storage>
 EPG_INLINE void add_tiles(const ColumnSums &p) {
@@ -61,10 +45,6 @@ EPG_INLINE void add_tiles(const ColumnSums &p) {
 
 }  // namespace epigrad::sm90::grouped
 
-extern "C" __global__ void __launch_bounds__(epigrad::sm90::grouped::sums_threads)
-    grouped_row_sums_sm90(const __grid_constant__ epigrad::sm90::grouped::RowSums p) {
-  epigrad::sm90::grouped::add_parts(p);
-}
 #define GROUPED_COLUMN_SUMS_SM90(dtype)                                                                \
   extern "C" __global__ void __launch_bounds__(epigrad::sm90::grouped::columns_threads)                \
       grouped_column_sums_sm90_##dtype(const __grid_constant__ epigrad::sm90::grouped::ColumnSums p) { \

@@ -298,7 +298,8 @@ func (b *builder) zeroRest(ends *tensor.View, results ...*tensor.View) error {
 			q.int64(v.Shape[1] / unit)
 			lanes := rowLanes(v.Shape[1] / unit)
 			q.sizes(ends.Shape[0], lanes)
-			return rowBlocks(v.Shape[0], lanes)
+			most := 2 * int64(b.device.processors)
+			return min(rowBlocks(v.Shape[0], lanes), most)
 		})
 		if err != nil {
 			return err
@@ -307,23 +308,9 @@ func (b *builder) zeroRest(ends *tensor.View, results ...*tensor.View) error {
 	return nil
 }
 
-// groupedOperand is a product's operand with a matrix for each group, as it is read: transposed
-// where its columns are the depth.
-type groupedOperand struct {
-	view       *tensor.View
-	transposed bool
-}
-
-func (p *parameters) ofGroups(o groupedOperand) {
-	if o.transposed {
-		p.groupedMatrix(o.view, 0, 2, 1)
-	} else {
-		p.groupedMatrix(o.view, 0, 1, 2)
-	}
-}
-
-// groupedProduct adds out[r] = left[r] right[e] + bias[e] for the rows r of each group e.
-func (b *builder) groupedProduct(left *tensor.View, right groupedOperand, bias, out, ends *tensor.View) error {
+// groupedProduct adds out[r] = left[r] right[e] + bias[e] for the rows r of each group e, with right
+// operands [e, depth, columns].
+func (b *builder) groupedProduct(left, right, bias, out, ends *tensor.View) error {
 	return b.boxedOr(b.boxedLinear("none", left, right, bias, out, nil, ends), func() error {
 		return b.plainProduct(left, right, bias, out, ends)
 	})
@@ -339,7 +326,7 @@ func (b *builder) boxedOr(boxed, otherwise func() error) error {
 }
 
 // plainProduct is groupedProduct for any strides, and any processor.
-func (b *builder) plainProduct(left *tensor.View, right groupedOperand, bias, out, ends *tensor.View) error {
+func (b *builder) plainProduct(left, right, bias, out, ends *tensor.View) error {
 	rows, columns, groups := out.Shape[0], out.Shape[1], ends.Shape[0]
 	if rows*columns == 0 || groups == 0 {
 		return nil
@@ -347,7 +334,7 @@ func (b *builder) plainProduct(left *tensor.View, right groupedOperand, bias, ou
 	across := ceilDiv(columns, groupedTile)
 	p := &parameters{}
 	p.groupedMatrix(left, none, 0, 1)
-	p.ofGroups(right)
+	p.groupedMatrix(right, 0, 1, 2)
 	p.groupedMatrix(bias, 0, none, 1)
 	p.groupedMatrix(out, none, 0, 1)
 	p.address(ends)
@@ -541,7 +528,7 @@ func (b *builder) groupedLayer(p *backend.GroupedLayer) error {
 	case p.Halves != nil:
 		boxed = b.boxedGated(p)
 	case p.Formula != "none":
-		boxed = b.boxedLinear(p.Formula, p.Input, groupedOperand{p.Weight, true}, p.Bias, p.Out, p.Preactivation, p.Ends)
+		boxed = b.boxedLinear(p.Formula, p.Input, exchanged(p.Weight), p.Bias, p.Out, p.Preactivation, p.Ends)
 	}
 	if err := b.boxedOr(boxed, func() error { return b.layerInPasses(p) }); err != nil {
 		return err
@@ -559,7 +546,7 @@ func (b *builder) layerInPasses(p *backend.GroupedLayer) error {
 	default:
 		pre = p.Out
 	}
-	if err := b.groupedProduct(p.Input, groupedOperand{p.Weight, true}, p.Bias, pre, p.Ends); err != nil {
+	if err := b.groupedProduct(p.Input, exchanged(p.Weight), p.Bias, pre, p.Ends); err != nil {
 		return err
 	}
 	switch {
@@ -592,7 +579,7 @@ func (b *builder) groupedLayerBackward(p *backend.GroupedLayerBackward) error {
 		}
 	}
 	if p.GradInput != nil {
-		if err := b.groupedProduct(grad, groupedOperand{p.Weight, false}, nil, p.GradInput, p.Ends); err != nil {
+		if err := b.groupedProduct(grad, p.Weight, nil, p.GradInput, p.Ends); err != nil {
 			return err
 		}
 	}
@@ -612,7 +599,7 @@ func (b *builder) groupedSlopes(p *backend.GroupedLayerBackward) (grad *tensor.V
 	pre, shape := p.Preactivation, p.GradOutput.Shape
 	if pre == nil {
 		pre = b.region(b.dt, shape...)
-		if err := b.groupedProduct(p.Input, groupedOperand{p.Weight, true}, p.Bias, pre, p.Ends); err != nil {
+		if err := b.groupedProduct(p.Input, exchanged(p.Weight), p.Bias, pre, p.Ends); err != nil {
 			return nil, err
 		}
 	} else {
@@ -689,7 +676,7 @@ func (b *builder) hiddenBackwardInPasses(p *backend.GroupedHiddenBackward, seldo
 		case p.Halves != nil:
 			grad, _ = p.Halves(grad)
 		}
-		if err := b.groupedProduct(p.GradOutput, groupedOperand{p.Weight, false}, nil, grad, p.Ends); err != nil {
+		if err := b.groupedProduct(p.GradOutput, p.Weight, nil, grad, p.Ends); err != nil {
 			return err
 		}
 	}

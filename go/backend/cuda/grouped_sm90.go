@@ -21,9 +21,8 @@ const (
 	groupedColumns, groupedTileRows              = 128, 192
 	operandRows, forwardRows, backwardRows int64 = 64, 32, 16
 	// columns of a box of float
-	floatColumns int64 = 32
-	// blocks of the kernels that add up sums
-	rowSumsThreads, columnSumsThreads = 256, 128
+	floatColumns      int64 = 32
+	columnSumsThreads       = 128 // of a block of grouped_sums_sm90.cu
 )
 
 // groupedLaunch is a launch of grouped_sm90.cuh; what is nil is not there.
@@ -210,20 +209,16 @@ func form(across bool) string {
 	return "nt"
 }
 
-// boxedLinear is the launch of a product of groups with a bias, and of an activation if it has its
-// own kernel; nil where there is none.
-func (b *builder) boxedLinear(formula string, left *tensor.View, right groupedOperand, bias, out, pre, ends *tensor.View) func() error {
+// boxedLinear is the launch of a product of groups, with right operands [e, depth, columns], with a
+// bias, and with an activation if it has its own kernel; nil where there is none.
+func (b *builder) boxedLinear(formula string, left, right, bias, out, pre, ends *tensor.View) func() error {
 	if !b.hasGroups(ends, left) || out == nil || !isBoxed(left, out, pre) || !isPlainBias(bias) {
 		return nil
 	}
 	if formula != "none" && formula != "relu2" || formula == "none" && pre != nil {
 		return nil
 	}
-	depthByColumns := right.view
-	if right.transposed { // [e, columns, depth]
-		depthByColumns = exchanged(right.view)
-	}
-	weight, across, ok := weightBoxesOf(depthByColumns)
+	weight, across, ok := weightBoxesOf(right)
 	if !ok {
 		return nil
 	}
@@ -354,29 +349,13 @@ func (b *builder) boxedHiddenBackward(p *backend.GroupedHiddenBackward) func() e
 		if err := l.add(b, family, rest); err != nil {
 			return err
 		}
-		if err := b.addRowSums(l.rowSums, p.Sums); err != nil {
-			return err
+		if p.Sums != nil {
+			if err := b.finish(&reduction{}, walkOf([]*tensor.View{p.Sums}), l.rowSums, l.rowSums.Shape[0], l.rows); err != nil {
+				return err
+			}
 		}
 		return b.addColumnSums(l.columnSums, p.GradBias, p.Ends)
 	}
-}
-
-// addRowSums adds the launch that adds up sums along rows, if there are any.
-func (b *builder) addRowSums(parts, sums *tensor.View) error {
-	if parts == nil {
-		return nil
-	}
-	q := &parameters{}
-	q.address(parts)
-	q.address(sums)
-	q.sizes(parts.Shape[0], parts.Shape[1])
-	l, err := q.launch("grouped_row_sums_sm90", ceilDiv(parts.Shape[1], rowSumsThreads))
-	if err != nil {
-		return err
-	}
-	l.block[0] = rowSumsThreads
-	b.launch(step{general: l})
-	return nil
 }
 
 // addColumnSums adds the launch that adds up sums along the columns of groups, if there are any.

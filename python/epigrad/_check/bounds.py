@@ -13,9 +13,10 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-FUNCTION, FUNCTION_IN_HALF, ARGUMENT = 16, 64, 4
-"""Roundings of the accumulator that an activation or its slope may take: of its value, of its value
-where that is then rounded to 16 bits, and of its argument."""
+FUNCTION, FUNCTION_IN_HALF = 16, 64
+ARGUMENT, ARGUMENT_IN_HALF = 4, 32
+"""Roundings of the accumulator that an activation or its slope may take: of its value, and of its
+argument; more where it is then rounded to 16 bits."""
 
 
 @dataclass(frozen=True)
@@ -26,17 +27,19 @@ class Bounded:
         value: in float64.
         error: likewise, of the value's shape, not negative.
         dtype: of the tensors; accumulators are float32, or float64 for float64.
+        rounds_products: whether a product may be rounded to the dtype before its activation.
     """
 
     value: Tensor
     error: Tensor
     dtype: torch.dtype
+    rounds_products: bool = False
 
     @classmethod
-    def exact(cls, tensor: Tensor, dtype: torch.dtype) -> Bounded:
+    def exact(cls, tensor: Tensor, dtype: torch.dtype, rounds_products: bool = False) -> Bounded:
         """An input."""
         value = tensor.detach().cpu().double()
-        return cls(value, torch.zeros_like(value), dtype)
+        return cls(value, torch.zeros_like(value), dtype, rounds_products)
 
     @property
     def unit(self) -> float:
@@ -46,7 +49,7 @@ class Bounded:
     def _with(self, value: Tensor, error: Tensor, roundings: float = 1.0) -> Bounded:
         # In float64 the oracle itself is not right to the last denormal number.
         smallest = 2.0**-960 if self.dtype == torch.float64 else torch.finfo(torch.float32).smallest_normal
-        return Bounded(value, error + roundings * self.unit * (value.abs() + smallest), self.dtype)
+        return replace(self, value=value, error=error + roundings * self.unit * (value.abs() + smallest))
 
     def __add__(self, other: Bounded) -> Bounded:
         return self._with(self.value + other.value, self.error + other.error)
@@ -84,9 +87,10 @@ class Bounded:
         kinks need no care. Where terms of a function cancel, its roundings count as of its
         argument."""
         value = formula(self.value)
-        far = self.error + ARGUMENT * self.unit * self.value.abs()
+        is_half = self.dtype.itemsize == 2
+        far = self.error + (ARGUMENT_IN_HALF if is_half else ARGUMENT) * self.unit * self.value.abs()
         ends = [(formula(self.value + step) - value).abs() for step in (far, -far)]
-        return self._with(value, torch.maximum(*ends), FUNCTION if self.dtype.itemsize > 2 else FUNCTION_IN_HALF)
+        return self._with(value, torch.maximum(*ends), FUNCTION_IN_HALF if is_half else FUNCTION)
 
     def slope(self, formula: Callable[[Tensor], Tensor]) -> Bounded:
         """The derivative of a function of one variable."""
@@ -95,6 +99,10 @@ class Bounded:
     def stored(self) -> Bounded:
         """Rounded to the tensors' dtype."""
         return replace(self, error=self.error + one_rounding(self.value.abs() + self.error, self.dtype))
+
+    def as_product(self) -> Bounded:
+        """Rounded to the tensors' dtype where a product may be."""
+        return self.stored() if self.rounds_products else self
 
     def plus(self, error: Tensor) -> Bounded:
         """With an error more."""

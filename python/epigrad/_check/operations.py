@@ -2,13 +2,14 @@
 
 Accumulators are float32 (float64 for float64). A preactivation, a hidden layer, an expert's output
 and the gradient of a preactivation may be rounded to the tensors' dtype once, and so may the first
-part of a gradient that is a sum of two products. Nothing else is.
+part of a gradient that is a sum of two products. Nothing else is, but on CUDA a product before its
+activation.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -105,7 +106,7 @@ def _joined(value: Bounded, gate: Bounded, dim: int, place: str) -> Bounded:
             return torch.cat([one, other], dim)
         return torch.stack([one.movedim(dim, -1), other.movedim(dim, -1)], -1).flatten(-2).movedim(-1, dim)
 
-    return Bounded(join(first.value, second.value), join(first.error, second.error), value.dtype)
+    return replace(value, value=join(first.value, second.value), error=join(first.error, second.error))
 
 
 def _dense(x: Bounded, weight: Bounded, bias: Bounded | None) -> Bounded:
@@ -151,7 +152,7 @@ def _matmul(problem: Problem, given: Operands, grad: Bounded) -> Expected:
     columns = b.map(lambda t: t.unsqueeze(1) if t.dim() == 1 else t)
     product = rows @ columns
     pre = product if bias is None else product + bias
-    out = _act(pre, problem).map(lambda t: t.reshape(grad.value.shape))
+    out = _act(pre.as_product(), problem).map(lambda t: t.reshape(grad.value.shape))
     shape = pre.value.shape
     grad_pre = grad.map(lambda t: t.reshape(shape)) * _slope(pre.stored(), problem)
     rounded = grad_pre.stored()
@@ -184,7 +185,7 @@ def _linear_shapes(problem: Problem) -> Shapes:
 def _linear(problem: Problem, given: Operands, grad: Bounded) -> Expected:
     x, weight, bias = _present(given, "input"), _present(given, "weight"), given["bias"]
     pre = _dense(x, weight, bias)
-    return _act(pre, problem), *_dense_gradients(grad * _slope(pre.stored(), problem), x, weight, bias)
+    return _act(pre.as_product(), problem), *_dense_gradients(grad * _slope(pre.stored(), problem), x, weight, bias)
 
 
 def _gated_linear_shapes(problem: Problem) -> Shapes:
@@ -272,7 +273,7 @@ def _grouped(problem: Problem, given: Operands, grad: Bounded) -> Expected:
         layer = _at(weight, group), None if bias is None else _at(bias, group)
         pre = _dense(_at(x, rows), *layer)
         grad_pre = _at(grad, rows) * _slope(pre.stored(), problem)
-        found = (_act(pre, problem), *_dense_gradients(grad_pre, _at(x, rows), *layer))
+        found = (_act(pre.as_product(), problem), *_dense_gradients(grad_pre, _at(x, rows), *layer))
         for total, place, part in zip(totals, (rows, rows, group, group), found, strict=True):
             _put(total, place, part)
     return tuple(totals)

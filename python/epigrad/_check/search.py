@@ -54,8 +54,11 @@ def problems(mode: str, backend: str, seed: int) -> Iterator[Problem]:
         number += 1
 
 
-def search(mode: str, backend: str, seed: int, goes_on: Callable[[int], bool]) -> tuple[int, list[Failure]]:
-    """Ask this of problems until `goes_on` of their number says no, or `MOST_FAILURES` failed.
+def search(
+    mode: str, backend: str, seed: int, goes_on: Callable[[int], bool], tell: Callable[[Failure], None]
+) -> tuple[int, list[Failure]]:
+    """Ask this of problems until `goes_on` of their number says no, or `MOST_FAILURES` failed, and
+    tell each failure when it is found.
 
     Returns:
         How many there were, and those that failed.
@@ -68,6 +71,7 @@ def search(mode: str, backend: str, seed: int, goes_on: Callable[[int], bool]) -
         count += 1
         if wrong := verdict(mode, problem, backend):
             failures.append(shrunk(Failure(mode, problem, problem, wrong), backend))
+            tell(failures[-1])
     return count, failures
 
 

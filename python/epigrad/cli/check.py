@@ -96,15 +96,23 @@ def main(args: argparse.Namespace) -> int:
         slug="check",
         facts={"backend": backend_text(args.backend), "seed": args.seed, "threads": torch.get_num_threads()},
     )
-    out = sys.stderr if args.json == STDOUT else sys.stdout
-    failures: list[Failure] = []
+    failed = False
     with Progress(len(args.mode), args.json) as progress:
         for mode in args.mode:
             progress.begin(mode)
             begin = time.monotonic()
-            count, found = search(mode, args.backend, args.seed, _goes_on(args))
+            more = _goes_on(args)
+
+            def goes_on(count: int, mode: str = mode, more: Callable[[int], bool] = more) -> bool:
+                progress.describe(f"{mode}: {count} problems")
+                return more(count)
+
+            def tell(failure: Failure) -> None:
+                progress.note(f"{failure.mode}: {failure.wrong}\n  {failure.command(args.backend)}")
+
+            count, found = search(mode, args.backend, args.seed, goes_on, tell)
             taken = time.monotonic() - begin
-            failures += found
+            failed |= bool(found)
             report.add(
                 {
                     "mode": mode,
@@ -118,10 +126,8 @@ def main(args: argparse.Namespace) -> int:
                 }
             )
             progress.end(f"{mode}: {count} problems in {taken:.1f} s, {len(found) or 'none'} failed")
-    for failure in failures:
-        print(f"{failure.mode}: {failure.wrong}\n  {failure.command(args.backend)}", file=out)
     report.finish(lambda: None)
-    return int(bool(failures))
+    return int(failed)
 
 
 def _one(args: argparse.Namespace) -> int:

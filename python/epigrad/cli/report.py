@@ -109,6 +109,18 @@ class Progress:
             self.bar.update(self.task, description=text, completed=self.done)
         self.done += 1
 
+    def describe(self, text: str) -> None:
+        """What the row that has begun does; the bar alone shows it."""
+        if self.bar is not None:
+            self.bar.update(self.task, description=text)
+
+    def note(self, text: str) -> None:
+        """Print lines above the bar."""
+        if self.bar is not None:
+            self.bar.console.print(text, markup=False, highlight=False, soft_wrap=True)
+        else:
+            print(text, file=self.stream, flush=True)
+
     def end(self, text: str) -> None:
         """A row is measured."""
         if self.bar is None:

@@ -41,6 +41,19 @@ def _given(results: Sequence[Tensor | None]) -> Outputs:
 
 X, UP, BIAS, Y = (ROWS, FEATURES), (HIDDEN, FEATURES), (HIDDEN,), (ROWS, HIDDEN)
 SMALL = (64, 64)
+EXPERTS, EACH = 5, 2
+UPS, DOWNS = (EXPERTS, 2 * HIDDEN, FEATURES), (EXPERTS, FEATURES, HIDDEN)
+
+
+def _index(x: Tensor) -> Tensor:
+    """Experts of each token, on its device."""
+    return (torch.arange(ROWS * EACH, device=x.device) * 7 % EXPERTS).view(ROWS, EACH)
+
+
+def _offsets(x: Tensor) -> Tensor:
+    """Where the groups of rows end, the first of which is empty."""
+    return torch.arange(EXPERTS, device=x.device) * (ROWS // EXPERTS)
+
 
 STATELESS: dict[str, Call] = {
     "linear": Call(lambda x, w, b: (forward.linear(x, w, b, "gelu"),), (X, UP, BIAS)),
@@ -65,6 +78,16 @@ STATELESS: dict[str, Call] = {
     ),
     "prelu_backward": Call(lambda grad, x, w: _given(backward.prelu_backward(grad, x, w)), (Y, Y, BIAS)),
     "xielu_backward": Call(lambda grad, x, p, n: _given(backward.xielu_backward(grad, x, p, n)), (Y, Y, (1,), (1,))),
+    "grouped_linear_backward": Call(
+        lambda grad, x, w: _given(backward.grouped_linear_backward(grad, x, w, None, "gelu", offsets=_offsets(x))),
+        (Y, X, (EXPERTS, *UP)),
+    ),
+    "experts_backward": Call(
+        lambda grad, x, scale, up, down: _given(
+            backward.experts_backward(grad, x, _index(x), scale, up, None, down, None)
+        ),
+        (X, X, (ROWS, EACH), UPS, DOWNS),
+    ),
 }
 """Stateless functions, those with sums over rows among them."""
 
@@ -90,6 +113,14 @@ DIFFERENTIABLE: dict[str, Call] = {
     "gated_mlp": Call(
         lambda x, w1, w2: (epigrad.gated_mlp(x, w1, None, w2, None, "swiglu"),),
         (X, (2 * HIDDEN, FEATURES), (FEATURES, HIDDEN)),
+    ),
+    "grouped_linear": Call(
+        lambda x, w, b: (epigrad.grouped_linear(x, w, b, "gelu", offsets=_offsets(x)),),
+        (X, (EXPERTS, *UP), (EXPERTS, *BIAS)),
+    ),
+    "experts": Call(
+        lambda x, scale, up, b1, down, b2: (epigrad.experts(x, _index(x), scale, up, b1, down, b2),),
+        (X, (ROWS, EACH), UPS, UPS[:2], DOWNS, DOWNS[:2]),
     ),
 }
 

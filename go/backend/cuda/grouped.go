@@ -308,8 +308,8 @@ func (b *builder) zeroRest(ends *tensor.View, results ...*tensor.View) error {
 	return nil
 }
 
-// groupedProduct adds out[r] = left[r] right[e] + bias[e] for the rows r of each group e, with right
-// operands [e, depth, columns].
+// groupedProduct adds out[r] = left[r] right[e] + bias[e] for the rows r of each group e, with
+// right operands [e, depth, columns].
 func (b *builder) groupedProduct(left, right, bias, out, ends *tensor.View) error {
 	return b.boxedOr(b.boxedLinear("none", left, right, bias, out, nil, ends), func() error {
 		return b.plainProduct(left, right, bias, out, ends)

@@ -352,9 +352,10 @@ def test_a_leaf_that_asks_for_float32(dtype: torch.dtype, device: str) -> None:
     x, grad = drawn(device, dtype, (90, 40), (90, 33))
     for weight in weights:
         weight.requires_grad_().grad_dtype = torch.float32
-    epigrad.linear(x, *weights, "relu").backward(grad)
+    out = epigrad.linear(x, *weights, "relu")
+    out.backward(grad)
     wide = [torch.empty(33, 40, device=device), torch.empty(33, device=device)]
-    backward.linear_backward(grad, x, *weights, "relu", out=(None, *wide))
+    backward.linear_backward(grad, x, *weights, "relu", output=out.detach(), out=(None, *wide))
     for weight, want in zip(weights, wide, strict=True):
         assert weight.grad is not None
         assert_same_sum(weight.grad, want)

@@ -13,10 +13,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-FUNCTION, FUNCTION_IN_HALF = 16, 64
-ARGUMENT, ARGUMENT_IN_HALF = 4, 32
-"""Roundings of the accumulator that an activation or its slope may take: of its value, and of its
-argument; more where it is then rounded to 16 bits."""
+FUNCTION, ARGUMENT, IN_HALF = 16, 4, 64
+"""Roundings of the accumulator that an activation or its slope may take: of its value, of its
+argument, and of either where it is then rounded to 16 bits."""
 
 
 @dataclass(frozen=True)
@@ -88,9 +87,12 @@ class Bounded:
         argument."""
         value = formula(self.value)
         is_half = self.dtype.itemsize == 2
-        far = self.error + (ARGUMENT_IN_HALF if is_half else ARGUMENT) * self.unit * self.value.abs()
+        far = self.error + (IN_HALF if is_half else ARGUMENT) * self.unit * self.value.abs()
         ends = [(formula(self.value + step) - value).abs() for step in (far, -far)]
-        return self._with(value, torch.maximum(*ends), FUNCTION_IN_HALF if is_half else FUNCTION)
+        most, least = torch.maximum(*ends), torch.minimum(*ends)
+        # A jump is higher where it is than at the end behind it: softplus has one at its threshold.
+        error = torch.where(most > 4 * least, most + least, most)
+        return self._with(value, error, IN_HALF if is_half else FUNCTION)
 
     def slope(self, formula: Callable[[Tensor], Tensor]) -> Bounded:
         """The derivative of a function of one variable."""

@@ -118,7 +118,7 @@ def _stateless(problem: Problem, inputs: Inputs) -> Results:
     asked = problem.asked()
     positional, options = inputs.arguments(problem, tuple(inputs.given.values()))
     guards = _Guards(problem, inputs.grad.device)
-    out = guards.make(problem.out_shape)
+    out = guards.make(0, problem.out_shape)
     kept: dict[str, Tensor] = {}
     if problem.op in _WITH_PREACTIVATION and problem.save == "preactivation":
         _, pre = getattr(forward, problem.op)(*positional, **options, out=out, return_preactivation=True)
@@ -130,12 +130,14 @@ def _stateless(problem: Problem, inputs: Inputs) -> Results:
             kept = {"output": out} if kind is not None and kind.name in FROM_OUTPUT else {}
     function = getattr(backward, f"{problem.op}_backward")
     if problem.op in ONE_GRADIENT:
-        grads: list[Tensor | None] = [guards.make(problem.out_shape if problem.op == "activation" else _shape(inputs))]
+        grads: list[Tensor | None] = [
+            guards.make(1, problem.out_shape if problem.op == "activation" else _shape(inputs))
+        ]
         function(inputs.grad, *positional, **options, out=grads[0])
     else:
         grads = [
-            guards.make(tuple(tensor.shape)) if ask and tensor is not None else None
-            for tensor, ask in zip(inputs.given.values(), asked, strict=True)
+            guards.make(place, tuple(tensor.shape)) if ask and tensor is not None else None
+            for place, (tensor, ask) in enumerate(zip(inputs.given.values(), asked, strict=True), 1)
         ]
         function(inputs.grad, *positional, **options, **kept, needs=asked, out=tuple(grads))
     guards.check()
@@ -151,11 +153,11 @@ def _by_c(problem: Problem, inputs: Inputs) -> Results:
     if "offsets" in inputs.integers:
         tensors.append(inputs.integers["offsets"])
     guards = _Guards(problem, inputs.grad.device)
-    out = guards.make(problem.out_shape)
+    out = guards.make(0, problem.out_shape)
     c_interface.call(problem, problem.op, tensors, [out], number)
     grads = [
-        guards.make(tuple(tensor.shape)) if ask and tensor is not None else None
-        for tensor, ask in zip(inputs.given.values(), asked, strict=True)
+        guards.make(place, tuple(tensor.shape)) if ask and tensor is not None else None
+        for place, (tensor, ask) in enumerate(zip(inputs.given.values(), asked, strict=True), 1)
     ]
     if any(asked):
         c_interface.call(problem, f"{problem.op}_backward", [inputs.grad, *tensors], grads, number)
@@ -177,8 +179,8 @@ class _Guards:
         self._device = device
         self._made: list[Guarded] = []
 
-    def make(self, shape: tuple[int, ...]) -> Tensor:
-        layout = self._problem.layout(len(self._made))
+    def make(self, place: int, shape: tuple[int, ...]) -> Tensor:
+        layout = self._problem.layout(place)
         layout = "contiguous" if layout.startswith("expanded") else layout
         self._made.append(Guarded.empty(shape, self._problem.torch_dtype, layout, str(self._device)))
         return self._made[-1].tensor

@@ -3,7 +3,7 @@
 Accumulators are float32 (float64 for float64). A preactivation, a hidden layer, an expert's output
 and the gradient of a preactivation may be rounded to the tensors' dtype once, and so may the first
 part of a gradient that is a sum of two products. Nothing else is, but on CUDA a product before its
-activation.
+bias, and with it before its activation.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ def _joined(value: Bounded, gate: Bounded, dim: int, place: str) -> Bounded:
 
 
 def _dense(x: Bounded, weight: Bounded, bias: Bounded | None) -> Bounded:
-    product = x @ weight.turned
+    product = (x @ weight.turned).as_product()
     return product if bias is None else product + bias
 
 
@@ -150,7 +150,7 @@ def _matmul(problem: Problem, given: Operands, grad: Bounded) -> Expected:
     a, b, bias = _present(given, "a"), _present(given, "b"), given["bias"]
     rows = a.map(lambda t: t.unsqueeze(0) if t.dim() == 1 else t)
     columns = b.map(lambda t: t.unsqueeze(1) if t.dim() == 1 else t)
-    product = rows @ columns
+    product = (rows @ columns).as_product()
     pre = product if bias is None else product + bias
     out = _act(pre.as_product(), problem).map(lambda t: t.reshape(grad.value.shape))
     shape = pre.value.shape
@@ -386,8 +386,9 @@ def _lerp(problem: Problem, given: Operands, grad: Bounded) -> Expected:
     start, end, weight = _present(given, "start"), _present(given, "end"), given["weight"]
     by = _number(LERP_WEIGHT, grad) if weight is None else weight
     one = Bounded(torch.ones_like(by.value), torch.zeros_like(by.value), by.dtype)
+    from_start, from_end = start + by * (end - start), end + (by - one) * (end - start)
     return (
-        start + by * (end - start),
+        replace(from_start, error=torch.maximum(from_start.error, from_end.error)),  # either is right
         (grad * (one - by)).sum_to(start.value.shape),
         (grad * by).sum_to(end.value.shape),
         None if weight is None else (grad * (end - start)).sum_to(weight.value.shape),

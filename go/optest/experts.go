@@ -446,7 +446,7 @@ func (s *opSuite) TestExperts() {
 			}
 			s.Run(kind.kind+"/"+dt.String(), func() {
 				for i, c := range mixtureCases {
-					for turn := range groupTurns {
+					for turn := range s.groupTurns() {
 						pick.next++
 						m := s.mixture(c, kind.kind, kind.gate, dt, turn+i+k, pick)
 						s.checkMixture(m)
@@ -462,7 +462,7 @@ func (s *opSuite) TestExperts() {
 		}
 	}
 	for i, c := range largeMixtureCases {
-		for j, dt := range s.dtypes() {
+		for j, dt := range s.largeDTypes(i) {
 			kind := mixtureKinds[(2*i+j)%len(mixtureKinds)]
 			m := s.mixture(c, kind.kind, kind.gate, dt, i+j, pick)
 			s.checkMixture(m)

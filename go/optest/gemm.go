@@ -177,12 +177,12 @@ func (s *opSuite) forEachEpilogue(cases []gemmCase, visit func(e *epilogue)) {
 }
 
 // forSomeEpilogues is forEachEpilogue with a kind and layouts that rotate from case to case, and
-// with a dtype and a spelling that do where kernels are avoided.
+// with a dtype and a spelling that do where the backend is slow.
 func (s *opSuite) forSomeEpilogues(cases []gemmCase, visit func(e *epilogue)) {
 	pick := &picker{}
 	for i, c := range cases {
 		dtypes, fitting := some(s.dtypes(), i), slices.DeleteFunc(slices.Clone(spellings), func(sp spelling) bool { return !sp.fits(c) })
-		if s.avoidsKernels() {
+		if s.takesPairs() {
 			dtypes, fitting = dtypes[:1], fitting[i%len(fitting):][:1]
 		}
 		for j, dt := range dtypes {

@@ -269,7 +269,20 @@ func (s *opSuite) checkAdded(got, alone *array, old []float64, format string, ar
 }
 
 // groupTurns is how many layouts a case meets: neighbouring cases and kinds meet the others.
-const groupTurns = 2
+func (s *opSuite) groupTurns() int {
+	if s.takesPairs() {
+		return 1
+	}
+	return 2
+}
+
+// largeDTypes are those that a large case meets.
+func (s *opSuite) largeDTypes(i int) []dtype.DType {
+	if s.takesPairs() {
+		return some(s.dtypes(), i)
+	}
+	return s.dtypes()
+}
 
 // TestGroupedLinear: each group's layer is that of its rows alone.
 func (s *opSuite) TestGroupedLinear() {
@@ -279,7 +292,7 @@ func (s *opSuite) TestGroupedLinear() {
 	pick := &picker{}
 	s.forEachKind(groupedKinds, func(kind string, dt dtype.DType) {
 		for i, c := range groupsCases {
-			for turn := range groupTurns {
+			for turn := range s.groupTurns() {
 				pick.next++
 				if s.checkGrouped(s.groupedLayer(c, kind, dt, turn+i, pick)); s.T().Failed() {
 					return
@@ -288,7 +301,7 @@ func (s *opSuite) TestGroupedLinear() {
 		}
 	})
 	for i, c := range largeGroupsCases {
-		for j, dt := range s.dtypes() {
+		for j, dt := range s.largeDTypes(i) {
 			s.checkGrouped(s.groupedLayer(c, groupedKinds[(i+j)%len(groupedKinds)], dt, 1+j, pick))
 		}
 	}

@@ -10,6 +10,7 @@ import (
 	"flag"
 	"io"
 	"math/rand/v2"
+	"os"
 	"slices"
 	"testing"
 	"unsafe"
@@ -67,10 +68,10 @@ type Ungrouped interface{ LacksGroups() bool }
 // what is next to them. Others call them an error.
 type Clamping interface{ ClampsOffsets() bool }
 
-// Compiling is a backend that can say that it compiles a kernel for each kind, dtype and layout
-// when that is first used. With -short its cases meet each kind with one dtype, which differs from
-// kind to kind; the Python tests meet every pair of them.
-type Compiling interface{ CompilesKernels() bool }
+// Slow is a backend that can say that a case takes long: it compiles a kernel for each kind, dtype
+// and layout, or emulates a GPU. With -short its cases meet each kind with one dtype, which differs
+// from kind to kind; the Python tests meet every pair of them.
+type Slow interface{ IsSlow() bool }
 
 // dtypes are those that the backend computes with.
 func (s *opSuite) dtypes() []dtype.DType {
@@ -89,15 +90,15 @@ func (s *opSuite) needs(dt dtype.DType) {
 	}
 }
 
-// avoidsKernels reports whether cases are few because each may need another kernel.
-func (s *opSuite) avoidsKernels() bool {
-	compiling, ok := s.backend.(Compiling)
-	return ok && compiling.CompilesKernels() && testing.Short()
+// takesPairs reports whether cases are few because the backend is slow.
+func (s *opSuite) takesPairs() bool {
+	slow, ok := s.backend.(Slow)
+	return ok && slow.IsSlow() && testing.Short()
 }
 
 // kindsFor are the kinds that a dtype meets.
 func (s *opSuite) kindsFor(dt dtype.DType, kinds []string) []string {
-	if !s.avoidsKernels() {
+	if !s.takesPairs() {
 		return kinds
 	}
 	all := s.dtypes()
@@ -219,13 +220,32 @@ func views(arrays []*array) []*tensor.View {
 	return list
 }
 
+// Full reports whether EPIGRAD_TEST_FULL asks for all layouts and sizes.
+func Full() bool {
+	full := os.Getenv("EPIGRAD_TEST_FULL")
+	return full != "" && full != "0"
+}
+
 // Hurry makes cases meet fewer layouts and sizes, as -short does, until the function that it
-// returns is called.
+// returns is called. It does nothing where EPIGRAD_TEST_FULL asks for all.
 func Hurry(t *testing.T) (restore func()) {
-	short := flag.Lookup("test.short").Value
-	before := short.String()
-	require.NoError(t, short.Set("true"))
-	return func() { require.NoError(t, short.Set(before)) }
+	if Full() {
+		return func() {}
+	}
+	return set(t, "test.short", "true")
+}
+
+// OnlyMethods leaves those methods of suites that a pattern matches, until the function that it
+// returns is called.
+func OnlyMethods(t *testing.T, pattern string) (restore func()) {
+	return set(t, "testify.m", pattern)
+}
+
+func set(t *testing.T, name, value string) (restore func()) {
+	option := flag.Lookup(name).Value
+	before := option.String()
+	require.NoError(t, option.Set(value))
+	return func() { require.NoError(t, option.Set(before)) }
 }
 
 // some returns every item, or with -short two, which rotate with turn so that all of them occur

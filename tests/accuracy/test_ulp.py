@@ -4,13 +4,13 @@
 from __future__ import annotations
 
 import math
-import os
 
 import mpmath
 import pytest
 import torch
 from mpmath import mpf
 
+from tests.support.cases import FULL
 from tests.support.devices import DEVICES, computes, memory_of, running_on
 from tests.support.repository import ROOT
 from tests.support.ulp import (
@@ -33,7 +33,7 @@ from tests.support.ulp import (
 )
 from tests.tools.accuracy import special_values
 
-COUNT = 4000 if os.environ.get("EPIGRAD_TEST_FULL", "") not in ("", "0") else 250
+COUNT = 4000 if FULL else 250
 
 cases = pytest.mark.parametrize(
     ("device", "dtype"),

@@ -14,7 +14,7 @@ import pytest
 import torch
 from epigrad import cli, errors
 from epigrad._core import loader, tables
-from epigrad.cli import bench, doctor
+from epigrad.cli import bench, check, doctor
 
 from tests.support.processes import start
 
@@ -175,7 +175,7 @@ def test_help_lists_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
     assert all(command in text for command in ("doctor", "bench", "plans"))
 
 
-@pytest.mark.parametrize("command", [None, "doctor", "bench", "plans"])
+@pytest.mark.parametrize("command", [None, "doctor", "bench", "plans", "check"])
 def test_help_tells_exit_codes_and_its_examples_are_right(
     command: str | None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -190,7 +190,8 @@ def test_help_tells_exit_codes_and_its_examples_are_right(
         if line.startswith("python -m epigrad ")
     ]
     assert examples or command == "doctor"
-    monkeypatch.setattr(bench, "main", lambda args: 0)
+    for slow in (bench, check):
+        monkeypatch.setattr(slow, "main", lambda args: 0)
     for example in examples:
         if "--help" in example:
             continue

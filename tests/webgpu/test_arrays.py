@@ -26,6 +26,7 @@ from epigrad.webgpu import Array
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
+from tests.support.cases import FULL
 from tests.support.devices import REQUIRED, needs
 from tests.support.layouts import assert_same_bits
 from tests.support.processes import run_script
@@ -119,17 +120,21 @@ def test_a_deep_copy_of_an_array_has_data_of_its_own() -> None:
 
 
 @dtypes
-def test_a_pickle_of_an_array_has_its_data(dtype: torch.dtype, tmp_path: Path) -> None:
+def test_a_pickle_of_an_array_has_its_data(dtype: torch.dtype) -> None:
     tensor = draw(5, 7, dtype=dtype)
     array = Array.from_torch(tensor)
-    file = tmp_path / "arrays.pickle"
     for protocol in range(2, pickle.HIGHEST_PROTOCOL + 1):
         text = pickle.dumps([array, array, Array((0, 3), dtype)], protocol=protocol)
         first, second, empty = pickle.loads(text)
         assert first is second and first.address != array.address
         assert_same_bits(first.to_torch(), tensor)
         assert empty.shape == (0, 3) and empty.dtype == dtype
-        file.write_bytes(text)
+
+
+def test_another_process_reads_a_pickle_of_an_array(tmp_path: Path) -> None:
+    tensor, file = draw(5, 7, dtype=torch.float16), tmp_path / "arrays.pickle"
+    array = Array.from_torch(tensor)
+    file.write_bytes(pickle.dumps([array, array, Array((0, 3), torch.float16)]))
     del array
     body = f"""
 import pickle
@@ -140,7 +145,7 @@ print(first is second, pickle.dumps(result.tolist()).hex(), empty.shape)
 """
     same, values, shape = run_script(body, **NATIVE).split(" ", 2)
     assert (same, shape) == ("True", "torch.Size([0, 3])")
-    assert_same_bits(torch.tensor(pickle.loads(bytes.fromhex(values)), dtype=dtype), tensor)
+    assert_same_bits(torch.tensor(pickle.loads(bytes.fromhex(values)), dtype=torch.float16), tensor)
 
 
 CALLS = {
@@ -425,9 +430,9 @@ def test_lerp_with_a_number_near_one_keeps_what_float32_leaves_out() -> None:
 
 
 def test_threads_share_the_device() -> None:
-    """Calls from several threads, failing ones among them, none of which disturbs another; in CI
-    for a minute."""
-    seconds = 60 if "webgpu" in REQUIRED else 6
+    """Calls from several threads, failing ones among them, none of which disturbs another; for a
+    minute where all cases are asked for."""
+    seconds = 60 if FULL else 6
     wrong: list[str] = []
     done = threading.Event()
 

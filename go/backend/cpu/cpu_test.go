@@ -28,9 +28,8 @@ func forEachEngine(t *testing.T, visit func(t *testing.T, b *cpu.Backend)) {
 
 // The default engine meets all layouts, the others some, unless all are asked for.
 func TestBackend(t *testing.T) {
-	full := os.Getenv("EPIGRAD_TEST_FULL")
 	forEachEngine(t, func(t *testing.T, b *cpu.Backend) {
-		if b.EngineName() != cpu.New().EngineName() && (full == "" || full == "0") {
+		if b.EngineName() != cpu.New().EngineName() {
 			defer optest.Hurry(t)()
 		}
 		optest.Run(t, b)

@@ -71,8 +71,13 @@ func TestBackend(t *testing.T) {
 	if os.Getenv(emulated) == "" {
 		t.Skip("TestOnTheEmulator runs it")
 	}
-	optest.Run(t, cuda.New())
+	optest.Run(t, slow{cuda.New()})
 }
+
+// slow tells the suite that the backend is emulated.
+type slow struct{ *cuda.Backend }
+
+func (slow) IsSlow() bool { return true }
 
 // small is a call of lerp on the first emulated GPU.
 func small(t *testing.T) *op.Call {

@@ -30,8 +30,15 @@ import (
 )
 
 // The kernels' own sources, compiled for the CPU (kernels/cuda/emulator), run what the planner
-// plans.
-func TestEmulatedKernels(t *testing.T) { optest.Run(t, newEmulated(t)) }
+// plans: pairs of choices, unless all are asked for. With -short, as under the race
+// detector, only some operations run: the emulator does one thing at a time.
+func TestEmulatedKernels(t *testing.T) {
+	if testing.Short() {
+		defer optest.OnlyMethods(t, "^TestActivationBackward$|^TestBlocks|^TestGemmEpilogue(Forward|Accumulates)$|^TestGroupedLinear$|^TestLerp|NaN")()
+	}
+	defer optest.Hurry(t)()
+	optest.Run(t, newEmulated(t))
+}
 
 // TestBlocksHoldTwoHiddenTensors: the hidden activation and its gradient, which becomes that of the
 // preactivation, are all that lies between a block's steps.
@@ -206,6 +213,9 @@ func (*emulated) ComputesInAccumulator() bool { return true }
 
 // ClampsOffsets implements optest.Clamping.
 func (*emulated) ClampsOffsets() bool { return true }
+
+// IsSlow implements optest.Slow.
+func (*emulated) IsSlow() bool { return true }
 
 func (e *emulated) Select(p backend.Problem) (backend.Kernel, error) {
 	_, _, dt := p.Describe()

@@ -28,7 +28,7 @@ var hurried bool
 func TestMain(m *testing.M) {
 	flag.Parse()
 	hurried = testing.Short()
-	if os.Getenv("EPIGRAD_TEST_FULL") == "" {
+	if !optest.Full() {
 		if err := flag.Set("test.short", "true"); err != nil {
 			panic(err)
 		}
@@ -36,29 +36,20 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// compiling tells the suite that a kernel is compiled for each kind and dtype: on a software
-// adapter that takes longer than to run it.
-type compiling struct{ *Backend }
+// slow tells the suite that a kernel is compiled for each kind and dtype: on a software adapter
+// that takes longer than to run it.
+type slow struct{ *Backend }
 
-func (compiling) CompilesKernels() bool { return true }
+func (slow) IsSlow() bool { return true }
 
 // TestBackend runs the suite of all backends on whatever adapter there is: Mesa's lavapipe on a
 // machine without a GPU.
 func TestBackend(t *testing.T) {
 	op.ClearCache()
 	if hurried {
-		defer onlyMethods(t, "^TestActivation$|^TestGatedActivation$|^TestGemmEpilogue(Forward|Accumulates)$|^TestLerp")()
+		defer optest.OnlyMethods(t, "^TestActivation$|^TestGatedActivation$|^TestGemmEpilogue(Forward|Accumulates)$|^TestLerp")()
 	}
-	optest.Run(t, compiling{New()})
-}
-
-// onlyMethods leaves those methods of suites that a pattern matches, until the function that it
-// returns is called.
-func onlyMethods(t *testing.T, pattern string) (restore func()) {
-	methods := flag.Lookup("testify.m")
-	before := methods.Value.String()
-	require.NoError(t, methods.Value.Set(pattern))
-	return func() { require.NoError(t, methods.Value.Set(before)) }
+	optest.Run(t, slow{New()})
 }
 
 // TestBackendOfNarrowLimits runs some of it on a device that claims to allow so little that
@@ -70,8 +61,8 @@ func TestBackendOfNarrowLimits(t *testing.T) {
 	}
 	op.ClearCache()
 	defer op.ClearCache()
-	defer onlyMethods(t, "^TestActivation|^TestGated|^TestGemmEpilogue(AtBlockEdges|Backward|Forward)$|^TestLerp|^TestNaN|^TestSums")()
-	optest.Run(t, compiling{&Backend{limits: limits{bindingBytes: 16 << 10, groups: 7, trips: 2, wideTiles: 1}}})
+	defer optest.OnlyMethods(t, "^TestActivation|^TestGated|^TestGemmEpilogue(AtBlockEdges|Backward|Forward)$|^TestLerp|^TestNaN|^TestSums")()
+	optest.Run(t, slow{&Backend{limits: limits{bindingBytes: 16 << 10, groups: 7, trips: 2, wideTiles: 1}}})
 }
 
 // TestALostDevice: calls and arrays on a device that is gone are errors, and the process lives.

@@ -16,13 +16,14 @@ const (
 	mostGroups        = 512
 	// sizes of a ragged map: the second, which is the most rows, and the third and fourth
 	raggedRows, raggedEnd = 1 << 30, 0x7fff0000
+	// threads of a block of grouped_sums_sm90.cu
+	columnSumsThreads = 128
 	// columns and rows of a tile, and rows of the boxes that are copied: of operands, of a
 	// forward's outputs, and of a backward's
 	groupedColumns, groupedTileRows              = 128, 192
 	operandRows, forwardRows, backwardRows int64 = 64, 32, 16
 	// columns of a box of float
-	floatColumns      int64 = 32
-	columnSumsThreads       = 128 // of a block of grouped_sums_sm90.cu
+	floatColumns int64 = 32
 )
 
 // groupedLaunch is a launch of grouped_sm90.cuh; what is nil is not there.

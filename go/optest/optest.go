@@ -90,10 +90,10 @@ func (s *opSuite) needs(dt dtype.DType) {
 	}
 }
 
-// takesPairs reports whether cases are few because the backend is slow.
+// takesPairs reports whether cases are few because the backend is slow, or the race detector.
 func (s *opSuite) takesPairs() bool {
 	slow, ok := s.backend.(Slow)
-	return ok && slow.IsSlow() && testing.Short()
+	return testing.Short() && (slowed || ok && slow.IsSlow())
 }
 
 // kindsFor are the kinds that a dtype meets.

@@ -47,7 +47,7 @@ func (slow) IsSlow() bool { return true }
 func TestBackend(t *testing.T) {
 	op.ClearCache()
 	if hurried {
-		defer optest.OnlyMethods(t, "^TestActivation$|^TestGatedActivation$|^TestGemmEpilogue(Forward|Accumulates)$|^TestLerp")()
+		defer optest.OnlyMethods(t, "^TestActivation$|^TestGemmEpilogueForward$|^TestLerp$")()
 	}
 	optest.Run(t, slow{New()})
 }

@@ -1,0 +1,6 @@
+//go:build race
+
+package optest
+
+// slowed tells that the race detector is at work, under which Go takes ten times as long.
+const slowed = true

@@ -12,7 +12,7 @@ import (
 	"github.com/epigrad/epigrad/go/tuning"
 )
 
-// TestAFullDisk: a choice that cannot be written is an error, after which the file is as it was, and
+// TestAFullDisk: a choice that cannot be written is an error. The file is as it was then, and
 // nothing else lies beside it; once there is room, the next choice is kept.
 func (s *TuningSuite) TestAFullDisk() {
 	folder := s.T().TempDir()

@@ -137,8 +137,8 @@ func TestFailuresOfTheDevice(t *testing.T) {
 }
 
 // TestFaults: a call of the driver or of cuBLASLt that fails, whichever it is, is an error of its
-// class, after which each output is as it was or complete, and the next call works. On a lost device
-// all calls are such errors.
+// class. Each output is as it was or complete then, and the next call works. On a lost device all
+// calls are such errors.
 func TestFaults(t *testing.T) {
 	fault := os.Getenv("EPIGRAD_EMULATED_FAULT_AT")
 	if fault == "" {

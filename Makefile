@@ -35,7 +35,7 @@ GO_TEST := EPIGRAD_WGPU_NATIVE="$${EPIGRAD_WGPU_NATIVE:-$$(ls $(CURDIR)/$(VENV)/
 CC_FLAGS := -std=c11 -O2 -Wall -Wextra -Werror
 C_SOURCES := '*.c' '*.h' '*.cpp' '*.cu' '*.cuh'
 
-.PHONY: build kernels lib demo page test test-go test-python test-full test-oldest test-race sanitize portable examples check lint format generate bench wheel sdist check-install clean
+.PHONY: build kernels lib demo page test test-go test-python test-full test-oldest test-race sanitize sanitize-addresses sanitize-emulated sanitize-threads portable examples check lint format generate bench wheel sdist check-install clean
 
 # --- what is needed -------------------------------------------------------------------------------
 
@@ -170,11 +170,33 @@ test-race: $(STAMPS)/go $(STAMPS)/webgpu
 	@.ci/vulkan
 	$(GO_TEST) -race -short ./go/... ./kernels/...
 
-# The CPU's vector kernels under AddressSanitizer and UBSan, on memory of exactly the size that they
-# may touch.
-sanitize: $(STAMPS)/go
-	@.ci/prerequisites --compiler
-	CGO_CFLAGS='-O1 -g -fsanitize=undefined -fno-sanitize-recover=undefined' CGO_LDFLAGS=-fsanitize=undefined go test -tags emulation -asan ./kernels/cpu
+# AddressSanitizer and UBSan: the CPU's vector kernels, on memory of exactly the size that they may
+# touch, the engines, the C interface, the emulated CUDA kernels and the extension. ThreadSanitizer:
+# the C interface. Each reports a planted defect, so that it fails where a sanitizer is not at work.
+# (What only Go holds looks like a leak. Go's part of a shared library needs static TLS.)
+SANITIZED := build/sanitized
+sanitize: build $(STAMPS)/test
+	@.ci/prerequisites --cplusplus
+	@$(MAKE) -j2 sanitize-addresses sanitize-threads sanitize-emulated
+
+sanitize-addresses sanitize-emulated: export CGO_CFLAGS := -O1 -g -fsanitize=undefined -fno-sanitize-recover=undefined
+sanitize-addresses sanitize-emulated: export CGO_LDFLAGS := -fsanitize=undefined
+sanitize-addresses sanitize-emulated: export ASAN_OPTIONS := detect_leaks=0
+sanitize-addresses: export EPIGRAD_REQUIRE_SANITIZERS := address,undefined
+sanitize-addresses:
+	go test -tags emulation -asan ./kernels/cpu ./cbridge/internal/...
+	go test -tags emulation -asan -short -run '^TestBackend$$' ./go/backend/cpu -testify.m '^Test(GatedProduct|GemmEpilogueBackward|LerpBackward)$$'
+	@rm -rf $(SANITIZED) && mkdir -p $(SANITIZED) && cp -r python/epigrad $(SANITIZED)
+	C_INCLUDE_PATH=$$($(PY) -c 'import sysconfig; print(sysconfig.get_path("include"))') \
+		go build -tags pyext,emulation -asan -buildmode=c-shared -o $(SANITIZED)/epigrad/_native.abi3.so ./cbridge/pyext
+	GLIBC_TUNABLES=glibc.rtld.optional_static_tls=65536 LD_PRELOAD=$$($${CC:-gcc} -print-file-name=libasan.so) PYTHONPATH=$(SANITIZED) \
+		$(PY) -m pytest -q tests/runtime/test_sanitized.py tests/autograd/test_gradient_layouts.py tests/api/test_plan.py tests/api/test_backward.py
+
+sanitize-emulated:
+	go test -tags emulation -asan -run '^TestOnTheEmulator$$' ./go/backend/cuda
+
+sanitize-threads:
+	TSAN_OPTIONS=halt_on_error=1 EPIGRAD_REQUIRE_SANITIZERS=thread CGO_CFLAGS='-O1 -g -fsanitize=thread' CGO_LDFLAGS=-fsanitize=thread go test ./cbridge/internal/...
 
 # Other processors: the library builds for arm64, whose kernels run on an emulated one. What has no
 # vector kernels still builds, and this processor without its vector instructions runs. On an

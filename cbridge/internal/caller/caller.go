@@ -186,13 +186,13 @@ func Validate(c *Call) Result {
 func Infer(c *Call) (shapes [][]int64, workspace uint64, r Result) {
 	var a arena
 	defer a.free()
-	sizes, ranks := a.numbers(make([]int64, 3*C.EPG_MAX_RANK)), (*C.int32_t)(a.alloc(12))
+	sizes, ranks := a.numbers(make([]int64, C.EPG_MAX_OUTPUTS*C.EPG_MAX_RANK)), (*C.int32_t)(a.alloc(C.EPG_MAX_OUTPUTS*C.sizeof_int32_t))
 	bytes := (*C.uint64_t)(a.alloc(8))
 	if r = result(func() C.int32_t { return C.epg_infer(a.call(c), nil, sizes, ranks, bytes) }); r.Code != C.EPG_OK {
 		return nil, 0, r
 	}
-	all := unsafe.Slice((*int64)(sizes), 3*C.EPG_MAX_RANK)
-	for i, rank := range unsafe.Slice((*int32)(ranks), 3) {
+	all := unsafe.Slice((*int64)(sizes), C.EPG_MAX_OUTPUTS*C.EPG_MAX_RANK)
+	for i, rank := range unsafe.Slice((*int32)(ranks), C.EPG_MAX_OUTPUTS) {
 		var shape []int64
 		if rank >= 0 {
 			shape = append([]int64{}, all[i*C.EPG_MAX_RANK:i*C.EPG_MAX_RANK+int(rank)]...)

@@ -58,5 +58,5 @@ int epg_bench_fastest(epg_bench *b, epg_candidate run, void *self, int count, fl
     }
   for (int i = 1; i < count; i++)
     if (best[i] < best[winner]) winner = i;
-  return winner;
+  return best[winner] < INFINITY ? winner : -1;
 }

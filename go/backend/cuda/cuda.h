@@ -157,14 +157,14 @@ int epg_bench_open(epg_bench *bench, epg_failure *failure);
 int epg_bench_allocate(epg_bench *bench, uint64_t bytes, uint64_t *address, epg_failure *failure);
 void epg_bench_close(epg_bench *bench);
 /* The fastest of at most EPG_MOST_CANDIDATES, measured in turns: each runs every one for about so
- * many milliseconds, and its best turn counts. */
+ * many milliseconds, and its best turn counts; -1 where none runs. */
 int epg_bench_fastest(epg_bench *bench, epg_candidate run, void *self, int count, float milliseconds);
 
 /* Makes a program of steps, which are the program's to free. */
 epg_cuda_program *epg_cuda_program_create(const epg_device *device, int32_t count);
 void epg_cuda_program_destroy(epg_cuda_program *program);
 /* Which of some programs for one problem is the fastest, whose operands and workspace have so many
- * bytes; -1 where there is no memory to time them with. */
+ * bytes; -1 where there is no memory to time them with, or none runs. */
 int epg_cuda_fastest(epg_cuda_program *const *programs, int count, const uint64_t *operand_bytes, int operands, uint64_t workspace_bytes);
 
 #endif

@@ -5,9 +5,11 @@ package cuda_test
 import (
 	"bytes"
 	"encoding/json"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"unsafe"
@@ -39,28 +41,48 @@ func TestOnTheEmulator(t *testing.T) {
 	if !kernels.Built() {
 		t.Skip("this tree's CUDA kernels are not built, and with them their names: make kernels")
 	}
-	compiler, err := exec.LookPath("g++")
-	if err != nil {
+	if _, err := exec.LookPath("g++"); err != nil && os.Getenv("CXX") == "" {
 		t.Skip("the emulator needs g++")
 	}
+	_, library, err := cuda.BuildEmulator()
+	require.NoError(t, err)
 	folder := t.TempDir()
-	source := filepath.Join("..", "..", "..", "kernels", "cuda", "emulator", "libraries.cpp")
-	build := exec.Command(compiler, "-std=c++17", "-O1", "-fPIC", "-shared", "-fvisibility=hidden", "-ffp-contract=off", "-Wall", "-Werror", "-Wno-unknown-pragmas", source,
-		"-o", filepath.Join(folder, "libcuda.so.1"))
-	output, err := build.CombinedOutput()
-	require.NoError(t, err, "%s", output)
-	require.NoError(t, os.Symlink("libcuda.so.1", filepath.Join(folder, "libcublasLt.so.13")))
-	run := func(environment string, arguments ...string) {
+	for _, name := range []string{"libcuda.so.1", "libcublasLt.so.13"} {
+		require.NoError(t, os.Symlink(library, filepath.Join(folder, name)))
+	}
+	run := func(environment string, arguments ...string) string {
 		run := exec.Command(os.Args[0], arguments...)
 		run.Env = append(os.Environ(), emulated+"=1", "LD_LIBRARY_PATH="+folder, "EPIGRAD_REQUIRE_BACKENDS=cuda", environment)
 		output, err := run.CombinedOutput()
-		require.NoError(t, err, "%s", output)
+		require.NoError(t, err, "%s: %s", environment, output)
+		return string(output)
 	}
-	// TestEmulatedKernels has met all layouts.
+	if cuda.Sanitized {
+		run("", "-test.short", "-test.run=^TestBackend$", "-testify.m=^TestActivationBackward$|^TestGated|^TestGemmEpilogueForward$|^TestLearnable$|^TestLerpBackward$")
+		run("EPIGRAD_EMULATED_FAULT_AT=41", "-test.run=^TestFaults$")
+		return
+	}
+	// TestEmulatedKernels has met other layouts.
 	run("", "-test.short", "-test.run=^TestBackend$|^TestFailuresOfTheDevice$|^TestTuning$|^TestSkus$|^TestBatchesThatDoNotMerge$|^TestPlansAreLargeEnough$")
 	run("EPIGRAD_EMULATED_OLD_GPU=1", "-test.run=^TestSeveralDevices$")
 	run("EPIGRAD_EMULATED_DRIVER=12020", "-test.run=^TestOldDriver$")
 	run("EPIGRAD_CUBLASLT=/nowhere/libcublasLt.so", "-test.run=^TestNoBLAS$")
+	// Some of the calls of the driver fail, each in a process, or all where all cases are wanted.
+	for mode, each := range map[string]int{"plain": 3, "tuning": 41} {
+		if optest.Full() {
+			each = 1
+		}
+		for call := 1; ; call += each {
+			at := fmt.Sprintf("EPIGRAD_EMULATED_FAULT_AT=%d", call)
+			if !strings.Contains(run(at, "-test.run=^TestFaults$/^"+mode+"$"), "refuses") {
+				require.Greater(t, call, 50)
+				break
+			}
+			if call%8 == 1 {
+				run(at+"+", "-test.run=^TestFaults$/^"+mode+"$")
+			}
+		}
+	}
 	// Most of the suite's products are small.
 	run("EPIGRAD_CUDA_BLAS_ALONE=1", "-test.short", "-test.run=^TestBackend$", "-testify.m=Gemm|Products|NaN|Depth")
 }
@@ -112,6 +134,78 @@ func TestFailuresOfTheDevice(t *testing.T) {
 	require.EqualValues(t, 700, failure.Got)
 	require.NoError(t, os.Unsetenv("EPIGRAD_EMULATED_FAULT"))
 	require.NoError(t, op.Run(small(t)))
+}
+
+// TestFaults: a call of the driver or of cuBLASLt that fails, whichever it is, is an error of its
+// class. Each output is as it was or complete then, and the next call works. On a lost device all
+// calls are such errors.
+func TestFaults(t *testing.T) {
+	fault := os.Getenv("EPIGRAD_EMULATED_FAULT_AT")
+	if fault == "" {
+		t.Skip("TestOnTheEmulator runs it")
+	}
+	backend.Register(&cuda.Backend{BLASAlone: true})
+	t.Run("plain", func(t *testing.T) { testFaults(t, fault) })
+	t.Run("tuning", func(t *testing.T) {
+		require.NoError(t, tuning.Begin(filepath.Join(t.TempDir(), "choices.json")))
+		defer tuning.End()
+		testFaults(t, fault)
+	})
+}
+
+func testFaults(t *testing.T, fault string) {
+	t.Helper()
+	const n = 8
+	matrix := func(value float32) ([]float32, *tensor.View) {
+		memory := slices.Repeat([]float32{value}, n*n)
+		v, err := tensor.New(unsafe.Pointer(&memory[0]), 0, dtype.Float32, tensor.Device{Type: tensor.CUDA}, []int64{n, n}, nil, 0)
+		require.NoError(t, err)
+		return memory, &v
+	}
+	_, a := matrix(1)
+	_, b := matrix(2)
+	_, bias := matrix(3)
+	bias.Shape, bias.Strides = []int64{n}, []int64{1}
+	workspace := make([]byte, 64<<10)
+	skipped := -uintptr(unsafe.Pointer(&workspace[0])) % 256
+	for _, c := range []struct {
+		name   string
+		inputs []*tensor.View
+		want   []float32
+	}{
+		{"gated_product", []*tensor.View{a, b}, []float32{2}},
+		{"linear", []*tensor.View{a, b, bias}, []float32{2*n + 3}},
+		{"linear_backward", []*tensor.View{a, a, b, bias}, []float32{2 * n, n, n}},
+	} {
+		call := op.Call{Op: c.name, Kind: "relu", Inputs: c.inputs, Outputs: make([]*tensor.View, len(c.want))}
+		call.Workspace, call.WorkspaceBytes = unsafe.Pointer(&workspace[skipped]), int64(len(workspace)-256)
+		if c.name == "gated_product" {
+			call.Kind = "reglu"
+		}
+		for attempt := range 3 {
+			results := make([][]float32, len(c.want))
+			for i := range results {
+				results[i], call.Outputs[i] = matrix(-1)
+			}
+			if c.name == "linear_backward" {
+				call.Outputs[2].Shape, call.Outputs[2].Strides = []int64{n}, []int64{1}
+			}
+			err := op.Run(&call)
+			for i, result := range results {
+				result = result[:call.Outputs[i].Numel()]
+				if first := result[0]; err == nil || first != -1 {
+					require.Equal(t, slices.Repeat(c.want[i:i+1], len(result)), result, "%s, output %d", c.name, i)
+				} else {
+					require.Equal(t, slices.Repeat([]float32{-1}, len(result)), result, "%s, output %d", c.name, i)
+				}
+			}
+			if err == nil {
+				break
+			}
+			require.Contains(t, []status.Code{status.DeviceFailure, status.BackendUnavailable}, status.Of(err).Code, err.Error())
+			require.True(t, attempt == 0 || strings.HasSuffix(fault, "+"), "the call after a fault: %v", err)
+		}
+	}
 }
 
 // TestSeveralDevices: of two GPUs, the first is too old for the kernels and the second is not;

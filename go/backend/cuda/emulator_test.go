@@ -4,6 +4,7 @@ package cuda
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/binary"
 	"fmt"
 	"io"
@@ -96,12 +97,12 @@ type emulator struct {
 }
 
 var startEmulator = sync.OnceValues(func() (*emulator, error) {
-	binary, err := buildEmulator()
+	program, _, err := BuildEmulator()
 	if err != nil {
 		return nil, err
 	}
 	e := &emulator{errors: &bytes.Buffer{}}
-	command := exec.Command(binary)
+	command := exec.Command(program)
 	command.Stderr = e.errors
 	if e.input, err = command.StdinPipe(); err != nil {
 		return nil, err
@@ -112,15 +113,17 @@ var startEmulator = sync.OnceValues(func() (*emulator, error) {
 	return e, command.Start()
 })
 
-// buildEmulator compiles the emulator where a source is newer than it; tests/cuda/emulator.py does
-// the same.
-func buildEmulator() (string, error) {
-	sources, err := filepath.Abs(filepath.Join("..", "..", "..", "kernels", "cuda"))
+// BuildEmulator compiles the emulator where a source is newer than it, and returns the program and
+// its library, libcuda.so.1. tests/cuda/emulator.py compiles the program where it is missing.
+func BuildEmulator() (program, library string, err error) {
+	root, err := filepath.Abs(filepath.Join("..", "..", ".."))
 	if err != nil {
-		return "", err
+		return "", "", err
 	}
-	binary := filepath.Join(sources, "..", "..", "build", "cuda-emulator")
-	if built, err := os.Stat(binary); err == nil {
+	sources, folder := filepath.Join(root, "kernels", "cuda"), filepath.Join(root, "build", emulatorName+"-library")
+	program, library = filepath.Join(root, "build", emulatorName), filepath.Join(folder, "libcuda.so.1")
+	built, err := os.Stat(program)
+	if _, missing := os.Stat(library); err == nil && missing == nil {
 		stale := false
 		err := filepath.WalkDir(sources, func(path string, entry fs.DirEntry, err error) error {
 			if err != nil || entry.IsDir() || !strings.Contains(".cu .cuh .h .cpp", filepath.Ext(path)) {
@@ -131,23 +134,36 @@ func buildEmulator() (string, error) {
 			return err
 		})
 		if err != nil || !stale {
-			return binary, err
+			return program, library, err
 		}
 	}
-	compiler := os.Getenv("CXX")
-	if compiler == "" {
-		compiler = "g++"
+	if err := os.MkdirAll(folder, 0o755); err != nil {
+		return "", "", err
 	}
-	if err := os.MkdirAll(filepath.Dir(binary), 0o755); err != nil {
-		return "", err
+	scratch, err := os.MkdirTemp(folder, "")
+	if err != nil {
+		return "", "", err
 	}
-	target := fmt.Sprintf("%s.%d", binary, os.Getpid())
-	command := append(strings.Fields(compiler), "-std=c++17", "-O1", "-ffp-contract=off", "-Wno-unknown-pragmas", "-o", target,
-		filepath.Join(sources, "emulator", "emulator.cpp"))
-	if output, err := exec.Command(command[0], command[1:]...).CombinedOutput(); err != nil {
-		return "", fmt.Errorf("%w: %s", err, output)
+	defer os.RemoveAll(scratch)
+	compiler := strings.Fields(cmp.Or(os.Getenv("CXX"), "g++"))
+	flags := append(compiler[1:], "-std=c++17", "-O1", "-ffp-contract=off", "-Wall", "-Werror", "-Wno-unknown-pragmas")
+	flags = append(flags, emulatorFlags...)
+	made := []string{filepath.Join(scratch, "libcuda.so.1"), filepath.Join(scratch, "emulator")}
+	for _, arguments := range [][]string{
+		{"-fPIC", "-shared", "-fvisibility=hidden", "-Wl,-soname,libcuda.so.1", filepath.Join(sources, "emulator", "libraries.cpp"), "-o", made[0]},
+		{"-DEPIGRAD_LIBRARY", filepath.Join(sources, "emulator", "emulator.cpp"), made[0], "-Wl,-rpath," + folder, "-o", made[1]},
+	} {
+		if output, err := exec.Command(compiler[0], slices.Concat(flags, arguments)...).CombinedOutput(); err != nil {
+			return "", "", fmt.Errorf("%w: %s", err, output)
+		}
 	}
-	return binary, os.Rename(target, binary)
+	// The program last: its time tells whether both are up to date.
+	for i, to := range []string{library, program} {
+		if err := os.Rename(made[i], to); err != nil {
+			return "", "", err
+		}
+	}
+	return program, library, nil
 }
 
 // run does launches on a copy of memory and returns it. place gives a view's address in it.

@@ -94,8 +94,8 @@ static int allocate(epg_bench *b, const epg_matmul_problem *p, epg_matmul_addres
   return p->has_bias ? epg_bench_allocate(b, p->rows[2] * p->element, &at->bias, failure) : 0;
 }
 
-/* Returns 1 if the choice was timed, 0 if there was nothing to choose or no memory to time with:
- * then it is the heuristic's. */
+/* Returns 1 if the choice was timed, 0 if there was nothing to choose, no memory to time with or no
+ * candidate that runs: then it is the heuristic's. */
 static int tune(const epg_device *d, const epg_matmul_problem *p, epg_matmul *m, const heuristic *found, int count) {
   const float round = 1;
   contest c = {.device = d, .matmul = m, .found = found};
@@ -104,11 +104,12 @@ static int tune(const epg_device *d, const epg_matmul_problem *p, epg_matmul *m,
   if (count < 2) return 0;
   const int mode = epg_relax_capture();
   const int opened = !epg_bench_open(&b, &ignored) && !allocate(&b, p, &c.at, &ignored);
-  const int winner = opened ? epg_bench_fastest(&b, run_candidate, &c, count, round) : 0;
+  const int winner = opened ? epg_bench_fastest(&b, run_candidate, &c, count, round) : -1;
   epg_bench_close(&b);
   epg_restore_capture(mode);
+  if (winner < 0) return 0;
   take(&m->choices[0], &found[winner]);
-  return opened;
+  return 1;
 }
 
 /* --- making one ----------------------------------------------------------------------------- */

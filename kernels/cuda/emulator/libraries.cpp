@@ -4,12 +4,14 @@
 // leading dimensions, and who may touch the scratch.
 //
 // Built into one shared library that go/backend/cuda's tests find under the names of both (see
-// emulated_test.go).
-#include "emulator.h"
+// emulated_test.go). It also runs jobs, for emulator.cpp.
+#include <atomic>
+
+#include "jobs.h"
 
 namespace {
 
-enum { SUCCESS = 0, INVALID_VALUE = 1, NOT_FOUND = 500, INVALID_CONTEXT = 201, FAULT = 700 };
+enum { SUCCESS = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, NOT_FOUND = 500, INVALID_CONTEXT = 201, FAULT = 700, NO_EXECUTION = 13 };
 
 struct Context {
 } primary[2];
@@ -17,41 +19,82 @@ thread_local std::vector<Context *> contexts;
 
 bool in_context() { return !contexts.empty() && contexts.back() != nullptr; }
 
+// EPIGRAD_EMULATED_FAULT_AT=N has a process's Nth call that can fail do so, and N+ those after it
+// too: the device is lost.
+bool refused() {
+  static std::atomic<long> calls;
+  const char *which = getenv("EPIGRAD_EMULATED_FAULT_AT");
+  if (which == nullptr) return false;
+  char *end = nullptr;
+  const long wanted = strtol(which, &end, 10), call = ++calls;
+  if (call != wanted && (*end != '+' || call < wanted)) return false;
+  fprintf(stderr, "emulator: refuses call %ld\n", call);
+  return true;
+}
+
 }  // namespace
 
 #define EXPORT extern "C" __attribute__((visibility("default")))
 
 EXPORT int cuInit(unsigned) { return SUCCESS; }
 EXPORT int cuDriverGetVersion(int *version) {
+  if (refused()) return FAULT;
+
   const char *other = getenv("EPIGRAD_EMULATED_DRIVER");
   return *version = other != nullptr ? atoi(other) : 13000, SUCCESS;
 }
-EXPORT int cuDeviceGetCount(int *count) { return *count = 2, SUCCESS; }
-EXPORT int cuDeviceGet(int *device, int ordinal) { return *device = ordinal, ordinal < 2 ? SUCCESS : 101; }
-EXPORT int cuDeviceGetName(char *name, int length, int) { return snprintf(name, length, "emulated GPU"), SUCCESS; }
+EXPORT int cuDeviceGetCount(int *count) {
+  if (refused()) return FAULT;
+  return *count = 2, SUCCESS;
+}
+EXPORT int cuDeviceGet(int *device, int ordinal) {
+  if (refused()) return FAULT;
+  return *device = ordinal, ordinal < 2 ? SUCCESS : 101;
+}
+EXPORT int cuDeviceGetName(char *name, int length, int) {
+  if (refused()) return FAULT;
+  return snprintf(name, length, "emulated GPU"), SUCCESS;
+}
 EXPORT int cuDeviceGetAttribute(int *value, int attribute, int device) {
+  if (refused()) return FAULT;
+
   const int major = device == 0 && getenv("EPIGRAD_EMULATED_OLD_GPU") != nullptr ? 7 : 9;
   *value = attribute == 16 ? 3 : attribute == 75 ? major : 0;  // processors
   return SUCCESS;
 }
-EXPORT int cuDevicePrimaryCtxRetain(Context **context, int device) { return *context = &primary[device], SUCCESS; }
-EXPORT int cuCtxGetCurrent(Context **context) { return *context = contexts.empty() ? nullptr : contexts.back(), SUCCESS; }
-EXPORT int cuCtxPushCurrent_v2(Context *context) { return contexts.push_back(context), SUCCESS; }
+EXPORT int cuDevicePrimaryCtxRetain(Context **context, int device) {
+  if (refused()) return FAULT;
+  return *context = &primary[device], SUCCESS;
+}
+EXPORT int cuCtxGetCurrent(Context **context) {
+  if (refused()) return FAULT;
+  return *context = contexts.empty() ? nullptr : contexts.back(), SUCCESS;
+}
+EXPORT int cuCtxPushCurrent_v2(Context *context) {
+  if (refused()) return FAULT;
+  return contexts.push_back(context), SUCCESS;
+}
 EXPORT int cuCtxPopCurrent_v2(Context **context) {
   *context = contexts.back();
   contexts.pop_back();
   return SUCCESS;
 }
 EXPORT int cuLibraryLoadData(void **library, const void *image, void *, void **, unsigned, void *, void **, unsigned) {
+  if (refused()) return FAULT;
+
   *library = const_cast<void *>(image);
   return in_context() ? SUCCESS : INVALID_CONTEXT;
 }
 EXPORT int cuLibraryGetKernel(const void **kernel, void *, const char *name) {
+  if (refused()) return FAULT;
+
   *kernel = find_kernel(name);
   return *kernel != nullptr ? SUCCESS : NOT_FOUND;
 }
 EXPORT int cuLaunchKernel(const void *kernel, unsigned x, unsigned y, unsigned z, unsigned block, unsigned block_y, unsigned block_z, unsigned, void *,
                           void **parameters, void **) {
+  if (refused()) return FAULT;
+
   if (!in_context()) return INVALID_CONTEXT;
   if (getenv("EPIGRAD_EMULATED_FAULT") != nullptr) return FAULT;
   if (x == 0 || y != 1 || z != 1 || block_y != 1 || block_z != 1) return INVALID_VALUE;
@@ -67,26 +110,44 @@ EXPORT int cuLaunchKernelEx(const Launch *l, const void *kernel, void **paramete
   return cuLaunchKernel(kernel, l->grid[0], l->grid[1], l->grid[2], l->block[0], l->block[1], l->block[2], l->shared, l->stream, parameters, extra);
 }
 EXPORT int cuMemsetD8Async(uint64_t address, unsigned char value, size_t count, void *) {
+  if (refused()) return FAULT;
+
   if (!in_context()) return INVALID_CONTEXT;
   memset(reinterpret_cast<void *>(address), value, count);
   return SUCCESS;
 }
 EXPORT int cuMemcpyDtoDAsync_v2(uint64_t to, uint64_t from, size_t count, void *) {
+  if (refused()) return FAULT;
+
   if (!in_context()) return INVALID_CONTEXT;
   memcpy(reinterpret_cast<void *>(to), reinterpret_cast<const void *>(from), count);
   return SUCCESS;
 }
 EXPORT int cuMemAlloc_v2(uint64_t *address, size_t bytes) {
+  if (refused()) return OUT_OF_MEMORY;
+
   *address = reinterpret_cast<uint64_t>(aligned_alloc(256, (bytes + 255) / 256 * 256));
   return in_context() ? SUCCESS : INVALID_CONTEXT;
 }
 EXPORT int cuMemFree_v2(uint64_t address) { return free(reinterpret_cast<void *>(address)), SUCCESS; }
-EXPORT int cuStreamCreate(void **stream, unsigned) { return *stream = &primary, in_context() ? SUCCESS : INVALID_CONTEXT; }
-EXPORT int cuStreamSynchronize(void *) { return SUCCESS; }
+EXPORT int cuStreamCreate(void **stream, unsigned) {
+  if (refused()) return FAULT;
+  return *stream = &primary, in_context() ? SUCCESS : INVALID_CONTEXT;
+}
+EXPORT int cuStreamSynchronize(void *) {
+  if (refused()) return FAULT;
+  return SUCCESS;
+}
 EXPORT int cuThreadExchangeStreamCaptureMode(int *) { return SUCCESS; }
 EXPORT int cuStreamDestroy_v2(void *) { return SUCCESS; }
-EXPORT int cuEventCreate(void **event, unsigned) { return *event = &primary, SUCCESS; }
-EXPORT int cuEventRecord(void *, void *) { return SUCCESS; }
+EXPORT int cuEventCreate(void **event, unsigned) {
+  if (refused()) return FAULT;
+  return *event = &primary, SUCCESS;
+}
+EXPORT int cuEventRecord(void *, void *) {
+  if (refused()) return FAULT;
+  return SUCCESS;
+}
 EXPORT int cuEventDestroy_v2(void *) { return SUCCESS; }
 EXPORT int cuGetErrorName(int code, const char **name) { return *name = code == SUCCESS ? "CUDA_SUCCESS" : "CUDA_ERROR_EMULATED", SUCCESS; }
 EXPORT int cuGetErrorString(int, const char **text) { return *text = "the emulator refuses this", SUCCESS; }
@@ -161,12 +222,20 @@ int64_t size_of(int type) { return type == 0 ? 4 : type == 1 ? 8 : 2; }
 }  // namespace
 
 EXPORT size_t cublasLtGetVersion() { return 130100; }
-EXPORT int cublasLtCreate(void **handle) { return *handle = &primary, in_context() ? SUCCESS : 1; }
+EXPORT int cublasLtCreate(void **handle) {
+  if (refused()) return NO_EXECUTION;
+  return *handle = &primary, in_context() ? SUCCESS : 1;
+}
 EXPORT const char *cublasLtGetStatusName(int) { return "CUBLAS_STATUS_EMULATED"; }
 EXPORT const char *cublasLtGetStatusString(int) { return "the emulator refuses this"; }
-EXPORT int cublasLtMatmulDescCreate(Desc **desc, int compute, int) { return *desc = new Desc{compute, {0, 0}, 1, nullptr}, SUCCESS; }
+EXPORT int cublasLtMatmulDescCreate(Desc **desc, int compute, int) {
+  if (refused()) return NO_EXECUTION;
+  return *desc = new Desc{compute, {0, 0}, 1, nullptr}, SUCCESS;
+}
 EXPORT int cublasLtMatmulDescDestroy(Desc *desc) { return delete desc, SUCCESS; }
 EXPORT int cublasLtMatmulDescSetAttribute(Desc *desc, int attribute, const void *value, size_t bytes) {
+  if (refused()) return NO_EXECUTION;
+
   switch (attribute) {
     case 3:
     case 4:
@@ -184,11 +253,15 @@ EXPORT int cublasLtMatmulDescSetAttribute(Desc *desc, int attribute, const void 
   return SUCCESS;
 }
 EXPORT int cublasLtMatrixLayoutCreate(Layout **layout, int type, uint64_t rows, uint64_t columns, int64_t leading) {
+  if (refused()) return NO_EXECUTION;
+
   *layout = new Layout{type, static_cast<int64_t>(rows), static_cast<int64_t>(columns), leading, 1, 0};
   return rows > 0 && columns > 0 && leading >= static_cast<int64_t>(rows) ? SUCCESS : 7;
 }
 EXPORT int cublasLtMatrixLayoutDestroy(Layout *layout) { return delete layout, SUCCESS; }
 EXPORT int cublasLtMatrixLayoutSetAttribute(Layout *layout, int attribute, const void *value, size_t bytes) {
+  if (refused()) return NO_EXECUTION;
+
   int32_t batch = 0;
   if (attribute == 5) {
     memcpy(&batch, value, bytes);
@@ -198,15 +271,22 @@ EXPORT int cublasLtMatrixLayoutSetAttribute(Layout *layout, int attribute, const
   }
   return SUCCESS;
 }
-EXPORT int cublasLtMatmulPreferenceCreate(Preference **preference) { return *preference = new Preference, SUCCESS; }
+EXPORT int cublasLtMatmulPreferenceCreate(Preference **preference) {
+  if (refused()) return NO_EXECUTION;
+  return *preference = new Preference, SUCCESS;
+}
 EXPORT int cublasLtMatmulPreferenceDestroy(Preference *preference) { return delete preference, SUCCESS; }
 EXPORT int cublasLtMatmulPreferenceSetAttribute(Preference *preference, int attribute, const void *value, size_t bytes) {
+  if (refused()) return NO_EXECUTION;
+
   if (attribute == 1) memcpy(&preference->most_workspace, value, bytes);
   if (attribute >= 5) memcpy(&preference->alignment, value, bytes);
   return SUCCESS;
 }
 EXPORT int cublasLtMatmulAlgoGetHeuristic(void *, Desc *desc, Layout *a, Layout *b, Layout *c, Layout *d, Preference *preference, int wanted, Heuristic *found,
                                           int *count) {
+  if (refused()) return NO_EXECUTION;
+
   int64_t k = desc->transpose[0] != 0 ? a->rows : a->columns;
   bool fits = (desc->transpose[0] != 0 ? a->columns : a->rows) == d->rows && (desc->transpose[1] != 0 ? b->rows : b->columns) == d->columns &&
               (desc->transpose[1] != 0 ? b->columns : b->rows) == k && c == d;
@@ -220,6 +300,8 @@ EXPORT int cublasLtMatmulAlgoGetHeuristic(void *, Desc *desc, Layout *a, Layout 
 }
 EXPORT int cublasLtMatmul(void *, Desc *desc, const void *alpha, const char *a, Layout *layout_a, const char *b, Layout *layout_b, const void *beta,
                           const char *c, Layout *, char *d, Layout *layout_d, const Algorithm *algorithm, char *scratch, size_t scratch_size, void *) {
+  if (refused()) return NO_EXECUTION;
+
   const bool is_double = layout_d->type == 1;
   const double one = is_double ? *static_cast<const double *>(alpha) : *static_cast<const float *>(alpha);
   const double old = is_double ? *static_cast<const double *>(beta) : *static_cast<const float *>(beta);
@@ -250,4 +332,7 @@ EXPORT int cublasLtMatmul(void *, Desc *desc, const void *alpha, const char *a, 
   }
   return SUCCESS;
 }
-EXPORT int cuEventElapsedTime(float *milliseconds, void *, void *) { return *milliseconds = last_index == FASTEST ? 1 : 2, SUCCESS; }
+EXPORT int cuEventElapsedTime(float *milliseconds, void *, void *) {
+  if (refused()) return FAULT;
+  return *milliseconds = last_index == FASTEST ? 1 : 2, SUCCESS;
+}

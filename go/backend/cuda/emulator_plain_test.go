@@ -1,0 +1,10 @@
+//go:build cgo && !asan
+
+package cuda
+
+// Sanitized tells whether AddressSanitizer is at work: the emulator has it then, too, and UBSan.
+const Sanitized = false
+
+const emulatorName = "cuda-emulator"
+
+var emulatorFlags = []string{}

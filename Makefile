@@ -147,7 +147,7 @@ test-full: build lib $(STAMPS)/test
 	@.ci/vulkan
 	@.ci/chromium
 	$(GO_TEST) -race -short ./...
-	EPIGRAD_TEST_FULL=1 $(GO_TEST) ./go/backend/cpu ./kernels/cpu
+	EPIGRAD_TEST_FULL=1 $(GO_TEST) ./go/backend/cpu ./go/backend/cuda ./kernels/cpu
 	EPIGRAD_TEST_FULL=1 $(PY) -m pytest -n $(PYTEST_WORKERS) -q
 	@for engine in $$(.ci/engines $(PY)); do \
 		echo "engine $$engine"; EPIGRAD_CPU_ENGINE=$$engine EPIGRAD_TEST_DEVICES=cpu EPIGRAD_TEST_FULL=1 $(PY) -m pytest -n $(PYTEST_WORKERS) -q || exit 1; done

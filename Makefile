@@ -148,6 +148,7 @@ test-full: build lib $(STAMPS)/test
 	@.ci/chromium
 	$(GO_TEST) -race -short ./...
 	EPIGRAD_TEST_FULL=1 $(GO_TEST) ./go/backend/cpu ./go/backend/cuda ./kernels/cpu
+	@$(MAKE) sanitize-emulated
 	EPIGRAD_TEST_FULL=1 $(PY) -m pytest -n $(PYTEST_WORKERS) -q
 	@for engine in $$(.ci/engines $(PY)); do \
 		echo "engine $$engine"; EPIGRAD_CPU_ENGINE=$$engine EPIGRAD_TEST_DEVICES=cpu EPIGRAD_TEST_FULL=1 $(PY) -m pytest -n $(PYTEST_WORKERS) -q || exit 1; done
@@ -171,13 +172,14 @@ test-race: $(STAMPS)/go $(STAMPS)/webgpu
 	$(GO_TEST) -race -short ./go/... ./kernels/...
 
 # AddressSanitizer and UBSan: the CPU's vector kernels, on memory of exactly the size that they may
-# touch, the engines, the C interface, the emulated CUDA kernels and the extension. ThreadSanitizer:
-# the C interface. Each reports a planted defect, so that it fails where a sanitizer is not at work.
-# (What only Go holds looks like a leak. Go's part of a shared library needs static TLS.)
+# touch, the engines, the C interface and the extension. ThreadSanitizer: the C interface. Each
+# reports a planted defect, so that it fails where a sanitizer is not at work. The emulated CUDA
+# kernels take ten minutes, so test-full has them. (What only Go holds looks like a leak. Go's part
+# of a shared library needs static TLS.)
 SANITIZED := build/sanitized
 sanitize: build $(STAMPS)/test
 	@.ci/prerequisites --cplusplus
-	@$(MAKE) -j2 sanitize-addresses sanitize-threads sanitize-emulated
+	@$(MAKE) -j2 sanitize-addresses sanitize-threads
 
 sanitize-addresses sanitize-emulated: export CGO_CFLAGS := -O1 -g -fsanitize=undefined -fno-sanitize-recover=undefined
 sanitize-addresses sanitize-emulated: export CGO_LDFLAGS := -fsanitize=undefined

@@ -15,7 +15,7 @@ namespace epigrad::grouped {
 
 // A block makes tile x tile elements of a result, a thread side x side of them. A stage has `depth`
 // terms of the sums.
-constexpr int tile = 64, side = 4, depth = 16, together = 8;
+constexpr int tile = 64, side = 4, depth = 16, run = 8, together = 8;
 constexpr int across_threads = tile / side, gap = 4;
 static_assert(across_threads * across_threads == block_threads);
 
@@ -84,19 +84,19 @@ struct alignas(16) Stage {
 
 // multiply adds up the thread's elements of a product, from row (threadIdx.x / across_threads) side
 // and column (threadIdx.x % across_threads) side of the tile on. In float so many stages as
-// `together` says are added up by themselves.
+// `together` says are added up by themselves; and in each, for operands of float, `run` terms.
 template <class Storage>
 __device__ __forceinline__ void multiply(typename Storage::Real (&totals)[side][side], Factor<Storage> left, Factor<Storage> right, int64_t terms) {
   using Real = typename Storage::Real;
-  constexpr bool in_parts = sizeof(Real) < sizeof(double);
+  constexpr bool in_parts = sizeof(Real) < sizeof(double), in_runs = sizeof(Storage) == sizeof(float);
   __shared__ Stage<Real> stages[2];
   const int row = threadIdx.x / across_threads * side, column = threadIdx.x % across_threads * side;
   const bool has_elements = row < left.count && column < right.count;
-  Real sums[side][side], next_left[Factor<Storage>::each], next_right[Factor<Storage>::each];
+  Real sums[side][side], few[side][side], next_left[Factor<Storage>::each], next_right[Factor<Storage>::each];
 #pragma unroll
   for (int i = 0; i < side; i++) {
 #pragma unroll
-    for (int j = 0; j < side; j++) totals[i][j] = sums[i][j] = 0;
+    for (int j = 0; j < side; j++) totals[i][j] = sums[i][j] = few[i][j] = 0;
   }
   left.fetch(next_left, terms);
   right.fetch(next_right, terms);
@@ -125,8 +125,12 @@ __device__ __forceinline__ void multiply(typename Storage::Real (&totals)[side][
       for (int i = 0; i < side; i++) {
 #pragma unroll
         for (int j = 0; j < side; j++) {
-          Real &sum = in_parts ? sums[i][j] : totals[i][j];
+          Real &sum = in_runs ? few[i][j] : in_parts ? sums[i][j] : totals[i][j];
           sum = fused(x[i], y[j], sum);
+          if (in_runs && k % run == run - 1) {
+            sums[i][j] += sum;
+            sum = 0;
+          }
         }
       }
     }

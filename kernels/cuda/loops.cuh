@@ -308,8 +308,9 @@ __device__ __forceinline__ void elementwise_strided(const Elementwise<Operation:
     typename Operation::Real y[Operation::outputs];
     apply_one<Operation>(y, p.pointers, offsets, Parameters<typename Operation::Real>(p.parameters));
     along += int64_t(1) << p.lanes;
+    // Strides may be negative, and C++17 shifts no negative number.
 #pragma unroll
-    for (int i = 0; i < operands; i++) offsets[i] += p.strides[i][0] << p.lanes;
+    for (int i = 0; i < operands; i++) offsets[i] += static_cast<uint64_t>(p.strides[i][0]) << p.lanes;
   }
 }
 

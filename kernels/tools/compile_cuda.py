@@ -44,6 +44,7 @@ FLAGS = ("-std=c++17", "-O3", "-fmad=false", "-Xptxas=-v", "-Werror=all-warnings
 # Kernels that may spill, by a pattern of their names, and why.
 SPILLS: dict[str, str] = {
     r"xielu_f64_strided": "five words on sm_100a, of four elements that are computed side by side",
+    r"grouped_(product|depth)_f32": "up to ten words, of sums in three levels",
     r"hidden_backward_sm90_\w+_192": "a word or two, and none while it multiplies",
     r"grouped_gated_hidden_backward_sm90_\w+": "words for limits or column sums, none while it multiplies",
 }

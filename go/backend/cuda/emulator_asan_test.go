@@ -10,5 +10,5 @@ const emulatorName = "cuda-emulator-sanitized"
 
 var emulatorFlags = []string{
 	"-O0", "--param", "asan-instrumentation-with-call-threshold=0",
-	"-fsanitize=address,alignment,bounds,null,shift-exponent,signed-integer-overflow", "-fno-sanitize-recover=all",
+	"-fsanitize=address,alignment,bounds,null,shift,signed-integer-overflow", "-fno-sanitize-recover=all",
 }

@@ -39,7 +39,6 @@ bool refused() {
 EXPORT int cuInit(unsigned) { return SUCCESS; }
 EXPORT int cuDriverGetVersion(int *version) {
   if (refused()) return FAULT;
-
   const char *other = getenv("EPIGRAD_EMULATED_DRIVER");
   return *version = other != nullptr ? atoi(other) : 13000, SUCCESS;
 }
@@ -57,7 +56,6 @@ EXPORT int cuDeviceGetName(char *name, int length, int) {
 }
 EXPORT int cuDeviceGetAttribute(int *value, int attribute, int device) {
   if (refused()) return FAULT;
-
   const int major = device == 0 && getenv("EPIGRAD_EMULATED_OLD_GPU") != nullptr ? 7 : 9;
   *value = attribute == 16 ? 3 : attribute == 75 ? major : 0;  // processors
   return SUCCESS;
@@ -81,20 +79,17 @@ EXPORT int cuCtxPopCurrent_v2(Context **context) {
 }
 EXPORT int cuLibraryLoadData(void **library, const void *image, void *, void **, unsigned, void *, void **, unsigned) {
   if (refused()) return FAULT;
-
   *library = const_cast<void *>(image);
   return in_context() ? SUCCESS : INVALID_CONTEXT;
 }
 EXPORT int cuLibraryGetKernel(const void **kernel, void *, const char *name) {
   if (refused()) return FAULT;
-
   *kernel = find_kernel(name);
   return *kernel != nullptr ? SUCCESS : NOT_FOUND;
 }
 EXPORT int cuLaunchKernel(const void *kernel, unsigned x, unsigned y, unsigned z, unsigned block, unsigned block_y, unsigned block_z, unsigned, void *,
                           void **parameters, void **) {
   if (refused()) return FAULT;
-
   if (!in_context()) return INVALID_CONTEXT;
   if (getenv("EPIGRAD_EMULATED_FAULT") != nullptr) return FAULT;
   if (x == 0 || y != 1 || z != 1 || block_y != 1 || block_z != 1) return INVALID_VALUE;
@@ -111,21 +106,18 @@ EXPORT int cuLaunchKernelEx(const Launch *l, const void *kernel, void **paramete
 }
 EXPORT int cuMemsetD8Async(uint64_t address, unsigned char value, size_t count, void *) {
   if (refused()) return FAULT;
-
   if (!in_context()) return INVALID_CONTEXT;
   memset(reinterpret_cast<void *>(address), value, count);
   return SUCCESS;
 }
 EXPORT int cuMemcpyDtoDAsync_v2(uint64_t to, uint64_t from, size_t count, void *) {
   if (refused()) return FAULT;
-
   if (!in_context()) return INVALID_CONTEXT;
   memcpy(reinterpret_cast<void *>(to), reinterpret_cast<const void *>(from), count);
   return SUCCESS;
 }
 EXPORT int cuMemAlloc_v2(uint64_t *address, size_t bytes) {
   if (refused()) return OUT_OF_MEMORY;
-
   *address = reinterpret_cast<uint64_t>(aligned_alloc(256, (bytes + 255) / 256 * 256));
   return in_context() ? SUCCESS : INVALID_CONTEXT;
 }
@@ -235,7 +227,6 @@ EXPORT int cublasLtMatmulDescCreate(Desc **desc, int compute, int) {
 EXPORT int cublasLtMatmulDescDestroy(Desc *desc) { return delete desc, SUCCESS; }
 EXPORT int cublasLtMatmulDescSetAttribute(Desc *desc, int attribute, const void *value, size_t bytes) {
   if (refused()) return NO_EXECUTION;
-
   switch (attribute) {
     case 3:
     case 4:
@@ -254,14 +245,12 @@ EXPORT int cublasLtMatmulDescSetAttribute(Desc *desc, int attribute, const void 
 }
 EXPORT int cublasLtMatrixLayoutCreate(Layout **layout, int type, uint64_t rows, uint64_t columns, int64_t leading) {
   if (refused()) return NO_EXECUTION;
-
   *layout = new Layout{type, static_cast<int64_t>(rows), static_cast<int64_t>(columns), leading, 1, 0};
   return rows > 0 && columns > 0 && leading >= static_cast<int64_t>(rows) ? SUCCESS : 7;
 }
 EXPORT int cublasLtMatrixLayoutDestroy(Layout *layout) { return delete layout, SUCCESS; }
 EXPORT int cublasLtMatrixLayoutSetAttribute(Layout *layout, int attribute, const void *value, size_t bytes) {
   if (refused()) return NO_EXECUTION;
-
   int32_t batch = 0;
   if (attribute == 5) {
     memcpy(&batch, value, bytes);
@@ -278,7 +267,6 @@ EXPORT int cublasLtMatmulPreferenceCreate(Preference **preference) {
 EXPORT int cublasLtMatmulPreferenceDestroy(Preference *preference) { return delete preference, SUCCESS; }
 EXPORT int cublasLtMatmulPreferenceSetAttribute(Preference *preference, int attribute, const void *value, size_t bytes) {
   if (refused()) return NO_EXECUTION;
-
   if (attribute == 1) memcpy(&preference->most_workspace, value, bytes);
   if (attribute >= 5) memcpy(&preference->alignment, value, bytes);
   return SUCCESS;
@@ -286,7 +274,6 @@ EXPORT int cublasLtMatmulPreferenceSetAttribute(Preference *preference, int attr
 EXPORT int cublasLtMatmulAlgoGetHeuristic(void *, Desc *desc, Layout *a, Layout *b, Layout *c, Layout *d, Preference *preference, int wanted, Heuristic *found,
                                           int *count) {
   if (refused()) return NO_EXECUTION;
-
   int64_t k = desc->transpose[0] != 0 ? a->rows : a->columns;
   bool fits = (desc->transpose[0] != 0 ? a->columns : a->rows) == d->rows && (desc->transpose[1] != 0 ? b->rows : b->columns) == d->columns &&
               (desc->transpose[1] != 0 ? b->columns : b->rows) == k && c == d;
@@ -301,7 +288,6 @@ EXPORT int cublasLtMatmulAlgoGetHeuristic(void *, Desc *desc, Layout *a, Layout 
 EXPORT int cublasLtMatmul(void *, Desc *desc, const void *alpha, const char *a, Layout *layout_a, const char *b, Layout *layout_b, const void *beta,
                           const char *c, Layout *, char *d, Layout *layout_d, const Algorithm *algorithm, char *scratch, size_t scratch_size, void *) {
   if (refused()) return NO_EXECUTION;
-
   const bool is_double = layout_d->type == 1;
   const double one = is_double ? *static_cast<const double *>(alpha) : *static_cast<const float *>(alpha);
   const double old = is_double ? *static_cast<const double *>(beta) : *static_cast<const float *>(beta);

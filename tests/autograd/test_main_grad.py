@@ -12,7 +12,7 @@ from typing import Any
 import epigrad
 import pytest
 import torch
-from epigrad import backward, errors
+from epigrad import backward, errors, forward
 from epigrad._autograd import main_grad
 from torch import Tensor, nn
 
@@ -180,12 +180,13 @@ def test_a_training_loop_as_megatrons(dtype: torch.dtype, device: str) -> None:
 
 @on_devices
 def test_main_grad_has_the_unrounded_gradient(device: str) -> None:
-    layer = epigrad.nn.Linear(40, 33, activation="relu", dtype=torch.bfloat16, device=device)
+    layer = epigrad.nn.Linear(40, 33, activation="silu", dtype=torch.bfloat16, device=device)
     x, grad = drawn(device, torch.bfloat16, (90, 40), (90, 33))
+    _, pre = forward.linear(x, layer.weight, layer.bias, "silu", return_preactivation=True)
     handle = switched_on(layer)
     layer(x).backward(grad)
     wide = [torch.empty(33, 40, device=device), torch.empty(33, device=device)]
-    backward.linear_backward(grad, x, layer.weight, layer.bias, "relu", out=(None, *wide))
+    backward.linear_backward(grad, x, layer.weight, layer.bias, "silu", preactivation=pre, out=(None, *wide))
     assert_same_sum(layer.weight.main_grad, wide[0])
     assert_same_sum(layer.bias.main_grad, wide[1])
     handle.remove()
@@ -352,14 +353,14 @@ def test_a_leaf_that_asks_for_float32(dtype: torch.dtype, device: str) -> None:
     x, grad = drawn(device, dtype, (90, 40), (90, 33))
     for weight in weights:
         weight.requires_grad_().grad_dtype = torch.float32
-    out = epigrad.linear(x, *weights, "relu")
-    out.backward(grad)
+    _, pre = forward.linear(x, *weights, "gelu", return_preactivation=True)
+    epigrad.linear(x, *weights, "gelu").backward(grad)
     wide = [torch.empty(33, 40, device=device), torch.empty(33, device=device)]
-    backward.linear_backward(grad, x, *weights, "relu", output=out.detach(), out=(None, *wide))
+    backward.linear_backward(grad, x, *weights, "gelu", preactivation=pre, out=(None, *wide))
     for weight, want in zip(weights, wide, strict=True):
         assert weight.grad is not None
         assert_same_sum(weight.grad, want)
-    epigrad.linear(x, *weights, "relu").backward(grad)
+    epigrad.linear(x, *weights, "gelu").backward(grad)
     assert_same_sum(weights[0].grad, 2 * wide[0])
 
 

@@ -165,7 +165,6 @@ def test_beside_pytorch_its_threads_are_used() -> None:
 def test_goroutines_compute_the_same_bits() -> None:
     script = """
 import epigrad
-from tests.support.cases import FULL
 from tests.support.digests import digest
 assert epigrad.backends()[0].detail.endswith(", goroutines"), epigrad.backends()
 print(digest("cpu"))

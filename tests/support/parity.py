@@ -14,7 +14,7 @@ from tests.support.cases import Case
 from tests.support.oracle import Sized, assert_reference_is_autograd
 from tests.support.tolerance import explain_breach, worst_relative_error
 
-REDRAWS = 64
+REDRAWS = 24
 
 Results = Sequence[Tensor | None]
 

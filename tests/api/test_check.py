@@ -15,8 +15,8 @@ from typing import Any
 import epigrad
 import pytest
 import torch
-from epigrad import backward, cli, errors, forward
-from epigrad._check import modes, search
+from epigrad import Activation, backward, cli, errors, forward
+from epigrad._check import bounds, formulas, modes, search
 from epigrad._check.modes import MODES
 from epigrad._check.operations import OPERATIONS
 from epigrad._check.problem import DTYPES, ENTRIES, WAYS, Problem, drawn
@@ -127,6 +127,15 @@ def test_an_input_that_is_written_is_found(monkeypatch: pytest.MonkeyPatch) -> N
 
     wrong_in(monkeypatch, forward, "gated_product", change)
     assert "an input was written to" in found("correct", "gated_product")
+
+
+def test_a_value_beyond_a_jump_lies_within_the_bound() -> None:
+    """softplus is lower right behind its threshold than further on."""
+    step = formulas.activation(Activation("softplus", beta=0.25, threshold=1.702))
+    threshold = torch.tensor([1.702 / 0.25], dtype=torch.float64)
+    before = bounds.Bounded(threshold - 1e-3, torch.tensor([1e-2], dtype=torch.float64), torch.float32)
+    assert bounds.breach(step(threshold * (1 + 1e-9)).float(), before.through(step)) == ""
+    assert bounds.breach(step(threshold).float() - 0.7, before.through(step)) != ""
 
 
 def test_bits_that_depend_on_needs_are_found(monkeypatch: pytest.MonkeyPatch) -> None:

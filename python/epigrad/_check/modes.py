@@ -46,9 +46,9 @@ def correct(problem: Problem, backend: str) -> str:
         inputs = Inputs.of(problem, device)
         results = run(problem, inputs)
     dtype = problem.torch_dtype
-    on_cuda = backend == "cuda"
-    given = {name: None if t is None else Bounded.exact(t, dtype, on_cuda) for name, t in inputs.given.items()}
-    expected = problem.operation.expected(problem, given, Bounded.exact(inputs.grad, dtype))
+    exact = functools.partial(Bounded.exact, dtype=dtype, backend=backend)
+    given = {name: None if t is None else exact(t) for name, t in inputs.given.items()}
+    expected = problem.operation.expected(problem, given, exact(inputs.grad))
     for name, got, want in zip(names_of(problem), results, expected, strict=True):
         if got is None:
             continue

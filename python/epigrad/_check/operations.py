@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from epigrad._check import formulas
-from epigrad._check.bounds import Bounded, one_rounding
+from epigrad._check.bounds import Bounded
 from epigrad.kinds import Activation, Gated
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ def _slope(pre: Bounded, problem: Problem) -> Bounded:
     formula = formulas.activation(kind)
     slope = pre.slope(formula)
     if kind.name in FROM_OUTPUT[1:] and problem.save == "auto":
-        slope = slope.plus(2 * one_rounding(formula(pre.value).abs(), pre.dtype))
+        slope = slope.plus(2 * pre.through(formula).stored().error)
     return slope
 
 
@@ -387,8 +387,13 @@ def _lerp(problem: Problem, given: Operands, grad: Bounded) -> Expected:
     by = _number(LERP_WEIGHT, grad) if weight is None else weight
     one = Bounded(torch.ones_like(by.value), torch.zeros_like(by.value), by.dtype)
     from_start, from_end = start + by * (end - start), end + (by - one) * (end - start)
+    is_near_start = by.value.abs() < 0.5
     return (
-        replace(from_start, error=torch.maximum(from_start.error, from_end.error)),  # either is right
+        replace(
+            from_start,
+            value=torch.where(is_near_start, from_start.value, from_end.value),
+            error=torch.where(is_near_start, from_start.error, from_end.error),
+        ),
         (grad * (one - by)).sum_to(start.value.shape),
         (grad * by).sum_to(end.value.shape),
         None if weight is None else (grad * (end - start)).sum_to(weight.value.shape),

@@ -101,16 +101,7 @@ def main(args: argparse.Namespace) -> int:
         for mode in args.mode:
             progress.begin(mode)
             begin = time.monotonic()
-            more = _goes_on(args)
-
-            def goes_on(count: int, mode: str = mode, more: Callable[[int], bool] = more) -> bool:
-                progress.describe(f"{mode}: {count} problems")
-                return more(count)
-
-            def tell(failure: Failure) -> None:
-                progress.note(f"{failure.mode}: {failure.wrong}\n  {failure.command(args.backend)}")
-
-            count, found = search(mode, args.backend, args.seed, goes_on, tell)
+            count, found = _searched(args, mode, progress)
             taken = time.monotonic() - begin
             failed |= bool(found)
             report.add(
@@ -128,6 +119,20 @@ def main(args: argparse.Namespace) -> int:
             progress.end(f"{mode}: {count} problems in {taken:.1f} s, {len(found) or 'none'} failed")
     report.finish(lambda: None)
     return int(failed)
+
+
+def _searched(args: argparse.Namespace, mode: str, progress: Progress) -> tuple[int, list[Failure]]:
+    """What `search` gives, with the bar moved and failures printed meanwhile."""
+    more = _goes_on(args)
+
+    def goes_on(count: int) -> bool:
+        progress.describe(f"{mode}: {count} problems")
+        return more(count)
+
+    def tell(failure: Failure) -> None:
+        progress.note(f"{mode}: {failure.wrong}\n  {failure.command(args.backend)}")
+
+    return search(mode, args.backend, args.seed, goes_on, tell)
 
 
 def _one(args: argparse.Namespace) -> int:

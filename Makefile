@@ -174,8 +174,8 @@ test-race: $(STAMPS)/go $(STAMPS)/webgpu
 # AddressSanitizer and UBSan: the CPU's vector kernels, on memory of exactly the size that they may
 # touch, the engines, the C interface and the extension. ThreadSanitizer: the C interface. Each
 # reports a planted defect, so that it fails where a sanitizer is not at work. The emulated CUDA
-# kernels take ten minutes, so test-full has them. (What only Go holds looks like a leak. Go's part
-# of a shared library needs static TLS.)
+# kernels take more than ten minutes, so test-full has them. (What only Go holds looks like a leak.
+# Go's part of a shared library needs static TLS.)
 SANITIZED := build/sanitized
 sanitize: build $(STAMPS)/test
 	@.ci/prerequisites --cplusplus

@@ -40,6 +40,7 @@ var flags = []struct {
 	{"EPG_ACCUMULATE", C.EPG_ACCUMULATE},
 	{"EPG_ALLOW_TF32", C.EPG_ALLOW_TF32},
 	{"EPG_ASSUME_WORKSPACE", C.EPG_ASSUME_WORKSPACE},
+	{"EPG_BATCH_INVARIANT", C.EPG_BATCH_INVARIANT},
 }
 
 // decode reads a call of the operation that it names.
@@ -83,8 +84,8 @@ func (d *decoded) decodeFor(c *C.epg_call, signature op.Signature) error {
 		Op: signature.Name, Kind: name(c.kind), Parameters: unsafe.Slice((*float64)(c.parameters), int(c.num_parameters)),
 		Dim: int(c.dim), Gate: op.Gate(c.gate),
 		Accumulate: c.flags&C.EPG_ACCUMULATE != 0, AllowTF32: c.flags&C.EPG_ALLOW_TF32 != 0, Backend: name(c.backend),
-		AssumeWorkspace: c.flags&C.EPG_ASSUME_WORKSPACE != 0,
-		Workspace:       c.workspace, WorkspaceBytes: signed(uint64(c.workspace_nbytes)), Stream: uintptr(c.stream), Threads: int(c.num_threads),
+		AssumeWorkspace: c.flags&C.EPG_ASSUME_WORKSPACE != 0, BatchInvariant: c.flags&C.EPG_BATCH_INVARIANT != 0,
+		Workspace: c.workspace, WorkspaceBytes: signed(uint64(c.workspace_nbytes)), Stream: uintptr(c.stream), Threads: int(c.num_threads),
 	}
 	inputs, outputs := int(c.num_inputs), int(c.num_outputs)
 	if inputs < 0 || inputs > maxInputs || outputs < 0 || outputs > maxOutputs {

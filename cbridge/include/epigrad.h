@@ -110,7 +110,10 @@ enum {
   /* the same operations, and forward: CUDA may compute float32 products in TF32 */
   EPG_ALLOW_TF32 = 2,
   /* epg_validate, epg_plan_validate: take a sufficient workspace for granted; running ignores it */
-  EPG_ASSUME_WORKSPACE = 4
+  EPG_ASSUME_WORKSPACE = 4,
+  /* operations with a product: bits of a row of the output, and of the gradients to the input and
+   * to the preactivation, depend neither on other rows nor on how many there are */
+  EPG_BATCH_INVARIANT = 8
 };
 
 /* epg_call.gate: where the gates are, along dim of gated_activation's input, or among the rows of

@@ -275,7 +275,7 @@ static int read_dim(call_arguments *a, PyObject *o) {
 
 /* Reads an epigrad._core.call.Call, whose fields are in the order of epg_call. */
 int epg_py_read_call(call_arguments *a, PyObject *call) {
-  enum { OP, KIND, PARAMETERS, DIM, GATE, ACCUMULATE, BACKEND, FIELDS };
+  enum { OP, KIND, PARAMETERS, DIM, GATE, ACCUMULATE, BACKEND, BATCH_INVARIANT, FIELDS };
   PyObject *fields[FIELDS];
   if (!PyTuple_Check(call) || PyTuple_Size(call) != FIELDS) {
     PyErr_SetString(PyExc_TypeError, "want an epigrad._core.call.Call");
@@ -287,6 +287,7 @@ int epg_py_read_call(call_arguments *a, PyObject *call) {
   a->call.gate = (int32_t)PyLong_AsLong(fields[GATE]);
   const int accumulate = PyObject_IsTrue(fields[ACCUMULATE]);
   if (accumulate > 0) a->call.flags |= EPG_ACCUMULATE;
+  if (PyObject_IsTrue(fields[BATCH_INVARIANT]) > 0) a->call.flags |= EPG_BATCH_INVARIANT;
   return PyErr_Occurred() ? -1 : 0;
 }
 

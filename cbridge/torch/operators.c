@@ -11,7 +11,7 @@
 #define WRITTEN_FOR ((UINT64_C(2) << 56) | (UINT64_C(15) << 48))
 
 /* What an argument of an operator is to its call. */
-typedef enum { OPERAND, KIND, PARAMETERS, NUMBER, DIM, GATE, SAVE, NEEDS, BACKEND } role;
+typedef enum { OPERAND, KIND, PARAMETERS, NUMBER, DIM, GATE, SAVE, NEEDS, BACKEND, BATCH_INVARIANT } role;
 
 enum { MOST_ARGUMENTS = 16 };
 
@@ -36,7 +36,7 @@ static int role_of(const char *type, const char *name, size_t length) {
     const char *name;
     role role;
   } known[] = {{"activation", KIND}, {"kind", KIND}, {"parameters", PARAMETERS}, {"factor", NUMBER},  {"beta", NUMBER}, {"dim", DIM},
-               {"gate", GATE},       {"save", SAVE}, {"needs", NEEDS},           {"backend", BACKEND}};
+               {"gate", GATE},       {"save", SAVE}, {"needs", NEEDS},           {"backend", BACKEND}, {"batch_invariant", BATCH_INVARIANT}};
   if (!strncmp(type, "Tensor", strlen("Tensor"))) return OPERAND;
   for (size_t i = 0; i < sizeof known / sizeof *known; i++)
     if (strlen(known[i].name) == length && !strncmp(name, known[i].name, length)) return known[i].role;
@@ -250,6 +250,9 @@ static int32_t read_arguments(const row *r, const torch_value *stack, call_argum
       case BACKEND:
         a->call.backend = text_of(value);
         break;
+      case BATCH_INVARIANT:
+        if (*value & 0xff) a->call.flags |= EPG_BATCH_INVARIANT; /* a bool is a byte */
+        break;
     }
   }
   if (save && !status) wanted[1] = (uint8_t)keeps_preactivation(a, save);
@@ -295,6 +298,7 @@ static void release_arguments(const row *r, torch_value *stack) {
         break;
       case NUMBER:
       case DIM:
+      case BATCH_INVARIANT:
         break;
     }
     if (r->optional[i]) delete_value(pointer(stack[i]));

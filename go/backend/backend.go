@@ -51,6 +51,9 @@ type Precision struct {
 	Deterministic bool `json:"deterministic"`
 	// BitStableOnSameHardware: also from process to process on one kind of machine.
 	BitStableOnSameHardware bool `json:"bit_stable_on_same_hardware"`
+	// BatchInvariant: bits of a row of the output, of the gradient to the input and of that to the
+	// preactivation depend neither on other rows nor on how many there are.
+	BatchInvariant bool `json:"batch_invariant"`
 }
 
 // Run is one execution of a kernel.
@@ -149,6 +152,8 @@ type Problem interface {
 	// Tuning returns where the choices of the tuning block that the call is in are kept; nil
 	// outside of blocks.
 	Tuning() *tuning.File
+	// IsBatchInvariant is Header.BatchInvariant.
+	IsBatchInvariant() bool
 	// Views lists the problem's views; absent ones are left out.
 	Views() []*tensor.View
 }

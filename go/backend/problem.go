@@ -18,6 +18,9 @@ type Header struct {
 	DType   dtype.DType
 	// AllowTF32 lets float32 products be computed in TF32 where the hardware has it.
 	AllowTF32 bool
+	// BatchInvariant makes bits of a row depend neither on other rows nor on how many there are: of
+	// the output, of the gradient to the input and of that to the preactivation.
+	BatchInvariant bool
 	// Choices are those of the tuning block that the call is in: a backend that has candidates
 	// times them and keeps the choice. nil outside of blocks, where every choice is fixed.
 	Choices *tuning.File
@@ -26,8 +29,16 @@ type Header struct {
 // Describe implements Problem.
 func (h *Header) Describe() (op, kind string, dt dtype.DType) { return h.Op, h.Kind, h.DType }
 
-// Tuning implements Problem.
-func (h *Header) Tuning() *tuning.File { return h.Choices }
+// Tuning implements Problem. What was fastest for so many rows is no choice for others.
+func (h *Header) Tuning() *tuning.File {
+	if h.BatchInvariant {
+		return nil
+	}
+	return h.Choices
+}
+
+// IsBatchInvariant implements Problem.
+func (h *Header) IsBatchInvariant() bool { return h.BatchInvariant }
 
 // GemmEpilogue is out = act(a b + bias).
 //

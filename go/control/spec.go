@@ -38,7 +38,9 @@ type spec struct {
 	LDA        *int64  `json:"lda"`
 	LDB        *int64  `json:"ldb"`
 	LDGrad     *int64  `json:"ld_grad"`
-	AllowTF32  bool    `json:"allow_tf32"` // of the plan's runs too, whatever they say
+	// Both are of the plan's runs too, whatever they say.
+	AllowTF32      bool `json:"allow_tf32"`
+	BatchInvariant bool `json:"batch_invariant"`
 
 	// GatedActivation, GatedActivationBackward.
 	InputShape []int64 `json:"input_shape"`
@@ -103,7 +105,7 @@ func (d *describer) call(s *spec) (*op.Call, error) {
 		inputs := []*tensor.View{d.matrix("a", s.Batch, s.M, s.K, "lda", s.LDA), d.matrix("b", batchB, s.K, s.N, "ldb", s.LDB), d.view("bias", []int64{s.N})}
 		outputs := []*tensor.View{d.matrix("out", s.Batch, s.M, s.N, "ld_grad", s.LDGrad)}
 		d.exactInputs, d.exactOutputs = []bool{s.LDA != nil, s.LDB != nil}, []bool{s.LDGrad != nil}
-		return &op.Call{Op: "matmul_bias_activation", Kind: s.Activation, Parameters: parameters, AllowTF32: s.AllowTF32, Inputs: inputs, Outputs: outputs}, nil
+		return &op.Call{Op: "matmul_bias_activation", Kind: s.Activation, Parameters: parameters, AllowTF32: s.AllowTF32, BatchInvariant: s.BatchInvariant, Inputs: inputs, Outputs: outputs}, nil
 	case "GemmEpilogueBackward":
 		grad := d.matrix("grad_output", s.Batch, s.M, s.N, "ld_grad", s.LDGrad)
 		inputs := []*tensor.View{
@@ -111,7 +113,7 @@ func (d *describer) call(s *spec) (*op.Call, error) {
 			d.matrix("preactivation", s.Batch, s.M, s.N, "", nil),
 		}
 		d.exactInputs = []bool{s.LDGrad != nil, s.LDA != nil, s.LDB != nil}
-		return &op.Call{Op: "matmul_bias_activation_backward", Kind: s.Activation, Parameters: parameters, AllowTF32: s.AllowTF32, Inputs: inputs}, nil
+		return &op.Call{Op: "matmul_bias_activation_backward", Kind: s.Activation, Parameters: parameters, AllowTF32: s.AllowTF32, BatchInvariant: s.BatchInvariant, Inputs: inputs}, nil
 	case "GatedActivation", "GatedActivationBackward":
 		gate, err := op.ParseGate(s.Class, s.Gate)
 		if err != nil {

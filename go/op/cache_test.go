@@ -101,16 +101,17 @@ func (s *CacheSuite) TestEveryFieldIsInTheKey() {
 		call   func() *op.Call
 		change func(c *op.Call)
 	}{
-		"Op":         {linear, func(c *op.Call) { c.Op = "matmul_bias_activation" }},
-		"Kind":       {linear, func(c *op.Call) { c.Kind = "tanh" }},
-		"Parameters": {leaky, func(c *op.Call) { c.Parameters = []float64{0.5} }},
-		"Dim":        {gated, func(c *op.Call) { c.Dim = -1 }},
-		"Gate":       {gated, func(c *op.Call) { c.Gate = op.GateFirst }},
-		"Accumulate": {gradient, func(c *op.Call) { c.Accumulate = true }},
-		"AllowTF32":  {linear, func(c *op.Call) { c.AllowTF32 = true }},
-		"Backend":    {linear, func(c *op.Call) { c.Backend = "cpu" }},
-		"Inputs":     {linear, func(c *op.Call) { c.Inputs[0] = strided(c.Inputs[0], 1, 2) }},
-		"Outputs":    {linear, func(c *op.Call) { c.Outputs[0] = strided(c.Outputs[0], 1, 2) }},
+		"Op":             {linear, func(c *op.Call) { c.Op = "matmul_bias_activation" }},
+		"Kind":           {linear, func(c *op.Call) { c.Kind = "tanh" }},
+		"Parameters":     {leaky, func(c *op.Call) { c.Parameters = []float64{0.5} }},
+		"Dim":            {gated, func(c *op.Call) { c.Dim = -1 }},
+		"Gate":           {gated, func(c *op.Call) { c.Gate = op.GateFirst }},
+		"Accumulate":     {gradient, func(c *op.Call) { c.Accumulate = true }},
+		"AllowTF32":      {linear, func(c *op.Call) { c.AllowTF32 = true }},
+		"BatchInvariant": {linear, func(c *op.Call) { c.BatchInvariant = true }},
+		"Backend":        {linear, func(c *op.Call) { c.Backend = "cpu" }},
+		"Inputs":         {linear, func(c *op.Call) { c.Inputs[0] = strided(c.Inputs[0], 1, 2) }},
+		"Outputs":        {linear, func(c *op.Call) { c.Outputs[0] = strided(c.Outputs[0], 1, 2) }},
 	}
 	// the last is a step's, whose kernel is remembered as a part of the whole
 	others := []string{"Workspace", "WorkspaceBytes", "AssumeWorkspace", "Stream", "Threads", "adds"}

@@ -277,6 +277,7 @@ func (s *ErrorSuite) TestNothingIsIgnored() {
 		{linear(func(c *op.Call) { c.Stream = 7 }), "linear: stream: got 0x7 for tensors on cpu"},
 		{lerp(func(c *op.Call) { c.Kind = "relu" }), `lerp: kind: got "relu", want no name (NULL)`},
 		{lerp(func(c *op.Call) { c.AllowTF32 = true }), "lerp: allow_tf32: true"},
+		{lerp(func(c *op.Call) { c.BatchInvariant = true }), "lerp: batch_invariant: true"},
 		{lerp(func(c *op.Call) { c.Accumulate = true }), "lerp: accumulate: true"},
 		{lerp(func(c *op.Call) { c.Stream = 7 }), "lerp: stream: got 0x7"},
 	} {

@@ -165,7 +165,7 @@ func (s *blockSpelling) backwardSteps(c *Call, dt dtype.DType, device tensor.Dev
 	switch {
 	case first && sloped:
 		between := w.between(c, prefix+"hidden_backward", []*tensor.View{grad, weight2, pre}, gradPre, nil, gradBias1)
-		between.AllowTF32 = c.AllowTF32
+		between.AllowTF32, between.BatchInvariant = c.AllowTF32, c.BatchInvariant
 		if s.gated {
 			between.Inputs, between.Gate = append(between.Inputs, bias1), c.Gate
 		}

@@ -65,6 +65,10 @@ type Call struct {
 	Accumulate bool
 	// AllowTF32 lets float32 products be computed in TF32 where the hardware has it.
 	AllowTF32 bool
+	// BatchInvariant makes bits of a row of an operation with a product (of the output, and of the
+	// gradients to the input and to the preactivation) depend neither on other rows nor on how many
+	// there are.
+	BatchInvariant bool
 	// Backend names the backend that runs tensors in the host's memory; "" is the CPU's.
 	Backend string
 	// Inputs and Outputs are in the signature's order; nil is absent, and trailing absent ones may
@@ -118,7 +122,7 @@ type operation struct {
 	//
 	//   halves        a gate, which is half of a dimension (Gate)
 	//   splits        that dimension (Dim)
-	//   multiplies    a product (AllowTF32)
+	//   multiplies    a product (AllowTF32, BatchInvariant)
 	//   accumulates   weight and bias gradients to add to (Accumulate)
 	halves, splits, multiplies, accumulates bool
 	// shapes validates the inputs' geometry and returns each output's shape; nil for one that
@@ -188,6 +192,8 @@ func (o *operation) meaningful(c *Call) error {
 		return check.Invalid(o.Name, "gate", "got %d, want 0 (the second half), 1 (the first), 2 (odd places) or 3 (even places)", c.Gate)
 	case c.AllowTF32 && !o.multiplies:
 		return check.Invalid(o.Name, "allow_tf32", "true, but this operation has no product")
+	case c.BatchInvariant && !o.multiplies:
+		return check.Invalid(o.Name, "batch_invariant", "true, but this operation has no product")
 	}
 	return nil
 }

@@ -119,7 +119,7 @@ func (o *operation) choose(c *Call, choices *tuning.File) (backend.Kernel, error
 
 func (o *operation) header(c *Call, dt dtype.DType, choices *tuning.File) backend.Header {
 	formula, _ := o.computes(c)
-	return backend.Header{Op: o.Name, Kind: c.Kind, Formula: formula, DType: dt, AllowTF32: c.AllowTF32, Choices: choices}
+	return backend.Header{Op: o.Name, Kind: c.Kind, Formula: formula, DType: dt, AllowTF32: c.AllowTF32, BatchInvariant: c.BatchInvariant, Choices: choices}
 }
 
 // asksNothing reports whether every output is absent.
@@ -139,7 +139,7 @@ func (k idle) Sku() backend.Sku { return k.sku }
 
 func (k idle) Precision() backend.Precision {
 	return backend.Precision{
-		MathPrecision: k.sku.DType, Accumulator: k.sku.Accumulator, Deterministic: true, BitStableOnSameHardware: true,
+		MathPrecision: k.sku.DType, Accumulator: k.sku.Accumulator, Deterministic: true, BitStableOnSameHardware: true, BatchInvariant: true,
 	}
 }
 
@@ -181,7 +181,7 @@ func (o *operation) key(c *Call, key []byte, choices *tuning.File) []byte {
 			key = binary.LittleEndian.AppendUint64(key, math.Float64bits(value))
 		}
 	}
-	key = append(key, byte(c.Gate), flag(c.Accumulate), flag(c.AllowTF32))
+	key = append(key, byte(c.Gate), flag(c.Accumulate), flag(c.AllowTF32), flag(c.BatchInvariant))
 	key = binary.AppendVarint(key, int64(c.Dim))
 	key = binary.AppendVarint(key, choices.Generation())
 	for _, views := range [2][]*tensor.View{c.Inputs, c.Outputs} {
@@ -346,7 +346,7 @@ func (p *Plan) prepare(c *Call) (*Call, backend.Kernel, error) {
 	o := p.operation
 	full := *c
 	full.Op, full.Kind, full.Parameters, full.Dim, full.Gate = o.Name, p.call.Kind, p.call.Parameters, p.call.Dim, p.call.Gate
-	full.AllowTF32, full.Backend = p.call.AllowTF32, p.call.Backend
+	full.AllowTF32, full.BatchInvariant, full.Backend = p.call.AllowTF32, p.call.BatchInvariant, p.call.Backend
 	inputs, outputs, err := o.operands(&full)
 	if err != nil {
 		return nil, nil, err

@@ -64,7 +64,7 @@ func resolveStep(c *Call) (*operation, error) {
 // linear is a layer's call.
 func (w *region) linear(c *Call, kind string, parameters []float64, input, weight, bias, out, pre *tensor.View) Call {
 	return Call{
-		Op: "linear", Kind: kind, Parameters: parameters, AllowTF32: c.AllowTF32, Backend: c.Backend,
+		Op: "linear", Kind: kind, Parameters: parameters, AllowTF32: c.AllowTF32, BatchInvariant: c.BatchInvariant, Backend: c.Backend,
 		Inputs: []*tensor.View{input, weight, bias}, Outputs: []*tensor.View{out, pre},
 	}
 }
@@ -72,7 +72,7 @@ func (w *region) linear(c *Call, kind string, parameters []float64, input, weigh
 // linearBackward is the call of the gradients of a layer without an activation.
 func (w *region) linearBackward(c *Call, grad, input, weight, bias, gradInput, gradWeight, gradBias *tensor.View) Call {
 	return Call{
-		Op: "linear_backward", Kind: "none", AllowTF32: c.AllowTF32, Backend: c.Backend,
+		Op: "linear_backward", Kind: "none", AllowTF32: c.AllowTF32, BatchInvariant: c.BatchInvariant, Backend: c.Backend,
 		Inputs: []*tensor.View{grad, input, weight, bias, nil, nil}, Outputs: []*tensor.View{gradInput, gradWeight, gradBias},
 	}
 }

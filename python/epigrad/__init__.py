@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any
 
 from epigrad import backward, errors, forward, integrations, nn, plan, webgpu
 from epigrad._autograd.main_grad import accumulate_main_grad
+from epigrad._core.invariance import batch_invariant
 from epigrad._core.selection import BackendInfo, backends, tuning, use_backend
 from epigrad.functional import (
     activation,
@@ -53,6 +54,7 @@ __all__ = [
     "activation",
     "backends",
     "backward",
+    "batch_invariant",
     "errors",
     "experts",
     "forward",

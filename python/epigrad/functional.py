@@ -21,7 +21,7 @@ from epigrad._autograd.formulas import LEARNABLE
 from epigrad._autograd.gated_linear import GatedLinear
 from epigrad._autograd.grouped import EXPERTS_ARGUMENTS, Experts, GroupedLinear
 from epigrad._autograd.main_grad import any_switched, refuse_tracing, sinks_of, with_wide_views
-from epigrad._core import loader, selection
+from epigrad._core import invariance, loader, selection
 from epigrad._core.call import Call, activation_call, call_of, experts_call, gated_call
 from epigrad._core.checks import check_save, finite, lerp_weight, overridden, require_tensors
 from epigrad._core.launcher import DISPATCHER, layer_options, only
@@ -720,6 +720,8 @@ def _traced(
         options["parameters"] = parameters
     if save is not None:
         options["save"] = save if records and torch.is_grad_enabled() else "recompute"
+    if save is not None and invariance.is_on():
+        options["batch_invariant"] = True
     results = _OPERATORS[op](*tensors, name, *rest, backend=selection.current(), **options)
     out: Tensor = results if save is None else results[0]
     return out

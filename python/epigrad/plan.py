@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from epigrad import errors
-from epigrad._core import loader, selection
+from epigrad._core import invariance, loader, selection
 from epigrad._core.call import gate_place
 from epigrad._core.checks import check_tensors, lerp_weight, refuse_graph, refuse_negative, refuse_zeros
 from epigrad._core.stateless import mark_written
@@ -59,6 +59,7 @@ class PrecisionGuarantee:
     accumulator: str
     deterministic: bool
     bit_stable_on_same_hardware: bool
+    batch_invariant: bool
 
 
 def _close(control_plan: loader.ControlPlan) -> None:
@@ -278,6 +279,7 @@ class _Gemm(_Plan):
                 "ldb": None if ldb is None else _size(name, "ldb", ldb),
                 "ld_grad": None if ld_grad is None else _size(name, "ld_grad", ld_grad),
                 "allow_tf32": loader.allows_tf32(),
+                "batch_invariant": invariance.is_on(),
             }
         )
 

@@ -20,7 +20,7 @@ import numpy as np
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.append(str(ROOT / "python" / "epigrad" / "_check"))  # importing epigrad would bring PyTorch
-from c_structs import CPU, CUDA, MAX_OUTPUTS, MAX_RANK, WEBGPU, Call, DataType, Device, DLTensor  # noqa: E402
+from c_structs import BATCH_INVARIANT, CPU, CUDA, MAX_OUTPUTS, MAX_RANK, WEBGPU, Call, DataType, Device, DLTensor  # noqa: E402
 
 LIBRARY = Path(os.environ.get("EPIGRAD_LIBRARY") or ROOT / "build" / "libepigrad.so")
 OK, INVALID, DTYPE, UNSUPPORTED, DEVICE, MISALIGNED, WORKSPACE, BUFFER, UNAVAILABLE = range(9)
@@ -469,11 +469,14 @@ def check_flags_and_stream() -> None:
     of("linear", [X, W, B], [out, None], num_parameters=1, words=["linear: parameters", "want an array"])
     of("linear", [X, W, B], [out, None], num_threads=-1, words=["linear: num_threads: got -1"])
     of("gated_activation", [X], [halves], "glu", dim=1, flags=ALLOW_TF32, words=["gated_activation: allow_tf32"])
+    of("gated_activation", [X], [halves], "glu", dim=1, flags=BATCH_INVARIANT, words=["gated_activation: batch_inv"])
     of("gated_activation", [X], [halves], "glu", dim=1, flags=ACCUMULATE, words=["gated_activation: accumulate"])
     of("lerp", [X, X, X], [nan(3, 4)], "relu", words=["lerp: kind", "relu"])
     of("lerp", [X, X, X], [nan(3, 4)], flags=ACCUMULATE, words=["lerp: accumulate"])
     # a permission that the CPU makes no use of
     run("linear", None, [X, W, B], [out, None], flags=ALLOW_TF32)
+    # and what it does anyway
+    run("linear", None, [X, W, B], [out, None], flags=BATCH_INVARIANT)
     run("linear", None, [X, W, B], [out, None], flags=ASSUME_WORKSPACE)
 
 

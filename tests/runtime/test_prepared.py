@@ -324,6 +324,7 @@ CHANGES: dict[str, tuple[Call, Call, tuple[torch.Tensor, ...], tuple[bool, ...]]
         (False, True, False),
     ),
     "backend": (LINEAR, LINEAR._replace(backend="cpu"), (SQUARE, SQUARE), (True,)),
+    "batch_invariant": (LINEAR, LINEAR._replace(batch_invariant=True), (SQUARE, SQUARE), (True,)),
 }
 
 

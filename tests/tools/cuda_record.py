@@ -1,10 +1,11 @@
 """Runs the tests that need a GPU and keeps what came of them: how many passed, and what
 compute-sanitizer said.
 
-    python -m tests.tools.cuda_record docs/results
+    python -m tests.tools.cuda_record docs/results [WORD ...]
 
 writes a file named by date and device, anew after every run, so that one that is stopped keeps the
-runs before it. The exit code is 1 if anything failed. compute-sanitizer comes with NVIDIA's CUDA
+runs before it. With words, only runs whose names have one of them, in place of those in the file.
+The exit code is 1 if anything failed. compute-sanitizer comes with NVIDIA's CUDA
 toolkit; where PATH has none, the file says so in place of its runs.
 """
 
@@ -72,6 +73,15 @@ SANITIZED = {
         " or (few and (swiglu_oai or relu2)) or infinite",
     ),
 }
+# These two tools take many times as long.
+SANITIZED_SLOWLY = SANITIZED | {
+    "groups": (
+        "tests/cuda/test_grouped.py",
+        "-k",
+        "make_no_sense or (bfloat16 and one and swiglu_oai)",
+    )
+}
+SLOW = ("racecheck", "initcheck")
 # initcheck does not see what the copy engine writes: it reports PyTorch's reads of results of
 # product_sm90.cuh. Leaving PyTorch's kernels out would hide what they write, too.
 TOOLS = ("memcheck", "racecheck", "synccheck", "initcheck")
@@ -131,33 +141,40 @@ def facts() -> dict[str, Any]:
 
 def main() -> int:
     """Run everything and write the file; 1 if anything failed."""
-    (folder,) = sys.argv[1:]
+    folder, *words = sys.argv[1:]
     contents = facts()
     name = re.sub(r"[^a-z0-9]+", "-", contents["device"].lower()).strip("-")
     path = pathlib.Path(folder, f"{contents['date']}-cuda-{name}-tests.json").resolve()
+    if words and path.exists():
+        contents |= {key: rows for key, rows in json.loads(path.read_text()).items() if key in ("tests", "sanitizer")}
+
+    def chosen(what: str) -> bool:
+        return not words or any(word in what for word in words)
 
     def keep(key: str, row: dict[str, Any]) -> None:
-        contents.setdefault(key, []).append(row)
+        others = [old for old in contents.get(key, []) if old["what"] != row["what"]]
+        contents[key] = [*others, row]
         path.write_text(json.dumps(contents, indent=1) + "\n")
         print(json.dumps({name: value for name, value in row.items() if name != "tail"}), flush=True)
 
     sanitizer = shutil.which("compute-sanitizer")
     with concurrent.futures.ThreadPoolExecutor(AT_ONCE) as executor:
-        runs = {executor.submit(pytest, *how): ("tests", what) for what, *how in RUNS if what != ALONE}
+        runs = {executor.submit(pytest, *how): ("tests", what) for what, *how in RUNS if what != ALONE and chosen(what)}
         for tool in TOOLS if sanitizer else ():
             under = (str(sanitizer), "--tool", tool, "--target-processes", "all", "--error-exitcode", str(FOUND))
-            for what, arguments in SANITIZED.items():
-                run = executor.submit(pytest, {}, ("-n", "0", *arguments), under)
-                runs[run] = ("sanitizer", f"{tool}, {what}")
+            for what, arguments in (SANITIZED_SLOWLY if tool in SLOW else SANITIZED).items():
+                if chosen(f"{tool}, {what}"):
+                    run = executor.submit(pytest, {}, ("-n", "0", *arguments), under)
+                    runs[run] = ("sanitizer", f"{tool}, {what}")
         for run in concurrent.futures.as_completed(runs):
             key, what = runs[run]
             keep(key, {"what": what, **run.result()})
     for what, environment, arguments in RUNS:
-        if what == ALONE:
+        if what == ALONE and chosen(what):
             keep("tests", {"what": what, **pytest(environment, arguments)})
     if not sanitizer:
         keep("sanitizer", {"what": "not run: there is no compute-sanitizer on PATH", "exit_code": 0})
-    return int(any(row["exit_code"] for row in (*contents["tests"], *contents["sanitizer"])))
+    return int(any(row["exit_code"] for key in ("tests", "sanitizer") for row in contents.get(key, [])))
 
 
 if __name__ == "__main__":

@@ -91,7 +91,7 @@ func (c *Backend) Select(p backend.Problem) (backend.Kernel, error) {
 	if err != nil {
 		return nil, err
 	}
-	b := &builder{device: d, dt: dt, blasAlone: c.BLASAlone}
+	b := &builder{device: d, dt: dt, blasAlone: c.BLASAlone, invariant: p.IsBatchInvariant()}
 	if c.OneKernel {
 		b.way = fused
 	}

@@ -103,9 +103,11 @@ typedef struct {
   int32_t dtype, result, compute, scale; /* cudaDataType_t, result: D's; cublasComputeType_t */
   int32_t transpose[2];
   uint64_t rows[EPG_MATRICES], columns[EPG_MATRICES];
+  uint64_t chosen_rows[EPG_MATRICES], chosen_columns[EPG_MATRICES]; /* that the algorithm is chosen for */
   int64_t leading[EPG_MATRICES], batch_stride[EPG_MATRICES];
   int32_t batch, has_bias, reduction_mask, tune; /* tune: time the candidates */
   uint32_t element, result_element;              /* bytes */
+  uint32_t alignment;                            /* bytes, that addresses mostly have */
   uint64_t most_workspace;
   const epg_algorithm *known; /* a choice made before, or NULL */
 } epg_matmul_problem;

@@ -44,8 +44,11 @@ func (b *builder) onePassOf(whole *lower.Product) (o onePass, ok bool) {
 	if !o.left.boxed() || !o.right.boxed() || !stored(&o.out, lower.Out) || !stored(&o.pre, lower.Preactivation) {
 		return o, false
 	}
+	if b.invariant && !o.rowsStartAlike() {
+		return o, false
+	}
 	b.ways = []way{narrow, wide, separated}
-	return o, b.way != byRule || o.worthwhile(b.device.processors)
+	return o, b.invariant || b.way != byRule || o.worthwhile(b.device.processors)
 }
 
 // A depth is short where the epilogue decides more than the product.

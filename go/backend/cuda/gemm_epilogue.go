@@ -91,9 +91,20 @@ func (b *builder) gemmEpilogueBackward(p *backend.GemmEpilogueBackward) error {
 		}
 	}
 	for _, product := range made.Products() {
-		if err := b.multiply(product, p.AllowTF32); err != nil {
+		if err := b.gradient(product, p.AllowTF32); err != nil {
 			return err
 		}
 	}
 	return nil
+}
+
+// gradient adds a gradient's product: by BLAS, which is fastest, or by the kernel whose sums do not
+// depend on the number of rows.
+func (b *builder) gradient(p *lower.Product, tf32 bool) error {
+	if b.invariant && p.ByRows && !p.Accumulates {
+		if o, ok := b.onePassOf(p); ok {
+			return b.onePass(&o, "none", func() error { return b.multiply(p, tf32) })
+		}
+	}
+	return b.multiply(p, tf32)
 }

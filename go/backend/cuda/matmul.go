@@ -30,6 +30,9 @@ type matmul struct {
 	accumulates bool
 	dt, result  dtype.DType // of the operands, and of what is written
 	tf32        bool
+	// rows of the result that cuBLASLt's algorithm is chosen for
+	invariant  bool
+	chosenRows int64
 }
 
 // squeezed leaves out dimensions of size 1.
@@ -202,6 +205,10 @@ func (b *builder) enqueue(p *lower.Product, tf32 bool) {
 	single.matrices[lower.Left], _ = matrixOf(p.M, p.K, lower.Left)
 	single.matrices[lower.Right], _ = matrixOf(p.K, p.N, lower.Right)
 	single.matrices[lower.Out], _ = matrixOf(p.M, p.N, lower.Out)
+	single.invariant, single.chosenRows = b.invariant && p.ByRows, single.matrices[lower.Out].rows
+	if single.invariant {
+		single.chosenRows = invariantRows
+	}
 	if p.Views[lower.Bias] != nil {
 		single.alignedBias = b.region(b.dt, single.matrices[lower.Out].columns)
 	}
@@ -272,6 +279,8 @@ const (
 	// reduceInCompute is CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE: partial sums are never rounded to
 	// a half type, whatever PyTorch allows.
 	reduceInCompute = 2
+	// dontReduce is CUBLASLT_REDUCTION_SCHEME_NONE: the depth is not divided.
+	dontReduce = 0
 )
 
 // compile implements operation. BLAS sees everything transposed, column-major: outᵀ = rightᵀ leftᵀ
@@ -290,7 +299,10 @@ func (p *matmul) compile(c *compiler, s *C.epg_step) error {
 	}
 	problem := C.epg_matmul_problem{
 		dtype: types.storage, result: blasTypes[p.result].storage, result_element: C.uint32_t(p.result.Size()), compute: types.compute, scale: types.scale, batch: C.int32_t(p.batch.Size), reduction_mask: reduceInCompute,
-		element: C.uint32_t(p.dt.Size()), most_workspace: mostBLASWorkspace,
+		element: C.uint32_t(p.dt.Size()), most_workspace: mostBLASWorkspace, alignment: vectorBytes,
+	}
+	if p.invariant {
+		problem.reduction_mask = dontReduce
 	}
 	if p.tf32 {
 		problem.compute = computeTF32
@@ -298,22 +310,29 @@ func (p *matmul) compile(c *compiler, s *C.epg_step) error {
 	type operand struct {
 		view *tensor.View
 		matrix
-		batch int64
+		chosen matrix // of the sizes that the algorithm is chosen for
+		batch  int64
 	}
-	operandAt := func(i int) operand { return operand{p.views[i], p.matrices[i], p.batch.Strides[i]} }
+	operandAt := func(i int) operand {
+		chosen := p.matrices[i]
+		if i != lower.Right {
+			chosen.rows = p.chosenRows
+		}
+		return operand{p.views[i], p.matrices[i], chosen, p.batch.Strides[i]}
+	}
 	left, right, out := operandAt(lower.Left), operandAt(lower.Right), operandAt(lower.Out)
 	operands := [C.EPG_MATRICES]operand{left, right, out}
 	if _, rowwise := out.transposed().byColumns(); rowwise {
 		operands = [C.EPG_MATRICES]operand{right, left, out}
 		for i := range operands {
-			operands[i].matrix = operands[i].transposed()
+			operands[i].matrix, operands[i].chosen = operands[i].transposed(), operands[i].chosen.transposed()
 		}
 	}
 	for i, o := range operands {
 		ld, ok := o.byColumns()
 		if !ok && i < C.EPG_MATRICES-1 {
 			problem.transpose[i] = 1
-			o.matrix = o.transposed()
+			o.matrix, o.chosen = o.transposed(), o.chosen.transposed()
 			ld, ok = o.byColumns()
 		}
 		if !ok {
@@ -321,6 +340,10 @@ func (p *matmul) compile(c *compiler, s *C.epg_step) error {
 				o.rows, o.columns, math.MaxInt32)
 		}
 		problem.rows[i], problem.columns[i], problem.leading[i] = C.uint64_t(o.rows), C.uint64_t(o.columns), C.int64_t(ld)
+		problem.chosen_rows[i], problem.chosen_columns[i] = C.uint64_t(o.chosen.rows), C.uint64_t(o.chosen.columns)
+		if p.invariant && ld*p.dt.Size()%vectorBytes != 0 { // some rows start elsewhere
+			problem.alignment = problem.element
+		}
 		problem.batch_stride[i] = C.int64_t(o.batch)
 		s.matmul.pointers[i] = c.address(0, o.view)
 	}

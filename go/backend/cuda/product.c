@@ -19,11 +19,10 @@ enum { DESC_TRANSPOSE_A = 3, DESC_TRANSPOSE_B = 4, DESC_EPILOGUE = 7, DESC_BIAS_
 enum { PREFERENCE_WORKSPACE = 1, PREFERENCE_REDUCTION = 3, PREFERENCE_ALIGNMENT_A = 5, PREFERENCE_ALIGNMENT_D = 8 };
 enum { EPILOGUE_DEFAULT = 1, EPILOGUE_BIAS = 4 };
 
-enum { VECTOR_BYTES = 16 };
-
-/* The heuristic's choices for addresses of an alignment, best first; returns how many, or -1. */
-static int candidates(const epg_device *d, const epg_matmul_problem *p, const epg_matmul *m, uint32_t alignment, int wanted, heuristic *found,
-                      epg_failure *failure) {
+/* The heuristic's choices for layouts and for addresses of an alignment, best first; returns how
+ * many, or -1. */
+static int candidates(const epg_device *d, const epg_matmul_problem *p, const epg_matmul *m, void *const *l, uint32_t alignment, int wanted,
+                      heuristic *found, epg_failure *failure) {
   enum { NOT_SUPPORTED = 15 };
   void *preference = NULL;
   int count = 0, status = epg_blas_library.cublasLtMatmulPreferenceCreate(&preference);
@@ -32,7 +31,6 @@ static int candidates(const epg_device *d, const epg_matmul_problem *p, const ep
   if (!status) status = epg_blas_library.cublasLtMatmulPreferenceSetAttribute(preference, PREFERENCE_REDUCTION, &mask, sizeof mask);
   for (int attribute = PREFERENCE_ALIGNMENT_A; !status && attribute <= PREFERENCE_ALIGNMENT_D; attribute++)
     status = epg_blas_library.cublasLtMatmulPreferenceSetAttribute(preference, attribute, &alignment, sizeof alignment);
-  void *const *l = m->layouts;
   if (!status) status = epg_blas_library.cublasLtMatmulAlgoGetHeuristic(d->blas, m->desc, l[0], l[1], l[2], l[2], preference, wanted, found, &count);
   if (preference) epg_blas_library.cublasLtMatmulPreferenceDestroy(preference);
   if (status || !count) return epg_fail_blas(failure, "cublasLtMatmulAlgoGetHeuristic", status ? status : NOT_SUPPORTED);
@@ -114,34 +112,53 @@ static int tune(const epg_device *d, const epg_matmul_problem *p, epg_matmul *m,
 
 /* --- making one ----------------------------------------------------------------------------- */
 
+static void destroy_layouts(void *const *layouts) {
+  for (int i = 0; i < EPG_MATRICES; i++)
+    if (layouts[i]) epg_blas_library.cublasLtMatrixLayoutDestroy(layouts[i]);
+}
+
+/* Describes a problem's matrices with these sizes; returns cuBLASLt's status. */
+static int make_layouts(const epg_matmul_problem *p, const uint64_t *rows, const uint64_t *columns, void **layouts) {
+  int status = 0;
+  for (int i = 0; !status && i < EPG_MATRICES; i++) {
+    const int32_t type = i < 2 ? p->dtype : p->result;
+    const int64_t leading = p->leading[i] < (int64_t)rows[i] ? (int64_t)rows[i] : p->leading[i];
+    status = epg_blas_library.cublasLtMatrixLayoutCreate(&layouts[i], type, rows[i], columns[i], leading);
+    if (status || p->batch == 1) continue;
+    status = epg_blas_library.cublasLtMatrixLayoutSetAttribute(layouts[i], LAYOUT_BATCH_COUNT, &p->batch, sizeof p->batch);
+    if (!status) status = epg_blas_library.cublasLtMatrixLayoutSetAttribute(layouts[i], LAYOUT_BATCH_STRIDE, &p->batch_stride[i], sizeof p->batch_stride[i]);
+  }
+  return status;
+}
+
+/* Chooses the algorithms of a product, whose sizes these layouts may have others of. */
+static int choose(const epg_device *d, const epg_matmul_problem *p, epg_matmul *m, void *const *layouts, epg_failure *failure) {
+  heuristic found[EPG_MOST_CANDIDATES];
+  if (candidates(d, p, m, layouts, p->element, 1, found, failure) < 0) return -1;
+  take(&m->choices[1], &found[0]);
+  if (p->known) {
+    m->choices[0] = *p->known;
+    return 0;
+  }
+  const int count = candidates(d, p, m, layouts, p->alignment, p->tune ? EPG_MOST_CANDIDATES : 1, found, failure);
+  if (count < 0) return -1;
+  take(&m->choices[0], &found[0]);
+  m->tuned = p->tune && tune(d, p, m, found, count);
+  return 0;
+}
+
 static int describe(const epg_device *d, const epg_matmul_problem *p, epg_matmul *m, epg_failure *failure) {
   const int32_t epilogue = p->has_bias ? EPILOGUE_BIAS : EPILOGUE_DEFAULT;
   int status = epg_blas_library.cublasLtMatmulDescCreate(&m->desc, p->compute, p->scale);
   if (!status) status = epg_blas_library.cublasLtMatmulDescSetAttribute(m->desc, DESC_TRANSPOSE_A, &p->transpose[0], sizeof p->transpose[0]);
   if (!status) status = epg_blas_library.cublasLtMatmulDescSetAttribute(m->desc, DESC_TRANSPOSE_B, &p->transpose[1], sizeof p->transpose[1]);
   if (!status) status = epg_blas_library.cublasLtMatmulDescSetAttribute(m->desc, DESC_EPILOGUE, &epilogue, sizeof epilogue);
-  for (int i = 0; !status && i < EPG_MATRICES; i++) {
-    const int32_t type = i < 2 ? p->dtype : p->result;
-    status = epg_blas_library.cublasLtMatrixLayoutCreate(&m->layouts[i], type, p->rows[i], p->columns[i], p->leading[i]);
-    if (!status && p->batch > 1) {
-      status = epg_blas_library.cublasLtMatrixLayoutSetAttribute(m->layouts[i], LAYOUT_BATCH_COUNT, &p->batch, sizeof p->batch);
-      if (!status)
-        status = epg_blas_library.cublasLtMatrixLayoutSetAttribute(m->layouts[i], LAYOUT_BATCH_STRIDE, &p->batch_stride[i], sizeof p->batch_stride[i]);
-    }
-  }
-  if (status) return epg_fail_blas(failure, "cublasLtMatmulDescCreate", status);
-  heuristic found[EPG_MOST_CANDIDATES];
-  if (candidates(d, p, m, p->element, 1, found, failure) < 0) return -1;
-  take(&m->choices[1], &found[0]);
-  if (p->known) {
-    m->choices[0] = *p->known;
-    return 0;
-  }
-  const int count = candidates(d, p, m, VECTOR_BYTES, p->tune ? EPG_MOST_CANDIDATES : 1, found, failure);
-  if (count < 0) return -1;
-  take(&m->choices[0], &found[0]);
-  m->tuned = p->tune && tune(d, p, m, found, count);
-  return 0;
+  if (!status) status = make_layouts(p, p->rows, p->columns, m->layouts);
+  void *chosen[EPG_MATRICES] = {NULL};
+  if (!status) status = make_layouts(p, p->chosen_rows, p->chosen_columns, chosen);
+  const int failed = status ? epg_fail_blas(failure, "cublasLtMatmulDescCreate", status) : choose(d, p, m, chosen, failure);
+  destroy_layouts(chosen);
+  return failed;
 }
 
 int epg_matmul_create(const epg_device *d, const epg_matmul_problem *p, epg_matmul *m, epg_failure *failure) {
@@ -159,8 +176,7 @@ int epg_matmul_create(const epg_device *d, const epg_matmul_problem *p, epg_matm
 }
 
 void epg_matmul_destroy(epg_matmul *m) {
-  for (int i = 0; i < EPG_MATRICES; i++)
-    if (m->layouts[i]) epg_blas_library.cublasLtMatrixLayoutDestroy(m->layouts[i]);
+  destroy_layouts(m->layouts);
   if (m->desc) epg_blas_library.cublasLtMatmulDescDestroy(m->desc);
   if (m->lock) {
     pthread_mutex_destroy(m->lock);

@@ -103,6 +103,7 @@ type builder struct {
 	device    *device
 	dt        dtype.DType
 	blasAlone bool // no product by kernels of our own
+	invariant bool // whether bits of a row may not depend on other rows (invariant.go)
 	tf32      bool // whether a product is computed in TF32
 	way       way
 	ways      []way // that the problem can go
@@ -256,6 +257,7 @@ func (b *builder) compile(p backend.Problem) (*kernel, error) {
 	}
 	k.precision = backend.Precision{
 		MathPrecision: b.mathPrecision(), Accumulator: dt.Accumulator().String(), Deterministic: true, BitStableOnSameHardware: true,
+		BatchInvariant: b.invariant || !multiplies(p),
 	}
 	return k, nil
 }

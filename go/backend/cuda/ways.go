@@ -54,7 +54,7 @@ func (b *builder) kernelOf(p backend.Problem) (*kernel, error) {
 
 // going makes the kernel of a problem that goes a way.
 func (b *builder) going(w way, p backend.Problem) (*kernel, error) {
-	other := &builder{device: b.device, dt: b.dt, blasAlone: b.blasAlone, way: w}
+	other := &builder{device: b.device, dt: b.dt, blasAlone: b.blasAlone, invariant: b.invariant, way: w}
 	if err := other.plan(p); err != nil {
 		return nil, err
 	}

@@ -39,12 +39,14 @@ type Product struct {
 	Summed int
 	// Accumulates: a run that accumulates adds to the result.
 	Accumulates bool
+	// ByRows: M are the problem's rows, of which each gives one of the result.
+	ByRows bool
 }
 
 // Forward returns the product of a GEMM epilogue.
 func Forward(p *backend.GemmEpilogue) *Product {
 	rank, last := p.BatchRank, p.A.Rank()-1
-	q := &Product{Formula: p.Formula, Views: [Operands]*tensor.View{p.Out, p.Preactivation, p.A, p.B, p.Bias}}
+	q := &Product{Formula: p.Formula, Views: [Operands]*tensor.View{p.Out, p.Preactivation, p.A, p.B, p.Bias}, ByRows: true}
 	out, pre, a, b := stridesOf(p.Out, rank), stridesOf(p.Preactivation, rank), stridesOf(p.A, rank), stridesOf(p.B, rank)
 	q.M = dims(p.A.Shape[rank:last], strides{Out: out.rows, Preactivation: pre.rows, Left: a.rows})
 	q.N = dims(p.B.Shape[rank+1:], strides{Out: out.columns, Preactivation: pre.columns, Right: b.columns, Bias: stridesOf(p.Bias, 0).columns})
@@ -56,7 +58,7 @@ func Forward(p *backend.GemmEpilogue) *Product {
 // gradA is grad_a = g bᵀ.
 func gradA(p *backend.GemmEpilogueBackward, g *tensor.View) *Product {
 	rank, last := p.BatchRank, g.Rank()-1
-	q := &Product{Formula: "none", Views: [Operands]*tensor.View{Out: p.GradA, Left: g, Right: p.B}, Accumulates: p.AddsA}
+	q := &Product{Formula: "none", Views: [Operands]*tensor.View{Out: p.GradA, Left: g, Right: p.B}, Accumulates: p.AddsA, ByRows: true}
 	out, left, b := stridesOf(p.GradA, rank), stridesOf(g, rank), stridesOf(p.B, rank)
 	q.M = dims(g.Shape[rank:last], strides{Out: out.rows, Left: left.rows})
 	q.N = dims(p.B.Shape[rank:rank+1], strides{Out: out.columns, Right: b.rows})

@@ -203,6 +203,7 @@ func (b *builder) cutTile(t tile, all []operand) []tile {
 	first, second := t, t
 	first.groups[group], second.groups[group] = halves[0], halves[1]
 	second.adds = t.adds || group == ofDepth
+	b.dividesDepth = b.dividesDepth || second.adds
 	return append(b.cutTile(first, all), b.cutTile(second, all)...)
 }
 

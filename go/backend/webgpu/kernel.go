@@ -88,6 +88,8 @@ type builder struct {
 	tiling *tiling
 	slots  []slot
 	steps  []*step
+	// dividesDepth: sums were too long for one dispatch
+	dividesDepth bool
 }
 
 // kernel is a program that is ready to run.
@@ -198,6 +200,7 @@ func (b *builder) kernel(p backend.Problem) *kernel {
 		},
 		precision: backend.Precision{
 			MathPrecision: dtype.Float32.String(), Accumulator: dt.Accumulator().String(), Deterministic: true, BitStableOnSameHardware: true,
+			BatchInvariant: !b.dividesDepth,
 		},
 	}
 }

@@ -75,6 +75,9 @@ func (b *Backend) Select(p backend.Problem) (backend.Kernel, error) {
 	if err := builder.plan(p); err != nil {
 		return nil, err
 	}
+	if builder.dividesDepth && p.IsBatchInvariant() {
+		return nil, status.Errorf(status.Unsupported, "%s: batch_invariant: sums longer than the adapter's bindings are divided by their rows, want smaller tensors", op)
+	}
 	return builder.kernel(p), nil
 }
 

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from epigrad import errors
-from epigrad._check.c_structs import CPU, CUDA, MAX_OUTPUTS, MAX_RANK, Call, DataType, Device, DLTensor
+from epigrad._check.c_structs import BATCH_INVARIANT, CPU, CUDA, MAX_OUTPUTS, MAX_RANK, Call, DataType, Device, DLTensor
 from epigrad._check.problem import GATES, Problem
-from epigrad._core import loader, selection, tables
+from epigrad._core import invariance, loader, selection, tables
 from epigrad.kinds import arguments_of
 
 _CODES = {
@@ -82,6 +82,7 @@ def call(
         kind=None if kind is None else kind.name.encode(),
         parameters=(ctypes.c_double * max(1, len(numbers)))(*numbers),
         num_parameters=len(numbers),
+        flags=BATCH_INVARIANT if invariance.is_on() and problem.operation.products else 0,
         dim=options.get("dim", 0),
         gate=GATES.index(options.get("gate", "second")),
         num_threads=torch.get_num_threads(),

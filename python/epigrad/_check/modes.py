@@ -31,6 +31,7 @@ from epigrad._check.bounds import Bounded, breach
 from epigrad._check.calls import Inputs, Results, backend_of, run
 from epigrad._check.layouts import Guarded, same_bits, unchanged
 from epigrad._check.problem import Problem
+from epigrad._core.invariance import batch_invariant
 
 Mode = Callable[[Problem, str], str]
 
@@ -78,19 +79,21 @@ def bitwise(problem: Problem, backend: str) -> str:
                     continue
                 if way != CONTIGUOUS or device == "cpu" or one.shape == problem.out_shape:
                     return f"{name}: other bits {way}"
-        return _other_rows(problem, inputs, results) if backend == "cpu" else ""
+        with batch_invariant():
+            return _other_rows(problem, inputs)
 
 
 CONTIGUOUS = "contiguous"
 """A way to compute in which sums may have other bits on a GPU: they follow the layout."""
 
 
-def _other_rows(problem: Problem, inputs: Inputs, results: Results) -> str:
-    """Compute some rows alone: on a CPU a row of output and of the input's gradient depends on no
-    other."""
+def _other_rows(problem: Problem, inputs: Inputs) -> str:
+    """Compute some rows alone, which has the same bits in this mode."""
     place = problem.operation.sizes.index("rows") if "rows" in problem.operation.sizes else -1
     name, first = next(iter(inputs.given.items()))
     if problem.op not in BY_ROWS or first is None or first.dim() != 2 or inputs.grad.dim() != 2 or len(first) < 2:
+        return ""
+    if first.is_cuda and not (first.is_contiguous() and inputs.grad.is_contiguous()):
         return ""
     rng = random.Random(problem.seed)
     begin = rng.randrange(len(first))
@@ -98,7 +101,7 @@ def _other_rows(problem: Problem, inputs: Inputs, results: Results) -> str:
     sizes = list(problem.sizes)
     sizes[place] = rows.stop - rows.start
     some = Inputs(inputs.given | {name: first[rows]}, inputs.grad[rows], inputs.integers)
-    found = run(dataclasses.replace(problem, sizes=tuple(sizes)), some)
+    found, results = run(dataclasses.replace(problem, sizes=tuple(sizes)), some), run(problem, inputs)
     for what, alone, whole in zip(names_of(problem)[:2], found, results, strict=False):
         if alone is not None and whole is not None and not same_bits(alone, whole[rows]):
             return f"{what}: other bits for rows {rows.start} to {rows.stop} alone"
@@ -106,7 +109,7 @@ def _other_rows(problem: Problem, inputs: Inputs, results: Results) -> str:
 
 
 BY_ROWS = ("matmul_bias_activation", "linear", "gated_linear", "mlp", "gated_mlp")
-"""Operations whose rows are independent on a CPU."""
+"""Operations whose rows are independent in `epigrad.batch_invariant`."""
 
 
 def _on_one_thread(problem: Problem, inputs: Inputs) -> Results:

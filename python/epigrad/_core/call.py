@@ -10,12 +10,17 @@ from typing import Any, NamedTuple
 from torch.compiler import is_dynamo_compiling
 
 from epigrad import errors
+from epigrad._core import invariance
 from epigrad.kinds import Activation, Gated, activation_of, arguments_of, either_of, gated_of
 
 GATE_NAMES = ("second", "first", "odd", "even")
 """Where the gates are: the second half, the first, or every other one; in epigrad.h's order."""
 
 _PLACES = {name: place for place, name in enumerate(GATE_NAMES)}
+
+_PRODUCTS = frozenset(
+    ("matmul_bias_activation", "linear", "gated_linear", "mlp", "gated_mlp", "grouped_linear", "experts")
+)
 
 
 class _Fields(NamedTuple):
@@ -28,6 +33,7 @@ class _Fields(NamedTuple):
     gate: int = 0
     accumulate: bool = False
     backend: str | None = None
+    batch_invariant: bool = False
 
 
 class Call(_Fields):
@@ -42,12 +48,19 @@ class Call(_Fields):
         gate: where the gates are, an index of `GATE_NAMES`.
         accumulate: whether to add into the weight and bias gradients.
         backend: the backend for CPU tensors; None is the CPU's.
+        batch_invariant: whether bits of a row may not depend on other rows, of an operation with a
+            product.
     """
 
     @functools.cached_property
     def backward(self) -> Call:
         """The call of the gradients."""
         return Call(self.op + "_backward", *self[1:])
+
+    @functools.cached_property
+    def with_rows_alone(self) -> Call:
+        """The same call, with bits of rows that do not depend on other rows."""
+        return self._replace(batch_invariant=True) if self.op.removesuffix("_backward") in _PRODUCTS else self
 
     @property
     def activation(self) -> Activation:
@@ -84,13 +97,17 @@ _quick = {make: functools.lru_cache(maxsize=1024)(make) for make in (activation_
 
 
 def call_of(make: Callable[..., Call], *arguments: Any) -> Call:
-    """`activation_call` or one like it, which give one call for equal arguments."""
+    """`activation_call` or one like it, which give one call for equal arguments, in the mode that
+    this thread is in.
+    """
     if is_dynamo_compiling():
-        return make(*arguments)
-    try:
-        return _quick[make](*arguments)
-    except TypeError:  # what cannot be hashed is no name: the error says so
-        return make(*arguments)
+        call = make(*arguments)
+    else:
+        try:
+            call = _quick[make](*arguments)
+        except TypeError:  # what cannot be hashed is no name: the error says so
+            call = make(*arguments)
+    return call.with_rows_alone if invariance.is_on() else call
 
 
 def gate_place(op: str, gate: str) -> int:

@@ -57,10 +57,12 @@ def overload(name: str) -> Any:
 
 
 def options_of(call: Call) -> dict[str, Any]:
-    """What operators take of a call by keyword: its backend, and its parameters if it has any."""
+    """What operators take of a call by keyword: its backend, and what it has besides."""
     options: dict[str, Any] = {"backend": call.backend}
     if call.parameters:
         options["parameters"] = call.parameters
+    if call.batch_invariant:
+        options["batch_invariant"] = True
     return options
 
 

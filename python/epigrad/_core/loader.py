@@ -112,7 +112,7 @@ def _load() -> Core:
     with _lock:
         if _core is not None:
             return _core
-        tunes = _switched_on("EPIGRAD_TUNE")
+        tunes = is_switched_on("EPIGRAD_TUNE")
         if not _started:
             _started = True
             os.register_at_fork(after_in_child=_after_fork_in_child)
@@ -167,7 +167,8 @@ def _give_torch_kernels(native: Any) -> None:
         return  # a PyTorch without the functions that they need
 
 
-def _switched_on(variable: str) -> bool:
+def is_switched_on(variable: str) -> bool:
+    """Whether a variable of the environment is 1; one that makes no sense is an error."""
     value = os.environ.get(variable, "")
     if value not in ("", "0", "1"):
         raise errors.InvalidProblemError(f"{variable}: {value!r}, want 1 for on, or 0 or nothing for off")

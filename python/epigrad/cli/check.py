@@ -27,8 +27,8 @@ SECONDS = 10.0
 _EPILOG = """\
 modes:
   correct  output and gradients lie within error bounds of a reference in float64; nothing else is written
-  bitwise  the same bits again, on one thread, for one gradient alone; for elementwise operations in any layout; on a
-           CPU for some rows alone
+  bitwise  the same bits again, on one thread, for one gradient alone; for elementwise operations in any layout; for
+           some rows alone, in epigrad.batch_invariant
   bad      a malformed call raises an error of the right class, and writes nothing
   leak     calls again and again keep no memory
   race     calls from several threads at once give the bits of calls one after the other

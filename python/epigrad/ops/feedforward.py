@@ -22,6 +22,7 @@ from epigrad._core.torch_state import as_linear
 from epigrad.ops import batching, gemm, shapes
 from epigrad.ops.operator import (
     PARAMETERS,
+    ROWS,
     Gradients,
     Layers,
     Operator,
@@ -166,8 +167,7 @@ def _operators(op: str, names: str, kind: str, gate: str) -> tuple[Operator, Ope
     return (
         Operator(
             op,
-            f"({inputs}, *, {PARAMETERS}, {gate}str save='auto', str? backend=None) -> "
-            "(Tensor output, Tensor preactivation)",
+            f"({inputs}, *, {PARAMETERS}, {gate}str save='auto', {ROWS}) -> (Tensor output, Tensor preactivation)",
             bind=partial(Forward, op),
             batched=batching.by_rows(op),
             flops=_flops,
@@ -176,7 +176,7 @@ def _operators(op: str, names: str, kind: str, gate: str) -> tuple[Operator, Ope
         Operator(
             f"{op}_backward",
             f"(Tensor grad_output, {inputs}, Tensor? preactivation=None, *, {PARAMETERS}, {gate}"
-            f"bool[5] needs=[True, True, True, True, True], str? backend=None) -> ({grads})",
+            f"bool[5] needs=[True, True, True, True, True], {ROWS}) -> ({grads})",
             bind=partial(Backward, op),
             flops=_backward_flops,
         ),

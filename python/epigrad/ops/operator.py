@@ -177,13 +177,23 @@ class Operator:
 
     def decomposed(self, *arguments: Any, **options: Any) -> Any:
         """The operator as PyTorch's own operations."""
-        return self.bind(*arguments, **options).composed()
+        return self.bound(*arguments, **options).composed()
+
+    def bound(self, *arguments: Any, batch_invariant: bool = False, **options: Any) -> Bound:
+        """A call, its arguments bound."""
+        bound = self.bind(*arguments, **options)
+        if batch_invariant:
+            bound.call = bound.call.with_rows_alone
+        return bound
 
 
 def call(name: str, *arguments: Any, **options: Any) -> Any:
     """Call an operator of this package by its name."""
     return overload(name)(*arguments, **options)
 
+
+ROWS = "str? backend=None, bool batch_invariant=False"
+"""The last arguments of operators with a product."""
 
 PARAMETERS = "float[] parameters=[]"
 """The parameters of a kind in a schema: all of them, or none for the defaults."""
@@ -219,13 +229,13 @@ def register(operators: Iterable[Operator]) -> Any:
     # Kernels take any strides, so Inductor need not copy operands into a layout.
     tags = (torch.Tag.pt2_compliant_tag, torch.Tag.flexible_layout)
     for operator in operators:
-        name, bind = operator.name, operator.bind
+        name = operator.name
         COMPOSED[name] = operator.decomposed
         for spelling in (name, f"_{name}"):
             if not torch._C._dispatch_has_kernel(f"epigrad::{spelling}"):  # libepigrad.so defines them too
                 defined.define(spelling + operator.schema, tags=tags)
-            defined.impl(spelling, _bound(bind, "kernel"), "CompositeExplicitAutograd")
-            torch.library.register_fake(f"epigrad::{spelling}", _bound(bind, "fake"), lib=defined)
+            defined.impl(spelling, _calls(operator, "kernel"), "CompositeExplicitAutograd")
+            torch.library.register_fake(f"epigrad::{spelling}", _calls(operator, "fake"), lib=defined)
         defined.impl(name, _above_autograd(operator), "Autograd")
         defined.impl(f"_{name}", torch.library.fallthrough_kernel, "Autograd")
         rule = operator.batched or batching.slice_by_slice(operator.overload)
@@ -236,9 +246,9 @@ def register(operators: Iterable[Operator]) -> Any:
     return defined
 
 
-def _bound(bind: Callable[..., Bound], method: str) -> Callable[..., Any]:
+def _calls(operator: Operator, method: str) -> Callable[..., Any]:
     def run(*arguments: Any, **options: Any) -> Any:
-        return getattr(bind(*arguments, **options), method)()
+        return getattr(operator.bound(*arguments, **options), method)()
 
     return run
 
@@ -248,11 +258,11 @@ def _above_autograd(operator: Operator) -> Callable[..., Any]:
     def above_autograd(*arguments: Any, **options: Any) -> Any:
         tensors = [value for value in (*arguments, *options.values()) if isinstance(value, Tensor)]
         if transforms_active() or _has_tangent(tensors):
-            bound = operator.bind(*arguments, **options)
+            bound = operator.bound(*arguments, **options)
             bound.inferred()  # PyTorch's operations would broadcast what the kernels refuse
             return bound.formula()
         if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
-            return operator.bind(*arguments, **options).recorded()
+            return operator.bound(*arguments, **options).recorded()
         with torch._C._AutoDispatchBelowAutograd():
             return operator.overload(*arguments, **options)
 

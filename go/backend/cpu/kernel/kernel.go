@@ -47,7 +47,7 @@ func FactsOf(p backend.Problem, product string) Facts {
 		},
 		backend.Precision{
 			MathPrecision: dtype.Float64.String(), Accumulator: accumulator.String(),
-			Deterministic: true, BitStableOnSameHardware: true,
+			Deterministic: true, BitStableOnSameHardware: true, BatchInvariant: true,
 		},
 	}
 }

@@ -202,7 +202,7 @@ def main() -> int:
     for row in todo:
         while row["points"] < row["of"]:
             if time.monotonic() > end:
-                print(f"not finished; this goes on: {' '.join(sys.orig_argv[1:])}")
+                print("not finished: the same call goes on")
                 return 1
             walk(row, options.device, threads)
             scratch = options.file.with_suffix(".part")

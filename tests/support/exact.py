@@ -22,6 +22,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
+from mpmath import mpf
 from torch import Tensor
 
 from tests.support import definitions, oracle
@@ -51,15 +52,20 @@ def _in_ulp(got: Tensor, exact: Tensor, scale: Tensor) -> Tensor:
     return torch.where(given.isfinite(), errors, torch.where(right, 0.0, torch.inf))
 
 
+@functools.cache
+def _slope_is_a_sum(activation: str) -> bool:
+    """Whether errors of a slope are relative to the larger of two terms (definitions.py)."""
+    return activation in definitions.SLOPE_TERMS and len(definitions.SLOPE_TERMS[activation](mpf(1))) == 2
+
+
 def in_torch(activation: str, x: Tensor, value: Tensor, slope: Tensor) -> Errors:
     """By float64 tensors of the device, whose library rounds at most the last bits."""
     points = x.double()
     exact, derivative = oracle.ACTIVATIONS[activation].value(points), oracle.derivative(activation, 1, points)
     scale = derivative.abs()
-    if activation in definitions.SLOPE_TERMS:
-        # those whose slope is a sum are x g(x): its terms are g and x g'
-        sum_of_terms = activation in ("gelu", "gelu_tanh", "silu", "swish", "quick_gelu", "mish")
-        first = torch.where(points == 0, derivative, exact / points) if sum_of_terms else derivative
+    if _slope_is_a_sum(activation):
+        # all of these are x g(x): the terms are g and x g'
+        first = torch.where(points == 0, derivative, exact / points)
         scale = torch.maximum(scale, torch.maximum(first.abs(), (derivative - first).abs()))
     return _in_ulp(value, exact, exact.abs()), _in_ulp(slope, derivative, scale)
 

@@ -23,7 +23,6 @@ import hashlib
 import itertools
 import json
 import math
-import os
 import sys
 import time
 from collections.abc import Iterable, Iterator
@@ -140,6 +139,7 @@ def walk(row: dict[str, Any], device: str, threads: int) -> None:
     """Goes on by a chunk; after the last of float64, searches and checks."""
     measure = measure_for(row["dtype"], device)
     begin, name = time.perf_counter(), row["activation"]
+    threads = 1 if measure is exact.in_torch and device != "cpu" else threads
     row["reference"] = measure.__name__.replace("_", " ") + ("" if measure is exact.in_torch else ", by C")
     with concurrent.futures.ThreadPoolExecutor(threads) as executor:
 
@@ -153,6 +153,7 @@ def walk(row: dict[str, Any], device: str, threads: int) -> None:
             places = {at for what in row["worst"].values() for _, at in what}
             row["worst"] = merged(list(executor.map(lambda at: searched(name, at, device, measure), sorted(places))))
             row["checked_by_mpmath"] = spot_check(name, row["check"], device, measure)
+    row["threads"] = threads
     row["seconds"] = round(row["seconds"] + time.perf_counter() - begin, 1)
 
 
@@ -192,9 +193,9 @@ def main() -> int:
     parser.add_argument("--points", type=int, default=10**8, help="of each activation in float64")
     parser.add_argument("--check", type=int, default=10**4, help="of these, by mpmath")
     parser.add_argument("--minutes", type=float, default=20)
-    parser.add_argument("--threads", type=int, help="as many as processors, one on a GPU")
+    parser.add_argument("--threads", type=int, help="as many as processors; one where a GPU measures")
     options = parser.parse_args()
-    threads = options.threads or (len(os.sched_getaffinity(0)) if options.device == "cpu" else 1)
+    threads = options.threads or torch.get_num_threads()
     torch.set_num_threads(1)  # of one call: calls run at once
     end = time.monotonic() + 60 * options.minutes
     record = begun(options.file, options)

@@ -94,7 +94,8 @@ def merged(parts: Iterable[Found]) -> Found:
     """The worst of several."""
     worst: Found = {"value": [], "slope": []}
     for part, what in itertools.product(parts, worst):
-        worst[what] = sorted([*worst[what], *part[what]], key=lambda at: -at[0])[:KEPT]
+        places = {(ulps, at) for ulps, at in (*worst[what], *part[what])}
+        worst[what] = [list(place) for place in sorted(places, key=lambda place: (-place[0], place[1]))[:KEPT]]
     return worst
 
 
@@ -119,7 +120,7 @@ def searched(activation: str, at: float, device: str, measure: exact.Measure) ->
         for halvings in range(3, 50):
             centre = best[what][0][1]
             offsets = torch.linspace(-1, 1, 1023, dtype=torch.float64, device=device) * 2.0**-halvings
-            best[what] = merged([best, found(activation, centre * (1 + offsets), measure)])[what]
+            best[what] = merged([best, found(activation, centre * (1 + offsets), measure)])[what][:1]
     return best
 
 

@@ -74,6 +74,19 @@ def checked(rows: list[dict[str, Any]]) -> str:
     )
 
 
+def cost(rows: list[dict[str, Any]]) -> str:
+    """What walking all of float32 took."""
+    whole = [row for row in rows if row["dtype"] == "float32" and row["points"] == row["of"]]
+    if not whole:
+        return ""
+    slowest = max(whole, key=lambda row: row["seconds"] * row["threads"])
+    minutes, threads = slowest["seconds"] / 60, slowest["threads"]
+    return (
+        f"\nWalking all of float32 took at most {minutes:.1f} minutes an activation, on {threads} "
+        f"thread{'s' if threads > 1 else ''}.\n"
+    )
+
+
 def worst_cases() -> str:
     """A part for each record."""
     text = ""
@@ -82,5 +95,5 @@ def worst_cases() -> str:
         rows = record["rows"]
         engine = record["backend"].split(",")[0]
         text += f"[{record['device']}, {engine}, {record['date']}](results/{path.name}):\n\n"
-        text += f"{halves(rows)}\n{table(rows)}{checked(rows)}"
+        text += f"{halves(rows)}\n{table(rows)}{cost(rows)}{checked(rows)}"
     return text

@@ -139,7 +139,7 @@ test-python: build lib $(STAMPS)/test
 	@.ci/chromium
 	.ci/pytest $(PY) -n $(PYTEST_WORKERS) -q
 	@for engine in $$(.ci/engines $(PY)); do \
-		echo "engine $$engine"; EPIGRAD_CPU_ENGINE=$$engine EPIGRAD_TEST_DEVICES=cpu $(PY) -m pytest -n $(PYTEST_WORKERS) -q tests/accuracy/test_ulp.py || exit 1; done
+		echo "engine $$engine"; EPIGRAD_CPU_ENGINE=$$engine EPIGRAD_TEST_DEVICES=cpu $(PY) -m pytest -n $(PYTEST_WORKERS) -q tests/accuracy/test_ulp.py tests/accuracy/test_exact.py || exit 1; done
 
 # The product of cases, not pairs, on every engine of the CPU; and the Go tests under the race
 # detector.

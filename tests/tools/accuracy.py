@@ -103,7 +103,8 @@ The largest error met, in units in the last place (ULP) of the dtype, and the ar
 A half is what rounding the exact result once costs. The bounds that the tests hold for every engine are 4 ULP in
 float64, 2 in float32, and 0.51 in the half types. Half types are computed in float32, and in float64 where a result
 is below about 2^-100. So is float32, except elu, selu, celu, softplus and mish, which it computes in float64. The Go
-kernels compute all dtypes in float64.
+kernels compute all dtypes in float64. [kinds.md](kinds.md#worst-cases) has the worst of all numbers, and in float64
+what a search for the worst finds, which may be above the bound.
 
 - **Points**: magnitudes of all exponents down to the smallest denormal, ordinary ones between 2^-40 and 2^10, [-2, 2],
   [-45, 45], the far negative tail where results become denormal and then zero, and around the slope's zero.

@@ -33,6 +33,7 @@ from tests.support.repository import ROOT
 OTHERS = (
     "tests/accuracy/test_edges.py",
     "tests/accuracy/test_ulp.py",
+    "tests/accuracy/test_exact.py",
     "tests/autograd/test_higher_order.py",
     "tests/runtime/test_determinism.py",
     *(f"tests/api/test_{name}.py" for name in ("plan", "backends", "bench")),

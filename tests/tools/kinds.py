@@ -21,6 +21,7 @@ from epigrad._core.tables import ACTIVATIONS, GATED_KINDS, PRESETS, ActivationRo
 from torch import Tensor
 
 from tests.support.repository import ROOT
+from tests.tools.exact_page import worst_cases
 
 PAGE = ROOT / "docs" / "kinds.md"
 PICTURE = ROOT / "docs" / "results" / "kinds.png"
@@ -256,6 +257,14 @@ what.
 | activation | CPU, float32 | CPU, float64 | CUDA, float32 | CUDA, float64 | WebGPU, float32 |
 |---|---|---|---|---|---|
 {errors}
+### Worst cases
+
+`python -m tests.tools.exact` walks all numbers of a dtype at default parameters, in parts that go on where the last one
+stopped. In float64 it draws points, and searches around the worst of them in ever smaller steps. So its errors may be
+above those of the table before, and in float64 above the bound that the tests hold at their points. Each NaN has to
+give what one NaN gives. An activation without a row here is measured at the points of the table before alone.
+
+{worst_cases}
 ## Activations with weights
 
 `epigrad.prelu` and `epigrad.xielu` have gradients to their weights too. These are sums, formed in the same pass.
@@ -345,6 +354,7 @@ def text() -> str:
         facts="".join(row(f"`{kind.name}`", kinks(kind), *special(kind.name)) for kind in activations),
         halves=halves(),
         errors="".join(row(f"`{name}`", *errors(name)) for name in ACTIVATIONS if name != "none"),
+        worst_cases=worst_cases(),
         learnable="".join(row(f"`{call}`", *cells, users(call.split("(")[0])) for call, *cells in LEARNABLE),
         special_learnable=special_learnable(),
         gated="".join(row(called(kind), kind.formula, users(kind.name)) for kind in GATED_KINDS.values()),

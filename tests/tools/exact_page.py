@@ -1,0 +1,99 @@
+"""What docs/kinds.md says of the records of tests/tools/exact.py: the worst errors with their
+arguments, and what was walked whole."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+
+from tests.support.repository import ROOT
+
+RECORDS = sorted((ROOT / "docs" / "results").glob("*-exact-*.json"))
+HALVES = ("bfloat16", "float16")
+
+
+def argument(dtype: str, at: float) -> str:
+    """The shortest decimal that is this number in its dtype; bfloat16 is read as float32."""
+    kinds = {"float64": np.float64, "float16": np.float16}
+    return str(kinds.get(dtype, np.float32)(at))
+
+
+def worst(row: dict[str, Any], what: str) -> str:
+    """An error and its argument."""
+    if not row["worst"][what]:
+        return ""
+    ulps, at = row["worst"][what][0]
+    return f"{ulps:.3f} at {argument(row['dtype'], at)}" if ulps else "0"
+
+
+def extent(row: dict[str, Any]) -> str:
+    """How many numbers were walked."""
+    if row["dtype"] == "float64":
+        return f"{row['points'] / 1e6:.3g} million"
+    share = row["points"] / row["of"]
+    return "all" if share == 1 else f"the first {share:.0%}"
+
+
+def halves(rows: Iterable[dict[str, Any]]) -> str:
+    """A sentence for each half type."""
+    text = ""
+    for dtype in HALVES:
+        whole = [row for row in rows if row["dtype"] == dtype and row["points"] == row["of"]]
+        if whole:
+            value, slope = (max(whole, key=lambda row: row["worst"][what][0]) for what in ("value", "slope"))
+            text += (
+                f"- **{dtype}**: all {whole[0]['of']} numbers of {len(whole)} activations. The worst value is "
+                f"{value['activation']},\n  {worst(value, 'value')}; the worst slope is "
+                f"{slope['activation']}, {worst(slope, 'slope')}.\n"
+            )
+    return text
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    """A row for each activation and wider dtype that was walked."""
+    text = "| activation | dtype | numbers | value | slope |\n|---|---|---|---|---|\n"
+    for row in rows:
+        if row["dtype"] not in HALVES and row["points"]:
+            cells = extent(row), worst(row, "value"), worst(row, "slope")
+            text += f"| `{row['activation']}` | {row['dtype']} | {' | '.join(cells)} |\n"
+    return text
+
+
+def checked(rows: list[dict[str, Any]]) -> str:
+    """How near mpmath was, in one sentence."""
+    checks = [row["checked_by_mpmath"] for row in rows if "checked_by_mpmath" in row]
+    if not checks:
+        return ""
+    points, largest = checks[0]["points"], max(check["largest_difference"] for check in checks)
+    return (
+        f"\nmpmath measured {points} points of each float64 row again. The largest difference of an error is "
+        f"{largest:.1e} ULP.\n"
+    )
+
+
+def cost(rows: list[dict[str, Any]]) -> str:
+    """What walking all of float32 took."""
+    whole = [row for row in rows if row["dtype"] == "float32" and row["points"] == row["of"]]
+    if not whole:
+        return ""
+    slowest = max(whole, key=lambda row: row["seconds"] * row["threads"])
+    minutes, threads = slowest["seconds"] / 60, slowest["threads"]
+    return (
+        f"\nWalking all of float32 took at most {minutes:.1f} minutes an activation, on {threads} "
+        f"thread{'s' if threads > 1 else ''}.\n"
+    )
+
+
+def worst_cases() -> str:
+    """A part for each record."""
+    text = ""
+    for path in RECORDS:
+        record = json.loads(path.read_text())
+        rows = record["rows"]
+        engine = record["backend"].split(",")[0]
+        text += f"[{record['device']}, {engine}, {record['date']}](results/{path.name}):\n\n"
+        text += f"{halves(rows)}\n{table(rows)}{cost(rows)}{checked(rows)}"
+    return text

@@ -16,12 +16,13 @@ typedef struct {
 
 static pthread_key_t key;
 static pthread_once_t once = PTHREAD_ONCE_INIT;
+static int have_key; /* a process has some thousand keys */
 
-static void make_key(void) { pthread_key_create(&key, free); }
+static void make_key(void) { have_key = !pthread_key_create(&key, free); }
 
 static failure *slot(void) {
   pthread_once(&once, make_key);
-  return pthread_getspecific(key);
+  return have_key ? pthread_getspecific(key) : NULL;
 }
 
 const char *epg_last_error(void) {
@@ -38,7 +39,7 @@ void epg_last_error_bytes(int64_t *needed, int64_t *got) {
 void epg_set_last_error(const char *text, size_t length, int64_t needed, int64_t got) {
   failure *f = slot();
   if (!f) {
-    f = malloc(sizeof *f);
+    f = have_key ? malloc(sizeof *f) : NULL;
     if (!f || pthread_setspecific(key, f)) {
       free(f);
       return; /* the status still tells the class of the failure */

@@ -2,8 +2,8 @@
 // each instruction set, which engine.go chooses among at run time. Without cgo, and on other
 // processors than amd64 and arm64, there are none, and kernels/portable is all there is.
 //
-// Who calls decides how work is cut into tasks and which threads take them (Crew): nothing here
-// allocates or remembers anything.
+// Who calls decides how work is cut into tasks and which threads take them (Crew), and gives the
+// scratch (Allocate): no kernel allocates or remembers anything.
 //
 // The files, in the order in which one reads them:
 //

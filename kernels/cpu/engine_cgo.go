@@ -80,6 +80,16 @@ func (e *Engine) NewPass(k Kernel, l *Loops, count int64, operand, offset *[Oper
 // FreePass ends what NewPass returned.
 func FreePass(program unsafe.Pointer) { C.free(program) }
 
+// Allocate returns memory that starts on a cache line, nil if there is none: Go would end the
+// process then. It is not cleared.
+func Allocate(bytes int64) unsafe.Pointer {
+	const line = 64
+	return unsafe.Pointer(C.aligned_alloc(line, C.size_t((max(bytes, 1)+line-1)&^(line-1))))
+}
+
+// Free gives back what Allocate returned.
+func Free(memory unsafe.Pointer) { C.free(memory) }
+
 // Sum sums a kernel's results into as many columns, which are pieces of an index over Outer: to the
 // tensors at to, of the outputs that are summed. Totals have room for those of each member of the
 // crew, or, if there are several chunks, of each task; done is then zeros, one for each column.

@@ -33,6 +33,12 @@ func (*Engine) NewPass(Kernel, *Loops, int64, *[Operands]int64, *[Operands]int64
 // FreePass ends what NewPass returned.
 func FreePass(unsafe.Pointer) {}
 
+// Allocate returns memory that starts on a cache line.
+func Allocate(int64) unsafe.Pointer { return nil }
+
+// Free gives back what Allocate returned.
+func Free(unsafe.Pointer) {}
+
 // Sum sums a kernel's results.
 func (*Engine) Sum(*Crew, Kernel, *Sums, int64, *Parameters, *Addresses, *[Outputs]unsafe.Pointer, []float64, []int32) {
 }

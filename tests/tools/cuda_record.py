@@ -5,8 +5,9 @@ compute-sanitizer said.
 
 writes a file named by date and device, anew after every run, so that one that is stopped keeps the
 runs before it. With words, only runs whose names have one of them, in place of those in the file.
-The exit code is 1 if anything failed. compute-sanitizer comes with NVIDIA's CUDA
-toolkit; where PATH has none, the file says so in place of its runs.
+The exit code is 1 if anything failed. compute-sanitizer comes with NVIDIA's CUDA toolkit, as nvcc
+does; where PATH has none, the file says so in place of its runs. Each of its tools has to find a
+defect of tests/cuda/planted.cu first.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from typing import Any
 from xml.etree import ElementTree
 
@@ -76,17 +78,21 @@ SANITIZED = {
 }
 # These two tools take many times as long.
 SANITIZED_SLOWLY = SANITIZED | {
-    "groups": (
-        "tests/cuda/test_grouped.py",
-        "-k",
-        "make_no_sense or (bfloat16 and one and swiglu_oai)",
-    )
+    "groups": ("tests/cuda/test_grouped.py", "-k", "make_no_sense or (bfloat16 and one and swiglu_oai)"),
 }
 SLOW = ("racecheck", "initcheck")
-# initcheck does not see what the copy engine writes: it reports PyTorch's reads of results of
-# product_sm90.cuh. Leaving PyTorch's kernels out would hide what they write, too.
-TOOLS = ("memcheck", "racecheck", "synccheck", "initcheck")
+# The tools, and what each says of its defect in PLANTED. initcheck does not see what the copy
+# engine writes: it reports PyTorch's reads of results of product_sm90.cuh. Leaving PyTorch's
+# kernels out would hide what they write, too.
+TOOLS = {
+    "memcheck": "Invalid __global__ write",
+    "racecheck": "Race reported between Write access",
+    "synccheck": "Barrier error detected",
+    "initcheck": "Uninitialized __global__ memory read",
+}
+PLANTED = ROOT / "tests" / "cuda" / "planted.cu"
 FOUND = 77  # compute-sanitizer's exit code where it finds something
+SUMMARY = re.compile(r"^=+ ((?:ERROR|RACECHECK) SUMMARY: .*)$", re.MULTILINE)
 PLAIN = ("-p", "no:cacheprovider", "-p", "no:benchmark")
 AT_ONCE = 5  # runs; each is bound by the host most of the time
 ALONE = "streams, threads, graphs, memory"  # whose tests compare the device's free memory
@@ -117,12 +123,42 @@ def pytest(environment: dict[str, str], arguments: tuple[str, ...], under: tuple
             row |= {"passed": tests_run - failed - errors - skipped, "failed": failed + errors, "skipped": skipped}
         if parity := re.search(r"^parity cases: (.*)$", result.stdout, re.MULTILINE):
             row["parity_cases"] = parity[1]
-        if summaries := re.findall(r"^=+ ((?:ERROR|RACECHECK) SUMMARY: .*)$", result.stdout, re.MULTILINE):
+        if summaries := SUMMARY.findall(result.stdout):
             row["summary"] = summaries[-1]
         row["exit_code"] = result.returncode
         if result.returncode:
             row["tail"] = result.stdout.splitlines()[-40:]
         return row
+
+
+def watched_by(sanitizer: str, tool: str) -> tuple[str, ...]:
+    """What a command runs under."""
+    return (sanitizer, "--tool", tool, "--target-processes", "all", "--error-exitcode", str(FOUND))
+
+
+def run(*command: str) -> tuple[int, str]:
+    """A command's exit code and all that it wrote."""
+    result = subprocess.run(command, check=False, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    return result.returncode, result.stdout
+
+
+def planted(sanitizer: str, architecture: str) -> Iterator[dict[str, Any]]:
+    """A row for each tool: whether it finds its defect. It fails if it does not."""
+    with tempfile.TemporaryDirectory() as scratch:
+        program = f"{scratch}/planted"
+        failed, output = run("env", "nvcc", f"-arch={architecture}", "-lineinfo", "-o", program, str(PLANTED))
+        if failed:
+            yield {"what": f"{PLANTED.name} does not compile", "exit_code": failed, "tail": output.splitlines()[-40:]}
+            return
+        for tool, report in TOOLS.items():
+            code, output = run(*watched_by(sanitizer, tool), program, tool)
+            found = code == FOUND and report in output
+            row: dict[str, Any] = {"what": f"{tool}, planted", "found": found, "exit_code": int(not found)}
+            if summaries := SUMMARY.findall(output):
+                row["summary"] = summaries[-1]
+            if not found:
+                row["tail"] = [*output.splitlines()[-40:], f"exit code {code}"]
+            yield row
 
 
 def facts() -> dict[str, Any]:
@@ -158,18 +194,21 @@ def main() -> int:
         path.write_text(json.dumps(contents, indent=1) + "\n")
         print(json.dumps({name: value for name, value in row.items() if name != "tail"}), flush=True)
 
-    sanitizer = shutil.which("compute-sanitizer")
+    if sanitizer := shutil.which("compute-sanitizer"):
+        major, minor = torch.cuda.get_device_capability()
+        for row in planted(sanitizer, f"sm_{major}{minor}"):
+            keep("sanitizer", row)
     with concurrent.futures.ThreadPoolExecutor(AT_ONCE) as executor:
         runs = {executor.submit(pytest, *how): ("tests", what) for what, *how in RUNS if what != ALONE and chosen(what)}
         for tool in TOOLS if sanitizer else ():
-            under = (str(sanitizer), "--tool", tool, "--target-processes", "all", "--error-exitcode", str(FOUND))
             for what, arguments in (SANITIZED_SLOWLY if tool in SLOW else SANITIZED).items():
                 if chosen(f"{tool}, {what}"):
-                    run = executor.submit(pytest, {}, ("-n", "0", *arguments), under)
-                    runs[run] = ("sanitizer", f"{tool}, {what}")
-        for run in concurrent.futures.as_completed(runs):
-            key, what = runs[run]
-            keep(key, {"what": what, **run.result()})
+                    watched = watched_by(str(sanitizer), tool)
+                    started = executor.submit(pytest, {}, ("-n", "0", *arguments), watched)
+                    runs[started] = ("sanitizer", f"{tool}, {what}")
+        for ended in concurrent.futures.as_completed(runs):
+            key, what = runs[ended]
+            keep(key, {"what": what, **ended.result()})
     for what, environment, arguments in RUNS:
         if what == ALONE and chosen(what):
             keep("tests", {"what": what, **pytest(environment, arguments)})

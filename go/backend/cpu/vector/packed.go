@@ -1,10 +1,14 @@
 package vector
 
 import (
+	"fmt"
+	"runtime"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"unsafe"
 
+	"github.com/epigrad/epigrad/go/backend"
 	"github.com/epigrad/epigrad/go/backend/cpu/threads"
 	kernels "github.com/epigrad/epigrad/kernels/cpu"
 )
@@ -36,11 +40,12 @@ type operandPart struct {
 }
 
 // room makes room for so many panels.
-func (o *packedOperand) room(panels, bytes int64) {
+func (o *packedOperand) room(panels, bytes int64) (err error) {
 	if int64(len(o.packing.Smallest)) < panels {
 		o.packing.Smallest = make([]int16, panels)
 	}
-	o.packing.To = o.get(panels * bytes)
+	o.packing.To, err = o.get(panels * bytes)
+	return err
 }
 
 // forget packs nothing.
@@ -85,16 +90,34 @@ func (j *tiling) share(tiles int64, limit int, work int64) (refused bool, err er
 }
 
 // buffer is scratch that grows. It starts on a cache line.
-type buffer struct{ memory []byte }
+type buffer struct{ scratch *scratch }
 
-func (b *buffer) get(bytes int64) unsafe.Pointer {
-	const line = 64
-	if int64(len(b.memory)) < bytes+line {
-		b.memory = make([]byte, bytes+line)
-		hintMemory(unsafe.Pointer(unsafe.SliceData(b.memory)), bytes+line)
+// scratch is memory of C's. It is given back with the buffer that has it, or when that grows.
+type scratch struct {
+	at      unsafe.Pointer
+	bytes   int64
+	cleanup runtime.Cleanup
+}
+
+// get returns so many bytes, or an error where there is no memory.
+func (b *buffer) get(bytes int64) (unsafe.Pointer, error) {
+	if b.scratch != nil && b.scratch.bytes >= bytes {
+		return b.scratch.at, nil
 	}
-	start := unsafe.Pointer(unsafe.SliceData(b.memory))
-	return unsafe.Add(start, -int64(uintptr(start))&(line-1))
+	if b.scratch != nil {
+		b.scratch.cleanup.Stop()
+		kernels.Free(b.scratch.at)
+		b.scratch = nil
+	}
+	at := kernels.Allocate(bytes)
+	if at == nil {
+		text := fmt.Sprintf("no memory for %d bytes of a product's scratch", bytes)
+		return nil, backend.Failed("cpu", "aligned_alloc", "ENOMEM", int(syscall.ENOMEM), text)
+	}
+	hintMemory(at, bytes)
+	b.scratch = &scratch{at: at, bytes: bytes}
+	b.scratch.cleanup = runtime.AddCleanup(b.scratch, kernels.Free, at)
+	return at, nil
 }
 
 var freePacked = sync.Pool{New: func() any { return &packed{tiles: tiling{tile: new(kernels.Tile)}} }}

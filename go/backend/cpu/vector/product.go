@@ -158,13 +158,19 @@ func (v *product) run(r *backend.Run, to *sink) error {
 	}
 	p := getPacked()
 	defer p.free()
-	if v.inStrips(to, tensor.Elements(v.Kept)) {
-		if done, err := v.strips(r, to, limit, p); done || err != nil {
+	strips := v.inStrips(to, tensor.Elements(v.Kept))
+	if !strips && count > 1 && (count >= 4*int64(limit) || work < threads.TaskWork) {
+		return v.runEach(r, to, c, count, work)
+	}
+	if !strips || v.watches() { // strips may be refused when something is written already
+		if err := v.reserve(p, int64(limit)); err != nil {
 			return err
 		}
 	}
-	if count > 1 && (count >= 4*int64(limit) || work < threads.TaskWork) {
-		return v.runEach(r, to, c, count, work)
+	if strips {
+		if done, err := v.strips(r, to, limit, p); done || err != nil {
+			return err
+		}
 	}
 	for number := range count {
 		if err := v.compute(r, c, number, to, limit, p); err != nil {
@@ -174,12 +180,44 @@ func (v *product) run(r *backend.Run, to *sink) error {
 	return nil
 }
 
+// reserve makes room for any block of the result on at most limit threads, before one is written:
+// where there is none, the results are as they were.
+func (v *product) reserve(p *packed, limit int64) error {
+	rows := divideUp(min(v.blockRows(), v.Left.Rows.Length), v.leftWidth) * v.leftWidth
+	columns := divideUp(min(blockColumns, v.Right.Rows.Length), v.leastWidth()) * v.leastWidth()
+	most := v.form.Depth(blockBytes / v.sumSize)
+	panel := v.form.Words(min(most, v.Depth())) * v.sumSize
+	if err := p.left.room(rows/v.leftWidth, v.leftWidth*panel); err != nil {
+		return err
+	}
+	if err := p.right.room(columns/v.rightWidth, v.rightWidth*panel); err != nil {
+		return err
+	}
+	sums := rows * columns
+	if v.Depth() <= most && tensor.Elements(v.Summed) <= 1 { // those of the tiles at work
+		height, width := v.form.Tile()
+		sums = limit * min(rows, height+v.leftWidth) * min(columns, width+v.leastWidth())
+	}
+	_, err := p.sums.get(sums * v.sumSize)
+	return err
+}
+
 // runEach computes each block on one thread.
 func (v *product) runEach(r *backend.Run, to *sink, c blocks, count, work int64) error {
-	var failure atomic.Pointer[error]
-	err := threads.Parallel(int(count), r.Threads, work, func(number int) {
+	members := threads.Members(count, r.Threads, work)
+	free := make(chan *packed, members)
+	for range members {
 		p := getPacked()
 		defer p.free()
+		if err := v.reserve(p, 1); err != nil {
+			return err
+		}
+		free <- p
+	}
+	var failure atomic.Pointer[error]
+	err := threads.Parallel(int(count), r.Threads, work, func(number int) {
+		p := <-free
+		defer func() { free <- p }()
 		if err := v.compute(r, c, int64(number), to, 1, p); err != nil {
 			failure.CompareAndSwap(nil, &err) // a panic of the nested call's that was caught
 		}
@@ -215,7 +253,9 @@ func (v *product) compute(r *backend.Run, c blocks, number int64, to *sink, limi
 			layout.Unravel(p.index[len(v.Kept):], v.Summed, round/parts)
 		}
 		s.units = v.form.Words(s.depth)
-		v.packed(r, p, s, true, true)
+		if err := v.packed(r, p, s, true, true); err != nil {
+			return err
+		}
 		if err := v.multiply(r, to, limit, p, s); err != nil {
 			return err
 		}
@@ -232,7 +272,7 @@ type span struct {
 
 // packed says what is to be packed of a block's operands, and makes room for those that are packed
 // whole.
-func (v *product) packed(r *backend.Run, p *packed, s span, wholeLeft, wholeRight bool) {
+func (v *product) packed(r *backend.Run, p *packed, s span, wholeLeft, wholeRight bool) error {
 	b := &p.block
 	left := kernels.Operand{
 		Rows: v.leftAxes[0], Columns: v.leftAxes[1], Form: v.form, Width: v.leftWidth, Left: 1, Again: truth(!s.begins),
@@ -243,23 +283,28 @@ func (v *product) packed(r *backend.Run, p *packed, s span, wholeLeft, wholeRigh
 		Row: b.column, Count: b.columns, First: s.first, Depth: s.depth,
 	}
 	if wholeLeft {
-		p.left.room(divideUp(b.rows, v.leftWidth), v.leftWidth*s.units*v.sumSize)
+		if err := p.left.room(divideUp(b.rows, v.leftWidth), v.leftWidth*s.units*v.sumSize); err != nil {
+			return err
+		}
 	}
 	if wholeRight {
-		p.right.room(divideUp(b.columns, v.rightWidth), v.rightWidth*s.units*v.sumSize)
+		if err := p.right.room(divideUp(b.columns, v.rightWidth), v.rightWidth*s.units*v.sumSize); err != nil {
+			return err
+		}
 	}
 	if s.depth == 0 {
 		p.left.forget()
 		p.right.forget()
-		return
+		return nil
 	}
 	p.left.pack(v.Left.At(r, p.index), left)
 	p.right.pack(v.Right.At(r, p.index), right)
+	return nil
 }
 
 // multiply packs and multiplies. Where the span is the whole depth, a tile's sums are scratch of
 // its thread; else they stay with the block.
-func (v *product) multiply(r *backend.Run, to *sink, limit int, p *packed, s span) error {
+func (v *product) multiply(r *backend.Run, to *sink, limit int, p *packed, s span) (err error) {
 	b, j := &p.block, &p.tiles
 	v.prepare(r, to, p, s)
 	t := j.tile
@@ -270,10 +315,13 @@ func (v *product) multiply(r *backend.Run, to *sink, limit int, p *packed, s spa
 		height := divideUp(divideUp(b.rows, v.leftWidth), j.cut.Down) * v.leftWidth
 		t.Stride = divideUp(divideUp(b.columns, j.cut.ColumnUnit), j.cut.Across) * j.cut.ColumnUnit
 		j.cut.Scratch = height * t.Stride * v.sumSize
-		j.sums = p.sums.get(j.cut.Scratch * threads.Members(tiles, limit, packing+multiplying))
+		j.sums, err = p.sums.get(j.cut.Scratch * threads.Members(tiles, limit, packing+multiplying))
 	} else {
 		t.Stride = divideUp(b.columns, v.leastWidth()) * v.leastWidth()
-		j.sums = p.sums.get(divideUp(b.rows, v.leftWidth) * v.leftWidth * t.Stride * v.sumSize)
+		j.sums, err = p.sums.get(divideUp(b.rows, v.leftWidth) * v.leftWidth * t.Stride * v.sumSize)
+	}
+	if err != nil {
+		return err
 	}
 	switch {
 	case s.depth > 0 && p.left.lifted+p.right.lifted > 0:
@@ -338,10 +386,14 @@ func (v *product) strips(r *backend.Run, to *sink, limit int, p *packed) (done b
 	s := span{depth: v.Depth(), units: v.form.Words(v.Depth()), begins: true, ends: true}
 	v.prepare(r, to, p, s)
 	v.cutStrips(p, s, int64(limit))
-	v.packed(r, p, s, c.RowByRow == 0, c.RowByRow == 1)
+	if err := v.packed(r, p, s, c.RowByRow == 0, c.RowByRow == 1); err != nil {
+		return false, err
+	}
 	packing, multiplying := v.work(b, s)
 	strips := c.Down * c.Across
-	j.sums = p.sums.get(c.Scratch * threads.Members(strips, limit, packing+multiplying))
+	if j.sums, err = p.sums.get(c.Scratch * threads.Members(strips, limit, packing+multiplying)); err != nil {
+		return false, err
+	}
 	refused, err := j.share(strips, limit, packing+multiplying)
 	if refused {
 		p.left.forget()

@@ -3,17 +3,18 @@
  * are follows from their names (operators.c). python/epigrad/ops has the same schemas; a test
  * compares them. */
 OPERATOR(matmul_bias_activation,
-         "(Tensor a, Tensor b, Tensor? bias=None, str? activation='none', *, float[] parameters=[], str save='auto', str? backend=None) -> (Tensor output, "
-         "Tensor preactivation)")
+         "(Tensor a, Tensor b, Tensor? bias=None, str? activation='none', *, float[] parameters=[], str save='auto', str? backend=None, bool "
+         "batch_invariant=False) -> (Tensor output, Tensor preactivation)")
 OPERATOR(matmul_bias_activation_backward,
          "(Tensor grad_output, Tensor a, Tensor b, Tensor? bias=None, str? activation='none', Tensor? preactivation=None, Tensor? output=None, *, float[] "
-         "parameters=[], bool[3] needs=[True, True, True], str? backend=None) -> (Tensor grad_a, Tensor grad_b, Tensor grad_bias)")
+         "parameters=[], bool[3] needs=[True, True, True], str? backend=None, bool batch_invariant=False) -> (Tensor grad_a, Tensor grad_b, Tensor grad_bias)")
 OPERATOR(linear,
-         "(Tensor input, Tensor weight, Tensor? bias=None, str? activation='none', *, float[] parameters=[], str save='auto', str? backend=None) -> (Tensor "
-         "output, Tensor preactivation)")
+         "(Tensor input, Tensor weight, Tensor? bias=None, str? activation='none', *, float[] parameters=[], str save='auto', str? backend=None, bool "
+         "batch_invariant=False) -> (Tensor output, Tensor preactivation)")
 OPERATOR(linear_backward,
          "(Tensor grad_output, Tensor input, Tensor weight, Tensor? bias=None, str? activation='none', Tensor? preactivation=None, Tensor? output=None, *, "
-         "float[] parameters=[], bool[3] needs=[True, True, True], str? backend=None) -> (Tensor grad_input, Tensor grad_weight, Tensor grad_bias)")
+         "float[] parameters=[], bool[3] needs=[True, True, True], str? backend=None, bool batch_invariant=False) -> (Tensor grad_input, Tensor grad_weight, "
+         "Tensor grad_bias)")
 OPERATOR(activation, "(Tensor input, str? activation, *, float[] parameters=[], str? backend=None) -> Tensor")
 OPERATOR(activation_backward, "(Tensor grad_output, Tensor input, str? activation, *, float[] parameters=[], str? backend=None) -> Tensor")
 OPERATOR(gated_activation, "(Tensor input, str kind='swiglu', int dim=-1, *, float[] parameters=[], str gate='second', str? backend=None) -> Tensor")
@@ -36,35 +37,37 @@ OPERATOR(xielu_backward,
          "(Tensor grad_input, Tensor grad_alpha_p, Tensor grad_alpha_n)")
 OPERATOR(gated_linear,
          "(Tensor input, Tensor weight_value, Tensor weight_gate, Tensor? bias_value=None, Tensor? bias_gate=None, str kind='swiglu', *, float[] "
-         "parameters=[], str save='auto', str? backend=None) -> (Tensor output, Tensor preactivation)")
+         "parameters=[], str save='auto', str? backend=None, bool batch_invariant=False) -> (Tensor output, Tensor preactivation)")
 OPERATOR(gated_linear_backward,
          "(Tensor grad_output, Tensor input, Tensor weight_value, Tensor weight_gate, Tensor? bias_value=None, Tensor? bias_gate=None, str kind='swiglu', "
-         "Tensor? preactivation=None, *, float[] parameters=[], bool[5] needs=[True, True, True, True, True], str? backend=None) -> (Tensor grad_input, Tensor "
-         "grad_weight_value, Tensor grad_weight_gate, Tensor grad_bias_value, Tensor grad_bias_gate)")
+         "Tensor? preactivation=None, *, float[] parameters=[], bool[5] needs=[True, True, True, True, True], str? backend=None, bool batch_invariant=False) "
+         "-> (Tensor grad_input, Tensor grad_weight_value, Tensor grad_weight_gate, Tensor grad_bias_value, Tensor grad_bias_gate)")
 OPERATOR(mlp,
          "(Tensor input, Tensor weight1, Tensor? bias1, Tensor weight2, Tensor? bias2, str? activation='gelu_tanh', *, float[] parameters=[], str save='auto', "
-         "str? backend=None) -> (Tensor output, Tensor preactivation)")
+         "str? backend=None, bool batch_invariant=False) -> (Tensor output, Tensor preactivation)")
 OPERATOR(mlp_backward,
          "(Tensor grad_output, Tensor input, Tensor weight1, Tensor? bias1, Tensor weight2, Tensor? bias2, str? activation='gelu_tanh', Tensor? "
-         "preactivation=None, *, float[] parameters=[], bool[5] needs=[True, True, True, True, True], str? backend=None) -> (Tensor grad_input, Tensor "
-         "grad_weight1, Tensor grad_bias1, Tensor grad_weight2, Tensor grad_bias2)")
+         "preactivation=None, *, float[] parameters=[], bool[5] needs=[True, True, True, True, True], str? backend=None, bool batch_invariant=False) -> "
+         "(Tensor grad_input, Tensor grad_weight1, Tensor grad_bias1, Tensor grad_weight2, Tensor grad_bias2)")
 OPERATOR(gated_mlp,
          "(Tensor input, Tensor weight_in, Tensor? bias_in, Tensor weight_out, Tensor? bias_out, str kind='swiglu', *, float[] parameters=[], str "
-         "gate='second', str save='auto', str? backend=None) -> (Tensor output, Tensor preactivation)")
+         "gate='second', str save='auto', str? backend=None, bool batch_invariant=False) -> (Tensor output, Tensor preactivation)")
 OPERATOR(gated_mlp_backward,
          "(Tensor grad_output, Tensor input, Tensor weight_in, Tensor? bias_in, Tensor weight_out, Tensor? bias_out, str kind='swiglu', Tensor? "
-         "preactivation=None, *, float[] parameters=[], str gate='second', bool[5] needs=[True, True, True, True, True], str? backend=None) -> (Tensor "
-         "grad_input, Tensor grad_weight_in, Tensor grad_bias_in, Tensor grad_weight_out, Tensor grad_bias_out)")
+         "preactivation=None, *, float[] parameters=[], str gate='second', bool[5] needs=[True, True, True, True, True], str? backend=None, bool "
+         "batch_invariant=False) -> (Tensor grad_input, Tensor grad_weight_in, Tensor grad_bias_in, Tensor grad_weight_out, Tensor grad_bias_out)")
 OPERATOR(grouped_linear,
-         "(Tensor input, Tensor weight, Tensor? bias, Tensor offsets, str? activation='none', *, float[] parameters=[], str save='auto', str? backend=None) -> "
-         "(Tensor output, Tensor preactivation)")
+         "(Tensor input, Tensor weight, Tensor? bias, Tensor offsets, str? activation='none', *, float[] parameters=[], str save='auto', str? backend=None, "
+         "bool batch_invariant=False) -> (Tensor output, Tensor preactivation)")
 OPERATOR(grouped_linear_backward,
          "(Tensor grad_output, Tensor input, Tensor weight, Tensor? bias, Tensor offsets, str? activation='none', Tensor? preactivation=None, *, float[] "
-         "parameters=[], bool[3] needs=[True, True, True], str? backend=None) -> (Tensor grad_input, Tensor grad_weight, Tensor grad_bias)")
+         "parameters=[], bool[3] needs=[True, True, True], str? backend=None, bool batch_invariant=False) -> (Tensor grad_input, Tensor grad_weight, Tensor "
+         "grad_bias)")
 OPERATOR(experts,
          "(Tensor input, Tensor index, Tensor scale, Tensor weight_in, Tensor? bias_in, Tensor weight_out, Tensor? bias_out, str kind='swiglu', *, float[] "
-         "parameters=[], str gate='second', str save='auto', str? backend=None) -> (Tensor output, Tensor preactivation)")
+         "parameters=[], str gate='second', str save='auto', str? backend=None, bool batch_invariant=False) -> (Tensor output, Tensor preactivation)")
 OPERATOR(experts_backward,
          "(Tensor grad_output, Tensor input, Tensor index, Tensor scale, Tensor weight_in, Tensor? bias_in, Tensor weight_out, Tensor? bias_out, str "
          "kind='swiglu', Tensor? preactivation=None, *, float[] parameters=[], str gate='second', bool[6] needs=[True, True, True, True, True, True], str? "
-         "backend=None) -> (Tensor grad_input, Tensor grad_scale, Tensor grad_weight_in, Tensor grad_bias_in, Tensor grad_weight_out, Tensor grad_bias_out)")
+         "backend=None, bool batch_invariant=False) -> (Tensor grad_input, Tensor grad_scale, Tensor grad_weight_in, Tensor grad_bias_in, Tensor "
+         "grad_weight_out, Tensor grad_bias_out)")

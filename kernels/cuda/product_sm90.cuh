@@ -50,7 +50,6 @@ struct ProductParameters {
   int32_t tiles_down, tiles_across;
   int32_t band;     // tiles are walked in bands of so many rows of tiles
   uint32_t wanted;  // bit i: output i
-  int32_t rows;     // of the result
 };
 static_assert(sizeof(ProductParameters) == 1152, "go/backend/cuda has the same layout");
 
@@ -215,10 +214,7 @@ struct Consumer {
     if (thread == 0) barrier_arrive(shared + P::empty_at + 8 * stage);
   }
 
-  // multiply_blocks multiplies the first `count` blocks of a tile, and returns the stage that is
-  // still read.
-  template <int count>
-  EPG_INLINE int multiply_blocks(float (&sums)[P::blocks][P::columns / 2], int steps) {
+  EPG_INLINE void multiply_tile(float (&sums)[P::blocks][P::columns / 2], int steps, bool others) {
     int before = 0;
     for (int step = 0; step < steps; step++, place.next()) {
       barrier_wait(shared + P::full_at + 8 * place.stage, place.round & 1);
@@ -229,7 +225,7 @@ struct Consumer {
 #pragma unroll
       for (int k = 0; k < P::depth / 16; k++)
 #pragma unroll
-        for (int block = 0; block < count; block++)
+        for (int block = 0; block < P::blocks; block++)
           multiply<Storage, P::columns, P::across>(sums[block], left + ((block * 64 * P::depth * 2 + k * 32) >> 4), right + (k * further >> 4),
                                                    k > 0 ? 1 : step);
       end_products();
@@ -238,22 +234,6 @@ struct Consumer {
         release(before);
       }
       before = place.stage;
-    }
-    return before;
-  }
-
-  // The second block is left out where the result has no rows for it: with few rows, which narrow
-  // tiles are for, products would take longer than memory.
-  EPG_INLINE void multiply_tile(float (&sums)[P::blocks][P::columns / 2], int steps, int tile_rows, bool others) {
-    int before;
-    if (P::columns == 128 && tile_rows <= 64) {
-      before = multiply_blocks<1>(sums, steps);
-#pragma unroll
-      for (int block = 1; block < P::blocks; block++)
-#pragma unroll
-        for (int i = 0; i < P::columns / 2; i++) sums[block][i] = 0;
-    } else {
-      before = multiply_blocks<P::blocks>(sums, steps);
     }
     if (others) give_turn();
     products_are_done<0>();
@@ -387,7 +367,7 @@ struct Consumer {
         load_biases(column);
       }
       if (turn > 0) wait_for_turn();
-      multiply_tile(sums, steps, p.rows - row, tile + gridDim.x < tiles);
+      multiply_tile(sums, steps, tile + gridDim.x < tiles);
       store_tile(sums, row, column);
     }
     if (thread == 0) stores_are_done();  // they read shared memory

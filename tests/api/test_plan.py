@@ -77,6 +77,7 @@ def test_sku_and_precision_are_true_for_the_dtype(cls: Any, dtype: torch.dtype, 
         "accumulator",
         "deterministic",
         "bit_stable_on_same_hardware",
+        "batch_invariant",
     ]
     assert guarantee.accumulator == wide
     assert guarantee.deterministic is True and guarantee.bit_stable_on_same_hardware is True

@@ -2,7 +2,7 @@
 came of it.
 
     python -m tests.tools.check_record docs/results --jobs 2 correct=10000 bitwise=30000
-    python -m tests.tools.check_record docs/results --jobs 12 --backend cuda --seconds 300 correct race
+    python -m tests.tools.check_record docs/results --backend cuda --jobs 12 --seconds 300 race
 
 A mode has so many problems in each process, or so many seconds. The file is named by date, backend,
 device and engine. If it is there, the run is added to it. Seeds must be those of no run in it. The

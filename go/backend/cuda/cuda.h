@@ -103,7 +103,8 @@ typedef struct {
   int32_t dtype, result, compute, scale; /* cudaDataType_t, result: D's; cublasComputeType_t */
   int32_t transpose[2];
   uint64_t rows[EPG_MATRICES], columns[EPG_MATRICES];
-  uint64_t chosen_rows[EPG_MATRICES], chosen_columns[EPG_MATRICES]; /* that the algorithm is chosen for */
+  /* sizes that the algorithm is chosen for */
+  uint64_t chosen_rows[EPG_MATRICES], chosen_columns[EPG_MATRICES];
   int64_t leading[EPG_MATRICES], batch_stride[EPG_MATRICES];
   int32_t batch, has_bias, reduction_mask, tune; /* tune: time the candidates */
   uint32_t element, result_element;              /* bytes */

@@ -150,7 +150,7 @@ func (l *boxedLaunch) add(name string) error {
 	}
 	p.address(l.sums)
 	p.runsNumbers()
-	p.sizes(o.depth, o.columns, l.down, l.across, min(l.down, bandOfTiles), wanted, o.rows)
+	p.sizes(o.depth, o.columns, l.down, l.across, min(l.down, bandOfTiles), wanted)
 	p.bytes = append(p.bytes, make([]byte, sm90Parameters-len(p.bytes))...)
 	function := fmt.Sprintf("%s_%s_%s_%d", name, b.dt.Short(), form, l.tileColumns)
 	made, err := p.launch(function, min(l.down*l.across, int64(b.device.processors)))

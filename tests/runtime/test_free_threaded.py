@@ -141,15 +141,15 @@ def test_operators_of_pytorch_in_many_threads() -> None:
 
 
 def shared_weight() -> nn.Parameter:
-    weight = nn.Parameter(torch.ones(16, 16, dtype=torch.bfloat16))
-    weight.main_grad = torch.zeros(16, 16)
+    weight = nn.Parameter(torch.ones(128, 128, dtype=torch.bfloat16))
+    weight.main_grad = torch.zeros(128, 128)
     return weight
 
 
 def test_main_grad_gets_what_every_thread_adds() -> None:
     weight = shared_weight()
     handle = epigrad.accumulate_main_grad([weight])
-    x = torch.ones(8, 16, dtype=torch.bfloat16)
+    x = torch.ones(8, 128, dtype=torch.bfloat16)
 
     def work(_: int) -> None:
         for _ in range(100):
@@ -157,7 +157,7 @@ def test_main_grad_gets_what_every_thread_adds() -> None:
 
     at_once(work)
     handle.remove()
-    assert torch.equal(weight.main_grad, torch.full((16, 16), 8.0 * 100 * WORKERS))
+    assert torch.equal(weight.main_grad, torch.full((128, 128), 8.0 * 100 * WORKERS))
 
 
 def test_main_grad_is_switched_by_many_threads() -> None:
@@ -170,5 +170,5 @@ def test_main_grad_is_switched_by_many_threads() -> None:
 
     at_once(work)
     at_once(lambda _: kept.remove())  # a second time does nothing
-    epigrad.linear(torch.ones(1, 16, dtype=torch.bfloat16), weight).sum().backward()
+    epigrad.linear(torch.ones(1, 128, dtype=torch.bfloat16), weight).sum().backward()
     assert weight.grad is not None and not weight.main_grad.any()

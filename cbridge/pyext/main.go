@@ -2,10 +2,12 @@
 
 // Package main is the Python extension epigrad._native: the hand-written hot path (native.c and the
 // files that it calls), and the control plane, go/control as gopy binds it
-// (cbridge/tools/generate.py). One Go runtime serves both.
+// (cbridge/tools/generate.py). One Go runtime serves both. The tag freethreaded is for a Python
+// without the interpreter lock, which has no limited API.
 package main
 
-// #cgo CFLAGS: -std=gnu11 -I${SRCDIR}/../include -I${SRCDIR}/../../go/backend -DPy_LIMITED_API=0x030B0000
+// #cgo CFLAGS: -std=gnu11 -I${SRCDIR}/../include -I${SRCDIR}/../../go/backend
+// #cgo !freethreaded CFLAGS: -DPy_LIMITED_API=0x030B0000
 import "C"
 
 import (

@@ -4,7 +4,12 @@
  *
  * A tensor becomes a DLTensor through its type's __dlpack_c_exchange_api__ (torch >= 2.10), which
  * neither copies nor takes ownership: the tensors stay alive for the call, since the caller's tuple
- * holds them. The GIL is released while Go runs. */
+ * holds them. The GIL is released while Go runs.
+ *
+ * A free-threaded Python has no GIL, and nothing here needs one. `configure` runs once, under the
+ * lock of loader.py, before any other function is called. Later nobody writes epg_py. What calls
+ * share besides has a lock of its own (geometry.c, go/). References are borrowed only from tuples,
+ * which nobody changes. */
 #include <string.h>
 
 #include "../torch/torch.h"
@@ -223,5 +228,8 @@ PyMODINIT_FUNC PyInit__native(void) {
   PyObject *module = PyModule_Create(&definition), *control = PyInit__control();
   if (module && PyModule_AddObjectRef(module, "_control", control)) Py_CLEAR(module);
   Py_XDECREF(control);
+#ifdef Py_GIL_DISABLED
+  if (module && PyUnstable_Module_SetGIL(module, Py_MOD_GIL_NOT_USED)) Py_CLEAR(module);
+#endif
   return module;
 }

@@ -15,6 +15,7 @@ from tests.support.repository import ROOT
 GITHUB = ROOT / ".github"
 WORKFLOWS = sorted((GITHUB / "workflows").glob("*.yml"))
 FORMS = sorted(path for path in (GITHUB / "ISSUE_TEMPLATE").glob("*.yml") if path.name != "config.yml")
+FREE_THREADED = "3.14t"
 TARGETS = set(re.findall(r"^\.PHONY: (.*)$", (ROOT / "Makefile").read_text(), re.M)[0].split())
 
 
@@ -67,19 +68,32 @@ def test_workflows_may_write_only_where_a_release_needs_it(path: Path) -> None:
     assert given == wanted
 
 
-def test_workflows_take_the_oldest_python_and_the_go_of_go_mod() -> None:
+def pythons(job: Any) -> set[str]:
+    """The versions of Python that a job runs with, those of its matrix included."""
+    versions = {
+        step["with"]["python-version"] for step in job.get("steps", []) if "setup-python" in step.get("uses", "")
+    }
+    if "${{ matrix.python }}" in versions:
+        versions.remove("${{ matrix.python }}")
+        versions |= {row["python"] for row in job["strategy"]["matrix"]["include"]}
+    return versions
+
+
+def test_workflows_take_the_go_of_go_mod_the_oldest_python_and_one_without_a_lock() -> None:
     go = re.search(r"^go (\d+\.\d+)", (ROOT / "go.mod").read_text(), re.M)
     python = re.search(r'^requires-python = ">=(.+)"$', (ROOT / "pyproject.toml").read_text(), re.M)
     assert go and python
-    versions = [
-        step["with"]
-        for path in WORKFLOWS
-        for job in loaded(path)["jobs"].values()
-        for step in job.get("steps", [])
-        if "setup-" in step.get("uses", "")
-    ]
-    assert {step["go-version"] for step in versions if "go-version" in step} == {f"{go[1]}.x"}
-    assert {step["python-version"] for step in versions if "python-version" in step} == {python[1]}
+    for path in WORKFLOWS:
+        found = loaded(path)["jobs"].values()
+        of_go = [step for job in found for step in job.get("steps", []) if "setup-go" in step.get("uses", "")]
+        assert {step["with"]["go-version"] for step in of_go} == {f"{go[1]}.x"}
+        assert set().union(*map(pythons, found)) == {python[1], FREE_THREADED}
+
+
+def test_every_kind_of_wheel_is_built_for_a_release() -> None:
+    matrix = loaded(GITHUB / "workflows" / "release.yml")["jobs"]["build"]["strategy"]["matrix"]["include"]
+    assert len(matrix) == len({(row["runner"], row["python"]) for row in matrix}) == 4
+    assert sum(row["files"] == "dist/*" for row in matrix) == 1, "the sdist is kept once"
 
 
 @pytest.mark.parametrize("path", FORMS, ids=lambda path: path.stem)

@@ -23,7 +23,7 @@ from torch.autograd import Function
 
 from epigrad import errors
 from epigrad._autograd import formulas
-from epigrad._autograd.main_grad import Sinks, delivered, executed, outputs_of, refuse_graph
+from epigrad._autograd.main_grad import Sinks, add_lock, delivered, executed, outputs_of, refuse_graph
 from epigrad._core.call import Call
 from epigrad._core.checks import PLAIN_OR_NONE, check_save
 from epigrad._core.launcher import DISPATCHER, Launcher, Tensors, factor_of
@@ -202,7 +202,8 @@ def _into_sinks(problem: Problem, sinks: Sinks, needs: Needs, *tensors: Tensor |
     call = problem.call.backward
     outputs, adds = outputs_of(call.op, sinks, needs, problem.gradient_shapes, tensors[0])
     launched = call._replace(accumulate=True) if adds else call
-    results = problem.core.launch(launched, tensors, needs, tuple(outputs), problem.shapes)
+    with add_lock(adds):
+        results = problem.core.launch(launched, tensors, needs, tuple(outputs), problem.shapes)
     return delivered(sinks, needs, results)
 
 

@@ -7,8 +7,11 @@ stored, or added, as it is.
 
 from __future__ import annotations
 
+import os
 import sys
+import threading
 from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 from weakref import ReferenceType, ref
@@ -24,10 +27,20 @@ _OP = "accumulate_main_grad"
 
 
 class _Switched:
-    """The parameters that are switched on, and how often each is."""
+    """The parameters that are switched on, and how often each is.
+
+    Attributes:
+        entries: by identity.
+        lock: held by a thread that changes the counts, or adds to a `main_grad`.
+    """
 
     def __init__(self) -> None:
         self.entries: dict[int, tuple[ReferenceType[Tensor], int]] = {}
+        self.renew_lock()
+
+    def renew_lock(self) -> None:
+        """Make the lock: in a forked child too, where nobody would release the parent's."""
+        self.lock = threading.RLock()
 
     def __contains__(self, tensor: Tensor) -> bool:
         entry = self.entries.get(id(tensor))
@@ -35,15 +48,17 @@ class _Switched:
 
     def add(self, tensor: Tensor, count: int) -> None:
         key = id(tensor)
-        before = self.entries[key][1] if tensor in self else 0
-        if before + count:
-            # A tensor that is gone takes its entry along.
-            self.entries[key] = (ref(tensor, lambda _: self.entries.pop(key, None)), before + count)
-        else:
-            del self.entries[key]
+        with self.lock:
+            before = self.entries[key][1] if tensor in self else 0
+            if before + count:
+                # A tensor that is gone takes its entry along.
+                self.entries[key] = (ref(tensor, lambda _: self.entries.pop(key, None)), before + count)
+            else:
+                del self.entries[key]
 
 
 _switched = _Switched()
+os.register_at_fork(after_in_child=_switched.renew_lock)
 
 
 class Handle:
@@ -57,9 +72,10 @@ class Handle:
 
     def remove(self) -> None:
         """Switch it off: gradients of later calls go to ``.grad``. A second time does nothing."""
-        for parameter in self._parameters:
+        with _switched.lock:
+            parameters, self._parameters = self._parameters, []
+        for parameter in parameters:
             _switched.add(parameter, -1)
-        self._parameters = []
         if self._hook is not None:
             self._hook.remove()
             self._hook = None
@@ -312,6 +328,24 @@ def _adds(sink: Sink | None, need: bool) -> bool:
     return need and sink is not None and sink.parameter is not None
 
 
+def add_lock(adds: bool) -> AbstractContextManager[Any]:
+    """What a call that adds to `main_grad` runs under, as PyTorch adds to `.grad` under a lock.
+
+    Without it, backward passes of several threads would lose what others add meanwhile.
+    """
+    return _switched.lock if adds else nullcontext()
+
+
+def _will_execute(parameter: Tensor) -> bool:
+    """Whether the backward that is under way accumulates a parameter's gradient.
+
+    The lock is for Python without the interpreter lock. PyTorch's object of the node is one for all
+    threads there, and fails where one thread drops it while another asks for it (PyTorch 2.11).
+    """
+    with _switched.lock, torch.enable_grad():
+        return bool(torch._C._will_engine_execute_node(get_gradient_edge(parameter).node))
+
+
 def executed(sinks: Sinks, needs: Sequence[bool]) -> tuple[Sinks, tuple[bool, ...]]:
     """Those of a backward that is under way: without the parameters that autograd is not asked for,
     and those whose gradients it returns."""
@@ -319,10 +353,8 @@ def executed(sinks: Sinks, needs: Sequence[bool]) -> tuple[Sinks, tuple[bool, ..
     for place, sink in enumerate(sinks):
         if sink is None or sink.parameter is None or not needs[place]:
             continue
-        with torch.enable_grad():
-            node = get_gradient_edge(sink.parameter).node
         try:
-            wanted[place] = torch._C._will_engine_execute_node(node)
+            wanted[place] = _will_execute(sink.parameter)
         except RuntimeError:  # torch.autograd.grad returns the parameter's gradient
             kept[place] = None
     return tuple(kept), tuple(wanted)

@@ -455,7 +455,7 @@ def check_flags_and_stream() -> None:
         for function in (LIB.epg_run, LIB.epg_validate):
             refused(INVALID, *words, call=make_call(op, kind, inputs, outputs, **rest), outputs=given, run=function)
 
-    for bit in range(3, 32):
+    for bit in range(4, 32):
         of("linear", [X, W, B], [out, None], flags=1 << bit, words=["linear: flags", hex(1 << bit), "EPG_ACCUMULATE"])
     of("linear", [X, W, B], [out, None], stream=16, words=["linear: stream", "0x10", "cpu"])
     of("linear", [X, W, B], [out, None], gate=GATE_FIRST, words=["linear: gate"])

@@ -6,6 +6,7 @@ In reading order:
     tables       what Python knows of the core without loading it
     loader       loads the core on first use
     selection    which backend runs
+    invariance   `batch_invariant`: rows that do not depend on other rows
     torch_state  whether PyTorch has to see an operator, and what autocast casts
     checks       what the core cannot see of the arguments
     launcher     who computes a call: the loaded core, or PyTorch's dispatcher

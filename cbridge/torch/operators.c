@@ -35,8 +35,17 @@ static int role_of(const char *type, const char *name, size_t length) {
   static const struct {
     const char *name;
     role role;
-  } known[] = {{"activation", KIND}, {"kind", KIND}, {"parameters", PARAMETERS}, {"factor", NUMBER},  {"beta", NUMBER}, {"dim", DIM},
-               {"gate", GATE},       {"save", SAVE}, {"needs", NEEDS},           {"backend", BACKEND}, {"batch_invariant", BATCH_INVARIANT}};
+  } known[] = {{"activation", KIND},
+               {"kind", KIND},
+               {"parameters", PARAMETERS},
+               {"factor", NUMBER},
+               {"beta", NUMBER},
+               {"dim", DIM},
+               {"gate", GATE},
+               {"save", SAVE},
+               {"needs", NEEDS},
+               {"backend", BACKEND},
+               {"batch_invariant", BATCH_INVARIANT}};
   if (!strncmp(type, "Tensor", strlen("Tensor"))) return OPERAND;
   for (size_t i = 0; i < sizeof known / sizeof *known; i++)
     if (strlen(known[i].name) == length && !strncmp(name, known[i].name, length)) return known[i].role;

@@ -21,8 +21,8 @@ enum { EPILOGUE_DEFAULT = 1, EPILOGUE_BIAS = 4 };
 
 /* The heuristic's choices for layouts and for addresses of an alignment, best first; returns how
  * many, or -1. */
-static int candidates(const epg_device *d, const epg_matmul_problem *p, const epg_matmul *m, void *const *l, uint32_t alignment, int wanted,
-                      heuristic *found, epg_failure *failure) {
+static int candidates(const epg_device *d, const epg_matmul_problem *p, const epg_matmul *m, void *const *l, uint32_t alignment, int wanted, heuristic *found,
+                      epg_failure *failure) {
   enum { NOT_SUPPORTED = 15 };
   void *preference = NULL;
   int count = 0, status = epg_blas_library.cublasLtMatmulPreferenceCreate(&preference);

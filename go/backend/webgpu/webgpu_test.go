@@ -65,6 +65,39 @@ func TestBackendOfNarrowLimits(t *testing.T) {
 	optest.Run(t, slow{&Backend{limits: limits{bindingBytes: 16 << 10, groups: 7, trips: 2, wideTiles: 1}}})
 }
 
+// TestDividedSumsAreNotBatchInvariant: where a sum is longer than a binding, how it is divided
+// follows from the rows too.
+func TestDividedSumsAreNotBatchInvariant(t *testing.T) {
+	if _, err := theDevice(); err != nil {
+		t.Skip(err)
+	}
+	const rows, depth, columns = 2, 1 << 16, 3
+	view := func(operand int, shape ...int64) *tensor.View {
+		return &tensor.View{Operand: operand, DType: dtype.Float32, Shape: shape, Strides: tensor.ContiguousStrides(shape)}
+	}
+	narrow := &Backend{limits: limits{bindingBytes: 16 << 10, groups: 7, trips: 2, wideTiles: 1}}
+	for _, c := range []struct {
+		backend *Backend
+		holds   bool
+	}{{New(), true}, {narrow, false}} {
+		p := &backend.GemmEpilogue{
+			Header: backend.Header{Op: "linear", Kind: "none", Formula: "none", DType: dtype.Float32},
+			A:      view(0, rows, depth), B: view(1, depth, columns), Out: view(2, rows, columns),
+		}
+		k, err := c.backend.Select(p)
+		require.NoError(t, err)
+		require.Equal(t, c.holds, k.Precision().BatchInvariant)
+		p.BatchInvariant = true
+		_, err = c.backend.Select(p)
+		if c.holds {
+			require.NoError(t, err)
+			continue
+		}
+		require.Equal(t, status.Unsupported, status.Of(err).Code)
+		require.Contains(t, err.Error(), "linear: batch_invariant: ")
+	}
+}
+
 // TestALostDevice: calls and arrays on a device that is gone are errors, and the process lives.
 func TestALostDevice(t *testing.T) {
 	before, err := theDevice()

@@ -87,6 +87,12 @@ def cost(rows: list[dict[str, Any]]) -> str:
     )
 
 
+def largest(dtype: str) -> float:
+    """The largest error of a value or a slope in the records, in ULP."""
+    rows = [row for path in RECORDS for row in json.loads(path.read_text())["rows"] if row["dtype"] == dtype]
+    return max(ulps for row in rows for places in row["worst"].values() for ulps, _ in places)
+
+
 def worst_cases() -> str:
     """A part for each record."""
     text = ""

@@ -61,9 +61,8 @@ const GateFirst int32 = C.EPG_GATE_FIRST
 
 // Flags of a call.
 const (
-	Accumulate     uint32 = C.EPG_ACCUMULATE
-	AllowTF32      uint32 = C.EPG_ALLOW_TF32
-	BatchInvariant uint32 = C.EPG_BATCH_INVARIANT
+	Accumulate uint32 = C.EPG_ACCUMULATE
+	AllowTF32  uint32 = C.EPG_ALLOW_TF32
 )
 
 // Result is what a function returned, and the thread's last error if it failed.

@@ -63,7 +63,7 @@ func TestOnTheEmulator(t *testing.T) {
 		return
 	}
 	// TestEmulatedKernels has met other layouts.
-	run("", "-test.short", "-test.run=^TestBackend$|^TestFailuresOfTheDevice$|^TestTuning$|^TestSkus$|^TestBatchesThatDoNotMerge$|^TestPlansAreLargeEnough$")
+	run("", "-test.short", "-test.run=^TestBackend$|^TestFailuresOfTheDevice$|^TestTuning$|^TestSkus$|^TestBatchInvariance$|^TestBatchesThatDoNotMerge$|^TestPlansAreLargeEnough$")
 	run("EPIGRAD_EMULATED_OLD_GPU=1", "-test.run=^TestSeveralDevices$")
 	run("EPIGRAD_EMULATED_DRIVER=12020", "-test.run=^TestOldDriver$")
 	run("EPIGRAD_CUBLASLT=/nowhere/libcublasLt.so", "-test.run=^TestNoBLAS$")
@@ -315,6 +315,44 @@ func TestSkus(t *testing.T) {
 		require.Equal(t, c.layout, sku.Layout, c.kernel)
 		require.Equal(t, c.width, sku.VectorWidth, c.kernel)
 	}
+}
+
+// TestBatchInvariance: in the mode the same kernels run for every number of rows.
+func TestBatchInvariance(t *testing.T) {
+	if os.Getenv(emulated) == "" {
+		t.Skip("TestOnTheEmulator runs it")
+	}
+	backend.Register(cuda.New())
+	matrix := func(rows, columns int64) *tensor.View {
+		v, err := tensor.New(nil, 0, dtype.Float32, tensor.Device{Type: tensor.CUDA}, []int64{rows, columns}, nil, 0)
+		require.NoError(t, err)
+		return &v
+	}
+	const features, wide = 60, 36
+	kernels := func(invariant bool) map[string]bool {
+		found := map[string]bool{}
+		for _, rows := range []int64{1, 2, 100, 3000} {
+			for _, call := range []op.Call{
+				{Op: "linear", Inputs: []*tensor.View{matrix(rows, features), matrix(wide, features)}},
+				{Op: "linear_backward", Kind: "silu", Inputs: []*tensor.View{
+					matrix(rows, wide), matrix(rows, features), matrix(wide, features), nil, matrix(rows, wide),
+				}},
+			} {
+				call.BatchInvariant = invariant
+				plan, err := op.NewPlan(&call, nil, nil)
+				require.NoError(t, err)
+				require.Equal(t, invariant, plan.Precision().BatchInvariant)
+				found[call.Op+": "+plan.Sku().Kernel] = true
+			}
+		}
+		return found
+	}
+	require.Len(t, kernels(false), 4) // small problems have kernels of their own
+	// The pass of a linear layer without an activation copies its preactivation to the output.
+	require.Equal(t, map[string]bool{
+		"linear: cublaslt+activation_none_f32":                           true,
+		"linear_backward: grad_preactivation_silu_f32+cublaslt+cublaslt": true,
+	}, kernels(true))
 }
 
 // TestBatchesThatDoNotMerge: of two batch dimensions that no stride walks as one, the longer is the

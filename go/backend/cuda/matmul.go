@@ -30,9 +30,8 @@ type matmul struct {
 	accumulates bool
 	dt, result  dtype.DType // of the operands, and of what is written
 	tf32        bool
-	// rows of the result that cuBLASLt's algorithm is chosen for
-	invariant  bool
-	chosenRows int64
+	// whether the algorithm is that of invariantRows
+	invariant bool
 }
 
 // squeezed leaves out dimensions of size 1.
@@ -205,10 +204,7 @@ func (b *builder) enqueue(p *lower.Product, tf32 bool) {
 	single.matrices[lower.Left], _ = matrixOf(p.M, p.K, lower.Left)
 	single.matrices[lower.Right], _ = matrixOf(p.K, p.N, lower.Right)
 	single.matrices[lower.Out], _ = matrixOf(p.M, p.N, lower.Out)
-	single.invariant, single.chosenRows = b.invariant && p.ByRows, single.matrices[lower.Out].rows
-	if single.invariant {
-		single.chosenRows = invariantRows
-	}
+	single.invariant = b.invariant && p.ByRows
 	if p.Views[lower.Bias] != nil {
 		single.alignedBias = b.region(b.dt, single.matrices[lower.Out].columns)
 	}
@@ -315,8 +311,8 @@ func (p *matmul) compile(c *compiler, s *C.epg_step) error {
 	}
 	operandAt := func(i int) operand {
 		chosen := p.matrices[i]
-		if i != lower.Right {
-			chosen.rows = p.chosenRows
+		if p.invariant && i != lower.Right {
+			chosen.rows = invariantRows
 		}
 		return operand{p.views[i], p.matrices[i], chosen, p.batch.Strides[i]}
 	}

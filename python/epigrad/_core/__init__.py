@@ -5,6 +5,7 @@ In reading order:
     call         one call of an operation: everything but its tensors
     tables       what Python knows of the core without loading it
     loader       loads the core on first use
+    blocks       what the open ``with`` blocks of a thread chose
     selection    which backend runs
     invariance   `batch_invariant`: rows that do not depend on other rows
     torch_state  whether PyTorch has to see an operator, and what autocast casts

@@ -58,7 +58,7 @@ class Call(_Fields):
         return Call(self.op + "_backward", *self[1:])
 
     @functools.cached_property
-    def with_rows_alone(self) -> Call:
+    def as_batch_invariant(self) -> Call:
         """The same call, with bits of rows that do not depend on other rows."""
         return self._replace(batch_invariant=True) if self.op.removesuffix("_backward") in _PRODUCTS else self
 
@@ -107,7 +107,7 @@ def call_of(make: Callable[..., Call], *arguments: Any) -> Call:
             call = _quick[make](*arguments)
         except TypeError:  # what cannot be hashed is no name: the error says so
             call = make(*arguments)
-    return call.with_rows_alone if invariance.is_on() else call
+    return call.as_batch_invariant if invariance.is_on() else call
 
 
 def gate_place(op: str, gate: str) -> int:

@@ -3,23 +3,14 @@
 from __future__ import annotations
 
 import os
-import threading
 from types import TracebackType
 from typing import Any
 
 from epigrad._core import loader
+from epigrad._core.blocks import Blocks, is_set
 from epigrad._core.torch_state import constant_to_dynamo
 
-
-class _Blocks(threading.local):
-    """Whether this thread's open blocks switched the mode on; None outside of blocks."""
-
-    def __init__(self) -> None:
-        self.on: bool | None = None
-        self.outer: list[bool | None] = []
-
-
-_blocks = _Blocks()
+_blocks: Blocks[bool] = Blocks()
 
 
 class batch_invariant:  # noqa: N801 (a context manager, named as a function)
@@ -54,26 +45,23 @@ class batch_invariant:  # noqa: N801 (a context manager, named as a function)
         self._enabled = bool(enabled)
 
     def __enter__(self) -> None:
-        _blocks.outer.append(_blocks.on)
-        _blocks.on = self._enabled
+        _blocks.begin(self._enabled)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        _blocks.on = _blocks.outer.pop()
+        _blocks.end()
 
 
-_environment: dict[Any, Any] = os.environ._data  # type: ignore[attr-defined]
 _VARIABLE: Any = os.environ.encodekey("EPIGRAD_BATCH_INVARIANT")
 
 
 def is_on() -> bool:
     """Whether calls of this thread are to be batch-invariant."""
-    on = _blocks.on
+    on = _blocks.choice
     return _of_environment() if on is None else on
 
 
 @constant_to_dynamo  # which would check the whole environment again at each call
 def _of_environment() -> bool:
-    # On every call's path, where os.environ.get of what is not set takes half a microsecond.
-    return _VARIABLE in _environment and loader.is_switched_on("EPIGRAD_BATCH_INVARIANT")
+    return is_set(_VARIABLE) and loader.is_switched_on("EPIGRAD_BATCH_INVARIANT")

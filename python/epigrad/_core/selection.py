@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import json
 import os
-import threading
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
 from epigrad import errors
 from epigrad._core import loader
+from epigrad._core.blocks import Blocks, is_set
 from epigrad._core.torch_state import constant_to_dynamo
 
 
@@ -36,17 +36,7 @@ class BackendInfo:
     reason: str
 
 
-class _Blocks(threading.local):
-    """What the open blocks of this thread chose: a thread's own names, which Dynamo can read and
-    guard in every version of PyTorch, as it cannot a context variable.
-    """
-
-    def __init__(self) -> None:
-        self.name: str | None = None
-        self.outer: list[str | None] = []
-
-
-_blocks = _Blocks()
+_blocks: Blocks[str] = Blocks()
 
 
 def backends() -> list[BackendInfo]:
@@ -97,30 +87,27 @@ class use_backend:  # noqa: N801 (a context manager, named as a function)
         self._name = name
 
     def __enter__(self) -> None:
-        _blocks.outer.append(_blocks.name)
-        _blocks.name = self._name
+        _blocks.begin(self._name)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        _blocks.name = _blocks.outer.pop()
+        _blocks.end()
 
 
 _usable: set[str] = set()  # what EPIGRAD_BACKEND named and was found to be there
-_environment: dict[Any, Any] = os.environ._data  # type: ignore[attr-defined]
 _VARIABLE: Any = os.environ.encodekey("EPIGRAD_BACKEND")
 
 
 def current() -> str | None:
     """The backend chosen for CPU tensors in this thread, or None where nothing was chosen."""
-    name = _blocks.name
+    name = _blocks.choice
     return _of_environment() if name is None else name
 
 
 @constant_to_dynamo  # which would check the whole environment again at each call
 def _of_environment() -> str | None:
-    # On every call's path, where os.environ.get of what is not set takes half a microsecond.
-    if _VARIABLE not in _environment:
+    if not is_set(_VARIABLE):
         return None
     name = os.environ["EPIGRAD_BACKEND"]
     if not name:

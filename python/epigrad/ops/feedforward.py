@@ -22,7 +22,7 @@ from epigrad._core.torch_state import as_linear
 from epigrad.ops import batching, gemm, shapes
 from epigrad.ops.operator import (
     PARAMETERS,
-    ROWS,
+    PRODUCT_OPTIONS,
     Gradients,
     Layers,
     Operator,
@@ -167,7 +167,8 @@ def _operators(op: str, names: str, kind: str, gate: str) -> tuple[Operator, Ope
     return (
         Operator(
             op,
-            f"({inputs}, *, {PARAMETERS}, {gate}str save='auto', {ROWS}) -> (Tensor output, Tensor preactivation)",
+            f"({inputs}, *, {PARAMETERS}, {gate}str save='auto', {PRODUCT_OPTIONS}) -> "
+            "(Tensor output, Tensor preactivation)",
             bind=partial(Forward, op),
             batched=batching.by_rows(op),
             flops=_flops,
@@ -176,7 +177,7 @@ def _operators(op: str, names: str, kind: str, gate: str) -> tuple[Operator, Ope
         Operator(
             f"{op}_backward",
             f"(Tensor grad_output, {inputs}, Tensor? preactivation=None, *, {PARAMETERS}, {gate}"
-            f"bool[5] needs=[True, True, True, True, True], {ROWS}) -> ({grads})",
+            f"bool[5] needs=[True, True, True, True, True], {PRODUCT_OPTIONS}) -> ({grads})",
             bind=partial(Backward, op),
             flops=_backward_flops,
         ),

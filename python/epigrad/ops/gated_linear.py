@@ -19,7 +19,7 @@ from epigrad._autograd.gated_linear import GatedLinear, GatedLinearProblem, gate
 from epigrad._core.launcher import DISPATCHER, Launcher
 from epigrad._core.torch_state import as_linear
 from epigrad.ops import batching, gemm, shapes
-from epigrad.ops.operator import PARAMETERS, ROWS, Gradients, Layers, Operator, gated_call
+from epigrad.ops.operator import PARAMETERS, PRODUCT_OPTIONS, Gradients, Layers, Operator, gated_call
 
 Pair = tuple[Tensor, Tensor]
 
@@ -134,7 +134,7 @@ _GRADIENTS = (
 OPERATORS = (
     Operator(
         Forward.op,
-        f"({_INPUTS}, *, {PARAMETERS}, str save='auto', {ROWS}) -> (Tensor output, Tensor preactivation)",
+        f"({_INPUTS}, *, {PARAMETERS}, str save='auto', {PRODUCT_OPTIONS}) -> (Tensor output, Tensor preactivation)",
         bind=Forward,
         batched=batching.by_rows(Forward.op),
         flops=_flops,
@@ -143,7 +143,7 @@ OPERATORS = (
     Operator(
         "gated_linear_backward",
         f"(Tensor grad_output, {_INPUTS}, Tensor? preactivation=None, *, {PARAMETERS}, "
-        f"bool[5] needs=[True, True, True, True, True], {ROWS}) -> {_GRADIENTS}",
+        f"bool[5] needs=[True, True, True, True, True], {PRODUCT_OPTIONS}) -> {_GRADIENTS}",
         bind=Backward,
         flops=_backward_flops,
     ),

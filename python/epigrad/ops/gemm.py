@@ -20,7 +20,7 @@ from epigrad._autograd.functions import PREACTIVATION, Gemm, GemmProblem, forms_
 from epigrad._core.launcher import DISPATCHER, Launcher, overload
 from epigrad._core.torch_state import as_linear
 from epigrad.ops import batching, shapes
-from epigrad.ops.operator import PARAMETERS, ROWS, Gradients, Layers, Operator, activation_call, call
+from epigrad.ops.operator import PARAMETERS, PRODUCT_OPTIONS, Gradients, Layers, Operator, activation_call, call
 
 Pair = tuple[Tensor, Tensor]
 
@@ -168,7 +168,7 @@ def _operators(op: str, a: str, b: str) -> tuple[Operator, Operator]:
     return (
         Operator(
             op,
-            f"({inputs}, *, {PARAMETERS}, str save='auto', {ROWS}) -> (Tensor output, Tensor preactivation)",
+            f"({inputs}, *, {PARAMETERS}, str save='auto', {PRODUCT_OPTIONS}) -> (Tensor output, Tensor preactivation)",
             bind=partial(Forward, op),
             batched=partial(_batched, op),
             flops=partial(flops, op),
@@ -177,7 +177,7 @@ def _operators(op: str, a: str, b: str) -> tuple[Operator, Operator]:
         Operator(
             f"{op}_backward",
             f"(Tensor grad_output, {inputs}, Tensor? preactivation=None, Tensor? output=None, *, {PARAMETERS}, "
-            f"bool[3] needs=[True, True, True], {ROWS}) -> {results}",
+            f"bool[3] needs=[True, True, True], {PRODUCT_OPTIONS}) -> {results}",
             bind=partial(Backward, op),
             flops=partial(_backward_flops, op),
         ),

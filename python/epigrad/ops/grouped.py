@@ -26,7 +26,7 @@ from epigrad._core.launcher import DISPATCHER, Launcher, Tensors
 from epigrad._core.tables import GATED_KINDS, PRESETS
 from epigrad._core.torch_state import as_experts, as_linear
 from epigrad.ops import shapes
-from epigrad.ops.operator import PARAMETERS, ROWS, Gradients, Layers, Operator, activation_call, experts_call
+from epigrad.ops.operator import PARAMETERS, PRODUCT_OPTIONS, Gradients, Layers, Operator, activation_call, experts_call
 
 Pair = tuple[Tensor, Tensor]
 
@@ -317,7 +317,7 @@ _MIXTURE = (
 OPERATORS = (
     Operator(
         GroupedForward.op,
-        f"({_LAYER}, *, {PARAMETERS}, str save='auto', {ROWS}) -> (Tensor output, Tensor preactivation)",
+        f"({_LAYER}, *, {PARAMETERS}, str save='auto', {PRODUCT_OPTIONS}) -> (Tensor output, Tensor preactivation)",
         bind=GroupedForward,
         flops=_grouped_flops,
         casts=as_linear,
@@ -325,14 +325,14 @@ OPERATORS = (
     Operator(
         "grouped_linear_backward",
         f"(Tensor grad_output, {_LAYER}, Tensor? preactivation=None, *, {PARAMETERS}, "
-        f"bool[3] needs=[True, True, True], {ROWS}) -> "
+        f"bool[3] needs=[True, True, True], {PRODUCT_OPTIONS}) -> "
         "(Tensor grad_input, Tensor grad_weight, Tensor grad_bias)",
         bind=GroupedBackward,
         flops=_grouped_backward_flops,
     ),
     Operator(
         ExpertsForward.op,
-        f"({_MIXTURE}, *, {PARAMETERS}, str gate='second', str save='auto', {ROWS}) -> "
+        f"({_MIXTURE}, *, {PARAMETERS}, str gate='second', str save='auto', {PRODUCT_OPTIONS}) -> "
         "(Tensor output, Tensor preactivation)",
         bind=ExpertsForward,
         flops=_experts_flops,
@@ -341,7 +341,7 @@ OPERATORS = (
     Operator(
         "experts_backward",
         f"(Tensor grad_output, {_MIXTURE}, Tensor? preactivation=None, *, {PARAMETERS}, str gate='second', "
-        f"bool[6] needs=[True, True, True, True, True, True], {ROWS}) -> (Tensor grad_input, "
+        f"bool[6] needs=[True, True, True, True, True, True], {PRODUCT_OPTIONS}) -> (Tensor grad_input, "
         "Tensor grad_scale, Tensor grad_weight_in, Tensor grad_bias_in, Tensor grad_weight_out, Tensor grad_bias_out)",
         bind=ExpertsBackward,
         flops=_experts_backward_flops,

@@ -183,7 +183,7 @@ class Operator:
         """A call, its arguments bound."""
         bound = self.bind(*arguments, **options)
         if batch_invariant:
-            bound.call = bound.call.with_rows_alone
+            bound.call = bound.call.as_batch_invariant
         return bound
 
 
@@ -192,7 +192,7 @@ def call(name: str, *arguments: Any, **options: Any) -> Any:
     return overload(name)(*arguments, **options)
 
 
-ROWS = "str? backend=None, bool batch_invariant=False"
+PRODUCT_OPTIONS = "str? backend=None, bool batch_invariant=False"
 """The last arguments of operators with a product."""
 
 PARAMETERS = "float[] parameters=[]"

@@ -155,7 +155,7 @@ def walk(row: dict[str, Any], device: str, threads: int) -> None:
             row["worst"] = merged(list(executor.map(lambda at: searched(name, at, device, measure), sorted(places))))
             row["checked_by_mpmath"] = spot_check(name, row["check"], device, measure)
     row["threads"] = threads
-    row["seconds"] = round(row["seconds"] + time.perf_counter() - begin, 1)
+    row["seconds"] = round(row["seconds"] + time.perf_counter() - begin, 3)
 
 
 def facts(device: str) -> dict[str, Any]:

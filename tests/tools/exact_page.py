@@ -4,6 +4,7 @@ arguments, and what was walked whole."""
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable
 from typing import Any
 
@@ -26,7 +27,10 @@ def worst(row: dict[str, Any], what: str) -> str:
     if not row["worst"][what]:
         return ""
     ulps, at = row["worst"][what][0]
-    return f"{ulps:.3f} at {argument(row['dtype'], at)}" if ulps else "0"
+    where = argument(row["dtype"], at)
+    if math.isinf(ulps):  # the next largest is of interest too
+        return f"overflow at {where}; {worst(row | {'worst': {what: row['worst'][what][1:]}}, what)}"
+    return f"{ulps:.3f} at {where}" if ulps else "0"
 
 
 def extent(row: dict[str, Any]) -> str:
@@ -75,8 +79,8 @@ def checked(rows: list[dict[str, Any]]) -> str:
 
 
 def cost(rows: list[dict[str, Any]]) -> str:
-    """What walking all of float32 took."""
-    whole = [row for row in rows if row["dtype"] == "float32" and row["points"] == row["of"]]
+    """What walking all of float32 took, where the record has it."""
+    whole = [row for row in rows if row["dtype"] == "float32" and row["points"] == row["of"] and "seconds" in row]
     if not whole:
         return ""
     slowest = max(whole, key=lambda row: row["seconds"] * row["threads"])
@@ -95,11 +99,12 @@ def largest(dtype: str) -> float:
 
 def worst_cases() -> str:
     """A part for each record."""
-    text = ""
+    parts = []
     for path in RECORDS:
         record = json.loads(path.read_text())
         rows = record["rows"]
         engine = record["backend"].split(",")[0]
-        text += f"[{record['device']}, {engine}, {record['date']}](results/{path.name}):\n\n"
-        text += f"{halves(rows)}\n{table(rows)}{cost(rows)}{checked(rows)}"
-    return text
+        where = record["device"] if record["device"] in engine else f"{record['device']}, {engine}"
+        title = f"[{where}, {record['date']}](results/{path.name}):\n\n"
+        parts.append(f"{title}{halves(rows)}\n{table(rows)}{cost(rows)}{checked(rows)}")
+    return "\n".join(parts)

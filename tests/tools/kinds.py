@@ -262,7 +262,7 @@ what.
 `python -m tests.tools.exact` walks all numbers of a dtype at default parameters, in parts that go on where the last one
 stopped. In float64 it draws points, and searches around the worst of them in ever smaller steps. So its errors may be
 above those of the table before, and in float64 above the bound that the tests hold at their points. Each NaN has to
-give what one NaN gives. An activation without a row here is measured at the points of the table before alone.
+give what one NaN gives. On a GPU one result of `selu` overflows: the largest finite one, as PyTorch's does.
 
 {worst_cases}
 ## Activations with weights

@@ -61,8 +61,10 @@ def slug(heading: str) -> str:
 
 
 def test_every_break_of_the_changelog_has_a_section_and_every_section_is_one() -> None:
-    changelog = (ROOT / "CHANGELOG.md").read_text().partition("\n## 0.1.0")[0]
-    changed = re.search(r"^### Changed\n(.*?)^###? ", changelog, re.M | re.S)
+    _, *parts = re.split(r"^## (.+)\n", (ROOT / "CHANGELOG.md").read_text(), flags=re.M)
+    releases = dict(zip(parts[::2], parts[1::2], strict=True))
+    release = next((text for heading, text in releases.items() if heading.startswith("0.2.0 ")), releases["Unreleased"])
+    changed = re.search(r"^### Changed\n(.*?)^### ", release, re.M | re.S)
     assert changed
     entries = re.split(r"^- ", changed[1], flags=re.M)[1:]
     linked = [re.findall(r"\(docs/upgrade\.md#([\w-]+)\)", entry) for entry in entries]

@@ -168,6 +168,12 @@ def test_archives_that_must_not_be_published_are_refused(tmp_path: Path, sizes: 
     assert words in str(caught.value)
 
 
+def test_the_documents_state_the_largest_wheel() -> None:
+    limit = f"A wheel has at most {PROGRAM['LARGEST_WHEEL'] / 1e6:.0f} MB."
+    for page in ("CONTRIBUTING.md", "docs/performance.md"):
+        assert limit in (ROOT / page).read_text(), page
+
+
 # --- make release ---------------------------------------------------------------------------------
 
 

@@ -39,5 +39,12 @@ def test_a_process_times_its_first_steps() -> None:
 def test_the_table_is_that_of_the_record() -> None:
     page = startup.PAGE.read_text()
     assert readme.filled(page, startup.table(), startup.BEGIN) == page, "stale: python -m tests.tools.startup"
-    steps = [row["step"] for row in json.loads(startup.RECORD.read_text())["rows"]]
-    assert steps == list(startup.STEPS)
+
+
+def test_the_record_is_within_the_limits() -> None:
+    """Of times that a record keeps, not of this process's, which would depend on the machine."""
+    rows = json.loads(startup.RECORD.read_text())["rows"]
+    assert [row["step"] for row in rows] == [step.name for step in startup.STEPS]
+    assert sum(step.limit is not None for step in startup.STEPS) == 2
+    for row, step in zip(rows, startup.STEPS, strict=True):
+        assert step.limit is None or row["median"] <= step.limit, row

@@ -35,7 +35,7 @@ GO_TEST := EPIGRAD_WGPU_NATIVE="$${EPIGRAD_WGPU_NATIVE:-$$(ls $(CURDIR)/$(VENV)/
 CC_FLAGS := -std=c11 -O2 -Wall -Wextra -Werror
 C_SOURCES := '*.c' '*.h' '*.cpp' '*.cu' '*.cuh'
 
-.PHONY: build kernels lib demo page test test-go test-python test-full test-oldest test-free-threaded test-race sanitize sanitize-addresses sanitize-emulated sanitize-threads portable examples check lint format generate bench wheel sdist check-install clean
+.PHONY: build kernels lib demo page test test-go test-python test-full test-oldest test-free-threaded test-race sanitize sanitize-addresses sanitize-emulated sanitize-threads portable examples check lint format generate bench wheel sdist check-install release clean
 
 # --- what is needed -------------------------------------------------------------------------------
 
@@ -241,6 +241,10 @@ bench: build $(STAMPS)/bench
 # --- check ----------------------------------------------------------------------------------------
 
 check: kernels lint test test-race sanitize portable examples check-install
+	@echo "$(sources)" > build/checked
+
+# The commit that the sources are of, and whether they differ from it.
+sources = $$(git rev-parse HEAD)$$(test -z "$$(git status --porcelain)" || echo ' with changes')
 
 lint: build $(STAMPS)/test $(STAMPS)/bench $(STAMPS)/demo $(STAMPS)/dev $(TOOLS)/staticcheck $(TOOLS)/gofumpt
 	@echo "gofumpt"; unformatted=$$(git ls-files --cached --others --exclude-standard '*.go' | xargs $(TOOLS)/gofumpt -l); \
@@ -290,8 +294,21 @@ wheel: kernels build $(STAMPS)/dist
 	@for wheel in dist/epigrad-*-abi3-*_$(ARCH).whl; do if [ -e "$$wheel" ]; then $(PY) -m abi3audit --strict "$$wheel"; fi; done
 	@ls dist/*.whl
 
+START := $(firstword $(wildcard docs/start.md) README.md)
 check-install: wheel sdist $(STAMPS)/test
-	.ci/check-install
+	.ci/check-install $(START)
+
+# What .github/workflows/release.yml does with a tag, but for publishing: TAG=v1.2.3 must agree with
+# epigrad.h and the CHANGELOG, and `make check` must have passed on this commit. DRY=1 tries it with
+# a dev version: the notes are what is under Unreleased, and the sources may be any.
+release:
+	@mkdir -p build
+	@$(PYTHON) .ci/release.py notes $(if $(DRY),--dry,$(TAG)) > build/notes.md
+	@$(if $(DRY),,if [ "$$(cat build/checked 2> /dev/null)$$(git status --porcelain)" != "$$(git rev-parse HEAD)" ]; then \
+		echo "epigrad: make check has not passed on this commit as it is: commit, make check, and then make release"; exit 1; fi)
+	@$(MAKE) check-install
+	@$(PY) .ci/release.py archives
+	@echo "the text of the release's page: build/notes.md"
 
 clean:
 	rm -rf build dist THIRD_PARTY_LICENSES python/epigrad/control/control.py python/epigrad/control/go.py python/epigrad/_core/tables.json python/*.egg-info python/epigrad/*.so cbridge/pyext/gopy_control.go cbridge/pyext/gopy_control.c kernels/cuda/*.fatbin kernels/cuda/*.functions go/backend/webgpu/webgpu.h go/backend/webgpu/wgpu.h

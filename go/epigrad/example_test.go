@@ -59,6 +59,26 @@ func ExampleGatedActivation() {
 	// <nil> [3 2]
 }
 
+// Where the gates are is a word; docs/upgrade.md shows this line.
+func ExampleGatedActivation_gate() {
+	input, out := epigrad.Of([]float32{0, 3}, 2), epigrad.New[float32](1)
+	problem := epigrad.GatedActivation[float32]{Input: input, Kind: "glu", Gate: "first"}
+	fmt.Println(problem.Forward(out), out.Data)
+	// Output: <nil> [1.5]
+}
+
+// Gradients are read from the caller's tensors; docs/upgrade.md shows these lines.
+func ExampleLinearGradients() {
+	layer := epigrad.Linear[float32]{Input: epigrad.Of([]float32{1, 2, 3}, 1, 3), Weight: epigrad.New[float32](2, 3)}
+	gradOutput := epigrad.Of([]float32{1, -1}, 1, 2)
+
+	weight := epigrad.New[float32](2, 3)
+	gradients := epigrad.LinearGradients[float32]{Weight: weight}
+	err := layer.Backward(gradOutput, epigrad.Saved[float32]{}, gradients)
+	fmt.Println(weight.Data, err)
+	// Output: [1 2 3 -1 -2 -3] <nil>
+}
+
 func ExampleGatedProduct() {
 	problem := epigrad.GatedProduct[float64]{Value: epigrad.Of([]float64{2, 2}, 2), Gate: epigrad.Of([]float64{3, -3}, 2), Kind: "reglu"}
 	gradValue, gradGate := epigrad.New[float64](2), epigrad.New[float64](2)

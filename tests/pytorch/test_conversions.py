@@ -19,6 +19,7 @@ from torch.nn.utils import parametrizations, prune
 from transformers.pytorch_utils import Conv1D
 
 from tests.support.layouts import assert_same_bits
+from tests.support.repository import ROOT
 
 FEATURES, HIDDEN = 8, 16
 
@@ -284,6 +285,27 @@ def test_blocks_that_version_0_1_pickled_whole_load(name: str) -> None:
     assert type(loaded.up) is nn.Linear and type(loaded.down) is nn.Linear
     assert repr(loaded) == repr(block)
     assert_same_bits(loaded(x).detach(), block(x).detach())
+
+
+def arguments(schema: Any) -> dict[str, tuple[str, str, bool, bool]]:
+    """An operator's arguments by name: type, default, and whether it is given by keyword."""
+    return {
+        each.name: (str(each.type), repr(each.default_value), each.has_default_value(), each.kwarg_only)
+        for each in schema.arguments
+    }
+
+
+@pytest.mark.parametrize("line", (ROOT / "tests/pytorch/operators_0_1.txt").read_text().splitlines())
+def test_operators_take_the_arguments_of_version_0_1(line: str) -> None:
+    """Exported programs and packages of AOTInductor name those by keyword."""
+    schema = torch._C.parse_schema(line)
+    now = getattr(torch.ops.epigrad, schema.name.removeprefix("epigrad::")).default._schema
+    old, new = arguments(schema), arguments(now)
+    assert {name: new.get(name) for name in old} == old
+    positional = [name for name, (*_, by_keyword) in old.items() if not by_keyword]
+    assert list(new)[: len(positional)] == positional
+    assert all(has_default for name, (*_, has_default, _) in new.items() if name not in old)
+    assert [str(each.type) for each in now.returns] == [str(each.type) for each in schema.returns]
 
 
 @each_block

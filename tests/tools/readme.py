@@ -315,10 +315,10 @@ def _models_line(machine: str) -> tuple[str, str, str, Iterable[Source]]:
     )
 
 
-def filled(page: str, table: str) -> str:
-    """A page with its table anew."""
-    before, rest = page.split(BEGIN)
-    return before + BEGIN + table + END + rest.split(END)[1]
+def filled(page: str, table: str, begin: str = BEGIN) -> str:
+    """A page with the table anew that stands below a comment."""
+    before, rest = page.split(begin)
+    return before + begin + table + END + rest.split(END, 1)[1]
 
 
 def bars() -> list[tuple[str, float, float]]:

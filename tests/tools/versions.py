@@ -1,0 +1,102 @@
+"""Writes the tables of docs/upgrade.md that compare the speed of 0.1 and 0.2.
+
+    python -m tests.tools.versions
+
+The CPUs' times come from the records in docs/results that end in -versions, which turns.py writes:
+
+    python tests/tools/turns.py FILE 0.1=FOLDER 0.2=FOLDER --eager
+
+The GPU's come from a record of each version. tests/docs/test_upgrade.py fails where a table is
+stale.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import pathlib
+from typing import Any
+
+from tests.support.repository import ROOT
+from tests.tools import readme
+
+PAGE = ROOT / "docs" / "upgrade.md"
+RESULTS = ROOT / "docs" / "results"
+CPU_BEGIN = "<!-- python -m tests.tools.versions writes this table of CPUs -->\n"
+GPU_BEGIN = "<!-- python -m tests.tools.versions writes this table of a GPU -->\n"
+GPU_RECORDS = {
+    "0.1": RESULTS / "2026-11-21-cuda-nvidia-h200.json",
+    "0.2": RESULTS / "2026-11-24-cuda-nvidia-h200.json",
+}
+# What two records have to agree on for their times to compare.
+SAME = ("device", "driver", "cuda")
+
+
+def load(path: pathlib.Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(path.read_text())
+    return found
+
+
+def cpu_tables() -> str:
+    """A table for each record of turns."""
+    return "\n".join(cpu_table(path) for path in sorted(RESULTS.glob("*-versions.json")))
+
+
+def cpu_table(path: pathlib.Path) -> str:
+    """A line for each operation, dtype and direction; those of the same sizes share a table."""
+    record = load(path)
+    old, new = record["geometric_mean"]
+    lines: dict[tuple[str, ...], dict[str, str]] = {}
+    for row in record["rows"]:
+        operation, size, dtype, direction = row["call"].split(", ")
+        cells = lines.setdefault((operation, dtype, direction), {})
+        cells[size] = f"{row['ratio'][old]:.2f}, {row['ratio'][new]:.2f}"
+    means = ", ".join(f"{mean:.2f}" for mean in (record["geometric_mean"][old], record["geometric_mean"][new]))
+    machine = f"[{record['device']}, {record['threads']} threads]({path.relative_to(PAGE.parent)})"
+    text = f"{machine}, PyTorch {record['torch'].partition('+')[0]}. The geometric means of all are {means}.\n"
+    sizes: tuple[str, ...] = ()
+    for label, cells in lines.items():
+        if tuple(cells) != sizes:
+            sizes = tuple(cells)
+            columns = ("operation", "dtype", "direction", *sizes)
+            text += f"\n| {' | '.join(columns)} |\n" + "|---" * len(columns) + "|\n"
+        text += f"| {' | '.join((*label, *cells.values()))} |\n"
+    return text
+
+
+def gpu_table() -> str:
+    """A line for each operation and direction: geometric means over kinds, sizes and dtypes."""
+    records = {version: load(path) for version, path in GPU_RECORDS.items()}
+    old, new = records.values()
+    facts = [[record[key] for key in SAME] + [record["versions"]["torch"]] for record in (old, new)]
+    if facts[0] != facts[1]:
+        raise SystemExit(f"{PAGE.name}: the records of two versions do not compare: {facts[0]} and {facts[1]}")
+    ratios = [
+        {tuple(row[key] for key in readme.Bar._fields[1:]): row["ratio"] for row in record["rows"] if "ratio" in row}
+        for record in (old, new)
+    ]
+    lines: dict[tuple[str, str], list[tuple[float, float]]] = {}
+    for row, ratio in ratios[0].items():
+        if row in ratios[1]:
+            lines.setdefault((row[0], row[-1]), []).append((ratio, ratios[1][row]))
+    text = "| operation | direction | rows | "
+    text += " | ".join(f"[{version}]({path.relative_to(PAGE.parent)})" for version, path in GPU_RECORDS.items())
+    text += " |\n" + "|---" * 5 + "|\n"
+    for (operation, direction), pairs in lines.items():
+        means = (math.exp(sum(map(math.log, column)) / len(pairs)) for column in zip(*pairs, strict=True))
+        cells = " | ".join(f"{mean:.2f}" for mean in means)
+        text += f"| {operation.replace('_', ' ')} | {direction} | {len(pairs)} | {cells} |\n"
+    return text
+
+
+def filled(page: str) -> str:
+    """The page with both tables anew."""
+    return readme.filled(readme.filled(page, cpu_tables(), CPU_BEGIN), gpu_table(), GPU_BEGIN)
+
+
+def main() -> None:
+    PAGE.write_text(filled(PAGE.read_text()))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,9 +1,11 @@
-"""The Python programs of examples/ run and show what they say."""
+"""The programs of examples/ run and show what they say, also in the tutorials of Go and C."""
 
 from __future__ import annotations
 
 import importlib.util
+import os
 import pathlib
+import subprocess
 import sys
 from types import ModuleType
 
@@ -12,9 +14,13 @@ import torch
 from epigrad.cli.timing import Timing
 from matplotlib.figure import Figure
 
+from tests.api.test_c_abi import LIBRARY, require_library
+from tests.api.test_seeds import require
+from tests.docs.test_pages import blocks
 from tests.support.repository import ROOT
 
 FOLDER = ROOT / "examples"
+TUTORIALS = ROOT / "docs" / "tutorials"
 
 
 def example(name: str) -> ModuleType:
@@ -109,3 +115,47 @@ def test_the_demos_picture_has_every_bar_and_warns(
 def test_a_machine_whose_rounds_differ_is_busy(demo: ModuleType) -> None:
     assert demo.busy([Timing.of([1.0, 1.0, 1.0, 1.0]), Timing.of([1.0, 3.0, 3.0, 3.0])])
     assert not demo.busy([Timing.of([1.0, 1.1, 1.2, 3.0])])
+
+
+def said(command: str, folder: pathlib.Path, **variables: str) -> str:
+    """What commands of a page print."""
+    done = subprocess.run(
+        ["bash", "-euc", command],
+        cwd=folder,
+        env={**os.environ, **variables},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize("language", ["go", "c"])
+def test_programs_of_tutorials_are_examples(language: str) -> None:
+    program = {"go": FOLDER / "go" / "first_layer" / "main.go", "c": FOLDER / "c" / "first_layer.c"}[language]
+    assert blocks(TUTORIALS / f"{language}.md", language) == [program.read_text()]
+
+
+def test_the_tutorial_of_go_begins_in_an_empty_folder(tmp_path: pathlib.Path) -> None:
+    require("go")
+    page = TUTORIALS / "go.md"
+    begin, from_a_checkout, run = blocks(page, "sh")
+    folder = tmp_path / "wave"
+    folder.mkdir()
+    (tmp_path / "epigrad").symlink_to(ROOT)
+    (folder / "main.go").write_text(blocks(page, "go")[0])
+    (folder / "go.sum").write_text((ROOT / "go.sum").read_text())  # spares a question to a server
+    commands = begin.splitlines()[0] + "\n" + from_a_checkout + run
+    assert [said(commands, folder, CGO_ENABLED="0")] == blocks(page, "text")
+
+
+def test_the_tutorial_of_c_runs(tmp_path: pathlib.Path) -> None:
+    require_library()
+    page = TUTORIALS / "c.md"
+    _, commands = blocks(page, "sh")
+    require(commands.split()[0])
+    (tmp_path / "build").symlink_to(LIBRARY.parent)
+    (tmp_path / "first_layer.c").write_text(blocks(page, "c")[0])
+    assert [said(commands, tmp_path)] == blocks(page, "text")

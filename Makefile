@@ -35,7 +35,7 @@ GO_TEST := EPIGRAD_WGPU_NATIVE="$${EPIGRAD_WGPU_NATIVE:-$$(ls $(CURDIR)/$(VENV)/
 CC_FLAGS := -std=c11 -O2 -Wall -Wextra -Werror
 C_SOURCES := '*.c' '*.h' '*.cpp' '*.cu' '*.cuh'
 
-.PHONY: build kernels lib demo page test test-go test-python test-full test-oldest test-free-threaded test-race sanitize sanitize-addresses sanitize-emulated sanitize-threads portable examples check lint format generate bench wheel sdist check-install release clean
+.PHONY: build kernels lib demo page test test-go test-python test-full test-oldest test-free-threaded test-race sanitize sanitize-addresses sanitize-emulated sanitize-threads portable examples check lint format generate bench docs docs-links wheel sdist check-install release clean
 
 # --- what is needed -------------------------------------------------------------------------------
 
@@ -79,6 +79,10 @@ $(STAMPS)/bench: $(STAMPS)/run
 $(STAMPS)/dev: $(STAMPS)/run
 	@echo "epigrad: installing the linters"
 	@$(call install,dev)
+
+$(STAMPS)/docs: $(STAMPS)/run
+	@echo "epigrad: installing what builds the site"
+	@$(call install,docs notebooks)
 
 $(STAMPS)/dist: $(STAMPS)/run
 	@echo "epigrad: installing what builds and audits wheels (zig is about 100 MB)"
@@ -152,6 +156,7 @@ test-full: build lib $(STAMPS)/test
 	EPIGRAD_TEST_FULL=1 $(PY) -m pytest -n $(PYTEST_WORKERS) -q
 	@for engine in $$(.ci/engines $(PY)); do \
 		echo "engine $$engine"; EPIGRAD_CPU_ENGINE=$$engine EPIGRAD_TEST_DEVICES=cpu EPIGRAD_TEST_FULL=1 $(PY) -m pytest -n $(PYTEST_WORKERS) -q || exit 1; done
+	@$(MAKE) docs-links
 
 # How epigrad lives with the oldest PyTorch that pyproject.toml allows, in an environment of its
 # own.
@@ -238,22 +243,34 @@ bench: build $(STAMPS)/bench
 	@mkdir -p docs/results
 	@$(PY) -m epigrad bench --device all --json docs/results --plot docs/results
 
+# The site, into build/site. It runs the notebooks; a warning, such as a link that leads nowhere, is
+# an error. docs-links asks the servers of other sites, too.
+SPHINX := $(PY) -m sphinx -E -q -W --keep-going -d build/site-doctrees
+docs: build $(STAMPS)/docs
+	@rm -rf build/site; started=$$SECONDS; $(SPHINX) docs build/site; \
+		echo "build/site: $$(find build/site -name '*.html' | wc -l) pages, $$(du -sm build/site | cut -f1) MB, $$((SECONDS - started)) s"
+
+docs-links: build $(STAMPS)/docs
+	@if $(PY) -c 'import socket; socket.create_connection(("github.com", 443), timeout=20).close()' 2> /dev/null; then \
+		$(SPHINX) -D nb_execution_mode=off -b linkcheck docs build/site-links; \
+	else echo "epigrad: no network here, so links to other sites are not checked" >&2; fi
+
 # --- check ----------------------------------------------------------------------------------------
 
-check: kernels lint test test-race sanitize portable examples check-install
+check: kernels lint test test-race sanitize portable examples docs check-install
 	@echo "$(sources)" > build/checked
 
 # The commit that the sources are of, and whether they differ from it.
 sources = $$(git rev-parse HEAD)$$(test -z "$$(git status --porcelain)" || echo ' with changes')
 
-lint: build $(STAMPS)/test $(STAMPS)/bench $(STAMPS)/demo $(STAMPS)/dev $(TOOLS)/staticcheck $(TOOLS)/gofumpt
+lint: build $(STAMPS)/test $(STAMPS)/bench $(STAMPS)/demo $(STAMPS)/dev $(STAMPS)/docs $(TOOLS)/staticcheck $(TOOLS)/gofumpt
 	@echo "gofumpt"; unformatted=$$(git ls-files --cached --others --exclude-standard '*.go' | xargs $(TOOLS)/gofumpt -l); \
 		if [ -n "$$unformatted" ]; then echo "not formatted (make format): $$unformatted"; exit 1; fi
 	@echo "go mod tidy"; go mod tidy -diff && go -C go/tools mod tidy -diff
 	@echo "go vet"; go vet ./...
 	@echo "staticcheck"; $(TOOLS)/staticcheck ./...
 	@echo "ruff"; $(PY) -m ruff check --quiet . && $(PY) -m ruff format --quiet --check .
-	@echo "mypy"; $(PY) -m mypy --no-error-summary && $(PY) -m mypy --no-error-summary tests/api/typed_arrays.py setup.py $(wildcard .ci/*.py cbridge/tools/*.py go/backend/webgpu/*.py kernels/tools/*.py)
+	@echo "mypy"; $(PY) -m mypy --no-error-summary && $(PY) -m mypy --no-error-summary tests/api/typed_arrays.py setup.py $(wildcard .ci/*.py cbridge/tools/*.py docs/*.py docs/extensions/*.py go/backend/webgpu/*.py kernels/tools/*.py)
 	@echo "widths"; $(PY) .ci/widths.py
 	@echo "clang-format"; git ls-files --cached --others --exclude-standard $(C_SOURCES) | xargs clang-format --dry-run --Werror
 

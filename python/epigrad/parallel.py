@@ -1,4 +1,4 @@
-"""Tensor parallelism for gated layers: how `epigrad.nn.GatedMLP.up` is sharded.
+"""Tensor parallelism for gated layers: how the ``up`` of `epigrad.nn.GatedMLP` is sharded.
 
 Every other layer takes PyTorch's own styles. This module imports `torch.distributed.tensor`.
 """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -58,14 +59,17 @@ def test_jobs_end_by_themselves_and_pin_their_actions(job: Any) -> None:
 
 
 @pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)
-def test_workflows_may_write_only_where_a_release_needs_it(path: Path) -> None:
+def test_workflows_may_write_only_where_they_publish(path: Path) -> None:
     workflow = loaded(path)
     assert workflow["permissions"] == {"contents": "read"}
     # a called one must not wait for its caller
     assert workflow["concurrency"]["group"].startswith(f"{path.stem}-")
     given = {name: job["permissions"] for name, job in workflow["jobs"].items() if "permissions" in job}
-    wanted = {"publish": {"id-token": "write"}, "page": {"contents": "write"}} if path.stem == "release" else {}
-    assert given == wanted
+    wanted = {
+        "release": {"publish": {"id-token": "write"}, "page": {"contents": "write"}},
+        "docs": {"publish": {"pages": "write", "id-token": "write"}},
+    }
+    assert given == wanted.get(path.stem, {})
 
 
 def pythons(job: Any) -> set[str]:
@@ -87,7 +91,8 @@ def test_workflows_take_the_go_of_go_mod_the_oldest_python_and_one_without_a_loc
         found = loaded(path)["jobs"].values()
         of_go = [step for job in found for step in job.get("steps", []) if "setup-go" in step.get("uses", "")]
         assert {step["with"]["go-version"] for step in of_go} == {f"{go[1]}.x"}
-        assert set().union(*map(pythons, found)) == {python[1], FREE_THREADED}
+        free_threaded = set() if path.stem == "docs" else {FREE_THREADED}
+        assert set().union(*map(pythons, found)) == {python[1]} | free_threaded
 
 
 def test_every_kind_of_wheel_is_built_for_a_release() -> None:
@@ -105,6 +110,19 @@ def test_issue_forms_ask_for_what_doctor_says(path: Path) -> None:
     assert len(set(names)) == len(names)
     assert all(field["attributes"]["label"] for field in asked)
     assert any("`python -m epigrad doctor`" in field["attributes"]["label"] for field in asked)
+
+
+def test_the_site_is_published_where_its_address_is() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    owner, name = project["urls"]["Source"].split("/")[-2:]
+    address = f"https://{owner}.github.io/{name}/"  # where GitHub Pages shows a repository's site
+    assert project["urls"]["Documentation"] == address
+    assert f'html_baseurl = "{address}"' in (ROOT / "docs" / "conf.py").read_text()
+    jobs = loaded(GITHUB / "workflows" / "docs.yml")["jobs"]
+    assert "make docs" in steps(jobs["build"], "run")
+    (upload,) = (step for step in jobs["build"]["steps"] if "upload-pages-artifact" in step.get("uses", ""))
+    assert f"$(SPHINX) docs {upload['with']['path']};" in (ROOT / "Makefile").read_text()
+    assert f"'{owner}/{name}'" in jobs["publish"]["if"]
 
 
 def test_vulnerabilities_are_reported_in_private() -> None:

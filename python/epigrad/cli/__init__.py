@@ -36,7 +36,7 @@ from collections.abc import Sequence
 
 from epigrad import errors
 
-__all__ = ["main"]
+__all__ = ["main", "parser"]
 
 _COMMANDS = ("doctor", "bench", "plans", "check")
 _EPILOG = """\
@@ -53,21 +53,26 @@ exit codes: 0 success; 1 something does not work or a problem was refused, and s
 """
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line and return the exit code: 0 for success, 1 for a failure, 2 for
-    arguments that make no sense, 130 if it was stopped.
-    """
-    parser = argparse.ArgumentParser(
+def parser() -> argparse.ArgumentParser:
+    """The parser of the command line, with its subcommands."""
+    made = argparse.ArgumentParser(
         prog="python -m epigrad",
         description="What works here, what would run, how fast it is, and whether it is right.",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    subparsers = parser.add_subparsers(dest="command", required=True, metavar="command")
+    subparsers = made.add_subparsers(dest="command", required=True, metavar="command")
     for name in _COMMANDS:
         if importlib.util.find_spec(f"{__name__}.{name}") is not None:
             importlib.import_module(f"{__name__}.{name}").add_parser(subparsers)
-    args = parser.parse_args(arguments)
+    return made
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line and return the exit code: 0 for success, 1 for a failure, 2 for
+    arguments that make no sense, 130 if it was stopped.
+    """
+    args = parser().parse_args(arguments)
     try:
         code: int = args.run(args)
     except errors.EpigradError as error:

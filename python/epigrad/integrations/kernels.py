@@ -36,7 +36,7 @@ from torch import Tensor, nn
 from epigrad import errors, functional
 from epigrad._core.projections import any_global_hook, replaced, why_called
 from epigrad._core.tables import GATED_KINDS
-from epigrad.integrations.blocks import Gate, Gated, activation_in, gated_kind
+from epigrad.integrations.blocks import Gate, Gated, activation_in, kind_of_gate
 
 __all__ = ["mapping", "register"]
 
@@ -87,7 +87,7 @@ def _kind_by_act_fn(module: nn.Module) -> str | None:
     # `kernelize` has given the activation a forward too, if it has a name there.
     if layer is not None and (reason := why_called(layer)) and not (_is_ours(layer) and reason == replaced(layer)):
         return None
-    return gated_kind(activation_in(module, "act_fn"))
+    return kind_of_gate(activation_in(module, "act_fn"))
 
 
 def _is_ours(layer: nn.Module) -> bool:

@@ -67,6 +67,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for name in _COMMANDS:
         if importlib.util.find_spec(f"{__name__}.{name}") is not None:
             importlib.import_module(f"{__name__}.{name}").add_parser(subparsers)
+    if not (sys.argv[1:] if arguments is None else arguments):
+        parser.print_help(sys.stderr)
+        return 2
     args = parser.parse_args(arguments)
     try:
         code: int = args.run(args)

@@ -64,6 +64,11 @@ $(STAMPS)/test: $(STAMPS)/run
 	@echo "epigrad: installing what the tests need"
 	@$(call install,test notebooks demo)
 
+# torchtitan, in a folder of its own: the releases of other packages that it names are older ones.
+$(STAMPS)/torchtitan: $(STAMPS)/venv pyproject.toml
+	@$(requirements) torchtitan > $(STAMPS)/torchtitan.txt
+	@$(PIP_INSTALL) --no-deps --upgrade --target $(VENV)/torchtitan -r $(STAMPS)/torchtitan.txt && touch $@
+
 # wgpu-native and its headers, which go beside the sources.
 $(STAMPS)/webgpu: $(STAMPS)/venv pyproject.toml go/backend/webgpu/headers.py
 	@$(call install,webgpu)
@@ -138,7 +143,7 @@ test-go: $(STAMPS)/go $(STAMPS)/webgpu
 	@.ci/vulkan
 	$(GO_TEST) ./...
 
-test-python: build lib $(STAMPS)/test
+test-python: build lib $(STAMPS)/test $(STAMPS)/torchtitan
 	@.ci/vulkan
 	@.ci/chromium
 	.ci/pytest $(PY) -n $(PYTEST_WORKERS) -q
@@ -147,7 +152,7 @@ test-python: build lib $(STAMPS)/test
 
 # The product of cases, not pairs, on every engine of the CPU; and the Go tests under the race
 # detector.
-test-full: build lib $(STAMPS)/test
+test-full: build lib $(STAMPS)/test $(STAMPS)/torchtitan
 	@.ci/vulkan
 	@.ci/chromium
 	$(GO_TEST) -race -short ./...

@@ -91,6 +91,18 @@ def test_doctor_reports_a_choice_that_cannot_run() -> None:
     assert "EPIGRAD_BACKEND" in facts["choice_check"] and "'bogus'" in facts["choice_check"]
 
 
+def test_without_a_command_all_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main([]) == 2
+    text = capsys.readouterr().err
+    assert all(f"python -m epigrad {command}" in text for command in ("doctor", "bench", "plans", "check"))
+
+
+def test_tables_fold_where_columns_says_so() -> None:
+    """Without a terminal nothing else folds them."""
+    wide, narrow = run("doctor", COLUMNS=None), run("doctor", COLUMNS="80")
+    assert max(map(len, narrow.stdout.splitlines())) <= 80 < max(map(len, wide.stdout.splitlines()))
+
+
 def test_plans_without_a_class_show_an_example(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         cli.main(["plans"])

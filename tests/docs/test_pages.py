@@ -7,17 +7,19 @@ import re
 from pathlib import Path
 
 import pytest
+import torch
 
-from tests.support.processes import run_script
+from tests.support.processes import run_script, start, torchtitan_path
 from tests.support.repository import ROOT
 from tests.tools import readme
 
 README = readme.README
 RESULTS = ROOT / "docs" / "results" / "README.md"
 DOCS = sorted((ROOT / "docs").glob("*.md"))
+HOWTO = sorted((ROOT / "docs" / "howto").glob("*.md"))
 DESIGN = sorted((ROOT / "docs" / "design").glob("*.md"))
 STALE = "README.md is stale: python -m tests.tools.readme"
-PAGES = [*sorted(ROOT.glob("*.md")), *DOCS, *DESIGN, RESULTS, ROOT / "tests" / "README.md"]
+PAGES = [*sorted(ROOT.glob("*.md")), *DOCS, *HOWTO, *DESIGN, RESULTS, ROOT / "tests" / "README.md"]
 
 
 def blocks(page: Path, language: str) -> list[str]:
@@ -46,6 +48,50 @@ def test_python_in_the_docs_runs(page: Path) -> None:
     """A page's blocks run one after the other: a page may build on what it showed."""
     # docs/models.md imports transformers
     run_script("\n".join(blocks(page, "python")), timeout=180)
+
+
+PLAIN, PROCESSES, TORCHTITAN, GPU = "", "runs as two processes", "runs with torchtitan", "needs a GPU"
+
+
+def programs(page: Path, *marks: str) -> list[str]:
+    """A page's blocks of Python whose mark is one of these: the comment on the line before."""
+    found = re.findall(r"(?:^<!-- ([^\n]*) -->\n)?^```python\n(.*?)^```", page.read_text(), re.M | re.S)
+    return [code for mark, code in found if mark in marks]
+
+
+def test_blocks_of_howto_pages_have_known_marks_and_are_python() -> None:
+    for page in HOWTO:
+        known = programs(page, PLAIN, PROCESSES, TORCHTITAN, GPU)
+        assert known and known == blocks(page, "python"), f"{page.name}: no program, or an unknown mark"
+        for code in known:
+            compile(code, page.name, "exec")  # all that a machine without a GPU can say of some
+
+
+# Half of the pages import transformers, which takes longer than they do.
+@pytest.mark.parametrize("with_transformers", [False, True])
+def test_python_in_the_howto_pages_runs(with_transformers: bool) -> None:
+    """A page's blocks run one after the other, and the pages in one process."""
+    marks = (PLAIN, GPU) if torch.cuda.is_available() else (PLAIN,)
+    script = ""
+    for page in HOWTO:
+        codes = programs(page, *marks)
+        if with_transformers == any("transformers" in code for code in codes):
+            script += f"page = {{'__name__': {page.stem!r}}}\n"
+            script += "".join(f"exec(compile({code!r}, {page.name!r}, 'exec'), page)\n" for code in codes)
+    run_script(script, timeout=600)
+
+
+@pytest.mark.parametrize("page", [page for page in HOWTO if programs(page, PROCESSES)], ids=lambda page: page.name)
+def test_python_for_two_processes_runs_by_torchrun(page: Path, tmp_path: Path) -> None:
+    program = tmp_path / "train.py"
+    program.write_text("\n".join(programs(page, PROCESSES)))
+    done = start("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(program), timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_python_for_torchtitan_runs() -> None:
+    (page,) = (page for page in HOWTO if programs(page, TORCHTITAN))
+    assert "EpigradFeedForward" in run_script("\n".join(programs(page, TORCHTITAN)), 300, PYTHONPATH=torchtitan_path())
 
 
 def test_the_readme_is_short() -> None:

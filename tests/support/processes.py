@@ -32,6 +32,13 @@ def environment(**changes: str | None) -> dict[str, str]:
     return env
 
 
+def torchtitan_path() -> str:
+    """PYTHONPATH for a process that imports torchtitan. `make` installs it into a folder of its
+    own, with what it imports and no more: it names older releases of what other tests have.
+    """
+    return os.pathsep.join([environment()["PYTHONPATH"], str(Path(sys.prefix) / "torchtitan")])
+
+
 def start(*arguments: str, timeout: float = 60, **changes: str | None) -> subprocess.CompletedProcess[str]:
     """A finished Python process; one that hangs is ended at the timeout and raises."""
     return subprocess.run(

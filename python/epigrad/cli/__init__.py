@@ -72,6 +72,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit code: 0 for success, 1 for a failure, 2 for
     arguments that make no sense, 130 if it was stopped.
     """
+    if not (sys.argv[1:] if arguments is None else arguments):
+        parser().print_help(sys.stderr)
+        return 2
     args = parser().parse_args(arguments)
     try:
         code: int = args.run(args)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 
 __all__ = ["print_table"]
@@ -13,8 +14,8 @@ _STYLES = {"yes": "green", "no": "red", "ok": "green", "met": "green", "short": 
 
 
 def print_table(title: str, header: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
-    """Print rows under a header; without rows, nothing. Only a terminal's width folds what is too
-    long for it."""
+    """Print rows under a header; without rows, nothing. Only the width of a terminal, or COLUMNS,
+    folds what is too long for it."""
     if not rows:
         return
     cells = [[str(cell) for cell in row] for row in rows]
@@ -32,7 +33,7 @@ def print_table(title: str, header: Sequence[str], rows: Sequence[Sequence[objec
     for row in cells:
         table.add_row(*(Text(cell, _STYLES.get(cell, "")) for cell in row))
     console = Console(markup=False)
-    if not (console.is_terminal or console.is_jupyter):
+    if not (console.is_terminal or console.is_jupyter or os.environ.get("COLUMNS")):
         console.width = max(console.width, Measurement.get(console, console.options.update(width=_WIDE), table).maximum)
     console.print(table)
 

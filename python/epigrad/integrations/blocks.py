@@ -58,7 +58,7 @@ class Gate:
 
     def of(self, module: nn.Module) -> str | kinds.Gated | None:
         """The kind, None for one that epigrad does not know: its name, if it has no parameters."""
-        name = self.kind or _gated_kind(activation_in(module, self.activation))
+        name = self.kind or kind_of_gate(activation_in(module, self.activation))
         if name is None or not self.parameters:
             return name
         return _with_parameters(name, self._names(), *self._values(module))
@@ -81,7 +81,7 @@ class Gate:
 
 
 @constant_to_dynamo
-def _gated_kind(activation: str | kinds.Activation | None) -> str | None:
+def kind_of_gate(activation: str | kinds.Activation | None) -> str | None:
     """The gated kind whose gate goes through an activation."""
     return _KIND_OF_GATE.get(activation) if isinstance(activation, str) else None
 
@@ -127,7 +127,7 @@ def activation_obstacle(module: nn.Module, name: str, gated: bool) -> str:
     activation = activation_in(module, name)
     if activation is None:
         return f"{name} is {_what(module, name)}, which epigrad does not have"
-    if gated and _gated_kind(activation) is None:
+    if gated and kind_of_gate(activation) is None:
         return f"{name} is {_what(module, name)}, which no gated kind of epigrad has for its gate"
     layer = module._modules.get(name)
     if layer is not None and (reason := why_called(layer)):

@@ -1,0 +1,15 @@
+"""torchtitan with epigrad's override, on two processes (torchtitan_parallel.py)."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support.processes import run_together, torchtitan_path
+
+CHECKS = ("names", "alone", "spmd_types", "partial_dtensor")
+
+
+def test_the_override_trains_as_torchtitan(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", torchtitan_path())
+    for output in run_together("tests.pytorch.torchtitan_parallel"):
+        assert [line for line in output.splitlines() if line.startswith("ok ")] == [f"ok {check}" for check in CHECKS]

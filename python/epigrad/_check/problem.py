@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import dataclasses
 import functools
+import inspect
 import math
 import random
 import zlib
@@ -15,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+import epigrad
 from epigrad import errors
 from epigrad._check.layouts import LAYOUTS, UNALIGNED, laid_out
 from epigrad._check.operations import FORMS, OPERATIONS, Operation
@@ -79,7 +81,7 @@ class Problem:
         Raises:
             InvalidProblemError: (a ``ValueError``) a text that says no problem.
         """
-        op, *words = text.split()
+        op, *words = text.split() or [""]
         known = {field.name: field for field in fields(cls)}
         given: dict[str, Any] = {}
         for word in words:
@@ -94,8 +96,13 @@ class Problem:
         names = OPERATIONS[op].sizes
         if len(given.get("sizes", ())) != len(names):
             raise errors.InvalidProblemError(f"check: problem: sizes: want {'x'.join(names)}")
-        problem = cls(op, **given)
         takes = OPERATIONS[op].takes
+        if takes and "kind" not in given:
+            default = inspect.signature(getattr(epigrad, op)).parameters[
+                "activation" if takes == "activation" else "kind"
+            ]
+            given["kind"] = "" if default.default is default.empty else default.default
+        problem = cls(op, **given)
         wanted: Any = {"activation": Activation, "gated": Gated, "either": (Activation, Gated), "": type(None)}[takes]
         if not isinstance(problem.kind_object, wanted):
             raise errors.InvalidProblemError(f"check: problem: {op}: kind={problem.kind}, want {takes or 'none'}")
@@ -214,10 +221,12 @@ def _value(name: str, text: str) -> Any:
                     WAYS.index(layout)
                 return tuple(text.split(","))
             case "needs":
-                return tuple([bool(int(digit)) for digit in text])
+                return tuple([_bit(digit) for digit in text or " "])
             case "bias":
-                return bool(int(text))
+                return _bit(text)
             case "scale":
+                if not 0 < float(text) < math.inf:
+                    raise ValueError("want a number > 0")
                 return float(text)
             case "seed":
                 return int(text)
@@ -231,11 +240,17 @@ def _value(name: str, text: str) -> Any:
     return text
 
 
+def _bit(text: str) -> bool:
+    if text not in ("0", "1"):
+        raise ValueError("want 0 or 1")
+    return text == "1"
+
+
 @functools.cache
 def _kind(text: str) -> Activation | Gated:
     """The kind of a text like ``leaky_relu(slope=-0.3)``."""
     call = ast.parse(text if "(" in text else f"{text}()", mode="eval").body
-    if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name):
+    if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name) or call.args:
         raise errors.InvalidProblemError(f"check: kind: {text!r}, want a name and its parameters")
     parameters = {str(word.arg): ast.literal_eval(word.value) for word in call.keywords}
     kind = Activation if call.func.id in tables.ACTIVATIONS else Gated

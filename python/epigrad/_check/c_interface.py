@@ -12,10 +12,23 @@ import torch
 from torch import Tensor
 
 from epigrad import errors
-from epigrad._check.c_structs import BATCH_INVARIANT, CPU, CUDA, MAX_OUTPUTS, MAX_RANK, Call, DataType, Device, DLTensor
+from epigrad._check.c_structs import (
+    ACCUMULATE,
+    BATCH_INVARIANT,
+    CPU,
+    CUDA,
+    MAX_OUTPUTS,
+    MAX_RANK,
+    Call,
+    DataType,
+    Device,
+    DLTensor,
+)
 from epigrad._check.problem import GATES, Problem
 from epigrad._core import invariance, loader, selection, tables
 from epigrad.kinds import arguments_of
+
+__all__ = ["ACCUMULATE", "call"]
 
 _CODES = {
     torch.float32: (2, 32),
@@ -54,7 +67,12 @@ def _array(tensors: Sequence[Tensor | None]) -> Any:
 
 
 def call(
-    problem: Problem, op: str, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor | None], number: float | None
+    problem: Problem,
+    op: str,
+    inputs: Sequence[Tensor | None],
+    outputs: Sequence[Tensor | None],
+    number: float | None,
+    flags: int = 0,
 ) -> None:
     """Run an operation with a workspace of its own.
 
@@ -64,6 +82,7 @@ def call(
         inputs: in its order; what is left out at the end is absent.
         outputs: likewise.
         number: lerp's weight, if it is a number.
+        flags: of the call, beside that of `epigrad.batch_invariant`.
 
     Raises:
         EpigradError: the class that the call's status stands for.
@@ -82,7 +101,7 @@ def call(
         kind=None if kind is None else kind.name.encode(),
         parameters=(ctypes.c_double * max(1, len(numbers)))(*numbers),
         num_parameters=len(numbers),
-        flags=BATCH_INVARIANT if invariance.is_on() and problem.operation.products else 0,
+        flags=flags | (BATCH_INVARIANT if invariance.is_on() and problem.operation.products else 0),
         dim=options.get("dim", 0),
         gate=GATES.index(options.get("gate", "second")),
         num_threads=torch.get_num_threads(),
@@ -96,8 +115,8 @@ def call(
     ranks = (ctypes.c_int32 * MAX_OUTPUTS)()
     shapes = (ctypes.c_int64 * (MAX_OUTPUTS * MAX_RANK))()
     needed = ctypes.c_uint64()
-    flags = (ctypes.c_uint8 * MAX_OUTPUTS)(*[tensor is not None for tensor in wanted])
-    _raise(library.epg_infer(ctypes.byref(made), flags, shapes, ranks, ctypes.byref(needed)))
+    present = (ctypes.c_uint8 * MAX_OUTPUTS)(*[tensor is not None for tensor in wanted])
+    _raise(library.epg_infer(ctypes.byref(made), present, shapes, ranks, ctypes.byref(needed)))
     for tensor, rank, place in zip(wanted, ranks, range(MAX_OUTPUTS), strict=False):
         if tensor is not None:
             inferred = tuple(shapes[place * MAX_RANK : place * MAX_RANK + rank])

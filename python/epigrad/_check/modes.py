@@ -63,8 +63,11 @@ def _compared(problem: Problem, backend: str, inputs: Inputs, results: Results) 
             continue
         if want is None:
             return f"{name}: a result where none can exist"
-        if got.dtype != dtype:
-            return f"{name}: {got.dtype}, want {dtype}"
+        operand = name.removeprefix("grad_")
+        if got.dtype != (right := dtype if name == "out" else problem.dtype_of_gradient(operand)):
+            return f"{name}: {got.dtype}, want {right}"
+        if name != "out" and problem.is_added(operand):
+            want = want + exact(problem.held(operand))
         if wrong := breach(got, want):
             return f"{name}: {wrong}"
     return ""

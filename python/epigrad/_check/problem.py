@@ -19,7 +19,8 @@ from torch import Tensor
 import epigrad
 from epigrad import errors
 from epigrad._check.layouts import LAYOUTS, UNALIGNED, laid_out
-from epigrad._check.operations import FORMS, OPERATIONS, Operation
+from epigrad._check.operations import BATCH_OF_B, FORMS, OPERATIONS, SPLITS, Operation
+from epigrad._check.values import VALUES, with_special
 from epigrad._core import tables
 from epigrad.kinds import Activation, Gated
 
@@ -28,7 +29,12 @@ WAYS = (*LAYOUTS, UNALIGNED)
 """To lay out a tensor."""
 SAVES = ("auto", "preactivation", "recompute")
 GATES = ("second", "first", "odd", "even")
-ENTRIES = ("autograd", "dispatcher", "stateless", "c")
+ENTRIES = ("autograd", "dispatcher", "stateless", "c", "plan", "module")
+INTO = ("stateless", "c", "plan")
+"""Those that write into given tensors."""
+GRADS = ("fresh", "added", "float32", "float32_added")
+WITH_PLAN = ("matmul_bias_activation", "linear", "gated_activation", "lerp")
+WITHOUT_MODULE = ("matmul_bias_activation", "gated_linear", "grouped_linear", "gated_product")
 SCALES = (1.0, 6.0, 40.0, 1e-3)
 
 
@@ -48,9 +54,14 @@ class Problem:
         gate: where the gate is.
         save: what is kept for backward.
         entry: how it is called: a function with autograd, the same as an operator of PyTorch's
-            dispatcher, functions without a graph that write into given tensors, or the C interface.
+            dispatcher, functions without a graph that write into given tensors, the C interface,
+            plans, or a module of epigrad.nn.
         needs: which gradients are asked for, in turns.
         seed: of the values.
+        values: what they are, beside normal numbers.
+        grads: how gradients of weights and biases come into given tensors: written or added, in the
+            tensors' dtype or beside 16 bits in float32.
+        wide_scale: whether experts' scales are float32 beside 16 bits.
     """
 
     op: str
@@ -65,6 +76,9 @@ class Problem:
     entry: str = "autograd"
     needs: tuple[bool, ...] = (True,)
     seed: int = 0
+    values: str = "normal"
+    grads: str = "fresh"
+    wide_scale: bool = False
 
     def __str__(self) -> str:
         rest = [
@@ -106,7 +120,42 @@ class Problem:
         wanted: Any = {"activation": Activation, "gated": Gated, "either": (Activation, Gated), "": type(None)}[takes]
         if not isinstance(problem.kind_object, wanted):
             raise errors.InvalidProblemError(f"check: problem: {op}: kind={problem.kind}, want {takes or 'none'}")
+        if problem.entry not in problem.entries:
+            raise errors.InvalidProblemError(
+                f"check: problem: {op}: entry={problem.entry}, want one of {', '.join(problem.entries)}"
+            )
         return problem
+
+    @property
+    def entries(self) -> tuple[str, ...]:
+        """The ways to call this operation with these sizes."""
+        sums = self.op == "matmul_bias_activation" and self.sizes[0] % len(FORMS) in BATCH_OF_B
+        missing = {"plan"} if self.op not in WITH_PLAN or sums else set()  # which sums over no batch
+        missing |= {"module"} if self.op in WITHOUT_MODULE else set()
+        return tuple([entry for entry in ENTRIES if entry not in missing])
+
+    def is_added(self, name: str) -> bool:
+        """Whether the gradient of an operand is added to what its tensor holds."""
+        return self.grads.endswith("added") and self._is_layer(name)
+
+    def dtype_of(self, name: str) -> torch.dtype:
+        """Of an operand."""
+        is_wide = name == "scale" and self.wide_scale and self.torch_dtype.itemsize == 2
+        return torch.float32 if is_wide else self.torch_dtype
+
+    def dtype_of_gradient(self, name: str) -> torch.dtype:
+        """Of the gradient to an operand."""
+        is_wide = self.grads.startswith("float32") and self.torch_dtype.itemsize == 2 and self._is_layer(name)
+        return torch.float32 if is_wide else self.dtype_of(name)
+
+    def _is_layer(self, name: str) -> bool:
+        """Whether an operand is a weight or a bias of a layer, and its gradient has a tensor."""
+        return self.entry in INTO and self.operation.products and name not in ("input", "a", "scale")
+
+    def held(self, name: str) -> Tensor:
+        """What a tensor holds, to which a gradient is added."""
+        values = torch.randn(self.shapes[name] or (), generator=self.generator(f"held {name}"), dtype=torch.float64)
+        return values.to(self.dtype_of_gradient(name))
 
     @property
     def operation(self) -> Operation:
@@ -157,8 +206,12 @@ class Problem:
         return given, self._tensor("grad", self.out_shape, len(given), device)
 
     def _tensor(self, name: str, shape: tuple[int, ...], place: int, device: str) -> Tensor:
-        values = torch.randn(shape, generator=self.generator(name), dtype=torch.float64) * self._spread(name, shape)
-        return laid_out(values, self.torch_dtype, self.layout(place), device)
+        generator = self.generator(name)
+        values = torch.randn(shape, generator=generator, dtype=torch.float64) * self._spread(name, shape)
+        # PyTorch's slope of softplus at an infinite alpha is NaN where no bend is
+        if self.values != "normal" and not name.startswith("alpha"):
+            values = with_special(values, self.values, self.torch_dtype, generator)
+        return laid_out(values, self.dtype_of(name), self.layout(place), device)
 
     def layout(self, place: int) -> str:
         """Of a tensor by its place."""
@@ -182,14 +235,17 @@ class Problem:
             before, after = self.sizes[:place], self.sizes[place + 1 :]
             found += [self._with(sizes=(*before, less, *after)) for less in _smaller(self.operation.sizes[place], size)]
         plain = Problem(self.op)
-        names = ("layouts", "scale", "bias", "gate", "save", "entry", "needs", "seed")
+        names = (
+            *("layouts", "scale", "bias", "gate", "save", "entry", "needs", "seed"),
+            *("values", "grads", "wide_scale"),
+        )
         changed = [name for name in names if getattr(self, name) != getattr(plain, name)]
         found += [self._with(**{name: getattr(plain, name)}) for name in changed]
         if "(" in self.kind:
             found.append(self._with(kind=self.kind.partition("(")[0]))
         if len(self.layouts) > 1:
             found += [self._with(layouts=(layout,)) for layout in dict.fromkeys(self.layouts)]
-        return found
+        return [simpler for simpler in found if simpler.entry in simpler.entries]
 
     def _with(self, **changes: Any) -> Problem:
         return dataclasses.replace(self, **changes)
@@ -222,7 +278,7 @@ def _value(name: str, text: str) -> Any:
                 return tuple(text.split(","))
             case "needs":
                 return tuple([_bit(digit) for digit in text or " "])
-            case "bias":
+            case "bias" | "wide_scale":
                 return _bit(text)
             case "scale":
                 if not 0 < float(text) < math.inf:
@@ -233,11 +289,14 @@ def _value(name: str, text: str) -> Any:
             case "kind":
                 _kind(text)
             case _:
-                choices = {"dtype": DTYPES, "gate": GATES, "save": SAVES, "entry": ENTRIES}[name]
-                choices.index(text)
+                if text not in (choices := _CHOICES[name]):
+                    raise ValueError(f"want one of {', '.join(choices)}")
     except (ValueError, SyntaxError) as error:
         raise errors.InvalidProblemError(f"check: problem: {name}={text}: {error}") from None
     return text
+
+
+_CHOICES = {"dtype": DTYPES, "gate": GATES, "save": SAVES, "entry": ENTRIES, "values": VALUES, "grads": GRADS}
 
 
 def _bit(text: str) -> bool:
@@ -263,7 +322,7 @@ def drawn(rng: random.Random, ops: Sequence[str], dtypes: Sequence[str]) -> Prob
     operation = OPERATIONS[op]
     # products of two wide halves overflow in float16, as they should
     scales = [scale for scale in SCALES if dtype != "float16" or scale < 10]
-    return Problem(
+    problem = Problem(
         op,
         _drawn_kind(rng, operation.takes),
         dtype,
@@ -273,10 +332,17 @@ def drawn(rng: random.Random, ops: Sequence[str], dtypes: Sequence[str]) -> Prob
         rng.random() < 0.7,
         rng.choice(GATES),
         rng.choice(SAVES),
-        rng.choice(ENTRIES),
+        "autograd",
         tuple([rng.random() < 0.7 for _ in range(rng.randint(1, 3))]),
         rng.randrange(2**31),
+        rng.choice(VALUES) if rng.random() < 0.3 else "normal",
     )
+    entry = rng.choice(problem.entries)
+    is_half = problem.torch_dtype.itemsize == 2
+    grads = [each for each in GRADS if is_half or "float32" not in each]
+    if entry in INTO and operation.products and rng.random() < 0.4:
+        problem = problem._with(grads=rng.choice(grads))
+    return problem._with(entry=entry, wide_scale=op == "experts" and is_half and rng.random() < 0.3)
 
 
 _VALUES = {
@@ -311,6 +377,8 @@ def _drawn_sizes(rng: random.Random, operation: Operation) -> tuple[int, ...]:
         match name:
             case "form":
                 sizes.append(rng.randrange(len(FORMS)))
+            case "split":
+                sizes.append(rng.randrange(len(SPLITS)))
             case "lead":
                 sizes.append(rng.randrange(4))
             case "mask":

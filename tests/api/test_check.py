@@ -16,7 +16,7 @@ import epigrad
 import pytest
 import torch
 from epigrad import Activation, backward, cli, errors, forward, plan
-from epigrad._check import bounds, formulas, modes, search
+from epigrad._check import bounds, defects, formulas, modes, search
 from epigrad._check.modes import MODES
 from epigrad._check.operations import OPERATIONS
 from epigrad._check.problem import DTYPES, ENTRIES, GRADS, WAYS, Problem, drawn
@@ -273,14 +273,45 @@ def test_a_defect_that_is_not_refused_is_found(monkeypatch: pytest.MonkeyPatch) 
 def test_an_error_of_another_class_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     own = forward.prelu
 
-    def plain(*arguments: Any, out: Tensor) -> Any:
+    def plain(**arguments: Any) -> Any:
         try:
-            return own(*arguments, out=out)
+            return own(**arguments)
         except errors.DTypeError as error:
             raise TypeError(str(error)) from None
 
     monkeypatch.setattr(forward, "prelu", plain)
     assert "TypeError, want DTypeError" in found("bad", "prelu")
+
+
+def test_each_problem_has_a_defect_and_each_defect_a_problem() -> None:
+    """Of every sort there are problems, in every way that can have it, and none of them passes
+    because nothing was spoiled."""
+    met = set()
+    for problem in itertools.islice(search.problems("bad", "cpu", 4), 4000):
+        call = defects.Call.of(problem, "cpu", "cpu")
+        met.add((defects.spoiled(call).name, call.way))
+    assert met == {(defect.name, way) for defect in defects.DEFECTS for way in defect.ways}
+
+
+@pytest.mark.parametrize("entry", ["autograd", "stateless", "c", "plan"])
+def test_a_call_that_is_not_spoiled_runs(entry: str) -> None:
+    """So an error of mode bad comes of what was spoiled."""
+    some = [each for each in itertools.islice(search.problems("bad", "cpu", 5), 400) if entry in each.entries]
+    for problem in some[:120]:
+        defects.Call.of(dataclasses.replace(problem, entry=entry, grads="fresh"), "cpu", "cpu").run()
+
+
+def test_an_output_of_a_failed_call_that_is_written_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    own = backward.linear_backward
+
+    def writing(**arguments: Any) -> Any:
+        for out in arguments["out"]:
+            if out is not None:
+                out.zero_()
+        return own(**arguments)
+
+    monkeypatch.setattr(backward, "linear_backward", writing)
+    assert "was written to" in found("bad", "linear")
 
 
 @pytest.mark.parametrize("what", ["objects", "malloc"])

@@ -12,6 +12,7 @@ In reading order:
     c_interface  calls by the C interface
     plan_calls   calls by plans
     calls        the ways to call an operation
+    defects      what can be wrong with a call
     modes        what is asked of a problem
     search       draws problems and shrinks those that fail
 """

@@ -15,11 +15,13 @@ from typing import Any
 import epigrad
 import pytest
 import torch
-from epigrad import Activation, backward, cli, errors, forward
-from epigrad._check import bounds, formulas, modes, search
+from epigrad import Activation, backward, cli, errors, forward, plan
+from epigrad._check import bounds, defects, formulas, modes, search
 from epigrad._check.modes import MODES
 from epigrad._check.operations import OPERATIONS
-from epigrad._check.problem import DTYPES, ENTRIES, WAYS, Problem, drawn
+from epigrad._check.problem import DTYPES, ENTRIES, GRADS, WAYS, Problem, drawn
+from epigrad._check.values import VALUES
+from epigrad.cli import report
 from torch import Tensor
 
 from tests.support.devices import needs
@@ -60,6 +62,10 @@ def test_a_seed_gives_the_same_problems_and_a_text_gives_them_back() -> None:
     assert {problem.op for problem in some} == set(OPERATIONS)
     assert {problem.entry for problem in some} == set(ENTRIES)
     assert {layout for problem in some for layout in problem.layouts} == set(WAYS)
+    assert {problem.values for problem in some} == set(VALUES)
+    assert {problem.grads for problem in some} == set(GRADS)
+    assert any(problem.wide_scale for problem in some)
+    assert all(problem.entry in problem.entries for problem in some)
     assert sum(0 in problem.sizes for problem in some) > 50
 
 
@@ -129,6 +135,97 @@ def test_an_input_that_is_written_is_found(monkeypatch: pytest.MonkeyPatch) -> N
     assert "an input was written to" in found("correct", "gated_product")
 
 
+@pytest.mark.parametrize("op", ["linear", "gated_product", "experts"])
+@pytest.mark.parametrize(
+    ("values", "spoil"),
+    [
+        ("infinite", lambda out: out.nan_to_num_(0.0, torch.inf, -torch.inf)),
+        ("infinite", lambda out: out.copy_(torch.where(out.isinf(), torch.nan, out))),
+        ("tiny", lambda out: out.copy_(torch.where(out.abs() < torch.finfo(out.dtype).smallest_normal, 0.0, out))),
+        ("huge", lambda out: out.copy_(torch.where(out.abs() > 1e4, 1e4, out))),
+    ],
+    ids=["NaN is replaced", "infinity becomes NaN", "denormal becomes 0", "large is cut"],
+)
+def test_a_defect_at_special_values_is_found(
+    monkeypatch: pytest.MonkeyPatch, op: str, values: str, spoil: Callable[[Tensor], Tensor]
+) -> None:
+    def change(result: Any, *arguments: Any, out: Tensor, **options: Any) -> Any:
+        spoil(out)
+        return result
+
+    some = [problem for problem in itertools.islice(search.problems("correct", "cpu", 0), 900) if problem.op == op]
+    some = [dataclasses.replace(each, entry="stateless", save="recompute", values=values) for each in some]
+    assert not [str(each) for each in some if search.verdict("correct", each, "cpu")]
+    wrong_in(monkeypatch, forward, op, change)
+    assert any(search.verdict("correct", each, "cpu").startswith("out: ") for each in some)
+
+
+def some_of(count: int, **fields: Any) -> list[Problem]:
+    """Problems with these fields, of those that a seed draws with them."""
+    every = itertools.islice(search.problems("correct", "cpu", 2), 3000)
+    some = (each for each in every if all(getattr(each, name) == value for name, value in fields.items()))
+    return list(itertools.islice(some, count))
+
+
+@pytest.mark.parametrize(
+    ("fields", "where", "name"),
+    [
+        ({"op": "linear", "entry": "module"}, epigrad.functional, "linear"),
+        ({"op": "prelu", "entry": "module"}, epigrad.functional, "prelu"),
+        ({"op": "linear", "entry": "plan"}, plan.GemmEpilogue, "run"),
+        ({"op": "gated_activation", "entry": "plan"}, plan.GatedActivation, "run"),
+        ({"op": "lerp", "entry": "plan"}, plan.Lerp, "run"),
+    ],
+    ids=lambda value: " ".join(value.values()) if isinstance(value, dict) else "",
+)
+def test_a_defect_of_a_plan_or_a_module_is_found(
+    monkeypatch: pytest.MonkeyPatch, fields: dict[str, str], where: Any, name: str
+) -> None:
+    some = some_of(12, **fields)
+    assert len(some) >= 5 and not [str(each) for each in some if search.verdict("correct", each, "cpu")]
+
+    def change(result: Any, *arguments: Any, out: Tensor | None = None, **options: Any) -> Any:
+        if out is not None:
+            out.add_(1)
+            return result
+        return result if result is None else result + 1
+
+    wrong_in(monkeypatch, where, name, change)
+    assert any(search.verdict("correct", each, "cpu").startswith("out: ") for each in some)
+
+
+@pytest.mark.parametrize("grads", ["added", "float32", "float32_added"])
+def test_gradients_come_into_given_tensors(monkeypatch: pytest.MonkeyPatch, grads: str) -> None:
+    """What is not added, or was rounded to 16 bits on the way, is found."""
+    some = some_of(20, op="linear", entry="stateless")
+    some = [dataclasses.replace(each, grads=grads, dtype="bfloat16", values="normal", needs=(True,)) for each in some]
+    assert len(some) >= 4 and not [str(each) for each in some if search.verdict("correct", each, "cpu")]
+
+    def change(grads: Any, *arguments: Any, out: Any, accumulate: bool = False, **options: Any) -> Any:
+        for place, tensor in enumerate(out[1:]):
+            if tensor is not None and grads != "added":
+                tensor.copy_(tensor.bfloat16() * (0 if accumulate and place else 1))
+            elif tensor is not None:
+                tensor.zero_()
+        return grads
+
+    wrong_in(monkeypatch, backward, "linear_backward", change)
+    assert any(search.verdict("correct", each, "cpu").startswith("grad_") for each in some)
+
+
+def test_a_branch_that_was_not_chosen_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An infinite gradient times the slope 0 of a clamp is 0, as in PyTorch, and not NaN."""
+    text = "activation kind=hardtanh sizes=9x9x9 entry=stateless values=infinite scale=6 seed="
+    some = [Problem.read(f"{text}{seed}") for seed in range(20)]
+    assert not [str(each) for each in some if search.verdict("correct", each, "cpu")]
+
+    def change(grad: Tensor, upstream: Tensor, x: Tensor, *arguments: Any, out: Tensor, **options: Any) -> Tensor:
+        return out.copy_(upstream * (x.abs() < 1).to(x.dtype))
+
+    wrong_in(monkeypatch, backward, "activation_backward", change)
+    assert any(search.verdict("correct", each, "cpu").startswith("grad_input: ") for each in some)
+
+
 def test_a_value_beyond_a_jump_lies_within_the_bound() -> None:
     """softplus is lower right behind its threshold than further on."""
     step = formulas.activation(Activation("softplus", beta=0.25, threshold=1.702))
@@ -176,14 +273,45 @@ def test_a_defect_that_is_not_refused_is_found(monkeypatch: pytest.MonkeyPatch) 
 def test_an_error_of_another_class_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     own = forward.prelu
 
-    def plain(*arguments: Any, out: Tensor) -> Any:
+    def plain(**arguments: Any) -> Any:
         try:
-            return own(*arguments, out=out)
+            return own(**arguments)
         except errors.DTypeError as error:
             raise TypeError(str(error)) from None
 
     monkeypatch.setattr(forward, "prelu", plain)
     assert "TypeError, want DTypeError" in found("bad", "prelu")
+
+
+def test_each_problem_has_a_defect_and_each_defect_a_problem() -> None:
+    """Of every sort there are problems, in every way that can have it, and none of them passes
+    because nothing was spoiled."""
+    met = set()
+    for problem in itertools.islice(search.problems("bad", "cpu", 4), 4000):
+        call = defects.Call.of(problem, "cpu", "cpu")
+        met.add((defects.spoiled(call).name, call.way))
+    assert met == {(defect.name, way) for defect in defects.DEFECTS for way in defect.ways}
+
+
+@pytest.mark.parametrize("entry", ["autograd", "stateless", "c", "plan"])
+def test_a_call_that_is_not_spoiled_runs(entry: str) -> None:
+    """So an error of mode bad comes of what was spoiled."""
+    some = [each for each in itertools.islice(search.problems("bad", "cpu", 5), 400) if entry in each.entries]
+    for problem in some[:120]:
+        defects.Call.of(dataclasses.replace(problem, entry=entry, grads="fresh"), "cpu", "cpu").run()
+
+
+def test_an_output_of_a_failed_call_that_is_written_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    own = backward.linear_backward
+
+    def writing(**arguments: Any) -> Any:
+        for out in arguments["out"]:
+            if out is not None:
+                out.zero_()
+        return own(**arguments)
+
+    monkeypatch.setattr(backward, "linear_backward", writing)
+    assert "was written to" in found("bad", "linear")
 
 
 @pytest.mark.parametrize("what", ["objects", "malloc"])
@@ -226,6 +354,19 @@ def test_a_race_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
         (("--problem", "linear dtype=int8 sizes=1x2x3x4"), "dtype=int8"),
         (("--problem", "linear sizes=-1x2x3x4"), "sizes=-1x2x3x4"),
         (("--problem", "linear kind=swiglu sizes=1x2x3x4"), "kind"),
+        (("--problem", "linear kind=relu(1) sizes=1x2x3x4"), "kind=relu(1): "),
+        (("--problem", "linear sizes=1x2x3x4 needs="), "needs=: want 0 or 1"),
+        (("--problem", "linear sizes=1x2x3x4 scale=nan"), "scale=nan: want a number > 0"),
+        (("--problem", "linear sizes=1x2x3x4 bias=7"), "bias=7: want 0 or 1"),
+        (
+            ("--problem", "mlp sizes=1x3x5x4x2 entry=plan"),
+            "mlp: entry=plan, want one of autograd, dispatcher, stateless",
+        ),
+        (
+            ("--problem", "linear sizes=1x2x3x4 values=odd"),
+            "values=odd: want one of normal, tiny, huge, infinite, mixed",
+        ),
+        (("--problem", ""), "check: problem: '', want one of matmul_bias_activation, linear"),
     ],
 )
 def test_arguments_that_make_no_sense(
@@ -240,4 +381,71 @@ def test_arguments_that_make_no_sense(
 def test_a_backend_that_is_not_here() -> None:
     if torch.cuda.is_available():
         pytest.skip("CUDA is here")
-    assert run("--backend", "cuda", "--problems", "1") == 1
+    with pytest.raises(SystemExit) as ended:
+        run("--backend", "cuda", "--problems", "1")
+    assert ended.value.code == 2
+
+
+def test_a_file_that_cannot_be_written_is_refused_before_anything_runs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        run("--problems", "1", "--mode", "bad", "--json", str(tmp_path / "none" / "r.json"))
+    assert ended.value.code == 2
+    assert "there is no such directory" in capsys.readouterr().err
+
+
+def test_a_single_problem_has_a_file_too(tmp_path: Path) -> None:
+    path = tmp_path / "r.json"
+    assert run("--problem", "linear sizes=1x3x5x4", "--mode", "correct,bad", "--json", str(path)) == 0
+    rows = json.loads(path.read_text())["rows"]
+    assert [(row["mode"], row["problems"], row["failed"]) for row in rows] == [("correct", 1, 0), ("bad", 1, 0)]
+
+
+def test_ctrl_c_keeps_what_was_done(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    counted = itertools.count()
+
+    def interrupted(problem: Problem, backend: str) -> str:
+        number = next(counted)
+        if number == 6:  # while the failure of the fourth is made small
+            raise KeyboardInterrupt
+        return "wrong: a test" if number >= 3 else ""
+
+    monkeypatch.setattr(cli.check, "warm", lambda backend: None)
+    monkeypatch.setitem(MODES, "correct", interrupted)
+    path = tmp_path / "r.json"
+    assert run("--problems", "100", "--mode", "correct,bad", "--json", str(path)) == 130
+    (row,) = json.loads(path.read_text())["rows"]
+    assert (row["problems"], row["failed"], row["stopped"]) == (4, 1, True)
+    printed = capsys.readouterr()
+    assert "4 problems" in printed.out and "1 failed, stopped" in printed.out and printed.err == "stopped\n"
+
+
+def test_without_a_terminal_there_is_a_line_a_minute(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(report.Progress, "LINE_SECONDS", 0.0)
+    assert run("--problems", "3", "--mode", "correct") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[:3] == [f"1/1 correct: {count} problems" for count in (1, 2, 3)]
+
+
+def test_the_oracle_runs_on_one_thread_and_the_call_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    threads: dict[str, int] = {}
+    own, expected = modes.run, modes._compared
+
+    def running(*arguments: Any) -> Any:
+        threads["call"] = torch.get_num_threads()
+        return own(*arguments)
+
+    def comparing(*arguments: Any) -> str:
+        threads["oracle"] = torch.get_num_threads()
+        return expected(*arguments)
+
+    monkeypatch.setattr(modes, "run", running)
+    monkeypatch.setattr(modes, "_compared", comparing)
+    torch.set_num_threads(2)  # the fixture of this file sets it back
+    assert modes.correct(Problem.read("linear sizes=1x3x5x4"), "cpu") == ""
+    assert threads == {"call": 2, "oracle": 1} and torch.get_num_threads() == 2

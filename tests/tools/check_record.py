@@ -3,10 +3,13 @@ came of it.
 
     python -m tests.tools.check_record docs/results --jobs 2 correct=10000 bitwise=30000
     python -m tests.tools.check_record docs/results --backend cuda --jobs 12 --seconds 300 race
+    EPIGRAD_CPU_ENGINE=avx2 python -m tests.tools.check_record docs/results --jobs 3 correct=80000
 
-A mode has so many problems in each process, or so many seconds. The file is named by date, backend,
-device and engine. If it is there, the run is added to it, unless it has these seeds. The exit code
-is 1 if anything failed.
+A mode has so many problems in each process, or so many seconds. A file is of one backend, device
+and engine, and named by them and by the day of its first run. Later runs are added to it, unless it
+has their seeds. Each run says of which commit and which library it is; where there is no git,
+`--commit` or EPIGRAD_COMMIT does. The file is written after each mode. The exit code is 1 if
+anything failed.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ from __future__ import annotations
 import argparse
 import collections
 import datetime
+import hashlib
 import json
 import os
 import pathlib
@@ -24,9 +28,10 @@ import tempfile
 from typing import Any
 
 import torch
-from epigrad.cli.machine import cpu_name
+from epigrad import _native
+from epigrad.cli import machine
 
-from tests.support.repository import ROOT
+Row = dict[str, Any]
 
 
 def started(mode: str, args: argparse.Namespace, seed: int, path: pathlib.Path) -> subprocess.Popen[str]:
@@ -43,71 +48,90 @@ def started(mode: str, args: argparse.Namespace, seed: int, path: pathlib.Path) 
     )
 
 
-def checked(args: argparse.Namespace) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """What a report says of the machine, and a row for each mode: the sums over processes."""
-    facts: dict[str, Any] = {}
-    rows = []
-    for mode in args.modes:
-        with tempfile.TemporaryDirectory() as scratch:
-            paths = [pathlib.Path(scratch, f"{job}.json") for job in range(args.jobs)]
-            runs = [started(mode, args, args.seed + job, path) for job, path in enumerate(paths)]
-            for run in runs:
-                _, errors = run.communicate()
-                if run.returncode not in (0, 1):
-                    raise SystemExit(f"{mode}: exit code {run.returncode}: {errors}")
-            reports = [json.loads(path.read_text()) for path in paths]
-        parts = [report["rows"][0] for report in reports]
-        rows.append(
-            {
-                "mode": parts[0]["mode"],
-                "problems": sum(part["problems"] for part in parts),
-                "failed": sum(part["failed"] for part in parts),
-                "seconds": round(max(part["seconds"] for part in parts)),
-                "failures": [failure for part in parts for failure in part["failures"]],
-            }
-        )
-        print(json.dumps(rows[-1]), flush=True)
-        facts = {name: value for name, value in reports[0].items() if name not in ("rows", "command", "seed")}
-    return facts, rows
+def checked(mode: str, args: argparse.Namespace) -> tuple[Row, Row]:
+    """A row for a mode, the sums over processes; and what a report says of the machine."""
+    with tempfile.TemporaryDirectory() as scratch:
+        paths = [pathlib.Path(scratch, f"{job}.json") for job in range(args.jobs)]
+        runs = [started(mode, args, args.seed + job, path) for job, path in enumerate(paths)]
+        told = [(run.communicate()[1], run.returncode) for run in runs]
+        for errors, code in told:
+            if code not in (0, 1):
+                raise SystemExit(f"{mode}: exit code {code}: {errors}")
+        reports = [json.loads(path.read_text()) for path in paths]
+    parts = [report["rows"][0] for report in reports]
+    row = {
+        "mode": parts[0]["mode"],
+        "problems": sum(part["problems"] for part in parts),
+        "failed": sum(part["failed"] for part in parts),
+        "seconds": round(max(part["seconds"] for part in parts)),
+        "failures": [failure for part in parts for failure in part["failures"]],
+    }
+    return row, {name: reports[0][name] for name in ("device", "backend", "threads", "versions")}
 
 
-def main() -> int:
+def place(folder: pathlib.Path, backend: str) -> pathlib.Path:
+    """The file of this backend, device and engine: the one that is there, or one of today."""
+    device = torch.cuda.get_device_name() if backend == "cuda" else machine.cpu_name()
+    engine = re.findall(r"^engine (\w+)", machine.backend(backend) or "") if backend == "cpu" else []
+    words = [re.sub(r"[^a-z0-9]+", "-", word.lower()).strip("-") for word in (backend, device, *engine, "check")]
+    name = "-".join(words)
+    dated = re.compile(rf"\d\d\d\d-\d\d-\d\d-{re.escape(name)}\.json")
+    there = sorted(path for path in folder.glob("*.json") if dated.fullmatch(path.name))
+    return there[-1] if there else folder / f"{datetime.date.today().isoformat()}-{name}.json"
+
+
+def build(commit: str | None) -> Row:
+    """What is checked."""
+    library = pathlib.Path(str(_native.__file__)).read_bytes()
+    commit = commit or os.environ.get("EPIGRAD_COMMIT") or machine.commit()
+    if not commit:
+        raise SystemExit("no git is here to ask for the commit: give --commit or EPIGRAD_COMMIT")
+    return {"commit": commit, "library": hashlib.sha256(library).hexdigest()}
+
+
+def totals(runs: list[Row]) -> dict[str, dict[str, int]]:
+    """Problems and failures of each mode."""
+    counted: collections.Counter[tuple[str, str]] = collections.Counter()
+    for run in runs:
+        for row in run["rows"]:
+            for what in ("problems", "failed"):
+                counted[row["mode"], what] += row[what]
+    modes = dict.fromkeys(mode for mode, _ in counted)
+    return {mode: {what: counted[mode, what] for what in ("problems", "failed")} for mode in modes}
+
+
+def main(arguments: list[str] | None = None) -> int:
     """Check, and write the file; 1 if anything failed."""
-    parser = argparse.ArgumentParser()
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("folder", type=pathlib.Path)
     parser.add_argument("modes", nargs="+")
     parser.add_argument("--backend", default="cpu")
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--seconds", type=float, default=60)
-    args = parser.parse_args()
-    device = torch.cuda.get_device_name() if args.backend == "cuda" else cpu_name()
-    engine = os.environ.get("EPIGRAD_CPU_ENGINE", "") if args.backend == "cpu" else ""
-    words = [datetime.date.today().isoformat(), args.backend, device, engine, "check"]
-    name = "-".join(re.sub(r"[^a-z0-9]+", "-", word.lower()).strip("-") for word in words if word)
-    path = args.folder / f"{name}.json"
-    contents: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {"runs": []}
+    parser.add_argument("--commit", help="where there is no git")
+    args = parser.parse_args(arguments)
+    path = place(args.folder, args.backend)
+    runs: list[Row] = json.loads(path.read_text())["runs"] if path.exists() else []
     seeds = range(args.seed, args.seed + args.jobs)
-    for run in contents["runs"]:
+    for run in runs:
         if run["first_seed"] <= seeds[-1] and seeds[0] <= run["last_seed"]:
             parser.error(f"{path} has these seeds already: give --seed {run['last_seed'] + 1}, or more")
-    facts, rows = checked(args)
-    commit = subprocess.run(
-        ["git", "describe", "--always", "--dirty"], cwd=ROOT, check=False, capture_output=True, text=True
-    )
-    contents["runs"].append({"first_seed": seeds[0], "last_seed": seeds[-1], "modes": args.modes, "rows": rows})
-    totals: collections.Counter[str] = collections.Counter()
-    for run in contents["runs"]:
-        for row in run["rows"]:
-            totals[row["mode"]] += row["problems"]
-    contents = {
-        "what": "python -m epigrad check in several processes: problems, and those that failed",
-        **facts,
-        "commit": commit.stdout.strip() or None,
-        "problems": dict(totals),
-        "runs": contents["runs"],
-    }
-    path.write_text(json.dumps(contents, indent=1) + "\n")
+    head = {"date": datetime.date.today().isoformat(), **build(args.commit)}
+    rows: list[Row] = []
+    for mode in args.modes:
+        row, facts = checked(mode, args)
+        rows.append(row)
+        print(json.dumps(row), flush=True)
+        run = {**head, **facts, "modes": args.modes, "first_seed": seeds[0], "last_seed": seeds[-1], "rows": rows}
+        contents = {
+            "what": "python -m epigrad check in several processes: problems, and those that failed",
+            "problems": totals([*runs, run]),
+            "runs": [*runs, run],
+        }
+        half = path.with_suffix(".part")
+        half.write_text(json.dumps(contents, indent=1) + "\n")
+        half.replace(path)
     return int(any(row["failed"] for row in rows))
 
 

@@ -6,10 +6,13 @@ In reading order:
     bounds       values with bounds of their errors
     operations   each operation's tensors, and what its results should be
     layouts      tensors in every layout, inside of guards
+    values       numbers that are not normal
     problem      a problem: drawn, written as text, read again
     c_structs    the structs of the C interface
     c_interface  calls by the C interface
+    plan_calls   calls by plans
     calls        the ways to call an operation
+    defects      what can be wrong with a call
     modes        what is asked of a problem
     search       draws problems and shrinks those that fail
 """

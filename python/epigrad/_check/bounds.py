@@ -28,48 +28,99 @@ class Bounded:
         error: likewise, of the value's shape, not negative.
         dtype: of the tensors; accumulators are float32, or float64 for float64.
         backend: what computes the results that are compared.
+        stops: of a slope, where it is 0 because a branch was chosen: PyTorch gives 0 there,
+            whatever it is multiplied with.
     """
 
     value: Tensor
     error: Tensor
     dtype: torch.dtype
     backend: str = "cpu"
+    stops: Callable[[], Tensor] | None = None
 
     @classmethod
     def exact(cls, tensor: Tensor, dtype: torch.dtype, backend: str = "cpu") -> Bounded:
         """An input."""
         value = tensor.detach().cpu().double()
-        return cls(value, torch.zeros_like(value), dtype, backend)
+        error = torch.zeros_like(value)
+        if backend == "webgpu":  # which may take a denormal number for 0
+            error = torch.where(value.abs() < torch.finfo(torch.float32).smallest_normal, value.abs(), error)
+        return cls(value, error, dtype, backend)
+
+    @property
+    def _smallest(self) -> float:
+        """The least normal number of an accumulator; in float64 the oracle itself is not right to
+        the last denormal number."""
+        return 2.0**-960 if self.dtype == torch.float64 else torch.finfo(torch.float32).smallest_normal
+
+    @property
+    def _largest(self) -> float:
+        """The largest number of an accumulator."""
+        return torch.finfo(torch.float64 if self.dtype == torch.float64 else torch.float32).max
 
     @property
     def unit(self) -> float:
         """The accumulator's rounding; for float64 also the oracle's own."""
         return 2.0**-51 if self.dtype == torch.float64 else 2.0**-24
 
-    def _with(self, value: Tensor, error: Tensor, roundings: float = 1.0) -> Bounded:
-        # In float64 the oracle itself is not right to the last denormal number.
-        smallest = 2.0**-960 if self.dtype == torch.float64 else torch.finfo(torch.float32).smallest_normal
-        return replace(self, value=value, error=error + roundings * self.unit * (value.abs() + smallest))
+    @property
+    def size(self) -> Tensor:
+        """The values without signs, 0 where they are not finite."""
+        return torch.where(self.value.isfinite(), self.value.abs(), 0.0)
+
+    @property
+    def is_open(self) -> Tensor:
+        """Where a value may be 0, or have another sign."""
+        return (self.error > 0) & (self.size <= self.error)
+
+    def _with(self, value: Tensor, error: Tensor, known: Tensor, roundings: float = 1.0) -> Bounded:
+        """A result; `known` is where operands that are not finite make it what it is. An infinite
+        error says that anything is right: where an accumulator may overflow, infinities and what
+        they make."""
+        size = torch.where(value.isfinite(), value.abs(), 0.0)
+        error = error.nan_to_num(nan=torch.inf, posinf=torch.inf) + roundings * self.unit * (size + self._smallest)
+        if self.backend == "webgpu":  # which may take denormal numbers for 0
+            error = error + self._smallest
+        anything = (size + error >= self._largest) | ~(value.isfinite() | known)
+        return replace(self, value=value, error=torch.where(anything, torch.inf, error), stops=None)
 
     def __add__(self, other: Bounded) -> Bounded:
-        return self._with(self.value + other.value, self.error + other.error)
+        return self._with(self.value + other.value, self.error + other.error, _infinite(self, other))
 
     def __sub__(self, other: Bounded) -> Bounded:
-        return self._with(self.value - other.value, self.error + other.error)
+        return self._with(self.value - other.value, self.error + other.error, _infinite(self, other))
 
     def __mul__(self, other: Bounded) -> Bounded:
-        crossed = self.value.abs() * other.error + self.error * (other.value.abs() + other.error)
-        return self._with(self.value * other.value, crossed)
+        value = self.value * other.value
+        crossed = _times(self.size, other.error) + _times(self.error, other.size + other.error)
+        # what an infinity makes of a number that may be 0 is not known
+        unknown = (self.value.isinf() & other.is_open) | (other.value.isinf() & self.is_open)
+        product = self._with(value, torch.where(unknown, torch.inf, crossed), _infinite(self, other))
+        if other.stops is None or bool(self.value.isfinite().all()):
+            return product
+        stops = other.stops() & ~self.value.isfinite()
+        return replace(
+            product,
+            value=torch.where(stops, 0.0, product.value),
+            error=torch.where(stops, 0.0, product.error),
+        )
 
     def __matmul__(self, other: Bounded) -> Bounded:
-        sizes = self.value.abs(), other.value.abs()
-        crossed = sizes[0] @ other.error + self.error @ (sizes[1] + other.error)
+        sizes = self.size @ other.size
+        crossed = _matrices(self.size, other.error) + _matrices(self.error, other.size + other.error)
         depth = self.value.shape[-1]
-        return self._with(self.value @ other.value, crossed + depth * self.unit * (sizes[0] @ sizes[1]))
+        error = crossed + depth * self.unit * (sizes + self._smallest)
+        error = torch.where(sizes >= self._largest, torch.inf, error)
+        one, two = ~self.value.isfinite(), ~other.value.isfinite()
+        known = _meets(one, torch.ones_like(two)) | _meets(torch.ones_like(one), two)
+        if bool(known.any()):
+            unknown = _meets(self.value.isinf(), other.is_open) | _meets(self.is_open, other.value.isinf())
+            error = torch.where(unknown, torch.inf, error)
+        return self._with(self.value @ other.value, error, known)
 
     def map(self, view: Callable[[Tensor], Tensor]) -> Bounded:
         """The same rearrangement of values and errors."""
-        return replace(self, value=view(self.value), error=view(self.error))
+        return replace(self, value=view(self.value), error=view(self.error), stops=None)
 
     @property
     def turned(self) -> Bounded:
@@ -79,8 +130,11 @@ class Bounded:
     def sum_to(self, shape: Sequence[int]) -> Bounded:
         """Summed over the dimensions along which a tensor of this shape was broadcast."""
         terms = self.value.numel() // max(1, torch.Size(shape).numel())
-        error = self.error.sum_to_size(shape) + terms * self.unit * self.value.abs().sum_to_size(shape)
-        return self._with(self.value.sum_to_size(shape), error)
+        sizes = self.size.sum_to_size(shape)
+        error = self.error.sum_to_size(shape) + terms * self.unit * sizes
+        error = torch.where(sizes >= self._largest, torch.inf, error)
+        known = (~self.value.isfinite()).double().sum_to_size(shape) > 0
+        return self._with(self.value.sum_to_size(shape), error, known)
 
     def through(self, formula: Callable[[Tensor], Tensor]) -> Bounded:
         """A function of one variable. What an error makes of it is asked at both of its ends, so
@@ -89,23 +143,44 @@ class Bounded:
         value = formula(self.value)
         is_half = self.dtype.itemsize == 2
         of_argument = ARGUMENT_IN_HALF_ON_A_GPU if is_half and self.backend != "cpu" else ARGUMENT
-        far = self.error + of_argument * self.unit * self.value.abs()
+        far = self.error + of_argument * self.unit * self.size
         ends = [(formula(self.value + step) - value).abs() for step in (far, -far)]
         most, least = torch.maximum(*ends), torch.minimum(*ends)
         # A jump, as softplus has at its threshold, is higher where it is than at the end behind it,
         # by what the function changes on the way. That is as much as on the other side, nearly.
         error = torch.where(most > 4 * least, most + 2 * least, most)
-        return self._with(value, error, FUNCTION_IN_HALF if is_half else FUNCTION)
+        error = torch.where(self.value.isfinite(), error, 0.0)
+        error = torch.where(self.error.isinf(), torch.inf, error)
+        return self._with(value, error, ~self.value.isfinite(), FUNCTION_IN_HALF if is_half else FUNCTION)
 
     def slope(self, formula: Callable[[Tensor], Tensor]) -> Bounded:
-        """The derivative of a function of one variable."""
-        return self.through(lambda x: _derivative(formula, x))
+        """The derivative of a function of one variable. Where it is 0 because a branch was chosen,
+        a factor that is not finite stops."""
+        slope = self.through(lambda x: _derivative(formula, x))
+
+        def stops() -> Tensor:
+            far = torch.where(self.error.isfinite(), self.error, 0.0)
+            points = (self.value, self.value + far, self.value - far)
+            stopped = [_derivative(formula, x, torch.inf) == 0 for x in points]
+            return stopped[0] & stopped[1] & stopped[2] & self.error.isfinite()
+
+        return replace(slope, stops=stops)
 
     def stored(self) -> Bounded:
         """Rounded to the tensors' dtype, beyond whose range anything may come of it."""
-        size = self.value.abs() + self.error
+        size = self.size + self.error
         error = self.error + one_rounding(size, self.dtype)
-        return replace(self, error=torch.where(size < torch.finfo(self.dtype).max, error, torch.inf))
+        return replace(self, error=torch.where(size < torch.finfo(self.dtype).max, error, torch.inf), stops=None)
+
+    def either(self, *others: Bounded) -> Bounded:
+        """The same value formed in other orders too: the largest of the errors, and anything where
+        one order gives a number and another NaN or infinity."""
+        error = self.error
+        for other in others:
+            finite = self.value.isfinite() & other.value.isfinite()
+            alike = finite | (self.value == other.value) | (self.value.isnan() & other.value.isnan())
+            error = torch.where(alike, torch.maximum(error, other.error), torch.inf)
+        return replace(self, error=error)
 
     def as_product(self) -> Bounded:
         """A product, which cuBLASLt may round to the tensors' dtype before a bias or an
@@ -123,11 +198,41 @@ def one_rounding(size: Tensor, dtype: torch.dtype) -> Tensor:
     return size.clamp(min=info.smallest_normal) * (info.eps / 2)
 
 
-def _derivative(formula: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+def product(one: Bounded, two: Bounded, three: Bounded) -> Bounded:
+    """A product of three in any order: on the way it may go beyond the range, or vanish."""
+    return (one * two * three).either(one * three * two, one * (two * three))
+
+
+def chosen(where: Tensor, one: Bounded, other: Bounded) -> Bounded:
+    """One or the other, of which nothing comes through."""
+    value, error = torch.where(where, one.value, other.value), torch.where(where, one.error, other.error)
+    return replace(one, value=value, error=error, stops=None)
+
+
+def _infinite(one: Bounded, other: Bounded) -> Tensor:
+    return ~(one.value.isfinite() & other.value.isfinite())
+
+
+def _times(size: Tensor, error: Tensor) -> Tensor:
+    """An error of 0 stays 0 beside an infinite one, and so does one beside a 0."""
+    return torch.where((size == 0) & error.isfinite(), 0.0, size * error)
+
+
+def _meets(one: Tensor, other: Tensor) -> Tensor:
+    """Which sums of a product of matrices have a term in which both are so."""
+    return (one.double() @ other.double()) > 0
+
+
+def _matrices(size: Tensor, error: Tensor) -> Tensor:
+    """A product of matrices in which an infinite error counts, whatever it meets."""
+    return (size @ error).nan_to_num(nan=torch.inf, posinf=torch.inf)
+
+
+def _derivative(formula: Callable[[Tensor], Tensor], x: Tensor, upstream: float = 1.0) -> Tensor:
     with torch.enable_grad():
         x = x.detach().requires_grad_()
         y = formula(x)
-        (slope,) = torch.autograd.grad(y.sum(), x)
+        (slope,) = torch.autograd.grad(y, x, torch.full_like(y, upstream))
     return slope
 
 
@@ -136,12 +241,12 @@ def breach(got: Tensor, want: Bounded) -> str:
     which infinities make."""
     if got.shape != want.value.shape:
         return f"shape {list(got.shape)}, want {list(want.value.shape)}"
-    values, size = got.detach().cpu().double(), want.value.abs()
-    # An infinite error that meets a 0 is NaN.
-    error = torch.where(want.error.isnan() & want.value.isfinite(), torch.inf, want.error)
-    bound = error + one_rounding(size + error, got.dtype)
-    right = (values - want.value).abs() <= bound
-    right |= ~values.isfinite() & (size + bound >= torch.finfo(got.dtype).max)
+    values, finite = got.detach().cpu().double(), want.value.isfinite()
+    bound = want.error + one_rounding(want.size + want.error, got.dtype)
+    same = (values == want.value) | (values.isnan() & want.value.isnan())
+    right = torch.where(finite, (values - want.value).abs() <= bound, same)
+    right |= bound.isinf() | bound.isnan()
+    right |= ~values.isfinite() & finite & (want.size + bound >= torch.finfo(got.dtype).max)
     if bool(right.all()):
         return ""
     place = tuple((~right).nonzero()[0].tolist())

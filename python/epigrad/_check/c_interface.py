@@ -12,10 +12,23 @@ import torch
 from torch import Tensor
 
 from epigrad import errors
-from epigrad._check.c_structs import BATCH_INVARIANT, CPU, CUDA, MAX_OUTPUTS, MAX_RANK, Call, DataType, Device, DLTensor
+from epigrad._check.c_structs import (
+    ACCUMULATE,
+    BATCH_INVARIANT,
+    CPU,
+    CUDA,
+    MAX_OUTPUTS,
+    MAX_RANK,
+    Call,
+    DataType,
+    Device,
+    DLTensor,
+)
 from epigrad._check.problem import GATES, Problem
 from epigrad._core import invariance, loader, selection, tables
 from epigrad.kinds import arguments_of
+
+__all__ = ["ACCUMULATE", "Prepared", "call"]
 
 _CODES = {
     torch.float32: (2, 32),
@@ -53,10 +66,8 @@ def _array(tensors: Sequence[Tensor | None]) -> Any:
     return pointers(*[None if tensor is None else _described(tensor) for tensor in tensors])
 
 
-def call(
-    problem: Problem, op: str, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor | None], number: float | None
-) -> None:
-    """Run an operation with a workspace of its own.
+class Prepared:
+    """A call of an operation.
 
     Args:
         problem: has the kind, its parameters, the gate and the dimension.
@@ -64,49 +75,101 @@ def call(
         inputs: in its order; what is left out at the end is absent.
         outputs: likewise.
         number: lerp's weight, if it is a number.
+        flags: of the call, beside that of `epigrad.batch_invariant`.
+    """
+
+    def __init__(
+        self,
+        problem: Problem,
+        op: str,
+        inputs: Sequence[Tensor | None],
+        outputs: Sequence[Tensor | None],
+        number: float | None,
+        flags: int = 0,
+    ) -> None:
+        row = tables.OPS[op]
+        self._given = [*inputs, *[None] * (len(row["inputs"]) - len(inputs))]
+        self._wanted = [*outputs, *[None] * (len(row["outputs"]) - len(outputs))]
+        kind = problem.kind_object
+        numbers = [number] if number is not None else list(arguments_of(kind)) if kind is not None else []
+        backend = selection.current()
+        on_gpu = any(tensor is not None and tensor.is_cuda for tensor in self._given)
+        self._call = Call(
+            struct_size=ctypes.sizeof(Call),
+            op=op.encode(),
+            parameters=(ctypes.c_double * max(1, len(numbers)))(*numbers),
+            num_parameters=len(numbers),
+            flags=flags | (BATCH_INVARIANT if invariance.is_on() and problem.operation.products else 0),
+            num_threads=torch.get_num_threads(),
+            num_inputs=len(self._given),
+            num_outputs=len(self._wanted),
+            inputs=_array(self._given),
+            outputs=_array(self._wanted),
+            stream=torch.cuda.current_stream().cuda_stream if on_gpu else None,
+            backend=None if backend is None else backend.encode(),
+        )
+        for name, value in problem.operation.options(problem).items():
+            self.change(name, value)
+
+    def change(self, name: str, value: Any) -> None:
+        """Set an option of a function, or a field of the struct."""
+        if name in ("activation", "kind"):
+            name, value = "kind", (value if isinstance(value, str) else value.name).encode()
+        if name == "gate" and value in GATES:
+            value = GATES.index(value)
+        setattr(self._call, name, value)
+
+    def workspace_size(self) -> int:
+        """The bytes that it needs.
+
+        Raises:
+            EpigradError: the class that the call's status stands for.
+        """
+        ranks = (ctypes.c_int32 * MAX_OUTPUTS)()
+        shapes = (ctypes.c_int64 * (MAX_OUTPUTS * MAX_RANK))()
+        needed = ctypes.c_uint64()
+        present = (ctypes.c_uint8 * MAX_OUTPUTS)(*[tensor is not None for tensor in self._wanted])
+        _raise(_library().epg_infer(ctypes.byref(self._call), present, shapes, ranks, ctypes.byref(needed)))
+        self.shapes = [
+            tuple(shapes[place * MAX_RANK : place * MAX_RANK + rank]) if rank >= 0 else None
+            for place, rank in enumerate(ranks)
+        ]
+        return needed.value
+
+    def run(self, short: int = 0) -> None:
+        """Compute, with a workspace of its own, which has some bytes too few.
+
+        Raises:
+            EpigradError: the class that the call's status stands for.
+        """
+        needed = self.workspace_size()
+        device = next(tensor.device for tensor in self._given if tensor is not None)
+        workspace = torch.empty(needed + _ALIGNMENT, dtype=torch.uint8, device=device)
+        self._call.workspace = -(-workspace.data_ptr() // _ALIGNMENT) * _ALIGNMENT
+        self._call.workspace_nbytes = needed - short
+        _raise(_library().epg_run(ctypes.byref(self._call)))
+
+
+def call(
+    problem: Problem,
+    op: str,
+    inputs: Sequence[Tensor | None],
+    outputs: Sequence[Tensor | None],
+    number: float | None,
+    flags: int = 0,
+) -> None:
+    """Run an operation; the arguments are those of `Prepared`.
 
     Raises:
         EpigradError: the class that the call's status stands for.
+        AssertionError: epg_infer gives another shape than an output has.
     """
-    library, row = _library(), tables.OPS[op]
-    given = [*inputs, *[None] * (len(row["inputs"]) - len(inputs))]
-    wanted = [*outputs, *[None] * (len(row["outputs"]) - len(outputs))]
-    kind = problem.kind_object
-    numbers = [number] if number is not None else list(arguments_of(kind)) if kind is not None else []
-    options = problem.operation.options(problem)
-    backend = selection.current()
-    on_gpu = any(tensor is not None and tensor.is_cuda for tensor in given)
-    made = Call(
-        struct_size=ctypes.sizeof(Call),
-        op=op.encode(),
-        kind=None if kind is None else kind.name.encode(),
-        parameters=(ctypes.c_double * max(1, len(numbers)))(*numbers),
-        num_parameters=len(numbers),
-        flags=BATCH_INVARIANT if invariance.is_on() and problem.operation.products else 0,
-        dim=options.get("dim", 0),
-        gate=GATES.index(options.get("gate", "second")),
-        num_threads=torch.get_num_threads(),
-        num_inputs=len(given),
-        num_outputs=len(wanted),
-        inputs=_array(given),
-        outputs=_array(wanted),
-        stream=torch.cuda.current_stream().cuda_stream if on_gpu else None,
-        backend=None if backend is None else backend.encode(),
-    )
-    ranks = (ctypes.c_int32 * MAX_OUTPUTS)()
-    shapes = (ctypes.c_int64 * (MAX_OUTPUTS * MAX_RANK))()
-    needed = ctypes.c_uint64()
-    flags = (ctypes.c_uint8 * MAX_OUTPUTS)(*[tensor is not None for tensor in wanted])
-    _raise(library.epg_infer(ctypes.byref(made), flags, shapes, ranks, ctypes.byref(needed)))
-    for tensor, rank, place in zip(wanted, ranks, range(MAX_OUTPUTS), strict=False):
-        if tensor is not None:
-            inferred = tuple(shapes[place * MAX_RANK : place * MAX_RANK + rank])
-            assert inferred == tuple(tensor.shape), f"{op}: epg_infer says {inferred}, want {tuple(tensor.shape)}"
-    device = next(tensor.device for tensor in given if tensor is not None)
-    workspace = torch.empty(needed.value + _ALIGNMENT, dtype=torch.uint8, device=device)
-    made.workspace = -(-workspace.data_ptr() // _ALIGNMENT) * _ALIGNMENT
-    made.workspace_nbytes = needed.value
-    _raise(library.epg_run(ctypes.byref(made)))
+    prepared = Prepared(problem, op, inputs, outputs, number, flags)
+    prepared.run()
+    for tensor, shape in zip(outputs, prepared.shapes, strict=False):
+        assert tensor is None or shape == tuple(tensor.shape), (
+            f"{op}: epg_infer says {shape}, want {tuple(tensor.shape)}"
+        )
 
 
 def _raise(code: int) -> None:

@@ -12,8 +12,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import epigrad
-from epigrad import backward, forward
-from epigrad._check import c_interface
+from epigrad import backward, forward, nn
+from epigrad._check import c_interface, plan_calls
 from epigrad._check.layouts import Guarded, unchanged
 from epigrad._check.operations import FROM_OUTPUT, LERP_WEIGHT
 from epigrad._check.problem import Problem
@@ -92,6 +92,11 @@ def run(problem: Problem, inputs: Inputs) -> Results:
                 return _stateless(problem, inputs)
             case "c":
                 return _by_c(problem, inputs)
+            case "plan":
+                guards = _Guards(problem, inputs.grad.device)
+                results = plan_calls.call(problem, inputs.given, inputs.grad, guards.make)
+                guards.check()
+                return results
             case "dispatcher":
                 with _Watching():  # type: ignore[no-untyped-call]
                     return _autograd(problem, inputs)
@@ -101,17 +106,57 @@ def run(problem: Problem, inputs: Inputs) -> Results:
 
 def _autograd(problem: Problem, inputs: Inputs) -> Results:
     asked = problem.asked()
-    leaves = [
-        tensor if tensor is None else tensor.detach().requires_grad_(ask)
+    leaf = torch.nn.Parameter if problem.entry == "module" else _leaf
+    leaves: list[Tensor | None] = [
+        tensor if tensor is None else leaf(tensor.detach(), ask)
         for tensor, ask in zip(inputs.given.values(), asked, strict=True)
     ]
-    positional, options = inputs.arguments(problem, leaves)
-    if problem.op in _WITH_PREACTIVATION:
-        options["save"] = problem.save
-    out = getattr(epigrad, problem.op)(*positional, **options)
+    out = _module(problem, inputs, leaves) if problem.entry == "module" else _function(problem, inputs, leaves)
     wanted = [leaf for leaf in leaves if leaf is not None and leaf.requires_grad]
     found = iter(torch.autograd.grad(out, wanted, inputs.grad) if wanted else ())
     return (out.detach(), *[next(found) if ask else None for ask in asked])
+
+
+def _leaf(tensor: Tensor, ask: bool) -> Tensor:
+    return tensor.requires_grad_(ask)
+
+
+def _function(problem: Problem, inputs: Inputs, leaves: Sequence[Tensor | None]) -> Tensor:
+    positional, options = inputs.arguments(problem, leaves)
+    if problem.op in _WITH_PREACTIVATION:
+        options["save"] = problem.save
+    out: Tensor = getattr(epigrad, problem.op)(*positional, **options)
+    return out
+
+
+_MODULES = {"linear": "Linear", "mlp": "MLP", "gated_mlp": "GatedMLP", "experts": "Experts", "activation": "Activation"}
+_MODULES |= {"gated_activation": "GatedActivation", "prelu": "PReLU", "xielu": "XIELU", "lerp": "Lerp"}
+_LAYERS = {"1": "up", "2": "down", "_in": "up", "_out": "down"}
+
+
+def _module(problem: Problem, inputs: Inputs, leaves: Sequence[Tensor | None]) -> Tensor:
+    """Of a module that has the leaves as its parameters, where it has parameters."""
+    made = getattr(nn, _MODULES[problem.op])
+    arguments: list[Any] = [1] * {"linear": 2, "mlp": 2, "gated_mlp": 2, "experts": 3}.get(problem.op, 0)
+    options = problem.operation.options(problem)
+    arguments += [options.pop("activation")] if problem.op == "activation" else []
+    if problem.operation.products:
+        options |= {"bias": problem.bias, "save": problem.save}
+    module = made(*arguments, **options, device="meta")
+    given = dict(zip(inputs.given, leaves, strict=True))
+    if problem.op == "lerp":
+        out: Tensor = module(given["start"], given["end"], LERP_WEIGHT if given["weight"] is None else given["weight"])
+        return out
+    called = [given.pop("input"), *inputs.integers.values(), *([given.pop("scale")] if problem.op == "experts" else [])]
+    for name, leaf in given.items():
+        layer, parameter = module, name
+        if problem.op in ("mlp", "gated_mlp"):
+            parameter = name[: name.find("s") + 1] if name.startswith("bias") else "weight"
+            layer = getattr(module, _LAYERS[name.removeprefix(parameter)])
+        if leaf is not None:
+            setattr(layer, parameter, leaf)
+    result: Tensor = module(*called)
+    return result
 
 
 def _stateless(problem: Problem, inputs: Inputs) -> Results:
@@ -139,6 +184,8 @@ def _stateless(problem: Problem, inputs: Inputs) -> Results:
             guards.make(place, tuple(tensor.shape)) if ask and tensor is not None else None
             for place, (tensor, ask) in enumerate(zip(inputs.given.values(), asked, strict=True), 1)
         ]
+        if problem.grads.endswith("added") and problem.operation.products:
+            options["accumulate"] = True
         function(inputs.grad, *positional, **options, **kept, needs=asked, out=tuple(grads))
     guards.check()
     return (out, *grads)
@@ -160,7 +207,8 @@ def _by_c(problem: Problem, inputs: Inputs) -> Results:
         for place, (tensor, ask) in enumerate(zip(inputs.given.values(), asked, strict=True), 1)
     ]
     if any(asked):
-        c_interface.call(problem, f"{problem.op}_backward", [inputs.grad, *tensors], grads, number)
+        flags = c_interface.ACCUMULATE if problem.grads.endswith("added") and problem.operation.products else 0
+        c_interface.call(problem, f"{problem.op}_backward", [inputs.grad, *tensors], grads, number, flags)
     guards.check()
     return (out, *grads)
 
@@ -180,10 +228,16 @@ class _Guards:
         self._made: list[Guarded] = []
 
     def make(self, place: int, shape: tuple[int, ...]) -> Tensor:
-        layout = self._problem.layout(place)
+        """The output, or the gradient to the operand at this place, counted from 1."""
+        problem, layout = self._problem, self._problem.layout(place)
         layout = "contiguous" if layout.startswith("expanded") else layout
-        self._made.append(Guarded.empty(shape, self._problem.torch_dtype, layout, str(self._device)))
-        return self._made[-1].tensor
+        name = list(problem.shapes)[place - 1] if place else ""
+        dtype = problem.dtype_of_gradient(name) if place else problem.torch_dtype
+        self._made.append(Guarded.empty(shape, dtype, layout, str(self._device)))
+        made = self._made[-1].tensor
+        if place and problem.is_added(name):
+            made.copy_(problem.held(name))
+        return made
 
     def check(self) -> None:
         for guarded in self._made:

@@ -57,11 +57,11 @@ def swish(x: Tensor, beta: float) -> Tensor:
 
 def elu(x: Tensor, scale: float, factor: float, width: float) -> Tensor:
     """scale x, and factor (exp(x / width) - 1) where x is not positive."""
-    below = torch.where(x > 0, 0.0, x) / width
+    below = torch.where(x <= 0, x, 0.0) / width
     # expm1's derivative by autograd is expm1 + 1, which cancels
     far = below < -1
     bent = torch.where(far, torch.where(far, below, 0.0).exp() - 1, torch.where(far, 0.0, below).expm1())
-    return torch.where(x > 0, scale * x, factor * bent)
+    return torch.where(x <= 0, factor * bent, scale * x)
 
 
 def softplus(x: Tensor, beta: float, threshold: float) -> Tensor:
@@ -77,11 +77,16 @@ def mish(x: Tensor) -> Tensor:
 
 
 def hardswish(x: Tensor) -> Tensor:
-    return torch.where(x <= -3, 0.0, torch.where(x >= 3, x, x * (x + 3) / 6))
+    """At -infinity NaN with slope 0, at NaN slope 1, as PyTorch's own."""
+    near = torch.where((x > -3) & (x < 3), x, 0.0)
+    return torch.where(x <= -3, 0.0 * x.detach(), torch.where(x < 3, near * (near + 3) / 6, x))
 
 
 def hardsigmoid(x: Tensor) -> Tensor:
-    return torch.where(x <= -3, 0.0, torch.where(x >= 3, 1.0, (x + 3) / 6))
+    """At NaN slope 0, as PyTorch's own."""
+    near = torch.where((x > -3) & (x < 3), x, 0.0)
+    ends = torch.where(x.isnan(), x.detach(), (x.detach() > 0).double())
+    return torch.where((x > -3) & (x < 3), (near + 3) / 6, ends)
 
 
 def clip(x: Tensor, low: float, high: float) -> Tensor:

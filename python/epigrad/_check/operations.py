@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from epigrad._check import formulas
-from epigrad._check.bounds import Bounded
+from epigrad._check.bounds import Bounded, chosen, product
 from epigrad.kinds import Activation, Gated
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ def _gate_gradients(grad: Bounded, value: Bounded, gate: Bounded, problem: Probl
     kind = problem.kind_object
     assert isinstance(kind, Gated)
     psi, phi = formulas.gated(kind)
-    return grad * gate.through(phi) * value.slope(psi), grad * value.through(psi) * gate.slope(phi)
+    return product(grad, gate.through(phi), value.slope(psi)), product(grad, value.through(psi), gate.slope(phi))
 
 
 def _halves(both: Bounded, dim: int, gate: str) -> tuple[Bounded, Bounded]:
@@ -137,6 +137,8 @@ FORMS: tuple[Callable[[int, int, int, int], tuple[Shape, Shape]], ...] = (
     lambda b, m, n, k: ((b, 1, m, k), (2, k, n)),
 )
 """Shapes of a and b, by batch, rows, columns and depth."""
+BATCH_OF_B = (6, 7)
+"""Those in which b has a batch that a has not."""
 
 
 def _matmul_shapes(problem: Problem) -> Shapes:
@@ -312,15 +314,25 @@ def _experts(problem: Problem, given: Operands, grad: Bounded) -> Expected:
         hidden = _hidden(problem, pre).stored()
         out = _dense(hidden, *second).stored()
         grad_hidden, _, of_bias = _dense_gradients((grads * scales).stored(), hidden, *second)
+        unscaled = (grads @ second[0]).stored()
+        grad_hidden = grad_hidden.stored().either((unscaled * scales).stored())
         of_second = grads.turned @ (hidden * scales).stored(), of_bias
-        grad_pre = _hidden_gradient(problem, grad_hidden.stored(), pre)
+        grad_pre = _hidden_gradient(problem, grad_hidden, pre)
         grad_x, *of_first = _dense_gradients(grad_pre, rows, *first)
-        grad_scale = (grads * out).sum_to((len(tokens), 1)).map(lambda t: t.squeeze(1))
+        grad_scale = (grads * out).sum_to((len(tokens), 1)).either(_by_hidden(grads, unscaled, hidden, second[1]))
+        grad_scale = grad_scale.map(lambda t: t.squeeze(1))
         found = (scales * out, grad_x.stored(), grad_scale, *of_first, *of_second)
         where = (tokens, tokens, (tokens, places), *(expert,) * 4)
         for total, place, part in zip(totals, where, found, strict=True):
             _put(total, place, part)
     return tuple(totals)
+
+
+def _by_hidden(grads: Bounded, unscaled: Bounded, hidden: Bounded, bias: Bounded | None) -> Bounded:
+    """The gradients of scales as sums over hidden features."""
+    shape = len(grads.value), 1
+    by_hidden = (unscaled * hidden).sum_to(shape)
+    return by_hidden if bias is None else by_hidden + (grads * bias).sum_to(shape)
 
 
 def _zeros(like: Bounded) -> Bounded:
@@ -342,7 +354,7 @@ def _put(total: Bounded | None, place: Any, part: Bounded | None) -> None:
         return
     place = place if isinstance(place, tuple) else (place,)
     total.value.index_put_(place, part.value, accumulate=True)
-    total.error.index_put_(place, part.error + 8 * part.unit * part.value.abs(), accumulate=True)
+    total.error.index_put_(place, part.error + 8 * part.unit * part.size, accumulate=True)
 
 
 # Elementwise.
@@ -355,15 +367,43 @@ def _activation(problem: Problem, given: Operands, grad: Bounded) -> Expected:
     return _act(x, problem), grad * x.slope(formulas.activation(kind))
 
 
+SPLITS: tuple[tuple[str, ...], ...] = (
+    ("outer", "split", "inner"),
+    ("split",),
+    ("outer", "split"),
+    ("split", "inner"),
+    ("split", "outer", "inner"),
+    ("outer", "inner", "split"),
+    ("outer", "two", "split", "inner"),
+    ("two", "one", "outer", "inner", "split"),
+)
+"""Dimensions of gated_activation's input, of which one is split."""
+
+
+def _split(problem: Problem) -> tuple[Shape, int]:
+    """The output's shape, and the dimension that is split."""
+    form, outer, half, inner = problem.sizes
+    names = SPLITS[form % len(SPLITS)]
+    sizes = {"outer": outer, "split": half, "inner": inner, "one": 1, "two": 2}
+    return tuple([sizes[name] for name in names]), names.index("split")
+
+
 def _gated_shapes(problem: Problem) -> Shapes:
-    outer, half, inner = problem.sizes
-    return {"input": (outer, 2 * half, inner)}
+    shape, dim = _split(problem)
+    return {"input": (*shape[:dim], 2 * shape[dim], *shape[dim + 1 :])}
+
+
+def _gated_dim(problem: Problem) -> int:
+    """The dimension that is split, counted from either end."""
+    shape, dim = _split(problem)
+    return dim - len(shape) * (problem.seed % 2)
 
 
 def _gated_activation(problem: Problem, given: Operands, grad: Bounded) -> Expected:
-    value, gate = _halves(_present(given, "input"), 1, problem.gate)
+    dim = _split(problem)[1]
+    value, gate = _halves(_present(given, "input"), dim, problem.gate)
     grads = _gate_gradients(grad, value, gate, problem)
-    return _gate(value, gate, problem), _joined(*grads, 1, problem.gate)
+    return _gate(value, gate, problem), _joined(*grads, dim, problem.gate)
 
 
 def _gated_product(problem: Problem, given: Operands, grad: Bounded) -> Expected:
@@ -385,15 +425,11 @@ def _lerp_shapes(problem: Problem) -> Shapes:
 def _lerp(problem: Problem, given: Operands, grad: Bounded) -> Expected:
     start, end, weight = _present(given, "start"), _present(given, "end"), given["weight"]
     by = _number(LERP_WEIGHT, grad) if weight is None else weight
-    one = Bounded(torch.ones_like(by.value), torch.zeros_like(by.value), by.dtype)
+    one = replace(by, value=torch.ones_like(by.value), error=torch.zeros_like(by.value))
     from_start, from_end = start + by * (end - start), end + (by - one) * (end - start)
     is_near_start = by.value.abs() < 0.5
     return (
-        replace(
-            from_start,
-            value=torch.where(is_near_start, from_start.value, from_end.value),
-            error=torch.where(is_near_start, from_start.error, from_end.error),
-        ),
+        chosen(is_near_start, from_start, from_end),
         (grad * (one - by)).sum_to(start.value.shape),
         (grad * by).sum_to(end.value.shape),
         None if weight is None else (grad * (end - start)).sum_to(weight.value.shape),
@@ -406,7 +442,7 @@ LERP_WEIGHT = 0.3
 def _number(value: float, like: Bounded) -> Bounded:
     """A Python number, which kernels get in the accumulator's precision."""
     number = torch.tensor(value, dtype=torch.float64)
-    return Bounded(number, number.abs() * like.unit, like.dtype)
+    return replace(like, value=number, error=number.abs() * like.unit)
 
 
 def _learnable_shape(problem: Problem) -> Shape:
@@ -418,21 +454,13 @@ def _prelu_shapes(problem: Problem) -> Shapes:
     return {"input": _learnable_shape(problem), "weight": (problem.sizes[1],) if problem.seed % 2 else (1,)}
 
 
-def _sides(x: Bounded) -> tuple[Bounded, Bounded]:
-    """What is above 0, and what is below, with zeros elsewhere."""
-    above = x.value > 0
-    return x.map(lambda t: torch.where(above, t, 0)), x.map(lambda t: torch.where(above, 0, t))
-
-
 def _prelu(problem: Problem, given: Operands, grad: Bounded) -> Expected:
     x, weight = _present(given, "input"), _present(given, "weight")
-    above, below = _sides(x)
+    above = x.value > 0
     wide = weight.map(lambda t: t.reshape(-1, *(1,) * (x.value.dim() - 2)))
-    steps = (x.value > 0).double()
-    nothing = torch.zeros_like(steps)
-    slope = Bounded(steps, nothing, x.dtype) + wide * Bounded(1 - steps, nothing, x.dtype)
-    of_weight = (grad * below).sum_to(wide.value.shape).map(lambda t: t.reshape(weight.value.shape))
-    return above + wide * below, grad * slope, of_weight
+    of_weight = chosen(above, _zeros(x), grad * x)
+    of_weight = of_weight.sum_to(wide.value.shape).map(lambda t: t.reshape(weight.value.shape))
+    return chosen(above, x, wide * x), chosen(above, grad, grad * wide), of_weight
 
 
 def _bent(x: Tensor) -> Tensor:
@@ -446,7 +474,8 @@ def _bent(x: Tensor) -> Tensor:
 
 def _xielu(problem: Problem, given: Operands, grad: Bounded) -> Expected:
     x, alpha_p, alpha_n = _present(given, "input"), _present(given, "alpha_p"), _present(given, "alpha_n")
-    above, below = _sides(x)
+    above = x.value > 0
+    below = chosen(above, _zeros(x), x)
     beta = _number(0.5, x)
 
     def plus(t: Tensor) -> Tensor:
@@ -455,10 +484,10 @@ def _xielu(problem: Problem, given: Operands, grad: Bounded) -> Expected:
     a_p, a_n = alpha_p.through(plus), beta + alpha_n.through(plus)
     bend = below.through(_bent)
     return (
-        a_p * above * above + a_n * bend + beta * x,
-        grad * (a_p * above + a_p * above + a_n * below.slope(_bent) + beta),
-        (grad * above * above).sum_to((1,)) * alpha_p.slope(plus),
-        (grad * bend).sum_to((1,)) * alpha_n.slope(plus),
+        chosen(above, product(a_p, x, x), a_n * bend) + beta * x,
+        grad * (chosen(above, a_p * x + a_p * x, a_n * below.slope(_bent)) + beta),
+        chosen(above, product(grad, x, x), _zeros(x)).sum_to((1,)) * alpha_p.slope(plus),
+        chosen(above, _zeros(x), grad * bend).sum_to((1,)) * alpha_n.slope(plus),
     )
 
 
@@ -551,11 +580,11 @@ OPERATIONS: dict[str, Operation] = {
     ),
     "gated_activation": Operation(
         "gated",
-        ("outer", "half", "inner"),
+        ("split", "outer", "half", "inner"),
         _gated_shapes,
-        lambda problem, shapes: problem.sizes,
+        lambda problem, shapes: _split(problem)[0],
         _gated_activation,
-        lambda problem: {**_kind_and_gate(problem), "dim": 1 - 3 * (problem.seed % 2)},
+        lambda problem: {**_kind_and_gate(problem), "dim": _gated_dim(problem)},
         products=False,
     ),
     "gated_product": Operation(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import dataclasses
 import functools
+import inspect
 import math
 import random
 import zlib
@@ -15,9 +16,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+import epigrad
 from epigrad import errors
 from epigrad._check.layouts import LAYOUTS, UNALIGNED, laid_out
-from epigrad._check.operations import FORMS, OPERATIONS, Operation
+from epigrad._check.operations import BATCH_OF_B, FORMS, OPERATIONS, SPLITS, Operation
+from epigrad._check.values import VALUES, with_special
 from epigrad._core import tables
 from epigrad.kinds import Activation, Gated
 
@@ -26,7 +29,12 @@ WAYS = (*LAYOUTS, UNALIGNED)
 """To lay out a tensor."""
 SAVES = ("auto", "preactivation", "recompute")
 GATES = ("second", "first", "odd", "even")
-ENTRIES = ("autograd", "dispatcher", "stateless", "c")
+ENTRIES = ("autograd", "dispatcher", "stateless", "c", "plan", "module")
+INTO = ("stateless", "c", "plan")
+"""Those that write into given tensors."""
+GRADS = ("fresh", "added", "float32", "float32_added")
+WITH_PLAN = ("matmul_bias_activation", "linear", "gated_activation", "lerp")
+WITHOUT_MODULE = ("matmul_bias_activation", "gated_linear", "grouped_linear", "gated_product")
 SCALES = (1.0, 6.0, 40.0, 1e-3)
 
 
@@ -46,9 +54,14 @@ class Problem:
         gate: where the gate is.
         save: what is kept for backward.
         entry: how it is called: a function with autograd, the same as an operator of PyTorch's
-            dispatcher, functions without a graph that write into given tensors, or the C interface.
+            dispatcher, functions without a graph that write into given tensors, the C interface,
+            plans, or a module of epigrad.nn.
         needs: which gradients are asked for, in turns.
         seed: of the values.
+        values: what they are, beside normal numbers.
+        grads: how gradients of weights and biases come into given tensors: written or added, in the
+            tensors' dtype or beside 16 bits in float32.
+        wide_scale: whether experts' scales are float32 beside 16 bits.
     """
 
     op: str
@@ -63,6 +76,9 @@ class Problem:
     entry: str = "autograd"
     needs: tuple[bool, ...] = (True,)
     seed: int = 0
+    values: str = "normal"
+    grads: str = "fresh"
+    wide_scale: bool = False
 
     def __str__(self) -> str:
         rest = [
@@ -79,7 +95,7 @@ class Problem:
         Raises:
             InvalidProblemError: (a ``ValueError``) a text that says no problem.
         """
-        op, *words = text.split()
+        op, *words = text.split() or [""]
         known = {field.name: field for field in fields(cls)}
         given: dict[str, Any] = {}
         for word in words:
@@ -94,12 +110,53 @@ class Problem:
         names = OPERATIONS[op].sizes
         if len(given.get("sizes", ())) != len(names):
             raise errors.InvalidProblemError(f"check: problem: sizes: want {'x'.join(names)}")
-        problem = cls(op, **given)
         takes = OPERATIONS[op].takes
+        if takes and "kind" not in given:
+            default = inspect.signature(getattr(epigrad, op)).parameters[
+                "activation" if takes == "activation" else "kind"
+            ]
+            given["kind"] = "" if default.default is default.empty else default.default
+        problem = cls(op, **given)
         wanted: Any = {"activation": Activation, "gated": Gated, "either": (Activation, Gated), "": type(None)}[takes]
         if not isinstance(problem.kind_object, wanted):
             raise errors.InvalidProblemError(f"check: problem: {op}: kind={problem.kind}, want {takes or 'none'}")
+        if problem.entry not in problem.entries:
+            raise errors.InvalidProblemError(
+                f"check: problem: {op}: entry={problem.entry}, want one of {', '.join(problem.entries)}"
+            )
         return problem
+
+    @property
+    def entries(self) -> tuple[str, ...]:
+        """The ways to call this operation with these sizes."""
+        sums = self.op == "matmul_bias_activation" and self.sizes[0] % len(FORMS) in BATCH_OF_B
+        missing = {"plan"} if self.op not in WITH_PLAN or sums else set()  # which sums over no batch
+        missing |= {"module"} if self.op in WITHOUT_MODULE else set()
+        return tuple([entry for entry in ENTRIES if entry not in missing])
+
+    def is_added(self, name: str) -> bool:
+        """Whether the gradient of an operand is added to what its tensor holds."""
+        return self.grads.endswith("added") and self._is_layer(name)
+
+    def dtype_of(self, name: str) -> torch.dtype:
+        """Of an operand."""
+        is_wide = name == "scale" and self.wide_scale and self.torch_dtype.itemsize == 2
+        return torch.float32 if is_wide else self.torch_dtype
+
+    def dtype_of_gradient(self, name: str) -> torch.dtype:
+        """Of the gradient to an operand."""
+        is_wide = self.grads.startswith("float32") and self.torch_dtype.itemsize == 2 and self._is_layer(name)
+        is_wide &= self.entry != "plan"  # which has one dtype
+        return torch.float32 if is_wide else self.dtype_of(name)
+
+    def _is_layer(self, name: str) -> bool:
+        """Whether an operand is a weight or a bias of a layer, and its gradient has a tensor."""
+        return self.entry in INTO and self.operation.products and name not in ("input", "a", "scale")
+
+    def held(self, name: str) -> Tensor:
+        """What a tensor holds, to which a gradient is added."""
+        values = torch.randn(self.shapes[name] or (), generator=self.generator(f"held {name}"), dtype=torch.float64)
+        return values.to(self.dtype_of_gradient(name))
 
     @property
     def operation(self) -> Operation:
@@ -150,8 +207,12 @@ class Problem:
         return given, self._tensor("grad", self.out_shape, len(given), device)
 
     def _tensor(self, name: str, shape: tuple[int, ...], place: int, device: str) -> Tensor:
-        values = torch.randn(shape, generator=self.generator(name), dtype=torch.float64) * self._spread(name, shape)
-        return laid_out(values, self.torch_dtype, self.layout(place), device)
+        generator = self.generator(name)
+        values = torch.randn(shape, generator=generator, dtype=torch.float64) * self._spread(name, shape)
+        # PyTorch's slope of softplus at an infinite alpha is NaN where no bend is
+        if self.values != "normal" and not name.startswith("alpha"):
+            values = with_special(values, self.values, self.torch_dtype, generator)
+        return laid_out(values, self.dtype_of(name), self.layout(place), device)
 
     def layout(self, place: int) -> str:
         """Of a tensor by its place."""
@@ -175,14 +236,17 @@ class Problem:
             before, after = self.sizes[:place], self.sizes[place + 1 :]
             found += [self._with(sizes=(*before, less, *after)) for less in _smaller(self.operation.sizes[place], size)]
         plain = Problem(self.op)
-        names = ("layouts", "scale", "bias", "gate", "save", "entry", "needs", "seed")
+        names = (
+            *("layouts", "scale", "bias", "gate", "save", "entry", "needs", "seed"),
+            *("values", "grads", "wide_scale"),
+        )
         changed = [name for name in names if getattr(self, name) != getattr(plain, name)]
         found += [self._with(**{name: getattr(plain, name)}) for name in changed]
         if "(" in self.kind:
             found.append(self._with(kind=self.kind.partition("(")[0]))
         if len(self.layouts) > 1:
             found += [self._with(layouts=(layout,)) for layout in dict.fromkeys(self.layouts)]
-        return found
+        return [simpler for simpler in found if simpler.entry in simpler.entries]
 
     def _with(self, **changes: Any) -> Problem:
         return dataclasses.replace(self, **changes)
@@ -214,28 +278,39 @@ def _value(name: str, text: str) -> Any:
                     WAYS.index(layout)
                 return tuple(text.split(","))
             case "needs":
-                return tuple([bool(int(digit)) for digit in text])
-            case "bias":
-                return bool(int(text))
+                return tuple([_bit(digit) for digit in text or " "])
+            case "bias" | "wide_scale":
+                return _bit(text)
             case "scale":
+                if not 0 < float(text) < math.inf:
+                    raise ValueError("want a number > 0")
                 return float(text)
             case "seed":
                 return int(text)
             case "kind":
                 _kind(text)
             case _:
-                choices = {"dtype": DTYPES, "gate": GATES, "save": SAVES, "entry": ENTRIES}[name]
-                choices.index(text)
+                if text not in (choices := _CHOICES[name]):
+                    raise ValueError(f"want one of {', '.join(choices)}")
     except (ValueError, SyntaxError) as error:
         raise errors.InvalidProblemError(f"check: problem: {name}={text}: {error}") from None
     return text
+
+
+_CHOICES = {"dtype": DTYPES, "gate": GATES, "save": SAVES, "entry": ENTRIES, "values": VALUES, "grads": GRADS}
+
+
+def _bit(text: str) -> bool:
+    if text not in ("0", "1"):
+        raise ValueError("want 0 or 1")
+    return text == "1"
 
 
 @functools.cache
 def _kind(text: str) -> Activation | Gated:
     """The kind of a text like ``leaky_relu(slope=-0.3)``."""
     call = ast.parse(text if "(" in text else f"{text}()", mode="eval").body
-    if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name):
+    if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name) or call.args:
         raise errors.InvalidProblemError(f"check: kind: {text!r}, want a name and its parameters")
     parameters = {str(word.arg): ast.literal_eval(word.value) for word in call.keywords}
     kind = Activation if call.func.id in tables.ACTIVATIONS else Gated
@@ -248,7 +323,7 @@ def drawn(rng: random.Random, ops: Sequence[str], dtypes: Sequence[str]) -> Prob
     operation = OPERATIONS[op]
     # products of two wide halves overflow in float16, as they should
     scales = [scale for scale in SCALES if dtype != "float16" or scale < 10]
-    return Problem(
+    problem = Problem(
         op,
         _drawn_kind(rng, operation.takes),
         dtype,
@@ -258,10 +333,17 @@ def drawn(rng: random.Random, ops: Sequence[str], dtypes: Sequence[str]) -> Prob
         rng.random() < 0.7,
         rng.choice(GATES),
         rng.choice(SAVES),
-        rng.choice(ENTRIES),
+        "autograd",
         tuple([rng.random() < 0.7 for _ in range(rng.randint(1, 3))]),
         rng.randrange(2**31),
+        rng.choice(VALUES) if rng.random() < 0.3 else "normal",
     )
+    entry = rng.choice(problem.entries)
+    is_half = problem.torch_dtype.itemsize == 2
+    grads = GRADS if is_half and entry != "plan" else GRADS[:2]
+    if entry in INTO and operation.products and rng.random() < 0.4:
+        problem = problem._with(grads=rng.choice(grads))
+    return problem._with(entry=entry, wide_scale=op == "experts" and is_half and rng.random() < 0.3)
 
 
 _VALUES = {
@@ -296,6 +378,8 @@ def _drawn_sizes(rng: random.Random, operation: Operation) -> tuple[int, ...]:
         match name:
             case "form":
                 sizes.append(rng.randrange(len(FORMS)))
+            case "split":
+                sizes.append(rng.randrange(len(SPLITS)))
             case "lead":
                 sizes.append(rng.randrange(4))
             case "mask":

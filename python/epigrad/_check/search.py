@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from epigrad._check.modes import MODES
 from epigrad._check.operations import OPERATIONS
-from epigrad._check.problem import DTYPES, Problem, drawn
+from epigrad._check.problem import DTYPES, ENTRIES, Problem, drawn
 
-SHRINK_SECONDS, MOST_FAILURES = 20.0, 10
+SHRINK_SECONDS = 20.0
 WITHOUT_GROUPS = tuple(name for name, operation in OPERATIONS.items() if operation.integers is None)
 
 
@@ -54,25 +54,25 @@ def problems(mode: str, backend: str, seed: int) -> Iterator[Problem]:
         number += 1
 
 
-def search(
-    mode: str, backend: str, seed: int, goes_on: Callable[[int], bool], tell: Callable[[Failure], None]
-) -> tuple[int, list[Failure]]:
-    """Ask this of problems until `goes_on` of their number says no, or `MOST_FAILURES` failed, and
-    tell each failure when it is found.
-
-    Returns:
-        How many there were, and those that failed.
-    """
-    failures: list[Failure] = []
-    count = 0
+def search(mode: str, backend: str, seed: int) -> Iterator[Failure | None]:
+    """Ask this of one problem after the other: a failure, made small, or None."""
     for problem in problems(mode, backend, seed):
-        if len(failures) == MOST_FAILURES or not goes_on(count):
-            break
-        count += 1
-        if wrong := verdict(mode, problem, backend):
-            failures.append(shrunk(Failure(mode, problem, problem, wrong), backend))
-            tell(failures[-1])
-    return count, failures
+        wrong = verdict(mode, problem, backend)
+        if not wrong:
+            yield None
+            continue
+        failure = Failure(mode, problem, problem, wrong)
+        try:
+            yield shrunk(failure, backend)
+        except KeyboardInterrupt:  # which is no reason to lose what was found
+            yield failure
+            raise
+
+
+def warm(backend: str) -> None:
+    """Load what the first calls load, so that it does not count as time of problems."""
+    for entry in ENTRIES:
+        verdict("correct", Problem.read(f"linear kind=relu sizes=1x1x1x1 entry={entry}"), backend)
 
 
 def shrunk(failure: Failure, backend: str) -> Failure:

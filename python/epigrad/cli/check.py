@@ -3,27 +3,27 @@
 from __future__ import annotations
 
 import argparse
-import json
 import pathlib
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Iterator
+from typing import Any
 
 import torch
 
 from epigrad import errors
 from epigrad._check.modes import MODES
 from epigrad._check.problem import Problem
-from epigrad._check.search import Failure, search, verdict
+from epigrad._check.search import Failure, search, verdict, warm
 from epigrad._core import selection
 from epigrad.cli.arguments import names_out_of, positive
 from epigrad.cli.machine import backend as backend_text
 from epigrad.cli.machine import cpu_name
-from epigrad.cli.report import STDOUT, Progress, Report
+from epigrad.cli.report import STDOUT, Progress, Report, check_path
 
 __all__ = ["add_parser", "main"]
 
-SECONDS = 10.0
+SECONDS, MOST_FAILURES = 10.0, 10
 _EPILOG = """\
 modes:
   correct  output and gradients lie within error bounds of a reference in float64; nothing else is written
@@ -42,7 +42,8 @@ examples:
   python -m epigrad check --problems 100000 --seed 7       as many, and the same for the same seed
   python -m epigrad check --problem 'linear kind=gelu sizes=1x3x5x4'
 
-exit codes: 0 nothing failed; 1 something did; 2 arguments that make no sense; 130 stopped by Ctrl-C
+exit codes: 0 nothing failed; 1 something did; 2 arguments that make no sense, or a backend that cannot run
+here; 130 stopped by Ctrl-C, after what was found until then
 """
 
 
@@ -85,9 +86,8 @@ def main(args: argparse.Namespace) -> int:
     """Check, print what failed and write the file; 1 if anything failed."""
     here = {info.name: info for info in selection.backends()}
     if args.backend not in here or not here[args.backend].available:
-        raise selection.unavailable(args.backend)
-    if args.problem is not None:
-        return _one(args)
+        args.error(str(selection.unavailable(args.backend)))
+    check_path(args, args.json)
     report = Report(
         device=torch.cuda.get_device_name() if args.backend == "cuda" else cpu_name(),
         command=_command(args),
@@ -96,64 +96,99 @@ def main(args: argparse.Namespace) -> int:
         slug="check",
         facts={"backend": backend_text(args.backend), "seed": args.seed, "threads": torch.get_num_threads()},
     )
-    failed = False
+    warm(args.backend)
+    stopped = False
     with Progress(len(args.mode), args.json) as progress:
         for mode in args.mode:
-            progress.begin(mode)
-            begin = time.monotonic()
-            count, found = _searched(args, mode, progress)
-            taken = time.monotonic() - begin
-            failed |= bool(found)
-            report.add(
-                {
-                    "mode": mode,
-                    "problems": count,
-                    "failed": len(found),
-                    "seconds": taken,
-                    "failures": [
-                        {"wrong": each.wrong, "command": each.command(args.backend), "drawn": str(each.drawn)}
-                        for each in found
-                    ],
-                }
-            )
-            progress.end(f"{mode}: {count} problems in {taken:.1f} s, {len(found) or 'none'} failed")
+            run = _Run(mode, args, progress)
+            try:
+                run.go()
+            except KeyboardInterrupt:
+                stopped = True
+            report.add(run.row() | ({"stopped": True} if stopped else {}))
+            progress.end(run.text() + (", stopped" if stopped else ""))
+            if stopped:
+                break
     report.finish(lambda: None)
-    return int(failed)
+    if stopped:
+        print("stopped", file=sys.stderr)
+        return 130
+    return int(any(row["failed"] for row in report.rows))
 
 
-def _searched(args: argparse.Namespace, mode: str, progress: Progress) -> tuple[int, list[Failure]]:
-    """What `search` gives, with the bar moved and failures printed meanwhile."""
-    more = _goes_on(args)
+class _Run:
+    """A mode's problems: those that were drawn, or the one that is given.
 
-    def goes_on(count: int) -> bool:
-        progress.describe(f"{mode}: {count} problems")
-        return more(count)
+    Attributes:
+        mode: what is asked.
+        count: how many were asked.
+        failures: those that failed.
+    """
 
-    def tell(failure: Failure) -> None:
-        progress.note(f"{mode}: {failure.wrong}\n  {failure.command(args.backend)}")
+    def __init__(self, mode: str, args: argparse.Namespace, progress: Progress) -> None:
+        self.mode = mode
+        self.count = 0
+        self.failures: list[Failure] = []
+        self._args = args
+        self._progress = progress
+        self._begin = time.monotonic()
 
-    return search(mode, args.backend, args.seed, goes_on, tell)
+    def go(self) -> None:
+        """Ask until it is enough, or `MOST_FAILURES` failed."""
+        self._progress.begin(self.mode)
+        for failure in self._asked():
+            self.count += 1
+            if failure is not None:
+                self.failures.append(failure)
+                self._progress.note(f"{self.mode}: {failure.wrong}\n  {failure.command(self._args.backend)}")
+            part = self._part()
+            self._progress.describe(f"{self.mode}: {self.count} problems", part)
+            if part >= 1 or len(self.failures) == MOST_FAILURES:
+                break
 
+    def _asked(self) -> Iterator[Failure | None]:
+        args = self._args
+        if args.problem is None:
+            return search(self.mode, args.backend, args.seed)
+        wrong = verdict(self.mode, args.problem, args.backend)
+        return iter([Failure(self.mode, args.problem, args.problem, wrong) if wrong else None])
 
-def _one(args: argparse.Namespace) -> int:
-    wrong = {mode: text for mode in args.mode if (text := verdict(mode, args.problem, args.backend))}
-    if args.json == STDOUT:
-        print(json.dumps({"problem": str(args.problem), "backend": args.backend, "modes": args.mode, "wrong": wrong}))
-    for mode in args.mode:
-        print(f"{mode}: {wrong.get(mode, 'ok')}", file=sys.stderr if args.json == STDOUT else sys.stdout)
-    return int(bool(wrong))
+    def _part(self) -> float:
+        """Which part is done."""
+        if self._args.problem is not None:
+            return 1.0
+        if self._args.problems is not None:
+            return self.count / float(self._args.problems)
+        return (time.monotonic() - self._begin) / float(self._args.seconds or SECONDS)
 
+    def text(self) -> str:
+        """The line that ends it."""
+        taken = time.monotonic() - self._begin
+        return f"{self.mode}: {self.count} problems in {taken:.1f} s, {len(self.failures) or 'none'} failed"
 
-def _goes_on(args: argparse.Namespace) -> Callable[[int], bool]:
-    if args.problems is not None:
-        return lambda count: count < args.problems
-    end = time.monotonic() + (args.seconds or SECONDS)
-    return lambda count: time.monotonic() < end
+    def row(self) -> dict[str, Any]:
+        """What the file says of it."""
+        backend = self._args.backend
+        return {
+            "mode": self.mode,
+            "problems": self.count,
+            "failed": len(self.failures),
+            "seconds": time.monotonic() - self._begin,
+            "failures": [
+                {"wrong": each.wrong, "command": each.command(backend), "drawn": str(each.drawn)}
+                for each in self.failures
+            ],
+        }
 
 
 def _command(args: argparse.Namespace) -> str:
-    much = f"--problems {args.problems}" if args.problems is not None else f"--seconds {args.seconds or SECONDS:g}"
-    return f"python -m epigrad check {much} --seed {args.seed} --backend {args.backend} --mode {','.join(args.mode)}"
+    if args.problem is not None:
+        much = f"--problem '{args.problem}'"
+    elif args.problems is not None:
+        much = f"--problems {args.problems} --seed {args.seed}"
+    else:
+        much = f"--seconds {args.seconds or SECONDS:g} --seed {args.seed}"
+    return f"python -m epigrad check {much} --backend {args.backend} --mode {','.join(args.mode)}"
 
 
 def _problem(text: str) -> Problem:

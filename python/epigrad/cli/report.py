@@ -11,6 +11,7 @@ import pathlib
 import platform
 import re
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -78,15 +79,18 @@ def _rounded(value: Any) -> Any:
 
 
 class Progress:
-    """rich's progress bar on a terminal where it is installed, else one line for each row; on
-    stderr where stdout is for JSON.
+    """rich's progress bar on a terminal where it is installed, else one line for each row, and one
+    for each minute of a row; on stderr where stdout is for JSON.
     """
+
+    LINE_SECONDS = 60.0
 
     def __init__(self, total: int, json: pathlib.Path | None = None) -> None:
         self.stream = sys.stderr if json == STDOUT else sys.stdout
         self.total = total
         self.done = 0
         self.bar: Any = None
+        self.told = 0.0
 
     def __enter__(self) -> Progress:
         if self.stream.isatty() and importlib.util.find_spec("rich") is not None:
@@ -108,11 +112,15 @@ class Progress:
         if self.bar is not None:
             self.bar.update(self.task, description=text, completed=self.done)
         self.done += 1
+        self.told = time.monotonic()
 
-    def describe(self, text: str) -> None:
-        """What the row that has begun does; the bar alone shows it."""
+    def describe(self, text: str, part: float) -> None:
+        """What the row that has begun does, and which part of it is done, from 0 to 1."""
         if self.bar is not None:
-            self.bar.update(self.task, description=text)
+            self.bar.update(self.task, description=text, completed=self.done - 1 + min(part, 1.0))
+        elif time.monotonic() >= self.told + self.LINE_SECONDS:
+            self.told = time.monotonic()
+            print(f"{self.done}/{self.total} {text}", file=self.stream, flush=True)
 
     def note(self, text: str) -> None:
         """Print lines above the bar."""
@@ -198,17 +206,24 @@ def check_paths(args: argparse.Namespace, tables: int) -> None:
     """Refuse before measuring what could not be written afterwards."""
     if args.json == STDOUT and tables > 1:
         args.error("--json: one object for several devices, want a directory")
-    for path in (None if args.json == STDOUT else args.json, args.plot):
-        if path is not None and not path.absolute().parent.is_dir():
-            args.error(f"{path}: there is no such directory")
-        if path is not None and not path.suffix and not path.is_dir():
-            args.error(f"{path}: want a directory that exists, or a file's name with a suffix")
-        if path is not None and tables > 1 and not path.is_dir():
+    for path in (args.json, args.plot):
+        check_path(args, path)
+        if path is not None and path != STDOUT and tables > 1 and not path.is_dir():
             args.error(f"{path}: one file for several devices, want a directory")
     if args.plot is not None and importlib.util.find_spec("matplotlib") is None:
         args.error("--plot needs matplotlib: pip install 'epigrad[bench]'")
     if args.plot is not None and args.plot.suffix not in ("", *PICTURES):
         args.error(f"{args.plot}: want a directory, or a name that ends in {', '.join(PICTURES)}")
+
+
+def check_path(args: argparse.Namespace, path: pathlib.Path | None) -> None:
+    """Refuse a file that could not be written."""
+    if path is None or path == STDOUT:
+        return
+    if not path.absolute().parent.is_dir():
+        args.error(f"{path}: there is no such directory")
+    if not path.suffix and not path.is_dir():
+        args.error(f"{path}: want a directory that exists, or a file's name with a suffix")
 
 
 def no_rows(args: argparse.Namespace, device: str) -> int:

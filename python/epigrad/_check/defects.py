@@ -1,0 +1,428 @@
+"""Calls that are spoiled: what can be wrong with one, and the class of the error that says so."""
+
+from __future__ import annotations
+
+import ctypes
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import epigrad
+from epigrad import backward, errors, forward
+from epigrad._check import c_interface, plan_calls
+from epigrad._check.calls import ONE_GRADIENT, Inputs
+from epigrad._check.operations import LERP_WEIGHT
+from epigrad._check.problem import Problem
+from epigrad._core import tables
+
+PYTHON = ("autograd", "forward", "backward")
+INTO = ("forward", "backward", "c", "plan")
+ALL = ("autograd", *INTO)
+
+
+@dataclass
+class Call:
+    """A call, of which something may be changed before it runs.
+
+    Attributes:
+        problem: what is called.
+        way: a function with autograd, one of epigrad.forward or epigrad.backward, the C interface,
+            or a plan.
+        is_backward: whether the gradients are computed.
+        backend: what computes.
+        given: the tensors that have gradients.
+        tensors: the operands by name, and beside them offsets, index and lerp's number.
+        options: the other arguments.
+        outputs: what is written, by name.
+        fields: of the C interface's struct.
+        short: bytes that the workspace has too few.
+        rng: chooses.
+    """
+
+    problem: Problem
+    way: str
+    is_backward: bool
+    backend: str
+    given: dict[str, Tensor | None]
+    tensors: dict[str, Any]
+    options: dict[str, Any]
+    outputs: dict[str, Tensor]
+    rng: random.Random
+    fields: dict[str, Any] = field(default_factory=dict)
+    short: int = 0
+
+    @classmethod
+    def of(cls, problem: Problem, backend: str, device: str) -> Call:
+        """A call that nothing is wrong with, as the problem's entry says; backward or forward by
+        its seed."""
+        rng = random.Random(problem.seed)
+        inputs = Inputs.of(problem, device)
+        is_backward = problem.entry in ("stateless", "c", "plan") and rng.random() < 0.5
+        stateless = "backward" if is_backward else "forward"
+        way = {"stateless": stateless, "c": "c", "plan": "plan"}.get(problem.entry, "autograd")
+        tensors: dict[str, Any] = {"grad_output": inputs.grad} if is_backward else {}
+        for name, tensor in inputs.given.items():
+            tensors[name] = LERP_WEIGHT if problem.op == "lerp" and tensor is None else tensor
+            if name == "input" and "index" in inputs.integers:
+                tensors["index"] = inputs.integers["index"]
+        if "offsets" in inputs.integers:
+            tensors["offsets"] = inputs.integers["offsets"]
+        outputs = {"out": torch.full(problem.out_shape, torch.nan, dtype=problem.torch_dtype, device=device)}
+        if is_backward:
+            outputs = {
+                f"grad_{name}": torch.full(shape, torch.nan, dtype=problem.dtype_of_gradient(name), device=device)
+                for name, shape in problem.shapes.items()
+                if shape is not None
+            }
+        if way == "plan":
+            tensors, outputs = plan_calls.named(problem, tensors), plan_calls.named(problem, outputs)
+            outputs = {name: out.contiguous() for name, out in outputs.items()}
+        options = problem.operation.options(problem)
+        outputs = outputs if way != "autograd" else {}
+        return cls(problem, way, is_backward, backend, inputs.given, tensors, options, outputs, rng)
+
+    @property
+    def floats(self) -> list[str]:
+        """The names of operands with numbers."""
+        return [n for n, t in self.tensors.items() if isinstance(t, Tensor) and t.is_floating_point()]
+
+    def run(self) -> None:
+        """Compute, or fail."""
+        op, outputs = self.problem.op, self.outputs
+        match self.way:
+            case "autograd":
+                getattr(epigrad, op)(**self.tensors, **self.options)
+            case "forward":
+                getattr(forward, op)(**self.tensors, **self.options, out=outputs["out"])
+            case "backward":
+                into = tuple([outputs.get(f"grad_{name}") for name in self.problem.shapes])
+                out = into[0] if op in ONE_GRADIENT else into
+                getattr(backward, f"{op}_backward")(**self.tensors, **self.options, out=out)
+            case "c":
+                self.prepared().run(self.short)
+            case _:
+                self._plan()
+
+    def prepared(self) -> c_interface.Prepared:
+        """A call of the C interface."""
+        op = f"{self.problem.op}_backward" if self.is_backward else self.problem.op
+        row = tables.OPS[op]
+        number = next((each for each in self.tensors.values() if isinstance(each, float)), None)
+        given = [None if isinstance(each, float) else each for each in map(self.tensors.get, row["inputs"])]
+        wanted = list(map(self.outputs.get, row["outputs"]))
+        prepared = c_interface.Prepared(self.problem, op, given, wanted, number)
+        for name, value in {**self.options, **self.fields}.items():
+            prepared.change(name, value)
+        return prepared
+
+    @property
+    def _device(self) -> torch.device:
+        return torch.device("cuda" if self.backend == "cuda" else "cpu")
+
+    def plan(self) -> Any:
+        """The plan of this call."""
+        return plan_calls.selected(self.problem, self.given, self._device, self.options)[self.is_backward]
+
+    def _plan(self) -> None:
+        made = self.plan()
+        tensors = {**self.tensors, **self.outputs}
+        tensors = {name: None if isinstance(t, float) else t for name, t in tensors.items()}
+        workspace = plan_calls.workspace_of(made.workspace_size, self._device, self.short)
+        made.run(workspace=workspace, **tensors)
+
+
+Spoil = Callable[[Call], bool]
+
+
+@dataclass(frozen=True)
+class Defect:
+    """A way to spoil a call.
+
+    Attributes:
+        name: what is wrong with the call.
+        error: the class that it raises.
+        ways: calls that can have it.
+        spoil: changes the call; False where it has nothing of this sort to change.
+    """
+
+    name: str
+    error: type[errors.EpigradError]
+    ways: tuple[str, ...]
+    spoil: Spoil
+
+
+def spoiled(call: Call) -> Defect:
+    """Something that is wrong with a call from now on."""
+    possible = [defect for defect in DEFECTS if call.way in defect.ways]
+    call.rng.shuffle(possible)
+    return next(defect for defect in possible if defect.spoil(call))
+
+
+def _dtype(call: Call) -> bool:
+    keys = call.floats
+    key = call.rng.choice(keys)
+    others = [torch.int32] if call.way == "c" else [torch.int32, torch.complex64, torch.bool, torch.uint8]
+    if len(keys) > 1 and key == keys[0]:
+        others.append(torch.float32 if call.tensors[key].dtype == torch.float64 else torch.float64)
+    made = torch.zeros(call.tensors[key].shape, dtype=call.rng.choice(others), device=call.tensors[key].device)
+    call.tensors[key] = made
+    return True
+
+
+def _an_output(call: Call) -> str:
+    return call.rng.choice(list(call.outputs))
+
+
+def _out_dtype(call: Call) -> bool:
+    name = _an_output(call)
+    out = call.outputs[name]
+    call.outputs[name] = out.to(torch.float64 if call.problem.torch_dtype != torch.float64 else torch.float32)
+    return True
+
+
+def _out_shape(call: Call) -> bool:
+    name = _an_output(call)
+    out = call.outputs[name]
+    call.outputs[name] = call.rng.choice((out.unsqueeze(0), torch.cat([out.reshape(-1), out.new_zeros(1)])))
+    return True
+
+
+def _out_overlaps_itself(call: Call) -> bool:
+    name = _an_output(call)
+    out = call.outputs[name]
+    wide = [dim for dim, size in enumerate(out.shape) if size > 1]
+    if not wide or not out.numel():
+        return False
+    strides = list(out.stride())
+    strides[call.rng.choice(wide)] = 0
+    call.outputs[name] = out.as_strided(out.shape, strides)
+    return True
+
+
+def _beside(one: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:
+    """Tensors of these shapes and dtypes, whose memory has one element in common."""
+    size = max(one.element_size(), other.element_size())
+    buffer = torch.zeros(size * (one.numel() + other.numel() + 1), dtype=torch.uint8, device=one.device)
+    begin = (one.numel() - 1) * one.element_size() // size * size
+    first = buffer[: one.numel() * one.element_size()].view(one.dtype).view(one.shape)
+    second = buffer[begin : begin + other.numel() * other.element_size()].view(other.dtype).view(other.shape)
+    return first.copy_(one), second
+
+
+def _out_overlaps_input(call: Call) -> bool:
+    # a gradient may take the place of the output's gradient
+    names = [name for name in call.floats if name != "grad_output" and call.tensors[name].numel()]
+    name = _an_output(call)
+    if not names or not call.outputs[name].numel():
+        return False
+    key = call.rng.choice(names)
+    call.tensors[key], call.outputs[name] = _beside(call.tensors[key], call.outputs[name])
+    return True
+
+
+def _outputs_overlap(call: Call) -> bool:
+    names = [name for name, out in call.outputs.items() if out.numel()]
+    if len(names) < 2:
+        return False
+    one, other = call.rng.sample(names, 2)
+    call.outputs[one], call.outputs[other] = _beside(call.outputs[one], call.outputs[other])
+    return True
+
+
+def _kind_name(call: Call) -> str:
+    return "activation" if "activation" in call.options else "kind"
+
+
+def _kind(call: Call) -> bool:
+    if _kind_name(call) not in call.options:
+        return False
+    call.options[_kind_name(call)] = call.rng.choice(("Relu", "swigluu", "none ", "x" * 1000, "relu(1)"))
+    return True
+
+
+def _kind_type(call: Call) -> bool:
+    if _kind_name(call) not in call.options:
+        return False
+    call.options[_kind_name(call)] = call.rng.choice((3, b"relu", 1.5, ["relu"]))
+    return True
+
+
+def _gate(call: Call) -> bool:
+    if "gate" not in call.options:
+        return False
+    call.options["gate"] = call.rng.choice((-1, 4, 77)) if call.way == "c" else call.rng.choice(("third", "", "Second"))
+    return True
+
+
+def _dim(call: Call) -> bool:
+    if "dim" not in call.options:
+        return False
+    rank = call.tensors["input"].dim()
+    call.options["dim"] = call.rng.choice((rank, -rank - 1, 2**20))
+    return True
+
+
+def _save(call: Call) -> bool:
+    if not call.problem.operation.products:
+        return False
+    call.options["save"] = call.rng.choice(("all", "", "Auto", "output"))
+    return True
+
+
+def _offsets(call: Call) -> bool:
+    """Those that fall, are negative, or exceed the rows: on a CPU, which reads them."""
+    offsets = call.tensors.get("offsets")
+    if offsets is None or call.backend != "cpu":
+        return False
+    offsets = offsets.clone()
+    rows, place = call.problem.sizes[0], call.rng.randrange(len(offsets))
+    offsets[place] = call.rng.choice((-1, rows + 1, -(2**31), 2**31 - 1))
+    if len(offsets) > 1 and rows and call.rng.random() < 0.5:
+        offsets[:] = rows
+        offsets[-1] = rows - 1
+    call.tensors["offsets"] = offsets
+    return True
+
+
+def _not_a_tensor(call: Call) -> bool:
+    key = call.rng.choice([name for name in call.floats if name != "weight" or call.problem.op != "lerp"])
+    call.tensors[key] = call.rng.choice(("x", 3, [1.0], object()))
+    return True
+
+
+def _rank(call: Call) -> bool:
+    """More dimensions than any tensor may have."""
+    tensor = call.tensors[key := call.floats[0]]
+    if not tensor.numel():
+        return False
+    call.tensors[key] = tensor.reshape(*(1,) * 70, *tensor.shape)
+    return True
+
+
+def _device(call: Call) -> bool:
+    """Memory that is not there."""
+    if len(call.floats) < 2:
+        return False
+    key = call.floats[-1]
+    call.tensors[key] = call.tensors[key].to("meta")
+    return True
+
+
+def _shape(call: Call) -> bool:
+    """An operand whose last size fits to nothing."""
+    op, tensors = call.problem.op, call.tensors
+    names = [name for name in call.floats if tensors[name].dim()]
+    match op:
+        case "matmul_bias_activation":  # another size of b makes another output
+            names = [name for name in names if name != "b"]
+        case "activation" | "gated_activation":
+            names = [name for name in names if name == "grad_output"]
+        case "lerp":  # which broadcasts
+            sizes = [tensors[name].shape[-1] for name in names]
+            names = [name for name in names if sizes.count(tensors[name].shape[-1]) > 1 < tensors[name].shape[-1]]
+        case "prelu" | "xielu":
+            names = [name for name in names if name != "input" or call.is_backward]
+            if op == "prelu" and tensors["weight"].shape[0] + 1 in (1, tensors["input"].shape[1]):
+                names.remove("weight")
+    if not names:
+        return False
+    tensor = tensors[key := call.rng.choice(names)]
+    tensors[key] = tensor.new_zeros((*tensor.shape[:-1], tensor.shape[-1] + 1))
+    return True
+
+
+def _misaligned(call: Call) -> bool:
+    """Memory that begins one byte behind an element's place."""
+    places = [(call.tensors, name) for name in call.floats] + [(call.outputs, name) for name in call.outputs]
+    places = [(where, name) for where, name in places if where[name].numel() and not where[name].is_cuda]
+    if not places:
+        return False
+    where, name = call.rng.choice(places)
+    tensor = where[name]
+    memory = bytearray(tensor.numel() * tensor.element_size() + 64)
+    start = -torch.frombuffer(memory, dtype=torch.uint8).data_ptr() % 16 + 1
+    where[name] = torch.frombuffer(memory, dtype=tensor.dtype, count=tensor.numel(), offset=start).view(tensor.shape)
+    return True
+
+
+def _workspace(call: Call) -> bool:
+    needed = call.plan().workspace_size if call.way == "plan" else call.prepared().workspace_size()
+    call.short = call.rng.randint(1, needed) if needed else 0
+    return bool(needed)
+
+
+def _buffer(call: Call) -> bool:
+    """A size of a buffer that is less than shape and strides reach."""
+    row = tables.OPS[f"{call.problem.op}_backward" if call.is_backward else call.problem.op]
+    tensors = [*map(call.tensors.get, row["inputs"]), *map(call.outputs.get, row["outputs"])]
+    places = [place for place, t in enumerate(tensors) if isinstance(t, Tensor) and t.numel()]
+    if not places:
+        return False
+    tensor = tensors[place := call.rng.choice(places)]
+    reach = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    nbytes = (ctypes.c_uint64 * len(tensors))()
+    nbytes[place] = call.rng.randint(1, reach * tensor.element_size() - 1)
+    call.fields["nbytes"] = nbytes
+    return True
+
+
+def _flag(call: Call) -> bool:
+    call.fields["flags"] = 1 << call.rng.randint(8, 31)
+    return True
+
+
+def _operation(call: Call) -> bool:
+    call.fields["op"] = call.rng.choice((b"", b"linearr", b"Linear", b"x" * 1000, None))
+    return True
+
+
+def _accumulate(call: Call) -> bool:
+    names = [name for name in call.outputs if name not in ("grad_input", "grad_a", "grad_scale")]
+    if not call.problem.operation.products or not names:
+        return False
+    call.options["accumulate"] = True
+    del call.outputs[call.rng.choice(names)]
+    return True
+
+
+def _no_bias(call: Call) -> bool:
+    """A tensor for a gradient that cannot exist."""
+    names = [name for name, shape in call.problem.shapes.items() if shape is None]
+    if not names:
+        return False
+    name = call.rng.choice(names)
+    call.outputs[f"grad_{name}"] = torch.full(
+        (3,), torch.nan, dtype=call.problem.torch_dtype, device=call.tensors["grad_output"].device
+    )
+    return True
+
+
+DEFECTS = (
+    Defect("a dtype", errors.DTypeError, ALL, _dtype),
+    Defect("out's dtype", errors.DTypeError, INTO, _out_dtype),
+    Defect("out's shape", errors.InvalidProblemError, INTO, _out_shape),
+    Defect("out shares memory with itself", errors.InvalidProblemError, INTO, _out_overlaps_itself),
+    Defect("out shares memory with an operand", errors.InvalidProblemError, INTO, _out_overlaps_input),
+    Defect("two outputs share memory", errors.InvalidProblemError, INTO[1:], _outputs_overlap),
+    Defect("out for a gradient that cannot exist", errors.InvalidProblemError, ("backward",), _no_bias),
+    Defect("accumulate without an out", errors.InvalidProblemError, ("backward",), _accumulate),
+    Defect("an unknown kind", errors.InvalidProblemError, ALL, _kind),
+    Defect("a kind of a wrong type", errors.InvalidProblemError, PYTHON, _kind_type),
+    Defect("an unknown gate", errors.InvalidProblemError, ALL, _gate),
+    Defect("a dimension that is not there", errors.InvalidProblemError, ALL, _dim),
+    Defect("an unknown save", errors.InvalidProblemError, ("autograd",), _save),
+    Defect("wrong offsets", errors.InvalidProblemError, (*PYTHON, "c"), _offsets),
+    Defect("an operand's shape", errors.InvalidProblemError, ALL, _shape),
+    Defect("not a tensor", errors.DTypeError, (*PYTHON, "plan"), _not_a_tensor),
+    Defect("too many dimensions", errors.InvalidProblemError, ALL, _rank),
+    Defect("a tensor on another device", errors.DeviceMismatchError, (*PYTHON, "plan"), _device),
+    Defect("misaligned memory", errors.MisalignedOperandError, ALL, _misaligned),
+    Defect("too small a workspace", errors.WorkspaceTooSmallError, ("c", "plan"), _workspace),
+    Defect("too small a buffer", errors.BufferTooSmallError, ("c",), _buffer),
+    Defect("an unknown flag", errors.InvalidProblemError, ("c",), _flag),
+    Defect("an unknown operation", errors.InvalidProblemError, ("c",), _operation),
+)

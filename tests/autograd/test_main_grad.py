@@ -142,6 +142,7 @@ def network(device: str, dtype: torch.dtype = torch.bfloat16) -> nn.Module:
     return nn.Sequential(*layers, epigrad.nn.MLP(16, 8)).to(device, dtype)
 
 
+HAS_WIDE_VIEWS = hasattr(torch.autograd.function.FunctionCtx, "set_output_grad_dtype")
 needs_grad_dtype = pytest.mark.skipif(
     not hasattr(torch.Tensor, "grad_dtype"), reason="PyTorch has no grad_dtype before 2.11"
 )
@@ -176,6 +177,85 @@ def test_a_training_loop_as_megatrons(dtype: torch.dtype, device: str) -> None:
     handle.remove()
     model(x).float().sum().backward()
     assert all(parameter.grad is not None and parameter.grad.dtype == dtype for parameter in model.parameters())
+
+
+@on_devices
+def test_a_loop_over_layers_of_which_some_are_not_epigrads(device: str) -> None:
+    """The hook of docs/pytorch.md adds what is in .grad: of PyTorch's layers, of the PReLU, and
+    PyTorch's part of a weight that both use.
+    """
+
+    class Network(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(2)
+            self.norm, self.mlp, self.act = nn.LayerNorm(8), epigrad.nn.MLP(8, 16), epigrad.nn.PReLU(8)
+            self.plain = nn.Linear(8, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            hidden = self.act(self.mlp(self.norm(x)))
+            return self.plain(hidden) + epigrad.linear(hidden, self.plain.weight, None, "gelu")  # type: ignore[no-any-return]
+
+    def add_to_main_grad(parameter: Tensor) -> None:
+        if parameter.grad is not None:
+            parameter.main_grad += parameter.grad  # type: ignore[attr-defined]
+            parameter.grad = None
+
+    model = Network().to(device, torch.bfloat16)
+    plain = copy.deepcopy(model).double()
+    handle = switched_on(model)
+    for parameter in model.parameters():
+        parameter.register_post_accumulate_grad_hook(add_to_main_grad)
+    for x in torch.randn(3, 30, 8, generator=torch.Generator().manual_seed(0)).to(device, torch.bfloat16):
+        model(x).float().square().mean().backward()
+        plain(x.double()).square().mean().backward()
+    for name, parameter in model.named_parameters():
+        want = plain.get_parameter(name).grad
+        assert parameter.grad is None and want is not None
+        assert torch.linalg.vector_norm(parameter.main_grad - want) <= 0.02 * torch.linalg.vector_norm(want), name
+    handle.remove()
+
+
+def _stored_transposed(weight: Tensor) -> Tensor:
+    return weight.transpose(1, 2).contiguous()
+
+
+@on_devices
+@pytest.mark.parametrize("transposed", [False, True], ids=["as they are", "transposed"])
+@pytest.mark.parametrize("way", ["main_grad", "grad_dtype"])
+def test_experts_have_unrounded_gradients(way: str, transposed: bool, device: str) -> None:
+    """As `experts_backward` writes into float32; weights may be stored transposed, as gpt-oss's."""
+    if way == "grad_dtype" and not hasattr(torch.Tensor, "grad_dtype"):
+        pytest.skip("PyTorch has no grad_dtype before 2.11")
+    if way == "grad_dtype" and transposed and not HAS_WIDE_VIEWS:
+        pytest.skip("PyTorch has it for views from 2.15 on")
+    _, (grad, x, index, scale, *operands), _ = CALLS["experts"](device, torch.bfloat16)
+    stored = [_stored_transposed(t) if transposed and t.dim() == 3 else t.clone() for t in operands]
+    for leaf in stored:
+        leaf.requires_grad_()
+        if way == "grad_dtype":
+            leaf.grad_dtype = torch.float32
+        else:
+            leaf.main_grad = torch.zeros_like(leaf, dtype=torch.float32)
+    handle = epigrad.accumulate_main_grad(stored) if way == "main_grad" else None
+    layers = [leaf.transpose(1, 2) if transposed and leaf.dim() == 3 else leaf for leaf in stored]
+    leaf_x, leaf_scale = x.clone().requires_grad_(), scale.float().requires_grad_()
+    epigrad.experts(leaf_x, index, leaf_scale, *layers).backward(grad)
+    _, pre = forward.experts(x, index, scale.float(), *operands, return_preactivation=True)
+    wide = [torch.empty(t.shape, device=device) for t in operands]
+    found = backward.experts_backward(
+        grad, x, index, scale.float(), *operands, preactivation=pre, out=(None, None, *wide)
+    )
+    for leaf, want in zip(stored, wide, strict=True):
+        got: Any = leaf.grad if way == "grad_dtype" else leaf.main_grad
+        assert (leaf.grad is None) == (way == "main_grad")
+        assert_same_sum(got.transpose(1, 2) if transposed and leaf.dim() == 3 else got, want)
+        assert not torch.equal(want, want.bfloat16().float()), "nothing is there to round"
+    assert leaf_x.grad is not None and leaf_x.grad.dtype == torch.bfloat16
+    assert leaf_scale.grad is not None and leaf_scale.grad.dtype == torch.float32
+    assert_same_bits(leaf_x.grad, found[0])
+    if handle is not None:
+        handle.remove()
 
 
 @on_devices
@@ -365,9 +445,7 @@ def test_a_leaf_that_asks_for_float32(dtype: torch.dtype, device: str) -> None:
 
 
 @needs_grad_dtype
-@pytest.mark.skipif(
-    not hasattr(torch.autograd.function.FunctionCtx, "set_output_grad_dtype"), reason="PyTorch has it from 2.15 on"
-)
+@pytest.mark.skipif(not HAS_WIDE_VIEWS, reason="PyTorch has it from 2.15 on")
 def test_views_of_a_leaf_that_asks_for_float32() -> None:
     """gpt-oss's transposed experts, and halves of a weight: nothing is rounded."""
     generator = torch.Generator().manual_seed(0)

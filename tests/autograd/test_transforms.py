@@ -15,7 +15,7 @@ from torch.autograd import forward_ad
 from torch.func import functional_call, grad, hessian, jacfwd, jacrev, jvp, stack_module_state, vmap
 from torch.utils._pytree import tree_leaves
 
-from tests.support.devices import on_devices
+from tests.support.devices import needs, on_devices
 from tests.support.features import feature
 from tests.support.operators import FUNCTIONS, NAMES, each_function
 
@@ -94,6 +94,85 @@ def test_what_the_kernels_refuse_is_refused_under_transforms() -> None:
     ):
         with pytest.raises(error, match=text):
             grad(lambda t, call=function: call(t).sum())(x)
+
+
+class Groups(torch.nn.Module):
+    def forward(self, x: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
+        return epigrad.grouped_linear(x, weight, activation="gelu", offsets=ends)
+
+
+def _loss(x: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
+    return Groups()(x, weight, ends).sin().sum()  # type: ignore[no-any-return]
+
+
+WRONG_OFFSETS = pytest.mark.parametrize("offsets", [[4, 2, 6], [-1, 2, 5], [1, 2, 9]], ids=str)
+
+
+@WRONG_OFFSETS
+def test_offsets_that_make_no_sense_are_refused_on_a_cpu(offsets: list[int]) -> None:
+    """By the formulas as by the kernels, wherever there is data to look at."""
+    x, weight, ends = torch.randn(6, 3), torch.randn(3, 4, 3), torch.tensor(offsets)
+
+    def run(weight: Tensor, ends: Tensor = ends) -> Tensor:
+        return _loss(x, weight, ends)
+
+    def of_dual() -> Tensor:
+        with forward_ad.dual_level():
+            return run(forward_ad.make_dual(weight, weight))  # type: ignore[no-untyped-call]
+
+    def of_backward() -> Any:
+        gradients = torch.ops.epigrad.grouped_linear_backward
+        return grad(lambda g: gradients(g, x, weight, None, ends, "gelu")[1].sum())(torch.ones(6, 4))
+
+    calls: list[Callable[[], Any]] = [
+        lambda: grad(run)(weight),
+        lambda: grad(run)(weight, ends),
+        lambda: torch.func.functionalize(grad(run))(weight, ends),
+        lambda: jacrev(run)(weight),
+        lambda: jvp(run, (weight,), (weight,)),
+        lambda: hessian(run)(weight),
+        lambda: vmap(grad(run))(torch.stack([weight, weight])),
+        lambda: vmap(run, (None, 0))(weight, torch.stack([ends, ends])),
+        of_dual,
+        of_backward,
+    ]
+    for call in calls:
+        with pytest.raises(errors.InvalidProblemError, match=r"grouped_linear\w*: offsets: offset \d is"):
+            call()
+
+
+@WRONG_OFFSETS
+def test_the_formulas_clamp_offsets_that_they_cannot_see(offsets: list[int]) -> None:
+    """As the kernels of a GPU do: each group begins where the one before ended."""
+    x, weight = torch.randn(6, 3, dtype=torch.float64), torch.randn(3, 4, 3, dtype=torch.float64)
+    ends = torch.tensor(offsets)
+    sensible = ends.clamp(0, 6).cummax(0).values
+
+    gradients = grad(_loss, (0, 1))
+    assert_close(
+        vmap(gradients, (None, None, 0))(x, weight, ends[None]), [g[None] for g in gradients(x, weight, sensible)]
+    )
+    program = torch.export.export(Groups(), (x, weight, torch.tensor([1, 2, 6]))).run_decompositions()
+    assert_close(program.module()(x, weight, ends), Groups()(x, weight, sensible))
+
+
+@needs("cuda")
+@WRONG_OFFSETS
+def test_a_gpu_clamps_offsets_in_the_formulas_too(offsets: list[int]) -> None:
+    x, weight = (torch.randn(*shape, dtype=torch.float64, device="cuda") for shape in ((6, 3), (3, 4, 3)))
+    ends = torch.tensor(offsets, device="cuda")
+    sensible = ends.clamp(0, 6).cummax(0).values
+
+    def second(ends: Tensor) -> tuple[Tensor, ...]:
+        """A gradient with a graph, and its own gradients."""
+        leaves = x.clone().requires_grad_(), weight.clone().requires_grad_()
+        first = torch.autograd.grad(_loss(*leaves, ends), leaves, create_graph=True)
+        return *first, *torch.autograd.grad(sum(part.square().sum() for part in first), leaves)
+
+    gradients = grad(_loss, (0, 1))
+    assert_close(gradients(x, weight, ends), gradients(x, weight, sensible))
+    assert_close(second(ends), second(sensible))
+    assert_close(second(ends)[:2], gradients(x, weight, ends))
 
 
 def test_vmap_of_an_empty_batch_and_of_halves_along_another_dim() -> None:

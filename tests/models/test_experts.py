@@ -24,6 +24,7 @@ from epigrad import errors
 from epigrad.integrations import experts as integration
 from epigrad.integrations.transformers import patch, register_experts, unpatch
 from torch import Tensor, nn
+from torch._subclasses import FakeTensorMode
 from torch.autograd.graph import saved_tensors_hooks
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -440,6 +441,56 @@ def test_experts_in_other_dtypes_are_left_alone() -> None:
     for key in ("gate_up_proj", "down_proj"):
         setattr(made, key, nn.Parameter(getattr(made, key).detach().to(torch.float8_e4m3fn), requires_grad=False))
     assert patch(nn.ModuleList([made])).left == {"0": "MixtralExperts: a parameter is of torch.float8_e4m3fn"}
+
+
+# With sizes in place of 12, the half of a mixture's.
+FAST = {"hidden_size": 16, "moe_intermediate_size": 24, "num_experts": 4}
+
+
+@pytest.mark.parametrize(
+    ("capability", "dtype", "changes", "reason"),
+    [
+        ((9, 0), torch.bfloat16, {}, ""),
+        ((9, 0), torch.float16, {"num_experts": 512}, ""),
+        ((8, 0), torch.bfloat16, {}, "a GPU of compute capability 8.0"),
+        ((10, 0), torch.bfloat16, {}, "a GPU of compute capability 10.0"),
+        ((9, 0), torch.float32, {}, "parameters of torch.float32 on a GPU"),
+        ((9, 0), torch.bfloat16, {"num_experts": 513}, "513 experts on a GPU"),
+        (
+            (9, 0),
+            torch.bfloat16,
+            {"moe_intermediate_size": 12},
+            "sizes 16 and 12, which are no multiples of 8, on a GPU",
+        ),
+    ],
+    ids=str,
+)
+def test_patch_leaves_experts_without_fast_kernels(
+    capability: tuple[int, int],
+    dtype: torch.dtype,
+    changes: dict[str, int],
+    reason: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """On a GPU; who chooses the implementation by its name gets it everywhere."""
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    config = transformers.Qwen3MoeConfig(**FAST | changes, experts_implementation="eager")
+    own: Any = importlib.import_module(mixtures.classes()["Qwen3MoeExperts"])
+    with FakeTensorMode(), torch.device("cuda"):
+        made = own.Qwen3MoeExperts(config)
+        for name, parameter in made.named_parameters():
+            setattr(made, name, nn.Parameter(parameter.detach().to(dtype)))
+    model = nn.ModuleList([made])
+    slow = f'{reason}, where epigrad is slow: set_experts_implementation("epigrad") takes it anyway'
+    assert patch(model).left == ({"0": f"Qwen3MoeExperts: {slow}"} if reason else {})
+    assert config._experts_implementation == ("eager" if reason else "epigrad")
+    config._experts_implementation = "epigrad"
+    assert patch(model).patched == {"0": "Qwen3MoeExperts by experts swiglu"}
+
+
+def test_the_most_experts_are_those_of_the_kernels() -> None:
+    source = (ROOT / "go" / "backend" / "cuda" / "grouped_sm90.go").read_text()
+    assert re.search(rf"mostGroups += {integration.MOST_EXPERTS}$", source, re.MULTILINE)
 
 
 # --- modules by themselves ------------------------------------------------------------------------

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import copy
 import os
+import re
 import sys
 import warnings
 from collections.abc import Callable, Sequence
@@ -32,6 +33,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from torch.nn.parallel import DistributedDataParallel
 
 from tests.support.operators import FUNCTIONS, NAMES
+from tests.support.repository import ROOT
 
 FEATURES = 6
 ROWS = 8
@@ -296,27 +298,61 @@ def refused(op: str, mesh: DeviceMesh, device: str) -> None:
     torch.testing.assert_close(parallelize_module(model, mesh, plan)(x), alone(x))
 
 
+def recipes() -> dict[str, Any]:
+    """What docs/pytorch.md defines for several processes."""
+    page = (ROOT / "docs" / "pytorch.md").read_text()
+    scope: dict[str, Any] = {"torch": torch}
+    for block in re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL):
+        if "torch.distributed" in block:
+            exec(compile(block, "docs/pytorch.md", "exec"), scope)
+    return scope
+
+
+def assert_not_rounded(model: nn.Module) -> None:
+    for name, parameter in model.named_parameters():
+        grad: Any = parameter.grad
+        own = grad.to_local() if isinstance(grad, DTensor) else grad
+        assert own.dtype == torch.float32
+        assert not own.numel() or not torch.equal(own, own.bfloat16().float()), f"{name} was rounded"
+
+
 def float32_gradients(op: str, mesh: DeviceMesh, device: str) -> None:
     """Gradients in float32 of a model in bfloat16, by grad_dtype; main_grad is refused."""
-    if op != "mlp" or not hasattr(torch.Tensor, "grad_dtype"):
+    if op not in ("mlp", "gated_linear", "experts") or not hasattr(torch.Tensor, "grad_dtype"):
         return
-    # FSDP2 calls its own hook first, which gathers the parameters.
-    model, alone, x = network(op, device, torch.float32)
-    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
-    fully_shard(model, mesh=mesh, mp_policy=policy)
-
-    def ask_for_float32(module: nn.Module, inputs: Any) -> None:
-        for parameter in module.parameters():
-            if not isinstance(parameter, DTensor):
-                parameter.grad_dtype = torch.float32
-
-    model.register_forward_pre_hook(ask_for_float32)
+    page = recipes()
+    ways: list[Callable[[nn.Module], Any]] = [
+        lambda model: page["shard"](model, (), mesh),
+        lambda model: page["replicate"](model, (), device, dist.get_world_size()),
+    ]
+    if torch.__version__ >= "2.15":  # where FSDP2 asks for float32 by itself
+        policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+        ways.append(lambda model: fully_shard(model, mesh=mesh, mp_policy=policy))
+    for spread in ways:
+        model, alone, x = network(op, device, torch.float32)
+        spread(model)
+        loss(model, piece(x)).backward()
+        loss(alone.bfloat16(), x.bfloat16()).backward()
+        assert_same_training(model, alone, rtol=2e-2, atol=2e-3)
+        model.zero_grad()
+        # of one process alone: a sum of rounded numbers may have more bits than they have
+        (loss(model, piece(x)) * (dist.get_rank() == 0)).backward()
+        assert_not_rounded(model)
+    # DDP's buckets have the parameters' dtype, so the sum is the loop's own.
+    model, alone, x = network(op, device, torch.bfloat16)
+    for parameter in model.parameters():
+        parameter.grad_dtype = torch.float32
     loss(model, piece(x)).backward()
+    assert_not_rounded(model)
+    page["average_gradients"](model)
     loss(alone, x).backward()
     assert_same_training(model, alone, rtol=2e-2, atol=2e-3)
-    for name, parameter in model.named_parameters():
-        own = parameter.grad.to_local()  # type: ignore[union-attr]
-        assert not own.numel() or not torch.equal(own, own.bfloat16().float()), f"{name} was rounded"
+    if op == "mlp":
+        main_grad_refused(op, mesh, device)
+
+
+def main_grad_refused(op: str, mesh: DeviceMesh, device: str) -> None:
+    """Where a parameter's gradient has to come to `.grad`, or is a shard."""
     model, _, x = network(op, device, torch.bfloat16)
     for parameter in model.parameters():
         parameter.main_grad = torch.zeros_like(parameter, dtype=torch.float32)
@@ -329,17 +365,6 @@ def float32_gradients(op: str, mesh: DeviceMesh, device: str) -> None:
     with pytest.raises(errors.UnsupportedError, match="the module's parameters are FSDP's"):
         model(piece(x))
     handle.remove()
-    # DDP's buckets have the parameters' dtype, so the sum is the loop's own.
-    model, alone, x = network(op, device, torch.bfloat16)
-    for parameter in model.parameters():
-        parameter.grad_dtype = torch.float32
-    loss(model, piece(x)).backward()
-    for parameter in model.parameters():
-        assert parameter.grad is not None and parameter.grad.dtype == torch.float32
-        dist.all_reduce(parameter.grad)
-        parameter.grad /= dist.get_world_size()
-    loss(alone, x).backward()
-    assert_same_training(model, alone, rtol=2e-2, atol=2e-3)
 
 
 CHECKS = {"DDP": ddp, "FSDP2": fsdp2, "TP": tensor_parallel, "refused": refused, "float32 gradients": float32_gradients}

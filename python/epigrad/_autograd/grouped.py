@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.func import debug_unwrap
 
 from epigrad import errors
 from epigrad._autograd import formulas
@@ -29,7 +30,7 @@ from epigrad._autograd.functions import (
     lies_transposed,
 )
 from epigrad._core.call import Call
-from epigrad._core.checks import check_save
+from epigrad._core.checks import PLAIN, check_save
 from epigrad._core.launcher import Launcher, Tensors
 
 EXPERTS_ARGUMENTS = ("input", "index", "scale", "weight_in", "bias_in", "weight_out", "bias_out")
@@ -44,11 +45,15 @@ class Groups:
 
     @classmethod
     def of_offsets(cls, offsets: Tensor, count: int, rows: int) -> Groups:
-        """The groups of `epigrad.grouped_linear`."""
+        """The groups of `epigrad.grouped_linear`; wrong offsets are clamped, as on a GPU."""
         row = torch.arange(rows, device=offsets.device)
-        ends = [offsets[group] for group in range(count)]
-        starts = [torch.zeros_like(ends[0]), *ends[:-1]] if ends else []
-        return cls([((row >= start) & (row < end)).unsqueeze(-1) for start, end in zip(starts, ends, strict=True)])
+        chosen = []
+        start = offsets.new_zeros(())
+        for group in range(count):
+            end = torch.maximum(start, offsets[group].clamp(max=rows))
+            chosen.append(((row >= start) & (row < end)).unsqueeze(-1))
+            start = end
+        return cls(chosen)
 
     @classmethod
     def of_index(cls, index: Tensor, count: int) -> Groups:
@@ -355,6 +360,23 @@ class Experts(WithPreactivation):
     @staticmethod
     def backward(ctx: Any, grad_output: Tensor | None, grad_hidden: Tensor | None) -> tuple[Any, ...]:
         return _without_gradient(ctx, grad_output, grad_hidden, place=1)
+
+
+def check_offsets(op: str, offsets: Tensor, rows: int) -> None:
+    """Refuse offsets that make no sense where a CPU has them, as its kernels do: the formulas look
+    at no data. What `torch.vmap` hides is not looked at here either.
+    """
+    data = debug_unwrap(offsets, recurse=True)
+    if type(data) not in PLAIN or data.device.type != "cpu" or data.dim() != 1:
+        return
+    before = 0
+    for group, end in enumerate(data.tolist()):
+        if not before <= end <= rows:
+            raise errors.InvalidProblemError(
+                f"{op}: offsets: offset {group} is {end}, want rows' ends: from {before}, that of the group before, to "
+                f"{rows}, the input's rows"
+            )
+        before = end
 
 
 def check_index(op: str, name: str, index: Any, *dtypes: torch.dtype) -> None:

@@ -39,7 +39,8 @@ def register_experts() -> None:
     `epigrad.experts` then computes the experts of models that are set to it: by
     ``model.set_experts_implementation("epigrad")``, or by ``experts_implementation="epigrad"`` of
     ``from_pretrained`` and ``from_config``. Registering again changes nothing. A call whose gate or
-    activation epigrad does not recognise raises `UnsupportedError`, and says what to do.
+    activation epigrad does not recognise raises `UnsupportedError`, and says what to do. On GPUs
+    other than Hopper, and in float32 or float64, its kernels for experts are slow.
 
     Raises:
         UnsupportedError: (a ``NotImplementedError``) there is no transformers 5.0 or newer.
@@ -308,4 +309,28 @@ def _held(module: Any) -> str:
     for parameter in _parameters(module):
         if parameter is not None and parameter.dtype not in _DTYPES:
             return f"a parameter is of {parameter.dtype}"
+    if module.config._experts_implementation == NAME:  # chosen by its name
+        return ""
+    reason = _without_fast_kernels(module.down_proj)
+    return reason and f'{reason}, where epigrad is slow: set_experts_implementation("{NAME}") takes it anyway'
+
+
+MOST_EXPERTS = 512
+"""The most that the kernels for Hopper take, as go/backend/cuda/grouped_sm90.go says too."""
+
+
+def _without_fast_kernels(weight: Tensor) -> str:
+    """Why experts on a GPU have plain kernels (docs/design/cuda.md); empty if they have not."""
+    if weight.device.type != "cuda":
+        return ""
+    major, minor = torch.cuda.get_device_capability(weight.device)
+    count, *sizes = weight.shape
+    if (major, minor) != (9, 0):
+        return f"a GPU of compute capability {major}.{minor}"
+    if weight.dtype.itemsize != 2:
+        return f"parameters of {weight.dtype} on a GPU"
+    if count > MOST_EXPERTS:
+        return f"{count} experts on a GPU"
+    if any(size % 8 for size in sizes):
+        return f"sizes {sizes[0]} and {sizes[1]}, which are no multiples of 8, on a GPU"
     return ""

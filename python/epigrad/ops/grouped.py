@@ -19,6 +19,7 @@ from epigrad._autograd.grouped import (
     ExpertsProblem,
     GroupedLinear,
     GroupedLinearProblem,
+    check_offsets,
     experts_formula,
     grouped_linear_formula,
 )
@@ -57,6 +58,7 @@ class GroupedForward(Layers):
         return self.returned(GroupedLinear.apply(DISPATCHER, self.call, self.keep, *self.tensors))
 
     def formula(self) -> Pair:
+        check_offsets(self.op, self.offsets, self.input.shape[0])
         return self._formula(False)
 
     def composed(self) -> Pair:
@@ -114,6 +116,13 @@ class GroupedBackward(Gradients):
 
     def problem(self, core: Launcher) -> GroupedLinearProblem:
         return GroupedLinearProblem(core, self.call, self.sizes)
+
+    def formula(self) -> Any:
+        check_offsets(self.call.backward.op, self.offsets, self.input.shape[0])
+        return self.composed()
+
+    def composed(self) -> Any:
+        return super().formula()
 
     def of_one_dtype(self) -> Tensors:
         return (self.grad_output, self.input, self.weight, self.bias, self.preactivation)

@@ -7,6 +7,7 @@ import dataclasses
 import functools
 import importlib.util
 import json
+import os
 import pathlib
 import sys
 from typing import Any
@@ -15,7 +16,7 @@ import pytest
 import torch
 from epigrad import cli
 from epigrad._core import tables
-from epigrad.cli import bench_cpu, bench_cuda, cuda_rows, picture, report, timing
+from epigrad.cli import bench, bench_cpu, bench_cuda, cuda_rows, picture, report, timing
 from epigrad.cli.cuda_rows import BACKWARD, BOTH, FORWARD, Case
 from epigrad.cli.table import print_table
 
@@ -35,6 +36,16 @@ def _tiny(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def run(*arguments: str) -> int:
     return cli.main(["bench", "--device", "cpu", "--quick", *arguments])
+
+
+@pytest.mark.parametrize(("load", "told"), [(0.5, False), (1e6, True)])
+def test_a_busy_machine_is_told(
+    load: float, told: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(os, "getloadavg", lambda: (load, load, load))
+    monkeypatch.setitem(bench._TABLES, "cpu", lambda args: 0)
+    assert cli.main(["bench", "--device", "cpu"]) == 0
+    assert ("busy" in capsys.readouterr().err) == told
 
 
 @pytest.mark.usefixtures("_tiny")

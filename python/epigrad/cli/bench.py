@@ -8,8 +8,10 @@ of mixtures of experts.
 from __future__ import annotations
 
 import argparse
+import os
 import pathlib
 import re
+import sys
 from typing import TYPE_CHECKING
 
 from epigrad._core import selection
@@ -122,6 +124,8 @@ def main(args: argparse.Namespace) -> int:
         if name not in here:
             raise selection.unavailable(name)
     check_paths(args, len(chosen))
+    if os.getloadavg()[0] > (os.cpu_count() or 1):
+        print("this machine is busy: times mean little", file=sys.stderr)
     if args.models is not None:
         return bench_models.run(args, chosen[0])
     if args.experts is not None:

@@ -14,7 +14,7 @@ _STYLES = {"yes": "green", "no": "red", "ok": "green", "met": "green", "short": 
 
 
 def print_table(title: str, header: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
-    """Print rows under a header; without rows, nothing. Only the width of a terminal, or of COLUMNS,
+    """Print rows under a header; without rows, nothing. Only the width of a terminal, or COLUMNS,
     folds what is too long for it."""
     if not rows:
         return

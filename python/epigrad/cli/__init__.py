@@ -74,7 +74,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     if not (sys.argv[1:] if arguments is None else arguments):
         parser().print_help(sys.stderr)
-        return 2
+        parser().exit(2)
     args = parser().parse_args(arguments)
     try:
         code: int = args.run(args)

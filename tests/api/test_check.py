@@ -257,6 +257,26 @@ def test_rows_that_depend_on_others_are_found(monkeypatch: pytest.MonkeyPatch) -
     assert "alone" in found("bitwise", "matmul_bias_activation")
 
 
+@pytest.mark.parametrize("op", ["linear", "gated_mlp", "grouped_linear", "experts"])
+def test_rows_of_every_product_are_computed_alone(monkeypatch: pytest.MonkeyPatch, op: str) -> None:
+    """As of a kernel that takes another way for one row: any rank, and within groups."""
+
+    def change(result: Any, first: Tensor, *arguments: Any, out: Tensor, **options: Any) -> Any:
+        if first.dim() == 3 or first.shape[0] <= 4:
+            out.mul_(1 + 2**-7)
+        return result
+
+    wrong_in(monkeypatch, forward, op, change)
+    some = [each for each in some_of(60, op=op, entry="stateless") if each.values == "normal"]
+    alone = [each for each in some if "alone" in search.verdict("bitwise", each, "cpu")]
+    assert len(alone) > 1
+
+
+def test_most_products_have_rows_that_are_computed_alone() -> None:
+    some = [each for each in itertools.islice(search.problems("bitwise", "cpu", 0), 1000) if each.operation.products]
+    assert sum(each.row_dims is not None and min(each.sizes) > 0 for each in some) > len(some) / 2
+
+
 def test_a_defect_that_is_not_refused_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     own = forward.activation
 

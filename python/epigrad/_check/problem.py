@@ -33,6 +33,8 @@ ENTRIES = ("autograd", "dispatcher", "stateless", "c", "plan", "module")
 INTO = ("stateless", "c", "plan")
 """Those that write into given tensors."""
 GRADS = ("fresh", "added", "float32", "float32_added")
+EXTENTS = ("rows", "columns", "depth", "features", "hidden", "tokens", "outer", "channels", "half", "inner")
+"""Sizes that may be large."""
 WITH_PLAN = ("matmul_bias_activation", "linear", "gated_activation", "lerp")
 WITHOUT_MODULE = ("matmul_bias_activation", "gated_linear", "grouped_linear", "gated_product")
 SCALES = (1.0, 6.0, 40.0, 1e-3)
@@ -189,6 +191,18 @@ class Problem:
     def out_shape(self) -> tuple[int, ...]:
         return self.operation.out(self, self.shapes)
 
+    @property
+    def row_dims(self) -> tuple[int, int] | None:
+        """Which dimension of the first operand and of the output has rows that depend on no other,
+        if there are rows."""
+        if self.op in ("grouped_linear", "experts"):
+            return 0, 0
+        if self.op != "matmul_bias_activation":
+            dim = (None, 0, 1, 0)[self.sizes[0] % 4] if self.operation.products else None
+            return None if dim is None else (dim, dim)
+        a, b = len(self.shapes["a"] or ()), len(self.shapes["b"] or ())
+        return None if a == 1 else (a - 2, len(self.out_shape) - min(b, 2))
+
     def asked(self) -> tuple[bool, ...]:
         """For each of those tensors, whether its gradient is asked for."""
         return tuple(
@@ -317,8 +331,8 @@ def _kind(text: str) -> Activation | Gated:
     return kind(call.func.id, **parameters)
 
 
-def drawn(rng: random.Random, ops: Sequence[str], dtypes: Sequence[str]) -> Problem:
-    """A random problem of these operations and dtypes."""
+def drawn(rng: random.Random, ops: Sequence[str], dtypes: Sequence[str], large: bool = False) -> Problem:
+    """A random problem of these operations and dtypes; some are large if they may be."""
     op, dtype = rng.choice(ops), rng.choice(dtypes)
     operation = OPERATIONS[op]
     # products of two wide halves overflow in float16, as they should
@@ -338,6 +352,8 @@ def drawn(rng: random.Random, ops: Sequence[str], dtypes: Sequence[str]) -> Prob
         rng.randrange(2**31),
         rng.choice(VALUES) if rng.random() < 0.3 else "normal",
     )
+    if large and rng.random() < 1 / LARGE_EACH:
+        problem = _enlarged(rng, problem)
     entry = rng.choice(problem.entries)
     is_half = problem.torch_dtype.itemsize == 2
     grads = GRADS if is_half and entry != "plan" else GRADS[:2]
@@ -392,6 +408,21 @@ def _drawn_sizes(rng: random.Random, operation: Operation) -> tuple[int, ...]:
         largest = max(range(len(sizes)), key=sizes.__getitem__)
         sizes[largest] //= 4
     return tuple(sizes)
+
+
+LARGE, LARGE_EACH = 1_000_000, 400
+"""The most elements of an expanded or strided tensor, and one of how many problems has such."""
+
+
+def _enlarged(rng: random.Random, problem: Problem) -> Problem:
+    """The same with one large size. All inputs repeat one slice, or are strided."""
+    names = problem.operation.sizes
+    extents = [place for place, name in enumerate(names) if name in EXTENTS]
+    sizes = [size if place not in extents else min(max(size, 1), 3) for place, size in enumerate(problem.sizes)]
+    place = rng.choice(extents)
+    sizes[place] = rng.randint(LARGE // 4, LARGE) // math.prod(sizes[other] for other in extents if other != place)
+    layouts = ("expanded_first", "expanded_last", "step", "offset", "transposed")
+    return problem._with(sizes=tuple(sizes), layouts=tuple([rng.choice(layouts) for _ in range(3)]))
 
 
 def _drawn_size(rng: random.Random) -> int:

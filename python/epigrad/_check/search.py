@@ -48,9 +48,10 @@ def problems(mode: str, backend: str, seed: int) -> Iterator[Problem]:
     """Random problems that a backend has kernels for: the same for a seed everywhere."""
     ops = WITHOUT_GROUPS if backend == "webgpu" else tuple(OPERATIONS)
     dtypes = tuple(dtype for dtype in DTYPES if backend != "webgpu" or dtype != "float64")
+    large = mode in ("correct", "bitwise")
     number = 0
     while True:
-        yield drawn(random.Random(f"{seed} {mode} {number}"), ops, dtypes)
+        yield drawn(random.Random(f"{seed} {mode} {number}"), ops, dtypes, large)
         number += 1
 
 

@@ -29,9 +29,10 @@ from torch import Tensor
 from epigrad import errors
 from epigrad._check.bounds import Bounded, breach
 from epigrad._check.calls import Inputs, Results, backend_of, run
-from epigrad._check.defects import Call, spoiled
+from epigrad._check.defects import spoiled
 from epigrad._check.layouts import same_bits, unchanged
 from epigrad._check.problem import Problem
+from epigrad._check.spoilable import Call
 from epigrad._core.invariance import batch_invariant
 
 Mode = Callable[[Problem, str], str]

@@ -7,9 +7,10 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from epigrad._check.drawing import drawn
 from epigrad._check.modes import MODES
 from epigrad._check.operations import OPERATIONS
-from epigrad._check.problem import DTYPES, ENTRIES, Problem, drawn
+from epigrad._check.problem import DTYPES, ENTRIES, Problem
 
 SHRINK_SECONDS = 20.0
 WITHOUT_GROUPS = tuple(name for name, operation in OPERATIONS.items() if operation.integers is None)

@@ -242,10 +242,10 @@ def _buffer(call: Call) -> bool:
     """A size of a buffer that is less than shape and strides reach."""
     row = tables.OPS[f"{call.problem.op}_backward" if call.is_backward else call.problem.op]
     tensors = [*map(call.tensors.get, row["inputs"]), *map(call.outputs.get, row["outputs"])]
-    places = [place for place, t in enumerate(tensors) if isinstance(t, Tensor) and t.numel()]
+    places = [(place, t) for place, t in enumerate(tensors) if isinstance(t, Tensor) and t.numel()]
     if not places:
         return False
-    tensor = tensors[place := call.rng.choice(places)]
+    place, tensor = call.rng.choice(places)
     reach = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
     nbytes = (ctypes.c_uint64 * len(tensors))()
     nbytes[place] = call.rng.randint(1, reach * tensor.element_size() - 1)

@@ -7,11 +7,13 @@ In reading order:
     operations   each operation's tensors, and what its results should be
     layouts      tensors in every layout, inside of guards
     values       numbers that are not normal
-    problem      a problem: drawn, written as text, read again
+    problem      a problem: written as text, read again
+    drawing      random problems
     c_structs    the structs of the C interface
     c_interface  calls by the C interface
     plan_calls   calls by plans
     calls        the ways to call an operation
+    spoilable    calls that may be changed before they run
     defects      what can be wrong with a call
     modes        what is asked of a problem
     search       draws problems and shrinks those that fail

@@ -29,9 +29,10 @@ from torch import Tensor
 from epigrad import errors
 from epigrad._check.bounds import Bounded, breach
 from epigrad._check.calls import Inputs, Results, backend_of, run
-from epigrad._check.defects import Call, spoiled
+from epigrad._check.defects import spoiled
 from epigrad._check.layouts import same_bits, unchanged
 from epigrad._check.problem import Problem
+from epigrad._check.spoilable import Call
 from epigrad._core.invariance import batch_invariant
 
 Mode = Callable[[Problem, str], str]
@@ -88,39 +89,71 @@ def bitwise(problem: Problem, backend: str) -> str:
             for name, one, other in zip(names_of(problem), results, compute(), strict=True):
                 if one is None or other is None or same_bits(one, other):
                     continue
-                if way != CONTIGUOUS or device == "cpu" or one.shape == problem.out_shape:
+                is_sum = one.shape != problem.out_shape and problem.op != "gated_activation"
+                if way != CONTIGUOUS or not is_sum:
                     return f"{name}: other bits {way}"
         with batch_invariant():
             return _other_rows(problem, inputs)
 
 
 CONTIGUOUS = "contiguous"
-"""A way to compute in which sums may have other bits on a GPU: they follow the layout."""
+"""A way to compute in which sums may have other bits: their order follows the layout."""
 
 
 def _other_rows(problem: Problem, inputs: Inputs) -> str:
-    """Compute some rows alone, which has the same bits in this mode."""
-    place = problem.operation.sizes.index("rows") if "rows" in problem.operation.sizes else -1
+    """Compute some rows alone, which has the same bits in this mode: rows of a layer, rows of one
+    group, or tokens of experts."""
+    dims = problem.row_dims
     name, first = next(iter(inputs.given.items()))
-    if problem.op not in BY_ROWS or first is None or first.dim() != 2 or inputs.grad.dim() != 2 or len(first) < 2:
-        return ""
-    if first.is_cuda and not (first.is_contiguous() and inputs.grad.is_contiguous()):
+    if dims is None or first is None or not first.shape[dims[0]]:
         return ""
     rng = random.Random(problem.seed)
-    begin = rng.randrange(len(first))
-    rows = slice(begin, rng.randint(begin + 1, len(first)))
+    begin, end = (
+        _some_group(inputs.integers["offsets"], rng) if problem.op == "grouped_linear" else (0, first.shape[dims[0]])
+    )
+    if begin == end:
+        return ""
+    begin = rng.randrange(begin, end)
+    rows = slice(begin, rng.randint(begin + 1, end))
+    some = _rows_alone(problem, inputs, rows)
+    tensors = first, inputs.grad, some.grad, some.given[name]
+    if first.is_cuda and not all(tensor is not None and tensor.is_contiguous() for tensor in tensors):
+        return ""
     sizes = list(problem.sizes)
-    sizes[place] = rows.stop - rows.start
-    some = Inputs(inputs.given | {name: first[rows]}, inputs.grad[rows], inputs.integers)
+    sizes[problem.operation.sizes.index("tokens" if problem.op == "experts" else "rows")] = rows.stop - rows.start
     found, results = run(dataclasses.replace(problem, sizes=tuple(sizes)), some), run(problem, inputs)
-    for what, alone, whole in zip(names_of(problem)[:2], found, results, strict=False):
-        if alone is not None and whole is not None and not same_bits(alone, whole[rows]):
+    for what, dim, alone, whole in zip(names_of(problem), reversed(dims), found, results, strict=False):
+        if alone is not None and whole is not None and not same_bits(alone, _narrowed(whole, dim, rows)):
             return f"{what}: other bits for rows {rows.start} to {rows.stop} alone"
     return ""
 
 
-BY_ROWS = ("matmul_bias_activation", "linear", "gated_linear", "mlp", "gated_mlp")
-"""Operations whose rows are independent in `epigrad.batch_invariant`."""
+def _rows_alone(problem: Problem, inputs: Inputs, rows: slice) -> Inputs:
+    """The operands of some rows; of a group's rows, all others are empty."""
+    dims = problem.row_dims
+    assert dims is not None
+    places = dict.fromkeys(("scale", "index"), 0) if problem.op == "experts" else {}
+    places[next(iter(inputs.given))] = dims[0]
+    given = {
+        name: tensor if tensor is None or name not in places else _narrowed(tensor, places[name], rows)
+        for name, tensor in inputs.given.items()
+    }
+    integers = {
+        name: _narrowed(t, 0, rows) if name == "index" else t.clamp(rows.start, rows.stop) - rows.start
+        for name, t in inputs.integers.items()
+    }
+    return Inputs(given, _narrowed(inputs.grad, dims[1], rows), integers)
+
+
+def _narrowed(tensor: Tensor, dim: int, rows: slice) -> Tensor:
+    return tensor.narrow(dim, rows.start, rows.stop - rows.start)
+
+
+def _some_group(offsets: Tensor, rng: random.Random) -> tuple[int, int]:
+    """Where the rows of a group that has some begin and end."""
+    ends = offsets.tolist()
+    groups = [(begin, end) for begin, end in itertools.pairwise([0, *ends]) if begin < end]
+    return rng.choice(groups) if groups else (0, 0)
 
 
 @contextlib.contextmanager

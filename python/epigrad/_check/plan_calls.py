@@ -85,7 +85,7 @@ def named(problem: Problem, tensors: dict[str, Any]) -> dict[str, Any]:
         case "lerp":
             return {n: t.expand(problem.out_shape) if isinstance(t, Tensor) else None for n, t in tensors.items()}
     names: dict[str, str] = dict(zip(problem.shapes, ("a", "b", "bias"), strict=True))
-    found = {}
+    found: dict[str, Any] = {}
     for name, tensor in tensors.items():
         if name in ("out", "grad_output"):
             found[name] = _result(problem, tensor)

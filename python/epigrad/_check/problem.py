@@ -7,9 +7,7 @@ import dataclasses
 import functools
 import inspect
 import math
-import random
 import zlib
-from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -19,7 +17,7 @@ from torch import Tensor
 import epigrad
 from epigrad import errors
 from epigrad._check.layouts import LAYOUTS, UNALIGNED, laid_out
-from epigrad._check.operations import BATCH_OF_B, FORMS, OPERATIONS, SPLITS, Operation
+from epigrad._check.operations import BATCH_OF_B, FORMS, OPERATIONS, Operation
 from epigrad._check.values import VALUES, with_special
 from epigrad._core import tables
 from epigrad.kinds import Activation, Gated
@@ -33,6 +31,8 @@ ENTRIES = ("autograd", "dispatcher", "stateless", "c", "plan", "module")
 INTO = ("stateless", "c", "plan")
 """Those that write into given tensors."""
 GRADS = ("fresh", "added", "float32", "float32_added")
+EXTENTS = ("rows", "columns", "depth", "features", "hidden", "tokens", "outer", "channels", "half", "inner")
+"""Sizes that may be large."""
 WITH_PLAN = ("matmul_bias_activation", "linear", "gated_activation", "lerp")
 WITHOUT_MODULE = ("matmul_bias_activation", "gated_linear", "grouped_linear", "gated_product")
 SCALES = (1.0, 6.0, 40.0, 1e-3)
@@ -189,6 +189,18 @@ class Problem:
     def out_shape(self) -> tuple[int, ...]:
         return self.operation.out(self, self.shapes)
 
+    @property
+    def row_dims(self) -> tuple[int, int] | None:
+        """Which dimension of the first operand and of the output has rows that depend on no other,
+        if there are rows."""
+        if self.op in ("grouped_linear", "experts"):
+            return 0, 0
+        if self.op != "matmul_bias_activation":
+            dim = (None, 0, 1, 0)[self.sizes[0] % 4] if self.operation.products else None
+            return None if dim is None else (dim, dim)
+        a, b = len(self.shapes["a"] or ()), len(self.shapes["b"] or ())
+        return None if a == 1 else (a - 2, len(self.out_shape) - min(b, 2))
+
     def asked(self) -> tuple[bool, ...]:
         """For each of those tensors, whether its gradient is asked for."""
         return tuple(
@@ -315,94 +327,3 @@ def _kind(text: str) -> Activation | Gated:
     parameters = {str(word.arg): ast.literal_eval(word.value) for word in call.keywords}
     kind = Activation if call.func.id in tables.ACTIVATIONS else Gated
     return kind(call.func.id, **parameters)
-
-
-def drawn(rng: random.Random, ops: Sequence[str], dtypes: Sequence[str]) -> Problem:
-    """A random problem of these operations and dtypes."""
-    op, dtype = rng.choice(ops), rng.choice(dtypes)
-    operation = OPERATIONS[op]
-    # products of two wide halves overflow in float16, as they should
-    scales = [scale for scale in SCALES if dtype != "float16" or scale < 10]
-    problem = Problem(
-        op,
-        _drawn_kind(rng, operation.takes),
-        dtype,
-        _drawn_sizes(rng, operation),
-        tuple([rng.choice(WAYS) if rng.random() < 0.6 else "contiguous" for _ in range(rng.randint(1, 4))]),
-        rng.choice(scales) if rng.random() < 0.5 else 1.0,
-        rng.random() < 0.7,
-        rng.choice(GATES),
-        rng.choice(SAVES),
-        "autograd",
-        tuple([rng.random() < 0.7 for _ in range(rng.randint(1, 3))]),
-        rng.randrange(2**31),
-        rng.choice(VALUES) if rng.random() < 0.3 else "normal",
-    )
-    entry = rng.choice(problem.entries)
-    is_half = problem.torch_dtype.itemsize == 2
-    grads = GRADS if is_half and entry != "plan" else GRADS[:2]
-    if entry in INTO and operation.products and rng.random() < 0.4:
-        problem = problem._with(grads=rng.choice(grads))
-    return problem._with(entry=entry, wide_scale=op == "experts" and is_half and rng.random() < 0.3)
-
-
-_VALUES = {
-    "a finite number": (-1.3, 0.0, 0.25, 0.5, 1.702, 3.0),
-    "a finite number > 0": (0.25, 0.9, 2.5, 7.0),
-    "a finite number that is not 0": (-0.6, 0.3, 2.0),
-    "a finite number >= low": (0.5, 2.2, 6.0),
-    "a number > 0, or none": (None, 0.4, 1.5, 7.0),
-}
-
-
-def _drawn_kind(rng: random.Random, takes: str) -> str:
-    if takes == "either":
-        takes = "gated" if rng.random() < 0.7 else "activation"
-    if not takes:
-        return ""
-    rows: dict[str, Any] = tables.ACTIVATIONS if takes == "activation" else dict(tables.GATED_KINDS)
-    name = rng.choice(list(rows))
-    given = []
-    for parameter in rows[name].parameters:
-        if rng.random() < 0.5:
-            values = _VALUES[parameter.range] if parameter.name != "low" else (-1.3, 0.0, 0.25)
-            given.append(f"{parameter.name}={rng.choice(values)}")
-    return f"{name}({','.join(given)})" if given else name
-
-
-def _drawn_sizes(rng: random.Random, operation: Operation) -> tuple[int, ...]:
-    """Mostly small, now and then near the edges of tiles, rarely empty. A problem stays below about
-    200 thousand elements or multiply-adds, so that a hundred are checked in a second."""
-    sizes = []
-    for name in operation.sizes:
-        match name:
-            case "form":
-                sizes.append(rng.randrange(len(FORMS)))
-            case "split":
-                sizes.append(rng.randrange(len(SPLITS)))
-            case "lead":
-                sizes.append(rng.randrange(4))
-            case "mask":
-                sizes.append(rng.randrange(1 << 10))
-            case "batch" | "each" | "experts" | "groups":
-                sizes.append(rng.choice((1, 2, 3, 5)))
-            case _:
-                sizes.append(_drawn_size(rng))
-    while math.prod(max(1, size) for size in sizes if size > 7) > 200_000:
-        largest = max(range(len(sizes)), key=sizes.__getitem__)
-        sizes[largest] //= 4
-    return tuple(sizes)
-
-
-def _drawn_size(rng: random.Random) -> int:
-    match rng.randrange(20):
-        case 0:
-            return 0
-        case 1 | 2:
-            return 1
-        case 3 | 4:
-            return rng.choice((8, 16, 32, 64, 128)) + rng.choice((-1, 0, 1))
-        case 5:
-            return rng.choice((255, 256, 257, 300, 1031))
-        case _:
-            return rng.randint(2, 20)

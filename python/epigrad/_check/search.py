@@ -7,9 +7,10 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from epigrad._check.drawing import drawn
 from epigrad._check.modes import MODES
 from epigrad._check.operations import OPERATIONS
-from epigrad._check.problem import DTYPES, ENTRIES, Problem, drawn
+from epigrad._check.problem import DTYPES, ENTRIES, Problem
 
 SHRINK_SECONDS = 20.0
 WITHOUT_GROUPS = tuple(name for name, operation in OPERATIONS.items() if operation.integers is None)
@@ -48,9 +49,10 @@ def problems(mode: str, backend: str, seed: int) -> Iterator[Problem]:
     """Random problems that a backend has kernels for: the same for a seed everywhere."""
     ops = WITHOUT_GROUPS if backend == "webgpu" else tuple(OPERATIONS)
     dtypes = tuple(dtype for dtype in DTYPES if backend != "webgpu" or dtype != "float64")
+    large = mode in ("correct", "bitwise")
     number = 0
     while True:
-        yield drawn(random.Random(f"{seed} {mode} {number}"), ops, dtypes)
+        yield drawn(random.Random(f"{seed} {mode} {number}"), ops, dtypes, large)
         number += 1
 
 

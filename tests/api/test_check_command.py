@@ -1,0 +1,132 @@
+"""The command line of `python -m epigrad check`."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from epigrad import cli
+from epigrad._check import modes
+from epigrad._check.modes import MODES
+from epigrad._check.problem import Problem
+from epigrad.cli import report
+
+pytestmark = pytest.mark.usefixtures("_one_thread")
+
+
+def run(*arguments: str) -> int:
+    return cli.main(["check", *arguments])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--mode", "right"), "'right': want names out of correct, bitwise, bad, leak, race"),
+        (("--seconds", "-1"), "-1: want seconds, more than 0"),
+        (("--problems", "0"), "0: want a number of problems, more than 0"),
+        (("--problem", "linea sizes=1"), "check: problem: 'linea', want one of matmul_bias_activation, linear"),
+        (("--problem", "linear sizes=1x2"), "check: problem: sizes: want leadxrowsxfeaturesxcolumns"),
+        (("--problem", "linear kind=rely sizes=1x2x3x4"), "kind=rely: "),
+        (("--problem", "linear size=1x2x3x4"), "'size=1x2x3x4', want one of"),
+        (("--problem", "linear dtype=int8 sizes=1x2x3x4"), "dtype=int8"),
+        (("--problem", "linear sizes=-1x2x3x4"), "sizes=-1x2x3x4"),
+        (("--problem", "linear kind=swiglu sizes=1x2x3x4"), "kind"),
+        (("--problem", "linear kind=relu(1) sizes=1x2x3x4"), "kind=relu(1): "),
+        (("--problem", "linear sizes=1x2x3x4 needs="), "needs=: want 0 or 1"),
+        (("--problem", "linear sizes=1x2x3x4 scale=nan"), "scale=nan: want a number > 0"),
+        (("--problem", "linear sizes=1x2x3x4 bias=7"), "bias=7: want 0 or 1"),
+        (
+            ("--problem", "mlp sizes=1x3x5x4x2 entry=plan"),
+            "mlp: entry=plan, want one of autograd, dispatcher, stateless",
+        ),
+        (
+            ("--problem", "linear sizes=1x2x3x4 values=odd"),
+            "values=odd: want one of normal, tiny, huge, infinite, mixed",
+        ),
+        (("--problem", ""), "check: problem: '', want one of matmul_bias_activation, linear"),
+    ],
+)
+def test_arguments_that_make_no_sense(
+    arguments: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        run(*arguments)
+    assert ended.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_backend_that_is_not_here() -> None:
+    if torch.cuda.is_available():
+        pytest.skip("CUDA is here")
+    with pytest.raises(SystemExit) as ended:
+        run("--backend", "cuda", "--problems", "1")
+    assert ended.value.code == 2
+
+
+def test_a_file_that_cannot_be_written_is_refused_before_anything_runs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        run("--problems", "1", "--mode", "bad", "--json", str(tmp_path / "none" / "r.json"))
+    assert ended.value.code == 2
+    assert "there is no such directory" in capsys.readouterr().err
+
+
+def test_a_single_problem_has_a_file_too(tmp_path: Path) -> None:
+    path = tmp_path / "r.json"
+    assert run("--problem", "linear sizes=1x3x5x4", "--mode", "correct,bad", "--json", str(path)) == 0
+    rows = json.loads(path.read_text())["rows"]
+    assert [(row["mode"], row["problems"], row["failed"]) for row in rows] == [("correct", 1, 0), ("bad", 1, 0)]
+
+
+def test_ctrl_c_keeps_what_was_done(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    counted = itertools.count()
+
+    def interrupted(problem: Problem, backend: str) -> str:
+        number = next(counted)
+        if number == 6:  # while the failure of the fourth is made small
+            raise KeyboardInterrupt
+        return "wrong: a test" if number >= 3 else ""
+
+    monkeypatch.setattr(cli.check, "warm", lambda backend: None)
+    monkeypatch.setitem(MODES, "correct", interrupted)
+    path = tmp_path / "r.json"
+    assert run("--problems", "100", "--mode", "correct,bad", "--json", str(path)) == 130
+    (row,) = json.loads(path.read_text())["rows"]
+    assert (row["problems"], row["failed"], row["stopped"]) == (4, 1, True)
+    printed = capsys.readouterr()
+    assert "4 problems" in printed.out and "1 failed, stopped" in printed.out and printed.err == "stopped\n"
+
+
+def test_without_a_terminal_there_is_a_line_a_minute(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(report.Progress, "LINE_SECONDS", 0.0)
+    assert run("--problems", "3", "--mode", "correct") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[:3] == [f"1/1 correct: {count} problems" for count in (1, 2, 3)]
+
+
+def test_the_oracle_runs_on_one_thread_and_the_call_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    threads: dict[str, int] = {}
+    own, expected = modes.run, modes._compared
+
+    def running(*arguments: Any) -> Any:
+        threads["call"] = torch.get_num_threads()
+        return own(*arguments)
+
+    def comparing(*arguments: Any) -> str:
+        threads["oracle"] = torch.get_num_threads()
+        return expected(*arguments)
+
+    monkeypatch.setattr(modes, "run", running)
+    monkeypatch.setattr(modes, "_compared", comparing)
+    torch.set_num_threads(2)  # the fixture of this file sets it back
+    assert modes.correct(Problem.read("linear sizes=1x3x5x4"), "cpu") == ""
+    assert threads == {"call": 2, "oracle": 1} and torch.get_num_threads() == 2

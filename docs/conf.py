@@ -35,14 +35,14 @@ copyright = author
 release = version
 
 extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_copybutton", "sphinx_design"]
-exclude_patterns = ["README.md", "extensions", "results/*.json"]
+exclude_patterns = ["README.md", "extensions"]
 nitpicky = True
 # What is not epigrad's, or private, has no page here. One word in backticks may be an argument.
 nitpick_ignore_regex = [("py:.*", r"(?!epigrad\.).*|.*\._.*"), ("c:.*", r"(?!epg_|EPG_).*")]
 
 # --- Markdown and notebooks -----------------------------------------------------------------------
 
-myst_enable_extensions = ["colon_fence", "deflist", "dollarmath"]
+myst_enable_extensions = ["colon_fence"]
 myst_heading_anchors = 4
 nb_execution_mode = "force"
 nb_execution_raise_on_error = True

@@ -51,7 +51,7 @@ def assert_trains_as(name: str, model: nn.Module, own: nn.Module) -> None:
 @pytest.mark.parametrize("name", ["llama", "gpt2"])
 def test_fully_shard(name: str, patched_first: bool, mesh: DeviceMesh) -> None:
     """FSDP2 gives what it shards a class of its own: a patch before it stays, a patch after it
-    leaves it alone."""
+    leaves it alone, and says so."""
     model = models.make(name)
     blocks = [model.get_submodule(block) for block in patch(model).patched]
     if not patched_first:
@@ -62,7 +62,7 @@ def test_fully_shard(name: str, patched_first: bool, mesh: DeviceMesh) -> None:
         with pytest.raises(errors.InvalidProblemError, match=r"unpatch: model: .* is a .*FSDP"):
             unpatch(model)
     else:
-        assert all("a subclass" in text for text in patch(model).left.values())
+        assert all("patch before it gets this class" in text for text in patch(model).left.values())
     assert_trains_as(name, model, models.make(name))
 
 

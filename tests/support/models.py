@@ -1,5 +1,4 @@
-"""Small models of other libraries with random weights, one for each row of
-`epigrad.integrations.table.BLOCKS`.
+"""Small models of other libraries with random weights, of the classes that `patch` meets most.
 
 Nothing is downloaded. Every model is in training mode with its dropout at 0 unless it is asked for.
 """
@@ -36,7 +35,7 @@ class Model:
     """How to make a model, and how to get what it computes.
 
     Attributes:
-        row: the row of the table that its blocks are of.
+        row: the full name of its blocks' class.
         block: the name of its first block.
         make: the model in float32; its argument is the probability of dropout.
         inputs: what it is called with.

@@ -1,15 +1,15 @@
-"""The kinds of blocks that epigrad computes, each a row of `epigrad.integrations.table.BLOCKS`.
+"""The kinds of blocks that epigrad computes, each a row that names a block's layers.
 
-A row names the layers of a block, by the attributes that hold them. Every call checks again whether
-they can be fused: hooks, adapters and quantised layers may come after `patch`. A layer that cannot
-be fused is called as a module, or the block's own forward runs.
+`epigrad.integrations.recognition` makes the rows. Every call checks again whether layers can be
+fused: hooks, adapters and quantised layers may come after `patch`. A layer that cannot be fused is
+called as a module, or the block's own forward runs.
 """
 
 from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -19,26 +19,18 @@ from epigrad import errors, functional, kinds
 from epigrad._core.projections import class_name, held_back, weight_and_bias, why_called
 from epigrad._core.tables import GATED_KINDS
 from epigrad._core.torch_state import constant_to_dynamo
-from epigrad.integrations.layers import activation_of, activation_of_function, fixed, passes
+from epigrad.integrations.layers import (
+    Given,
+    Step,
+    activation_of,
+    activation_of_function,
+    attribute,
+    fixed,
+    passes,
+    steps,
+)
 
 _KIND_OF_GATE = {row.activation: kind for kind, row in GATED_KINDS.items() if row.activation}
-
-
-class Block(Protocol):
-    """What a row can do with a block; `module` is the block."""
-
-    @property
-    def read(self) -> tuple[str, ...]:
-        """The projections whose parameters are read, and not called, where that can be."""
-
-    def obstacle(self, module: nn.Module) -> str:
-        """Why the block's own forward has to run; empty if epigrad's can."""
-
-    def told(self, module: nn.Module) -> str:
-        """What computes the block, for people."""
-
-    def forward(self, module: nn.Module, input: Tensor) -> Tensor:
-        """The block's output; there is no obstacle."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +50,7 @@ class Gate:
 
     def of(self, module: nn.Module) -> str | kinds.Gated | None:
         """The kind, None for one that epigrad does not know: its name, if it has no parameters."""
-        name = self.kind or kind_of_gate(activation_in(module, self.activation))
+        name = kind_of_gate(activation_in(module, self.activation)) if self.activation else self.kind
         if name is None or not self.parameters:
             return name
         return _with_parameters(name, self._names(), *self._values(module))
@@ -67,7 +59,7 @@ class Gate:
         return tuple([name for name, _ in self.parameters])
 
     def _values(self, module: nn.Module) -> list[float]:
-        return [fixed(_attribute(module, value)) if isinstance(value, str) else value for _, value in self.parameters]
+        return [fixed(attribute(module, value)) if isinstance(value, str) else value for _, value in self.parameters]
 
     def obstacle(self, module: nn.Module) -> str:
         """Why the kind is not epigrad's; empty if it is."""
@@ -109,13 +101,6 @@ def _layer(module: nn.Module, name: str) -> nn.Module:
     return layer
 
 
-def _attribute(module: nn.Module, path: str) -> Any:
-    found: Any = module
-    for name in path.split("."):
-        found = getattr(found, name)
-    return found
-
-
 def activation_in(module: nn.Module, name: str) -> str | kinds.Activation | None:
     """The activation that a block has by a name: a module, or a function."""
     layer = module._modules.get(name)
@@ -150,6 +135,27 @@ def _faster_as_modules(input: Tensor) -> bool:
     return one_row or input.dtype == torch.bfloat16 or torch.is_autocast_enabled("cpu")
 
 
+# Methods that a compiled call reaches are not inherited: Dynamo would check at each call that the
+# classes on the way have none of that name.
+
+
+class Block(Protocol):
+    """What a row can do with a block; `module` is the block."""
+
+    @property
+    def read(self) -> tuple[str, ...]:
+        """The projections whose parameters are read, and not called, where that can be."""
+
+    def obstacle(self, module: nn.Module) -> str:
+        """Why the block's own forward has to run; empty if epigrad's can."""
+
+    def told(self, module: nn.Module) -> str:
+        """What computes the block, for people."""
+
+    def forward(self, module: nn.Module, input: Tensor) -> Tensor:
+        """The block's output; there is no obstacle."""
+
+
 @dataclass(frozen=True, slots=True)
 class Gated:
     """``down(value(x) * act(gate(x)))`` with a layer each for value and gate.
@@ -157,12 +163,18 @@ class Gated:
     `epigrad.gated_linear` does all before ``down``. Where it cannot read their weights, because of
     adapters, quantised layers or hooks, they are called as modules, and `epigrad.gated_product`
     follows. So it is where PyTorch's products are faster.
+
+    Attributes:
+        value: the projection of the values.
+        gate: that of the gates.
+        kind: what is between these and `down`.
+        down: the module that gets the product, None where something else does.
     """
 
     value: str
     gate: str
-    down: str
     kind: Gate
+    down: str | None = None
 
     @property
     def read(self) -> tuple[str, ...]:
@@ -186,6 +198,8 @@ class Gated:
             weight_value, bias_value = weight_and_bias(module, self.value)
             weight_gate, bias_gate = weight_and_bias(module, self.gate)
             hidden = functional.gated_linear(input, weight_value, weight_gate, bias_value, bias_gate, kind)
+        if self.down is None:
+            return hidden
         output: Tensor = _layer(module, self.down)(hidden)
         return output
 
@@ -197,37 +211,48 @@ class Gated:
 class PackedGated:
     """``down(value * act(gate))`` with both halves from one layer: `epigrad.gated_mlp`, or
     `epigrad.gated_activation` between the two layers where one of them has to be called.
+
+    Attributes:
+        up: the projection of gates and values.
+        kind: what is between the projections.
+        gate: where the gates are, as `epigrad.gated_mlp` calls it.
+        down: the second projection, None where another module has it.
+        between: what happens before `down`; the layers are joined where each gives back its input.
     """
 
     up: str
-    down: str
     kind: Gate
     gate: str
+    down: str | None = None
+    between: tuple[Step, ...] = ()
 
     @property
     def read(self) -> tuple[str, ...]:
-        return self.up, self.down
+        return (self.up,) if self.down is None else (self.up, self.down)
 
     def obstacle(self, module: nn.Module) -> str:
         return self.kind.obstacle(module)
 
     def told(self, module: nn.Module) -> str:
         kind = self.kind.of(module)
-        reason = self._apart(module)
+        if self.down is None:
+            return f"gated_activation {kind}"
+        reason = self._apart(module, self.down)
         return f"gated_activation {kind}, since {reason}" if reason else f"gated_mlp {kind}"
 
     def forward(self, module: nn.Module, input: Tensor) -> Tensor:
         kind = self.kind.of(module)
         assert kind is not None
-        if self._apart(module):
+        if self.down is None or self._apart(module, self.down):
             hidden = functional.gated_activation(_layer(module, self.up)(input), kind, gate=self.gate)
-            output: Tensor = _layer(module, self.down)(hidden)
-            return output
+            return steps(module, self.between if self.down is None else (*self.between, self.down), hidden)
         up, down = weight_and_bias(module, self.up), weight_and_bias(module, self.down)
         return functional.gated_mlp(input, *up, *down, kind, gate=self.gate)
 
-    def _apart(self, module: nn.Module) -> str:
-        return held_back(module, self.up) or held_back(module, self.down)
+    def _apart(self, module: nn.Module, down: str) -> str:
+        if self.between and (reason := _at_work(module, self.between)):
+            return reason
+        return held_back(module, self.up) or held_back(module, down)
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,51 +262,89 @@ class Plain:
 
     Attributes:
         up: the first projection, which has to be plain.
-        activation: what follows it.
+        activation: the block's module or function that follows it; "" for a function that its
+            forward names.
+        function: epigrad's name for that function.
         down: the second projection, None where another module has it.
-        between: modules before `down`; the layers are joined where each gives back its input.
-        after: modules that are called after all.
+        between: what happens before `down`; the layers are joined where each gives back its input.
+        after: what happens after all.
     """
 
     up: str
-    activation: str
+    activation: str = ""
+    function: str = ""
     down: str | None = None
-    between: tuple[str, ...] = ()
-    after: tuple[str, ...] = ()
+    between: tuple[Step, ...] = ()
+    after: tuple[Step, ...] = ()
 
     @property
     def read(self) -> tuple[str, ...]:
         return (self.up,) if self.down is None else (self.up, self.down)
 
     def obstacle(self, module: nn.Module) -> str:
-        if module._modules.get(self.activation) is None:  # a function, as configurations of BERT may have
-            return f"{self.activation} is not a module"
-        return activation_obstacle(module, self.activation, gated=False) or held_back(module, self.up)
+        if self.activation and (reason := activation_obstacle(module, self.activation, gated=False)):
+            return reason
+        return held_back(module, self.up)
 
     def told(self, module: nn.Module) -> str:
-        name = activation_of(_layer(module, self.activation))
+        name = activation_in(module, self.activation) if self.activation else self.function
         if self.down is None:
             return f"linear {name}"
-        reason = self._apart(module)
+        reason = self._apart(module, self.down)
         return f"linear {name}, since {reason}" if reason else f"mlp {name}"
 
     def forward(self, module: nn.Module, input: Tensor) -> Tensor:
-        name = activation_of(_layer(module, self.activation))
+        name = activation_in(module, self.activation) if self.activation else self.function
         up = weight_and_bias(module, self.up)
-        if self.down is not None and not self._apart(module):
+        if self.down is not None and not self._apart(module, self.down):
             output = functional.mlp(input, *up, *weight_and_bias(module, self.down), name)
         else:
             output = functional.linear(input, *up, name)
-            for each in self.between if self.down is None else (*self.between, self.down):
-                output = _layer(module, each)(output)
-        for each in self.after:
-            output = _layer(module, each)(output)
-        return output
+            output = steps(module, self.between if self.down is None else (*self.between, self.down), output)
+        return steps(module, self.after, output) if self.after else output
 
-    def _apart(self, module: nn.Module) -> str:
-        """Why the two layers are not computed as one."""
-        assert self.down is not None
-        for each in self.between:
-            if not passes(_layer(module, each)):
-                return f"{each} is at work"
-        return held_back(module, self.down)
+    def _apart(self, module: nn.Module, down: str) -> str:
+        if self.between and (reason := _at_work(module, self.between)):
+            return reason
+        return held_back(module, down)
+
+
+def _at_work(module: nn.Module, between: tuple[Step, ...]) -> str:
+    """Which step does not give back its input; empty if there is none."""
+    for each in between:
+        if not passes(module, each):
+            return f"{each} is at work"
+    return ""
+
+
+@dataclass(frozen=True, slots=True)
+class Within:
+    """A block in whose forward more happens than its row has a place for.
+
+    Attributes:
+        block: the row.
+        before: what happens to the input first.
+        after: what happens to the output last.
+        given: what the forward was read with.
+    """
+
+    block: Gated | PackedGated | Plain
+    before: tuple[Step, ...] = ()
+    after: tuple[Step, ...] = ()
+    given: tuple[Given, ...] = ()
+
+    @property
+    def read(self) -> tuple[str, ...]:
+        return self.block.read
+
+    def obstacle(self, module: nn.Module) -> str:
+        for each in self.given:
+            if not each.holds(module):
+                return f"{each.path} is no longer what it was"
+        return self.block.obstacle(module)
+
+    def told(self, module: nn.Module) -> str:
+        return self.block.told(module)
+
+    def forward(self, module: nn.Module, input: Tensor) -> Tensor:
+        return steps(module, self.after, self.block.forward(module, steps(module, self.before, input)))

@@ -1,11 +1,13 @@
-"""The activations inside of blocks, and the modules that do nothing there."""
+"""The activations inside of blocks, and what else is between their projections."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Hashable
+from dataclasses import dataclass
+from typing import Any, TypeAlias
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.compiler import is_compiling
 
 from epigrad import errors
@@ -61,8 +63,17 @@ ACTIVATIONS = {
 
 FUNCTIONS: dict[Any, str] = {
     nn.functional.gelu: "gelu",
+    nn.functional.hardsigmoid: "hardsigmoid",
+    nn.functional.hardswish: "hardswish",
+    nn.functional.mish: "mish",
     nn.functional.relu: "relu",
+    nn.functional.relu6: "relu6",
+    nn.functional.selu: "selu",
+    nn.functional.sigmoid: "sigmoid",
     nn.functional.silu: "silu",
+    nn.functional.tanh: "tanh",
+    torch.relu: "relu",
+    torch.selu: "selu",
     torch.sigmoid: "sigmoid",
     torch.tanh: "tanh",
 }
@@ -117,10 +128,104 @@ def _name_of(cls: type[Any]) -> str | None:
 @constant_to_dynamo
 def activation_of_function(function: Any) -> str | None:
     """The activation of a function, None for one that epigrad does not know."""
-    return FUNCTIONS.get(function)
+    return FUNCTIONS.get(function) if isinstance(function, Hashable) else None
 
 
-def passes(module: nn.Module) -> bool:
-    """Whether a module gives back its input, and nothing is watching."""
-    inactive = type(module) is nn.Identity or (type(module) is nn.Dropout and (module.p == 0 or not module.training))
-    return inactive and not why_called(module)
+# --- what is between the projections --------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Dropout:
+    """``nn.functional.dropout``; the block has its probability as attribute `p`."""
+
+    p: str
+
+    def passes(self, module: nn.Module) -> bool:
+        return not module.training or attribute(module, self.p) == 0
+
+    def __call__(self, module: nn.Module, hidden: Tensor) -> Tensor:
+        return nn.functional.dropout(hidden, p=attribute(module, self.p), training=module.training)
+
+    def __str__(self) -> str:
+        return f"dropout by {self.p}"
+
+
+@dataclass(frozen=True, slots=True)
+class Cast:
+    """What T5 and its kin do before a layer that may stay in float32: its dtype, if it is not one
+    of `kept`."""
+
+    layer: str
+    kept: tuple[torch.dtype, ...]
+
+    def passes(self, module: nn.Module) -> bool:
+        """Whether all projections have the dtype of this one: so has what it gets."""
+        dtype = attribute(module, self.layer).weight.dtype
+        return all(each.weight.dtype == dtype for each in module._modules.values() if isinstance(each, nn.Linear))
+
+    def __call__(self, module: nn.Module, hidden: Tensor) -> Tensor:
+        weight = attribute(module, self.layer).weight
+        if isinstance(weight, Tensor) and hidden.dtype != weight.dtype and weight.dtype not in self.kept:
+            return hidden.to(weight.dtype)
+        return hidden
+
+    def __str__(self) -> str:
+        return f"a cast to the dtype of {self.layer}"
+
+
+Step: TypeAlias = str | Dropout | Cast
+"""A module by its name, or what a forward does itself."""
+
+
+def steps(module: nn.Module, names: tuple[Step, ...], hidden: Tensor) -> Tensor:
+    """What steps give, one after the other."""
+    for each in names:
+        if isinstance(each, str):
+            layer = module._modules.get(each)
+            hidden = getattr(module, each)(hidden) if layer is None else layer(hidden)
+        else:
+            hidden = each(module, hidden)
+    return hidden
+
+
+def passes(module: nn.Module, each: Step) -> bool:
+    """Whether a step gives back its input, and nothing is watching."""
+    if not isinstance(each, str):
+        return each.passes(module)
+    layer = module._modules.get(each)
+    if layer is None:
+        return False
+    inactive = type(layer) is nn.Identity or (type(layer) is nn.Dropout and (layer.p == 0 or not layer.training))
+    return inactive and not why_called(layer)
+
+
+# --- what a block depends on ----------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """What an attribute of a block was when its forward was read.
+
+    Attributes:
+        path: the attribute.
+        what: its ``"value"``; whether it is ``"none"``; or its ``"names"``, of a dictionary.
+        value: what that was.
+    """
+
+    path: str
+    what: str
+    value: Any
+
+    def holds(self, module: nn.Module) -> bool:
+        found = attribute(module, self.path)
+        if self.what == "value":
+            return type(found) is type(self.value) and bool(found == self.value)
+        return bool((found is None if self.what == "none" else tuple(found)) == self.value)
+
+
+def attribute(module: nn.Module, path: str) -> Any:
+    """An attribute of a block, by its path."""
+    found: Any = module
+    for name in path.split("."):
+        found = getattr(found, name)
+    return found

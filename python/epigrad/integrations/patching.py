@@ -1,6 +1,8 @@
 """`patch` and `unpatch`: a block gets another class, and nothing else of it changes. Experts get
 another implementation by transformers' own setting.
 
+A block is what `recognition.py` recognises and `proofs.py` proves, whatever it is called.
+
 The class is made from the block's own and adds a forward. So the block stays an instance of its
 class, with the same parameters, names, hooks and place in the model, and `unpatch` gives the class
 back. Such classes are made anew where a model is unpickled or copied.
@@ -11,17 +13,20 @@ from __future__ import annotations
 import functools
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 from torch import nn
 
 from epigrad import errors
-from epigrad._core.projections import any_global_hook, class_name, full_name, replaced
+from epigrad._core.projections import any_global_hook, class_name, replaced
 from epigrad.integrations import experts
 from epigrad.integrations.blocks import Block
-from epigrad.integrations.table import BLOCKS
+from epigrad.integrations.bodies import fingerprint
+from epigrad.integrations.proofs import doubt
+from epigrad.integrations.recognition import row_of
+from epigrad.integrations.sources import Unknown
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,9 +45,12 @@ class Report:
         lines = [f"patched {_counted(len(self.patched))}", *_grouped(self.patched)]
         if self.left:
             lines += [f"left {_counted(len(self.left))} alone", *_grouped(self.left)]
-        if not self.patched and not self.left:
-            lines.append("  docs/models.md lists the classes of blocks that epigrad computes")
+        if not self.patched:
+            lines.append(_NOTHING)
         return "\n".join(lines)
+
+
+_NOTHING = "  docs/models.md says which blocks epigrad computes; epigrad.nn has layers for models of your own"
 
 
 class Patched:
@@ -51,27 +59,33 @@ class Patched:
     __slots__ = ()
     epigrad_original: type[Any]
     """The block's own class."""
+    epigrad_block: Block
+    """The row by which epigrad computes it."""
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         cls: type[Any] = type(self)
         # another library's class on top of ours
-        if cls is not _patched_class(self.epigrad_original):
+        if not _is_as_patched(cls):
             return super().__reduce_ex__(protocol)
-        return _blank, (self.epigrad_original,), object.__getstate__(self)
+        arguments = self.epigrad_original, self.epigrad_block, fingerprint(self.epigrad_original)
+        return _blank, arguments, object.__getstate__(self)
 
 
 def patch(model: nn.Module) -> Report:
     """Let epigrad compute the MLPs and the experts of a model, in place.
 
-    The model's parameters, state dict, modules and hooks stay what they are. A block is left alone
-    where epigrad would not compute the same, and the report says why. Each call of a block checks
-    again for what came after `patch`: adapters, hooks and quantised layers keep their part.
+    A block is recognised by the source of its forward. Each class is proved once: a small block of
+    it with random weights has to give the same output and gradients by epigrad. The model's
+    parameters, state dict, modules and hooks stay what they are, and so do random generators. A
+    block is left alone where epigrad would not compute the same, and the report says why. Each call
+    of a block checks again for what came after `patch`: adapters, hooks and quantised layers keep
+    their part.
 
     Experts are set to the implementation of `register_experts`, by their configuration: all that
     share it, or none.
 
     Args:
-        model: a model of transformers or timm, or any module that has blocks of theirs inside.
+        model: a model of transformers, timm or torchvision, or any other module.
 
     Returns:
         A `Report`: which blocks epigrad computes now and by which function, which were left alone
@@ -95,22 +109,28 @@ def patch(model: nn.Module) -> Report:
     """
     report = Report({}, {})
     tied = _tied(_checked("patch", model))
-    for name, module, block in _blocks(model):
-        reason = _obstacle(module, block) or _tied_projection(module, block, tied)
-        if reason:
-            report.left[name] = f"{_own_class(module).__name__}: {reason}"
+    for name, module in model.named_modules():
+        cls = _own_class(module)
+        try:
+            block = _row(module, cls)
+        except Unknown as unknown:
+            if _LIKE_A_BLOCK.search(cls.__name__):
+                report.left[name] = f"{cls.__name__}: {unknown}"
             continue
-        if not isinstance(module, Patched):
-            module.__class__ = _patched_class(type(module))
-        report.patched[name] = f"{_own_class(module).__name__} by {block.told(module)}"
+        if block is None:
+            continue
+        if reason := _obstacle(module, cls, block) or _tied_projection(module, block, tied):
+            report.left[name] = f"{cls.__name__}: {reason}"
+            continue
+        if not isinstance(module, Patched) or _is_as_patched(type(module)):
+            module.__class__ = _patched_class(cls, block)
+        report.patched[name] = f"{cls.__name__} by {block.told(module)}"
     switched, left = experts.switch(model)
     report.patched.update(switched)
+    # What holds blocks is none itself.
+    for name in [key for key in report.left if _holds_any(key, report.patched | left)]:
+        del report.left[name]
     report.left.update(left)
-    around = {name[: place.start()] for name in switched | left for place in re.finditer(r"\.", name)}
-    for name, module in model.named_modules():
-        known = name in report.patched or name in report.left or name in around
-        if not known and _LIKE_A_BLOCK.search(type(module).__name__) and next(module.children(), None) is not None:
-            report.left[name] = f"{type(module).__name__}: a class that epigrad does not know"
     return report
 
 
@@ -142,7 +162,7 @@ def unpatch(model: nn.Module) -> tuple[str, ...]:
         (name, module) for name, module in _checked("unpatch", model).named_modules() if isinstance(module, Patched)
     ]
     for name, module in found:
-        if type(module) is not _patched_class(module.epigrad_original):
+        if not _is_as_patched(type(module)):
             raise errors.InvalidProblemError(
                 f"unpatch: model: {name} is a {class_name(module)} now, want the class that patch gave it: undo what "
                 "was done to it since"
@@ -158,14 +178,15 @@ def _checked(op: str, model: nn.Module) -> nn.Module:
     return model
 
 
-_classes: dict[type[Any], type[Any]] = {}
+_classes: dict[tuple[type[Any], Block], type[Any]] = {}
 
 
-def _patched_class(original: type[Any]) -> type[Any]:
+def _patched_class(original: type[Any], block: Block) -> type[Any]:
     """The class of patched blocks of an own class."""
-    if original in _classes:
-        return _classes[original]
-    return _classes.setdefault(original, _made(original, BLOCKS[full_name(original)]))
+    key = original, block
+    if key in _classes:
+        return _classes[key]
+    return _classes.setdefault(key, _made(original, block))
 
 
 def _made(original: type[Any], block: Block) -> type[Any]:
@@ -178,40 +199,50 @@ def _made(original: type[Any], block: Block) -> type[Any]:
             return own_forward(self, *arguments, **named)
         return block.forward(self, arguments[0])
 
-    own = {"forward": forward, "epigrad_original": original, "__module__": __name__, "__doc__": original.__doc__}
+    own = {"forward": forward, "epigrad_original": original, "epigrad_block": block}
+    own |= {"__module__": __name__, "__doc__": original.__doc__}
     # The original comes first: only a class of its layout can take its place.
     return type(f"Epigrad{original.__name__}", (original, Patched), own)
 
 
-def _blank(original: type[Any]) -> Any:
-    """A patched block without state, which pickle and copy fill."""
-    return object.__new__(_patched_class(original))
+def _is_as_patched(cls: type[Any]) -> bool:
+    """Whether a patched block has the class that `patch` gave it."""
+    return cls is _classes.get((cls.epigrad_original, cls.epigrad_block))
+
+
+def _blank(original: type[Any], block: Block, body: str) -> Any:
+    """A block without state, which pickle and copy fill: a patched one, if the class still has the
+    forward that it had."""
+    return object.__new__(_patched_class(original, block) if fingerprint(original) == body else original)
 
 
 def _own_class(module: nn.Module) -> type[Any]:
     return module.epigrad_original if isinstance(module, Patched) else type(module)
 
 
-def _row(cls: type[Any]) -> Block | None:
-    return BLOCKS.get(full_name(cls))
+_LIKE_A_BLOCK = re.compile(r"MLP|Mlp|FeedForward|FFN|Intermediate$|DenseAct|DenseGated")
+"""What libraries call a two-layer block, or a part of one."""
 
 
-_LIKE_A_BLOCK = re.compile(r"MLP|Mlp|FeedForward|FFN")
-"""What libraries call a two-layer block."""
+def _row(module: nn.Module, cls: type[Any]) -> Block | None:
+    """The row of a module, None for what is no block of a model."""
+    room = cls.__module__.partition(".")[0]
+    if not module._modules or room == "epigrad":
+        return None
+    if room == "torch" and cls is not nn.Sequential:
+        raise Unknown(f"its class is of {cls.__module__}: patch before it gets this class")
+    return row_of(module, cls)
 
 
-def _blocks(model: nn.Module) -> Iterator[tuple[str, nn.Module, Block]]:
-    """The blocks of the table's classes and of subclasses of them."""
-    for name, module in model.named_modules():
-        block = next(filter(None, map(_row, type(module).__mro__)), None)
-        if block is not None:
-            yield name, module, block
+def _obstacle(module: nn.Module, cls: type[Any], block: Block) -> str:
+    if reason := replaced(module):
+        return f"it {reason}"
+    return block.obstacle(module) or doubt(module, cls, block)
 
 
-def _obstacle(module: nn.Module, block: Block) -> str:
-    if _row(_own_class(module)) is None:
-        return "a subclass, whose forward may be another"
-    return f"it {reason}" if (reason := replaced(module)) else block.obstacle(module)
+def _holds_any(name: str, others: Iterable[str]) -> bool:
+    prefix = f"{name}." if name else ""
+    return any(other.startswith(prefix) and other != name for other in others)
 
 
 def _tied(model: nn.Module) -> set[int]:

@@ -1,5 +1,5 @@
-"""The MLPs of timm's vision transformers, by epigrad: the functions of
-`epigrad.integrations.transformers`, which know the blocks of both libraries.
+"""The MLPs of timm's and torchvision's vision transformers, by epigrad: the functions of
+`epigrad.integrations.transformers`, which do not ask what library a block is of.
 
 Examples:
     >>> import epigrad, timm

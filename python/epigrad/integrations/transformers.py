@@ -1,7 +1,7 @@
 """The MLPs and experts of Hugging Face's transformers, by epigrad.
 
-``patch(model)`` replaces the maths of the blocks that ``epigrad.integrations.table.BLOCKS`` lists,
-in place, and ``unpatch(model)`` takes it back. Parameters, their names and the modules around them
+``patch(model)`` replaces the maths of the blocks that epigrad recognises by their forward, in
+place, and ``unpatch(model)`` takes it back. Parameters, their names and the modules around them
 stay as they are. ``register_experts()`` makes epigrad an experts implementation by itself.
 
 Examples:

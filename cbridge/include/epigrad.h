@@ -56,10 +56,10 @@
  * [e, n, k], bias [e, n], and offsets [e], int32 or int64, where each group's rows end. Rows after
  * the last group are not read, and their results are 0. Offsets that fall, are negative or exceed t
  * are an error on a CPU, and are clamped on a GPU. experts is a mlp or gated_mlp of each expert:
- * out[t] = sum over j of scale[t, j] block[index[t, j]](input[t]), with input [t, n], index [t, k],
- * int64, scale [t, k], weight_in [e, 2h, n] (for an activation [e, h, n]), weight_out [e, n, h],
- * biases of their rows. An index outside of 0 to e - 1 adds 0. scale may be float32 beside half
- * types. The preactivation is [t k, 2h], its rows sorted by expert, token and j. Those of an index
+ * out[t] = sum over j of scale[t, j] block[index[t, j]](input[t]), with input [T, K], index [T, k],
+ * int64, scale [T, k], weight_in [E, 2H, K] (for an activation [E, H, K]), weight_out [E, K, H],
+ * biases of their rows. An index outside of 0 to E - 1 adds 0. scale may be float32 beside half
+ * types. The preactivation is [T k, 2H], its rows sorted by expert, token and j. Those of an index
  * that is no expert's come last; what they hold is undefined.
  *
  * Beside half types the gradients of weights and biases may be float32: what was summed is then

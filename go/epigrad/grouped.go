@@ -53,10 +53,10 @@ func (p GroupedLinear[T]) Backward(gradOutput, preactivation *Tensor[T], g Group
 //	hidden        = act(preactivation), or value act(gate) of its halves
 //	output[t]     = sum over j of scale[t, j] (hidden weightOut[e]ᵀ + biasOut[e])
 //
-//	input [t, n],  index and scale [t, k],  weightIn [e, 2h, n],  biasIn [e, 2h],
-//	weightOut [e, n, h],  biasOut [e, n],  output [t, n]
+//	input [T, K],  index and scale [T, k],  weightIn [E, 2H, K],  biasIn [E, 2H],
+//	weightOut [E, K, H],  biasOut [E, K],  output [T, K]
 //
-// WeightIn is [e, h, n] and BiasIn [e, h] if Kind is an activation. An index that is no expert's
+// WeightIn is [E, H, K] and BiasIn [E, H] if Kind is an activation. An index that is no expert's
 // selects nothing. Biases may be nil.
 type Experts[T Element] struct {
 	Input *Tensor[T]
@@ -88,7 +88,7 @@ type ExpertsGradients[T Element] struct {
 }
 
 // Forward writes the output and the preactivation; either may be nil. The preactivation is
-// [t k, rows of weightIn], its rows sorted by expert, then by token, then by j.
+// [T k, rows of weightIn], its rows sorted by expert, then by token, then by j.
 func (p Experts[T]) Forward(out, preactivation *Tensor[T]) error {
 	return p.run(op.Call{Op: "experts"}, p.tensors(), []Operand{out, preactivation})
 }

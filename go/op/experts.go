@@ -10,17 +10,17 @@ import (
 	"github.com/epigrad/epigrad/go/tensor"
 )
 
-// A mixture of experts has a feed-forward block for each of e experts, k of which see a token:
+// A mixture of experts has a feed-forward block for each of E experts, k of which see a token:
 //
 //	out[t] = sum over j of scale[t, j] (hidden weight_out[e]ᵀ + bias_out[e]),  e = index[t, j]
 //	hidden = act(preactivation), or value act(gate) of the halves of
 //	preactivation = input[t] weight_in[e]ᵀ + bias_in[e]
 //
-//	input [t, n],  index and scale [t, k],  weight_in [e, 2h, n] (without a gate [e, h, n]),
-//	bias_in [e, 2h],  weight_out [e, n, h],  bias_out [e, n],  out [t, n]
+//	input [T, K],  index and scale [T, k],  weight_in [E, 2H, K] (without a gate [E, H, K]),
+//	bias_in [E, 2H],  weight_out [E, K, H],  bias_out [E, K],  out [T, K]
 //
 // The sum is formed in the order of j. An index that is no expert's selects nothing. The rows of
-// the preactivation, [t k, 2h], are sorted by expert, then by token, then by j; slots that select
+// the preactivation, [T k, 2H], are sorted by expert, then by token, then by j; slots that select
 // nothing come last.
 //
 // Backward has the gradient of the scaled hidden activation without its output: with g =
@@ -71,7 +71,7 @@ var (
 				return nil, err
 			}
 			if pre := c.input(8); pre != nil {
-				if err := check.Shape(c.Op, "preactivation", pre.Shape, m.pre, "[t k, rows of weight_in]"); err != nil {
+				if err := check.Shape(c.Op, "preactivation", pre.Shape, m.pre, "[T k, rows of weight_in]"); err != nil {
 					return nil, err
 				}
 			}
@@ -109,28 +109,28 @@ func mixtureOf(c *Call, inputs []*tensor.View) (*mixture, error) {
 		input: at(inputs, 0), index: at(inputs, 1), scale: at(inputs, 2),
 		weightIn: at(inputs, 3), biasIn: at(inputs, 4), weightOut: at(inputs, 5), biasOut: at(inputs, 6),
 	}
-	if err := hasRows(op, m.input, "[t, n], a row for each token"); err != nil {
+	if err := hasRows(op, m.input, "[T, K], a row for each token"); err != nil {
 		return nil, err
 	}
 	t, n := m.input.Shape[0], m.input.Shape[1]
 	if m.index.Rank() != 2 || m.index.Shape[0] != t {
-		return nil, check.Invalid(op, "index", "shape %s, want [t, k] with t = %d: the experts of each token", check.Sizes(m.index.Shape), t)
+		return nil, check.Invalid(op, "index", "shape %s, want [T, k] with T = %d: the experts of each token", check.Sizes(m.index.Shape), t)
 	}
 	if err := check.Shape(op, "scale", m.scale.Shape, m.index.Shape, "the index's"); err != nil {
 		return nil, err
 	}
-	gated, rowsIn := isGated(c.Kind), "[e, h, n]"
+	gated, rowsIn := isGated(c.Kind), "[E, H, K]"
 	if gated {
-		rowsIn = "[e, 2h, n]"
+		rowsIn = "[E, 2H, K]"
 	}
-	groups, columns, err := matrices(op, "weight_in", rowsIn, m.weightIn, n, "n")
+	groups, columns, err := matrices(op, "weight_in", rowsIn, m.weightIn, n, "K")
 	if err != nil {
 		return nil, err
 	}
 	features := columns
 	if gated {
 		if columns%2 != 0 {
-			return nil, check.Invalid(op, "weight_in", "%d rows, want [e, 2h, n]: those of values and of gates", columns)
+			return nil, check.Invalid(op, "weight_in", "%d rows, want [E, 2H, K]: those of values and of gates", columns)
 		}
 		features = columns / 2
 		place := c.Gate
@@ -138,13 +138,13 @@ func mixtureOf(c *Call, inputs []*tensor.View) (*mixture, error) {
 	} else if c.Gate != GateSecond {
 		return nil, check.Invalid(op, "gate", "%q, but %s has no gate", gateNames[c.Gate], c.Kind)
 	}
-	if err := vectors(op, "bias_in", m.biasIn, groups, columns, "[e, rows of weight_in]"); err != nil {
+	if err := vectors(op, "bias_in", m.biasIn, groups, columns, "[E, rows of weight_in]"); err != nil {
 		return nil, err
 	}
-	if err := check.Shape(op, "weight_out", m.weightOut.Shape, []int64{groups, n, features}, "[e, n, h]"); err != nil {
+	if err := check.Shape(op, "weight_out", m.weightOut.Shape, []int64{groups, n, features}, "[E, K, H]"); err != nil {
 		return nil, err
 	}
-	if err := vectors(op, "bias_out", m.biasOut, groups, n, "[e, n]"); err != nil {
+	if err := vectors(op, "bias_out", m.biasOut, groups, n, "[E, K]"); err != nil {
 		return nil, err
 	}
 	// without elements the product of the sizes may be beyond 64 bits

@@ -561,6 +561,7 @@ def grouped_linear(
         InvalidProblemError: (a ``ValueError``) wrong shapes, an unknown activation or `save`; on
             the CPU also offsets that fall, are negative or exceed T. On a GPU such offsets are
             clamped, and so they are where `torch.vmap` hides them from `torch.func.grad`.
+        UnsupportedError: (a ``NotImplementedError``) WebGPU.
         DTypeError: (a ``TypeError``) a mix of dtypes, another dtype, or not a tensor.
         EpigradError: another class of `epigrad.errors`, of devices, backends or sparse tensors.
 

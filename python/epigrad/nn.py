@@ -433,8 +433,8 @@ class Experts(nn.Module):
     """
 
     weight_in: nn.Parameter
-    weight_out: nn.Parameter
     bias_in: nn.Parameter | None
+    weight_out: nn.Parameter
     bias_out: nn.Parameter | None
 
     def __init__(
@@ -464,8 +464,10 @@ class Experts(nn.Module):
         def parameter(*sizes: int) -> nn.Parameter:
             return nn.Parameter(torch.empty(*sizes, device=device, dtype=dtype))
 
-        self.weight_in, self.weight_out = parameter(count, rows, outer), parameter(count, outer, hidden)
-        self.bias_in, self.bias_out = (parameter(count, rows), parameter(count, outer)) if bias else (None, None)
+        self.weight_in = parameter(count, rows, outer)
+        self.register_parameter("bias_in", parameter(count, rows) if bias else None)
+        self.weight_out = parameter(count, outer, hidden)
+        self.register_parameter("bias_out", parameter(count, outer) if bias else None)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import re
 from pathlib import Path
@@ -26,13 +27,19 @@ def _tiny(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("_tiny")
-def test_implementations_are_measured_in_turns(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("dtypes", "measured"), [((), ("float32", "bfloat16")), (("--dtypes", "float16"), ("float16",))], ids=["", "one"]
+)
+def test_implementations_are_measured_in_turns(
+    dtypes: tuple[str, ...], measured: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = tmp_path / "r.json"
     command = [
         "bench",
         "--device",
         "cpu",
         "--experts",
+        *dtypes,
         "--seconds",
         "0.05",
         "--json",
@@ -43,15 +50,15 @@ def test_implementations_are_measured_in_turns(tmp_path: Path, capsys: pytest.Ca
     assert cli.main(command) == 0
     found = json.loads(path.read_text())
     order = (*IMPLEMENTATIONS, FLOOR)
-    assert [(row["case"], row["routing"], row["implementation"]) for row in found["rows"]] == [
-        (name, routing, implementation) for name in CASES for routing in ROUTINGS for implementation in order
-    ]
+    rows = [(row["case"], row["dtype"], row["routing"], row["implementation"]) for row in found["rows"]]
+    assert rows == list(itertools.product(CASES, measured, ROUTINGS, order))
     for row in found["rows"]:
         assert row["time"]["fastest"] > 0
         assert (row["implementation"] in ("eager", "epigrad")) == ("difference" in row)
         if row["implementation"] == FLOOR:
             assert row["ratio_to_floor"] == 1.0
     assert found["command"].startswith("python -m epigrad bench --device cpu --experts qwen3-30b-a3b,")
+    assert (" ".join(dtypes) in found["command"]) and ("--dtypes" in found["command"]) == bool(dtypes)
     assert found["libraries"].keys() == {"transformers"}
     printed = capsys.readouterr().out
     assert "/grouped_mm" in printed and "zipf" in printed and "kept" not in printed
@@ -68,15 +75,27 @@ def test_an_implementation_that_computes_something_else_fails(
     arguments = ["--experts", "mixtral-like", "--seconds", "0.05", "--json", str(path)]
     assert cli.main(["bench", "--device", "cpu", *arguments]) == 1
     rows: list[dict[str, Any]] = json.loads(path.read_text())["rows"]
-    assert len(rows) == len(ROUTINGS)
-    assert all(re.search("ArithmeticError: eager is .* from grouped_mm", row["error"]) for row in rows)
-    assert "error: mixtral-like uniform" in capsys.readouterr().out
+    assert [(row["dtype"], row["routing"]) for row in rows] == [
+        (dtype, routing) for dtype in ("float32", "bfloat16") for routing in ROUTINGS
+    ]
+    assert all(re.search("ArithmeticError: (eager|epigrad) is .* from grouped_mm", row["error"]) for row in rows)
+    assert "error: mixtral-like float32 uniform" in capsys.readouterr().out
 
 
 def test_a_mixture_of_another_name(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         cli.main(["bench", "--experts", "mixtral"])
     assert "'mixtral': want names out of qwen3-30b-a3b, gpt-oss-20b, mixtral-like" in capsys.readouterr().err
+
+
+def test_dtypes_are_those_of_experts(capsys: pytest.CaptureFixture[str]) -> None:
+    for arguments, text in (
+        (["--experts", "--dtypes", "float64"], "'float64': want names out of float32, bfloat16, float16"),
+        (["--dtypes", "float32"], "--dtypes: want --experts with it"),
+    ):
+        with pytest.raises(SystemExit):
+            cli.main(["bench", *arguments])
+        assert text in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("routing", ROUTINGS)

@@ -269,6 +269,18 @@ INVALID = [
             "kind": {"kind": "gelu_thanh"},
         }.items()
     ),
+    *(
+        Case(
+            f"experts {name} by the docstring's letters", lambda given=given: routed(**given), (f"{name}: shape", want)
+        )
+        for name, given, want in (
+            ("input", {"input": t(4)}, r"want \[T, K\]"),
+            ("index", {"index": torch.zeros(3, 1, dtype=torch.int64)}, r"want \[T, k\] with T = 4"),
+            ("weight_in", {"weight_in": t(3, 4, 3)}, r"want \[E, 2H, K\] with K = 2"),
+            ("weight_out", {"weight_out": t(3, 2, 3)}, r"want \[E, K, H\]"),
+            ("bias_out", {"bias_out": t(2)}, r"want \[E, K\]"),
+        )
+    ),
     Case("experts gate of none", lambda: routed(kind="relu", weight_in=t(3, 2, 2), gate="first"), ("gate", "relu")),
     Case(
         "experts_backward grad_output",

@@ -205,10 +205,12 @@ def test_experts_are_the_function(kind: str) -> None:
         "weight_out": (3, 4, 6),
         "bias_out": (3, 4),
     }
+    assert list(layer.state_dict()) == ["weight_in", "bias_in", "weight_out", "bias_out"]
+    assert [name for name, _ in layer.named_parameters()] == list(layer.state_dict())
     x, index, scale = torch.randn(5, 4), torch.randint(3, (5, 2)), torch.rand(5, 2)
     weights = (layer.weight_in, layer.bias_in, layer.weight_out, layer.bias_out)
     assert_same_bits(layer(x, index, scale), epigrad.experts(x, index, scale, *weights, kind, gate=layer.gate))
-    assert set(epigrad.nn.Experts(4, 6, 3).state_dict()) == {"weight_in", "weight_out"}
+    assert list(epigrad.nn.Experts(4, 6, 3).state_dict()) == ["weight_in", "weight_out"]
 
 
 def test_each_expert_starts_as_torchs_linears() -> None:

@@ -333,6 +333,34 @@ def test_a_main_grad_of_another_dtype_or_shape(dtype: torch.dtype) -> None:
     handle.remove()
 
 
+@pytest.mark.parametrize(
+    ("main_grad", "error", "text"),
+    [
+        (torch.zeros(4, 4, device="meta"), errors.DeviceMismatchError, "on meta, want cpu, where the parameter is"),
+        (torch.zeros(4, 1).expand(4, 4), errors.InvalidProblemError, "sparse or expanded, want memory for each"),
+        (torch.zeros(4, 4).to_sparse(), errors.InvalidProblemError, "sparse or expanded, want memory for each"),
+        ([0.0], errors.DTypeError, "list, want a float32 tensor"),
+    ],
+    ids=["device", "expanded", "sparse", "list"],
+)
+def test_a_main_grad_that_cannot_be_added_to_is_named(main_grad: Any, error: Any, text: str) -> None:
+    layer, x = epigrad.nn.Linear(4, 4, dtype=torch.bfloat16), torch.ones(2, 4, dtype=torch.bfloat16)
+    layer.weight.main_grad = main_grad
+    handle = epigrad.accumulate_main_grad(layer)
+    with pytest.raises(error, match=f"linear_backward: main_grad: {text}"):
+        layer(x).sum().backward()
+    handle.remove()
+
+
+def test_handles_tell_what_they_are() -> None:
+    layer = epigrad.nn.Linear(4, 4)
+    for given, told in ((layer, "2 parameters"), (layer.weight, "1 parameter")):
+        handle = epigrad.accumulate_main_grad(given)
+        assert repr(handle) == f"<accumulate_main_grad: {told}>"
+        handle.remove()
+        assert repr(handle) == "<accumulate_main_grad: removed>"
+
+
 def test_what_autograd_is_not_asked_for_is_not_added() -> None:
     layer, x = epigrad.nn.Linear(4, 4, dtype=torch.bfloat16), torch.ones(3, 4, dtype=torch.bfloat16).requires_grad_()
     handle = switched_on(layer)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import epigrad
 import pytest
 import torch
@@ -82,6 +84,22 @@ def test_output_and_gradients(case: Case) -> None:
         out, gradients = _run(problem, leaves(problem.operands), case.save)
     assert out.is_contiguous(), "functional outputs are contiguous"
     assert_parity(NAMES[case.op], (out, *gradients), case, lambda case: grouped_problem(case).wanted())
+
+
+def _of_one_expert(case: Case) -> GroupedProblem:
+    """The problem with all tokens, in all of their slots, at the last expert but one."""
+    problem = grouped_problem(case)
+    expert = EXPERTS_SHAPES[case.shape][3] - 2
+    return replace(problem, integers=torch.full_like(problem.integers, expert))
+
+
+@parity([case for case in (*GATED_CASES, *PLAIN_CASES) if case.shape in ("many", "past_tiles", "by_boxes")][::3])
+def test_all_tokens_may_choose_one_of_several_experts(case: Case) -> None:
+    problem = _of_one_expert(case)
+    out, gradients = _run(problem, leaves(problem.operands), case.save)
+    assert_parity(NAMES[case.op], (out, *gradients), case, lambda case: _of_one_expert(case).wanted())
+    others = torch.arange(EXPERTS_SHAPES[case.shape][3]) != EXPERTS_SHAPES[case.shape][3] - 2
+    assert all(bool((layer[others] == 0).all()) for layer in gradients[2:] if layer is not None)
 
 
 @parity(GROUPED_CASES[::4] + GATED_CASES[::4] + PLAIN_CASES[::4])

@@ -85,6 +85,48 @@ def test_inductor_compiles_a_network(device: str) -> None:
             torch.testing.assert_close(one, other)
 
 
+def _of_masked_rows(x: Tensor, mask: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    rows, ends = x[mask], mask.view(3, -1).sum(1).cumsum(0)
+    return epigrad.grouped_linear(rows, weight, bias, "gelu", offsets=ends)
+
+
+def _of_a_number_of_rows(x: Tensor, mask: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    count: Any = mask.sum().item()
+    ends = torch.stack([torch.zeros_like(mask.sum()), mask.sum() // 2, mask.sum()])
+    return epigrad.grouped_linear(x.narrow(0, 0, count), weight, bias, "gelu", offsets=ends)
+
+
+def _of_masked_tokens(x: Tensor, mask: Tensor, *layers: Tensor) -> Tensor:
+    tokens = x[mask]
+    index = torch.arange(2 * tokens.shape[0], device=x.device).reshape(-1, 2) % 3
+    return epigrad.experts(tokens[:, :4], index, tokens[:, 4:].sigmoid(), *layers)
+
+
+_GROUPS, _EXPERTS = ((3, 5, 6), (3, 5)), ((3, 16, 4), (3, 16), (3, 4, 8), (3, 4))
+
+
+@torch._dynamo.config.patch(capture_scalar_outputs=True, capture_dynamic_output_shape_ops=True)
+@on_devices
+@pytest.mark.parametrize(
+    ("function", "shapes"),
+    [(_of_masked_rows, _GROUPS), (_of_a_number_of_rows, _GROUPS), (_of_masked_tokens, _EXPERTS)],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_groups_of_rows_whose_number_is_data(function: Callable[..., Tensor], shapes: Any, device: str) -> None:
+    """Sizes that no argument has, as of `x[mask]`: one graph serves them all, no rows included."""
+    counter = CompileCounterWithBackend("aot_eager")
+    compiled = torch.compile(function, fullgraph=True, backend=counter)
+    tensors = [torch.randn(*shape, device=device).requires_grad_() for shape in ((9, 6), *shapes)]
+    for mask in (torch.arange(9) % 2 == 0, torch.zeros(9), torch.ones(9), torch.arange(9) > 4):
+        chosen = mask.to(device, torch.bool)
+        assert_same_training(
+            lambda x, *layers, chosen=chosen: compiled(x, chosen, *layers),
+            lambda x, *layers, chosen=chosen: function(x, chosen, *layers),
+            tensors,
+        )
+    assert counter.frame_count == 1
+
+
 @feature("CUDA graph")
 @needs("cuda")
 @pytest.mark.parametrize("device", ["cuda"])

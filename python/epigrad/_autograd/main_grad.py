@@ -80,6 +80,11 @@ class Handle:
             self._hook.remove()
             self._hook = None
 
+    def __repr__(self) -> str:
+        count = len(self._parameters)
+        on = f"{count} parameter{'s' * (count != 1)}" if count else "removed"
+        return f"<accumulate_main_grad: {on}>"
+
 
 def accumulate_main_grad(module_or_parameters: nn.Module | Iterable[Tensor]) -> Handle:
     """Have backward add the gradients of weights and biases to ``parameter.main_grad``.
@@ -104,7 +109,9 @@ def accumulate_main_grad(module_or_parameters: nn.Module | Iterable[Tensor]) -> 
     Raises:
         DTypeError: (a ``TypeError``) something else than parameters; in backward, a `main_grad`
             that is not float32.
-        InvalidProblemError: (a ``ValueError``) a tensor that is not a leaf.
+        InvalidProblemError: (a ``ValueError``) a tensor that is not a leaf; in backward, a
+            `main_grad` of another shape, or whose elements share memory.
+        DeviceMismatchError: (a ``ValueError``) in backward, a `main_grad` on another device.
         UnsupportedError: (a ``NotImplementedError``) a sharded parameter; and where epigrad's
             functions are called with such a parameter under ``create_graph=True``,
             DistributedDataParallel, FSDP, `torch.compile`, `torch.func` or WebGPU. Under FSDP
@@ -390,6 +397,14 @@ def _main_grad(op: str, parameter: Tensor, like: Tensor) -> Tensor:
         raise errors.InvalidProblemError(
             f"{op}: main_grad: shape {list(target.shape)}, want the parameter's {list(parameter.shape)}"
         )
+    if target.device != parameter.device:
+        raise errors.DeviceMismatchError(
+            f"{op}: main_grad: on {target.device}, want {parameter.device}, where the parameter is"
+        )
+    if target.layout != torch.strided or any(
+        stride == 0 and size > 1 for stride, size in zip(target.stride(), target.shape, strict=True)
+    ):
+        raise errors.InvalidProblemError(f"{op}: main_grad: sparse or expanded, want memory for each element")
     if like is parameter:
         return target
     if target.stride() != parameter.stride():

@@ -77,6 +77,12 @@ def add_parser(subparsers: Subparsers) -> None:
         help="mixtures of experts of transformers in place of operations, against its grouped_mm and dense products "
         f"(on a CPU of an eighth of the features): {', '.join(bench_experts.CASES)}, or all",
     )
+    parser.add_argument(
+        "--dtypes",
+        type=names_out_of(bench_experts.DTYPES),
+        metavar="NAMES",
+        help=f"of experts: {', '.join(bench_experts.DTYPES)}; by default bfloat16, on a CPU float32 too",
+    )
     parser.add_argument("--rows", type=_pattern, metavar="PATTERN", help="only rows whose name this is found in")
     parser.add_argument(
         "--seconds",
@@ -116,6 +122,8 @@ def main(args: argparse.Namespace) -> int:
             args.error(f"--{option}: want one device, cpu or cuda")
         if args.rows is not None or args.all_kinds:
             args.error(f"--{option}: --rows and --all-kinds choose rows of other tables: want --{option} NAMES")
+    if args.dtypes is not None and args.experts is None:
+        args.error("--dtypes: want --experts with it; --rows PATTERN chooses dtypes of other tables")
     here = {info.name for info in selection.backends() if info.available}
     chosen = [args.device] if args.device in _TABLES else [name for name in _TABLES if name in here]
     if args.device is None:

@@ -12,6 +12,7 @@ import argparse
 import importlib
 import importlib.metadata
 import importlib.util
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -25,7 +26,7 @@ from epigrad.cli.report import Progress, Report, Row, command, failure, told
 from epigrad.cli.table import print_table
 from epigrad.cli.timing import Timing, interleaved, interleaved_on_cuda
 
-__all__ = ["CASES", "Case", "run"]
+__all__ = ["CASES", "DTYPES", "Case", "run"]
 
 SECONDS, QUICK_SECONDS = 4.0, 1.0
 OTHER = "grouped_mm"
@@ -36,6 +37,8 @@ ALLOWED = 4.0
 """The relative distance that two implementations' results may have, in epsilons of the dtype. In
 float32 it is in 2^-19: two orders of a sum of thousands differ by more than an epsilon."""
 ROUTINGS = ("uniform", "zipf")
+DTYPES = ("float32", "bfloat16", "float16")
+"""Those that transformers' grouped_mm takes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,20 +126,21 @@ def run(args: argparse.Namespace, device_name: str) -> int:
         facts={**facts, "commit": commit(), "libraries": {"transformers": importlib.metadata.version("transformers")}},
     )
     seconds = args.seconds or (QUICK_SECONDS if args.quick else SECONDS)
-    with Progress(len(args.experts) * len(ROUTINGS), args.json) as progress:
-        for name in args.experts:
+    dtypes = args.dtypes or (("bfloat16",) if on_cuda else ("float32", "bfloat16"))
+    problems = list(itertools.product(args.experts, dtypes, ROUTINGS))
+    with Progress(len(problems), args.json) as progress:
+        for name, dtype, routing in problems:
             case = CASES[name] if on_cuda else CASES[name].smaller()
-            for routing in ROUTINGS:
-                label = f"{name} {routing}"
-                progress.begin(label)
-                try:
-                    rows = measure(name, case, routing, device, seconds)
-                    text = ", ".join(f"{row['implementation']} {told(row['time'])}" for row in rows)
-                except Exception as error:
-                    rows, text = [{"case": name, "routing": routing, "error": failure(error)}], failure(error)
-                report.add(*rows)
-                progress.end(f"{label}: {text}")
-    report.finish(lambda: _print(report.rows, "bfloat16" if on_cuda else "float32"))
+            label, problem = f"{name} {dtype} {routing}", {"case": name, "dtype": dtype, "routing": routing}
+            progress.begin(label)
+            try:
+                rows = [problem | row for row in measure(case, getattr(torch, dtype), routing, device, seconds)]
+                text = ", ".join(f"{row['implementation']} {told(row['time'])}" for row in rows)
+            except Exception as error:
+                rows, text = [{**problem, "error": failure(error)}], failure(error)
+            report.add(*rows)
+            progress.end(f"{label}: {text}")
+    report.finish(lambda: _print(report.rows))
     if args.plot is not None and any("time" in row for row in report.rows):
         plot_experts(report.place(args.plot, "png"), report.contents())
     return int(any("error" in row for row in report.rows))
@@ -155,10 +159,9 @@ def route(case: Case, routing: str, device: torch.device) -> tuple[Tensor, Tenso
     return index.to(device), values.softmax(1).to(device, torch.float32)
 
 
-def measure(name: str, case: Case, routing: str, device: torch.device, seconds: float) -> list[Row]:
+def measure(case: Case, dtype: torch.dtype, routing: str, device: torch.device, seconds: float) -> list[Row]:
     """A row for each implementation and for the floor."""
     on_cuda = device.type == "cuda"
-    dtype = torch.bfloat16 if on_cuda else torch.float32
     torch.manual_seed(0)
     module = case.make(device, dtype)
     index, scale = route(case, routing, device)
@@ -181,7 +184,7 @@ def measure(name: str, case: Case, routing: str, device: torch.device, seconds: 
     reference: Sequence[Tensor] = ()
     for implementation in IMPLEMENTATIONS:
         found = step(implementation)()
-        row: Row = {"case": name, "size": str(case), "routing": routing, "implementation": implementation}
+        row: Row = {"size": str(case), "implementation": implementation}
         if reference:
             row["difference"], right = _difference(names, found, reference)
             if not right:
@@ -195,7 +198,7 @@ def measure(name: str, case: Case, routing: str, device: torch.device, seconds: 
         for row in rows:
             row |= _memory(module, row["implementation"], x, index, scale, grad, asking)
     steps[FLOOR] = _floor(case, device, dtype)
-    rows.append({"case": name, "size": str(case), "routing": routing, "implementation": FLOOR})
+    rows.append({"size": str(case), "implementation": FLOOR})
     timings = interleaved_on_cuda(steps, seconds) if on_cuda else interleaved(steps, seconds)
     for row in rows:
         timing: Timing = timings[row["implementation"]]
@@ -267,11 +270,12 @@ _COLUMNS: dict[str, tuple[str, Callable[[Any], str]]] = {
 }
 
 
-def _print(rows: Sequence[Row], dtype: str) -> None:
+def _print(rows: Sequence[Row]) -> None:
     columns = {field: column for field, column in _COLUMNS.items() if any(row.get(field) for row in rows)}
     lines = [
         [
             row["case"],
+            row["dtype"],
             row["routing"],
             row.get("implementation", "-"),
             *(tell(row[field]) if field in row else "-" for field, (_, tell) in columns.items()),
@@ -279,12 +283,11 @@ def _print(rows: Sequence[Row], dtype: str) -> None:
         ]
         for row in rows
     ]
-    headings = ["experts", "routing", "implementation", *(heading for heading, _ in columns.values()), "note"]
-    title = f"Experts in {dtype}: median time and half the distance of the quartiles"
-    print_table(title, headings, lines)
+    headings = ["experts", "dtype", "routing", "implementation", *(heading for heading, _ in columns.values()), "note"]
+    print_table("Experts: median time and half the distance of the quartiles", headings, lines)
     for name, size in {row["case"]: row["size"] for row in rows if "size" in row}.items():
         print(f"{name}: experts of features -> hidden features: {size}")
     print("floor: dense products of as many rows")
     for row in rows:
         if "error" in row:
-            print(f"error: {row['case']} {row['routing']}: {row['error']}")
+            print(f"error: {row['case']} {row['dtype']} {row['routing']}: {row['error']}")

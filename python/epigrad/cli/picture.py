@@ -221,28 +221,28 @@ def plot_models(
 
 
 def plot_experts(path: pathlib.Path, record: Mapping[str, Any]) -> None:
-    """Draw each implementation's time in times of the floor's: a panel for each mixture, in which
-    routings stand apart."""
+    """Draw each implementation's time in times of the floor's: a panel for each mixture and dtype,
+    in which routings stand apart."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
     rows = [row for row in record["rows"] if "time" in row and row["implementation"] != "floor"]
-    names = list(dict.fromkeys(row["case"] for row in rows))
+    names = list(dict.fromkeys((row["case"], row["dtype"]) for row in rows))
     labels = list(dict.fromkeys((row["routing"], row["implementation"]) for row in rows))
     places = {label: place + 0.5 * (label[0] != labels[0][0]) for place, label in enumerate(labels)}
     size = (2.5 + 2.5 * len(names), 1.4 + 0.28 * len(labels))
     figure, grid = pyplot.subplots(1, len(names), figsize=size, squeeze=False, sharey=True, layout="constrained")
     for axes, name in zip(grid.flat, names, strict=True):
-        own = [row for row in rows if row["case"] == name]
+        own = [row for row in rows if (row["case"], row["dtype"]) == name]
         heights = [places[row["routing"], row["implementation"]] for row in own]
         colors = ["#2a7f9e" if row["implementation"] == "epigrad" else "#c9ced1" for row in own]
         bars = axes.barh(heights, [row["ratio_to_floor"] for row in own], 0.75, color=colors)
         axes.bar_label(bars, fmt="%.2f", padding=2, fontsize=7)
         axes.axvline(1, color="#444444", linewidth=1)
         axes.margins(x=0.15)
-        axes.set_title(f"{name}\n{own[0]['size']}", fontsize=8)
+        axes.set_title(f"{name[0]}, {name[1]}\n{own[0]['size']}", fontsize=8)
         ticks = [f"{implementation}, {routing}" for routing, implementation in labels]
         axes.set_yticks(list(places.values()), ticks, fontsize=8)
         axes.tick_params(axis="x", labelsize=7)

@@ -53,6 +53,8 @@ def command(args: argparse.Namespace, device: str) -> str:
         parts.append(f"--models {','.join(args.models)}")
     if args.experts is not None:
         parts.append(f"--experts {','.join(args.experts)}")
+    if args.dtypes is not None:
+        parts.append(f"--dtypes {','.join(args.dtypes)}")
     parts += [f"--{name.replace('_', '-')}" for name in ("quick", "all_kinds") if getattr(args, name)]
     if args.compile is not None:
         parts.append("--compile" if args.compile else "--no-compile")

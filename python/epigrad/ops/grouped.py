@@ -198,7 +198,7 @@ def _mixture_shapes(
     _ranks(op, input=(input, 2), index=(index, 2), weight_in=(weight_in, 3), bias_in=(bias_in, 2))
     shapes.same(op, "tokens", index.shape[0], input.shape[0])
     shapes.same_shape(op, "scale", scale.shape, index.shape)
-    shapes.same(op, "n", weight_in.shape[2], input.shape[1])
+    shapes.same(op, "K", weight_in.shape[2], input.shape[1])
     columns = weight_in.shape[1]
     features = shapes.half(op, "weight_in", columns) if _is_gated(kind) else columns
     shapes.same_shape(op, "weight_out", weight_out.shape, (weight_in.shape[0], input.shape[1], features))

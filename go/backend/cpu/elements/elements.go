@@ -1,5 +1,5 @@
 // Package elements moves elements between memory, in any dtype and with any stride, and slices of
-// numbers. It is no part of epigrad's API and may change in any release.
+// numbers, and adds those up. It is no part of epigrad's API and may change in any release.
 package elements
 
 import (

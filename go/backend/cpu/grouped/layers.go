@@ -262,21 +262,20 @@ func scaledSums(p *backend.GroupedLayerBackward, r *backend.Run) error {
 	groups := groupsOf(p.Ends, r)
 	return threads.Parallel(len(groups), r.Threads, rowsOf(p.Ends, r)*columns*elementWork, func(task int) {
 		g := groups[task]
-		sums, row, scale := make([]float64, columns), make([]float64, columns), [1]float64{}
+		sums, row, scale := elements.NewSums(int(columns)), make([]float64, columns), [1]float64{}
 		for at := g.first; at < g.end; at++ {
 			loadRow(row, p.GradOutput, r, at)
 			elements.Load(scale[:], address(p.Scales, r, at), p.Scales.DType.Size(), p.Scales.DType)
 			for i, x := range row {
-				sums[i] += float64(scale[0] * x)
+				sums.AddOne(i, float64(scale[0]*x))
 			}
 		}
 		if r.Accumulate {
 			loadRow(row, p.GradBias, r, g.number)
-			for i, x := range row {
-				sums[i] += x
-			}
+			sums.Add(row)
 		}
-		storeRow(p.GradBias, r, g.number, sums)
+		sums.Result(row)
+		storeRow(p.GradBias, r, g.number, row)
 	})
 }
 

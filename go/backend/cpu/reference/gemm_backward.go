@@ -100,7 +100,7 @@ func runGradient[T elements.Real](g gradientProduct, r *backend.Run) error {
 func (k *gemmBackward[T]) runGradPreactivation(r *backend.Run) error {
 	panels, strips := k.grid.panels(), k.grid.columnTiles()
 	chunks := max(1, min(maxChunks, panels))
-	partial := make([]sums, chunks*strips)
+	partial := make([]elements.Sums, chunks*strips)
 	work := k.grid.work
 	if k.recompute != nil {
 		work += k.recompute.Work()
@@ -115,7 +115,7 @@ func (k *gemmBackward[T]) runGradPreactivation(r *backend.Run) error {
 		s := pool.get()
 		defer pool.put(s)
 		if k.gradBias != nil {
-			partial[task] = newSums(tileColumns)
+			partial[task] = elements.NewSums(tileColumns)
 		}
 		for panel := panels * chunk / chunks; panel < panels*(chunk+1)/chunks; panel++ {
 			t := place(&k.grid, s, panel, strip)
@@ -128,12 +128,12 @@ func (k *gemmBackward[T]) runGradPreactivation(r *backend.Run) error {
 	return threads.Parallel(strips, r.Threads, k.grid.columns*int64(chunks), func(strip int) {
 		all := &partial[strip*chunks]
 		for chunk := 1; chunk < chunks; chunk++ {
-			all.merge(&partial[strip*chunks+chunk])
+			all.Merge(&partial[strip*chunks+chunk])
 		}
 		column := int64(strip) * tileColumns
 		columns := int(min(tileColumns, k.grid.columns-column))
 		var total, old [tileColumns]float64
-		all.result(total[:columns])
+		all.Result(total[:columns])
 		address, step := k.gradBias.Address(r, nil, 0, column)
 		if r.Accumulate {
 			elements.Load(old[:columns], address, step, k.pass.GradBias.DType)
@@ -147,7 +147,7 @@ func (k *gemmBackward[T]) runGradPreactivation(r *backend.Run) error {
 
 // gradientTile forms one tile of grad_preactivation, stores it if it is needed, and adds its rows
 // to the column sums.
-func (k *gemmBackward[T]) gradientTile(r *backend.Run, s *scratch[T], t *tile[T], act *portable.Formula, columnSums *sums) {
+func (k *gemmBackward[T]) gradientTile(r *backend.Run, s *scratch[T], t *tile[T], act *portable.Formula, columnSums *elements.Sums) {
 	dt := k.pass.GradOutput.DType
 	if k.recompute != nil {
 		computeTile(k.recompute, r, s, t)
@@ -179,7 +179,7 @@ func (k *gemmBackward[T]) gradientTile(r *backend.Run, s *scratch[T], t *tile[T]
 			storeLine(k.gradPreactivation, r, t, row, gradient[:n])
 		}
 		if k.gradBias != nil {
-			columnSums.add(gradient[:n])
+			columnSums.Add(gradient[:n])
 		}
 	}
 }

@@ -1,7 +1,6 @@
 package reference
 
 import (
-	"math"
 	"unsafe"
 
 	"github.com/epigrad/epigrad/go/backend"
@@ -10,55 +9,6 @@ import (
 	"github.com/epigrad/epigrad/go/backend/cpu/threads"
 	"github.com/epigrad/epigrad/go/tensor"
 )
-
-// sums are running column sums with the error of each addition kept beside them (Neumaier 1974,
-// https://doi.org/10.1002/zamm.19740540106), so that a sum over millions of rows is as good as one
-// over two.
-type sums struct {
-	total, carry []float64
-}
-
-func newSums(n int) sums {
-	both := make([]float64, 2*n)
-	return sums{both[:n], both[n:]}
-}
-
-// add adds x[i] to column i.
-func (s *sums) add(x []float64) {
-	for i, v := range x {
-		s.addOne(i, v)
-	}
-}
-
-func (s *sums) addOne(i int, v float64) {
-	total := s.total[i]
-	sum := total + v
-	if math.Abs(total) >= math.Abs(v) {
-		s.carry[i] += (total - sum) + v
-	} else {
-		s.carry[i] += (v - sum) + total
-	}
-	s.total[i] = sum
-}
-
-// merge adds another's columns.
-func (s *sums) merge(other *sums) {
-	for i := range s.total {
-		s.addOne(i, other.total[i])
-		s.carry[i] += other.carry[i]
-	}
-}
-
-// result writes the sums to dst. Where a sum is infinite or NaN the carry is inf - inf and means
-// nothing: the sum itself is the answer.
-func (s *sums) result(dst []float64) {
-	for i := range dst {
-		dst[i] = s.total[i]
-		if carry := s.carry[i]; !math.IsNaN(carry) && !math.IsInf(carry, 0) {
-			dst[i] += carry
-		}
-	}
-}
 
 // maxChunks is how many pieces a long reduction is cut into, so that several goroutines can share
 // it; the cut depends on shapes alone.
@@ -116,12 +66,12 @@ func (q *reduction) run(r *backend.Run) error {
 	if columns < maxChunks {
 		chunks = int(max(1, min(maxChunks, q.summed.Count/elementsPerTask*int64(along))))
 	}
-	partial := make([]sums, columns*chunks)
+	partial := make([]elements.Sums, columns*chunks)
 	err := threads.Parallel(columns*chunks, r.Threads, q.kept.Count*q.summed.Count*threads.FormulaWork, func(task int) {
 		column, chunk := task/chunks, task%chunks
 		first := int64(column)/runs*inner + int64(column)%runs*int64(along)
 		n := int(min(int64(along), inner-int64(column)%runs*int64(along)))
-		partial[task] = newSums(n)
+		partial[task] = elements.NewSums(n)
 		q.kept.Pieces(&base, first, n, func(p *layout.Piece) {
 			from := q.summed.Count * int64(chunk) / int64(chunks)
 			to := q.summed.Count * int64(chunk+1) / int64(chunks)
@@ -138,12 +88,12 @@ func (q *reduction) run(r *backend.Run) error {
 	return threads.Parallel(columns, r.Threads, q.kept.Count*int64(chunks), func(column int) {
 		all := &partial[column*chunks]
 		for chunk := 1; chunk < chunks; chunk++ {
-			all.merge(&partial[column*chunks+chunk])
+			all.Merge(&partial[column*chunks+chunk])
 		}
 		var total block
-		all.result(total[:len(all.total)])
+		all.Result(total[:all.Len()])
 		first := int64(column)/runs*inner + int64(column)%runs*int64(along)
-		q.kept.Pieces(&base, first, len(all.total), func(p *layout.Piece) {
+		q.kept.Pieces(&base, first, all.Len(), func(p *layout.Piece) {
 			sums := total[p.Start : p.Start+p.Length]
 			if r.Accumulate {
 				var old block
@@ -158,7 +108,7 @@ func (q *reduction) run(r *backend.Run) error {
 }
 
 // sumRun adds the terms [from, to) of one kept element.
-func (q *reduction) sumRun(p *layout.Piece, from, to int64, term compute, total *sums) {
+func (q *reduction) sumRun(p *layout.Piece, from, to int64, term compute, total *elements.Sums) {
 	var at layout.Addresses
 	copy(at[:], p.At[1:])
 	var b blocks
@@ -171,14 +121,14 @@ func (q *reduction) sumRun(p *layout.Piece, from, to int64, term compute, total 
 		})
 		term(n, &b)
 		for _, v := range b[0][:n] {
-			total.addOne(0, v)
+			total.AddOne(0, v)
 		}
 		from += int64(n)
 	}
 }
 
 // sumRows adds the rows [from, to) of a run of kept elements.
-func (q *reduction) sumRows(p *layout.Piece, from, to int64, term compute, total *sums) {
+func (q *reduction) sumRows(p *layout.Piece, from, to int64, term compute, total *elements.Sums) {
 	var at layout.Addresses
 	copy(at[:], p.At[1:])
 	var b blocks
@@ -191,7 +141,7 @@ func (q *reduction) sumRows(p *layout.Piece, from, to int64, term compute, total
 					elements.Load(b[i+1][:p.Length], address, q.kept.InnerStride(i+1), q.summed.DType)
 				}
 				term(p.Length, &b)
-				total.add(b[0][:p.Length])
+				total.Add(b[0][:p.Length])
 			}
 		})
 		from += int64(n)

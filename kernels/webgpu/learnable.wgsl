@@ -13,7 +13,11 @@ fn soft(x: f32) -> f32 {
 }
 
 // expm1 is e^x - 1, and expm1_rest e^x - 1 - x, for x <= 0: by the series' rest where they cancel.
-fn expm1(x: f32) -> f32 { return select(whole(decay(abs(x))) - 1.0, fma(x * x, exp_rest(x), x), abs(x) < 0.34); }
+// NaN stays, which decay takes for a number.
+fn expm1(x: f32) -> f32 {
+  let value = select(whole(decay(abs(x))) - 1.0, fma(x * x, exp_rest(x), x), abs(x) < 0.34);
+  return select(value, x, is_nan(x));
+}
 fn expm1_rest(x: f32) -> f32 { return select((whole(decay(abs(x))) - 1.0) - x, x * x * exp_rest(x), abs(x) < 0.34); }
 
 // xielu is a_p x^2 + beta x where x > 0, else a_n (e^x - 1 - x) + beta x, for a_p = soft(alpha_p),

@@ -117,7 +117,7 @@ def test_an_input_that_is_written_is_found(monkeypatch: pytest.MonkeyPatch) -> N
     assert "an input was written to" in found("correct", "gated_product")
 
 
-@pytest.mark.parametrize("op", ["linear", "gated_product", "experts"])
+@pytest.mark.parametrize("op", ["linear", "gated_product"])
 @pytest.mark.parametrize(
     ("values", "spoil"),
     [
@@ -135,8 +135,9 @@ def test_a_defect_at_special_values_is_found(
         spoil(out)
         return result
 
-    some = [problem for problem in itertools.islice(search.problems("correct", "cpu", 0), 900) if problem.op == op]
-    some = [dataclasses.replace(each, entry="stateless", save="recompute", values=values) for each in some]
+    some = [
+        dataclasses.replace(each, entry="stateless", save="recompute", values=values) for each in some_of(25, op=op)
+    ]
     assert not [str(each) for each in some if search.verdict("correct", each, "cpu")]
     wrong_in(monkeypatch, forward, op, change)
     assert any(search.verdict("correct", each, "cpu").startswith("out: ") for each in some)

@@ -337,6 +337,19 @@ def test_what_is_not_finite_is_as_on_the_cpu(activation: str) -> None:
         assert torch.equal(ours.signbit() & has_sign, theirs.signbit() & has_sign)
 
 
+@pytest.mark.parametrize("op", ["prelu", "xielu"])
+def test_learned_activations_at_what_is_not_finite_are_as_on_the_cpu(op: str) -> None:
+    """`check` found the slope of xielu at NaN, which was that at -infinity."""
+    x, parameters = torch.tensor(ARGUMENTS), [torch.tensor([0.3])] * (1 if op == "prelu" else 2)
+    results = []
+    for name in ("webgpu", "cpu"):
+        with epigrad.use_backend(name):
+            out = getattr(forward, op)(x, *parameters)
+            results.append((out, getattr(backward, f"{op}_backward")(torch.ones_like(x), x, *parameters)[0]))
+    for ours, theirs in zip(*results, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=flushed_below(), equal_nan=True)
+
+
 def value_and_slope(activation: str, x: Tensor) -> tuple[Tensor, Tensor]:
     """act(x) and act'(x), each as a product of one element."""
     column, one = x.unsqueeze(1), torch.ones(1, 1, dtype=x.dtype)

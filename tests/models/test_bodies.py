@@ -5,7 +5,9 @@ the proof that each class gets.
 from __future__ import annotations
 
 import functools
+import pickle
 import random
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -211,6 +213,17 @@ def test_sequences_are_recognised_until_they_change(layers: tuple[nn.Module, ...
     assert_same(block, results(own))
     assert_same(block[:-2], results(own[:-2]))
     assert_same(block[1:], results(own[1:]))
+
+
+def test_a_pickle_whose_class_has_another_forward_by_now_is_not_patched(monkeypatch: pytest.MonkeyPatch) -> None:
+    block = made(Packed)
+    patch(block)
+    stored = pickle.dumps(block)
+    assert isinstance(pickle.loads(stored), Patched)
+    monkeypatch.setattr(Packed, "forward", SwappedHalves.forward)
+    loaded = pickle.loads(stored)
+    assert type(loaded) is Packed and not isinstance(loaded, Patched)
+    assert_same(loaded, results(made(SwappedHalves)))
 
 
 # --- near misses ----------------------------------------------------------------------------------
@@ -464,6 +477,14 @@ def test_a_class_is_proved_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert calls == [Llama, Packed]
 
 
+def test_many_blocks_take_little_time() -> None:
+    model = nn.Sequential(*(made(Llama) for _ in range(32)))
+    patch(model[0])
+    start = time.process_time()
+    assert len(patch(model).patched) == 32
+    assert time.process_time() - start < 0.3
+
+
 @pytest.mark.usefixtures("_fresh")
 def test_what_is_the_users_stays_as_it_was() -> None:
     block = nn.Sequential(*(made(cls) for cls in KNOWN))
@@ -477,9 +498,11 @@ def test_what_is_the_users_stays_as_it_was() -> None:
     block[0].act = nn.SiLU()
     flags = [module.training for module in block.modules()]
     numbers, python = torch.get_rng_state(), random.getstate()
+    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
     attributes = [dict(module.__dict__) for module in block.modules()]
     patch(block)
     assert torch.equal(torch.get_rng_state(), numbers) and random.getstate() == python and not called
+    assert all(map(torch.equal, torch.cuda.get_rng_state_all() if cuda else [], cuda))
     assert [module.training for module in block.modules()] == flags
     assert [dict(module.__dict__) for module in block.modules()] == attributes
     for name, value in block.state_dict(keep_vars=True).items():

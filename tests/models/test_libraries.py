@@ -35,9 +35,10 @@ BLOCKS: dict[str, tuple[nn.Module, str]] = {
         "linear relu, since grn is at work",
     ),
     "torchvision's MLP": (MLP(SIZE, [12, SIZE], activation_layer=nn.GELU), "mlp gelu"),
-    "torchvision's MLP, in place": (
-        MLP(SIZE, [12, SIZE], inplace=True, dropout=0.3),
-        "linear relu, since 2 is at work",
+    "an activation in place": (nn.Sequential(nn.Linear(SIZE, 12), nn.ReLU(True), nn.Linear(12, SIZE)), "mlp relu"),
+    "dropout in place": (
+        nn.Sequential(nn.Linear(SIZE, 12), nn.GELU(), nn.Dropout(0.3, inplace=True), nn.Linear(12, SIZE)),
+        "linear gelu, since 2 is at work",
     ),
     "torchvision's MLPBlock": (torchvision.models.vision_transformer.MLPBlock(SIZE, 12, 0.0), "mlp gelu"),
 }

@@ -20,6 +20,7 @@ from torch import nn
 
 LIKE_A_BLOCK = re.compile(r"MLP|Mlp|FeedForward|FFN|Intermediate$|DenseAct|DenseGated")
 SIZE = 16
+_SIZE = re.compile(r"size$|features$|^num_")
 _LARGE = 40
 """Numbers of a configuration from here on are sizes, and made small."""
 
@@ -88,7 +89,8 @@ def small(config: Any) -> Any:
     """A configuration with its sizes made small."""
     config = copy.deepcopy(config)
     for name, value in vars(config).items():
-        if type(value) is int and value >= _LARGE and not name.endswith("_id"):
+        none = value == 0 and name.endswith(("intermediate_size", "features"))
+        if type(value) is int and (value >= _LARGE or none) and not name.endswith("_id"):
             config.__dict__[name] = SIZE
         elif isinstance(value, list) and value and all(type(each) is int for each in value):
             config.__dict__[name] = [min(each, SIZE) for each in value]
@@ -105,9 +107,7 @@ def instance(cls: type[nn.Module]) -> nn.Module | None:
                 continue
             if config is not None and ("config" in parameter.name or parameter.name == "args"):
                 arguments[parameter.name] = config
-            elif parameter.default is parameter.empty or (
-                parameter.default is None and "intermediate" in parameter.name
-            ):
+            elif parameter.default is parameter.empty or (parameter.default is None and _SIZE.search(parameter.name)):
                 arguments[parameter.name] = _value(parameter)
         try:
             return cls(**arguments)
@@ -119,7 +119,7 @@ def instance(cls: type[nn.Module]) -> nn.Module | None:
 def _value(parameter: inspect.Parameter) -> Any:
     if "idx" in parameter.name or "index" in parameter.name:
         return 0
-    if "act" in parameter.name:
+    if parameter.name.startswith(("act", "hidden_act")):
         return "gelu"
     if "bias" in parameter.name:
         return True

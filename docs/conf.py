@@ -15,16 +15,16 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent / "extensions"))
 
-import c_reference  # noqa: E402
-import command_line  # noqa: E402
-import llms  # noqa: E402
-import repository_links  # noqa: E402
-from docutils import nodes  # noqa: E402
-from epigrad import cli, errors  # noqa: E402
-from repository_links import REPOSITORY, ROOT  # noqa: E402
-from sphinx.addnodes import pending_xref  # noqa: E402
-from sphinx.application import Sphinx  # noqa: E402
-from sphinx.environment import BuildEnvironment  # noqa: E402
+import c_reference
+import command_line
+import llms
+import repository_links
+from docutils import nodes
+from epigrad import cli, errors
+from repository_links import REPOSITORY, ROOT
+from sphinx.addnodes import pending_xref
+from sphinx.application import Sphinx
+from sphinx.environment import BuildEnvironment
 
 HEADER = ROOT / "cbridge" / "include" / "epigrad.h"
 (version,) = re.findall(r'^#define EPG_VERSION "(.+)"$', HEADER.read_text(), re.M)

@@ -17,7 +17,7 @@ from torchvision.ops.misc import MLP
 from transformers import T5Config
 from transformers.models.t5 import modeling_t5
 
-from tests.models.test_bodies import results
+from tests.models.handmade import results
 
 pytestmark = pytest.mark.usefixtures("_one_thread")
 SIZE = 8

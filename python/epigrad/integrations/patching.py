@@ -227,10 +227,10 @@ _LIKE_A_BLOCK = re.compile(r"MLP|Mlp|FeedForward|FFN|Intermediate$|DenseAct|Dens
 def _row(module: nn.Module, cls: type[Any]) -> Block | None:
     """The row of a module, None for what is no block of a model."""
     room = cls.__module__.partition(".")[0]
-    if not module._modules or room == "epigrad":
-        return None
     if room == "torch" and cls is not nn.Sequential:
         raise Unknown(f"its class is of {cls.__module__}: patch before it gets this class")
+    if room == "epigrad" or not module._modules:
+        return None
     return row_of(module, cls)
 
 

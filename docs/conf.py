@@ -48,6 +48,7 @@ nb_execution_mode = "force"
 nb_execution_raise_on_error = True
 nb_execution_show_tb = True
 nb_execution_timeout = 300
+nb_output_stderr = "warn"
 
 # --- docstrings -----------------------------------------------------------------------------------
 

@@ -6,7 +6,7 @@
 // Sums are in float, and are rounded once, to the dtype of the result. Tiles are counted as
 // make_tables counts them: a group of n rows has ceil(n / 192), and they lie in the order of
 // groups.
-#include "grouped_sm90.cuh"
+#include "grouped_tiles_sm90.cuh"
 
 namespace epigrad::sm90::grouped {
 

@@ -11,6 +11,7 @@
 // layout is that of value and gate: "halves", or "interleaved".
 #pragma once
 
+#include "grouped_epilogues_sm90.cuh"
 #include "grouped_sm90.cuh"
 
 #define GROUPED_KERNEL(name, ...)                                                                                                                     \

@@ -10,7 +10,7 @@ import (
 	"github.com/epigrad/epigrad/go/tensor"
 )
 
-// Constants of kernels/cuda/grouped_sm90.cuh.
+// Constants of kernels/cuda/grouped_tiles_sm90.cuh.
 const (
 	groupedParameters = 1152 // bytes
 	mostGroups        = 512

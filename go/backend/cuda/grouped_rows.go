@@ -1,0 +1,305 @@
+//go:build cgo
+
+package cuda
+
+import (
+	"math/bits"
+
+	"github.com/epigrad/epigrad/go/backend"
+	"github.com/epigrad/epigrad/go/dtype"
+	"github.com/epigrad/epigrad/go/status"
+	"github.com/epigrad/epigrad/go/tensor"
+)
+
+// Constants of kernels/cuda/grouped_rows.cu and grouped_products.cu.
+const (
+	// mostRouted is the most groups that slots are sorted by.
+	mostRouted = 8192
+	// groups that a block of the scan has
+	scanGroups = 8
+	// groupedRows are the rows of a block whose threads are 32 to a row
+	groupedRows = 8
+	// groupedTile is the rows and columns of a product's tile
+	groupedTile = 64
+	// sumRows and sumLanes are the rows of a chunk, and the columns, or vectors, that a block sums
+	sumRows, sumLanes = 256, 32
+)
+
+const (
+	// mostChunks is how many parts the slots are cut into that are sorted beside each other.
+	mostChunks = 1024
+	// mostCounts bounds the counts of groups in chunks.
+	mostCounts = 1 << 22
+	// roundsAlone is how many rounds of slots one block sorts faster than several with a launch
+	// more.
+	roundsAlone = 2
+)
+
+// groupEnds adds the launch that makes ends of a caller's offsets.
+func (b *builder) groupEnds(p *backend.GroupEnds) error {
+	groups := p.Ends.Shape[0]
+	if groups == 0 {
+		return nil
+	}
+	q := &parameters{}
+	q.vector(p.Offsets)
+	q.address(p.Ends)
+	q.int64(groups)
+	q.sizes(p.Rows)
+	q.bool(p.Offsets.DType == dtype.Int64)
+	return b.general(q, "grouped_ends", 1)
+}
+
+// general adds a launch that has one form.
+func (b *builder) general(p *parameters, function string, blocks int64) error {
+	l, err := p.launch(function, blocks)
+	if err == nil {
+		b.launch(step{general: l})
+	}
+	return err
+}
+
+// route adds the launches that sort slots: ranks and counts in chunks, the counts of chunks before,
+// and places.
+func (b *builder) route(p *backend.Route) error {
+	groups, slots := p.Ends.Shape[0], p.Index.Numel()
+	if groups > mostRouted {
+		return status.Errorf(status.Unsupported, "%s: %d experts, and the cuda backend has kernels for at most %d", p.Op, groups, mostRouted)
+	}
+	turns := ceilDiv(slots, blockThreads)
+	rounds := max(ceilDiv(turns, min(mostChunks, mostCounts/max(groups, 1))), 1)
+	if turns <= roundsAlone {
+		rounds = max(turns, 1)
+	}
+	chunks := max(ceilDiv(turns, rounds), 1)
+	counts, totals := b.region(dtype.Int32, chunks, groups), b.region(dtype.Int32, groups)
+	launch := func(function string, blocks int64) error {
+		q := &parameters{}
+		q.address(p.Index)
+		q.int64(p.Index.Strides[0])
+		q.int64(p.Index.Strides[1])
+		q.address(p.Ends)
+		q.address(p.Places)
+		q.address(counts)
+		q.address(totals)
+		q.sizes(slots, max(p.Index.Shape[1], 1), groups, rounds, chunks)
+		q.bool(chunks == 1)
+		return b.general(q, function, blocks)
+	}
+	if err := launch("grouped_route_rank", chunks); err != nil || groups == 0 {
+		return err
+	}
+	if chunks > 1 {
+		if err := launch("grouped_route_scan", ceilDiv(groups, scanGroups)); err != nil {
+			return err
+		}
+	}
+	return launch("grouped_route_place", max(min(turns, 2*int64(b.device.processors)), 1))
+}
+
+// groupedMatrix is a Matrix of groups.cuh: rows, or a matrix or a vector for each group.
+func (p *parameters) groupedMatrix(v *tensor.View, group, row, column int) {
+	p.address(v)
+	for _, d := range [3]int{group, row, column} {
+		stride := int64(0)
+		if v != nil && d >= 0 {
+			stride = v.Strides[d]
+		}
+		p.int64(stride)
+	}
+}
+
+// rowsMatrix is a matrix of rows, whose strides count units of so many elements.
+func (p *parameters) rowsMatrix(v *tensor.View, unit int64) {
+	if v == nil || unit == 1 {
+		p.groupedMatrix(v, none, 0, 1)
+		return
+	}
+	units := *v
+	units.Strides = []int64{v.Strides[0] / unit, v.Strides[1]}
+	p.groupedMatrix(&units, none, 0, 1)
+}
+
+// byRows reports whether rows of matrices can be read and written by vectors, as far as their
+// strides tell.
+func byRows(width int64, matrices ...*tensor.View) bool {
+	for _, v := range matrices {
+		if v != nil && (v.Shape[1]%width != 0 || v.Strides[1] != 1 || v.Strides[0]%width != 0) {
+			return false
+		}
+	}
+	return true
+}
+
+// rowLanes is the logarithm of how many threads are side by side in a row of so many units.
+func rowLanes(units int64) int64 {
+	return int64(min(blockThreadsLog2, bits.Len64(uint64(max(units, 1)-1))))
+}
+
+// rowBlocks is how many blocks have these rows.
+func rowBlocks(rows, lanes int64) int64 { return ceilDiv(rows, blockThreads>>lanes) }
+
+// forms adds a launch over rows: with vectors where strides allow it, and without. fill gives it
+// parameters for units of so many elements, and tells how many blocks there are.
+func (b *builder) forms(width int64, vectors bool, name func(unit int64) string, fill func(p *parameters, unit int64) (blocks int64)) error {
+	var s step
+	for _, form := range []struct {
+		unit int64
+		to   **launch
+	}{{width, &s.vector}, {1, &s.general}} {
+		if form.unit > 1 && !vectors {
+			continue
+		}
+		p := &parameters{}
+		blocks := fill(p, form.unit)
+		l, err := p.launch(name(form.unit), blocks)
+		if err != nil {
+			return err
+		}
+		*form.to = l
+	}
+	b.launch(s)
+	return nil
+}
+
+// vectorWidth is how many elements a vector has.
+func vectorWidth(dt dtype.DType) int64 { return vectorBytes / dt.Size() }
+
+// slots are the Slots of grouped_rows.cu.
+func (p *parameters) slots(places, scale *tensor.View, isFloat bool) {
+	p.address(places)
+	p.groupedVector(scale)
+	p.bool(isFloat)
+	p.sizes(places.Shape[1])
+}
+
+// groupedVector is a pointer and the strides of two dimensions.
+func (p *parameters) groupedVector(v *tensor.View) {
+	p.address(v)
+	strides := []int64{0, 0}
+	if v != nil {
+		strides = v.Strides
+	}
+	p.int64(strides[0])
+	p.int64(strides[1])
+}
+
+// isFloat reports whether a tensor is in float, beside others in a half type.
+func (b *builder) isFloat(v *tensor.View) bool {
+	return v != nil && v.DType == dtype.Float32 && b.dt != dtype.Float32
+}
+
+// scaleTypes are the numbers of dtypes in grouped_rows.cu.
+var scaleTypes = map[dtype.DType]int64{dtype.Float32: 0, dtype.Float64: 1, dtype.BFloat16: 2, dtype.Float16: 3}
+
+// sized names a kernel that copies units of so many elements.
+func (b *builder) sized(name string) func(unit int64) string {
+	return func(unit int64) string {
+		return name + map[int64]string{2: "2", 4: "4", 8: "8", vectorBytes: "16"}[unit*b.dt.Size()]
+	}
+}
+
+// typed names a kernel of a dtype in its two forms.
+func typed(name string, dt dtype.DType) func(unit int64) string {
+	return func(unit int64) string {
+		if unit == 1 {
+			return name + dt.Short() + "_strided"
+		}
+		return name + dt.Short()
+	}
+}
+
+// scatterRows adds the launch that copies rows to their places.
+func (b *builder) scatterRows(p *backend.ScatterRows) error {
+	tokens, each, columns := p.Places.Shape[0], p.Places.Shape[1], int64(0)
+	if p.Out != nil {
+		columns = p.Out.Shape[1]
+	}
+	if tokens*each == 0 || columns == 0 && p.Scales == nil {
+		return nil
+	}
+	width, scale := vectorWidth(b.dt), p.Scale
+	if p.Scales == nil {
+		scale = nil
+	}
+	return b.forms(width, columns > 0 && byRows(width, p.Input, p.Out), b.sized("grouped_scatter_"), func(q *parameters, unit int64) int64 {
+		q.rowsMatrix(p.Input, unit)
+		q.rowsMatrix(p.Out, unit)
+		q.slots(p.Places, scale, false)
+		q.address(p.Scales)
+		q.int64(tokens)
+		q.int64(columns / unit)
+		lanes, scaleType := rowLanes(max(columns/unit, 1)), int64(0)
+		if scale != nil {
+			scaleType = scaleTypes[scale.DType]
+		}
+		q.sizes(lanes, scaleType)
+		return rowBlocks(tokens, lanes)
+	})
+}
+
+// combineRows adds the launch that adds up the rows of each token's slots.
+func (b *builder) combineRows(p *backend.CombineRows) error {
+	tokens, columns := p.Out.Shape[0], p.Out.Shape[1]
+	if tokens*columns == 0 {
+		return nil
+	}
+	width := vectorWidth(b.dt)
+	return b.forms(width, byRows(width, p.Input, p.Out), typed("grouped_combine_", b.dt), func(q *parameters, unit int64) int64 {
+		q.rowsMatrix(p.Input, 1)
+		q.rowsMatrix(p.Out, 1)
+		q.slots(p.Places, p.Scale, b.isFloat(p.Scale))
+		q.int64(tokens)
+		q.int64(columns / unit)
+		lanes := rowLanes(columns / unit)
+		q.sizes(lanes, 0)
+		return rowBlocks(tokens, lanes)
+	})
+}
+
+// scaleGradient adds the launch of the scales' gradients.
+func (b *builder) scaleGradient(p *backend.ScaleGradient) error {
+	slots, columns := p.Places.Numel(), int64(0)
+	if slots == 0 {
+		return nil
+	}
+	if p.Bias != nil {
+		columns = p.Bias.Shape[1]
+	}
+	q := &parameters{}
+	q.address(p.Sums)
+	q.address(p.Places)
+	q.groupedVector(p.Index)
+	q.rowsMatrix(p.GradOutput, 1)
+	q.rowsMatrix(p.Bias, 1)
+	q.groupedVector(p.GradScale)
+	q.int64(columns)
+	q.sizes(slots, p.Places.Shape[1])
+	q.bool(b.isFloat(p.GradScale))
+	q.uint32(0)
+	return b.general(q, "grouped_scale_gradient_"+b.dt.Short(), ceilDiv(slots, groupedRows))
+}
+
+// zeroRest adds the launches that write zeros over the rows that are nobody's.
+func (b *builder) zeroRest(ends *tensor.View, results ...*tensor.View) error {
+	for _, v := range results {
+		if v == nil || v.IsEmpty() {
+			continue
+		}
+		width := vectorWidth(b.dt)
+		err := b.forms(width, byRows(width, v), b.sized("grouped_zero_"), func(q *parameters, unit int64) int64 {
+			q.rowsMatrix(v, unit)
+			q.address(ends)
+			q.int64(v.Shape[0])
+			q.int64(v.Shape[1] / unit)
+			lanes := rowLanes(v.Shape[1] / unit)
+			q.sizes(ends.Shape[0], lanes)
+			most := 2 * int64(b.device.processors)
+			return min(rowBlocks(v.Shape[0], lanes), most)
+		})
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}

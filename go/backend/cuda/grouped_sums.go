@@ -1,0 +1,137 @@
+//go:build cgo
+
+package cuda
+
+import "github.com/epigrad/epigrad/go/tensor"
+
+// mostUnrounded is the most bytes of slopes that are kept unrounded at a time, to be summed; tests
+// change it.
+var mostUnrounded int64 = 64 << 20
+
+// groupSums are sums of each group's rows, which may be added to.
+type groupSums struct {
+	ends, scales *tensor.View
+	sums         *tensor.View // [e, n]
+	partials     *tensor.View
+}
+
+// groupSums makes room for the partial sums.
+func (b *builder) groupSums(sums, scales, ends *tensor.View, rows int64) *groupSums {
+	g := &groupSums{ends: ends, scales: scales, sums: sums}
+	g.partials = b.region(b.dt.Accumulator(), ceilDiv(rows, sumRows)+ends.Shape[0], sums.Shape[1])
+	return g
+}
+
+// addRows adds the launch that sums rows of x, the first of which is the row `first` of all.
+func (b *builder) addRows(g *groupSums, x *tensor.View, first int64) error {
+	rows, columns, groups := x.Shape[0], x.Shape[1], g.ends.Shape[0]
+	if rows*columns*groups == 0 {
+		return nil
+	}
+	width := vectorWidth(x.DType)
+	return b.forms(width, byRows(width, x), typed("grouped_sums_", x.DType), func(p *parameters, unit int64) int64 {
+		blocks := ceilDiv(columns, sumLanes*unit)
+		p.rowsMatrix(x, 1)
+		p.address(g.scales)
+		p.address(g.partials)
+		p.address(g.ends)
+		p.int64(first)
+		p.int64(first + rows)
+		p.int64(columns)
+		p.divisor(blocks)
+		p.sizes(groups, 0)
+		return (ceilDiv(rows, sumRows) + groups) * blocks
+	})
+}
+
+// finishSums adds the launch that adds up the partial sums.
+func (b *builder) finishSums(g *groupSums) error {
+	groups, columns := g.sums.Shape[0], g.sums.Shape[1]
+	if groups*columns == 0 {
+		return nil
+	}
+	blocks := ceilDiv(columns, sumLanes)
+	p := &parameters{}
+	p.groupedMatrix(g.sums, 0, none, 1)
+	p.address(g.partials)
+	p.address(g.ends)
+	p.int64(columns)
+	p.divisor(blocks)
+	return b.accumulating(p, "grouped_finish_sums_"+g.sums.DType.Short(), groups*blocks)
+}
+
+// sumRowsOf adds sums of the rows of a matrix.
+func (b *builder) sumRowsOf(x, sums, scales, ends *tensor.View) error {
+	g := b.groupSums(sums, scales, ends, x.Shape[0])
+	if err := b.addRows(g, x, 0); err != nil {
+		return err
+	}
+	return b.finishSums(g)
+}
+
+// someRows are some of a matrix's rows; nil of nil.
+func someRows(v *tensor.View, first, rows int64) *tensor.View {
+	if v == nil {
+		return nil
+	}
+	some := *moved(v, first*v.Strides[0])
+	some.Shape = []int64{rows, v.Shape[1]}
+	return &some
+}
+
+// sumSlopes adds a summing pass (reduce.go) over the rows of all groups, whose sums are those of
+// each group. The pass gives the terms before they are rounded, as its sums of chunks of one row.
+func (b *builder) sumSlopes(r *reduction, ends, scales *tensor.View) error {
+	rows, columns := r.inputs[0].Shape[0], r.inputs[0].Shape[1]
+	wide := b.dt.Accumulator()
+	var all [2]*groupSums
+	var unrounded [2]*tensor.View
+	piece := max(mostUnrounded/wide.Size()/max(columns, 1)/sumRows, 1) * sumRows
+	for i, sums := range r.sums {
+		if sums != nil {
+			all[i], unrounded[i] = b.groupSums(sums, scales, ends, rows), b.region(wide, min(piece, rows), columns)
+		}
+	}
+	for first := int64(0); first < rows && columns > 0; first += piece {
+		count := min(piece, rows-first)
+		part := &reduction{columns: r.columns}
+		var partials []*tensor.View
+		for i := range r.sums {
+			part.outputs = append(part.outputs, someRows(r.outputs[i], first, count))
+			partials = append(partials, unrounded[i])
+		}
+		for _, input := range r.inputs {
+			part.inputs = append(part.inputs, someRows(input, first, count))
+		}
+		if err := b.unsummed(part, partials); err != nil {
+			return err
+		}
+		for i, g := range all {
+			if g == nil {
+				continue
+			}
+			if err := b.addRows(g, someRows(unrounded[i], 0, count), first); err != nil {
+				return err
+			}
+		}
+	}
+	for _, g := range all {
+		if g == nil {
+			continue
+		}
+		if err := b.finishSums(g); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// unsummed adds a summing pass over rows that writes the terms of its sums.
+func (b *builder) unsummed(r *reduction, terms []*tensor.View) error {
+	rows, columns := r.inputs[0].Shape[0], r.inputs[0].Shape[1]
+	all := append(append([]*tensor.View{}, r.inputs...), r.outputs...)
+	shape := []int64{1, columns}
+	o := order{keptFirst: true, unit: 1, run: 1, shortRun: 1, chunks: rows}
+	o.keptLanes = int(rowLanes(ceilDiv(columns, vectorWidth(b.dt))))
+	return b.sum(r, o, walkOf(restricted(all, shape, true)), walkOf(restricted(all, shape, false)), terms, columns)
+}

@@ -25,6 +25,10 @@ if not FULL:
 # The kernels of large products are tested with small ones too, which are BLAS's by rule.
 os.environ.setdefault("EPIGRAD_CUDA_ONE_KERNEL", "1")
 
+# Tables are plain and as wide as their text, whatever terminal the tests are started from.
+for variable in ("COLUMNS", "LINES", "FORCE_COLOR", "TTY_COMPATIBLE"):
+    os.environ.pop(variable, None)
+
 # Read where transformers is imported: a test that wanted the network would fail at once.
 os.environ["HF_HUB_OFFLINE"] = "1"
 

@@ -39,6 +39,10 @@ const (
 // change it.
 var mostUnrounded int64 = 64 << 20
 
+// mostPieces is how many parts slopes are summed in where that happens seldom: the workspace has
+// room for a part in all other runs too.
+const mostPieces = 64
+
 // groupEnds adds the launch that makes ends of a caller's offsets.
 func (b *builder) groupEnds(p *backend.GroupEnds) error {
 	groups := p.Ends.Shape[0]
@@ -466,12 +470,16 @@ func someRows(v *tensor.View, first, rows int64) *tensor.View {
 
 // sumSlopes adds a summing pass (reduce.go) over the rows of all groups, whose sums are those of
 // each group. The pass gives the terms before they are rounded, as its sums of chunks of one row.
-func (b *builder) sumSlopes(r *reduction, ends, scales *tensor.View) error {
+func (b *builder) sumSlopes(r *reduction, ends, scales *tensor.View, seldom bool) error {
 	rows, columns := r.inputs[0].Shape[0], r.inputs[0].Shape[1]
 	wide := b.dt.Accumulator()
 	var all [2]*groupSums
 	var unrounded [2]*tensor.View
-	piece := max(mostUnrounded/wide.Size()/max(columns, 1)/sumRows, 1) * sumRows
+	chunks := max(mostUnrounded/wide.Size()/max(columns, 1)/sumRows, 1)
+	if seldom {
+		chunks = min(chunks, ceilDiv(rows, mostPieces*sumRows))
+	}
+	piece := chunks * sumRows
 	for i, sums := range r.sums {
 		if sums != nil {
 			all[i], unrounded[i] = b.groupSums(sums, scales, ends, rows), b.region(wide, min(piece, rows), columns)
@@ -608,11 +616,11 @@ func (b *builder) groupedSlopes(p *backend.GroupedLayerBackward) (grad *tensor.V
 	if p.GradInput != nil || p.GradWeight != nil {
 		grad = b.region(b.dt, shape...)
 	}
-	return grad, b.slopes(p.Formula, p.GradOutput, pre, grad, p.GradBias, p.Scales, p.Ends)
+	return grad, b.slopes(p.Formula, p.GradOutput, pre, grad, p.GradBias, p.Scales, p.Ends, false)
 }
 
 // slopes adds out = grad act'(pre), which may be nil, and sums of its rows, which may be too.
-func (b *builder) slopes(formula string, grad, pre, out, sums, scales, ends *tensor.View) error {
+func (b *builder) slopes(formula string, grad, pre, out, sums, scales, ends *tensor.View, seldom bool) error {
 	suffix := formula + "_" + b.dt.Short()
 	inputs := []*tensor.View{grad, pre}
 	switch {
@@ -631,11 +639,11 @@ func (b *builder) slopes(formula string, grad, pre, out, sums, scales, ends *ten
 		return b.elementwise(f, numbers{}, append([]*tensor.View{out}, inputs...)...)
 	}
 	r := &reduction{columns: "grad_preactivation_columns_" + suffix, outputs: []*tensor.View{out}, sums: []*tensor.View{sums}, inputs: inputs}
-	return b.sumSlopes(r, ends, scales)
+	return b.sumSlopes(r, ends, scales, seldom)
 }
 
 // gatedSlopes is slopes for the halves of a gated activation's input.
-func (b *builder) gatedSlopes(p *backend.GroupedHiddenBackward, grad *tensor.View) error {
+func (b *builder) gatedSlopes(p *backend.GroupedHiddenBackward, grad *tensor.View, seldom bool) error {
 	value, gate := p.Halves(p.Preactivation)
 	gradValue, gradGate := p.Halves(p.GradPreactivation)
 	if p.GradBias == nil {
@@ -648,7 +656,7 @@ func (b *builder) gatedSlopes(p *backend.GroupedHiddenBackward, grad *tensor.Vie
 		columns: "gated_backward_columns_" + p.Formula + "_" + b.dt.Short(), outputs: []*tensor.View{gradValue, gradGate},
 		sums: []*tensor.View{biasValue, biasGate}, inputs: []*tensor.View{grad, value, gate},
 	}
-	return b.sumSlopes(r, p.Ends, nil)
+	return b.sumSlopes(r, p.Ends, nil, seldom)
 }
 
 // groupedHiddenBackward adds the backward of a hidden activation of each group: one kernel, or
@@ -696,9 +704,9 @@ func (b *builder) hiddenBackwardInPasses(p *backend.GroupedHiddenBackward, seldo
 	case !sloped:
 		return nil
 	case p.Halves != nil:
-		return b.gatedSlopes(p, grad)
+		return b.gatedSlopes(p, grad, seldom)
 	}
-	return b.slopes(p.Formula, grad, p.Preactivation, p.GradPreactivation, p.GradBias, nil, p.Ends)
+	return b.slopes(p.Formula, grad, p.Preactivation, p.GradPreactivation, p.GradBias, nil, p.Ends, seldom)
 }
 
 // hidden adds the hidden activation of a preactivation.

@@ -251,12 +251,13 @@ func (r *routing) ofLayerOut(rows, hidden, scales, gradWeight, gradBias *tensor.
 }
 
 // expertsBackwardProblems are in an order in which one tensor has the rows of all slots in turns:
-// of grad_output, of the gradient to the input, and of the input. The layer whose gradients come
-// last has, in the memory of its weight's gradient, what only the other one needs.
+// of grad_output, of the gradient to the input, and of the input.
 //
-// That is the hidden activation in the gradient of weight_in. Or it is the preactivation's gradient
-// in that of weight_out, which saves twice as much where there are gates. The rows of grad_output
-// are then copied a second time, which is worth it where they are no longer than a hidden row.
+// The weight's gradient that is formed last has in its memory what only the other one needs: the
+// hidden activation in the gradient of weight_in, or the preactivation's gradient in that of
+// weight_out. The latter saves twice as much where there are gates. The rows of grad_output are
+// then copied a second time, which is worth it where they are no longer than a hidden row. A
+// preactivation that is formed again lies in the memory of the gradient that is formed first.
 func expertsBackwardProblems(c *Call, h backend.Header, w *region) []backend.Problem {
 	m, _ := mixtureOf(c, c.Inputs[1:]) // which is valid
 	r := m.routed(h, w)
@@ -266,36 +267,39 @@ func expertsBackwardProblems(c *Call, h backend.Header, w *region) []backend.Pro
 	add := func(p ...backend.Problem) { problems = append(problems, p...) }
 	products := gradInput != nil || gradWeightIn != nil
 	through := products || gradBiasIn != nil || gradScale != nil || gradWeightOut != nil
+	lent := func(gradient *tensor.View, shape []int64) *tensor.View {
+		if c.Accumulate {
+			return nil
+		}
+		return within(gradient, h.DType, shape)
+	}
+	memory := func(gradient *tensor.View, shape []int64) *tensor.View {
+		if v := lent(gradient, shape); v != nil {
+			return v
+		}
+		return w.view(shape)
+	}
+	outLast := products && m.halves != nil && m.hidden[1] >= m.rows()[1] && lent(gradWeightOut, m.pre) != nil
 	if pre == nil && through {
-		pre = w.view(m.pre)
+		formedFirst := gradWeightOut
+		if outLast {
+			formedFirst = gradWeightIn
+		}
+		pre = memory(formedFirst, m.pre)
 		add(r.form(pre, nil, rows)...)
 	}
 	scales := w.typed(h.DType.Accumulator(), m.pre[:1])
 	add(&backend.ScatterRows{Header: h, Input: grad, Places: r.places, Scale: m.scale, Out: rows, Scales: scales})
 	var gradPre, hidden, sums *tensor.View
-	outLast := false
 	if through {
-		memory := func(weight *tensor.View, shape []int64) *tensor.View {
-			if c.Accumulate {
-				return nil
-			}
-			return within(weight, h.DType, shape)
+		switch {
+		case outLast:
+			gradPre, hidden = memory(gradWeightOut, m.pre), w.view(m.hidden)
+		case products:
+			gradPre = w.view(m.pre)
 		}
-		if products {
-			if m.halves != nil && m.hidden[1] >= m.rows()[1] {
-				gradPre = memory(gradWeightOut, m.pre)
-			}
-			if outLast = gradPre != nil; !outLast {
-				gradPre = w.view(m.pre)
-			}
-		}
-		if gradWeightOut != nil {
-			if !outLast {
-				hidden = memory(gradWeightIn, m.hidden)
-			}
-			if hidden == nil {
-				hidden = w.view(m.hidden)
-			}
+		if gradWeightOut != nil && !outLast {
+			hidden = memory(gradWeightIn, m.hidden)
 		}
 		if gradScale != nil {
 			sums = w.typed(h.DType.Accumulator(), m.pre[:1])

@@ -52,9 +52,9 @@
  * gated_mlp has gated_activation between them. dtypes: float32, float64, bfloat16, float16, one per
  * call.
  *
- * grouped_linear is a linear layer with a weight for each group of rows: input [t, k], weight
- * [e, n, k], bias [e, n], and offsets [e], int32 or int64, where each group's rows end. Rows after
- * the last group are not read, and their results are 0. Offsets that fall, are negative or exceed t
+ * grouped_linear is a linear layer with a weight for each group of rows: input [T, K], weight
+ * [E, N, K], bias [E, N], and offsets [E], int32 or int64, where each group's rows end. Rows after
+ * the last group are not read, and their results are 0. Offsets that fall, are negative or exceed T
  * are an error on a CPU, and are clamped on a GPU. experts is a mlp or gated_mlp of each expert:
  * out[t] = sum over j of scale[t, j] block[index[t, j]](input[t]), with input [T, K], index [T, k],
  * int64, scale [T, k], weight_in [E, 2H, K] (for an activation [E, H, K]), weight_out [E, K, H],

@@ -7,7 +7,7 @@ import "github.com/epigrad/epigrad/go/op"
 //	preactivation = input weight[e]ᵀ + bias[e]  of the rows of group e
 //	output        = act(preactivation)
 //
-//	input [t, k],  weight [e, n, k],  bias [e, n],  offsets [e],  output [t, n]
+//	input [T, K],  weight [E, N, K],  bias [E, N],  offsets [E],  output [T, N]
 //
 // Group e has the rows from Offsets[e-1] to Offsets[e]. Rows behind the last group are not read;
 // their output and their gradients are 0. A group may have no rows: then its gradients are 0. Bias
@@ -15,7 +15,7 @@ import "github.com/epigrad/epigrad/go/op"
 type GroupedLinear[T Element] struct {
 	Input, Weight, Bias *Tensor[T]
 	// Offsets, of int32 or int64, are where the groups' rows end. They rise, from 0 or more to at
-	// most t.
+	// most T.
 	Offsets Operand
 	// Activation is one of Activations; "" is "none".
 	Activation string
@@ -34,7 +34,7 @@ type GroupedLinearGradients[T Element] struct {
 	Accumulate bool
 }
 
-// Forward writes the output and the preactivation, [t, n]; either may be nil.
+// Forward writes the output and the preactivation, [T, N]; either may be nil.
 func (p GroupedLinear[T]) Forward(out, preactivation *Tensor[T]) error {
 	return run(op.Call{Op: "grouped_linear", Kind: p.Activation, Parameters: p.Parameters}, p.Options,
 		[]Operand{p.Input, p.Weight, p.Bias, p.Offsets}, []Operand{out, preactivation})

@@ -21,6 +21,19 @@ func normal(r *rand.Rand, shape ...int) *epigrad.Tensor[float64] {
 	return t
 }
 
+// Rows 0 and 1 are of the first group, row 2 of the second, and row 3 of none.
+func ExampleGroupedLinear() {
+	layer := epigrad.GroupedLinear[float32]{
+		Input:  epigrad.Of([]float32{1, 2, 3, 4}, 4, 1),
+		Weight: epigrad.Of([]float32{10, 100}, 2, 1, 1), Bias: epigrad.Of([]float32{1, 2}, 2, 1),
+		Offsets: epigrad.Of([]int64{2, 3}, 2),
+	}
+	out := epigrad.New[float32](4, 1)
+	err := layer.Forward(out, nil)
+	fmt.Println(out.Data, err)
+	// Output: [11 21 302 0] <nil>
+}
+
 // Three tokens, of which each is seen by one or two of two experts, the second of which doubles.
 func ExampleExperts() {
 	layer := epigrad.Experts[float32]{

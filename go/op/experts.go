@@ -221,9 +221,43 @@ func within(output *tensor.View, dt dtype.DType, shape []int64) *tensor.View {
 	}
 }
 
+// ofLayerIn makes the gradients of the first layer, of that of the preactivation. Rows has those of
+// the gradient to the input first, then those of the input.
+func (r *routing) ofLayerIn(gradPre, rows, gradInput, gradWeight *tensor.View) (problems []backend.Problem) {
+	h := plainly(r.header)
+	if gradInput != nil {
+		problems = append(problems,
+			&backend.GroupedLayerBackward{Header: h, GradOutput: gradPre, Weight: r.weightIn, Ends: r.ends, GradInput: rows},
+			&backend.CombineRows{Header: r.header, Input: rows, Places: r.places, Out: gradInput})
+	}
+	if gradWeight != nil {
+		problems = append(problems,
+			&backend.ScatterRows{Header: r.header, Input: r.input, Places: r.places, Out: rows},
+			&backend.GroupedLayerBackward{Header: h, GradOutput: gradPre, Input: rows, Weight: r.weightIn, Ends: r.ends, GradWeight: gradWeight})
+	}
+	return problems
+}
+
+// ofLayerOut makes the gradients of the second layer's weight and bias, of the rows of grad_output
+// and of the scaled hidden activation.
+func (r *routing) ofLayerOut(rows, hidden, scales, gradWeight, gradBias *tensor.View) []backend.Problem {
+	if gradWeight == nil && gradBias == nil {
+		return nil
+	}
+	return []backend.Problem{&backend.GroupedLayerBackward{
+		Header: plainly(r.header), GradOutput: rows, Input: hidden, Weight: r.weightOut, Ends: r.ends, Scales: scales,
+		GradWeight: gradWeight, GradBias: gradBias,
+	}}
+}
+
 // expertsBackwardProblems are in an order in which one tensor has the rows of all slots in turns:
-// of grad_output, of the gradient to the input, and of the input. The gradient of weight_in, which
-// comes last, has the hidden activation in its memory until then.
+// of grad_output, of the gradient to the input, and of the input.
+//
+// The weight's gradient that is formed last has in its memory what only the other one needs: the
+// hidden activation in the gradient of weight_in, or the preactivation's gradient in that of
+// weight_out. The latter saves twice as much where there are gates. The rows of grad_output are
+// then copied a second time, which is worth it where they are no longer than a hidden row. A
+// preactivation that is formed again lies in the memory of the gradient that is formed first.
 func expertsBackwardProblems(c *Call, h backend.Header, w *region) []backend.Problem {
 	m, _ := mixtureOf(c, c.Inputs[1:]) // which is valid
 	r := m.routed(h, w)
@@ -231,32 +265,49 @@ func expertsBackwardProblems(c *Call, h backend.Header, w *region) []backend.Pro
 	gradInput, gradScale, gradWeightIn, gradBiasIn, gradWeightOut, gradBiasOut := c.output(0), c.output(1), c.output(2), c.output(3), c.output(4), c.output(5)
 	problems, rows := r.route(), w.view(m.rows())
 	add := func(p ...backend.Problem) { problems = append(problems, p...) }
-	first := gradInput != nil || gradWeightIn != nil || gradBiasIn != nil
-	through := first || gradScale != nil || gradWeightOut != nil
+	products := gradInput != nil || gradWeightIn != nil
+	through := products || gradBiasIn != nil || gradScale != nil || gradWeightOut != nil
+	lent := func(gradient *tensor.View, shape []int64) *tensor.View {
+		if c.Accumulate {
+			return nil
+		}
+		return within(gradient, h.DType, shape)
+	}
+	memory := func(gradient *tensor.View, shape []int64) *tensor.View {
+		if v := lent(gradient, shape); v != nil {
+			return v
+		}
+		return w.view(shape)
+	}
+	outLast := products && m.halves != nil && m.hidden[1] >= m.rows()[1] && lent(gradWeightOut, m.pre) != nil
 	if pre == nil && through {
-		pre = w.view(m.pre)
+		formedFirst := gradWeightOut
+		if outLast {
+			formedFirst = gradWeightIn
+		}
+		pre = memory(formedFirst, m.pre)
 		add(r.form(pre, nil, rows)...)
 	}
 	scales := w.typed(h.DType.Accumulator(), m.pre[:1])
 	add(&backend.ScatterRows{Header: h, Input: grad, Places: r.places, Scale: m.scale, Out: rows, Scales: scales})
 	var gradPre, hidden, sums *tensor.View
 	if through {
-		hiddenBackward := &backend.GroupedHiddenBackward{
-			Header: h, GradOutput: rows, Weight: m.weightOut, Preactivation: pre, Scales: scales, Ends: r.ends, GradBias: gradBiasIn, Halves: m.halves,
-		}
-		if gradInput != nil || gradWeightIn != nil {
+		switch {
+		case outLast:
+			gradPre, hidden = memory(gradWeightOut, m.pre), w.view(m.hidden)
+		case products:
 			gradPre = w.view(m.pre)
 		}
-		if gradWeightOut != nil {
-			if hidden = within(gradWeightIn, h.DType, m.hidden); hidden == nil || c.Accumulate {
-				hidden = w.view(m.hidden)
-			}
+		if gradWeightOut != nil && !outLast {
+			hidden = memory(gradWeightIn, m.hidden)
 		}
 		if gradScale != nil {
 			sums = w.typed(h.DType.Accumulator(), m.pre[:1])
 		}
-		hiddenBackward.GradPreactivation, hiddenBackward.Out, hiddenBackward.Sums = gradPre, hidden, sums
-		add(hiddenBackward)
+		add(&backend.GroupedHiddenBackward{
+			Header: h, GradOutput: rows, Weight: m.weightOut, Preactivation: pre, Scales: scales, Ends: r.ends, Halves: m.halves,
+			GradPreactivation: gradPre, Out: hidden, Sums: sums, GradBias: gradBiasIn,
+		})
 	}
 	if gradScale != nil {
 		scale := &backend.ScaleGradient{Header: h, Sums: sums, Places: r.places, Index: m.index, GradScale: gradScale}
@@ -265,19 +316,13 @@ func expertsBackwardProblems(c *Call, h backend.Header, w *region) []backend.Pro
 		}
 		add(scale)
 	}
-	if gradWeightOut != nil || gradBiasOut != nil {
-		add(&backend.GroupedLayerBackward{
-			Header: plainly(h), GradOutput: rows, Input: hidden, Weight: m.weightOut, Ends: r.ends, Scales: scales,
-			GradWeight: gradWeightOut, GradBias: gradBiasOut,
-		})
+	if outLast {
+		add(r.ofLayerIn(gradPre, rows, gradInput, gradWeightIn)...)
+		add(&backend.ScatterRows{Header: h, Input: grad, Places: r.places, Out: rows})
 	}
-	if gradInput != nil {
-		add(&backend.GroupedLayerBackward{Header: plainly(h), GradOutput: gradPre, Weight: m.weightIn, Ends: r.ends, GradInput: rows},
-			&backend.CombineRows{Header: h, Input: rows, Places: r.places, Out: gradInput})
-	}
-	if gradWeightIn != nil {
-		add(&backend.ScatterRows{Header: h, Input: m.input, Places: r.places, Out: rows},
-			&backend.GroupedLayerBackward{Header: plainly(h), GradOutput: gradPre, Input: rows, Weight: m.weightIn, Ends: r.ends, GradWeight: gradWeightIn})
+	add(r.ofLayerOut(rows, hidden, scales, gradWeightOut, gradBiasOut)...)
+	if !outLast {
+		add(r.ofLayerIn(gradPre, rows, gradInput, gradWeightIn)...)
 	}
 	return problems
 }

@@ -15,7 +15,7 @@ import (
 //	preactivation[t] = input[t] weight[e]ᵀ + bias[e]  of the rows t of group e
 //	out[t]           = act(preactivation[t])
 //
-//	input [t, k],  weight [e, n, k],  bias [e, n],  offsets [e],  out [t, n]
+//	input [T, K],  weight [E, N, K],  bias [E, N],  offsets [E],  out [T, N]
 //
 // Group e has the rows from offsets[e-1] to offsets[e]. Rows from the last offset on have output 0
 // and gradient 0, and are not read. A group without rows has gradients 0.
@@ -103,17 +103,17 @@ func shapesOf(views ...*tensor.View) [][]int64 {
 // groupedShape is a layer's output. inputs begin with the layer's own.
 func groupedShape(op string, inputs []*tensor.View) ([]int64, error) {
 	input, weight, bias, offsets := at(inputs, 0), at(inputs, 1), at(inputs, 2), at(inputs, 3)
-	if err := hasRows(op, input, "[t, k]"); err != nil {
+	if err := hasRows(op, input, "[T, K]"); err != nil {
 		return nil, err
 	}
-	groups, n, err := matrices(op, "weight", "[e, n, k]", weight, input.Shape[1], "k")
+	groups, n, err := matrices(op, "weight", "[E, N, K]", weight, input.Shape[1], "K")
 	if err != nil {
 		return nil, err
 	}
-	if err := vectors(op, "bias", bias, groups, n, "[e, n]"); err != nil {
+	if err := vectors(op, "bias", bias, groups, n, "[E, N]"); err != nil {
 		return nil, err
 	}
-	if err := check.Shape(op, "offsets", offsets.Shape, []int64{groups}, "[e]"); err != nil {
+	if err := check.Shape(op, "offsets", offsets.Shape, []int64{groups}, "[E]"); err != nil {
 		return nil, err
 	}
 	out := []int64{input.Shape[0], n}

@@ -16,7 +16,8 @@ type mixtureCase struct {
 	index                                  []float64
 }
 
-// experts that nobody selects, one that all do, indices that are no expert's, and sizes that are 0.
+// experts that nobody selects, one that all do, indices that are no expert's, sizes that are 0, and
+// weights whose gradients have room for other tensors until they are formed.
 var mixtureCases = []mixtureCase{
 	{7, 2, 4, 5, 6, []float64{0, 3, 3, 0, 1, 3, -1, 3, 4, -1, 3, 1, 1 << 62, math.MinInt64}},
 	{5, 3, 2, 4, 8, []float64{1}},
@@ -28,6 +29,7 @@ var mixtureCases = []mixtureCase{
 	{4, 2, 0, 4, 3, []float64{0, 1}},
 	{4, 2, 3, 0, 3, []float64{0, 1, 5}},
 	{4, 2, 3, 4, 0, []float64{2, 1, 5}},
+	{3, 2, 6, 4, 5, []float64{5, 1, 2, -1, 5, 2}},
 }
 
 // largeMixtureCases have several tiles of an expert, and slots of several blocks.

@@ -248,13 +248,13 @@ INVALID = [
     Case(
         "grouped_linear sizes",
         lambda out: forward.grouped_linear(t(4, 3), t(2, 5, 2), offsets=torch.tensor([1, 2]), out=out),
-        ("grouped_linear", "weight|input", "2", "3"),
+        ("grouped_linear: weight: shape", r"\[2, 5, 2\], want \[E, N, K\] with K = 3"),
         (poison(4, 5),),
     ),
     Case(
         "grouped_linear bias",
         lambda: epigrad.grouped_linear(t(4, 3), t(2, 5, 3), t(5), offsets=torch.tensor([1, 2])),
-        ("bias", r"\[5\]", r"\[2, 5\]"),
+        ("bias", r"\[5\]", r"want \[E, N\] = \[2, 5\]"),
     ),
     *(
         Case(f"experts {name}", lambda given=given: routed(**given), ("experts", name))

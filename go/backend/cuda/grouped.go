@@ -94,11 +94,11 @@ func (b *builder) groupedSlopes(p *backend.GroupedLayerBackward) (grad *tensor.V
 	if p.GradInput != nil || p.GradWeight != nil {
 		grad = b.region(b.dt, shape...)
 	}
-	return grad, b.slopes(p.Formula, p.GradOutput, pre, grad, p.GradBias, p.Scales, p.Ends)
+	return grad, b.slopes(p.Formula, p.GradOutput, pre, grad, p.GradBias, p.Scales, p.Ends, false)
 }
 
 // slopes adds out = grad act'(pre), which may be nil, and sums of its rows, which may be too.
-func (b *builder) slopes(formula string, grad, pre, out, sums, scales, ends *tensor.View) error {
+func (b *builder) slopes(formula string, grad, pre, out, sums, scales, ends *tensor.View, seldom bool) error {
 	suffix := formula + "_" + b.dt.Short()
 	inputs := []*tensor.View{grad, pre}
 	switch {
@@ -117,11 +117,11 @@ func (b *builder) slopes(formula string, grad, pre, out, sums, scales, ends *ten
 		return b.elementwise(f, numbers{}, append([]*tensor.View{out}, inputs...)...)
 	}
 	r := &reduction{columns: "grad_preactivation_columns_" + suffix, outputs: []*tensor.View{out}, sums: []*tensor.View{sums}, inputs: inputs}
-	return b.sumSlopes(r, ends, scales)
+	return b.sumSlopes(r, ends, scales, seldom)
 }
 
 // gatedSlopes is slopes for the halves of a gated activation's input.
-func (b *builder) gatedSlopes(p *backend.GroupedHiddenBackward, grad *tensor.View) error {
+func (b *builder) gatedSlopes(p *backend.GroupedHiddenBackward, grad *tensor.View, seldom bool) error {
 	value, gate := p.Halves(p.Preactivation)
 	gradValue, gradGate := p.Halves(p.GradPreactivation)
 	if p.GradBias == nil {
@@ -134,7 +134,7 @@ func (b *builder) gatedSlopes(p *backend.GroupedHiddenBackward, grad *tensor.Vie
 		columns: "gated_backward_columns_" + p.Formula + "_" + b.dt.Short(), outputs: []*tensor.View{gradValue, gradGate},
 		sums: []*tensor.View{biasValue, biasGate}, inputs: []*tensor.View{grad, value, gate},
 	}
-	return b.sumSlopes(r, p.Ends, nil)
+	return b.sumSlopes(r, p.Ends, nil, seldom)
 }
 
 // groupedHiddenBackward adds the backward of a hidden activation of each group: one kernel, or
@@ -182,9 +182,9 @@ func (b *builder) hiddenBackwardInPasses(p *backend.GroupedHiddenBackward, seldo
 	case !sloped:
 		return nil
 	case p.Halves != nil:
-		return b.gatedSlopes(p, grad)
+		return b.gatedSlopes(p, grad, seldom)
 	}
-	return b.slopes(p.Formula, grad, p.Preactivation, p.GradPreactivation, p.GradBias, nil, p.Ends)
+	return b.slopes(p.Formula, grad, p.Preactivation, p.GradPreactivation, p.GradBias, nil, p.Ends, seldom)
 }
 
 // hidden adds the hidden activation of a preactivation.

@@ -8,6 +8,10 @@ import "github.com/epigrad/epigrad/go/tensor"
 // change it.
 var mostUnrounded int64 = 64 << 20
 
+// mostPieces is how many parts slopes are summed in where that happens seldom: the workspace has
+// room for a part in all other runs too.
+const mostPieces = 64
+
 // groupSums are sums of each group's rows, which may be added to.
 type groupSums struct {
 	ends, scales *tensor.View
@@ -81,12 +85,16 @@ func someRows(v *tensor.View, first, rows int64) *tensor.View {
 
 // sumSlopes adds a summing pass (reduce.go) over the rows of all groups, whose sums are those of
 // each group. The pass gives the terms before they are rounded, as its sums of chunks of one row.
-func (b *builder) sumSlopes(r *reduction, ends, scales *tensor.View) error {
+func (b *builder) sumSlopes(r *reduction, ends, scales *tensor.View, seldom bool) error {
 	rows, columns := r.inputs[0].Shape[0], r.inputs[0].Shape[1]
 	wide := b.dt.Accumulator()
 	var all [2]*groupSums
 	var unrounded [2]*tensor.View
-	piece := max(mostUnrounded/wide.Size()/max(columns, 1)/sumRows, 1) * sumRows
+	chunks := max(mostUnrounded/wide.Size()/max(columns, 1)/sumRows, 1)
+	if seldom {
+		chunks = min(chunks, ceilDiv(rows, mostPieces*sumRows))
+	}
+	piece := chunks * sumRows
 	for i, sums := range r.sums {
 		if sums != nil {
 			all[i], unrounded[i] = b.groupSums(sums, scales, ends, rows), b.region(wide, min(piece, rows), columns)

@@ -79,7 +79,7 @@ class GroupedForward(Layers):
 
 def _grouped_shape(op: str, input: Tensor, weight: Tensor, bias: Tensor | None, offsets: Tensor) -> shapes.Shape:
     _ranks(op, input=(input, 2), weight=(weight, 3), bias=(bias, 2), offsets=(offsets, 1))
-    shapes.same(op, "k", input.shape[1], weight.shape[2])
+    shapes.same(op, "K", input.shape[1], weight.shape[2])
     shapes.same(op, "offsets", offsets.shape[0], weight.shape[0])
     if bias is not None:
         shapes.same_shape(op, "bias", bias.shape, weight.shape[:2])

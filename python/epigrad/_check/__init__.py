@@ -17,4 +17,5 @@ In reading order:
     defects      what can be wrong with a call
     modes        what is asked of a problem
     search       draws problems and shrinks those that fail
+    watch        tells of the problem at which the process ended
 """

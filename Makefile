@@ -192,8 +192,8 @@ test-race: $(STAMPS)/go $(STAMPS)/webgpu
 # AddressSanitizer and UBSan: the CPU's vector kernels, on memory of exactly the size that they may
 # touch, the engines, the C interface and the extension. ThreadSanitizer: the C interface. Each
 # reports a planted defect, so that it fails where a sanitizer is not at work. The emulated CUDA
-# kernels take more than ten minutes, so test-full has them. (What only Go holds looks like a leak.
-# Go's part of a shared library needs static TLS.)
+# kernels take more than ten minutes, so test-full has them, and CI in a job of their own. (What
+# only Go holds looks like a leak. Go's part of a shared library needs static TLS.)
 SANITIZED := build/sanitized
 sanitize: build $(STAMPS)/test
 	@.ci/prerequisites --cplusplus
@@ -212,8 +212,10 @@ sanitize-addresses:
 	GLIBC_TUNABLES=glibc.rtld.optional_static_tls=65536 LD_PRELOAD=$$($${CC:-gcc} -print-file-name=libasan.so) PYTHONPATH=$(SANITIZED) \
 		$(PY) -m pytest -q tests/runtime/test_sanitized.py tests/autograd/test_gradient_layouts.py tests/api/test_plan.py tests/api/test_backward.py
 
-sanitize-emulated:
-	go test -tags emulation -asan -run '^TestOnTheEmulator$$' ./go/backend/cuda
+sanitize-emulated: export EPIGRAD_REQUIRE_SANITIZERS := address,undefined
+sanitize-emulated: kernels $(STAMPS)/go
+	@.ci/prerequisites --cplusplus
+	go test -tags emulation -asan -timeout 60m -run '^Test(APlantedDefectIsReported|OnTheEmulator)$$' ./go/backend/cuda
 
 sanitize-threads:
 	TSAN_OPTIONS=halt_on_error=1 EPIGRAD_REQUIRE_SANITIZERS=thread CGO_CFLAGS='-O1 -g -fsanitize=thread' CGO_LDFLAGS=-fsanitize=thread go test ./cbridge/internal/...

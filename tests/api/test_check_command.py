@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import itertools
 import json
+import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from epigrad import cli
-from epigrad._check import modes
+from epigrad._check import modes, search
 from epigrad._check.modes import MODES
 from epigrad._check.problem import Problem
 from epigrad.cli import report
+
+from tests.support.processes import start
 
 pytestmark = pytest.mark.usefixtures("_one_thread")
 
@@ -102,6 +105,26 @@ def test_ctrl_c_keeps_what_was_done(
     assert (row["problems"], row["failed"], row["stopped"]) == (4, 1, True)
     printed = capsys.readouterr()
     assert "4 problems" in printed.out and "1 failed, stopped" in printed.out and printed.err == "stopped\n"
+
+
+FAULT = """
+import itertools, os, signal, sys
+from epigrad import cli
+from epigrad._check.modes import MODES
+from epigrad.cli import check
+counted = itertools.count()
+MODES["correct"] = lambda problem, backend: os.kill(os.getpid(), signal.SIGKILL) if next(counted) == 3 else ""
+check.warm = lambda backend: None
+cli.main(["check", "--mode", "correct", "--seed", "5"])
+"""
+
+
+def test_a_problem_that_ends_the_process_is_printed() -> None:
+    done = start("-c", FAULT)
+    assert done.returncode == -signal.SIGKILL
+    problem = next(itertools.islice(search.problems("correct", "cpu", 5), 3, None))
+    told = done.stderr.splitlines()[-2:]
+    assert told == ["the process ended at this problem:", f"  {search.command('correct', problem, 'cpu')}"]
 
 
 def test_without_a_terminal_there_is_a_line_a_minute(

@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import epigrad
 import pytest
@@ -14,7 +14,7 @@ import torch
 from epigrad.plan import GatedActivation, GemmEpilogue
 from torch import Tensor
 
-from tests.support.cases import DTYPES
+from tests.support.cases import DTYPES, FULL
 from tests.support.devices import needs, on_devices
 from tests.support.layouts import assert_same_bits
 
@@ -75,7 +75,7 @@ def computed(layer: Layer, x: Tensor, grad: Tensor, rows: slice) -> Results:
     return out.detach(), grad_input
 
 
-def assert_alone(layer: Layer, x: Tensor, grad: Tensor, counts: tuple[int, ...] | range, what: str) -> None:
+def assert_alone(layer: Layer, x: Tensor, grad: Tensor, counts: Sequence[int], what: str) -> None:
     """So many rows have the bits that they have among all."""
     whole = computed(layer, x, grad, slice(0, len(x)))
     for count in counts:
@@ -97,13 +97,18 @@ def test_rows_alone(dtype: torch.dtype, sizes: str, device: str) -> None:
         assert_alone(layer, x[:length], grad[:length], counts, name)
 
 
-@needs("cuda")
+@on_devices
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_every_number_of_rows(dtype: torch.dtype) -> None:
-    x, grad = drawn("cuda", dtype, ROWS, 264), drawn("cuda", dtype, ROWS, 264, seed=4)
-    made = layers("cuda", dtype, 264, 136)
-    for name in ("linear", "gated_linear"):
-        assert_alone(made[name], x, grad, range(1, ROWS + 1), name)
+def test_every_number_of_rows(dtype: torch.dtype, device: str) -> None:
+    """On a CPU in `make test-full`; else there all small ones, and those around tiles."""
+    features, wide = (264, 136) if device == "cuda" else (24, 40)
+    counts = range(1, ROWS + 1) if device == "cuda" or FULL else (*range(1, 130), *SOME, ROWS)
+    x, grad = drawn(device, dtype, ROWS, features), drawn(device, dtype, ROWS, features + wide, seed=4)
+    made = layers(device, dtype, features, wide)
+    identity = torch.eye(features, device=device, dtype=dtype)
+    made["the gradient to the preactivation"] = lambda x, rows: epigrad.linear(x, identity, None, "gelu")
+    for name in ("linear", "gated_linear", "the gradient to the preactivation"):
+        assert_alone(made[name], x, grad, counts, name)
 
 
 @needs("cuda")

@@ -38,11 +38,17 @@ func TestOnTheEmulator(t *testing.T) {
 	if testing.Short() {
 		t.Skip("a minute or more")
 	}
+	skip := t.Skip
+	// A test that is skipped would hide defects there.
+	if os.Getenv("EPIGRAD_REQUIRE_SANITIZERS") != "" {
+		require.True(t, cuda.Sanitized, "built without sanitizers: make sanitize-emulated")
+		skip = t.Fatal
+	}
 	if !kernels.Built() {
-		t.Skip("this tree's CUDA kernels are not built, and with them their names: make kernels")
+		skip("this tree's CUDA kernels are not built, and with them their names: make kernels")
 	}
 	if _, err := exec.LookPath("g++"); err != nil && os.Getenv("CXX") == "" {
-		t.Skip("the emulator needs g++")
+		skip("the emulator needs g++")
 	}
 	_, library, err := cuda.BuildEmulator()
 	require.NoError(t, err)

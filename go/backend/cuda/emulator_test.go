@@ -59,6 +59,25 @@ func TestBlocksHoldTwoHiddenTensors(t *testing.T) {
 	require.InDelta(t, 2*rows*hidden*2, workspace, 1024)
 }
 
+// TestAPlantedDefectIsReported: a kernel that reads behind its memory ends the emulator by
+// AddressSanitizer's report. `make sanitize-emulated` would find nothing without that.
+func TestAPlantedDefectIsReported(t *testing.T) {
+	if !Sanitized {
+		t.Skip("built without sanitizers: make sanitize-emulated")
+	}
+	e, err := startEmulator()
+	require.NoError(t, err)
+	backend.Register(&emulated{Backend: cpu.New(), t: t, emulator: e, device: &device{processors: 3}, beyond: true})
+	view := func() *tensor.View {
+		memory := make([]float32, 300)
+		v, err := tensor.New(unsafe.Pointer(&memory[0]), 0, dtype.Float32, tensor.Device{Type: tensor.CPU}, []int64{300}, nil, 0)
+		require.NoError(t, err)
+		return &v
+	}
+	err = op.Run(&op.Call{Op: "gated_product", Kind: "swiglu", Inputs: []*tensor.View{view(), view()}, Outputs: []*tensor.View{view()}})
+	require.ErrorContains(t, err, "AddressSanitizer: heap-buffer-overflow")
+}
+
 // TestThreadsDoAllVectors: the planner knows how many vectors a thread of each kernel does. Each
 // call is of several blocks, with vectors and without any.
 func TestThreadsDoAllVectors(t *testing.T) {
@@ -91,27 +110,35 @@ func TestThreadsDoAllVectors(t *testing.T) {
 // emulator is a running emulator process.
 type emulator struct {
 	sync.Mutex
-	input  io.Writer
-	output io.Reader
-	errors *bytes.Buffer
+	command *exec.Cmd
+	input   io.Writer
+	output  io.Reader
+	errors  *bytes.Buffer
 }
 
-var startEmulator = sync.OnceValues(func() (*emulator, error) {
+var theEmulator = sync.OnceValues(startEmulator)
+
+func startEmulator() (*emulator, error) {
 	program, _, err := BuildEmulator()
 	if err != nil {
 		return nil, err
 	}
-	e := &emulator{errors: &bytes.Buffer{}}
-	command := exec.Command(program)
-	command.Stderr = e.errors
-	if e.input, err = command.StdinPipe(); err != nil {
+	e := &emulator{command: exec.Command(program), errors: &bytes.Buffer{}}
+	e.command.Stderr = e.errors
+	if e.input, err = e.command.StdinPipe(); err != nil {
 		return nil, err
 	}
-	if e.output, err = command.StdoutPipe(); err != nil {
+	if e.output, err = e.command.StdoutPipe(); err != nil {
 		return nil, err
 	}
-	return e, command.Start()
-})
+	return e, e.command.Start()
+}
+
+// ended is the error of a call in which the emulator ended, with all that it said.
+func (e *emulator) ended(err error) error {
+	_ = e.command.Wait()
+	return fmt.Errorf("%w: %s", err, e.errors)
+}
 
 // BuildEmulator compiles the emulator where a source is newer than it, and returns the program and
 // its library, libcuda.so.1. tests/cuda/emulator.py compiles the program where it is missing.
@@ -194,11 +221,11 @@ func (e *emulator) run(memory []byte, launches []*launch, r *backend.Run, place 
 	e.Lock()
 	defer e.Unlock()
 	if _, err := e.input.Write(job); err != nil {
-		return nil, fmt.Errorf("%w: %s", err, e.errors)
+		return nil, e.ended(err)
 	}
 	after := make([]byte, len(memory))
 	if _, err := io.ReadFull(e.output, after); err != nil {
-		return nil, fmt.Errorf("%w: %s", err, e.errors)
+		return nil, e.ended(err)
 	}
 	return after, nil
 }
@@ -210,6 +237,8 @@ type emulated struct {
 	t        *testing.T
 	emulator *emulator
 	device   *device
+	// beyond has all operands begin where the memory ends: a defect.
+	beyond bool
 }
 
 func newEmulated(t *testing.T) *emulated {
@@ -217,9 +246,9 @@ func newEmulated(t *testing.T) *emulated {
 	if _, err := exec.LookPath("g++"); err != nil && os.Getenv("CXX") == "" {
 		t.Skip("the emulator of the CUDA kernels needs a C++ compiler: apt-get install g++ (or name yours in CXX)")
 	}
-	e, err := startEmulator()
+	e, err := theEmulator()
 	require.NoError(t, err)
-	return &emulated{cpu.New(), t, e, &device{processors: 3}}
+	return &emulated{Backend: cpu.New(), t: t, emulator: e, device: &device{processors: 3}}
 }
 
 func (*emulated) WorkspaceAlignment() int64 { return workspaceAlignment }
@@ -339,7 +368,11 @@ func (k *emulatedKernel) run(r *backend.Run, vectors bool) (*image, error) {
 	}
 	workspace := int64(len(i.memory))
 	i.memory = append(i.memory, bytes.Repeat([]byte{0xff}, int(k.scratch))...)
+	end := int64(len(i.memory)+255) &^ 255 // of what the emulator allocates
 	place := func(v *tensor.View) int64 {
+		if k.emulated.beyond {
+			return end
+		}
 		if v.Operand == backend.WorkspaceOperand {
 			return workspace + v.Offset
 		}

@@ -4,7 +4,10 @@ In reading order:
 
     formulas     every kind's value in float64
     bounds       values with bounds of their errors
-    operations   each operation's tensors, and what its results should be
+    parts        activations, gates and their gradients
+    products     layers, blocks and groups: their tensors, and what their results should be
+    elementwise  the other operations, likewise
+    operations   the table of all
     layouts      tensors in every layout, inside of guards
     values       numbers that are not normal
     problem      a problem: written as text, read again
@@ -17,4 +20,5 @@ In reading order:
     defects      what can be wrong with a call
     modes        what is asked of a problem
     search       draws problems and shrinks those that fail
+    watch        tells of the problem at which the process ended
 """

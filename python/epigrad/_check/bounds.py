@@ -7,6 +7,7 @@ Source: Higham, Accuracy and Stability of Numerical Algorithms (2002), sections 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -63,26 +64,37 @@ class Bounded:
         """The accumulator's rounding; for float64 also the oracle's own."""
         return 2.0**-51 if self.dtype == torch.float64 else 2.0**-24
 
-    @property
+    @functools.cached_property
     def size(self) -> Tensor:
         """The values without signs, 0 where they are not finite."""
-        return torch.where(self.value.isfinite(), self.value.abs(), 0.0)
+        return torch.where(self.finite, self.value.abs(), 0.0)
 
-    @property
+    @functools.cached_property
+    def finite(self) -> Tensor:
+        """Where the values are finite."""
+        return self.value.isfinite()
+
+    @functools.cached_property
+    def is_finite(self) -> bool:
+        """Whether all values are; most problems have no others."""
+        return bool(self.finite.all())
+
+    @functools.cached_property
     def is_open(self) -> Tensor:
         """Where a value may be 0, or have another sign."""
         return (self.error > 0) & (self.size <= self.error)
 
-    def _with(self, value: Tensor, error: Tensor, known: Tensor, roundings: float = 1.0) -> Bounded:
-        """A result; `known` is where operands that are not finite make it what it is. An infinite
-        error says that anything is right: where an accumulator may overflow, infinities and what
-        they make."""
-        size = torch.where(value.isfinite(), value.abs(), 0.0)
+    def _with(self, value: Tensor, error: Tensor, known: Tensor | None, roundings: float = 1.0) -> Bounded:
+        """A result; `known` is where operands that are not finite make it what it is, None for
+        nowhere. An infinite error says that anything is right: where an accumulator may overflow,
+        infinities and what they make."""
+        finite = value.isfinite()
+        size = torch.where(finite, value.abs(), 0.0)
         error = error.nan_to_num(nan=torch.inf, posinf=torch.inf) + roundings * self.unit * (size + self._smallest)
         if self.backend == "webgpu":  # which may take denormal numbers for 0
             error = error + self._smallest
-        anything = (size + error >= self._largest) | ~(value.isfinite() | known)
-        return replace(self, value=value, error=torch.where(anything, torch.inf, error), stops=None)
+        anything = (size + error >= self._largest) | ~(finite if known is None else finite | known)
+        return Bounded(value, torch.where(anything, torch.inf, error), self.dtype, self.backend)
 
     def __add__(self, other: Bounded) -> Bounded:
         return self._with(self.value + other.value, self.error + other.error, _infinite(self, other))
@@ -91,14 +103,15 @@ class Bounded:
         return self._with(self.value - other.value, self.error + other.error, _infinite(self, other))
 
     def __mul__(self, other: Bounded) -> Bounded:
-        value = self.value * other.value
-        crossed = _times(self.size, other.error) + _times(self.error, other.size + other.error)
-        # what an infinity makes of a number that may be 0 is not known
-        unknown = (self.value.isinf() & other.is_open) | (other.value.isinf() & self.is_open)
-        product = self._with(value, torch.where(unknown, torch.inf, crossed), _infinite(self, other))
-        if other.stops is None or bool(self.value.isfinite().all()):
+        error = self.size * other.error + self.error * (other.size + other.error)
+        if (known := _infinite(self, other)) is not None:
+            # what an infinity makes of a number that may be 0 is not known
+            unknown = (self.value.isinf() & other.is_open) | (other.value.isinf() & self.is_open)
+            error = torch.where(unknown, torch.inf, error)
+        product = self._with(self.value * other.value, error, known)
+        if other.stops is None or self.is_finite:
             return product
-        stops = other.stops() & ~self.value.isfinite()
+        stops = other.stops() & ~self.finite
         return replace(
             product,
             value=torch.where(stops, 0.0, product.value),
@@ -111,9 +124,10 @@ class Bounded:
         depth = self.value.shape[-1]
         error = crossed + depth * self.unit * (sizes + self._smallest)
         error = torch.where(sizes >= self._largest, torch.inf, error)
-        one, two = ~self.value.isfinite(), ~other.value.isfinite()
-        known = _meets(one, torch.ones_like(two)) | _meets(torch.ones_like(one), two)
-        if bool(known.any()):
+        known = None
+        if not (self.is_finite and other.is_finite):
+            one, two = ~self.finite, ~other.finite
+            known = _meets(one, torch.ones_like(two)) | _meets(torch.ones_like(one), two)
             unknown = _meets(self.value.isinf(), other.is_open) | _meets(self.is_open, other.value.isinf())
             error = torch.where(unknown, torch.inf, error)
         return self._with(self.value @ other.value, error, known)
@@ -133,7 +147,7 @@ class Bounded:
         sizes = self.size.sum_to_size(shape)
         error = self.error.sum_to_size(shape) + terms * self.unit * sizes
         error = torch.where(sizes >= self._largest, torch.inf, error)
-        known = (~self.value.isfinite()).double().sum_to_size(shape) > 0
+        known = None if self.is_finite else (~self.finite).double().sum_to_size(shape) > 0
         return self._with(self.value.sum_to_size(shape), error, known)
 
     def through(self, formula: Callable[[Tensor], Tensor]) -> Bounded:
@@ -149,9 +163,10 @@ class Bounded:
         # A jump, as softplus has at its threshold, is higher where it is than at the end behind it,
         # by what the function changes on the way. That is as much as on the other side, nearly.
         error = torch.where(most > 4 * least, most + 2 * least, most)
-        error = torch.where(self.value.isfinite(), error, 0.0)
+        error = torch.where(self.finite, error, 0.0)
         error = torch.where(self.error.isinf(), torch.inf, error)
-        return self._with(value, error, ~self.value.isfinite(), FUNCTION_IN_HALF if is_half else FUNCTION)
+        known = None if self.is_finite else ~self.finite
+        return self._with(value, error, known, FUNCTION_IN_HALF if is_half else FUNCTION)
 
     def slope(self, formula: Callable[[Tensor], Tensor]) -> Bounded:
         """The derivative of a function of one variable. Where it is 0 because a branch was chosen,
@@ -177,7 +192,7 @@ class Bounded:
         one order gives a number and another NaN or infinity."""
         error = self.error
         for other in others:
-            finite = self.value.isfinite() & other.value.isfinite()
+            finite = self.finite & other.finite
             alike = finite | (self.value == other.value) | (self.value.isnan() & other.value.isnan())
             error = torch.where(alike, torch.maximum(error, other.error), torch.inf)
         return replace(self, error=error)
@@ -209,13 +224,9 @@ def chosen(where: Tensor, one: Bounded, other: Bounded) -> Bounded:
     return replace(one, value=value, error=error, stops=None)
 
 
-def _infinite(one: Bounded, other: Bounded) -> Tensor:
-    return ~(one.value.isfinite() & other.value.isfinite())
-
-
-def _times(size: Tensor, error: Tensor) -> Tensor:
-    """An error of 0 stays 0 beside an infinite one, and so does one beside a 0."""
-    return torch.where((size == 0) & error.isfinite(), 0.0, size * error)
+def _infinite(one: Bounded, other: Bounded) -> Tensor | None:
+    """Where either is not finite, or None for nowhere."""
+    return None if one.is_finite and other.is_finite else ~(one.finite & other.finite)
 
 
 def _meets(one: Tensor, other: Tensor) -> Tensor:
@@ -241,7 +252,7 @@ def breach(got: Tensor, want: Bounded) -> str:
     which infinities make."""
     if got.shape != want.value.shape:
         return f"shape {list(got.shape)}, want {list(want.value.shape)}"
-    values, finite = got.detach().cpu().double(), want.value.isfinite()
+    values, finite = got.detach().cpu().double(), want.finite
     bound = want.error + one_rounding(want.size + want.error, got.dtype)
     same = (values == want.value) | (values.isnan() & want.value.isnan())
     right = torch.where(finite, (values - want.value).abs() <= bound, same)

@@ -14,8 +14,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import epigrad
 from epigrad import backward, forward, nn
 from epigrad._check import c_interface, plan_calls
+from epigrad._check.elementwise import LERP_WEIGHT
 from epigrad._check.layouts import Guarded, unchanged
-from epigrad._check.operations import FROM_OUTPUT, LERP_WEIGHT
+from epigrad._check.parts import FROM_OUTPUT
 from epigrad._check.problem import Problem
 
 Results = tuple[Tensor | None, ...]

@@ -8,8 +8,10 @@ import random
 from collections.abc import Sequence
 from typing import Any
 
-from epigrad._check.operations import FORMS, OPERATIONS, SPLITS, Operation
+from epigrad._check.elementwise import SPLITS
+from epigrad._check.operations import OPERATIONS, Operation
 from epigrad._check.problem import EXTENTS, GATES, GRADS, INTO, SAVES, SCALES, WAYS, Problem
+from epigrad._check.products import FORMS
 from epigrad._check.values import VALUES
 from epigrad._core import tables
 

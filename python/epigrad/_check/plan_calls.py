@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from epigrad import plan
-from epigrad._check.operations import FROM_OUTPUT, LERP_WEIGHT
+from epigrad._check.elementwise import LERP_WEIGHT
+from epigrad._check.parts import FROM_OUTPUT
 from epigrad._check.problem import Problem
 
 _ALIGNMENT = 256

@@ -17,7 +17,8 @@ from torch import Tensor
 import epigrad
 from epigrad import errors
 from epigrad._check.layouts import LAYOUTS, UNALIGNED, laid_out
-from epigrad._check.operations import BATCH_OF_B, FORMS, OPERATIONS, Operation
+from epigrad._check.operations import OPERATIONS, Operation
+from epigrad._check.products import BATCH_OF_B, FORMS
 from epigrad._check.values import VALUES, with_special
 from epigrad._core import tables
 from epigrad.kinds import Activation, Gated

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from epigrad._check.drawing import drawn
@@ -34,11 +34,22 @@ class Failure:
 
     def command(self, backend: str) -> str:
         """The command line that shows it again."""
-        return f"python -m epigrad check --mode {self.mode} --backend {backend} --problem '{self.problem}'"
+        return command(self.mode, self.problem, backend)
 
 
-def verdict(mode: str, problem: Problem, backend: str) -> str:
+def command(mode: str, problem: Problem, backend: str) -> str:
+    """The command line that asks this of a problem."""
+    return f"python -m epigrad check --mode {mode} --backend {backend} --problem '{problem}'"
+
+
+Tell = Callable[[str], None]
+"""Is called with the command line of each problem before it is tried."""
+
+
+def verdict(mode: str, problem: Problem, backend: str, tell: Tell | None = None) -> str:
     """What is wrong with a problem; an error that nobody expects is wrong too."""
+    if tell is not None:
+        tell(command(mode, problem, backend))
     try:
         return MODES[mode](problem, backend)
     except Exception as error:
@@ -56,16 +67,16 @@ def problems(mode: str, backend: str, seed: int) -> Iterator[Problem]:
         number += 1
 
 
-def search(mode: str, backend: str, seed: int) -> Iterator[Failure | None]:
+def search(mode: str, backend: str, seed: int, tell: Tell | None = None) -> Iterator[Failure | None]:
     """Ask this of one problem after the other: a failure, made small, or None."""
     for problem in problems(mode, backend, seed):
-        wrong = verdict(mode, problem, backend)
+        wrong = verdict(mode, problem, backend, tell)
         if not wrong:
             yield None
             continue
         failure = Failure(mode, problem, problem, wrong)
         try:
-            yield shrunk(failure, backend)
+            yield shrunk(failure, backend, tell)
         except KeyboardInterrupt:  # which is no reason to lose what was found
             yield failure
             raise
@@ -77,7 +88,7 @@ def warm(backend: str) -> None:
         verdict("correct", Problem.read(f"linear kind=relu sizes=1x1x1x1 entry={entry}"), backend)
 
 
-def shrunk(failure: Failure, backend: str) -> Failure:
+def shrunk(failure: Failure, backend: str, tell: Tell | None = None) -> Failure:
     """The simplest problem that is found to fail too, in a way that begins alike."""
     end = time.monotonic() + SHRINK_SECONDS
     begins = failure.wrong.partition(":")[0]
@@ -85,7 +96,7 @@ def shrunk(failure: Failure, backend: str) -> Failure:
     while smaller and time.monotonic() < end:
         smaller = False
         for simpler in failure.problem.simpler():
-            wrong = verdict(failure.mode, simpler, backend)
+            wrong = verdict(failure.mode, simpler, backend, tell)
             if wrong.partition(":")[0] == begins:
                 failure = Failure(failure.mode, simpler, failure.drawn, wrong)
                 smaller = True

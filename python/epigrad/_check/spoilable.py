@@ -13,7 +13,7 @@ import epigrad
 from epigrad import backward, forward
 from epigrad._check import c_interface, plan_calls
 from epigrad._check.calls import ONE_GRADIENT, Inputs
-from epigrad._check.operations import LERP_WEIGHT
+from epigrad._check.elementwise import LERP_WEIGHT
 from epigrad._check.problem import Problem
 from epigrad._core import tables
 

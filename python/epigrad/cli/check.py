@@ -14,7 +14,8 @@ import torch
 from epigrad import errors
 from epigrad._check.modes import MODES
 from epigrad._check.problem import Problem
-from epigrad._check.search import Failure, search, verdict, warm
+from epigrad._check.search import Failure, Tell, search, verdict, warm
+from epigrad._check.watch import Watch
 from epigrad._core import selection
 from epigrad.cli.arguments import names_out_of, positive
 from epigrad.cli.machine import backend as backend_text
@@ -35,6 +36,7 @@ modes:
 
 Problems are drawn over operations, kinds and their parameters, dtypes, sizes, layouts, what is saved, ways to call, and
 gradients that are asked for. A failure is shrunk, and printed as a command that shows it again. A mode stops after ten.
+So is a problem at which the process ends, which a fault in a kernel does.
 
 examples:
   python -m epigrad check                                  ten seconds for each mode on the CPU
@@ -98,9 +100,9 @@ def main(args: argparse.Namespace) -> int:
     )
     warm(args.backend)
     stopped = False
-    with Progress(len(args.mode), args.json) as progress:
+    with Progress(len(args.mode), args.json) as progress, Watch() as watch:
         for mode in args.mode:
-            run = _Run(mode, args, progress)
+            run = _Run(mode, args, progress, watch.tell)
             try:
                 run.go()
             except KeyboardInterrupt:
@@ -125,12 +127,13 @@ class _Run:
         failures: those that failed.
     """
 
-    def __init__(self, mode: str, args: argparse.Namespace, progress: Progress) -> None:
+    def __init__(self, mode: str, args: argparse.Namespace, progress: Progress, tell: Tell) -> None:
         self.mode = mode
         self.count = 0
         self.failures: list[Failure] = []
         self._args = args
         self._progress = progress
+        self._tell = tell
         self._begin = time.monotonic()
 
     def go(self) -> None:
@@ -149,8 +152,8 @@ class _Run:
     def _asked(self) -> Iterator[Failure | None]:
         args = self._args
         if args.problem is None:
-            return search(self.mode, args.backend, args.seed)
-        wrong = verdict(self.mode, args.problem, args.backend)
+            return search(self.mode, args.backend, args.seed, self._tell)
+        wrong = verdict(self.mode, args.problem, args.backend, self._tell)
         return iter([Failure(self.mode, args.problem, args.problem, wrong) if wrong else None])
 
     def _part(self) -> float:

@@ -1,0 +1,193 @@
+"""docs/promises.md: its table of recorded runs, and the commands and tests that it names."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import shlex
+from collections.abc import Callable
+from pathlib import Path
+
+import epigrad
+import pytest
+import torch
+from epigrad import cli, errors, forward, plan
+from epigrad._check.modes import MODES
+from torch import Tensor
+
+from tests.support.repository import ROOT
+from tests.tools import check_page, check_record
+
+STALE = "docs/promises.md is stale: python -m tests.tools.check_page"
+
+
+def test_the_page_says_what_the_records_have() -> None:
+    page = check_page.PAGE.read_text()
+    assert check_page.filled(page, check_page.RESULTS) == page, STALE
+
+
+def test_the_records_add_up_and_name_their_builds() -> None:
+    for path, record in check_page.records(check_page.RESULTS).items():
+        assert record["problems"] == check_record.totals(record["runs"]), path
+        for run in record["runs"]:
+            assert re.fullmatch(r"(v[\d.]+(-\d+-g)?)?[0-9a-f]{7,}", run["commit"]), f"{path}: {run['commit']}"
+            assert len(run["library"]) == 64, path
+
+
+def run(seed: int, **problems: tuple[int, int]) -> check_record.Row:
+    rows = [{"mode": mode, "problems": many, "failed": failed} for mode, (many, failed) in problems.items()]
+    return {
+        "device": "A CPU",
+        "backend": "engine avx2 on amd64, 2 CPUs",
+        "first_seed": seed,
+        "last_seed": seed,
+        "rows": rows,
+    }
+
+
+def recorded(path: Path, *runs: check_record.Row) -> None:
+    path.write_text(json.dumps({"problems": check_record.totals(list(runs)), "runs": runs}))
+
+
+def test_a_record_that_is_short_says_how_it_goes_on(tmp_path: Path) -> None:
+    assert "No runs" in check_page.written(tmp_path)
+    path = tmp_path / "2026-01-01-cpu-a-cpu-avx2-check.json"
+    recorded(path, run(3, correct=(1000, 1), bad=(5, 0)), run(4, correct=(234, 0)), run(9, race=(7, 0)))
+    text = check_page.written(tmp_path)
+    link = f"[A CPU, engine `avx2`](results/{path.name})"
+    assert f"| {link} | 1,234 | 0 | 5 | 0 | 7 | 1,246 | 1,000,000 | 1 | 3 to 4, 9 |\n" in text
+    assert "EPIGRAD_CPU_ENGINE=avx2 python -m tests.tools.check_record docs/results --seed 10 " in text
+    assert "No run of `--backend cuda` is recorded." in text
+    recorded(path, run(3, correct=(1_000_000, 0)))
+    text = check_page.written(tmp_path)
+    assert "| 1,000,000 | none | 3 |" in text and "check_record" not in text
+
+
+def commands() -> list[str]:
+    found = re.findall(r"`([^`\n]+)`", check_page.PAGE.read_text())
+    return sorted(
+        {text for text in found if text.startswith(("python -m", "go test", "EPIGRAD_", "make "))}
+        - {"EPIGRAD_CPU_ENGINE"}
+    )
+
+
+@pytest.mark.parametrize("command", commands())
+def test_the_commands_of_the_page_are_accepted(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    words = [word for word in shlex.split(command) if not re.match(r"[A-Z_]+=", word)]
+    if words[:4] == ["python", "-m", "epigrad", "check"]:
+        with pytest.raises(SystemExit) as ended:
+            cli.main([*words[3:], "--help"])
+        assert ended.value.code == 0
+        if "--mode" in words:
+            assert words[words.index("--mode") + 1] in MODES
+        return
+    if words[0] == "make":
+        targets = re.findall(r"^\.PHONY: (.*)$", (ROOT / "Makefile").read_text(), re.M)[0].split()
+        assert set(words[1:]) <= set(targets), command
+        return
+    for place in (word.split("::")[0].removesuffix("/...") for word in words if re.match(r"(\./)?(tests|go)/", word)):
+        assert (ROOT / place).exists(), command
+
+
+def test_each_promise_has_a_command_and_a_test() -> None:
+    table = check_page.PAGE.read_text().split("| promise | command | tests |\n")[1].split("\n\n")[0]
+    for line in table.splitlines()[1:]:
+        _, promise, command, tests, _ = re.split(r"(?<!\\)\|", line)
+        assert promise.strip().startswith("**") and "`" in command and "](" in tests, line
+
+
+X = torch.ones(3)
+SUBCLASS = type("Subclass", (torch.Tensor,), {})
+
+
+def into(x: Tensor) -> Tensor:
+    return forward.activation(x, "relu", out=torch.empty_like(x))
+
+
+def planned(x: Tensor) -> Tensor:
+    made = plan.GatedActivation.select(input_shape=(2, 6), kind="glu", dtype=torch.float32)
+    made.run(input=x, out=(out := torch.empty(2, 3)))
+    return out
+
+
+def main_grad_under_func() -> None:
+    weight = torch.nn.Parameter(torch.ones(4, 3))
+    weight.main_grad = torch.zeros(4, 3)  # type: ignore[attr-defined]
+    with contextlib.closing(SwitchedOn(weight)):
+        torch.func.grad(lambda x: epigrad.linear(x, weight).sum())(torch.ones(2, 3))
+
+
+class SwitchedOn:
+    def __init__(self, weight: torch.nn.Parameter) -> None:
+        self._handle = epigrad.accumulate_main_grad([weight])
+
+    def close(self) -> None:
+        self._handle.remove()
+
+
+REFUSED: dict[str, tuple[Callable[[], object], ...]] = {
+    "tensors that are not strided: sparse, nested": (
+        lambda: epigrad.activation(torch.eye(3).to_sparse(), "relu"),
+        lambda: epigrad.activation(torch.nested.nested_tensor([X], layout=torch.jagged), "relu"),
+    ),
+    "subclasses of tensors in": (lambda: forward.activation(X.as_subclass(SUBCLASS), "relu"),),
+    "`epigrad.forward` and `epigrad.backward` under": (
+        lambda: torch.vmap(lambda x: forward.activation(x, "relu"))(torch.ones(2, 3)),
+    ),
+    "an `out` whose negative bit": (lambda: forward.activation(X, "relu", out=torch._neg_view(torch.ones(3))),),
+    "an `out` in code that is compiled or traced": (
+        lambda: torch.jit.trace(into, (X,)),
+        lambda: torch.jit.trace(planned, (torch.ones(2, 6),)),
+    ),
+    "a tensor of zeros without memory": (lambda: planned(torch._efficientzerotensor(2, 6)),),
+    "a dtype outside the four, or a mix": (
+        lambda: epigrad.activation(torch.ones(3, dtype=torch.int32), "relu"),
+        lambda: epigrad.linear(torch.ones(2, 3), torch.ones(4, 3, dtype=torch.float64)),
+    ),
+    "an `out` that overlaps": (
+        lambda: forward.activation(X, "relu", out=X),
+        lambda: forward.lerp(X, X, X, out=torch.ones(1).expand(3)),
+    ),
+    "`main_grad` under": (main_grad_under_func,),
+}
+"""Calls that each row of the last table refuses, by how the row begins."""
+
+ELSEWHERE = {
+    "float64 on WebGPU": ("tests/webgpu/test_arrays.py", "test_float64_is_unsupported"),
+    "`grouped_linear` and `experts` on WebGPU": ("tests/parity/test_grouped.py", "the webgpu backend has no kernel"),
+    "more than 8192 experts": ("go/backend/cuda/grouped_test.go", "mostRouted"),
+    "a view of a parameter": ("tests/autograd/test_main_grad.py", "test_views_of_a_leaf_that_asks_for_float32"),
+    "a gated layer whose shards": ("tests/pytorch/distributed.py", "GatedColwiseParallel"),
+    "experts whose gate": ("tests/models/test_experts.py", "test_what_is_not_recognised_is_refused"),
+    "sums longer than": ("go/backend/webgpu/webgpu_test.go", "TestDividedSumsAreNotBatchInvariant"),
+    "any call in a forked child": ("tests/runtime/test_fork.py", "test_a_grandchild_is_refused_too"),
+}
+"""What stands in a test of other rows, which need a device or processes."""
+
+UNTESTED = {"products and passes on CUDA"}
+"""They need more memory than a test takes."""
+
+
+def rows_of_what_is_refused() -> list[tuple[str, str]]:
+    table = check_page.PAGE.read_text().split("| call | error | why |\n")[1].split("\n\n")[0]
+    return [(line.split("|")[1].strip(), line.split("|")[2].strip(" `")) for line in table.splitlines()[1:]]
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(("call", "error"), rows_of_what_is_refused())
+def test_what_the_page_says_is_refused(call: str, error: str) -> None:
+    begins = [begin for begin in (*REFUSED, *ELSEWHERE, *UNTESTED) if call.startswith(begin)]
+    assert len(begins) == 1, call
+    for refused in REFUSED.get(begins[0], ()):
+        with pytest.raises(getattr(errors, error)):
+            refused()
+    if begins[0] in ELSEWHERE:
+        path, text = ELSEWHERE[begins[0]]
+        assert text in (ROOT / path).read_text()
+
+
+def test_each_row_of_the_test_is_on_the_page() -> None:
+    calls = [call for call, _ in rows_of_what_is_refused()]
+    for begin in (*REFUSED, *ELSEWHERE, *UNTESTED):
+        assert any(call.startswith(begin) for call in calls), begin

@@ -1,0 +1,117 @@
+"""Writes into docs/promises.md what the records of tests/tools/check_record.py have.
+
+    python -m tests.tools.check_page
+
+A row is a record: of an engine of the CPU, or of another backend, on one device. A record that has
+fewer problems than are wanted gets the command that adds to it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+from epigrad._check.modes import MODES
+
+from tests.support.repository import ROOT
+
+PAGE = ROOT / "docs" / "promises.md"
+RESULTS = ROOT / "docs" / "results"
+BEGIN = "<!-- python -m tests.tools.check_page writes what is below -->\n"
+END = "<!-- the end of what it writes -->\n"
+WANTED = {"cpu": 1_000_000, "webgpu": 100_000, "cuda": 1_000_000}
+"""Problems of a record, by its backend."""
+
+Record = dict[str, Any]
+
+
+def records(folder: Path) -> dict[Path, Record]:
+    """Those of a folder."""
+    return {path: json.loads(path.read_text()) for path in sorted(folder.glob("*-check.json"))}
+
+
+def backend(path: Path) -> str:
+    """What a record is of, by its file's name."""
+    name = path.name.split("-")[3]
+    assert name in WANTED, path
+    return name
+
+
+def engine(record: Record) -> str:
+    """The engine of a CPU, or nothing."""
+    found = re.match(r"engine (\w+)", record["runs"][0]["backend"])
+    return found[1] if found else ""
+
+
+def where(path: Path, record: Record) -> str:
+    """What computed."""
+    run = record["runs"][0]
+    if backend(path) == "cpu":
+        return f"{run['device']}, engine `{engine(record)}`"
+    return f"WebGPU: {run['backend'].split(' (')[0]}" if backend(path) == "webgpu" else str(run["device"])
+
+
+def seeds(record: Record) -> str:
+    """The seeds of all runs, as ranges."""
+    every = sorted({seed for run in record["runs"] for seed in range(run["first_seed"], run["last_seed"] + 1)})
+    ranges = []
+    for _, group in itertools.groupby(enumerate(every), lambda place: place[1] - place[0]):
+        members = [seed for _, seed in group]
+        ranges.append(f"{members[0]} to {members[-1]}" if len(members) > 1 else str(members[0]))
+    return ", ".join(ranges)
+
+
+def counts(record: Record) -> list[int]:
+    """Problems of each mode."""
+    return [record["problems"].get(mode, {"problems": 0})["problems"] for mode in MODES]
+
+
+def cells(path: Path, record: Record) -> list[str]:
+    """A record's row."""
+    failed = sum(mode["failed"] for mode in record["problems"].values())
+    link = f"[{where(path, record)}](results/{path.name})"
+    numbers = [*counts(record), sum(counts(record)), WANTED[backend(path)]]
+    return [link, *[f"{number:,}" for number in numbers], f"{failed:,}" if failed else "none", seeds(record)]
+
+
+def going_on(path: Path, record: Record) -> str:
+    """The command that adds an hour of problems to a record."""
+    name = backend(path)
+    chosen = f"EPIGRAD_CPU_ENGINE={engine(record)} " if name == "cpu" else ""
+    option = "" if name == "cpu" else f" --backend {name}"
+    next_seed = 1 + max(run["last_seed"] for run in record["runs"])
+    return (
+        f"{chosen}python -m tests.tools.check_record docs/results{option} "
+        f"--seed {next_seed} --seconds 720 {' '.join(MODES)}"
+    )
+
+
+def written(folder: Path) -> str:
+    """The table, and what is still wanted."""
+    found = records(folder)
+    if not found:
+        return "No runs are recorded yet.\n"
+    head = ["where", *MODES, "problems", "wanted", "failed", "seeds"]
+    lines = [head, ["---"] * len(head), *[cells(path, record) for path, record in found.items()]]
+    text = "".join(f"| {' | '.join(line)} |\n" for line in lines)
+    short = [(path, record) for path, record in found.items() if sum(counts(record)) < WANTED[backend(path)]]
+    if short:
+        text += (
+            "\nFewer problems were tried than are wanted. Each of these commands adds an hour of them to a record:\n\n"
+        )
+        text += "```sh\n" + "".join(f"{going_on(path, record)}\n" for path, record in short) + "```\n"
+    missing = [name for name in WANTED if name not in {backend(path) for path in found}]
+    return text + "".join(f"\nNo run of `--backend {name}` is recorded.\n" for name in missing)
+
+
+def filled(page: str, folder: Path) -> str:
+    """The page, with what the records of a folder say."""
+    before, rest = page.split(BEGIN)
+    return f"{before}{BEGIN}{written(folder)}{END}{rest.split(END, 1)[1]}"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(filled(PAGE.read_text(), RESULTS))

@@ -11,7 +11,7 @@ import torch
 
 from tests.support.processes import run_script, start, torchtitan_path
 from tests.support.repository import ROOT
-from tests.tools import readme
+from tests.tools import gpu_tables, readme
 
 README = readme.README
 RESULTS = ROOT / "docs" / "results" / "README.md"
@@ -108,6 +108,7 @@ def test_the_table_of_the_readme_is_that_of_the_records() -> None:
     assert readme.filled(page, readme.table()) == page, STALE
     page = readme.PERFORMANCE.read_text()
     assert readme.filled(page, readme.cpu_table()) == page, STALE
+    assert gpu_tables.filled(page) == page, "docs/performance.md is stale: python -m tests.tools.gpu_tables"
     page = readme.RESULTS.read_text()
     assert readme.filled(page, readme.summary_table()) == page, STALE
     page = readme.MODELS.read_text()

@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+import tomllib
 
 from setuptools import Extension, setup
 from setuptools.command.bdist_wheel import bdist_wheel
@@ -38,6 +39,18 @@ def version() -> str:
     if match is None:
         raise SystemExit("cbridge/include/epigrad.h does not state EPG_VERSION")
     return match[1]
+
+
+def description() -> str:
+    """README.md for PyPI, where relative links lead nowhere."""
+    source = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["urls"]["Source"]
+    pictures = source.replace("https://github.com", "https://raw.githubusercontent.com")
+    release = "main" if "dev" in version() else f"v{version()}"
+    parts = re.split(r"(^```.*?^```$)", (ROOT / "README.md").read_text(), flags=re.M | re.S)
+    for i, text in enumerate(parts[::2]):  # the others are code
+        text = re.sub(r"(!\[[^]]*\])\((?![a-z]+:|#)", rf"\1({pictures}/{release}/", text)
+        parts[2 * i] = re.sub(r"\]\((?![a-z]+:|#)", f"]({source}/blob/{release}/", text)
+    return "".join(parts)
 
 
 def find_go() -> str | None:
@@ -165,6 +178,8 @@ refuse_windows()
 generate()
 setup(
     version=version(),
+    long_description=description(),
+    long_description_content_type="text/markdown",
     ext_modules=[Extension("epigrad._native", [], py_limited_api=not FREE_THREADED)],
     cmdclass={
         "build_ext": BuildGo,

@@ -165,6 +165,12 @@ def check_versions() -> None:
     assert LIB.epg_forked() == 0
 
 
+def check_no_error_before_a_call() -> None:
+    """Loading without PyTorch fails to define its operators, which is no error of the program."""
+    assert LIB.epg_last_error() == b""
+    assert LIB.epg_torch_register() == UNAVAILABLE and b"PyTorch" in LIB.epg_last_error()
+
+
 def check_forward() -> None:
     out, pre = nan(3, 5), nan(3, 5)
     run("linear", "tanh", [X, W, B], [out, pre])

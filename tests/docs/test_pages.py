@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ import torch
 
 from tests.support.processes import run_script, start, torchtitan_path
 from tests.support.repository import ROOT
-from tests.tools import readme
+from tests.tools import gpu_tables, readme
 
 README = readme.README
 RESULTS = ROOT / "docs" / "results" / "README.md"
@@ -51,6 +52,7 @@ def test_python_in_the_docs_runs(page: Path) -> None:
 
 
 PLAIN, PROCESSES, TORCHTITAN, GPU = "", "runs as two processes", "runs with torchtitan", "needs a GPU"
+MODEL = "with a model of yours"
 
 
 def programs(page: Path, *marks: str) -> list[str]:
@@ -61,7 +63,7 @@ def programs(page: Path, *marks: str) -> list[str]:
 
 def test_blocks_of_howto_pages_have_known_marks_and_are_python() -> None:
     for page in HOWTO:
-        known = programs(page, PLAIN, PROCESSES, TORCHTITAN, GPU)
+        known = programs(page, PLAIN, PROCESSES, TORCHTITAN, GPU, MODEL)
         assert known and known == blocks(page, "python"), f"{page.name}: no program, or an unknown mark"
         for code in known:
             compile(code, page.name, "exec")  # all that a machine without a GPU can say of some
@@ -79,6 +81,30 @@ def test_python_in_the_howto_pages_runs(with_transformers: bool) -> None:
             script += f"page = {{'__name__': {page.stem!r}}}\n"
             script += "".join(f"exec(compile({code!r}, {page.name!r}, 'exec'), page)\n" for code in codes)
     run_script(script, timeout=600)
+
+
+def test_the_lines_to_copy_run_on_a_model() -> None:
+    """Those at the top of pages about a model that the reader has."""
+    script = """
+        import timm
+        from transformers import LlamaConfig, LlamaForCausalLM
+
+        sizes = dict(hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2, vocab_size=50)
+        llama = LlamaForCausalLM(LlamaConfig(**sizes))
+        sizes = dict(img_size=8, patch_size=4, embed_dim=16, depth=1, num_heads=2, num_classes=3)
+        vision = timm.models.VisionTransformer(**sizes)
+    """
+    script = textwrap.dedent(script)
+    pages = [page for page in HOWTO if programs(page, MODEL)]
+    assert {page.stem for page in pages} > {"transformers", "timm", "trainer", "lightning", "accelerate"}
+    for page in pages:
+        model = "vision" if page.stem == "timm" else "llama"
+        (code,) = programs(page, MODEL)
+        script += f"page = dict.fromkeys(('model', 'module'), copy.deepcopy({model}))\n"
+        script += f"exec(compile({code!r}, {page.name!r}, 'exec'), page)\n"
+    out = run_script(f"import copy\n{script}", timeout=300)
+    lines = [code for page in pages for code in programs(page, MODEL) if "print(patch(" in code]
+    assert out.count("patched 1 block") == len(lines) > 0
 
 
 @pytest.mark.parametrize("page", [page for page in HOWTO if programs(page, PROCESSES)], ids=lambda page: page.name)
@@ -108,6 +134,7 @@ def test_the_table_of_the_readme_is_that_of_the_records() -> None:
     assert readme.filled(page, readme.table()) == page, STALE
     page = readme.PERFORMANCE.read_text()
     assert readme.filled(page, readme.cpu_table()) == page, STALE
+    assert gpu_tables.filled(page) == page, "docs/performance.md is stale: python -m tests.tools.gpu_tables"
     page = readme.RESULTS.read_text()
     assert readme.filled(page, readme.summary_table()) == page, STALE
     page = readme.MODELS.read_text()

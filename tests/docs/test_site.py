@@ -86,7 +86,10 @@ def test_every_environment_variable_has_a_row() -> None:
 
 # --- the reference --------------------------------------------------------------------------------
 
-MODULES = ("forward", "backward", "plan", "nn", "errors", "parallel", "webgpu", "integrations.transformers")
+MODULES = (
+    *("forward", "backward", "plan", "nn", "errors", "parallel", "webgpu"),
+    *("integrations.transformers", "integrations.kernels"),
+)
 
 
 def test_the_reference_has_every_python_name() -> None:

@@ -8,8 +8,9 @@ build but the first the ratio of its fastest to the first's. Calls that a build 
 
 With --eager and --compiled each call has PyTorch's own operations beside it, and FILE gets the
 ratio to them. The two take turns within a process. With --eager the calls are layers, blocks and
-elementwise operations of three sizes. With --compiled they are tiny ones of `torch.compile`, where
-the host's time is what counts.
+elementwise operations of three sizes; with --device cuda they run on a GPU, in bursts of ten with
+one wait at the end. With --compiled they are tiny ones of `torch.compile`, where the host's time is
+what counts.
 """
 
 from __future__ import annotations
@@ -46,8 +47,16 @@ LAYERS = (
 
 # Rows, inputs and outputs of a layer, or hidden features of a block; and shapes of tensors. Small,
 # middle and large, as the columns of docs/upgrade.md are.
-EAGER_LAYERS = ((16, 128, 512), (256, 256, 1024), (1024, 1024, 4096))
-EAGER_TENSORS = ((16, 256), (256, 1024), (4096, 1024))
+EAGER_LAYERS = {
+    "cpu": ((16, 128, 512), (256, 256, 1024), (1024, 1024, 4096)),
+    "cuda": ((64, 768, 3072), (2048, 768, 3072), (8192, 4096, 14336)),
+}
+EAGER_TENSORS = {
+    "cpu": ((16, 256), (256, 1024), (4096, 1024)),
+    "cuda": ((64, 4096), (2048, 4096), (8192, 14336)),
+}
+# Calls of a round: the host runs ahead of a GPU.
+BURST = {"cpu": 1, "cuda": 10}
 
 
 def calls() -> Iterator[tuple[str, Call]]:
@@ -81,7 +90,7 @@ def calls() -> Iterator[tuple[str, Call]]:
             yield from each(f"{name} {elements} float32", function, torch.randn(elements // 64, 64))
 
 
-def eager_calls() -> Iterator[tuple[str, Pair]]:
+def eager_calls(device: str = "cpu") -> Iterator[tuple[str, Pair]]:
     """Pairs of calls by operation, size, dtype and direction: epigrad's and PyTorch's own."""
     import epigrad
     import torch
@@ -131,11 +140,12 @@ def eager_calls() -> Iterator[tuple[str, Pair]]:
             lambda *shape: (shape, shape),
         ),
     }
-    for operations, sizes in ((layers, EAGER_LAYERS), (elementwise, EAGER_TENSORS)):
+    for operations, sizes in ((layers, EAGER_LAYERS[device]), (elementwise, EAGER_TENSORS[device])):
         for dtype in (torch.float32, torch.bfloat16):
             for name, (ours, own, shapes) in operations.items():
                 for size in sizes:
-                    operands = [(torch.randn(shape) / shape[-1] ** 0.5).to(dtype) for shape in shapes(*size)]
+                    drawn = [torch.randn(shape, device=device) / shape[-1] ** 0.5 for shape in shapes(*size)]
+                    operands = [tensor.to(dtype) for tensor in drawn]
                     label = f"{name}, {'x'.join(map(str, size))}, {str(dtype).removeprefix('torch.')}"
                     yield f"{label}, forward", _forward(ours, own, operands)
                     yield f"{label}, forward and backward", _training(ours, own, operands)
@@ -193,9 +203,10 @@ def compiled_calls() -> Iterator[tuple[str, Pair]]:
         yield name, (lambda ours=ours: training(ours), lambda own=own: training(own))  # type: ignore[misc]
 
 
-def in_turns(pair: Pair, calls: int, rounds: int, seconds: float) -> list[float]:
+def in_turns(pair: Pair, calls: int, rounds: int, seconds: float, wait: Call = lambda: None) -> list[float]:
     """Microseconds of each of two calls: the fastest of rounds of so many calls each, of at least
-    so many rounds, and of as many as fit into the seconds. The first round is not counted."""
+    so many rounds, and of as many as fit into the seconds. A round ends with a wait. The first
+    round is not counted."""
     best = [math.inf, math.inf]
     end = time.perf_counter() + seconds
     done = -1
@@ -204,6 +215,7 @@ def in_turns(pair: Pair, calls: int, rounds: int, seconds: float) -> list[float]
             start = time.perf_counter()
             for _ in range(calls):
                 call()
+            wait()
             if done >= 0:
                 best[which] = min(best[which], (time.perf_counter() - start) / calls)
         done += 1
@@ -223,7 +235,7 @@ def fastest(call: Callable[[], object]) -> float:
     return round(best * 1e6, 2)
 
 
-def measure(pattern: str, mode: str) -> None:
+def measure(pattern: str, mode: str, device: str) -> None:
     """What one process does."""
     import epigrad
     import torch
@@ -234,25 +246,33 @@ def measure(pattern: str, mode: str) -> None:
         torch.set_num_threads(1)
         times = {name: in_turns(pair, 100, 60, 0) for name, pair in compiled_calls() if re.search(pattern, name)}
     elif mode == "eager":
-        times = {name: in_turns(pair, 1, 5, 2 * SECONDS) for name, pair in eager_calls() if re.search(pattern, name)}
+        wait = torch.cuda.synchronize if device == "cuda" else lambda: None
+        times = {
+            name: in_turns(pair, BURST[device], 5, 2 * SECONDS, wait)
+            for name, pair in eager_calls(device)
+            if re.search(pattern, name)
+        }
     else:
         times = {name: fastest(call) for name, call in calls() if re.search(pattern, name)}
-    engine = next(info.detail for info in epigrad.backends() if info.name == "cpu")
-    facts = {
-        "threads": torch.get_num_threads(),
-        "backend": engine,
+    facts: dict[str, Any] = {
+        "backend": next(info.detail for info in epigrad.backends() if info.name == device),
         "torch": torch.__version__,
     }
+    if device == "cuda":
+        facts = {"device": torch.cuda.get_device_name(), "cuda": torch.version.cuda, **facts}
+    else:
+        facts = {"threads": torch.get_num_threads(), **facts}
     print(json.dumps({"times": times, "facts": facts}))
 
 
-def process(folder: str, pattern: str, mode: str) -> dict[str, Any]:
+def process(folder: str, pattern: str, mode: str, device: str) -> dict[str, Any]:
     """The times of one process with a build."""
     # Inductor's cache does not know which build compiled what is in it.
     environment = dict(
         os.environ, PYTHONPATH=str(pathlib.Path(folder).resolve()), TORCHINDUCTOR_FORCE_DISABLE_CACHES="1"
     )
     command = [sys.executable, "-P", str(pathlib.Path(__file__).resolve()), "--measure", "--calls", pattern]
+    command += ["--device", device]
     command += [f"--{mode}"] if mode else []
     done = subprocess.run(command, env=environment, cwd="/", check=True, stdout=subprocess.PIPE, text=True)
     found: dict[str, Any] = json.loads(done.stdout)
@@ -290,24 +310,27 @@ def main() -> None:
     parser.add_argument("builds", nargs="*", metavar="BUILD=FOLDER")
     parser.add_argument("--turns", type=int, default=6)
     parser.add_argument("--calls", default="", metavar="PATTERN")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="of --eager; cpu if not given")
     modes = parser.add_mutually_exclusive_group()
     for mode in ("eager", "compiled"):
         modes.add_argument(f"--{mode}", dest="mode", action="store_const", const=mode, default="")
     parser.add_argument("--measure", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.measure:
-        measure(args.calls, args.mode)
+        measure(args.calls, args.mode, args.device)
         return
     from epigrad.cli.machine import cpu_name  # not of a build, which may be older than it
 
     builds = dict(build.split("=", 1) for build in args.builds)
     if args.file is None or len(builds) < 2:
         parser.error("want a file and two builds or more")
+    if args.device == "cuda" and args.mode != "eager":
+        parser.error("--device cuda is for --eager")
     load = os.getloadavg()[0]
     found: dict[str, list[dict[str, Any]]] = {build: [] for build in builds}
     for _ in range(args.turns):
         for build in random.sample(list(builds), len(builds)):
-            found[build].append(process(builds[build], args.calls, args.mode))
+            found[build].append(process(builds[build], args.calls, args.mode, args.device))
     rows = rows_of(found, args.mode)
     if not rows:
         parser.error(f"--calls {args.calls!r}: no call that all builds have is named so")
@@ -316,7 +339,8 @@ def main() -> None:
         "date": datetime.date.today().isoformat(),
         "command": f"python tests/tools/turns.py FILE {' '.join(f'{b}=...' for b in builds)} --turns {args.turns}"
         + (f" --calls {args.calls!r}" if args.calls else "")
-        + (f" --{args.mode}" if args.mode else ""),
+        + (f" --{args.mode}" if args.mode else "")
+        + (f" --device {args.device}" if args.device != "cpu" else ""),
         "device": cpu_name(),
         "load_before": round(load, 2),
         **next(iter(found.values()))[0]["facts"],

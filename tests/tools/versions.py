@@ -2,12 +2,12 @@
 
     python -m tests.tools.versions
 
-The CPUs' times come from the records in docs/results that end in -versions, which turns.py writes:
+Times in turns come from the records in docs/results that end in -versions, which turns.py writes:
 
-    python tests/tools/turns.py FILE 0.1=FOLDER 0.2=FOLDER --eager
+    python tests/tools/turns.py FILE 0.1=FOLDER 0.2=FOLDER --eager [--device cuda]
 
-The GPU's come from a record of each version. tests/docs/test_upgrade.py fails where a table is
-stale.
+More rows of a GPU come from a record of each version. tests/docs/test_upgrade.py fails where a
+table is stale.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tests.tools import readme
 
 PAGE = ROOT / "docs" / "upgrade.md"
 RESULTS = ROOT / "docs" / "results"
-CPU_BEGIN = "<!-- python -m tests.tools.versions writes this table of CPUs -->\n"
+TURNS_BEGIN = "<!-- python -m tests.tools.versions writes this table of turns -->\n"
 GPU_BEGIN = "<!-- python -m tests.tools.versions writes this table of a GPU -->\n"
 GPU_RECORDS = {
     "0.1": RESULTS / "2026-11-21-cuda-nvidia-h200.json",
@@ -37,12 +37,12 @@ def load(path: pathlib.Path) -> dict[str, Any]:
     return found
 
 
-def cpu_tables() -> str:
+def turns_tables() -> str:
     """A table for each record of turns."""
-    return "\n".join(cpu_table(path) for path in sorted(RESULTS.glob("*-versions.json")))
+    return "\n".join(turns_table(path) for path in sorted(RESULTS.glob("*-versions.json")))
 
 
-def cpu_table(path: pathlib.Path) -> str:
+def turns_table(path: pathlib.Path) -> str:
     """A line for each operation, dtype and direction; those of the same sizes share a table."""
     record = load(path)
     old, new = record["geometric_mean"]
@@ -52,7 +52,8 @@ def cpu_table(path: pathlib.Path) -> str:
         cells = lines.setdefault((operation, dtype, direction), {})
         cells[size] = f"{row['ratio'][old]:.2f}, {row['ratio'][new]:.2f}"
     means = ", ".join(f"{mean:.2f}" for mean in (record["geometric_mean"][old], record["geometric_mean"][new]))
-    machine = f"[{record['device']}, {record['threads']} threads]({path.relative_to(PAGE.parent)})"
+    device = record["device"] + (f", {record['threads']} threads" if "threads" in record else "")
+    machine = f"[{device}]({path.relative_to(PAGE.parent)})"
     text = f"{machine}, PyTorch {record['torch'].partition('+')[0]}. The geometric means of all are {means}.\n"
     sizes: tuple[str, ...] = ()
     for label, cells in lines.items():
@@ -91,7 +92,7 @@ def gpu_table() -> str:
 
 def filled(page: str) -> str:
     """The page with both tables anew."""
-    return readme.filled(readme.filled(page, cpu_tables(), CPU_BEGIN), gpu_table(), GPU_BEGIN)
+    return readme.filled(readme.filled(page, turns_tables(), TURNS_BEGIN), gpu_table(), GPU_BEGIN)
 
 
 def main() -> None:

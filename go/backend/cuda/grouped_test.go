@@ -143,8 +143,8 @@ func TestSumsInPieces(t *testing.T) {
 }
 
 // TestWorkspaceOfExperts: beside a row of each slot, backward needs a hidden row, or where that is
-// shorter, the row of a preactivation, whether that was saved or not. All else is at most a tenth of
-// that.
+// shorter, the row of a preactivation. That holds whether the preactivation was saved or not. All
+// else is at most a tenth of that.
 func TestWorkspaceOfExperts(t *testing.T) {
 	b := newEmulated(t)
 	b.device = &device{processors: 132, boxes: true}

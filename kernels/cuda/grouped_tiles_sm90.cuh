@@ -1,5 +1,5 @@
-// What a product of groups is given, what it keeps in shared memory, and the tiles that a block walks
-// over (grouped_sm90.cuh).
+// What a product of groups is given, what it keeps in shared memory, and the tiles that a block
+// walks over (grouped_sm90.cuh).
 #pragma once
 
 #include "ragged_sm90.cuh"
@@ -16,10 +16,10 @@ constexpr int forth_and_back = -1;
 // dtype, but for the float output of the depth kind; sizes, strides in bytes and boxes are
 // innermost first.
 //
-// A ragged map (ragged_sm90.cuh) is of a matrix of rows: sizes {columns, 2^30, 0x7fff0000, 0x7fff0000},
-// strides {row, row, 2^35 - row}. It says nothing of the number of rows. A weight's map has sizes
-// {contiguous, other, groups} and strides {other, group}: the depth is contiguous where the form is
-// nt, and the columns are where it is nn.
+// A ragged map (ragged_sm90.cuh) is of a matrix of rows: sizes
+// {columns, 2^30, 0x7fff0000, 0x7fff0000}, strides {row, row, 2^35 - row}. It says nothing of the
+// number of rows. A weight's map has sizes {contiguous, other, groups} and strides {other, group}:
+// the depth is contiguous where the form is nt, and the columns are where it is nn.
 //
 // Rows kind:
 //   left      the weight, box {64, 64, 1}; of halves left[0] is the value's and left[1] the gate's

@@ -1,5 +1,5 @@
-// Instructions of Hopper's that products of groups need beside those of sm90.cuh: multiplications of
-// any width, and copies of rows that end where a group does.
+// Instructions of Hopper's that products of groups need beside those of sm90.cuh: multiplications
+// of any width, and copies of rows that end where a group does.
 #pragma once
 
 #include "product_sm90.cuh"

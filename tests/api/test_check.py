@@ -54,6 +54,22 @@ def test_nothing_fails_on_webgpu(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("--problems", "40", "--backend", "webgpu", "--mode", "correct,bitwise,bad") == 0, capsys.readouterr().out
 
 
+@needs("webgpu")
+def test_arrays_are_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a few operations, whose kernels are compiled in seconds; and a defect of a gradient."""
+    every = itertools.islice(search.problems("correct", "webgpu", 0), 400)
+    some = [each for each in every if each.entry == "array" and each.op in ("prelu", "lerp", "gated_product")][:12]
+    assert len(some) > 5 and [Problem.read(str(each)) for each in some] == some
+    assert not [str(each) for each in some if search.verdict("correct", each, "webgpu")]
+
+    def change(grads: Any, *arguments: Any, **options: Any) -> Any:
+        return tuple(grads[::-1])
+
+    wrong_in(monkeypatch, backward, "gated_product_backward", change)
+    problem = Problem.read("gated_product kind=swiglu sizes=2x3x4 entry=array needs=11")
+    assert search.verdict("correct", problem, "webgpu").startswith("grad_value: ")
+
+
 def test_a_seed_gives_the_same_problems_and_a_text_gives_them_back() -> None:
     rng = random.Random(5)
     some = [drawn(rng, tuple(OPERATIONS), DTYPES) for _ in range(500)]

@@ -18,6 +18,7 @@ from epigrad._check.elementwise import LERP_WEIGHT
 from epigrad._check.layouts import Guarded, unchanged
 from epigrad._check.parts import FROM_OUTPUT
 from epigrad._check.problem import Problem
+from epigrad.webgpu import Array
 
 Results = tuple[Tensor | None, ...]
 """The output and the gradients, None for those that were not asked for."""
@@ -93,6 +94,8 @@ def run(problem: Problem, inputs: Inputs) -> Results:
                 return _stateless(problem, inputs)
             case "c":
                 return _by_c(problem, inputs)
+            case "array":
+                return _on_arrays(problem, inputs)
             case "plan":
                 guards = _Guards(problem, inputs.grad.device)
                 results = plan_calls.call(problem, inputs.given, inputs.grad, guards.make)
@@ -190,6 +193,18 @@ def _stateless(problem: Problem, inputs: Inputs) -> Results:
         function(inputs.grad, *positional, **options, **kept, needs=asked, out=tuple(grads))
     guards.check()
     return (out, *grads)
+
+
+def _on_arrays(problem: Problem, inputs: Inputs) -> Results:
+    """By functions without a graph on arrays of an adapter, which are contiguous."""
+    given: Any = [None if tensor is None else Array.from_torch(tensor) for tensor in inputs.given.values()]
+    positional, options = inputs.arguments(problem, given)
+    out = getattr(forward, problem.op)(*positional, **options)
+    if problem.op not in ONE_GRADIENT:
+        options["needs"] = problem.asked()
+    found = getattr(backward, f"{problem.op}_backward")(Array.from_torch(inputs.grad), *positional, **options)
+    grads = [found] if problem.op in ONE_GRADIENT else found
+    return (out.to_torch(), *[None if grad is None else grad.to_torch() for grad in grads])
 
 
 def _by_c(problem: Problem, inputs: Inputs) -> Results:

@@ -29,6 +29,8 @@ WAYS = (*LAYOUTS, UNALIGNED)
 SAVES = ("auto", "preactivation", "recompute")
 GATES = ("second", "first", "odd", "even")
 ENTRIES = ("autograd", "dispatcher", "stateless", "c", "plan", "module")
+ARRAY = "array"
+"""One way more, of the webgpu backend."""
 INTO = ("stateless", "c", "plan")
 """Those that write into given tensors."""
 GRADS = ("fresh", "added", "float32", "float32_added")
@@ -56,7 +58,7 @@ class Problem:
         save: what is kept for backward.
         entry: how it is called: a function with autograd, the same as an operator of PyTorch's
             dispatcher, functions without a graph that write into given tensors, the C interface,
-            plans, or a module of epigrad.nn.
+            plans, a module of epigrad.nn, or functions without a graph on arrays of an adapter.
         needs: which gradients are asked for, in turns.
         seed: of the values.
         values: what they are, beside normal numbers.
@@ -121,9 +123,10 @@ class Problem:
         wanted: Any = {"activation": Activation, "gated": Gated, "either": (Activation, Gated), "": type(None)}[takes]
         if not isinstance(problem.kind_object, wanted):
             raise errors.InvalidProblemError(f"check: problem: {op}: kind={problem.kind}, want {takes or 'none'}")
-        if problem.entry not in problem.entries:
+        entries = (*problem.entries, ARRAY) if OPERATIONS[op].integers is None else problem.entries
+        if problem.entry not in entries:
             raise errors.InvalidProblemError(
-                f"check: problem: {op}: entry={problem.entry}, want one of {', '.join(problem.entries)}"
+                f"check: problem: {op}: entry={problem.entry}, want one of {', '.join(entries)}"
             )
         return problem
 
@@ -259,7 +262,7 @@ class Problem:
             found.append(self._with(kind=self.kind.partition("(")[0]))
         if len(self.layouts) > 1:
             found += [self._with(layouts=(layout,)) for layout in dict.fromkeys(self.layouts)]
-        return [simpler for simpler in found if simpler.entry in simpler.entries]
+        return [simpler for simpler in found if simpler.entry in (*simpler.entries, ARRAY)]
 
     def _with(self, **changes: Any) -> Problem:
         return dataclasses.replace(self, **changes)
@@ -310,7 +313,7 @@ def _value(name: str, text: str) -> Any:
     return text
 
 
-_CHOICES = {"dtype": DTYPES, "gate": GATES, "save": SAVES, "entry": ENTRIES, "values": VALUES, "grads": GRADS}
+_CHOICES = {"dtype": DTYPES, "gate": GATES, "save": SAVES, "entry": (*ENTRIES, ARRAY), "values": VALUES, "grads": GRADS}
 
 
 def _bit(text: str) -> bool:

@@ -35,6 +35,7 @@ import sys
 from collections.abc import Sequence
 
 from epigrad import errors
+from epigrad.cli.arguments import Parser
 
 __all__ = ["main", "parser"]
 
@@ -55,7 +56,7 @@ exit codes: 0 success; 1 something does not work or a problem was refused, and s
 
 def parser() -> argparse.ArgumentParser:
     """The parser of the command line, with its subcommands."""
-    made = argparse.ArgumentParser(
+    made = Parser(
         prog="python -m epigrad",
         description="What works here, what would run, how fast it is, and whether it is right.",
         epilog=_EPILOG,

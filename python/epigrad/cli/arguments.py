@@ -5,8 +5,16 @@ from __future__ import annotations
 import argparse
 import math
 from collections.abc import Callable, Collection
+from typing import NoReturn
 
-__all__ = ["names_out_of", "positive"]
+__all__ = ["Parser", "names_out_of", "positive"]
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser whose errors do not begin with all options."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: error: {message}\n{self.prog} --help lists all options\n")
 
 
 def names_out_of(known: Collection[str]) -> Callable[[str], tuple[str, ...]]:

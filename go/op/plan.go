@@ -269,24 +269,43 @@ func NewPlan(c *Call, exactInputs, exactOutputs []bool) (*Plan, error) {
 
 // mostWorkspace returns a workspace that is enough for every run: the kernel's own, or, on a
 // backend that copies operands which its libraries cannot read in place, that of the layout
-// furthest from contiguous.
+// furthest from contiguous, with the optional operands and without.
 func (p *Plan) mostWorkspace() (int64, error) {
 	bytes := p.kernel.WorkspaceBytes()
 	if _, copies := p.kernel.(backend.Stager); !copies {
 		return bytes, nil
 	}
-	worst := p.call
-	worst.Accumulate = p.operation.accumulates // then no output's memory serves as scratch
-	worst.Inputs, worst.Outputs = spread(p.call.Inputs, p.exactInputs), spread(p.call.Outputs, p.exactOutputs)
-	// a bound on what may be chosen: nothing is timed for it
-	k, err := p.operation.choose(&worst, nil)
-	if err != nil {
-		return 0, err
-	}
-	if stager, copies := k.(backend.Stager); copies {
-		bytes = max(bytes, stager.MostWorkspaceBytes())
+	for _, worst := range []Call{p.call, p.operation.withoutOptional(p.call)} {
+		worst.Accumulate = p.operation.accumulates // then no output's memory serves as scratch
+		worst.Inputs, worst.Outputs = spread(worst.Inputs, p.exactInputs), spread(worst.Outputs, p.exactOutputs)
+		// a bound on what may be chosen: nothing is timed for it
+		k, err := p.operation.choose(&worst, nil)
+		if err != nil {
+			return 0, err
+		}
+		if stager, copies := k.(backend.Stager); copies {
+			bytes = max(bytes, stager.MostWorkspaceBytes())
+		}
 	}
 	return bytes, nil
+}
+
+// withoutOptional returns the call without the inputs that a run may leave out, and without their
+// gradients.
+func (o *operation) withoutOptional(c Call) Call {
+	c.Inputs, c.Outputs = slices.Clone(c.Inputs), slices.Clone(c.Outputs)
+	for i := range c.Inputs {
+		if !o.Inputs[i].Optional {
+			continue
+		}
+		c.Inputs[i] = nil
+		for j := range c.Outputs {
+			if o.Outputs[j].Name == "grad_"+o.Inputs[i].Name {
+				c.Outputs[j] = nil
+			}
+		}
+	}
+	return c
 }
 
 // spread returns the views with other strides where a run may change them. In every dimension it

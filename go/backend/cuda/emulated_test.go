@@ -69,7 +69,7 @@ func TestOnTheEmulator(t *testing.T) {
 		return
 	}
 	// TestEmulatedKernels has met other layouts.
-	run("", "-test.short", "-test.run=^TestBackend$|^TestFailuresOfTheDevice$|^TestTuning$|^TestSkus$|^TestBatchInvariance$|^TestBatchesThatDoNotMerge$|^TestPlansAreLargeEnough$")
+	run("", "-test.short", "-test.run=^TestBackend$|^TestFailuresOfTheDevice$|^TestTuning$|^TestSkus$|^TestBatchInvariance$|^TestBatchesThatDoNotMerge$|^TestPlansAreLargeEnough$|^TestPlansWithoutTheirBias$")
 	run("EPIGRAD_EMULATED_OLD_GPU=1", "-test.run=^TestSeveralDevices$")
 	run("EPIGRAD_EMULATED_DRIVER=12020", "-test.run=^TestOldDriver$")
 	run("EPIGRAD_CUBLASLT=/nowhere/libcublasLt.so", "-test.run=^TestNoBLAS$")
@@ -278,13 +278,16 @@ func TestPlansAreLargeEnough(t *testing.T) {
 	call := op.Call{Op: "matmul_bias_activation", Kind: "gelu", Inputs: inputs(nil), Outputs: []*tensor.View{view([]int64{2, 3, 4, 5}, nil), nil}}
 	plan, err := op.NewPlan(&call, nil, nil)
 	require.NoError(t, err)
-	workspace := make([]byte, plan.WorkspaceBytes()+256)
 	call.Inputs = inputs([]int64{64, 32, 4, 1})
-	call.Workspace, call.WorkspaceBytes = unsafe.Pointer(&workspace[0]), plan.WorkspaceBytes()
-	if rest := uintptr(call.Workspace) % 256; rest != 0 {
-		call.Workspace = unsafe.Add(call.Workspace, 256-rest)
-	}
+	call.Workspace, call.WorkspaceBytes = aligned(plan.WorkspaceBytes()), plan.WorkspaceBytes()
 	require.NoError(t, plan.Run(&call))
+}
+
+// aligned makes workspace.
+func aligned(bytes int64) unsafe.Pointer {
+	memory := make([]byte, bytes+256)
+	start := unsafe.Pointer(&memory[0])
+	return unsafe.Add(start, -uintptr(start)%256)
 }
 
 // TestSkus: a plan tells whether vectors can run, whatever else its program has.
@@ -359,6 +362,29 @@ func TestBatchInvariance(t *testing.T) {
 		"linear: cublaslt+activation_none_f32":                           true,
 		"linear_backward: grad_preactivation_silu_f32+cublaslt+cublaslt": true,
 	}, kernels(true))
+}
+
+// TestPlansWithoutTheirBias: a plan that has a bias has workspace for runs that leave it out. A sum
+// of no terms is zeros then, which come from the workspace.
+func TestPlansWithoutTheirBias(t *testing.T) {
+	if os.Getenv(emulated) == "" {
+		t.Skip("TestOnTheEmulator runs it")
+	}
+	backend.Register(cuda.New())
+	const m, n = 3, 5
+	out := slices.Repeat([]float32{7}, m*n)
+	view := func(memory []float32, shape ...int64) *tensor.View {
+		v, err := tensor.New(unsafe.Pointer(unsafe.SliceData(memory)), 0, dtype.Float32, tensor.Device{Type: tensor.CUDA}, shape, nil, 0)
+		require.NoError(t, err)
+		return &v
+	}
+	call := op.Call{Op: "linear", Kind: "sigmoid", Inputs: []*tensor.View{view(nil, m, 0), view(nil, n, 0), view(make([]float32, n), n)}}
+	plan, err := op.NewPlan(&call, nil, nil)
+	require.NoError(t, err)
+	call.Inputs[2], call.Outputs = nil, []*tensor.View{view(out, m, n)}
+	call.Workspace, call.WorkspaceBytes = aligned(plan.WorkspaceBytes()), plan.WorkspaceBytes()
+	require.NoError(t, plan.Run(&call))
+	require.Equal(t, slices.Repeat([]float32{0.5}, m*n), out)
 }
 
 // TestBatchesThatDoNotMerge: of two batch dimensions that no stride walks as one, the longer is the

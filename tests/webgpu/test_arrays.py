@@ -340,7 +340,7 @@ def test_what_is_not_finite_is_as_on_the_cpu(activation: str) -> None:
 @pytest.mark.parametrize("op", ["prelu", "xielu"])
 def test_learned_activations_at_what_is_not_finite_are_as_on_the_cpu(op: str) -> None:
     """`check` found the slope of xielu at NaN, which was that at -infinity. Of finite numbers there
-    are denormals: in the middle xielu's terms cancel, and at 3e38 they overflow in float32 alone."""
+    are denormals: in the middle terms of xielu cancel, and 3e38 overflows in float32 alone."""
     x, parameters = torch.tensor(ARGUMENTS[:8]), [torch.tensor([0.3])] * (1 if op == "prelu" else 2)
     results = []
     for name in ("webgpu", "cpu"):

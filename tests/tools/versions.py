@@ -39,7 +39,8 @@ def load(path: pathlib.Path) -> dict[str, Any]:
 
 def turns_tables() -> str:
     """A table for each record of turns."""
-    return "\n".join(turns_table(path) for path in sorted(RESULTS.glob("*-versions.json")))
+    tables = [turns_table(path) for path in sorted(RESULTS.glob("*-versions.json"))]
+    return "\n".join(tables) or "No runs in turns are recorded yet.\n"
 
 
 def turns_table(path: pathlib.Path) -> str:

@@ -227,6 +227,25 @@ def test_a_value_beyond_a_jump_lies_within_the_bound() -> None:
     assert bounds.breach(step(threshold).float() - 0.7, before.through(step)) != ""
 
 
+@pytest.mark.parametrize(("error", "may_be_nan"), [(0.0, False), (1e-2, True)])
+def test_beside_a_branch_an_infinite_gradient_may_stop_or_not(error: float, may_be_nan: bool) -> None:
+    """hardswish stops it below -3. A preactivation near -3 may have been above."""
+    gradient = bounds.Bounded.exact(torch.tensor([torch.inf]), torch.float32)
+    place, off = torch.tensor([-3.005], dtype=torch.float64), torch.tensor([error], dtype=torch.float64)
+    slope = bounds.Bounded(place, off, torch.float32).slope(formulas.activation(Activation("hardswish")))
+    assert bounds.breach(torch.tensor([0.0]), gradient * slope) == ""
+    assert (bounds.breach(torch.tensor([torch.nan]), gradient * slope) == "") == may_be_nan
+
+
+def test_a_formula_may_go_beyond_the_range_on_the_way() -> None:
+    """celu of a negative alpha is alpha times a power, which overflows first."""
+    celu = formulas.activation(Activation("celu", alpha=-0.6))
+    x = torch.tensor([-0.6 * 89.0, -0.6 * 88.0])
+    got = torch.tensor([-torch.inf, -torch.inf])
+    for dtype, wrong in ((torch.float32, "at [1]"), (torch.float64, "at [0]")):
+        assert wrong in bounds.breach(got.to(dtype), bounds.Bounded.exact(x, dtype).through(celu))
+
+
 def test_bits_that_depend_on_needs_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     def change(grads: Any, *arguments: Any, needs: tuple[bool, ...], out: Any, **options: Any) -> Any:
         if sum(needs) == 1:

@@ -30,14 +30,14 @@ class Bounded:
         dtype: of the tensors; accumulators are float32, or float64 for float64.
         backend: what computes the results that are compared.
         stops: of a slope, where it is 0 because a branch was chosen: PyTorch gives 0 there,
-            whatever it is multiplied with.
+            whatever it is multiplied with. And where it may be so, within the argument's error.
     """
 
     value: Tensor
     error: Tensor
     dtype: torch.dtype
     backend: str = "cpu"
-    stops: Callable[[], Tensor] | None = None
+    stops: Callable[[], tuple[Tensor, Tensor]] | None = None
 
     @classmethod
     def exact(cls, tensor: Tensor, dtype: torch.dtype, backend: str = "cpu") -> Bounded:
@@ -111,11 +111,11 @@ class Bounded:
         product = self._with(self.value * other.value, error, known)
         if other.stops is None or self.is_finite:
             return product
-        stops = other.stops() & ~self.finite
+        stops, may_stop = (places & ~self.finite for places in other.stops())
         return replace(
             product,
             value=torch.where(stops, 0.0, product.value),
-            error=torch.where(stops, 0.0, product.error),
+            error=torch.where(stops, 0.0, torch.where(may_stop, torch.inf, product.error)),
         )
 
     def __matmul__(self, other: Bounded) -> Bounded:
@@ -164,20 +164,31 @@ class Bounded:
         # by what the function changes on the way. That is as much as on the other side, nearly.
         error = torch.where(most > 4 * least, most + 2 * least, most)
         error = torch.where(self.finite, error, 0.0)
-        error = torch.where(self.error.isinf(), torch.inf, error)
+        error = torch.where(self.error.isinf() | self._overflows(formula, value), torch.inf, error)
+        if is_half and self.backend != "cpu":  # a factor may be denormal, and the other as large as this
+            error = error + FUNCTION_IN_HALF * self.unit * self._smallest * self.size
         known = None if self.is_finite else ~self.finite
         return self._with(value, error, known, FUNCTION_IN_HALF if is_half else FUNCTION)
+
+    def _overflows(self, formula: Callable[[Tensor], Tensor], value: Tensor) -> Tensor:
+        """Where the formula goes beyond the accumulator's range on the way to a large value, as
+        celu of a negative alpha below 1 does."""
+        large = value.isfinite() & (value.abs() > 2.0**100)
+        if self.dtype == torch.float64 or not bool(large.any()):
+            return torch.zeros_like(large)
+        return large & ~formula(self.value.float()).isfinite()
 
     def slope(self, formula: Callable[[Tensor], Tensor]) -> Bounded:
         """The derivative of a function of one variable. Where it is 0 because a branch was chosen,
         a factor that is not finite stops."""
         slope = self.through(lambda x: _derivative(formula, x))
 
-        def stops() -> Tensor:
-            far = torch.where(self.error.isfinite(), self.error, 0.0)
+        def stops() -> tuple[Tensor, Tensor]:
+            known = self.error.isfinite()
+            far = torch.where(known, self.error, 0.0)
             points = (self.value, self.value + far, self.value - far)
-            stopped = [_derivative(formula, x, torch.inf) == 0 for x in points]
-            return stopped[0] & stopped[1] & stopped[2] & self.error.isfinite()
+            here, above, below = (_derivative(formula, x, torch.inf) == 0 for x in points)
+            return here & above & below & known, here | above | below | ~known
 
         return replace(slope, stops=stops)
 

@@ -3,6 +3,7 @@ package op
 import (
 	"encoding/binary"
 	"errors"
+	"iter"
 	"math"
 	"slices"
 	"sync"
@@ -269,19 +270,22 @@ func NewPlan(c *Call, exactInputs, exactOutputs []bool) (*Plan, error) {
 
 // mostWorkspace returns a workspace that is enough for every run: the kernel's own, or, on a
 // backend that copies operands which its libraries cannot read in place, that of the layout
-// furthest from contiguous, with the optional operands and without.
+// furthest from contiguous, with each choice of optional operands.
 func (p *Plan) mostWorkspace() (int64, error) {
 	bytes := p.kernel.WorkspaceBytes()
 	if _, copies := p.kernel.(backend.Stager); !copies {
 		return bytes, nil
 	}
-	for _, worst := range []Call{p.call, p.operation.withoutOptional(p.call)} {
+	for given, worst := range p.operation.withSomeOptional(p.call) {
 		worst.Accumulate = p.operation.accumulates // then no output's memory serves as scratch
 		worst.Inputs, worst.Outputs = spread(worst.Inputs, p.exactInputs), spread(worst.Outputs, p.exactOutputs)
 		// a bound on what may be chosen: nothing is timed for it
 		k, err := p.operation.choose(&worst, nil)
 		if err != nil {
-			return 0, err
+			if given == all || status.Of(err).Code != status.InvalidProblem {
+				return 0, err
+			}
+			continue // no run can leave these out
 		}
 		if stager, copies := k.(backend.Stager); copies {
 			bytes = max(bytes, stager.MostWorkspaceBytes())
@@ -290,22 +294,38 @@ func (p *Plan) mostWorkspace() (int64, error) {
 	return bytes, nil
 }
 
-// withoutOptional returns the call without the inputs that a run may leave out, and without their
-// gradients.
-func (o *operation) withoutOptional(c Call) Call {
-	c.Inputs, c.Outputs = slices.Clone(c.Inputs), slices.Clone(c.Outputs)
-	for i := range c.Inputs {
-		if !o.Inputs[i].Optional {
-			continue
+// all is the first of withSomeOptional's numbers.
+const all = 0
+
+// withSomeOptional returns the call, and then without each choice of the inputs that a run may
+// leave out, and without their gradients. A choice has a number.
+func (o *operation) withSomeOptional(c Call) iter.Seq2[int, Call] {
+	var optional []int
+	for i, input := range o.Inputs {
+		if input.Optional && at(c.Inputs, i) != nil {
+			optional = append(optional, i)
 		}
-		c.Inputs[i] = nil
-		for j := range c.Outputs {
-			if o.Outputs[j].Name == "grad_"+o.Inputs[i].Name {
-				c.Outputs[j] = nil
+	}
+	return func(yield func(int, Call) bool) {
+		for left := range 1 << len(optional) {
+			some := c
+			some.Inputs, some.Outputs = slices.Clone(c.Inputs), slices.Clone(c.Outputs)
+			for bit, i := range optional {
+				if left>>bit&1 == 0 {
+					continue
+				}
+				some.Inputs[i] = nil
+				for j := range some.Outputs {
+					if o.Outputs[j].Name == "grad_"+o.Inputs[i].Name {
+						some.Outputs[j] = nil
+					}
+				}
+			}
+			if !yield(left, some) {
+				return
 			}
 		}
 	}
-	return c
 }
 
 // spread returns the views with other strides where a run may change them. In every dimension it

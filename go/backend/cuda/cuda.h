@@ -83,6 +83,8 @@ typedef struct {
   uint64_t workspace;
 } epg_algorithm;
 
+enum { EPG_NEVER, EPG_IF_ACCUMULATING, EPG_ALWAYS };
+
 /* A product in cuBLASLt's terms, column-major: D = op(A) op(B) (+ D). From epg_matmul_create. */
 typedef struct {
   void *desc, *layouts[EPG_MATRICES]; /* A, B, D */
@@ -92,8 +94,8 @@ typedef struct {
    * takes that for granted, and has no preference for it */
   epg_pointer aligned_bias;
   uint64_t bias_bytes;
-  /* accumulates: D is added to if the run says so */
-  int32_t has_bias, is_double, accumulates, tuned;
+  /* adds: in which runs D is added to, EPG_NEVER and so on */
+  int32_t has_bias, is_double, adds, tuned;
   /* for addresses that are multiples of 16 bytes, and for any */
   epg_algorithm choices[2];
 } epg_matmul;

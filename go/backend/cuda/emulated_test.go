@@ -69,7 +69,7 @@ func TestOnTheEmulator(t *testing.T) {
 		return
 	}
 	// TestEmulatedKernels has met other layouts.
-	run("", "-test.short", "-test.run=^TestBackend$|^TestFailuresOfTheDevice$|^TestTuning$|^TestSkus$|^TestBatchInvariance$|^TestBatchesThatDoNotMerge$|^TestPlansAreLargeEnough$|^TestPlansWithoutTheirBias$")
+	run("", "-test.short", "-test.run=^TestBackend$|^TestFailuresOfTheDevice$|^TestTuning$|^TestSkus$|^TestBatchInvariance$|^TestBatchInvarianceOfOneColumn$|^TestBatchesThatDoNotMerge$|^TestPlansAreLargeEnough$|^TestPlansHaveWorkspaceForEveryRun$|^TestPlansWithoutTheirBias$")
 	run("EPIGRAD_EMULATED_OLD_GPU=1", "-test.run=^TestSeveralDevices$")
 	run("EPIGRAD_EMULATED_DRIVER=12020", "-test.run=^TestOldDriver$")
 	run("EPIGRAD_CUBLASLT=/nowhere/libcublasLt.so", "-test.run=^TestNoBLAS$")
@@ -283,6 +283,77 @@ func TestPlansAreLargeEnough(t *testing.T) {
 	require.NoError(t, plan.Run(&call))
 }
 
+// TestPlansHaveWorkspaceForEveryRun: so they do whatever optional inputs and outputs a run has, and
+// where there are no rows, columns or terms.
+func TestPlansHaveWorkspaceForEveryRun(t *testing.T) {
+	if os.Getenv(emulated) == "" {
+		t.Skip("TestOnTheEmulator runs it")
+	}
+	backend.Register(cuda.New())
+	some := func(views []*tensor.View, which int) []*tensor.View {
+		chosen := make([]*tensor.View, len(views))
+		for i, v := range views {
+			if which>>i&1 == 1 {
+				chosen[i] = v
+			}
+		}
+		return chosen
+	}
+	sizes := []int64{0, 1, 3}
+	for _, m := range sizes {
+		for _, n := range sizes {
+			for _, k := range sizes {
+				for _, dt := range []dtype.DType{dtype.Float64, dtype.BFloat16} {
+					view := func(shape ...int64) *tensor.View {
+						v, err := tensor.New(nil, 0, dt, tensor.Device{Type: tensor.CUDA}, shape, nil, 0)
+						require.NoError(t, err)
+						return &v
+					}
+					for _, c := range []struct {
+						call                        op.Call
+						required, optional, outputs []*tensor.View
+					}{
+						{op.Call{Op: "linear", Kind: "silu"}, []*tensor.View{view(m, k), view(n, k)}, []*tensor.View{view(n)}, []*tensor.View{view(m, n), view(m, n)}},
+						{
+							op.Call{Op: "linear_backward", Kind: "silu"},
+							[]*tensor.View{view(m, n), view(m, k), view(n, k)},
+							[]*tensor.View{view(n), view(m, n)},
+							[]*tensor.View{view(m, k), view(n, k), view(n)},
+						},
+						{op.Call{Op: "lerp"}, []*tensor.View{view(m, n), view(m, n)}, []*tensor.View{view(m, n)}, []*tensor.View{view(m, n)}},
+						{
+							op.Call{Op: "lerp_backward"},
+							[]*tensor.View{view(m, n)},
+							[]*tensor.View{view(m, n), view(m, n), view(m, n)},
+							[]*tensor.View{view(m, n), view(m, n), view(m, n)},
+						},
+					} {
+						call := c.call
+						call.Inputs = slices.Concat(c.required, c.optional)
+						plan, err := op.NewPlan(&call, nil, nil)
+						require.NoError(t, err)
+						for given := range 1 << len(c.optional) {
+							for wanted := 1; wanted < 1<<len(c.outputs); wanted++ {
+								run := c.call
+								run.Inputs, run.Outputs = slices.Concat(c.required, some(c.optional, given)), some(c.outputs, wanted)
+								asked := make([]bool, len(c.outputs))
+								for i := range asked {
+									asked[i] = run.Outputs[i] != nil
+								}
+								_, bytes, err := op.Infer(&run, asked)
+								if err != nil {
+									continue // such as the gradient of a bias that there is not
+								}
+								require.LessOrEqual(t, bytes, plan.WorkspaceBytes(), "%s m %d n %d k %d %v given %b wanted %b", run.Op, m, n, k, dt, given, wanted)
+							}
+						}
+					}
+				}
+			}
+		}
+	}
+}
+
 // aligned makes workspace.
 func aligned(bytes int64) unsafe.Pointer {
 	memory := make([]byte, bytes+256)
@@ -362,6 +433,31 @@ func TestBatchInvariance(t *testing.T) {
 		"linear: cublaslt+activation_none_f32":                           true,
 		"linear_backward: grad_preactivation_silu_f32+cublaslt+cublaslt": true,
 	}, kernels(true))
+}
+
+// TestBatchInvarianceOfOneColumn: cuBLASLt's algorithm for a vector and a bias refuses one row. In
+// the mode no number of rows has it.
+func TestBatchInvarianceOfOneColumn(t *testing.T) {
+	if os.Getenv(emulated) == "" {
+		t.Skip("TestOnTheEmulator runs it")
+	}
+	backend.Register(cuda.New())
+	view := func(memory []float64, shape ...int64) *tensor.View {
+		v, err := tensor.New(unsafe.Pointer(unsafe.SliceData(memory)), 0, dtype.Float64, tensor.Device{Type: tensor.CUDA}, shape, nil, 0)
+		require.NoError(t, err)
+		return &v
+	}
+	x := []float64{1, 2, 3, 4, 5, 6}
+	for rows := range int64(3) {
+		rows++
+		out := []float64{7, 7, 7}
+		call := op.Call{Op: "linear", BatchInvariant: true, Inputs: []*tensor.View{view(x, rows, 2), view([]float64{10, 1}, 1, 2), view([]float64{100}, 1)}}
+		plan, err := op.NewPlan(&call, nil, nil)
+		require.NoError(t, err)
+		call.Outputs, call.Workspace, call.WorkspaceBytes = []*tensor.View{view(out, rows, 1)}, aligned(plan.WorkspaceBytes()), plan.WorkspaceBytes()
+		require.NoError(t, plan.Run(&call))
+		require.Equal(t, []float64{112, 134, 156}[:rows], out[:rows])
+	}
 }
 
 // TestPlansWithoutTheirBias: a plan that has a bias has workspace for runs that leave it out. A sum

@@ -62,7 +62,32 @@ func (b *builder) preactivation(p *backend.GemmEpilogue, pre *tensor.View) error
 			return err
 		}
 	}
+	if bias != nil && b.invariant && lower.Count(q.N) == 1 {
+		return b.ontoBias(q, p.AllowTF32)
+	}
 	return b.multiply(q, p.AllowTF32)
+}
+
+// ontoBias adds out = left right + bias for one column: the bias first, and the product onto it.
+// cuBLASLt's algorithms for matrices take no bias there.
+func (b *builder) ontoBias(q *lower.Product, tf32 bool) error {
+	out, bias := q.Result(lower.Out), q.Result(lower.Bias)
+	sum := b.region(out.DType, out.Shape...)
+	if err := b.activation("none", sum, bias); err != nil {
+		return err
+	}
+	q.Views[lower.Out], q.Views[lower.Bias] = sum, nil
+	lower.Contiguous(lower.Out, q.Batch, q.M, q.N)
+	first := len(b.program)
+	if err := b.multiply(q, tf32); err != nil {
+		return err
+	}
+	for _, o := range b.program[first:] {
+		if product, ok := o.(*matmul); ok {
+			product.adds = always
+		}
+	}
+	return b.activation("none", out, sum)
 }
 
 // gemmEpilogueBackward adds the steps of a backward, or one launch for a small problem. The steps

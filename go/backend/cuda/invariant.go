@@ -8,8 +8,13 @@ import "github.com/epigrad/epigrad/go/backend"
 // kernels that add up in another order may depend on them. The kernels of product_sm90.cuh, and
 // those of groups, add up an element's products in one order, whatever their tiles are: the former
 // do all products that they can. The others are by the algorithm that cuBLASLt chooses for so many
-// rows.
-const invariantRows = 2048
+// rows, and at least so many columns. Those for a matrix and a vector add up in an order that
+// depends on the rows, and refuse one row. Such columns are odd, so that no vector of elements
+// starts at each row: the algorithm then takes fewer columns too.
+const (
+	invariantRows    = 2048
+	invariantColumns = 9
+)
 
 // multiplies reports whether results are sums of products of matrices.
 func multiplies(p backend.Problem) bool {

@@ -27,12 +27,21 @@ type matmul struct {
 	alignedBias *tensor.View                 // room for a copy
 	matrices    [lower.Operands]matrix
 	batch       lower.Dim // size 1 without one
-	accumulates bool
+	adds        adding
 	dt, result  dtype.DType // of the operands, and of what is written
 	tf32        bool
-	// whether the algorithm is that of invariantRows
+	// whether the algorithm is that of invariantRows and invariantColumns
 	invariant bool
 }
+
+// adding says in which runs a product is added to what is there. cuda.h has the same numbers.
+type adding C.int32_t
+
+const (
+	never adding = iota
+	ifAccumulating
+	always
+)
 
 // squeezed leaves out dimensions of size 1.
 func squeezed(dims []lower.Dim) []lower.Dim {
@@ -200,7 +209,10 @@ func (b *builder) stageInput(p *lower.Product, operand int, rows, columns []lowe
 func (b *builder) enqueue(p *lower.Product, tf32 bool) {
 	tf32 = tf32 && b.dt == dtype.Float32
 	b.tf32 = b.tf32 || tf32
-	single := matmul{batch: lower.Dim{Size: 1}, accumulates: p.Accumulates, dt: b.dt, result: p.Views[lower.Out].DType, tf32: tf32}
+	single := matmul{batch: lower.Dim{Size: 1}, dt: b.dt, result: p.Views[lower.Out].DType, tf32: tf32}
+	if p.Accumulates {
+		single.adds = ifAccumulating
+	}
 	single.matrices[lower.Left], _ = matrixOf(p.M, p.K, lower.Left)
 	single.matrices[lower.Right], _ = matrixOf(p.K, p.N, lower.Right)
 	single.matrices[lower.Out], _ = matrixOf(p.M, p.N, lower.Out)
@@ -314,6 +326,9 @@ func (p *matmul) compile(c *compiler, s *C.epg_step) error {
 		if p.invariant && i != lower.Right {
 			chosen.rows = invariantRows
 		}
+		if p.invariant && i != lower.Left {
+			chosen.columns = max(chosen.columns, invariantColumns)
+		}
 		return operand{p.views[i], p.matrices[i], chosen, p.batch.Strides[i]}
 	}
 	left, right, out := operandAt(lower.Left), operandAt(lower.Right), operandAt(lower.Out)
@@ -348,9 +363,7 @@ func (p *matmul) compile(c *compiler, s *C.epg_step) error {
 		s.matmul.bias, s.matmul.aligned_bias = c.address(0, bias), c.address(0, p.alignedBias)
 		s.matmul.bias_bytes = C.uint64_t(p.matrices[lower.Out].columns * p.dt.Size())
 	}
-	if p.accumulates {
-		s.matmul.accumulates = 1
-	}
+	s.matmul.adds = C.int32_t(p.adds)
 	return p.create(c, &problem, &s.matmul)
 }
 

@@ -61,7 +61,8 @@ static int run_matmul(epg_matmul *m, const execution *run, epg_failure *failure)
     DRIVER(cuMemcpyDtoDAsync, copy, at.bias, m->bias_bytes, run->stream);
     at.bias = copy;
   }
-  return epg_matmul_enqueue(run->device, m, &m->choices[all % VECTOR_BYTES != 0], &at, run->arguments->accumulate && m->accumulates, run->stream, failure);
+  const int adds = m->adds == EPG_ALWAYS || (m->adds == EPG_IF_ACCUMULATING && run->arguments->accumulate);
+  return epg_matmul_enqueue(run->device, m, &m->choices[all % VECTOR_BYTES != 0], &at, adds, run->stream, failure);
 }
 
 static int run_step(epg_step *s, const execution *run, epg_failure *failure) {

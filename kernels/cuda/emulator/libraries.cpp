@@ -11,7 +11,7 @@
 
 namespace {
 
-enum { SUCCESS = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, NOT_FOUND = 500, INVALID_CONTEXT = 201, FAULT = 700, NO_EXECUTION = 13 };
+enum { SUCCESS = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, NOT_FOUND = 500, INVALID_CONTEXT = 201, FAULT = 700, NO_EXECUTION = 13, NOT_SUPPORTED = 15 };
 
 struct Context {
 } primary[2];
@@ -176,7 +176,12 @@ struct Preference {
 };
 
 // Each algorithm takes another amount of scratch; the second is the fastest.
-enum { ALGORITHMS = 3, FASTEST = 1 };
+// Another is the only one for a vector and a bias, and does nothing else.
+enum { ALGORITHMS = 3, FASTEST = 1, FOR_A_VECTOR = ALGORITHMS };
+bool does(uint64_t index, const Desc &desc, const Layout &out) {
+  const bool is_vector = out.rows == 1 && out.columns > 1 && desc.epilogue == 4;
+  return is_vector == (index == FOR_A_VECTOR);
+}
 size_t scratch_bytes(uint64_t index) { return 1000 * index; }
 uint64_t last_index;
 
@@ -279,8 +284,8 @@ EXPORT int cublasLtMatmulAlgoGetHeuristic(void *, Desc *desc, Layout *a, Layout 
               (desc->transpose[1] != 0 ? b->columns : b->rows) == k && c == d;
   *count = 0;
   if (!fits || !in_context()) return 7;
-  for (uint64_t i = 0; i < ALGORITHMS && *count < wanted; i++) {
-    if (scratch_bytes(i) > preference->most_workspace) continue;
+  for (uint64_t i = 0; i <= FOR_A_VECTOR && *count < wanted; i++) {
+    if (scratch_bytes(i) > preference->most_workspace || !does(i, *desc, *d)) continue;
     found[(*count)++] = {{i, preference->alignment, {}}, scratch_bytes(i), 0, 1, {}};
   }
   return SUCCESS;
@@ -295,6 +300,7 @@ EXPORT int cublasLtMatmul(void *, Desc *desc, const void *alpha, const char *a, 
   const bool bias_is_aligned = desc->epilogue != 4 || reinterpret_cast<uint64_t>(desc->bias) % 16 == 0;
   if (!in_context() || one != 1 || c != d || !bias_is_aligned || addresses % algorithm->alignment != 0 || scratch_size < scratch_bytes(algorithm->index))
     return 7;
+  if (!does(algorithm->index, *desc, *layout_d)) return NOT_SUPPORTED;
   if (scratch_size > 0) memset(scratch, 0x5a, scratch_size);
   last_index = algorithm->index;
   const int type = layout_a->type, result = layout_d->type;

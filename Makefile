@@ -187,7 +187,7 @@ test-free-threaded: build
 test-race: $(STAMPS)/go $(STAMPS)/webgpu
 	@.ci/prerequisites --compiler
 	@.ci/vulkan
-	$(GO_TEST) -race -short ./go/... ./kernels/...
+	$(GO_TEST) -race -short ./go/op ./go/control ./go/epigrad ./go/tuning ./go/backend ./go/backend/cpu/threads
 
 # AddressSanitizer and UBSan: the CPU's vector kernels, on memory of exactly the size that they may
 # touch, the engines, the C interface and the extension. ThreadSanitizer: the C interface. Each

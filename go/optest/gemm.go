@@ -361,6 +361,44 @@ func (s *opSuite) TestGemmEpilogueFromTheOutput() {
 	})
 }
 
+// TestGradientsInFloat32: of operands of 16 bits, whatever part of an engine's tiles the gradients
+// fill.
+func (s *opSuite) TestGradientsInFloat32() {
+	for _, dt := range s.dtypes() {
+		if dt.Size() != 2 {
+			continue
+		}
+		for _, size := range [][3]int64{{40, 8, 16}, {40, 16, 16}, {33, 24, 48}, {17, 48, 16}, {40, 32, 64}} {
+			m, k, n := size[0], size[1], size[2]
+			made := func(shape ...int64) *array { return newArray(dt, shape, contiguous).fill(s.normal(1)) }
+			grad, a := made(m, n), made(m, k)
+			gradB, gradBias := newArray(dtype.Float32, []int64{k, n}, contiguous), newArray(dtype.Float32, []int64{n}, contiguous)
+			s.run(call{
+				Call:   op.Call{Op: "matmul_bias_activation_backward", Kind: "none"},
+				inputs: []*array{grad, a, made(k, n), made(n)}, outputs: []*array{nil, gradB, gradBias},
+			})
+			g, x := grad.values(), a.values()
+			sum := func(term func(row int64) float64) (total, bound float64) {
+				for row := range m {
+					total += term(row)
+					bound += math.Abs(term(row)) * float64(m) * unit(dtype.Float32)
+				}
+				return total, bound
+			}
+			want, bound := make([]float64, k*n), make([]float64, k*n)
+			for i := range want {
+				row, column := int64(i)/n, int64(i)%n
+				want[i], bound[i] = sum(func(l int64) float64 { return x[l*k+row] * g[l*n+column] })
+			}
+			s.within(gradB.values(), want, bound, "grad_b of %v, %v", size, dt)
+			for i := range want[:n] {
+				want[i], bound[i] = sum(func(l int64) float64 { return g[l*n+int64(i)] })
+			}
+			s.within(gradBias.values(), want[:n], bound[:n], "grad_bias of %v, %v", size, dt)
+		}
+	}
+}
+
 func (s *opSuite) TestGemmEpilogueAccumulates() {
 	check := func(e *epilogue) {
 		plain := s.backward(e, fromInputs, everything, nil)

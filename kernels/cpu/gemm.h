@@ -222,6 +222,7 @@ PANEL_KERNELS(multiply_halves, f, TARGET, f_fuse_halves)
 #include "gemm_amx.h"
 #else
 enum { amx_width = 0, amx_part = 0 };
+INLINE int whole_tiles(int64_t rows, int64_t columns) { return (void)rows, (void)columns, 0; }
 #endif
 
 // kernel_for returns the panel kernel for `height` rows of `wide` registers; AMX's kernels always
@@ -320,7 +321,7 @@ INLINE product product_of(const epg_tile *t, const char *left, const char *right
       .part = amx ? amx_part : depth_part,
       .amx = amx,
       .pairs = amx || t->form == EPG_BFLOAT16_PAIRS,
-      .direct = t->plain && t->last && t->units && !t->lifted && whole(t->rows, t->columns, lanes),
+      .direct = t->plain && t->last && t->units && !t->lifted && (amx ? whole_tiles(t->rows, t->columns) : whole(t->rows, t->columns, lanes)),
   };
 }
 

@@ -26,6 +26,10 @@ enum { tile_stride = tile_words * 4, tile_bytes = tile_words * tile_stride, bloc
 
 #include "pack_amx.h"
 
+// whole_tiles tells that sums are made of what the kernels write: two tiles side by side, and 16
+// rows or 32.
+INLINE int whole_tiles(int64_t rows, int64_t columns) { return rows % tile_words == 0 && columns % amx_width == 0; }
+
 // prefetch_tiles prefetches what a step of the next kernels reads.
 INLINE void prefetch_tiles(const prefetch *next, int64_t step) {
   const char *left = next->left + step * next->left_step, *right = next->right + step * next->right_step;

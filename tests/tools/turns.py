@@ -48,11 +48,11 @@ LAYERS = (
 # Rows, inputs and outputs of a layer, or hidden features of a block; and shapes of tensors. Small,
 # middle and large, as the columns of docs/upgrade.md are.
 EAGER_LAYERS = {
-    "cpu": ((16, 128, 512), (256, 256, 1024), (1024, 1024, 4096)),
+    "cpu": ((16, 128, 512), (128, 256, 1024), (512, 512, 2048)),
     "cuda": ((64, 768, 3072), (2048, 768, 3072), (8192, 4096, 14336)),
 }
 EAGER_TENSORS = {
-    "cpu": ((16, 256), (256, 1024), (4096, 1024)),
+    "cpu": ((16, 256), (256, 1024), (2048, 1024)),
     "cuda": ((64, 4096), (2048, 4096), (8192, 14336)),
 }
 # Calls of a round: the host runs ahead of a GPU.

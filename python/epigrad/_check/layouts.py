@@ -141,8 +141,8 @@ def bits(tensor: Tensor) -> Tensor:
     return flat.copy_(tensor.detach().reshape(-1)).view(torch.uint8)
 
 
-def same_bits(one: Tensor, other: Tensor, any_nan: bool = False) -> bool:
-    """Whether both have the same shape, dtype and bits; any_nan: but for those of NaN."""
-    if any_nan:
-        one, other = (tensor.masked_fill(tensor.isnan(), torch.nan) for tensor in (one, other))
+def same_bits(one: Tensor, other: Tensor) -> bool:
+    """Whether both have the same shape, dtype and bits, but for the sign and the payload of NaN: of
+    two NaN a processor keeps the first, and which comes first is not promised."""
+    one, other = (tensor.masked_fill(tensor.isnan(), torch.nan) for tensor in (one, other))
     return one.shape == other.shape and one.dtype == other.dtype and torch.equal(bits(one), bits(other))

@@ -89,19 +89,13 @@ def bitwise(problem: Problem, backend: str) -> str:
             ways[CONTIGUOUS] = lambda: run(problem, _contiguous(inputs))
         for way, compute in ways.items():
             for name, one, other in zip(names_of(problem), results, compute(), strict=True):
-                if one is None or other is None or _alike(one, other):
+                if one is None or other is None or same_bits(one, other):
                     continue
                 is_sum = one.shape != problem.out_shape and problem.op != "gated_activation"
                 if way != CONTIGUOUS or not is_sum:
                     return f"{name}: other bits {way}"
         with batch_invariant():
             return _other_rows(problem, inputs)
-
-
-def _alike(one: Tensor, other: Tensor) -> bool:
-    """Whether both have the same bits. On a GPU, other kernels may begin with the other of two NaN
-    in float64, whose sign and payload remain."""
-    return same_bits(one, other, any_nan=one.is_cuda and one.dtype == torch.float64)
 
 
 CONTIGUOUS = "contiguous"
@@ -134,7 +128,7 @@ def _other_rows(problem: Problem, inputs: Inputs) -> str:
         # The mode is for rows that are contiguous, those of results too.
         if alone is None or whole is None or (first.is_cuda and not whole.is_contiguous()):
             continue
-        if not _alike(alone, _narrowed(whole, dim, rows)):
+        if not same_bits(alone, _narrowed(whole, dim, rows)):
             return f"{what}: other bits for rows {rows.start} to {rows.stop} alone"
     return ""
 

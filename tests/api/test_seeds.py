@@ -22,6 +22,7 @@ from torch import Tensor
 
 from tests.api.test_c_abi import LIBRARY, require_library
 from tests.support.repository import ROOT
+from tests.tools.seeds_record import compile_seeds
 
 FIRST = int(os.environ.get("EPIGRAD_CHECK_SEED", "1"))
 PROBLEMS = int(os.environ.get("EPIGRAD_CHECK_PROBLEMS", "300"))
@@ -116,20 +117,9 @@ def require(command: str) -> None:
 
 def test_c_gets_the_bits_of_python(lines: list[str], tmp_path: Path) -> None:
     require_library()
-    compiler = shlex.split(os.environ.get("CC") or "gcc")
-    require(compiler[0])
-    program, folder = tmp_path / "seeds", LIBRARY.parent
-    flags = [
-        "-std=c11",
-        "-O2",
-        "-Wall",
-        "-Wextra",
-        "-Werror",
-        f"-I{ROOT / 'cbridge' / 'include'}",
-        f"-Wl,-rpath,{folder}",
-    ]
-    source = Path(__file__).with_name("seeds.c")
-    subprocess.run([*compiler, *flags, "-o", program, source, f"-L{folder}", "-lepigrad", "-lm"], check=True)
+    require(shlex.split(os.environ.get("CC") or "gcc")[0])
+    program = tmp_path / "seeds"
+    compile_seeds(program, LIBRARY)
     assert printed([program, str(FIRST), str(PROBLEMS)]) == lines
 
 

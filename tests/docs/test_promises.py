@@ -56,12 +56,13 @@ def test_a_record_that_is_short_says_how_it_goes_on(tmp_path: Path) -> None:
     recorded(path, run(3, correct=(1000, 1), bad=(5, 0)), run(4, correct=(234, 0)), run(9, race=(7, 0)))
     text = check_page.written(tmp_path)
     link = f"[A CPU, engine `avx2`](results/{path.name})"
-    assert f"| {link} | 1,234 | 0 | 5 | 0 | 7 | 1,246 | 1,000,000 | 1 | 3 to 4, 9 |\n" in text
+    assert f"| {link} | 1,234 | 0 | 5 | 0 | 7 | 1,246 | 1,000,000 | 1 | 3 to 4, 9 |  |\n" in text
     assert "EPIGRAD_CPU_ENGINE=avx2 python -m tests.tools.check_record docs/results --seed 10 " in text
     assert "No run of `--backend cuda` is recorded." in text
     recorded(path, run(3, correct=(1_000_000, 0)))
+    (tmp_path / "2026-02-02-cpu-a-cpu-avx2-seeds.json").write_text(json.dumps({"problems": 2_000, "failed": 0}))
     text = check_page.written(tmp_path)
-    assert "| 1,000,000 | none | 3 |" in text and "check_record" not in text
+    assert "| 1,000,000 | none | 3 | 2,000 |" in text and "check_record" not in text
 
 
 def commands() -> list[str]:

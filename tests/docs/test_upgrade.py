@@ -120,7 +120,8 @@ def test_a_table_of_turns_shows_both_versions(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(versions, "PAGE", tmp_path / "upgrade.md")
     monkeypatch.setattr(versions, "load", lambda _: record)
     assert versions.turns_table(tmp_path / "results" / "a-versions.json").splitlines() == [
-        "[CPU, 2 threads](results/a-versions.json), PyTorch 2.15.0. The geometric means of all are 1.25, 0.50.",
+        "[CPU, 2 threads](results/a-versions.json), PyTorch 2.15.0.",
+        "The geometric means of all are 1.25, 0.50.",
         "",
         "| operation | dtype | direction | 1x2x3 | 4x5x6 |",
         "|---|---|---|---|---|",

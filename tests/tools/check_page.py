@@ -46,6 +46,13 @@ def engine(record: Record) -> str:
     return found[1] if found else ""
 
 
+def in_c(path: Path) -> Record:
+    """The record of the program in C with the same engine, by tests/tools/seeds_record.py."""
+    name = path.name[len("2026-01-01") :].replace("-check.json", "-seeds.json")
+    found = sorted(path.parent.glob(f"*{name}"))
+    return dict(json.loads(found[-1].read_text())) if found else {}
+
+
 def where(path: Path, record: Record) -> str:
     """What computed."""
     run = record["runs"][0]
@@ -73,8 +80,11 @@ def cells(path: Path, record: Record) -> list[str]:
     """A record's row."""
     failed = sum(mode["failed"] for mode in record["problems"].values())
     link = f"[{where(path, record)}](results/{path.name})"
-    numbers = [*counts(record), sum(counts(record)), WANTED[backend(path)]]
-    return [link, *[f"{number:,}" for number in numbers], f"{failed:,}" if failed else "none", seeds(record)]
+    program = in_c(path)
+    failed += program.get("failed", 0)
+    compiled = f"{program['problems']:,}" if program else ""
+    numbers = [f"{number:,}" for number in (*counts(record), sum(counts(record)), WANTED[backend(path)])]
+    return [link, *numbers, f"{failed:,}" if failed else "none", seeds(record), compiled]
 
 
 def going_on(path: Path, record: Record) -> str:
@@ -94,7 +104,7 @@ def written(folder: Path) -> str:
     found = records(folder)
     if not found:
         return "No runs are recorded yet.\n"
-    head = ["where", *MODES, "problems", "wanted", "failed", "seeds"]
+    head = ["where", *MODES, "problems", "wanted", "failed", "seeds", "in C"]
     lines = [head, ["---"] * len(head), *[cells(path, record) for path, record in found.items()]]
     text = "".join(f"| {' | '.join(line)} |\n" for line in lines)
     short = [(path, record) for path, record in found.items() if sum(counts(record)) < WANTED[backend(path)]]

@@ -55,7 +55,7 @@ def turns_table(path: pathlib.Path) -> str:
     means = ", ".join(f"{mean:.2f}" for mean in (record["geometric_mean"][old], record["geometric_mean"][new]))
     device = record["device"] + (f", {record['threads']} threads" if "threads" in record else "")
     machine = f"[{device}]({path.relative_to(PAGE.parent)})"
-    text = f"{machine}, PyTorch {record['torch'].partition('+')[0]}. The geometric means of all are {means}.\n"
+    text = f"{machine}, PyTorch {record['torch'].partition('+')[0]}.\nThe geometric means of all are {means}.\n"
     sizes: tuple[str, ...] = ()
     for label, cells in lines.items():
         if tuple(cells) != sizes:

@@ -246,6 +246,14 @@ def test_a_formula_may_go_beyond_the_range_on_the_way() -> None:
         assert wrong in bounds.breach(got.to(dtype), bounds.Bounded.exact(x, dtype).through(celu))
 
 
+def test_a_sum_over_batches_may_overflow_on_the_way() -> None:
+    """A kernel adds up the terms of both products in any order."""
+    large = torch.tensor([[[2e38]], [[-2e38]]])
+    sums = bounds.Bounded.exact(large, torch.float32) @ bounds.Bounded.exact(torch.ones(2, 1, 1), torch.float32)
+    assert bounds.breach(torch.tensor([[torch.inf]]), sums.sum_to((1, 1))) == ""
+    assert bounds.breach(torch.tensor([[torch.inf]]), (sums * sums.map(torch.zeros_like)).sum_to((1, 1))) != ""
+
+
 def test_bits_that_depend_on_needs_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     def change(grads: Any, *arguments: Any, needs: tuple[bool, ...], out: Any, **options: Any) -> Any:
         if sum(needs) == 1:

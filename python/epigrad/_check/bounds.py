@@ -31,6 +31,7 @@ class Bounded:
         backend: what computes the results that are compared.
         stops: of a slope, where it is 0 because a branch was chosen: PyTorch gives 0 there,
             whatever it is multiplied with. And where it may be so, within the argument's error.
+        terms: of a product of matrices, the sums of its terms without signs.
     """
 
     value: Tensor
@@ -38,6 +39,7 @@ class Bounded:
     dtype: torch.dtype
     backend: str = "cpu"
     stops: Callable[[], tuple[Tensor, Tensor]] | None = None
+    terms: Tensor | None = None
 
     @classmethod
     def exact(cls, tensor: Tensor, dtype: torch.dtype, backend: str = "cpu") -> Bounded:
@@ -130,11 +132,12 @@ class Bounded:
             known = _meets(one, torch.ones_like(two)) | _meets(torch.ones_like(one), two)
             unknown = _meets(self.value.isinf(), other.is_open) | _meets(self.is_open, other.value.isinf())
             error = torch.where(unknown, torch.inf, error)
-        return self._with(self.value @ other.value, error, known)
+        return replace(self._with(self.value @ other.value, error, known), terms=sizes)
 
     def map(self, view: Callable[[Tensor], Tensor]) -> Bounded:
         """The same rearrangement of values and errors."""
-        return replace(self, value=view(self.value), error=view(self.error), stops=None)
+        terms = None if self.terms is None else view(self.terms)
+        return replace(self, value=view(self.value), error=view(self.error), stops=None, terms=terms)
 
     @property
     def turned(self) -> Bounded:
@@ -144,7 +147,7 @@ class Bounded:
     def sum_to(self, shape: Sequence[int]) -> Bounded:
         """Summed over the dimensions along which a tensor of this shape was broadcast."""
         terms = self.value.numel() // max(1, torch.Size(shape).numel())
-        sizes = self.size.sum_to_size(shape)
+        sizes = (self.size if self.terms is None else self.terms).sum_to_size(shape)
         error = self.error.sum_to_size(shape) + terms * self.unit * sizes
         error = torch.where(sizes >= self._largest, torch.inf, error)
         known = None if self.is_finite else (~self.finite).double().sum_to_size(shape) > 0
@@ -198,7 +201,8 @@ class Bounded:
         """Rounded to the tensors' dtype, beyond whose range anything may come of it."""
         size = self.size + self.error
         error = self.error + one_rounding(size, self.dtype)
-        return replace(self, error=torch.where(size < torch.finfo(self.dtype).max, error, torch.inf), stops=None)
+        error = torch.where(size < torch.finfo(self.dtype).max, error, torch.inf)
+        return replace(self, error=error, stops=None, terms=None)
 
     def either(self, *others: Bounded) -> Bounded:
         """The same value formed in other orders too: the largest of the errors, and anything where
@@ -208,7 +212,7 @@ class Bounded:
             finite = self.finite & other.finite
             alike = finite | (self.value == other.value) | (self.value.isnan() & other.value.isnan())
             error = torch.where(alike, torch.maximum(error, other.error), torch.inf)
-        return replace(self, error=error)
+        return replace(self, error=error, terms=None)
 
     def as_product(self) -> Bounded:
         """A product, which cuBLASLt may round to the tensors' dtype before a bias or an
@@ -234,7 +238,7 @@ def product(one: Bounded, two: Bounded, three: Bounded) -> Bounded:
 def chosen(where: Tensor, one: Bounded, other: Bounded) -> Bounded:
     """One or the other, of which nothing comes through."""
     value, error = torch.where(where, one.value, other.value), torch.where(where, one.error, other.error)
-    return replace(one, value=value, error=error, stops=None)
+    return replace(one, value=value, error=error, stops=None, terms=None)
 
 
 def _infinite(one: Bounded, other: Bounded) -> Tensor | None:

@@ -14,10 +14,10 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-FUNCTION, FUNCTION_IN_HALF, ARGUMENT, ARGUMENT_IN_HALF, ARGUMENT_IN_HALF_ON_A_GPU = 16, 64, 4, 8, 64
+FUNCTION, FUNCTION_IN_HALF, ARGUMENT, ARGUMENT_IN_HALF_ON_A_GPU = 16, 64, 4, 64
 """Roundings of the accumulator that an activation or its slope may take: of its value, of its value
-where that is then rounded to 16 bits, and of its argument, likewise. A GPU's formulas for 16 bits
-have more terms that cancel."""
+where that is then rounded to 16 bits, and of its argument. A GPU's formulas for 16 bits have more
+terms that cancel."""
 
 
 @dataclass(frozen=True)
@@ -159,8 +159,7 @@ class Bounded:
         argument."""
         value = formula(self.value)
         is_half = self.dtype.itemsize == 2
-        in_half = ARGUMENT_IN_HALF if self.backend == "cpu" else ARGUMENT_IN_HALF_ON_A_GPU
-        of_argument = in_half if is_half else ARGUMENT
+        of_argument = ARGUMENT_IN_HALF_ON_A_GPU if is_half and self.backend != "cpu" else ARGUMENT
         far = self.error + of_argument * self.unit * self.size
         ends = [(formula(self.value + step) - value).abs() for step in (far, -far)]
         most, least = torch.maximum(*ends), torch.minimum(*ends)

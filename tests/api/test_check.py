@@ -16,7 +16,7 @@ import epigrad
 import pytest
 import torch
 from epigrad import Activation, backward, cli, forward, plan
-from epigrad._check import bounds, formulas, modes, search
+from epigrad._check import bounds, formulas, modes, parts, search
 from epigrad._check.drawing import drawn
 from epigrad._check.modes import MODES
 from epigrad._check.operations import OPERATIONS
@@ -227,6 +227,15 @@ def test_a_value_beyond_a_jump_lies_within_the_bound() -> None:
     assert bounds.breach(step(threshold).float() - 0.7, before.through(step)) != ""
 
 
+@pytest.mark.parametrize(("error", "may_be_one"), [(1e3, False), (1e14, True)])
+def test_a_slope_may_be_that_of_0_where_the_argument_may_be_0(error: float, may_be_one: bool) -> None:
+    """A sum of huge terms that cancel. The slope of softcap is 0 at both ends of what it may be."""
+    place, off = torch.tensor([1e12], dtype=torch.float64), torch.tensor([error], dtype=torch.float64)
+    slope = bounds.Bounded(place, off, torch.float32).slope(formulas.activation(Activation("softcap")))
+    assert bounds.breach(torch.tensor([0.0]), slope) == ""
+    assert (bounds.breach(torch.tensor([1.0]), slope) == "") == may_be_one
+
+
 @pytest.mark.parametrize(("error", "may_be_nan"), [(0.0, False), (1e-2, True)])
 def test_beside_a_branch_an_infinite_gradient_may_stop_or_not(error: float, may_be_nan: bool) -> None:
     """hardswish stops it below -3. A preactivation near -3 may have been above."""
@@ -252,6 +261,15 @@ def test_a_sum_over_batches_may_overflow_on_the_way() -> None:
     sums = bounds.Bounded.exact(large, torch.float32) @ bounds.Bounded.exact(torch.ones(2, 1, 1), torch.float32)
     assert bounds.breach(torch.tensor([[torch.inf]]), sums.sum_to((1, 1))) == ""
     assert bounds.breach(torch.tensor([[torch.inf]]), (sums * sums.map(torch.zeros_like)).sum_to((1, 1))) != ""
+
+
+@pytest.mark.parametrize(("size", "overflows"), [(3e38, True), (1e38, False)])
+def test_a_sum_over_experts_may_overflow_on_the_way(size: float, overflows: bool) -> None:
+    total = parts.zeros(bounds.Bounded.exact(torch.zeros(1), torch.float32))
+    for sign in (1, 1, -1):
+        total.put(torch.tensor([0]), bounds.Bounded.exact(torch.tensor([sign * size]), torch.float32))
+    assert bounds.breach(torch.tensor([size]), total.added_up()) == ""
+    assert (bounds.breach(torch.tensor([torch.inf]), total.added_up()) == "") == overflows
 
 
 def test_bits_that_depend_on_needs_are_found(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -31,7 +32,7 @@ class Bounded:
         backend: what computes the results that are compared.
         stops: of a slope, where it is 0 because a branch was chosen: PyTorch gives 0 there,
             whatever it is multiplied with. And where it may be so, within the argument's error.
-        terms: of a product of matrices, the sums of its terms without signs.
+        terms: of a product of matrices, and of what was added up, the sums of terms without signs.
     """
 
     value: Tensor
@@ -153,6 +154,24 @@ class Bounded:
         known = None if self.is_finite else (~self.finite).double().sum_to_size(shape) > 0
         return self._with(self.value.sum_to_size(shape), error, known)
 
+    def put(self, place: Any, part: Bounded) -> None:
+        """Add a part in place. A place that tensors name may occur more than once, and its sum is
+        rounded at most eight times."""
+        if isinstance(place, slice | int):
+            self.value[place] += part.value
+            self.error[place] += part.error
+            return
+        assert self.terms is not None
+        place = place if isinstance(place, tuple) else (place,)
+        self.terms.index_put_(place, part.size, accumulate=True)
+        self.value.index_put_(place, part.value, accumulate=True)
+        self.error.index_put_(place, part.error + 8 * part.unit * part.size, accumulate=True)
+
+    def added_up(self) -> Bounded:
+        """What was put here, which may have overflowed on the way: the order is not known."""
+        assert self.terms is not None
+        return replace(self, error=torch.where(self.terms >= self._largest, torch.inf, self.error), terms=None)
+
     def through(self, formula: Callable[[Tensor], Tensor]) -> Bounded:
         """A function of one variable. What an error makes of it is asked at both of its ends, so
         kinks need no care. Where terms of a function cancel, its roundings count as of its
@@ -166,6 +185,9 @@ class Bounded:
         # A jump, as softplus has at its threshold, is higher where it is than at the end behind it,
         # by what the function changes on the way. That is as much as on the other side, nearly.
         error = torch.where(most > 4 * least, most + 2 * least, most)
+        if bool((between := self.finite & (self.size <= far)).any()):
+            at_zero = (formula(torch.zeros_like(value)) - value).abs()
+            error = torch.where(between, torch.maximum(error, at_zero), error)
         error = torch.where(self.finite, error, 0.0)
         error = torch.where(self.error.isinf() | self._overflows(formula, value), torch.inf, error)
         if is_half and self.backend != "cpu":  # a factor may be denormal, and the other as large as this

@@ -85,4 +85,5 @@ def present(given: Operands, name: str) -> Bounded:
 
 
 def zeros(like: Bounded) -> Bounded:
-    return like.map(torch.zeros_like)
+    """What parts are put into: their values, their errors, and without signs their terms."""
+    return replace(like.map(torch.zeros_like), terms=torch.zeros_like(like.value))

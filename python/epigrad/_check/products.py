@@ -188,7 +188,8 @@ def grouped(problem: Problem, given: Operands, grad: Bounded) -> Expected:
         grad_pre = _at(grad, rows) * slope_of(pre.stored(), problem)
         found = (activated(pre.as_product(), problem), *_dense_gradients(grad_pre, _at(x, rows), *layer))
         for total, place, part in zip(totals, (rows, rows, group, group), found, strict=True):
-            _put(total, place, part)
+            if total is not None and part is not None:
+                total.put(place, part)
     return tuple(totals)
 
 
@@ -235,8 +236,9 @@ def experts(problem: Problem, given: Operands, grad: Bounded) -> Expected:
         found = (scales * out, grad_x.stored(), grad_scale, *of_first, *of_second)
         where = (tokens, tokens, (tokens, places), *(expert,) * 4)
         for total, place, part in zip(totals, where, found, strict=True):
-            _put(total, place, part)
-    return tuple(totals)
+            if total is not None and part is not None:
+                total.put(place, part)
+    return tuple(None if total is None else total.added_up() for total in totals)
 
 
 def _by_hidden(grads: Bounded, unscaled: Bounded, hidden: Bounded, bias: Bounded | None) -> Bounded:
@@ -248,17 +250,3 @@ def _by_hidden(grads: Bounded, unscaled: Bounded, hidden: Bounded, bias: Bounded
 
 def _at(of: Bounded, place: Any) -> Bounded:
     return of.map(lambda t: t[place])
-
-
-def _put(total: Bounded | None, place: Any, part: Bounded | None) -> None:
-    """Add in place; a place may occur more than once. A slot's part is rounded at most eight times
-    when a token's are added up."""
-    if total is None or part is None:
-        return
-    if isinstance(place, slice | int):
-        total.value[place] += part.value
-        total.error[place] += part.error
-        return
-    place = place if isinstance(place, tuple) else (place,)
-    total.value.index_put_(place, part.value, accumulate=True)
-    total.error.index_put_(place, part.error + 8 * part.unit * part.size, accumulate=True)

@@ -115,6 +115,18 @@ static int is_meta(PyObject *tensor) {
   return meta;
 }
 
+/* Reads the tensor in a wrapper of torch.func whose transform is over, which it keeps alive: the
+ * exchange of PyTorch 2.10 and 2.11 refuses it. Returns 0, or -1 without a Python exception. */
+static int read_outlived(PyObject *wrapper, DLTensor *t) {
+  PyObject *functorch = PyImport_ImportModule("torch._C._functorch");
+  PyObject *tensor = functorch ? PyObject_CallMethod(functorch, "unwrap_if_dead", "O", wrapper) : NULL;
+  const int failed = !tensor || tensor == wrapper || epg_py.exchange->dltensor_from_py_object_no_sync(tensor, t);
+  Py_XDECREF(tensor);
+  Py_XDECREF(functorch);
+  PyErr_Clear();
+  return failed ? -1 : 0;
+}
+
 /* Fills tensors[operand]; returns 0, or -1 with a Python exception. */
 int epg_py_read_tensor(call_arguments *a, PyObject *o, int operand) {
   PyObject *type = (PyObject *)Py_TYPE(o);
@@ -133,6 +145,7 @@ int epg_py_read_tensor(call_arguments *a, PyObject *o, int operand) {
   if (is_meta(o)) return read_meta(a, o, operand);
   if (!epg_py.exchange->dltensor_from_py_object_no_sync(o, &a->tensors[operand])) return 0;
   PyErr_Clear();
+  if (!read_outlived(o, &a->tensors[operand])) return 0;
   raise_argument(EPG_UNSUPPORTED, a, operand,
                  "a tensor without strided memory of its own (sparse, quantised, nested, or inside a torch.func transform), want a plain strided one");
   return -1;

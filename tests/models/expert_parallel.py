@@ -27,7 +27,7 @@ from tests.models import mixtures
 CHECKS = [
     ("Qwen3MoeExperts", "all_to_all"),
     ("Qwen3MoeExperts", "all_reduce"),
-    ("Qwen3MoeExperts", "tensor"),
+    *([("Qwen3MoeExperts", "tensor")] if torch.__version__ >= "2.12" else []),  # columns of two halves
     ("GptOssExperts", "all_to_all"),
     ("GptOssExperts", "all_reduce"),
 ]

@@ -82,7 +82,8 @@ def test_compiled_without_a_graph_break(monkeypatch: pytest.MonkeyPatch) -> None
     model = kernelized(own, COMPILED)
     counted = calls(monkeypatch, "gated_linear")
     assert_trains_as(torch.compile(model, fullgraph=True, backend="aot_eager"), own, "llama")
-    assert len(counted) == 2  # while Dynamo traced
+    # While Dynamo traced, which in PyTorch 2.10 keeps to a block's own forward.
+    assert len(counted) == (2 if torch.__version__ >= "2.11" else 0)
 
 
 def test_the_name_says_less_than_the_module(monkeypatch: pytest.MonkeyPatch) -> None:

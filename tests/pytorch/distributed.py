@@ -238,7 +238,7 @@ def _placements_of_gradient(out: Any) -> list[Any]:
 
 
 GATED_COLUMNS = torch.__version__ >= "2.12"
-"""Whether this version of PyTorch has what GatedColwiseParallel needs."""
+"""Whether this version of PyTorch has what columns of two halves need."""
 
 PLANS: dict[str, Callable[[], dict[str, Any]]] = {
     "gated_product": lambda: {"value": ColwiseParallel(), "gate": ColwiseParallel(), "down": RowwiseParallel()},
@@ -252,7 +252,8 @@ def tensor_parallel(op: str, mesh: DeviceMesh, device: str) -> None:
         with implicit_replication():
             placed(op, mesh, device, COLUMNS[op])
         return
-    placed(op, mesh, device, COLUMNS[op])
+    if op != "gated_linear" or GATED_COLUMNS:
+        placed(op, mesh, device, COLUMNS[op])
     # And by rows.
     rest: Any = Shard(0) if op in ("gated_product", "lerp") else Replicate()
     by_rows = [Shard(0), *[rest] * (len(COLUMNS[op]) - 1)]

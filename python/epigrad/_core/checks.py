@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+from torch.compiler import is_dynamo_compiling
 
 from epigrad import errors
 from epigrad._core.torch_state import transforms_active, unpack_dual
@@ -52,8 +53,11 @@ def finite(op: str, argument: str, given: object) -> float:
 
 def overridden(*arguments: object) -> bool:
     """Whether an argument is no tensor but has a `__torch_function__`, as the proxies of `torch.fx`
-    do: PyTorch then sees the function itself.
+    do: PyTorch then sees the function itself. Dynamo, which cannot always trace the question, has
+    no such arguments.
     """
+    if is_dynamo_compiling():
+        return False
     return any(not isinstance(value, Tensor) and hasattr(type(value), "__torch_function__") for value in arguments)
 
 

@@ -22,6 +22,7 @@ __all__ = [
     "any_autocast",
     "as_input",
     "as_linear",
+    "autocasts",
     "constant_to_dynamo",
     "dispatch_modes",
     "is_dynamo_compiling",
@@ -114,6 +115,15 @@ def _cast(tensor: Tensor) -> Tensor:
 
 def _casts(tensor: Tensor) -> bool:
     """Whether autocast may give a tensor another dtype."""
-    device = tensor.device.type
-    eligible = tensor.is_floating_point() and tensor.dtype != torch.float64
-    return eligible and torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
+    return tensor.is_floating_point() and tensor.dtype != torch.float64 and autocasts(tensor.device.type)
+
+
+def autocasts(device: str) -> bool:
+    """Whether autocast is enabled for a type of device."""
+    return _may_autocast(device) and torch.is_autocast_enabled(device)
+
+
+# Dynamo of PyTorch 2.10 and 2.11 cannot trace it.
+@constant_to_dynamo
+def _may_autocast(device: str) -> bool:
+    return torch.amp.is_autocast_available(device)

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from epigrad import errors, functional
 from epigrad._core.projections import class_name, why_called
-from epigrad._core.torch_state import constant_to_dynamo
+from epigrad._core.torch_state import autocasts, constant_to_dynamo
 from epigrad.integrations.blocks import activation_in, activation_obstacle
 from epigrad.integrations.gates import form_of
 from epigrad.kinds import Activation, Gated
@@ -90,7 +90,7 @@ def forward(self: nn.Module, hidden_states: Tensor, top_k_index: Tensor, top_k_w
     input = hidden_states if hidden_states.dim() == 2 else hidden_states.flatten(0, -2)
     index = (top_k_index if top_k_index.dim() == 2 else top_k_index.flatten(0, -2)).to(torch.int64)
     scale = top_k_weights if top_k_weights.shape == index.shape else top_k_weights.reshape(index.shape)
-    if not _autocast(input.device.type):
+    if not autocasts(input.device.type):
         # As transformers' own do where a norm before the experts gives float32.
         input = input.to(weight_in.dtype)
         if scale.dtype != torch.float32 or weight_in.dtype == torch.float64:
@@ -109,10 +109,6 @@ def _refused(module: nn.Module, reason: str) -> errors.UnsupportedError:
         f"experts: {type(module).__name__}: {reason}: use another implementation for it, as in "
         'model.set_experts_implementation("eager")'
     )
-
-
-def _autocast(device: str) -> bool:
-    return torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
 
 
 def told(module: nn.Module) -> str:

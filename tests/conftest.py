@@ -68,7 +68,11 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Leaves slow tests out unless asked for, and notes on which device each parity case runs."""
+    """Leaves slow tests out unless asked for, and notes on which device each parity case runs.
+
+    The longest test is the first: beside it the others run.
+    """
+    items.sort(key=lambda item: item.path.name != "test_page.py")
     for item in items:
         if not SLOW and item.get_closest_marker("slow"):
             item.add_marker(pytest.mark.skip(reason="slow: EPIGRAD_TEST_SLOW=1 runs it"))

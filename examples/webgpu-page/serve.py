@@ -24,7 +24,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -147,10 +147,9 @@ def formula_of(row: Row) -> formulas.GatedFormula:
 
 
 @functools.cache
-def described(index: int, dtype: torch.dtype) -> bytes:
+def described(row: Row, dtype: torch.dtype) -> bytes:
     """The JSON of one cell of the table: operands, and of each result the reference and the error
     that is allowed."""
-    row = ROWS[index]
     case = case_of(row, dtype)
     operands, results = problem(row, case)
     others = [problem(row, replace(case, draw=draw))[1] for draw in range(1, REDRAWS + 1)]
@@ -187,11 +186,11 @@ class Handler(SimpleHTTPRequestHandler):
             self.answer(json.dumps(texts).encode())
         elif path == "/rows.json":
             dtypes = [str(dtype).removeprefix("torch.") for dtype in DTYPES]
-            told = [{"name": row.name, "kind": str(row.kind)} for row in ROWS]
+            told = [{"name": row.name, "kind": str(row.kind)} for row in self.server.rows]
             self.answer(json.dumps({"dtypes": dtypes, "rows": told}).encode())
         elif path.startswith("/case/"):
             index, dtype = path.removeprefix("/case/").split("/")
-            self.answer(described(int(index), getattr(torch, dtype)))
+            self.answer(described(self.server.rows[int(index)], getattr(torch, dtype)))
         else:
             super().do_GET()
 
@@ -219,8 +218,9 @@ class Handler(SimpleHTTPRequestHandler):
 class Server(ThreadingHTTPServer):
     """Serves on this machine alone, from construction on."""
 
-    def __init__(self, port: int = 0) -> None:
+    def __init__(self, port: int = 0, rows: Sequence[Row] = ROWS) -> None:
         super().__init__(("127.0.0.1", port), Handler)
+        self.rows = rows
         self.report: dict[str, Any] = {}
         self.reported = threading.Event()
         threading.Thread(target=self.serve_forever, daemon=True).start()
@@ -241,10 +241,10 @@ FLAGS = (
 )
 
 
-def in_chromium(browser: str, seconds: float) -> dict[str, Any]:
+def in_chromium(browser: str, seconds: float, rows: Sequence[Row]) -> dict[str, Any]:
     """What the page reports when a Chromium without a window opens it."""
     torch.set_num_threads(1)  # the problems are small, and the browser needs the CPU
-    server = Server()
+    server = Server(rows=rows)
     with tempfile.TemporaryDirectory() as profile, tempfile.TemporaryFile() as log:
         command = [browser, *FLAGS, f"--user-data-dir={profile}", server.address]
         process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
@@ -265,12 +265,16 @@ def main() -> int:
     parser.add_argument("--port", type=int, default=8000, help="where the page is (default: %(default)s)")
     parser.add_argument("--browser", metavar="CHROMIUM", help="run the page there, once, and print its figures as JSON")
     parser.add_argument("--seconds", type=float, default=600, help="how long to wait for them (default: %(default)s)")
+    parser.add_argument("--kinds", nargs="+", metavar="KIND", help="rows of these only, such as silu and 'a row'")
     options = parser.parse_args()
+    rows = [row for row in ROWS if options.kinds is None or str(row.kind) in options.kinds]
+    if not rows:
+        parser.error(f"--kinds {' '.join(options.kinds)}: no row is of these")
     if options.browser:
-        report = in_chromium(options.browser, options.seconds)
+        report = in_chromium(options.browser, options.seconds, rows)
         print(json.dumps(report, indent=1))
         return 0 if report["passed"] else 1
-    server = Server(options.port)
+    server = Server(options.port, rows)
     print(f"open {server.address} (Ctrl+C ends this)")
     try:
         threading.Event().wait()

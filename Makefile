@@ -143,6 +143,8 @@ test-go: $(STAMPS)/go $(STAMPS)/webgpu
 	@.ci/vulkan
 	$(GO_TEST) ./...
 
+# Threads of OpenMP that wait take the processor from other tests, unless they sleep.
+test-python test-full test-oldest: export OMP_WAIT_POLICY ?= PASSIVE
 test-python: build lib $(STAMPS)/test $(STAMPS)/torchtitan
 	@.ci/vulkan
 	@.ci/chromium
@@ -264,7 +266,10 @@ docs-links: build $(STAMPS)/docs
 
 # --- check ----------------------------------------------------------------------------------------
 
-check: kernels lint test test-race sanitize portable examples docs check-install
+# Two at a time where most of a part keeps one processor busy.
+check: kernels lint test
+	@$(MAKE) -j2 --output-sync=target test-race sanitize-addresses sanitize-threads portable examples docs
+	@$(MAKE) check-install
 	@echo "$(sources)" > build/checked
 
 # The commit that the sources are of, and whether they differ from it.

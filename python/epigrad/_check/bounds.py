@@ -157,11 +157,12 @@ class Bounded:
     def put(self, place: Any, part: Bounded) -> None:
         """Add a part in place. A place that tensors name may occur more than once, and its sum is
         rounded at most eight times."""
+        assert self.terms is not None
         if isinstance(place, slice | int):
+            self.terms[place] += part.size
             self.value[place] += part.value
             self.error[place] += part.error
             return
-        assert self.terms is not None
         place = place if isinstance(place, tuple) else (place,)
         self.terms.index_put_(place, part.size, accumulate=True)
         self.value.index_put_(place, part.value, accumulate=True)

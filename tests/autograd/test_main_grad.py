@@ -143,9 +143,6 @@ def network(device: str, dtype: torch.dtype = torch.bfloat16) -> nn.Module:
 
 
 HAS_WIDE_VIEWS = hasattr(torch.autograd.function.FunctionCtx, "set_output_grad_dtype")
-needs_grad_dtype = pytest.mark.skipif(
-    not hasattr(torch.Tensor, "grad_dtype"), reason="PyTorch has no grad_dtype before 2.11"
-)
 
 
 def switched_on(model: nn.Module) -> Any:
@@ -225,8 +222,6 @@ def _stored_transposed(weight: Tensor) -> Tensor:
 @pytest.mark.parametrize("way", ["main_grad", "grad_dtype"])
 def test_experts_have_unrounded_gradients(way: str, transposed: bool, device: str) -> None:
     """As `experts_backward` writes into float32; weights may be stored transposed, as gpt-oss's."""
-    if way == "grad_dtype" and not hasattr(torch.Tensor, "grad_dtype"):
-        pytest.skip("PyTorch has no grad_dtype before 2.11")
     if way == "grad_dtype" and transposed and not HAS_WIDE_VIEWS:
         pytest.skip("PyTorch has it for views from 2.15 on")
     _, (grad, x, index, scale, *operands), _ = CALLS["experts"](device, torch.bfloat16)
@@ -452,7 +447,6 @@ def test_other_modules_compile_once_for_all_lengths() -> None:
     handle.remove()
 
 
-@needs_grad_dtype
 @half
 @on_devices
 def test_a_leaf_that_asks_for_float32(dtype: torch.dtype, device: str) -> None:
@@ -471,7 +465,6 @@ def test_a_leaf_that_asks_for_float32(dtype: torch.dtype, device: str) -> None:
     assert_same_sum(weights[0].grad, 2 * wide[0])
 
 
-@needs_grad_dtype
 @pytest.mark.skipif(not HAS_WIDE_VIEWS, reason="PyTorch has it from 2.15 on")
 def test_views_of_a_leaf_that_asks_for_float32() -> None:
     """gpt-oss's transposed experts, and halves of a weight: nothing is rounded."""
@@ -498,7 +491,6 @@ def test_views_of_a_leaf_that_asks_for_float32() -> None:
     assert torch.autograd.grad(out.sum(), leaf)[0].dtype == torch.float32
 
 
-@needs_grad_dtype
 def test_a_gradient_of_a_gradient_in_float32_is_refused() -> None:
     leaf = torch.ones(4, 4, dtype=torch.bfloat16, requires_grad=True)
     leaf.grad_dtype = torch.float32

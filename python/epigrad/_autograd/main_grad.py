@@ -115,7 +115,7 @@ def accumulate_main_grad(module_or_parameters: nn.Module | Iterable[Tensor]) -> 
         UnsupportedError: (a ``NotImplementedError``) a sharded parameter; and where epigrad's
             functions are called with such a parameter under ``create_graph=True``,
             DistributedDataParallel, FSDP, `torch.compile`, `torch.func` or WebGPU. Under FSDP
-            ``parameter.grad_dtype = torch.float32`` serves, where PyTorch has it.
+            ``parameter.grad_dtype = torch.float32`` serves.
 
     Source: Megatron-LM's `main_grad`, https://github.com/NVIDIA/Megatron-LM.
 

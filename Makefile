@@ -266,8 +266,8 @@ docs-links: build $(STAMPS)/docs
 
 # --- check ----------------------------------------------------------------------------------------
 
-# Two at a time where most of a part keeps one processor busy.
-check: kernels lint test
+# Two at a time where most of a part keeps one processor busy, and nothing is installed.
+check: kernels lint test $(STAMPS)/dist
 	@$(MAKE) -j2 --output-sync=target test-race sanitize-addresses sanitize-threads portable examples docs
 	@$(MAKE) check-install
 	@echo "$(sources)" > build/checked

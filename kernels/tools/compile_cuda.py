@@ -151,7 +151,7 @@ def main() -> None:
     if not stale:
         return
     nvcc = find_nvcc(arguments.toolkit)
-    print(f"compiling {len(stale)} of kernels/cuda (a minute or two)", flush=True)
+    print(f"compiling {len(stale)} of kernels/cuda (ten minutes for all on two cores)", flush=True)
     # The largest first, so that the last one to end is not also the last to begin.
     stale.sort(key=lambda source: source.stat().st_size, reverse=True)
     with concurrent.futures.ThreadPoolExecutor(arguments.jobs) as pool:

@@ -81,7 +81,8 @@ def test_patched_models_compute_the_same(name: str) -> None:
         assert "error" not in row, row["error"]
         assert row["deviation"].keys() == {"logits", "gradients"}
         assert all(0 < distance < 1e-5 for distance in row["deviation"].values())
-    assert rows["eager"]["difference"] == 0 < rows["patched"]["difference"]
+        assert row["difference"] < 1e-5
+    assert rows["eager"]["difference"] == 0
 
 
 def scaled(_: nn.Module, __: object, out: Tensor) -> Tensor:
@@ -154,7 +155,8 @@ def test_what_can_be_measured_is(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "millions"), [("gpt2", 124), ("bert", 110), ("llama", 618), ("gemma", 946), ("vit", 87)]
+    ("name", "millions"),
+    [("gpt2", 124), ("bert", 110), ("llama", 618), ("gemma", 946), ("qwen3-moe", 3870), ("vit", 87)],
 )
 def test_the_sizes_on_a_gpu(name: str, millions: int) -> None:
     model = MODELS[name]

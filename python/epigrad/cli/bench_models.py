@@ -355,7 +355,10 @@ class Subject:
         wider = self.settings.wider
         images, wanted = self.inputs
         inputs = (images.to(wider) if images.is_floating_point() else images, wanted)
-        step = Step(self.model, copy.deepcopy(plain).to(wider), inputs, Variant(EAGER))
+        module = copy.deepcopy(plain).to(wider)
+        if wider is torch.float64 and hasattr(module, "set_experts_implementation"):
+            module.set_experts_implementation("eager")  # grouped_mm, the default, takes no float64
+        step = Step(self.model, module, inputs, Variant(EAGER))
         return _results(step, step.logits())
 
     def forget(self) -> None:

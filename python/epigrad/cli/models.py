@@ -118,6 +118,11 @@ def _language(layers: int, features: int, hidden: int, heads: int, vocabulary: i
     }
 
 
+def _mixture(experts: int, each: int, hidden: int, **more: int) -> dict[str, int]:
+    """Options of a mixture of experts, `each` of which a token is sent to."""
+    return {"num_experts": experts, "num_experts_per_tok": each, "moe_intermediate_size": hidden, **more}
+
+
 _GPT2_FIXED = {
     **dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0),
     **dict.fromkeys(("bos_token_id", "eos_token_id")),  # which a small vocabulary does not have
@@ -165,6 +170,20 @@ MODELS: dict[str, Model] = {
         },
         _CAUSAL,
         liger="apply_liger_kernel_to_gemma",
+    ),
+    "qwen3-moe": Language(
+        "Qwen3MoeForCausalLM",
+        {
+            # six layers of Qwen3-30B-A3B's size
+            "cuda": Size(
+                2,
+                4096,
+                _mixture(128, 8, 768, **_language(6, 2048, 6144, 32, 32000, num_key_value_heads=4, head_dim=128)),
+            ),
+            "cpu": Size(4, 128, _mixture(16, 4, 256, **_language(2, 256, 512, 4, 4096, num_key_value_heads=2))),
+            "quick": Size(2, 16, _mixture(4, 2, 32, **_language(2, 32, 64, 2, 64, num_key_value_heads=1))),
+        },
+        _CAUSAL,
     ),
     "vit": Vision(
         {

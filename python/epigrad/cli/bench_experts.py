@@ -1,9 +1,10 @@
 """The table of ``python -m epigrad bench --experts``: mixtures of experts, forward and backward.
 
 The experts are transformers' own modules, of the sizes of three models. Implementations take turns:
-epigrad's, and transformers' ``grouped_mm`` and ``eager``; and with them the floor, six dense
-products of as many rows and columns by `torch.mm`. The routing is given: each token's experts are
-drawn without repetition, all alike or with Zipf's weights.
+epigrad's, transformers' ``grouped_mm`` and ``eager``, and SonicMoE's where it is installed and
+computes such experts; and with them the floor, six dense products of as many rows and columns by
+`torch.mm`. The routing is given: each token's experts are drawn without repetition, all alike or
+with Zipf's weights.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from epigrad.cli import sonicmoe
 from epigrad.cli.machine import backend, commit, cpu_name, cuda_facts
 from epigrad.cli.picture import plot_experts
 from epigrad.cli.report import Progress, Report, Row, command, failure, told
@@ -123,7 +125,7 @@ def run(args: argparse.Namespace, device_name: str) -> int:
         unit="seconds of forward and backward: median, quartiles, fastest; kept, peak: bytes",
         path=args.json,
         slug="experts",
-        facts={**facts, "commit": commit(), "libraries": {"transformers": importlib.metadata.version("transformers")}},
+        facts={**facts, "commit": commit(), "libraries": _libraries()},
     )
     seconds = args.seconds or (QUICK_SECONDS if args.quick else SECONDS)
     dtypes = args.dtypes or (("bfloat16",) if on_cuda else ("float32", "bfloat16"))
@@ -182,7 +184,11 @@ def measure(case: Case, dtype: torch.dtype, routing: str, device: torch.device, 
     rows: list[Row] = []
     steps: dict[str, Callable[[], object]] = {}
     reference: Sequence[Tensor] = ()
-    for implementation in IMPLEMENTATIONS:
+    implementations = IMPLEMENTATIONS
+    if sonicmoe.takes(module, x):
+        sonicmoe.register()
+        implementations += (sonicmoe.NAME,)
+    for implementation in implementations:
         found = step(implementation)()
         row: Row = {"size": str(case), "implementation": implementation}
         if reference:
@@ -206,6 +212,12 @@ def measure(case: Case, dtype: torch.dtype, routing: str, device: torch.device, 
         for ratio, other in (("ratio_to_floor", FLOOR), ("ratio", OTHER)):
             row[ratio] = timing.median / timings[other].median
     return rows
+
+
+def _libraries() -> dict[str, str]:
+    """The versions of what takes turns with epigrad, by the names that pip knows them by."""
+    names = {"transformers": "transformers", "sonicmoe": sonicmoe.NAME, "quack": "quack-kernels"}
+    return {pip: importlib.metadata.version(pip) for module, pip in names.items() if importlib.util.find_spec(module)}
 
 
 def _difference(names: Sequence[str], got: Sequence[Tensor], wanted: Sequence[Tensor]) -> tuple[float, bool]:

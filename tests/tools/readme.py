@@ -19,6 +19,8 @@ from collections.abc import Collection, Iterable
 from typing import Any, NamedTuple
 
 from epigrad.cli import bench_cpu, picture
+from epigrad.cli.bench_experts import OTHER as GROUPED_MM
+from epigrad.cli.sonicmoe import NAME as SONIC_MOE
 
 from tests.support.repository import ROOT
 from tests.tools import exact_page
@@ -28,7 +30,6 @@ PERFORMANCE = ROOT / "docs" / "performance.md"
 MODELS = ROOT / "docs" / "models.md"
 RESULTS = ROOT / "docs" / "results" / "README.md"
 PICTURE = ROOT / "docs" / "results" / "readme.png"
-CPU_PICTURE = ROOT / "docs" / "results" / "readme-cpu.png"
 
 BEGIN = "<!-- python -m tests.tools.readme writes this table -->\n"
 END = "<!-- the end of the table -->\n"
@@ -36,14 +37,21 @@ END = "<!-- the end of the table -->\n"
 # A machine, and what it measured.
 Source = tuple[str, str]
 H200 = ("NVIDIA H200", "docs/results/2026-11-24-cuda-nvidia-h200.json")
+# The card of README.md's table and picture: its operations, and its mixtures of experts.
+GPU = ("NVIDIA H100", "docs/results/2026-11-27-cuda-nvidia-h100-80gb-hbm3-gates.json")
+MIXTURES = ("NVIDIA H100", "docs/results/2026-11-27-experts-nvidia-h100-80gb-hbm3.json")
 CPUS = (
     ("Intel Xeon", "docs/results/2026-11-23-cpu-intel-xeon.json"),
     ("AMD EPYC", "docs/results/2026-11-23-cpu-amd-epyc.json"),
     ("AMD EPYC, AVX2, one thread", "docs/results/2026-11-23-cpu-amd-epyc-avx2.json"),
 )
 # What `bench --models` measured, in one run or in several on a machine. docs/models.md shows all
-# machines, README.md those with GPUs.
+# machines.
 MODEL_RECORDS: dict[str, tuple[str, ...]] = {
+    "NVIDIA H100": (
+        "docs/results/2026-11-27-models-nvidia-h100-80gb-hbm3.json",
+        "docs/results/2026-11-27-models-nvidia-h100-80gb-hbm3-2.json",
+    ),
     "NVIDIA H200": (
         "docs/results/2026-11-24-models-nvidia-h200.json",
         *(f"docs/results/2026-11-24-models-nvidia-h200-{part}.json" for part in (2, 3, 4)),
@@ -51,58 +59,20 @@ MODEL_RECORDS: dict[str, tuple[str, ...]] = {
 }
 ACCURACY = (("NVIDIA H100", "docs/accuracy-cuda.md"), ("CPU", "docs/accuracy.md"))
 
-HALF = ("bfloat16", "float16")
-FULL = ("float32", "float64")
-
-
-class Bar(NamedTuple):
-    """A row of the H200's record; only `name` is not a field of it."""
-
-    name: str
-    op: str
-    kind: str
-    size: str
-    dtype: str
-    direction: str
-
-
-BARS = (
-    Bar("SwiGLU", "gated", "swiglu", "[8192, 28672]", "bfloat16", "forward"),
-    Bar("SwiGLU", "gated", "swiglu", "[8192, 28672]", "bfloat16", "backward"),
-    Bar("GeGLU", "gated", "geglu", "[8192, 28672]", "bfloat16", "backward"),
-    Bar("lerp by a tensor", "lerp", "tensor", "[8192, 14336]", "bfloat16", "forward + backward"),
-    Bar("SwiGLU MLP", "gated_mlp", "swiglu", "8192x4096x14336", "bfloat16", "forward + backward"),
-    Bar("Linear with GELU", "linear", "gelu", "8192x4096x14336", "bfloat16", "backward"),
-    Bar("GELU MLP", "mlp", "gelu", "8192x4096x14336", "bfloat16", "forward + backward"),
-    Bar("GELU alone", "activation", "gelu", "[8192, 14336]", "float64", "forward"),
-)
+# The models of README.md, by their names in the records.
+MODEL_NAMES = {
+    "qwen3-moe": "**Training step** of a Qwen3-MoE, six layers of the real size",
+    "gpt2": "Training step of GPT-2",
+    "llama": "Training step of a Llama",
+    "vit": "Training step of a ViT-B",
+    "gemma": "Training step of a Gemma",
+    "bert": "Training step of BERT",
+}
 
 
 def rows(source: Source) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = json.loads((ROOT / source[1]).read_text())["rows"]
     return found
-
-
-def row(bar: Bar) -> dict[str, Any]:
-    """The one row of the record that a bar shows."""
-    wanted = bar._asdict().items() - {("name", bar.name)}
-    (found,) = (row for row in rows(H200) if wanted <= {(key, row[key]) for key in Bar._fields[1:]})
-    return found
-
-
-# Which of the CPUs README.md has a picture of.
-CPU_SHOWN = 1
-
-
-def gates(sources: Iterable[Source], dtypes: Collection[str]) -> str:
-    """SwiGLU's and GeGLU's times over eager's, from the least to the largest."""
-    ratios = [
-        row["ratio"]
-        for source in sources
-        for row in rows(source)
-        if row["op"] == "gated" and row["kind"] in ("swiglu", "geglu") and row["dtype"] in dtypes
-    ]
-    return f"{min(ratios):.2f} to {max(ratios):.2f}"
 
 
 def of_cpu(source: Source) -> list[dict[str, Any]]:
@@ -112,14 +82,7 @@ def of_cpu(source: Source) -> list[dict[str, Any]]:
     return [line for line in lines if line["direction"] == bench_cpu.BOTH or line["case"] == "product"]
 
 
-LAYERS = ("linear", "mlp", "gated_mlp")
 OF_A_CURVE = ("case", "kind", "direction", "threads")
-
-
-def layers(source: Source) -> str:
-    """The mean ratios of layers on a CPU, without float16."""
-    means = {line["case"]: line["geometric_mean"] for line in of_cpu(source) if "float32" in line["dtypes"]}
-    return ", ".join(f"{means[case]:.2f}" for case in LAYERS)
 
 
 def cpu_table() -> str:
@@ -247,44 +210,79 @@ def worst(columns: Collection[str]) -> float:
     return max(errors)
 
 
+class Claim(NamedTuple):
+    """A row of README.md's table: what epigrad takes over what PyTorch takes.
+
+    Attributes:
+        what: is computed.
+        eager: the time over PyTorch eager's; the fastest of PyTorch where there are several.
+        compiled: the time over that of torch.compile; of models, where both are compiled.
+        memory: over eager's, with what it is.
+    """
+
+    what: str
+    eager: str
+    compiled: str = ""
+    memory: str = ""
+
+
 def table() -> str:
     """The table of README.md."""
-    mlp = next(bar for bar in BARS if bar.op == "mlp")
-    kept = {who: f"{memory['kept'] / 2**20:.0f} MiB" for who, memory in row(mlp)["memory"].items()}
+    sources = (MIXTURES, GPU, *((GPU[0], path) for path in MODEL_RECORDS[GPU[0]]))
     ours = max(worst(("value", "slope", "from output")), exact_page.largest("float64"))
     eager = worst(("PyTorch value", "PyTorch slope"))
-    lines: list[tuple[str, str, str, Iterable[Source]]] = [
-        ("Time of SwiGLU and GeGLU, bfloat16 and float16", gates([H200], HALF), "1", [H200]),
-        ("Time of SwiGLU and GeGLU, float32 and float64", gates([H200], FULL), "1", [H200]),
-        *(
-            (
-                "Time of a GELU layer, an MLP and a SwiGLU MLP, each the mean of ten sizes and three dtypes",
-                layers((machine, path)),
-                "1",
-                [(machine, path)],
-            )
-            for machine, path in CPUS[:2]  # with AVX2 alone PyTorch has no fast bfloat16, which would flatter a mean
-        ),
-        (
-            f"Memory that a {mlp.name} of {mlp.size} keeps for backward, {mlp.dtype}",
-            kept["epigrad"],
-            kept["eager"],
-            [H200],
-        ),
-        *map(_models_line, on_gpus()),
-        (
-            "Largest error of an activation or its slope, float64",
-            f"{ours:.1f} ULP",
-            f"over 10<sup>{math.floor(math.log10(eager))}</sup> ULP, in the tails",
-            (*ACCURACY, ("a search", "docs/kinds.md#worst-cases")),
-        ),
-    ]
-    text = "| | epigrad | PyTorch eager | measured on |\n|---|---|---|---|\n"
-    for what, here, there, sources in lines:
-        text += f"| {what} | {here} | {there} | {numbered(sources)} |\n"
-    for machine in on_gpus():
-        text += f"\n![Training steps of models, {machine}]({models_picture(machine).relative_to(ROOT)})\n"
-    return text
+    moe, *dense = _models()
+    text = f"| {GPU[0]}, bfloat16 | time, eager = 1 | time, compiled = 1 | memory, eager = 1 |\n|---|---|---|---|\n"
+    for claim in (*_mixtures(), moe, *_operations(), *dense):
+        text += f"| {' | '.join(claim)} |\n"
+    tails = f"PyTorch's is over 10<sup>{math.floor(math.log10(eager))}</sup> ULP"
+    text += f"| Largest error of an activation or its slope, float64 | {ours:.1f} ULP; {tails} | | |\n"
+    return f"{text}\nRecords: {numbered(sources)}; errors: {numbered(ACCURACY)}.\n"
+
+
+def _mixtures() -> Iterable[Claim]:
+    row = mixture_row("qwen3-30b-a3b", "epigrad")
+    kept = row["kept"] / mixture_row("qwen3-30b-a3b", GROUPED_MM)["kept"]
+    yield Claim("**Experts** of Qwen3-30B-A3B; eager is `grouped_mm`", f"**{row['ratio']:.2f}**", "", _kept(kept))
+
+
+def mixture_row(case: str, implementation: str) -> dict[str, Any]:
+    """A row of the mixtures' record, of uniform routing."""
+    wanted = {"case": case, "implementation": implementation, "routing": "uniform"}.items()
+    (found,) = (row for row in rows(MIXTURES) if wanted <= row.items())
+    return found
+
+
+def _operations() -> Iterable[Claim]:
+    gates = [row for row in rows(GPU) if row["kind"] in ("swiglu", "geglu") and row["dtype"] == "bfloat16"]
+    alone = [row for row in gates if row["op"] == "gated"]
+    yield Claim("SwiGLU and GeGLU alone", _span(alone, "ratio"), _span(alone, "ratio_to_compile"))
+    for op, what in (("gated_mlp", "SwiGLU and GeGLU MLPs"), ("mlp", "GELU MLPs")):
+        own = [row for row in rows(GPU) if row["op"] == op and "memory" in row]
+        memory = [row["memory"]["epigrad"]["kept"] / row["memory"]["eager"]["kept"] for row in own]
+        name = f"{what} of {own[0]['size']}"
+        yield Claim(name, _span(own, "ratio"), _span(own, "ratio_to_compile"), _kept(max(memory)))
+
+
+def _kept(ratio: float) -> str:
+    return f"{ratio:.2f} kept"
+
+
+def _span(rows: Iterable[dict[str, Any]], field: str) -> str:
+    """The least and the largest of a field, rounded; one number if they are the same."""
+    ratios = [row[field] for row in rows]
+    return " to ".join(dict.fromkeys(f"{ratio:.2f}" for ratio in (min(ratios), max(ratios))))
+
+
+def _models() -> Iterable[Claim]:
+    """What `patch` makes of models, plain ones and compiled ones."""
+    rows = by_variant(model_record(GPU[0]))
+    for name, what in MODEL_NAMES.items():
+        plain, compiled = (rows.get((name, variant), {}) for variant in ("patched", "patched + compiled"))
+        if plain:
+            peak = plain["peak"] / rows[name, "eager"]["peak"]
+            times = (f"{row['ratio_to_unpatched']:.2f}" if row else "" for row in (plain, compiled))
+            yield Claim(what, *times, f"{peak:.2f} peak")
 
 
 def numbered(sources: Iterable[tuple[str, str | pathlib.Path]]) -> str:
@@ -297,48 +295,37 @@ def numbered(sources: Iterable[tuple[str, str | pathlib.Path]]) -> str:
     return ", ".join(links)
 
 
-def _models_line(machine: str) -> tuple[str, str, str, Iterable[Source]]:
-    """A line of README.md: what `patch` makes of models, plain ones and compiled ones."""
-    rows = by_variant(model_record(machine))
-    models = list(dict.fromkeys(model for model, _ in rows))
-
-    def ratios(variant: str) -> str:
-        found = [rows[model, variant]["ratio_to_unpatched"] for model in models if (model, variant) in rows]
-        return ", ".join(f"{ratio:.2f}" for ratio in found)
-
-    what = f"Time of a training step of {', '.join(models)}, patched; where both are compiled"
-    return (
-        what,
-        f"{ratios('patched')}; {ratios('patched + compiled')}",
-        "1",
-        [(machine, path) for path in MODEL_RECORDS[machine]],
-    )
-
-
 def filled(page: str, table: str, begin: str = BEGIN) -> str:
     """A page with the table anew that stands below a comment."""
     before, rest = page.split(begin)
     return before + begin + table + END + rest.split(END, 1)[1]
 
 
-def bars() -> list[tuple[str, float, float]]:
-    """The picture's labels, with epigrad's and torch.compile's times over eager's."""
+def digest(*paths: str) -> str:
+    """What the file of a picture says, which shows whole records."""
+    return hashlib.sha256(b"".join((ROOT / path).read_bytes() for path in paths)).hexdigest()
 
-    def times(row: dict[str, Any]) -> tuple[float, float]:
-        ours, compiled = (row[who]["median"] / row["eager"]["median"] for who in ("epigrad", "compile"))
-        return round(ours, 2), round(compiled, 2)
 
-    return [(f"{bar.name}, {bar.direction}, {bar.dtype}".replace("+", "and"), *times(row(bar))) for bar in BARS]
+# What the picture shows of a mixture's row, and the implementations with their colours.
+SHOWN = {"time": "time of forward and backward", "kept": "memory kept for backward"}
+COLOURS = {GROUPED_MM: "#c9ced1", SONIC_MOE: "#d08c2f", "epigrad": "#2a7f9e"}
+
+
+def bars() -> dict[str, dict[str, dict[str, float]]]:
+    """The lengths of the picture's bars: of each quantity, implementation and mixture, with
+    grouped_mm's as 1."""
+    found: dict[str, dict[str, dict[str, float]]] = {what: {name: {} for name in COLOURS} for what in SHOWN}
+    for row in rows(MIXTURES):
+        if row["routing"] == "uniform" and row["implementation"] in COLOURS:
+            other = mixture_row(row["case"], GROUPED_MM)
+            found["time"][row["implementation"]][row["case"]] = round(row["ratio"], 2)
+            found["kept"][row["implementation"]][row["case"]] = round(row["kept"] / other["kept"], 2)
+    return found
 
 
 def description() -> str:
     """What the picture's file says that it shows."""
     return json.dumps(bars())
-
-
-def digest(*paths: str) -> str:
-    """What the file of a picture says, which shows whole records."""
-    return hashlib.sha256(b"".join((ROOT / path).read_bytes() for path in paths)).hexdigest()
 
 
 def draw() -> None:
@@ -347,23 +334,25 @@ def draw() -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    labels, ours, compiled = zip(*bars(), strict=True)
-    places = range(len(labels))
-    figure, axes = pyplot.subplots(figsize=(9, 3.3), dpi=100, layout="constrained")
-    for times, shift, colour, ink, name in (
-        (ours, -0.2, "#2a7f9e", "white", "epigrad"),
-        (compiled, 0.2, "#c9ced1", "black", "torch.compile"),
-    ):
-        drawn = axes.barh([place + shift for place in places], times, 0.4, color=colour, label=name)
-        axes.bar_label(drawn, fmt="%.2f", padding=-26, fontsize=8, color=ink)
-    axes.axvline(1, color="#b03a2e", linewidth=1, label="PyTorch eager")
-    axes.set_yticks(places, labels)
-    axes.set_xticks([0, 0.5, 1, 1.5])
-    axes.invert_yaxis()
-    axes.tick_params(left=False)
-    axes.spines[["left", "top", "right"]].set_visible(False)
-    axes.set_title("Time on an NVIDIA H200, relative to PyTorch eager: shorter is faster", fontsize=10)
-    axes.legend(frameon=False, fontsize=9, loc="upper right")
+    cases = list(dict.fromkeys(row["case"] for row in rows(MIXTURES)))
+    figure, panels = pyplot.subplots(1, len(SHOWN), figsize=(9, 2.9), dpi=130, sharey=True, layout="constrained")
+    for axes, (quantity, lengths) in zip(panels, bars().items(), strict=True):
+        for place, (name, colour) in enumerate(COLOURS.items()):
+            heights = [cases.index(case) + 0.27 * (place - 1) for case in lengths[name]]
+            drawn = axes.barh(heights, list(lengths[name].values()), 0.25, color=colour, label=name)
+            weight = "bold" if name == "epigrad" else "normal"
+            axes.bar_label(drawn, fmt="%.2f", padding=3, fontsize=8, fontweight=weight)
+        axes.set_yticks(range(len(cases)), cases)
+        axes.set_xticks([])
+        axes.set_xlim(0, 1.12)
+        axes.tick_params(left=False)
+        axes.spines[:].set_visible(False)
+        axes.set_title(SHOWN[quantity], fontsize=9, loc="left")
+    panels[0].invert_yaxis()
+    handles = [handle for handle in panels[0].containers if len(handle)]
+    figure.legend(handles=handles, loc="outside lower left", ncols=3, fontsize=8, frameon=False)
+    title = f"Mixtures of experts on an {MIXTURES[0]}, bfloat16: transformers' grouped_mm = 1, shorter is better"
+    figure.suptitle(title, fontsize=10, x=0.01, ha="left")
     figure.savefig(PICTURE, metadata={"Software": None, "Description": description()})
     pyplot.close(figure)
 
@@ -373,21 +362,12 @@ def draw_models(machine: str) -> None:
     picture.plot_models(models_picture(machine), model_record(machine), metadata)
 
 
-def draw_cpu() -> None:
-    machine, path = CPUS[CPU_SHOWN]
-    title = f"Time on an {machine} relative to PyTorch eager, products forward, others with backward: below 1 is faster"
-    picture.plot_overview(
-        CPU_PICTURE, title, rows((machine, path)), metadata={"Software": None, "Description": digest(path)}
-    )
-
-
 def main() -> None:
     README.write_text(filled(README.read_text(), table()))
     PERFORMANCE.write_text(filled(PERFORMANCE.read_text(), cpu_table()))
     RESULTS.write_text(filled(RESULTS.read_text(), summary_table()))
     MODELS.write_text(filled(MODELS.read_text(), models_table()))
     draw()
-    draw_cpu()
     for machine in MODEL_RECORDS:
         draw_models(machine)
 

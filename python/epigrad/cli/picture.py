@@ -24,21 +24,6 @@ def plot_curves(path: pathlib.Path, title: str, rows: Sequence[dict[str, Any]]) 
     _draw(path, title, rows, panels, lambda name, view: f"{_named(name)}\n{_seen(view)}")
 
 
-def plot_overview(
-    path: pathlib.Path, title: str, rows: Sequence[dict[str, Any]], metadata: Mapping[str, str | None], columns: int = 3
-) -> None:
-    """Draw what `plot_curves` has on all threads, in a few columns: forward and backward together
-    where there are both. The file has these `metadata`."""
-    most = max(row["threads"] for row in rows)
-    views = {(row["case"], row["kind"]): (row["direction"], most) for row in rows}
-    names = list(views)
-    panels = [
-        [(name, views[name]) for name in names[first : first + columns]] for first in range(0, len(names), columns)
-    ]
-    chosen = [row for row in rows if views[row["case"], row["kind"]] == (row["direction"], row["threads"])]
-    _draw(path, title, chosen, panels, lambda name, view: _named(name), metadata)
-
-
 Name = tuple[str, str]
 View = tuple[str, int]
 
@@ -58,7 +43,6 @@ def _draw(
     rows: Sequence[dict[str, Any]],
     panels: Sequence[Sequence[tuple[Name, View]]],
     heading: Callable[[Name, View], str],
-    metadata: Mapping[str, str | None] | None = None,
 ) -> None:
     import matplotlib
 
@@ -93,7 +77,7 @@ def _draw(
     handles = [Line2D([], [], color=color, label=dtype) for dtype, color in COLORS.items() if dtype in dtypes]
     figure.suptitle(title, fontsize=9, x=0.01, ha="left")
     figure.legend(handles=handles, loc="outside lower center", ncols=4, fontsize=8, frameon=False)
-    figure.savefig(path, dpi=120, metadata=metadata)
+    figure.savefig(path, dpi=120)
     pyplot.close(figure)
     print(f"wrote {path}", file=sys.stderr)
 

@@ -11,12 +11,14 @@ from typing import Any, ClassVar, Self
 
 from epigrad import errors
 from epigrad._core.tables import ACTIVATIONS, GATED_KINDS, PRESETS, ActivationRow, GatedRow, Parameter
+from epigrad._core.values import immutable
 
 __all__ = ["Activation", "Gated", "activation_of", "arguments_of", "gated_of", "nearest", "unknown_name"]
 
 _ALIASES = {alias: row.name for row in ACTIVATIONS.values() for alias in row.aliases}
 
 
+@immutable
 @dataclass(frozen=True, init=False, repr=False)
 class _Kind:
     """The table's name of a kind, and the values of its parameters, in the table's order.

@@ -22,6 +22,7 @@ from epigrad._core.call import gate_place
 from epigrad._core.checks import check_tensors, lerp_weight, refuse_graph, refuse_negative, refuse_zeros
 from epigrad._core.stateless import mark_written
 from epigrad._core.torch_state import is_traced
+from epigrad._core.values import immutable
 from epigrad.kinds import Activation, Gated, activation_of, arguments_of, gated_of
 
 __all__ = [
@@ -36,6 +37,7 @@ __all__ = [
 ]
 
 
+@immutable
 @dataclass(frozen=True, slots=True)
 class KernelSku:
     """What will really run."""
@@ -51,6 +53,7 @@ class KernelSku:
     vector_width: int
 
 
+@immutable
 @dataclass(frozen=True, slots=True)
 class PrecisionGuarantee:
     """What holds of the results, for this dtype and this kernel."""

@@ -11,6 +11,7 @@ from torch.compiler import is_dynamo_compiling
 
 from epigrad import errors
 from epigrad._core import invariance
+from epigrad._core.values import immutable
 from epigrad.kinds import Activation, Gated, activation_of, arguments_of, either_of, gated_of
 
 GATE_NAMES = ("second", "first", "odd", "even")
@@ -36,6 +37,7 @@ class _Fields(NamedTuple):
     batch_invariant: bool = False
 
 
+@immutable
 class Call(_Fields):
     """One call of the core: the fields of `epg_call` (cbridge/include/epigrad.h) in order.
 

@@ -15,8 +15,10 @@ from epigrad import errors
 from epigrad._core import loader
 from epigrad._core.blocks import Blocks, is_set
 from epigrad._core.torch_state import constant_to_dynamo
+from epigrad._core.values import immutable
 
 
+@immutable
 @dataclass(frozen=True, slots=True)
 class BackendInfo:
     """What `backends` tells of one backend.

@@ -21,6 +21,7 @@ from torch import nn
 
 from epigrad import errors
 from epigrad._core.projections import any_global_hook, class_name, replaced
+from epigrad._core.values import immutable
 from epigrad.integrations import experts
 from epigrad.integrations.blocks import Block
 from epigrad.integrations.bodies import fingerprint
@@ -29,6 +30,7 @@ from epigrad.integrations.recognition import row_of
 from epigrad.integrations.sources import Unknown
 
 
+@immutable
 @dataclass(frozen=True, slots=True)
 class Report:
     """What `patch` did, by the names of the blocks in the model.

@@ -7,11 +7,12 @@ nothing requires a gradient, nothing is kept and no preactivation is formed.
 
 from __future__ import annotations
 
+import types
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.overrides import handle_torch_function
 
 from epigrad import errors, ops
@@ -799,9 +800,14 @@ _FUNCTIONS: dict[str, Callable[..., Tensor]] = {
 }
 
 
+_ACTIVATIONS = (nn.Module, types.FunctionType, types.BuiltinFunctionType)
+
+
 def _as_leaf(op: str, relevant: Iterable[Any], *arguments: Any, **options: Any) -> Tensor:
     """Hand a function to what stands for its tensors: `torch.fx` records it as one call."""
-    out: Tensor = handle_torch_function(_FUNCTIONS[op], relevant, *arguments, **options)
+    # torch.fx records kinds, but no modules and functions among the arguments
+    recorded = [activation_of(op, each) if isinstance(each, _ACTIVATIONS) else each for each in arguments]
+    out: Tensor = handle_torch_function(_FUNCTIONS[op], relevant, *recorded, **options)
     return out
 
 

@@ -5,15 +5,26 @@ from __future__ import annotations
 import difflib
 import math
 import numbers
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, TypeAlias
+
+from torch import Tensor, nn
+from torch.serialization import add_safe_globals
 
 from epigrad import errors
+from epigrad._core.callables import activation_of_class, activation_of_function, computed_by
+from epigrad._core.projections import full_name, why_called
 from epigrad._core.tables import ACTIVATIONS, GATED_KINDS, PRESETS, ActivationRow, GatedRow, Parameter
+from epigrad._core.torch_state import constant_to_dynamo
 from epigrad._core.values import immutable
 
 __all__ = ["Activation", "Gated", "activation_of", "arguments_of", "gated_of", "nearest", "unknown_name"]
+
+_Values: TypeAlias = dict[str, float | None]
+
+_OWN = "for one of your own see https://epigrad.github.io/epigrad/howto/own-activation.html"
 
 _ALIASES = {alias: row.name for row in ACTIVATIONS.values() for alias in row.aliases}
 
@@ -31,9 +42,17 @@ class _Kind:
 
     _table: ClassVar[Mapping[str, ActivationRow | GatedRow]]
 
-    def __init__(self, name: str, /, **parameters: float | None) -> None:
-        what = type(self).__name__
-        row, preset = self._found(what, name)
+    def __init__(self, name: Any, /, **parameters: float | None) -> None:
+        self._fill(type(self).__name__, name, parameters)
+
+    def _fill(self, what: str, name: Any, parameters: _Values) -> None:
+        """Take what a caller means by a name, or by what stands for one, and by parameters."""
+        row, meant, preset = self._found(what, name)
+        if meant and parameters:
+            raise errors.InvalidProblemError(
+                f"{what}: parameters: got {', '.join(parameters)} beside {shown(name)}, want them in it"
+            )
+        parameters = meant or parameters
         known = {parameter.name: parameter for parameter in row.parameters}
         for given in parameters:
             if given not in known:
@@ -57,9 +76,18 @@ class _Kind:
         object.__setattr__(self, "values", tuple(values))
 
     @classmethod
-    def _found(cls, op: str, name: str) -> tuple[ActivationRow | GatedRow, dict[str, float | None]]:
-        """The row that a name means, and the parameters that it means beside."""
+    def _found(cls, op: str, given: Any) -> tuple[ActivationRow | GatedRow, _Values, _Values]:
+        """The row that is meant; the parameters given in the text or the module itself, to which
+        none may be added; and those of a preset, which others may replace.
+        """
         raise NotImplementedError
+
+    @classmethod
+    def read(cls, op: str, given: Any) -> Self:
+        """The kind that the caller of an operation means by a name, or by what stands for one."""
+        made = cls.__new__(cls)
+        made._fill(op, given, {})
+        return made
 
     @classmethod
     def of(cls, op: str, name: str, values: Sequence[float]) -> Self:
@@ -69,9 +97,9 @@ class _Kind:
         """
         if not values:
             return cls(name)
-        row, _ = cls._found(op, name)
-        if len(values) != len(row.parameters):
-            wanted = len(row.parameters)
+        row, meant, _ = cls._found(op, name)
+        wanted = 0 if meant else len(row.parameters)
+        if len(values) != wanted:
             raise errors.InvalidProblemError(f"{op}: parameters: got {len(values)}, want {wanted} for {name}, or none")
         made = cls.__new__(cls)
         made._set(op, row, values)
@@ -119,13 +147,21 @@ def _defaults(row: ActivationRow | GatedRow) -> list[float]:
 class Activation(_Kind):
     """An activation by its name, with its parameters; hashable, picklable and equal by value.
 
-    Wherever a function or a module of epigrad takes an activation, it takes a name, which has the
-    default parameters, one of these, or None, which is ``"none"``. Two that are equal have the same
-    `name`: that of the table below, whichever was given.
+    Functions, modules and plans of epigrad take an activation as one of:
+
+    - an `Activation`;
+    - a name of the table below, with numbers or without, as `str` prints it: ``"gelu"`` or
+      ``"leaky_relu(slope=0.2)"``;
+    - a module or a function that computes one: ``torch.nn.LeakyReLU(0.2)``, `torch.tanh`, or a
+      module of transformers' ``ACT2FN``. Subclasses and modules with hooks are refused;
+    - None, which is ``"none"``.
+
+    Two that are equal have the same `name`: that of the table below, whichever was given.
 
     Args:
-        name: one of the table below, or None.
-        parameters: numbers, by keyword; what is left out has its default.
+        name: any of these but an `Activation`.
+        parameters: numbers, by keyword, which the name does not have in it; what is left out has
+            its default.
 
     Raises:
         InvalidProblemError: (a ``ValueError``) an unknown name, a parameter that the activation
@@ -133,26 +169,34 @@ class Activation(_Kind):
         DTypeError: (a ``TypeError``) a parameter that is not a number.
 
     Examples:
-        >>> import epigrad
+        >>> import epigrad, torch
         >>> epigrad.Activation("gelu")
         Activation('gelu')
         >>> epigrad.Activation("softplus", beta=2).parameters
         {'beta': 2.0, 'threshold': 20.0}
         >>> epigrad.Activation("gelu_new") == epigrad.Activation("gelu_tanh")
         True
+        >>> epigrad.Activation("leaky_relu(slope=0.2)")
+        Activation('leaky_relu', slope=0.2)
+        >>> epigrad.Activation(torch.nn.GELU(approximate="tanh"))
+        Activation('gelu_tanh')
     """
 
     _table = ACTIVATIONS
 
-    def __init__(self, name: str | None, /, **parameters: float | None) -> None:
+    def __init__(self, name: str | Callable[..., Any] | None, /, **parameters: float | None) -> None:
         super().__init__("none" if name is None else name, **parameters)
 
     @classmethod
-    def _found(cls, op: str, name: str) -> tuple[ActivationRow, dict[str, float | None]]:
-        row = ACTIVATIONS.get(_ALIASES.get(name, name)) if isinstance(name, str) else None
+    def _found(cls, op: str, given: Any) -> tuple[ActivationRow, _Values, _Values]:
+        name, values = _split(op, "activation", given) if isinstance(given, str) else (None, ())
+        if callable(given):
+            name, numbers = _computed_by(op, given)
+            values = tuple(zip([parameter.name for parameter in ACTIVATIONS[name].parameters], numbers, strict=False))
+        row = ACTIVATIONS.get(_ALIASES.get(name, name)) if name else None
         if row is None:
-            raise unknown_name(op, "activation", name)
-        return row, {}
+            raise unknown_name(op, "activation", given)
+        return row, dict(values), {}
 
 
 class Gated(_Kind):
@@ -169,9 +213,10 @@ class Gated(_Kind):
     Where something is clamped the slope is 0, at the bound too.
 
     Args:
-        name: one of the table below.
-        parameters: numbers, by keyword; what is left out has its default. A limit may be None,
-            which is its default.
+        name: one of the table below, with numbers or without, as `str` prints it:
+            ``"swiglu(limit=7)"``. Functions, modules and plans take the same text.
+        parameters: numbers, by keyword, which the name does not have in it; what is left out has
+            its default. A limit may be None, which is its default.
 
     Raises:
         InvalidProblemError: (a ``ValueError``) an unknown name, a parameter that the kind does not
@@ -191,12 +236,13 @@ class Gated(_Kind):
     _table = GATED_KINDS
 
     @classmethod
-    def _found(cls, op: str, name: str) -> tuple[GatedRow, dict[str, float | None]]:
-        preset = PRESETS.get(name) if isinstance(name, str) else None
-        row = GATED_KINDS.get(preset.kind if preset else name) if isinstance(name, str) else None
+    def _found(cls, op: str, given: Any) -> tuple[GatedRow, _Values, _Values]:
+        name, values = _split(op, "kind", given) if isinstance(given, str) else (None, ())
+        preset = PRESETS.get(name) if name else None
+        row = GATED_KINDS.get(preset.kind if preset else name) if name else None
         if row is None:
-            raise unknown_name(op, "kind", name)
-        return row, dict(preset.parameters) if preset else {}
+            raise unknown_name(op, "kind", given)
+        return row, dict(values), dict(preset.parameters) if preset else {}
 
     @property
     def activation(self) -> Activation | None:
@@ -206,6 +252,45 @@ class Gated(_Kind):
         if alpha:
             return Activation.of("Gated", "swish", alpha)
         return Activation(row.activation) if row.activation else None
+
+
+_NUMBER = r"-?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?"
+_PARAMETER = rf"[a-z_]+={_NUMBER}"
+_WITH_PARAMETERS = re.compile(rf"([a-z_0-9]+)\(({_PARAMETER}(?:, {_PARAMETER})*)\)", re.ASCII)
+
+
+@constant_to_dynamo
+def _split(op: str, argument: str, text: str) -> tuple[str, tuple[tuple[str, float], ...]]:
+    """The name and the parameters of a text such as ``leaky_relu(slope=0.2)``."""
+    if "(" not in text:
+        return text, ()
+    found = _WITH_PARAMETERS.fullmatch(text)
+    if found is None:
+        raise errors.InvalidProblemError(
+            f"{op}: {argument}: {shown(text)}, want a name, or one with numbers, as in "
+            f"{'leaky_relu(slope=0.2)' if argument == 'activation' else 'swiglu(limit=7, offset=1)'!r}"
+        )
+    pairs = [each.split("=") for each in found[2].split(", ")]
+    if len({name for name, _ in pairs}) < len(pairs):
+        raise errors.InvalidProblemError(f"{op}: {argument}: {shown(text)}, want each parameter once")
+    return found[1], tuple([(name, float(number)) for name, number in pairs])
+
+
+def _computed_by(op: str, given: Any) -> tuple[str, tuple[float, ...]]:
+    """The name and the values of the activation that a module or a function computes."""
+    if isinstance(given, nn.Module):
+        found = computed_by(given)
+        if found is not None and (reason := why_called(given)):
+            raise errors.InvalidProblemError(
+                f"{op}: activation: the {type(given).__name__} {reason}, and epigrad calls no modules: want it "
+                f"without, or {found[0]!r}"
+            )
+    else:
+        name = activation_of_function(given)
+        found = (name, ()) if name else None
+    if found is None:
+        raise unknown_name(op, "activation", given)
+    return found
 
 
 def _value(what: str, parameter: Parameter, given: Any) -> float:
@@ -220,7 +305,8 @@ def _value(what: str, parameter: Parameter, given: Any) -> float:
 def number(what: str, given: object, wanted: str = "a number") -> float:
     """A number as a float, which is infinite for one beyond float64's range."""
     if isinstance(given, bool) or not isinstance(given, numbers.Real):
-        raise errors.DTypeError(f"{what}: got {_shown(given)}, want {wanted}")
+        learned = f"; parameters of kinds have no gradient, {_OWN}" if isinstance(given, Tensor) else ""
+        raise errors.DTypeError(f"{what}: got {shown(given)}, want {wanted}{learned}")
     try:
         return float(given)
     except OverflowError:
@@ -256,8 +342,12 @@ Gated.__doc__ = f"{Gated.__doc__}\n    Kinds:\n{_listed(GATED_KINDS)}\n    Prese
 _BY_NAME = {name: Activation(name) for name in (*ACTIVATIONS, *_ALIASES)} | {None: Activation(None)}
 _GATED_BY_NAME = {name: Gated(name) for name in (*GATED_KINDS, *PRESETS)}
 _NAMES = {"activation": tuple(ACTIVATIONS), "kind": tuple(_GATED_BY_NAME)}
-_FUNCTIONS = ("prelu", "xielu")
+_LEARNED = {"prelu": ("prelu", "PReLU"), "xielu": ("xielu", "XIELU")}
 _ACCEPTED = {"activation": (*ACTIVATIONS, *_ALIASES), "kind": tuple(_GATED_BY_NAME)}
+
+
+# `torch.load` reads checkpoints that hold kinds
+add_safe_globals([_made, Activation, Gated])
 
 
 def arguments_of(kind: Activation | Gated) -> tuple[float, ...]:
@@ -266,14 +356,14 @@ def arguments_of(kind: Activation | Gated) -> tuple[float, ...]:
     return () if list(kind.values) == _defaults(row) else kind.values
 
 
-def activation_of(op: str, given: str | Activation | None) -> Activation:
+def activation_of(op: str, given: str | Callable[..., Any] | Activation | None) -> Activation:
     """The activation that a caller means."""
     if isinstance(given, Activation):
         return given
     try:
         return _BY_NAME[given]
     except (KeyError, TypeError):
-        raise unknown_name(op, "activation", given) from None
+        return Activation.read(op, given)
 
 
 def gated_of(op: str, given: str | Gated) -> Gated:
@@ -283,42 +373,64 @@ def gated_of(op: str, given: str | Gated) -> Gated:
     try:
         return _GATED_BY_NAME[given]
     except (KeyError, TypeError):
-        raise unknown_name(op, "kind", given) from None
+        return Gated.read(op, given)
 
 
-def either_of(op: str, given: str | Activation | Gated | None) -> Activation | Gated:
+def either_of(op: str, given: str | Callable[..., Any] | Activation | Gated | None) -> Activation | Gated:
     """The gated kind or the activation that a caller means, where both make sense; None is the
     activation "none"."""
     if given is None:
         return activation_of(op, None)
     if isinstance(given, Activation | Gated):
         return given
-    found = None
     if isinstance(given, str):
-        found = _GATED_BY_NAME.get(given) or _BY_NAME.get(given)
-    if found is None:
-        names = ", ".join(map(repr, (*_NAMES["kind"], *_NAMES["activation"])))
-        raise errors.InvalidProblemError(f"{op}: kind: {_shown(given)}, want one of {names}")
-    return found
+        name = given.partition("(")[0]
+        if name in _GATED_BY_NAME:
+            return gated_of(op, given)
+        if name in _BY_NAME:
+            return activation_of(op, given)
+    if callable(given):
+        try:
+            return activation_of(op, given)
+        except errors.InvalidProblemError as error:
+            raise errors.renamed(error, op, {"activation": "kind"}) from None
+    names = ", ".join(map(repr, (*_NAMES["kind"], *_NAMES["activation"])))
+    raise errors.InvalidProblemError(f"{op}: kind: {shown(given)}, want one of {names}; {_OWN}")
 
 
 def unknown_name(op: str, argument: str, given: object) -> errors.InvalidProblemError:
     """The error for what is no name of an activation or of a kind."""
-    text = f"{op}: {argument}: {_shown(given)}, want one of {', '.join(map(repr, _NAMES[argument]))}"
-    if isinstance(given, str) and (hint := _hint(argument, given)):
+    text = f"{op}: {argument}: {shown(given)}, want one of {', '.join(map(repr, _NAMES[argument]))}"
+    hint = _hint(argument, given) if isinstance(given, str) else _hint_at_callable(given)
+    if hint:
         text += f" ({hint})"
-    return errors.InvalidProblemError(text)
+    return errors.InvalidProblemError(f"{text}; {_OWN}" if argument == "activation" else text)
 
 
 def _hint(argument: str, given: str) -> str | None:
     """What a name is that is no name of an activation or of a kind, or which one is near."""
-    if given in _FUNCTIONS:
-        return f"{given!r} has weights and is a function of its own: epigrad.{given}"
+    if given in _LEARNED:
+        function, module = _LEARNED[given]
+        return f"{given!r} has weights: epigrad.{function} or epigrad.nn.{module}"
     for other, what in (("activation", "an activation"), ("kind", "a gated kind")):
         if other != argument and given in _ACCEPTED[other]:
             return f"{given!r} is {what}"
     near = nearest(argument, given)
     return f"did you mean {near!r}?" if near else None
+
+
+def _hint_at_callable(given: object) -> str | None:
+    """What to write in the place of a module, a class or a function that is not known."""
+    cls = given if isinstance(given, type) else type(given)
+    if isinstance(given, type) and (name := activation_of_class(given)):
+        return f"it is a class: give an instance, or {name!r}"
+    for base in cls.__mro__[1:]:
+        if name := activation_of_class(base):
+            return f"a subclass of {base.__name__} may compute something else: if it does not, give {name!r}"
+    if not callable(given):
+        return None
+    name = getattr(given, "__name__", cls.__name__).lower()
+    return _hint("activation", next((each for each in _LEARNED if name.startswith(each)), name))
 
 
 def nearest(argument: str, given: str) -> str | None:
@@ -327,6 +439,15 @@ def nearest(argument: str, given: str) -> str | None:
     return next(iter(difflib.get_close_matches(wanted[:64], _ACCEPTED[argument], 1)), None)
 
 
-def _shown(given: object) -> str:
+def shown(given: object) -> str:
+    """What was given, in one line that is not long."""
+    if isinstance(given, Tensor):
+        return f"a {type(given).__name__} of shape {list(given.shape)}"
+    if isinstance(given, nn.Module):
+        return f"a module {full_name(type(given))}"
+    if isinstance(given, type):
+        return f"the class {full_name(given)}"
+    if callable(given) and hasattr(given, "__name__"):
+        return f"the function {given.__name__}"
     text = repr(given)
     return text if len(text) <= 80 else f"{text[:77]}..."

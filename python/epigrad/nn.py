@@ -13,17 +13,22 @@ from epigrad import errors, functional, kinds
 from epigrad._core.call import dim_index, gate_place
 from epigrad._core.checks import check_save, finite
 from epigrad._core.projections import any_global_hook, held_back, weight_and_bias
-from epigrad.kinds import Gated, activation_of, either_of, gated_of, nearest
+from epigrad.kinds import Gated, activation_of, either_of, gated_of, nearest, shown
 
 __all__ = ["MLP", "XIELU", "Activation", "Experts", "GatedActivation", "GatedMLP", "Lerp", "Linear", "PReLU"]
 
 
-def _check_bias(module: str, bias: object, argument: str = "activation") -> None:
+def _check_bias(module: str, bias: object, argument: str = "activation", *others: str) -> None:
+    """Refuse what is no bool, which is probably what the module takes as this argument; `others`
+    are tables whose names that argument takes too."""
     if isinstance(bias, bool):
         return
-    given = f'"{bias}"' if isinstance(bias, str) else repr(bias)
-    near = nearest("activation", bias) if isinstance(bias, str) else None
-    hint = f'; give {argument}="{near}"' if near else ""
+    given = f'"{bias}"' if isinstance(bias, str) else shown(bias)
+    near = [nearest(table, bias) for table in (argument, *others)] if isinstance(bias, str) else []
+    meant = bias if bias in near else next(filter(None, near), None)
+    hint = f'; give {argument}="{meant}"' if meant else ""
+    if callable(bias) and "activation" in (argument, *others):
+        hint = f"; give it as {argument}"
     raise errors.DTypeError(f"{module}: bias: got {given}, want a bool{hint}")
 
 
@@ -179,13 +184,11 @@ class Activation(nn.Module):
         **parameters: float,
     ) -> None:
         super().__init__()
-        if not isinstance(name, kinds.Activation):
-            name = kinds.Activation(name, **parameters)
-        elif parameters:
+        if isinstance(name, kinds.Activation) and parameters:
             raise errors.InvalidProblemError(
                 f"Activation: parameters: got {', '.join(parameters)} beside {name!r}, want them in it"
             )
-        self.activation = name
+        self.activation = name if isinstance(name, kinds.Activation) else kinds.Activation(name, **parameters)
 
     def forward(self, input: Tensor) -> Tensor:
         """Apply the activation."""
@@ -363,7 +366,7 @@ class GatedMLP(nn.Module):
     ) -> None:
         gate_place("GatedMLP", gate)
         check_save("GatedMLP", save)
-        _check_bias("GatedMLP", bias)
+        _check_bias("GatedMLP", bias, "kind")
         outer, hidden = _size("GatedMLP", "features", features), _size("GatedMLP", "hidden_features", hidden_features)
         super().__init__()
         options: dict[str, Any] = {"device": device, "dtype": dtype}
@@ -452,7 +455,7 @@ class Experts(nn.Module):
     ) -> None:
         gate_place("Experts", gate)
         check_save("Experts", save)
-        _check_bias("Experts", bias, "kind")
+        _check_bias("Experts", bias, "kind", "activation")
         found = either_of("Experts", kind)
         if gate != "second" and not isinstance(found, Gated):
             raise errors.InvalidProblemError(f"Experts: gate: {gate!r}, but {str(found)!r} has no gate")

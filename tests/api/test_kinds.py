@@ -9,7 +9,9 @@ import copy
 import fractions
 import math
 import pickle
+import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import epigrad
@@ -17,7 +19,8 @@ import numpy as np
 import pytest
 import torch
 from epigrad import Activation, Gated, backward, errors, forward, nn, plan
-from epigrad._core import loader
+from epigrad._core import callables, loader
+from torch.nn import functional
 
 from tests.support.cases import ACTIVATIONS, GATED_KINDS, GATES, OTHERS
 from tests.support.compositions import halves
@@ -39,6 +42,7 @@ ALIASES = {
     "hard_swish": "hardswish",
     "hard_sigmoid": "hardsigmoid",
 }
+OWN_ACTIVATION = "https://epigrad.github.io/epigrad/howto/own-activation.html"
 OAI = Gated("swiglu", alpha=1.702, limit=7, offset=1)
 KINDS = [Activation(kind) if isinstance(kind, str) else kind for kind in ACTIVATIONS]
 KINDS_AND_GATED = [*KINDS, *(Gated(kind) if isinstance(kind, str) else kind for kind in GATED_KINDS)]
@@ -130,11 +134,11 @@ ERRORS: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (lambda: Activation("relu", slope=1), errors.InvalidProblemError, "'slope', it takes no parameters"),
     (lambda: Activation("swash"), errors.InvalidProblemError, "want one of 'none', 'relu', .* 'softcap' .*'swish'"),
     (lambda: Gated("swish"), errors.InvalidProblemError, "want one of 'glu', .* 'situ_glu', 'swiglu_oai'"),
-    (lambda: Activation("prelu"), errors.InvalidProblemError, r"\('prelu' has weights .*: epigrad\.prelu\)"),
+    (lambda: Activation("prelu"), errors.InvalidProblemError, r"\('prelu' has weights: .*epigrad\.nn\.PReLU\)"),
     (
         lambda: nn.Linear(2, 3, activation="xielu"),
         errors.InvalidProblemError,
-        r"a function of its own: epigrad\.xielu\)",
+        r"'xielu' has weights: epigrad\.xielu or epigrad\.nn\.XIELU\)",
     ),
     (lambda: epigrad.gated_product(*torch.ones(2, 3), kind="prelu"), errors.InvalidProblemError, "epigrad.prelu"),
     (lambda: epigrad.activation(torch.ones(2), "swiglu"), errors.InvalidProblemError, r"\('swiglu' is a gated kind\)"),
@@ -151,9 +155,46 @@ ERRORS: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (lambda: Activation("softcap", cap=True), errors.DTypeError, "cap: got True, want a number"),
     (lambda: Activation("softcap", cap="30"), errors.DTypeError, "cap: got '30', want a number"),
     (lambda: Activation("softcap", cap=None), errors.DTypeError, "cap: got None, want a number"),
-    (lambda: Activation("swish", beta=torch.ones(())), errors.DTypeError, "beta: got tensor"),  # type: ignore[arg-type]
+    (
+        lambda: Activation("swish", beta=torch.ones(())),  # type: ignore[arg-type]
+        errors.DTypeError,
+        r"beta: got a Tensor of shape \[\], want a number",
+    ),
     (lambda: Gated("glu", limit=False), errors.DTypeError, "limit: got False, want a number or None"),
     (lambda: Gated("glu", offset=None), errors.DTypeError, "offset: got None, want a number"),
+]
+# texts with parameters
+ERRORS += [
+    (lambda text=text, kind=kind: kind(text), errors.InvalidProblemError, f"{re.escape(repr(text))}, want {want}")
+    for kind, text, want in (
+        (Activation, "leaky_relu(slope)", r"a name, or one with numbers, as in 'leaky_relu\(slope=0\.2\)'"),
+        (Activation, "leaky_relu(slope=x)", "a name, or one with numbers"),
+        (Activation, "leaky_relu(slope=nan)", "a name, or one with numbers"),
+        (Activation, "leaky_relu(slope=1_0)", "a name, or one with numbers"),
+        (Activation, "leaky_relu(slope=0.2", "a name, or one with numbers"),
+        (Activation, "leaky_relu(slope=0.2) ", "a name, or one with numbers"),
+        (Activation, "softplus(beta=2,threshold=3)", "a name, or one with numbers"),
+        (Activation, "gelu()", "a name, or one with numbers"),
+        (Activation, "softplus(beta=2, beta=3)", "each parameter once"),
+        (Activation, "leaky(slope=0.2)", "one of 'none'"),
+        (Gated, "swiglu(7)", r"a name, or one with numbers, as in 'swiglu\(limit=7, offset=1\)'"),
+        (Gated, "leaky_relu(slope=0.2)", "one of 'glu'"),
+    )
+]
+ERRORS += [
+    (
+        lambda: Activation("leaky_relu(alpha=2)"),
+        errors.InvalidProblemError,
+        "leaky_relu has no parameter 'alpha', want",
+    ),
+    (lambda: nn.MLP(2, 2, "relu(slope=1)"), errors.InvalidProblemError, "MLP: relu has no parameter 'slope'"),
+    (lambda: Activation("softcap(cap=0)"), errors.InvalidProblemError, "cap: got 0.0, want a finite number > 0"),
+    (
+        lambda: Activation("leaky_relu(slope=0.2)", slope=0.2),
+        errors.InvalidProblemError,
+        r"parameters: got slope beside 'leaky_relu\(slope=0\.2\)', want them in it",
+    ),
+    (lambda: Gated("swiglu(limit=7)", offset=1), errors.InvalidProblemError, "parameters: got offset beside"),
 ]
 
 
@@ -162,6 +203,140 @@ def test_errors(make: Callable[[], Any], error: type[Exception], text: str) -> N
     with pytest.raises(error, match=text) as caught:
         make()
     assert isinstance(caught.value, TypeError if error is errors.DTypeError else ValueError)
+
+
+def test_a_learned_parameter_is_refused_in_one_line_with_a_way_out() -> None:
+    with pytest.raises(errors.DTypeError) as caught:
+        Activation("swish", beta=torch.nn.Parameter(torch.full((30, 30), 1.5)))  # type: ignore[arg-type]
+    assert str(caught.value) == (
+        "Activation: beta: got a Parameter of shape [30, 30], want a number; parameters of kinds have no gradient, "
+        f"for one of your own see {OWN_ACTIVATION}"
+    )
+
+
+# --- texts ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", KINDS_AND_GATED, ids=str)
+def test_the_text_of_a_kind_means_it(kind: Activation | Gated) -> None:
+    assert type(kind)(str(kind)) == kind
+    assert nn.Experts(2, 2, 1, str(kind)).kind == kind
+    x = torch.linspace(-9, 9, 8)
+    if isinstance(kind, Gated):
+        assert nn.GatedActivation(str(kind)).kind == nn.GatedMLP(2, 2, str(kind)).kind == kind
+        assert_same_bits(forward.gated_activation(x, str(kind)), forward.gated_activation(x, kind))
+        selected = plan.GatedActivation.select(input_shape=(8,), kind=str(kind), dtype=torch.float32)
+    else:
+        assert nn.Linear(2, 2, activation=str(kind)).activation == nn.Activation(str(kind)).activation == kind
+        assert_same_bits(epigrad.activation(x, str(kind)), epigrad.activation(x, kind))
+        selected = plan.GemmEpilogue.select(m=1, n=1, k=1, activation=str(kind), dtype=torch.float32)
+    assert selected.sku.kind == str(kind)
+
+
+@pytest.mark.parametrize("value", [0.1, 1e-300, -1.5e300, 5e-324, 123456789.0, -2])
+def test_all_digits_of_a_parameter_survive_its_text(value: float) -> None:
+    kind = Activation("leaky_relu", slope=value)
+    assert Activation(str(kind)) == kind and Activation(str(kind)).parameters == {"slope": value}
+
+
+def test_a_checkpoint_with_kinds_loads_by_default(tmp_path: Path) -> None:
+    """As Lightning's, whose hyperparameters hold what a module was made with."""
+    torch.save({"hyper_parameters": KINDS_AND_GATED}, tmp_path / "checkpoint.pt")
+    assert torch.load(tmp_path / "checkpoint.pt", weights_only=True) == {"hyper_parameters": KINDS_AND_GATED}
+
+
+# --- modules and functions ------------------------------------------------------------------------
+
+CALLABLES: list[tuple[Any, Activation]] = [
+    (torch.nn.GELU(), Activation("gelu")),
+    (torch.nn.GELU(approximate="tanh"), Activation("gelu_tanh")),
+    (torch.nn.SiLU(), Activation("silu")),
+    (torch.nn.LeakyReLU(0.2), Activation("leaky_relu", slope=0.2)),
+    (torch.nn.Softplus(2, 15), Activation("softplus", beta=2, threshold=15)),
+    (torch.nn.Hardtanh(-2, 3), Activation("hardtanh", low=-2, high=3)),
+    (functional.gelu, Activation("gelu")),
+    (functional.silu, Activation("silu")),
+    (functional.leaky_relu, Activation("leaky_relu")),
+    (torch.tanh, Activation("tanh")),
+    (torch.sigmoid, Activation("sigmoid")),
+]
+
+
+@pytest.mark.parametrize(("given", "kind"), CALLABLES, ids=lambda one: getattr(one, "__name__", str(one)))
+def test_a_known_module_or_function_is_an_activation(given: Any, kind: Activation) -> None:
+    x, weight = torch.linspace(-4, 4, 15).reshape(5, 3), torch.eye(3)
+    assert Activation(given) == nn.Activation(given).activation == nn.Experts(2, 2, 1, given).kind == kind
+    for run in (epigrad.linear, forward.linear):
+        assert_same_bits(run(x, weight, None, given), run(x, weight, None, kind))
+    torch.testing.assert_close(epigrad.activation(x, given), given(x))
+    assert_same_bits(backward.activation_backward(x, x, given), backward.activation_backward(x, x, kind))
+    assert plan.GemmEpilogue.select(m=1, n=1, k=1, activation=given, dtype=torch.float32).sku.kind == str(kind)
+    layer = nn.Linear(2, 3, activation=given)
+    assert f"activation={str(kind)!r}" in repr(layer)
+    assert pickle.loads(pickle.dumps(layer)).activation == layer.activation == kind
+
+
+def test_every_default_of_a_known_function_is_that_of_epigrad() -> None:
+    x = torch.linspace(-30, 30, 601, dtype=torch.float64)
+    for function in callables.FUNCTIONS:
+        torch.testing.assert_close(epigrad.activation(x, function), function(x), rtol=1e-12, atol=1e-14)
+
+
+def test_activations_of_transformers_are_known() -> None:
+    from transformers.activations import ACT2FN
+
+    for name in ("gelu", "gelu_new", "gelu_pytorch_tanh", "quick_gelu", "relu2", "silu", "mish", "linear", "relu6"):
+        assert Activation(ACT2FN[name]) == Activation(name), name
+
+
+def test_a_module_is_looked_at_again_at_each_call() -> None:
+    """A call is kept by its kind, and a module may change."""
+    module, x = torch.nn.LeakyReLU(0.2), torch.linspace(-4, 4, 15)
+    assert_same_bits(epigrad.activation(x, module), functional.leaky_relu(x, 0.2))
+    module.negative_slope = 0.5
+    assert_same_bits(epigrad.activation(x, module), functional.leaky_relu(x, 0.5))
+    module.register_forward_hook(lambda *_: None)
+    with pytest.raises(errors.InvalidProblemError, match="activation: activation: the LeakyReLU has hooks"):
+        epigrad.activation(x, module)
+
+
+class OtherGELU(torch.nn.GELU):
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        return input
+
+
+def with_forward(module: torch.nn.Module) -> torch.nn.Module:
+    module.forward = lambda input: input  # type: ignore[method-assign]
+    return module
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        (torch.sin, "the function sin, want one of"),
+        (lambda x: x, "the function <lambda>, want one of"),
+        (torch.nn.Tanhshrink(), "a module torch.nn.modules.activation.Tanhshrink, want one of"),
+        (torch.nn.GELU, "the class .*GELU, want .*it is a class: give an instance, or 'gelu'"),
+        (OtherGELU(), "a subclass of GELU may compute something else: if it does not, give 'gelu'"),
+        (torch.nn.PReLU(), "'prelu' has weights: epigrad.prelu or epigrad.nn.PReLU"),
+        (functional.prelu, "'prelu' has weights: epigrad.prelu or epigrad.nn.PReLU"),
+        ("sin", "'sin', want one of"),
+    ],
+    ids=["sin", "lambda", "Tanhshrink", "class", "subclass", "PReLU", "prelu", "name"],
+)
+def test_an_unknown_activation_leads_to_the_page_on_own_ones(given: Any, text: str) -> None:
+    x = torch.ones(2, 2)
+    for run in (lambda: epigrad.linear(x, x, None, given), lambda: nn.Linear(2, 2, activation=given)):
+        with pytest.raises(errors.InvalidProblemError, match=rf"[Ll]inear: activation: .*{text}") as caught:
+            run()
+        assert str(caught.value).endswith(f"see {OWN_ACTIVATION}")
+    with pytest.raises(errors.InvalidProblemError, match=f"Experts: kind: .*{OWN_ACTIVATION}$"):
+        nn.Experts(2, 2, 1, given)
+
+
+def test_a_module_with_a_forward_of_its_own_is_refused() -> None:
+    with pytest.raises(errors.InvalidProblemError, match="the SiLU has a forward on the instance"):
+        Activation(with_forward(torch.nn.SiLU()))
 
 
 def test_operators_refuse_values_that_make_no_sense() -> None:

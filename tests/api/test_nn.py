@@ -363,6 +363,18 @@ def test_unknown_names_are_refused_by_the_constructor(construct: Callable[[], nn
         (lambda: epigrad.nn.Linear(8, 3, "swish"), 'Linear: bias: got "swish", want a bool; give activation="swish"'),
         (lambda: epigrad.nn.Linear(8, 3, 1), "Linear: bias: got 1, want a bool"),
         (lambda: epigrad.nn.MLP(8, 3, "relu", "gelu"), 'MLP: bias: got "gelu", want a bool'),
+        (
+            lambda: epigrad.nn.Linear(8, 3, torch.nn.GELU()),
+            "Linear: bias: got a module torch.nn.modules.activation.GELU, want a bool; give it as activation",
+        ),
+        (
+            lambda: epigrad.nn.GatedMLP(8, 3, "glu", "geglu"),
+            'GatedMLP: bias: got "geglu", want a bool; give kind="geglu"',
+        ),
+        (
+            lambda: epigrad.nn.Experts(8, 3, 2, "glu", "relu"),
+            'Experts: bias: got "relu", want a bool; give kind="relu"',
+        ),
         (lambda: epigrad.nn.GatedMLP(8, 3, "glu", None), "GatedMLP: bias: got None, want a bool"),
         (lambda: epigrad.nn.GatedMLP(8, 16.5), "GatedMLP: hidden_features: got 16.5, want an int"),
         (lambda: epigrad.nn.MLP("8", 16), "MLP: features: got '8', want an int"),

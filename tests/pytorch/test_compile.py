@@ -168,6 +168,32 @@ def test_wrong_calls_are_told_while_compiling() -> None:
             compiled(*arguments)
 
 
+class WithModule(nn.Module):
+    """A layer whose activation is a module, a function, and a text with parameters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.act = nn.LeakyReLU(0.2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = epigrad.linear(x, x, None, self.act) + epigrad.activation(x, torch.tanh)
+        return y + epigrad.activation(x, "leaky_relu(slope=0.5)") * epigrad.activation(
+            x, epigrad.Activation("softplus(beta=2)")
+        )
+
+
+def test_modules_functions_and_texts_are_activations_while_compiling() -> None:
+    model, x = WithModule(), torch.linspace(-2, 2, 16).reshape(4, 4)
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    assert_same_bits(compiled(x), model(x))
+    model.act.negative_slope = 0.7
+    assert_same_bits(compiled(x), model(x))
+    traced = torch.fx.symbolic_trace(model)
+    assert_same_bits(traced(x), model(x))
+    with pytest.raises(Exception, match="the function sin, want one of"):
+        torch.compile(lambda x: epigrad.activation(x, torch.sin), fullgraph=True, backend="aot_eager")(x)
+
+
 class LinearGELU(torch.autograd.Function):
     """A function of the user's own."""
 

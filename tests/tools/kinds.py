@@ -223,6 +223,12 @@ Written by `python -m tests.tools.kinds`. Every function, module, plan and opera
 every backend. A name alone has the default parameters. `epigrad.Activation(name, **parameters)` and
 `epigrad.Gated(name, **parameters)` have others. Parameters are data to the kernels: no kernel is compiled for a value.
 
+A text with numbers means the same, as in `"leaky_relu(slope=0.2)"`: `str(kind)` prints it, and configuration files can
+hold it. An activation may also be a module or a function of PyTorch, transformers or timm that computes one of the
+table, such as `torch.nn.GELU(approximate="tanh")`, `torch.tanh` or a module of `ACT2FN`. It is read, not called: a
+subclass and a module with hooks are errors. [An activation that epigrad
+lacks](https://epigrad.github.io/epigrad/howto/own-activation.html) has ways to compute others.
+
 ![Value and slope of each activation](results/kinds.png)
 
 ## Activations

@@ -4,6 +4,7 @@ In reading order:
 
     call         one call of an operation: everything but its tensors
     values       classes whose instances never change
+    callables    which activation a module or a function computes
     tables       what Python knows of the core without loading it
     loader       loads the core on first use
     blocks       what the open ``with`` blocks of a thread chose

@@ -77,7 +77,7 @@ class Call(_Fields):
         return Gated.of(self.op, self.kind, self.parameters)
 
 
-def activation_call(op: str, activation: str | Activation | None, backend: str | None) -> Call:
+def activation_call(op: str, activation: Any, backend: str | None) -> Call:
     """The call of an operation with the activation that a caller means."""
     act = activation_of(op, activation)
     return Call(op, act.name, arguments_of(act), 0, 0, False, backend)
@@ -102,7 +102,7 @@ def call_of(make: Callable[..., Call], *arguments: Any) -> Call:
     """`activation_call` or one like it, which give one call for equal arguments, in the mode that
     this thread is in.
     """
-    if is_dynamo_compiling():
+    if is_dynamo_compiling() or callable(arguments[1]):  # a module, which may change between calls
         call = make(*arguments)
     else:
         try:

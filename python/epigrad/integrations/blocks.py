@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.compiler import is_compiling
 
 from epigrad import errors, functional, kinds
+from epigrad._core.callables import activation_of_function, fixed
 from epigrad._core.projections import class_name, held_back, weight_and_bias, why_called
 from epigrad._core.tables import GATED_KINDS
 from epigrad._core.torch_state import constant_to_dynamo
@@ -23,9 +24,7 @@ from epigrad.integrations.layers import (
     Given,
     Step,
     activation_of,
-    activation_of_function,
     attribute,
-    fixed,
     passes,
     steps,
 )

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from epigrad._core.callables import FUNCTIONS, activation_of_function
 from epigrad.integrations.expressions import (
     NODES,
     Applied,
@@ -36,7 +37,7 @@ from epigrad.integrations.expressions import (
     Shifted,
     used,
 )
-from epigrad.integrations.layers import FUNCTIONS, Cast, Given, activation_of_function
+from epigrad.integrations.layers import Cast, Given
 from epigrad.integrations.sources import Unknown, definition
 
 __all__ = ["Body", "fingerprint", "read"]

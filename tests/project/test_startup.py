@@ -30,6 +30,21 @@ print(*sorted(name for name in set(sys.modules) - before if name.partition(".")[
     assert run_script(script) == ""
 
 
+def test_a_second_import_says_that_there_is_one_in_a_process() -> None:
+    script = """
+import sys, epigrad
+for name in [name for name in sys.modules if name.split(".")[0] == "epigrad"]:
+    del sys.modules[name]
+for _ in range(2):
+    try:
+        import epigrad
+    except ImportError as error:
+        print(error)
+"""
+    told = run_script(script).splitlines()
+    assert len(told) == 2 and all(line.startswith("epigrad: imported a second time in one process") for line in told)
+
+
 def test_a_process_times_its_first_steps() -> None:
     seconds, threads, version = json.loads(run_script(startup.script()))
     assert len(seconds) == len(startup.STEPS) and all(second > 0 for second in seconds)

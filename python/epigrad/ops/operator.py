@@ -223,9 +223,21 @@ def plain(*tensors: Tensor | None) -> Tensors:
 
 
 def register(operators: Iterable[Operator]) -> Any:
-    """Define the operators. They exist for as long as the library that is returned."""
+    """Define the operators. They exist for as long as the library that is returned.
+
+    Raises:
+        ImportError: the package's modules were dropped from `sys.modules` and imported again. The
+            operators could be defined anew, but not what torch.compile, DTensor and the counters of
+            FLOPs keep of the old ones.
+    """
     make: Callable[..., Any] = torch.library.Library
-    defined = make("epigrad", "DEF")
+    try:
+        defined = make("epigrad", "DEF")
+    except RuntimeError as error:
+        raise ImportError(
+            "epigrad: imported a second time in one process, want it left in sys.modules: PyTorch, torch.compile and "
+            "the core keep what the first import gave them"
+        ) from error
     # Kernels take any strides, so Inductor need not copy operands into a layout.
     tags = (torch.Tag.pt2_compliant_tag, torch.Tag.flexible_layout)
     for operator in operators:

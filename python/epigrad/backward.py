@@ -14,7 +14,7 @@ from epigrad._core import selection
 from epigrad._core.call import Call, activation_call, call_of, experts_call, gated_call
 from epigrad._core.checks import check_out, check_tensors, finite, lerp_weight, needs_mask, out_tensors
 from epigrad._core.stateless import launch_into, launch_one
-from epigrad.kinds import Activation, Gated
+from epigrad.kinds import ActivationLike, Gated
 from epigrad.webgpu import Data
 
 __all__ = [
@@ -43,7 +43,7 @@ def matmul_bias_activation_backward(
     a: Data,
     b: Data,
     bias: Data | None = None,
-    activation: str | Activation | None = "none",
+    activation: ActivationLike = "none",
     *,
     preactivation: Data | None = None,
     output: Data | None = None,
@@ -104,7 +104,7 @@ def linear_backward(
     input: Data,
     weight: Data,
     bias: Data | None = None,
-    activation: str | Activation | None = "none",
+    activation: ActivationLike = "none",
     *,
     preactivation: Data | None = None,
     output: Data | None = None,
@@ -160,9 +160,7 @@ def linear_backward(
     )
 
 
-def activation_backward(
-    grad_output: Data, input: Data, activation: str | Activation | None, *, out: Data | None = None
-) -> Data:
+def activation_backward(grad_output: Data, input: Data, activation: ActivationLike, *, out: Data | None = None) -> Data:
     """Compute the gradient of ``act(input)``: ``grad_output * act'(input)``.
 
     Args:
@@ -506,7 +504,7 @@ def mlp_backward(
     bias1: Data | None,
     weight2: Data,
     bias2: Data | None,
-    activation: str | Activation | None = "gelu_tanh",
+    activation: ActivationLike = "gelu_tanh",
     *,
     preactivation: Data | None = None,
     needs: Sequence[bool] = (True,) * 5,
@@ -629,7 +627,7 @@ def grouped_linear_backward(
     input: Data,
     weight: Data,
     bias: Data | None = None,
-    activation: str | Activation | None = "none",
+    activation: ActivationLike = "none",
     *,
     offsets: Data,
     preactivation: Data | None = None,
@@ -693,7 +691,7 @@ def experts_backward(
     bias_in: Data | None,
     weight_out: Data,
     bias_out: Data | None,
-    kind: str | Gated | Activation | None = "swiglu",
+    kind: ActivationLike | Gated = "swiglu",
     *,
     gate: str = "second",
     preactivation: Data | None = None,
@@ -768,7 +766,7 @@ def _gemm_backward(
     op: str,
     names: tuple[str, str, str],
     inputs: tuple[Data | None, ...],
-    activation: str | Activation | None,
+    activation: ActivationLike,
     needs: Sequence[bool],
     out: Sequence[Data | None],
     accumulate: bool,

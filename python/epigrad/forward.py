@@ -12,7 +12,7 @@ from epigrad._core import selection
 from epigrad._core.call import Call, activation_call, call_of, experts_call, gated_call
 from epigrad._core.checks import check_out, check_tensors, finite, lerp_weight
 from epigrad._core.stateless import launch_into, launch_one
-from epigrad.kinds import Activation, Gated
+from epigrad.kinds import ActivationLike, Gated
 from epigrad.webgpu import Data
 
 __all__ = [
@@ -37,7 +37,7 @@ def matmul_bias_activation(
     a: Data,
     b: Data,
     bias: Data | None = None,
-    activation: str | Activation | None = "none",
+    activation: ActivationLike = "none",
     *,
     return_preactivation: Literal[False] = False,
     out: Data | None = None,
@@ -47,7 +47,7 @@ def matmul_bias_activation(
     a: Data,
     b: Data,
     bias: Data | None = None,
-    activation: str | Activation | None = "none",
+    activation: ActivationLike = "none",
     *,
     return_preactivation: Literal[True],
     out: Data | None = None,
@@ -56,7 +56,7 @@ def matmul_bias_activation(
     a: Data,
     b: Data,
     bias: Data | None = None,
-    activation: str | Activation | None = "none",
+    activation: ActivationLike = "none",
     *,
     return_preactivation: bool = False,
     out: Data | None = None,
@@ -100,7 +100,7 @@ def linear(
     input: Data,
     weight: Data,
     bias: Data | None = None,
-    activation: str | Activation | None = "none",
+    activation: ActivationLike = "none",
     *,
     return_preactivation: Literal[False] = False,
     out: Data | None = None,
@@ -110,7 +110,7 @@ def linear(
     input: Data,
     weight: Data,
     bias: Data | None = None,
-    activation: str | Activation | None = "none",
+    activation: ActivationLike = "none",
     *,
     return_preactivation: Literal[True],
     out: Data | None = None,
@@ -119,7 +119,7 @@ def linear(
     input: Data,
     weight: Data,
     bias: Data | None = None,
-    activation: str | Activation | None = "none",
+    activation: ActivationLike = "none",
     *,
     return_preactivation: bool = False,
     out: Data | None = None,
@@ -155,7 +155,7 @@ def linear(
     return _with_preactivation(call, (input, weight, bias), return_preactivation, out)
 
 
-def activation(input: Data, activation: str | Activation | None, *, out: Data | None = None) -> Data:
+def activation(input: Data, activation: ActivationLike, *, out: Data | None = None) -> Data:
     """Compute ``act(input)``, elementwise, without a graph.
 
     Args:
@@ -429,7 +429,7 @@ def mlp(
     bias1: Data | None,
     weight2: Data,
     bias2: Data | None,
-    activation: str | Activation | None = "gelu_tanh",
+    activation: ActivationLike = "gelu_tanh",
     *,
     return_preactivation: Literal[False] = False,
     out: Data | None = None,
@@ -441,7 +441,7 @@ def mlp(
     bias1: Data | None,
     weight2: Data,
     bias2: Data | None,
-    activation: str | Activation | None = "gelu_tanh",
+    activation: ActivationLike = "gelu_tanh",
     *,
     return_preactivation: Literal[True],
     out: Data | None = None,
@@ -452,7 +452,7 @@ def mlp(
     bias1: Data | None,
     weight2: Data,
     bias2: Data | None,
-    activation: str | Activation | None = "gelu_tanh",
+    activation: ActivationLike = "gelu_tanh",
     *,
     return_preactivation: bool = False,
     out: Data | None = None,
@@ -572,7 +572,7 @@ def grouped_linear(
     input: Data,
     weight: Data,
     bias: Data | None = None,
-    activation: str | Activation | None = "none",
+    activation: ActivationLike = "none",
     *,
     offsets: Data,
     return_preactivation: Literal[False] = False,
@@ -583,7 +583,7 @@ def grouped_linear(
     input: Data,
     weight: Data,
     bias: Data | None = None,
-    activation: str | Activation | None = "none",
+    activation: ActivationLike = "none",
     *,
     offsets: Data,
     return_preactivation: Literal[True],
@@ -593,7 +593,7 @@ def grouped_linear(
     input: Data,
     weight: Data,
     bias: Data | None = None,
-    activation: str | Activation | None = "none",
+    activation: ActivationLike = "none",
     *,
     offsets: Data,
     return_preactivation: bool = False,
@@ -646,7 +646,7 @@ def experts(
     bias_in: Data | None,
     weight_out: Data,
     bias_out: Data | None,
-    kind: str | Gated | Activation | None = "swiglu",
+    kind: ActivationLike | Gated = "swiglu",
     *,
     gate: str = "second",
     return_preactivation: Literal[False] = False,
@@ -661,7 +661,7 @@ def experts(
     bias_in: Data | None,
     weight_out: Data,
     bias_out: Data | None,
-    kind: str | Gated | Activation | None = "swiglu",
+    kind: ActivationLike | Gated = "swiglu",
     *,
     gate: str = "second",
     return_preactivation: Literal[True],
@@ -675,7 +675,7 @@ def experts(
     bias_in: Data | None,
     weight_out: Data,
     bias_out: Data | None,
-    kind: str | Gated | Activation | None = "swiglu",
+    kind: ActivationLike | Gated = "swiglu",
     *,
     gate: str = "second",
     return_preactivation: bool = False,

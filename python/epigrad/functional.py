@@ -36,7 +36,7 @@ from epigrad._core.torch_state import (
     is_traced,
     recorded,
 )
-from epigrad.kinds import Activation, Gated, activation_of, arguments_of, either_of, gated_of
+from epigrad.kinds import Activation, ActivationLike, Gated, activation_of, arguments_of, either_of, gated_of
 
 __all__ = [
     "activation",
@@ -59,7 +59,7 @@ def matmul_bias_activation(
     a: Tensor,
     b: Tensor,
     bias: Tensor | None = None,
-    activation: str | Activation | None = "none",
+    activation: ActivationLike = "none",
     *,
     save: str = "auto",
 ) -> Tensor:
@@ -102,7 +102,7 @@ def linear(
     input: Tensor,
     weight: Tensor,
     bias: Tensor | None = None,
-    activation: str | Activation | None = "none",
+    activation: ActivationLike = "none",
     *,
     save: str = "auto",
 ) -> Tensor:
@@ -137,7 +137,7 @@ def linear(
     return _gemm("linear", input, weight, bias, activation, save)
 
 
-def activation(input: Tensor, activation: str | Activation | None) -> Tensor:
+def activation(input: Tensor, activation: ActivationLike) -> Tensor:
     """Compute ``act(input)``, elementwise.
 
     Args:
@@ -430,7 +430,7 @@ def mlp(
     bias1: Tensor | None,
     weight2: Tensor,
     bias2: Tensor | None,
-    activation: str | Activation | None = "gelu_tanh",
+    activation: ActivationLike = "gelu_tanh",
     *,
     save: str = "auto",
 ) -> Tensor:
@@ -533,7 +533,7 @@ def grouped_linear(
     input: Tensor,
     weight: Tensor,
     bias: Tensor | None = None,
-    activation: str | Activation | None = "none",
+    activation: ActivationLike = "none",
     *,
     offsets: Tensor,
     save: str = "auto",
@@ -593,7 +593,7 @@ def experts(
     bias_in: Tensor | None,
     weight_out: Tensor,
     bias_out: Tensor | None,
-    kind: str | Gated | Activation | None = "swiglu",
+    kind: ActivationLike | Gated = "swiglu",
     *,
     gate: str = "second",
     save: str = "auto",
@@ -655,7 +655,7 @@ def experts(
     return _layers(Experts, call, records, tensors, save)
 
 
-def _gemm(op: str, a: Tensor, b: Tensor, bias: Tensor | None, activation: str | Activation | None, save: str) -> Tensor:
+def _gemm(op: str, a: Tensor, b: Tensor, bias: Tensor | None, activation: ActivationLike, save: str) -> Tensor:
     tensors = (a, b, bias)
     if is_dynamo_compiling() and (traced := _traced(op, tensors, activation, save=save)) is not None:
         return traced

@@ -20,7 +20,16 @@ from epigrad._core.tables import ACTIVATIONS, GATED_KINDS, PRESETS, ActivationRo
 from epigrad._core.torch_state import constant_to_dynamo
 from epigrad._core.values import immutable
 
-__all__ = ["Activation", "Gated", "activation_of", "arguments_of", "gated_of", "nearest", "unknown_name"]
+__all__ = [
+    "Activation",
+    "ActivationLike",
+    "Gated",
+    "activation_of",
+    "arguments_of",
+    "gated_of",
+    "nearest",
+    "unknown_name",
+]
 
 _Values: TypeAlias = dict[str, float | None]
 
@@ -199,6 +208,10 @@ class Activation(_Kind):
         return row, dict(values), {}
 
 
+ActivationLike: TypeAlias = str | Callable[..., Any] | Activation | None
+"""Whatever stands for an activation, as `Activation` lists it."""
+
+
 class Gated(_Kind):
     """A gated kind by its name, with its parameters; hashable, picklable and equal by value.
 
@@ -356,7 +369,7 @@ def arguments_of(kind: Activation | Gated) -> tuple[float, ...]:
     return () if list(kind.values) == _defaults(row) else kind.values
 
 
-def activation_of(op: str, given: str | Callable[..., Any] | Activation | None) -> Activation:
+def activation_of(op: str, given: ActivationLike) -> Activation:
     """The activation that a caller means."""
     if isinstance(given, Activation):
         return given
@@ -376,7 +389,7 @@ def gated_of(op: str, given: str | Gated) -> Gated:
         return Gated.read(op, given)
 
 
-def either_of(op: str, given: str | Callable[..., Any] | Activation | Gated | None) -> Activation | Gated:
+def either_of(op: str, given: ActivationLike | Gated) -> Activation | Gated:
     """The gated kind or the activation that a caller means, where both make sense; None is the
     activation "none"."""
     if given is None:

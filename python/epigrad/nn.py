@@ -13,7 +13,7 @@ from epigrad import errors, functional, kinds
 from epigrad._core.call import dim_index, gate_place
 from epigrad._core.checks import check_save, finite
 from epigrad._core.projections import any_global_hook, held_back, weight_and_bias
-from epigrad.kinds import Gated, activation_of, either_of, gated_of, nearest, shown
+from epigrad.kinds import ActivationLike, Gated, activation_of, either_of, gated_of, nearest, shown
 
 __all__ = ["MLP", "XIELU", "Activation", "Experts", "GatedActivation", "GatedMLP", "Lerp", "Linear", "PReLU"]
 
@@ -116,7 +116,7 @@ class Linear(nn.Module):
         in_features: int,
         out_features: int,
         bias: bool = True,
-        activation: str | kinds.Activation | None = "none",
+        activation: ActivationLike = "none",
         *,
         save: str = "auto",
         device: torch.device | str | None = None,
@@ -177,7 +177,7 @@ class Activation(nn.Module):
 
     def __init__(
         self,
-        name: str | kinds.Activation | None,
+        name: ActivationLike,
         *,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
@@ -280,7 +280,7 @@ class MLP(nn.Module):
         self,
         features: int,
         hidden_features: int,
-        activation: str | kinds.Activation | None = "gelu_tanh",
+        activation: ActivationLike = "gelu_tanh",
         bias: bool = True,
         *,
         save: str = "auto",
@@ -445,7 +445,7 @@ class Experts(nn.Module):
         features: int,
         hidden_features: int,
         num_experts: int,
-        kind: str | Gated | kinds.Activation | None = "swiglu",
+        kind: ActivationLike | Gated = "swiglu",
         bias: bool = False,
         gate: str = "second",
         *,

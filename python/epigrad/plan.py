@@ -23,7 +23,7 @@ from epigrad._core.checks import check_tensors, lerp_weight, refuse_graph, refus
 from epigrad._core.stateless import mark_written
 from epigrad._core.torch_state import is_traced
 from epigrad._core.values import immutable
-from epigrad.kinds import Activation, Gated, activation_of, arguments_of, gated_of
+from epigrad.kinds import ActivationLike, Gated, activation_of, arguments_of, gated_of
 
 __all__ = [
     "GatedActivation",
@@ -235,7 +235,7 @@ class _Gemm(_Plan):
         k: int,
         batch: int | Sequence[int] = (),
         b_batched: bool = False,
-        activation: str | Activation | None = "none",
+        activation: ActivationLike = "none",
         dtype: torch.dtype,
         device: str | torch.device = "cpu",
         lda: int | None = None,

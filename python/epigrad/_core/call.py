@@ -12,7 +12,7 @@ from torch.compiler import is_dynamo_compiling
 from epigrad import errors
 from epigrad._core import invariance
 from epigrad._core.values import immutable
-from epigrad.kinds import Activation, Gated, activation_of, arguments_of, either_of, gated_of
+from epigrad.kinds import Activation, ActivationLike, Gated, activation_of, arguments_of, either_of, gated_of
 
 GATE_NAMES = ("second", "first", "odd", "even")
 """Where the gates are: the second half, the first, or every other one; in epigrad.h's order."""
@@ -77,7 +77,7 @@ class Call(_Fields):
         return Gated.of(self.op, self.kind, self.parameters)
 
 
-def activation_call(op: str, activation: Any, backend: str | None) -> Call:
+def activation_call(op: str, activation: ActivationLike, backend: str | None) -> Call:
     """The call of an operation with the activation that a caller means."""
     act = activation_of(op, activation)
     return Call(op, act.name, arguments_of(act), 0, 0, False, backend)
@@ -89,7 +89,7 @@ def gated_call(op: str, kind: str | Gated, dim: int, gate: str, backend: str | N
     return Call(op, gated.name, arguments_of(gated), dim_index(op, dim), gate_place(op, gate), False, backend)
 
 
-def experts_call(op: str, kind: str | Activation | Gated, gate: str, backend: str | None) -> Call:
+def experts_call(op: str, kind: ActivationLike | Gated, gate: str, backend: str | None) -> Call:
     """The call of an operation with a gated kind or an activation that a caller means."""
     found = either_of(op, kind)
     return Call(op, found.name, arguments_of(found), 0, gate_place(op, gate), False, backend)

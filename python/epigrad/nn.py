@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from epigrad import errors, functional, kinds
 from epigrad._core.call import dim_index, gate_place
 from epigrad._core.checks import check_save, finite
-from epigrad._core.projections import any_global_hook, held_back, weight_and_bias
+from epigrad._core.projections import held_back, is_watched, weight_and_bias
 from epigrad.kinds import ActivationLike, Gated, activation_of, either_of, gated_of, nearest, shown
 
 __all__ = ["MLP", "XIELU", "Activation", "Experts", "GatedActivation", "GatedMLP", "Lerp", "Linear", "PReLU"]
@@ -306,7 +306,7 @@ class MLP(nn.Module):
     def forward(self, input: Tensor) -> Tensor:
         """Apply the block to ``[..., features]``."""
         up, down = self.up, self.down
-        if any_global_hook() or held_back(self, "up"):
+        if is_watched(input) or held_back(self, "up"):
             hidden = functional.activation(up(input), self.activation)
         elif held_back(self, "down"):
             hidden = functional.linear(input, *weight_and_bias(self, "up"), self.activation, save=self.save)
@@ -384,7 +384,7 @@ class GatedMLP(nn.Module):
     def forward(self, input: Tensor) -> Tensor:
         """Apply the block to ``[..., features]``."""
         up, down = self.up, self.down
-        if any_global_hook() or held_back(self, "up") or held_back(self, "down"):
+        if is_watched(input) or held_back(self, "up") or held_back(self, "down"):
             hidden = up(input)
             _check_shard(up, hidden, self.gate)
             out: Tensor = down(functional.gated_activation(hidden, self.kind, gate=self.gate))

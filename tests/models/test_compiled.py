@@ -9,6 +9,7 @@ import pytest
 import torch
 from epigrad.integrations.transformers import patch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from tests.support import models
 from tests.support.models import MODELS
@@ -54,6 +55,38 @@ def test_blocks_compile_without_graph_breaks(name: str) -> None:
         assert_same(compiled, own, own, hidden(2, length))
     # a static one, then a dynamic one
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] <= 2
+
+
+@pytest.mark.parametrize(("owner", "name"), [(nn.Linear, "forward"), (nn.functional, "linear")])
+def test_compiled_blocks_do_not_pass_over_a_replaced_layer(
+    owner: Any, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Replaced before the first call; what Dynamo sees of later changes is up to it."""
+    patched, unpatched = pair("llama")
+    own = getattr(owner, name)
+    monkeypatch.setattr(owner, name, lambda *arguments, **named: own(*arguments, **named) + 1)
+    compiled: Any = torch.compile(patched, fullgraph=True, backend="aot_eager")
+    x = hidden(2, 5)
+    torch.testing.assert_close(compiled(x), unpatched(x))
+
+
+def test_compiled_blocks_under_a_mode_call_their_layers() -> None:
+    class Watching(TorchFunctionMode):
+        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            return func(*args, **(kwargs or {}))
+
+    patched, _ = pair("llama")
+    graphs: list[torch.fx.GraphModule] = []
+
+    def backend(graph: torch.fx.GraphModule, example: Any) -> Any:
+        graphs.append(graph)
+        return graph
+
+    compiled: Any = torch.compile(patched, fullgraph=True, backend=backend)
+    with Watching():
+        compiled(hidden(2, 5))
+    compiled(hidden(2, 5))
+    assert ["epigrad" in graph.code for graph in graphs] == [False, True]
 
 
 def test_a_whole_model_compiles() -> None:

@@ -22,6 +22,7 @@ from epigrad.integrations.patching import Patched
 from epigrad.integrations.transformers import patch, unpatch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
+from torch.overrides import TorchFunctionMode
 from torch.profiler import ProfilerActivity, profile
 
 from tests.support import models
@@ -315,6 +316,79 @@ CHANGES: dict[str, tuple[Callable[[Any], nn.Module], str]] = {
     "hooked": (hooked, "fc1 has hooks"),
     "replaced": (replaced, "fc1 has a forward on the instance"),
 }
+
+
+class Plain(nn.Module):
+    """A block whose forward names a function, beside one whose activation is a module."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc1, self.fc2 = nn.Linear(models.FEATURES, models.HIDDEN), nn.Linear(models.HIDDEN, models.FEATURES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc2(nn.functional.gelu(self.fc1(x)))
+
+
+REPLACED: dict[str, tuple[Any, str, str]] = {
+    "the forward of Linear": (nn.Linear, "forward", "fc1 is a .*Linear, whose forward a program has replaced"),
+    "linear": (nn.functional, "linear", "a program has replaced torch.nn.functional.linear"),
+    "the forward of GELU": (nn.GELU, "forward", "act is a .*GELU, whose forward a program has replaced"),
+    "gelu": (nn.functional, "gelu", "a program has replaced torch.nn.functional.gelu"),
+    "the forward of a block": (Plain, "forward", ""),
+}
+
+
+@pytest.mark.parametrize("what", REPLACED)
+def test_what_a_program_replaces_for_all_layers_is_not_passed_over(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A web UI's adapters act by `torch.nn.Linear.forward`, and the layers keep their class."""
+    torch.manual_seed(0)
+    want_model = nn.ModuleList([models.make("timm", torch.float32).get_submodule(MODELS["timm"].block), Plain()])
+    got_model = copy.deepcopy(want_model)
+    assert len(patch(got_model).patched) == 2
+    owner, name, reason = REPLACED[what]
+    own, x = getattr(owner, name), torch.randn(3, models.FEATURES)
+    with monkeypatch.context() as changed:
+        changed.setattr(owner, name, lambda *arguments, **named: own(*arguments, **named) + 1)
+        for got, want in zip(got_model, want_model, strict=True):
+            torch.testing.assert_close(got(x), want(x))
+        assert re.search(reason, str(patch(got_model)))
+    assert len(patch(got_model).patched) == 2
+
+
+class Changing(TorchFunctionMode):
+    """A mode under which linear layers give something else."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        return out + 1 if func is nn.functional.linear else out
+
+
+class Changed(Tensor):
+    """A tensor of which linear layers give something else."""
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = super().__torch_function__(func, types, args, kwargs or {})
+        return super().__torch_function__(Tensor.add, types, (out, 1)) if func is nn.functional.linear else out
+
+
+@pytest.mark.parametrize("name", ["llama", "phi"])
+def test_modes_and_tensors_with_functions_of_their_own_see_the_layers(name: str) -> None:
+    want, got = (models.make(name, torch.float32).get_submodule(MODELS[name].block) for _ in range(2))
+    patch(got)
+    x = torch.randn(3, models.FEATURES)
+    with Changing():
+        changed = got(x), want(x)
+    torch.testing.assert_close(*changed)
+    torch.testing.assert_close(got(x.as_subclass(Changed)), want(x.as_subclass(Changed)))
+
+
+def test_a_default_device_does_not_keep_epigrad_away() -> None:
+    block = models.make("llama", torch.float32).get_submodule("model.layers.0.mlp")
+    patch(block)
+    with torch.device("cpu"), profile(activities=[ProfilerActivity.CPU]) as run:
+        block(torch.randn(3, models.FEATURES))
+    assert "epigrad::gated_linear" in {event.name for event in run.events() or ()}
 
 
 @pytest.mark.parametrize("when", ["before", "after"])

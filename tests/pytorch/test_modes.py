@@ -3,6 +3,7 @@ subclasses, CUDA graphs."""
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 import io
@@ -14,6 +15,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -197,3 +199,36 @@ def test_a_cuda_graph_replays_forward_and_backward(op: str, device: str) -> None
 
 def test_every_function_is_here() -> None:
     assert set(NAMES) == set(FUNCTIONS)
+
+
+class Changing(TorchFunctionMode):
+    """A mode under which linear layers give something else."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        return out + 1 if func is nn.functional.linear else out
+
+
+@pytest.mark.parametrize("how", ["the forward of Linear", "linear", "a mode"])
+@pytest.mark.parametrize("name", ["MLP", "GatedMLP"])
+def test_what_changes_all_linear_layers_changes_those_of_blocks(
+    name: str, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    block, x = MODULES[name](), torch.randn(3, 4)
+    plain = block(x)
+    with contextlib.ExitStack() as changed:
+        if how == "a mode":
+            changed.enter_context(Changing())
+        else:
+            owner: Any = nn.functional if how == "linear" else nn.Linear
+            attribute = "linear" if how == "linear" else "forward"
+            own = getattr(owner, attribute)
+            monkeypatch.setattr(owner, attribute, lambda *arguments: own(*arguments) + 1)
+        hidden = block.up(x)
+        if name == "MLP":
+            hidden = epigrad.activation(hidden, block.activation)
+        else:
+            hidden = epigrad.gated_activation(hidden, block.kind, gate=block.gate)
+        assert_same_bits(block(x).detach(), block.down(hidden).detach())
+    monkeypatch.undo()
+    assert_same_bits(block(x).detach(), plain.detach())

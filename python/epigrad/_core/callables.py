@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.compiler import is_compiling
 
-from epigrad._core.projections import full_name
+from epigrad._core.projections import full_name, own_functions
 from epigrad._core.torch_state import constant_to_dynamo
 
 _TRANSFORMERS = "transformers.activations"
@@ -60,22 +60,27 @@ MODULES = {
 `FastGELUActivation` is not here: its constant has ten digits.
 """
 
+OWN = own_functions(
+    "celu",
+    "elu",
+    "gelu",
+    "hardsigmoid",
+    "hardswish",
+    "hardtanh",
+    "leaky_relu",
+    "mish",
+    "relu",
+    "relu6",
+    "selu",
+    "sigmoid",
+    "silu",
+    "softplus",
+    "tanh",
+)
+"""PyTorch's functions, by the names of their activations."""
+
 FUNCTIONS: dict[Any, str] = {
-    nn.functional.celu: "celu",
-    nn.functional.elu: "elu",
-    nn.functional.gelu: "gelu",
-    nn.functional.hardsigmoid: "hardsigmoid",
-    nn.functional.hardswish: "hardswish",
-    nn.functional.hardtanh: "hardtanh",
-    nn.functional.leaky_relu: "leaky_relu",
-    nn.functional.mish: "mish",
-    nn.functional.relu: "relu",
-    nn.functional.relu6: "relu6",
-    nn.functional.selu: "selu",
-    nn.functional.sigmoid: "sigmoid",
-    nn.functional.silu: "silu",
-    nn.functional.softplus: "softplus",
-    nn.functional.tanh: "tanh",
+    **{function: name for name, function in OWN.items() if function is not None},
     torch.celu: "celu",
     torch.relu: "relu",
     torch.selu: "selu",

@@ -26,6 +26,7 @@ from epigrad.integrations.layers import (
     activation_of,
     attribute,
     passes,
+    replaced_function,
     steps,
 )
 
@@ -68,7 +69,7 @@ class Gate:
             return ", ".join(
                 f"{name} is {value!r}" for name, value in zip(self._names(), self._values(module), strict=True)
             )
-        return ""
+        return replaced_function(GATED_KINDS[self.kind].activation) if self.kind else ""
 
 
 @constant_to_dynamo
@@ -116,7 +117,7 @@ def activation_obstacle(module: nn.Module, name: str, gated: bool) -> str:
     layer = module._modules.get(name)
     if layer is not None and (reason := why_called(layer)):
         return f"{name} {reason}"
-    return ""
+    return replaced_function(activation)
 
 
 def _what(module: nn.Module, name: str) -> str:
@@ -282,6 +283,8 @@ class Plain:
 
     def obstacle(self, module: nn.Module) -> str:
         if self.activation and (reason := activation_obstacle(module, self.activation, gated=False)):
+            return reason
+        if self.function and (reason := replaced_function(self.function)):
             return reason
         return held_back(module, self.up)
 

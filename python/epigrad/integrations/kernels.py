@@ -34,7 +34,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from epigrad import errors, functional
-from epigrad._core.projections import any_global_hook, replaced, why_called
+from epigrad._core.projections import is_watched, replaced, why_called
 from epigrad._core.tables import GATED_KINDS
 from epigrad.integrations.blocks import Gate, Gated, activation_in, kind_of_gate
 
@@ -72,8 +72,8 @@ _BLOCKS = {
 def _mlp(name: str, named: str) -> type[nn.Module]:
     def forward(self: nn.Module, x: Tensor) -> Tensor:
         kind = _kind_by_act_fn(self) if hasattr(self, "act_fn") else named
-        # Hooks on all modules are to see the projections too.
-        if kind is None or any_global_hook():
+        # Hooks on all modules, and modes, are to see the projections too.
+        if kind is None or is_watched(x):
             output: Tensor = type(self).forward(self, x)
             return output
         return _BLOCKS[kind].forward(self, x)

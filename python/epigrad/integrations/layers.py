@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from epigrad import errors
-from epigrad._core.callables import computed_by
+from epigrad._core.callables import OWN, computed_by
 from epigrad._core.projections import why_called
 from epigrad._core.tables import ACTIVATIONS as ACTIVATION_ROWS
 from epigrad._core.torch_state import constant_to_dynamo
@@ -36,6 +36,20 @@ def _with_values(name: str, *values: float) -> Activation | None:
         )
     except errors.EpigradError:
         return None
+
+
+_CALLED = {"gelu_tanh": "gelu", "relu2": "relu"}
+"""What modules call for activations that PyTorch has no function of that name for."""
+
+
+@constant_to_dynamo
+def replaced_function(activation: str | Activation) -> str:
+    """Why an activation's function is not what epigrad computes; empty if it is."""
+    name = activation if isinstance(activation, str) else activation.name
+    name = _CALLED.get(name, name)
+    if name in OWN and nn.functional.__dict__[name] is not OWN[name]:
+        return f"a program has replaced torch.nn.functional.{name}"
+    return ""
 
 
 # --- what is between the projections --------------------------------------------------------------

@@ -20,7 +20,7 @@ from typing import Any
 from torch import nn
 
 from epigrad import errors
-from epigrad._core.projections import any_global_hook, class_name, replaced
+from epigrad._core.projections import class_name, is_watched, replaced
 from epigrad._core.values import immutable
 from epigrad.integrations import experts
 from epigrad.integrations.blocks import Block
@@ -196,10 +196,11 @@ def _made(original: type[Any], block: Block) -> type[Any]:
 
     @functools.wraps(own_forward)
     def forward(self: nn.Module, *arguments: Any, **named: Any) -> Any:
-        # Hooks on all modules are to see the layers too.
-        if named or len(arguments) != 1 or any_global_hook() or block.obstacle(self):
-            return own_forward(self, *arguments, **named)
-        return block.forward(self, arguments[0])
+        # A program may have replaced the class's forward since. What watches is to see the layers.
+        as_before = not named and len(arguments) == 1 and original.forward is own_forward
+        if as_before and not is_watched(arguments[0]) and not block.obstacle(self):
+            return block.forward(self, arguments[0])
+        return original.forward(self, *arguments, **named)
 
     own = {"forward": forward, "epigrad_original": original, "epigrad_block": block}
     own |= {"__module__": __name__, "__doc__": original.__doc__}

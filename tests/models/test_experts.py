@@ -11,6 +11,7 @@ import pickle
 import re
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -34,7 +35,7 @@ from transformers.integrations import moe
 from tests.models import mixtures
 from tests.models.expert_parallel import CHECKS
 from tests.models.mixtures import EXPERTS, SPECIAL, Mixture
-from tests.support.processes import run_together
+from tests.support.processes import run_script, run_together
 from tests.support.repository import ROOT
 
 pytestmark = pytest.mark.usefixtures("_one_thread", "_registered")
@@ -254,6 +255,44 @@ def test_copies_are_switched_and_their_own(how: Callable[[Any], Any]) -> None:
     double = how(model)
     assert double.get_experts_implementation() == {"": "epigrad"} and len(unpatch(double)) == 2
     assert double.get_experts_implementation() == {"": "eager"}
+    assert model.get_experts_implementation() == {"": "epigrad"}
+
+
+def test_another_process_unpickles_what_epigrad_computes(tmp_path: Path) -> None:
+    """It has not imported epigrad, and a configuration has no more than a name."""
+    patched, chosen = mixtures.make("MixtralExperts"), mixtures.make("MixtralExperts")
+    patch(patched)
+    chosen.set_experts_implementation("epigrad")
+    chosen(torch.ones(1, 4, dtype=torch.long))
+    torch.save([patched, chosen], tmp_path / "models.pt")
+    script = f"""if True:
+        import torch
+        for model in torch.load({str(tmp_path / "models.pt")!r}, weights_only=False):
+            model(torch.ones(1, 4, dtype=torch.long))
+            print(model.get_experts_implementation())
+    """
+    assert run_script(script, timeout=300) == "{'': 'epigrad'}\n{'': 'epigrad'}"
+
+
+@pytest.mark.parametrize("first", ["epigrad", "transformers"])
+def test_importing_epigrad_registers_the_implementation(first: str) -> None:
+    second = {"epigrad": "transformers", "transformers": "epigrad"}[first]
+    script = f"""if True:
+        import sys, {first}
+        if {first!r} == "transformers":
+            import transformers.integrations.moe
+        assert ("transformers" in sys.modules) == ({first!r} == "transformers")
+        import {second}
+        from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
+        print("epigrad" in ALL_EXPERTS_FUNCTIONS.valid_keys())
+    """
+    assert run_script(script, timeout=300) == "True"
+
+
+def test_a_part_of_a_model_says_that_its_configuration_is_shared() -> None:
+    model = mixtures.make("MixtralExperts")
+    (told,) = patch(model.model.layers[0]).patched.values()
+    assert told == "MixtralExperts by experts swiglu, as are now all experts with its configuration"
     assert model.get_experts_implementation() == {"": "epigrad"}
 
 

@@ -2,7 +2,7 @@
 
 transformers calls a function that is registered by a name, with a module of experts, tokens and the
 routing. It is chosen by the module's configuration, so that one setting is that of all experts with
-this configuration.
+this configuration. Importing this registers ``"epigrad"`` once transformers is imported.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.compiler import is_compiling
 
 from epigrad import errors, functional
 from epigrad._core.projections import class_name, why_called
@@ -22,6 +23,7 @@ from epigrad._core.torch_state import autocasts, constant_to_dynamo
 from epigrad.integrations.blocks import activation_in, activation_obstacle
 from epigrad.integrations.gates import form_of
 from epigrad.kinds import Activation, Gated
+from epigrad.ops.import_hook import after_import
 
 NAME = "epigrad"
 """What the implementation is called."""
@@ -31,10 +33,12 @@ _FLAGS = {"is_concatenated", "is_transposed", "has_bias", "has_gate", "has_post_
 _DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 _BEFORE = "epigrad_experts_before"
 """What a module holds while `patch` has switched it: the implementation that it had."""
+_REGISTRATION = "epigrad_experts"
+"""What a module that epigrad computes holds, so that its pickle names epigrad."""
 
 
 def register_experts() -> None:
-    """Make ``"epigrad"`` an experts implementation of transformers.
+    """Make ``"epigrad"`` an experts implementation of transformers, as importing epigrad does too.
 
     `epigrad.experts` then computes the experts of models that are set to it: by
     ``model.set_experts_implementation("epigrad")``, or by ``experts_implementation="epigrad"`` of
@@ -62,13 +66,39 @@ def register_experts() -> None:
     try:
         from transformers.integrations import moe
 
-        functions = moe.ALL_EXPERTS_FUNCTIONS
+        _register(moe)
     except (ImportError, AttributeError) as error:
         raise errors.UnsupportedError(
             f"register_experts: transformers: got {_version()}, want 5.0 or newer, which has experts implementations"
         ) from error
+
+
+def _register(moe: Any) -> None:
+    functions = moe.ALL_EXPERTS_FUNCTIONS
     if functions.get(NAME, None) is not forward:
         functions.register(NAME, forward)
+
+
+def _at_import() -> None:
+    moe = sys.modules[_ROOM]
+    if hasattr(moe, "ALL_EXPERTS_FUNCTIONS"):
+        _register(moe)
+
+
+class _Registration:
+    """A configuration has the implementation's name alone. A process that unpickles this object
+    with a module of experts registers what the name means."""
+
+    def __reduce__(self) -> Any:
+        return _registration, ()
+
+
+def _registration() -> _Registration:
+    register_experts()
+    return _REGISTERED
+
+
+_REGISTERED = _Registration()
 
 
 def _version() -> str:
@@ -81,6 +111,8 @@ def forward(self: nn.Module, hidden_states: Tensor, top_k_index: Tensor, top_k_w
     reason = obstacle(self)
     if reason:
         raise _refused(self, reason)
+    if not is_compiling():
+        self.__dict__.setdefault(_REGISTRATION, _REGISTERED)
     kind, gate = _kind(self)
     # Read once: a parametrization computes what it gives each time.
     weight_in, bias_in, weight_out, bias_out = _parameters(self)
@@ -247,7 +279,11 @@ def switch(model: nn.Module) -> tuple[dict[str, str], dict[str, str]]:
         if config._experts_implementation != NAME:
             module.__dict__[_BEFORE] = config._experts_implementation
     for name in patched:
-        found[name].config._experts_implementation_internal = NAME
+        module, config = found[name], found[name].config
+        config._experts_implementation_internal = NAME
+        module.__dict__[_REGISTRATION] = _REGISTERED
+        if not any(getattr(each, "config", None) is config for each in model.modules() if _is_a_model(each)):
+            patched[name] += ", as are now all experts with its configuration"
     for name, module in model.named_modules():
         if name not in found and _LIKE_EXPERTS.search(type(module).__name__) and not _is_ours(module):
             left[name] = f"{type(module).__name__}: a class that takes no experts implementation"
@@ -263,11 +299,16 @@ def restore(model: nn.Module) -> tuple[str, ...]:
             config: Any = module.config
             if config._experts_implementation == NAME:
                 config._experts_implementation_internal = before
+            module.__dict__.pop(_REGISTRATION, None)
             names.append(name)
     return tuple(names)
 
 
 _LIKE_EXPERTS = re.compile(r"Experts$")
+
+
+def _is_a_model(module: nn.Module) -> bool:
+    return hasattr(module, "set_experts_implementation")
 
 
 def _is_ours(module: nn.Module) -> bool:
@@ -330,3 +371,6 @@ def _without_fast_kernels(weight: Tensor) -> str:
     if any(size % 8 for size in sizes):
         return f"sizes {sizes[0]} and {sizes[1]}, which are no multiples of 8, on a GPU"
     return ""
+
+
+after_import(_ROOM, _at_import)

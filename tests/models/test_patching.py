@@ -529,6 +529,42 @@ def test_activations_that_are_not_known_are_left_alone(name: str, activation: An
     assert all(attribute in text for text in patch(got_model).left.values())
 
 
+class Sine(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.sin(x)
+
+
+class Loop(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(2, 2) for _ in range(3)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+@pytest.mark.parametrize(
+    ("model", "reason"),
+    [
+        (nn.Sequential(nn.Linear(2, 2), Sine(), nn.Linear(2, 2)), "0 is followed by 1, .*Sine, .*own-activation.html"),
+        (Loop(), "Loop: its forward has `for layer in self.layers:`"),
+        (nn.TransformerEncoderLayer(4, 2, 4), "TransformerEncoderLayer: a class of PyTorch's"),
+    ],
+    ids=["Sine", "Loop", "PyTorch"],
+)
+def test_a_model_without_a_patched_block_gets_a_reason(model: nn.Module, reason: str) -> None:
+    report = patch(model)
+    assert not report.patched and re.search(reason, report.left[""])
+
+
+def test_layers_of_a_sequence_that_are_not_fused_are_named() -> None:
+    layers_in_a_row = [layer for _ in range(3) for layer in (nn.Linear(2, 2), nn.ReLU())]
+    report = patch(nn.Sequential(*layers_in_a_row, nn.Linear(2, 2)))
+    assert report.patched == {"": "Sequential by mlp relu, but for 3, 4, 5, 6"}
+
+
 def test_blocks_that_are_not_understood_are_named() -> None:
     class OtherMLP(nn.Module):
         def __init__(self) -> None:

@@ -290,10 +290,11 @@ class Plain:
 
     def told(self, module: nn.Module) -> str:
         name = activation_in(module, self.activation) if self.activation else self.function
+        rest = _layers_among(module, self.after)
         if self.down is None:
-            return f"linear {name}"
+            return f"linear {name}{rest}"
         reason = self._apart(module, self.down)
-        return f"linear {name}, since {reason}" if reason else f"mlp {name}"
+        return f"linear {name}, since {reason}{rest}" if reason else f"mlp {name}{rest}"
 
     def forward(self, module: nn.Module, input: Tensor) -> Tensor:
         name = activation_in(module, self.activation) if self.activation else self.function
@@ -309,6 +310,14 @@ class Plain:
         if self.between and (reason := _at_work(module, self.between)):
             return reason
         return held_back(module, down)
+
+
+def _layers_among(module: nn.Module, names: tuple[Step, ...]) -> str:
+    """The steps that are called as they are, for people; empty if none is a layer."""
+    called = [each for each in names if isinstance(each, str)]
+    if not any(isinstance(module._modules.get(each), nn.Linear) for each in called):
+        return ""
+    return f", but for {', '.join(called)}"
 
 
 def _at_work(module: nn.Module, between: tuple[Step, ...]) -> str:
@@ -346,7 +355,7 @@ class Within:
         return self.block.obstacle(module)
 
     def told(self, module: nn.Module) -> str:
-        return self.block.told(module)
+        return f"{self.block.told(module)}{_layers_among(module, (*self.before, *self.after))}"
 
     def forward(self, module: nn.Module, input: Tensor) -> Tensor:
         return steps(module, self.after, self.block.forward(module, steps(module, self.before, input)))

@@ -13,7 +13,7 @@ from __future__ import annotations
 import functools
 import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -110,14 +110,15 @@ def patch(model: nn.Module) -> Report:
         True
     """
     report = Report({}, {})
+    others: dict[str, str] = {}
     tied = _tied(_checked("patch", model))
     for name, module in model.named_modules():
         cls = _own_class(module)
         try:
             block = _row(module, cls)
         except Unknown as unknown:
-            if _LIKE_A_BLOCK.search(cls.__name__):
-                report.left[name] = f"{cls.__name__}: {unknown}"
+            like_a_block = _LIKE_A_BLOCK.search(cls.__name__)
+            (report.left if like_a_block else others)[name] = f"{cls.__name__}: {unknown}"
             continue
         if block is None:
             continue
@@ -133,6 +134,8 @@ def patch(model: nn.Module) -> Report:
     for name in [key for key in report.left if _holds_any(key, report.patched | left)]:
         del report.left[name]
     report.left.update(left)
+    if not report.patched and not report.left:
+        report.left.update({name: others[name] for name in _around_layers(model) if name in others})
     return report
 
 
@@ -230,6 +233,10 @@ _LIKE_A_BLOCK = re.compile(r"MLP|Mlp|FeedForward|FFN|Intermediate$|DenseAct|Dens
 def _row(module: nn.Module, cls: type[Any]) -> Block | None:
     """The row of a module, None for what is no block of a model."""
     room = cls.__module__.partition(".")[0]
+    if cls is nn.Linear:
+        raise Unknown("a layer by itself: epigrad computes it together with an activation")
+    if cls.__module__.startswith("torch.nn.modules.") and cls is not nn.Sequential:
+        raise Unknown("a class of PyTorch's that epigrad does not compute")
     if room == "torch" and cls is not nn.Sequential:
         raise Unknown(f"its class is of {cls.__module__}: patch before it gets this class")
     if room == "epigrad" or not module._modules:
@@ -241,6 +248,16 @@ def _obstacle(module: nn.Module, cls: type[Any], block: Block) -> str:
     if reason := replaced(module):
         return f"it {reason}"
     return block.obstacle(module) or doubt(module, cls, block)
+
+
+def _around_layers(model: nn.Module) -> Iterator[str]:
+    """The modules that call a linear layer: what is around it, but for lists."""
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Linear):
+            around = name.rpartition(".")[0]
+            while around and isinstance(model.get_submodule(around), nn.ModuleList | nn.ModuleDict):
+                around = around.rpartition(".")[0]
+            yield around
 
 
 def _holds_any(name: str, others: Iterable[str]) -> bool:

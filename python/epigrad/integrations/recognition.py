@@ -148,7 +148,10 @@ def _activation(module: nn.Module, nodes: list[Any]) -> int:
         name = following[0].name
         found = getattr(module, name)
         what = class_name(found) if isinstance(found, nn.Module) else repr(found)
-        raise Unknown(f"{first.name} is followed by {name}, {what}, which is no activation of epigrad's")
+        raise Unknown(
+            f"{first.name} is followed by {name}, {what}, which is no activation of epigrad's: "
+            "https://epigrad.github.io/epigrad/howto/own-activation.html"
+        )
     raise Unknown(f"its forward applies no activation to what {first.name} gives")
 
 

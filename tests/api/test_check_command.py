@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from epigrad import cli
+from epigrad import cli, errors
 from epigrad._check import modes, search
 from epigrad._check.modes import MODES
+from epigrad._check.operations import OPERATIONS
 from epigrad._check.problem import Problem
 from epigrad.cli import report
 
+from tests.api.terminal import terminal
 from tests.support.processes import start
 
 pytestmark = pytest.mark.usefixtures("_one_thread")
@@ -31,13 +34,20 @@ def run(*arguments: str) -> int:
         (("--mode", "right"), "'right': want names out of correct, bitwise, bad, leak, race"),
         (("--seconds", "-1"), "-1: want seconds, more than 0"),
         (("--problems", "0"), "0: want a number of problems, more than 0"),
-        (("--problem", "linea sizes=1"), "check: problem: 'linea', want one of matmul_bias_activation, linear"),
-        (("--problem", "linear sizes=1x2"), "check: problem: sizes: want leadxrowsxfeaturesxcolumns"),
+        (
+            ("--problem", "linea sizes=1"),
+            "check: problem: operation 'linea', want one of matmul_bias_activation, linear",
+        ),
+        (
+            ("--problem", "linear sizes=1x2"),
+            "check: problem: linear: sizes=1x2, want LEADxROWSxFEATURESxCOLUMNS, such as sizes=1x3x5x4",
+        ),
+        (("--problem", "lerp"), "check: problem: lerp: sizes=, want ROWSxCOLUMNSxMASK, such as sizes=1x3x5"),
         (("--problem", "linear kind=rely sizes=1x2x3x4"), "kind=rely: "),
-        (("--problem", "linear size=1x2x3x4"), "'size=1x2x3x4', want one of"),
+        (("--problem", "linear size=1x2x3x4"), "'size=1x2x3x4', want NAME=VALUE, with a name out of kind, dtype"),
         (("--problem", "linear dtype=int8 sizes=1x2x3x4"), "dtype=int8"),
         (("--problem", "linear sizes=-1x2x3x4"), "sizes=-1x2x3x4"),
-        (("--problem", "linear kind=swiglu sizes=1x2x3x4"), "kind"),
+        (("--problem", "linear kind=swiglu sizes=1x2x3x4"), "linear: kind=swiglu, want an activation"),
         (("--problem", "linear kind=relu(1) sizes=1x2x3x4"), "kind=relu(1): "),
         (("--problem", "linear sizes=1x2x3x4 needs="), "needs=: want 0 or 1"),
         (("--problem", "linear sizes=1x2x3x4 scale=nan"), "scale=nan: want a number > 0"),
@@ -50,7 +60,7 @@ def run(*arguments: str) -> int:
             ("--problem", "linear sizes=1x2x3x4 values=odd"),
             "values=odd: want one of normal, tiny, huge, infinite, mixed",
         ),
-        (("--problem", ""), "check: problem: '', want one of matmul_bias_activation, linear"),
+        (("--problem", ""), "check: problem: operation '', want one of matmul_bias_activation, linear"),
     ],
 )
 def test_arguments_that_make_no_sense(
@@ -84,6 +94,57 @@ def test_a_single_problem_has_a_file_too(tmp_path: Path) -> None:
     assert run("--problem", "linear sizes=1x3x5x4", "--mode", "correct,bad", "--json", str(path)) == 0
     rows = json.loads(path.read_text())["rows"]
     assert [(row["mode"], row["problems"], row["failed"]) for row in rows] == [("correct", 1, 0), ("bad", 1, 0)]
+
+
+@pytest.mark.parametrize("op", OPERATIONS)
+def test_the_sizes_that_an_error_gives_as_an_example_are_right(op: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(errors.InvalidProblemError) as refused:
+        Problem.read(op)
+    kind = {"gated": "kind=swiglu ", "": ""}.get(OPERATIONS[op].takes, "kind=relu ")
+    problem = f"{op} {kind}{str(refused.value).rpartition(' ')[2]}"
+    assert run("--problem", problem, "--mode", "correct") == 0, capsys.readouterr().out
+
+
+def test_a_terminal_keeps_a_line_for_each_mode_and_a_verdict(capsys: pytest.CaptureFixture[str]) -> None:
+    """The bar erases itself, and with it nothing else."""
+    arguments = ("--problems", "2", "--mode", "correct,bad")
+    with terminal() as screen:
+        assert run(*arguments) == 0
+    assert "\x1b[" in screen.raw, "no bar"
+    assert run(*arguments) == 0
+    wanted = ["1/2 correct: 2 problems in S, none failed", "2/2 bad: 2 problems in S, none failed"]
+    wanted.append("passed: 4 problems on cpu")
+    for lines in (screen.lines, capsys.readouterr().out.splitlines()):
+        assert [line for line in (re.sub(r"\d+\.\d s", "S", line) for line in lines) if line in wanted] == wanted
+    assert screen.lines[-1] == wanted[-1]
+
+
+def test_the_verdict_of_failures_counts_them(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(cli.check, "warm", lambda backend: None)
+    monkeypatch.setattr(search, "SHRINK_SECONDS", 0.0)
+    monkeypatch.setitem(MODES, "correct", lambda problem, backend: "wrong: a test")
+    assert run("--problems", "3", "--mode", "correct") == 1
+    text = capsys.readouterr().out
+    assert text.splitlines()[-1] == "failed: 3 of 3 problems on cpu; the commands above reproduce them"
+
+
+def test_seconds_are_those_of_the_whole_call(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The modes share them, and one that takes less leaves the rest to the others."""
+    clock = itertools.count()
+    monkeypatch.setattr(cli.check.time, "monotonic", lambda: float(next(clock)))
+    monkeypatch.setattr(cli.check, "warm", lambda backend: None)
+    monkeypatch.setattr(search, "SHRINK_SECONDS", -1.0)
+    monkeypatch.setitem(MODES, "correct", lambda problem, backend: "wrong: a test")
+    monkeypatch.setitem(MODES, "bad", lambda problem, backend: "")
+    monkeypatch.setitem(MODES, "leak", lambda problem, backend: "")
+    assert run("--seconds", "400", "--mode", "bad,correct,leak", "--json") == 1
+    taken = [row["seconds"] for row in json.loads(capsys.readouterr().out)["rows"]]
+    assert taken[0] == pytest.approx(400 / 3, abs=10)
+    assert taken[1] < 100 < taken[2] and sum(taken) == pytest.approx(400, abs=20)
 
 
 def test_ctrl_c_keeps_what_was_done(

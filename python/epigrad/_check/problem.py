@@ -39,6 +39,8 @@ EXTENTS = ("rows", "columns", "depth", "features", "hidden", "tokens", "outer", 
 WITH_PLAN = ("matmul_bias_activation", "linear", "gated_activation", "lerp")
 WITHOUT_MODULE = ("matmul_bias_activation", "gated_linear", "grouped_linear", "gated_product")
 SCALES = (1.0, 6.0, 40.0, 1e-3)
+EXAMPLE = (1, 3, 5, 4, 2)
+"""Sizes that make sense for every operation, which takes the first few."""
 
 
 @dataclass(frozen=True)
@@ -99,20 +101,26 @@ class Problem:
             InvalidProblemError: (a ``ValueError``) a text that says no problem.
         """
         op, *words = text.split() or [""]
-        known = {field.name: field for field in fields(cls)}
+        known = [field.name for field in fields(cls) if field.name != "op"]
         given: dict[str, Any] = {}
         for word in words:
             name, _, value = word.partition("=")
-            if name not in known or name == "op":
+            if name not in known:
                 raise errors.InvalidProblemError(
-                    f"check: problem: {word!r}, want one of {', '.join(known)} and a value"
+                    f"check: problem: {word!r}, want NAME=VALUE, with a name out of {', '.join(known)}"
                 )
             given[name] = _value(name, value)
         if op not in OPERATIONS:
-            raise errors.InvalidProblemError(f"check: problem: {op!r}, want one of {', '.join(OPERATIONS)}")
+            raise errors.InvalidProblemError(
+                f"check: problem: operation {op!r}, want one of {', '.join(OPERATIONS)}, then NAME=VALUE words"
+            )
         names = OPERATIONS[op].sizes
-        if len(given.get("sizes", ())) != len(names):
-            raise errors.InvalidProblemError(f"check: problem: sizes: want {'x'.join(names)}")
+        sizes = given.get("sizes", ())
+        if len(sizes) != len(names):
+            raise errors.InvalidProblemError(
+                f"check: problem: {op}: sizes={_text(sizes)}, want {'x'.join(name.upper() for name in names)}, such as "
+                f"sizes={_text(EXAMPLE[: len(names)])}"
+            )
         takes = OPERATIONS[op].takes
         if takes and "kind" not in given:
             default = inspect.signature(getattr(epigrad, op)).parameters[
@@ -122,7 +130,10 @@ class Problem:
         problem = cls(op, **given)
         wanted: Any = {"activation": Activation, "gated": Gated, "either": (Activation, Gated), "": type(None)}[takes]
         if not isinstance(problem.kind_object, wanted):
-            raise errors.InvalidProblemError(f"check: problem: {op}: kind={problem.kind}, want {takes or 'none'}")
+            what = {"activation": "an activation", "gated": "a gated kind", "either": "an activation or a gated kind"}
+            raise errors.InvalidProblemError(
+                f"check: problem: {op}: kind={problem.kind}, want {what.get(takes, 'no kind')}"
+            )
         entries = (*problem.entries, ARRAY) if OPERATIONS[op].integers is None else problem.entries
         if problem.entry not in entries:
             raise errors.InvalidProblemError(

@@ -24,28 +24,29 @@ from epigrad.cli.report import STDOUT, Progress, Report, check_path
 
 __all__ = ["add_parser", "main"]
 
-SECONDS, MOST_FAILURES = 10.0, 10
+SECONDS, MOST_FAILURES = 30.0, 10
 _EPILOG = """\
 modes:
-  correct  output and gradients lie within error bounds of a reference in float64; nothing else is written
-  bitwise  the same bits again, on one thread, for one gradient alone; for elementwise operations in any layout; for
-           some rows alone, in epigrad.batch_invariant
+  correct  output and gradients lie within error bounds of a float64 reference; nothing else is written
+  bitwise  the same bits again, on one thread, and for each gradient alone; for elementwise operations in any layout;
+           for some of the rows alone, in epigrad.batch_invariant
   bad      a malformed call raises an error of the right class, and writes nothing
-  leak     calls again and again keep no memory
-  race     calls from several threads at once give the bits of calls one after the other
+  leak     repeated calls keep no memory
+  race     concurrent calls from several threads give the same bits as calls one after the other
 
-Problems are drawn over operations, kinds and their parameters, dtypes, sizes, layouts, what is saved, ways to call, and
-gradients that are asked for. A failure is shrunk, and printed as a command that shows it again. A mode stops after ten.
-So is a problem at which the process ends, which a fault in a kernel does.
+A problem is a random choice of operation, kind, parameters, dtype, sizes, layouts, entry point and gradients. check
+shrinks a failing problem (at most 20 seconds each, on top of --seconds) and prints the command that reproduces it. A
+mode tries at least one problem and ends after ten failures. If a kernel crashes the process, check prints the command
+for that problem too.
 
 examples:
-  python -m epigrad check                                  ten seconds for each mode on the CPU
+  python -m epigrad check                                  30 seconds in total, on the CPU
   python -m epigrad check --seconds 60 --mode correct      one mode, longer
-  python -m epigrad check --problems 100000 --seed 7       as many, and the same for the same seed
+  python -m epigrad check --problems 100000 --seed 7       a fixed number; a seed always gives the same problems
   python -m epigrad check --problem 'linear kind=gelu sizes=1x3x5x4'
 
-exit codes: 0 nothing failed; 1 something did; 2 arguments that make no sense, or a backend that cannot run
-here; 130 stopped by Ctrl-C, after what was found until then
+exit codes: 0 nothing failed; 1 something failed; 2 invalid arguments, or a backend that cannot run here; 130 stopped
+by Ctrl-C, after printing what was found so far
 """
 
 
@@ -53,25 +54,29 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     """Add the subcommand."""
     parser = subparsers.add_parser(
         "check",
-        help="random problems against an oracle",
-        description="Check this machine's epigrad with random problems.",
+        help="random problems against a float64 reference",
+        description="Test epigrad on this machine with random problems.",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     much = parser.add_mutually_exclusive_group()
     much.add_argument(
-        "--seconds", type=positive, default=None, metavar="S", help=f"for each mode, {SECONDS:g} if not given"
+        "--seconds",
+        type=positive,
+        default=SECONDS,
+        metavar="S",
+        help="how long the whole call takes after start-up, divided among the modes (default: %(default)g)",
     )
-    much.add_argument("--problems", type=_count, metavar="N", help="for each mode, in place of seconds")
-    much.add_argument("--problem", type=_problem, metavar="TEXT", help="this one alone")
-    parser.add_argument("--seed", type=int, default=0, metavar="N", help="0 if not given")
-    parser.add_argument("--backend", choices=("cpu", "webgpu", "cuda"), default="cpu", help="cpu if not given")
+    much.add_argument("--problems", type=_count, metavar="N", help="try N problems in each mode, however long it takes")
+    much.add_argument("--problem", type=_problem, metavar="TEXT", help="try this problem only")
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="seed of the random problems (default: 0)")
+    parser.add_argument("--backend", choices=("cpu", "webgpu", "cuda"), default="cpu", help="default: cpu")
     parser.add_argument(
         "--mode",
         type=names_out_of(MODES),
         default=tuple(MODES),
         metavar="MODES",
-        help=f"of {','.join(MODES)}; all if not given",
+        help=f"modes to run, with commas between: {','.join(MODES)} (default: all)",
     )
     parser.add_argument(
         "--json",
@@ -79,13 +84,13 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         nargs="?",
         const=STDOUT,
         metavar="PATH",
-        help="write JSON to a file, or into a directory; without PATH, to stdout in place of text",
+        help="write JSON to a file, or to a new file in a directory; without PATH, to stdout in place of text",
     )
     parser.set_defaults(run=main, error=parser.error)
 
 
 def main(args: argparse.Namespace) -> int:
-    """Check, print what failed and write the file; 1 if anything failed."""
+    """Check, print what failed and a verdict, and write the file; 1 if anything failed."""
     here = {info.name: info for info in selection.backends()}
     if args.backend not in here or not here[args.backend].available:
         args.error(str(selection.unavailable(args.backend)))
@@ -99,19 +104,20 @@ def main(args: argparse.Namespace) -> int:
         facts={"backend": backend_text(args.backend), "seed": args.seed, "threads": torch.get_num_threads()},
     )
     warm(args.backend)
-    stopped = False
+    stopped, end = False, time.monotonic() + args.seconds
     with Progress(len(args.mode), args.json) as progress, Watch() as watch:
-        for mode in args.mode:
-            run = _Run(mode, args, progress, watch.tell)
+        for place, mode in enumerate(args.mode):
+            seconds = (end - time.monotonic()) / (len(args.mode) - place)
+            run = _Run(mode, args, seconds, progress, watch.tell)
             try:
                 run.go()
             except KeyboardInterrupt:
                 stopped = True
             report.add(run.row() | ({"stopped": True} if stopped else {}))
-            progress.end(run.text() + (", stopped" if stopped else ""))
+            progress.note(f"{place + 1}/{len(args.mode)} {run.text()}" + (", stopped" if stopped else ""))
             if stopped:
                 break
-    report.finish(lambda: None)
+    report.finish(lambda: print(_verdict(report, args.backend)))
     if stopped:
         print("stopped", file=sys.stderr)
         return 130
@@ -127,11 +133,12 @@ class _Run:
         failures: those that failed.
     """
 
-    def __init__(self, mode: str, args: argparse.Namespace, progress: Progress, tell: Tell) -> None:
+    def __init__(self, mode: str, args: argparse.Namespace, seconds: float, progress: Progress, tell: Tell) -> None:
         self.mode = mode
         self.count = 0
         self.failures: list[Failure] = []
         self._args = args
+        self._seconds = seconds
         self._progress = progress
         self._tell = tell
         self._begin = time.monotonic()
@@ -157,17 +164,19 @@ class _Run:
         return iter([Failure(self.mode, args.problem, args.problem, wrong) if wrong else None])
 
     def _part(self) -> float:
-        """Which part is done."""
+        """The part that is done; 1 or more is all."""
         if self._args.problem is not None:
             return 1.0
         if self._args.problems is not None:
             return self.count / float(self._args.problems)
-        return (time.monotonic() - self._begin) / float(self._args.seconds or SECONDS)
+        taken = time.monotonic() - self._begin
+        return taken / self._seconds if self._seconds > taken else 1.0
 
     def text(self) -> str:
         """The line that ends it."""
         taken = time.monotonic() - self._begin
-        return f"{self.mode}: {self.count} problems in {taken:.1f} s, {len(self.failures) or 'none'} failed"
+        problems = f"{self.count} problem{'s' * (self.count != 1)}"
+        return f"{self.mode}: {problems} in {taken:.1f} s, {len(self.failures) or 'none'} failed"
 
     def row(self) -> dict[str, Any]:
         """What the file says of it."""
@@ -184,13 +193,21 @@ class _Run:
         }
 
 
+def _verdict(report: Report, backend: str) -> str:
+    """The last line."""
+    tried, failed = (sum(row[what] for row in report.rows) for what in ("problems", "failed"))
+    if failed:
+        return f"failed: {failed} of {tried} problems on {backend}; the commands above reproduce them"
+    return f"passed: {tried} problems on {backend}"
+
+
 def _command(args: argparse.Namespace) -> str:
     if args.problem is not None:
         much = f"--problem '{args.problem}'"
     elif args.problems is not None:
         much = f"--problems {args.problems} --seed {args.seed}"
     else:
-        much = f"--seconds {args.seconds or SECONDS:g} --seed {args.seed}"
+        much = f"--seconds {args.seconds:g} --seed {args.seed}"
     return f"python -m epigrad check {much} --backend {args.backend} --mode {','.join(args.mode)}"
 
 

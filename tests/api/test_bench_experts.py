@@ -85,12 +85,12 @@ def test_an_implementation_that_computes_something_else_fails(
 def test_a_mixture_of_another_name(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         cli.main(["bench", "--experts", "mixtral"])
-    assert "'mixtral': want names out of qwen3-30b-a3b, gpt-oss-20b, mixtral-like" in capsys.readouterr().err
+    assert "'mixtral': want one or more of qwen3-30b-a3b, gpt-oss-20b, mixtral-like" in capsys.readouterr().err
 
 
 def test_dtypes_are_those_of_experts(capsys: pytest.CaptureFixture[str]) -> None:
     for arguments, text in (
-        (["--experts", "--dtypes", "float64"], "'float64': want names out of float32, bfloat16, float16"),
+        (["--experts", "--dtypes", "float64"], "'float64': want one or more of float32, bfloat16, float16"),
         (["--dtypes", "float32"], "--dtypes: want --experts with it"),
     ):
         with pytest.raises(SystemExit):

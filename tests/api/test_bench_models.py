@@ -168,11 +168,11 @@ def test_the_sizes_on_a_gpu(name: str, millions: int) -> None:
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        (("--models", "gpt3"), "'gpt3': want names out of gpt2, bert,"),
+        (("--models", "gpt3"), "'gpt3': want one or more of gpt2, bert,"),
         (("--models", "--rows", "bert"), "--rows and --all-kinds choose rows of other tables"),
         (("--models", "--all-kinds"), "--rows and --all-kinds choose rows of other tables"),
-        (("--models", "--device", "webgpu"), "want one device, cpu or cuda"),
-        (("--models", "--device", "all"), "want one device, cpu or cuda"),
+        (("--models", "--device", "webgpu"), "--models runs on one device: want --device cpu or cuda"),
+        (("--models", "--device", "all"), "--models runs on one device: want --device cpu or cuda"),
     ],
 )
 def test_arguments_that_make_no_sense_are_refused(

@@ -31,9 +31,9 @@ def run(*arguments: str) -> int:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--mode", "right"), "'right': want names out of correct, bitwise, bad, leak, race"),
-        (("--seconds", "-1"), "-1: want seconds, more than 0"),
-        (("--problems", "0"), "0: want a number of problems, more than 0"),
+        (("--mode", "right"), "'right': want one or more of correct, bitwise, bad, leak, race, separated by commas"),
+        (("--seconds", "-1"), "-1: want a number of seconds > 0"),
+        (("--problems", "0"), "0: want a number of problems > 0"),
         (
             ("--problem", "linea sizes=1"),
             "check: problem: operation 'linea', want one of matmul_bias_activation, linear",
@@ -86,7 +86,7 @@ def test_a_file_that_cannot_be_written_is_refused_before_anything_runs(
     with pytest.raises(SystemExit) as ended:
         run("--problems", "1", "--mode", "bad", "--json", str(tmp_path / "none" / "r.json"))
     assert ended.value.code == 2
-    assert "there is no such directory" in capsys.readouterr().err
+    assert "its directory does not exist" in capsys.readouterr().err
 
 
 def test_a_single_problem_has_a_file_too(tmp_path: Path) -> None:

@@ -125,7 +125,7 @@ PROBLEMS = {
 def test_plans_tell_what_would_run(
     name: str, dtype: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("COLUMNS", "200")  # so that no name is wrapped
+    monkeypatch.setenv("COLUMNS", "60")  # in which no kernel's name is broken
     assert cli.main(["plans", "--class", name, "--dtype", dtype, "--json", *PROBLEMS[name]]) == 0
     facts = facts_of(capsys.readouterr().out)
     assert facts["class"] == name
@@ -136,7 +136,7 @@ def test_plans_tell_what_would_run(
     assert isinstance(facts["workspace_size"], int)
     assert cli.main(["plans", "--class", name, "--dtype", dtype, *PROBLEMS[name]]) == 0
     text = capsys.readouterr().out
-    assert facts["sku"]["kernel"] in text and dtype in text
+    assert {*facts["sku"]["kernel"].split("+"), dtype} <= set(text.split())
 
 
 def test_plans_take_parameters(capsys: pytest.CaptureFixture[str]) -> None:

@@ -42,15 +42,15 @@ __all__ = ["main", "parser"]
 _COMMANDS = ("doctor", "bench", "plans", "check")
 _EPILOG = """\
 examples:
-  python -m epigrad doctor                 is everything here that epigrad needs?
-  python -m epigrad bench --quick          how fast is it on this machine, against PyTorch?
+  python -m epigrad doctor                 is everything installed that epigrad needs?
+  python -m epigrad bench --quick          how fast is it on this machine, compared with PyTorch?
   python -m epigrad plans --class Lerp --shape 64 64
-                                           which kernel would run, how exact is it, what memory does it need?
-  python -m epigrad check                  are its results right on this machine?
+                                           which kernel runs, how exact is it, how much workspace does it need?
+  python -m epigrad check                  are its results correct on this machine?
   python -m epigrad bench --help           all options of a command
 
-exit codes: 0 success; 1 something does not work or a problem was refused, and stderr or the table says what;
-2 arguments that make no sense; 130 stopped by Ctrl-C. In a notebook: %run -m epigrad doctor
+exit codes: 0 success; 1 something failed or a problem was refused, and stderr or the table says what; 2 invalid
+arguments; 130 stopped by Ctrl-C. In a notebook: %run -m epigrad doctor
 """
 
 
@@ -58,7 +58,7 @@ def parser() -> argparse.ArgumentParser:
     """The parser of the command line, with its subcommands."""
     made = Parser(
         prog="python -m epigrad",
-        description="What works here, what would run, how fast it is, and whether it is right.",
+        description="Inspect, measure and test epigrad on this machine.",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

@@ -24,7 +24,9 @@ def names_out_of(known: Collection[str]) -> Callable[[str], tuple[str, ...]]:
         chosen = tuple(text.split(","))
         for name in chosen:
             if name not in known:
-                raise argparse.ArgumentTypeError(f"{name!r}: want names out of {', '.join(known)}, with commas between")
+                raise argparse.ArgumentTypeError(
+                    f"{name!r}: want one or more of {', '.join(known)}, separated by commas"
+                )
         return chosen
 
     return names
@@ -37,5 +39,5 @@ def positive(text: str) -> float:
     except ValueError:
         value = math.nan
     if not 0 < value < math.inf:
-        raise argparse.ArgumentTypeError(f"{text}: want seconds, more than 0")
+        raise argparse.ArgumentTypeError(f"{text}: want a number of seconds > 0")
     return value

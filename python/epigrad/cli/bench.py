@@ -27,15 +27,18 @@ __all__ = ["add_parser", "main"]
 
 _EPILOG = """\
 examples:
-  python -m epigrad bench --quick                          short rounds, roughly right
+  python -m epigrad bench --quick                          about one minute on cpu
   python -m epigrad bench --rows "gated.*bfloat16"         some rows only
-  python -m epigrad bench --json results --plot results    kept by date and device, in a directory that exists
+  python -m epigrad bench --json results --plot results    files named by date and device, in an existing directory
   python -m epigrad bench --models gpt2,vit                training steps of whole models, on cpu or cuda
   python -m epigrad bench --experts                        mixtures of experts, on cpu or cuda
-  python -m epigrad bench --quick --json | jq .rows        progress goes to stderr then
+  python -m epigrad bench --quick --json | jq .rows        JSON on stdout, progress on stderr
 
-exit codes: 0 if all was measured, 1 if a row failed or a device is not here, 2 for arguments that make no sense. What
-was measured when Ctrl-C stops it is in the JSON file.
+On cpu a point is skipped, and named, if one PyTorch call takes longer than 0.5 s and longer than the point's share of
+the time. Small sizes run first. The table shows forward + backward on all threads; the JSON has every row.
+
+exit codes: 0 success; 1 a row failed or a device is unavailable; 2 invalid arguments; 130 stopped by Ctrl-C. The JSON
+file then has the rows measured so far.
 """
 _TABLES = {"cpu": bench_cpu.run, "cuda": bench_cuda.run, "webgpu": bench_webgpu.run}
 
@@ -44,21 +47,22 @@ def add_parser(subparsers: Subparsers) -> None:
     """Register the command."""
     parser = subparsers.add_parser(
         "bench",
-        help="this machine, against PyTorch eager and torch.compile",
-        description="Time epigrad's operations on this machine, in turns with the same composed of PyTorch's.\n"
-        "A ratio of less than 1 means that epigrad is faster.",
+        help="speed on this machine, compared with PyTorch eager and torch.compile",
+        description="Time epigrad's operations on this machine, in turns with PyTorch's composition of each.\n"
+        "A ratio below 1 means that epigrad is faster.",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
         "--device",
         choices=[*_TABLES, "all"],
-        help="what is measured: a device, or all that are here; by default cuda where there is one, else cpu",
+        help="device to benchmark, or 'all' (default: cuda if available, else cpu)",
     )
     parser.add_argument(
         "--quick",
         action="store_true",
-        help="fewer rounds, on cuda bfloat16 alone, on webgpu small tensors, on cpu small models",
+        help="less work: on cpu three sizes on all threads (about one minute), on cuda bfloat16 only, on webgpu small "
+        "tensors; with --models on cpu, small models",
     )
     parser.add_argument(
         "--models",
@@ -66,7 +70,8 @@ def add_parser(subparsers: Subparsers) -> None:
         nargs="?",
         const=tuple(MODELS),
         metavar="NAMES",
-        help=f"training steps of models of transformers and timm in place of operations: {', '.join(MODELS)}, or all",
+        help="measure training steps of models from transformers and timm instead of operations: "
+        f"{', '.join(MODELS)} (default: all)",
     )
     parser.add_argument(
         "--experts",
@@ -74,28 +79,31 @@ def add_parser(subparsers: Subparsers) -> None:
         nargs="?",
         const=tuple(bench_experts.CASES),
         metavar="NAMES",
-        help="mixtures of experts of transformers in place of operations, against its grouped_mm and dense products "
-        f"(on a CPU of an eighth of the features): {', '.join(bench_experts.CASES)}, or all",
+        help="measure mixtures of experts instead of operations, compared with transformers' grouped_mm and dense "
+        f"products (on cpu with 1/8 of the features): {', '.join(bench_experts.CASES)} (default: all)",
     )
     parser.add_argument(
         "--dtypes",
         type=names_out_of(bench_experts.DTYPES),
         metavar="NAMES",
-        help=f"of experts: {', '.join(bench_experts.DTYPES)}; by default bfloat16, on a CPU float32 too",
+        help=f"dtypes for --experts: {', '.join(bench_experts.DTYPES)} (default: bfloat16; on cpu float32 too)",
     )
-    parser.add_argument("--rows", type=_pattern, metavar="PATTERN", help="only rows whose name this is found in")
+    parser.add_argument(
+        "--rows", type=_pattern, metavar="PATTERN", help="only rows whose name matches this regular expression"
+    )
     parser.add_argument(
         "--seconds",
         type=positive,
         metavar="S",
-        help="how long a table takes: on cpu shared by its rows, on cuda what is left then is skipped; of models how "
-        "long the timing takes, without compiling",
+        help="time limit of a table, after which remaining rows are skipped (default: "
+        f"{bench_cpu.BUDGET:g} on cpu, {bench_cpu.QUICK_BUDGET:g} with --quick; {bench_cuda.BUDGET:g} on cuda; none on "
+        "webgpu). With --models or --experts: time of the measurements, without compilation",
     )
-    parser.add_argument("--all-kinds", action="store_true", help="every activation and gated kind, on cpu")
+    parser.add_argument("--all-kinds", action="store_true", help="on cpu, measure every activation and gated kind")
     parser.add_argument(
         "--compile",
         action=argparse.BooleanOptionalAction,
-        help="whether torch.compile is measured too: on cuda it is, on cpu it is not (it needs a C++ compiler)",
+        help="measure torch.compile too (default: yes on cuda, no on cpu, where it needs a C++ compiler)",
     )
     parser.add_argument(
         "--json",
@@ -103,10 +111,13 @@ def add_parser(subparsers: Subparsers) -> None:
         nargs="?",
         const=STDOUT,
         metavar="PATH",
-        help="write JSON to a file, or into a directory; without PATH, to stdout in place of the table",
+        help="write JSON to a file, or to a new file in a directory; without PATH, to stdout in place of the table",
     )
     parser.add_argument(
-        "--plot", type=pathlib.Path, metavar="PNG", help="draw the ratios, to a file or into a directory (matplotlib)"
+        "--plot",
+        type=pathlib.Path,
+        metavar="PNG",
+        help="draw the ratios to a file, or to a new file in a directory (needs matplotlib)",
     )
     parser.set_defaults(run=main, error=parser.error)
 
@@ -114,16 +125,16 @@ def add_parser(subparsers: Subparsers) -> None:
 def main(args: argparse.Namespace) -> int:
     """Measure the table of each requested device."""
     if args.models is not None and args.experts is not None:
-        args.error("--models, --experts: want one of the two")
+        args.error("--models and --experts exclude each other")
     for option in ("models", "experts"):
         if getattr(args, option) is None:
             continue
         if args.device in ("webgpu", "all"):
-            args.error(f"--{option}: want one device, cpu or cuda")
+            args.error(f"--{option} runs on one device: want --device cpu or cuda")
         if args.rows is not None or args.all_kinds:
-            args.error(f"--{option}: --rows and --all-kinds choose rows of other tables: want --{option} NAMES")
+            args.error(f"--{option} takes neither --rows nor --all-kinds: choose rows with --{option} NAMES")
     if args.dtypes is not None and args.experts is None:
-        args.error("--dtypes: want --experts with it; --rows PATTERN chooses dtypes of other tables")
+        args.error("--dtypes needs --experts; for other tables choose dtypes with --rows PATTERN")
     here = {info.name for info in selection.backends() if info.available}
     chosen = [args.device] if args.device in _TABLES else [name for name in _TABLES if name in here]
     if args.device is None:
@@ -133,7 +144,7 @@ def main(args: argparse.Namespace) -> int:
             raise selection.unavailable(name)
     check_paths(args, len(chosen))
     if os.getloadavg()[0] > (os.cpu_count() or 1):
-        print("this machine is busy: times mean little", file=sys.stderr)
+        print("warning: the machine is busy, so timings are unreliable", file=sys.stderr)
     if args.models is not None:
         return bench_models.run(args, chosen[0])
     if args.experts is not None:

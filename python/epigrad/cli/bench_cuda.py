@@ -29,7 +29,7 @@ from epigrad.cli.cuda_rows import BOTH, FORWARD, Case, cases, sets_needed, traff
 from epigrad.cli.machine import cuda_facts
 from epigrad.cli.operations import Operation
 from epigrad.cli.picture import plot
-from epigrad.cli.report import Progress, Report, command, failure, no_rows, told
+from epigrad.cli.report import Progress, Report, command, failure, no_rows, seconds_told, told
 from epigrad.cli.table import print_table
 from epigrad.cli.timing import Candidates, Prepared, Timing, interleaved, interleaved_bursts, interleaved_on_cuda
 
@@ -349,20 +349,18 @@ def _summary(row: Row) -> str:
 
 
 def _print(rows: Sequence[Row]) -> None:
-    header = ["op", "size", "dtype", "direction", "eager", "compile", "epigrad", "/eager", "/compile", "share", "goals"]
+    header = ["op", "size", "dtype", "direction", "epigrad", "/eager", "/compile"]
     lines = []
     for row in rows:
-        name = [f"{row['op']} {row['kind']}", row["size"], row["dtype"], _told_direction(row)]
         if "epigrad" not in row:
-            lines.append([*name, *[""] * 6, "failed" if "error" in row else "skipped"])
-            continue
-        times = [told(row[each]) if each in row else "-" for each in ("eager", "compile", "epigrad")]
-        ratios = [f"{row[each]:.2f}" if each in row else "-" for each in ("ratio", "ratio_to_compile", "share")]
-        goals = "short" if row["short_of"] else "met" if row["goals"] else "-"
-        lines.append([*name, *times, *ratios, goals])
-    print_table("Median time and half the distance of the quartiles", header, lines)
+            cells = ["failed" if "error" in row else "skipped", "", ""]
+        else:
+            cells = [seconds_told(row["epigrad"]["median"])]
+            cells += [f"{row[each]:.2f}" if each in row else "-" for each in ("ratio", "ratio_to_compile")]
+        lines.append([*_told_name(row), row["dtype"], _told_direction(row), *cells])
+    print_table("epigrad's median time, and its ratios to PyTorch's (below 1 epigrad is faster)", header, lines)
     memory = [
-        [f"{row['op']} {row['kind']}", row["size"], name, _mib(bytes_["kept"]), _mib(bytes_["peak"])]
+        [*_told_name(row), name, _mib(bytes_["kept"]), _mib(bytes_["peak"])]
         for row in rows
         for name, bytes_ in row.get("memory", {}).items()
     ]
@@ -370,7 +368,7 @@ def _print(rows: Sequence[Row]) -> None:
         title = "Memory: kept for backward, the input included, and peak"
         print_table(title, ["op", "size", "by", "kept", "peak"], memory)
     missed = [
-        [f"{row['op']} {row['kind']}", row["size"], row["dtype"], _told_direction(row), name, goal, row[_REACHED[name]]]
+        [*_told_name(row), row["dtype"], _told_direction(row), name, goal, row[_REACHED[name]]]
         for row in rows
         for name, goal in row.get("short_of", {}).items()
     ]
@@ -381,6 +379,11 @@ def _print(rows: Sequence[Row]) -> None:
         for row in rows:
             if what in row:
                 print(f"{what}: {row['op']} {row['kind']} {row['size']} {row['dtype']} {row['direction']}: {row[what]}")
+
+
+def _told_name(row: Row) -> list[str]:
+    """Operation, and size: 8192x28672, whatever the operation calls it."""
+    return [f"{row['op']} {row['kind']}", str(row["size"]).strip("[]").replace(", ", "x")]
 
 
 def _told_direction(row: Row) -> str:

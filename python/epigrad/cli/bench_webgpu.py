@@ -288,17 +288,16 @@ def _told_rate(row: Row, name: str) -> str:
 
 
 def _print(report: Report) -> None:
-    header = ["op", "size", "dtype", "epigrad", "eager", "/eager", "of copy_", "epigrad's rate", "eager's rate"]
+    header = ["op", "size", "dtype", "epigrad", "/eager", "of copy_", "rate"]
     lines = []
     for row in report.rows:
         name = [row["op"], row["size"], row["dtype"]]
         if "epigrad" not in row:
-            lines.append([*name, "failed" if "error" in row else "skipped", *[""] * 5])
+            lines.append([*name, "failed" if "error" in row else "skipped", *[""] * 3])
             continue
         share = f"{row['share_of_copy']:.2f}" if "share_of_copy" in row else "-"
-        times = [seconds_told(row[each]["median"]) for each in ("epigrad", "eager")]
-        rates = [_told_rate(row, each) for each in ("epigrad", "eager")]
-        lines.append([*name, *times, f"{row['ratio']:.2f}", share, *rates])
+        time_told, rate = seconds_told(row["epigrad"]["median"]), _told_rate(row, "epigrad")
+        lines.append([*name, time_told, f"{row['ratio']:.2f}", share, rate])
     print_table(f"Median time of a call on {report.device}; eager is on {report.facts['eager_on']}", header, lines)
     for row in report.rows:
         if "error" in row:

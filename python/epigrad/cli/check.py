@@ -220,5 +220,5 @@ def _problem(text: str) -> Problem:
 
 def _count(text: str) -> int:
     if not text.isdigit() or not int(text):
-        raise argparse.ArgumentTypeError(f"{text}: want a number of problems, more than 0")
+        raise argparse.ArgumentTypeError(f"{text}: want a number of problems > 0")
     return int(text)

@@ -33,11 +33,11 @@ def add_parser(subparsers: Subparsers) -> None:
     """Register the command."""
     parser = subparsers.add_parser(
         "doctor",
-        help="what works here and why not, with versions",
-        description="Tell what works here and why not: versions, backends and what would make each available, and a\n"
-        "small computation compared with PyTorch's.",
-        epilog="exit codes: 0 if the CPU backend computes what PyTorch does and the backend that EPIGRAD_BACKEND\n"
-        "chooses can run, 1 if not.",
+        help="versions, and which backends work here",
+        description="Show versions, the backends, how to make a missing backend available, and whether a small\n"
+        "computation agrees with PyTorch.",
+        epilog="exit codes: 0 if the CPU backend agrees with PyTorch and the backend that EPIGRAD_BACKEND chooses can\n"
+        "run; 1 otherwise.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object in place of the tables")
@@ -121,13 +121,13 @@ def _check_cpu() -> str:
     want = torch.autograd.grad(reference.sum(), (x, weight))
     if all(torch.allclose(a, b, atol=1e-5) for a, b in zip((out, *got), (reference, *want), strict=True)):
         return "ok"
-    return "linear with gelu differs from PyTorch's"
+    return "linear with gelu differs from PyTorch"
 
 
 def _print(facts: dict[str, Any]) -> None:
     print_table("Versions", ("what", "version"), [(name, value or "-") for name, value in facts["versions"].items()])
     packages = [(name, version or "-", _OPTIONAL[name]) for name, version in facts["packages"].items()]
-    print_table("Packages that epigrad can do without", ("name", "version", "for"), packages)
+    print_table("Optional packages", ("name", "version", "for"), packages)
     rows = [
         (info["name"], "yes" if info["available"] else "no", info["device"] or "-", info["detail"] or info["reason"])
         for info in facts["backends"]
@@ -138,7 +138,7 @@ def _print(facts: dict[str, Any]) -> None:
     core = dict(facts["core"], torch_threads=facts["torch_threads"])
     print_table("Core", ("fact", "value"), [(name, _told(value)) for name, value in core.items()])
     print(f"cpu check: {facts['cpu_check']}")
-    print(f"choice of backend: {facts['choice_check']}")
+    print(f"backend for CPU tensors: {facts['choice_check']}")
 
 
 def _told(value: Any) -> str:

@@ -37,7 +37,7 @@ examples:
   python -m epigrad plans --class GemmEpilogue --m 64 --n 64 --k 64 --activation leaky_relu --parameter slope=0.2
   python -m epigrad plans --class LerpBackward --shape 4 1024 1024 --weight 0.5 --json
 
-exit codes: 0 if there is a plan, 1 if the problem is refused (stderr says why), 2 for arguments that make no sense.
+exit codes: 0 success; 1 the problem was refused (stderr says why); 2 invalid arguments
 """
 _DTYPES = ("float32", "float64", "bfloat16", "float16")
 
@@ -46,9 +46,9 @@ def add_parser(subparsers: Subparsers) -> None:
     """Register the command."""
     parser = subparsers.add_parser(
         "plans",
-        help="what would run for a given problem",
-        description="Select a plan as epigrad.plan does, without any data, and tell what would run: the kernel, what\n"
-        "is guaranteed of its results, and the workspace it needs. Options are the arguments of select.",
+        help="which kernel runs for a given problem",
+        description="Select a plan as epigrad.plan does, without any data, and show its kernel, the guarantees on its\n"
+        "results and its workspace. Options are the arguments of select.",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -72,21 +72,21 @@ def add_parser(subparsers: Subparsers) -> None:
         )
     gated = parser.add_argument_group("GatedActivation, GatedActivationBackward: value * act(gate)")
     gated.add_argument("--input-shape", type=int, nargs="*", default=absent, metavar="SIZE", help="required")
-    gated.add_argument("--split-dim", type=int, default=absent, metavar="DIM", help="what is split; default: -1")
+    gated.add_argument("--split-dim", type=int, default=absent, metavar="DIM", help="dimension to split; default: -1")
     gated.add_argument("--kind", default=absent, metavar="NAME", help="as in epigrad.gated_activation; default: swiglu")
     gated.add_argument("--gate", choices=GATE_NAMES, default=absent, help="where the gates are; default: second")
-    either = parser.add_argument_group("an activation or a gated kind")
+    either = parser.add_argument_group("parameters of an activation or a gated kind")
     either.add_argument(
         "--parameter",
         type=_parameter,
         action="append",
         default=absent,
         metavar="NAME=VALUE",
-        help="one of its parameters, such as slope=0.2; may be repeated",
+        help="such as slope=0.2; may be repeated",
     )
     lerp = parser.add_argument_group("Lerp, LerpBackward: start + weight * (end - start)")
     lerp.add_argument("--shape", type=int, nargs="*", default=absent, metavar="SIZE", help="required")
-    lerp.add_argument("--weight", type=float, default=absent, metavar="W", help="a number; without it, a tensor")
+    lerp.add_argument("--weight", type=float, default=absent, metavar="W", help="a number (default: a tensor)")
     parser.set_defaults(run=main, error=parser.error)
 
 
@@ -125,7 +125,8 @@ def main(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps(facts, indent=2))
         return 0
-    print_table(f"{args.plan_class}: kernel", ("field", "value"), list(facts["sku"].items()))
+    sku = facts["sku"] | {"kernel": selected.sku.kernel.replace("+", " + ")}  # a word for each kernel
+    print_table(f"{args.plan_class}: kernel", ("field", "value"), list(sku.items()))
     rows = [*facts["precision_guarantee"].items(), ("workspace_size", f"{selected.workspace_size} bytes")]
     print_table("Guarantees", ("field", "value"), rows)
     return 0

@@ -98,9 +98,12 @@ class Progress:
         if self.stream.isatty() and importlib.util.find_spec("rich") is not None:
             from rich.console import Console
             from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+            from rich.table import Column
 
-            columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
-            self.bar = Progress(*columns, transient=True, console=Console(file=self.stream))
+            # A long name is cut short, so that the bar is not.
+            name = TextColumn("{task.description}", table_column=Column(ratio=1, no_wrap=True, overflow="ellipsis"))
+            columns = (BarColumn(bar_width=16), MofNCompleteColumn(), TimeElapsedColumn(), name)
+            self.bar = Progress(*columns, transient=True, expand=True, console=Console(file=self.stream))
             self.bar.start()
             self.task = self.bar.add_task("", total=self.total)
         return self
@@ -207,15 +210,15 @@ class Report:
 def check_paths(args: argparse.Namespace, tables: int) -> None:
     """Refuse before measuring what could not be written afterwards."""
     if args.json == STDOUT and tables > 1:
-        args.error("--json: one object for several devices, want a directory")
+        args.error("--json writes one object per device: for several devices want --json DIRECTORY")
     for path in (args.json, args.plot):
         check_path(args, path)
         if path is not None and path != STDOUT and tables > 1 and not path.is_dir():
-            args.error(f"{path}: one file for several devices, want a directory")
+            args.error(f"{path}: is one file, want a directory for several devices")
     if args.plot is not None and importlib.util.find_spec("matplotlib") is None:
         args.error("--plot needs matplotlib: pip install 'epigrad[bench]'")
     if args.plot is not None and args.plot.suffix not in ("", *PICTURES):
-        args.error(f"{args.plot}: want a directory, or a name that ends in {', '.join(PICTURES)}")
+        args.error(f"{args.plot}: want a directory, or a file name that ends in {', '.join(PICTURES)}")
 
 
 def check_path(args: argparse.Namespace, path: pathlib.Path | None) -> None:
@@ -223,15 +226,15 @@ def check_path(args: argparse.Namespace, path: pathlib.Path | None) -> None:
     if path is None or path == STDOUT:
         return
     if not path.absolute().parent.is_dir():
-        args.error(f"{path}: there is no such directory")
+        args.error(f"{path}: its directory does not exist")
     if not path.suffix and not path.is_dir():
-        args.error(f"{path}: want a directory that exists, or a file's name with a suffix")
+        args.error(f"{path}: want an existing directory, or a file name with a suffix")
 
 
 def no_rows(args: argparse.Namespace, device: str) -> int:
     """What a table says, none of whose rows was asked for: an error, unless there are tables of
     other devices."""
-    text = f"--rows {args.rows.pattern!r}: found in the name of no row on {device}"
+    text = f"--rows {args.rows.pattern!r}: matches no row on {device}"
     if args.device != "all":
         args.error(text)
     print(text, file=sys.stderr)

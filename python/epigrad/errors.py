@@ -26,19 +26,19 @@ __all__ = [
 
 
 class EpigradError(Exception):
-    """Base of every error here. Itself it is a failure inside the core: please report it."""
+    """Base class of epigrad's errors. Itself, it is a defect in epigrad: please report it."""
 
 
 class InvalidProblemError(EpigradError, ValueError):
-    """Shapes, dims, kinds, strides or aliasing that make no sense."""
+    """Invalid shapes, dims, kinds, strides or aliasing."""
 
 
 class DTypeError(EpigradError, TypeError):
-    """A dtype outside the four, a mix of dtypes, or something that is not a tensor."""
+    """An unsupported dtype, a mix of dtypes, or an argument that is not a tensor."""
 
 
 class UnsupportedError(EpigradError, NotImplementedError):
-    """A meaningful problem that this backend has no kernel for.
+    """A valid problem for which this backend has no kernel.
 
     Also: tensors that are not strided, such as sparse and nested ones. `epigrad.forward`,
     `epigrad.backward` and plans refuse tensor subclasses and functorch's wrappers too.
@@ -54,7 +54,7 @@ class MisalignedOperandError(EpigradError, ValueError):
 
 
 class _TooSmallError(EpigradError, ValueError):
-    """A size in bytes that is less than what is needed."""
+    """Fewer bytes than needed."""
 
     def __init__(self, message: str, needed: int = 0, got: int = 0) -> None:
         super().__init__(message)
@@ -74,7 +74,7 @@ class BufferTooSmallError(_TooSmallError):
 
 
 class BackendUnavailableError(EpigradError, RuntimeError):
-    """The backend of the tensors' device, or the one asked for, cannot run here.
+    """The backend of the tensors' device, or the chosen one, cannot run here.
 
     The message says why and what would fix it.
     """

@@ -38,7 +38,7 @@ def _size(module: str, name: str, size: int) -> int:
     except TypeError:
         raise errors.DTypeError(f"{module}: {name}: got {size!r}, want an int") from None
     if number < 0:
-        raise errors.InvalidProblemError(f"{module}: {name}: got {number}, want no negative size")
+        raise errors.InvalidProblemError(f"{module}: {name}: got {number}, want a size >= 0")
     return number
 
 

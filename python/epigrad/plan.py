@@ -202,8 +202,8 @@ class _Plan:
     ) -> tuple[tuple[Tensor | None, ...], tuple[Tensor | None, ...]]:
         if is_traced():
             raise errors.UnsupportedError(
-                f"{self._sku.op}: a plan's run cannot be traced, since it writes into given memory: call the function "
-                "of epigrad in its place"
+                f"{self._sku.op}: plan.run writes into its arguments and cannot be traced: call a function "
+                "of epigrad instead"
             )
         if not self._names.issuperset(tensors):
             unknown = ", ".join(sorted(set(tensors) - self._names))
@@ -501,7 +501,7 @@ def _size(name: str, argument: str, value: int) -> int:
 def _extent(name: str, argument: str, value: int) -> int:
     size = _size(name, argument, value)
     if size < 0:
-        raise errors.InvalidProblemError(f"{name}: {argument}: got {size}, want no negative size")
+        raise errors.InvalidProblemError(f"{name}: {argument}: got {size}, want a size >= 0")
     return size
 
 

@@ -76,7 +76,7 @@ class Array:
             )
         self._shape = torch.Size(shape)
         if any(size < 0 for size in self._shape):
-            raise errors.InvalidProblemError(f"webgpu.Array: shape: {list(self._shape)}, want no negative size")
+            raise errors.InvalidProblemError(f"webgpu.Array: shape: {list(self._shape)}, want sizes >= 0")
         self._dtype = dtype
         self._memory = _Memory(self.nbytes)
         self.address: int = self._memory.address

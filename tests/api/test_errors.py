@@ -635,7 +635,7 @@ for _ in range(2):
     except epigrad.errors.InvalidProblemError as error:
         print(error)
 """
-    want = f"EPIGRAD_TUNE: {value!r}, want 1 for on, or 0 or nothing for off"
+    want = f"EPIGRAD_TUNE: {value!r}, want 1 (on), or 0 or empty (off)"
     assert run_script(body, EPIGRAD_TUNE=value).split("\n") == [want, want]
 
 

@@ -34,7 +34,7 @@ def lerp_weight(op: str, weight: float | Data) -> tuple[tuple[float, ...], Data 
             return (float(weight),), None
         except OverflowError:
             raise errors.InvalidProblemError(
-                f"{op}: weight: {type(weight).__name__} beyond the range of float64, want one within it"
+                f"{op}: weight: {type(weight).__name__} beyond the range of float64, want a float64 value"
             ) from None
     if overridden(weight):
         return (), weight  # type: ignore[return-value]  # what stands for a tensor
@@ -64,7 +64,7 @@ def overridden(*arguments: object) -> bool:
 def needs_mask(op: str, needs: Sequence[bool], names: Sequence[str]) -> tuple[bool, ...]:
     """The `needs` of a stateless function as bools, one per gradient."""
     if not isinstance(needs, Sequence) or not all(isinstance(need, int) for need in needs):
-        raise errors.InvalidProblemError(f"{op}: needs: {needs!r}, want one bool each for {', '.join(names)}")
+        raise errors.InvalidProblemError(f"{op}: needs: {needs!r}, want a bool for each of {', '.join(names)}")
     if len(needs) != len(names):
         raise errors.InvalidProblemError(f"{op}: needs: {len(needs)} values, want {len(names)}: {', '.join(names)}")
     return tuple(map(bool, needs))
@@ -119,14 +119,16 @@ def refuse_transforms(op: str, *tensors: Tensor | None) -> None:
     for tensor in tensors:
         if isinstance(tensor, Tensor) and unpack_dual(tensor).tangent is not None:
             raise errors.UnsupportedError(
-                f"{op}: a tensor with a tangent: forward-mode differentiation is not offered, use reverse mode"
+                f"{op}: a tensor with a tangent: forward-mode differentiation is not supported: use reverse mode"
             )
 
 
 def refuse_negative(op: str, argument: str, tensor: Tensor) -> None:
     """Refuse to write through a view that negates on reading, as a conjugate's imaginary part."""
     if type(tensor) in PLAIN and tensor.is_neg():
-        raise errors.UnsupportedError(f"{op}: {argument}: a view with the negative bit set, want a plain tensor")
+        raise errors.UnsupportedError(
+            f"{op}: {argument}: a view with the negative bit set, want a plain tensor: call resolve_neg()"
+        )
 
 
 def refuse_zeros(op: str, tensors: dict[str, Tensor | None]) -> None:
@@ -134,7 +136,7 @@ def refuse_zeros(op: str, tensors: dict[str, Tensor | None]) -> None:
     for argument, tensor in tensors.items():
         if isinstance(tensor, Tensor) and tensor._is_zerotensor():
             raise errors.UnsupportedError(
-                f"{op}: {argument}: a tensor of zeros without memory, want one with memory: clone() makes it"
+                f"{op}: {argument}: a tensor of zeros without memory, want a tensor with memory: call clone()"
             )
 
 

@@ -171,7 +171,7 @@ def is_switched_on(variable: str) -> bool:
     """Whether a variable of the environment is 1; one that makes no sense is an error."""
     value = os.environ.get(variable, "")
     if value not in ("", "0", "1"):
-        raise errors.InvalidProblemError(f"{variable}: {value!r}, want 1 for on, or 0 or nothing for off")
+        raise errors.InvalidProblemError(f"{variable}: {value!r}, want 1 (on), or 0 or empty (off)")
     return value == "1"
 
 

@@ -127,7 +127,7 @@ def unavailable(name: str) -> errors.BackendUnavailableError:
             reason = info.reason or "this backend cannot run these tensors"
             return errors.BackendUnavailableError(f"{name}: {reason}")
     known = ", ".join(info.name for info in backends())
-    return errors.BackendUnavailableError(f"{name}: epigrad has no backend for tensors of this device; it has {known}")
+    return errors.BackendUnavailableError(f"{name}: epigrad has no backend for this device, want one of {known}")
 
 
 def _require(argument: str, name: str) -> None:

@@ -13,6 +13,8 @@ import epigrad
 import pytest
 import torch
 from epigrad import cli, errors
+from epigrad._check.operations import OPERATIONS
+from epigrad._check.problem import EXAMPLE
 from epigrad._core import loader, tables
 from epigrad.cli import bench, check, doctor
 
@@ -137,6 +139,50 @@ def test_plans_tell_what_would_run(
     assert cli.main(["plans", "--class", name, "--dtype", dtype, *PROBLEMS[name]]) == 0
     text = capsys.readouterr().out
     assert {*facts["sku"]["kernel"].split("+"), dtype} <= set(text.split())
+
+
+@pytest.mark.parametrize("op", OPERATIONS)
+def test_plans_tell_what_would_run_for_every_operation(op: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Forward, and backward to everything."""
+    kind = {"gated": "kind=swiglu ", "": ""}.get(OPERATIONS[op].takes, "kind=gelu ")
+    sizes = "x".join(map(str, EXAMPLE[: len(OPERATIONS[op].sizes)]))
+    problem = f"{op} {kind}dtype=bfloat16 sizes={sizes}"
+    assert cli.main(["plans", "--problem", problem, "--json"]) == 0
+    plans = facts_of(capsys.readouterr().out)
+    assert list(plans) == [op, f"{op}_backward"]
+    for name, facts in plans.items():
+        assert facts["sku"]["op"] == name and facts["sku"]["dtype"] == "bfloat16" and facts["sku"]["kernel"]
+        assert (facts["inputs"], facts["outputs"]) == (tables.OPS[name]["inputs"], tables.OPS[name]["outputs"])
+    assert cli.main(["plans", "--problem", problem]) == 0
+    assert f"{op}_backward: kernel" in capsys.readouterr().out
+
+
+def test_a_problem_and_a_class_of_plans_are_the_same_plan(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["plans", "--problem", "matmul_bias_activation kind=gelu sizes=0x0x3x4x5", "--json"]) == 0
+    by_problem = facts_of(capsys.readouterr().out)
+    for op, name in zip(by_problem, ("GemmEpilogue", "GemmEpilogueBackward"), strict=True):
+        assert cli.main(["plans", "--class", name, "--json", *PROBLEMS["GemmEpilogue"]]) == 0
+        by_class = facts_of(capsys.readouterr().out)
+        for what in ("sku", "precision_guarantee", "workspace_size"):
+            assert by_problem[op][what] == by_class[what]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (("--problem", "lerp sizes=2x3x0", "--class", "Lerp", "--shape", "2", "3"), "want --class or --problem"),
+        (("--problem", "lerp sizes=2x3x0", "--dtype", "float64"), "--dtype does not belong to --problem"),
+        (("--problem", "lerp sizes=2x3x0", "--shape", "2"), "--shape does not belong to --problem"),
+        (("--problem", "lerp sizes=2x3x0", "--device", "tpu"), "--device tpu: want cpu, cuda or cuda:N"),
+        (("--problem", "lerp"), "such as sizes=1x3x5"),
+    ],
+)
+def test_plans_of_a_problem_take_nothing_beside_it(
+    arguments: tuple[str, ...], text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        cli.main(["plans", *arguments])
+    assert text in capsys.readouterr().err
 
 
 def test_plans_take_parameters(capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,7 +7,10 @@ import math
 from collections.abc import Callable, Collection
 from typing import NoReturn
 
-__all__ = ["Parser", "names_out_of", "positive"]
+from epigrad import errors
+from epigrad._check.problem import Problem
+
+__all__ = ["Parser", "names_out_of", "positive", "problem"]
 
 
 class Parser(argparse.ArgumentParser):
@@ -41,3 +44,11 @@ def positive(text: str) -> float:
     if not 0 < value < math.inf:
         raise argparse.ArgumentTypeError(f"{text}: want a number of seconds > 0")
     return value
+
+
+def problem(text: str) -> Problem:
+    """The type of an option whose value is a problem, such as ``linear sizes=1x3x5x4``."""
+    try:
+        return Problem.read(text)
+    except errors.EpigradError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None

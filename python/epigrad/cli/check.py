@@ -11,13 +11,11 @@ from typing import Any
 
 import torch
 
-from epigrad import errors
 from epigrad._check.modes import MODES
-from epigrad._check.problem import Problem
 from epigrad._check.search import Failure, Tell, search, verdict, warm
 from epigrad._check.watch import Watch
 from epigrad._core import selection
-from epigrad.cli.arguments import names_out_of, positive
+from epigrad.cli.arguments import names_out_of, positive, problem
 from epigrad.cli.machine import backend as backend_text
 from epigrad.cli.machine import cpu_name
 from epigrad.cli.report import STDOUT, Progress, Report, check_path
@@ -68,7 +66,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         help="how long the whole call takes after start-up, divided among the modes (default: %(default)g)",
     )
     much.add_argument("--problems", type=_count, metavar="N", help="try N problems in each mode, however long it takes")
-    much.add_argument("--problem", type=_problem, metavar="TEXT", help="try this problem only")
+    much.add_argument("--problem", type=problem, metavar="TEXT", help="try this problem only")
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="seed of the random problems (default: 0)")
     parser.add_argument("--backend", choices=("cpu", "webgpu", "cuda"), default="cpu", help="default: cpu")
     parser.add_argument(
@@ -209,13 +207,6 @@ def _command(args: argparse.Namespace) -> str:
     else:
         much = f"--seconds {args.seconds:g} --seed {args.seed}"
     return f"python -m epigrad check {much} --backend {args.backend} --mode {','.join(args.mode)}"
-
-
-def _problem(text: str) -> Problem:
-    try:
-        return Problem.read(text)
-    except errors.EpigradError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def _count(text: str) -> int:

@@ -5,12 +5,16 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import re
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from epigrad import kinds, plan
+from epigrad._check.c_interface import plans
+from epigrad._check.operations import OPERATIONS
 from epigrad._core.call import GATE_NAMES
+from epigrad.cli.arguments import problem
 from epigrad.cli.table import print_table
 
 if TYPE_CHECKING:
@@ -36,6 +40,7 @@ examples:
   python -m epigrad plans --class GatedActivation --input-shape 8192 28672 --kind geglu --dtype bfloat16
   python -m epigrad plans --class GemmEpilogue --m 64 --n 64 --k 64 --activation leaky_relu --parameter slope=0.2
   python -m epigrad plans --class LerpBackward --shape 4 1024 1024 --weight 0.5 --json
+  python -m epigrad plans --problem 'gated_mlp kind=swiglu dtype=bfloat16 sizes=1x512x1024x4096x1024'
 
 exit codes: 0 success; 1 the problem was refused (stderr says why); 2 invalid arguments
 """
@@ -53,9 +58,20 @@ def add_parser(subparsers: Subparsers) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
-        "--class", dest="plan_class", choices=_CLASSES, metavar="CLASS", help=f"required: {', '.join(_CLASSES)}"
+        "--class",
+        dest="plan_class",
+        choices=_CLASSES,
+        metavar="CLASS",
+        help=f"a class of epigrad.plan: {', '.join(_CLASSES)}",
     )
-    parser.add_argument("--dtype", choices=_DTYPES, default="float32", help="default: %(default)s")
+    parser.add_argument(
+        "--problem",
+        type=problem,
+        metavar="TEXT",
+        help="in place of --class: any operation, forward and backward, as in check --problem; tensors are contiguous. "
+        f"Operations: {', '.join(OPERATIONS)}",
+    )
+    parser.add_argument("--dtype", choices=_DTYPES, help="default: float32")
     parser.add_argument("--device", default="cpu", help="cpu, cuda, cuda:1, ...; default: %(default)s")
     parser.add_argument("--json", action="store_true", help="print one JSON object in place of the tables")
     absent = argparse.SUPPRESS
@@ -99,10 +115,16 @@ def _parameter(text: str) -> tuple[str, float]:
 
 def main(args: argparse.Namespace) -> int:
     """Select the plan and print what it tells."""
-    if args.plan_class is None:
-        args.error(f"--class is required, as in: {_EXAMPLE}")
-    plan_class, accepted, required = _CLASSES[args.plan_class]
+    if (args.plan_class is None) == (args.problem is None):
+        args.error(f"want --class or --problem, as in: {_EXAMPLE}")
     given = {name: value for name, value in vars(args).items() if name in (*_GEMM, *_GATED, *_LERP, "parameter")}
+    if args.problem is not None:
+        for name in [*given, *(["dtype"] if args.dtype else [])]:
+            args.error(f"--{name.replace('_', '-')} does not belong to --problem, whose text says it")
+        if not re.fullmatch(r"cpu|cuda(:\d+)?", args.device):
+            args.error(f"--device {args.device}: want cpu, cuda or cuda:N")
+        return _print(args, plans(args.problem, torch.device(args.device)))
+    plan_class, accepted, required = _CLASSES[args.plan_class]
     if parameters := dict(given.pop("parameter", ())):
         for name, kind, default in (("activation", kinds.Activation, "none"), ("kind", kinds.Gated, "swiglu")):
             if name in accepted:
@@ -115,18 +137,24 @@ def main(args: argparse.Namespace) -> int:
     for name in required:
         if name not in given:
             args.error(f"{args.plan_class} needs --{name.replace('_', '-')}")
-    selected = plan_class.select(dtype=getattr(torch, args.dtype), device=args.device, **given)
+    selected = plan_class.select(dtype=getattr(torch, args.dtype or "float32"), device=args.device, **given)
     facts = {
         "class": args.plan_class,
         "sku": dataclasses.asdict(selected.sku),
         "precision_guarantee": dataclasses.asdict(selected.precision_guarantee),
         "workspace_size": selected.workspace_size,
     }
+    return _print(args, {args.plan_class: facts})
+
+
+def _print(args: argparse.Namespace, described: dict[str, dict[str, Any]]) -> int:
+    """Print what plans tell, by their names."""
     if args.json:
-        print(json.dumps(facts, indent=2))
+        print(json.dumps(described if args.problem is not None else described[args.plan_class], indent=2))
         return 0
-    sku = facts["sku"] | {"kernel": selected.sku.kernel.replace("+", " + ")}  # a word for each kernel
-    print_table(f"{args.plan_class}: kernel", ("field", "value"), list(sku.items()))
-    rows = [*facts["precision_guarantee"].items(), ("workspace_size", f"{selected.workspace_size} bytes")]
-    print_table("Guarantees", ("field", "value"), rows)
+    for name, facts in described.items():
+        sku = facts["sku"] | {"kernel": facts["sku"]["kernel"].replace("+", " + ")}  # a word for each kernel
+        print_table(f"{name}: kernel", ("field", "value"), list(sku.items()))
+        guarantees = [*facts["precision_guarantee"].items(), ("workspace_size", f"{facts['workspace_size']} bytes")]
+        print_table(f"{name}: guarantees", ("field", "value"), guarantees)
     return 0

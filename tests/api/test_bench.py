@@ -134,7 +134,9 @@ def test_a_point_that_pytorch_takes_too_long_for_is_skipped_and_named(capsys: py
     skipped = [(row["dtype"], *row["size"], row["skipped"]) for row in rows if "skipped" in row]
     assert skipped == [("bfloat16", 1 << 22, "PyTorch takes 4.19 s")]
     assert run(*arguments) == 0
-    assert re.search("Skipped.*\n.*\n.*\nactivation gelu +bfloat16 +4194304 +PyTorch takes", capsys.readouterr().out)
+    assert re.search(
+        "Skipped.*\n.*\n.*\nactivation gelu +4194304 +PyTorch takes 4.19 s +bfloat16", capsys.readouterr().out
+    )
 
 
 @pytest.mark.usefixtures("_slow_bfloat16")

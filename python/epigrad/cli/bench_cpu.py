@@ -260,9 +260,9 @@ def run(args: argparse.Namespace) -> int:
     report.facts["summary"] = summary(report.rows)
     report.add()
     report.finish(lambda: _print(report))
-    if args.plot is not None:
+    if args.plot is not None and (measured := _measured(report.rows)):
         title = f"epigrad {tables.VERSION} on {report.device}: time over PyTorch eager's (below 1 is faster)"
-        plot_curves(report.place(args.plot, "png"), title, _measured(report.rows))
+        plot_curves(report.place(args.plot, "png"), title, measured)
     return 0
 
 

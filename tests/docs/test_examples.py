@@ -8,6 +8,7 @@ import pathlib
 import subprocess
 import sys
 from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
@@ -53,47 +54,59 @@ def test_a_token_shift_is_the_mix_of_two_tokens() -> None:
 
 @pytest.fixture
 def demo(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> ModuleType:
+    """The demo with a picture of its own, a tiny model and no time for timing."""
     module = example("demo")
-    for name, value in {"ROUND_SECONDS": 0.0, "WANTED_ROUNDS": 0, "PICTURE": tmp_path / "demo.png"}.items():
+    changes = {"PICTURE": tmp_path / "demo.png", "STEPS": 4, "LETTERS": 8, "BATCH": 2, "CONTEXT": 16}
+    changes["SECONDS"] = {"step": 0.0, "layer": 0.0}
+    changes["SIZES"] = module.SIZES | {"hidden_size": 32, "head_dim": 8}
+    changes["EXPERTS"] = module.EXPERTS | {"moe_intermediate_size": 32}
+    for name, value in changes.items():
         monkeypatch.setattr(module, name, value)
     return module
 
 
-def test_the_demo_measures_what_its_networks_do(demo: ModuleType) -> None:
-    for network, names in demo.OPERATIONS.items():
-        for make in demo.NETWORKS[network].values():
-            model = make()
-            # the second block repeats the first; LayerNorm is PyTorch's in both
-            told = {id(p) for path in names for p in model.get_submodule(path.replace(".0", ".1")).parameters()}
-            told |= {id(p) for path in names for p in model.get_submodule(path).parameters()}
-            left = [name for name, p in model.named_parameters() if id(p) not in told]
-            assert all(name.startswith("norms.") for name in left), left
+@pytest.mark.usefixtures("_one_thread")
+def test_the_demo_trains_the_same_and_ends_with_two_lines_to_copy(
+    demo: ModuleType, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainings = []
+    train = demo.train
+    monkeypatch.setattr(demo, "train", lambda *arguments: trainings.append(train(*arguments)) or trainings[-1])
+    demo.main()
+    assert trainings[0].apart < 1e-4
+    assert len(trainings[0].losses["epigrad"]) == demo.STEPS
+    assert demo.PICTURE.read_bytes().startswith(b"\x89PNG")
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert lines[-2:] == ["from epigrad.integrations.transformers import patch", "print(patch(model))"]
 
 
-def test_the_demos_operations_have_the_networks_sizes(demo: ModuleType) -> None:
-    measured = demo.operations(torch.randn(demo.BATCH, 64))
-    assert [operation.name for operation in measured] == [
-        "linear + GELU, 128x64 to 256",
-        "linear + GELU, 128x256 to 128",
-        "linear, 128x128 to 10",
-        "linear, 128x64 to 96",
-        "MLP, SwiGLU, 128x96 to 192 to 96",
-        "lerp, 128x96",
-        "linear, 128x96 to 10",
-    ]
+def rows_of(demo: ModuleType, theirs: float, ours: float) -> list[Any]:
+    timings = {"PyTorch": Timing.of([theirs * 1e-3]), "epigrad": Timing.of([ours * 1e-3])}
+    return [demo.Row(name, timings, {"PyTorch": 2**22, "epigrad": 2**20}) for name in ("one, a", "two, b")]
 
 
 @pytest.mark.parametrize(
-    ("ours", "theirs", "told"),
-    [(1.0, 1.02, "equal"), (1.02, 1.0, "equal"), (1.0, 1.5, "epigrad 1.50x less"), (1.5, 1.0, "PyTorch 1.50x less")],
+    ("theirs", "ours", "told"),
+    [
+        (1.0, 1.02, "Both are equal"),
+        (1.02, 1.0, "Both are equal"),
+        (1.0, 1.5, "PyTorch is faster"),
+        (1.5, 1.0, "epigrad is faster"),
+    ],
 )
-def test_the_demo_says_who_is_ahead(demo: ModuleType, ours: float, theirs: float, told: str) -> None:
-    assert demo.verdict(ours, theirs, "less") == told
+def test_the_demo_says_who_is_ahead(
+    demo: ModuleType, theirs: float, ours: float, told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    demo.print_rows(demo.Console(width=80), rows_of(demo, theirs, ours), False)
+    out = capsys.readouterr().out
+    assert f"{told}: one, a; two, b." in out
+    assert out.count(f"{ours / theirs:.2f}") >= 2
 
 
-@pytest.mark.parametrize("was_busy", [False, True])
-def test_the_demos_picture_has_every_bar_and_warns(
-    demo: ModuleType, monkeypatch: pytest.MonkeyPatch, was_busy: bool
+@pytest.mark.parametrize("busy", [False, True])
+def test_the_demo_gives_no_verdict_on_a_busy_machine(
+    demo: ModuleType, busy: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     texts: list[str] = []
 
@@ -101,20 +114,30 @@ def test_the_demos_picture_has_every_bar_and_warns(
         texts.extend(text.get_text() for text in figure.findobj(lambda artist: hasattr(artist, "get_text")))
 
     monkeypatch.setattr(Figure, "savefig", savefig)
-    timings = {"PyTorch": Timing.of([2e-6]), "epigrad": Timing.of([1e-6])}
-    result = demo.Result(losses=[1.0] * demo.EPOCHS, seconds=[1e-6, 3e-6])
-    results = {network: dict.fromkeys(demo.LIBRARIES, result) for network in demo.NETWORKS}
-    saved = {"PyTorch": 1024, "epigrad": 3072}
-    demo.draw(results, [demo.Operation(name, timings, saved) for name in ("one", "two")], was_busy)
-    assert texts.count("epigrad 2.00x faster (1 / 2 us)") == 2
-    assert texts.count("equal (3 / 3 us)") == len(demo.NETWORKS)
-    assert texts.count("PyTorch 3.00x less (3 / 1 KiB)") == 2
-    assert (demo.BUSY in texts) == was_busy
+    losses = {"PyTorch": [2.0, 1.0], "epigrad": [2.0, 1.125]}
+    rows = rows_of(demo, 2.0, 1.0)
+    demo.draw(demo.Training(losses, {}), "words", rows, busy)
+    assert "Losses: at most 0.1 apart" in texts
+    assert texts.count("0.25  (1 of 4 MiB)") == 2
+    assert texts.count("0.50  (1 of 2 ms)") == (0 if busy else 2)
+    assert ("Time: epigrad is faster in 2 of 2" in texts) != busy
+    demo.print_rows(demo.Console(width=200), rows, busy)
+    out = capsys.readouterr().out
+    assert ("faster" in out) != busy
+    assert (demo.BUSY in out) == busy
 
 
-def test_a_machine_whose_rounds_differ_is_busy(demo: ModuleType) -> None:
-    assert demo.busy([Timing.of([1.0, 1.0, 1.0, 1.0]), Timing.of([1.0, 3.0, 3.0, 3.0])])
-    assert not demo.busy([Timing.of([1.0, 1.1, 1.2, 3.0])])
+def test_a_machine_whose_rounds_differ_is_busy(demo: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(demo, "_seconds_of_others", lambda: 0.0)
+    even, uneven = Timing.of([1.0, 1.1, 1.2, 3.0]), Timing.of([1.0, 3.0, 3.0, 3.0])
+    assert not demo.Load().busy([even])
+    assert demo.Load().busy([even, uneven])
+
+
+def test_a_machine_whose_processors_others_use_is_busy(demo: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    others = iter([0.0, 1e9])
+    monkeypatch.setattr(demo, "_seconds_of_others", lambda: next(others))
+    assert demo.Load().busy([])
 
 
 def said(command: str, folder: pathlib.Path, **variables: str) -> str:

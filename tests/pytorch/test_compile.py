@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,10 @@ import torch
 from epigrad import backward, forward
 from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounterWithBackend
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.func import grad, jacrev, jvp, vmap
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils._pytree import tree_leaves
 
 from tests.support.devices import needs, on_devices
 from tests.support.features import feature
@@ -125,6 +130,66 @@ def test_groups_of_rows_whose_number_is_data(function: Callable[..., Tensor], sh
             tensors,
         )
     assert counter.frame_count == 1
+
+
+# Tensors with a size for each row of the input.
+_BY_ROWS = {op: [t.shape[0] == FUNCTIONS[op].rows for t in FUNCTIONS[op].tensors()] for op in NAMES}
+_BY_ROWS["matmul_bias_activation"][1:] = [False, False]
+
+
+@torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True)
+@each_function
+def test_no_function_guards_on_a_number_of_rows_that_is_data(op: str) -> None:
+    call, tensors = FUNCTIONS[op], FUNCTIONS[op].tensors()
+
+    def of_chosen(rows: Tensor, *tensors: Tensor) -> Tensor:
+        chosen = rows.nonzero().squeeze(-1)
+        return call.function(*[t[chosen] if by else t for t, by in zip(tensors, _BY_ROWS[op], strict=True)])
+
+    rows = torch.tensor([1, 0, 1, 1, 0, 0])
+    compiled = torch.compile(of_chosen, fullgraph=True, backend="aot_eager")
+    assert_same_training(partial(compiled, rows), partial(of_chosen, rows), tensors)
+
+
+LERPS = {
+    "a vector is start": lambda rows, vector: epigrad.lerp(vector, rows, 0.25),
+    "a vector is end": lambda rows, vector: epigrad.lerp(rows, vector, 0.25),
+    "a row": lambda rows, vector: epigrad.lerp(rows, vector[None], 0.25),
+    "a weight": lambda rows, vector: epigrad.lerp(rows, rows.sin(), vector),
+    "all": lambda rows, vector: epigrad.lerp(vector, vector[:1], rows),
+}
+
+
+@torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True)
+@pytest.mark.parametrize("operands", LERPS)
+def test_lerp_broadcasts_to_a_number_of_rows_that_is_data(operands: str) -> None:
+    def of_chosen(x: Tensor, vector: Tensor) -> Tensor:
+        return LERPS[operands](x[(x[:, 0] > 0).nonzero().squeeze(-1)], vector)
+
+    compiled = torch.compile(of_chosen, fullgraph=True, backend="aot_eager")
+    assert_same_training(
+        compiled, of_chosen, [torch.randn(9, 8, requires_grad=True), torch.randn(8, requires_grad=True)]
+    )
+
+
+@each_function
+def test_transforms_of_torch_func_are_traced(op: str) -> None:
+    function, tensors = FUNCTIONS[op].function, [t.detach() for t in FUNCTIONS[op].tensors(dtype=torch.float64)]
+
+    def loss(*tensors: Tensor) -> Tensor:
+        return function(*tensors).sin().sum()
+
+    def transformed(*tensors: Tensor) -> Any:
+        samples = [torch.stack([t, t]) for t in tensors]
+        return vmap(grad(loss))(*samples), jvp(loss, tensors, tensors), jacrev(function)(*tensors)
+
+    with FakeTensorMode() as mode:
+        fakes = tree_leaves(transformed(*map(mode.from_tensor, tensors)))
+    reals = tree_leaves(transformed(*tensors))
+    assert [(t.shape, t.stride(), t.dtype) for t in fakes] == [(t.shape, t.stride(), t.dtype) for t in reals]
+    gradient = grad(loss)
+    for traced in (torch.compile(gradient, fullgraph=True, backend="aot_eager"), make_fx(gradient)(*tensors)):
+        torch.testing.assert_close(traced(*tensors), gradient(*tensors))
 
 
 @feature("CUDA graph")

@@ -12,8 +12,9 @@ guards it, and second order flows through it back into the function's own node, 
 
 from __future__ import annotations
 
+import importlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -349,6 +350,19 @@ class GatedProduct(OneOutput):
         return out
 
 
+def _known_equal(one: Sequence[Any], other: Sequence[Any]) -> bool:
+    """Whether two shapes are equal, without a guard on a size that is a symbol."""
+    if len(one) != len(other):
+        return False
+    return all(a == b if type(a) is type(b) is int else _is_known_true(a == b) for a, b in zip(one, other, strict=True))
+
+
+def _is_known_true(comparison: Any) -> bool:
+    # The module imports sympy, so only a process with symbols imports it.
+    symbolic_shapes = importlib.import_module("torch.fx.experimental.symbolic_shapes")
+    return bool(symbolic_shapes.statically_known_true(comparison))
+
+
 @dataclass(slots=True)
 class LerpProblem(Problem):
     """Backward of ``start + weight * (end - start)``, of grad_output, start, end, weight."""
@@ -357,9 +371,9 @@ class LerpProblem(Problem):
         start, end, weight = self.shapes
         grad = tensors[0]
         assert grad is not None
-        # What has no shape has grad_output's.
-        shapes = (None if start == grad.shape else start, None if end == grad.shape else end, weight)
-        return self.core.launch(self.call.backward, tensors, needs, None, shapes)
+        # An operand without a shape has grad_output's.
+        shapes = [None if _known_equal(shape, grad.shape) else shape for shape in (start, end)]
+        return self.core.launch(self.call.backward, tensors, needs, None, (*shapes, weight))
 
     def formula(self, needs: Needs, *tensors: Tensor | None) -> Tensors:
         grad, start, end, weight = tensors

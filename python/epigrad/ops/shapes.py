@@ -33,7 +33,8 @@ def inferred(
     core, op = loader.core(), call.op
     one_device(op, tensors)
     if all(t is None or _is_concrete(t) for t in tensors):
-        with _disable_current_modes():
+        # A transform of torch.func would hand new tensors to the modes that are off.
+        with _disable_current_modes(), torch._C._DisableFuncTorch():
             ghosts = tuple([None if t is None else _ghost(t) for t in tensors])
             return core.infer(_with_numbers(call), ghosts, tuple(needs))[0]
     dtypes = [t.dtype for t in of_one_dtype if t is not None]

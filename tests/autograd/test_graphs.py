@@ -5,12 +5,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from typing import Any
 
 import epigrad
 import pytest
 import torch
 from epigrad import backward, errors
+from epigrad._core import loader
 from torch import Tensor
 from torch.autograd import forward_ad
 from torch.utils.checkpoint import checkpoint
@@ -88,6 +90,66 @@ def test_a_gradient_is_the_same_with_and_without_create_graph(name: str) -> None
     graphed = torch.autograd.grad(out, leaves, grad, create_graph=True)
     for one, two in zip(plain, graphed, strict=True):
         assert_same_bits(one, two)
+
+
+class Watched:
+    """A core that notes which outputs backward asks it for."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.core, self.needs = loader.core(), list[tuple[bool, ...]]()
+        monkeypatch.setattr(loader, "_core", replace(self.core, launch=self.launch))
+
+    def launch(self, call: Any, inputs: Any, needs: tuple[bool, ...], *rest: Any) -> Any:
+        if call.op.endswith("_backward"):
+            self.needs.append(needs)
+        return self.core.launch(call, inputs, needs, *rest)
+
+
+@EACH
+def test_a_backward_forms_only_the_gradients_that_it_is_for(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the input alone, say, though forward knew that the weights have gradients too."""
+    core, (function, leaves) = Watched(monkeypatch), problems()[name]
+    out = function(*leaves)
+    ones = torch.ones_like(out)
+    all_of_them = torch.autograd.grad(out, leaves, ones, retain_graph=True)
+    assert sum(core.needs[-1]) == len(leaves)
+    for place, (leaf, want) in enumerate(zip(leaves, all_of_them, strict=True)):
+        (got,) = torch.autograd.grad(out, leaf, ones, retain_graph=True)
+        assert_same_bits(got, want)
+        (graphed,) = torch.autograd.grad(out, leaf, ones, create_graph=True)
+        assert_same_bits(graphed.detach(), want)
+        out.backward(ones, inputs=[leaf], retain_graph=True)
+        assert_same_bits(leaf.grad, want)
+        assert core.needs[-3:] == [tuple(index == place for index in range(len(core.needs[0])))] * 3
+    assert all(leaf.grad is not None for leaf in leaves)
+
+
+def test_the_gradients_of_tensors_between_leaves_and_a_function_are_formed() -> None:
+    """A captured tensor that is no leaf, hooks, checkpoints, and nodes that a user calls."""
+    x, weight = leaf(3, 4), leaf(5, 4)
+
+    def function(x: Tensor, weight: Tensor) -> Tensor:
+        return epigrad.linear(x, weight, None, "gelu")
+
+    want = torch.autograd.grad(function(x, weight).sum(), (x, weight))
+    inner, seen = x * 1, list[Tensor]()
+    inner.register_hook(seen.append)
+    out = function(inner, weight)
+    assert_same_bits(torch.autograd.grad(out.sum(), inner, retain_graph=True)[0], want[0])
+    assert_same_bits(torch.autograd.grad(out.sum(), x, retain_graph=True)[0], want[0])
+    torch.autograd.grad(out.sum(), weight, retain_graph=True)
+    assert len(seen) == 2
+    assert_same_bits(
+        torch.autograd.grad(checkpoint(function, x, weight, use_reentrant=False).sum(), weight)[0], want[1]
+    )
+    called = out.grad_fn.apply(torch.ones_like(out), None)
+    called_in_a_hook = list[Any]()
+    y = x.exp()
+    y.register_hook(lambda grad: called_in_a_hook.extend(out.grad_fn.apply(torch.ones_like(out), None)))
+    torch.autograd.grad(y.sum(), x)
+    for results in (called, called_in_a_hook):
+        for got, wanted in zip(results[3:], (*want, None), strict=True):
+            assert got is wanted or bool((got == wanted).all())
 
 
 @EACH

@@ -384,12 +384,31 @@ def test_copies_are_not_switched_on_and_parts_may_change() -> None:
     handle.remove()
 
 
-def test_hooks_get_none() -> None:
-    layer, seen = epigrad.nn.Linear(4, 4, bias=False, dtype=torch.bfloat16), list[Any]()
+def test_a_parameter_with_a_tensor_hook_gets_grad_as_the_hook_changes_it() -> None:
+    """Masks of gradients are such hooks; its bias, without one, has main_grad."""
+    layer, x = epigrad.nn.Linear(4, 4, dtype=torch.bfloat16), torch.ones(3, 4, dtype=torch.bfloat16)
     handle = switched_on(layer)
-    layer.weight.register_hook(seen.append)
-    layer(torch.ones(3, 4, dtype=torch.bfloat16)).sum().backward()
-    assert seen == [None] and layer.weight.main_grad.eq(3).all()
+    loss = layer(x).sum()
+    hook = layer.weight.register_hook(lambda grad: grad * 2)  # after forward: backward calls it all the same
+    loss.backward()
+    assert layer.weight.grad.eq(6).all() and layer.weight.main_grad.eq(0).all()
+    assert not hasattr(layer.weight, "grad_added_to_main_grad")
+    assert layer.bias.grad is None and layer.bias.main_grad.eq(3).all()
+    hook.remove()
+    layer(x).sum().backward()
+    assert layer.weight.grad.eq(6).all() and layer.weight.main_grad.eq(3).all()
+    handle.remove()
+
+
+def test_a_view_with_a_tensor_hook_gets_its_gradient() -> None:
+    layer, x, seen = epigrad.nn.Linear(4, 4, bias=False, dtype=torch.bfloat16), torch.ones(3, 4).bfloat16(), list[Any]()
+    handle = switched_on(layer)
+    view = layer.weight.t()
+    view.register_hook(seen.append)
+    epigrad.matmul_bias_activation(x, view).sum().backward()
+    assert seen[0].eq(3).all() and layer.weight.grad.eq(3).all() and layer.weight.main_grad.eq(0).all()
+    (of_view,) = torch.autograd.grad(epigrad.matmul_bias_activation(x, view).sum(), view)
+    assert of_view.eq(3).all() and layer.weight.main_grad.eq(0).all()
     handle.remove()
 
 

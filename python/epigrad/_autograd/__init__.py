@@ -7,6 +7,7 @@ In reading order:
     gated_linear  the same for the gated layer with two weights
     feedforward   the same for the two-layer blocks
     grouped       the same for layers with groups of rows, and mixtures of experts
+    engine        which gradients a backward that is under way is for
     main_grad     gradients that are added to a parameter's ``main_grad``
     formulas      the maths in PyTorch operations, of which higher orders are made
 """

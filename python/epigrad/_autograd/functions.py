@@ -24,7 +24,8 @@ from torch.autograd import Function
 
 from epigrad import errors
 from epigrad._autograd import formulas
-from epigrad._autograd.main_grad import Sinks, add_lock, delivered, executed, outputs_of, refuse_graph
+from epigrad._autograd.engine import asked
+from epigrad._autograd.main_grad import Sinks, accumulated, add_lock, delivered, outputs_of, refuse_graph
 from epigrad._core.call import Call
 from epigrad._core.checks import PLAIN_OR_NONE, check_save
 from epigrad._core.launcher import DISPATCHER, Launcher, Tensors, factor_of
@@ -110,7 +111,7 @@ class Gradient(Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
-        wanted = ctx.needs_input_grad[2:]
+        wanted = asked(ctx, ctx.needs_input_grad[2:])
         create_graph = torch.is_grad_enabled()
         with torch.enable_grad():
             # Aliases: two arguments may be one tensor, and each gets its own part of the gradient.
@@ -157,7 +158,7 @@ class OneOutput(Fused):
 
     @staticmethod
     def backward(ctx: Any, grad_output: Tensor | None) -> tuple[Any, ...]:
-        needs = ctx.needs_input_grad[2:]
+        needs = asked(ctx, ctx.needs_input_grad[2:])
         grads: Tensors = (None,) * len(needs)
         if grad_output is not None:
             grads = differentiate(ctx.problem, needs, grad_output, *ctx.saved_tensors)
@@ -183,10 +184,11 @@ class WithPreactivation(Fused):
     @staticmethod
     def gradients(ctx: Any, needs: Needs, grad_output: Tensor | None, grad_hidden: Tensor | None) -> tuple[Any, ...]:
         """What `backward` returns, with these needs of the tensors that have gradients."""
+        needs = asked(ctx, needs)
         grads: Tensors = (None,) * len(needs)
         sinks: Sinks | None = getattr(ctx, "sinks", None)
         if sinks is not None:
-            sinks, needs = executed(sinks, needs)
+            sinks = accumulated(sinks, needs)
         if sinks is not None and grad_output is not None and grad_hidden is None and not torch.is_grad_enabled():
             return (None, None, None, *_into_sinks(ctx.problem, sinks, needs, grad_output, *ctx.saved_tensors))
         if sinks is not None:

@@ -18,9 +18,9 @@ from weakref import ReferenceType, ref
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.graph import get_gradient_edge
 
 from epigrad import errors
+from epigrad._autograd.engine import accumulates
 from epigrad._core.call import Call
 
 _OP = "accumulate_main_grad"
@@ -97,7 +97,9 @@ def accumulate_main_grad(module_or_parameters: nn.Module | Iterable[Tensor]) -> 
 
     A gradient that autograd is not asked for is not added: ``torch.autograd.grad(loss, input)``
     leaves `main_grad` alone, and ``torch.autograd.grad(loss, parameter)`` returns the gradient. A
-    parameter's hooks get None where its gradient was added to `main_grad`.
+    parameter with a tensor hook (``parameter.register_hook``) gets `.grad`, so that the hook sees
+    the gradient and may change it. A post-accumulate hook runs either way, and `.grad` is None
+    where the gradient was added to `main_grad`.
 
     Args:
         module_or_parameters: a module, whose parameters are switched on, or parameters. If another
@@ -343,28 +345,25 @@ def add_lock(adds: bool) -> AbstractContextManager[Any]:
     return _switched.lock if adds else nullcontext()
 
 
-def _will_execute(parameter: Tensor) -> bool:
-    """Whether the backward that is under way accumulates a parameter's gradient.
-
-    The lock is for Python without the interpreter lock. PyTorch's object of the node is one for all
-    threads there, and fails where one thread drops it while another asks for it (PyTorch 2.11).
-    """
-    with _switched.lock, torch.enable_grad():
-        return bool(torch._C._will_engine_execute_node(get_gradient_edge(parameter).node))
+def _has_hooks(sink: Sink) -> bool:
+    """Whether tensor hooks have to see, and may change, a gradient."""
+    like = sink.like
+    return bool(sink.parameter._backward_hooks or like._backward_hooks or like.retains_grad)  # type: ignore[union-attr]
 
 
-def executed(sinks: Sinks, needs: Sequence[bool]) -> tuple[Sinks, tuple[bool, ...]]:
-    """Those of a backward that is under way: without the parameters that autograd is not asked for,
-    and those whose gradients it returns."""
-    kept, wanted = list(sinks), list(needs)
-    for place, sink in enumerate(sinks):
-        if sink is None or sink.parameter is None or not needs[place]:
-            continue
-        try:
-            wanted[place] = _will_execute(sink.parameter)
-        except RuntimeError:  # torch.autograd.grad returns the parameter's gradient
-            kept[place] = None
-    return tuple(kept), tuple(wanted)
+def accumulated(sinks: Sinks, needs: Sequence[bool]) -> Sinks:
+    """The sinks of a backward that is under way: without those of gradients that autograd gets."""
+    return tuple(
+        [
+            None
+            if sink is not None
+            and sink.parameter is not None
+            and need
+            and (_has_hooks(sink) or not accumulates(sink.parameter))
+            else sink
+            for sink, need in zip(sinks, needs, strict=True)
+        ]
+    )
 
 
 def delivered(sinks: Sinks, needs: Sequence[bool], results: Sequence[Tensor | None]) -> tuple[Tensor | None, ...]:

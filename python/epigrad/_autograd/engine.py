@@ -1,0 +1,42 @@
+"""Which gradients the backward that is under way is for: autograd's engine knows.
+
+`ctx.needs_input_grad` is what forward knew. A backward may be for the input alone, as those of
+zero-bubble pipelines, saliency maps and adversarial training are.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import get_gradient_edge
+
+# For Python without the interpreter lock. PyTorch's object of a node is one for all threads there,
+# and fails where one thread drops it while another asks for it (PyTorch 2.11).
+_nodes = threading.Lock()
+
+
+def asked(ctx: Any, needs: tuple[bool, ...]) -> tuple[bool, ...]:
+    """The needs of a function's tensors, without those that this backward leaves out."""
+    # The engine says nothing of a node that a user calls, or that a compiler traces.
+    if sum(needs) < 2 or torch._C._current_autograd_node() is not ctx:
+        return needs
+    with _nodes:
+        nodes = iter([node for node, _ in ctx.next_functions if node is not None])
+        return tuple([need and _executes(next(nodes)) is not False for need in needs])
+
+
+def accumulates(parameter: Tensor) -> bool:
+    """Whether this backward accumulates a parameter's gradient."""
+    with _nodes, torch.enable_grad():
+        return _executes(get_gradient_edge(parameter).node) is True
+
+
+def _executes(node: Any) -> bool | None:
+    """Whether this backward executes a node; None if `torch.autograd.grad` returns its gradient."""
+    try:
+        return bool(torch._C._will_engine_execute_node(node))
+    except RuntimeError:
+        return None

@@ -9,6 +9,7 @@ import epigrad
 import pytest
 import torch
 from epigrad import errors
+from epigrad._core import autocast_cache
 from torch import Tensor
 from torch.nn import functional
 
@@ -108,6 +109,65 @@ def test_mixed_dtypes(device: str) -> None:
             torch.lerp(x, x.bfloat16(), 0.5)
         with pytest.raises(errors.DTypeError):
             epigrad.lerp(x, x.bfloat16(), 0.5)
+
+
+def _casts_of(weight: Tensor, x: Tensor) -> set[int]:
+    """Where the casts of a weight that three calls save are, each in a mode of its own twice."""
+    seen = set[int]()
+
+    def keep(tensor: Tensor) -> Tensor:
+        if tensor.shape == weight.shape:
+            seen.add(tensor.data_ptr())
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        outs = [epigrad.linear(x, weight, None, "gelu") for _ in range(3)]
+    torch.stack(outs).float().sum().backward()
+    return seen
+
+
+@on_devices
+def test_a_parameter_is_cast_once_under_autocast(device: str) -> None:
+    weight = torch.randn(4, 4, device=device, requires_grad=True)
+    x = torch.randn(2, 4, device=device, requires_grad=True)
+    with torch.autocast(device, torch.bfloat16):
+        with torch.no_grad():  # a cast without a graph serves no later call that has one
+            epigrad.linear(x, weight)
+        with torch.inference_mode():
+            epigrad.linear(x, weight)
+        assert len(_casts_of(weight, x)) == 1
+        assert weight.grad is not None and weight.grad.dtype == torch.float32
+        with torch.autocast(device, torch.float16):
+            assert epigrad.linear(x, weight).dtype == torch.float16
+        before = epigrad.linear(x, weight)
+        with torch.no_grad():
+            weight.mul_(2)
+        after = epigrad.linear(x, weight)
+        assert_same_bits(after.detach(), 2 * before.detach())
+    with torch.autocast(device, torch.bfloat16, cache_enabled=False):
+        assert len(_casts_of(weight, x)) == 3
+
+
+@on_devices
+def test_casts_of_parameters_are_freed_where_autocast_ends(device: str) -> None:
+    weight, x = torch.randn(4, 4, device=device, requires_grad=True), torch.randn(2, 4, device=device)
+
+    def alive() -> int:
+        return sum(len(casts) for each in autocast_cache._alive.values() if (casts := each()) is not None)
+
+    with torch.autocast(device, torch.bfloat16):
+        epigrad.linear(x, weight)
+        with torch.autocast(device, enabled=False):
+            pass
+        assert alive() == 1
+        torch.clear_autocast_cache()
+        assert alive() == 0
+        epigrad.linear(x, weight)
+    assert alive() == 0
+    weight.data.mul_(2)  # which a version does not tell
+    with torch.autocast(device, torch.bfloat16):
+        got = epigrad.linear(x, weight)
+    assert_same_bits(got.detach(), epigrad.linear(x.bfloat16(), weight.detach().bfloat16()))
 
 
 @on_devices

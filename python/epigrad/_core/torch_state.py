@@ -16,7 +16,7 @@ from torch._C import _len_torch_dispatch_stack as dispatch_modes
 from torch.autograd import forward_ad, profiler
 from torch.compiler import is_dynamo_compiling
 
-from epigrad._core import loader
+from epigrad._core import autocast_cache, loader
 
 __all__ = [
     "any_autocast",
@@ -110,7 +110,13 @@ def as_input(input: Any, *rest: Any) -> tuple[Any, ...]:
 
 
 def _cast(tensor: Tensor) -> Tensor:
-    return tensor.to(torch.get_autocast_dtype(tensor.device.type)) if _casts(tensor) else tensor
+    if not _casts(tensor):
+        return tensor
+    dtype = torch.get_autocast_dtype(tensor.device.type)
+    # Dynamo traces this function too, and operators see what modes and transforms make of tensors.
+    if is_dynamo_compiling() or dispatch_modes() > 0 or transforms_active():
+        return tensor.to(dtype)
+    return autocast_cache.cast(tensor, dtype)
 
 
 def _casts(tensor: Tensor) -> bool:

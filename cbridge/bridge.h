@@ -1,10 +1,22 @@
-/* What the C files of the bridge share with its Go half and with the extension: the last error,
- * fork(), prepared calls. */
+/* What the C files of the bridge share with its Go half and with the extension: facts of the
+ * operations, the last error, fork(), prepared calls. */
 #ifndef EPG_BRIDGE_H
 #define EPG_BRIDGE_H
 
 #include "epigrad.h"
 #include "program.h"
+
+/* What C has to know of an operation, from its row in go/op. */
+typedef struct {
+  const char *name; /* kept for ever */
+  size_t length;    /* of the name */
+  int32_t multiplies; /* it has a product of matrices: EPG_ALLOW_TF32 */
+  /* Of each output: the input that it is the gradient of, or -1; and the input whose dtype it has. */
+  int32_t gradient_of[EPG_MAX_OUTPUTS], like[EPG_MAX_OUTPUTS];
+} epg_operation;
+
+/* The operation of a name; NULL for none, and in a forked child. */
+const epg_operation *epg_operation_of(const char *name);
 
 void epg_set_last_error(const char *text, size_t length, int64_t needed, int64_t got);
 

@@ -1,8 +1,6 @@
 /* The outputs that a call makes, and the call itself. */
 #include "launch.h"
 
-#include <string.h>
-
 static void *leave(const epg_framework *f) { return f->leave ? f->leave() : NULL; }
 
 static void enter(const epg_framework *f, void *left) {
@@ -22,13 +20,6 @@ int32_t epg_launch_infer(call_arguments *a, const uint8_t *wanted, const epg_fra
   return epg_geometry_find(a, wanted, &key, g) ? EPG_OK : infer(a, wanted, f, &key, g);
 }
 
-/* What of a mixture of experts has no gradient comes before what has. */
-static int is_of_experts(const call_arguments *a) { return !strcmp(a->call.op, "experts_backward"); }
-
-/* The input that a later output of a backward is the gradient of: grad_output comes first, and of
- * experts an index before all but the input. */
-static int input_of(const call_arguments *a, int output) { return output + 1 + (is_of_experts(a) && output); }
-
 /* Whether a tensor is a matrix, or a dense row of matrices, whose columns are contiguous. */
 static int lies_transposed(const DLTensor *t) {
   const int d = t->ndim - 2; /* of the matrix's rows */
@@ -38,44 +29,38 @@ static int lies_transposed(const DLTensor *t) {
 
 /* Whether an output is the gradient of a weight that is transposed, dense. It gets the weight's
  * layout then, in which PyTorch keeps a parameter's gradient: GPT-2's Conv1D layers have such
- * weights, and gpt-oss's experts. python/epigrad/ops/operator.py has the same rule. Arrays are no
- * tensors, and have no gradients to keep. */
-static int is_transposed_gradient(const call_arguments *a, int output) {
-  static const char *const operations[] = {"linear_backward",    "matmul_bias_activation_backward", "gated_linear_backward", "mlp_backward",
-                                           "gated_mlp_backward", "grouped_linear_backward",         "experts_backward"};
-  const int input = input_of(a, output);
-  const DLTensor *weight = output && input < a->call.num_inputs ? a->inputs[input] : NULL;
-  if (!weight || !lies_transposed(weight) || weight->device.device_type == kDLWebGPU) return 0;
-  for (size_t i = 0; i < sizeof operations / sizeof *operations; i++)
-    if (!strcmp(a->call.op, operations[i])) return 1;
-  return 0;
+ * weights, and gpt-oss's experts. python/epigrad/ops/operator.py has the same rule. The first
+ * output is the input's gradient. Arrays are no tensors, and have no gradients to keep. */
+static int is_transposed_gradient(const call_arguments *a, const epg_operation *o, int output) {
+  const int input = output && o && o->multiplies ? o->gradient_of[output] : -1;
+  const DLTensor *weight = input >= 0 && input < a->call.num_inputs ? a->inputs[input] : NULL;
+  return weight && lies_transposed(weight) && weight->device.device_type != kDLWebGPU;
 }
 
 /* A new tensor for an output. */
-static void *new_output(call_arguments *a, const epg_framework *f, const int64_t *sizes, int32_t rank, int output) {
+static void *new_output(call_arguments *a, const epg_operation *o, const epg_framework *f, const int64_t *sizes, int32_t rank, int output) {
   int64_t strides[EPG_MAX_RANK], next = 1;
   for (int32_t d = rank - 1; d >= 0; d--) {
     strides[d] = next;
     next *= sizes[d] > 1 ? sizes[d] : 1;
   }
-  if (is_transposed_gradient(a, output)) {
+  if (is_transposed_gradient(a, o, output)) {
     strides[rank - 2] = 1;
     strides[rank - 1] = sizes[rank - 2];
   }
-  /* The scale of experts may have another dtype than the rest. */
-  const int like = is_of_experts(a) && output == 1 ? input_of(a, output) : 0;
-  return f->make(f->self, like, sizes, strides, rank, &a->tensors[MAX_INPUTS + output]);
+  return f->make(f->self, o ? o->like[output] : 0, sizes, strides, rank, &a->tensors[MAX_INPUTS + output]);
 }
 
 /* Makes the outputs that exist and are not given; they join the call's. */
 static int make_outputs(call_arguments *a, const geometry *g, int places, const epg_framework *f, void **tensors) {
   const int from = a->call.num_outputs;
+  const epg_operation *o = epg_operation_of(a->call.op);
   a->call.outputs = a->outputs;
   a->call.num_outputs = places;
   for (int i = 0; i < places; i++) {
     if (i >= from) a->outputs[i] = NULL;
     if (a->outputs[i] || g->ranks[i] < 0) continue;
-    if (!(tensors[i] = new_output(a, f, &g->sizes[i * EPG_MAX_RANK], g->ranks[i], i))) return -1;
+    if (!(tensors[i] = new_output(a, o, f, &g->sizes[i * EPG_MAX_RANK], g->ranks[i], i))) return -1;
     a->outputs[i] = &a->tensors[MAX_INPUTS + i];
   }
   return 0;
@@ -174,6 +159,7 @@ int32_t epg_launch(call_arguments *a, const uint8_t *wanted, int places, const e
 int epg_launch_may_use_tf32(const call_arguments *a) {
   const DLTensor *first = a->call.num_inputs ? a->inputs[0] : NULL;
   if (!first || first->device.device_type != kDLCUDA || first->dtype.bits != 32) return 0;
-  const char *op = a->call.op; /* NULL: a plan knows */
-  return !op || !strncmp(op, "matmul", strlen("matmul")) || !strncmp(op, "linear", strlen("linear"));
+  if (!a->call.op) return 1; /* a plan, which keeps to its own precision */
+  const epg_operation *o = epg_operation_of(a->call.op);
+  return o && o->multiplies;
 }

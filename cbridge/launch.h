@@ -32,7 +32,8 @@ int32_t epg_launch(call_arguments *a, const uint8_t *wanted, int places, const e
 /* Tells a call's outputs and workspace, without memory. */
 int32_t epg_launch_infer(call_arguments *a, const uint8_t *wanted, const epg_framework *framework, geometry *g);
 
-/* Whether a call's products may be computed in TF32 if PyTorch allows it: float32 on CUDA. */
+/* Whether a call has products that may be computed in TF32 if PyTorch allows it: those of float32
+ * on CUDA. */
 int epg_launch_may_use_tf32(const call_arguments *a);
 
 #endif

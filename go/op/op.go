@@ -533,6 +533,12 @@ func unavailable(op string) error {
 	return status.Errorf(status.Unsupported, "%s: meta tensors have shapes and no data: there is nothing to run on", op)
 }
 
+// Multiplies reports whether an operation has a product of matrices, which TF32 and batch invariance
+// are about.
+func Multiplies(name string) bool {
+	return slices.ContainsFunc(operations, func(o operation) bool { return o.Name == name && o.multiplies })
+}
+
 // SignatureOf returns an operation's signature and whether there is such an operation.
 func SignatureOf(name string) (Signature, bool) {
 	for i := range operations {

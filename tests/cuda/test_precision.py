@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 
+import epigrad
 import pytest
 import torch
 from epigrad import backward, forward, plan
+from epigrad._core.call import _PRODUCTS as MULTIPLYING
 from torch import Tensor
 
 from tests.support.devices import needs
@@ -25,6 +27,10 @@ def _matmul_settings() -> Iterator[None]:
         setattr(matmul, name, value)
 
 
+COARSE = 2e-6
+"""TF32 keeps 11 bits of each operand; float32 comes to a tenth of this."""
+
+
 def relative_error(got: Tensor, a: Tensor, b: Tensor) -> float:
     """The worst error of a product, relative to the size of the terms summed."""
     exact, size = a.double() @ b.double(), a.double().abs() @ b.double().abs()
@@ -36,16 +42,88 @@ def test_tf32_follows_pytorchs_setting() -> None:
     """On, off, and on again for the same problem: a kernel that was kept must not keep the
     setting."""
     a, b = torch.randn(512, 512, device="cuda"), torch.randn(512, 512, device="cuda")
-    coarse = 2e-6  # TF32 keeps 11 bits of each operand; float32 comes to a tenth of this
     for allowed in (False, True, False, True):
         torch.backends.cuda.matmul.allow_tf32 = allowed
-        expected = relative_error(a @ b, a, b) > coarse
+        expected = relative_error(a @ b, a, b) > COARSE
         assert expected == allowed, "PyTorch itself does not follow, on this device"
-        assert (relative_error(forward.matmul_bias_activation(a, b), a, b) > coarse) == allowed
+        assert (relative_error(forward.matmul_bias_activation(a, b), a, b) > COARSE) == allowed
         grad_a, grad_b, _ = backward.matmul_bias_activation_backward(a, a, b)
         assert grad_a is not None and grad_b is not None
-        assert (relative_error(grad_a, a, b.T) > coarse) == allowed
-        assert (relative_error(grad_b, a.T, a) > coarse) == allowed
+        assert (relative_error(grad_a, a, b.T) > COARSE) == allowed
+        assert (relative_error(grad_b, a.T, a) > COARSE) == allowed
+
+
+SIZE, GROUPS = 512, 2
+
+
+def _offsets(x: Tensor) -> Tensor:
+    return torch.tensor([SIZE // 2, SIZE], device=x.device)
+
+
+def _index(x: Tensor) -> Tensor:
+    return (torch.arange(SIZE, device=x.device) % GROUPS).view(SIZE, 1)
+
+
+SQUARE, STACK, TALL = (SIZE, SIZE), (GROUPS, SIZE, SIZE), (2 * SIZE, SIZE)
+PRODUCTS: dict[str, tuple[Callable[..., Tensor], tuple[tuple[int, ...], ...]]] = {
+    "matmul_bias_activation": (epigrad.matmul_bias_activation, (SQUARE, SQUARE)),
+    "linear": (epigrad.linear, (SQUARE, SQUARE)),
+    "gated_linear": (lambda x, v, g: epigrad.gated_linear(x, v, g, None, None, "bilinear"), (SQUARE,) * 3),
+    "mlp": (lambda x, up, down: epigrad.mlp(x, up, None, down, None, "none"), (SQUARE,) * 3),
+    "gated_mlp": (
+        lambda x, up, down: epigrad.gated_mlp(x, up, None, down, None, "bilinear"),
+        (SQUARE, TALL, SQUARE),
+    ),
+    "grouped_linear": (lambda x, w: epigrad.grouped_linear(x, w, None, "none", offsets=_offsets(x)), (SQUARE, STACK)),
+    "experts": (
+        lambda x, scale, up, down: epigrad.experts(x, _index(x), scale, up, None, down, None, "bilinear"),
+        (SQUARE, (SIZE, 1), (GROUPS, *TALL), STACK),
+    ),
+}
+"""Every operation with a product, of operands of these shapes, with nothing that rounds besides."""
+WITHOUT_TF32 = ("grouped_linear", "experts")
+"""Products of groups are epigrad's own kernels, which have float32 alone."""
+
+
+def distances(run: Callable[..., Tensor], operands: Sequence[Tensor]) -> list[float]:
+    """How far an output and each gradient lie from those of float64, relative to their norms: a
+    number for each product that is in no other."""
+    results = []
+    for dtype in (torch.float32, torch.float64):
+        leaves = [x.detach().to(dtype).requires_grad_() for x in operands]
+        out = run(*leaves)
+        upstream = torch.linspace(0.5, 1.5, out.numel(), dtype=torch.float64, device=out.device).view(out.shape)
+        results.append((out.detach(), *torch.autograd.grad(out, leaves, upstream.to(dtype))))
+    pairs = zip(*results, strict=True)
+    return [float((got.double() - exact).norm() / exact.norm()) for got, exact in pairs]
+
+
+def precision_follows(run: Callable[..., Tensor], name: str) -> None:
+    """Asserts that every product of an operation, forward and backward, is in TF32 if PyTorch
+    allows it and a kernel has it, and else in float32.
+
+    Errors are relative to norms here. TF32's are over 1e-4, float32's under 1e-5.
+    """
+    generator = torch.Generator("cuda").manual_seed(0)
+    operands = [torch.randn(shape, generator=generator, device="cuda") for shape in PRODUCTS[name][1]]
+    for allowed in (False, True, False):
+        torch.backends.cuda.matmul.allow_tf32 = allowed
+        for place, error in enumerate(distances(run, operands)):
+            expected = allowed and name not in WITHOUT_TF32
+            assert (error > 5e-5) == expected, f"{name}: result {place}: {error:.1e}, TF32 is {allowed}"
+
+
+@pytest.mark.usefixtures("_matmul_settings")
+@pytest.mark.parametrize("name", sorted(MULTIPLYING))
+def test_tf32_is_in_every_product_that_pytorch_allows_it_for(name: str) -> None:
+    precision_follows(PRODUCTS[name][0], name)
+
+
+@pytest.mark.usefixtures("_matmul_settings")
+@pytest.mark.parametrize("name", ["linear", "gated_mlp", "experts"])
+def test_compiled_products_follow_tf32_too(name: str) -> None:
+    torch.compiler.reset()
+    precision_follows(torch.compile(PRODUCTS[name][0], fullgraph=True), name)
 
 
 @pytest.mark.usefixtures("_matmul_settings")

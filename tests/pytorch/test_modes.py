@@ -13,6 +13,7 @@ from typing import Any
 import epigrad
 import pytest
 import torch
+from epigrad._core import loader
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.overrides import TorchFunctionMode
@@ -232,3 +233,22 @@ def test_what_changes_all_linear_layers_changes_those_of_blocks(
         assert_same_bits(block(x).detach(), block.down(hidden).detach())
     monkeypatch.undo()
     assert_same_bits(block(x).detach(), plain.detach())
+
+
+@pytest.mark.filterwarnings("ignore:.*TF32:UserWarning")
+def test_tf32_follows_each_of_pytorchs_switches() -> None:
+    matmul = torch.backends.cuda.matmul
+    before = torch.get_float32_matmul_precision(), matmul.fp32_precision
+    try:
+        for name, allowed in (("high", True), ("highest", False), ("medium", True)):
+            torch.set_float32_matmul_precision(name)
+            assert loader.allows_tf32() == allowed, name
+        for name, allowed in (("ieee", False), ("tf32", True)):
+            matmul.fp32_precision = name
+            assert loader.allows_tf32() == allowed, name
+        for allowed in (False, True):
+            matmul.allow_tf32 = allowed
+            assert loader.allows_tf32() == allowed
+    finally:
+        torch.set_float32_matmul_precision(before[0])
+        matmul.fp32_precision = before[1]

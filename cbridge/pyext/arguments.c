@@ -115,8 +115,8 @@ static int is_meta(PyObject *tensor) {
   return meta;
 }
 
-/* Reads the tensor in a wrapper of torch.func whose transform is over, which it keeps alive: the
- * exchange of PyTorch 2.10 and 2.11 refuses it. Returns 0, or -1 without a Python exception. */
+/* Unwraps a functorch wrapper that outlived its transform. PyTorch 2.10 and 2.11 refuse to export
+ * such wrappers through DLPack. Returns 0, or -1 without a Python exception. */
 static int read_outlived(PyObject *wrapper, DLTensor *t) {
   PyObject *functorch = PyImport_ImportModule("torch._C._functorch");
   PyObject *tensor = functorch ? PyObject_CallMethod(functorch, "unwrap_if_dead", "O", wrapper) : NULL;

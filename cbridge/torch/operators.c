@@ -171,9 +171,9 @@ static int32_t invalid(const char *op, const char *argument, const char *got, co
   return refuse(EPG_INVALID_PROBLEM, op, argument, text);
 }
 
-/* Whether an operator's output keeps its preactivation. A block always can: its hidden layer is
- * formed from it. A product need not, where its slope is a function of less: of nothing, or, but
- * for a grouped one, of its output. */
+/* Whether an operator's output keeps its preactivation. A block's does: its hidden layer is formed
+ * from it. A product's does not if the slope is constant, or if it follows from the output (not
+ * implemented for grouped layers). */
 static int keeps_preactivation(const call_arguments *a, const char *save) {
   static const char *const none[] = {"none", "identity", "linear"}, *const from_output[] = {"relu", "sigmoid", "tanh"};
   const char *kind = a->call.kind ? a->call.kind : "none";

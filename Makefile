@@ -122,10 +122,12 @@ generate: $(STAMPS)/run $(STAMPS)/go
 
 lib: $(STAMPS)/go $(STAMPS)/webgpu
 	@.ci/prerequisites --compiler
+	@echo 'epigrad: building build/libepigrad.so (a few minutes the first time)'
 	@mkdir -p build/include
 	@go build -buildmode=c-shared -trimpath -buildvcs=false -ldflags='-s -w -extldflags=-Wl,-soname,libepigrad.so,--version-script=$(CURDIR)/cbridge/lib/exports.map' -o build/libepigrad.so ./cbridge/lib
 	@rm -f build/libepigrad.h && cp cbridge/include/epigrad.h cbridge/include/dlpack.h build/include/ && cp LICENSE build/
 	@$(PY) cbridge/tools/licenses.py ./cbridge/lib build/THIRD_PARTY_LICENSES
+	@ls -d build/libepigrad.so build/include/*.h
 
 # --- use and test ---------------------------------------------------------------------------------
 

@@ -3,8 +3,8 @@ package backend
 import "github.com/epigrad/epigrad/go/tensor"
 
 // Problems whose rows belong to groups, each of which has a weight of its own. Ends [e] are where
-// the groups' rows end: group e has the rows from Ends[e-1] on, and what lies behind the last group
-// is nobody's. It is not read, and not written unless a problem says so.
+// the groups' rows end: group e has the rows from Ends[e-1] on. Rows past the last group are
+// ignored: they are not read, and not written unless a problem says so.
 //
 // Ends, Places and Index are data: a backend reads them when it runs, wherever they are, and does
 // not wait for a device to do so.

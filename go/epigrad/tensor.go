@@ -63,7 +63,8 @@ func FromBlas32(m blas32.General) *Tensor[float32] { return Matrix(m.Rows, m.Col
 // FromBlas64 returns a tensor on the memory of a matrix.
 func FromBlas64(m blas64.General) *Tensor[float64] { return Matrix(m.Rows, m.Cols, m.Data, m.Stride) }
 
-// FromMat returns a tensor on the memory of a matrix, such as a *mat.Dense.
+// FromMat returns a tensor on the memory of a matrix, such as a *mat.Dense. gonum's x.T() is none:
+// use FromMat(x).Transposed(). A bias in a 1 x n matrix x is Of(x.RawMatrix().Data, n).
 func FromMat(m mat.RawMatrixer) *Tensor[float64] { return FromBlas64(m.RawMatrix()) }
 
 // FromVec returns a tensor on the memory of a vector.

@@ -130,7 +130,7 @@ func mixtureOf(c *Call, inputs []*tensor.View) (*mixture, error) {
 	features := columns
 	if gated {
 		if columns%2 != 0 {
-			return nil, check.Invalid(op, "weight_in", "%d rows, want [E, 2H, K]: those of values and of gates", columns)
+			return nil, check.Invalid(op, "weight_in", "got %d rows, want [E, 2H, K]: H value rows and H gate rows of each expert", columns)
 		}
 		features = columns / 2
 		place := c.Gate

@@ -105,7 +105,7 @@ func (s *blockSpelling) resolve(op string, inputs []*tensor.View) (*block, error
 	hidden := append([]int64{}, one.out...)
 	if last := len(hidden) - 1; s.gated {
 		if hidden[last]%2 != 0 {
-			return nil, check.Invalid(op, s.names[1], "%d rows, want [2*h, k]: those of values and of gates", hidden[last])
+			return nil, check.Invalid(op, s.names[1], "got %d rows, want [2*h, k]: h value rows and h gate rows", hidden[last])
 		}
 		hidden[last] /= 2
 	}

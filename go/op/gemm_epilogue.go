@@ -77,7 +77,7 @@ func (s gemmSpelling) backward() operation {
 				}
 			}
 			if info, _ := activation.Lookup(c.Kind); c.input(5) != nil && !info.FromOutput {
-				return nil, check.Invalid(name, "output", "given for the activation %q, whose derivative is no function of its output: want preactivation, or one of %s", c.Kind,
+				return nil, check.Invalid(name, "output", "given for %q, whose derivative cannot be computed from the output: pass preactivation, or use one of %s", c.Kind,
 					strings.Join(activation.NamesFromOutput(), ", "))
 			}
 			shapes := [][]int64{c.input(1).Shape, c.input(2).Shape, nil}

@@ -187,7 +187,7 @@ func (o *operation) meaningful(c *Call) error {
 	case c.Dim != 0 && !o.splits:
 		return check.Invalid(o.Name, "dim", "got %d, want 0: this operation splits no dimension", c.Dim)
 	case c.Gate != GateSecond && !o.halves:
-		return check.Invalid(o.Name, "gate", "got %d, want 0: this operation has no halves of which one is the gate", c.Gate)
+		return check.Invalid(o.Name, "gate", "got %d, want 0: this operation takes no gate", c.Gate)
 	case c.Gate < 0 || c.Gate >= gates:
 		return check.Invalid(o.Name, "gate", "got %d, want 0 (the second half), 1 (the first), 2 (odd places) or 3 (even places)", c.Gate)
 	case c.AllowTF32 && !o.multiplies:
@@ -408,7 +408,7 @@ func Prepare(c *Call) (*Prepared, error) {
 		return nil, err
 	}
 	for _, v := range slices.Concat(c.Inputs, c.Outputs) {
-		if v != nil && v.IsEmpty() { // whose address may be nobody's
+		if v != nil && v.IsEmpty() { // it may have an invalid address
 			return nil, nil
 		}
 	}
@@ -518,7 +518,7 @@ func (o *operation) execution(c *Call) *backend.Run {
 	copy(r.Parameters[:], parameters)
 	bind := func(views []*tensor.View, first int) {
 		for i, v := range views {
-			if v != nil && !v.IsEmpty() { // an empty tensor's address may be nobody's
+			if v != nil && !v.IsEmpty() { // an empty tensor may have an invalid address
 				r.Bases[first+i] = unsafe.Add(v.Base, v.Offset)
 			}
 		}
@@ -533,8 +533,8 @@ func unavailable(op string) error {
 	return status.Errorf(status.Unsupported, "%s: meta tensors have shapes and no data: there is nothing to run on", op)
 }
 
-// Multiplies reports whether an operation has a product of matrices, which TF32 and batch invariance
-// are about.
+// Multiplies reports whether an operation has a product of matrices, which TF32 and batch
+// invariance are about.
 func Multiplies(name string) bool {
 	return slices.ContainsFunc(operations, func(o operation) bool { return o.Name == name && o.multiplies })
 }

@@ -76,7 +76,7 @@ func (b *Backend) Select(p backend.Problem) (backend.Kernel, error) {
 		return nil, err
 	}
 	if builder.dividesDepth && p.IsBatchInvariant() {
-		return nil, status.Errorf(status.Unsupported, "%s: batch_invariant: sums longer than the adapter's bindings are divided by their rows, want smaller tensors", op)
+		return nil, status.Errorf(status.Unsupported, "%s: batch_invariant: this sum exceeds the adapter's binding size, and its split depends on the batch: use smaller tensors, or leave batch-invariant mode", op)
 	}
 	return builder.kernel(p), nil
 }

@@ -373,8 +373,8 @@ def check_offsets(op: str, offsets: Tensor, rows: int) -> None:
     for group, end in enumerate(data.tolist()):
         if not before <= end <= rows:
             raise errors.InvalidProblemError(
-                f"{op}: offsets: offset {group} is {end}, want rows' ends: from {before}, that of the group before, to "
-                f"{rows}, the input's rows"
+                f"{op}: offsets: offsets[{group}] is {end}, want a value in [{before}, {rows}]: offsets are cumulative "
+                "row ends, which may not decrease"
             )
         before = end
 

@@ -29,7 +29,7 @@ func groupEnds(p *backend.GroupEnds, r *backend.Run) error {
 	for e := range groups { // nothing is written before all are known to make sense
 		end := integer(p.Offsets, r, e)
 		if end < before || end > p.Rows {
-			return check.Invalid(p.Op, "offsets", "offset %d is %d, want rows' ends: from %d, that of the group before, to %d, the input's rows", e, end, before, p.Rows)
+			return check.Invalid(p.Op, "offsets", "offsets[%d] is %d, want a value in [%d, %d]: offsets are cumulative row ends, which may not decrease", e, end, before, p.Rows)
 		}
 		before = end
 	}

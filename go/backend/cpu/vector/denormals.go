@@ -42,7 +42,7 @@ func (v *product) floats() floatRange {
 	return float32Range
 }
 
-// depthBits is the logarithm of how many products are added up at most, and some to spare.
+// depthBits is log2 of the longest sum of products, rounded up with headroom.
 const depthBits = 26
 
 // lift lifts the packed operands of a block for a pass over the depth, or undoes the lift of the

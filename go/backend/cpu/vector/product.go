@@ -25,10 +25,10 @@ const (
 	// are read for each anew.
 	tilesOfThread, leastHigh = 4, 4
 	// fewRows is the rows up to which an operand is packed once for strips of the other, and
-	// stripBytes what a strip's sums, or its panels, take at most.
+	// stripBytes limits the accumulators and panels of a strip.
 	fewRows    = 256
 	stripBytes = 256 << 10
-	// evenEnough is what the thread that has most may have, in times of an even share.
+	// evenEnough is the tolerated load imbalance: the busiest thread's share by the mean.
 	evenEnough = 1.05
 	// packingWork is what packing an element takes, in multiply-adds.
 	packingWork = 2

@@ -15,10 +15,12 @@ reading order:
     errors        what is raised
     ops           the operators ``torch.ops.epigrad.*``
     cli           ``python -m epigrad``
+    instruments   times in turns, and what a function keeps for backward
 """
 
-# Imports go down from cli to integrations, then to the other modules above, to ops, to _autograd
-# and to _core; only errors, kinds and webgpu are imported from everywhere. control is generated.
+# Imports go down from instruments to cli, to integrations, then to the other modules above, to
+# ops, to _autograd and to _core; only errors, kinds and webgpu are imported from everywhere.
+# control is generated.
 
 from __future__ import annotations
 

@@ -87,7 +87,7 @@ def test_every_environment_variable_has_a_row() -> None:
 # --- the reference --------------------------------------------------------------------------------
 
 MODULES = (
-    *("forward", "backward", "plan", "nn", "errors", "parallel", "webgpu"),
+    *("forward", "backward", "plan", "nn", "errors", "parallel", "webgpu", "instruments"),
     *("integrations.transformers", "integrations.kernels"),
 )
 

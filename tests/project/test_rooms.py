@@ -21,7 +21,7 @@ FLOORS = (  # from the ground up
     ("__init__",),
     ("_check",),
     ("cli",),
-    ("__main__",),
+    ("__main__", "instruments"),
 )
 WORDS = ("errors", "kinds", "webgpu")  # public classes that every floor speaks of
 GENERATED = ("control",)

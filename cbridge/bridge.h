@@ -11,7 +11,7 @@ typedef struct {
   const char *name; /* kept for ever */
   size_t length;    /* of the name */
   int32_t multiplies; /* it has a product of matrices: EPG_ALLOW_TF32 */
-  /* Of each output: the input that it is the gradient of, or -1; and the input whose dtype it has. */
+  /* Of each output: the input that it is the gradient of, or -1; and that whose dtype it has. */
   int32_t gradient_of[EPG_MAX_OUTPUTS], like[EPG_MAX_OUTPUTS];
 } epg_operation;
 

@@ -50,7 +50,7 @@ CPUS = (
 MODEL_RECORDS: dict[str, tuple[str, ...]] = {
     "NVIDIA H100": (
         "docs/results/2026-11-27-models-nvidia-h100-80gb-hbm3.json",
-        "docs/results/2026-11-27-models-nvidia-h100-80gb-hbm3-2.json",
+        *(f"docs/results/2026-11-27-models-nvidia-h100-80gb-hbm3-{part}.json" for part in (2, 3)),
     ),
     "NVIDIA H200": (
         "docs/results/2026-11-24-models-nvidia-h200.json",
@@ -228,16 +228,15 @@ class Claim(NamedTuple):
 
 def table() -> str:
     """The table of README.md."""
-    sources = (MIXTURES, GPU, *((GPU[0], path) for path in MODEL_RECORDS[GPU[0]]))
+    sources = numbered((MIXTURES, GPU, *((GPU[0], path) for path in MODEL_RECORDS[GPU[0]])))
     ours = max(worst(("value", "slope", "from output")), exact_page.largest("float64"))
     eager = worst(("PyTorch value", "PyTorch slope"))
     moe, *dense = _models()
-    text = f"| {GPU[0]}, bfloat16 | time, eager = 1 | time, compiled = 1 | memory, eager = 1 |\n|---|---|---|---|\n"
+    text = f"| {sources}, bfloat16 | time, eager = 1 | time, compiled = 1 | memory, eager = 1 |\n|---|---|---|---|\n"
     for claim in (*_mixtures(), moe, *_operations(), *dense):
         text += f"| {' | '.join(claim)} |\n"
-    tails = f"PyTorch's is over 10<sup>{math.floor(math.log10(eager))}</sup> ULP"
-    text += f"| Largest error of an activation or its slope, float64 | {ours:.1f} ULP; {tails} | | |\n"
-    return f"{text}\nRecords: {numbered(sources)}; errors: {numbered(ACCURACY)}.\n"
+    tails = f"{ours:.1f} ULP; PyTorch's is over 10<sup>{math.floor(math.log10(eager))}</sup> ULP"
+    return text + f"| Largest error of an activation or its slope, float64 ({numbered(ACCURACY)}) | {tails} | | |\n"
 
 
 def _mixtures() -> Iterable[Claim]:

@@ -74,7 +74,8 @@ func (s *PreparedSuite) TestEveryOperationThatMultipliesMayUseTF32() {
 			backend.Register(b)
 			r := caller.Launch(s.onCUDA(signature), len(signature.Outputs), allows)
 			s.Require().Zero(r.Code, "%s: %s", signature.Name, r.Message)
-			products := 0 // a block is made of other operations; kernels of a geometry are remembered
+			// a block is made of other operations; kernels of a geometry are remembered
+			products := 0
 			for name, list := range b.allowed {
 				_, isPublic := op.SignatureOf(name)
 				if multiplies := op.Multiplies(name) || !isPublic; multiplies {

@@ -16,7 +16,11 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.nn.modules import module as torch_module
-from torch.overrides import _get_current_function_mode_stack, _len_torch_function_stack, has_torch_function_unary
+from torch.overrides import (  # type: ignore[attr-defined]
+    _get_current_function_mode_stack,
+    _len_torch_function_stack,
+    has_torch_function_unary,
+)
 
 from epigrad._core.torch_state import constant_to_dynamo
 
@@ -74,7 +78,8 @@ def is_watched(input: Tensor) -> bool:
         return True
     # Dynamo's answer to the question above does not count modes.
     return _len_torch_function_stack() > 0 and any(
-        not _is_of_pytorch(type(mode)) for mode in _get_current_function_mode_stack()
+        not _is_of_pytorch(type(mode))
+        for mode in _get_current_function_mode_stack()  # type: ignore[no-untyped-call]
     )
 
 

@@ -184,7 +184,7 @@ def measure(case: Case, dtype: torch.dtype, routing: str, device: torch.device, 
     rows: list[Row] = []
     steps: dict[str, Callable[[], object]] = {}
     reference: Sequence[Tensor] = ()
-    implementations = IMPLEMENTATIONS
+    implementations: tuple[str, ...] = IMPLEMENTATIONS
     if sonicmoe.takes(module, x):
         sonicmoe.register()
         implementations += (sonicmoe.NAME,)

@@ -355,7 +355,7 @@ class Subject:
         wider = self.settings.wider
         images, wanted = self.inputs
         inputs = (images.to(wider) if images.is_floating_point() else images, wanted)
-        module = copy.deepcopy(plain).to(wider)
+        module: Any = copy.deepcopy(plain).to(wider)
         if wider is torch.float64 and hasattr(module, "set_experts_implementation"):
             module.set_experts_implementation("eager")  # grouped_mm, the default, takes no float64
         step = Step(self.model, module, inputs, Variant(EAGER))

@@ -446,6 +446,7 @@ def _hint_at_callable(given: object) -> str | None:
     return _hint("activation", next((each for each in _LEARNED if name.startswith(each)), name))
 
 
+@constant_to_dynamo  # which PyTorch 2.11 cannot trace
 def nearest(argument: str, given: str) -> str | None:
     """The activation or the kind that was probably meant; None where none is near."""
     wanted = given.strip().lower().replace("-", "_")

@@ -137,7 +137,7 @@ def test_offsets_that_make_no_sense_are_refused_on_a_cpu(offsets: list[int]) -> 
         of_backward,
     ]
     for call in calls:
-        with pytest.raises(errors.InvalidProblemError, match=r"grouped_linear\w*: offsets: offset \d is"):
+        with pytest.raises(errors.InvalidProblemError, match=r"grouped_linear\w*: offsets: offsets\[\d\] is"):
             call()
 
 

@@ -12,7 +12,7 @@ import torch
 
 from tests.support.processes import run_script, start, torchtitan_path
 from tests.support.repository import ROOT
-from tests.tools import gpu_tables, readme
+from tests.tools import gains, gpu_tables, readme
 
 README = readme.README
 RESULTS = ROOT / "docs" / "results" / "README.md"
@@ -131,6 +131,10 @@ def test_the_table_of_the_readme_is_that_of_the_records() -> None:
     page = readme.PERFORMANCE.read_text()
     assert readme.filled(page, readme.cpu_table()) == page, STALE
     assert gpu_tables.filled(page) == page, "docs/performance.md is stale: python -m tests.tools.gpu_tables"
+    page = gains.PAYS.read_text()
+    assert gains.filled_pays(page) == page, "docs/pays.md is stale: python -m tests.tools.gains"
+    page = gains.EXPERTS.read_text()
+    assert gains.filled_experts(page) == page, "docs/experts.md is stale: python -m tests.tools.gains"
     page = readme.RESULTS.read_text()
     assert readme.filled(page, readme.summary_table()) == page, STALE
     page = readme.MODELS.read_text()

@@ -1,0 +1,214 @@
+"""Writes the tables about what epigrad gains: of docs/pays.md, and of mixtures in docs/experts.md.
+
+    python -m tests.tools.gains
+
+Every number is a ratio of two numbers of one record in docs/results. tests/docs/test_pages.py fails
+where a table is stale.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Collection, Iterable
+from typing import Any, NamedTuple
+
+from tests.support.repository import ROOT
+from tests.tools import readme
+
+PAYS = ROOT / "docs" / "pays.md"
+EXPERTS = ROOT / "docs" / "experts.md"
+BEGIN = "<!-- python -m tests.tools.gains writes this table -->\n"
+ON_CPUS = "<!-- python -m tests.tools.gains writes this table of a CPU -->\n"
+
+MIXTURES_ON_GPUS = (
+    ("NVIDIA H200", "docs/results/2026-11-25-experts-nvidia-h200.json"),
+    ("NVIDIA H100", "docs/results/2026-11-26-experts-nvidia-h100-80gb-hbm3.json"),
+)
+MIXTURES_ON_A_CPU = ("AMD EPYC", "docs/results/2026-11-24-experts-amd-epyc.json")
+XEON, EPYC, AVX2 = readme.CPUS
+
+Row = dict[str, Any]
+WIDE, LAYER = "[8192, 28672]", "8192x4096x14336"
+EACH, BOTH = ("forward", "backward"), ("forward + backward",)
+
+
+class Line(NamedTuple):
+    """A line of docs/pays.md. Times and memory are epigrad's over PyTorch's.
+
+    Attributes:
+        what: what is trained, and where.
+        against: what of PyTorch it is compared with.
+        dtype: the dtype of the operands.
+        times: the ratios that the line has the least and the largest of.
+        memory: the same of memory, or nothing where it was not recorded.
+        sources: the records.
+    """
+
+    what: str
+    against: str
+    dtype: str
+    times: list[float]
+    memory: list[float]
+    sources: Iterable[readme.Source]
+
+
+def span(ratios: Collection[float]) -> str:
+    """The least and the largest of some ratios."""
+    if not ratios:
+        return ""
+    low, high = f"{min(ratios):.2f}", f"{max(ratios):.2f}"
+    return low if low == high else f"{low} to {high}"
+
+
+def of_mixtures(source: readme.Source) -> dict[tuple[str, str], dict[str, Row]]:
+    """A record's rows by case and routing, then by implementation."""
+    found: dict[tuple[str, str], dict[str, Row]] = {}
+    for row in readme.rows(source):
+        found.setdefault((row["case"], row["routing"]), {})[row["implementation"]] = row
+    return found
+
+
+def mixtures(what: str, dtype: str, sources: Collection[readme.Source], wanted: Callable[[str], bool]) -> Line:
+    """Experts beside transformers' fastest implementation."""
+    pairs = [
+        (ways["epigrad"], ways["grouped_mm"])
+        for source in sources
+        for (case, _), ways in of_mixtures(source).items()
+        if wanted(case)
+    ]
+    kept = [ours["kept"] / theirs["kept"] for ours, theirs in pairs if "kept" in ours]
+    return Line(what, "`grouped_mm`", dtype, [ours["ratio"] for ours, _ in pairs], kept, sources)
+
+
+def operation(
+    what: str, op: str, size: str, directions: Collection[str], dtypes: Collection[str] = ("bfloat16",)
+) -> list[Line]:
+    """An operation on the H200 in all its kinds, beside eager PyTorch and beside compiled."""
+    rows = [
+        row
+        for row in readme.rows(readme.H200)
+        if (row["op"], row["size"]) == (op, size) and row["dtype"] in dtypes and row["direction"] in directions
+    ]
+    lines = []
+    for name, against, ratio in ((what, "eager", "ratio"), ("the same", "compile", "ratio_to_compile")):
+        memory = [row["memory"] for row in rows if row.get("memory", {}).get(against)]
+        kept = [own["epigrad"]["kept"] / own[against]["kept"] for own in memory]
+        times = [row[ratio] for row in rows if ratio in row]
+        shown = {"eager": "eager", "compile": "compiled"}[against]
+        lines.append(Line(name, shown, ", ".join(dtypes), times, kept, [readme.H200]))
+    return lines
+
+
+def models(what: str, variant: str, plain: str, against: str) -> Line:
+    """Training steps of whole models, with the patch and without; memory is the peak."""
+    (machine,) = readme.on_gpus()
+    rows = readme.by_variant(readme.model_record(machine))
+    pairs = [(row, rows[model, plain]) for (model, name), row in rows.items() if name == variant]
+    peaks = [ours["peak"] / theirs["peak"] for ours, theirs in pairs]
+    sources = [(machine, path) for path in readme.MODEL_RECORDS[machine]]
+    return Line(what, against, "bfloat16", [ours["ratio_to_unpatched"] for ours, _ in pairs], peaks, sources)
+
+
+def on_cpus(what: str, cases: Collection[str], dtype: str, sources: Collection[readme.Source]) -> Line:
+    """Means over the sizes on all threads, forward and backward."""
+    means = []
+    for machine, path in sources:
+        record = json.loads((ROOT / path).read_text())
+        for line in readme.of_cpu((machine, path)):
+            if line["case"] in cases and "float32" in line["dtypes"]:
+                own = [row for row in record["rows"] if all(row[key] == line[key] for key in readme.OF_A_CURVE)]
+                logs = [math.log(row["ratio"]) for row in own if row["dtype"] == dtype]
+                means.append(math.exp(sum(logs) / len(logs)))
+    return Line(what, "eager", dtype, means, [], sources)
+
+
+def lines() -> list[Line]:
+    """The lines of docs/pays.md."""
+    return [
+        mixtures(
+            "Hopper: experts of Qwen3-30B-A3B and gpt-oss-20b",
+            "bfloat16",
+            MIXTURES_ON_GPUS,
+            lambda case: case != "mixtral-like",
+        ),
+        mixtures(
+            "Hopper: experts of Mixtral's shape", "bfloat16", MIXTURES_ON_GPUS, lambda case: case == "mixtral-like"
+        ),
+        models("Hopper: a step of five dense models, patched", "patched", "eager", "eager"),
+        models("the same", "patched + compiled", "compiled", "compiled"),
+        *operation(f"Hopper: a gated MLP of {LAYER}", "gated_mlp", LAYER, BOTH),
+        *operation(f"Hopper: a GELU MLP of {LAYER}", "mlp", LAYER, BOTH),
+        *operation("Hopper: a gate alone", "gated", WIDE, EACH, readme.HALF),
+        *operation("Hopper: a gate alone", "gated", WIDE, EACH, readme.FULL),
+        on_cpus("CPU: layers and MLPs", readme.LAYERS, "float32", readme.CPUS),
+        on_cpus("CPU with AVX512_BF16 or AMX: layers and MLPs", readme.LAYERS, "bfloat16", (XEON, EPYC)),
+        on_cpus("CPU with AVX2 alone: layers and MLPs", readme.LAYERS, "bfloat16", (AVX2,)),
+        on_cpus("CPU: a gate alone", ("gated_activation",), "float32", readme.CPUS),
+        mixtures("CPU: experts of three mixtures", "float32", (MIXTURES_ON_A_CPU,), lambda case: True),
+    ]
+
+
+def pays_table() -> str:
+    """The table of docs/pays.md."""
+    text = "| where: what | PyTorch is | dtype | time | memory | measured on |\n" + "|---" * 6 + "|\n"
+    for line in lines():
+        links = readme.numbered((machine, path.removeprefix("docs/")) for machine, path in line.sources)
+        times, memory = span(line.times), span(line.memory)
+        text += f"| {line.what} | {line.against} | {line.dtype} | {times} | {memory} | {links} |\n"
+    return text
+
+
+NAMES = {"qwen3-30b-a3b": "Qwen3-30B-A3B", "gpt-oss-20b": "gpt-oss-20b", "mixtral-like": "Mixtral's shape"}
+ROUTINGS = {"uniform": "even", "zipf": "uneven"}
+
+
+def gpu_table() -> str:
+    """Mixtures on GPUs: milliseconds, ratios, and MiB of epigrad and of `grouped_mm`."""
+    text = "| experts | routing | measured on | time, ms | to `grouped_mm` | to the floor | kept, MiB | peak, MiB |\n"
+    text += "|---" * 8 + "|\n"
+    records = [(machine, path, of_mixtures((machine, path))) for machine, path in MIXTURES_ON_GPUS]
+    for key in records[0][2]:
+        for place, (machine, path, ways) in enumerate(records):
+            ours, theirs = ways[key]["epigrad"], ways[key]["grouped_mm"]
+            name = "|  | " if place else f"| {NAMES[key[0]]} | {ROUTINGS[key[1]]}"
+            memory = [f"{ours[what] / 2**20:.0f}, {theirs[what] / 2**20:.0f}" for what in ("kept", "peak")]
+            cells = [
+                f"[{machine}]({path.removeprefix('docs/')})",
+                f"{1e3 * ours['time']['median']:.2f}",
+                f"{ours['ratio']:.2f}",
+                f"{ours['ratio_to_floor']:.2f}",
+                *memory,
+            ]
+            text += f"{name} | {' | '.join(cells)} |\n"
+    return text
+
+
+def cpu_table() -> str:
+    """Mixtures on a CPU."""
+    text = "| experts | experts, features -> hidden, tokens x chosen | even | uneven |\n|---|---|---|---|\n"
+    ways = of_mixtures(MIXTURES_ON_A_CPU)
+    for case in dict.fromkeys(case for case, _ in ways):
+        own = [ways[case, routing]["epigrad"] for routing in ROUTINGS]
+        cells = " | ".join(f"{row['ratio']:.2f}" for row in own)
+        text += f"| {NAMES[case]} | {own[0]['size']} | {cells} |\n"
+    return text
+
+
+def filled_pays(page: str) -> str:
+    """docs/pays.md with its table anew."""
+    return readme.filled(page, pays_table(), BEGIN)
+
+
+def filled_experts(page: str) -> str:
+    """docs/experts.md with its tables anew."""
+    return readme.filled(readme.filled(page, gpu_table(), BEGIN), cpu_table(), ON_CPUS)
+
+
+def main() -> None:
+    PAYS.write_text(filled_pays(PAYS.read_text()))
+    EXPERTS.write_text(filled_experts(EXPERTS.read_text()))
+
+
+if __name__ == "__main__":
+    main()

@@ -21,7 +21,7 @@ from epigrad._core.tables import ACTIVATIONS, GATED_KINDS, PRESETS, ActivationRo
 from torch import Tensor
 
 from tests.support.repository import ROOT
-from tests.tools.exact_page import worst_cases
+from tests.tools.exact_page import largest, worst_cases
 
 PAGE = ROOT / "docs" / "kinds.md"
 PICTURE = ROOT / "docs" / "results" / "kinds.png"
@@ -211,7 +211,7 @@ def errors(name: str) -> list[str]:
 
 
 def halves() -> str:
-    """The largest error of a half type on any backend."""
+    """The largest error of a half type on any backend, of the points of the accuracy pages."""
     pages = [measured(page).items() for page in ACCURACY.values()]
     worst = max(max(pair) for page in pages for (_, dtype), pair in page if dtype in ("bfloat16", "float16"))
     return f"{worst:.2f}"
@@ -247,8 +247,8 @@ These names of PyTorch, transformers and timm are accepted too:
 ### At kinks, infinities and NaN
 
 A kink is a point where a derivative jumps. The last three columns have value and slope. Parameters are the defaults.
-All is as in PyTorch's own function, or in the composition of PyTorch's functions. Softplus's slope at its kink is
-s(threshold). Only beyond is it 1.
+All agree with PyTorch's own function, or with the composition of PyTorch's functions. Softplus's slope is s(threshold)
+at its kink, and 1 beyond it.
 
 | activation | slope at kinks | at -inf | at +inf | at NaN |
 |---|---|---|---|---|
@@ -256,9 +256,9 @@ s(threshold). Only beyond is it 1.
 ### Errors
 
 The largest error met of value and of slope, in units in the last place (ULP), with the defaults and with other
-parameters. In bfloat16 and float16 none is above {halves} on any backend; 0.5 is one rounding. The pages
-[accuracy.md](accuracy.md), [-cuda](accuracy-cuda.md) and [-webgpu](accuracy-webgpu.md) say how it was measured, and on
-what.
+parameters. A correctly rounded result is off by 0.5 ULP at most. In bfloat16 and float16 no point of these pages is
+above {halves}; where all numbers were walked, none is above {walked} ([worst cases](#worst-cases)). The pages
+[accuracy.md](accuracy.md), [-cuda](accuracy-cuda.md) and [-webgpu](accuracy-webgpu.md) have the points and devices.
 
 | activation | CPU, float32 | CPU, float64 | CUDA, float32 | CUDA, float64 | WebGPU, float32 |
 |---|---|---|---|---|---|
@@ -359,6 +359,7 @@ def text() -> str:
         aliases="".join(row(names, f"`{name}`") for names, name in aliases.items()),
         facts="".join(row(f"`{kind.name}`", kinks(kind), *special(kind.name)) for kind in activations),
         halves=halves(),
+        walked=f"{max(largest(dtype) for dtype in ('bfloat16', 'float16')):.3f}",
         errors="".join(row(f"`{name}`", *errors(name)) for name in ACTIVATIONS if name != "none"),
         worst_cases=worst_cases(),
         learnable="".join(row(f"`{call}`", *cells, users(call.split("(")[0])) for call, *cells in LEARNABLE),

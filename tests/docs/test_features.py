@@ -50,6 +50,16 @@ def test_a_page_is_read_as_it_was_written() -> None:
     assert page.count("- [1 x GPU](results/a.json), 2026-11-21: PyTorch 2.12.0, Python 3.12.3") == 1
 
 
+def test_the_cpus_table_names_no_gpu_as_its_record() -> None:
+    """A record of a GPU's machine has ticks of its CPU, too, and does not count for them."""
+    cells = {("eager", "lerp", "cpu"), ("eager", "lerp", "cuda")}
+    page = features.write(
+        cells, {"a.json": Record("2026-11-21", "1 x GPU", {"torch": "2", "python": "3"}, tuple(cells))}
+    )
+    cpu, gpu = page.split("## On NVIDIA GPUs")
+    assert "1 x GPU" in gpu and "1 x GPU" not in cpu
+
+
 def test_what_failed_once_has_no_tick(tmp_path: Path) -> None:
     cells: list[Cell] = [("compile", "linear", "cuda"), ("TP", "mlp", "cuda")]
     save(tmp_path / "run.json", cells, cells[:1])

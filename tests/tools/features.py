@@ -28,16 +28,17 @@ DEVICES = {"cpu": "On the CPU", "cuda": "On NVIDIA GPUs"}
 
 _HEAD = """# What works with what
 
-A tick is a test in `tests` that runs the function, its gradients too where there are any, under this part of PyTorch
-and compares it with the plain function or with PyTorch's own operations. `python -m tests.tools.features` writes this
-page from the tests that pass, and `tests/docs/test_features.py` fails where it is stale. Parallel training runs on two
-processes: gloo on CPUs, NCCL on GPUs.
+A tick is a test that passes. It runs the function and its gradients under this part of PyTorch, and compares them with
+the plain function or with PyTorch's own operations. Parallel training runs on two processes: gloo on CPUs, NCCL on
+GPUs. CI runs the tests of the CPU on every change. Those of GPUs have records.
+
+`python -m tests.tools.features` writes this page, and `tests/docs/test_features.py` fails where it is stale.
 """
 
 
 def records() -> dict[str, Record]:
-    """The records of docs/results, by their files' names; of the CPU they say nothing, since CI has
-    one."""
+    """The records of docs/results that have ticks of GPUs, by their files' names. Ticks of a CPU do
+    not count, since CI has one."""
     found = {path.name: load(path) for path in sorted(RECORDS.glob("*-features-*.json"))}
     return {name: record for name, record in found.items() if _of(record)}
 
@@ -82,7 +83,7 @@ def write(cells: Iterable[Cell], runs: dict[str, Record]) -> str:
             f"- [{run.machine}](results/{name}), {run.date}: PyTorch {run.versions['torch']}, "
             f"Python {run.versions['python']}"
             for name, run in runs.items()
-            if any(cell[2] == device for cell in run.cells)
+            if device != "cpu" and any(cell[2] == device for cell in run.cells)
         ]
         parts.append(
             "\n".join([f"## {title}", "", *(["Recorded on:", "", *sources, ""] if sources else []), *lines, ""])

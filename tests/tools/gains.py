@@ -30,6 +30,9 @@ XEON, EPYC, AVX2 = readme.CPUS
 
 Row = dict[str, Any]
 WIDE, LAYER = "[8192, 28672]", "8192x4096x14336"
+LAYERS = ("linear", "mlp", "gated_mlp")
+HALF, FULL = ("bfloat16", "float16"), ("float32", "float64")
+DENSE = ("gpt2", "llama", "gemma", "bert", "vit")
 EACH, BOTH = ("forward", "backward"), ("forward + backward",)
 
 
@@ -102,12 +105,14 @@ def operation(
 
 def models(what: str, variant: str, plain: str, against: str) -> Line:
     """Training steps of whole models, with the patch and without; memory is the peak."""
-    (machine,) = readme.on_gpus()
-    rows = readme.by_variant(readme.model_record(machine))
-    pairs = [(row, rows[model, plain]) for (model, name), row in rows.items() if name == variant]
-    peaks = [ours["peak"] / theirs["peak"] for ours, theirs in pairs]
-    sources = [(machine, path) for path in readme.MODEL_RECORDS[machine]]
-    return Line(what, against, "bfloat16", [ours["ratio_to_unpatched"] for ours, _ in pairs], peaks, sources)
+    times, peaks, sources = [], [], []
+    for machine in readme.on_gpus():
+        rows = readme.by_variant(readme.model_record(machine))
+        pairs = [(rows[model, variant], rows[model, plain]) for model in DENSE if (model, variant) in rows]
+        times += [ours["ratio_to_unpatched"] for ours, _ in pairs]
+        peaks += [ours["peak"] / theirs["peak"] for ours, theirs in pairs]
+        sources += [(machine, path) for path in readme.MODEL_RECORDS[machine]]
+    return Line(what, against, "bfloat16", times, peaks, sources)
 
 
 def on_cpus(what: str, cases: Collection[str], dtype: str, sources: Collection[readme.Source]) -> Line:
@@ -139,11 +144,11 @@ def lines() -> list[Line]:
         models("the same", "patched + compiled", "compiled", "compiled"),
         *operation(f"Hopper: a gated MLP of {LAYER}", "gated_mlp", LAYER, BOTH),
         *operation(f"Hopper: a GELU MLP of {LAYER}", "mlp", LAYER, BOTH),
-        *operation("Hopper: a gate alone", "gated", WIDE, EACH, readme.HALF),
-        *operation("Hopper: a gate alone", "gated", WIDE, EACH, readme.FULL),
-        on_cpus("CPU: layers and MLPs", readme.LAYERS, "float32", readme.CPUS),
-        on_cpus("CPU with AVX512_BF16 or AMX: layers and MLPs", readme.LAYERS, "bfloat16", (XEON, EPYC)),
-        on_cpus("CPU with AVX2 alone: layers and MLPs", readme.LAYERS, "bfloat16", (AVX2,)),
+        *operation("Hopper: a gate alone", "gated", WIDE, EACH, HALF),
+        *operation("Hopper: a gate alone", "gated", WIDE, EACH, FULL),
+        on_cpus("CPU: layers and MLPs", LAYERS, "float32", readme.CPUS),
+        on_cpus("CPU with AVX512_BF16 or AMX: layers and MLPs", LAYERS, "bfloat16", (XEON, EPYC)),
+        on_cpus("CPU with AVX2 alone: layers and MLPs", LAYERS, "bfloat16", (AVX2,)),
         on_cpus("CPU: a gate alone", ("gated_activation",), "float32", readme.CPUS),
         mixtures("CPU: experts of three mixtures", "float32", (MIXTURES_ON_A_CPU,), lambda case: True),
     ]

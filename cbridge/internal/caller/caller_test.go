@@ -169,7 +169,7 @@ func (s *BridgeSuite) TestRefuses() {
 		{"too many", change(func(c *caller.Call) { c.Surplus = 100 }), invalid, "want at most"},
 		{"missing", change(func(c *caller.Call) { c.Inputs[0] = nil }), invalid, "a: missing"},
 		{"unknown flags", change(func(c *caller.Call) { c.Flags = 1<<31 | 1<<5 }), invalid, "flags: unknown bits 0x80000020, want none but EPG_ACCUMULATE (0x1), "},
-		{"gate of no halves", change(func(c *caller.Call) { c.Gate = caller.GateFirst }), invalid, "gate: got 1, want 0: this operation has no halves"},
+		{"gate of no halves", change(func(c *caller.Call) { c.Gate = caller.GateFirst }), invalid, "gate: got 1, want 0: this operation takes no gate"},
 		{"nothing to add to", change(func(c *caller.Call) { c.Flags = caller.Accumulate }), invalid, "accumulate: true, but"},
 		{"parameters of none", change(func(c *caller.Call) { c.Parameters = []float64{1} }), invalid, "parameters: got 1, want none"},
 		{"dim of no split", change(func(c *caller.Call) { c.Dim = 1 }), invalid, "dim: got 1, want 0"},

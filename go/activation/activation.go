@@ -343,6 +343,15 @@ func Names() []string {
 	return names
 }
 
+// Aliases lists the other names of activations.
+func Aliases() []string {
+	var names []string
+	for _, a := range activations {
+		names = append(names, a.Aliases...)
+	}
+	return names
+}
+
 // NamesFromOutput lists the activations whose derivative is a function of the output.
 func NamesFromOutput() []string {
 	var names []string

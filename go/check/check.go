@@ -286,12 +286,53 @@ func Quote(name string) string {
 	return fmt.Sprintf("%s... (%d bytes)", strconv.Quote(name[:end]), len(name))
 }
 
-// OneOf asks for a listed name.
-func OneOf(op, argument, got string, accepted []string) error {
-	for _, name := range accepted {
-		if got == name {
-			return nil
+// OneOf asks for a listed name. Its error proposes the nearest of them and of the aliases, which
+// other code accepts.
+func OneOf(op, argument, got string, accepted []string, aliases ...string) error {
+	if slices.Contains(accepted, got) {
+		return nil
+	}
+	hint := ""
+	if near := nearest(got, slices.Concat(accepted, aliases)); near != "" {
+		hint = fmt.Sprintf(" (did you mean %q?)", near)
+	}
+	return Invalid(op, argument, "got %s, want one of %s%s", Quote(got), strings.Join(accepted, ", "), hint)
+}
+
+// nearest returns the name that was probably meant, or "". Capitals, hyphens and spaces do not count,
+// and a third of the letters may be wrong.
+func nearest(got string, names []string) string {
+	const longest = 64 // the time grows with the length
+	if len(got) > longest {
+		return ""
+	}
+	got = strings.NewReplacer("-", "_", " ", "_").Replace(strings.ToLower(strings.TrimSpace(got)))
+	near, fewest := "", len(got)/3+1
+	for _, name := range names {
+		if edits := distance(got, name); edits < fewest {
+			near, fewest = name, edits
 		}
 	}
-	return Invalid(op, argument, "got %s, want one of %s", Quote(got), strings.Join(accepted, ", "))
+	return near
+}
+
+// distance returns Levenshtein's distance: the bytes to insert, delete or replace to turn a into b.
+func distance(a, b string) int {
+	row := make([]int, len(b)+1) // distances from the first i bytes of a to the first j of b
+	for j := range row {
+		row[j] = j
+	}
+	for i := range len(a) {
+		diagonal := row[0]
+		row[0] = i + 1
+		for j := range len(b) {
+			replaced := diagonal
+			if a[i] != b[j] {
+				replaced++
+			}
+			diagonal = row[j+1]
+			row[j+1] = min(replaced, row[j]+1, diagonal+1)
+		}
+	}
+	return row[len(b)]
 }

@@ -2,6 +2,8 @@ package check_test
 
 import (
 	"errors"
+	"fmt"
+	"strings"
 	"testing"
 	"unsafe"
 
@@ -134,5 +136,21 @@ func (s *CheckSuite) TestWorkspace() {
 
 func (s *CheckSuite) TestOneOf() {
 	s.NoError(check.OneOf("op", "kind", "glu", []string{"reglu", "glu"}))
-	s.fails(check.OneOf("op", "kind", "GLU", []string{"reglu", "glu"}), status.InvalidProblem, `op: kind: got "GLU", want one of reglu, glu`)
+	s.fails(check.OneOf("op", "kind", "GLU", []string{"reglu", "glu"}), status.InvalidProblem, `op: kind: got "GLU", want one of reglu, glu (did you mean "glu"?)`)
+}
+
+func (s *CheckSuite) TestAMisspelledNameGetsAProposal() {
+	names := []string{"none", "gelu", "gelu_tanh", "hardswish", "celu"}
+	for got, want := range map[string]string{
+		"GELU": "gelu", "gelu-tanh": "gelu_tanh", " Gelu Tanh": "gelu_tanh", "hard_swish": "hardswish", "gelo": "gelu", "hardswosch": "hardswish", "SiLU": "silu",
+		"": "", "sin": "", "x": "", "geglu_oai": "", strings.Repeat("gelu", 17): "",
+	} {
+		err := check.OneOf("op", "kind", got, names, "silu")
+		s.Require().Error(err)
+		if want == "" {
+			s.NotContains(err.Error(), "did you mean", got)
+		} else {
+			s.Contains(err.Error(), fmt.Sprintf("celu (did you mean %q?)", want), got)
+		}
+	}
 }

@@ -81,6 +81,9 @@ func (s *ErrorSuite) TestProblems() {
 	}{
 		{"no such op", "matmul", "", views(a, b), views(out), invalid, `epigrad: op: got "matmul", want one of matmul_bias_activation, `},
 		{"no such activation", "linear", "Gelu", views(a, s.f32(4, 3)), views(out), invalid, `linear: activation: got "Gelu", want one of ` + strings.Join(activation.Names(), ", ")},
+		{"an activation in capitals", "linear", "GELU", views(a, s.f32(4, 3)), views(out), invalid, `(did you mean "gelu"?)`},
+		{"an alias in capitals", "activation", "Gelu_New", views(a), views(s.f32(2, 3)), invalid, `(did you mean "gelu_new"?)`},
+		{"a gated kind in capitals", "gated_activation", "SwiGLU", views(s.f32(4)), views(s.f32(2)), invalid, `(did you mean "swiglu"?)`},
 		{"a kind with a NUL", "linear", "none\x00", views(a, s.f32(4, 3)), views(out), invalid, "want one of " + strings.Join(activation.Names(), ", ")},
 		{"an activation as a gated kind", "gated_activation", "relu", views(s.f32(4)), views(s.f32(2)), invalid, "want one of " + strings.Join(activation.GatedNames(), ", ")},
 		{"no gated kind", "gated_product", "", views(a, a), views(s.f32(2, 3)), invalid, `kind: got ""`},

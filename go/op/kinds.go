@@ -11,6 +11,7 @@ import (
 type kinds struct {
 	argument string // what the kind is called in messages
 	names    func() []string
+	aliases  []string // other names that lookup knows
 	lookup   func(name string) (k kind, known bool)
 }
 
@@ -26,11 +27,11 @@ type kind struct {
 }
 
 var (
-	activations = &kinds{"activation", activation.Names, func(name string) (kind, bool) {
+	activations = &kinds{"activation", activation.Names, activation.Aliases(), func(name string) (kind, bool) {
 		row, known := activation.Lookup(name)
 		return kind{name: row.Name, parameters: row.Parameters, defaultIs: row.DefaultIs, kernel: row.Kernel}, known
 	}}
-	gatedKinds = &kinds{"kind", activation.GatedNames, func(name string) (kind, bool) {
+	gatedKinds = &kinds{"kind", activation.GatedNames, nil, func(name string) (kind, bool) {
 		preset, is := activation.LookupPreset(name)
 		if is {
 			name = preset.Kind
@@ -39,7 +40,7 @@ var (
 		return kind{name: row.Name, parameters: row.Parameters, defaults: preset.Values(), kernel: row.Kernel}, known
 	}}
 	// eitherKinds are both: no name is in both tables
-	eitherKinds = &kinds{"kind", func() []string { return slices.Concat(gatedKinds.names(), activations.names()) }, func(name string) (kind, bool) {
+	eitherKinds = &kinds{"kind", func() []string { return slices.Concat(gatedKinds.names(), activations.names()) }, activations.aliases, func(name string) (kind, bool) {
 		if k, known := gatedKinds.lookup(name); known {
 			return k, true
 		}
@@ -58,7 +59,7 @@ func (o *operation) complete(c *Call) error {
 	}
 	k, known := o.kinds.lookup(c.Kind)
 	if !known {
-		return check.OneOf(o.Name, o.kinds.argument, c.Kind, o.kinds.names())
+		return check.OneOf(o.Name, o.kinds.argument, c.Kind, o.kinds.names(), o.kinds.aliases...)
 	}
 	given := c.Parameters
 	if len(given) == 0 {

@@ -1,5 +1,4 @@
-# epigrad's commands. `make demo` shows it, `make test` tests it, `make check` is what CI runs;
-# CONTRIBUTING.md has the rest.
+# epigrad's commands. `make help` lists them; CONTRIBUTING.md has more on each.
 #
 # Everything is installed into .venv, and .venv/build has a stamp for each thing that is: a second
 # run does what is left.
@@ -35,7 +34,11 @@ GO_TEST := EPIGRAD_WGPU_NATIVE="$${EPIGRAD_WGPU_NATIVE:-$$(ls $(CURDIR)/$(VENV)/
 CC_FLAGS := -std=c11 -O2 -Wall -Wextra -Werror
 C_SOURCES := '*.c' '*.h' '*.cpp' '*.cu' '*.cuh'
 
-.PHONY: build kernels lib demo page test test-go test-python test-full test-oldest test-free-threaded test-race sanitize sanitize-addresses sanitize-emulated sanitize-threads portable examples check lint format generate bench docs docs-links wheel sdist check-install release clean
+.PHONY: help build kernels lib demo page test test-go test-python test-full test-oldest test-free-threaded test-race sanitize sanitize-addresses sanitize-emulated sanitize-threads portable examples check lint format generate bench docs docs-links wheel sdist check-install release clean
+
+# A target's line ends with what it does.
+help: ## list the commands
+	@sed -nE 's/^([a-z-]+):[^#]* ## (.*)/\1\t\2/p' $(firstword $(MAKEFILE_LIST)) | while IFS=$$'\t' read -r name text; do printf 'make %-20s %s\n' "$$name" "$$text"; done
 
 # --- what is needed -------------------------------------------------------------------------------
 
@@ -107,20 +110,20 @@ $(STAMPS)/editable: $(STAMPS)/run $(STAMPS)/go setup.py cbridge/include/epigrad.
 # --- build ----------------------------------------------------------------------------------------
 
 # The go command and cbridge/tools/generate.py know what is up to date.
-build: $(STAMPS)/editable
+build: $(STAMPS)/editable ## build the extension in place (the default)
 	@.ci/prerequisites $(PY)
 	@ls python/epigrad/_native.*.so > /dev/null 2>&1 || echo "epigrad: building, which takes two minutes the first time"
 	@$(PY) setup.py --quiet build_ext --inplace
 
 # The CUDA kernels. The build embeds what this has compiled, and works without.
-kernels: $(STAMPS)/kernels
+kernels: $(STAMPS)/kernels ## compile the CUDA kernels, which needs no GPU
 	@.ci/prerequisites --cplusplus
 	@$(PY) kernels/tools/compile_cuda.py
 
-generate: $(STAMPS)/run $(STAMPS)/go
+generate: $(STAMPS)/run $(STAMPS)/go ## bring generated sources up to date
 	@$(PY) cbridge/tools/generate.py
 
-lib: $(STAMPS)/go $(STAMPS)/webgpu
+lib: $(STAMPS)/go $(STAMPS)/webgpu ## build the C library and its headers, into build
 	@.ci/prerequisites --compiler
 	@echo 'epigrad: building build/libepigrad.so (a few minutes the first time)'
 	@mkdir -p build/include
@@ -131,23 +134,23 @@ lib: $(STAMPS)/go $(STAMPS)/webgpu
 
 # --- use and test ---------------------------------------------------------------------------------
 
-demo: build $(STAMPS)/demo
+demo: build $(STAMPS)/demo ## show epigrad beside PyTorch on this machine
 	@$(PY) examples/demo.py
 
 # The WebGPU kernels in a browser: examples/webgpu-page.
-page: build $(STAMPS)/test
+page: build $(STAMPS)/test ## serve the WebGPU kernels to a browser
 	@$(PY) examples/webgpu-page/serve.py
 
-test: test-go test-python
+test: test-go test-python ## run the Go and Python tests
 
-test-go: $(STAMPS)/go $(STAMPS)/webgpu
+test-go: $(STAMPS)/go $(STAMPS)/webgpu ## run the Go tests
 	@.ci/prerequisites --compiler
 	@.ci/vulkan
 	$(GO_TEST) ./...
 
 # Threads of OpenMP that wait take the processor from other tests, unless they sleep.
 test-python test-full test-oldest: export OMP_WAIT_POLICY ?= PASSIVE
-test-python: build lib $(STAMPS)/test $(STAMPS)/torchtitan
+test-python: build lib $(STAMPS)/test $(STAMPS)/torchtitan ## run the Python tests
 	@.ci/vulkan
 	@.ci/chromium
 	.ci/pytest $(PY) -n $(PYTEST_WORKERS) -q
@@ -156,7 +159,7 @@ test-python: build lib $(STAMPS)/test $(STAMPS)/torchtitan
 
 # The product of cases, not pairs, on every engine of the CPU; and the Go tests under the race
 # detector.
-test-full: build lib $(STAMPS)/test $(STAMPS)/torchtitan
+test-full: build lib $(STAMPS)/test $(STAMPS)/torchtitan ## run all cases in place of pairs
 	@.ci/vulkan
 	@.ci/chromium
 	$(GO_TEST) -race -short ./...
@@ -170,7 +173,7 @@ test-full: build lib $(STAMPS)/test $(STAMPS)/torchtitan
 # How epigrad lives with the oldest PyTorch that pyproject.toml allows, in an environment of its
 # own.
 OLDEST := $(VENV)/oldest
-test-oldest: build lib $(OLDEST)/installed
+test-oldest: build lib $(OLDEST)/installed ## test with the oldest supported PyTorch
 	PYTHONPATH=$(CURDIR)/python $(OLDEST)/bin/python -m pytest -n $(PYTEST_WORKERS) -q \
 		tests/autograd tests/models tests/api/test_nn.py tests/runtime/test_fork.py $(patsubst %,tests/pytorch/test_%.py,autocast compile distributed modes operators without_python)
 
@@ -182,13 +185,13 @@ $(OLDEST)/installed: pyproject.toml | $(STAMPS)/venv
 
 # Without the interpreter lock, in a checkout whose .venv is of such a Python:
 # make test-free-threaded PYTHON=python3.14t. Not all that other tests need has wheels for it.
-test-free-threaded: build
+test-free-threaded: build ## test threads without the interpreter lock
 	@$(PY) -c 'import sys; sys.exit(getattr(sys, "_is_gil_enabled", lambda: True)() and "epigrad: $(PY) has an interpreter lock: make test-free-threaded PYTHON=python3.14t, in a fresh checkout")'
 	@$(requirements) test | grep -E '^(pytest|hypothesis|mpmath|numpy)' > $(STAMPS)/free-threaded.txt && $(PIP_INSTALL) -r $(STAMPS)/free-threaded.txt
 	EPIGRAD_TEST_DEVICES=cpu $(PY) -m pytest -q tests/api/test_plan.py tests/autograd/test_graphs.py tests/autograd/test_main_grad.py \
 		$(patsubst %,tests/parity/test_%.py,gated learnable lerp) $(patsubst %,tests/runtime/test_%.py,free_threaded threads)
 
-test-race: $(STAMPS)/go $(STAMPS)/webgpu
+test-race: $(STAMPS)/go $(STAMPS)/webgpu ## run Go's race detector
 	@.ci/prerequisites --compiler
 	@.ci/vulkan
 	$(GO_TEST) -race -short ./go/op ./go/control ./go/epigrad ./go/tuning ./go/backend ./go/backend/cpu/threads
@@ -199,7 +202,7 @@ test-race: $(STAMPS)/go $(STAMPS)/webgpu
 # kernels take more than ten minutes, so test-full has them, and CI in a job of their own. (What
 # only Go holds looks like a leak. Go's part of a shared library needs static TLS.)
 SANITIZED := build/sanitized
-sanitize: build $(STAMPS)/test
+sanitize: build $(STAMPS)/test ## run C under sanitizers
 	@.ci/prerequisites --cplusplus
 	@$(MAKE) -j2 sanitize-addresses sanitize-threads
 
@@ -207,7 +210,7 @@ sanitize-addresses sanitize-emulated: export CGO_CFLAGS := -O1 -g -fsanitize=und
 sanitize-addresses sanitize-emulated: export CGO_LDFLAGS := -fsanitize=undefined
 sanitize-addresses sanitize-emulated: export ASAN_OPTIONS := detect_leaks=0
 sanitize-addresses: export EPIGRAD_REQUIRE_SANITIZERS := address,undefined
-sanitize-addresses:
+sanitize-addresses: ## the AddressSanitizer half of sanitize
 	go test -tags emulation -asan ./kernels/cpu ./cbridge/internal/...
 	go test -tags emulation -asan -short -run '^TestBackend$$' ./go/backend/cpu -testify.m '^Test(GatedProduct|GemmEpilogueBackward|LerpBackward)$$'
 	@rm -rf $(SANITIZED) && mkdir -p $(SANITIZED) && cp -r python/epigrad $(SANITIZED)
@@ -217,18 +220,18 @@ sanitize-addresses:
 		$(PY) -m pytest -q tests/runtime/test_sanitized.py tests/autograd/test_gradient_layouts.py tests/api/test_plan.py tests/api/test_backward.py
 
 sanitize-emulated: export EPIGRAD_REQUIRE_SANITIZERS := address,undefined
-sanitize-emulated: kernels $(STAMPS)/go
+sanitize-emulated: kernels $(STAMPS)/go ## run the emulated CUDA kernels under sanitizers
 	@.ci/prerequisites --cplusplus
 	go test -tags emulation -asan -timeout 60m -run '^Test(APlantedDefectIsReported|OnTheEmulator)$$' ./go/backend/cuda
 
-sanitize-threads:
+sanitize-threads: ## the ThreadSanitizer half of sanitize
 	TSAN_OPTIONS=halt_on_error=1 EPIGRAD_REQUIRE_SANITIZERS=thread CGO_CFLAGS='-O1 -g -fsanitize=thread' CGO_LDFLAGS=-fsanitize=thread go test ./cbridge/internal/...
 
 # Other processors: the library builds for arm64, whose kernels run on an emulated one. What has no
 # vector kernels still builds, and this processor without its vector instructions runs. On an
 # emulated one whatever leaked out of the kernels would end the process. Without cgo the portable
 # engine builds everywhere and runs; with cgo the build on Windows says that it cannot.
-portable: $(STAMPS)/go $(STAMPS)/dist build/examples/linear_gelu
+portable: $(STAMPS)/go $(STAMPS)/dist build/examples/linear_gelu ## build and test for other processors and systems
 	CC="$(ZIG) cc -target aarch64-linux-gnu.2.28" CGO_ENABLED=1 GOARCH=arm64 go build -buildmode=c-shared -o build/libepigrad-arm64.so ./cbridge/lib
 	CGO_ENABLED=0 go vet ./...
 	EPIGRAD_REQUIRE_ENGINES= CGO_ENABLED=0 go test -short ./go/epigrad ./go/op ./go/backend/... ./go/tuning ./kernels/portable
@@ -242,7 +245,7 @@ portable: $(STAMPS)/go $(STAMPS)/dist build/examples/linear_gelu
 	.ci/emulator x86_64 build/examples/linear_gelu
 	.ci/arm64 $(ZIG) cc -target aarch64-linux-musl
 
-examples: lib $(patsubst examples/c/%.c,build/examples/%,$(wildcard examples/c/*.c))
+examples: lib $(patsubst examples/c/%.c,build/examples/%,$(wildcard examples/c/*.c)) ## compile and run the programs in examples
 	@for program in $(filter build/examples/%,$^); do echo "$$program"; "$$program"; done
 	@for program in $$(go list -f '{{if eq .Name "main"}}{{.Dir}}{{end}}' ./examples/... 2> /dev/null); do go run "$$program"; done
 
@@ -250,18 +253,18 @@ build/examples/%: examples/c/%.c cbridge/include/epigrad.h cbridge/include/dlpac
 	@mkdir -p $(@D)
 	@$${CC:-cc} $(CC_FLAGS) -Ibuild/include -o $@ $< -Lbuild -lepigrad -lm -Wl,-rpath,'$$ORIGIN/..'
 
-bench: build $(STAMPS)/bench
+bench: build $(STAMPS)/bench ## time epigrad and PyTorch, into docs/results
 	@mkdir -p docs/results
 	@$(PY) -m epigrad bench --device all --json docs/results --plot docs/results
 
 # The site, into build/site. It runs the notebooks; a warning, such as a link that leads nowhere, is
 # an error. docs-links asks the servers of other sites, too.
 SPHINX := $(PY) -m sphinx -E -q -W --keep-going -d build/site-doctrees
-docs: build $(STAMPS)/docs
+docs: build $(STAMPS)/docs ## build the site, into build/site
 	@rm -rf build/site; started=$$SECONDS; $(SPHINX) docs build/site; \
 		echo "build/site: $$(find build/site -name '*.html' | wc -l) pages, $$(du -sm build/site | cut -f1) MB, $$((SECONDS - started)) s"
 
-docs-links: build $(STAMPS)/docs
+docs-links: build $(STAMPS)/docs ## check links to other sites
 	@if $(PY) -c 'import socket; socket.create_connection(("github.com", 443), timeout=20).close()' 2> /dev/null; then \
 		$(SPHINX) -D nb_execution_mode=off -b linkcheck docs build/site-links; \
 	else echo "epigrad: no network here, so links to other sites are not checked" >&2; fi
@@ -269,7 +272,7 @@ docs-links: build $(STAMPS)/docs
 # --- check ----------------------------------------------------------------------------------------
 
 # Two at a time where most of a part keeps one processor busy, and nothing is installed.
-check: kernels lint test $(STAMPS)/dist
+check: kernels lint test $(STAMPS)/dist ## run what CI runs
 	@$(MAKE) -j2 --output-sync=target test-race sanitize-addresses sanitize-threads portable examples docs
 	@$(MAKE) check-install
 	@echo "$(sources)" > build/checked
@@ -277,7 +280,7 @@ check: kernels lint test $(STAMPS)/dist
 # The commit that the sources are of, and whether they differ from it.
 sources = $$(git rev-parse HEAD)$$(test -z "$$(git status --porcelain)" || echo ' with changes')
 
-lint: build $(STAMPS)/test $(STAMPS)/bench $(STAMPS)/demo $(STAMPS)/dev $(STAMPS)/docs $(TOOLS)/staticcheck $(TOOLS)/gofumpt
+lint: build $(STAMPS)/test $(STAMPS)/bench $(STAMPS)/demo $(STAMPS)/dev $(STAMPS)/docs $(TOOLS)/staticcheck $(TOOLS)/gofumpt ## check formats, types and line widths
 	@echo "gofumpt"; unformatted=$$(git ls-files --cached --others --exclude-standard '*.go' | xargs $(TOOLS)/gofumpt -l); \
 		if [ -n "$$unformatted" ]; then echo "not formatted (make format): $$unformatted"; exit 1; fi
 	@echo "go mod tidy"; go mod tidy -diff && go -C go/tools mod tidy -diff
@@ -288,7 +291,7 @@ lint: build $(STAMPS)/test $(STAMPS)/bench $(STAMPS)/demo $(STAMPS)/dev $(STAMPS
 	@echo "widths"; $(PY) .ci/widths.py
 	@echo "clang-format"; git ls-files --cached --others --exclude-standard $(C_SOURCES) | xargs clang-format --dry-run --Werror
 
-format: $(STAMPS)/dev $(TOOLS)/gofumpt
+format: $(STAMPS)/dev $(TOOLS)/gofumpt ## format all sources
 	@git ls-files --cached --others --exclude-standard '*.go' | xargs $(TOOLS)/gofumpt -w
 	@$(PY) -m ruff check --quiet --fix . || true; $(PY) -m ruff format --quiet .
 	@git ls-files --cached --others --exclude-standard $(C_SOURCES) | xargs clang-format -i
@@ -304,7 +307,7 @@ $(TOOLS)/gofumpt: go/tools/go.mod | $(STAMPS)/go
 # --- distribute -----------------------------------------------------------------------------------
 
 # dist holds one version: .ci/check-install and a release take all archives that are there.
-sdist: build $(STAMPS)/dist
+sdist: build $(STAMPS)/dist ## build the source distribution, into dist
 	@rm -f dist/epigrad-*.tar.gz
 	@$(PY) -m build --no-isolation --sdist --outdir dist . > build/sdist.log || { cat build/sdist.log; exit 1; }
 	@ls dist/*.tar.gz
@@ -317,7 +320,7 @@ ARCH ?= $(shell uname -m)
 AUDITWHEEL = import platform, runpy; platform.machine = lambda: "$(ARCH)"; runpy.run_module("auditwheel", run_name="__main__")
 GOARCH_x86_64 := amd64
 GOARCH_aarch64 := arm64
-wheel: kernels build $(STAMPS)/dist
+wheel: kernels build $(STAMPS)/dist ## build the wheel, into dist
 	@rm -rf build/wheel build/lib.* build/bdist.* dist/epigrad-*_$(ARCH).whl && mkdir -p build/wheel
 	@CC="$(ZIG) cc -target $(ARCH)-linux-gnu.2.28" GOARCH=$(GOARCH_$(ARCH)) _PYTHON_HOST_PLATFORM=linux-$(ARCH) \
 		$(PY) -m pip wheel . --quiet --no-deps --no-build-isolation --wheel-dir build/wheel
@@ -325,13 +328,13 @@ wheel: kernels build $(STAMPS)/dist
 	@for wheel in dist/epigrad-*-abi3-*_$(ARCH).whl; do if [ -e "$$wheel" ]; then $(PY) -m abi3audit --strict "$$wheel"; fi; done
 	@ls dist/*.whl
 
-check-install: wheel sdist $(STAMPS)/test
+check-install: wheel sdist $(STAMPS)/test ## install each distribution into a fresh environment
 	.ci/check-install docs/start.md
 
 # What .github/workflows/release.yml does with a tag, but for publishing: TAG=v1.2.3 must agree with
 # epigrad.h and the CHANGELOG, and `make check` must have passed on this commit. DRY=1 tries it with
 # a dev version: the notes are what is under Unreleased, and the sources may be any.
-release:
+release: ## check a release before it is tagged; DRY=1 tries it
 	@mkdir -p build
 	@$(PYTHON) .ci/release.py notes $(if $(DRY),--dry,$(TAG)) > build/notes.md
 	@$(if $(DRY),,if [ "$$(cat build/checked 2> /dev/null)$$(git status --porcelain)" != "$$(git rev-parse HEAD)" ]; then \
@@ -340,7 +343,7 @@ release:
 	@$(PY) .ci/release.py archives
 	@echo "the text of the release's page: build/notes.md"
 
-clean:
+clean: ## delete what was built
 	rm -rf build dist THIRD_PARTY_LICENSES python/epigrad/control/control.py python/epigrad/control/go.py python/epigrad/_core/tables.json python/*.egg-info python/epigrad/*.so cbridge/pyext/gopy_control.go cbridge/pyext/gopy_control.c kernels/cuda/*.fatbin kernels/cuda/*.functions go/backend/webgpu/webgpu.h go/backend/webgpu/wgpu.h
 	rm -rf $(STAMPS)/editable $(STAMPS)/webgpu .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -not -path './$(VENV)/*' -prune -exec rm -rf {} +

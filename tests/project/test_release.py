@@ -184,7 +184,7 @@ def test_make_release_refuses_before_it_builds() -> None:
 
 def test_make_release_does_what_the_workflow_does() -> None:
     """In its order; `make check-install` makes wheel and sdist first."""
-    recipe = (ROOT / "Makefile").read_text().partition("\nrelease:\n")[2].partition("\n\n")[0]
+    recipe = (ROOT / "Makefile").read_text().partition("\nrelease: ")[2].partition("\n\n")[0]
     workflow = (ROOT / ".github" / "workflows" / "release.yml").read_text()
     ours = [".ci/release.py notes", "build/checked", "$(MAKE) check-install"]
     theirs = [".ci/release.py notes", "check.yml", "make wheel sdist", ".ci/check-install"]

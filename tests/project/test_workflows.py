@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import subprocess
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,12 @@ def jobs() -> list[Any]:
 def steps(job: Any, key: str) -> list[str]:
     """What the steps of a job use, or run."""
     return [step[key] for step in job.get("steps", []) if key in step]
+
+
+def test_make_help_lists_every_command() -> None:
+    ran = subprocess.run(["make", "help"], cwd=ROOT, capture_output=True, text=True, check=True)
+    listed = re.findall(r"^make (\S+) +\S.*$", ran.stdout, re.M)
+    assert sorted(listed) == sorted(TARGETS), ran.stdout
 
 
 @pytest.mark.parametrize("job", jobs())

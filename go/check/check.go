@@ -299,8 +299,8 @@ func OneOf(op, argument, got string, accepted []string, aliases ...string) error
 	return Invalid(op, argument, "got %s, want one of %s%s", Quote(got), strings.Join(accepted, ", "), hint)
 }
 
-// nearest returns the name that was probably meant, or "". Capitals, hyphens and spaces do not count,
-// and a third of the letters may be wrong.
+// nearest returns the name that was probably meant, or "". Capitals, hyphens and spaces do not
+// count, and a third of the letters may be wrong.
 func nearest(got string, names []string) string {
 	const longest = 64 // the time grows with the length
 	if len(got) > longest {

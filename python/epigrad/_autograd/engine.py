@@ -1,7 +1,7 @@
-"""Which gradients the backward that is under way is for: autograd's engine knows.
+"""Which gradients the running backward computes, from autograd's engine.
 
-`ctx.needs_input_grad` is what forward knew. A backward may be for the input alone, as those of
-zero-bubble pipelines, saliency maps and adversarial training are.
+`ctx.needs_input_grad` is fixed in forward. A backward may need the input's gradient alone, as in
+zero-bubble pipelines, saliency maps and adversarial training.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ BLOCK_ARGUMENTS = {
     "mlp": ("input", "weight1", "bias1", "weight2", "bias2"),
     "gated_mlp": ("input", "weight_in", "bias_in", "weight_out", "bias_out"),
 }
-"""What callers know the tensors of a block as."""
+"""The argument names of each block, for errors."""
 
 
 def _is_gated(call: Call) -> bool:

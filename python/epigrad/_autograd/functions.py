@@ -50,7 +50,7 @@ def lies_transposed(weight: Tensor) -> bool:
 
 
 def forms_preactivation(activation: str | None, preactivation: object, output: object) -> bool:
-    """Whether backward has to form the preactivation again for the slope."""
+    """Whether backward has to recompute the preactivation for the slope."""
     return activation not in (None, "none") and preactivation is None and output is None
 
 
@@ -144,7 +144,7 @@ class Gradient(Function):
 
 
 class Fused(Function):
-    """A function that the core computes, of a core, a call and more."""
+    """A function that the core computes; `apply` takes a core, a call and more."""
 
     record: Callable[..., Any]
     """`apply` outside of `torch.func`: of tensors that are no wrappers of its transforms."""
@@ -201,7 +201,7 @@ class WithPreactivation(Fused):
 
 
 def _into_sinks(problem: Problem, sinks: Sinks, needs: Needs, *tensors: Tensor | None) -> Tensors:
-    """The gradients, of which some go into tensors of their own."""
+    """The gradients by the fused kernels, written into their sinks where they have one."""
     call = problem.call.backward
     outputs, adds = outputs_of(call.op, sinks, needs, problem.gradient_shapes, tensors[0])
     launched = call._replace(accumulate=True) if adds else call

@@ -1,4 +1,4 @@
-"""The gated linear layer: kept for backward are the inputs, the weights and the preactivation."""
+"""The gated linear layer. Backward keeps the inputs, the weights and the preactivation."""
 
 from __future__ import annotations
 

@@ -1,10 +1,11 @@
 """Layers with a weight for each group of rows, and mixtures of experts, which have a block each.
 
-Kept for backward are the inputs, the weights and the preactivation, and of experts no row twice.
+Backward keeps the inputs, the weights and the preactivation. A row that several experts share is
+saved once.
 
-The formulas visit every group with all rows, and choose: which rows a group has is data, which
-`torch.func` does not let Python see. What is not chosen is 0 first, so that a NaN in a row or a
-weight that nobody selects stays there.
+The formulas multiply all rows with every group's weight and mask the result, since `torch.func`
+hides from Python which rows a group has. Masked rows are set to 0 before the product, so a NaN in
+them cannot spread.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from epigrad._core.checks import PLAIN, check_save
 from epigrad._core.launcher import Launcher, Tensors
 
 EXPERTS_ARGUMENTS = ("input", "index", "scale", "weight_in", "bias_in", "weight_out", "bias_out")
-"""What callers know the tensors of `experts` as."""
+"""The argument names of `experts`, for errors."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +104,7 @@ def grouped_linear_formula(
 
 
 def _zeros(like: Tensor, needs: Needs, shapes: Sequence[Any]) -> Tensors:
-    """The gradients where no row has a group."""
+    """Zero gradients, for a call without groups."""
     wanted = [shape if need else None for need, shape in zip(needs, shapes, strict=True)]
     return tuple([None if shape is None else like.new_zeros(shape) for shape in wanted])
 
@@ -363,8 +364,9 @@ class Experts(WithPreactivation):
 
 
 def check_offsets(op: str, offsets: Tensor, rows: int) -> None:
-    """Refuse offsets that make no sense where a CPU has them, as its kernels do: the formulas look
-    at no data. What `torch.vmap` hides is not looked at here either.
+    """Refuse offsets on a CPU that decrease or exceed the rows, as the kernels do.
+
+    The formulas do not check them. Offsets inside of `torch.vmap` are not checked here either.
     """
     data = debug_unwrap(offsets, recurse=True)
     if type(data) not in PLAIN or data.device.type != "cpu" or data.dim() != 1:
@@ -380,7 +382,7 @@ def check_offsets(op: str, offsets: Tensor, rows: int) -> None:
 
 
 def check_index(op: str, name: str, index: Any, *dtypes: torch.dtype) -> None:
-    """Refuse a tensor of rows or experts that is none of integers."""
+    """Refuse an index of rows or experts that is not a tensor of integers."""
     if not isinstance(index, Tensor):
         raise errors.DTypeError(f"{op}: {name}: {type(index).__name__}, want a torch.Tensor")
     if index.dtype not in dtypes:

@@ -39,7 +39,7 @@ class _Switched:
         self.renew_lock()
 
     def renew_lock(self) -> None:
-        """Make the lock: in a forked child too, where nobody would release the parent's."""
+        """Make the lock. A forked child needs a new one: no thread there releases the parent's."""
         self.lock = threading.RLock()
 
     def __contains__(self, tensor: Tensor) -> bool:
@@ -157,7 +157,7 @@ def accumulate_main_grad(module_or_parameters: nn.Module | Iterable[Tensor]) -> 
 
 
 def _refuse_fsdp(module: nn.Module, inputs: Any) -> None:
-    """A hook on a module that is switched on: FSDP, where it comes later, has other parameters."""
+    """A pre-forward hook that refuses FSDP applied later, since it replaces the parameters."""
     fsdp = sys.modules.get("torch.distributed.fsdp")
     if fsdp is None or all(parameter in _switched for parameter in module.parameters()):
         return
@@ -184,8 +184,8 @@ Sinks = tuple[Sink | None, ...]
 
 
 def sinks_of(call: Call, tensors: Sequence[Tensor | None]) -> Sinks | None:
-    """The sinks of a function's tensors, but for those of integers, which have no gradients; None
-    where all gradients are as ever.
+    """The sinks of a function's floating-point tensors; None if every gradient is a new tensor of
+    the call's dtype.
     """
     if not _switched.entries and all(tensor is None or tensor.dtype.itemsize != 2 for tensor in tensors):
         return None
@@ -214,7 +214,7 @@ def _sink(tensor: Tensor | None) -> Sink | None:
 
 
 _DECLARES = hasattr(torch.autograd.function.FunctionCtx, "set_output_grad_dtype")
-"""Whether a function may say its outputs' gradients' dtypes, which PyTorch has from 2.15 on."""
+"""Whether a function can declare the dtype of its outputs' gradients (PyTorch 2.15)."""
 
 
 def _asks_for_float32(tensor: Tensor) -> bool:
@@ -224,8 +224,7 @@ def _asks_for_float32(tensor: Tensor) -> bool:
 
 
 class _View(torch.autograd.Function):
-    """A view of a parameter that asks for float32: of a view by itself PyTorch rounds gradients to
-    the view's dtype."""
+    """A view whose gradient stays float32. PyTorch would round it to the view's dtype."""
 
     @staticmethod
     def forward(ctx: Any, parameter: Tensor, view: Tensor) -> Tensor:
@@ -271,8 +270,7 @@ def with_wide_views(call: Call, tensors: tuple[Tensor | None, ...]) -> tuple[Ten
 
 
 def _overlaps(tensor: Tensor) -> bool:
-    """Whether elements may share memory; a layout in which dimensions do not lie one inside of the
-    other counts as such."""
+    """Whether elements may share memory. Layouts with interleaved dimensions count too."""
     reach = 1
     for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
         if size > 1:
@@ -288,7 +286,7 @@ def any_switched() -> bool:
 
 
 def refuse_tracing(op: str, tensors: Iterable[Tensor | None]) -> None:
-    """Refuse such a parameter where PyTorch sees operators, whose gradients are new tensors."""
+    """Refuse parameters with `main_grad` in `torch.ops` calls: operators return new gradients."""
     if not _switched.entries:
         return
     if any(sink is not None and sink.parameter is not None for sink in _sinks(op, tensors)):
@@ -311,10 +309,10 @@ def _refuse(call: Call) -> None:
 def outputs_of(
     op: str, sinks: Sinks, needs: Sequence[bool], shapes: Sequence[Any], grad_output: Tensor | None
 ) -> tuple[list[Tensor | None], bool]:
-    """The tensors that gradients are written into, None for new ones, and whether they are added
-    to.
+    """The tensors that gradients are written into, and whether the kernels add to them. None lets
+    the core allocate one.
 
-    Where one is added to, so are all of weights and biases: those that are new are zeros.
+    If any gradient accumulates, every weight and bias gradient does; new ones start as zeros.
     """
     assert grad_output is not None
     adds = any(map(_adds, sinks, needs))
@@ -338,21 +336,21 @@ def _adds(sink: Sink | None, need: bool) -> bool:
 
 
 def add_lock(adds: bool) -> AbstractContextManager[Any]:
-    """What a call that adds to `main_grad` runs under, as PyTorch adds to `.grad` under a lock.
+    """The lock of a call that adds to `main_grad`, as PyTorch locks when it adds to `.grad`.
 
-    Without it, backward passes of several threads would lose what others add meanwhile.
+    Without it, backward passes of several threads would lose each other's additions.
     """
     return _switched.lock if adds else nullcontext()
 
 
 def _has_hooks(sink: Sink) -> bool:
-    """Whether tensor hooks have to see, and may change, a gradient."""
+    """Whether tensor hooks are registered that may change the gradient."""
     like = sink.like
     return bool(sink.parameter._backward_hooks or like._backward_hooks or like.retains_grad)  # type: ignore[union-attr]
 
 
 def accumulated(sinks: Sinks, needs: Sequence[bool]) -> Sinks:
-    """The sinks of a backward that is under way: without those of gradients that autograd gets."""
+    """The sinks of the running backward, without those whose gradient autograd has to return."""
     return tuple(
         [
             None
@@ -367,7 +365,7 @@ def accumulated(sinks: Sinks, needs: Sequence[bool]) -> Sinks:
 
 
 def delivered(sinks: Sinks, needs: Sequence[bool], results: Sequence[Tensor | None]) -> tuple[Tensor | None, ...]:
-    """What autograd gets: nothing for what was added to a `main_grad`."""
+    """The gradients for autograd: None where one was added to a `main_grad`."""
     for sink, need in zip(sinks, needs, strict=True):
         if _adds(sink, need):
             sink.parameter.grad_added_to_main_grad = True  # type: ignore[union-attr]
@@ -377,7 +375,7 @@ def delivered(sinks: Sinks, needs: Sequence[bool], results: Sequence[Tensor | No
 
 
 def refuse_graph(op: str, sinks: Sinks, needs: Sequence[bool]) -> None:
-    """Refuse a gradient in float32 beside 16 bits that is to be differentiated itself."""
+    """Refuse ``create_graph=True`` for a float32 gradient of a 16-bit parameter."""
     for sink, need in zip(sinks, needs, strict=True):
         if need and sink is not None:
             what = "grad_dtype" if sink.parameter is None else "main_grad"
@@ -387,7 +385,7 @@ def refuse_graph(op: str, sinks: Sinks, needs: Sequence[bool]) -> None:
 
 
 def _main_grad(op: str, parameter: Tensor, like: Tensor) -> Tensor:
-    """The part of a parameter's `main_grad` that a view of the parameter has the place of."""
+    """The view of a parameter's `main_grad` that matches a view of the parameter."""
     target: Any = getattr(parameter, "main_grad", None)
     if not isinstance(target, Tensor) or target.dtype != torch.float32:
         given = target.dtype if isinstance(target, Tensor) else type(target).__name__

@@ -258,7 +258,7 @@ def product(one: Bounded, two: Bounded, three: Bounded) -> Bounded:
 
 
 def chosen(where: Tensor, one: Bounded, other: Bounded) -> Bounded:
-    """One or the other, of which nothing comes through."""
+    """`torch.where` of two bounded values. The result carries neither `stops` nor `terms`."""
     value, error = torch.where(where, one.value, other.value), torch.where(where, one.error, other.error)
     return replace(one, value=value, error=error, stops=None, terms=None)
 

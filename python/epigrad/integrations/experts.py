@@ -32,7 +32,7 @@ _ROOM = "transformers.integrations.moe"
 _FLAGS = {"is_concatenated", "is_transposed", "has_bias", "has_gate", "has_post_expert_norm"}
 _DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 _BEFORE = "epigrad_experts_before"
-"""What a module holds while `patch` has switched it: the implementation that it had."""
+"""The attribute of a patched module that has its former implementation."""
 _REGISTRATION = "epigrad_experts"
 """What a module that epigrad computes holds, so that its pickle names epigrad."""
 
@@ -231,7 +231,7 @@ def _normed(
 ) -> Tensor:
     """Experts with a norm of the model's after each: the products apart, and the rest in PyTorch.
 
-    A slot that selects nothing comes after all groups, is of no product, and adds 0.
+    A slot that selects no expert is sorted after all groups. No product reads it, and it adds 0.
     """
     count = weight_in.shape[0]
     expert = torch.where((index < 0) | (index >= count), count, index).flatten()
@@ -245,7 +245,7 @@ def _normed(
     else:
         hidden = functional.grouped_linear(rows, weight_in, bias_in, kind, offsets=offsets)
     out = functional.grouped_linear(hidden, weight_out, bias_out, offsets=offsets)
-    # of ones, since the norm of zeros may be none
+    # Ones for empty slots, since the norm of zeros may be NaN.
     out = module.post_expert_norm(out.masked_fill(nothing, 1))
     out = (out * scale.flatten()[order].unsqueeze(-1)).masked_fill(nothing, 0)
     summed: Tensor = out[order.argsort()].unflatten(0, index.shape).sum(1)
@@ -353,7 +353,7 @@ def _held(module: Any) -> str:
 
 
 MOST_EXPERTS = 512
-"""The most that the kernels for Hopper take, as go/backend/cuda/grouped_sm90.go says too."""
+"""Limits of the kernels for Hopper, the same as in go/backend/cuda/grouped_sm90.go."""
 
 
 def _without_fast_kernels(weight: Tensor) -> str:

@@ -41,7 +41,7 @@ class Bound(ABC):
 
     @abstractmethod
     def recorded(self) -> Any:
-        """Compute on tensors that require gradients, and record how the results come about."""
+        """Compute on tensors that require gradients, and record the call for autograd."""
 
     @abstractmethod
     def formula(self) -> Any:
@@ -49,14 +49,14 @@ class Bound(ABC):
 
     @abstractmethod
     def composed(self) -> Any:
-        """The same as a PyTorch user writes it: for graphs that leave PyTorch."""
+        """The same in PyTorch operations that exporters such as ONNX know."""
 
     @abstractmethod
     def symbolic(self) -> shapes.Shapes:
         """The results' shapes, all of them, where sizes are symbols."""
 
     def returned(self, results: Tensors) -> Any:
-        """The results as the schema has them: one is bare."""
+        """The results as in the schema: a single one is no tuple."""
         return only(results)
 
     def kernel(self) -> Any:
@@ -93,7 +93,7 @@ class Layers(Bound):
 
 
 class Gradients(Bound):
-    """A call of an operator that gives gradients: all but shapes is what its `Problem` does."""
+    """A call of a backward operator. Its `Problem` computes; this class adds shape inference."""
 
     @abstractmethod
     def problem(self, core: Launcher) -> Problem:
@@ -134,8 +134,8 @@ _WITH_WEIGHTS = ("linear", "matmul_bias_activation", "gated_linear", "mlp", "gat
 
 
 def _as_weight(gradient: Tensor | None, weight: Tensor | None, place: int) -> Tensor | None:
-    """The gradient of a weight that is transposed, dense, in the weight's layout, in which PyTorch
-    keeps a parameter's gradient. cbridge/launch.c has the same rule.
+    """The gradient, in the weight's layout if that is a dense transposed matrix. PyTorch keeps the
+    gradient of a parameter in that layout. cbridge/launch.c has the same rule.
     """
     if gradient is None or weight is None or place == 0 or not lies_transposed(weight) or min(weight.shape[-2:]) < 2:
         return gradient

@@ -359,6 +359,15 @@ def test_timing_takes_turns_and_drops_the_first_round() -> None:
     assert timing.interleaved({"a": lambda: None}, 0, least=1)["a"].rounds == 1
 
 
+def test_a_call_is_timed_by_the_clock_that_is_given() -> None:
+    clock = [0.0]
+
+    def step() -> None:
+        clock[0] += 2
+
+    assert timing.interleaved({"a": step}, 0, clock=lambda: clock[0])["a"].median == 2
+
+
 @pytest.mark.parametrize(
     ("seconds", "wanted", "rounds"),
     # the first of several rounds does not count

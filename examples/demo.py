@@ -17,6 +17,7 @@ import textwrap
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import matplotlib
 
@@ -26,6 +27,7 @@ import epigrad
 import torch
 import transformers
 from epigrad.cli.timing import Timing, interleaved
+from epigrad.instruments import kept_bytes
 from epigrad.integrations.transformers import patch
 from matplotlib import pyplot
 from rich.console import Console
@@ -158,7 +160,8 @@ def step_row(name: str, models: Pair, tokens: Tensor, timings: dict[str, Timing]
         optimizers = {library: torch.optim.AdamW(model.parameters(), lr=1e-4) for library, model in models.items()}
         steps = {n: lambda n=n: training_step(models[n], optimizers[n], tokens) for n in models}
         timings = interleaved(steps, SECONDS["step"])
-    return Row(name, timings, {n: kept(model, input_ids=tokens, labels=tokens) for n, model in models.items()})
+    calls = {n: partial(model, input_ids=tokens, labels=tokens) for n, model in models.items()}
+    return Row(name, timings, {n: kept_bytes(call, models[n].parameters()) for n, call in calls.items()})
 
 
 def layer_row(name: str, modules: Callable[[], Sequence[nn.Module]], rows: int, features: int) -> Row:
@@ -174,7 +177,8 @@ def layer_row(name: str, modules: Callable[[], Sequence[nn.Module]], rows: int, 
         return lambda: torch.autograd.grad(layer(x), [x, *layer.parameters()], grad_output)
 
     timings = interleaved({library: call(layer) for library, layer in layers.items()}, SECONDS["layer"], most=10_000)
-    return Row(name, timings, {library: kept(layer, x) for library, layer in layers.items()})
+    kept = {library: kept_bytes(partial(layer, x), layer.parameters()) for library, layer in layers.items()}
+    return Row(name, timings, kept)
 
 
 class SwiGLU(nn.Module):
@@ -194,22 +198,6 @@ def layer_rows() -> Iterator[Row]:
     yield layer_row("SwiGLU MLP, 512 x 512", mlps, 512, 512)
     yield layer_row("SwiGLU gates, 4M numbers", lambda: (SwiGLU(), epigrad.nn.GatedActivation("swiglu")), 2048, 2048)
     yield layer_row("small GELU layer, 128 x 64", small, 128, 64)
-
-
-def kept(module: nn.Module, *args: Tensor, **arguments: Tensor) -> int:
-    """The bytes that autograd keeps for backward, parameters aside; shared memory counts once."""
-    memory: dict[int, int] = {}
-
-    def note(tensor: Tensor) -> Tensor:
-        memory[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
-        out = module(*args, **arguments)
-    for parameter in module.parameters():
-        memory.pop(parameter.untyped_storage().data_ptr(), None)
-    del out  # only now: else its memory could be given out again, and would count once for two
-    return sum(memory.values())
 
 
 def slope_errors() -> tuple[Tensor, dict[str, Tensor]]:

@@ -34,7 +34,7 @@ GO_TEST := EPIGRAD_WGPU_NATIVE="$${EPIGRAD_WGPU_NATIVE:-$$(ls $(CURDIR)/$(VENV)/
 CC_FLAGS := -std=c11 -O2 -Wall -Wextra -Werror
 C_SOURCES := '*.c' '*.h' '*.cpp' '*.cu' '*.cuh'
 
-.PHONY: help build kernels lib demo page test test-go test-python test-full test-oldest test-free-threaded test-race sanitize sanitize-addresses sanitize-emulated sanitize-threads portable examples check lint format generate bench docs docs-links wheel sdist check-install release clean
+.PHONY: help build kernels lib demo page test test-go test-python test-full test-oldest test-free-threaded test-race sanitize sanitize-addresses sanitize-emulated sanitize-threads portable examples check lint format generate bench notebooks docs docs-links wheel sdist check-install release clean
 
 # A target's line ends with what it does.
 help: ## list the commands
@@ -257,16 +257,21 @@ bench: build $(STAMPS)/bench ## time epigrad and PyTorch, into docs/results
 	@mkdir -p docs/results
 	@$(PY) -m epigrad bench --device all --json docs/results --plot docs/results
 
-# The site, into build/site. It runs the notebooks; a warning, such as a link that leads nowhere, is
-# an error. docs-links asks the servers of other sites, too.
+# The notebooks run and store what they show: all of them, on an idle machine, since they measure.
+notebooks: build $(STAMPS)/docs ## run all notebooks and store their outputs
+	@$(PY) docs/extensions/notebooks.py --all
+
+# The site, into build/site. Notebooks run whose code has changed since they were stored. A warning,
+# such as a link that leads nowhere, is an error. docs-links asks the servers of other sites, too.
 SPHINX := $(PY) -m sphinx -E -q -W --keep-going -d build/site-doctrees
 docs: build $(STAMPS)/docs ## build the site, into build/site
+	@$(PY) docs/extensions/notebooks.py
 	@rm -rf build/site; started=$$SECONDS; $(SPHINX) docs build/site; \
 		echo "build/site: $$(find build/site -name '*.html' | wc -l) pages, $$(du -sm build/site | cut -f1) MB, $$((SECONDS - started)) s"
 
 docs-links: build $(STAMPS)/docs ## check links to other sites
 	@if $(PY) -c 'import socket; socket.create_connection(("github.com", 443), timeout=20).close()' 2> /dev/null; then \
-		$(SPHINX) -D nb_execution_mode=off -b linkcheck docs build/site-links; \
+		$(SPHINX) -b linkcheck docs build/site-links; \
 	else echo "epigrad: no network here, so links to other sites are not checked" >&2; fi
 
 # --- check ----------------------------------------------------------------------------------------

@@ -44,11 +44,7 @@ nitpick_ignore_regex = [("py:.*", r"(?!epigrad\.).*|.*\._.*"), ("c:.*", r"(?!epg
 
 myst_enable_extensions = ["colon_fence"]
 myst_heading_anchors = 4
-nb_execution_mode = "force"
-nb_execution_raise_on_error = True
-nb_execution_show_tb = True
-nb_execution_timeout = 300
-nb_output_stderr = "warn"
+nb_execution_mode = "off"  # notebooks.py has run them
 
 # --- docstrings -----------------------------------------------------------------------------------
 

@@ -21,10 +21,6 @@ EXPERTS = ROOT / "docs" / "experts.md"
 BEGIN = "<!-- python -m tests.tools.gains writes this table -->\n"
 ON_CPUS = "<!-- python -m tests.tools.gains writes this table of a CPU -->\n"
 
-MIXTURES_ON_GPUS = (
-    ("NVIDIA H200", "docs/results/2026-11-25-experts-nvidia-h200.json"),
-    ("NVIDIA H100", "docs/results/2026-11-26-experts-nvidia-h100-80gb-hbm3.json"),
-)
 MIXTURES_ON_A_CPU = ("AMD EPYC", "docs/results/2026-11-24-experts-amd-epyc.json")
 XEON, EPYC, AVX2 = readme.CPUS
 
@@ -103,16 +99,14 @@ def operation(
     return lines
 
 
-def models(what: str, variant: str, plain: str, against: str) -> Line:
+def models(what: str, names: Collection[str], variant: str, plain: str, against: str) -> Line:
     """Training steps of whole models, with the patch and without; memory is the peak."""
-    times, peaks, sources = [], [], []
-    for machine in readme.on_gpus():
-        rows = readme.by_variant(readme.model_record(machine))
-        pairs = [(rows[model, variant], rows[model, plain]) for model in DENSE if (model, variant) in rows]
-        times += [ours["ratio_to_unpatched"] for ours, _ in pairs]
-        peaks += [ours["peak"] / theirs["peak"] for ours, theirs in pairs]
-        sources += [(machine, path) for path in readme.MODEL_RECORDS[machine]]
-    return Line(what, against, "bfloat16", times, peaks, sources)
+    (machine, _) = readme.GPU
+    rows = readme.by_variant(readme.model_record(machine))
+    pairs = [(rows[model, variant], rows[model, plain]) for model in names]
+    times = [ours["ratio_to_unpatched"] for ours, _ in pairs]
+    peaks = [ours["peak"] / theirs["peak"] for ours, theirs in pairs]
+    return Line(what, against, "bfloat16", times, peaks, [(machine, path) for path in readme.MODEL_RECORDS[machine]])
 
 
 def on_cpus(what: str, cases: Collection[str], dtype: str, sources: Collection[readme.Source]) -> Line:
@@ -134,14 +128,16 @@ def lines() -> list[Line]:
         mixtures(
             "Hopper: experts of Qwen3-30B-A3B and gpt-oss-20b",
             "bfloat16",
-            MIXTURES_ON_GPUS,
+            (readme.MIXTURES,),
             lambda case: case != "mixtral-like",
         ),
         mixtures(
-            "Hopper: experts of Mixtral's shape", "bfloat16", MIXTURES_ON_GPUS, lambda case: case == "mixtral-like"
+            "Hopper: experts of Mixtral's shape", "bfloat16", (readme.MIXTURES,), lambda case: case == "mixtral-like"
         ),
-        models("Hopper: a step of five dense models, patched", "patched", "eager", "eager"),
-        models("the same", "patched + compiled", "compiled", "compiled"),
+        models("Hopper: a step of a Qwen3-MoE, patched", ("qwen3-moe",), "patched", "eager", "eager"),
+        models("the same", ("qwen3-moe",), "patched + compiled", "compiled", "compiled"),
+        models("Hopper: a step of five dense models, patched", DENSE, "patched", "eager", "eager"),
+        models("the same", DENSE, "patched + compiled", "compiled", "compiled"),
         *operation(f"Hopper: a gated MLP of {LAYER}", "gated_mlp", LAYER, BOTH),
         *operation(f"Hopper: a GELU MLP of {LAYER}", "mlp", LAYER, BOTH),
         *operation("Hopper: a gate alone", "gated", WIDE, EACH, HALF),
@@ -169,23 +165,27 @@ ROUTINGS = {"uniform": "even", "zipf": "uneven"}
 
 
 def gpu_table() -> str:
-    """Mixtures on GPUs: milliseconds, ratios, and MiB of epigrad and of `grouped_mm`."""
-    text = "| experts | routing | measured on | time, ms | to `grouped_mm` | to the floor | kept, MiB | peak, MiB |\n"
-    text += "|---" * 8 + "|\n"
-    records = [(machine, path, of_mixtures((machine, path))) for machine, path in MIXTURES_ON_GPUS]
-    for key in records[0][2]:
-        for place, (machine, path, ways) in enumerate(records):
-            ours, theirs = ways[key]["epigrad"], ways[key]["grouped_mm"]
-            name = "|  | " if place else f"| {NAMES[key[0]]} | {ROUTINGS[key[1]]}"
-            memory = [f"{ours[what] / 2**20:.0f}, {theirs[what] / 2**20:.0f}" for what in ("kept", "peak")]
-            cells = [
-                f"[{machine}]({path.removeprefix('docs/')})",
-                f"{1e3 * ours['time']['median']:.2f}",
-                f"{ours['ratio']:.2f}",
-                f"{ours['ratio_to_floor']:.2f}",
-                *memory,
-            ]
-            text += f"{name} | {' | '.join(cells)} |\n"
+    """Mixtures on a GPU: milliseconds, ratios, and MiB of epigrad, of SonicMoE and of
+    `grouped_mm`."""
+    machine, path = readme.MIXTURES
+    text = f"| [{machine}]({path.removeprefix('docs/')}) | routing | time, ms | to `grouped_mm` | to SonicMoE "
+    text += "| to the floor | kept, MiB | peak, MiB |\n" + "|---" * 8 + "|\n"
+    for (case, routing), ways in of_mixtures(readme.MIXTURES).items():
+        ours, sonic = ways["epigrad"], ways.get(readme.SONIC_MOE)
+        memory = [
+            ", ".join(f"{row[what] / 2**20:.0f}" if row else "-" for row in (ours, sonic, ways["grouped_mm"]))
+            for what in ("kept", "peak")
+        ]
+        cells = [
+            NAMES[case],
+            ROUTINGS[routing],
+            f"{1e3 * ours['time']['median']:.2f}",
+            f"{ours['ratio']:.2f}",
+            f"{ours['time']['median'] / sonic['time']['median']:.2f}" if sonic else "-",
+            f"{ours['ratio_to_floor']:.2f}",
+            *memory,
+        ]
+        text += f"| {' | '.join(cells)} |\n"
     return text
 
 

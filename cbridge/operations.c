@@ -16,8 +16,7 @@ static void ask(void) { count = epgGoOperations(operations, MOST_OPERATIONS); }
 const epg_operation *epg_operation_of(const char *name) {
   if (epg_forked()) return NULL;
   pthread_once(&asked, ask);
-  const size_t length = strlen(name);
   for (int32_t i = 0; i < count; i++)
-    if (operations[i].length == length && !memcmp(operations[i].name, name, length)) return &operations[i];
+    if (!strcmp(operations[i].name, name)) return &operations[i];
   return NULL;
 }

@@ -21,7 +21,7 @@ func epgGoOperations(table *C.epg_operation, capacity C.int32_t) C.int32_t {
 	signatures := op.Signatures()
 	for i, s := range signatures {
 		row := &rows[i]
-		row.name, row.length = C.CString(s.Name), C.size_t(len(s.Name))
+		copy(unsafe.Slice((*byte)(unsafe.Pointer(&row.name)), len(row.name)-1), s.Name)
 		if op.Multiplies(s.Name) {
 			row.multiplies = 1
 		}

@@ -91,7 +91,7 @@ def test_a_mixture_of_another_name(capsys: pytest.CaptureFixture[str]) -> None:
 def test_dtypes_are_those_of_experts(capsys: pytest.CaptureFixture[str]) -> None:
     for arguments, text in (
         (["--experts", "--dtypes", "float64"], "'float64': want one or more of float32, bfloat16, float16"),
-        (["--dtypes", "float32"], "--dtypes: want --experts with it"),
+        (["--dtypes", "float32"], "--dtypes needs --experts"),
     ):
         with pytest.raises(SystemExit):
             cli.main(["bench", *arguments])

@@ -169,8 +169,8 @@ def test_the_sizes_on_a_gpu(name: str, millions: int) -> None:
     ("arguments", "text"),
     [
         (("--models", "gpt3"), "'gpt3': want one or more of gpt2, bert,"),
-        (("--models", "--rows", "bert"), "--rows and --all-kinds choose rows of other tables"),
-        (("--models", "--all-kinds"), "--rows and --all-kinds choose rows of other tables"),
+        (("--models", "--rows", "bert"), "--models takes neither --rows nor --all-kinds"),
+        (("--models", "--all-kinds"), "--models takes neither --rows nor --all-kinds"),
         (("--models", "--device", "webgpu"), "--models runs on one device: want --device cpu or cuda"),
         (("--models", "--device", "all"), "--models runs on one device: want --device cpu or cuda"),
     ],

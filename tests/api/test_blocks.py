@@ -149,5 +149,5 @@ def test_errors_name_the_blocks_own_arguments(name: str) -> None:
     with pytest.raises(errors.InvalidProblemError, match="nope"):
         run(x, weight1, bias1, weight2, bias2, "nope")
     if name == "gated_mlp":
-        with pytest.raises(errors.InvalidProblemError, match="weight_in: 13 rows"):
+        with pytest.raises(errors.InvalidProblemError, match="weight_in: got 13 rows"):
             run(x, weight1[1:], None, weight2, bias2)

@@ -525,7 +525,8 @@ def test_patch_leaves_experts_without_fast_kernels(
     assert patch(model).left == ({"0": f"Qwen3MoeExperts: {slow}"} if reason else {})
     assert config._experts_implementation == ("eager" if reason else "epigrad")
     config._experts_implementation = "epigrad"
-    assert patch(model).patched == {"0": "Qwen3MoeExperts by experts swiglu"}
+    told = "Qwen3MoeExperts by experts swiglu, as are now all experts with its configuration"
+    assert patch(model).patched == {"0": told}
 
 
 def test_the_most_experts_are_those_of_the_kernels() -> None:

@@ -74,7 +74,11 @@ def gpu_table() -> str:
     if facts[0] != facts[1]:
         raise SystemExit(f"{PAGE.name}: the records of two versions do not compare: {facts[0]} and {facts[1]}")
     ratios = [
-        {tuple(row[key] for key in readme.Bar._fields[1:]): row["ratio"] for row in record["rows"] if "ratio" in row}
+        {
+            tuple(row[key] for key in ("op", "kind", "size", "dtype", "direction")): row["ratio"]
+            for row in record["rows"]
+            if "ratio" in row
+        }
         for record in (old, new)
     ]
     lines: dict[tuple[str, str], list[tuple[float, float]]] = {}

@@ -360,6 +360,8 @@ def _known_equal(one: Sequence[Any], other: Sequence[Any]) -> bool:
 
 
 def _is_known_true(comparison: Any) -> bool:
+    if not isinstance(comparison, torch.SymBool):  # in a trace by torch.jit sizes are tensors
+        return bool(comparison)
     # The module imports sympy, so only a process with symbols imports it.
     symbolic_shapes = importlib.import_module("torch.fx.experimental.symbolic_shapes")
     return bool(symbolic_shapes.statically_known_true(comparison))

@@ -2,17 +2,18 @@
 
 In reading order:
 
-    call         one call of an operation: everything but its tensors
-    values       classes whose instances never change
-    callables    which activation a module or a function computes
-    tables       what Python knows of the core without loading it
-    loader       loads the core on first use
-    blocks       what the open ``with`` blocks of a thread chose
-    selection    which backend runs
-    invariance   `batch_invariant`: rows that do not depend on other rows
-    torch_state  whether PyTorch has to see an operator, and what autocast casts
-    checks       what the core cannot see of the arguments
-    launcher     who computes a call: the loaded core, or PyTorch's dispatcher
-    stateless    calls without a graph
-    projections  whether the weight of a layer may be read, or the layer has to be called
+    call           one call of an operation: everything but its tensors
+    values         classes whose instances never change
+    callables      which activation a module or a function computes
+    tables         what Python knows of the core without loading it
+    loader         loads the core on first use
+    blocks         what the open ``with`` blocks of a thread chose
+    selection      which backend runs
+    invariance     `batch_invariant`: rows that do not depend on other rows
+    torch_state    whether PyTorch has to see an operator, and what autocast casts
+    autocast_cache casts of parameters, kept while autocast is on
+    checks         what the core cannot see of the arguments
+    launcher       who computes a call: the loaded core, or PyTorch's dispatcher
+    stateless      calls without a graph
+    projections    whether the weight of a layer may be read, or the layer has to be called
 """

@@ -18,6 +18,7 @@ order:
     cuda_rows      the rows on a GPU
     models         the models
     operations     what is measured
+    sonicmoe       SonicMoE's experts beside the others
     arguments      what options accept
     timing         how it is measured
     report         progress and the JSON file

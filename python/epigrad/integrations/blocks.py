@@ -313,7 +313,10 @@ class Plain:
 
 
 def _layers_among(module: nn.Module, names: tuple[Step, ...]) -> str:
-    """The steps that are called as they are, for people; empty if none is a layer."""
+    """The steps of a Sequential that are called as they are, for people; empty if none is a
+    layer."""
+    if not isinstance(module, nn.Sequential):
+        return ""
     called = [each for each in names if isinstance(each, str)]
     if not any(isinstance(module._modules.get(each), nn.Linear) for each in called):
         return ""

@@ -8,7 +8,7 @@
 
 /* What C has to know of an operation, from its row in go/op. */
 typedef struct {
-  char name[48]; /* ends with a null */
+  char name[48];      /* ends with a null */
   int32_t multiplies; /* it has a product of matrices: EPG_ALLOW_TF32 */
   /* Of each output: the input that it is the gradient of, or -1; and that whose dtype it has. */
   int32_t gradient_of[EPG_MAX_OUTPUTS], like[EPG_MAX_OUTPUTS];

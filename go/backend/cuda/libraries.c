@@ -206,7 +206,8 @@ int epg_blas_open(char *reason, size_t capacity) {
   for (size_t i = 0; i < sizeof names / sizeof *names && !library; i++) library = dlopen(names[i], RTLD_NOW | RTLD_LOCAL);
   if (!library) {
     snprintf(reason, capacity,
-             "cuBLASLt (libcublasLt.so.13 or .12) was not found; install CUDA's, name the file in EPIGRAD_CUBLASLT, or, in Python, import a CUDA build of torch first");
+             "cuBLASLt (libcublasLt.so.13 or .12) was not found; install CUDA's, name the file in EPIGRAD_CUBLASLT, or, in Python, import a CUDA build of "
+             "torch first");
     return -1;
   }
   return resolve(library, symbols, sizeof symbols / sizeof *symbols, "cuBLASLt", "that of CUDA 12 or 13", reason, capacity);

@@ -13,6 +13,7 @@ from torch import nn
 from torch.compiler import is_compiling
 
 from epigrad._core.projections import full_name, own_functions
+from epigrad._core.tables import ACTIVATIONS
 from epigrad._core.torch_state import constant_to_dynamo
 
 _TRANSFORMERS = "transformers.activations"
@@ -60,23 +61,7 @@ MODULES = {
 `FastGELUActivation` is not here: its constant has ten digits.
 """
 
-OWN = own_functions(
-    "celu",
-    "elu",
-    "gelu",
-    "hardsigmoid",
-    "hardswish",
-    "hardtanh",
-    "leaky_relu",
-    "mish",
-    "relu",
-    "relu6",
-    "selu",
-    "sigmoid",
-    "silu",
-    "softplus",
-    "tanh",
-)
+OWN = own_functions(*(name for name in ACTIVATIONS if name in nn.functional.__dict__))
 """PyTorch's functions, by the names of their activations."""
 
 FUNCTIONS: dict[Any, str] = {

@@ -39,7 +39,7 @@ from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 SEED = 0
 LETTERS = 170  # that the model writes
-STEPS, BATCH, CONTEXT, RATE = 500, 8, 64, 4e-3
+STEPS, BATCH, CONTEXT, RATE = 400, 8, 64, 4e-3
 SIZES = {"hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32}
 EXPERTS = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 256}
 SECONDS = {"step": 8.0, "layer": 2.0}  # of timing

@@ -7,11 +7,16 @@ NAME.functions: a hash of what it was compiled from, by which the build tells th
 date, and the kernels that are in it. Needs nvcc, which `make kernels` installs, and a C++ compiler;
 no GPU and no driver.
 
+Images are kept in a cache, EPIGRAD_KERNEL_CACHE or ~/.cache/epigrad/kernels, under a hash of all
+that they depend on: sources, flags, architectures and the compilers' versions. An image whose own
+hash is not the one that was stored with it is compiled anew.
+
 A warning is an error, and so are registers spilled to memory, but for the kernels of SPILLS.
 """
 
 import argparse
 import concurrent.futures
+import functools
 import hashlib
 import os
 import pathlib
@@ -21,6 +26,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterable
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -40,6 +46,12 @@ HOPPER, HOPPERS = "sm90", {"sm_90a": "compute_90a"}
 # No -fmad: the sources say themselves what is fused, so that all forms of a kernel give the same
 # bits (intrinsics.cuh).
 FLAGS = ("-std=c++17", "-O3", "-fmad=false", "-Xptxas=-v", "-Werror=all-warnings", "-Xcompiler=-Wall,-Wextra")
+
+CACHE = pathlib.Path(
+    os.environ.get("EPIGRAD_KERNEL_CACHE")
+    or pathlib.Path(os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache", "epigrad", "kernels")
+)
+UNUSED = 30 * 86400  # seconds after which an image that nobody took is deleted
 
 # Kernels that may spill, by a pattern of their names, and why.
 SPILLS: dict[str, str] = {
@@ -96,28 +108,90 @@ def is_current(source: pathlib.Path) -> bool:
     return image.stat().st_mtime > pathlib.Path(__file__).stat().st_mtime
 
 
-def compile_source(nvcc: pathlib.Path, source: pathlib.Path) -> str:
-    """Compile one source, and return a line about it."""
-    sources = hash_of(source)
+def provide(nvcc: pathlib.Path, source: pathlib.Path) -> str:
+    """Put an image beside its source, from the cache or compiled, and return a line about it."""
+    image, functions = source.with_suffix(".fatbin"), source.with_suffix(".functions")
+    kept = Kept(key_of(nvcc, source))
+    # The list last: it says that the image beside it is of these sources.
+    functions.unlink(missing_ok=True)
+    if (found := kept.read()) is not None:
+        image.write_bytes(found[0])
+        names, how = found[1], "from the cache"
+    else:
+        names, how = compile_source(nvcc, source), "compiled"
+        kept.write(image.read_bytes(), names)
+    functions.write_text("".join(f"{line}\n" for line in (hash_of(source), *names)))
+    return f"kernels/cuda/{source.name}: {len(names)} kernels, {image.stat().st_size / 1024:.0f} KiB, {how}"
+
+
+def codes_of(source: pathlib.Path) -> list[str]:
+    """nvcc's flags for the architectures of a source."""
     architectures = architectures_of(source)
     codes = [f"-gencode=arch={virtual},code={name}" for name, virtual in architectures.items()]
     if architectures is ARCHITECTURES:
         codes.append(f"-gencode=arch={PTX},code={PTX}")
+    return [*codes, "-compress-mode=size"]
+
+
+def compile_source(nvcc: pathlib.Path, source: pathlib.Path) -> list[str]:
+    """Compile one source to the image beside it, and return the names of its kernels."""
     with tempfile.TemporaryDirectory() as scratch:
         target = pathlib.Path(scratch, source.with_suffix(".fatbin").name)
         # By relative names in the source's folder: no path of this machine gets into the output.
-        command = [str(nvcc), *FLAGS, *codes, f"-ccbin={host_compiler()}", "-compress-mode=size", "-fatbin"]
+        command = [str(nvcc), *FLAGS, *codes_of(source), f"-ccbin={host_compiler()}", "-fatbin"]
         command += ["-o", str(target), source.name]
         result = subprocess.run(command, cwd=SOURCES, check=False, capture_output=True, text=True)
         if result.returncode:
             raise SystemExit(f"compiling kernels/cuda/{source.name} failed:\n{result.stdout}{result.stderr}")
-        functions = check(source.name, architectures, result.stdout + result.stderr)
-        # The list last: it says that the image beside it is of these sources.
-        source.with_suffix(".functions").unlink(missing_ok=True)
+        names = check(source.name, architectures_of(source), result.stdout + result.stderr)
         shutil.move(target, source.with_suffix(".fatbin"))
-        source.with_suffix(".functions").write_text("".join(f"{line}\n" for line in (sources, *functions)))
-    size = source.with_suffix(".fatbin").stat().st_size
-    return f"kernels/cuda/{source.name}: {len(functions)} kernels, {size / 1024:.0f} KiB"
+    return names
+
+
+@functools.cache
+def version_of(command: str) -> str:
+    """What a compiler says of itself."""
+    return subprocess.run([command, "--version"], check=True, capture_output=True, text=True).stdout
+
+
+def key_of(nvcc: pathlib.Path, source: pathlib.Path) -> str:
+    """A hash of all that an image depends on, and of what may spill in it."""
+    parts = [hash_of(source), *FLAGS, *codes_of(source), *SPILLS, version_of(str(nvcc)), version_of(host_compiler())]
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()
+
+
+class Kept:
+    """An image in the cache: a file with its hash, the names of its kernels, and the image."""
+
+    def __init__(self, key: str) -> None:
+        self.path = CACHE / key
+
+    def read(self) -> tuple[bytes, list[str]] | None:
+        """The image and the names, None if it is not there or not as it was written."""
+        try:
+            digest, _, rest = self.path.read_bytes().partition(b"\n")
+        except OSError:
+            return None
+        if digest.decode("ascii", "replace") != hashlib.sha256(rest).hexdigest():
+            return None
+        os.utime(self.path)
+        names, _, image = rest.partition(b"\n")
+        return image, names.decode().split()
+
+    def write(self, image: bytes, names: list[str]) -> None:
+        """Store it. Compiling goes on where the cache cannot be written."""
+        rest = " ".join(names).encode() + b"\n" + image
+        try:
+            CACHE.mkdir(parents=True, exist_ok=True)
+            for each in CACHE.iterdir():
+                if time.time() - each.stat().st_mtime > UNUSED:
+                    each.unlink()
+            # Under another name first: a reader never meets half of it.
+            with tempfile.NamedTemporaryFile(dir=CACHE, delete=False) as file:
+                file.write(hashlib.sha256(rest).hexdigest().encode() + b"\n" + rest)
+            os.replace(file.name, self.path)
+        except OSError as error:
+            print(f"the cache of kernels is not written: {error}", file=sys.stderr)
 
 
 def architectures_of(source: pathlib.Path) -> dict[str, str]:
@@ -151,11 +225,11 @@ def main() -> None:
     if not stale:
         return
     nvcc = find_nvcc(arguments.toolkit)
-    print(f"compiling {len(stale)} of kernels/cuda (ten minutes for all on two cores)", flush=True)
+    print(f"kernels/cuda: {len(stale)} to compile, ten minutes for all, or to take from {CACHE}", flush=True)
     # The largest first, so that the last one to end is not also the last to begin.
     stale.sort(key=lambda source: source.stat().st_size, reverse=True)
     with concurrent.futures.ThreadPoolExecutor(arguments.jobs) as pool:
-        for line in pool.map(lambda source: compile_source(nvcc, source), stale):
+        for line in pool.map(lambda source: provide(nvcc, source), stale):
             print(line, flush=True)
 
 

@@ -36,7 +36,9 @@ func tables() row {
 		statuses = append(statuses, row{"code": int(c), "class": c.Class()})
 	}
 	for _, s := range op.Signatures() {
-		ops = append(ops, row{"name": s.Name, "inputs": names(s.Inputs), "outputs": names(s.Outputs)})
+		ops = append(ops, row{
+			"name": s.Name, "inputs": names(s.Inputs), "outputs": names(s.Outputs), "multiplies": op.Multiplies(s.Name),
+		})
 	}
 	return row{
 		"version": include.Version(), "activations": activation.All(), "gated_kinds": activation.AllGated(), "presets": activation.Presets(),

@@ -11,6 +11,7 @@ from torch.compiler import is_dynamo_compiling
 
 from epigrad import errors
 from epigrad._core import invariance
+from epigrad._core.tables import OPS
 from epigrad._core.values import immutable
 from epigrad.kinds import Activation, ActivationLike, Gated, activation_of, arguments_of, either_of, gated_of
 
@@ -19,9 +20,8 @@ GATE_NAMES = ("second", "first", "odd", "even")
 
 _PLACES = {name: place for place, name in enumerate(GATE_NAMES)}
 
-_PRODUCTS = frozenset(
-    ("matmul_bias_activation", "linear", "gated_linear", "mlp", "gated_mlp", "grouped_linear", "experts")
-)
+
+_PRODUCTS = frozenset(name for name, row in OPS.items() if row["multiplies"])
 
 
 class _Fields(NamedTuple):
@@ -62,7 +62,7 @@ class Call(_Fields):
     @functools.cached_property
     def as_batch_invariant(self) -> Call:
         """The same call, with bits of rows that do not depend on other rows."""
-        return self._replace(batch_invariant=True) if self.op.removesuffix("_backward") in _PRODUCTS else self
+        return self._replace(batch_invariant=True) if self.op in _PRODUCTS else self
 
     @property
     def activation(self) -> Activation:

@@ -8,7 +8,9 @@ answers with a status code; its table of codes names these classes.
 
 from __future__ import annotations
 
+import difflib
 import re
+from collections.abc import Iterable
 from typing import Any
 
 __all__ = [
@@ -23,6 +25,16 @@ __all__ = [
     "UnsupportedError",
     "WorkspaceTooSmallError",
 ]
+
+
+SITE = "https://epigrad.github.io/epigrad"
+
+
+def nearest(given: str, known: Iterable[str]) -> str:
+    """The end of an error about an unknown name: the name that was probably meant, if one is
+    near."""
+    near = difflib.get_close_matches(given.lower(), list(known), 1)
+    return f" (did you mean {near[0]!r}?)" if near else ""
 
 
 class EpigradError(Exception):

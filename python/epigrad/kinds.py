@@ -33,7 +33,7 @@ __all__ = [
 
 _Values: TypeAlias = dict[str, float | None]
 
-_OWN = "for one of your own see https://epigrad.github.io/epigrad/howto/own-activation.html"
+_OWN = f"for one of your own see {errors.SITE}/howto/own-activation.html"
 
 _ALIASES = {alias: row.name for row in ACTIVATIONS.values() for alias in row.aliases}
 

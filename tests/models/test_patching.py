@@ -196,7 +196,7 @@ def test_reports_are_short() -> None:
         "  cls.predictions.transform (1): BertPredictionHeadTransform by linear gelu"
     )
     nothing = str(patch(nn.Linear(2, 2)))
-    assert nothing.startswith("patched 0 blocks") and "docs/models.md says which blocks" in nothing
+    assert nothing.startswith("patched 0 blocks") and "models.html lists the blocks" in nothing
 
 
 @pytest.mark.parametrize("function", [patch, unpatch])
@@ -549,10 +549,14 @@ class Loop(nn.Module):
     ("model", "reason"),
     [
         (nn.Sequential(nn.Linear(2, 2), Sine(), nn.Linear(2, 2)), "0 is followed by 1, .*Sine, .*own-activation.html"),
+        (
+            nn.Sequential(nn.Linear(2, 2), nn.LayerNorm(2)),
+            "0 is followed by 1, .*LayerNorm: epigrad fuses .*activation$",
+        ),
         (Loop(), "Loop: its forward has `for layer in self.layers:`"),
         (nn.TransformerEncoderLayer(4, 2, 4), "TransformerEncoderLayer: a class of PyTorch's"),
     ],
-    ids=["Sine", "Loop", "PyTorch"],
+    ids=["Sine", "LayerNorm", "Loop", "PyTorch"],
 )
 def test_a_model_without_a_patched_block_gets_a_reason(model: nn.Module, reason: str) -> None:
     report = patch(model)

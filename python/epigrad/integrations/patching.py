@@ -52,7 +52,7 @@ class Report:
         return "\n".join(lines)
 
 
-_NOTHING = "  docs/models.md says which blocks epigrad computes; epigrad.nn has layers for models of your own"
+_NOTHING = f"  {errors.SITE}/models.html lists the blocks that epigrad computes; epigrad.nn has layers for others"
 
 
 class Patched:

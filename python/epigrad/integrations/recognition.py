@@ -10,6 +10,7 @@ from typing import Any
 
 from torch import nn
 
+from epigrad import errors
 from epigrad._core.projections import class_name
 from epigrad.integrations.blocks import Block, Gate, Gated, PackedGated, Plain, Within, activation_in, kind_of_gate
 from epigrad.integrations.bodies import read
@@ -148,11 +149,19 @@ def _activation(module: nn.Module, nodes: list[Any]) -> int:
         name = following[0].name
         found = getattr(module, name)
         what = class_name(found) if isinstance(found, nn.Module) else repr(found)
+        if not _may_be_activation(found):
+            raise Unknown(f"{first.name} is followed by {name}, {what}: epigrad fuses a layer with an activation")
         raise Unknown(
             f"{first.name} is followed by {name}, {what}, which is no activation of epigrad's: "
-            "https://epigrad.github.io/epigrad/howto/own-activation.html"
+            f"{errors.SITE}/howto/own-activation.html"
         )
     raise Unknown(f"its forward applies no activation to what {first.name} gives")
+
+
+def _may_be_activation(found: Any) -> bool:
+    """Whether what follows a layer is an activation, for all that its class says."""
+    room = type(found).__module__
+    return room == nn.GELU.__module__ if room.startswith("torch.nn.modules.") else not getattr(found, "_modules", None)
 
 
 def _is_convolution(module: nn.Module, name: str) -> bool:

@@ -228,6 +228,28 @@ def test_arguments_that_make_no_sense_are_exit_code_2(
     assert not arguments or len(text.splitlines()) <= 3, "the options, in front of what is wrong"
 
 
+@pytest.mark.parametrize(
+    ("arguments", "end"),
+    [
+        (("dokter",), "(did you mean 'doctor'?)"),
+        (("check", "--mode", "corect"), "(did you mean 'correct'?)"),
+        (("check", "--problem", "lineer"), "(did you mean 'linear'?)"),
+        (("plans", "--class", "lerp"), "(did you mean 'Lerp'?)"),
+        (("doctor", "extra"), "unrecognized arguments: extra"),
+    ],
+    ids=str,
+)
+def test_an_error_names_what_was_meant_and_its_own_help(
+    arguments: tuple[str, ...], end: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        cli.main(list(arguments))
+    command = " doctor" if "extra" in arguments else f" {arguments[0]}" if len(arguments) > 1 else ""
+    error, more = capsys.readouterr().err.splitlines()
+    assert error.endswith(end)
+    assert more == f"python -m epigrad{command} --help lists all options"
+
+
 def test_help_lists_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as left:
         cli.main(["--help"])
@@ -244,7 +266,7 @@ def test_help_tells_exit_codes_and_its_examples_are_right(
     with pytest.raises(SystemExit):
         cli.main([*([command] if command else []), "--help"])
     text = capsys.readouterr().out
-    assert "exit codes: 0" in text
+    assert "exit codes: 0" in text and max(map(len, text.splitlines())) <= 80
     examples = [
         shlex.split(line.partition("   ")[0].partition(" | ")[0])[3:]
         for line in map(str.strip, text.splitlines())

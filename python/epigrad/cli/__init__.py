@@ -36,7 +36,7 @@ import sys
 from collections.abc import Sequence
 
 from epigrad import errors
-from epigrad.cli.arguments import Parser
+from epigrad.cli.arguments import Formatter, Parser
 
 __all__ = ["main", "parser"]
 
@@ -45,8 +45,7 @@ _EPILOG = """\
 examples:
   python -m epigrad doctor                 is everything installed that epigrad needs?
   python -m epigrad bench --quick          how fast is it on this machine, compared with PyTorch?
-  python -m epigrad plans --class Lerp --shape 64 64
-                                           which kernel runs, how exact is it, how much workspace does it need?
+  python -m epigrad plans --class Lerp --shape 64 64   which kernel runs, how exact is it, how much workspace?
   python -m epigrad check                  are its results correct on this machine?
   python -m epigrad bench --help           all options of a command
 
@@ -61,12 +60,13 @@ def parser() -> argparse.ArgumentParser:
         prog="python -m epigrad",
         description="Inspect, measure and test epigrad on this machine.",
         epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=Formatter,
     )
     subparsers = made.add_subparsers(dest="command", required=True, metavar="command")
     for name in _COMMANDS:
         if importlib.util.find_spec(f"{__name__}.{name}") is not None:
             importlib.import_module(f"{__name__}.{name}").add_parser(subparsers)
+            subparsers.choices[name].set_defaults(error=subparsers.choices[name].error)
     return made
 
 
@@ -77,7 +77,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not (sys.argv[1:] if arguments is None else arguments):
         parser().print_help(sys.stderr)
         parser().exit(2)
-    args = parser().parse_args(arguments)
+    args, unknown = parser().parse_known_args(arguments)
+    if unknown:
+        args.error(f"unrecognized arguments: {' '.join(unknown)}")
     try:
         code: int = args.run(args)
     except errors.EpigradError as error:

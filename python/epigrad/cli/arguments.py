@@ -4,19 +4,43 @@ from __future__ import annotations
 
 import argparse
 import math
+import re
+import textwrap
 from collections.abc import Callable, Collection
 from typing import NoReturn
 
 from epigrad import errors
 from epigrad._check.problem import Problem
 
-__all__ = ["Parser", "names_out_of", "positive", "problem"]
+__all__ = ["Formatter", "Parser", "names_out_of", "positive", "problem"]
+
+
+class Formatter(argparse.HelpFormatter):
+    """Fits a text to the terminal. Lines without a margin are paragraphs; the others are names or
+    commands, with what they do."""
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        text = re.sub(r"(?<![\n:])\n(?=[^ \n])|\n {7,}", " ", text)
+        lines = []
+        for line in text.splitlines():
+            command, _, told = line.partition("   ") if line.startswith("  python") else ("", "", "")
+            if len(line) <= width:
+                lines.append(line)
+            elif told:
+                margin = " " * 6
+                lines += [command, *textwrap.wrap(told.strip(), width, initial_indent=margin, subsequent_indent=margin)]
+            else:
+                name = re.match(r"( +\S+ +)?", line)
+                lines += textwrap.wrap(line, width, subsequent_indent=" " * len(name[0] if name else ""))
+        return "\n".join(lines)
 
 
 class Parser(argparse.ArgumentParser):
     """A parser whose errors do not begin with all options."""
 
     def error(self, message: str) -> NoReturn:
+        if choice := re.search(r"invalid choice: '(.*)' \(choose from (.*)\)", message):
+            message += errors.nearest(choice[1], re.findall(r"[\w.]+", choice[2]))
         self.exit(2, f"{self.prog}: error: {message}\n{self.prog} --help lists all options\n")
 
 
@@ -29,6 +53,7 @@ def names_out_of(known: Collection[str]) -> Callable[[str], tuple[str, ...]]:
             if name not in known:
                 raise argparse.ArgumentTypeError(
                     f"{name!r}: want one or more of {', '.join(known)}, separated by commas"
+                    f"{errors.nearest(name, known)}"
                 )
         return chosen
 
@@ -51,4 +76,4 @@ def problem(text: str) -> Problem:
     try:
         return Problem.read(text)
     except errors.EpigradError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
+        raise argparse.ArgumentTypeError(str(error).removeprefix("check: problem: ")) from None

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from epigrad._core import selection
 from epigrad.cli import bench_cpu, bench_cuda, bench_experts, bench_models, bench_webgpu
-from epigrad.cli.arguments import names_out_of, positive
+from epigrad.cli.arguments import Formatter, names_out_of, positive
 from epigrad.cli.models import MODELS
 from epigrad.cli.report import STDOUT, check_paths
 
@@ -29,7 +29,7 @@ _EPILOG = """\
 examples:
   python -m epigrad bench --quick                          about one minute on cpu
   python -m epigrad bench --rows "gated.*bfloat16"         some rows only
-  python -m epigrad bench --json results --plot results    files named by date and device, in an existing directory
+  python -m epigrad bench --json results --plot results    files named by date and device
   python -m epigrad bench --models gpt2,vit                training steps of whole models, on cpu or cuda
   python -m epigrad bench --experts                        mixtures of experts, on cpu or cuda
   python -m epigrad bench --quick --json | jq .rows        JSON on stdout, progress on stderr
@@ -51,7 +51,7 @@ def add_parser(subparsers: Subparsers) -> None:
         description="Time epigrad's operations on this machine, in turns with PyTorch's composition of each.\n"
         "A ratio below 1 means that epigrad is faster.",
         epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=Formatter,
     )
     parser.add_argument(
         "--device",

@@ -15,7 +15,7 @@ from epigrad._check.modes import MODES
 from epigrad._check.search import Failure, Tell, search, verdict, warm
 from epigrad._check.watch import Watch
 from epigrad._core import selection
-from epigrad.cli.arguments import names_out_of, positive, problem
+from epigrad.cli.arguments import Formatter, names_out_of, positive, problem
 from epigrad.cli.machine import backend as backend_text
 from epigrad.cli.machine import cpu_name
 from epigrad.cli.report import STDOUT, Progress, Report, check_path
@@ -55,7 +55,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         help="random problems against a float64 reference",
         description="Test epigrad on this machine with random problems.",
         epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=Formatter,
     )
     much = parser.add_mutually_exclusive_group()
     much.add_argument(
@@ -63,7 +63,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         type=positive,
         default=SECONDS,
         metavar="S",
-        help="how long the whole call takes after start-up, divided among the modes (default: %(default)g)",
+        help="how long the whole call takes, besides importing PyTorch; the modes share it (default: %(default)g)",
     )
     much.add_argument("--problems", type=_count, metavar="N", help="try N problems in each mode, however long it takes")
     much.add_argument("--problem", type=problem, metavar="TEXT", help="try this problem only")
@@ -84,11 +84,12 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         metavar="PATH",
         help="write JSON to a file, or to a new file in a directory; without PATH, to stdout in place of text",
     )
-    parser.set_defaults(run=main, error=parser.error)
+    parser.set_defaults(run=main)
 
 
 def main(args: argparse.Namespace) -> int:
     """Check, print what failed and a verdict, and write the file; 1 if anything failed."""
+    stopped, end = False, time.monotonic() + args.seconds
     here = {info.name: info for info in selection.backends()}
     if args.backend not in here or not here[args.backend].available:
         args.error(str(selection.unavailable(args.backend)))
@@ -101,9 +102,9 @@ def main(args: argparse.Namespace) -> int:
         slug="check",
         facts={"backend": backend_text(args.backend), "seed": args.seed, "threads": torch.get_num_threads()},
     )
-    warm(args.backend)
-    stopped, end = False, time.monotonic() + args.seconds
     with Progress(len(args.mode), args.json) as progress, Watch() as watch:
+        progress.describe("starting", 0)
+        warm(args.backend)
         for place, mode in enumerate(args.mode):
             seconds = (end - time.monotonic()) / (len(args.mode) - place)
             run = _Run(mode, args, seconds, progress, watch.tell)
@@ -150,7 +151,7 @@ class _Run:
                 self.failures.append(failure)
                 self._progress.note(f"{self.mode}: {failure.wrong}\n  {failure.command(self._args.backend)}")
             part = self._part()
-            self._progress.describe(f"{self.mode}: {self.count} problems", part)
+            self._progress.describe(f"{self.mode}: {self._tried()}", part)
             if part >= 1 or len(self.failures) == MOST_FAILURES:
                 break
 
@@ -173,8 +174,10 @@ class _Run:
     def text(self) -> str:
         """The line that ends it."""
         taken = time.monotonic() - self._begin
-        problems = f"{self.count} problem{'s' * (self.count != 1)}"
-        return f"{self.mode}: {problems} in {taken:.1f} s, {len(self.failures) or 'none'} failed"
+        return f"{self.mode}: {self._tried()} in {taken:.1f} s, {len(self.failures) or 'none'} failed"
+
+    def _tried(self) -> str:
+        return f"{self.count} problem{'s' * (self.count != 1)}"
 
     def row(self) -> dict[str, Any]:
         """What the file says of it."""

@@ -12,6 +12,7 @@ import torch
 
 from epigrad import errors, functional
 from epigrad._core import loader, selection, tables
+from epigrad.cli.arguments import Formatter
 from epigrad.cli.table import print_table
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ def add_parser(subparsers: Subparsers) -> None:
         "computation agrees with PyTorch.",
         epilog="exit codes: 0 if the CPU backend agrees with PyTorch and the backend that EPIGRAD_BACKEND chooses can\n"
         "run; 1 otherwise.",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=Formatter,
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object in place of the tables")
     parser.set_defaults(run=main)

@@ -14,7 +14,7 @@ from epigrad import kinds, plan
 from epigrad._check.c_interface import plans
 from epigrad._check.operations import OPERATIONS
 from epigrad._core.call import GATE_NAMES
-from epigrad.cli.arguments import problem
+from epigrad.cli.arguments import Formatter, problem
 from epigrad.cli.table import print_table
 
 if TYPE_CHECKING:
@@ -33,14 +33,14 @@ _CLASSES: dict[str, tuple[Any, tuple[str, ...], tuple[str, ...]]] = {
     "Lerp": (plan.Lerp, _LERP, ("shape",)),
     "LerpBackward": (plan.LerpBackward, _LERP, ("shape",)),
 }
-_EXAMPLE = "python -m epigrad plans --class GemmEpilogueBackward --m 1024 --n 4096 --k 1024"
+_EXAMPLE = "python -m epigrad plans --class GemmEpilogueBackward --m 64 --n 96 --k 64"
 _EPILOG = f"""\
 examples:
   {_EXAMPLE}
-  python -m epigrad plans --class GatedActivation --input-shape 8192 28672 --kind geglu --dtype bfloat16
-  python -m epigrad plans --class GemmEpilogue --m 64 --n 64 --k 64 --activation leaky_relu --parameter slope=0.2
-  python -m epigrad plans --class LerpBackward --shape 4 1024 1024 --weight 0.5 --json
-  python -m epigrad plans --problem 'gated_mlp kind=swiglu dtype=bfloat16 sizes=1x512x1024x4096x1024'
+  python -m epigrad plans --class GatedActivation --input-shape 8192 28672
+  python -m epigrad plans --class GemmEpilogue --m 8 --n 8 --k 8 --batch 4
+  python -m epigrad plans --class LerpBackward --shape 4 1024 1024 --json
+  python -m epigrad plans --problem 'mlp dtype=bfloat16 sizes=1x8x16x32x16'
 
 exit codes: 0 success; 1 the problem was refused (stderr says why); 2 invalid arguments
 """
@@ -55,7 +55,7 @@ def add_parser(subparsers: Subparsers) -> None:
         description="Select a plan as epigrad.plan does, without any data, and show its kernel, the guarantees on its\n"
         "results and its workspace. Options are the arguments of select.",
         epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=Formatter,
     )
     parser.add_argument(
         "--class",
@@ -103,7 +103,7 @@ def add_parser(subparsers: Subparsers) -> None:
     lerp = parser.add_argument_group("Lerp, LerpBackward: start + weight * (end - start)")
     lerp.add_argument("--shape", type=int, nargs="*", default=absent, metavar="SIZE", help="required")
     lerp.add_argument("--weight", type=float, default=absent, metavar="W", help="a number (default: a tensor)")
-    parser.set_defaults(run=main, error=parser.error)
+    parser.set_defaults(run=main)
 
 
 def _parameter(text: str) -> tuple[str, float]:
@@ -154,7 +154,7 @@ def _print(args: argparse.Namespace, described: dict[str, dict[str, Any]]) -> in
         return 0
     for name, facts in described.items():
         sku = facts["sku"] | {"kernel": facts["sku"]["kernel"].replace("+", " + ")}  # a word for each kernel
-        print_table(f"{name}: kernel", ("field", "value"), list(sku.items()))
+        print_table(f"{name}: kernel", ("field", "value"), [(field, value or "-") for field, value in sku.items()])
         guarantees = [*facts["precision_guarantee"].items(), ("workspace_size", f"{facts['workspace_size']} bytes")]
         print_table(f"{name}: guarantees", ("field", "value"), guarantees)
     return 0

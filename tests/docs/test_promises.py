@@ -1,8 +1,8 @@
-"""docs/promises.md: its table of recorded runs, and the commands and tests that it names."""
+"""docs/promises.md: its table of recorded runs, and the commands and tests that it names. And the
+table of docs/reference/errors.md."""
 
 from __future__ import annotations
 
-import contextlib
 import json
 import re
 import shlex
@@ -57,12 +57,13 @@ def test_a_record_that_is_short_says_how_it_goes_on(tmp_path: Path) -> None:
     text = check_page.written(tmp_path)
     link = f"[A CPU, engine `avx2`](results/{path.name})"
     assert f"| {link} | 1,234 | 0 | 5 | 0 | 7 | 1,246 | 1,000,000 | 1 | 3 to 4, 9 |  |\n" in text
-    assert "EPIGRAD_CPU_ENGINE=avx2 python -m tests.tools.check_record docs/results --seed 10 " in text
+    (command,) = check_page.commands(tmp_path)
+    assert command.startswith("EPIGRAD_CPU_ENGINE=avx2 python -m tests.tools.check_record docs/results --seed 10 ")
     assert "No run of `--backend cuda` is recorded." in text
     recorded(path, run(3, correct=(1_000_000, 0)))
     (tmp_path / "2026-02-02-cpu-a-cpu-avx2-seeds.json").write_text(json.dumps({"problems": 2_000, "failed": 0}))
-    text = check_page.written(tmp_path)
-    assert "| 1,000,000 | none | 3 | 2,000 |" in text and "check_record" not in text
+    assert "| 1,000,000 | none | 3 | 2,000 |" in check_page.written(tmp_path)
+    assert not check_page.commands(tmp_path)
 
 
 def commands() -> list[str]:
@@ -112,21 +113,6 @@ def planned(x: Tensor) -> Tensor:
     return out
 
 
-def main_grad_under_func() -> None:
-    weight = torch.nn.Parameter(torch.ones(4, 3))
-    weight.main_grad = torch.zeros(4, 3)  # type: ignore[attr-defined]
-    with contextlib.closing(SwitchedOn(weight)):
-        torch.func.grad(lambda x: epigrad.linear(x, weight).sum())(torch.ones(2, 3))
-
-
-class SwitchedOn:
-    def __init__(self, weight: torch.nn.Parameter) -> None:
-        self._handle = epigrad.accumulate_main_grad([weight])
-
-    def close(self) -> None:
-        self._handle.remove()
-
-
 REFUSED: dict[str, tuple[Callable[[], object], ...]] = {
     "tensors that are not strided: sparse, nested": (
         lambda: epigrad.activation(torch.eye(3).to_sparse(), "relu"),
@@ -150,19 +136,13 @@ REFUSED: dict[str, tuple[Callable[[], object], ...]] = {
         lambda: forward.activation(X, "relu", out=X),
         lambda: forward.lerp(X, X, X, out=torch.ones(1).expand(3)),
     ),
-    "`main_grad` under": (main_grad_under_func,),
 }
-"""Calls that each row of the last table refuses, by how the row begins."""
+"""Calls that each row of the table refuses, by how the row begins."""
 
 ELSEWHERE = {
-    "float64 on WebGPU": ("tests/webgpu/test_arrays.py", "test_float64_is_unsupported"),
-    "`grouped_linear` and `experts` on WebGPU": ("tests/parity/test_grouped.py", "the webgpu backend has no kernel"),
     "more than 8192 experts": ("go/backend/cuda/grouped_test.go", "mostRouted"),
-    "a view of a parameter": ("tests/autograd/test_main_grad.py", "test_views_of_a_leaf_that_asks_for_float32"),
     "a gated layer whose shards": ("tests/pytorch/distributed.py", "GatedColwiseParallel"),
-    "experts whose gate": ("tests/models/test_experts.py", "test_what_is_not_recognised_is_refused"),
     "sums longer than": ("go/backend/webgpu/webgpu_test.go", "TestDividedSumsAreNotBatchInvariant"),
-    "any call in a forked child": ("tests/runtime/test_fork.py", "test_a_grandchild_is_refused_too"),
 }
 """What stands in a test of other rows, which need a device or processes."""
 
@@ -171,7 +151,8 @@ UNTESTED = {"products and passes on CUDA"}
 
 
 def rows_of_what_is_refused() -> list[tuple[str, str]]:
-    table = check_page.PAGE.read_text().split("| call | error | why |\n")[1].split("\n\n")[0]
+    page = (ROOT / "docs" / "reference" / "errors.md").read_text()
+    table = page.split("| call | error | why |\n")[1].split("\n\n")[0]
     return [(line.split("|")[1].strip(), line.split("|")[2].strip(" `")) for line in table.splitlines()[1:]]
 
 

@@ -2,8 +2,8 @@
 
     python -m tests.tools.check_page
 
-A row is a record: of an engine of the CPU, or of another backend, on one device. A record that has
-fewer problems than are wanted gets the command that adds to it.
+A row is a record: of an engine of the CPU, or of another backend, on one device. For each record
+with fewer problems than wanted, the program prints the command that adds an hour of them.
 """
 
 from __future__ import annotations
@@ -100,21 +100,21 @@ def going_on(path: Path, record: Record) -> str:
 
 
 def written(folder: Path) -> str:
-    """The table, and what is still wanted."""
+    """The table."""
     found = records(folder)
     if not found:
         return "No runs are recorded yet.\n"
     head = ["where", *MODES, "problems", "wanted", "failed", "seeds", "in C"]
     lines = [head, ["---"] * len(head), *[cells(path, record) for path, record in found.items()]]
     text = "".join(f"| {' | '.join(line)} |\n" for line in lines)
-    short = [(path, record) for path, record in found.items() if sum(counts(record)) < WANTED[backend(path)]]
-    if short:
-        text += (
-            "\nFewer problems were tried than are wanted. Each of these commands adds an hour of them to a record:\n\n"
-        )
-        text += "```sh\n" + "".join(f"{going_on(path, record)}\n" for path, record in short) + "```\n"
     missing = [name for name in WANTED if name not in {backend(path) for path in found}]
     return text + "".join(f"\nNo run of `--backend {name}` is recorded.\n" for name in missing)
+
+
+def commands(folder: Path) -> list[str]:
+    """Those that add to records with fewer problems than wanted."""
+    found = records(folder).items()
+    return [going_on(path, record) for path, record in found if sum(counts(record)) < WANTED[backend(path)]]
 
 
 def filled(page: str, folder: Path) -> str:
@@ -125,3 +125,4 @@ def filled(page: str, folder: Path) -> str:
 
 if __name__ == "__main__":
     PAGE.write_text(filled(PAGE.read_text(), RESULTS))
+    print(*commands(RESULTS), sep="\n")

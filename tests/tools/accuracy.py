@@ -95,26 +95,27 @@ def special_values() -> str:
 
 DOCUMENT = """# Accuracy of the activations
 
-Written by `python -m tests.tools.accuracy` from a measurement; `tests/accuracy/test_ulp.py` repeats it on fewer points
-in every test run.
+`python -m tests.tools.accuracy` wrote this page. In every test run `tests/accuracy/test_ulp.py` repeats the measurement
+on fewer points.
 
-The largest error met, in units in the last place (ULP) of the dtype, and the argument that has it, on the CPU's
-{engine}. The reference is computed from the definitions with {digits} digits (mpmath).
-A half is what rounding the exact result once costs. The bounds that the tests hold for every engine are 4 ULP in
-float64, 2 in float32, and 0.51 in the half types. Half types are computed in float32, and in float64 where a result
-is below about 2^-100. So is float32, except elu, selu, celu, softplus and mish, which it computes in float64. The Go
-kernels compute all dtypes in float64. [kinds.md](kinds.md#worst-cases) has the worst of all numbers, and in float64
-what a search for the worst finds, which may be above the bound.
+A cell has the largest error measured on the CPU's {engine}, in units in the last place (ULP) of the dtype, and the
+argument that causes it. The reference is mpmath with {digits} digits. Rounding the exact result once costs up to 0.5
+ULP.
 
-- **Points**: magnitudes of all exponents down to the smallest denormal, ordinary ones between 2^-40 and 2^10, [-2, 2],
-  [-45, 45], the far negative tail where results become denormal and then zero, and around the slope's zero.
+- **Bounds** that the tests hold on every engine: 4 ULP in float64, 2 in float32, and 0.51 in the half types.
+- **Arithmetic**: half types and float32 compute in float32, and in float64 where a result is below about 2^-100. In
+  float32 elu, selu, celu, softplus and mish compute in float64. The Go kernels compute all dtypes in float64.
+- **Worst cases**: [kinds.md](kinds.md#worst-cases) has those of all numbers. Its float64 column is from a search, and
+  may exceed the bound.
+- **Points**: all exponents down to the smallest denormal, numbers between 2^-40 and 2^10, [-2, 2], [-45, 45], the
+  negative tail where results become denormal and then zero, and the neighbourhood of the slope's zero.
 - **Value** is `epigrad.forward.matmul_bias_activation` with K = 0 and the arguments as bias.
 - **Slope** is the bias gradient of one row of ones. The slopes of gelu, gelu_tanh, silu, swish, quick_gelu and mish are
   sums of two terms that cancel where the slope crosses zero: there the unit is that of the larger term.
-- **Parameters** are the defaults, or those that the row names. `swish` with its default is `silu`.
-- **From output** is the slope from a saved output, which is taken as exact.
-- **PyTorch** is eager PyTorch {torch} on the same machine's CPU, on the same points. A large number there
-  belongs to a tiny result: the formula cancels or underflows. The absolute error stays small.
+- **Parameters** are the defaults, unless the row names others. `swish` with its default is `silu`.
+- **From output** is the slope from a saved output, which counts as exact.
+- **PyTorch** is eager PyTorch {torch} on the same CPU and points. Large numbers there belong to tiny
+  results, where the formula cancels or underflows. The absolute error stays small.
 
 | activation | dtype | points | value | slope | from output | PyTorch value | PyTorch slope |
 |---|---|---:|---|---|---|---|---|
@@ -127,13 +128,13 @@ Infinities and NaN follow PyTorch where its CPU kernels agree among themselves, 
 
 ON_CUDA = """# Accuracy of the activations on a GPU
 
-Written by `python -m tests.tools.accuracy cuda FILE` on an {name}, {date}, with PyTorch {torch};
-`tests/accuracy/test_ulp.py` repeats it on fewer points where there is a GPU. [accuracy.md](accuracy.md) says what the
-columns mean and which points are taken; PyTorch's are of the same GPU.
+`python -m tests.tools.accuracy cuda FILE` wrote this page on an {name}, {date},
+with PyTorch {torch}. On a GPU `tests/accuracy/test_ulp.py` repeats it on fewer points.
+[accuracy.md](accuracy.md) explains columns and points; PyTorch's columns are of the same GPU.
 
 Float64 computes in float64, the other dtypes in float32. The bounds that the tests hold are 4 ULP in float64 and
-float32, and 1 in bfloat16 and float16. The points are few beside all numbers: over 3.7 million in float32 the worst
-that was met is 3.95, in gelu. [kinds.md](kinds.md#worst-cases) has the worst of all numbers, which is larger.
+float32, and 1 in bfloat16 and float16. [kinds.md](kinds.md#worst-cases) has the worst cases of all numbers, which are
+larger than those of these points.
 
 | activation | dtype | points | value | slope | from output | PyTorch value | PyTorch slope |
 |---|---|---:|---|---|---|---|---|
@@ -142,16 +143,15 @@ that was met is 3.95, in gelu. [kinds.md](kinds.md#worst-cases) has the worst of
 
 ON_WEBGPU = """# Accuracy of the activations through WebGPU
 
-Written by `python -m tests.tools.accuracy webgpu FILE`, {date}, with PyTorch {torch}, on
+`python -m tests.tools.accuracy webgpu FILE` wrote this page, {date}, with PyTorch {torch}, on
 {name}.
-`tests/accuracy/test_ulp.py` repeats it on fewer points on the adapter that is there.
-[accuracy.md](accuracy.md) says what the columns mean and which points are taken; PyTorch's are of the same machine's
-CPU.
+`tests/accuracy/test_ulp.py` repeats it on fewer points of your adapter. [accuracy.md](accuracy.md) explains columns and
+points; PyTorch's columns are of the same machine's CPU.
 
 All dtypes compute in float32. The bounds that the tests hold are {bounds[0]} ULP in float32, and {bounds[1]} in
-bfloat16 and float16. Gelu's left tail has the most roundings: they add up to 9.6 ULP if all of them fall the same way
-(`kernels/webgpu/activation.wgsl`), and of all 25 million float32 from -4 to -1/2 the worst has 5.94. An adapter may
-take denormals to be zero, as WGSL lets it: there the tests let it too.
+bfloat16 and float16. Gelu's left tail has the most roundings. They can add up to 9.6 ULP
+(`kernels/webgpu/activation.wgsl`); the worst of all float32 from -4 to -1/2 has 5.94. An adapter may flush denormals to
+zero, as WGSL allows, and the tests accept it.
 
 | activation | dtype | points | value | slope | from output | PyTorch value | PyTorch slope |
 |---|---|---:|---|---|---|---|---|

@@ -219,68 +219,68 @@ def halves() -> str:
 
 TEXT = """# Activations and gated kinds
 
-Written by `python -m tests.tools.kinds`. Every function, module, plan and operator takes all of them, in every dtype of
-every backend. A name alone has the default parameters. `epigrad.Activation(name, **parameters)` and
-`epigrad.Gated(name, **parameters)` have others. Parameters are data to the kernels: no kernel is compiled for a value.
+`python -m tests.tools.kinds` wrote this page. Every function, module, plan and operator takes all kinds, in every dtype
+of every backend. A name has the default parameters; for others use `epigrad.Activation(name, **parameters)` or
+`epigrad.Gated(name, **parameters)`. New parameter values need no new kernel.
 
-A text with numbers means the same, as in `"leaky_relu(slope=0.2)"`: `str(kind)` prints it, and configuration files can
-hold it. An activation may also be a module or a function of PyTorch, transformers or timm that computes one of the
-table, such as `torch.nn.GELU(approximate="tanh")`, `torch.tanh` or a module of `ACT2FN`. It is read, not called: a
-subclass and a module with hooks are errors. [An activation that epigrad
-lacks](https://epigrad.github.io/epigrad/howto/own-activation.html) has ways to compute others.
+You can also write the parameters in the name, as in `"leaky_relu(slope=0.2)"`, for example in configuration files.
+`str(kind)` returns this form. Or pass a module or function of PyTorch, transformers or timm, such as
+`torch.nn.GELU(approximate="tanh")`, `torch.tanh` or a module of `ACT2FN`. epigrad reads its parameters and never calls
+it, so subclasses and modules with hooks are errors. [An activation that epigrad
+lacks](https://epigrad.github.io/epigrad/howto/own-activation.html) shows how to compute others.
 
 ![Value and slope of each activation](results/kinds.png)
 
 ## Activations
 
-`s` is the logistic function, 1 / (1 + exp(-x)). The models are examples. They use the activation by default in
-transformers or timm, or in their authors' code.
+`s` is the logistic function, 1 / (1 + exp(-x)). The last column has examples of models that use the activation by
+default, in transformers, timm or their authors' code.
 
 | activation | value | slope | used by |
 |---|---|---|---|
 {formulas}
-These names of PyTorch, transformers and timm are accepted too:
+epigrad also accepts these names of PyTorch, transformers and timm:
 
 | name | is |
 |---|---|
 {aliases}
 ### At kinks, infinities and NaN
 
-A kink is a point where a derivative jumps. The last three columns have value and slope. Parameters are the defaults.
-All agree with PyTorch's own function, or with the composition of PyTorch's functions. Softplus's slope is s(threshold)
-at its kink, and 1 beyond it.
+At a kink a derivative jumps. The last three columns have value and slope, with default parameters. All agree with
+PyTorch's own function, or with a composition of PyTorch's functions. The slope of softplus is s(threshold) at its kink,
+and 1 beyond it.
 
 | activation | slope at kinks | at -inf | at +inf | at NaN |
 |---|---|---|---|---|
 {facts}
 ### Errors
 
-The largest error met of value and of slope, in units in the last place (ULP), with the defaults and with other
-parameters. A correctly rounded result is off by 0.5 ULP at most. In bfloat16 and float16 no point of these pages is
-above {halves}; where all numbers were walked, none is above {walked} ([worst cases](#worst-cases)). The pages
-[accuracy.md](accuracy.md), [-cuda](accuracy-cuda.md) and [-webgpu](accuracy-webgpu.md) have the points and devices.
+A cell has the largest measured error of value and slope, in units in the last place (ULP), with the defaults and other
+parameters. A correctly rounded result is off by at most 0.5 ULP. In bfloat16 and float16 the largest error is {halves},
+or {walked} over [all numbers](#worst-cases). [accuracy.md](accuracy.md), [-cuda](accuracy-cuda.md) and
+[-webgpu](accuracy-webgpu.md) have the points and devices.
 
 | activation | CPU, float32 | CPU, float64 | CUDA, float32 | CUDA, float64 | WebGPU, float32 |
 |---|---|---|---|---|---|
 {errors}
 ### Worst cases
 
-`python -m tests.tools.exact` walks all numbers of a dtype at default parameters, in parts that go on where the last one
-stopped. In float64 it draws points, and searches around the worst of them in ever smaller steps. So its errors may be
-above those of the table before, and in float64 above the bound that the tests hold at their points. Each NaN has to
-give what one NaN gives. On a GPU one result of `selu` overflows: the largest finite one, as PyTorch's does.
+`python -m tests.tools.exact` tests all numbers of a dtype at default parameters. In float64 it draws points, and
+searches around the worst of them in ever smaller steps. So its errors may exceed those of the last table, and in
+float64 also the tests' bound. All NaNs must give the same result. On a GPU the largest finite result of `selu`
+overflows, as in PyTorch.
 
 {worst_cases}
 ## Activations with weights
 
-`epigrad.prelu` and `epigrad.xielu` have gradients to their weights too. These are sums, formed in the same pass.
+`epigrad.prelu` and `epigrad.xielu` also have gradients to their weights. The same pass computes these sums.
 
 | function | value | slope | gradients of weights | used by |
 |---|---|---|---|---|
 {learnable}
-`weight` of `prelu` has one element, or one for each channel, as in PyTorch. In `xielu`, `a_p` is `softplus(alpha_p)`
-and `a_n` is `beta + softplus(alpha_n)`; both alphas have one element. transformers computes
-`exp(x) - 1` at -1e-6 for all `x` between that and 0. epigrad computes it at `x`, which differs by at most 1e-6 `a_n`.
+`weight` of `prelu` has one element, or one for each channel, as in PyTorch. In `xielu`, `a_p` is
+`softplus(alpha_p)` and `a_n` is `beta + softplus(alpha_n)`; both alphas have one element. For `x` between -1e-6 and 0,
+transformers computes `exp(x) - 1` at -1e-6. epigrad computes it at `x`, which differs by at most 1e-6 `a_n`.
 
 | function | slope at 0 | at -inf | at +inf | at NaN |
 |---|---|---|---|---|
@@ -295,8 +295,8 @@ A gated kind has two inputs, `value` and `gate`. Without limits it is
 out = (psi(value) + offset) phi(gate)
 ```
 
-`phi` is the kind's own function of the gate. `psi` is the identity in all kinds but `situ_glu`. Limits are applied
-before `phi` and after it. The offset comes last:
+Each kind has its own function `phi`. `psi` is the identity in all kinds but `situ_glu`. Limits apply before and after
+`phi`; the offset comes last:
 
 ```
 g, v = min(gate, limit), clip(value, -limit, limit)
@@ -304,8 +304,8 @@ a, b = min(phi(g), limit_after), clip(psi(v), -limit_after, limit_after)
 out  = (b + offset) a
 ```
 
-All kinds but `situ_glu` have the parameters `limit`, `limit_after` (`None` by default, which is no limit) and `offset`
-(0 by default). The table has `out` without them.
+All kinds but `situ_glu` have the parameters `limit` and `limit_after` (default `None`: no limit) and `offset` (default
+0). The table has `out` without them.
 
 | kind | out | used by |
 |---|---|---|
@@ -315,7 +315,7 @@ All kinds but `situ_glu` have the parameters `limit`, `limit_after` (`None` by d
 {presets}
 ![Gated kinds with limits](results/gated.png)
 
-`gate` says where the gates are, if one tensor has values and gates:
+If one tensor has values and gates, `gate` is the place of the gates:
 
 | `gate` | gates are | as in |
 |---|---|---|
@@ -326,13 +326,13 @@ All kinds but `situ_glu` have the parameters `limit`, `limit_after` (`None` by d
 
 ## Limits and infinities
 
-- Where something is clamped its gradient is 0, at the limit too, whatever PyTorch's version.
-- That is so at a gate of +inf, where the slope of `phi` may be NaN.
+- The gradient of a clamped number is 0: also at the limit, with any version of PyTorch, and at a gate of +inf, where
+  the slope of `phi` may be NaN.
 - NaN passes every limit.
-- `xielu` at +inf is +inf, whatever `beta` is.
-- `torch.func.grad` composes operations of PyTorch. Slopes at infinities are those of the composition there:
-  - of `gelu_tanh` 0 at -inf and 1 at +inf, where `backward` gives NaN;
-  - of `swiglu` with `limit_after` NaN at a gate of +inf, where `backward` gives 0.
+- `xielu` at +inf is +inf for any `beta`.
+- `torch.func.grad` composes PyTorch operations, which have other slopes at infinities:
+  - `gelu_tanh`: 0 at -inf and 1 at +inf, where `backward` gives NaN;
+  - `swiglu` with `limit_after`: NaN at a gate of +inf, where `backward` gives 0.
 """
 
 LEARNABLE = (

@@ -78,7 +78,7 @@ func (d *decoded) decodeFor(c *C.epg_call, signature op.Signature) error {
 		return check.Invalid(signature.Name, "num_threads", "got %d, want a number of threads, or 0 for epigrad's choice", int(c.num_threads))
 	}
 	if c.num_parameters < 0 || c.num_parameters > 0 && c.parameters == nil {
-		return check.Invalid(signature.Name, "parameters", "%d at %#x, want an array", int(c.num_parameters), uintptr(unsafe.Pointer(c.parameters)))
+		return check.Invalid(signature.Name, "parameters", "got %d at address %#x, want a number >= 0 and an array", int(c.num_parameters), uintptr(unsafe.Pointer(c.parameters)))
 	}
 	d.call = op.Call{
 		Op: signature.Name, Kind: name(c.kind), Parameters: unsafe.Slice((*float64)(c.parameters), int(c.num_parameters)),
@@ -89,11 +89,11 @@ func (d *decoded) decodeFor(c *C.epg_call, signature op.Signature) error {
 	}
 	inputs, outputs := int(c.num_inputs), int(c.num_outputs)
 	if inputs < 0 || inputs > maxInputs || outputs < 0 || outputs > maxOutputs {
-		return status.Errorf(status.InvalidProblem, "%s: %d inputs and %d outputs, want at most %d and %d",
+		return status.Errorf(status.InvalidProblem, "%s: operands: got %d inputs and %d outputs, want at most %d and %d",
 			d.call.Op, inputs, outputs, maxInputs, maxOutputs)
 	}
 	if inputs > 0 && c.inputs == nil || outputs > 0 && c.outputs == nil {
-		return status.Errorf(status.InvalidProblem, "%s: %d inputs and %d outputs, but a null pointer in place of their array",
+		return status.Errorf(status.InvalidProblem, "%s: operands: got a null pointer for %d inputs and %d outputs, want their arrays",
 			d.call.Op, inputs, outputs)
 	}
 	var nbytes []uint64
@@ -139,7 +139,7 @@ func knownFlags(operation string, given C.uint32_t) error {
 	for i, f := range flags {
 		names[i] = fmt.Sprintf("%s (%#x)", f.name, uint32(f.bit))
 	}
-	return check.Invalid(operation, "flags", "unknown bits %#x, want none but %s", uint32(unknown), strings.Join(names, ", "))
+	return check.Invalid(operation, "flags", "got unknown bits %#x, want only %s", uint32(unknown), strings.Join(names, ", "))
 }
 
 // view decodes one tensor; nil stays nil.
@@ -154,7 +154,7 @@ func (d *decoded) view(t *C.DLTensor, operand int, nbytes []uint64, types check.
 	}
 	rank := int(t.ndim)
 	if rank < 0 || rank > 0 && t.shape == nil {
-		return nil, status.Errorf(status.InvalidProblem, "%d dimensions without a shape", rank)
+		return nil, status.Errorf(status.InvalidProblem, "got %d dimensions and a null pointer for shape, want a shape", rank)
 	}
 	shape := unsafe.Slice((*int64)(t.shape), rank)
 	var strides []int64
@@ -166,7 +166,7 @@ func (d *decoded) view(t *C.DLTensor, operand int, nbytes []uint64, types check.
 		device.Index = 0 // there is one CPU
 	}
 	if uint64(t.byte_offset) > math.MaxInt64 {
-		return nil, status.Errorf(status.InvalidProblem, "byte_offset %d reaches beyond 64 bits", uint64(t.byte_offset))
+		return nil, status.Errorf(status.InvalidProblem, "byte_offset %d, want less than 2^63", uint64(t.byte_offset))
 	}
 	view, err := tensor.New(t.data, int64(t.byte_offset), dt, device, shape, strides, operand)
 	if err != nil {

@@ -135,7 +135,7 @@ int epg_py_read_tensor(call_arguments *a, PyObject *o, int operand) {
     const int is_tensor = PyObject_IsInstance(o, epg_py.tensor_type);
     if (is_tensor < 0) return -1;
     if (is_tensor)
-      raise_argument(EPG_UNSUPPORTED, a, operand, "a subclass of torch.Tensor, want a plain torch.Tensor or torch.nn.Parameter");
+      raise_argument(EPG_UNSUPPORTED, a, operand, "got a subclass of torch.Tensor, want a plain torch.Tensor or torch.nn.Parameter");
     else
       raise_argument(EPG_DTYPE, a, operand, "not a tensor, want a torch.Tensor");
     return -1;
@@ -147,7 +147,7 @@ int epg_py_read_tensor(call_arguments *a, PyObject *o, int operand) {
   PyErr_Clear();
   if (!read_outlived(o, &a->tensors[operand])) return 0;
   raise_argument(EPG_UNSUPPORTED, a, operand,
-                 "a tensor without strided memory of its own (sparse, quantised, nested, or inside a torch.func transform), want a plain strided one");
+                 "got a tensor without strided memory of its own (sparse, quantised, nested, or inside a torch.func transform), want a plain strided one");
   return -1;
 }
 
@@ -214,7 +214,7 @@ int epg_py_read_workspace(call_arguments *a, PyObject *o) {
   DLTensor t;
   if (Py_TYPE(o) != (PyTypeObject *)epg_py.tensor_type || epg_py.exchange->dltensor_from_py_object_no_sync(o, &t)) {
     PyErr_Clear();
-    PyOS_snprintf(message, sizeof message, "%s: workspace: not a tensor with memory, want a contiguous uint8 torch.Tensor or None", op);
+    PyOS_snprintf(message, sizeof message, "%s: workspace: got no tensor with memory, want a contiguous uint8 torch.Tensor or None", op);
     epg_py_raise_status(EPG_DTYPE, message, 0, 0);
     return -1;
   }
@@ -232,7 +232,7 @@ int epg_py_read_workspace(call_arguments *a, PyObject *o) {
     bytes *= (uint64_t)t.shape[d];
   }
   if (!contiguous && bytes) {
-    PyOS_snprintf(message, sizeof message, "%s: workspace: strided, want a contiguous uint8 tensor", op);
+    PyOS_snprintf(message, sizeof message, "%s: workspace: got a strided tensor, want a contiguous uint8 tensor", op);
     epg_py_raise_status(EPG_INVALID_PROBLEM, message, 0, 0);
     return -1;
   }
@@ -242,7 +242,7 @@ int epg_py_read_workspace(call_arguments *a, PyObject *o) {
     if (input && input->device.device_type == t.device.device_type && input->device.device_id == t.device.device_id) shared = 1;
   }
   if (!shared) {
-    PyOS_snprintf(message, sizeof message, "%s: workspace: on another device than the inputs, want one device per call", op);
+    PyOS_snprintf(message, sizeof message, "%s: workspace: got another device than the inputs', want one device per call", op);
     epg_py_raise_status(EPG_DEVICE_MISMATCH, message, 0, 0);
     return -1;
   }
@@ -278,7 +278,7 @@ static int read_dim(call_arguments *a, PyObject *o) {
   if (dim == -1 && PyErr_Occurred()) return -1;
   if (overflow || dim < INT32_MIN || dim > INT32_MAX) {
     char message[128];
-    PyOS_snprintf(message, sizeof message, "%s: dim: beyond 32 bits, want a dimension of the input", a->call.op);
+    PyOS_snprintf(message, sizeof message, "%s: dim: got a number beyond 32 bits, want a dimension of the input", a->call.op);
     epg_py_raise_status(EPG_INVALID_PROBLEM, message, 0, 0);
     return -1;
   }

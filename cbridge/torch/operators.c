@@ -167,7 +167,7 @@ static int32_t refuse(int32_t status, const char *op, const char *argument, cons
 
 static int32_t invalid(const char *op, const char *argument, const char *got, const char *want) {
   char text[256];
-  snprintf(text, sizeof text, "'%s', want %s", got ? got : "", want);
+  snprintf(text, sizeof text, "got '%s', want %s", got ? got : "", want);
   return refuse(EPG_INVALID_PROBLEM, op, argument, text);
 }
 
@@ -187,13 +187,13 @@ static int32_t read_operand(call_arguments *a, const torch_value *value) {
   const int i = a->call.num_inputs++;
   a->inputs[i] = value ? &a->tensors[i] : NULL;
   if (!value || !describe(pointer(*value), &a->tensors[i])) return EPG_OK;
-  return refuse(EPG_UNSUPPORTED, a->call.op, "tensor", "without strided memory of its own, want a plain strided one");
+  return refuse(EPG_UNSUPPORTED, a->call.op, "tensor", "got a tensor without strided memory of its own, want a plain strided one");
 }
 
 static int32_t read_parameters(call_arguments *a, const torch_value *value) {
   size_t count = 0;
   if (epg_torch.torch_list_size(pointer(*value), &count)) return EPG_FRAMEWORK_FAILED;
-  if (count > EPG_MOST_PARAMETERS) return invalid(a->call.op, "parameters", "too many", "those of the kind");
+  if (count > EPG_MOST_PARAMETERS) return refuse(EPG_INVALID_PROBLEM, a->call.op, "parameters", "got more than any kind has, want those of the kind");
   for (size_t i = 0; i < count; i++) {
     torch_value bits = 0;
     if (epg_torch.torch_list_get_item(pointer(*value), i, &bits)) return EPG_FRAMEWORK_FAILED;
@@ -239,7 +239,7 @@ static int32_t read_arguments(const row *r, const torch_value *stack, call_argum
         break;
       case DIM:
         a->call.dim = (int32_t)(int64_t)*value;
-        if (a->call.dim != (int64_t)*value) status = invalid(r->name, "dim", "beyond 32 bits", "a dimension of the input");
+        if (a->call.dim != (int64_t)*value) status = refuse(EPG_INVALID_PROBLEM, r->name, "dim", "got a number beyond 32 bits, want a dimension of the input");
         break;
       case GATE:
         status = read_gate(a, text_of(value));
@@ -355,7 +355,7 @@ static int32_t run(const row *r, torch_value *stack) {
  * with the core's text after the name of the exception that stands for it in Python. */
 static void fail(int32_t status, const char *name) {
   char message[4200];
-  const char *text = "epigrad: PyTorch gave no memory";
+  const char *text = "epigrad: PyTorch cannot allocate memory";
   if (status == EPG_FRAMEWORK_FAILED && epg_torch.torch_exception_get_what_without_backtrace) text = epg_torch.torch_exception_get_what_without_backtrace();
   if (status == EPG_FRAMEWORK_FAILED)
     snprintf(message, sizeof message, "%s", text);
@@ -394,7 +394,7 @@ static row rows[OPERATORS] = {
 /* Fails for want of something of PyTorch's. */
 static int32_t lacks(const char *what) {
   char text[160];
-  const int length = snprintf(text, sizeof text, "torch: %s: not in this process, want PyTorch 2.10 or newer, loaded before epigrad's operators", what);
+  const int length = snprintf(text, sizeof text, "torch: %s: not found in this process, want PyTorch 2.10 or newer, loaded before epigrad's operators", what);
   epg_set_last_error(text, (size_t)length, 0, 0);
   return EPG_BACKEND_UNAVAILABLE;
 }
@@ -444,7 +444,7 @@ static int32_t define(torch_library *library, const char *prefix, const row *r) 
  * one, all are somebody else's. */
 static int32_t define_all(void) {
   static torch_library *library;
-  if (epg_torch.aoti_torch_library_init_fragment("epigrad", file, __LINE__, &library)) return lacks("its library of operators");
+  if (epg_torch.aoti_torch_library_init_fragment("epigrad", file, __LINE__, &library)) return lacks("a library of operators");
   for (int i = 0; i < OPERATORS; i++) {
     const int known = define(library, "", &rows[i]) != 0;
     if (known && !i) return EPG_OK;
@@ -464,7 +464,7 @@ int32_t epg_torch_register(void) {
     tried = 1;
     result = define_all();
   }
-  if (!status && (status = result)) lacks("what defines operators");
+  if (!status && (status = result)) lacks("operator registration");
   pthread_mutex_unlock(&lock);
   return status;
 }

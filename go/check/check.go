@@ -77,7 +77,7 @@ func Shape(op, argument string, got, want []int64, name string) error {
 func DType(op string, operands []Operand) (dtype.DType, error) {
 	first := slices.IndexFunc(operands, func(o Operand) bool { return o.View != nil && o.Types == OfCall })
 	if first < 0 {
-		return dtype.Invalid, Invalid(op, "inputs", "none given")
+		return dtype.Invalid, Invalid(op, "inputs", "got none, want at least one tensor")
 	}
 	want := operands[first]
 	dt := want.View.DType
@@ -163,7 +163,7 @@ func Device(op string, operands []Operand) (tensor.Device, error) {
 		}
 	}
 	if first == nil {
-		return tensor.Device{}, Invalid(op, "inputs", "none given")
+		return tensor.Device{}, Invalid(op, "inputs", "got none, want at least one tensor")
 	}
 	return first.View.Device, nil
 }
@@ -177,7 +177,7 @@ func Memory(op string, operands []Operand) error {
 			continue
 		}
 		if v.Base == nil {
-			return Invalid(op, o.Name, "no memory (a null pointer) behind shape %s", Sizes(v.Shape))
+			return Invalid(op, o.Name, "got a null pointer, want memory for shape %s", Sizes(v.Shape))
 		}
 		if size := v.DType.Size(); (int64(uintptr(v.Base))+v.Offset)%size != 0 {
 			return status.Errorf(status.MisalignedOperand, "%s: %s: address %#x, want a multiple of %d bytes (%v): copy it into aligned memory, as tensor.clone() does",

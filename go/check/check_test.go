@@ -72,9 +72,9 @@ func (s *CheckSuite) TestDTypeAndDevice() {
 	_, err = check.Device("op", []check.Operand{a, absent, b})
 	s.fails(err, status.DeviceMismatch, "op: b: on cuda:0, want cpu where a is: one device per call")
 	_, err = check.DType("op", []check.Operand{absent})
-	s.fails(err, status.InvalidProblem, "op: inputs: none given")
+	s.fails(err, status.InvalidProblem, "op: inputs: got none, want at least one tensor")
 	_, err = check.Device("op", nil)
-	s.fails(err, status.InvalidProblem, "op: inputs: none given")
+	s.fails(err, status.InvalidProblem, "op: inputs: got none, want at least one tensor")
 }
 
 func (s *CheckSuite) TestMemory() {
@@ -88,7 +88,7 @@ func (s *CheckSuite) TestMemory() {
 	s.Equal([2]int64{28, 27}, [2]int64{small.Needed, small.Got})
 	null := s.operand("a", 0, []int64{2}, nil)
 	null.View.Base = nil
-	s.fails(memory(null), status.InvalidProblem, "op: a: no memory (a null pointer) behind shape [2]")
+	s.fails(memory(null), status.InvalidProblem, "op: a: got a null pointer, want memory for shape [2]")
 	null.View.Shape = []int64{0}
 	s.NoError(memory(null), "what is empty needs no memory")
 	for at := int64(1); at < 4; at++ {

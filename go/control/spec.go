@@ -141,7 +141,7 @@ func (d *describer) call(s *spec) (*op.Call, error) {
 		}
 		return call, nil
 	}
-	return nil, check.Invalid("select", "class", "got %q, which is no plan class", s.Class)
+	return nil, check.Invalid("select", "class", "got %q, want a plan class, such as GemmEpilogue", s.Class)
 }
 
 // numbers reads the parameters.

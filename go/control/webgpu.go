@@ -17,7 +17,7 @@ func ConfigureWebGPU(library, adapter, memory string) (err error) {
 	if memory != "" {
 		bytes, err := strconv.ParseInt(memory, 10, 64)
 		if err != nil || bytes <= 0 {
-			return status.Errorf(status.InvalidProblem, "EPIGRAD_WEBGPU_MEMORY: %q, want a number of bytes", memory)
+			return status.Errorf(status.InvalidProblem, "EPIGRAD_WEBGPU_MEMORY: got %q, want a number of bytes", memory)
 		}
 		settings.MemoryBytes = bytes
 	}

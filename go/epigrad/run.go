@@ -113,7 +113,7 @@ func (o Options) workspace(name string, needed int64, device tensor.Device) (uns
 	}
 	skip := int64(-uintptr(unsafe.Pointer(unsafe.SliceData(given))) % uintptr(alignment))
 	if got := int64(len(given)) - skip; got < needed {
-		e := status.Errorf(status.WorkspaceTooSmall, "%s: workspace: %d bytes, want %d", name, len(given), needed+alignment-1)
+		e := status.Errorf(status.WorkspaceTooSmall, "%s: workspace: got %d bytes, want at least %d", name, len(given), needed+alignment-1)
 		e.Needed, e.Got = needed+alignment-1, int64(len(given))
 		return nil, 0, e
 	}

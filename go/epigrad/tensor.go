@@ -151,7 +151,7 @@ func (t *Tensor[T]) view(op, argument string, operand int) (*tensor.View, error)
 		return nil, check.Invalid(op, argument, "offset %d with strides %v reaches element %d, want none before 0", t.Offset, t.Strides, first)
 	}
 	if have := int64(len(t.Data) - t.Offset); count > have {
-		e := status.Errorf(status.BufferTooSmall, "%s: %s: %d elements from offset %d on, want %d for shape %v",
+		e := status.Errorf(status.BufferTooSmall, "%s: %s: got %d elements from offset %d on, want %d for shape %v",
 			op, argument, max(have, 0), t.Offset, count, t.Shape)
 		e.Needed, e.Got = high, max(have, 0)*size
 		return nil, e

@@ -151,7 +151,7 @@ var (
 func split(op string, c *Call, input *tensor.View) ([]int64, error) {
 	rank := input.Rank()
 	if rank == 0 {
-		return nil, check.Invalid(op, "input", "shape [], want a dimension to split")
+		return nil, check.Invalid(op, "input", "shape [], want at least one dimension, to split into value and gate")
 	}
 	if c.Dim < -rank || c.Dim >= rank {
 		return nil, check.Invalid(op, "dim", "got %d, want one in [%d, %d] for shape %s", c.Dim, -rank, rank-1, check.Sizes(input.Shape))
@@ -159,7 +159,7 @@ func split(op string, c *Call, input *tensor.View) ([]int64, error) {
 	half := append([]int64{}, input.Shape...)
 	d := splitDim(c, rank)
 	if half[d]%2 != 0 {
-		return nil, check.Invalid(op, "input", "shape %s has the odd size %d in dim %d, want an even size: two halves",
+		return nil, check.Invalid(op, "input", "shape %s has the odd size %d in dim %d, want an even size: half values, half gates",
 			check.Sizes(input.Shape), half[d], c.Dim)
 	}
 	half[d] /= 2

@@ -106,10 +106,10 @@ func (s *ErrorSuite) TestProblems() {
 			"output of gelu", "matmul_bias_activation_backward", "gelu", views(out, a, b, nil, nil, out), nil, invalid,
 			`output: given for "gelu", whose derivative cannot be computed from the output`,
 		},
-		{"grad_bias of no bias", "matmul_bias_activation_backward", "", views(out, a, b), views(nil, nil, s.f32(4)), invalid, "grad_bias: given, but the call has no such input"},
-		{"grad_b", "matmul_bias_activation_backward", "", views(out, a, b), views(nil, s.f32(4, 3)), invalid, "grad_b: shape [4, 3], want that of the tensor"},
+		{"grad_bias of no bias", "matmul_bias_activation_backward", "", views(out, a, b), views(nil, nil, s.f32(4)), invalid, "grad_bias: got a tensor, want none"},
+		{"grad_b", "matmul_bias_activation_backward", "", views(out, a, b), views(nil, s.f32(4, 3)), invalid, "grad_b: shape [4, 3], want the result's [3, 4]"},
 		{"odd size", "gated_activation", "glu", views(s.f32(3, 2)), nil, invalid, "input: shape [3, 2] has the odd size 3"},
-		{"scalar input", "gated_activation", "glu", views(s.f32()), nil, invalid, "want a dimension to split"},
+		{"scalar input", "gated_activation", "glu", views(s.f32()), nil, invalid, "want at least one dimension, to split"},
 		{"half", "gated_activation_backward", "glu", views(s.f32(4), s.f32(4)), nil, invalid, "grad_output: shape [4], want half of the input's shape [2]"},
 		{"gate", "gated_product", "glu", views(a, b), nil, invalid, "gate: shape [3, 4], want the value's shape [2, 3]"},
 		{"lerp's shapes", "lerp", "", views(a, b, a), nil, invalid, "end: shape [3, 4] does not broadcast with [2, 3]"},
@@ -125,7 +125,7 @@ func (s *ErrorSuite) TestProblems() {
 		},
 		{"no such device", "activation", "", views(with(a, func(v *tensor.View) { v.Device.Type = 99 })), nil, status.Unsupported, "want one of cpu"},
 		{"meta", "activation", "", views(with(a, func(v *tensor.View) { v.Device.Type = tensor.Meta })), nil, status.Unsupported, "meta tensors"},
-		{"null", "activation", "", views(with(a, func(v *tensor.View) { v.Base = nil })), views(s.f32(2, 3)), invalid, "input: no memory (a null pointer)"},
+		{"null", "activation", "", views(with(a, func(v *tensor.View) { v.Base = nil })), views(s.f32(2, 3)), invalid, "input: got a null pointer, want memory"},
 		{
 			"misaligned", "activation", "", views(with(a, func(v *tensor.View) { v.Offset = 2 })), views(s.f32(2, 3)), status.MisalignedOperand,
 			"want a multiple of 4 bytes (float32)",
@@ -156,12 +156,12 @@ func (s *ErrorSuite) TestTwoWeights() {
 		status.InvalidProblem, "weight: a tensor, want none: a number was given already")
 	s.refused(&op.Call{
 		Op: "lerp_backward", Parameters: []float64{0}, Inputs: []*tensor.View{x, x, x}, Outputs: []*tensor.View{nil, nil, s.f32(2)},
-	}, status.InvalidProblem, "grad_weight: given, but the call has no such input")
+	}, status.InvalidProblem, "grad_weight: got a tensor, want none")
 }
 
 func (s *ErrorSuite) TestAccumulateWithoutGradients() {
 	s.refused(&op.Call{Op: "activation", Accumulate: true, Inputs: []*tensor.View{s.f32(2)}, Outputs: []*tensor.View{s.f32(2)}},
-		status.InvalidProblem, "accumulate: true, but")
+		status.InvalidProblem, "accumulate: got true, want false")
 }
 
 func (s *ErrorSuite) TestStatedSizes() {
@@ -272,16 +272,16 @@ func (s *ErrorSuite) TestNothingIsIgnored() {
 		{linear(func(c *op.Call) { c.Dim = -1 }), "linear: dim: got -1, want 0"},
 		{linear(func(c *op.Call) { c.Gate = op.GateFirst }), "linear: gate: got 1, want 0"},
 		{linear(func(c *op.Call) { c.Parameters = []float64{2} }), "linear: parameters: got 1, want none"},
-		{lerp(func(c *op.Call) { c.Parameters = []float64{1, 2} }), "lerp: parameters: got 2, want the weight alone"},
+		{lerp(func(c *op.Call) { c.Parameters = []float64{1, 2} }), "lerp: parameters: got 2, want at most one, the weight"},
 		{lerp(func(c *op.Call) { c.Gate = -1 }), "lerp: gate: got -1, want 0"},
 		{gated(func(c *op.Call) { c.Gate = 4 }), "gated_activation: gate: got 4, want 0 (the second half), 1 (the first), 2 (odd places) or 3 (even places)"},
 		{gated(func(c *op.Call) { c.Parameters = []float64{1} }), "gated_activation: parameters: got 1, want 3 (limit, limit_after, offset), or none for the defaults"},
-		{linear(func(c *op.Call) { c.Accumulate = true }), "linear: accumulate: true"},
-		{linear(func(c *op.Call) { c.Stream = 7 }), "linear: stream: got 0x7 for tensors on cpu"},
+		{linear(func(c *op.Call) { c.Accumulate = true }), "linear: accumulate: got true, want false"},
+		{linear(func(c *op.Call) { c.Stream = 7 }), "linear: stream: got 0x7, want 0: tensors on cpu"},
 		{lerp(func(c *op.Call) { c.Kind = "relu" }), `lerp: kind: got "relu", want no name (NULL)`},
-		{lerp(func(c *op.Call) { c.AllowTF32 = true }), "lerp: allow_tf32: true"},
-		{lerp(func(c *op.Call) { c.BatchInvariant = true }), "lerp: batch_invariant: true"},
-		{lerp(func(c *op.Call) { c.Accumulate = true }), "lerp: accumulate: true"},
+		{lerp(func(c *op.Call) { c.AllowTF32 = true }), "lerp: allow_tf32: got true, want false"},
+		{lerp(func(c *op.Call) { c.BatchInvariant = true }), "lerp: batch_invariant: got true, want false"},
+		{lerp(func(c *op.Call) { c.Accumulate = true }), "lerp: accumulate: got true, want false"},
 		{lerp(func(c *op.Call) { c.Stream = 7 }), "lerp: stream: got 0x7"},
 	} {
 		s.refused(c.call, status.InvalidProblem, c.text)

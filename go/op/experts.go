@@ -136,7 +136,7 @@ func mixtureOf(c *Call, inputs []*tensor.View) (*mixture, error) {
 		place := c.Gate
 		m.halves = func(v *tensor.View) (value, gate *tensor.View) { return columnHalves(v, place) }
 	} else if c.Gate != GateSecond {
-		return nil, check.Invalid(op, "gate", "%q, but %s has no gate", gateNames[c.Gate], c.Kind)
+		return nil, check.Invalid(op, "gate", "got %q, want the default: %s has no gate", gateNames[c.Gate], c.Kind)
 	}
 	if err := vectors(op, "bias_in", m.biasIn, groups, columns, "[E, rows of weight_in]"); err != nil {
 		return nil, err
@@ -159,7 +159,7 @@ func mixtureOf(c *Call, inputs []*tensor.View) (*mixture, error) {
 	if err := exists(op, "preactivation", m.input, m.pre); err != nil {
 		return nil, err
 	}
-	return m, exists(op, "the rows of all slots", m.input, m.rows())
+	return m, exists(op, "gathered rows", m.input, m.rows())
 }
 
 // isGated tells whether a kind is a gated one, and no activation.

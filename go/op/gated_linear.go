@@ -74,7 +74,7 @@ var (
 				return nil, err
 			}
 			if given := c.input(6); given != nil {
-				if err := check.Shape(name, "preactivation", given.Shape, pre, "that of values and gates:"); err != nil {
+				if err := check.Shape(name, "preactivation", given.Shape, pre, "[..., 2h]"); err != nil {
 					return nil, err
 				}
 			}

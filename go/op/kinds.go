@@ -90,7 +90,7 @@ func (o *operation) completeFormula(c *Call) error {
 	case len(c.Parameters) > 0 && o.formula != "lerp":
 		return check.Invalid(o.Name, "parameters", "got %d, want none", len(c.Parameters))
 	case len(c.Parameters) > 1:
-		return check.Invalid(o.Name, "parameters", "got %d, want the weight alone", len(c.Parameters))
+		return check.Invalid(o.Name, "parameters", "got %d, want at most one, the weight", len(c.Parameters))
 	}
 	return nil
 }

@@ -92,7 +92,7 @@ func lerpBackwardShapes(c *Call) ([][]int64, error) {
 			return nil, err
 		}
 	} else if c.output(2) != nil {
-		return nil, check.Invalid(name, "start and end", "missing, want both: grad_weight is a function of them")
+		return nil, check.Invalid(name, "start and end", "missing, want both: grad_weight is computed from them")
 	}
 	return shapes, nil
 }

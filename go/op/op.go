@@ -191,9 +191,9 @@ func (o *operation) meaningful(c *Call) error {
 	case c.Gate < 0 || c.Gate >= gates:
 		return check.Invalid(o.Name, "gate", "got %d, want 0 (the second half), 1 (the first), 2 (odd places) or 3 (even places)", c.Gate)
 	case c.AllowTF32 && !o.multiplies:
-		return check.Invalid(o.Name, "allow_tf32", "true, but this operation has no product")
+		return check.Invalid(o.Name, "allow_tf32", "got true, want false: this operation has no matrix product")
 	case c.BatchInvariant && !o.multiplies:
-		return check.Invalid(o.Name, "batch_invariant", "true, but this operation has no product")
+		return check.Invalid(o.Name, "batch_invariant", "got true, want false: this operation has no matrix product")
 	}
 	return nil
 }
@@ -283,17 +283,13 @@ func (o *operation) geometry(c *Call) (inputs, outputs []check.Operand, shapes [
 	if shapes, err = o.shapes(c); err != nil {
 		return fail(err)
 	}
-	what := "the result's"
-	if strings.HasSuffix(o.Name, "_backward") {
-		what = "that of the tensor whose gradient it is:"
-	}
 	for i, out := range outputs {
 		switch {
 		case out.View == nil:
 		case shapes[i] == nil:
-			return fail(check.Invalid(o.Name, out.Name, "given, but the call has no such input: omit it"))
+			return fail(check.Invalid(o.Name, out.Name, "got a tensor, want none: the call has no input that it belongs to"))
 		default:
-			if err = check.Shape(o.Name, out.Name, out.View.Shape, shapes[i], what); err != nil {
+			if err = check.Shape(o.Name, out.Name, out.View.Shape, shapes[i], "the result's"); err != nil {
 				return fail(err)
 			}
 			if like := o.Outputs[i].Like; like != "" {
@@ -304,7 +300,7 @@ func (o *operation) geometry(c *Call) (inputs, outputs []check.Operand, shapes [
 		}
 	}
 	if c.Accumulate && !o.accumulates {
-		return fail(check.Invalid(o.Name, "accumulate", "true, but this operation has no weight or bias gradient to add to"))
+		return fail(check.Invalid(o.Name, "accumulate", "got true, want false: this operation has no weight or bias gradient"))
 	}
 	return inputs, outputs, shapes, dt, check.SelfOverlap(o.Name, outputs)
 }
@@ -463,7 +459,7 @@ func (o *operation) memory(c *Call, workspaceBytes int64) error {
 		return err
 	}
 	if device := c.Inputs[0].Device; c.Stream != 0 && device.Type != tensor.CUDA {
-		return check.Invalid(o.Name, "stream", "got %#x for tensors on %v, want none: there are no streams", c.Stream, device)
+		return check.Invalid(o.Name, "stream", "got %#x, want 0: tensors on %v have no streams", c.Stream, device)
 	}
 	if workspaceBytes == 0 || c.AssumeWorkspace {
 		return nil
@@ -530,7 +526,7 @@ func (o *operation) execution(c *Call) *backend.Run {
 
 // unavailable is the error for tensors on a device without memory.
 func unavailable(op string) error {
-	return status.Errorf(status.Unsupported, "%s: meta tensors have shapes and no data: there is nothing to run on", op)
+	return status.Errorf(status.Unsupported, "%s: inputs: got meta tensors, which have no data, want tensors on another device", op)
 }
 
 // Multiplies reports whether an operation has a product of matrices, which TF32 and batch

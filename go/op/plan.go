@@ -416,10 +416,10 @@ func (p *Plan) matches(got check.Operand, want *tensor.View, anyShape, exact boo
 	}
 	name := p.operation.Name
 	if got.View.DType != want.DType {
-		return status.Errorf(status.DTypeMismatch, "%s: %s: dtype %v, want %v as the plan was selected", name, got.Name, got.View.DType, want.DType)
+		return status.Errorf(status.DTypeMismatch, "%s: %s: dtype %v, want the plan's %v", name, got.Name, got.View.DType, want.DType)
 	}
 	if got.View.Device != want.Device {
-		return status.Errorf(status.DeviceMismatch, "%s: %s: on %v, want %v as the plan was selected", name, got.Name, got.View.Device, want.Device)
+		return status.Errorf(status.DeviceMismatch, "%s: %s: on %v, want the plan's %v", name, got.Name, got.View.Device, want.Device)
 	}
 	if anyShape {
 		if _, err := got.View.Expand(want.Shape); err != nil {
@@ -436,7 +436,7 @@ func (p *Plan) matches(got check.Operand, want *tensor.View, anyShape, exact boo
 	}
 	for d, n := range want.Shape {
 		if n != 1 && got.View.Strides[d] != want.Strides[d] {
-			return check.Invalid(name, got.Name, "strides %s, want %s by the plan's leading dimension",
+			return check.Invalid(name, got.Name, "strides %s, want %s, of the plan's leading dimension",
 				check.Sizes(got.View.Strides), check.Sizes(want.Strides))
 		}
 	}

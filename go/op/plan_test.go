@@ -122,13 +122,13 @@ func (s *PlanSuite) TestRefusesOtherProblems() {
 		text    string
 	}{
 		{"shape", []*tensor.View{s.filled(dtype.Float32, 1, 3), b}, nil, status.InvalidProblem, "a: shape [1, 3], want the plan's shape [2, 3]"},
-		{"strides", []*tensor.View{a, b}, nil, status.InvalidProblem, "a: strides [3, 1], want [5, 1] by the plan's leading dimension"},
-		{"dtype", []*tensor.View{s.filled(dtype.Float64, 2, 3), b}, nil, status.DTypeMismatch, "a: dtype float64, want float32 as the plan"},
+		{"strides", []*tensor.View{a, b}, nil, status.InvalidProblem, "a: strides [3, 1], want [5, 1], of the plan's leading dimension"},
+		{"dtype", []*tensor.View{s.filled(dtype.Float64, 2, 3), b}, nil, status.DTypeMismatch, "a: dtype float64, want the plan's float32"},
 		{
 			"device",
 			[]*tensor.View{wide, with(b, func(v *tensor.View) { v.Device.Type = tensor.CUDA })},
 			nil,
-			status.DeviceMismatch, "b: on cuda:0, want cpu as the plan",
+			status.DeviceMismatch, "b: on cuda:0, want the plan's cpu",
 		},
 		{"out", []*tensor.View{wide, b}, []*tensor.View{s.filled(dtype.Float32, 4, 2)}, status.InvalidProblem, "out: shape [4, 2], want the plan's"},
 		{"missing", []*tensor.View{wide}, nil, status.InvalidProblem, "b: missing"},

@@ -8,7 +8,7 @@ func BroadcastShapes(shapes ...[]int64) ([]int64, error) {
 		rank = max(rank, len(shape))
 	}
 	if rank > MaxRank {
-		return nil, invalid("shape has %d dimensions, at most %d are accepted", rank, MaxRank)
+		return nil, invalid("got %d dimensions, want at most %d", rank, MaxRank)
 	}
 	result := make([]int64, rank)
 	for d := range result {

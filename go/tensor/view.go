@@ -83,10 +83,10 @@ func New(
 		Base: base, Offset: byteOffset, Operand: operand, DType: dt, Device: device, Shape: shape, Strides: strides,
 	}
 	if dt.Size() == 0 {
-		return View{}, status.Errorf(status.DTypeMismatch, "%v is none of %s", dt, dtype.Names())
+		return View{}, status.Errorf(status.DTypeMismatch, "dtype %v, want one of %s", dt, dtype.Names())
 	}
 	if len(shape) > MaxRank {
-		return View{}, status.Errorf(status.InvalidProblem, "shape has %d dimensions, at most %d are accepted", len(shape), MaxRank)
+		return View{}, status.Errorf(status.InvalidProblem, "got %d dimensions, want at most %d", len(shape), MaxRank)
 	}
 	for _, n := range shape {
 		if n < 0 {

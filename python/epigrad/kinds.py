@@ -59,7 +59,7 @@ class _Kind:
         row, meant, preset = self._found(what, name)
         if meant and parameters:
             raise errors.InvalidProblemError(
-                f"{what}: parameters: got {', '.join(parameters)} beside {shown(name)}, want them in it"
+                f"{what}: parameters: got {', '.join(parameters)} beside {shown(name)}, want them inside of it"
             )
         parameters = meant or parameters
         known = {parameter.name: parameter for parameter in row.parameters}
@@ -295,8 +295,8 @@ def _computed_by(op: str, given: Any) -> tuple[str, tuple[float, ...]]:
         found = computed_by(given)
         if found is not None and (reason := why_called(given)):
             raise errors.InvalidProblemError(
-                f"{op}: activation: the {type(given).__name__} {reason}, and epigrad calls no modules: want it "
-                f"without, or {found[0]!r}"
+                f"{op}: activation: the {type(given).__name__} {reason}, which epigrad ignores: want an "
+                f"unchanged module, or {found[0]!r}"
             )
     else:
         name = activation_of_function(given)

@@ -53,13 +53,13 @@ def _check_shard(up: nn.Module, hidden: Tensor, gate: str) -> None:
     if gate in ("odd", "even"):
         if by_halves or hidden.shape[-1] % 2:
             raise errors.UnsupportedError(
-                f"GatedMLP: up: a shard of {hidden.shape[-1]} of its features, of a layer whose values and gates take "
-                "turns: want an even number of them on each device, by torch's ColwiseParallel"
+                f"GatedMLP: up: a shard of {hidden.shape[-1]} features, want an even number on each device, split by "
+                f"torch's ColwiseParallel: with gate={gate!r} a value and its gate are neighbours"
             )
     elif not by_halves:
         raise errors.UnsupportedError(
-            f"GatedMLP: up: a shard of {hidden.shape[-1]} of its features, whose gates lie on other devices than their "
-            "values: want it parallelised by epigrad.parallel.GatedColwiseParallel"
+            f"GatedMLP: up: a shard of {hidden.shape[-1]} features, whose values and gates are on different devices, "
+            "want epigrad.parallel.GatedColwiseParallel for this layer"
         )
 
 
@@ -186,7 +186,7 @@ class Activation(nn.Module):
         super().__init__()
         if isinstance(name, kinds.Activation) and parameters:
             raise errors.InvalidProblemError(
-                f"Activation: parameters: got {', '.join(parameters)} beside {name!r}, want them in it"
+                f"Activation: parameters: got {', '.join(parameters)} beside {name!r}, want them inside of it"
             )
         self.activation = name if isinstance(name, kinds.Activation) else kinds.Activation(name, **parameters)
 
@@ -458,7 +458,7 @@ class Experts(nn.Module):
         _check_bias("Experts", bias, "kind", "activation")
         found = either_of("Experts", kind)
         if gate != "second" and not isinstance(found, Gated):
-            raise errors.InvalidProblemError(f"Experts: gate: {gate!r}, but {str(found)!r} has no gate")
+            raise errors.InvalidProblemError(f"Experts: gate: {gate!r}, want the default: {str(found)!r} has no gate")
         outer, hidden = _size("Experts", "features", features), _size("Experts", "hidden_features", hidden_features)
         count, rows = _size("Experts", "num_experts", num_experts), hidden * (2 if isinstance(found, Gated) else 1)
         super().__init__()

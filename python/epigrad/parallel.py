@@ -47,7 +47,7 @@ class GatedColwiseParallel(ColwiseParallel):
     def _partition_linear_fn(self, name: str, module: nn.Module, device_mesh: DeviceMesh) -> None:
         if torch.__version__ < "2.12":
             raise errors.UnsupportedError(
-                f"GatedColwiseParallel: PyTorch {torch.__version__} cannot gather what it shards, want 2.12 or newer"
+                f"GatedColwiseParallel: torch: got {torch.__version__}, want 2.12 or newer, which gathers such shards"
             )
         for key, parameter in module.named_parameters(recurse=False):
             sharded = distribute_tensor(

@@ -448,7 +448,7 @@ def check_null_result_pointers() -> None:
         for transfer in (LIB.epg_webgpu_write, LIB.epg_webgpu_read):
             assert transfer(address, None, 0) == OK
             assert transfer(address, host.ctypes.data, 2**64 - 1) == BUFFER
-            refused_with(INVALID, "webgpu: 0x0 is the address of no array", transfer(None, host.ctypes.data, 16))
+            refused_with(INVALID, "webgpu: address: got 0x0, want one", transfer(None, host.ctypes.data, 16))
         assert LIB.epg_webgpu_free(address) == OK
 
 
@@ -472,7 +472,7 @@ def check_flags_and_stream() -> None:
     of("xielu", [X, B[:1], B[:1]], [nan(3, 4)], parameters=[np.inf], words=["xielu: beta", "finite"])
     of("linear", [X, W, B], [out, None], flags=ACCUMULATE, words=["linear: accumulate"])
     of("linear", [X, W, B], [out, None], dim=1, words=["linear: dim"])
-    of("linear", [X, W, B], [out, None], num_parameters=1, words=["linear: parameters", "want an array"])
+    of("linear", [X, W, B], [out, None], num_parameters=1, words=["linear: parameters", "and an array"])
     of("linear", [X, W, B], [out, None], num_threads=-1, words=["linear: num_threads: got -1"])
     of("gated_activation", [X], [halves], "glu", dim=1, flags=ALLOW_TF32, words=["gated_activation: allow_tf32"])
     of("gated_activation", [X], [halves], "glu", dim=1, flags=BATCH_INVARIANT, words=["gated_activation: batch_inv"])

@@ -192,7 +192,7 @@ ERRORS += [
     (
         lambda: Activation("leaky_relu(slope=0.2)", slope=0.2),
         errors.InvalidProblemError,
-        r"parameters: got slope beside 'leaky_relu\(slope=0\.2\)', want them in it",
+        r"parameters: got slope beside 'leaky_relu\(slope=0\.2\)', want them inside of it",
     ),
     (lambda: Gated("swiglu(limit=7)", offset=1), errors.InvalidProblemError, "parameters: got offset beside"),
 ]

@@ -332,7 +332,10 @@ def test_repr_says_what_was_chosen(name: str) -> None:
         (lambda: epigrad.nn.GatedMLP(4, 5, gate="third"), "GatedMLP: gate: 'third'"),
         (lambda: epigrad.nn.GatedMLP(4, 5, save="both"), "GatedMLP: save: 'both'"),
         (lambda: epigrad.nn.Experts(4, 5, 2, gate="third"), "Experts: gate: 'third'"),
-        (lambda: epigrad.nn.Experts(4, 5, 2, "relu", gate="odd"), "Experts: gate: 'odd', but 'relu' has no gate"),
+        (
+            lambda: epigrad.nn.Experts(4, 5, 2, "relu", gate="odd"),
+            "Experts: gate: 'odd', want the default: 'relu' has no gate",
+        ),
         (lambda: epigrad.nn.Experts(4, 5, 2, "x"), "Experts: kind: 'x', want one of"),
         (lambda: epigrad.nn.Experts(4, 5, -2), "Experts: num_experts: got -2"),
         (lambda: epigrad.nn.Experts(4, 5, 2, save="both"), "Experts: save: 'both'"),
@@ -344,7 +347,7 @@ def test_repr_says_what_was_chosen(name: str) -> None:
         (lambda: epigrad.nn.Activation("softcap", cap=0), "Activation: cap: got 0.0, want a finite number > 0"),
         (
             lambda: epigrad.nn.Activation(epigrad.Activation("softcap"), cap=3),
-            "parameters: got cap beside .*, want them in",
+            "parameters: got cap beside .*, want them inside of",
         ),
         (lambda: epigrad.nn.Activation("silu", beta=2), "silu has no parameter 'beta', it takes no parameters"),
         (lambda: epigrad.nn.Linear(4, -5), "Linear: out_features: got -5"),

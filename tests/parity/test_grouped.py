@@ -196,9 +196,9 @@ def test_webgpu_has_no_kernels_for_groups() -> None:
     x, weight = torch.randn(4, 3), torch.randn(2, 4, 3)
     index, scale = torch.zeros(4, 1, dtype=torch.int64), torch.ones(4, 1)
     with epigrad.use_backend("webgpu"):
-        with pytest.raises(errors.UnsupportedError, match="grouped_linear: the webgpu backend has no kernel for it"):
+        with pytest.raises(errors.UnsupportedError, match="grouped_linear: the webgpu backend has no kernel for this"):
             epigrad.grouped_linear(x, weight, offsets=torch.tensor([2, 4]))
-        with pytest.raises(errors.UnsupportedError, match="experts: the webgpu backend has no kernel for it"):
+        with pytest.raises(errors.UnsupportedError, match="experts: the webgpu backend has no kernel for this"):
             epigrad.experts(x, index, scale, weight, None, torch.randn(2, 3, 2), None)
 
 

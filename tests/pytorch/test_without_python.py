@@ -285,7 +285,7 @@ library = ctypes.CDLL({str(LIBRARY)!r})
 library.epg_last_error.restype = ctypes.c_char_p
 print(library.epg_torch_register(), library.epg_last_error().decode())
 """
-    assert re.fullmatch(r"8 torch: \w+: not in this process, want PyTorch 2.10 or newer.*", run_script(script))
+    assert re.fullmatch(r"8 torch: \w+: not found in this process, want PyTorch 2.10 or newer.*", run_script(script))
 
 
 @pytest.mark.parametrize("first", ["library", "package"])

@@ -69,7 +69,7 @@ def succeeds(call: Callable[[list[Tensor]], Any], outs: list[Tensor]) -> bool:
     finally:
         PREPARED.watch_allocations(0)
     # without memory for the text there is none
-    assert not text or "cpu: aligned_alloc: ENOMEM (12): no memory for " in text, text
+    assert not text or "cpu: aligned_alloc: ENOMEM (12): no memory for a product's workspace of " in text, text
     return False
 
 

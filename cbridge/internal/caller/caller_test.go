@@ -168,13 +168,13 @@ func (s *BridgeSuite) TestRefuses() {
 		{"negative counts", change(func(c *caller.Call) { c.Surplus = -5 }), invalid, "inputs and"},
 		{"too many", change(func(c *caller.Call) { c.Surplus = 100 }), invalid, "want at most"},
 		{"missing", change(func(c *caller.Call) { c.Inputs[0] = nil }), invalid, "a: missing"},
-		{"unknown flags", change(func(c *caller.Call) { c.Flags = 1<<31 | 1<<5 }), invalid, "flags: unknown bits 0x80000020, want none but EPG_ACCUMULATE (0x1), "},
+		{"unknown flags", change(func(c *caller.Call) { c.Flags = 1<<31 | 1<<5 }), invalid, "flags: got unknown bits 0x80000020, want only EPG_ACCUMULATE (0x1), "},
 		{"gate of no halves", change(func(c *caller.Call) { c.Gate = caller.GateFirst }), invalid, "gate: got 1, want 0: this operation takes no gate"},
-		{"nothing to add to", change(func(c *caller.Call) { c.Flags = caller.Accumulate }), invalid, "accumulate: true, but"},
+		{"nothing to add to", change(func(c *caller.Call) { c.Flags = caller.Accumulate }), invalid, "accumulate: got true, want false"},
 		{"parameters of none", change(func(c *caller.Call) { c.Parameters = []float64{1} }), invalid, "parameters: got 1, want none"},
 		{"dim of no split", change(func(c *caller.Call) { c.Dim = 1 }), invalid, "dim: got 1, want 0"},
 		{"negative threads", change(func(c *caller.Call) { c.Threads = -1 }), invalid, "num_threads: got -1"},
-		{"stream of the CPU", change(func(c *caller.Call) { c.Stream = 1 }), invalid, "stream: got 0x1 for tensors on cpu"},
+		{"stream of the CPU", change(func(c *caller.Call) { c.Stream = 1 }), invalid, "stream: got 0x1, want 0: tensors on cpu"},
 		{"integers", in(func(t *caller.Tensor) { t.Code = 0 }), status.DTypeMismatch, "b: dtype int32, want one of"},
 		{"lanes", in(func(t *caller.Tensor) { t.Lanes = 4 }), status.DTypeMismatch, "b: dtype float32x4"},
 		{"mixed", in(func(t *caller.Tensor) { t.Bits = 64 }), status.DTypeMismatch, "b: dtype float64, want float32"},
@@ -184,7 +184,7 @@ func (s *BridgeSuite) TestRefuses() {
 				t.Device = 15
 			}
 		}), strangers, "webgpu: "},
-		{"null data", in(func(t *caller.Tensor) { t.Data = nil }), invalid, "b: no memory"},
+		{"null data", in(func(t *caller.Tensor) { t.Data = nil }), invalid, "b: got a null pointer"},
 		{"misaligned", in(func(t *caller.Tensor) { t.ByteOffset = 2 }), status.MisalignedOperand, "b: address"},
 		{"negative size", in(func(t *caller.Tensor) { t.Shape = []int64{3, -2} }), invalid, "b: shape [3, -2] has a negative size"},
 		{"far strides", in(func(t *caller.Tensor) { t.Strides = []int64{math.MaxInt64, 1} }), invalid, "beyond 64 bits"},
@@ -236,7 +236,7 @@ func (s *BridgeSuite) TestPlans() {
 	s.fails(plan.Run(nil), status.InvalidProblem, "null pointer")
 	other = product()
 	other.Op, other.Flags = "", 1<<7
-	s.fails(plan.Run(other), status.InvalidProblem, "matmul_bias_activation: flags: unknown bits 0x80")
+	s.fails(plan.Run(other), status.InvalidProblem, "matmul_bias_activation: flags: got unknown bits 0x80")
 	other.Flags, other.Stream = 0, 1
 	s.fails(plan.Run(other), status.InvalidProblem, "matmul_bias_activation: stream: got 0x1")
 	other.Stream, other.Inputs[1].Lanes = 0, 2

@@ -80,7 +80,7 @@ func requireKnown(ordinal int, handle *C.epg_device) error {
 		return err
 	}
 	if ordinal < 0 || ordinal >= count {
-		return status.Errorf(status.BackendUnavailable, "cuda: NVIDIA's driver sees no cuda:%d, want an index below %d, the number of GPUs here", ordinal, count)
+		return status.Errorf(status.BackendUnavailable, "cuda: device: got cuda:%d, want an index below %d, the number of GPUs that NVIDIA's driver sees", ordinal, count)
 	}
 	var failure C.epg_failure
 	if C.epg_cuda_describe(C.int(ordinal), handle, &failure) != 0 {

@@ -96,7 +96,7 @@ func (p *parameters) strides(strides []int64) {
 // launch makes the launch of a kernel of so many blocks.
 func (p *parameters) launch(function string, blocks int64) (*launch, error) {
 	if blocks > maxBlocks {
-		return nil, status.Errorf(status.Unsupported, "cuda: %s would need %d blocks, and a launch has at most %d", function, blocks, maxBlocks)
+		return nil, status.Errorf(status.Unsupported, "cuda: %s: got work for %d blocks, want at most %d, CUDA's limit of a launch: split the tensors", function, blocks, maxBlocks)
 	}
 	return &launch{
 		function: function, grid: [3]uint32{uint32(blocks), 1, 1}, block: [3]uint32{blockThreads, 1, 1},

@@ -227,8 +227,8 @@ func TestSeveralDevices(t *testing.T) {
 	require.NoError(t, op.Run(smallOn(t, 1)))
 	for index, told := range map[int32]string{
 		0:  "cuda: emulated GPU has compute capability 7.0, want 8.0 or newer",
-		2:  "cuda: NVIDIA's driver sees no cuda:2, want an index below 2",
-		-1: "cuda: NVIDIA's driver sees no cuda:-1, want an index below 2",
+		2:  "cuda: device: got cuda:2, want an index below 2",
+		-1: "cuda: device: got cuda:-1, want an index below 2",
 	} {
 		failure := status.Of(op.Run(smallOn(t, index)))
 		require.Equal(t, status.BackendUnavailable, failure.Code)

@@ -214,7 +214,7 @@ func (b *builder) gatedLinear(p *backend.GatedLinear) error {
 
 func noKernel(p backend.Problem) error {
 	op, _, _ := p.Describe()
-	return status.Errorf(status.Unsupported, "%s: the cuda backend has no kernel for it", op)
+	return status.Errorf(status.Unsupported, "%s: the cuda backend has no kernel for this operation", op)
 }
 
 // transposed is a matrix with its dimensions exchanged.

@@ -298,12 +298,12 @@ func (p *matmul) compile(c *compiler, s *C.epg_step) error {
 		return err
 	}
 	if p.batch.Size > math.MaxInt32 {
-		return status.Errorf(status.Unsupported, "cuda: a batch of %d products, and cuBLASLt does at most %d at once", p.batch.Size, math.MaxInt32)
+		return status.Errorf(status.Unsupported, "cuda: batch: got %d products, want at most %d, the most that cuBLASLt runs in one call: split the batch", p.batch.Size, math.MaxInt32)
 	}
 	s.kind = C.EPG_MATMUL
 	types, known := blasTypes[p.dt]
 	if !known {
-		return status.Errorf(status.Internal, "cuda: cuBLASLt's names for %v are missing", p.dt)
+		return status.Errorf(status.Internal, "cuda: dtype: got %v, which has no cuBLASLt data type", p.dt)
 	}
 	problem := C.epg_matmul_problem{
 		dtype: types.storage, result: blasTypes[p.result].storage, result_element: C.uint32_t(p.result.Size()), compute: types.compute, scale: types.scale, batch: C.int32_t(p.batch.Size), reduction_mask: reduceInCompute,
@@ -347,7 +347,7 @@ func (p *matmul) compile(c *compiler, s *C.epg_step) error {
 			ld, ok = o.byColumns()
 		}
 		if !ok {
-			return status.Errorf(status.Unsupported, "cuda: a product of a matrix of %d x %d elements, whose rows and columns are both too long for cuBLASLt, want at most %d",
+			return status.Errorf(status.Unsupported, "cuda: matrix: got %d x %d elements, want a leading dimension of at most %d, cuBLASLt's limit: split the matrix",
 				o.rows, o.columns, math.MaxInt32)
 		}
 		problem.rows[i], problem.columns[i], problem.leading[i] = C.uint64_t(o.rows), C.uint64_t(o.columns), C.int64_t(ld)
@@ -386,7 +386,7 @@ func (p *matmul) create(c *compiler, problem *C.epg_matmul_problem, m *C.epg_mat
 	if C.epg_matmul_create(c.device.handle, problem, m, &failure) != 0 {
 		const notSupported = 15 // CUBLAS_STATUS_NOT_SUPPORTED
 		if failure.code == notSupported {
-			return status.Errorf(status.Unsupported, "cuda: cuBLASLt has no algorithm for a product of %d x %d x %d in %v",
+			return status.Errorf(status.Unsupported, "cuda: matrix product: got m, k, n = %d, %d, %d in %v, for which cuBLASLt has no algorithm",
 				p.matrices[lower.Left].rows, p.matrices[lower.Left].columns, p.matrices[lower.Right].columns, p.dt)
 		}
 		return failed(&failure)

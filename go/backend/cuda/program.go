@@ -324,7 +324,7 @@ func (s step) compile(c *compiler, out *C.epg_step) error {
 
 func (c *compiler) launch(l *launch, out *C.epg_launch) error {
 	if len(l.params) > mostParamBytes {
-		return status.Errorf(status.Internal, "cuda: %s has %d bytes of parameters", l.function, len(l.params))
+		return status.Errorf(status.Internal, "cuda: %s: got %d bytes of parameters, more than a launch takes", l.function, len(l.params))
 	}
 	function, err := c.device.function(l.function)
 	if err != nil {

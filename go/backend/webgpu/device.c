@@ -104,7 +104,7 @@ int epg_wgpu_open(const char *path, epg_wgpu_adapter *list, char *reason, size_t
     const WGPUInstanceDescriptor descriptor = {.nextInChain = (WGPUChainedStruct *)&extras.chain};
     WGPUInstance instance = W(CreateInstance)(&descriptor);
     if (!instance) {
-      snprintf(reason, capacity, "wgpu-native made no instance");
+      snprintf(reason, capacity, "wgpu-native cannot create an instance");
       return -1;
     }
     const size_t count = W(InstanceEnumerateAdapters)(instance, NULL, NULL);
@@ -306,7 +306,7 @@ int epg_wgpu_poll(epg_wgpu_device *d, int wait, epg_wgpu_failure *failure) {
 /* A build without the headers: nothing here is reached but the first. */
 int epg_wgpu_open(const char *path, epg_wgpu_adapter *list, char *reason, size_t capacity) {
   (void)path, (void)list;
-  snprintf(reason, capacity, "this build of epigrad has no WebGPU, because webgpu.h was not there: pip install 'wgpu>=0.32,<0.33', run make, and build again");
+  snprintf(reason, capacity, "this build of epigrad has no WebGPU, because webgpu.h was missing: pip install 'wgpu>=0.32,<0.33', run make, and build again");
   return -1;
 }
 uint32_t epg_wgpu_version(void) { return 0; }

@@ -144,13 +144,13 @@ func open(s Settings) (*device, error) {
 	a := &adapters[chosen]
 	groupBytes := tiling{parts: 1}.bytes()
 	if a.storage_buffers < mostOperands || a.invocations < groupThreads || int64(a.group_bytes) < groupBytes {
-		return nil, unavailable("%s has %d storage buffers, %d threads a group and %d bytes a group, and epigrad needs %d, %d and %d", C.GoString(&a.name[0]),
+		return nil, unavailable("adapter %s: got %d storage buffers, %d threads a group and %d bytes a group, want at least %d, %d and %d", C.GoString(&a.name[0]),
 			a.storage_buffers, a.invocations, a.group_bytes, mostOperands, groupThreads, groupBytes)
 	}
 	var failure C.epg_wgpu_failure
 	handle := C.epg_wgpu_device_create(C.int(chosen), &failure)
 	if handle == nil {
-		return nil, unavailable("%s gives no device: %s", C.GoString(&a.name[0]), C.GoString(&failure.text[0]))
+		return nil, unavailable("adapter %s: it cannot be opened: %s", C.GoString(&a.name[0]), C.GoString(&failure.text[0]))
 	}
 	d := &device{
 		handle: handle, name: C.GoString(&a.name[0]), pipelines: map[string]C.epg_wgpu_pipeline{}, probed: map[string]bool{},
@@ -179,8 +179,8 @@ func open(s Settings) (*device, error) {
 // or the first.
 func choose(adapters []C.epg_wgpu_adapter, wanted string) (int, error) {
 	if len(adapters) == 0 {
-		return 0, unavailable("no adapter: wgpu-native finds no driver for Vulkan, Metal or Direct3D 12. A driver of the GPU's vendor brings one, and Mesa's " +
-			"lavapipe runs without a GPU (apt-get install mesa-vulkan-drivers libvulkan1)")
+		return 0, unavailable("no adapter: wgpu-native finds no driver for Vulkan, Metal or Direct3D 12: install the GPU vendor's driver, or Mesa's lavapipe, " +
+			"which needs no GPU (apt-get install mesa-vulkan-drivers libvulkan1)")
 	}
 	names := make([]string, len(adapters))
 	for i := range adapters {
@@ -195,7 +195,7 @@ func choose(adapters []C.epg_wgpu_adapter, wanted string) (int, error) {
 				return i, nil
 			}
 		}
-		return 0, unavailable("EPIGRAD_WEBGPU_ADAPTER is %q, want a number or a part of a name among %s", wanted, strings.Join(names, ", "))
+		return 0, unavailable("EPIGRAD_WEBGPU_ADAPTER: got %q, want a number, or a part of one of these names: %s", wanted, strings.Join(names, ", "))
 	}
 	for i := range adapters {
 		if adapters[i].is_software == 0 {

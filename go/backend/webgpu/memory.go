@@ -60,7 +60,7 @@ func (d *device) acquire(use int, size int64) (buffer, error) {
 		wanted.bytes = (size + 15) / 16 * 16
 	}
 	if wanted.bytes > m.largest {
-		return buffer{}, noRoom("%d bytes are more than the %d that one buffer of the adapter has at most", size, m.largest)
+		return buffer{}, noRoom("got %d bytes, want at most %d, the adapter's largest buffer", size, m.largest)
 	}
 	if list := m.idle[wanted]; len(list) > 0 {
 		m.idle[wanted] = list[:len(list)-1]
@@ -69,7 +69,7 @@ func (d *device) acquire(use int, size int64) (buffer, error) {
 	if m.budget > 0 && m.taken+wanted.bytes > m.budget {
 		d.trim()
 		if m.taken+wanted.bytes > m.budget {
-			return buffer{}, noRoom("%d bytes beside %d that are in use are more than the %d of the budget (EPIGRAD_WEBGPU_MEMORY)", wanted.bytes, m.taken, m.budget)
+			return buffer{}, noRoom("got %d bytes with %d in use, want at most %d together, the budget: free arrays or raise EPIGRAD_WEBGPU_MEMORY", wanted.bytes, m.taken, m.budget)
 		}
 	}
 	var f C.epg_wgpu_failure
@@ -125,7 +125,7 @@ func Allocate(bytes int64) (uintptr, error) {
 		return 0, err
 	}
 	if bytes < 0 {
-		return 0, status.Errorf(status.InvalidProblem, "webgpu: allocate: %d bytes, want no negative number", bytes)
+		return 0, status.Errorf(status.InvalidProblem, "webgpu: allocate: bytes: got %d, want a number >= 0", bytes)
 	}
 	d.mutex.Lock()
 	defer d.mutex.Unlock()
@@ -136,7 +136,7 @@ func Allocate(bytes int64) (uintptr, error) {
 	address := uintptr(C.epg_wgpu_reserve(C.uint64_t(b.bytes)))
 	if address == 0 {
 		d.giveBack(b)
-		return 0, failure(C.EPG_WGPU_OUT_OF_MEMORY, "reserve addresses", "the process has none left")
+		return 0, failure(C.EPG_WGPU_OUT_OF_MEMORY, "reserve addresses", "the process has no address space left")
 	}
 	at, _ := d.memory.find(address)
 	d.memory.arrays = slices.Insert(d.memory.arrays, at, array{address, uintptr(b.bytes), b})
@@ -243,12 +243,12 @@ func (m *memory) holding(address uintptr, bytes int64) (*array, error) {
 	if left := int64(a.bytes - (address - a.address)); bytes > left {
 		return nil, &status.Error{
 			Code: status.BufferTooSmall, Needed: bytes, Got: left,
-			Message: status.Errorf(status.BufferTooSmall, "webgpu: a tensor of %d bytes in an array that has %d from there on", bytes, left).Message,
+			Message: status.Errorf(status.BufferTooSmall, "webgpu: tensor: got %d bytes, want at most %d, what its array has from the tensor's offset on", bytes, left).Message,
 		}
 	}
 	return a, nil
 }
 
 func noArray(address uintptr) error {
-	return status.Errorf(status.InvalidProblem, "webgpu: %#x is the address of no array, or of one that was freed", address)
+	return status.Errorf(status.InvalidProblem, "webgpu: address: got %#x, want one inside an array that is not freed", address)
 }

@@ -79,7 +79,7 @@ func (d *device) checkLoops() error {
 		return err
 	}
 	if words[1] != trips {
-		return unavailable("%s stops a loop of %d after %d: it is too old, and Mesa 25 is known to work (Debian 12 has it in its backports)", d.detail, trips, words[1])
+		return unavailable("%s is too old: it ends a loop of %d rounds after %d: install a newer driver, such as Mesa 25 (Debian 12 has it in its backports)", d.detail, trips, words[1])
 	}
 	return nil
 }

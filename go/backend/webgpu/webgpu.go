@@ -62,7 +62,7 @@ func (*Backend) TakesHostMemory() bool { return true }
 func (b *Backend) Select(p backend.Problem) (backend.Kernel, error) {
 	op, _, dt := p.Describe()
 	if !b.Computes(dt) {
-		return nil, status.Errorf(status.Unsupported, "%s: %v: the webgpu backend computes in float32, want float32, bfloat16 or float16", op, dt)
+		return nil, status.Errorf(status.Unsupported, "%s: dtype: got %v, want float32, bfloat16 or float16: the webgpu backend computes in float32", op, dt)
 	}
 	d, err := theDevice()
 	if err != nil {
@@ -108,7 +108,7 @@ func (b *builder) plan(p backend.Problem) error {
 		return b.gemmEpilogueBackward(p)
 	default:
 		op, _, _ := p.Describe()
-		return status.Errorf(status.Unsupported, "%s: the webgpu backend has no kernel for it", op)
+		return status.Errorf(status.Unsupported, "%s: the webgpu backend has no kernel for this operation: move the tensors to another device", op)
 	}
 }
 

@@ -145,7 +145,9 @@ def accumulate_main_grad(module_or_parameters: nn.Module | Iterable[Tensor]) -> 
         if not isinstance(parameter, Tensor):
             raise errors.DTypeError(f"{_OP}: {type(parameter).__name__}, want a module or torch.nn.Parameters")
         if hasattr(parameter, "placements"):
-            raise errors.UnsupportedError(f"{_OP}: a sharded parameter, want grad_dtype = torch.float32 there")
+            raise errors.UnsupportedError(
+                f"{_OP}: a sharded parameter, want a whole one: with FSDP set parameter.grad_dtype = torch.float32"
+            )
         if not parameter.is_leaf:
             raise errors.InvalidProblemError(
                 f"{_OP}: a tensor that is not a leaf, want a module or torch.nn.Parameters"
@@ -163,7 +165,8 @@ def _refuse_fsdp(module: nn.Module, inputs: Any) -> None:
         return
     if any(isinstance(part, fsdp.FSDPModule | fsdp.FullyShardedDataParallel) for part in module.modules()):
         raise errors.UnsupportedError(
-            f"{_OP}: the module's parameters are FSDP's since it was switched on: want grad_dtype = torch.float32 there"
+            f"{_OP}: FSDP was applied to the module afterwards and replaced its parameters: for FSDP set "
+            "parameter.grad_dtype = torch.float32 instead"
         )
 
 
@@ -263,7 +266,8 @@ def with_wide_views(call: Call, tensors: tuple[Tensor | None, ...]) -> tuple[Ten
             )
         if _overlaps(tensor):
             raise errors.UnsupportedError(
-                f"{call.op}: a view, whose elements share memory, of a parameter with grad_dtype float32: want a clone"
+                f"{call.op}: a view, whose elements share memory, of a parameter with grad_dtype float32, want a "
+                "clone()"
             )
         tensors = (*tensors[:place], _View.apply(base, tensor), *tensors[place + 1 :])
     return tensors
@@ -291,18 +295,20 @@ def refuse_tracing(op: str, tensors: Iterable[Tensor | None]) -> None:
         return
     if any(sink is not None and sink.parameter is not None for sink in _sinks(op, tensors)):
         raise errors.UnsupportedError(
-            f"{op}: a parameter with main_grad, under torch.compile, torch.func or another mode that looks at "
-            f"operations: want a plain call, or the handle of {_OP} removed"
+            f"{op}: a parameter with main_grad under torch.compile, torch.func or a dispatch mode, want an eager call: "
+            f"call remove() of the handle that {_OP} returned"
         )
 
 
 def _refuse(call: Call) -> None:
     if call.backend == "webgpu":
-        raise errors.UnsupportedError(f"{call.op}: {_OP}: the webgpu backend has no float32 gradients beside others")
+        raise errors.UnsupportedError(
+            f"{call.op}: {_OP}: the webgpu backend gives no float32 gradients of 16-bit parameters, want another device"
+        )
     if nn.parallel.DistributedDataParallel._active_ddp_module is not None:
         raise errors.UnsupportedError(
-            f"{call.op}: {_OP}: under DistributedDataParallel, whose reducer waits for .grad: want a loop that "
-            "sums main_grad over the processes by torch.distributed.all_reduce"
+            f"{call.op}: {_OP}: under DistributedDataParallel, whose reducer waits for .grad: call the module itself "
+            "and sum main_grad over the processes by torch.distributed.all_reduce"
         )
 
 
@@ -405,6 +411,9 @@ def _main_grad(op: str, parameter: Tensor, like: Tensor) -> Tensor:
     if like is parameter:
         return target
     if target.stride() != parameter.stride():
-        raise errors.UnsupportedError(f"{op}: main_grad: strides of its own, want the parameter's, which is viewed")
+        raise errors.UnsupportedError(
+            f"{op}: main_grad: strides {list(target.stride())}, want {list(parameter.stride())} as the parameter has, "
+            "since the call takes a view of it"
+        )
     offset = target.storage_offset() + like.storage_offset() - parameter.storage_offset()
     return target.as_strided(like.shape, like.stride(), offset)

@@ -411,7 +411,7 @@ class Subject:
             rounding = torch.finfo(self.settings.dtype).eps
             self.allowed = {what: 1.5 * distance + rounding for what, distance in deviation.items()}
         if not self.allowed:
-            raise RuntimeError("there is nothing of eager's to compare with")
+            raise RuntimeError("eager gave no result to compare with")
         for what, distance in deviation.items():
             if not distance <= self.allowed[what]:
                 raise ArithmeticError(

@@ -169,8 +169,8 @@ def unpatch(model: nn.Module) -> tuple[str, ...]:
     for name, module in found:
         if not _is_as_patched(type(module)):
             raise errors.InvalidProblemError(
-                f"unpatch: model: {name} is a {class_name(module)} now, want the class that patch gave it: undo what "
-                "was done to it since"
+                f"unpatch: model: {name} is a {class_name(module)}, want the class that patch gave it: first undo "
+                "what changed its class since"
             )
     for _, module in found:
         module.__class__ = module.epigrad_original

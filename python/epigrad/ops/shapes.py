@@ -106,14 +106,14 @@ def gemm(op: str, a: Shape, b: Shape, bias: Shape | None) -> Shape:
     if op.startswith("linear"):
         if len(b) != 2 or not len(a):
             raise errors.InvalidProblemError(
-                f"{op}: input of {len(a)} dimensions and weight of {len(b)}, want [..., K] and [N, K]"
+                f"{op}: input and weight: got {len(a)} and {len(b)} dimensions, want shapes [..., K] and [N, K]"
             )
         same(op, "features", a[-1], b[1])
         columns, out = b[0], (*a[:-1], b[0])
     else:
         if not len(a) or not len(b):
             raise errors.InvalidProblemError(
-                f"{op}: a scalar, want a of [..., M, K] or [K] and b of [..., K, N] or [K]"
+                f"{op}: a and b: got a scalar, want a of shape [..., M, K] or [K] and b of shape [..., K, N] or [K]"
             )
         same(op, "k", a[-1], b[-2] if len(b) > 1 else b[0])
         batch = broadcast(a[:-2], b[:-2])

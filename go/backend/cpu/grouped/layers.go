@@ -43,7 +43,7 @@ func (p *perRows) of(rows int64) (backend.Kernel, error) {
 		return nil, err
 	}
 	if p.whole != nil && k.WorkspaceBytes() > p.whole.WorkspaceBytes() {
-		return nil, status.Errorf(status.Internal, "%d rows need %d bytes of workspace, more rows only %d",
+		return nil, status.Errorf(status.Internal, "workspace: %d rows need %d bytes, but the plan's most rows only %d",
 			rows, k.WorkspaceBytes(), p.whole.WorkspaceBytes())
 	}
 	if len(p.known) >= mostKnown {

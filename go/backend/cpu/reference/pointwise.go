@@ -102,7 +102,7 @@ func (at inBlocks) of(b *blocks, n int, r *backend.Run) [][]float64 {
 func pointwiseOf(formula string) (portable.Pointwise, error) {
 	p, ok := portable.LookupPointwise(formula)
 	if !ok {
-		return p, status.Errorf(status.Unsupported, "the cpu backend has no formula %q", formula)
+		return p, status.Errorf(status.Unsupported, "formula: got %q, for which the cpu backend has no code", formula)
 	}
 	return p, nil
 }

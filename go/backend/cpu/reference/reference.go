@@ -45,7 +45,7 @@ func Select(p backend.Problem) (backend.Kernel, error) {
 		return newGemmBackward[float32](p)
 	default:
 		op, _, _ := p.Describe()
-		return nil, status.Errorf(status.Unsupported, "%s: the cpu backend has no kernel for it", op)
+		return nil, status.Errorf(status.Unsupported, "%s: the cpu backend has no kernel for this operation", op)
 	}
 }
 

@@ -111,7 +111,7 @@ func (b *buffer) get(bytes int64) (unsafe.Pointer, error) {
 	}
 	at := kernels.Allocate(bytes)
 	if at == nil {
-		text := fmt.Sprintf("no memory for %d bytes of a product's scratch", bytes)
+		text := fmt.Sprintf("no memory for a product's workspace of %d bytes", bytes)
 		return nil, backend.Failed("cpu", "aligned_alloc", "ENOMEM", int(syscall.ENOMEM), text)
 	}
 	hintMemory(at, bytes)

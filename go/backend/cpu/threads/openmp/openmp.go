@@ -22,7 +22,7 @@ const (
 // Check refuses a value of EPIGRAD_CPU_THREADS that means nothing.
 func Check() error {
 	if value := os.Getenv(variable); value != "" && value != goroutines {
-		return fmt.Errorf("%s: %q, want %s, or unset it for PyTorch's threads where there are any", variable, value, goroutines)
+		return fmt.Errorf("%s: got %q, want %s, or unset it: PyTorch's threads are used if PyTorch is loaded", variable, value, goroutines)
 	}
 	return nil
 }

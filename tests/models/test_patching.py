@@ -554,7 +554,7 @@ class Loop(nn.Module):
             "0 is followed by 1, .*LayerNorm: epigrad fuses .*activation$",
         ),
         (Loop(), "Loop: its forward has `for layer in self.layers:`"),
-        (nn.TransformerEncoderLayer(4, 2, 4), "TransformerEncoderLayer: a class of PyTorch's"),
+        (nn.TransformerEncoderLayer(4, 2, 4), "TransformerEncoderLayer: a class of PyTorch"),
     ],
     ids=["Sine", "LayerNorm", "Loop", "PyTorch"],
 )

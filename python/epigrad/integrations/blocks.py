@@ -1,8 +1,8 @@
-"""The kinds of blocks that epigrad computes, each a row that names a block's layers.
+"""The kinds of blocks that epigrad computes. A row names the layers of a block.
 
 `epigrad.integrations.recognition` makes the rows. Every call checks again whether layers can be
-fused: hooks, adapters and quantised layers may come after `patch`. A layer that cannot be fused is
-called as a module, or the block's own forward runs.
+fused, since hooks, adapters and quantised layers may be added after `patch`. A layer that cannot be
+fused is called as a module, or the block's own forward runs.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ _KIND_OF_GATE = {row.activation: kind for kind, row in GATED_KINDS.items() if ro
 
 @dataclass(frozen=True, slots=True)
 class Gate:
-    """Which gated kind a block computes.
+    """The gated kind of a block.
 
     Attributes:
-        activation: the block's module that the gate goes through; "" where `kind` says it all.
+        activation: the block's activation module, applied to the gate; "" if `kind` names the kind.
         kind: the kind of a block without such a module.
         parameters: the kind's, by name: numbers, or the block's attributes that have them, as in
             ``act.limit``.
@@ -49,7 +49,7 @@ class Gate:
     parameters: tuple[tuple[str, str | float], ...] = ()
 
     def of(self, module: nn.Module) -> str | kinds.Gated | None:
-        """The kind, None for one that epigrad does not know: its name, if it has no parameters."""
+        """The kind, by its name if it has no parameters; None if epigrad does not know it."""
         name = kind_of_gate(activation_in(module, self.activation)) if self.activation else self.kind
         if name is None or not self.parameters:
             return name
@@ -62,7 +62,7 @@ class Gate:
         return [fixed(attribute(module, value)) if isinstance(value, str) else value for _, value in self.parameters]
 
     def obstacle(self, module: nn.Module) -> str:
-        """Why the kind is not epigrad's; empty if it is."""
+        """The reason why epigrad cannot compute the kind; empty if it can."""
         if self.activation and (reason := activation_obstacle(module, self.activation, gated=True)):
             return reason
         if self.of(module) is None:
@@ -74,13 +74,13 @@ class Gate:
 
 @constant_to_dynamo
 def kind_of_gate(activation: str | kinds.Activation | None) -> str | None:
-    """The gated kind whose gate goes through an activation."""
+    """The gated kind that applies an activation to its gate."""
     return _KIND_OF_GATE.get(activation) if isinstance(activation, str) else None
 
 
 @constant_to_dynamo
 def _with_parameters(name: str, names: tuple[str, ...], *values: float) -> kinds.Gated | None:
-    """A gated kind; None for parameters that it does not take."""
+    """A gated kind; None if it does not take the parameters."""
     if all(type(value) is float or type(value) is int for value in values):
         return _made(name, names, *values)
     return _made.__wrapped__(name, names, *values)
@@ -102,13 +102,13 @@ def _layer(module: nn.Module, name: str) -> nn.Module:
 
 
 def activation_in(module: nn.Module, name: str) -> str | kinds.Activation | None:
-    """The activation that a block has by a name: a module, or a function."""
+    """The attribute of a block that is its activation: a module or a function."""
     layer = module._modules.get(name)
     return activation_of_function(getattr(module, name, None)) if layer is None else activation_of(layer)
 
 
 def activation_obstacle(module: nn.Module, name: str, gated: bool) -> str:
-    """Why epigrad does not compute an activation of a block; empty if it does."""
+    """The reason why epigrad cannot compute an activation of a block; empty if it can."""
     activation = activation_in(module, name)
     if activation is None:
         return f"{name} is {_what(module, name)}, which epigrad does not have"
@@ -126,8 +126,10 @@ def _what(module: nn.Module, name: str) -> str:
 
 
 def _faster_as_modules(input: Tensor) -> bool:
-    """Whether PyTorch's products are faster than epigrad's: on a CPU those in bfloat16, which
-    autocast may mean, and those of one row, for which epigrad packs a whole weight.
+    """Whether PyTorch's matrix products are faster than epigrad's.
+
+    On a CPU they are in bfloat16, also under autocast, and for a single row, since epigrad packs
+    the whole weight first.
     """
     if input.device.type != "cpu":
         return False
@@ -140,35 +142,35 @@ def _faster_as_modules(input: Tensor) -> bool:
 
 
 class Block(Protocol):
-    """What a row can do with a block; `module` is the block."""
+    """The interface of a row; `module` is the block."""
 
     @property
     def read(self) -> tuple[str, ...]:
-        """The projections whose parameters are read, and not called, where that can be."""
+        """The projections whose parameters are read, instead of calling them, where possible."""
 
     def obstacle(self, module: nn.Module) -> str:
-        """Why the block's own forward has to run; empty if epigrad's can."""
+        """The reason why the block's own forward has to run; empty if epigrad's can."""
 
     def told(self, module: nn.Module) -> str:
-        """What computes the block, for people."""
+        """The functions that compute the block, as text for a report."""
 
     def forward(self, module: nn.Module, input: Tensor) -> Tensor:
-        """The block's output; there is no obstacle."""
+        """Compute the block's output. Call it only if `obstacle` is empty."""
 
 
 @dataclass(frozen=True, slots=True)
 class Gated:
     """``down(value(x) * act(gate(x)))`` with a layer each for value and gate.
 
-    `epigrad.gated_linear` does all before ``down``. Where it cannot read their weights, because of
-    adapters, quantised layers or hooks, they are called as modules, and `epigrad.gated_product`
-    follows. So it is where PyTorch's products are faster.
+    `epigrad.gated_linear` computes all before ``down``. If it cannot read the layers' weights,
+    because of adapters, quantised layers or hooks, the layers are called as modules, and
+    `epigrad.gated_product` follows. The same happens where PyTorch's products are faster.
 
     Attributes:
         value: the projection of the values.
-        gate: that of the gates.
-        kind: what is between these and `down`.
-        down: the module that gets the product, None where something else does.
+        gate: the projection of the gates.
+        kind: the gated kind between these and `down`.
+        down: the module that takes the product, None if something else does.
     """
 
     value: str
@@ -209,15 +211,17 @@ class Gated:
 
 @dataclass(frozen=True, slots=True)
 class PackedGated:
-    """``down(value * act(gate))`` with both halves from one layer: `epigrad.gated_mlp`, or
-    `epigrad.gated_activation` between the two layers where one of them has to be called.
+    """``down(value * act(gate))`` with both halves from one layer.
+
+    `epigrad.gated_mlp` computes it, or `epigrad.gated_activation` between the two layers if one of
+    them has to be called.
 
     Attributes:
         up: the projection of gates and values.
-        kind: what is between the projections.
+        kind: the gated kind between the projections.
         gate: where the gates are, as `epigrad.gated_mlp` calls it.
-        down: the second projection, None where another module has it.
-        between: what happens before `down`; the layers are joined where each gives back its input.
+        down: the second projection, None if it is in another module.
+        between: the steps before `down`; the layers are fused only if each step is an identity.
     """
 
     up: str
@@ -257,17 +261,19 @@ class PackedGated:
 
 @dataclass(frozen=True, slots=True)
 class Plain:
-    """``down(act(up(x)))``: `epigrad.mlp`, which never keeps the hidden activation; or
-    `epigrad.linear` for ``act(up(x))`` where there is no `down`, or something else to do before it.
+    """``down(act(up(x)))``.
+
+    `epigrad.mlp` computes it and never keeps the hidden activation. `epigrad.linear` computes
+    ``act(up(x))`` if there is no `down`, or if other steps come before it.
 
     Attributes:
         up: the first projection, which has to be plain.
         activation: the block's module or function that follows it; "" for a function that its
             forward names.
         function: epigrad's name for that function.
-        down: the second projection, None where another module has it.
-        between: what happens before `down`; the layers are joined where each gives back its input.
-        after: what happens after all.
+        down: the second projection, None if it is in another module.
+        between: the steps before `down`; the layers are fused only if each step is an identity.
+        after: the steps after everything else.
     """
 
     up: str
@@ -313,8 +319,8 @@ class Plain:
 
 
 def _layers_among(module: nn.Module, names: tuple[Step, ...]) -> str:
-    """The steps of a Sequential that are called as they are, for people; empty if none is a
-    layer."""
+    """The steps of a Sequential that are called as modules, as text for a report; empty if none is
+    a layer."""
     if not isinstance(module, nn.Sequential):
         return ""
     called = [each for each in names if isinstance(each, str)]
@@ -324,7 +330,7 @@ def _layers_among(module: nn.Module, names: tuple[Step, ...]) -> str:
 
 
 def _at_work(module: nn.Module, between: tuple[Step, ...]) -> str:
-    """Which step does not give back its input; empty if there is none."""
+    """The step that is no identity, as text for a report; empty if there is none."""
     for each in between:
         if not passes(module, each):
             return f"{each} is at work"
@@ -333,13 +339,13 @@ def _at_work(module: nn.Module, between: tuple[Step, ...]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Within:
-    """A block in whose forward more happens than its row has a place for.
+    """A block whose forward has steps before or after those of its row.
 
     Attributes:
         block: the row.
-        before: what happens to the input first.
-        after: what happens to the output last.
-        given: what the forward was read with.
+        before: the steps on the input.
+        after: the steps on the output.
+        given: the attributes that the forward was read with.
     """
 
     block: Gated | PackedGated | Plain

@@ -1,9 +1,9 @@
-"""What the forward of a block computes, read from its source.
+"""Reads the source of a block's forward and turns it into an expression (`expressions.py`).
 
 A forward is evaluated with a symbol for its input, in a small language: calls of the block's own
 modules, activations and dropouts of PyTorch, halves, products, limits, and conditions on plain
-attributes. The result is an expression (`expressions.py`). `Unknown` says what the language does
-not have. Nothing of the block is called.
+attributes. `Unknown` names the part of a forward that the language lacks. No code of the block
+runs.
 """
 
 from __future__ import annotations
@@ -45,11 +45,12 @@ __all__ = ["Body", "fingerprint", "read"]
 
 @dataclass(frozen=True, slots=True)
 class Body:
-    """What a forward computes.
+    """The expression that a forward computes.
 
     Attributes:
         output: the expression that it returns.
-        given: what has to stay as it was: the attributes that its conditions read.
+        given: the attributes that its conditions read. The expression holds while they do not
+            change.
     """
 
     output: Node
@@ -60,7 +61,7 @@ def read(module: nn.Module, cls: type[Any]) -> Body:
     """The body of a class's forward, with the attributes of a block.
 
     Raises:
-        Unknown: the forward is not of the language.
+        Unknown: the forward uses something that the language lacks.
     """
     forward = cls.forward
     if forward is nn.Sequential.forward:
@@ -73,12 +74,12 @@ def read(module: nn.Module, cls: type[Any]) -> Body:
     reached = used(output)
     for node in reader.effects:
         if id(node) not in reached:
-            raise Unknown(f"its forward does not use what {_told(node)} gives")
+            raise Unknown(f"its forward does not use the output of {_told(node)}")
     return Body(output, tuple(reader.given))
 
 
 def fingerprint(cls: type[Any]) -> str:
-    """The source of a class's forward without its layout; empty where it is not understood."""
+    """The source of a class's forward, normalised; empty if it is not understood."""
     if cls.forward is nn.Sequential.forward:
         return "Sequential"
     try:
@@ -112,13 +113,13 @@ class _Own:
 
 @dataclass(frozen=True, slots=True)
 class _Training:
-    """Whether the block trains."""
+    """The block's `training` flag."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """A value that is no tensor, and the path of the block's attribute that has it; no path for
-    what is written in the source."""
+    """A value that is no tensor, and the path of the block's attribute that holds it. A literal has
+    no path."""
 
     value: Any
     path: str = ""
@@ -174,7 +175,7 @@ class _Reader:
     # --- statements
 
     def run(self, statements: list[ast.stmt]) -> Any:
-        """What statements return, None if they do not."""
+        """The value that the statements return, None if they do not return."""
         for statement in statements:
             returned = self._statement(statement)
             if returned is not None:
@@ -209,8 +210,8 @@ class _Reader:
             raise Unknown(f"its forward assigns to `{ast.unparse(target)}`")
 
     def _recast(self, statement: ast.If) -> bool:
-        """Whether a statement is the guard of T5 and its kin: the next layer's dtype, if it has
-        another one and is not quantised."""
+        """Whether a statement is T5's guard: a cast to the next layer's dtype if it differs and the
+        layer is not quantised."""
         match statement.body:
             case [ast.Assign([ast.Name(name)], ast.Call(ast.Attribute(ast.Name(same), "to"), [ast.expr() as to], []))]:
                 dtype = ast.unparse(to)
@@ -232,7 +233,7 @@ class _Reader:
         return True
 
     def _holds(self, test: ast.expr) -> bool:
-        """Whether a condition on the block's attributes holds, which the body then depends on."""
+        """Whether a condition on the block's attributes holds. Adds the attributes to `given`."""
         match test:
             case ast.BoolOp(ast.And(), values):
                 return all(self._holds(each) for each in values)
@@ -250,14 +251,14 @@ class _Reader:
 
     def _is_none(self, value: Any, test: ast.expr) -> bool:
         if not isinstance(value, _Known):
-            raise Unknown(f"its forward asks whether `{ast.unparse(test)}`")
+            raise Unknown(f"its forward branches on `{ast.unparse(test)}`")
         if value.path:
             self.given[Given(value.path, "none", value.value is None)] = None
         return value.value is None
 
     def _scalar(self, value: Any, test: ast.expr) -> Any:
         if not isinstance(value, _Known) or type(value.value) not in _SCALARS:
-            raise Unknown(f"its forward asks whether `{ast.unparse(test)}`")
+            raise Unknown(f"its forward branches on `{ast.unparse(test)}`")
         if value.path:
             self.given[Given(value.path, "value", value.value)] = None
         return value.value
@@ -420,7 +421,7 @@ class _Reader:
 
 
 def _bound(parameters: tuple[str, str], rest: list[Any], named: dict[str, Any], node: ast.expr) -> list[Any]:
-    """Two arguments by position or name, None for one that is not there."""
+    """Two arguments by position or name, None if missing."""
     found = dict(zip(parameters, rest, strict=False)) | named
     if len(rest) > 2 or len(found) < len(rest) + len(named) or not set(found) <= set(parameters):
         raise _not_known(node)

@@ -24,17 +24,17 @@ __all__ = [
     "used",
 ]
 
-# Two nodes are the same value only if they are one object: what is written twice is computed twice.
+# Nodes are compared by identity: an expression that is written twice is computed twice.
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Input:
-    """What the block gets."""
+    """The input of the block."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Call:
-    """An attribute of the block, called: a module, or a function."""
+    """A call of an attribute of the block: a module or a function."""
 
     name: str
     of: Node
@@ -42,7 +42,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Applied:
-    """A function of PyTorch, by epigrad's name for the activation."""
+    """An activation function of PyTorch, by epigrad's name."""
 
     activation: str
     of: Node
@@ -50,7 +50,7 @@ class Applied:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Dropped:
-    """``nn.functional.dropout`` with a probability of the block, while it trains."""
+    """``nn.functional.dropout`` in training mode; `p` is the attribute with the probability."""
 
     p: str
     of: Node
@@ -58,7 +58,7 @@ class Dropped:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Recast:
-    """Another dtype, if a layer has another: see `Cast`."""
+    """A cast to the dtype of a layer: see `Cast`."""
 
     cast: Cast
     of: Node
@@ -66,7 +66,7 @@ class Recast:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Half:
-    """A half of the last dimension: 0 or 1 of two pieces, or of even and odd numbers."""
+    """Half of the last dimension: the first (0) or second (1) piece, or the even or odd places."""
 
     index: int
     interleaved: bool
@@ -75,7 +75,7 @@ class Half:
 
 @dataclass(frozen=True, slots=True)
 class Number:
-    """A number, or the attribute of the block that has it, by its path."""
+    """A number, or the path of the block's attribute that holds it."""
 
     value: str | float
     negative: bool = False
@@ -83,7 +83,7 @@ class Number:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Clamped:
-    """Limits, None for no limit."""
+    """A clamp; None is no limit."""
 
     low: Number | None
     high: Number | None
@@ -92,7 +92,7 @@ class Clamped:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Scaled:
-    """Times a number."""
+    """A product with a number."""
 
     by: Number
     of: Node
@@ -100,7 +100,7 @@ class Scaled:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Shifted:
-    """Plus a number."""
+    """A sum with a number."""
 
     by: Number
     of: Node
@@ -108,7 +108,7 @@ class Shifted:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Product:
-    """Two values, multiplied element by element."""
+    """The elementwise product of two values."""
 
     left: Node
     right: Node

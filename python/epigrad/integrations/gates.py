@@ -1,8 +1,9 @@
-"""What the experts of transformers do between their two projections.
+"""Recognises the gate that transformers' experts apply between their two projections.
 
 `use_experts_implementation` of transformers gives a class of experts a method `_apply_gate`, unless
-the class has its own. A method is recognised by its source, whatever the class is called. To add
-one, add a row to `_FORMS`. What no row has is refused, and never taken for a plain SwiGLU.
+the class has its own. epigrad recognises a method by its source; the name of the class does not
+matter. To add one, add a row to `_FORMS`. A method without a row is refused, and never taken for a
+plain SwiGLU.
 """
 
 from __future__ import annotations
@@ -25,12 +26,12 @@ __all__ = ["Form", "form_of"]
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """What an `_apply_gate` computes.
+    """A known `_apply_gate`.
 
     Attributes:
         body: its statements; ``gate_up`` is its argument.
         gate: where the gates are, as `epigrad.experts` calls it.
-        kind: what it computes.
+        kind: the gated kind that it computes.
         whole: the classes of `act_fn` and of its parts, where it is called with gate and value.
     """
 
@@ -164,7 +165,7 @@ _FORMS = (
 )
 
 _GLOBALS = {"torch": torch, "F": nn.functional}
-"""What the names in the bodies mean."""
+"""The modules that the bodies name."""
 
 
 def _normal(body: list[ast.stmt]) -> str:
@@ -175,7 +176,7 @@ _KNOWN = {_normal(ast.parse(textwrap.dedent(form.body)).body): form for form in 
 
 
 class _Renamed(ast.NodeTransformer):
-    """A function's argument by the name that the rows have for it."""
+    """Renames a function's argument to the name that the rows use."""
 
     def __init__(self, argument: str) -> None:
         self.argument = argument
@@ -185,9 +186,9 @@ class _Renamed(ast.NodeTransformer):
 
 
 def _recognised(function: Any) -> Form | None:
-    """The form of a function, None for one that is none of them or has no source."""
+    """The form of a function; None if no form matches or there is no source."""
     if not inspect.isfunction(function) or hasattr(function, "__wrapped__") or function.__closure__:
-        return None  # the source is another function's, or not all of it
+        return None  # its source is another function's, or incomplete
     try:
         (definition,) = ast.parse(textwrap.dedent(inspect.getsource(function))).body
     except (OSError, TypeError, SyntaxError, ValueError):
@@ -213,7 +214,7 @@ _forms: dict[Callable[..., Any], Form | None] = {}
 
 @constant_to_dynamo
 def form_of(cls: type[nn.Module]) -> Form | None:
-    """What the `_apply_gate` of a class computes, None for what epigrad does not recognise."""
+    """The form of the `_apply_gate` of a class; None if epigrad does not recognise it."""
     # as it is written in a class: a method of another kind computes something else
     function: Any = next((base.__dict__["_apply_gate"] for base in cls.__mro__ if "_apply_gate" in base.__dict__), None)
     if function not in _forms:

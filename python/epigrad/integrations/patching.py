@@ -236,7 +236,7 @@ def _row(module: nn.Module, cls: type[Any]) -> Block | None:
     if cls is nn.Linear:
         raise Unknown("a layer by itself: epigrad computes it together with an activation")
     if cls.__module__.startswith("torch.nn.modules.") and cls is not nn.Sequential:
-        raise Unknown("a class of PyTorch's that epigrad does not compute")
+        raise Unknown("a class of PyTorch that epigrad does not compute")
     if room == "torch" and cls is not nn.Sequential:
         raise Unknown(f"its class is of {cls.__module__}: patch before it gets this class")
     if room == "epigrad" or not module._modules:

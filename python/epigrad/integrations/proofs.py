@@ -1,9 +1,9 @@
-"""Whether a row of `epigrad.integrations.blocks` computes what the forward of a class computes.
+"""Tests whether a row of `epigrad.integrations.blocks` computes the same as the forward of a class.
 
-A small block of the class is made without its constructor: projections in float64 on the CPU with
-random weights of its own, the activation of the user's block, and something simple in place of all
-else. The class's own forward and the row's have to give the same output and gradients. That happens
-on a thread of its own, where none of PyTorch's modes is on, and draws no number of a global
+The proof makes a small block of the class without its constructor. The block has projections in
+float64 on the CPU with random weights, the activation of the user's block, and simple stand-ins for
+all other modules. The class's forward and the row's have to give the same output and gradients. The
+proof runs on a thread of its own, where no mode of PyTorch is on, and uses no global random
 generator.
 """
 
@@ -27,16 +27,16 @@ __all__ = ["doubt"]
 
 _FEATURES, _ROWS = 6, 5
 _TOLERANCE = 1e-12
-"""Of the largest element: some hundred roundings of float64."""
+"""The allowed error relative to the largest element: some hundred roundings of float64."""
 
 _LIMIT, _NUMBER = 0.7, 1.3
-"""A block's limits, so that some values reach them, and its other numbers."""
+"""The limits of a small block, which some of its values reach, and its other numbers."""
 
 _proved: weakref.WeakKeyDictionary[Callable[..., Any], dict[Any, str]] = weakref.WeakKeyDictionary()
 
 
 def doubt(module: nn.Module, cls: type[Any], block: Block) -> str:
-    """Why a row is not shown to compute what a class does; empty if it is.
+    """The reason why the proof of a row fails; empty if it succeeds.
 
     Args:
         module: the user's block. It is not called, and its parameters are not read.
@@ -56,7 +56,7 @@ def doubt(module: nn.Module, cls: type[Any], block: Block) -> str:
 
 
 def _on_a_thread(function: Callable[[], str]) -> str:
-    """What a function gives on a thread without modes, autocast, transforms or a default device."""
+    """Call a function on a thread without modes, autocast, transforms or a default device."""
     with ThreadPoolExecutor(1, "epigrad-proof") as thread:
         return thread.submit(function).result()
 
@@ -78,7 +78,7 @@ def _difference(module: nn.Module, cls: type[Any], block: Block) -> str:
 
 
 def _results(small: nn.Module, forward: Callable[[nn.Module, Tensor], Tensor]) -> dict[str, Tensor]:
-    """Output and gradients."""
+    """The output and the gradients of a forward, by their names in a report."""
     generator = torch.Generator("cpu").manual_seed(1)
     leaves = {"its input's gradient": _random(generator, 2, _ROWS, _FEATURES).requires_grad_()}
     out = forward(small, leaves["its input's gradient"])
@@ -92,9 +92,9 @@ def _random(generator: torch.Generator, *shape: int) -> Tensor:
 
 
 def _small(module: nn.Module, cls: type[Any], block: Block, working: bool) -> nn.Module:
-    """A small block of a class with the attributes of another.
+    """A small block of a class, with the attributes of the user's block.
 
-    Modules that are steps give back their input, or, if `working`, something else, each its own.
+    Modules that are steps become identities or, if `working`, different elementwise functions.
     """
     small: nn.Module = object.__new__(cls)
     small.__dict__.update({**module.__dict__, **nn.Module().__dict__, "training": False})
@@ -120,15 +120,15 @@ def _small(module: nn.Module, cls: type[Any], block: Block, working: bool) -> nn
 
 
 def _alone(activation: nn.Module) -> nn.Module:
-    """An activation without what watches it."""
+    """A copy of an activation without its hooks."""
     alone: nn.Module = object.__new__(type(activation))
     alone.__dict__.update({**activation.__dict__, **nn.Module().__dict__})
     return alone
 
 
 def _projection(layer: nn.Module, generator: torch.Generator, pieces: int) -> nn.Module:
-    """A small projection of the kind that stands for a layer, made without a constructor, which
-    would draw numbers."""
+    """A small projection in place of a layer. Its constructor is not called, since that would draw
+    random numbers."""
     conv1d = type(layer).__name__ == "Conv1D"
     made: nn.Module = object.__new__(type(layer) if conv1d else nn.Linear)
     nn.Module.__init__(made)
@@ -141,7 +141,7 @@ def _projection(layer: nn.Module, generator: torch.Generator, pieces: int) -> nn
 
 
 class _Working(nn.Module):
-    """Stands for a module between the projections: a function of each element."""
+    """An elementwise function in place of a module between the projections."""
 
     def __init__(self, frequency: float) -> None:
         super().__init__()

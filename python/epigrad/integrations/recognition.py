@@ -46,7 +46,7 @@ def row_of(module: nn.Module, cls: type[Any]) -> Block:
         return _plain(module, nodes, body.given)
     if isinstance(start, Product):
         return _gated(module, start, nodes, body.given)
-    raise Unknown(f"its forward {_DEEDS[type(start)]} where no gate is")
+    raise Unknown(f"its forward {_DEEDS[type(start)]} outside of a gate")
 
 
 _DEEDS: dict[type[Any], str] = {
@@ -90,7 +90,7 @@ def _step(node: Any) -> Step:
             return Dropout(p)
         case Recast(cast, _):
             return cast
-    raise Unknown(f"its forward applies {node.activation} to what is no projection's output")
+    raise Unknown(f"its forward applies {node.activation} to a value that is not the output of a projection")
 
 
 def _before(node: Node) -> tuple[Step, ...]:
@@ -155,7 +155,7 @@ def _activation(module: nn.Module, nodes: list[Any]) -> int:
             f"{first.name} is followed by {name}, {what}, which is no activation of epigrad's: "
             f"{errors.SITE}/howto/own-activation.html"
         )
-    raise Unknown(f"its forward applies no activation to what {first.name} gives")
+    raise Unknown(f"its forward applies no activation to the output of {first.name}")
 
 
 def _may_be_activation(found: Any) -> bool:
@@ -188,7 +188,7 @@ def _gated(module: nn.Module, product: Product, nodes: list[Any], given: tuple[G
                     place = (("first", "second"), ("even", "odd"))[interleaved][i]
                     between, down, after = _split(module, nodes)
                     return _within(PackedGated(up, kind, place, down, between), _before(x), after, given)
-    raise Unknown("its forward multiplies what is no gate and value of projections")
+    raise Unknown("its forward multiplies values that are not gate and value of projections")
 
 
 _Sources = tuple[Node, Node, Gate]

@@ -1,4 +1,4 @@
-"""The source of a function, if it is what runs."""
+"""Parses the source of a function, and checks that it is the code that runs."""
 
 from __future__ import annotations
 
@@ -14,14 +14,18 @@ __all__ = ["Unknown", "definition"]
 
 
 class Unknown(Exception):  # noqa: N818  (an answer, no error)
-    """Why a forward is not understood, for people."""
+    """The reason why a forward is not understood, as text for a report."""
 
 
 _definitions: weakref.WeakKeyDictionary[types.CodeType, ast.FunctionDef | str] = weakref.WeakKeyDictionary()
 
 
 def definition(function: Any) -> ast.FunctionDef:
-    """The definition of a function, if what is on disk is what runs."""
+    """The parsed definition of a function.
+
+    Raises:
+        Unknown: there is no source, or compiling it gives other code than the function runs.
+    """
     if not inspect.isfunction(function):
         raise Unknown(f"its forward is a {class_name(function)}")
     if hasattr(function, "__wrapped__") or function.__closure__:
@@ -58,12 +62,12 @@ def _parsed(function: types.FunctionType) -> ast.FunctionDef:
 
 
 def _compiled(body: list[ast.stmt]) -> types.CodeType:
-    """The code of the last of some statements, a definition."""
+    """The code object of the last statement, which is a definition."""
     whole = compile(ast.Module(body, []), "<forward>", "exec", dont_inherit=True)
     return [each for each in whole.co_consts if isinstance(each, types.CodeType)][-1]
 
 
 def _same(a: types.CodeType, b: types.CodeType) -> bool:
-    """Whether two functions without closures run the same."""
+    """Whether two functions without closures have the same code."""
     parts = ("co_code", "co_names", "co_varnames", "co_consts", "co_freevars", "co_argcount", "co_kwonlyargcount")
     return all(getattr(a, part) == getattr(b, part) for part in parts)

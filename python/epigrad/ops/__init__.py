@@ -1,15 +1,15 @@
-"""The operators ``torch.ops.epigrad.*``: what PyTorch sees of epigrad where it looks at operations.
+"""The operators ``torch.ops.epigrad.*``, which register epigrad's functions with PyTorch.
 
 The functions of `epigrad` call them while they are compiled, exported, transformed by `torch.func`,
-profiled, recorded by a dispatch mode or given tensor subclasses; a plain call does not pass through
-here. Each operator of a function has the function's arguments; the products, the gated layer and
-the two-layer blocks also return the preactivation, which has no elements where `save` keeps none.
-``backend=None`` is the backend of the tensors' device.
+profiled, recorded by a dispatch mode or given tensor subclasses. An eager call bypasses them. Each
+operator of a function has the function's arguments. The products, the gated layer and the two-layer
+blocks also return the preactivation, which is empty if `save` keeps none. ``backend=None`` is the
+backend of the tensors' device.
 
 `OPERATORS` is the one table: schemas, kernels for tensors without data, gradients, rules of
-`torch.vmap` and of autocast are rows and methods behind it. In reading order:
+`torch.vmap` and of autocast are its rows and their methods. In reading order:
 
-    operator     what an operator is made of, and how it is registered
+    operator     the classes of an operator, and its registration
     gemm         ``act(a @ b + bias)``, in its two spellings
     activation   ``act(x)``
     gated        ``value * act(gate)``, of one tensor and of two
@@ -19,11 +19,11 @@ the two-layer blocks also return the preactivation, which has no elements where 
     feedforward  the two-layer blocks
     grouped      layers with a weight for each group of rows, and mixtures of experts
     shapes       shapes of results for tensors without data
-    batching     what the rules of `torch.vmap` share
+    batching     helpers of the rules of `torch.vmap`
     sharding     the placements of DTensor that need no communication
-    exporting    the decompositions, for programs that leave PyTorch
-    compiling    what the code of `torch.compile` calls
-    import_hook  registers with a part of PyTorch once somebody else imports it
+    exporting    the decompositions, for exported programs
+    compiling    the operators that the code of `torch.compile` calls
+    import_hook  registers with a part of PyTorch once a program imports it
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ _LIBRARY = register(OPERATORS)
 
 
 def decompositions() -> dict[Any, Callable[..., Any]]:
-    """Each operator as PyTorch's own operations: to merge into a table for
+    """The decomposition of each operator into PyTorch's operations. Merge it into a table for
     `ExportedProgram.run_decompositions`."""
     return {operator.overload: operator.decomposed for operator in OPERATORS}
 

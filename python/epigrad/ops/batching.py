@@ -1,4 +1,4 @@
-"""What the rules of `torch.vmap` share: a batch is one more leading dimension of a call."""
+"""Helpers of the rules of `torch.vmap`: a batch becomes a leading dimension of a call."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ InDims = Sequence[int | None]
 
 
 def dims_of(in_dims: InDims, count: int) -> tuple[int | None, ...]:
-    """The batch dimensions of `count` arguments; the dispatcher leaves out those with a default."""
+    """The batch dimensions of `count` arguments. The dispatcher omits those with a default."""
     return (*in_dims[:count], *(None,) * (count - len(in_dims)))
 
 
 def aligned(tensors: Sequence[Any], dims: InDims) -> tuple[Any, ...]:
-    """The tensors with the batch in front, then as many 1s as make all broadcast as their slices.
+    """The tensors with the batch in front, padded with 1s so that all broadcast as their slices do.
 
     A tensor that has no batch stays as it is.
     """
@@ -34,8 +34,8 @@ def aligned(tensors: Sequence[Any], dims: InDims) -> tuple[Any, ...]:
 
 
 def of_one_shape(name: str, count: int) -> Callable[..., Any]:
-    """The rule of an elementwise operator, whose first `count` arguments are tensors of one shape,
-    or halves of it; a kind and perhaps a dim follow.
+    """The rule of an elementwise operator. Its first `count` arguments are tensors of one shape, or
+    of half of it; a kind and possibly a dim follow.
     """
 
     def rule(info: Any, in_dims: InDims, *arguments: Any, **options: Any) -> Any:
@@ -55,9 +55,9 @@ def of_one_shape(name: str, count: int) -> Callable[..., Any]:
 
 
 def by_rows(name: str) -> Callable[..., Any]:
-    """The rule of layers, whose first argument has rows: a batch of these is one more dimension.
+    """The rule of layers: a batch of the first argument's rows is one more dimension.
 
-    The results are output and preactivation; one that was not kept has no dimensions to speak of.
+    The results are output and preactivation. A preactivation that is not kept has no batch.
     """
 
     def rule(info: Any, in_dims: InDims, *arguments: Any, **options: Any) -> Any:
@@ -72,7 +72,7 @@ def by_rows(name: str) -> Callable[..., Any]:
 
 
 def slice_by_slice(operator: Any) -> Callable[..., Any]:
-    """The rule of an operator without room for a batch dimension: one call for each slice."""
+    """The rule of an operator that takes no batch dimension: one call for each slice."""
 
     def rule(info: Any, in_dims: InDims, *arguments: Any, **options: Any) -> Any:
         def piece(index: int) -> list[Any]:
@@ -81,7 +81,7 @@ def slice_by_slice(operator: Any) -> Callable[..., Any]:
                 for value, dim in zip(arguments, in_dims, strict=True)
             ]
 
-        # An empty batch has no slice to see the results' shapes from: one of zeros has them.
+        # An empty batch has no slice, so a slice of zeros gives the results' shapes.
         count = info.batch_size
         if count == 0:
             arguments_of_one = [

@@ -1,8 +1,7 @@
-"""What the code of `torch.compile` calls: `torch.ops.epigrad._linear` in the place of `linear`.
+"""Has the code of `torch.compile` call `torch.ops.epigrad._linear` in place of `linear`.
 
-In that code autograd is no question any more, and the rule for it, which is Python, would only cost
-time. Graphs keep the operators' own names: the change is made where Inductor turns a graph into
-code.
+That code runs after autograd, so the operator's autograd rule, which is Python, would only cost
+time. Graphs keep the operators' own names: Inductor replaces them when it turns a graph into code.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from epigrad.ops.operator import Operator
 
 
 def lower(operators: Iterable[Operator]) -> None:
-    """Have Inductor, which is imported already, call the operators by their other names."""
+    """Have Inductor call the operators without an autograd rule. It has to be imported already."""
     lowering: Any = importlib.import_module("torch._inductor.lowering")
     for operator in operators:
         lowering.make_fallback(operator.overload, warn=False)  # as Inductor does by itself

@@ -1,8 +1,8 @@
-"""Programs that leave PyTorch: exporters get the operators as PyTorch's own operations.
+"""Decomposes the operators into PyTorch's operations for exporters.
 
-`ExportedProgram.run_decompositions` has no registry for operators that autograd has to see, so it
-is wrapped: its default table, and that of `torch.onnx.export`, have epigrad's operators too. A
-table that a caller gives is used as it is.
+`ExportedProgram.run_decompositions` has no registry for operators with an autograd rule. This
+module wraps it, so that its default table and that of `torch.onnx.export` have epigrad's operators
+too. A table that a caller passes is used as it is.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Table = Mapping[Any, Callable[..., Any]]
 
 
 def decompose_by_default(decompositions: Table) -> None:
-    """Add decompositions to those that an exported program runs where its caller gives none."""
+    """Add decompositions to the default table of exported programs."""
     own = ExportedProgram.run_decompositions
 
     @functools.wraps(own)

@@ -100,7 +100,7 @@ def _layer(input: shapes.Shape, weight: Tensor, bias: Tensor | None) -> shapes.S
 
 @dataclass
 class Backward(Gradients):
-    """A call of a block's gradients; of tensors that are not needed, only the shape counts."""
+    """A call of a block's gradients. Of tensors that are not needed, only the shape is read."""
 
     forward_op: str
     grad_output: Tensor

@@ -70,7 +70,7 @@ class Forward(Layers):
 
 @dataclass
 class Backward(Gradients):
-    """A call of the layer's gradients; of tensors that are not needed, only the shape counts."""
+    """A call of the layer's gradients. Of tensors that are not needed, only the shape is read."""
 
     grad_output: Tensor
     input: Tensor

@@ -1,7 +1,7 @@
 """The operators of ``act(a @ b + bias)`` in its two spellings, forward and backward.
 
-Forward gives the output and the preactivation; the latter has no elements where `save` keeps none,
-so that a call that records nothing asks for ``save="recompute"``.
+Forward gives the output and the preactivation. It is empty if `save` keeps none, so a call that
+records nothing passes ``save="recompute"``.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Forward(Layers):
 
 @dataclass
 class Backward(Gradients):
-    """A call of its gradients; of tensors that are not needed, only the shape counts."""
+    """A call of its gradients. Of tensors that are not needed, only the shape is read."""
 
     forward_op: str
     grad_output: Tensor
@@ -135,12 +135,12 @@ def _batched(
 
 
 def _with_dims(out: Tensor, preactivation: Tensor) -> Any:
-    """The results and their batch dimensions; a preactivation that was not kept has none."""
+    """The results and their batch dimensions. A preactivation that is not kept has no batch."""
     return (out, preactivation), (0, 0 if preactivation.shape == out.shape else None)
 
 
 def flops(op: str, a: Any, b: Any, *rest: Any, **options: Any) -> int:
-    """What a product of these shapes counts."""
+    """The FLOPs of a product of these shapes."""
     count: int = 2 * math.prod([*shapes.gemm(op, a, b, None), a[-1]])
     return count
 

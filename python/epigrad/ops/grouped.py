@@ -94,7 +94,7 @@ def _ranks(op: str, **tensors: tuple[Tensor | None, int]) -> None:
 
 @dataclass
 class GroupedBackward(Gradients):
-    """A call of the layer's gradients; of tensors that are not needed, only the shape counts."""
+    """A call of the layer's gradients. Of tensors that are not needed, only the shape is read."""
 
     grad_output: Tensor
     input: Tensor
@@ -214,7 +214,7 @@ def _is_gated(kind: str) -> bool:
 
 @dataclass
 class ExpertsBackward(Gradients):
-    """A call of the mixture's gradients; of tensors that are not needed, only the shape counts."""
+    """A call of the mixture's gradients. Of tensors that are not needed, only the shape is read."""
 
     grad_output: Tensor
     input: Tensor

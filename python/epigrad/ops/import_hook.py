@@ -1,4 +1,4 @@
-"""Registrations with parts of PyTorch that are slow to import, once somebody imports them."""
+"""Registers with parts of PyTorch that are slow to import, once a program imports them."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ def _given(bound: Bound) -> list[Tensor]:
 
 
 def _check(op: str, input: shapes.Shape, parameters: Sequence[shapes.Shape]) -> None:
-    """Hold parameters to have one element, or prelu's one for each channel."""
+    """Require parameters of one element; prelu's may have one for each channel."""
     for shape in parameters:
         if len(shape) and not (isinstance(shape[0], int) and shape[0] == 1):
             channels = input[1] if op.startswith("prelu") and len(input) > 1 else 1
@@ -132,13 +132,13 @@ class XIELUBackward(Backward):
 
 
 def _batch_last(name: str) -> Callable[..., Any]:
-    """The rule of `torch.vmap`: a batch of inputs is one more dimension behind the others, since
-    prelu's weight belongs to the second one. Each slice is a call where parameters differ.
+    """The rule of `torch.vmap`. A batch of inputs becomes the last dimension, since prelu's weight
+    belongs to the second one. If parameters are batched, each slice is a call.
     """
 
     def rule(info: Any, in_dims: batching.InDims, input: Tensor, *rest: Any, **options: Any) -> Any:
         dim, *others = in_dims
-        # Behind a sample of one dimension the batch would be the second.
+        # After a sample of one dimension, the batch would be the second dimension.
         becomes_channels = name == "prelu" and input.dim() < 3
         if dim is None or becomes_channels or any(other is not None for other in others):
             return batching.slice_by_slice(overload(name))(info, in_dims, input, *rest, **options)

@@ -94,7 +94,7 @@ class Backward(Gradients):
 
 
 def _batched(info: Any, in_dims: batching.InDims, *tensors: Any, **options: Any) -> Any:
-    """Slices broadcast, so the batch comes before as many dimensions as the longest has."""
+    """The rule of `torch.vmap`. Slices broadcast, so each is padded to the longest rank."""
     return call("lerp", *batching.aligned(tensors, batching.dims_of(in_dims, len(tensors))), **options), 0
 
 

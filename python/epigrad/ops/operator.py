@@ -1,7 +1,7 @@
-"""What an operator of `torch.ops.epigrad` is made of, and how it is registered.
+"""The classes of an operator of `torch.ops.epigrad`, and its registration.
 
-One `Operator` is one row: its schema and what each part of PyTorch asks of it. `register` turns
-rows into registrations; nothing is registered anywhere else.
+One `Operator` is one row: its schema and its rules for each part of PyTorch. `register` registers
+the rows; nothing is registered anywhere else.
 """
 
 from __future__ import annotations
@@ -45,18 +45,18 @@ class Bound(ABC):
 
     @abstractmethod
     def formula(self) -> Any:
-        """The same as differentiable PyTorch operations, for `torch.func` and forward mode."""
+        """Compute by differentiable PyTorch operations, for `torch.func` and forward mode."""
 
     @abstractmethod
     def composed(self) -> Any:
-        """The same in PyTorch operations that exporters such as ONNX know."""
+        """Compute by PyTorch operations that exporters such as ONNX know."""
 
     @abstractmethod
     def symbolic(self) -> shapes.Shapes:
-        """The results' shapes, all of them, where sizes are symbols."""
+        """The shapes of all results, computed from symbolic sizes."""
 
     def returned(self, results: Tensors) -> Any:
-        """The results as in the schema: a single one is no tuple."""
+        """The results as the schema has them: a single result is not in a tuple."""
         return only(results)
 
     def kernel(self) -> Any:
@@ -65,7 +65,7 @@ class Bound(ABC):
         return self.returned(loader.core().launch(self.call, plain(*self.tensors), needs))
 
     def fake(self) -> Any:
-        """Empty results of the real shapes; sizes may be symbols."""
+        """Uninitialised results of the right shapes; sizes may be symbols."""
         return self.returned(self.new_results())
 
     def of_one_dtype(self) -> Tensors:
@@ -73,18 +73,18 @@ class Bound(ABC):
         return self.tensors
 
     def inferred(self) -> shapes.Shapes:
-        """The results' shapes, None where one is not wanted; the operands are validated."""
+        """The results' shapes, None for a result that is not needed. Validates the operands."""
         return shapes.inferred(self.call, self.tensors, self.of_one_dtype(), self.needs, self.symbolic)
 
     def new_results(self) -> Tensors:
-        """Empty results, None where one is not wanted."""
+        """Uninitialised results, None for a result that is not needed."""
         like = self.tensors[0]
         assert like is not None
         return tuple([None if shape is None else like.new_empty(shape) for shape in self.inferred()])
 
 
 class Layers(Bound):
-    """A call that returns its output and its preactivation, which is empty if it is not wanted."""
+    """A call that returns its output and its preactivation, which is empty if not needed."""
 
     def returned(self, results: Tensors) -> tuple[Tensor, Tensor]:
         out, preactivation = results
@@ -118,7 +118,7 @@ class Gradients(Bound):
         return shapes.inferred(self.call.backward, self.tensors, self.of_one_dtype(), self.needs, self.symbolic)
 
     def differentiated(self) -> Tensors:
-        """The operands that the results are the gradients of, in order."""
+        """The operands whose gradients the results are, in order."""
         return self.tensors[1:]
 
     def fake(self) -> Any:
@@ -152,8 +152,8 @@ class Operator:
         schema: arguments and results, in PyTorch's notation.
         bind: takes the operator's arguments.
         batched: the rule of `torch.vmap`, of ``info, in_dims, *arguments``; None calls each slice.
-        flops: what `torch.utils.flop_counter` counts; takes shapes in place of tensors.
-        casts: what autocast makes of the arguments; None leaves them.
+        flops: the count for `torch.utils.flop_counter`; takes shapes in place of tensors.
+        casts: casts the arguments under autocast; None leaves them.
     """
 
     name: str
@@ -165,13 +165,13 @@ class Operator:
 
     @property
     def overload(self) -> Any:
-        """What is called: each operator has one overload."""
+        """The operator's one overload."""
         return overload(self.name)
 
     @property
     def bare(self) -> Any:
-        """The operator without rules of its own for autograd, autocast and vmap: what the code of
-        `torch.compile` calls. Its kernels for the CPU and CUDA are in C (cbridge/torch).
+        """The operator without rules for autograd, autocast and vmap. The code of `torch.compile`
+        calls it. Its kernels for the CPU and CUDA are in C (cbridge/torch).
         """
         return getattr(torch.ops.epigrad, f"_{self.name}").default
 
@@ -180,7 +180,7 @@ class Operator:
         return self.bound(*arguments, **options).composed()
 
     def bound(self, *arguments: Any, batch_invariant: bool = False, **options: Any) -> Bound:
-        """A call, its arguments bound."""
+        """Bind the arguments of a call."""
         bound = self.bind(*arguments, **options)
         if batch_invariant:
             bound.call = bound.call.as_batch_invariant
@@ -227,8 +227,8 @@ def register(operators: Iterable[Operator]) -> Any:
 
     Raises:
         ImportError: the package's modules were dropped from `sys.modules` and imported again. The
-            operators could be defined anew, but not what torch.compile, DTensor and the counters of
-            FLOPs keep of the old ones.
+            operators could be defined again, but torch.compile, DTensor and the FLOP counter keep
+            references to the old ones.
     """
     make: Callable[..., Any] = torch.library.Library
     try:

@@ -1,4 +1,4 @@
-"""Shapes of results for tensors without data: the core's answer, or rules where sizes are symbols.
+"""Shapes of results for tensors without data, from the core or, for symbolic sizes, from rules.
 
 A symbol is a size that `torch.compile` or `torch.export` leaves open. The core needs numbers.
 """
@@ -27,8 +27,8 @@ def inferred(
     needs: Sequence[bool],
     symbolic: Callable[[], Shapes],
 ) -> Shapes:
-    """The shapes of the outputs that `needs` asks for: validated by the core as real tensors are,
-    or, where a size is a symbol, by `symbolic`.
+    """The shapes of the outputs that `needs` selects. The core validates the operands as those of a
+    real call. If a size is a symbol, `symbolic` gives the shapes.
     """
     core, op = loader.core(), call.op
     one_device(op, tensors)
@@ -46,14 +46,14 @@ def inferred(
 
 
 def _with_numbers(call: Call) -> Call:
-    """The call with defaults in place of parameters that are symbols: shapes do not need them."""
+    """The call with defaults in place of symbolic parameters, on which shapes do not depend."""
     if all(isinstance(value, float) for value in call.parameters):
         return call
     return call._replace(parameters=() if call.kind else (0.5,))
 
 
 def one_device(op: str, tensors: Sequence[Tensor | None]) -> None:
-    """Refuse tensors of two devices, which otherwise would fail only when the graph runs."""
+    """Refuse tensors of two devices, which would otherwise fail only when the graph runs."""
     devices = [t.device for t in tensors if t is not None]
     for device in devices:
         if device != devices[0]:
@@ -75,7 +75,7 @@ def broadcast(*shapes: Shape) -> Shape:
 
 
 def same(op: str, what: str, one: Any, other: Any) -> None:
-    """Hold two sizes to be equal: checked now if they are numbers, else at run time."""
+    """Require two sizes to be equal: now if they are numbers, else at run time."""
     if isinstance(one, int) and isinstance(other, int):
         if one != other:
             raise errors.InvalidProblemError(f"{op}: {what}: sizes {one} and {other}, want them equal")

@@ -1,9 +1,9 @@
-"""How the operators act on `torch.distributed.tensor.DTensor`: which placements of operands need no
-communication.
+"""The sharding rules of the operators for `torch.distributed.tensor.DTensor`.
 
-A rule is a row of placements along one dimension of the mesh: of the results, and of the tensors
-among the arguments. DTensor takes the row that is cheapest to reach, redistributes operands to it
-and calls the operator on local shards. Importing this module tells DTensor the rules.
+A rule is a row of placements along one dimension of the mesh, of the results and of the tensors
+among the arguments, for which the operator needs no communication. DTensor takes the row that is
+cheapest to reach, redistributes operands to it and calls the operator on local shards. Importing
+this module registers the rules.
 
     columns     a weight ``[N, K]`` sharded by N: the output is sharded by features
                 (ColwiseParallel)
@@ -11,8 +11,8 @@ and calls the operator on local shards. Importing this module tells DTensor the 
                 nothing comes after it
     batch       operands sharded by a leading dimension: gradients of weights and biases are
                 partial sums
-    whole       of a mixture of experts nothing is sharded; expert parallelism gives each device
-                its own experts, as local tensors
+    whole       a mixture of experts is replicated; expert parallelism gives each device its own
+                experts as local tensors
 """
 
 from __future__ import annotations
@@ -62,8 +62,8 @@ def _split_factors(tensor: Any, dim: int) -> set[Any]:
 
 
 def _gemm_ways(a: Any, b: Any, linear: bool) -> list[tuple[Any, Any, Any, Any]]:
-    """Placements of a, b, bias and of the product; a Partial bias goes with a product that is a
-    partial sum."""
+    """Placements of a, b, bias and of the product. If the product is a partial sum, so is the
+    bias."""
     rank, columns, rows = a.ndim, (0 if linear else b.ndim - 1), (1 if linear else b.ndim - 2)
     ways: list[tuple[Any, Any, Any, Any]] = [tuple(_replicated(4))]
     if b.ndim == 2:
@@ -86,7 +86,7 @@ def _gemm(linear: bool) -> Callable[..., list[Rule]]:
         a: Any, b: Any, bias: Any = None, activation: str | None = "none", *, save: str = "auto", **options: Any
     ) -> list[Rule]:
         plain = activation in (None, "none")
-        # A preactivation that is kept lies as the output does; one that is not has no elements.
+        # A preactivation has the placement of the output; if it is not kept, it has no elements.
         keeps = not plain and save != "recompute"
         return [
             ([out, out if keeps else Replicate()], [*_given([way_a, way_b, way_bias], (a, b, bias)), None])
@@ -117,7 +117,7 @@ def _gemm_backward(linear: bool) -> Callable[..., list[Rule]]:
             if isinstance(out, Partial):
                 if formed_again:
                     continue
-                # Each part of a sum has the gradient of the whole, and so has the bias.
+                # Each part of a partial sum gets the whole gradient, and so does the bias.
                 out = way_bias = Replicate()
                 grads = [way_a, way_b, Replicate()]
             else:
@@ -144,7 +144,7 @@ def _activation_backward(grad_output: Any, input: Any, activation: Any, **option
 
 
 def _everywhere(tensors: int, rank: int) -> list[Rule]:
-    """One result, of tensors of its shape and a kind; all sharded by any dimension."""
+    """One result of tensors of its shape: all are sharded by the same dimension."""
     return [([way], [way] * tensors + [None]) for way in (Replicate(), *map(Shard, range(rank)))]
 
 
@@ -159,7 +159,7 @@ def _gated_activation_backward(
 
 
 def _beside(tensors: int, rank: int, dim: int) -> list[Rule]:
-    """One result; all sharded by a dimension that is not split into halves."""
+    """One result: all are sharded by the same dimension, but not the one split in halves."""
     ways = [Replicate(), *[Shard(place) for place in range(rank) if place != dim % rank]]
     return [([way], [way] * tensors + [None, None]) for way in ways]
 
@@ -182,7 +182,7 @@ def _gated_product_backward(
 
 
 def _place_in(tensor: Any, dim: int, rank: int) -> Any:
-    """How an operand that broadcasts to `rank` dimensions lies where the result is sharded by
+    """The placement of an operand that broadcasts to `rank` dimensions, for a result sharded by
     `dim`."""
     own = dim - (rank - tensor.ndim)
     return Replicate() if own < 0 or tensor.shape[own] == 1 else Shard(own)
@@ -210,7 +210,7 @@ def _lerp_backward(
     **options: Any,
 ) -> list[Rule]:
     tensors = (start, end, weight)
-    # Without start or end its gradient has the shape of grad_output.
+    # Without start or end, its gradient has the shape of grad_output.
     targets = (grad_output if start is None else start, grad_output if end is None else end, weight)
     rules: list[Rule] = [
         (_needed(_replicated(3), needs, targets), [Replicate(), *_given(_replicated(3), tensors)]),
@@ -224,7 +224,7 @@ def _lerp_backward(
 
 
 def _learnable_ways(input: Any, parameters: Sequence[Any]) -> list[tuple[Any, Placements]]:
-    """Placements of an input and of the parameters of its activation; prelu's may have an element
+    """Placements of an input and of its activation's parameters; prelu's weight may have an element
     for each channel."""
     ways: list[tuple[Any, Placements]] = []
     for way in (Replicate(), *map(Shard, range(input.ndim))):
@@ -256,7 +256,7 @@ def _block_ways(rank: int, plain: bool) -> list[tuple[Any, ...]]:
     """Placements of input, weight1, bias1, weight2, bias2, preactivation and output."""
     ways: list[tuple[Any, ...]] = [tuple(_replicated(7))]
     ways += [(Shard(dim), *_replicated(4), Shard(dim), Shard(dim)) for dim in range(rank - 1)]
-    if plain:  # the halves of a gated layer would not lie on one device
+    if plain:  # the halves of a gated layer would be on different devices
         ways.append((Replicate(), Shard(0), Shard(0), Shard(1), Partial(), Shard(rank - 1), Partial()))
     return ways
 
@@ -317,7 +317,7 @@ def _gated_linear_ways(rank: int) -> list[tuple[Any, ...]]:
     """Placements of input, the weights and biases of value and gate, preactivation and output."""
     last = rank - 1
     ways = [tuple(_replicated(7)), *[(Shard(dim), *_replicated(4), Shard(dim), Shard(dim)) for dim in range(last)]]
-    if torch.__version__ >= "2.12":  # older versions cannot tell what a shard of each half costs
+    if torch.__version__ >= "2.12":  # older versions cannot compute the cost of a shard of each half
         ways.append((Replicate(), *[Shard(0)] * 4, _strided(last, 2), Shard(last)))
     return ways
 
@@ -363,7 +363,7 @@ def _gated_linear_backward(
     ]
 
 
-# Every device needs all rows of what has groups, since where these end depends on each row.
+# Every device needs all rows of a grouped tensor, since the groups' ends depend on each row.
 
 
 def _grouped_ways() -> list[tuple[Any, ...]]:

@@ -38,14 +38,14 @@ uint64_t epg_runs_prepared(void) { return runs_prepared; }
 uint64_t epg_runs_alone(void) { return runs_alone; }
 uint64_t epg_inferred(void) { return inferred; }
 
-/* Lets a kernel go, under the lock; where nobody holds it any more it joins `unheld`. */
+/* Releases a kernel, under the lock. If it has no other holder, it joins `unheld`. */
 static void let_go(held *h, held **unheld) {
   if (!h || --h->holders) return;
   h->next = *unheld;
   *unheld = h;
 }
 
-/* Gives kernels back that nobody holds, without the lock. */
+/* Frees kernels without holders, outside of the lock. */
 static void give_back(held *unheld) {
   while (unheld) {
     held *next = unheld->next;

@@ -124,7 +124,7 @@ static int32_t run(call_arguments *a, const epg_framework *f, const memo_key *ke
   return status;
 }
 
-/* Forgets all geometries, of which one is out of date. */
+/* Forgets all geometries: one is out of date. */
 static void forget(const epg_framework *f) {
   void *left = leave(f);
   epg_geometry_forget_all();

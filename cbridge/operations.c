@@ -1,4 +1,4 @@
-/* The table of operations. Go fills it once, when it is asked for the first time. */
+/* The table of operations. Go fills it once, at its first use. */
 #include <pthread.h>
 #include <string.h>
 

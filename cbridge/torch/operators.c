@@ -440,8 +440,8 @@ static int32_t define(torch_library *library, const char *prefix, const row *r) 
   return epg_torch.torch_library_def_with_tags(library, schema, tags, sizeof tags / sizeof *tags);
 }
 
-/* Defines all operators, and gives them their kernels. Where somebody else has defined the first
- * one, all are somebody else's. */
+/* Defines all operators, and gives them their kernels. If the first one
+ * is already defined, another library has defined all of them. */
 static int32_t define_all(void) {
   static torch_library *library;
   if (epg_torch.aoti_torch_library_init_fragment("epigrad", file, __LINE__, &library)) return lacks("a library of operators");

@@ -6,7 +6,7 @@ import (
 	"slices"
 )
 
-// kernel is what computes a row: the name of a formula (kernels/*/activation.*), and what its
+// kernel computes a row: the name of a formula (kernels/*/activation.*), and what its
 // numbers are. "" is the formula of the row's name, of its parameters as they are.
 type kernel struct {
 	name    string

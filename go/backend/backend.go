@@ -18,7 +18,7 @@ import (
 type Info struct {
 	Name      string `json:"name"`
 	Available bool   `json:"available"`
-	// Device is what the backend's tensors are on: "cpu", "cuda".
+	// Device is the device of the backend's tensors: "cpu", "cuda".
 	Device string `json:"device"`
 	// Detail describes the machine; empty when the backend is not available.
 	Detail string `json:"detail"`

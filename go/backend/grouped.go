@@ -64,7 +64,7 @@ type ScaleGradient struct {
 // Input is [rows, k], Weight [e, n, k], Bias [e, n], Preactivation [rows, n], and Out [rows, n] or
 // [rows, n/2]. Halves gives the values and the gates of what has n columns; it is nil without a
 // gate. Bias, and one of Out and Preactivation, may be nil. In the tensors of Rest, of these two,
-// rows that are nobody's become 0.
+// rows of no group become 0.
 type GroupedLayer struct {
 	Header
 	Input, Weight, Bias, Ends *tensor.View
@@ -103,7 +103,7 @@ type GroupedHiddenBackward struct {
 // [e, n, k], Bias and GradBias [e, n]. Preactivation is formed again where it is nil and needed.
 // Scales [rows], in the accumulator's dtype, may be nil, which is ones. A group without rows has
 // gradients 0. Runs that accumulate add to GradWeight and GradBias. With Rest, rows of GradInput
-// that are nobody's become 0.
+// of no group become 0.
 type GroupedLayerBackward struct {
 	Header
 	GradOutput, Input, Weight, Bias, Ends *tensor.View

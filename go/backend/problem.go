@@ -8,11 +8,11 @@ import (
 	"github.com/epigrad/epigrad/go/tuning"
 )
 
-// Header is what every problem says of itself.
+// Header holds the fields that all problems have.
 type Header struct {
 	// Op is the operation's name, Kind the activation or gated kind ("" for lerp).
 	Op, Kind string
-	// Formula is what computes the kind, of a gated kind its gate (go/activation). Its numbers are
+	// Formula computes the kind, of a gated kind its gate (go/activation). Its numbers are
 	// Run.Parameters.
 	Formula string
 	DType   dtype.DType

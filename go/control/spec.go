@@ -93,7 +93,7 @@ type describer struct {
 	exactInputs, exactOutputs []bool
 }
 
-// call describes what is computed.
+// call makes the call that a spec describes.
 func (d *describer) call(s *spec) (*op.Call, error) {
 	parameters, err := s.numbers()
 	if err != nil {

@@ -2,7 +2,7 @@ package epigrad
 
 import "github.com/epigrad/epigrad/go/op"
 
-// Saved is what a backward may reuse of its forward: the preactivation, or the output for relu,
+// Saved is a tensor of forward that backward may reuse: the preactivation, or the output for relu,
 // sigmoid and tanh. With neither, the preactivation is formed again from the inputs.
 type Saved[T Element] struct {
 	Preactivation, Output *Tensor[T]

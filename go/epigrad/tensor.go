@@ -13,12 +13,12 @@ import (
 	"github.com/epigrad/epigrad/go/tensor"
 )
 
-// Element is what tensors are made of. One call has one element type.
+// Element is the type of a tensor's elements. One call has one element type.
 type Element interface {
 	float32 | float64 | BFloat16 | Float16
 }
 
-// Index is what tensors of indices and of offsets are made of.
+// Index is the element type of indices and offsets.
 type Index interface {
 	int32 | int64
 }

@@ -190,7 +190,7 @@ func (r *routing) route() []backend.Problem {
 }
 
 // form makes the preactivation or the hidden activation, by way of the input's rows. Rows of rest
-// that are nobody's become 0: what a caller gets has the same bits in every run.
+// of no group become 0: what a caller gets has the same bits in every run.
 func (r *routing) form(pre, hidden, rows *tensor.View, rest ...*tensor.View) []backend.Problem {
 	h := r.header
 	if hidden == nil {

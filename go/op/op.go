@@ -83,7 +83,7 @@ type Call struct {
 	Stream uintptr
 	// Threads is the most CPU threads to use; 0 lets the backend choose.
 	Threads int
-	// adds: a step's gradient to the input is added to what is there (steps.go).
+	// adds: a step adds its gradient to the stored gradient of the input (steps.go).
 	adds bool
 }
 
@@ -381,7 +381,7 @@ func Run(c *Call) error {
 	return k.Run(o.execution(c))
 }
 
-// Prepared is what calls of one geometry share, for a caller that makes them again and again: they
+// Prepared is the state that calls of one geometry share, for a caller that repeats them: they
 // need no more checks if their outputs overlap nothing, their addresses are multiples of their
 // elements, and their workspace is as Run needs it.
 type Prepared struct {

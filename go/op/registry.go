@@ -10,7 +10,7 @@ import (
 )
 
 // kept are the plans that callers outside Go hold, by a number that is never used twice: a stale
-// one is an error, not somebody else's plan.
+// one is an error, never another caller's plan.
 var (
 	kept     sync.Map
 	lastKept atomic.Int64
@@ -39,7 +39,7 @@ func Release(handle int64) error {
 	return nil
 }
 
-// description is what bindings tell of a plan.
+// description is a plan's JSON for the bindings.
 type description struct {
 	Sku           backend.Sku       `json:"sku"`
 	Precision     backend.Precision `json:"precision_guarantee"`

@@ -11,14 +11,14 @@ import (
 )
 
 const (
-	// poison fills what nobody may read or write: as any of the dtypes it is NaN.
+	// poison fills memory that no kernel may access: as any of the dtypes it is NaN.
 	poison = 0xff
 	// guardElements lie on both sides of an array. The number is odd, so that arrays are aligned to
 	// their element and to nothing more.
 	guardElements = 67
 )
 
-// device is what all arrays say that they are on; Run sets it. Their memory is the host's.
+// device is the stated device of all arrays; Run sets it. Their memory is the host's.
 var device = tensor.Device{Type: tensor.CPU}
 
 // array is a tensor amid poisoned memory: the guards around it and, where the layout leaves some,

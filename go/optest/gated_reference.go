@@ -6,7 +6,7 @@ import (
 	"slices"
 )
 
-// gatedReference is what the tests know of a gated kind:
+// gatedReference is a gated kind's definition in the tests:
 //
 //	(psi(value) + offset) phi(gate)
 //

@@ -95,7 +95,7 @@ func (e *epilogue) String() string {
 	return fmt.Sprintf("%s %s a=%v b=%v bias=%v", e.sp.op, e.kind, e.a, e.b, e.bias)
 }
 
-// saved is what a backward gets to form the slopes from.
+// saved is the tensor from which a backward computes the slopes.
 type saved int
 
 const (
@@ -251,7 +251,7 @@ func (s *opSuite) TestGemmEpilogueNeedsChangeNothing() {
 				}
 			}
 		}
-		// A forward of which only one output is asked for.
+		// A forward with one requested output.
 		for i, both := range []*array{e.out, e.pre} {
 			outputs := make([]*array, 2)
 			outputs[i] = newArray(e.dt, e.product.out, e.gradientA)

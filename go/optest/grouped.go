@@ -16,7 +16,7 @@ type groupsCase struct {
 	ends       []int64
 }
 
-// groups without rows, rows that are nobody's, one group that has all, and sizes that are 0.
+// groups without rows, rows of no group, one group that has all, and sizes that are 0.
 var groupsCases = []groupsCase{
 	{9, 6, 5, []int64{2, 2, 7, 7}},
 	{7, 4, 3, []int64{0, 7, 7}},

@@ -13,7 +13,7 @@ import (
 	"github.com/epigrad/epigrad/go/op"
 )
 
-// reference is what the tests know of an activation.
+// reference is an activation's definition in the tests.
 type reference struct {
 	// value is by the standard library's functions, to within valueError.
 	value func(x float64) float64
@@ -132,7 +132,7 @@ func firstOfFormulas(kinds []string) []string {
 	return first
 }
 
-// formulaOf is what computes a key's kind, or its gate.
+// formulaOf names the formula of a kind, or of its gate.
 func formulaOf(kind string) string {
 	c := named(op.Call{Kind: kind})
 	if preset, ok := activation.LookupPreset(c.Kind); ok {

@@ -7,7 +7,7 @@ import (
 	"fmt"
 )
 
-// Code is what a C caller gets back; OK is 0. The values are part of the ABI (EPG_* in epigrad.h).
+// Code is the status of a C call; OK is 0. The values are part of the ABI (EPG_* in epigrad.h).
 type Code int32
 
 // The codes, in the order of epigrad.h.

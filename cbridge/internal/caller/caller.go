@@ -65,7 +65,7 @@ const (
 	AllowTF32  uint32 = C.EPG_ALLOW_TF32
 )
 
-// Result is what a function returned, and the thread's last error if it failed.
+// Result is a function's result, and the thread's last error if it failed.
 type Result struct {
 	Code        int32
 	Message     string

@@ -49,7 +49,7 @@ func NewRecorder(code int) *Recorder {
 // Program is the epg_program.
 func (r *Recorder) Program() unsafe.Pointer { return unsafe.Pointer(r.c) }
 
-// Runs is how often it ran; the rest is what the last run brought.
+// Runs counts its runs; the other fields are the last run's.
 func (r *Recorder) Runs() int         { return int(r.c.runs) }
 func (r *Recorder) Base(i int) uint64 { return uint64(r.c.bases[i]) }
 func (r *Recorder) Weight() float64   { return float64(r.c.arguments.parameters[0]) }

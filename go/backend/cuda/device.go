@@ -92,7 +92,7 @@ func requireKnown(ordinal int, handle *C.epg_device) error {
 func (d *device) name() string { return nameOf(d.handle) }
 func (d *device) arch() string { return archOf(d.handle) }
 
-// nameOf is what the driver calls a device.
+// nameOf is the driver's name of a device.
 func nameOf(d *C.epg_device) string { return C.GoString(&d.name[0]) }
 
 // archOf is a device's architecture as nvcc spells it.

@@ -11,7 +11,7 @@ import (
 
 // gemmEpilogue adds out = act(a b + bias): small problems in one launch, others by BLAS, which
 // makes the product with the bias, rounded once to the preactivation, and the activation, in place
-// where nobody asks for the preactivation.
+// if the preactivation is not requested.
 func (b *builder) gemmEpilogue(p *backend.GemmEpilogue) error {
 	result := p.Out
 	if result == nil {

@@ -280,7 +280,7 @@ func (b *builder) scaleGradient(p *backend.ScaleGradient) error {
 	return b.general(q, "grouped_scale_gradient_"+b.dt.Short(), ceilDiv(slots, groupedRows))
 }
 
-// zeroRest adds the launches that write zeros over the rows that are nobody's.
+// zeroRest adds the launches that write zeros over the rows of no group.
 func (b *builder) zeroRest(ends *tensor.View, results ...*tensor.View) error {
 	for _, v := range results {
 		if v == nil || v.IsEmpty() {

@@ -26,7 +26,7 @@ const (
 	floatColumns int64 = 32
 )
 
-// groupedLaunch is a launch of grouped_sm90.cuh; what is nil is not there.
+// groupedLaunch is a launch of grouped_sm90.cuh; nil fields are absent.
 type groupedLaunch struct {
 	left    [2]*weightBoxes
 	right   *tensor.View

@@ -67,7 +67,7 @@ func requireLibraries() error {
 	return status.Errorf(status.BackendUnavailable, "cuda: %s", strings.Join(missing, "; and "))
 }
 
-// withoutKernels says what is wrong with a build's kernels.
+// withoutKernels is the reason why a build cannot use its kernels.
 func withoutKernels() string {
 	if stale := kernels.Stale(); len(stale) > 0 {
 		return fmt.Sprintf("this build's CUDA kernels (%s) are of other sources than the rest of it: run 'make kernels' in the repository and build again",

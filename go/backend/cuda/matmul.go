@@ -28,13 +28,13 @@ type matmul struct {
 	matrices    [lower.Operands]matrix
 	batch       lower.Dim // size 1 without one
 	adds        adding
-	dt, result  dtype.DType // of the operands, and of what is written
+	dt, result  dtype.DType // of the operands, and of the result
 	tf32        bool
 	// whether the algorithm is that of invariantRows and invariantColumns
 	invariant bool
 }
 
-// adding says in which runs a product is added to what is there. cuda.h has the same numbers.
+// adding says in which runs a product is added to the output's values. cuda.h has the same numbers.
 type adding C.int32_t
 
 const (

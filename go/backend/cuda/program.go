@@ -88,7 +88,7 @@ type conditional struct {
 	unless condition
 }
 
-// condition is what a run can be: bits of epg_step.unless.
+// condition is a property of a run: bits of epg_step.unless.
 type condition C.uint32_t
 
 const (
@@ -124,7 +124,7 @@ func (b *builder) region(dt dtype.DType, shape ...int64) *tensor.View {
 	return v
 }
 
-// regionBytes is what a region of so many elements takes.
+// regionBytes is the size of a region of so many elements.
 func regionBytes(dt dtype.DType, elements int64) int64 {
 	return ceilDiv(elements*dt.Size(), workspaceAlignment) * workspaceAlignment
 }
@@ -200,7 +200,7 @@ func (k *kernel) Run(r *backend.Run) error {
 // them.
 const maxOperands = 17
 
-// memory is what a program holds outside of Go.
+// memory is a program's memory outside of Go's heap.
 type memory struct {
 	program *C.epg_cuda_program
 	rest    []unsafe.Pointer
@@ -282,7 +282,7 @@ func (b *builder) hasVectors() bool {
 	return some
 }
 
-// mathPrecision is what formulas are evaluated in, or products where that is less.
+// mathPrecision is the precision of formulas, or of products if that is lower.
 func (b *builder) mathPrecision() string {
 	if b.tf32 {
 		return "tf32"

@@ -122,7 +122,7 @@ func tiles(rows, columns int64) int64 { return ceilDiv(rows, smallTile) * ceilDi
 // kernels/cuda/activation.cuh.
 var others = []string{"swish", "elu", "softplus", "mish", "hardswish", "hardsigmoid", "hardtanh", "softcap"}
 
-// smallName is what a formula's kernel is called.
+// smallName is the name of a formula's kernel.
 func smallName(formula string) string {
 	if slices.Contains(others, formula) {
 		return "other"

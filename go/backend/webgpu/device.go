@@ -84,7 +84,7 @@ func Configure(s Settings) {
 	the.settings = &s
 }
 
-// device is one adapter that was opened. Its mutex is held around everything that is asked of it:
+// device is one adapter that was opened. Its mutex is held around all of its calls:
 // error scopes and the pool belong to all threads together.
 type device struct {
 	handle *C.epg_wgpu_device

@@ -56,7 +56,7 @@ const (
 // the operand's address.
 type binding struct {
 	slot           int
-	from, to, base int64 // what is reached, and where the element [0, 0, ...] is
+	from, to, base int64 // the range in memory, and the place of the element [0, 0, ...]
 	size           int64 // of an element
 	quads          bool  // four elements are read or written at once
 	written        bool

@@ -15,7 +15,7 @@ import (
 	"github.com/epigrad/epigrad/go/status"
 )
 
-// memory is what a device's buffers take: those of the pool, which runs borrow, and the arrays that
+// memory is a device's buffers: those of the pool, which runs borrow, and the arrays that
 // callers hold.
 type memory struct {
 	largest int64 // bytes of one buffer
@@ -95,7 +95,7 @@ func (d *device) giveBack(b buffer) {
 	d.memory.idle[b.class] = append(d.memory.idle[b.class], b)
 }
 
-// trim frees what nobody uses.
+// trim frees the pool's unused buffers.
 func (d *device) trim() {
 	for _, list := range d.memory.idle {
 		for _, b := range list {

@@ -10,7 +10,7 @@ import (
 	"unsafe"
 )
 
-// submission is what one call sends to the device: writes, copies, dispatches, and what comes back.
+// submission is one call's work for the device: writes, copies, dispatches and reads.
 // The device's mutex is held as long as it lives.
 type submission struct {
 	device     *device
@@ -28,7 +28,7 @@ type readBack struct {
 	take          func(bytes []byte)
 }
 
-// word is what sizes and offsets of copies are multiples of.
+// word is the unit of sizes and offsets of copies, in bytes.
 const word = 4
 
 func wordsUp(bytes int64) int64 { return (bytes + word - 1) / word * word }

@@ -12,12 +12,12 @@ import (
 	"github.com/epigrad/epigrad/go/tensor"
 )
 
-// formula is what a kernel computes of each element (kernels/webgpu/formulas.wgsl).
+// formula is a kernel's function of each element (kernels/webgpu/formulas.wgsl).
 type formula struct {
 	name, kind string
 	// tensorWeight tells that lerp's weight is a tensor.
 	tensorWeight bool
-	// accumulates: results are added to what is in the output, if the run says so.
+	// accumulates: results are added to the output's values, if the run says so.
 	accumulates bool
 }
 
@@ -28,7 +28,7 @@ type operand struct {
 	written bool
 	// quads: elements are read and written four at a time.
 	quads bool
-	// accumulates: what is written is added to what is there.
+	// accumulates: results are added to the output's values.
 	accumulates bool
 }
 

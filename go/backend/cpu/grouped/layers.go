@@ -53,7 +53,7 @@ func (p *perRows) of(rows int64) (backend.Kernel, error) {
 	return k, nil
 }
 
-// WorkspaceBytes is what a kernel needs, of however many rows.
+// WorkspaceBytes is enough for a kernel of any number of rows.
 func (p *perRows) WorkspaceBytes() int64 { return p.whole.WorkspaceBytes() }
 
 // operands are the tensors of a group's kernel, in the order of its problem's operands: each begins
@@ -72,7 +72,7 @@ func (o operands) bind(r *backend.Run, g group) []unsafe.Pointer {
 		case one.view == nil || one.view.IsEmpty():
 		case one.ofGroup:
 			bases[i] = address(one.view, r, g.number)
-		case g.rows() > 0: // else the address may be nobody's
+		case g.rows() > 0: // an empty tensor's address may be invalid
 			bases[i] = address(one.view, r, g.first)
 		}
 	}
@@ -138,7 +138,7 @@ func facts(p backend.Problem, of backend.Kernel) kernel.Facts {
 	return kernel.FactsOf(p, "grouped:"+of.Sku().Kernel).Of(of)
 }
 
-// region is a tensor of rows in the workspace, behind what is there; it moves bytes on.
+// region is a tensor of rows in the workspace, after its other regions; it advances bytes.
 func region(like *tensor.View, rows, columns int64, bytes *int64) *tensor.View {
 	v := kernel.InWorkspace(like.DType, rows, columns)
 	v.Offset = *bytes
@@ -197,7 +197,7 @@ func (p *perRows) overAll(ends *tensor.View, o operands, scratch int64) kernel.S
 	}
 }
 
-// rest is a step that writes zeros over rows that are nobody's.
+// rest is a step that writes zeros over rows of no group.
 func rest(ends *tensor.View, results ...*tensor.View) kernel.Step {
 	return func(r *backend.Run) error {
 		for _, v := range results {

@@ -10,7 +10,7 @@ import (
 	"github.com/epigrad/epigrad/go/tensor"
 )
 
-// elementWork is what an element of a row takes that is copied or added, in multiply-adds.
+// elementWork is the cost of copying or adding an element of a row, in multiply-adds.
 const elementWork = 16
 
 // eachRow calls a function for stretches of rows, on several threads where the rows have elements

@@ -119,7 +119,7 @@ func newGatedBackward(p *backend.GatedBackward) (backend.Kernel, error) {
 // slots tells which block an optional output is in; -1 where it is not asked for.
 type slots [3]int
 
-// asked lists the outputs that are asked for and where each of the candidates went.
+// asked lists the requested outputs and where each of the candidates went.
 func asked(candidates ...*tensor.View) ([]*tensor.View, slots) {
 	at := slots{-1, -1, -1}
 	var views []*tensor.View

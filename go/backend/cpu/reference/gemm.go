@@ -98,7 +98,7 @@ func storeTile[T elements.Real](m *layout.Matrix, r *backend.Run, t *tile[T]) {
 	}
 }
 
-// epilogueFormula is what makes the activation's formula, nil for the identity.
+// epilogueFormula makes the activation's formula, nil for the identity.
 func epilogueFormula(activation string) (portable.Make, error) {
 	if activation == "none" {
 		return nil, nil

@@ -57,7 +57,7 @@ func multiply[T elements.Real](m, n, k int, left, right []T, ld int, acc []T) {
 // as returns a slice under the type that T is known to be.
 func as[To, T elements.Real](s []T) []To { return *(*[]To)(unsafe.Pointer(&s)) }
 
-// scratch is what one goroutine needs for tiles of accumulator type T. The packed operands start on
+// scratch is a goroutine's memory for tiles of accumulator type T. The packed operands start on
 // a page and their rows on 64 bytes: gonum's dot product treats the head of a misaligned row apart,
 // and results must not depend on where buffers happen to lie.
 type scratch[T elements.Real] struct {

@@ -25,7 +25,7 @@ const (
 	most = 1 << 10
 )
 
-// For is what a run's number of threads means: 0 lets the backend choose.
+// For returns the threads for a run's number of threads: 0 lets the backend choose.
 func For(threads int) int {
 	if threads <= 0 {
 		return runtime.GOMAXPROCS(0)

@@ -20,7 +20,7 @@ import (
 // The numbers that are packed for a block decide whether operands are lifted. Lifting changes bits
 // only in sums that were formed from denormals.
 
-// floatRange is what lifting has to know of the type of sums.
+// floatRange has the accumulator type's exponents, for lifting.
 //
 // bias is the exponent of 1 as it is stored, and the exponent of the largest numbers as it is.
 //

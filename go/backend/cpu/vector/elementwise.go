@@ -64,7 +64,7 @@ func (s *pass) costing(work int64) *pass {
 
 // into makes the pass that writes the outputs among the operands and sums outputs to targets, if
 // there are any; nil where the engine cannot. A sum's order follows `like` (reduction.inOrder). A
-// run may ask for the sums to be added to what is in the targets.
+// run may add the sums to the targets' values.
 func (s *pass) into(to targets, like *tensor.View) kernel.Step {
 	if to == (targets{}) {
 		return s.elementwise()

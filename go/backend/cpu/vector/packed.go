@@ -30,7 +30,7 @@ type packedOperand struct {
 	operand kernels.Operand
 	packing kernels.Packing
 	lifted  int64 // the power of two that its numbers were multiplied by
-	largest int64 // exponent of what was packed, negative while nobody has asked
+	largest int64 // exponent of the packed values, negative while unknown
 }
 
 // operandPart says which part of a product's operand that is: blocks in a row may need the same.

@@ -30,7 +30,7 @@ const (
 	stripBytes = 256 << 10
 	// evenEnough is the tolerated load imbalance: the busiest thread's share by the mean.
 	evenEnough = 1.05
-	// packingWork is what packing an element takes, in multiply-adds.
+	// packingWork is the cost of packing an element, in multiply-adds.
 	packingWork = 2
 	// speedup is how many times as fast as the portable engine's these products are, for estimates
 	// of work.
@@ -45,7 +45,7 @@ type product struct {
 	leftAxes, rightAxes   [2]kernels.Axis
 	leftWidth, rightWidth int64
 	sumSize               int64
-	result                dtype.DType // what is written
+	result                dtype.DType // of the stored result
 	exchanged             bool        // the operands are: sums are formed as if they were not
 	slowWithDenormals     bool        // the processor is
 	add, store            kernels.Kernel
@@ -95,7 +95,7 @@ func (e *Engine) product(p *layout.Product) *product {
 	return v
 }
 
-// storesAs says what is written: sums of half types may stay as they are.
+// storesAs sets the stored dtype: sums of half types may stay in the accumulator's.
 func (v *product) storesAs(e *Engine, dt dtype.DType) {
 	v.result = dt
 	v.add, _ = e.Kernel("add_" + dt.Short())
@@ -342,7 +342,7 @@ func (v *product) multiply(r *backend.Run, to *sink, limit int, p *packed, s spa
 	return err
 }
 
-// work is what packing a block's operands takes, and multiplying them.
+// work is the cost of packing a block's operands and of multiplying them.
 func (v *product) work(b *block, s span) (packing, multiplying int64) {
 	return (b.rows + b.columns) * s.depth * packingWork, b.rows * b.columns * max(1, v.form.Depth(s.units)/speedup)
 }

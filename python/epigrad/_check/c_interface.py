@@ -75,7 +75,7 @@ class Prepared:
     Args:
         problem: has the kind, its parameters, the gate and the dimension.
         op: a name of the table of operations.
-        inputs: in its order; what is left out at the end is absent.
+        inputs: in its order; those omitted at the end are absent.
         outputs: likewise.
         number: lerp's weight, if it is a number.
         flags: of the call, beside that of `epigrad.batch_invariant`.

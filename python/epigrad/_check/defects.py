@@ -1,4 +1,4 @@
-"""Calls that are spoiled: what can be wrong with one, and the class of the error that says so."""
+"""Malformed calls: the defects that a call can have, and the class of the error for each."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Defect:
     """A way to spoil a call.
 
     Attributes:
-        name: what is wrong with the call.
+        name: the defect, in words.
         error: the class that it raises.
         ways: calls that can have it.
         spoil: changes the call; False where it has nothing of this sort to change.

@@ -1,4 +1,4 @@
-"""What is asked of a problem. Each mode gives what is wrong, or an empty text.
+"""The modes of check. Each tests a problem and returns the failure as text, empty if there is none.
 
 correct   output and gradients against the oracle; nothing else is written
 bitwise   the same bits again, with other threads, other needs and other layouts
@@ -217,7 +217,7 @@ LEAK_ROUNDS, LEAK_CALLS = 4, 300
 
 
 def leak(problem: Problem, backend: str) -> str:
-    """Compute in rounds, and count what is held after each: a leak grows in every one."""
+    """Compute in rounds, and count memory after each: a leak grows in every round."""
     with backend_of(backend) as device:
         inputs = Inputs.of(problem, device)
         counted: list[dict[str, int]] = []

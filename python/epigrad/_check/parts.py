@@ -1,4 +1,4 @@
-"""What operations are made of: activations, gates and their gradients, with bounds of errors."""
+"""The parts of operations: activations, gates and their gradients, with bounds of errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A problem: what is called, with which tensors. A seed gives it, and so does its text."""
+"""A problem: an operation and its tensors. A seed or a text determines it."""
 
 from __future__ import annotations
 
@@ -57,11 +57,11 @@ class Problem:
         scale: of what goes into the activation.
         bias: whether there are biases.
         gate: where the gate is.
-        save: what is kept for backward.
+        save: the `save` of the call.
         entry: how it is called: a function with autograd, the same as an operator of PyTorch's
             dispatcher, functions without a graph that write into given tensors, the C interface,
             plans, a module of epigrad.nn, or functions without a graph on arrays of an adapter.
-        needs: which gradients are asked for, in turns.
+        needs: flags of the gradients to compute, used in turns.
         seed: of the values.
         values: what they are, beside normal numbers.
         grads: how gradients of weights and biases come into given tensors: written or added, in the

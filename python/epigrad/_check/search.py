@@ -22,10 +22,10 @@ class Failure:
     """A problem that failed.
 
     Attributes:
-        mode: what was asked.
+        mode: the mode that it failed in.
         problem: the smallest that fails alike.
         drawn: the one that was drawn.
-        wrong: what is wrong with it.
+        wrong: the failure.
     """
 
     mode: str
@@ -48,7 +48,7 @@ Tell = Callable[[str], None]
 
 
 def verdict(mode: str, problem: Problem, backend: str, tell: Tell | None = None) -> str:
-    """What is wrong with a problem; an error that nobody expects is wrong too."""
+    """The failure of a problem, empty if there is none; an unexpected error is a failure too."""
     if tell is not None:
         tell(command(mode, problem, backend))
     try:

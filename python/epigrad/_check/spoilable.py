@@ -1,4 +1,4 @@
-"""Calls of which something may be changed before they run."""
+"""Calls whose arguments may be changed before they run."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from epigrad._core import tables
 
 @dataclass
 class Call:
-    """A call, of which something may be changed before it runs.
+    """A call whose arguments may be changed before it runs.
 
     Attributes:
         problem: what is called.

@@ -1,4 +1,4 @@
-"""What the open ``with`` blocks of a thread chose, and what the environment chooses for all."""
+"""The choices of a thread's open ``with`` blocks, and those of the environment for all threads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who computes a call: the loaded core, or PyTorch's dispatcher in its place.
+"""The launcher of a call: the loaded core, or PyTorch's dispatcher in its place.
 
 The functions of `epigrad._autograd` run on the dispatcher if PyTorch has to see each operation.
 """

@@ -1,4 +1,4 @@
-"""Which backend runs: what is there, `use_backend` for a choice by hand, and `tuning`.
+"""The choice of a backend: the list of backends, `use_backend` and `tuning`.
 
 CPU tensors run on ``cpu`` and CUDA tensors on ``cuda``. Nothing falls back to another silently.
 """
@@ -21,7 +21,7 @@ from epigrad._core.values import immutable
 @immutable
 @dataclass(frozen=True, slots=True)
 class BackendInfo:
-    """What `backends` tells of one backend.
+    """The facts that `backends` lists for one backend.
 
     Attributes:
         name: the word that `use_backend` takes.

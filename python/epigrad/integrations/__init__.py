@@ -8,16 +8,16 @@ forward computes. In reading order:
     timm          the same for timm's vision transformers, and torchvision's
     kernels       layers for Hugging Face's package ``kernels``
     torchtitan    an override for torchtitan, which it imports
-    patching      how a block gets another class
+    patching      gives a block another class
     blocks        the kinds of blocks that epigrad computes
-    recognition   which of these a block is
-    bodies        what a forward computes, read from its source
-    sources       the source of a function, if it is what runs
-    expressions   what is read
-    proofs        that a kind computes what the forward of a class does
+    recognition   finds the kind of a block
+    bodies        reads the source of a forward as an expression
+    sources       the parsed source of a function
+    expressions   the nodes of these expressions
+    proofs        tests that a kind computes the same as the forward of a class
     experts       the experts of mixtures, as one of transformers' implementations of them
-    gates         what these experts do between their projections
-    layers        the activations inside of blocks, and what else is between their projections
+    gates         the gates of these experts
+    layers        the activations and other steps between the projections of a block
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ from epigrad.kinds import Activation, Gated
 from epigrad.ops.import_hook import after_import
 
 NAME = "epigrad"
-"""What the implementation is called."""
+"""The name of the implementation."""
 
 _ROOM = "transformers.integrations.moe"
 _FLAGS = {"is_concatenated", "is_transposed", "has_bias", "has_gate", "has_post_expert_norm"}
@@ -107,7 +107,7 @@ def _version() -> str:
 
 
 def forward(self: nn.Module, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
-    """What a module of experts gives; the signature is transformers'."""
+    """The output of a module of experts; the signature is transformers'."""
     reason = obstacle(self)
     if reason:
         raise _refused(self, reason)
@@ -144,14 +144,14 @@ def _refused(module: nn.Module, reason: str) -> errors.UnsupportedError:
 
 
 def told(module: nn.Module) -> str:
-    """What computes a module of experts, for people."""
+    """The functions that compute a module of experts, as text for a report."""
     kind, _ = _kind(module)
     layers = "grouped_linear" if getattr(module, "has_post_expert_norm", False) else "experts"
     return f"{layers} {kind}"
 
 
 def obstacle(module: nn.Module) -> str:
-    """Why epigrad does not compute a module of experts; empty if it does."""
+    """The reason why epigrad cannot compute a module of experts; empty if it can."""
     for flag, default in _new_flags():
         if getattr(module, flag, default) != default:
             return f"{flag} is {getattr(module, flag)!r}, which epigrad does not know"
@@ -252,7 +252,7 @@ def _normed(
     return summed
 
 
-# --- what `patch` does with them ------------------------------------------------------------------
+# --- `patch` of experts ---------------------------------------------------------------------------
 
 
 def switch(model: nn.Module) -> tuple[dict[str, str], dict[str, str]]:
@@ -316,7 +316,7 @@ def _is_ours(module: nn.Module) -> bool:
 
 
 def _experts(model: nn.Module) -> Iterator[tuple[str, Any]]:
-    """The modules that call what is registered."""
+    """The modules that call the registered implementation."""
     moe = sys.modules.get(_ROOM)
     if moe is None:
         return

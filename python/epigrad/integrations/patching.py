@@ -1,7 +1,7 @@
 """`patch` and `unpatch`: a block gets another class, and nothing else of it changes. Experts get
 another implementation by transformers' own setting.
 
-A block is what `recognition.py` recognises and `proofs.py` proves, whatever it is called.
+A block is a module that `recognition.py` recognises and `proofs.py` proves, whatever its name.
 
 The class is made from the block's own and adds a forward. So the block stays an instance of its
 class, with the same parameters, names, hooks and place in the model, and `unpatch` gives the class
@@ -56,7 +56,7 @@ _NOTHING = f"  {errors.SITE}/models.html lists the blocks that epigrad computes;
 
 
 class Patched:
-    """What a patched block is an instance of, beside its own class."""
+    """The base of a patched block's class, beside the block's own class."""
 
     __slots__ = ()
     epigrad_original: type[Any]
@@ -231,7 +231,7 @@ _LIKE_A_BLOCK = re.compile(r"MLP|Mlp|FeedForward|FFN|Intermediate$|DenseAct|Dens
 
 
 def _row(module: nn.Module, cls: type[Any]) -> Block | None:
-    """The row of a module, None for what is no block of a model."""
+    """The row of a module, None if it is no block of a model."""
     room = cls.__module__.partition(".")[0]
     if cls is nn.Linear:
         raise Unknown("a layer by itself: epigrad computes it together with an activation")

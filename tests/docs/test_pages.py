@@ -141,6 +141,26 @@ def test_the_table_of_the_readme_is_that_of_the_records() -> None:
     assert readme.filled(page, readme.models_table()) == page, STALE
 
 
+def test_tables_take_records_of_a_cpu_whose_summary_has_one_or_several_dtypes_a_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = "docs/results/record.json"
+    (tmp_path / path).parent.mkdir(parents=True)
+    line = {"case": "mlp", "kind": "gelu", "direction": "forward and backward", "threads": 2}
+    rows = [
+        {**line, "dtype": dtype, "size": [size], "ratio": ratio}
+        for dtype, size, ratio in (("float32", 1, 0.5), ("float32", 4, 2), ("bfloat16", 1, 0.25), ("float16", 1, 4))
+    ]
+    summaries = [[{**line, "dtypes": ["float32", "bfloat16"]}], [{**line, "dtype": "float32"}]]
+    monkeypatch.setattr(readme, "ROOT", tmp_path)
+    monkeypatch.setattr(readme, "CPUS", [("CPU", path)])
+    for summary in summaries:
+        (tmp_path / path).write_text(json.dumps({"threads": 2, "rows": rows, "summary": summary}))
+        assert readme.cpu_table().endswith("| mlp gelu | CPU | 1.00 | - | 0.25 | 4.00 | 2.00 at 4 float32 |\n")
+        assert readme.summary_table().endswith("| mlp gelu | forward and backward |  | 0.63, 2.00, 67% |\n")
+        assert gains.on_cpus("a", ("mlp",), "bfloat16", readme.CPUS).times == [0.25]
+
+
 def test_the_picture_of_the_readme_is_that_of_the_records() -> None:
     assert readme.description().encode() in readme.PICTURE.read_bytes(), STALE
     for machine, paths in readme.MODEL_RECORDS.items():

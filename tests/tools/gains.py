@@ -8,8 +8,6 @@ where a table is stale.
 
 from __future__ import annotations
 
-import json
-import math
 from collections.abc import Callable, Collection, Iterable
 from typing import Any, NamedTuple
 
@@ -111,14 +109,12 @@ def models(what: str, names: Collection[str], variant: str, plain: str, against:
 
 def on_cpus(what: str, cases: Collection[str], dtype: str, sources: Collection[readme.Source]) -> Line:
     """Means over the sizes on all threads, forward and backward."""
-    means = []
-    for machine, path in sources:
-        record = json.loads((ROOT / path).read_text())
-        for line in readme.of_cpu((machine, path)):
-            if line["case"] in cases and "float32" in line["dtypes"]:
-                own = [row for row in record["rows"] if all(row[key] == line[key] for key in readme.OF_A_CURVE)]
-                logs = [math.log(row["ratio"]) for row in own if row["dtype"] == dtype]
-                means.append(math.exp(sum(logs) / len(logs)))
+    means = [
+        line["geometric_mean"]
+        for source in sources
+        for line in readme.of_cpu(source)
+        if line["case"] in cases and line["dtype"] == dtype and readme.with_backward(line["case"], line["direction"])
+    ]
     return Line(what, "eager", dtype, means, [], sources)
 
 

@@ -76,59 +76,72 @@ def rows(source: Source) -> list[dict[str, Any]]:
 
 
 def of_cpu(source: Source) -> list[dict[str, Any]]:
-    """The lines of a CPU's summary on all threads, both directions together where they are."""
+    """The lines of a CPU's summary on all threads, one for each dtype.
+
+    They are made of the record's rows. So it does not matter how its own summary, which up to 0.2.0
+    had a line for several dtypes, divides them.
+    """
     record = json.loads((ROOT / source[1]).read_text())
-    lines: list[dict[str, Any]] = [line for line in record["summary"] if line["threads"] == record["threads"]]
-    return [line for line in lines if line["direction"] == bench_cpu.BOTH or line["case"] == "product"]
+    return [line for line in bench_cpu.summary(record["rows"]) if line["threads"] == record["threads"]]
 
 
-OF_A_CURVE = ("case", "kind", "direction", "threads")
+def with_backward(case: str, direction: str) -> bool:
+    """Whether a line is of both directions, or of a product, which is measured forward alone."""
+    return direction == bench_cpu.BOTH or case == "product"
+
+
+Curves = dict[tuple[str, str, str], dict[str, dict[str, Any]]]
+
+
+def curves(source: Source) -> Curves:
+    """The lines of a CPU by operation, kind and direction, then by dtype."""
+    found: Curves = {}
+    for line in of_cpu(source):
+        found.setdefault((line["case"], line["kind"], line["direction"]), {})[line["dtype"]] = line
+    return found
+
+
+def but_float16(lines: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
+    """A curve without float16, whose ratios differ too much among processors for one mean."""
+    return [line for dtype, line in lines.items() if dtype != "float16"]
 
 
 def cpu_table() -> str:
     """The table of docs/performance.md: mean ratios by dtype, and the worst without float16."""
     text = f"| operation | measured on | {' | '.join(picture.COLORS)} | worst but float16 |\n" + "|---" * 7 + "|\n"
     parts: dict[tuple[str, str], list[str]] = {}
-    for machine, path in CPUS:
-        record = json.loads((ROOT / path).read_text())
-        for line in of_cpu((machine, path)):
-            if "float32" not in line["dtypes"]:
+    for source in CPUS:
+        for (case, kind, direction), lines in curves(source).items():
+            if not with_backward(case, direction):
                 continue
-            name = (line["case"], line["kind"])
-            own = [point for point in record["rows"] if all(point[key] == line[key] for key in OF_A_CURVE)]
-            cells = [_mean([point["ratio"] for point in own if point["dtype"] == dtype]) for dtype in picture.COLORS]
-            at = "x".join(map(str, line["worst_at"]["size"]))
-            cells.append(f"{line['worst']:.2f} at {at} {line['worst_at']['dtype']}")
-            parts.setdefault(name, []).append(f"| {machine} | {' | '.join(cells)} |\n")
-    for (case, kind), lines in parts.items():
-        for place, line in enumerate(lines):
+            cells = [f"{lines[dtype]['geometric_mean']:.2f}" if dtype in lines else "-" for dtype in picture.COLORS]
+            worst = max(but_float16(lines), key=lambda line: float(line["worst"]))
+            cells.append(f"{worst['worst']:.2f} at {'x'.join(map(str, worst['worst_at']))} {worst['dtype']}")
+            parts.setdefault((case, kind), []).append(f"| {source[0]} | {' | '.join(cells)} |\n")
+    for (case, kind), lines_of_it in parts.items():
+        for place, line in enumerate(lines_of_it):
             text += f"| {'' if place else f'{case} {kind}'.replace('_', ' ')} {line}"
     return text
 
 
 def summary_table() -> str:
-    """The table of docs/results/README.md: an operation's mean, worst and share on each machine."""
-    machines: list[dict[tuple[str, ...], dict[str, Any]]] = []
-    for _, path in CPUS:
-        record = json.loads((ROOT / path).read_text())
-        lines = [
-            line for line in record["summary"] if line["threads"] == record["threads"] and "float32" in line["dtypes"]
-        ]
-        machines.append({(line["case"], line["kind"], line["direction"]): line for line in lines})
+    """The table of docs/results/README.md: an operation's mean, worst and share on each machine,
+    over all dtypes but float16."""
+    machines = [curves(source) for source in CPUS]
     text = f"| operation | direction | goal | {' | '.join(machine for machine, _ in CPUS)} |\n" + "|---" * 6 + "|\n"
-    for key in machines[0]:
-        goal = machines[0][key]["goal"]
-        cells = [
-            f"{line['geometric_mean']:.2f}, {line['worst']:.2f}, {line['share_at_level']:.0%}"
-            for line in (machine[key] for machine in machines)
-        ]
-        name = " ".join(key[:2]).replace("_", " ")
-        text += f"| {name} | {key[2]} | {'' if goal is None else f'{goal:.2f}'} | {' | '.join(cells)} |\n"
+    for key, (line, *_) in ((key, but_float16(lines)) for key, lines in machines[0].items()):
+        cells = [_pooled(but_float16(machine[key])) for machine in machines]
+        goal = "" if line["goal"] is None else f"{line['goal']:.2f}"
+        text += f"| {' '.join(key[:2]).replace('_', ' ')} | {key[2]} | {goal} | {' | '.join(cells)} |\n"
     return text
 
 
-def _mean(ratios: Collection[float]) -> str:
-    return f"{math.exp(sum(map(math.log, ratios)) / len(ratios)):.2f}" if ratios else "-"
+def _pooled(lines: list[dict[str, Any]]) -> str:
+    """The mean over the points of several lines, the worst, and the share at the level."""
+    points = sum(line["points"] for line in lines)
+    mean = math.exp(sum(line["points"] * math.log(line["geometric_mean"]) for line in lines) / points)
+    share = sum(line["points"] * line["share_at_level"] for line in lines) / points
+    return f"{mean:.2f}, {max(line['worst'] for line in lines):.2f}, {share:.0%}"
 
 
 def model_record(machine: str) -> dict[str, Any]:

@@ -161,6 +161,13 @@ def test_tables_take_records_of_a_cpu_whose_summary_has_one_or_several_dtypes_a_
         assert gains.on_cpus("a", ("mlp",), "bfloat16", readme.CPUS).times == [0.25]
 
 
+def test_pages_say_what_compiled_dense_models_gain() -> None:
+    times = gains.models("", gains.DENSE, "patched + compiled", "compiled", "").times
+    gain = f"{100 - 100 * max(times):.0f} to {100 - 100 * min(times):.0f} %"
+    for page in (README, gains.PAYS):
+        assert f"xpect {gain} less time" in page.read_text(), f"{page.name}: compiled dense models gain {gain}"
+
+
 def test_the_picture_of_the_readme_is_that_of_the_records() -> None:
     assert readme.description().encode() in readme.PICTURE.read_bytes(), STALE
     for machine, paths in readme.MODEL_RECORDS.items():
@@ -191,7 +198,7 @@ def test_models_on_a_gpu_get_lines_and_a_picture(tmp_path: Path, monkeypatch: py
         monkeypatch.setattr(readme, name, value)
     assert readme.on_gpus() == ["GPU"]
     assert readme.models_table().splitlines() == [
-        "| [GPU](results/first.json), [2](results/second.json) | | eager | patched | patched + compiled |",
+        "| GPU [1](results/first.json), [2](results/second.json) | | eager | patched | patched + compiled |",
         "|---|---|---|---|---|",
         "| a, 1 x 2 | step, ms | 20.0 | 19.0 | 10.5 |",
         "|  | GPU busy, ms | 12.3 |  |  |",

@@ -11,6 +11,9 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable
 from typing import Any, NamedTuple
 
+from epigrad.cli.bench_experts import OTHER as GROUPED_MM
+from epigrad.cli.sonicmoe import NAME as SONIC_MOE
+
 from tests.support.repository import ROOT
 from tests.tools import readme
 
@@ -23,11 +26,12 @@ MIXTURES_ON_A_CPU = ("AMD EPYC", "docs/results/2026-11-24-experts-amd-epyc.json"
 XEON, EPYC, AVX2 = readme.CPUS
 
 Row = dict[str, Any]
-WIDE, LAYER = "[8192, 28672]", "8192x4096x14336"
+WIDE, LAYER, SMALL = "[8192, 28672]", "8192x4096x14336", "2048x768x3072"
+GLUS = ("swiglu", "geglu")
 LAYERS = ("linear", "mlp", "gated_mlp")
-HALF, FULL = ("bfloat16", "float16"), ("float32", "float64")
 DENSE = ("gpt2", "llama", "gemma", "bert", "vit")
-EACH, BOTH = ("forward", "backward"), ("forward + backward",)
+# What times and memory are compared with: the record's word for it, and the table's.
+AGAINST = {GROUPED_MM: "`grouped_mm`", SONIC_MOE: "SonicMoE", "eager": "eager", "compile": "compiled"}
 
 
 class Line(NamedTuple):
@@ -37,25 +41,19 @@ class Line(NamedTuple):
         what: what is trained, and where.
         against: what of PyTorch it is compared with.
         dtype: the dtype of the operands.
-        times: the ratios that the line has the least and the largest of.
-        memory: the same of memory, or nothing where it was not recorded.
         sources: the records.
+        times: the ratios that the line has the least and the largest of.
+        kept: the same of memory kept for backward, or nothing where it was not recorded.
+        peaks: the same of the largest memory.
     """
 
     what: str
     against: str
     dtype: str
-    times: list[float]
-    memory: list[float]
     sources: Iterable[readme.Source]
-
-
-def span(ratios: Collection[float]) -> str:
-    """The least and the largest of some ratios."""
-    if not ratios:
-        return ""
-    low, high = f"{min(ratios):.2f}", f"{max(ratios):.2f}"
-    return low if low == high else f"{low} to {high}"
+    times: list[float]
+    kept: Collection[float] = ()
+    peaks: Collection[float] = ()
 
 
 def of_mixtures(source: readme.Source) -> dict[tuple[str, str], dict[str, Row]]:
@@ -66,45 +64,58 @@ def of_mixtures(source: readme.Source) -> dict[tuple[str, str], dict[str, Row]]:
     return found
 
 
-def mixtures(what: str, dtype: str, sources: Collection[readme.Source], wanted: Callable[[str], bool]) -> Line:
-    """Experts beside transformers' fastest implementation."""
-    pairs = [
-        (ways["epigrad"], ways["grouped_mm"])
-        for source in sources
-        for (case, _), ways in of_mixtures(source).items()
-        if wanted(case)
+def mixtures(what: str, dtype: str, source: readme.Source, cases: Collection[str], against: str = GROUPED_MM) -> Line:
+    """Experts beside another implementation, by even and by uneven routing."""
+    found = (ways for (case, _), ways in of_mixtures(source).items() if case in cases)
+    pairs = [(ways["epigrad"], ways[against]) for ways in found if against in ways]
+    times = [ours["time"]["median"] / theirs["time"]["median"] for ours, theirs in pairs]
+    kept, peaks = ([ours[of] / theirs[of] for ours, theirs in pairs if of in ours] for of in ("kept", "peak"))
+    return Line(what, AGAINST[against], dtype, [source], times, kept, peaks)
+
+
+def operation(what: str, rows: Collection[Row], dtypes: str, source: readme.Source = readme.GPU) -> list[Line]:
+    """Rows of an operation, beside eager PyTorch and beside compiled."""
+    return [
+        Line(
+            name,
+            AGAINST[against],
+            dtypes,
+            [source],
+            readme.ratios(rows, ratio),
+            readme.of_memory(rows, "kept", against),
+            readme.of_memory(rows, "peak", against),
+        )
+        for name, against, ratio in ((what, "eager", "ratio"), ("the same", "compile", "ratio_to_compile"))
     ]
-    kept = [ours["kept"] / theirs["kept"] for ours, theirs in pairs if "kept" in ours]
-    return Line(what, "`grouped_mm`", dtype, [ours["ratio"] for ours, _ in pairs], kept, sources)
 
 
-def operation(
-    what: str, op: str, size: str, directions: Collection[str], dtypes: Collection[str] = ("bfloat16",)
-) -> list[Line]:
-    """An operation on the H200 in all its kinds, beside eager PyTorch and beside compiled."""
-    rows = [
+def layers(op: str, size: str = LAYER) -> list[Row]:
+    """A layer or an MLP in all its kinds, forward and backward."""
+    return [
         row
-        for row in readme.rows(readme.H200)
-        if (row["op"], row["size"]) == (op, size) and row["dtype"] in dtypes and row["direction"] in directions
+        for row in readme.rows(readme.GPU)
+        if (row["op"], row["size"], row["direction"]) == (op, size, "forward + backward")
     ]
-    lines = []
-    for name, against, ratio in ((what, "eager", "ratio"), ("the same", "compile", "ratio_to_compile")):
-        memory = [row["memory"] for row in rows if row.get("memory", {}).get(against)]
-        kept = [own["epigrad"]["kept"] / own[against]["kept"] for own in memory]
-        times = [row[ratio] for row in rows if ratio in row]
-        shown = {"eager": "eager", "compile": "compiled"}[against]
-        lines.append(Line(name, shown, ", ".join(dtypes), times, kept, [readme.H200]))
-    return lines
+
+
+def gates(source: readme.Source, dtypes: Collection[str], wanted: Callable[[str], bool]) -> list[Row]:
+    """Gates without products, forward and backward apart."""
+    return [
+        row
+        for row in readme.rows(source)
+        if row["op"] == "gated" and row["size"] == WIDE and row["dtype"] in dtypes and wanted(row["kind"])
+    ]
 
 
 def models(what: str, names: Collection[str], variant: str, plain: str, against: str) -> Line:
-    """Training steps of whole models, with the patch and without; memory is the peak."""
+    """Training steps of whole models, with the patch and without."""
     (machine, _) = readme.GPU
     rows = readme.by_variant(readme.model_record(machine))
     pairs = [(rows[model, variant], rows[model, plain]) for model in names]
     times = [ours["ratio_to_unpatched"] for ours, _ in pairs]
     peaks = [ours["peak"] / theirs["peak"] for ours, theirs in pairs]
-    return Line(what, against, "bfloat16", times, peaks, [(machine, path) for path in readme.MODEL_RECORDS[machine]])
+    sources = [(machine, path) for path in readme.MODEL_RECORDS[machine]]
+    return Line(what, against, "bfloat16", sources, times, peaks=peaks)
 
 
 def on_cpus(what: str, cases: Collection[str], dtype: str, sources: Collection[readme.Source]) -> Line:
@@ -115,85 +126,93 @@ def on_cpus(what: str, cases: Collection[str], dtype: str, sources: Collection[r
         for line in readme.of_cpu(source)
         if line["case"] in cases and line["dtype"] == dtype and readme.with_backward(line["case"], line["direction"])
     ]
-    return Line(what, "eager", dtype, means, [], sources)
+    return Line(what, "eager", dtype, sources, means)
 
 
 def lines() -> list[Line]:
     """The lines of docs/pays.md."""
+    fine, coarse = ("qwen3-30b-a3b", "gpt-oss-20b"), ("mixtral-like",)
     return [
-        mixtures(
-            "Hopper: experts of Qwen3-30B-A3B and gpt-oss-20b",
-            "bfloat16",
-            (readme.MIXTURES,),
-            lambda case: case != "mixtral-like",
-        ),
-        mixtures(
-            "Hopper: experts of Mixtral's shape", "bfloat16", (readme.MIXTURES,), lambda case: case == "mixtral-like"
-        ),
-        models("Hopper: a step of a Qwen3-MoE, patched", ("qwen3-moe",), "patched", "eager", "eager"),
+        mixtures("Hopper: experts of Qwen3-30B-A3B and gpt-oss-20b", "bfloat16", readme.MIXTURES, fine),
+        mixtures("Hopper: experts of Qwen3-30B-A3B", "bfloat16", readme.MIXTURES, fine, SONIC_MOE),
+        mixtures("Hopper: experts of Mixtral's shape", "bfloat16", readme.MIXTURES, coarse),
+        mixtures("the same", "bfloat16", readme.MIXTURES, coarse, SONIC_MOE),
+        models("Hopper: a step of a Qwen3-MoE of six layers, patched", ("qwen3-moe",), "patched", "eager", "eager"),
         models("the same", ("qwen3-moe",), "patched + compiled", "compiled", "compiled"),
         models("Hopper: a step of five dense models, patched", DENSE, "patched", "eager", "eager"),
         models("the same", DENSE, "patched + compiled", "compiled", "compiled"),
-        *operation(f"Hopper: a gated MLP of {LAYER}", "gated_mlp", LAYER, BOTH),
-        *operation(f"Hopper: a GELU MLP of {LAYER}", "mlp", LAYER, BOTH),
-        *operation("Hopper: a gate alone", "gated", WIDE, EACH, HALF),
-        *operation("Hopper: a gate alone", "gated", WIDE, EACH, FULL),
+        *operation(f"Hopper: a SwiGLU or GeGLU MLP of {LAYER}", layers("gated_mlp"), "bfloat16"),
+        *operation(f"Hopper: a SwiGLU MLP of {SMALL}", layers("gated_mlp", SMALL), "bfloat16"),
+        *operation(f"Hopper: a GELU MLP of {LAYER}", layers("mlp"), "bfloat16"),
+        *operation(f"Hopper: the `gated_linear` of a Llama, {LAYER}", layers("gated_linear"), "bfloat16"),
+        *operation("Hopper: SwiGLU or GeGLU alone", gates(readme.GPU, ("bfloat16",), GLUS.__contains__), "bfloat16"),
+        *operation(
+            "Hopper: another gate alone", gates(readme.GPU, ("bfloat16",), lambda kind: kind not in GLUS), "bfloat16"
+        ),
+        *operation(
+            "Hopper: a gate alone",
+            gates(readme.H200, ("float32", "float64"), lambda kind: True),
+            "float32, float64",
+            readme.H200,
+        ),
         on_cpus("CPU: layers and MLPs", LAYERS, "float32", readme.CPUS),
         on_cpus("CPU with AVX512_BF16 or AMX: layers and MLPs", LAYERS, "bfloat16", (XEON, EPYC)),
         on_cpus("CPU with AVX2 alone: layers and MLPs", LAYERS, "bfloat16", (AVX2,)),
         on_cpus("CPU: a gate alone", ("gated_activation",), "float32", readme.CPUS),
-        mixtures("CPU: experts of three mixtures", "float32", (MIXTURES_ON_A_CPU,), lambda case: True),
+        mixtures("CPU: experts of three mixtures", "float32", MIXTURES_ON_A_CPU, readme.MIXTURE_NAMES),
     ]
 
 
 def pays_table() -> str:
     """The table of docs/pays.md."""
-    text = "| where: what | PyTorch is | dtype | time | memory | measured on |\n" + "|---" * 6 + "|\n"
+    text = "| where: what | over | dtype | time | kept | peak | records |\n" + "|---" * 7 + "|\n"
     for line in lines():
         links = readme.numbered((machine, path.removeprefix("docs/")) for machine, path in line.sources)
-        times, memory = span(line.times), span(line.memory)
-        text += f"| {line.what} | {line.against} | {line.dtype} | {times} | {memory} | {links} |\n"
+        numbers = " | ".join(map(readme.span, (line.times, line.kept, line.peaks)))
+        text += f"| {line.what} | {line.against} | {line.dtype} | {numbers} | {links} |\n"
     return text
 
 
-NAMES = {"qwen3-30b-a3b": "Qwen3-30B-A3B", "gpt-oss-20b": "gpt-oss-20b", "mixtral-like": "Mixtral's shape"}
 ROUTINGS = {"uniform": "even", "zipf": "uneven"}
 
 
-def gpu_table() -> str:
-    """Mixtures on a GPU: milliseconds, ratios, and MiB of epigrad, of SonicMoE and of
-    `grouped_mm`."""
+def gpu_tables() -> str:
+    """Mixtures on a GPU: milliseconds and ratios, then MiB, the same for both routings."""
     machine, path = readme.MIXTURES
-    text = f"| [{machine}]({path.removeprefix('docs/')}) | routing | time, ms | to `grouped_mm` | to SonicMoE "
-    text += "| to the floor | kept, MiB | peak, MiB |\n" + "|---" * 8 + "|\n"
+    link = f"[{machine}]({path.removeprefix('docs/')})"
+    times = (
+        f"| {link} | routing | time, ms | over `grouped_mm` | over SonicMoE | over the floor |\n" + "|---" * 6 + "|\n"
+    )
+    memory: dict[str, None] = {}
     for (case, routing), ways in of_mixtures(readme.MIXTURES).items():
-        ours, sonic = ways["epigrad"], ways.get(readme.SONIC_MOE)
-        memory = [
-            ", ".join(f"{row[what] / 2**20:.0f}" if row else "-" for row in (ours, sonic, ways["grouped_mm"]))
-            for what in ("kept", "peak")
-        ]
+        ours, sonic = ways["epigrad"], ways.get(SONIC_MOE)
         cells = [
-            NAMES[case],
+            readme.MIXTURE_NAMES[case],
             ROUTINGS[routing],
             f"{1e3 * ours['time']['median']:.2f}",
             f"{ours['ratio']:.2f}",
             f"{ours['time']['median'] / sonic['time']['median']:.2f}" if sonic else "-",
             f"{ours['ratio_to_floor']:.2f}",
-            *memory,
         ]
-        text += f"| {' | '.join(cells)} |\n"
-    return text
+        times += f"| {' | '.join(cells)} |\n"
+        bytes_of = [row and row[what] for what in ("kept", "peak") for row in (ours, sonic, ways[GROUPED_MM])]
+        cells = [f"{each / 2**20:.0f}" if each else "-" for each in bytes_of]
+        memory[f"| {readme.MIXTURE_NAMES[case]} | {' | '.join(cells)} |\n"] = None
+    heads = [f"{what}, {name}" for what in ("kept", "peak") for name in ("epigrad", "SonicMoE", "`grouped_mm`")]
+    return f"{times}\n| MiB | {' | '.join(heads)} |\n" + "|---" * 7 + "|\n" + "".join(memory)
 
 
 def cpu_table() -> str:
-    """Mixtures on a CPU."""
+    """Mixtures on a CPU, and how much the times of an implementation vary."""
     text = "| experts | experts, features -> hidden, tokens x chosen | even | uneven |\n|---|---|---|---|\n"
     ways = of_mixtures(MIXTURES_ON_A_CPU)
     for case in dict.fromkeys(case for case, _ in ways):
         own = [ways[case, routing]["epigrad"] for routing in ROUTINGS]
         cells = " | ".join(f"{row['ratio']:.2f}" for row in own)
-        text += f"| {NAMES[case]} | {own[0]['size']} | {cells} |\n"
-    return text
+        text += f"| {readme.MIXTURE_NAMES[case]} | {own[0]['size']} | {cells} |\n"
+    times = [row["time"] for each in ways.values() for name, row in each.items() if name in ("epigrad", GROUPED_MM)]
+    off = max(abs(time[quartile] / time["median"] - 1) for time in times for quartile in ("low", "high"))
+    return f"{text}\nThe quartiles of a time lie up to {100 * off:.0f} % from its median.\n"
 
 
 def filled_pays(page: str) -> str:
@@ -203,7 +222,7 @@ def filled_pays(page: str) -> str:
 
 def filled_experts(page: str) -> str:
     """docs/experts.md with its tables anew."""
-    return readme.filled(readme.filled(page, gpu_table(), BEGIN), cpu_table(), ON_CPUS)
+    return readme.filled(readme.filled(page, gpu_tables(), BEGIN), cpu_table(), ON_CPUS)
 
 
 def main() -> None:

@@ -61,7 +61,7 @@ ACCURACY = (("NVIDIA H100", "docs/accuracy-cuda.md"), ("CPU", "docs/accuracy.md"
 
 # The models of README.md, by their names in the records.
 MODEL_NAMES = {
-    "qwen3-moe": "**Training step** of a Qwen3-MoE, six layers of the real size",
+    "qwen3-moe": "**Training step** of a Qwen3-MoE of six layers",
     "gpt2": "Training step of GPT-2",
     "llama": "Training step of a Llama",
     "vit": "Training step of a ViT-B",
@@ -228,34 +228,50 @@ class Claim(NamedTuple):
 
     Attributes:
         what: is computed.
-        eager: the time over PyTorch eager's; the fastest of PyTorch where there are several.
+        eager: the time over PyTorch eager's, or over that of the implementation that `what` names.
         compiled: the time over that of torch.compile; of models, where both are compiled.
-        memory: over eager's, with what it is.
+        kept: for backward, over eager's.
+        peak: of memory, over eager's.
+        peak_compiled: the same over that of torch.compile.
     """
 
     what: str
     eager: str
     compiled: str = ""
-    memory: str = ""
+    kept: str = ""
+    peak: str = ""
+    peak_compiled: str = ""
+
+
+HEADS = ("time / eager", "time / compiled", "kept / eager", "peak / eager", "peak / compiled")
 
 
 def table() -> str:
     """The table of README.md."""
-    sources = numbered((MIXTURES, GPU, *((GPU[0], path) for path in MODEL_RECORDS[GPU[0]])))
     ours = max(worst(("value", "slope", "from output")), exact_page.largest("float64"))
     eager = worst(("PyTorch value", "PyTorch slope"))
     moe, *dense = _models()
-    text = f"| {sources}, bfloat16 | time, eager = 1 | time, compiled = 1 | memory, eager = 1 |\n|---|---|---|---|\n"
+    text = f"| bfloat16, one {GPU[0]} | {' | '.join(HEADS)} |\n" + "|---" * (1 + len(HEADS)) + "|\n"
     for claim in (*_mixtures(), moe, *_operations(), *dense):
         text += f"| {' | '.join(claim)} |\n"
-    tails = f"{ours:.1f} ULP; PyTorch's is over 10<sup>{math.floor(math.log10(eager))}</sup> ULP"
-    return text + f"| Largest error of an activation or its slope, float64 ({numbered(ACCURACY)}) | {tails} | | |\n"
+    tails = (
+        f"[{ours:.1f} ULP](docs/kinds.md#worst-cases); PyTorch's is over 10<sup>{math.floor(math.log10(eager))}</sup>"
+    )
+    text += f"| Largest error of an activation or slope, float64 ({numbered(ACCURACY)}) | {tails} | | | | |\n"
+    steps = (("steps", path) for path in MODEL_RECORDS[GPU[0]])
+    records = numbered((("experts", MIXTURES[1]), ("MLPs and gates", GPU[1]), *steps))
+    return text + f"| Records: {records} | | | | | |\n"
 
 
 def _mixtures() -> Iterable[Claim]:
-    row = mixture_row("qwen3-30b-a3b", "epigrad")
-    kept = row["kept"] / mixture_row("qwen3-30b-a3b", GROUPED_MM)["kept"]
-    yield Claim("**Experts** of Qwen3-30B-A3B; eager is `grouped_mm`", f"**{row['ratio']:.2f}**", "", _kept(kept))
+    """One layer of experts beside transformers' default, and beside SonicMoE."""
+    ours, default, sonic = (mixture_row("qwen3-30b-a3b", name) for name in ("epigrad", GROUPED_MM, SONIC_MOE))
+    tokens = ours["size"].split(", ")[1].split(" x ")[0]
+    what = f"**Experts** of one Qwen3-30B-A3B layer, {tokens}, even routing, over transformers' default `grouped_mm`"
+    for name, other in ((what, default), ("The same over SonicMoE", sonic)):
+        time = f"{ours['time']['median'] / other['time']['median']:.2f}"
+        kept, peak = (f"{ours[field] / other[field]:.2f}" for field in ("kept", "peak"))
+        yield Claim(name, f"**{time}**" if other is default else time, "not measured", kept, peak)
 
 
 def mixture_row(case: str, implementation: str) -> dict[str, Any]:
@@ -268,43 +284,57 @@ def mixture_row(case: str, implementation: str) -> dict[str, Any]:
 def _operations() -> Iterable[Claim]:
     gates = [row for row in rows(GPU) if row["kind"] in ("swiglu", "geglu") and row["dtype"] == "bfloat16"]
     alone = [row for row in gates if row["op"] == "gated"]
-    yield Claim("SwiGLU and GeGLU alone", _span(alone, "ratio"), _span(alone, "ratio_to_compile"))
+    yield Claim(
+        "SwiGLU and GeGLU without products, each direction",
+        span(ratios(alone)),
+        span(ratios(alone, "ratio_to_compile")),
+    )
     for op, what in (("gated_mlp", "SwiGLU and GeGLU MLPs"), ("mlp", "GELU MLPs")):
         own = [row for row in rows(GPU) if row["op"] == op and "memory" in row]
-        memory = [row["memory"]["epigrad"]["kept"] / row["memory"]["eager"]["kept"] for row in own]
-        name = f"{what} of {own[0]['size']}"
-        yield Claim(name, _span(own, "ratio"), _span(own, "ratio_to_compile"), _kept(max(memory)))
+        memory = (of_memory(own, *which) for which in (("kept", "eager"), ("peak", "eager"), ("peak", "compile")))
+        times = span(ratios(own)), span(ratios(own, "ratio_to_compile"))
+        yield Claim(f"{what} of {own[0]['size']}", *times, *map(span, memory))
 
 
-def _kept(ratio: float) -> str:
-    return f"{ratio:.2f} kept"
+def ratios(rows: Iterable[dict[str, Any]], field: str = "ratio") -> list[float]:
+    return [row[field] for row in rows if field in row]
 
 
-def _span(rows: Iterable[dict[str, Any]], field: str) -> str:
-    """The least and the largest of a field, rounded; one number if they are the same."""
-    ratios = [row[field] for row in rows]
-    return " to ".join(dict.fromkeys(f"{ratio:.2f}" for ratio in (min(ratios), max(ratios))))
+def of_memory(rows: Iterable[dict[str, Any]], what: str, other: str) -> list[float]:
+    """What is kept, or the peak, over eager's or compiled's, where it was recorded."""
+    found = (row.get("memory", {}) for row in rows)
+    return [memory["epigrad"][what] / memory[other][what] for memory in found if memory.get(other)]
+
+
+def span(ratios: Collection[float]) -> str:
+    """The least and the largest of some ratios, rounded; one number if they are the same."""
+    return " to ".join(dict.fromkeys(f"{ratio:.2f}" for ratio in (min(ratios), max(ratios)))) if ratios else ""
 
 
 def _models() -> Iterable[Claim]:
     """What `patch` makes of models, plain ones and compiled ones."""
     rows = by_variant(model_record(GPU[0]))
     for name, what in MODEL_NAMES.items():
-        plain, compiled = (rows.get((name, variant), {}) for variant in ("patched", "patched + compiled"))
-        if plain:
-            peak = plain["peak"] / rows[name, "eager"]["peak"]
-            times = (f"{row['ratio_to_unpatched']:.2f}" if row else "" for row in (plain, compiled))
-            yield Claim(what, *times, f"{peak:.2f} peak")
+        pairs = [
+            (rows.get((name, f"patched{more}")), rows.get((name, plain)))
+            for plain, more in (("eager", ""), ("compiled", " + compiled"))
+        ]
+        times = (f"{ours['ratio_to_unpatched']:.2f}" if ours else "" for ours, _ in pairs)
+        peaks = (f"{ours['peak'] / theirs['peak']:.2f}" if ours and theirs else "" for ours, theirs in pairs)
+        yield Claim(what, *times, "", *peaks)
 
 
 def numbered(sources: Iterable[tuple[str, str | pathlib.Path]]) -> str:
-    """Links to records by their machines; to further ones of a machine by their numbers."""
-    links: list[str] = []
-    seen: dict[str, int] = {}
+    """Links to records by their machines; several of a machine have numbers behind its name."""
+    paths: dict[str, list[str | pathlib.Path]] = {}
     for machine, path in sources:
-        seen[machine] = seen.get(machine, 0) + 1
-        links.append(f"[{machine if seen[machine] == 1 else seen[machine]}]({path})")
-    return ", ".join(links)
+        paths.setdefault(machine, []).append(path)
+    return ", ".join(
+        f"[{machine}]({own[0]})"
+        if len(own) == 1
+        else f"{machine} {', '.join(f'[{number}]({path})' for number, path in enumerate(own, 1))}"
+        for machine, own in paths.items()
+    )
 
 
 def filled(page: str, table: str, begin: str = BEGIN) -> str:
@@ -319,7 +349,8 @@ def digest(*paths: str) -> str:
 
 
 # What the picture shows of a mixture's row, and the implementations with their colours.
-SHOWN = {"time": "time of forward and backward", "kept": "memory kept for backward"}
+SHOWN = {"time": "time", "kept": "memory kept for backward"}
+MIXTURE_NAMES = {"qwen3-30b-a3b": "Qwen3-30B-A3B", "gpt-oss-20b": "gpt-oss-20b", "mixtral-like": "Mixtral's shape"}
 COLOURS = {GROUPED_MM: "#c9ced1", SONIC_MOE: "#d08c2f", "epigrad": "#2a7f9e"}
 
 
@@ -346,7 +377,7 @@ def draw() -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    cases = list(dict.fromkeys(row["case"] for row in rows(MIXTURES)))
+    cases = list(MIXTURE_NAMES)
     figure, panels = pyplot.subplots(1, len(SHOWN), figsize=(9, 2.9), dpi=130, sharey=True, layout="constrained")
     for axes, (quantity, lengths) in zip(panels, bars().items(), strict=True):
         for place, (name, colour) in enumerate(COLOURS.items()):
@@ -354,7 +385,10 @@ def draw() -> None:
             drawn = axes.barh(heights, list(lengths[name].values()), 0.25, color=colour, label=name)
             weight = "bold" if name == "epigrad" else "normal"
             axes.bar_label(drawn, fmt="%.2f", padding=3, fontsize=8, fontweight=weight)
-        axes.set_yticks(range(len(cases)), cases)
+            for case in set(cases) - set(lengths[name]):
+                height = cases.index(case) + 0.27 * (place - 1)
+                axes.text(0.02, height, f"{name} does not compute this gate", color=colour, fontsize=7, va="center")
+        axes.set_yticks(range(len(cases)), list(MIXTURE_NAMES.values()))
         axes.set_xticks([])
         axes.set_xlim(0, 1.12)
         axes.tick_params(left=False)
@@ -363,8 +397,8 @@ def draw() -> None:
     panels[0].invert_yaxis()
     handles = [handle for handle in panels[0].containers if len(handle)]
     figure.legend(handles=handles, loc="outside lower left", ncols=3, fontsize=8, frameon=False)
-    title = f"Mixtures of experts on an {MIXTURES[0]}, bfloat16: transformers' grouped_mm = 1, shorter is better"
-    figure.suptitle(title, fontsize=10, x=0.01, ha="left")
+    title = f"Experts of one layer, forward and backward, even routing, {MIXTURES[0]}, bfloat16"
+    figure.suptitle(f"{title}; transformers' grouped_mm = 1", fontsize=10, x=0.01, ha="left")
     figure.savefig(PICTURE, metadata={"Software": None, "Description": description()})
     pyplot.close(figure)
 

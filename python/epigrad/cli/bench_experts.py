@@ -32,7 +32,7 @@ __all__ = ["CASES", "DTYPES", "Case", "run"]
 
 SECONDS, QUICK_SECONDS = 4.0, 1.0
 OTHER = "grouped_mm"
-"""transformers' fastest implementation, which the others are compared with."""
+"""transformers' default, which the others are compared with."""
 IMPLEMENTATIONS = (OTHER, "eager", "epigrad")
 FLOOR = "floor"
 ALLOWED = 4.0

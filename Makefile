@@ -200,7 +200,8 @@ test-race: $(STAMPS)/go $(STAMPS)/webgpu ## run Go's race detector
 # touch, the engines, the C interface and the extension. ThreadSanitizer: the C interface. Each
 # reports a planted defect, so that it fails where a sanitizer is not at work. The emulated CUDA
 # kernels take more than ten minutes, so test-full has them, and CI in a job of their own. (What
-# only Go holds looks like a leak. Go's part of a shared library needs static TLS.)
+# only Go holds looks like a leak. Go's part of a shared library needs static TLS. PyTorch throws
+# C++ exceptions, which AddressSanitizer passes on if libstdc++ is loaded with it.)
 SANITIZED := build/sanitized
 sanitize: build $(STAMPS)/test ## run C under sanitizers
 	@.ci/prerequisites --cplusplus
@@ -216,7 +217,7 @@ sanitize-addresses: ## the AddressSanitizer half of sanitize
 	@rm -rf $(SANITIZED) && mkdir -p $(SANITIZED) && cp -r python/epigrad $(SANITIZED)
 	C_INCLUDE_PATH=$$($(PY) -c 'import sysconfig; print(sysconfig.get_path("include"))') \
 		go build -tags pyext,emulation -asan -buildmode=c-shared -o $(SANITIZED)/epigrad/_native.abi3.so ./cbridge/pyext
-	GLIBC_TUNABLES=glibc.rtld.optional_static_tls=65536 LD_PRELOAD=$$($${CC:-gcc} -print-file-name=libasan.so) PYTHONPATH=$(SANITIZED) \
+	GLIBC_TUNABLES=glibc.rtld.optional_static_tls=65536 LD_PRELOAD="$$($${CC:-gcc} -print-file-name=libasan.so) $$($${CC:-gcc} -print-file-name=libstdc++.so.6)" PYTHONPATH=$(SANITIZED) \
 		$(PY) -m pytest -q tests/runtime/test_sanitized.py tests/autograd/test_gradient_layouts.py tests/api/test_plan.py tests/api/test_backward.py
 
 sanitize-emulated: export EPIGRAD_REQUIRE_SANITIZERS := address,undefined

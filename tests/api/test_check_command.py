@@ -195,7 +195,8 @@ def test_without_a_terminal_there_is_a_line_a_minute(
     monkeypatch.setattr(report.Progress, "LINE_SECONDS", 0.0)
     assert run("--problems", "3", "--mode", "correct") == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[:3] == [f"1/1 correct: {count} problems" for count in (1, 2, 3)]
+    tried = [f"1/1 correct: {text}" for text in ("1 problem", "2 problems", "3 problems")]
+    assert lines[:4] == ["0/1 starting", *tried]
 
 
 def test_the_oracle_runs_on_one_thread_and_the_call_does_not(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,14 +8,15 @@ date, and the kernels that are in it. Needs nvcc, which `make kernels` installs,
 no GPU and no driver.
 
 Images are kept in a cache, EPIGRAD_KERNEL_CACHE or ~/.cache/epigrad/kernels, under a hash of all
-that they depend on: sources, flags, architectures and the compilers' versions. An image whose own
-hash is not the one that was stored with it is compiled anew.
+that they depend on: sources, this script and the compilers' versions. An image whose own hash is
+not the one that was stored with it is compiled anew.
 
 A warning is an error, and so are registers spilled to memory, but for the kernels of SPILLS.
 """
 
 import argparse
 import concurrent.futures
+import contextlib
 import functools
 import hashlib
 import os
@@ -51,7 +52,7 @@ CACHE = pathlib.Path(
     os.environ.get("EPIGRAD_KERNEL_CACHE")
     or pathlib.Path(os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache", "epigrad", "kernels")
 )
-UNUSED = 30 * 86400  # seconds after which an image that nobody took is deleted
+UNUSED = 30 * 86400  # seconds after which an unused image is deleted
 
 # Kernels that may spill, by a pattern of their names, and why.
 SPILLS: dict[str, str] = {
@@ -124,26 +125,21 @@ def provide(nvcc: pathlib.Path, source: pathlib.Path) -> str:
     return f"kernels/cuda/{source.name}: {len(names)} kernels, {image.stat().st_size / 1024:.0f} KiB, {how}"
 
 
-def codes_of(source: pathlib.Path) -> list[str]:
-    """nvcc's flags for the architectures of a source."""
+def compile_source(nvcc: pathlib.Path, source: pathlib.Path) -> list[str]:
+    """Compile one source to the image beside it, and return the names of its kernels."""
     architectures = architectures_of(source)
     codes = [f"-gencode=arch={virtual},code={name}" for name, virtual in architectures.items()]
     if architectures is ARCHITECTURES:
         codes.append(f"-gencode=arch={PTX},code={PTX}")
-    return [*codes, "-compress-mode=size"]
-
-
-def compile_source(nvcc: pathlib.Path, source: pathlib.Path) -> list[str]:
-    """Compile one source to the image beside it, and return the names of its kernels."""
     with tempfile.TemporaryDirectory() as scratch:
         target = pathlib.Path(scratch, source.with_suffix(".fatbin").name)
         # By relative names in the source's folder: no path of this machine gets into the output.
-        command = [str(nvcc), *FLAGS, *codes_of(source), f"-ccbin={host_compiler()}", "-fatbin"]
+        command = [str(nvcc), *FLAGS, *codes, f"-ccbin={host_compiler()}", "-compress-mode=size", "-fatbin"]
         command += ["-o", str(target), source.name]
         result = subprocess.run(command, cwd=SOURCES, check=False, capture_output=True, text=True)
         if result.returncode:
             raise SystemExit(f"compiling kernels/cuda/{source.name} failed:\n{result.stdout}{result.stderr}")
-        names = check(source.name, architectures_of(source), result.stdout + result.stderr)
+        names = check(source.name, architectures, result.stdout + result.stderr)
         shutil.move(target, source.with_suffix(".fatbin"))
     return names
 
@@ -155,8 +151,10 @@ def version_of(command: str) -> str:
 
 
 def key_of(nvcc: pathlib.Path, source: pathlib.Path) -> str:
-    """A hash of all that an image depends on, and of what may spill in it."""
-    parts = [hash_of(source), *FLAGS, *codes_of(source), *SPILLS, version_of(str(nvcc)), version_of(host_compiler())]
+    """A hash of all that an image depends on. This script has the flags, the architectures and the
+    checks of what was compiled."""
+    script = pathlib.Path(__file__).read_text()
+    parts = (hash_of(source), source.stem, script, version_of(str(nvcc)), version_of(host_compiler()))
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
 
@@ -174,7 +172,8 @@ class Kept:
             return None
         if digest.decode("ascii", "replace") != hashlib.sha256(rest).hexdigest():
             return None
-        os.utime(self.path)
+        with contextlib.suppress(OSError):  # a cache may be read-only
+            os.utime(self.path)
         names, _, image = rest.partition(b"\n")
         return image, names.decode().split()
 
@@ -183,15 +182,20 @@ class Kept:
         rest = " ".join(names).encode() + b"\n" + image
         try:
             CACHE.mkdir(parents=True, exist_ok=True)
-            for each in CACHE.iterdir():
-                if time.time() - each.stat().st_mtime > UNUSED:
-                    each.unlink()
             # Under another name first: a reader never meets half of it.
             with tempfile.NamedTemporaryFile(dir=CACHE, delete=False) as file:
                 file.write(hashlib.sha256(rest).hexdigest().encode() + b"\n" + rest)
             os.replace(file.name, self.path)
         except OSError as error:
             print(f"the cache of kernels is not written: {error}", file=sys.stderr)
+
+
+def prune() -> None:
+    """Delete the images of the cache that no build has taken for long."""
+    with contextlib.suppress(OSError):
+        for each in CACHE.iterdir():
+            if time.time() - each.stat().st_mtime > UNUSED:
+                each.unlink()
 
 
 def architectures_of(source: pathlib.Path) -> dict[str, str]:
@@ -225,6 +229,7 @@ def main() -> None:
     if not stale:
         return
     nvcc = find_nvcc(arguments.toolkit)
+    prune()
     print(f"kernels/cuda: {len(stale)} to compile, ten minutes for all, or to take from {CACHE}", flush=True)
     # The largest first, so that the last one to end is not also the last to begin.
     stale.sort(key=lambda source: source.stat().st_size, reverse=True)

@@ -56,7 +56,7 @@ def test_half_an_image_is_not_used(script: Any) -> None:
     assert kept.read() is None
 
 
-@pytest.mark.parametrize("what", ["source", "header", "flags", "architectures", "nvcc", "g++"])
+@pytest.mark.parametrize("what", ["source", "header", "script", "nvcc", "g++"])
 def test_a_change_has_an_image_compiled_anew(script: Any, what: str) -> None:
     before = script.key_of(script.nvcc, script.source)
     match what:
@@ -64,20 +64,19 @@ def test_a_change_has_an_image_compiled_anew(script: Any, what: str) -> None:
             script.source.write_text('#include "gate.cuh"\n\n')
         case "header":
             script.source.with_name("gate.cuh").write_text("// another gate\n")
-        case "flags":
-            script.room["FLAGS"] = (*script.FLAGS, "-G")
-        case "architectures":
-            script.room["ARCHITECTURES"]["sm_110"] = "compute_90"
+        case "script":
+            script.room["__file__"] = str(script.source)
         case _:
             script.source.with_name(what).write_text("#!/bin/sh\necho release 2")
             script.room["version_of"].cache_clear()
     assert script.key_of(script.nvcc, script.source) != before
 
 
-def test_an_image_that_nobody_took_for_a_month_is_deleted(script: Any) -> None:
+def test_an_image_without_use_for_a_month_is_deleted(script: Any) -> None:
     old, new = script.Kept("old"), script.Kept("new")
     old.write(b"image", NAMES)
     os.utime(old.path, (0, 0))
     new.write(b"image", NAMES)
+    script.prune()
     assert old.read() is None
     assert new.read() is not None

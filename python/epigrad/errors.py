@@ -30,11 +30,16 @@ __all__ = [
 SITE = "https://epigrad.github.io/epigrad"
 
 
-def nearest(given: str, known: Iterable[str]) -> str:
-    """The end of an error about an unknown name: the name that was probably meant, if one is
-    near."""
-    near = difflib.get_close_matches(given.lower(), list(known), 1)
-    return f" (did you mean {near[0]!r}?)" if near else ""
+def nearest(given: str, known: Iterable[str]) -> str | None:
+    """The name out of the known ones that was probably meant; None where none is near."""
+    wanted = given.strip().lower().replace("-", "_")
+    return next(iter(difflib.get_close_matches(wanted[:64], list(known), 1)), None)
+
+
+def proposal(given: str, known: Iterable[str]) -> str:
+    """The end of an error about an unknown name."""
+    near = nearest(given, known)
+    return f" (did you mean {near!r}?)" if near else ""
 
 
 class EpigradError(Exception):

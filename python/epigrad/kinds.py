@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 import numbers
 import re
@@ -449,8 +448,7 @@ def _hint_at_callable(given: object) -> str | None:
 @constant_to_dynamo  # which PyTorch 2.11 cannot trace
 def nearest(argument: str, given: str) -> str | None:
     """The activation or the kind that was probably meant; None where none is near."""
-    wanted = given.strip().lower().replace("-", "_")
-    return next(iter(difflib.get_close_matches(wanted[:64], _ACCEPTED[argument], 1)), None)
+    return errors.nearest(given, _ACCEPTED[argument])
 
 
 def shown(given: object) -> str:

@@ -64,7 +64,7 @@ func (b *builder) general(p *parameters, function string, blocks int64) error {
 func (b *builder) route(p *backend.Route) error {
 	groups, slots := p.Ends.Shape[0], p.Index.Numel()
 	if groups > mostRouted {
-		return status.Errorf(status.Unsupported, "%s: experts: got %d, want at most %d on the cuda backend", p.Op, groups, mostRouted)
+		return status.Errorf(status.Unsupported, "%s: weight_in: got %d experts, want at most %d on the cuda backend", p.Op, groups, mostRouted)
 	}
 	turns := ceilDiv(slots, blockThreads)
 	rounds := max(ceilDiv(turns, min(mostChunks, mostCounts/max(groups, 1))), 1)

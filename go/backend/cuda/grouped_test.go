@@ -80,7 +80,7 @@ func TestTooManyExperts(t *testing.T) {
 	_, err := newEmulated(t).Select(&backend.Route{Header: backend.Header{Op: "experts", DType: dtype.Float32}, Index: index, Ends: ends, Places: places})
 	failure := status.Of(err)
 	require.Equal(t, status.Unsupported, failure.Code)
-	require.Equal(t, "experts: experts: got 8193, want at most 8192 on the cuda backend", failure.Message)
+	require.Equal(t, "experts: weight_in: got 8193 experts, want at most 8192 on the cuda backend", failure.Message)
 }
 
 // TestEndsOfManyGroups takes more groups than a block has threads.

@@ -113,7 +113,7 @@ class Problem:
         if op not in OPERATIONS:
             raise errors.InvalidProblemError(
                 f"check: problem: operation {op!r}, want one of {', '.join(OPERATIONS)}, then NAME=VALUE words"
-                f"{errors.nearest(op, OPERATIONS)}"
+                f"{errors.proposal(op, OPERATIONS)}"
             )
         names = OPERATIONS[op].sizes
         sizes = given.get("sizes", ())

@@ -40,7 +40,7 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         if choice := re.search(r"invalid choice: '(.*)' \(choose from (.*)\)", message):
-            message += errors.nearest(choice[1], re.findall(r"[\w.]+", choice[2]))
+            message += errors.proposal(choice[1], re.findall(r"[\w.]+", choice[2]))
         self.exit(2, f"{self.prog}: error: {message}\n{self.prog} --help lists all options\n")
 
 
@@ -53,7 +53,7 @@ def names_out_of(known: Collection[str]) -> Callable[[str], tuple[str, ...]]:
             if name not in known:
                 raise argparse.ArgumentTypeError(
                     f"{name!r}: want one or more of {', '.join(known)}, separated by commas"
-                    f"{errors.nearest(name, known)}"
+                    f"{errors.proposal(name, known)}"
                 )
         return chosen
 

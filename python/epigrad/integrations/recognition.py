@@ -159,7 +159,7 @@ def _activation(module: nn.Module, nodes: list[Any]) -> int:
 
 
 def _may_be_activation(found: Any) -> bool:
-    """Whether what follows a layer is an activation, for all that its class says."""
+    """Whether the class of a module, or of a function, lets it be an activation."""
     room = type(found).__module__
     return room == nn.GELU.__module__ if room.startswith("torch.nn.modules.") else not getattr(found, "_modules", None)
 

@@ -22,7 +22,7 @@ EXPERTS = ROOT / "docs" / "experts.md"
 BEGIN = "<!-- python -m tests.tools.gains writes this table -->\n"
 ON_CPUS = "<!-- python -m tests.tools.gains writes this table of a CPU -->\n"
 
-MIXTURES_ON_A_CPU = ("AMD EPYC", "docs/results/2026-11-24-experts-amd-epyc.json")
+MIXTURES_ON_A_CPU = ("AMD EPYC", "docs/results/2026-11-27-experts-amd-epyc.json")
 XEON, EPYC, AVX2 = readme.CPUS
 
 Row = dict[str, Any]
@@ -56,17 +56,17 @@ class Line(NamedTuple):
     peaks: Collection[float] = ()
 
 
-def of_mixtures(source: readme.Source) -> dict[tuple[str, str], dict[str, Row]]:
+def of_mixtures(source: readme.Source, dtype: str = "bfloat16") -> dict[tuple[str, str], dict[str, Row]]:
     """A record's rows by case and routing, then by implementation."""
     found: dict[tuple[str, str], dict[str, Row]] = {}
-    for row in readme.rows(source):
+    for row in (row for row in readme.rows(source) if row["dtype"] == dtype):
         found.setdefault((row["case"], row["routing"]), {})[row["implementation"]] = row
     return found
 
 
 def mixtures(what: str, dtype: str, source: readme.Source, cases: Collection[str], against: str = GROUPED_MM) -> Line:
     """Experts beside another implementation, by even and by uneven routing."""
-    found = (ways for (case, _), ways in of_mixtures(source).items() if case in cases)
+    found = (ways for (case, _), ways in of_mixtures(source, dtype).items() if case in cases)
     pairs = [(ways["epigrad"], ways[against]) for ways in found if against in ways]
     times = [ours["time"]["median"] / theirs["time"]["median"] for ours, theirs in pairs]
     kept, peaks = ([ours[of] / theirs[of] for ours, theirs in pairs if of in ours] for of in ("kept", "peak"))
@@ -160,6 +160,7 @@ def lines() -> list[Line]:
         on_cpus("CPU with AVX2 alone: layers and MLPs", LAYERS, "bfloat16", (AVX2,)),
         on_cpus("CPU: a gate alone", ("gated_activation",), "float32", readme.CPUS),
         mixtures("CPU: experts of three mixtures", "float32", MIXTURES_ON_A_CPU, readme.MIXTURE_NAMES),
+        mixtures("CPU with AVX2 alone: the same", "bfloat16", MIXTURES_ON_A_CPU, readme.MIXTURE_NAMES),
     ]
 
 
@@ -204,13 +205,15 @@ def gpu_tables() -> str:
 
 def cpu_table() -> str:
     """Mixtures on a CPU, and how much the times of an implementation vary."""
-    text = "| experts | experts, features -> hidden, tokens x chosen | even | uneven |\n|---|---|---|---|\n"
-    ways = of_mixtures(MIXTURES_ON_A_CPU)
-    for case in dict.fromkeys(case for case, _ in ways):
-        own = [ways[case, routing]["epigrad"] for routing in ROUTINGS]
-        cells = " | ".join(f"{row['ratio']:.2f}" for row in own)
-        text += f"| {readme.MIXTURE_NAMES[case]} | {own[0]['size']} | {cells} |\n"
-    times = [row["time"] for each in ways.values() for name, row in each.items() if name in ("epigrad", GROUPED_MM)]
+    text = "| experts | experts, features -> hidden, tokens x chosen | dtype | even | uneven |\n|---|---|---|---|---|\n"
+    times = []
+    for dtype in ("float32", "bfloat16"):
+        ways = of_mixtures(MIXTURES_ON_A_CPU, dtype)
+        for case in dict.fromkeys(case for case, _ in ways):
+            own = [ways[case, routing]["epigrad"] for routing in ROUTINGS]
+            cells = " | ".join(f"{row['ratio']:.2f}" for row in own)
+            text += f"| {readme.MIXTURE_NAMES[case]} | {own[0]['size']} | {dtype} | {cells} |\n"
+        times += [each[name]["time"] for each in ways.values() for name in ("epigrad", GROUPED_MM)]
     off = max(abs(time[quartile] / time["median"] - 1) for time in times for quartile in ("low", "high"))
     return f"{text}\nThe quartiles of a time lie up to {100 * off:.0f} % from its median.\n"
 

@@ -251,16 +251,14 @@ def table() -> str:
     ours = max(worst(("value", "slope", "from output")), exact_page.largest("float64"))
     eager = worst(("PyTorch value", "PyTorch slope"))
     moe, *dense = _models()
-    text = f"| bfloat16, one {GPU[0]} | {' | '.join(HEADS)} |\n" + "|---" * (1 + len(HEADS)) + "|\n"
+    heads = (f"bfloat16, one {GPU[0]} ([records](docs/pays.md))", *HEADS)
+    text = f"| {' | '.join(heads)} |\n" + "|---" * len(heads) + "|\n"
     for claim in (*_mixtures(), moe, *_operations(), *dense):
         text += f"| {' | '.join(claim)} |\n"
     tails = (
         f"[{ours:.1f} ULP](docs/kinds.md#worst-cases); PyTorch's is over 10<sup>{math.floor(math.log10(eager))}</sup>"
     )
-    text += f"| Largest error of an activation or slope, float64 ({numbered(ACCURACY)}) | {tails} | | | | |\n"
-    steps = (("steps", path) for path in MODEL_RECORDS[GPU[0]])
-    records = numbered((("experts", MIXTURES[1]), ("MLPs and gates", GPU[1]), *steps))
-    return text + f"| Records: {records} | | | | | |\n"
+    return f"{text}| Largest error of an activation or slope, float64 ({numbered(ACCURACY)}) | {tails} | | | | |\n"
 
 
 def _mixtures() -> Iterable[Claim]:

@@ -28,13 +28,20 @@ export LP_NATIVE_VECTOR_WIDTH ?= 128
 unexport PYTHONDONTWRITEBYTECODE
 ZIG = $$($(PY) -c 'import pathlib, ziglang; print(pathlib.Path(ziglang.__file__).parent / "zig")')
 PIP_INSTALL := $(PY) -m pip install --no-compile --quiet --progress-bar off
+# What a tier of the tests takes: `make test`, what `make check` has besides, and `make nightly`.
+TIER ?= test
+TAKES_test := not thorough and not nightly
+TAKES_check := not nightly
+TAKES_nightly := nightly
+PYTEST = $(PY) -m pytest -n $(PYTEST_WORKERS) -q
+TIMED = $(PYTHON) .ci/budget.py
 # Python finds wgpu-native by itself. The shell looks, not make: make remembers what was missing
 # before pip ran. AMX, emulated, is an engine of the tests.
-GO_TEST := EPIGRAD_WGPU_NATIVE="$${EPIGRAD_WGPU_NATIVE:-$$(ls $(CURDIR)/$(VENV)/lib/python*/site-packages/wgpu/resources/libwgpu_native-release.so)}" go test -tags emulation -timeout 30m
+GO_TEST := EPIGRAD_WGPU_NATIVE="$${EPIGRAD_WGPU_NATIVE:-$$(ls $(CURDIR)/$(VENV)/lib/python*/site-packages/wgpu/resources/libwgpu_native-release.so)}" $(PYTHON) .ci/gotest.py -tags emulation -timeout 30m
 CC_FLAGS := -std=c11 -O2 -Wall -Wextra -Werror
 C_SOURCES := '*.c' '*.h' '*.cpp' '*.cu' '*.cuh'
 
-.PHONY: help build kernels lib demo page test test-go test-python test-full test-oldest test-free-threaded test-race sanitize sanitize-addresses sanitize-emulated sanitize-threads portable examples check lint format generate bench notebooks docs docs-links wheel sdist check-install release clean
+.PHONY: help build kernels lib demo page test test-go test-python test-engines test-night test-full test-oldest test-free-threaded test-race sanitize sanitize-addresses sanitize-emulated sanitize-threads portable emulated examples check parts nightly lint format generate bench notebooks docs docs-links wheel sdist check-wheel check-install release clean
 
 # A target's line ends with what it does.
 help: ## list the commands
@@ -65,7 +72,7 @@ $(STAMPS)/run: $(STAMPS)/venv pyproject.toml
 
 $(STAMPS)/test: $(STAMPS)/run
 	@echo "epigrad: installing what the tests need"
-	@$(call install,test notebooks demo)
+	@$(call install,test demo)
 
 # torchtitan, in a folder of its own: the releases of other packages that it names are older ones.
 $(STAMPS)/torchtitan: $(STAMPS)/venv pyproject.toml
@@ -141,46 +148,58 @@ demo: build $(STAMPS)/demo ## show epigrad beside PyTorch on this machine
 page: build $(STAMPS)/test ## serve the WebGPU kernels to a browser
 	@$(PY) examples/webgpu-page/serve.py
 
-test: test-go test-python ## run the Go and Python tests
+# Three tiers: a change has to pass `make test` and `make check`; `make nightly` has what is slow and
+# rarely fails. What is installed and built before does not count.
+test: build lib $(STAMPS)/test $(STAMPS)/webgpu ## test a change, in 8 minutes
+	@.ci/vulkan
+	@$(TIMED) test 8 $(MAKE) test-go test-python
 
 test-go: $(STAMPS)/go $(STAMPS)/webgpu ## run the Go tests
 	@.ci/prerequisites --compiler
 	@.ci/vulkan
-	$(GO_TEST) ./...
+	$(GO_TEST) $(if $(filter test,$(TIER)),-short) ./...
 
 # Threads of OpenMP that wait take the processor from other tests, unless they sleep.
-test-python test-full test-oldest: export OMP_WAIT_POLICY ?= PASSIVE
-test-python: build lib $(STAMPS)/test $(STAMPS)/torchtitan ## run the Python tests
+test-python test-engines test-night test-full test-oldest: export OMP_WAIT_POLICY ?= PASSIVE
+test-python: build lib $(STAMPS)/test ## run the Python tests
+	@.ci/vulkan
+	.ci/pytest $(PYTEST) -m '$(TAKES_$(TIER))' $(TESTS)
+
+test-engines: build $(STAMPS)/test ## test how exact this machine's other CPU engines are
+	@for engine in $$(.ci/engines $(PY)); do echo "engine $$engine"; \
+		EPIGRAD_CPU_ENGINE=$$engine EPIGRAD_TEST_DEVICES=cpu $(PYTEST) -m '$(TAKES_$(TIER))' tests/accuracy/test_ulp.py tests/accuracy/test_exact.py || exit 1; done
+
+# What nobody waits for: every activation in mpmath, narrow WebGPU limits, the page in Chromium,
+# notebooks, every class of transformers.
+test-night: build lib $(STAMPS)/test $(STAMPS)/torchtitan $(STAMPS)/docs ## run the tests that are only for the night
 	@.ci/vulkan
 	@.ci/chromium
-	.ci/pytest $(PY) -n $(PYTEST_WORKERS) -q
-	@for engine in $$(.ci/engines $(PY)); do \
-		echo "engine $$engine"; EPIGRAD_CPU_ENGINE=$$engine EPIGRAD_TEST_DEVICES=cpu $(PY) -m pytest -n $(PYTEST_WORKERS) -q tests/accuracy/test_ulp.py tests/accuracy/test_exact.py || exit 1; done
+	@$(MAKE) TIER=nightly test-python test-engines
+	EPIGRAD_TEST_NIGHTLY=1 $(GO_TEST) -run NarrowLimits ./go/backend/webgpu
 
-# The product of cases, not pairs, on every engine of the CPU; and the Go tests under the race
-# detector.
-test-full: build lib $(STAMPS)/test $(STAMPS)/torchtitan ## run all cases in place of pairs
+# The product of cases, not pairs, on every engine of the CPU, with other random numbers each day;
+# and the Go tests under the race detector.
+test-full: export EPIGRAD_TEST_SEED ?= $(shell date +%Y%m%d)
+test-full: build lib $(STAMPS)/test $(STAMPS)/torchtitan $(STAMPS)/docs ## run all cases in place of pairs
 	@.ci/vulkan
 	@.ci/chromium
 	$(GO_TEST) -race -short ./...
 	EPIGRAD_TEST_FULL=1 $(GO_TEST) ./go/backend/cpu ./go/backend/cuda ./kernels/cpu
-	@$(MAKE) sanitize-emulated
-	EPIGRAD_TEST_FULL=1 $(PY) -m pytest -n $(PYTEST_WORKERS) -q
+	EPIGRAD_TEST_FULL=1 $(PYTEST)
 	@for engine in $$(.ci/engines $(PY)); do \
-		echo "engine $$engine"; EPIGRAD_CPU_ENGINE=$$engine EPIGRAD_TEST_DEVICES=cpu EPIGRAD_TEST_FULL=1 $(PY) -m pytest -n $(PYTEST_WORKERS) -q || exit 1; done
-	@$(MAKE) docs-links
+		echo "engine $$engine"; EPIGRAD_CPU_ENGINE=$$engine EPIGRAD_TEST_DEVICES=cpu EPIGRAD_TEST_FULL=1 $(PYTEST) || exit 1; done
 
 # How epigrad lives with the oldest PyTorch that pyproject.toml allows, in an environment of its
 # own.
 OLDEST := $(VENV)/oldest
 test-oldest: build lib $(OLDEST)/installed ## test with the oldest supported PyTorch
-	PYTHONPATH=$(CURDIR)/python $(OLDEST)/bin/python -m pytest -n $(PYTEST_WORKERS) -q \
+	PYTHONPATH=$(CURDIR)/python $(OLDEST)/bin/python -m pytest -n $(PYTEST_WORKERS) -q -m 'not nightly' \
 		tests/autograd tests/models tests/api/test_nn.py tests/runtime/test_fork.py $(patsubst %,tests/pytorch/test_%.py,autocast compile distributed modes operators without_python)
 
 $(OLDEST)/installed: pyproject.toml | $(STAMPS)/venv
 	@echo "epigrad: installing the oldest PyTorch and what the tests need into $(OLDEST) (7 GB)"
 	@$(PYTHON) -m venv $(OLDEST)
-	@$(requirements) run test notebooks | sed -E 's/^torch>=([0-9.]+)$$/torch==\1.*/' > $(STAMPS)/oldest.txt && grep -q '^torch==' $(STAMPS)/oldest.txt
+	@$(requirements) run test demo | sed -E 's/^torch>=([0-9.]+)$$/torch==\1.*/' > $(STAMPS)/oldest.txt && grep -q '^torch==' $(STAMPS)/oldest.txt
 	@$(subst $(PY),$(OLDEST)/bin/python,$(PIP_INSTALL)) -r $(STAMPS)/oldest.txt && touch $@
 
 # Without the interpreter lock, in a checkout whose .venv is of such a Python:
@@ -228,11 +247,10 @@ sanitize-emulated: kernels $(STAMPS)/go ## run the emulated CUDA kernels under s
 sanitize-threads: ## the ThreadSanitizer half of sanitize
 	TSAN_OPTIONS=halt_on_error=1 EPIGRAD_REQUIRE_SANITIZERS=thread CGO_CFLAGS='-O1 -g -fsanitize=thread' CGO_LDFLAGS=-fsanitize=thread go test ./cbridge/internal/...
 
-# Other processors: the library builds for arm64, whose kernels run on an emulated one. What has no
-# vector kernels still builds, and this processor without its vector instructions runs. On an
-# emulated one whatever leaked out of the kernels would end the process. Without cgo the portable
-# engine builds everywhere and runs; with cgo the build on Windows says that it cannot.
-portable: $(STAMPS)/go $(STAMPS)/dist build/examples/linear_gelu ## build and test for other processors and systems
+# Other processors: the library builds for arm64. What has no vector kernels still builds, and this
+# processor without its vector instructions runs. Without cgo the portable engine builds everywhere
+# and runs; with cgo the build on Windows says that it cannot.
+portable: $(STAMPS)/go $(STAMPS)/dist ## build and test for other processors and systems
 	CC="$(ZIG) cc -target aarch64-linux-gnu.2.28" CGO_ENABLED=1 GOARCH=arm64 go build -buildmode=c-shared -o build/libepigrad-arm64.so ./cbridge/lib
 	CGO_ENABLED=0 go vet ./...
 	EPIGRAD_REQUIRE_ENGINES= CGO_ENABLED=0 go test -short ./go/epigrad ./go/op ./go/backend/... ./go/tuning ./kernels/portable
@@ -240,6 +258,10 @@ portable: $(STAMPS)/go $(STAMPS)/dist build/examples/linear_gelu ## build and te
 	{ CC="$(ZIG) cc -target x86_64-windows-gnu" CGO_ENABLED=1 GOOS=windows GOARCH=amd64 go build ./go/epigrad 2>&1 || true; } \
 		| grep 'epigrad has no C kernels for Windows: build with CGO_ENABLED=0'
 	GODEBUG=cpu.avx2=off go test -short -run 'TestAnEngine|TestWithoutVectorInstructions' ./go/backend/cpu
+
+# The same on QEMU: kernels of arm64 run, and whatever of AVX2 leaked out of the kernels would end
+# the process.
+emulated: $(STAMPS)/go $(STAMPS)/dist build/examples/linear_gelu ## test on emulated processors
 	@mkdir -p build && go test -c -o build/cpu.test ./go/backend/cpu
 	cd go/backend/cpu && EPIGRAD_REQUIRE_ENGINES= GODEBUG=cpu.avx2=off $(CURDIR)/.ci/emulator x86_64 $(CURDIR)/build/cpu.test -test.short \
 		-test.run 'TestAnEngine|TestWithoutVectorInstructions|TestProductsAroundEveryEdge|TestBackend/go/(TestLerp|TestGated)'
@@ -277,11 +299,18 @@ docs-links: build $(STAMPS)/docs ## check links to other sites
 
 # --- check ----------------------------------------------------------------------------------------
 
-# Two at a time where most of a part keeps one processor busy, and nothing is installed.
-check: kernels lint test $(STAMPS)/dist ## run what CI runs
-	@$(MAKE) -j2 --output-sync=target test-race sanitize-addresses sanitize-threads portable examples docs
-	@$(MAKE) check-install
+# Compiling the kernels anew would take ten minutes more. Two at a time where most of a part keeps
+# one processor busy, and nothing is installed.
+check: kernels ## run what CI runs, in 40 minutes
+	@$(TIMED) check 40 $(MAKE) TIER=check lint parts
 	@echo "$(sources)" > build/checked
+
+parts: test-go test-python test-engines $(STAMPS)/dist ## run what CI runs but for lint and the kernels
+	@$(MAKE) -j2 --output-sync=target test-race sanitize-addresses sanitize-threads portable examples docs check-wheel
+
+# What is left takes hours: a night's run, and what comes before a release. CI has a job for each
+# part, and one for test-free-threaded.
+nightly: test-night sanitize-emulated emulated test-oldest check-install test-full docs-links ## run what is too slow for each change
 
 # The commit that the sources are of, and whether they differ from it.
 sources = $$(git rev-parse HEAD)$$(test -z "$$(git status --porcelain)" || echo ' with changes')
@@ -334,7 +363,10 @@ wheel: kernels build $(STAMPS)/dist ## build the wheel, into dist
 	@for wheel in dist/epigrad-*-abi3-*_$(ARCH).whl; do if [ -e "$$wheel" ]; then $(PY) -m abi3audit --strict "$$wheel"; fi; done
 	@ls dist/*.whl
 
-check-install: wheel sdist $(STAMPS)/test ## install each distribution into a fresh environment
+check-wheel: wheel $(STAMPS)/test ## install the wheel into a fresh environment
+	.ci/check-install --wheel docs/start.md
+
+check-install: wheel sdist $(STAMPS)/test ## install in each of four ways, each into a fresh environment
 	.ci/check-install docs/start.md
 
 # What .github/workflows/release.yml does with a tag, but for publishing: TAG=v1.2.3 must agree with

@@ -4,13 +4,18 @@ parity cases."""
 from __future__ import annotations
 
 import collections
+import json
 import os
+import time
+from collections.abc import Generator
 from pathlib import Path
 
 import epigrad
 import hypothesis
 import pytest
 import torch
+
+from tests.support import tiers
 
 FULL = os.environ.get("EPIGRAD_TEST_FULL", "") not in ("", "0")
 
@@ -53,6 +58,8 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
         "markers", "feature(names): what of PyTorch a test runs an operator under: docs/features.md"
     )
+    config.addinivalue_line("markers", "thorough: left to `make check`; `make test` does not run it")
+    config.addinivalue_line("markers", "nightly: left to `make nightly`")
     config.addinivalue_line("markers", "slow: takes seconds or tens of GB; runs with EPIGRAD_TEST_SLOW=1")
 
 
@@ -67,12 +74,13 @@ def pytest_sessionstart(session: pytest.Session) -> None:
             pytest.exit(f"EPIGRAD_TEST_DEVICES: {wrong}", returncode=1)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(items: list[pytest.Item], config: pytest.Config) -> None:
     """Leaves slow tests out unless asked for, and notes on which device each parity case runs.
 
     The longest test is the first: beside it the others run.
     """
     items.sort(key=lambda item: item.path.name != "test_page.py")
+    config.stash[tiers.COLLECTED] = items.copy()  # of which `-m` leaves some out later
     for item in items:
         if not SLOW and item.get_closest_marker("slow"):
             item.add_marker(pytest.mark.skip(reason="slow: EPIGRAD_TEST_SLOW=1 runs it"))
@@ -130,3 +138,25 @@ def _settings_of_torch() -> object:
 def _one_thread(_settings_of_torch: object) -> None:
     """For small models, whose many small operations wait for threads more than they compute."""
     torch.set_num_threads(1)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """Notes how long each test takes, in seconds and in seconds of a processor, into a file of this
+    process in the folder that EPIGRAD_DURATIONS names. `.ci/budget.py` reads them."""
+    folder = os.environ.get("EPIGRAD_DURATIONS")
+    if not folder:
+        return (yield)
+    begin, processor = time.perf_counter(), _processor_seconds()
+    try:
+        return (yield)
+    finally:
+        took = time.perf_counter() - begin, _processor_seconds() - processor
+        with Path(folder, f"pytest-{os.getpid()}.jsonl").open("a") as file:
+            file.write(json.dumps([item.nodeid, *(round(each, 3) for each in took)]) + "\n")
+
+
+def _processor_seconds() -> float:
+    """Of this process and of those that it has waited for."""
+    times = os.times()
+    return time.process_time() + times.children_user + times.children_system

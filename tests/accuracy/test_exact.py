@@ -18,11 +18,12 @@ from torch import Tensor
 from tests.support import exact
 from tests.support.devices import on_devices
 from tests.support.repository import ROOT
+from tests.support.tiers import THIRD, in_turns, thorough
 from tests.support.ulp import ACTIVATIONS, BOUND, arguments, measure_slope, measure_value
 from tests.tools import exact as tool
 
 RECORDS = sorted((ROOT / "docs" / "results").glob("*-exact-*.json"))
-activations = pytest.mark.parametrize("activation", ACTIVATIONS)
+activations = pytest.mark.parametrize("activation", in_turns(ACTIVATIONS, THIRD, thorough))
 
 
 def needs_quadruple() -> None:

@@ -13,6 +13,7 @@ from mpmath import mpf
 from tests.support.cases import FULL
 from tests.support.devices import DEVICES, computes, memory_of, running_on
 from tests.support.repository import ROOT
+from tests.support.tiers import in_turns, nightly
 from tests.support.ulp import (
     ACTIVATIONS,
     BOUND,
@@ -44,7 +45,10 @@ cases = pytest.mark.parametrize(
         if computes(device, dtype)
     ],
 )
-activations = pytest.mark.parametrize("activation", [*ACTIVATIONS, *OTHERS])
+# mpmath takes its time: one activation before the night, another one with each commit. exact.c
+# measures more points of all of them (test_exact.py).
+NAMES = [*ACTIVATIONS, *OTHERS]
+activations = pytest.mark.parametrize("activation", in_turns(NAMES, len(NAMES), nightly))
 
 
 @cases
@@ -70,7 +74,7 @@ def test_slope(activation: str, dtype: torch.dtype, device: str) -> None:
 @pytest.mark.parametrize(
     "dtype", [torch.float32, torch.bfloat16, torch.float16], ids=["float32", "bfloat16", "float16"]
 )
-@pytest.mark.parametrize("activation", FAR)
+@pytest.mark.parametrize("activation", in_turns(FAR, len(FAR), nightly))
 def test_a_slope_far_out_times_gradients_of_any_size(activation: str, dtype: torch.dtype) -> None:
     x, gradients = far_arguments(activation, dtype, COUNT)
     result = slope_of(activation, preactivation=x, times=gradients)
@@ -79,7 +83,7 @@ def test_a_slope_far_out_times_gradients_of_any_size(activation: str, dtype: tor
 
 
 @cases
-@pytest.mark.parametrize("activation", FROM_OUTPUT)
+@pytest.mark.parametrize("activation", in_turns(FROM_OUTPUT, len(FROM_OUTPUT), nightly))
 def test_slope_from_output(activation: str, dtype: torch.dtype, device: str) -> None:
     with running_on(device):
         y = value_of(activation, arguments(activation, dtype, COUNT).to(memory_of(device)))

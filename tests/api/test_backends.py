@@ -17,6 +17,7 @@ from tests.support.devices import REQUIRED
 from tests.support.layouts import assert_same_bits
 from tests.support.plan_problem import aligned_workspace
 from tests.support.processes import run_script
+from tests.support.tiers import thorough
 
 KNOWN = {info.name: info for info in epigrad.backends()}
 UNAVAILABLE = [name for name, info in KNOWN.items() if not info.available]
@@ -148,11 +149,13 @@ def test_tuning_changes_no_result(tmp_path: Path) -> None:
     torch.testing.assert_close(again, want)
 
 
+@thorough
 def test_tuning_by_the_environment(tmp_path: Path) -> None:
     body = "print(epigrad.linear(x, w).sum().item())"
     assert run_script(script(body), EPIGRAD_TUNE="1", XDG_CACHE_HOME=str(tmp_path), HOME=str(tmp_path)) == "24.0"
 
 
+@thorough
 def test_results_are_the_same_in_another_process() -> None:
     body = """
 torch.manual_seed(4)
@@ -199,6 +202,7 @@ def test_a_plan_takes_numpys_ints_and_no_stream_on_cpu() -> None:
         made.run(**given, workspace=workspace, stream=default)
 
 
+@thorough
 def test_parallel_needs_no_import_of_its_own_and_costs_none() -> None:
     before = "'torch.distributed.tensor' in sys.modules"
     script = f"import sys, epigrad; print({before}, epigrad.parallel.GatedColwiseParallel.__name__)"

@@ -26,6 +26,7 @@ from torch import Tensor
 
 from tests.api.checking import found, some_of, wrong_in
 from tests.support.devices import needs
+from tests.support.tiers import in_turns, thorough
 
 pytestmark = pytest.mark.usefixtures("_one_thread")
 
@@ -34,7 +35,7 @@ def run(*arguments: str) -> int:
     return cli.main(["check", *arguments])
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", in_turns(MODES, len(MODES), thorough))
 def test_nothing_fails(mode: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "r.json"
     count = {"leak": 2, "race": 10}.get(mode, 150)

@@ -13,6 +13,7 @@ from epigrad._check.spoilable import Call
 from torch import Tensor
 
 from tests.api.checking import found
+from tests.support.tiers import thorough
 
 pytestmark = pytest.mark.usefixtures("_one_thread")
 
@@ -43,6 +44,7 @@ def test_an_error_of_another_class_is_found(monkeypatch: pytest.MonkeyPatch) -> 
     assert "TypeError, want DTypeError" in found("bad", "prelu")
 
 
+@thorough
 def test_each_problem_has_a_defect_and_each_defect_a_problem() -> None:
     """Of every sort there are problems, in every way that can have it, and none of them passes
     because nothing was spoiled."""

@@ -23,6 +23,7 @@ from tests.support import oracle
 from tests.support.cases import ACTIVATIONS, DTYPES, GATED_KINDS
 from tests.support.layouts import Guarded
 from tests.support.processes import start
+from tests.support.tiers import thorough
 
 HALF_DTYPES = [dtype for dtype in DTYPES if dtype.itemsize == 2]
 
@@ -471,7 +472,9 @@ with tempfile.TemporaryFile() as file:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the signals of Linux")
 @pytest.mark.parametrize("count", [1024, 1 << 20], ids=["calling thread", "several threads"])
-@pytest.mark.parametrize(("how", "number"), [("protected", signal.SIGSEGV), ("cut", signal.SIGBUS)])
+@pytest.mark.parametrize(
+    ("how", "number"), [("protected", signal.SIGSEGV), pytest.param("cut", signal.SIGBUS, marks=thorough)]
+)
 def test_a_fault_in_an_inputs_memory_ends_the_process_by_its_signal(how: str, number: int, count: int) -> None:
     done = start("-c", FAULT, how, str(count), "never")
     assert (done.returncode, done.stdout.strip()) == (-number, "calling"), done.stderr
@@ -479,6 +482,7 @@ def test_a_fault_in_an_inputs_memory_ends_the_process_by_its_signal(how: str, nu
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the signals of Linux")
+@thorough
 def test_faulthandler_tells_where_a_fault_was() -> None:
     for when in ("before", "after"):
         done = start("-c", FAULT, "protected", "1024", when)

@@ -19,6 +19,7 @@ from epigrad._core import loader, tables
 from epigrad.cli import bench, check, doctor
 
 from tests.support.processes import start
+from tests.support.tiers import thorough
 
 
 def run(*arguments: str, **changes: str | None) -> subprocess.CompletedProcess[str]:
@@ -86,6 +87,7 @@ def test_doctor_works_whatever_the_environment_chooses() -> None:
     assert done.returncode == 0 and facts_of(done.stdout)["torch_threads"] == 1
 
 
+@thorough
 def test_doctor_reports_a_choice_that_cannot_run() -> None:
     done = run("doctor", "--json", EPIGRAD_BACKEND="bogus")
     facts = facts_of(done.stdout)
@@ -100,6 +102,7 @@ def test_without_a_command_all_are_shown(capsys: pytest.CaptureFixture[str]) -> 
     assert all(f"python -m epigrad {command}" in text for command in ("doctor", "bench", "plans", "check"))
 
 
+@thorough
 def test_tables_fold_where_columns_says_so() -> None:
     """Without a terminal nothing else folds them."""
     wide, narrow = run("doctor", COLUMNS=None), run("doctor", COLUMNS="80")

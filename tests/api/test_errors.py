@@ -21,6 +21,7 @@ from torch import Tensor
 from tests.support.cases import NAMES
 from tests.support.layouts import unchanged
 from tests.support.processes import run_script
+from tests.support.tiers import in_turns, thorough
 
 BUILT_IN = {
     "InvalidProblemError": ValueError,
@@ -625,7 +626,7 @@ def test_nested_tensors_of_both_layouts_are_refused() -> None:
     assert epigrad.linear(jagged.values(), t(6, 4)).shape == (5, 6)  # what the message says
 
 
-@pytest.mark.parametrize("value", ["x", "true", "2", " 1"])
+@pytest.mark.parametrize("value", in_turns(["x", "true", "2", " 1"], 4, thorough))
 def test_a_tuning_switch_that_is_neither_on_nor_off(value: str) -> None:
     body = """
 import torch, epigrad
@@ -640,6 +641,7 @@ for _ in range(2):
 
 
 @pytest.mark.parametrize("value", ["", "0"])
+@thorough
 def test_a_tuning_switch_that_is_off(value: str, tmp_path: Path) -> None:
     cache = tmp_path / "epigrad" / "tuning.json"
     cache.parent.mkdir()

@@ -13,6 +13,7 @@ from torch import Tensor
 from tests.support import oracle
 from tests.support.cases import ACTIVATIONS, DTYPES, GATED_IN_PRODUCTS, GATED_KINDS, GATES, IN_PRODUCTS, SAVE_MODES
 from tests.support.devices import on_devices
+from tests.support.tiers import THIRD, in_turns, thorough
 
 Operation = Callable[..., Tensor]
 
@@ -115,7 +116,7 @@ def _on(device: str, name: str) -> tuple[Operation, tuple[Tensor, ...]]:
 
 
 @on_devices
-@pytest.mark.parametrize("name", OPERATIONS)
+@pytest.mark.parametrize("name", in_turns(OPERATIONS, THIRD, thorough))
 def test_gradcheck_and_gradgradcheck(device: str, name: str) -> None:
     operation, operands = _on(device, name)
     assert torch.autograd.gradcheck(operation, operands)

@@ -19,6 +19,7 @@ from torch import Tensor
 from tests.cuda import emulator
 from tests.support import definitions, formulas, oracle
 from tests.support.cases import parsed
+from tests.support.tiers import THIRD, in_turns, thorough
 from tests.support.ulp import (
     ACTIVATIONS,
     DTYPES,
@@ -40,7 +41,7 @@ BOUND = {torch.float64: 4.0, torch.float32: 3.0, torch.bfloat16: 0.52, torch.flo
 COUNT = 250
 
 cases = pytest.mark.parametrize("dtype", DTYPES, ids=str)
-activations = pytest.mark.parametrize("activation", [*ACTIVATIONS, *OTHERS])
+activations = pytest.mark.parametrize("activation", in_turns([*ACTIVATIONS, *OTHERS], THIRD, thorough))
 GATES = ("none", "relu", "gelu", "gelu_tanh", "silu", "sigmoid", "relu2", "swish")
 """The formulas of gates."""
 
@@ -130,7 +131,7 @@ LIMITS = ((math.nan, math.nan, -0.0), (7.0, math.nan, 1.0), (math.nan, 2.0, -0.0
 
 
 @pytest.mark.parametrize("limits", LIMITS, ids=str)
-@pytest.mark.parametrize("gate", GATES)
+@pytest.mark.parametrize("gate", in_turns(GATES, THIRD, thorough))
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 def test_limits_of_gated_kinds(dtype: torch.dtype, gate: str, limits: tuple[float, float, float]) -> None:
     """Around the activation's own kernels, limits select, and the offset is one sum."""

@@ -19,6 +19,7 @@ from tests.api.test_c_abi import LIBRARY, require_library
 from tests.api.test_seeds import require
 from tests.docs.test_pages import blocks
 from tests.support.repository import ROOT
+from tests.support.tiers import thorough
 
 FOLDER = ROOT / "examples"
 TUTORIALS = ROOT / "docs" / "tutorials"
@@ -161,6 +162,7 @@ def test_programs_of_tutorials_are_examples(language: str) -> None:
     assert blocks(TUTORIALS / f"{language}.md", language) == [program.read_text()]
 
 
+@thorough
 def test_the_tutorial_of_go_begins_in_an_empty_folder(tmp_path: pathlib.Path) -> None:
     require("go")
     page = TUTORIALS / "go.md"

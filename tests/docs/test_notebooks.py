@@ -1,8 +1,5 @@
 """The tutorials link to what is there. Their notebooks store what they show, which
-docs/extensions/notebooks.py has written, and each runs alone.
-
-The quick run has one notebook run, EPIGRAD_TEST_FULL=1 all.
-"""
+docs/extensions/notebooks.py has written, and each runs alone, at night."""
 
 from __future__ import annotations
 
@@ -14,11 +11,10 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import FULL
 from tests.support.processes import environment
+from tests.support.tiers import nightly
 
 nbformat = pytest.importorskip("nbformat", reason="nbformat, which reads notebooks, is not installed")
-pytest.importorskip("ipykernel", reason="ipykernel, in which notebooks run, is not installed")
 pytest.importorskip("matplotlib", reason="matplotlib, which notebooks draw with, is not installed")
 notebooks = pytest.importorskip("notebooks", reason="nbclient, which runs notebooks, is not installed")
 
@@ -136,22 +132,15 @@ def test_a_notebook_imports_nothing_but_packages_of_its_extra(path: Path) -> Non
             exec(ast.unparse(node), {})  # each name is there
 
 
-@pytest.mark.parametrize(
-    "path",
-    [
-        path
-        if path.stem == "4_exact_tails"
-        else pytest.param(path, marks=pytest.mark.skipif(not FULL, reason="slow: EPIGRAD_TEST_FULL=1 runs it"))
-        for path in NOTEBOOKS
-    ],
-    ids=lambda path: path.stem,
-)
+@nightly
+@EACH
 def test_a_notebook_runs_alone_in_an_empty_folder(path: Path) -> None:
     notebook = notebooks.read(path)
     notebooks.run(notebook, environment(OMP_NUM_THREADS="2"))
     shows_all(notebook)
 
 
+@nightly
 def test_a_stored_notebook_is_stale_once_its_code_changes(tmp_path: Path) -> None:
     path = tmp_path / "tiny.ipynb"
     cells = [nbformat.v4.new_markdown_cell("# Tiny"), nbformat.v4.new_code_cell("import os\n\nprint(os.listdir())")]

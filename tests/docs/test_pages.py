@@ -12,6 +12,7 @@ import torch
 
 from tests.support.processes import run_script, start, torchtitan_path
 from tests.support.repository import ROOT
+from tests.support.tiers import in_turns, nightly, thorough
 from tests.tools import gains, gpu_tables, readme
 
 README = readme.README
@@ -34,13 +35,16 @@ def test_python_in_the_readme_runs(code: str, capsys: pytest.CaptureFixture[str]
     assert "".join(f"{line[2:]}\n" for line in code.splitlines() if line.startswith("# ")) in capsys.readouterr().out
 
 
+WITH_PYTHON = [page for page in DOCS if blocks(page, "python")]
+
+
 def test_the_readme_shows_python() -> None:
     page = README.read_text()
     for word in ("make demo", "make test", "```python", "epigrad.backward", "epigrad.plan", "torch.autograd.Function"):
         assert word in page, f"README.md does not show {word}"
 
 
-@pytest.mark.parametrize("page", [page for page in DOCS if blocks(page, "python")], ids=lambda page: page.name)
+@pytest.mark.parametrize("page", in_turns(WITH_PYTHON, len(WITH_PYTHON), thorough, lambda page: page.name))
 def test_python_in_the_docs_runs(page: Path) -> None:
     """A page's blocks run one after the other: a page may build on what it showed."""
     # docs/models.md imports transformers
@@ -67,6 +71,7 @@ def test_blocks_of_howto_pages_have_known_marks_and_are_python() -> None:
 
 # Half of the pages import transformers, which takes longer than they do.
 @pytest.mark.parametrize("with_transformers", [False, True])
+@thorough
 def test_python_in_the_howto_pages_runs(with_transformers: bool) -> None:
     """A page's blocks run one after the other, and the pages in one process."""
     marks = (PLAIN, GPU) if torch.cuda.is_available() else (PLAIN,)
@@ -79,6 +84,7 @@ def test_python_in_the_howto_pages_runs(with_transformers: bool) -> None:
     run_script(script, timeout=600)
 
 
+@thorough
 def test_the_lines_to_copy_run_on_a_model() -> None:
     """Those at the top of pages about a model that the reader has."""
     script = """
@@ -104,6 +110,7 @@ def test_the_lines_to_copy_run_on_a_model() -> None:
 
 
 @pytest.mark.parametrize("page", [page for page in HOWTO if programs(page, PROCESSES)], ids=lambda page: page.name)
+@thorough
 def test_python_for_two_processes_runs_by_torchrun(page: Path, tmp_path: Path) -> None:
     program = tmp_path / "train.py"
     program.write_text("\n".join(programs(page, PROCESSES)))
@@ -111,6 +118,7 @@ def test_python_for_two_processes_runs_by_torchrun(page: Path, tmp_path: Path) -
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+@nightly
 def test_python_for_torchtitan_runs() -> None:
     (page,) = (page for page in HOWTO if programs(page, TORCHTITAN))
     assert "EpigradFeedForward" in run_script("\n".join(programs(page, TORCHTITAN)), 300, PYTHONPATH=torchtitan_path())

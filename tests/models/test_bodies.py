@@ -29,6 +29,7 @@ from tests.models.handmade import (
     made,
     results,
 )
+from tests.support.tiers import in_turns, thorough
 
 pytestmark = pytest.mark.usefixtures("_one_thread")
 FACTOR = 2.0
@@ -47,7 +48,7 @@ def test_blocks_are_recognised(cls: type[nn.Module], training: bool) -> None:
     assert unpatch(block) == ("",) and type(block) is cls
 
 
-@pytest.mark.parametrize("cls", KNOWN, ids=lambda cls: cls.__name__)
+@pytest.mark.parametrize("cls", in_turns(KNOWN, len(KNOWN), thorough, lambda cls: cls.__name__))
 def test_blocks_compile_without_graph_breaks(cls: type[nn.Module]) -> None:
     torch._dynamo.reset()
     block = made(cls).eval()

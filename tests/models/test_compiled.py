@@ -13,10 +13,12 @@ from torch.overrides import TorchFunctionMode
 
 from tests.support import models
 from tests.support.models import MODELS
+from tests.support.tiers import in_turns, thorough
 
 pytestmark = pytest.mark.usefixtures("_one_thread", "_fresh_dynamo")
 # One of each kind of block.
-FORMS = pytest.mark.parametrize("name", ["llama", "gpt2", "phi3", "bert", "timm"])
+NAMES = ("llama", "gpt2", "phi3", "bert", "timm")
+FORMS = pytest.mark.parametrize("name", NAMES)
 
 
 @pytest.fixture
@@ -47,7 +49,7 @@ def assert_same(got: nn.Module, want: nn.Module, own: nn.Module, x: Tensor) -> N
         torch.testing.assert_close(ours, theirs)
 
 
-@FORMS
+@pytest.mark.parametrize("name", in_turns(NAMES, len(NAMES), thorough))
 def test_blocks_compile_without_graph_breaks(name: str) -> None:
     patched, own = pair(name)
     compiled: Any = torch.compile(patched, fullgraph=True, backend="aot_eager")
@@ -89,6 +91,7 @@ def test_compiled_blocks_under_a_mode_call_their_layers() -> None:
     assert ["epigrad" in graph.code for graph in graphs] == [False, True]
 
 
+@thorough
 def test_a_whole_model_compiles() -> None:
     patched, own = models.make("gpt2"), models.make("gpt2")
     patch(patched)

@@ -36,9 +36,10 @@ from tests.models.expert_parallel import CHECKS
 from tests.models.mixtures import EXPERTS, SPECIAL, Mixture
 from tests.support.processes import run_script, run_together
 from tests.support.repository import ROOT
+from tests.support.tiers import in_turns, thorough
 
 pytestmark = pytest.mark.usefixtures("_one_thread", "_registered")
-EACH = pytest.mark.parametrize("name", sorted(mixtures.classes()))
+EACH = pytest.mark.parametrize("name", in_turns(sorted(mixtures.classes()), 4, thorough))
 # One of each: plain, interleaved with limits and biases, without a gate, a function as activation,
 # caps, a norm after each expert.
 FORMS = pytest.mark.parametrize(
@@ -276,6 +277,7 @@ def test_what_epigrad_computes_is_unpickled_where_nothing_was_registered(
 
 
 @pytest.mark.parametrize("first", ["epigrad", "transformers"])
+@thorough
 def test_importing_epigrad_registers_the_implementation(first: str) -> None:
     second = {"epigrad": "transformers", "transformers": "epigrad"}[first]
     script = f"""if True:
@@ -598,6 +600,7 @@ def test_weights_are_read_where_they_are(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @FORMS
+@thorough
 def test_modules_compile_without_graph_breaks(name: str) -> None:
     torch._dynamo.reset()
     made = module(name)
@@ -629,6 +632,7 @@ def test_what_changes_after_compiling_is_not_passed_over() -> None:
     assert not torch.allclose(made(*given), seen[-1])
 
 
+@thorough
 def test_a_whole_model_compiles() -> None:
     torch._dynamo.reset()
     model = mixtures.make("Qwen3MoeExperts")
@@ -761,6 +765,7 @@ def test_fully_sharded_experts() -> None:
         dist.destroy_process_group()
 
 
+@thorough
 def test_two_processes_with_half_of_the_weights_each() -> None:
     """transformers' own expert parallelism, and tensor parallelism of the experts."""
     for output in run_together("tests.models.expert_parallel"):

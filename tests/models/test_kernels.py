@@ -24,6 +24,7 @@ from transformers.models.llama.modeling_llama import LlamaMLP
 
 from tests.support import models
 from tests.support.models import MODELS
+from tests.support.tiers import thorough
 
 TRAINING, COMPILED = Mode.TRAINING, Mode.TRAINING | Mode.TORCH_COMPILE
 
@@ -75,6 +76,7 @@ def test_a_model_trains_as_its_own(
     assert len(counted) == 2  # one for each layer
 
 
+@thorough
 def test_compiled_without_a_graph_break(monkeypatch: pytest.MonkeyPatch) -> None:
     name(monkeypatch, LlamaMLP, "SwiGLUMLP")
     name(monkeypatch, activations.SiLUActivation, "SiLU")

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from tests.support import models
 from tests.support.models import MODELS
+from tests.support.tiers import thorough
 
 pytestmark = [
     pytest.mark.usefixtures("_one_thread"),
@@ -69,6 +70,7 @@ def test_checkpointing_gives_the_same_bits(name: str, reentrant: bool) -> None:
 
 
 @pytest.mark.parametrize("name", ["mistral", "gpt2"])
+@thorough
 def test_trainer_trains_the_same(name: str, tmp_path: pathlib.Path) -> None:
     """Some steps of AdamW with accumulation, clipping and checkpointing, and what was saved loads
     where nothing is patched.

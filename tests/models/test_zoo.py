@@ -5,8 +5,10 @@ It prints what was left alone and why: ``python -m pytest -s tests/models/test_z
 
 from __future__ import annotations
 
+import importlib
 import re
 from collections import defaultdict
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
@@ -16,6 +18,7 @@ from torch import nn
 
 from tests.models import zoo
 from tests.support.repository import ROOT
+from tests.support.tiers import nightly
 
 pytestmark = pytest.mark.usefixtures("_one_thread")
 Walked = tuple[dict[str, str], dict[str, list[str]]]
@@ -56,9 +59,13 @@ def assert_computes_the_same(block: nn.Module) -> None:
 @pytest.fixture(scope="module")
 def walked() -> Walked:
     """What computes each class's blocks, and the classes that are left alone by the reason."""
+    return walk(zoo.classes())
+
+
+def walk(classes: Iterable[type[nn.Module]]) -> Walked:
     patched: dict[str, str] = {}
     left: dict[str, list[str]] = defaultdict(list)
-    for cls in zoo.classes():
+    for cls in classes:
         block = zoo.instance(cls)
         if block is None:
             left["no instance of it could be made here"].append(cls.__name__)
@@ -73,6 +80,15 @@ def walked() -> Walked:
     return patched, left
 
 
+@pytest.mark.parametrize("family", ["llama", "phi", "t5", "bert", "gpt2", "clip"])
+def test_the_classes_of_a_family_are_right(family: str) -> None:
+    classes = zoo.classes_of(importlib.import_module(f"transformers.models.{family}.modeling_{family}"))
+    patched, left = walk(classes)
+    assert classes and len(patched) + sum(map(len, left.values())) == len(classes)
+    assert patched, left
+
+
+@nightly
 def test_most_classes_are_recognised_proved_and_right(walked: Walked) -> None:
     patched, left = walked
     classes, (_, failed) = zoo.classes(), zoo.modules()
@@ -87,6 +103,7 @@ def test_most_classes_are_recognised_proved_and_right(walked: Walked) -> None:
     assert len(patched) >= 0.78 * len(classes), len(patched)
 
 
+@nightly
 def test_the_page_has_these_numbers(walked: Walked) -> None:
     patched, _ = walked
     page = " ".join((ROOT / "docs" / "models.md").read_text().split())
@@ -94,6 +111,7 @@ def test_the_page_has_these_numbers(walked: Walked) -> None:
     assert found is not None and tuple(map(int, found.groups())) == (len(patched), len(zoo.classes()))
 
 
+@nightly
 def test_few_modules_cannot_be_imported() -> None:
     """Only for packages that are not installed here."""
     found, failed = zoo.modules()
@@ -101,6 +119,7 @@ def test_few_modules_cannot_be_imported() -> None:
     assert all("No module named" in error for error in failed.values()), failed
 
 
+@nightly
 def test_few_instances_cannot_be_made(walked: Walked) -> None:
     missing = walked[1]["no instance of it could be made here"]
     assert len(missing) <= 0.03 * len(zoo.classes()), missing

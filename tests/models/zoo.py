@@ -47,15 +47,19 @@ def modules() -> tuple[dict[str, Any], dict[str, str]]:
 @functools.cache
 def classes() -> tuple[type[nn.Module], ...]:
     """The classes of modules that are called like a block, each where it is defined."""
-    return tuple(
+    return tuple(cls for module in modules()[0].values() for cls in classes_of(module))
+
+
+def classes_of(module: Any) -> list[type[nn.Module]]:
+    """Those of one module."""
+    return [
         cls
-        for name, module in modules()[0].items()
         for cls in vars(module).values()
         if inspect.isclass(cls)
-        and cls.__module__ == name
+        and cls.__module__ == module.__name__
         and issubclass(cls, nn.Module)
         and LIKE_A_BLOCK.search(cls.__name__)
-    )
+    ]
 
 
 def configurations(cls: type[nn.Module]) -> Iterator[Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import subprocess
 import tomllib
 from pathlib import Path
@@ -35,6 +36,19 @@ def steps(job: Any, key: str) -> list[str]:
     return [step[key] for step in job.get("steps", []) if key in step]
 
 
+def targets(script: str) -> set[str]:
+    """What a script has made."""
+    words = [word for called in re.findall(r"^make( .+)?$", script, re.M) for word in shlex.split(called)]
+    return {word for word in words if "=" not in word}
+
+
+def parts(target: str) -> set[str]:
+    """What a target of the Makefile has made: what comes before it, and what its lines make."""
+    recipe = re.search(rf"^{target}: ([^#\n]*)[^\n]*\n((?:\t[^\n]*\n)*)", (ROOT / "Makefile").read_text(), re.M)
+    assert recipe
+    return {word for word in " ".join(recipe.groups()).split() if word in TARGETS}
+
+
 def test_make_help_lists_every_command() -> None:
     ran = subprocess.run(["make", "help"], cwd=ROOT, capture_output=True, text=True, check=True)
     listed = re.findall(r"^make (\S+) +\S.*$", ran.stdout, re.M)
@@ -44,8 +58,7 @@ def test_make_help_lists_every_command() -> None:
 @pytest.mark.parametrize("job", jobs())
 def test_what_jobs_run_exists(job: Any) -> None:
     for script in steps(job, "run"):
-        for called in re.findall(r"^make (.+)$", script, re.M):
-            assert set(called.split()) <= TARGETS, script
+        assert targets(script) <= TARGETS, script
         for program in re.findall(r"(?:^|\s)((?:\./)?(?:\.ci|go|kernels|examples)/[\w./-]+)", script):
             path = ROOT / program
             assert path.exists(), program
@@ -98,8 +111,21 @@ def test_workflows_take_the_go_of_go_mod_the_oldest_python_and_one_without_a_loc
         found = loaded(path)["jobs"].values()
         of_go = [step for job in found for step in job.get("steps", []) if "setup-go" in step.get("uses", "")]
         assert {step["with"]["go-version"] for step in of_go} == {f"{go[1]}.x"}
-        free_threaded = set() if path.stem == "docs" else {FREE_THREADED}
+        free_threaded = {FREE_THREADED} if path.stem in ("nightly", "release") else set()
         assert set().union(*map(pythons, found)) == {python[1]} | free_threaded
+
+
+@pytest.mark.parametrize(
+    ("workflow", "wanted"), [("check", parts("check") | parts("parts")), ("nightly", parts("nightly"))]
+)
+def test_jobs_side_by_side_have_all_parts_of_make(workflow: str, wanted: set[str]) -> None:
+    made = set()
+    for job in loaded(GITHUB / "workflows" / f"{workflow}.yml")["jobs"].values():
+        for script in steps(job, "run"):
+            made |= targets(script)
+    made |= set().union(*map(parts, made))
+    assert len(wanted) > 5
+    assert wanted - {"parts", "check-wheel"} <= made
 
 
 def test_every_kind_of_wheel_is_built_for_a_release() -> None:

@@ -21,7 +21,8 @@ from torch.utils._pytree import tree_leaves
 from tests.support.devices import needs, on_devices
 from tests.support.features import feature
 from tests.support.layouts import assert_same_bits
-from tests.support.operators import FUNCTIONS, NAMES, each_function
+from tests.support.operators import FUNCTIONS, NAMES, each_function, each_in_turns
+from tests.support.tiers import thorough
 
 
 @pytest.fixture(autouse=True)
@@ -46,7 +47,7 @@ def assert_same_training(compiled: Callable[..., Tensor], plain: Callable[..., T
 
 @feature("compile")
 @on_devices
-@each_function
+@each_in_turns
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
 def test_a_compiled_function_has_the_bits_of_the_plain_one(op: str, dynamic: bool, device: str) -> None:
     call = FUNCTIONS[op]
@@ -138,7 +139,7 @@ _BY_ROWS["matmul_bias_activation"][1:] = [False, False]
 
 
 @torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True)
-@each_function
+@each_in_turns
 def test_no_function_guards_on_a_number_of_rows_that_is_data(op: str) -> None:
     call, tensors = FUNCTIONS[op], FUNCTIONS[op].tensors()
 
@@ -172,7 +173,7 @@ def test_lerp_broadcasts_to_a_number_of_rows_that_is_data(operands: str) -> None
     )
 
 
-@each_function
+@each_in_turns
 def test_transforms_of_torch_func_are_traced(op: str) -> None:
     function, tensors = FUNCTIONS[op].function, [t.detach() for t in FUNCTIONS[op].tensors(dtype=torch.float64)]
 
@@ -343,6 +344,7 @@ class Everything(nn.Module):
 @on_devices
 # for one package: longer than the package
 @torch._inductor.config.patch({"aot_inductor.precompile_headers": False})
+@thorough
 def test_aotinductor_packages_run(device: str, tmp_path: Path) -> None:
     if device == "cuda" and torch.__version__ < "2.12":
         pytest.skip("PyTorch 2.11 crashes on CUDA (an H200) as it loads any package, one without epigrad too")

@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.support.devices import on_devices
 from tests.support.layouts import assert_same_bits
-from tests.support.operators import FUNCTIONS, NAMES, each_function
+from tests.support.operators import FUNCTIONS, NAMES, each_function, each_in_turns
 
 
 class Calls(TorchDispatchMode):
@@ -46,7 +46,7 @@ def test_every_operator_has_a_call_and_a_backward() -> None:
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # opcheck's own
 @on_devices
-@each_function
+@each_in_turns
 def test_opcheck_of_what_forward_and_backward_call(op: str, device: str) -> None:
     function, tensors = FUNCTIONS[op].function, FUNCTIONS[op].tensors(device)
     with Calls() as seen:

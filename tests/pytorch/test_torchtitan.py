@@ -5,10 +5,12 @@ from __future__ import annotations
 import pytest
 
 from tests.support.processes import run_together, torchtitan_path
+from tests.support.tiers import nightly
 
 CHECKS = ("names", "alone", "spmd_types", "partial_dtensor")
 
 
+@nightly
 def test_the_override_trains_as_torchtitan(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", torchtitan_path())
     for output in run_together("tests.pytorch.torchtitan_parallel"):

@@ -22,7 +22,8 @@ from tests.support.cases import ACTIVATIONS, GATED_KINDS
 from tests.support.features import feature
 from tests.support.layouts import assert_same_bits
 from tests.support.models import MODELS
-from tests.support.operators import FUNCTIONS, each_function
+from tests.support.operators import FUNCTIONS, each_function, each_in_turns
+from tests.support.tiers import thorough
 
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit:FutureWarning", "ignore:`torch.jit:DeprecationWarning")
 
@@ -222,7 +223,7 @@ def assert_onnx_computes(program: bytes, want: nn.Module, inputs: tuple[Tensor, 
 
 @pytest.mark.parametrize("dynamo", [True, False], ids=["dynamo", "torchscript"])
 @feature("ONNX")
-@each_function
+@each_in_turns
 def test_onnx_of_functions(op: str, dynamo: bool) -> None:
     tensors = tuple(t.detach() for t in FUNCTIONS[op].tensors())
     others = tuple(t.detach() for t in FUNCTIONS[op].tensors(seed=1))
@@ -239,6 +240,7 @@ def test_onnx_of_a_block_with_a_residual(name: str, dynamo: bool) -> None:
     assert_onnx_computes(exported(model, (torch.randn(3, 8),), dynamo), model, (torch.randn(3, 8),))
 
 
+@thorough
 def test_onnx_of_a_half_type_and_of_any_number_of_rows() -> None:
     model, x = residual("GatedMLP").eval(), torch.randn(3, 8)
     file = io.BytesIO()
@@ -294,6 +296,7 @@ def test_onnx_of_every_gated_kind() -> None:
 
 
 @each_vit
+@thorough
 def test_onnx_of_a_patched_vit(name: str) -> None:
     model, x = Patched(name).eval(), MODELS[name].inputs()
     assert_onnx_computes(exported(model, (x,), True), model, (torch.randn_like(x),))
@@ -303,7 +306,7 @@ def ours(program: Any) -> set[str]:
     return {str(node.target) for node in program.graph.nodes if "epigrad" in str(node.target)}
 
 
-@each_function
+@each_in_turns
 def test_run_decompositions_leaves_pytorchs_operations(op: str) -> None:
     """C1: `run_decompositions` kept epigrad's operators."""
     tensors = tuple(t.detach() for t in FUNCTIONS[op].tensors())

@@ -34,6 +34,7 @@ from tests.support.layouts import assert_same_bits
 from tests.support.operators import FUNCTIONS, NAMES, each_function
 from tests.support.processes import run_script
 from tests.support.repository import ROOT
+from tests.support.tiers import thorough
 
 PACKAGE = str(Path(epigrad.__file__).parent)
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
@@ -177,6 +178,7 @@ def frames_of_epigrad() -> Iterator[list[str]]:
 
 
 @on_devices
+@thorough
 def test_compiled_training_runs_no_python_of_epigrad(device: str) -> None:
     """Every function at once, forward and backward, as Inductor compiles them; some of them, unless
     all cases are asked for."""
@@ -258,6 +260,7 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @on_devices
+@thorough
 def test_aotinductors_runner_runs_a_package_without_python(device: str, program: Path, tmp_path: Path) -> None:
     require_library()
     model, x = Model().eval().to(device), (torch.arange(32.0) / 16).reshape(4, 8).to(device)
@@ -289,6 +292,7 @@ print(library.epg_torch_register(), library.epg_last_error().decode())
 
 
 @pytest.mark.parametrize("first", ["library", "package"])
+@thorough
 def test_who_comes_second_leaves_the_operators_alone(first: str) -> None:
     require_library()
     library = f"import ctypes, torch; print(ctypes.CDLL({str(LIBRARY)!r}).epg_torch_register())"

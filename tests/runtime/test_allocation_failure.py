@@ -17,12 +17,14 @@ import torch
 from epigrad import backward, forward
 
 from tests.support.processes import run_script, start
+from tests.support.tiers import in_turns, thorough
 
 HERE = Path(__file__).parent
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="failing_malloc.c is for glibc")
 
 
 @LINUX
+@thorough
 def test_each_allocation_of_the_core_may_fail(tmp_path: Path) -> None:
     compiler = shutil.which(os.environ.get("CC") or "gcc")
     if compiler is None:
@@ -51,7 +53,7 @@ CALLS: dict[str, Callable[[], Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", CALLS)
+@pytest.mark.parametrize("name", in_turns(CALLS, len(CALLS), thorough))
 def test_memory_that_pytorch_does_not_have_is_its_error(name: str) -> None:
     with pytest.raises(RuntimeError) as theirs:
         torch.empty(2**46)
@@ -90,6 +92,7 @@ print("fine")
 """
 
 
+@thorough
 def test_python_objects_that_cannot_be_made_are_its_error() -> None:
     pytest.importorskip("_testcapi")
     assert run_script(NO_OBJECTS) == "fine"

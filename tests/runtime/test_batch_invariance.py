@@ -17,6 +17,7 @@ from torch import Tensor
 from tests.support.cases import DTYPES, FULL
 from tests.support.devices import needs, on_devices
 from tests.support.layouts import assert_same_bits
+from tests.support.tiers import thorough
 
 Results = tuple[Tensor, Tensor]
 """The output, and the gradient to the input."""
@@ -169,6 +170,7 @@ def test_plans_say_so(device: str) -> None:
 
 
 @on_devices
+@thorough
 def test_compiled_code_has_the_mode_of_its_calls(device: str) -> None:
     """Inside and outside of the block, and for backward outside of it."""
     torch.compiler.reset()

@@ -8,6 +8,7 @@ import os
 import pytest
 
 from tests.support.processes import run_script
+from tests.support.tiers import thorough
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
 
@@ -141,6 +142,7 @@ print("fine")
     assert run_script(script) == "fine"
 
 
+@thorough
 def test_a_fork_while_other_threads_compute() -> None:
     """PyTorch makes its first-call tables before the threads start: they are not safe against a
     fork meanwhile."""
@@ -169,6 +171,7 @@ print("fine")
 
 
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
+@thorough
 def test_other_ways_to_start_workers(method: str, tmp_path: os.PathLike[str]) -> None:
     program = os.path.join(tmp_path, "program.py")
     with open(program, "w") as file:

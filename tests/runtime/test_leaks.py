@@ -15,6 +15,7 @@ import torch
 from epigrad import backward, errors, forward, plan
 
 from tests.support.processes import run_script
+from tests.support.tiers import in_turns, thorough
 
 PAGES = Path("/proc/self/statm")
 MIB = 1 << 20
@@ -137,7 +138,7 @@ def _only_new_objects() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("_only_new_objects")
-@pytest.mark.parametrize("call", CALLS, ids=lambda f: f.__name__)
+@pytest.mark.parametrize("call", in_turns(CALLS, 5, thorough, lambda f: f.__name__))
 def test_objects_do_not_pile_up(call: Callable[[], None]) -> None:
     for _ in range(50):
         call()
@@ -178,6 +179,7 @@ def growth(call: Callable[[], None]) -> list[int]:
 # In a process of their own: a call that Go runs leaves it garbage, which Go collects when its heap
 # has doubled, and other tests may have made that heap large.
 @pytest.mark.skipif(not PAGES.exists(), reason="resident memory is read from Linux's /proc")
+@thorough
 def test_resident_memory_does_not_grow() -> None:
     script = """
 import json

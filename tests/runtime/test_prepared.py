@@ -22,6 +22,7 @@ from torch import Tensor
 from tests.support.devices import needs, on_devices
 from tests.support.layouts import assert_same_bits
 from tests.support.processes import run_script
+from tests.support.tiers import thorough
 
 on_cuda = needs("cuda")
 
@@ -151,6 +152,7 @@ def test_gradients_and_inference_mode(device: str) -> None:
 
 
 @on_devices
+@thorough
 def test_more_geometries_than_are_remembered_from_several_threads(device: str) -> None:
     weight, bias = layer(device, 1)[1:]
     whole = torch.randn(700, weight.shape[1], device=device)
@@ -304,6 +306,7 @@ print(asked(50), asked(50), asked(100), asked(100), asked(100))
 """
 
 
+@thorough
 def test_geometries_that_share_a_place_do_not_drive_each_other_out() -> None:
     assert run_script(PROGRAM, timeout=300).split()[-5:] == ["50", "0", "50", "0", "0"]
 

@@ -18,6 +18,7 @@ from tests.support.digests import digest
 from tests.support.layouts import assert_same_bits
 from tests.support.processes import run_script, start
 from tests.support.threads import WORKERS, at_once
+from tests.support.tiers import thorough
 
 ON_PYTORCH = "PyTorch's threads"
 on_linux = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere work runs on goroutines")
@@ -251,11 +252,13 @@ except epigrad.errors.BackendUnavailableError as error:
 
 
 @on_linux
+@thorough
 def test_doctor_tells_what_work_runs_on() -> None:
     assert ON_PYTORCH in start("-m", "epigrad", "doctor").stdout
 
 
 @on_linux
+@thorough
 def test_a_forked_child_does_not_wait_for_threads_that_it_lacks() -> None:
     """The parent's PyTorch has used its threads, which in the child would hang PyTorch itself."""
     script = """
@@ -342,6 +345,7 @@ ON_SMALL_STACKS = (
 
 
 @pytest.mark.parametrize("first", ON_SMALL_STACKS if FULL else ("linear_backward", "autograd"))
+@thorough
 def test_a_calling_thread_needs_a_stack_of_64_kb(first: str) -> None:
     """docs/c-api.md says so. The core is loaded by the first call, in such a thread too."""
     names = [first, *(name for name in ON_SMALL_STACKS if name != first)]

@@ -27,9 +27,10 @@ from torch import Tensor
 from tests.support import oracle
 from tests.support.devices import DEVICES, computes, memory_of, running_on
 from tests.support.layouts import LAYOUTS, draw, laid_out
+from tests.support.tiers import THIRD, commits, has_turn, thorough
 
 FULL = os.environ.get("EPIGRAD_TEST_FULL", "") not in ("", "0")
-
+SEED = int(os.environ.get("EPIGRAD_TEST_SEED") or 0)
 
 Kind = TypeVar("Kind", Activation, Gated)
 
@@ -257,7 +258,7 @@ class Case:
     @property
     def generator(self) -> torch.Generator:
         """Random numbers of this case's own."""
-        return torch.Generator().manual_seed(zlib.crc32(f"{self}#{self.draw}".encode()))
+        return torch.Generator().manual_seed(zlib.crc32(f"{self}#{self.draw}".encode()) + SEED)
 
     @property
     def scale_of_preactivation(self) -> float:
@@ -307,7 +308,7 @@ def pairs(axes: Mapping[str, Sequence[Any]], seed: int = 0) -> list[dict[str, An
     Greedy: of some random rows that contain a pair not seen yet, the one with most such pairs
     (Cohen et al. 1997, the AETG system).
     """
-    rng = random.Random(seed)
+    rng = random.Random(seed + SEED)
     names = list(axes)
     missing = {
         ((i, x), (j, y))
@@ -334,7 +335,10 @@ def pairs(axes: Mapping[str, Sequence[Any]], seed: int = 0) -> list[dict[str, An
 def product(axes: Mapping[str, Sequence[Any]], cycled: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
     """Every combination of the axes; the cycled ones take random values from row to row."""
     rows = []
-    turns = {name: itertools.cycle(random.Random(name).choices(values, k=997)) for name, values in cycled.items()}
+    turns = {
+        name: itertools.cycle(random.Random(f"{name}{SEED or ''}").choices(values, k=997))
+        for name, values in cycled.items()
+    }
     for choice in itertools.product(*axes.values()):
         row = dict(zip(axes, choice, strict=True))
         rows.append(row | {name: next(turn) for name, turn in turns.items()})
@@ -347,6 +351,25 @@ def cases(axes: Mapping[str, Sequence[Any]], cycled: Mapping[str, Sequence[Any]]
     cycled = cycled or {}
     rows = product(axes, cycled) if FULL else pairs({**axes, **cycled})
     return list(dict.fromkeys(Case(**row) for row in rows))
+
+
+def quick_of(everywhere: Sequence[Case]) -> set[Case]:
+    """The cases that `make test` takes: on each device each value that a field ever has meets the
+    operation, and the commit says which cases come first.
+
+    On the CPU all others are taken too, but for two thirds of the kinds that are tested briefly: a
+    kernel is not compiled for each case there.
+    """
+    brief = [kind for kinds in (BRIEFLY, GATED_BRIEFLY) for i, kind in enumerate(kinds) if not has_turn(i, THIRD)]
+    quick = {case for case in everywhere if case.device == "cpu" and case.kind not in brief}
+    seen = set[object]()
+    start = commits() * 7 % max(len(everywhere), 1)
+    for case in (*everywhere[start:], *everywhere[:start]):
+        met = {(case.device, case.op, field.name, str(getattr(case, field.name))) for field in fields(case)}
+        if not met <= seen:
+            seen |= met
+            quick.add(case)
+    return quick
 
 
 Test = TypeVar("Test", bound=Callable[..., Any])
@@ -362,15 +385,19 @@ def parity(chosen: Sequence[Case]) -> Callable[[Test], Test]:
         if computes(device, case.dtype) and not (device == "webgpu" and case.op in GROUPED)
     ]
 
+    quick = quick_of(everywhere)
+
     def decorate(test: Test) -> Test:
         @functools.wraps(test)
         def on_its_device(case: Case, **rest: Any) -> None:
             with running_on(case.device):
                 test(case=case, **rest)
 
-        parametrized = pytest.mark.parametrize("case", everywhere, ids=lambda case: f"{case.device}-{case}")(
-            on_its_device
-        )
+        parameters = [
+            pytest.param(case, id=f"{case.device}-{case}", marks=() if case in quick else thorough)
+            for case in everywhere
+        ]
+        parametrized = pytest.mark.parametrize("case", parameters)(on_its_device)
         marked: Test = pytest.mark.parity(parametrized)
         return marked
 

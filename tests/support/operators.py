@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from tests.support import compositions
+from tests.support.tiers import in_turns, thorough
 
 
 @dataclass(frozen=True)
@@ -106,4 +107,6 @@ FUNCTIONS: dict[str, Call] = {
 NAMES = tuple(operator.name for operator in ops.OPERATORS if not operator.name.endswith("_backward"))
 
 each_function = pytest.mark.parametrize("op", NAMES)
+each_in_turns = pytest.mark.parametrize("op", in_turns(NAMES, 4, thorough))
+"""In `make test` a quarter of them, another one with each commit: for what takes a second."""
 """Runs a test for each function of the table."""

@@ -1,0 +1,69 @@
+"""Runs a tier of the tests, and fails if it takes too long.
+
+    python .ci/budget.py NAME MINUTES COMMAND...
+
+Prints the ten slowest tests: `.ci/gotest.py` and tests/conftest.py note durations. More than the
+minutes and a fifth is a failure. Where other programs use the processors it is a warning.
+"""
+
+import json
+import os
+import pathlib
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+
+SLACK = 1.2
+BUSY = 0.2  # processors that others may use
+
+
+def processor_seconds() -> float | None:
+    """What all programs of this machine have used, where Linux tells."""
+    try:
+        fields = pathlib.Path("/proc/stat").read_text().splitlines()[0].split()[1:9]
+    except OSError:
+        return None
+    user, nice, system, _idle, _wait, *rest = map(int, fields)
+    return (user + nice + system + sum(rest)) / os.sysconf("SC_CLK_TCK")
+
+
+def slowest(folder: pathlib.Path, count: int = 10) -> list[tuple[float, str]]:
+    """Seconds and names of the slowest tests."""
+    lines = [json.loads(line) for path in folder.glob("*.jsonl") for line in path.read_text().splitlines()]
+    return sorted(((seconds, name) for name, seconds, *_ in lines), reverse=True)[:count]
+
+
+def verdict(name: str, minutes: float, took: float, others: float) -> tuple[int, str]:
+    """The exit status and what to say: of a tier's limit, and of what it took and how many
+    processors others used meanwhile."""
+    text = f"make {name}: {took:.1f} minutes of {minutes:g}"
+    if took <= minutes * SLACK:
+        return 0, text
+    if others > BUSY:
+        return 0, f"{text}: too long, but other programs used {others:.1f} processors"
+    return 1, f"{text}: too long. Make a test faster, or move cases of it to a slower tier (CONTRIBUTING.md)"
+
+
+def main() -> int:
+    name, minutes, *command = sys.argv[1:]
+    with tempfile.TemporaryDirectory() as folder:
+        begin, processors = time.monotonic(), processor_seconds()
+        code = subprocess.run(command, check=False, env=os.environ | {"EPIGRAD_DURATIONS": folder}).returncode
+        took, after = time.monotonic() - begin, processor_seconds()
+        for seconds, test in slowest(pathlib.Path(folder)):
+            print(f"{seconds:7.1f} s  {test}")
+    if code:
+        return code
+    own = resource.getrusage(resource.RUSAGE_CHILDREN)
+    others = 0.0
+    if processors is not None and after is not None:
+        others = (after - processors - own.ru_utime - own.ru_stime) / took
+    code, text = verdict(name, float(minutes), took / 60, others)
+    print(text)
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,96 @@
+"""Keeps a record of where the tests of an older commit run now: in `make test`, `make check` or
+`make nightly`.
+
+    python -m tests.tools.tiers COMMIT BEFORE GO_BEFORE GO_TEST GO_CHECK GO_NIGHTLY
+
+BEFORE is what `pytest --collect-only -q` printed at that commit. The others are folders that
+EPIGRAD_DURATIONS named in runs of the Go tests, at that commit and in each tier now: Go knows the
+names of subtests only once they have run. A test that is nowhere is listed as missing, and ends
+this with an error.
+"""
+
+from __future__ import annotations
+
+import collections
+import datetime
+import json
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support import tiers
+from tests.support.repository import ROOT
+
+NAMES = ("test", "check", "nightly")
+
+
+class Collected:
+    """A plugin of pytest that keeps the tier of each test."""
+
+    def __init__(self) -> None:
+        self.tier: dict[str, str] = {}
+
+    def pytest_collection_finish(self, session: pytest.Session) -> None:
+        self.tier = {item.nodeid: tiers.tier_of(item) for item in session.items}
+
+
+def in_python() -> dict[str, str]:
+    """Each test's tier."""
+    collected = Collected()
+    pytest.main(["--collect-only", "-qq", "--no-summary", "-p", "no:terminal", str(ROOT / "tests")], [collected])
+    return collected.tier
+
+
+def in_go(folder: str) -> list[str]:
+    """The names in a folder of durations."""
+    return [json.loads(line)[0] for path in Path(folder).glob("go-*.jsonl") for line in path.read_text().splitlines()]
+
+
+def function_of(name: str) -> str:
+    """Of a test's name: without pytest's parameters, and without Go's below the last method of a
+    suite."""
+    if name.startswith("tests/"):
+        return name.partition("[")[0]
+    parts = name.removeprefix("github.com/epigrad/epigrad/").split("/")
+    last = max(
+        i for i, part in enumerate(parts) if part.partition(" ")[2].startswith("Test") or part.startswith("Test")
+    )
+    return "/".join(parts[: last + 1])
+
+
+def rows(before: set[str], tier: dict[str, str]) -> list[dict[str, object]]:
+    """How many cases each function had, and how many of them each tier runs now."""
+    counts: dict[str, collections.Counter[str]] = collections.defaultdict(collections.Counter)
+    for name in before:
+        counts[function_of(name)][tier.get(name, "missing")] += 1
+    return [{"test": function, **count} for function, count in sorted(counts.items())]
+
+
+def main() -> int:
+    commit, before, *folders = sys.argv[1:]
+    old = {line for line in Path(before).read_text().splitlines() if "::" in line} | set(in_go(folders[0]))
+    now = in_python()
+    for name, folder in reversed(list(zip(NAMES, folders[1:], strict=True))):
+        now |= dict.fromkeys(in_go(folder), name)
+    missing = sorted(old - now.keys())
+    record = {
+        "before": commit,
+        "cases": len(old),
+        "now": dict(collections.Counter(now[name] for name in old & now.keys())),
+        "added since": len(now.keys() - old),
+        "missing": missing,
+        "rows": rows(old, now),
+    }
+    path = ROOT / "docs" / "results" / f"{datetime.date.today()}-tiers.json"
+    text = json.dumps(record, indent=1)
+    path.write_text(
+        re.sub(r"\{\s+([^{}]*?)\s+\}", lambda row: "{" + re.sub(r"\s*\n\s*", " ", row[1]) + "}", text) + "\n"
+    )
+    print(f"{path.relative_to(ROOT)}: {len(old)} cases, {record['now']}, {len(missing)} missing")
+    return 1 if missing else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -116,11 +116,19 @@ $(STAMPS)/editable: $(STAMPS)/run $(STAMPS)/go setup.py cbridge/include/epigrad.
 
 # --- build ----------------------------------------------------------------------------------------
 
-# The go command and cbridge/tools/generate.py know what is up to date.
-build: $(STAMPS)/editable ## build the extension in place (the default)
+# What the libraries are made of, generated files and folders too. The go command compiles most C
+# again for each library, changed or not, which takes a minute: so make compares times.
+SOURCES := setup.py go.mod $(shell find go kernels cbridge -mindepth 1 -name __pycache__ -prune -o -not -name '*_test.go' -print)
+
+build: $(if $(wildcard python/epigrad/_native.*.so),,forget) $(STAMPS)/extension ## build the extension in place (the default)
+
+forget:
+	@rm -f $(STAMPS)/extension
+
+$(STAMPS)/extension: $(STAMPS)/editable $(SOURCES)
 	@.ci/prerequisites $(PY)
-	@ls python/epigrad/_native.*.so > /dev/null 2>&1 || echo "epigrad: building, which takes two minutes the first time"
-	@$(PY) setup.py --quiet build_ext --inplace
+	@echo "epigrad: building the extension, which takes two minutes the first time"
+	@$(PY) setup.py --quiet build_ext --inplace && touch $@
 
 # The CUDA kernels. The build embeds what this has compiled, and works without.
 kernels: $(STAMPS)/kernels ## compile the CUDA kernels, which needs no GPU
@@ -130,14 +138,16 @@ kernels: $(STAMPS)/kernels ## compile the CUDA kernels, which needs no GPU
 generate: $(STAMPS)/run $(STAMPS)/go ## bring generated sources up to date
 	@$(PY) cbridge/tools/generate.py
 
-lib: $(STAMPS)/go $(STAMPS)/webgpu ## build the C library and its headers, into build
+lib: build/libepigrad.so ## build the C library and its headers, into build
+
+build/libepigrad.so: $(STAMPS)/go $(STAMPS)/webgpu $(SOURCES)
 	@.ci/prerequisites --compiler
 	@echo 'epigrad: building build/libepigrad.so (a few minutes the first time)'
-	@mkdir -p build/include
-	@go build -buildmode=c-shared -trimpath -buildvcs=false -ldflags='-s -w -extldflags=-Wl,-soname,libepigrad.so,--version-script=$(CURDIR)/cbridge/lib/exports.map' -o build/libepigrad.so ./cbridge/lib
-	@rm -f build/libepigrad.h && cp cbridge/include/epigrad.h cbridge/include/dlpack.h build/include/ && cp LICENSE build/
+	@mkdir -p build/include && cp cbridge/include/epigrad.h cbridge/include/dlpack.h build/include/ && cp LICENSE build/
 	@$(PY) cbridge/tools/licenses.py ./cbridge/lib build/THIRD_PARTY_LICENSES
-	@ls -d build/libepigrad.so build/include/*.h
+	@go build -buildmode=c-shared -trimpath -buildvcs=false -ldflags='-s -w -extldflags=-Wl,-soname,libepigrad.so,--version-script=$(CURDIR)/cbridge/lib/exports.map' -o $@ ./cbridge/lib
+	@rm -f build/libepigrad.h && touch $@
+	@ls -d $@ build/include/*.h
 
 # --- use and test ---------------------------------------------------------------------------------
 
@@ -148,8 +158,8 @@ demo: build $(STAMPS)/demo ## show epigrad beside PyTorch on this machine
 page: build $(STAMPS)/test ## serve the WebGPU kernels to a browser
 	@$(PY) examples/webgpu-page/serve.py
 
-# Three tiers: a change has to pass `make test` and `make check`; `make nightly` has what is slow and
-# rarely fails. What is installed and built before does not count.
+# Three tiers: a change has to pass `make test` and `make check`; `make nightly` has what is slow
+# and rarely fails. What is installed and built before does not count.
 test: build lib $(STAMPS)/test $(STAMPS)/webgpu ## test a change, in 8 minutes
 	@.ci/vulkan
 	@$(TIMED) test 8 $(MAKE) test-go test-python
@@ -272,7 +282,7 @@ examples: lib $(patsubst examples/c/%.c,build/examples/%,$(wildcard examples/c/*
 	@for program in $(filter build/examples/%,$^); do echo "$$program"; "$$program"; done
 	@for program in $$(go list -f '{{if eq .Name "main"}}{{.Dir}}{{end}}' ./examples/... 2> /dev/null); do go run "$$program"; done
 
-build/examples/%: examples/c/%.c cbridge/include/epigrad.h cbridge/include/dlpack.h | lib
+build/examples/%: examples/c/%.c build/libepigrad.so
 	@mkdir -p $(@D)
 	@$${CC:-cc} $(CC_FLAGS) -Ibuild/include -o $@ $< -Lbuild -lepigrad -lm -Wl,-rpath,'$$ORIGIN/..'
 
@@ -383,5 +393,5 @@ release: ## check a release before it is tagged; DRY=1 tries it
 
 clean: ## delete what was built
 	rm -rf build dist THIRD_PARTY_LICENSES python/epigrad/control/control.py python/epigrad/control/go.py python/epigrad/_core/tables.json python/*.egg-info python/epigrad/*.so cbridge/pyext/gopy_control.go cbridge/pyext/gopy_control.c kernels/cuda/*.fatbin kernels/cuda/*.functions go/backend/webgpu/webgpu.h go/backend/webgpu/wgpu.h
-	rm -rf $(STAMPS)/editable $(STAMPS)/webgpu .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(STAMPS)/editable $(STAMPS)/extension $(STAMPS)/webgpu .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -not -path './$(VENV)/*' -prune -exec rm -rf {} +

@@ -26,7 +26,7 @@ def main() -> int:
                 case "output" if test:
                     output[package, test].append(event["Output"])
                 case "output" | "build-output":
-                    if event["Output"] != "PASS\n":
+                    if event["Output"] not in ("PASS\n", "testing: warning: no tests to run\n"):
                         print(event["Output"], end="", flush=True)
                 case "fail" if test:
                     print("".join(output.pop((package, test), [])), end="", flush=True)

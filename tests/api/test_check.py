@@ -51,6 +51,7 @@ def test_nothing_fails_by_the_c_interface() -> None:
 
 
 @needs("webgpu")
+@thorough
 def test_nothing_fails_on_webgpu(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("--problems", "40", "--backend", "webgpu", "--mode", "correct,bitwise,bad") == 0, capsys.readouterr().out
 

@@ -230,6 +230,7 @@ def test_backward_remembers_the_mode() -> None:
         assert any(recorder.modes) == enabled
 
 
+@thorough
 def test_the_environment_switches_it_on() -> None:
     program = (
         "import epigrad, torch; plan = epigrad.plan.GemmEpilogue.select(m=1, n=1, k=1, activation='relu', "

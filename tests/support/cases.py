@@ -357,11 +357,16 @@ def quick_of(everywhere: Sequence[Case]) -> set[Case]:
     """The cases that `make test` takes: on each device each value that a field ever has meets the
     operation, and the commit says which cases come first.
 
-    On the CPU all others are taken too, but for two thirds of the kinds that are tested briefly: a
-    kernel is not compiled for each case there.
+    Where a case needs no kernel of its own to be compiled, half of the others are taken too, and of
+    the kinds that are tested briefly a third.
     """
-    brief = [kind for kinds in (BRIEFLY, GATED_BRIEFLY) for i, kind in enumerate(kinds) if not has_turn(i, THIRD)]
-    quick = {case for case in everywhere if case.device == "cpu" and case.kind not in brief}
+    brief = [*BRIEFLY, *GATED_BRIEFLY]
+    quick = {
+        case
+        for i, case in enumerate(everywhere)
+        if case.device != "webgpu"
+        and (has_turn(brief.index(case.kind), THIRD) if case.kind in brief else has_turn(i, 2))
+    }
     seen = set[object]()
     start = commits() * 7 % max(len(everywhere), 1)
     for case in (*everywhere[start:], *everywhere[:start]):

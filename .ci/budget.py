@@ -48,7 +48,8 @@ def verdict(name: str, minutes: float, took: float, others: float) -> tuple[int,
 
 def main() -> int:
     name, minutes, *command = sys.argv[1:]
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = os.environ.get("EPIGRAD_DURATIONS") or scratch
         begin, processors = time.monotonic(), processor_seconds()
         code = subprocess.run(command, check=False, env=os.environ | {"EPIGRAD_DURATIONS": folder}).returncode
         took, after = time.monotonic() - begin, processor_seconds()

@@ -118,7 +118,7 @@ $(STAMPS)/editable: $(STAMPS)/run $(STAMPS)/go setup.py cbridge/include/epigrad.
 
 # What the libraries are made of, generated files and folders too. The go command compiles most C
 # again for each library, changed or not, which takes a minute: so make compares times.
-SOURCES := setup.py go.mod $(shell find go kernels cbridge -mindepth 1 -name __pycache__ -prune -o -not -name '*_test.go' -print)
+SOURCES := setup.py go.mod $(shell find go kernels cbridge -mindepth 1 -name __pycache__ -prune -o -not -name '*_test.go' -not -name tools -print)
 
 build: $(if $(wildcard python/epigrad/_native.*.so),,forget) $(STAMPS)/extension ## build the extension in place (the default)
 
@@ -326,11 +326,16 @@ nightly: test-night sanitize-emulated emulated test-oldest check-install test-fu
 sources = $$(git rev-parse HEAD)$$(test -z "$$(git status --porcelain)" || echo ' with changes')
 
 lint: build $(STAMPS)/test $(STAMPS)/bench $(STAMPS)/demo $(STAMPS)/dev $(STAMPS)/docs $(TOOLS)/staticcheck $(TOOLS)/gofumpt ## check formats, types and line widths
+	@$(MAKE) -j2 --output-sync=target lint-go lint-python
+
+lint-go: $(TOOLS)/staticcheck $(TOOLS)/gofumpt
 	@echo "gofumpt"; unformatted=$$(git ls-files --cached --others --exclude-standard '*.go' | xargs $(TOOLS)/gofumpt -l); \
 		if [ -n "$$unformatted" ]; then echo "not formatted (make format): $$unformatted"; exit 1; fi
 	@echo "go mod tidy"; go mod tidy -diff && go -C go/tools mod tidy -diff
 	@echo "go vet"; go vet ./...
 	@echo "staticcheck"; $(TOOLS)/staticcheck ./...
+
+lint-python: $(STAMPS)/dev
 	@echo "ruff"; $(PY) -m ruff check --quiet . && $(PY) -m ruff format --quiet --check .
 	@echo "mypy"; $(PY) -m mypy --no-error-summary && $(PY) -m mypy --no-error-summary tests/api/typed_arrays.py setup.py $(wildcard .ci/*.py cbridge/tools/*.py docs/*.py docs/extensions/*.py go/backend/webgpu/*.py kernels/tools/*.py)
 	@echo "widths"; $(PY) .ci/widths.py

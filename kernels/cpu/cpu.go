@@ -10,6 +10,7 @@
 //	cpu.go                  the structs of a call, and the forms of packed operands
 //	engine.go               the engines, and which of them this machine can run
 //	engine_cgo*.go          the calls into C, and the tables of a processor's engines
+//	cached.go               what keeps Go from compiling all this again and again
 //	engine_none.go          the same where there are no engines
 //	cpu.h                   what Go and the engines share: the structs, and the table of an engine's functions
 //	tasks.h                 the functions that Go calls

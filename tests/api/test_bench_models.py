@@ -25,7 +25,7 @@ from transformers.models.llama import modeling_llama
 
 from tests.support.devices import needs
 from tests.support.processes import start
-from tests.support.tiers import thorough
+from tests.support.tiers import nightly
 
 pytestmark = pytest.mark.usefixtures("_one_thread")
 
@@ -41,7 +41,7 @@ def rows_of(name: str, settings: Settings = ON_CPU) -> dict[str, dict[str, Any]]
     return {row["variant"]: row for row in rows}
 
 
-@thorough
+@nightly
 def test_the_command_measures_models_in_processes_of_their_own(tmp_path: Path) -> None:
     path = tmp_path / "r.json"
     command = "python -m epigrad bench --device cpu --models bert,vit --quick --seconds 0.2"
@@ -61,7 +61,7 @@ def test_the_command_measures_models_in_processes_of_their_own(tmp_path: Path) -
     assert "6/6 vit: eager" in done.stdout and "difference" in done.stdout
 
 
-@thorough
+@nightly
 def test_compiled_models_are_measured_beside_the_others() -> None:
     torch._dynamo.reset()
     rows = rows_of("vit", dataclasses.replace(ON_CPU, compiled=True))

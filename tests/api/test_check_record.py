@@ -10,7 +10,7 @@ import pytest
 from epigrad import _native
 from epigrad.cli import machine
 
-from tests.support.tiers import thorough
+from tests.support.tiers import nightly
 from tests.tools import check_record
 
 
@@ -25,7 +25,7 @@ def _no_git(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("_no_git")
-@thorough
+@nightly
 def test_runs_are_added_up_and_keep_their_builds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert record(tmp_path, "--jobs", "1", "--commit", "one", "bad=3", "correct=2") == 0
     (path,) = tmp_path.iterdir()

@@ -34,7 +34,7 @@ from tests.support.layouts import assert_same_bits
 from tests.support.operators import FUNCTIONS, NAMES, each_function
 from tests.support.processes import run_script
 from tests.support.repository import ROOT
-from tests.support.tiers import thorough
+from tests.support.tiers import nightly, thorough
 
 PACKAGE = str(Path(epigrad.__file__).parent)
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
@@ -260,7 +260,7 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @on_devices
-@thorough
+@nightly
 def test_aotinductors_runner_runs_a_package_without_python(device: str, program: Path, tmp_path: Path) -> None:
     require_library()
     model, x = Model().eval().to(device), (torch.arange(32.0) / 16).reshape(4, 8).to(device)

@@ -30,7 +30,7 @@ from tests.support.cases import FULL
 from tests.support.devices import REQUIRED, needs
 from tests.support.layouts import assert_same_bits
 from tests.support.processes import run_script
-from tests.support.tiers import thorough
+from tests.support.tiers import nightly
 from tests.support.ulp import BOUND
 
 pytestmark = needs("webgpu")
@@ -528,7 +528,7 @@ print(epigrad.linear(torch.ones(1, 1), torch.ones(1, 1)).item())
     assert (second, third) == ("refused True", "1.0")
 
 
-@thorough
+@nightly
 def test_another_compiler_takes_every_kernel(tmp_path: Path) -> None:
     """What is compiled for calls of all kinds also passes Dawn's Tint, the compiler of Chromium."""
     if importlib.util.find_spec("wgpudawn") is None:

@@ -32,7 +32,8 @@ def main() -> int:
                     print("".join(output.pop((package, test), [])), end="", flush=True)
             if event["Action"] in ("pass", "fail", "skip") and test:
                 output.pop((package, test), None)
-                seconds[f"{package} {test}"] = event["Elapsed"]
+                if event["Action"] != "skip":
+                    seconds[f"{package} {test}"] = event["Elapsed"]
     folder = os.environ.get("EPIGRAD_DURATIONS")
     if folder:
         # A test's time has that of its subtests in it, which are in the list themselves.

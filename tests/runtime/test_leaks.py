@@ -179,7 +179,6 @@ def growth(call: Callable[[], None]) -> list[int]:
 # In a process of their own: a call that Go runs leaves it garbage, which Go collects when its heap
 # has doubled, and other tests may have made that heap large.
 @pytest.mark.skipif(not PAGES.exists(), reason="resident memory is read from Linux's /proc")
-@thorough
 def test_resident_memory_does_not_grow() -> None:
     script = """
 import json

@@ -12,7 +12,9 @@ this with an error.
 from __future__ import annotations
 
 import collections
+import contextlib
 import datetime
+import io
 import json
 import re
 import sys
@@ -39,7 +41,8 @@ class Collected:
 def in_python() -> dict[str, str]:
     """Each test's tier."""
     collected = Collected()
-    pytest.main(["--collect-only", "-qq", "--no-summary", "-p", "no:terminal", str(ROOT / "tests")], [collected])
+    with contextlib.redirect_stdout(io.StringIO()):
+        pytest.main(["--collect-only", "-q", "--rootdir", str(ROOT), str(ROOT / "tests")], [collected])
     return collected.tier
 
 
@@ -54,9 +57,7 @@ def function_of(name: str) -> str:
     if name.startswith("tests/"):
         return name.partition("[")[0]
     parts = name.removeprefix("github.com/epigrad/epigrad/").split("/")
-    last = max(
-        i for i, part in enumerate(parts) if part.partition(" ")[2].startswith("Test") or part.startswith("Test")
-    )
+    last = max(i for i, part in enumerate(parts) if " " in part or part.startswith("Test"))
     return "/".join(parts[: last + 1])
 
 
@@ -65,7 +66,7 @@ def rows(before: set[str], tier: dict[str, str]) -> list[dict[str, object]]:
     counts: dict[str, collections.Counter[str]] = collections.defaultdict(collections.Counter)
     for name in before:
         counts[function_of(name)][tier.get(name, "missing")] += 1
-    return [{"test": function, **count} for function, count in sorted(counts.items())]
+    return [{"function": function, **count} for function, count in sorted(counts.items())]
 
 
 def main() -> int:

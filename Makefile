@@ -162,6 +162,8 @@ page: build $(STAMPS)/test ## serve the WebGPU kernels to a browser
 # and rarely fails. What is installed and built before does not count.
 test: build lib $(STAMPS)/test $(STAMPS)/webgpu ## test a change, in 8 minutes
 	@.ci/vulkan
+	@echo "epigrad: compiling the Go tests"
+	@go test -tags emulation -exec true ./... > /dev/null
 	@$(TIMED) test 8 $(MAKE) test-go test-python
 
 test-go: $(STAMPS)/go $(STAMPS)/webgpu ## run the Go tests

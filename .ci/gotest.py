@@ -30,6 +30,10 @@ def main() -> int:
                         print(event["Output"], end="", flush=True)
                 case "fail" if test:
                     print("".join(output.pop((package, test), [])), end="", flush=True)
+                case "fail":
+                    # The package has ended before these tests, by a panic or a timeout.
+                    for key in [key for key in output if key[0] == package]:
+                        print("".join(output.pop(key)), end="", flush=True)
             if event["Action"] in ("pass", "fail", "skip") and test:
                 output.pop((package, test), None)
                 if event["Action"] != "skip":

@@ -68,11 +68,12 @@ def test_durations_of_go_and_of_python_are_noted(tmp_path: Path) -> None:
     assert all(seconds >= 0 for _, *times in noted for seconds in times)
 
 
-def test_output_of_a_go_test_that_fails_is_printed(tmp_path: Path) -> None:
+@pytest.mark.parametrize("wrong", ['t.Error("wrong by 3")', 'panic("wrong by 3")', 'println("wrong by 3"); os.Exit(3)'])
+def test_output_of_a_go_test_that_fails_is_printed(wrong: str, tmp_path: Path) -> None:
     (tmp_path / "go.mod").write_text("module x\n\ngo 1.26\n")
     (tmp_path / "x_test.go").write_text(
-        'package x\n\nimport "testing"\n\nfunc TestGood(t *testing.T) { t.Log("quiet") }\n'
-        'func TestBad(t *testing.T) { t.Error("wrong by 3") }\n'
+        'package x\n\nimport (\n"os"\n"testing"\n)\n\nvar _ = os.Exit\n'
+        f'func TestGood(t *testing.T) {{ t.Log("quiet") }}\nfunc TestBad(t *testing.T) {{ {wrong} }}\n'
     )
     command = [sys.executable, str(ROOT / ".ci" / "gotest.py"), "./..."]
     ran = subprocess.run(command, cwd=tmp_path, env=environment(), capture_output=True, text=True, check=False)

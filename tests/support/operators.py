@@ -107,6 +107,6 @@ FUNCTIONS: dict[str, Call] = {
 NAMES = tuple(operator.name for operator in ops.OPERATORS if not operator.name.endswith("_backward"))
 
 each_function = pytest.mark.parametrize("op", NAMES)
-each_in_turns = pytest.mark.parametrize("op", in_turns(NAMES, 4, thorough))
-"""In `make test` a quarter of them, another one with each commit: for what takes a second."""
 """Runs a test for each function of the table."""
+each_in_turns = pytest.mark.parametrize("op", in_turns(NAMES, 4, thorough))
+"""The same; `make test` takes a quarter of them, another one with each commit."""

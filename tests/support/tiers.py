@@ -1,7 +1,7 @@
 """Which tier a test is of, and which of many alike `make test` takes.
 
-`make test` leaves out what is marked `thorough` or `nightly`, `make check` what is `nightly`, and
-`make nightly` nothing.
+`make test` leaves out what is marked `thorough` or `nightly`. `make check` runs what is `thorough`
+too, and `make nightly` runs what is `nightly`.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import subprocess
 from collections.abc import Callable, Iterable
-from typing import Any, TypeVar
+from typing import Any
 
 import pytest
 
@@ -19,22 +19,22 @@ THIRD = 3
 COLLECTED = pytest.StashKey[list[pytest.Item]]()
 """All tests of a run, with those that are left out."""
 thorough, nightly = pytest.mark.thorough, pytest.mark.nightly
-Item = TypeVar("Item")
 
 
 @functools.cache
 def commits() -> int:
     """How many commits lead to the one that is checked out: 0 without git.
 
-    A number that the next commit raises by one: of things that take turns by it, as many commits in
-    a row take all. A commit's hash would leave some out by chance.
+    The next commit raises the number by one, so three commits in a row take each third once. A
+    commit's hash would leave a third out by chance.
     """
     counted = subprocess.run(["git", "rev-list", "--count", "HEAD"], cwd=ROOT, capture_output=True, text=True)
     return int(counted.stdout or 0)
 
 
 def has_turn(index: int, of: int, at: int | None = None) -> bool:
-    """Whether the thing of this number is taken by this commit, or by the one of another count."""
+    """Whether a commit takes the item of this index, one of every `of`: the checked out commit, or
+    the one with `at` commits."""
     return index % of == (commits() if at is None else at) % of
 
 
@@ -46,6 +46,7 @@ def in_turns(items: Iterable[Any], of: int, mark: pytest.MarkDecorator, name: Ca
 
 
 def tier_of(item: pytest.Item) -> str:
-    """The tier whose `make` runs a test: "nightly" even where a test is marked twice."""
-    marks = [mark.name for mark in (nightly, thorough) if item.get_closest_marker(mark.name)]
-    return {"nightly": "nightly", "thorough": "check", "": "test"}[(*marks, "")[0]]
+    """The first tier that runs a test: "test", "check" or "nightly"."""
+    if item.get_closest_marker("nightly"):
+        return "nightly"
+    return "check" if item.get_closest_marker("thorough") else "test"

@@ -31,6 +31,11 @@ def jobs() -> list[Any]:
     return [pytest.param(job, id=f"{path.stem}-{name}") for path, name, job in found]
 
 
+SETUP = "./.github/actions/setup"
+"""What most jobs begin with: an action of ours, whose steps use those of GitHub."""
+OF_SETUP = loaded(ROOT / SETUP / "action.yml")
+
+
 def steps(job: Any, key: str) -> list[str]:
     """What the steps of a job use, or run."""
     return [step[key] for step in job.get("steps", []) if key in step]
@@ -74,8 +79,10 @@ def test_jobs_end_by_themselves_and_pin_their_actions(job: Any) -> None:
         return
     assert 0 < job["timeout-minutes"] <= 120
     assert "latest" not in str(job["runs-on"])
-    for action in steps(job, "uses"):
-        assert re.fullmatch(r"(actions/[\w-]+@v\d+|pypa/gh-action-pypi-publish@release/v\d+)", action), action
+    for action in [*steps(job, "uses"), *steps(OF_SETUP["runs"], "uses")]:
+        assert action == SETUP or re.fullmatch(
+            r"(actions/[\w-]+@v\d+|pypa/gh-action-pypi-publish@release/v\d+)", action
+        ), action
 
 
 @pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)
@@ -97,6 +104,10 @@ def pythons(job: Any) -> set[str]:
     versions = {
         step["with"]["python-version"] for step in job.get("steps", []) if "setup-python" in step.get("uses", "")
     }
+    default = OF_SETUP["inputs"]["python"]["default"]
+    versions |= {
+        step.get("with", {}).get("python", default) for step in job.get("steps", []) if step.get("uses") == SETUP
+    }
     if "${{ matrix.python }}" in versions:
         versions.remove("${{ matrix.python }}")
         versions |= {row["python"] for row in job["strategy"]["matrix"]["include"]}
@@ -110,6 +121,7 @@ def test_workflows_take_the_go_of_go_mod_the_oldest_python_and_one_without_a_loc
     for path in WORKFLOWS:
         found = loaded(path)["jobs"].values()
         of_go = [step for job in found for step in job.get("steps", []) if "setup-go" in step.get("uses", "")]
+        of_go += [step for step in OF_SETUP["runs"]["steps"] if "setup-go" in step.get("uses", "")]
         assert {step["with"]["go-version"] for step in of_go} == {f"{go[1]}.x"}
         free_threaded = {FREE_THREADED} if path.stem in ("nightly", "release") else set()
         assert set().union(*map(pythons, found)) == {python[1]} | free_threaded

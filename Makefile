@@ -67,7 +67,7 @@ $(STAMPS)/go: $(STAMPS)/venv
 	@touch $@
 
 $(STAMPS)/run: $(STAMPS)/venv pyproject.toml
-	@$(PY) -c 'import torch' 2> /dev/null || echo "epigrad: installing PyTorch into $(VENV) (a download of about 2 GB)"
+	@$(PY) -c 'import torch' 2> /dev/null || echo "epigrad: installing PyTorch into $(VENV) (a download of about 3 GB)"
 	@$(call install,run build)
 
 $(STAMPS)/test: $(STAMPS)/run

@@ -4,7 +4,7 @@
     python tests/tools/bits.py compare BEFORE.json   the same now; exits with 1 where one differs
 
 Every engine that this machine's processor has is recorded, WebGPU and CUDA where they are here.
-Only the names of the interface of 0.1 are called, so that one script runs before and after.
+Only the names of the interface of 0.2 are called, so that one script runs before and after.
 """
 
 from __future__ import annotations
@@ -96,6 +96,44 @@ def results(device: str, dtype_name: str) -> Iterator[tuple[str, list[object]]]:
         out = block(*operands, kind, save=save)
         gradients = torch.autograd.grad(out, operands, drawn(3, 29, 53, seed=21))
         yield f"{block.__name__} {kind} {save}", [out, *gradients]
+    for kind in GATED:
+        operands = [drawn(3, 37, 53, seed=22), *(drawn(71, 53, seed=23 + i, scale=0.4) for i in range(2))]
+        operands = [operand.requires_grad_() for operand in (*operands, drawn(71, seed=25), drawn(71, seed=26))]
+        out = epigrad.gated_linear(*operands, kind)
+        yield f"gated_linear {kind}", [out, *torch.autograd.grad(out, operands, drawn(3, 37, 71, seed=27))]
+    learned = {
+        epigrad.prelu: (drawn(61, 127, seed=28, scale=2), drawn(127, seed=29)),
+        epigrad.xielu: (drawn(61, 127, seed=28, scale=2), drawn(1, seed=30), drawn(1, seed=31)),
+    }
+    for function, operands in learned.items():
+        operands = [operand.requires_grad_() for operand in operands]
+        out = function(*operands)
+        yield function.__name__, [out, *torch.autograd.grad(out, operands, drawn(61, 127, seed=32))]
+    if os.environ.get("EPIGRAD_BACKEND") == "webgpu":  # which had no groups in 0.2
+        return
+    offsets, index = (
+        torch.tensor([0, 7, 7, 40, 58]).to(device),
+        (torch.arange(3 * 41).reshape(41, 3) * 7 % 6).to(device),
+    )
+    for kind, save in itertools.product((*KINDS, *GATED), SAVE):
+        rows = 2 if kind in GATED else 1
+        if rows == 1:
+            operands = [drawn(61, 53, seed=33), drawn(5, 71, 53, seed=34, scale=0.4), drawn(5, 71, seed=35)]
+            operands = [operand.requires_grad_() for operand in operands]
+            out = epigrad.grouped_linear(*operands, kind, offsets=offsets, save=save)
+            gradients = torch.autograd.grad(out, operands, drawn(61, 71, seed=36))
+            yield f"grouped_linear {kind} {save}", [out, *gradients]
+        operands = [
+            drawn(41, 53, seed=37),
+            drawn(41, 3, seed=38),
+            drawn(5, rows * 71, 53, seed=39, scale=0.4),
+            drawn(5, rows * 71, seed=40),
+            drawn(5, 53, 71, seed=41, scale=0.2),
+            drawn(5, 53, seed=42),
+        ]
+        tokens, *rest = [operand.requires_grad_() for operand in operands]
+        out = epigrad.experts(tokens, index, *rest, kind, save=save)
+        yield f"experts {kind} {save}", [out, *torch.autograd.grad(out, operands, drawn(41, 53, seed=43))]
 
 
 def hashes(device: str) -> dict[str, str]:

@@ -28,12 +28,14 @@ export LP_NATIVE_VECTOR_WIDTH ?= 128
 unexport PYTHONDONTWRITEBYTECODE
 ZIG = $$($(PY) -c 'import pathlib, ziglang; print(pathlib.Path(ziglang.__file__).parent / "zig")')
 PIP_INSTALL := $(PY) -m pip install --no-compile --quiet --progress-bar off
-# What a tier of the tests takes: `make test`, what `make check` has besides, and `make nightly`.
-TIER ?= test
+# The marks of the tests that each tier runs: `make check` those of `make test` too.
+TIER := test
 TAKES_test := not thorough and not nightly
 TAKES_check := not nightly
 TAKES_nightly := nightly
-PYTEST = $(PY) -m pytest -n $(PYTEST_WORKERS) -q
+$(if $(TAKES_$(TIER)),,$(error TIER=$(TIER), want test, check or nightly))
+PYTEST_FLAGS = -n $(PYTEST_WORKERS) -q
+PYTEST = $(PY) -m pytest $(PYTEST_FLAGS)
 TIMED = $(PYTHON) .ci/budget.py
 # Python finds wgpu-native by itself. The shell looks, not make: make remembers what was missing
 # before pip ran. AMX, emulated, is an engine of the tests.
@@ -41,7 +43,7 @@ GO_TEST := EPIGRAD_WGPU_NATIVE="$${EPIGRAD_WGPU_NATIVE:-$$(ls $(CURDIR)/$(VENV)/
 CC_FLAGS := -std=c11 -O2 -Wall -Wextra -Werror
 C_SOURCES := '*.c' '*.h' '*.cpp' '*.cu' '*.cuh'
 
-.PHONY: help build kernels lib demo page test test-go test-python test-engines test-night test-full test-oldest test-free-threaded test-race sanitize sanitize-addresses sanitize-emulated sanitize-threads portable emulated examples check parts nightly lint format generate bench notebooks docs docs-links wheel sdist check-wheel check-install release clean
+.PHONY: help build kernels lib demo page test test-go test-python test-engines test-night test-full test-oldest test-free-threaded test-race sanitize sanitize-addresses sanitize-emulated sanitize-threads portable emulated examples check parts nightly lint format generate bench notebooks docs docs-links wheel sdist check-wheel test-wheel check-install release clean
 
 # A target's line ends with what it does.
 help: ## list the commands
@@ -73,6 +75,9 @@ $(STAMPS)/run: $(STAMPS)/venv pyproject.toml
 $(STAMPS)/test: $(STAMPS)/run
 	@echo "epigrad: installing what the tests need"
 	@$(call install,test demo)
+
+$(STAMPS)/night: $(STAMPS)/test
+	@$(call install,night)
 
 # torchtitan, in a folder of its own: the releases of other packages that it names are older ones.
 $(STAMPS)/torchtitan: $(STAMPS)/venv pyproject.toml
@@ -120,12 +125,17 @@ $(STAMPS)/editable: $(STAMPS)/run $(STAMPS)/go setup.py cbridge/include/epigrad.
 # again for each library, changed or not, which takes a minute: so make compares times.
 SOURCES := setup.py go.mod $(shell find go kernels cbridge -mindepth 1 -name __pycache__ -prune -o -not -name '*_test.go' -not -name tools -print)
 
-build: $(if $(wildcard python/epigrad/_native.*.so),,forget) $(STAMPS)/extension ## build the extension in place (the default)
+build: $(STAMPS)/extension ## build the extension in place (the default)
 
-forget:
-	@rm -f $(STAMPS)/extension
+FORCE:
 
-$(STAMPS)/extension: $(STAMPS)/editable $(SOURCES)
+# What compiles, and how: it is written again if it differs, and then all is built again.
+$(STAMPS)/compilers: $(STAMPS)/go FORCE
+	@{ go version; $${CC:-gcc} --version; env | grep -E '^(CC|CGO_|GOFLAGS)' | sort; } > $@.now 2>&1 || true; \
+		cmp -s $@.now $@ && rm $@.now || mv $@.now $@
+
+# The stamp is out of date where the library is gone.
+$(STAMPS)/extension: $(STAMPS)/editable $(STAMPS)/compilers $(SOURCES) $(if $(wildcard python/epigrad/_native.*.so),,FORCE)
 	@.ci/prerequisites $(PY)
 	@echo "epigrad: building the extension, which takes two minutes the first time"
 	@$(PY) setup.py --quiet build_ext --inplace && touch $@
@@ -140,7 +150,7 @@ generate: $(STAMPS)/run $(STAMPS)/go ## bring generated sources up to date
 
 lib: build/libepigrad.so ## build the C library and its headers, into build
 
-build/libepigrad.so: $(STAMPS)/go $(STAMPS)/webgpu $(SOURCES)
+build/libepigrad.so: $(STAMPS)/compilers $(STAMPS)/webgpu $(SOURCES)
 	@.ci/prerequisites --compiler
 	@echo 'epigrad: building build/libepigrad.so (a few minutes the first time)'
 	@mkdir -p build/include && cp cbridge/include/epigrad.h cbridge/include/dlpack.h build/include/ && cp LICENSE build/
@@ -163,7 +173,7 @@ page: build $(STAMPS)/test ## serve the WebGPU kernels to a browser
 # compiles Go and byte code.
 test: build lib $(STAMPS)/test $(STAMPS)/webgpu ## test a change, in 8 minutes
 	@.ci/vulkan
-	@$(TIMED) test $(if $(wildcard $(STAMPS)/tested),8,12) $(MAKE) test-go test-python
+	@$(TIMED) "make test" $(if $(wildcard $(STAMPS)/tested),8,12) $(MAKE) test-go test-python
 	@touch $(STAMPS)/tested
 
 test-go: $(STAMPS)/go $(STAMPS)/webgpu ## run the Go tests
@@ -175,7 +185,7 @@ test-go: $(STAMPS)/go $(STAMPS)/webgpu ## run the Go tests
 test-python test-engines test-night test-full test-oldest: export OMP_WAIT_POLICY ?= PASSIVE
 test-python: build lib $(STAMPS)/test ## run the Python tests
 	@.ci/vulkan
-	.ci/pytest $(PYTEST) -m '$(TAKES_$(TIER))' $(TESTS)
+	.ci/pytest $(PY) $(PYTEST_FLAGS) -m '$(TAKES_$(TIER))' $(TESTS)
 
 test-engines: build $(STAMPS)/test ## test how exact this machine's other CPU engines are
 	@for engine in $$(.ci/engines $(PY)); do echo "engine $$engine"; \
@@ -183,7 +193,7 @@ test-engines: build $(STAMPS)/test ## test how exact this machine's other CPU en
 
 # What nobody waits for: every activation in mpmath, narrow WebGPU limits, the page in Chromium,
 # notebooks, every class of transformers.
-test-night: build lib $(STAMPS)/test $(STAMPS)/torchtitan $(STAMPS)/docs ## run the tests that are only for the night
+test-night: build lib $(foreach each,test torchtitan docs night,$(STAMPS)/$(each)) ## run the tests that are only for the night
 	@.ci/vulkan
 	@.ci/chromium
 	@$(MAKE) TIER=nightly test-python test-engines
@@ -192,9 +202,8 @@ test-night: build lib $(STAMPS)/test $(STAMPS)/torchtitan $(STAMPS)/docs ## run 
 # The product of cases, not pairs, on every engine of the CPU, with other random numbers each day;
 # and the Go tests under the race detector.
 test-full: export EPIGRAD_TEST_SEED ?= $(shell date +%Y%m%d)
-test-full: build lib $(STAMPS)/test $(STAMPS)/torchtitan $(STAMPS)/docs ## run all cases in place of pairs
+test-full: kernels build lib $(STAMPS)/test ## run all cases in place of pairs
 	@.ci/vulkan
-	@.ci/chromium
 	$(GO_TEST) -race -short ./...
 	EPIGRAD_TEST_FULL=1 $(GO_TEST) ./go/backend/cpu ./go/backend/cuda ./kernels/cpu
 	EPIGRAD_TEST_FULL=1 $(PYTEST)
@@ -205,8 +214,8 @@ test-full: build lib $(STAMPS)/test $(STAMPS)/torchtitan $(STAMPS)/docs ## run a
 # own.
 OLDEST := $(VENV)/oldest
 test-oldest: build lib $(OLDEST)/installed ## test with the oldest supported PyTorch
-	PYTHONPATH=$(CURDIR)/python $(OLDEST)/bin/python -m pytest -n $(PYTEST_WORKERS) -q -m 'not nightly' \
-		tests/autograd tests/models tests/api/test_nn.py tests/runtime/test_fork.py $(patsubst %,tests/pytorch/test_%.py,autocast compile distributed modes operators without_python)
+	PYTHONPATH=$(CURDIR)/python $(OLDEST)/bin/python -m pytest $(PYTEST_FLAGS) -m '' \
+		--ignore=tests/models/test_torchtitan.py tests/autograd tests/models tests/api/test_nn.py tests/runtime/test_fork.py $(patsubst %,tests/pytorch/test_%.py,autocast compile distributed modes operators without_python)
 
 $(OLDEST)/installed: pyproject.toml | $(STAMPS)/venv
 	@echo "epigrad: installing the oldest PyTorch and what the tests need into $(OLDEST) (7 GB)"
@@ -230,8 +239,8 @@ test-race: $(STAMPS)/go $(STAMPS)/webgpu ## run Go's race detector
 # AddressSanitizer and UBSan: the CPU's vector kernels, on memory of exactly the size that they may
 # touch, the engines, the C interface and the extension. ThreadSanitizer: the C interface. Each
 # reports a planted defect, so that it fails where a sanitizer is not at work. The emulated CUDA
-# kernels take more than ten minutes, so test-full has them, and CI in a job of their own. (What
-# only Go holds looks like a leak. Go's part of a shared library needs static TLS. PyTorch throws
+# kernels take more than ten minutes, so they are the night's: sanitize-emulated. (What only Go
+# holds looks like a leak. Go's part of a shared library needs static TLS. PyTorch throws
 # C++ exceptions, which AddressSanitizer passes on if libstdc++ is loaded with it.)
 SANITIZED := build/sanitized
 sanitize: build $(STAMPS)/test ## run C under sanitizers
@@ -311,14 +320,15 @@ docs-links: build $(STAMPS)/docs ## check links to other sites
 
 # --- check ----------------------------------------------------------------------------------------
 
-# Downloads and the kernels, ten minutes if nothing is cached, do not count. Two at a time where
-# most of a part keeps one processor busy, and nothing is installed.
-check: kernels build $(foreach each,test bench demo dev docs dist,$(STAMPS)/$(each)) ## run what CI runs, in 40 minutes
-	@$(TIMED) check 40 $(MAKE) TIER=check lint parts
+# What is installed, and the kernels, ten minutes if nothing is cached, do not count. Two at a time
+# where most of a part keeps one processor busy, and nothing is built in the tree.
+check: kernels $(foreach each,editable test bench demo dev docs dist,$(STAMPS)/$(each)) ## run what CI runs, in 40 minutes
+	@$(TIMED) "make check" 40 $(MAKE) TIER=check build lint parts
 	@echo "$(sources)" > build/checked
 
 parts: test-go test-python test-engines $(STAMPS)/dist ## run what CI runs but for lint and the kernels
-	@$(MAKE) -j2 --output-sync=target test-race sanitize-addresses sanitize-threads portable examples docs check-wheel
+	@$(MAKE) -j2 --output-sync=target test-race sanitize-addresses sanitize-threads portable examples docs
+	@$(MAKE) check-wheel
 
 # What is left takes hours: a night's run, and what comes before a release. CI has a job for each
 # part, and one for test-free-threaded.
@@ -380,7 +390,9 @@ wheel: kernels build $(STAMPS)/dist ## build the wheel, into dist
 	@for wheel in dist/epigrad-*-abi3-*_$(ARCH).whl; do if [ -e "$$wheel" ]; then $(PY) -m abi3audit --strict "$$wheel"; fi; done
 	@ls dist/*.whl
 
-check-wheel: wheel $(STAMPS)/test ## install the wheel into a fresh environment
+check-wheel: wheel test-wheel ## build the wheel, and install it into a fresh environment
+
+test-wheel: build $(STAMPS)/test ## install the wheel that is in dist into a fresh environment
 	.ci/check-install --wheel docs/start.md
 
 check-install: wheel sdist $(STAMPS)/test ## install in each of four ways, each into a fresh environment

@@ -1,6 +1,7 @@
-"""Runs a tier of the tests, and fails if it takes too long.
+#!/usr/bin/env python3
+"""Runs a tier of the tests, or a part of one, and fails if it takes too long.
 
-    python .ci/budget.py NAME MINUTES COMMAND...
+    .ci/budget.py NAME MINUTES COMMAND...
 
 Prints the ten slowest tests: `.ci/gotest.py` and tests/conftest.py note durations. More than the
 minutes and a fifth is a failure. Where other programs use the processors it is a warning.
@@ -35,14 +36,20 @@ def slowest(folder: pathlib.Path, count: int = 10) -> list[tuple[float, str]]:
     return sorted(((seconds, name) for name, seconds, *_ in lines), reverse=True)[:count]
 
 
-def verdict(name: str, minutes: float, took: float, others: float) -> tuple[int, str]:
+def others(before: float | None, after: float | None, own: float, took: float) -> float:
+    """How many processors other programs used: of the processor seconds of all before and after,
+    those of the command, and the seconds that it took."""
+    return 0.0 if before is None or after is None else (after - before - own) / took
+
+
+def verdict(name: str, minutes: float, took: float, busy: float) -> tuple[int, str]:
     """The exit status and what to say: of a tier's limit, and of what it took and how many
     processors others used meanwhile."""
-    text = f"make {name}: {took:.1f} minutes of {minutes:g}"
+    text = f"{name}: {took:.1f} minutes of {minutes:g}"
     if took <= minutes * SLACK:
         return 0, text
-    if others > BUSY:
-        return 0, f"{text}: too long, but other programs used {others:.1f} processors"
+    if busy > BUSY:
+        return 0, f"{text}: too long, but other programs used {busy:.1f} processors"
     return 1, f"{text}: too long. Make a test faster, or move cases of it to a slower tier (CONTRIBUTING.md)"
 
 
@@ -58,10 +65,8 @@ def main() -> int:
     if code:
         return code
     own = resource.getrusage(resource.RUSAGE_CHILDREN)
-    others = 0.0
-    if processors is not None and after is not None:
-        others = (after - processors - own.ru_utime - own.ru_stime) / took
-    code, text = verdict(name, float(minutes), took / 60, others)
+    busy = others(processors, after, own.ru_utime + own.ru_stime, took)
+    code, text = verdict(name, float(minutes), took / 60, busy)
     print(text)
     return code
 

@@ -1,3 +1,4 @@
+#!/usr/bin/env python3
 """Finds lines that are too wide in the repository's files, by kind of file.
 
     python .ci/widths.py

@@ -63,6 +63,12 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "slow: takes seconds or tens of GB; runs with EPIGRAD_TEST_SLOW=1")
 
 
+def pytest_report_header() -> str:
+    """What chose the cases of a run, to repeat it."""
+    seed = os.environ.get("EPIGRAD_TEST_SEED")
+    return f"cases: turn {tiers.commits()} (commits)" + (f", EPIGRAD_TEST_SEED={seed}" if seed else "")
+
+
 def pytest_sessionstart(session: pytest.Session) -> None:
     """A device that EPIGRAD_TEST_DEVICES names must be there: else a run of no tests would pass for
     one of its own."""
@@ -77,7 +83,7 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item], config: pytest.Config) -> None:
     """Leaves slow tests out unless asked for, and notes on which device each parity case runs.
 
-    The longest test is the first: beside it the others run.
+    The night's longest test is the first: beside it the others run.
     """
     items.sort(key=lambda item: item.path.name != "test_page.py")
     config.stash[tiers.COLLECTED] = items.copy()  # of which `-m` leaves some out later

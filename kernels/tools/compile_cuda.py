@@ -101,12 +101,12 @@ def headers_of(source: pathlib.Path) -> set[pathlib.Path]:
     return found
 
 
-def is_current(source: pathlib.Path) -> bool:
-    """Whether what was compiled is of these sources, and no older than this script."""
+def is_current(nvcc: pathlib.Path, source: pathlib.Path) -> bool:
+    """Whether what was compiled is of these sources, and no older than this script and nvcc."""
     image, functions = source.with_suffix(".fatbin"), source.with_suffix(".functions")
     if not image.exists() or not functions.exists() or functions.read_text().partition("\n")[0] != hash_of(source):
         return False
-    return image.stat().st_mtime > pathlib.Path(__file__).stat().st_mtime
+    return all(image.stat().st_mtime > path.stat().st_mtime for path in (pathlib.Path(__file__), nvcc))
 
 
 def provide(nvcc: pathlib.Path, source: pathlib.Path) -> str:
@@ -152,9 +152,12 @@ def version_of(command: str) -> str:
 
 def key_of(nvcc: pathlib.Path, source: pathlib.Path) -> str:
     """A hash of all that an image depends on. This script has the flags, the architectures and the
-    checks of what was compiled."""
+    checks of what was compiled, and nvcc's programs and headers are of several packages."""
     script = pathlib.Path(__file__).read_text()
-    parts = (hash_of(source), source.stem, script, version_of(str(nvcc)), version_of(host_compiler()))
+    toolkit = [path.name for path in sorted(nvcc.parents[3].glob("nvidia*.dist-info"))]
+    flags = [os.environ.get(name, "") for name in ("NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS")]
+    compilers = (version_of(str(nvcc)), version_of(host_compiler()), *toolkit, *flags)
+    parts = (hash_of(source), source.stem, script, *compilers)
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
 
@@ -225,10 +228,10 @@ def main() -> None:
     parser.add_argument("--toolkit", type=pathlib.Path, default=TOOLKIT, help="the folder that has bin/nvcc")
     parser.add_argument("--jobs", type=int, default=2, help="how many sources to compile at once")
     arguments = parser.parse_args()
-    stale = [source for source in sorted(SOURCES.glob("*.cu")) if not is_current(source)]
+    nvcc = find_nvcc(arguments.toolkit)
+    stale = [source for source in sorted(SOURCES.glob("*.cu")) if not is_current(nvcc, source)]
     if not stale:
         return
-    nvcc = find_nvcc(arguments.toolkit)
     prune()
     print(f"kernels/cuda: {len(stale)} to compile, ten minutes for all, or to take from {CACHE}", flush=True)
     # The largest first, so that the last one to end is not also the last to begin.

@@ -17,7 +17,6 @@ from epigrad import errors
 from torch import Tensor, nn
 
 from tests.support.layouts import assert_same_bits
-from tests.support.tiers import thorough
 
 ACTIVATIONS = ("none", "relu", "gelu", "gelu_tanh", "silu", "sigmoid", "tanh")
 KINDS = ("glu", "reglu", "swiglu", "geglu", "geglu_tanh", "bilinear")
@@ -411,7 +410,6 @@ def test_an_unknown_activation_gets_a_suggestion(name: str, nearest: str) -> Non
     )
 
 
-@thorough
 def test_making_modules_does_not_load_the_core() -> None:
     code = (
         "import epigrad; from epigrad._core import loader\n"

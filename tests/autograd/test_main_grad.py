@@ -442,17 +442,19 @@ def test_webgpu_refuses_main_grad() -> None:
 
 def test_a_parameter_that_is_gone_is_switched_off() -> None:
     gc.freeze()  # all that other tests have loaded would be walked 20 times
-    for _ in range(20):
-        layer = epigrad.nn.Linear(4, 4, dtype=torch.bfloat16)
-        layer.weight.main_grad = torch.zeros(4, 4)
-        epigrad.accumulate_main_grad([layer.weight])
-        del layer
-        gc.collect()
-        other = epigrad.nn.Linear(4, 4, dtype=torch.bfloat16)
-        other.weight.main_grad = torch.zeros(4, 4)
-        other(torch.ones(2, 4, dtype=torch.bfloat16)).sum().backward()
-        assert other.weight.grad is not None
-    gc.unfreeze()
+    try:
+        for _ in range(20):
+            layer = epigrad.nn.Linear(4, 4, dtype=torch.bfloat16)
+            layer.weight.main_grad = torch.zeros(4, 4)
+            epigrad.accumulate_main_grad([layer.weight])
+            del layer
+            gc.collect()
+            other = epigrad.nn.Linear(4, 4, dtype=torch.bfloat16)
+            other.weight.main_grad = torch.zeros(4, 4)
+            other(torch.ones(2, 4, dtype=torch.bfloat16)).sum().backward()
+            assert other.weight.grad is not None
+    finally:
+        gc.unfreeze()
     assert not main_grad.any_switched()
 
 

@@ -42,10 +42,8 @@ pytestmark = pytest.mark.usefixtures("_one_thread", "_registered")
 EACH = pytest.mark.parametrize("name", in_turns(sorted(mixtures.classes()), 4, thorough))
 # One of each: plain, interleaved with limits and biases, without a gate, a function as activation,
 # caps, a norm after each expert.
-FORMS = pytest.mark.parametrize(
-    "name",
-    ["MixtralExperts", "GptOssExperts", "NemotronHExperts", "Lfm2MoeExperts", "Inkling2Experts", "MuseSparkExperts"],
-)
+NAMES = ["MixtralExperts", "GptOssExperts", "NemotronHExperts", "Lfm2MoeExperts", "Inkling2Experts", "MuseSparkExperts"]
+FORMS = pytest.mark.parametrize("name", NAMES)
 EXACT, ROUNDED = 1e-13, 5e-6
 """Errors allowed in float64, where `eager` computes in float64 and where it rounds to float32."""
 
@@ -599,8 +597,7 @@ def test_weights_are_read_where_they_are(monkeypatch: pytest.MonkeyPatch) -> Non
         assert sorted(tensor.data_ptr() for tensor in seen) == sorted(parameters)
 
 
-@FORMS
-@thorough
+@pytest.mark.parametrize("name", in_turns(NAMES, len(NAMES), thorough))
 def test_modules_compile_without_graph_breaks(name: str) -> None:
     torch._dynamo.reset()
     made = module(name)

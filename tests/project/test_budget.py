@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import runpy
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -13,7 +15,7 @@ import pytest
 from tests.support.processes import environment
 from tests.support.repository import ROOT
 
-verdict = runpy.run_path(str(ROOT / ".ci" / "budget.py"))["verdict"]
+budget = runpy.run_path(str(ROOT / ".ci" / "budget.py"))
 
 
 @pytest.mark.parametrize(
@@ -28,8 +30,19 @@ verdict = runpy.run_path(str(ROOT / ".ci" / "budget.py"))["verdict"]
 def test_a_fifth_more_than_the_limit_fails_on_an_idle_machine(
     minutes: float, others: float, status: int, words: str
 ) -> None:
-    code, text = verdict("test", 8, minutes, others)
+    code, text = budget["verdict"]("make test", 8, minutes, others)
     assert code == status and words in text
+
+
+def test_others_are_all_programs_without_the_command() -> None:
+    assert budget["others"](1000.0, 1200.0, 150.0, 100.0) == 0.5
+    assert budget["others"](None, 1200.0, 150.0, 100.0) == 0
+    before, begin = budget["processor_seconds"](), time.monotonic()
+    if before is None:
+        return
+    while time.monotonic() < begin + 0.5:
+        pass
+    assert 0.2 < budget["processor_seconds"]() - before < 0.6 * (os.cpu_count() or 1)
 
 
 def run(folder: Path, program: str) -> subprocess.CompletedProcess[str]:
@@ -49,7 +62,7 @@ sys.exit(3)
     shown = [line.split()[-1] for line in ran.stdout.splitlines()]
     assert shown == [f"test_{i}" for i in range(19, 9, -1)]
     ran = run(tmp_path, "pass")
-    assert ran.returncode == 0 and ran.stdout.startswith("make test: 0.0 minutes of 5")
+    assert ran.returncode == 0 and ran.stdout.startswith("test: 0.0 minutes of 5")
 
 
 def test_durations_of_go_and_of_python_are_noted(tmp_path: Path) -> None:

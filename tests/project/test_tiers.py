@@ -10,7 +10,7 @@ from tests.support import tiers
 from tests.support.cases import BRIEFLY, GATED_BRIEFLY, Case
 from tests.support.repository import ROOT
 
-ONLY_AT_NIGHT = {"test_page.py": "Chromium", "test_torchtitan.py": "torchtitan"}
+ONLY_AT_NIGHT = {"tests/webgpu/test_page.py": "Chromium", "tests/models/test_torchtitan.py": "torchtitan"}
 """Modules, and what only the night's run installs for them."""
 
 
@@ -21,8 +21,8 @@ def collected(request: pytest.FixtureRequest) -> list[tuple[pytest.Item, bool]]:
 
 def test_each_module_has_a_quick_case(request: pytest.FixtureRequest) -> None:
     found = collected(request)
-    slow = {item.path.name for item, _ in found} - {item.path.name for item, quick in found if quick}
-    assert slow <= set(ONLY_AT_NIGHT)
+    modules = {(str(item.path.relative_to(ROOT)), quick) for item, quick in found}
+    assert {path for path, _ in modules} - {path for path, quick in modules if quick} <= set(ONLY_AT_NIGHT)
 
 
 def test_each_part_of_pytorch_has_a_quick_case(request: pytest.FixtureRequest) -> None:

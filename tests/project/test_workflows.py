@@ -41,10 +41,13 @@ def steps(job: Any, key: str) -> list[str]:
     return [step[key] for step in job.get("steps", []) if key in step]
 
 
+TIMED = r"\.ci/budget\.py \w+ \d+ "
+
+
 def targets(script: str) -> set[str]:
     """What a script has made."""
-    words = [word for called in re.findall(r"^make( .+)?$", script, re.M) for word in shlex.split(called)]
-    return {word for word in words if "=" not in word}
+    called = re.findall(rf"^(?:{TIMED})?make( .+)?$", script, re.M)
+    return {word for words in called for word in shlex.split(words) if "=" not in word}
 
 
 def parts(target: str) -> set[str]:
@@ -78,6 +81,7 @@ def test_jobs_end_by_themselves_and_pin_their_actions(job: Any) -> None:
         assert (ROOT / job["uses"]).exists()
         return
     assert 0 < job["timeout-minutes"] <= 120
+    assert job["timeout-minutes"] <= 30 or job not in loaded(GITHUB / "workflows" / "check.yml")["jobs"].values()
     assert "latest" not in str(job["runs-on"])
     for action in [*steps(job, "uses"), *steps(OF_SETUP["runs"], "uses")]:
         assert action == SETUP or re.fullmatch(
@@ -136,6 +140,39 @@ def test_jobs_side_by_side_have_all_parts_of_make(workflow: str, wanted: set[str
     made |= set().union(*map(parts, made))
     assert len(wanted) > 5
     assert wanted - {"parts", "check-wheel"} <= made
+    assert "check-wheel" not in wanted or parts("check-wheel") <= made
+
+
+def test_jobs_run_all_tests_of_their_tier() -> None:
+    scripts = [
+        script
+        for job in loaded(GITHUB / "workflows" / "check.yml")["jobs"].values()
+        for script in steps(job, "run")
+        if targets(script) & {"test-go", "test-python", "test-engines"}
+    ]
+    assert all("TIER=check" in script and re.match(TIMED, script) for script in scripts), scripts
+    rooms = [re.findall(r'TESTS="([^"]+)"', script) for script in scripts if "test-python" in targets(script)]
+    (left_out,), (taken,) = sorted(rooms, key=lambda room: "--ignore" not in str(room))
+    assert left_out.replace("--ignore=", "") == taken.replace(" tests/project", "")
+
+
+def only_documents(*files: str) -> bool:
+    command = [str(ROOT / ".ci" / "changed"), *files]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout == "code=false\n"
+
+
+def test_documents_that_tests_read_count_as_code() -> None:
+    assert only_documents("docs/start.md", "docs/tutorials/1_first_layer.ipynb", "docs/design/cpu.md")
+    assert not only_documents("docs/start.md", "go/op/op.go")
+    assert not only_documents("README.md") and not only_documents("docs/conf.py")
+    read = set()
+    for path in (ROOT / "tests").rglob("*.py"):
+        if path.relative_to(ROOT).parts[1] not in ("docs", "models", "project", "tools"):
+            text = path.read_text().replace('" / "', "/")
+            read |= set(re.findall(r"\bdocs/[\w/.-]+\.(?:md|ipynb)\b", text))
+    read = {name for name in read if (ROOT / name).exists()}
+    assert {"docs/c-api.md", "docs/pytorch.md"} <= read
+    assert not [name for name in read if only_documents(name)]
 
 
 def test_every_kind_of_wheel_is_built_for_a_release() -> None:

@@ -75,7 +75,6 @@ print("fine")
     assert run_script(script) == "fine"
 
 
-@thorough
 def test_a_child_of_a_process_that_used_it_gets_a_clear_error() -> None:
     script = (
         CHILD

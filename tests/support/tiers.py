@@ -23,13 +23,17 @@ thorough, nightly = pytest.mark.thorough, pytest.mark.nightly
 
 @functools.cache
 def commits() -> int:
-    """How many commits lead to the one that is checked out: 0 without git.
+    """How many commits lead to the one that is checked out, without those of merged branches: 0
+    without git.
 
     The next commit raises the number by one, so three commits in a row take each third once. A
     commit's hash would leave a third out by chance.
     """
-    counted = subprocess.run(["git", "rev-list", "--count", "HEAD"], cwd=ROOT, capture_output=True, text=True)
-    return int(counted.stdout or 0)
+    command = ["git", "rev-list", "--count", "--first-parent", "HEAD"]
+    try:
+        return int(subprocess.run(command, cwd=ROOT, capture_output=True, text=True).stdout or 0)
+    except OSError:
+        return 0
 
 
 def has_turn(index: int, of: int, at: int | None = None) -> bool:

@@ -42,7 +42,7 @@ def in_python() -> dict[str, str]:
     """Each test's tier."""
     collected = Collected()
     with contextlib.redirect_stdout(io.StringIO()):
-        pytest.main(["--collect-only", "-q", "--rootdir", str(ROOT), str(ROOT / "tests")], [collected])
+        pytest.main(["--collect-only", "-q", "-m", "", "--rootdir", str(ROOT), str(ROOT / "tests")], [collected])
     return collected.tier
 
 

@@ -32,10 +32,10 @@ import (
 
 // The kernels' own sources, compiled for the CPU (kernels/cuda/emulator), run what the planner
 // plans: pairs of choices, unless all are asked for. With -short, as under the race
-// detector, only some operations run: the emulator does one thing at a time.
+// detector, every operation runs and its invariants do not: the emulator does one thing at a time.
 func TestEmulatedKernels(t *testing.T) {
 	if testing.Short() {
-		defer optest.OnlyMethods(t, "^TestActivationBackward$|^TestBlocks|^TestGemmEpilogue(Forward|Accumulates)$|^TestGroupedLinear$|^TestLerp|NaN")()
+		defer optest.OnlyMethods(t, "^Test(Activation|Blocks|Experts$|Gated|GemmEpilogue|GroupedLinear|Learnable|Lerp)|NaN")()
 	}
 	defer optest.Hurry(t)()
 	optest.Run(t, newEmulated(t))

@@ -33,7 +33,7 @@ def processor_seconds() -> float | None:
 def slowest(folder: pathlib.Path, count: int = 10) -> list[tuple[float, str]]:
     """Seconds and names of the slowest tests."""
     lines = [json.loads(line) for path in folder.glob("*.jsonl") for line in path.read_text().splitlines()]
-    return sorted(((seconds, name) for name, seconds, *_ in lines), reverse=True)[:count]
+    return sorted(((took, name) for name, took, *_ in lines if took != "skip"), reverse=True)[:count]
 
 
 def others(before: float | None, after: float | None, own: float, took: float) -> float:

@@ -3,7 +3,8 @@
     python .ci/gotest.py ARGUMENT...
 
 The arguments are those of `go test`, and so is what is printed: a line for each package, and the
-output of tests that fail. Durations go to the folder that EPIGRAD_DURATIONS names.
+output of tests that fail. Durations go to the folder that EPIGRAD_DURATIONS names, and "skip" in
+place of that of a test that does not run here.
 """
 
 import collections
@@ -16,7 +17,7 @@ import sys
 
 def main() -> int:
     output = collections.defaultdict[tuple[str, str], list[str]](list)
-    seconds: dict[str, float] = {}
+    seconds: dict[str, float | str] = {}
     with subprocess.Popen(["go", "test", "-json", *sys.argv[1:]], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         for line in process.stdout:
@@ -36,8 +37,7 @@ def main() -> int:
                         print("".join(output.pop(key)), end="", flush=True)
             if event["Action"] in ("pass", "fail", "skip") and test:
                 output.pop((package, test), None)
-                if event["Action"] != "skip":
-                    seconds[f"{package} {test}"] = event["Elapsed"]
+                seconds[f"{package} {test}"] = "skip" if event["Action"] == "skip" else event["Elapsed"]
     folder = os.environ.get("EPIGRAD_DURATIONS")
     if folder:
         # A test's time has that of its subtests in it, which are in the list themselves.

@@ -5,8 +5,8 @@
 
 BEFORE is what `pytest --collect-only -q` printed at that commit. The others are folders that
 EPIGRAD_DURATIONS named in runs of the Go tests, at that commit and in each tier now: Go knows the
-names of subtests only once they have run. A test that is nowhere is listed as missing, and ends
-this with an error.
+names of subtests only once they have run. A Go test that this machine cannot run, then as now, is
+`skipped here`. A test that is nowhere is listed as missing, and ends this with an error.
 """
 
 from __future__ import annotations
@@ -46,9 +46,10 @@ def in_python() -> dict[str, str]:
     return collected.tier
 
 
-def in_go(folder: str) -> list[str]:
-    """The names in a folder of durations."""
-    return [json.loads(line)[0] for path in Path(folder).glob("go-*.jsonl") for line in path.read_text().splitlines()]
+def in_go(folder: str) -> dict[str, bool]:
+    """The names in a folder of durations, and whether each ran."""
+    lines = [line for path in Path(folder).glob("go-*.jsonl") for line in path.read_text().splitlines()]
+    return {name: took != "skip" for name, took, *_ in map(json.loads, lines)}
 
 
 def function_of(name: str) -> str:
@@ -74,7 +75,7 @@ def main() -> int:
     old = {line for line in Path(before).read_text().splitlines() if "::" in line} | set(in_go(folders[0]))
     now = in_python()
     for name, folder in reversed(list(zip(NAMES, folders[1:], strict=True))):
-        now |= dict.fromkeys(in_go(folder), name)
+        now |= {test: name if ran else now.get(test, "skipped here") for test, ran in in_go(folder).items()}
     missing = sorted(old - now.keys())
     record = {
         "before": commit,

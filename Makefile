@@ -299,7 +299,7 @@ build/examples/%: examples/c/%.c build/libepigrad.so
 
 bench: build $(STAMPS)/bench ## time epigrad and PyTorch, into docs/results
 	@mkdir -p docs/results
-	@$(PY) -m epigrad bench --device all --json docs/results --plot docs/results
+	@$(PY) -m benchmarks --json docs/results --plot docs/results
 
 # The notebooks run and store what they show: all of them, on an idle machine, since they measure.
 notebooks: build $(STAMPS)/docs ## run all notebooks and store their outputs
@@ -349,7 +349,7 @@ lint-go: $(TOOLS)/staticcheck $(TOOLS)/gofumpt
 
 lint-python: $(STAMPS)/dev
 	@echo "ruff"; $(PY) -m ruff check --quiet . && $(PY) -m ruff format --quiet --check .
-	@echo "mypy"; $(PY) -m mypy --no-error-summary && $(PY) -m mypy --no-error-summary tests/api/typed_arrays.py setup.py $(wildcard .ci/*.py cbridge/tools/*.py docs/*.py docs/extensions/*.py go/backend/webgpu/*.py kernels/tools/*.py)
+	@echo "mypy"; $(PY) -m mypy --no-error-summary && $(PY) -m mypy --no-error-summary benchmarks tests/api/typed_arrays.py setup.py $(wildcard .ci/*.py cbridge/tools/*.py docs/*.py docs/extensions/*.py go/backend/webgpu/*.py kernels/tools/*.py)
 	@echo "widths"; $(PY) .ci/widths.py
 	@echo "clang-format"; git ls-files --cached --others --exclude-standard $(C_SOURCES) | xargs clang-format --dry-run --Werror
 

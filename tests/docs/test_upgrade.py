@@ -13,9 +13,10 @@ from typing import Any
 import pytest
 import torch
 
+from benchmarks import turns
 from tests.docs.test_pages import blocks
 from tests.support.repository import ROOT
-from tests.tools import turns, versions
+from tests.tools import versions
 
 PAGE = versions.PAGE
 STALE = "docs/upgrade.md is stale: python -m tests.tools.versions"

@@ -30,6 +30,30 @@ _SIZES = {
 }
 
 
+_LANGUAGE = {
+    "num_hidden_layers": 2,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_attention_heads": 2,
+    "vocab_size": 64,
+}
+# Options of the models of `epigrad.cli.models`, for tests.
+TINY: dict[str, dict[str, int]] = {
+    "gpt2": {"n_layer": 2, "n_embd": 32, "n_head": 2, "vocab_size": 64},
+    "bert": _LANGUAGE,
+    "llama": _LANGUAGE,
+    "gemma": {**_LANGUAGE, "intermediate_size": 128, "num_key_value_heads": 1, "head_dim": 16},
+    "qwen3-moe": {
+        **_LANGUAGE,
+        "num_key_value_heads": 1,
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 32,
+    },
+    "vit": {"patch_size": 16, "embed_dim": 32, "depth": 2, "num_heads": 2, "num_classes": 10},
+}
+
+
 @dataclass(frozen=True)
 class Model:
     """How to make a model, and how to get what it computes.

@@ -40,6 +40,7 @@ OTHERS = (
     "tests/autograd/test_higher_order.py",
     "tests/runtime/test_determinism.py",
     *(f"tests/api/test_{name}.py" for name in ("plan", "backends", "bench")),
+    "tests/benchmarks",
     "tests/autograd/test_main_grad.py",
     "tests/cuda/test_grouped.py",
 )

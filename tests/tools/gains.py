@@ -11,9 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable
 from typing import Any, NamedTuple
 
-from epigrad.cli.bench_experts import OTHER as GROUPED_MM
-from epigrad.cli.sonicmoe import NAME as SONIC_MOE
-
+from benchmarks.experts import OTHER as GROUPED_MM
+from benchmarks.sonicmoe import NAME as SONIC_MOE
 from tests.support.repository import ROOT
 from tests.tools import readme
 

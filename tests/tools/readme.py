@@ -18,10 +18,9 @@ import re
 from collections.abc import Collection, Iterable
 from typing import Any, NamedTuple
 
-from epigrad.cli import bench_cpu, picture
-from epigrad.cli.bench_experts import OTHER as GROUPED_MM
-from epigrad.cli.sonicmoe import NAME as SONIC_MOE
-
+from benchmarks import cpu, pictures
+from benchmarks.experts import OTHER as GROUPED_MM
+from benchmarks.sonicmoe import NAME as SONIC_MOE
 from tests.support.repository import ROOT
 from tests.tools import exact_page
 
@@ -82,12 +81,12 @@ def of_cpu(source: Source) -> list[dict[str, Any]]:
     had a line for several dtypes, divides them.
     """
     record = json.loads((ROOT / source[1]).read_text())
-    return [line for line in bench_cpu.summary(record["rows"]) if line["threads"] == record["threads"]]
+    return [line for line in cpu.summary(record["rows"]) if line["threads"] == record["threads"]]
 
 
 def with_backward(case: str, direction: str) -> bool:
     """Whether a line is of both directions, or of a product, which is measured forward alone."""
-    return direction == bench_cpu.BOTH or case == "product"
+    return direction == cpu.BOTH or case == "product"
 
 
 Curves = dict[tuple[str, str, str], dict[str, dict[str, Any]]]
@@ -108,13 +107,13 @@ def but_float16(lines: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
 
 def cpu_table() -> str:
     """The table of docs/performance.md: mean ratios by dtype, and the worst without float16."""
-    text = f"| operation | measured on | {' | '.join(picture.COLORS)} | worst but float16 |\n" + "|---" * 7 + "|\n"
+    text = f"| operation | measured on | {' | '.join(pictures.COLORS)} | worst but float16 |\n" + "|---" * 7 + "|\n"
     parts: dict[tuple[str, str], list[str]] = {}
     for source in CPUS:
         for (case, kind, direction), lines in curves(source).items():
             if not with_backward(case, direction):
                 continue
-            cells = [f"{lines[dtype]['geometric_mean']:.2f}" if dtype in lines else "-" for dtype in picture.COLORS]
+            cells = [f"{lines[dtype]['geometric_mean']:.2f}" if dtype in lines else "-" for dtype in pictures.COLORS]
             worst = max(but_float16(lines), key=lambda line: float(line["worst"]))
             cells.append(f"{worst['worst']:.2f} at {'x'.join(map(str, worst['worst_at']))} {worst['dtype']}")
             parts.setdefault((case, kind), []).append(f"| {source[0]} | {' | '.join(cells)} |\n")
@@ -403,7 +402,7 @@ def draw() -> None:
 
 def draw_models(machine: str) -> None:
     metadata = {"Software": None, "Description": digest(*MODEL_RECORDS[machine])}
-    picture.plot_models(models_picture(machine), model_record(machine), metadata)
+    pictures.draw_models(models_picture(machine), model_record(machine), metadata)
 
 
 def main() -> None:

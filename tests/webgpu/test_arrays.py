@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import functools
 import gc
 import importlib.util
 import itertools
@@ -21,11 +22,12 @@ import pytest
 import torch
 from epigrad import backward, errors, forward
 from epigrad._core import loader
-from epigrad.cli import bench_webgpu
+from epigrad.cli import runner
 from epigrad.webgpu import Array
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
+from benchmarks import webgpu as bench_webgpu
 from tests.support.cases import FULL
 from tests.support.devices import REQUIRED, needs
 from tests.support.layouts import assert_same_bits
@@ -590,4 +592,5 @@ def test_a_benchmarks_row_that_fails_says_so() -> None:
         raise RuntimeError("no")
 
     case = dataclasses.replace(bench_webgpu.cases(32, (8, 16))[0], ours=fail)
-    assert bench_webgpu.measure(case, "float16", torch.device("cpu"), 0.0)["error"] == "RuntimeError: no"
+    task = runner.Task("", {}, functools.partial(bench_webgpu.measure, case, "float16", torch.device("cpu")))
+    assert runner._measured(task, 0.0) == [{"error": "RuntimeError: no"}]

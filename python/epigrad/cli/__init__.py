@@ -6,25 +6,20 @@ A subcommand is a module here with ``add_parser(subparsers)``, which sets ``run=
 In a notebook ``%run -m epigrad doctor`` does the same, with the notebook's tables. In reading
 order:
 
-    doctor         what works here and why not
-    plans          what would run for a given problem
-    bench          this machine, against PyTorch
-    bench_cpu      its sweep over sizes on the CPU
-    bench_cuda     its table for a GPU
-    bench_webgpu   its table for WebGPU
-    bench_models   its table of whole models
-    bench_experts  its table of mixtures of experts
-    check          random problems against an oracle
-    cuda_rows      the rows on a GPU
-    models         the models
-    operations     what is measured
-    sonicmoe       SonicMoE's experts beside the others
-    arguments      what options accept
-    timing         how it is measured
-    report         progress and the JSON file
-    picture        curves and bars
-    table          tables on the terminal
-    machine        what computes
+    doctor      what works here and why not
+    plans       what would run for a given problem
+    bench       this machine, against PyTorch
+    check       random problems against an oracle
+    operations  what bench measures
+    models      the models of its training steps
+    arguments   what options accept
+    runner      runs a table of measurements
+    contest     candidates against each other
+    timing      how it is measured
+    report      progress and the JSON file
+    picture     bars
+    table       tables on the terminal
+    machine     what computes
 """
 
 from __future__ import annotations

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import pathlib
 import re
 import textwrap
 from collections.abc import Callable, Collection
@@ -11,8 +12,9 @@ from typing import NoReturn
 
 from epigrad import errors
 from epigrad._check.problem import Problem
+from epigrad.cli.report import STDOUT
 
-__all__ = ["Formatter", "Parser", "names_out_of", "positive", "problem"]
+__all__ = ["Formatter", "Parser", "add_options", "names_out_of", "pattern", "positive", "problem"]
 
 
 class Formatter(argparse.HelpFormatter):
@@ -77,3 +79,46 @@ def problem(text: str) -> Problem:
         return Problem.read(text)
     except errors.EpigradError as error:
         raise argparse.ArgumentTypeError(str(error).removeprefix("check: problem: ")) from None
+
+
+def pattern(text: str) -> re.Pattern[str]:
+    """The type of an option whose value is a regular expression."""
+    try:
+        return re.compile(text)
+    except re.error as error:
+        raise argparse.ArgumentTypeError(f"{text!r}: {error}") from None
+
+
+def add_options(parser: argparse.ArgumentParser, known: Collection[str]) -> None:
+    """The options of every table of measurements, `bench`'s and those of the repository's
+    benchmarks, with the dtypes that are known."""
+    dtypes = f"some of {', '.join(known)} (default: several)"
+    parser.add_argument("--quick", action="store_true", help="about one minute on cpu, bfloat16 only on cuda")
+    parser.add_argument("--rows", type=pattern, metavar="PATTERN", help="only rows that match this regular expression")
+    parser.add_argument("--dtypes", type=names_out_of(known), metavar="NAMES", help=dtypes)
+    parser.add_argument(
+        "--seconds",
+        type=positive,
+        metavar="S",
+        help="time limit of a table, after which remaining rows are skipped; with models or experts, time of the "
+        "measurements, without compilation",
+    )
+    parser.add_argument(
+        "--compile",
+        action=argparse.BooleanOptionalAction,
+        help="measure torch.compile too (default: yes on cuda, no on cpu, where it needs a C++ compiler)",
+    )
+    parser.add_argument(
+        "--json",
+        type=pathlib.Path,
+        nargs="?",
+        const=STDOUT,
+        metavar="PATH",
+        help="write JSON to a file, or to a new file in a directory; without PATH, to stdout in place of the table",
+    )
+    parser.add_argument(
+        "--plot",
+        type=pathlib.Path,
+        metavar="PNG",
+        help="draw the ratios to a file, or to a new file in a directory (needs matplotlib)",
+    )

@@ -1,46 +1,69 @@
 """``python -m epigrad bench``: this machine, against PyTorch eager and `torch.compile`.
 
-One table for each kind of device: `bench_cpu`, `bench_cuda` and `bench_webgpu` say what their rows
-are and how they are timed. `bench_models` has the table of whole models, and `bench_experts` that
-of mixtures of experts.
+Operations, training steps of models, and mixtures of experts. The repository's folder
+``benchmarks`` has more: WebGPU, all kinds, ceilings and goals, other libraries.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib.util
+import itertools
+import math
 import os
-import pathlib
-import re
 import sys
+from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
+import torch
+
 from epigrad._core import selection
-from epigrad.cli import bench_cpu, bench_cuda, bench_experts, bench_models, bench_webgpu
-from epigrad.cli.arguments import Formatter, names_out_of, positive
+from epigrad.cli import machine, models
+from epigrad.cli.arguments import Formatter, add_options, names_out_of
 from epigrad.cli.models import MODELS
-from epigrad.cli.report import STDOUT, check_paths
+from epigrad.cli.operations import BOTH, DTYPES, FORWARD, OPERATIONS, Point, measure_experts
+from epigrad.cli.report import Row, check_paths, command, told, told_name
+from epigrad.cli.runner import Bar, Column, Subject, Task, run
 
 if TYPE_CHECKING:
     Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
 
-__all__ = ["add_parser", "main"]
+__all__ = ["add_parser", "main", "warn_if_busy"]
 
 _EPILOG = """\
 examples:
   python -m epigrad bench --quick                          about one minute on cpu
   python -m epigrad bench --rows "gated.*bfloat16"         some rows only
   python -m epigrad bench --json results --plot results    files named by date and device
-  python -m epigrad bench --models gpt2,vit                training steps of whole models, on cpu or cuda
-  python -m epigrad bench --experts                        mixtures of experts, on cpu or cuda
+  python -m epigrad bench --models gpt2,vit                training steps of whole models
+  python -m epigrad bench --experts                        mixtures of experts
   python -m epigrad bench --quick --json | jq .rows        JSON on stdout, progress on stderr
 
-On cpu a point is skipped, and named, if one PyTorch call takes longer than 0.5 s and longer than the point's share of
-the time. Small sizes run first. The table shows forward + backward on all threads; the JSON has every row.
+On cpu a row is skipped, and named, if one PyTorch call takes longer than 0.5 s. Small sizes run first. A checkout of
+the repository has more: python -m benchmarks --help.
 
 exit codes: 0 success; 1 a row failed or a device is unavailable; 2 invalid arguments; 130 stopped by Ctrl-C. The JSON
 file then has the rows measured so far.
 """
-_TABLES = {"cpu": bench_cpu.run, "cuda": bench_cuda.run, "webgpu": bench_webgpu.run}
+
+# How long a row of an operation is measured.
+SECONDS = 0.25
+
+# Experts, features, hidden features, tokens, and experts of a token. On a CPU with an eighth of the
+# features, and few tokens.
+EXPERTS = {
+    "qwen3-30b-a3b": (128, 2048, 768, 8192, 8),
+    "gpt-oss-20b": (32, 2880, 2880, 8192, 4),
+    "mixtral-like": (8, 4096, 14336, 4096, 2),
+}
+COLUMNS: dict[str, Column] = {
+    "epigrad": ("epigrad", told),
+    "ratio": ("/eager", "{:.2f}".format),
+    "ratio_to_compile": ("/compile", "{:.2f}".format),
+    "ratio_compiled": ("both compiled", "{:.2f}".format),
+    "memory": ("kept /eager", lambda each: f"{each['epigrad']['kept'] / max(1, each['eager']['kept']):.2f}"),
+}
 
 
 def add_parser(subparsers: Subparsers) -> None:
@@ -53,107 +76,113 @@ def add_parser(subparsers: Subparsers) -> None:
         epilog=_EPILOG,
         formatter_class=Formatter,
     )
-    parser.add_argument(
-        "--device",
-        choices=[*_TABLES, "all"],
-        help="device to benchmark, or 'all' (default: cuda if available, else cpu)",
-    )
-    parser.add_argument(
-        "--quick",
-        action="store_true",
-        help="less work: on cpu three sizes on all threads (about one minute), on cuda bfloat16 only, on webgpu small "
-        "tensors; with --models on cpu, small models",
-    )
-    parser.add_argument(
-        "--models",
-        type=names_out_of(MODELS),
-        nargs="?",
-        const=tuple(MODELS),
-        metavar="NAMES",
-        help="measure training steps of models from transformers and timm instead of operations: "
-        f"{', '.join(MODELS)} (default: all)",
-    )
-    parser.add_argument(
-        "--experts",
-        type=names_out_of(bench_experts.CASES),
-        nargs="?",
-        const=tuple(bench_experts.CASES),
-        metavar="NAMES",
-        help="measure mixtures of experts instead of operations, compared with transformers' grouped_mm and dense "
-        f"products (on cpu with 1/8 of the features): {', '.join(bench_experts.CASES)} (default: all)",
-    )
-    parser.add_argument(
-        "--dtypes",
-        type=names_out_of(bench_experts.DTYPES),
-        metavar="NAMES",
-        help=f"dtypes for --experts: {', '.join(bench_experts.DTYPES)} (default: bfloat16; on cpu float32 too)",
-    )
-    parser.add_argument(
-        "--rows", type=_pattern, metavar="PATTERN", help="only rows whose name matches this regular expression"
-    )
-    parser.add_argument(
-        "--seconds",
-        type=positive,
-        metavar="S",
-        help="time limit of a table, after which remaining rows are skipped (default: "
-        f"{bench_cpu.BUDGET:g} on cpu, {bench_cpu.QUICK_BUDGET:g} with --quick; {bench_cuda.BUDGET:g} on cuda; none on "
-        "webgpu). With --models or --experts: time of the measurements, without compilation",
-    )
-    parser.add_argument("--all-kinds", action="store_true", help="on cpu, measure every activation and gated kind")
-    parser.add_argument(
-        "--compile",
-        action=argparse.BooleanOptionalAction,
-        help="measure torch.compile too (default: yes on cuda, no on cpu, where it needs a C++ compiler)",
-    )
-    parser.add_argument(
-        "--json",
-        type=pathlib.Path,
-        nargs="?",
-        const=STDOUT,
-        metavar="PATH",
-        help="write JSON to a file, or to a new file in a directory; without PATH, to stdout in place of the table",
-    )
-    parser.add_argument(
-        "--plot",
-        type=pathlib.Path,
-        metavar="PNG",
-        help="draw the ratios to a file, or to a new file in a directory (needs matplotlib)",
-    )
+    parser.add_argument("--device", choices=("cpu", "cuda"), help="default: cuda if available, else cpu")
+    for option, known, what in (
+        ("--models", MODELS, "training steps of models from transformers and timm"),
+        ("--experts", EXPERTS, "mixtures of experts, beside PyTorch's grouped_mm (on cpu of an eighth of the size)"),
+    ):
+        parser.add_argument(
+            option,
+            type=names_out_of(known),
+            nargs="?",
+            const=tuple(known),
+            metavar="NAMES",
+            help=f"measure {what} instead of operations: {', '.join(known)} (default: all)",
+        )
+    add_options(parser, DTYPES)
     parser.set_defaults(run=main, error=parser.error)
 
 
 def main(args: argparse.Namespace) -> int:
-    """Measure the table of each requested device."""
+    """Measure the table that is asked for."""
     if args.models is not None and args.experts is not None:
         args.error("--models and --experts exclude each other")
-    for option in ("models", "experts"):
-        if getattr(args, option) is None:
-            continue
-        if args.device in ("webgpu", "all"):
-            args.error(f"--{option} runs on one device: want --device cpu or cuda")
-        if args.rows is not None or args.all_kinds:
-            args.error(f"--{option} takes neither --rows nor --all-kinds: choose rows with --{option} NAMES")
-    if args.dtypes is not None and args.experts is None:
-        args.error("--dtypes needs --experts; for other tables choose dtypes with --rows PATTERN")
+    if args.models is not None and args.dtypes is not None:
+        args.error("--models takes no --dtypes: models train in bfloat16 on cuda, in float32 on cpu")
+    if args.experts is not None and "float64" in (args.dtypes or ()):
+        args.error("--experts: PyTorch's grouped_mm takes no float64")
     here = {info.name for info in selection.backends() if info.available}
-    chosen = [args.device] if args.device in _TABLES else [name for name in _TABLES if name in here]
-    if args.device is None:
-        chosen = [name for name in chosen if name != "webgpu"][-1:]
-    for name in chosen:
-        if name not in here:
-            raise selection.unavailable(name)
-    check_paths(args, len(chosen))
+    name = args.device or ("cuda" if "cuda" in here else "cpu")
+    if name not in here:
+        raise selection.unavailable(name)
+    check_paths(args)
+    warn_if_busy()
+    device = torch.device("cuda", torch.cuda.current_device()) if name == "cuda" else torch.device("cpu")
+    args.device = name
+    threads = torch.get_num_threads()
+    try:
+        return run(subject(args, device), args, command("python -m epigrad bench", args))
+    finally:
+        torch.set_num_threads(threads)
+
+
+def warn_if_busy() -> None:
+    """Say so where times mean little."""
     if os.getloadavg()[0] > (os.cpu_count() or 1):
         print("warning: the machine is busy, so timings are unreliable", file=sys.stderr)
-    if args.models is not None:
-        return bench_models.run(args, chosen[0])
-    if args.experts is not None:
-        return bench_experts.run(args, chosen[0])
-    return max(_TABLES[name](args) for name in chosen)
 
 
-def _pattern(text: str) -> re.Pattern[str]:
-    try:
-        return re.compile(text)
-    except re.error as error:
-        raise argparse.ArgumentTypeError(f"{text!r}: {error}") from None
+def subject(args: argparse.Namespace, device: torch.device) -> Subject:
+    """The table."""
+    on_cuda, compiled = device.type == "cuda", device.type == "cuda" if args.compile is None else args.compile
+    make = _models if args.models is not None else _experts if args.experts is not None else _operations
+    return Subject(
+        slug={_models: "models", _experts: "experts"}.get(make, device.type),
+        device=machine.name(device),
+        unit=f"seconds of one call: median, quartiles, fastest; ratio: of the {'medians' if on_cuda else 'fastest'}",
+        title="Time, and its ratios to PyTorch's (below 1 epigrad is faster)",
+        tasks=list(make(args, device, compiled)),
+        names={"case": "what", "kind": "kind", "size": "size", "dtype": "dtype", "direction": "direction"},
+        columns=COLUMNS,
+        seconds=SECONDS if make is _operations else 2.0 if args.quick else 10.0,
+        budget=math.inf if make is not _operations else 60.0 if args.quick else 300.0,
+        facts=machine.facts(device),
+        bars=_bars,
+    )
+
+
+def _operations(args: argparse.Namespace, device: torch.device, compiled: bool) -> Iterator[Task]:
+    """Small sizes first."""
+    on_cuda = device.type == "cuda"
+    threads = 0 if on_cuda else torch.get_num_threads()
+    for place, operation in itertools.product(range(3), OPERATIONS):
+        for direction in [BOTH] if args.quick else [FORWARD, BOTH]:
+            for dtype in args.dtypes or (("bfloat16",) if on_cuda and args.quick else DTYPES):
+                size = operation.sizes[device.type][place]
+                point = Point(operation, operation.kind, size, dtype, direction, threads)
+                yield Task(point.label, point.fields, partial(point.measure, device, compiled))
+
+
+def _models(args: argparse.Namespace, device: torch.device, compiled: bool) -> Iterator[Task]:
+    for name in args.models:
+        library = MODELS[name].library
+        if importlib.util.find_spec(library) is None:
+            args.error(f"--models: {name} is a model of {library}, which is not installed: pip install {library}")
+        dtype = "bfloat16" if device.type == "cuda" else "float32"
+        fields = {"case": name, "kind": "training step", "dtype": dtype, "direction": BOTH}
+        yield Task(f"{name} {dtype}", fields, partial(models.measure, MODELS[name], device, compiled))
+
+
+def _experts(args: argparse.Namespace, device: torch.device, compiled: bool) -> Iterator[Task]:
+    for name in args.experts:
+        count, features, hidden, tokens, each = EXPERTS[name]
+        if device.type == "cpu":
+            features, hidden, tokens = features // 8, hidden // 8, min(tokens // 8, 8 * count)
+        size = f"{count} of {features} -> {hidden}, {tokens} tokens x {each}"
+        for dtype in args.dtypes or (("bfloat16",) if device.type == "cuda" else ("float32", "bfloat16")):
+            fields = {"case": name, "kind": "swiglu", "size": size, "dtype": dtype, "direction": BOTH}
+            sizes = (count, features, hidden, tokens, each)
+            yield Task(f"{name} {dtype}", fields, partial(measure_experts, sizes, dtype, device, compiled))
+
+
+def _bars(rows: Sequence[Row]) -> list[Bar]:
+    """Those of forward and backward."""
+    return [
+        (
+            " ".join(told_name(row[name]) for name in ("case", "kind", "size", "dtype")),
+            row["ratio"],
+            row["ratio"] / row["ratio_to_compile"] if "ratio_to_compile" in row else None,
+        )
+        for row in rows
+        if "ratio" in row and row["direction"] == BOTH
+    ]

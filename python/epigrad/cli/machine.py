@@ -6,9 +6,11 @@ import pathlib
 import platform
 import re
 import subprocess
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from epigrad._core import selection
 
@@ -39,6 +41,33 @@ def cuda_facts(device: torch.device) -> dict[str, Any]:
         "backend": backend("cuda"),
         "commit": commit(),
     }
+
+
+def memory(forward: Callable[[], Tensor], backward: Callable[[Tensor], Sequence[Tensor]]) -> dict[str, int]:
+    """Bytes on a GPU: those kept between forward and backward beside the output, and the most that
+    both take, beside what was there before."""
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    out = forward()
+    kept = torch.cuda.memory_allocated() - before - out.nbytes
+    gradients = backward(out)
+    torch.cuda.synchronize()
+    peak = torch.cuda.max_memory_allocated() - before
+    del gradients
+    return {"kept": kept, "peak": peak}
+
+
+def facts(device: torch.device) -> dict[str, Any]:
+    """What a record says of a CPU or a GPU."""
+    if device.type == "cuda":
+        return cuda_facts(device)
+    return {"threads": torch.get_num_threads(), "backend": backend("cpu"), "commit": commit()}
+
+
+def name(device: torch.device) -> str:
+    """A GPU's name, or the processor's model."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else cpu_name()
 
 
 def commit() -> str | None:

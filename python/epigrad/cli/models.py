@@ -1,195 +1,131 @@
-"""The models of ``bench --models``: those of transformers and of timm, built from configurations
-with random weights. Nothing is downloaded.
-
-Dropout is off, so that two ways to compute a model can be compared.
-"""
+"""Models of transformers and timm, with random weights: nothing is downloaded. And what
+a training step of one takes, plain and patched: forward, loss and backward without dropout."""
 
 from __future__ import annotations
 
-import importlib
+import copy
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from importlib import import_module
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as torch_functional
+from torch.nn.functional import cross_entropy
+
+from epigrad.cli.contest import Candidate, contest
+from epigrad.cli.report import Row
+from epigrad.integrations.patching import patch
+
+__all__ = ["MODELS", "Model", "measure"]
 
 Inputs = tuple[Tensor, Tensor]
 """What a model is called with, and what it should have answered."""
 
 
 @dataclass(frozen=True, slots=True)
-class Size:
-    """How large a model and its batch are.
+class Model:
+    """A language model of transformers, or timm's vision transformer.
 
     Attributes:
-        batch: sequences or images.
-        length: tokens of a sequence, or pixels of an image's side.
-        options: of the model's configuration.
-    """
-
-    batch: int
-    length: int
-    options: Mapping[str, int] = field(default_factory=dict)
-
-    def __str__(self) -> str:
-        return f"{self.batch} x {self.length}"
-
-
-@dataclass(frozen=True, slots=True)
-class Language:
-    """A language model of transformers.
-
-    Attributes:
-        class_name: the model's; it knows its configuration's.
-        sizes: by `Settings.size` of `bench_models`.
-        options: of its configuration, in every size.
-        liger: Liger's function that patches such a model, if there is one.
+        class_name: of the library; transformers' knows its configuration's.
+        batch: on a GPU: sequences and their tokens, or images and the pixels of a side.
+        large: options of the configuration on a GPU.
+        small: options on a CPU, whose batch is 4 by 128.
+        options: in every size.
+        library: the package.
     """
 
     class_name: str
-    sizes: Mapping[str, Size]
-    options: Mapping[str, Any]
-    liger: str = ""
-    library = "transformers"
+    batch: tuple[int, int]
+    large: Mapping[str, int]
+    small: Mapping[str, int]
+    options: Mapping[str, Any] = field(default_factory=dict)
+    library: str = "transformers"
 
-    def make(self, size: Size) -> nn.Module:
-        """The model in float32."""
-        made = getattr(importlib.import_module("transformers"), self.class_name)
-        built: nn.Module = made(made.config_class(**self.options, **size.options))
-        return built
-
-    def inputs(self, size: Size, like: nn.Module) -> Inputs:
-        """Random tokens, which are to be predicted too."""
-        vocabulary: Any = like.config.vocab_size  # type: ignore[union-attr]
-        generator = torch.Generator().manual_seed(1)
-        tokens = torch.randint(vocabulary, (size.batch, size.length), generator=generator)
-        tokens = tokens.to(next(like.parameters()).device)
-        return tokens, tokens
+    def make(self, on_cuda: bool) -> tuple[nn.Module, Inputs]:
+        """The model in float32, and random tokens, which are to be predicted too, or random images
+        of random classes."""
+        batch, length = self.batch if on_cuda else (4, 128)
+        options, library = {**self.options, **(self.large if on_cuda else self.small)}, import_module(self.library)
+        generator = torch.Generator("cpu").manual_seed(1)
+        if self.library == "timm":
+            vision = library.models.VisionTransformer(img_size=length, **options)
+            images = torch.randn(batch, 3, length, length, generator=generator, device="cpu")
+            return vision, (images, torch.randint(vision.num_classes, (batch,), generator=generator, device="cpu"))
+        library.logging.set_verbosity_error()
+        model_class = getattr(library, self.class_name)
+        made = model_class(model_class.config_class(**options))
+        return made, (torch.randint(made.config.vocab_size, (batch, length), generator=generator, device="cpu"),) * 2
 
     def forward(self, module: nn.Module, inputs: Inputs) -> tuple[Tensor, Tensor]:
         """The loss and the logits."""
+        if self.library == "timm":
+            logits: Tensor = module(inputs[0])
+            return cross_entropy(logits, inputs[1]), logits
         out = module(input_ids=inputs[0], labels=inputs[1])
         return out.loss, out.logits
 
 
-@dataclass(frozen=True, slots=True)
-class Vision:
-    """timm's vision transformer. The attributes are those of `Language`."""
-
-    sizes: Mapping[str, Size]
-    liger = ""
-    library = "timm"
-
-    def make(self, size: Size) -> nn.Module:
-        """The model in float32."""
-        timm = importlib.import_module("timm")
-        built: nn.Module = timm.models.VisionTransformer(img_size=size.length, **size.options)
-        return built
-
-    def inputs(self, size: Size, like: nn.Module) -> Inputs:
-        """Random images of random classes."""
-        generator = torch.Generator().manual_seed(1)
-        images = torch.randn(size.batch, 3, size.length, size.length, generator=generator)
-        classes: Any = like.num_classes
-        wanted = torch.randint(classes, (size.batch,), generator=generator)
-        parameter = next(like.parameters())
-        return images.to(parameter), wanted.to(parameter.device)
-
-    def forward(self, module: nn.Module, inputs: Inputs) -> tuple[Tensor, Tensor]:
-        """The loss and the logits."""
-        logits: Tensor = module(inputs[0])
-        return torch_functional.cross_entropy(logits, inputs[1]), logits
+_NAMES = (
+    *("num_hidden_layers", "hidden_size", "intermediate_size", "num_attention_heads", "vocab_size"),
+    *("num_key_value_heads", "head_dim", "num_experts", "num_experts_per_tok", "moe_intermediate_size"),
+)
 
 
-Model = Language | Vision
+def _sizes(*values: int | None) -> dict[str, int]:
+    """Options as most configurations call them, those that are given."""
+    return {name: value for name, value in zip(_NAMES, values, strict=False) if value is not None}
 
 
-def _language(layers: int, features: int, hidden: int, heads: int, vocabulary: int, **more: int) -> dict[str, int]:
-    """Options as most configurations call them."""
-    return {
-        "num_hidden_layers": layers,
-        "hidden_size": features,
-        "intermediate_size": hidden,
-        "num_attention_heads": heads,
-        "vocab_size": vocabulary,
-        **more,
-    }
-
-
-def _mixture(experts: int, each: int, hidden: int, **more: int) -> dict[str, int]:
-    """Options of a mixture of experts, `each` of which a token is sent to."""
-    return {"num_experts": experts, "num_experts_per_tok": each, "moe_intermediate_size": hidden, **more}
-
-
-_GPT2_FIXED = {
+_GPT2: dict[str, Any] = {
     **dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0),
     **dict.fromkeys(("bos_token_id", "eos_token_id")),  # which a small vocabulary does not have
     "use_cache": False,
     "loss_type": "ForCausalLM",
 }
-_BERT_FIXED = dict.fromkeys(("hidden_dropout_prob", "attention_probs_dropout_prob"), 0.0)
+_SMALL_GPT2 = {"n_layer": 4, "n_embd": 256, "n_head": 4, "vocab_size": 4096}
+_SMALL_VIT = {"embed_dim": 256, "depth": 4, "num_heads": 4, "num_classes": 100}
+_BERT = dict.fromkeys(("hidden_dropout_prob", "attention_probs_dropout_prob"), 0.0)
+_LARGE_LLAMA, _SMALL_LLAMA = _sizes(8, 2048, 8192, 32, 32000, 8), _sizes(4, 256, 1024, 4, 4096, 2)
+_LARGE_GEMMA, _SMALL_GEMMA = _sizes(8, 2048, 16384, 8, 32000, 1, 256), _sizes(4, 256, 2048, 4, 4096, 1, 64)
+_LARGE_QWEN3 = _sizes(6, 2048, 6144, 32, 32000, 4, 128, 128, 8, 768)
+_SMALL_QWEN3 = _sizes(2, 256, 512, 4, 4096, 2, None, 16, 4, 256)
 _CAUSAL = {"use_cache": False}
 
-MODELS: dict[str, Model] = {
-    "gpt2": Language(
-        "GPT2LMHeadModel",
-        {
-            "cuda": Size(8, 512),  # the configuration's own: 124M parameters
-            "cpu": Size(4, 128, {"n_layer": 4, "n_embd": 256, "n_head": 4, "vocab_size": 4096}),
-            "quick": Size(2, 16, {"n_layer": 2, "n_embd": 32, "n_head": 2, "vocab_size": 64}),
-        },
-        _GPT2_FIXED,
-    ),
-    "bert": Language(
-        "BertForMaskedLM",
-        {
-            "cuda": Size(16, 512),  # base
-            "cpu": Size(4, 128, _language(4, 256, 1024, 4, 4096)),
-            "quick": Size(2, 16, _language(2, 32, 64, 2, 64)),
-        },
-        _BERT_FIXED,
-    ),
-    "llama": Language(
-        "LlamaForCausalLM",
-        {
-            "cuda": Size(4, 1024, _language(8, 2048, 8192, 32, 32000, num_key_value_heads=8)),
-            "cpu": Size(4, 128, _language(4, 256, 1024, 4, 4096, num_key_value_heads=2)),
-            "quick": Size(2, 16, _language(2, 32, 64, 2, 64)),
-        },
-        _CAUSAL,
-        liger="apply_liger_kernel_to_llama",
-    ),
-    "gemma": Language(
-        "GemmaForCausalLM",
-        {
-            "cuda": Size(2, 1024, _language(8, 2048, 16384, 8, 32000, num_key_value_heads=1, head_dim=256)),
-            "cpu": Size(4, 128, _language(4, 256, 2048, 4, 4096, num_key_value_heads=1, head_dim=64)),
-            "quick": Size(2, 16, _language(2, 32, 128, 2, 64, num_key_value_heads=1, head_dim=16)),
-        },
-        _CAUSAL,
-        liger="apply_liger_kernel_to_gemma",
-    ),
-    "qwen3-moe": Language(
-        "Qwen3MoeForCausalLM",
-        {
-            # six layers of Qwen3-30B-A3B's size
-            "cuda": Size(
-                2,
-                4096,
-                _mixture(128, 8, 768, **_language(6, 2048, 6144, 32, 32000, num_key_value_heads=4, head_dim=128)),
-            ),
-            "cpu": Size(4, 128, _mixture(16, 4, 256, **_language(2, 256, 512, 4, 4096, num_key_value_heads=2))),
-            "quick": Size(2, 16, _mixture(4, 2, 32, **_language(2, 32, 64, 2, 64, num_key_value_heads=1))),
-        },
-        _CAUSAL,
-    ),
-    "vit": Vision(
-        {
-            "cuda": Size(64, 224),  # the class's own: ViT-B/16
-            "cpu": Size(8, 128, {"embed_dim": 256, "depth": 4, "num_heads": 4, "num_classes": 100}),
-            "quick": Size(2, 16, {"patch_size": 8, "embed_dim": 32, "depth": 2, "num_heads": 2, "num_classes": 10}),
-        }
-    ),
+# Without options it is the library's own size: GPT-2 of 124M parameters, BERT base, ViT-B/16.
+# Qwen3 has six layers of Qwen3-30B-A3B's.
+MODELS = {
+    "gpt2": Model("GPT2LMHeadModel", (8, 512), {}, _SMALL_GPT2, _GPT2),
+    "bert": Model("BertForMaskedLM", (16, 512), {}, _sizes(4, 256, 1024, 4, 4096), _BERT),
+    "llama": Model("LlamaForCausalLM", (4, 1024), _LARGE_LLAMA, _SMALL_LLAMA, _CAUSAL),
+    "gemma": Model("GemmaForCausalLM", (2, 1024), _LARGE_GEMMA, _SMALL_GEMMA, _CAUSAL),
+    "qwen3-moe": Model("Qwen3MoeForCausalLM", (2, 4096), _LARGE_QWEN3, _SMALL_QWEN3, _CAUSAL),
+    "vit": Model("VisionTransformer", (64, 224), {}, _SMALL_VIT, library="timm"),
 }
+
+
+def measure(model: Model, device: torch.device, compiled: bool, seconds: float) -> Row:
+    """A step of the model as it is, and as `patch` makes it; and of both compiled."""
+    on_cuda = device.type == "cuda"
+    torch.manual_seed(0)
+    with device:
+        plain, inputs = model.make(on_cuda)
+    dtype = torch.bfloat16 if on_cuda else torch.float32
+    plain = plain.to(dtype).train()
+    given, wanted = (x.to(device, dtype) if x.is_floating_point() else x.to(device) for x in inputs)
+    patched = copy.deepcopy(plain)
+    report = patch(patched)
+    if not report.patched or report.left:
+        raise RuntimeError(str(report).replace("\n", ";"))
+    modules: dict[str, Any] = {"epigrad": patched, "eager": plain}
+    if compiled:
+        torch._dynamo.reset()
+        both = (("compile", plain), ("epigrad compile", patched))
+        modules |= {name: torch.compile(module, dynamic=False) for name, module in both}
+    candidates = {
+        name: Candidate(lambda module=module: model.forward(module, (given, wanted))[0], list(module.parameters()))
+        for name, module in modules.items()
+    }
+    size = f"{given.shape[0]} x {given.shape[-1]}"
+    return {"size": size, **contest(candidates, device, seconds, host=True)}

@@ -40,28 +40,30 @@ def told(timing: Row) -> str:
     return f"{seconds_told(timing['median'])} +-{Timing(**timing).spread:.0%}"
 
 
+def told_name(value: Any) -> str:
+    """A field that names a row: a size with crosses."""
+    return "x".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+
+
 def failure(error: Exception) -> str:
     """An error's class and the first line of its text."""
     lines = str(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[0] if lines else ''}"
 
 
-def command(args: argparse.Namespace, device: str) -> str:
+def command(program: str, args: argparse.Namespace) -> str:
     """The command line that measures the same."""
-    parts = [f"python -m epigrad bench --device {device}"]
-    if args.models is not None:
-        parts.append(f"--models {','.join(args.models)}")
-    if args.experts is not None:
-        parts.append(f"--experts {','.join(args.experts)}")
-    if args.dtypes is not None:
-        parts.append(f"--dtypes {','.join(args.dtypes)}")
-    parts += [f"--{name.replace('_', '-')}" for name in ("quick", "all_kinds") if getattr(args, name)]
-    if args.compile is not None:
-        parts.append("--compile" if args.compile else "--no-compile")
-    if args.seconds is not None:
-        parts.append(f"--seconds {args.seconds:g}")
-    if args.rows is not None:
-        parts.append(f"--rows {args.rows.pattern!r}")
+    parts = [program]
+    for name, value in vars(args).items():
+        option = f"--{name.replace('_', '-')}"
+        if name in ("command", "json", "plot", "subjects") or callable(value) or value in (None, False, ()):
+            parts += ["--no-compile"] if name == "compile" and value is False else []
+        elif value is True:
+            parts.append(option)
+        elif isinstance(value, re.Pattern):
+            parts.append(f"{option} {value.pattern!r}")
+        else:
+            parts.append(f"{option} {','.join(value) if isinstance(value, tuple) else format(value, '')}")
     return " ".join(parts)
 
 
@@ -207,14 +209,14 @@ class Report:
         }
 
 
-def check_paths(args: argparse.Namespace, tables: int) -> None:
+def check_paths(args: argparse.Namespace, tables: int = 1) -> None:
     """Refuse before measuring what could not be written afterwards."""
     if args.json == STDOUT and tables > 1:
-        args.error("--json writes one object per device: for several devices want --json DIRECTORY")
+        args.error("--json writes one object per table: for several want --json DIRECTORY")
     for path in (args.json, args.plot):
         check_path(args, path)
         if path is not None and path != STDOUT and tables > 1 and not path.is_dir():
-            args.error(f"{path}: is one file, want a directory for several devices")
+            args.error(f"{path}: is one file, want a directory for several tables")
     if args.plot is not None and importlib.util.find_spec("matplotlib") is None:
         args.error("--plot needs matplotlib: pip install 'epigrad[bench]'")
     if args.plot is not None and args.plot.suffix not in ("", *PICTURES):
@@ -229,13 +231,3 @@ def check_path(args: argparse.Namespace, path: pathlib.Path | None) -> None:
         args.error(f"{path}: its directory does not exist")
     if not path.suffix and not path.is_dir():
         args.error(f"{path}: want an existing directory, or a file name with a suffix")
-
-
-def no_rows(args: argparse.Namespace, device: str) -> int:
-    """What a table says, none of whose rows was asked for: an error, unless there are tables of
-    other devices."""
-    text = f"--rows {args.rows.pattern!r}: matches no row on {device}"
-    if args.device != "all":
-        args.error(text)
-    print(text, file=sys.stderr)
-    return 0

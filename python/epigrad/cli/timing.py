@@ -1,9 +1,8 @@
 """Times functions against each other on a machine whose speed drifts: interleaved, so that a slow
 second hits all.
 
-`interleaved` reads the wall clock, `interleaved_on_cuda` what a GPU itself takes,
-`interleaved_bursts` what the host takes to keep a GPU busy, `interleaved_steps` both of a step of
-training.
+`interleaved` reads the wall clock, `interleaved_on_cuda` what a GPU itself takes, and `in_turns`
+the one that a device has.
 """
 
 from __future__ import annotations
@@ -21,10 +20,10 @@ __all__ = [
     "Candidates",
     "Prepared",
     "Timing",
+    "in_turns",
     "interleaved",
-    "interleaved_bursts",
     "interleaved_on_cuda",
-    "interleaved_steps",
+    "timed",
 ]
 
 Step = Callable[[], object]
@@ -94,7 +93,7 @@ def interleaved(
             taken[name] = clock() - start
         return taken
 
-    return _rounds(measure, list(candidates), seconds, least, most, wanted)
+    return timed(measure, list(candidates), seconds, least, most, wanted)
 
 
 def interleaved_on_cuda(candidates: Candidates, seconds: float, least: int = 5, most: int = 400) -> dict[str, Timing]:
@@ -127,7 +126,7 @@ def interleaved_on_cuda(candidates: Candidates, seconds: float, least: int = 5, 
         torch.cuda.synchronize()
         return {name: start.elapsed_time(end) / 1e3 for name, (start, end) in marks.items()}
 
-    return _rounds(measure, list(candidates), seconds, least, most)
+    return timed(measure, list(candidates), seconds, least, most)
 
 
 def _ready(candidate: Step | Prepared) -> Step:
@@ -138,50 +137,17 @@ def _event() -> torch.cuda.Event:
     return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
 
 
-def interleaved_bursts(candidates: Candidates, seconds: float, calls: int = 50) -> dict[str, Timing]:
-    """The same by the wall clock for calls whose work on the GPU is short: many in a row, and one
-    wait at the end."""
-
-    def burst(candidate: Step | Prepared) -> Step:
-        def run() -> None:
-            for _ in range(calls):
-                _ready(candidate)()
-            torch.cuda.synchronize()
-
-        return run
-
-    bursts = interleaved({name: burst(call) for name, call in candidates.items()}, seconds)
-    return {
-        name: Timing(t.median / calls, t.low / calls, t.high / calls, t.fastest / calls, t.rounds)
-        for name, t in bursts.items()
-    }
+def in_turns(candidates: Candidates, device: torch.device, seconds: float, wanted: int = 0) -> dict[str, Timing]:
+    """Timings on a device, by its own clock. A candidate that takes long on a CPU has one round."""
+    if device.type == "cuda":
+        return interleaved_on_cuda(candidates, seconds)
+    timings = interleaved(candidates, 0, least=2)  # of which one warms up
+    if sum(timing.fastest for timing in timings.values()) <= (4 if wanted else 1) * seconds:
+        timings = interleaved(candidates, seconds, least=1, wanted=wanted)
+    return timings
 
 
-def interleaved_steps(
-    steps: Mapping[str, Step], seconds: float, wait: Step, burst: int, least: int = 5, most: int = 400
-) -> tuple[dict[str, Timing], dict[str, Timing]]:
-    """The same for long steps: the time of one in a burst with one wait at its end, and the time
-    until the first call returned, when the GPU had nothing else to do."""
-    returned: dict[str, list[float]] = {name: [] for name in steps}
-
-    def measure(order: list[str]) -> dict[str, float]:
-        taken = {}
-        for name in order:
-            wait()
-            begin = time.perf_counter()
-            steps[name]()
-            returned[name].append(time.perf_counter() - begin)
-            for _ in range(burst - 1):
-                steps[name]()
-            wait()
-            taken[name] = (time.perf_counter() - begin) / burst
-        return taken
-
-    walls = _rounds(measure, list(steps), seconds, least, most)
-    return walls, {name: Timing.of(samples[1:] or samples) for name, samples in returned.items()}
-
-
-def _rounds(
+def timed(
     measure: Callable[[list[str]], dict[str, float]],
     names: list[str],
     seconds: float,

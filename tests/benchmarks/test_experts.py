@@ -1,4 +1,4 @@
-"""`python -m epigrad bench --experts` on mixtures small enough for a test."""
+"""`python -m benchmarks experts` on mixtures small enough for a test."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 import torch
-from epigrad import cli
-from epigrad.cli import bench_experts
-from epigrad.cli.bench_experts import CASES, FLOOR, IMPLEMENTATIONS, ROUTINGS
+
+from benchmarks import __main__ as program
+from benchmarks import experts
+from benchmarks.experts import CASES, FLOOR, IMPLEMENTATIONS, ROUTINGS
 
 pytestmark = pytest.mark.usefixtures("_one_thread")
 
@@ -35,10 +36,9 @@ def test_implementations_are_measured_in_turns(
 ) -> None:
     path = tmp_path / "r.json"
     command = [
-        "bench",
+        "experts",
         "--device",
         "cpu",
-        "--experts",
         *dtypes,
         "--seconds",
         "0.05",
@@ -47,7 +47,7 @@ def test_implementations_are_measured_in_turns(
         "--plot",
         str(tmp_path),
     ]
-    assert cli.main(command) == 0
+    assert program.main(command) == 0
     found = json.loads(path.read_text())
     order = (*IMPLEMENTATIONS, FLOOR)
     rows = [(row["case"], row["dtype"], row["routing"], row["implementation"]) for row in found["rows"]]
@@ -57,7 +57,7 @@ def test_implementations_are_measured_in_turns(
         assert (row["implementation"] in ("eager", "epigrad")) == ("difference" in row)
         if row["implementation"] == FLOOR:
             assert row["ratio_to_floor"] == 1.0
-    assert found["command"].startswith("python -m epigrad bench --device cpu --experts qwen3-30b-a3b,")
+    assert found["command"].startswith("python -m benchmarks experts --device cpu")
     assert (" ".join(dtypes) in found["command"]) and ("--dtypes" in found["command"]) == bool(dtypes)
     assert found["libraries"].keys() == {"transformers"}
     printed = capsys.readouterr().out
@@ -70,38 +70,28 @@ def test_implementations_are_measured_in_turns(
 def test_an_implementation_that_computes_something_else_fails(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(bench_experts, "ALLOWED", 0.0)
+    monkeypatch.setattr(experts, "ALLOWED", 0.0)
     path = tmp_path / "r.json"
-    arguments = ["--experts", "mixtral-like", "--seconds", "0.05", "--json", str(path)]
-    assert cli.main(["bench", "--device", "cpu", *arguments]) == 1
+    arguments = ["--rows", "mixtral-like", "--seconds", "0.05", "--json", str(path)]
+    assert program.main(["experts", "--device", "cpu", *arguments]) == 1
     rows: list[dict[str, Any]] = json.loads(path.read_text())["rows"]
     assert [(row["dtype"], row["routing"]) for row in rows] == [
         (dtype, routing) for dtype in ("float32", "bfloat16") for routing in ROUTINGS
     ]
     assert all(re.search("ArithmeticError: (eager|epigrad) is .* from grouped_mm", row["error"]) for row in rows)
-    assert "error: mixtral-like float32 uniform" in capsys.readouterr().out
+    assert "mixtral-like float32 uniform: ArithmeticError" in capsys.readouterr().out
 
 
-def test_a_mixture_of_another_name(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        cli.main(["bench", "--experts", "mixtral"])
-    assert "'mixtral': want one or more of qwen3-30b-a3b, gpt-oss-20b, mixtral-like" in capsys.readouterr().err
-
-
-def test_dtypes_are_those_of_experts(capsys: pytest.CaptureFixture[str]) -> None:
-    for arguments, text in (
-        (["--experts", "--dtypes", "float64"], "'float64': want one or more of float32, bfloat16, float16"),
-        (["--dtypes", "float32"], "--dtypes needs --experts"),
-    ):
-        with pytest.raises(SystemExit):
-            cli.main(["bench", *arguments])
-        assert text in capsys.readouterr().err
+def test_a_subject_of_another_name(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        program.main(["expert"])
+    assert "did you mean" in (told := capsys.readouterr().err) and "experts" in told
 
 
 @pytest.mark.parametrize("routing", ROUTINGS)
 def test_a_token_has_different_experts_whose_scales_sum_to_1(routing: str) -> None:
     case = dataclasses.replace(CASES["qwen3-30b-a3b"], tokens=4096)
-    index, scale = bench_experts.route(case, routing, torch.device("cpu"))
+    index, scale = experts.route(case, routing, torch.device("cpu"))
     assert index.shape == scale.shape == (4096, 8)
     assert index.sort(1).values.diff(dim=1).ne(0).all()
     torch.testing.assert_close(scale.sum(1), torch.ones(4096))

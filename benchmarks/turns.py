@@ -1,6 +1,6 @@
 """Times a fixed list of calls of several builds of epigrad, in turns.
 
-    python tests/tools/turns.py FILE BUILD=FOLDER BUILD=FOLDER ... [--turns 6] [--calls PATTERN]
+    python benchmarks/turns.py FILE BUILD=FOLDER BUILD=FOLDER ... [--turns 6] [--calls PATTERN]
 
 A folder is what `pip install --no-deps --target FOLDER WHEEL` fills. Each turn starts one process
 for each build, in another order each time. FILE gets the fastest call of each process, and of each
@@ -118,7 +118,7 @@ def eager_calls(device: str = "cpu") -> Iterator[tuple[str, Pair]]:
             lambda m, k, n: ((m, k), (n, k), (n,)),
         ),
         "mlp gelu_tanh": (
-            lambda x, *operands: epigrad.mlp(x, *operands, "gelu_tanh"),
+            lambda x, up, bias1, down, bias2: epigrad.mlp(x, up, bias1, down, bias2, "gelu_tanh"),
             mlp,
             lambda m, k, n: ((m, k), (n, k), (n,), (k, n), (k,)),
         ),
@@ -337,7 +337,7 @@ def main() -> None:
     means = {b: math.exp(sum(math.log(row["ratio"][b]) for row in rows) / len(rows)) for b in rows[0]["ratio"]}
     report = {
         "date": datetime.date.today().isoformat(),
-        "command": f"python tests/tools/turns.py FILE {' '.join(f'{b}=...' for b in builds)} --turns {args.turns}"
+        "command": f"python benchmarks/turns.py FILE {' '.join(f'{b}=...' for b in builds)} --turns {args.turns}"
         + (f" --calls {args.calls!r}" if args.calls else "")
         + (f" --{args.mode}" if args.mode else "")
         + (f" --device {args.device}" if args.device != "cpu" else ""),

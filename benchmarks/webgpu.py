@@ -1,4 +1,4 @@
-"""The table of ``python -m epigrad bench --device webgpu``.
+"""The table of ``python -m benchmarks webgpu``.
 
 Data lies in `epigrad.webgpu.Array`, outputs too. A call returns before its work is done, so each
 candidate is timed as a burst of calls and one wait at the end. Beside epigrad stands PyTorch eager,
@@ -11,25 +11,23 @@ from __future__ import annotations
 import argparse
 import math
 import time
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 import torch
+from epigrad import backward, forward
+from epigrad.cli import machine
+from epigrad.cli.operations import eager_product
+from epigrad.cli.report import Row, told
+from epigrad.cli.runner import Subject, Task
+from epigrad.cli.timing import Timing
+from epigrad.webgpu import Array
 from torch import Tensor
 from torch.nn import functional as torch_functional
 
-from epigrad import backward, forward
-from epigrad._core import selection, tables
-from epigrad.cli.operations import eager_product
-from epigrad.cli.picture import plot
-from epigrad.cli.report import Progress, Report, command, no_rows, seconds_told, told
-from epigrad.cli.table import print_table
-from epigrad.cli.timing import Timing, interleaved
-from epigrad.webgpu import Array
-
-__all__ = ["Case", "cases", "measure", "run"]
+from benchmarks.timing import Step, bursts, wait_for
 
 DTYPES = ("float32", "bfloat16", "float16")
 
@@ -45,9 +43,6 @@ SMALL_ELEMENTWISE, SMALL_SQUARE = (256, 448), 128
 # They are declared for tensors, and take arrays as well.
 _forward: Any = forward
 _backward: Any = backward
-
-Row = dict[str, Any]
-Step = Callable[[], object]
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,46 +150,33 @@ def _gradients(function: Callable[..., Tensor], inputs: Sequence[Tensor], grad: 
     return torch.autograd.grad(function(*leaves), leaves, grad)
 
 
-def run(args: argparse.Namespace) -> int:
-    """Measure, print the table and write the requested files; 1 if a row of epigrad's failed."""
-    info = next(info for info in selection.backends() if info.name == "webgpu")
-    small = args.quick or _is_software(info.detail)
+def subject(args: argparse.Namespace) -> Subject:
+    """The table of an adapter."""
+    detail = str(machine.backend("webgpu"))
+    small = args.quick or _is_software(detail)
     sizes = (SMALL_SQUARE, SMALL_ELEMENTWISE) if small else (SQUARE, ELEMENTWISE)
-    chosen = [
-        (case, dtype)
-        for case in cases(*sizes)
-        for dtype in DTYPES
-        if args.rows is None or args.rows.search(f"{case.name} {case.size} {dtype}")
-    ]
-    if not chosen:
-        return no_rows(args, "webgpu")
     peer = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    report = Report(
-        device=info.detail.partition(" (")[0],
-        command=command(args, "webgpu"),
-        unit="seconds of one call in a burst: median, quartiles, fastest",
-        path=args.json,
+    return Subject(
         slug="webgpu",
-        facts={"backend": info.detail, "eager_on": str(peer)},
+        device=detail.partition(" (")[0],
+        unit="seconds of one call in a burst: median, quartiles, fastest",
+        title=f"Median time of a call; eager is on {peer}",
+        tasks=[
+            Task(f"{case.name} {case.size} {dtype}", _named(case, dtype), partial(measure, case, dtype, peer))
+            for case in cases(*sizes)
+            for dtype in args.dtypes or DTYPES
+        ],
+        names={"op": "op", "size": "size", "dtype": "dtype"},
+        columns={
+            "epigrad": ("epigrad", told),
+            "ratio": ("/eager", "{:.2f}".format),
+            "share_of_copy": ("of copy_", "{:.2f}".format),
+            "epigrad_rate": ("operations or bytes a second", "{:.3g}".format),
+        },
+        seconds=QUICK_SECONDS if args.quick else SECONDS,
+        facts={"backend": detail, "eager_on": str(peer)},
+        bars=lambda rows: [(f"{r['op']} {r['size']} {r['dtype']}", r["ratio"], None) for r in rows if "ratio" in r],
     )
-    begin = time.perf_counter()
-    with Progress(len(chosen), args.json) as progress:
-        for case, dtype in chosen:
-            label = f"{case.name} {case.size} {dtype}"
-            progress.begin(label)
-            if args.seconds is not None and time.perf_counter() - begin > args.seconds:
-                row = {**_named(case, dtype), "skipped": f"after {args.seconds:g} seconds"}
-            else:
-                row = measure(case, dtype, peer, QUICK_SECONDS if args.quick else SECONDS)
-            report.add(row)
-            progress.end(f"{label}: {_told(row)}")
-    report.finish(lambda: _print(report))
-    if args.plot is not None:
-        bars = [(f"{r['op']} {r['size']} {r['dtype']}", r["ratio"], None) for r in report.rows if "ratio" in r]
-        where = f"{report.device} through WebGPU, PyTorch {torch.__version__} on {peer}"
-        title = f"epigrad {tables.VERSION} on {where}"
-        plot(report.place(args.plot, "png"), title, "one call", bars)
-    return int(any("error" in row for row in report.rows))
 
 
 def _is_software(detail: str) -> bool:
@@ -206,13 +188,9 @@ def _named(case: Case, dtype: str) -> Row:
 
 
 def measure(case: Case, dtype: str, peer: torch.device, seconds: float) -> Row:
-    """A row, which says what failed if anything did: the others are measured all the same."""
-    row = _named(case, dtype)
-    try:
-        timings = _timings(case, getattr(torch, dtype), peer, seconds)
-    except Exception as error:
-        return {**row, "error": f"{type(error).__name__}: {str(error).strip().splitlines()[0]}"}
-    row |= {name: asdict(timing) for name, timing in timings.items()}
+    """What a row has besides its name."""
+    timings = _timings(case, getattr(torch, dtype), peer, seconds)
+    row: Row = {name: asdict(timing) for name, timing in timings.items()}
     ours = timings["epigrad"].median
     row["ratio"] = ours / timings["eager"].median
     for name in ("epigrad", "eager"):
@@ -233,34 +211,15 @@ def _timings(case: Case, dtype: torch.dtype, peer: torch.device, seconds: float)
     flag = Array((1,), torch.float32)
     candidates: dict[str, tuple[Step, Step]] = {
         "epigrad": (lambda: case.ours(arrays, outputs), flag.to_torch),
-        "eager": (lambda: case.eager(tensors), torch.cuda.synchronize if peer.type == "cuda" else _nothing),
+        "eager": (lambda: case.eager(tensors), wait_for(peer)),
     }
     if not case.multiplications and peer.type == "cuda":
         source, to = (torch.empty(case.traffic(1) // 2, dtype=dtype, device=peer) for _ in range(2))
         candidates["copy"] = (lambda: to.copy_(source), torch.cuda.synchronize)
     calls = {name: _calls(step, wait) for name, (step, wait) in candidates.items()}
-
-    def burst(name: str) -> Step:
-        step, wait = candidates[name]
-
-        def all_of_them() -> None:
-            for _ in range(calls[name]):
-                step()
-            wait()
-
-        return all_of_them
-
+    steps, waits = ({name: pair[which] for name, pair in candidates.items()} for which in (0, 1))
     with torch.no_grad() if "backward" not in case.name else torch.enable_grad():
-        taken = interleaved({name: burst(name) for name in candidates}, seconds)
-    return {
-        name: Timing(t.median / n, t.low / n, t.high / n, t.fastest / n, t.rounds)
-        for name, t in taken.items()
-        for n in [calls[name]]
-    }
-
-
-def _nothing() -> None:
-    """PyTorch's calls on the CPU are done when they return."""
+        return bursts(steps, calls, waits, seconds)
 
 
 def _calls(step: Step, wait: Step) -> int:
@@ -271,34 +230,3 @@ def _calls(step: Step, wait: Step) -> int:
         wait()
         took = time.perf_counter() - begin
     return max(1, min(MOST_CALLS, round(BURST_SECONDS / took)))
-
-
-def _told(row: Row) -> str:
-    if "epigrad" not in row:
-        return str(row.get("error") or f"skipped {row['skipped']}")
-    share = f", {row['share_of_copy']:.2f} of copy_" if "share_of_copy" in row else ""
-    return f"epigrad {told(row['epigrad'])}, {_told_rate(row, 'epigrad')}, eager {told(row['eager'])}{share}"
-
-
-def _told_rate(row: Row, name: str) -> str:
-    rate, scale, unit = row[f"{name}_rate"], 1e9, "G"
-    if rate >= 1e12:
-        scale, unit = 1e12, "T"
-    return f"{rate / scale:.3g} {unit}{row['unit']}"
-
-
-def _print(report: Report) -> None:
-    header = ["op", "size", "dtype", "epigrad", "/eager", "of copy_", "rate"]
-    lines = []
-    for row in report.rows:
-        name = [row["op"], row["size"], row["dtype"]]
-        if "epigrad" not in row:
-            lines.append([*name, "failed" if "error" in row else "skipped", *[""] * 3])
-            continue
-        share = f"{row['share_of_copy']:.2f}" if "share_of_copy" in row else "-"
-        time_told, rate = seconds_told(row["epigrad"]["median"]), _told_rate(row, "epigrad")
-        lines.append([*name, time_told, f"{row['ratio']:.2f}", share, rate])
-    print_table(f"Median time of a call on {report.device}; eager is on {report.facts['eager_on']}", header, lines)
-    for row in report.rows:
-        if "error" in row:
-            warnings.warn(f"{row['op']} {row['size']} {row['dtype']}: {row['error']}", stacklevel=2)

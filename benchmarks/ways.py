@@ -1,32 +1,30 @@
-"""Measures the ways that products with epilogues can go on Hopper (go/backend/cuda/ways.go), over
-sizes: what the rule takes, and what it loses to the fastest.
+"""The ways that products with epilogues can go on Hopper (go/backend/cuda/ways.go), over sizes:
+what the rule takes, and what it loses to the fastest.
 
-    python -m tests.tools.cuda_ways docs/results
-
-writes a file named by date and device. Times are of calls that keep the GPU busy for a while, in
-turns. `loss` is the rule's time over the fastest way's.
+Times are of calls that keep the GPU busy for a while, in turns. `loss` is the rule's time over the
+fastest way's.
 """
 
 from __future__ import annotations
 
+import argparse
 import base64
 import contextlib
-import datetime
 import json
 import pathlib
 import statistics
-import sys
 import tempfile
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import epigrad
 import torch
 from epigrad import backward, forward
-from epigrad.cli.machine import cuda_facts
+from epigrad.cli import machine
+from epigrad.cli.report import Row
+from epigrad.cli.runner import Subject, Task
 
-from tests.tools.cuda_products import TURNS, Step, drawn, sustained
+from benchmarks.products import SECONDS, TURNS, Step, drawn, sustained
 
 TOKENS = (512, 2048, 8192, 16384)
 FEATURES = ((768, 3072), (1024, 4096), (1600, 6400), (2048, 8192), (4096, 4096), (4096, 14336))
@@ -66,7 +64,8 @@ def ways_of(step: Step, folder: pathlib.Path) -> dict[str, pathlib.Path | None]:
     return files
 
 
-def measured(make: Callable[[int, int, int], Step], size: tuple[int, int, int]) -> dict[str, Any]:
+def measure(make: Callable[[int, int, int], Step], size: tuple[int, int, int], seconds: float) -> Row:
+    """Microseconds of the rule's way and of the others."""
     step = make(*size)
     times: dict[str, list[float]] = {}
     with tempfile.TemporaryDirectory() as folder:
@@ -75,36 +74,29 @@ def measured(make: Callable[[int, int, int], Step], size: tuple[int, int, int]) 
             for name, path in files.items():
                 with epigrad.tuning(path) if path else contextlib.nullcontext():
                     times.setdefault(name, []).append(sustained(step))
-    found = {name: round(1e6 * statistics.median(each), 2) for name, each in times.items()}
-    best = min(time for name, time in found.items() if name != "rule")
-    row = {"call": make.__name__, "size": "x".join(map(str, size)), **found}
-    return row | {"loss": round(found["rule"] / best, 3)}
+    row: Row = {name: round(1e6 * statistics.median(each), 2) for name, each in times.items()}
+    return row | {"loss": round(row["rule"] / min(row[name] for name in row if name != "rule"), 3)}
 
 
-def main() -> None:
+def subject(args: argparse.Namespace) -> Subject:
+    """The table of layers, of gated ones, and of the backward of hidden ones."""
     torch.manual_seed(0)
-    device = torch.device("cuda", 0)
-    name = torch.cuda.get_device_name(device)
-    today = datetime.datetime.now(datetime.UTC).date()
-    path = pathlib.Path(sys.argv[1]) / f"{today}-cuda-{name.lower().replace(' ', '-')}-ways.json"
+    device = torch.device("cuda", torch.cuda.current_device())
     sizes = [(tokens, features, hidden) for tokens in TOKENS for features, hidden in FEATURES]
     down = [(tokens, hidden, features) for tokens, features, hidden in sizes if hidden != features]
-    problems = [(layer, size) for size in sizes + down]
+    problems: list[tuple[Callable[..., Step], tuple[int, int, int]]] = [(layer, size) for size in sizes + down]
     problems += [(make, size) for make in (gated_layer, hidden_backward) for size in sizes]
-    rows: list[dict[str, Any]] = []
-    for make, size in problems:
-        rows.append(measured(make, size))
-        print(rows[-1], flush=True)
-    head = {
-        "what": "bfloat16, microseconds; sizes are rows, depth and columns of the layer",
-        "command": "python -m tests.tools.cuda_ways docs/results",
-        "device": name,
-        "versions": {"torch": torch.__version__, "epigrad": epigrad.__version__},
-        **cuda_facts(device),
-    }
-    body = ",\n  ".join(map(json.dumps, rows))
-    path.write_text(f'{json.dumps(head, indent=1)[:-2]},\n "rows": [\n  {body}\n ]\n}}\n')
-
-
-if __name__ == "__main__":
-    main()
+    return Subject(
+        slug="ways",
+        device=machine.name(device),
+        unit="microseconds in bfloat16; sizes are rows, depth and columns of the layer",
+        title="Microseconds of each way, and the rule's time over the fastest's",
+        tasks=[
+            Task(f"{make.__name__} {size}", {"call": make.__name__, "size": size}, partial(measure, make, size))
+            for make, size in problems
+        ],
+        names={"call": "call", "size": "size"},
+        columns={name: (name, str) for name in ("rule", *WAYS, "loss")},
+        seconds=SECONDS,
+        facts=machine.facts(device),
+    )

@@ -1,4 +1,4 @@
-"""SonicMoE's experts as one of transformers' implementations, for ``bench --experts``.
+"""SonicMoE's experts as one of transformers' implementations, for ``python -m benchmarks experts``.
 
 transformers' own way to SonicMoE downloads it and sends each token to a number of experts that may
 differ. This one takes the package `sonic-moe` and the kernels of a fixed number, which are faster.

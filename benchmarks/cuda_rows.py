@@ -1,4 +1,4 @@
-"""The rows of `bench` on a GPU, each with what it is to reach.
+"""The rows on a GPU, each with what it is to reach.
 
 Goals are parts of PyTorch eager's time and of torch.compile's in the same run (at most), and of the
 ceiling (at least): the bandwidth of ``copy_`` for what moves memory, the products alone for what
@@ -12,10 +12,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
+from epigrad.cli import operations as common
+from epigrad.cli.contest import Function, Pair
 from torch import Tensor
 
-from epigrad.cli import operations
-from epigrad.cli.operations import Backward, Operation
+from benchmarks import operations
+from benchmarks.operations import Backward
 
 __all__ = ["BACKWARD", "BOTH", "FORWARD", "Case", "cases", "sets_needed", "traffic"]
 
@@ -64,10 +66,10 @@ class Case:
     size: str
     dtype: str
     inputs: tuple[Shape, ...]
-    eager: Operation
+    eager: Function
     directions: Mapping[str, Goals]
-    ours: Operation | None = None
-    variants: Mapping[str, Operation] = field(default_factory=dict)
+    ours: Function | None = None
+    variants: Mapping[str, Function] = field(default_factory=dict)
     ours_backward: Backward | None = None
     gradients: tuple[int, ...] = ()
     reads: tuple[int, ...] = ()
@@ -145,7 +147,7 @@ def _share(part: float, dtype: str) -> dict[str, float]:
 # --- what moves memory ----------------------------------------------------------------------------
 
 
-def _elementwise(op: str, kind: str, pair: operations.Pair, shapes: tuple[Shape, ...], dtype: str) -> Case:
+def _elementwise(op: str, kind: str, pair: Pair, shapes: tuple[Shape, ...], dtype: str) -> Case:
     """An operation whose backward reads its inputs, and gives a gradient to each."""
     ours, eager = pair
     goals, places = _share(1.0, dtype), tuple(range(len(shapes)))
@@ -255,7 +257,7 @@ def _linear(
     compiled: bool = True,
 ) -> Case:
     m, k, n = size
-    ours, eager = operations.linear(name)
+    ours, eager = common.linear(name)
     goals: dict[str, float] = {"eager": eager_part}
     if compile_part is not None:
         goals["compile"] = 1.0 if name in ("relu", "none") else compile_part
@@ -279,7 +281,7 @@ def _linear(
     )
 
 
-def _block(op: str, kind: str, make: Callable[..., tuple[Operation, Operation]], rows: int, size: Shape) -> Case:
+def _block(op: str, kind: str, make: Callable[..., Pair], rows: int, size: Shape) -> Case:
     """A two-layer block; the first layer has `rows` times the rows of the hidden activation."""
     m, k, n = size
     ours, eager = make(kind)
@@ -306,11 +308,11 @@ def _block(op: str, kind: str, make: Callable[..., tuple[Operation, Operation]],
 
 
 def _mlp(name: str) -> Case:
-    return _block("mlp", name, operations.mlp, 1, (8192, 4096, 14336))
+    return _block("mlp", name, common.mlp, 1, (8192, 4096, 14336))
 
 
 def _gated_mlp(kind: str) -> Case:
-    return _block("gated_mlp", kind, operations.gated_mlp, 2, (8192, 4096, 14336))
+    return _block("gated_mlp", kind, common.gated_mlp, 2, (8192, 4096, 14336))
 
 
 def _gated_linear(kind: str) -> Case:
@@ -361,7 +363,7 @@ def _accumulated(dtype: str) -> Case:
 def _host_bound() -> list[Case]:
     """So small that the host's part is all there is."""
     m, k, n = 32, 64, 64
-    ours, eager = operations.linear("gelu")
+    ours, eager = common.linear("gelu")
     return [
         Case(
             "linear",
@@ -383,8 +385,8 @@ def _graphs() -> list[Case]:
     """In a CUDA graph, where the host has no part."""
     m, k, n = 2048, 768, 3072
     size = f"{m}x{k}x{n}"
-    layer, mlp, gated = operations.linear("gelu"), operations.mlp("gelu_tanh"), operations.gated_mlp("swiglu")
-    shapes: list[tuple[str, str, tuple[Operation, Operation], tuple[Shape, ...]]] = [
+    layer, mlp, gated = common.linear("gelu"), common.mlp("gelu_tanh"), common.gated_mlp("swiglu")
+    shapes: list[tuple[str, str, Pair, tuple[Shape, ...]]] = [
         ("linear", "gelu", layer, ((m, k), (n, k), (n,))),
         ("mlp", "gelu_tanh", mlp, ((m, k), (n, k), (k, n))),
         ("gated_mlp", "swiglu", gated, ((m, k), (2 * n, k), (k, n))),

@@ -1,33 +1,29 @@
-"""Measures products with their epilogues in one kernel (kernels/cuda/product_sm90.cuh).
+"""Products with their epilogues in one kernel (kernels/cuda/product_sm90.cuh).
 
-    python -m tests.tools.cuda_products docs/results
-
-writes a file named by date and device. Each way to compute runs for a while alone, since a GPU's
-clock falls with the power that it draws, and the ways take turns. Ratios are of median times:
-``speed`` is torch.mm's over ours, ``over_eager`` and ``over_compile`` are ours over PyTorch's.
-Kernels of a backward are timed by the profiler.
+Each way to compute runs for a while alone, since a GPU's clock falls with the power that it draws,
+and the ways take turns. Ratios are of median times: ``speed`` is torch.mm's over ours,
+``over_eager`` and ``over_compile`` are ours over PyTorch's. Kernels of a backward are timed by the
+profiler.
 """
 
 from __future__ import annotations
 
-import datetime
-import json
-import pathlib
+import argparse
 import statistics
-import sys
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-import epigrad
 import torch
 from epigrad import backward, forward
-from epigrad.cli.machine import cuda_facts
+from epigrad.cli import contest, machine, operations
+from epigrad.cli.report import Row
+from epigrad.cli.runner import Subject, Task
 from torch import Tensor
-from torch.nn import functional as torch_functional
+
+from benchmarks.operations import gated_linear
 
 Step = Callable[[], object]
-Block = Callable[[Tensor, Tensor, Tensor | None, Tensor], Tensor]
 
 # rows, depth, columns: of a product, and of a block features and hidden features
 SHAPES = (
@@ -96,9 +92,7 @@ def products(rows: int, depth: int, columns: int) -> dict[str, Any]:
             "torch.mm": lambda: torch.mm(x, both.T),
             "swiglu": lambda: forward.gated_linear(x, weight, gate, return_preactivation=True),
             "swiglu alone": lambda: forward.gated_linear(x, weight, gate),
-            "eager": lambda: (
-                torch_functional.silu(torch_functional.linear(x, gate)) * torch_functional.linear(x, weight)
-            ),
+            "eager": partial(gated_linear("swiglu")[1], x, weight, gate),
         }
     )
     speed = {name: round(layer["torch.mm"] / time, 3) for name, time in layer.items()}
@@ -114,17 +108,16 @@ def blocks(rows: int, features: int, hidden: int) -> dict[str, Any]:
     """Forward and backward of mlp and gated_mlp, and the kernels of their backward."""
     x, grad, weight2 = drawn(rows, features), drawn(rows, features), drawn(features, hidden)
     found: dict[str, Any] = {}
-    for name, columns, kind in (("mlp", hidden, "gelu"), ("gated_mlp", 2 * hidden, "swiglu")):
+    for name, columns, kind, make in (
+        ("mlp", hidden, "gelu", operations.mlp),
+        ("gated_mlp", 2 * hidden, "swiglu", operations.gated_mlp),
+    ):
         weight1 = drawn(columns, features)
-        bias = drawn(columns) if name == "mlp" else None
         operands = [t.clone().requires_grad_() for t in (x, weight1, weight2)]
-        ours: Block = partial(mlp if name == "mlp" else gated_mlp, kind)
-        eager: Block = eager_mlp if name == "mlp" else eager_gated_mlp
-        compiled = torch.compile(eager, dynamic=False)
-        ways = {"epigrad": ours, "eager": eager, "compile": compiled}
-        times = in_turns({way: partial(trained, block, operands, bias, grad) for way, block in ways.items()})
-        pre = forward.linear(x, weight1, bias)
-        gradients = partial(getattr(backward, f"{name}_backward"), grad, x, weight1, bias, weight2, None, kind)
+        ways = contest.paired(make(kind), operands, operands, compiled=True)
+        times = in_turns({way: partial(candidate.step, grad) for way, candidate in ways.items()})
+        pre = forward.linear(x, weight1)
+        gradients = partial(getattr(backward, f"{name}_backward"), grad, x, weight1, None, weight2, None, kind)
         found[name] = {
             "kind": kind,
             "microseconds": times,
@@ -136,59 +129,28 @@ def blocks(rows: int, features: int, hidden: int) -> dict[str, Any]:
     return found
 
 
-def trained(block: Block, operands: list[Tensor], bias: Tensor | None, grad: Tensor) -> object:
-    x, weight1, weight2 = operands
-    return torch.autograd.grad(block(x, weight1, bias, weight2), operands, grad)
+def measure(size: tuple[int, int, int], seconds: float) -> Row:
+    """All of one size. How long it takes does not depend on the seconds."""
+    return {**products(*size), **blocks(*size)}
 
 
-def mlp(kind: str, x: Tensor, weight1: Tensor, bias: Tensor | None, weight2: Tensor) -> Tensor:
-    return epigrad.mlp(x, weight1, bias, weight2, None, kind)
-
-
-def gated_mlp(kind: str, x: Tensor, weight1: Tensor, bias: Tensor | None, weight2: Tensor) -> Tensor:
-    return epigrad.gated_mlp(x, weight1, bias, weight2, None, kind)
-
-
-def eager_mlp(x: Tensor, weight1: Tensor, bias: Tensor | None, weight2: Tensor) -> Tensor:
-    hidden = torch_functional.gelu(torch_functional.linear(x, weight1, bias))
-    return torch_functional.linear(hidden, weight2)
-
-
-def eager_gated_mlp(x: Tensor, weight1: Tensor, bias: Tensor | None, weight2: Tensor) -> Tensor:
-    value, gate = torch_functional.linear(x, weight1, bias).chunk(2, -1)
-    return torch_functional.linear(value * torch_functional.silu(gate), weight2)
-
-
-def main() -> None:
+def subject(args: argparse.Namespace) -> Subject:
+    """The table of products and of blocks."""
     torch.manual_seed(0)
-    device = torch.device("cuda", 0)
-    name = torch.cuda.get_device_name(device)
-    today = datetime.datetime.now(datetime.UTC).date()
-    slug = name.lower().replace(" ", "-")
-    path = pathlib.Path(sys.argv[1]) / f"{today}-cuda-{slug}-fused-products.json"
-    record = {
-        "what": "bfloat16, microseconds. layer: act(x weight' + bias) with the preactivation, but for none; "
-        "gated: two weights; blocks: forward and backward",
-        "command": "python -m tests.tools.cuda_products docs/results",
-        "device": name,
-        "versions": {"torch": torch.__version__, "epigrad": epigrad.__version__},
-        **cuda_facts(device),
-        "rows": [],
-    }
-    for shape in SHAPES:
-        row = {"size": "x".join(map(str, shape)), **products(*shape), **blocks(*shape)}
-        record["rows"].append(row)
-        head = json.dumps({key: value for key, value in record.items() if key != "rows"}, indent=1)[:-2]
-        rows = ",\n  ".join(map(json.dumps, record["rows"]))
-        path.write_text(f'{head},\n "rows": [\n  {rows}\n ]\n}}\n')
-        print(
-            row["size"],
-            row["speed"],
-            row["gated speed"],
-            *(row[b]["over_eager"] for b in ("mlp", "gated_mlp")),
-            flush=True,
-        )
-
-
-if __name__ == "__main__":
-    main()
+    device = torch.device("cuda", torch.cuda.current_device())
+    return Subject(
+        slug="products",
+        device=machine.name(device),
+        unit="microseconds of one call: median; speed: torch.mm's over ours",
+        title="Products with epilogues: torch.mm's time over theirs",
+        tasks=[Task("x".join(map(str, size)), {"size": size}, partial(measure, size)) for size in SHAPES],
+        names={"size": "size"},
+        columns={
+            "speed": ("speed", lambda each: ", ".join(f"{name} {speed}" for name, speed in each.items())),
+            "gated speed": ("gated", str),
+            "mlp": ("mlp /eager", lambda each: str(each["over_eager"])),
+            "gated_mlp": ("gated_mlp /eager", lambda each: str(each["over_eager"])),
+        },
+        seconds=SECONDS,
+        facts=machine.facts(device),
+    )

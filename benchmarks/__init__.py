@@ -1,0 +1,20 @@
+"""Measurements that records keep: ``python -m benchmarks --help``.
+
+Each subject says what its rows are: what is computed, beside what, and which physical ceiling. The
+runner is that of ``python -m epigrad bench`` (`epigrad.cli.runner`). In reading order:
+
+    cpu         each operation over sizes, threads and kinds
+    cuda        operations on a GPU, with ceilings, memory and goals
+    cuda_rows   what they are
+    webgpu      operations on arrays of an adapter
+    models      training steps of models, also by Liger and as CUDA graphs
+    experts     transformers' own mixtures of experts, also by SonicMoE
+    sonicmoe    its experts as one of transformers' implementations
+    products    products with their epilogues in one kernel
+    ways        the ways to compute them, over sizes
+    invariance  layers whose rows do not depend on each other
+    operations  pairs of functions that only records have
+    timing      bursts, and steps with the host's part
+    pictures    curves, bars of steps and of experts
+    turns       calls of several builds, in turns
+"""

@@ -17,12 +17,12 @@ from torch import Tensor
 
 from tests.support import exact
 from tests.support.devices import on_devices
-from tests.support.repository import ROOT
 from tests.support.tiers import THIRD, in_turns, thorough
 from tests.support.ulp import ACTIVATIONS, BOUND, arguments, measure_slope, measure_value
 from tests.tools import exact as tool
+from tests.tools.records import RESULTS, load
 
-RECORDS = sorted((ROOT / "docs" / "results").glob("*-exact-*.json"))
+RECORDS = sorted(RESULTS.glob("*-exact-*.json"))
 activations = pytest.mark.parametrize("activation", in_turns(ACTIVATIONS, THIRD, thorough))
 
 
@@ -71,7 +71,7 @@ def test_float32_of_every_exponent_and_the_worst_known(activation: str, device: 
 
 def rows(dtype: str, activation: str) -> list[dict[str, Any]]:
     """What the records have of an activation."""
-    records = [json.loads(record.read_text()) for record in RECORDS]
+    records = [load(record) for record in RECORDS]
     return [
         row | {"backend": record["backend"], "device": "cpu" if record["backend"].startswith("engine") else "cuda"}
         for record in records
@@ -187,10 +187,10 @@ def test_a_walk_that_is_stopped_goes_on(dtype: str, tmp_path: Path, monkeypatch:
     with pytest.raises(KeyboardInterrupt):
         call(tmp_path / "parts.json", *options)
     monkeypatch.setattr(tool, "walk", walk)
-    (half,) = json.loads((tmp_path / "parts.json").read_text())["rows"]
+    (half,) = load(tmp_path / "parts.json")["rows"]
     assert 0 < half["points"] < half["of"]
     assert call(tmp_path / "parts.json", *options) == 0
-    (parts,), (whole,) = (json.loads((tmp_path / name).read_text())["rows"] for name in ("parts.json", "whole.json"))
+    (parts,), (whole,) = (load(tmp_path / name)["rows"] for name in ("parts.json", "whole.json"))
     assert parts | {"seconds": 0} == whole | {"seconds": 0}
 
 

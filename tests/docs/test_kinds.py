@@ -11,8 +11,8 @@ import transformers
 from epigrad import Activation, Gated
 from epigrad._core.tables import ACTIVATIONS, GATED_KINDS, PRESETS
 
+from tests.support.repository import ROOT
 from tests.tools import kinds
-from tests.tools.readme import README
 
 STALE = "docs/kinds.md is stale: python -m tests.tools.kinds"
 
@@ -27,7 +27,7 @@ def test_the_pictures_are_of_these_kinds(picture: kinds.Path) -> None:
 
 
 def test_the_readme_counts_the_kinds() -> None:
-    assert f"{len(ACTIVATIONS)} activations and {len(GATED_KINDS)} gated kinds" in README.read_text()
+    assert f"{len(ACTIVATIONS)} activations and {len(GATED_KINDS)} gated kinds" in (ROOT / "README.md").read_text()
 
 
 def test_users_are_of_kinds_that_there_are() -> None:

@@ -13,15 +13,23 @@ import torch
 from tests.support.processes import run_script, start, torchtitan_path
 from tests.support.repository import ROOT
 from tests.support.tiers import in_turns, nightly, thorough
-from tests.tools import gains, gpu_tables, readme
+from tests.tools import gains, pages, readme, records
 
-README = readme.README
+README = ROOT / "README.md"
 RESULTS = ROOT / "docs" / "results" / "README.md"
 DOCS = sorted((ROOT / "docs").glob("*.md"))
 HOWTO = sorted((ROOT / "docs" / "howto").glob("*.md"))
 DESIGN = sorted((ROOT / "docs" / "design").glob("*.md"))
-STALE = "README.md is stale: python -m tests.tools.readme"
-PAGES = [*sorted(ROOT.glob("*.md")), *DOCS, *HOWTO, *DESIGN, RESULTS, ROOT / "tests" / "README.md"]
+STALE = "a page is stale: python -m tests.tools.pages"
+PAGES = [
+    *sorted(ROOT.glob("*.md")),
+    ROOT / "benchmarks" / "README.md",
+    *DOCS,
+    *HOWTO,
+    *DESIGN,
+    RESULTS,
+    ROOT / "tests" / "README.md",
+]
 
 
 def blocks(page: Path, language: str) -> list[str]:
@@ -130,23 +138,35 @@ def test_the_readme_is_short() -> None:
 
 def test_the_readme_begins_with_the_table_and_patch() -> None:
     begin = "\n".join(README.read_text().splitlines()[:45])
-    assert "print(patch(model))" in begin and readme.table() in begin
+    assert "print(patch(model))" in begin and readme.claims_table() in begin
 
 
-def test_the_table_of_the_readme_is_that_of_the_records() -> None:
-    page = README.read_text()
-    assert readme.filled(page, readme.table()) == page, STALE
-    page = readme.PERFORMANCE.read_text()
-    assert readme.filled(page, readme.cpu_table()) == page, STALE
-    assert gpu_tables.filled(page) == page, "docs/performance.md is stale: python -m tests.tools.gpu_tables"
-    page = gains.PAYS.read_text()
-    assert gains.filled_pays(page) == page, "docs/pays.md is stale: python -m tests.tools.gains"
-    page = gains.EXPERTS.read_text()
-    assert gains.filled_experts(page) == page, "docs/experts.md is stale: python -m tests.tools.gains"
-    page = readme.RESULTS.read_text()
-    assert readme.filled(page, readme.summary_table()) == page, STALE
-    page = readme.MODELS.read_text()
-    assert readme.filled(page, readme.models_table()) == page, STALE
+@pytest.mark.parametrize("path", pages.TABLES)
+def test_the_tables_of_a_page_are_those_of_the_records(path: str) -> None:
+    assert pages.filled(path) == (ROOT / path).read_text(), STALE
+
+
+def test_every_table_that_records_make_has_a_name() -> None:
+    begins = {begin for page in PAGES for begin in re.findall(r"^<!-- python -m .*\n", page.read_text(), re.M)}
+    assert begins == {pages.begin(name) for tables in pages.TABLES.values() for name in tables}
+
+
+def test_a_packed_record_is_read_as_it_was(tmp_path: Path) -> None:
+    """A row may lack what others have, and a value may be of several shapes."""
+    timing = {"median": 1.5, "low": 1}
+    rows = [
+        {"case": "a", "size": [1, 2], "epigrad": timing, "memory": {}},
+        {"case": "b", "epigrad": timing, "memory": {"eager": {"kept": 1}}, "error": None},
+        {"skipped": "late", "memory": {"epigrad": {"kept": 2}}},
+    ]
+    record = {"date": "2026-01-01", "rows": rows, "unit": "seconds"}
+    path = tmp_path / "r.json"
+    for text in (json.dumps(record), records.packed(record)):
+        path.write_text(text)
+        assert records.load(path) == record
+    assert path.read_text().count("median") == 1
+    path.write_text(records.packed({"cells": [1], "rows": []}))
+    assert records.load(path) == {"cells": [1], "rows": []}
 
 
 def test_tables_take_records_of_a_cpu_whose_summary_has_one_or_several_dtypes_a_line(
@@ -160,7 +180,8 @@ def test_tables_take_records_of_a_cpu_whose_summary_has_one_or_several_dtypes_a_
         for dtype, size, ratio in (("float32", 1, 0.5), ("float32", 4, 2), ("bfloat16", 1, 0.25), ("float16", 1, 4))
     ]
     summaries = [[{**line, "dtypes": ["float32", "bfloat16"]}], [{**line, "dtype": "float32"}]]
-    monkeypatch.setattr(readme, "ROOT", tmp_path)
+    for module in (readme, records):
+        monkeypatch.setattr(module, "ROOT", tmp_path)
     monkeypatch.setattr(readme, "CPUS", [("CPU", path)])
     for summary in summaries:
         (tmp_path / path).write_text(json.dumps({"threads": 2, "rows": rows, "summary": summary}))
@@ -172,7 +193,7 @@ def test_tables_take_records_of_a_cpu_whose_summary_has_one_or_several_dtypes_a_
 def test_pages_say_what_compiled_dense_models_gain() -> None:
     times = gains.models("", gains.DENSE, "patched + compiled", "compiled", "").times
     gain = f"{100 - 100 * max(times):.0f} to {100 - 100 * min(times):.0f} %"
-    for page in (README, gains.PAYS):
+    for page in (README, ROOT / "docs" / "pays.md"):
         assert f"xpect {gain} less time" in page.read_text(), f"{page.name}: compiled dense models gain {gain}"
 
 
@@ -180,7 +201,7 @@ def test_the_picture_of_the_readme_is_that_of_the_records() -> None:
     assert readme.description().encode() in readme.PICTURE.read_bytes(), STALE
     for machine, paths in readme.MODEL_RECORDS.items():
         assert readme.digest(*paths).encode() in readme.models_picture(machine).read_bytes(), STALE
-    assert set(readme.bars()["time"]["epigrad"]) == {row["case"] for row in readme.rows(readme.MIXTURES)}
+    assert set(readme.bars()["time"]["epigrad"]) == {row["case"] for row in records.rows(readme.MIXTURES)}
 
 
 def test_models_on_a_gpu_get_lines_and_a_picture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -201,12 +222,11 @@ def test_models_on_a_gpu_get_lines_and_a_picture(tmp_path: Path, monkeypatch: py
     (tmp_path / "docs" / "results").mkdir(parents=True)
     for path, rows in zip(paths, runs, strict=True):
         (tmp_path / path).write_text(json.dumps({"capability": [9, 0], "statistic": "median", "rows": rows}))
-    records = {"GPU": tuple(paths)}
-    for name, value in (("ROOT", tmp_path), ("MODELS", tmp_path / "docs" / "models.md"), ("MODEL_RECORDS", records)):
+    machines = {"GPU": tuple(paths)}
+    for name, value in (("ROOT", tmp_path), ("MODELS", tmp_path / "docs" / "models.md"), ("MODEL_RECORDS", machines)):
         monkeypatch.setattr(readme, name, value)
-    assert readme.on_gpus() == ["GPU"]
     assert readme.models_table().splitlines() == [
-        "| GPU [1](results/first.json), [2](results/second.json) | | eager | patched | patched + compiled |",
+        "| GPU [1](results/first.json), [2](results/second.json) |  | eager | patched | patched + compiled |",
         "|---|---|---|---|---|",
         "| a, 1 x 2 | step, ms | 20.0 | 19.0 | 10.5 |",
         "|  | GPU busy, ms | 12.3 |  |  |",
@@ -221,7 +241,7 @@ def test_models_on_a_gpu_get_lines_and_a_picture(tmp_path: Path, monkeypatch: py
 def test_files_that_documents_name_exist(page: Path) -> None:
     text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.M | re.S)
     links = re.findall(r"\]\((?!https?://|#|mailto:)([^)#\s]+)", text)
-    named = re.findall(r"`((?:go|kernels|python|tests|cbridge|docs|examples|\.ci|\.github)/[\w./-]+)`", text)
+    named = re.findall(r"`((?:go|kernels|python|tests|cbridge|docs|examples|benchmarks|\.ci|\.github)/[\w./-]+)`", text)
     made = {"go/op/x.go", "examples/demo.png"}  # a name to choose, and what the demo writes
     assert not [link for link in links if not (page.parent / link).exists()]
     assert not [name for name in named if name not in made and not (ROOT / name).exists()]
@@ -231,8 +251,8 @@ def test_the_pages_count_the_rows_of_the_files_that_they_name() -> None:
     told = re.findall(r"Of the (\d+) rows of (\S+\.json), (\d+) are faster than eager", RESULTS.read_text())
     assert told
     for count, name, faster in told:
-        rows = json.loads((RESULTS.parent / name).read_text())["rows"]
+        rows = records.load(RESULTS.parent / name)["rows"]
         assert (len(rows), sum(row["ratio"] < 1 for row in rows)) == (int(count), int(faster)), name
     for page in PAGES:
         for count, target in re.findall(r"\[(\d+) rows\]\((\S+\.json)\)", page.read_text()):
-            assert len(json.loads((page.parent / target).read_text())["rows"]) == int(count), f"{page.name}: {target}"
+            assert len(records.load(page.parent / target)["rows"]) == int(count), f"{page.name}: {target}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from tests.support.processes import run_script
-from tests.tools import readme, startup
+from tests.tools import records, startup
 
 
 def test_importing_epigrad_imports_no_library_but_pytorch() -> None:
@@ -51,14 +51,9 @@ def test_a_process_times_its_first_steps() -> None:
     assert threads >= 1 and version
 
 
-def test_the_table_is_that_of_the_record() -> None:
-    page = startup.PAGE.read_text()
-    assert readme.filled(page, startup.table(), startup.BEGIN) == page, "stale: python -m tests.tools.startup"
-
-
 def test_the_record_is_within_the_limits() -> None:
     """Of times that a record keeps, not of this process's, which would depend on the machine."""
-    rows = json.loads(startup.RECORD.read_text())["rows"]
+    rows = records.load(startup.RECORD)["rows"]
     assert [row["step"] for row in rows] == [step.name for step in startup.STEPS]
     assert sum(step.limit is not None for step in startup.STEPS) == 2
     for row, step in zip(rows, startup.STEPS, strict=True):

@@ -1,4 +1,4 @@
-"""Writes into docs/promises.md what the records of tests/tools/check_record.py have.
+"""The table of docs/promises.md, from the records of tests/tools/check_record.py.
 
     python -m tests.tools.check_page
 
@@ -9,28 +9,20 @@ with fewer problems than wanted, the program prints the command that adds an hou
 from __future__ import annotations
 
 import itertools
-import json
 import re
 from pathlib import Path
-from typing import Any
 
 from epigrad._check.modes import MODES
 
-from tests.support.repository import ROOT
+from tests.tools.records import RESULTS, Record, load, table
 
-PAGE = ROOT / "docs" / "promises.md"
-RESULTS = ROOT / "docs" / "results"
-BEGIN = "<!-- python -m tests.tools.check_page writes what is below -->\n"
-END = "<!-- the end of what it writes -->\n"
 WANTED = {"cpu": 1_000_000, "webgpu": 100_000, "cuda": 1_000_000}
 """Problems of a record, by its backend."""
-
-Record = dict[str, Any]
 
 
 def records(folder: Path) -> dict[Path, Record]:
     """Those of a folder."""
-    return {path: json.loads(path.read_text()) for path in sorted(folder.glob("*-check.json"))}
+    return {path: load(path) for path in sorted(folder.glob("*-check.json"))}
 
 
 def backend(path: Path) -> str:
@@ -50,7 +42,7 @@ def in_c(path: Path) -> Record:
     """The record of the program in C with the same engine, by tests/tools/seeds_record.py."""
     name = path.name[len("2026-01-01") :].replace("-check.json", "-seeds.json")
     found = sorted(path.parent.glob(f"*{name}"))
-    return dict(json.loads(found[-1].read_text())) if found else {}
+    return load(found[-1]) if found else {}
 
 
 def where(path: Path, record: Record) -> str:
@@ -99,14 +91,13 @@ def going_on(path: Path, record: Record) -> str:
     )
 
 
-def written(folder: Path) -> str:
+def written(folder: Path = RESULTS) -> str:
     """The table."""
     found = records(folder)
     if not found:
         return "No runs are recorded yet.\n"
     head = ["where", *MODES, "problems", "wanted", "failed", "seeds", "in C"]
-    lines = [head, ["---"] * len(head), *[cells(path, record) for path, record in found.items()]]
-    text = "".join(f"| {' | '.join(line)} |\n" for line in lines)
+    text = table(head, [cells(path, record) for path, record in found.items()])
     missing = [name for name in WANTED if name not in {backend(path) for path in found}]
     return text + "".join(f"\nNo run of `--backend {name}` is recorded.\n" for name in missing)
 
@@ -117,12 +108,5 @@ def commands(folder: Path) -> list[str]:
     return [going_on(path, record) for path, record in found if sum(counts(record)) < WANTED[backend(path)]]
 
 
-def filled(page: str, folder: Path) -> str:
-    """The page, with what the records of a folder say."""
-    before, rest = page.split(BEGIN)
-    return f"{before}{BEGIN}{written(folder)}{END}{rest.split(END, 1)[1]}"
-
-
 if __name__ == "__main__":
-    PAGE.write_text(filled(PAGE.read_text(), RESULTS))
     print(*commands(RESULTS), sep="\n")

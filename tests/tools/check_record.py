@@ -31,6 +31,8 @@ import torch
 from epigrad import _native
 from epigrad.cli import machine
 
+from tests.tools.records import load, packed
+
 Row = dict[str, Any]
 
 
@@ -112,7 +114,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--commit", help="where there is no git")
     args = parser.parse_args(arguments)
     path = place(args.folder, args.backend)
-    runs: list[Row] = json.loads(path.read_text())["runs"] if path.exists() else []
+    runs: list[Row] = load(path)["runs"] if path.exists() else []
     seeds = range(args.seed, args.seed + args.jobs)
     for run in runs:
         if run["first_seed"] <= seeds[-1] and seeds[0] <= run["last_seed"]:
@@ -130,7 +132,7 @@ def main(arguments: list[str] | None = None) -> int:
             "runs": [*runs, run],
         }
         half = path.with_suffix(".part")
-        half.write_text(json.dumps(contents, indent=1) + "\n")
+        half.write_text(packed(contents))
         half.replace(path)
     return int(any(row["failed"] for row in rows))
 

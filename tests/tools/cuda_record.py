@@ -32,6 +32,7 @@ import torch
 from epigrad.cli import machine
 
 from tests.support.repository import ROOT
+from tests.tools.records import load, packed
 
 OTHERS = (
     "tests/accuracy/test_edges.py",
@@ -182,7 +183,7 @@ def main() -> int:
     name = re.sub(r"[^a-z0-9]+", "-", contents["device"].lower()).strip("-")
     path = pathlib.Path(folder, f"{contents['date']}-cuda-{name}-tests.json").resolve()
     if words and path.exists():
-        contents |= {key: rows for key, rows in json.loads(path.read_text()).items() if key in ("tests", "sanitizer")}
+        contents |= {key: rows for key, rows in load(path).items() if key in ("tests", "sanitizer")}
 
     def chosen(what: str) -> bool:
         return not words or any(word in what for word in words)
@@ -190,7 +191,7 @@ def main() -> int:
     def keep(key: str, row: dict[str, Any]) -> None:
         others = [old for old in contents.get(key, []) if old["what"] != row["what"]]
         contents[key] = [*others, row]
-        path.write_text(json.dumps(contents, indent=1) + "\n")
+        path.write_text(packed(contents))
         print(json.dumps({name: value for name, value in row.items() if name != "tail"}), flush=True)
 
     if sanitizer := shutil.which("compute-sanitizer"):

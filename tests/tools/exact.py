@@ -21,7 +21,6 @@ import concurrent.futures
 import datetime
 import hashlib
 import itertools
-import json
 import math
 import sys
 import time
@@ -38,6 +37,7 @@ from torch import Tensor
 
 from tests.support import exact
 from tests.support.ulp import ACTIVATIONS, DTYPES, arguments, measure_slope, measure_value, slope_of, value_of
+from tests.tools import records
 
 Found = dict[str, list[list[float]]]
 """For value and slope the worst errors with their arguments, the largest first."""
@@ -173,7 +173,7 @@ def begun(file: Path, options: argparse.Namespace) -> dict[str, Any]:
     """The record so far, with a row for each activation and dtype that is asked for."""
     now = facts(options.device)
     new = {"what": "errors in ULP", "date": datetime.date.today().isoformat(), "commit": machine.commit(), **now}
-    record: dict[str, Any] = json.loads(file.read_text()) if file.exists() else new | {"rows": []}
+    record: dict[str, Any] = records.load(file) if file.exists() else new | {"rows": []}
     if others := [name for name, fact in now.items() if record[name] != fact]:
         raise SystemExit(f"{file} is of another {', '.join(others)}: give another file")
     have = {(row["dtype"], row["activation"]) for row in record["rows"]}
@@ -208,7 +208,7 @@ def main() -> int:
                 return 1
             walk(row, options.device, threads)
             scratch = options.file.with_suffix(".part")
-            scratch.write_text(json.dumps(record, indent=1) + "\n")
+            scratch.write_text(records.packed(record))
             scratch.replace(options.file)
         worst = {what: places[0] for what, places in row["worst"].items()}
         print(row["activation"], row["dtype"], row["points"], worst, f"{row['seconds']} s", flush=True)

@@ -3,16 +3,15 @@ arguments, and what was walked whole."""
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 
-from tests.support.repository import ROOT
+from tests.tools import records
 
-RECORDS = sorted((ROOT / "docs" / "results").glob("*-exact-*.json"))
+RECORDS = sorted(records.RESULTS.glob("*-exact-*.json"))
 HALVES = ("bfloat16", "float16")
 
 
@@ -58,12 +57,12 @@ def halves(rows: Iterable[dict[str, Any]]) -> str:
 
 def table(rows: list[dict[str, Any]]) -> str:
     """A row for each activation and wider dtype that was walked."""
-    text = "| activation | dtype | numbers | value | slope |\n|---|---|---|---|---|\n"
-    for row in rows:
-        if row["dtype"] not in HALVES and row["points"]:
-            cells = extent(row), worst(row, "value"), worst(row, "slope")
-            text += f"| `{row['activation']}` | {row['dtype']} | {' | '.join(cells)} |\n"
-    return text
+    lines = [
+        [f"`{row['activation']}`", row["dtype"], extent(row), worst(row, "value"), worst(row, "slope")]
+        for row in rows
+        if row["dtype"] not in HALVES and row["points"]
+    ]
+    return records.table(["activation", "dtype", "numbers", "value", "slope"], lines)
 
 
 def checked(rows: list[dict[str, Any]]) -> str:
@@ -93,7 +92,7 @@ def cost(rows: list[dict[str, Any]]) -> str:
 
 def largest(dtype: str) -> float:
     """The largest error of a value or a slope in the records, in ULP."""
-    rows = [row for path in RECORDS for row in json.loads(path.read_text())["rows"] if row["dtype"] == dtype]
+    rows = [row for path in RECORDS for row in records.load(path)["rows"] if row["dtype"] == dtype]
     return max(ulps for row in rows for places in row["worst"].values() for ulps, _ in places)
 
 
@@ -101,7 +100,7 @@ def worst_cases() -> str:
     """A part for each record."""
     parts = []
     for path in RECORDS:
-        record = json.loads(path.read_text())
+        record = records.load(path)
         rows = record["rows"]
         engine = record["backend"].split(",")[0]
         where = record["device"] if record["device"] in engine else f"{record['device']}, {engine}"

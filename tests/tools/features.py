@@ -20,9 +20,9 @@ from pathlib import Path
 from tests.support.features import FEATURES, Cell, Record, load, store
 from tests.support.operators import NAMES
 from tests.support.repository import ROOT
+from tests.tools.records import RESULTS, line
 
 PAGE = ROOT / "docs" / "features.md"
-RECORDS = PAGE.parent / "results"
 
 DEVICES = {"cpu": "On the CPU", "cuda": "On NVIDIA GPUs"}
 
@@ -39,7 +39,7 @@ GPUs. CI runs the tests of the CPU on every change. Those of GPUs have records.
 def records() -> dict[str, Record]:
     """The records of docs/results that have ticks of GPUs, by their files' names. Ticks of a CPU do
     not count, since CI has one."""
-    found = {path.name: load(path) for path in sorted(RECORDS.glob("*-features-*.json"))}
+    found = {path.name: load(path) for path in sorted(RESULTS.glob("*-features-*.json"))}
     return {name: record for name, record in found.items() if _of(record)}
 
 
@@ -78,7 +78,7 @@ def write(cells: Iterable[Cell], runs: dict[str, Record]) -> str:
             continue
         rows: list[Sequence[str]] = [["function", *columns], ["---", *[":-:"] * len(columns)]]
         rows += [[f"`{op}`", *("✓" if (name, op, device) in ticks else "" for name in columns)] for op in NAMES]
-        lines = [re.sub(" +", " ", f"| {' | '.join(row)} |") for row in rows]
+        lines = [re.sub(" +", " ", line(row).rstrip()) for row in rows]
         sources = [
             f"- [{run.machine}](results/{name}), {run.date}: PyTorch {run.versions['torch']}, "
             f"Python {run.versions['python']}"
@@ -100,7 +100,7 @@ def main() -> None:
         here = load(path)
     if _of(here):
         name = f"{here.date}-features-{re.sub('[^a-z0-9]+', '-', here.machine.lower())}.json"
-        store(RECORDS / name, here)
+        store(RESULTS / name, here)
     cpu = {cell for cell in here.cells if cell[2] == "cpu"}
     PAGE.write_text(write(cpu | recorded(), records()))
 

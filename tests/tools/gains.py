@@ -1,30 +1,21 @@
-"""Writes the tables about what epigrad gains: of docs/pays.md, and of mixtures in docs/experts.md.
+"""The tables about what epigrad gains: of docs/pays.md, and of mixtures in docs/experts.md.
 
-    python -m tests.tools.gains
-
-Every number is a ratio of two numbers of one record in docs/results. tests/docs/test_pages.py fails
-where a table is stale.
+Every number is a ratio of two numbers of one record in docs/results.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from benchmarks.experts import OTHER as GROUPED_MM
 from benchmarks.sonicmoe import NAME as SONIC_MOE
-from tests.support.repository import ROOT
-from tests.tools import readme
-
-PAYS = ROOT / "docs" / "pays.md"
-EXPERTS = ROOT / "docs" / "experts.md"
-BEGIN = "<!-- python -m tests.tools.gains writes this table -->\n"
-ON_CPUS = "<!-- python -m tests.tools.gains writes this table of a CPU -->\n"
+from tests.tools import readme, records
+from tests.tools.records import Row, Source, span, table
 
 MIXTURES_ON_A_CPU = ("AMD EPYC", "docs/results/2026-11-27-experts-amd-epyc.json")
 XEON, EPYC, AVX2 = readme.CPUS
 
-Row = dict[str, Any]
 WIDE, LAYER, SMALL = "[8192, 28672]", "8192x4096x14336", "2048x768x3072"
 GLUS = ("swiglu", "geglu")
 LAYERS = ("linear", "mlp", "gated_mlp")
@@ -49,21 +40,21 @@ class Line(NamedTuple):
     what: str
     against: str
     dtype: str
-    sources: Iterable[readme.Source]
+    sources: Iterable[Source]
     times: list[float]
     kept: Collection[float] = ()
     peaks: Collection[float] = ()
 
 
-def of_mixtures(source: readme.Source, dtype: str = "bfloat16") -> dict[tuple[str, str], dict[str, Row]]:
+def of_mixtures(source: Source, dtype: str = "bfloat16") -> dict[tuple[str, str], dict[str, Row]]:
     """A record's rows by case and routing, then by implementation."""
     found: dict[tuple[str, str], dict[str, Row]] = {}
-    for row in (row for row in readme.rows(source) if row["dtype"] == dtype):
+    for row in (row for row in records.rows(source) if row["dtype"] == dtype):
         found.setdefault((row["case"], row["routing"]), {})[row["implementation"]] = row
     return found
 
 
-def mixtures(what: str, dtype: str, source: readme.Source, cases: Collection[str], against: str = GROUPED_MM) -> Line:
+def mixtures(what: str, dtype: str, source: Source, cases: Collection[str], against: str = GROUPED_MM) -> Line:
     """Experts beside another implementation, by even and by uneven routing."""
     found = (ways for (case, _), ways in of_mixtures(source, dtype).items() if case in cases)
     pairs = [(ways["epigrad"], ways[against]) for ways in found if against in ways]
@@ -72,7 +63,7 @@ def mixtures(what: str, dtype: str, source: readme.Source, cases: Collection[str
     return Line(what, AGAINST[against], dtype, [source], times, kept, peaks)
 
 
-def operation(what: str, rows: Collection[Row], dtypes: str, source: readme.Source = readme.GPU) -> list[Line]:
+def operation(what: str, rows: Collection[Row], dtypes: str, source: Source = readme.GPU) -> list[Line]:
     """Rows of an operation, beside eager PyTorch and beside compiled."""
     return [
         Line(
@@ -80,9 +71,9 @@ def operation(what: str, rows: Collection[Row], dtypes: str, source: readme.Sour
             AGAINST[against],
             dtypes,
             [source],
-            readme.ratios(rows, ratio),
-            readme.of_memory(rows, "kept", against),
-            readme.of_memory(rows, "peak", against),
+            records.ratios(rows, ratio),
+            records.of_memory(rows, "kept", against),
+            records.of_memory(rows, "peak", against),
         )
         for name, against, ratio in ((what, "eager", "ratio"), ("the same", "compile", "ratio_to_compile"))
     ]
@@ -92,16 +83,16 @@ def layers(op: str, size: str = LAYER) -> list[Row]:
     """A layer or an MLP in all its kinds, forward and backward."""
     return [
         row
-        for row in readme.rows(readme.GPU)
+        for row in records.rows(readme.GPU)
         if (row["op"], row["size"], row["direction"]) == (op, size, "forward + backward")
     ]
 
 
-def gates(source: readme.Source, dtypes: Collection[str], wanted: Callable[[str], bool]) -> list[Row]:
+def gates(source: Source, dtypes: Collection[str], wanted: Callable[[str], bool]) -> list[Row]:
     """Gates without products, forward and backward apart."""
     return [
         row
-        for row in readme.rows(source)
+        for row in records.rows(source)
         if row["op"] == "gated" and row["size"] == WIDE and row["dtype"] in dtypes and wanted(row["kind"])
     ]
 
@@ -117,7 +108,7 @@ def models(what: str, names: Collection[str], variant: str, plain: str, against:
     return Line(what, against, "bfloat16", sources, times, peaks=peaks)
 
 
-def on_cpus(what: str, cases: Collection[str], dtype: str, sources: Collection[readme.Source]) -> Line:
+def on_cpus(what: str, cases: Collection[str], dtype: str, sources: Collection[Source]) -> Line:
     """Means over the sizes on all threads, forward and backward."""
     means = [
         line["geometric_mean"]
@@ -164,13 +155,12 @@ def lines() -> list[Line]:
 
 
 def pays_table() -> str:
-    """The table of docs/pays.md."""
-    text = "| where: what | over | dtype | time | kept | peak | records |\n" + "|---" * 7 + "|\n"
+    """What pays, and how much."""
+    cells = []
     for line in lines():
-        links = readme.numbered((machine, path.removeprefix("docs/")) for machine, path in line.sources)
-        numbers = " | ".join(map(readme.span, (line.times, line.kept, line.peaks)))
-        text += f"| {line.what} | {line.against} | {line.dtype} | {numbers} | {links} |\n"
-    return text
+        links = records.numbered((machine, path.removeprefix("docs/")) for machine, path in line.sources)
+        cells.append([line.what, line.against, line.dtype, *map(span, (line.times, line.kept, line.peaks)), links])
+    return table(["where: what", "over", "dtype", "time", "kept", "peak", "records"], cells)
 
 
 ROUTINGS = {"uniform": "even", "zipf": "uneven"}
@@ -179,58 +169,31 @@ ROUTINGS = {"uniform": "even", "zipf": "uneven"}
 def gpu_tables() -> str:
     """Mixtures on a GPU: milliseconds and ratios, then MiB, the same for both routings."""
     machine, path = readme.MIXTURES
-    link = f"[{machine}]({path.removeprefix('docs/')})"
-    times = (
-        f"| {link} | routing | time, ms | over `grouped_mm` | over SonicMoE | over the floor |\n" + "|---" * 6 + "|\n"
-    )
-    memory: dict[str, None] = {}
+    times: list[list[str]] = []
+    memory: dict[str, list[str]] = {}
     for (case, routing), ways in of_mixtures(readme.MIXTURES).items():
-        ours, sonic = ways["epigrad"], ways.get(SONIC_MOE)
-        cells = [
-            readme.MIXTURE_NAMES[case],
-            ROUTINGS[routing],
-            f"{1e3 * ours['time']['median']:.2f}",
-            f"{ours['ratio']:.2f}",
-            f"{ours['time']['median'] / sonic['time']['median']:.2f}" if sonic else "-",
-            f"{ours['ratio_to_floor']:.2f}",
-        ]
-        times += f"| {' | '.join(cells)} |\n"
+        ours, sonic, name = ways["epigrad"], ways.get(SONIC_MOE), readme.MIXTURE_NAMES[case]
+        over = f"{ours['time']['median'] / sonic['time']['median']:.2f}" if sonic else "-"
+        numbers = [f"{ours['ratio']:.2f}", over, f"{ours['ratio_to_floor']:.2f}"]
+        times.append([name, ROUTINGS[routing], f"{1e3 * ours['time']['median']:.2f}", *numbers])
         bytes_of = [row and row[what] for what in ("kept", "peak") for row in (ours, sonic, ways[GROUPED_MM])]
-        cells = [f"{each / 2**20:.0f}" if each else "-" for each in bytes_of]
-        memory[f"| {readme.MIXTURE_NAMES[case]} | {' | '.join(cells)} |\n"] = None
+        memory[name] = [name, *(f"{each / 2**20:.0f}" if each else "-" for each in bytes_of)]
+    link = f"[{machine}]({path.removeprefix('docs/')})"
     heads = [f"{what}, {name}" for what in ("kept", "peak") for name in ("epigrad", "SonicMoE", "`grouped_mm`")]
-    return f"{times}\n| MiB | {' | '.join(heads)} |\n" + "|---" * 7 + "|\n" + "".join(memory)
+    over_others = [f"over {other}" for other in ("`grouped_mm`", "SonicMoE", "the floor")]
+    return f"{table([link, 'routing', 'time, ms', *over_others], times)}\n{table(['MiB', *heads], memory.values())}"
 
 
 def cpu_table() -> str:
     """Mixtures on a CPU, and how much the times of an implementation vary."""
-    text = "| experts | experts, features -> hidden, tokens x chosen | dtype | even | uneven |\n|---|---|---|---|---|\n"
-    times = []
+    lines, times = [], []
     for dtype in ("float32", "bfloat16"):
         ways = of_mixtures(MIXTURES_ON_A_CPU, dtype)
         for case in dict.fromkeys(case for case, _ in ways):
             own = [ways[case, routing]["epigrad"] for routing in ROUTINGS]
-            cells = " | ".join(f"{row['ratio']:.2f}" for row in own)
-            text += f"| {readme.MIXTURE_NAMES[case]} | {own[0]['size']} | {dtype} | {cells} |\n"
+            cells = [f"{row['ratio']:.2f}" for row in own]
+            lines.append([readme.MIXTURE_NAMES[case], own[0]["size"], dtype, *cells])
         times += [each[name]["time"] for each in ways.values() for name in ("epigrad", GROUPED_MM)]
     off = max(abs(time[quartile] / time["median"] - 1) for time in times for quartile in ("low", "high"))
+    text = table(["experts", "experts, features -> hidden, tokens x chosen", "dtype", "even", "uneven"], lines)
     return f"{text}\nThe quartiles of a time lie up to {100 * off:.0f} % from its median.\n"
-
-
-def filled_pays(page: str) -> str:
-    """docs/pays.md with its table anew."""
-    return readme.filled(page, pays_table(), BEGIN)
-
-
-def filled_experts(page: str) -> str:
-    """docs/experts.md with its tables anew."""
-    return readme.filled(readme.filled(page, gpu_tables(), BEGIN), cpu_table(), ON_CPUS)
-
-
-def main() -> None:
-    PAYS.write_text(filled_pays(PAYS.read_text()))
-    EXPERTS.write_text(filled_experts(EXPERTS.read_text()))
-
-
-if __name__ == "__main__":
-    main()

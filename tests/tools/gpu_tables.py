@@ -1,24 +1,15 @@
-"""Writes the tables of docs/performance.md about operations on a GPU, from its record.
-
-    python -m tests.tools.gpu_tables
-
-tests/docs/test_pages.py fails where a table is stale.
-"""
+"""The tables of docs/performance.md about operations on a GPU, from its record."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from tests.tools import readme
+from tests.tools.records import Row, ratios, rows, span, table
 
-PAGE = readme.PERFORMANCE
-OPERATIONS = "<!-- python -m tests.tools.gpu_tables writes this table of operations -->\n"
-SLOWER = "<!-- python -m tests.tools.gpu_tables writes this table of slower rows -->\n"
 # A ratio from here on is no noise.
 SLOW = 1.02
-
-Row = dict[str, Any]
+TO = ("ratio", "ratio_to_compile")
 
 
 class Line(NamedTuple):
@@ -53,12 +44,6 @@ LINES = (
 )
 
 
-def _range(rows: list[Row], ratio: str) -> str:
-    values = [f"{row[ratio]:.2f}" for row in rows if ratio in row]
-    low, high = min(values, key=float), max(values, key=float)
-    return low if low == high else f"{low}-{high}"
-
-
 def _kept(rows: list[Row]) -> str:
     """MiB that each library keeps for backward, where the record has that."""
     kept = {
@@ -72,52 +57,31 @@ def _kept(rows: list[Row]) -> str:
     return f"{ours} MiB; eager {eager}, compile {compiled}"
 
 
-def operations_table(rows: list[Row]) -> str:
+def operations_table() -> str:
     """A line for each operation: from the least ratio of its kinds to the largest."""
-    text = "| operation | to eager | to compile | kept for backward |\n|---|---|---|---|\n"
+    lines = []
     for line in LINES:
         found = [
             row
-            for row in rows
+            for row in rows(readme.H200)
             if (row["op"], row["size"], row["direction"]) == (line.op, line.size, line.direction)
             and row["dtype"] in line.dtypes
         ]
         large = "" if line.size == "32x64x64" else _kept(found)
-        text += f"| {line.name} | {_range(found, 'ratio')} | {_range(found, 'ratio_to_compile')} | {large} |\n"
-    return text
+        lines.append([line.name, *(span(ratios(found, ratio), "-") for ratio in TO), large])
+    return table(["operation", "to eager", "to compile", "kept for backward"], lines)
 
 
-def slower_table(rows: list[Row]) -> str:
+def slower_table() -> str:
     """A line for each operation, direction and dtype that is slower than another library."""
-
-    def slow(ratio: str) -> Callable[[Row], bool]:
-        return lambda row: row.get(ratio, 0) > SLOW
-
-    lines: dict[tuple[str, ...], list[list[Row]]] = {}
-    for column, ratio in enumerate(("ratio", "ratio_to_compile")):
-        for row in filter(slow(ratio), rows):
-            name = f"{row['op'].replace('_', ' ')} {row['kind']}, {row['size']}"
-            lines.setdefault((name, row["direction"]), [[], []])[column].append(row)
-    text = "| operation | direction | to eager | to compile |\n|---|---|---|---|\n"
+    lines: dict[tuple[str, str], list[list[Row]]] = {}
+    for column, ratio in enumerate(TO):
+        for row in rows(readme.H200):
+            if row.get(ratio, 0) > SLOW:
+                name = f"{row['op'].replace('_', ' ')} {row['kind']}, {row['size']}"
+                lines.setdefault((name, row["direction"]), [[], []])[column].append(row)
+    cells = []
     for label, columns in lines.items():
-        cells = [
-            ", ".join(f"{row['dtype']} {row[ratio]:.2f}" for row in column)
-            for column, ratio in zip(columns, ("ratio", "ratio_to_compile"), strict=True)
-        ]
-        text += f"| {' | '.join((*label, *cells))} |\n"
-    return text
-
-
-def filled(page: str) -> str:
-    """The page with both tables anew."""
-    rows = readme.rows(readme.H200)
-    page = readme.filled(page, operations_table(rows), OPERATIONS)
-    return readme.filled(page, slower_table(rows), SLOWER)
-
-
-def main() -> None:
-    PAGE.write_text(filled(PAGE.read_text()))
-
-
-if __name__ == "__main__":
-    main()
+        told = [[f"{row['dtype']} {row[ratio]:.2f}" for row in own] for own, ratio in zip(columns, TO, strict=True)]
+        cells.append([*label, *map(", ".join, told)])
+    return table(["operation", "direction", "to eager", "to compile"], cells)

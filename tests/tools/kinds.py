@@ -18,14 +18,16 @@ import epigrad
 import torch
 from epigrad import Activation, Gated
 from epigrad._core.tables import ACTIVATIONS, GATED_KINDS, PRESETS, ActivationRow, GatedRow
+from epigrad.cli.picture import pyplot
 from torch import Tensor
 
 from tests.support.repository import ROOT
+from tests.tools import records
 from tests.tools.exact_page import largest, worst_cases
 
 PAGE = ROOT / "docs" / "kinds.md"
-PICTURE = ROOT / "docs" / "results" / "kinds.png"
-GATED_PICTURE = ROOT / "docs" / "results" / "gated.png"
+PICTURE = records.RESULTS / "kinds.png"
+GATED_PICTURE = records.RESULTS / "gated.png"
 SHARED = ("limit", "limit_after", "offset")
 """Parameters of all gated kinds but one."""
 
@@ -115,7 +117,7 @@ def users(name: str) -> str:
 
 
 def row(*cells: str) -> str:
-    return f"| {' | '.join(cells)} |\n"
+    return records.line(cells)
 
 
 def number(value: float) -> str:
@@ -377,11 +379,6 @@ def description() -> str:
 
 def draw() -> None:
     """A panel for each activation, and a picture of what limits and the offset do."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
     # with the defaults they look like another one, or their kink lies outside
     others = {
         "swish": Activation("swish", beta=3),
@@ -390,7 +387,7 @@ def draw() -> None:
         "softcap": Activation("softcap", cap=2),
     }
     columns, shown = 5, [others.get(name, Activation(name)) for name in ACTIVATIONS if name != "none"]
-    figure, axes = pyplot.subplots(
+    figure, axes = pyplot().subplots(
         math.ceil(len(shown) / columns), columns, figsize=(12, 8), sharex=True, sharey=True, layout="constrained"
     )
     x = torch.linspace(-5, 7, 1201, dtype=torch.float64)
@@ -406,7 +403,7 @@ def draw() -> None:
     axes.flat[0].legend(fontsize=9)
     save(figure, PICTURE)
 
-    figure, (left, right) = pyplot.subplots(1, 2, figsize=(9, 3.4), layout="constrained")
+    figure, (left, right) = pyplot().subplots(1, 2, figsize=(9, 3.4), layout="constrained")
     one = torch.ones_like(x)
     given: tuple[dict[str, float], ...] = (
         {},
@@ -428,6 +425,7 @@ def draw() -> None:
 
 def save(figure: Any, path: Path) -> None:
     figure.savefig(path, dpi=90, metadata={"Software": None, "Description": description()})
+    records.pack_picture(path)
 
 
 def main() -> None:

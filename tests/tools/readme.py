@@ -1,11 +1,6 @@
-"""Writes the tables of README.md, docs/performance.md and docs/models.md and draws their pictures,
-from the records of docs/results.
+"""The tables of README.md, and those of CPUs and of models; and their pictures.
 
-    python -m tests.tools.readme
-
-fills what stands between two comments of each page, and draws the pictures of docs/results that
-have no record of their own name. Accuracy comes from the pages that tests/tools/accuracy.py writes.
-tests/docs/test_pages.py fails where a table or a picture is stale.
+Accuracy comes from the pages that tests/tools/accuracy.py writes.
 """
 
 from __future__ import annotations
@@ -16,25 +11,20 @@ import math
 import pathlib
 import re
 from collections.abc import Collection, Iterable
-from typing import Any, NamedTuple
+from typing import NamedTuple
+
+from epigrad.cli.picture import pyplot
 
 from benchmarks import cpu, pictures
 from benchmarks.experts import OTHER as GROUPED_MM
 from benchmarks.sonicmoe import NAME as SONIC_MOE
 from tests.support.repository import ROOT
-from tests.tools import exact_page
+from tests.tools import exact_page, records
+from tests.tools.records import Row, Source, numbered, of_memory, ratios, rows, span, table
 
-README = ROOT / "README.md"
-PERFORMANCE = ROOT / "docs" / "performance.md"
 MODELS = ROOT / "docs" / "models.md"
-RESULTS = ROOT / "docs" / "results" / "README.md"
-PICTURE = ROOT / "docs" / "results" / "readme.png"
+PICTURE = records.RESULTS / "readme.png"
 
-BEGIN = "<!-- python -m tests.tools.readme writes this table -->\n"
-END = "<!-- the end of the table -->\n"
-
-# A machine, and what it measured.
-Source = tuple[str, str]
 H200 = ("NVIDIA H200", "docs/results/2026-11-24-cuda-nvidia-h200.json")
 # The card of README.md's table and picture: its operations, and its mixtures of experts.
 GPU = ("NVIDIA H100", "docs/results/2026-11-27-cuda-nvidia-h100-80gb-hbm3-gates.json")
@@ -69,18 +59,13 @@ MODEL_NAMES = {
 }
 
 
-def rows(source: Source) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = json.loads((ROOT / source[1]).read_text())["rows"]
-    return found
-
-
-def of_cpu(source: Source) -> list[dict[str, Any]]:
+def of_cpu(source: Source) -> list[Row]:
     """The lines of a CPU's summary on all threads, one for each dtype.
 
     They are made of the record's rows. So it does not matter how its own summary, which up to 0.2.0
     had a line for several dtypes, divides them.
     """
-    record = json.loads((ROOT / source[1]).read_text())
+    record = records.load(ROOT / source[1])
     return [line for line in cpu.summary(record["rows"]) if line["threads"] == record["threads"]]
 
 
@@ -89,7 +74,7 @@ def with_backward(case: str, direction: str) -> bool:
     return direction == cpu.BOTH or case == "product"
 
 
-Curves = dict[tuple[str, str, str], dict[str, dict[str, Any]]]
+Curves = dict[tuple[str, str, str], dict[str, Row]]
 
 
 def curves(source: Source) -> Curves:
@@ -100,15 +85,14 @@ def curves(source: Source) -> Curves:
     return found
 
 
-def but_float16(lines: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
+def but_float16(lines: dict[str, Row]) -> list[Row]:
     """A curve without float16, whose ratios differ too much among processors for one mean."""
     return [line for dtype, line in lines.items() if dtype != "float16"]
 
 
 def cpu_table() -> str:
-    """The table of docs/performance.md: mean ratios by dtype, and the worst without float16."""
-    text = f"| operation | measured on | {' | '.join(pictures.COLORS)} | worst but float16 |\n" + "|---" * 7 + "|\n"
-    parts: dict[tuple[str, str], list[str]] = {}
+    """Mean ratios by dtype, and the worst without float16."""
+    parts: dict[str, list[list[str]]] = {}
     for source in CPUS:
         for (case, kind, direction), lines in curves(source).items():
             if not with_backward(case, direction):
@@ -116,26 +100,24 @@ def cpu_table() -> str:
             cells = [f"{lines[dtype]['geometric_mean']:.2f}" if dtype in lines else "-" for dtype in pictures.COLORS]
             worst = max(but_float16(lines), key=lambda line: float(line["worst"]))
             cells.append(f"{worst['worst']:.2f} at {'x'.join(map(str, worst['worst_at']))} {worst['dtype']}")
-            parts.setdefault((case, kind), []).append(f"| {source[0]} | {' | '.join(cells)} |\n")
-    for (case, kind), lines_of_it in parts.items():
-        for place, line in enumerate(lines_of_it):
-            text += f"| {'' if place else f'{case} {kind}'.replace('_', ' ')} {line}"
-    return text
+            own = parts.setdefault(f"{case} {kind}".replace("_", " "), [])
+            own.append(["" if own else f"{case} {kind}".replace("_", " "), source[0], *cells])
+    lines_of_all = [line for own in parts.values() for line in own]
+    return table(["operation", "measured on", *pictures.COLORS, "worst but float16"], lines_of_all)
 
 
 def summary_table() -> str:
-    """The table of docs/results/README.md: an operation's mean, worst and share on each machine,
-    over all dtypes but float16."""
+    """An operation's mean, worst and share on each machine, over all dtypes but float16."""
     machines = [curves(source) for source in CPUS]
-    text = f"| operation | direction | goal | {' | '.join(machine for machine, _ in CPUS)} |\n" + "|---" * 6 + "|\n"
-    for key, (line, *_) in ((key, but_float16(lines)) for key, lines in machines[0].items()):
+    lines = []
+    for key, (first, *_) in ((key, but_float16(lines)) for key, lines in machines[0].items()):
+        goal = "" if first["goal"] is None else f"{first['goal']:.2f}"
         cells = [_pooled(but_float16(machine[key])) for machine in machines]
-        goal = "" if line["goal"] is None else f"{line['goal']:.2f}"
-        text += f"| {' '.join(key[:2]).replace('_', ' ')} | {key[2]} | {goal} | {' | '.join(cells)} |\n"
-    return text
+        lines.append([" ".join(key[:2]).replace("_", " "), key[2], goal, *cells])
+    return table(["operation", "direction", "goal", *(machine for machine, _ in CPUS)], lines)
 
 
-def _pooled(lines: list[dict[str, Any]]) -> str:
+def _pooled(lines: list[Row]) -> str:
     """The mean over the points of several lines, the worst, and the share at the level."""
     points = sum(line["points"] for line in lines)
     mean = math.exp(sum(line["points"] * math.log(line["geometric_mean"]) for line in lines) / points)
@@ -143,14 +125,14 @@ def _pooled(lines: list[dict[str, Any]]) -> str:
     return f"{mean:.2f}, {max(line['worst'] for line in lines):.2f}, {share:.0%}"
 
 
-def model_record(machine: str) -> dict[str, Any]:
+def model_record(machine: str) -> Row:
     """The record of a machine's models, with the rows of all its runs."""
-    record, *others = (json.loads((ROOT / path).read_text()) for path in MODEL_RECORDS[machine])
+    record, *others = (records.load(ROOT / path) for path in MODEL_RECORDS[machine])
     rows = [row for each in (record, *others) for row in each["rows"] if "wall" in row]
     return {**record, "rows": rows}
 
 
-def by_variant(record: dict[str, Any]) -> dict[tuple[str, str], dict[str, Any]]:
+def by_variant(record: Row) -> dict[tuple[str, str], Row]:
     """A record's rows by model and variant."""
     return {(row["model"], row["variant"]): row for row in record["rows"]}
 
@@ -165,7 +147,7 @@ QUANTITIES = (
 
 
 def models_table() -> str:
-    """The tables of docs/models.md and their pictures, one for each machine."""
+    """Tables and pictures of models, one for each machine."""
     return "\n".join(map(_models_table, MODEL_RECORDS))
 
 
@@ -174,16 +156,16 @@ def _models_table(machine: str) -> str:
     rows = by_variant(record)
     models, variants = (list(dict.fromkeys(names)) for names in zip(*rows, strict=True))
     links = numbered((machine, _in_docs(ROOT / path)) for path in MODEL_RECORDS[machine])
-    text = f"| {links} | | {' | '.join(variants)} |\n" + "|---" * (2 + len(variants)) + "|\n"
+    lines = []
     for model in models:
         own = [rows.get((model, variant), {}) for variant in variants]
         heading = f"{model}, {own[0]['size']}"
         for quantity, field, unit in QUANTITIES:
             if any(field in row for row in own):
-                cells = (_value(row, field, unit, record["statistic"]) for row in own)
-                text += f"| {heading} | {quantity} | {' | '.join(cells)} |\n"
+                lines.append([heading, quantity, *(_value(row, field, unit, record["statistic"]) for row in own)])
                 heading = ""
-    return text + f"\n![Training steps of models, {machine}]({_in_docs(models_picture(machine))})\n"
+    picture = f"\n![Training steps of models, {machine}]({_in_docs(models_picture(machine))})\n"
+    return table([links, "", *variants], lines) + picture
 
 
 def _in_docs(path: pathlib.Path) -> pathlib.Path:
@@ -195,12 +177,7 @@ def models_picture(machine: str) -> pathlib.Path:
     return (ROOT / MODEL_RECORDS[machine][0]).with_suffix(".png")
 
 
-def on_gpus() -> list[str]:
-    """The machines whose models were on a GPU."""
-    return [machine for machine in MODEL_RECORDS if "capability" in model_record(machine)]
-
-
-def _value(row: dict[str, Any], field: str, unit: float, statistic: str) -> str:
+def _value(row: Row, field: str, unit: float, statistic: str) -> str:
     """A number with three digits and no exponent, or nothing where it was not measured."""
     if field not in row:
         return ""
@@ -245,19 +222,17 @@ class Claim(NamedTuple):
 HEADS = ("time / eager", "time / compiled", "kept / eager", "peak / eager", "peak / compiled")
 
 
-def table() -> str:
-    """The table of README.md."""
+def claims_table() -> str:
+    """What epigrad gains, and its largest error."""
     ours = max(worst(("value", "slope", "from output")), exact_page.largest("float64"))
     eager = worst(("PyTorch value", "PyTorch slope"))
     moe, *dense = _models()
-    heads = (f"bfloat16, one {GPU[0]} ([records](docs/pays.md))", *HEADS)
-    text = f"| {' | '.join(heads)} |\n" + "|---" * len(heads) + "|\n"
-    for claim in (*_mixtures(), moe, *_operations(), *dense):
-        text += f"| {' | '.join(claim)} |\n"
     tails = (
         f"[{ours:.1f} ULP](docs/kinds.md#worst-cases); PyTorch's is over 10<sup>{math.floor(math.log10(eager))}</sup>"
     )
-    return f"{text}| Largest error of an activation or slope, float64 ({numbered(ACCURACY)}) | {tails} | | | | |\n"
+    accuracy = (f"Largest error of an activation or slope, float64 ({numbered(ACCURACY)})", tails, *[""] * 4)
+    heads = (f"bfloat16, one {GPU[0]} ([records](docs/pays.md))", *HEADS)
+    return table(heads, [*_mixtures(), moe, *_operations(), *dense, accuracy])
 
 
 def _mixtures() -> Iterable[Claim]:
@@ -271,7 +246,7 @@ def _mixtures() -> Iterable[Claim]:
         yield Claim(name, f"**{time}**" if other is default else time, "not measured", kept, peak)
 
 
-def mixture_row(case: str, implementation: str) -> dict[str, Any]:
+def mixture_row(case: str, implementation: str) -> Row:
     """A row of the mixtures' record, of uniform routing."""
     wanted = {"case": case, "implementation": implementation, "routing": "uniform"}.items()
     (found,) = (row for row in rows(MIXTURES) if wanted <= row.items())
@@ -293,21 +268,6 @@ def _operations() -> Iterable[Claim]:
         yield Claim(f"{what} of {own[0]['size']}", *times, *map(span, memory))
 
 
-def ratios(rows: Iterable[dict[str, Any]], field: str = "ratio") -> list[float]:
-    return [row[field] for row in rows if field in row]
-
-
-def of_memory(rows: Iterable[dict[str, Any]], what: str, other: str) -> list[float]:
-    """What is kept, or the peak, over eager's or compiled's, where it was recorded."""
-    found = (row.get("memory", {}) for row in rows)
-    return [memory["epigrad"][what] / memory[other][what] for memory in found if memory.get(other)]
-
-
-def span(ratios: Collection[float]) -> str:
-    """The least and the largest of some ratios, rounded; one number if they are the same."""
-    return " to ".join(dict.fromkeys(f"{ratio:.2f}" for ratio in (min(ratios), max(ratios)))) if ratios else ""
-
-
 def _models() -> Iterable[Claim]:
     """What `patch` makes of models, plain ones and compiled ones."""
     rows = by_variant(model_record(GPU[0]))
@@ -321,28 +281,10 @@ def _models() -> Iterable[Claim]:
         yield Claim(what, *times, "", *peaks)
 
 
-def numbered(sources: Iterable[tuple[str, str | pathlib.Path]]) -> str:
-    """Links to records by their machines; several of a machine have numbers behind its name."""
-    paths: dict[str, list[str | pathlib.Path]] = {}
-    for machine, path in sources:
-        paths.setdefault(machine, []).append(path)
-    return ", ".join(
-        f"[{machine}]({own[0]})"
-        if len(own) == 1
-        else f"{machine} {', '.join(f'[{number}]({path})' for number, path in enumerate(own, 1))}"
-        for machine, own in paths.items()
-    )
-
-
-def filled(page: str, table: str, begin: str = BEGIN) -> str:
-    """A page with the table anew that stands below a comment."""
-    before, rest = page.split(begin)
-    return before + begin + table + END + rest.split(END, 1)[1]
-
-
 def digest(*paths: str) -> str:
     """What the file of a picture says, which shows whole records."""
-    return hashlib.sha256(b"".join((ROOT / path).read_bytes() for path in paths)).hexdigest()
+    shown = [records.load(ROOT / path) for path in paths]
+    return hashlib.sha256(json.dumps(shown, sort_keys=True).encode()).hexdigest()
 
 
 # What the picture shows of a mixture's row, and the implementations with their colours.
@@ -369,13 +311,9 @@ def description() -> str:
 
 
 def draw() -> None:
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
+    """The picture of README.md, and those of docs/models.md."""
     cases = list(MIXTURE_NAMES)
-    figure, panels = pyplot.subplots(1, len(SHOWN), figsize=(9, 2.9), dpi=130, sharey=True, layout="constrained")
+    figure, panels = pyplot().subplots(1, len(SHOWN), figsize=(9, 2.9), dpi=130, sharey=True, layout="constrained")
     for axes, (quantity, lengths) in zip(panels, bars().items(), strict=True):
         for place, (name, colour) in enumerate(COLOURS.items()):
             heights = [cases.index(case) + 0.27 * (place - 1) for case in lengths[name]]
@@ -397,23 +335,9 @@ def draw() -> None:
     title = f"Experts of one layer, forward and backward, even routing, {MIXTURES[0]}, bfloat16"
     figure.suptitle(f"{title}; transformers' grouped_mm = 1", fontsize=10, x=0.01, ha="left")
     figure.savefig(PICTURE, metadata={"Software": None, "Description": description()})
-    pyplot.close(figure)
-
-
-def draw_models(machine: str) -> None:
-    metadata = {"Software": None, "Description": digest(*MODEL_RECORDS[machine])}
-    pictures.draw_models(models_picture(machine), model_record(machine), metadata)
-
-
-def main() -> None:
-    README.write_text(filled(README.read_text(), table()))
-    PERFORMANCE.write_text(filled(PERFORMANCE.read_text(), cpu_table()))
-    RESULTS.write_text(filled(RESULTS.read_text(), summary_table()))
-    MODELS.write_text(filled(MODELS.read_text(), models_table()))
-    draw()
-    for machine in MODEL_RECORDS:
-        draw_models(machine)
-
-
-if __name__ == "__main__":
-    main()
+    pyplot().close(figure)
+    records.pack_picture(PICTURE)
+    for machine, paths in MODEL_RECORDS.items():
+        metadata = {"Software": None, "Description": digest(*paths)}
+        pictures.draw_models(models_picture(machine), model_record(machine), metadata)
+        records.pack_picture(models_picture(machine))

@@ -27,6 +27,7 @@ from epigrad.cli import machine
 
 from tests.support.repository import ROOT
 from tests.tools.check_record import place
+from tests.tools.records import packed
 
 LIBRARY = ROOT / "build" / "libepigrad.so"
 SOURCE = ROOT / "tests" / "api" / "seeds.c"
@@ -84,7 +85,7 @@ def main(arguments: list[str] | None = None) -> int:
         **tried(args.problems, args.jobs),
     }
     name = place(args.folder, "cpu").name[len(today) :].replace("-check.json", "-seeds.json")
-    (args.folder / f"{today}{name}").write_text(json.dumps(record, indent=1) + "\n")
+    (args.folder / f"{today}{name}").write_text(packed(record))
     print(json.dumps(record))
     return int(record["failed"] > 0)
 

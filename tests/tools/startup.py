@@ -1,10 +1,9 @@
-"""Measures what a new process waits for, and writes the table of docs/performance.md about it.
+"""Measures what a new process waits for, and makes the table of docs/performance.md about it.
 
     python -m tests.tools.startup FILE [--processes 20]
-    python -m tests.tools.startup
 
-The first starts one process after another and writes a record. The second makes the table of the
-record that RECORD names. Times are the processor's, of all threads, so that other programs change
+starts one process after another and writes a record. The table is of the one that RECORD names.
+Times are the processor's, of all threads, so that other programs change
 them little. Files are in the system's cache: what a disk costs is not measured.
 tests/project/test_startup.py fails where the table is stale or a limit is exceeded, and holds what
 is imported.
@@ -20,12 +19,9 @@ import statistics
 from typing import Any, NamedTuple
 
 from tests.support.processes import run_script
-from tests.support.repository import ROOT
-from tests.tools import readme
+from tests.tools import records
 
-RECORD = ROOT / "docs" / "results" / "2026-11-25-cpu-amd-epyc-startup.json"
-PAGE = ROOT / "docs" / "performance.md"
-BEGIN = "<!-- python -m tests.tools.startup writes this table -->\n"
+RECORD = records.RESULTS / "2026-11-25-cpu-amd-epyc-startup.json"
 
 
 class Step(NamedTuple):
@@ -100,13 +96,13 @@ def _process() -> tuple[list[float], int, str]:
 
 def table() -> str:
     """The table of docs/performance.md."""
-    record = json.loads(RECORD.read_text())
-    text = f"| [{record['device']}]({RECORD.relative_to(PAGE.parent)}), ms | median | fastest | limit |\n"
-    text += "|---" * 4 + "|\n"
-    for row, step in zip(record["rows"], STEPS, strict=True):
-        times = " | ".join(_three_digits(row[which]) for which in ("median", "fastest"))
-        text += f"| {row['step']} | {times} | {step.limit or ''} |\n"
-    return text
+    record = records.load(RECORD)
+    machine = f"[{record['device']}](results/{RECORD.name}), ms"
+    lines = [
+        [row["step"], *(_three_digits(row[which]) for which in ("median", "fastest")), str(step.limit or "")]
+        for row, step in zip(record["rows"], STEPS, strict=True)
+    ]
+    return records.table([machine, "median", "fastest", "limit"], lines)
 
 
 def _three_digits(number: float) -> str:
@@ -115,13 +111,10 @@ def _three_digits(number: float) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("file", type=pathlib.Path, nargs="?")
+    parser.add_argument("file", type=pathlib.Path)
     parser.add_argument("--processes", type=int, default=20)
     args = parser.parse_args()
-    if args.file is None:
-        PAGE.write_text(readme.filled(PAGE.read_text(), table(), BEGIN))
-    else:
-        args.file.write_text(json.dumps(measured(args.processes), indent=1) + "\n")
+    args.file.write_text(records.packed(measured(args.processes)))
 
 
 if __name__ == "__main__":

@@ -16,7 +16,6 @@ import contextlib
 import datetime
 import io
 import json
-import re
 import sys
 from pathlib import Path
 
@@ -24,6 +23,7 @@ import pytest
 
 from tests.support import tiers
 from tests.support.repository import ROOT
+from tests.tools.records import RESULTS, packed
 
 NAMES = ("test", "check", "nightly")
 
@@ -85,11 +85,8 @@ def main() -> int:
         "missing": missing,
         "rows": rows(old, now),
     }
-    path = ROOT / "docs" / "results" / f"{datetime.date.today()}-tiers.json"
-    text = json.dumps(record, indent=1)
-    path.write_text(
-        re.sub(r"\{\s+([^{}]*?)\s+\}", lambda row: "{" + re.sub(r"\s*\n\s*", " ", row[1]) + "}", text) + "\n"
-    )
+    path = RESULTS / f"{datetime.date.today()}-tiers.json"
+    path.write_text(packed(record))
     print(f"{path.relative_to(ROOT)}: {len(old)} cases, {record['now']}, {len(missing)} missing")
     return 1 if missing else 0
 

@@ -1,40 +1,25 @@
-"""Writes the tables of docs/upgrade.md that compare the speed of 0.1 and 0.2.
-
-    python -m tests.tools.versions
+"""The tables of docs/upgrade.md that compare the speed of 0.1 and 0.2.
 
 Times in turns come from the records in docs/results that end in -versions, which turns.py writes:
 
-    python tests/tools/turns.py FILE 0.1=FOLDER 0.2=FOLDER --eager [--device cuda]
+    python benchmarks/turns.py FILE 0.1=FOLDER 0.2=FOLDER --eager [--device cuda]
 
-More rows of a GPU come from a record of each version. tests/docs/test_upgrade.py fails where a
-table is stale.
+More rows of a GPU come from a record of each version.
 """
 
 from __future__ import annotations
 
-import json
-import math
 import pathlib
-from typing import Any
 
-from tests.support.repository import ROOT
-from tests.tools import readme
+from tests.tools.records import RESULTS, geometric_mean, load, table
 
-PAGE = ROOT / "docs" / "upgrade.md"
-RESULTS = ROOT / "docs" / "results"
-TURNS_BEGIN = "<!-- python -m tests.tools.versions writes this table of turns -->\n"
-GPU_BEGIN = "<!-- python -m tests.tools.versions writes this table of a GPU -->\n"
+DOCS = RESULTS.parent
 GPU_RECORDS = {
     "0.1": RESULTS / "2026-11-21-cuda-nvidia-h200.json",
     "0.2": RESULTS / "2026-11-24-cuda-nvidia-h200.json",
 }
 # What two records have to agree on for their times to compare.
 SAME = ("device", "driver", "cuda")
-
-
-def load(path: pathlib.Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(path.read_text())
-    return found
 
 
 def turns_tables() -> str:
@@ -54,15 +39,11 @@ def turns_table(path: pathlib.Path) -> str:
         cells[size] = f"{row['ratio'][old]:.2f}, {row['ratio'][new]:.2f}"
     means = ", ".join(f"{mean:.2f}" for mean in (record["geometric_mean"][old], record["geometric_mean"][new]))
     device = record["device"] + (f", {record['threads']} threads" if "threads" in record else "")
-    machine = f"[{device}]({path.relative_to(PAGE.parent)})"
+    machine = f"[{device}]({path.relative_to(DOCS)})"
     text = f"{machine}, PyTorch {record['torch'].partition('+')[0]}.\nThe geometric means of all are {means}.\n"
-    sizes: tuple[str, ...] = ()
-    for label, cells in lines.items():
-        if tuple(cells) != sizes:
-            sizes = tuple(cells)
-            columns = ("operation", "dtype", "direction", *sizes)
-            text += f"\n| {' | '.join(columns)} |\n" + "|---" * len(columns) + "|\n"
-        text += f"| {' | '.join((*label, *cells.values()))} |\n"
+    for sizes in dict.fromkeys(map(tuple, lines.values())):
+        of_sizes = [[*label, *cells.values()] for label, cells in lines.items() if tuple(cells) == sizes]
+        text += "\n" + table(["operation", "dtype", "direction", *sizes], of_sizes)
     return text
 
 
@@ -72,7 +53,7 @@ def gpu_table() -> str:
     old, new = records.values()
     facts = [[record[key] for key in SAME] + [record["versions"]["torch"]] for record in (old, new)]
     if facts[0] != facts[1]:
-        raise SystemExit(f"{PAGE.name}: the records of two versions do not compare: {facts[0]} and {facts[1]}")
+        raise SystemExit(f"the records of two versions do not compare: {facts[0]} and {facts[1]}")
     ratios = [
         {
             tuple(row[key] for key in ("op", "kind", "size", "dtype", "direction")): row["ratio"]
@@ -85,24 +66,9 @@ def gpu_table() -> str:
     for row, ratio in ratios[0].items():
         if row in ratios[1]:
             lines.setdefault((row[0], row[-1]), []).append((ratio, ratios[1][row]))
-    text = "| operation | direction | rows | "
-    text += " | ".join(f"[{version}]({path.relative_to(PAGE.parent)})" for version, path in GPU_RECORDS.items())
-    text += " |\n" + "|---" * 5 + "|\n"
+    links = [f"[{version}]({path.relative_to(DOCS)})" for version, path in GPU_RECORDS.items()]
+    cells = []
     for (operation, direction), pairs in lines.items():
-        means = (math.exp(sum(map(math.log, column)) / len(pairs)) for column in zip(*pairs, strict=True))
-        cells = " | ".join(f"{mean:.2f}" for mean in means)
-        text += f"| {operation.replace('_', ' ')} | {direction} | {len(pairs)} | {cells} |\n"
-    return text
-
-
-def filled(page: str) -> str:
-    """The page with both tables anew."""
-    return readme.filled(readme.filled(page, turns_tables(), TURNS_BEGIN), gpu_table(), GPU_BEGIN)
-
-
-def main() -> None:
-    PAGE.write_text(filled(PAGE.read_text()))
-
-
-if __name__ == "__main__":
-    main()
+        means = [f"{geometric_mean(column):.2f}" for column in zip(*pairs, strict=True)]
+        cells.append([operation.replace("_", " "), direction, str(len(pairs)), *means])
+    return table(["operation", "direction", "rows", *links], cells)

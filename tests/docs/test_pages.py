@@ -169,6 +169,15 @@ def test_a_packed_record_is_read_as_it_was(tmp_path: Path) -> None:
     assert records.load(path) == {"cells": [1], "rows": []}
 
 
+def test_records_are_packed_and_few() -> None:
+    size = 0
+    for path in records.RESULTS.iterdir():
+        size += path.stat().st_size
+        if path.suffix == ".json":
+            assert records.packed(records.load(path)) == path.read_text(), f"python -m tests.tools.records {path.name}"
+    assert size < 1_500_000
+
+
 def test_tables_take_records_of_a_cpu_whose_summary_has_one_or_several_dtypes_a_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

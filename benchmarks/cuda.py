@@ -13,7 +13,7 @@ import argparse
 import gc
 import itertools
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 
@@ -66,7 +66,7 @@ def subject(args: argparse.Namespace) -> Subject:
         device=machine.name(device),
         unit="seconds of one call: median, quartiles, fastest",
         title="",
-        tasks=[task for case in chosen for task in tasks(case, settings)],
+        tasks=list(tasks(chosen, settings)),
         names=NAMES,
         columns=COLUMNS,
         seconds=QUICK_SECONDS if args.quick else SECONDS,
@@ -87,25 +87,24 @@ COLUMNS = {
 }
 
 
-def tasks(case: Case, settings: Settings) -> Iterator[Task]:
-    """A task for each direction. They share the tensors, which the last one frees."""
-    shared: list[Problem] = []
+def tasks(cases: Iterable[Case], settings: Settings) -> Iterator[Task]:
+    """A task for each direction of each case. Those of a case share its tensors, which the next one
+    frees."""
+    latest: dict[str, Problem] = {}
 
-    def measured(direction: str, seconds: float) -> Row:
-        try:
-            if not shared:
-                shared.append(Problem(case, settings))
-            return shared[0].measure(direction, seconds)
-        finally:
-            if direction == [*case.directions][-1]:
-                shared.clear()
-                if settings.on_cuda:
-                    gc.collect()
-                    torch.cuda.empty_cache()
+    def measured(case: Case, direction: str, seconds: float) -> Row:
+        if not latest or latest["problem"].case is not case:
+            latest.clear()
+            if settings.on_cuda:
+                gc.collect()
+                torch.cuda.empty_cache()
+            latest["problem"] = Problem(case, settings)
+        return latest["problem"].measure(direction, seconds)
 
-    for direction in case.directions:
+    for case in cases:
         fields = {name: getattr(case, name) for name in NAMES if name != "direction"}
-        yield Task(case.label(direction), {**fields, "direction": direction}, partial(measured, direction))
+        for direction in case.directions:
+            yield Task(case.label(direction), {**fields, "direction": direction}, partial(measured, case, direction))
 
 
 class Problem:

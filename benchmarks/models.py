@@ -195,8 +195,8 @@ def _in_a_process(name: str, settings: Settings, seconds: float) -> list[Row]:
             rows = receiver.recv()
     except EOFError:
         process.join()
-        if process.exitcode and not rows:
-            rows = [{"variant": EAGER, "error": f"its process ended with {process.exitcode}"}]
+        if process.exitcode:
+            rows = [*rows, {"variant": EAGER, "error": f"its process ended with {process.exitcode}"}]
     finally:
         process.kill()
         process.join()

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import json
 import pathlib
+import weakref
 
 import pytest
 import torch
@@ -30,7 +32,7 @@ def shrunk(case: Case, dtype: str = "float64") -> Case:
 def measured(case: Case, compiled: bool = False) -> list[Row]:
     """What the runner makes of a case."""
     settings = cuda.Settings(torch.device("cpu"), compiled)
-    return [row for task in cuda.tasks(case, settings) for row in runner._measured(task, 0.0)]
+    return [row for task in cuda.tasks([case], settings) for row in runner._measured(task, 0.0)]
 
 
 GPU_CASES = list({(case.op, case.kind, case.clock): shrunk(case) for case in cuda_rows.cases()}.values())
@@ -117,6 +119,26 @@ def test_a_row_says_what_failed_and_the_others_go_on(monkeypatch: pytest.MonkeyP
         rows = measured(failing, compiled=True)
         assert [row["error"] for row in rows] == ["RuntimeError: no compiler"] * 2
         assert [row["direction"] for row in rows] == [FORWARD, BACKWARD]
+
+
+def test_a_case_frees_the_tensors_of_the_one_before() -> None:
+    """Whichever of its directions were chosen."""
+    settings = cuda.Settings(torch.device("cpu"), compiled=False)
+    first, second = GPU_CASES[:2]
+    tasks = {task.label: task for task in cuda.tasks([first, second], settings)}
+    made: list[weakref.ref[cuda.Problem]] = []
+
+    class Problem(cuda.Problem):
+        def __init__(self, case: Case, settings: cuda.Settings) -> None:
+            super().__init__(case, settings)
+            made.append(weakref.ref(self))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cuda, "Problem", Problem)
+        for case in (first, second):
+            runner._measured(tasks[case.label(FORWARD)], 0.0)
+    gc.collect()
+    assert [problem() is None for problem in made] == [True, False]
 
 
 @needs("cuda")

@@ -63,8 +63,8 @@ def function_of(name: str) -> str:
 
 
 def rows(before: set[str], tier: dict[str, str]) -> list[dict[str, object]]:
-    """How many of its former cases each tier runs now, of each function that `make test` does not run
-    whole."""
+    """How many of its former cases each tier runs now, of each function that is not all in `make
+    test`."""
     counts: dict[str, collections.Counter[str]] = collections.defaultdict(collections.Counter)
     for name in before:
         counts[function_of(name)][tier.get(name, "missing")] += 1

@@ -8,14 +8,34 @@
 
 /* What C has to know of an operation, from its row in go/op. */
 typedef struct {
-  char name[48];      /* ends with a null */
-  int32_t multiplies; /* it has a product of matrices: EPG_ALLOW_TF32 */
+  char name[48], schema[1024]; /* both end with a null; PyTorch's schema of its operator */
+  int32_t multiplies;          /* it has a product of matrices: EPG_ALLOW_TF32 */
+  int32_t keeps;               /* an epg_kept */
   /* Of each output: the input that it is the gradient of, or -1; and that whose dtype it has. */
   int32_t gradient_of[EPG_MAX_OUTPUTS], like[EPG_MAX_OUTPUTS];
 } epg_operation;
 
+/* What backward needs of a forward's preactivation: nothing; the slope, which may be constant; or
+ * follow from the output; or the hidden activation too. */
+typedef enum { EPG_KEEPS_NOTHING, EPG_KEEPS_SLOPE, EPG_KEEPS_OUTPUT, EPG_KEEPS_HIDDEN } epg_kept;
+
+/* The operations, in the order of go/op; none in a forked child. */
+const epg_operation *epg_operations(int32_t *count);
+
 /* The operation of a name; NULL for none, and in a forked child. */
 const epg_operation *epg_operation_of(const char *name);
+
+/* What the slope of an activation depends on: the preactivation; nothing, as of "none"; the output,
+ * or the preactivation. That of an unknown name depends on the preactivation. */
+typedef enum { EPG_SLOPE_OF_PREACTIVATION, EPG_SLOPE_OF_NOTHING, EPG_SLOPE_OF_OUTPUT } epg_slope;
+
+/* A name of an activation whose slope needs no preactivation. */
+typedef struct {
+  char name[32]; /* ends with a null */
+  epg_slope slope;
+} epg_named_slope;
+
+epg_slope epg_slope_of(const char *activation);
 
 void epg_set_last_error(const char *text, size_t length, int64_t needed, int64_t got);
 

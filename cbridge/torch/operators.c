@@ -15,9 +15,10 @@ typedef enum { OPERAND, KIND, PARAMETERS, NUMBER, DIM, GATE, SAVE, NEEDS, BACKEN
 
 enum { MOST_ARGUMENTS = 16 };
 
-/* An operator. */
+/* An operator: an operation of go/op. */
 typedef struct {
   const char *name, *schema;
+  epg_kept keeps;
   torch_kernel kernel;
   int arguments, results; /* how many; 0 arguments: the schema has not been read */
   role roles[MOST_ARGUMENTS];
@@ -171,16 +172,14 @@ static int32_t invalid(const char *op, const char *argument, const char *got, co
   return refuse(EPG_INVALID_PROBLEM, op, argument, text);
 }
 
-/* Whether an operator's output keeps its preactivation. A block's does: its hidden layer is formed
- * from it. A product's does not if the slope is constant, or if it follows from the output (not
- * implemented for grouped layers). */
-static int keeps_preactivation(const call_arguments *a, const char *save) {
-  static const char *const none[] = {"none", "identity", "linear"}, *const from_output[] = {"relu", "sigmoid", "tanh"};
-  const char *kind = a->call.kind ? a->call.kind : "none";
-  const int takes_output = !strcmp(a->call.op, "linear") || !strcmp(a->call.op, "matmul_bias_activation");
-  for (int i = 0; i < 3 && (takes_output || !strcmp(a->call.op, "grouped_linear")); i++)
-    if (!strcmp(kind, none[i]) || (takes_output && !strcmp(save, "auto") && !strcmp(kind, from_output[i]))) return 0;
-  return strcmp(save, "recompute") != 0;
+/* Whether an operator keeps its preactivation: that of a hidden layer, which is formed from it, or
+ * one that its slope depends on. */
+static int keeps_preactivation(const row *r, const char *kind, const char *save) {
+  if (!strcmp(save, "recompute")) return 0;
+  if (r->keeps == EPG_KEEPS_HIDDEN) return 1;
+  const epg_slope slope = kind ? epg_slope_of(kind) : EPG_SLOPE_OF_NOTHING;
+  if (r->keeps == EPG_KEEPS_OUTPUT && slope == EPG_SLOPE_OF_OUTPUT) return strcmp(save, "auto") != 0;
+  return slope != EPG_SLOPE_OF_NOTHING;
 }
 
 static int32_t read_operand(call_arguments *a, const torch_value *value) {
@@ -264,7 +263,7 @@ static int32_t read_arguments(const row *r, const torch_value *stack, call_argum
         break;
     }
   }
-  if (save && !status) wanted[1] = (uint8_t)keeps_preactivation(a, save);
+  if (save && !status) wanted[1] = (uint8_t)keeps_preactivation(r, a->call.kind, save);
   return status;
 }
 
@@ -364,30 +363,25 @@ static void fail(int32_t status, const char *name) {
   epg_torch.aoti_torch_check(0, name, file, __LINE__, message);
 }
 
-enum {
-#define OPERATOR(name, schema) AT_##name,
-#include "operators.h"
-#undef OPERATOR
-  OPERATORS
-};
+/* A kernel has no room for data of its own, so each operator has a function: that of its row. */
+#define KERNELS(K, tens) K(tens##0) K(tens##1) K(tens##2) K(tens##3) K(tens##4) K(tens##5) K(tens##6) K(tens##7) K(tens##8) K(tens##9)
+#define ALL_KERNELS(K) KERNELS(K, ) KERNELS(K, 1) KERNELS(K, 2) KERNELS(K, 3) KERNELS(K, 4) KERNELS(K, 5)
+enum { MOST_OPERATORS = 60 };
 
-static row rows[OPERATORS];
+static row rows[MOST_OPERATORS];
+static int operators; /* how many rows there are */
 
-/* A kernel has no room for data of its own, so each operator has a function. */
-#define OPERATOR(name, schema)                                                       \
-  static void run_##name(torch_value *stack, uint64_t arguments, uint64_t results) { \
-    (void)arguments, (void)results;                                                  \
-    const int32_t status = run(&rows[AT_##name], stack);                             \
-    if (status) fail(status, #name);                                                 \
+#define KERNEL(place)                                                                 \
+  static void run_##place(torch_value *stack, uint64_t arguments, uint64_t results) { \
+    (void)arguments, (void)results;                                                   \
+    const int32_t status = run(&rows[place], stack);                                  \
+    if (status) fail(status, rows[place].name);                                       \
   }
-#include "operators.h"
-#undef OPERATOR
-
-static row rows[OPERATORS] = {
-#define OPERATOR(name, schema) {#name, schema, run_##name, 0, 0, {0}, {0}},
-#include "operators.h"
-#undef OPERATOR
-};
+ALL_KERNELS(KERNEL)
+#undef KERNEL
+#define KERNEL(place) run_##place,
+static const torch_kernel kernels[MOST_OPERATORS] = {ALL_KERNELS(KERNEL)};
+#undef KERNEL
 
 /* --- registration ----------------------------------------------------------------------------- */
 
@@ -404,8 +398,15 @@ static int32_t get_ready(void) {
   const char *missing = epg_torch_find();
   if (missing) return lacks(missing);
   read_numbers();
-  for (int i = 0; i < OPERATORS; i++)
-    if (!rows[i].arguments && read_schema(&rows[i])) return lacks(rows[i].name);
+  int32_t count;
+  const epg_operation *all = epg_operations(&count);
+  if (!all) return epg_refuse_forked();
+  if (count > MOST_OPERATORS) return lacks("a function for each operator");
+  for (int i = 0; i < count && !rows[i].arguments; i++) {
+    rows[i] = (row){.name = all[i].name, .schema = all[i].schema, .keeps = (epg_kept)all[i].keeps, .kernel = kernels[i]};
+    if (read_schema(&rows[i])) return lacks(rows[i].name);
+  }
+  operators = count;
   return EPG_OK;
 }
 
@@ -416,7 +417,7 @@ static int32_t give_kernels(const char *prefix) {
   for (int k = 0; k < 2; k++) {
     torch_library *library; /* kernels live as long as it: for ever */
     if (epg_torch.aoti_torch_library_init_impl("epigrad", keys[k], file, __LINE__, &library)) return lacks(keys[k]);
-    for (int i = 0; i < OPERATORS; i++) {
+    for (int i = 0; i < operators; i++) {
       char name[64];
       snprintf(name, sizeof name, "%s%s", prefix, rows[i].name);
       if (epg_torch.torch_library_impl(library, name, rows[i].kernel, here < WRITTEN_FOR ? here : WRITTEN_FOR)) return lacks(name);
@@ -445,7 +446,7 @@ static int32_t define(torch_library *library, const char *prefix, const row *r) 
 static int32_t define_all(void) {
   static torch_library *library;
   if (epg_torch.aoti_torch_library_init_fragment("epigrad", file, __LINE__, &library)) return lacks("a library of operators");
-  for (int i = 0; i < OPERATORS; i++) {
+  for (int i = 0; i < operators; i++) {
     const int known = define(library, "", &rows[i]) != 0;
     if (known && !i) return EPG_OK;
     if (known || define(library, "_", &rows[i])) return lacks(rows[i].name);

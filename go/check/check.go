@@ -121,6 +121,9 @@ func notComputed(op string, o Operand) error {
 	return status.Errorf(status.DTypeMismatch, "%s: %s: dtype %v, want one of %s", op, o.Name, o.View.DType, dtype.Names())
 }
 
+// String is a word for them in the table that Python reads.
+func (t Types) String() string { return [...]string{"call", "wider", "index", "offsets"}[t] }
+
 // Names lists the dtypes that an operand may have in some call, for messages.
 func (t Types) Names() string {
 	if t != Indices && t != Offsets {

@@ -8,7 +8,7 @@ import (
 
 // activationForward is out = act(input), for a hidden activation that a backward forms again.
 var activationForward = operation{
-	Signature: Signature{"activation", arguments("input"), arguments("out")},
+	Signature: Signature{"activation", arguments("input [...]"), arguments("out [...]")},
 	kinds:     activations,
 	shapes: func(c *Call) ([][]int64, error) {
 		return [][]int64{c.input(0).Shape}, nil
@@ -22,8 +22,8 @@ var activationForward = operation{
 // backward that keeps preactivations alone needs at the same time, and grad_bias: grad_input
 // summed, before it is rounded, over all dimensions but the last. grad_input may be grad_output.
 var activationBackward = operation{
-	Signature: Signature{"activation_backward", arguments("grad_output", "input"), []Argument{
-		{Name: "grad_input", Replaces: "grad_output"}, {Name: "out"}, {Name: "grad_bias", Types: check.OrWider},
+	Signature: Signature{"activation_backward", arguments("grad_output [...]", "input [...]"), []Argument{
+		{Name: "grad_input", Shape: "[...]", Replaces: "grad_output"}, {Name: "out", Shape: "[...]"}, {Name: "grad_bias", Types: check.OrWider},
 	}},
 	kinds: activations,
 	shapes: func(c *Call) ([][]int64, error) {
@@ -59,9 +59,9 @@ var activationBackward = operation{
 var (
 	gatedActivation = operation{
 		Signature: Signature{"gated_activation", arguments("input"), arguments("out")},
-		kinds:     gatedKinds,
-		halves:    true,
-		splits:    true,
+		kinds:     gatedKinds, defaultKind: "swiglu",
+		halves: true,
+		splits: true,
 		shapes: func(c *Call) ([][]int64, error) {
 			half, err := split("gated_activation", c, c.input(0))
 			if err != nil {
@@ -75,10 +75,12 @@ var (
 		},
 	}
 	gatedActivationBackward = operation{
-		Signature: Signature{"gated_activation_backward", arguments("grad_output", "input"), gradients("grad_input", "grad_bias")},
-		kinds:     gatedKinds,
-		halves:    true,
-		splits:    true,
+		Signature: Signature{
+			"gated_activation_backward", arguments("grad_output", "input"), typed(check.OrWider, arguments("grad_input", "grad_bias"), "grad_bias"),
+		},
+		kinds: gatedKinds, defaultKind: "swiglu",
+		halves: true,
+		splits: true,
 		shapes: func(c *Call) ([][]int64, error) {
 			const name = "gated_activation_backward"
 			half, err := split(name, c, c.input(1))
@@ -108,8 +110,8 @@ var (
 		},
 	}
 	gatedProduct = operation{
-		Signature: Signature{"gated_product", arguments("value", "gate"), arguments("out")},
-		kinds:     gatedKinds,
+		Signature: Signature{"gated_product", arguments("value [...]", "gate [...]"), arguments("out [...]")},
+		kinds:     gatedKinds, defaultKind: "swiglu",
 		shapes: func(c *Call) ([][]int64, error) {
 			if err := pair("gated_product", c.input(0), c.input(1)); err != nil {
 				return nil, err
@@ -122,9 +124,10 @@ var (
 	}
 	gatedProductBackward = operation{
 		Signature: Signature{
-			"gated_product_backward", arguments("grad_output", "value", "gate"), gradients("grad_value", "grad_gate", "grad_bias_value", "grad_bias_gate"),
+			"gated_product_backward", arguments("grad_output [...]", "value [...]", "gate [...]"),
+			typed(check.OrWider, arguments("grad_value [...]", "grad_gate [...]", "grad_bias_value", "grad_bias_gate"), "grad_bias_value", "grad_bias_gate"),
 		},
-		kinds: gatedKinds,
+		kinds: gatedKinds, defaultKind: "swiglu",
 		shapes: func(c *Call) ([][]int64, error) {
 			const name = "gated_product_backward"
 			value, gate := c.input(1), c.input(2)

@@ -33,8 +33,8 @@ import (
 // and so on, as for a gated_mlp of each expert.
 var (
 	experts = operation{
-		Signature: Signature{"experts", expertsInputs, arguments("out", "preactivation")},
-		kinds:     eitherKinds, halves: true, multiplies: true,
+		Signature: expertsSignature,
+		kinds:     eitherKinds, defaultKind: "swiglu", halves: true, multiplies: true,
 		shapes: func(c *Call) ([][]int64, error) {
 			m, err := mixtureOf(c, c.Inputs)
 			if err != nil {
@@ -58,10 +58,8 @@ var (
 		},
 	}
 	expertsBackward = operation{
-		Signature: Signature{
-			"experts_backward", slices.Concat(arguments("grad_output"), expertsInputs, arguments("preactivation?")), expertsGradients,
-		},
-		kinds: eitherKinds, halves: true, multiplies: true, accumulates: true,
+		Signature: expertsSignature.backward("preactivation"),
+		kinds:     eitherKinds, defaultKind: "swiglu", halves: true, multiplies: true, accumulates: true,
 		shapes: func(c *Call) ([][]int64, error) {
 			m, err := mixtureOf(c, c.Inputs[1:])
 			if err != nil {
@@ -81,14 +79,12 @@ var (
 	}
 )
 
-var (
-	expertsInputs = typed(check.Indices, typed(check.OrWider,
-		arguments("input", "index", "scale", "weight_in", "bias_in?", "weight_out", "bias_out?"), "scale"), "index")
-	expertsGradients = slices.Concat(
-		[]Argument{{Name: "grad_input"}, {Name: "grad_scale", Types: check.OrWider, Like: "scale"}},
-		gradients("grad_weight_in", "grad_bias_in", "grad_weight_out", "grad_bias_out"),
-	)
-)
+var expertsSignature = Signature{
+	"experts",
+	typed(check.Indices, typed(check.OrWider, arguments(
+		"input [T, K]", "index [T, J]", "scale [T, J]", "weight_in [E, 2H, K]", "bias_in? [E, 2H]", "weight_out [E, K, H]", "bias_out? [E, K]"), "scale"), "index"),
+	arguments("out [T, K]", "preactivation [T*J, 2H]"),
+}
 
 // mixture is a mixture's operands, and the shapes between them.
 type mixture struct {

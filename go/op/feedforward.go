@@ -21,9 +21,19 @@ import (
 // where it is not given. A block is made of calls of other operations (steps), whose tensors
 // between them lie in the workspace.
 var (
-	plainBlock = blockSpelling{op: "mlp", kinds: activations, names: [5]string{"input", "weight1", "bias1", "weight2", "bias2"}}
+	plainBlock = blockSpelling{
+		signature: Signature{
+			"mlp", arguments("input [..., K]", "weight1 [H, K]", "bias1? [H]", "weight2 [N, H]", "bias2? [N]"),
+			arguments("out [..., N]", "preactivation [..., H]"),
+		},
+		op: "mlp", kinds: activations, defaultKind: "gelu_tanh", names: [5]string{"input", "weight1", "bias1", "weight2", "bias2"},
+	}
 	gatedBlock = blockSpelling{
-		op: "gated_mlp", kinds: gatedKinds, gated: true, names: [5]string{"input", "weight_in", "bias_in", "weight_out", "bias_out"},
+		signature: Signature{
+			"gated_mlp", arguments("input [..., K]", "weight_in [2H, K]", "bias_in? [2H]", "weight_out [N, H]", "bias_out? [N]"),
+			arguments("out [..., N]", "preactivation [..., 2H]"),
+		},
+		op: "gated_mlp", kinds: gatedKinds, defaultKind: "swiglu", gated: true, names: [5]string{"input", "weight_in", "bias_in", "weight_out", "bias_out"},
 	}
 
 	mlp, mlpBackward           = plainBlock.forward(), plainBlock.backward()
@@ -32,20 +42,18 @@ var (
 
 // blockSpelling is how a block's operands are named: input, and weight and bias of both layers.
 type blockSpelling struct {
-	op    string
-	kinds *kinds
-	gated bool
-	names [5]string
-}
-
-func (s *blockSpelling) inputs() []Argument {
-	return arguments(s.names[0], s.names[1], s.names[2]+"?", s.names[3], s.names[4]+"?")
+	signature   Signature
+	op          string
+	kinds       *kinds
+	defaultKind string
+	gated       bool
+	names       [5]string
 }
 
 func (s blockSpelling) forward() operation {
 	return operation{
-		Signature: Signature{s.op, s.inputs(), arguments("out", "preactivation")},
-		kinds:     s.kinds, halves: s.gated, multiplies: true,
+		Signature: s.signature,
+		kinds:     s.kinds, defaultKind: s.defaultKind, halves: s.gated, multiplies: true,
 		shapes: func(c *Call) ([][]int64, error) {
 			b, err := s.resolve(s.op, c.Inputs)
 			if err != nil {
@@ -59,14 +67,9 @@ func (s blockSpelling) forward() operation {
 
 func (s blockSpelling) backward() operation {
 	name := s.op + "_backward"
-	inputs := append(append(arguments("grad_output"), s.inputs()...), arguments("preactivation?")...)
-	names := make([]string, len(s.names))
-	for i, argument := range s.names {
-		names[i] = "grad_" + argument
-	}
 	return operation{
-		Signature: Signature{name, inputs, gradients(names...)},
-		kinds:     s.kinds, halves: s.gated, multiplies: true, accumulates: true,
+		Signature: s.signature.backward("preactivation"),
+		kinds:     s.kinds, defaultKind: s.defaultKind, halves: s.gated, multiplies: true, accumulates: true,
 		shapes: func(c *Call) ([][]int64, error) {
 			b, err := s.resolve(name, c.Inputs[1:])
 			if err != nil {

@@ -28,8 +28,8 @@ import (
 // added.
 var (
 	gatedLinear = operation{
-		Signature: Signature{"gated_linear", gatedLinearInputs, arguments("out", "preactivation")},
-		kinds:     gatedKinds, multiplies: true,
+		Signature: gatedLinearSignature,
+		kinds:     gatedKinds, defaultKind: "swiglu", multiplies: true,
 		shapes: func(c *Call) ([][]int64, error) {
 			out, pre, err := gatedLinearShapes("gated_linear", c.Inputs)
 			return [][]int64{out, pre}, err
@@ -58,12 +58,8 @@ var (
 		},
 	}
 	gatedLinearBackward = operation{
-		Signature: Signature{
-			"gated_linear_backward",
-			slices.Concat(arguments("grad_output"), gatedLinearInputs, arguments("preactivation?")),
-			gradients("grad_input", "grad_weight_value", "grad_weight_gate", "grad_bias_value", "grad_bias_gate"),
-		},
-		kinds: gatedKinds, multiplies: true, accumulates: true,
+		Signature: gatedLinearSignature.backward("preactivation"),
+		kinds:     gatedKinds, defaultKind: "swiglu", multiplies: true, accumulates: true,
 		shapes: func(c *Call) ([][]int64, error) {
 			const name = "gated_linear_backward"
 			out, pre, err := gatedLinearShapes(name, c.Inputs[1:])
@@ -78,7 +74,7 @@ var (
 					return nil, err
 				}
 			}
-			shapes := make([][]int64, len(gatedLinearInputs))
+			shapes := make([][]int64, len(gatedLinearSignature.Inputs))
 			for i := range shapes {
 				if v := c.input(1 + i); v != nil {
 					shapes[i] = v.Shape
@@ -125,7 +121,11 @@ func gatedLayerShapes(c *Call) (out, pre []int64) {
 	return append(slices.Clone(outer), rows/2), append(slices.Clone(outer), rows)
 }
 
-var gatedLinearInputs = arguments("input", "weight_value", "weight_gate", "bias_value?", "bias_gate?")
+var gatedLinearSignature = Signature{
+	"gated_linear",
+	arguments("input [..., K]", "weight_value [H, K]", "weight_gate [H, K]", "bias_value? [H] = None", "bias_gate? [H] = None"),
+	arguments("out [..., H]", "preactivation [..., 2H]"),
+}
 
 // gatedLinearShapes applies the rules of linear to both products. inputs begin with the layer's
 // own.

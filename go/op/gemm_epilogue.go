@@ -17,8 +17,16 @@ import (
 // grad_preactivation; grad_bias = the sum of grad_preactivation over all but its last dimension.
 // Each is summed to its tensor's shape over the dimensions that broadcast.
 var (
-	matmulSpelling = gemmSpelling{op: "matmul_bias_activation", a: "a", b: "b"}
-	linearSpelling = gemmSpelling{op: "linear", a: "input", b: "weight", transposed: true}
+	matmulSpelling = gemmSpelling{
+		signature: Signature{"matmul_bias_activation", arguments("a", "b", "bias? = None"), arguments("out", "preactivation")},
+		op:        "matmul_bias_activation", a: "a", b: "b",
+	}
+	linearSpelling = gemmSpelling{
+		signature: Signature{
+			"linear", arguments("input [..., K]", "weight [N, K]", "bias? [N] = None"), arguments("out [..., N]", "preactivation [..., N]"),
+		},
+		op: "linear", a: "input", b: "weight", transposed: true,
+	}
 
 	matmul         = matmulSpelling.forward()
 	matmulBackward = matmulSpelling.backward()
@@ -28,6 +36,7 @@ var (
 
 // gemmSpelling is how a GEMM epilogue's operands are named and laid out.
 type gemmSpelling struct {
+	signature  Signature
 	op, a, b   string
 	bias       string // "bias" where it is ""
 	transposed bool   // b is [n, k]
@@ -35,9 +44,10 @@ type gemmSpelling struct {
 
 func (s gemmSpelling) forward() operation {
 	return operation{
-		Signature:  Signature{s.op, arguments(s.a, s.b, "bias?"), arguments("out", "preactivation")},
-		kinds:      activations,
-		multiplies: true,
+		Signature:   s.signature,
+		kinds:       activations,
+		defaultKind: "none",
+		multiplies:  true,
 		shapes: func(c *Call) ([][]int64, error) {
 			g, err := s.resolve(s.op, c.input(0), c.input(1), c.input(2))
 			if err != nil {
@@ -57,11 +67,11 @@ func (s gemmSpelling) forward() operation {
 }
 
 func (s gemmSpelling) backward() operation {
-	name := s.op + "_backward"
-	inputs := arguments("grad_output", s.a, s.b, "bias?", "preactivation?", "output?")
+	name, signature := s.op+"_backward", s.signature.backward("preactivation", "output")
 	return operation{
-		Signature:   Signature{name, inputs, gradients("grad_"+s.a, "grad_"+s.b, "grad_bias")},
+		Signature:   signature,
 		kinds:       activations,
+		defaultKind: "none",
 		multiplies:  true,
 		accumulates: true,
 		shapes: func(c *Call) ([][]int64, error) {
@@ -71,7 +81,7 @@ func (s gemmSpelling) backward() operation {
 			}
 			for _, i := range [...]int{0, 4, 5} {
 				if v := c.input(i); v != nil {
-					if err := check.Shape(name, inputs[i].Name, v.Shape, g.out, "the output's"); err != nil {
+					if err := check.Shape(name, signature.Inputs[i].Name, v.Shape, g.out, "the output's"); err != nil {
 						return nil, err
 					}
 				}

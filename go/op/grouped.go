@@ -2,7 +2,6 @@ package op
 
 import (
 	"math"
-	"slices"
 
 	"github.com/epigrad/epigrad/go/backend"
 	"github.com/epigrad/epigrad/go/check"
@@ -26,8 +25,8 @@ import (
 //	grad_bias[e]       = the sum of grad_preactivation over them
 var (
 	groupedLinear = operation{
-		Signature: Signature{"grouped_linear", groupedInputs, arguments("out", "preactivation")},
-		kinds:     activations, multiplies: true,
+		Signature: groupedSignature,
+		kinds:     activations, defaultKind: "none", multiplies: true,
 		shapes: func(c *Call) ([][]int64, error) {
 			out, err := groupedShape(c.Op, c.Inputs)
 			return [][]int64{out, out}, err
@@ -44,11 +43,8 @@ var (
 		},
 	}
 	groupedLinearBackward = operation{
-		Signature: Signature{
-			"grouped_linear_backward", slices.Concat(arguments("grad_output"), groupedInputs, arguments("preactivation?")),
-			gradients("grad_input", "grad_weight", "grad_bias"),
-		},
-		kinds: activations, multiplies: true, accumulates: true,
+		Signature: groupedSignature.backward("preactivation"),
+		kinds:     activations, defaultKind: "none", multiplies: true, accumulates: true,
 		shapes: func(c *Call) ([][]int64, error) {
 			out, err := groupedShape(c.Op, c.Inputs[1:])
 			if err != nil {
@@ -77,16 +73,10 @@ var (
 	}
 )
 
-var groupedInputs = typed(check.Offsets, arguments("input", "weight", "bias?", "offsets"), "offsets")
-
-// typed gives the arguments of some names other dtypes than the call's.
-func typed(types check.Types, list []Argument, names ...string) []Argument {
-	for i := range list {
-		if slices.Contains(names, list[i].Name) {
-			list[i].Types = types
-		}
-	}
-	return list
+var groupedSignature = Signature{
+	"grouped_linear",
+	typed(check.Offsets, arguments("input [T, K]", "weight [E, N, K]", "bias? [E, N]", "offsets [E]"), "offsets"),
+	arguments("out [T, N]", "preactivation [T, N]"),
 }
 
 // shapesOf are those of tensors, nil for one that is not there.

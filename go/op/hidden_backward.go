@@ -4,6 +4,7 @@ import (
 	"slices"
 
 	"github.com/epigrad/epigrad/go/backend"
+	"github.com/epigrad/epigrad/go/check"
 	"github.com/epigrad/epigrad/go/dtype"
 	"github.com/epigrad/epigrad/go/tensor"
 )
@@ -12,7 +13,8 @@ import (
 // activation, and what comes of it (backend.HiddenBackward).
 var hiddenBackward = operation{
 	Signature: Signature{
-		"hidden_backward", arguments("grad_output", "weight", "preactivation"), gradients("grad_preactivation", "out", "grad_bias"),
+		"hidden_backward", arguments("grad_output", "weight", "preactivation"),
+		typed(check.OrWider, arguments("grad_preactivation", "out", "grad_bias"), "grad_bias"),
 	},
 	kinds: activations, multiplies: true, accumulates: true,
 	shapes: func(c *Call) ([][]int64, error) {

@@ -9,6 +9,7 @@ import (
 
 // kinds is one of the tables of go/activation, as operations look kinds up.
 type kinds struct {
+	table    string // "activation", "gated" or "either"
 	argument string // what the kind is called in messages
 	names    func() []string
 	aliases  []string // other names that lookup knows
@@ -27,11 +28,11 @@ type kind struct {
 }
 
 var (
-	activations = &kinds{"activation", activation.Names, activation.Aliases(), func(name string) (kind, bool) {
+	activations = &kinds{"activation", "activation", activation.Names, activation.Aliases(), func(name string) (kind, bool) {
 		row, known := activation.Lookup(name)
 		return kind{name: row.Name, parameters: row.Parameters, defaultIs: row.DefaultIs, kernel: row.Kernel}, known
 	}}
-	gatedKinds = &kinds{"kind", activation.GatedNames, nil, func(name string) (kind, bool) {
+	gatedKinds = &kinds{"gated", "kind", activation.GatedNames, nil, func(name string) (kind, bool) {
 		preset, is := activation.LookupPreset(name)
 		if is {
 			name = preset.Kind
@@ -40,7 +41,7 @@ var (
 		return kind{name: row.Name, parameters: row.Parameters, defaults: preset.Values(), kernel: row.Kernel}, known
 	}}
 	// eitherKinds are both: no name is in both tables
-	eitherKinds = &kinds{"kind", func() []string { return slices.Concat(gatedKinds.names(), activations.names()) }, activations.aliases, func(name string) (kind, bool) {
+	eitherKinds = &kinds{"either", "kind", func() []string { return slices.Concat(gatedKinds.names(), activations.names()) }, activations.aliases, func(name string) (kind, bool) {
 		if k, known := gatedKinds.lookup(name); known {
 			return k, true
 		}

@@ -24,9 +24,13 @@ import (
 //
 // where alpha_p and alpha_n have one element each, and s is the logistic function.
 var (
-	preluSpelling = learnable{formula: "prelu", names: []string{"weight"}, channels: true}
+	preluSpelling = learnable{
+		signature: Signature{"prelu", arguments("input [...]", "weight"), arguments("out [...]")},
+		formula:   "prelu", names: []string{"weight"}, channels: true,
+	}
 	xieluSpelling = learnable{
-		formula: "xielu", names: []string{"alpha_p", "alpha_n"}, parameters: []activation.Parameter{{Name: "beta", Default: 0.5, Range: activation.Finite}},
+		signature: Signature{"xielu", arguments("input [...]", "alpha_p", "alpha_n"), arguments("out [...]")},
+		formula:   "xielu", names: []string{"alpha_p", "alpha_n"}, parameters: []activation.Parameter{{Name: "beta", Default: 0.5, Range: activation.Finite}},
 	}
 
 	prelu, preluBackward = preluSpelling.forward(), preluSpelling.backward()
@@ -35,6 +39,7 @@ var (
 
 // learnable is an activation of an input and of small tensors that broadcast to it.
 type learnable struct {
+	signature  Signature
 	formula    string
 	names      []string // of the small tensors
 	channels   bool     // one may have an element for each index of the second dimension
@@ -43,7 +48,7 @@ type learnable struct {
 
 func (l learnable) forward() operation {
 	return operation{
-		Signature: Signature{l.formula, arguments(append([]string{"input"}, l.names...)...), arguments("out")},
+		Signature: l.signature,
 		formula:   l.formula, parameters: l.parameters,
 		shapes: func(c *Call) ([][]int64, error) {
 			return [][]int64{c.input(0).Shape}, l.check(l.formula, c.input(0), c.Inputs[1:])
@@ -56,12 +61,8 @@ func (l learnable) forward() operation {
 
 func (l learnable) backward() operation {
 	name := l.formula + "_backward"
-	inputs, outputs := []string{"grad_output", "input"}, []string{"grad_input"}
-	for _, small := range l.names {
-		inputs, outputs = append(inputs, small), append(outputs, "grad_"+small)
-	}
 	return operation{
-		Signature: Signature{name, arguments(inputs...), arguments(outputs...)},
+		Signature: l.signature.backward(),
 		formula:   l.formula, parameters: l.parameters,
 		shapes: func(c *Call) ([][]int64, error) {
 			input := c.input(1)

@@ -17,7 +17,7 @@ import (
 // tensor's shape.
 var (
 	lerp = operation{
-		Signature: Signature{"lerp", broadcasting(0, "start", "end", "weight?"), arguments("out")},
+		Signature: Signature{"lerp", broadcasting(0, arguments("start", "end", "weight? = None")), arguments("out")},
 		formula:   "lerp",
 		shapes: func(c *Call) ([][]int64, error) {
 			const name = "lerp"
@@ -38,7 +38,8 @@ var (
 	}
 	lerpBackward = operation{
 		Signature: Signature{
-			"lerp_backward", broadcasting(1, "grad_output", "start?", "end?", "weight?"), broadcasting(0, "grad_start", "grad_end", "grad_weight"),
+			"lerp_backward", broadcasting(1, arguments("grad_output", "start?", "end?", "weight? = None")),
+			broadcasting(0, arguments("grad_start", "grad_end", "grad_weight")),
 		},
 		formula: "lerp",
 		shapes:  lerpBackwardShapes,

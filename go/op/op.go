@@ -9,7 +9,6 @@ package op
 
 import (
 	"slices"
-	"strings"
 	"unsafe"
 
 	"github.com/epigrad/epigrad/go/activation"
@@ -87,28 +86,6 @@ type Call struct {
 	adds bool
 }
 
-// Argument is one input or output of a signature.
-type Argument struct {
-	Name     string
-	Optional bool
-	// Broadcasts: any shape that broadcasts to the operation's is accepted, also by a plan that was
-	// selected with another.
-	Broadcasts bool
-	// Replaces names the input that an output may be written over; "" for none.
-	Replaces string
-	// Types are the dtypes that it may have.
-	Types check.Types
-	// Like names the input whose dtype an output has; "" where that is the call's.
-	Like string
-}
-
-// Signature is an operation's arguments in order. Outputs may all be absent: what is absent is not
-// computed.
-type Signature struct {
-	Name            string
-	Inputs, Outputs []Argument
-}
-
 // operation is a signature with its rules.
 type operation struct {
 	Signature
@@ -116,6 +93,8 @@ type operation struct {
 	// its own (backend.Pointwise).
 	kinds   *kinds
 	formula string
+	// defaultKind is what a caller of PyTorch's operator may leave out; "" for none.
+	defaultKind string
 	// parameters are those of that formula; nil for lerp's, which is its weight.
 	parameters []activation.Parameter
 	// What the operation has, and so which fields of a call it takes:
@@ -196,37 +175,6 @@ func (o *operation) meaningful(c *Call) error {
 		return check.Invalid(o.Name, "batch_invariant", "got true, want false: this operation has no matrix product")
 	}
 	return nil
-}
-
-// arguments names a signature's arguments; a name that ends in "?" is optional.
-func arguments(names ...string) []Argument {
-	list := make([]Argument, len(names))
-	for i, name := range names {
-		bare := strings.TrimSuffix(name, "?")
-		list[i] = Argument{Name: bare, Optional: bare != name}
-	}
-	return list
-}
-
-// gradients names a backward's outputs. Those of weights and biases may be float32 where the call
-// has a half type: what was summed in float32 is then not rounded.
-func gradients(names ...string) []Argument {
-	list := arguments(names...)
-	for i, name := range names {
-		if name == "grad_b" || strings.HasPrefix(name, "grad_weight") || strings.HasPrefix(name, "grad_bias") {
-			list[i].Types = check.OrWider
-		}
-	}
-	return list
-}
-
-// broadcasting names a signature's arguments as arguments does; those from first on broadcast.
-func broadcasting(first int, names ...string) []Argument {
-	list := arguments(names...)
-	for i := first; i < len(list); i++ {
-		list[i].Broadcasts = true
-	}
-	return list
 }
 
 // input returns an input, nil where it is absent.
@@ -527,12 +475,6 @@ func (o *operation) execution(c *Call) *backend.Run {
 // unavailable is the error for tensors on a device without memory.
 func unavailable(op string) error {
 	return status.Errorf(status.Unsupported, "%s: inputs: got meta tensors, which have no data, want tensors on another device", op)
-}
-
-// Multiplies reports whether an operation has a product of matrices, which TF32 and batch
-// invariance are about.
-func Multiplies(name string) bool {
-	return slices.ContainsFunc(operations, func(o operation) bool { return o.Name == name && o.multiplies })
 }
 
 // SignatureOf returns an operation's signature and whether there is such an operation.

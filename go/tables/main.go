@@ -35,9 +35,10 @@ func tables() row {
 	for _, c := range status.Codes() {
 		statuses = append(statuses, row{"code": int(c), "class": c.Class()})
 	}
-	for _, s := range op.Signatures() {
+	for _, r := range op.Rows() {
 		ops = append(ops, row{
-			"name": s.Name, "inputs": names(s.Inputs), "outputs": names(s.Outputs), "multiplies": op.Multiplies(s.Name),
+			"name": r.Name, "inputs": arguments(r.Inputs), "outputs": arguments(r.Outputs), "schema": r.Schema, "keeps": r.Keeps.String(), "kinds": r.Kinds, "default_kind": r.DefaultKind,
+			"parameters": r.Parameters, "multiplies": r.Multiplies, "halves": r.Halves, "splits": r.Splits,
 		})
 	}
 	return row{
@@ -46,10 +47,10 @@ func tables() row {
 	}
 }
 
-func names(args []op.Argument) []string {
-	list := make([]string, len(args))
+func arguments(args []op.Argument) []row {
+	list := make([]row, len(args))
 	for i, a := range args {
-		list[i] = a.Name
+		list[i] = row{"name": a.Name, "shape": a.Shape, "optional": a.Optional, "types": a.Types.String(), "like": a.Like, "kept": a.Kept}
 	}
 	return list
 }

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from epigrad import errors
 from epigrad._core import selection
-from epigrad._core.call import Call, activation_call, call_of, experts_call, gated_call
+from epigrad._core.call import Call, call_of
 from epigrad._core.checks import check_out, check_tensors, finite, lerp_weight, needs_mask, out_tensors
 from epigrad._core.stateless import launch_into, launch_one
 from epigrad.kinds import ActivationLike, Gated
@@ -185,7 +185,7 @@ def activation_backward(grad_output: Data, input: Data, activation: ActivationLi
         tensor([0., 1.])
     """
     op = "activation_backward"
-    call = call_of(activation_call, op, activation, selection.current())
+    call = call_of(op, activation)
     check_tensors(op, grad_output=grad_output, input=input)
     check_out(op, out)
     if out is not None and out is grad_output:  # which the core can do, for what it forms itself
@@ -238,7 +238,7 @@ def gated_activation_backward(
         tensor([3., 2.])
     """
     op = "gated_activation_backward"
-    call = call_of(gated_call, op, kind, dim, gate, selection.current())
+    call = call_of(op, kind, dim, gate)
     check_tensors(op, grad_output=grad_output, input=input)
     return launch_one(call, (grad_output, input), out)
 
@@ -281,7 +281,7 @@ def gated_product_backward(
         (tensor([3.]), tensor([2.]))
     """
     op, names = "gated_product_backward", ("grad_value", "grad_gate")
-    call = call_of(gated_call, op, kind, 0, "second", selection.current())
+    call = call_of(op, kind)
     check_tensors(op, grad_output=grad_output, value=value, gate=gate)
     mask, outputs = needs_mask(op, needs, names), out_tensors(op, out, names)
     grad_value, grad_gate = launch_into(call, (grad_output, value, gate), mask, outputs)
@@ -491,7 +491,7 @@ def gated_linear_backward(
         tensor([24., 24., 24.])
     """
     op = "gated_linear_backward"
-    call = call_of(gated_call, op, kind, 0, "second", selection.current())
+    call = call_of(op, kind)
     check_tensors(op, grad_output=grad_output, input=input, weight_value=weight_value, weight_gate=weight_gate)
     inputs = (grad_output, input, weight_value, weight_gate, bias_value, bias_gate, preactivation)
     return _layers_backward(call, _GATED_LINEAR, inputs, needs, out, accumulate)  # type: ignore[return-value]
@@ -552,7 +552,7 @@ def mlp_backward(
                 [15., 15., 15., 15.]])
     """
     op = "mlp_backward"
-    call = call_of(activation_call, op, activation, selection.current())
+    call = call_of(op, activation)
     check_tensors(op, grad_output=grad_output, input=input, weight1=weight1, weight2=weight2)
     inputs = (grad_output, input, weight1, bias1, weight2, bias2, preactivation)
     return _layers_backward(call, _MLP, inputs, needs, out, accumulate)  # type: ignore[return-value]
@@ -616,7 +616,7 @@ def gated_mlp_backward(
                 [45., 45., 45., 45.]])
     """
     op = "gated_mlp_backward"
-    call = call_of(gated_call, op, kind, 0, gate, selection.current())
+    call = call_of(op, kind, 0, gate)
     check_tensors(op, grad_output=grad_output, input=input, weight_in=weight_in, weight_out=weight_out)
     inputs = (grad_output, input, weight_in, bias_in, weight_out, bias_out, preactivation)
     return _layers_backward(call, _GATED_MLP, inputs, needs, out, accumulate)  # type: ignore[return-value]
@@ -676,7 +676,7 @@ def grouped_linear_backward(
                 [2., 2.]])
     """
     op = "grouped_linear_backward"
-    call = call_of(activation_call, op, activation, selection.current())
+    call = call_of(op, activation)
     check_tensors(op, grad_output=grad_output, input=input, weight=weight, offsets=offsets)
     inputs = (grad_output, input, weight, bias, offsets, preactivation)
     return _layers_backward(call, _GROUPED_LINEAR, inputs, needs, out, accumulate)  # type: ignore[return-value]
@@ -748,7 +748,7 @@ def experts_backward(
                 [36.]])
     """
     op = "experts_backward"
-    call = call_of(experts_call, op, kind, gate, selection.current())
+    call = call_of(op, kind, 0, gate)
     check_tensors(op, grad_output=grad_output, input=input, index=index, scale=scale)
     check_tensors(op, weight_in=weight_in, weight_out=weight_out)
     inputs = (grad_output, input, index, scale, weight_in, bias_in, weight_out, bias_out, preactivation)
@@ -771,7 +771,7 @@ def _gemm_backward(
     out: Sequence[Data | None],
     accumulate: bool,
 ) -> _Three[Data]:
-    call = call_of(activation_call, op, activation, selection.current())
+    call = call_of(op, activation)
     # The names of a and b are those of their gradients.
     check_tensors(op, **{"grad_output": inputs[0], names[0][5:]: inputs[1], names[1][5:]: inputs[2]})
     return _layers_backward(call, names, inputs, needs, out, accumulate)  # type: ignore[return-value]

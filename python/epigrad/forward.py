@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Literal, overload
 
 from epigrad._core import selection
-from epigrad._core.call import Call, activation_call, call_of, experts_call, gated_call
+from epigrad._core.call import Call, call_of
 from epigrad._core.checks import check_out, check_tensors, finite, lerp_weight
 from epigrad._core.stateless import launch_into, launch_one
 from epigrad.kinds import ActivationLike, Gated
@@ -91,7 +91,7 @@ def matmul_bias_activation(
         (0.0, -3.0)
     """
     check_tensors("matmul_bias_activation", a=a, b=b)
-    call = call_of(activation_call, "matmul_bias_activation", activation, selection.current())
+    call = call_of("matmul_bias_activation", activation)
     return _with_preactivation(call, (a, b, bias), return_preactivation, out)
 
 
@@ -151,7 +151,7 @@ def linear(
         True
     """
     check_tensors("linear", input=input, weight=weight)
-    call = call_of(activation_call, "linear", activation, selection.current())
+    call = call_of("linear", activation)
     return _with_preactivation(call, (input, weight, bias), return_preactivation, out)
 
 
@@ -179,7 +179,7 @@ def activation(input: Data, activation: ActivationLike, *, out: Data | None = No
         tensor([0., 2.])
     """
     op = "activation"
-    call = call_of(activation_call, op, activation, selection.current())
+    call = call_of(op, activation)
     check_tensors(op, input=input)
     return launch_one(call, (input,), out)
 
@@ -216,7 +216,7 @@ def gated_activation(
         tensor([6.])
     """
     op = "gated_activation"
-    call = call_of(gated_call, op, kind, dim, gate, selection.current())
+    call = call_of(op, kind, dim, gate)
     check_tensors(op, input=input)
     return launch_one(call, (input,), out)
 
@@ -248,7 +248,7 @@ def gated_product(value: Data, gate: Data, kind: str | Gated = "swiglu", *, out:
         tensor([0.])
     """
     op = "gated_product"
-    call = call_of(gated_call, op, kind, 0, "second", selection.current())
+    call = call_of(op, kind)
     check_tensors(op, value=value, gate=gate)
     return launch_one(call, (value, gate), out)
 
@@ -417,7 +417,7 @@ def gated_linear(
         (tensor([-9., -9., -9., -9.]), tensor([ 3.,  3.,  3.,  3., -3., -3., -3., -3.]))
     """
     check_tensors("gated_linear", input=input, weight_value=weight_value, weight_gate=weight_gate)
-    call = call_of(gated_call, "gated_linear", kind, 0, "second", selection.current())
+    call = call_of("gated_linear", kind)
     inputs = (input, weight_value, weight_gate, bias_value, bias_gate)
     return _with_preactivation(call, inputs, return_preactivation, out)
 
@@ -487,7 +487,7 @@ def mlp(
         torch.Size([5, 4])
     """
     check_tensors("mlp", input=input, weight1=weight1, weight2=weight2)
-    call = call_of(activation_call, "mlp", activation, selection.current())
+    call = call_of("mlp", activation)
     return _with_preactivation(call, (input, weight1, bias1, weight2, bias2), return_preactivation, out)
 
 
@@ -563,7 +563,7 @@ def gated_mlp(
         tensor([36., 36.])
     """
     check_tensors("gated_mlp", input=input, weight_in=weight_in, weight_out=weight_out)
-    call = call_of(gated_call, "gated_mlp", kind, 0, gate, selection.current())
+    call = call_of("gated_mlp", kind, 0, gate)
     return _with_preactivation(call, (input, weight_in, bias_in, weight_out, bias_out), return_preactivation, out)
 
 
@@ -633,7 +633,7 @@ def grouped_linear(
         tensor([2., 2., 2.])
     """
     check_tensors("grouped_linear", input=input, weight=weight, offsets=offsets)
-    call = call_of(activation_call, "grouped_linear", activation, selection.current())
+    call = call_of("grouped_linear", activation)
     return _with_preactivation(call, (input, weight, bias, offsets), return_preactivation, out)
 
 
@@ -721,7 +721,7 @@ def experts(
     """
     tensors = {"input": input, "index": index, "scale": scale, "weight_in": weight_in, "weight_out": weight_out}
     check_tensors("experts", **tensors)
-    call = call_of(experts_call, "experts", kind, gate, selection.current())
+    call = call_of("experts", kind, 0, gate)
     inputs = (input, index, scale, weight_in, bias_in, weight_out, bias_out)
     return _with_preactivation(call, inputs, return_preactivation, out)
 

@@ -8,7 +8,7 @@ nothing requires a gradient, nothing is kept and no preactivation is formed.
 from __future__ import annotations
 
 import types
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -17,15 +17,16 @@ from torch.overrides import handle_torch_function
 
 from epigrad import errors, ops
 from epigrad._autograd import functions
-from epigrad._autograd.feedforward import BLOCK_ARGUMENTS, FeedForward
+from epigrad._autograd.feedforward import FeedForward
 from epigrad._autograd.formulas import LEARNABLE
 from epigrad._autograd.gated_linear import GatedLinear
-from epigrad._autograd.grouped import EXPERTS_ARGUMENTS, Experts, GroupedLinear
+from epigrad._autograd.grouped import Experts, GroupedLinear
 from epigrad._autograd.main_grad import any_switched, refuse_tracing, sinks_of, with_wide_views
 from epigrad._core import invariance, loader, selection
-from epigrad._core.call import Call, activation_call, call_of, experts_call, gated_call
+from epigrad._core.call import Call, call_of, kind_of
 from epigrad._core.checks import check_save, finite, lerp_weight, overridden, require_tensors
-from epigrad._core.launcher import DISPATCHER, layer_options, only
+from epigrad._core.launcher import DISPATCHER, only, operator_arguments
+from epigrad._core.tables import OPS
 from epigrad._core.torch_state import (
     any_autocast,
     as_experts,
@@ -36,7 +37,7 @@ from epigrad._core.torch_state import (
     is_traced,
     recorded,
 )
-from epigrad.kinds import Activation, ActivationLike, Gated, activation_of, arguments_of, either_of, gated_of
+from epigrad.kinds import ActivationLike, Gated, activation_of, arguments_of
 
 __all__ = [
     "activation",
@@ -165,7 +166,7 @@ def activation(input: Tensor, activation: ActivationLike) -> Tensor:
     records = recorded(1, input)
     if records is None and overridden(input):
         return _as_leaf("activation", (input,), input, activation)
-    call = call_of(activation_call, "activation", activation, selection.current())
+    call = call_of("activation", activation)
     return _elementwise(functions.Elementwise, call, records, input)
 
 
@@ -213,7 +214,7 @@ def gated_activation(input: Tensor, kind: str | Gated = "swiglu", dim: int = -1,
     records = recorded(1, input)
     if records is None and overridden(input):
         return _as_leaf("gated_activation", (input,), input, kind, dim, gate=gate)
-    call = call_of(gated_call, "gated_activation", kind, dim, gate, selection.current())
+    call = call_of("gated_activation", kind, dim, gate)
     return _elementwise(functions.Elementwise, call, records, input)
 
 
@@ -249,7 +250,7 @@ def gated_product(value: Tensor, gate: Tensor, kind: str | Gated = "swiglu") -> 
     if is_dynamo_compiling() and (traced := _traced("gated_product", (value, gate), kind)) is not None:
         return traced
     records = recorded(2, value, gate)
-    call = call_of(gated_call, "gated_product", kind, 0, "second", selection.current())
+    call = call_of("gated_product", kind)
     if records is None and overridden(value, gate):
         return _as_leaf("gated_product", (value, gate), value, gate, kind)
     return _elementwise(functions.GatedProduct, call, records, value, gate)
@@ -418,7 +419,7 @@ def gated_linear(
     if is_dynamo_compiling() and (traced := _traced("gated_linear", tensors, kind, save=save)) is not None:
         return traced
     records = recorded(3, *tensors)
-    call = call_of(gated_call, "gated_linear", kind, 0, "second", selection.current())
+    call = call_of("gated_linear", kind)
     if records is None and overridden(*tensors):
         return _as_leaf("gated_linear", tensors, *tensors, kind, save=save)
     return _layers(GatedLinear, call, records, tensors, save)
@@ -471,7 +472,7 @@ def mlp(
     records = recorded(0, *tensors)
     if records is None and overridden(*tensors):
         return _as_leaf("mlp", tensors, *tensors, activation, save=save)
-    call = call_of(activation_call, "mlp", activation, selection.current())
+    call = call_of("mlp", activation)
     return _layers(FeedForward, call, records, tensors, save)
 
 
@@ -525,7 +526,7 @@ def gated_mlp(
     records = recorded(0, *tensors)
     if records is None and overridden(*tensors):
         return _as_leaf("gated_mlp", tensors, *tensors, kind, gate=gate, save=save)
-    call = call_of(gated_call, "gated_mlp", kind, 0, gate, selection.current())
+    call = call_of("gated_mlp", kind, 0, gate)
     return _layers(FeedForward, call, records, tensors, save)
 
 
@@ -581,7 +582,7 @@ def grouped_linear(
     records = recorded(0, *tensors)
     if records is None and overridden(*tensors):
         return _as_leaf("grouped_linear", tensors, input, weight, bias, activation, offsets=offsets, save=save)
-    call = call_of(activation_call, "grouped_linear", activation, selection.current())
+    call = call_of("grouped_linear", activation)
     return _layers(GroupedLinear, call, records, tensors, save)
 
 
@@ -651,7 +652,7 @@ def experts(
     records = recorded(0, *tensors)
     if records is None and overridden(*tensors):
         return _as_leaf("experts", tensors, *tensors, kind, gate=gate, save=save)
-    call = call_of(experts_call, "experts", kind, gate, selection.current())
+    call = call_of("experts", kind, 0, gate)
     return _layers(Experts, call, records, tensors, save)
 
 
@@ -660,43 +661,23 @@ def _gemm(op: str, a: Tensor, b: Tensor, bias: Tensor | None, activation: Activa
     if is_dynamo_compiling() and (traced := _traced(op, tensors, activation, save=save)) is not None:
         return traced
     records = recorded(2, a, b, bias)
-    call = call_of(activation_call, op, activation, selection.current())
+    call = call_of(op, activation)
     if records is None and overridden(a, b, bias):
         return _as_leaf(op, tensors, a, b, bias, activation, save=save)
     return _layers(functions.Gemm, call, records, tensors, save)
 
-
-_ARGUMENTS = {
-    "activation": ("input",),
-    "gated_activation": ("input",),
-    "gated_product": ("value", "gate"),
-    "gated_linear": ("input", "weight_value", "weight_gate", "bias_value", "bias_gate"),
-    "lerp": ("start", "end", "weight"),
-    "prelu": ("input", "weight"),
-    "xielu": ("input", "alpha_p", "alpha_n"),
-    "matmul_bias_activation": ("a", "b", "bias"),
-    "linear": ("input", "weight", "bias"),
-    **BLOCK_ARGUMENTS,
-    "grouped_linear": ("input", "weight", "bias", "offsets"),
-    "experts": EXPERTS_ARGUMENTS,
-}
-"""What callers know the tensors of a function as."""
 
 _OPERATORS = {operator.name: operator.overload for operator in ops.OPERATORS}
 
 
 @constant_to_dynamo  # which would check each row of the tables again at each call
 def _row(op: str, kind: str) -> tuple[str, tuple[float, ...], tuple[int, ...]] | None:
-    """A kind's name and parameters, and the places of an operation's biases; None for no kind."""
+    """A kind's name and parameters, and the places of optional tensors; None for no kind."""
     try:
-        found: Gated | Activation
-        if op == "experts":
-            found = either_of(op, kind)
-        else:
-            found = (gated_of if op.startswith("gated") else activation_of)(op, kind)
+        found = kind_of(op, kind)
     except errors.InvalidProblemError:
         return None
-    return found.name, arguments_of(found), tuple([i for i, name in enumerate(_ARGUMENTS[op]) if "bias" in name])
+    return found.name, arguments_of(found), tuple([i for i, tensor in enumerate(OPS[op].inputs) if tensor.optional])
 
 
 def _traced(
@@ -743,7 +724,7 @@ def _elementwise(
         result: Tensor = function.record(loader.core(), call, *tensors)
         return result
     if records is None:
-        arguments = dict(zip(_ARGUMENTS[call.op], tensors, strict=True))
+        arguments = dict(zip(OPS[call.op].tensors, tensors, strict=True))
         if call.parameters and call.op == "lerp":
             del arguments["weight"]
         require_tensors(call.op, **arguments)
@@ -763,9 +744,10 @@ def _layers(
     """What layers give."""
     if records is None:
         refuse_tracing(call.op, tensors)
-        require_tensors(call.op, **dict(zip(_ARGUMENTS[call.op], tensors, strict=True)))
+        require_tensors(call.op, **dict(zip(OPS[call.op].tensors, tensors, strict=True)))
         saved = _save(call.op, save, tensors)
-        out: Tensor = ops.call(call.op, *tensors, call.kind, save=saved, **layer_options(call))[0]
+        positional, options = operator_arguments(call, tensors)
+        out: Tensor = ops.call(call.op, *positional, save=saved, **options)[0]
         return out
     keep = function.kept(call, save)
     if records:
@@ -783,23 +765,6 @@ def _layers(
     return computed
 
 
-_FUNCTIONS: dict[str, Callable[..., Tensor]] = {
-    "matmul_bias_activation": matmul_bias_activation,
-    "linear": linear,
-    "activation": activation,
-    "gated_activation": gated_activation,
-    "gated_product": gated_product,
-    "gated_linear": gated_linear,
-    "lerp": lerp,
-    "prelu": prelu,
-    "xielu": xielu,
-    "mlp": mlp,
-    "gated_mlp": gated_mlp,
-    "grouped_linear": grouped_linear,
-    "experts": experts,
-}
-
-
 _ACTIVATIONS = (nn.Module, types.FunctionType, types.BuiltinFunctionType)
 
 
@@ -807,7 +772,7 @@ def _as_leaf(op: str, relevant: Iterable[Any], *arguments: Any, **options: Any) 
     """Hand a function to what stands for its tensors: `torch.fx` records it as one call."""
     # torch.fx records kinds, but no modules and functions among the arguments
     recorded = [activation_of(op, each) if isinstance(each, _ACTIVATIONS) else each for each in arguments]
-    out: Tensor = handle_torch_function(_FUNCTIONS[op], relevant, *recorded, **options)
+    out: Tensor = handle_torch_function(globals()[op], relevant, *recorded, **options)
     return out
 
 

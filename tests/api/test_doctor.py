@@ -155,7 +155,7 @@ def test_plans_tell_what_would_run_for_every_operation(op: str, capsys: pytest.C
     assert list(plans) == [op, f"{op}_backward"]
     for name, facts in plans.items():
         assert facts["sku"]["op"] == name and facts["sku"]["dtype"] == "bfloat16" and facts["sku"]["kernel"]
-        assert (facts["inputs"], facts["outputs"]) == (tables.OPS[name]["inputs"], tables.OPS[name]["outputs"])
+        assert (facts["inputs"], facts["outputs"]) == (list(tables.OPS[name].tensors), list(tables.OPS[name].results))
     assert cli.main(["plans", "--problem", problem]) == 0
     assert f"{op}_backward: kernel" in capsys.readouterr().out
 

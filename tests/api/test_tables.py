@@ -136,7 +136,9 @@ def test_the_header_documents_every_op_with_its_arguments(tables: dict[str, Any]
     for row in tables["ops"]:
         line = re.search(rf"^ \*   {row['name']} +((?:.*\\\n)*.*)$", HEADER, re.MULTILINE)
         assert line, f"{row['name']} is not in epigrad.h"
-        assert re.findall(r"[a-z_][a-z_0-9]*", line.group(1)) == [*row["inputs"], *row["outputs"]]
+        assert re.findall(r"[a-z_][a-z_0-9]*", line.group(1)) == [
+            argument["name"] for argument in (*row["inputs"], *row["outputs"])
+        ]
     documented = re.findall(r"^ \*   ([a-z_]+) ", HEADER, re.MULTILINE)
     assert set(documented) - {"op"} == {row["name"] for row in tables["ops"]}
 
@@ -147,12 +149,12 @@ def test_the_header_lists_every_dtype(tables: dict[str, Any]) -> None:
 
 
 def test_python_functions_pair_with_the_ops(tables: dict[str, Any]) -> None:
-    ops = {row["name"]: row for row in tables["ops"]}
+    ops = tables_module.OPS
     for module in (forward, backward):
         for name in module.__all__:
             parameters = inspect.signature(getattr(module, name)).parameters
             assert name in ops, name
-            assert [given for given in parameters if given in ops[name]["inputs"]] == ops[name]["inputs"]
+            assert [given for given in parameters if given in ops[name].tensors] == list(ops[name].tensors)
     unpaired = set(ops) - set(forward.__all__) - set(backward.__all__)
     assert not unpaired, "an op without a Python function"
     for name in forward.__all__:
@@ -174,7 +176,7 @@ def test_plan_tensor_names_are_the_ops() -> None:
         with pytest.raises(TypeError) as caught:
             made.run(colour=torch.ones(1))
         assert all(re.search(rf"\b{name}\b", str(caught.value)) for name in names.split())
-        assert set(names.split()) <= {*ops[made.sku.op]["inputs"], *ops[made.sku.op]["outputs"]}
+        assert set(names.split()) <= {*ops[made.sku.op].tensors, *ops[made.sku.op].results}
 
 
 _GEMM_BACKWARD = "bias=None, activation='none', *, preactivation=None, output=None, " + (

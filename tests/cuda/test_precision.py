@@ -53,7 +53,7 @@ def test_tf32_follows_pytorchs_setting() -> None:
         assert (relative_error(grad_b, a.T, a) > COARSE) == allowed
 
 
-MULTIPLYING = [name for name, row in tables.OPS.items() if row["multiplies"] and not name.endswith("_backward")]
+MULTIPLYING = [name for name, row in tables.OPS.items() if row.multiplies and not name.endswith("_backward")]
 SIZE, GROUPS = 512, 2
 
 

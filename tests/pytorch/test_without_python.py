@@ -33,7 +33,6 @@ from tests.support.devices import on_devices
 from tests.support.layouts import assert_same_bits
 from tests.support.operators import FUNCTIONS, NAMES, each_function
 from tests.support.processes import run_script
-from tests.support.repository import ROOT
 from tests.support.tiers import nightly, thorough
 
 PACKAGE = str(Path(epigrad.__file__).parent)
@@ -48,13 +47,6 @@ def _fresh_compiler() -> Iterator[None]:
     torch._dynamo.reset()
     yield
     torch._dynamo.reset()
-
-
-def test_c_has_the_schemas_of_the_operators() -> None:
-    text = (ROOT / "cbridge" / "torch" / "operators.h").read_text()
-    rows = re.findall(r'^OPERATOR\((\w+),((?:\s*"[^"]*")+)\)$', text, re.M)
-    schemas = {name: "".join(re.findall(r'"([^"]*)"', literals)) for name, literals in rows}
-    assert schemas == {operator.name: operator.schema for operator in ops.OPERATORS}
 
 
 def test_the_loaded_core_has_given_every_operator_its_kernels() -> None:

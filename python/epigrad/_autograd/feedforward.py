@@ -15,17 +15,6 @@ from epigrad._autograd import formulas
 from epigrad._autograd.functions import RECOMPUTE, Needs, Problem, WithPreactivation, lies_transposed
 from epigrad._core.call import Call
 from epigrad._core.launcher import Launcher, Tensors
-from epigrad._core.tables import GATED_KINDS
-
-BLOCK_ARGUMENTS = {
-    "mlp": ("input", "weight1", "bias1", "weight2", "bias2"),
-    "gated_mlp": ("input", "weight_in", "bias_in", "weight_out", "bias_out"),
-}
-"""The argument names of each block, for errors."""
-
-
-def _is_gated(call: Call) -> bool:
-    return call.kind in GATED_KINDS
 
 
 def slope_needs_preactivation(call: Call) -> bool:
@@ -35,7 +24,7 @@ def slope_needs_preactivation(call: Call) -> bool:
 
 def hidden_of(call: Call, preactivation: Tensor) -> Tensor:
     """The hidden activation as differentiable operations, unrounded."""
-    if not _is_gated(call):
+    if not call.is_gated:
         return formulas.unrounded(call.activation, preactivation)
     value, gate = formulas.split_gate(preactivation, -1, call.gate)
     return formulas.gated_unrounded(call.gated, value, gate)
@@ -43,7 +32,7 @@ def hidden_of(call: Call, preactivation: Tensor) -> Tensor:
 
 def grad_of_hidden(call: Call, grad: Tensor, preactivation: Tensor | None) -> Tensor:
     """The gradient to the preactivation from that to the hidden activation, unrounded."""
-    if not _is_gated(call):
+    if not call.is_gated:
         return formulas.grad_preactivation(call.activation, grad, preactivation, None)
     assert preactivation is not None
     value, gate = formulas.split_gate(preactivation, -1, call.gate)
@@ -63,7 +52,7 @@ def block_formula(
 
 @dataclass(slots=True)
 class FeedForwardProblem(Problem):
-    """Backward of a block, of grad_output, the five of `BLOCK_ARGUMENTS`, and preactivation."""
+    """Backward of a block, of grad_output, the block's five tensors, and preactivation."""
 
     def formula(self, needs: Needs, *tensors: Tensor | None, grad_hidden: Tensor | None = None) -> Tensors:
         grad, input, weight1, bias1, weight2, _, preactivation = tensors

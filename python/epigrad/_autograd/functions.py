@@ -29,7 +29,7 @@ from epigrad._autograd.main_grad import Sinks, accumulated, add_lock, delivered,
 from epigrad._core.call import Call
 from epigrad._core.checks import PLAIN_OR_NONE, check_save
 from epigrad._core.launcher import DISPATCHER, Launcher, Tensors, factor_of
-from epigrad._core.tables import ACTIVATIONS
+from epigrad._core.tables import ACTIVATIONS, OPS
 from epigrad._core.torch_state import transforms_active
 
 # What forward keeps for the derivative of the activation.
@@ -68,7 +68,8 @@ class Problem(ABC):
     @property
     def gradient_shapes(self) -> tuple[Any, ...]:
         """The shapes of the gradients, None for one that cannot exist."""
-        return self.shapes
+        # the first tensor is grad_output, which has no shape here
+        return tuple([self.shapes[place - 1] for place in OPS[self.call.op + "_backward"].gradients])
 
     def run(self, needs: Needs, *tensors: Tensor | None) -> Tensors:
         """The gradients by the fused kernels."""
@@ -175,29 +176,40 @@ class WithPreactivation(Fused):
     def kept(call: Call, save: str) -> int:
         """What forward keeps for the derivative of the activation, in a save mode."""
         check_save(call.op, save)
+        keeps = OPS[call.op].keeps
+        if keeps != "hidden" and call.kind == "none":
+            return NOTHING
+        if keeps == "output" and save == "auto" and ACTIVATIONS[call.kind or "none"].from_output:
+            return OUTPUT
         return RECOMPUTE if save == "recompute" else PREACTIVATION
 
     @staticmethod
     def backward(ctx: Any, grad_output: Tensor | None, grad_hidden: Tensor | None) -> tuple[Any, ...]:
-        return WithPreactivation.gradients(ctx, ctx.needs_input_grad[3:], grad_output, grad_hidden)
+        needs, places = ctx.needs_input_grad[3:], OPS[ctx.problem.call.op + "_backward"].gradients
+        if len(places) == len(needs):
+            return (None, None, None, *WithPreactivation.gradients(ctx, needs, grad_output, grad_hidden))
+        # A tensor of integers has no gradient.
+        real = tuple([needs[place - 1] for place in places])
+        found = dict(zip(places, WithPreactivation.gradients(ctx, real, grad_output, grad_hidden), strict=True))
+        return (None, None, None, *[found.get(place + 1) for place in range(len(needs))])
 
     @staticmethod
-    def gradients(ctx: Any, needs: Needs, grad_output: Tensor | None, grad_hidden: Tensor | None) -> tuple[Any, ...]:
-        """What `backward` returns, with these needs of the tensors that have gradients."""
+    def gradients(ctx: Any, needs: Needs, grad_output: Tensor | None, grad_hidden: Tensor | None) -> Tensors:
+        """The gradients of the tensors that have some, with these needs."""
         needs = asked(ctx, needs)
         grads: Tensors = (None,) * len(needs)
         sinks: Sinks | None = getattr(ctx, "sinks", None)
         if sinks is not None:
             sinks = accumulated(sinks, needs)
         if sinks is not None and grad_output is not None and grad_hidden is None and not torch.is_grad_enabled():
-            return (None, None, None, *_into_sinks(ctx.problem, sinks, needs, grad_output, *ctx.saved_tensors))
+            return _into_sinks(ctx.problem, sinks, needs, grad_output, *ctx.saved_tensors)
         if sinks is not None:
             refuse_graph(ctx.problem.call.op, sinks, needs)
         if grad_hidden is not None:
             grads = ctx.problem.formula(needs, grad_output, *ctx.saved_tensors, grad_hidden=grad_hidden)
         elif grad_output is not None:
             grads = differentiate(ctx.problem, needs, grad_output, *ctx.saved_tensors)
-        return (None, None, None, *grads)
+        return grads
 
 
 def _into_sinks(problem: Problem, sinks: Sinks, needs: Needs, *tensors: Tensor | None) -> Tensors:
@@ -232,16 +244,6 @@ class GemmProblem(Problem):
 
 class Gemm(WithPreactivation):
     """``act(a @ b + bias)``; with op ``"linear"``, b is a weight ``[N, K]``."""
-
-    @staticmethod
-    def kept(call: Call, save: str) -> int:
-        check_save(call.op, save)
-        assert call.kind is not None
-        if call.kind == "none":
-            return NOTHING
-        if save == "auto" and ACTIVATIONS[call.kind].from_output:
-            return OUTPUT
-        return RECOMPUTE if save == "recompute" else PREACTIVATION
 
     @staticmethod
     def forward(ctx: Any, core: Launcher, call: Call, keep: int, a: Tensor, b: Tensor, bias: Tensor | None) -> Tensors:

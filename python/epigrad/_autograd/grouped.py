@@ -22,7 +22,6 @@ from epigrad import errors
 from epigrad._autograd import formulas
 from epigrad._autograd.feedforward import grad_of_hidden, hidden_of, slope_needs_preactivation
 from epigrad._autograd.functions import (
-    NOTHING,
     PREACTIVATION,
     RECOMPUTE,
     Needs,
@@ -31,11 +30,8 @@ from epigrad._autograd.functions import (
     lies_transposed,
 )
 from epigrad._core.call import Call
-from epigrad._core.checks import PLAIN, check_save
+from epigrad._core.checks import PLAIN
 from epigrad._core.launcher import Launcher, Tensors
-
-EXPERTS_ARGUMENTS = ("input", "index", "scale", "weight_in", "bias_in", "weight_out", "bias_out")
-"""The argument names of `experts`, for errors."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,20 +134,9 @@ class GroupedLinearProblem(Problem):
             groups.sums(total).to(dtype) if needs[2] and self.shapes[2] is not None else None,
         )
 
-    @property
-    def gradient_shapes(self) -> tuple[Any, ...]:
-        return self.shapes[:3]
-
 
 class GroupedLinear(WithPreactivation):
     """The layer as one function; the preactivation is its hidden second output."""
-
-    @staticmethod
-    def kept(call: Call, save: str) -> int:
-        check_save(call.op, save)
-        if call.kind == "none":
-            return NOTHING
-        return RECOMPUTE if save == "recompute" else PREACTIVATION
 
     @staticmethod
     def forward(
@@ -179,21 +164,9 @@ class GroupedLinear(WithPreactivation):
         ctx.set_materialize_grads(False)
         return out, preactivation
 
-    @staticmethod
-    def backward(ctx: Any, grad_output: Tensor | None, grad_hidden: Tensor | None) -> tuple[Any, ...]:
-        return _without_gradient(ctx, grad_output, grad_hidden, place=3)
-
 
 def _shapes(*tensors: Tensor | None) -> tuple[Any, ...]:
     return tuple([None if tensor is None else tensor.shape for tensor in tensors])
-
-
-def _without_gradient(ctx: Any, grad_output: Tensor | None, grad_hidden: Tensor | None, place: int) -> tuple[Any, ...]:
-    """`WithPreactivation.backward` where one tensor, of integers, has no gradient."""
-    needs = ctx.needs_input_grad[3:]
-    real = (*needs[:place], *needs[place + 1 :])
-    _, _, _, *grads = WithPreactivation.gradients(ctx, real, grad_output, grad_hidden)
-    return (None, None, None, *grads[:place], None, *grads[place:])
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,10 +234,6 @@ def experts_formula(
 @dataclass(slots=True)
 class ExpertsProblem(Problem):
     """Backward of the mixture, of grad_output, its seven tensors, and preactivation."""
-
-    @property
-    def gradient_shapes(self) -> tuple[Any, ...]:
-        return (self.shapes[0], *self.shapes[2:])
 
     def formula(self, needs: Needs, *tensors: Tensor | None, grad_hidden: Tensor | None = None) -> Tensors:
         grad, input, index, scale, weight_in, bias_in, weight_out, bias_out, preactivation = tensors
@@ -357,10 +326,6 @@ class Experts(WithPreactivation):
         )
         ctx.set_materialize_grads(False)
         return out, preactivation
-
-    @staticmethod
-    def backward(ctx: Any, grad_output: Tensor | None, grad_hidden: Tensor | None) -> tuple[Any, ...]:
-        return _without_gradient(ctx, grad_output, grad_hidden, place=1)
 
 
 def check_offsets(op: str, offsets: Tensor, rows: int) -> None:

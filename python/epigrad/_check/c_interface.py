@@ -93,8 +93,8 @@ class Prepared:
         without_memory: torch.device = _CPU,
     ) -> None:
         row = tables.OPS[op]
-        self._given = [*inputs, *[None] * (len(row["inputs"]) - len(inputs))]
-        self._wanted = [*outputs, *[None] * (len(row["outputs"]) - len(outputs))]
+        self._given = [*inputs, *[None] * (len(row.tensors) - len(inputs))]
+        self._wanted = [*outputs, *[None] * (len(row.results) - len(outputs))]
         kind = problem.kind_object
         numbers = [number] if number is not None else list(arguments_of(kind)) if kind is not None else []
         backend = selection.current()
@@ -220,12 +220,12 @@ def plans(problem: Problem, device: torch.device) -> dict[str, dict[str, Any]]:
     number = 0.5 if problem.op == "lerp" and "weight" not in given else None
     found = {}
     for op in (problem.op, f"{problem.op}_backward"):
-        inputs = [given.get(name) for name in tables.OPS[op]["inputs"]]
+        inputs = [given.get(name) for name in tables.OPS[op].tensors]
         prepared = Prepared(problem, op, inputs, [], number, without_memory=device)
         found[op] = prepared.plan()
-        if "preactivation" in tables.OPS[op]["outputs"]:
+        if "preactivation" in tables.OPS[op].results:
             prepared.workspace_size()
-            shape = prepared.shapes[tables.OPS[op]["outputs"].index("preactivation")]
+            shape = prepared.shapes[tables.OPS[op].results.index("preactivation")]
             if shape is not None:
                 given["preactivation"] = empty(shape, problem.torch_dtype)
     return found

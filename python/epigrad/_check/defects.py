@@ -241,7 +241,7 @@ def _workspace(call: Call) -> bool:
 def _buffer(call: Call) -> bool:
     """A size of a buffer that is less than shape and strides reach."""
     row = tables.OPS[f"{call.problem.op}_backward" if call.is_backward else call.problem.op]
-    tensors = [*map(call.tensors.get, row["inputs"]), *map(call.outputs.get, row["outputs"])]
+    tensors = [*map(call.tensors.get, row.tensors), *map(call.outputs.get, row.results)]
     places = [(place, t) for place, t in enumerate(tensors) if isinstance(t, Tensor) and t.numel()]
     if not places:
         return False

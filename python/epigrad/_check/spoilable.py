@@ -106,8 +106,8 @@ class Call:
         op = f"{self.problem.op}_backward" if self.is_backward else self.problem.op
         row = tables.OPS[op]
         number = next((each for each in self.tensors.values() if isinstance(each, float)), None)
-        given = [None if isinstance(each, float) else each for each in map(self.tensors.get, row["inputs"])]
-        wanted = list(map(self.outputs.get, row["outputs"]))
+        given = [None if isinstance(each, float) else each for each in map(self.tensors.get, row.tensors)]
+        wanted = list(map(self.outputs.get, row.results))
         prepared = c_interface.Prepared(self.problem, op, given, wanted, number)
         for name, value in {**self.options, **self.fields}.items():
             prepared.change(name, value)

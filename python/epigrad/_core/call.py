@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 from torch.compiler import is_dynamo_compiling
 
 from epigrad import errors
-from epigrad._core import invariance
-from epigrad._core.tables import OPS
+from epigrad._core import invariance, selection
+from epigrad._core.tables import GATED_KINDS, OPS
 from epigrad._core.values import immutable
 from epigrad.kinds import Activation, ActivationLike, Gated, activation_of, arguments_of, either_of, gated_of
 
@@ -19,9 +19,6 @@ GATE_NAMES = ("second", "first", "odd", "even")
 """Where the gates are: the second half, the first, or every other one; in epigrad.h's order."""
 
 _PLACES = {name: place for place, name in enumerate(GATE_NAMES)}
-
-
-_PRODUCTS = frozenset(name for name, row in OPS.items() if row["multiplies"])
 
 
 class _Fields(NamedTuple):
@@ -62,7 +59,12 @@ class Call(_Fields):
     @functools.cached_property
     def as_batch_invariant(self) -> Call:
         """The same call, with bits of rows that do not depend on other rows."""
-        return self._replace(batch_invariant=True) if self.op in _PRODUCTS else self
+        return self._replace(batch_invariant=True) if OPS[self.op].multiplies else self
+
+    @property
+    def is_gated(self) -> bool:
+        """Whether its kind is a gated one."""
+        return self.kind in GATED_KINDS
 
     @property
     def activation(self) -> Activation:
@@ -77,38 +79,38 @@ class Call(_Fields):
         return Gated.of(self.op, self.kind, self.parameters)
 
 
-def activation_call(op: str, activation: ActivationLike, backend: str | None) -> Call:
-    """The call of an operation with the activation that a caller means."""
-    act = activation_of(op, activation)
-    return Call(op, act.name, arguments_of(act), 0, 0, False, backend)
+_LOOKUPS: dict[str, Callable[[str, Any], Activation | Gated]] = {
+    "activation": activation_of,
+    "gated": gated_of,
+    "either": either_of,
+}
 
 
-def gated_call(op: str, kind: str | Gated, dim: int, gate: str, backend: str | None) -> Call:
-    """The call of an operation with the gated kind that a caller means."""
-    gated = gated_of(op, kind)
-    return Call(op, gated.name, arguments_of(gated), dim_index(op, dim), gate_place(op, gate), False, backend)
+def kind_of(op: str, kind: ActivationLike | Gated) -> Activation | Gated:
+    """The kind that a caller of an operation means."""
+    return _LOOKUPS[OPS[op].kinds](op, kind)
 
 
-def experts_call(op: str, kind: ActivationLike | Gated, gate: str, backend: str | None) -> Call:
-    """The call of an operation with a gated kind or an activation that a caller means."""
-    found = either_of(op, kind)
-    return Call(op, found.name, arguments_of(found), 0, gate_place(op, gate), False, backend)
+def make_call(op: str, kind: ActivationLike | Gated, dim: int, gate: str, backend: str | None) -> Call:
+    """The call of an operation with the kind that a caller means."""
+    found = kind_of(op, kind)
+    return Call(op, found.name, arguments_of(found), dim_index(op, dim), gate_place(op, gate), False, backend)
 
 
-_quick = {make: functools.lru_cache(maxsize=1024)(make) for make in (activation_call, gated_call, experts_call)}
+_quick = functools.lru_cache(maxsize=1024)(make_call)
 
 
-def call_of(make: Callable[..., Call], *arguments: Any) -> Call:
-    """`activation_call` or one like it, which give one call for equal arguments, in the mode that
-    this thread is in.
-    """
-    if is_dynamo_compiling() or callable(arguments[1]):  # a module, which may change between calls
-        call = make(*arguments)
+def call_of(op: str, kind: ActivationLike | Gated, dim: int = 0, gate: str = "second") -> Call:
+    """`make_call` on the backend and in the mode that this thread is in. Equal arguments give one
+    call."""
+    arguments = (op, kind, dim, gate, selection.current())
+    if is_dynamo_compiling() or callable(kind):  # a module, which may change between calls
+        call = make_call(*arguments)
     else:
         try:
-            call = _quick[make](*arguments)
+            call = _quick(*arguments)
         except TypeError:  # what cannot be hashed is no name: the error says so
-            call = make(*arguments)
+            call = make_call(*arguments)
     return call.as_batch_invariant if invariance.is_on() else call
 
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from epigrad._core.call import GATE_NAMES, Call
+from epigrad._core.tables import OPS
 from epigrad._core.torch_state import is_dynamo_compiling, is_exported_to_onnx, is_traced
 
 Tensors = tuple[Tensor | None, ...]
@@ -56,102 +57,32 @@ def overload(name: str) -> Any:
     return getattr(torch.ops.epigrad, name).default
 
 
-def options_of(call: Call) -> dict[str, Any]:
-    """What operators take of a call by keyword: its backend, and what it has besides."""
-    options: dict[str, Any] = {"backend": call.backend}
-    if call.parameters:
-        options["parameters"] = call.parameters
-    if call.batch_invariant:
-        options["batch_invariant"] = True
-    return options
-
-
-def _gemm_backward(call: Call, inputs: Tensors, needs: tuple[bool, ...]) -> Tensors:
-    grad, a, b, bias, preactivation, output = inputs
-    arguments = (grad, a, b, bias, call.kind, preactivation, output)
-    return tuple(overload(call.op)(*arguments, needs=needs, **options_of(call)))
-
-
-def _elementwise(call: Call, inputs: Tensors, needs: tuple[bool, ...]) -> Tensors:
-    out = overload(call.op)(*inputs, call.kind, **options_of(call))
-    return (out, *(None,) * (len(needs) - 1))
-
-
-def _gated_activation(call: Call, inputs: Tensors, needs: tuple[bool, ...]) -> Tensors:
-    gate = GATE_NAMES[call.gate]
-    return (overload(call.op)(*inputs, call.kind, call.dim, gate=gate, **options_of(call)),)
-
-
-def _gated_product_backward(call: Call, inputs: Tensors, needs: tuple[bool, ...]) -> Tensors:
-    return tuple(overload(call.op)(*inputs, call.kind, needs=needs, **options_of(call)))
-
-
-def _lerp(call: Call, inputs: Tensors, needs: tuple[bool, ...]) -> Tensors:
-    return (overload(call.op)(*inputs, factor=factor_of(call), backend=call.backend),)
-
-
-def _lerp_backward(call: Call, inputs: Tensors, needs: tuple[bool, ...]) -> Tensors:
-    return tuple(overload(call.op)(*inputs, factor=factor_of(call), needs=needs, backend=call.backend))
-
-
-def _learnable(call: Call, inputs: Tensors, needs: tuple[bool, ...]) -> Tensors:
-    return (overload(call.op)(*inputs, *call.parameters, backend=call.backend),)
-
-
-def _learnable_backward(call: Call, inputs: Tensors, needs: tuple[bool, ...]) -> Tensors:
-    return tuple(overload(call.op)(*inputs, *call.parameters, needs=needs, backend=call.backend))
-
-
-def _layers(call: Call, inputs: Tensors, needs: tuple[bool, ...]) -> Tensors:
-    save = "preactivation" if needs[1] else "recompute"
-    out, preactivation = overload(call.op)(*inputs, call.kind, save=save, **layer_options(call))
-    return out, preactivation if needs[1] else None
-
-
-def _block_backward(call: Call, inputs: Tensors, needs: tuple[bool, ...]) -> Tensors:
-    *operands, preactivation = inputs
-    results: Tensors = overload(call.op)(*operands, call.kind, preactivation, needs=needs, **layer_options(call))
-    return results
-
-
-def layer_options(call: Call) -> dict[str, Any]:
-    """`options_of` a product, a layer or a block, which may have a place of the gate."""
-    return options_of(call) | ({"gate": GATE_NAMES[call.gate]} if call.op.startswith(("gated_mlp", "experts")) else {})
-
-
 def factor_of(call: Call) -> float | None:
     """Lerp's weight, where it is a number."""
     return call.parameters[0] if call.parameters else None
 
 
-_CALLS: dict[str, Callable[[Call, Tensors, tuple[bool, ...]], Tensors]] = {
-    "matmul_bias_activation": _layers,
-    "linear": _layers,
-    "matmul_bias_activation_backward": _gemm_backward,
-    "linear_backward": _gemm_backward,
-    "activation": _elementwise,
-    "activation_backward": _elementwise,
-    "gated_activation": _gated_activation,
-    "gated_activation_backward": _gated_activation,
-    "gated_product": _elementwise,
-    "gated_product_backward": _gated_product_backward,
-    "lerp": _lerp,
-    "lerp_backward": _lerp_backward,
-    "prelu": _learnable,
-    "prelu_backward": _learnable_backward,
-    "xielu": _learnable,
-    "xielu_backward": _learnable_backward,
-    "gated_linear": _layers,
-    "gated_linear_backward": _block_backward,
-    "mlp": _layers,
-    "gated_mlp": _layers,
-    "mlp_backward": _block_backward,
-    "gated_mlp_backward": _block_backward,
-    "grouped_linear": _layers,
-    "grouped_linear_backward": _block_backward,
-    "experts": _layers,
-    "experts_backward": _block_backward,
-}
+def operator_arguments(call: Call, inputs: Tensors) -> tuple[list[Any], dict[str, Any]]:
+    """What the operator of a call takes by position and by keyword, but for `save` and `needs`."""
+    row = OPS[call.op]
+    pairs = list(zip(row.inputs, inputs, strict=True))
+    positional: list[Any] = [tensor for argument, tensor in pairs if not argument.kept]
+    options: dict[str, Any] = {"backend": call.backend}
+    if row.kinds:
+        positional.append(call.kind)
+        if call.parameters:
+            options["parameters"] = call.parameters
+    elif row.parameters:
+        positional += call.parameters
+    elif call.parameters:
+        options["factor"] = factor_of(call)
+    if row.splits:
+        positional.append(call.dim)
+    if row.halves:
+        options["gate"] = GATE_NAMES[call.gate]
+    if call.batch_invariant:
+        options["batch_invariant"] = True
+    return [*positional, *(tensor for argument, tensor in pairs if argument.kept)], options
 
 
 def _with_shapes(inputs: Tensors, shapes: Shapes) -> Tensors:
@@ -172,7 +103,17 @@ class Dispatcher:
         self, call: Call, inputs: Tensors, needs: tuple[bool, ...], outputs: None = None, shapes: Shapes | None = None
     ) -> Tensors:
         """As the core's own `launch`, for results that are new."""
-        return _CALLS[call.op](call, _with_shapes(inputs, shapes or ()), needs)
+        row = OPS[call.op]
+        positional, options = operator_arguments(call, _with_shapes(inputs, shapes or ()))
+        if row.keeps:
+            options["save"] = "preactivation" if needs[1] else "recompute"
+        elif len(row.gradients) > 1:
+            options["needs"] = needs
+        results = overload(call.op)(*positional, **options)
+        if row.keeps:
+            return results[0], results[1] if needs[1] else None
+        # A tensor alone is the first of the results that a call may have.
+        return tuple(results) if isinstance(results, tuple) else (results, *(None,) * (len(needs) - 1))
 
 
 DISPATCHER = Dispatcher()

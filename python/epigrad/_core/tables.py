@@ -94,6 +94,66 @@ class Preset:
     source: str
 
 
+@dataclass(frozen=True, slots=True)
+class Argument:
+    """An input or an output of an operation; go/op says what each field is."""
+
+    name: str
+    shape: str
+    optional: bool
+    types: str
+    like: str
+    kept: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """One row of the table of operations.
+
+    Attributes:
+        inputs: the tensors of a call, in order.
+        outputs: the results, in order. Of a backward those after the gradients of the inputs are no
+            results of PyTorch's operator.
+        tensors, results: the names of inputs and of outputs.
+        gradients: of a backward, the places of the inputs that the first outputs are gradients of.
+        schema: the arguments and results of PyTorch's operator.
+        keeps: what backward needs of the preactivation: nothing (``""``), the slope (``"slope"``,
+            or ``"output"`` where it may follow from the output), the hidden activation
+            (``"hidden"``).
+        kinds: ``"activation"``, ``"gated"``, ``"either"`` or ``""``.
+        default_kind: the kind that a caller may leave out, ``""`` for none.
+        parameters: the numbers of a formula of its own.
+        multiplies: whether it has a product of matrices.
+        halves: whether it has a place of the gate.
+        splits: whether it splits a dimension in halves.
+    """
+
+    name: str
+    inputs: tuple[Argument, ...]
+    outputs: tuple[Argument, ...]
+    tensors: tuple[str, ...]
+    results: tuple[str, ...]
+    gradients: tuple[int, ...]
+    schema: str
+    keeps: str
+    kinds: str
+    default_kind: str
+    parameters: tuple[Parameter, ...]
+    multiplies: bool
+    halves: bool
+    splits: bool
+
+    @property
+    def is_backward(self) -> bool:
+        """Whether it is the gradients of another."""
+        return self.name.endswith("_backward")
+
+    @property
+    def forward(self) -> str:
+        """The operation whose gradients it is, or itself."""
+        return self.name.removesuffix("_backward")
+
+
 def _read() -> dict[str, Any]:
     path = Path(__file__).with_name("tables.json")
     try:
@@ -115,10 +175,19 @@ def _row(fields: dict[str, Any]) -> dict[str, Any]:
     return row | {"parameters": tuple([_parameter(**parameter) for parameter in fields.get("parameters", ())])}
 
 
+def _operation(fields: dict[str, Any]) -> Operation:
+    inputs, outputs = (tuple([Argument(**row) for row in fields[key]]) for key in ("inputs", "outputs"))
+    tensors, results = (tuple([row.name for row in rows]) for rows in (inputs, outputs))
+    gradients = tuple([place for place, name in enumerate(tensors) if f"grad_{name}" in results])
+    parameters = tuple([_parameter(**row) for row in fields["parameters"] or ()])
+    named = {"tensors": tensors, "results": results, "gradients": gradients, "parameters": parameters}
+    return Operation(**fields | {"inputs": inputs, "outputs": outputs} | named)
+
+
 _TABLES = _read()
 ACTIVATIONS = {row["name"]: ActivationRow(**_row(row)) for row in _TABLES["activations"]}
 GATED_KINDS = {row["name"]: GatedRow(**_row(row)) for row in _TABLES["gated_kinds"]}
 PRESETS = {row["name"]: Preset(**row) for row in _TABLES["presets"]}
 DTYPES: list[dict[str, Any]] = _TABLES["dtypes"]
-OPS: dict[str, dict[str, Any]] = {row["name"]: row for row in _TABLES["ops"]}
+OPS = {row["name"]: _operation(row) for row in _TABLES["ops"]}
 VERSION: str = _TABLES["version"]

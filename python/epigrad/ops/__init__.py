@@ -6,19 +6,13 @@ operator of a function has the function's arguments. The products, the gated lay
 blocks also return the preactivation, which is empty if `save` keeps none. ``backend=None`` is the
 backend of the tensors' device.
 
-`OPERATORS` is the one table: schemas, kernels for tensors without data, gradients, rules of
-`torch.vmap` and of autocast are its rows and their methods. In reading order:
+`OPERATORS` has two for each row of the core's table of operations (go/op). In reading order:
 
-    operator     the classes of an operator, and its registration
-    gemm         ``act(a @ b + bias)``, in its two spellings
-    activation   ``act(x)``
-    gated        ``value * act(gate)``, of one tensor and of two
-    lerp         ``start + weight * (end - start)``
-    learnable    activations whose parameters are tensors
-    gated_linear the gated layer with two weights
-    feedforward  the two-layer blocks
-    grouped      layers with a weight for each group of rows, and mixtures of experts
+    operator     an operator, of its row and its rules, and its registration
+    elementwise  the rules of operations without a product
+    products     the rules of layers, blocks and mixtures of experts
     shapes       shapes of results for tensors without data
+    flops        the counts for `torch.utils.flop_counter`
     batching     helpers of the rules of `torch.vmap`
     sharding     the placements of DTensor that need no communication
     exporting    the decompositions, for exported programs
@@ -34,22 +28,15 @@ from typing import Any
 
 import torch
 
-from epigrad.ops import activation, feedforward, gated, gated_linear, gemm, grouped, learnable, lerp
+from epigrad._core.tables import OPS
+from epigrad.ops import elementwise, products
 from epigrad.ops.import_hook import after_import
 from epigrad.ops.operator import Operator, call, register
 
 __all__ = ["OPERATORS", "Operator", "call", "decompositions"]
 
-OPERATORS: tuple[Operator, ...] = (
-    *gemm.OPERATORS,
-    *activation.OPERATORS,
-    *gated.OPERATORS,
-    *lerp.OPERATORS,
-    *learnable.OPERATORS,
-    *gated_linear.OPERATORS,
-    *feedforward.OPERATORS,
-    *grouped.OPERATORS,
-)
+_RULES = products.RULES | elementwise.RULES
+OPERATORS = tuple([Operator(row, _RULES[row.forward]) for row in OPS.values()])
 
 _LIBRARY = register(OPERATORS)
 
@@ -63,7 +50,7 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
 def _count_flops() -> None:
     register_flop_formula = importlib.import_module("torch.utils.flop_counter").register_flop_formula
     for operator in OPERATORS:
-        if operator.flops is not None:
+        if operator.row.multiplies:
             register_flop_formula(getattr(torch.ops.epigrad, operator.name))(operator.flops)
 
 

@@ -1,13 +1,12 @@
-"""The classes of an operator of `torch.ops.epigrad`, and its registration.
+"""The operators of ``torch.ops.epigrad``, each made of two rows, and their registration.
 
-One `Operator` is one row: its schema and its rules for each part of PyTorch. `register` registers
-the rows; nothing is registered anywhere else.
+The row of the operation (go/op, by way of `epigrad._core.tables`) has the schema, the shapes and
+what is kept. `Rules` has what an operation needs of PyTorch besides.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,45 +14,85 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from epigrad._autograd.functions import Gradient, Problem, lies_transposed
-from epigrad._core import call as calls
+from epigrad import errors
+from epigrad._autograd.functions import PREACTIVATION, Fused, Gradient, Problem, WithPreactivation, lies_transposed
 from epigrad._core import loader
-from epigrad._core.call import Call
+from epigrad._core.call import Call, make_call
 from epigrad._core.checks import PLAIN
 from epigrad._core.launcher import COMPOSED, DISPATCHER, Launcher, Tensors, only, overload
+from epigrad._core.tables import Operation
 from epigrad._core.torch_state import transforms_active, unpack_dual
 from epigrad.kinds import Activation, Gated, either_of
-from epigrad.ops import batching, shapes
+from epigrad.ops import batching, flops, shapes
+
+Formula = Callable[..., Any]
 
 
-class Bound(ABC):
+@dataclass(frozen=True)
+class Rules:
+    """What the two operators of an operation are besides its row.
+
+    Attributes:
+        function: records the operation for autograd.
+        problem: the problem of its gradients.
+        formula: of a call and its tensors, the output, and the preactivation of one that keeps it:
+            by differentiable operations, for `torch.func` and forward mode.
+        composed: the same by operations that exporters such as ONNX know; None if `formula` is.
+        batched: the rule of `torch.vmap`, of ``info, in_dims, *arguments``; None calls each slice.
+        gradients_batched: that of the gradients.
+        casts: casts the arguments under autocast; None leaves them.
+        shapes: the shapes of the output and the preactivation, of a call and its tensors; None if
+            the row has them in symbols.
+        check: refuses tensors that the formula would take and the kernels would not.
+    """
+
+    function: type[Fused]
+    problem: type[Problem]
+    formula: Formula
+    composed: Formula | None = None
+    batched: Callable[..., Any] | None = None
+    gradients_batched: Callable[..., Any] | None = None
+    casts: Callable[..., tuple[Any, ...]] | None = None
+    shapes: Callable[..., shapes.Shapes] | None = None
+    check: Callable[[str, Mapping[str, Any]], None] | None = None
+
+
+class Bound:
     """One call of an operator, its arguments bound.
 
     Attributes:
+        row, rules: those of the operator.
+        given: the arguments by name.
+        tensors: the operands, in the core's order; results are like the first.
         call: the core's call of the function itself.
         needs: which results are wanted.
-        tensors: the operands, in the core's order; results are like the first.
     """
 
-    call: Call
-    needs: Sequence[bool] = (True,)
-    tensors: Tensors
+    def __init__(self, operator: Operator, arguments: Sequence[Any], options: dict[str, Any]) -> None:
+        self.row, self.rules = operator.row, operator.rules
+        self.given = dict(zip(operator.names, arguments, strict=False)) | options
+        self.tensors: Tensors = tuple([self.given.get(name) for name in self.row.tensors])
+        self.call = _call(self.row, self.given)
+        if self.given.get("batch_invariant"):
+            self.call = self.call.as_batch_invariant
+        self.needs: Sequence[bool] = (True,)
 
-    @abstractmethod
-    def recorded(self) -> Any:
-        """Compute on tensors that require gradients, and record the call for autograd."""
-
-    @abstractmethod
     def formula(self) -> Any:
         """Compute by differentiable PyTorch operations, for `torch.func` and forward mode."""
+        if self.rules.check is not None:
+            self.rules.check(self.row.name, self.given)
+        return self._formula(self.rules.formula)
 
-    @abstractmethod
     def composed(self) -> Any:
         """Compute by PyTorch operations that exporters such as ONNX know."""
+        return self._formula(self.rules.composed or self.rules.formula)
 
-    @abstractmethod
-    def symbolic(self) -> shapes.Shapes:
-        """The shapes of all results, computed from symbolic sizes."""
+    def _formula(self, formula: Formula) -> Any:
+        return self.returned((formula(self.call, *self.tensors),))
+
+    def recorded(self) -> Any:
+        """Compute on tensors that require gradients, and record the call for autograd."""
+        return self.rules.function.apply(DISPATCHER, self.call, *self.tensors)
 
     def returned(self, results: Tensors) -> Any:
         """The results as the schema has them: a single result is not in a tuple."""
@@ -61,30 +100,50 @@ class Bound(ABC):
 
     def kernel(self) -> Any:
         """Compute, on plain tensors."""
-        needs = tuple(self.needs)
-        return self.returned(loader.core().launch(self.call, plain(*self.tensors), needs))
+        return self.returned(loader.core().launch(self.call, plain(*self.tensors), tuple(self.needs)))
 
     def fake(self) -> Any:
         """Uninitialised results of the right shapes; sizes may be symbols."""
         return self.returned(self.new_results())
 
-    def of_one_dtype(self) -> Tensors:
-        """The operands that have the dtype of the call."""
-        return self.tensors
+    def symbolic(self) -> shapes.Shapes:
+        """The shapes of all results, computed from symbolic sizes."""
+        if self.rules.shapes is not None:
+            return self.rules.shapes(self.call, *self.tensors)
+        return shapes.from_symbols(self.row, self.tensors, self.call.is_gated)
 
     def inferred(self) -> shapes.Shapes:
         """The results' shapes, None for a result that is not needed. Validates the operands."""
-        return shapes.inferred(self.call, self.tensors, self.of_one_dtype(), self.needs, self.symbolic)
+        call = self.call.backward if self.row.is_backward else self.call
+        return shapes.inferred(call, self.row, self.tensors, self.needs, self.symbolic)
 
     def new_results(self) -> Tensors:
         """Uninitialised results, None for a result that is not needed."""
-        like = self.tensors[0]
-        assert like is not None
-        return tuple([None if shape is None else like.new_empty(shape) for shape in self.inferred()])
+        first = self.tensors[0]
+        assert first is not None
+        return tuple(
+            [
+                None if shape is None else first.new_empty(shape, dtype=self.given.get(output.like, first).dtype)
+                for shape, output in zip(self.inferred(), self.row.outputs, strict=False)
+            ]
+        )
 
 
 class Layers(Bound):
     """A call that returns its output and its preactivation, which is empty if not needed."""
+
+    def __init__(self, operator: Operator, arguments: Sequence[Any], options: dict[str, Any]) -> None:
+        super().__init__(operator, arguments, options)
+        assert issubclass(self.rules.function, WithPreactivation)
+        self.keep = self.rules.function.kept(self.call, self.given.get("save", "auto"))
+        self.needs = (True, self.keep == PREACTIVATION)
+
+    def recorded(self) -> Any:
+        return self.returned(self.rules.function.apply(DISPATCHER, self.call, self.keep, *self.tensors))
+
+    def _formula(self, formula: Formula) -> Any:
+        out, preactivation = formula(self.call, *self.tensors)
+        return self.returned((out, preactivation if self.needs[1] else None))
 
     def returned(self, results: Tensors) -> tuple[Tensor, Tensor]:
         out, preactivation = results
@@ -93,14 +152,19 @@ class Layers(Bound):
 
 
 class Gradients(Bound):
-    """A call of a backward operator. Its `Problem` computes; this class adds shape inference."""
+    """A call of a backward operator. Its `Problem` computes. Of tensors that are not needed, only
+    the shape is read."""
 
-    @abstractmethod
+    def __init__(self, operator: Operator, arguments: Sequence[Any], options: dict[str, Any]) -> None:
+        super().__init__(operator, arguments, options)
+        self.needs = self.given.get("needs", (True,) * len(self.row.gradients))
+
     def problem(self, core: Launcher) -> Problem:
         """The problem, to be computed by this core."""
+        return self.rules.problem(core, self.call, shapes.of_inputs(self.row, self.tensors))
 
     def returned(self, results: Tensors) -> Any:
-        return results
+        return results if len(self.row.gradients) > 1 else only(results)
 
     def kernel(self) -> Any:
         return self.returned(self.problem(loader.core()).run(tuple(self.needs), *plain(*self.tensors)))
@@ -108,60 +172,73 @@ class Gradients(Bound):
     def recorded(self) -> Any:
         return self.returned(Gradient.apply(self.problem(DISPATCHER), tuple(self.needs), *self.tensors))
 
-    def formula(self) -> Any:
+    def _formula(self, formula: Formula) -> Any:
         return self.returned(self.problem(DISPATCHER).formula(tuple(self.needs), *self.tensors))
 
-    def composed(self) -> Any:
-        return self.formula()
-
-    def inferred(self) -> shapes.Shapes:
-        return shapes.inferred(self.call.backward, self.tensors, self.of_one_dtype(), self.needs, self.symbolic)
-
-    def differentiated(self) -> Tensors:
-        """The operands whose gradients the results are, in order."""
-        return self.tensors[1:]
+    def symbolic(self) -> shapes.Shapes:
+        given = shapes.of_inputs(self.row, self.tensors)
+        if self.rules.shapes is None:
+            shapes.from_symbols(self.row, self.tensors, self.call.is_gated)
+        elif all(tensor is not None for tensor in self.tensors[1:]):
+            shapes.same_as_output(self.row, self.tensors, self.rules.shapes(self.call, *self.tensors[1:])[0])
+        return tuple([given[place - 1] for place in self.row.gradients])
 
     def fake(self) -> Any:
         results = self.new_results()
-        if self.call.op in _WITH_WEIGHTS:
-            operands = (*self.differentiated(), *(None,) * len(results))
-            pairs = zip(results, operands, range(len(results)), strict=False)
-            results = tuple([_as_weight(result, tensor, place) for result, tensor, place in pairs])
+        if self.row.multiplies:
+            pairs = zip(results, self.row.gradients, strict=True)
+            results = tuple([_as_weight(result, self.tensors[place], place) for result, place in pairs])
         return self.returned(results)
-
-
-_WITH_WEIGHTS = ("linear", "matmul_bias_activation", "gated_linear", "mlp", "gated_mlp", "grouped_linear", "experts")
 
 
 def _as_weight(gradient: Tensor | None, weight: Tensor | None, place: int) -> Tensor | None:
     """The gradient, in the weight's layout if that is a dense transposed matrix. PyTorch keeps the
     gradient of a parameter in that layout. cbridge/launch.c has the same rule.
     """
-    if gradient is None or weight is None or place == 0 or not lies_transposed(weight) or min(weight.shape[-2:]) < 2:
+    if gradient is None or weight is None or place == 1 or not lies_transposed(weight) or min(weight.shape[-2:]) < 2:
         return gradient
     *groups, rows, columns = weight.shape
     return gradient.new_empty((*groups, columns, rows)).mT
 
 
-@dataclass(frozen=True)
+def _call(row: Operation, given: Mapping[str, Any]) -> Call:
+    """The core's call of an operator's function."""
+    op, backend = row.forward, given.get("backend")
+    if "factor" in row.schema:
+        weight, factor = given.get("weight"), given.get("factor")
+        if (weight is None) == (factor is None):
+            both = "neither" if weight is None else "both"
+            raise errors.InvalidProblemError(f"{row.name}: weight and factor: {both}, want one of them")
+        return Call(op, None, () if factor is None else (factor,), backend=backend)
+    if not row.kinds:
+        numbers = tuple([given.get(parameter.name, parameter.default) for parameter in row.parameters])
+        return Call(op, None, numbers, backend=backend)
+    kind = given.get(kind_argument(row), row.default_kind) or "none"
+    of_gates = row.kinds == "gated" or (row.kinds == "either" and isinstance(either_of(op, kind), Gated))
+    found = (Gated if of_gates else Activation).of(op, kind, tuple(given.get("parameters", ())))
+    gate = given.get("gate", "second") if row.halves else "second"  # a tensor may be called gate
+    return make_call(op, found, given.get("dim", -1 if row.splits else 0), gate, backend)
+
+
+def kind_argument(row: Operation) -> str:
+    """What the argument of an operation's kind is called."""
+    return "activation" if row.kinds == "activation" else "kind"
+
+
 class Operator:
-    """A row.
+    """One operator.
 
     Attributes:
+        row, rules: what it is made of.
         name: after ``torch.ops.epigrad.``.
-        schema: arguments and results, in PyTorch's notation.
-        bind: takes the operator's arguments.
-        batched: the rule of `torch.vmap`, of ``info, in_dims, *arguments``; None calls each slice.
-        flops: the count for `torch.utils.flop_counter`; takes shapes in place of tensors.
-        casts: casts the arguments under autocast; None leaves them.
+        names: its arguments that may be given by position.
     """
 
-    name: str
-    schema: str
-    bind: Callable[..., Bound]
-    batched: Callable[..., Any] | None = None
-    flops: Callable[..., int] | None = None
-    casts: Callable[..., tuple[Any, ...]] | None = None
+    def __init__(self, row: Operation, rules: Rules) -> None:
+        self.row, self.rules, self.name = row, rules, row.name
+        kept = [argument.name for argument in row.inputs if argument.kept]
+        between = [kind_argument(row)] * bool(row.kinds) + ["dim"] * row.splits + [p.name for p in row.parameters]
+        self.names = (*[name for name in row.tensors if name not in kept], *between, *kept)
 
     @property
     def overload(self) -> Any:
@@ -179,42 +256,25 @@ class Operator:
         """The operator as PyTorch's own operations."""
         return self.bound(*arguments, **options).composed()
 
-    def bound(self, *arguments: Any, batch_invariant: bool = False, **options: Any) -> Bound:
+    def bound(self, *arguments: Any, **options: Any) -> Bound:
         """Bind the arguments of a call."""
-        bound = self.bind(*arguments, **options)
-        if batch_invariant:
-            bound.call = bound.call.as_batch_invariant
-        return bound
+        bound = Gradients if self.row.is_backward else Layers if self.row.keeps else Bound
+        return bound(self, arguments, options)
+
+    def flops(self, *arguments: Any, **options: Any) -> int:
+        """The count for `torch.utils.flop_counter`, which gives shapes in place of tensors."""
+        return flops.count(self.row, dict(zip(self.names, arguments, strict=False)) | options)
+
+    @property
+    def batched(self) -> Callable[..., Any]:
+        """The rule of `torch.vmap`."""
+        rule = self.rules.gradients_batched if self.row.is_backward else self.rules.batched
+        return rule or batching.slice_by_slice(self.overload)
 
 
 def call(name: str, *arguments: Any, **options: Any) -> Any:
     """Call an operator of this package by its name."""
     return overload(name)(*arguments, **options)
-
-
-PRODUCT_OPTIONS = "str? backend=None, bool batch_invariant=False"
-"""The last arguments of operators with a product."""
-
-PARAMETERS = "float[] parameters=[]"
-"""The parameters of a kind in a schema: all of them, or none for the defaults."""
-
-
-def activation_call(op: str, activation: str | None, parameters: Sequence[float], backend: str | None) -> Call:
-    """The core's call of an operator with an activation."""
-    return calls.activation_call(op, Activation.of(op, activation or "none", tuple(parameters)), backend)
-
-
-def gated_call(
-    op: str, kind: str, parameters: Sequence[float], backend: str | None, dim: int = 0, gate: str = "second"
-) -> Call:
-    """The core's call of an operator with a gated kind."""
-    return calls.gated_call(op, Gated.of(op, kind, tuple(parameters)), dim, gate, backend)
-
-
-def experts_call(op: str, kind: str, parameters: Sequence[float], backend: str | None, gate: str) -> Call:
-    """The core's call of an operator with a gated kind or an activation."""
-    named = Gated if isinstance(either_of(op, kind), Gated) else Activation
-    return calls.experts_call(op, named.of(op, kind, tuple(parameters)), gate, backend)
 
 
 def plain(*tensors: Tensor | None) -> Tensors:
@@ -245,16 +305,15 @@ def register(operators: Iterable[Operator]) -> Any:
         COMPOSED[name] = operator.decomposed
         for spelling in (name, f"_{name}"):
             if not torch._C._dispatch_has_kernel(f"epigrad::{spelling}"):  # libepigrad.so defines them too
-                defined.define(spelling + operator.schema, tags=tags)
+                defined.define(spelling + operator.row.schema, tags=tags)
             defined.impl(spelling, _calls(operator, "kernel"), "CompositeExplicitAutograd")
             torch.library.register_fake(f"epigrad::{spelling}", _calls(operator, "fake"), lib=defined)
         defined.impl(name, _above_autograd(operator), "Autograd")
         defined.impl(f"_{name}", torch.library.fallthrough_kernel, "Autograd")
-        rule = operator.batched or batching.slice_by_slice(operator.overload)
-        torch.library.register_vmap(f"epigrad::{name}", rule, lib=defined)
-        if operator.casts is not None:
+        torch.library.register_vmap(f"epigrad::{name}", operator.batched, lib=defined)
+        if operator.rules.casts is not None and not operator.row.is_backward:
             for key in ("AutocastCPU", "AutocastCUDA"):
-                defined.impl(name, _under_autocast(operator.casts, operator.overload, key), key)
+                defined.impl(name, _under_autocast(operator.rules.casts, operator.overload, key), key)
     return defined
 
 

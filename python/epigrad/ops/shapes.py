@@ -5,6 +5,7 @@ A symbol is a size that `torch.compile` or `torch.export` leaves open. The core 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -15,6 +16,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from epigrad import errors
 from epigrad._core import loader
 from epigrad._core.call import Call
+from epigrad._core.tables import OPS, Argument, Operation
 
 Shape = Sequence[Any]
 Shapes = tuple[Shape | None, ...]
@@ -22,8 +24,8 @@ Shapes = tuple[Shape | None, ...]
 
 def inferred(
     call: Call,
+    row: Operation,
     tensors: Sequence[Tensor | None],
-    of_one_dtype: Sequence[Tensor | None],
     needs: Sequence[bool],
     symbolic: Callable[[], Shapes],
 ) -> Shapes:
@@ -37,12 +39,19 @@ def inferred(
         with _disable_current_modes(), torch._C._DisableFuncTorch():
             ghosts = tuple([None if t is None else _ghost(t) for t in tensors])
             return core.infer(_with_numbers(call), ghosts, tuple(needs))[0]
-    dtypes = [t.dtype for t in of_one_dtype if t is not None]
-    for dtype in dtypes:
-        if dtype != dtypes[0]:
-            raise errors.DTypeError(f"{op}: {dtype} and {dtypes[0]}, want one dtype")
+    _one_dtype(row, tensors)
     shapes = symbolic()
     return tuple([shape if need else None for shape, need in zip(shapes, needs, strict=True)])
+
+
+def _one_dtype(row: Operation, tensors: Sequence[Tensor | None]) -> None:
+    """Refuse a second dtype, but of indices, and of what may be float32 beside half types."""
+    given = [(argument, t.dtype) for argument, t in zip(row.inputs, tensors, strict=True) if t is not None]
+    first = given[0][1]
+    for argument, dtype in given:
+        wider = argument.types == "wider" and dtype == torch.float32 and first.itemsize == 2
+        if dtype != first and not wider and argument.types in ("call", "wider"):
+            raise errors.DTypeError(f"{row.name}: {dtype} and {first}, want one dtype")
 
 
 def _with_numbers(call: Call) -> Call:
@@ -101,27 +110,97 @@ def half(op: str, what: str, size: Any) -> Any:
     return size // 2
 
 
-def gemm(op: str, a: Shape, b: Shape, bias: Shape | None) -> Shape:
-    """The shape of ``a @ b + bias``, where b is a weight ``[N, K]`` if op is ``"linear"``."""
-    if op.startswith("linear"):
-        if len(b) != 2 or not len(a):
+Sizes = dict[str, Any]
+"""The size of each symbol of a row; that of ``...`` is a shape."""
+
+
+def sizes_of(row: Operation, shapes: Sequence[Shape | None], gated: bool) -> Sizes:
+    """The sizes of the symbols in a row's shapes. Each has to be the same in all of them."""
+    sizes: Sizes = {}
+    for argument, shape in zip(row.inputs, shapes, strict=True):
+        if shape is not None and argument.shape:
+            _bind(row.name, argument, shape, gated, sizes)
+    return sizes
+
+
+def _bind(op: str, argument: Argument, shape: Shape, gated: bool, sizes: Sizes) -> None:
+    parts = _parts(argument)
+    if parts[0] == "...":
+        parts = parts[1:]
+        if len(shape) < len(parts):
             raise errors.InvalidProblemError(
-                f"{op}: input and weight: got {len(a)} and {len(b)} dimensions, want shapes [..., K] and [N, K]"
+                f"{op}: {argument.name}: {len(shape)} dimensions, want at least {len(parts)}"
             )
-        same(op, "features", a[-1], b[1])
-        columns, out = b[0], (*a[:-1], b[0])
-    else:
-        if not len(a) or not len(b):
-            raise errors.InvalidProblemError(
-                f"{op}: a and b: got a scalar, want a of shape [..., M, K] or [K] and b of shape [..., K, N] or [K]"
-            )
-        same(op, "k", a[-1], b[-2] if len(b) > 1 else b[0])
-        batch = broadcast(a[:-2], b[:-2])
-        columns = b[-1] if len(b) > 1 else None
-        out = (*batch, *a[-2:-1], *(() if columns is None else (columns,)))
+        leading, shape = shape[: len(shape) - len(parts)], shape[len(shape) - len(parts) :]
+        same_shape(op, argument.name, leading, sizes.setdefault("...", leading))
+    elif len(shape) != len(parts):
+        raise errors.InvalidProblemError(f"{op}: {argument.name}: {len(shape)} dimensions, want {len(parts)}")
+    for part, size in zip(parts, shape, strict=True):
+        symbol = part.removeprefix("2")
+        if symbol not in sizes and "*" not in symbol:
+            sizes[symbol] = half(op, argument.name, size) if part != symbol and gated else size
+        else:
+            same(op, f"{argument.name}: {part}", size, _size(part, gated, sizes))
+
+
+def _parts(argument: Argument) -> list[str]:
+    return argument.shape.strip("[]").split(", ")
+
+
+def _size(part: str, gated: bool, sizes: Sizes) -> Any:
+    of_gate = 2 if part.startswith("2") and gated else 1
+    return math.prod([of_gate, *[sizes[symbol] for symbol in part.removeprefix("2").split("*")]])
+
+
+def formed(argument: Argument, gated: bool, sizes: Sizes) -> Shape:
+    """The shape of an argument, of the sizes of its symbols."""
+    found: list[Any] = []
+    for part in _parts(argument):
+        found += sizes["..."] if part == "..." else [_size(part, gated, sizes)]
+    return tuple(found)
+
+
+def from_symbols(row: Operation, tensors: Sequence[Tensor | None], gated: bool) -> Shapes:
+    """The shapes of an operation's results, of the symbols in its row."""
+    sizes = sizes_of(row, [None if tensor is None else tensor.shape for tensor in tensors], gated)
+    return tuple([formed(output, gated, sizes) if output.shape else None for output in row.outputs])
+
+
+def of_inputs(row: Operation, tensors: Sequence[Tensor | None]) -> tuple[Any, ...]:
+    """The shapes of forward's inputs, of the tensors of a backward. One that forward needs and that
+    is left out has grad_output's."""
+    grad_output = tensors[0]
+    assert grad_output is not None
+    found = []
+    for argument, tensor in zip(row.inputs[1:], tensors[1:], strict=True):
+        if not argument.kept:
+            needed = any(argument.name == other.name and not other.optional for other in OPS[row.forward].inputs)
+            found.append(tensor.shape if tensor is not None else grad_output.shape if needed else None)
+    return tuple(found)
+
+
+def same_as_output(row: Operation, tensors: Sequence[Tensor | None], output: Shape | None) -> None:
+    """Require grad_output to have the output's shape."""
+    grad_output = tensors[0]
+    assert grad_output is not None and output is not None
+    same_shape(row.name, "grad_output", grad_output.shape, output)
+
+
+def product(call: Call, a: Tensor, b: Tensor, bias: Tensor | None) -> Shapes:
+    """The shapes of ``a @ b + bias``: of the output and of the preactivation."""
+    shape = of_product(call.op, a.shape, b.shape, None if bias is None else bias.shape)
+    return shape, shape
+
+
+def of_product(op: str, a: Shape, b: Shape, bias: Shape | None) -> Shape:
+    """The shape of ``a @ b + bias``."""
+    if not len(a) or not len(b):
+        raise errors.InvalidProblemError(
+            f"{op}: a and b: got a scalar, want a of shape [..., M, K] or [K] and b of shape [..., K, N] or [K]"
+        )
+    same(op, "k", a[-1], b[-2] if len(b) > 1 else b[0])
+    batch = broadcast(a[:-2], b[:-2])
+    columns = b[-1:] if len(b) > 1 else ()
     if bias is not None:
-        if len(bias) != (columns is not None):
-            raise errors.InvalidProblemError(f"{op}: bias: {len(bias)} dimensions, want {int(columns is not None)}")
-        if columns is not None:
-            same(op, "bias", bias[0], columns)
-    return out
+        same_shape(op, "bias", bias, columns)
+    return (*batch, *a[-2:-1], *columns)

@@ -18,7 +18,7 @@ this module registers the rules.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -27,27 +27,19 @@ from torch.distributed.tensor.experimental import register_sharding
 from torch.distributed.tensor.placement_types import _StridedShard
 
 from epigrad._autograd.functions import forms_preactivation
+from epigrad._core.tables import OPS
 from epigrad.ops import OPERATORS
+from epigrad.ops.operator import Operator, kind_argument
 
 Placements = list[Any]
 Rule = tuple[Placements, Placements]
+Given = Mapping[str, Any]
+Way = tuple[Placements, Any, Any]
+"""Placements of forward's tensors, of the preactivation and of the output."""
 
 
-def _given(placements: Placements, tensors: Sequence[Any]) -> Placements:
-    """The placements of the tensors that are there."""
-    return [None if tensor is None else placement for placement, tensor in zip(placements, tensors, strict=True)]
-
-
-def _needed(placements: Placements, needs: Sequence[bool], tensors: Sequence[Any]) -> Placements:
-    """The placements of the gradients that exist."""
-    return [
-        placement if need and tensor is not None else None
-        for placement, need, tensor in zip(placements, needs, tensors, strict=True)
-    ]
-
-
-def _replicated(count: int) -> Placements:
-    return [Replicate() for _ in range(count)]
+def _whole(count: int) -> Way:
+    return [Replicate() for _ in range(count)], Replicate(), Replicate()
 
 
 def _strided(dim: int, factor: int) -> Any:
@@ -61,124 +53,92 @@ def _split_factors(tensor: Any, dim: int) -> set[Any]:
     return {way.split_factor for way in tensor.placements if isinstance(way, _StridedShard) and way.dim == dim}
 
 
-def _gemm_ways(a: Any, b: Any, linear: bool) -> list[tuple[Any, Any, Any, Any]]:
-    """Placements of a, b, bias and of the product. If the product is a partial sum, so is the
-    bias."""
-    rank, columns, rows = a.ndim, (0 if linear else b.ndim - 1), (1 if linear else b.ndim - 2)
-    ways: list[tuple[Any, Any, Any, Any]] = [tuple(_replicated(4))]
+def _rows(rank: int, count: int) -> list[Way]:
+    """Layers whose first tensor is sharded by a dimension before its last: so are the results."""
+    return [([Shard(dim), *_whole(count - 1)[0]], Shard(dim), Shard(dim)) for dim in range(rank - 1)]
+
+
+def _product(given: Given, a: Any, b: Any, columns: int) -> list[Way]:
+    """``a @ b + bias``. If the product is a partial sum, so is the bias."""
+    rank, contracted = a.ndim, b.ndim - 1 if columns == 0 else b.ndim - 2
+
+    def way(of_a: Any, of_b: Any, of_bias: Any, out: Any) -> Way:
+        return [of_a, of_b, of_bias], out, out
+
+    ways = [_whole(3)]
     if b.ndim == 2:
-        ways += [(Shard(dim), Replicate(), Replicate(), Shard(dim)) for dim in range(rank - 1)]
-        ways.append((Replicate(), Shard(columns), Shard(0), Shard(rank - 1)))
+        ways += _rows(rank, 3)
+        ways.append(way(Replicate(), Shard(columns), Shard(0), Shard(rank - 1)))
         ways += [
-            (Replicate(), _strided(columns, factor), _strided(0, factor), _strided(rank - 1, factor))
+            way(Replicate(), _strided(columns, factor), _strided(0, factor), _strided(rank - 1, factor))
             for factor in _split_factors(b, columns)
         ]
-        ways.append((Shard(rank - 1), Shard(rows), Partial(), Partial()))
+        ways.append(way(Shard(rank - 1), Shard(contracted), Partial(), Partial()))
     elif b.ndim == rank and tuple(a.shape[:-2]) == tuple(b.shape[:-2]):
-        ways += [(Shard(dim), Shard(dim), Replicate(), Shard(dim)) for dim in range(rank - 2)]
-        ways.append((Shard(rank - 2), Replicate(), Replicate(), Shard(rank - 2)))
-        ways.append((Replicate(), Shard(columns), Shard(0), Shard(rank - 1)))
+        ways += [way(Shard(dim), Shard(dim), Replicate(), Shard(dim)) for dim in range(rank - 2)]
+        ways.append(way(Shard(rank - 2), Replicate(), Replicate(), Shard(rank - 2)))
+        ways.append(way(Replicate(), Shard(columns), Shard(0), Shard(rank - 1)))
     return ways
 
 
-def _gemm(linear: bool) -> Callable[..., list[Rule]]:
-    def rules(
-        a: Any, b: Any, bias: Any = None, activation: str | None = "none", *, save: str = "auto", **options: Any
-    ) -> list[Rule]:
-        plain = activation in (None, "none")
-        # A preactivation has the placement of the output; if it is not kept, it has no elements.
-        keeps = not plain and save != "recompute"
-        return [
-            ([out, out if keeps else Replicate()], [*_given([way_a, way_b, way_bias], (a, b, bias)), None])
-            for way_a, way_b, way_bias, out in _gemm_ways(a, b, linear)
-            if plain or not isinstance(out, Partial)
-        ]
-
-    return rules
+def _matmul(given: Given) -> list[Way]:
+    return _product(given, given["a"], given["b"], given["b"].ndim - 1)
 
 
-def _gemm_backward(linear: bool) -> Callable[..., list[Rule]]:
-    def rules(
-        grad_output: Any,
-        a: Any,
-        b: Any,
-        bias: Any = None,
-        activation: str | None = "none",
-        preactivation: Any = None,
-        output: Any = None,
-        *,
-        needs: Sequence[bool] = (True, True, True),
-        **options: Any,
-    ) -> list[Rule]:
-        found: list[Rule] = []
-        formed_again = forms_preactivation(activation, preactivation, output)
-        tensors = (grad_output, a, b, bias)
-        for way_a, way_b, way_bias, out in _gemm_ways(a, b, linear):
-            if isinstance(out, Partial):
-                if formed_again:
-                    continue
-                # Each part of a partial sum gets the whole gradient, and so does the bias.
-                out = way_bias = Replicate()
-                grads = [way_a, way_b, Replicate()]
-            else:
-                # What is replicated while the gradient is sharded gets its part of a sum.
-                grads = [_part_of(way, out) for way in (way_a, way_b, way_bias)]
-            given = _given([out, way_a, way_b, way_bias], tensors)
-            given += [None, *_given([out, out], (preactivation, output))]
-            found.append((_needed(grads, needs, (a, b, bias)), given))
-        return found
-
-    return rules
+def _linear(given: Given) -> list[Way]:
+    return _product(given, given["input"], given["weight"], 0)
 
 
-def _part_of(operand: Any, out: Any) -> Any:
-    return Partial() if isinstance(operand, Replicate) and isinstance(out, Shard | _StridedShard) else operand
+def _gated_linear(given: Given) -> list[Way]:
+    rank = given["input"].ndim
+    ways = [_whole(5), *_rows(rank, 5)]
+    if torch.__version__ >= "2.12":  # older versions cannot compute the cost of a shard of each half
+        ways.append(([Replicate(), *[Shard(0)] * 4], _strided(rank - 1, 2), Shard(rank - 1)))
+    return ways
 
 
-def _activation(input: Any, activation: Any, **options: Any) -> list[Rule]:
-    return _everywhere(1, input.ndim)
+def _gated_mlp(given: Given) -> list[Way]:
+    """The halves of the first layer would be on different devices, so it is sharded by rows."""
+    return [_whole(5), *_rows(given["input"].ndim, 5)]
 
 
-def _activation_backward(grad_output: Any, input: Any, activation: Any, **options: Any) -> list[Rule]:
-    return _everywhere(2, input.ndim)
+def _mlp(given: Given) -> list[Way]:
+    columns = [Replicate(), Shard(0), Shard(0), Shard(1), Partial()]
+    return [*_gated_mlp(given), (columns, Shard(given["input"].ndim - 1), Partial())]
 
 
-def _everywhere(tensors: int, rank: int) -> list[Rule]:
-    """One result of tensors of its shape: all are sharded by the same dimension."""
-    return [([way], [way] * tensors + [None]) for way in (Replicate(), *map(Shard, range(rank)))]
+def _grouped_linear(given: Given) -> list[Way]:
+    """Every device needs all rows, since the groups' ends depend on each."""
+    return [_whole(4), ([Replicate(), Shard(1), Shard(1), Replicate()], Shard(1), Shard(1))]
 
 
-def _gated_activation(input: Any, kind: str = "swiglu", dim: int = -1, **options: Any) -> list[Rule]:
-    return _beside(1, input.ndim, dim)
+def _experts(given: Given) -> list[Way]:
+    return [_whole(7)]
 
 
-def _gated_activation_backward(
-    grad_output: Any, input: Any, kind: str = "swiglu", dim: int = -1, **options: Any
-) -> list[Rule]:
-    return _beside(2, input.ndim, dim)
+def _everywhere(given: Given, *names: str) -> list[Way]:
+    """Tensors of the output's shape: all are sharded by the same dimension."""
+    return [([way] * len(names), None, way) for way in (Replicate(), *map(Shard, range(given[names[0]].ndim)))]
 
 
-def _beside(tensors: int, rank: int, dim: int) -> list[Rule]:
-    """One result: all are sharded by the same dimension, but not the one split in halves."""
-    ways = [Replicate(), *[Shard(place) for place in range(rank) if place != dim % rank]]
-    return [([way], [way] * tensors + [None, None]) for way in ways]
+def _gated_activation(given: Given) -> list[Way]:
+    """By every dimension but the one that is split in halves."""
+    split = given.get("dim", -1) % given["input"].ndim
+    return [way for way in _everywhere(given, "input") if way[2] != Shard(split)]
 
 
-def _gated_product(value: Any, gate: Any, kind: str = "swiglu", **options: Any) -> list[Rule]:
-    return _everywhere(2, value.ndim)
-
-
-def _gated_product_backward(
-    grad_output: Any,
-    value: Any,
-    gate: Any,
-    kind: str = "swiglu",
-    *,
-    needs: Sequence[bool] = (True, True),
-    **options: Any,
-) -> list[Rule]:
-    ways = (Replicate(), *map(Shard, range(value.ndim)))
-    return [(_needed([way, way], needs, (value, gate)), [way, way, way, None]) for way in ways]
+def _lerp(given: Given) -> list[Way]:
+    # Without start or end, which backward may leave out, its gradient has grad_output's shape.
+    whole = given.get("grad_output")
+    tensors = [given["start"], given["end"], given.get("weight")]
+    tensors = [whole if tensor is None and place < 2 else tensor for place, tensor in enumerate(tensors)]
+    rank = max(tensor.ndim for tensor in tensors if tensor is not None)
+    ways = [_whole(3)]
+    for dim in range(rank):
+        places = [None if tensor is None else _place_in(tensor, dim, rank) for tensor in tensors]
+        if whole is not None or any(isinstance(place, Shard) for place in places):
+            ways.append((places, None, Shard(dim)))
+    return ways
 
 
 def _place_in(tensor: Any, dim: int, rank: int) -> Any:
@@ -188,283 +148,99 @@ def _place_in(tensor: Any, dim: int, rank: int) -> Any:
     return Replicate() if own < 0 or tensor.shape[own] == 1 else Shard(own)
 
 
-def _lerp(start: Any, end: Any, weight: Any = None, **options: Any) -> list[Rule]:
-    tensors = (start, end, weight)
-    there = [tensor for tensor in tensors if tensor is not None]
-    rank = max(tensor.ndim for tensor in there)
-    rules: list[Rule] = [([Replicate()], _given(_replicated(3), tensors))]
-    for dim in range(rank):
-        places = [None if tensor is None else _place_in(tensor, dim, rank) for tensor in tensors]
-        if any(isinstance(place, Shard) for place in places):
-            rules.append(([Shard(dim)], places))
-    return rules
-
-
-def _lerp_backward(
-    grad_output: Any,
-    start: Any,
-    end: Any,
-    weight: Any = None,
-    *,
-    needs: Sequence[bool] = (True, True, True),
-    **options: Any,
-) -> list[Rule]:
-    tensors = (start, end, weight)
-    # Without start or end, its gradient has the shape of grad_output.
-    targets = (grad_output if start is None else start, grad_output if end is None else end, weight)
-    rules: list[Rule] = [
-        (_needed(_replicated(3), needs, targets), [Replicate(), *_given(_replicated(3), tensors)]),
-    ]
-    for dim in range(grad_output.ndim):
-        whole = Shard(dim)
-        places = [None if tensor is None else _place_in(tensor, dim, grad_output.ndim) for tensor in targets]
-        grads = _needed([_part_of(place, whole) for place in places], needs, targets)
-        rules.append((grads, [whole, *_given(places, tensors)]))
-    return rules
-
-
-def _learnable_ways(input: Any, parameters: Sequence[Any]) -> list[tuple[Any, Placements]]:
-    """Placements of an input and of its activation's parameters; prelu's weight may have an element
-    for each channel."""
-    ways: list[tuple[Any, Placements]] = []
-    for way in (Replicate(), *map(Shard, range(input.ndim))):
-        by_channels = way == Shard(1)
-        ways.append((way, [Shard(0) if by_channels and math.prod(p.shape) > 1 else Replicate() for p in parameters]))
+def _learnable(given: Given, *names: str) -> list[Way]:
+    """prelu's weight may have an element for each channel."""
+    ways: list[Way] = []
+    for way in (Replicate(), *map(Shard, range(given["input"].ndim))):
+        of_channels = [way == Shard(1) and math.prod(given[name].shape) > 1 for name in names]
+        ways.append(([way, *[Shard(0) if each else Replicate() for each in of_channels]], None, way))
     return ways
 
 
-def _learnable(input: Any, *rest: Any, **options: Any) -> list[Rule]:
-    parameters = [argument for argument in rest if not isinstance(argument, float)]
-    return [([way], [way, *places, None]) for way, places in _learnable_ways(input, parameters)]
-
-
-def _learnable_backward(
-    grad_output: Any, input: Any, *rest: Any, needs: Sequence[bool] = (True,) * 3, **options: Any
-) -> list[Rule]:
-    parameters = [argument for argument in rest if not isinstance(argument, float)]
-    tensors = (input, *parameters)
-    return [
-        (
-            _needed([_part_of(place, way) for place in (way, *places)], needs[: len(tensors)], tensors),
-            [way, way, *places, None],
-        )
-        for way, places in _learnable_ways(input, parameters)
-    ]
-
-
-def _block_ways(rank: int, plain: bool) -> list[tuple[Any, ...]]:
-    """Placements of input, weight1, bias1, weight2, bias2, preactivation and output."""
-    ways: list[tuple[Any, ...]] = [tuple(_replicated(7))]
-    ways += [(Shard(dim), *_replicated(4), Shard(dim), Shard(dim)) for dim in range(rank - 1)]
-    if plain:  # the halves of a gated layer would be on different devices
-        ways.append((Replicate(), Shard(0), Shard(0), Shard(1), Partial(), Shard(rank - 1), Partial()))
-    return ways
-
-
-def _block(plain: bool) -> Callable[..., list[Rule]]:
-    def rules(
-        input: Any,
-        weight1: Any,
-        bias1: Any,
-        weight2: Any,
-        bias2: Any,
-        kind: Any = "",
-        *,
-        save: str = "auto",
-        **rest: Any,
-    ) -> list[Rule]:
-        tensors = (input, weight1, bias1, weight2, bias2)
-        return [
-            ([way[6], way[5] if save != "recompute" else Replicate()], [*_given([*way[:5]], tensors), None])
-            for way in _block_ways(input.ndim, plain)
-        ]
-
-    return rules
-
-
-def _block_backward(plain: bool) -> Callable[..., list[Rule]]:
-    def rules(
-        grad_output: Any,
-        input: Any,
-        weight1: Any,
-        bias1: Any,
-        weight2: Any,
-        bias2: Any,
-        kind: Any = "",
-        preactivation: Any = None,
-        *,
-        needs: Sequence[bool] = (True,) * 5,
-        **options: Any,
-    ) -> list[Rule]:
-        tensors = (input, weight1, bias1, weight2, bias2)
-        found: list[Rule] = []
-        for *operands, hidden, out in _block_ways(input.ndim, plain):
-            if isinstance(out, Partial):
-                # As of a product by rows: every part has the gradient of the whole; the input is
-                # used by every shard.
-                out, operands[4] = Replicate(), Replicate()
-                grads = [Partial(), *operands[1:4], Replicate()]
-            else:
-                grads = [_part_of(way, out) for way in operands]
-            given = [out, *_given(operands, tensors), None, *_given([hidden], (preactivation,))]
-            found.append((_needed(grads, needs, tensors), given))
-        return found
-
-    return rules
-
-
-def _gated_linear_ways(rank: int) -> list[tuple[Any, ...]]:
-    """Placements of input, the weights and biases of value and gate, preactivation and output."""
-    last = rank - 1
-    ways = [tuple(_replicated(7)), *[(Shard(dim), *_replicated(4), Shard(dim), Shard(dim)) for dim in range(last)]]
-    if torch.__version__ >= "2.12":  # older versions cannot compute the cost of a shard of each half
-        ways.append((Replicate(), *[Shard(0)] * 4, _strided(last, 2), Shard(last)))
-    return ways
-
-
-def _gated_linear(
-    input: Any,
-    weight_value: Any,
-    weight_gate: Any,
-    bias_value: Any = None,
-    bias_gate: Any = None,
-    kind: str = "swiglu",
-    *,
-    save: str = "auto",
-    **options: Any,
-) -> list[Rule]:
-    tensors = (input, weight_value, weight_gate, bias_value, bias_gate)
-    return [
-        ([out, hidden if save != "recompute" else Replicate()], [*_given(operands, tensors), None])
-        for *operands, hidden, out in _gated_linear_ways(input.ndim)
-    ]
-
-
-def _gated_linear_backward(
-    grad_output: Any,
-    input: Any,
-    weight_value: Any,
-    weight_gate: Any,
-    bias_value: Any = None,
-    bias_gate: Any = None,
-    kind: str = "swiglu",
-    preactivation: Any = None,
-    *,
-    needs: Sequence[bool] = (True,) * 5,
-    **options: Any,
-) -> list[Rule]:
-    tensors = (input, weight_value, weight_gate, bias_value, bias_gate)
-    return [
-        (
-            _needed([_part_of(way, out) for way in operands], needs, tensors),
-            [out, *_given(operands, tensors), None, *_given([hidden], (preactivation,))],
-        )
-        for *operands, hidden, out in _gated_linear_ways(input.ndim)
-    ]
-
-
-# Every device needs all rows of a grouped tensor, since the groups' ends depend on each row.
-
-
-def _grouped_ways() -> list[tuple[Any, ...]]:
-    """Placements of input, weight, bias, offsets, and of preactivation and output."""
-    return [tuple(_replicated(5)), (Replicate(), Shard(1), Shard(1), Replicate(), Shard(1))]
-
-
-def _grouped_linear(
-    input: Any,
-    weight: Any,
-    bias: Any,
-    offsets: Any,
-    activation: str | None = "none",
-    *,
-    save: str = "auto",
-    **options: Any,
-) -> list[Rule]:
-    keeps = activation not in (None, "none") and save != "recompute"
-    return [
-        ([out, out if keeps else Replicate()], [*_given(operands, (input, weight, bias, offsets)), None])
-        for *operands, out in _grouped_ways()
-    ]
-
-
-def _grouped_linear_backward(
-    grad_output: Any,
-    input: Any,
-    weight: Any,
-    bias: Any,
-    offsets: Any,
-    activation: str | None = "none",
-    preactivation: Any = None,
-    *,
-    needs: Sequence[bool] = (True, True, True),
-    **options: Any,
-) -> list[Rule]:
-    tensors = (input, weight, bias)
-    return [
-        (
-            _needed([Replicate() if out.is_replicate() else Partial(), *operands[1:3]], needs, tensors),
-            [out, *_given(operands, (*tensors, offsets)), None, *_given([out], (preactivation,))],
-        )
-        for *operands, out in _grouped_ways()
-    ]
-
-
-def _experts(*arguments: Any, **options: Any) -> list[Rule]:
-    tensors = arguments[:7]
-    return [(_replicated(2), [*_given(_replicated(7), tensors), None])]
-
-
-def _experts_backward(
-    grad_output: Any,
-    input: Any,
-    index: Any,
-    scale: Any,
-    weight_in: Any,
-    bias_in: Any,
-    weight_out: Any,
-    bias_out: Any,
-    kind: str = "swiglu",
-    preactivation: Any = None,
-    *,
-    needs: Sequence[bool] = (True,) * 6,
-    **options: Any,
-) -> list[Rule]:
-    layers = (weight_in, bias_in, weight_out, bias_out)
-    operands = _given(_replicated(8), (grad_output, input, index, scale, *layers))
-    grads = _needed(_replicated(6), needs, (input, scale, *layers))
-    return [(grads, [*operands, None, *_given([Replicate()], (preactivation,))])]
-
-
-_RULES: dict[str, Callable[..., list[Rule]]] = {
-    "matmul_bias_activation": _gemm(False),
-    "matmul_bias_activation_backward": _gemm_backward(False),
-    "linear": _gemm(True),
-    "linear_backward": _gemm_backward(True),
-    "activation": _activation,
-    "activation_backward": _activation_backward,
+_WAYS: dict[str, Callable[[Given], list[Way]]] = {
+    "matmul_bias_activation": _matmul,
+    "linear": _linear,
+    "activation": lambda given: _everywhere(given, "input"),
     "gated_activation": _gated_activation,
-    "gated_activation_backward": _gated_activation_backward,
-    "gated_product": _gated_product,
-    "gated_product_backward": _gated_product_backward,
+    "gated_product": lambda given: _everywhere(given, "value", "gate"),
     "lerp": _lerp,
-    "lerp_backward": _lerp_backward,
-    "prelu": _learnable,
-    "prelu_backward": _learnable_backward,
-    "xielu": _learnable,
-    "xielu_backward": _learnable_backward,
+    "prelu": lambda given: _learnable(given, "weight"),
+    "xielu": lambda given: _learnable(given, "alpha_p", "alpha_n"),
     "gated_linear": _gated_linear,
-    "gated_linear_backward": _gated_linear_backward,
-    "mlp": _block(True),
-    "mlp_backward": _block_backward(True),
-    "gated_mlp": _block(False),
-    "gated_mlp_backward": _block_backward(False),
+    "mlp": _mlp,
+    "gated_mlp": _gated_mlp,
     "grouped_linear": _grouped_linear,
-    "grouped_linear_backward": _grouped_linear_backward,
     "experts": _experts,
-    "experts_backward": _experts_backward,
 }
+
+
+def _rules(operator: Operator) -> Callable[..., list[Rule]]:
+    """The rules of an operator. What is no tensor has no placement."""
+    row, rule = operator.row, _gradient_rule if operator.row.is_backward else _forward_rule
+
+    def rules(*arguments: Any, **options: Any) -> list[Rule]:
+        given = dict(zip(operator.names, arguments, strict=False)) | options
+        found = [rule(operator, given, way) for way in _WAYS[row.forward](given)]
+        return [each for each in found if each is not None]
+
+    return rules
+
+
+def _is_plain(operator: Operator, given: Given) -> bool:
+    """Whether nothing comes after the product."""
+    return given.get(kind_argument(operator.row), operator.row.default_kind) in (None, "none")
+
+
+def _forward_rule(operator: Operator, given: Given, way: Way) -> Rule | None:
+    operands, hidden, out = way
+    row = operator.row
+    plain = row.keeps in ("slope", "output") and _is_plain(operator, given)
+    if isinstance(out, Partial) and row.keeps == "output" and not plain:
+        return None
+    results = [out]
+    if row.keeps:
+        # A preactivation that is not kept has no elements.
+        results.append(Replicate() if plain or given.get("save", "auto") == "recompute" else hidden)
+    return results, _arguments(operator, given, dict(zip(row.tensors, operands, strict=True)))
+
+
+def _gradient_rule(operator: Operator, given: Given, way: Way) -> Rule | None:
+    operands, hidden, out = way
+    forward = OPS[operator.row.forward]
+    kind = given.get(kind_argument(forward), forward.default_kind)
+    again = forms_preactivation(kind, given.get("preactivation"), given.get("output"))
+    if isinstance(out, Partial):
+        if forward.keeps == "output" and again:
+            return None
+        # Each part of a partial sum gets the whole gradient, and so does the bias that it has. A
+        # tensor that every shard uses gets its part of a sum.
+        out = Replicate()
+        grads = [Replicate() if isinstance(o, Partial) else Partial() if o.is_replicate() else o for o in operands]
+        operands = [Replicate() if isinstance(o, Partial) else o for o in operands]
+    else:
+        grads = [_part_of(operand, out) for operand in operands]
+    placements = dict(zip(forward.tensors, operands, strict=True))
+    placements |= {"grad_output": out, "preactivation": hidden, "output": out}
+    of_inputs = dict(zip(forward.tensors, grads, strict=True))
+    names = [operator.row.tensors[place] for place in operator.row.gradients]
+    needs: Sequence[bool] = given.get("needs", (True,) * len(names))
+    required = {argument.name for argument in forward.inputs if not argument.optional}
+    results = [
+        of_inputs[name] if need and (name in required or given.get(name) is not None) else None
+        for name, need in zip(names, needs, strict=True)
+    ]
+    return results, _arguments(operator, given, placements)
+
+
+def _part_of(operand: Any, out: Any) -> Any:
+    """What is replicated while the output is sharded gets its part of a sum as its gradient."""
+    return Partial() if isinstance(operand, Replicate) and isinstance(out, Shard | _StridedShard) else operand
+
+
+def _arguments(operator: Operator, given: Given, placements: Given) -> Placements:
+    return [placements.get(name) if given.get(name) is not None else None for name in operator.names]
+
 
 for _operator in OPERATORS:
     _tell: Callable[[Any], Any] = register_sharding(_operator.overload)
-    _tell(_RULES[_operator.name])
+    _tell(_rules(_operator))

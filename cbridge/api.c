@@ -43,6 +43,8 @@ int32_t epg_plan_create(const epg_call *call, const uint8_t *exact_strides, epg_
 
 int32_t epg_plan_workspace(epg_plan plan, uint64_t *workspace_nbytes) { return UNLESS_FORKED(epgGoPlanWorkspace(plan, workspace_nbytes)); }
 
+int32_t epg_plan_query(epg_plan plan, epg_plan_facts *facts) { return UNLESS_FORKED(epgGoPlanQuery(plan, facts)); }
+
 int32_t epg_plan_describe(epg_plan plan, char *text, uint64_t capacity, uint64_t *needed) {
   return UNLESS_FORKED(epgGoPlanDescribe(plan, text, capacity, needed));
 }

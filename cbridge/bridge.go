@@ -51,180 +51,89 @@ func nullPointer(function, argument, want string) error {
 	return check.Invalid(function, argument, "a null pointer, want %s", want)
 }
 
-//export epgGoRun
-func epgGoRun(c *C.epg_call) (code C.int32_t) {
+// guarded turns an error of an exported function, or a panic, into a status and the thread's last
+// error.
+func guarded(do func() error) (code C.int32_t) {
 	var err error
 	defer func() { finish(&code, &err, recover()) }()
-	var call decoded
-	if err = call.decode(c); err == nil {
-		err = op.Run(&call.call)
-	}
+	err = do()
 	return code
 }
 
+//export epgGoRun
+func epgGoRun(c *C.epg_call) C.int32_t { return withCall(c, op.Run) }
+
 //export epgGoValidate
-func epgGoValidate(c *C.epg_call) (code C.int32_t) {
-	var err error
-	defer func() { finish(&code, &err, recover()) }()
-	var call decoded
-	if err = call.decode(c); err == nil {
-		err = op.Validate(&call.call)
-	}
-	return code
+func epgGoValidate(c *C.epg_call) C.int32_t { return withCall(c, op.Validate) }
+
+func withCall(c *C.epg_call, do func(*op.Call) error) C.int32_t {
+	return guarded(func() error {
+		var call decoded
+		if err := call.decode(c); err != nil {
+			return err
+		}
+		return do(&call.call)
+	})
 }
 
 //export epgGoInfer
-func epgGoInfer(c *C.epg_call, wanted *C.uint8_t, shapes *C.int64_t, ranks *C.int32_t, workspace *C.uint64_t) (code C.int32_t) {
-	var err error
-	defer func() { finish(&code, &err, recover()) }()
-	switch {
-	case shapes == nil:
-		err = nullPointer("epg_infer", "shapes", "an array for the outputs' sizes")
-		return code
-	case ranks == nil:
-		err = nullPointer("epg_infer", "ranks", "an array for the outputs' ranks")
-		return code
-	}
-	var call decoded
-	if err = call.decode(c); err != nil {
-		return code
-	}
-	signature, _ := op.SignatureOf(call.call.Op)
-	want := [maxOutputs]bool{}
-	for i := range signature.Outputs {
-		want[i] = wanted == nil || unsafe.Slice((*uint8)(wanted), len(signature.Outputs))[i] != 0
-	}
-	inferred, bytes, failure := op.Infer(&call.call, want[:])
-	if err = failure; err != nil {
-		return code
-	}
-	rank := unsafe.Slice((*int32)(ranks), maxOutputs)
-	sizes := unsafe.Slice((*int64)(shapes), maxOutputs*C.EPG_MAX_RANK)
-	for i := range rank {
-		rank[i] = -1
-		if i < len(inferred) && inferred[i] != nil {
-			rank[i] = int32(len(inferred[i]))
-			copy(sizes[i*C.EPG_MAX_RANK:], inferred[i])
+func epgGoInfer(c *C.epg_call, wanted *C.uint8_t, shapes *C.int64_t, ranks *C.int32_t, workspace *C.uint64_t) C.int32_t {
+	return guarded(func() error {
+		switch {
+		case shapes == nil:
+			return nullPointer("epg_infer", "shapes", "an array for the outputs' sizes")
+		case ranks == nil:
+			return nullPointer("epg_infer", "ranks", "an array for the outputs' ranks")
 		}
-	}
-	if workspace != nil {
-		*workspace = C.uint64_t(bytes)
-	}
-	return code
-}
-
-//export epgGoPlanCreate
-func epgGoPlanCreate(c *C.epg_call, exactStrides *C.uint8_t, plan *C.epg_plan) (code C.int32_t) {
-	var err error
-	defer func() { finish(&code, &err, recover()) }()
-	if plan == nil {
-		err = nullPointer("epg_plan_create", "plan", "a place for the plan")
-		return code
-	}
-	var call decoded
-	if err = call.decode(c); err != nil {
-		return code
-	}
-	inputs := len(call.call.Inputs)
-	exact := make([]bool, inputs+len(call.call.Outputs))
-	if exactStrides != nil {
-		for i, e := range unsafe.Slice((*uint8)(exactStrides), len(exact)) {
-			exact[i] = e != 0
+		var call decoded
+		if err := call.decode(c); err != nil {
+			return err
 		}
-	}
-	p, failure := op.NewPlan(&call.call, exact[:inputs], exact[inputs:])
-	if err = failure; err == nil {
-		*plan = C.epg_plan(op.Keep(p))
-	}
-	return code
-}
-
-//export epgGoPlanWorkspace
-func epgGoPlanWorkspace(plan C.epg_plan, bytes *C.uint64_t) (code C.int32_t) {
-	var err error
-	defer func() { finish(&code, &err, recover()) }()
-	if bytes == nil {
-		err = nullPointer("epg_plan_workspace", "workspace_nbytes", "a place for the number")
-		return code
-	}
-	p, failure := op.Kept(int64(plan))
-	if err = failure; err == nil {
-		*bytes = C.uint64_t(p.WorkspaceBytes())
-	}
-	return code
-}
-
-//export epgGoPlanDescribe
-func epgGoPlanDescribe(plan C.epg_plan, text *C.char, capacity C.uint64_t, needed *C.uint64_t) (code C.int32_t) {
-	var err error
-	defer func() { finish(&code, &err, recover()) }()
-	p, failure := op.Kept(int64(plan))
-	if err = failure; err != nil {
-		return code
-	}
-	described, failure := p.Describe()
-	if err = failure; err == nil {
-		err = write(text, capacity, needed, described)
-	}
-	return code
-}
-
-//export epgGoPlanRun
-func epgGoPlanRun(plan C.epg_plan, c *C.epg_call) (code C.int32_t) {
-	var err error
-	defer func() { finish(&code, &err, recover()) }()
-	err = withPlan(plan, c, (*op.Plan).Run)
-	return code
-}
-
-//export epgGoPlanValidate
-func epgGoPlanValidate(plan C.epg_plan, c *C.epg_call) (code C.int32_t) {
-	var err error
-	defer func() { finish(&code, &err, recover()) }()
-	err = withPlan(plan, c, (*op.Plan).Validate)
-	return code
-}
-
-func withPlan(plan C.epg_plan, c *C.epg_call, do func(*op.Plan, *op.Call) error) error {
-	p, err := op.Kept(int64(plan))
-	if err != nil {
-		return err
-	}
-	var call decoded
-	if err := call.decodeFor(c, p.Signature()); err != nil {
-		return err
-	}
-	return do(p, &call.call)
-}
-
-//export epgGoPlanDestroy
-func epgGoPlanDestroy(plan C.epg_plan) (code C.int32_t) {
-	var err error
-	defer func() { finish(&code, &err, recover()) }()
-	err = op.Release(int64(plan))
-	return code
+		signature, _ := op.SignatureOf(call.call.Op)
+		want := [maxOutputs]bool{}
+		for i := range signature.Outputs {
+			want[i] = wanted == nil || unsafe.Slice((*uint8)(wanted), len(signature.Outputs))[i] != 0
+		}
+		inferred, bytes, err := op.Infer(&call.call, want[:])
+		if err != nil {
+			return err
+		}
+		rank := unsafe.Slice((*int32)(ranks), maxOutputs)
+		sizes := unsafe.Slice((*int64)(shapes), maxOutputs*C.EPG_MAX_RANK)
+		for i := range rank {
+			rank[i] = -1
+			if i < len(inferred) && inferred[i] != nil {
+				rank[i] = int32(len(inferred[i]))
+				copy(sizes[i*C.EPG_MAX_RANK:], inferred[i])
+			}
+		}
+		if workspace != nil {
+			*workspace = C.uint64_t(bytes)
+		}
+		return nil
+	})
 }
 
 //export epgGoBackends
-func epgGoBackends(text *C.char, capacity C.uint64_t, needed *C.uint64_t) (code C.int32_t) {
-	var err error
-	defer func() { finish(&code, &err, recover()) }()
-	infos, failure := json.Marshal(backend.Infos())
-	if err = failure; err == nil {
-		err = write(text, capacity, needed, string(infos))
-	}
-	return code
+func epgGoBackends(text *C.char, capacity C.uint64_t, needed *C.uint64_t) C.int32_t {
+	return guarded(func() error {
+		infos, err := json.Marshal(backend.Infos())
+		if err != nil {
+			return err
+		}
+		return write(text, capacity, needed, string(infos))
+	})
 }
 
 //export epgGoKinds
-func epgGoKinds(text *C.char, capacity C.uint64_t, needed *C.uint64_t) (code C.int32_t) {
-	var err error
-	defer func() { finish(&code, &err, recover()) }()
-	tables, failure := activation.Tables()
-	if err = failure; err == nil {
-		err = write(text, capacity, needed, tables)
-	}
-	return code
+func epgGoKinds(text *C.char, capacity C.uint64_t, needed *C.uint64_t) C.int32_t {
+	return guarded(func() error {
+		tables, err := activation.Tables()
+		if err != nil {
+			return err
+		}
+		return write(text, capacity, needed, tables)
+	})
 }
 
 // write copies text with its NUL into the caller's buffer.

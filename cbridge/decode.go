@@ -60,8 +60,13 @@ func readable(c *C.epg_call) error {
 	if c == nil {
 		return status.Errorf(status.InvalidProblem, "call: a null pointer, want an epg_call")
 	}
-	if got, want := uintptr(c.struct_size), unsafe.Sizeof(*c); got != want {
-		return status.Errorf(status.InvalidProblem, "call: struct_size %d, want %d: the program was built with another epigrad.h", got, want)
+	return sized("call", uintptr(c.struct_size), unsafe.Sizeof(*c))
+}
+
+// sized asks for a struct of this header's size.
+func sized(what string, got, want uintptr) error {
+	if got != want {
+		return status.Errorf(status.InvalidProblem, "%s: struct_size %d, want %d: the program was built with another epigrad.h", what, got, want)
 	}
 	return nil
 }

@@ -159,7 +159,6 @@ int32_t epg_launch(call_arguments *a, const uint8_t *wanted, int places, const e
 int epg_launch_may_use_tf32(const call_arguments *a) {
   const DLTensor *first = a->call.num_inputs ? a->inputs[0] : NULL;
   if (!first || first->device.device_type != kDLCUDA || first->dtype.bits != 32) return 0;
-  if (!a->call.op) return 1; /* a plan, which keeps to its own precision */
-  const epg_operation *o = epg_operation_of(a->call.op);
+  const epg_operation *o = a->call.op ? epg_operation_of(a->call.op) : NULL;
   return o && o->multiplies;
 }

@@ -27,23 +27,20 @@ func init() {
 }
 
 //export epgGoPrepare
-func epgGoPrepare(c *C.epg_call, prepared *C.epg_prepared) (code C.int32_t) {
-	var err error
-	defer func() { finish(&code, &err, recover()) }()
-	var call decoded
-	if err = call.decode(c); err != nil {
-		return code
-	}
-	p, failure := op.Prepare(&call.call)
-	if err = failure; err == nil && p != nil {
+func epgGoPrepare(c *C.epg_call, prepared *C.epg_prepared) C.int32_t {
+	return withCall(c, func(call *op.Call) error {
+		p, err := op.Prepare(call)
+		if err != nil || p == nil {
+			return err
+		}
 		prepared.program, prepared.kernel = (*C.epg_program)(p.Program), C.uintptr_t(cgo.NewHandle(p.Kernel))
 		prepared.num_parameters = C.int32_t(len(p.Parameters))
 		for i, value := range p.Parameters {
 			prepared.parameters[i] = C.double(value)
 		}
 		prepared.workspace_nbytes, prepared.workspace_alignment = C.uint64_t(p.Kernel.WorkspaceBytes()), C.uint64_t(p.WorkspaceAlignment)
-	}
-	return code
+		return nil
+	})
 }
 
 // freeRuns are what kernels are told, by themselves: a call that is made again and again leaves no
@@ -77,11 +74,11 @@ func epgGoRunPrepared(kernel C.uintptr_t, bases *C.uint64_t, count C.int32_t, a 
 func address(number C.uint64_t) unsafe.Pointer { return *(*unsafe.Pointer)(unsafe.Pointer(&number)) }
 
 //export epgGoRelease
-func epgGoRelease(kernel C.uintptr_t) (code C.int32_t) {
-	var err error
-	defer func() { finish(&code, &err, recover()) }()
-	cgo.Handle(kernel).Delete()
-	return code
+func epgGoRelease(kernel C.uintptr_t) C.int32_t {
+	return guarded(func() error {
+		cgo.Handle(kernel).Delete()
+		return nil
+	})
 }
 
 // epgGoFailed makes a program's failure the thread's last error.

@@ -32,50 +32,45 @@ func epgGoWebGPUConfigure(library, adapter *C.char, memory C.uint64_t) (code C.i
 }
 
 //export epgGoWebGPUAlloc
-func epgGoWebGPUAlloc(bytes C.uint64_t, data *unsafe.Pointer) (code C.int32_t) {
-	var err error
-	defer func() { finish(&code, &err, recover()) }()
-	if data == nil {
-		err = nullPointer("epg_webgpu_alloc", "data", "a place for the address")
-		return code
-	}
-	var address uintptr
-	if address, err = webgpu.Allocate(signed(uint64(bytes))); err == nil {
-		*(*uintptr)(unsafe.Pointer(data)) = address
-	}
-	return code
+func epgGoWebGPUAlloc(bytes C.uint64_t, data *unsafe.Pointer) C.int32_t {
+	return guarded(func() error {
+		if data == nil {
+			return nullPointer("epg_webgpu_alloc", "data", "a place for the address")
+		}
+		address, err := webgpu.Allocate(signed(uint64(bytes)))
+		if err == nil {
+			*(*uintptr)(unsafe.Pointer(data)) = address
+		}
+		return err
+	})
 }
 
 //export epgGoWebGPUFree
-func epgGoWebGPUFree(data C.uintptr_t) (code C.int32_t) {
-	var err error
-	defer func() { finish(&code, &err, recover()) }()
-	if data != 0 {
-		err = webgpu.Free(uintptr(data))
-	}
-	return code
+func epgGoWebGPUFree(data C.uintptr_t) C.int32_t {
+	return guarded(func() error {
+		if data == 0 {
+			return nil
+		}
+		return webgpu.Free(uintptr(data))
+	})
 }
 
 //export epgGoWebGPUWrite
-func epgGoWebGPUWrite(data C.uintptr_t, from unsafe.Pointer, bytes C.uint64_t) (code C.int32_t) {
-	var err error
-	defer func() { finish(&code, &err, recover()) }()
-	if from == nil && bytes > 0 {
-		err = nullPointer("epg_webgpu_write", "from", "memory to read")
-		return code
-	}
-	err = webgpu.Write(uintptr(data), from, signed(uint64(bytes)))
-	return code
+func epgGoWebGPUWrite(data C.uintptr_t, from unsafe.Pointer, bytes C.uint64_t) C.int32_t {
+	return guarded(func() error {
+		if from == nil && bytes > 0 {
+			return nullPointer("epg_webgpu_write", "from", "memory to read")
+		}
+		return webgpu.Write(uintptr(data), from, signed(uint64(bytes)))
+	})
 }
 
 //export epgGoWebGPURead
-func epgGoWebGPURead(data C.uintptr_t, to unsafe.Pointer, bytes C.uint64_t) (code C.int32_t) {
-	var err error
-	defer func() { finish(&code, &err, recover()) }()
-	if to == nil && bytes > 0 {
-		err = nullPointer("epg_webgpu_read", "to", "memory to write")
-		return code
-	}
-	err = webgpu.Read(uintptr(data), to, signed(uint64(bytes)))
-	return code
+func epgGoWebGPURead(data C.uintptr_t, to unsafe.Pointer, bytes C.uint64_t) C.int32_t {
+	return guarded(func() error {
+		if to == nil && bytes > 0 {
+			return nullPointer("epg_webgpu_read", "to", "memory to write")
+		}
+		return webgpu.Read(uintptr(data), to, signed(uint64(bytes)))
+	})
 }

@@ -192,8 +192,28 @@ typedef int64_t epg_plan;
 int32_t epg_plan_create(const epg_call *call, const uint8_t *exact_strides, epg_plan *plan);
 int32_t epg_plan_workspace(epg_plan plan, uint64_t *workspace_nbytes);
 
-/* Writes what will run, as JSON, NUL-terminated; needed is the size with the NUL, also where
- * capacity was too small (EPG_BUFFER_TOO_SMALL; so is NULL for text), and may be NULL. */
+/* What a plan runs, and what holds of its results. The texts belong to the plan and end with it. */
+typedef struct epg_plan_facts {
+  uint32_t struct_size; /* sizeof(epg_plan_facts) */
+  int32_t vector_width;
+  int32_t deterministic; /* this and the next two are 0 or 1 */
+  int32_t bit_stable_on_same_hardware;
+  int32_t batch_invariant;
+  const char *op;
+  const char *kind; /* with the parameters that are not defaults */
+  const char *dtype;
+  const char *accumulator;
+  const char *math_precision; /* the dtype of the formulas, or "tf32" */
+  const char *backend;
+  const char *arch;
+  const char *kernel; /* the symbol that is launched; several are joined by "+" */
+  const char *layout;
+} epg_plan_facts;
+int32_t epg_plan_query(epg_plan plan, epg_plan_facts *facts);
+
+/* Writes these, the workspace and the arguments' names as JSON, NUL-terminated; needed is the size
+ * with the NUL, also where capacity was too small (EPG_BUFFER_TOO_SMALL; so is NULL for text), and
+ * may be NULL. */
 int32_t epg_plan_describe(epg_plan plan, char *text, uint64_t capacity, uint64_t *needed);
 
 /* Runs, or validates, with the call's tensors, workspace, stream, num_threads and EPG_ACCUMULATE;

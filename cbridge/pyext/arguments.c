@@ -54,7 +54,7 @@ static int read_sizes(PyObject *sequence, int64_t *sizes, int32_t *rank) {
   return 0;
 }
 
-static int read_dtype(PyObject *tensor, DLDataType *dtype) {
+static int read_dtype(PyObject *object, DLDataType *dtype) {
   static const struct {
     const char *name;
     DLDataType dtype;
@@ -62,14 +62,12 @@ static int read_dtype(PyObject *tensor, DLDataType *dtype) {
       {"torch.float32", {kDLFloat, 32, 1}}, {"torch.float64", {kDLFloat, 64, 1}}, {"torch.bfloat16", {kDLBfloat, 16, 1}},
       {"torch.float16", {kDLFloat, 16, 1}}, {"torch.int64", {kDLInt, 64, 1}},     {"torch.int32", {kDLInt, 32, 1}},
   };
-  PyObject *object = PyObject_GetAttrString(tensor, "dtype");
   PyObject *text = object ? PyObject_Str(object) : NULL;
   const char *name = text ? PyUnicode_AsUTF8AndSize(text, NULL) : NULL;
   *dtype = (DLDataType){255, 0, 1}; /* none of these: Go refuses it */
   for (size_t i = 0; name && i < sizeof known / sizeof *known; i++)
     if (!strcmp(name, known[i].name)) *dtype = known[i].dtype;
   Py_XDECREF(text);
-  Py_XDECREF(object);
   return name ? 0 : -1;
 }
 
@@ -88,9 +86,11 @@ static int read_meta(call_arguments *a, PyObject *tensor, int operand) {
   DLTensor *t = &a->tensors[operand];
   *t = (DLTensor){.device = {META_DEVICE, 0}, .shape = sizes, .strides = sizes + EPG_MAX_RANK};
   int32_t rank = 0;
-  PyObject *shape = PyObject_GetAttrString(tensor, "shape");
+  PyObject *dtype = PyObject_GetAttr(tensor, epg_py.dtype_name);
+  PyObject *shape = dtype ? PyObject_GetAttrString(tensor, "shape") : NULL;
   PyObject *stride = shape ? PyObject_CallMethod(tensor, "stride", NULL) : NULL;
-  const int failed = !stride || read_sizes(shape, t->shape, &t->ndim) || read_sizes(stride, t->strides, &rank) || read_dtype(tensor, &t->dtype);
+  const int failed = !stride || read_sizes(shape, t->shape, &t->ndim) || read_sizes(stride, t->strides, &rank) || read_dtype(dtype, &t->dtype);
+  Py_XDECREF(dtype);
   Py_XDECREF(stride);
   Py_XDECREF(shape);
   return failed ? -1 : 0;
@@ -151,8 +151,27 @@ int epg_py_read_tensor(call_arguments *a, PyObject *o, int operand) {
   return -1;
 }
 
+/* Reads (dtype, shape, strides) into tensors[operand], on the device that is there. */
+static int read_described(call_arguments *a, PyObject *o, int operand) {
+  int64_t *sizes = sizes_of(a, operand);
+  DLTensor *t = &a->tensors[operand];
+  int32_t rank = 0;
+  if (!sizes) return -1;
+  if (!PyTuple_Check(o) || PyTuple_Size(o) != 3) {
+    PyErr_SetString(PyExc_TypeError, "want (dtype, shape, strides)");
+    return -1;
+  }
+  PyObject *strides = PyTuple_GetItem(o, 2);
+  *t = (DLTensor){.device = t->device, .shape = sizes, .strides = strides == Py_None ? NULL : sizes + EPG_MAX_RANK};
+  if (read_dtype(PyTuple_GetItem(o, 0), &t->dtype) || read_sizes(PyTuple_GetItem(o, 1), sizes, &t->ndim)) return -1;
+  if (!t->strides) return 0;
+  if (read_sizes(strides, t->strides, &rank)) return -1;
+  if (rank != t->ndim) PyErr_SetString(PyExc_TypeError, "shape and strides differ in length");
+  return rank == t->ndim ? 0 : -1;
+}
+
 /* Reads a tuple of tensors and Nones from tensors[first] on; returns its length or -1. */
-static int read_tuple(call_arguments *a, PyObject *tuple, int first, int most, const char *what) {
+static int read_tuple(call_arguments *a, PyObject *tuple, int first, int most, const char *what, int (*read)(call_arguments *, PyObject *, int)) {
   const Py_ssize_t n = PyTuple_Check(tuple) ? PyTuple_Size(tuple) : -1;
   if (n < 0 || n > most) {
     PyErr_Format(PyExc_TypeError, "%s must be a tuple of at most %d tensors or None", what, most);
@@ -161,7 +180,7 @@ static int read_tuple(call_arguments *a, PyObject *tuple, int first, int most, c
   for (Py_ssize_t i = 0; i < n; i++) {
     PyObject *item = PyTuple_GetItem(tuple, i);
     const int absent = item == Py_None;
-    if (!absent && epg_py_read_tensor(a, item, first + (int)i)) return -1;
+    if (!absent && read(a, item, first + (int)i)) return -1;
     DLTensor *t = absent ? NULL : &a->tensors[first + i];
     if (first)
       a->outputs[i] = t;
@@ -171,14 +190,27 @@ static int read_tuple(call_arguments *a, PyObject *tuple, int first, int most, c
   return (int)n;
 }
 
-int epg_py_read_tensors(call_arguments *a, PyObject *inputs, PyObject *outputs) {
+static int read_operands(call_arguments *a, PyObject *inputs, PyObject *outputs, int (*read)(call_arguments *, PyObject *, int)) {
   a->call.inputs = a->inputs;
   a->call.outputs = a->outputs;
-  a->call.num_inputs = read_tuple(a, inputs, 0, MAX_INPUTS, "inputs");
+  a->call.num_inputs = read_tuple(a, inputs, 0, MAX_INPUTS, "inputs", read);
   if (a->call.num_inputs < 0) return -1;
   if (!outputs) return 0;
-  a->call.num_outputs = read_tuple(a, outputs, MAX_INPUTS, MAX_OUTPUTS, "outputs");
+  a->call.num_outputs = read_tuple(a, outputs, MAX_INPUTS, MAX_OUTPUTS, "outputs", read);
   return a->call.num_outputs < 0 ? -1 : 0;
+}
+
+int epg_py_read_tensors(call_arguments *a, PyObject *inputs, PyObject *outputs) { return read_operands(a, inputs, outputs, epg_py_read_tensor); }
+
+int epg_py_read_described(call_arguments *a, PyObject *inputs, PyObject *outputs, PyObject *device) {
+  DLDevice place;
+  if (!PyTuple_Check(device)) {
+    PyErr_SetString(PyExc_TypeError, "device must be (DLDeviceType, index)");
+    return -1;
+  }
+  if (!PyArg_ParseTuple(device, "ii", &place.device_type, &place.device_id)) return -1;
+  for (int i = 0; i < MAX_TENSORS; i++) a->tensors[i].device = place;
+  return read_operands(a, inputs, outputs, read_described);
 }
 
 int epg_py_read_shapes(call_arguments *a, PyObject *shapes) {

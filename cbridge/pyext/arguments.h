@@ -34,6 +34,9 @@ int epg_py_ready(Py_ssize_t got, Py_ssize_t want);
 int epg_py_read_call(call_arguments *a, PyObject *call); /* epigrad._core.call.Call, a tuple */
 int epg_py_read_tensor(call_arguments *a, PyObject *o, int operand);
 int epg_py_read_tensors(call_arguments *a, PyObject *inputs, PyObject *outputs);
+/* Tensors without memory: None or (dtype, shape, strides), where strides may be None. The device is
+ * (DLDeviceType, index). */
+int epg_py_read_described(call_arguments *a, PyObject *inputs, PyObject *outputs, PyObject *device);
 /* Gives inputs that are absent the shapes of a tuple, which begins with the second input's: their
  * values are not read. */
 int epg_py_read_shapes(call_arguments *a, PyObject *shapes);
@@ -43,9 +46,13 @@ int epg_py_allows_tf32(void); /* 1, 0 or -1 */
 int epg_py_read_current_stream(call_arguments *a);
 int epg_py_read_execution(call_arguments *a, PyObject *stream, PyObject *threads, PyObject *accumulate);
 
-/* launch.c: methods of the module. */
+/* launch.c and plan.c: methods of the module. */
 PyObject *epg_py_infer(PyObject *module, PyObject *const *args, Py_ssize_t n);
 PyObject *epg_py_launch(PyObject *module, PyObject *const *args, Py_ssize_t n);
 PyObject *epg_py_recorded(PyObject *module, PyObject *const *args, Py_ssize_t n);
+PyObject *epg_py_plan_create(PyObject *module, PyObject *const *args, Py_ssize_t n);
+PyObject *epg_py_plan_facts(PyObject *module, PyObject *const *args, Py_ssize_t n);
+PyObject *epg_py_plan_check(PyObject *module, PyObject *const *args, Py_ssize_t n);
+PyObject *epg_py_plan_run(PyObject *module, PyObject *const *args, Py_ssize_t n);
 
 #endif

@@ -70,36 +70,6 @@ static PyObject *returned(int32_t status) {
   return status ? NULL : Py_NewRef(Py_None);
 }
 
-static PyObject *use_plan(PyObject *const *args, PyObject *stream, PyObject *threads, PyObject *accumulate, int32_t (*use)(epg_plan, const epg_call *)) {
-  call_arguments a;
-  int32_t status = -1;
-  epg_py_begin(&a);
-  const epg_plan plan = PyLong_AsLongLong(args[0]);
-  if (plan == -1 && PyErr_Occurred()) return NULL;
-  if (!epg_py_read_tensors(&a, args[1], args[2]) && !epg_py_read_precision(&a) && !epg_py_read_workspace(&a, args[3]) &&
-      !epg_py_read_execution(&a, stream, threads, accumulate) && (stream != Py_None || !epg_py_read_current_stream(&a))) {
-    if (use == epg_plan_validate && args[3] == Py_None) a.call.flags |= EPG_ASSUME_WORKSPACE;
-    Py_BEGIN_ALLOW_THREADS;
-    status = use(plan, &a.call);
-    Py_END_ALLOW_THREADS;
-  }
-  epg_py_end(&a);
-  return returned(status);
-}
-
-/* plan_check(handle, inputs, outputs, workspace, accumulate): without a workspace a sufficient one
- * is assumed */
-static PyObject *plan_check(PyObject *module, PyObject *const *args, Py_ssize_t n) {
-  (void)module;
-  return epg_py_ready(n, 5) ? use_plan(args, NULL, NULL, args[4], epg_plan_validate) : NULL;
-}
-
-/* plan_run(handle, inputs, outputs, workspace, stream, threads, accumulate) */
-static PyObject *plan_run(PyObject *module, PyObject *const *args, Py_ssize_t n) {
-  (void)module;
-  return epg_py_ready(n, 7) ? use_plan(args, args[4], args[5], args[6], epg_plan_run) : NULL;
-}
-
 /* forked() -> bool */
 static PyObject *forked(PyObject *module, PyObject *const *args, Py_ssize_t n) {
   (void)module, (void)args, (void)n;
@@ -206,8 +176,10 @@ static PyMethodDef methods[] = {
     METHOD(infer, epg_py_infer, "infer(call, inputs, needs) -> (shapes, workspace_bytes)"),
     METHOD(launch, epg_py_launch, "launch(call, inputs, needs, outputs=None, shapes=None) -> outputs"),
     METHOD(recorded, epg_py_recorded, "recorded(required, *tensors) -> bool or None: whether autograd records a call on them; None: not plain tensors"),
-    METHOD(plan_check, plan_check, "plan_check(handle, inputs, outputs, workspace, accumulate)"),
-    METHOD(plan_run, plan_run, "plan_run(handle, inputs, outputs, workspace, stream, threads, accumulate)"),
+    METHOD(plan_create, epg_py_plan_create, "plan_create(call, inputs, outputs, exact, device, allow_tf32) -> plan"),
+    METHOD(plan_facts, epg_py_plan_facts, "plan_facts(plan) -> (workspace_size, sku, precision_guarantee)"),
+    METHOD(plan_check, epg_py_plan_check, "plan_check(plan, inputs, outputs, workspace, accumulate)"),
+    METHOD(plan_run, epg_py_plan_run, "plan_run(plan, inputs, outputs, workspace, stream, threads, accumulate)"),
     METHOD(forked, forked, "forked() -> bool"),
     METHOD(give_torch_kernels, give_torch_kernels, "give_torch_kernels(): gives torch.ops.epigrad._linear and its like kernels in C"),
     METHOD(runs_prepared, runs_prepared, "runs_prepared() -> int: how many calls were run by a kernel that is held for their geometry"),

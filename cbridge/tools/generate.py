@@ -40,7 +40,6 @@ package main
 import "C"
 
 import (
-	"reflect"
 	"unsafe"
 
 	"github.com/go-python/gopy/gopyh"
@@ -86,14 +85,9 @@ def c_source(build: str, folder: pathlib.Path) -> str:
     text = (folder / "control.c").read_text().replace('"control_go.h"', '"_cgo_export.h"\n#include "arguments.h"')
     # Not in the limited API, and used nowhere.
     text = text.replace("typedef PyAsyncMethods* cmpfunc;", "")
-    return "//go:build pyext\n\n" + re.sub(r"_wrap__control_(\w+)\(.*\)\n\{\n", refuse_forked, text)
-
-
-def refuse_forked(function: re.Match[str]) -> str:
-    """The head of a C function, which refuses a forked child, where Go would hang. There a
-    destructor does nothing."""
-    refused = "Py_RETURN_NONE" if function[1] == "DecRef" else "return epg_py_raise_last(epg_refuse_forked())"
-    return f"{function[0]}    if (epg_forked()) {refused};\n"
+    # A forked child is refused, where Go would hang.
+    refused = r"\1    if (epg_forked()) return epg_py_raise_last(epg_refuse_forked());\n"
+    return "//go:build pyext\n\n" + re.sub(r"(_wrap__control_\w+\(.*\)\n\{\n)", refused, text)
 
 
 def python_source(text: str) -> str:

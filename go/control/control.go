@@ -1,8 +1,6 @@
-// Package control is the cold side of the binding: gopy turns it into Python classes and functions.
-// Everything that is not a number crosses as JSON, and an error's text starts with the Python class
-// it stands for ("ClassName: message"). A panic becomes such an error here, since one that reached
-// gopy's code would end the process. What gopy makes of a method with an error does not take
-// Python's lock back for a handle that is no object, so methods have none.
+// Package control is the cold side of the binding: gopy turns it into Python functions. Facts cross
+// as JSON, and an error's text starts with the Python class it stands for ("ClassName: message"). A
+// panic becomes such an error here, since one that reached gopy's code would end the process.
 package control
 
 import (
@@ -19,39 +17,6 @@ import (
 	"github.com/epigrad/epigrad/go/status"
 	"github.com/epigrad/epigrad/go/tuning"
 )
-
-// Plan is a validated, reusable choice of kernel for one problem.
-type Plan struct {
-	handle      int64
-	description string
-}
-
-// SelectPlan validates a problem, given as JSON, and chooses a kernel for it.
-func SelectPlan(specJSON string) (plan *Plan, err error) {
-	defer classed(&err)
-	p, err := selectPlan(specJSON)
-	if err != nil {
-		return nil, err
-	}
-	description, err := p.Describe()
-	if err != nil {
-		return nil, err
-	}
-	return &Plan{op.Keep(p), description}, nil
-}
-
-// Handle is the number by which the hot path knows the plan; 0 once it is closed.
-func (p *Plan) Handle() int64 { return p.handle }
-
-// Describe gives the plan's sku, precision guarantee, workspace size and argument names as JSON.
-func (p *Plan) Describe() string { return p.description }
-
-// Close gives the plan back, and tells whether it was open.
-func (p *Plan) Close() bool {
-	err := op.Release(p.handle)
-	p.handle = 0
-	return err == nil
-}
 
 // Backends lists what can run here, and why the rest cannot, as JSON.
 func Backends() (infos string, err error) {

@@ -213,44 +213,69 @@ func named(op, what string, args []Argument, views []*tensor.View, required bool
 	return list, nil
 }
 
-// geometry validates all that does not depend on addresses and returns the outputs' shapes.
-func (o *operation) geometry(c *Call) (inputs, outputs []check.Operand, shapes [][]int64, dt dtype.DType, err error) {
-	fail := func(err error) ([]check.Operand, []check.Operand, [][]int64, dtype.DType, error) {
-		return nil, nil, nil, dtype.Invalid, err
+// resolved is the valid geometry of a call.
+type resolved struct {
+	shapes [][]int64 // of the outputs; nil for one that cannot exist
+	dtype  dtype.DType
+	device tensor.Device
+}
+
+// geometry validates all that does not depend on addresses.
+func (o *operation) geometry(c *Call) (r resolved, err error) {
+	inputs, outputs, err := o.operands(c)
+	if err != nil {
+		return r, err
 	}
-	if inputs, outputs, err = o.operands(c); err != nil {
-		return fail(err)
+	all := slices.Concat(inputs, outputs)
+	if r.dtype, err = check.DType(o.Name, all); err != nil {
+		return r, err
 	}
-	all := append(append(make([]check.Operand, 0, len(inputs)+len(outputs)), inputs...), outputs...)
-	if dt, err = check.DType(o.Name, all); err != nil {
-		return fail(err)
+	if r.device, err = check.Device(o.Name, all); err != nil {
+		return r, err
 	}
-	if _, err = check.Device(o.Name, all); err != nil {
-		return fail(err)
-	}
-	if shapes, err = o.shapes(c); err != nil {
-		return fail(err)
+	if r.shapes, err = o.shapes(c); err != nil {
+		return r, err
 	}
 	for i, out := range outputs {
 		switch {
 		case out.View == nil:
-		case shapes[i] == nil:
-			return fail(check.Invalid(o.Name, out.Name, "got a tensor, want none: the call has no input that it belongs to"))
+		case r.shapes[i] == nil:
+			return r, check.Invalid(o.Name, out.Name, "got a tensor, want none: the call has no input that it belongs to")
 		default:
-			if err = check.Shape(o.Name, out.Name, out.View.Shape, shapes[i], "the result's"); err != nil {
-				return fail(err)
+			if err = check.Shape(o.Name, out.Name, out.View.Shape, r.shapes[i], "the result's"); err != nil {
+				return r, err
 			}
 			if like := o.Outputs[i].Like; like != "" {
-				if err = check.Like(o.Name, out, like, o.outputDType(c, i, dt)); err != nil {
-					return fail(err)
+				if err = check.Like(o.Name, out, like, o.outputDType(c, i, r.dtype)); err != nil {
+					return r, err
 				}
 			}
 		}
 	}
 	if c.Accumulate && !o.accumulates {
-		return fail(check.Invalid(o.Name, "accumulate", "got true, want false: this operation has no weight or bias gradient"))
+		return r, check.Invalid(o.Name, "accumulate", "got true, want false: this operation has no weight or bias gradient")
 	}
-	return inputs, outputs, shapes, dt, check.SelfOverlap(o.Name, outputs)
+	return r, check.SelfOverlap(o.Name, outputs)
+}
+
+// filled returns the call's outputs with contiguous ones in the place of those that it leaves out;
+// wanted has a flag for each, and nil is for all.
+func (o *operation) filled(c *Call, r resolved, wanted []bool) ([]*tensor.View, error) {
+	outputs := make([]*tensor.View, len(o.Outputs))
+	for i, shape := range r.shapes {
+		if shape == nil || wanted != nil && (i >= len(wanted) || !wanted[i]) {
+			continue
+		}
+		if outputs[i] = c.output(i); outputs[i] != nil {
+			continue
+		}
+		v, err := tensor.New(nil, 0, o.outputDType(c, i, r.dtype), r.device, shape, nil, len(o.Inputs)+i)
+		if err != nil {
+			return nil, check.Wrap(o.Name, o.Outputs[i].Name, err)
+		}
+		outputs[i] = &v
+	}
+	return outputs, nil
 }
 
 // Infer returns the shapes of the outputs, nil for those that cannot exist or that wanted says are
@@ -261,31 +286,21 @@ func Infer(c *Call, wanted []bool) (shapes [][]int64, workspaceBytes int64, err 
 	if err != nil {
 		return nil, 0, err
 	}
-	inputs, _, shapes, dt, err := o.geometry(c)
-	if err != nil {
-		return nil, 0, err
-	}
-	device, err := check.Device(o.Name, inputs)
+	r, err := o.geometry(c)
 	if err != nil {
 		return nil, 0, err
 	}
 	filled := *c
-	filled.Outputs = make([]*tensor.View, len(o.Outputs))
-	for i := range shapes {
-		if shapes[i] == nil || i >= len(wanted) || !wanted[i] {
-			shapes[i] = nil
-			continue
-		}
-		if filled.Outputs[i] = c.output(i); filled.Outputs[i] != nil {
-			continue
-		}
-		v, err := tensor.New(nil, 0, o.outputDType(c, i, dt), device, shapes[i], nil, len(o.Inputs)+i)
-		if err != nil {
-			return nil, 0, check.Wrap(o.Name, o.Outputs[i].Name, err)
-		}
-		filled.Outputs[i] = &v
+	if filled.Outputs, err = o.filled(c, r, wanted); err != nil {
+		return nil, 0, err
 	}
-	if device.Type == tensor.Meta {
+	shapes = make([][]int64, len(o.Outputs))
+	for i, v := range filled.Outputs {
+		if v != nil {
+			shapes[i] = r.shapes[i]
+		}
+	}
+	if r.device.Type == tensor.Meta {
 		return shapes, 0, nil
 	}
 	k, err := o.kernel(&filled)

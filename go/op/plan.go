@@ -6,6 +6,7 @@ import (
 	"iter"
 	"math"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 
@@ -82,14 +83,11 @@ func (o *operation) kernel(c *Call) (backend.Kernel, error) {
 // choose is kernel without the cache, with the choices of the tuning block that the call is in; nil
 // for none.
 func (o *operation) choose(c *Call, choices *tuning.File) (backend.Kernel, error) {
-	inputs, _, _, dt, err := o.geometry(c)
+	r, err := o.geometry(c)
 	if err != nil {
 		return nil, err
 	}
-	device, err := check.Device(o.Name, inputs)
-	if err != nil {
-		return nil, err
-	}
+	dt, device := r.dtype, r.device
 	if device.Type == tensor.Meta {
 		return nil, unavailable(o.Name)
 	}
@@ -228,38 +226,13 @@ func NewPlan(c *Call, exactInputs, exactOutputs []bool) (*Plan, error) {
 	if err != nil {
 		return nil, err
 	}
-	wanted := make([]bool, len(o.Outputs))
-	for i := range wanted {
-		wanted[i] = true
-	}
-	shapes, _, err := Infer(c, wanted)
-	if err != nil {
-		return nil, err
-	}
 	p := &Plan{operation: o, call: *c.owned(len(o.Inputs)), exactInputs: exactInputs, exactOutputs: exactOutputs}
-	inputs, _, err := o.operands(c)
+	r, err := o.geometry(&p.call)
 	if err != nil {
 		return nil, err
 	}
-	dt, err := check.DType(o.Name, inputs)
-	if err != nil {
+	if p.call.Outputs, err = o.filled(&p.call, r, nil); err != nil {
 		return nil, err
-	}
-	device, err := check.Device(o.Name, inputs)
-	if err != nil {
-		return nil, err
-	}
-	described := p.call.Outputs
-	p.call.Outputs = make([]*tensor.View, len(o.Outputs))
-	for i, shape := range shapes {
-		if p.call.Outputs[i] = at(described, i); shape == nil || p.call.Outputs[i] != nil {
-			continue
-		}
-		v, err := tensor.New(nil, 0, o.outputDType(c, i, dt), device, shape, nil, len(o.Inputs)+i)
-		if err != nil {
-			return nil, check.Wrap(o.Name, o.Outputs[i].Name, err)
-		}
-		p.call.Outputs[i] = &v
 	}
 	if p.kernel, err = o.kernel(&p.call); err != nil {
 		return nil, err
@@ -297,19 +270,30 @@ func (p *Plan) mostWorkspace() (int64, error) {
 // all is the first of withSomeOptional's numbers.
 const all = 0
 
-// withSomeOptional returns the call, and then without each choice of the inputs that a run may
-// leave out, and without their gradients. A choice has a number.
+// withSomeOptional returns the call, and then without each choice of what a run may leave out and
+// may then need memory for: optional inputs, with their gradients, and what a forward keeps for
+// backward. A choice has a number.
 func (o *operation) withSomeOptional(c Call) iter.Seq2[int, Call] {
-	var optional []int
+	var optional, kept []int
 	for i, input := range o.Inputs {
 		if input.Optional && at(c.Inputs, i) != nil {
 			optional = append(optional, i)
 		}
 	}
+	for i, output := range o.Outputs {
+		if i > 0 && at(c.Outputs, i) != nil && !strings.HasPrefix(output.Name, "grad_") {
+			kept = append(kept, i)
+		}
+	}
 	return func(yield func(int, Call) bool) {
-		for left := range 1 << len(optional) {
+		for left := range 1 << (len(optional) + len(kept)) {
 			some := c
 			some.Inputs, some.Outputs = slices.Clone(c.Inputs), slices.Clone(c.Outputs)
+			for bit, i := range kept {
+				if left>>(len(optional)+bit)&1 != 0 {
+					some.Outputs[i] = nil
+				}
+			}
 			for bit, i := range optional {
 				if left>>bit&1 == 0 {
 					continue

@@ -1,9 +1,7 @@
 package op_test
 
 import (
-	"encoding/json"
 	"slices"
-	"sync"
 	"testing"
 	"unsafe"
 
@@ -160,58 +158,47 @@ func (s *PlanSuite) TestDescribesItself() {
 		x := array(s.T(), dt, 4)
 		plan, err := op.NewPlan(&op.Call{Op: "lerp_backward", Inputs: []*tensor.View{x, x, x, x}}, nil, nil)
 		s.Require().NoError(err)
-		text, err := plan.Describe()
-		s.Require().NoError(err)
-		var described struct {
-			Sku struct {
-				Op, Kind, DType, Accumulator, Backend, Kernel string
-			}
-			Precision struct {
-				Accumulator   string
-				Deterministic bool
-			} `json:"precision_guarantee"`
-			Workspace       int64 `json:"workspace_size"`
-			Inputs, Outputs []string
-		}
-		s.Require().NoError(json.Unmarshal([]byte(text), &described))
-		s.Equal("lerp_backward", described.Sku.Op)
-		s.Equal(dt.String(), described.Sku.DType)
-		s.Equal(dt.Accumulator().String(), described.Sku.Accumulator)
-		s.Equal(plan.Precision().Accumulator, described.Precision.Accumulator)
-		s.Equal("cpu", described.Sku.Backend)
-		s.Contains(described.Sku.Kernel, dt.Short())
-		s.True(described.Precision.Deterministic)
-		s.Equal([]string{"grad_output", "start", "end", "weight"}, described.Inputs)
-		s.Equal([]string{"grad_start", "grad_end", "grad_weight"}, described.Outputs)
-		s.Equal("lerp_backward", plan.Signature().Name)
-		s.Equal(described.Sku.Kernel, plan.Sku().Kernel)
+		sku, precision, signature := plan.Sku(), plan.Precision(), plan.Signature()
+		s.Equal([]string{"lerp_backward", dt.String(), dt.Accumulator().String(), "cpu"}, []string{sku.Op, sku.DType, sku.Accumulator, sku.Backend})
+		s.Contains(sku.Kernel, dt.Short())
+		s.Equal(sku.Accumulator, precision.Accumulator)
+		s.True(precision.Deterministic)
+		s.Equal("lerp_backward", signature.Name)
+		s.Equal([]string{"grad_output", "start", "end", "weight"}, names(signature.Inputs))
+		s.Equal([]string{"grad_start", "grad_end", "grad_weight"}, names(signature.Outputs))
 	}
 }
 
-func (s *PlanSuite) TestHandlesAreNeverUsedTwice() {
-	x := s.filled(dtype.Float32, 4)
-	plan, err := op.NewPlan(&op.Call{Op: "activation", Inputs: []*tensor.View{x}}, nil, nil)
-	s.Require().NoError(err)
-	seen, mutex, done := map[int64]bool{}, sync.Mutex{}, sync.WaitGroup{}
-	for range 8 {
-		done.Go(func() {
-			for range 50 {
-				handle := op.Keep(plan)
-				mutex.Lock()
-				s.False(seen[handle])
-				seen[handle] = true
-				mutex.Unlock()
-				kept, err := op.Kept(handle)
-				s.NoError(err)
-				s.Same(plan, kept)
-				s.NoError(op.Release(handle))
-				_, err = op.Kept(handle)
-				s.Equal(status.InvalidProblem, status.Of(err).Code)
-				s.Error(op.Release(handle))
-			}
-		})
+func names(arguments []op.Argument) []string {
+	var list []string
+	for _, a := range arguments {
+		list = append(list, a.Name)
 	}
-	done.Wait()
-	_, err = op.Kept(0)
-	s.ErrorContains(err, "handle 0 is not an open plan")
+	return list
+}
+
+// TestWorkspaceIsEnoughWithoutWhatIsKept: a run without the preactivation needs memory for it.
+func (s *PlanSuite) TestWorkspaceIsEnoughWithoutWhatIsKept() {
+	x, weight := s.filled(dtype.Float32, 3, 4), s.filled(dtype.Float32, 4, 4)
+	for _, c := range []op.Call{
+		{Op: "gated_mlp", Kind: "glu", Inputs: []*tensor.View{x, weight, nil, s.filled(dtype.Float32, 4, 2)}},
+		{Op: "gated_linear", Kind: "glu", Inputs: []*tensor.View{x, weight, weight}},
+		{Op: "mlp", Kind: "gelu", Inputs: []*tensor.View{x, weight, nil, weight}},
+	} {
+		plan, err := op.NewPlan(&c, nil, nil)
+		s.Require().NoError(err)
+		_, bytes, err := op.Infer(&c, []bool{true, false})
+		s.Require().NoError(err)
+		s.GreaterOrEqual(plan.WorkspaceBytes(), bytes, c.Op)
+	}
+}
+
+// TestKeepsNothingOfTheDescription: the caller may free the shapes that described the problem.
+func (s *PlanSuite) TestKeepsNothingOfTheDescription() {
+	x, grad := s.filled(dtype.Float32, 2, 4), s.filled(dtype.Float32, 2, 2)
+	described := []*tensor.View{with(grad, func(v *tensor.View) { v.Shape = []int64{2, 2} }), with(x, func(v *tensor.View) { v.Shape = []int64{2, 4} })}
+	plan, err := op.NewPlan(&op.Call{Op: "gated_activation_backward", Kind: "glu", Dim: -1, Inputs: described}, nil, nil)
+	s.Require().NoError(err)
+	described[0].Shape[0], described[1].Shape[0] = 7, 7
+	s.NoError(plan.Validate(&op.Call{Inputs: []*tensor.View{grad, x}, Outputs: []*tensor.View{array(s.T(), dtype.Float32, 2, 4)}}))
 }

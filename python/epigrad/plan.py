@@ -1,29 +1,33 @@
 """Plans: select a kernel for a problem, ask what it will do, run it on your own buffers.
 
 `select` validates the problem and chooses a kernel without touching data. `run` allocates nothing
-on the device. Leading dimensions are in elements, the workspace is in bytes.
+on the device. Leading dimensions are in elements, the workspace is in bytes. `Plan` is for every
+operation; the other classes describe three of them by sizes.
 """
 
 from __future__ import annotations
 
-import json
+import inspect
+import itertools
+import numbers
 import operator
-import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, NamedTuple, Self
 
 import torch
 from torch import Tensor
 
-from epigrad import errors
+from epigrad import errors, forward
 from epigrad._core import invariance, loader, selection
-from epigrad._core.call import gate_place
-from epigrad._core.checks import check_tensors, lerp_weight, refuse_graph, refuse_negative, refuse_zeros
+from epigrad._core.call import Call, dim_index, gate_place, make_call
+from epigrad._core.checks import finite, lerp_weight, refuse_graph, refuse_negative, refuse_zeros
 from epigrad._core.stateless import mark_written
+from epigrad._core.tables import DTYPES, OPS
 from epigrad._core.torch_state import is_traced
 from epigrad._core.values import immutable
-from epigrad.kinds import ActivationLike, Gated, activation_of, arguments_of, gated_of
+from epigrad.kinds import ActivationLike, Gated, activation_of, gated_of
+from epigrad.webgpu import Array
 
 __all__ = [
     "GatedActivation",
@@ -33,8 +37,14 @@ __all__ = [
     "KernelSku",
     "Lerp",
     "LerpBackward",
+    "Plan",
     "PrecisionGuarantee",
 ]
+
+_OPTIONS = ("activation", "kind", "dim", "gate", "beta")
+"""Arguments of functions, where they are no tensors of the operation."""
+_DEVICE_TYPES = {"cpu": 1, "cuda": 2, "webgpu": 15}
+"""DLDeviceType."""
 
 
 @immutable
@@ -65,42 +75,130 @@ class PrecisionGuarantee:
     batch_invariant: bool
 
 
-def _close(control_plan: loader.ControlPlan) -> None:
-    # After a fork the handle belongs to the parent: its core must not be entered here.
-    if loader.is_loaded():
-        control_plan.Close()
+class _Geometry(NamedTuple):
+    """A tensor without its memory; strides of None are contiguous."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    strides: tuple[int, ...] | None = None
 
 
-class _Plan:
-    """What the six classes share; made by `select`."""
+class _Problem(NamedTuple):
+    """All that a plan follows from.
 
-    _spec_class: ClassVar[str] = ""
-    _spec_names: ClassVar[dict[str, str]] = {}
-    """What `select` calls the arguments of the operation."""
+    Attributes:
+        call: the operation and its options.
+        tensors: by name; run needs exactly the strides of those in `exact`.
+        exact: names of tensors.
+        device: where the tensors will be.
+        allow_tf32: whether float32 products may be computed in TF32.
+    """
 
-    def __init__(self, spec: dict[str, Any]) -> None:
+    call: Call
+    tensors: dict[str, _Geometry]
+    exact: frozenset[str]
+    device: str
+    allow_tf32: bool
+
+
+class Plan:
+    """One problem of any operation, validated, with its kernel chosen.
+
+    Examples:
+        >>> import torch
+        >>> from epigrad.plan import Plan
+        >>> shapes = dict(input=(2, 3), weight1=(8, 3), weight2=(3, 8))
+        >>> plan = Plan.select("mlp", **shapes, activation="relu", dtype=torch.float32)
+        >>> workspace = torch.empty(plan.workspace_size + 256, dtype=torch.uint8)
+        >>> start = -workspace.data_ptr() % 256
+        >>> tensors = {name: torch.ones(shape) for name, shape in shapes.items()}
+        >>> out = torch.empty(2, 3)
+        >>> plan.run(**tensors, out=out, workspace=workspace[start : start + plan.workspace_size])
+        >>> out[0, 0].item()
+        24.0
+    """
+
+    _op: ClassVar[str] = ""
+    """The operation of a class that has only one."""
+    _argument_names: ClassVar[dict[str, str]] = {}
+    """What such a class calls the operation's arguments in `select`."""
+
+    def __init__(self, problem: _Problem) -> None:
         core = loader.core()
-        # The functions make the same choice for CPU tensors, and a plan keeps it.
-        if "backend" not in spec:
-            spec |= {"backend": selection.current() or "" if spec["device"].partition(":")[0] == "cpu" else ""}
-        self._spec = spec
-        try:
-            self._control_plan: loader.ControlPlan = loader.control_call(core.control.SelectPlan, json.dumps(spec))
-        except errors.InvalidProblemError as error:
-            raise errors.renamed(error, self._spec_class, self._spec_names) from None
-        finalizer = weakref.finalize(self, _close, self._control_plan)
-        finalizer.atexit = False
-        self._handle = self._control_plan.Handle()
-        facts = json.loads(self._control_plan.Describe())
-        self._inputs: tuple[str, ...] = tuple(facts["inputs"])
-        self._outputs: tuple[str, ...] = tuple(facts["outputs"])
+        row = OPS[problem.call.op]
+        self._problem = problem
+        self._inputs: tuple[str, ...] = tuple(row.tensors)
+        self._outputs: tuple[str, ...] = tuple(row.results)
         self._names = frozenset(self._inputs + self._outputs)
-        self._workspace_size: int = facts["workspace_size"]
-        self._sku = KernelSku(**facts["sku"])
-        self._precision_guarantee = PrecisionGuarantee(**facts["precision_guarantee"])
+        tensors = problem.tensors
+        inputs, outputs = (tuple([tensors.get(name) for name in names]) for names in (self._inputs, self._outputs))
+        exact = tuple([name in problem.exact for name in self._inputs + self._outputs])
+        name = type(self).__name__ if self._op else problem.call.op
+        place = _place(name, problem.device)
+        try:
+            self._plan = core.plan_create(problem.call, inputs, outputs, exact, place, problem.allow_tf32)
+        except errors.InvalidProblemError as error:
+            raise errors.renamed(error, name, self._argument_names) from None
+        self._workspace_size, sku, precision = core.plan_facts(self._plan)
+        self._sku = KernelSku(*sku)
+        self._precision_guarantee = PrecisionGuarantee(*precision)
+
+    @classmethod
+    def select(
+        cls,
+        op: str,
+        /,
+        *,
+        dtype: torch.dtype | None = None,
+        device: str | torch.device | None = None,
+        **arguments: Any,
+    ) -> Self:
+        """Choose a kernel for an operation.
+
+        Args:
+            op: a function of `epigrad.forward` or `epigrad.backward`, by its name.
+            dtype: of what is given by its shape; None is that of the first tensor.
+            device: where the tensors will be; None is where those of `arguments` are that are no
+                meta tensors, or else the CPU.
+            arguments: the function's, by name. Of a tensor only the shape, strides and dtype
+                count, so a meta tensor will do, and so will a shape. Give what `run` will get.
+                Outputs may be given too, such as float32 gradients of bfloat16 weights.
+
+        Raises:
+            TypeError: an unknown argument; the message lists the valid ones.
+            InvalidProblemError: (a ``ValueError``) an unknown operation, or wrong shapes or kinds.
+            DTypeError: (a ``TypeError``) a mix of dtypes, or another dtype.
+            EpigradError: another class of `epigrad.errors`, of devices and backends.
+        """
+        if not isinstance(op, str) or op not in OPS:
+            known = ", ".join(map(repr, OPS))
+            raise errors.InvalidProblemError(f"Plan: op: {op!r}, want one of {known}{errors.proposal(str(op), OPS)}")
+        names = (*OPS[op].tensors, *OPS[op].results)
+        options = {name: value for name, value in arguments.items() if name not in names}
+        given = {name: value for name, value in arguments.items() if name in names and value is not None}
+        examples = {name: value for name, value in given.items() if isinstance(value, Tensor | Array)}
+        if dtype is None:
+            dtype = next((value.dtype for value in examples.values() if value.dtype.is_floating_point), None)
+        if device is None:
+            device = _device_of(op, examples)
+        call = _call(op, options, given)
+        return cls._of(call, {name: _geometry(op, name, value, dtype) for name, value in given.items()}, device)
+
+    @classmethod
+    def _of(
+        cls, call: Call, tensors: dict[str, _Geometry], device: str | torch.device, exact: Iterable[str] = ()
+    ) -> Self:
+        """The plan of a call, in the modes that this thread is in."""
+        name = str(device)
+        if name == "cuda" and torch.cuda.is_available():  # the current one, as for PyTorch's functions
+            name = f"cuda:{torch.cuda.current_device()}"
+        # The functions make the same choice for CPU tensors, and a plan keeps it.
+        call = call._replace(backend=selection.current() if name.partition(":")[0] == "cpu" else None)
+        call = call.as_batch_invariant if invariance.is_on() else call
+        return cls(_Problem(call, tensors, frozenset(exact), name, loader.allows_tf32()))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self._spec,)
+        return type(self), (self._problem,)
 
     def __repr__(self) -> str:
         sku = self._sku
@@ -132,14 +230,8 @@ class _Plan:
             tensors: as for `run`.
         """
         workspace = tensors.pop("workspace", None)
-        inputs, outputs = self._arranged(tensors)
         self._stream_handle(stream)
-        try:
-            loader.core().plan_check(self._handle, inputs, outputs, workspace, bool(accumulate))
-        except errors.InvalidProblemError:
-            # whose missing memory is the error, and has a name here
-            refuse_zeros(self._sku.op, tensors)
-            raise
+        self._use(loader.core().plan_check, tensors, workspace, bool(accumulate))
 
     def run(
         self,
@@ -171,15 +263,9 @@ class _Plan:
             WorkspaceTooSmallError: (a ``ValueError``) too small a workspace.
             DeviceError: (a ``RuntimeError``) a failure of the driver, with its `code` and `name`.
         """
-        inputs, outputs = self._arranged(tensors)
         handle = self._stream_handle(stream)
-        try:
-            loader.core().plan_run(
-                self._handle, inputs, outputs, workspace, handle, torch.get_num_threads(), bool(accumulate)
-            )
-        except errors.InvalidProblemError:
-            refuse_zeros(self._sku.op, tensors)
-            raise
+        run = loader.core().plan_run
+        outputs = self._use(run, tensors, workspace, handle, torch.get_num_threads(), bool(accumulate))
         mark_written([output for output in outputs if output is not None])
 
     def _stream_handle(self, stream: object) -> int | None:
@@ -193,17 +279,18 @@ class _Plan:
             raise errors.InvalidProblemError(f"{self._sku.op}: stream: {stream!r}, want {wanted}")
         # The default streams of all devices have one handle, so the driver cannot find the mistake.
         device = getattr(stream, "device", None)
-        if isinstance(device, torch.device) and str(device) != self._spec["device"]:
-            raise errors.DeviceMismatchError(f"{self._sku.op}: stream: on {device}, want {self._spec['device']}")
+        if isinstance(device, torch.device) and str(device) != self._problem.device:
+            raise errors.DeviceMismatchError(f"{self._sku.op}: stream: on {device}, want {self._problem.device}")
         return handle
 
-    def _arranged(
-        self, tensors: dict[str, Tensor | None]
-    ) -> tuple[tuple[Tensor | None, ...], tuple[Tensor | None, ...]]:
+    def _use(
+        self, function: Callable[..., None], tensors: dict[str, Tensor | None], *arguments: object
+    ) -> tuple[Tensor | None, ...]:
+        """Call a function of the core on the plan's tensors; returns the outputs."""
+        op = self._sku.op
         if is_traced():
             raise errors.UnsupportedError(
-                f"{self._sku.op}: plan.run writes into its arguments and cannot be traced: call a function "
-                "of epigrad instead"
+                f"{op}: plan.run writes into its arguments and cannot be traced: call a function of epigrad instead"
             )
         if not self._names.issuperset(tensors):
             unknown = ", ".join(sorted(set(tensors) - self._names))
@@ -211,23 +298,25 @@ class _Plan:
             raise TypeError(f"{type(self).__name__}.run: unknown tensor {unknown}, want names among {valid}")
         for name, tensor in tensors.items():
             if tensor is not None:
-                check_tensors(self._sku.op, **{name: tensor})
-                refuse_negative(self._sku.op, name, tensor)
+                refuse_negative(op, name, tensor)
                 if name in self._outputs:
-                    refuse_graph(self._sku.op, name, tensor)
+                    refuse_graph(op, name, tensor)
         get = tensors.get
-        return tuple([get(name) for name in self._inputs]), tuple([get(name) for name in self._outputs])
+        outputs = tuple([get(name) for name in self._outputs])
+        try:
+            function(self._plan, tuple([get(name) for name in self._inputs]), outputs, *arguments)
+        except errors.InvalidProblemError:
+            # whose missing memory is the error, and has a name here
+            refuse_zeros(op, tensors)
+            raise
+        return outputs
 
 
-def _device_name(device: str | torch.device) -> str:
-    """The word for a device; "cuda" alone is the current one, as for PyTorch's functions."""
-    name = str(device)
-    return f"cuda:{torch.cuda.current_device()}" if name == "cuda" and torch.cuda.is_available() else name
+class _Gemm(Plan):
+    _result: ClassVar[str]
 
-
-class _Gemm(_Plan):
     @classmethod
-    def select(
+    def select(  # type: ignore[override]  # by sizes
         cls,
         *,
         m: int,
@@ -264,27 +353,21 @@ class _Gemm(_Plan):
             DTypeError: (a ``TypeError``) another dtype.
             EpigradError: another class of `epigrad.errors`, of devices and backends.
         """
-        name = cls._spec_class
-        act = activation_of(name, activation)
-        return cls(
-            {
-                "class": name,
-                "m": _extent(name, "m", m),
-                "n": _extent(name, "n", n),
-                "k": _extent(name, "k", k),
-                "batch": _sizes(name, "batch", batch if isinstance(batch, Iterable) else (batch,)),
-                "b_batched": bool(b_batched),
-                "activation": act.name,
-                "parameters": _numbers(arguments_of(act)),
-                "dtype": _dtype_name(name, dtype),
-                "device": _device_name(device),
-                "lda": None if lda is None else _size(name, "lda", lda),
-                "ldb": None if ldb is None else _size(name, "ldb", ldb),
-                "ld_grad": None if ld_grad is None else _size(name, "ld_grad", ld_grad),
-                "allow_tf32": loader.allows_tf32(),
-                "batch_invariant": invariance.is_on(),
-            }
-        )
+        name = cls.__name__
+        m, n, k = (_extent(name, argument, size) for argument, size in (("m", m), ("n", n), ("k", k)))
+        items = _sizes(name, "batch", batch if isinstance(batch, Iterable) else (batch,))
+        of_b = items if b_batched else ()
+        matrices = {
+            "a": _matrix(name, "a", (*items, m, k), "lda", lda),
+            "b": _matrix(name, "b", (*of_b, k, n), "ldb", ldb),
+            cls._result: _matrix(name, cls._result, (*items, m, n), "ld_grad", ld_grad),
+        }
+        exact = [argument for argument, (_, strides) in matrices.items() if strides is not None]
+        shapes = matrices | {"bias": ((n,), None), "preactivation": ((*items, m, n), None)}
+        _require_dtype(name, dtype)
+        tensors = {argument: _Geometry(dtype, *shape) for argument, shape in shapes.items()}
+        call = make_call(cls._op, activation_of(name, activation), 0, "second", None)
+        return cls._of(call, tensors, device, exact)
 
 
 class GemmEpilogue(_Gemm):
@@ -301,7 +384,8 @@ class GemmEpilogue(_Gemm):
         3.0
     """
 
-    _spec_class = "GemmEpilogue"
+    _op = "matmul_bias_activation"
+    _result = "out"
 
 
 class GemmEpilogueBackward(_Gemm):
@@ -320,14 +404,15 @@ class GemmEpilogueBackward(_Gemm):
         True
     """
 
-    _spec_class = "GemmEpilogueBackward"
+    _op = "matmul_bias_activation_backward"
+    _result = "grad_output"
 
 
-class _Gated(_Plan):
-    _spec_names: ClassVar[dict[str, str]] = {"input": "input_shape", "dim": "split_dim"}
+class _Gated(Plan):
+    _argument_names: ClassVar[dict[str, str]] = {"input": "input_shape", "dim": "split_dim"}
 
     @classmethod
-    def select(
+    def select(  # type: ignore[override]  # by sizes
         cls,
         *,
         input_shape: Sequence[int],
@@ -353,21 +438,16 @@ class _Gated(_Plan):
             DTypeError: (a ``TypeError``) another dtype.
             EpigradError: another class of `epigrad.errors`, of devices and backends.
         """
-        name = cls._spec_class
-        gated = gated_of(name, kind)
+        name = cls.__name__
+        shape, dim = list(_sizes(name, "input_shape", input_shape)), _size(name, "split_dim", split_dim)
+        _require_dtype(name, dtype)
+        tensors = {"input": _Geometry(dtype, tuple(shape))}
+        if -len(shape) <= dim < len(shape):  # the core refuses others, and odd sizes
+            shape[dim] //= 2
+        tensors["grad_output"] = _Geometry(dtype, tuple(shape))
         gate_place(name, gate)
-        return cls(
-            {
-                "class": name,
-                "input_shape": _sizes(name, "input_shape", input_shape),
-                "split_dim": _size(name, "split_dim", split_dim),
-                "kind": gated.name,
-                "parameters": _numbers(arguments_of(gated)),
-                "gate": gate,
-                "dtype": _dtype_name(name, dtype),
-                "device": _device_name(device),
-            }
-        )
+        call = make_call(cls._op, gated_of(name, kind), dim_index(name, dim), gate, None)
+        return cls._of(call, tensors, device)
 
 
 class GatedActivation(_Gated):
@@ -383,7 +463,7 @@ class GatedActivation(_Gated):
         tensor([6.])
     """
 
-    _spec_class = "GatedActivation"
+    _op = "gated_activation"
 
 
 class GatedActivationBackward(_Gated):
@@ -404,12 +484,12 @@ class GatedActivationBackward(_Gated):
         tensor([3., 2.])
     """
 
-    _spec_class = "GatedActivationBackward"
+    _op = "gated_activation_backward"
 
 
-class _Interpolation(_Plan):
+class _Interpolation(Plan):
     @classmethod
-    def select(
+    def select(  # type: ignore[override]  # by sizes
         cls,
         *,
         shape: Sequence[int],
@@ -430,21 +510,16 @@ class _Interpolation(_Plan):
             DTypeError: (a ``TypeError``) another dtype, or a weight that is not a number.
             EpigradError: another class of `epigrad.errors`, of devices and backends.
         """
-        name = cls._spec_class
-        numbers: tuple[float, ...] = ()
+        name = cls.__name__
+        parameters: tuple[float, ...] = ()
         if weight is not None:
-            numbers, tensor = lerp_weight(name, weight)
+            parameters, tensor = lerp_weight(name, weight)
             if tensor is not None:
                 raise errors.DTypeError(f"{name}: weight: a tensor, want a number, or None for a tensor given to run")
-        return cls(
-            {
-                "class": name,
-                "shape": _sizes(name, "shape", shape),
-                "parameters": _numbers(numbers),
-                "dtype": _dtype_name(name, dtype),
-                "device": _device_name(device),
-            }
-        )
+        _require_dtype(name, dtype)
+        operands = ("grad_output", "start", "end", *(() if parameters else ("weight",)))
+        tensors = dict.fromkeys(operands, _Geometry(dtype, _sizes(name, "shape", shape)))
+        return cls._of(Call(cls._op, None, parameters), tensors, device)
 
 
 class Lerp(_Interpolation):
@@ -459,7 +534,7 @@ class Lerp(_Interpolation):
         tensor([0.2500, 0.2500])
     """
 
-    _spec_class = "Lerp"
+    _op = "lerp"
 
 
 class LerpBackward(_Interpolation):
@@ -478,12 +553,89 @@ class LerpBackward(_Interpolation):
         tensor([0.2500, 0.2500])
     """
 
-    _spec_class = "LerpBackward"
+    _op = "lerp_backward"
 
 
-def _numbers(values: Iterable[float]) -> list[str]:
-    """Parameters as text, since JSON has no NaN and no infinity."""
-    return [repr(value) for value in values]
+def _call(op: str, options: dict[str, Any], given: dict[str, Any]) -> Call:
+    """The call of an operation with a function's arguments that are not tensors; a number among the
+    tensors becomes a parameter, if the operation has no kind.
+    """
+    row = OPS[op]
+    arguments = inspect.signature(getattr(forward, op.removesuffix("_backward"))).parameters
+    defaults = {name: arguments[name].default for name in _OPTIONS if name in arguments and name not in row.tensors}
+    if unknown := options.keys() - defaults:
+        valid = ", ".join((*row.tensors, *defaults, *row.results))
+        raise TypeError(f"Plan.select: {op}: unknown argument {', '.join(sorted(unknown))}, want names among {valid}")
+    chosen = defaults | options
+    for name, value in chosen.items():
+        if value is inspect.Parameter.empty:
+            raise TypeError(f"Plan.select: {op}: {name} is missing")
+    if row.kinds:
+        kind = chosen.get("kind", chosen.get("activation"))
+        return make_call(op, kind, chosen.get("dim", 0), chosen.get("gate", "second"), None)
+    weights = [given.pop(name) for name, value in tuple(given.items()) if isinstance(value, numbers.Real)]
+    parameters = [*(lerp_weight(op, weight)[0] for weight in weights), *((finite(op, *b),) for b in chosen.items())]
+    return Call(op, None, tuple(itertools.chain(*parameters)))
+
+
+def _geometry(op: str, name: str, given: Any, dtype: torch.dtype | None) -> _Geometry:
+    """That of an example, or of a shape."""
+    if not isinstance(given, Tensor | Array):
+        return _Geometry(_require_dtype(op, dtype), _sizes(op, name, given))
+    if isinstance(given, Tensor) and given.layout is not torch.strided:
+        raise errors.UnsupportedError(f"{op}: {name}: a tensor of layout {given.layout}, want a strided one")
+    return _Geometry(given.dtype, tuple(given.shape), tuple(given.stride()))
+
+
+def _device_of(op: str, examples: dict[str, Any]) -> str:
+    """The device of those that have memory."""
+    found = {name: "webgpu" if isinstance(x, Array) else str(x.device) for name, x in examples.items()}
+    real = {name: device for name, device in found.items() if device != "meta"}
+    first, device = next(iter(real.items()), ("", "cpu"))
+    for name, other in real.items():
+        if other != device:
+            raise errors.DeviceMismatchError(
+                f"{op}: {name}: on {other}, want {device} where {first} is: one device per call"
+            )
+    return device
+
+
+def _place(op: str, device: str) -> tuple[int, int]:
+    """A device as DLPack has it."""
+    kind, colon, index = device.partition(":")
+    if kind not in _DEVICE_TYPES:
+        raise errors.InvalidProblemError(f"{op}: device: got {device!r}, want cpu, cuda, cuda:N or webgpu")
+    if colon and not (index.isascii() and index.isdecimal() and int(index) < 2**31):
+        raise errors.InvalidProblemError(f"{op}: device: got {device!r}, want an index of 0 or more after the colon")
+    return _DEVICE_TYPES[kind], 0 if kind == "cpu" else int(index or 0)
+
+
+def _matrix(
+    op: str, argument: str, shape: tuple[int, ...], ld_name: str, ld: int | None
+) -> tuple[tuple[int, ...], tuple[int, ...] | None]:
+    """The shape and the strides of matrices with a leading dimension, if there is one."""
+    if ld is None:
+        return shape, None
+    *batch, rows, columns = shape
+    if _size(op, ld_name, ld) < max(1, columns):
+        raise errors.InvalidProblemError(
+            f"{op}: {ld_name}: got {ld}, want at least {max(1, columns)}, the columns of {argument}"
+        )
+    strides = [1, operator.index(ld)]
+    for size in reversed((*batch, rows)):
+        strides.append(strides[-1] * max(size, 1))
+    if strides.pop() >= 2**63:
+        raise errors.InvalidProblemError(
+            f"{op}: {argument}: shape {list(shape)} with leading dimension {ld} reaches beyond 64 bits"
+        )
+    return shape, tuple(reversed(strides))
+
+
+def _require_dtype(op: str, dtype: object) -> torch.dtype:
+    names = [row["name"] for row in DTYPES]
+    if not isinstance(dtype, torch.dtype) or str(dtype).removeprefix("torch.") not in names:
+        raise errors.DTypeError(f"{op}: dtype: got {dtype!r}, want a torch.dtype out of {', '.join(names)}")
+    return dtype
 
 
 def _size(name: str, argument: str, value: int) -> int:
@@ -505,13 +657,7 @@ def _extent(name: str, argument: str, value: int) -> int:
     return size
 
 
-def _sizes(name: str, argument: str, values: Iterable[int]) -> list[int]:
+def _sizes(name: str, argument: str, values: Iterable[int]) -> tuple[int, ...]:
     if not isinstance(values, Iterable) or isinstance(values, str | bytes):
         raise errors.InvalidProblemError(f"{name}: {argument}: {type(values).__name__}, want a sequence of ints")
-    return [_extent(name, argument, value) for value in values]
-
-
-def _dtype_name(name: str, dtype: torch.dtype) -> str:
-    if not isinstance(dtype, torch.dtype):
-        raise errors.DTypeError(f"{name}: dtype: {dtype!r}, want a torch.dtype")
-    return str(dtype).removeprefix("torch.")
+    return tuple([_extent(name, argument, value) for value in values])

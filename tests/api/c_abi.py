@@ -31,7 +31,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 LIB = ctypes.CDLL(str(LIBRARY))
 for _name in ("epg_version", "epg_last_error", "epg_status_class"):
     getattr(LIB, _name).restype = ctypes.c_char_p
-for _name in ("epg_plan_workspace", "epg_plan_run", "epg_plan_validate"):
+for _name in ("epg_plan_workspace", "epg_plan_query", "epg_plan_run", "epg_plan_validate"):
     getattr(LIB, _name).argtypes = [ctypes.c_int64, ctypes.c_void_p]
 LIB.epg_plan_destroy.argtypes = [ctypes.c_int64]
 LIB.epg_plan_describe.argtypes = [ctypes.c_int64, ctypes.c_char_p, ctypes.c_uint64, ctypes.c_void_p]
@@ -43,6 +43,17 @@ for _name in ("epg_webgpu_write", "epg_webgpu_read"):
     getattr(LIB, _name).argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint64]
 for _name in ("epg_backends", "epg_kinds"):
     getattr(LIB, _name).argtypes = [ctypes.c_char_p, ctypes.c_uint64, ctypes.c_void_p]
+
+
+class PlanFacts(ctypes.Structure):
+    """epg_plan_facts."""
+
+    _fields_ = [
+        ("struct_size", ctypes.c_uint32),
+        *((name, ctypes.c_int32) for name in ("vector_width", "deterministic", "bit_stable", "batch_invariant")),
+        *((name, ctypes.c_char_p) for name in ("op", "kind", "dtype", "accumulator", "math_precision")),
+        *((name, ctypes.c_char_p) for name in ("backend", "arch", "kernel", "layout")),
+    ]
 
 
 def tensor(array: Array, strides: bool = True, **changes: Any) -> DLTensor:
@@ -563,6 +574,13 @@ def check_plans() -> None:
         and facts["sku"]["accumulator"] == "float64"
         and len(text.value) + 1 == size.value
     )
+    told = PlanFacts(struct_size=ctypes.sizeof(PlanFacts))
+    assert LIB.epg_plan_query(plan, ctypes.byref(told)) == OK
+    assert (told.op, told.dtype, told.accumulator) == (b"linear", b"float64", b"float64")
+    assert told.kernel.decode() == facts["sku"]["kernel"] and told.deterministic == 1
+    refused_with(INVALID, "epg_plan_query: facts: a null pointer", LIB.epg_plan_query(plan, None))
+    told.struct_size += 8
+    refused_with(INVALID, "epg_plan_query: struct_size", LIB.epg_plan_query(plan, ctypes.byref(told)))
     other = make_call("linear", "gelu", [X[:2].copy(), W, B], [nan(2, 5), None])
     assert LIB.epg_plan_run(plan, ctypes.byref(other)) == INVALID
     assert LIB.epg_plan_destroy(plan) == OK and LIB.epg_plan_destroy(plan) == INVALID

@@ -61,12 +61,21 @@ def main(seed: int, calls: int = 4000) -> None:
         sizes = ((), (2, 3), (3,), (0, 3), (2**40, 2**40), (1,) * 100, None, None)
         return odd(tuple(odd(rng.choice(sizes)) for _ in range(rng.randint(0, 11))))
 
+    def described(most: int) -> Any:
+        geometry = (odd(torch.float32), odd((2, 3)), odd(rng.choice((None, None, (3, 1), (1,) * 100))))
+        return odd(tuple(odd(rng.choice((geometry, None))) for _ in range(rng.randint(0, most))))
+
+    def device() -> Any:
+        return odd((odd(rng.choice((1, 2, 15))), odd(0)))
+
+    made = epigrad.plan.Plan.select("lerp", start=(2, 3), end=(2, 3), weight=0.5, dtype=torch.float32)._plan
     choices: list[Callable[[], Any]] = [
         lambda: core.infer(call(), some(11), needs()),
         lambda: core.launch(*(call(), some(11), needs(), odd(some(7)), shapes(), None)[: rng.randint(2, 6)]),
         lambda: core.recorded(*(odd(1), *rng.sample(pool, 5))[: rng.randint(0, 6)]),
-        lambda: core.plan_run(odd(1), some(11), some(7), odd(None), odd(0), odd(1), odd(False)),
-        lambda: core.plan_check(odd(1), some(11), some(7), odd(None), odd(False)),
+        lambda: core.plan_create(call(), described(11), described(7), odd((False,) * 3), device(), odd(False)),
+        lambda: core.plan_run(odd(made), some(11), some(7), odd(None), odd(0), odd(1), odd(False)),
+        lambda: core.plan_check(odd(made), some(11), some(7), odd(None), odd(False)),
     ]
     for _ in range(calls):
         try:

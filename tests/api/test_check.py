@@ -166,9 +166,10 @@ def test_a_defect_at_special_values_is_found(
     [
         ({"op": "linear", "entry": "module"}, epigrad.functional, "linear"),
         ({"op": "prelu", "entry": "module"}, epigrad.functional, "prelu"),
-        ({"op": "linear", "entry": "plan"}, plan.GemmEpilogue, "run"),
-        ({"op": "gated_activation", "entry": "plan"}, plan.GatedActivation, "run"),
-        ({"op": "lerp", "entry": "plan"}, plan.Lerp, "run"),
+        ({"op": "linear", "entry": "plan"}, plan.Plan, "run"),
+        ({"op": "gated_activation", "entry": "plan"}, plan.Plan, "run"),
+        ({"op": "experts", "entry": "plan"}, plan.Plan, "run"),
+        ({"op": "lerp", "entry": "plan"}, plan.Plan, "run"),
     ],
     ids=lambda value: " ".join(value.values()) if isinstance(value, dict) else "",
 )

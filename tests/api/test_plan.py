@@ -1,5 +1,5 @@
-"""Plans: select, ask, run, for all six classes, against the functions of `epigrad.forward` and
-`epigrad.backward`."""
+"""Plans: select, ask, run, for all classes and operations, against the functions of
+`epigrad.forward` and `epigrad.backward`."""
 
 from __future__ import annotations
 
@@ -11,12 +11,17 @@ from typing import Any
 import pytest
 import torch
 from epigrad import backward, errors, forward, plan
+from epigrad._check.calls import Inputs
+from epigrad._check.operations import OPERATIONS
+from epigrad._check.problem import EXAMPLE, Problem
+from epigrad._core import tables
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
 from tests.support.devices import on_devices
 from tests.support.layouts import OUT_LAYOUTS, Guarded, assert_same_bits, bits, laid_out, unchanged
 from tests.support.plan_problem import CLASSES, DTYPES, arguments, expected, run, tensors_for, workspace_of
+from tests.support.tiers import thorough
 
 
 @on_devices
@@ -502,3 +507,95 @@ def test_can_implement_assumes_a_workspace_that_is_not_given(device: str) -> Non
     made.can_implement(**tensors)
     with pytest.raises(errors.WorkspaceTooSmallError):
         made.can_implement(**tensors, workspace=torch.empty(0, dtype=torch.uint8, device=device))
+
+
+def operands(op: str, dtype: str) -> tuple[Problem, dict[str, Any]]:
+    """A small problem of an operation, and its tensors by name."""
+    name = op.removesuffix("_backward")
+    kind = {"gated": "kind=swiglu ", "": ""}.get(OPERATIONS[name].takes, "kind=gelu ")
+    sizes = "x".join(map(str, EXAMPLE[: len(OPERATIONS[name].sizes)]))
+    problem = Problem.read(f"{name} {kind}dtype={dtype} sizes={sizes}")
+    inputs = Inputs.of(problem)
+    given = {key: value for key, value in inputs.named(problem).items() if value is not None}
+    return problem, given | ({"grad_output": inputs.grad} if op.endswith("_backward") else {})
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, pytest.param(torch.bfloat16, marks=thorough)], ids=str)
+@pytest.mark.parametrize("op", tables.OPS)
+def test_every_operation_has_a_plan(op: str, dtype: torch.dtype) -> None:
+    """By tensors, by meta tensors and by shapes: the same plan, with the function's bits."""
+    problem, given = operands(op, str(dtype).removeprefix("torch."))
+    options = problem.operation.options(problem)
+    made = plan.Plan.select(op, **given, **options)
+    function = getattr(backward if op.endswith("_backward") else forward, op)
+    results = function(**given, **options)
+    results = results if isinstance(results, tuple) else (results,)
+    names = [name for name in tables.OPS[op].results if name != "preactivation"]
+    if len(results) == 1:
+        names = names[:1]
+    outputs = {
+        name: torch.full_like(value, math.nan) for name, value in zip(names, results, strict=False) if value is not None
+    }
+    assert outputs
+    tensors = {name: value for name, value in given.items() if isinstance(value, Tensor)}
+    made.can_implement(**tensors, **outputs)
+    with unchanged(*tensors.values()):
+        run(made, **tensors, **outputs)
+    for (name, got), want in zip(outputs.items(), (value for value in results if value is not None), strict=False):
+        assert_same_bits(got, want, name)
+        run(made, **tensors, **{name: got.fill_(math.nan)})
+        assert_same_bits(got, want, f"{name} alone")
+    meta = {name: value.to("meta") if isinstance(value, Tensor) else value for name, value in given.items()}
+    shapes = {
+        name: tuple(value.shape) if isinstance(value, Tensor) and value.dtype == dtype else value
+        for name, value in meta.items()
+    }
+    for described in (meta, shapes):
+        again = plan.Plan.select(op, **described, **options, dtype=dtype, device="cpu")
+        assert (again.sku, again.workspace_size) == (made.sku, made.workspace_size)
+        assert again.precision_guarantee == made.precision_guarantee
+
+
+def test_options_have_the_functions_defaults() -> None:
+    shapes = {"input": (3, 4), "weight1": (5, 4), "weight2": (4, 5)}
+    assert plan.Plan.select("mlp", **shapes, dtype=torch.float32).sku.kind == "gelu_tanh"
+    made = plan.Plan.select("activation", input=torch.ones(3), activation=torch.nn.LeakyReLU(0.25))
+    assert made.sku.kind == "leaky_relu(slope=0.25)" and made.sku.dtype == "float32"
+    with pytest.raises(TypeError, match="activation is missing"):
+        plan.Plan.select("activation", input=torch.ones(3))
+
+
+def test_gradients_of_weights_may_be_wider() -> None:
+    grad, x, weight = (torch.ones(2, 2, dtype=torch.bfloat16) for _ in range(3))
+    into = torch.empty(2, 2)
+    made = plan.Plan.select("linear_backward", grad_output=grad, input=x, weight=weight, grad_weight=into)
+    run(made, grad_output=grad, input=x, weight=weight, grad_weight=into)
+    assert torch.equal(into, torch.full((2, 2), 2.0))
+    with pytest.raises(errors.DTypeError, match="grad_weight: dtype bfloat16, want the plan's float32"):
+        made.can_implement(grad_output=grad, input=x, weight=weight, grad_weight=weight.clone())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "text"),
+    [
+        ({"op": "liner"}, errors.InvalidProblemError, r"Plan: op: 'liner', want one of .*did you mean 'linear'"),
+        ({"op": ["linear"]}, errors.InvalidProblemError, r"Plan: op: \['linear'\], want one of"),
+        ({"colour": 1}, TypeError, "linear: unknown argument colour, want names among input, weight, bias, activation"),
+        ({"weight": None}, errors.InvalidProblemError, "linear: weight: missing"),
+        ({"weight": (5, 3)}, errors.InvalidProblemError, "linear: weight: "),
+        ({"weight": (5, -4)}, errors.InvalidProblemError, "linear: weight: got -4"),
+        ({"bias": 3.0}, errors.InvalidProblemError, "linear: bias: float, want a sequence of ints"),
+        ({"dtype": None}, errors.DTypeError, "linear: dtype: got None"),
+        ({"dtype": torch.int8}, errors.DTypeError, "linear: dtype: got torch.int8"),
+        ({"activation": "swash"}, errors.InvalidProblemError, "linear: activation: 'swash'"),
+        ({"weight": torch.ones(5, 4, dtype=torch.float64)}, errors.DTypeError, "linear: weight: dtype float64"),
+        ({"weight": torch.eye(4).to_sparse()}, errors.UnsupportedError, "linear: weight: a tensor of layout"),
+        ({"device": "moon"}, errors.InvalidProblemError, "linear: device: got 'moon'"),
+        ({"input": (2**40, 2**40)}, errors.InvalidProblemError, "linear: input: "),
+    ],
+    ids=str,
+)
+def test_what_a_plan_of_any_operation_refuses(arguments: dict[str, Any], error: type[Exception], text: str) -> None:
+    given: dict[str, Any] = {"op": "linear", "input": (3, 4), "weight": (5, 4), "dtype": torch.float32} | arguments
+    with pytest.raises(error, match=text):
+        plan.Plan.select(given.pop("op"), **given)

@@ -234,7 +234,7 @@ def test_backward_remembers_the_mode() -> None:
 def test_the_environment_switches_it_on() -> None:
     program = (
         "import epigrad, torch; plan = epigrad.plan.GemmEpilogue.select(m=1, n=1, k=1, activation='relu', "
-        "dtype=torch.float32); print(plan._spec['batch_invariant'])"
+        "dtype=torch.float32); print(plan._problem.call.batch_invariant)"
     )
     for value, want in (("1", "True"), ("0", "False"), ("", "False")):
         result = subprocess.run(

@@ -230,6 +230,22 @@ func (p Plan) Workspace() (uint64, Result) {
 	return uint64(*bytes), r
 }
 
+// Query is epg_plan_query with a struct_size that is so many bytes too large: the texts, and the
+// numbers in their order.
+func (p Plan) Query(more int) (texts []string, numbers []int32, r Result) {
+	var a arena
+	defer a.free()
+	f := (*C.epg_plan_facts)(a.alloc(C.sizeof_epg_plan_facts))
+	f.struct_size = C.uint32_t(C.sizeof_epg_plan_facts + more)
+	if r = result(func() C.int32_t { return C.epg_plan_query(C.epg_plan(p), f) }); r.Code == C.EPG_OK {
+		for _, text := range []*C.char{f.op, f.kind, f.dtype, f.accumulator, f.math_precision, f.backend, f.arch, f.kernel, f.layout} {
+			texts = append(texts, C.GoString(text))
+		}
+		numbers = []int32{int32(f.vector_width), int32(f.deterministic), int32(f.bit_stable_on_same_hardware), int32(f.batch_invariant)}
+	}
+	return texts, numbers, r
+}
+
 // Describe is epg_plan_describe with room for capacity bytes.
 func (p Plan) Describe(capacity int) (text string, needed uint64, r Result) {
 	return written(capacity, func(text *C.char, needed *C.uint64_t) C.int32_t {

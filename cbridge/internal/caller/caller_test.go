@@ -214,6 +214,30 @@ func (s *BridgeSuite) TestStatedSizes() {
 	s.Equal([2]int64{24, 20}, [2]int64{r.Needed, r.Got})
 }
 
+func (s *BridgeSuite) TestHandlesOfPlansAreNeverUsedTwice() {
+	seen, mutex, done := map[caller.Plan]bool{}, sync.Mutex{}, sync.WaitGroup{}
+	for range 8 {
+		done.Go(func() {
+			for range 50 {
+				plan, r := caller.CreatePlan(product())
+				s.ok(r)
+				mutex.Lock()
+				s.False(seen[plan])
+				seen[plan] = true
+				mutex.Unlock()
+				_, r = plan.Workspace()
+				s.ok(r)
+				s.ok(plan.Destroy())
+				_, r = plan.Workspace()
+				s.Equal(int32(status.InvalidProblem), r.Code)
+				s.Equal(int32(status.InvalidProblem), plan.Destroy().Code)
+			}
+		})
+	}
+	done.Wait()
+	s.fails(caller.Plan(0).Destroy(), status.InvalidProblem, "handle 0 is not an open plan")
+}
+
 func (s *BridgeSuite) TestPlans() {
 	call := product()
 	plan, r := caller.CreatePlan(call)
@@ -228,8 +252,27 @@ func (s *BridgeSuite) TestPlans() {
 	s.Equal(int64(needed), r.Needed)
 	text, _, r := plan.Describe(int(needed))
 	s.ok(r)
-	s.True(json.Valid([]byte(text)), text)
 	s.Len(text, int(needed)-1)
+	var described struct {
+		Sku struct {
+			Op, Kind, DType, Accumulator, Backend, Arch, Kernel, Layout string
+			VectorWidth                                                 int `json:"vector_width"`
+		}
+		Precision struct {
+			MathPrecision string `json:"math_precision"`
+			Accumulator   string
+		} `json:"precision_guarantee"`
+	}
+	s.Require().NoError(json.Unmarshal([]byte(text), &described), text)
+	sku, precision := described.Sku, described.Precision
+	texts, numbers, r := plan.Query(0)
+	s.ok(r)
+	s.Equal([]string{sku.Op, sku.Kind, sku.DType, sku.Accumulator, precision.MathPrecision, sku.Backend, sku.Arch, sku.Kernel, sku.Layout}, texts)
+	s.Equal("matmul_bias_activation", texts[0])
+	s.Equal(precision.Accumulator, texts[3])
+	s.Equal([]int32{int32(sku.VectorWidth), 1, 1, 1}, numbers)
+	_, _, r = plan.Query(8)
+	s.fails(r, status.InvalidProblem, "epg_plan_query: struct_size 104, want 96: the program was built with another epigrad.h")
 	other := product()
 	other.Inputs[0] = zeros(1, 3)
 	s.fails(plan.Run(other), status.InvalidProblem, "want the plan's shape")
@@ -244,6 +287,8 @@ func (s *BridgeSuite) TestPlans() {
 	s.ok(plan.Destroy())
 	s.fails(plan.Destroy(), status.InvalidProblem, "is not an open plan")
 	s.fails(plan.Run(call), status.InvalidProblem, "is not an open plan")
+	_, _, r = plan.Query(0)
+	s.fails(r, status.InvalidProblem, "is not an open plan")
 	_, r = caller.CreatePlan(&caller.Call{Op: "lerp"})
 	s.fails(r, status.InvalidProblem, "start: missing")
 }

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import functools
 import importlib
-import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -29,7 +28,7 @@ from epigrad._check.problem import GATES, Problem
 from epigrad._core import invariance, loader, selection, tables
 from epigrad.kinds import arguments_of
 
-__all__ = ["ACCUMULATE", "Prepared", "call", "plans"]
+__all__ = ["ACCUMULATE", "Prepared", "call"]
 
 _CODES = {
     torch.float32: (2, 32),
@@ -42,7 +41,6 @@ _CODES = {
 """DLPack's code and bits."""
 _DEVICES = {"cpu": CPU, "cuda": CUDA}
 _ALIGNMENT = 256
-_CPU = torch.device("cpu")
 
 
 @functools.cache
@@ -53,20 +51,18 @@ def _library() -> Any:
     return library
 
 
-def _described(tensor: Tensor, without_memory: torch.device) -> Any:
-    """A pointer to a tensor's DLTensor, which keeps its shape and strides alive. A meta tensor is
-    described as one on the device `without_memory`."""
+def _described(tensor: Tensor) -> Any:
+    """A pointer to a tensor's DLTensor, which keeps its shape and strides alive."""
     numbers = ctypes.c_int64 * max(1, tensor.dim())
     shape, strides = numbers(*tensor.shape), numbers(*tensor.stride())
     code, bits = _CODES[tensor.dtype]
-    device = without_memory if tensor.is_meta else tensor.device
-    place = Device(_DEVICES[device.type], device.index or 0)
+    place = Device(_DEVICES[tensor.device.type], tensor.device.index or 0)
     return ctypes.pointer(DLTensor(tensor.data_ptr(), place, tensor.dim(), DataType(code, bits, 1), shape, strides, 0))
 
 
-def _array(tensors: Sequence[Tensor | None], without_memory: torch.device) -> Any:
+def _array(tensors: Sequence[Tensor | None]) -> Any:
     pointers: Any = ctypes.POINTER(DLTensor) * max(1, len(tensors))
-    return pointers(*[None if tensor is None else _described(tensor, without_memory) for tensor in tensors])
+    return pointers(*[None if tensor is None else _described(tensor) for tensor in tensors])
 
 
 class Prepared:
@@ -79,7 +75,6 @@ class Prepared:
         outputs: likewise.
         number: lerp's weight, if it is a number.
         flags: of the call, beside that of `epigrad.batch_invariant`.
-        without_memory: the device that meta tensors stand for, in a call that does not run.
     """
 
     def __init__(
@@ -90,7 +85,6 @@ class Prepared:
         outputs: Sequence[Tensor | None],
         number: float | None,
         flags: int = 0,
-        without_memory: torch.device = _CPU,
     ) -> None:
         row = tables.OPS[op]
         self._given = [*inputs, *[None] * (len(row.tensors) - len(inputs))]
@@ -108,8 +102,8 @@ class Prepared:
             num_threads=torch.get_num_threads(),
             num_inputs=len(self._given),
             num_outputs=len(self._wanted),
-            inputs=_array(self._given, without_memory),
-            outputs=_array(self._wanted, without_memory),
+            inputs=_array(self._given),
+            outputs=_array(self._wanted),
             stream=torch.cuda.current_stream().cuda_stream if on_gpu else None,
             backend=None if backend is None else backend.encode(),
         )
@@ -141,23 +135,6 @@ class Prepared:
             for place, rank in enumerate(ranks)
         ]
         return needed.value
-
-    def plan(self) -> dict[str, Any]:
-        """What would run: `epg_plan_describe` of a plan of the call.
-
-        Raises:
-            EpigradError: the class that the call's status stands for.
-        """
-        handle, needed = ctypes.c_int64(), ctypes.c_uint64()
-        _raise(_library().epg_plan_create(ctypes.byref(self._call), None, ctypes.byref(handle)))
-        try:
-            _library().epg_plan_describe(handle, None, ctypes.c_uint64(0), ctypes.byref(needed))
-            text = ctypes.create_string_buffer(needed.value)
-            _raise(_library().epg_plan_describe(handle, text, needed, None))
-        finally:
-            _raise(_library().epg_plan_destroy(handle))
-        described: dict[str, Any] = json.loads(text.value)
-        return described
 
     def run(self, short: int = 0) -> None:
         """Compute, with a workspace of its own, which has some bytes too few.
@@ -199,33 +176,3 @@ def _raise(code: int) -> None:
     if code:
         library = _library()
         raise errors.from_status(code, library.epg_status_class(code).decode(), library.epg_last_error())
-
-
-def plans(problem: Problem, device: torch.device) -> dict[str, dict[str, Any]]:
-    """What would run for a problem, forward and backward to everything, by the operations' names;
-    the tensors are contiguous.
-
-    Raises:
-        EpigradError: what a run would raise.
-    """
-
-    def empty(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        return torch.empty(shape, dtype=dtype, device="meta")
-
-    given = {name: empty(shape, problem.dtype_of(name)) for name, shape in problem.shapes.items() if shape is not None}
-    if problem.operation.integers is not None:
-        name, integers = problem.operation.integers(problem)
-        given[name] = integers.to("meta")
-    given["grad_output"] = empty(problem.out_shape, problem.torch_dtype)
-    number = 0.5 if problem.op == "lerp" and "weight" not in given else None
-    found = {}
-    for op in (problem.op, f"{problem.op}_backward"):
-        inputs = [given.get(name) for name in tables.OPS[op].tensors]
-        prepared = Prepared(problem, op, inputs, [], number, without_memory=device)
-        found[op] = prepared.plan()
-        if "preactivation" in tables.OPS[op].results:
-            prepared.workspace_size()
-            shape = prepared.shapes[tables.OPS[op].results.index("preactivation")]
-            if shape is not None:
-                given["preactivation"] = empty(shape, problem.torch_dtype)
-    return found

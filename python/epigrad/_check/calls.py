@@ -63,6 +63,11 @@ class Inputs:
             options["offsets"] = self.integers["offsets"]
         return positional, options
 
+    def named(self, problem: Problem) -> dict[str, Any]:
+        """The operands by name."""
+        number = {"weight": LERP_WEIGHT} if problem.op == "lerp" and self.given["weight"] is None else {}
+        return {**self.given, **self.integers, **number}
+
     def tensors(self) -> list[Tensor]:
         """All of them."""
         return [tensor for tensor in (*self.given.values(), self.grad, *self.integers.values()) if tensor is not None]
@@ -98,7 +103,7 @@ def run(problem: Problem, inputs: Inputs) -> Results:
                 return _on_arrays(problem, inputs)
             case "plan":
                 guards = _Guards(problem, inputs.grad.device)
-                results = plan_calls.call(problem, inputs.given, inputs.grad, guards.make)
+                results = plan_calls.call(problem, inputs.named(problem), inputs.grad, guards.make)
                 guards.check()
                 return results
             case "dispatcher":

@@ -41,7 +41,7 @@ def drawn(rng: random.Random, ops: Sequence[str], dtypes: Sequence[str], large: 
         problem = _enlarged(rng, problem)
     entry = rng.choice(problem.entries)
     is_half = problem.torch_dtype.itemsize == 2
-    grads = GRADS if is_half and entry != "plan" else GRADS[:2]
+    grads = GRADS if is_half else GRADS[:2]
     if entry in INTO and operation.products and rng.random() < 0.4:
         problem = dataclasses.replace(problem, grads=rng.choice(grads))
     return dataclasses.replace(problem, entry=entry, wide_scale=op == "experts" and is_half and rng.random() < 0.3)

@@ -8,17 +8,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from epigrad import plan
 from epigrad._check.elementwise import LERP_WEIGHT
 from epigrad._check.parts import FROM_OUTPUT
 from epigrad._check.problem import Problem
+from epigrad._core import loader, tables
+from epigrad.plan import Plan
 
 _ALIGNMENT = 256
 
 Make = Callable[[int, tuple[int, ...]], Tensor]
 """An output of the operand at this place, 0 for the result itself."""
-
-Tensors = dict[str, Tensor | None]
 
 
 def workspace_of(size: int, device: torch.device, short: int = 0) -> Tensor | None:
@@ -30,97 +29,68 @@ def workspace_of(size: int, device: torch.device, short: int = 0) -> Tensor | No
     return buffer[start : start + size - short]
 
 
-def selected(
-    problem: Problem, given: Tensors, device: torch.device, options: dict[str, Any] | None = None
-) -> tuple[Any, Any]:
-    """The plans of forward and backward, with the problem's options or others."""
-    options = problem.operation.options(problem) if options is None else options
-    common: dict[str, Any] = {"dtype": problem.torch_dtype, "device": device}
-    match problem.op:
-        case "gated_activation":
-            (shape,) = problem.shapes.values()
-            common |= {"input_shape": shape, "split_dim": options["dim"]}
-            common |= {"kind": options["kind"], "gate": options["gate"]}
-            return plan.GatedActivation.select(**common), plan.GatedActivationBackward.select(**common)
-        case "lerp":
-            common |= {"shape": problem.out_shape, "weight": LERP_WEIGHT if given["weight"] is None else None}
-            return plan.Lerp.select(**common), plan.LerpBackward.select(**common)
-        case _:
-            a, b, _ = named(problem, dict(given)).values()
-            assert a is not None and b is not None
-            *batch, m, k = a.shape
-            common |= {"m": m, "k": k, "n": b.shape[-1], "batch": tuple(batch), "b_batched": b.dim() > 2}
-            common |= {"activation": options["activation"]}
-            return plan.GemmEpilogue.select(**common), plan.GemmEpilogueBackward.select(**common)
-
-
-def _operand(problem: Problem, name: str, tensor: Tensor | None) -> Tensor | None:
-    """An operand or its gradient as a plan takes it: a and b with two dimensions or more, bias with
-    one."""
-    if tensor is None:
-        return None
-    match name:
-        case "a":
-            return tensor.unsqueeze(0) if tensor.dim() == 1 else tensor
-        case "b" if problem.op == "linear":
-            return tensor.mT
-        case "b":
-            return tensor.unsqueeze(1) if tensor.dim() == 1 else tensor
-        case _:
-            return tensor.reshape(-1) if tensor.dim() == 0 else tensor
-
-
-def _result(problem: Problem, tensor: Tensor) -> Tensor:
-    """A result, or its gradient, with the dimensions that a plan wants."""
-    a, b, *_ = problem.shapes.values()
-    assert a is not None and b is not None
-    tensor = tensor.unsqueeze(-1) if problem.op != "linear" and len(b) == 1 else tensor
-    return tensor.unsqueeze(-2) if len(a) == 1 else tensor
-
-
-def named(problem: Problem, tensors: dict[str, Any]) -> dict[str, Any]:
-    """Operands, results and gradients by the names of a plan, with the dimensions that it wants."""
-    match problem.op:
-        case "gated_activation":
-            return tensors
-        case "lerp":
-            return {n: t.expand(problem.out_shape) if isinstance(t, Tensor) else None for n, t in tensors.items()}
-    names: dict[str, str] = dict(zip(problem.shapes, ("a", "b", "bias"), strict=True))
-    found: dict[str, Any] = {}
-    for name, tensor in tensors.items():
-        if name in ("out", "grad_output"):
-            found[name] = _result(problem, tensor)
-            continue
-        prefix = "grad_" * name.startswith("grad_")
-        operand = name.removeprefix(prefix)
-        found[prefix + names[operand]] = _operand(problem, names[operand], tensor)
-    return found
-
-
-def call(problem: Problem, given: Tensors, grad: Tensor, make: Make) -> tuple[Tensor | None, ...]:
-    """Output and gradients, written into what `make` gives."""
-    forward, backward = selected(problem, given, grad.device)
+def call(problem: Problem, operands: dict[str, Any], grad: Tensor, make: Make) -> tuple[Tensor | None, ...]:
+    """Output and gradients, written into what `make` gives; operands are by name."""
+    options = problem.operation.options(problem)
     out = make(0, problem.out_shape)
-    wanted: Tensors = {}
-    for place, (name, tensor) in enumerate(given.items(), 1):
-        # a plan sums over no dimension along which lerp's operands broadcast
-        whole = problem.op != "lerp" or (tensor is not None and tensor.shape == out.shape)
-        ask = tensor is not None and problem.asked()[place - 1] and whole
-        wanted[name] = make(place, tuple(tensor.shape)) if tensor is not None and ask else None
-    operands = named(problem, dict(given))
-    into = named(problem, {f"grad_{name}": tensor for name, tensor in wanted.items()})
-    results = named(problem, {"out": out, "grad_output": grad})
-    kept: Tensors = {}
-    if problem.operation.products and problem.save == "preactivation":
-        kept["preactivation"] = torch.empty_like(results["out"], memory_format=torch.contiguous_format)
-    _run(forward, grad.device, **operands, out=results["out"], **kept)
-    if problem.operation.products and problem.save == "auto" and problem.kind.partition("(")[0] in FROM_OUTPUT:
-        kept["output"] = results["out"]
-    if any(tensor is not None for tensor in into.values()):
+    wanted = {
+        name: make(place, shape) if shape is not None and asked else None
+        for place, ((name, shape), asked) in enumerate(zip(problem.shapes.items(), problem.asked(), strict=True), 1)
+    }
+    forward = Plan.select(problem.op, **operands, out=out, **options)
+    tensors = {name: None if isinstance(value, float) else value for name, value in operands.items()}
+    kept: dict[str, Tensor] = {}
+    if problem.save == "preactivation" and (shape := _preactivation(forward, tensors)) is not None:
+        kept["preactivation"] = out.new_full(shape, torch.nan)
+    _run(forward, grad.device, **tensors, out=out, **kept)
+    names = tables.OPS[f"{problem.op}_backward"].tensors
+    if problem.save == "auto" and "output" in names and problem.kind.partition("(")[0] in FROM_OUTPUT:
+        kept["output"] = out
+    if any(tensor is not None for tensor in wanted.values()):
+        into = {f"grad_{name}": tensor for name, tensor in wanted.items()}
+        given: dict[str, Any] = {"grad_output": grad, **kept, **into}
+        backward = Plan.select(f"{problem.op}_backward", **operands, **given, **options)
         added = {"accumulate": True} if problem.grads.endswith("added") and problem.operation.products else {}
-        _run(backward, grad.device, grad_output=results["grad_output"], **operands, **kept, **into, **added)
+        _run(backward, grad.device, **tensors, **given, **added)
     return (out, *wanted.values())
 
 
-def _run(made: Any, device: torch.device, **tensors: Any) -> None:
+def plans(problem: Problem, device: str) -> dict[str, Plan]:
+    """What would run for a problem, forward and backward to everything, by the operations' names;
+    the tensors are contiguous.
+
+    Raises:
+        EpigradError: what a run would raise.
+    """
+    options = problem.operation.options(problem)
+    given: dict[str, Any] = {
+        name: torch.empty(shape, dtype=problem.dtype_of(name), device="meta")
+        for name, shape in problem.shapes.items()
+        if shape is not None
+    }
+    if problem.operation.integers is not None:
+        name, integers = problem.operation.integers(problem)
+        given[name] = integers.to("meta")
+    if problem.op == "lerp":
+        given.setdefault("weight", LERP_WEIGHT)
+    forward = Plan.select(problem.op, **given, **options, device=device)
+    backward = {"grad_output": problem.out_shape, "preactivation": _preactivation(forward, given)}
+    backward = {name: value for name, value in backward.items() if value is not None}
+    op, dtype = f"{problem.op}_backward", problem.torch_dtype
+    return {
+        problem.op: forward,
+        op: Plan.select(op, **given, **backward, **options, dtype=dtype, device=device),
+    }
+
+
+def _preactivation(forward: Plan, tensors: dict[str, Any]) -> tuple[int, ...] | None:
+    """The shape of a forward plan's preactivation; None where the operation has none."""
+    row = tables.OPS[forward.sku.op]
+    if "preactivation" not in row.results:
+        return None
+    (_, shape), _ = loader.core().infer(forward._problem.call, tuple(map(tensors.get, row.tensors)), (False, True))
+    return shape
+
+
+def _run(made: Plan, device: torch.device, **tensors: Any) -> None:
     made.run(workspace=workspace_of(made.workspace_size, device), **tensors)

@@ -18,7 +18,6 @@ import epigrad
 from epigrad import errors
 from epigrad._check.layouts import LAYOUTS, UNALIGNED, laid_out
 from epigrad._check.operations import OPERATIONS, Operation
-from epigrad._check.products import BATCH_OF_B, FORMS
 from epigrad._check.values import VALUES, with_special
 from epigrad._core import tables
 from epigrad.kinds import Activation, Gated
@@ -36,7 +35,6 @@ INTO = ("stateless", "c", "plan")
 GRADS = ("fresh", "added", "float32", "float32_added")
 EXTENTS = ("rows", "columns", "depth", "features", "hidden", "tokens", "outer", "channels", "half", "inner")
 """Sizes that may be large."""
-WITH_PLAN = ("matmul_bias_activation", "linear", "gated_activation", "lerp")
 WITHOUT_MODULE = ("matmul_bias_activation", "gated_linear", "grouped_linear", "gated_product")
 SCALES = (1.0, 6.0, 40.0, 1e-3)
 EXAMPLE = (1, 3, 5, 4, 2)
@@ -145,10 +143,7 @@ class Problem:
     @property
     def entries(self) -> tuple[str, ...]:
         """The ways to call this operation with these sizes."""
-        sums = self.op == "matmul_bias_activation" and self.sizes[0] % len(FORMS) in BATCH_OF_B
-        missing = {"plan"} if self.op not in WITH_PLAN or sums else set()  # which sums over no batch
-        missing |= {"module"} if self.op in WITHOUT_MODULE else set()
-        return tuple([entry for entry in ENTRIES if entry not in missing])
+        return tuple([entry for entry in ENTRIES if entry != "module" or self.op not in WITHOUT_MODULE])
 
     def is_added(self, name: str) -> bool:
         """Whether the gradient of an operand is added to what its tensor holds."""
@@ -162,7 +157,6 @@ class Problem:
     def dtype_of_gradient(self, name: str) -> torch.dtype:
         """Of the gradient to an operand."""
         is_wide = self.grads.startswith("float32") and self.torch_dtype.itemsize == 2 and self._is_layer(name)
-        is_wide &= self.entry != "plan"  # which has one dtype
         return torch.float32 if is_wide else self.dtype_of(name)
 
     def _is_layer(self, name: str) -> bool:

@@ -16,6 +16,7 @@ from epigrad._check.calls import ONE_GRADIENT, Inputs
 from epigrad._check.elementwise import LERP_WEIGHT
 from epigrad._check.problem import Problem
 from epigrad._core import tables
+from epigrad.plan import Plan
 
 
 @dataclass
@@ -28,8 +29,8 @@ class Call:
             or a plan.
         is_backward: whether the gradients are computed.
         backend: what computes.
-        given: the tensors that have gradients.
         tensors: the operands by name, and beside them offsets, index and lerp's number.
+        described: the same and the outputs, as a plan is selected for them.
         options: the other arguments.
         outputs: what is written, by name.
         fields: of the C interface's struct.
@@ -41,8 +42,8 @@ class Call:
     way: str
     is_backward: bool
     backend: str
-    given: dict[str, Tensor | None]
     tensors: dict[str, Any]
+    described: dict[str, Any]
     options: dict[str, Any]
     outputs: dict[str, Tensor]
     rng: random.Random
@@ -72,12 +73,9 @@ class Call:
                 for name, shape in problem.shapes.items()
                 if shape is not None
             }
-        if way == "plan":
-            tensors, outputs = plan_calls.named(problem, tensors), plan_calls.named(problem, outputs)
-            outputs = {name: out.contiguous() for name, out in outputs.items()}
         options = problem.operation.options(problem)
         outputs = outputs if way != "autograd" else {}
-        return cls(problem, way, is_backward, backend, inputs.given, tensors, options, outputs, rng)
+        return cls(problem, way, is_backward, backend, tensors, {**tensors, **outputs}, options, outputs, rng)
 
     @property
     def floats(self) -> list[str]:
@@ -119,7 +117,8 @@ class Call:
 
     def plan(self) -> Any:
         """The plan of this call."""
-        return plan_calls.selected(self.problem, self.given, self._device, self.options)[self.is_backward]
+        op = f"{self.problem.op}_backward" if self.is_backward else self.problem.op
+        return Plan.select(op, **self.described, **self.options)
 
     def _plan(self) -> None:
         made = self.plan()

@@ -27,18 +27,9 @@ _FORKED = (
 )
 
 
-class ControlPlan(Protocol):
-    """A plan that the core holds."""
-
-    def Handle(self) -> int: ...  # noqa: N802 (Go's name)
-    def Describe(self) -> str: ...  # noqa: N802
-    def Close(self) -> bool: ...  # noqa: N802
-
-
 class Control(Protocol):
     """The cold side of the core, as gopy binds it; facts are strings of JSON."""
 
-    def SelectPlan(self, spec: str, /) -> ControlPlan: ...  # noqa: N802
     def Backends(self) -> str: ...  # noqa: N802
     def DoctorFacts(self) -> str: ...  # noqa: N802
     def PlanCacheSize(self) -> int: ...  # noqa: N802
@@ -65,6 +56,8 @@ class Core:
     infer: Callable[..., tuple[tuple[tuple[int, ...] | None, ...], int]]
     launch: Callable[..., tuple[torch.Tensor | None, ...]]
     recorded: Callable[..., bool | None]
+    plan_create: Callable[..., Any]
+    plan_facts: Callable[[Any], tuple[int, tuple[Any, ...], tuple[Any, ...]]]
     plan_check: Callable[..., None]
     plan_run: Callable[..., None]
     forked: Callable[[], bool]
@@ -145,6 +138,8 @@ def _load() -> Core:
             infer=native.infer,
             launch=native.launch,
             recorded=native.recorded,
+            plan_create=native.plan_create,
+            plan_facts=native.plan_facts,
             plan_check=native.plan_check,
             plan_run=native.plan_run,
             forked=native.forked,

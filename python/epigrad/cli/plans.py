@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from epigrad import kinds, plan
-from epigrad._check.c_interface import plans
 from epigrad._check.operations import OPERATIONS
+from epigrad._check.plan_calls import plans
+from epigrad._core import tables
 from epigrad._core.call import GATE_NAMES
 from epigrad.cli.arguments import Formatter, problem
 from epigrad.cli.table import print_table
@@ -123,7 +124,14 @@ def main(args: argparse.Namespace) -> int:
             args.error(f"--{name.replace('_', '-')} does not belong to --problem, whose text says it")
         if not re.fullmatch(r"cpu|cuda(:\d+)?", args.device):
             args.error(f"--device {args.device}: want cpu, cuda or cuda:N")
-        return _print(args, plans(args.problem, torch.device(args.device)))
+        rows = tables.OPS
+        return _print(
+            args,
+            {
+                op: _facts(made) | {"inputs": list(rows[op].tensors), "outputs": list(rows[op].results)}
+                for op, made in plans(args.problem, args.device).items()
+            },
+        )
     plan_class, accepted, required = _CLASSES[args.plan_class]
     if parameters := dict(given.pop("parameter", ())):
         for name, kind, default in (("activation", kinds.Activation, "none"), ("kind", kinds.Gated, "swiglu")):
@@ -138,13 +146,16 @@ def main(args: argparse.Namespace) -> int:
         if name not in given:
             args.error(f"{args.plan_class} needs --{name.replace('_', '-')}")
     selected = plan_class.select(dtype=getattr(torch, args.dtype or "float32"), device=args.device, **given)
-    facts = {
-        "class": args.plan_class,
-        "sku": dataclasses.asdict(selected.sku),
-        "precision_guarantee": dataclasses.asdict(selected.precision_guarantee),
-        "workspace_size": selected.workspace_size,
+    return _print(args, {args.plan_class: {"class": args.plan_class} | _facts(selected)})
+
+
+def _facts(made: plan.Plan) -> dict[str, Any]:
+    """What a plan tells."""
+    return {
+        "sku": dataclasses.asdict(made.sku),
+        "precision_guarantee": dataclasses.asdict(made.precision_guarantee),
+        "workspace_size": made.workspace_size,
     }
-    return _print(args, {args.plan_class: facts})
 
 
 def _print(args: argparse.Namespace, described: dict[str, dict[str, Any]]) -> int:

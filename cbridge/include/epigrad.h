@@ -55,7 +55,7 @@
  * grouped_linear is a linear layer with a weight for each group of rows: input [T, K], weight
  * [E, N, K], bias [E, N], and offsets [E], int32 or int64, where each group's rows end. Rows after
  * the last group are not read, and their results are 0. Offsets that fall, are negative or exceed T
- * are an error on a CPU, and are clamped on a GPU. experts is a mlp or gated_mlp of each expert:
+ * are an error on a CPU, and are clamped elsewhere. experts is a mlp or gated_mlp of each expert:
  * out[t] = sum over j of scale[t, j] block[index[t, j]](input[t]), with input [T, K], index [T, k],
  * int64, scale [T, k], weight_in [E, 2H, K] (for an activation [E, H, K]), weight_out [E, K, H],
  * biases of their rows. An index outside of 0 to E - 1 adds 0. scale may be float32 beside half

@@ -58,7 +58,7 @@ function definitionsOf(dtype, file, formula, all) {
   const definitions = {
     COUNT: `${all.length}u`, REAL: bits ? "u32" : "f32", FORMULA: formula.name, KIND: formula.kind ?? "none",
     WEIGHT: formula.tensorWeight ? "tensor" : "number", ACCUMULATES: all.some((o) => o.accumulates) ? "run" : "",
-    APPROXIMATE: SIZE[dtype] === 2 ? "yes" : "", NATIVE_HALVES: "",
+    APPROXIMATE: SIZE[dtype] === 2 ? "yes" : "", NATIVE_HALVES: "", ENDS: "",
   };
   const numbers = (chosen) => all.flatMap((o, j) => (chosen(o) ? [j] : [])).join(" ");
   const read = (o) => !o.written || o.accumulates;

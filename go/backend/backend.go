@@ -154,6 +154,8 @@ type Problem interface {
 	Tuning() *tuning.File
 	// IsBatchInvariant is Header.BatchInvariant.
 	IsBatchInvariant() bool
+	// Grouping is Header.Groups.
+	Grouping() *tensor.View
 	// Views lists the problem's views; absent ones are left out.
 	Views() []*tensor.View
 }

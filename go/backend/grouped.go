@@ -1,13 +1,22 @@
 package backend
 
-import "github.com/epigrad/epigrad/go/tensor"
+import (
+	"slices"
 
-// Problems whose rows belong to groups, each of which has a weight of its own. Ends [e] are where
-// the groups' rows end: group e has the rows from Ends[e-1] on. Rows past the last group are
-// ignored: they are not read, and not written unless a problem says so.
+	"github.com/epigrad/epigrad/go/tensor"
+)
+
+// Problems whose rows belong to groups, each of which has a weight of its own. Header.Groups [e],
+// int32, are where the groups' rows end: group e has the rows from Groups[e-1] on. Rows past the
+// last group have no meaning: nothing but such rows may depend on them, and they may be left or
+// written unless a problem says so.
 //
-// Ends, Places and Index are data: a backend reads them when it runs, wherever they are, and does
+// Groups, Places and Index are data: a backend reads them when it runs, wherever they are, and does
 // not wait for a device to do so.
+//
+// Products and passes (problem.go) have Groups too. A backend may refuse GroupedLayer,
+// GroupedHiddenBackward and GroupedLayerBackward as Unsupported, since they are made of those and
+// of the problems on rows (lower.Parts).
 
 // GroupEnds checks what a caller says of the groups, and gives their Ends. Offsets that fall, are
 // negative or exceed Rows are an error on the CPU; a device takes what is next to them and makes
@@ -56,6 +65,35 @@ type ScaleGradient struct {
 	GradScale           *tensor.View // [t, k]
 }
 
+// ScaleRows is, for each row of a group,
+//
+//	sum    = <hidden, grad>
+//	grad   = scale grad
+//	hidden = scale hidden
+//
+// Grad and Hidden are [rows, h], and are scaled in place where ScalesGrad and ScalesHidden say so.
+// One of them may be nil without Sums. Scales and Sums [rows], in the accumulator's dtype, may be
+// nil; then nothing is scaled, or no sum is wanted.
+type ScaleRows struct {
+	Header
+	Grad, Hidden, Scales, Sums *tensor.View
+	ScalesGrad, ScalesHidden   bool
+}
+
+// SumRows is sums[e] = the sum over the rows of group e of scale input, 0 of a group without rows.
+// Input is [rows, n], Scales [rows] in the accumulator's dtype, and Sums [e, n]; a run may add to
+// them.
+type SumRows struct {
+	Header
+	Input, Scales, Sums *tensor.View
+}
+
+// ZeroRows writes zeros to the rows of Outputs, each [rows, n], that are of no group.
+type ZeroRows struct {
+	Header
+	Outputs []*tensor.View
+}
+
 // GroupedLayer is, for each row of group e,
 //
 //	pre = input weight[e]ᵀ + bias[e]
@@ -67,10 +105,10 @@ type ScaleGradient struct {
 // rows of no group become 0.
 type GroupedLayer struct {
 	Header
-	Input, Weight, Bias, Ends *tensor.View
-	Out, Preactivation        *tensor.View
-	Halves                    func(v *tensor.View) (value, gate *tensor.View)
-	Rest                      []*tensor.View
+	Input, Weight, Bias *tensor.View
+	Out, Preactivation  *tensor.View
+	Halves              func(v *tensor.View) (value, gate *tensor.View)
+	Rest                []*tensor.View
 }
 
 // GroupedHiddenBackward is the backward of a layer's input that was a hidden activation, whose
@@ -87,9 +125,9 @@ type GroupedLayer struct {
 // where they are not wanted.
 type GroupedHiddenBackward struct {
 	Header
-	GradOutput, Weight, Preactivation, Scales, Ends *tensor.View
-	GradPreactivation, Out, Sums, GradBias          *tensor.View
-	Halves                                          func(v *tensor.View) (value, gate *tensor.View)
+	GradOutput, Weight, Preactivation, Scales *tensor.View
+	GradPreactivation, Out, Sums, GradBias    *tensor.View
+	Halves                                    func(v *tensor.View) (value, gate *tensor.View)
 }
 
 // GroupedLayerBackward is the gradients of a GroupedLayer without a gate: for group e and its rows,
@@ -101,15 +139,15 @@ type GroupedHiddenBackward struct {
 //
 // GradOutput and Preactivation are [rows, n], Input and GradInput [rows, k], Weight and GradWeight
 // [e, n, k], Bias and GradBias [e, n]. Preactivation is formed again where it is nil and needed.
-// Scales [rows], in the accumulator's dtype, may be nil, which is ones. A group without rows has
-// gradients 0. Runs that accumulate add to GradWeight and GradBias. With Rest, rows of GradInput
-// of no group become 0.
+// Scales [rows], in the accumulator's dtype, are ones where they are nil; only layers without an
+// activation have some. A group without rows has gradients 0. Runs that accumulate add to
+// GradWeight and GradBias. With Rest, rows of GradInput of no group become 0.
 type GroupedLayerBackward struct {
 	Header
-	GradOutput, Input, Weight, Bias, Ends *tensor.View
-	Preactivation, Scales                 *tensor.View
-	GradInput, GradWeight, GradBias       *tensor.View
-	Rest                                  bool
+	GradOutput, Input, Weight, Bias *tensor.View
+	Preactivation, Scales           *tensor.View
+	GradInput, GradWeight, GradBias *tensor.View
+	Rest                            bool
 }
 
 // Views implements Problem.
@@ -132,16 +170,29 @@ func (p *ScaleGradient) Views() []*tensor.View {
 }
 
 // Views implements Problem.
+func (p *ScaleRows) Views() []*tensor.View {
+	return present(p.Grad, p.Hidden, p.Scales, p.Sums, p.Groups)
+}
+
+// Views implements Problem.
+func (p *SumRows) Views() []*tensor.View { return present(p.Input, p.Scales, p.Groups, p.Sums) }
+
+// Views implements Problem.
+func (p *ZeroRows) Views() []*tensor.View {
+	return present(append(slices.Clone(p.Outputs), p.Groups)...)
+}
+
+// Views implements Problem.
 func (p *GroupedLayer) Views() []*tensor.View {
-	return present(p.Input, p.Weight, p.Bias, p.Ends, p.Out, p.Preactivation)
+	return present(p.Input, p.Weight, p.Bias, p.Groups, p.Out, p.Preactivation)
 }
 
 // Views implements Problem.
 func (p *GroupedHiddenBackward) Views() []*tensor.View {
-	return present(p.GradOutput, p.Weight, p.Preactivation, p.Scales, p.Ends, p.GradPreactivation, p.Out, p.Sums, p.GradBias)
+	return present(p.GradOutput, p.Weight, p.Preactivation, p.Scales, p.Groups, p.GradPreactivation, p.Out, p.Sums, p.GradBias)
 }
 
 // Views implements Problem.
 func (p *GroupedLayerBackward) Views() []*tensor.View {
-	return present(p.GradOutput, p.Input, p.Weight, p.Bias, p.Ends, p.Preactivation, p.Scales, p.GradInput, p.GradWeight, p.GradBias)
+	return present(p.GradOutput, p.Input, p.Weight, p.Bias, p.Groups, p.Preactivation, p.Scales, p.GradInput, p.GradWeight, p.GradBias)
 }

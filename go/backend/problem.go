@@ -21,6 +21,9 @@ type Header struct {
 	// BatchInvariant makes bits of a row depend neither on other rows nor on how many there are: of
 	// the output, of the gradient to the input and of that to the preactivation.
 	BatchInvariant bool
+	// Groups [e] are where the groups of a problem's rows end (grouped.go); nil where its rows
+	// belong to none.
+	Groups *tensor.View
 	// Choices are those of the tuning block that the call is in: a backend that has candidates
 	// times them and keeps the choice. nil outside of blocks, where every choice is fixed.
 	Choices *tuning.File
@@ -40,6 +43,9 @@ func (h *Header) Tuning() *tuning.File {
 // IsBatchInvariant implements Problem.
 func (h *Header) IsBatchInvariant() bool { return h.BatchInvariant }
 
+// Grouping implements Problem.
+func (h *Header) Grouping() *tensor.View { return h.Groups }
+
 // GemmEpilogue is out = act(a b + bias).
 //
 // A, Out and Preactivation are [batch..., rows..., columns]: all dimensions but the batch and the
@@ -47,6 +53,8 @@ func (h *Header) IsBatchInvariant() bool { return h.BatchInvariant }
 // allow to merge are still one product. B is [batch..., k, n] and Bias is [n]. Batch dimensions of
 // the operands have equal sizes, with stride 0 where an operand is broadcast. Bias and
 // Preactivation may be nil, and Out is nil where only the preactivation is wanted.
+//
+// With Groups, B is [e, k, n] and Bias [e, n]: rows of group e are multiplied by B[e].
 type GemmEpilogue struct {
 	Header
 	BatchRank          int
@@ -65,6 +73,9 @@ type GemmEpilogue struct {
 // are summed over. GradA, GradB and GradBias are nil where they are not wanted. With neither
 // Preactivation nor Output the preactivation is formed from A, B and Bias. Runs that accumulate add
 // to GradB and GradBias, and to GradA if AddsA is set.
+//
+// With Groups, B and GradB are [e, k, n], Bias and GradBias [e, n]. A group without rows has
+// gradients 0.
 type GemmEpilogueBackward struct {
 	Header
 	BatchRank              int
@@ -82,8 +93,8 @@ type Activation struct {
 
 // ActivationBackward is grad_input = grad_output act'(input) and out = act(input); all views have
 // one shape and results that are not wanted are nil. GradBias is the unrounded gradient summed over
-// all dimensions but the last, in which alone its size is not 1; a run may add to it. GradInput may
-// be GradOutput's memory.
+// all dimensions but the last, in which alone its size is not 1; a run may add to it. With Groups
+// it is [e, n], the sums of each group's rows. GradInput may be GradOutput's memory.
 type ActivationBackward struct {
 	Header
 	GradOutput, Input, GradInput, Out, GradBias *tensor.View
@@ -156,7 +167,8 @@ type Gated struct {
 // GatedBackward is grad_value = grad_output act(gate) and grad_gate = grad_output value act'(gate);
 // all views have one shape and the gradients that are not wanted are nil. GradBiasValue and
 // GradBiasGate are the unrounded gradients summed over the dimensions in which they have the size 1
-// and GradOutput has not; a run may add to them.
+// and GradOutput has not; a run may add to them. With Groups they are [e, n], the sums of each
+// group's rows.
 type GatedBackward struct {
 	Header
 	GradOutput, Value, Gate     *tensor.View
@@ -249,20 +261,20 @@ func present(views ...*tensor.View) []*tensor.View {
 
 // Views implements Problem.
 func (p *GemmEpilogue) Views() []*tensor.View {
-	return present(p.A, p.B, p.Bias, p.Out, p.Preactivation)
+	return present(p.A, p.B, p.Bias, p.Groups, p.Out, p.Preactivation)
 }
 
 // Views implements Problem.
 func (p *GemmEpilogueBackward) Views() []*tensor.View {
-	return present(p.GradOutput, p.A, p.B, p.Bias, p.Preactivation, p.Output, p.GradA, p.GradB, p.GradBias)
+	return present(p.GradOutput, p.A, p.B, p.Bias, p.Groups, p.Preactivation, p.Output, p.GradA, p.GradB, p.GradBias)
 }
 
 // Views implements Problem.
-func (p *Activation) Views() []*tensor.View { return present(p.Input, p.Out) }
+func (p *Activation) Views() []*tensor.View { return present(p.Input, p.Groups, p.Out) }
 
 // Views implements Problem.
 func (p *ActivationBackward) Views() []*tensor.View {
-	return present(p.GradOutput, p.Input, p.GradInput, p.Out, p.GradBias)
+	return present(p.GradOutput, p.Input, p.Groups, p.GradInput, p.Out, p.GradBias)
 }
 
 // Views implements Problem.
@@ -281,11 +293,11 @@ func (p *GatedHiddenBackward) Views() []*tensor.View {
 }
 
 // Views implements Problem.
-func (p *Gated) Views() []*tensor.View { return present(p.Value, p.Gate, p.Out) }
+func (p *Gated) Views() []*tensor.View { return present(p.Value, p.Gate, p.Groups, p.Out) }
 
 // Views implements Problem.
 func (p *GatedBackward) Views() []*tensor.View {
-	return present(p.GradOutput, p.Value, p.Gate, p.GradValue, p.GradGate, p.GradBiasValue, p.GradBiasGate)
+	return present(p.GradOutput, p.Value, p.Gate, p.Groups, p.GradValue, p.GradGate, p.GradBiasValue, p.GradBiasGate)
 }
 
 // Views implements Problem.

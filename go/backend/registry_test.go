@@ -56,6 +56,8 @@ func (s *RegistrySuite) TestDevices() {
 func (s *RegistrySuite) TestProblemsListTheirViews() {
 	v := &tensor.View{}
 	header := backend.Header{Op: "o", Kind: "k", DType: dtype.Float16}
+	grouped := header
+	grouped.Groups = v
 	for _, c := range []struct {
 		problem backend.Problem
 		views   int
@@ -67,6 +69,12 @@ func (s *RegistrySuite) TestProblemsListTheirViews() {
 		{&backend.GatedBackward{Header: header, GradOutput: v, Value: v, Gate: v, GradGate: v}, 4},
 		{&backend.Pointwise{Header: header, Inputs: []*tensor.View{v, v, nil}, Out: v}, 3},
 		{&backend.PointwiseBackward{Header: header, GradOutput: v, Inputs: []*tensor.View{nil, nil, v}, Gradients: []*tensor.View{nil, v, nil}}, 3},
+		{&backend.GemmEpilogue{Header: grouped, A: v, B: v, Out: v}, 4},
+		{&backend.GatedBackward{Header: grouped, GradOutput: v, Value: v, Gate: v, GradGate: v}, 5},
+		{&backend.ScaleRows{Header: grouped, Hidden: v, Scales: v}, 3},
+		{&backend.SumRows{Header: grouped, Input: v, Scales: v, Sums: v}, 4},
+		{&backend.ZeroRows{Header: grouped, Outputs: []*tensor.View{nil, v}}, 2},
+		{&backend.GroupedLayer{Header: grouped, Input: v, Weight: v, Out: v}, 4},
 	} {
 		name, kind, dt := c.problem.Describe()
 		s.Equal([]any{"o", "k", dtype.Float16}, []any{name, kind, dt})

@@ -52,7 +52,7 @@ var (
 			// What the second layer gives takes the place of what the first one read.
 			rows, hidden := w.view(m.rows()), w.view(m.hidden)
 			return slices.Concat(r.route(), r.form(pre, hidden, rows, pre), []backend.Problem{
-				&backend.GroupedLayer{Header: plainly(h), Input: hidden, Weight: m.weightOut, Bias: m.biasOut, Ends: r.ends, Out: rows},
+				&backend.GroupedLayer{Header: plainly(r.grouped), Input: hidden, Weight: m.weightOut, Bias: m.biasOut, Out: rows},
 				&backend.CombineRows{Header: h, Input: rows, Places: r.places, Scale: m.scale, Out: c.output(0)},
 			})
 		},
@@ -173,12 +173,13 @@ func plainly(h backend.Header) backend.Header {
 // routing is a mixture's rows: where each expert's end, and each slot's place.
 type routing struct {
 	*mixture
-	header       backend.Header
-	ends, places *tensor.View
+	header, grouped backend.Header // without Groups, and with them
+	ends, places    *tensor.View
 }
 
 func (m *mixture) routed(h backend.Header, w *region) *routing {
-	return &routing{m, h, w.typed(dtype.Int32, m.weightIn.Shape[:1]), w.typed(dtype.Int32, m.index.Shape)}
+	ends := w.typed(dtype.Int32, m.weightIn.Shape[:1])
+	return &routing{m, h, grouped(h, ends), ends, w.typed(dtype.Int32, m.index.Shape)}
 }
 
 func (r *routing) route() []backend.Problem {
@@ -188,13 +189,11 @@ func (r *routing) route() []backend.Problem {
 // form makes the preactivation or the hidden activation, by way of the input's rows. Rows of rest
 // of no group become 0: what a caller gets has the same bits in every run.
 func (r *routing) form(pre, hidden, rows *tensor.View, rest ...*tensor.View) []backend.Problem {
-	h := r.header
+	h := r.grouped
 	if hidden == nil {
 		h = plainly(h)
 	}
-	layer := &backend.GroupedLayer{
-		Header: h, Input: rows, Weight: r.weightIn, Bias: r.biasIn, Ends: r.ends, Out: hidden, Preactivation: pre, Rest: rest,
-	}
+	layer := &backend.GroupedLayer{Header: h, Input: rows, Weight: r.weightIn, Bias: r.biasIn, Out: hidden, Preactivation: pre, Rest: rest}
 	if hidden != nil {
 		layer.Halves = r.halves
 	}
@@ -220,16 +219,16 @@ func within(output *tensor.View, dt dtype.DType, shape []int64) *tensor.View {
 // ofLayerIn makes the gradients of the first layer, of that of the preactivation. Rows has those of
 // the gradient to the input first, then those of the input.
 func (r *routing) ofLayerIn(gradPre, rows, gradInput, gradWeight *tensor.View) (problems []backend.Problem) {
-	h := plainly(r.header)
+	h := plainly(r.grouped)
 	if gradInput != nil {
 		problems = append(problems,
-			&backend.GroupedLayerBackward{Header: h, GradOutput: gradPre, Weight: r.weightIn, Ends: r.ends, GradInput: rows},
+			&backend.GroupedLayerBackward{Header: h, GradOutput: gradPre, Weight: r.weightIn, GradInput: rows},
 			&backend.CombineRows{Header: r.header, Input: rows, Places: r.places, Out: gradInput})
 	}
 	if gradWeight != nil {
 		problems = append(problems,
 			&backend.ScatterRows{Header: r.header, Input: r.input, Places: r.places, Out: rows},
-			&backend.GroupedLayerBackward{Header: h, GradOutput: gradPre, Input: rows, Weight: r.weightIn, Ends: r.ends, GradWeight: gradWeight})
+			&backend.GroupedLayerBackward{Header: h, GradOutput: gradPre, Input: rows, Weight: r.weightIn, GradWeight: gradWeight})
 	}
 	return problems
 }
@@ -241,7 +240,7 @@ func (r *routing) ofLayerOut(rows, hidden, scales, gradWeight, gradBias *tensor.
 		return nil
 	}
 	return []backend.Problem{&backend.GroupedLayerBackward{
-		Header: plainly(r.header), GradOutput: rows, Input: hidden, Weight: r.weightOut, Ends: r.ends, Scales: scales,
+		Header: plainly(r.grouped), GradOutput: rows, Input: hidden, Weight: r.weightOut, Scales: scales,
 		GradWeight: gradWeight, GradBias: gradBias,
 	}}
 }
@@ -301,7 +300,7 @@ func expertsBackwardProblems(c *Call, h backend.Header, w *region) []backend.Pro
 			sums = w.typed(h.DType.Accumulator(), m.pre[:1])
 		}
 		add(&backend.GroupedHiddenBackward{
-			Header: h, GradOutput: rows, Weight: m.weightOut, Preactivation: pre, Scales: scales, Ends: r.ends, Halves: m.halves,
+			Header: r.grouped, GradOutput: rows, Weight: m.weightOut, Preactivation: pre, Scales: scales, Halves: m.halves,
 			GradPreactivation: gradPre, Out: hidden, Sums: sums, GradBias: gradBiasIn,
 		})
 	}

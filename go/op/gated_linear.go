@@ -42,20 +42,6 @@ var (
 				Out: c.output(0), Value: value, Gate: gate,
 			}
 		},
-		steps: func(c *Call, dt dtype.DType, device tensor.Device) []Call {
-			w := &region{dt: dt, device: device}
-			pre := c.output(1)
-			if pre == nil {
-				_, shape, _ := gatedLinearShapes(c.Op, c.Inputs) // which are valid
-				pre = w.view(shape)
-			}
-			calls := w.gatedPreactivation(c, c.Inputs, pre)
-			if out := c.output(0); out != nil {
-				value, gate := columnHalves(pre, GateSecond)
-				calls = append(calls, w.between(c, "gated_product", []*tensor.View{value, gate}, out))
-			}
-			return calls
-		},
 	}
 	gatedLinearBackward = operation{
 		Signature: gatedLinearSignature.backward("preactivation"),

@@ -36,7 +36,7 @@ var (
 			return []backend.Problem{
 				&backend.GroupEnds{Header: h, Offsets: c.input(3), Rows: c.input(0).Shape[0], Ends: ends},
 				&backend.GroupedLayer{
-					Header: h, Input: c.input(0), Weight: c.input(1), Bias: c.input(2), Ends: ends,
+					Header: grouped(h, ends), Input: c.input(0), Weight: c.input(1), Bias: c.input(2),
 					Out: c.output(0), Preactivation: c.output(1), Rest: []*tensor.View{c.output(0), c.output(1)},
 				},
 			}
@@ -65,7 +65,7 @@ var (
 			return []backend.Problem{
 				&backend.GroupEnds{Header: h, Offsets: c.input(4), Rows: c.input(1).Shape[0], Ends: ends},
 				&backend.GroupedLayerBackward{
-					Header: h, GradOutput: c.input(0), Input: c.input(1), Weight: c.input(2), Bias: c.input(3), Ends: ends,
+					Header: grouped(h, ends), GradOutput: c.input(0), Input: c.input(1), Weight: c.input(2), Bias: c.input(3),
 					Preactivation: c.input(5), GradInput: c.output(0), GradWeight: c.output(1), GradBias: c.output(2), Rest: true,
 				},
 			}
@@ -77,6 +77,12 @@ var groupedSignature = Signature{
 	"grouped_linear",
 	typed(check.Offsets, arguments("input [T, K]", "weight [E, N, K]", "bias? [E, N]", "offsets [E]"), "offsets"),
 	arguments("out [T, N]", "preactivation [T, N]"),
+}
+
+// grouped is a header of what has rows of groups, whose ends are these.
+func grouped(h backend.Header, ends *tensor.View) backend.Header {
+	h.Groups = ends
+	return h
 }
 
 // shapesOf are those of tensors, nil for one that is not there.

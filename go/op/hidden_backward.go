@@ -5,8 +5,6 @@ import (
 
 	"github.com/epigrad/epigrad/go/backend"
 	"github.com/epigrad/epigrad/go/check"
-	"github.com/epigrad/epigrad/go/dtype"
-	"github.com/epigrad/epigrad/go/tensor"
 )
 
 // hiddenBackward is between the layers of a block in backward: the gradient of the hidden
@@ -27,14 +25,6 @@ var hiddenBackward = operation{
 			GradPreactivation: c.output(0), Out: c.output(1), GradBias: aligned(c.output(2), c.input(2).Rank()),
 		}
 	},
-	steps: func(c *Call, dt dtype.DType, device tensor.Device) []Call {
-		w := &region{dt: dt, device: device}
-		pre, gradPre := c.input(2), c.output(0)
-		return []Call{
-			w.linearBackward(c, c.input(0), w.standIn(pre.Shape), c.input(1), nil, gradPre, nil, nil),
-			w.between(c, "activation_backward", []*tensor.View{gradPre, pre}, gradPre, c.output(1), c.output(2)),
-		}
-	},
 }
 
 // gatedHiddenBackward is the same between the layers of a gated block
@@ -52,22 +42,6 @@ var gatedHiddenBackward = operation{
 		p.GradValue, p.GradGate = columnHalves(c.output(0), c.Gate)
 		p.GradBiasValue, p.GradBiasGate = columnHalves(aligned(c.output(2), c.input(2).Rank()), c.Gate)
 		return p
-	},
-	steps: func(c *Call, dt dtype.DType, device tensor.Device) []Call {
-		w := &region{dt: dt, device: device}
-		pre, shape := c.input(2), halved(c.input(2).Shape)
-		grad := w.view(shape)
-		calls := []Call{
-			w.linearBackward(c, c.input(0), w.standIn(shape), c.input(1), nil, grad, nil, nil),
-			w.between(c, "gated_activation_backward", []*tensor.View{grad, pre}, c.output(0), c.output(2)),
-		}
-		if hidden := c.output(1); hidden != nil {
-			calls = append(calls, w.between(c, "gated_activation", []*tensor.View{pre}, hidden))
-		}
-		for i := range calls[1:] {
-			calls[1+i].Dim, calls[1+i].Gate = -1, c.Gate
-		}
-		return calls
 	},
 }
 

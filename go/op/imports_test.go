@@ -18,7 +18,9 @@ func TestImportsNoBackend(t *testing.T) {
 	packages := strings.Fields(string(list))
 	require.Contains(t, packages, module+"go/backend")
 	for _, name := range packages {
-		require.False(t, strings.HasPrefix(name, module+"go/backend/"), "go/op imports %s", name)
+		if name != module+"go/backend/lower" { // what problems are made of, on every backend
+			require.False(t, strings.HasPrefix(name, module+"go/backend/"), "go/op imports %s", name)
+		}
 		require.False(t, strings.HasPrefix(name, module+"kernels/"), "go/op imports %s", name)
 	}
 }

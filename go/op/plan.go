@@ -108,8 +108,13 @@ func (o *operation) choose(c *Call, choices *tuning.File) (backend.Kernel, error
 		return o.inProblems(owned, b, o.header(c, dt, choices), device)
 	}
 	if o.problem != nil {
-		k, err := b.Select(o.problem(owned, o.header(c, dt, choices)))
-		if o.steps == nil || !errors.Is(err, &status.Error{Code: status.Unsupported}) {
+		p := o.problem(owned, o.header(c, dt, choices))
+		if o.steps == nil {
+			_, parameters := o.computes(c)
+			return selected(p, b, &region{dt: dt, device: device, operand: len(o.Inputs) + len(c.Outputs) - 1}, parameters)
+		}
+		k, err := b.Select(p)
+		if !errors.Is(err, &status.Error{Code: status.Unsupported}) {
 			return k, err
 		}
 	}

@@ -2,14 +2,17 @@ package op
 
 import (
 	"cmp"
+	"errors"
 	"slices"
 	"strings"
 	"sync"
 	"unsafe"
 
 	"github.com/epigrad/epigrad/go/backend"
+	"github.com/epigrad/epigrad/go/backend/lower"
 	"github.com/epigrad/epigrad/go/check"
 	"github.com/epigrad/epigrad/go/dtype"
+	"github.com/epigrad/epigrad/go/status"
 	"github.com/epigrad/epigrad/go/tensor"
 	"github.com/epigrad/epigrad/go/tuning"
 )
@@ -28,6 +31,9 @@ type region struct {
 }
 
 func (w *region) view(shape []int64) *tensor.View { return w.typed(w.dt, shape) }
+
+// part is typed for a lowering.
+func (w *region) part(dt dtype.DType, shape ...int64) *tensor.View { return w.typed(dt, shape) }
 
 // typed is view for another dtype than the call's.
 func (w *region) typed(dt dtype.DType, shape []int64) *tensor.View {
@@ -109,12 +115,17 @@ type stepped struct {
 	regions, scratch, worst int64
 }
 
-// stepwise chooses a kernel for each step of a call.
-func (o *operation) stepwise(c *Call, b backend.Backend, dt dtype.DType, device tensor.Device, choices *tuning.File) (backend.Kernel, error) {
-	k := &stepped{}
+// allocates has what lies between steps be in memory that a backend gives out, if it does so.
+func (k *stepped) allocates(b backend.Backend, device tensor.Device) {
 	if device.Type != tensor.CPU {
 		k.memory, _ = b.(backend.Allocator)
 	}
+}
+
+// stepwise chooses a kernel for each step of a call.
+func (o *operation) stepwise(c *Call, b backend.Backend, dt dtype.DType, device tensor.Device, choices *tuning.File) (backend.Kernel, error) {
+	k := &stepped{}
+	k.allocates(b, device)
 	var names []string
 	for _, call := range o.steps(c, dt, device) {
 		part, err := resolveStep(&call)
@@ -142,35 +153,65 @@ func (o *operation) stepwise(c *Call, b backend.Backend, dt dtype.DType, device 
 	return k, nil
 }
 
-// inProblems chooses a kernel for each problem of a call. What it says of itself is of its
-// products: the other kernels move rows.
+// inProblems chooses a kernel for each problem of a call.
 func (o *operation) inProblems(c *Call, b backend.Backend, h backend.Header, device tensor.Device) (backend.Kernel, error) {
-	k := &stepped{operands: len(o.Inputs) + len(c.Outputs) + 1}
-	w := &region{dt: h.DType, device: device, operand: k.operands - 1}
+	operands := len(o.Inputs) + len(c.Outputs)
+	w := &region{dt: h.DType, device: device, operand: operands}
 	_, parameters := o.computes(c)
+	return kernelOf(o.problems(c, h, w), b, w, parameters, o.Name, c.Kind)
+}
+
+// kernelOf makes a kernel of problems, whose region is the last of their operands. What it says of
+// itself is of its products: the other kernels move rows.
+func kernelOf(problems []backend.Problem, b backend.Backend, w *region, parameters []float64, op, kind string) (backend.Kernel, error) {
+	k := &stepped{operands: w.operand + 1}
+	k.allocates(b, w.device)
 	var names []string
 	var first backend.Kernel
-	for _, p := range o.problems(c, h, w) {
-		kernel, err := b.Select(p)
+	for _, p := range problems {
+		kernel, err := selected(p, b, w, parameters)
 		if err != nil {
 			return nil, err
 		}
 		k.add(step{kernel, nil, parameters, false})
-		if !hasProducts(p) {
-			continue
+		if isNamed(p) {
+			first = cmp.Or(first, kernel)
+			names = append(names, kernel.Sku().Kernel)
 		}
-		first = cmp.Or(first, kernel)
-		names = append(names, kernel.Sku().Kernel)
+	}
+	if first == nil {
+		first = k.steps[0].kernel
+		names = append(names, first.Sku().Kernel)
 	}
 	k.regions = w.bytes
-	k.describe(o.Name, c.Kind, cmp.Or(first, k.steps[0].kernel), names)
+	k.describe(op, kind, first, names)
 	return k, nil
 }
 
-func hasProducts(p backend.Problem) bool {
+// selected is a backend's kernel of a problem, or one of its parts where it has none.
+func selected(p backend.Problem, b backend.Backend, w *region, parameters []float64) (backend.Kernel, error) {
+	kernel, err := b.Select(p)
+	if !errors.Is(err, &status.Error{Code: status.Unsupported}) {
+		return kernel, err
+	}
+	between := &region{dt: w.dt, device: w.device, operand: w.operand + 1}
+	parts := lower.Parts(p, between.part)
+	if parts == nil {
+		return nil, err
+	}
+	op, kind, _ := p.Describe()
+	return kernelOf(parts, b, between, parameters, op, kind)
+}
+
+// isNamed reports whether a problem has a product, or is a pass over more than rows of groups.
+func isNamed(p backend.Problem) bool {
 	switch p.(type) {
+	case *backend.GemmEpilogue, *backend.GemmEpilogueBackward:
+		return true
 	case *backend.GroupedLayer, *backend.GroupedLayerBackward, *backend.GroupedHiddenBackward:
 		return true
+	case *backend.Activation, *backend.ActivationBackward, *backend.Gated, *backend.GatedBackward:
+		return p.Grouping() == nil
 	}
 	return false
 }

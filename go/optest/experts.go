@@ -437,9 +437,6 @@ func (s *opSuite) checkMixtureMasks(m *mixture, all []*array, masks []int) {
 
 // TestExperts: mixtures of experts, forward and backward.
 func (s *opSuite) TestExperts() {
-	if !s.hasGroups() {
-		return
-	}
 	pick := &picker{}
 	for k, kind := range mixtureKinds {
 		for j, dt := range s.dtypes() {
@@ -475,9 +472,6 @@ func (s *opSuite) TestExperts() {
 
 // TestExpertsNeedsChangeNothing takes every set of gradients, of which each dtype meets some.
 func (s *opSuite) TestExpertsNeedsChangeNothing() {
-	if !s.hasGroups() {
-		return
-	}
 	pick := &picker{}
 	for i, kind := range mixtureKinds {
 		for j, dt := range some(s.dtypes(), i) {
@@ -497,9 +491,6 @@ func (s *opSuite) TestExpertsNeedsChangeNothing() {
 // TestExpertsPropagateNaN: a scale of 0 does not hide what an expert gives, and an expert that
 // nobody selects gives nothing.
 func (s *opSuite) TestExpertsPropagateNaN() {
-	if !s.hasGroups() {
-		return
-	}
 	s.forEachDType(func(dt dtype.DType) {
 		weightIn, weightOut := list(dt, []int64{2, 2, 1}, 1, 1, nan, nan), list(dt, []int64{2, 1, 1}, 1, nan)
 		for _, c := range []struct {

@@ -38,22 +38,6 @@ var largeGroupsCases = []groupsCase{
 
 var groupedKinds = []string{"none", "gelu", "relu", "swish -0.7"}
 
-// hasGroups tells whether the backend has kernels for groups. Of one that lacks them it checks what
-// that says.
-func (s *opSuite) hasGroups() bool {
-	ungrouped, ok := s.backend.(Ungrouped)
-	if !ok || !ungrouped.LacksGroups() {
-		return true
-	}
-	dt := s.dtypes()[0]
-	c := op.Call{Op: "grouped_linear", Backend: s.host(), Inputs: views([]*array{
-		newArray(dt, []int64{2, 3}, contiguous), newArray(dt, []int64{1, 4, 3}, contiguous), nil, newArray(dtype.Int32, []int64{1}, contiguous),
-	})}
-	_, _, err := op.Infer(&c, []bool{true, false})
-	s.Equal(status.Unsupported, status.Of(err).Code)
-	return false
-}
-
 // nanBeside makes a matrix with NaN in the rows that `is` does not name, where the layout has
 // places of their own for these.
 func (s *opSuite) nanBeside(dt dtype.DType, shape []int64, l layout, size float64, is func(row int) bool) *array {
@@ -286,9 +270,6 @@ func (s *opSuite) largeDTypes(i int) []dtype.DType {
 
 // TestGroupedLinear: each group's layer is that of its rows alone.
 func (s *opSuite) TestGroupedLinear() {
-	if !s.hasGroups() {
-		return
-	}
 	pick := &picker{}
 	s.forEachKind(groupedKinds, func(kind string, dt dtype.DType) {
 		for i, c := range groupsCases {
@@ -310,9 +291,6 @@ func (s *opSuite) TestGroupedLinear() {
 // TestOffsetsThatMakeNoSense are an error, which leaves all results alone, or are taken for what is
 // next to them.
 func (s *opSuite) TestOffsetsThatMakeNoSense() {
-	if !s.hasGroups() {
-		return
-	}
 	clamping, ok := s.backend.(Clamping)
 	clamps := ok && clamping.ClampsOffsets()
 	const rows, n, k = 6, 3, 4

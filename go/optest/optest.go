@@ -60,10 +60,6 @@ type Approximate interface{ FormulaError(dt dtype.DType) float64 }
 // all.
 type Partial interface{ Computes(dt dtype.DType) bool }
 
-// Ungrouped is a backend that can say that it has no kernels for problems with groups. Others have
-// them.
-type Ungrouped interface{ LacksGroups() bool }
-
 // Clamping is a backend that can say that it takes groups' offsets which fall, or are no rows, for
 // what is next to them. Others call them an error.
 type Clamping interface{ ClampsOffsets() bool }

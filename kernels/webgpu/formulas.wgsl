@@ -9,6 +9,12 @@ fn compute(x: array<Real, 4>) -> array<Real, 3> {
 #if $FORMULA == identity
   // out; input. Of bits where both have one dtype: a NaN keeps its payload.
   y[0] = x[0];
+#elif $FORMULA == one
+  // out; nothing.
+  y[0] = 1.0;
+#elif $FORMULA == product
+  // out; a, b.
+  y[0] = x[0] * x[1];
 #elif $FORMULA == activation
   // out = act(input).
   y[0] = value_$KIND(x[0]);

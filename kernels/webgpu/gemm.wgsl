@@ -12,6 +12,9 @@
 //   DEEP              of an operand: four elements along k are neighbours in memory
 //   K_FLAT            k is one dimension
 //   STEPS             the steps of k in a tile if the loop is written out, `all` if it is not
+//   ENDS              the operand that says where the groups of rows end. The batch are the groups
+//                     then, from split on, with ends that are row elements apart. m are the
+//                     rows from terms to run; or, with DOWN, k are.
 //   SUM_OF_SUMS       64 terms are added at a time, since the error of a sum grows with its length:
 //                     4096 terms would have nine times the error of PyTorch on a CPU
 //
@@ -64,9 +67,9 @@ fn places$J(first: u32, size: u32, begin: u32, end: u32) -> vec4<u32> {
 }
 
 // The four at one k, or from one on; zeros from the end of k on.
-fn fetch$J(places: vec4<u32>, k: u32) -> vec4<f32> {
+fn fetch$J(places: vec4<u32>, k: u32, depth: u32) -> vec4<f32> {
   let ends = params.ends;
-  if (k >= params.sizes.z) { return vec4<f32>(); }
+  if (k >= depth) { return vec4<f32>(); }
 #if $K_FLAT
   let at = places + k * params.operands[$J].strides[ends.y >> 2u][ends.y & 3u];
 #else
@@ -103,22 +106,41 @@ fn deep(lane: u32) -> vec2<u32> {
 
 @compute @workgroup_size(256)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) lane: u32) {
-  let m = params.sizes.x;
+  var m = params.sizes.x;
   let n = params.sizes.y;
-  let depth = params.sizes.z;
+  var depth = params.sizes.z;
   let ends = params.ends;
   let first_row = group.y * $TILE;
   let first_column = group.x * $TILE;
   var at = start();
   advance(&at, group.z + params.sizes.w, ends.z, ends.w);
+#for J in $ENDS
+  // the group's rows, as they are counted here
+  var begin_of_group = params.terms;
+  if (params.split + group.z > 0u) { begin_of_group = bits$J(at[$J] - params.row); }
+  begin_of_group = clamp(begin_of_group, params.terms, params.run) - params.terms;
+  let rows = clamp(bits$J(at[$J]), params.terms, params.run) - params.terms - begin_of_group;
+#if $DOWN
+  depth = rows;
+#for I in $A $B
+  at[$I] += offset$I(begin_of_group, ends.y, ends.z);
+#end
+#else
+  m = rows;
+  if (first_row >= m) { return; }
+#for I in $A $OUTPUTS
+  at[$I] += offset$I(begin_of_group, 0u, ends.x);
+#end
+#end
+#end
 
   let fill_a = $A_ALONG(lane);
   let fill_b = $B_ALONG(lane);
 #for H in $HALVES
   let rows_$H = at[$A] + places$A(first_row + $Hu * 64u + fill_a.y, m, 0u, ends.x);
   let columns_$H = at[$B] + places$B(first_column + $Hu * 64u + fill_b.y, n, ends.x, ends.y);
-  var next_a_$H = fetch$A(rows_$H, fill_a.x);
-  var next_b_$H = fetch$B(columns_$H, fill_b.x);
+  var next_a_$H = fetch$A(rows_$H, fill_a.x, depth);
+  var next_b_$H = fetch$B(columns_$H, fill_b.x, depth);
 #end
 
   // A warp has 4 x 8 of the threads: what its threads read of a tile is the same for most.
@@ -158,8 +180,8 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
 #end
       workgroupBarrier();
 #for H in $HALVES
-      next_a_$H = fetch$A(rows_$H, k + 16u + fill_a.x);
-      next_b_$H = fetch$B(columns_$H, k + 16u + fill_b.x);
+      next_a_$H = fetch$A(rows_$H, k + 16u + fill_a.x, depth);
+      next_b_$H = fetch$B(columns_$H, k + 16u + fill_b.x, depth);
 #end
 #for U in $STEPS
 #if $U == all

@@ -19,13 +19,13 @@ struct Operand {
 
 struct Params {
   count: u32, // indices
-  row: u32, // groups along x: where these are too many, they go on along y
+  row: u32, // groups along x: too many go on along y; gemm: the stride of ends
   rank: u32,
   accumulate: u32,
   rest: f32, // 1 - lerp's weight, with the digits that the weight loses in float32
-  split: u32, // reduce: the first dimension that is summed over
-  terms: u32, // reduce: indices that are summed over
-  run: u32, // reduce: terms of a thread
+  split: u32, // reduce: the first dimension that is summed over; gemm: the first group
+  terms: u32, // reduce: indices that are summed over; gemm: the first row
+  run: u32, // reduce: terms of a thread; gemm: the end of the rows
   sizes: vec4<u32>, // gemm: m, n, k, and the first step of the batch
   ends: vec4<u32>, // gemm: where the dimensions of m, n, k and of the batch end
   parameters: vec4<f32>, // the numbers of the formula (activation.wgsl); or lerp's weight

@@ -661,7 +661,6 @@ def grouped_linear_backward(
     Raises:
         InvalidProblemError: (a ``ValueError``) wrong shapes, unknown activation, overlapping `out`;
             on the CPU also offsets that make no sense.
-        UnsupportedError: (a ``NotImplementedError``) WebGPU.
         DTypeError: (a ``TypeError``) a mix of dtypes, another dtype, or not a tensor.
         EpigradError: another class of `epigrad.errors`, of devices, backends or tensor subclasses.
 
@@ -732,7 +731,7 @@ def experts_backward(
 
     Raises:
         InvalidProblemError: (a ``ValueError``) wrong shapes, unknown kind, overlapping `out`.
-        UnsupportedError: (a ``NotImplementedError``) WebGPU, or more than 8192 experts on CUDA.
+        UnsupportedError: (a ``NotImplementedError``) more than 8192 experts on CUDA.
         DTypeError: (a ``TypeError``) a mix of dtypes, another dtype, or not a tensor.
         EpigradError: another class of `epigrad.errors`, of devices, backends or tensor subclasses.
 

@@ -561,9 +561,8 @@ def grouped_linear(
 
     Raises:
         InvalidProblemError: (a ``ValueError``) wrong shapes, an unknown activation or `save`; on
-            the CPU also offsets that fall, are negative or exceed T. On a GPU such offsets are
+            the CPU also offsets that fall, are negative or exceed T. Elsewhere such offsets are
             clamped, and so they are where `torch.vmap` hides them from `torch.func.grad`.
-        UnsupportedError: (a ``NotImplementedError``) WebGPU.
         DTypeError: (a ``TypeError``) a mix of dtypes, another dtype, or not a tensor.
         EpigradError: another class of `epigrad.errors`, of devices, backends or sparse tensors.
 
@@ -631,7 +630,7 @@ def experts(
 
     Raises:
         InvalidProblemError: (a ``ValueError``) wrong shapes, an unknown kind, gate or `save`.
-        UnsupportedError: (a ``NotImplementedError``) WebGPU, or more than 8192 experts on CUDA.
+        UnsupportedError: (a ``NotImplementedError``) more than 8192 experts on CUDA.
         DTypeError: (a ``TypeError``) a mix of dtypes, another dtype, or not a tensor.
         EpigradError: another class of `epigrad.errors`, of devices, backends or sparse tensors.
 

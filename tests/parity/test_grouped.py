@@ -191,17 +191,6 @@ def test_a_gpu_clamps_offsets(offsets: list[int]) -> None:
     assert_same_bits(got, epigrad.grouped_linear(x, weight, offsets=sensible))
 
 
-@needs("webgpu")
-def test_webgpu_has_no_kernels_for_groups() -> None:
-    x, weight = torch.randn(4, 3), torch.randn(2, 4, 3)
-    index, scale = torch.zeros(4, 1, dtype=torch.int64), torch.ones(4, 1)
-    with epigrad.use_backend("webgpu"):
-        with pytest.raises(errors.UnsupportedError, match="grouped_linear: the webgpu backend has no kernel for this"):
-            epigrad.grouped_linear(x, weight, offsets=torch.tensor([2, 4]))
-        with pytest.raises(errors.UnsupportedError, match="experts: the webgpu backend has no kernel for this"):
-            epigrad.experts(x, index, scale, weight, None, torch.randn(2, 3, 2), None)
-
-
 def test_a_scale_of_zero_lets_nan_through() -> None:
     x = torch.full((1, 2), torch.nan)
     weights = torch.ones(1, 4, 2), torch.ones(1, 2, 2)

@@ -214,9 +214,6 @@ EXPERTS_SHAPES: dict[str, tuple[int, int, int, int, int]] = {
 }
 """Tokens, features, hidden features, experts, and experts of a token."""
 
-GROUPED = ("grouped_linear", "experts")
-"""Operations that WebGPU has no kernels for."""
-
 SCALES = {"unit": 1.0, "wide": 6.0}
 """Standard deviation of what goes into the activation: around the bend, and into the tails."""
 
@@ -383,12 +380,7 @@ Test = TypeVar("Test", bound=Callable[..., Any])
 def parity(chosen: Sequence[Case]) -> Callable[[Test], Test]:
     """Runs a test for every case on every device, and counts the cases in the summary of the
     run."""
-    everywhere = [
-        replace(case, device=device)
-        for device in DEVICES
-        for case in chosen
-        if computes(device, case.dtype) and not (device == "webgpu" and case.op in GROUPED)
-    ]
+    everywhere = [replace(case, device=device) for device in DEVICES for case in chosen if computes(device, case.dtype)]
 
     quick = quick_of(everywhere)
 

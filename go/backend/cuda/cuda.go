@@ -133,10 +133,16 @@ func (b *builder) plan(p backend.Problem) error {
 		return b.combineRows(p)
 	case *backend.ScaleGradient:
 		return b.scaleGradient(p)
+	case *backend.ScaleRows:
+		return b.scaleRows(p)
+	case *backend.SumRows:
+		return b.sumRowsOf(p.Input, p.Sums, p.Scales, p.Groups)
+	case *backend.ZeroRows:
+		return b.zeroRest(p.Groups, p.Outputs...)
 	case *backend.GroupedLayer:
 		return b.groupedLayer(p)
 	case *backend.GroupedLayerBackward:
-		return b.groupedLayerBackward(p)
+		return b.parts(p, b.region)
 	case *backend.GroupedHiddenBackward:
 		return b.groupedHiddenBackward(p)
 	default:

@@ -365,7 +365,7 @@ func (b *builder) activationBackward(p *backend.ActivationBackward) error {
 		})
 	}
 	if gradient {
-		pass := &lower.Pass{Formula: p.Formula, GradOutput: p.GradOutput, Saved: p.Input, GradPreactivation: p.GradInput, GradBias: p.GradBias}
+		pass := &lower.Pass{Formula: p.Formula, Groups: p.Groups, GradOutput: p.GradOutput, Saved: p.Input, GradPreactivation: p.GradInput, GradBias: p.GradBias}
 		if err := b.gradPreactivation(pass); err != nil {
 			return err
 		}
@@ -387,7 +387,7 @@ func (b *builder) gatedBackward(p *backend.GatedBackward) error {
 		return b.reduce(&reduction{
 			columns: "gated_backward_columns_" + p.Formula + "_" + p.DType.Short(),
 			outputs: []*tensor.View{p.GradValue, p.GradGate}, sums: []*tensor.View{p.GradBiasValue, p.GradBiasGate},
-			inputs: []*tensor.View{p.GradOutput, p.Value, p.Gate}, accumulates: true,
+			inputs: []*tensor.View{p.GradOutput, p.Value, p.Gate}, groups: p.Groups, accumulates: true,
 		})
 	}
 	suffix := p.Formula + "_" + p.DType.Short()
@@ -405,6 +405,12 @@ func (b *builder) gradPreactivation(p *lower.Pass) error {
 	case p.FromOutput:
 		what += "from_output_"
 	}
+	if p.Groups != nil && p.Formula == "none" && p.GradBias != nil {
+		if err := b.sumRowsOf(p.GradOutput, p.GradBias, nil, p.Groups); err != nil || p.GradPreactivation == nil {
+			return err
+		}
+		return b.activation("none", p.GradPreactivation, p.GradOutput)
+	}
 	if p.GradBias == nil {
 		if p.Formula == "none" {
 			return b.activation("none", p.GradPreactivation, p.GradOutput)
@@ -417,7 +423,7 @@ func (b *builder) gradPreactivation(p *lower.Pass) error {
 	}
 	return b.reduce(&reduction{
 		columns: what + "columns_" + suffix, outputs: []*tensor.View{p.GradPreactivation}, sums: []*tensor.View{p.GradBias}, inputs: inputs,
-		accumulates: true,
+		groups: p.Groups, accumulates: true,
 	})
 }
 

@@ -263,10 +263,15 @@ func (*emulated) ClampsOffsets() bool { return true }
 func (*emulated) IsSlow() bool { return true }
 
 func (e *emulated) Select(p backend.Problem) (backend.Kernel, error) {
-	_, _, dt := p.Describe()
+	op, kind, dt := p.Describe()
 	b := &builder{device: e.device, dt: dt}
 	if err := b.plan(p); err != nil {
 		return nil, err
+	}
+	grouped := p.Grouping() != nil
+	if grouped { // the CPU's backend has kernels of the parts alone
+		facts, err := e.Backend.Select(&backend.ZeroRows{Header: backend.Header{Op: op, Kind: kind, DType: dt}})
+		return &emulatedKernel{facts, e, p.Views(), grouped, b}, err
 	}
 	facts, err := e.Backend.Select(p)
 	switch p.(type) {
@@ -275,11 +280,6 @@ func (e *emulated) Select(p backend.Problem) (backend.Kernel, error) {
 		if !slices.ContainsFunc(b.program, isSmall) {
 			return facts, err
 		}
-	}
-	grouped := false
-	switch p.(type) {
-	case *backend.GroupedLayer, *backend.GroupedLayerBackward, *backend.GroupedHiddenBackward:
-		grouped = true
 	}
 	return &emulatedKernel{facts, e, p.Views(), grouped, b}, err
 }

@@ -103,7 +103,7 @@ func (b *builder) onePass(o *onePass, kind string, otherwise func() error) error
 // hiddenBackward adds a product with the slope of an activation in one kernel, which other devices
 // and layouts have no counterpart of.
 func (b *builder) hiddenBackward(p *backend.HiddenBackward) error {
-	o, product, ok := b.throughWeight(p.Header, p.GradOutput, p.Weight, p.GradPreactivation)
+	o, ok := b.throughWeight(p.Header, p.GradOutput, p.Weight, p.GradPreactivation)
 	columns := int64(narrowTile) // beside which the epilogue has more boxes on their way
 	if o.depth >= shortDepth {
 		columns = o.tileColumns(b.device.processors)
@@ -121,51 +121,29 @@ func (b *builder) hiddenBackward(p *backend.HiddenBackward) error {
 			return err
 		}
 		return b.finish(&reduction{accumulates: true}, walkOf([]*tensor.View{p.GradBias}), l.sums, l.down, o.columns)
-	}, func() error {
-		if err := b.multiply(product, p.AllowTF32); err != nil {
-			return err
-		}
-		return b.activationBackward(&backend.ActivationBackward{
-			Header: p.Header, GradOutput: p.GradPreactivation, Input: p.Preactivation,
-			GradInput: p.GradPreactivation, Out: p.Out, GradBias: p.GradBias,
-		})
-	})
+	}, func() error { return b.inPasses(p, nil) })
 }
 
 // gatedHiddenBackward is the same with the slopes of a gated activation. Sums for biases, which few
 // gated layers have, take another pass.
 func (b *builder) gatedHiddenBackward(p *backend.GatedHiddenBackward) error {
-	o, product, ok := b.throughWeight(p.Header, p.GradOutput, p.Weight, p.GradValue)
+	o, ok := b.throughWeight(p.Header, p.GradOutput, p.Weight, p.GradValue)
 	b.ways = []way{narrow, separated}
 	l := b.boxed(&o, narrowTile)
 	fits := l.takes(l.inputs[:], p.Value, p.Gate) && l.takes(l.outputs[:], p.GradValue, p.GradGate, p.Out)
 	if !ok || !fits || p.Biased {
 		return noKernel(p)
 	}
-	return b.either(func() error { return l.add("gated_hidden_backward_sm90_" + p.Formula) }, func() error {
-		if err := b.multiply(product, p.AllowTF32); err != nil {
-			return err
-		}
-		if p.Out != nil {
-			if err := b.gated(&backend.Gated{Header: p.Header, Value: p.Value, Gate: p.Gate, Out: p.Out}); err != nil {
-				return err
-			}
-		}
-		return b.gatedBackward(&backend.GatedBackward{
-			Header: p.Header, GradOutput: p.GradValue, Value: p.Value, Gate: p.Gate, GradValue: p.GradValue, GradGate: p.GradGate,
-		})
-	})
+	return b.either(func() error { return l.add("gated_hidden_backward_sm90_" + p.Formula) }, func() error { return b.inPasses(p, p.GradValue) })
 }
 
-// throughWeight is grad_output weight as one kernel does it, and otherwise.
-func (b *builder) throughWeight(h backend.Header, gradOutput, weight, out *tensor.View) (o onePass, product *lower.Product, ok bool) {
-	h.Formula = "none"
-	product = lower.Forward(&backend.GemmEpilogue{Header: h, A: gradOutput, B: weight, Out: out})
+// throughWeight is grad_output weight as one kernel does it.
+func (b *builder) throughWeight(h backend.Header, gradOutput, weight, out *tensor.View) (o onePass, ok bool) {
 	if _, small := b.smallOf(0, out, gradOutput); small {
-		return o, product, false
+		return o, false
 	}
-	o, ok = b.onePassOf(product)
-	return o, product, ok
+	h.Formula = "none"
+	return b.onePassOf(lower.Forward(&backend.GemmEpilogue{Header: h, A: gradOutput, B: weight, Out: out}))
 }
 
 // gatedLinear adds two products and a gated activation in one kernel.
@@ -197,19 +175,38 @@ func (b *builder) gatedLinear(p *backend.GatedLinear) error {
 		}
 		l.biases[i] = layer.views[lower.Bias]
 	}
-	return b.either(func() error { return l.add("gated_linear_sm90_" + p.Formula) }, func() error {
-		values, gates := p.Value, p.Gate
-		if values == nil {
-			values, gates = p.Out, b.region(p.DType, p.Out.Shape...)
+	return b.either(func() error { return l.add("gated_linear_sm90_" + p.Formula) }, func() error { return b.inPasses(p, p.Out) })
+}
+
+// inPasses adds the parts of a problem, with products by BLAS. Their first region is the memory of
+// a tensor that is written later, where one is lent.
+func (b *builder) inPasses(p backend.Problem, lent *tensor.View) error {
+	for _, part := range lower.Parts(p, b.lending(lent)) {
+		var err error
+		switch part := part.(type) {
+		case *backend.GemmEpilogue:
+			err = b.twoPasses(part)
+		case *backend.GemmEpilogueBackward:
+			err = b.multiply(lower.Gradients(part, nil).A, part.AllowTF32)
+		default:
+			err = b.plan(part)
 		}
-		if err := b.preactivation(value, values); err != nil {
+		if err != nil {
 			return err
 		}
-		if err := b.preactivation(gate, gates); err != nil {
-			return err
+	}
+	return nil
+}
+
+// lending makes regions, the first of which is a tensor where that is not nil.
+func (b *builder) lending(lent *tensor.View) lower.Region {
+	return func(dt dtype.DType, shape ...int64) *tensor.View {
+		if first := lent; first != nil {
+			lent = nil
+			return first
 		}
-		return b.gated(&backend.Gated{Header: p.Header, Value: values, Gate: gates, Out: p.Out})
-	})
+		return b.region(dt, shape...)
+	}
 }
 
 func noKernel(p backend.Problem) error {

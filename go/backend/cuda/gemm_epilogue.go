@@ -13,6 +13,9 @@ import (
 // makes the product with the bias, rounded once to the preactivation, and the activation, in place
 // if the preactivation is not requested.
 func (b *builder) gemmEpilogue(p *backend.GemmEpilogue) error {
+	if p.Groups != nil {
+		return b.groupedEpilogue(p)
+	}
 	result := p.Out
 	if result == nil {
 		result = p.Preactivation
@@ -53,6 +56,9 @@ func (b *builder) preactivation(p *backend.GemmEpilogue, pre *tensor.View) error
 	plain := *p
 	plain.Out, plain.Preactivation = pre, nil
 	q, bias := lower.Forward(&plain), p.Bias
+	if p.Groups != nil {
+		return b.multiplyGroups(q)
+	}
 	if lower.Count(q.K) == 0 && bias != nil {
 		return b.activation("none", q.Result(lower.Out), q.Result(lower.Bias))
 	}
@@ -93,10 +99,12 @@ func (b *builder) ontoBias(q *lower.Product, tf32 bool) error {
 // gemmEpilogueBackward adds the steps of a backward, or one launch for a small problem. The steps
 // that need memory share one region, so the pass is in place.
 func (b *builder) gemmEpilogueBackward(p *backend.GemmEpilogueBackward) error {
-	// one launch adds to grad_b alone, and writes the dtype of the problem
-	isFloat := b.isFloat(p.GradB) || b.isFloat(p.GradBias)
-	if s, ok := b.smallOf(p.BatchRank, p.GradOutput, p.A); ok && !p.AddsA && !isFloat {
-		return b.smallBackward(s, p)
+	if p.Groups == nil && !p.AddsA {
+		// one launch adds to grad_b alone, and writes the dtype of the problem
+		isFloat := b.isFloat(p.GradB) || b.isFloat(p.GradBias)
+		if s, ok := b.smallOf(p.BatchRank, p.GradOutput, p.A); ok && !isFloat {
+			return b.smallBackward(s, p)
+		}
 	}
 	var region *tensor.View
 	made := lower.Gradients(p, func(dt dtype.DType, shape ...int64) *tensor.View {
@@ -126,6 +134,9 @@ func (b *builder) gemmEpilogueBackward(p *backend.GemmEpilogueBackward) error {
 // gradient adds a gradient's product: by BLAS, which is fastest, or by the kernel whose sums do not
 // depend on the number of rows.
 func (b *builder) gradient(p *lower.Product, tf32 bool) error {
+	if p.Views[lower.Ends] != nil {
+		return b.multiplyGroups(p)
+	}
 	if b.invariant && p.ByRows && !p.Accumulates {
 		if o, ok := b.onePassOf(p); ok {
 			return b.onePass(&o, "none", func() error { return b.multiply(p, tf32) })

@@ -260,12 +260,12 @@ var gateKernels = map[string]string{"silu": "swish", "swish": "swish", "gelu_tan
 // boxedGated is the launch of a gated layer of groups; nil where there is none.
 func (b *builder) boxedGated(p *backend.GroupedLayer) func() error {
 	gate := gateKernels[p.Formula]
-	if gate == "" || !b.hasGroups(p.Ends, p.Input) || p.Out == nil || !isPlainBias(p.Bias) || !isBoxed(p.Input, p.Out, p.Preactivation) {
+	if gate == "" || !b.hasGroups(p.Groups, p.Input) || p.Out == nil || !isPlainBias(p.Bias) || !isBoxed(p.Input, p.Out, p.Preactivation) {
 		return nil
 	}
 	columns := exchanged(p.Weight) // [e, k, 2h]
 	weight := inHalves(p.Halves, columns)
-	l := ofRows(p.Input, p.Ends, p.Out.Shape[1])
+	l := ofRows(p.Input, p.Groups, p.Out.Shape[1])
 	l.outputs[0], l.gateFirst = p.Out, weight.gateFirst
 	if p.Bias != nil {
 		l.biasStride = p.Bias.Strides[0]
@@ -295,7 +295,7 @@ func (b *builder) boxedGated(p *backend.GroupedLayer) func() error {
 
 // boxedHiddenBackward is the launches of a hidden activation's backward; nil where there are none.
 func (b *builder) boxedHiddenBackward(p *backend.GroupedHiddenBackward) func() error {
-	if !b.hasGroups(p.Ends, p.GradOutput) || !isPlainBias(p.GradBias) || !isBoxed(p.GradOutput, p.Preactivation, p.GradPreactivation, p.Out) {
+	if !b.hasGroups(p.Groups, p.GradOutput) || !isPlainBias(p.GradBias) || !isBoxed(p.GradOutput, p.Preactivation, p.GradPreactivation, p.Out) {
 		return nil
 	}
 	weight, across, ok := weightBoxesOf(p.Weight)
@@ -303,7 +303,7 @@ func (b *builder) boxedHiddenBackward(p *backend.GroupedHiddenBackward) func() e
 	if gradPre == nil { // the kernel writes it
 		gradPre = &tensor.View{Shape: p.Preactivation.Shape, Strides: tensor.ContiguousStrides(p.Preactivation.Shape)}
 	}
-	l := ofRows(p.GradOutput, p.Ends, p.Weight.Shape[2])
+	l := ofRows(p.GradOutput, p.Groups, p.Weight.Shape[2])
 	l.left[0], l.boxRows, l.scales = weight, backwardRows, p.Scales
 	family, rest := "", ""
 	switch gate := gateKernels[p.Formula]; {
@@ -345,7 +345,7 @@ func (b *builder) boxedHiddenBackward(p *backend.GroupedHiddenBackward) func() e
 			l.rowSums = b.region(dtype.Float32, 4*ceilDiv(l.columns, groupedColumns), l.rows)
 		}
 		if p.GradBias != nil {
-			l.columnSums = b.region(dtype.Float32, l.rows/groupedTileRows+p.Ends.Shape[0], p.GradBias.Shape[1])
+			l.columnSums = b.region(dtype.Float32, l.rows/groupedTileRows+p.Groups.Shape[0], p.GradBias.Shape[1])
 		}
 		if err := l.add(b, family, rest); err != nil {
 			return err
@@ -355,7 +355,7 @@ func (b *builder) boxedHiddenBackward(p *backend.GroupedHiddenBackward) func() e
 				return err
 			}
 		}
-		return b.addColumnSums(l.columnSums, p.GradBias, p.Ends)
+		return b.addColumnSums(l.columnSums, p.GradBias, p.Groups)
 	}
 }
 

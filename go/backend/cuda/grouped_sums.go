@@ -85,19 +85,19 @@ func someRows(v *tensor.View, first, rows int64) *tensor.View {
 
 // sumSlopes adds a summing pass (reduce.go) over the rows of all groups, whose sums are those of
 // each group. The pass gives the terms before they are rounded, as its sums of chunks of one row.
-func (b *builder) sumSlopes(r *reduction, ends, scales *tensor.View, seldom bool) error {
+func (b *builder) sumSlopes(r *reduction) error {
 	rows, columns := r.inputs[0].Shape[0], r.inputs[0].Shape[1]
 	wide := b.dt.Accumulator()
 	var all [2]*groupSums
 	var unrounded [2]*tensor.View
 	chunks := max(mostUnrounded/wide.Size()/max(columns, 1)/sumRows, 1)
-	if seldom {
+	if b.seldom {
 		chunks = min(chunks, ceilDiv(rows, mostPieces*sumRows))
 	}
 	piece := chunks * sumRows
 	for i, sums := range r.sums {
 		if sums != nil {
-			all[i], unrounded[i] = b.groupSums(sums, scales, ends, rows), b.region(wide, min(piece, rows), columns)
+			all[i], unrounded[i] = b.groupSums(sums, nil, r.groups, rows), b.region(wide, min(piece, rows), columns)
 		}
 	}
 	for first := int64(0); first < rows && columns > 0; first += piece {

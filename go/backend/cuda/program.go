@@ -107,6 +107,7 @@ type builder struct {
 	tf32      bool // whether a product is computed in TF32
 	way       way
 	ways      []way // that the problem can go
+	seldom    bool  // whether few runs take what is added
 	program   []operation
 	scratch   int64 // bytes
 	// withoutSaved is how many bytes of scratch more the problem would take if it had no saved

@@ -20,7 +20,9 @@ type reduction struct {
 	// inputs that are not needed are nil; the first input and one of the sums are there.
 	outputs, sums, inputs []*tensor.View
 	numbers               numbers
-	accumulates           bool // whether a run may add to what the sums hold
+	// groups are where those of the rows end, each of which has sums of its own; nil for none
+	groups      *tensor.View
+	accumulates bool // whether a run may add to what the sums hold
 }
 
 const (
@@ -47,6 +49,9 @@ type order struct {
 
 // reduce adds the launches of a summing kernel, and of those that finish its sums.
 func (b *builder) reduce(r *reduction) error {
+	if r.groups != nil {
+		return b.sumSlopes(r)
+	}
 	sum := r.sums[firstOf(r.sums)]
 	// The first input comes first: the others do not change in which order it is walked.
 	operands := slices.Concat(r.inputs, r.outputs)

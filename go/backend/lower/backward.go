@@ -30,9 +30,11 @@ func (b *Backward) Products() []*Product {
 //
 // Sums have the values before they are rounded. Either result may be nil. All views have
 // GradOutput's rank, and GradBias has the size 1 in all dimensions but the last. Runs that
-// accumulate add to it.
+// accumulate add to it. With Groups, where those of a problem's rows end, GradBias is [e, n]: the
+// sums of each group's rows.
 type Pass struct {
 	Formula string
+	Groups  *tensor.View
 	// FromOutput: Saved is the output, else the preactivation.
 	FromOutput bool
 	// Saved is nil for the activation "none".
@@ -48,7 +50,7 @@ func Gradients(p *backend.GemmEpilogueBackward, region func(dt dtype.DType, shap
 	gradient, shape := p.GradOutput, p.GradOutput.Shape
 	activates, products := p.Formula != "none", p.GradA != nil || p.GradB != nil
 	if p.GradBias != nil || activates && products {
-		b.Pass = &Pass{Formula: p.Formula, GradOutput: gradient, GradBias: row(p.GradBias, gradient.Rank())}
+		b.Pass = &Pass{Formula: p.Formula, Groups: p.Groups, GradOutput: gradient, GradBias: row(p.GradBias, gradient.Rank())}
 	}
 	if b.Pass != nil && activates {
 		switch {

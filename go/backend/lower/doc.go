@@ -1,9 +1,13 @@
-// Package lower says what a matrix product with an epilogue, and its backward, are made of: steps
-// over views, in order. Every backend runs these steps in its own way, and may fuse neighbours.
+// Package lower says what problems are made of. Every backend does the parts in its own way, and
+// may fuse neighbours.
 //
-// A backward has at most four steps. The first forms the preactivation, if nothing was saved. The
-// second is one pass for grad_preactivation and the bias sums. Two products follow, for grad_a and
-// for grad_b.
+// A matrix product with an epilogue, and its backward, are steps over views, in order. A backward
+// has at most four steps. The first forms the preactivation, if nothing was saved. The second is
+// one pass for grad_preactivation and the bias sums. Two products follow, for grad_a and for
+// grad_b.
+//
+// A layer of groups, and what comes between two of them, are other problems (Parts): products,
+// passes, and problems on rows.
 //
 // The package is no part of the API and may change in any release.
 package lower

@@ -14,6 +14,7 @@ const (
 	Left
 	Right
 	Bias
+	Ends
 	Operands
 )
 
@@ -31,6 +32,9 @@ type Dim struct {
 //
 // Batch, M, N and K are lists of dimensions. Each list is walked as one index, in row-major order.
 // Bias may be nil, and so may one of the results.
+//
+// Where there are Ends, Batch are the groups of a problem's rows. The rows, which are M with ByRows
+// and else K, are then those of the group alone, up to its end.
 type Product struct {
 	Formula        string // of the activation
 	Views          [Operands]*tensor.View
@@ -45,38 +49,76 @@ type Product struct {
 
 // Forward returns the product of a GEMM epilogue.
 func Forward(p *backend.GemmEpilogue) *Product {
-	rank, last := p.BatchRank, p.A.Rank()-1
-	q := &Product{Formula: p.Formula, Views: [Operands]*tensor.View{p.Out, p.Preactivation, p.A, p.B, p.Bias}, ByRows: true}
-	out, pre, a, b := stridesOf(p.Out, rank), stridesOf(p.Preactivation, rank), stridesOf(p.A, rank), stridesOf(p.B, rank)
-	q.M = dims(p.A.Shape[rank:last], strides{Out: out.rows, Preactivation: pre.rows, Left: a.rows})
-	q.N = dims(p.B.Shape[rank+1:], strides{Out: out.columns, Preactivation: pre.columns, Right: b.columns, Bias: stridesOf(p.Bias, 0).columns})
-	q.K = dims(p.A.Shape[last:], strides{Left: a.columns, Right: b.rows})
-	q.Batch = dims(p.A.Shape[:rank], strides{Out: out.batch, Preactivation: pre.batch, Left: a.batch, Right: b.batch})
+	g := grouping{p.Groups}
+	rank, left := g.rank(p.BatchRank), g.each(p.A)
+	last := left.Rank() - 1
+	q := &Product{Formula: p.Formula, Views: [Operands]*tensor.View{g.each(p.Out), g.each(p.Preactivation), left, p.B, p.Bias, p.Groups}, ByRows: true}
+	out, pre, a, b := stridesOf(q.Views[Out], rank), stridesOf(q.Views[Preactivation], rank), stridesOf(left, rank), stridesOf(p.B, rank)
+	bias := stridesOf(p.Bias, g.rank(0))
+	q.M = dims(left.Shape[rank:last], strides{Out: out.rows, Preactivation: pre.rows, Left: a.rows})
+	q.N = dims(p.B.Shape[rank+1:], strides{Out: out.columns, Preactivation: pre.columns, Right: b.columns, Bias: bias.columns})
+	q.K = dims(left.Shape[last:], strides{Left: a.columns, Right: b.rows})
+	q.Batch = dims(left.Shape[:rank], strides{
+		Out: out.batch, Preactivation: pre.batch, Left: a.batch, Right: b.batch, Bias: bias.batch, Ends: g.strides(),
+	})
 	return q
 }
 
 // gradA is grad_a = g bᵀ.
-func gradA(p *backend.GemmEpilogueBackward, g *tensor.View) *Product {
-	rank, last := p.BatchRank, g.Rank()-1
-	q := &Product{Formula: "none", Views: [Operands]*tensor.View{Out: p.GradA, Left: g, Right: p.B}, Accumulates: p.AddsA, ByRows: true}
-	out, left, b := stridesOf(p.GradA, rank), stridesOf(g, rank), stridesOf(p.B, rank)
+func gradA(p *backend.GemmEpilogueBackward, gradient *tensor.View) *Product {
+	groups := grouping{p.Groups}
+	rank, gradA, g := groups.rank(p.BatchRank), groups.each(p.GradA), groups.each(gradient)
+	last := g.Rank() - 1
+	q := &Product{Formula: "none", Views: [Operands]*tensor.View{Out: gradA, Left: g, Right: p.B, Ends: p.Groups}, Accumulates: p.AddsA, ByRows: true}
+	out, left, b := stridesOf(gradA, rank), stridesOf(g, rank), stridesOf(p.B, rank)
 	q.M = dims(g.Shape[rank:last], strides{Out: out.rows, Left: left.rows})
 	q.N = dims(p.B.Shape[rank:rank+1], strides{Out: out.columns, Right: b.rows})
 	q.K = dims(g.Shape[last:], strides{Left: left.columns, Right: b.columns})
-	q.batch(dims(g.Shape[:rank], strides{Out: out.batch, Left: left.batch, Right: b.batch}))
+	q.batch(dims(g.Shape[:rank], strides{Out: out.batch, Left: left.batch, Right: b.batch, Ends: groups.strides()}))
 	return q
 }
 
 // gradB is grad_b = aᵀ g, summed over all rows.
-func gradB(p *backend.GemmEpilogueBackward, g *tensor.View) *Product {
-	rank, last := p.BatchRank, g.Rank()-1
-	q := &Product{Formula: "none", Views: [Operands]*tensor.View{Out: p.GradB, Left: p.A, Right: g}, Accumulates: true}
-	out, a, right := stridesOf(p.GradB, rank), stridesOf(p.A, rank), stridesOf(g, rank)
-	q.M = dims(p.A.Shape[last:], strides{Out: out.rows, Left: a.columns})
+func gradB(p *backend.GemmEpilogueBackward, gradient *tensor.View) *Product {
+	groups := grouping{p.Groups}
+	rank, left, g := groups.rank(p.BatchRank), groups.each(p.A), groups.each(gradient)
+	last := g.Rank() - 1
+	q := &Product{Formula: "none", Views: [Operands]*tensor.View{Out: p.GradB, Left: left, Right: g, Ends: p.Groups}, Accumulates: true}
+	out, a, right := stridesOf(p.GradB, rank), stridesOf(left, rank), stridesOf(g, rank)
+	q.M = dims(left.Shape[last:], strides{Out: out.rows, Left: a.columns})
 	q.N = dims(g.Shape[last:], strides{Out: out.columns, Right: right.columns})
 	q.K = dims(g.Shape[rank:last], strides{Left: a.rows, Right: right.rows})
-	q.batch(dims(g.Shape[:rank], strides{Out: out.batch, Left: a.batch, Right: right.batch}))
+	q.batch(dims(g.Shape[:rank], strides{Out: out.batch, Left: a.batch, Right: right.batch, Ends: groups.strides()}))
 	return q
+}
+
+// grouping is where a problem's groups end, if it has some. They are a batch then, along which
+// tensors of rows are broadcast.
+type grouping struct{ ends *tensor.View }
+
+// rank is the rank of the batch, in place of that of a problem without groups.
+func (g grouping) rank(batch int) int {
+	if g.ends != nil {
+		return 1
+	}
+	return batch
+}
+
+func (g grouping) strides() []int64 {
+	if g.ends == nil {
+		return nil
+	}
+	return g.ends.Strides
+}
+
+// each is a tensor of rows with the batch's dimension.
+func (g grouping) each(v *tensor.View) *tensor.View {
+	if v == nil || g.ends == nil {
+		return v
+	}
+	wide := v.Unsqueeze(0)
+	wide.Shape[0], wide.Strides[0] = g.ends.Shape[0], 0
+	return &wide
 }
 
 // batch adds batch dimensions: to the contraction where the result has the size 1, else to Batch.
@@ -113,7 +155,7 @@ func dims(sizes []int64, of strides) []Dim {
 	for d, size := range sizes {
 		all[d].Size = size
 		for operand, list := range of {
-			if list != nil {
+			if len(list) > 0 {
 				all[d].Strides[operand] = list[d]
 			}
 		}

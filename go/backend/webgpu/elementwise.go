@@ -207,7 +207,7 @@ func reversed(l loops) (shape []int64, strides [][]int64) {
 func (b *builder) activationBackward(p *backend.ActivationBackward) error {
 	inputs := b.inputs(p.GradOutput, p.Input)
 	f := formula{name: "activation_backward", kind: p.Formula, accumulates: true}
-	if err := b.sums(f, []*tensor.View{b.place(p.GradBias, hostOutput, true)}, inputs); err != nil {
+	if err := b.biasSums(f, b.header(p.Header).Groups, []*tensor.View{b.place(p.GradBias, hostOutput, true)}, inputs); err != nil {
 		return err
 	}
 	f.accumulates = false
@@ -218,7 +218,7 @@ func (b *builder) gatedBackward(p *backend.GatedBackward) error {
 	inputs := b.inputs(p.GradOutput, p.Value, p.Gate)
 	f := formula{name: "gated_backward", kind: p.Formula, accumulates: true}
 	biases := []*tensor.View{b.place(p.GradBiasValue, hostOutput, true), b.place(p.GradBiasGate, hostOutput, true)}
-	if err := b.sums(f, biases, inputs); err != nil {
+	if err := b.biasSums(f, b.header(p.Header).Groups, biases, inputs); err != nil {
 		return err
 	}
 	f.accumulates = false

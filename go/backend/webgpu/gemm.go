@@ -25,7 +25,7 @@ const (
 func (b *builder) gemmEpilogue(p *backend.GemmEpilogue) error {
 	in, out := b.inputs(p.A, p.B, p.Bias), b.outputs(p.Out, p.Preactivation)
 	return b.multiply(lower.Forward(&backend.GemmEpilogue{
-		Header: p.Header, BatchRank: p.BatchRank, A: in[0], B: in[1], Bias: in[2], Out: out[0], Preactivation: out[1],
+		Header: b.header(p.Header), BatchRank: p.BatchRank, A: in[0], B: in[1], Bias: in[2], Out: out[0], Preactivation: out[1],
 	}))
 }
 
@@ -34,7 +34,7 @@ func (b *builder) gemmEpilogue(p *backend.GemmEpilogue) error {
 func (b *builder) gemmEpilogueBackward(p *backend.GemmEpilogueBackward) error {
 	in := b.inputs(p.GradOutput, p.A, p.B, p.Bias, p.Preactivation, p.Output)
 	made := lower.Gradients(&backend.GemmEpilogueBackward{
-		Header: p.Header, BatchRank: p.BatchRank, GradOutput: in[0], A: in[1], B: in[2], Bias: in[3], Preactivation: in[4], Output: in[5],
+		Header: b.header(p.Header), BatchRank: p.BatchRank, GradOutput: in[0], A: in[1], B: in[2], Bias: in[3], Preactivation: in[4], Output: in[5],
 		GradA: b.place(p.GradA, hostOutput, p.AddsA), GradB: b.place(p.GradB, hostOutput, true), GradBias: b.place(p.GradBias, hostOutput, true), AddsA: p.AddsA,
 	}, b.region)
 	if made.Recompute != nil {
@@ -45,7 +45,7 @@ func (b *builder) gemmEpilogueBackward(p *backend.GemmEpilogueBackward) error {
 	if pass := made.Pass; pass != nil {
 		f, inputs := gradPreactivation(pass.Formula, pass.FromOutput), []*tensor.View{pass.GradOutput, pass.Saved}
 		f.accumulates = true
-		if err := b.sums(f, []*tensor.View{pass.GradBias}, inputs); err != nil {
+		if err := b.biasSums(f, pass.Groups, []*tensor.View{pass.GradBias}, inputs); err != nil {
 			return err
 		}
 		f.accumulates = false
@@ -67,24 +67,59 @@ func (b *builder) multiply(p *lower.Product) error {
 	if lower.Count(p.Batch, p.M, p.N) == 0 {
 		return nil
 	}
+	// Rows are of all groups at once, but for their biases, which are added to the sums.
+	groupedRows := p.Views[lower.Ends] != nil && p.ByRows
+	results := func(q *lower.Product) [][]lower.Dim {
+		if groupedRows {
+			return [][]lower.Dim{q.M, q.N}
+		}
+		return [][]lower.Dim{q.Batch, q.M, q.N}
+	}
+	if groupedRows && lower.Count(p.K) == 0 {
+		p = b.ofZeros(p)
+	}
 	var sums *tensor.View
+	bias := p.View(lower.Bias, results(p)...)
 	if lower.Count(p.K) > 0 {
 		if tiles, ok := b.tiles(p); ok {
 			return b.multiplyTiles(p, tiles)
 		}
 		q := *p
 		q.Batch, q.M, q.N, q.Accumulates = slices.Clone(p.Batch), slices.Clone(p.M), slices.Clone(p.N), false
-		lower.Contiguous(lower.Preactivation, q.Batch, q.M, q.N)
-		q.Views[lower.Out], q.Views[lower.Bias] = nil, nil
-		q.Views[lower.Preactivation] = b.region(dtype.Float32, lower.Count(q.Batch, q.M, q.N))
-		sums = q.Result(lower.Preactivation)
+		lower.Contiguous(lower.Preactivation, results(&q)...)
+		q.Views[lower.Out] = nil
+		if groupedRows {
+			bias = nil
+		} else {
+			q.Views[lower.Bias] = nil
+		}
+		q.Views[lower.Preactivation] = b.region(dtype.Float32, lower.Count(results(&q)...))
+		sums = q.View(lower.Preactivation, results(&q)...)
 		tiles, _ := b.tiles(&q)
 		if err := b.multiplyTiles(&q, tiles); err != nil {
 			return err
 		}
 	}
 	return b.elementwise(formula{name: "epilogue", kind: p.Formula, accumulates: p.Accumulates},
-		[]*tensor.View{p.Result(lower.Out), p.Result(lower.Preactivation)}, []*tensor.View{sums, p.Result(lower.Bias)})
+		[]*tensor.View{p.View(lower.Out, results(p)...), p.View(lower.Preactivation, results(p)...)}, []*tensor.View{sums, bias})
+}
+
+// ofZeros is a product without a depth as one of a zero and a zero: only a kernel of groups can
+// tell which bias is a row's.
+func (b *builder) ofZeros(p *lower.Product) *lower.Product {
+	q := *p
+	zero := b.region(dtype.Float32, 1)
+	if err := b.zero(zero); err != nil {
+		return p
+	}
+	q.Views[lower.Left], q.Views[lower.Right] = zero, zero
+	q.Batch, q.M, q.N, q.K = slices.Clone(p.Batch), slices.Clone(p.M), slices.Clone(p.N), []lower.Dim{{Size: 1}}
+	for _, group := range [][]lower.Dim{q.Batch, q.M, q.N} {
+		for d := range group {
+			group[d].Strides[lower.Left], group[d].Strides[lower.Right] = 0, 0
+		}
+	}
+	return &q
 }
 
 // operandsOf are a product's, with their dimensions in the order batch, m, n, k.
@@ -102,6 +137,7 @@ func operandsOf(p *lower.Product) []operand {
 // tile is a part of a product that one dispatch can do: the loops over the batch, m, n and k.
 type tile struct {
 	groups [4]loops
+	from   [4]int64 // where these begin in the product's, which are one loop each where it matters
 	// adds: sums are added to what a tile before this one has left, which had the first part of the
 	// contraction.
 	adds bool
@@ -132,11 +168,12 @@ func (b *builder) tiles(p *lower.Product) ([]tile, bool) {
 	}
 	list, pre := b.cutTile(whole, all), p.Views[lower.Preactivation]
 	for _, t := range list {
-		if t.adds && (pre == nil || pre.DType != dtype.Float32 || p.Views[lower.Out] != nil || p.Views[lower.Bias] != nil) {
+		grouped := p.Views[lower.Ends] != nil
+		if t.adds && (pre == nil || pre.DType != dtype.Float32 || p.Views[lower.Out] != nil || p.Views[lower.Bias] != nil && !grouped) {
 			return nil, false
 		}
 		for i, o := range all {
-			if o.written && isHalf(o.view.DType) && !t.quads(i, ofColumns) {
+			if !grouped && o.written && isHalf(o.view.DType) && !t.quads(i, ofColumns) {
 				return nil, false
 			}
 		}
@@ -160,6 +197,14 @@ func (t *tile) quads(i, along int) bool {
 		}
 	}
 	return true
+}
+
+// without is the tile without an operand.
+func (t tile) without(i int) tile {
+	for g, l := range t.groups {
+		t.groups[g] = loops{l.shape, slices.Delete(slices.Clone(l.strides), i, i+1), slices.Delete(slices.Clone(l.offsets), i, i+1)}
+	}
+	return t
 }
 
 // together are the four loops as one.
@@ -202,6 +247,7 @@ func (b *builder) cutTile(t tile, all []operand) []tile {
 	halves := t.groups[group].halves(dim)
 	first, second := t, t
 	first.groups[group], second.groups[group] = halves[0], halves[1]
+	second.from[group] += halves[0].count()
 	second.adds = t.adds || group == ofDepth
 	b.dividesDepth = b.dividesDepth || second.adds
 	return append(b.cutTile(first, all), b.cutTile(second, all)...)
@@ -210,9 +256,13 @@ func (b *builder) cutTile(t tile, all []operand) []tile {
 // multiplyTiles adds the dispatches.
 func (b *builder) multiplyTiles(p *lower.Product, tiles []tile) error {
 	for _, x := range tiles {
-		whole, single := b.tileStep(p, x, true), b.tileStep(p, x, false)
-		whole.unaligned = single
-		if err := b.dispatch(whole); err != nil {
+		step := b.tileStep(p, x, false)
+		if p.Views[lower.Ends] == nil { // groups begin anywhere
+			single := step
+			step = b.tileStep(p, x, true)
+			step.unaligned = single
+		}
+		if err := b.dispatch(step); err != nil {
 			return err
 		}
 	}
@@ -222,6 +272,10 @@ func (b *builder) multiplyTiles(p *lower.Product, tiles []tile) error {
 // tileStep is the dispatch that does a tile, with those operands in quads that can be, or none.
 func (b *builder) tileStep(p *lower.Product, x tile, quads bool) *step {
 	all := operandsOf(p)
+	if bias := slices.IndexFunc(all, func(o operand) bool { return o.place == lower.Bias }); x.adds && bias >= 0 {
+		// the tile before this one has added it
+		all, x = slices.Delete(all, bias, bias+1), x.without(bias)
+	}
 	deep := make([]bool, len(all)) // in quads along k
 	for i, o := range all {
 		all[i].accumulates = o.written && (x.adds || p.Accumulates)
@@ -238,7 +292,7 @@ func (b *builder) tileStep(p *lower.Product, x tile, quads bool) *step {
 	t.name = strings.Replace(t.name, "gemm_gemm", "gemm_epilogue", 1)
 	at := func(place int) int { return slices.IndexFunc(all, func(o operand) bool { return o.place == place }) }
 	t.definitions["A"], t.definitions["B"], t.definitions["BIASES"] = strconv.Itoa(at(lower.Left)), strconv.Itoa(at(lower.Right)), ""
-	if p.Views[lower.Bias] != nil {
+	if at(lower.Bias) >= 0 {
 		t.definitions["BIASES"] = strconv.Itoa(at(lower.Bias))
 	}
 	t.definitions["A_ALONG"] = along(x.groups[ofDepth], x.groups[ofRows], at(lower.Left), deep)
@@ -248,7 +302,7 @@ func (b *builder) tileStep(p *lower.Product, x tile, quads bool) *step {
 			t.definitions[fmt.Sprintf("DEEP%d", i)] = "yes"
 		}
 	}
-	t.definitions["K_FLAT"] = ""
+	t.definitions["ENDS"], t.definitions["DOWN"], t.definitions["K_FLAT"] = "", "", ""
 	if len(x.groups[ofDepth].shape) <= 1 {
 		t.definitions["K_FLAT"] = "yes"
 	}
@@ -273,6 +327,17 @@ func (b *builder) tileStep(p *lower.Product, x tile, quads bool) *step {
 	for i, size := range []int64{x.groups[ofRows].count(), x.groups[ofColumns].count(), x.groups[ofDepth].count(), 0} {
 		params.set(32+4*i, size)
 		params.set(48+4*i, ends[i])
+	}
+	if ends := p.Views[lower.Ends]; ends != nil {
+		rows := ofRows
+		t.definitions["ENDS"] = strconv.Itoa(at(lower.Ends))
+		if !p.ByRows {
+			t.definitions["DOWN"], rows = "yes", ofDepth
+		}
+		params.set(4, ends.Strides[0])
+		params.set(20, x.from[ofBatch])
+		params.set(24, x.from[rows])
+		params.set(28, x.from[rows]+x.groups[rows].count())
 	}
 	tiling := b.tilingOf(x)
 	tiling.define(t.definitions)

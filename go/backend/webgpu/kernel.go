@@ -43,6 +43,8 @@ type slot struct {
 	loop  copyLoop // how a host tensor is packed
 	// loads: an output whose content a run needs that accumulates.
 	loads bool
+	// keeps: an output of which a run writes a part.
+	keeps bool
 }
 
 const (
@@ -77,6 +79,7 @@ type step struct {
 type builder struct {
 	device *device
 	limits limits
+	op     string
 	dt     dtype.DType
 	// portable: nothing is used that an adapter may lack.
 	portable bool
@@ -130,6 +133,12 @@ func (b *builder) outputs(views ...*tensor.View) []*tensor.View {
 		all[i] = b.place(v, hostOutput, false)
 	}
 	return all
+}
+
+// header is a problem's, with the groups' ends in a buffer.
+func (b *builder) header(h backend.Header) backend.Header {
+	h.Groups = b.place(h.Groups, hostInput, false)
+	return h
 }
 
 // place finds room for an operand. What is in the host's memory is packed: in the order that it has
@@ -269,7 +278,7 @@ func (k *kernel) buffers(run *submission, r *backend.Run) ([]held, error) {
 		if buffers[i].buffer, err = run.acquire(C.EPG_WGPU_STORAGE, s.bytes); err != nil {
 			return nil, err
 		}
-		if s.kind == hostInput || s.loads && r.Accumulate {
+		if s.kind == hostInput || s.keeps || s.loads && r.Accumulate {
 			if err := run.write(buffers[i].buffer, 0, s.loop.pack(r.At(s.view))); err != nil {
 				return nil, err
 			}

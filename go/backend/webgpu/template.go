@@ -118,6 +118,9 @@ func (b *builder) template(file string, f formula, all []operand) *template {
 		}
 		d["SLOT"+number], d["ACCESS"+number], d["WORD"+number], d["PLACE"+number] = fmt.Sprint(j+1), access, wordType, fmt.Sprint(o.place)
 		d["TYPE"+number], d["CODE"+number] = short, short
+		if o.view.DType == dtype.Int32 { // which is read as it is
+			d["TYPE"+number] = "f32"
+		}
 		if bits {
 			d["CODE"+number] = fmt.Sprintf("bits%d", 8*o.view.DType.Size())
 		}

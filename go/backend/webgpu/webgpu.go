@@ -69,7 +69,7 @@ func (b *Backend) Select(p backend.Problem) (backend.Kernel, error) {
 		return nil, err
 	}
 	builder := &builder{
-		device: d, limits: d.limits.narrowed(b.limits), dt: dt, portable: b.portable, writesOut: b.writesOut || d.writesOut,
+		device: d, limits: d.limits.narrowed(b.limits), op: op, dt: dt, portable: b.portable, writesOut: b.writesOut || d.writesOut,
 		readsAlongK: b.readsAlongK || d.readsAlongK, tiling: b.tiling,
 	}
 	if err := builder.plan(p); err != nil {
@@ -81,8 +81,9 @@ func (b *Backend) Select(p backend.Problem) (backend.Kernel, error) {
 	return builder.kernel(p), nil
 }
 
-// LacksGroups says that there are no kernels for problems with groups.
-func (*Backend) LacksGroups() bool { return true }
+// ClampsOffsets says that groups' offsets which fall, or are no rows, are taken for what is next to
+// them.
+func (*Backend) ClampsOffsets() bool { return true }
 
 // Computes reports whether there are kernels for a dtype.
 func (*Backend) Computes(dt dtype.DType) bool { return dt != dtype.Float64 }
@@ -106,6 +107,22 @@ func (b *builder) plan(p backend.Problem) error {
 		return b.gemmEpilogue(p)
 	case *backend.GemmEpilogueBackward:
 		return b.gemmEpilogueBackward(p)
+	case *backend.GroupEnds:
+		return b.groupEnds(p)
+	case *backend.Route:
+		return b.route(p)
+	case *backend.ScatterRows:
+		return b.scatterRows(p)
+	case *backend.CombineRows:
+		return b.combineRows(p)
+	case *backend.ScaleGradient:
+		return b.scaleGradient(p)
+	case *backend.ScaleRows:
+		return b.scaleRows(p)
+	case *backend.SumRows:
+		return b.sumRows(b.header(p.Header).Groups, b.place(p.Input, hostInput, false), b.place(p.Scales, hostInput, false), b.place(p.Sums, hostOutput, true))
+	case *backend.ZeroRows:
+		return b.zeroRows(p)
 	default:
 		op, _, _ := p.Describe()
 		return status.Errorf(status.Unsupported, "%s: the webgpu backend has no kernel for this operation: move the tensors to another device", op)

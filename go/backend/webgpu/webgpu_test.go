@@ -282,3 +282,128 @@ func sumsOf(t *testing.T, rows, columns int64, kept []int64, transposed bool) []
 	require.NoError(t, op.Run(&op.Call{Op: "lerp_backward", Backend: backendName, Inputs: []*tensor.View{grad, start, end, weight}, Outputs: []*tensor.View{nil, nil, out}}))
 	return sums
 }
+
+// TestExpertsOnArrays: what lies on the adapter gives the bits of what lies in the host's memory.
+func TestExpertsOnArrays(t *testing.T) {
+	if _, err := theDevice(); err != nil {
+		t.Skip(err)
+	}
+	op.ClearCache()
+	backend.Register(New())
+	const tokens, each, groups, features, hidden = 5, 2, 3, 4, 6
+	results := func(onDevice bool) [][]byte {
+		device := tensor.Device{Type: tensor.CPU}
+		if onDevice {
+			device.Type = tensor.WebGPU
+		}
+		var list []func() []byte
+		view := func(dt dtype.DType, at func(i int) uint64, shape ...int64) *tensor.View {
+			memory := make([]byte, tensor.Elements(shape)*dt.Size())
+			for i := range memory {
+				memory[i] = byte(at(i/int(dt.Size())) >> (8 * (i % int(dt.Size()))))
+			}
+			base := unsafe.Pointer(&memory[0])
+			read := func() []byte { return memory }
+			if onDevice {
+				address, err := Allocate(int64(len(memory)))
+				require.NoError(t, err)
+				t.Cleanup(func() { require.NoError(t, Free(address)) })
+				require.NoError(t, Write(address, base, int64(len(memory))))
+				read = func() []byte {
+					require.NoError(t, Read(address, unsafe.Pointer(&memory[0]), int64(len(memory))))
+					return memory
+				}
+				base = unsafe.Add(unsafe.Pointer(nil), address)
+			}
+			v, err := tensor.New(base, 0, dt, device, shape, nil, 0)
+			require.NoError(t, err)
+			list = append(list, read)
+			return &v
+		}
+		numbers := func(shape ...int64) *tensor.View {
+			return view(dtype.Float32, func(i int) uint64 { return uint64(math.Float32bits(float32(math.Sin(float64(100*len(list) + i))))) }, shape...)
+		}
+		index := view(dtype.Int64, func(i int) uint64 { return uint64(int64(i*7%5) - 1) }, tokens, each)
+		inputs := []*tensor.View{
+			numbers(tokens, features), index, numbers(tokens, each), numbers(groups, 2*hidden, features), numbers(groups, 2*hidden),
+			numbers(groups, features, hidden), numbers(groups, features),
+		}
+		grad, first := numbers(tokens, features), len(list)
+		run := func(name string, inputs, outputs []*tensor.View) {
+			c := &op.Call{Op: name, Kind: "swiglu", Backend: backendName, Inputs: inputs, Outputs: outputs}
+			wanted := make([]bool, len(outputs))
+			for i := range wanted {
+				wanted[i] = true
+			}
+			_, bytes, err := op.Infer(c, wanted)
+			require.NoError(t, err)
+			workspace := make([]byte, bytes+1)
+			c.Workspace, c.WorkspaceBytes = unsafe.Pointer(&workspace[0]), bytes
+			require.NoError(t, op.Run(c))
+		}
+		out, pre := numbers(tokens, features), numbers(tokens*each, 2*hidden)
+		run("experts", inputs, []*tensor.View{out, pre})
+		gradients := make([]*tensor.View, 0, len(inputs)-1)
+		for i, like := range inputs {
+			if i != 1 {
+				gradients = append(gradients, numbers(like.Shape...))
+			}
+		}
+		run("experts_backward", append(append([]*tensor.View{grad}, inputs...), pre), gradients)
+		var all [][]byte
+		for _, read := range list[first:] {
+			all = append(all, read())
+		}
+		return all
+	}
+	require.Equal(t, results(false), results(true))
+}
+
+// TestProductsOfGroupsAreCut: operands that exceed a binding, and depths that exceed a loop, give
+// the products of each group's rows too.
+func TestProductsOfGroupsAreCut(t *testing.T) {
+	if _, err := theDevice(); err != nil {
+		t.Skip(err)
+	}
+	const rows, depth, columns, groups = 60, 40, 16, 4
+	var bases []unsafe.Pointer
+	var memories [][]float32
+	view := func(shape ...int64) *tensor.View {
+		memory := make([]float32, tensor.Elements(shape))
+		for i := range memory {
+			memory[i] = float32(math.Sin(float64(1000*len(bases) + i)))
+		}
+		bases, memories = append(bases, unsafe.Pointer(&memory[0])), append(memories, memory)
+		return &tensor.View{
+			Operand: len(bases) - 1, DType: dtype.Float32, Device: tensor.Device{Type: tensor.CPU}, Shape: shape, Strides: tensor.ContiguousStrides(shape),
+		}
+	}
+	ends := view(groups)
+	for e, end := range []int32{10, 10, 50, 59} {
+		*(*int32)(unsafe.Pointer(&memories[0][e])) = end
+	}
+	ends.DType = dtype.Int32
+	a, b, bias, grad := view(rows, depth), view(groups, depth, columns), view(groups, columns), view(rows, columns)
+	out, pre, gradA, gradB, gradBias := view(rows, columns), view(rows, columns), view(rows, depth), view(groups, depth, columns), view(groups, columns)
+	header := backend.Header{Op: "linear", Kind: "silu", Formula: "silu", DType: dtype.Float32, Groups: ends}
+	results := func(b *Backend, problems ...backend.Problem) (all []float32) {
+		for _, p := range problems {
+			k, err := b.Select(p)
+			require.NoError(t, err)
+			require.NoError(t, k.Run(&backend.Run{Bases: bases}))
+		}
+		for i, v := range []*tensor.View{out, pre, gradA} { // without the row of no group
+			all = append(all, memories[v.Operand][:59*[]int64{columns, columns, depth}[i]]...)
+		}
+		return append(append(all, memories[gradB.Operand]...), memories[gradBias.Operand]...)
+	}
+	problems := []backend.Problem{
+		&backend.GemmEpilogue{Header: header, A: a, B: b, Bias: bias, Out: out, Preactivation: pre},
+		&backend.GemmEpilogueBackward{Header: header, GradOutput: grad, A: a, B: b, Bias: bias, GradA: gradA, GradB: gradB, GradBias: gradBias},
+	}
+	want := results(New(), problems...)
+	got := results(&Backend{limits: limits{bindingBytes: 8 << 10, groups: 7, trips: 2, wideTiles: 1}}, problems...)
+	for i := range want {
+		require.InDelta(t, want[i], got[i], 1e-4, "element %d of %d", i, len(want))
+	}
+}

@@ -16,7 +16,7 @@ import (
 // Selector chooses an engine's kernel of a problem without groups.
 type Selector func(p backend.Problem) (backend.Kernel, error)
 
-// Select returns the kernel of a problem with groups; nil for one without.
+// Select returns the kernel of a problem with groups, or on their rows; nil for another.
 func Select(p backend.Problem, engine Selector) (backend.Kernel, error) {
 	switch p := p.(type) {
 	case *backend.GroupEnds:
@@ -29,14 +29,17 @@ func Select(p backend.Problem, engine Selector) (backend.Kernel, error) {
 		return sequence(p, func(r *backend.Run) error { return combineRows(p, r) }), nil
 	case *backend.ScaleGradient:
 		return sequence(p, func(r *backend.Run) error { return scaleGradient(p, r) }), nil
-	case *backend.GroupedLayer:
-		return newLayer(p, engine)
-	case *backend.GroupedLayerBackward:
-		return newLayerBackward(p, engine)
-	case *backend.GroupedHiddenBackward:
-		return newHiddenBackward(p, engine)
+	case *backend.ScaleRows:
+		return sequence(p, func(r *backend.Run) error { return scaleRows(p, r) }), nil
+	case *backend.SumRows:
+		return sequence(p, func(r *backend.Run) error { return sumRows(p, r) }), nil
+	case *backend.ZeroRows:
+		return sequence(p, func(r *backend.Run) error { return zeroRows(p, r) }), nil
 	}
-	return nil, nil
+	if p.Grouping() == nil {
+		return nil, nil
+	}
+	return newByGroup(p, engine)
 }
 
 // sequence is a kernel that moves rows, whose name says no product.

@@ -1,6 +1,7 @@
 package grouped
 
 import (
+	"cmp"
 	"unsafe"
 
 	"github.com/epigrad/epigrad/go/backend"
@@ -213,6 +214,78 @@ func dot(a, b []float64) float64 {
 		sum += float64(x * b[i])
 	}
 	return sum
+}
+
+// scaleRows loads a row of each, and stores those that are scaled.
+func scaleRows(p *backend.ScaleRows, r *backend.Run) error {
+	columns := cmp.Or(p.Grad, p.Hidden).Shape[1]
+	return eachRow(r, rowsOf(p.Groups, r), 2*columns, func(first, end int64) {
+		x, y, scale := make([]float64, columns), make([]float64, columns), [1]float64{1}
+		for row := first; row < end; row++ {
+			if p.Grad != nil && columns > 0 {
+				loadRow(x, p.Grad, r, row)
+			}
+			if p.Hidden != nil && columns > 0 {
+				loadRow(y, p.Hidden, r, row)
+			}
+			if p.Sums != nil {
+				sum := [1]float64{dot(x, y)}
+				elements.Store(address(p.Sums, r, row), p.Sums.DType.Size(), sum[:], p.Sums.DType)
+			}
+			if p.Scales != nil {
+				elements.Load(scale[:], address(p.Scales, r, row), p.Scales.DType.Size(), p.Scales.DType)
+			}
+			if p.ScalesGrad && columns > 0 {
+				storeScaled(p.Grad, r, row, x, scale[0])
+			}
+			if p.ScalesHidden && columns > 0 {
+				storeScaled(p.Hidden, r, row, y, scale[0])
+			}
+		}
+	})
+}
+
+func storeScaled(v *tensor.View, r *backend.Run, row int64, values []float64, scale float64) {
+	for i := range values {
+		values[i] *= scale
+	}
+	storeRow(v, r, row, values)
+}
+
+// sumRows adds up the scaled rows of each group. The conversion rounds each product, here and
+// above: without it some processors fuse it with the sum, and give other bits.
+func sumRows(p *backend.SumRows, r *backend.Run) error {
+	columns := p.Sums.Shape[1]
+	if columns == 0 {
+		return nil
+	}
+	groups := groupsOf(p.Groups, r)
+	return threads.Parallel(len(groups), r.Threads, rowsOf(p.Groups, r)*columns*elementWork, func(task int) {
+		g := groups[task]
+		sums, row, scale := elements.NewSums(int(columns)), make([]float64, columns), [1]float64{}
+		for at := g.first; at < g.end; at++ {
+			loadRow(row, p.Input, r, at)
+			elements.Load(scale[:], address(p.Scales, r, at), p.Scales.DType.Size(), p.Scales.DType)
+			for i, x := range row {
+				sums.AddOne(i, float64(scale[0]*x))
+			}
+		}
+		if r.Accumulate {
+			loadRow(row, p.Sums, r, g.number)
+			sums.Add(row)
+		}
+		sums.Result(row)
+		storeRow(p.Sums, r, g.number, row)
+	})
+}
+
+func zeroRows(p *backend.ZeroRows, r *backend.Run) error {
+	for _, v := range p.Outputs {
+		if err := zeroRest(v, r, rowsOf(p.Groups, r)); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // zeroRest writes zeros over the rows of a tensor from one on.

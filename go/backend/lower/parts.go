@@ -1,0 +1,196 @@
+package lower
+
+import (
+	"github.com/epigrad/epigrad/go/backend"
+	"github.com/epigrad/epigrad/go/dtype"
+	"github.com/epigrad/epigrad/go/tensor"
+)
+
+// Region gives the memory of a contiguous tensor between two parts.
+type Region func(dt dtype.DType, shape ...int64) *tensor.View
+
+// Parts returns the problems that a problem is made of, in order: products, passes, and problems on
+// rows. It is nil for such a problem itself.
+func Parts(p backend.Problem, region Region) []backend.Problem {
+	switch p := p.(type) {
+	case *backend.GatedLinear:
+		return gatedLinear(p, region)
+	case *backend.HiddenBackward:
+		return hiddenBackward(p)
+	case *backend.GatedHiddenBackward:
+		return gatedHiddenBackward(p, region)
+	case *backend.GroupedLayer:
+		return groupedLayer(p, region)
+	case *backend.GroupedHiddenBackward:
+		return groupedHiddenBackward(p, region)
+	case *backend.GroupedLayerBackward:
+		return groupedLayerBackward(p)
+	}
+	return nil
+}
+
+// as is a header of another operation's problem.
+func as(h backend.Header, op string) backend.Header {
+	h.Op = op
+	return h
+}
+
+// plain is as for an operation without an activation.
+func plain(h backend.Header, op string) backend.Header {
+	h.Op, h.Kind, h.Formula = op, "none", "none"
+	return h
+}
+
+// gatedLinear asks for the regions of values and gates, in this order, where they are not wanted.
+func gatedLinear(p *backend.GatedLinear, region Region) []backend.Problem {
+	value, gate := p.Value, p.Gate
+	if value == nil {
+		value, gate = region(p.DType, p.Out.Shape...), region(p.DType, p.Out.Shape...)
+	}
+	parts := []backend.Problem{
+		&backend.GemmEpilogue{Header: plain(p.Header, "linear"), A: p.Input, B: transposed(p.WeightValue), Bias: p.BiasValue, Out: value},
+		&backend.GemmEpilogue{Header: plain(p.Header, "linear"), A: p.Input, B: transposed(p.WeightGate), Bias: p.BiasGate, Out: gate},
+	}
+	if p.Out != nil {
+		parts = append(parts, &backend.Gated{Header: as(p.Header, "gated_product"), Value: value, Gate: gate, Out: p.Out})
+	}
+	return parts
+}
+
+func hiddenBackward(p *backend.HiddenBackward) []backend.Problem {
+	return []backend.Problem{
+		throughWeight(p.Header, p.GradOutput, p.Weight, p.Preactivation, p.GradPreactivation),
+		&backend.ActivationBackward{
+			Header: as(p.Header, "activation_backward"), GradOutput: p.GradPreactivation, Input: p.Preactivation,
+			GradInput: p.GradPreactivation, Out: p.Out, GradBias: p.GradBias,
+		},
+	}
+}
+
+// gatedHiddenBackward asks for the region of the gradient to the hidden activation.
+func gatedHiddenBackward(p *backend.GatedHiddenBackward, region Region) []backend.Problem {
+	grad := region(p.DType, p.Value.Shape...)
+	parts := []backend.Problem{throughWeight(p.Header, p.GradOutput, p.Weight, p.Value, grad)}
+	if p.Out != nil {
+		parts = append(parts, &backend.Gated{Header: as(p.Header, "gated_activation"), Value: p.Value, Gate: p.Gate, Out: p.Out})
+	}
+	return append(parts, &backend.GatedBackward{
+		Header: as(p.Header, "gated_activation_backward"), GradOutput: grad, Value: p.Value, Gate: p.Gate,
+		GradValue: p.GradValue, GradGate: p.GradGate, GradBiasValue: p.GradBiasValue, GradBiasGate: p.GradBiasGate,
+	})
+}
+
+// throughWeight is the gradient to a layer's input, of which only the shape is read.
+func throughWeight(h backend.Header, gradOutput, weight, input, gradInput *tensor.View) backend.Problem {
+	return &backend.GemmEpilogueBackward{
+		Header: plain(h, "linear_backward"), GradOutput: gradOutput, A: input, B: transposed(weight), GradA: gradInput,
+	}
+}
+
+func groupedLayer(p *backend.GroupedLayer, region Region) (parts []backend.Problem) {
+	product := &backend.GemmEpilogue{
+		Header: p.Header, A: p.Input, B: exchanged(p.Weight), Bias: p.Bias, Out: p.Out, Preactivation: p.Preactivation,
+	}
+	parts = append(parts, product)
+	if p.Halves != nil {
+		product.Formula, product.Out = "none", nil
+		if product.Preactivation == nil {
+			product.Preactivation = region(p.DType, p.Input.Shape[0], p.Weight.Shape[1])
+		}
+		if p.Out != nil {
+			value, gate := p.Halves(product.Preactivation)
+			parts = append(parts, &backend.Gated{Header: p.Header, Value: value, Gate: gate, Out: p.Out})
+		}
+	}
+	if len(p.Rest) > 0 {
+		parts = append(parts, &backend.ZeroRows{Header: p.Header, Outputs: p.Rest})
+	}
+	return parts
+}
+
+func groupedLayerBackward(p *backend.GroupedLayerBackward) (parts []backend.Problem) {
+	gradBias := p.GradBias
+	if p.Scales != nil && gradBias != nil {
+		parts = append(parts, &backend.SumRows{Header: p.Header, Input: p.GradOutput, Scales: p.Scales, Sums: gradBias})
+		gradBias = nil
+	}
+	if p.GradInput != nil || p.GradWeight != nil || gradBias != nil {
+		parts = append(parts, &backend.GemmEpilogueBackward{
+			Header: p.Header, GradOutput: p.GradOutput, A: p.Input, B: exchanged(p.Weight), Bias: p.Bias, Preactivation: p.Preactivation,
+			GradA: p.GradInput, GradB: exchanged(p.GradWeight), GradBias: gradBias,
+		})
+	}
+	if p.Rest && p.GradInput != nil {
+		parts = append(parts, &backend.ZeroRows{Header: p.Header, Outputs: []*tensor.View{p.GradInput}})
+	}
+	return parts
+}
+
+// groupedHiddenBackward makes the gradient to the hidden activation first, and asks for its region
+// before others. What follows is the hidden activation, what is made of both row by row, and the
+// slopes.
+func groupedHiddenBackward(p *backend.GroupedHiddenBackward, region Region) (parts []backend.Problem) {
+	add := func(part backend.Problem) { parts = append(parts, part) }
+	rows, features := p.GradOutput.Shape[0], p.Weight.Shape[2]
+	sloped := p.GradPreactivation != nil || p.GradBias != nil
+	var grad *tensor.View // to the hidden activation
+	if sloped || p.Sums != nil {
+		h := p.Header
+		h.Formula, grad = "none", region(p.DType, rows, features)
+		add(&backend.GemmEpilogue{Header: h, A: p.GradOutput, B: p.Weight, Out: grad})
+	}
+	value, gate := halves(p.Halves, p.Preactivation)
+	hidden := p.Out
+	if hidden == nil && p.Sums != nil {
+		hidden = region(p.DType, rows, features)
+	}
+	switch {
+	case hidden == nil:
+	case gate == nil:
+		add(&backend.Activation{Header: p.Header, Input: value, Out: hidden})
+	default:
+		add(&backend.Gated{Header: p.Header, Value: value, Gate: gate, Out: hidden})
+	}
+	scales := &backend.ScaleRows{Header: p.Header, Grad: grad, Hidden: hidden, Scales: p.Scales, Sums: p.Sums}
+	if p.Scales != nil {
+		scales.ScalesGrad, scales.ScalesHidden = sloped, p.Out != nil
+	}
+	if scales.Sums != nil || scales.ScalesGrad || scales.ScalesHidden {
+		add(scales)
+	}
+	gradValue, gradGate := halves(p.Halves, p.GradPreactivation)
+	biasValue, biasGate := halves(p.Halves, p.GradBias)
+	switch {
+	case !sloped:
+	case gate == nil:
+		add(&backend.ActivationBackward{Header: p.Header, GradOutput: grad, Input: value, GradInput: gradValue, GradBias: biasValue})
+	default:
+		add(&backend.GatedBackward{
+			Header: p.Header, GradOutput: grad, Value: value, Gate: gate,
+			GradValue: gradValue, GradGate: gradGate, GradBiasValue: biasValue, GradBiasGate: biasGate,
+		})
+	}
+	return parts
+}
+
+// halves are the values and the gates of a tensor; without gates all are values.
+func halves(of func(v *tensor.View) (value, gate *tensor.View), v *tensor.View) (value, gate *tensor.View) {
+	if of == nil {
+		return v, nil
+	}
+	return of(v)
+}
+
+func transposed(v *tensor.View) *tensor.View {
+	t := v.Transpose(0, 1)
+	return &t
+}
+
+// exchanged is a tensor [e, m, n] as [e, n, m]; nil of nil.
+func exchanged(v *tensor.View) *tensor.View {
+	if v == nil {
+		return nil
+	}
+	t := v.Transpose(1, 2)
+	return &t
+}

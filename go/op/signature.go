@@ -13,8 +13,8 @@ import (
 // Argument is one input or output of a signature.
 type Argument struct {
 	Name string
-	// Shape has a symbol for each size: "[..., K]", where "..." is any number of dimensions, equal
-	// symbols are equal sizes, and the 2 of "[2H, K]" counts only for a gated kind. It is "" where a
+	// Shape has a symbol for each size: "[..., K]". "..." is any number of dimensions, and equal
+	// symbols are equal sizes. The 2 of "[2H, K]" counts only for a gated kind. It is "" where a
 	// rule says more than symbols can.
 	Shape    string
 	Optional bool

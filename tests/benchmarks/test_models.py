@@ -30,7 +30,7 @@ from tests.support.tiers import nightly
 
 pytestmark = pytest.mark.usefixtures("_one_thread")
 
-CPU, GPU = torch.device("cpu"), torch.device("cuda")
+CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 ON_CPU = Settings(CPU, least=2, compiled=False)
 GRAPHS = "compiled + CUDA graphs"
 

@@ -215,7 +215,7 @@ test-full: kernels build lib $(STAMPS)/test ## run all cases in place of pairs
 OLDEST := $(VENV)/oldest
 test-oldest: build lib $(OLDEST)/installed ## test with the oldest supported PyTorch
 	PYTHONPATH=$(CURDIR)/python $(OLDEST)/bin/python -m pytest $(PYTEST_FLAGS) -m '' \
-		--ignore=tests/models/test_torchtitan.py tests/autograd tests/models tests/api/test_nn.py tests/runtime/test_fork.py $(patsubst %,tests/pytorch/test_%.py,autocast compile distributed modes operators without_python)
+		tests/autograd tests/models tests/api/test_nn.py tests/runtime/test_fork.py $(patsubst %,tests/pytorch/test_%.py,autocast compile distributed modes operators without_python)
 
 $(OLDEST)/installed: pyproject.toml | $(STAMPS)/venv
 	@echo "epigrad: installing the oldest PyTorch and what the tests need into $(OLDEST) (7 GB)"

@@ -53,8 +53,8 @@ def run(*arguments: str) -> int:
         (("--problem", "linear sizes=1x2x3x4 scale=nan"), "scale=nan: want a number > 0"),
         (("--problem", "linear sizes=1x2x3x4 bias=7"), "bias=7: want 0 or 1"),
         (
-            ("--problem", "mlp sizes=1x3x5x4x2 entry=plan"),
-            "mlp: entry=plan, want one of autograd, dispatcher, stateless",
+            ("--problem", "gated_product sizes=1x3x5 entry=module"),
+            "gated_product: entry=module, want one of autograd, dispatcher, stateless, c, plan",
         ),
         (
             ("--problem", "linear sizes=1x2x3x4 values=odd"),

@@ -10,7 +10,7 @@ from tests.support import tiers
 from tests.support.cases import BRIEFLY, GATED_BRIEFLY, Case
 from tests.support.repository import ROOT
 
-ONLY_AT_NIGHT = {"tests/webgpu/test_page.py": "Chromium", "tests/models/test_torchtitan.py": "torchtitan"}
+ONLY_AT_NIGHT = {"tests/webgpu/test_page.py": "Chromium", "tests/pytorch/test_torchtitan.py": "torchtitan"}
 """Modules, and what only the night's run installs for them."""
 
 

@@ -74,7 +74,7 @@ def operator_arguments(call: Call, inputs: Tensors) -> tuple[list[Any], dict[str
             options["parameters"] = call.parameters
     elif row.parameters:
         positional += call.parameters
-    elif call.parameters:
+    elif row.takes_number:
         options["factor"] = factor_of(call)
     if row.splits:
         positional.append(call.dim)

@@ -149,6 +149,16 @@ class Operation:
         return self.name.endswith("_backward")
 
     @property
+    def kind_argument(self) -> str:
+        """What a function calls the kind."""
+        return "activation" if self.kinds == "activation" else "kind"
+
+    @property
+    def takes_number(self) -> bool:
+        """Whether a number may stand for its last tensor, which operators call factor."""
+        return "float? factor" in self.schema
+
+    @property
     def forward(self) -> str:
         """The operation whose gradients it is, or itself."""
         return self.name.removesuffix("_backward")

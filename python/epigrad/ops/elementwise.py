@@ -8,6 +8,7 @@ alphas have one element each. lerp's weight is a tensor, or the number `factor` 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -60,16 +61,10 @@ def _gated_product_composed(call: Call, value: Tensor, gate: Tensor) -> Tensor:
     return formulas.gated_composed(call.gated, value, gate)
 
 
-def _lerp(call: Call, start: Tensor, end: Tensor, weight: Tensor | None) -> Tensor:
-    factor = factor_of(call) if weight is None else weight
-    assert factor is not None
-    return formulas.lerp(start, end, factor)
-
-
-def _lerp_composed(call: Call, start: Tensor, end: Tensor, weight: Tensor | None) -> Tensor:
-    factor = factor_of(call) if weight is None else weight
-    assert factor is not None
-    return torch.lerp(start, end, factor)
+def _lerp(
+    call: Call, start: Tensor, end: Tensor, weight: Tensor | None, formula: Callable[..., Tensor] = formulas.lerp
+) -> Tensor:
+    return formula(start, end, factor_of(call) if weight is None else weight)
 
 
 def _broadcast(call: Call, *tensors: Tensor | None) -> shapes.Shapes:
@@ -153,7 +148,9 @@ RULES = {
         batched=batching.of_one_shape("gated_product", 2),
         gradients_batched=batching.of_one_shape("gated_product_backward", 3),
     ),
-    "lerp": Rules(Lerp, LerpProblem, _lerp, _lerp_composed, batched=_lerp_batched, shapes=_broadcast),
+    "lerp": Rules(
+        Lerp, LerpProblem, _lerp, partial(_lerp, formula=torch.lerp), batched=_lerp_batched, shapes=_broadcast
+    ),
     "prelu": _learnable_rules("prelu"),
     "xielu": _learnable_rules("xielu"),
 }

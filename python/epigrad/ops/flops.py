@@ -13,7 +13,7 @@ from epigrad.ops import shapes
 def count(row: Operation, given: Mapping[str, Any]) -> int:
     """The FLOPs of a call, of its arguments with shapes in place of tensors."""
     forward = OPS[row.forward]
-    kind = given.get("kind" if row.kinds != "activation" else "activation", row.default_kind)
+    kind = given.get(row.kind_argument, row.default_kind)
     gated = kind in GATED_KINDS or kind in PRESETS
     first, second = _products(forward, [given.get(name) for name in forward.tensors], gated)
     if not row.is_backward:

@@ -204,7 +204,7 @@ def _as_weight(gradient: Tensor | None, weight: Tensor | None, place: int) -> Te
 def _call(row: Operation, given: Mapping[str, Any]) -> Call:
     """The core's call of an operator's function."""
     op, backend = row.forward, given.get("backend")
-    if "factor" in row.schema:
+    if row.takes_number:
         weight, factor = given.get("weight"), given.get("factor")
         if (weight is None) == (factor is None):
             both = "neither" if weight is None else "both"
@@ -213,16 +213,11 @@ def _call(row: Operation, given: Mapping[str, Any]) -> Call:
     if not row.kinds:
         numbers = tuple([given.get(parameter.name, parameter.default) for parameter in row.parameters])
         return Call(op, None, numbers, backend=backend)
-    kind = given.get(kind_argument(row), row.default_kind) or "none"
+    kind = given.get(row.kind_argument, row.default_kind) or "none"
     of_gates = row.kinds == "gated" or (row.kinds == "either" and isinstance(either_of(op, kind), Gated))
     found = (Gated if of_gates else Activation).of(op, kind, tuple(given.get("parameters", ())))
     gate = given.get("gate", "second") if row.halves else "second"  # a tensor may be called gate
     return make_call(op, found, given.get("dim", -1 if row.splits else 0), gate, backend)
-
-
-def kind_argument(row: Operation) -> str:
-    """What the argument of an operation's kind is called."""
-    return "activation" if row.kinds == "activation" else "kind"
 
 
 class Operator:
@@ -237,7 +232,7 @@ class Operator:
     def __init__(self, row: Operation, rules: Rules) -> None:
         self.row, self.rules, self.name = row, rules, row.name
         kept = [argument.name for argument in row.inputs if argument.kept]
-        between = [kind_argument(row)] * bool(row.kinds) + ["dim"] * row.splits + [p.name for p in row.parameters]
+        between = [row.kind_argument] * bool(row.kinds) + ["dim"] * row.splits + [p.name for p in row.parameters]
         self.names = (*[name for name in row.tensors if name not in kept], *between, *kept)
 
     @property

@@ -29,7 +29,7 @@ from torch.distributed.tensor.placement_types import _StridedShard
 from epigrad._autograd.functions import forms_preactivation
 from epigrad._core.tables import OPS
 from epigrad.ops import OPERATORS
-from epigrad.ops.operator import Operator, kind_argument
+from epigrad.ops.operator import Operator
 
 Placements = list[Any]
 Rule = tuple[Placements, Placements]
@@ -188,7 +188,7 @@ def _rules(operator: Operator) -> Callable[..., list[Rule]]:
 
 def _is_plain(operator: Operator, given: Given) -> bool:
     """Whether nothing comes after the product."""
-    return given.get(kind_argument(operator.row), operator.row.default_kind) in (None, "none")
+    return given.get(operator.row.kind_argument, operator.row.default_kind) in (None, "none")
 
 
 def _forward_rule(operator: Operator, given: Given, way: Way) -> Rule | None:
@@ -207,7 +207,7 @@ def _forward_rule(operator: Operator, given: Given, way: Way) -> Rule | None:
 def _gradient_rule(operator: Operator, given: Given, way: Way) -> Rule | None:
     operands, hidden, out = way
     forward = OPS[operator.row.forward]
-    kind = given.get(kind_argument(forward), forward.default_kind)
+    kind = given.get(forward.kind_argument, forward.default_kind)
     again = forms_preactivation(kind, given.get("preactivation"), given.get("output"))
     if isinstance(out, Partial):
         if forward.keeps == "output" and again:

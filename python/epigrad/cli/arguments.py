@@ -14,7 +14,7 @@ from epigrad import errors
 from epigrad._check.problem import Problem
 from epigrad.cli.report import STDOUT
 
-__all__ = ["Formatter", "Parser", "add_options", "names_out_of", "pattern", "positive", "problem"]
+__all__ = ["Formatter", "Parser", "add_json", "add_options", "names_out_of", "pattern", "positive", "problem"]
 
 
 class Formatter(argparse.HelpFormatter):
@@ -89,6 +89,12 @@ def pattern(text: str) -> re.Pattern[str]:
         raise argparse.ArgumentTypeError(f"{text!r}: {error}") from None
 
 
+def add_json(parser: argparse.ArgumentParser, instead_of: str) -> None:
+    """The option of where JSON goes."""
+    text = f"write JSON to a file, or to a new file in a directory; without PATH, to stdout in place of {instead_of}"
+    parser.add_argument("--json", type=pathlib.Path, nargs="?", const=STDOUT, metavar="PATH", help=text)
+
+
 def add_options(parser: argparse.ArgumentParser, known: Collection[str]) -> None:
     """The options of every table of measurements, `bench`'s and those of the repository's
     benchmarks, with the dtypes that are known."""
@@ -108,14 +114,7 @@ def add_options(parser: argparse.ArgumentParser, known: Collection[str]) -> None
         action=argparse.BooleanOptionalAction,
         help="measure torch.compile too (default: yes on cuda, no on cpu, where it needs a C++ compiler)",
     )
-    parser.add_argument(
-        "--json",
-        type=pathlib.Path,
-        nargs="?",
-        const=STDOUT,
-        metavar="PATH",
-        help="write JSON to a file, or to a new file in a directory; without PATH, to stdout in place of the table",
-    )
+    add_json(parser, "the table")
     parser.add_argument(
         "--plot",
         type=pathlib.Path,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import pathlib
 import sys
 import time
 from collections.abc import Iterator
@@ -15,10 +14,10 @@ from epigrad._check.modes import MODES
 from epigrad._check.search import Failure, Tell, search, verdict, warm
 from epigrad._check.watch import Watch
 from epigrad._core import selection
-from epigrad.cli.arguments import Formatter, names_out_of, positive, problem
+from epigrad.cli.arguments import Formatter, add_json, names_out_of, positive, problem
 from epigrad.cli.machine import backend as backend_text
 from epigrad.cli.machine import cpu_name
-from epigrad.cli.report import STDOUT, Progress, Report, check_path
+from epigrad.cli.report import Progress, Report, check_path
 
 __all__ = ["add_parser", "main"]
 
@@ -76,14 +75,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         metavar="MODES",
         help=f"modes to run, with commas between: {','.join(MODES)} (default: all)",
     )
-    parser.add_argument(
-        "--json",
-        type=pathlib.Path,
-        nargs="?",
-        const=STDOUT,
-        metavar="PATH",
-        help="write JSON to a file, or to a new file in a directory; without PATH, to stdout in place of text",
-    )
+    add_json(parser, "text")
     parser.set_defaults(run=main)
 
 

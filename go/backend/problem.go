@@ -46,19 +46,24 @@ func (h *Header) IsBatchInvariant() bool { return h.BatchInvariant }
 // Grouping implements Problem.
 func (h *Header) Grouping() *tensor.View { return h.Groups }
 
-// GemmEpilogue is out = act(a b + bias).
+// Pair is a product within a sum of products.
+type Pair struct{ A, B *tensor.View }
+
+// GemmEpilogue is out = act(a b + a' b' + ... + bias), where the pairs a', b' ... are More.
 //
 // A, Out and Preactivation are [batch..., rows..., columns]: all dimensions but the batch and the
 // last are rows, walked as one in row-major order, so that leading dimensions that strides do not
 // allow to merge are still one product. B is [batch..., k, n] and Bias is [n]. Batch dimensions of
 // the operands have equal sizes, with stride 0 where an operand is broadcast. Bias and
-// Preactivation may be nil, and Out is nil where only the preactivation is wanted.
+// Preactivation may be nil, and Out is nil where only the preactivation is wanted. A further pair
+// has a depth of its own, and else the shapes of A and B.
 //
 // With Groups, B is [e, k, n] and Bias [e, n]: rows of group e are multiplied by B[e].
 type GemmEpilogue struct {
 	Header
 	BatchRank          int
 	A, B, Bias         *tensor.View
+	More               []Pair
 	Out, Preactivation *tensor.View
 }
 
@@ -72,7 +77,7 @@ type GemmEpilogue struct {
 // Shapes are as in GemmEpilogue; GradA and GradB have the size 1 in the batch dimensions that they
 // are summed over. GradA, GradB and GradBias are nil where they are not wanted. With neither
 // Preactivation nor Output the preactivation is formed from A, B and Bias. Runs that accumulate add
-// to GradB and GradBias, and to GradA if AddsA is set.
+// to GradB and GradBias.
 //
 // With Groups, B and GradB are [e, k, n], Bias and GradBias [e, n]. A group without rows has
 // gradients 0.
@@ -82,7 +87,6 @@ type GemmEpilogueBackward struct {
 	GradOutput, A, B, Bias *tensor.View
 	Preactivation, Output  *tensor.View
 	GradA, GradB, GradBias *tensor.View
-	AddsA                  bool
 }
 
 // Activation is out = act(input); both views have one shape.
@@ -261,7 +265,11 @@ func present(views ...*tensor.View) []*tensor.View {
 
 // Views implements Problem.
 func (p *GemmEpilogue) Views() []*tensor.View {
-	return present(p.A, p.B, p.Bias, p.Groups, p.Out, p.Preactivation)
+	all := []*tensor.View{p.A, p.B, p.Bias, p.Groups, p.Out, p.Preactivation}
+	for _, pair := range p.More {
+		all = append(all, pair.A, pair.B)
+	}
+	return present(all...)
 }
 
 // Views implements Problem.

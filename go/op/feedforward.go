@@ -1,8 +1,8 @@
 package op
 
 import (
+	"github.com/epigrad/epigrad/go/backend"
 	"github.com/epigrad/epigrad/go/check"
-	"github.com/epigrad/epigrad/go/dtype"
 	"github.com/epigrad/epigrad/go/tensor"
 )
 
@@ -18,8 +18,7 @@ import (
 // A bias has as many elements as its weight has rows.
 //
 // The hidden activation is never an operand: backward forms it again, and the preactivation too
-// where it is not given. A block is made of calls of other operations (steps), whose tensors
-// between them lie in the workspace.
+// where it is not given.
 var (
 	plainBlock = blockSpelling{
 		signature: Signature{
@@ -61,7 +60,7 @@ func (s blockSpelling) forward() operation {
 			}
 			return [][]int64{b.out, b.pre}, nil
 		},
-		steps: s.forwardSteps,
+		problems: s.forwardProblems,
 	}
 }
 
@@ -91,7 +90,7 @@ func (s blockSpelling) backward() operation {
 			}
 			return shapes, nil
 		},
-		steps: s.backwardSteps,
+		problems: s.backwardProblems,
 	}
 }
 
@@ -125,76 +124,133 @@ func (s *blockSpelling) resolve(op string, inputs []*tensor.View) (*block, error
 	return &block{pre: one.out, hidden: hidden, out: two.out}, nil
 }
 
-func (s *blockSpelling) forwardSteps(c *Call, dt dtype.DType, device tensor.Device) []Call {
+func (s *blockSpelling) forwardProblems(c *Call, h backend.Header, w *region) []backend.Problem {
 	b, _ := s.resolve(s.op, c.Inputs) // whose shapes are valid
-	w := &region{dt: dt, device: device}
 	input, weight1, bias1, weight2, bias2 := c.input(0), c.input(1), c.input(2), c.input(3), c.input(4)
 	out, pre := c.output(0), c.output(1)
 	if out == nil {
-		return []Call{w.linear(c, "none", nil, input, weight1, bias1, nil, pre)}
+		return []backend.Problem{layer(plain(h, "linear"), input, weight1, bias1, nil, pre)}
 	}
 	hidden := w.view(b.hidden)
-	first := w.linear(c, c.Kind, c.Parameters, input, weight1, bias1, hidden, pre)
-	if s.gated {
-		first.Op, first.Gate = gatedLayer.Name, c.Gate
+	second := layer(plain(h, "linear"), hidden, weight2, bias2, out, nil)
+	if !s.gated {
+		return []backend.Problem{layer(as(h, "linear"), input, weight1, bias1, hidden, pre), second}
 	}
-	return []Call{first, w.linear(c, "none", nil, hidden, weight2, bias2, out, nil)}
+	first := &backend.GatedLinear{Header: as(h, "gated_layer"), Input: input, Out: hidden}
+	first.WeightValue, first.WeightGate = halves(weight1, 0, c.Gate)
+	first.BiasValue, first.BiasGate = columnHalves(bias1, c.Gate)
+	first.Value, first.Gate = columnHalves(pre, c.Gate)
+	return []backend.Problem{first, second}
 }
 
-func (s *blockSpelling) backwardSteps(c *Call, dt dtype.DType, device tensor.Device) []Call {
+func (s *blockSpelling) backwardProblems(c *Call, h backend.Header, w *region) (problems []backend.Problem) {
 	b, _ := s.resolve(s.op, c.Inputs[1:])
-	w := &region{dt: dt, device: device}
 	grad, input, weight1, bias1, weight2, bias2, pre := c.input(0), c.input(1), c.input(2), c.input(3), c.input(4), c.input(5), c.input(6)
 	gradInput, gradWeight1, gradBias1, gradWeight2, gradBias2 := c.output(0), c.output(1), c.output(2), c.output(3), c.output(4)
 	first := gradInput != nil || gradWeight1 != nil || gradBias1 != nil
 	sloped := s.gated || c.Kind != "none"
-	var calls []Call
+	add := func(p backend.Problem) { problems = append(problems, p) }
 	if pre == nil && (gradWeight2 != nil || first && sloped) {
 		pre = w.view(b.pre)
-		calls = append(calls, w.linear(c, "none", nil, input, weight1, bias1, pre, nil))
+		add(layer(plain(h, "linear"), input, weight1, bias1, nil, pre))
 	}
 	hidden, gradPre := pre, (*tensor.View)(nil)
-	if gradWeight2 != nil && sloped {
+	formed := gradWeight2 != nil && sloped
+	if formed {
 		hidden = w.view(b.hidden)
 	}
-	formed := gradWeight2 != nil && sloped
 	if first {
 		gradPre = w.view(b.pre)
 	}
-	prefix, dim := "", 0
-	if s.gated {
-		prefix, dim = "gated_", -1
-	}
 	switch {
 	case first && sloped:
-		between := w.between(c, prefix+"hidden_backward", []*tensor.View{grad, weight2, pre}, gradPre, nil, gradBias1)
-		between.AllowTF32, between.BatchInvariant = c.AllowTF32, c.BatchInvariant
-		if s.gated {
-			between.Inputs, between.Gate = append(between.Inputs, bias1), c.Gate
-		}
+		var out *tensor.View
 		if formed {
-			between.Outputs[1] = hidden
+			out = hidden
 		}
-		calls = append(calls, between)
+		add(s.hiddenBackward(c, h, gradPre, pre, out))
 	case first:
-		calls = append(calls, w.linearBackward(c, grad, w.standIn(b.hidden), weight2, bias2, gradPre, nil, nil))
+		add(layerBackward(h, grad, gradPre, weight2, bias2, gradPre, nil, nil))
+	case formed && s.gated:
+		value, gate := columnHalves(pre, c.Gate)
+		add(&backend.Gated{Header: as(h, "gated_activation"), Value: value, Gate: gate, Out: hidden})
 	case formed:
-		between := w.between(c, prefix+"activation", []*tensor.View{pre}, hidden)
-		between.Dim, between.Gate = dim, c.Gate
-		calls = append(calls, between)
+		add(&backend.Activation{Header: as(h, "activation"), Input: pre, Out: hidden})
 	}
 	if gradWeight2 != nil || gradBias2 != nil {
 		activated := hidden
 		if gradWeight2 == nil {
 			activated = w.standIn(b.hidden)
 		}
-		calls = append(calls, w.linearBackward(c, grad, activated, weight2, bias2, nil, gradWeight2, gradBias2))
+		add(layerBackward(h, grad, activated, weight2, bias2, nil, gradWeight2, gradBias2))
 	}
 	if sloped {
 		gradBias1 = nil // the pass between the layers has summed it
 	}
 	if gradInput != nil || gradWeight1 != nil || gradBias1 != nil {
-		calls = append(calls, w.linearBackward(c, gradPre, input, weight1, bias1, gradInput, gradWeight1, gradBias1))
+		add(layerBackward(h, gradPre, input, weight1, bias1, gradInput, gradWeight1, gradBias1))
 	}
-	return calls
+	return problems
+}
+
+// hiddenBackward is what comes between the layers: grad_preactivation, and the hidden activation in
+// out where there is one.
+func (s *blockSpelling) hiddenBackward(c *Call, h backend.Header, gradPre, pre, out *tensor.View) backend.Problem {
+	gradBias := aligned(c.output(2), pre.Rank())
+	if !s.gated {
+		return &backend.HiddenBackward{
+			Header: as(h, "hidden_backward"), GradOutput: c.input(0), Weight: c.input(4), Preactivation: pre,
+			GradPreactivation: gradPre, Out: out, GradBias: gradBias,
+		}
+	}
+	p := &backend.GatedHiddenBackward{
+		Header: as(h, "gated_hidden_backward"), GradOutput: c.input(0), Weight: c.input(4), Out: out, Biased: c.input(3) != nil,
+	}
+	p.Value, p.Gate = columnHalves(pre, c.Gate)
+	p.GradValue, p.GradGate = columnHalves(gradPre, c.Gate)
+	p.GradBiasValue, p.GradBiasGate = columnHalves(gradBias, c.Gate)
+	return p
+}
+
+// as is a header of the problem that another operation is.
+func as(h backend.Header, op string) backend.Header {
+	h.Op = op
+	return h
+}
+
+// plain is as for an operation without an activation.
+func plain(h backend.Header, op string) backend.Header {
+	h.Op, h.Kind, h.Formula = op, "none", "none"
+	return h
+}
+
+// layer is the problem of out = act(input weightᵀ + bias).
+func layer(h backend.Header, input, weight, bias, out, pre *tensor.View) backend.Problem {
+	return &backend.GemmEpilogue{Header: h, A: rows(input), B: transposed(weight), Bias: bias, Out: rows(out), Preactivation: rows(pre)}
+}
+
+// layerBackward is that of the gradients of a layer without an activation.
+func layerBackward(h backend.Header, grad, input, weight, bias, gradInput, gradWeight, gradBias *tensor.View) backend.Problem {
+	return &backend.GemmEpilogueBackward{
+		Header: plain(h, "linear_backward"), GradOutput: rows(grad), A: rows(input), B: transposed(weight), Bias: bias,
+		GradA: rows(gradInput), GradB: transposed(gradWeight), GradBias: gradBias,
+	}
+}
+
+// rows is a tensor as rows: a vector is one.
+func rows(v *tensor.View) *tensor.View {
+	if v == nil || v.Rank() > 1 {
+		return v
+	}
+	row := v.Unsqueeze(0)
+	return &row
+}
+
+// transposed is a matrix with its dimensions exchanged; nil of nil.
+func transposed(v *tensor.View) *tensor.View {
+	if v == nil {
+		return nil
+	}
+	t := v.Transpose(0, 1)
+	return &t
 }

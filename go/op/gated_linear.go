@@ -5,7 +5,6 @@ import (
 
 	"github.com/epigrad/epigrad/go/backend"
 	"github.com/epigrad/epigrad/go/check"
-	"github.com/epigrad/epigrad/go/dtype"
 	"github.com/epigrad/epigrad/go/tensor"
 )
 
@@ -24,8 +23,7 @@ import (
 //	grad_weight_value     = grad_valueᵀ input
 //	grad_bias_value       = column sums of grad_value, before it is rounded
 //
-// and likewise for the gate. grad_input is stored after its first product, to which the second is
-// added.
+// and likewise for the gate. grad_input is one sum of two products, which CUDA rounds after each.
 var (
 	gatedLinear = operation{
 		Signature: gatedLinearSignature,
@@ -68,44 +66,9 @@ var (
 			}
 			return shapes, nil
 		},
-		steps: gatedLinearBackwardSteps,
+		problems: gatedLinearBackwardProblems,
 	}
 )
-
-// gatedLayer is a gated linear layer with one weight [2h, k] and bias [2h] for both halves: what
-// gated_mlp begins with.
-var gatedLayer = operation{
-	Signature: Signature{"gated_layer", arguments("input", "weight", "bias?"), arguments("out", "preactivation")},
-	kinds:     gatedKinds, halves: true, multiplies: true,
-	shapes: func(c *Call) ([][]int64, error) {
-		out, pre := gatedLayerShapes(c)
-		return [][]int64{out, pre}, nil
-	},
-	problem: func(c *Call, h backend.Header) backend.Problem {
-		p := &backend.GatedLinear{Header: h, Input: c.input(0), Out: c.output(0)}
-		p.WeightValue, p.WeightGate = halves(c.input(1), 0, c.Gate)
-		p.BiasValue, p.BiasGate = columnHalves(c.input(2), c.Gate)
-		p.Value, p.Gate = columnHalves(c.output(1), c.Gate)
-		return p
-	},
-	steps: func(c *Call, dt dtype.DType, device tensor.Device) []Call {
-		w := &region{dt: dt, device: device}
-		pre := c.output(1)
-		if pre == nil {
-			_, shape := gatedLayerShapes(c)
-			pre = w.view(shape)
-		}
-		gated := w.between(c, "gated_activation", []*tensor.View{pre}, c.output(0))
-		gated.Dim, gated.Gate = -1, c.Gate
-		return []Call{w.linear(c, "none", nil, c.input(0), c.input(1), c.input(2), pre, nil), gated}
-	},
-}
-
-func gatedLayerShapes(c *Call) (out, pre []int64) {
-	input, rows := c.input(0), c.input(1).Shape[0]
-	outer := input.Shape[:input.Rank()-1]
-	return append(slices.Clone(outer), rows/2), append(slices.Clone(outer), rows)
-}
 
 var gatedLinearSignature = Signature{
 	"gated_linear",
@@ -145,30 +108,16 @@ func columnHalves(v *tensor.View, place Gate) (value, gate *tensor.View) {
 	return halves(v, v.Rank()-1, place)
 }
 
-// between is the call of what comes between or after products: it has the whole call's kind.
-func (w *region) between(c *Call, op string, inputs []*tensor.View, outputs ...*tensor.View) Call {
-	return Call{Op: op, Kind: c.Kind, Parameters: c.Parameters, Backend: c.Backend, Inputs: inputs, Outputs: outputs}
-}
-
-// gatedPreactivation is the calls of both products. inputs begin with the layer's own.
-func (w *region) gatedPreactivation(c *Call, inputs []*tensor.View, pre *tensor.View) []Call {
-	value, gate := columnHalves(pre, GateSecond)
-	return []Call{
-		w.linear(c, "none", nil, at(inputs, 0), at(inputs, 1), at(inputs, 3), value, nil),
-		w.linear(c, "none", nil, at(inputs, 0), at(inputs, 2), at(inputs, 4), gate, nil),
-	}
-}
-
-func gatedLinearBackwardSteps(c *Call, dt dtype.DType, device tensor.Device) []Call {
-	w := &region{dt: dt, device: device}
+func gatedLinearBackwardProblems(c *Call, h backend.Header, w *region) (problems []backend.Problem) {
 	input, weights := c.input(1), [2]*tensor.View{c.input(2), c.input(3)}
-	gradInput, gradWeights, gradBiases := c.output(0), [2]*tensor.View{c.output(1), c.output(2)}, [2]*tensor.View{c.output(3), c.output(4)}
+	gradInput, gradWeights := c.output(0), [2]*tensor.View{c.output(1), c.output(2)}
 	out, shape, _ := gatedLinearShapes(c.Op, c.Inputs[1:]) // which are valid
-	var calls []Call
-	pre := c.input(6)
-	if pre == nil {
-		pre = w.view(shape)
-		calls = w.gatedPreactivation(c, c.Inputs[1:], pre)
+	value, gate := columnHalves(c.input(6), GateSecond)
+	if value == nil {
+		value, gate = columnHalves(w.view(shape), GateSecond)
+		problems = append(problems,
+			layer(plain(h, "linear"), input, weights[0], c.input(4), value, nil),
+			layer(plain(h, "linear"), input, weights[1], c.input(5), gate, nil))
 	}
 	var grads [2]*tensor.View // to values and gates
 	for i := range grads {
@@ -176,17 +125,19 @@ func gatedLinearBackwardSteps(c *Call, dt dtype.DType, device tensor.Device) []C
 			grads[i] = w.view(out)
 		}
 	}
-	value, gate := columnHalves(pre, GateSecond)
-	calls = append(calls, w.between(c, "gated_product_backward", []*tensor.View{c.input(0), value, gate}, grads[0], grads[1], gradBiases[0], gradBiases[1]))
+	problems = append(problems, &backend.GatedBackward{
+		Header: as(h, "gated_product_backward"), GradOutput: c.input(0), Value: value, Gate: gate, GradValue: grads[0], GradGate: grads[1],
+		GradBiasValue: aligned(c.output(3), len(out)), GradBiasGate: aligned(c.output(4), len(out)),
+	})
+	if gradInput != nil {
+		problems = append(problems, &backend.GemmEpilogue{
+			Header: plain(h, "linear_backward"), A: rows(grads[0]), B: weights[0], More: []backend.Pair{{A: rows(grads[1]), B: weights[1]}}, Out: rows(gradInput),
+		})
+	}
 	for i, grad := range grads {
-		if gradInput != nil {
-			product := w.linearBackward(c, grad, input, weights[i], nil, gradInput, nil, nil)
-			product.adds = i > 0
-			calls = append(calls, product)
-		}
 		if gradWeights[i] != nil {
-			calls = append(calls, w.linearBackward(c, grad, input, weights[i], nil, nil, gradWeights[i], nil))
+			problems = append(problems, layerBackward(h, grad, input, weights[i], nil, nil, gradWeights[i], nil))
 		}
 	}
-	return calls
+	return problems
 }

@@ -102,7 +102,7 @@ func (s gemmSpelling) backward() operation {
 				Header: h, BatchRank: g.batchRank(),
 				GradOutput: g.result(c.input(0)), A: g.operandA(c.input(1)), B: g.operandB(c.input(2)), Bias: g.vector(c.input(3)),
 				Preactivation: g.result(c.input(4)), Output: g.result(c.input(5)),
-				GradA: g.gradientA(c.output(0)), GradB: g.gradientB(c.output(1)), GradBias: g.vector(c.output(2)), AddsA: c.adds,
+				GradA: g.gradientA(c.output(0)), GradB: g.gradientB(c.output(1)), GradBias: g.vector(c.output(2)),
 			}
 		},
 	}

@@ -82,8 +82,6 @@ type Call struct {
 	Stream uintptr
 	// Threads is the most CPU threads to use; 0 lets the backend choose.
 	Threads int
-	// adds: a step adds its gradient to the stored gradient of the input (steps.go).
-	adds bool
 }
 
 // operation is a signature with its rules.
@@ -107,13 +105,10 @@ type operation struct {
 	// shapes validates the inputs' geometry and returns each output's shape; nil for one that
 	// cannot exist.
 	shapes func(c *Call) ([][]int64, error)
-	// problem normalises a call whose geometry is valid. An operation without one is made of steps.
+	// problem is what a call is whose geometry is valid; nil for one that is several.
 	problem func(c *Call, h backend.Header) backend.Problem
-	// steps are the calls of other operations that such a call is made of, in order (steps.go). An
-	// operation with both is made of steps where the backend has no kernel for the problem.
-	steps func(c *Call, dt dtype.DType, device tensor.Device) []Call
-	// problems are what such a call is made of where there are no operations for its parts, in
-	// order. They are over the call's tensors, and others of a region.
+	// problems are those, in order (steps.go). They are over the call's tensors, and others of a
+	// region.
 	problems func(c *Call, h backend.Header, w *region) []backend.Problem
 }
 

@@ -2,7 +2,6 @@ package op
 
 import (
 	"encoding/binary"
-	"errors"
 	"iter"
 	"math"
 	"slices"
@@ -103,22 +102,13 @@ func (o *operation) choose(c *Call, choices *tuning.File) (backend.Kernel, error
 			Op: o.Name, Kind: c.Kind, DType: dt.String(), Accumulator: dt.Accumulator().String(), Backend: b.Name(), Kernel: "none",
 		}}, nil
 	}
-	owned := c.owned(len(o.Inputs))
+	owned, h := c.owned(len(o.Inputs)), o.header(c, dt, choices)
+	_, parameters := o.computes(owned)
+	w := &region{dt: dt, device: device, operand: len(o.Inputs) + len(c.Outputs)}
 	if o.problems != nil {
-		return o.inProblems(owned, b, o.header(c, dt, choices), device)
+		return kernelOf(o.problems(owned, h, w), b, w, parameters, o.Name, c.Kind)
 	}
-	if o.problem != nil {
-		p := o.problem(owned, o.header(c, dt, choices))
-		if o.steps == nil {
-			_, parameters := o.computes(c)
-			return selected(p, b, &region{dt: dt, device: device, operand: len(o.Inputs) + len(c.Outputs) - 1}, parameters)
-		}
-		k, err := b.Select(p)
-		if !errors.Is(err, &status.Error{Code: status.Unsupported}) {
-			return k, err
-		}
-	}
-	return o.stepwise(owned, b, dt, device, choices)
+	return selected(o.problem(owned, h), b, w, parameters)
 }
 
 func (o *operation) header(c *Call, dt dtype.DType, choices *tuning.File) backend.Header {

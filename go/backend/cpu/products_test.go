@@ -189,6 +189,39 @@ func TestBlocksHaveTheBitsOfTheirParts(t *testing.T) {
 	})
 }
 
+// A product over pairs is that of the matrices they are parts of: one sum, which is rounded once.
+func TestPairsAreOneSum(t *testing.T) {
+	forEachEngine(t, func(t *testing.T, b *cpu.Backend) {
+		random := rand.New(rand.NewPCG(55, 89))
+		const cut = 512 // where the kernels, too, begin a part of the depth
+		for turn, size := range [][3]int64{{5, 7, 525}, {37, 41, 600}, {1125, 3, cut}, {2, 1030, 1100}} {
+			for _, dt := range dtype.All() {
+				left := matrixOf(dt, size[0], size[2], turn%2 == 1, 0).fill(random.NormFloat64)
+				right, out := matrixOf(dt, size[2], size[1], turn%2 == 0, 1).fill(random.NormFloat64), matrixOf(dt, size[0], size[1], false, 2)
+				part := func(of tensor.View, dim int, start, length int64) *tensor.View {
+					v, err := of.Narrow(dim, start, length)
+					require.NoError(t, err)
+					return &v
+				}
+				pair := func(start, length int64) backend.Pair {
+					return backend.Pair{A: part(left.view, 1, start, length), B: part(right.view, 0, start, length)}
+				}
+				kernel, err := b.Select(&backend.GemmEpilogue{
+					Header: backend.Header{Op: "linear", Kind: "none", Formula: "none", DType: dt},
+					A:      pair(0, 0).A, B: pair(0, 0).B, More: []backend.Pair{pair(0, cut), pair(0, 0), pair(cut, size[2]-cut)}, Out: &out.view,
+				})
+				require.NoError(t, err)
+				require.NoError(t, kernel.Run(&backend.Run{Bases: []unsafe.Pointer{left.base(), right.base(), out.base()}, Threads: 1 + turn}))
+				require.True(t, out.guarded(), "memory around the result was written to")
+				check(t, left, right, out)
+				if b.EngineName() != "go" { // gonum's sums follow the parts of the depth
+					require.Equal(t, multiply(t, b, left, right, 1).memory, out.memory, "%v: %v", dt, size)
+				}
+			}
+		}
+	})
+}
+
 // What is packed belongs to one product: the next one's operands may lie at the same addresses,
 // with other numbers in them.
 func TestProductsReadTheirOperandsAnew(t *testing.T) {

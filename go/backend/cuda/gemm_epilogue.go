@@ -3,6 +3,8 @@
 package cuda
 
 import (
+	"cmp"
+
 	"github.com/epigrad/epigrad/go/backend"
 	"github.com/epigrad/epigrad/go/backend/lower"
 	"github.com/epigrad/epigrad/go/dtype"
@@ -13,8 +15,13 @@ import (
 // makes the product with the bias, rounded once to the preactivation, and the activation, in place
 // if the preactivation is not requested.
 func (b *builder) gemmEpilogue(p *backend.GemmEpilogue) error {
-	if p.Groups != nil {
+	switch {
+	case p.Groups != nil && len(p.More) > 0:
+		return noKernel(p)
+	case p.Groups != nil:
 		return b.groupedEpilogue(p)
+	case len(p.More) > 0:
+		return b.pairs(p)
 	}
 	result := p.Out
 	if result == nil {
@@ -74,6 +81,38 @@ func (b *builder) preactivation(p *backend.GemmEpilogue, pre *tensor.View) error
 	return b.multiply(q, p.AllowTF32)
 }
 
+// pairs adds a sum of products by BLAS: each is added to what those before it have left, rounded,
+// with the bias of the first. The activation comes last.
+func (b *builder) pairs(p *backend.GemmEpilogue) error {
+	sum := cmp.Or(p.Preactivation, p.Out)
+	if !sum.IsContiguous() {
+		sum = b.region(p.DType, sum.Shape...)
+	}
+	first := *p
+	first.More = nil
+	if err := b.preactivation(&first, sum); err != nil {
+		return err
+	}
+	for _, pair := range p.More {
+		q := lower.Forward(&backend.GemmEpilogue{Header: p.Header, BatchRank: p.BatchRank, A: pair.A, B: pair.B, Out: sum})
+		if lower.Count(q.K) == 0 {
+			continue
+		}
+		if err := b.onto(q, p.AllowTF32); err != nil {
+			return err
+		}
+	}
+	if p.Preactivation != nil && p.Preactivation != sum {
+		if err := b.activation("none", p.Preactivation, sum); err != nil {
+			return err
+		}
+	}
+	if p.Out == nil || p.Out == sum && p.Formula == "none" {
+		return nil
+	}
+	return b.activation(p.Formula, p.Out, sum)
+}
+
 // ontoBias adds out = left right + bias for one column: the bias first, and the product onto it.
 // cuBLASLt's algorithms for matrices take no bias there.
 func (b *builder) ontoBias(q *lower.Product, tf32 bool) error {
@@ -84,6 +123,14 @@ func (b *builder) ontoBias(q *lower.Product, tf32 bool) error {
 	}
 	q.Views[lower.Out], q.Views[lower.Bias] = sum, nil
 	lower.Contiguous(lower.Out, q.Batch, q.M, q.N)
+	if err := b.onto(q, tf32); err != nil {
+		return err
+	}
+	return b.activation("none", out, sum)
+}
+
+// onto adds a product to its result, which BLAS can write.
+func (b *builder) onto(q *lower.Product, tf32 bool) error {
 	first := len(b.program)
 	if err := b.multiply(q, tf32); err != nil {
 		return err
@@ -93,13 +140,13 @@ func (b *builder) ontoBias(q *lower.Product, tf32 bool) error {
 			product.adds = always
 		}
 	}
-	return b.activation("none", out, sum)
+	return nil
 }
 
 // gemmEpilogueBackward adds the steps of a backward, or one launch for a small problem. The steps
 // that need memory share one region, so the pass is in place.
 func (b *builder) gemmEpilogueBackward(p *backend.GemmEpilogueBackward) error {
-	if p.Groups == nil && !p.AddsA {
+	if p.Groups == nil {
 		// one launch adds to grad_b alone, and writes the dtype of the problem
 		isFloat := b.isFloat(p.GradB) || b.isFloat(p.GradBias)
 		if s, ok := b.smallOf(p.BatchRank, p.GradOutput, p.A); ok && !isFloat {

@@ -63,15 +63,17 @@ func each(shape []int64, visit func(index []int64)) {
 
 // multiply runs a product by its definition, with exp as the activation.
 func (m *machine) multiply(p *lower.Product) {
-	left, right := p.View(lower.Left, p.Batch, p.M, p.N, p.K), p.View(lower.Right, p.Batch, p.M, p.N, p.K)
 	out, pre, bias := p.Result(lower.Out), p.Result(lower.Preactivation), p.Result(lower.Bias)
-	result, depth := p.Result(lower.Left).Shape, p.View(lower.Left, p.K).Shape
+	result := p.Result(lower.Left).Shape
 	each(result, func(index []int64) {
 		sum := 0.
-		each(depth, func(k []int64) {
-			all := slices.Concat(index, k)
-			sum += *m.at(left, all) * *m.at(right, all)
-		})
+		for pair := p; pair != nil; pair = pair.Next {
+			left, right := pair.View(lower.Left, pair.Batch, pair.M, pair.N, pair.K), pair.View(lower.Right, pair.Batch, pair.M, pair.N, pair.K)
+			each(pair.View(lower.Left, pair.K).Shape, func(k []int64) {
+				all := slices.Concat(index, k)
+				sum += *m.at(left, all) * *m.at(right, all)
+			})
+		}
 		if bias != nil {
 			sum += *m.at(bias, index)
 		}
@@ -369,6 +371,28 @@ func TestSteps(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestForwardOfPairs: a product over pairs is that of their factors side by side.
+func TestForwardOfPairs(t *testing.T) {
+	m := machine{random: rand.New(rand.NewPCG(5, 0))}
+	header := backend.Header{Formula: "exp", DType: dtype.Float64}
+	p := &backend.GemmEpilogue{
+		Header: header, BatchRank: 1, A: m.tensor([]int64{2, 3, 4}), B: m.tensor([]int64{2, 4, 5}, 0), Bias: m.tensor([]int64{5}), Out: m.tensor([]int64{2, 3, 5}),
+		More: []backend.Pair{{A: m.tensor([]int64{2, 3, 1}, 0), B: m.tensor([]int64{2, 1, 5})}, {A: m.tensor([]int64{2, 3, 6}), B: m.tensor([]int64{2, 6, 5})}},
+	}
+	m.multiply(lower.Forward(p))
+	each(p.Out.Shape, func(index []int64) {
+		batch, row, column := index[0], index[1], index[2]
+		sum := *m.at(p.Bias, []int64{column})
+		for _, pair := range append([]backend.Pair{{A: p.A, B: p.B}}, p.More...) {
+			for k := range pair.A.Shape[2] {
+				sum += *m.at(pair.A, []int64{batch, row, k}) * *m.at(pair.B, []int64{batch, k, column})
+			}
+		}
+		assert.InDelta(t, math.Exp(sum), *m.at(p.Out, index), 1e-9*math.Exp(sum))
+	})
+	assert.Len(t, p.Views(), 8)
 }
 
 // TestContiguous: groups lie in their order, and an operand that is absent has no view.

@@ -39,6 +39,9 @@ type Product struct {
 	Formula        string // of the activation
 	Views          [Operands]*tensor.View
 	Batch, M, N, K []Dim
+	// Next is the next pair of a sum of products, without a bias: its sums are added before this
+	// one's bias and activation. It has the same results and sizes, but for the depth.
+	Next *Product
 	// Summed counts the batch dimensions that the result is summed over. They come first in K.
 	Summed int
 	// Accumulates: a run that accumulates adds to the result.
@@ -61,6 +64,11 @@ func Forward(p *backend.GemmEpilogue) *Product {
 	q.Batch = dims(left.Shape[:rank], strides{
 		Out: out.batch, Preactivation: pre.batch, Left: a.batch, Right: b.batch, Bias: bias.batch, Ends: g.strides(),
 	})
+	if len(p.More) > 0 {
+		rest := *p
+		rest.A, rest.B, rest.Bias, rest.More = p.More[0].A, p.More[0].B, nil, p.More[1:]
+		q.Next = Forward(&rest)
+	}
 	return q
 }
 
@@ -69,7 +77,7 @@ func gradA(p *backend.GemmEpilogueBackward, gradient *tensor.View) *Product {
 	groups := grouping{p.Groups}
 	rank, gradA, g := groups.rank(p.BatchRank), groups.each(p.GradA), groups.each(gradient)
 	last := g.Rank() - 1
-	q := &Product{Formula: "none", Views: [Operands]*tensor.View{Out: gradA, Left: g, Right: p.B, Ends: p.Groups}, Accumulates: p.AddsA, ByRows: true}
+	q := &Product{Formula: "none", Views: [Operands]*tensor.View{Out: gradA, Left: g, Right: p.B, Ends: p.Groups}, ByRows: true}
 	out, left, b := stridesOf(gradA, rank), stridesOf(g, rank), stridesOf(p.B, rank)
 	q.M = dims(g.Shape[rank:last], strides{Out: out.rows, Left: left.rows})
 	q.N = dims(p.B.Shape[rank:rank+1], strides{Out: out.columns, Right: b.rows})

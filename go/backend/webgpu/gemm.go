@@ -24,8 +24,13 @@ const (
 // gemmEpilogue adds out = act(a b + bias).
 func (b *builder) gemmEpilogue(p *backend.GemmEpilogue) error {
 	in, out := b.inputs(p.A, p.B, p.Bias), b.outputs(p.Out, p.Preactivation)
+	var more []backend.Pair
+	for _, pair := range p.More {
+		of := b.inputs(pair.A, pair.B)
+		more = append(more, backend.Pair{A: of[0], B: of[1]})
+	}
 	return b.multiply(lower.Forward(&backend.GemmEpilogue{
-		Header: b.header(p.Header), BatchRank: p.BatchRank, A: in[0], B: in[1], Bias: in[2], Out: out[0], Preactivation: out[1],
+		Header: b.header(p.Header), BatchRank: p.BatchRank, A: in[0], B: in[1], Bias: in[2], More: more, Out: out[0], Preactivation: out[1],
 	}))
 }
 
@@ -35,7 +40,7 @@ func (b *builder) gemmEpilogueBackward(p *backend.GemmEpilogueBackward) error {
 	in := b.inputs(p.GradOutput, p.A, p.B, p.Bias, p.Preactivation, p.Output)
 	made := lower.Gradients(&backend.GemmEpilogueBackward{
 		Header: b.header(p.Header), BatchRank: p.BatchRank, GradOutput: in[0], A: in[1], B: in[2], Bias: in[3], Preactivation: in[4], Output: in[5],
-		GradA: b.place(p.GradA, hostOutput, p.AddsA), GradB: b.place(p.GradB, hostOutput, true), GradBias: b.place(p.GradBias, hostOutput, true), AddsA: p.AddsA,
+		GradA: b.place(p.GradA, hostOutput, false), GradB: b.place(p.GradB, hostOutput, true), GradBias: b.place(p.GradBias, hostOutput, true),
 	}, b.region)
 	if made.Recompute != nil {
 		if err := b.multiply(lower.Forward(made.Recompute)); err != nil {
@@ -61,8 +66,8 @@ func (b *builder) gemmEpilogueBackward(p *backend.GemmEpilogueBackward) error {
 	return nil
 }
 
-// multiply adds a product. Where outputs cannot be written in place, or the contraction is cut,
-// float32 sums lie in between.
+// multiply adds a product. Where outputs cannot be written in place, the contraction is cut, or
+// there are several pairs, float32 sums lie in between.
 func (b *builder) multiply(p *lower.Product) error {
 	if lower.Count(p.Batch, p.M, p.N) == 0 {
 		return nil
@@ -78,27 +83,40 @@ func (b *builder) multiply(p *lower.Product) error {
 	if groupedRows && lower.Count(p.K) == 0 {
 		p = b.ofZeros(p)
 	}
-	var sums *tensor.View
-	bias := p.View(lower.Bias, results(p)...)
-	if lower.Count(p.K) > 0 {
+	if p.Next == nil && lower.Count(p.K) > 0 {
 		if tiles, ok := b.tiles(p); ok {
 			return b.multiplyTiles(p, tiles)
 		}
-		q := *p
-		q.Batch, q.M, q.N, q.Accumulates = slices.Clone(p.Batch), slices.Clone(p.M), slices.Clone(p.N), false
+	}
+	var region, sums *tensor.View
+	for pair := p; pair != nil; pair = pair.Next {
+		if lower.Count(pair.K) == 0 {
+			continue
+		}
+		q := *pair
+		q.Batch, q.M, q.N, q.Accumulates = slices.Clone(q.Batch), slices.Clone(q.M), slices.Clone(q.N), false
 		lower.Contiguous(lower.Preactivation, results(&q)...)
 		q.Views[lower.Out] = nil
-		if groupedRows {
-			bias = nil
-		} else {
+		if !groupedRows {
 			q.Views[lower.Bias] = nil
 		}
-		q.Views[lower.Preactivation] = b.region(dtype.Float32, lower.Count(results(&q)...))
+		adds := region != nil
+		if !adds {
+			region = b.region(dtype.Float32, lower.Count(results(&q)...))
+		}
+		q.Views[lower.Preactivation] = region
 		sums = q.View(lower.Preactivation, results(&q)...)
 		tiles, _ := b.tiles(&q)
+		for i := range tiles {
+			tiles[i].adds = tiles[i].adds || adds
+		}
 		if err := b.multiplyTiles(&q, tiles); err != nil {
 			return err
 		}
+	}
+	bias := p.View(lower.Bias, results(p)...)
+	if sums != nil && groupedRows {
+		bias = nil // which the sums have
 	}
 	return b.elementwise(formula{name: "epilogue", kind: p.Formula, accumulates: p.Accumulates},
 		[]*tensor.View{p.View(lower.Out, results(p)...), p.View(lower.Preactivation, results(p)...)}, []*tensor.View{sums, bias})

@@ -132,15 +132,19 @@ func (d *division) part(p backend.Problem) backend.Problem {
 			GradBiasValue: d.sumRow(p.GradBiasValue), GradBiasGate: d.sumRow(p.GradBiasGate),
 		}
 	case *backend.GemmEpilogue:
-		return &backend.GemmEpilogue{
+		part := &backend.GemmEpilogue{
 			Header: alone(p.Header), A: d.ofRows(p.A), B: d.ofGroup(p.B), Bias: d.ofGroup(p.Bias),
 			Out: d.ofRows(p.Out), Preactivation: d.ofRows(p.Preactivation),
 		}
+		for _, pair := range p.More {
+			part.More = append(part.More, backend.Pair{A: d.ofRows(pair.A), B: d.ofGroup(pair.B)})
+		}
+		return part
 	case *backend.GemmEpilogueBackward:
 		return &backend.GemmEpilogueBackward{
 			Header: alone(p.Header), GradOutput: d.ofRows(p.GradOutput), A: d.ofRows(p.A), B: d.ofGroup(p.B), Bias: d.ofGroup(p.Bias),
 			Preactivation: d.ofRows(p.Preactivation), Output: d.ofRows(p.Output),
-			GradA: d.ofRows(p.GradA), GradB: d.sum(p.GradB), GradBias: d.sum(p.GradBias), AddsA: p.AddsA,
+			GradA: d.ofRows(p.GradA), GradB: d.sum(p.GradB), GradBias: d.sum(p.GradBias),
 		}
 	}
 	return nil

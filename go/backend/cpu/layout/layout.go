@@ -112,6 +112,8 @@ type Product struct {
 	DType        dtype.DType
 	Left, Right  *Matrix
 	Kept, Summed []int64 // sizes of the batch dimensions, which the operands have in this order
+	// Next is the next pair of a sum of products (lower.Product).
+	Next *Product
 }
 
 // NewProduct views a product's operands as matrices.
@@ -119,17 +121,26 @@ func NewProduct(p *lower.Product) *Product {
 	summed, depth := p.K[:p.Summed], p.K[p.Summed:]
 	left, right := p.View(lower.Left, p.Batch, summed, p.M, depth), p.View(lower.Right, p.Batch, summed, p.N, depth)
 	kept, batch := len(p.Batch), len(p.Batch)+p.Summed
-	return &Product{
+	q := &Product{
 		DType: left.DType, Left: NewMatrix(left, batch, len(p.M)), Right: NewMatrix(right, batch, len(p.N)),
 		Kept: left.Shape[:kept], Summed: left.Shape[kept:batch],
 	}
+	if p.Next != nil {
+		q.Next = NewProduct(p.Next)
+	}
+	return q
 }
 
-// Depth is the length of a sum for one item of the batch.
+// Depth is the length of this pair's sum for one item of the batch.
 func (p *Product) Depth() int64 { return p.Left.Columns.Length }
 
 // Terms is the length of a sum in all.
-func (p *Product) Terms() int64 { return p.Depth() * tensor.Elements(p.Summed) }
+func (p *Product) Terms() int64 {
+	if p == nil {
+		return 0
+	}
+	return p.Depth()*tensor.Elements(p.Summed) + p.Next.Terms()
+}
 
 // Work is how many multiply-adds the product takes.
 func (p *Product) Work() int64 {

@@ -45,7 +45,7 @@ func (k *gemm[T]) Run(r *backend.Run) error {
 		act = k.formula(r.Parameters[:])
 	}
 	return forEachTile(k.product, r, func(s *scratch[T], t *tile[T]) {
-		addBias(k.bias, r, s, t, k.product.Depth())
+		addBias(k.bias, r, s, t, k.product.Terms())
 		if k.preactivation != nil {
 			storeTile(k.preactivation, r, t)
 		}
@@ -66,9 +66,9 @@ func (k *gemm[T]) Run(r *backend.Run) error {
 	})
 }
 
-// addBias adds the bias to every row of a tile. A product of depth 0 is the bias itself, to the
+// addBias adds the bias to every row of a tile. A product without terms is the bias itself, to the
 // sign of its zeros.
-func addBias[T elements.Real](bias *layout.Matrix, r *backend.Run, s *scratch[T], t *tile[T], depth int64) {
+func addBias[T elements.Real](bias *layout.Matrix, r *backend.Run, s *scratch[T], t *tile[T], terms int64) {
 	if bias == nil {
 		return
 	}
@@ -78,7 +78,7 @@ func addBias[T elements.Real](bias *layout.Matrix, r *backend.Run, s *scratch[T]
 	for row := range t.rows {
 		line := t.line(row)
 		for i, x := range strip {
-			if depth == 0 {
+			if terms == 0 {
 				line[i] = x
 			} else {
 				line[i] += x

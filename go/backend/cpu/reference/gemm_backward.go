@@ -151,7 +151,7 @@ func (k *gemmBackward[T]) gradientTile(r *backend.Run, s *scratch[T], t *tile[T]
 	dt := k.pass.GradOutput.DType
 	if k.recompute != nil {
 		computeTile(k.recompute, r, s, t)
-		addBias(k.bias, r, s, t, k.recompute.Depth())
+		addBias(k.bias, r, s, t, k.recompute.Terms())
 	}
 	var g, x, gradient [tileColumns]float64
 	n := t.columns

@@ -169,12 +169,18 @@ func forEachTile[T elements.Real](p *layout.Product, r *backend.Run, sink func(s
 	})
 }
 
-// computeTile forms one tile of the result in its accumulators.
+// computeTile forms one tile of the result in its accumulators, pair by pair.
 func computeTile[T elements.Real](p *layout.Product, r *backend.Run, s *scratch[T], t *tile[T]) {
 	clear(t.acc[:t.rows*tileColumns])
-	if p.Depth() == 0 {
-		return // the operands have no elements, hence no addresses
+	for ; p != nil; p = p.Next {
+		if p.Depth() > 0 { // else the operands have no elements, hence no addresses
+			addPair(p, r, s, t)
+		}
 	}
+}
+
+// addPair adds one pair's sums to a tile.
+func addPair[T elements.Real](p *layout.Product, r *backend.Run, s *scratch[T], t *tile[T]) {
 	index := s.index[:len(p.Kept)+len(p.Summed)] // begins with t.batch
 	for item := range int(tensor.Elements(p.Summed)) {
 		layout.Unravel(index[len(p.Kept):], p.Summed, int64(item))

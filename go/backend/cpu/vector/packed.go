@@ -9,6 +9,7 @@ import (
 	"unsafe"
 
 	"github.com/epigrad/epigrad/go/backend"
+	"github.com/epigrad/epigrad/go/backend/cpu/layout"
 	"github.com/epigrad/epigrad/go/backend/cpu/threads"
 	kernels "github.com/epigrad/epigrad/kernels/cpu"
 )
@@ -35,6 +36,7 @@ type packedOperand struct {
 
 // operandPart says which part of a product's operand that is: blocks in a row may need the same.
 type operandPart struct {
+	of                       *layout.Matrix
 	from                     uintptr
 	row, count, first, depth int64
 }
@@ -52,8 +54,9 @@ func (o *packedOperand) room(panels, bytes int64) (err error) {
 func (o *packedOperand) forget() { o.part, o.packing.Operand, o.lifted = operandPart{}, nil, 0 }
 
 // pack says which part is to be packed, unless it is packed.
-func (o *packedOperand) pack(from unsafe.Pointer, operand kernels.Operand) {
-	part := operandPart{uintptr(from), operand.Row, operand.Count, operand.First, operand.Depth}
+func (o *packedOperand) pack(r *backend.Run, m *layout.Matrix, item []int64, operand kernels.Operand) {
+	from := m.At(r, item)
+	part := operandPart{m, uintptr(from), operand.Row, operand.Count, operand.First, operand.Depth}
 	if o.packing.Operand = nil; o.part == part {
 		return
 	}

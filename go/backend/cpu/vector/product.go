@@ -46,6 +46,7 @@ type product struct {
 	leftWidth, rightWidth int64
 	sumSize               int64
 	result                dtype.DType // of the stored result
+	next                  *product    // the next pair of a sum of products
 	exchanged             bool        // the operands are: sums are formed as if they were not
 	slowWithDenormals     bool        // the processor is
 	add, store            kernels.Kernel
@@ -92,7 +93,28 @@ func (e *Engine) product(p *layout.Product) *product {
 	if fits != [4]bool{true, true, true, true} {
 		return nil
 	}
+	if p.Next != nil {
+		if v.next = e.product(p.Next); v.next == nil {
+			return nil
+		}
+	}
 	return v
+}
+
+// mostDepth is how much of the depth is packed at a time.
+func (v *product) mostDepth() int64 { return v.form.Depth(blockBytes / v.sumSize) }
+
+// rounds counts the parts of a pair's depth, in every item of the batch that is summed over.
+func (v *product) rounds() int64 {
+	return tensor.Elements(v.Summed) * divideUp(v.Depth(), v.mostDepth())
+}
+
+// allRounds counts those of this pair and all behind it.
+func (v *product) allRounds() int64 {
+	if v == nil {
+		return 0
+	}
+	return v.rounds() + v.next.allRounds()
 }
 
 // storesAs sets the stored dtype: sums of half types may stay in the accumulator's.
@@ -185,8 +207,11 @@ func (v *product) run(r *backend.Run, to *sink) error {
 func (v *product) reserve(p *packed, limit int64) error {
 	rows := divideUp(min(v.blockRows(), v.Left.Rows.Length), v.leftWidth) * v.leftWidth
 	columns := divideUp(min(blockColumns, v.Right.Rows.Length), v.leastWidth()) * v.leastWidth()
-	most := v.form.Depth(blockBytes / v.sumSize)
-	panel := v.form.Words(min(most, v.Depth())) * v.sumSize
+	depth := int64(0)
+	for pair := v; pair != nil; pair = pair.next {
+		depth = max(depth, min(v.mostDepth(), pair.Depth()))
+	}
+	panel := v.form.Words(depth) * v.sumSize
 	if err := p.left.room(rows/v.leftWidth, v.leftWidth*panel); err != nil {
 		return err
 	}
@@ -194,7 +219,7 @@ func (v *product) reserve(p *packed, limit int64) error {
 		return err
 	}
 	sums := rows * columns
-	if v.Depth() <= most && tensor.Elements(v.Summed) <= 1 { // those of the tiles at work
+	if v.allRounds() <= 1 { // those of the tiles at work
 		height, width := v.form.Tile()
 		sums = limit * min(rows, height+v.leftWidth) * min(columns, width+v.leastWidth())
 	}
@@ -231,29 +256,30 @@ func (v *product) runEach(r *backend.Run, to *sink, c blocks, count, work int64)
 	return nil
 }
 
-// compute computes a block on at most limit threads: for each part of the depth, and each item of
-// the batch that is summed over, it packs and multiplies.
+// compute computes a block on at most limit threads. It packs and multiplies for each pair, each
+// item of the batch that is summed over, and each part of the depth.
 func (v *product) compute(r *backend.Run, c blocks, number int64, to *sink, limit int, p *packed) error {
 	b := &p.block
 	v.place(b, c, number)
-	most := v.form.Depth(blockBytes / v.sumSize)
-	parts := max(1, divideUp(v.Depth(), most))
-	summed := tensor.Elements(v.Summed)
-	rounds := summed * parts
-	if summed == 0 || v.Depth() == 0 {
-		rounds = 1
-	}
 	dimensions := len(v.Kept) + len(v.Summed)
 	p.index = slices.Grow(p.index[:0], dimensions)[:dimensions]
 	copy(p.index, b.batch)
-	for round := range rounds {
-		s := span{first: round % parts * most, begins: round == 0, ends: round == rounds-1}
-		if summed > 0 {
-			s.depth = max(0, min(most, v.Depth()-s.first))
+	all, most := v.allRounds(), v.mostDepth()
+	pair, round := v, int64(0)
+	for done := range max(1, all) {
+		for pair.next != nil && round == pair.rounds() {
+			pair, round = pair.next, 0
+		}
+		s := span{begins: done == 0, ends: done >= all-1}
+		if all > 0 {
+			parts := divideUp(pair.Depth(), most)
+			s.first = round % parts * most
+			s.depth = min(most, pair.Depth()-s.first)
 			layout.Unravel(p.index[len(v.Kept):], v.Summed, round/parts)
+			round++
 		}
 		s.units = v.form.Words(s.depth)
-		if err := v.packed(r, p, s, true, true); err != nil {
+		if err := pair.packed(r, p, s, true, true); err != nil {
 			return err
 		}
 		if err := v.multiply(r, to, limit, p, s); err != nil {
@@ -297,8 +323,8 @@ func (v *product) packed(r *backend.Run, p *packed, s span, wholeLeft, wholeRigh
 		p.right.forget()
 		return nil
 	}
-	p.left.pack(v.Left.At(r, p.index), left)
-	p.right.pack(v.Right.At(r, p.index), right)
+	p.left.pack(r, v.Left, p.index, left)
+	p.right.pack(r, v.Right, p.index, right)
 	return nil
 }
 
@@ -370,7 +396,7 @@ func (v *product) prepare(r *backend.Run, to *sink, p *packed, s span) {
 // inStrips tells that a product is computed in strips: where one operand has few rows, and is
 // packed once for all of them.
 func (v *product) inStrips(to *sink, items int64) bool {
-	return items == 1 && tensor.Elements(v.Summed) == 1 && v.Depth() > 0 && v.Depth() <= v.form.Depth(blockBytes/v.sumSize) &&
+	return items == 1 && v.next == nil && tensor.Elements(v.Summed) == 1 && v.Depth() > 0 && v.Depth() <= v.mostDepth() &&
 		!to.accumulate && min(v.Left.Rows.Length, v.Right.Rows.Length) <= fewRows
 }
 

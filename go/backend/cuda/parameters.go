@@ -1,0 +1,127 @@
+//go:build cgo
+
+// The parameter structs of kernels (kernels/cuda/loops.cuh).
+
+package cuda
+
+import (
+	"encoding/binary"
+	"math"
+	"math/bits"
+
+	"github.com/epigrad/epigrad/go/activation"
+	"github.com/epigrad/epigrad/go/status"
+	"github.com/epigrad/epigrad/go/tensor"
+)
+
+// What kernels/cuda/loops.cuh says of a launch.
+const (
+	blockThreads      = 256
+	blockThreadsLog2  = 8
+	vectorThreads     = 128
+	maxRank           = 8
+	elementsPerThread = 4
+	// maxBlocks is the most blocks of a grid along its first dimension.
+	maxBlocks = math.MaxInt32
+)
+
+// parameters collects a kernel's parameter struct in the order of its fields, which are laid out
+// without gaps.
+type parameters struct {
+	bytes     []byte
+	pointers  []pointer
+	numbersAt int // where runsNumbers are
+}
+
+func (p *parameters) uint32(x uint32) { p.bytes = binary.LittleEndian.AppendUint32(p.bytes, x) }
+func (p *parameters) uint64(x uint64) { p.bytes = binary.LittleEndian.AppendUint64(p.bytes, x) }
+func (p *parameters) int64(x int64)   { p.uint64(uint64(x)) }
+func (p *parameters) bool(x bool) {
+	if x {
+		p.uint32(1)
+	} else {
+		p.uint32(0)
+	}
+}
+func (p *parameters) float64(x float64) { p.uint64(math.Float64bits(x)) }
+
+// address is a view's first element; a nil view is a null pointer.
+func (p *parameters) address(v *tensor.View) {
+	if v != nil {
+		p.pointers = append(p.pointers, pointer{len(p.bytes), v})
+	}
+	p.uint64(0)
+}
+
+// divisor is a Divisor of loops.cuh.
+func (p *parameters) divisor(size int64) {
+	var multiplier uint64
+	var shift uint32
+	if size > 1 {
+		log := bits.Len64(uint64(size - 1))
+		multiplier, _ = bits.Div64(1<<(log-1), 0, uint64(size))
+		multiplier++
+		shift = uint32(log - 1)
+	}
+	p.uint64(multiplier)
+	p.int64(size)
+	p.uint32(shift)
+	p.uint32(0)
+}
+
+// divisors are those of a shape, innermost first, filled up to maxRank.
+func (p *parameters) divisors(shape []int64) {
+	for d := range maxRank {
+		size := int64(1)
+		if d < len(shape) {
+			size = shape[len(shape)-1-d]
+		}
+		p.divisor(size)
+	}
+}
+
+// strides are an operand's, innermost first, filled up to maxRank.
+func (p *parameters) strides(strides []int64) {
+	for d := range maxRank {
+		stride := int64(0)
+		if d < len(strides) {
+			stride = strides[len(strides)-1-d]
+		}
+		p.int64(stride)
+	}
+}
+
+// launch makes the launch of a kernel of so many blocks.
+func (p *parameters) launch(function string, blocks int64) (*launch, error) {
+	if blocks > maxBlocks {
+		return nil, status.Errorf(status.Unsupported, "cuda: %s: got work for %d blocks, want at most %d, CUDA's limit of a launch: split the tensors", function, blocks, maxBlocks)
+	}
+	return &launch{
+		function: function, grid: [3]uint32{uint32(blocks), 1, 1}, block: [3]uint32{blockThreads, 1, 1},
+		params: p.bytes, pointers: p.pointers, parameters: none, accumulate: none,
+	}, nil
+}
+
+// numbers are what a kernel gets beside its tensors: the run's parameters, or fixed ones, of which
+// the first is not zero.
+type numbers struct {
+	fixed bool
+	first float64
+}
+
+// numbers are the parameters of a kind.
+func (p *parameters) numbers(n numbers) {
+	p.float64(n.first)
+	for range activation.MostParameters - 1 {
+		p.float64(0)
+	}
+}
+
+// launch makes a launch whose numbers lie behind so many addresses.
+func (n numbers) launch(p *parameters, addresses int, function string, blocks int64) (*launch, error) {
+	l, err := p.launch(function, blocks)
+	if err == nil && !n.fixed {
+		l.parameters = 8 * addresses
+	}
+	return l, err
+}

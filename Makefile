@@ -123,7 +123,7 @@ $(STAMPS)/editable: $(STAMPS)/run $(STAMPS)/go setup.py cbridge/include/epigrad.
 
 # What the libraries are made of, generated files and folders too. The go command compiles most C
 # again for each library, changed or not, which takes a minute: so make compares times.
-SOURCES := setup.py go.mod $(shell find go kernels cbridge -mindepth 1 -name __pycache__ -prune -o -not -name '*_test.go' -not -name tools -print)
+SOURCES := setup.py go.mod python/tools/stateless.py python/epigrad/functional.py $(shell find go kernels cbridge -mindepth 1 -name __pycache__ -prune -o -not -name '*_test.go' -not -name tools -print)
 
 build: $(STAMPS)/extension ## build the extension in place (the default)
 
@@ -411,6 +411,6 @@ release: ## check a release before it is tagged; DRY=1 tries it
 	@echo "the text of the release's page: build/notes.md"
 
 clean: ## delete what was built
-	rm -rf build dist THIRD_PARTY_LICENSES python/epigrad/control/control.py python/epigrad/control/go.py python/epigrad/_core/tables.json python/*.egg-info python/epigrad/*.so cbridge/pyext/gopy_control.go cbridge/pyext/gopy_control.c kernels/cuda/*.fatbin kernels/cuda/*.functions go/backend/webgpu/webgpu.h go/backend/webgpu/wgpu.h
+	rm -rf build dist THIRD_PARTY_LICENSES python/epigrad/control/control.py python/epigrad/control/go.py python/epigrad/_core/tables.json python/epigrad/forward.py python/epigrad/backward.py python/*.egg-info python/epigrad/*.so cbridge/pyext/gopy_control.go cbridge/pyext/gopy_control.c kernels/cuda/*.fatbin kernels/cuda/*.functions go/backend/webgpu/webgpu.h go/backend/webgpu/wgpu.h
 	rm -rf $(STAMPS)/editable $(STAMPS)/extension $(STAMPS)/webgpu .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -not -path './$(VENV)/*' -prune -exec rm -rf {} +

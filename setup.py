@@ -107,8 +107,8 @@ def vendored() -> list[str]:
 
 
 def generate() -> None:
-    """Bring up to date what git does not keep: tables, the control plane, headers of WebGPU, and
-    THIRD_PARTY_LICENSES.
+    """Bring up to date what git does not keep: tables, the functions that follow from them, the
+    control plane, headers of WebGPU, and THIRD_PARTY_LICENSES.
 
     This comes first, since setuptools looks for modules and licence files before any command runs.
     The licences are for archives, which have more than epigrad in the extension; building in place
@@ -122,6 +122,7 @@ def generate() -> None:
     # These run here, also where GOARCH has the extension built for another processor.
     here = {"GOOS": "", "GOARCH": ""}
     run([go, "run", *vendored(), "./go/tables", "python/epigrad/_core/tables.json"], go, CGO_ENABLED="0", **here)
+    run([sys.executable, "python/tools/stateless.py"], go)
     run([sys.executable, "cbridge/tools/generate.py"], go, **here)
     run([sys.executable, "go/backend/webgpu/headers.py"], go)
     if "build_ext" not in commands:

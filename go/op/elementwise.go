@@ -58,7 +58,7 @@ var activationBackward = operation{
 // grad_bias_gate are the same of two tensors, summed over all dimensions but the last.
 var (
 	gatedActivation = operation{
-		Signature: Signature{"gated_activation", arguments("input"), arguments("out")},
+		Signature: Signature{"gated_activation", arguments("input ~[2, 8]"), arguments("out ~[2, 4]")},
 		kinds:     gatedKinds, defaultKind: "swiglu",
 		halves: true,
 		splits: true,
@@ -76,7 +76,7 @@ var (
 	}
 	gatedActivationBackward = operation{
 		Signature: Signature{
-			"gated_activation_backward", arguments("grad_output", "input"), typed(check.OrWider, arguments("grad_input", "grad_bias"), "grad_bias"),
+			"gated_activation_backward", arguments("grad_output ~[2, 4]", "input ~[2, 8]"), typed(check.OrWider, arguments("grad_input ~[2, 8]", "grad_bias"), "grad_bias"),
 		},
 		kinds: gatedKinds, defaultKind: "swiglu",
 		halves: true,

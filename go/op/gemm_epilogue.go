@@ -18,7 +18,7 @@ import (
 // Each is summed to its tensor's shape over the dimensions that broadcast.
 var (
 	matmulSpelling = gemmSpelling{
-		signature: Signature{"matmul_bias_activation", arguments("a", "b", "bias? = None"), arguments("out", "preactivation")},
+		signature: Signature{"matmul_bias_activation", arguments("a ~[2, 3]", "b ~[3, 4]", "bias? ~[4] = None"), arguments("out ~[2, 4]", "preactivation")},
 		op:        "matmul_bias_activation", a: "a", b: "b",
 	}
 	linearSpelling = gemmSpelling{

@@ -25,11 +25,11 @@ import (
 // where alpha_p and alpha_n have one element each, and s is the logistic function.
 var (
 	preluSpelling = learnable{
-		signature: Signature{"prelu", arguments("input [...]", "weight"), arguments("out [...]")},
+		signature: Signature{"prelu", arguments("input [...]", "weight ~[1]"), arguments("out [...]")},
 		formula:   "prelu", names: []string{"weight"}, channels: true,
 	}
 	xieluSpelling = learnable{
-		signature: Signature{"xielu", arguments("input [...]", "alpha_p", "alpha_n"), arguments("out [...]")},
+		signature: Signature{"xielu", arguments("input [...]", "alpha_p ~[1]", "alpha_n ~[1]"), arguments("out [...]")},
 		formula:   "xielu", names: []string{"alpha_p", "alpha_n"}, parameters: []activation.Parameter{{Name: "beta", Default: 0.5, Range: activation.Finite}},
 	}
 

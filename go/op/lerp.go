@@ -17,7 +17,7 @@ import (
 // tensor's shape.
 var (
 	lerp = operation{
-		Signature: Signature{"lerp", broadcasting(0, arguments("start", "end", "weight? = None")), arguments("out")},
+		Signature: Signature{"lerp", broadcasting(0, arguments("start ~[3]", "end ~[3]", "weight? ~[3] = None")), arguments("out ~[3]")},
 		formula:   "lerp",
 		shapes: func(c *Call) ([][]int64, error) {
 			const name = "lerp"
@@ -38,8 +38,8 @@ var (
 	}
 	lerpBackward = operation{
 		Signature: Signature{
-			"lerp_backward", broadcasting(1, arguments("grad_output", "start?", "end?", "weight? = None")),
-			broadcasting(0, arguments("grad_start", "grad_end", "grad_weight")),
+			"lerp_backward", broadcasting(1, arguments("grad_output ~[3]", "start? ~[3]", "end? ~[3]", "weight? ~[3] = None")),
+			broadcasting(0, arguments("grad_start ~[3]", "grad_end ~[3]", "grad_weight ~[3]")),
 		},
 		formula: "lerp",
 		shapes:  lerpBackwardShapes,

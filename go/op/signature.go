@@ -16,7 +16,9 @@ type Argument struct {
 	// Shape has a symbol for each size: "[..., K]". "..." is any number of dimensions, and equal
 	// symbols are equal sizes. The 2 of "[2H, K]" counts only for a gated kind. It is "" where a
 	// rule says more than symbols can.
-	Shape    string
+	Shape string
+	// Example is the shape in an example, where Shape is "".
+	Example  string
 	Optional bool
 	// Default tells that PyTorch's operator has the default None for it.
 	Default bool
@@ -54,15 +56,20 @@ const (
 // String is a word for it in the table that Python reads.
 func (k Keeps) String() string { return [...]string{"", "slope", "output", "hidden"}[k] }
 
-// arguments reads a signature's arguments, each a name and a shape. A "?" after the name makes it
-// optional, and "= None" at the end gives it a default.
+// arguments reads a signature's arguments, each a name and a shape, or "~" and that of an example.
+// A "?" after the name makes it optional, and "= None" at the end gives it a default.
 func arguments(texts ...string) []Argument {
 	list := make([]Argument, len(texts))
 	for i, text := range texts {
 		text, byDefault := strings.CutSuffix(text, " = None")
 		name, shape, _ := strings.Cut(text, " ")
 		bare, optional := strings.CutSuffix(name, "?")
-		list[i] = Argument{Name: bare, Shape: shape, Optional: optional, Default: byDefault}
+		list[i] = Argument{Name: bare, Optional: optional, Default: byDefault}
+		if example, is := strings.CutPrefix(shape, "~"); is {
+			list[i].Example = example
+		} else {
+			list[i].Shape = shape
+		}
 	}
 	return list
 }
@@ -91,13 +98,13 @@ func broadcasting(first int, list []Argument) []Argument {
 // rounded. So may that of an input with a dtype of its own, which it has then.
 func (s Signature) backward(kept ...string) Signature {
 	b := Signature{Name: s.Name + "_backward"}
-	out := s.Outputs[0].Shape
-	b.Inputs = append(arguments("grad_output "+out), s.Inputs...)
+	out := s.Outputs[0]
+	b.Inputs = append([]Argument{{Name: "grad_output", Shape: out.Shape, Example: out.Example}}, s.Inputs...)
 	for _, name := range kept {
-		b.Inputs = append(b.Inputs, Argument{Name: name, Shape: out, Optional: true, Default: true, Kept: true})
+		b.Inputs = append(b.Inputs, Argument{Name: name, Shape: out.Shape, Optional: true, Default: true, Kept: true})
 	}
 	for _, a := range s.Inputs {
-		gradient := Argument{Name: "grad_" + a.Name, Shape: a.Shape, Broadcasts: a.Broadcasts}
+		gradient := Argument{Name: "grad_" + a.Name, Shape: a.Shape, Example: a.Example, Broadcasts: a.Broadcasts}
 		switch {
 		case a.Types == check.Offsets || a.Types == check.Indices:
 			continue

@@ -50,7 +50,7 @@ func tables() row {
 func arguments(args []op.Argument) []row {
 	list := make([]row, len(args))
 	for i, a := range args {
-		list[i] = row{"name": a.Name, "shape": a.Shape, "optional": a.Optional, "types": a.Types.String(), "like": a.Like, "kept": a.Kept}
+		list[i] = row{"name": a.Name, "shape": a.Shape, "example": a.Example, "optional": a.Optional, "types": a.Types.String(), "like": a.Like, "kept": a.Kept}
 	}
 	return list
 }

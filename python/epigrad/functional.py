@@ -80,6 +80,12 @@ def matmul_bias_activation(
     Returns:
         A contiguous tensor of the shape that `torch.matmul` gives.
 
+    Gradients:
+        With ``pre = a @ b + bias`` and ``grad_pre = grad_output * act'(pre)``: ``grad_a = grad_pre
+        @ b.T``, ``grad_b = a.T @ grad_pre``, ``grad_bias = sum(grad_pre)``, each summed over the
+        dimensions that broadcast. In half types `grad_pre` is rounded once to the storage dtype
+        before the two products, and the bias is summed unrounded.
+
     Raises:
         InvalidProblemError: (a ``ValueError``) wrong shapes, an unknown activation or `save`.
         DTypeError: (a ``TypeError``) a mix of dtypes, another dtype, or not a tensor.
@@ -121,6 +127,11 @@ def linear(
     Returns:
         A contiguous tensor ``[..., N]``.
 
+    Gradients:
+        With ``grad_pre = grad_output * act'(pre)``: ``grad_input = grad_pre @ weight``,
+        ``grad_weight = grad_pre.T @ input``, ``grad_bias = sum(grad_pre)``. In half types
+        `grad_pre` is rounded once before the two products, and the bias is summed unrounded.
+
     Raises:
         InvalidProblemError: (a ``ValueError``) wrong shapes, an unknown activation or `save`.
         DTypeError: (a ``TypeError``) a mix of dtypes, another dtype, or not a tensor.
@@ -147,6 +158,9 @@ def activation(input: Tensor, activation: ActivationLike) -> Tensor:
 
     Returns:
         A contiguous tensor of input's shape.
+
+    Gradients:
+        ``grad_input = grad_output * act'(input)``.
 
     Raises:
         InvalidProblemError: (a ``ValueError``) an unknown activation.
@@ -186,6 +200,10 @@ def gated_activation(input: Tensor, kind: str | Gated = "swiglu", dim: int = -1,
 
     Returns:
         A contiguous tensor of input's shape with half the size along `dim`.
+
+    Gradients:
+        Without limits and offset it is ``grad_value = grad_output * act(gate)`` and ``grad_gate =
+        grad_output * value * act'(gate)``.
 
     Raises:
         InvalidProblemError: (a ``ValueError``) a missing or odd dim, an unknown kind or gate.
@@ -232,6 +250,10 @@ def gated_product(value: Tensor, gate: Tensor, kind: str | Gated = "swiglu") -> 
     Returns:
         A contiguous tensor of value's shape.
 
+    Gradients:
+        ``grad_value = grad_output * act(gate)`` and ``grad_gate = grad_output * value *
+        act'(gate)``.
+
     Raises:
         InvalidProblemError: (a ``ValueError``) shapes that differ, an unknown kind.
         DTypeError: (a ``TypeError``) a mix of dtypes, another dtype, or not a tensor.
@@ -267,6 +289,10 @@ def lerp(start: Tensor, end: Tensor, weight: float | Tensor) -> Tensor:
     Returns:
         A contiguous tensor of the shape that all broadcast to. Each gradient has its input's shape.
 
+    Gradients:
+        ``grad_start = grad_output * (1 - weight)``, ``grad_end = grad_output * weight``,
+        ``grad_weight = grad_output * (end - start)``, each summed to the shape of what broadcast.
+
     Raises:
         InvalidProblemError: (a ``ValueError``) shapes that do not broadcast.
         DTypeError: (a ``TypeError``) a mix of dtypes, another dtype, or not a tensor.
@@ -297,6 +323,10 @@ def prelu(input: Tensor, weight: Tensor) -> Tensor:
 
     Returns:
         A contiguous tensor of input's shape. At 0 the slope is `weight`.
+
+    Gradients:
+        ``grad_input = grad_output * (1 if input > 0 else weight)``, and ``grad_weight`` is
+        ``grad_output * (0 if input > 0 else input)``, summed to weight's shape.
 
     Raises:
         InvalidProblemError: (a ``ValueError``) a weight of another shape.
@@ -339,6 +369,13 @@ def xielu(input: Tensor, alpha_p: Tensor, alpha_n: Tensor, beta: float = 0.5) ->
 
     Returns:
         A contiguous tensor of input's shape.
+
+    Gradients:
+        With ``a_p = softplus(alpha_p)``, ``a_n = beta + softplus(alpha_n)`` and the logistic
+        function ``s``: ``grad_input`` is ``grad_output`` times ``2 * a_p * input + beta`` where
+        input > 0, else times ``a_n * (exp(input) - 1) + beta``. ``grad_alpha_p`` is the sum of
+        ``grad_output * input**2 * s(alpha_p)`` where input > 0, and ``grad_alpha_n`` that of
+        ``grad_output * (exp(input) - 1 - input) * s(alpha_n)`` where it is not.
 
     Raises:
         InvalidProblemError: (a ``ValueError``) an alpha of another shape, a beta that is not
@@ -401,6 +438,14 @@ def gated_linear(
     Returns:
         A contiguous tensor ``[..., H]``.
 
+    Gradients:
+        With ``value = input @ weight_value.T + bias_value`` and ``gate`` likewise, and
+        ``grad_value`` and ``grad_gate`` those of `gated_product_backward`: ``grad_input =
+        grad_value @ weight_value + grad_gate @ weight_gate``, ``grad_weight_value = grad_value.T @
+        input``, and each bias is a sum over rows. In half types ``grad_value`` and ``grad_gate``
+        are rounded once before the products, biases are summed unrounded, and `grad_input` is
+        rounded after each of its two products.
+
     Raises:
         InvalidProblemError: (a ``ValueError``) wrong shapes, an unknown kind or `save`.
         DTypeError: (a ``TypeError``) a mix of dtypes, another dtype, or not a tensor.
@@ -451,6 +496,12 @@ def mlp(
 
     Returns:
         A contiguous tensor ``[..., N]``.
+
+    Gradients:
+        With ``hidden = act(pre)`` and ``grad_pre = (grad_output @ weight2) * act'(pre)``:
+        ``grad_weight2 = grad_output.T @ hidden``, ``grad_weight1 = grad_pre.T @ input``,
+        ``grad_input = grad_pre @ weight1``, and each bias is a sum over rows. The hidden activation
+        is formed again from ``pre``.
 
     Raises:
         InvalidProblemError: (a ``ValueError``) wrong shapes, an unknown activation or `save`.
@@ -506,6 +557,13 @@ def gated_mlp(
     Returns:
         A contiguous tensor ``[..., N]``.
 
+    Gradients:
+        With ``pre = input @ weight_in.T + bias_in``, ``hidden = gated_activation(pre)``, and
+        ``grad_pre`` the gradient of `gated_activation` for ``grad_output @ weight_out``:
+        ``grad_weight_out = grad_output.T @ hidden``, ``grad_weight_in = grad_pre.T @ input``,
+        ``grad_input = grad_pre @ weight_in``, and each bias is a sum over rows. ``hidden`` is
+        formed again from ``pre``.
+
     Raises:
         InvalidProblemError: (a ``ValueError``) wrong shapes, an unknown kind, gate or `save`.
         DTypeError: (a ``TypeError``) a mix of dtypes, another dtype, or not a tensor.
@@ -558,6 +616,11 @@ def grouped_linear(
 
     Returns:
         A contiguous tensor ``[T, N]``.
+
+    Gradients:
+        With ``grad_pre = grad_output * act'(pre)``: ``grad_input[t] = grad_pre[t] @ weight[e]``,
+        ``grad_weight[e] = grad_pre.T @ input`` of the group's rows, and ``grad_bias[e]`` is the sum
+        of ``grad_pre`` over them. Rows of no group have gradient 0, and a group without rows too.
 
     Raises:
         InvalidProblemError: (a ``ValueError``) wrong shapes, an unknown activation or `save`; on
@@ -627,6 +690,14 @@ def experts(
 
     Returns:
         A contiguous tensor ``[T, K]``. Nothing waits for the device, whatever the routing is.
+
+    Gradients:
+        With ``hidden`` and ``pre`` of the slot of token t and expert e, and ``g = grad_output[t] @
+        weight_out[e]``: ``grad_scale = hidden @ g + bias_out[e] @ grad_output[t]``, ``grad_pre`` is
+        the gradient of the activation for ``scale * g``, ``grad_weight_out[e]`` sums
+        ``grad_output[t] * (scale * hidden)`` over the expert's slots, ``grad_weight_in[e]`` sums
+        ``grad_pre * input[t]``, and ``grad_input[t]`` sums ``grad_pre @ weight_in[e]`` in the order
+        of j.
 
     Raises:
         InvalidProblemError: (a ``ValueError``) wrong shapes, an unknown kind, gate or `save`.

@@ -6,7 +6,7 @@ Python callers get the same errors.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, cast
 
 import torch
@@ -16,8 +16,9 @@ from torch.autograd import forward_ad
 from epigrad import errors
 from epigrad._core import loader
 from epigrad._core.call import Call
-from epigrad._core.checks import check_out, refuse_graph, refuse_negative, refuse_transforms
+from epigrad._core.checks import check_out, needs_mask, out_tensors, refuse_graph, refuse_negative, refuse_transforms
 from epigrad._core.launcher import DISPATCHER
+from epigrad._core.tables import OPS
 from epigrad._core.torch_state import dispatch_modes, is_dynamo_compiling, is_traced, transforms_active
 from epigrad.webgpu import Array, Data
 
@@ -31,6 +32,49 @@ def launch_one(call: Call, inputs: tuple[Data | None, ...], out: Data | None) ->
     (result,) = launch_into(call, inputs, (True,), (out,))
     assert result is not None
     return result
+
+
+def with_preactivation(
+    call: Call, inputs: tuple[Data | None, ...], return_preactivation: bool, out: Data | None
+) -> Data | tuple[Data, Data]:
+    """The output of layers, and their preactivation if it is asked for."""
+    check_out(call.op, out)
+    result, preactivation = launch_into(call, inputs, (True, bool(return_preactivation)), (out, None))
+    assert result is not None
+    if not return_preactivation:
+        return result
+    assert preactivation is not None
+    return result, preactivation
+
+
+def one_gradient(call: Call, inputs: tuple[Data | None, ...], out: Data | None) -> Data:
+    """The gradient of an operation with one input."""
+    if out is not None and out is inputs[0]:  # which the core can do, for what it forms itself
+        raise errors.InvalidProblemError(f"{call.op}: out: shares memory with grad_output, want an output of its own")
+    return launch_one(call, inputs, out)
+
+
+def gradients(
+    call: Call,
+    inputs: tuple[Data | None, ...],
+    needs: Sequence[bool],
+    out: Sequence[Data | None],
+    accumulate: bool,
+) -> tuple[Data | None, ...]:
+    """The gradients of an operation's inputs; those of weights and biases may be added into."""
+    op, row = call.op, OPS[call.op]
+    names = row.results[: len(row.gradients)]
+    mask, outputs = needs_mask(op, needs, names), out_tensors(op, out, names)
+    if accumulate:
+        call = call._replace(accumulate=True)
+        for place, need, output, gradient in zip(row.gradients, mask, outputs, row.outputs, strict=False):
+            # The gradients of weights and biases are those that may be wider than their tensors.
+            is_added = gradient.types == "wider" and not gradient.like
+            if need and inputs[place] is not None and output is None and is_added:
+                raise errors.InvalidProblemError(
+                    f"{op}: out: no tensor for {gradient.name}, want one to add into since accumulate is True"
+                )
+    return launch_into(call, inputs, mask, outputs)
 
 
 def launch_into(

@@ -100,6 +100,7 @@ class Argument:
 
     name: str
     shape: str
+    example: str
     optional: bool
     types: str
     like: str

@@ -147,6 +147,7 @@ kernels: $(STAMPS)/kernels ## compile the CUDA kernels, which needs no GPU
 
 generate: $(STAMPS)/run $(STAMPS)/go ## bring generated sources up to date
 	@$(PY) cbridge/tools/generate.py
+	@go run ./go/tables generate
 
 lib: build/libepigrad.so ## build the C library and its headers, into build
 

@@ -6,40 +6,40 @@
  * a message in epg_last_error; nothing has been written then. A null pointer where a result goes is
  * EPG_INVALID_PROBLEM, unless it is said to be optional. They may be called from any thread.
  *
- *   op                              inputs                                                  outputs
- *   matmul_bias_activation          a b bias?                                               out preactivation
- *   matmul_bias_activation_backward grad_output a b bias? preactivation? output?            grad_a grad_b grad_bias
- *   linear                          input weight bias?                                      out preactivation
- *   linear_backward                 grad_output input weight bias? preactivation? output?   grad_input grad_weight grad_bias
- *   activation                      input                                                   out
- *   activation_backward             grad_output input                                       grad_input out grad_bias
- *   gated_activation                input                                                   out
- *   gated_activation_backward       grad_output input                                       grad_input grad_bias
- *   gated_product                   value gate                                              out
- *   gated_product_backward          grad_output value gate                                  grad_value grad_gate \
- *                                                                   grad_bias_value grad_bias_gate
- *   lerp                            start end weight?                                       out
- *   lerp_backward                   grad_output start? end? weight?                         grad_start grad_end grad_weight
- *   prelu                           input weight                                            out
- *   prelu_backward                  grad_output input weight                                grad_input grad_weight
- *   xielu                           input alpha_p alpha_n                                   out
- *   xielu_backward                  grad_output input alpha_p alpha_n                       grad_input grad_alpha_p grad_alpha_n
- *   gated_linear                    input weight_value weight_gate bias_value? bias_gate?   out preactivation
- *   gated_linear_backward           grad_output input weight_value weight_gate bias_value? bias_gate? preactivation? \
- *                                        grad_input grad_weight_value grad_weight_gate grad_bias_value grad_bias_gate
- *   mlp                             input weight1 bias1? weight2 bias2?                     out preactivation
- *   mlp_backward                    grad_output input weight1 bias1? weight2 bias2? preactivation? \
- *                                                                   grad_input grad_weight1 grad_bias1 grad_weight2 grad_bias2
- *   gated_mlp                       input weight_in bias_in? weight_out bias_out?           out preactivation
- *   gated_mlp_backward              grad_output input weight_in bias_in? weight_out bias_out? preactivation? \
- *                                                                   grad_input grad_weight_in grad_bias_in grad_weight_out grad_bias_out
- *   grouped_linear                  input weight bias? offsets                              out preactivation
- *   grouped_linear_backward         grad_output input weight bias? offsets preactivation?   grad_input grad_weight grad_bias
- *   experts                         input index scale weight_in bias_in? weight_out bias_out? \
- *                                                                                           out preactivation
- *   experts_backward                grad_output input index scale weight_in bias_in? weight_out bias_out? preactivation? \
- *                                                                   grad_input grad_scale grad_weight_in grad_bias_in \
- *                                                                   grad_weight_out grad_bias_out
+ *   op                              inputs -> outputs
+ *   matmul_bias_activation          a b bias? -> out preactivation
+ *   matmul_bias_activation_backward grad_output a b bias? preactivation? output? -> grad_a grad_b grad_bias
+ *   linear                          input weight bias? -> out preactivation
+ *   linear_backward                 grad_output input weight bias? preactivation? output? -> grad_input grad_weight
+ *                                     grad_bias
+ *   activation                      input -> out
+ *   activation_backward             grad_output input -> grad_input out grad_bias
+ *   gated_activation                input -> out
+ *   gated_activation_backward       grad_output input -> grad_input grad_bias
+ *   gated_product                   value gate -> out
+ *   gated_product_backward          grad_output value gate -> grad_value grad_gate grad_bias_value grad_bias_gate
+ *   lerp                            start end weight? -> out
+ *   lerp_backward                   grad_output start? end? weight? -> grad_start grad_end grad_weight
+ *   prelu                           input weight -> out
+ *   prelu_backward                  grad_output input weight -> grad_input grad_weight
+ *   xielu                           input alpha_p alpha_n -> out
+ *   xielu_backward                  grad_output input alpha_p alpha_n -> grad_input grad_alpha_p grad_alpha_n
+ *   gated_linear                    input weight_value weight_gate bias_value? bias_gate? -> out preactivation
+ *   gated_linear_backward           grad_output input weight_value weight_gate bias_value? bias_gate? preactivation? ->
+ *                                     grad_input grad_weight_value grad_weight_gate grad_bias_value grad_bias_gate
+ *   mlp                             input weight1 bias1? weight2 bias2? -> out preactivation
+ *   mlp_backward                    grad_output input weight1 bias1? weight2 bias2? preactivation? -> grad_input
+ *                                     grad_weight1 grad_bias1 grad_weight2 grad_bias2
+ *   gated_mlp                       input weight_in bias_in? weight_out bias_out? -> out preactivation
+ *   gated_mlp_backward              grad_output input weight_in bias_in? weight_out bias_out? preactivation? ->
+ *                                     grad_input grad_weight_in grad_bias_in grad_weight_out grad_bias_out
+ *   grouped_linear                  input weight bias? offsets -> out preactivation
+ *   grouped_linear_backward         grad_output input weight bias? offsets preactivation? -> grad_input grad_weight
+ *                                     grad_bias
+ *   experts                         input index scale weight_in bias_in? weight_out bias_out? -> out preactivation
+ *   experts_backward                grad_output input index scale weight_in bias_in? weight_out bias_out?
+ *                                     preactivation? -> grad_input grad_scale grad_weight_in grad_bias_in
+ *                                     grad_weight_out grad_bias_out
  *
  * kind is an activation, of which NULL is "none", for gated_* a gated kind, and for experts either
  * one; epg_kinds lists both. Shapes follow PyTorch: matmul's for matmul_*, [..., k] and [n, k] for

@@ -79,7 +79,7 @@ function definitionsOf(dtype, file, formula, all) {
 }
 
 // putNumbers writes the numbers of a call's formula as the kernel has them, as go/backend/webgpu/numbers.go does. A limit that is none is null here.
-function putNumbers(params, { FORMULA, KIND }, parameters) {
+function putNumbers(params, { FORMULA, KIND }, parameters, quotients) {
   const numbers = new Float32Array(params.buffer);
   if (FORMULA.startsWith("gated") && KIND !== "situ") {
     const [limit, after, offset, ...rest] = parameters;
@@ -88,41 +88,33 @@ function putNumbers(params, { FORMULA, KIND }, parameters) {
     numbers[PARAM.offset] = offset || -0;
     parameters = rest;
   }
-  numbersOf(KIND, parameters).forEach((x, i) => {
+  numbersOf(parameters, quotients).forEach((x, i) => {
     numbers[PARAM.parameters + i] = x;
     const low = x - Math.fround(x);
     if (Number.isFinite(low)) numbers[PARAM.lows + i] = low;
   });
 }
 
-function numbersOf(kind, p) {
+// numbersOf are the numbers of a formula as the kernels have them, by its quotients (go/activation), if it has some.
+function numbersOf(p, quotients) {
   const most = (2 - 2 ** -23) * 2 ** 127;
-  const factor = (x) => Math.max(-most, Math.min(x, most));
-  switch (kind) {
-    case "swish":
-      return [factor(p[0])];
-    case "elu":
-      return [p[0], p[1], factor(1 / p[2]), factor(p[1] / p[2])];
-    case "softplus":
-      return [factor(p[0]), p[1], factor(1 / p[0])];
-    case "softcap":
-      return [factor(p[0]), factor(1 / p[0])];
-    case "situ":
-      return [factor(p[0]), factor(p[1]), factor(1 / p[0]), factor(1 / p[1])];
-    default:
-      return p;
-  }
+  const at = (place) => (place < 0 ? 1 : p[place]);
+  const of = ({ over, under, bounded }) => {
+    const x = at(over) / at(under);
+    return bounded ? Math.max(-most, Math.min(x, most)) : x;
+  };
+  return quotients ? quotients.map(of) : p;
 }
 
 // Program collects dispatches; texts has the kernels, pipelines those that were compiled, by their source.
 export class Program {
-  #device; #texts; #pipelines; #dtype; #parameters;
+  #device; #texts; #pipelines; #dtype; #parameters; #quotients;
   #steps = [];
   #buffers = [];
 
-  constructor(device, texts, pipelines, { dtype, parameters }) {
+  constructor(device, texts, pipelines, { dtype, parameters, quotients }) {
     [this.#device, this.#texts, this.#pipelines] = [device, texts, pipelines];
-    [this.#dtype, this.#parameters] = [dtype, parameters];
+    [this.#dtype, this.#parameters, this.#quotients] = [dtype, parameters, quotients];
   }
 
   // tensor is a new one, with its bytes or zeros.
@@ -244,7 +236,7 @@ export class Program {
   }
 
   #dispatch(file, definitions, all, params, groups) {
-    putNumbers(params, definitions, this.#parameters);
+    putNumbers(params, definitions, this.#parameters, this.#quotients);
     const text = source(file, definitions, this.#texts);
     if (!this.#pipelines.has(text)) {
       const module = this.#device.createShaderModule({ code: text });

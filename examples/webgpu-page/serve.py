@@ -40,6 +40,7 @@ KERNELS = ROOT / "kernels" / "webgpu"
 sys.path.insert(0, str(ROOT))  # for tests.support
 
 from epigrad import Activation, Gated  # noqa: E402
+from epigrad._core.tables import QUOTIENTS  # noqa: E402
 from epigrad.kinds import activation_of, gated_of  # noqa: E402
 
 from tests.support import formulas  # noqa: E402
@@ -165,6 +166,7 @@ def described(row: Row, dtype: torch.dtype) -> bytes:
         "dtype": str(dtype).removeprefix("torch."),
         "shape": list(operands["grad_output"].shape),
         "parameters": numbers,
+        "quotients": QUOTIENTS.get(formula),
         "operands": {name: operand(x) for name, x in operands.items()},
         "results": told_results,
     }

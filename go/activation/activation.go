@@ -30,6 +30,9 @@ type Info struct {
 	// CheapInHalf: where a GPU's approximate exponential serves, which is in the half types.
 	Cheap       bool `json:"cheap"`
 	CheapInHalf bool `json:"cheap_in_half"`
+	// Frequent: models use it so often that CUDA has small kernels for it alone. The others share
+	// one kernel, which chooses by a number: their place in OtherKernels.
+	Frequent bool `json:"-"`
 	// Kinks are the points at which a derivative jumps, of any order: numbers, names of
 	// parameters, or quotients of two names. Tests compare them with their oracles' own.
 	Kinks []string `json:"kinks,omitempty"`
@@ -93,60 +96,60 @@ const (
 
 var activations = []Info{
 	{
-		Name: "none", Aliases: []string{"identity", "linear"},
+		Name: "none", Frequent: true, Aliases: []string{"identity", "linear"},
 		Cheap:   true,
 		Formula: "x",
 		Slope:   "1",
 		Source:  "identity",
 	},
 	{
-		Name: "relu", FromOutput: true,
+		Name: "relu", Frequent: true, FromOutput: true,
 		Cheap: true, Kinks: []string{"0"},
 		Formula: "max(x, 0)",
 		Slope:   "1 if x > 0 else 0",
 		Source:  reluSource,
 	},
 	{
-		Name: "gelu", Aliases: []string{"gelu_python"},
+		Name: "gelu", Frequent: true, Aliases: []string{"gelu_python"},
 		Formula: "x erfc(-x/sqrt(2)) / 2",
 		Slope:   "erfc(-x/sqrt(2)) / 2 + x exp(-x^2/2) / sqrt(2 pi)",
 		Source:  geluSource + "; " + dlmfErfc,
 	},
 	{
-		Name: "gelu_tanh", Aliases: []string{"gelu_new", "gelu_fast", "gelu_accurate", "gelu_python_tanh", "gelu_pytorch_tanh"},
+		Name: "gelu_tanh", Frequent: true, Aliases: []string{"gelu_new", "gelu_fast", "gelu_accurate", "gelu_python_tanh", "gelu_pytorch_tanh"},
 		Formula: "x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))) / 2",
 		Slope:   "s(v) (1 + x v' s(-v)), v = 2 sqrt(2/pi) (x + 0.044715 x^3)",
 		Source:  geluSource,
 	},
 	{
-		Name:        "silu",
+		Name: "silu", Frequent: true,
 		CheapInHalf: true,
 		Formula:     "x / (1 + exp(-x))",
 		Slope:       "s(x) (1 + x s(-x))",
 		Source:      siluSource,
 	},
 	{
-		Name: "sigmoid", FromOutput: true,
+		Name: "sigmoid", Frequent: true, FromOutput: true,
 		CheapInHalf: true,
 		Formula:     "1 / (1 + exp(-x))",
 		Slope:       "s(x) s(-x)",
 		Source:      dlmfLogistic,
 	},
 	{
-		Name: "tanh", FromOutput: true,
+		Name: "tanh", Frequent: true, FromOutput: true,
 		Formula: "tanh(x)",
 		Slope:   "1 - tanh(x)^2",
 		Source:  dlmfTanh,
 	},
 	{
-		Name: "leaky_relu", Parameters: []Parameter{{Name: "slope", Default: 0.01, Range: Finite}},
+		Name: "leaky_relu", Frequent: true, Parameters: []Parameter{{Name: "slope", Default: 0.01, Range: Finite}},
 		Cheap: true, Kinks: []string{"0"},
 		Formula: "x if x > 0 else slope x",
 		Slope:   "1 if x > 0 else slope",
 		Source:  leakySource,
 	},
 	{
-		Name: "relu2", Aliases: []string{"relu_squared", "sqrelu"},
+		Name: "relu2", Frequent: true, Aliases: []string{"relu_squared", "sqrelu"},
 		Cheap: true, Kinks: []string{"0"},
 		Formula: "max(x, 0)^2",
 		Slope:   "2 max(x, 0)",

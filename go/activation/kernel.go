@@ -90,6 +90,14 @@ func Kernels() []string {
 	return names
 }
 
+// OtherKernels are the formulas that are not frequent.
+func OtherKernels() []string {
+	return slices.DeleteFunc(Kernels(), func(name string) bool {
+		a, _ := Lookup(name)
+		return a.Frequent
+	})
+}
+
 // GatedKernels lists the formulas that gates are computed by, each once.
 func GatedKernels() []string {
 	var names []string
@@ -102,4 +110,37 @@ func GatedKernels() []string {
 		}
 	}
 	return names
+}
+
+// Quotient is a number of a formula where kernels have no float64: the quotient of two of its
+// numbers, by their places, with -1 for 1. A bounded one stays within float32's range, since 0
+// times an infinite factor would give NaN.
+type Quotient struct {
+	Over    int  `json:"over"`
+	Under   int  `json:"under"`
+	Bounded bool `json:"bounded"`
+}
+
+// Of is the quotient of these numbers.
+func (q Quotient) Of(numbers []float64) float64 {
+	at := func(place int) float64 {
+		if place < 0 {
+			return 1
+		}
+		return numbers[place]
+	}
+	x := at(q.Over) / at(q.Under)
+	if q.Bounded {
+		x = max(-math.MaxFloat32, min(x, math.MaxFloat32))
+	}
+	return x
+}
+
+// Quotients has the formulas whose numbers are others there. Those of the rest are as they are.
+var Quotients = map[string][]Quotient{
+	"swish":    {{0, -1, true}},
+	"elu":      {{0, -1, false}, {1, -1, false}, {-1, 2, true}, {1, 2, true}},
+	"softplus": {{0, -1, true}, {1, -1, false}, {-1, 0, true}},
+	"softcap":  {{0, -1, true}, {-1, 0, true}},
+	"situ":     {{0, -1, true}, {1, -1, true}, {-1, 0, true}, {-1, 1, true}},
 }

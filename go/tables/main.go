@@ -1,6 +1,9 @@
 // Command tables writes what Python has to know of the core before it loads it, as JSON: the
 // activations, gated kinds, dtypes, status classes and operations. The build runs it; the argument
 // is the file.
+//
+// `tables generate`, in the root of the repository, brings up to date what git keeps of them: the
+// table of operations in epigrad.h, and lists of formulas for the CUDA kernels.
 package main
 
 import (
@@ -18,11 +21,17 @@ import (
 type row = map[string]any
 
 func main() {
-	text, err := json.MarshalIndent(tables(), "", " ")
-	if err == nil {
-		err = os.WriteFile(os.Args[1], append(text, '\n'), 0o644)
+	write := func() error {
+		text, err := json.MarshalIndent(tables(), "", " ")
+		if err != nil {
+			return err
+		}
+		return os.WriteFile(os.Args[1], append(text, '\n'), 0o644)
 	}
-	if err != nil {
+	if os.Args[1] == "generate" {
+		write = generate
+	}
+	if err := write(); err != nil {
 		log.Fatal(err)
 	}
 }
@@ -43,7 +52,8 @@ func tables() row {
 	}
 	return row{
 		"version": include.Version(), "activations": activation.All(), "gated_kinds": activation.AllGated(), "presets": activation.Presets(),
-		"dtypes": dtypes, "statuses": statuses, "ops": ops,
+		"quotients": activation.Quotients,
+		"dtypes":    dtypes, "statuses": statuses, "ops": ops,
 	}
 }
 

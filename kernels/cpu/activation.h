@@ -17,19 +17,9 @@
 // NaN gives NaN. Infinities follow PyTorch: NaN where its formula has inf*0. So gelu, gelu_tanh and
 // silu are NaN at -inf, and their slopes are NaN at both infinities.
 //
-// To add one, add its three functions, four where the slope follows from the output, and its name
-// to a list. One that is made of decays belongs into activation_decay.h.
-#ifndef EPG_FOR_EACH_ACTIVATION
-#define EPG_FOR_EACH_SMOOTH_ACTIVATION(macro) macro(sigmoid) macro(tanh) macro(gelu) macro(gelu_tanh) macro(silu)
-#define EPG_FOR_EACH_DECAY_ACTIVATION(macro) macro(swish) macro(elu) macro(softplus) macro(mish) macro(softcap)
-#define EPG_FOR_EACH_ACTIVATION_FROM_OUTPUT(macro) macro(relu) macro(sigmoid) macro(tanh)
-#define EPG_FOR_EACH_ACTIVATION(macro)       \
-  EPG_FOR_EACH_ACTIVATION_FROM_OUTPUT(macro) \
-  EPG_FOR_EACH_DECAY_ACTIVATION(macro)       \
-  macro(none) macro(gelu) macro(gelu_tanh) macro(silu) macro(leaky_relu) macro(relu2) macro(hardswish) macro(hardsigmoid) macro(hardtanh)
-// What a gated kind's gate goes through; situ has a kernel of its own.
-#define EPG_FOR_EACH_GATE(macro) macro(none) macro(relu) macro(relu2) macro(sigmoid) macro(silu) macro(swish) macro(gelu) macro(gelu_tanh)
-#endif
+// To add one, add its three functions, four where the slope follows from the output. `make
+// generate` lists what has a row. One that is made of decays belongs into activation_decay.h.
+#include "formulas.h"
 
 // Real is a register of the arithmetic.
 #define Real V(v)

@@ -120,7 +120,7 @@ EPG_FOR_EACH_ACTIVATION(ACTIVATION_KERNELS)
       STORE_ANY(1, V(select)(gate_clamped, zero, A(act##_gradient)(g * (CLIP(value, least) + offset), limited, parts)));                           \
     }                                                                                                                                              \
   }
-EPG_FOR_EACH_GATE(GATED_KERNELS)
+EPG_FOR_EACH_LIMITED_GATE(GATED_KERNELS)
 
 KERNEL(gated_situ) {
   (void)wide;
@@ -203,8 +203,8 @@ static const epg_entry JOIN(entries, DTYPE)[] = {
 #define ACTIVATION_ENTRIES(act) ENTRY(activation_##act) ENTRY(epilogue_##act) ENTRY(activation_backward_##act)
 #define GATED_ENTRIES(act) ENTRY(gated_##act) ENTRY(gated_backward_##act)
 #define FROM_OUTPUT_ENTRY(act) ENTRY(from_output_##act)
-    EPG_FOR_EACH_ACTIVATION(ACTIVATION_ENTRIES) EPG_FOR_EACH_ACTIVATION_FROM_OUTPUT(FROM_OUTPUT_ENTRY) EPG_FOR_EACH_GATE(GATED_ENTRIES) GATED_ENTRIES(situ)
-        ENTRY(add) ENTRY(prelu) ENTRY(prelu_backward) ENTRY(xielu) ENTRY(xielu_backward) ENTRY(lerp) ENTRY(lerp_backward)};
+    EPG_FOR_EACH_ACTIVATION(ACTIVATION_ENTRIES) EPG_FOR_EACH_ACTIVATION_FROM_OUTPUT(FROM_OUTPUT_ENTRY) EPG_FOR_EACH_LIMITED_GATE(GATED_ENTRIES)
+        GATED_ENTRIES(situ) ENTRY(add) ENTRY(prelu) ENTRY(prelu_backward) ENTRY(xielu) ENTRY(xielu_backward) ENTRY(lerp) ENTRY(lerp_backward)};
 
 #undef REGISTERS
 #undef STORE_WIDE

@@ -46,7 +46,11 @@
     return f_rounded(exact_##act##_gradient(d_low(g), low, exact_##act##_parts(low, (numbers){{0}})),     \
                      exact_##act##_gradient(d_high(g), high, exact_##act##_parts(high, (numbers){{0}}))); \
   }
-EPG_FOR_EACH_SMOOTH_ACTIVATION(EXACT_OF)
+EXACT_OF(sigmoid)
+EXACT_OF(tanh)
+EXACT_OF(gelu)
+EXACT_OF(gelu_tanh)
+EXACT_OF(silu)
 
 #define ARITHMETIC wide
 #define REGISTERS d

@@ -15,21 +15,11 @@
 // NaN gives NaN. Infinities follow PyTorch: NaN where its formula has inf*0. So gelu, gelu_tanh,
 // silu and mish are NaN at -inf, and their slopes are NaN at both infinities.
 //
-// To add one, add a struct, and its name to the end of the list of others, which
-// go/backend/cuda/small.go has too.
+// To add one, add a struct. `make generate` lists what has a row in go/activation.
 #pragma once
 
 #include "arithmetic.cuh"
-
-#define EPG_FOR_EACH_ACTIVATION_FROM_OUTPUT(macro, ...) macro(relu, __VA_ARGS__) macro(sigmoid, __VA_ARGS__) macro(tanh, __VA_ARGS__)
-#define EPG_FOR_EACH_FREQUENT_ACTIVATION(macro, ...)      \
-  EPG_FOR_EACH_ACTIVATION_FROM_OUTPUT(macro, __VA_ARGS__) \
-  macro(gelu, __VA_ARGS__) macro(gelu_tanh, __VA_ARGS__) macro(silu, __VA_ARGS__) macro(leaky_relu, __VA_ARGS__) macro(relu2, __VA_ARGS__)
-#define EPG_FOR_EACH_OTHER_ACTIVATION(macro, ...)                                                                                       \
-  macro(swish, __VA_ARGS__) macro(elu, __VA_ARGS__) macro(softplus, __VA_ARGS__) macro(mish, __VA_ARGS__) macro(hardswish, __VA_ARGS__) \
-      macro(hardsigmoid, __VA_ARGS__) macro(hardtanh, __VA_ARGS__) macro(softcap, __VA_ARGS__)
-#define EPG_FOR_EACH_NONLINEAR_ACTIVATION(macro, ...) EPG_FOR_EACH_FREQUENT_ACTIVATION(macro, __VA_ARGS__) EPG_FOR_EACH_OTHER_ACTIVATION(macro, __VA_ARGS__)
-#define EPG_FOR_EACH_ACTIVATION(macro, ...) macro(none, __VA_ARGS__) EPG_FOR_EACH_NONLINEAR_ACTIVATION(macro, __VA_ARGS__)
+#include "formulas.cuh"
 
 namespace epigrad::activations {
 

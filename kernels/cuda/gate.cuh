@@ -13,9 +13,6 @@
 
 #include "activation.cuh"
 
-#define EPG_FOR_EACH_LIMITED_GATE(macro, ...)                                                                                          \
-  macro(none, __VA_ARGS__) macro(relu, __VA_ARGS__) macro(sigmoid, __VA_ARGS__) macro(gelu, __VA_ARGS__) macro(gelu_tanh, __VA_ARGS__) \
-      macro(silu, __VA_ARGS__) macro(swish, __VA_ARGS__) macro(relu2, __VA_ARGS__)
 #define EPG_FOR_EACH_GATE(macro, ...) EPG_FOR_EACH_LIMITED_GATE(macro, __VA_ARGS__) macro(situ, __VA_ARGS__)
 
 namespace epigrad::gates {

@@ -4,6 +4,8 @@ import (
 	"maps"
 	"math"
 	"slices"
+
+	"github.com/epigrad/epigrad/go/activation"
 )
 
 // GatedFormula is what a gated kind makes of a value and a gate, in float64, by the formula of its
@@ -19,10 +21,11 @@ type MakeGated func(numbers []float64) *GatedFormula
 var gatedFormulas = makeGatedFormulas()
 
 func makeGatedFormulas() map[string]MakeGated {
-	made := map[string]MakeGated{"situ": situ}
-	for _, name := range []string{"sigmoid", "relu", "silu", "swish", "gelu", "gelu_tanh", "none", "relu2"} {
+	made := map[string]MakeGated{}
+	for _, name := range activation.GatedKernels() {
 		made[name] = limited(formulas[name])
 	}
+	made["situ"] = situ
 	return made
 }
 

@@ -443,8 +443,8 @@ def gated_linear(
         ``grad_value`` and ``grad_gate`` those of `gated_product_backward`: ``grad_input =
         grad_value @ weight_value + grad_gate @ weight_gate``, ``grad_weight_value = grad_value.T @
         input``, and each bias is a sum over rows. In half types ``grad_value`` and ``grad_gate``
-        are rounded once before the products, biases are summed unrounded, and `grad_input` is
-        rounded after each of its two products.
+        are rounded once before the products, and biases are summed unrounded. On CUDA
+        `grad_input` is rounded after each of its two products, elsewhere once.
 
     Raises:
         InvalidProblemError: (a ``ValueError``) wrong shapes, an unknown kind or `save`.

@@ -5,6 +5,7 @@ package cuda
 import (
 	"slices"
 
+	"github.com/epigrad/epigrad/go/activation"
 	"github.com/epigrad/epigrad/go/backend"
 	"github.com/epigrad/epigrad/go/backend/lower"
 	"github.com/epigrad/epigrad/go/dtype"
@@ -118,13 +119,9 @@ func (p *parameters) sizes(sizes ...int64) {
 
 func tiles(rows, columns int64) int64 { return ceilDiv(rows, smallTile) * ceilDiv(columns, smallTile) }
 
-// others are the activations that share kernels: EPG_FOR_EACH_OTHER_ACTIVATION of
-// kernels/cuda/activation.cuh.
-var others = []string{"swish", "elu", "softplus", "mish", "hardswish", "hardsigmoid", "hardtanh", "softcap"}
-
 // smallName is the name of a formula's kernel.
 func smallName(formula string) string {
-	if slices.Contains(others, formula) {
+	if a, _ := activation.Lookup(formula); !a.Frequent {
 		return "other"
 	}
 	return formula
@@ -133,7 +130,7 @@ func smallName(formula string) string {
 // smallNumbers are the parameters of a formula, which the run brings, and its number among others.
 func (p *parameters) smallNumbers(formula string) {
 	p.runsNumbers()
-	p.float64(float64(max(slices.Index(others, formula), 0)))
+	p.float64(float64(max(slices.Index(activation.OtherKernels(), formula), 0)))
 }
 
 // smallForward adds out = act(a b + bias) and the preactivation, either of which may be nil, in one

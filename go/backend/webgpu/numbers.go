@@ -6,6 +6,8 @@ import (
 	"encoding/binary"
 	"math"
 	"strings"
+
+	"github.com/epigrad/epigrad/go/activation"
 )
 
 // noLimit is larger than the bits of any number.
@@ -35,27 +37,18 @@ func (s *step) putNumbers(params []byte, parameters []float64) {
 	}
 }
 
-// numbersOf are the numbers of a formula as kernels/webgpu has them: quotients are made here, of
-// float64.
-func numbersOf(kind string, p []float64) []float64 {
-	switch kind {
-	case "swish":
-		return []float64{factor(p[0])}
-	case "elu":
-		return []float64{p[0], p[1], factor(1 / p[2]), factor(p[1] / p[2])}
-	case "softplus":
-		return []float64{factor(p[0]), p[1], factor(1 / p[0])}
-	case "softcap":
-		return []float64{factor(p[0]), factor(1 / p[0])}
-	case "situ":
-		return []float64{factor(p[0]), factor(p[1]), factor(1 / p[0]), factor(1 / p[1])}
-	default:
+// numbersOf are the numbers of a formula as kernels/webgpu has them: the host divides, in float64.
+func numbersOf(formula string, p []float64) []float64 {
+	quotients, ok := activation.Quotients[formula]
+	if !ok {
 		return p
 	}
+	numbers := make([]float64, len(quotients))
+	for i, q := range quotients {
+		numbers[i] = q.Of(p)
+	}
+	return numbers
 }
-
-// factor is x within float32's range: with an infinite one, 0 would give NaN.
-func factor(x float64) float64 { return max(-math.MaxFloat32, min(x, math.MaxFloat32)) }
 
 // putFloat32 writes a number as the kernels have it.
 func putFloat32(at []byte, x float64) {

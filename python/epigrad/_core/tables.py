@@ -199,6 +199,7 @@ _TABLES = _read()
 ACTIVATIONS = {row["name"]: ActivationRow(**_row(row)) for row in _TABLES["activations"]}
 GATED_KINDS = {row["name"]: GatedRow(**_row(row)) for row in _TABLES["gated_kinds"]}
 PRESETS = {row["name"]: Preset(**row) for row in _TABLES["presets"]}
+QUOTIENTS: dict[str, list[dict[str, Any]]] = _TABLES["quotients"]
 DTYPES: list[dict[str, Any]] = _TABLES["dtypes"]
 OPS = {row["name"]: _operation(row) for row in _TABLES["ops"]}
 VERSION: str = _TABLES["version"]

@@ -180,7 +180,7 @@ func (s *blockSpelling) backwardProblems(c *Call, h backend.Header, w *region) (
 	if gradWeight2 != nil || gradBias2 != nil {
 		activated := hidden
 		if gradWeight2 == nil {
-			activated = w.standIn(b.hidden)
+			activated = standIn(grad, b.hidden)
 		}
 		add(layerBackward(h, grad, activated, weight2, bias2, nil, gradWeight2, gradBias2))
 	}

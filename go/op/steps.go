@@ -42,11 +42,11 @@ func (w *region) typed(dt dtype.DType, shape []int64) *tensor.View {
 	return v
 }
 
-// standIn has a shape, and one element for all: for an operand that a step needs the shape of.
-func (w *region) standIn(shape []int64) *tensor.View {
-	v := w.view([]int64{1})
-	v.Shape, v.Strides = shape, make([]int64, len(shape))
-	return v
+// standIn has a shape, and one element of v for all: for an operand that a step needs the shape of.
+func standIn(v *tensor.View, shape []int64) *tensor.View {
+	one := *v
+	one.Shape, one.Strides = shape, make([]int64, len(shape))
+	return &one
 }
 
 func aligned256(bytes int64) int64 { return (bytes + regionAlignment - 1) &^ (regionAlignment - 1) }

@@ -5,6 +5,7 @@ import (
 	"reflect"
 	"sync"
 	"testing"
+	"unsafe"
 
 	"github.com/stretchr/testify/suite"
 
@@ -129,6 +130,30 @@ func (s *CacheSuite) TestEveryFieldIsInTheKey() {
 		s.Equal([3]int64{1, 0, 1}, s.after(changed), name)
 		s.Equal([3]int64{0, 1, 0}, s.after(changed), name)
 	}
+}
+
+// TestParametersBelongToTheCaller: a kernel that is kept does not look at the numbers of the call
+// that chose it, whose memory may be gone.
+func (s *CacheSuite) TestParametersBelongToTheCaller() {
+	first := []float64{0.5, 2}
+	gated := func(parameters []float64) float32 {
+		one, out := array(s.T(), dtype.Float32, 1), array(s.T(), dtype.Float32, 1)
+		*(*float32)(one.Base) = 3
+		weight := array(s.T(), dtype.Float32, 1, 1)
+		*(*float32)(weight.Base) = 1
+		c := &op.Call{
+			Op: "gated_linear", Kind: "situ_glu", Parameters: parameters,
+			Inputs: []*tensor.View{one, weight, weight, nil, nil}, Outputs: []*tensor.View{out, nil},
+		}
+		memory := make([]byte, 4096)
+		offset := -uintptr(unsafe.Pointer(unsafe.SliceData(memory))) % 256
+		c.Workspace, c.WorkspaceBytes = unsafe.Pointer(&memory[offset]), 2048
+		s.Require().NoError(op.Run(c))
+		return *(*float32)(out.Base)
+	}
+	want := gated(first)
+	copy(first, []float64{9, 9})
+	s.Equal(want, gated([]float64{0.5, 2}))
 }
 
 func (s *CacheSuite) TestErrorsAreNotKept() {

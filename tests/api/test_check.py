@@ -16,7 +16,7 @@ import epigrad
 import pytest
 import torch
 from epigrad import Activation, backward, cli, forward, plan
-from epigrad._check import bounds, formulas, modes, parts, search
+from epigrad._check import bounds, expected, formulas, modes, search
 from epigrad._check.drawing import drawn
 from epigrad._check.modes import MODES
 from epigrad._check.operations import OPERATIONS
@@ -91,7 +91,7 @@ def test_a_seed_gives_the_same_problems_and_a_text_gives_them_back() -> None:
 def test_a_wrong_value_is_found_and_shrunk(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """A layer that is wrong where it has more than three columns."""
 
-    def change(out: Tensor, x: Tensor, weight: Tensor, *rest: Any, **options: Any) -> Tensor:
+    def change(out: Tensor, *, weight: Tensor, **options: Any) -> Tensor:
         return out * 1.02 if weight.shape[0] > 3 else out
 
     wrong_in(monkeypatch, epigrad, "linear", change)
@@ -126,9 +126,9 @@ def test_memory_that_is_written_beside_an_output_is_found(monkeypatch: pytest.Mo
 
 
 def test_an_input_that_is_written_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    def change(result: Any, x: Tensor, *arguments: Any, **options: Any) -> Any:
-        if x.numel():
-            x.detach().as_strided((1,), (1,), x.storage_offset()).add_(1)
+    def change(result: Any, *, value: Tensor, **options: Any) -> Any:
+        if value.numel():
+            value.detach().as_strided((1,), (1,), value.storage_offset()).add_(1)
         return result
 
     wrong_in(monkeypatch, forward, "gated_product", change)
@@ -214,8 +214,8 @@ def test_a_branch_that_was_not_chosen_is_found(monkeypatch: pytest.MonkeyPatch) 
     some = [Problem.read(f"{text}{seed}") for seed in range(20)]
     assert not [str(each) for each in some if search.verdict("correct", each, "cpu")]
 
-    def change(grad: Tensor, upstream: Tensor, x: Tensor, *arguments: Any, out: Tensor, **options: Any) -> Tensor:
-        return out.copy_(upstream * (x.abs() < 1).to(x.dtype))
+    def change(grad: Tensor, *, grad_output: Tensor, input: Tensor, out: Tensor, **options: Any) -> Tensor:
+        return out.copy_(grad_output * (input.abs() < 1).to(input.dtype))
 
     wrong_in(monkeypatch, backward, "activation_backward", change)
     assert any(search.verdict("correct", each, "cpu").startswith("grad_input: ") for each in some)
@@ -268,7 +268,7 @@ def test_a_sum_over_batches_may_overflow_on_the_way() -> None:
 
 @pytest.mark.parametrize(("size", "overflows"), [(3e38, True), (1e38, False)])
 def test_a_sum_over_experts_may_overflow_on_the_way(size: float, overflows: bool) -> None:
-    total = parts.zeros(bounds.Bounded.exact(torch.zeros(1), torch.float32))
+    total = expected.zeros(bounds.Bounded.exact(torch.zeros(1), torch.float32))
     for sign in (1, 1, -1):
         total.put(torch.tensor([0]), bounds.Bounded.exact(torch.tensor([sign * size]), torch.float32))
     assert bounds.breach(torch.tensor([size]), total.added_up()) == ""
@@ -288,7 +288,7 @@ def test_bits_that_depend_on_needs_are_found(monkeypatch: pytest.MonkeyPatch) ->
 def test_rows_that_depend_on_others_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """As of a library that sums in another order where there are many rows."""
 
-    def change(result: Any, a: Tensor, *arguments: Any, out: Tensor, **options: Any) -> Any:
+    def change(result: Any, *, a: Tensor, out: Tensor, **options: Any) -> Any:
         if a.dim() == 2 and len(a) > 6:
             out.mul_(1 + 2**-7)
         return result
@@ -301,8 +301,8 @@ def test_rows_that_depend_on_others_are_found(monkeypatch: pytest.MonkeyPatch) -
 def test_rows_of_every_product_are_computed_alone(monkeypatch: pytest.MonkeyPatch, op: str) -> None:
     """As of a kernel that takes another way for one row: any rank, and within groups."""
 
-    def change(result: Any, first: Tensor, *arguments: Any, out: Tensor, **options: Any) -> Any:
-        if first.dim() == 3 or first.shape[0] <= 4:
+    def change(result: Any, *, input: Tensor, out: Tensor, **options: Any) -> Any:
+        if input.dim() == 3 or input.shape[0] <= 4:
             out.mul_(1 + 2**-7)
         return result
 
@@ -313,7 +313,7 @@ def test_rows_of_every_product_are_computed_alone(monkeypatch: pytest.MonkeyPatc
 
 
 def test_most_products_have_rows_that_are_computed_alone() -> None:
-    some = [each for each in itertools.islice(search.problems("bitwise", "cpu", 0), 1000) if each.operation.products]
+    some = [each for each in itertools.islice(search.problems("bitwise", "cpu", 0), 1000) if each.row.multiplies]
     assert sum(each.row_dims is not None and min(each.sizes) > 0 for each in some) > len(some) / 2
 
 

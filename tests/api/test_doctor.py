@@ -147,8 +147,8 @@ def test_plans_tell_what_would_run(
 @pytest.mark.parametrize("op", OPERATIONS)
 def test_plans_tell_what_would_run_for_every_operation(op: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Forward, and backward to everything."""
-    kind = {"gated": "kind=swiglu ", "": ""}.get(OPERATIONS[op].takes, "kind=gelu ")
-    sizes = "x".join(map(str, EXAMPLE[: len(OPERATIONS[op].sizes)]))
+    kind = {"gated": "kind=swiglu ", "": ""}.get(tables.OPS[op].kinds, "kind=gelu ")
+    sizes = "x".join(map(str, EXAMPLE[: len(OPERATIONS[op])]))
     problem = f"{op} {kind}dtype=bfloat16 sizes={sizes}"
     assert cli.main(["plans", "--problem", problem, "--json"]) == 0
     plans = facts_of(capsys.readouterr().out)

@@ -512,11 +512,11 @@ def test_can_implement_assumes_a_workspace_that_is_not_given(device: str) -> Non
 def operands(op: str, dtype: str) -> tuple[Problem, dict[str, Any]]:
     """A small problem of an operation, and its tensors by name."""
     name = op.removesuffix("_backward")
-    kind = {"gated": "kind=swiglu ", "": ""}.get(OPERATIONS[name].takes, "kind=gelu ")
-    sizes = "x".join(map(str, EXAMPLE[: len(OPERATIONS[name].sizes)]))
+    kind = {"gated": "kind=swiglu ", "": ""}.get(tables.OPS[name].kinds, "kind=gelu ")
+    sizes = "x".join(map(str, EXAMPLE[: len(OPERATIONS[name])]))
     problem = Problem.read(f"{name} {kind}dtype={dtype} sizes={sizes}")
     inputs = Inputs.of(problem)
-    given = {key: value for key, value in inputs.named(problem).items() if value is not None}
+    given = {key: value for key, value in inputs.operands(name).items() if value is not None}
     return problem, given | ({"grad_output": inputs.grad} if op.endswith("_backward") else {})
 
 
@@ -525,7 +525,7 @@ def operands(op: str, dtype: str) -> tuple[Problem, dict[str, Any]]:
 def test_every_operation_has_a_plan(op: str, dtype: torch.dtype) -> None:
     """By tensors, by meta tensors and by shapes: the same plan, with the function's bits."""
     problem, given = operands(op, str(dtype).removeprefix("torch."))
-    options = problem.operation.options(problem)
+    options = problem.options
     made = plan.Plan.select(op, **given, **options)
     function = getattr(backward if op.endswith("_backward") else forward, op)
     results = function(**given, **options)

@@ -6,7 +6,7 @@ from __future__ import annotations
 import ast
 import graphlib
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import epigrad
@@ -51,10 +51,10 @@ def executed(node: ast.AST) -> Iterator[ast.AST]:
             yield from executed(child)
 
 
-def imports(path: Path) -> set[str]:
+def imports(path: Path, nodes: Callable[[ast.AST], Iterator[ast.AST]] = executed) -> set[str]:
     """The modules of the package that a module imports, functions' imports included."""
     names: list[str] = []
-    for node in executed(ast.parse(path.read_text())):
+    for node in nodes(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             names += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
@@ -82,6 +82,12 @@ def test_imports_go_down() -> None:
 
 def test_imports_make_no_circle() -> None:
     graphlib.TopologicalSorter(IMPORTS).prepare()
+
+
+def test_check_has_no_circle_for_type_checkers_either() -> None:
+    """Its rooms can be read from the ground up."""
+    rooms = {module: imports(path, ast.walk) for module, path in MODULES.items() if module.startswith("_check.")}
+    graphlib.TopologicalSorter({module: found & rooms.keys() for module, found in rooms.items()}).prepare()
 
 
 def test_a_room_names_its_modules() -> None:

@@ -1,17 +1,15 @@
 """``python -m epigrad check``: random problems against an oracle in float64.
 
-In reading order:
+In reading order; a module imports those before it:
 
-    formulas     every kind's value in float64
-    bounds       values with bounds of their errors
-    parts        activations, gates and their gradients
-    products     layers, blocks and groups: their tensors, and what their results should be
-    elementwise  the other operations, likewise
-    operations   the table of all
+    operations   each operation: its sizes, the shapes of its tensors
     layouts      tensors in every layout, inside of guards
     values       numbers that are not normal
     problem      a problem: written as text, read again
     drawing      random problems
+    formulas     every kind's value in float64
+    bounds       values with bounds of their errors
+    expected     what output and gradients should be
     c_structs    the structs of the C interface
     c_interface  calls by the C interface
     plan_calls   calls by plans

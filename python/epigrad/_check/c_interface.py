@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import importlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -28,7 +28,7 @@ from epigrad._check.problem import GATES, Problem
 from epigrad._core import invariance, loader, selection, tables
 from epigrad.kinds import arguments_of
 
-__all__ = ["ACCUMULATE", "Prepared", "call"]
+__all__ = ["Prepared", "call"]
 
 _CODES = {
     torch.float32: (2, 32),
@@ -65,32 +65,27 @@ def _array(tensors: Sequence[Tensor | None]) -> Any:
     return pointers(*[None if tensor is None else _described(tensor) for tensor in tensors])
 
 
+Named = Mapping[str, Any]
+
+
 class Prepared:
     """A call of an operation.
 
     Args:
-        problem: has the kind, its parameters, the gate and the dimension.
         op: a name of the table of operations.
-        inputs: in its order; those omitted at the end are absent.
+        tensors: its tensors by name, and a number that stands for one.
         outputs: likewise.
-        number: lerp's weight, if it is a number.
-        flags: of the call, beside that of `epigrad.batch_invariant`.
+        options: the other arguments of its function.
     """
 
-    def __init__(
-        self,
-        problem: Problem,
-        op: str,
-        inputs: Sequence[Tensor | None],
-        outputs: Sequence[Tensor | None],
-        number: float | None,
-        flags: int = 0,
-    ) -> None:
+    def __init__(self, op: str, tensors: Named, outputs: Named, options: Named) -> None:
         row = tables.OPS[op]
-        self._given = [*inputs, *[None] * (len(row.tensors) - len(inputs))]
-        self._wanted = [*outputs, *[None] * (len(row.results) - len(outputs))]
-        kind = problem.kind_object
-        numbers = [number] if number is not None else list(arguments_of(kind)) if kind is not None else []
+        numbers = [each for each in tensors.values() if isinstance(each, float)]
+        self._given = [None if isinstance(each, float) else each for each in map(tensors.get, row.tensors)]
+        self._wanted = list(map(outputs.get, row.results))
+        kind = options.get(row.kind_argument)
+        if kind is not None and not isinstance(kind, str):
+            numbers = list(arguments_of(kind))
         backend = selection.current()
         on_gpu = any(tensor is not None and tensor.is_cuda for tensor in self._given)
         self._call = Call(
@@ -98,7 +93,7 @@ class Prepared:
             op=op.encode(),
             parameters=(ctypes.c_double * max(1, len(numbers)))(*numbers),
             num_parameters=len(numbers),
-            flags=flags | (BATCH_INVARIANT if invariance.is_on() and problem.operation.products else 0),
+            flags=BATCH_INVARIANT if invariance.is_on() and row.multiplies else 0,
             num_threads=torch.get_num_threads(),
             num_inputs=len(self._given),
             num_outputs=len(self._wanted),
@@ -107,13 +102,15 @@ class Prepared:
             stream=torch.cuda.current_stream().cuda_stream if on_gpu else None,
             backend=None if backend is None else backend.encode(),
         )
-        for name, value in problem.operation.options(problem).items():
+        for name, value in options.items():
             self.change(name, value)
 
     def change(self, name: str, value: Any) -> None:
         """Set an option of a function, or a field of the struct."""
         if name in ("activation", "kind"):
             name, value = "kind", (value if isinstance(value, str) else value.name).encode()
+        if name == "accumulate":
+            name, value = "flags", self._call.flags | (ACCUMULATE if value else 0)
         if name == "gate" and value in GATES:
             value = GATES.index(value)
         setattr(self._call, name, value)
@@ -150,26 +147,18 @@ class Prepared:
         _raise(_library().epg_run(ctypes.byref(self._call)))
 
 
-def call(
-    problem: Problem,
-    op: str,
-    inputs: Sequence[Tensor | None],
-    outputs: Sequence[Tensor | None],
-    number: float | None,
-    flags: int = 0,
-) -> None:
+def call(problem: Problem, op: str, tensors: Named, outputs: Named, options: Named) -> None:
     """Run an operation; the arguments are those of `Prepared`.
 
     Raises:
         EpigradError: the class that the call's status stands for.
         AssertionError: epg_infer gives another shape than an output has.
     """
-    prepared = Prepared(problem, op, inputs, outputs, number, flags)
+    prepared = Prepared(op, tensors, outputs, options)
     prepared.run()
-    for tensor, shape in zip(outputs, prepared.shapes, strict=False):
-        assert tensor is None or shape == tuple(tensor.shape), (
-            f"{op}: epg_infer says {shape}, want {tuple(tensor.shape)}"
-        )
+    for name, shape in zip(tables.OPS[op].results, prepared.shapes, strict=False):
+        if (tensor := outputs.get(name)) is not None:
+            assert shape == tuple(tensor.shape), f"{op}: epg_infer says {shape}, want {tuple(tensor.shape)}"
 
 
 def _raise(code: int) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -116,44 +117,37 @@ def _outputs_overlap(call: Call) -> bool:
     return True
 
 
-def _kind_name(call: Call) -> str:
-    return "activation" if "activation" in call.options else "kind"
+def _argument(name: str, *values: Any, in_c: tuple[Any, ...] = ()) -> Spoil:
+    """Gives an argument one of these values."""
+
+    def spoil(call: Call) -> bool:
+        key = call.problem.row.kind_argument if name == "kind" else name
+        if key in call.options:
+            call.options[key] = call.rng.choice(in_c if in_c and call.way == "c" else values)
+        return key in call.options
+
+    return spoil
 
 
-def _kind(call: Call) -> bool:
-    if _kind_name(call) not in call.options:
-        return False
-    call.options[_kind_name(call)] = call.rng.choice(("Relu", "swigluu", "none ", "x" * 1000, "relu(1)"))
-    return True
+def _field(name: str, *values: Any) -> Spoil:
+    """Gives a field of the C interface's struct one of these values."""
 
+    def spoil(call: Call) -> bool:
+        call.fields[name] = call.rng.choice(values)
+        return True
 
-def _kind_type(call: Call) -> bool:
-    if _kind_name(call) not in call.options:
-        return False
-    call.options[_kind_name(call)] = call.rng.choice((3, b"relu", 1.5, ["relu"]))
-    return True
-
-
-def _gate(call: Call) -> bool:
-    if "gate" not in call.options:
-        return False
-    call.options["gate"] = call.rng.choice((-1, 4, 77)) if call.way == "c" else call.rng.choice(("third", "", "Second"))
-    return True
+    return spoil
 
 
 def _dim(call: Call) -> bool:
-    if "dim" not in call.options:
-        return False
-    rank = call.tensors["input"].dim()
-    call.options["dim"] = call.rng.choice((rank, -rank - 1, 2**20))
-    return True
+    rank = call.tensors["input"].dim() if call.problem.row.splits else 0
+    return _argument("dim", rank, -rank - 1, 2**20)(call)
 
 
 def _save(call: Call) -> bool:
-    if not call.problem.operation.products:
-        return False
-    call.options["save"] = call.rng.choice(("all", "", "Auto", "output"))
-    return True
+    if call.problem.row.keeps:
+        call.options["save"] = call.rng.choice(("all", "", "Auto", "output"))
+    return "save" in call.options
 
 
 def _offsets(call: Call) -> bool:
@@ -240,7 +234,7 @@ def _workspace(call: Call) -> bool:
 
 def _buffer(call: Call) -> bool:
     """A size of a buffer that is less than shape and strides reach."""
-    row = tables.OPS[f"{call.problem.op}_backward" if call.is_backward else call.problem.op]
+    row = tables.OPS[call.op]
     tensors = [*map(call.tensors.get, row.tensors), *map(call.outputs.get, row.results)]
     places = [(place, t) for place, t in enumerate(tensors) if isinstance(t, Tensor) and t.numel()]
     if not places:
@@ -253,19 +247,10 @@ def _buffer(call: Call) -> bool:
     return True
 
 
-def _flag(call: Call) -> bool:
-    call.fields["flags"] = 1 << call.rng.randint(8, 31)
-    return True
-
-
-def _operation(call: Call) -> bool:
-    call.fields["op"] = call.rng.choice((b"", b"linearr", b"Linear", b"x" * 1000, None))
-    return True
-
-
 def _accumulate(call: Call) -> bool:
-    names = [name for name in call.outputs if name not in ("grad_input", "grad_a", "grad_scale")]
-    if not call.problem.operation.products or not names:
+    added = [each.name for each in tables.OPS[call.op].outputs if each.types == "wider" and not each.like]
+    names = [name for name in call.outputs if name in added]
+    if not names:
         return False
     call.options["accumulate"] = True
     del call.outputs[call.rng.choice(names)]
@@ -284,6 +269,9 @@ def _no_bias(call: Call) -> bool:
     return True
 
 
+_KINDS = ("Relu", "swigluu", "none ", "x" * 1000, "relu(1)")
+_OPS = b"", b"linearr", b"Linear", b"x" * 1000, None
+_GATE = _argument("gate", "third", "", "Second", in_c=(-1, 4, 77))
 DEFECTS = (
     Defect("a dtype", errors.DTypeError, ALL, _dtype),
     Defect("out's dtype", errors.DTypeError, INTO, _out_dtype),
@@ -293,9 +281,9 @@ DEFECTS = (
     Defect("two outputs share memory", errors.InvalidProblemError, INTO[1:], _outputs_overlap),
     Defect("out for a gradient that cannot exist", errors.InvalidProblemError, ("backward",), _no_bias),
     Defect("accumulate without an out", errors.InvalidProblemError, ("backward",), _accumulate),
-    Defect("an unknown kind", errors.InvalidProblemError, ALL, _kind),
-    Defect("a kind of a wrong type", errors.InvalidProblemError, PYTHON, _kind_type),
-    Defect("an unknown gate", errors.InvalidProblemError, ALL, _gate),
+    Defect("an unknown kind", errors.InvalidProblemError, ALL, _argument("kind", *_KINDS)),
+    Defect("a kind of a wrong type", errors.InvalidProblemError, PYTHON, _argument("kind", 3, b"relu", 1.5, ["relu"])),
+    Defect("an unknown gate", errors.InvalidProblemError, ALL, _GATE),
     Defect("a dimension that is not there", errors.InvalidProblemError, ALL, _dim),
     Defect("an unknown save", errors.InvalidProblemError, ("autograd",), _save),
     Defect("wrong offsets", errors.InvalidProblemError, (*PYTHON, "c"), _offsets),
@@ -306,6 +294,11 @@ DEFECTS = (
     Defect("misaligned memory", errors.MisalignedOperandError, ALL, _misaligned),
     Defect("too small a workspace", errors.WorkspaceTooSmallError, ("c", "plan"), _workspace),
     Defect("too small a buffer", errors.BufferTooSmallError, ("c",), _buffer),
-    Defect("an unknown flag", errors.InvalidProblemError, ("c",), _flag),
-    Defect("an unknown operation", errors.InvalidProblemError, ("c",), _operation),
+    Defect("an unknown flag", errors.InvalidProblemError, ("c",), _field("flags", *[1 << bit for bit in range(8, 32)])),
+    Defect(
+        "an unknown operation",
+        errors.InvalidProblemError,
+        ("c",),
+        _field("op", *_OPS),
+    ),
 )

@@ -8,10 +8,8 @@ import random
 from collections.abc import Sequence
 from typing import Any
 
-from epigrad._check.elementwise import SPLITS
-from epigrad._check.operations import OPERATIONS, Operation
+from epigrad._check.operations import OPERATIONS, PAIRS, SPLITS
 from epigrad._check.problem import EXTENTS, GATES, GRADS, INTO, SAVES, SCALES, WAYS, Problem
-from epigrad._check.products import FORMS
 from epigrad._check.values import VALUES
 from epigrad._core import tables
 
@@ -19,14 +17,14 @@ from epigrad._core import tables
 def drawn(rng: random.Random, ops: Sequence[str], dtypes: Sequence[str], large: bool = False) -> Problem:
     """A random problem of these operations and dtypes; some are large if they may be."""
     op, dtype = rng.choice(ops), rng.choice(dtypes)
-    operation = OPERATIONS[op]
+    row = tables.OPS[op]
     # products of two wide halves overflow in float16, as they should
     scales = [scale for scale in SCALES if dtype != "float16" or scale < 10]
     problem = Problem(
         op,
-        _drawn_kind(rng, operation.takes),
+        _drawn_kind(rng, row.kinds),
         dtype,
-        _drawn_sizes(rng, operation),
+        _drawn_sizes(rng, OPERATIONS[op]),
         tuple([rng.choice(WAYS) if rng.random() < 0.6 else "contiguous" for _ in range(rng.randint(1, 4))]),
         rng.choice(scales) if rng.random() < 0.5 else 1.0,
         rng.random() < 0.7,
@@ -42,9 +40,11 @@ def drawn(rng: random.Random, ops: Sequence[str], dtypes: Sequence[str], large: 
     entry = rng.choice(problem.entries)
     is_half = problem.torch_dtype.itemsize == 2
     grads = GRADS if is_half else GRADS[:2]
-    if entry in INTO and operation.products and rng.random() < 0.4:
+    if entry in INTO and row.multiplies and rng.random() < 0.4:
         problem = dataclasses.replace(problem, grads=rng.choice(grads))
-    return dataclasses.replace(problem, entry=entry, wide_scale=op == "experts" and is_half and rng.random() < 0.3)
+    return dataclasses.replace(
+        problem, entry=entry, wide_scale="scale" in row.tensors and is_half and rng.random() < 0.3
+    )
 
 
 _VALUES = {
@@ -71,21 +71,21 @@ def _drawn_kind(rng: random.Random, takes: str) -> str:
     return f"{name}({','.join(given)})" if given else name
 
 
-def _drawn_sizes(rng: random.Random, operation: Operation) -> tuple[int, ...]:
+def _drawn_sizes(rng: random.Random, names: Sequence[str]) -> tuple[int, ...]:
     """Mostly small, now and then near the edges of tiles, rarely empty. A problem stays below about
     200 thousand elements or multiply-adds, so that a hundred are checked in a second."""
     sizes = []
-    for name in operation.sizes:
+    for name in names:
         match name:
             case "form":
-                sizes.append(rng.randrange(len(FORMS)))
+                sizes.append(rng.randrange(len(PAIRS)))
             case "split":
                 sizes.append(rng.randrange(len(SPLITS)))
             case "lead":
                 sizes.append(rng.randrange(4))
             case "mask":
                 sizes.append(rng.randrange(1 << 10))
-            case "batch" | "each" | "experts" | "groups":
+            case "batch" | "each" | "groups":
                 sizes.append(rng.choice((1, 2, 3, 5)))
             case _:
                 sizes.append(_drawn_size(rng))
@@ -101,7 +101,7 @@ LARGE, LARGE_EACH = 1_000_000, 400
 
 def _enlarged(rng: random.Random, problem: Problem) -> Problem:
     """The same with one large size. All inputs repeat one slice, or are strided."""
-    names = problem.operation.sizes
+    names = OPERATIONS[problem.op]
     extents = [place for place, name in enumerate(names) if name in EXTENTS]
     sizes = [size if place not in extents else min(max(size, 1), 3) for place, size in enumerate(problem.sizes)]
     place = rng.choice(extents)

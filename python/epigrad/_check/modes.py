@@ -30,7 +30,9 @@ from epigrad import errors
 from epigrad._check.bounds import Bounded, breach
 from epigrad._check.calls import Inputs, Results, backend_of, run
 from epigrad._check.defects import spoiled
+from epigrad._check.expected import EXPECTED
 from epigrad._check.layouts import same_bits, unchanged
+from epigrad._check.operations import OPERATIONS
 from epigrad._check.problem import Problem
 from epigrad._check.spoilable import Call
 from epigrad._core.invariance import batch_invariant
@@ -57,8 +59,8 @@ def correct(problem: Problem, backend: str) -> str:
 def _compared(problem: Problem, backend: str, inputs: Inputs, results: Results) -> str:
     dtype = problem.torch_dtype
     exact = functools.partial(Bounded.exact, dtype=dtype, backend=backend)
-    given = {name: None if t is None else exact(t) for name, t in inputs.given.items()}
-    expected = problem.operation.expected(problem, given, exact(inputs.grad))
+    given = [None if t is None else exact(t) for t in inputs.given.values()]
+    expected = EXPECTED[problem.op](problem, exact(inputs.grad), *given)
     for name, got, want in zip(names_of(problem), results, expected, strict=True):
         if got is None:
             continue
@@ -83,9 +85,9 @@ def bitwise(problem: Problem, backend: str) -> str:
         if device == "cpu":
             ways["on another number of threads"] = lambda: _on_other_threads(problem, inputs)
         # A small layer on a GPU has another kernel where a weight's gradient is wanted in float32.
-        if device == "cpu" or not (problem.operation.products and problem.grads.startswith("float32")):
+        if device == "cpu" or not (problem.row.multiplies and problem.grads.startswith("float32")):
             ways["for one gradient"] = lambda: _one_gradient(problem, inputs)
-        if not problem.operation.products:
+        if not problem.row.multiplies:
             ways[CONTIGUOUS] = lambda: run(problem, _contiguous(inputs))
         for way, compute in ways.items():
             for name, one, other in zip(names_of(problem), results, compute(), strict=True):
@@ -111,7 +113,7 @@ def _other_rows(problem: Problem, inputs: Inputs) -> str:
         return ""
     rng = random.Random(problem.seed)
     begin, end = (
-        _some_group(inputs.integers["offsets"], rng) if problem.op == "grouped_linear" else (0, first.shape[dims[0]])
+        _some_group(inputs.integers["offsets"], rng) if "offsets" in inputs.integers else (0, first.shape[dims[0]])
     )
     if begin == end:
         return ""
@@ -122,7 +124,7 @@ def _other_rows(problem: Problem, inputs: Inputs) -> str:
     if first.is_cuda and not all(tensor is not None and tensor.is_contiguous() for tensor in tensors):
         return ""
     sizes = list(problem.sizes)
-    sizes[problem.operation.sizes.index("tokens" if problem.op == "experts" else "rows")] = rows.stop - rows.start
+    sizes[OPERATIONS[problem.op].index("rows")] = rows.stop - rows.start
     found, results = run(dataclasses.replace(problem, sizes=tuple(sizes)), some), run(problem, inputs)
     for what, dim, alone, whole in zip(names_of(problem), reversed(dims), found, results, strict=False):
         # The mode is for rows that are contiguous, those of results too.
@@ -137,7 +139,7 @@ def _rows_alone(problem: Problem, inputs: Inputs, rows: slice) -> Inputs:
     """The operands of some rows; of a group's rows, all others are empty."""
     dims = problem.row_dims
     assert dims is not None
-    places = dict.fromkeys(("scale", "index"), 0) if problem.op == "experts" else {}
+    places = dict.fromkeys(("scale", "index"), 0)
     places[next(iter(inputs.given))] = dims[0]
     given = {
         name: tensor if tensor is None or name not in places else _narrowed(tensor, places[name], rows)
@@ -256,23 +258,9 @@ def _held(device: str) -> dict[str, int]:
 
 
 class _Mallinfo(ctypes.Structure):
-    """What glibc counts (mallinfo2(3))."""
+    """What glibc counts (mallinfo2(3)): ten numbers, of which one is of the bytes in use."""
 
-    _fields_ = [
-        (name, ctypes.c_size_t)
-        for name in (
-            "arena",
-            "ordblks",
-            "smblks",
-            "hblks",
-            "hblkhd",
-            "usmblks",
-            "fsmblks",
-            "uordblks",
-            "fordblks",
-            "keepcost",
-        )
-    ]
+    _fields_ = [("others", ctypes.c_size_t * 7), ("uordblks", ctypes.c_size_t), ("rest", ctypes.c_size_t * 2)]
 
 
 @functools.cache

@@ -1,176 +1,143 @@
-"""Each operation: its sizes, the shapes of its tensors, and what its results should be.
+"""Each operation: the names of its sizes, and the shapes of its tensors.
 
-Accumulators are float32 (float64 for float64). A preactivation, a hidden layer, an expert's output
-and the gradient of a preactivation may be rounded to the tensors' dtype once, and so may the first
-part of a gradient that is a sum of two products. Nothing else is, but on CUDA a product before its
-bias, and with it before its activation.
+Most shapes are those of the operation's row (`epigrad._core.tables`), whose symbols stand for
+sizes. Tensors that broadcast or are split have shapes of their own here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+import ast
+import functools
+from collections.abc import Callable, Mapping
 
 import torch
-from torch import Tensor
 
-from epigrad._check import elementwise, products
-from epigrad._check.bounds import Bounded
-from epigrad._check.parts import Expected, Operands, Shape, Shapes
+from epigrad._core import tables
+from epigrad.ops.shapes import Shape as Form
+from epigrad.ops.shapes import formed
 
-if TYPE_CHECKING:
-    from epigrad._check.problem import Problem
+Shape = tuple[int, ...]
+Shapes = dict[str, Shape | None]
+Sizes = Mapping[str, int]
 
+NUMBER = 0.3
+"""What stands for lerp's weight where it has no tensor."""
 
-@dataclass(frozen=True)
-class Operation:
-    """What `check` knows of an operation.
+PAIRS: tuple[Callable[[int, int, int, int], tuple[Shape, Shape]], ...] = (
+    lambda b, m, n, k: ((m, k), (k, n)),
+    lambda b, m, n, k: ((k,), (k, n)),
+    lambda b, m, n, k: ((m, k), (k,)),
+    lambda b, m, n, k: ((k,), (k,)),
+    lambda b, m, n, k: ((b, m, k), (b, k, n)),
+    lambda b, m, n, k: ((b, m, k), (k, n)),
+    lambda b, m, n, k: ((m, k), (b, k, n)),
+    lambda b, m, n, k: ((b, 1, m, k), (2, k, n)),
+)
+"""Shapes of a and b, by batch, rows, columns and depth."""
 
-    Attributes:
-        takes: ``"activation"``, ``"gated"``, ``"either"`` or nothing.
-        sizes: the names of its sizes.
-        shapes: of the tensors that have gradients, by name in the order of the arguments; None for
-            a bias that is left out.
-        out: the output's shape, given those.
-        expected: output and gradients, given those tensors and the output's gradient.
-        options: further arguments, by keyword.
-        integers: offsets or index, whose name is that of an argument.
-        products: whether it multiplies matrices.
-    """
-
-    takes: str
-    sizes: tuple[str, ...]
-    shapes: Callable[[Problem], Shapes]
-    out: Callable[[Problem, Shapes], Shape]
-    expected: Callable[[Problem, Operands, Bounded], Expected]
-    options: Callable[[Problem], dict[str, Any]] = lambda problem: {}
-    integers: Callable[[Problem], tuple[str, Tensor]] | None = None
-    products: bool = True
-
-
-_LAYER = ("lead", "rows", "features", "columns")
+SPLITS: tuple[tuple[str, ...], ...] = (
+    ("outer", "half", "inner"),
+    ("half",),
+    ("outer", "half"),
+    ("half", "inner"),
+    ("half", "outer", "inner"),
+    ("outer", "inner", "half"),
+    ("outer", "two", "half", "inner"),
+    ("two", "one", "outer", "inner", "half"),
+)
+"""Dimensions of gated_activation's input, of which "half" is split."""
 
 
-def _kind(problem: Problem) -> dict[str, Any]:
-    return {"kind": problem.kind_object}
+def product_shape(a: Shape, b: Shape) -> Shape:
+    """The shape of ``a @ b``."""
+    return tuple(torch.matmul(torch.empty(a, device="meta"), torch.empty(b, device="meta")).shape)
 
 
-def _activation_option(problem: Problem) -> dict[str, Any]:
-    return {"activation": problem.kind_object}
+def _product(sizes: Sizes, turn: int) -> Shapes:
+    form, *rest = sizes.values()
+    a, b = PAIRS[form % len(PAIRS)](*rest)
+    out = product_shape(a, b)
+    return {"a": a, "b": b, "bias": b[-1:] if len(b) > 1 else (), "out": out, "preactivation": out}
 
 
-def _kind_and_gate(problem: Problem) -> dict[str, Any]:
-    return {"kind": problem.kind_object, **({"gate": problem.gate} if problem.is_gated else {})}
+def split_of(form: int) -> tuple[str, ...]:
+    """The dimensions of a form of gated_activation's input."""
+    return SPLITS[form % len(SPLITS)]
 
 
-def _of_input(problem: Problem, shapes: Shapes) -> Shape:
-    return next(shape for shape in shapes.values() if shape is not None)
+def _split(sizes: Sizes, turn: int) -> Shapes:
+    known = {**sizes, "one": 1, "two": 2}
+    out = [known[name] for name in split_of(sizes["split"])]
+    doubled = {**known, "half": 2 * known["half"]}
+    return {"input": tuple([doubled[name] for name in split_of(sizes["split"])]), "out": tuple(out)}
 
 
-def _of_layer(problem: Problem, shapes: Shapes) -> Shape:
-    return (*_of_input(problem, shapes)[:-1], problem.sizes[-1])
+def _broadcast(sizes: Sizes, turn: int) -> Shapes:
+    rows, columns, mask = sizes.values()
+
+    def shape(bits: int) -> Shape:
+        full = enumerate((rows, columns))
+        return tuple([1 if bits >> dim & 1 else size for dim, size in full])[bits >> 2 & 1 :]
+
+    given = {"start": shape(mask), "end": shape(mask >> 3), "weight": None if mask >> 9 & 1 else shape(mask >> 6)}
+    together: Callable[..., Shape] = torch.broadcast_shapes
+    return {**given, "out": tuple(together(*[each for each in given.values() if each is not None]))}
 
 
-def _of_broadcast(problem: Problem, shapes: Shapes) -> Shape:
-    total: Any = sum(torch.empty(shape, device="meta") for shape in shapes.values() if shape is not None)
-    return tuple(total.shape)
+def _channels(sizes: Sizes, turn: int) -> Shapes:
+    return {"weight": (sizes["channels"],) if turn else (1,)}
 
 
-def _of_product(problem: Problem, shapes: Shapes) -> Shape:
-    a, b = (torch.empty(shapes[name] or (), device="meta") for name in ("a", "b"))
-    return tuple(torch.matmul(a, b).shape)
-
-
-OPERATIONS: dict[str, Operation] = {
-    "matmul_bias_activation": Operation(
-        "activation",
-        ("form", "batch", "rows", "columns", "depth"),
-        products.matmul_shapes,
-        _of_product,
-        products.matmul,
-        _activation_option,
-    ),
-    "linear": Operation("activation", _LAYER, products.linear_shapes, _of_layer, products.linear, _activation_option),
-    "gated_linear": Operation("gated", _LAYER, products.gated_linear_shapes, _of_layer, products.gated_linear, _kind),
-    "mlp": Operation(
-        "activation",
-        (*_LAYER[:3], "hidden", "columns"),
-        lambda problem: products.block_shapes(problem, ("weight1", "bias1", "weight2", "bias2")),
-        _of_layer,
-        products.block,
-        _activation_option,
-    ),
-    "gated_mlp": Operation(
-        "gated",
-        (*_LAYER[:3], "hidden", "columns"),
-        lambda problem: products.block_shapes(problem, ("weight_in", "bias_in", "weight_out", "bias_out")),
-        _of_layer,
-        products.block,
-        _kind_and_gate,
-    ),
-    "grouped_linear": Operation(
-        "activation",
-        ("rows", "features", "columns", "groups"),
-        products.grouped_shapes,
-        lambda problem, shapes: (problem.sizes[0], problem.sizes[2]),
-        products.grouped,
-        _activation_option,
-        products.offsets,
-    ),
-    "experts": Operation(
-        "either",
-        ("tokens", "features", "hidden", "experts", "each"),
-        products.experts_shapes,
-        _of_input,
-        products.experts,
-        _kind_and_gate,
-        products.index,
-    ),
-    "activation": Operation(
-        "activation",
-        ("outer", "channels", "inner"),
-        lambda problem: {"input": elementwise.learnable_shape(problem)},
-        _of_input,
-        elementwise.activation,
-        _activation_option,
-        products=False,
-    ),
-    "gated_activation": Operation(
-        "gated",
-        ("split", "outer", "half", "inner"),
-        elementwise.gated_shapes,
-        lambda problem, shapes: elementwise.split(problem)[0],
-        elementwise.gated_activation,
-        lambda problem: {**_kind_and_gate(problem), "dim": elementwise.gated_dim(problem)},
-        products=False,
-    ),
-    "gated_product": Operation(
-        "gated",
-        ("outer", "channels", "inner"),
-        lambda problem: dict.fromkeys(("value", "gate"), elementwise.learnable_shape(problem)),
-        _of_input,
-        elementwise.gated_product,
-        _kind,
-        products=False,
-    ),
-    "lerp": Operation(
-        "",
-        ("rows", "columns", "mask"),
-        elementwise.lerp_shapes,
-        _of_broadcast,
-        elementwise.lerp,
-        products=False,
-    ),
-    "prelu": Operation(
-        "", ("outer", "channels", "inner"), elementwise.prelu_shapes, _of_input, elementwise.prelu, products=False
-    ),
-    "xielu": Operation(
-        "",
-        ("outer", "channels", "inner"),
-        lambda problem: {"input": elementwise.learnable_shape(problem), "alpha_p": (1,), "alpha_n": (1,)},
-        _of_input,
-        elementwise.xielu,
-        products=False,
-    ),
+_ELEMENTS = ("outer", "channels", "inner")
+_OWN: dict[str, tuple[tuple[str, ...], Callable[[Sizes, int], Shapes]]] = {
+    "matmul_bias_activation": (("form", "batch", "rows", "columns", "depth"), _product),
+    "gated_activation": (("split", "outer", "half", "inner"), _split),
+    "lerp": (("rows", "columns", "mask"), _broadcast),
+    "prelu": (_ELEMENTS, _channels),
 }
+"""Sizes and shapes that a row does not say; `turn` is 0 or 1."""
+
+_SYMBOLS = {"K": "features", "N": "columns", "H": "hidden", "T": "rows", "E": "groups", "J": "each"}
+
+
+def _sizes(row: tables.Operation) -> tuple[str, ...]:
+    if row.name in _OWN:
+        return _OWN[row.name][0]
+    if not row.multiplies:
+        return _ELEMENTS
+    parts = [part.removeprefix("2") for argument in row.inputs for part in argument.shape.strip("[]").split(", ")]
+    names = [("lead", "rows") if part == "..." else (_SYMBOLS[part],) for part in dict.fromkeys(parts)]
+    return tuple([name for both in names for name in both])
+
+
+OPERATIONS = {name: _sizes(row) for name, row in tables.OPS.items() if not row.is_backward}
+"""The names of each operation's sizes."""
+
+
+def shapes(op: str, given: Shape, turn: int, gated: bool) -> Shapes:
+    """The shapes of an operation's tensors and results, by name; None for a number.
+
+    Args:
+        op: the operation.
+        given: its sizes.
+        turn: 0 or 1, where a shape has two forms.
+        gated: whether the kind is a gated one.
+    """
+    row, sizes = tables.OPS[op], dict(zip(OPERATIONS[op], given, strict=True))
+    own = _OWN[op][1](sizes, turn) if op in _OWN else {}
+    symbols: dict[str, int | Form] = {symbol: sizes[name] for symbol, name in _SYMBOLS.items() if name in sizes}
+    if "lead" in sizes:
+        rows = sizes["rows"]
+        symbols["..."] = ((), (rows,), (2, rows), (rows, 1))[sizes["lead"] % 4]
+    elif "inner" in sizes:
+        symbols["..."] = given[-3:] if sizes["inner"] else given[-3:-1]
+    return own | {
+        each.name: tuple(formed(each, gated, symbols)) if each.shape else _example(each.example)
+        for each in (*row.inputs, *row.outputs)
+        if each.name not in own
+    }
+
+
+@functools.cache
+def _example(text: str) -> Shape:
+    return tuple(ast.literal_eval(text))

@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from epigrad._check.elementwise import LERP_WEIGHT
-from epigrad._check.parts import FROM_OUTPUT
+from epigrad._check.operations import NUMBER
 from epigrad._check.problem import Problem
-from epigrad._core import loader, tables
 from epigrad.plan import Plan
 
 _ALIGNMENT = 256
-
-Make = Callable[[int, tuple[int, ...]], Tensor]
-"""An output of the operand at this place, 0 for the result itself."""
 
 
 def workspace_of(size: int, device: torch.device, short: int = 0) -> Tensor | None:
@@ -29,30 +24,20 @@ def workspace_of(size: int, device: torch.device, short: int = 0) -> Tensor | No
     return buffer[start : start + size - short]
 
 
-def call(problem: Problem, operands: dict[str, Any], grad: Tensor, make: Make) -> tuple[Tensor | None, ...]:
-    """Output and gradients, written into what `make` gives; operands are by name."""
-    options = problem.operation.options(problem)
-    out = make(0, problem.out_shape)
-    wanted = {
-        name: make(place, shape) if shape is not None and asked else None
-        for place, ((name, shape), asked) in enumerate(zip(problem.shapes.items(), problem.asked(), strict=True), 1)
-    }
-    forward = Plan.select(problem.op, **operands, out=out, **options)
-    tensors = {name: None if isinstance(value, float) else value for name, value in operands.items()}
-    kept: dict[str, Tensor] = {}
-    if problem.save == "preactivation" and (shape := _preactivation(forward, tensors)) is not None:
-        kept["preactivation"] = out.new_full(shape, torch.nan)
-    _run(forward, grad.device, **tensors, out=out, **kept)
-    names = tables.OPS[f"{problem.op}_backward"].tensors
-    if problem.save == "auto" and "output" in names and problem.kind.partition("(")[0] in FROM_OUTPUT:
-        kept["output"] = out
-    if any(tensor is not None for tensor in wanted.values()):
-        into = {f"grad_{name}": tensor for name, tensor in wanted.items()}
-        given: dict[str, Any] = {"grad_output": grad, **kept, **into}
-        backward = Plan.select(f"{problem.op}_backward", **operands, **given, **options)
-        added = {"accumulate": True} if problem.grads.endswith("added") and problem.operation.products else {}
-        _run(backward, grad.device, **tensors, **given, **added)
-    return (out, *wanted.values())
+def run(made: Plan, device: torch.device, tensors: Mapping[str, Any], accumulate: bool = False, short: int = 0) -> None:
+    """Run a plan on tensors by name, with a workspace that has some bytes too few."""
+    given = {name: None if isinstance(each, float) else each for name, each in tensors.items()}
+    made.run(workspace=workspace_of(made.workspace_size, device, short), accumulate=accumulate, **given)
+
+
+def call(
+    problem: Problem, op: str, tensors: Mapping[str, Any], outputs: Mapping[str, Any], options: Mapping[str, Any]
+) -> None:
+    """Select a plan of an operation and run it."""
+    selected = {name: value for name, value in options.items() if name != "accumulate"}
+    made = Plan.select(op, **tensors, **outputs, **selected)
+    device = next(tensor.device for tensor in tensors.values() if isinstance(tensor, Tensor))
+    run(made, device, {**tensors, **outputs}, options.get("accumulate", False))
 
 
 def plans(problem: Problem, device: str) -> dict[str, Plan]:
@@ -62,35 +47,18 @@ def plans(problem: Problem, device: str) -> dict[str, Plan]:
     Raises:
         EpigradError: what a run would raise.
     """
-    options = problem.operation.options(problem)
+    row, every = problem.row, problem.every_shape
     given: dict[str, Any] = {
         name: torch.empty(shape, dtype=problem.dtype_of(name), device="meta")
         for name, shape in problem.shapes.items()
         if shape is not None
     }
-    if problem.operation.integers is not None:
-        name, integers = problem.operation.integers(problem)
-        given[name] = integers.to("meta")
-    if problem.op == "lerp":
-        given.setdefault("weight", LERP_WEIGHT)
-    forward = Plan.select(problem.op, **given, **options, device=device)
-    backward = {"grad_output": problem.out_shape, "preactivation": _preactivation(forward, given)}
-    backward = {name: value for name, value in backward.items() if value is not None}
-    op, dtype = f"{problem.op}_backward", problem.torch_dtype
+    given |= {name: integers.to("meta") for name, integers in problem.integers().items()}
+    if row.takes_number:
+        given.setdefault(row.tensors[-1], NUMBER)
+    of_backward = {"grad_output": problem.out_shape} | {name: every[name] for name in row.results[1:]}
+    options, backward = problem.options, f"{problem.op}_backward"
     return {
-        problem.op: forward,
-        op: Plan.select(op, **given, **backward, **options, dtype=dtype, device=device),
+        problem.op: Plan.select(problem.op, **given, **options, device=device),
+        backward: Plan.select(backward, **given, **of_backward, **options, dtype=problem.torch_dtype, device=device),
     }
-
-
-def _preactivation(forward: Plan, tensors: dict[str, Any]) -> tuple[int, ...] | None:
-    """The shape of a forward plan's preactivation; None where the operation has none."""
-    row = tables.OPS[forward.sku.op]
-    if "preactivation" not in row.results:
-        return None
-    (_, shape), _ = loader.core().infer(forward._problem.call, tuple(map(tensors.get, row.tensors)), (False, True))
-    return shape
-
-
-def _run(made: Plan, device: torch.device, **tensors: Any) -> None:
-    made.run(workspace=workspace_of(made.workspace_size, device), **tensors)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import dataclasses
 import functools
-import inspect
 import math
 import zlib
 from dataclasses import dataclass, fields
@@ -14,10 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-import epigrad
 from epigrad import errors
 from epigrad._check.layouts import LAYOUTS, UNALIGNED, laid_out
-from epigrad._check.operations import OPERATIONS, Operation
+from epigrad._check.operations import OPERATIONS, Shape, Shapes, shapes, split_of
 from epigrad._check.values import VALUES, with_special
 from epigrad._core import tables
 from epigrad.kinds import Activation, Gated
@@ -33,9 +31,11 @@ ARRAY = "array"
 INTO = ("stateless", "c", "plan")
 """Those that write into given tensors."""
 GRADS = ("fresh", "added", "float32", "float32_added")
-EXTENTS = ("rows", "columns", "depth", "features", "hidden", "tokens", "outer", "channels", "half", "inner")
+EXTENTS = ("rows", "columns", "depth", "features", "hidden", "outer", "channels", "half", "inner")
 """Sizes that may be large."""
-WITHOUT_MODULE = ("matmul_bias_activation", "gated_linear", "grouped_linear", "gated_product")
+MODULES = {"linear": "Linear", "mlp": "MLP", "gated_mlp": "GatedMLP", "experts": "Experts", "activation": "Activation"}
+MODULES |= {"gated_activation": "GatedActivation", "prelu": "PReLU", "xielu": "XIELU", "lerp": "Lerp"}
+"""The operations that have a class of epigrad.nn."""
 SCALES = (1.0, 6.0, 40.0, 1e-3)
 EXAMPLE = (1, 3, 5, 4, 2)
 """Sizes that make sense for every operation, which takes the first few."""
@@ -113,27 +113,18 @@ class Problem:
                 f"check: problem: operation {op!r}, want one of {', '.join(OPERATIONS)}, then NAME=VALUE words"
                 f"{errors.proposal(op, OPERATIONS)}"
             )
-        names = OPERATIONS[op].sizes
+        names, row = OPERATIONS[op], tables.OPS[op]
         sizes = given.get("sizes", ())
         if len(sizes) != len(names):
             raise errors.InvalidProblemError(
                 f"check: problem: {op}: sizes={_text(sizes)}, want {'x'.join(name.upper() for name in names)}, such as "
                 f"sizes={_text(EXAMPLE[: len(names)])}"
             )
-        takes = OPERATIONS[op].takes
-        if takes and "kind" not in given:
-            default = inspect.signature(getattr(epigrad, op)).parameters[
-                "activation" if takes == "activation" else "kind"
-            ]
-            given["kind"] = "" if default.default is default.empty else default.default
-        problem = cls(op, **given)
-        wanted: Any = {"activation": Activation, "gated": Gated, "either": (Activation, Gated), "": type(None)}[takes]
+        problem = cls(op, **{"kind": row.default_kind} | given)
+        wanted, what = _KINDS[row.kinds]
         if not isinstance(problem.kind_object, wanted):
-            what = {"activation": "an activation", "gated": "a gated kind", "either": "an activation or a gated kind"}
-            raise errors.InvalidProblemError(
-                f"check: problem: {op}: kind={problem.kind}, want {what.get(takes, 'no kind')}"
-            )
-        entries = (*problem.entries, ARRAY) if OPERATIONS[op].integers is None else problem.entries
+            raise errors.InvalidProblemError(f"check: problem: {op}: kind={problem.kind}, want {what}")
+        entries = (*problem.entries, ARRAY) if problem.takes_arrays else problem.entries
         if problem.entry not in entries:
             raise errors.InvalidProblemError(
                 f"check: problem: {op}: entry={problem.entry}, want one of {', '.join(entries)}"
@@ -143,7 +134,12 @@ class Problem:
     @property
     def entries(self) -> tuple[str, ...]:
         """The ways to call this operation with these sizes."""
-        return tuple([entry for entry in ENTRIES if entry != "module" or self.op not in WITHOUT_MODULE])
+        return tuple([entry for entry in ENTRIES if entry != "module" or self.op in MODULES])
+
+    @property
+    def takes_arrays(self) -> bool:
+        """Whether it can be called with arrays of an adapter, which has no integers."""
+        return all(argument.types in _NUMBERS for argument in self.row.inputs)
 
     def is_added(self, name: str) -> bool:
         """Whether the gradient of an operand is added to what its tensor holds."""
@@ -161,7 +157,8 @@ class Problem:
 
     def _is_layer(self, name: str) -> bool:
         """Whether an operand is a weight or a bias of a layer, and its gradient has a tensor."""
-        return self.entry in INTO and self.operation.products and name not in ("input", "a", "scale")
+        (gradient,) = [each for each in tables.OPS[f"{self.op}_backward"].outputs if each.name == f"grad_{name}"]
+        return self.entry in INTO and gradient.types == "wider" and not gradient.like
 
     def held(self, name: str) -> Tensor:
         """What a tensor holds, to which a gradient is added."""
@@ -169,8 +166,9 @@ class Problem:
         return values.to(self.dtype_of_gradient(name))
 
     @property
-    def operation(self) -> Operation:
-        return OPERATIONS[self.op]
+    def row(self) -> tables.Operation:
+        """What the table knows of the operation."""
+        return tables.OPS[self.op]
 
     @functools.cached_property
     def kind_object(self) -> Activation | Gated | None:
@@ -178,8 +176,32 @@ class Problem:
         return _kind(self.kind) if self.kind else None
 
     @property
+    def activation(self) -> Activation:
+        """The kind, which is an activation."""
+        assert isinstance(self.kind_object, Activation)
+        return self.kind_object
+
+    @property
+    def gated(self) -> Gated:
+        """The kind, which is a gated one."""
+        assert isinstance(self.kind_object, Gated)
+        return self.kind_object
+
+    @property
     def is_gated(self) -> bool:
         return isinstance(self.kind_object, Gated)
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The arguments of a call that are no tensors, by name."""
+        row = self.row
+        options: dict[str, Any] = {row.kind_argument: self.kind_object} if row.kinds else {}
+        if row.halves and self.is_gated:
+            options["gate"] = self.gate
+        if row.splits:  # a dimension counted from either end
+            names = split_of(self.sizes[0])
+            options["dim"] = names.index("half") - len(names) * (self.seed % 2)
+        return options
 
     @property
     def torch_dtype(self) -> torch.dtype:
@@ -190,26 +212,38 @@ class Problem:
         """Random numbers for one tensor, whatever the others are."""
         return torch.Generator().manual_seed(zlib.crc32(f"{self.seed} {what}".encode()))
 
-    @property
-    def shapes(self) -> dict[str, tuple[int, ...] | None]:
-        """Of the tensors that have gradients."""
-        return self.operation.shapes(self)
+    @functools.cached_property
+    def every_shape(self) -> Shapes:
+        """The shapes of all tensors and results by name; None for what is left out."""
+        every = shapes(self.op, self.sizes, self.seed % 2, self.is_gated)
+        return {name: None if name.startswith("bias") and not self.bias else shape for name, shape in every.items()}
+
+    @functools.cached_property
+    def shapes(self) -> Shapes:
+        """Of the tensors that have gradients, in the order of the arguments."""
+        return {each.name: self.every_shape[each.name] for each in self.row.inputs if each.types in _NUMBERS}
 
     @property
-    def out_shape(self) -> tuple[int, ...]:
-        return self.operation.out(self, self.shapes)
+    def out_shape(self) -> Shape:
+        shape = self.every_shape["out"]
+        assert shape is not None
+        return shape
 
     @property
     def row_dims(self) -> tuple[int, int] | None:
         """Which dimension of the first operand and of the output has rows that depend on no other,
         if there are rows."""
-        if self.op in ("grouped_linear", "experts"):
-            return 0, 0
-        if self.op != "matmul_bias_activation":
-            dim = (None, 0, 1, 0)[self.sizes[0] % 4] if self.operation.products else None
-            return None if dim is None else (dim, dim)
-        a, b = len(self.shapes["a"] or ()), len(self.shapes["b"] or ())
-        return None if a == 1 else (a - 2, len(self.out_shape) - min(b, 2))
+        if not self.row.multiplies:
+            return None
+        match OPERATIONS[self.op][0]:
+            case "lead":
+                dim = (None, 0, 1, 0)[self.sizes[0] % 4]
+                return None if dim is None else (dim, dim)
+            case "form":
+                a, b = (len(shape or ()) for shape in (self.shapes["a"], self.shapes["b"]))
+                return None if a == 1 else (a - 2, len(self.out_shape) - min(b, 2))
+            case _:
+                return 0, 0
 
     def asked(self) -> tuple[bool, ...]:
         """For each of those tensors, whether its gradient is asked for."""
@@ -228,6 +262,19 @@ class Problem:
         }
         return given, self._tensor("grad", self.out_shape, len(given), device)
 
+    def integers(self, device: str = "cpu") -> dict[str, Tensor]:
+        """Offsets or index, by name."""
+        found: dict[str, Tensor] = {}
+        sizes = dict(zip(OPERATIONS[self.op], self.sizes, strict=True))
+        for each in self.row.inputs:
+            shape, generator = self.every_shape[each.name] or (), self.generator(each.name)
+            if each.types == "offsets":
+                ends = torch.randint(0, sizes["rows"] + 1, shape, generator=generator).sort().values
+                found[each.name] = (ends if self.seed % 2 else ends.int()).to(device)
+            elif each.types == "index":  # two values select no expert
+                found[each.name] = torch.randint(-1, sizes["groups"] + 1, shape, generator=generator).to(device)
+        return found
+
     def _tensor(self, name: str, shape: tuple[int, ...], place: int, device: str) -> Tensor:
         generator = self.generator(name)
         values = torch.randn(shape, generator=generator, dtype=torch.float64) * self._spread(name, shape)
@@ -243,7 +290,7 @@ class Problem:
     def _spread(self, name: str, shape: tuple[int, ...]) -> float:
         if name == "grad":
             return 1.0
-        if not self.operation.products:
+        if not self.row.multiplies:
             return self.scale if name in ("input", "value", "gate", "start", "end") else 1.0
         if name.startswith("weight") or name == "b":
             depth = shape[-1] if name != "b" or len(shape) == 1 else shape[-2]
@@ -256,7 +303,7 @@ class Problem:
         found = []
         for place, size in enumerate(self.sizes):
             before, after = self.sizes[:place], self.sizes[place + 1 :]
-            found += [self._with(sizes=(*before, less, *after)) for less in _smaller(self.operation.sizes[place], size)]
+            found += [self._with(sizes=(*before, less, *after)) for less in _smaller(OPERATIONS[self.op][place], size)]
         plain = Problem(self.op)
         names = (
             *("layouts", "scale", "bias", "gate", "save", "entry", "needs", "seed"),
@@ -274,8 +321,19 @@ class Problem:
         return dataclasses.replace(self, **changes)
 
 
+_NUMBERS = ("call", "wider")
+"""The types of tensors that have gradients."""
+_KINDS: dict[str, tuple[Any, str]] = {
+    "activation": (Activation, "an activation"),
+    "gated": (Gated, "a gated kind"),
+    "either": (Activation | Gated, "an activation or a gated kind"),
+    "": (type(None), "no kind"),
+}
+"""What each operation takes, and the words for it."""
+
+
 def _smaller(name: str, size: int) -> list[int]:
-    least = 1 if name in ("experts", "each", "groups") else 0
+    least = 1 if name in ("each", "groups") else 0
     return [less for less in dict.fromkeys((least, 1, size // 2, size - 1)) if least <= less < size]
 
 

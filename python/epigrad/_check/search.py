@@ -63,8 +63,7 @@ def problems(mode: str, backend: str, seed: int) -> Iterator[Problem]:
     number = 0
     while True:
         problem = drawn(random.Random(f"{seed} {mode} {number}"), tuple(OPERATIONS), dtypes, large)
-        takes_arrays = backend == "webgpu" and OPERATIONS[problem.op].integers is None
-        if takes_arrays and problem.entry == "stateless" and number % 2:
+        if backend == "webgpu" and problem.takes_arrays and problem.entry == "stateless" and number % 2:
             problem = dataclasses.replace(problem, entry=ARRAY)
         yield problem
         number += 1

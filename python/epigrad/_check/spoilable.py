@@ -10,12 +10,9 @@ import torch
 from torch import Tensor
 
 import epigrad
-from epigrad import backward, forward
 from epigrad._check import c_interface, plan_calls
-from epigrad._check.calls import ONE_GRADIENT, Inputs
-from epigrad._check.elementwise import LERP_WEIGHT
+from epigrad._check.calls import Inputs, by_function
 from epigrad._check.problem import Problem
-from epigrad._core import tables
 from epigrad.plan import Plan
 
 
@@ -59,13 +56,7 @@ class Call:
         is_backward = problem.entry in ("stateless", "c", "plan") and rng.random() < 0.5
         stateless = "backward" if is_backward else "forward"
         way = {"stateless": stateless, "c": "c", "plan": "plan"}.get(problem.entry, "autograd")
-        tensors: dict[str, Any] = {"grad_output": inputs.grad} if is_backward else {}
-        for name, tensor in inputs.given.items():
-            tensors[name] = LERP_WEIGHT if problem.op == "lerp" and tensor is None else tensor
-            if name == "input" and "index" in inputs.integers:
-                tensors["index"] = inputs.integers["index"]
-        if "offsets" in inputs.integers:
-            tensors["offsets"] = inputs.integers["offsets"]
+        tensors = {**({"grad_output": inputs.grad} if is_backward else {}), **inputs.operands(problem.op)}
         outputs = {"out": torch.full(problem.out_shape, torch.nan, dtype=problem.torch_dtype, device=device)}
         if is_backward:
             outputs = {
@@ -73,9 +64,14 @@ class Call:
                 for name, shape in problem.shapes.items()
                 if shape is not None
             }
-        options = problem.operation.options(problem)
         outputs = outputs if way != "autograd" else {}
-        return cls(problem, way, is_backward, backend, tensors, {**tensors, **outputs}, options, outputs, rng)
+        described = {**tensors, **outputs}
+        return cls(problem, way, is_backward, backend, tensors, described, problem.options, outputs, rng)
+
+    @property
+    def op(self) -> str:
+        """What is called."""
+        return f"{self.problem.op}_backward" if self.is_backward else self.problem.op
 
     @property
     def floats(self) -> list[str]:
@@ -84,45 +80,24 @@ class Call:
 
     def run(self) -> None:
         """Compute, or fail."""
-        op, outputs = self.problem.op, self.outputs
         match self.way:
             case "autograd":
-                getattr(epigrad, op)(**self.tensors, **self.options)
-            case "forward":
-                getattr(forward, op)(**self.tensors, **self.options, out=outputs["out"])
-            case "backward":
-                into = tuple([outputs.get(f"grad_{name}") for name in self.problem.shapes])
-                out = into[0] if op in ONE_GRADIENT else into
-                getattr(backward, f"{op}_backward")(**self.tensors, **self.options, out=out)
+                getattr(epigrad, self.op)(**self.tensors, **self.options)
             case "c":
                 self.prepared().run(self.short)
+            case "plan":
+                device = torch.device("cuda" if self.backend == "cuda" else "cpu")
+                plan_calls.run(self.plan(), device, {**self.tensors, **self.outputs}, short=self.short)
             case _:
-                self._plan()
+                by_function(self.problem, self.op, self.tensors, self.outputs, self.options)
 
     def prepared(self) -> c_interface.Prepared:
         """A call of the C interface."""
-        op = f"{self.problem.op}_backward" if self.is_backward else self.problem.op
-        row = tables.OPS[op]
-        number = next((each for each in self.tensors.values() if isinstance(each, float)), None)
-        given = [None if isinstance(each, float) else each for each in map(self.tensors.get, row.tensors)]
-        wanted = list(map(self.outputs.get, row.results))
-        prepared = c_interface.Prepared(self.problem, op, given, wanted, number)
-        for name, value in {**self.options, **self.fields}.items():
+        prepared = c_interface.Prepared(self.op, self.tensors, self.outputs, self.options)
+        for name, value in self.fields.items():
             prepared.change(name, value)
         return prepared
 
-    @property
-    def _device(self) -> torch.device:
-        return torch.device("cuda" if self.backend == "cuda" else "cpu")
-
-    def plan(self) -> Any:
+    def plan(self) -> Plan:
         """The plan of this call."""
-        op = f"{self.problem.op}_backward" if self.is_backward else self.problem.op
-        return Plan.select(op, **self.described, **self.options)
-
-    def _plan(self) -> None:
-        made = self.plan()
-        tensors = {**self.tensors, **self.outputs}
-        tensors = {name: None if isinstance(t, float) else t for name, t in tensors.items()}
-        workspace = plan_calls.workspace_of(made.workspace_size, self._device, self.short)
-        made.run(workspace=workspace, **tensors)
+        return Plan.select(self.op, **self.described, **self.options)

@@ -17,10 +17,9 @@ from torch import Tensor
 
 from tests.support.cases import ACTIVATIONS, Case
 from tests.support.devices import needs
-from tests.support.gemm_problem import gemm_problem
 from tests.support.layouts import assert_same_bits
-from tests.support.oracle import preactivation
-from tests.support.parity import Wanted, assert_parity, assert_result
+from tests.support.parity import assert_parity, assert_result
+from tests.support.problem import problem_of
 
 pytestmark = needs("cuda")
 
@@ -55,18 +54,11 @@ def test_parity(
     op: str, kind: str | epigrad.Activation, layout: str, shape: tuple[tuple[int, ...], ...], dtype: torch.dtype
 ) -> None:
     case = Case(op, kind, dtype, str(shape), layout, bias=layout != "step", device="cuda")
-    problem = gemm_problem(case)
-    call = getattr(forward, op)
-    out, pre = call(*problem.operands, kind, return_preactivation=True)
-    assert_same_bits(call(*problem.operands, kind), out, "the output does not depend on what else is wanted")
-
-    def want_pre(case: Case) -> Wanted:
-        problem = gemm_problem(case)
-        eager = problem.preactivation()
-        return Wanted((preactivation(*problem.sized_operands).reshape(eager.shape),), (eager,))
-
-    assert_result("out", out, 0, case, lambda case: gemm_problem(case).wanted())
-    assert_parity(("preactivation",), (pre,), case, want_pre)
+    problem = problem_of(case)
+    out, pre = problem.forward(return_preactivation=True)
+    assert_same_bits(problem.forward(), out, "the output does not depend on what else is wanted")
+    assert_result("out", out, 0, case, lambda case: problem_of(case).wanted())
+    assert_parity(("preactivation",), (pre,), case, lambda case: problem_of(case).wanted_preactivation())
 
 
 @pytest.mark.parametrize("shape", [(4096, 4096, 4096), (2048, 3072, 768), (2000, 1528, 1400)], ids=str)

@@ -1,70 +1,13 @@
-"""The bare activation: values, gradients and the stateless functions, by the tolerance rule."""
+"""The bare activation: outputs in any layout, and what is refused."""
 
 from __future__ import annotations
-
-from collections.abc import Sequence
 
 import epigrad
 import pytest
 import torch
 from epigrad import backward, errors, forward
-from torch import Tensor
 
-from tests.support.cases import (
-    BRIEFLY,
-    DTYPES,
-    GATED_SHAPES,
-    IN_PRODUCTS,
-    SCALES,
-    Case,
-    cases,
-    named,
-    parity,
-)
-from tests.support.compositions import in_float64, leaves, with_gradients
-from tests.support.layouts import LAYOUTS, assert_same_bits, laid_out, unchanged
-from tests.support.oracle import Sized
-from tests.support.parity import Wanted, assert_parity
-
-
-def _cases(op: str) -> list[Case]:
-    def of(kinds: Sequence[object], shapes: Sequence[str]) -> list[Case]:
-        axes = {"op": [op], "kind": kinds, "dtype": DTYPES, "shape": shapes, "layout": LAYOUTS}
-        return cases(axes, {"scale": list(SCALES)})
-
-    return of(IN_PRODUCTS, list(GATED_SHAPES)) + of(BRIEFLY, ("vector", "middle_dim", "past_block"))
-
-
-def operands(case: Case) -> tuple[Tensor, Tensor]:
-    generator = case.generator
-    # PyTorch's worst error is looked for over further draws: nothing is summed here, so these may
-    # be longer.
-    shape = (257,) if case.draw else named(GATED_SHAPES, case.shape)[0]
-    return case.tensor(shape, generator, 0, SCALES[case.scale]), case.tensor(shape, generator, 1)
-
-
-def wanted(case: Case) -> Wanted:
-    input, grad_output = operands(case)
-    out, gradients = with_gradients(case.row.eager, [input], grad_output)
-    out64, gradients64 = in_float64(case.row.value, [input], grad_output)
-    x, grad = Sized.of(input, case.dtype), Sized.of(grad_output, case.dtype)
-    reference = (x.through(case.row), grad * x.through(case.row, 1))
-    return Wanted(reference, (out, *gradients), (out64, *gradients64))
-
-
-@parity(_cases("activation"))
-def test_activation(case: Case) -> None:
-    input, grad_output = operands(case)
-    (leaf,) = leaves([input])
-    with unchanged(input, grad_output):
-        out = epigrad.activation(leaf, case.kind)
-        (gradient,) = torch.autograd.grad(out, [leaf], grad_output, retain_graph=True)
-        (again,) = torch.autograd.grad(out, [leaf], grad_output)
-        assert_same_bits(forward.activation(input, case.kind), out.detach())
-        assert_same_bits(backward.activation_backward(grad_output, input, case.kind), gradient)
-    assert out.is_contiguous(), "functional outputs are contiguous"
-    assert_same_bits(gradient, again, "second backward under retain_graph")
-    assert_parity(("out", "grad_input"), (out.detach(), gradient), case, wanted)
+from tests.support.layouts import LAYOUTS, assert_same_bits, laid_out
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

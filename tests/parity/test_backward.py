@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 import epigrad
@@ -20,20 +20,19 @@ from tests.support.cases import (
     GATES,
     GEMM_SHAPES,
     IN_PRODUCTS,
+    LEARNABLE,
     LEARNABLE_SHAPES,
     LERP_SHAPES,
     LINEAR_SHAPES,
     Case,
     cases,
+    cases_of,
     parity,
 )
-from tests.support.gated_problem import gated_problem
-from tests.support.gemm_problem import GemmProblem, gemm_problem
-from tests.support.layouts import LAYOUTS, OUT_LAYOUTS, Guarded, assert_same_bits, draw, laid_out, unchanged
-from tests.support.learnable_problem import KINDS, learnable_problem
-from tests.support.lerp_problem import GRADIENTS, lerp_problem
+from tests.support.layouts import OUT_LAYOUTS, Guarded, assert_same_bits, draw, laid_out, unchanged
 from tests.support.oracle import Sized
 from tests.support.parity import Results, Wanted, assert_parity, assert_result
+from tests.support.problem import Problem, problem_of
 
 Backward = Callable[..., tuple[Tensor | None, ...]]
 
@@ -71,32 +70,27 @@ def _check_needs_and_out(
                 assert_same_bits(into, same, f"needs={needs}, into out")
 
 
-def _gemm_cases(op: str, shapes: dict[str, tuple[tuple[int, ...], tuple[int, ...]]]) -> list[Case]:
-    axes = {"op": [op], "kind": IN_PRODUCTS, "dtype": DTYPES, "shape": list(shapes), "layout": LAYOUTS}
-    chosen = cases(
-        axes, {"bias": (True, False), "source": ("inputs", "preactivation", "output"), "accumulate": (False, True)}
-    )
+def _gemm_cases(op: str, shapes: Iterable[str]) -> list[Case]:
+    sources = ("inputs", "preactivation", "output")
+    chosen = cases_of(op, IN_PRODUCTS, shapes, bias=(True, False), source=sources, accumulate=(False, True))
     far = {"op": [op], "kind": IN_PRODUCTS, "dtype": DTYPES, "shape": ["primes"], "layout": ["contiguous"]}
     chosen += [replace(c, scale="far", source="preactivation") for c in cases(far)]
     return [replace(c, source="inputs") if c.source == "output" and c.kind not in FROM_OUTPUT else c for c in chosen]
 
 
-GEMM_CASES = _gemm_cases("matmul_bias_activation", GEMM_SHAPES) + _gemm_cases("linear", LINEAR_SHAPES)
-
-
-def _given(problem: GemmProblem) -> dict[str, Tensor]:
+def _given(problem: Problem) -> dict[str, Tensor]:
     """The preactivation or output that the case hands to backward: PyTorch's, so that both start
     from the same."""
     case = problem.case
+    if case.source == "inputs":
+        return {}
+    pre = problem.preactivation()
+    kept = pre if case.source == "preactivation" else case.row.eager(pre)
     layout = OUT_LAYOUTS[len(case.shape) % len(OUT_LAYOUTS)]
-    if case.source == "preactivation":
-        return {"preactivation": laid_out(problem.preactivation(), case.dtype, layout, case.memory)}
-    if case.source == "output":
-        return {"output": laid_out(case.row.eager(problem.preactivation()), case.dtype, layout, case.memory)}
-    return {}
+    return {case.source: laid_out(kept, case.dtype, layout, case.memory)}
 
 
-def _held_before(problem: GemmProblem) -> list[Tensor | None]:
+def _held_before(problem: Problem) -> list[Tensor | None]:
     """What lies in the outputs that are accumulated into."""
     generator = torch.Generator().manual_seed(7)
     _, b, bias = problem.operands
@@ -104,11 +98,11 @@ def _held_before(problem: GemmProblem) -> list[Tensor | None]:
 
 
 def _want(case: Case) -> Wanted:
-    problem = gemm_problem(case)
-    wanted = problem.wanted()
-    wanted = Wanted(wanted.reference[1:], wanted.eager[1:])
+    problem = problem_of(case)
     if case.source == "preactivation":
         wanted = problem.wanted_from(problem.preactivation())
+    else:
+        wanted = problem.wanted_gradients()
     if not case.accumulate:
         return wanted
     held = _held_before(problem)
@@ -120,20 +114,15 @@ def _want(case: Case) -> Wanted:
     return Wanted(reference, eager)
 
 
-@parity(GEMM_CASES)
+@parity(_gemm_cases("matmul_bias_activation", GEMM_SHAPES) + _gemm_cases("linear", LINEAR_SHAPES))
 def test_gemm(case: Case) -> None:
-    problem = gemm_problem(case)
+    problem = problem_of(case)
     given = _given(problem)
+    call = functools.partial(problem.backward, **given)
     inputs = (problem.grad_output, *problem.operands, *given.values())
-
-    def call(**options: object) -> tuple[Tensor | None, ...]:
-        function: Backward = getattr(epigrad.backward, f"{case.op}_backward")
-        return function(problem.grad_output, *problem.operands, case.kind, **given, **options)
-
     if not case.accumulate:
-        needs = (True, True, case.bias)
-        everything = call(needs=needs)
-        assert_parity(problem.names, everything, case, _want)
+        everything = call(needs=(True, True, case.bias))
+        assert_parity(problem.gradients, everything, case, _want)
         if case.bias:
             _check_needs_and_out(call, everything, inputs, case, _want, sums=True)
         return
@@ -141,102 +130,46 @@ def test_gemm(case: Case) -> None:
     outs = [None if h is None else Guarded.holding(h, OUT_LAYOUTS[i]) for i, h in enumerate(held)]
     with unchanged(*inputs):
         gradients = call(out=tuple(None if out is None else out.tensor for out in outs), accumulate=True)
-    assert_parity(problem.names, gradients, case, _want)
+    assert_parity(problem.gradients, gradients, case, _want)
     for gradient, out in zip(gradients, outs, strict=True):
         if out is not None:
             assert gradient is out.tensor
             out.check()
 
 
-def _gated_cases(op: str) -> list[Case]:
-    axes = {"op": [op], "kind": GATED_IN_PRODUCTS, "dtype": DTYPES, "shape": list(GATED_SHAPES), "layout": LAYOUTS}
-    return cases(axes, {"gate": GATES})
-
-
-@parity(_gated_cases("gated_activation"))
-def test_gated_activation(case: Case) -> None:
-    problem = gated_problem(case)
-
-    def call(needs: Sequence[bool] = (True,), out: Sequence[Tensor | None] = (None,)) -> tuple[Tensor | None]:
-        if not needs[0]:
-            return (None,)
-        function = epigrad.backward.gated_activation_backward
-        return (function(problem.grad_output, problem.input, case.kind, problem.dim, gate=case.gate, out=out[0]),)
-
-    def want(case: Case) -> Wanted:
-        return _without_output(gated_problem(case).wanted())
-
-    gradients = call()
-    assert_parity(("grad_input",), gradients, case, want)
-    _check_needs_and_out(call, gradients, (problem.grad_output, problem.input), case, want, sums=False)
-
-
-@parity(_gated_cases("gated_product"))
-def test_gated_product(case: Case) -> None:
-    problem = gated_problem(case)
-
-    def call(**options: object) -> tuple[Tensor | None, ...]:
-        function: Backward = epigrad.backward.gated_product_backward
-        return function(problem.grad_output, *problem.halves, case.kind, **options)
-
-    def want(case: Case) -> Wanted:
-        return _without_output(gated_problem(case).wanted_of_halves())
-
-    gradients = call()
-    assert_parity(("grad_value", "grad_gate"), gradients, case, want)
-    _check_needs_and_out(call, gradients, (problem.grad_output, problem.input), case, want, sums=False)
-
-
-@parity(cases({"op": ["lerp"], "kind": ["lerp"], "dtype": DTYPES, "shape": list(LERP_SHAPES), "layout": LAYOUTS}))
-def test_lerp(case: Case) -> None:
-    problem = lerp_problem(case)
-    backward: Backward = epigrad.backward.lerp_backward
-    gradients = backward(problem.grad_output, problem.start, problem.end, problem.weight)
-
-    def want(case: Case) -> Wanted:
-        return _without_output(lerp_problem(case).wanted())
-
-    assert_parity(GRADIENTS, gradients, case, want)
-
-    def call(needs: Sequence[bool], **options: object) -> tuple[Tensor | None, ...]:
-        return backward(problem.grad_output, problem.start, problem.end, problem.weight, needs=tuple(needs), **options)
-
-    sums = any(x is not None and x.shape != problem.grad_output.shape for x in problem.tensors)
-    _check_needs_and_out(call, gradients, (problem.grad_output, *problem.tensors), case, want, sums)
-
-
 @parity(
-    cases({"op": ["lerp"], "kind": ["lerp"], "dtype": DTYPES, "shape": ["full", "float", "columns"], "layout": LAYOUTS})
+    [
+        *cases_of("gated_activation", GATED_IN_PRODUCTS, GATED_SHAPES, gate=GATES),
+        *cases_of("gated_product", GATED_IN_PRODUCTS, GATED_SHAPES, gate=GATES),
+        *cases_of("lerp", ["lerp"], LERP_SHAPES),
+        *cases_of("learnable", LEARNABLE, LEARNABLE_SHAPES),
+    ]
 )
+def test_elementwise(case: Case) -> None:
+    problem = problem_of(case)
+
+    def call(needs: tuple[bool, ...], out: Results = (None,)) -> tuple[Tensor | None, ...]:
+        if len(needs) > 1:
+            return problem.backward(needs=needs, **({} if out == (None,) else {"out": out}))
+        return problem.backward(out=out[0]) if needs[0] else (None,)
+
+    def want(case: Case) -> Wanted:
+        return problem_of(case).wanted_gradients()
+
+    gradients = problem.backward()
+    assert_parity(problem.gradients, gradients, case, want)
+    sums = any(x is not None and x.shape != problem.grad_output.shape for x in problem.operands)
+    sums = sums and problem.op != "gated_activation"
+    _check_needs_and_out(call, gradients, (problem.grad_output, *problem.operands), case, want, sums)
+
+
+@parity(cases_of("lerp", ["lerp"], ["full", "float", "columns"]))
 def test_lerp_without_start_and_end(case: Case) -> None:
     """The gradients of start and end need neither; with none to give a shape they have the
     output's."""
-    problem = lerp_problem(case)
-    backward: Backward = epigrad.backward.lerp_backward
+    problem = problem_of(case)
     needs = (True, True, False)
-    want = backward(problem.grad_output, problem.start, problem.end, problem.weight, needs=needs)
-    for one, other in zip(backward(problem.grad_output, None, None, problem.weight, needs=needs), want, strict=True):
+    without = problem.with_operands([None, None, problem.operands[2]])
+    alone = epigrad.backward.lerp_backward(problem.grad_output, **without, needs=needs)
+    for one, other in zip(alone, problem.backward(needs=needs), strict=True):
         assert_same_bits(one, other)
-
-
-@parity(
-    cases({"op": ["learnable"], "kind": KINDS, "dtype": DTYPES, "shape": list(LEARNABLE_SHAPES), "layout": LAYOUTS})
-)
-def test_learnable(case: Case) -> None:
-    problem = learnable_problem(case)
-
-    def call(**options: object) -> tuple[Tensor | None, ...]:
-        function: Backward = getattr(epigrad.backward, f"{problem.op}_backward")
-        return function(problem.grad_output, *problem.tensors, **problem.options, **options)
-
-    def want(case: Case) -> Wanted:
-        return _without_output(learnable_problem(case).wanted())
-
-    gradients = call()
-    assert_parity(problem.gradients, gradients, case, want)
-    _check_needs_and_out(call, gradients, (problem.grad_output, *problem.tensors), case, want, sums=True)
-
-
-def _without_output(wanted: Wanted) -> Wanted:
-    assert wanted.autograd is not None
-    return Wanted(wanted.reference[1:], wanted.eager[1:], wanted.autograd[1:])

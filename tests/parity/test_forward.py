@@ -8,13 +8,12 @@ tolerance rule may not.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 
 import epigrad
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
+from epigrad._core import tables
 
 from tests.support.cases import (
     ACTIVATIONS,
@@ -24,127 +23,62 @@ from tests.support.cases import (
     GATES,
     GEMM_SHAPES,
     IN_PRODUCTS,
+    LEARNABLE,
     LEARNABLE_SHAPES,
     LERP_SHAPES,
     LINEAR_SHAPES,
     Case,
-    cases,
+    cases_of,
     parity,
 )
-from tests.support.gated_problem import gated_problem
-from tests.support.gemm_problem import gemm_problem
-from tests.support.layouts import LAYOUTS, OUT_LAYOUTS, Guarded, assert_same_bits, unchanged
-from tests.support.learnable_problem import KINDS, learnable_problem
-from tests.support.lerp_problem import lerp_problem
-from tests.support.oracle import Sized, preactivation
+from tests.support.layouts import OUT_LAYOUTS, Guarded, assert_same_bits, unchanged
+from tests.support.oracle import Sized
 from tests.support.parity import Wanted, assert_parity, assert_result
+from tests.support.problem import problem_of
 from tests.support.tolerance import as_array, one_rounding
 
-Check = Callable[[Tensor, str], None]
+GEMM = cases_of("matmul_bias_activation", IN_PRODUCTS, GEMM_SHAPES, bias=(True, False))
+LINEAR = cases_of("linear", IN_PRODUCTS, LINEAR_SHAPES, bias=(True, False))
+ELEMENTWISE = [
+    *cases_of("gated_activation", GATED_IN_PRODUCTS, GATED_SHAPES, gate=GATES),
+    *cases_of("gated_product", GATED_IN_PRODUCTS, GATED_SHAPES, gate=GATES),
+    *cases_of("lerp", ["lerp"], LERP_SHAPES),
+    *cases_of("learnable", LEARNABLE, LEARNABLE_SHAPES),
+]
 
 
-def _into_guarded_outputs(
-    call: Callable[..., Tensor], want: Tensor, *inputs: Tensor | None, check: Check | None = None
-) -> None:
-    """Runs a call without `out`, which must have the bits of `want`, and into an output of every
-    layout.
+@parity([*GEMM, *LINEAR, *ELEMENTWISE])
+def test_into_guarded_outputs(case: Case) -> None:
+    """A call without `out` has the bits of the differentiable function, and so has one into an
+    output of every layout. Of a product elsewhere than on a CPU the latter keeps the tolerance
+    rule."""
+    problem = problem_of(case)
+    want = getattr(epigrad, problem.op)(**problem.with_operands(problem.operands))
 
-    So must those, or what a `check` says.
-    """
-    check = check or (lambda out, what: assert_same_bits(out, want, what))
-    with unchanged(*inputs):
-        fresh = call()
+    @functools.cache
+    def wanted(case: Case) -> Wanted:
+        return problem_of(case).wanted()
+
+    with unchanged(*problem.operands):
+        fresh = problem.forward()
         assert fresh.is_contiguous() and not fresh.requires_grad
         assert_same_bits(fresh, want, "without out")
         for layout in OUT_LAYOUTS:
             out = Guarded.like(want, layout)
-            assert call(out=out.tensor) is out.tensor
-            check(out.tensor, f"into {layout}")
+            assert problem.forward(out=out.tensor) is out.tensor
+            if case.device != "cpu" and tables.OPS[problem.op].multiplies:
+                assert_result(f"into {layout}", out.tensor, 0, case, wanted)
+            else:
+                assert_same_bits(out.tensor, want, f"into {layout}")
             out.check()
 
 
-def _gemm_cases(op: str, shapes: dict[str, tuple[tuple[int, ...], tuple[int, ...]]]) -> list[Case]:
-    axes = {"op": [op], "kind": IN_PRODUCTS, "dtype": DTYPES, "shape": list(shapes), "layout": LAYOUTS}
-    return cases(axes, {"bias": (True, False)})
-
-
-@parity(_gemm_cases("matmul_bias_activation", GEMM_SHAPES) + _gemm_cases("linear", LINEAR_SHAPES))
-def test_gemm(case: Case) -> None:
-    problem = gemm_problem(case)
-    differentiable = getattr(epigrad, case.op)(*problem.operands, case.kind)
-
-    def call(**out: Tensor) -> Tensor:
-        result: Tensor = getattr(epigrad.forward, case.op)(*problem.operands, case.kind, **out)
-        return result
-
-    @functools.cache
-    def wanted(case: Case) -> Wanted:
-        return gemm_problem(case).wanted()
-
-    def by_rule(out: Tensor, what: str) -> None:
-        assert_result(what, out, 0, case, wanted)
-
-    check = None if case.device == "cpu" else by_rule
-    _into_guarded_outputs(call, differentiable, *problem.operands, check=check)
-
-
-@parity(_gemm_cases("matmul_bias_activation", GEMM_SHAPES)[::2] + _gemm_cases("linear", LINEAR_SHAPES)[::2])
+@parity(GEMM[::2] + LINEAR[::2])
 def test_returned_preactivation(case: Case) -> None:
-    problem = gemm_problem(case)
-    out, pre = getattr(epigrad.forward, case.op)(*problem.operands, case.kind, return_preactivation=True)
-    assert_same_bits(out, getattr(epigrad.forward, case.op)(*problem.operands, case.kind), "out")
-
-    def want(case: Case) -> Wanted:
-        problem = gemm_problem(case)
-        eager = problem.preactivation()
-        return Wanted((preactivation(*problem.sized_operands).reshape(eager.shape),), (eager,))
-
-    assert_parity(("preactivation",), (pre,), case, want)
-
-
-@parity(
-    cases(
-        {"op": ["gated"], "kind": GATED_IN_PRODUCTS, "dtype": DTYPES, "shape": list(GATED_SHAPES), "layout": LAYOUTS},
-        {"gate": GATES},
-    )
-)
-def test_gated(case: Case) -> None:
-    problem = gated_problem(case)
-    want = epigrad.gated_activation(problem.input, case.kind, problem.dim, gate=case.gate)
-
-    def one(**out: Tensor) -> Tensor:
-        return epigrad.forward.gated_activation(problem.input, case.kind, problem.dim, gate=case.gate, **out)
-
-    def two(**out: Tensor) -> Tensor:
-        return epigrad.forward.gated_product(*problem.halves, case.kind, **out)
-
-    _into_guarded_outputs(one, want, problem.input)
-    _into_guarded_outputs(two, want, problem.input)
-
-
-@parity(cases({"op": ["lerp"], "kind": ["lerp"], "dtype": DTYPES, "shape": list(LERP_SHAPES), "layout": LAYOUTS}))
-def test_lerp(case: Case) -> None:
-    problem = lerp_problem(case)
-    want = epigrad.lerp(problem.start, problem.end, problem.weight)
-
-    def call(**out: Tensor) -> Tensor:
-        return epigrad.forward.lerp(problem.start, problem.end, problem.weight, **out)
-
-    _into_guarded_outputs(call, want, *problem.tensors)
-
-
-@parity(
-    cases({"op": ["learnable"], "kind": KINDS, "dtype": DTYPES, "shape": list(LEARNABLE_SHAPES), "layout": LAYOUTS})
-)
-def test_learnable(case: Case) -> None:
-    problem = learnable_problem(case)
-    want = getattr(epigrad, problem.op)(*problem.tensors, **problem.options)
-
-    def call(**out: Tensor) -> Tensor:
-        result: Tensor = getattr(epigrad.forward, problem.op)(*problem.tensors, **problem.options, **out)
-        return result
-
-    _into_guarded_outputs(call, want, *problem.tensors)
+    problem = problem_of(case)
+    out, pre = problem.forward(return_preactivation=True)
+    assert_same_bits(out, problem.forward(), "out")
+    assert_parity(("preactivation",), (pre,), case, lambda case: problem_of(case).wanted_preactivation())
 
 
 @pytest.mark.parametrize("dtype", [dtype for dtype in DTYPES if dtype.itemsize == 2], ids=str)

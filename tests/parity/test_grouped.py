@@ -1,117 +1,19 @@
-"""grouped_linear and experts with autograd: values, all gradients, save modes, and the guards."""
+"""grouped_linear and experts: rows that nobody selects, empty groups, wrong offsets."""
 
 from __future__ import annotations
-
-from dataclasses import replace
 
 import epigrad
 import pytest
 import torch
-from epigrad import Gated, errors
-from torch import Tensor
+from epigrad import errors
+from epigrad._core import tables
 
 from tests.support.cases import (
     DTYPES,
-    EXPERTS_SHAPES,
-    GATES,
-    GROUPED_SHAPES,
-    SAVE_MODES,
-    SCALES,
-    Case,
-    cases,
-    parity,
 )
 from tests.support.compositions import leaves
 from tests.support.devices import needs, on_devices
-from tests.support.grouped_problem import NAMES, GroupedProblem, grouped_problem
-from tests.support.layouts import LAYOUTS, assert_same_bits, unchanged
-from tests.support.parity import assert_parity
-
-CYCLED = {"save": SAVE_MODES, "bias": (True, False), "scale": list(SCALES), "source": ("inputs", "float32")}
-
-GROUPED_CASES = cases(
-    {
-        "op": ["grouped_linear"],
-        "kind": ["none", "relu", "gelu", "silu", "tanh", "relu2", "softplus"],
-        "dtype": DTYPES,
-        "shape": list(GROUPED_SHAPES),
-        "layout": LAYOUTS,
-    },
-    CYCLED,
-)
-GATED_CASES = cases(
-    {
-        "op": ["experts"],
-        "kind": ["swiglu", "geglu_tanh", "reglu", "bilinear", "situ_glu", Gated("swiglu_oai")],
-        "dtype": DTYPES,
-        "shape": list(EXPERTS_SHAPES),
-        "layout": LAYOUTS,
-    },
-    {**CYCLED, "gate": GATES},
-)
-PLAIN_CASES = cases(
-    {
-        "op": ["experts"],
-        "kind": ["relu2", "silu", "gelu", "none"],
-        "dtype": DTYPES,
-        "shape": list(EXPERTS_SHAPES),
-        "layout": LAYOUTS,
-    },
-    CYCLED,
-)
-
-
-def _run(problem: GroupedProblem, operands: list[Tensor | None], save: str) -> tuple[Tensor, list[Tensor | None]]:
-    case = problem.case
-    if case.op == "grouped_linear":
-        out = epigrad.grouped_linear(*operands, case.kind, offsets=problem.integers, save=save)
-    else:
-        x, scale, *layers = operands
-        gate = case.gate if case.is_gated else "second"
-        out = epigrad.experts(x, problem.integers, scale, *layers, case.kind, gate=gate, save=save)
-    asking = [x for x in operands if x is not None and x.requires_grad]
-    first = torch.autograd.grad(out, asking, problem.grad_output, retain_graph=True)
-    for one, other in zip(first, torch.autograd.grad(out, asking, problem.grad_output), strict=True):
-        assert_same_bits(one, other, "second backward under retain_graph")
-    gradients = iter(first)
-    return out.detach(), [next(gradients) if x is not None and x.requires_grad else None for x in operands]
-
-
-@parity([*GROUPED_CASES, *GATED_CASES, *PLAIN_CASES])
-def test_output_and_gradients(case: Case) -> None:
-    problem = grouped_problem(case)
-    with unchanged(*problem.operands, problem.grad_output):
-        out, gradients = _run(problem, leaves(problem.operands), case.save)
-    assert out.is_contiguous(), "functional outputs are contiguous"
-    assert_parity(NAMES[case.op], (out, *gradients), case, lambda case: grouped_problem(case).wanted())
-
-
-def _of_one_expert(case: Case) -> GroupedProblem:
-    """The problem with all tokens, in all of their slots, at the last expert but one."""
-    problem = grouped_problem(case)
-    expert = EXPERTS_SHAPES[case.shape][3] - 2
-    return replace(problem, integers=torch.full_like(problem.integers, expert))
-
-
-@parity([case for case in (*GATED_CASES, *PLAIN_CASES) if case.shape in ("many", "past_tiles", "by_boxes")][::3])
-def test_all_tokens_may_choose_one_of_several_experts(case: Case) -> None:
-    problem = _of_one_expert(case)
-    out, gradients = _run(problem, leaves(problem.operands), case.save)
-    assert_parity(NAMES[case.op], (out, *gradients), case, lambda case: _of_one_expert(case).wanted())
-    others = torch.arange(EXPERTS_SHAPES[case.shape][3]) != EXPERTS_SHAPES[case.shape][3] - 2
-    assert all(bool((layer[others] == 0).all()) for layer in gradients[2:] if layer is not None)
-
-
-@parity(GROUPED_CASES[::4] + GATED_CASES[::4] + PLAIN_CASES[::4])
-def test_each_gradient_alone_has_the_same_bits(case: Case) -> None:
-    problem = grouped_problem(case)
-    _, everything = _run(problem, leaves(problem.operands), case.save)
-    for asked, whole in enumerate(everything):
-        if whole is not None:
-            alone = [
-                None if x is None else x.detach().requires_grad_(i == asked) for i, x in enumerate(problem.operands)
-            ]
-            assert_same_bits(_run(problem, alone, case.save)[1][asked], whole, NAMES[case.op][1 + asked])
+from tests.support.layouts import assert_same_bits
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -137,7 +39,8 @@ def test_what_nobody_selects_is_not_read(dtype: torch.dtype, device: str) -> Non
     out = epigrad.experts(dirty[0], index, *dirty[1:])
     assert_same_bits(out.detach(), want.detach())
     grad[2] = torch.nan
-    for name, one, other in zip(NAMES["experts"][1:], torch.autograd.grad(out, dirty, grad), grads, strict=True):
+    names = tables.OPS["experts_backward"].results
+    for name, one, other in zip(names, torch.autograd.grad(out, dirty, grad), grads, strict=True):
         assert_same_bits(one, other, name)
 
 

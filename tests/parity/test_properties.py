@@ -7,20 +7,15 @@ from dataclasses import replace
 from typing import Any
 
 import epigrad
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import Tensor
 
-from tests.support.cases import ACTIVATIONS, DTYPES, GATED_KINDS, GATES, SAVE_MODES, SCALES, Case
-from tests.support.compositions import leaves
+from tests.support.cases import ACTIVATIONS, DTYPES, GATED_KINDS, GATES, LEARNABLE, SAVE_MODES, SCALES, Case
+from tests.support.compositions import halves
 from tests.support.devices import on_devices
-from tests.support.gated_problem import gated_problem
-from tests.support.gemm_problem import gemm_problem
 from tests.support.layouts import LAYOUTS, assert_same_bits, unchanged
-from tests.support.learnable_problem import KINDS, learnable_problem
-from tests.support.lerp_problem import GRADIENTS, lerp_problem
 from tests.support.parity import assert_parity
+from tests.support.problem import Problem, problem_of
 
 SIZES = st.integers(0, 6)
 BATCHES = st.lists(st.integers(0, 3), max_size=3).map(tuple)
@@ -67,7 +62,7 @@ def gated_cases(draw: st.DrawFn) -> Case:
     dim = draw(st.integers(-len(shape), len(shape) - 1))
     shape[dim] *= 2
     gate = draw(st.sampled_from(GATES))
-    return _case(draw, "gated", draw(st.sampled_from(GATED_KINDS)), (tuple(shape), dim), gate=gate)
+    return _case(draw, "gated_activation", draw(st.sampled_from(GATED_KINDS)), (tuple(shape), dim), gate=gate)
 
 
 @st.composite
@@ -83,66 +78,46 @@ def lerp_cases(draw: st.DrawFn) -> Case:
 def learnable_cases(draw: st.DrawFn) -> Case:
     shape = tuple(draw(st.lists(st.integers(0, 4), max_size=8)))
     channels = shape[1:2] if len(shape) > 1 and draw(st.booleans()) else (1,) * draw(st.integers(0, 1))
-    return _case(draw, "learnable", draw(st.sampled_from(KINDS)), (shape, channels))
+    return _case(draw, "learnable", draw(st.sampled_from(LEARNABLE)), (shape, channels))
 
 
-def _check_gemm(case: Case) -> None:
-    problem = gemm_problem(case)
-    operands = leaves(problem.operands)
+def _check(case: Case) -> Problem:
+    problem = problem_of(case)
     with unchanged(*problem.operands, problem.grad_output):
-        out = getattr(epigrad, case.op)(*operands, case.kind, save=case.save)
-        asking = [x for x in operands if x is not None]
-        given = iter(torch.autograd.grad(out, asking, problem.grad_output))
-    gradients = [None if x is None else next(given) for x in operands]
-    assert_parity(("out", *problem.names), (out.detach(), *gradients), case, lambda case: gemm_problem(case).wanted())
+        out, gradients = problem.differentiated()
+    assert_parity(problem.names, (out, *gradients), case, lambda case: problem_of(case).wanted())
+    return problem
 
 
 @on_devices
 @given(case=matmul_cases())
 def test_matmul_bias_activation(case: Case, device: str) -> None:
-    _check_gemm(replace(case, device=device))
+    _check(replace(case, device=device))
 
 
 @on_devices
 @given(case=linear_cases())
 def test_linear(case: Case, device: str) -> None:
-    _check_gemm(replace(case, device=device))
+    _check(replace(case, device=device))
 
 
 @on_devices
 @given(case=gated_cases())
 def test_gated(case: Case, device: str) -> None:
-    case = replace(case, device=device)
-    problem = gated_problem(case)
-    (input,) = leaves([problem.input])
-    with unchanged(problem.input, problem.grad_output):
-        out = epigrad.gated_activation(input, case.kind, problem.dim, gate=case.gate)
-        gradients = torch.autograd.grad(out, [input], problem.grad_output)
-    assert_parity(("out", "grad_input"), (out.detach(), *gradients), case, lambda case: gated_problem(case).wanted())
-    assert_same_bits(epigrad.gated_product(*problem.halves, case.kind), out, "halves given apart")
+    problem = _check(replace(case, device=device))
+    (whole,) = problem.operands
+    assert whole is not None
+    apart = epigrad.gated_product(*halves(whole, problem.options["dim"], case.gate), case.kind)
+    assert_same_bits(apart, problem.forward(), "halves given apart")
 
 
 @on_devices
 @given(case=lerp_cases())
 def test_lerp(case: Case, device: str) -> None:
-    case = replace(case, device=device)
-    problem = lerp_problem(case)
-    tensors: list[Tensor | None] = leaves(problem.tensors)
-    with unchanged(*problem.tensors, problem.grad_output):
-        out = epigrad.lerp(*problem.arguments(tensors))
-        given = iter(torch.autograd.grad(out, [x for x in tensors if x is not None], problem.grad_output))
-    gradients = [None if x is None else next(given) for x in tensors]
-    assert_parity(("out", *GRADIENTS), (out.detach(), *gradients), case, lambda case: lerp_problem(case).wanted())
+    _check(replace(case, device=device))
 
 
 @on_devices
 @given(case=learnable_cases())
 def test_learnable(case: Case, device: str) -> None:
-    case = replace(case, device=device)
-    problem = learnable_problem(case)
-    tensors = leaves(problem.tensors)
-    with unchanged(*problem.tensors, problem.grad_output):
-        out = getattr(epigrad, problem.op)(*tensors, **problem.options)
-        gradients = torch.autograd.grad(out, [x for x in tensors if x is not None], problem.grad_output)
-    names = ("out", *problem.gradients)
-    assert_parity(names, (out.detach(), *gradients), case, lambda case: learnable_problem(case).wanted())
+    _check(replace(case, device=device))

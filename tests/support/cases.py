@@ -14,7 +14,7 @@ import itertools
 import os
 import random
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, TypeVar
 
@@ -176,6 +176,10 @@ LEARNABLE_SHAPES: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
 }
 """Shape of the input and of prelu's weight. xielu's alphas have one element: another shape counts
 as [1]."""
+
+XIELU_BETAS = {"xielu": 0.5, "xielu(beta=-0.25)": -0.25}
+LEARNABLE = ("prelu", *XIELU_BETAS)
+"""The kinds of cases of operations whose parameters have gradients."""
 
 MLP_SHAPES: dict[str, tuple[tuple[int, ...], int]] = {
     "vector": ((5,), 6),
@@ -348,6 +352,12 @@ def cases(axes: Mapping[str, Sequence[Any]], cycled: Mapping[str, Sequence[Any]]
     cycled = cycled or {}
     rows = product(axes, cycled) if FULL else pairs({**axes, **cycled})
     return list(dict.fromkeys(Case(**row) for row in rows))
+
+
+def cases_of(op: str, kinds: Sequence[Any], shapes: Iterable[str], **cycled: Sequence[Any]) -> list[Case]:
+    """Cases of an operation in every dtype and layout."""
+    axes = {"op": [op], "kind": kinds, "dtype": DTYPES, "shape": list(shapes), "layout": LAYOUTS}
+    return cases(axes, cycled)
 
 
 def quick_of(everywhere: Sequence[Case]) -> set[Case]:

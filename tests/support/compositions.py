@@ -7,8 +7,10 @@ measured from.
 
 from __future__ import annotations
 
+import functools
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -90,6 +92,41 @@ def experts(
         out = out.index_put((tokens, places), mlp(x[tokens], w_in[expert], b1, w_out[expert], b2, act))
     selects = (index >= 0) & (index < len(w_in))
     return torch.where(selects[..., None], scale[..., None] * out, 0).sum(1).to(x.dtype)
+
+
+def _experts(x: Tensor, scale: Tensor, *layers: Any, index: Tensor, act: Any, gate: str | None = None) -> Tensor:
+    whole = act if gate is None else lambda pre: act(*halves(pre, -1, gate))
+    return experts(x, index.to(x.device), scale, *layers, whole)
+
+
+def _lerp(start: Tensor, end: Tensor, given: Tensor | None, weight: float | None = None) -> Tensor:
+    return torch.lerp(start, end, given if weight is None else weight)
+
+
+_COMPOSITIONS: dict[str, tuple[Callable[..., Tensor], tuple[str, ...]]] = {
+    "matmul_bias_activation": (matmul_bias_activation, ("act",)),
+    "linear": (linear, ("act",)),
+    "gated_linear": (gated_linear, ("act",)),
+    "mlp": (mlp, ("act",)),
+    "gated_mlp": (gated_mlp, ("act", "gate")),
+    "grouped_linear": (grouped_linear, ("act", "offsets")),
+    "experts": (_experts, ("act", "index", "gate")),
+    "activation": (lambda x, act: act(x), ("act",)),
+    "gated_activation": (gated_activation, ("act", "dim", "gate")),
+    "gated_product": (lambda value, gate, act: act(value, gate), ("act",)),
+    "lerp": (_lerp, ("weight",)),
+    "prelu": (functional.prelu, ()),
+    "xielu": (xielu, ("beta",)),
+}
+"""Functions of the tensors that have gradients, and the names of what they take beside them."""
+
+
+def of(op: str, act: Any, known: Mapping[str, Any]) -> Callable[..., Tensor]:
+    """An operation with an activation, or what a gated kind makes of value and gate, and what is
+    known beside its tensors."""
+    function, names = _COMPOSITIONS[op]
+    known = {**known, "act": act}
+    return functools.partial(function, **{name: known[name] for name in names if name in known})
 
 
 def leaves(inputs: Sequence[Tensor | None], dtype: torch.dtype | None = None) -> list[Tensor | None]:

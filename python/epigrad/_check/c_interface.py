@@ -24,7 +24,7 @@ from epigrad._check.c_structs import (
     Device,
     DLTensor,
 )
-from epigrad._check.problem import GATES, Problem
+from epigrad._check.problem import GATES
 from epigrad._core import invariance, loader, selection, tables
 from epigrad.kinds import arguments_of
 
@@ -147,7 +147,7 @@ class Prepared:
         _raise(_library().epg_run(ctypes.byref(self._call)))
 
 
-def call(problem: Problem, op: str, tensors: Named, outputs: Named, options: Named) -> None:
+def call(op: str, tensors: Named, outputs: Named, options: Named) -> None:
     """Run an operation; the arguments are those of `Prepared`.
 
     Raises:

@@ -15,7 +15,6 @@ import epigrad
 from epigrad import backward, forward, nn
 from epigrad._check import c_interface, plan_calls
 from epigrad._check.layouts import Guarded, unchanged
-from epigrad._check.operations import NUMBER
 from epigrad._check.problem import INTO, MODULES, Problem
 from epigrad._core import tables
 from epigrad.webgpu import Array
@@ -32,28 +31,25 @@ class Inputs:
     Attributes:
         given: the tensors that have gradients, by name in the order of the arguments.
         grad: the output's gradient.
-        integers: offsets or index, by name.
+        others: offsets, index, or a number in place of a tensor, by name.
     """
 
     given: dict[str, Tensor | None]
     grad: Tensor
-    integers: dict[str, Tensor]
+    others: dict[str, Any]
 
     @classmethod
     def of(cls, problem: Problem, device: str = "cpu") -> Inputs:
-        return cls(*problem.tensors(device), problem.integers(device))
+        return cls(*problem.tensors(device), {**problem.integers(device), **problem.numbers})
 
     def operands(self, op: str) -> dict[str, Any]:
         """A call's operands by name, in the order of its arguments."""
-        row = tables.OPS[op]
-        known: dict[str, Any] = {**self.given, **self.integers}
-        if row.takes_number and known[row.tensors[-1]] is None:
-            known[row.tensors[-1]] = NUMBER
-        return {name: known[name] for name in row.tensors}
+        known: Named = {**self.given, **self.others}
+        return {name: known[name] for name in tables.OPS[op].tensors}
 
     def tensors(self) -> list[Tensor]:
         """All of them."""
-        return [tensor for tensor in (*self.given.values(), self.grad, *self.integers.values()) if tensor is not None]
+        return [each for each in (*self.given.values(), self.grad, *self.others.values()) if isinstance(each, Tensor)]
 
 
 class _Watching(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -93,7 +89,7 @@ def _autograd(problem: Problem, inputs: Inputs) -> Results:
         name: tensor if tensor is None else leaf(tensor.detach(), ask)
         for (name, tensor), ask in zip(inputs.given.items(), asked, strict=True)
     }
-    with_leaves = Inputs(leaves, inputs.grad, inputs.integers).operands(problem.op)
+    with_leaves = Inputs(leaves, inputs.grad, inputs.others).operands(problem.op)
     out = (_module if is_module else _function)(problem, with_leaves)
     wanted = [leaf for leaf in leaves.values() if leaf is not None and leaf.requires_grad]
     found = iter(torch.autograd.grad(out, wanted, inputs.grad) if wanted else ())
@@ -125,7 +121,7 @@ def _module(problem: Problem, operands: dict[str, Any]) -> Tensor:
     return result
 
 
-def by_function(problem: Problem, op: str, tensors: Named, outputs: Named, options: Named) -> None:
+def by_function(op: str, tensors: Named, outputs: Named, options: Named) -> None:
     """Call a function without a graph."""
     if (row := tables.OPS[op]).is_backward:
         out = tuple([outputs.get(f"grad_{row.tensors[place]}") for place in row.gradients])
@@ -137,24 +133,24 @@ def by_function(problem: Problem, op: str, tensors: Named, outputs: Named, optio
         getattr(forward, op)(**tensors, **options, out=outputs["out"])
 
 
-_WAYS: dict[str, Callable[[Problem, str, Named, Named, Named], None]] = {
+WAYS: dict[str, Callable[[str, Named, Named, Named], None]] = {
     "stateless": by_function,
     "c": c_interface.call,
     "plan": plan_calls.call,
 }
-"""Calls that write into outputs, given the problem, the operation, tensors and numbers by name, the
-outputs and the options."""
+"""Calls that write into outputs, given the operation, tensors and numbers by name, the outputs by
+name, and the options."""
 
 
 def _into(problem: Problem, inputs: Inputs) -> Results:
     """By calls that write into given tensors."""
-    way, row, options = _WAYS[problem.entry], problem.row, problem.options
+    way, row, options = WAYS[problem.entry], problem.row, problem.options
     guards, asked = _Guards(problem, inputs.grad.device), problem.asked()
     operands, out = inputs.operands(problem.op), guards.make("")
     kept: dict[str, Tensor] = {}
     if row.keeps and problem.save == "preactivation":
         kept["preactivation"] = out.new_full(problem.every_shape["preactivation"] or (), torch.nan)
-    way(problem, problem.op, operands, {"out": out, **kept}, options)
+    way(problem.op, operands, {"out": out, **kept}, options)
     if row.keeps == "output" and problem.save == "auto" and tables.ACTIVATIONS[problem.activation.name].from_output:
         kept["output"] = out
     grads = [guards.make(name) if ask else None for name, ask in zip(inputs.given, asked, strict=True)]
@@ -164,7 +160,7 @@ def _into(problem: Problem, inputs: Inputs) -> Results:
         if problem.entry == "stateless" and len(grads) > 1:
             options["needs"] = asked
         wanted = {f"grad_{name}": grad for name, grad in zip(inputs.given, grads, strict=True)}
-        way(problem, f"{problem.op}_backward", {"grad_output": inputs.grad, **operands, **kept}, wanted, options)
+        way(f"{problem.op}_backward", {"grad_output": inputs.grad, **operands, **kept}, wanted, options)
     guards.check()
     return (out, *grads)
 

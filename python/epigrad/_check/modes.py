@@ -112,9 +112,7 @@ def _other_rows(problem: Problem, inputs: Inputs) -> str:
     if dims is None or first is None or not first.shape[dims[0]]:
         return ""
     rng = random.Random(problem.seed)
-    begin, end = (
-        _some_group(inputs.integers["offsets"], rng) if "offsets" in inputs.integers else (0, first.shape[dims[0]])
-    )
+    begin, end = _some_group(inputs.others["offsets"], rng) if "offsets" in inputs.others else (0, first.shape[dims[0]])
     if begin == end:
         return ""
     begin = rng.randrange(begin, end)
@@ -147,7 +145,7 @@ def _rows_alone(problem: Problem, inputs: Inputs, rows: slice) -> Inputs:
     }
     integers = {
         name: _narrowed(t, 0, rows) if name == "index" else t.clamp(rows.start, rows.stop) - rows.start
-        for name, t in inputs.integers.items()
+        for name, t in inputs.others.items()
     }
     return Inputs(given, _narrowed(inputs.grad, dims[1], rows), integers)
 
@@ -192,7 +190,7 @@ def _one_gradient(problem: Problem, inputs: Inputs) -> Results:
 def _contiguous(inputs: Inputs) -> Inputs:
     """The same values without gaps."""
     given = {name: None if t is None else t.contiguous() for name, t in inputs.given.items()}
-    return Inputs(given, inputs.grad.contiguous(), inputs.integers)
+    return Inputs(given, inputs.grad.contiguous(), inputs.others)
 
 
 def bad(problem: Problem, backend: str) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import math
 from collections.abc import Callable, Mapping
 
 import torch
@@ -123,7 +124,7 @@ def shapes(op: str, given: Shape, turn: int, gated: bool) -> Shapes:
         turn: 0 or 1, where a shape has two forms.
         gated: whether the kind is a gated one.
     """
-    row, sizes = tables.OPS[op], dict(zip(OPERATIONS[op], given, strict=True))
+    sizes = dict(zip(OPERATIONS[op], given, strict=True))
     own = _OWN[op][1](sizes, turn) if op in _OWN else {}
     symbols: dict[str, int | Form] = {symbol: sizes[name] for symbol, name in _SYMBOLS.items() if name in sizes}
     if "lead" in sizes:
@@ -131,11 +132,28 @@ def shapes(op: str, given: Shape, turn: int, gated: bool) -> Shapes:
         symbols["..."] = ((), (rows,), (2, rows), (rows, 1))[sizes["lead"] % 4]
     elif "inner" in sizes:
         symbols["..."] = given[-3:] if sizes["inner"] else given[-3:-1]
+    return formed_shapes(op, symbols, own, gated)
+
+
+def formed_shapes(op: str, symbols: Mapping[str, int | Form], own: Shapes, gated: bool) -> Shapes:
+    """The shapes of an operation's tensors and results, of its row's symbols, but for its own."""
+    row = tables.OPS[op]
     return own | {
-        each.name: tuple(formed(each, gated, symbols)) if each.shape else _example(each.example)
+        each.name: tuple(formed(each, gated, dict(symbols))) if each.shape else _example(each.example)
         for each in (*row.inputs, *row.outputs)
         if each.name not in own
     }
+
+
+def spread(op: str, name: str, shape: Shape, scale: float) -> float:
+    """The standard deviation of a tensor's values, where that of what goes into the activation is
+    `scale`."""
+    if not tables.OPS[op].multiplies:
+        return scale if name in ("input", "value", "gate", "start", "end") else 1.0
+    if name == "b" or name.startswith("weight"):
+        depth = shape[-1] if name != "b" or len(shape) == 1 else shape[-2]
+        return (1.0 if name in ("weight2", "weight_out") else scale) / math.sqrt(max(depth, 1))
+    return 1.0
 
 
 @functools.cache

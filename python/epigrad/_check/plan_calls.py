@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from epigrad._check.operations import NUMBER
 from epigrad._check.problem import Problem
 from epigrad.plan import Plan
 
@@ -30,9 +29,7 @@ def run(made: Plan, device: torch.device, tensors: Mapping[str, Any], accumulate
     made.run(workspace=workspace_of(made.workspace_size, device, short), accumulate=accumulate, **given)
 
 
-def call(
-    problem: Problem, op: str, tensors: Mapping[str, Any], outputs: Mapping[str, Any], options: Mapping[str, Any]
-) -> None:
+def call(op: str, tensors: Mapping[str, Any], outputs: Mapping[str, Any], options: Mapping[str, Any]) -> None:
     """Select a plan of an operation and run it."""
     selected = {name: value for name, value in options.items() if name != "accumulate"}
     made = Plan.select(op, **tensors, **outputs, **selected)
@@ -53,9 +50,7 @@ def plans(problem: Problem, device: str) -> dict[str, Plan]:
         for name, shape in problem.shapes.items()
         if shape is not None
     }
-    given |= {name: integers.to("meta") for name, integers in problem.integers().items()}
-    if row.takes_number:
-        given.setdefault(row.tensors[-1], NUMBER)
+    given |= {name: integers.to("meta") for name, integers in problem.integers().items()} | problem.numbers
     of_backward = {"grad_output": problem.out_shape} | {name: every[name] for name in row.results[1:]}
     options, backward = problem.options, f"{problem.op}_backward"
     return {

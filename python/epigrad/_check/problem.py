@@ -15,7 +15,7 @@ from torch import Tensor
 
 from epigrad import errors
 from epigrad._check.layouts import LAYOUTS, UNALIGNED, laid_out
-from epigrad._check.operations import OPERATIONS, Shape, Shapes, shapes, split_of
+from epigrad._check.operations import NUMBER, OPERATIONS, Shape, Shapes, shapes, split_of, spread
 from epigrad._check.values import VALUES, with_special
 from epigrad._core import tables
 from epigrad.kinds import Activation, Gated
@@ -275,9 +275,16 @@ class Problem:
                 found[each.name] = torch.randint(-1, sizes["groups"] + 1, shape, generator=generator).to(device)
         return found
 
+    @property
+    def numbers(self) -> dict[str, float]:
+        """A number in place of a tensor, by its name."""
+        name = self.row.tensors[-1]
+        return {name: NUMBER} if self.row.takes_number and self.every_shape[name] is None else {}
+
     def _tensor(self, name: str, shape: tuple[int, ...], place: int, device: str) -> Tensor:
         generator = self.generator(name)
-        values = torch.randn(shape, generator=generator, dtype=torch.float64) * self._spread(name, shape)
+        values = torch.randn(shape, generator=generator, dtype=torch.float64)
+        values *= 1.0 if name == "grad" else spread(self.op, name, shape, self.scale)
         # PyTorch's slope of softplus at an infinite alpha is NaN where no bend is
         if self.values != "normal" and not name.startswith("alpha"):
             values = with_special(values, self.values, self.torch_dtype, generator)
@@ -286,17 +293,6 @@ class Problem:
     def layout(self, place: int) -> str:
         """Of a tensor by its place."""
         return self.layouts[place % len(self.layouts)]
-
-    def _spread(self, name: str, shape: tuple[int, ...]) -> float:
-        if name == "grad":
-            return 1.0
-        if not self.row.multiplies:
-            return self.scale if name in ("input", "value", "gate", "start", "end") else 1.0
-        if name.startswith("weight") or name == "b":
-            depth = shape[-1] if name != "b" or len(shape) == 1 else shape[-2]
-            first = name not in ("weight2", "weight_out")
-            return (self.scale if first else 1.0) / math.sqrt(max(depth, 1))
-        return 1.0
 
     def simpler(self) -> list[Problem]:
         """Problems that differ in one field, which is smaller or plainer."""

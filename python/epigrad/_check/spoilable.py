@@ -89,7 +89,7 @@ class Call:
                 device = torch.device("cuda" if self.backend == "cuda" else "cpu")
                 plan_calls.run(self.plan(), device, {**self.tensors, **self.outputs}, short=self.short)
             case _:
-                by_function(self.problem, self.op, self.tensors, self.outputs, self.options)
+                by_function(self.op, self.tensors, self.outputs, self.options)
 
     def prepared(self) -> c_interface.Prepared:
         """A call of the C interface."""

@@ -8,8 +8,8 @@ import random
 from collections.abc import Sequence
 from typing import Any
 
-from epigrad._check.operations import OPERATIONS, PAIRS, SPLITS
-from epigrad._check.problem import EXTENTS, GATES, GRADS, INTO, SAVES, SCALES, WAYS, Problem
+from epigrad._check.operations import COUNTS, FORMS, OPERATIONS
+from epigrad._check.problem import GATES, GRADS, INTO, SAVES, SCALES, WAYS, Problem
 from epigrad._check.values import VALUES
 from epigrad._core import tables
 
@@ -76,19 +76,10 @@ def _drawn_sizes(rng: random.Random, names: Sequence[str]) -> tuple[int, ...]:
     200 thousand elements or multiply-adds, so that a hundred are checked in a second."""
     sizes = []
     for name in names:
-        match name:
-            case "form":
-                sizes.append(rng.randrange(len(PAIRS)))
-            case "split":
-                sizes.append(rng.randrange(len(SPLITS)))
-            case "lead":
-                sizes.append(rng.randrange(4))
-            case "mask":
-                sizes.append(rng.randrange(1 << 10))
-            case "batch" | "each" | "groups":
-                sizes.append(rng.choice((1, 2, 3, 5)))
-            case _:
-                sizes.append(_drawn_size(rng))
+        if name in FORMS:
+            sizes.append(rng.randrange(FORMS[name]))
+        else:
+            sizes.append(rng.choice((1, 2, 3, 5)) if name in COUNTS else _drawn_size(rng))
     while math.prod(max(1, size) for size in sizes if size > 7) > 200_000:
         largest = max(range(len(sizes)), key=sizes.__getitem__)
         sizes[largest] //= 4
@@ -102,7 +93,7 @@ LARGE, LARGE_EACH = 1_000_000, 400
 def _enlarged(rng: random.Random, problem: Problem) -> Problem:
     """The same with one large size. All inputs repeat one slice, or are strided."""
     names = OPERATIONS[problem.op]
-    extents = [place for place, name in enumerate(names) if name in EXTENTS]
+    extents = [place for place, name in enumerate(names) if name not in (*FORMS, *COUNTS)]
     sizes = [size if place not in extents else min(max(size, 1), 3) for place, size in enumerate(problem.sizes)]
     place = rng.choice(extents)
     sizes[place] = rng.randint(LARGE // 4, LARGE) // math.prod(sizes[other] for other in extents if other != place)

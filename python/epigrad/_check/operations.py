@@ -98,6 +98,11 @@ _OWN: dict[str, tuple[tuple[str, ...], Callable[[Sizes, int], Shapes]]] = {
 }
 """Sizes and shapes that a row does not say; `turn` is 0 or 1."""
 
+FORMS = {"form": len(PAIRS), "split": len(SPLITS), "lead": 4, "mask": 1 << 10}
+"""Sizes that choose a form, and how many forms there are."""
+COUNTS = ("batch", "each", "groups")
+"""Sizes that are few."""
+
 _SYMBOLS = {"K": "features", "N": "columns", "H": "hidden", "T": "rows", "E": "groups", "J": "each"}
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from epigrad import errors
 from epigrad._check.layouts import LAYOUTS, UNALIGNED, laid_out
-from epigrad._check.operations import NUMBER, OPERATIONS, Shape, Shapes, shapes, split_of, spread
+from epigrad._check.operations import COUNTS, NUMBER, OPERATIONS, Shape, Shapes, shapes, split_of, spread
 from epigrad._check.values import VALUES, with_special
 from epigrad._core import tables
 from epigrad.kinds import Activation, Gated
@@ -31,8 +31,6 @@ ARRAY = "array"
 INTO = ("stateless", "c", "plan")
 """Those that write into given tensors."""
 GRADS = ("fresh", "added", "float32", "float32_added")
-EXTENTS = ("rows", "columns", "depth", "features", "hidden", "outer", "channels", "half", "inner")
-"""Sizes that may be large."""
 MODULES = {"linear": "Linear", "mlp": "MLP", "gated_mlp": "GatedMLP", "experts": "Experts", "activation": "Activation"}
 MODULES |= {"gated_activation": "GatedActivation", "prelu": "PReLU", "xielu": "XIELU", "lerp": "Lerp"}
 """The operations that have a class of epigrad.nn."""
@@ -300,13 +298,10 @@ class Problem:
         for place, size in enumerate(self.sizes):
             before, after = self.sizes[:place], self.sizes[place + 1 :]
             found += [self._with(sizes=(*before, less, *after)) for less in _smaller(OPERATIONS[self.op][place], size)]
-        plain = Problem(self.op)
-        names = (
-            *("layouts", "scale", "bias", "gate", "save", "entry", "needs", "seed"),
-            *("values", "grads", "wide_scale"),
-        )
-        changed = [name for name in names if getattr(self, name) != getattr(plain, name)]
-        found += [self._with(**{name: getattr(plain, name)}) for name in changed]
+        plain = {
+            field.name: field.default for field in fields(self) if field.name not in ("op", "kind", "dtype", "sizes")
+        }
+        found += [self._with(**{name: value}) for name, value in plain.items() if getattr(self, name) != value]
         if "(" in self.kind:
             found.append(self._with(kind=self.kind.partition("(")[0]))
         if len(self.layouts) > 1:
@@ -329,7 +324,7 @@ _KINDS: dict[str, tuple[Any, str]] = {
 
 
 def _smaller(name: str, size: int) -> list[int]:
-    least = 1 if name in ("each", "groups") else 0
+    least = 1 if name in COUNTS else 0
     return [less for less in dict.fromkeys((least, 1, size // 2, size - 1)) if least <= less < size]
 
 

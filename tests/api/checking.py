@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 from epigrad._check import search
-from epigrad._check.problem import Problem
+from epigrad._check.operations import OPERATIONS
+from epigrad._check.problem import EXAMPLE, Problem
+from epigrad._core import tables
 
 
 def wrong_in(monkeypatch: pytest.MonkeyPatch, module: Any, name: str, change: Callable[..., Any]) -> None:
@@ -20,6 +22,12 @@ def wrong_in(monkeypatch: pytest.MonkeyPatch, module: Any, name: str, change: Ca
         return change(own(*arguments, **options), *arguments, **options)
 
     monkeypatch.setattr(module, name, defective)
+
+
+def example_of(op: str, dtype: str = "float32") -> str:
+    """A small problem of an operation, as text."""
+    kind = {"gated": "kind=swiglu ", "": ""}.get(tables.OPS[op].kinds, "kind=gelu ")
+    return f"{op} {kind}dtype={dtype} sizes={'x'.join(map(str, EXAMPLE[: len(OPERATIONS[op])]))}"
 
 
 def found(mode: str, op: str, entry: str = "stateless", count: int = 200) -> str:

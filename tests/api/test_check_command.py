@@ -16,9 +16,9 @@ from epigrad._check import modes, search
 from epigrad._check.modes import MODES
 from epigrad._check.operations import OPERATIONS
 from epigrad._check.problem import Problem
-from epigrad._core import tables
 from epigrad.cli import report
 
+from tests.api.checking import example_of
 from tests.api.terminal import terminal
 from tests.support.processes import start
 
@@ -101,8 +101,7 @@ def test_a_single_problem_has_a_file_too(tmp_path: Path) -> None:
 def test_the_sizes_that_an_error_gives_as_an_example_are_right(op: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(errors.InvalidProblemError) as refused:
         Problem.read(op)
-    kind = {"gated": "kind=swiglu ", "": ""}.get(tables.OPS[op].kinds, "kind=relu ")
-    problem = f"{op} {kind}{str(refused.value).rpartition(' ')[2]}"
+    assert str(refused.value).endswith((problem := example_of(op)).rpartition(" ")[2])
     assert run("--problem", problem, "--mode", "correct") == 0, capsys.readouterr().out
 
 

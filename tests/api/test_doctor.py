@@ -14,10 +14,10 @@ import pytest
 import torch
 from epigrad import cli, errors
 from epigrad._check.operations import OPERATIONS
-from epigrad._check.problem import EXAMPLE
 from epigrad._core import loader, tables
 from epigrad.cli import bench, check, doctor
 
+from tests.api.checking import example_of
 from tests.support.processes import start
 from tests.support.tiers import thorough
 
@@ -147,9 +147,7 @@ def test_plans_tell_what_would_run(
 @pytest.mark.parametrize("op", OPERATIONS)
 def test_plans_tell_what_would_run_for_every_operation(op: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Forward, and backward to everything."""
-    kind = {"gated": "kind=swiglu ", "": ""}.get(tables.OPS[op].kinds, "kind=gelu ")
-    sizes = "x".join(map(str, EXAMPLE[: len(OPERATIONS[op])]))
-    problem = f"{op} {kind}dtype=bfloat16 sizes={sizes}"
+    problem = example_of(op, "bfloat16")
     assert cli.main(["plans", "--problem", problem, "--json"]) == 0
     plans = facts_of(capsys.readouterr().out)
     assert list(plans) == [op, f"{op}_backward"]

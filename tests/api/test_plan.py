@@ -12,12 +12,12 @@ import pytest
 import torch
 from epigrad import backward, errors, forward, plan
 from epigrad._check.calls import Inputs
-from epigrad._check.operations import OPERATIONS
-from epigrad._check.problem import EXAMPLE, Problem
+from epigrad._check.problem import Problem
 from epigrad._core import tables
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
+from tests.api.checking import example_of
 from tests.support.devices import on_devices
 from tests.support.layouts import OUT_LAYOUTS, Guarded, assert_same_bits, bits, laid_out, unchanged
 from tests.support.plan_problem import CLASSES, DTYPES, arguments, expected, run, tensors_for, workspace_of
@@ -512,9 +512,7 @@ def test_can_implement_assumes_a_workspace_that_is_not_given(device: str) -> Non
 def operands(op: str, dtype: str) -> tuple[Problem, dict[str, Any]]:
     """A small problem of an operation, and its tensors by name."""
     name = op.removesuffix("_backward")
-    kind = {"gated": "kind=swiglu ", "": ""}.get(tables.OPS[name].kinds, "kind=gelu ")
-    sizes = "x".join(map(str, EXAMPLE[: len(OPERATIONS[name])]))
-    problem = Problem.read(f"{name} {kind}dtype={dtype} sizes={sizes}")
+    problem = Problem.read(example_of(name, dtype))
     inputs = Inputs.of(problem)
     given = {key: value for key, value in inputs.operands(name).items() if value is not None}
     return problem, given | ({"grad_output": inputs.grad} if op.endswith("_backward") else {})

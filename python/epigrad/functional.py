@@ -16,11 +16,7 @@ from torch import Tensor, nn
 from torch.overrides import handle_torch_function
 
 from epigrad import errors, ops
-from epigrad._autograd import functions
-from epigrad._autograd.feedforward import FeedForward
-from epigrad._autograd.formulas import LEARNABLE
-from epigrad._autograd.gated_linear import GatedLinear
-from epigrad._autograd.grouped import Experts, GroupedLinear
+from epigrad._autograd.functions import Elementwise, Layers, kept
 from epigrad._autograd.main_grad import any_switched, refuse_tracing, sinks_of, with_wide_views
 from epigrad._core import invariance, loader, selection
 from epigrad._core.call import Call, call_of, kind_of
@@ -29,9 +25,6 @@ from epigrad._core.launcher import DISPATCHER, only, operator_arguments
 from epigrad._core.tables import OPS
 from epigrad._core.torch_state import (
     any_autocast,
-    as_experts,
-    as_input,
-    as_linear,
     constant_to_dynamo,
     is_dynamo_compiling,
     is_traced,
@@ -181,7 +174,7 @@ def activation(input: Tensor, activation: ActivationLike) -> Tensor:
     if records is None and overridden(input):
         return _as_leaf("activation", (input,), input, activation)
     call = call_of("activation", activation)
-    return _elementwise(functions.Elementwise, call, records, input)
+    return _elementwise(call, records, input)
 
 
 def gated_activation(input: Tensor, kind: str | Gated = "swiglu", dim: int = -1, *, gate: str = "second") -> Tensor:
@@ -233,7 +226,7 @@ def gated_activation(input: Tensor, kind: str | Gated = "swiglu", dim: int = -1,
     if records is None and overridden(input):
         return _as_leaf("gated_activation", (input,), input, kind, dim, gate=gate)
     call = call_of("gated_activation", kind, dim, gate)
-    return _elementwise(functions.Elementwise, call, records, input)
+    return _elementwise(call, records, input)
 
 
 def gated_product(value: Tensor, gate: Tensor, kind: str | Gated = "swiglu") -> Tensor:
@@ -275,7 +268,7 @@ def gated_product(value: Tensor, gate: Tensor, kind: str | Gated = "swiglu") -> 
     call = call_of("gated_product", kind)
     if records is None and overridden(value, gate):
         return _as_leaf("gated_product", (value, gate), value, gate, kind)
-    return _elementwise(functions.GatedProduct, call, records, value, gate)
+    return _elementwise(call, records, value, gate)
 
 
 def lerp(start: Tensor, end: Tensor, weight: float | Tensor) -> Tensor:
@@ -310,7 +303,7 @@ def lerp(start: Tensor, end: Tensor, weight: float | Tensor) -> Tensor:
     if records is None and overridden(start, end, tensor):
         return _as_leaf("lerp", (start, end, tensor), start, end, weight)
     call = Call("lerp", None, parameters, 0, 0, False, selection.current())
-    return _elementwise(functions.Lerp, call, records, start, end, tensor)
+    return _elementwise(call, records, start, end, tensor)
 
 
 def prelu(input: Tensor, weight: Tensor) -> Tensor:
@@ -351,7 +344,7 @@ def prelu(input: Tensor, weight: Tensor) -> Tensor:
     if records is None and overridden(input, weight):
         return _as_leaf("prelu", (input, weight), input, weight)
     call = Call("prelu", None, (), 0, 0, False, selection.current())
-    return _elementwise(functions.Elementwise, call, records, input, weight)
+    return _elementwise(call, records, input, weight)
 
 
 def xielu(input: Tensor, alpha_p: Tensor, alpha_n: Tensor, beta: float = 0.5) -> Tensor:
@@ -404,7 +397,7 @@ def xielu(input: Tensor, alpha_p: Tensor, alpha_n: Tensor, beta: float = 0.5) ->
     if records is None and overridden(input, alpha_p, alpha_n):
         return _as_leaf("xielu", (input, alpha_p, alpha_n), input, alpha_p, alpha_n, beta)
     call = Call("xielu", None, (number,), 0, 0, False, selection.current())
-    return _elementwise(functions.Elementwise, call, records, input, alpha_p, alpha_n)
+    return _elementwise(call, records, input, alpha_p, alpha_n)
 
 
 def gated_linear(
@@ -467,7 +460,7 @@ def gated_linear(
     call = call_of("gated_linear", kind)
     if records is None and overridden(*tensors):
         return _as_leaf("gated_linear", tensors, *tensors, kind, save=save)
-    return _layers(GatedLinear, call, records, tensors, save)
+    return _layers(call, records, tensors, save)
 
 
 def mlp(
@@ -524,7 +517,7 @@ def mlp(
     if records is None and overridden(*tensors):
         return _as_leaf("mlp", tensors, *tensors, activation, save=save)
     call = call_of("mlp", activation)
-    return _layers(FeedForward, call, records, tensors, save)
+    return _layers(call, records, tensors, save)
 
 
 def gated_mlp(
@@ -585,7 +578,7 @@ def gated_mlp(
     if records is None and overridden(*tensors):
         return _as_leaf("gated_mlp", tensors, *tensors, kind, gate=gate, save=save)
     call = call_of("gated_mlp", kind, 0, gate)
-    return _layers(FeedForward, call, records, tensors, save)
+    return _layers(call, records, tensors, save)
 
 
 def grouped_linear(
@@ -645,7 +638,7 @@ def grouped_linear(
     if records is None and overridden(*tensors):
         return _as_leaf("grouped_linear", tensors, input, weight, bias, activation, offsets=offsets, save=save)
     call = call_of("grouped_linear", activation)
-    return _layers(GroupedLinear, call, records, tensors, save)
+    return _layers(call, records, tensors, save)
 
 
 def experts(
@@ -723,7 +716,7 @@ def experts(
     if records is None and overridden(*tensors):
         return _as_leaf("experts", tensors, *tensors, kind, gate=gate, save=save)
     call = call_of("experts", kind, 0, gate)
-    return _layers(Experts, call, records, tensors, save)
+    return _layers(call, records, tensors, save)
 
 
 def _gemm(op: str, a: Tensor, b: Tensor, bias: Tensor | None, activation: ActivationLike, save: str) -> Tensor:
@@ -734,7 +727,7 @@ def _gemm(op: str, a: Tensor, b: Tensor, bias: Tensor | None, activation: Activa
     call = call_of(op, activation)
     if records is None and overridden(a, b, bias):
         return _as_leaf(op, tensors, a, b, bias, activation, save=save)
-    return _layers(functions.Gemm, call, records, tensors, save)
+    return _layers(call, records, tensors, save)
 
 
 _OPERATORS = {operator.name: operator.overload for operator in ops.OPERATORS}
@@ -784,14 +777,12 @@ def _traced(
 # (`records` is None), recorded by autograd, or straight.
 
 
-def _elementwise(
-    function: type[functions.OneOutput], call: Call, records: bool | None, *tensors: Tensor | None
-) -> Tensor:
+def _elementwise(call: Call, records: bool | None, *tensors: Tensor | None) -> Tensor:
     """What a function of elements gives."""
-    if records is not None and call.op in LEARNABLE and any_autocast():
-        tensors = as_input(*tensors)
+    if records is not None and any_autocast() and (casts := ops.RULES[call.op].casts) is not None:
+        tensors = casts(*tensors)
     if records:
-        result: Tensor = function.record(loader.core(), call, *tensors)
+        result: Tensor = Elementwise.record(loader.core(), call, *tensors)
         return result
     if records is None:
         arguments = dict(zip(OPS[call.op].tensors, tensors, strict=True))
@@ -804,13 +795,7 @@ def _elementwise(
     return out
 
 
-def _layers(
-    function: type[functions.WithPreactivation],
-    call: Call,
-    records: bool | None,
-    tensors: tuple[Tensor | None, ...],
-    save: str,
-) -> Tensor:
+def _layers(call: Call, records: bool | None, tensors: tuple[Tensor | None, ...], save: str) -> Tensor:
     """What layers give."""
     if records is None:
         refuse_tracing(call.op, tensors)
@@ -819,14 +804,15 @@ def _layers(
         positional, options = operator_arguments(call, tensors)
         out: Tensor = ops.call(call.op, *positional, save=saved, **options)[0]
         return out
-    keep = function.kept(call, save)
+    keep = kept(call, save)
     if records:
         tensors = with_wide_views(call, tensors)
     given = tensors
     if any_autocast():
-        tensors = as_experts(*tensors) if call.op == "experts" else as_linear(*tensors)
+        casts = ops.RULES[call.op].casts
+        tensors = tensors if casts is None else casts(*tensors)
     if records:
-        result: Tensor = function.record(loader.core(), call, keep, *tensors)[0]
+        result: Tensor = Layers.record(loader.core(), call, keep, *tensors)[0]
         if (sinks := sinks_of(call, given)) is not None:
             result.grad_fn.sinks = sinks  # type: ignore[union-attr]  # the function's ctx
         return result

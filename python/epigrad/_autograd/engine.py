@@ -23,9 +23,15 @@ def asked(ctx: Any, needs: tuple[bool, ...]) -> tuple[bool, ...]:
     # The engine says nothing of a node that a user calls, or that a compiler traces.
     if sum(needs) < 2 or torch._C._current_autograd_node() is not ctx:
         return needs
+    wanted = []
     with _nodes:
-        nodes = iter([node for node, _ in ctx.next_functions if node is not None])
-        return tuple([need and _executes(next(nodes)) is not False for need in needs])
+        edges = iter(ctx.next_functions)
+        for need in needs:
+            node = None
+            while need and node is None:  # a tensor that needs none has an edge to no node
+                node, _ = next(edges)
+            wanted.append(need and _executes(node) is not False)
+    return tuple(wanted)
 
 
 def accumulates(parameter: Tensor) -> bool:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from epigrad._core.call import GATE_NAMES
+from epigrad._core.call import GATE_NAMES, Call
 from epigrad.kinds import Activation, Gated
 
 
@@ -231,20 +231,23 @@ ACTIVATIONS: dict[str, Formula] = {
 
 @dataclass(frozen=True, slots=True)
 class Learnable:
-    """An activation whose parameters are tensors, as PyTorch operations.
+    """A function of several tensors that broadcast, as PyTorch operations.
 
-    All take x, then the parameters, then numbers. `value` and `backward` get parameters that
-    broadcast with x.
+    All take the tensors, then numbers.
 
     Attributes:
-        value: ``act(x)``.
-        backward: from grad and these, the gradients of x and of the parameters, all of x's shape.
-        composed: ``act(x)`` as a PyTorch user writes it, for exported graphs.
+        value: the output.
+        backward: from grad and these, the gradients of the tensors, of grad's shape. A tensor that
+            is None was not kept; so is a gradient that needs it.
+        composed: the output as a PyTorch user writes it, for exported graphs.
+        by_channel: whether the tensors after the first are parameters of an activation, whose
+            elements belong to its second dimension.
     """
 
     value: Callable[..., Tensor]
-    backward: Callable[..., tuple[Tensor, ...]]
+    backward: Callable[..., tuple[Tensor | None, ...]]
     composed: Callable[..., Tensor]
+    by_channel: bool = True
 
 
 def _sides(x: Tensor, of: Tensor) -> tuple[Tensor, Tensor]:
@@ -282,21 +285,27 @@ def _xielu_composed(x: Tensor, alpha_p: Tensor, alpha_n: Tensor, beta: float = 0
     return torch.where(x > 0, a_p * x * x, (beta + a_n) * (functional.elu(x) - x)) + beta * x
 
 
-LEARNABLE: dict[str, Learnable] = {
-    "prelu": Learnable(_prelu, _prelu_backward, functional.prelu),
-    "xielu": Learnable(_xielu, _xielu_backward, _xielu_composed),
-}
+def _lerp(start: Tensor, end: Tensor, weight: Tensor | None, number: float | None = None) -> Tensor:
+    mixed: Tensor = torch.lerp(start, end, number if weight is None else weight)  # type: ignore[arg-type]
+    return mixed
+
+
+def _lerp_backward(
+    grad: Tensor, start: Tensor | None, end: Tensor | None, weight: Tensor | None, number: float | None = None
+) -> tuple[Tensor | None, ...]:
+    factor = number if weight is None else weight
+    of_weight = None if start is None or end is None else grad * (end - start)
+    return (None, None, of_weight) if factor is None else (grad * (1 - factor), grad * factor, of_weight)
+
+
+LERP = Learnable(_lerp, _lerp_backward, _lerp, by_channel=False)
+PRELU = Learnable(_prelu, _prelu_backward, functional.prelu)
+XIELU = Learnable(_xielu, _xielu_backward, _xielu_composed)
 
 
 def computed(tensor: Tensor) -> Tensor:
     """The tensor in the dtype of elementwise maths: float32 for half types, else its own."""
     return tensor.float() if tensor.dtype.itemsize == 2 else tensor
-
-
-def preactivation(a: Tensor, b: Tensor, bias: Tensor | None, transposed: bool) -> Tensor:
-    """``a @ b + bias``; `transposed` means that b is a weight ``[N, K]``."""
-    product = torch.matmul(a, b.mT if transposed else b)
-    return product if bias is None else product + bias
 
 
 def unrounded(activation: Activation, preactivation: Tensor) -> Tensor:
@@ -406,32 +415,40 @@ def _beside(input: Tensor, parameter: Tensor) -> Tensor:
     return parameter.reshape(-1, *(1,) * (input.dim() - 2)) if input.dim() > 1 else parameter.reshape(())
 
 
-def learnable(op: str, numbers: Sequence[float], input: Tensor, *parameters: Tensor) -> Tensor:
-    """``act(input)`` with these parameters, rounded once."""
-    under = [_beside(input, computed(parameter)) for parameter in parameters]
-    return LEARNABLE[op].value(computed(input), *under, *numbers).to(input.dtype)
+def _under(row: Learnable, tensors: Sequence[Tensor | None]) -> list[Tensor | None]:
+    """The tensors in the dtype of elementwise maths, in shapes that broadcast."""
+    wide = [None if tensor is None else computed(tensor) for tensor in tensors]
+    first, *rest = wide
+    if first is None or not row.by_channel:
+        return wide
+    return [first, *[None if parameter is None else _beside(first, parameter) for parameter in rest]]
+
+
+def learnable(row: Learnable, call: Call, *tensors: Tensor | None) -> Tensor:
+    """The output of a function of several tensors, rounded once."""
+    first = tensors[0]
+    assert first is not None
+    return row.value(*_under(row, tensors), *call.parameters).to(first.dtype)
 
 
 def learnable_backward(
-    op: str, numbers: Sequence[float], needs: Sequence[bool], grad: Tensor, input: Tensor, *parameters: Tensor
+    row: Learnable,
+    call: Call,
+    shapes: Sequence[Sequence[int] | None],
+    needs: Sequence[bool],
+    grad: Tensor,
+    *tensors: Tensor | None,
 ) -> tuple[Tensor | None, ...]:
-    """Gradients of ``act(input)`` to the input and to each parameter, summed to its shape."""
-    under = [_beside(input, computed(parameter)) for parameter in parameters]
-    found = LEARNABLE[op].backward(computed(grad), computed(input), *under, *numbers)
-    rows = zip(found, (input, *under), (input, *parameters), needs, strict=True)
-    return tuple(
-        [
-            gradient.sum_to_size(tuple(wide.shape)).reshape(tuple(given.shape)).to(grad.dtype) if need else None
-            for gradient, wide, given, need in rows
-        ]
-    )
-
-
-def lerp(start: Tensor, end: Tensor, weight: Tensor | float) -> Tensor:
-    """``start + weight * (end - start)``, rounded once."""
-    factor = computed(weight) if isinstance(weight, Tensor) else weight
-    mixed: Tensor = torch.lerp(computed(start), computed(end), factor)
-    return mixed.to(start.dtype)
+    """Its gradients, each summed to its tensor's shape."""
+    under = _under(row, tensors)
+    found = row.backward(computed(grad), *under, *call.parameters)
+    gradients: list[Tensor | None] = [None] * len(tensors)
+    for place, (gradient, wide, tensor) in enumerate(zip(found, under, tensors, strict=True)):
+        shape = tensor.shape if tensor is not None else shapes[place]
+        if needs[place] and gradient is not None and shape is not None:
+            summed = gradient.sum_to_size(tuple(shape if wide is None else wide.shape))
+            gradients[place] = summed.reshape(tuple(shape)).to(grad.dtype)
+    return tuple(gradients)
 
 
 def grad_preactivation(
@@ -444,79 +461,6 @@ def grad_preactivation(
     if preactivation is None:
         return computed(grad)
     return formula.backward(computed(grad), computed(preactivation), *activation.values)
-
-
-def gemm_backward(
-    grad_pre: Tensor,
-    a: Tensor | None,
-    b: Tensor | None,
-    dtype: torch.dtype,
-    shapes: Sequence[Sequence[int] | None],
-    needs: Sequence[bool],
-    transposed: bool,
-) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """The three gradients of ``a @ b + bias`` from the unrounded `grad_pre`; `transposed` means
-    that b is a weight ``[N, K]``.
-    """
-    bias_shape = shapes[2]
-    grad_bias = None
-    if needs[2] and bias_shape is not None:
-        grad_bias = (grad_pre.sum_to_size(tuple(bias_shape)) if len(bias_shape) else grad_pre.sum()).to(dtype)
-    rounded = grad_pre.to(dtype)
-    product = linear_gradients if transposed else matmul_gradients
-    grad_a, grad_b = product(rounded, a, b, shapes[0] or (), shapes[1] or (), needs)
-    return grad_a, grad_b, grad_bias
-
-
-def _rows(tensor: Tensor) -> Tensor:
-    # Not flatten, which vectorised jacobians have no rule for.
-    return tensor.reshape(math.prod(tensor.shape[:-1]), tensor.shape[-1])
-
-
-def linear_gradients(
-    grad_pre: Tensor,
-    input: Tensor | None,
-    weight: Tensor | None,
-    input_shape: Sequence[int],
-    weight_shape: Sequence[int],
-    needs: Sequence[bool],
-) -> tuple[Tensor | None, Tensor | None]:
-    """Gradients of ``input @ weight.T`` for input ``[..., K]`` and weight ``[N, K]``."""
-    grad_input = grad_weight = None
-    if needs[0] and weight is not None:
-        grad_input = grad_pre @ weight
-    if needs[1] and input is not None:
-        grad_weight = torch.outer(grad_pre, input) if input.dim() == 1 else _rows(grad_pre).mT @ _rows(input)
-    return grad_input, grad_weight
-
-
-def matmul_gradients(
-    grad_pre: Tensor,
-    a: Tensor | None,
-    b: Tensor | None,
-    a_shape: Sequence[int],
-    b_shape: Sequence[int],
-    needs: Sequence[bool],
-) -> tuple[Tensor | None, Tensor | None]:
-    """Gradients of ``torch.matmul(a, b)``, each summed over the dimensions that broadcast."""
-    if len(b_shape) == 1:
-        grad_pre = grad_pre.unsqueeze(-1)
-    if len(a_shape) == 1:
-        grad_pre = grad_pre.unsqueeze(-2)
-    grad_a = grad_b = None
-    if needs[0] and b is not None:
-        columns = b.unsqueeze(-1) if len(b_shape) == 1 else b
-        rows_shape = (1, *a_shape) if len(a_shape) == 1 else tuple(a_shape)
-        grad_a = (grad_pre @ columns.mT).sum_to_size(rows_shape).reshape(tuple(a_shape))
-    if needs[1] and a is not None:
-        rows = a.unsqueeze(0) if len(a_shape) == 1 else a
-        if len(b_shape) <= 2:
-            # One product over all rows sums the batch in the accumulator, before rounding.
-            grad_b = _rows(rows).mT @ _rows(grad_pre)
-        else:
-            grad_b = (rows.mT @ grad_pre).sum_to_size(tuple(b_shape))
-        grad_b = grad_b.reshape(tuple(b_shape))
-    return grad_a, grad_b
 
 
 def split_gate(input: Tensor, dim: int, gate: int) -> tuple[Tensor, Tensor]:
@@ -559,27 +503,8 @@ def gated_backward(
     return grad_value, grad_gate
 
 
-def lerp_backward(
-    grad: Tensor,
-    start: Tensor | None,
-    end: Tensor | None,
-    weight: Tensor | float | None,
-    shapes: Sequence[Sequence[int] | None],
-    needs: Sequence[bool],
-) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """Gradients of ``start + weight * (end - start)``, each summed to its input's shape."""
-    dtype = grad.dtype
-    wide = computed(grad)
-    factor = computed(weight) if isinstance(weight, Tensor) else weight
-
-    def summed(gradient: Tensor, shape: Sequence[int] | None) -> Tensor:
-        return gradient.sum_to_size(tuple(shape or ())).to(dtype)
-
-    grad_start = grad_end = grad_weight = None
-    if needs[0] and factor is not None:
-        grad_start = summed(wide * (1 - factor), shapes[0])
-    if needs[1] and factor is not None:
-        grad_end = summed(wide * factor, shapes[1])
-    if needs[2] and start is not None and end is not None and shapes[2] is not None:
-        grad_weight = summed(wide * (computed(end) - computed(start)), shapes[2])
-    return grad_start, grad_end, grad_weight
+def gated_gradient(kind: Gated, grad: Tensor, input: Tensor, dim: int, place: int) -> Tensor:
+    """The unrounded gradient of a gated activation to an input with values and gates."""
+    value, gate = gated_backward(kind, grad, *split_gate(input, dim, place), (True, True))
+    assert value is not None and gate is not None
+    return joined(value, gate, dim, place)

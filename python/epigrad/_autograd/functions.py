@@ -1,9 +1,9 @@
-"""One `torch.autograd.Function` per op, and `Gradient`, the function that its backward is.
+"""The two `torch.autograd.Function`s, and `Gradient`, the function that their backward is.
 
 Backward runs the fused kernels. When the gradient will itself be differentiated
 (``create_graph=True``, which is when grad mode is on inside backward) the same kernels run inside
 `Gradient`, so a gradient has the same bits either way; `Gradient` is differentiated through the
-expressions of `epigrad._autograd.formulas`, and so on to any order.
+operation's `Maths`, and so on to any order.
 
 A saved preactivation is a hidden second output of the forward function: autograd's version counter
 guards it, and second order flows through it back into the function's own node, where it arrives as
@@ -12,9 +12,8 @@ guards it, and second order flows through it back into the function's own node, 
 
 from __future__ import annotations
 
-import importlib
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+import functools
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -23,12 +22,11 @@ from torch import Tensor
 from torch.autograd import Function
 
 from epigrad import errors
-from epigrad._autograd import formulas
 from epigrad._autograd.engine import asked
 from epigrad._autograd.main_grad import Sinks, accumulated, add_lock, delivered, outputs_of, refuse_graph
 from epigrad._core.call import Call
 from epigrad._core.checks import PLAIN_OR_NONE, check_save
-from epigrad._core.launcher import DISPATCHER, Launcher, Tensors, factor_of
+from epigrad._core.launcher import DISPATCHER, Launcher, Tensors
 from epigrad._core.tables import ACTIVATIONS, OPS
 from epigrad._core.torch_state import transforms_active
 
@@ -38,6 +36,36 @@ NOTHING, PREACTIVATION, OUTPUT, RECOMPUTE = range(4)
 _LEGACY_BATCH = torch._C._dispatch_key_parse("Batched")
 
 Needs = tuple[bool, ...]
+Reads = dict[str, str]
+"""For the name of a tensor, those of the tensors whose gradients read it, or ``"*"`` for all."""
+
+
+@dataclass(frozen=True)
+class Maths:
+    """An operation in PyTorch operations, and what its gradients read.
+
+    Attributes:
+        value: of a call and its tensors, the output, and the preactivation of one that keeps it.
+        backward: of a call, `Problem.shapes`, needs and the tensors of the backward operation, the
+            gradients. Of layers also of the keyword `grad_hidden`.
+        composed: `value` by operations that exporters such as ONNX know; None if `value` is.
+        reads: of layers: of a kind, what gradients read. It has the preactivation too, and under
+            ``"recompute"`` the tensors that form it again.
+        keeps: of others: of a call and needs, whether forward keeps each tensor; None keeps all.
+        operands: of a problem's shapes and tensors, the tensors and shapes that kernels get; None
+            if they get the same.
+    """
+
+    value: Callable[..., Any]
+    backward: Callable[..., Tensors]
+    composed: Callable[..., Any] | None = None
+    reads: Callable[[str | None], Reads] | None = None
+    keeps: Callable[[Call, Needs], Needs] | None = None
+    operands: Callable[..., tuple[Tensors, tuple[Any, ...]]] | None = None
+
+
+MATHS: dict[str, Maths] = {}
+"""The maths of each operation, by its name: `epigrad.ops` has the rows."""
 
 
 def lies_transposed(weight: Tensor) -> bool:
@@ -49,13 +77,8 @@ def lies_transposed(weight: Tensor) -> bool:
     return weight.ndim == 2 or weight.stride(0) == weight.shape[1] * weight.shape[2]
 
 
-def forms_preactivation(activation: str | None, preactivation: object, output: object) -> bool:
-    """Whether backward has to recompute the preactivation for the slope."""
-    return activation not in (None, "none") and preactivation is None and output is None
-
-
 @dataclass(slots=True)
-class Problem(ABC):
+class Problem:
     """One backward; `call` is forward's. `run` and `formula` take the same tensors.
 
     `shapes` are of the tensors after the first: forward keeps none whose values are not needed.
@@ -73,11 +96,14 @@ class Problem(ABC):
 
     def run(self, needs: Needs, *tensors: Tensor | None) -> Tensors:
         """The gradients by the fused kernels."""
-        return self.core.launch(self.call.backward, tensors, needs, None, self.shapes)
+        shapes, operands = self.shapes, MATHS[self.call.op].operands
+        if operands is not None:
+            tensors, shapes = operands(shapes, *tensors)
+        return self.core.launch(self.call.backward, tensors, needs, None, shapes)
 
-    @abstractmethod
-    def formula(self, needs: Needs, *tensors: Tensor | None) -> Tensors:
+    def formula(self, needs: Needs, *tensors: Tensor | None, **hidden: Tensor) -> Tensors:
         """The gradients by differentiable operations."""
+        return MATHS[self.call.op].backward(self.call, self.shapes, needs, *tensors, **hidden)
 
 
 def differentiate(problem: Problem, needs: Needs, *tensors: Tensor | None) -> Tensors:
@@ -154,8 +180,26 @@ class Fused(Function):
         cls.record = super(Function, cls).apply  # type: ignore[misc]
 
 
-class OneOutput(Fused):
-    """The backward of functions of a core, a call and tensors that have one output."""
+class Elementwise(Fused):
+    """A function without a product, of a core, a call and tensors; it has one output."""
+
+    @staticmethod
+    def forward(ctx: Any, core: Launcher, call: Call, *tensors: Tensor | None) -> Tensor:
+        (out,) = core.launch(call, tensors, (True,))
+        assert out is not None
+        keeps = MATHS[call.op].keeps
+        if keeps is None:
+            ctx.problem = Problem(core, call)
+            ctx.save_for_backward(*tensors)
+        else:
+            saved, shapes = [], []
+            for tensor, keep in zip(tensors, keeps(call, ctx.needs_input_grad[2:]), strict=True):
+                saved.append(tensor if keep else None)
+                shapes.append(None if tensor is None else tensor.shape)
+            ctx.problem = Problem(core, call, tuple(shapes))
+            ctx.save_for_backward(*saved)
+        ctx.set_materialize_grads(False)
+        return out
 
     @staticmethod
     def backward(ctx: Any, grad_output: Tensor | None) -> tuple[Any, ...]:
@@ -166,31 +210,70 @@ class OneOutput(Fused):
         return (None, None, *grads)
 
 
-class WithPreactivation(Fused):
-    """The backward of functions of a core, a call, what is kept, and tensors.
+def kept(call: Call, save: str) -> int:
+    """What forward keeps for the derivative of the activation, in a save mode."""
+    check_save(call.op, save)
+    keeps = OPS[call.op].keeps
+    if keeps != "hidden" and call.kind == "none":
+        return NOTHING
+    if keeps == "output" and save == "auto" and ACTIVATIONS[call.kind or "none"].from_output:
+        return OUTPUT
+    return RECOMPUTE if save == "recompute" else PREACTIVATION
+
+
+@functools.lru_cache(maxsize=1024)
+def _read(op: str, kind: str | None, needs: Needs, keep: int) -> tuple[tuple[bool | None, ...], bool]:
+    """Whether backward reads the tensors of layers, and their preactivation. None is for a weight
+    that it does not read.
+    """
+    names, reads = OPS[op].tensors, MATHS[op].reads
+    assert reads is not None
+    given, needed = reads(kind), {name for name, need in zip(names, needs, strict=True) if need}
+
+    def is_read(name: str) -> bool:
+        readers = given.get(name, "").split()
+        return readers == ["*"] or not needed.isdisjoint(readers)
+
+    preactivation = is_read("preactivation")
+    formed_again = given["recompute"].split() if keep == RECOMPUTE and preactivation else ()
+    tensors = [
+        is_read(name) or name in formed_again or (None if name == "b" or name.startswith("weight") else False)
+        for name in names
+    ]
+    return tuple(tensors), preactivation and keep == PREACTIVATION
+
+
+class Layers(Fused):
+    """Layers, of a core, a call, what is kept, and tensors.
 
     Their second, hidden output is the preactivation.
     """
 
     @staticmethod
-    def kept(call: Call, save: str) -> int:
-        """What forward keeps for the derivative of the activation, in a save mode."""
-        check_save(call.op, save)
-        keeps = OPS[call.op].keeps
-        if keeps != "hidden" and call.kind == "none":
-            return NOTHING
-        if keeps == "output" and save == "auto" and ACTIVATIONS[call.kind or "none"].from_output:
-            return OUTPUT
-        return RECOMPUTE if save == "recompute" else PREACTIVATION
+    def forward(ctx: Any, core: Launcher, call: Call, keep: int, *tensors: Tensor | None) -> Tensors:
+        reads, keeps_preactivation = _read(call.op, call.kind, ctx.needs_input_grad[3:], keep)
+        out, preactivation = core.launch(call, tensors, (True, keeps_preactivation))
+        saved, shapes = [], []
+        for tensor, is_read in zip(tensors, reads, strict=True):
+            is_kept = is_read or (is_read is None and tensor is not None and lies_transposed(tensor))
+            saved.append(tensor if is_kept else None)
+            shapes.append(None if tensor is None else tensor.shape)
+        saved.append(preactivation)
+        if OPS[call.op].keeps == "output":
+            saved.append(out if keep == OUTPUT else None)
+        ctx.problem = Problem(core, call, tuple(shapes))
+        ctx.save_for_backward(*saved)
+        ctx.set_materialize_grads(False)
+        return out, preactivation
 
     @staticmethod
     def backward(ctx: Any, grad_output: Tensor | None, grad_hidden: Tensor | None) -> tuple[Any, ...]:
         needs, places = ctx.needs_input_grad[3:], OPS[ctx.problem.call.op + "_backward"].gradients
         if len(places) == len(needs):
-            return (None, None, None, *WithPreactivation.gradients(ctx, needs, grad_output, grad_hidden))
+            return (None, None, None, *Layers.gradients(ctx, needs, grad_output, grad_hidden))
         # A tensor of integers has no gradient.
         real = tuple([needs[place - 1] for place in places])
-        found = dict(zip(places, WithPreactivation.gradients(ctx, real, grad_output, grad_hidden), strict=True))
+        found = dict(zip(places, Layers.gradients(ctx, real, grad_output, grad_hidden), strict=True))
         return (None, None, None, *[found.get(place + 1) for place in range(len(needs))])
 
     @staticmethod
@@ -220,187 +303,3 @@ def _into_sinks(problem: Problem, sinks: Sinks, needs: Needs, *tensors: Tensor |
     with add_lock(adds):
         results = problem.core.launch(launched, tensors, needs, tuple(outputs), problem.shapes)
     return delivered(sinks, needs, results)
-
-
-@dataclass(slots=True)
-class GemmProblem(Problem):
-    """Backward of ``act(a @ b + bias)``, of grad_output, a, b, bias, preactivation, output."""
-
-    def formula(self, needs: Needs, *tensors: Tensor | None, grad_hidden: Tensor | None = None) -> Tensors:
-        grad, a, b, bias, preactivation, output = tensors
-        linear = self.call.op == "linear"
-        if forms_preactivation(self.call.kind, preactivation, output):
-            assert a is not None and b is not None
-            preactivation = formulas.preactivation(a, b, bias, linear)
-        gradient = grad if grad is not None else grad_hidden
-        assert gradient is not None
-        grad_pre = formulas.computed(gradient)
-        if grad is not None:
-            grad_pre = formulas.grad_preactivation(self.call.activation, grad, preactivation, output)
-            if grad_hidden is not None:
-                grad_pre = grad_pre + formulas.computed(grad_hidden)
-        return formulas.gemm_backward(grad_pre, a, b, gradient.dtype, self.shapes, needs, linear)
-
-
-class Gemm(WithPreactivation):
-    """``act(a @ b + bias)``; with op ``"linear"``, b is a weight ``[N, K]``."""
-
-    @staticmethod
-    def forward(ctx: Any, core: Launcher, call: Call, keep: int, a: Tensor, b: Tensor, bias: Tensor | None) -> Tensors:
-        need_a, need_b, _ = ctx.needs_input_grad[3:]
-        recompute = keep == RECOMPUTE
-        out, preactivation = core.launch(call, (a, b, bias), (True, keep == PREACTIVATION))
-        ctx.problem = GemmProblem(core, call, (a.shape, b.shape, None if bias is None else bias.shape))
-        ctx.save_for_backward(
-            a if need_b or recompute else None,
-            b if need_a or recompute or lies_transposed(b) else None,
-            bias if recompute else None,
-            preactivation,
-            out if keep == OUTPUT else None,
-        )
-        ctx.set_materialize_grads(False)
-        return out, preactivation
-
-
-@dataclass(slots=True)
-class ActivationProblem(Problem):
-    """Backward of ``act(x)``, of grad_output, input. The core's operation has two more results."""
-
-    def run(self, needs: Needs, *tensors: Tensor | None) -> Tensors:
-        return self.core.launch(self.call.backward, tensors, (True, False, False))[:1]
-
-    def formula(self, needs: Needs, *tensors: Tensor | None) -> Tensors:
-        grad, input = tensors
-        assert grad is not None and input is not None
-        return (formulas.grad_preactivation(self.call.activation, grad, input, None).to(grad.dtype),)
-
-
-@dataclass(slots=True)
-class GatedActivationProblem(Problem):
-    """Backward of ``value * act(gate)``, of grad_output and the input with both halves."""
-
-    def formula(self, needs: Needs, *tensors: Tensor | None) -> Tensors:
-        grad, input = tensors
-        assert grad is not None and input is not None
-        dim, place = self.call.dim, self.call.gate
-        value, gate = formulas.split_gate(input, dim, place)
-        grad_value, grad_gate = formulas.gated_backward(self.call.gated, grad, value, gate, (True, True))
-        assert grad_value is not None and grad_gate is not None
-        return (formulas.joined(grad_value, grad_gate, dim, place).to(grad.dtype),)
-
-
-@dataclass(slots=True)
-class LearnableProblem(Problem):
-    """Backward of an activation whose parameters are tensors, of grad_output, input, parameters."""
-
-    def formula(self, needs: Needs, *tensors: Tensor | None) -> Tensors:
-        given = [tensor for tensor in tensors if tensor is not None]
-        return formulas.learnable_backward(self.call.op, self.call.parameters, needs, *given)
-
-
-_PROBLEMS: dict[str, type[Problem]] = {
-    "activation": ActivationProblem,
-    "gated_activation": GatedActivationProblem,
-    "prelu": LearnableProblem,
-    "xielu": LearnableProblem,
-}
-
-
-class Elementwise(OneOutput):
-    """A function whose backward reads all of its tensors: ``act(x)``, ``value * act(gate)`` of the
-    two halves of one, or an activation whose parameters are tensors.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, core: Launcher, call: Call, *tensors: Tensor) -> Tensor:
-        (out,) = core.launch(call, tensors, (True,))
-        assert out is not None
-        ctx.problem = _PROBLEMS[call.op](core, call)
-        ctx.save_for_backward(*tensors)
-        ctx.set_materialize_grads(False)
-        return out
-
-
-@dataclass(slots=True)
-class GatedProductProblem(Problem):
-    """Backward of ``value * act(gate)``, of grad_output, value, gate."""
-
-    def run(self, needs: Needs, *tensors: Tensor | None) -> Tensors:
-        grad, value, gate = tensors
-        # What was not saved is not read; grad_output has its shape and stands in for it.
-        inputs = (grad, grad if value is None else value, grad if gate is None else gate)
-        return self.core.launch(self.call.backward, inputs, needs)
-
-    def formula(self, needs: Needs, *tensors: Tensor | None) -> Tensors:
-        grad, value, gate = tensors
-        assert grad is not None
-        grads = formulas.gated_backward(self.call.gated, grad, value, gate, needs)
-        return tuple([None if gradient is None else gradient.to(grad.dtype) for gradient in grads])
-
-
-class GatedProduct(OneOutput):
-    """``value * act(gate)`` of two tensors."""
-
-    @staticmethod
-    def forward(ctx: Any, core: Launcher, call: Call, value: Tensor, gate: Tensor) -> Tensor:
-        (out,) = core.launch(call, (value, gate), (True,))
-        assert out is not None
-        need_value, need_gate = ctx.needs_input_grad[2:]
-        ctx.problem = GatedProductProblem(core, call)
-        keeps_value = need_gate or formulas.keeps_value(call.gated)
-        keeps_gate = need_value or formulas.keeps_gate(call.gated)
-        ctx.save_for_backward(value if keeps_value else None, gate if keeps_gate else None)
-        ctx.set_materialize_grads(False)
-        return out
-
-
-def _known_equal(one: Sequence[Any], other: Sequence[Any]) -> bool:
-    """Whether two shapes are equal, without a guard on a size that is a symbol."""
-    if len(one) != len(other):
-        return False
-    return all(a == b if type(a) is type(b) is int else _is_known_true(a == b) for a, b in zip(one, other, strict=True))
-
-
-def _is_known_true(comparison: Any) -> bool:
-    if not isinstance(comparison, torch.SymBool):  # in a trace by torch.jit sizes are tensors
-        return bool(comparison)
-    # The module imports sympy, so only a process with symbols imports it.
-    symbolic_shapes = importlib.import_module("torch.fx.experimental.symbolic_shapes")
-    return bool(symbolic_shapes.statically_known_true(comparison))
-
-
-@dataclass(slots=True)
-class LerpProblem(Problem):
-    """Backward of ``start + weight * (end - start)``, of grad_output, start, end, weight."""
-
-    def run(self, needs: Needs, *tensors: Tensor | None) -> Tensors:
-        start, end, weight = self.shapes
-        grad = tensors[0]
-        assert grad is not None
-        # An operand without a shape has grad_output's.
-        shapes = [None if _known_equal(shape, grad.shape) else shape for shape in (start, end)]
-        return self.core.launch(self.call.backward, tensors, needs, None, (*shapes, weight))
-
-    def formula(self, needs: Needs, *tensors: Tensor | None) -> Tensors:
-        grad, start, end, weight = tensors
-        assert grad is not None
-        factor = factor_of(self.call) if weight is None else weight
-        return formulas.lerp_backward(grad, start, end, factor, self.shapes, needs)
-
-
-class Lerp(OneOutput):
-    """``start + weight * (end - start)``; without a weight tensor, the call has a number."""
-
-    @staticmethod
-    def forward(ctx: Any, core: Launcher, call: Call, start: Tensor, end: Tensor, weight: Tensor | None) -> Tensor:
-        (out,) = core.launch(call, (start, end, weight), (True,))
-        assert out is not None
-        need_start, need_end, need_weight = ctx.needs_input_grad[2:]
-        ctx.problem = LerpProblem(core, call, (start.shape, end.shape, None if weight is None else weight.shape))
-        ctx.save_for_backward(
-            start if need_weight else None,
-            end if need_weight else None,
-            weight if need_start or need_end else None,
-        )
-        ctx.set_materialize_grads(False)
-        return out

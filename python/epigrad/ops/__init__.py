@@ -28,15 +28,17 @@ from typing import Any
 
 import torch
 
+from epigrad._autograd.functions import MATHS
 from epigrad._core.tables import OPS
 from epigrad.ops import elementwise, products
 from epigrad.ops.import_hook import after_import
 from epigrad.ops.operator import Operator, call, register
 
-__all__ = ["OPERATORS", "Operator", "call", "decompositions"]
+__all__ = ["OPERATORS", "RULES", "Operator", "call", "decompositions"]
 
-_RULES = products.RULES | elementwise.RULES
-OPERATORS = tuple([Operator(row, _RULES[row.forward]) for row in OPS.values()])
+RULES = products.RULES | elementwise.RULES
+MATHS.update(RULES)
+OPERATORS = tuple([Operator(row, RULES[row.forward]) for row in OPS.values()])
 
 _LIBRARY = register(OPERATORS)
 

@@ -7,7 +7,8 @@ alphas have one element each. lerp's weight is a tensor, or the number `factor` 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import importlib
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -15,29 +16,16 @@ import torch
 from torch import Tensor
 
 from epigrad._autograd import formulas
-from epigrad._autograd.functions import (
-    ActivationProblem,
-    Elementwise,
-    GatedActivationProblem,
-    GatedProduct,
-    GatedProductProblem,
-    LearnableProblem,
-    Lerp,
-    LerpProblem,
-)
+from epigrad._autograd.functions import Needs
 from epigrad._core.call import Call
-from epigrad._core.launcher import factor_of, overload
+from epigrad._core.launcher import Tensors, overload
 from epigrad._core.torch_state import as_input
 from epigrad.ops import batching, shapes
 from epigrad.ops.operator import Rules
 
 
-def _activation(call: Call, input: Tensor) -> Tensor:
-    return formulas.activated(call.activation, input)
-
-
-def _activation_composed(call: Call, input: Tensor) -> Tensor:
-    return formulas.composed(call.activation, input)
+def _activation_backward(call: Call, _: Any, needs: Needs, grad: Tensor, input: Tensor) -> Tensors:
+    return (formulas.grad_preactivation(call.activation, grad, input, None).to(grad.dtype),)
 
 
 def _gated_activation(call: Call, input: Tensor) -> Tensor:
@@ -48,23 +36,57 @@ def _gated_activation_composed(call: Call, input: Tensor) -> Tensor:
     return formulas.gated_composed(call.gated, *formulas.split_gate(input, call.dim, call.gate))
 
 
+def _gated_activation_backward(call: Call, _: Any, needs: Needs, grad: Tensor, input: Tensor) -> Tensors:
+    return (formulas.gated_gradient(call.gated, grad, input, call.dim, call.gate).to(grad.dtype),)
+
+
 def _halved(call: Call, input: Tensor) -> shapes.Shapes:
     place, sizes = range(input.dim())[call.dim], input.shape
     return ((*sizes[:place], shapes.half(call.op, "input", sizes[place]), *sizes[place + 1 :]),)
 
 
-def _gated_product(call: Call, value: Tensor, gate: Tensor) -> Tensor:
-    return formulas.gated(call.gated, value, gate)
+def _gated_product_backward(
+    call: Call, _: Any, needs: Needs, grad: Tensor, value: Tensor | None, gate: Tensor | None
+) -> Tensors:
+    grads = formulas.gated_backward(call.gated, grad, value, gate, needs)
+    return tuple([None if gradient is None else gradient.to(grad.dtype) for gradient in grads])
 
 
-def _gated_product_composed(call: Call, value: Tensor, gate: Tensor) -> Tensor:
-    return formulas.gated_composed(call.gated, value, gate)
+def _gated_product_keeps(call: Call, needs: Needs) -> Needs:
+    value, gate = needs
+    return gate or formulas.keeps_value(call.gated), value or formulas.keeps_gate(call.gated)
 
 
-def _lerp(
-    call: Call, start: Tensor, end: Tensor, weight: Tensor | None, formula: Callable[..., Tensor] = formulas.lerp
-) -> Tensor:
-    return formula(start, end, factor_of(call) if weight is None else weight)
+def _gated_product_operands(
+    _: Any, grad: Tensor, value: Tensor | None, gate: Tensor | None
+) -> tuple[Tensors, tuple[()]]:
+    # What was not kept is not read; grad_output has its shape and stands in for it.
+    return (grad, grad if value is None else value, grad if gate is None else gate), ()
+
+
+def _lerp_keeps(call: Call, needs: Needs) -> Needs:
+    start, end, weight = needs
+    return weight, weight, start or end
+
+
+def _lerp_operands(of: Sequence[Any], grad: Tensor, *rest: Tensor | None) -> tuple[Tensors, tuple[Any, ...]]:
+    # An operand without a shape has grad_output's.
+    start, end, weight = of
+    return (grad, *rest), (*[None if _known_equal(shape, grad.shape) else shape for shape in (start, end)], weight)
+
+
+def _known_equal(one: Sequence[Any], other: Sequence[Any]) -> bool:
+    """Whether two shapes are equal, without a guard on a size that is a symbol."""
+    if len(one) != len(other):
+        return False
+    for a, b in zip(one, other, strict=True):
+        equal = a == b
+        if isinstance(equal, torch.SymBool):
+            # The module imports sympy, so only a process with symbols imports it.
+            equal = importlib.import_module("torch.fx.experimental.symbolic_shapes").statically_known_true(equal)
+        if not equal:
+            return False
+    return True
 
 
 def _broadcast(call: Call, *tensors: Tensor | None) -> shapes.Shapes:
@@ -76,12 +98,8 @@ def _lerp_batched(info: Any, in_dims: batching.InDims, *tensors: Any, **options:
     return overload("lerp")(*batching.aligned(tensors, batching.dims_of(in_dims, len(tensors))), **options), 0
 
 
-def _learnable(call: Call, *tensors: Tensor) -> Tensor:
-    return formulas.learnable(call.op, call.parameters, *tensors)
-
-
-def _learnable_composed(call: Call, *tensors: Tensor) -> Tensor:
-    return formulas.LEARNABLE[call.op].composed(*tensors, *call.parameters)
+def _composed(row: formulas.Learnable, call: Call, *tensors: Tensor) -> Tensor:
+    return row.composed(*tensors, *call.parameters)
 
 
 def _with_small(call: Call, input: Tensor, *parameters: Tensor) -> shapes.Shapes:
@@ -110,48 +128,49 @@ def _batch_last(name: str) -> Callable[..., Any]:
     return rule
 
 
-def _learnable_rules(name: str) -> Rules:
-    return Rules(
-        Elementwise,
-        LearnableProblem,
-        _learnable,
-        _learnable_composed,
-        batched=_batch_last(name),
-        casts=as_input,
-        shapes=_with_small,
-    )
+def _of_tensors(row: formulas.Learnable, **rules: Any) -> Rules:
+    value, backward = partial(formulas.learnable, row), partial(formulas.learnable_backward, row)
+    return Rules(value, backward, partial(_composed, row), **rules)
+
+
+def _with_parameters(name: str, row: formulas.Learnable) -> Rules:
+    """The rules of an activation whose parameters are tensors."""
+    return _of_tensors(row, batched=_batch_last(name), casts=as_input, shapes=_with_small)
 
 
 RULES = {
     "activation": Rules(
-        Elementwise,
-        ActivationProblem,
-        _activation,
-        _activation_composed,
+        lambda call, input: formulas.activated(call.activation, input),
+        _activation_backward,
+        lambda call, input: formulas.composed(call.activation, input),
         batched=batching.of_one_shape("activation", 1),
         gradients_batched=batching.of_one_shape("activation_backward", 2),
     ),
     "gated_activation": Rules(
-        Elementwise,
-        GatedActivationProblem,
         _gated_activation,
+        _gated_activation_backward,
         _gated_activation_composed,
         batched=batching.of_one_shape("gated_activation", 1),
         gradients_batched=batching.of_one_shape("gated_activation_backward", 2),
         shapes=_halved,
     ),
     "gated_product": Rules(
-        GatedProduct,
-        GatedProductProblem,
-        _gated_product,
-        _gated_product_composed,
+        lambda call, value, gate: formulas.gated(call.gated, value, gate),
+        _gated_product_backward,
+        lambda call, value, gate: formulas.gated_composed(call.gated, value, gate),
+        keeps=_gated_product_keeps,
+        operands=_gated_product_operands,
         batched=batching.of_one_shape("gated_product", 2),
         gradients_batched=batching.of_one_shape("gated_product_backward", 3),
     ),
-    "lerp": Rules(
-        Lerp, LerpProblem, _lerp, partial(_lerp, formula=torch.lerp), batched=_lerp_batched, shapes=_broadcast
+    "lerp": _of_tensors(
+        formulas.LERP,
+        keeps=_lerp_keeps,
+        operands=_lerp_operands,
+        batched=_lerp_batched,
+        shapes=_broadcast,
     ),
-    "prelu": _learnable_rules("prelu"),
-    "xielu": _learnable_rules("xielu"),
+    "prelu": _with_parameters("prelu", formulas.PRELU),
+    "xielu": _with_parameters("xielu", formulas.XIELU),
 }
 """The rules of each operation, by its name."""

@@ -15,7 +15,16 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from epigrad import errors
-from epigrad._autograd.functions import PREACTIVATION, Fused, Gradient, Problem, WithPreactivation, lies_transposed
+from epigrad._autograd.functions import (
+    PREACTIVATION,
+    Elementwise,
+    Gradient,
+    Layers,
+    Maths,
+    Problem,
+    kept,
+    lies_transposed,
+)
 from epigrad._core import loader
 from epigrad._core.call import Call, make_call
 from epigrad._core.checks import PLAIN
@@ -25,31 +34,20 @@ from epigrad._core.torch_state import transforms_active, unpack_dual
 from epigrad.kinds import Activation, Gated, either_of
 from epigrad.ops import batching, flops, shapes
 
-Formula = Callable[..., Any]
-
 
 @dataclass(frozen=True)
-class Rules:
-    """What the two operators of an operation are besides its row.
+class Rules(Maths):
+    """What an operation is to PyTorch besides its row.
 
     Attributes:
-        function: records the operation for autograd.
-        problem: the problem of its gradients.
-        formula: of a call and its tensors, the output, and the preactivation of one that keeps it:
-            by differentiable operations, for `torch.func` and forward mode.
-        composed: the same by operations that exporters such as ONNX know; None if `formula` is.
         batched: the rule of `torch.vmap`, of ``info, in_dims, *arguments``; None calls each slice.
         gradients_batched: that of the gradients.
         casts: casts the arguments under autocast; None leaves them.
         shapes: the shapes of the output and the preactivation, of a call and its tensors; None if
             the row has them in symbols.
-        check: refuses tensors that the formula would take and the kernels would not.
+        check: refuses tensors that the maths would take and the kernels would not.
     """
 
-    function: type[Fused]
-    problem: type[Problem]
-    formula: Formula
-    composed: Formula | None = None
     batched: Callable[..., Any] | None = None
     gradients_batched: Callable[..., Any] | None = None
     casts: Callable[..., tuple[Any, ...]] | None = None
@@ -81,18 +79,18 @@ class Bound:
         """Compute by differentiable PyTorch operations, for `torch.func` and forward mode."""
         if self.rules.check is not None:
             self.rules.check(self.row.name, self.given)
-        return self._formula(self.rules.formula)
+        return self._computed(self.rules.value)
 
     def composed(self) -> Any:
         """Compute by PyTorch operations that exporters such as ONNX know."""
-        return self._formula(self.rules.composed or self.rules.formula)
+        return self._computed(self.rules.composed or self.rules.value)
 
-    def _formula(self, formula: Formula) -> Any:
+    def _computed(self, formula: Callable[..., Any]) -> Any:
         return self.returned((formula(self.call, *self.tensors),))
 
     def recorded(self) -> Any:
         """Compute on tensors that require gradients, and record the call for autograd."""
-        return self.rules.function.apply(DISPATCHER, self.call, *self.tensors)
+        return Elementwise.apply(DISPATCHER, self.call, *self.tensors)
 
     def returned(self, results: Tensors) -> Any:
         """The results as the schema has them: a single result is not in a tuple."""
@@ -129,19 +127,18 @@ class Bound:
         )
 
 
-class Layers(Bound):
+class BoundLayers(Bound):
     """A call that returns its output and its preactivation, which is empty if not needed."""
 
     def __init__(self, operator: Operator, arguments: Sequence[Any], options: dict[str, Any]) -> None:
         super().__init__(operator, arguments, options)
-        assert issubclass(self.rules.function, WithPreactivation)
-        self.keep = self.rules.function.kept(self.call, self.given.get("save", "auto"))
+        self.keep = kept(self.call, self.given.get("save", "auto"))
         self.needs = (True, self.keep == PREACTIVATION)
 
     def recorded(self) -> Any:
-        return self.returned(self.rules.function.apply(DISPATCHER, self.call, self.keep, *self.tensors))
+        return self.returned(Layers.apply(DISPATCHER, self.call, self.keep, *self.tensors))
 
-    def _formula(self, formula: Formula) -> Any:
+    def _computed(self, formula: Callable[..., Any]) -> Any:
         out, preactivation = formula(self.call, *self.tensors)
         return self.returned((out, preactivation if self.needs[1] else None))
 
@@ -151,7 +148,7 @@ class Layers(Bound):
         return out, out.new_empty(0) if preactivation is None else preactivation
 
 
-class Gradients(Bound):
+class BoundGradients(Bound):
     """A call of a backward operator. Its `Problem` computes. Of tensors that are not needed, only
     the shape is read."""
 
@@ -161,7 +158,7 @@ class Gradients(Bound):
 
     def problem(self, core: Launcher) -> Problem:
         """The problem, to be computed by this core."""
-        return self.rules.problem(core, self.call, shapes.of_inputs(self.row, self.tensors))
+        return Problem(core, self.call, shapes.of_inputs(self.row, self.tensors))
 
     def returned(self, results: Tensors) -> Any:
         return results if len(self.row.gradients) > 1 else only(results)
@@ -172,7 +169,7 @@ class Gradients(Bound):
     def recorded(self) -> Any:
         return self.returned(Gradient.apply(self.problem(DISPATCHER), tuple(self.needs), *self.tensors))
 
-    def _formula(self, formula: Formula) -> Any:
+    def _computed(self, formula: Callable[..., Any]) -> Any:
         return self.returned(self.problem(DISPATCHER).formula(tuple(self.needs), *self.tensors))
 
     def symbolic(self) -> shapes.Shapes:
@@ -253,7 +250,7 @@ class Operator:
 
     def bound(self, *arguments: Any, **options: Any) -> Bound:
         """Bind the arguments of a call."""
-        bound = Gradients if self.row.is_backward else Layers if self.row.keeps else Bound
+        bound = BoundGradients if self.row.is_backward else BoundLayers if self.row.keeps else Bound
         return bound(self, arguments, options)
 
     def flops(self, *arguments: Any, **options: Any) -> int:

@@ -8,7 +8,7 @@ records nothing passes ``save="recompute"``.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -17,17 +17,24 @@ from torch import Tensor
 from torch.nn import functional
 
 from epigrad._autograd import formulas
-from epigrad._autograd.feedforward import FeedForward, FeedForwardProblem, block_formula
-from epigrad._autograd.functions import Gemm, GemmProblem
-from epigrad._autograd.gated_linear import GatedLinear, GatedLinearProblem, gated_linear_formula
+from epigrad._autograd.functions import Reads
 from epigrad._autograd.grouped import (
-    Experts,
-    ExpertsProblem,
-    GroupedLinear,
-    GroupedLinearProblem,
     check_offsets,
-    experts_formula,
-    grouped_linear_formula,
+    experts,
+    experts_backward,
+    grouped_linear,
+    grouped_linear_backward,
+)
+from epigrad._autograd.layers import (
+    LINEAR,
+    MATMUL,
+    Pair,
+    block,
+    block_backward,
+    gated_linear,
+    gated_linear_backward,
+    layer,
+    layer_backward,
 )
 from epigrad._core.call import Call
 from epigrad._core.launcher import overload
@@ -35,16 +42,9 @@ from epigrad._core.torch_state import as_experts, as_linear
 from epigrad.ops import batching, shapes
 from epigrad.ops.operator import Rules
 
-Pair = tuple[Tensor, Tensor]
-
-
-def _product(call: Call, a: Tensor, b: Tensor, bias: Tensor | None, transposed: bool) -> Pair:
-    preactivation = formulas.preactivation(a, b, bias, transposed)
-    return formulas.activated(call.activation, preactivation), preactivation
-
 
 def _product_composed(call: Call, a: Tensor, b: Tensor, bias: Tensor | None) -> Pair:
-    preactivation = formulas.preactivation(a, b, bias, False)
+    preactivation = MATMUL.value(a, b, bias)
     return formulas.composed(call.activation, preactivation), preactivation
 
 
@@ -122,50 +122,78 @@ def _with_dims(out: Tensor, preactivation: Tensor) -> Any:
     return (out, preactivation), (0, 0 if preactivation.shape == out.shape else None)
 
 
-def _product_rules(op: str, transposed: bool) -> Rules:
-    return Rules(
-        Gemm,
-        GemmProblem,
-        partial(_product, transposed=transposed),
-        _linear_composed if transposed else _product_composed,
-        batched=partial(_product_batched, op),
-        casts=as_linear,
-        shapes=None if transposed else shapes.product,
-    )
+def _block_rules(op: str, weight1: str, bias1: str, weight2: str) -> Rules:
+    first = f"input {weight1} {bias1}"
+
+    def reads(kind: str | None) -> Reads:
+        preactivation = weight2 if kind == "none" else f"{weight2} {first}"
+        read = {"input": weight1, weight1: "input", weight2: first, "preactivation": preactivation}
+        return read | {"recompute": first}
+
+    return Rules(block, block_backward, _block_composed, reads, batched=batching.by_rows(op), casts=as_linear)
 
 
-def _block_rules(op: str) -> Rules:
-    return Rules(
-        FeedForward,
-        FeedForwardProblem,
-        block_formula,
-        _block_composed,
-        batched=batching.by_rows(op),
-        casts=as_linear,
-    )
+def _reads(**names: str) -> Callable[[str | None], Reads]:
+    """What gradients of layers read, of whatever kind."""
+    reads = {"preactivation": "*"} | names
+    return lambda kind: reads
 
 
 RULES = {
-    "matmul_bias_activation": _product_rules("matmul_bias_activation", False),
-    "linear": _product_rules("linear", True),
+    "matmul_bias_activation": Rules(
+        partial(layer, MATMUL),
+        partial(layer_backward, MATMUL),
+        _product_composed,
+        _reads(a="b", b="a", recompute="a b bias"),
+        batched=partial(_product_batched, "matmul_bias_activation"),
+        casts=as_linear,
+        shapes=shapes.product,
+    ),
+    "linear": Rules(
+        partial(layer, LINEAR),
+        partial(layer_backward, LINEAR),
+        _linear_composed,
+        _reads(input="weight", weight="input", recompute="input weight bias"),
+        batched=partial(_product_batched, "linear"),
+        casts=as_linear,
+    ),
     "gated_linear": Rules(
-        GatedLinear,
-        GatedLinearProblem,
-        gated_linear_formula,
+        gated_linear,
+        gated_linear_backward,
         _gated_linear_composed,
+        _reads(
+            input="weight_value weight_gate",
+            weight_value="input",
+            weight_gate="input",
+            recompute="input weight_value weight_gate bias_value bias_gate",
+        ),
         batched=batching.by_rows("gated_linear"),
         casts=as_linear,
     ),
-    "mlp": _block_rules("mlp"),
-    "gated_mlp": _block_rules("gated_mlp"),
+    "mlp": _block_rules("mlp", "weight1", "bias1", "weight2"),
+    "gated_mlp": _block_rules("gated_mlp", "weight_in", "bias_in", "weight_out"),
     "grouped_linear": Rules(
-        GroupedLinear,
-        GroupedLinearProblem,
-        grouped_linear_formula,
-        partial(grouped_linear_formula, composed=True),
+        grouped_linear,
+        grouped_linear_backward,
+        partial(grouped_linear, composed=True),
+        _reads(input="weight", weight="input", offsets="*", recompute="input weight bias"),
         casts=as_linear,
         check=_check_offsets,
     ),
-    "experts": Rules(Experts, ExpertsProblem, experts_formula, casts=as_experts),
+    "experts": Rules(
+        experts,
+        experts_backward,
+        reads=_reads(
+            input="weight_in",
+            index="*",
+            scale="*",
+            weight_in="input",
+            weight_out="input scale weight_in bias_in",
+            bias_out="scale",
+            preactivation="input scale weight_in bias_in weight_out",
+            recompute="input weight_in bias_in",
+        ),
+        casts=as_experts,
+    ),
 }
 """The rules of each operation, by its name."""

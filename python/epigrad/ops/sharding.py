@@ -26,7 +26,6 @@ from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor.experimental import register_sharding
 from torch.distributed.tensor.placement_types import _StridedShard
 
-from epigrad._autograd.functions import forms_preactivation
 from epigrad._core.tables import OPS
 from epigrad.ops import OPERATORS
 from epigrad.ops.operator import Operator
@@ -208,7 +207,8 @@ def _gradient_rule(operator: Operator, given: Given, way: Way) -> Rule | None:
     operands, hidden, out = way
     forward = OPS[operator.row.forward]
     kind = given.get(forward.kind_argument, forward.default_kind)
-    again = forms_preactivation(kind, given.get("preactivation"), given.get("output"))
+    kept = given.get("preactivation") is not None or given.get("output") is not None
+    again = not kept and kind not in (None, "none")
     if isinstance(out, Partial):
         if forward.keeps == "output" and again:
             return None

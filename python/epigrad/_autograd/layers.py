@@ -1,0 +1,255 @@
+"""Layers and two-layer blocks as differentiable PyTorch operations, and their gradients.
+
+A layer is a product of an input and a weight, of which there are three kinds: `LINEAR`, `MATMUL`
+and `epigrad._autograd.grouped.Groups`.
+
+A gradient formula takes a call, the shapes of forward's tensors, needs, grad_output, forward's
+tensors, and what was kept. Either of grad_output and `grad_hidden`, the gradient of the kept
+preactivation, may be None.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from epigrad._autograd import formulas
+from epigrad._core.call import Call
+from epigrad._core.launcher import Tensors
+
+Needs = Sequence[bool]
+Pair = tuple[Tensor, Tensor]
+"""An output and a preactivation."""
+
+
+class Product(Protocol):
+    """A product with a weight, and its gradients."""
+
+    def value(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """The preactivation."""
+
+    def gradients(
+        self,
+        grad: Tensor,
+        input: Tensor | None,
+        weight: Tensor | None,
+        dtype: torch.dtype,
+        shapes: Sequence[Any],
+        needs: Needs,
+    ) -> Tensors:
+        """The gradients to input, weight and bias of the unrounded one to the preactivation, in a
+        dtype. The shapes are those of the three.
+        """
+
+
+class Dense:
+    """``a @ b + bias``; `transposed` means that b is a weight ``[N, K]``."""
+
+    def __init__(self, transposed: bool) -> None:
+        self.transposed = transposed
+
+    def value(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        product = torch.matmul(input, weight.mT if self.transposed else weight)
+        return product if bias is None else product + bias
+
+    def gradients(
+        self,
+        grad: Tensor,
+        input: Tensor | None,
+        weight: Tensor | None,
+        dtype: torch.dtype,
+        shapes: Sequence[Any],
+        needs: Needs,
+    ) -> Tensors:
+        bias_shape, grad_bias = shapes[2], None
+        if needs[2] and bias_shape is not None:
+            grad_bias = (grad.sum_to_size(tuple(bias_shape)) if len(bias_shape) else grad.sum()).to(dtype)
+        product = _linear_gradients if self.transposed else _matmul_gradients
+        return (*product(grad.to(dtype), input, weight, shapes, needs), grad_bias)
+
+
+def _rows(tensor: Tensor) -> Tensor:
+    # Not flatten, which vectorised jacobians have no rule for.
+    return tensor.reshape(math.prod(tensor.shape[:-1]), tensor.shape[-1])
+
+
+def _linear_gradients(
+    grad: Tensor, input: Tensor | None, weight: Tensor | None, shapes: Sequence[Any], needs: Needs
+) -> Tensors:
+    """Gradients of ``input @ weight.T`` for input ``[..., K]`` and weight ``[N, K]``."""
+    grad_input = grad_weight = None
+    if needs[0] and weight is not None:
+        grad_input = grad @ weight
+    if needs[1] and input is not None:
+        grad_weight = torch.outer(grad, input) if input.dim() == 1 else _rows(grad).mT @ _rows(input)
+    return grad_input, grad_weight
+
+
+def _matmul_gradients(grad: Tensor, a: Tensor | None, b: Tensor | None, shapes: Sequence[Any], needs: Needs) -> Tensors:
+    """Gradients of ``torch.matmul(a, b)``, each summed over the dimensions that broadcast."""
+    a_shape, b_shape = tuple(shapes[0] or ()), tuple(shapes[1] or ())
+    if len(b_shape) == 1:
+        grad = grad.unsqueeze(-1)
+    if len(a_shape) == 1:
+        grad = grad.unsqueeze(-2)
+    grad_a = grad_b = None
+    if needs[0] and b is not None:
+        columns = b.unsqueeze(-1) if len(b_shape) == 1 else b
+        rows_shape = (1, *a_shape) if len(a_shape) == 1 else a_shape
+        grad_a = (grad @ columns.mT).sum_to_size(rows_shape).reshape(a_shape)
+    if needs[1] and a is not None:
+        rows = a.unsqueeze(0) if len(a_shape) == 1 else a
+        # One product over all rows sums the batch in the accumulator, before rounding.
+        product = _rows(rows).mT @ _rows(grad) if len(b_shape) <= 2 else (rows.mT @ grad).sum_to_size(b_shape)
+        grad_b = product.reshape(b_shape)
+    return grad_a, grad_b
+
+
+LINEAR, MATMUL = Dense(transposed=True), Dense(transposed=False)
+
+
+def hidden_of(call: Call, preactivation: Tensor) -> Tensor:
+    """The hidden activation of a block, unrounded."""
+    if not call.is_gated:
+        return formulas.unrounded(call.activation, preactivation)
+    value, gate = formulas.split_gate(preactivation, -1, call.gate)
+    return formulas.gated_unrounded(call.gated, value, gate)
+
+
+def grad_of_hidden(call: Call, grad: Tensor, preactivation: Tensor | None) -> Tensor:
+    """The gradient to the preactivation from that to the hidden activation, unrounded."""
+    if not call.is_gated:
+        return formulas.grad_preactivation(call.activation, grad, preactivation, None)
+    assert preactivation is not None
+    return formulas.gated_gradient(call.gated, grad, preactivation, -1, call.gate)
+
+
+def added(grad: Tensor | None, extra: Tensor | None) -> Tensor | None:
+    """The sum of an unrounded gradient and another, either of which may be None."""
+    if grad is None or extra is None:
+        return grad if extra is None else formulas.computed(extra)
+    return grad + formulas.computed(extra)
+
+
+def layer(product: Product, call: Call, input: Tensor, weight: Tensor, bias: Tensor | None) -> Pair:
+    """``act(input @ weight + bias)``."""
+    preactivation = product.value(input, weight, bias)
+    return formulas.activated(call.activation, preactivation), preactivation
+
+
+def layer_backward(
+    product: Product,
+    call: Call,
+    shapes: Sequence[Any],
+    needs: Needs,
+    grad: Tensor | None,
+    input: Tensor | None,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    preactivation: Tensor | None,
+    output: Tensor | None = None,
+    *,
+    grad_hidden: Tensor | None = None,
+) -> Tensors:
+    """The gradients of `layer`."""
+    grad_pre = None
+    if grad is not None:
+        if call.kind != "none" and preactivation is None and output is None:
+            assert input is not None and weight is not None
+            preactivation = product.value(input, weight, bias)
+        grad_pre = formulas.grad_preactivation(call.activation, grad, preactivation, output)
+    total = added(grad_pre, grad_hidden)
+    given = grad if grad is not None else grad_hidden
+    assert total is not None and given is not None
+    return product.gradients(total, input, weight, given.dtype, shapes, needs)
+
+
+def gated_linear(
+    call: Call,
+    input: Tensor,
+    weight_value: Tensor,
+    weight_gate: Tensor,
+    bias_value: Tensor | None,
+    bias_gate: Tensor | None,
+) -> Pair:
+    """The gated layer with two weights."""
+    value, gate = LINEAR.value(input, weight_value, bias_value), LINEAR.value(input, weight_gate, bias_gate)
+    return formulas.gated(call.gated, value, gate), torch.cat([value, gate], -1)
+
+
+def gated_linear_backward(
+    call: Call,
+    shapes: Sequence[Any],
+    needs: Needs,
+    grad: Tensor | None,
+    input: Tensor | None,
+    *rest: Tensor | None,
+    grad_hidden: Tensor | None = None,
+) -> Tensors:
+    """The gradients of `gated_linear`."""
+    weight_value, weight_gate, bias_value, bias_gate, preactivation = rest
+    halves: Tensors = (None, None)
+    if grad is not None:
+        if preactivation is None:
+            assert input is not None and weight_value is not None and weight_gate is not None
+            _, preactivation = gated_linear(call, input, weight_value, weight_gate, bias_value, bias_gate)
+        halves = formulas.gated_backward(call.gated, grad, *formulas.split_gate(preactivation, -1, 0), (True, True))
+    if grad_hidden is not None:
+        extras = formulas.split_gate(grad_hidden, -1, 0)
+        halves = tuple([added(half, extra) for half, extra in zip(halves, extras, strict=True)])
+    given = grad if grad is not None else grad_hidden
+    assert given is not None
+    grad_input, of_weights, of_biases = None, [], []
+    for place, (half, weight) in enumerate(zip(halves, (weight_value, weight_gate), strict=True)):
+        assert half is not None
+        places = (0, 1 + place, 3 + place)
+        of = [shapes[i] for i in places], [needs[i] for i in places]
+        of_input, of_weight, of_bias = LINEAR.gradients(half, input, weight, given.dtype, *of)
+        grad_input = of_input if grad_input is None or of_input is None else grad_input + of_input
+        of_weights.append(of_weight)
+        of_biases.append(of_bias)
+    return (grad_input, *of_weights, *of_biases)
+
+
+def block(
+    call: Call, input: Tensor, weight1: Tensor, bias1: Tensor | None, weight2: Tensor, bias2: Tensor | None
+) -> Pair:
+    """A two-layer block: its output and its first layer's preactivation."""
+    preactivation = LINEAR.value(input, weight1, bias1)
+    hidden = hidden_of(call, preactivation).to(input.dtype)
+    return LINEAR.value(hidden, weight2, bias2), preactivation
+
+
+def block_backward(
+    call: Call,
+    shapes: Sequence[Any],
+    needs: Needs,
+    grad: Tensor | None,
+    input: Tensor | None,
+    *rest: Tensor | None,
+    grad_hidden: Tensor | None = None,
+) -> Tensors:
+    """The gradients of `block`."""
+    weight1, bias1, weight2, _, preactivation = rest
+    given = grad if grad is not None else grad_hidden
+    assert given is not None
+    first = any(needs[:3])
+    if preactivation is None and (needs[3] or (first and call.kind != "none")):
+        assert input is not None and weight1 is not None
+        preactivation = LINEAR.value(input, weight1, bias1)
+    second: list[Tensor | None] = [None, None]
+    grad_pre = None
+    if grad is not None:
+        hidden = hidden_of(call, preactivation).to(given.dtype) if needs[3] and preactivation is not None else None
+        of_second = ((*grad.shape[:-1], shapes[3][1]), *shapes[3:]), (first, *needs[3:])
+        grad_activated, *second = LINEAR.gradients(formulas.computed(grad), hidden, weight2, given.dtype, *of_second)
+        if grad_activated is not None:
+            grad_pre = grad_of_hidden(call, grad_activated, preactivation)
+    total = added(grad_pre, grad_hidden)
+    if total is None or not first:
+        return None, None, None, *second
+    return (*LINEAR.gradients(total, input, weight1, given.dtype, shapes, needs), *second)

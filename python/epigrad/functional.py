@@ -17,7 +17,7 @@ from torch.overrides import handle_torch_function
 
 from epigrad import errors, ops
 from epigrad._autograd.functions import Elementwise, Layers, kept
-from epigrad._autograd.main_grad import any_switched, refuse_tracing, sinks_of, with_wide_views
+from epigrad._autograd.main_grad import refuse_tracing, sinks_of, with_wide_views
 from epigrad._core import invariance, loader, selection
 from epigrad._core.call import Call, call_of, kind_of
 from epigrad._core.checks import check_save, finite, lerp_weight, overridden, require_tensors
@@ -30,6 +30,7 @@ from epigrad._core.torch_state import (
     is_traced,
     recorded,
 )
+from epigrad._core.wide import any_switched, may_be_wide
 from epigrad.kinds import ActivationLike, Gated, activation_of, arguments_of
 
 __all__ = [
@@ -798,22 +799,22 @@ def _elementwise(call: Call, records: bool | None, *tensors: Tensor | None) -> T
 def _layers(call: Call, records: bool | None, tensors: tuple[Tensor | None, ...], save: str) -> Tensor:
     """What layers give."""
     if records is None:
-        refuse_tracing(call.op, tensors)
+        if any_switched():
+            refuse_tracing(call.op, tensors)
         require_tensors(call.op, **dict(zip(OPS[call.op].tensors, tensors, strict=True)))
         saved = _save(call.op, save, tensors)
         positional, options = operator_arguments(call, tensors)
         out: Tensor = ops.call(call.op, *positional, save=saved, **options)[0]
         return out
     keep = kept(call, save)
-    if records:
-        tensors = with_wide_views(call, tensors)
-    given = tensors
+    is_wide = records and may_be_wide(tensors)
+    given = tensors = with_wide_views(call, tensors) if is_wide else tensors
     if any_autocast():
         casts = ops.RULES[call.op].casts
         tensors = tensors if casts is None else casts(*tensors)
     if records:
         result: Tensor = Layers.record(loader.core(), call, keep, *tensors)[0]
-        if (sinks := sinks_of(call, given)) is not None:
+        if is_wide and (sinks := sinks_of(call, given)) is not None:
             result.grad_fn.sinks = sinks  # type: ignore[union-attr]  # the function's ctx
         return result
     computed, _ = loader.core().launch(call, tensors, (True, False))

@@ -12,8 +12,8 @@ from typing import Any
 import epigrad
 import pytest
 import torch
-from epigrad import backward, errors, forward
-from epigrad._autograd import main_grad
+from epigrad import backward, errors, forward, functional
+from epigrad._core.wide import any_switched
 from torch import Tensor, nn
 
 from tests.support.devices import needs, on_devices
@@ -455,7 +455,7 @@ def test_a_parameter_that_is_gone_is_switched_off() -> None:
             assert other.weight.grad is not None
     finally:
         gc.unfreeze()
-    assert not main_grad.any_switched()
+    assert not any_switched()
 
 
 def test_other_modules_compile_once_for_all_lengths() -> None:
@@ -520,3 +520,13 @@ def test_a_gradient_of_a_gradient_in_float32_is_refused() -> None:
     out = epigrad.linear(torch.ones(2, 4, dtype=torch.bfloat16), leaf, activation="gelu")
     with pytest.raises(errors.UnsupportedError, match="a parameter with grad_dtype: a gradient with a graph"):
         torch.autograd.grad(out.sum(), leaf, create_graph=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_a_call_without_main_grad_does_not_look_for_it(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("refuse_tracing", "with_wide_views", "sinks_of"):
+        monkeypatch.delattr(functional, name)
+    layer = epigrad.nn.Linear(4, 4, activation="gelu", dtype=dtype)
+    layer(torch.ones(2, 4, dtype=dtype)).sum().backward()
+    assert layer.weight.grad is not None
+    assert torch.func.vmap(layer)(torch.ones(2, 4, dtype=dtype)).isfinite().all()

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
-from weakref import ReferenceType, ref
+from weakref import ref
 
 import torch
 from torch import Tensor, nn
@@ -22,20 +22,19 @@ from torch import Tensor, nn
 from epigrad import errors
 from epigrad._autograd.engine import accumulates
 from epigrad._core.call import Call
+from epigrad._core.wide import DECLARES, SWITCHED
 
 _OP = "accumulate_main_grad"
 
 
 class _Switched:
-    """The parameters that are switched on, and how often each is.
+    """The parameters in `SWITCHED`.
 
     Attributes:
-        entries: by identity.
         lock: held by a thread that changes the counts, or adds to a `main_grad`.
     """
 
     def __init__(self) -> None:
-        self.entries: dict[int, tuple[ReferenceType[Tensor], int]] = {}
         self.renew_lock()
 
     def renew_lock(self) -> None:
@@ -43,18 +42,18 @@ class _Switched:
         self.lock = threading.RLock()
 
     def __contains__(self, tensor: Tensor) -> bool:
-        entry = self.entries.get(id(tensor))
+        entry = SWITCHED.get(id(tensor))
         return entry is not None and entry[0]() is tensor
 
     def add(self, tensor: Tensor, count: int) -> None:
         key = id(tensor)
         with self.lock:
-            before = self.entries[key][1] if tensor in self else 0
+            before = SWITCHED[key][1] if tensor in self else 0
             if before + count:
                 # A tensor that is gone takes its entry along.
-                self.entries[key] = (ref(tensor, lambda _: self.entries.pop(key, None)), before + count)
+                SWITCHED[key] = (ref(tensor, lambda _: SWITCHED.pop(key, None)), before + count)
             else:
-                del self.entries[key]
+                del SWITCHED[key]
 
 
 _switched = _Switched()
@@ -190,8 +189,6 @@ def sinks_of(call: Call, tensors: Sequence[Tensor | None]) -> Sinks | None:
     """The sinks of a function's floating-point tensors; None if every gradient is a new tensor of
     the call's dtype.
     """
-    if not _switched.entries and all(tensor is None or tensor.dtype.itemsize != 2 for tensor in tensors):
-        return None
     sinks = _sinks(call.op, tensors)
     if not any(sinks):
         return None
@@ -209,19 +206,14 @@ def _sinks(op: str, tensors: Iterable[Tensor | None]) -> Sinks:
 def _sink(tensor: Tensor | None) -> Sink | None:
     if tensor is None or not tensor.requires_grad:
         return None
-    if _switched.entries:
-        owner = tensor if tensor in _switched else tensor._base
-        if owner is not None and owner in _switched and getattr(owner, "main_grad", None) is not None:
-            return Sink(owner, tensor)
+    owner = tensor if tensor in _switched else tensor._base
+    if owner is not None and owner in _switched and getattr(owner, "main_grad", None) is not None:
+        return Sink(owner, tensor)
     return Sink(None, tensor) if _asks_for_float32(tensor) else None
 
 
-_DECLARES = hasattr(torch.autograd.function.FunctionCtx, "set_output_grad_dtype")
-"""Whether a function can declare the dtype of its outputs' gradients (PyTorch 2.15)."""
-
-
 def _asks_for_float32(tensor: Tensor) -> bool:
-    if tensor.dtype.itemsize != 2 or not (tensor.is_leaf or _DECLARES):
+    if tensor.dtype.itemsize != 2 or not (tensor.is_leaf or DECLARES):
         return False
     return getattr(tensor, "grad_dtype", None) is torch.float32
 
@@ -259,7 +251,7 @@ def with_wide_views(call: Call, tensors: tuple[Tensor | None, ...]) -> tuple[Ten
         base = tensor._base
         if base is None or not base.is_leaf or not _asks_for_float32(base) or base in _switched:
             continue
-        if not _DECLARES:
+        if not DECLARES:
             raise errors.UnsupportedError(
                 f"{call.op}: a view of a parameter whose grad_dtype is float32: PyTorch {torch.__version__} rounds its "
                 "gradient to 16 bits: want PyTorch 2.15 or newer, or epigrad.accumulate_main_grad"
@@ -284,15 +276,8 @@ def _overlaps(tensor: Tensor) -> bool:
     return False
 
 
-def any_switched() -> bool:
-    """Whether a parameter is switched on."""
-    return bool(_switched.entries)
-
-
 def refuse_tracing(op: str, tensors: Iterable[Tensor | None]) -> None:
     """Refuse parameters with `main_grad` in `torch.ops` calls: operators return new gradients."""
-    if not _switched.entries:
-        return
     if any(sink is not None and sink.parameter is not None for sink in _sinks(op, tensors)):
         raise errors.UnsupportedError(
             f"{op}: a parameter with main_grad under torch.compile, torch.func or a dispatch mode, want an eager call: "

@@ -11,6 +11,7 @@ In reading order:
     selection      which backend runs
     invariance     `batch_invariant`: rows that do not depend on other rows
     torch_state    whether PyTorch has to see an operator, and what autocast casts
+    wide           whether gradients may be float32 beside operands of 16 bits
     autocast_cache casts of parameters, kept while autocast is on
     checks         what the core cannot see of the arguments
     launcher       who computes a call: the loaded core, or PyTorch's dispatcher

@@ -1,0 +1,41 @@
+"""Whether gradients of a call may be float32 beside operands of 16 bits.
+
+`epigrad._autograd.main_grad` has what such calls do. Others do not enter it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from weakref import ReferenceType
+
+import torch
+from torch import Tensor
+
+SWITCHED: dict[int, tuple[ReferenceType[Tensor], int]] = {}
+"""The parameters that `epigrad.accumulate_main_grad` has switched on, by identity, and how often
+each is."""
+
+DECLARES = hasattr(torch.autograd.function.FunctionCtx, "set_output_grad_dtype")
+"""Whether a function can declare the dtype of its outputs' gradients (PyTorch 2.15)."""
+
+
+def any_switched() -> bool:
+    """Whether a parameter is switched on."""
+    return bool(SWITCHED)
+
+
+def may_be_wide(tensors: Iterable[Tensor | None]) -> bool:
+    """Whether a parameter is switched on, or a tensor or what it is a view of has ``grad_dtype``
+    float32.
+    """
+    if SWITCHED:
+        return True
+    for tensor in tensors:
+        if tensor is None or tensor.dtype.itemsize != 2 or not tensor.requires_grad:
+            continue
+        for owner in (tensor, tensor._base):
+            if owner is None or not (owner.is_leaf or DECLARES):
+                continue
+            if getattr(owner, "grad_dtype", None) is torch.float32:
+                return True
+    return False

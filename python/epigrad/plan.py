@@ -11,7 +11,7 @@ import inspect
 import itertools
 import numbers
 import operator
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, Self
 
@@ -20,13 +20,13 @@ from torch import Tensor
 
 from epigrad import errors, forward
 from epigrad._core import invariance, loader, selection
-from epigrad._core.call import Call, dim_index, gate_place, make_call
+from epigrad._core.call import Call, make_call
 from epigrad._core.checks import finite, lerp_weight, refuse_graph, refuse_negative, refuse_zeros
 from epigrad._core.stateless import mark_written
 from epigrad._core.tables import DTYPES, OPS
 from epigrad._core.torch_state import is_traced
 from epigrad._core.values import immutable
-from epigrad.kinds import ActivationLike, Gated, activation_of, gated_of
+from epigrad.kinds import ActivationLike, Gated
 from epigrad.webgpu import Array
 
 __all__ = [
@@ -75,12 +75,10 @@ class PrecisionGuarantee:
     batch_invariant: bool
 
 
-class _Geometry(NamedTuple):
-    """A tensor without its memory; strides of None are contiguous."""
-
-    dtype: torch.dtype
-    shape: tuple[int, ...]
-    strides: tuple[int, ...] | None = None
+_Matrix = tuple[tuple[int, ...], tuple[int, ...] | None]
+"""A shape and strides; strides of None are contiguous."""
+_Geometry = tuple[torch.dtype, tuple[int, ...], tuple[int, ...] | None]
+"""A tensor without its memory."""
 
 
 class _Problem(NamedTuple):
@@ -123,6 +121,13 @@ class Plan:
     _argument_names: ClassVar[dict[str, str]] = {}
     """What such a class calls the operation's arguments in `select`."""
 
+    workspace_size: int
+    """Bytes of workspace that `run` needs."""
+    sku: KernelSku
+    """What will really run."""
+    precision_guarantee: PrecisionGuarantee
+    """What holds of the results, for this dtype and this kernel."""
+
     def __init__(self, problem: _Problem) -> None:
         core = loader.core()
         row = OPS[problem.call.op]
@@ -133,15 +138,10 @@ class Plan:
         tensors = problem.tensors
         inputs, outputs = (tuple([tensors.get(name) for name in names]) for names in (self._inputs, self._outputs))
         exact = tuple([name in problem.exact for name in self._inputs + self._outputs])
-        name = type(self).__name__ if self._op else problem.call.op
-        place = _place(name, problem.device)
-        try:
-            self._plan = core.plan_create(problem.call, inputs, outputs, exact, place, problem.allow_tf32)
-        except errors.InvalidProblemError as error:
-            raise errors.renamed(error, name, self._argument_names) from None
-        self._workspace_size, sku, precision = core.plan_facts(self._plan)
-        self._sku = KernelSku(*sku)
-        self._precision_guarantee = PrecisionGuarantee(*precision)
+        place = _place(problem.call.op, problem.device)
+        self._plan = core.plan_create(problem.call, inputs, outputs, exact, place, problem.allow_tf32)
+        self.workspace_size, sku, precision = core.plan_facts(self._plan)
+        self.sku, self.precision_guarantee = KernelSku(*sku), PrecisionGuarantee(*precision)
 
     @classmethod
     def select(
@@ -197,27 +197,25 @@ class Plan:
         call = call.as_batch_invariant if invariance.is_on() else call
         return cls(_Problem(call, tensors, frozenset(exact), name, loader.allows_tf32()))
 
+    @classmethod
+    def _of_sizes(
+        cls, shapes: Mapping[str, _Matrix], dtype: torch.dtype, device: str | torch.device, make: Callable[[str], Call]
+    ) -> Self:
+        """The plan of a class of one operation, which errors name with its own arguments."""
+        name = cls.__name__
+        tensors = {argument: (_require_dtype(name, dtype), *shape) for argument, shape in shapes.items()}
+        exact = [argument for argument, (_, strides) in shapes.items() if strides is not None]
+        try:
+            return cls._of(make(cls._op), tensors, device, exact)
+        except errors.InvalidProblemError as error:
+            raise errors.renamed(error, name, cls._argument_names) from None
+
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self._problem,)
 
     def __repr__(self) -> str:
-        sku = self._sku
+        sku = self.sku
         return f"{type(self).__name__}({sku.op}, {sku.kind}, {sku.dtype}, {sku.backend}: {sku.kernel})"
-
-    @property
-    def workspace_size(self) -> int:
-        """Bytes of workspace that `run` needs."""
-        return self._workspace_size
-
-    @property
-    def sku(self) -> KernelSku:
-        """What will really run."""
-        return self._sku
-
-    @property
-    def precision_guarantee(self) -> PrecisionGuarantee:
-        """What holds of the results, for this dtype and this kernel."""
-        return self._precision_guarantee
 
     def can_implement(self, *, stream: object = None, accumulate: bool = False, **tensors: Tensor | None) -> None:
         """Raise the error that `run` would raise for these tensors, without computing anything.
@@ -273,21 +271,21 @@ class Plan:
         if stream is None:
             return None
         handle = getattr(stream, "cuda_stream", stream)
-        has_streams = self._sku.backend == "cuda"
+        has_streams = self.sku.backend == "cuda"
         if not isinstance(handle, int) or not 0 <= handle < (2**64 if has_streams else 1):
-            wanted = "a stream, its handle or None" if has_streams else f"None or 0: {self._sku.backend} has no streams"
-            raise errors.InvalidProblemError(f"{self._sku.op}: stream: {stream!r}, want {wanted}")
+            wanted = "a stream, its handle or None" if has_streams else f"None or 0: {self.sku.backend} has no streams"
+            raise errors.InvalidProblemError(f"{self.sku.op}: stream: {stream!r}, want {wanted}")
         # The default streams of all devices have one handle, so the driver cannot find the mistake.
         device = getattr(stream, "device", None)
         if isinstance(device, torch.device) and str(device) != self._problem.device:
-            raise errors.DeviceMismatchError(f"{self._sku.op}: stream: on {device}, want {self._problem.device}")
+            raise errors.DeviceMismatchError(f"{self.sku.op}: stream: on {device}, want {self._problem.device}")
         return handle
 
     def _use(
         self, function: Callable[..., None], tensors: dict[str, Tensor | None], *arguments: object
     ) -> tuple[Tensor | None, ...]:
         """Call a function of the core on the plan's tensors; returns the outputs."""
-        op = self._sku.op
+        op = self.sku.op
         if is_traced():
             raise errors.UnsupportedError(
                 f"{op}: plan.run writes into its arguments and cannot be traced: call a function of epigrad instead"
@@ -361,13 +359,10 @@ class _Gemm(Plan):
             "a": _matrix(name, "a", (*items, m, k), "lda", lda),
             "b": _matrix(name, "b", (*of_b, k, n), "ldb", ldb),
             cls._result: _matrix(name, cls._result, (*items, m, n), "ld_grad", ld_grad),
+            "bias": ((n,), None),
+            "preactivation": ((*items, m, n), None),
         }
-        exact = [argument for argument, (_, strides) in matrices.items() if strides is not None]
-        shapes = matrices | {"bias": ((n,), None), "preactivation": ((*items, m, n), None)}
-        _require_dtype(name, dtype)
-        tensors = {argument: _Geometry(dtype, *shape) for argument, shape in shapes.items()}
-        call = make_call(cls._op, activation_of(name, activation), 0, "second", None)
-        return cls._of(call, tensors, device, exact)
+        return cls._of_sizes(matrices, dtype, device, lambda op: make_call(op, activation, 0, "second", None))
 
 
 class GemmEpilogue(_Gemm):
@@ -439,15 +434,12 @@ class _Gated(Plan):
             EpigradError: another class of `epigrad.errors`, of devices and backends.
         """
         name = cls.__name__
-        shape, dim = list(_sizes(name, "input_shape", input_shape)), _size(name, "split_dim", split_dim)
-        _require_dtype(name, dtype)
-        tensors = {"input": _Geometry(dtype, tuple(shape))}
+        shape, dim = _sizes(name, "input_shape", input_shape), _size(name, "split_dim", split_dim)
+        halved = list(shape)
         if -len(shape) <= dim < len(shape):  # the core refuses others, and odd sizes
-            shape[dim] //= 2
-        tensors["grad_output"] = _Geometry(dtype, tuple(shape))
-        gate_place(name, gate)
-        call = make_call(cls._op, gated_of(name, kind), dim_index(name, dim), gate, None)
-        return cls._of(call, tensors, device)
+            halved[dim] //= 2
+        matrices = {"input": (shape, None), "grad_output": (tuple(halved), None)}
+        return cls._of_sizes(matrices, dtype, device, lambda op: make_call(op, kind, dim, gate, None))
 
 
 class GatedActivation(_Gated):
@@ -516,10 +508,9 @@ class _Interpolation(Plan):
             parameters, tensor = lerp_weight(name, weight)
             if tensor is not None:
                 raise errors.DTypeError(f"{name}: weight: a tensor, want a number, or None for a tensor given to run")
-        _require_dtype(name, dtype)
         operands = ("grad_output", "start", "end", *(() if parameters else ("weight",)))
-        tensors = dict.fromkeys(operands, _Geometry(dtype, _sizes(name, "shape", shape)))
-        return cls._of(Call(cls._op, None, parameters), tensors, device)
+        matrices = dict.fromkeys(operands, (_sizes(name, "shape", shape), None))
+        return cls._of_sizes(matrices, dtype, device, lambda op: Call(op, None, parameters))
 
 
 class Lerp(_Interpolation):
@@ -581,10 +572,10 @@ def _call(op: str, options: dict[str, Any], given: dict[str, Any]) -> Call:
 def _geometry(op: str, name: str, given: Any, dtype: torch.dtype | None) -> _Geometry:
     """That of an example, or of a shape."""
     if not isinstance(given, Tensor | Array):
-        return _Geometry(_require_dtype(op, dtype), _sizes(op, name, given))
+        return _require_dtype(op, dtype), _sizes(op, name, given), None
     if isinstance(given, Tensor) and given.layout is not torch.strided:
         raise errors.UnsupportedError(f"{op}: {name}: a tensor of layout {given.layout}, want a strided one")
-    return _Geometry(given.dtype, tuple(given.shape), tuple(given.stride()))
+    return given.dtype, tuple(given.shape), tuple(given.stride())
 
 
 def _device_of(op: str, examples: dict[str, Any]) -> str:
@@ -610,9 +601,7 @@ def _place(op: str, device: str) -> tuple[int, int]:
     return _DEVICE_TYPES[kind], 0 if kind == "cpu" else int(index or 0)
 
 
-def _matrix(
-    op: str, argument: str, shape: tuple[int, ...], ld_name: str, ld: int | None
-) -> tuple[tuple[int, ...], tuple[int, ...] | None]:
+def _matrix(op: str, argument: str, shape: tuple[int, ...], ld_name: str, ld: int | None) -> _Matrix:
     """The shape and the strides of matrices with a leading dimension, if there is one."""
     if ld is None:
         return shape, None

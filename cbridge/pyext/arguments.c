@@ -30,16 +30,22 @@ PyObject *epg_py_raise_last(int32_t status) {
   return epg_py_raise_status(status, epg_last_error(), needed, got);
 }
 
-/* Raises an error about one argument of an op. */
-static void raise_argument(int32_t status, const call_arguments *a, int operand, const char *text) {
-  char name[64] = "tensor", message[512];
-  const int is_output = operand >= MAX_INPUTS;
-  if (a->call.op && !epg_forked()) epgGoArgument((char *)a->call.op, is_output ? operand - MAX_INPUTS : operand, is_output, name, sizeof name);
-  PyOS_snprintf(message, sizeof message, "%s: %s: %s", a->call.op ? a->call.op : "plan", name, text);
+/* Raises an error about an argument of the call; returns -1. */
+static int refuse(const call_arguments *a, int32_t status, const char *argument, const char *text) {
+  char message[512];
+  PyOS_snprintf(message, sizeof message, "%s: %s: %s", a->call.op ? a->call.op : "plan", argument, text);
   epg_py_raise_status(status, message, 0, 0);
+  return -1;
 }
 
-/* Reads a meta tensor's geometry through its Python attributes. */
+static int refuse_operand(const call_arguments *a, int32_t status, int operand, const char *text) {
+  char name[64] = "tensor";
+  const int is_output = operand >= MAX_INPUTS;
+  if (a->call.op && !epg_forked()) epgGoArgument((char *)a->call.op, is_output ? operand - MAX_INPUTS : operand, is_output, name, sizeof name);
+  return refuse(a, status, name, text);
+}
+
+/* Reads a sequence of sizes or of strides. */
 static int read_sizes(PyObject *sequence, int64_t *sizes, int32_t *rank) {
   const Py_ssize_t n = PySequence_Size(sequence);
   if (n < 0) return -1;
@@ -80,27 +86,38 @@ static int64_t *sizes_of(call_arguments *a, int operand) {
   return a->sizes[operand];
 }
 
-static int read_meta(call_arguments *a, PyObject *tensor, int operand) {
-  int64_t *sizes = sizes_of(a, operand);
-  if (!sizes) return -1;
+/* Reads a tensor without memory into tensors[operand]; strides may be None. Takes the references,
+ * any of which may be NULL with a Python exception. */
+static int read_geometry(call_arguments *a, int operand, DLDevice device, PyObject *dtype, PyObject *shape, PyObject *strides) {
+  int64_t *sizes = dtype && shape && strides ? sizes_of(a, operand) : NULL;
   DLTensor *t = &a->tensors[operand];
-  *t = (DLTensor){.device = {META_DEVICE, 0}, .shape = sizes, .strides = sizes + EPG_MAX_RANK};
   int32_t rank = 0;
+  int failed = !sizes;
+  if (!failed) {
+    *t = (DLTensor){.device = device, .shape = sizes, .strides = strides == Py_None ? NULL : sizes + EPG_MAX_RANK};
+    failed = read_dtype(dtype, &t->dtype) || read_sizes(shape, t->shape, &t->ndim) || (t->strides && read_sizes(strides, t->strides, &rank));
+    if (!failed && t->strides && rank != t->ndim) {
+      PyErr_SetString(PyExc_TypeError, "shape and strides differ in length");
+      failed = 1;
+    }
+  }
+  Py_XDECREF(dtype);
+  Py_XDECREF(shape);
+  Py_XDECREF(strides);
+  return failed ? -1 : 0;
+}
+
+/* Reads a tensor through its Python attributes. */
+static int read_attributes(call_arguments *a, PyObject *tensor, int operand, DLDevice device) {
   PyObject *dtype = PyObject_GetAttr(tensor, epg_py.dtype_name);
   PyObject *shape = dtype ? PyObject_GetAttrString(tensor, "shape") : NULL;
-  PyObject *stride = shape ? PyObject_CallMethod(tensor, "stride", NULL) : NULL;
-  const int failed = !stride || read_sizes(shape, t->shape, &t->ndim) || read_sizes(stride, t->strides, &rank) || read_dtype(dtype, &t->dtype);
-  Py_XDECREF(dtype);
-  Py_XDECREF(stride);
-  Py_XDECREF(shape);
-  return failed ? -1 : 0;
+  return read_geometry(a, operand, device, dtype, shape, shape ? PyObject_CallMethod(tensor, "stride", NULL) : NULL);
 }
 
 /* An array on a WebGPU adapter (epigrad.webgpu.Array), whose memory is named by an address. */
 static int read_array(call_arguments *a, PyObject *array, int operand) {
-  if (read_meta(a, array, operand)) return -1;
+  if (read_attributes(a, array, operand, (DLDevice){kDLWebGPU, 0})) return -1;
   DLTensor *t = &a->tensors[operand];
-  t->device = (DLDevice){kDLWebGPU, 0};
   PyObject *address = PyObject_GetAttrString(array, "address");
   t->data = address ? PyLong_AsVoidPtr(address) : NULL;
   Py_XDECREF(address);
@@ -134,40 +151,29 @@ int epg_py_read_tensor(call_arguments *a, PyObject *o, int operand) {
   if (type != epg_py.tensor_type && type != epg_py.parameter_type) {
     const int is_tensor = PyObject_IsInstance(o, epg_py.tensor_type);
     if (is_tensor < 0) return -1;
-    if (is_tensor)
-      raise_argument(EPG_UNSUPPORTED, a, operand, "got a subclass of torch.Tensor, want a plain torch.Tensor or torch.nn.Parameter");
-    else
-      raise_argument(EPG_DTYPE, a, operand, "not a tensor, want a torch.Tensor");
-    return -1;
+    return is_tensor ? refuse_operand(a, EPG_UNSUPPORTED, operand, "got a subclass of torch.Tensor, want a plain torch.Tensor or torch.nn.Parameter")
+                     : refuse_operand(a, EPG_DTYPE, operand, "not a tensor, want a torch.Tensor");
   }
   /* Asked first: the exchange refuses a meta tensor too, but takes milliseconds to describe where
    * it was called from. */
-  if (is_meta(o)) return read_meta(a, o, operand);
+  if (is_meta(o)) return read_attributes(a, o, operand, (DLDevice){META_DEVICE, 0});
   if (!epg_py.exchange->dltensor_from_py_object_no_sync(o, &a->tensors[operand])) return 0;
   PyErr_Clear();
   if (!read_outlived(o, &a->tensors[operand])) return 0;
-  raise_argument(EPG_UNSUPPORTED, a, operand,
-                 "got a tensor without strided memory of its own (sparse, quantised, nested, or inside a torch.func transform), want a plain strided one");
-  return -1;
+  return refuse_operand(
+      a, EPG_UNSUPPORTED, operand,
+      "got a tensor without strided memory of its own (sparse, quantised, nested, or inside a torch.func transform), want a plain strided one");
 }
 
-/* Reads (dtype, shape, strides) into tensors[operand], on the device that is there. */
+/* Reads (dtype, shape, strides), on the device that is there. */
 static int read_described(call_arguments *a, PyObject *o, int operand) {
-  int64_t *sizes = sizes_of(a, operand);
-  DLTensor *t = &a->tensors[operand];
-  int32_t rank = 0;
-  if (!sizes) return -1;
   if (!PyTuple_Check(o) || PyTuple_Size(o) != 3) {
     PyErr_SetString(PyExc_TypeError, "want (dtype, shape, strides)");
     return -1;
   }
-  PyObject *strides = PyTuple_GetItem(o, 2);
-  *t = (DLTensor){.device = t->device, .shape = sizes, .strides = strides == Py_None ? NULL : sizes + EPG_MAX_RANK};
-  if (read_dtype(PyTuple_GetItem(o, 0), &t->dtype) || read_sizes(PyTuple_GetItem(o, 1), sizes, &t->ndim)) return -1;
-  if (!t->strides) return 0;
-  if (read_sizes(strides, t->strides, &rank)) return -1;
-  if (rank != t->ndim) PyErr_SetString(PyExc_TypeError, "shape and strides differ in length");
-  return rank == t->ndim ? 0 : -1;
+  PyObject *parts[3];
+  for (int i = 0; i < 3; i++) parts[i] = Py_NewRef(PyTuple_GetItem(o, i));
+  return read_geometry(a, operand, a->tensors[operand].device, parts[0], parts[1], parts[2]);
 }
 
 /* Reads a tuple of tensors and Nones from tensors[first] on; returns its length or -1. */
@@ -240,20 +246,17 @@ int epg_py_read_shapes(call_arguments *a, PyObject *shapes) {
 }
 
 int epg_py_read_workspace(call_arguments *a, PyObject *o) {
+  static const char name[] = "workspace";
   if (o == Py_None) return 0;
-  const char *op = a->call.op ? a->call.op : "plan";
-  char message[256];
   DLTensor t;
   if (Py_TYPE(o) != (PyTypeObject *)epg_py.tensor_type || epg_py.exchange->dltensor_from_py_object_no_sync(o, &t)) {
     PyErr_Clear();
-    PyOS_snprintf(message, sizeof message, "%s: workspace: got no tensor with memory, want a contiguous uint8 torch.Tensor or None", op);
-    epg_py_raise_status(EPG_DTYPE, message, 0, 0);
-    return -1;
+    return refuse(a, EPG_DTYPE, name, "got no tensor with memory, want a contiguous uint8 torch.Tensor or None");
   }
   if (t.dtype.code != 1 || t.dtype.bits != 8) { /* kDLUInt */
-    PyOS_snprintf(message, sizeof message, "%s: workspace: dtype with DLPack code %d and %d bits, want uint8", op, t.dtype.code, t.dtype.bits);
-    epg_py_raise_status(EPG_DTYPE, message, 0, 0);
-    return -1;
+    char text[64];
+    PyOS_snprintf(text, sizeof text, "dtype with DLPack code %d and %d bits, want uint8", t.dtype.code, t.dtype.bits);
+    return refuse(a, EPG_DTYPE, name, text);
   }
   uint64_t bytes = 1;
   int64_t next = 1;
@@ -263,21 +266,13 @@ int epg_py_read_workspace(call_arguments *a, PyObject *o) {
     next *= t.shape[d];
     bytes *= (uint64_t)t.shape[d];
   }
-  if (!contiguous && bytes) {
-    PyOS_snprintf(message, sizeof message, "%s: workspace: got a strided tensor, want a contiguous uint8 tensor", op);
-    epg_py_raise_status(EPG_INVALID_PROBLEM, message, 0, 0);
-    return -1;
-  }
+  if (!contiguous && bytes) return refuse(a, EPG_INVALID_PROBLEM, name, "got a strided tensor, want a contiguous uint8 tensor");
   int shared = 0; /* inputs on several devices are Go's to refuse */
   for (int i = 0; i < a->call.num_inputs; i++) {
     const DLTensor *input = a->inputs[i];
     if (input && input->device.device_type == t.device.device_type && input->device.device_id == t.device.device_id) shared = 1;
   }
-  if (!shared) {
-    PyOS_snprintf(message, sizeof message, "%s: workspace: got another device than the inputs', want one device per call", op);
-    epg_py_raise_status(EPG_DEVICE_MISMATCH, message, 0, 0);
-    return -1;
-  }
+  if (!shared) return refuse(a, EPG_DEVICE_MISMATCH, name, "got another device than the inputs', want one device per call");
   a->call.workspace = bytes ? (char *)t.data + t.byte_offset : NULL;
   a->call.workspace_nbytes = bytes;
   return 0;
@@ -308,12 +303,8 @@ static int read_dim(call_arguments *a, PyObject *o) {
   int overflow = 0;
   const long long dim = PyLong_AsLongLongAndOverflow(o, &overflow);
   if (dim == -1 && PyErr_Occurred()) return -1;
-  if (overflow || dim < INT32_MIN || dim > INT32_MAX) {
-    char message[128];
-    PyOS_snprintf(message, sizeof message, "%s: dim: got a number beyond 32 bits, want a dimension of the input", a->call.op);
-    epg_py_raise_status(EPG_INVALID_PROBLEM, message, 0, 0);
-    return -1;
-  }
+  if (overflow || dim < INT32_MIN || dim > INT32_MAX)
+    return refuse(a, EPG_INVALID_PROBLEM, "dim", "got a number beyond 32 bits, want a dimension of the input");
   a->call.dim = (int32_t)dim;
   return 0;
 }

@@ -93,20 +93,15 @@ static struct {
 } numbers;
 
 static void read_numbers(void) {
+  static const DLDataType dtypes[] = {{kDLFloat, 32, 1}, {kDLFloat, 64, 1}, {kDLBfloat, 16, 1}, {kDLFloat, 16, 1}, {kDLInt, 64, 1}, {kDLInt, 32, 1}};
+  int32_t (*const numbers_of[])(void) = {epg_torch.aoti_torch_dtype_float32, epg_torch.aoti_torch_dtype_float64, epg_torch.aoti_torch_dtype_bfloat16,
+                                         epg_torch.aoti_torch_dtype_float16, epg_torch.aoti_torch_dtype_int64,   epg_torch.aoti_torch_dtype_int32};
   numbers.cpu = epg_torch.aoti_torch_device_type_cpu();
   numbers.cuda = epg_torch.aoti_torch_device_type_cuda();
-  numbers.dtypes[0].number = epg_torch.aoti_torch_dtype_float32();
-  numbers.dtypes[0].dtype = (DLDataType){kDLFloat, 32, 1};
-  numbers.dtypes[1].number = epg_torch.aoti_torch_dtype_float64();
-  numbers.dtypes[1].dtype = (DLDataType){kDLFloat, 64, 1};
-  numbers.dtypes[2].number = epg_torch.aoti_torch_dtype_bfloat16();
-  numbers.dtypes[2].dtype = (DLDataType){kDLBfloat, 16, 1};
-  numbers.dtypes[3].number = epg_torch.aoti_torch_dtype_float16();
-  numbers.dtypes[3].dtype = (DLDataType){kDLFloat, 16, 1};
-  numbers.dtypes[4].number = epg_torch.aoti_torch_dtype_int64();
-  numbers.dtypes[4].dtype = (DLDataType){kDLInt, 64, 1};
-  numbers.dtypes[5].number = epg_torch.aoti_torch_dtype_int32();
-  numbers.dtypes[5].dtype = (DLDataType){kDLInt, 32, 1};
+  for (size_t i = 0; i < sizeof dtypes / sizeof *dtypes; i++) {
+    numbers.dtypes[i].number = numbers_of[i]();
+    numbers.dtypes[i].dtype = dtypes[i];
+  }
 }
 
 /* Describes a tensor; returns 0, or -1 for one without strided memory. */

@@ -29,18 +29,21 @@ from epigrad.integrations.expressions import (
     Dropped,
     Half,
     Input,
+    Joint,
     Node,
     Number,
     Product,
     Recast,
+    Rounded,
     Scaled,
     Shifted,
+    Widened,
     used,
 )
 from epigrad.integrations.layers import Cast, Given
 from epigrad.integrations.sources import Unknown, definition
 
-__all__ = ["Body", "fingerprint", "read"]
+__all__ = ["Body", "fingerprint", "read", "read_method"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,16 +69,17 @@ def read(module: nn.Module, cls: type[Any]) -> Body:
     forward = cls.forward
     if forward is nn.Sequential.forward:
         return _sequence(module, cls)
-    statements = definition(forward)
-    reader = _Reader(module, forward, statements.args)
-    output = reader.run(statements.body)
-    if not isinstance(output, NODES):
-        raise Unknown("its forward returns no tensor that is computed from its input")
-    reached = used(output)
-    for node in reader.effects:
-        if id(node) not in reached:
-            raise Unknown(f"its forward does not use the output of {_told(node)}")
-    return Body(output, tuple(reader.given))
+    reader = _Reader(module, forward)
+    return Body(reader.output(), tuple(reader.given))
+
+
+def read_method(function: Any) -> Node:
+    """The expression of a method of one tensor, whatever the attributes of its block are.
+
+    Raises:
+        Unknown: the method uses something that the language lacks.
+    """
+    return _MethodReader(nn.Module(), function).output()
 
 
 def fingerprint(cls: type[Any]) -> str:
@@ -155,7 +159,9 @@ _GELUS = {"none": "gelu", "tanh": "gelu_tanh"}
 class _Reader:
     """Evaluates the statements of a forward."""
 
-    def __init__(self, module: nn.Module, function: Any, arguments: ast.arguments) -> None:
+    def __init__(self, module: nn.Module, function: Any) -> None:
+        statements = definition(function)
+        arguments, self.statements = statements.args, statements.body
         self.module = module
         self.globals = function.__globals__
         self.names: dict[str, Any] = {}
@@ -171,6 +177,17 @@ class _Reader:
         self.names[names[0]], self.names[names[1]] = _Own(), Input()
         for name, default in zip(names[2:], defaults, strict=True):
             self.names[name] = _Known(default)
+
+    def output(self) -> Node:
+        """The expression that is returned, of which all calls are a part."""
+        output = self.run(self.statements)
+        if not isinstance(output, NODES):
+            raise Unknown("its forward returns no tensor that is computed from its input")
+        reached = used(output)
+        for node in self.effects:
+            if id(node) not in reached:
+                raise Unknown(f"its forward does not use the output of {_told(node)}")
+        return output
 
     # --- statements
 
@@ -418,6 +435,31 @@ class _Reader:
         if value is None or (isinstance(value, _Known) and not value.path and value.value is None):
             return None
         return self._number(value, node)
+
+
+class _MethodReader(_Reader):
+    """Evaluates a method for all blocks of a class: an attribute may be a module or a number."""
+
+    def _own(self, name: str) -> Any:
+        return _Known(self.module, name)
+
+    def _holds(self, test: ast.expr) -> bool:
+        raise Unknown(f"it branches on `{ast.unparse(test)}`")
+
+    def _number(self, value: Any, node: ast.expr) -> Number:
+        if isinstance(value, _Known) and value.value is self.module:
+            return Number(value.path)
+        return super()._number(value, node)
+
+    def _call(self, function: Any, arguments: list[Any], named: dict[str, Any], node: ast.expr) -> Any:
+        match function, arguments:
+            case _Method(of, "float"), [] if not named:
+                return Widened(of)
+            case _Method(of, "to"), [_Method(Input() | Half(of=Input()), "dtype")] if not named:
+                return Rounded(of)
+            case _Known(path=name), [left, right] if isinstance(left, NODES) and isinstance(right, NODES) and not named:
+                return Joint(name, left, right)
+        return super()._call(function, arguments, named, node)
 
 
 def _bound(parameters: tuple[str, str], rest: list[Any], named: dict[str, Any], node: ast.expr) -> list[Any]:

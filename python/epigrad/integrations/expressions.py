@@ -15,12 +15,15 @@ __all__ = [
     "Dropped",
     "Half",
     "Input",
+    "Joint",
     "Node",
     "Number",
     "Product",
     "Recast",
+    "Rounded",
     "Scaled",
     "Shifted",
+    "Widened",
     "used",
 ]
 
@@ -114,8 +117,33 @@ class Product:
     right: Node
 
 
-Node: TypeAlias = Input | Call | Applied | Dropped | Recast | Half | Clamped | Scaled | Shifted | Product
-NODES = (Input, Call, Applied, Dropped, Recast, Half, Clamped, Scaled, Shifted, Product)
+@dataclass(frozen=True, slots=True, eq=False)
+class Joint:
+    """A call of an attribute of the block with two values."""
+
+    name: str
+    left: Node
+    right: Node
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Widened:
+    """A value in float32."""
+
+    of: Node
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Rounded:
+    """A value in the dtype of the input."""
+
+    of: Node
+
+
+Node: TypeAlias = (
+    Input | Call | Applied | Dropped | Recast | Half | Clamped | Scaled | Shifted | Product | Joint | Widened | Rounded
+)
+NODES = (Input, Call, Applied, Dropped, Recast, Half, Clamped, Scaled, Shifted, Product, Joint, Widened, Rounded)
 
 
 def used(output: Node) -> dict[int, Node]:
@@ -127,7 +155,7 @@ def used(output: Node) -> dict[int, Node]:
         if id(node) in found:
             continue
         found[id(node)] = node
-        if isinstance(node, Product):
+        if isinstance(node, Product | Joint):
             rest += [node.left, node.right]
         elif not isinstance(node, Input):
             rest.append(node.of)

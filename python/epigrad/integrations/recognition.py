@@ -6,6 +6,7 @@ an activation of a projection, are steps: modules that are called as they are, i
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from torch import nn
@@ -25,13 +26,15 @@ from epigrad.integrations.expressions import (
     Number,
     Product,
     Recast,
+    Rounded,
     Scaled,
     Shifted,
+    Widened,
 )
 from epigrad.integrations.layers import Dropout, Given, Step
 from epigrad.integrations.sources import Unknown
 
-__all__ = ["is_projection", "row_of"]
+__all__ = ["gate_of", "is_projection", "row_of"]
 
 
 def row_of(module: nn.Module, cls: type[Any]) -> Block:
@@ -172,26 +175,55 @@ def _is_convolution(module: nn.Module, name: str) -> bool:
 
 
 def _gated(module: nn.Module, product: Product, nodes: list[Any], given: tuple[Given, ...]) -> Block:
-    for sides in ((product.left, product.right), (product.right, product.left)):
-        for form in (_with_activation, _with_offset):
-            match form(*sides):
-                case Call(gate, x), Call(value, y), kind if (
-                    x is y and gate != value and is_projection(module, gate) and is_projection(module, value)
-                ):
-                    after = _steps(nodes)
-                    down = after[0] if after and isinstance(after[0], str) else None
-                    after = after if down is None else after[1:]
-                    return _within(Gated(value, gate, kind, down), _before(x), after, given)
-                case Half(i, interleaved, Call(up, x) as layer), Half(j, same, other), kind if (
-                    other is layer and i != j and same == interleaved and is_projection(module, up)
-                ):
-                    place = (("first", "second"), ("even", "odd"))[interleaved][i]
-                    between, down, after = _split(module, nodes)
-                    return _within(PackedGated(up, kind, place, down, between), _before(x), after, given)
+    for sources in _sources(product):
+        match sources:
+            case Call(gate, x), Call(value, y), kind if (
+                x is y and gate != value and is_projection(module, gate) and is_projection(module, value)
+            ):
+                after = _steps(nodes)
+                down = after[0] if after and isinstance(after[0], str) else None
+                after = after if down is None else after[1:]
+                return _within(Gated(value, gate, kind, down), _before(x), after, given)
+            case Half(of=Call(up, x)) as half, other, kind if is_projection(module, up) and (
+                place := _place(half, other)
+            ):
+                between, down, after = _split(module, nodes)
+                return _within(PackedGated(up, kind, place, down, between), _before(x), after, given)
     raise Unknown("its forward multiplies values that are not gate and value of projections")
 
 
+def gate_of(output: Node) -> tuple[Gate, str] | None:
+    """The gated kind of the input's halves, and where the gates are; None for something else.
+
+    Products in float32 that are rounded to the input's dtype are what kernels compute, too.
+    """
+    rounded = isinstance(output, Rounded)
+    product = output.of if isinstance(output, Rounded) else output
+    for gate, value, kind in _sources(product) if isinstance(product, Product) else ():
+        if isinstance(gate, Widened) is rounded and isinstance(value, Widened) is rounded:
+            half, other = (each.of if isinstance(each, Widened) else each for each in (gate, value))
+            if isinstance(half, Half) and isinstance(half.of, Input) and (place := _place(half, other)):
+                return kind, place
+    return None
+
+
+def _place(gate: Half, value: Node) -> str:
+    """Where gates are, that are a half of what the values are the other half of; empty if not."""
+    match value:
+        case Half(other, interleaved, of) if of is gate.of and other != gate.index and interleaved == gate.interleaved:
+            return (("first", "second"), ("even", "odd"))[interleaved][gate.index]
+    return ""
+
+
 _Sources = tuple[Node, Node, Gate]
+
+
+def _sources(product: Product) -> Iterator[_Sources]:
+    """What gate and value of a product may be computed from, and the kind that computes it."""
+    for sides in ((product.left, product.right), (product.right, product.left)):
+        for form in (_with_activation, _with_offset):
+            if (found := form(*sides)) is not None:
+                yield found
 
 
 def _with_activation(gate: Node, value: Node) -> _Sources | None:

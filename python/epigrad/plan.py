@@ -570,7 +570,6 @@ def _call(op: str, options: dict[str, Any], given: dict[str, Any]) -> Call:
 
 
 def _geometry(op: str, name: str, given: Any, dtype: torch.dtype | None) -> _Geometry:
-    """That of an example, or of a shape."""
     if not isinstance(given, Tensor | Array):
         return _require_dtype(op, dtype), _sizes(op, name, given), None
     if isinstance(given, Tensor) and given.layout is not torch.strided:
@@ -592,7 +591,6 @@ def _device_of(op: str, examples: dict[str, Any]) -> str:
 
 
 def _place(op: str, device: str) -> tuple[int, int]:
-    """A device as DLPack has it."""
     kind, colon, index = device.partition(":")
     if kind not in _DEVICE_TYPES:
         raise errors.InvalidProblemError(f"{op}: device: got {device!r}, want cpu, cuda, cuda:N or webgpu")

@@ -296,7 +296,6 @@ class Layers(Fused):
 
 
 def _into_sinks(problem: Problem, sinks: Sinks, needs: Needs, *tensors: Tensor | None) -> Tensors:
-    """The gradients by the fused kernels, written into their sinks where they have one."""
     call = problem.call.backward
     outputs, adds = outputs_of(call.op, sinks, needs, problem.gradient_shapes, tensors[0])
     launched = call._replace(accumulate=True) if adds else call

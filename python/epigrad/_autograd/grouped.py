@@ -49,7 +49,6 @@ class Groups:
 
     @property
     def selected(self) -> Tensor:
-        """The rows that belong to a group."""
         return torch.stack(list(self.chosen)).any(0)
 
     def product(self, rows: Tensor, weights: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -91,7 +90,6 @@ class Groups:
         return torch.stack([torch.where(c, left, 0).transpose(0, 1) @ torch.where(c, right, 0) for c in self.chosen])
 
     def sums(self, rows: Tensor) -> Tensor:
-        """The sum of each group's rows."""
         return torch.stack([torch.where(chosen, rows, 0).sum(0) for chosen in self.chosen])
 
 
@@ -126,7 +124,6 @@ def grouped_linear_backward(
     *,
     grad_hidden: Tensor | None = None,
 ) -> Tensors:
-    """The gradients of `grouped_linear`."""
     given = grad if grad is not None else grad_hidden
     assert given is not None
     groups = Groups.of_offsets(offsets, shapes[1][0], given.shape[0])

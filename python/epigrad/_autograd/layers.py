@@ -155,7 +155,6 @@ def layer_backward(
     *,
     grad_hidden: Tensor | None = None,
 ) -> Tensors:
-    """The gradients of `layer`."""
     grad_pre = None
     if grad is not None:
         if call.kind != "none" and preactivation is None and output is None:
@@ -190,7 +189,6 @@ def gated_linear_backward(
     *rest: Tensor | None,
     grad_hidden: Tensor | None = None,
 ) -> Tensors:
-    """The gradients of `gated_linear`."""
     weight_value, weight_gate, bias_value, bias_gate, preactivation = rest
     halves: Tensors = (None, None)
     if grad is not None:
@@ -233,7 +231,6 @@ def block_backward(
     *rest: Tensor | None,
     grad_hidden: Tensor | None = None,
 ) -> Tensors:
-    """The gradients of `block`."""
     weight1, bias1, weight2, _, preactivation = rest
     given = grad if grad is not None else grad_hidden
     assert given is not None

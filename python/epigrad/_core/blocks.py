@@ -21,12 +21,10 @@ class Blocks(threading.local, Generic[_Choice]):
         self.outer: list[_Choice | None] = []
 
     def begin(self, choice: _Choice) -> None:
-        """Enter a block."""
         self.outer.append(self.choice)
         self.choice = choice
 
     def end(self) -> None:
-        """Leave it."""
         self.choice = self.outer.pop()
 
 

@@ -53,7 +53,6 @@ class Call(_Fields):
 
     @functools.cached_property
     def backward(self) -> Call:
-        """The call of the gradients."""
         return Call(self.op + "_backward", *self[1:])
 
     @functools.cached_property
@@ -63,18 +62,15 @@ class Call(_Fields):
 
     @property
     def is_gated(self) -> bool:
-        """Whether its kind is a gated one."""
         return self.kind in GATED_KINDS
 
     @property
     def activation(self) -> Activation:
-        """The activation that the call applies."""
         assert self.kind is not None
         return Activation.of(self.op, self.kind, self.parameters)
 
     @property
     def gated(self) -> Gated:
-        """The gated kind that the call applies."""
         assert self.kind is not None
         return Gated.of(self.op, self.kind, self.parameters)
 

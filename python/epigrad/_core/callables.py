@@ -106,11 +106,9 @@ def fixed(value: Any) -> Any:
 
 @constant_to_dynamo
 def activation_of_class(cls: type[Any]) -> str | None:
-    """The activation of the modules of a class, None for one that is not known."""
     return MODULES.get(full_name(cls))
 
 
 @constant_to_dynamo
 def activation_of_function(function: Any) -> str | None:
-    """The activation of a function, None for one that is not known."""
     return FUNCTIONS.get(function) if isinstance(function, Hashable) else None

@@ -42,7 +42,6 @@ def lerp_weight(op: str, weight: float | Data) -> tuple[tuple[float, ...], Data 
 
 
 def finite(op: str, argument: str, given: object) -> float:
-    """A finite number as a float."""
     if type(given) is float and -math.inf < given < math.inf:  # as mostly: the checks below take long
         return given
     value = number(f"{op}: {argument}", given)

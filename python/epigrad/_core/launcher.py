@@ -36,7 +36,6 @@ class Launcher(Protocol):
 
 
 def only(results: Tensors) -> Tensor:
-    """The result of a call that has one."""
     (result,) = results
     assert result is not None
     return result

@@ -84,7 +84,6 @@ def core() -> Core:
 
 
 def is_loaded() -> bool:
-    """Whether this process has loaded the core."""
     return _core is not None
 
 

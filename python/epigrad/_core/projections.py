@@ -41,12 +41,10 @@ _CONV1D = "transformers.pytorch_utils.Conv1D"  # a Linear whose weight is [K, N]
 
 @constant_to_dynamo
 def full_name(cls: type[Any]) -> str:
-    """The full name of a class."""
     return f"{cls.__module__}.{cls.__qualname__}"
 
 
 def class_name(thing: object) -> str:
-    """The full name of an object's class."""
     return full_name(type(thing))
 
 

@@ -146,7 +146,6 @@ class Operation:
 
     @property
     def is_backward(self) -> bool:
-        """Whether it is the gradients of another."""
         return self.name.endswith("_backward")
 
     @property

@@ -56,7 +56,6 @@ def is_traced() -> bool:
 
 
 def is_exported_to_onnx() -> bool:
-    """Whether `torch.onnx.export` is at work."""
     onnx = sys.modules.get("torch.onnx")
     return onnx is not None and bool(onnx.is_in_onnx_export())
 
@@ -125,7 +124,6 @@ def _casts(tensor: Tensor) -> bool:
 
 
 def autocasts(device: str) -> bool:
-    """Whether autocast is enabled for a type of device."""
     return _may_autocast(device) and torch.is_autocast_enabled(device)
 
 

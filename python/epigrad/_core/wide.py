@@ -20,7 +20,6 @@ DECLARES = hasattr(torch.autograd.function.FunctionCtx, "set_output_grad_dtype")
 
 
 def any_switched() -> bool:
-    """Whether a parameter is switched on."""
     return bool(SWITCHED)
 
 

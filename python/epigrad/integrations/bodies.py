@@ -283,7 +283,6 @@ class _Reader:
     # --- expressions
 
     def value(self, node: ast.expr) -> Any:
-        """The value of an expression."""
         match node:
             case ast.Constant(constant):
                 return _Known(constant)
@@ -330,7 +329,6 @@ class _Reader:
         raise _not_known(node)
 
     def _own(self, name: str) -> Any:
-        """An attribute of the block."""
         module = self.module
         if name == "training":
             return _Training()
@@ -481,5 +479,4 @@ def _conjunction(test: ast.expr) -> list[ast.expr]:
 
 
 def _line(statement: ast.stmt) -> str:
-    """The first line of a statement."""
     return ast.unparse(statement).splitlines()[0]

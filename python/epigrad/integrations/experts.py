@@ -316,7 +316,6 @@ def _is_ours(module: nn.Module) -> bool:
 
 
 def _experts(model: nn.Module) -> Iterator[tuple[str, Any]]:
-    """The modules that call the registered implementation."""
     moe = sys.modules.get(_ROOM)
     if moe is None:
         return

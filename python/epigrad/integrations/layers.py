@@ -99,7 +99,6 @@ Step: TypeAlias = str | Dropout | Cast
 
 
 def steps(module: nn.Module, names: tuple[Step, ...], hidden: Tensor) -> Tensor:
-    """What steps give, one after the other."""
     for each in names:
         if isinstance(each, str):
             layer = module._modules.get(each)
@@ -145,7 +144,6 @@ class Given:
 
 
 def attribute(module: nn.Module, path: str) -> Any:
-    """An attribute of a block, by its path."""
     found: Any = module
     for name in path.split("."):
         found = getattr(found, name)

@@ -187,7 +187,6 @@ _classes: dict[tuple[type[Any], Block], type[Any]] = {}
 
 
 def _patched_class(original: type[Any], block: Block) -> type[Any]:
-    """The class of patched blocks of an own class."""
     key = original, block
     if key in _classes:
         return _classes[key]
@@ -212,7 +211,6 @@ def _made(original: type[Any], block: Block) -> type[Any]:
 
 
 def _is_as_patched(cls: type[Any]) -> bool:
-    """Whether a patched block has the class that `patch` gave it."""
     return cls is _classes.get((cls.epigrad_original, cls.epigrad_block))
 
 

@@ -120,7 +120,6 @@ def _small(module: nn.Module, cls: type[Any], block: Block, working: bool) -> nn
 
 
 def _alone(activation: nn.Module) -> nn.Module:
-    """A copy of an activation without its hooks."""
     alone: nn.Module = object.__new__(type(activation))
     alone.__dict__.update({**activation.__dict__, **nn.Module().__dict__})
     return alone

@@ -89,7 +89,6 @@ class Bound:
         return self.returned((formula(self.call, *self.tensors),))
 
     def recorded(self) -> Any:
-        """Compute on tensors that require gradients, and record the call for autograd."""
         return Elementwise.apply(DISPATCHER, self.call, *self.tensors)
 
     def returned(self, results: Tensors) -> Any:
@@ -97,11 +96,9 @@ class Bound:
         return only(results)
 
     def kernel(self) -> Any:
-        """Compute, on plain tensors."""
         return self.returned(loader.core().launch(self.call, plain(*self.tensors), tuple(self.needs)))
 
     def fake(self) -> Any:
-        """Uninitialised results of the right shapes; sizes may be symbols."""
         return self.returned(self.new_results())
 
     def symbolic(self) -> shapes.Shapes:
@@ -157,7 +154,6 @@ class BoundGradients(Bound):
         self.needs = self.given.get("needs", (True,) * len(self.row.gradients))
 
     def problem(self, core: Launcher) -> Problem:
-        """The problem, to be computed by this core."""
         return Problem(core, self.call, shapes.of_inputs(self.row, self.tensors))
 
     def returned(self, results: Tensors) -> Any:
@@ -234,7 +230,6 @@ class Operator:
 
     @property
     def overload(self) -> Any:
-        """The operator's one overload."""
         return overload(self.name)
 
     @property
@@ -245,11 +240,9 @@ class Operator:
         return getattr(torch.ops.epigrad, f"_{self.name}").default
 
     def decomposed(self, *arguments: Any, **options: Any) -> Any:
-        """The operator as PyTorch's own operations."""
         return self.bound(*arguments, **options).composed()
 
     def bound(self, *arguments: Any, **options: Any) -> Bound:
-        """Bind the arguments of a call."""
         bound = BoundGradients if self.row.is_backward else BoundLayers if self.row.keeps else Bound
         return bound(self, arguments, options)
 
@@ -259,13 +252,11 @@ class Operator:
 
     @property
     def batched(self) -> Callable[..., Any]:
-        """The rule of `torch.vmap`."""
         rule = self.rules.gradients_batched if self.row.is_backward else self.rules.batched
         return rule or batching.slice_by_slice(self.overload)
 
 
 def call(name: str, *arguments: Any, **options: Any) -> Any:
-    """Call an operator of this package by its name."""
     return overload(name)(*arguments, **options)
 
 

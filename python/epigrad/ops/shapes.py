@@ -78,7 +78,6 @@ def _ghost(tensor: Tensor) -> Tensor:
 
 
 def broadcast(*shapes: Shape) -> Shape:
-    """The shape that all broadcast to."""
     together: Callable[..., Shape] = torch.broadcast_shapes
     return together(*[tuple(shape) for shape in shapes])
 
@@ -180,7 +179,6 @@ def of_inputs(row: Operation, tensors: Sequence[Tensor | None]) -> tuple[Any, ..
 
 
 def same_as_output(row: Operation, tensors: Sequence[Tensor | None], output: Shape | None) -> None:
-    """Require grad_output to have the output's shape."""
     grad_output = tensors[0]
     assert grad_output is not None and output is not None
     same_shape(row.name, "grad_output", grad_output.shape, output)
@@ -193,7 +191,6 @@ def product(call: Call, a: Tensor, b: Tensor, bias: Tensor | None) -> Shapes:
 
 
 def of_product(op: str, a: Shape, b: Shape, bias: Shape | None) -> Shape:
-    """The shape of ``a @ b + bias``."""
     if not len(a) or not len(b):
         raise errors.InvalidProblemError(
             f"{op}: a and b: got a scalar, want a of shape [..., M, K] or [K] and b of shape [..., K, N] or [K]"

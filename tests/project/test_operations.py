@@ -27,7 +27,6 @@ EXCEPTIONS = {
     "go/backend/webgpu/elementwise.go": 3,
     "go/backend/webgpu/webgpu.go": 1,
     "python/epigrad/__init__.py": 13,
-    "python/epigrad/_autograd/main_grad.py": 2,
     "python/epigrad/_check/c_interface.py": 1,
     "python/epigrad/_check/calls.py": 2,
     "python/epigrad/_check/defects.py": 6,

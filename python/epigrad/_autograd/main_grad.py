@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from epigrad import errors
 from epigrad._autograd.engine import accumulates
 from epigrad._core.call import Call
+from epigrad._core.tables import OPS
 from epigrad._core.wide import DECLARES, SWITCHED
 
 _OP = "accumulate_main_grad"
@@ -198,9 +199,9 @@ def sinks_of(call: Call, tensors: Sequence[Tensor | None]) -> Sinks | None:
 
 
 def _sinks(op: str, tensors: Iterable[Tensor | None]) -> Sinks:
-    first = 2 if op == "experts" else 1  # behind the input and the scale
     real = [tensor for tensor in tensors if tensor is None or tensor.is_floating_point()]
-    return tuple([_sink(tensor) if place >= first else None for place, tensor in enumerate(real)])
+    gradients = OPS[f"{op}_backward"].outputs
+    return tuple([_sink(tensor) if of.is_added_to else None for tensor, of in zip(real, gradients, strict=True)])
 
 
 def _sink(tensor: Tensor | None) -> Sink | None:
@@ -308,12 +309,11 @@ def outputs_of(
     assert grad_output is not None
     adds = any(map(_adds, sinks, needs))
     outputs: list[Tensor | None] = []
-    for place, (sink, need, shape) in enumerate(zip(sinks, needs, shapes, strict=True)):
+    for sink, need, shape, gradient in zip(sinks, needs, shapes, OPS[op].outputs, strict=True):
         if not need or shape is None:
             outputs.append(None)
         elif sink is None:
-            is_weight = place >= (2 if op.startswith("experts") else 1)
-            outputs.append(grad_output.new_zeros(shape) if adds and is_weight else None)
+            outputs.append(grad_output.new_zeros(shape) if adds and gradient.is_added_to else None)
         elif sink.parameter is not None:
             outputs.append(_main_grad(op, sink.parameter, sink.like))
         else:

@@ -68,9 +68,7 @@ def gradients(
     if accumulate:
         call = call._replace(accumulate=True)
         for place, need, output, gradient in zip(row.gradients, mask, outputs, row.outputs, strict=False):
-            # The gradients of weights and biases are those that may be wider than their tensors.
-            is_added = gradient.types == "wider" and not gradient.like
-            if need and inputs[place] is not None and output is None and is_added:
+            if need and inputs[place] is not None and output is None and gradient.is_added_to:
                 raise errors.InvalidProblemError(
                     f"{op}: out: no tensor for {gradient.name}, want one to add into since accumulate is True"
                 )

@@ -106,6 +106,11 @@ class Argument:
     like: str
     kept: bool
 
+    @property
+    def is_added_to(self) -> bool:
+        """Whether it is the gradient of a weight or a bias: it may be wider than its tensor."""
+        return self.types == "wider" and not self.like
+
 
 @dataclass(frozen=True, slots=True)
 class Operation:

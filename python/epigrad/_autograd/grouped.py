@@ -17,7 +17,7 @@ from torch.func import debug_unwrap
 
 from epigrad import errors
 from epigrad._autograd import formulas
-from epigrad._autograd.layers import Needs, Pair, added, grad_of_hidden, hidden_of, layer_backward
+from epigrad._autograd.layers import Needs, Pair, activated, added, grad_of_hidden, hidden_of, layer_backward
 from epigrad._core.call import Call
 from epigrad._core.checks import PLAIN
 from epigrad._core.launcher import Tensors
@@ -101,8 +101,7 @@ def grouped_linear(
     preactivation = groups.value(input, weight, bias)
     if not groups.chosen:
         return preactivation, preactivation
-    act = formulas.composed if composed else formulas.activated
-    return torch.where(groups.selected, act(call.activation, preactivation), 0), preactivation
+    return torch.where(groups.selected, activated(call, preactivation, composed), 0), preactivation
 
 
 def _zeros(like: Tensor, needs: Needs, shapes: Sequence[Any]) -> Tensors:
@@ -189,8 +188,7 @@ def experts(
     preactivation = groups.value(mixture.of_tokens(input), weight_in, bias_in)
     if not groups.chosen:
         return torch.zeros_like(input), preactivation
-    hidden = hidden_of(call, preactivation).to(input.dtype)
-    out = groups.value(hidden, weight_out, bias_out)
+    out = groups.value(activated(call, preactivation), weight_out, bias_out)
     scaled = mixture.of_scale(scale) * formulas.computed(out)
     return mixture.to_tokens(scaled).to(input.dtype), preactivation[mixture.order]
 

@@ -16,6 +16,7 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from epigrad._autograd import formulas
 from epigrad._core.call import Call
@@ -109,7 +110,22 @@ def _matmul_gradients(grad: Tensor, a: Tensor | None, b: Tensor | None, shapes: 
     return grad_a, grad_b
 
 
+class _Composed(Dense):
+    def value(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        return functional.linear(input, weight, bias)
+
+
 LINEAR, MATMUL = Dense(transposed=True), Dense(transposed=False)
+COMPOSED = _Composed(transposed=True)
+"""`LINEAR` as a PyTorch user writes it."""
+
+
+def activated(call: Call, preactivation: Tensor, composed: bool = False) -> Tensor:
+    """The hidden activation of a block, rounded once, or `composed` for exported graphs."""
+    if not call.is_gated:
+        return (formulas.composed if composed else formulas.activated)(call.activation, preactivation)
+    halves = formulas.split_gate(preactivation, -1, call.gate)
+    return (formulas.gated_composed if composed else formulas.gated)(call.gated, *halves)
 
 
 def hidden_of(call: Call, preactivation: Tensor) -> Tensor:
@@ -135,10 +151,12 @@ def added(grad: Tensor | None, extra: Tensor | None) -> Tensor | None:
     return grad + formulas.computed(extra)
 
 
-def layer(product: Product, call: Call, input: Tensor, weight: Tensor, bias: Tensor | None) -> Pair:
+def layer(
+    product: Product, call: Call, input: Tensor, weight: Tensor, bias: Tensor | None, composed: bool = False
+) -> Pair:
     """``act(input @ weight + bias)``."""
     preactivation = product.value(input, weight, bias)
-    return formulas.activated(call.activation, preactivation), preactivation
+    return activated(call, preactivation, composed), preactivation
 
 
 def layer_backward(
@@ -174,10 +192,12 @@ def gated_linear(
     weight_gate: Tensor,
     bias_value: Tensor | None,
     bias_gate: Tensor | None,
+    composed: bool = False,
 ) -> Pair:
     """The gated layer with two weights."""
-    value, gate = LINEAR.value(input, weight_value, bias_value), LINEAR.value(input, weight_gate, bias_gate)
-    return formulas.gated(call.gated, value, gate), torch.cat([value, gate], -1)
+    product, gated = (COMPOSED, formulas.gated_composed) if composed else (LINEAR, formulas.gated)
+    value, gate = product.value(input, weight_value, bias_value), product.value(input, weight_gate, bias_gate)
+    return gated(call.gated, value, gate), torch.cat([value, gate], -1)
 
 
 def gated_linear_backward(
@@ -214,12 +234,18 @@ def gated_linear_backward(
 
 
 def block(
-    call: Call, input: Tensor, weight1: Tensor, bias1: Tensor | None, weight2: Tensor, bias2: Tensor | None
+    call: Call,
+    input: Tensor,
+    weight1: Tensor,
+    bias1: Tensor | None,
+    weight2: Tensor,
+    bias2: Tensor | None,
+    composed: bool = False,
 ) -> Pair:
     """A two-layer block: its output and its first layer's preactivation."""
-    preactivation = LINEAR.value(input, weight1, bias1)
-    hidden = hidden_of(call, preactivation).to(input.dtype)
-    return LINEAR.value(hidden, weight2, bias2), preactivation
+    product = COMPOSED if composed else LINEAR
+    preactivation = product.value(input, weight1, bias1)
+    return product.value(activated(call, preactivation, composed), weight2, bias2), preactivation
 
 
 def block_backward(

@@ -12,73 +12,18 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-import torch
 from torch import Tensor
-from torch.nn import functional
 
-from epigrad._autograd import formulas
+from epigrad._autograd import grouped, layers
 from epigrad._autograd.functions import Reads
-from epigrad._autograd.grouped import (
-    check_offsets,
-    experts,
-    experts_backward,
-    grouped_linear,
-    grouped_linear_backward,
-)
-from epigrad._autograd.layers import (
-    LINEAR,
-    MATMUL,
-    Pair,
-    block,
-    block_backward,
-    gated_linear,
-    gated_linear_backward,
-    layer,
-    layer_backward,
-)
-from epigrad._core.call import Call
 from epigrad._core.launcher import overload
 from epigrad._core.torch_state import as_experts, as_linear
 from epigrad.ops import batching, shapes
 from epigrad.ops.operator import Rules
 
 
-def _product_composed(call: Call, a: Tensor, b: Tensor, bias: Tensor | None) -> Pair:
-    preactivation = MATMUL.value(a, b, bias)
-    return formulas.composed(call.activation, preactivation), preactivation
-
-
-def _linear_composed(call: Call, input: Tensor, weight: Tensor, bias: Tensor | None) -> Pair:
-    preactivation = functional.linear(input, weight, bias)
-    return formulas.composed(call.activation, preactivation), preactivation
-
-
-def _gated_linear_composed(
-    call: Call,
-    input: Tensor,
-    weight_value: Tensor,
-    weight_gate: Tensor,
-    bias_value: Tensor | None,
-    bias_gate: Tensor | None,
-) -> Pair:
-    value = functional.linear(input, weight_value, bias_value)
-    gate = functional.linear(input, weight_gate, bias_gate)
-    return formulas.gated_composed(call.gated, value, gate), torch.cat([value, gate], -1)
-
-
-def _block_composed(
-    call: Call, input: Tensor, weight1: Tensor, bias1: Tensor | None, weight2: Tensor, bias2: Tensor | None
-) -> Pair:
-    preactivation = functional.linear(input, weight1, bias1)
-    if call.is_gated:
-        hidden = formulas.gated_composed(call.gated, *formulas.split_gate(preactivation, -1, call.gate))
-    else:
-        hidden = formulas.composed(call.activation, preactivation)
-    return functional.linear(hidden, weight2, bias2), preactivation
-
-
 def _check_offsets(op: str, given: Mapping[str, Any]) -> None:
-    check_offsets(op, given["offsets"], given["input"].shape[0])
+    grouped.check_offsets(op, given["offsets"], given["input"].shape[0])
 
 
 def _product_batched(
@@ -130,7 +75,14 @@ def _block_rules(op: str, weight1: str, bias1: str, weight2: str) -> Rules:
         read = {"input": weight1, weight1: "input", weight2: first, "preactivation": preactivation}
         return read | {"recompute": first}
 
-    return Rules(block, block_backward, _block_composed, reads, batched=batching.by_rows(op), casts=as_linear)
+    return Rules(
+        layers.block,
+        layers.block_backward,
+        partial(layers.block, composed=True),
+        reads,
+        batched=batching.by_rows(op),
+        casts=as_linear,
+    )
 
 
 def _reads(**names: str) -> Callable[[str | None], Reads]:
@@ -141,26 +93,26 @@ def _reads(**names: str) -> Callable[[str | None], Reads]:
 
 RULES = {
     "matmul_bias_activation": Rules(
-        partial(layer, MATMUL),
-        partial(layer_backward, MATMUL),
-        _product_composed,
+        partial(layers.layer, layers.MATMUL),
+        partial(layers.layer_backward, layers.MATMUL),
+        partial(layers.layer, layers.MATMUL, composed=True),
         _reads(a="b", b="a", recompute="a b bias"),
         batched=partial(_product_batched, "matmul_bias_activation"),
         casts=as_linear,
         shapes=shapes.product,
     ),
     "linear": Rules(
-        partial(layer, LINEAR),
-        partial(layer_backward, LINEAR),
-        _linear_composed,
+        partial(layers.layer, layers.LINEAR),
+        partial(layers.layer_backward, layers.LINEAR),
+        partial(layers.layer, layers.COMPOSED, composed=True),
         _reads(input="weight", weight="input", recompute="input weight bias"),
         batched=partial(_product_batched, "linear"),
         casts=as_linear,
     ),
     "gated_linear": Rules(
-        gated_linear,
-        gated_linear_backward,
-        _gated_linear_composed,
+        layers.gated_linear,
+        layers.gated_linear_backward,
+        partial(layers.gated_linear, composed=True),
         _reads(
             input="weight_value weight_gate",
             weight_value="input",
@@ -173,16 +125,16 @@ RULES = {
     "mlp": _block_rules("mlp", "weight1", "bias1", "weight2"),
     "gated_mlp": _block_rules("gated_mlp", "weight_in", "bias_in", "weight_out"),
     "grouped_linear": Rules(
-        grouped_linear,
-        grouped_linear_backward,
-        partial(grouped_linear, composed=True),
+        grouped.grouped_linear,
+        grouped.grouped_linear_backward,
+        partial(grouped.grouped_linear, composed=True),
         _reads(input="weight", weight="input", offsets="*", recompute="input weight bias"),
         casts=as_linear,
         check=_check_offsets,
     ),
     "experts": Rules(
-        experts,
-        experts_backward,
+        grouped.experts,
+        grouped.experts_backward,
         reads=_reads(
             input="weight_in",
             index="*",

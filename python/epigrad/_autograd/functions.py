@@ -268,31 +268,28 @@ class Layers(Fused):
 
     @staticmethod
     def backward(ctx: Any, grad_output: Tensor | None, grad_hidden: Tensor | None) -> tuple[Any, ...]:
-        needs, places = ctx.needs_input_grad[3:], OPS[ctx.problem.call.op + "_backward"].gradients
-        if len(places) == len(needs):
-            return (None, None, None, *Layers.gradients(ctx, needs, grad_output, grad_hidden))
-        # A tensor of integers has no gradient.
-        real = tuple([needs[place - 1] for place in places])
-        found = dict(zip(places, Layers.gradients(ctx, real, grad_output, grad_hidden), strict=True))
-        return (None, None, None, *[found.get(place + 1) for place in range(len(needs))])
-
-    @staticmethod
-    def gradients(ctx: Any, needs: Needs, grad_output: Tensor | None, grad_hidden: Tensor | None) -> Tensors:
-        """The gradients of the tensors that have some, with these needs."""
+        problem, needs = ctx.problem, ctx.needs_input_grad[3:]
+        count, places = len(needs), OPS[problem.call.op + "_backward"].gradients
+        if len(places) < count:  # a tensor of integers has no gradient
+            needs = tuple([needs[place - 1] for place in places])
         needs = asked(ctx, needs)
         grads: Tensors = (None,) * len(needs)
         sinks: Sinks | None = getattr(ctx, "sinks", None)
+        has_graph = grad_output is None or grad_hidden is not None or torch.is_grad_enabled()
         if sinks is not None:
             sinks = accumulated(sinks, needs)
-        if sinks is not None and grad_output is not None and grad_hidden is None and not torch.is_grad_enabled():
-            return _into_sinks(ctx.problem, sinks, needs, grad_output, *ctx.saved_tensors)
-        if sinks is not None:
-            refuse_graph(ctx.problem.call.op, sinks, needs)
+            if has_graph:
+                refuse_graph(problem.call.op, sinks, needs)
         if grad_hidden is not None:
-            grads = ctx.problem.formula(needs, grad_output, *ctx.saved_tensors, grad_hidden=grad_hidden)
+            grads = problem.formula(needs, grad_output, *ctx.saved_tensors, grad_hidden=grad_hidden)
+        elif sinks is not None and not has_graph:
+            grads = _into_sinks(problem, sinks, needs, grad_output, *ctx.saved_tensors)
         elif grad_output is not None:
-            grads = differentiate(ctx.problem, needs, grad_output, *ctx.saved_tensors)
-        return grads
+            grads = differentiate(problem, needs, grad_output, *ctx.saved_tensors)
+        if len(places) == count:
+            return (None, None, None, *grads)
+        found = dict(zip(places, grads, strict=True))
+        return (None, None, None, *[found.get(place + 1) for place in range(count)])
 
 
 def _into_sinks(problem: Problem, sinks: Sinks, needs: Needs, *tensors: Tensor | None) -> Tensors:

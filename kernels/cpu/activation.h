@@ -1,6 +1,6 @@
 // The activations, by the names of their rows in go/activation, with the formulas of
-// kernels/portable/activation.go. engine.h includes it once for each arithmetic (arithmetic.h),
-// with ARITHMETIC and REGISTERS set.
+// kernels/portable/activation.go. A template with the parameter ARITHMETIC (arithmetic.h), which
+// engine.h includes.
 //
 // An activation has these functions:
 //
@@ -172,8 +172,4 @@ INLINE Real A(tanh_gradient)(Real g, Real x, Logistic p) {
 }
 INLINE Real A(tanh_gradient_from_output)(Real g, Real y) { return g * ((C(1) - y) * (C(1) + y)); }
 
-#undef Real
-#undef Logistic
-#undef Normal
-#undef C
-#undef NUMBERS
+#undef ARITHMETIC

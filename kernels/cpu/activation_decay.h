@@ -1,13 +1,10 @@
 // The activations that are made of decays (decay.h), by the names of their formulas in
-// go/activation, with the functions that activation.h names. engine.h includes it for half, wide
-// and exact, with ARITHMETIC and REGISTERS set. Single's functions are in activation_single.h.
+// go/activation, with the functions that activation.h names. A template as that is, for half, wide
+// and exact. Single's functions are in activation_single.h.
 //
 // NaN gives NaN. Infinities follow PyTorch: NaN where its formula has inf*0.
 
-#define Real V(v)
-#define C(x) V(set)(x)
 #define Decay A(decay_t)
-#define NUMBERS __attribute__((unused)) numbers n
 
 // factor s(v), with s(v) = 1/(1+e^-v), from e^-|v|. On the left it is factor e/(1+e).
 INLINE Real A(logistic_times)(Real factor, V(m) negative, Decay d) {
@@ -190,7 +187,4 @@ INLINE Real A(situ_gate_gradient)(Real g, Real x, A(situ_gate_t) p) {
   return V(or_wide)(p.beyond, wide_situ_gate_gradient_of(g, x, p.cap.n), y);
 }
 
-#undef Real
-#undef C
-#undef Decay
-#undef NUMBERS
+#undef ARITHMETIC

@@ -31,7 +31,6 @@ FOR_EACH_DECAY_FUNCTION(WIDE_OF)
   }
 FOR_EACH_IN_WIDE(SINGLE_OF)
 
-#define REGISTERS f
 // What a float leaves out of a number.
 INLINE f_v single_low(double number) { return f_set(number - (float)number); }
 
@@ -79,4 +78,3 @@ INLINE f_v single_softcap_gradient(f_v g, f_v x, single_softcap_t p) {
   const f_v y = single_logistic_slope(g, 4, p.logistic);
   return f_or_wide(p.logistic.beyond, wide_softcap_gradient_of(g, x, p.n), y);
 }
-#undef REGISTERS

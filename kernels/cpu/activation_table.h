@@ -3,18 +3,18 @@
 // The constants and polynomials that activations are computed with. arithmetic.h includes it.
 //
 // Polynomials are Chebyshev expansions, computed with 60 digits. W(t) = Phi(-t) e^(t^2/2).
-// A _low is what the constant before it leaves out. V(name) is the function of an arithmetic's registers.
+// A _low is what the constant before it leaves out.
 #pragma once
 
 // clang-format off
 // half
 #define half_normal_centre 3.0f
 // W(t) (t+c) for y = (t-c)/(t+c) and 0 <= t <= 12, to 2^-20.
-#define half_normal_tail(y) V(fma)(y, V(fma)(y * y, V(fma)(y * y, V(fma)(y * y, V(set)(-0.0004720431f), V(set)(0.006630564f)), V(set)(-0.04719594f)), V(set)(-0.5093356f)), V(fma)(y * y, V(fma)(y * y, V(fma)(y * y, V(set)(0.0010379176f), V(set)(-0.010521533f)), V(set)(0.23002748f)), V(set)(0.7290835f)))
+#define half_normal_tail(y) f_fma(y, f_fma(y * y, f_fma(y * y, f_fma(y * y, f_set(-0.0004720431f), f_set(0.006630564f)), f_set(-0.04719594f)), f_set(-0.5093356f)), f_fma(y * y, f_fma(y * y, f_fma(y * y, f_set(0.0010379176f), f_set(-0.010521533f)), f_set(0.23002748f)), f_set(0.7290835f)))
 // (e^r - 1 - r) / r^2 for |r| <= ln2/2, to 2^-20 of e^r.
-#define half_exp_rest(r) V(fma)(r, V(fma)(r, V(fma)(r, V(set)(0.008363236f), V(set)(0.04183416f)), V(set)(0.16666576f)), V(set)(0.49999747f))
+#define half_exp_rest(r) f_fma(r, f_fma(r, f_fma(r, f_set(0.008363236f), f_set(0.04183416f)), f_set(0.16666576f)), f_set(0.49999747f))
 // (atanh x / x - 1) / x^2 as a function of x^2, for |x| <= 1/3, to 2^-20 of atanh x.
-#define half_atanh_rest(square) V(fma)(square, V(fma)(square, V(fma)(square, V(set)(0.13433774f), V(set)(0.14116979f)), V(set)(0.20003836f)), V(set)(0.3333332f))
+#define half_atanh_rest(square) f_fma(square, f_fma(square, f_fma(square, f_set(0.13433774f), f_set(0.14116979f)), f_set(0.20003836f)), f_set(0.3333332f))
 
 // single
 #define single_log2_e 1.442695f
@@ -34,19 +34,19 @@
 #define single_normal_tail_first 0.6914337f
 #define single_normal_tail_first_low -9.19172e-09f
 // (W(t) (t+c) for y = (t-c)/(t+c) and 0 <= t <= 12, to 2^-28, less its first coefficient) / y.
-#define single_normal_tail_others(y) V(fma)(y, V(fma)(y * y, V(fma)(y * y, V(fma)(y * y, V(fma)(y * y, V(set)(-0.00012624053f), V(set)(0.0002709538f)), V(set)(0.00081433123f)), V(set)(-0.01056238f)), V(set)(0.08013323f)), V(fma)(y * y, V(fma)(y * y, V(fma)(y * y, V(fma)(y * y, V(fma)(y * y, V(set)(-2.3341365e-05f), V(set)(-0.00019091f)), V(set)(0.0013606437f)), V(set)(-0.0056388862f)), V(set)(0.02783716f)), V(set)(-0.38638106f)))
+#define single_normal_tail_others(y) f_fma(y, f_fma(y * y, f_fma(y * y, f_fma(y * y, f_fma(y * y, f_set(-0.00012624053f), f_set(0.0002709538f)), f_set(0.00081433123f)), f_set(-0.01056238f)), f_set(0.08013323f)), f_fma(y * y, f_fma(y * y, f_fma(y * y, f_fma(y * y, f_fma(y * y, f_set(-2.3341365e-05f), f_set(-0.00019091f)), f_set(0.0013606437f)), f_set(-0.0056388862f)), f_set(0.02783716f)), f_set(-0.38638106f)))
 // (e^r - 1 - r) / r^2 for |r| <= ln2/2, to 2^-28 of e^r.
-#define single_exp_rest(r) V(fma)(r, V(fma)(r * r, V(fma)(r * r, V(set)(0.00019899392f), V(set)(0.008333298f)), V(set)(0.16666667f)), V(fma)(r * r, V(fma)(r * r, V(set)(0.0013933734f), V(set)(0.041666463f)), V(set)(0.5f)))
+#define single_exp_rest(r) f_fma(r, f_fma(r * r, f_fma(r * r, f_set(0.00019899392f), f_set(0.008333298f)), f_set(0.16666667f)), f_fma(r * r, f_fma(r * r, f_set(0.0013933734f), f_set(0.041666463f)), f_set(0.5f)))
 // (tanh x / x - 1) / x^2 as a function of x^2, for |x| <= tanh_near, to 2^-28 of tanh x.
-#define single_tanh_rest(square) V(fma)(square, V(fma)(square * square, V(fma)(square * square, V(set)(0.002528503f), V(set)(0.021818874f)), V(set)(0.13333325f)), V(fma)(square * square, V(fma)(square * square, V(set)(-0.0085279355f), V(set)(-0.053964745f)), V(set)(-0.33333334f)))
+#define single_tanh_rest(square) f_fma(square, f_fma(square * square, f_fma(square * square, f_set(0.002528503f), f_set(0.021818874f)), f_set(0.13333325f)), f_fma(square * square, f_fma(square * square, f_set(-0.0085279355f), f_set(-0.053964745f)), f_set(-0.33333334f)))
 
 // wide
 #define wide_log2_e 1.4426950408889634
 #define wide_ln2 0.6931471805599453
 // (e^r - 1 - r) / r^2 for |r| <= ln2/2, to 2^-31 of e^r.
-#define wide_exp_rest(r) V(fma)(r, V(fma)(r * r, V(fma)(r * r, V(set)(0.00019899392456492918), V(set)(0.008333298340603958)), V(set)(0.16666666719322767)), V(fma)(r * r, V(fma)(r * r, V(set)(0.0013933733216281662), V(set)(0.041666464167313115)), V(set)(0.5000000013543257)))
+#define wide_exp_rest(r) d_fma(r, d_fma(r * r, d_fma(r * r, d_set(0.00019899392456492918), d_set(0.008333298340603958)), d_set(0.16666666719322767)), d_fma(r * r, d_fma(r * r, d_set(0.0013933733216281662), d_set(0.041666464167313115)), d_set(0.5000000013543257)))
 // (atanh x / x - 1) / x^2 as a function of x^2, for |x| <= 1/3, to 2^-31 of atanh x.
-#define wide_atanh_rest(square) V(fma)(square, V(fma)(square * square, V(fma)(square * square, V(set)(0.10400683751764915), V(set)(0.11132540167753825)), V(set)(0.20000005485612063)), V(fma)(square * square, V(fma)(square * square, V(set)(0.08730446445539439), V(set)(0.14285145569765056)), V(set)(0.3333333332479022)))
+#define wide_atanh_rest(square) d_fma(square, d_fma(square * square, d_fma(square * square, d_set(0.10400683751764915), d_set(0.11132540167753825)), d_set(0.20000005485612063)), d_fma(square * square, d_fma(square * square, d_set(0.08730446445539439), d_set(0.14285145569765056)), d_set(0.3333333332479022)))
 
 // exact
 #define exact_log2_e 1.4426950408889634
@@ -61,10 +61,10 @@
 #define exact_gelu_tanh_c1_low -9.96930880911092e-17
 #define exact_gelu_tanh_c3_low -6.175149918155315e-19
 // W(t) (t+c) for y = (t-c)/(t+c) and 0 <= t <= 39, to 2^-57.
-#define exact_normal_tail(y) V(add)(V(set)(0.729083690133373), V(fma)(y, V(fma)(y, V(fma)(y * y, V(fma)(y * y, V(fma)(y * y, V(fma)(y * y, V(fma)(y * y, V(fma)(y * y, V(fma)(y * y, V(fma)(y * y, V(fma)(y * y, V(fma)(y * y, V(fma)(y * y, V(fma)(y * y, V(set)(7.200210398096217e-10), V(set)(-2.2639539966154464e-09)), V(set)(-1.1455810894084722e-08)), V(set)(9.758263254899069e-08)), V(set)(-2.801783992314613e-07)), V(set)(1.529892454317885e-08)), V(set)(3.6356894830581944e-06)), V(set)(-2.068754341097821e-05)), V(set)(7.881230651622098e-05)), V(set)(-0.00025657529505167514)), V(set)(0.0010275922549644748)), V(set)(-0.010462867023141195)), V(set)(0.23001771997460102)), V(fma)(y * y, V(fma)(y * y, V(fma)(y * y, V(fma)(y * y, V(fma)(y * y, V(fma)(y * y, V(fma)(y * y, V(fma)(y * y, V(fma)(y * y, V(fma)(y * y, V(fma)(y * y, V(fma)(y * y, V(set)(2.169292678208907e-09), V(set)(-1.5611145824623572e-08)), V(set)(4.0631509818965454e-08)), V(set)(2.5473258895200186e-08)), V(set)(-5.809072056438078e-07)), V(set)(2.2504871334949824e-06)), V(set)(-3.515571222249203e-06)), V(set)(-1.324657488317338e-05)), V(set)(0.0001543945555932437)), V(set)(-0.0010458286321081106)), V(set)(0.006972621240999746)), V(set)(-0.04726302514298558)), V(set)(-0.5093319819174894))), V(set)(-3.8329067295639426e-17)))
+#define exact_normal_tail(y) d_add(d_set(0.729083690133373), d_fma(y, d_fma(y, d_fma(y * y, d_fma(y * y, d_fma(y * y, d_fma(y * y, d_fma(y * y, d_fma(y * y, d_fma(y * y, d_fma(y * y, d_fma(y * y, d_fma(y * y, d_fma(y * y, d_fma(y * y, d_set(7.200210398096217e-10), d_set(-2.2639539966154464e-09)), d_set(-1.1455810894084722e-08)), d_set(9.758263254899069e-08)), d_set(-2.801783992314613e-07)), d_set(1.529892454317885e-08)), d_set(3.6356894830581944e-06)), d_set(-2.068754341097821e-05)), d_set(7.881230651622098e-05)), d_set(-0.00025657529505167514)), d_set(0.0010275922549644748)), d_set(-0.010462867023141195)), d_set(0.23001771997460102)), d_fma(y * y, d_fma(y * y, d_fma(y * y, d_fma(y * y, d_fma(y * y, d_fma(y * y, d_fma(y * y, d_fma(y * y, d_fma(y * y, d_fma(y * y, d_fma(y * y, d_fma(y * y, d_set(2.169292678208907e-09), d_set(-1.5611145824623572e-08)), d_set(4.0631509818965454e-08)), d_set(2.5473258895200186e-08)), d_set(-5.809072056438078e-07)), d_set(2.2504871334949824e-06)), d_set(-3.515571222249203e-06)), d_set(-1.324657488317338e-05)), d_set(0.0001543945555932437)), d_set(-0.0010458286321081106)), d_set(0.006972621240999746)), d_set(-0.04726302514298558)), d_set(-0.5093319819174894))), d_set(-3.8329067295639426e-17)))
 // (e^r - 1 - r) / r^2 for |r| <= ln2/2, to 2^-57 of e^r.
-#define exact_exp_rest(r) V(fma)(r, V(fma)(r * r, V(fma)(r * r, V(fma)(r * r, V(fma)(r * r, V(set)(2.5105313423078524e-08), V(set)(2.7557255168123062e-06)), V(set)(0.00019841269875003973)), V(set)(0.008333333333326082)), V(set)(0.1666666666666667)), V(fma)(r * r, V(fma)(r * r, V(fma)(r * r, V(fma)(r * r, V(fma)(r * r, V(set)(2.0918212752506956e-09), V(set)(2.755726307600547e-07)), V(set)(2.480158733663232e-05)), V(set)(0.0013888888888879001)), V(set)(0.04166666666666668)), V(set)(0.5)))
+#define exact_exp_rest(r) d_fma(r, d_fma(r * r, d_fma(r * r, d_fma(r * r, d_fma(r * r, d_set(2.5105313423078524e-08), d_set(2.7557255168123062e-06)), d_set(0.00019841269875003973)), d_set(0.008333333333326082)), d_set(0.1666666666666667)), d_fma(r * r, d_fma(r * r, d_fma(r * r, d_fma(r * r, d_fma(r * r, d_set(2.0918212752506956e-09), d_set(2.755726307600547e-07)), d_set(2.480158733663232e-05)), d_set(0.0013888888888879001)), d_set(0.04166666666666668)), d_set(0.5)))
 // (tanh x / x - 1) / x^2 as a function of x^2, for |x| <= tanh_near, to 2^-57 of tanh x.
-#define exact_tanh_rest(square) V(fma)(square, V(fma)(square * square, V(fma)(square * square, V(fma)(square * square, V(fma)(square * square, V(fma)(square * square, V(fma)(square * square, V(set)(1.0017758426857656e-06), V(set)(1.4034806255420378e-05)), V(set)(9.627809349134919e-05)), V(set)(0.0005899654703855255)), V(set)(0.0035921265070758958)), V(set)(0.02186948852940468)), V(set)(0.13333333333333136)), V(fma)(square * square, V(fma)(square * square, V(fma)(square * square, V(fma)(square * square, V(fma)(square * square, V(fma)(square * square, V(fma)(square * square, V(set)(-1.1746828786741004e-07), V(set)(-4.4130849235556525e-06)), V(set)(-3.8000740971268096e-05)), V(set)(-0.00023889590512686342)), V(set)(-0.0014558226618240143)), V(set)(-0.008863235399161295)), V(set)(-0.053968253968071006)), V(set)(-0.3333333333333333)))
+#define exact_tanh_rest(square) d_fma(square, d_fma(square * square, d_fma(square * square, d_fma(square * square, d_fma(square * square, d_fma(square * square, d_fma(square * square, d_set(1.0017758426857656e-06), d_set(1.4034806255420378e-05)), d_set(9.627809349134919e-05)), d_set(0.0005899654703855255)), d_set(0.0035921265070758958)), d_set(0.02186948852940468)), d_set(0.13333333333333136)), d_fma(square * square, d_fma(square * square, d_fma(square * square, d_fma(square * square, d_fma(square * square, d_fma(square * square, d_fma(square * square, d_set(-1.1746828786741004e-07), d_set(-4.4130849235556525e-06)), d_set(-3.8000740971268096e-05)), d_set(-0.00023889590512686342)), d_set(-0.0014558226618240143)), d_set(-0.008863235399161295)), d_set(-0.053968253968071006)), d_set(-0.3333333333333333)))
 // (atanh x / x - 1) / x^2 as a function of x^2, for |x| <= 1/3, to 2^-57 of atanh x.
-#define exact_atanh_rest(square) V(fma)(square, V(fma)(square * square, V(fma)(square * square, V(fma)(square * square, V(fma)(square * square, V(set)(0.03742871937324747), V(set)(0.058670410866052014)), V(set)(0.0769227160382843)), V(set)(0.1111111109892683)), V(set)(0.19999999999999757)), V(fma)(square * square, V(fma)(square * square, V(fma)(square * square, V(fma)(square * square, V(fma)(square * square, V(set)(0.07821056728110674), V(set)(0.05423343589036758)), V(set)(0.06667597077027304)), V(set)(0.09090909960220583)), V(set)(0.14285714285801707)), V(set)(0.3333333333333333)))
+#define exact_atanh_rest(square) d_fma(square, d_fma(square * square, d_fma(square * square, d_fma(square * square, d_fma(square * square, d_set(0.03742871937324747), d_set(0.058670410866052014)), d_set(0.0769227160382843)), d_set(0.1111111109892683)), d_set(0.19999999999999757)), d_fma(square * square, d_fma(square * square, d_fma(square * square, d_fma(square * square, d_fma(square * square, d_set(0.07821056728110674), d_set(0.05423343589036758)), d_set(0.06667597077027304)), d_set(0.09090909960220583)), d_set(0.14285714285801707)), d_set(0.3333333333333333)))

@@ -33,12 +33,12 @@ TARGET static void tile_multiply(int sums, int left, int right) {
   for (int m = 0; m < tile_words; m++) {
     f_v even = f_set(0), odd = f_set(0);
     for (int k = 0; k < tile_words; k++) {
-      const f_v x = f_set(emulated_tiles[left].row[m][k]), y = f_load_float32(emulated_tiles[right].row[k]);
+      const f_v x = f_set(emulated_tiles[left].row[m][k]), y = f_load_f32(emulated_tiles[right].row[k]);
       even = flushed(f_fma(flushed(f_low_half(x)), flushed(f_low_half(y)), even));
       odd = flushed(f_fma(flushed(f_high_half(x)), flushed(f_high_half(y)), odd));
     }
     float *at = emulated_tiles[sums].row[m];
-    f_store_float32(at, flushed(flushed(f_load_float32(at)) + flushed(even + odd)));
+    f_store_f32(at, flushed(flushed(f_load_f32(at)) + flushed(even + odd)));
   }
 }
 

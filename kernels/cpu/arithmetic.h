@@ -16,25 +16,38 @@
 
 #include "activation_table.h"
 
+// What an element takes, of a dtype and of a register.
+enum { f32_bytes = 4, f64_bytes = 8, bf16_bytes = 2, f16_bytes = 2, f_bytes = 4, d_bytes = 8 };
+
 // f_scale_product is a b 2^k, rounded once. It is fast on all processors, also where numbers are
 // denormal.
 INLINE f_v f_scale_product(f_v a, f_v b, f_v k) {
   return f_rounded(d_scale_normal(d_low(a) * d_low(b), d_low(k)), d_scale_normal(d_high(a) * d_high(b), d_high(k)));
 }
 
-// What is summed leaves as doubles.
 INLINE void f_store_wide(double *p, f_v x) {
   d_store_real(p, d_low(x));
   d_store_real(p + d_lanes, d_high(x));
 }
 
+// A template is a header that is included once for each value of its parameter, a macro, which it
+// undefines. With the parameter ARITHMETIC, A(normal) is half_normal, single_normal or
+// exact_normal, and V(fma) is f_fma or d_fma, of the arithmetic's registers.
 #define JOIN_NAMES(a, b) a##_##b
 #define JOIN(a, b) JOIN_NAMES(a, b)
-// V(fma) is f_fma or d_fma, A(normal) is half_normal, single_normal or exact_normal.
-#define V(name) JOIN(REGISTERS, name)
 #define A(name) JOIN(ARITHMETIC, name)
+#define V(name) JOIN(A(registers), name)
+#define half_registers f
+#define single_registers f
+#define wide_registers d
+#define exact_registers d
 
-#define REGISTERS f
+// A(store_wide) stores results for sums, from the element i on. Those of float32 leave as doubles.
+INLINE void half_store_wide(void *p, int64_t i, f_v x) { f_store_real((float *)p + i, x); }
+INLINE void single_store_wide(void *p, int64_t i, f_v x) { f_store_wide((double *)p + i, x); }
+INLINE void wide_store_wide(void *p, int64_t i, d_v x) { d_store_real((double *)p + i, x); }
+INLINE void exact_store_wide(void *p, int64_t i, d_v x) { wide_store_wide(p, i, x); }
+
 // Float formulas hold where no result is denormal: up to e^-69, 2^-100. Lanes beyond, infinities
 // among them, are computed in exact. A NaN is not beyond.
 typedef struct {
@@ -207,7 +220,6 @@ INLINE f_v single_normal_product_slope(f_v g, f_v x, f_normal_t p) {
   const f_v left = difference + f_fma(p.rest, difference, f_fma(p.rest, low, low));
   return g * f_select(f_less(x, f_set(0)), p.power * left, f_fma(-p.power, left, f_set(1)));
 }
-#undef REGISTERS
 
 // Exact: a decay is e^-v for v >= 0. Its members are
 //
@@ -218,7 +230,6 @@ INLINE f_v single_normal_product_slope(f_v g, f_v x, f_normal_t p) {
 //          e^-v = power (1 + rest); power is zero where e is
 //
 // Exponents are formed in two parts.
-#define REGISTERS d
 typedef struct {
   d_v m, e, k, power, rest;
 } exact_decay_t;
@@ -324,4 +335,3 @@ INLINE d_v exact_normal_product_slope(d_v g, d_v x, d_normal_t p) {
   const d_v left = g * d_scale(p.decay.m * tail, p.decay.k), right = g * (d_set(1) - p.decay.e * tail);
   return d_select(d_less(x, d_set(0)), left, right);
 }
-#undef REGISTERS

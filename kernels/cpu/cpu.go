@@ -29,11 +29,14 @@
 //	activation.h            the activations' formulas
 //	activation_decay.h      those that are made of decays
 //	activation_single.h     the same for float32
-//	elementwise.h           the kernels of one dtype: activations, gated activations, lerp
+//	elementwise.h           the kernels of one dtype: activations and gated activations
+//	learnable.h             prelu and xielu, whose parameters are tensors
+//	lerp.h                  lerp
 //	walk.h                  elementwise passes over strided tensors, through these kernels
 //	sums.h                  passes that sum over dimensions
 //	gemm.h                  products of packed panels
-//	pack.h                  packing into panels
+//	pack.h                  packing into panels, and the forms of these
+//	pack_panels.h           packing of one form
 //	denormals.h             scaling packed operands that have denormal numbers
 //	amx.h                   AMX's tiles, and their emulation
 //	gemm_amx.h              products on AMX's tiles

@@ -80,7 +80,6 @@ INLINE f_m f_extraordinary(double number) {
 }
 
 // Wide.
-#define REGISTERS d
 typedef struct {
   d_v m, e, power, rest;
 } wide_decay_t;
@@ -92,7 +91,6 @@ INLINE wide_decay_t wide_decay_at(d_size_t x) {
   const d_v power = d_scale_normal(d_set(1), k), rest = d_fma(r * r, wide_exp_rest(r), r), e = d_select(beyond, d_set(0), d_fma(power, rest, power));
   return (wide_decay_t){e, e, power, rest};
 }
-#undef REGISTERS
 INLINE d_v wide_fall(wide_decay_t d) { return d_fma(-d.power, d.rest, d_set(1) - d.power); }
 INLINE d_v wide_scaled(d_v x, wide_decay_t d) {
   (void)d;

@@ -39,11 +39,11 @@ INLINE f_v lift_floats(float_lift by, f_v x) {
 }
 TARGET static void lift_f(char *at, int64_t bytes, int64_t powers) {
   const float_lift by = float_lift_by(powers);
-  for (int64_t i = 0; i < bytes; i += VECTOR_BYTES) f_store_float32(at + i, lift_floats(by, f_load_float32(at + i)));
+  for (int64_t i = 0; i < bytes; i += VECTOR_BYTES) f_store_f32(at + i, lift_floats(by, f_load_f32(at + i)));
 }
 TARGET static void lift_d(char *at, int64_t bytes, int64_t powers) {
   const d_v k = d_set(powers);
-  for (int64_t i = 0; i < bytes; i += VECTOR_BYTES) d_store_float64(at + i, d_scale(d_load_float64(at + i), k));
+  for (int64_t i = 0; i < bytes; i += VECTOR_BYTES) d_store_f64(at + i, d_scale(d_load_f64(at + i), k));
 }
 
 #if defined(PAIRS) || defined(AMX)
@@ -51,9 +51,9 @@ TARGET static void lift_d(char *at, int64_t bytes, int64_t powers) {
 TARGET static void lift_pairs(char *at, int64_t bytes, int64_t powers) {
   const float_lift by = float_lift_by(powers);
   for (int64_t i = 0; i < bytes; i += VECTOR_BYTES) {
-    const f_v words = f_load_float32(at + i), low = lift_floats(by, f_low_half(words)), high = lift_floats(by, f_high_half(words));
+    const f_v words = f_load_f32(at + i), low = lift_floats(by, f_low_half(words)), high = lift_floats(by, f_high_half(words));
     const __m512i both = _mm512_or_si512(_mm512_castps_si512(high), _mm512_srli_epi32(_mm512_castps_si512(low), 16));
-    f_store_float32(at + i, _mm512_castsi512_ps(both));
+    f_store_f32(at + i, _mm512_castsi512_ps(both));
   }
 }
 #endif

@@ -1,7 +1,5 @@
-// The elementwise kernels of one dtype. engine.h includes it once for each, with DTYPE (its short
-// name), STORAGE (its name), SIZE, ACCUMULATOR (the name of what its products are accumulated in),
-// ACCUMULATOR_SIZE, ARITHMETIC, REGISTERS, STORE_WIDE (from a register to what results are summed
-// as) and WIDE_REGISTERS (of what they are summed as) set. It undefines REGISTERS.
+// The elementwise kernels of one dtype: a template with the parameter DTYPE, its short name, which
+// engine.h includes. An arithmetic's registers are those that products are accumulated in.
 //
 // Operands, by their places:
 //
@@ -15,8 +13,7 @@
 //   gated_backward        grad_value = grad_output act(gate),
 //                         grad_gate = (grad_output value) act'(gate) | grad_output, value, gate
 //   prelu, xielu          learnable.h
-//   lerp                  out = start + weight (end - start) | start, end, weight
-//   lerp_backward         grad_start, grad_end, grad_weight | grad_output, start, end, weight
+//   lerp                  lerp.h
 //
 // The order of operations is that of PyTorch's autograd, so that infinities meet zeros in the same
 // places.
@@ -31,17 +28,27 @@
 //
 // Situ's numbers are gate_cap and value_cap; value goes through softcap.
 
+#define f32_arithmetic single
+#define f32_lerp_arithmetic wide
+#define f64_arithmetic exact
+#define f64_lerp_arithmetic exact
+#define bf16_arithmetic half
+#define bf16_lerp_arithmetic half
+#define f16_arithmetic half
+#define f16_lerp_arithmetic half
+#define ARITHMETIC JOIN(DTYPE, arithmetic)
+
 #define KERNEL(name) TARGET static void JOIN(name, DTYPE)(int64_t n, char *const *out, char *const *wide, const char *const *in, const double *parameters)
 #define UNUSED (void)wide, (void)parameters
 #define FOR_EACH_GROUP for (int64_t i = 0; i < n; i += V(lanes))
-#define LOAD(operand) V(JOIN(load, STORAGE))(in[operand] + i * SIZE)
-#define STORE(output, value) V(JOIN(store, STORAGE))(out[output] + i * SIZE, value)
+#define LOAD(operand) V(JOIN(load, DTYPE))(in[operand] + i * JOIN(DTYPE, bytes))
+#define STORE(output, value) V(JOIN(store, DTYPE))(out[output] + i * JOIN(DTYPE, bytes), value)
 // Writes an output in the forms that are asked for.
-#define STORE_ANY(output, value)                                                          \
-  do {                                                                                    \
-    V(v) result = value;                                                                  \
-    if (out[output]) STORE(output, result);                                               \
-    if (wide[output]) STORE_WIDE((JOIN(WIDE_REGISTERS, real) *)wide[output] + i, result); \
+#define STORE_ANY(output, value)                              \
+  do {                                                        \
+    V(v) result = value;                                      \
+    if (out[output]) STORE(output, result);                   \
+    if (wide[output]) A(store_wide)(wide[output], i, result); \
   } while (0)
 
 #define ACTIVATION_KERNELS(act)                                          \
@@ -57,7 +64,7 @@
     (void)wide;                                                          \
     const numbers own = numbers_at(parameters);                          \
     FOR_EACH_GROUP {                                                     \
-      V(v) x = V(JOIN(load, ACCUMULATOR))(in[0] + i * ACCUMULATOR_SIZE); \
+      V(v) x = V(load_real)(in[0] + i * V(bytes));                       \
       STORE(0, A(act##_value)(x, A(act##_parts)(x, own)));               \
     }                                                                    \
   }                                                                      \
@@ -152,49 +159,17 @@ EPG_FOR_EACH_ACTIVATION_FROM_OUTPUT(FROM_OUTPUT_KERNEL)
 KERNEL(add) {
   UNUSED;
   FOR_EACH_GROUP {
-    char *sums = out[0] + i * ACCUMULATOR_SIZE;
-    V(JOIN(store, ACCUMULATOR))(sums, V(JOIN(load, ACCUMULATOR))(sums) + LOAD(0));
+    V(real) *const sums = (V(real) *)out[0] + i;
+    V(store_real)(sums, V(load_real)(sums) + LOAD(0));
   }
 }
 
 #include "learnable.h"
 
 // Terms of lerp may cancel, so float32 computes it in double.
-#undef REGISTERS
-#define REGISTERS WIDE_REGISTERS
-#undef STORE_WIDE
-#define STORE_WIDE V(store_real)
-
-// The weight is the parameter, unless a tensor gives it. Less 1 it has digits that a float weight
-// leaves out. The formula starts from the nearer end, so that it is exact at both.
-KERNEL(lerp) {
-  (void)wide;
-  if (!in[2]) {
-    const int near_start = parameters[0] > -0.5 && parameters[0] < 0.5, nearer = near_start ? 0 : 1;
-    const V(v) weight = V(set)(near_start ? parameters[0] : parameters[0] - 1);
-    FOR_EACH_GROUP STORE(0, V(fma)(weight, LOAD(1) - LOAD(0), LOAD(nearer)));
-    return;
-  }
-  FOR_EACH_GROUP {
-    V(v) start = LOAD(0), end = LOAD(1), weight = LOAD(2);
-    V(m) near_start = V(less)(V(abs)(weight), V(set)(0.5f));
-    STORE(0, V(fma)(V(select)(near_start, weight, weight - V(set)(1)), end - start, V(select)(near_start, start, end)));
-  }
-}
-
-KERNEL(lerp_backward) {
-  V(v) weight = V(set)(parameters[0]), rest = V(set)(1 - parameters[0]);
-  FOR_EACH_GROUP {
-    V(v) g = LOAD(0);
-    if (in[3]) {
-      weight = LOAD(3);
-      rest = V(set)(1) - weight;
-    }
-    STORE_ANY(0, rest * g);
-    STORE_ANY(1, weight * g);
-    if (out[2] || wide[2]) STORE_ANY(2, g * (LOAD(2) - LOAD(1)));
-  }
-}
+#undef ARITHMETIC
+#define ARITHMETIC JOIN(DTYPE, lerp_arithmetic)
+#include "lerp.h"
 
 static const epg_entry JOIN(entries, DTYPE)[] = {
 #define QUOTE_NAME(name) #name
@@ -206,23 +181,5 @@ static const epg_entry JOIN(entries, DTYPE)[] = {
     EPG_FOR_EACH_ACTIVATION(ACTIVATION_ENTRIES) EPG_FOR_EACH_ACTIVATION_FROM_OUTPUT(FROM_OUTPUT_ENTRY) EPG_FOR_EACH_LIMITED_GATE(GATED_ENTRIES)
         GATED_ENTRIES(situ) ENTRY(add) ENTRY(prelu) ENTRY(prelu_backward) ENTRY(xielu) ENTRY(xielu_backward) ENTRY(lerp) ENTRY(lerp_backward)};
 
-#undef REGISTERS
-#undef STORE_WIDE
-#undef KERNEL
-#undef UNUSED
-#undef FOR_EACH_GROUP
-#undef LOAD
-#undef STORE
-#undef STORE_ANY
-#undef ACTIVATION_KERNELS
-#undef CLIP
-#undef LIMITS
-#undef HAS_LIMITS
-#undef GATED_KERNELS
-#undef FROM_OUTPUT_KERNEL
-#undef QUOTE_NAME
-#undef QUOTE
-#undef ENTRY
-#undef ACTIVATION_ENTRIES
-#undef GATED_ENTRIES
-#undef FROM_OUTPUT_ENTRY
+#undef ARITHMETIC
+#undef DTYPE

@@ -14,24 +14,11 @@
 #include "decay.h"
 
 #define ARITHMETIC exact
-#define REGISTERS d
 #include "activation.h"
+#define ARITHMETIC exact
 #include "activation_decay.h"
-
 #define DTYPE f64
-#define STORAGE float64
-#define SIZE 8
-#define ACCUMULATOR float64
-#define ACCUMULATOR_SIZE 8
-#define WIDE_REGISTERS d
-#define STORE_WIDE d_store_real
 #include "elementwise.h"
-#undef DTYPE
-#undef STORAGE
-#undef SIZE
-#undef ACCUMULATOR
-#undef ACCUMULATOR_SIZE
-#undef ARITHMETIC
 
 // Exact's functions of floats, for lanes that are beyond the float formulas. They are calls, since
 // such lanes are few.
@@ -53,57 +40,21 @@ EXACT_OF(gelu_tanh)
 EXACT_OF(silu)
 
 #define ARITHMETIC wide
-#define REGISTERS d
 #include "activation_decay.h"
-#undef REGISTERS
-#undef ARITHMETIC
-
 #include "activation_single.h"
-
-#define ACCUMULATOR float32
-#define ACCUMULATOR_SIZE 4
-
 #define ARITHMETIC single
-#define REGISTERS f
 #include "activation.h"
-
 #define DTYPE f32
-#define STORAGE float32
-#define SIZE 4
-#define STORE_WIDE f_store_wide
 #include "elementwise.h"
-#undef DTYPE
-#undef STORAGE
-#undef SIZE
-#undef WIDE_REGISTERS
-#undef ARITHMETIC
 
 #define ARITHMETIC half
-#define REGISTERS f
 #include "activation.h"
+#define ARITHMETIC half
 #include "activation_decay.h"
-
-#define SIZE 2
-#define WIDE_REGISTERS f
 #define DTYPE bf16
-#define STORAGE bfloat16
-#define STORE_WIDE f_store_real
 #include "elementwise.h"
-#undef DTYPE
-#undef STORAGE
 #define DTYPE f16
-#define STORAGE float16
-#define REGISTERS f
-#define STORE_WIDE f_store_real
 #include "elementwise.h"
-#undef DTYPE
-#undef STORAGE
-#undef SIZE
-#undef WIDE_REGISTERS
-#undef ACCUMULATOR
-#undef ACCUMULATOR_SIZE
-#undef ARITHMETIC
-
 #include "gemm.h"
 #include "sums.h"
 #include "walk.h"

@@ -1,4 +1,4 @@
-// Products: packing operands into panels, multiplying panels, and making results of their sums.
+// Products: multiplying panels, and making results of their sums.
 // engine.h includes it. Where there is AMX, gemm_amx.h has kernels of its own.
 //
 // Every sum is formed in the order of the depth, in parts of one length that are added up: tiles,
@@ -7,115 +7,11 @@
 #pragma once
 
 #include "denormals.h"
-#include "walk.h"
+#include "pack.h"
 
-// Panels, and how they lie:
-//
-//   right: depth x panel_registers
-//   left:  depth x panel_height
-//
-// A left panel has panel_height rows, or as many more as a register has: then its second half lies
-// behind its first.
-enum { f_left = f_lanes > panel_height ? f_lanes : panel_height, d_left = d_lanes > panel_height ? d_lanes : panel_height };
-_Static_assert((f_left == panel_height || f_left == 2 * panel_height) && d_left == panel_height,
-               "packing writes registers, or halves of one, to the left operand's panels");
 // A part of the depth is so many steps that the right operand's panel takes 24 KiB, half or three
 // quarters of the nearest cache, in which the left operand's panels pass by.
 enum { depth_part = (24 << 10) / (panel_registers * VECTOR_BYTES) };
-
-// axis_offset returns the bytes from an axis's start to an index.
-INLINE int64_t axis_offset(const epg_axis *a, int64_t index) {
-  if (a->rank == 1) return index * a->strides[0];
-  int64_t bytes = 0;
-  for (int64_t d = a->rank - 1; d >= 0; d--) {
-    bytes += index % a->sizes[d] * a->strides[d];
-    index /= a->sizes[d];
-  }
-  return bytes;
-}
-
-// As many panels are packed side by side at most, each of as many rows.
-enum { side_by_side = 4, most_width = panel_registers * f_lanes };
-
-// What is found out about a panel on the way: whether numbers are denormal, of pairs the smallest
-// one, of float16 nothing. Its bytes are NOTHING_FOUND at first.
-#define NOTHING_FOUND 0
-#define FOUND V(m)
-#define FIND(found, x) found = V(either)(found, V(denormal)(x));
-#define TELL(smallest, found) smallest = !V(any)(found);
-#define LOAD_LINES(line) V(JOIN(load, STORAGE))(line[0])
-#define REGISTERS f
-#define FORM float32
-#define STORAGE float32
-#define UNIT 4
-#define ELEMENT 4
-#include "pack.h"
-
-#define REGISTERS f
-#define FORM bfloat16
-#define STORAGE bfloat16
-#define UNIT 2
-#define ELEMENT 2
-#include "pack.h"
-
-#define REGISTERS d
-#define FORM float64
-#define STORAGE float64
-#define UNIT 8
-#define ELEMENT 8
-#include "pack.h"
-#undef FOUND
-#undef FIND
-#undef TELL
-
-#define FOUND char
-#define FIND(found, x)
-#define TELL(smallest, found) smallest = 1;
-#define REGISTERS f
-#define FORM float16
-#define STORAGE float16
-#define UNIT 2
-#define ELEMENT 2
-#include "pack.h"
-#undef FOUND
-#undef FIND
-#undef TELL
-#undef LOAD_LINES
-#undef NOTHING_FOUND
-
-#if defined(PAIRS) || defined(AMX)
-// Magnitudes less 1, so that zero becomes the largest.
-INLINE __m512i least_magnitudes(__m512i least, f_v pairs) {
-  const __m512i magnitudes = _mm512_and_si512(_mm512_castps_si512(pairs), _mm512_set1_epi16(0x7fff));
-  return _mm512_min_epu16(least, _mm512_sub_epi16(magnitudes, _mm512_set1_epi16(1)));
-}
-
-INLINE int16_t exponent_of_smallest(__m512i less_1) {
-  uint16_t lanes[32], least = UINT16_MAX;
-  memcpy(lanes, &less_1, sizeof lanes);
-  for (int i = 0; i < 32; i++) least = lanes[i] < least ? lanes[i] : least;
-  return (int16_t)((least + 1) >> 7);
-}
-#endif
-
-#ifdef PAIRS
-#define NOTHING_FOUND -1
-#define FOUND __m512i
-#define FIND(found, x) found = least_magnitudes(found, x);
-#define TELL(smallest, found) smallest = exponent_of_smallest(found);
-#define LOAD_LINES(line) f_load_two_rows(line[0], line[1])
-#define REGISTERS f
-#define FORM pairs
-#define STORAGE float32
-#define UNIT 4
-#define ELEMENT 2
-#include "pack.h"
-#undef NOTHING_FOUND
-#undef FOUND
-#undef FIND
-#undef TELL
-#undef LOAD_LINES
-#endif
 
 // The panels that a panel kernel prefetches for the next ones. At every step of the depth it moves
 // on by left_step and right_step bytes.
@@ -168,33 +64,29 @@ typedef void panel_kernel(int64_t depth, const void *left, const void *right, co
       registers##_store_real(to + i * sums->to_stride + j * lanes, sum[i][j]);                                                                 \
     }                                                                                                                                          \
   }                                                                                                                                            \
-  FOR_EACH_PANEL(PANEL_KERNEL_##name)                                                                                                          \
+  FOR_EACH_PANEL(PANEL_KERNEL, name, target)                                                                                                   \
   static panel_kernel *JOIN(name, of)(int64_t height, int64_t wide) {                                                                          \
-    FOR_EACH_PANEL(CHOOSE_##name)                                                                                                              \
+    FOR_EACH_PANEL(CHOOSE, name, )                                                                                                             \
     return 0;                                                                                                                                  \
   }
 
 // whole tells that a tile is made of whole registers, and that there is a kernel for its last rows'
 // height.
-#define IS_HEIGHT(tall, wide) || rest == tall
+#define IS_HEIGHT(tall, registers, name, target) || rest == tall
 static int whole(int64_t rows, int64_t columns, int64_t lanes) {
   const int64_t rest = rows % panel_height;
-  return columns % lanes == 0 && (rest == 0 FOR_EACH_HEIGHT(IS_HEIGHT, ));
+  return columns % lanes == 0 && (rest == 0 FOR_EACH_HEIGHT(IS_HEIGHT, , , ));
 }
 
-#define PANEL_KERNEL(name, target, height, wide)                                                                                              \
+#define PANEL_KERNEL(height, wide, name, target)                                                                                              \
   target static void name##_##height##_##wide(int64_t depth, const void *left, const void *right, const places *sums, const prefetch *next) { \
     name(height, wide, depth, left, right, sums, next);                                                                                       \
   }
-#define CHOOSE(name, tall, registers) \
+#define CHOOSE(tall, registers, name, target) \
   if (height <= tall && wide == registers) return name##_##tall##_##registers;
 
-#define PANEL_KERNEL_multiply_float32(height, wide) PANEL_KERNEL(multiply_float32, TARGET, height, wide)
-#define CHOOSE_multiply_float32(height, wide) CHOOSE(multiply_float32, height, wide)
-PANEL_KERNELS(multiply_float32, f, TARGET, f_fma)
-#define PANEL_KERNEL_multiply_float64(height, wide) PANEL_KERNEL(multiply_float64, TARGET, height, wide)
-#define CHOOSE_multiply_float64(height, wide) CHOOSE(multiply_float64, height, wide)
-PANEL_KERNELS(multiply_float64, d, TARGET, d_fma)
+PANEL_KERNELS(multiply_f32, f, TARGET, f_fma)
+PANEL_KERNELS(multiply_f64, d, TARGET, d_fma)
 
 // The processor's instructions for bfloat16 take numbers below 2^-126 for zeros, those that they
 // read and those that they make. Where no number but zero is so small that this could be seen, they
@@ -210,11 +102,7 @@ static inline __attribute__((always_inline)) TARGET_PAIRS f_v f_fuse_pairs(f_v x
 // In the instruction's order, the odd one first, so that a panel has the same bits whichever way
 // its neighbours' numbers send it.
 INLINE f_v f_fuse_halves(f_v x, f_v y, f_v sum) { return f_fma(f_low_half(x), f_low_half(y), f_fma(f_high_half(x), f_high_half(y), sum)); }
-#define PANEL_KERNEL_multiply_pairs(height, wide) PANEL_KERNEL(multiply_pairs, TARGET_PAIRS, height, wide)
-#define CHOOSE_multiply_pairs(height, wide) CHOOSE(multiply_pairs, height, wide)
 PANEL_KERNELS(multiply_pairs, f, TARGET_PAIRS, f_fuse_pairs)
-#define PANEL_KERNEL_multiply_halves(height, wide) PANEL_KERNEL(multiply_halves, TARGET, height, wide)
-#define CHOOSE_multiply_halves(height, wide) CHOOSE(multiply_halves, height, wide)
 PANEL_KERNELS(multiply_halves, f, TARGET, f_fuse_halves)
 #endif
 
@@ -237,7 +125,7 @@ static panel_kernel *kernel_for(int64_t form, int64_t height, int64_t wide, int 
 #ifdef AMX
   if (form == EPG_BFLOAT16_TILES || form == EPG_FLOAT16_TILES) return amx_kernel_for(form, height, as_floats, exchanged);
 #endif
-  return form == EPG_FLOAT64 ? multiply_float64_of(height, wide) : multiply_float32_of(height, wide);
+  return form == EPG_FLOAT64 ? multiply_f64_of(height, wide) : multiply_f32_of(height, wide);
 }
 
 // write rounds a row of sums to storage, through a kernel.
@@ -448,34 +336,4 @@ TARGET static void multiply(const epg_tile *t, const char *left, const char *rig
 #endif
   if (t->lifted) lift_sums(t, sums, -t->lifted);
   if (t->last && !p.direct) finish_rows(&p, bias);
-}
-
-TARGET static void pack(const epg_operand *p, int64_t panel, int64_t count, const char *from, char *to, int16_t *smallest) {
-  switch (p->form) {
-    case EPG_FLOAT32:
-      pack_float32(p, panel, count, from, to, smallest);
-      break;
-    case EPG_FLOAT64:
-      pack_float64(p, panel, count, from, to, smallest);
-      break;
-    case EPG_BFLOAT16:
-      pack_bfloat16(p, panel, count, from, to, smallest);
-      break;
-    case EPG_FLOAT16:
-      pack_float16(p, panel, count, from, to, smallest);
-      break;
-#ifdef PAIRS
-    case EPG_BFLOAT16_PAIRS:
-      pack_pairs(p, panel, count, from, to, smallest);
-      break;
-#endif
-#ifdef AMX
-    case EPG_BFLOAT16_TILES:
-      pack_bfloat16_tiles(p, panel, count, from, to, smallest);
-      break;
-    case EPG_FLOAT16_TILES:
-      pack_float16_tiles(p, panel, count, from, to, smallest);
-      break;
-#endif
-  }
 }

@@ -1,30 +1,11 @@
 // Kernels that multiply panels of half types on AMX's tiles, and the same without tiles. gemm.h
-// includes it in engines with AMX.
-//
-// A panel is 32 rows of an operand. A word holds two neighbours of the depth, which is padded with
-// zeros to a multiple of 32 elements. For each 32 elements and each term a panel has two tiles:
-//
-//   left operand    16 rows x 16 words
-//   right operand   16 words x 16 rows
-//
-// A bfloat16 is one term. A float16 is the sum of two bfloat16 terms: its first 8 digits, and the
-// rest of 3 at most, down to 2^-24. All four products of terms are exact and are added.
+// includes it in engines with AMX; panels are those of pack_amx.h.
 #pragma once
 
-#include <math.h>
-
-#include "amx.h"
+#include "pack_amx.h"
 
 // A part of the depth is longer than gemm.h's: sums come and go by whole tiles, which costs more.
-enum { amx_width = 2 * tile_words, depth_of_tile = 2 * tile_words, amx_part = 256 };
-
-// What the tiles' instruction takes for zeros is said in gemm.h. Infinities have no second term: 0
-// times one would be NaN.
-enum { nothing_tiny = 2 * 127, not_for_amx = 0 };
-
-enum { tile_stride = tile_words * 4, tile_bytes = tile_words * tile_stride, block_bytes = 2 * tile_bytes };
-
-#include "pack_amx.h"
+enum { amx_part = 256 };
 
 // whole_tiles tells that sums are made of what the kernels write: two tiles side by side, and 16
 // rows or 32.
@@ -142,7 +123,7 @@ INLINE void add_products(const int hide_left, const int hide_right, const char *
   for (int word = 0; word < tile_words; word++, left += 4, right += tile_stride) {
     f_v y[2][2];
     UNROLL for (int half = 0; half < 2; half++) {
-      const f_v words = f_load_float32(right + half * tile_bytes);
+      const f_v words = f_load_f32(right + half * tile_bytes);
       y[half][0] = shown(f_low_half(words), hide_right);
       y[half][1] = shown(f_high_half(words), hide_right);
     }
@@ -174,8 +155,8 @@ INLINE void multiply_as_floats(const int terms, const int exchanged, int64_t hei
     f_v low[rows_as_floats], high[rows_as_floats];
     UNROLL for (int i = 0; i < rows_as_floats; i++) {
       const float *at = sums + (row + i) * stride;
-      low[i] = begin ? f_set(0) : f_load_float32(at);
-      high[i] = begin ? f_set(0) : f_load_float32(at + f_lanes);
+      low[i] = begin ? f_set(0) : f_load_f32(at);
+      high[i] = begin ? f_set(0) : f_load_f32(at + f_lanes);
     }
     for (int64_t k = 0; k < depth; k += terms * tile_words) {
       const char *x = left + k * amx_width * 4 + row * tile_stride, *y = right + k * amx_width * 4;
@@ -194,8 +175,8 @@ INLINE void multiply_as_floats(const int terms, const int exchanged, int64_t hei
     }
     UNROLL for (int i = 0; i < rows_as_floats; i++) {
       float *at = sums + (row + i) * stride;
-      f_store_float32(at, low[i]);
-      f_store_float32(at + f_lanes, high[i]);
+      f_store_f32(at, low[i]);
+      f_store_f32(at + f_lanes, high[i]);
     }
   }
 }

@@ -34,7 +34,7 @@ KERNEL(prelu_backward) {
 // softplus(alpha), and its slope, of the value that an operand has everywhere; 0 if it is absent.
 #define SOFTPLUS(alpha) (in[alpha] ? A(softplus_value)(FIRST(alpha), A(softplus_parts)(FIRST(alpha), softplus)) : V(set)(0))
 #define LOGISTIC(alpha) (in[alpha] ? A(softplus_gradient)(V(set)(1), FIRST(alpha), A(softplus_parts)(FIRST(alpha), softplus)) : V(set)(0))
-#define FIRST(operand) V(JOIN(load, STORAGE))(in[operand])
+#define FIRST(operand) V(JOIN(load, DTYPE))(in[operand])
 #define XIELU_NUMBERS                                                 \
   const numbers elu = {{1, 1, 1}}, softplus = {{1, __builtin_inf()}}; \
   const V(v) beta = V(set)(parameters[0])
@@ -66,10 +66,3 @@ KERNEL(xielu_backward) {
     STORE_ANY(2, V(select)(right, zero, g * EXPM1_REST(x, expm1) * slope_n));
   }
 }
-
-#undef SOFTPLUS
-#undef LOGISTIC
-#undef FIRST
-#undef XIELU_NUMBERS
-#undef EXPM1
-#undef EXPM1_REST

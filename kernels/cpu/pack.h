@@ -1,127 +1,116 @@
-// Packing of one form into panels. gemm.h includes it once for each, with FORM (its name), STORAGE
-// (what is loaded), UNIT (bytes of what becomes one element of a panel), ELEMENT (bytes of an
-// element of the matrix), and REGISTERS set, which it undefines. Pairs are units of two elements.
-// LOAD_LINES loads. FOUND, NOTHING_FOUND, FIND and TELL examine a panel's numbers on the way. Those
-// stay defined.
+// Packing of a product's operands into panels, in each of the forms that an engine has.
+#pragma once
 
-// pack_rows packs units [k, end) of n panels whose rows are neighbours in memory, side by side, so
-// that it reads longer pieces. With `whole` all of these rows are the operand's; without it n is 1,
-// and the panel may reach over the operand's last row.
-INLINE void JOIN(pack_rows, FORM)(const int n, const int whole, const int left, const int width, const epg_operand *p, int64_t panel, int64_t k, int64_t end,
-                                  const char *from, char *to, FOUND *found) {
-  enum { lanes = V(lanes), per_unit = UNIT / ELEMENT };
-  typedef V(real) T;
-  const int step = left ? panel_height : width;
-  const int64_t units = (p->depth + per_unit - 1) / per_unit, row = panel * width, rest = p->count - row;
-  _Alignas(64) char zeros[side_by_side * most_width * ELEMENT] = {0}, edge[per_unit][lanes * ELEMENT] = {0};
-  T *to_unit = (T *)to + panel * units * width + k * step;
-  FOUND seen[side_by_side];  // in registers: what is written is no part of it
-  for (int i = 0; i < n; i++) seen[i] = found[i];
-  for (; k < end; k++, to_unit += step) {
-    const char *lines[per_unit];
-    for (int j = 0; j < per_unit; j++) {
-      const int64_t at = k * per_unit + j;
-      lines[j] = zeros;
-      if (at >= p->depth) continue;
-      lines[j] = from + axis_offset(&p->columns, p->first + at) + (p->row + row) * ELEMENT;
-    }
-    UNROLL for (int i = 0; i < n; i++) {
-      T *const out = to_unit + i * units * width, *const second = out + units * step;
-      UNROLL for (int h = 0; h < width; h += lanes) {
-        if (!whole && h >= rest) break;  // no kernel reads registers that are missing altogether
-        const char *line[per_unit];
-        for (int j = 0; j < per_unit; j++) {
-          line[j] = lines[j] + (i * width + h) * ELEMENT;
-          if (!whole && rest - h < lanes) line[j] = memcpy(edge[j], line[j], (rest - h) * ELEMENT);
-        }
-        const V(v) x = LOAD_LINES(line);
-        FIND(seen[i], x)
-        left ? V(store_left)(out + h, second, x) : V(store_real)(out + h, x);
-      }
-    }
+#include "walk.h"
+
+// Panels, and how they lie:
+//
+//   right: depth x panel_registers
+//   left:  depth x panel_height
+//
+// A left panel has panel_height rows, or as many more as a register has: then its second half lies
+// behind its first.
+enum { f_left = f_lanes > panel_height ? f_lanes : panel_height, d_left = d_lanes > panel_height ? d_lanes : panel_height };
+_Static_assert((f_left == panel_height || f_left == 2 * panel_height) && d_left == panel_height,
+               "packing writes registers, or halves of one, to the left operand's panels");
+
+// axis_offset returns the bytes from an axis's start to an index.
+INLINE int64_t axis_offset(const epg_axis *a, int64_t index) {
+  if (a->rank == 1) return index * a->strides[0];
+  int64_t bytes = 0;
+  for (int64_t d = a->rank - 1; d >= 0; d--) {
+    bytes += index % a->sizes[d] * a->strides[d];
+    index /= a->sizes[d];
   }
-  for (int i = 0; i < n; i++) found[i] = seen[i];
+  return bytes;
 }
 
-// pack_squares packs any other panel, and transposes a square of registers at a time. It gathers
-// the square first where the depth is not contiguous, or where the square reaches over an edge.
-INLINE void JOIN(pack_squares, FORM)(const int left, const int width, const epg_operand *p, int64_t panel, const char *from, char *to, FOUND *found) {
-  enum { lanes = V(lanes), per_unit = UNIT / ELEMENT };
-  typedef V(real) T;
-  const int step = left ? panel_height : width;
-  const int64_t units = (p->depth + per_unit - 1) / per_unit;
-  const int depth_contiguous = p->columns.rank == 1 && p->columns.strides[0] == ELEMENT;
-  _Alignas(64) char gathered[lanes][lanes * UNIT];
-  const char *rows[most_width], *lines[lanes];
-  const int64_t row = p->row + panel * width, rest = p->row + p->count - row, valid = rest < width ? rest : width;
-  for (int i = 0; i < valid; i++) rows[i] = from + axis_offset(&p->rows, row + i) + (depth_contiguous ? p->first * ELEMENT : 0);
-  T *out = (T *)to + panel * width * units;
-  FOUND seen = *found;
-  for (int64_t k = 0; k < units; k += lanes, out += lanes * step) {
-    T *const second = out + units * step;
-    const int64_t n = units - k < lanes ? units - k : lanes, first = k * per_unit;
-    const int64_t elements = p->depth - first < lanes * per_unit ? p->depth - first : lanes * per_unit;
-    // no kernel reads registers that are missing altogether
-    for (int h = 0; h < valid; h += lanes) {
-      V(v) square[lanes];
-      if (depth_contiguous && valid - h >= lanes && elements == lanes * per_unit) {
-        UNROLL for (int i = 0; i < lanes; i++) { lines[i] = rows[h + i] + first * ELEMENT; }
-      } else {
-        memset(gathered, 0, sizeof gathered);
-        for (int i = 0; i < lanes; i++) {
-          lines[i] = gathered[i];
-          for (int64_t j = 0; h + i < valid && j < elements; j++) {
-            const int64_t offset = depth_contiguous ? (first + j) * ELEMENT : axis_offset(&p->columns, p->first + first + j);
-            memcpy(gathered[i] + j * ELEMENT, rows[h + i] + offset, ELEMENT);
-          }
-        }
-      }
-      UNROLL for (int i = 0; i < lanes; i++) square[i] = V(JOIN(load, STORAGE))(lines[i]);
-      V(transpose)(square);
-      UNROLL for (int i = 0; i < lanes; i++) {
-        FIND(seen, square[i])
-        if (i >= n) continue;
-        left ? V(store_left)(out + i * step + h, second + i * step, square[i]) : V(store_real)(out + i * step + h, square[i]);
-      }
-    }
-  }
-  *found = seen;
+// As many panels are packed side by side at most, each of as many rows.
+enum { side_by_side = 4, most_width = panel_registers * f_lanes };
+
+// A form has, for pack_panels.h,
+//
+//   registers           of what is packed: f or d
+//   unit, bytes         the elements of the depth that one word of a panel has, and their bytes
+//   load, load_lines    read a register of words: where they lie, or from `unit` lines, each at one
+//                       element of the depth
+//   found, find, tell   what is found out about a panel's numbers on the way, and what of it is kept
+//                       (epg_engine.pack): of most forms whether numbers are denormal, of float16
+//                       nothing. Its bytes are `nothing` at first.
+#define CONVERTED_FORM(form, r)                                                \
+  enum { form##_unit = 1, form##_nothing = 0 };                                \
+  INLINE r##_v form##_load(const char *from) { return r##_load_##form(from); } \
+  INLINE r##_v form##_load_lines(const char *const *lines) { return form##_load(lines[0]); }
+#define FORM_WITH_DENORMALS(form, r)                                                            \
+  CONVERTED_FORM(form, r)                                                                       \
+  typedef r##_m form##_found;                                                                   \
+  INLINE r##_m form##_find(r##_m found, r##_v x) { return r##_either(found, r##_denormal(x)); } \
+  INLINE int16_t form##_tell(r##_m found) { return !r##_any(found); }
+FORM_WITH_DENORMALS(f32, f)
+FORM_WITH_DENORMALS(f64, d)
+FORM_WITH_DENORMALS(bf16, f)
+CONVERTED_FORM(f16, f)
+typedef char f16_found;
+INLINE char f16_find(char found, f_v x) { return (void)x, found; }
+INLINE int16_t f16_tell(char found) { return (void)found, 1; }
+
+#define f32_registers f
+#define FORM f32
+#include "pack_panels.h"
+#define f64_registers d
+#define FORM f64
+#include "pack_panels.h"
+#define bf16_registers f
+#define FORM bf16
+#include "pack_panels.h"
+#define f16_registers f
+#define FORM f16
+#include "pack_panels.h"
+
+#if defined(PAIRS) || defined(AMX)
+// Magnitudes less 1, so that zero becomes the largest.
+INLINE __m512i least_magnitudes(__m512i least, f_v pairs) {
+  const __m512i magnitudes = _mm512_and_si512(_mm512_castps_si512(pairs), _mm512_set1_epi16(0x7fff));
+  return _mm512_min_epu16(least, _mm512_sub_epi16(magnitudes, _mm512_set1_epi16(1)));
 }
 
-INLINE void JOIN(pack_panels, FORM)(const int left, const int width, const epg_operand *p, int64_t panel, int64_t count, const char *from, char *to,
-                                    int16_t *smallest) {
-  // units: of all panels, since they lie in the same pages
-  enum { per_unit = UNIT / ELEMENT, at_a_time = 8 };
-  const int64_t units = (p->depth + per_unit - 1) / per_unit;
-  FOUND found[EPG_PANELS];
-  memset(found, NOTHING_FOUND, sizeof found);
-  if (p->rows.rank == 1 && p->rows.strides[0] == ELEMENT && !(p->columns.rank == 1 && p->columns.strides[0] == ELEMENT)) {
-    const int64_t whole = least(count, p->count / width - panel);
-    const int64_t together = whole / side_by_side * side_by_side;
-    for (int64_t k = 0; k < units; k += at_a_time) {
-      const int64_t end = k + at_a_time < units ? k + at_a_time : units;
-      for (int64_t i = 0; i < together; i += side_by_side) {
-        JOIN(pack_rows, FORM)(side_by_side, 1, left, width, p, panel + i, k, end, from, to, found + i);
-      }
-      for (int64_t i = together; i < count; i++) JOIN(pack_rows, FORM)(1, 0, left, width, p, panel + i, k, end, from, to, found + i);
-    }
-  } else {
-    for (int64_t i = 0; i < count; i++) JOIN(pack_squares, FORM)(left, width, p, panel + i, from, to, found + i);
-  }
-  for (int64_t i = 0; i < count; i++) {
-    TELL(smallest[panel + i], found[i])
-  }
+INLINE int16_t exponent_of_smallest(__m512i less_1) {
+  uint16_t lanes[32], least = UINT16_MAX;
+  memcpy(lanes, &less_1, sizeof lanes);
+  for (int i = 0; i < 32; i++) least = lanes[i] < least ? lanes[i] : least;
+  return (int16_t)((least + 1) >> 7);
 }
+#endif
 
-TARGET static void JOIN(pack, FORM)(const epg_operand *p, int64_t panel, int64_t count, const char *from, char *to, int16_t *smallest) {
-  if (p->left)
-    JOIN(pack_panels, FORM)(1, V(left), p, panel, count, from, to, smallest);
-  else
-    JOIN(pack_panels, FORM)(0, panel_registers * V(lanes), p, panel, count, from, to, smallest);
+#ifdef PAIRS
+enum { pairs_unit = 2, pairs_bytes = 2, pairs_nothing = -1 };
+typedef __m512i pairs_found;
+INLINE f_v pairs_load(const char *from) { return f_load_f32(from); }
+INLINE f_v pairs_load_lines(const char *const *lines) { return f_load_two_rows(lines[0], lines[1]); }
+INLINE __m512i pairs_find(__m512i found, f_v x) { return least_magnitudes(found, x); }
+INLINE int16_t pairs_tell(__m512i found) { return exponent_of_smallest(found); }
+#define pairs_registers f
+#define FORM pairs
+#include "pack_panels.h"
+#endif
+
+#ifdef AMX
+#include "pack_amx.h"
+#endif
+
+TARGET static void pack(const epg_operand *p, int64_t panel, int64_t count, const char *from, char *to, int16_t *smallest) {
+  static void (*const forms[EPG_FORMS])(const epg_operand *, int64_t panel, int64_t count, const char *from, char *to, int16_t *smallest) = {
+      [EPG_FLOAT32] = pack_f32,
+      [EPG_FLOAT64] = pack_f64,
+      [EPG_BFLOAT16] = pack_bf16,
+      [EPG_FLOAT16] = pack_f16,
+#ifdef PAIRS
+      [EPG_BFLOAT16_PAIRS] = pack_pairs,
+#endif
+#ifdef AMX
+      [EPG_BFLOAT16_TILES] = pack_bf16_tiles,
+      [EPG_FLOAT16_TILES] = pack_f16_tiles,
+#endif
+  };
+  forms[p->form](p, panel, count, from, to, smallest);
 }
-
-#undef REGISTERS
-#undef FORM
-#undef STORAGE
-#undef UNIT
-#undef ELEMENT

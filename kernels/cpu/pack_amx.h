@@ -1,5 +1,25 @@
-// Packing into the panels of AMX's tiles, whose layout is in gemm_amx.h, which includes this.
+// Packing into the panels of AMX's tiles, for pack.h.
+//
+// A panel is 32 rows of an operand. A word holds two neighbours of the depth, which is padded with
+// zeros to a multiple of 32 elements. For each 32 elements and each term a panel has two tiles:
+//
+//   left operand    16 rows x 16 words
+//   right operand   16 words x 16 rows
+//
+// A bfloat16 is one term. A float16 is the sum of two bfloat16 terms: its first 8 digits, and the
+// rest of 3 at most, down to 2^-24. All four products of terms are exact and are added.
 #pragma once
+
+#include <math.h>
+
+#include "amx.h"
+
+enum { amx_width = 2 * tile_words, depth_of_tile = 2 * tile_words };
+enum { tile_stride = tile_words * 4, tile_bytes = tile_words * tile_stride, block_bytes = 2 * tile_bytes };
+
+// What the tiles' instruction takes for zeros is said in gemm.h. Infinities have no second term: 0
+// times one would be NaN.
+enum { nothing_tiny = 2 * 127, not_for_amx = 0 };
 
 INLINE __m512i bits_of(f_v x) { return _mm512_castps_si512(x); }
 INLINE f_v first_term(f_v x) { return _mm512_castsi512_ps(_mm512_and_si512(bits_of(x), _mm512_set1_epi32((int)0xffff0000))); }
@@ -16,13 +36,13 @@ typedef struct {
 // take_row takes 32 elements of a row: a square's words i.
 INLINE void take_row(const int terms, f_v (*square)[tile_words], special *found, int i, const char *from) {
   if (terms == 1) {
-    square[0][i] = f_load_float32(from);
+    square[0][i] = f_load_f32(from);
     return;
   }
   // The upper halves of two registers of sixteen floats, in order.
   static const uint16_t odd[] = {1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31, 33, 35, 37, 39, 41, 43, 45, 47, 49, 51, 53, 55, 57, 59, 61, 63};
   const __m512i upper = _mm512_loadu_si512(odd);
-  const f_v low = f_load_float16(from), high = f_load_float16(from + 32);
+  const f_v low = f_load_f16(from), high = f_load_f16(from + 32);
   found->infinite |= is_infinite(low) | is_infinite(high);
   square[0][i] = _mm512_castsi512_ps(_mm512_permutex2var_epi16(bits_of(low), upper, bits_of(high)));
   square[1][i] = _mm512_castsi512_ps(_mm512_permutex2var_epi16(bits_of(second_term(low)), upper, bits_of(second_term(high))));
@@ -43,7 +63,7 @@ INLINE void take_words(const int terms, f_v (*squares)[2][tile_words], special *
   }
   const __m512i upper = _mm512_set1_epi32((int)0xffff0000);
   UNROLL for (int half = 0; half < 2; half++) {
-    const f_v low = f_load_float16(even + 32 * half), high = f_load_float16(odd + 32 * half);
+    const f_v low = f_load_f16(even + 32 * half), high = f_load_f16(odd + 32 * half);
     found->infinite |= is_infinite(low) | is_infinite(high);
     squares[half][0][i] = _mm512_castsi512_ps(_mm512_or_si512(_mm512_and_si512(bits_of(high), upper), _mm512_srli_epi32(bits_of(low), 16)));
     squares[half][1][i] = _mm512_castsi512_ps(_mm512_or_si512(bits_of(second_term(high)), _mm512_srli_epi32(bits_of(second_term(low)), 16)));
@@ -98,7 +118,7 @@ INLINE void lines_of(const int rows_contiguous, const epg_operand *p, const pane
 INLINE void put_words(const int terms, f_v (*square)[tile_words], special *found, char *block, const int half, int i) {
   UNROLL for (int term = 0; term < terms; term++) {
     if (terms == 1) found->least = least_magnitudes(found->least, square[term][i]);
-    f_store_float32(block + term * block_bytes + half * tile_bytes + i * tile_stride, square[term][i]);
+    f_store_f32(block + term * block_bytes + half * tile_bytes + i * tile_stride, square[term][i]);
   }
 }
 
@@ -186,6 +206,5 @@ INLINE void pack_panels_of_tiles(const int terms, const int left, const epg_oper
     else                                                                                                                                      \
       pack_panels_of_tiles(terms, 0, p, panel, count, from, to, smallest);                                                                    \
   }
-PACK_TILES(bfloat16, 1)
-PACK_TILES(float16, 2)
-#undef PACK_TILES
+PACK_TILES(bf16, 1)
+PACK_TILES(f16, 2)

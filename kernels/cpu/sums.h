@@ -64,13 +64,13 @@ INLINE float towards_odd(double x) {
 TARGET static void widen(double *to, const char *from, int64_t n, int64_t dtype) {
   for (int64_t i = 0; i < n; i += f_lanes) switch (dtype) {
       case EPG_BFLOAT16:
-        f_store_wide(to + i, f_load_bfloat16(from + 2 * i));
+        f_store_wide(to + i, f_load_bf16(from + 2 * i));
         break;
       case EPG_FLOAT16:
-        f_store_wide(to + i, f_load_float16(from + 2 * i));
+        f_store_wide(to + i, f_load_f16(from + 2 * i));
         break;
       case EPG_FLOAT32:
-        f_store_wide(to + i, f_load_float32(from + 4 * i));
+        f_store_wide(to + i, f_load_f32(from + 4 * i));
         break;
       default:
         memcpy(to + i, from + 8 * i, f_lanes * sizeof *to);
@@ -82,12 +82,12 @@ TARGET static void narrow(char *to, const double *from, int64_t n, int64_t dtype
   for (int64_t i = 0; i < n; i += EPG_GROUP) {
     for (int64_t j = 0; j < EPG_GROUP; j++) halves[j] = towards_odd(from[i + j]);
     for (int64_t j = 0; j < EPG_GROUP; j += f_lanes) {
-      if (dtype == EPG_BFLOAT16) f_store_bfloat16(to + 2 * (i + j), f_load_float32(halves + j));
-      if (dtype == EPG_FLOAT16) f_store_float16(to + 2 * (i + j), f_load_float32(halves + j));
+      if (dtype == EPG_BFLOAT16) f_store_bf16(to + 2 * (i + j), f_load_f32(halves + j));
+      if (dtype == EPG_FLOAT16) f_store_f16(to + 2 * (i + j), f_load_f32(halves + j));
     }
     for (int64_t j = 0; j < EPG_GROUP; j += d_lanes) {
-      if (dtype == EPG_FLOAT32) d_store_float32(to + 4 * (i + j), d_load_float64(from + i + j));
-      if (dtype == EPG_FLOAT64) d_store_float64(to + 8 * (i + j), d_load_float64(from + i + j));
+      if (dtype == EPG_FLOAT32) d_store_f32(to + 4 * (i + j), d_load_f64(from + i + j));
+      if (dtype == EPG_FLOAT64) d_store_f64(to + 8 * (i + j), d_load_f64(from + i + j));
     }
   }
 }
@@ -97,10 +97,10 @@ TARGET static void narrow(char *to, const double *from, int64_t n, int64_t dtype
 TARGET static int64_t fold(double *totals, double *errors, int64_t lanes, int64_t run) {
   for (; lanes % (2 * EPG_GROUP) == 0 && lanes / 2 % run == 0; lanes /= 2)
     for (int64_t i = 0; i < lanes / 2; i += d_lanes) {
-      d_v total = d_load_float64(totals + i);
-      const d_v error = d_add_to(&total, d_load_float64(totals + lanes / 2 + i));
-      d_store_float64(totals + i, total);
-      d_store_float64(errors + i, d_load_float64(errors + i) + d_load_float64(errors + lanes / 2 + i) + error);
+      d_v total = d_load_f64(totals + i);
+      const d_v error = d_add_to(&total, d_load_f64(totals + lanes / 2 + i));
+      d_store_f64(totals + i, total);
+      d_store_f64(errors + i, d_load_f64(errors + i) + d_load_f64(errors + lanes / 2 + i) + error);
     }
   return lanes;
 }
@@ -131,9 +131,9 @@ INLINE void finish_part(const epg_sums *q, int64_t begin, int64_t n, double *tot
         for (int64_t j = 0; j < q->run && i + k + j < count; j++) error[first + j] += add_to(&total[first + j], from[i + k + j]) + errors[i + k + j];
   }
   for (int64_t j = 0; j < whole; j += d_lanes) {
-    const d_v e = d_load_float64(error + j);
+    const d_v e = d_load_f64(error + j);
     const d_m means_something = d_at_most(d_abs(e), d_set(DBL_MAX));
-    d_store_float64(total + j, d_load_float64(total + j) + d_select(means_something, e, d_set(0)));
+    d_store_f64(total + j, d_load_f64(total + j) + d_select(means_something, e, d_set(0)));
   }
   char data[EPG_BLOCK * 8];
   if (q->accumulate) {

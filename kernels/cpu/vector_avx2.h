@@ -19,8 +19,9 @@
 enum { f_lanes = 8, d_lanes = 4 };
 // Twelve sums.
 enum { panel_height = 4, panel_registers = 3 };
-#define FOR_EACH_HEIGHT(macro, registers) macro(1, registers) macro(2, registers) macro(4, registers)
-#define FOR_EACH_PANEL(macro) FOR_EACH_HEIGHT(macro, 1) FOR_EACH_HEIGHT(macro, 2) FOR_EACH_HEIGHT(macro, 3)
+#define FOR_EACH_HEIGHT(macro, registers, name, target) macro(1, registers, name, target) macro(2, registers, name, target) macro(4, registers, name, target)
+#define FOR_EACH_PANEL(macro, name, target) \
+  FOR_EACH_HEIGHT(macro, 1, name, target) FOR_EACH_HEIGHT(macro, 2, name, target) FOR_EACH_HEIGHT(macro, 3, name, target)
 
 typedef float f_real;
 typedef double d_real;
@@ -88,12 +89,12 @@ INLINE d_v d_low(f_v x) { return _mm256_cvtps_pd(_mm256_castps256_ps128(x)); }
 INLINE d_v d_high(f_v x) { return _mm256_cvtps_pd(_mm256_extractf128_ps(x, 1)); }
 INLINE f_v f_rounded(d_v low, d_v high) { return _mm256_insertf128_ps(_mm256_castps128_ps256(_mm256_cvtpd_ps(low)), _mm256_cvtpd_ps(high), 1); }
 
-INLINE f_v f_load_float32(const void *p) { return _mm256_loadu_ps(p); }
-INLINE f_v f_load_float16(const void *p) { return _mm256_cvtph_ps(_mm_loadu_si128(p)); }
-INLINE f_v f_load_bfloat16(const void *p) { return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128(p)), 16)); }
-INLINE void f_store_float32(void *p, f_v x) { _mm256_storeu_ps(p, x); }
-INLINE void f_store_float16(void *p, f_v x) { _mm_storeu_si128(p, _mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)); }
-INLINE void f_store_bfloat16(void *p, f_v x) {
+INLINE f_v f_load_f32(const void *p) { return _mm256_loadu_ps(p); }
+INLINE f_v f_load_f16(const void *p) { return _mm256_cvtph_ps(_mm_loadu_si128(p)); }
+INLINE f_v f_load_bf16(const void *p) { return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128(p)), 16)); }
+INLINE void f_store_f32(void *p, f_v x) { _mm256_storeu_ps(p, x); }
+INLINE void f_store_f16(void *p, f_v x) { _mm_storeu_si128(p, _mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)); }
+INLINE void f_store_bf16(void *p, f_v x) {
   __m256i bits = _mm256_castps_si256(x);
   __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
   __m256i rounded = _mm256_add_epi32(bits, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff)));
@@ -102,10 +103,10 @@ INLINE void f_store_bfloat16(void *p, f_v x) {
   __m256i high = _mm256_srli_epi32(_mm256_castps_si256(either), 16);
   _mm_storeu_si128(p, _mm_packus_epi32(_mm256_castsi256_si128(high), _mm256_extracti128_si256(high, 1)));
 }
-INLINE d_v d_load_float32(const void *p) { return _mm256_cvtps_pd(_mm_loadu_ps(p)); }
-INLINE d_v d_load_float64(const void *p) { return _mm256_loadu_pd(p); }
-INLINE void d_store_float32(void *p, d_v x) { _mm_storeu_ps(p, _mm256_cvtpd_ps(x)); }
-INLINE void d_store_float64(void *p, d_v x) { _mm256_storeu_pd(p, x); }
+INLINE d_v d_load_f32(const void *p) { return _mm256_cvtps_pd(_mm_loadu_ps(p)); }
+INLINE d_v d_load_f64(const void *p) { return _mm256_loadu_pd(p); }
+INLINE void d_store_f32(void *p, d_v x) { _mm_storeu_ps(p, _mm256_cvtpd_ps(x)); }
+INLINE void d_store_f64(void *p, d_v x) { _mm256_storeu_pd(p, x); }
 
 INLINE void f_store_left(float *first, float *second, f_v x) {
   _mm_storeu_ps(first, _mm256_castps256_ps128(x));
@@ -144,9 +145,9 @@ INLINE void d_transpose(d_v *r) {
 }
 
 // A register of what it holds.
-#define f_load_real f_load_float32
-#define f_store_real f_store_float32
-#define d_load_real d_load_float64
-#define d_store_real d_store_float64
+#define f_load_real f_load_f32
+#define f_store_real f_store_f32
+#define d_load_real d_load_f64
+#define d_store_real d_store_f64
 
 enum { VECTOR_BYTES = 32 };

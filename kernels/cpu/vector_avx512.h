@@ -21,8 +21,10 @@ enum { f_lanes = 16, d_lanes = 8 };
 // the right operand, one of the left.
 enum { panel_height = 8, panel_registers = 3 };
 // The heights that there are kernels for, ascending, and all kernels.
-#define FOR_EACH_HEIGHT(macro, registers) macro(1, registers) macro(2, registers) macro(4, registers) macro(8, registers)
-#define FOR_EACH_PANEL(macro) FOR_EACH_HEIGHT(macro, 1) FOR_EACH_HEIGHT(macro, 2) FOR_EACH_HEIGHT(macro, 3)
+#define FOR_EACH_HEIGHT(macro, registers, name, target) \
+  macro(1, registers, name, target) macro(2, registers, name, target) macro(4, registers, name, target) macro(8, registers, name, target)
+#define FOR_EACH_PANEL(macro, name, target) \
+  FOR_EACH_HEIGHT(macro, 1, name, target) FOR_EACH_HEIGHT(macro, 2, name, target) FOR_EACH_HEIGHT(macro, 3, name, target)
 
 typedef float f_real;
 typedef double d_real;
@@ -95,8 +97,8 @@ INLINE d_v d_high(f_v x) { return _mm512_cvtps_pd(_mm512_extractf32x8_ps(x, 1));
 INLINE f_v f_rounded(d_v low, d_v high) { return _mm512_insertf32x8(_mm512_castps256_ps512(_mm512_cvtpd_ps(low)), _mm512_cvtpd_ps(high), 1); }
 
 // Storage. Stores round to nearest even; NaN stays NaN.
-INLINE f_v f_load_float32(const void *p) { return _mm512_loadu_ps(p); }
-INLINE f_v f_load_float16(const void *p) { return _mm512_cvtph_ps(_mm256_loadu_si256(p)); }
+INLINE f_v f_load_f32(const void *p) { return _mm512_loadu_ps(p); }
+INLINE f_v f_load_f16(const void *p) { return _mm512_cvtph_ps(_mm256_loadu_si256(p)); }
 // A bfloat16 is the upper half of a lane. A permutation moves number i there, to place
 //
 //   2 i + 1
@@ -105,24 +107,24 @@ INLINE f_v f_load_float16(const void *p) { return _mm512_cvtph_ps(_mm256_loadu_s
 // it from a register that the iteration before wrote, and so wait for that.
 static const uint16_t to_upper_halves[32] = {0, 0, 0, 1, 0, 2, 0, 3, 0, 4, 0, 5, 0, 6, 0, 7, 0, 8, 0, 9, 0, 10, 0, 11, 0, 12, 0, 13, 0, 14, 0, 15};
 static const uint16_t from_upper_halves[32] = {1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31};
-INLINE f_v f_load_bfloat16(const void *p) {
+INLINE f_v f_load_bf16(const void *p) {
   const __m512i numbers = _mm512_zextsi256_si512(_mm256_loadu_si256(p));
   return _mm512_castsi512_ps(_mm512_maskz_permutexvar_epi16(0xaaaaaaaa, _mm512_loadu_si512(to_upper_halves), numbers));
 }
-INLINE void f_store_float32(void *p, f_v x) { _mm512_storeu_ps(p, x); }
-INLINE void f_store_float16(void *p, f_v x) { _mm256_storeu_si256(p, _mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)); }
+INLINE void f_store_f32(void *p, f_v x) { _mm512_storeu_ps(p, x); }
+INLINE void f_store_f16(void *p, f_v x) { _mm256_storeu_si256(p, _mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)); }
 // AVX512_BF16 has an instruction for it, which takes denormals for zeros.
-INLINE void f_store_bfloat16(void *p, f_v x) {
+INLINE void f_store_bf16(void *p, f_v x) {
   const __m512i bits = _mm512_castps_si512(x);
   const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
   const __m512i quiet = _mm512_or_si512(bits, _mm512_set1_epi32(0x400000));
   const __m512i rounded = _mm512_mask_add_epi32(quiet, _mm512_cmp_ps_mask(x, x, _CMP_ORD_Q), bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
   _mm256_storeu_si256(p, _mm512_castsi512_si256(_mm512_permutexvar_epi16(_mm512_loadu_si512(from_upper_halves), rounded)));
 }
-INLINE d_v d_load_float32(const void *p) { return _mm512_cvtps_pd(_mm256_loadu_ps(p)); }
-INLINE d_v d_load_float64(const void *p) { return _mm512_loadu_pd(p); }
-INLINE void d_store_float32(void *p, d_v x) { _mm256_storeu_ps(p, _mm512_cvtpd_ps(x)); }
-INLINE void d_store_float64(void *p, d_v x) { _mm512_storeu_pd(p, x); }
+INLINE d_v d_load_f32(const void *p) { return _mm512_cvtps_pd(_mm256_loadu_ps(p)); }
+INLINE d_v d_load_f64(const void *p) { return _mm512_loadu_pd(p); }
+INLINE void d_store_f32(void *p, d_v x) { _mm256_storeu_ps(p, _mm512_cvtpd_ps(x)); }
+INLINE void d_store_f64(void *p, d_v x) { _mm512_storeu_pd(p, x); }
 
 // One step of as many rows of a product's left operand: of the first panel_height, and of the
 // second ones if there are more.
@@ -184,9 +186,9 @@ INLINE void d_transpose(d_v *r) {
 }
 
 // A register of what it holds.
-#define f_load_real f_load_float32
-#define f_store_real f_store_float32
-#define d_load_real d_load_float64
-#define d_store_real d_store_float64
+#define f_load_real f_load_f32
+#define f_store_real f_store_f32
+#define d_load_real d_load_f64
+#define d_store_real d_store_f64
 
 enum { VECTOR_BYTES = 64 };

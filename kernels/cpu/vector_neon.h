@@ -20,9 +20,12 @@ enum { f_lanes = 4, d_lanes = 2 };
 // 24 sums, six registers of the right operand, two of the left. These are AVX2's panels, in
 // registers of half its width, so sums have the same bits.
 enum { panel_height = 4, panel_registers = 6 };
-#define FOR_EACH_HEIGHT(macro, registers) macro(1, registers) macro(2, registers) macro(4, registers)
-#define FOR_EACH_PANEL(macro) \
-  FOR_EACH_HEIGHT(macro, 1) FOR_EACH_HEIGHT(macro, 2) FOR_EACH_HEIGHT(macro, 3) FOR_EACH_HEIGHT(macro, 4) FOR_EACH_HEIGHT(macro, 5) FOR_EACH_HEIGHT(macro, 6)
+#define FOR_EACH_HEIGHT(macro, registers, name, target) macro(1, registers, name, target) macro(2, registers, name, target) macro(4, registers, name, target)
+#define FOR_EACH_PANEL(macro, name, target) \
+  FOR_EACH_HEIGHT(macro, 1, name, target)   \
+  FOR_EACH_HEIGHT(macro, 2, name, target)   \
+  FOR_EACH_HEIGHT(macro, 3, name, target)   \
+  FOR_EACH_HEIGHT(macro, 4, name, target) FOR_EACH_HEIGHT(macro, 5, name, target) FOR_EACH_HEIGHT(macro, 6, name, target)
 
 typedef float f_real;
 typedef double d_real;
@@ -91,29 +94,29 @@ INLINE d_v d_low(f_v x) { return vcvt_f64_f32(vget_low_f32(x)); }
 INLINE d_v d_high(f_v x) { return vcvt_high_f64_f32(x); }
 INLINE f_v f_rounded(d_v low, d_v high) { return vcvt_high_f32_f64(vcvt_f32_f64(low), high); }
 
-INLINE f_v f_load_float32(const void *p) { return vld1q_f32(p); }
-INLINE f_v f_load_float16(const void *p) { return vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(p))); }
-INLINE f_v f_load_bfloat16(const void *p) { return vreinterpretq_f32_u32(vshll_n_u16(vld1_u16(p), 16)); }
-INLINE void f_store_float32(void *p, f_v x) { vst1q_f32(p, x); }
-INLINE void f_store_float16(void *p, f_v x) { vst1_u16(p, vreinterpret_u16_f16(vcvt_f16_f32(x))); }
-INLINE void f_store_bfloat16(void *p, f_v x) {
+INLINE f_v f_load_f32(const void *p) { return vld1q_f32(p); }
+INLINE f_v f_load_f16(const void *p) { return vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(p))); }
+INLINE f_v f_load_bf16(const void *p) { return vreinterpretq_f32_u32(vshll_n_u16(vld1_u16(p), 16)); }
+INLINE void f_store_f32(void *p, f_v x) { vst1q_f32(p, x); }
+INLINE void f_store_f16(void *p, f_v x) { vst1_u16(p, vreinterpret_u16_f16(vcvt_f16_f32(x))); }
+INLINE void f_store_bf16(void *p, f_v x) {
   const uint32x4_t bits = vreinterpretq_u32_f32(x), odd = vshrq_n_u32(bits, 16) & vdupq_n_u32(1);
   const uint32x4_t rounded = bits + odd + vdupq_n_u32(0x7fff), quiet = bits | vdupq_n_u32(0x400000);
   vst1_u16(p, vshrn_n_u32(vbslq_u32(vceqq_f32(x, x), rounded, quiet), 16));
 }
-INLINE d_v d_load_float32(const void *p) { return vcvt_f64_f32(vld1_f32(p)); }
-INLINE d_v d_load_float64(const void *p) { return vld1q_f64(p); }
-INLINE void d_store_float32(void *p, d_v x) { vst1_f32(p, vcvt_f32_f64(x)); }
-INLINE void d_store_float64(void *p, d_v x) { vst1q_f64(p, x); }
+INLINE d_v d_load_f32(const void *p) { return vcvt_f64_f32(vld1_f32(p)); }
+INLINE d_v d_load_f64(const void *p) { return vld1q_f64(p); }
+INLINE void d_store_f32(void *p, d_v x) { vst1_f32(p, vcvt_f32_f64(x)); }
+INLINE void d_store_f64(void *p, d_v x) { vst1q_f64(p, x); }
 
 // A register has panel_height rows at most.
 INLINE void f_store_left(float *first, float *second, f_v x) {
   (void)second;
-  f_store_float32(first, x);
+  f_store_f32(first, x);
 }
 INLINE void d_store_left(double *first, double *second, d_v x) {
   (void)second;
-  d_store_float64(first, x);
+  d_store_f64(first, x);
 }
 
 INLINE void f_transpose(f_v *r) {
@@ -130,9 +133,9 @@ INLINE void d_transpose(d_v *r) {
 }
 
 // A register of what it holds.
-#define f_load_real f_load_float32
-#define f_store_real f_store_float32
-#define d_load_real d_load_float64
-#define d_store_real d_store_float64
+#define f_load_real f_load_f32
+#define f_store_real f_store_f32
+#define d_load_real d_load_f64
+#define d_store_real d_store_f64
 
 enum { VECTOR_BYTES = 16 };

@@ -77,8 +77,8 @@ TARGET static void fill(char *to, const char *element, int64_t bytes, int64_t si
   double same;
   memcpy(&same, &word, sizeof same);
   const d_v x = d_set(same);
-  for (int64_t done = 0; done + VECTOR_BYTES <= bytes; done += VECTOR_BYTES) d_store_float64(to + done, x);
-  d_store_float64(to + bytes - VECTOR_BYTES, x);
+  for (int64_t done = 0; done + VECTOR_BYTES <= bytes; done += VECTOR_BYTES) d_store_f64(to + done, x);
+  d_store_f64(to + bytes - VECTOR_BYTES, x);
 }
 
 typedef uint64_t sixteen_bytes __attribute__((vector_size(16)));
@@ -131,8 +131,8 @@ INLINE int64_t whole_groups(int64_t n) { return (n + EPG_GROUP - 1) & -EPG_GROUP
 // add_group adds a group of floats to totals.
 INLINE void add_group(double *total, const float *from) {
   double terms[EPG_GROUP];
-  for (int64_t i = 0; i < EPG_GROUP; i += f_lanes) f_store_wide(terms + i, f_load_float32(from + i));
-  for (int64_t i = 0; i < EPG_GROUP; i += d_lanes) d_store_float64(total + i, d_load_float64(total + i) + d_load_float64(terms + i));
+  for (int64_t i = 0; i < EPG_GROUP; i += f_lanes) f_store_wide(terms + i, f_load_f32(from + i));
+  for (int64_t i = 0; i < EPG_GROUP; i += d_lanes) d_store_f64(total + i, d_load_f64(total + i) + d_load_f64(terms + i));
 }
 
 // add_floats is add_sums for half types.
@@ -144,7 +144,7 @@ TARGET static void add_floats(const sums *s, block *b, int64_t column, int64_t n
     if (s->lanes) memset(few_terms, 0, s->lanes * sizeof *few_terms);
     memset(terms + n, 0, (whole_groups(n) - n) * sizeof *terms);
     for (int64_t i = 0, lane = 0; i < n; i += f_lanes, lane = lane + f_lanes == s->lanes ? 0 : lane + f_lanes)
-      f_store_float32(at + lane, f_load_float32(at + lane) + f_load_float32(terms + i));
+      f_store_f32(at + lane, f_load_f32(at + lane) + f_load_f32(terms + i));
     for (int64_t i = 0; i < s->lanes; i += EPG_GROUP) add_group(s->total[output] + i, few_terms + i);
   }
 }
@@ -178,10 +178,10 @@ TARGET static void add_sums(const sums *s, block *b, int64_t column, int64_t n) 
     memset(terms + n, 0, (whole_groups(n) - n) * sizeof *terms);
     for (int64_t i = 0, lane = column; i < n; i += d_lanes, lane = lane + d_lanes == s->lanes ? 0 : lane + d_lanes) {
       double *at = s->total[output] + lane;
-      d_v total = d_load_float64(at);
-      const d_v error = d_add_to(&total, d_load_float64(terms + i));
-      d_store_float64(at, total);
-      if (s->size == 8) d_store_float64(at + s->width, d_load_float64(at + s->width) + error);
+      d_v total = d_load_f64(at);
+      const d_v error = d_add_to(&total, d_load_f64(terms + i));
+      d_store_f64(at, total);
+      if (s->size == 8) d_store_f64(at + s->width, d_load_f64(at + s->width) + error);
     }
   }
 }

@@ -86,7 +86,7 @@ type Parameters [activation.MostParameters]float64
 // Sums is a pass that sums outputs over some dimensions of the operands' shape: epg_sums.
 // Accumulate and Summed are 0 or 1.
 type Sums struct {
-	DType                                  Form
+	DType, Result                          Form
 	Accumulate                             int64
 	Summed                                 [Outputs]int64
 	RowsCount, Kept, Piece, Pieces, Chunks int64

@@ -120,10 +120,10 @@ typedef struct {
   int64_t down, across, row_unit, column_unit, row_by_row, scratch, panels, refuse, pairs;
 } epg_cut;
 
-// epg_sums is a pass that sums outputs of a kernel, of a dtype (its form as it lies in memory),
-// over some dimensions of its operands. For each index over `outer`, dimensions that stay, `kept`
-// elements are summed in pieces of `piece` at most, each in `chunks` parts. Results are walked by
-// `to`, over all that stays.
+// epg_sums is a pass that sums outputs of a kernel over some dimensions of its operands. `dtype` is
+// the kernel's, `result` the sums' (forms as they lie in memory). For each index over `outer`,
+// dimensions that stay, `kept` elements are summed in pieces of `piece` at most, each in `chunks`
+// parts. Results are walked by `to`, over all that stays.
 //
 // Without `lanes` a task adds the elements of `inner` that belong to its piece, for the chunk's
 // part of `rows_count` rows. It adds `terms` runs of `run` elements to `run` totals; if there are
@@ -134,7 +134,7 @@ typedef struct {
 //
 // A task has `width` totals for each output that is summed, and `width` doubles behind them (sums).
 typedef struct {
-  int64_t dtype, accumulate;
+  int64_t dtype, result, accumulate;
   int64_t summed[EPG_OUTPUTS];  // 0 or 1
   int64_t rows_count, kept, piece, pieces, chunks;
   int64_t run, terms, lanes, width;
@@ -156,6 +156,19 @@ typedef struct {
   int64_t joined, packed, refused;
   int64_t next[EPG_LISTS][EPG_STRETCHES];
 } epg_crew;
+
+// epg_panels are packed operands, from a tile's first row and column on, and what packing found out
+// about each panel (epg_engine.pack).
+typedef struct {
+  const char *left, *right;
+  const int16_t *left_smallest, *right_smallest;
+} epg_panels;
+
+// epg_memory is where a product's sums are, and its matrices, NULL for absent ones.
+typedef struct {
+  char *sums, *out, *pre;
+  const char *bias;
+} epg_memory;
 
 typedef struct {
   const char *name;  // "gated_backward_silu_bf16"
@@ -186,8 +199,7 @@ typedef struct {
   // multiplies them by a power of two. Bytes are whole registers.
   int64_t (*largest)(int64_t form, const char *from, int64_t bytes);
   void (*lift)(int64_t form, char *at, int64_t bytes, int64_t powers);
-  void (*multiply)(const epg_tile *, const char *left, const char *right, const int16_t *left_smallest, const int16_t *right_smallest, char *sums, char *out,
-                   char *pre, const char *bias);
+  void (*multiply)(const epg_tile *, const epg_panels *, const epg_memory *);
 } epg_engine;
 
 extern const epg_engine epg_engine_neon, epg_engine_avx2, epg_engine_avx512, epg_engine_avx512bf16, epg_engine_amx, epg_engine_amx_emulated;

@@ -66,8 +66,7 @@ func newEngine(name string, vectorBytes int) *Engine {
 
 // Elementwise computes the elements [first, first+count) of a walk, each at a time.
 func (e *Engine) Elementwise(crew *Crew, k Kernel, l *Loops, first, count, each int64, parameters *Parameters, at *Addresses) {
-	C.epg_elementwise(e.table, crew.c(), k.run, (*C.epg_loops)(unsafe.Pointer(l)), C.int64_t(first), C.int64_t(count), C.int64_t(each), (*C.double)(&parameters[0]),
-		bytes(at[0]), bytes(at[1]), bytes(at[2]), bytes(at[3]), bytes(at[4]), bytes(at[5]), bytes(at[6]))
+	C.epg_elementwise(e.table, crew.c(), k.run, (*C.epg_loops)(unsafe.Pointer(l)), C.int64_t(first), C.int64_t(count), C.int64_t(each), (*C.double)(&parameters[0]), at.c())
 }
 
 // NewPass returns an epg_program of a walk of so many elements, nil if there is no memory for it.
@@ -94,8 +93,8 @@ func Free(memory unsafe.Pointer) { C.free(memory) }
 // tensors at to, of the outputs that are summed. Totals have room for those of each member of the
 // crew, or, if there are several chunks, of each task; done is then zeros, one for each column.
 func (e *Engine) Sum(crew *Crew, k Kernel, s *Sums, columns int64, parameters *Parameters, at *Addresses, to *[Outputs]unsafe.Pointer, totals []float64, done []int32) {
-	C.epg_sum(e.table, crew.c(), k.run, (*C.epg_sums)(unsafe.Pointer(s)), C.int64_t(columns), (*C.double)(&parameters[0]), bytes(at[0]), bytes(at[1]), bytes(at[2]), bytes(at[3]), bytes(at[4]), bytes(at[5]), bytes(at[6]),
-		bytes(to[0]), bytes(to[1]), bytes(to[2]), (*C.double)(unsafe.SliceData(totals)), (*C.int32_t)(unsafe.SliceData(done)))
+	C.epg_sum(e.table, crew.c(), k.run, (*C.epg_sums)(unsafe.Pointer(s)), C.int64_t(columns), (*C.double)(&parameters[0]), at.c(),
+		*(*C.epg_targets)(unsafe.Pointer(to)), (*C.double)(unsafe.SliceData(totals)), (*C.int32_t)(unsafe.SliceData(done)))
 }
 
 // Widths are the rows of a panel of the left and of the right operand, 0 where the engine lacks the
@@ -107,9 +106,8 @@ func (e *Engine) Widths(f Form) (left, right int64) {
 // Product packs operands, and computes a block when all is packed; out, pre and bias are the
 // matrices' addresses, nil where one is absent.
 func (e *Engine) Product(crew *Crew, left, right *Packing, block *Tile, cut *Cut, sums, out, pre, bias unsafe.Pointer) {
-	C.epg_product(e.table, crew.c(), (*C.epg_operand)(unsafe.Pointer(left.Operand)), bytes(left.From), bytes(left.To), (*C.int16_t)(unsafe.SliceData(left.Smallest)),
-		(*C.epg_operand)(unsafe.Pointer(right.Operand)), bytes(right.From), bytes(right.To), (*C.int16_t)(unsafe.SliceData(right.Smallest)),
-		(*C.epg_tile)(unsafe.Pointer(block)), (*C.epg_cut)(unsafe.Pointer(cut)), bytes(sums), bytes(out), bytes(pre), bytes(bias))
+	C.epg_product(e.table, crew.c(), left.c(), right.c(), (*C.epg_tile)(unsafe.Pointer(block)), (*C.epg_cut)(unsafe.Pointer(cut)),
+		C.epg_memory{bytes(sums), bytes(out), bytes(pre), bytes(bias)})
 }
 
 // Largest returns the exponent of the largest magnitude, as it is stored: all ones where a number
@@ -124,6 +122,12 @@ func (e *Engine) Lift(crew *Crew, p *Panels, powers int64) {
 }
 
 func (c *Crew) c() *C.epg_crew { return (*C.epg_crew)(unsafe.Pointer(c)) }
+
+func (a *Addresses) c() C.epg_addresses { return *(*C.epg_addresses)(unsafe.Pointer(a)) }
+
+func (p *Packing) c() C.epg_packing {
+	return C.epg_packing{(*C.epg_operand)(unsafe.Pointer(p.Operand)), bytes(p.From), bytes(p.To), (*C.int16_t)(unsafe.SliceData(p.Smallest))}
+}
 
 // bytes is memory in which cgo need not look for pointers.
 func bytes(p unsafe.Pointer) *C.char { return (*C.char)(p) }

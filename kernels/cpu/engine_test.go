@@ -170,7 +170,7 @@ func TestSums(t *testing.T) {
 			}
 			// sum sums [outer, rows, together, terms, run] to [outer, together, run].
 			sum := func(s cpu.Sums, outer, rows, together, terms, run int64) {
-				s.DType, s.Summed, s.Kept = form, [cpu.Outputs]int64{1}, together*run
+				s.DType, s.Result, s.Summed, s.Kept = form, form, [cpu.Outputs]int64{1}, together*run
 				s.Pieces = (s.Kept + s.Piece - 1) / s.Piece
 				count := outer * rows * together * terms * run
 				g, kept, out := exactly(count*size), exactly(count*size), exactly(2*outer*s.Kept*size)
@@ -271,7 +271,7 @@ func TestFewTermsAreAddedInFloat(t *testing.T) {
 		const rows, columns = 65, 512
 		kernel, ok := e.Kernel("activation_backward_none_bf16")
 		require.True(t, ok)
-		s := cpu.Sums{DType: cpu.BFloat16, Summed: [cpu.Outputs]int64{1}, RowsCount: rows, Kept: columns, Piece: columns, Pieces: 1, Chunks: 1, Run: columns, Terms: 1, Width: columns + cpu.Group}
+		s := cpu.Sums{DType: cpu.BFloat16, Result: cpu.BFloat16, Summed: [cpu.Outputs]int64{1}, RowsCount: rows, Kept: columns, Piece: columns, Pieces: 1, Chunks: 1, Run: columns, Terms: 1, Width: columns + cpu.Group}
 		walk := func(n, step int64) cpu.Loops {
 			l := cpu.Loops{ElementSize: 2, Rank: 1, Shape: [cpu.MostRank]int64{n}}
 			for _, operand := range []int{0, 3, 4} {

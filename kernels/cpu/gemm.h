@@ -29,11 +29,11 @@ typedef struct {
 typedef struct {
   void *from, *to;
   int64_t from_stride, to_stride;
-} places;
+} panel_sums;
 
 // A panel kernel adds `depth` products of rows of a panel of the left operand and one of the right
 // to `height` rows of so many registers of sums.
-typedef void panel_kernel(int64_t depth, const void *left, const void *right, const places *sums, const prefetch *next);
+typedef void panel_kernel(int64_t depth, const void *left, const void *right, const panel_sums *sums, const prefetch *next);
 
 // Loops over the sums of a kernel, and over its registers of a row.
 #define EACH_SUM UNROLL for (int i = 0; i < height; i++) UNROLL for (int j = 0; j < wide; j++)
@@ -41,7 +41,7 @@ typedef void panel_kernel(int64_t depth, const void *left, const void *right, co
 
 #define PANEL_KERNELS(name, registers, target, fuse)                                                                                           \
   static inline __attribute__((always_inline)) target void name(const int height, const int wide, int64_t depth, const registers##_real *left, \
-                                                                const registers##_real *right, const places *sums, const prefetch *next) {     \
+                                                                const registers##_real *right, const panel_sums *sums, const prefetch *next) { \
     enum { lanes = registers##_lanes };                                                                                                        \
     const registers##_real *const from = sums->from;                                                                                           \
     registers##_real *const to = sums->to;                                                                                                     \
@@ -78,9 +78,9 @@ static int whole(int64_t rows, int64_t columns, int64_t lanes) {
   return columns % lanes == 0 && (rest == 0 FOR_EACH_HEIGHT(IS_HEIGHT, , , ));
 }
 
-#define PANEL_KERNEL(height, wide, name, target)                                                                                              \
-  target static void name##_##height##_##wide(int64_t depth, const void *left, const void *right, const places *sums, const prefetch *next) { \
-    name(height, wide, depth, left, right, sums, next);                                                                                       \
+#define PANEL_KERNEL(height, wide, name, target)                                                                                                  \
+  target static void name##_##height##_##wide(int64_t depth, const void *left, const void *right, const panel_sums *sums, const prefetch *next) { \
+    name(height, wide, depth, left, right, sums, next);                                                                                           \
   }
 #define CHOOSE(tall, registers, name, target) \
   if (height <= tall && wide == registers) return name##_##tall##_##registers;
@@ -178,10 +178,8 @@ TARGET static void lift_sums(const epg_tile *t, char *sums, int64_t powers) {
 //          +---------+ +-----------+-----------+
 typedef struct {
   const epg_tile *tile;
-  const char *left, *right;  // packed panels
-  // what packing found out about each (epg_engine.pack)
-  const int16_t *left_smallest, *right_smallest;
-  char *sums, *out, *pre;
+  epg_panels panels;
+  epg_memory memory;
   int64_t size, lanes;    // bytes of a sum; sums in a register
   int64_t height, width;  // rows of a left and of a right panel
   int64_t part;           // the most of the depth that is multiplied at a time
@@ -189,19 +187,13 @@ typedef struct {
   int direct;             // the last part's kernels write the result
 } product;
 
-INLINE product product_of(const epg_tile *t, const char *left, const char *right, const int16_t *left_smallest, const int16_t *right_smallest, char *sums,
-                          char *out, char *pre) {
+INLINE product product_of(const epg_tile *t, const epg_panels *panels, const epg_memory *memory) {
   const int amx = t->form == EPG_BFLOAT16_TILES || t->form == EPG_FLOAT16_TILES;
   const int64_t lanes = t->form == EPG_FLOAT64 ? d_lanes : f_lanes;
   return (product){
       .tile = t,
-      .left = left,
-      .right = right,
-      .left_smallest = left_smallest,
-      .right_smallest = right_smallest,
-      .sums = sums,
-      .out = out,
-      .pre = pre,
+      .panels = *panels,
+      .memory = *memory,
       .size = t->sum_size,
       .lanes = lanes,
       .height = amx ? amx_width : panel_height,
@@ -214,8 +206,10 @@ INLINE product product_of(const epg_tile *t, const char *left, const char *right
 }
 
 // Where the panel of a row or column lies, from a step of the depth on.
-INLINE const char *left_panel(const product *p, int64_t row, int64_t step) { return p->left + (row * p->tile->units + step * p->height) * p->size; }
-INLINE const char *right_panel(const product *p, int64_t column, int64_t step) { return p->right + (column * p->tile->units + step * p->width) * p->size; }
+INLINE const char *left_panel(const product *p, int64_t row, int64_t step) { return p->panels.left + (row * p->tile->units + step * p->height) * p->size; }
+INLINE const char *right_panel(const product *p, int64_t column, int64_t step) {
+  return p->panels.right + (column * p->tile->units + step * p->width) * p->size;
+}
 
 // span is a part of the depth: [first, first + depth), with `more` behind it.
 typedef struct {
@@ -244,13 +238,13 @@ INLINE const char *next_left(const product *p, span s, int64_t row, int is_last)
   return left_panel(p, 0, is_last && s.more ? s.first + s.depth : s.first);
 }
 
-// places_of says where a kernel finds its sums and puts them.
-INLINE places places_of(const product *p, span s, int64_t row, int64_t column) {
+// sums_of says where a kernel finds its sums and puts them.
+INLINE panel_sums sums_of(const product *p, span s, int64_t row, int64_t column) {
   const epg_tile *t = p->tile;
-  char *const sums = p->sums + (row * t->stride + column) * p->size;
-  places at = {.from = t->first && s.first == 0 ? 0 : sums, .to = sums, .from_stride = t->stride, .to_stride = t->stride};
+  char *const sums = p->memory.sums + (row * t->stride + column) * p->size;
+  panel_sums at = {.from = t->first && s.first == 0 ? 0 : sums, .to = sums, .from_stride = t->stride, .to_stride = t->stride};
   if (p->direct && !s.more) {
-    at.to = p->out + axis_offset(&t->out.rows, t->row + row) + (t->column + column) * p->size;
+    at.to = p->memory.out + axis_offset(&t->out.rows, t->row + row) + (t->column + column) * p->size;
     at.to_stride = t->out.rows.strides[0] / p->size;
   }
   return at;
@@ -262,7 +256,7 @@ INLINE int too_small(const product *p, int64_t row, int64_t column) {
   if (!p->pairs || p->tile->lifted) return 0;
   // packing's: two of a kernel's where those are halves
   const int64_t panel = p->amx ? amx_width : f_lanes;
-  const int x = p->left_smallest[row / panel], y = p->right_smallest[column / p->width];
+  const int x = p->panels.left_smallest[row / panel], y = p->panels.right_smallest[column / p->width];
   return !x || !y || x + y < EPG_LEAST_EXPONENTS;
 }
 
@@ -277,11 +271,11 @@ TARGET static void multiply_column(const product *p, span s, int64_t column) {
   for (int64_t row = 0; row < t->rows; row += p->height, next.right += next.right_step * s.depth) {
     const int64_t height = least(p->height, t->rows - row);
     const int as_floats = too_small(p, row, column);
-    const places at = places_of(p, s, row, column);
+    const panel_sums at = sums_of(p, s, row, column);
     next.left = next_left(p, s, row, is_last);
     if (t->last && !s.more && !p->direct && !p->amx) {  // AMX's kernels are slower with it
-      prefetch_result(t, &t->out, p->out, row, height, column, columns);
-      prefetch_result(t, &t->pre, p->pre, row, height, column, columns);
+      prefetch_result(t, &t->out, p->memory.out, row, height, column, columns);
+      prefetch_result(t, &t->pre, p->memory.pre, row, height, column, columns);
     }
     panel_kernel *const kernel = height == p->height ? kernels[as_floats] : kernel_for(t->form, height, registers, as_floats, t->exchanged);
     kernel(s.depth, left_panel(p, row, s.first), right, &at, &next);
@@ -295,34 +289,34 @@ INLINE void clear_sums(const product *p, double zero) {
   for (int64_t row = 0; row < t->rows; row++)
     for (int64_t i = row * t->stride; i < (row + 1) * t->stride; i++) {
       if (t->form == EPG_FLOAT64)
-        ((double *)p->sums)[i] = zero;
+        ((double *)p->memory.sums)[i] = zero;
       else
-        ((float *)p->sums)[i] = (float)zero;
+        ((float *)p->memory.sums)[i] = (float)zero;
     }
 }
 
 // finish_rows makes results of complete sums: pre = sums + bias, out = act(pre) (+ out).
-TARGET static void finish_rows(const product *p, const char *bias) {
+TARGET static void finish_rows(const product *p) {
   enum { rows_ahead = 2 };
+  const char *const bias = p->memory.bias;
   const epg_tile *t = p->tile;
   for (int64_t row = 0; row < t->rows; row++) {
-    char *sums = p->sums + row * t->stride * p->size;
+    char *sums = p->memory.sums + row * t->stride * p->size;
     if (p->amx && row + rows_ahead < t->rows) {
-      prefetch_result(t, &t->out, p->out, row + rows_ahead, 1, 0, t->columns);
-      prefetch_result(t, &t->pre, p->pre, row + rows_ahead, 1, 0, t->columns);
+      prefetch_result(t, &t->out, p->memory.out, row + rows_ahead, 1, 0, t->columns);
+      prefetch_result(t, &t->pre, p->memory.pre, row + rows_ahead, 1, 0, t->columns);
     }
     if (bias) add(t, sums, bias + t->column * t->bias_stride, t->bias_stride);
-    if (t->accumulate) add(t, sums, p->out + axis_offset(&t->out.rows, t->row + row) + t->column * t->out.column_stride, t->out.column_stride);
-    if (p->pre) write(t, &t->pre, t->store, row, p->pre, sums);
-    if (p->out) write(t, &t->out, t->value, row, p->out, sums);
+    if (t->accumulate) add(t, sums, p->memory.out + axis_offset(&t->out.rows, t->row + row) + t->column * t->out.column_stride, t->out.column_stride);
+    if (p->memory.pre) write(t, &t->pre, t->store, row, p->memory.pre, sums);
+    if (p->memory.out) write(t, &t->out, t->value, row, p->memory.out, sums);
   }
 }
 
-TARGET static void multiply(const epg_tile *t, const char *left, const char *right, const int16_t *left_smallest, const int16_t *right_smallest, char *sums,
-                            char *out, char *pre, const char *bias) {
-  const product p = product_of(t, left, right, left_smallest, right_smallest, sums, out, pre);
-  if (!t->units) clear_sums(&p, bias ? -0.0 : 0.0);
-  if (t->lifted && !t->first) lift_sums(t, sums, t->lifted);
+TARGET static void multiply(const epg_tile *t, const epg_panels *panels, const epg_memory *memory) {
+  const product p = product_of(t, panels, memory);
+  if (!t->units) clear_sums(&p, memory->bias ? -0.0 : 0.0);
+  if (t->lifted && !t->first) lift_sums(t, memory->sums, t->lifted);
 #ifdef AMX
   if (p.amx) amx_begin();
 #endif
@@ -334,6 +328,6 @@ TARGET static void multiply(const epg_tile *t, const char *left, const char *rig
 #ifdef AMX
   if (p.amx) amx_end();
 #endif
-  if (t->lifted) lift_sums(t, sums, -t->lifted);
-  if (t->last && !p.direct) finish_rows(&p, bias);
+  if (t->lifted) lift_sums(t, memory->sums, -t->lifted);
+  if (t->last && !p.direct) finish_rows(&p);
 }

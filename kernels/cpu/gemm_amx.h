@@ -20,22 +20,22 @@ INLINE void prefetch_tiles(const prefetch *next, int64_t step) {
 
 // Sums are tiles 0 to 3 (0 and 1 of the first 16 rows), the left operand's are 4 and 5, the right
 // one's 6 and 7. 16 rows leave out 2, 3 and 5.
-#define TILES_KERNEL(height)                                                                                                            \
-  TARGET_AMX static void multiply_bfloat16_tiles_##height(int64_t depth, const void *left_at, const void *right_at, const places *sums, \
-                                                          const prefetch *next) {                                                       \
-    const char *left = left_at, *right = right_at;                                                                                      \
-    TILES_LOAD_SUMS(height)                                                                                                             \
-    for (int64_t step = 0; step < depth; step += tile_words, left += block_bytes, right += block_bytes) {                               \
-      prefetch_tiles(next, step);                                                                                                       \
-      TILES_LOAD_LEFT(height, left)                                                                                                     \
-      tile_load(6, right, tile_stride);                                                                                                 \
-      tile_multiply(0, 4, 6);                                                                                                           \
-      if (height > tile_words) tile_multiply(2, 5, 6);                                                                                  \
-      tile_load(7, right + tile_bytes, tile_stride);                                                                                    \
-      tile_multiply(1, 4, 7);                                                                                                           \
-      if (height > tile_words) tile_multiply(3, 5, 7);                                                                                  \
-    }                                                                                                                                   \
-    TILES_STORE_SUMS(height)                                                                                                            \
+#define TILES_KERNEL(height)                                                                                                                \
+  TARGET_AMX static void multiply_bfloat16_tiles_##height(int64_t depth, const void *left_at, const void *right_at, const panel_sums *sums, \
+                                                          const prefetch *next) {                                                           \
+    const char *left = left_at, *right = right_at;                                                                                          \
+    TILES_LOAD_SUMS(height)                                                                                                                 \
+    for (int64_t step = 0; step < depth; step += tile_words, left += block_bytes, right += block_bytes) {                                   \
+      prefetch_tiles(next, step);                                                                                                           \
+      TILES_LOAD_LEFT(height, left)                                                                                                         \
+      tile_load(6, right, tile_stride);                                                                                                     \
+      tile_multiply(0, 4, 6);                                                                                                               \
+      if (height > tile_words) tile_multiply(2, 5, 6);                                                                                      \
+      tile_load(7, right + tile_bytes, tile_stride);                                                                                        \
+      tile_multiply(1, 4, 7);                                                                                                               \
+      if (height > tile_words) tile_multiply(3, 5, 7);                                                                                      \
+    }                                                                                                                                       \
+    TILES_STORE_SUMS(height)                                                                                                                \
   }
 
 // The four products of a step, in this order, by the terms of the left and the right operand:
@@ -44,20 +44,20 @@ INLINE void prefetch_tiles(const prefetch *next, int64_t step) {
 //
 // Each but the first loads one term anew. Where operands are exchanged, the second product and the
 // fourth are too, so that every sum is formed as if the operands were not.
-#define FLOAT16_TILES_KERNEL(way, height, load_for_second, load_for_third, load_for_fourth)                                              \
-  TARGET_AMX static void multiply_float16_##way##_##height(int64_t depth, const void *left_at, const void *right_at, const places *sums, \
-                                                           const prefetch *next) {                                                       \
-    const char *left = left_at, *right = right_at;                                                                                       \
-    TILES_LOAD_SUMS(height)                                                                                                              \
-    for (int64_t step = 0; step < depth; step += 2 * tile_words, left += 2 * block_bytes, right += 2 * block_bytes) {                    \
-      prefetch_tiles(next, step);                                                                                                        \
-      prefetch_tiles(next, step + tile_words);                                                                                           \
-      TILES_LOAD_LEFT(height, left)                                                                                                      \
-      TILES_LOAD_RIGHT(right)                                                                                                            \
-      TILES_MULTIPLY(height)                                                                                                             \
-      load_for_second TILES_MULTIPLY(height) load_for_third TILES_MULTIPLY(height) load_for_fourth TILES_MULTIPLY(height)                \
-    }                                                                                                                                    \
-    TILES_STORE_SUMS(height)                                                                                                             \
+#define FLOAT16_TILES_KERNEL(way, height, load_for_second, load_for_third, load_for_fourth)                                                  \
+  TARGET_AMX static void multiply_float16_##way##_##height(int64_t depth, const void *left_at, const void *right_at, const panel_sums *sums, \
+                                                           const prefetch *next) {                                                           \
+    const char *left = left_at, *right = right_at;                                                                                           \
+    TILES_LOAD_SUMS(height)                                                                                                                  \
+    for (int64_t step = 0; step < depth; step += 2 * tile_words, left += 2 * block_bytes, right += 2 * block_bytes) {                        \
+      prefetch_tiles(next, step);                                                                                                            \
+      prefetch_tiles(next, step + tile_words);                                                                                               \
+      TILES_LOAD_LEFT(height, left)                                                                                                          \
+      TILES_LOAD_RIGHT(right)                                                                                                                \
+      TILES_MULTIPLY(height)                                                                                                                 \
+      load_for_second TILES_MULTIPLY(height) load_for_third TILES_MULTIPLY(height) load_for_fourth TILES_MULTIPLY(height)                    \
+    }                                                                                                                                        \
+    TILES_STORE_SUMS(height)                                                                                                                 \
   }
 #define FLOAT16_TILES_KERNELS(height)                                                                                                              \
   FLOAT16_TILES_KERNEL(tiles, height, TILES_LOAD_RIGHT(right + block_bytes), TILES_LOAD_LEFT(height, left + block_bytes), TILES_LOAD_RIGHT(right)) \
@@ -181,10 +181,10 @@ INLINE void multiply_as_floats(const int terms, const int exchanged, int64_t hei
   }
 }
 
-#define FLOATS_KERNEL(form, way, terms, exchanged, height)                                                                                              \
-  TARGET static void multiply_##form##_##way##_##height(int64_t depth, const void *left, const void *right, const places *sums, const prefetch *next) { \
-    (void)next;                                                                                                                                         \
-    multiply_as_floats(terms, exchanged, height, depth, left, right, sums->to, sums->to_stride, !sums->from);                                           \
+#define FLOATS_KERNEL(form, way, terms, exchanged, height)                                                                                                  \
+  TARGET static void multiply_##form##_##way##_##height(int64_t depth, const void *left, const void *right, const panel_sums *sums, const prefetch *next) { \
+    (void)next;                                                                                                                                             \
+    multiply_as_floats(terms, exchanged, height, depth, left, right, sums->to, sums->to_stride, !sums->from);                                               \
   }
 #define FLOATS_KERNELS(height)                  \
   FLOATS_KERNEL(bfloat16, floats, 1, 0, height) \

@@ -19,9 +19,8 @@ INLINE part part_of(const epg_sums *q, int64_t task) {
 
 TARGET static void sum(epg_kernel *kernel, const epg_sums *q, int64_t task, const double *parameters, char *const *base, double *totals) {
   const part t = part_of(q, task);
-  const int64_t size = q->inner.element_size;
   // Rows are added term by term.
-  sums s = {.width = q->width, .run = q->run, .terms = q->rows_count > 1 ? 1 : q->terms, .lanes = q->lanes, .block = q->block, .size = size};
+  sums s = {.width = q->width, .run = q->run, .terms = q->rows_count > 1 ? 1 : q->terms, .lanes = q->lanes, .block = q->block, .dtype = q->dtype};
   for (int output = 0; output < EPG_OUTPUTS; output++) {
     if (!q->summed[output]) continue;
     s.total[output] = memset(totals, 0, 2 * q->width * sizeof *totals);
@@ -31,7 +30,7 @@ TARGET static void sum(epg_kernel *kernel, const epg_sums *q, int64_t task, cons
   const walker w = walker_of(&q->inner);
   char memory[memory_of_block(base, &s)];
   block b = block_in(memory, base, &s);
-  place p;
+  position p;
   go_to(&p, &q->outer, t.outer, base);
   if (q->lanes) {
     walk(kernel, &b, &w, t.from * q->run, (t.to - t.from) * q->run, parameters, p.at, &s);
@@ -42,7 +41,7 @@ TARGET static void sum(epg_kernel *kernel, const epg_sums *q, int64_t task, cons
     for (int64_t row = t.from; row < t.to; row++) {
       walk(kernel, &b, &w, t.first * q->terms, t.count * q->terms, parameters, p.at, &s);
       advance(&p, &q->rows, 1);
-      if (size == 2 && s.terms == 1 && ((row - t.from) % few == few - 1 || row == t.to - 1)) add_few(&s);
+      if (is_half(q->dtype) && s.terms == 1 && ((row - t.from) % few == few - 1 || row == t.to - 1)) add_few(&s);
     }
   }
 }
@@ -108,7 +107,7 @@ TARGET static int64_t fold(double *totals, double *errors, int64_t lanes, int64_
 // finish_part makes n results of the totals from `begin` on, and adds up chunk after chunk. A
 // result is total plus error; it is the total alone where that is infinite or NaN, since the error
 // means nothing there.
-INLINE void finish_part(const epg_sums *q, int64_t begin, int64_t n, double *totals, int64_t each, int output, place *p) {
+INLINE void finish_part(const epg_sums *q, int64_t begin, int64_t n, double *totals, int64_t each, int output, position *p) {
   const int64_t size = q->to.element_size, whole = whole_groups(n);
   double total[EPG_BLOCK], error[EPG_BLOCK];
   memset(total, 0, whole * sizeof *total);
@@ -139,10 +138,10 @@ INLINE void finish_part(const epg_sums *q, int64_t begin, int64_t n, double *tot
   if (q->accumulate) {
     move(&q->to, p, output, n, data, 0);
     memset(data + n * size, 0, (whole - n) * size);
-    widen(error, data, whole, q->dtype);
+    widen(error, data, whole, q->result);
     for (int64_t j = 0; j < n; j++) total[j] += error[j];
   }
-  narrow(data, total, whole, q->dtype);
+  narrow(data, total, whole, q->result);
   move(&q->to, p, output, n, data, 1);
 }
 
@@ -153,7 +152,7 @@ TARGET static void finish_sums(const epg_sums *q, int64_t column, double *totals
   for (int output = 0; output < EPG_OUTPUTS; output++) each += q->summed[output] * 2 * q->width;
   for (int64_t begin = 0, n; begin < t.count; begin += n) {
     n = least(EPG_BLOCK, t.count - begin);
-    place p;
+    position p;
     go_to(&p, &q->to, t.outer * q->kept + t.first + begin, to);
     double *from = totals;
     for (int output = 0; output < EPG_OUTPUTS; output++) {

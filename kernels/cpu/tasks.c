@@ -6,8 +6,6 @@
 
 #include <sched.h>
 
-#define AT ((char *const[]){out0, out1, out2, in0, in1, in2, in3})
-
 static int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 static int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
@@ -88,8 +86,8 @@ static void elementwise_task(const void *job, int64_t task, int64_t member) {
 }
 
 void epg_elementwise(const epg_engine *e, epg_crew *crew, epg_kernel *k, const epg_loops *l, int64_t first, int64_t count, int64_t each,
-                     const double *parameters, EPG_ADDRESSES) {
-  const elementwise_job job = {e, k, l, first, count, each, parameters, AT};
+                     const double *parameters, epg_addresses a) {
+  const elementwise_job job = {e, k, l, first, count, each, parameters, a.at};
   share(crew, divide_up(count, each), elementwise_task, &job);
 }
 
@@ -120,12 +118,11 @@ static void sum_task(const void *job, int64_t task, int64_t member) {
   for (int64_t one = task * j->together; one < end; one++) sum_one(j, one, member);
 }
 
-void epg_sum(const epg_engine *e, epg_crew *crew, epg_kernel *k, const epg_sums *q, int64_t columns, const double *parameters, EPG_ADDRESSES, char *to0,
-             char *to1, char *to2, double *totals, int32_t *done) {
+void epg_sum(const epg_engine *e, epg_crew *crew, epg_kernel *k, const epg_sums *q, int64_t columns, const double *parameters, epg_addresses a, epg_targets to,
+             double *totals, int32_t *done) {
   // Neighbours among many columns are one thread's: their results share cache lines.
   enum { most_together = 64, turns = 16 };
-  char *const to[EPG_OPERANDS] = {to0, to1, to2};
-  sum_job job = {e, k, q, parameters, AT, to, totals, 0, done, columns, 1};
+  sum_job job = {e, k, q, parameters, a.at, to.at, totals, 0, done, columns, 1};
   for (int i = 0; i < EPG_OUTPUTS; i++) job.each += q->summed[i] * 2 * q->width;
   if (q->chunks == 1 && columns > turns * crew->members) job.together = least(columns / (turns * crew->members), most_together);
   share(crew, divide_up(columns * q->chunks, job.together), sum_task, &job);
@@ -181,26 +178,23 @@ void epg_lift(const epg_engine *e, epg_crew *crew, int64_t form, char *at, int64
 }
 
 typedef struct {
-  const epg_operand *operand;
-  const char *from;
-  char *to;
-  int16_t *smallest;
+  epg_packing of;
   int64_t panels, together, tasks;
 } packing;
 
 // There are no tasks where an operand has been packed before, or where strips pack it.
-static packing packing_of(const epg_operand *o, int by_strips, const char *from, char *to, int16_t *smallest, int64_t members) {
+static packing packing_of(epg_packing of, int by_strips, int64_t members) {
   // of a task at most; tasks of each thread, so that they end together
   enum { most_rows = 192, turns = 4 };
-  if (!o || by_strips) return (packing){.operand = o, .from = from, .to = to, .smallest = smallest};
-  const int64_t panels = divide_up(o->count, o->width), even = divide_up(panels, turns * members);
-  const int64_t together = least(least(EPG_PANELS, divide_up(most_rows, o->width)), even);
-  return (packing){o, from, to, smallest, panels, together, divide_up(panels, together)};
+  if (!of.operand || by_strips) return (packing){.of = of};
+  const int64_t width = of.operand->width, panels = divide_up(of.operand->count, width);
+  const int64_t together = least(least(EPG_PANELS, divide_up(most_rows, width)), divide_up(panels, turns * members));
+  return (packing){of, panels, together, divide_up(panels, together)};
 }
 
 static void pack_task(const epg_engine *e, const packing *p, int64_t task) {
   const int64_t panel = task * p->together;
-  e->pack(p->operand, panel, least(p->together, p->panels - panel), p->from, p->to, p->smallest);
+  e->pack(p->of.operand, panel, least(p->together, p->panels - panel), p->of.from, p->of.to, p->of.smallest);
 }
 
 typedef struct {
@@ -209,8 +203,7 @@ typedef struct {
   packing side[2];
   const epg_tile *block;
   const epg_cut *cut;
-  char *sums, *out, *pre;
-  const char *bias;
+  epg_memory memory;
 } product_job;
 
 typedef struct {
@@ -249,23 +242,23 @@ static int16_t smallest_of(const int16_t *panels, int64_t count) {
   return least;
 }
 
-// What a tile is multiplied from.
-typedef struct {
-  const char *left, *right;
-  const int16_t *left_smallest, *right_smallest;
-} panels;
-
 // want_lift tells that numbers are so small that the product had better be lifted (denormals.h).
-static int want_lift(const product_job *j, const epg_tile *t, const panels *p) {
+static int want_lift(const product_job *j, const epg_tile *t, const epg_panels *p) {
   const int16_t left = smallest_of(p->left_smallest, divide_up(t->rows, j->e->left_width[t->form]));
   const int16_t right = smallest_of(p->right_smallest, divide_up(t->columns, j->e->right_width[t->form]));
   return !left || !right || (j->cut->pairs && left + right < EPG_LEAST_EXPONENTS);
 }
 
+// panels_of are a job's packed operands.
+static epg_panels panels_of(const product_job *j) {
+  const epg_packing *left = &j->side[0].of, *right = &j->side[1].of;
+  return (epg_panels){left->to, right->to, left->smallest, right->smallest};
+}
+
 static void refuse(epg_crew *crew) { __atomic_store_n(&crew->refused, 1, __ATOMIC_RELAXED); }
 
 // pack_strip packs a strip's panels of one operand.
-static void pack_strip(const product_job *j, const packing *side, range strip, char *to, int16_t *smallest) {
+static void pack_strip(const product_job *j, const epg_packing *side, range strip, char *to, int16_t *smallest) {
   epg_operand o = *side->operand;
   o.row += strip.first;
   o.count = strip.count;
@@ -281,24 +274,24 @@ static void multiply_task(const product_job *j, int64_t task, int64_t member) {
   t.column += columns.first;
   t.rows = rows.count;
   t.columns = columns.count;
-  char *sums = j->sums + (c->scratch ? member * c->scratch : (rows.first * t.stride + columns.first) * t.sum_size);
-  panels p = {
-      j->side[0].to + rows.first * t.units * t.sum_size,
-      j->side[1].to + columns.first * t.units * t.sum_size,
-      j->side[0].smallest + rows.first / j->e->left_width[t.form],
-      j->side[1].smallest + columns.first / j->e->right_width[t.form],
-  };
+  epg_memory memory = j->memory;
+  memory.sums += (c->scratch ? member * c->scratch : (rows.first * t.stride + columns.first) * t.sum_size);
+  epg_panels p = panels_of(j);
+  p.left += rows.first * t.units * t.sum_size;
+  p.right += columns.first * t.units * t.sum_size;
+  p.left_smallest += rows.first / j->e->left_width[t.form];
+  p.right_smallest += columns.first / j->e->right_width[t.form];
   int16_t smallest[EPG_PANELS];
   if (c->panels) {
-    char *const own = sums + c->panels;
-    pack_strip(j, &j->side[!c->row_by_row], c->row_by_row ? rows : columns, own, smallest);
+    char *const own = memory.sums + c->panels;
+    pack_strip(j, &j->side[!c->row_by_row].of, c->row_by_row ? rows : columns, own, smallest);
     if (c->row_by_row)
       p.left = own, p.left_smallest = smallest;
     else
       p.right = own, p.right_smallest = smallest;
     if (c->refuse && want_lift(j, &t, &p)) return refuse(j->crew);
   }
-  j->e->multiply(&t, p.left, p.right, p.left_smallest, p.right_smallest, sums, j->out, j->pre, j->bias);
+  j->e->multiply(&t, &p, &memory);
 }
 
 // A member packs, waits until all is packed, and multiplies.
@@ -316,7 +309,7 @@ static void product_member(void *data) {
   }
   wait_for_packing(crew, j->side[0].tasks + j->side[1].tasks);
   if (j->cut->refuse == EPG_ALWAYS) return refuse(crew);
-  const panels all = {j->side[0].to, j->side[1].to, j->side[0].smallest, j->side[1].smallest};
+  const epg_panels all = panels_of(j);
   if (j->cut->refuse && !j->cut->panels && want_lift(j, j->block, &all)) return refuse(crew);
   const list tiles = list_of(crew, 2, j->cut->down * j->cut->across);
   EACH_TASK(task, &tiles, member) {
@@ -325,20 +318,14 @@ static void product_member(void *data) {
   }
 }
 
-void epg_product(const epg_engine *e, epg_crew *crew, const epg_operand *left, const char *left_from, char *left_to, int16_t *left_smallest,
-                 const epg_operand *right, const char *right_from, char *right_to, int16_t *right_smallest, const epg_tile *block, const epg_cut *cut,
-                 char *sums, char *out, char *pre, const char *bias) {
-  const product_job job = {
+void epg_product(const epg_engine *e, epg_crew *crew, epg_packing left, epg_packing right, const epg_tile *block, const epg_cut *cut, epg_memory memory) {
+  product_job job = {
       .e = e,
       .crew = crew,
-      .side = {packing_of(left, cut->panels && cut->row_by_row, left_from, left_to, left_smallest, crew->members),
-               packing_of(right, cut->panels && !cut->row_by_row, right_from, right_to, right_smallest, crew->members)},
+      .side = {packing_of(left, cut->panels && cut->row_by_row, crew->members), packing_of(right, cut->panels && !cut->row_by_row, crew->members)},
       .block = block,
       .cut = cut,
-      .sums = sums,
-      .out = out,
-      .pre = pre,
-      .bias = bias,
+      .memory = memory,
   };
-  start(crew, product_member, (void *)&job);
+  start(crew, product_member, &job);
 }

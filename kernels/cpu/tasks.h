@@ -1,30 +1,46 @@
 // The functions that Go calls: each runs the tasks of one call on an engine, which a crew's threads
 // share. engine_cgo.go includes this; tasks.c has the functions.
 //
-// Every address is an argument of its own, never a member of a struct in Go's memory: so cgo knows,
-// and pins, the Go memory among them; and none is a void *, in whose memory cgo would look for
-// pointers on each call. A crew shares the tasks of a call without Go: while all of Go's threads
-// compute in C, its runtime would wake up every few microseconds to look after them, for each of
-// many short calls, on processors that are busy.
+// Every address is an argument, or a member of one that is passed by value, never of a struct in
+// Go's memory: so cgo knows, and pins, the Go memory among them; and none is a void *, in whose
+// memory cgo would look for pointers on each call. A crew shares the tasks of a call without Go:
+// while all of Go's threads compute in C, its runtime would wake up every few microseconds to look
+// after them, for each of many short calls, on processors that are busy.
 #pragma once
 
 #include "cpu.h"
 
-#define EPG_ADDRESSES char *out0, char *out1, char *out2, char *in0, char *in1, char *in2, char *in3
+// The first elements of a kernel's operands, NULL for absent ones.
+typedef struct {
+  char *at[EPG_OPERANDS];
+} epg_addresses;
 
 // Elements are computed `each` at a time.
 void epg_elementwise(const epg_engine *, epg_crew *, epg_kernel *, const epg_loops *, int64_t first, int64_t count, int64_t each, const double *parameters,
-                     EPG_ADDRESSES);
+                     epg_addresses);
+
+// The tensors that outputs are summed to, NULL for absent ones.
+typedef struct {
+  char *at[EPG_OUTPUTS];
+} epg_targets;
 // With one chunk, `totals` has room for one task of each member of the crew. With several chunks it
 // has room for every task, and `done`, which starts as zeros, counts each column's tasks that
 // ended.
-void epg_sum(const epg_engine *, epg_crew *, epg_kernel *, const epg_sums *, int64_t columns, const double *parameters, EPG_ADDRESSES, char *to0, char *to1,
-             char *to2, double *totals, int32_t *done);
-// epg_product packs operands, and multiplies when all is packed. An operand that is NULL has been
-// packed before. Where the cut refuses, it only packs, and the crew says so.
-void epg_product(const epg_engine *, epg_crew *, const epg_operand *left, const char *left_from, char *left_to, int16_t *left_smallest,
-                 const epg_operand *right, const char *right_from, char *right_to, int16_t *right_smallest, const epg_tile *block, const epg_cut *, char *sums,
-                 char *out, char *pre, const char *bias);
+void epg_sum(const epg_engine *, epg_crew *, epg_kernel *, const epg_sums *, int64_t columns, const double *parameters, epg_addresses, epg_targets to,
+             double *totals, int32_t *done);
+
+// epg_packing is an operand, NULL if it has been packed before, where it lies, where its panels go,
+// and what is found out about them (epg_engine.pack).
+typedef struct {
+  const epg_operand *operand;
+  const char *from;
+  char *to;
+  int16_t *smallest;
+} epg_packing;
+// epg_product packs operands, and multiplies when all is packed. Where the cut refuses, it only
+// packs, and the crew says so.
+void epg_product(const epg_engine *, epg_crew *, epg_packing left, epg_packing right, const epg_tile *block, const epg_cut *, epg_memory);
+
 // epg_largest returns the exponent of the largest magnitude among packed numbers; epg_lift
 // multiplies them by a power of two. The numbers are the first `bytes` of each of `rows`, a stride
 // apart.

@@ -31,8 +31,10 @@ typedef struct {
   double *total[EPG_OUTPUTS];
   int64_t width, lanes, terms, run;
   int64_t block;  // the most elements of a block, which starts with the first total of a run, or 0
-  int64_t size;   // of an element
+  int64_t dtype;  // its form as it lies in memory
 } sums;
+
+INLINE int is_half(int64_t dtype) { return dtype == EPG_BFLOAT16 || dtype == EPG_FLOAT16; }
 
 // What a block's operands and wide results take each, and what they are aligned to.
 enum { part_bytes = EPG_BLOCK * 8, part_alignment = 64 };
@@ -181,7 +183,7 @@ TARGET static void add_sums(const sums *s, block *b, int64_t column, int64_t n) 
       d_v total = d_load_f64(at);
       const d_v error = d_add_to(&total, d_load_f64(terms + i));
       d_store_f64(at, total);
-      if (s->size == 8) d_store_f64(at + s->width, d_load_f64(at + s->width) + error);
+      if (s->dtype == EPG_FLOAT64) d_store_f64(at + s->width, d_load_f64(at + s->width) + error);
     }
   }
 }
@@ -205,9 +207,9 @@ TARGET static void add_runs(const sums *s, block *b, int64_t column, int64_t n) 
   for (int output = 0; output < EPG_OUTPUTS; output++) {
     if (!s->total[output]) continue;
     double *total = s->total[output] + column;
-    if (s->size == 2)
+    if (is_half(s->dtype))
       ADD_RUNS(float, 0)
-    else if (s->size == 4)
+    else if (s->dtype == EPG_FLOAT32)
       ADD_RUNS(double, 0)
     else
       ADD_RUNS(double, 1)
@@ -220,17 +222,17 @@ INLINE void call(epg_kernel *kernel, block *b, const sums *s, int64_t column, in
   for (int output = 0; s && output < EPG_OUTPUTS; output++)
     if (s->total[output]) wide[output] = b->wide[output];
   kernel(n, at, wide, (const char *const *)at + EPG_OUTPUTS, parameters);
-  if (s) (s->terms > 1 ? add_runs : s->size == 2 ? add_floats : add_sums)(s, b, column, real);
+  if (s) (s->terms > 1 ? add_runs : is_half(s->dtype) ? add_floats : add_sums)(s, b, column, real);
 }
 
-// epg_run is a run of elements along one dimension. Strides are in bytes.
+// inner_run is a run of elements along one dimension. Strides are in bytes.
 typedef struct {
   int64_t element_size, count;
   int64_t strides[EPG_OPERANDS];
-} epg_run;
+} inner_run;
 
-// run computes elements that lie strides apart; the first is of a column of the sums.
-TARGET static void run(epg_kernel *kernel, block *b, const epg_run *r, const double *parameters, char *const *base, const sums *s, int64_t column) {
+// compute_run computes elements that lie strides apart; the first is of a column of the sums.
+TARGET static void compute_run(epg_kernel *kernel, block *b, const inner_run *r, const double *parameters, char *const *base, const sums *s, int64_t column) {
   const int64_t size = r->element_size, most = s ? EPG_BLOCK : part_bytes / size;
   int contiguous = 1;
   for (int o = 0; o < EPG_OPERANDS; o++) contiguous &= !base[o] || r->strides[o] == size;
@@ -257,13 +259,13 @@ TARGET static void run(epg_kernel *kernel, block *b, const epg_run *r, const dou
   }
 }
 
-// place is where a walk is: the index in each dimension and the addresses that belong to it.
+// position is where a walk is: the index in each dimension and the addresses that belong to it.
 typedef struct {
   int64_t index[EPG_MOST_RANK];
   char *at[EPG_OPERANDS];
-} place;
+} position;
 
-INLINE void go_to(place *p, const epg_loops *l, int64_t linear, char *const *base) {
+INLINE void go_to(position *p, const epg_loops *l, int64_t linear, char *const *base) {
   memcpy(p->at, base, sizeof p->at);
   for (int64_t d = l->rank - 1; d >= 0; d--) {
     p->index[d] = linear % l->shape[d];
@@ -275,7 +277,7 @@ INLINE void go_to(place *p, const epg_loops *l, int64_t linear, char *const *bas
 
 // advance moves by n elements, at most to the end of the innermost dimension, and beyond it to the
 // next run.
-INLINE void advance(place *p, const epg_loops *l, int64_t n) {
+INLINE void advance(position *p, const epg_loops *l, int64_t n) {
   int64_t d = l->rank - 1;
   p->index[d] += n;
   for (int o = 0; o < EPG_OPERANDS; o++)
@@ -303,8 +305,8 @@ INLINE walker walker_of(const epg_loops *l) {
   return w;
 }
 
-// move copies n elements of an operand, from a place on, to a block or from there.
-TARGET static void move(const epg_loops *l, const place *p, int o, int64_t n, char *data, int from_block) {
+// move copies n elements of an operand, from a position on, to a block or from there.
+TARGET static void move(const epg_loops *l, const position *p, int o, int64_t n, char *data, int from_block) {
   const int64_t inner = l->rank - 1, size = l->element_size, *strides = l->strides[o];
   char *at = p->at[o];
   int64_t index[EPG_MOST_RANK];
@@ -330,10 +332,10 @@ TARGET static void move(const epg_loops *l, const place *p, int o, int64_t n, ch
   }
 }
 
-// gather_runs computes n <= EPG_BLOCK elements from the first on, which has its place, over as many
+// gather_runs computes n <= EPG_BLOCK elements from the first on, at its position, over as many
 // runs as they take, where they lie or through the block.
-TARGET static void gather_runs(epg_kernel *kernel, block *b, const walker *w, const place *p, int64_t first, int64_t n, const double *parameters, const sums *s,
-                               int64_t column) {
+TARGET static void gather_runs(epg_kernel *kernel, block *b, const walker *w, const position *p, int64_t first, int64_t n, const double *parameters,
+                               const sums *s, int64_t column) {
   const int64_t size = w->loops->element_size, padding = whole_groups(n) - n;
   char *at[EPG_OPERANDS];
   int together[EPG_OPERANDS];
@@ -363,7 +365,7 @@ TARGET static void walk(epg_kernel *kernel, block *b, const walker *w, int64_t f
                         const sums *s) {
   const epg_loops *l = w->loops;
   const int64_t inner = l->rank - 1;
-  place p;
+  position p;
   if ((inner && l->shape[inner] < short_run) || (s && s->block)) {
     const int64_t most = s && s->block ? s->block : EPG_BLOCK;
     for (int64_t done = 0, n; done < count; done += n) {
@@ -376,9 +378,9 @@ TARGET static void walk(epg_kernel *kernel, block *b, const walker *w, int64_t f
   go_to(&p, l, first, base);
   for (int64_t done = 0, n; done < count; done += n) {
     n = least(count - done, l->shape[inner] - p.index[inner]);
-    epg_run r = {.element_size = l->element_size, .count = n};
+    inner_run r = {.element_size = l->element_size, .count = n};
     for (int o = 0; o < EPG_OPERANDS; o++) r.strides[o] = l->strides[o][inner];
-    run(kernel, b, &r, parameters, p.at, s, done);
+    compute_run(kernel, b, &r, parameters, p.at, s, done);
     advance(&p, l, n);
   }
 }

@@ -201,7 +201,8 @@ func (q *reduction) cut(d *dimensions) {
 	c := cutOf{run: d.count(run, all, true), terms: d.count(terms, run, false), others: d.count(others, terms, true)}
 	c.lanes = c.run * kernels.Group / gcd(c.run, kernels.Group)
 
-	s := &kernels.Sums{DType: forms[q.result][len(forms[q.result])-1], Run: c.run, Terms: 1}
+	stored := func(dt dtype.DType) kernels.Form { return forms[dt][len(forms[dt])-1] }
+	s := &kernels.Sums{DType: stored(q.dt), Result: stored(q.result), Run: c.run, Terms: 1}
 	row := run // the first dimension of what a row holds
 	switch {
 	case c.fitsWholeRuns():

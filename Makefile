@@ -253,7 +253,7 @@ sanitize-addresses sanitize-emulated: export CGO_LDFLAGS := -fsanitize=undefined
 sanitize-addresses sanitize-emulated: export ASAN_OPTIONS := detect_leaks=0
 sanitize-addresses: export EPIGRAD_REQUIRE_SANITIZERS := address,undefined
 sanitize-addresses: ## the AddressSanitizer half of sanitize
-	go test -tags emulation -asan ./kernels/cpu ./cbridge/internal/...
+	go test -tags emulation -asan ./kernels/cpu ./tests/cbridge/...
 	go test -tags emulation -asan -short -run '^TestBackend$$' ./go/backend/cpu -testify.m '^Test(GatedProduct|GemmEpilogueBackward|LerpBackward)$$'
 	@rm -rf $(SANITIZED) && mkdir -p $(SANITIZED) && cp -r python/epigrad $(SANITIZED)
 	C_INCLUDE_PATH=$$($(PY) -c 'import sysconfig; print(sysconfig.get_path("include"))') \
@@ -267,7 +267,7 @@ sanitize-emulated: kernels $(STAMPS)/go ## run the emulated CUDA kernels under s
 	go test -tags emulation -asan -timeout 60m -run '^Test(APlantedDefectIsReported|OnTheEmulator)$$' ./go/backend/cuda
 
 sanitize-threads: ## the ThreadSanitizer half of sanitize
-	TSAN_OPTIONS=halt_on_error=1 EPIGRAD_REQUIRE_SANITIZERS=thread CGO_CFLAGS='-O1 -g -fsanitize=thread' CGO_LDFLAGS=-fsanitize=thread go test ./cbridge/internal/...
+	TSAN_OPTIONS=halt_on_error=1 EPIGRAD_REQUIRE_SANITIZERS=thread CGO_CFLAGS='-O1 -g -fsanitize=thread' CGO_LDFLAGS=-fsanitize=thread go test ./tests/cbridge/...
 
 # Other processors: the library builds for arm64. What has no vector kernels still builds, and this
 # processor without its vector instructions runs. Without cgo the portable engine builds everywhere

@@ -1,4 +1,4 @@
-"""Runs the CUDA kernels on the CPU (kernels/cuda/emulator), one elementwise kernel at a time on
+"""Runs the CUDA kernels on the CPU (tests/cuda/emulator), one elementwise kernel at a time on
 contiguous tensors."""
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from torch import Tensor
 
 from tests.support.repository import ROOT
 
-SOURCES = ROOT / "kernels" / "cuda"
+KERNELS, TESTS = ROOT / "kernels" / "cuda", ROOT / "tests" / "cuda"
+SOURCES = (KERNELS, TESTS / "emulator")
 BINARY = ROOT / "build" / "cuda-emulator"
 BLOCK = 128
 MAX_RANK = 8
@@ -36,14 +37,14 @@ def compiler() -> list[str] | None:
 @cache
 def emulator() -> Path:
     """The emulator, built where a source is newer. Several test processes may do so at once."""
-    sources = [path for path in SOURCES.rglob("*") if path.suffix in (".cu", ".cuh", ".h", ".cpp")]
+    sources = [path for folder in SOURCES for path in folder.iterdir() if path.suffix in (".cu", ".cuh", ".h", ".cpp")]
     if not BINARY.exists() or any(path.stat().st_mtime > BINARY.stat().st_mtime for path in sources):
         command = compiler()
         assert command is not None
         BINARY.parent.mkdir(exist_ok=True)
         target = BINARY.with_suffix(f".{os.getpid()}")
-        flags = ["-std=c++17", "-O1", "-ffp-contract=off", "-Wno-unknown-pragmas", "-o", str(target)]
-        subprocess.run([*command, *flags, str(SOURCES / "emulator" / "emulator.cpp")], check=True)
+        flags = ["-std=c++17", "-O1", "-ffp-contract=off", "-Wno-unknown-pragmas", f"-I{KERNELS}", f"-I{TESTS}"]
+        subprocess.run([*command, *flags, "-o", str(target), str(TESTS / "emulator" / "emulator.cpp")], check=True)
         target.replace(BINARY)
     return BINARY
 

@@ -1,7 +1,7 @@
 """The formulas of the CUDA kernels in units in the last place, against 60-digit arithmetic, without
 a GPU.
 
-The kernels' sources are compiled for the CPU (kernels/cuda/emulator). What a GPU's approximate
+The kernels' sources are compiled for the CPU (tests/cuda/emulator). What a GPU's approximate
 instructions may be off is put in there, so the bounds hold for a GPU too; that it runs the same
 code is for the tests on a GPU to show.
 """

@@ -10,9 +10,9 @@ import (
 
 	"github.com/epigrad/epigrad/go/backend"
 	"github.com/epigrad/epigrad/go/backend/cpu"
-	"github.com/epigrad/epigrad/go/backend/cpu/threads/openmp/openmptest"
 	"github.com/epigrad/epigrad/go/dtype"
 	"github.com/epigrad/epigrad/go/optest"
+	"github.com/epigrad/epigrad/go/optest/openmptest"
 	"github.com/epigrad/epigrad/go/tensor"
 )
 

@@ -31,7 +31,7 @@ import (
 const emulated = "EPIGRAD_EMULATED_GPU"
 
 // TestOnTheEmulator builds libraries that stand in for the driver's and for cuBLASLt
-// (kernels/cuda/emulator), and runs the suite of all backends in a process that finds them: the
+// (tests/cuda/emulator), and runs the suite of all backends in a process that finds them: the
 // kernels, the programs and what is asked of the libraries are those of a GPU, on a machine that
 // has none.
 func TestOnTheEmulator(t *testing.T) {

@@ -30,7 +30,7 @@ import (
 	"github.com/epigrad/epigrad/go/tensor"
 )
 
-// The kernels' own sources, compiled for the CPU (kernels/cuda/emulator), run what the planner
+// The kernels' own sources, compiled for the CPU (tests/cuda/emulator), run what the planner
 // plans: pairs of choices, unless all are asked for. With -short, as under the race
 // detector, every operation runs and its invariants do not: the emulator does one thing at a time.
 func TestEmulatedKernels(t *testing.T) {
@@ -147,20 +147,21 @@ func BuildEmulator() (program, library string, err error) {
 	if err != nil {
 		return "", "", err
 	}
-	sources, folder := filepath.Join(root, "kernels", "cuda"), filepath.Join(root, "build", emulatorName+"-library")
+	kernels, tests := filepath.Join(root, "kernels", "cuda"), filepath.Join(root, "tests", "cuda")
+	emulator, folder := filepath.Join(tests, "emulator"), filepath.Join(root, "build", emulatorName+"-library")
 	program, library = filepath.Join(root, "build", emulatorName), filepath.Join(folder, "libcuda.so.1")
 	built, err := os.Stat(program)
 	if _, missing := os.Stat(library); err == nil && missing == nil {
 		stale := false
-		err := filepath.WalkDir(sources, func(path string, entry fs.DirEntry, err error) error {
+		newer := func(path string, entry fs.DirEntry, err error) error {
 			if err != nil || entry.IsDir() || !strings.Contains(".cu .cuh .h .cpp", filepath.Ext(path)) {
 				return err
 			}
 			info, err := entry.Info()
 			stale = stale || err == nil && info.ModTime().After(built.ModTime())
 			return err
-		})
-		if err != nil || !stale {
+		}
+		if err := cmp.Or(filepath.WalkDir(kernels, newer), filepath.WalkDir(emulator, newer)); err != nil || !stale {
 			return program, library, err
 		}
 	}
@@ -173,12 +174,12 @@ func BuildEmulator() (program, library string, err error) {
 	}
 	defer os.RemoveAll(scratch)
 	compiler := strings.Fields(cmp.Or(os.Getenv("CXX"), "g++"))
-	flags := append(compiler[1:], "-std=c++17", "-O1", "-ffp-contract=off", "-Wall", "-Werror", "-Wno-unknown-pragmas")
+	flags := append(compiler[1:], "-std=c++17", "-O1", "-ffp-contract=off", "-Wall", "-Werror", "-Wno-unknown-pragmas", "-I"+kernels, "-I"+tests)
 	flags = append(flags, emulatorFlags...)
 	made := []string{filepath.Join(scratch, "libcuda.so.1"), filepath.Join(scratch, "emulator")}
 	for _, arguments := range [][]string{
-		{"-fPIC", "-shared", "-fvisibility=hidden", "-Wl,-soname,libcuda.so.1", filepath.Join(sources, "emulator", "libraries.cpp"), "-o", made[0]},
-		{"-DEPIGRAD_LIBRARY", filepath.Join(sources, "emulator", "emulator.cpp"), made[0], "-Wl,-rpath," + folder, "-o", made[1]},
+		{"-fPIC", "-shared", "-fvisibility=hidden", "-Wl,-soname,libcuda.so.1", filepath.Join(emulator, "libraries.cpp"), "-o", made[0]},
+		{"-DEPIGRAD_LIBRARY", filepath.Join(emulator, "emulator.cpp"), made[0], "-Wl,-rpath," + folder, "-o", made[1]},
 	} {
 		if output, err := exec.Command(compiler[0], slices.Concat(flags, arguments)...).CombinedOutput(); err != nil {
 			return "", "", fmt.Errorf("%w: %s", err, output)

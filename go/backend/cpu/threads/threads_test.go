@@ -12,7 +12,7 @@ import (
 
 	"github.com/epigrad/epigrad/go/backend/cpu/threads"
 	"github.com/epigrad/epigrad/go/backend/cpu/threads/openmp"
-	"github.com/epigrad/epigrad/go/backend/cpu/threads/openmp/openmptest"
+	"github.com/epigrad/epigrad/go/optest/openmptest"
 	"github.com/epigrad/epigrad/go/status"
 )
 

@@ -13,12 +13,12 @@ import (
 
 	"github.com/stretchr/testify/suite"
 
-	"github.com/epigrad/epigrad/cbridge/internal/caller"
 	"github.com/epigrad/epigrad/go/backend"
 	"github.com/epigrad/epigrad/go/op"
 	"github.com/epigrad/epigrad/go/status"
 	"github.com/epigrad/epigrad/go/tensor"
 	"github.com/epigrad/epigrad/go/tuning"
+	"github.com/epigrad/epigrad/tests/cbridge/caller"
 )
 
 // PreparedSuite has a backend of its own for CUDA's tensors, whose kernels record what they are run

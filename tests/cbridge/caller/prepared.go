@@ -1,7 +1,7 @@
 package caller
 
 /*
-#cgo CFLAGS: -I${SRCDIR}/../.. -I${SRCDIR}/../../../go/backend
+#cgo CFLAGS: -I${SRCDIR}/../../../cbridge -I${SRCDIR}/../../../go/backend
 #include <stdlib.h>
 #include <string.h>
 #include "bridge.h"

@@ -15,19 +15,19 @@
 #include <string>
 #include <vector>
 
-#include "../activation.cu"
+#include "activation.cu"
 #undef FORMULA
-#include "../activation_backward.cu"
+#include "activation_backward.cu"
 #undef FORMULA
-#include "../gated.cu"
+#include "gated.cu"
 #undef FORMULA
-#include "../gemm_epilogue.cu"
+#include "gemm_epilogue.cu"
 #undef FORMULA
-#include "../gemm_epilogue_small.cu"
-#include "../grouped_products.cu"
-#include "../grouped_rows.cu"
-#include "../learnable.cu"
-#include "../lerp.cu"
+#include "gemm_epilogue_small.cu"
+#include "grouped_products.cu"
+#include "grouped_rows.cu"
+#include "learnable.cu"
+#include "lerp.cu"
 
 dim3 threadIdx, blockIdx, gridDim;
 epigrad::Registration *epigrad::Registration::first;

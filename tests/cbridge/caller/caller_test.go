@@ -11,10 +11,10 @@ import (
 
 	"github.com/stretchr/testify/suite"
 
-	"github.com/epigrad/epigrad/cbridge/internal/caller"
 	"github.com/epigrad/epigrad/go/backend"
 	"github.com/epigrad/epigrad/go/op"
 	"github.com/epigrad/epigrad/go/status"
+	"github.com/epigrad/epigrad/tests/cbridge/caller"
 )
 
 type BridgeSuite struct{ suite.Suite }

@@ -10,7 +10,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/epigrad/epigrad/cbridge/internal/planted"
+	"github.com/epigrad/epigrad/tests/cbridge/planted"
 )
 
 // TestEachIsReported runs a defect of each sanitizer that EPIGRAD_REQUIRE_SANITIZERS names, in a

@@ -7,10 +7,10 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/epigrad/epigrad/cbridge/internal/caller"
 	"github.com/epigrad/epigrad/go/backend"
 	"github.com/epigrad/epigrad/go/op"
 	"github.com/epigrad/epigrad/go/tensor"
+	"github.com/epigrad/epigrad/tests/cbridge/caller"
 )
 
 // choosy is a backend that keeps which problems may be computed in TF32, by operation.

@@ -3,7 +3,7 @@
 package caller
 
 /*
-#cgo CFLAGS: -std=c11 -I${SRCDIR}/../../include
+#cgo CFLAGS: -std=c11 -I${SRCDIR}/../../../cbridge/include
 #include <stdlib.h>
 #include "epigrad.h"
 

@@ -35,6 +35,9 @@ type Info struct {
 	Size int64
 	// Accumulator is the dtype that sums of this dtype are kept in.
 	Accumulator DType
+	// Half tells that it is a half type: stored in 16 bits, with formulas in float32 that kernels
+	// have for these types alone, since they round where storage does not show it.
+	Half bool
 	// DLPackCode and DLPackBits are DLDataType's code and bits.
 	DLPackCode uint8
 	DLPackBits uint8
@@ -51,8 +54,8 @@ const (
 var table = [...]Info{
 	Float32:  {Name: "float32", Short: "f32", Size: 4, Accumulator: Float32, DLPackCode: dlFloat, DLPackBits: 32},
 	Float64:  {Name: "float64", Short: "f64", Size: 8, Accumulator: Float64, DLPackCode: dlFloat, DLPackBits: 64},
-	BFloat16: {Name: "bfloat16", Short: "bf16", Size: 2, Accumulator: Float32, DLPackCode: dlBFloat, DLPackBits: 16},
-	Float16:  {Name: "float16", Short: "f16", Size: 2, Accumulator: Float32, DLPackCode: dlFloat, DLPackBits: 16},
+	BFloat16: {Name: "bfloat16", Short: "bf16", Size: 2, Accumulator: Float32, Half: true, DLPackCode: dlBFloat, DLPackBits: 16},
+	Float16:  {Name: "float16", Short: "f16", Size: 2, Accumulator: Float32, Half: true, DLPackCode: dlFloat, DLPackBits: 16},
 	Int32:    {Name: "int32", Short: "i32", Size: 4, DLPackCode: dlInt, DLPackBits: 32},
 	Int64:    {Name: "int64", Short: "i64", Size: 8, DLPackCode: dlInt, DLPackBits: 64},
 }
@@ -79,6 +82,9 @@ func (d DType) Info() Info {
 
 // Size returns the bytes of one element.
 func (d DType) Size() int64 { return d.Info().Size }
+
+// IsHalf reports whether a dtype is a half type.
+func (d DType) IsHalf() bool { return d.Info().Half }
 
 // Accumulator returns the dtype that sums are kept in.
 func (d DType) Accumulator() DType { return d.Info().Accumulator }

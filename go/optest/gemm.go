@@ -361,11 +361,11 @@ func (s *opSuite) TestGemmEpilogueFromTheOutput() {
 	})
 }
 
-// TestGradientsInFloat32: of operands of 16 bits, whatever part of an engine's tiles the gradients
+// TestGradientsInFloat32: of half types, whatever part of an engine's tiles the gradients
 // fill.
 func (s *opSuite) TestGradientsInFloat32() {
 	for _, dt := range s.dtypes() {
-		if dt.Size() != 2 {
+		if !dt.IsHalf() {
 			continue
 		}
 		for _, size := range [][3]int64{{40, 8, 16}, {40, 16, 16}, {33, 24, 48}, {17, 48, 16}, {40, 32, 64}} {

@@ -16,7 +16,7 @@ import (
 // `cheap` (kernels/cuda/activation.cuh).
 func vectorsOf(kind string, dt dtype.DType) int64 {
 	row, _ := activation.Lookup(kind)
-	if row.Cheap || row.CheapInHalf && dt.Size() == 2 {
+	if row.Cheap || row.CheapInHalf && dt.IsHalf() {
 		return 1
 	}
 	return 2

@@ -20,7 +20,7 @@ type onePass struct {
 
 // onePassOf tells whether one kernel can do a product with a bias and an activation, and how.
 func (b *builder) onePassOf(whole *lower.Product) (o onePass, ok bool) {
-	if b.dt.Size() != 2 || b.blasAlone || !b.device.boxes {
+	if !b.dt.IsHalf() || b.blasAlone || !b.device.boxes {
 		return o, false
 	}
 	p := *whole

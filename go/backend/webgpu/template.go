@@ -182,4 +182,4 @@ func (b *builder) grid(p *params, threads int64) [3]uint32 {
 
 func ceilDiv(n, d int64) int64 { return (n + d - 1) / d }
 
-func isHalf(dt dtype.DType) bool { return dt.Size() < word }
+func isHalf(dt dtype.DType) bool { return dt.IsHalf() }

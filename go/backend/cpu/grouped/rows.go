@@ -8,6 +8,7 @@ import (
 	"github.com/epigrad/epigrad/go/backend/cpu/elements"
 	"github.com/epigrad/epigrad/go/backend/cpu/threads"
 	"github.com/epigrad/epigrad/go/check"
+	"github.com/epigrad/epigrad/go/dtype"
 	"github.com/epigrad/epigrad/go/tensor"
 )
 
@@ -146,7 +147,7 @@ func storeRow[T elements.Real](v *tensor.View, r *backend.Run, row int64, from [
 }
 
 func combineRows(p *backend.CombineRows, r *backend.Run) error {
-	if p.DType.Accumulator().Size() == 8 {
+	if p.DType.Accumulator() == dtype.Float64 {
 		return combine[float64](p, r)
 	}
 	return combine[float32](p, r)

@@ -20,6 +20,7 @@
 //	engine.h                the body of every engine, from the headers below
 //	engine_*64.c            the engines, each compiled from engine.h
 //	engine_amx_emulated.go  amx with its tiles in plain C, in builds for tests
+//	vector.h                what registers of all instruction sets have in common
 //	vector_avx512.h         registers of AVX-512
 //	vector_avx2.h           registers of AVX2, by the same names
 //	vector_neon.h           registers of NEON, by the same names

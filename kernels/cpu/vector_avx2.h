@@ -3,18 +3,10 @@
 #pragma once
 
 #include <immintrin.h>
-#include <stdint.h>
-#include <string.h>
+
+#include "vector.h"
 
 #define TARGET __attribute__((target("avx2,fma,f16c")))
-#define INLINE static inline __attribute__((always_inline)) TARGET
-
-// Loops over registers are unrolled whole, so that the registers have names.
-#ifdef __clang__
-#define UNROLL _Pragma("unroll")
-#else
-#define UNROLL _Pragma("GCC unroll 32")
-#endif
 
 enum { f_lanes = 8, d_lanes = 4 };
 // Twelve sums.
@@ -23,8 +15,6 @@ enum { panel_height = 4, panel_registers = 3 };
 #define FOR_EACH_PANEL(macro, name, target) \
   FOR_EACH_HEIGHT(macro, 1, name, target) FOR_EACH_HEIGHT(macro, 2, name, target) FOR_EACH_HEIGHT(macro, 3, name, target)
 
-typedef float f_real;
-typedef double d_real;
 typedef __m256 f_v;
 typedef __m256 f_m;
 typedef __m256d d_v;
@@ -143,11 +133,5 @@ INLINE void d_transpose(d_v *r) {
   r[2] = _mm256_permute2f128_pd(a, c, 0x31);
   r[3] = _mm256_permute2f128_pd(b, d, 0x31);
 }
-
-// A register of what it holds.
-#define f_load_real f_load_f32
-#define f_store_real f_store_f32
-#define d_load_real d_load_f64
-#define d_store_real d_store_f64
 
 enum { VECTOR_BYTES = 32 };

@@ -3,18 +3,10 @@
 #pragma once
 
 #include <immintrin.h>
-#include <stdint.h>
-#include <string.h>
+
+#include "vector.h"
 
 #define TARGET __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c,prfchw")))
-#define INLINE static inline __attribute__((always_inline)) TARGET
-
-// Loops over registers are unrolled whole, so that the registers have names.
-#ifdef __clang__
-#define UNROLL _Pragma("unroll")
-#else
-#define UNROLL _Pragma("GCC unroll 32")
-#endif
 
 enum { f_lanes = 16, d_lanes = 8 };
 // A product's kernel has so many rows at most, by so many registers: 24 sums, three registers of
@@ -26,8 +18,6 @@ enum { panel_height = 8, panel_registers = 3 };
 #define FOR_EACH_PANEL(macro, name, target) \
   FOR_EACH_HEIGHT(macro, 1, name, target) FOR_EACH_HEIGHT(macro, 2, name, target) FOR_EACH_HEIGHT(macro, 3, name, target)
 
-typedef float f_real;
-typedef double d_real;
 typedef __m512 f_v;
 typedef __mmask16 f_m;
 typedef __m512d d_v;
@@ -184,11 +174,5 @@ INLINE void d_transpose(d_v *r) {
     r[i + 6] = _mm512_shuffle_f64x2(b, d, 0xdd);
   }
 }
-
-// A register of what it holds.
-#define f_load_real f_load_f32
-#define f_store_real f_store_f32
-#define d_load_real d_load_f64
-#define d_store_real d_store_f64
 
 enum { VECTOR_BYTES = 64 };

@@ -3,18 +3,10 @@
 #pragma once
 
 #include <arm_neon.h>
-#include <stdint.h>
-#include <string.h>
+
+#include "vector.h"
 
 #define TARGET  // every arm64 has it
-#define INLINE static inline __attribute__((always_inline)) TARGET
-
-// Loops over registers are unrolled whole, so that the registers have names.
-#ifdef __clang__
-#define UNROLL _Pragma("unroll")
-#else
-#define UNROLL _Pragma("GCC unroll 32")
-#endif
 
 enum { f_lanes = 4, d_lanes = 2 };
 // 24 sums, six registers of the right operand, two of the left. These are AVX2's panels, in
@@ -27,8 +19,6 @@ enum { panel_height = 4, panel_registers = 6 };
   FOR_EACH_HEIGHT(macro, 3, name, target)   \
   FOR_EACH_HEIGHT(macro, 4, name, target) FOR_EACH_HEIGHT(macro, 5, name, target) FOR_EACH_HEIGHT(macro, 6, name, target)
 
-typedef float f_real;
-typedef double d_real;
 typedef float32x4_t f_v;
 typedef uint32x4_t f_m;
 typedef float64x2_t d_v;
@@ -131,11 +121,5 @@ INLINE void d_transpose(d_v *r) {
   r[1] = vtrn2q_f64(r[0], r[1]);
   r[0] = first;
 }
-
-// A register of what it holds.
-#define f_load_real f_load_f32
-#define f_store_real f_store_f32
-#define d_load_real d_load_f64
-#define d_store_real d_store_f64
 
 enum { VECTOR_BYTES = 16 };

@@ -14,9 +14,8 @@ typedef struct {
   void *slot; /* of the function pointer */
 } symbol;
 
-#define DRIVER_SYMBOL(name) {#name, &epg_driver.name}
-#define DRIVER_SYMBOL_V2(name) {#name "_v2", &epg_driver.name}
-#define BLAS_SYMBOL(name) {#name, &epg_blas_library.name}
+#define DRIVER_SYMBOL(result, name, version, arguments) {#name #version, &epg_driver.name},
+#define BLAS_SYMBOL(result, name, version, arguments) {#name #version, &epg_blas_library.name},
 
 static int resolve(void *library, const symbol *symbols, size_t count, const char *what, const char *wanted, char *reason, size_t capacity) {
   for (size_t i = 0; i < count; i++) {
@@ -50,36 +49,7 @@ int epg_fail_blas(epg_failure *failure, const char *call, int status) {
 }
 
 int epg_cuda_open(char *reason, size_t capacity) {
-  static const symbol symbols[] = {
-      DRIVER_SYMBOL(cuInit),
-      DRIVER_SYMBOL(cuDriverGetVersion),
-      DRIVER_SYMBOL(cuDeviceGetCount),
-      DRIVER_SYMBOL(cuDeviceGet),
-      DRIVER_SYMBOL(cuDeviceGetName),
-      DRIVER_SYMBOL(cuDeviceGetAttribute),
-      DRIVER_SYMBOL(cuDevicePrimaryCtxRetain),
-      DRIVER_SYMBOL(cuCtxGetCurrent),
-      DRIVER_SYMBOL_V2(cuCtxPushCurrent),
-      DRIVER_SYMBOL_V2(cuCtxPopCurrent),
-      DRIVER_SYMBOL(cuLibraryLoadData),
-      DRIVER_SYMBOL(cuLibraryGetKernel),
-      DRIVER_SYMBOL(cuLaunchKernel),
-      DRIVER_SYMBOL(cuLaunchKernelEx),
-      DRIVER_SYMBOL(cuMemsetD8Async),
-      DRIVER_SYMBOL_V2(cuMemcpyDtoDAsync),
-      DRIVER_SYMBOL_V2(cuMemAlloc),
-      DRIVER_SYMBOL_V2(cuMemFree),
-      DRIVER_SYMBOL(cuStreamCreate),
-      DRIVER_SYMBOL(cuStreamSynchronize),
-      DRIVER_SYMBOL(cuThreadExchangeStreamCaptureMode),
-      DRIVER_SYMBOL_V2(cuStreamDestroy),
-      DRIVER_SYMBOL(cuEventCreate),
-      DRIVER_SYMBOL(cuEventRecord),
-      DRIVER_SYMBOL(cuEventElapsedTime),
-      DRIVER_SYMBOL_V2(cuEventDestroy),
-      DRIVER_SYMBOL(cuGetErrorName),
-      DRIVER_SYMBOL(cuGetErrorString),
-  };
+  static const symbol symbols[] = {EPG_DRIVER_FUNCTIONS(DRIVER_SYMBOL)};
   void *library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
   if (!library) {
     snprintf(reason, capacity, "NVIDIA's driver is not installed (%s): want " EPG_WANTED_DRIVER, dlerror());
@@ -175,23 +145,7 @@ int epg_cuda_allow_shared(const epg_device *d, epg_function function, uint32_t b
 int epg_cuda_has_maps(void) { return epg_driver.cuTensorMapEncodeTiled && epg_driver.cuKernelSetAttribute; }
 
 int epg_blas_open(char *reason, size_t capacity) {
-  static const symbol symbols[] = {
-      BLAS_SYMBOL(cublasLtGetVersion),
-      BLAS_SYMBOL(cublasLtCreate),
-      BLAS_SYMBOL(cublasLtGetStatusName),
-      BLAS_SYMBOL(cublasLtGetStatusString),
-      BLAS_SYMBOL(cublasLtMatmulDescCreate),
-      BLAS_SYMBOL(cublasLtMatmulDescDestroy),
-      BLAS_SYMBOL(cublasLtMatmulDescSetAttribute),
-      BLAS_SYMBOL(cublasLtMatrixLayoutCreate),
-      BLAS_SYMBOL(cublasLtMatrixLayoutDestroy),
-      BLAS_SYMBOL(cublasLtMatrixLayoutSetAttribute),
-      BLAS_SYMBOL(cublasLtMatmulPreferenceCreate),
-      BLAS_SYMBOL(cublasLtMatmulPreferenceDestroy),
-      BLAS_SYMBOL(cublasLtMatmulPreferenceSetAttribute),
-      BLAS_SYMBOL(cublasLtMatmulAlgoGetHeuristic),
-      BLAS_SYMBOL(cublasLtMatmul),
-  };
+  static const symbol symbols[] = {EPG_BLAS_FUNCTIONS(BLAS_SYMBOL)};
   /* By name the copy that PyTorch has loaded is found, wherever it lies. */
   const char *names[] = {"libcublasLt.so.13", "libcublasLt.so.12"};
   /* C's: Go's environment does not have what Python has set since */

@@ -71,7 +71,7 @@ func (w walk) byVectors(function string, n numbers, width, perThread int64, broa
 	p.uint32(0)
 	p.uint32(broadcast)
 	p.bool(gateFirst)
-	l, err := n.launch(p, len(w.views), function, vectors/(vectorThreads*perThread)+1)
+	l, err := p.launch(function, vectors/(vectorThreads*perThread)+1)
 	if err == nil {
 		l.block[0] = vectorThreads
 	}
@@ -92,7 +92,7 @@ func (w walk) strided(function string, n numbers) (*launch, error) {
 	p.uint32(uint32(lanes))
 	p.uint32(0)
 	p.uint32(0)
-	return n.launch(p, len(w.views), function+"_strided", tiles*ceilDiv(rows, blockThreads>>lanes))
+	return p.launch(function+"_strided", tiles*ceilDiv(rows, blockThreads>>lanes))
 }
 
 // parameters are the fields that both forms begin with.

@@ -29,10 +29,10 @@ func (b *builder) plainProduct(left, right, bias, out, ends *tensor.View) error 
 	}
 	across := ceilDiv(columns, groupedTile)
 	p := &parameters{}
-	p.groupedMatrix(left, none, 0, 1)
-	p.groupedMatrix(right, 0, 1, 2)
-	p.groupedMatrix(bias, 0, none, 1)
-	p.groupedMatrix(out, none, 0, 1)
+	p.strided(left, none, 0, 1)
+	p.strided(right, 0, 1, 2)
+	p.strided(bias, 0, none, 1)
+	p.strided(out, none, 0, 1)
 	p.address(ends)
 	p.int64(columns)
 	p.int64(left.Shape[1])
@@ -55,10 +55,10 @@ func (b *builder) plainDepth(left, right, out, ends *tensor.View) error {
 	}
 	down, across := ceilDiv(rows, groupedTile), ceilDiv(columns, groupedTile)
 	p := &parameters{}
-	p.groupedMatrix(left, none, 0, 1)
-	p.groupedMatrix(right, none, 0, 1)
-	p.groupedMatrix(nil, none, none, none)
-	p.groupedMatrix(out, 0, 1, 2)
+	p.strided(left, none, 0, 1)
+	p.strided(right, none, 0, 1)
+	p.strided(nil, none, none, none)
+	p.strided(out, 0, 1, 2)
 	p.address(ends)
 	p.int64(columns)
 	p.int64(rows)
@@ -69,22 +69,6 @@ func (b *builder) plainDepth(left, right, out, ends *tensor.View) error {
 	if b.isFloat(out) {
 		function += "_f32"
 	}
-	return b.accumulating(p, function, groups*down*across)
-}
-
-// accumulating adds a launch whose next parameter, and last but for a gap, is whether to
-// accumulate.
-func (b *builder) accumulating(p *parameters, function string, blocks int64) error {
-	accumulate := len(p.bytes)
-	p.uint32(0)
-	if len(p.bytes)%8 != 0 {
-		p.uint32(0)
-	}
-	l, err := p.launch(function, blocks)
-	if err != nil {
-		return err
-	}
-	l.accumulate = accumulate
-	b.launch(step{general: l})
-	return nil
+	p.accumulate(true)
+	return b.general(p, function, groups*down*across)
 }

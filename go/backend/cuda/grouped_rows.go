@@ -42,7 +42,7 @@ func (b *builder) groupEnds(p *backend.GroupEnds) error {
 		return nil
 	}
 	q := &parameters{}
-	q.vector(p.Offsets)
+	q.strided(p.Offsets, 0)
 	q.address(p.Ends)
 	q.int64(groups)
 	q.sizes(p.Rows)
@@ -97,27 +97,15 @@ func (b *builder) route(p *backend.Route) error {
 	return launch("grouped_route_place", max(min(turns, 2*int64(b.device.processors)), 1))
 }
 
-// groupedMatrix is a Matrix of groups.cuh: rows, or a matrix or a vector for each group.
-func (p *parameters) groupedMatrix(v *tensor.View, group, row, column int) {
-	p.address(v)
-	for _, d := range [3]int{group, row, column} {
-		stride := int64(0)
-		if v != nil && d >= 0 {
-			stride = v.Strides[d]
-		}
-		p.int64(stride)
-	}
-}
-
 // rowsMatrix is a matrix of rows, whose strides count units of so many elements.
 func (p *parameters) rowsMatrix(v *tensor.View, unit int64) {
 	if v == nil || unit == 1 {
-		p.groupedMatrix(v, none, 0, 1)
+		p.strided(v, none, 0, 1)
 		return
 	}
 	units := *v
 	units.Strides = []int64{v.Strides[0] / unit, v.Strides[1]}
-	p.groupedMatrix(&units, none, 0, 1)
+	p.strided(&units, none, 0, 1)
 }
 
 // byRows reports whether rows of matrices can be read and written by vectors, as far as their
@@ -168,20 +156,9 @@ func vectorWidth(dt dtype.DType) int64 { return vectorBytes / dt.Size() }
 // slots are the Slots of grouped_rows.cu.
 func (p *parameters) slots(places, scale *tensor.View, isFloat bool) {
 	p.address(places)
-	p.groupedVector(scale)
+	p.strided(scale, 0, 1)
 	p.bool(isFloat)
 	p.sizes(places.Shape[1])
-}
-
-// groupedVector is a pointer and the strides of two dimensions.
-func (p *parameters) groupedVector(v *tensor.View) {
-	p.address(v)
-	strides := []int64{0, 0}
-	if v != nil {
-		strides = v.Strides
-	}
-	p.int64(strides[0])
-	p.int64(strides[1])
 }
 
 // isFloat reports whether a tensor is in float, beside others in a half type.
@@ -269,10 +246,10 @@ func (b *builder) scaleGradient(p *backend.ScaleGradient) error {
 	q := &parameters{}
 	q.address(p.Sums)
 	q.address(p.Places)
-	q.groupedVector(p.Index)
+	q.strided(p.Index, 0, 1)
 	q.rowsMatrix(p.GradOutput, 1)
 	q.rowsMatrix(p.Bias, 1)
-	q.groupedVector(p.GradScale)
+	q.strided(p.GradScale, 0, 1)
 	q.int64(columns)
 	q.sizes(slots, p.Places.Shape[1])
 	q.bool(b.isFloat(p.GradScale))

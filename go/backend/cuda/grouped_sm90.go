@@ -62,7 +62,7 @@ type weightBoxes struct {
 // hasGroups reports whether this device has the kernels of grouped_sm90.cuh for a problem.
 func (b *builder) hasGroups(ends *tensor.View, rows *tensor.View) bool {
 	groups := ends.Shape[0]
-	return b.dt.Size() == 2 && b.device.boxes && !b.blasAlone && 0 < groups && groups <= mostGroups && !rows.IsEmpty() &&
+	return b.dt.IsHalf() && b.device.boxes && !b.blasAlone && 0 < groups && groups <= mostGroups && !rows.IsEmpty() &&
 		rows.Shape[0] <= raggedRows
 }
 
@@ -171,20 +171,17 @@ func (l *groupedLaunch) add(b *builder, family, rest string) error {
 	for _, v := range []*tensor.View{l.ends, l.biases[0], l.biases[1], l.scales, l.rowSums, l.columnSums} {
 		p.address(v)
 	}
-	p.runsNumbers()
+	p.numbers(numbers{})
 	p.sizes(l.ends.Shape[0], l.rows, l.depth, l.columns, l.rightOfTile, l.biasStride, l.band, l.shift)
 	p.bool(l.gateFirst)
-	accumulate := len(p.bytes)
-	p.sizes(0, wanted)
+	p.accumulate(l.adds)
+	p.sizes(wanted)
 	p.bytes = append(p.bytes, make([]byte, groupedParameters-len(p.bytes))...)
 	made, err := p.launch(function, int64(b.device.processors))
 	if err != nil {
 		return err
 	}
-	made.block[0], made.shared, made.maps, made.parameters = sm90Threads, sm90Shared, maps, p.numbersAt
-	if l.adds {
-		made.accumulate = accumulate
-	}
+	made.block[0], made.shared, made.maps = sm90Threads, sm90Shared, maps
 	b.launch(step{general: made})
 	return nil
 }
@@ -370,13 +367,12 @@ func (b *builder) addColumnSums(parts, sums, ends *tensor.View) error {
 	q.address(sums)
 	q.int64(sums.Strides[0])
 	q.sizes(sums.Shape[1])
-	accumulate := len(q.bytes)
-	q.sizes(0)
+	q.accumulate(true)
 	l, err := q.launch("grouped_column_sums_sm90_"+sums.DType.Short(), ceilDiv(sums.Shape[1], columnSumsThreads))
 	if err != nil {
 		return err
 	}
-	l.grid[1], l.block[0], l.accumulate = uint32(sums.Shape[0]), columnSumsThreads, accumulate
+	l.grid[1], l.block[0] = uint32(sums.Shape[0]), columnSumsThreads
 	b.launch(step{general: l})
 	return nil
 }

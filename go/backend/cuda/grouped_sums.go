@@ -56,12 +56,14 @@ func (b *builder) finishSums(g *groupSums) error {
 	}
 	blocks := ceilDiv(columns, sumLanes)
 	p := &parameters{}
-	p.groupedMatrix(g.sums, 0, none, 1)
+	p.strided(g.sums, 0, none, 1)
 	p.address(g.partials)
 	p.address(g.ends)
 	p.int64(columns)
 	p.divisor(blocks)
-	return b.accumulating(p, "grouped_finish_sums_"+g.sums.DType.Short(), groups*blocks)
+	p.accumulate(true)
+	p.uint32(0)
+	return b.general(p, "grouped_finish_sums_"+g.sums.DType.Short(), groups*blocks)
 }
 
 // sumRowsOf adds sums of the rows of a matrix.

@@ -5,6 +5,7 @@
 package cuda
 
 import (
+	"cmp"
 	"encoding/binary"
 	"math"
 	"math/bits"
@@ -28,21 +29,16 @@ const (
 // parameters collects a kernel's parameter struct in the order of its fields, which are laid out
 // without gaps.
 type parameters struct {
-	bytes     []byte
-	pointers  []pointer
-	numbersAt int // where runsNumbers are
+	bytes    []byte
+	pointers []pointer
+	// where the run's parameters go, and whether it accumulates; 0, where an address is, for none
+	numbersAt, accumulateAt int
 }
 
-func (p *parameters) uint32(x uint32) { p.bytes = binary.LittleEndian.AppendUint32(p.bytes, x) }
-func (p *parameters) uint64(x uint64) { p.bytes = binary.LittleEndian.AppendUint64(p.bytes, x) }
-func (p *parameters) int64(x int64)   { p.uint64(uint64(x)) }
-func (p *parameters) bool(x bool) {
-	if x {
-		p.uint32(1)
-	} else {
-		p.uint32(0)
-	}
-}
+func (p *parameters) uint32(x uint32)   { p.bytes = binary.LittleEndian.AppendUint32(p.bytes, x) }
+func (p *parameters) uint64(x uint64)   { p.bytes = binary.LittleEndian.AppendUint64(p.bytes, x) }
+func (p *parameters) int64(x int64)     { p.uint64(uint64(x)) }
+func (p *parameters) bool(x bool)       { p.uint32(truth(x)) }
 func (p *parameters) float64(x float64) { p.uint64(math.Float64bits(x)) }
 
 // address is a view's first element; a nil view is a null pointer.
@@ -51,6 +47,27 @@ func (p *parameters) address(v *tensor.View) {
 		p.pointers = append(p.pointers, pointer{len(p.bytes), v})
 	}
 	p.uint64(0)
+}
+
+// strided is a view's first element and its strides in some dimensions: 0 of the dimension `none`,
+// and of a nil view.
+func (p *parameters) strided(v *tensor.View, dimensions ...int) {
+	p.address(v)
+	for _, d := range dimensions {
+		stride := int64(0)
+		if v != nil && d >= 0 {
+			stride = v.Strides[d]
+		}
+		p.int64(stride)
+	}
+}
+
+// accumulate is whether a run accumulates, which it may.
+func (p *parameters) accumulate(may bool) {
+	if may {
+		p.accumulateAt = len(p.bytes)
+	}
+	p.uint32(0)
 }
 
 // divisor is a Divisor of loops.cuh.
@@ -98,7 +115,7 @@ func (p *parameters) launch(function string, blocks int64) (*launch, error) {
 	}
 	return &launch{
 		function: function, grid: [3]uint32{uint32(blocks), 1, 1}, block: [3]uint32{blockThreads, 1, 1},
-		params: p.bytes, pointers: p.pointers, parameters: none, accumulate: none,
+		params: p.bytes, pointers: p.pointers, parameters: cmp.Or(p.numbersAt, none), accumulate: cmp.Or(p.accumulateAt, none),
 	}, nil
 }
 
@@ -111,17 +128,18 @@ type numbers struct {
 
 // numbers are the parameters of a kind.
 func (p *parameters) numbers(n numbers) {
+	if !n.fixed {
+		p.numbersAt = len(p.bytes)
+	}
 	p.float64(n.first)
 	for range activation.MostParameters - 1 {
 		p.float64(0)
 	}
 }
 
-// launch makes a launch whose numbers lie behind so many addresses.
-func (n numbers) launch(p *parameters, addresses int, function string, blocks int64) (*launch, error) {
-	l, err := p.launch(function, blocks)
-	if err == nil && !n.fixed {
-		l.parameters = 8 * addresses
+func truth(b bool) uint32 {
+	if b {
+		return 1
 	}
-	return l, err
+	return 0
 }

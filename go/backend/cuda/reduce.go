@@ -291,10 +291,10 @@ func (o order) launch(
 	p.uint32(uint32(len(kept.shape)))
 	p.uint32(uint32(len(reduced.shape)))
 	p.uint32(uint32(o.keptLanes))
-	p.uint32(truth(o.keptFirst))
+	p.bool(o.keptFirst)
 	p.uint32(repeated)
 	p.uint32(uint32(o.longChunks))
-	return r.numbers.launch(p, len(operands)+len(partials), function, blocks*o.chunks)
+	return p.launch(function, blocks*o.chunks)
 }
 
 // skipped is a view that starts as much later than the whole as two parts of it do together.
@@ -324,24 +324,13 @@ func (b *builder) finish(r *reduction, sum walk, partials *tensor.View, chunks, 
 	p.divisors(sum.shape)
 	p.uint32(uint32(len(sum.shape)))
 	p.uint32(uint32(lanes))
-	accumulate := len(p.bytes)
-	p.uint32(0)
+	p.accumulate(r.accumulates)
 	p.uint32(0)
 	l, err := p.launch("finish_columns_"+sum.views[0].DType.Short(), ceilDiv(n, 1<<lanes))
 	if err != nil {
 		return err
 	}
 	l.early = true
-	if r.accumulates {
-		l.accumulate = accumulate
-	}
 	b.launch(step{general: l, finishes: true})
 	return nil
-}
-
-func truth(b bool) uint32 {
-	if b {
-		return 1
-	}
-	return 0
 }

@@ -149,7 +149,7 @@ func (l *boxedLaunch) add(name string) error {
 		p.address(bias)
 	}
 	p.address(l.sums)
-	p.runsNumbers()
+	p.numbers(numbers{})
 	p.sizes(o.depth, o.columns, l.down, l.across, min(l.down, bandOfTiles), wanted)
 	p.bytes = append(p.bytes, make([]byte, sm90Parameters-len(p.bytes))...)
 	function := fmt.Sprintf("%s_%s_%s_%d", name, b.dt.Short(), form, l.tileColumns)
@@ -157,7 +157,7 @@ func (l *boxedLaunch) add(name string) error {
 	if err != nil {
 		return err
 	}
-	made.block[0], made.shared, made.maps, made.parameters = sm90Threads, sm90Shared, maps, p.numbersAt
+	made.block[0], made.shared, made.maps = sm90Threads, sm90Shared, maps
 	b.launch(step{general: made})
 	return nil
 }

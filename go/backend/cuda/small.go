@@ -95,22 +95,6 @@ func (p *parameters) matrix(v *tensor.View) {
 	p.int64(strides[1])
 }
 
-// vector is a pointer to elements with one stride.
-func (p *parameters) vector(v *tensor.View) {
-	p.address(v)
-	stride := int64(0)
-	if v != nil {
-		stride = v.Strides[0]
-	}
-	p.int64(stride)
-}
-
-// runsNumbers are the parameters of a kind, which the run brings.
-func (p *parameters) runsNumbers() {
-	p.numbersAt = len(p.bytes)
-	p.numbers(numbers{})
-}
-
 func (p *parameters) sizes(sizes ...int64) {
 	for _, size := range sizes {
 		p.uint32(uint32(size))
@@ -129,7 +113,7 @@ func smallName(formula string) string {
 
 // smallNumbers are the parameters of a formula, which the run brings, and its number among others.
 func (p *parameters) smallNumbers(formula string) {
-	p.runsNumbers()
+	p.numbers(numbers{})
 	p.float64(float64(max(slices.Index(activation.OtherKernels(), formula), 0)))
 }
 
@@ -138,7 +122,7 @@ func (p *parameters) smallNumbers(formula string) {
 func (b *builder) smallForward(s smallGemm, formula string, left, right, bias, out, preactivation *tensor.View) error {
 	return b.small("gemm_epilogue_small_"+smallName(formula), tiles(s.m, s.n), []*tensor.View{left, right}, []*tensor.View{out, preactivation}, false,
 		func(p *parameters) {
-			p.vector(bias)
+			p.strided(bias, 0)
 			p.smallNumbers(formula)
 			p.sizes(s.m, s.n, s.k, ceilDiv(s.n, smallTile))
 		})
@@ -174,7 +158,7 @@ func (b *builder) smallBackward(s smallGemm, q *backend.GemmEpilogueBackward) er
 	return b.small("gemm_epilogue_backward_small_"+from+smallName(q.Formula), gradATiles+gradBTiles+biasBlocks,
 		[]*tensor.View{q.GradOutput, saved, q.A, q.B}, []*tensor.View{q.GradA, q.GradB}, true,
 		func(p *parameters) {
-			p.vector(q.GradBias)
+			p.strided(q.GradBias, 0)
 			p.smallNumbers(q.Formula)
 			p.sizes(s.m, s.n, s.k, gradATiles, gradBTiles)
 		})
@@ -202,17 +186,12 @@ func (b *builder) small(function string, blocks int64, inputs, outputs []*tensor
 		finishing = append(finishing, finish)
 	}
 	rest(p)
-	accumulate := none
 	if accumulates {
-		accumulate = len(p.bytes)
-		p.uint32(0)
+		p.accumulate(true)
 	}
-	l, err := p.launch(function+"_"+b.dt.Short(), blocks)
-	if err != nil {
+	if err := b.general(p, function+"_"+b.dt.Short(), blocks); err != nil {
 		return err
 	}
-	l.parameters, l.accumulate = p.numbersAt, accumulate
-	b.launch(step{general: l})
 	for _, finish := range finishing {
 		if err := finish(); err != nil {
 			return err

@@ -7,12 +7,8 @@
 namespace epigrad {
 
 template <class Activation, class Storage>
-struct Activate {
-  using Output = Storage;
-  using Input = Storage;
+struct Activate : Operands<Storage, 1, 1> {
   using Real = typename Storage::Real;
-  static constexpr int outputs = 1, inputs = 1, operands = 2;
-  static constexpr bool optional_inputs = false, selective = false;
   static constexpr int vectors = Activation::cheap ? 1 : 2;
 
   template <unsigned wanted>
@@ -22,13 +18,8 @@ struct Activate {
 };
 
 template <class Storage>
-struct Copy {
-  using Output = Bits<Storage>;
-  using Input = Output;
-  using Real = typename Output::Real;
-  static constexpr int outputs = 1, inputs = 1, operands = 2;
-  static constexpr bool optional_inputs = false, selective = false;
-  static constexpr int vectors = 1;
+struct Copy : Operands<Bits<Storage>, 1, 1> {
+  using Real = typename Bits<Storage>::Real;
 
   template <unsigned wanted>
   static __device__ __forceinline__ void apply(const Parameters<Real> &p, Real (&y)[1], const Real (&x)[1]) {

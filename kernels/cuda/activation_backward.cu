@@ -15,13 +15,9 @@ namespace epigrad {
 
 // grad_input, out; grad_output, input.
 template <class Activation, class Storage>
-struct ActivationBackward {
-  using Output = Storage;
-  using Input = Storage;
+struct ActivationBackward : Operands<Storage, 2, 2> {
   using Real = typename Storage::Real;
-  static constexpr int outputs = 2, inputs = 2, operands = 4, sums = 1;
-  static constexpr int vectors = 1;
-  static constexpr bool optional_inputs = false, selective = false;
+  static constexpr int sums = 1;
 
   template <unsigned wanted>
   static __device__ __forceinline__ void apply(const Parameters<Real> &p, Real (&y)[2], const Real (&x)[2]) {

@@ -15,12 +15,8 @@ namespace epigrad {
 
 // out; value, gate.
 template <class Gate, class Storage>
-struct Gated {
-  using Output = Storage;
-  using Input = Storage;
+struct Gated : Operands<Storage, 1, 2> {
   using Real = typename Storage::Real;
-  static constexpr int outputs = 1, inputs = 2, operands = 3;
-  static constexpr bool optional_inputs = false, selective = false;
   static constexpr int vectors = Gate::cheap ? 1 : 2;
 
   template <unsigned wanted>
@@ -31,13 +27,9 @@ struct Gated {
 
 // grad_value, grad_gate; grad_output, value, gate.
 template <class Gate, class Storage>
-struct GatedBackward {
-  using Output = Storage;
-  using Input = Storage;
+struct GatedBackward : Operands<Storage, 2, 3> {
   using Real = typename Storage::Real;
-  static constexpr int outputs = 2, inputs = 3, operands = 5, sums = 2;
-  static constexpr bool optional_inputs = false, selective = true;
-  static constexpr int vectors = 1;
+  static constexpr bool selective = true;
 
   static __device__ __forceinline__ bool is_plain(const Parameters<Real> &p) { return Gate::is_plain(p); }
 
@@ -55,7 +47,7 @@ struct GatedBackward {
 // pair count elements: they are twice those of the other operands.
 template <class Operation>
 __device__ __forceinline__ void elementwise_pairs(const Elementwise<Operation::operands> &p) {
-  using Storage = typename Operation::Output;
+  using Storage = typename Operation::Storage;
   using Real = typename Operation::Real;
   constexpr int width = Storage::width, outputs = Operation::outputs, inputs = Operation::inputs, operands = Operation::operands;
   constexpr int value = inputs - 2, gate = inputs - 1, pair = operands - 2;

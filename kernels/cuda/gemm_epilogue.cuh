@@ -9,12 +9,8 @@ namespace epigrad {
 
 // grad_preactivation; grad_output, preactivation.
 template <class Activation, class Storage>
-struct GradPreactivation {
-  using Output = Storage;
-  using Input = Storage;
+struct GradPreactivation : Operands<Storage, 1, 2> {
   using Real = typename Storage::Real;
-  static constexpr int outputs = 1, inputs = 2, operands = 3, sums = 1;
-  static constexpr bool optional_inputs = false, selective = false;
   static constexpr int vectors = Activation::cheap ? 1 : 2;
 
   template <unsigned wanted>
@@ -37,13 +33,8 @@ struct GradPreactivationFromOutput : GradPreactivation<Activation, Storage> {
 
 // grad_preactivation of no activation, for its sums; grad_output.
 template <class Storage>
-struct GradPreactivationOfNone {
-  using Output = Storage;
-  using Input = Storage;
+struct GradPreactivationOfNone : Operands<Storage, 1, 1> {
   using Real = typename Storage::Real;
-  static constexpr int outputs = 1, inputs = 1, operands = 2, sums = 1;
-  static constexpr bool optional_inputs = false, selective = false;
-  static constexpr int vectors = 1;
 
   template <unsigned wanted>
   static __device__ __forceinline__ void apply(const Parameters<Real> &p, Real (&y)[1], const Real (&x)[1]) {

@@ -71,7 +71,7 @@ struct Elements {
 
 template <class Operation>
 struct Gradients {
-  using Storage = typename Operation::Input;
+  using Storage = typename Operation::Storage;
   const Matrix &x, &saved;
   Parameters<typename Storage::Real> parameters;
   __device__ __forceinline__ typename Storage::Real operator()(int row, int column) const {

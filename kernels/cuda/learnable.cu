@@ -14,13 +14,8 @@ namespace epigrad {
 
 // out; x, weight.
 template <class Storage>
-struct Prelu {
-  using Output = Storage;
-  using Input = Storage;
+struct Prelu : Operands<Storage, 1, 2> {
   using Real = typename Storage::Real;
-  static constexpr int outputs = 1, inputs = 2, operands = 3;
-  static constexpr bool optional_inputs = false, selective = false;
-  static constexpr int vectors = 1;
 
   template <unsigned wanted>
   static __device__ __forceinline__ void apply(const Parameters<Real> &, Real (&y)[1], const Real (&x)[2]) {
@@ -31,13 +26,9 @@ struct Prelu {
 // grad_input, grad_weight; grad_output, x, weight, which may be null where grad_input is not asked
 // for.
 template <class Storage>
-struct PreluBackward {
-  using Output = Storage;
-  using Input = Storage;
+struct PreluBackward : Operands<Storage, 2, 3> {
   using Real = typename Storage::Real;
-  static constexpr int outputs = 2, inputs = 3, operands = 5, sums = 2;
-  static constexpr bool optional_inputs = true, selective = false;
-  static constexpr int vectors = 1;
+  static constexpr bool optional_inputs = true;
 
   template <unsigned wanted>
   static __device__ __forceinline__ void apply(const Parameters<Real> &, Real (&y)[2], const Real (&x)[3]) {
@@ -79,14 +70,10 @@ struct Expm1 {
 
 // out; x, alpha_p, alpha_n.
 template <class Storage>
-struct Xielu {
-  using Output = Storage;
-  using Input = Storage;
+struct Xielu : Operands<Storage, 1, 3> {
   using Real = typename Storage::Real;
   using A = typename Storage::Arithmetic;
-  static constexpr int outputs = 1, inputs = 3, operands = 4;
   static constexpr unsigned uniform = 0b110;
-  static constexpr bool optional_inputs = false, selective = false;
   static constexpr int vectors = 2;
 
   template <unsigned wanted>
@@ -99,15 +86,11 @@ struct Xielu {
 // grad_input, grad_alpha_p, grad_alpha_n; grad_output, x, alpha_p, alpha_n, which may be null where
 // only the other's gradient is asked for.
 template <class Storage>
-struct XieluBackward {
-  using Output = Storage;
-  using Input = Storage;
+struct XieluBackward : Operands<Storage, 3, 4> {
   using Real = typename Storage::Real;
   using A = typename Storage::Arithmetic;
-  static constexpr int outputs = 3, inputs = 4, operands = 7, sums = 3;
   static constexpr unsigned uniform = 0b1100;
-  static constexpr bool optional_inputs = true, selective = false;
-  static constexpr int vectors = 1;
+  static constexpr bool optional_inputs = true;
 
   template <unsigned wanted>
   static __device__ __forceinline__ void apply(const Parameters<Real> &p, Real (&y)[3], const Real (&x)[4]) {

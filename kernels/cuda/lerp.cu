@@ -17,13 +17,9 @@ namespace epigrad {
 
 // out; start, end, weight.
 template <class Storage>
-struct Lerp {
-  using Output = Storage;
-  using Input = Storage;
+struct Lerp : Operands<Storage, 1, 3> {
   using Real = typename Storage::Real;
-  static constexpr int outputs = 1, inputs = 3, operands = 4;
-  static constexpr bool optional_inputs = true, selective = false;
-  static constexpr int vectors = 1;
+  static constexpr bool optional_inputs = true;
 
   template <unsigned wanted>
   static __device__ __forceinline__ void apply(const Parameters<Real> &p, Real (&y)[1], const Real (&x)[3]) {
@@ -36,13 +32,9 @@ struct Lerp {
 // grad_start, grad_end, grad_weight; grad_output, start, end, weight. Start and end may be null
 // where grad_weight is not asked for, and weight where nothing else is.
 template <class Storage>
-struct LerpBackward {
-  using Output = Storage;
-  using Input = Storage;
+struct LerpBackward : Operands<Storage, 3, 4> {
   using Real = typename Storage::Real;
-  static constexpr int outputs = 3, inputs = 4, operands = 7, sums = 3;
-  static constexpr bool optional_inputs = true, selective = false;
-  static constexpr int vectors = 1;
+  static constexpr bool optional_inputs = true;
 
   template <unsigned wanted>
   static __device__ __forceinline__ void apply(const Parameters<Real> &p, Real (&y)[3], const Real (&x)[4]) {

@@ -2,19 +2,20 @@
 //
 // An operation is a struct with
 //
-//   Output, Input             storage types of all outputs and of all inputs
+//   Storage                   the storage type of all operands
 //   outputs, inputs           how many there are
+//   sums                      how many outputs a summing kernel sums, the first (reduce.cuh)
 //   optional_inputs           whether a null input stands for zeros
 //   selective                 whether apply leaves out what is not wanted
 //   vectors                   how many vectors a thread of the vector form does: 2 where they have
 //                             more to compute than to wait for, so that they share what it costs
 //                             to find them
 //   uniform                   bit i says that input i has one value, wherever it is read: what
-//                             apply computes of it is then computed once for a vector (optional)
+//                             apply computes of it is then computed once for a vector
 //   apply<wanted>(p, y, x)    outputs y from inputs x and the parameters p; bit i of wanted asks for y[i]
 //
-// and two kernels are made of it, which give the same bits for the same element. A null output is
-// not written.
+// most of which it inherits from Operands. Two kernels are made of it, which give the same bits for
+// the same element. A null output is not written.
 #pragma once
 
 #include "arithmetic.cuh"
@@ -27,6 +28,15 @@ constexpr int block_threads_log2 = 8;
 // of a block of the vector form: shorter blocks make way sooner
 constexpr int vector_threads = 128;
 constexpr int max_rank = 8;
+
+template <class S, int output_count, int input_count>
+struct Operands {
+  using Storage = S;
+  using Real = typename S::Real;
+  static constexpr int outputs = output_count, inputs = input_count, operands = outputs + inputs, sums = outputs, vectors = 1;
+  static constexpr unsigned uniform = 0;
+  static constexpr bool optional_inputs = false, selective = false;
+};
 
 // Divisor divides numbers below 2^63 by size with one multiplication (Granlund and Montgomery 1994,
 // https://doi.org/10.1145/178243.178249):
@@ -92,11 +102,9 @@ __device__ __forceinline__ uint4 repeated(const Storage *p) {
 // all loads are under way before the first is waited for.
 template <class Operation>
 struct Inputs {
-  using Storage = typename Operation::Input;
+  using Storage = typename Operation::Storage;
   static constexpr int first = Operation::outputs;  // among the operands
-  static constexpr int width = Operation::Output::width;
-  static constexpr int pieces = width / Storage::width;
-  uint4 raw[Operation::inputs][pieces];
+  uint4 raw[Operation::inputs];
 
   // load reads a vector of each input; base and offsets are those of all operands.
   __device__ __forceinline__ void load(void *const *base, const int64_t *offsets, uint32_t broadcast) {
@@ -109,55 +117,34 @@ struct Inputs {
     }
   }
 
-  __device__ __forceinline__ void unpack(typename Storage::Real (&x)[Operation::inputs][width]) const {
-#pragma unroll
-    for (int i = 0; i < Operation::inputs; i++) {
-#pragma unroll
-      for (int piece = 0; piece < pieces; piece++) {
-        typename Storage::Real part[Storage::width];
-        Storage::unpack(part, raw[i][piece]);
-#pragma unroll
-        for (int e = 0; e < Storage::width; e++) x[i][piece * Storage::width + e] = part[e];
-      }
-    }
-  }
-
  private:
   __device__ __forceinline__ void load_one(int i, const void *base, int64_t offset, bool one_value) {
     const Storage *p = static_cast<const Storage *>(base) + offset;
     if (Operation::optional_inputs && base == nullptr) {
-#pragma unroll
-      for (int piece = 0; piece < pieces; piece++) raw[i][piece] = make_uint4(0, 0, 0, 0);
+      raw[i] = make_uint4(0, 0, 0, 0);
     } else if (one_value) {
-#pragma unroll
-      for (int piece = 0; piece < pieces; piece++) raw[i][piece] = repeated(p);
+      raw[i] = repeated(p);
     } else {
-#pragma unroll
-      for (int piece = 0; piece < pieces; piece++) raw[i][piece] = __ldg(reinterpret_cast<const uint4 *>(p) + piece);
+      raw[i] = __ldg(reinterpret_cast<const uint4 *>(p));
     }
   }
 };
 
-// uniform is Operation::uniform, or 0.
-template <class Operation, class = void>
-constexpr unsigned uniform = 0;
-template <class Operation>
-constexpr unsigned uniform<Operation, decltype(void(Operation::uniform))> = Operation::uniform;
-
 // apply_vector applies an operation to a vector of inputs and stores those outputs that have a
 // place.
 template <class Operation, unsigned wanted>
-__device__ __forceinline__ void apply_vector(typename Operation::Real (&y)[Operation::outputs][Operation::Output::width], const Inputs<Operation> &inputs,
+__device__ __forceinline__ void apply_vector(typename Operation::Real (&y)[Operation::outputs][Operation::Storage::width], const Inputs<Operation> &inputs,
                                              const Parameters<typename Operation::Real> &parameters) {
-  constexpr int width = Operation::Output::width;
-  typename Operation::Input::Real x[Operation::inputs][width];
-  inputs.unpack(x);
+  using Storage = typename Operation::Storage;
+  constexpr int width = Storage::width;
+  typename Operation::Real x[Operation::inputs][width];
+#pragma unroll
+  for (int i = 0; i < Operation::inputs; i++) Storage::unpack(x[i], inputs.raw[i]);
 #pragma unroll
   for (int e = 0; e < width; e++) {
-    typename Operation::Input::Real in[Operation::inputs];
-    typename Operation::Real out[Operation::outputs];
+    typename Operation::Real in[Operation::inputs], out[Operation::outputs];
 #pragma unroll
-    for (int i = 0; i < Operation::inputs; i++) in[i] = x[i][uniform<Operation> >> i & 1 ? 0 : e];
+    for (int i = 0; i < Operation::inputs; i++) in[i] = x[i][Operation::uniform >> i & 1 ? 0 : e];
     Operation::template apply<wanted>(parameters, out, in);
 #pragma unroll
     for (int i = 0; i < Operation::outputs; i++) {
@@ -168,8 +155,8 @@ __device__ __forceinline__ void apply_vector(typename Operation::Real (&y)[Opera
 
 template <class Operation, unsigned wanted>
 __device__ __forceinline__ void store_vector(void *const *base, const int64_t *offsets,
-                                             const typename Operation::Real (&y)[Operation::outputs][Operation::Output::width]) {
-  using Storage = typename Operation::Output;
+                                             const typename Operation::Real (&y)[Operation::outputs][Operation::Storage::width]) {
+  using Storage = typename Operation::Storage;
 #pragma unroll
   for (int i = 0; i < Operation::outputs; i++) {
     if (wanted >> i & 1 && (Operation::outputs == 1 || base[i] != nullptr)) {
@@ -183,28 +170,27 @@ __device__ __forceinline__ void store_vector(void *const *base, const int64_t *o
 template <class Operation>
 __device__ __forceinline__ void apply_one(typename Operation::Real (&y)[Operation::outputs], void *const *base, const int64_t *offsets,
                                           const Parameters<typename Operation::Real> &parameters) {
-  using Input = typename Operation::Input;
-  using Output = typename Operation::Output;
-  typename Input::Real x[Operation::inputs];
+  using Storage = typename Operation::Storage;
+  typename Operation::Real x[Operation::inputs];
 #pragma unroll
   for (int i = 0; i < Operation::inputs; i++) {
     const void *from = base[Operation::outputs + i];
     if (Operation::optional_inputs && from == nullptr) {
       x[i] = 0;
     } else {
-      x[i] = Input::load(static_cast<const Input *>(from) + offsets[Operation::outputs + i]);
+      x[i] = Storage::load(static_cast<const Storage *>(from) + offsets[Operation::outputs + i]);
     }
   }
   Operation::template apply<(1u << Operation::outputs) - 1>(parameters, y, x);
 #pragma unroll
   for (int i = 0; i < Operation::outputs; i++) {
-    if (base[i] != nullptr) Output::store(static_cast<Output *>(base[i]) + offsets[i], y[i]);
+    if (base[i] != nullptr) Storage::store(static_cast<Storage *>(base[i]) + offsets[i], y[i]);
   }
 }
 
 template <class Operation, unsigned wanted>
 __device__ __forceinline__ void apply_and_store(const Elementwise<Operation::operands> &p, const int64_t *offsets, const Inputs<Operation> &inputs) {
-  typename Operation::Real y[Operation::outputs][Operation::Output::width];
+  typename Operation::Real y[Operation::outputs][Operation::Storage::width];
   apply_vector<Operation, wanted>(y, inputs, Parameters<typename Operation::Real>(p.parameters));
   store_vector<Operation, wanted>(p.pointers, offsets, y);
 }
@@ -217,7 +203,7 @@ __device__ __forceinline__ void apply_tail(const Elementwise<Operation::operands
   for (int64_t e = 0; e < p.tail; e++) {
     int64_t offsets[operands];
 #pragma unroll
-    for (int i = 0; i < operands; i++) offsets[i] = p.broadcast >> i & 1 ? 0 : p.count * Operation::Output::width + e;
+    for (int i = 0; i < operands; i++) offsets[i] = p.broadcast >> i & 1 ? 0 : p.count * Operation::Storage::width + e;
     typename Operation::Real y[Operation::outputs];
     apply_one<Operation>(y, p.pointers, offsets, Parameters<typename Operation::Real>(p.parameters));
   }
@@ -227,7 +213,7 @@ __device__ __forceinline__ void apply_tail(const Elementwise<Operation::operands
 // needs no division; each further one costs a thread one multiplication a vector.
 template <class Operation>
 __device__ __forceinline__ void elementwise_vector(const Elementwise<Operation::operands> &p) {
-  constexpr int width = Operation::Output::width, operands = Operation::operands;
+  constexpr int width = Operation::Storage::width, operands = Operation::operands;
   constexpr unsigned all = (1u << Operation::outputs) - 1;
   const int64_t first = static_cast<int64_t>(blockIdx.x) * (vector_threads * Operation::vectors) + threadIdx.x;
   int64_t offsets[Operation::vectors][operands];

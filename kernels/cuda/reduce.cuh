@@ -78,7 +78,7 @@ constexpr int stages = Operation::inputs == 1 ? 4 : 3;
 template <class Operation, class Add>
 __device__ __forceinline__ void stream(char *(&pointers)[Operation::operands], const int64_t (&steps)[Operation::operands], int count, uint32_t broadcast,
                                        uint4 *slots, Add add) {
-  using Storage = typename Operation::Input;
+  using Storage = typename Operation::Storage;
   constexpr int outputs = Operation::outputs, inputs = Operation::inputs, depth = stages<Operation>;
   auto start = [&](int stage) {
 #pragma unroll
@@ -103,12 +103,12 @@ __device__ __forceinline__ void stream(char *(&pointers)[Operation::operands], c
     for (int i = 0; i < inputs; i++) {
       char *&from = pointers[outputs + i];
       if (Operation::optional_inputs && from == nullptr) {
-        here.raw[i][0] = make_uint4(0, 0, 0, 0);
+        here.raw[i] = make_uint4(0, 0, 0, 0);
       } else if (broadcast >> (outputs + i) & 1) {
-        here.raw[i][0] = repeated<Storage>(reinterpret_cast<const Storage *>(from));
+        here.raw[i] = repeated<Storage>(reinterpret_cast<const Storage *>(from));
         from += steps[outputs + i];
       } else {
-        here.raw[i][0] = slots[(stage * inputs + i) * block_threads];
+        here.raw[i] = slots[(stage * inputs + i) * block_threads];
       }
     }
     // Into the stage before this one, which has been read.
@@ -125,7 +125,7 @@ __device__ __forceinline__ void stream(char *(&pointers)[Operation::operands], c
 template <Vectors vectors, class Operation>
 __device__ __forceinline__ void reduce(const Reduction<Operation::operands, Operation::outputs> &p) {
   using Real = typename Operation::Real;
-  constexpr int operands = Operation::operands, outputs = Operation::outputs, width = Operation::Output::width;
+  constexpr int operands = Operation::operands, outputs = Operation::outputs, width = Operation::Storage::width;
   constexpr int kept_width = vectors == Vectors::along_kept ? width : 1;
   constexpr int summands = Operation::sums;  // of the outputs, the first
   constexpr unsigned all = (1u << outputs) - 1;
@@ -178,8 +178,7 @@ __device__ __forceinline__ void reduce(const Reduction<Operation::operands, Oper
         for (int i = 0; i < summands; i++) sums[i][0] += unit[i];
       }
     } else {
-      constexpr int64_t size = sizeof(typename Operation::Output);
-      static_assert(sizeof(typename Operation::Input) == size);
+      constexpr int64_t size = sizeof(typename Operation::Storage);
       auto add = [&](const Inputs<Operation> &inputs, char *const(&pointers)[operands]) {
         Real y[outputs][width];
         bool is_plain = false;
@@ -191,7 +190,7 @@ __device__ __forceinline__ void reduce(const Reduction<Operation::operands, Oper
         }
 #pragma unroll
         for (int i = 0; i < outputs; i++) {
-          if (pointers[i] != nullptr) *reinterpret_cast<uint4 *>(pointers[i]) = Operation::Output::pack(y[i]);
+          if (pointers[i] != nullptr) *reinterpret_cast<uint4 *>(pointers[i]) = Operation::Storage::pack(y[i]);
         }
 #pragma unroll
         for (int i = 0; i < summands; i++) {
@@ -309,7 +308,7 @@ __device__ __forceinline__ void finish_columns(const Finish &p) {
 // Of those that have two forms, in half types, whose vectors are the longest, it is one less.
 template <class Operation>
 constexpr int blocks_at_once =
-    (sizeof(typename Operation::Real) == sizeof(double) ? 4 : 5) - Operation::outputs - (has_plain<Operation> && Operation::Output::width == 8);
+    (sizeof(typename Operation::Real) == sizeof(double) ? 4 : 5) - Operation::outputs - (has_plain<Operation> && Operation::Storage::width == 8);
 
 }  // namespace epigrad
 

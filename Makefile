@@ -350,7 +350,7 @@ lint-go: $(TOOLS)/staticcheck $(TOOLS)/gofumpt
 
 lint-python: $(STAMPS)/dev
 	@echo "ruff"; $(PY) -m ruff check --quiet . && $(PY) -m ruff format --quiet --check .
-	@echo "mypy"; $(PY) -m mypy --no-error-summary && $(PY) -m mypy --no-error-summary benchmarks tests/api/typed_arrays.py setup.py $(wildcard .ci/*.py cbridge/tools/*.py docs/*.py docs/extensions/*.py go/backend/webgpu/*.py kernels/tools/*.py)
+	@echo "mypy"; $(PY) -m mypy --no-error-summary && $(PY) -m mypy --no-error-summary benchmarks tests/api/typed_arrays.py setup.py $(wildcard .ci/*.py cbridge/tools/*.py docs/*.py docs/extensions/*.py go/backend/webgpu/*.py kernels/tools/*.py python/tools/*.py)
 	@echo "widths"; $(PY) .ci/widths.py
 	@echo "clang-format"; git ls-files --cached --others --exclude-standard $(C_SOURCES) | xargs clang-format --dry-run --Werror
 

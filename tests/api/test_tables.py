@@ -131,18 +131,6 @@ def test_the_versions_agree(tables: dict[str, Any]) -> None:
     assert epigrad.__version__ == tables["version"]
 
 
-def test_the_header_documents_every_op_with_its_arguments(tables: dict[str, Any]) -> None:
-    assert tables["ops"]
-    for row in tables["ops"]:
-        line = re.search(rf"^ \*   {row['name']} +((?:.*\\\n)*.*)$", HEADER, re.MULTILINE)
-        assert line, f"{row['name']} is not in epigrad.h"
-        assert re.findall(r"[a-z_][a-z_0-9]*", line.group(1)) == [
-            argument["name"] for argument in (*row["inputs"], *row["outputs"])
-        ]
-    documented = re.findall(r"^ \*   ([a-z_]+) ", HEADER, re.MULTILINE)
-    assert set(documented) - {"op"} == {row["name"] for row in tables["ops"]}
-
-
 def test_the_header_lists_every_dtype(tables: dict[str, Any]) -> None:
     for row in tables["dtypes"]:
         assert row["name"] in HEADER

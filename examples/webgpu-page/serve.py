@@ -45,10 +45,8 @@ from epigrad.kinds import activation_of, gated_of  # noqa: E402
 
 from tests.support import formulas  # noqa: E402
 from tests.support.cases import ACTIVATIONS, FROM_OUTPUT, GATED_KINDS, LERP_SHAPES, Case  # noqa: E402
-from tests.support.gated_problem import gated_problem  # noqa: E402
-from tests.support.gemm_problem import gemm_problem  # noqa: E402
-from tests.support.lerp_problem import lerp_problem  # noqa: E402
 from tests.support.oracle import Sized  # noqa: E402
+from tests.support.problem import problem_of  # noqa: E402
 from tests.support.tolerance import allowed_error, worst_relative_error  # noqa: E402
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
@@ -117,24 +115,15 @@ Problem = tuple[dict[str, Tensor], dict[str, tuple[Sized, Tensor]]]
 def problem(row: Row, case: Case) -> Problem:
     """A row's operands, and of each of its results the reference and what PyTorch's own operations
     give."""
-    if row.call.startswith("linear"):
-        gemm = gemm_problem(case)
-        operands = dict(zip(("input", "weight", "bias"), gemm.operands, strict=True))
-        if row.given == "output":
-            operands["output"] = case.row.eager(gemm.preactivation())
-        grad_output, names, wanted = gemm.grad_output, gemm.names, gemm.wanted()
-    elif row.call.startswith("gated"):
-        gated = gated_problem(case)
-        operands = dict(zip(("value", "gate"), gated.halves, strict=True))
-        grad_output, names, wanted = gated.grad_output, ("grad_value", "grad_gate"), gated.wanted_of_halves()
-    else:
-        lerp = lerp_problem(case)
-        operands = dict(zip(("start", "end", "weight"), lerp.tensors, strict=True))
-        grad_output, names, wanted = lerp.grad_output, ("grad_start", "grad_end", "grad_weight"), lerp.wanted()
-    everything = zip(("out", *names), wanted.reference, wanted.eager, strict=True)
+    found = problem_of(case)
+    operands = dict(found.inputs.given)
+    if row.given == "output":
+        operands["output"] = case.row.eager(found.preactivation())
+    wanted = found.wanted()
+    everything = zip(found.names, wanted.reference, wanted.eager, strict=True)
     results = {name: (want, eager) for name, want, eager in everything if want is not None and eager is not None}
     kept = {name: result for name, result in results.items() if row.call.endswith("backward") != (name == "out")}
-    return {name: x for name, x in operands.items() if x is not None} | {"grad_output": grad_output}, kept
+    return {name: x for name, x in operands.items() if x is not None} | {"grad_output": found.grad_output}, kept
 
 
 def formula_of(row: Row) -> formulas.GatedFormula:

@@ -173,9 +173,9 @@ func (s *blockSpelling) backwardProblems(c *Call, h backend.Header, w *region) (
 		add(layerBackward(h, grad, gradPre, weight2, bias2, gradPre, nil, nil))
 	case formed && s.gated:
 		value, gate := columnHalves(pre, c.Gate)
-		add(&backend.Gated{Header: as(h, "gated_activation"), Value: value, Gate: gate, Out: hidden})
+		add(&backend.Gated{Header: pass(h, "gated_activation"), Value: value, Gate: gate, Out: hidden})
 	case formed:
-		add(&backend.Activation{Header: as(h, "activation"), Input: pre, Out: hidden})
+		add(&backend.Activation{Header: pass(h, "activation"), Input: pre, Out: hidden})
 	}
 	if gradWeight2 != nil || gradBias2 != nil {
 		activated := hidden
@@ -215,6 +215,12 @@ func (s *blockSpelling) hiddenBackward(c *Call, h backend.Header, gradPre, pre, 
 // as is a header of the problem that another operation is.
 func as(h backend.Header, op string) backend.Header {
 	h.Op = op
+	return h
+}
+
+// pass is as for an operation without a product.
+func pass(h backend.Header, op string) backend.Header {
+	h.Op, h.AllowTF32, h.BatchInvariant = op, false, false
 	return h
 }
 

@@ -126,7 +126,7 @@ func gatedLinearBackwardProblems(c *Call, h backend.Header, w *region) (problems
 		}
 	}
 	problems = append(problems, &backend.GatedBackward{
-		Header: as(h, "gated_product_backward"), GradOutput: c.input(0), Value: value, Gate: gate, GradValue: grads[0], GradGate: grads[1],
+		Header: pass(h, "gated_product_backward"), GradOutput: c.input(0), Value: value, Gate: gate, GradValue: grads[0], GradGate: grads[1],
 		GradBiasValue: aligned(c.output(3), len(out)), GradBiasGate: aligned(c.output(4), len(out)),
 	})
 	if gradInput != nil {

@@ -29,6 +29,18 @@ type Header struct {
 	Choices *tuning.File
 }
 
+// As is the header for the problem that another operation is.
+func (h Header) As(op string) Header {
+	h.Op = op
+	return h
+}
+
+// Plain is As for an operation without an activation.
+func (h Header) Plain(op string) Header {
+	h.Op, h.Kind, h.Formula = op, "none", "none"
+	return h
+}
+
 // Describe implements Problem.
 func (h *Header) Describe() (op, kind string, dt dtype.DType) { return h.Op, h.Kind, h.DType }
 

@@ -129,14 +129,14 @@ func (s *blockSpelling) forwardProblems(c *Call, h backend.Header, w *region) []
 	input, weight1, bias1, weight2, bias2 := c.input(0), c.input(1), c.input(2), c.input(3), c.input(4)
 	out, pre := c.output(0), c.output(1)
 	if out == nil {
-		return []backend.Problem{layer(plain(h, "linear"), input, weight1, bias1, nil, pre)}
+		return []backend.Problem{layer(h.Plain("linear"), input, weight1, bias1, nil, pre)}
 	}
 	hidden := w.view(b.hidden)
-	second := layer(plain(h, "linear"), hidden, weight2, bias2, out, nil)
+	second := layer(h.Plain("linear"), hidden, weight2, bias2, out, nil)
 	if !s.gated {
-		return []backend.Problem{layer(as(h, "linear"), input, weight1, bias1, hidden, pre), second}
+		return []backend.Problem{layer(h.As("linear"), input, weight1, bias1, hidden, pre), second}
 	}
-	first := &backend.GatedLinear{Header: as(h, "gated_layer"), Input: input, Out: hidden}
+	first := &backend.GatedLinear{Header: h.As("gated_layer"), Input: input, Out: hidden}
 	first.WeightValue, first.WeightGate = halves(weight1, 0, c.Gate)
 	first.BiasValue, first.BiasGate = columnHalves(bias1, c.Gate)
 	first.Value, first.Gate = columnHalves(pre, c.Gate)
@@ -152,7 +152,7 @@ func (s *blockSpelling) backwardProblems(c *Call, h backend.Header, w *region) (
 	add := func(p backend.Problem) { problems = append(problems, p) }
 	if pre == nil && (gradWeight2 != nil || first && sloped) {
 		pre = w.view(b.pre)
-		add(layer(plain(h, "linear"), input, weight1, bias1, nil, pre))
+		add(layer(h.Plain("linear"), input, weight1, bias1, nil, pre))
 	}
 	hidden, gradPre := pre, (*tensor.View)(nil)
 	formed := gradWeight2 != nil && sloped
@@ -199,12 +199,12 @@ func (s *blockSpelling) hiddenBackward(c *Call, h backend.Header, gradPre, pre, 
 	gradBias := aligned(c.output(2), pre.Rank())
 	if !s.gated {
 		return &backend.HiddenBackward{
-			Header: as(h, "hidden_backward"), GradOutput: c.input(0), Weight: c.input(4), Preactivation: pre,
+			Header: h.As("hidden_backward"), GradOutput: c.input(0), Weight: c.input(4), Preactivation: pre,
 			GradPreactivation: gradPre, Out: out, GradBias: gradBias,
 		}
 	}
 	p := &backend.GatedHiddenBackward{
-		Header: as(h, "gated_hidden_backward"), GradOutput: c.input(0), Weight: c.input(4), Out: out, Biased: c.input(3) != nil,
+		Header: h.As("gated_hidden_backward"), GradOutput: c.input(0), Weight: c.input(4), Out: out, Biased: c.input(3) != nil,
 	}
 	p.Value, p.Gate = columnHalves(pre, c.Gate)
 	p.GradValue, p.GradGate = columnHalves(gradPre, c.Gate)
@@ -212,34 +212,22 @@ func (s *blockSpelling) hiddenBackward(c *Call, h backend.Header, gradPre, pre, 
 	return p
 }
 
-// as is a header of the problem that another operation is.
-func as(h backend.Header, op string) backend.Header {
-	h.Op = op
-	return h
-}
-
-// pass is as for an operation without a product.
+// pass is the header of an operation without a product.
 func pass(h backend.Header, op string) backend.Header {
 	h.Op, h.AllowTF32, h.BatchInvariant = op, false, false
 	return h
 }
 
-// plain is as for an operation without an activation.
-func plain(h backend.Header, op string) backend.Header {
-	h.Op, h.Kind, h.Formula = op, "none", "none"
-	return h
-}
-
 // layer is the problem of out = act(input weightᵀ + bias).
 func layer(h backend.Header, input, weight, bias, out, pre *tensor.View) backend.Problem {
-	return &backend.GemmEpilogue{Header: h, A: rows(input), B: transposed(weight), Bias: bias, Out: rows(out), Preactivation: rows(pre)}
+	return &backend.GemmEpilogue{Header: h, A: rows(input), B: tensor.Exchanged(weight, 0, 1), Bias: bias, Out: rows(out), Preactivation: rows(pre)}
 }
 
 // layerBackward is that of the gradients of a layer without an activation.
 func layerBackward(h backend.Header, grad, input, weight, bias, gradInput, gradWeight, gradBias *tensor.View) backend.Problem {
 	return &backend.GemmEpilogueBackward{
-		Header: plain(h, "linear_backward"), GradOutput: rows(grad), A: rows(input), B: transposed(weight), Bias: bias,
-		GradA: rows(gradInput), GradB: transposed(gradWeight), GradBias: gradBias,
+		Header: h.Plain("linear_backward"), GradOutput: rows(grad), A: rows(input), B: tensor.Exchanged(weight, 0, 1), Bias: bias,
+		GradA: rows(gradInput), GradB: tensor.Exchanged(gradWeight, 0, 1), GradBias: gradBias,
 	}
 }
 
@@ -250,13 +238,4 @@ func rows(v *tensor.View) *tensor.View {
 	}
 	row := v.Unsqueeze(0)
 	return &row
-}
-
-// transposed is a matrix with its dimensions exchanged; nil of nil.
-func transposed(v *tensor.View) *tensor.View {
-	if v == nil {
-		return nil
-	}
-	t := v.Transpose(0, 1)
-	return &t
 }

@@ -116,8 +116,8 @@ func gatedLinearBackwardProblems(c *Call, h backend.Header, w *region) (problems
 	if value == nil {
 		value, gate = columnHalves(w.view(shape), GateSecond)
 		problems = append(problems,
-			layer(plain(h, "linear"), input, weights[0], c.input(4), value, nil),
-			layer(plain(h, "linear"), input, weights[1], c.input(5), gate, nil))
+			layer(h.Plain("linear"), input, weights[0], c.input(4), value, nil),
+			layer(h.Plain("linear"), input, weights[1], c.input(5), gate, nil))
 	}
 	var grads [2]*tensor.View // to values and gates
 	for i := range grads {
@@ -131,7 +131,7 @@ func gatedLinearBackwardProblems(c *Call, h backend.Header, w *region) (problems
 	})
 	if gradInput != nil {
 		problems = append(problems, &backend.GemmEpilogue{
-			Header: plain(h, "linear_backward"), A: rows(grads[0]), B: weights[0], More: []backend.Pair{{A: rows(grads[1]), B: weights[1]}}, Out: rows(gradInput),
+			Header: h.Plain("linear_backward"), A: rows(grads[0]), B: weights[0], More: []backend.Pair{{A: rows(grads[1]), B: weights[1]}}, Out: rows(gradInput),
 		})
 	}
 	for i, grad := range grads {

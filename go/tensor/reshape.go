@@ -20,6 +20,15 @@ func (v View) Transpose(i, j int) View {
 	return v
 }
 
+// Exchanged is v with two dimensions exchanged; nil of nil.
+func Exchanged(v *View, i, j int) *View {
+	if v == nil {
+		return nil
+	}
+	t := v.Transpose(i, j)
+	return &t
+}
+
 // Permute returns the view whose dimension d is the view's dims[d]. Each dimension has to be named
 // once.
 func (v View) Permute(dims ...int) (View, error) {

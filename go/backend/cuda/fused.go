@@ -156,8 +156,8 @@ func (b *builder) gatedLinear(p *backend.GatedLinear) error {
 	}
 	h := p.Header
 	h.Formula = "none"
-	value := &backend.GemmEpilogue{Header: h, A: p.Input, B: transposed(p.WeightValue), Bias: p.BiasValue, Out: p.Out}
-	gate := &backend.GemmEpilogue{Header: h, A: p.Input, B: transposed(p.WeightGate), Bias: p.BiasGate, Out: p.Out}
+	value := &backend.GemmEpilogue{Header: h, A: p.Input, B: tensor.Exchanged(p.WeightValue, 0, 1), Bias: p.BiasValue, Out: p.Out}
+	gate := &backend.GemmEpilogue{Header: h, A: p.Input, B: tensor.Exchanged(p.WeightGate, 0, 1), Bias: p.BiasGate, Out: p.Out}
 	o, ok := b.onePassOf(lower.Forward(value))
 	other, alsoOK := b.onePassOf(lower.Forward(gate))
 	if !ok || !alsoOK || o.across != other.across {
@@ -212,11 +212,4 @@ func (b *builder) lending(lent *tensor.View) lower.Region {
 func noKernel(p backend.Problem) error {
 	op, _, _ := p.Describe()
 	return status.Errorf(status.Unsupported, "%s: the cuda backend has no kernel for this operation", op)
-}
-
-// transposed is a matrix with its dimensions exchanged.
-func transposed(v *tensor.View) *tensor.View {
-	t := *v
-	t.Shape, t.Strides = []int64{v.Shape[1], v.Shape[0]}, []int64{v.Strides[1], v.Strides[0]}
-	return &t
 }

@@ -228,15 +228,6 @@ func (b *builder) boxedLinear(formula string, left, right, bias, out, pre, ends 
 	return func() error { return l.add(b, "grouped_linear_sm90_"+formula, form(across)) }
 }
 
-// exchanged is a tensor [e, m, n] as [e, n, m]; nil of nil.
-func exchanged(v *tensor.View) *tensor.View {
-	if v == nil {
-		return nil
-	}
-	t := v.Transpose(1, 2)
-	return &t
-}
-
 // halvesOf are the values and the gates of a gated layer's tensors, and how they lie.
 type halvesOf struct {
 	value, gate *tensor.View
@@ -260,7 +251,7 @@ func (b *builder) boxedGated(p *backend.GroupedLayer) func() error {
 	if gate == "" || !b.hasGroups(p.Groups, p.Input) || p.Out == nil || !isPlainBias(p.Bias) || !isBoxed(p.Input, p.Out, p.Preactivation) {
 		return nil
 	}
-	columns := exchanged(p.Weight) // [e, k, 2h]
+	columns := tensor.Exchanged(p.Weight, 1, 2) // [e, k, 2h]
 	weight := inHalves(p.Halves, columns)
 	l := ofRows(p.Input, p.Groups, p.Out.Shape[1])
 	l.outputs[0], l.gateFirst = p.Out, weight.gateFirst

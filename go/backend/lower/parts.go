@@ -29,18 +29,6 @@ func Parts(p backend.Problem, region Region) []backend.Problem {
 	return nil
 }
 
-// as is a header of another operation's problem.
-func as(h backend.Header, op string) backend.Header {
-	h.Op = op
-	return h
-}
-
-// plain is as for an operation without an activation.
-func plain(h backend.Header, op string) backend.Header {
-	h.Op, h.Kind, h.Formula = op, "none", "none"
-	return h
-}
-
 // gatedLinear asks for the regions of values and gates, in this order, where they are not wanted.
 func gatedLinear(p *backend.GatedLinear, region Region) []backend.Problem {
 	value, gate := p.Value, p.Gate
@@ -48,11 +36,11 @@ func gatedLinear(p *backend.GatedLinear, region Region) []backend.Problem {
 		value, gate = region(p.DType, p.Out.Shape...), region(p.DType, p.Out.Shape...)
 	}
 	parts := []backend.Problem{
-		&backend.GemmEpilogue{Header: plain(p.Header, "linear"), A: p.Input, B: transposed(p.WeightValue), Bias: p.BiasValue, Out: value},
-		&backend.GemmEpilogue{Header: plain(p.Header, "linear"), A: p.Input, B: transposed(p.WeightGate), Bias: p.BiasGate, Out: gate},
+		&backend.GemmEpilogue{Header: p.Header.Plain("linear"), A: p.Input, B: tensor.Exchanged(p.WeightValue, 0, 1), Bias: p.BiasValue, Out: value},
+		&backend.GemmEpilogue{Header: p.Header.Plain("linear"), A: p.Input, B: tensor.Exchanged(p.WeightGate, 0, 1), Bias: p.BiasGate, Out: gate},
 	}
 	if p.Out != nil {
-		parts = append(parts, &backend.Gated{Header: as(p.Header, "gated_product"), Value: value, Gate: gate, Out: p.Out})
+		parts = append(parts, &backend.Gated{Header: p.Header.As("gated_product"), Value: value, Gate: gate, Out: p.Out})
 	}
 	return parts
 }
@@ -61,7 +49,7 @@ func hiddenBackward(p *backend.HiddenBackward) []backend.Problem {
 	return []backend.Problem{
 		throughWeight(p.Header, p.GradOutput, p.Weight, p.Preactivation, p.GradPreactivation),
 		&backend.ActivationBackward{
-			Header: as(p.Header, "activation_backward"), GradOutput: p.GradPreactivation, Input: p.Preactivation,
+			Header: p.Header.As("activation_backward"), GradOutput: p.GradPreactivation, Input: p.Preactivation,
 			GradInput: p.GradPreactivation, Out: p.Out, GradBias: p.GradBias,
 		},
 	}
@@ -72,10 +60,10 @@ func gatedHiddenBackward(p *backend.GatedHiddenBackward, region Region) []backen
 	grad := region(p.DType, p.Value.Shape...)
 	parts := []backend.Problem{throughWeight(p.Header, p.GradOutput, p.Weight, p.Value, grad)}
 	if p.Out != nil {
-		parts = append(parts, &backend.Gated{Header: as(p.Header, "gated_activation"), Value: p.Value, Gate: p.Gate, Out: p.Out})
+		parts = append(parts, &backend.Gated{Header: p.Header.As("gated_activation"), Value: p.Value, Gate: p.Gate, Out: p.Out})
 	}
 	return append(parts, &backend.GatedBackward{
-		Header: as(p.Header, "gated_activation_backward"), GradOutput: grad, Value: p.Value, Gate: p.Gate,
+		Header: p.Header.As("gated_activation_backward"), GradOutput: grad, Value: p.Value, Gate: p.Gate,
 		GradValue: p.GradValue, GradGate: p.GradGate, GradBiasValue: p.GradBiasValue, GradBiasGate: p.GradBiasGate,
 	})
 }
@@ -83,13 +71,13 @@ func gatedHiddenBackward(p *backend.GatedHiddenBackward, region Region) []backen
 // throughWeight is the gradient to a layer's input, of which only the shape is read.
 func throughWeight(h backend.Header, gradOutput, weight, input, gradInput *tensor.View) backend.Problem {
 	return &backend.GemmEpilogueBackward{
-		Header: plain(h, "linear_backward"), GradOutput: gradOutput, A: input, B: transposed(weight), GradA: gradInput,
+		Header: h.Plain("linear_backward"), GradOutput: gradOutput, A: input, B: tensor.Exchanged(weight, 0, 1), GradA: gradInput,
 	}
 }
 
 func groupedLayer(p *backend.GroupedLayer, region Region) (parts []backend.Problem) {
 	product := &backend.GemmEpilogue{
-		Header: p.Header, A: p.Input, B: exchanged(p.Weight), Bias: p.Bias, Out: p.Out, Preactivation: p.Preactivation,
+		Header: p.Header, A: p.Input, B: tensor.Exchanged(p.Weight, 1, 2), Bias: p.Bias, Out: p.Out, Preactivation: p.Preactivation,
 	}
 	parts = append(parts, product)
 	if p.Halves != nil {
@@ -116,8 +104,8 @@ func groupedLayerBackward(p *backend.GroupedLayerBackward) (parts []backend.Prob
 	}
 	if p.GradInput != nil || p.GradWeight != nil || gradBias != nil {
 		parts = append(parts, &backend.GemmEpilogueBackward{
-			Header: p.Header, GradOutput: p.GradOutput, A: p.Input, B: exchanged(p.Weight), Bias: p.Bias, Preactivation: p.Preactivation,
-			GradA: p.GradInput, GradB: exchanged(p.GradWeight), GradBias: gradBias,
+			Header: p.Header, GradOutput: p.GradOutput, A: p.Input, B: tensor.Exchanged(p.Weight, 1, 2), Bias: p.Bias, Preactivation: p.Preactivation,
+			GradA: p.GradInput, GradB: tensor.Exchanged(p.GradWeight, 1, 2), GradBias: gradBias,
 		})
 	}
 	if p.Rest && p.GradInput != nil {
@@ -179,18 +167,4 @@ func halves(of func(v *tensor.View) (value, gate *tensor.View), v *tensor.View) 
 		return v, nil
 	}
 	return of(v)
-}
-
-func transposed(v *tensor.View) *tensor.View {
-	t := v.Transpose(0, 1)
-	return &t
-}
-
-// exchanged is a tensor [e, m, n] as [e, n, m]; nil of nil.
-func exchanged(v *tensor.View) *tensor.View {
-	if v == nil {
-		return nil
-	}
-	t := v.Transpose(1, 2)
-	return &t
 }

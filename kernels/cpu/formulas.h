@@ -5,8 +5,5 @@
 
 // clang-format off
 #define EPG_FOR_EACH_ACTIVATION(macro) macro(none) macro(relu) macro(gelu) macro(gelu_tanh) macro(silu) macro(sigmoid) macro(tanh) macro(leaky_relu) macro(relu2) macro(swish) macro(elu) macro(softplus) macro(mish) macro(hardswish) macro(hardsigmoid) macro(hardtanh) macro(softcap)
-#define EPG_FOR_EACH_NONLINEAR_ACTIVATION(macro) macro(relu) macro(gelu) macro(gelu_tanh) macro(silu) macro(sigmoid) macro(tanh) macro(leaky_relu) macro(relu2) macro(swish) macro(elu) macro(softplus) macro(mish) macro(hardswish) macro(hardsigmoid) macro(hardtanh) macro(softcap)
-#define EPG_FOR_EACH_FREQUENT_ACTIVATION(macro) macro(relu) macro(gelu) macro(gelu_tanh) macro(silu) macro(sigmoid) macro(tanh) macro(leaky_relu) macro(relu2)
-#define EPG_FOR_EACH_OTHER_ACTIVATION(macro) macro(swish) macro(elu) macro(softplus) macro(mish) macro(hardswish) macro(hardsigmoid) macro(hardtanh) macro(softcap)
 #define EPG_FOR_EACH_ACTIVATION_FROM_OUTPUT(macro) macro(relu) macro(sigmoid) macro(tanh)
 #define EPG_FOR_EACH_LIMITED_GATE(macro) macro(none) macro(relu) macro(gelu) macro(gelu_tanh) macro(silu) macro(sigmoid) macro(relu2) macro(swish)

@@ -133,7 +133,7 @@ class Row:
         self.keeps, self.multiplies, self.splits = fields["keeps"], fields["multiplies"], fields["splits"]
         names = {f"grad_{argument['name']}" for argument in self.inputs}
         self.gradients = [output["name"] for output in self.outputs if output["name"] in names]
-        self.halves = fields["halves"]
+        self.halves, self.default_kind = fields["halves"], fields["default_kind"]
 
     @property
     def required(self) -> list[str]:
@@ -226,7 +226,7 @@ def example(row: Row, room: str, function: Function) -> str:
             given.append(f"{argument['name']}=torch.ones({shapes[argument['name']]}{dtype})")
         else:
             given.append(f"torch.ones({shapes[argument['name']]}{dtype})")
-    if function.name == "activation":
+    if row.kinds and not row.default_kind:
         given.append('"gelu"')
     positional = [text for text in given if not re.match(r"\w+=", text)]
     keywords = [text for text in given if re.match(r"\w+=", text)]

@@ -254,6 +254,8 @@ _STEPS = {
     "linear": {"input": 0, "bias": 2, "weight": 3},
 }
 """How many layouts after the case's own an operand has, in the order of drawing."""
+_GRAD_STEPS = {"activation": 1, "gated_activation": 3, "gated_product": 3, "lerp": 4, "prelu": 4, "xielu": 4}
+"""The same of the output's gradient; 5 where there is a product."""
 MASKED = ("matmul_bias_activation", "linear")
 """Operations whose gradient is stopped near kinks. Others that multiply have signs for operands, so
 that preactivations are odd numbers: rounding never decides on which side of a kink they fall."""
@@ -281,8 +283,7 @@ def problem_of(case: Case) -> Problem:
         wide = name == "scale" and case.source == "float32" and case.dtype.itemsize == 2
         given[name] = laid_out(values, torch.float32 if wide else case.dtype, case.layout_after(step), case.memory)
     # A gradient is masked near kinks, which needs memory of its own for every element.
-    # Few elements are summed for a learnable parameter: the layout decides how well PyTorch adds them.
-    step = 4 if case.op == "learnable" else -5 if masked and "expanded" in case.layout_after(5) else 5
+    step = -5 if masked and "expanded" in case.layout_after(5) else _GRAD_STEPS.get(op, 5)
     grad = case.tensor(described.shapes["out"] or (), generator, step)
     given = {name: given[name] for name in shapes}
     options = dict(described.options)

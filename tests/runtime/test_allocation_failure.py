@@ -32,8 +32,7 @@ def test_each_allocation_of_the_core_may_fail(tmp_path: Path) -> None:
     library = tmp_path / "failing_malloc.so"
     flags = ["-std=c11", "-O2", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC"]
     subprocess.run([compiler, *flags, "-o", library, HERE / "failing_malloc.c", "-ldl"], check=True)
-    # Go's runtime allocates for the threads that it starts, and ends the process if it cannot: it
-    # starts none at one processor, and none for collections.
+    # at one processor and without collections, Go's runtime starts few threads
     rest = {"LD_PRELOAD": str(library), "GOMAXPROCS": "1", "GOGC": "off"}
     done = start(str(HERE / "failing_calls.py"), timeout=300, **rest)
     assert done.returncode == 0, done.stderr

@@ -10,7 +10,7 @@ void *__libc_malloc(size_t bytes);
 void *__libc_calloc(size_t count, size_t bytes);
 void *__libc_memalign(size_t alignment, size_t bytes);
 
-/* Go's runtime starts a thread when it likes, and ends the process where it has no memory for it. */
+/* Go's runtime starts threads when it likes, and ends the process if it has no memory for one. */
 #define GO_STARTS_A_THREAD "x_cgo_thread_start"
 
 /* Numbers of the allocations that fail, from 1 on, and how many there were. */

@@ -150,10 +150,12 @@ TARGET static void finish_sums(const epg_sums *q, int64_t column, double *totals
   const part t = part_of(q, column * q->chunks);
   int64_t each = 0;
   for (int output = 0; output < EPG_OUTPUTS; output++) each += q->summed[output] * 2 * q->width;
+  char *base[EPG_OPERANDS] = {0};
+  memcpy(base, to, EPG_OUTPUTS * sizeof *base);
   for (int64_t begin = 0, n; begin < t.count; begin += n) {
     n = least(EPG_BLOCK, t.count - begin);
     position p;
-    go_to(&p, &q->to, t.outer * q->kept + t.first + begin, to);
+    go_to(&p, &q->to, t.outer * q->kept + t.first + begin, base);
     double *from = totals;
     for (int output = 0; output < EPG_OUTPUTS; output++) {
       if (!q->summed[output]) continue;

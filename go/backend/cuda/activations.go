@@ -23,58 +23,58 @@ func vectorsOf(kind string, dt dtype.DType) int64 {
 }
 
 // activation adds out = act(in), in one shape and any strides; out may be in. "none" copies bits.
-func (b *builder) activation(kind string, out, in *tensor.View) error {
+func (b *builder) activation(kind string, out, in *tensor.View) {
 	f := function{name: "activation_" + kind + "_" + out.DType.Short(), outputs: 1, vectors: vectorsOf(kind, out.DType)}
-	return b.elementwise(f, numbers{}, out, in)
+	b.elementwise(f, numbers{}, out, in)
 }
 
 // activationBackward adds the gradient, with its column sums in the same pass, and the activation:
 // in one pass where both are wanted.
-func (b *builder) activationBackward(p *backend.ActivationBackward) error {
+func (b *builder) activationBackward(p *backend.ActivationBackward) {
 	gradient := p.GradInput != nil || p.GradBias != nil
 	if gradient && p.Out != nil && p.Formula != "none" {
 		what, suffix := "activation_backward_", p.Formula+"_"+p.DType.Short()
 		if p.GradBias == nil {
-			return b.elementwise(function{name: what + suffix, outputs: 2, vectors: 1}, numbers{}, p.GradInput, p.Out, p.GradOutput, p.Input)
+			b.elementwise(function{name: what + suffix, outputs: 2, vectors: 1}, numbers{}, p.GradInput, p.Out, p.GradOutput, p.Input)
+			return
 		}
-		return b.reduce(&reduction{
+		b.reduce(&reduction{
 			columns: what + "columns_" + suffix, outputs: []*tensor.View{p.GradInput, p.Out}, sums: []*tensor.View{p.GradBias, nil},
 			inputs: []*tensor.View{p.GradOutput, p.Input}, accumulates: true,
 		})
+		return
 	}
 	if gradient {
 		pass := &lower.Pass{Formula: p.Formula, Groups: p.Groups, GradOutput: p.GradOutput, Saved: p.Input, GradPreactivation: p.GradInput, GradBias: p.GradBias}
-		if err := b.gradPreactivation(pass); err != nil {
-			return err
-		}
+		b.gradPreactivation(pass)
 	}
-	if p.Out == nil {
-		return nil
+	if p.Out != nil {
+		b.activation(p.Formula, p.Out, p.Input)
 	}
-	return b.activation(p.Formula, p.Out, p.Input)
 }
 
-func (b *builder) gated(p *backend.Gated) error {
+func (b *builder) gated(p *backend.Gated) {
 	suffix := p.Formula + "_" + p.DType.Short()
 	f := function{name: "gated_" + suffix, outputs: 1, vectors: vectorsOf(p.Formula, p.DType), pairs: "gated_pairs_" + suffix}
-	return b.elementwise(f, numbers{}, p.Out, p.Value, p.Gate)
+	b.elementwise(f, numbers{}, p.Out, p.Value, p.Gate)
 }
 
-func (b *builder) gatedBackward(p *backend.GatedBackward) error {
+func (b *builder) gatedBackward(p *backend.GatedBackward) {
 	if p.GradBiasValue != nil || p.GradBiasGate != nil {
-		return b.reduce(&reduction{
+		b.reduce(&reduction{
 			columns: "gated_backward_columns_" + p.Formula + "_" + p.DType.Short(),
 			outputs: []*tensor.View{p.GradValue, p.GradGate}, sums: []*tensor.View{p.GradBiasValue, p.GradBiasGate},
 			inputs: []*tensor.View{p.GradOutput, p.Value, p.Gate}, groups: p.Groups, accumulates: true,
 		})
+		return
 	}
 	suffix := p.Formula + "_" + p.DType.Short()
 	f := function{name: "gated_backward_" + suffix, outputs: 2, vectors: 1, pairs: "gated_backward_pairs_" + suffix}
-	return b.elementwise(f, numbers{}, p.GradValue, p.GradGate, p.GradOutput, p.Value, p.Gate)
+	b.elementwise(f, numbers{}, p.GradValue, p.GradGate, p.GradOutput, p.Value, p.Gate)
 }
 
 // gradPreactivation adds a pass, whose views have any strides.
-func (b *builder) gradPreactivation(p *lower.Pass) error {
+func (b *builder) gradPreactivation(p *lower.Pass) {
 	what, suffix := "grad_preactivation_", p.Formula+"_"+p.GradOutput.DType.Short()
 	inputs := []*tensor.View{p.GradOutput, p.Saved}
 	switch {
@@ -84,22 +84,25 @@ func (b *builder) gradPreactivation(p *lower.Pass) error {
 		what += "from_output_"
 	}
 	if p.Groups != nil && p.Formula == "none" && p.GradBias != nil {
-		if err := b.sumRowsOf(p.GradOutput, p.GradBias, nil, p.Groups); err != nil || p.GradPreactivation == nil {
-			return err
+		b.sumRowsOf(p.GradOutput, p.GradBias, nil, p.Groups)
+		if p.GradPreactivation != nil {
+			b.activation("none", p.GradPreactivation, p.GradOutput)
 		}
-		return b.activation("none", p.GradPreactivation, p.GradOutput)
+		return
 	}
 	if p.GradBias == nil {
 		if p.Formula == "none" {
-			return b.activation("none", p.GradPreactivation, p.GradOutput)
+			b.activation("none", p.GradPreactivation, p.GradOutput)
+			return
 		}
 		f := function{name: what + suffix, outputs: 1, vectors: vectorsOf(p.Formula, p.GradOutput.DType)}
 		if p.FromOutput {
 			f.vectors = 1
 		}
-		return b.elementwise(f, numbers{}, append([]*tensor.View{p.GradPreactivation}, inputs...)...)
+		b.elementwise(f, numbers{}, append([]*tensor.View{p.GradPreactivation}, inputs...)...)
+		return
 	}
-	return b.reduce(&reduction{
+	b.reduce(&reduction{
 		columns: what + "columns_" + suffix, outputs: []*tensor.View{p.GradPreactivation}, sums: []*tensor.View{p.GradBias}, inputs: inputs,
 		groups: p.Groups, accumulates: true,
 	})

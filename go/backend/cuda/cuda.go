@@ -99,54 +99,54 @@ func (c *Backend) Select(p backend.Problem) (backend.Kernel, error) {
 }
 
 // plan adds the operations that solve a problem.
-func (b *builder) plan(p backend.Problem) error {
+func (b *builder) plan(p backend.Problem) {
 	switch p := p.(type) {
 	case *backend.Activation:
-		return b.activation(p.Formula, p.Out, p.Input)
+		b.activation(p.Formula, p.Out, p.Input)
 	case *backend.ActivationBackward:
-		return b.activationBackward(p)
+		b.activationBackward(p)
 	case *backend.Gated:
-		return b.gated(p)
+		b.gated(p)
 	case *backend.GatedBackward:
-		return b.gatedBackward(p)
+		b.gatedBackward(p)
 	case *backend.Pointwise:
-		return b.pointwise(p)
+		b.pointwise(p)
 	case *backend.PointwiseBackward:
-		return b.pointwiseBackward(p)
+		b.pointwiseBackward(p)
 	case *backend.HiddenBackward:
-		return b.hiddenBackward(p)
+		b.hiddenBackward(p)
 	case *backend.GatedHiddenBackward:
-		return b.gatedHiddenBackward(p)
+		b.gatedHiddenBackward(p)
 	case *backend.GatedLinear:
-		return b.gatedLinear(p)
+		b.gatedLinear(p)
 	case *backend.GemmEpilogue:
-		return b.gemmEpilogue(p)
+		b.gemmEpilogue(p)
 	case *backend.GemmEpilogueBackward:
-		return b.gemmEpilogueBackward(p)
+		b.gemmEpilogueBackward(p)
 	case *backend.GroupEnds:
-		return b.groupEnds(p)
+		b.groupEnds(p)
 	case *backend.Route:
-		return b.route(p)
+		b.route(p)
 	case *backend.ScatterRows:
-		return b.scatterRows(p)
+		b.scatterRows(p)
 	case *backend.CombineRows:
-		return b.combineRows(p)
+		b.combineRows(p)
 	case *backend.ScaleGradient:
-		return b.scaleGradient(p)
+		b.scaleGradient(p)
 	case *backend.ScaleRows:
-		return b.scaleRows(p)
+		b.scaleRows(p)
 	case *backend.SumRows:
-		return b.sumRowsOf(p.Input, p.Sums, p.Scales, p.Groups)
+		b.sumRowsOf(p.Input, p.Sums, p.Scales, p.Groups)
 	case *backend.ZeroRows:
-		return b.zeroRest(p.Groups, p.Outputs...)
+		b.zeroRest(p.Groups, p.Outputs...)
 	case *backend.GroupedLayer:
-		return b.groupedLayer(p)
+		b.groupedLayer(p)
 	case *backend.GroupedLayerBackward:
-		return b.parts(p, b.region)
+		b.parts(p, b.region)
 	case *backend.GroupedHiddenBackward:
-		return b.groupedHiddenBackward(p)
+		b.groupedHiddenBackward(p)
 	default:
-		return noKernel(p)
+		b.refuse(p)
 	}
 }
 

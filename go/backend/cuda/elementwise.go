@@ -21,43 +21,33 @@ type function struct {
 
 // elementwise adds the launches of an elementwise kernel; of the views the first are outputs.
 // Nothing is launched where there are no elements.
-func (b *builder) elementwise(f function, n numbers, views ...*tensor.View) error {
+func (b *builder) elementwise(f function, n numbers, views ...*tensor.View) {
 	whole := walkOf(views)
 	if tensor.Elements(whole.shape) == 0 {
-		return nil
+		return
 	}
 	for _, w := range whole.pieces() {
-		s := step{}
-		var err error
-		if s.general, err = w.strided(f.name, n); err != nil {
-			return err
-		}
-		if s.vector, err = w.vector(f, n); err != nil {
-			return err
-		}
+		s := step{vector: w.vector(f, n), general: w.strided(f.name, n)}
 		if s.vector == nil && f.pairs != "" {
-			if s.vector, err = w.pairs(f, n); err != nil {
-				return err
-			}
+			s.vector = w.pairs(f, n)
 		}
 		b.launch(s)
 	}
-	return nil
 }
 
 // vector makes the vector form of an elementwise launch; nil where strides forbid it.
-func (w walk) vector(f function, n numbers) (*launch, error) {
+func (w walk) vector(f function, n numbers) *launch {
 	width := vectorBytes / w.views[firstOf(w.views)].DType.Size()
 	inner := len(w.shape) - 1
 	broadcast, ok := w.vectors(func(i int) bool { return i >= f.outputs }, width)
 	if !ok || w.shape[inner] < width {
-		return nil, nil
+		return nil
 	}
 	return w.byVectors(f.name, n, width, f.vectors, broadcast, false)
 }
 
 // byVectors makes a launch over vectors of so many elements, of which a thread does some.
-func (w walk) byVectors(function string, n numbers, width, perThread int64, broadcast uint32, gateFirst bool) (*launch, error) {
+func (w walk) byVectors(function string, n numbers, width, perThread int64, broadcast uint32, gateFirst bool) *launch {
 	inner := len(w.shape) - 1
 	shape := slices.Clone(w.shape)
 	shape[inner] /= width
@@ -71,15 +61,13 @@ func (w walk) byVectors(function string, n numbers, width, perThread int64, broa
 	p.uint32(0)
 	p.uint32(broadcast)
 	p.bool(gateFirst)
-	l, err := p.launch(function, vectors/(vectorThreads*perThread)+1)
-	if err == nil {
-		l.block[0] = vectorThreads
-	}
-	return l, err
+	l := p.launch(function, vectors/(vectorThreads*perThread)+1)
+	l.block[0] = vectorThreads
+	return l
 }
 
 // strided makes the form of an elementwise launch that takes any strides.
-func (w walk) strided(function string, n numbers) (*launch, error) {
+func (w walk) strided(function string, n numbers) *launch {
 	inner := w.shape[len(w.shape)-1]
 	rows := tensor.Elements(w.shape[:len(w.shape)-1])
 	// Up to 32 threads side by side, so that rows that lie across the operands' memory share its

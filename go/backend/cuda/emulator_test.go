@@ -203,7 +203,7 @@ func (e *emulator) run(memory []byte, launches []*launch, r *backend.Run, place 
 	for _, l := range launches {
 		job = little.AppendUint32(job, uint32(len(l.function)))
 		job = append(job, l.function...)
-		job = little.AppendUint32(little.AppendUint32(job, l.grid[0]), l.block[0])
+		job = little.AppendUint32(little.AppendUint32(job, uint32(l.grid[0])), l.block[0])
 		params := bytes.Clone(l.params)
 		for i := 0; i < len(r.Parameters) && l.parameters != none; i++ {
 			little.PutUint64(params[l.parameters+8*i:], math.Float64bits(r.Parameters[i]))
@@ -266,8 +266,8 @@ func (*emulated) IsSlow() bool { return true }
 func (e *emulated) Select(p backend.Problem) (backend.Kernel, error) {
 	op, kind, dt := p.Describe()
 	b := &builder{device: e.device, dt: dt}
-	if err := b.plan(p); err != nil {
-		return nil, err
+	if b.plan(p); b.refused != nil {
+		return nil, b.refused
 	}
 	grouped := p.Grouping() != nil
 	if grouped { // the CPU's backend has kernels of the parts alone

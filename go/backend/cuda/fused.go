@@ -67,42 +67,40 @@ func (o *onePass) worthwhile(processors int) bool {
 }
 
 // contiguousBias copies a bias that is not contiguous.
-func (b *builder) contiguousBias(o *onePass) error {
+func (b *builder) contiguousBias(o *onePass) {
 	bias := o.views[lower.Bias]
 	if bias == nil || bias.Numel() == 1 || bias.Strides[0] == 1 {
-		return nil
+		return
 	}
 	o.views[lower.Bias] = b.region(bias.DType, bias.Shape...)
-	return b.activation("none", o.views[lower.Bias], bias)
+	b.activation("none", o.views[lower.Bias], bias)
 }
 
 // either adds what runs whose addresses boxes can start at do, and what others do.
-func (b *builder) either(boxed, otherwise func() error) error {
+func (b *builder) either(boxed, otherwise func()) {
 	if b.way == separated {
-		return otherwise()
+		otherwise()
+		return
 	}
 	first := b.scratch // both have the same memory
-	if err := b.unless(notBoxable, boxed); err != nil {
-		return err
-	}
+	b.unless(notBoxable, boxed)
 	used := b.scratch
 	b.scratch = first
-	err := b.unless(boxable, otherwise)
+	b.unless(boxable, otherwise)
 	b.scratch = max(b.scratch, used)
-	return err
 }
 
 // onePass adds a product with its bias and its activation in one kernel.
-func (b *builder) onePass(o *onePass, kind string, otherwise func() error) error {
+func (b *builder) onePass(o *onePass, kind string, otherwise func()) {
 	l := b.boxed(o, b.tileColumns(o.tileColumns(b.device.processors)))
 	l.outputs[0], l.outputs[1] = boxes{o.views[lower.Out], o.out}, boxes{o.views[lower.Preactivation], o.pre}
 	l.biases[0] = o.views[lower.Bias]
-	return b.either(func() error { return l.add("gemm_epilogue_sm90_" + kind) }, otherwise)
+	b.either(func() { l.add("gemm_epilogue_sm90_" + kind) }, otherwise)
 }
 
 // hiddenBackward adds a product with the slope of an activation in one kernel, which other devices
 // and layouts have no counterpart of.
-func (b *builder) hiddenBackward(p *backend.HiddenBackward) error {
+func (b *builder) hiddenBackward(p *backend.HiddenBackward) {
 	o, ok := b.throughWeight(p.Header, p.GradOutput, p.Weight, p.GradPreactivation)
 	columns := int64(narrowTile) // beside which the epilogue has more boxes on their way
 	if o.depth >= shortDepth {
@@ -111,30 +109,32 @@ func (b *builder) hiddenBackward(p *backend.HiddenBackward) error {
 	l := b.boxed(&o, b.tileColumns(columns))
 	fits := l.takes(l.inputs[:], p.Preactivation) && l.takes(l.outputs[:], p.GradPreactivation, p.Out)
 	if !ok || !fits || p.Formula == "none" {
-		return noKernel(p)
+		b.refuse(p)
+		return
 	}
 	if p.GradBias != nil {
 		l.sums = b.region(dtype.Float32, l.down, o.columns)
 	}
-	return b.either(func() error {
-		if err := l.add("hidden_backward_sm90_" + p.Formula); err != nil || l.sums == nil {
-			return err
+	b.either(func() {
+		l.add("hidden_backward_sm90_" + p.Formula)
+		if l.sums != nil {
+			b.finish(true, walkOf([]*tensor.View{p.GradBias}), l.sums, l.down, o.columns)
 		}
-		return b.finish(&reduction{accumulates: true}, walkOf([]*tensor.View{p.GradBias}), l.sums, l.down, o.columns)
-	}, func() error { return b.inPasses(p, nil) })
+	}, func() { b.inPasses(p, nil) })
 }
 
 // gatedHiddenBackward is the same with the slopes of a gated activation. Sums for biases, which few
 // gated layers have, take another pass.
-func (b *builder) gatedHiddenBackward(p *backend.GatedHiddenBackward) error {
+func (b *builder) gatedHiddenBackward(p *backend.GatedHiddenBackward) {
 	o, ok := b.throughWeight(p.Header, p.GradOutput, p.Weight, p.GradValue)
 	b.ways = []way{narrow, separated}
 	l := b.boxed(&o, narrowTile)
 	fits := l.takes(l.inputs[:], p.Value, p.Gate) && l.takes(l.outputs[:], p.GradValue, p.GradGate, p.Out)
 	if !ok || !fits || p.Biased {
-		return noKernel(p)
+		b.refuse(p)
+		return
 	}
-	return b.either(func() error { return l.add("gated_hidden_backward_sm90_" + p.Formula) }, func() error { return b.inPasses(p, p.GradValue) })
+	b.either(func() { l.add("gated_hidden_backward_sm90_" + p.Formula) }, func() { b.inPasses(p, p.GradValue) })
 }
 
 // throughWeight is grad_output weight as one kernel does it.
@@ -147,12 +147,14 @@ func (b *builder) throughWeight(h backend.Header, gradOutput, weight, out *tenso
 }
 
 // gatedLinear adds two products and a gated activation in one kernel.
-func (b *builder) gatedLinear(p *backend.GatedLinear) error {
+func (b *builder) gatedLinear(p *backend.GatedLinear) {
 	if p.Out == nil {
-		return noKernel(p)
+		b.refuse(p)
+		return
 	}
 	if _, small := b.smallOf(0, p.Out, p.Input); small {
-		return noKernel(p)
+		b.refuse(p)
+		return
 	}
 	h := p.Header
 	h.Formula = "none"
@@ -161,41 +163,36 @@ func (b *builder) gatedLinear(p *backend.GatedLinear) error {
 	o, ok := b.onePassOf(lower.Forward(value))
 	other, alsoOK := b.onePassOf(lower.Forward(gate))
 	if !ok || !alsoOK || o.across != other.across {
-		return noKernel(p)
+		b.refuse(p)
+		return
 	}
 	b.ways = []way{narrow, separated}
 	l := b.boxed(&o, narrowTile)
 	l.pairsWith(&other)
 	if !l.takes(l.outputs[:], p.Out, p.Value, p.Gate) {
-		return noKernel(p)
+		b.refuse(p)
+		return
 	}
 	for i, layer := range []*onePass{&o, &other} {
-		if err := b.contiguousBias(layer); err != nil {
-			return err
-		}
+		b.contiguousBias(layer)
 		l.biases[i] = layer.views[lower.Bias]
 	}
-	return b.either(func() error { return l.add("gated_linear_sm90_" + p.Formula) }, func() error { return b.inPasses(p, p.Out) })
+	b.either(func() { l.add("gated_linear_sm90_" + p.Formula) }, func() { b.inPasses(p, p.Out) })
 }
 
 // inPasses adds the parts of a problem, with products by BLAS. Their first region is the memory of
 // a tensor that is written later, where one is lent.
-func (b *builder) inPasses(p backend.Problem, lent *tensor.View) error {
+func (b *builder) inPasses(p backend.Problem, lent *tensor.View) {
 	for _, part := range lower.Parts(p, b.lending(lent)) {
-		var err error
 		switch part := part.(type) {
 		case *backend.GemmEpilogue:
-			err = b.twoPasses(part)
+			b.twoPasses(part)
 		case *backend.GemmEpilogueBackward:
-			err = b.multiply(lower.Gradients(part, nil).A, part.AllowTF32)
+			b.multiply(lower.Gradients(part, nil).A, part.AllowTF32)
 		default:
-			err = b.plan(part)
-		}
-		if err != nil {
-			return err
+			b.plan(part)
 		}
 	}
-	return nil
 }
 
 // lending makes regions, the first of which is a tensor where that is not nil.
@@ -209,7 +206,8 @@ func (b *builder) lending(lent *tensor.View) lower.Region {
 	}
 }
 
-func noKernel(p backend.Problem) error {
+// refuse says that there is no kernel for a problem.
+func (b *builder) refuse(p backend.Problem) {
 	op, _, _ := p.Describe()
-	return status.Errorf(status.Unsupported, "%s: the cuda backend has no kernel for this operation", op)
+	b.refused = status.Errorf(status.Unsupported, "%s: the cuda backend has no kernel for this operation", op)
 }

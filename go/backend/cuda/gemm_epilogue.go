@@ -14,143 +14,131 @@ import (
 // gemmEpilogue adds out = act(a b + bias): small problems in one launch, others by BLAS, which
 // makes the product with the bias, rounded once to the preactivation, and the activation, in place
 // if the preactivation is not requested.
-func (b *builder) gemmEpilogue(p *backend.GemmEpilogue) error {
+func (b *builder) gemmEpilogue(p *backend.GemmEpilogue) {
 	switch {
 	case p.Groups != nil && len(p.More) > 0:
-		return noKernel(p)
+		b.refuse(p)
+		return
 	case p.Groups != nil:
-		return b.groupedEpilogue(p)
+		b.groupedEpilogue(p)
+		return
 	case len(p.More) > 0:
-		return b.pairs(p)
+		b.pairs(p)
+		return
 	}
 	result := p.Out
 	if result == nil {
 		result = p.Preactivation
 	}
 	if s, ok := b.smallOf(p.BatchRank, result, p.A); ok {
-		return b.smallForward(s, p.Formula, p.A, p.B, p.Bias, p.Out, p.Preactivation)
+		b.smallForward(s, p.Formula, p.A, p.B, p.Bias, p.Out, p.Preactivation)
+		return
 	}
 	if o, ok := b.onePassOf(lower.Forward(p)); ok {
 		kind := p.Formula
 		if p.Out == nil {
 			kind = "none"
 		}
-		if err := b.contiguousBias(&o); err != nil {
-			return err
-		}
-		return b.onePass(&o, kind, func() error { return b.twoPasses(p) })
+		b.contiguousBias(&o)
+		b.onePass(&o, kind, func() { b.twoPasses(p) })
+		return
 	}
-	return b.twoPasses(p)
+	b.twoPasses(p)
 }
 
 // twoPasses adds a product by BLAS and the activation.
-func (b *builder) twoPasses(p *backend.GemmEpilogue) error {
+func (b *builder) twoPasses(p *backend.GemmEpilogue) {
 	pre := p.Preactivation
 	if pre == nil {
 		pre = p.Out
 	}
-	if err := b.preactivation(p, pre); err != nil {
-		return err
+	b.preactivation(p, pre)
+	if p.Out != nil && (p.Out != pre || p.Formula != "none") {
+		b.activation(p.Formula, p.Out, pre)
 	}
-	if p.Out == nil || p.Out == pre && p.Formula == "none" {
-		return nil
-	}
-	return b.activation(p.Formula, p.Out, pre)
 }
 
 // preactivation adds pre = a b + bias.
-func (b *builder) preactivation(p *backend.GemmEpilogue, pre *tensor.View) error {
+func (b *builder) preactivation(p *backend.GemmEpilogue, pre *tensor.View) {
 	plain := *p
 	plain.Out, plain.Preactivation = pre, nil
 	q, bias := lower.Forward(&plain), p.Bias
 	if p.Groups != nil {
-		return b.multiplyGroups(q)
+		b.multiplyGroups(q)
+		return
 	}
 	if lower.Count(q.K) == 0 && bias != nil {
-		return b.activation("none", q.Result(lower.Out), q.Result(lower.Bias))
+		b.activation("none", q.Result(lower.Out), q.Result(lower.Bias))
+		return
 	}
 	if bias != nil && bias.Numel() > 1 && bias.Strides[0] != 1 {
 		q.Views[lower.Bias] = b.region(bias.DType, bias.Shape...)
-		if err := b.activation("none", q.Views[lower.Bias], bias); err != nil {
-			return err
-		}
+		b.activation("none", q.Views[lower.Bias], bias)
 	}
 	if bias != nil && b.invariant && lower.Count(q.N) == 1 {
-		return b.ontoBias(q, p.AllowTF32)
+		b.ontoBias(q, p.AllowTF32)
+		return
 	}
-	return b.multiply(q, p.AllowTF32)
+	b.multiply(q, p.AllowTF32)
 }
 
 // pairs adds a sum of products by BLAS: each is added to what those before it have left, rounded,
 // with the bias of the first. The activation comes last.
-func (b *builder) pairs(p *backend.GemmEpilogue) error {
+func (b *builder) pairs(p *backend.GemmEpilogue) {
 	sum := cmp.Or(p.Preactivation, p.Out)
 	if !sum.IsContiguous() {
 		sum = b.region(p.DType, sum.Shape...)
 	}
 	first := *p
 	first.More = nil
-	if err := b.preactivation(&first, sum); err != nil {
-		return err
-	}
+	b.preactivation(&first, sum)
 	for _, pair := range p.More {
 		q := lower.Forward(&backend.GemmEpilogue{Header: p.Header, BatchRank: p.BatchRank, A: pair.A, B: pair.B, Out: sum})
 		if lower.Count(q.K) == 0 {
 			continue
 		}
-		if err := b.onto(q, p.AllowTF32); err != nil {
-			return err
-		}
+		b.onto(q, p.AllowTF32)
 	}
 	if p.Preactivation != nil && p.Preactivation != sum {
-		if err := b.activation("none", p.Preactivation, sum); err != nil {
-			return err
-		}
+		b.activation("none", p.Preactivation, sum)
 	}
-	if p.Out == nil || p.Out == sum && p.Formula == "none" {
-		return nil
+	if p.Out != nil && (p.Out != sum || p.Formula != "none") {
+		b.activation(p.Formula, p.Out, sum)
 	}
-	return b.activation(p.Formula, p.Out, sum)
 }
 
 // ontoBias adds out = left right + bias for one column: the bias first, and the product onto it.
 // cuBLASLt's algorithms for matrices take no bias there.
-func (b *builder) ontoBias(q *lower.Product, tf32 bool) error {
+func (b *builder) ontoBias(q *lower.Product, tf32 bool) {
 	out, bias := q.Result(lower.Out), q.Result(lower.Bias)
 	sum := b.region(out.DType, out.Shape...)
-	if err := b.activation("none", sum, bias); err != nil {
-		return err
-	}
+	b.activation("none", sum, bias)
 	q.Views[lower.Out], q.Views[lower.Bias] = sum, nil
 	lower.Contiguous(lower.Out, q.Batch, q.M, q.N)
-	if err := b.onto(q, tf32); err != nil {
-		return err
-	}
-	return b.activation("none", out, sum)
+	b.onto(q, tf32)
+	b.activation("none", out, sum)
 }
 
 // onto adds a product to its result, which BLAS can write.
-func (b *builder) onto(q *lower.Product, tf32 bool) error {
+func (b *builder) onto(q *lower.Product, tf32 bool) {
 	first := len(b.program)
-	if err := b.multiply(q, tf32); err != nil {
-		return err
-	}
+	b.multiply(q, tf32)
 	for _, o := range b.program[first:] {
 		if product, ok := o.(*matmul); ok {
 			product.adds = always
 		}
 	}
-	return nil
 }
 
 // gemmEpilogueBackward adds the steps of a backward, or one launch for a small problem. The steps
 // that need memory share one region, so the pass is in place.
-func (b *builder) gemmEpilogueBackward(p *backend.GemmEpilogueBackward) error {
+func (b *builder) gemmEpilogueBackward(p *backend.GemmEpilogueBackward) {
 	if p.Groups == nil {
 		// one launch adds to grad_b alone, and writes the dtype of the problem
 		isFloat := b.isFloat(p.GradB) || b.isFloat(p.GradBias)
 		if s, ok := b.smallOf(p.BatchRank, p.GradOutput, p.A); ok && !isFloat {
-			return b.smallBackward(s, p)
+			b.smallBackward(s, p)
+			return
 		}
 	}
 	var region *tensor.View
@@ -161,33 +149,28 @@ func (b *builder) gemmEpilogueBackward(p *backend.GemmEpilogueBackward) error {
 		return region
 	})
 	if made.Recompute != nil {
-		if err := b.preactivation(made.Recompute, made.Recompute.Preactivation); err != nil {
-			return err
-		}
+		b.preactivation(made.Recompute, made.Recompute.Preactivation)
 	}
 	if made.Pass != nil {
-		if err := b.gradPreactivation(made.Pass); err != nil {
-			return err
-		}
+		b.gradPreactivation(made.Pass)
 	}
 	for _, product := range made.Products() {
-		if err := b.gradient(product, p.AllowTF32); err != nil {
-			return err
-		}
+		b.gradient(product, p.AllowTF32)
 	}
-	return nil
 }
 
 // gradient adds a gradient's product: by BLAS, which is fastest, or by the kernel whose sums do not
 // depend on the number of rows.
-func (b *builder) gradient(p *lower.Product, tf32 bool) error {
+func (b *builder) gradient(p *lower.Product, tf32 bool) {
 	if p.Views[lower.Ends] != nil {
-		return b.multiplyGroups(p)
+		b.multiplyGroups(p)
+		return
 	}
 	if b.invariant && p.ByRows && !p.Accumulates {
 		if o, ok := b.onePassOf(p); ok {
-			return b.onePass(&o, "none", func() error { return b.multiply(p, tf32) })
+			b.onePass(&o, "none", func() { b.multiply(p, tf32) })
+			return
 		}
 	}
-	return b.multiply(p, tf32)
+	b.multiply(p, tf32)
 }

@@ -8,82 +8,80 @@ import (
 )
 
 // parts adds what a problem is made of.
-func (b *builder) parts(p backend.Problem, region lower.Region) error {
+func (b *builder) parts(p backend.Problem, region lower.Region) {
 	for _, part := range lower.Parts(p, region) {
-		if err := b.plan(part); err != nil {
-			return err
-		}
+		b.plan(part)
 	}
-	return nil
 }
 
 // groupedLayer adds a layer of each group: one kernel for a gated one, or its parts.
-func (b *builder) groupedLayer(p *backend.GroupedLayer) error {
+func (b *builder) groupedLayer(p *backend.GroupedLayer) {
 	if p.Halves == nil {
-		return b.parts(p, b.region)
+		b.parts(p, b.region)
+		return
 	}
 	layer := *p
 	layer.Rest = nil
-	if err := b.boxedOr(b.boxedGated(p), func() error { return b.parts(&layer, b.region) }); err != nil {
-		return err
-	}
-	return b.zeroRest(p.Groups, p.Rest...)
+	b.boxedOr(b.boxedGated(p), func() { b.parts(&layer, b.region) })
+	b.zeroRest(p.Groups, p.Rest...)
 }
 
 // groupedHiddenBackward adds the backward of a hidden activation of each group: one kernel, or its
 // parts. Where there is a kernel, only runs of unaligned addresses take the parts: the gradient to
 // the hidden activation then lies in GradPreactivation, if that is there, and takes no memory of
 // its own.
-func (b *builder) groupedHiddenBackward(p *backend.GroupedHiddenBackward) error {
-	var boxed func() error
+func (b *builder) groupedHiddenBackward(p *backend.GroupedHiddenBackward) {
+	var boxed func()
 	if p.GradPreactivation != nil || p.GradBias != nil || p.Sums != nil {
 		boxed = b.boxedHiddenBackward(p)
 	}
 	if boxed == nil {
-		return b.parts(p, b.region)
+		b.parts(p, b.region)
+		return
 	}
-	return b.boxedOr(boxed, func() error {
+	b.boxedOr(boxed, func() {
 		lent := p.GradPreactivation
 		if lent != nil && p.Halves != nil {
 			lent, _ = p.Halves(lent)
 		}
 		b.seldom = true
 		defer func() { b.seldom = false }()
-		return b.parts(p, b.lending(lent))
+		b.parts(p, b.lending(lent))
 	})
 }
 
 // groupedEpilogue adds a product of each group with its bias and its activation.
-func (b *builder) groupedEpilogue(p *backend.GemmEpilogue) error {
-	var boxed func() error
+func (b *builder) groupedEpilogue(p *backend.GemmEpilogue) {
+	var boxed func()
 	if p.Formula != "none" {
 		boxed = b.boxedLinear(p.Formula, p.A, p.B, p.Bias, p.Out, p.Preactivation, p.Groups)
 	}
-	return b.boxedOr(boxed, func() error { return b.twoPasses(p) })
+	b.boxedOr(boxed, func() { b.twoPasses(p) })
 }
 
 // multiplyGroups adds a product of each group's rows.
-func (b *builder) multiplyGroups(p *lower.Product) error {
+func (b *builder) multiplyGroups(p *lower.Product) {
 	if p.ByRows {
-		return b.groupedProduct(p.View(lower.Left, p.M, p.K), p.View(lower.Right, p.Batch, p.K, p.N), p.View(lower.Bias, p.Batch, p.N),
+		b.groupedProduct(p.View(lower.Left, p.M, p.K), p.View(lower.Right, p.Batch, p.K, p.N), p.View(lower.Bias, p.Batch, p.N),
 			p.View(lower.Out, p.M, p.N), p.Views[lower.Ends])
+		return
 	}
-	return b.groupedDepth(p.View(lower.Right, p.K, p.N), p.View(lower.Left, p.K, p.M), p.View(lower.Out, p.Batch, p.N, p.M), p.Views[lower.Ends])
+	b.groupedDepth(p.View(lower.Right, p.K, p.N), p.View(lower.Left, p.K, p.M), p.View(lower.Out, p.Batch, p.N, p.M), p.Views[lower.Ends])
 }
 
 // scaleRows adds the launch that multiplies the gradient to the hidden activation with that, row by
 // row, and scales both.
-func (b *builder) scaleRows(p *backend.ScaleRows) error {
+func (b *builder) scaleRows(p *backend.ScaleRows) {
 	first := p.Grad
 	if first == nil {
 		first = p.Hidden
 	}
 	rows, features := first.Shape[0], first.Shape[1]
 	if rows == 0 || p.Groups.Shape[0] == 0 || p.Sums == nil && features == 0 {
-		return nil
+		return
 	}
 	width := vectorWidth(b.dt)
-	return b.forms(width, byRows(width, p.Grad, p.Hidden), typed("grouped_scale_hidden_", b.dt), func(q *parameters, _ int64) int64 {
+	b.forms(width, byRows(width, p.Grad, p.Hidden), typed("grouped_scale_hidden_", b.dt), func(q *parameters, _ int64) int64 {
 		q.rowsMatrix(p.Grad, 1)
 		q.rowsMatrix(p.Hidden, 1)
 		q.address(p.Scales)

@@ -6,26 +6,25 @@ import "github.com/epigrad/epigrad/go/tensor"
 
 // groupedProduct adds out[r] = left[r] right[e] + bias[e] for the rows r of each group e, with
 // right operands [e, depth, columns].
-func (b *builder) groupedProduct(left, right, bias, out, ends *tensor.View) error {
-	return b.boxedOr(b.boxedLinear("none", left, right, bias, out, nil, ends), func() error {
-		return b.plainProduct(left, right, bias, out, ends)
-	})
+func (b *builder) groupedProduct(left, right, bias, out, ends *tensor.View) {
+	b.boxedOr(b.boxedLinear("none", left, right, bias, out, nil, ends), func() { b.plainProduct(left, right, bias, out, ends) })
 }
 
 // boxedOr adds the launch that copies boxes where there is one, and, for runs whose addresses boxes
 // cannot start at, the other way.
-func (b *builder) boxedOr(boxed, otherwise func() error) error {
+func (b *builder) boxedOr(boxed, otherwise func()) {
 	if boxed == nil {
-		return otherwise()
+		otherwise()
+	} else {
+		b.either(boxed, otherwise)
 	}
-	return b.either(boxed, otherwise)
 }
 
 // plainProduct is groupedProduct for any strides, and any processor.
-func (b *builder) plainProduct(left, right, bias, out, ends *tensor.View) error {
+func (b *builder) plainProduct(left, right, bias, out, ends *tensor.View) {
 	rows, columns, groups := out.Shape[0], out.Shape[1], ends.Shape[0]
 	if rows*columns == 0 || groups == 0 {
-		return nil
+		return
 	}
 	across := ceilDiv(columns, groupedTile)
 	p := &parameters{}
@@ -39,19 +38,19 @@ func (b *builder) plainProduct(left, right, bias, out, ends *tensor.View) error 
 	p.divisor(across)
 	p.int64(0)
 	p.sizes(groups, 0)
-	return b.general(p, "grouped_product_"+b.dt.Short(), (rows/groupedTile+groups)*across)
+	b.general(p, "grouped_product_"+b.dt.Short(), (rows/groupedTile+groups)*across)
 }
 
 // groupedDepth adds out[e] = leftᵀ right of the rows of each group e, or adds that to out.
-func (b *builder) groupedDepth(left, right, out, ends *tensor.View) error {
-	return b.boxedOr(b.boxedDepth(left, right, out, ends), func() error { return b.plainDepth(left, right, out, ends) })
+func (b *builder) groupedDepth(left, right, out, ends *tensor.View) {
+	b.boxedOr(b.boxedDepth(left, right, out, ends), func() { b.plainDepth(left, right, out, ends) })
 }
 
 // plainDepth is groupedDepth for any strides, and any processor.
-func (b *builder) plainDepth(left, right, out, ends *tensor.View) error {
+func (b *builder) plainDepth(left, right, out, ends *tensor.View) {
 	groups, rows, columns := out.Shape[0], out.Shape[1], out.Shape[2]
 	if groups*rows*columns == 0 {
-		return nil
+		return
 	}
 	down, across := ceilDiv(rows, groupedTile), ceilDiv(columns, groupedTile)
 	p := &parameters{}
@@ -70,5 +69,5 @@ func (b *builder) plainDepth(left, right, out, ends *tensor.View) error {
 		function += "_f32"
 	}
 	p.accumulate(true)
-	return b.general(p, function, groups*down*across)
+	b.general(p, function, groups*down*across)
 }

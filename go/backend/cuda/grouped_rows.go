@@ -36,10 +36,10 @@ const (
 )
 
 // groupEnds adds the launch that makes ends of a caller's offsets.
-func (b *builder) groupEnds(p *backend.GroupEnds) error {
+func (b *builder) groupEnds(p *backend.GroupEnds) {
 	groups := p.Ends.Shape[0]
 	if groups == 0 {
-		return nil
+		return
 	}
 	q := &parameters{}
 	q.strided(p.Offsets, 0)
@@ -47,24 +47,21 @@ func (b *builder) groupEnds(p *backend.GroupEnds) error {
 	q.int64(groups)
 	q.sizes(p.Rows)
 	q.bool(p.Offsets.DType == dtype.Int64)
-	return b.general(q, "grouped_ends", 1)
+	b.general(q, "grouped_ends", 1)
 }
 
 // general adds a launch that has one form.
-func (b *builder) general(p *parameters, function string, blocks int64) error {
-	l, err := p.launch(function, blocks)
-	if err == nil {
-		b.launch(step{general: l})
-	}
-	return err
+func (b *builder) general(p *parameters, function string, blocks int64) {
+	b.launch(step{general: p.launch(function, blocks)})
 }
 
 // route adds the launches that sort slots: ranks and counts in chunks, the counts of chunks before,
 // and places.
-func (b *builder) route(p *backend.Route) error {
+func (b *builder) route(p *backend.Route) {
 	groups, slots := p.Ends.Shape[0], p.Index.Numel()
 	if groups > mostRouted {
-		return status.Errorf(status.Unsupported, "%s: weight_in: got %d experts, want at most %d on the cuda backend", p.Op, groups, mostRouted)
+		b.refused = status.Errorf(status.Unsupported, "%s: weight_in: got %d experts, want at most %d on the cuda backend", p.Op, groups, mostRouted)
+		return
 	}
 	turns := ceilDiv(slots, blockThreads)
 	rounds := max(ceilDiv(turns, min(mostChunks, mostCounts/max(groups, 1))), 1)
@@ -73,7 +70,7 @@ func (b *builder) route(p *backend.Route) error {
 	}
 	chunks := max(ceilDiv(turns, rounds), 1)
 	counts, totals := b.region(dtype.Int32, chunks, groups), b.region(dtype.Int32, groups)
-	launch := func(function string, blocks int64) error {
+	launch := func(function string, blocks int64) {
 		q := &parameters{}
 		q.address(p.Index)
 		q.int64(p.Index.Strides[0])
@@ -84,17 +81,16 @@ func (b *builder) route(p *backend.Route) error {
 		q.address(totals)
 		q.sizes(slots, max(p.Index.Shape[1], 1), groups, rounds, chunks)
 		q.bool(chunks == 1)
-		return b.general(q, function, blocks)
+		b.general(q, function, blocks)
 	}
-	if err := launch("grouped_route_rank", chunks); err != nil || groups == 0 {
-		return err
+	launch("grouped_route_rank", chunks)
+	if groups == 0 {
+		return
 	}
 	if chunks > 1 {
-		if err := launch("grouped_route_scan", ceilDiv(groups, scanGroups)); err != nil {
-			return err
-		}
+		launch("grouped_route_scan", ceilDiv(groups, scanGroups))
 	}
-	return launch("grouped_route_place", max(min(turns, 2*int64(b.device.processors)), 1))
+	launch("grouped_route_place", max(min(turns, 2*int64(b.device.processors)), 1))
 }
 
 // rowsMatrix is a matrix of rows, whose strides count units of so many elements.
@@ -129,7 +125,7 @@ func rowBlocks(rows, lanes int64) int64 { return ceilDiv(rows, blockThreads>>lan
 
 // forms adds a launch over rows: with vectors where strides allow it, and without. fill gives it
 // parameters for units of so many elements, and tells how many blocks there are.
-func (b *builder) forms(width int64, vectors bool, name func(unit int64) string, fill func(p *parameters, unit int64) (blocks int64)) error {
+func (b *builder) forms(width int64, vectors bool, name func(unit int64) string, fill func(p *parameters, unit int64) (blocks int64)) {
 	var s step
 	for _, form := range []struct {
 		unit int64
@@ -140,14 +136,9 @@ func (b *builder) forms(width int64, vectors bool, name func(unit int64) string,
 		}
 		p := &parameters{}
 		blocks := fill(p, form.unit)
-		l, err := p.launch(name(form.unit), blocks)
-		if err != nil {
-			return err
-		}
-		*form.to = l
+		*form.to = p.launch(name(form.unit), blocks)
 	}
 	b.launch(s)
-	return nil
 }
 
 // vectorWidth is how many elements a vector has.
@@ -187,19 +178,19 @@ func typed(name string, dt dtype.DType) func(unit int64) string {
 }
 
 // scatterRows adds the launch that copies rows to their places.
-func (b *builder) scatterRows(p *backend.ScatterRows) error {
+func (b *builder) scatterRows(p *backend.ScatterRows) {
 	tokens, each, columns := p.Places.Shape[0], p.Places.Shape[1], int64(0)
 	if p.Out != nil {
 		columns = p.Out.Shape[1]
 	}
 	if tokens*each == 0 || columns == 0 && p.Scales == nil {
-		return nil
+		return
 	}
 	width, scale := vectorWidth(b.dt), p.Scale
 	if p.Scales == nil {
 		scale = nil
 	}
-	return b.forms(width, columns > 0 && byRows(width, p.Input, p.Out), b.sized("grouped_scatter_"), func(q *parameters, unit int64) int64 {
+	b.forms(width, columns > 0 && byRows(width, p.Input, p.Out), b.sized("grouped_scatter_"), func(q *parameters, unit int64) int64 {
 		q.rowsMatrix(p.Input, unit)
 		q.rowsMatrix(p.Out, unit)
 		q.slots(p.Places, scale, false)
@@ -216,13 +207,13 @@ func (b *builder) scatterRows(p *backend.ScatterRows) error {
 }
 
 // combineRows adds the launch that adds up the rows of each token's slots.
-func (b *builder) combineRows(p *backend.CombineRows) error {
+func (b *builder) combineRows(p *backend.CombineRows) {
 	tokens, columns := p.Out.Shape[0], p.Out.Shape[1]
 	if tokens*columns == 0 {
-		return nil
+		return
 	}
 	width := vectorWidth(b.dt)
-	return b.forms(width, byRows(width, p.Input, p.Out), typed("grouped_combine_", b.dt), func(q *parameters, unit int64) int64 {
+	b.forms(width, byRows(width, p.Input, p.Out), typed("grouped_combine_", b.dt), func(q *parameters, unit int64) int64 {
 		q.rowsMatrix(p.Input, 1)
 		q.rowsMatrix(p.Out, 1)
 		q.slots(p.Places, p.Scale, b.isFloat(p.Scale))
@@ -235,10 +226,10 @@ func (b *builder) combineRows(p *backend.CombineRows) error {
 }
 
 // scaleGradient adds the launch of the scales' gradients.
-func (b *builder) scaleGradient(p *backend.ScaleGradient) error {
+func (b *builder) scaleGradient(p *backend.ScaleGradient) {
 	slots, columns := p.Places.Numel(), int64(0)
 	if slots == 0 {
-		return nil
+		return
 	}
 	if p.Bias != nil {
 		columns = p.Bias.Shape[1]
@@ -254,17 +245,17 @@ func (b *builder) scaleGradient(p *backend.ScaleGradient) error {
 	q.sizes(slots, p.Places.Shape[1])
 	q.bool(b.isFloat(p.GradScale))
 	q.uint32(0)
-	return b.general(q, "grouped_scale_gradient_"+b.dt.Short(), ceilDiv(slots, groupedRows))
+	b.general(q, "grouped_scale_gradient_"+b.dt.Short(), ceilDiv(slots, groupedRows))
 }
 
 // zeroRest adds the launches that write zeros over the rows of no group.
-func (b *builder) zeroRest(ends *tensor.View, results ...*tensor.View) error {
+func (b *builder) zeroRest(ends *tensor.View, results ...*tensor.View) {
 	for _, v := range results {
 		if v == nil || v.IsEmpty() {
 			continue
 		}
 		width := vectorWidth(b.dt)
-		err := b.forms(width, byRows(width, v), b.sized("grouped_zero_"), func(q *parameters, unit int64) int64 {
+		b.forms(width, byRows(width, v), b.sized("grouped_zero_"), func(q *parameters, unit int64) int64 {
 			q.rowsMatrix(v, unit)
 			q.address(ends)
 			q.int64(v.Shape[0])
@@ -274,9 +265,5 @@ func (b *builder) zeroRest(ends *tensor.View, results ...*tensor.View) error {
 			most := 2 * int64(b.device.processors)
 			return min(rowBlocks(v.Shape[0], lanes), most)
 		})
-		if err != nil {
-			return err
-		}
 	}
-	return nil
 }

@@ -141,7 +141,7 @@ func (p *parameters) ofGroup(maps *[]tensorMap, w *weightBoxes) {
 }
 
 // add adds the launch of a kernel, whose name goes on behind the dtype.
-func (l *groupedLaunch) add(b *builder, family, rest string) error {
+func (l *groupedLaunch) add(b *builder, family, rest string) {
 	function := family + "_" + b.dt.Short() + "_" + rest
 	p := &parameters{}
 	var maps []tensorMap
@@ -177,13 +177,9 @@ func (l *groupedLaunch) add(b *builder, family, rest string) error {
 	p.accumulate(l.adds)
 	p.sizes(wanted)
 	p.bytes = append(p.bytes, make([]byte, groupedParameters-len(p.bytes))...)
-	made, err := p.launch(function, int64(b.device.processors))
-	if err != nil {
-		return err
-	}
+	made := p.launch(function, int64(b.device.processors))
 	made.block[0], made.shared, made.maps = sm90Threads, sm90Shared, maps
 	b.launch(step{general: made})
-	return nil
 }
 
 // ofRows is a launch of the rows kind: tiles of a long depth share more of the cache where fewer of
@@ -209,7 +205,7 @@ func form(across bool) string {
 
 // boxedLinear is the launch of a product of groups, with right operands [e, depth, columns], with a
 // bias, and with an activation if it has its own kernel; nil where there is none.
-func (b *builder) boxedLinear(formula string, left, right, bias, out, pre, ends *tensor.View) func() error {
+func (b *builder) boxedLinear(formula string, left, right, bias, out, pre, ends *tensor.View) func() {
 	if !b.hasGroups(ends, left) || out == nil || !isBoxed(left, out, pre) || !isPlainBias(bias) {
 		return nil
 	}
@@ -225,7 +221,7 @@ func (b *builder) boxedLinear(formula string, left, right, bias, out, pre, ends 
 	if bias != nil {
 		l.biasStride = bias.Strides[0]
 	}
-	return func() error { return l.add(b, "grouped_linear_sm90_"+formula, form(across)) }
+	return func() { l.add(b, "grouped_linear_sm90_"+formula, form(across)) }
 }
 
 // halvesOf are the values and the gates of a gated layer's tensors, and how they lie.
@@ -246,7 +242,7 @@ func inHalves(halves func(v *tensor.View) (value, gate *tensor.View), v *tensor.
 var gateKernels = map[string]string{"silu": "swish", "swish": "swish", "gelu_tanh": "gelu_tanh"}
 
 // boxedGated is the launch of a gated layer of groups; nil where there is none.
-func (b *builder) boxedGated(p *backend.GroupedLayer) func() error {
+func (b *builder) boxedGated(p *backend.GroupedLayer) func() {
 	gate := gateKernels[p.Formula]
 	if gate == "" || !b.hasGroups(p.Groups, p.Input) || p.Out == nil || !isPlainBias(p.Bias) || !isBoxed(p.Input, p.Out, p.Preactivation) {
 		return nil
@@ -264,7 +260,7 @@ func (b *builder) boxedGated(p *backend.GroupedLayer) func() error {
 			return nil
 		}
 		l.left[0], l.outputs[1], l.biases[0] = boxes, p.Preactivation, p.Bias
-		return func() error { return l.add(b, "grouped_gated_linear_sm90_"+gate, "nn_interleaved") }
+		return func() { l.add(b, "grouped_gated_linear_sm90_"+gate, "nn_interleaved") }
 	}
 	for i, half := range []*tensor.View{weight.value, weight.gate} {
 		boxes, across, ok := weightBoxesOf(half)
@@ -278,11 +274,11 @@ func (b *builder) boxedGated(p *backend.GroupedLayer) func() error {
 	if !isBoxed(l.outputs[1], l.outputs[2]) {
 		return nil
 	}
-	return func() error { return l.add(b, "grouped_gated_linear_sm90_"+gate, "nt_halves") }
+	return func() { l.add(b, "grouped_gated_linear_sm90_"+gate, "nt_halves") }
 }
 
 // boxedHiddenBackward is the launches of a hidden activation's backward; nil where there are none.
-func (b *builder) boxedHiddenBackward(p *backend.GroupedHiddenBackward) func() error {
+func (b *builder) boxedHiddenBackward(p *backend.GroupedHiddenBackward) func() {
 	if !b.hasGroups(p.Groups, p.GradOutput) || !isPlainBias(p.GradBias) || !isBoxed(p.GradOutput, p.Preactivation, p.GradPreactivation, p.Out) {
 		return nil
 	}
@@ -315,7 +311,7 @@ func (b *builder) boxedHiddenBackward(p *backend.GroupedHiddenBackward) func() e
 			return nil
 		}
 	}
-	return func() error {
+	return func() {
 		if p.GradPreactivation == nil {
 			gradPre = b.region(b.dt, gradPre.Shape...)
 		}
@@ -335,22 +331,18 @@ func (b *builder) boxedHiddenBackward(p *backend.GroupedHiddenBackward) func() e
 		if p.GradBias != nil {
 			l.columnSums = b.region(dtype.Float32, l.rows/groupedTileRows+p.Groups.Shape[0], p.GradBias.Shape[1])
 		}
-		if err := l.add(b, family, rest); err != nil {
-			return err
-		}
+		l.add(b, family, rest)
 		if p.Sums != nil {
-			if err := b.finish(&reduction{}, walkOf([]*tensor.View{p.Sums}), l.rowSums, l.rowSums.Shape[0], l.rows); err != nil {
-				return err
-			}
+			b.finish(false, walkOf([]*tensor.View{p.Sums}), l.rowSums, l.rowSums.Shape[0], l.rows)
 		}
-		return b.addColumnSums(l.columnSums, p.GradBias, p.Groups)
+		b.addColumnSums(l.columnSums, p.GradBias, p.Groups)
 	}
 }
 
 // addColumnSums adds the launch that adds up sums along the columns of groups, if there are any.
-func (b *builder) addColumnSums(parts, sums, ends *tensor.View) error {
+func (b *builder) addColumnSums(parts, sums, ends *tensor.View) {
 	if parts == nil {
-		return nil
+		return
 	}
 	q := &parameters{}
 	q.address(parts)
@@ -359,17 +351,13 @@ func (b *builder) addColumnSums(parts, sums, ends *tensor.View) error {
 	q.int64(sums.Strides[0])
 	q.sizes(sums.Shape[1])
 	q.accumulate(true)
-	l, err := q.launch("grouped_column_sums_sm90_"+sums.DType.Short(), ceilDiv(sums.Shape[1], columnSumsThreads))
-	if err != nil {
-		return err
-	}
-	l.grid[1], l.block[0] = uint32(sums.Shape[0]), columnSumsThreads
+	l := q.launch("grouped_column_sums_sm90_"+sums.DType.Short(), ceilDiv(sums.Shape[1], columnSumsThreads))
+	l.grid[1], l.block[0] = sums.Shape[0], columnSumsThreads
 	b.launch(step{general: l})
-	return nil
 }
 
 // boxedDepth is the launch of a product along groups' rows; nil where there is none.
-func (b *builder) boxedDepth(left, right, out, ends *tensor.View) func() error {
+func (b *builder) boxedDepth(left, right, out, ends *tensor.View) func() {
 	if !b.hasGroups(ends, left) || !isBoxed(left, right) {
 		return nil
 	}
@@ -395,5 +383,5 @@ func (b *builder) boxedDepth(left, right, out, ends *tensor.View) func() error {
 		l.leftRows, l.right, l.columns, l.rightOfTile = right, left, l.rightOfTile, l.columns
 		name += "_turned"
 	}
-	return func() error { return l.add(b, "grouped_weight_gradient_sm90", name) }
+	return func() { l.add(b, "grouped_weight_gradient_sm90", name) }
 }

@@ -27,13 +27,13 @@ func (b *builder) groupSums(sums, scales, ends *tensor.View, rows int64) *groupS
 }
 
 // addRows adds the launch that sums rows of x, the first of which is the row `first` of all.
-func (b *builder) addRows(g *groupSums, x *tensor.View, first int64) error {
+func (b *builder) addRows(g *groupSums, x *tensor.View, first int64) {
 	rows, columns, groups := x.Shape[0], x.Shape[1], g.ends.Shape[0]
 	if rows*columns*groups == 0 {
-		return nil
+		return
 	}
 	width := vectorWidth(x.DType)
-	return b.forms(width, byRows(width, x), typed("grouped_sums_", x.DType), func(p *parameters, unit int64) int64 {
+	b.forms(width, byRows(width, x), typed("grouped_sums_", x.DType), func(p *parameters, unit int64) int64 {
 		blocks := ceilDiv(columns, sumLanes*unit)
 		p.rowsMatrix(x, 1)
 		p.address(g.scales)
@@ -49,10 +49,10 @@ func (b *builder) addRows(g *groupSums, x *tensor.View, first int64) error {
 }
 
 // finishSums adds the launch that adds up the partial sums.
-func (b *builder) finishSums(g *groupSums) error {
+func (b *builder) finishSums(g *groupSums) {
 	groups, columns := g.sums.Shape[0], g.sums.Shape[1]
 	if groups*columns == 0 {
-		return nil
+		return
 	}
 	blocks := ceilDiv(columns, sumLanes)
 	p := &parameters{}
@@ -63,16 +63,14 @@ func (b *builder) finishSums(g *groupSums) error {
 	p.divisor(blocks)
 	p.accumulate(true)
 	p.uint32(0)
-	return b.general(p, "grouped_finish_sums_"+g.sums.DType.Short(), groups*blocks)
+	b.general(p, "grouped_finish_sums_"+g.sums.DType.Short(), groups*blocks)
 }
 
 // sumRowsOf adds sums of the rows of a matrix.
-func (b *builder) sumRowsOf(x, sums, scales, ends *tensor.View) error {
+func (b *builder) sumRowsOf(x, sums, scales, ends *tensor.View) {
 	g := b.groupSums(sums, scales, ends, x.Shape[0])
-	if err := b.addRows(g, x, 0); err != nil {
-		return err
-	}
-	return b.finishSums(g)
+	b.addRows(g, x, 0)
+	b.finishSums(g)
 }
 
 // someRows are some of a matrix's rows; nil of nil.
@@ -87,7 +85,7 @@ func someRows(v *tensor.View, first, rows int64) *tensor.View {
 
 // sumSlopes adds a summing pass (reduce.go) over the rows of all groups, whose sums are those of
 // each group. The pass gives the terms before they are rounded, as its sums of chunks of one row.
-func (b *builder) sumSlopes(r *reduction) error {
+func (b *builder) sumSlopes(r *reduction) {
 	rows, columns := r.inputs[0].Shape[0], r.inputs[0].Shape[1]
 	wide := b.dt.Accumulator()
 	var all [2]*groupSums
@@ -113,35 +111,28 @@ func (b *builder) sumSlopes(r *reduction) error {
 		for _, input := range r.inputs {
 			part.inputs = append(part.inputs, someRows(input, first, count))
 		}
-		if err := b.unsummed(part, partials); err != nil {
-			return err
-		}
+		b.unsummed(part, partials)
 		for i, g := range all {
 			if g == nil {
 				continue
 			}
-			if err := b.addRows(g, someRows(unrounded[i], 0, count), first); err != nil {
-				return err
-			}
+			b.addRows(g, someRows(unrounded[i], 0, count), first)
 		}
 	}
 	for _, g := range all {
 		if g == nil {
 			continue
 		}
-		if err := b.finishSums(g); err != nil {
-			return err
-		}
+		b.finishSums(g)
 	}
-	return nil
 }
 
 // unsummed adds a summing pass over rows that writes the terms of its sums.
-func (b *builder) unsummed(r *reduction, terms []*tensor.View) error {
+func (b *builder) unsummed(r *reduction, terms []*tensor.View) {
 	rows, columns := r.inputs[0].Shape[0], r.inputs[0].Shape[1]
 	all := append(append([]*tensor.View{}, r.inputs...), r.outputs...)
 	shape := []int64{1, columns}
 	o := order{keptFirst: true, unit: 1, run: 1, shortRun: 1, chunks: rows}
 	o.keptLanes = int(rowLanes(ceilDiv(columns, vectorWidth(b.dt))))
-	return b.sum(r, o, walkOf(restricted(all, shape, true)), walkOf(restricted(all, shape, false)), terms, columns)
+	b.sum(r, o, walkOf(restricted(all, shape, true)), walkOf(restricted(all, shape, false)), terms, columns)
 }

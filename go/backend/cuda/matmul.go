@@ -120,74 +120,67 @@ func writable(p *lower.Product) bool {
 }
 
 // multiply adds a product without an activation to the program. A bias has contiguous elements.
-func (b *builder) multiply(whole *lower.Product, tf32 bool) error {
+func (b *builder) multiply(whole *lower.Product, tf32 bool) {
 	p := *whole
 	p.Batch, p.M, p.N, p.K = squeezed(p.Batch), squeezed(p.M), squeezed(p.N), squeezed(p.K)
 	if lower.Count(p.Batch, p.M, p.N) == 0 {
-		return nil
+		return
 	}
 	if lower.Count(p.K) == 0 {
-		return b.emptySum(&p)
+		b.emptySum(&p)
+		return
 	}
 	if !inPlace(p.M, p.K, lower.Left) {
-		if err := b.stageInput(&p, lower.Left, p.M, p.K); err != nil {
-			return err
-		}
+		b.stageInput(&p, lower.Left, p.M, p.K)
 	}
 	if !inPlace(p.K, p.N, lower.Right) {
-		if err := b.stageInput(&p, lower.Right, p.K, p.N); err != nil {
-			return err
-		}
+		b.stageInput(&p, lower.Right, p.K, p.N)
 	}
 	if writable(&p) {
 		b.enqueue(&p, tf32)
-		return nil
+		return
 	}
 	result := p.Result(lower.Out)
 	p.Views[lower.Out] = b.region(result.DType, result.Shape...)
 	if p.Accumulates {
-		if err := b.unless(overwriting, func() error { return b.activation("none", p.Views[lower.Out], result) }); err != nil {
-			return err
-		}
+		b.unless(overwriting, func() { b.activation("none", p.Views[lower.Out], result) })
 	}
 	lower.Contiguous(lower.Out, p.Batch, p.M, p.N)
 	b.enqueue(&p, tf32)
-	return b.activation("none", result, p.Views[lower.Out])
+	b.activation("none", result, p.Views[lower.Out])
 }
 
 // emptySum is a product over no terms: zeros, or nothing to add.
-func (b *builder) emptySum(p *lower.Product) error {
-	write := func() error { return b.zero(p.Result(lower.Out)) }
+func (b *builder) emptySum(p *lower.Product) {
+	write := func() { b.zero(p.Result(lower.Out)) }
 	if p.Accumulates {
-		return b.unless(accumulating, write)
+		b.unless(accumulating, write)
+	} else {
+		write()
 	}
-	return write()
 }
 
 // zero writes zeros to a view of any strides.
-func (b *builder) zero(v *tensor.View) error {
+func (b *builder) zero(v *tensor.View) {
 	one := b.region(v.DType, 1)
 	b.program = append(b.program, fill{one})
 	zeros := *one
 	zeros.Shape, zeros.Strides = v.Shape, make([]int64, len(v.Shape))
-	return b.activation("none", v, &zeros)
+	b.activation("none", v, &zeros)
 }
 
 // unless leaves what add adds out of runs that are something.
-func (b *builder) unless(is condition, add func() error) error {
+func (b *builder) unless(is condition, add func()) {
 	first := len(b.program)
-	if err := add(); err != nil {
-		return err
-	}
+	add()
 	for i := range b.program[first:] {
 		b.program[first+i] = conditional{b.program[first+i], is}
 	}
-	return nil
 }
 
 // stageInput copies an operand to the workspace, where it is contiguous, and changes its strides;
 // batch dimensions that it is broadcast over are not repeated.
-func (b *builder) stageInput(p *lower.Product, operand int, rows, columns []lower.Dim) error {
+func (b *builder) stageInput(p *lower.Product, operand int, rows, columns []lower.Dim) {
 	var own []lower.Dim
 	var kept []int
 	for i, d := range p.Batch {
@@ -201,7 +194,7 @@ func (b *builder) stageInput(p *lower.Product, operand int, rows, columns []lowe
 	for i, at := range kept {
 		p.Batch[at] = own[i]
 	}
-	return b.activation("none", p.Views[operand], source)
+	b.activation("none", p.Views[operand], source)
 }
 
 // enqueue adds the calls for a product whose operands BLAS can read in place: one for each step of

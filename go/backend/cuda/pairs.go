@@ -7,11 +7,11 @@ import "slices"
 // pairs makes the vector form of a launch whose last two views, value and gate, take turns in
 // memory, as the outputs do where there are two (elementwise_pairs of kernels/cuda/gated.cu). Other
 // views are contiguous along the innermost dimension. It is nil for other strides.
-func (w walk) pairs(f function, n numbers) (*launch, error) {
+func (w walk) pairs(f function, n numbers) *launch {
 	inner, value := len(w.shape)-1, len(w.views)-2
 	width := vectorBytes / w.views[value].DType.Size()
 	if w.shape[inner]%width != 0 {
-		return nil, nil
+		return nil
 	}
 	for i, v := range w.views {
 		stride := int64(1)
@@ -19,16 +19,16 @@ func (w walk) pairs(f function, n numbers) (*launch, error) {
 			stride = 2
 		}
 		if v == nil || w.strides[i][inner] != stride || !multiples(w.strides[i][:inner], width) {
-			return nil, nil
+			return nil
 		}
 	}
 	gateFirst, ok := w.takeTurns(value)
 	if !ok {
-		return nil, nil
+		return nil
 	}
 	if f.outputs == 2 {
 		if first, ok := w.takeTurns(0); !ok || first != gateFirst {
-			return nil, nil
+			return nil
 		}
 	}
 	starts := walk{slices.Clone(w.views), w.shape, w.strides}

@@ -51,18 +51,18 @@ func TestPairs(t *testing.T) {
 					h := backend.Header{Op: "gated_activation", Kind: "swiglu", Formula: formula, DType: dt}
 					value, gate := turns(pairs(), gateFirst)
 					out := c.operand(of.shape)
-					b := c.run(r, func(b *builder) error {
-						return b.gated(&backend.Gated{Header: h, Value: value, Gate: gate, Out: out})
+					b := c.run(r, func(b *builder) {
+						b.gated(&backend.Gated{Header: h, Value: value, Gate: gate, Out: out})
 					})
 					require.Equal(t, of.vectors, b.hasVectors())
 
 					gradValue, gradGate := turns(pairs(), gateFirst)
 					backward := backend.GatedBackward{Header: h, GradOutput: out, Value: value, Gate: gate, GradValue: gradValue, GradGate: gradGate}
-					b = c.run(r, func(b *builder) error { return b.gatedBackward(&backward) })
+					b = c.run(r, func(b *builder) { b.gatedBackward(&backward) })
 					require.Equal(t, of.vectors, b.hasVectors())
 
 					backward.GradValue = nil
-					b = c.run(r, func(b *builder) error { return b.gatedBackward(&backward) })
+					b = c.run(r, func(b *builder) { b.gatedBackward(&backward) })
 					require.False(t, b.hasVectors(), "one gradient alone")
 				})
 			}

@@ -11,7 +11,6 @@ import (
 	"math/bits"
 
 	"github.com/epigrad/epigrad/go/activation"
-	"github.com/epigrad/epigrad/go/status"
 	"github.com/epigrad/epigrad/go/tensor"
 )
 
@@ -109,14 +108,11 @@ func (p *parameters) strides(strides []int64) {
 }
 
 // launch makes the launch of a kernel of so many blocks.
-func (p *parameters) launch(function string, blocks int64) (*launch, error) {
-	if blocks > maxBlocks {
-		return nil, status.Errorf(status.Unsupported, "cuda: %s: got work for %d blocks, want at most %d, CUDA's limit of a launch: split the tensors", function, blocks, maxBlocks)
-	}
+func (p *parameters) launch(function string, blocks int64) *launch {
 	return &launch{
-		function: function, grid: [3]uint32{uint32(blocks), 1, 1}, block: [3]uint32{blockThreads, 1, 1},
+		function: function, grid: [3]int64{blocks, 1, 1}, block: [3]uint32{blockThreads, 1, 1},
 		params: p.bytes, pointers: p.pointers, parameters: cmp.Or(p.numbersAt, none), accumulate: cmp.Or(p.accumulateAt, none),
-	}, nil
+	}
 }
 
 // numbers are what a kernel gets beside its tensors: the run's parameters, or fixed ones, of which

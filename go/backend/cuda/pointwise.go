@@ -10,10 +10,10 @@ import (
 	"github.com/epigrad/epigrad/go/tensor"
 )
 
-func (b *builder) pointwise(p *backend.Pointwise) error {
+func (b *builder) pointwise(p *backend.Pointwise) {
 	views := append([]*tensor.View{p.Out}, p.Inputs...)
 	f := function{name: p.Formula + "_" + p.DType.Short(), outputs: 1, vectors: 1}
-	return b.elementwise(f, numbersOf(p.Formula, p.Inputs), views...)
+	b.elementwise(f, numbersOf(p.Formula, p.Inputs), views...)
 }
 
 // numbersOf are the run's. lerp's is added to the weight tensor: beside one it is -0, which changes
@@ -28,25 +28,21 @@ func numbersOf(formula string, inputs []*tensor.View) numbers {
 // pointwiseBackward makes one pass over the operands for all gradients of grad_output's own shape,
 // and one for each set of dimensions that gradients are summed over; the first of those computes
 // the former too.
-func (b *builder) pointwiseBackward(p *backend.PointwiseBackward) error {
+func (b *builder) pointwiseBackward(p *backend.PointwiseBackward) {
 	name, given := p.Formula+"_backward_", numbersOf(p.Formula, p.Inputs)
 	none := make([]*tensor.View, len(p.Gradients))
 	whole, sums := p.Passes()
 	for _, group := range sums {
-		err := b.reduce(&reduction{
+		b.reduce(&reduction{
 			columns: name + "columns_" + p.DType.Short(), rows: name + "rows_" + p.DType.Short(),
 			outputs: whole, sums: group, inputs: inputsOf(p, whole, group), numbers: given,
 		})
-		if err != nil {
-			return err
-		}
 		whole = none
 	}
-	if slices.Equal(whole, none) {
-		return nil
+	if !slices.Equal(whole, none) {
+		f := function{name: name + p.DType.Short(), outputs: len(whole), vectors: 1}
+		b.elementwise(f, given, slices.Concat(whole, inputsOf(p, whole))...)
 	}
-	f := function{name: name + p.DType.Short(), outputs: len(whole), vectors: 1}
-	return b.elementwise(f, given, slices.Concat(whole, inputsOf(p, whole))...)
 }
 
 // inputsOf are those that the gradients of a pass depend on.

@@ -39,10 +39,11 @@ const none = -1
 // launch is one kernel launch, complete but for what a run brings: addresses, parameters and
 // whether to accumulate.
 type launch struct {
-	function    string // the kernel's symbol
-	grid, block [3]uint32
-	params      []byte // the kernel's only parameter, a struct
-	pointers    []pointer
+	function string // the kernel's symbol
+	grid     [3]int64
+	block    [3]uint32
+	params   []byte // the kernel's only parameter, a struct
+	pointers []pointer
 	// whether its blocks may start before the launch before it ends; the kernel itself waits for
 	// that
 	early      bool
@@ -110,6 +111,7 @@ type builder struct {
 	seldom    bool  // whether few runs take what is added
 	program   []operation
 	scratch   int64 // bytes
+	refused   error // why the backend has no kernel
 	// withoutSaved is how many bytes of scratch more the problem would take if it had no saved
 	// preactivation.
 	withoutSaved int64
@@ -231,6 +233,9 @@ func (m *memory) free() {
 
 // compile makes the kernel of a problem.
 func (b *builder) compile(p backend.Problem) (*kernel, error) {
+	if b.refused != nil {
+		return nil, b.refused
+	}
 	op, kind, dt := p.Describe()
 	m := &memory{program: C.epg_cuda_program_create(b.device.handle, C.int32_t(len(b.program)))}
 	k := &kernel{workspace: b.scratch, regions: b.scratch, optional: b.withoutSaved, device: b.device, memory: m}
@@ -324,6 +329,10 @@ func (s step) compile(c *compiler, out *C.epg_step) error {
 }
 
 func (c *compiler) launch(l *launch, out *C.epg_launch) error {
+	if l.grid[0] > maxBlocks {
+		return status.Errorf(status.Unsupported, "cuda: %s: got work for %d blocks, want at most %d, CUDA's limit of a launch: split the tensors",
+			l.function, l.grid[0], maxBlocks)
+	}
 	if len(l.params) > mostParamBytes {
 		return status.Errorf(status.Internal, "cuda: %s: got %d bytes of parameters, more than a launch takes", l.function, len(l.params))
 	}

@@ -48,16 +48,17 @@ type order struct {
 }
 
 // reduce adds the launches of a summing kernel, and of those that finish its sums.
-func (b *builder) reduce(r *reduction) error {
+func (b *builder) reduce(r *reduction) {
 	if r.groups != nil {
-		return b.sumSlopes(r)
+		b.sumSlopes(r)
+		return
 	}
 	sum := r.sums[firstOf(r.sums)]
 	// The first input comes first: the others do not change in which order it is walked.
 	operands := slices.Concat(r.inputs, r.outputs)
 	kept := walkOf(append(restricted(operands, sum.Shape, true), r.sums...))
 	if tensor.Elements(kept.shape) == 0 {
-		return nil
+		return
 	}
 	reduced := walkOf(restricted(operands, sum.Shape, false))
 	o := b.order(r, walkOf(restricted(r.inputs[:1], sum.Shape, true)), walkOf(restricted(r.inputs[:1], sum.Shape, false)))
@@ -82,20 +83,15 @@ func (b *builder) reduce(r *reduction) error {
 			for i, p := range partials {
 				here[i] = moved(p, int64(c)*o.chunks*row+first)
 			}
-			if err := b.sum(r, o, outer.operands(len(operands)), inner, here, row); err != nil {
-				return err
-			}
+			b.sum(r, o, outer.operands(len(operands)), inner, here, row)
 		}
 		for i, s := range r.sums {
 			if s == nil {
 				continue
 			}
-			if err := b.finish(r, outer.only(len(operands)+i), moved(partials[i], first), chunks, row); err != nil {
-				return err
-			}
+			b.finish(r.accumulates, outer.only(len(operands)+i), moved(partials[i], first), chunks, row)
 		}
 	}
-	return nil
 }
 
 // restricted are views without the dimensions that are summed over, or with those alone.
@@ -189,7 +185,7 @@ func (b *builder) orderOfPieces(o order, piece walk) order {
 }
 
 // vectorForm makes the launch with vectors; nil where strides forbid it.
-func (b *builder) vectorForm(r *reduction, o order, kept, reduced walk, partials []*tensor.View, row int64) (*launch, error) {
+func (b *builder) vectorForm(r *reduction, o order, kept, reduced walk, partials []*tensor.View, row int64) *launch {
 	width := vectorBytes / b.dt.Size()
 	switch {
 	case o.keptFirst:
@@ -201,7 +197,7 @@ func (b *builder) vectorForm(r *reduction, o order, kept, reduced walk, partials
 			return o.launch(r, r.rows, kept, reduced.inUnits(width), tensor.Elements(reduced.shape), broadcast, partials, row)
 		}
 	}
-	return nil, nil
+	return nil
 }
 
 // aligned reports whether vectors along the innermost dimension of one of two walks of the same
@@ -238,24 +234,18 @@ func (w walk) inUnits(width int64) walk {
 }
 
 // sum adds the launch that writes the partial sums.
-func (b *builder) sum(r *reduction, o order, kept, reduced walk, partials []*tensor.View, row int64) error {
-	var s step
-	var err error
-	if s.vector, err = b.vectorForm(r, o, kept, reduced, partials, row); err != nil {
-		return err
-	}
-	if s.general, err = o.launch(r, r.columns+"_strided", kept, reduced, tensor.Elements(reduced.shape), 0, partials, row); err != nil {
-		return err
-	}
-	b.launch(s)
-	return nil
+func (b *builder) sum(r *reduction, o order, kept, reduced walk, partials []*tensor.View, row int64) {
+	b.launch(step{
+		vector:  b.vectorForm(r, o, kept, reduced, partials, row),
+		general: o.launch(r, r.columns+"_strided", kept, reduced, tensor.Elements(reduced.shape), 0, partials, row),
+	})
 }
 
 // launch makes a launch with the parameters of reduce.cuh's Reduction, whose operands are the
 // outputs and then the inputs. The broadcast bits are in the order of the walks: inputs, outputs.
 func (o order) launch(
 	r *reduction, function string, kept, reduced walk, terms int64, broadcast uint32, partials []*tensor.View, row int64,
-) (*launch, error) {
+) *launch {
 	p := &parameters{}
 	var operands []int
 	for i := range kept.views {
@@ -307,7 +297,7 @@ func skipped(one, other, whole *tensor.View) *tensor.View {
 
 // finish adds the launch that adds up a sum's partial sums, with the parameters of reduce.cuh's
 // Finish.
-func (b *builder) finish(r *reduction, sum walk, partials *tensor.View, chunks, row int64) error {
+func (b *builder) finish(accumulates bool, sum walk, partials *tensor.View, chunks, row int64) {
 	n := tensor.Elements(sum.shape)
 	widest := 5
 	if chunks > manyChunks {
@@ -324,13 +314,9 @@ func (b *builder) finish(r *reduction, sum walk, partials *tensor.View, chunks, 
 	p.divisors(sum.shape)
 	p.uint32(uint32(len(sum.shape)))
 	p.uint32(uint32(lanes))
-	p.accumulate(r.accumulates)
+	p.accumulate(accumulates)
 	p.uint32(0)
-	l, err := p.launch("finish_columns_"+sum.views[0].DType.Short(), ceilDiv(n, 1<<lanes))
-	if err != nil {
-		return err
-	}
+	l := p.launch("finish_columns_"+sum.views[0].DType.Short(), ceilDiv(n, 1<<lanes))
 	l.early = true
 	b.launch(step{general: l, finishes: true})
-	return nil
 }

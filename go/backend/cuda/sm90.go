@@ -111,7 +111,7 @@ func (l *boxedLaunch) takes(places []boxes, tensors ...*tensor.View) bool {
 }
 
 // add adds the launch of a kernel, whose name goes on with dtype, form and columns.
-func (l *boxedLaunch) add(name string) error {
+func (l *boxedLaunch) add(name string) {
 	o, b := l.product, l.builder
 	form, rightRows := "nt", l.tileColumns
 	if l.rights[1].view != nil {
@@ -153,13 +153,9 @@ func (l *boxedLaunch) add(name string) error {
 	p.sizes(o.depth, o.columns, l.down, l.across, min(l.down, bandOfTiles), wanted)
 	p.bytes = append(p.bytes, make([]byte, sm90Parameters-len(p.bytes))...)
 	function := fmt.Sprintf("%s_%s_%s_%d", name, b.dt.Short(), form, l.tileColumns)
-	made, err := p.launch(function, min(l.down*l.across, int64(b.device.processors)))
-	if err != nil {
-		return err
-	}
+	made := p.launch(function, min(l.down*l.across, int64(b.device.processors)))
 	made.block[0], made.shared, made.maps = sm90Threads, sm90Shared, maps
 	b.launch(step{general: made})
-	return nil
 }
 
 // bandOfTiles is how many rows of tiles are walked together, so that what they share stays in the

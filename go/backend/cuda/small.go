@@ -56,32 +56,32 @@ func rowsAndColumns(v *tensor.View) (strides [2]int64, ok bool) {
 }
 
 // asMatrix gives an input as a matrix: itself, or a copy in the workspace.
-func (b *builder) asMatrix(v *tensor.View) (*tensor.View, error) {
+func (b *builder) asMatrix(v *tensor.View) *tensor.View {
 	if v == nil {
-		return nil, nil
+		return nil
 	}
 	if _, ok := rowsAndColumns(v); ok {
-		return v, nil
+		return v
 	}
 	copied := b.region(v.DType, v.Shape...)
-	return copied, b.activation("none", copied, v)
+	b.activation("none", copied, v)
+	return copied
 }
 
-// resultMatrix gives a result as a matrix: itself, or a place in the workspace, which finish copies
-// to it.
-func (b *builder) resultMatrix(v *tensor.View, accumulates bool) (result *tensor.View, finish func() error, err error) {
-	finish = func() error { return nil }
+// resultMatrix gives a result as a matrix: itself, or a place in the workspace, which is to be
+// copied to it.
+func (b *builder) resultMatrix(v *tensor.View, accumulates bool) *tensor.View {
 	if v == nil {
-		return nil, finish, nil
+		return nil
 	}
 	if _, ok := rowsAndColumns(v); ok {
-		return v, finish, nil
+		return v
 	}
 	region := b.region(v.DType, v.Shape...)
 	if accumulates {
-		err = b.unless(overwriting, func() error { return b.activation("none", region, v) })
+		b.unless(overwriting, func() { b.activation("none", region, v) })
 	}
-	return region, func() error { return b.activation("none", v, region) }, err
+	return region
 }
 
 // matrix is a Matrix of gemm_epilogue_small.cu; a nil view has a null pointer.
@@ -119,8 +119,8 @@ func (p *parameters) smallNumbers(formula string) {
 
 // smallForward adds out = act(a b + bias) and the preactivation, either of which may be nil, in one
 // launch.
-func (b *builder) smallForward(s smallGemm, formula string, left, right, bias, out, preactivation *tensor.View) error {
-	return b.small("gemm_epilogue_small_"+smallName(formula), tiles(s.m, s.n), []*tensor.View{left, right}, []*tensor.View{out, preactivation}, false,
+func (b *builder) smallForward(s smallGemm, formula string, left, right, bias, out, preactivation *tensor.View) {
+	b.small("gemm_epilogue_small_"+smallName(formula), tiles(s.m, s.n), []*tensor.View{left, right}, []*tensor.View{out, preactivation}, false,
 		func(p *parameters) {
 			p.strided(bias, 0)
 			p.smallNumbers(formula)
@@ -130,7 +130,7 @@ func (b *builder) smallForward(s smallGemm, formula string, left, right, bias, o
 
 // smallBackward adds all gradients in one launch, before which the preactivation is formed where
 // nothing was saved.
-func (b *builder) smallBackward(s smallGemm, q *backend.GemmEpilogueBackward) error {
+func (b *builder) smallBackward(s smallGemm, q *backend.GemmEpilogueBackward) {
 	saved, from := q.Preactivation, ""
 	switch {
 	case q.Formula == "none":
@@ -141,9 +141,7 @@ func (b *builder) smallBackward(s smallGemm, q *backend.GemmEpilogueBackward) er
 		b.withoutSaved = regionBytes(b.dt, s.m*s.n)
 	default:
 		saved = b.region(b.dt, q.GradOutput.Shape...)
-		if err := b.smallForward(s, "none", q.A, q.B, q.Bias, nil, saved); err != nil {
-			return err
-		}
+		b.smallForward(s, "none", q.A, q.B, q.Bias, nil, saved)
 	}
 	var gradATiles, gradBTiles, biasBlocks int64
 	if q.GradA != nil {
@@ -155,7 +153,7 @@ func (b *builder) smallBackward(s smallGemm, q *backend.GemmEpilogueBackward) er
 	if q.GradBias != nil {
 		biasBlocks = ceilDiv(s.n, smallTile)
 	}
-	return b.small("gemm_epilogue_backward_small_"+from+smallName(q.Formula), gradATiles+gradBTiles+biasBlocks,
+	b.small("gemm_epilogue_backward_small_"+from+smallName(q.Formula), gradATiles+gradBTiles+biasBlocks,
 		[]*tensor.View{q.GradOutput, saved, q.A, q.B}, []*tensor.View{q.GradA, q.GradB}, true,
 		func(p *parameters) {
 			p.strided(q.GradBias, 0)
@@ -167,35 +165,24 @@ func (b *builder) smallBackward(s smallGemm, q *backend.GemmEpilogueBackward) er
 // small adds a launch whose parameters are matrices and what rest adds, with copies of those that
 // are not matrices. Where runs may accumulate, the last of the outputs does and the last parameter
 // says so.
-func (b *builder) small(function string, blocks int64, inputs, outputs []*tensor.View, accumulates bool, rest func(p *parameters)) error {
+func (b *builder) small(function string, blocks int64, inputs, outputs []*tensor.View, accumulates bool, rest func(p *parameters)) {
 	p := &parameters{}
 	for _, v := range inputs {
-		input, err := b.asMatrix(v)
-		if err != nil {
-			return err
-		}
-		p.matrix(input)
+		p.matrix(b.asMatrix(v))
 	}
-	var finishing []func() error
+	results := make([]*tensor.View, len(outputs))
 	for i, v := range outputs {
-		output, finish, err := b.resultMatrix(v, accumulates && i == len(outputs)-1)
-		if err != nil {
-			return err
-		}
-		p.matrix(output)
-		finishing = append(finishing, finish)
+		results[i] = b.resultMatrix(v, accumulates && i == len(outputs)-1)
+		p.matrix(results[i])
 	}
 	rest(p)
 	if accumulates {
 		p.accumulate(true)
 	}
-	if err := b.general(p, function+"_"+b.dt.Short(), blocks); err != nil {
-		return err
-	}
-	for _, finish := range finishing {
-		if err := finish(); err != nil {
-			return err
+	b.general(p, function+"_"+b.dt.Short(), blocks)
+	for i, v := range outputs {
+		if results[i] != v {
+			b.activation("none", v, results[i])
 		}
 	}
-	return nil
 }

@@ -29,7 +29,7 @@ const (
 // kernelOf makes the kernel of a problem. Inside a tuning block it goes the way that was fastest
 // when the problem was first met in one.
 func (b *builder) kernelOf(p backend.Problem) (*kernel, error) {
-	err := b.plan(p)
+	b.plan(p)
 	if choices := p.Tuning(); choices != nil && len(b.ways) > 0 {
 		key := b.wayKey(p)
 		if choice, ok := choices.Lookup(key); ok && len(choice) == 1 && slices.Contains(b.ways, way(choice[0])) {
@@ -46,18 +46,13 @@ func (b *builder) kernelOf(p backend.Problem) (*kernel, error) {
 			return kernels[winner], choices.Store(key, []byte{byte(b.ways[winner])})
 		}
 	}
-	if err != nil {
-		return nil, err
-	}
 	return b.compile(p)
 }
 
 // going makes the kernel of a problem that goes a way.
 func (b *builder) going(w way, p backend.Problem) (*kernel, error) {
 	other := &builder{device: b.device, dt: b.dt, blasAlone: b.blasAlone, invariant: b.invariant, way: w}
-	if err := other.plan(p); err != nil {
-		return nil, err
-	}
+	other.plan(p)
 	return other.compile(p)
 }
 

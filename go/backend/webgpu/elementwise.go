@@ -102,44 +102,42 @@ func (b *builder) mostIndices() int64 {
 
 // elementwise adds outputs = f(inputs), all in one shape with any strides; those that are absent
 // are nil. Nothing is added where there are no elements.
-func (b *builder) elementwise(f formula, outputs, inputs []*tensor.View) error {
+func (b *builder) elementwise(f formula, outputs, inputs []*tensor.View) {
 	all := operands(outputs, inputs)
 	if len(all) == 0 || !all[0].written {
-		return nil
+		return
 	}
 	for i := range all {
 		all[i].accumulates = f.accumulates && all[i].written
 	}
-	return b.pieces(f, all, loopsOf(all))
+	b.pieces(f, all, loopsOf(all))
 }
 
-func (b *builder) pieces(f formula, all []operand, l loops) error {
+func (b *builder) pieces(f formula, all []operand, l loops) {
 	if l.count() == 0 {
-		return nil
+		return
 	}
 	if d, cut := b.tooFar(l, all, b.mostIndices()); cut {
 		for _, half := range l.halves(d) {
-			if err := b.pieces(f, all, half); err != nil {
-				return err
-			}
+			b.pieces(f, all, half)
 		}
-		return nil
+		return
 	}
 	inQuads, rest := l.quads(all)
 	single := b.elementwiseStep(f, all, l, false)
 	if !inQuads {
-		return b.dispatch(single)
+		b.dispatch(single)
+		return
 	}
 	if rest > 0 {
 		whole := l.count() - rest
-		if err := b.pieces(f, all, l.part(0, 0, whole)); err != nil {
-			return err
-		}
-		return b.pieces(f, all, l.part(0, whole, rest))
+		b.pieces(f, all, l.part(0, 0, whole))
+		b.pieces(f, all, l.part(0, whole, rest))
+		return
 	}
 	step := b.elementwiseStep(f, all, l, true)
 	step.unaligned = single
-	return b.dispatch(step)
+	b.dispatch(step)
 }
 
 // elementwiseStep is one dispatch over the loops, four indices a thread or one.
@@ -203,39 +201,37 @@ func reversed(l loops) (shape []int64, strides [][]int64) {
 	return shape, strides
 }
 
-// activationBackward adds the column sums first: grad_input may be grad_output's memory.
-func (b *builder) activationBackward(p *backend.ActivationBackward) error {
+func (b *builder) activationBackward(p *backend.ActivationBackward) {
 	inputs := b.inputs(p.GradOutput, p.Input)
-	f := formula{name: "activation_backward", kind: p.Formula, accumulates: true}
-	if err := b.biasSums(f, b.header(p.Header).Groups, []*tensor.View{b.place(p.GradBias, hostOutput, true)}, inputs); err != nil {
-		return err
-	}
-	f.accumulates = false
-	return b.elementwise(f, b.outputs(p.GradInput, p.Out), inputs)
+	groups, biases := b.header(p.Header).Groups, []*tensor.View{b.place(p.GradBias, hostOutput, true)}
+	b.slopes(formula{name: "activation_backward", kind: p.Formula}, groups, biases, b.outputs(p.GradInput, p.Out), inputs)
 }
 
-func (b *builder) gatedBackward(p *backend.GatedBackward) error {
+func (b *builder) gatedBackward(p *backend.GatedBackward) {
 	inputs := b.inputs(p.GradOutput, p.Value, p.Gate)
-	f := formula{name: "gated_backward", kind: p.Formula, accumulates: true}
-	biases := []*tensor.View{b.place(p.GradBiasValue, hostOutput, true), b.place(p.GradBiasGate, hostOutput, true)}
-	if err := b.biasSums(f, b.header(p.Header).Groups, biases, inputs); err != nil {
-		return err
-	}
+	groups, biases := b.header(p.Header).Groups, []*tensor.View{b.place(p.GradBiasValue, hostOutput, true), b.place(p.GradBiasGate, hostOutput, true)}
+	b.slopes(formula{name: "gated_backward", kind: p.Formula}, groups, biases, b.outputs(p.GradValue, p.GradGate), inputs)
+}
+
+// slopes adds the sums for biases, and then the results: grad_input may be grad_output's memory.
+func (b *builder) slopes(f formula, groups *tensor.View, biases, outputs, inputs []*tensor.View) {
+	f.accumulates = true
+	b.biasSums(f, groups, biases, inputs)
 	f.accumulates = false
-	return b.elementwise(f, b.outputs(p.GradValue, p.GradGate), inputs)
+	b.elementwise(f, outputs, inputs)
 }
 
 func pointwiseFormula(h *backend.Header, backward string, inputs []*tensor.View) formula {
 	return formula{name: h.Formula + backward, tensorWeight: h.Formula == "lerp" && inputs[2] != nil}
 }
 
-func (b *builder) pointwise(p *backend.Pointwise) error {
-	return b.elementwise(pointwiseFormula(&p.Header, "", p.Inputs), b.outputs(p.Out), b.inputs(p.Inputs...))
+func (b *builder) pointwise(p *backend.Pointwise) {
+	b.elementwise(pointwiseFormula(&p.Header, "", p.Inputs), b.outputs(p.Out), b.inputs(p.Inputs...))
 }
 
 // pointwiseBackward makes one pass for all gradients of grad_output's own shape, and one for each
 // of those that are summed.
-func (b *builder) pointwiseBackward(p *backend.PointwiseBackward) error {
+func (b *builder) pointwiseBackward(p *backend.PointwiseBackward) {
 	inputs := b.inputs(append([]*tensor.View{p.GradOutput}, p.Inputs...)...)
 	f := pointwiseFormula(&p.Header, "_backward", p.Inputs)
 	full := make([]*tensor.View, len(p.Gradients))
@@ -246,11 +242,9 @@ func (b *builder) pointwiseBackward(p *backend.PointwiseBackward) error {
 		}
 		sums := make([]*tensor.View, len(p.Gradients))
 		sums[i] = gradient
-		if err := b.sums(f, sums, inputs); err != nil {
-			return err
-		}
+		b.sums(f, sums, inputs)
 	}
-	return b.elementwise(f, full, inputs)
+	b.elementwise(f, full, inputs)
 }
 
 // gradPreactivation is the formula of grad_preactivation from what was saved, which is the

@@ -22,55 +22,43 @@ const (
 )
 
 // gemmEpilogue adds out = act(a b + bias).
-func (b *builder) gemmEpilogue(p *backend.GemmEpilogue) error {
+func (b *builder) gemmEpilogue(p *backend.GemmEpilogue) {
 	in, out := b.inputs(p.A, p.B, p.Bias), b.outputs(p.Out, p.Preactivation)
 	var more []backend.Pair
 	for _, pair := range p.More {
 		of := b.inputs(pair.A, pair.B)
 		more = append(more, backend.Pair{A: of[0], B: of[1]})
 	}
-	return b.multiply(lower.Forward(&backend.GemmEpilogue{
+	b.multiply(lower.Forward(&backend.GemmEpilogue{
 		Header: b.header(p.Header), BatchRank: p.BatchRank, A: in[0], B: in[1], Bias: in[2], More: more, Out: out[0], Preactivation: out[1],
 	}))
 }
 
 // gemmEpilogueBackward adds the steps of a backward. The pass is one dispatch for
 // grad_preactivation and others for the sums.
-func (b *builder) gemmEpilogueBackward(p *backend.GemmEpilogueBackward) error {
+func (b *builder) gemmEpilogueBackward(p *backend.GemmEpilogueBackward) {
 	in := b.inputs(p.GradOutput, p.A, p.B, p.Bias, p.Preactivation, p.Output)
 	made := lower.Gradients(&backend.GemmEpilogueBackward{
 		Header: b.header(p.Header), BatchRank: p.BatchRank, GradOutput: in[0], A: in[1], B: in[2], Bias: in[3], Preactivation: in[4], Output: in[5],
 		GradA: b.place(p.GradA, hostOutput, false), GradB: b.place(p.GradB, hostOutput, true), GradBias: b.place(p.GradBias, hostOutput, true),
 	}, b.region)
 	if made.Recompute != nil {
-		if err := b.multiply(lower.Forward(made.Recompute)); err != nil {
-			return err
-		}
+		b.multiply(lower.Forward(made.Recompute))
 	}
 	if pass := made.Pass; pass != nil {
-		f, inputs := gradPreactivation(pass.Formula, pass.FromOutput), []*tensor.View{pass.GradOutput, pass.Saved}
-		f.accumulates = true
-		if err := b.biasSums(f, pass.Groups, []*tensor.View{pass.GradBias}, inputs); err != nil {
-			return err
-		}
-		f.accumulates = false
-		if err := b.elementwise(f, []*tensor.View{pass.GradPreactivation}, inputs); err != nil {
-			return err
-		}
+		b.slopes(gradPreactivation(pass.Formula, pass.FromOutput), pass.Groups, []*tensor.View{pass.GradBias}, []*tensor.View{pass.GradPreactivation},
+			[]*tensor.View{pass.GradOutput, pass.Saved})
 	}
 	for _, product := range made.Products() {
-		if err := b.multiply(product); err != nil {
-			return err
-		}
+		b.multiply(product)
 	}
-	return nil
 }
 
 // multiply adds a product. Where outputs cannot be written in place, the contraction is cut, or
 // there are several pairs, float32 sums lie in between.
-func (b *builder) multiply(p *lower.Product) error {
+func (b *builder) multiply(p *lower.Product) {
 	if lower.Count(p.Batch, p.M, p.N) == 0 {
-		return nil
+		return
 	}
 	// Rows are of all groups at once, but for their biases, which are added to the sums.
 	groupedRows := p.Views[lower.Ends] != nil && p.ByRows
@@ -85,7 +73,8 @@ func (b *builder) multiply(p *lower.Product) error {
 	}
 	if p.Next == nil && lower.Count(p.K) > 0 {
 		if tiles, ok := b.tiles(p); ok {
-			return b.multiplyTiles(p, tiles)
+			b.multiplyTiles(p, tiles)
+			return
 		}
 	}
 	var region, sums *tensor.View
@@ -110,15 +99,13 @@ func (b *builder) multiply(p *lower.Product) error {
 		for i := range tiles {
 			tiles[i].adds = tiles[i].adds || adds
 		}
-		if err := b.multiplyTiles(&q, tiles); err != nil {
-			return err
-		}
+		b.multiplyTiles(&q, tiles)
 	}
 	bias := p.View(lower.Bias, results(p)...)
 	if sums != nil && groupedRows {
 		bias = nil // which the sums have
 	}
-	return b.elementwise(formula{name: "epilogue", kind: p.Formula, accumulates: p.Accumulates},
+	b.elementwise(formula{name: "epilogue", kind: p.Formula, accumulates: p.Accumulates},
 		[]*tensor.View{p.View(lower.Out, results(p)...), p.View(lower.Preactivation, results(p)...)}, []*tensor.View{sums, bias})
 }
 
@@ -127,9 +114,7 @@ func (b *builder) multiply(p *lower.Product) error {
 func (b *builder) ofZeros(p *lower.Product) *lower.Product {
 	q := *p
 	zero := b.region(dtype.Float32, 1)
-	if err := b.zero(zero); err != nil {
-		return p
-	}
+	b.zero(zero)
 	q.Views[lower.Left], q.Views[lower.Right] = zero, zero
 	q.Batch, q.M, q.N, q.K = slices.Clone(p.Batch), slices.Clone(p.M), slices.Clone(p.N), []lower.Dim{{Size: 1}}
 	for _, group := range [][]lower.Dim{q.Batch, q.M, q.N} {
@@ -272,7 +257,7 @@ func (b *builder) cutTile(t tile, all []operand) []tile {
 }
 
 // multiplyTiles adds the dispatches.
-func (b *builder) multiplyTiles(p *lower.Product, tiles []tile) error {
+func (b *builder) multiplyTiles(p *lower.Product, tiles []tile) {
 	for _, x := range tiles {
 		step := b.tileStep(p, x, false)
 		if p.Views[lower.Ends] == nil { // groups begin anywhere
@@ -280,11 +265,8 @@ func (b *builder) multiplyTiles(p *lower.Product, tiles []tile) error {
 			step = b.tileStep(p, x, true)
 			step.unaligned = single
 		}
-		if err := b.dispatch(step); err != nil {
-			return err
-		}
+		b.dispatch(step)
 	}
-	return nil
 }
 
 // tileStep is the dispatch that does a tile, with those operands in quads that can be, or none.

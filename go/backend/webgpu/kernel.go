@@ -93,6 +93,8 @@ type builder struct {
 	steps  []*step
 	// dividesDepth: sums were too long for one dispatch
 	dividesDepth bool
+	// failed is why there is no kernel: nothing is added from then on.
+	failed error
 }
 
 // kernel is a program that is ready to run.
@@ -168,11 +170,13 @@ func same(a, b *tensor.View) bool {
 }
 
 // dispatch compiles a step and adds it.
-func (b *builder) dispatch(s *step) error {
+func (b *builder) dispatch(s *step) {
 	b.device.mutex.Lock()
 	defer b.device.mutex.Unlock()
-	b.steps = append(b.steps, s)
-	return s.compile(b.device)
+	if b.failed == nil {
+		b.steps = append(b.steps, s)
+		b.failed = s.compile(b.device)
+	}
 }
 
 // compile finds the step's pipeline; the device's mutex is held.

@@ -18,34 +18,28 @@ const (
 
 // sums adds the sums of f's outputs over the dimensions in which they have the size 1 and the
 // inputs have not. Those that are not wanted are nil; they are rounded once.
-func (b *builder) sums(f formula, sums, inputs []*tensor.View) error {
+func (b *builder) sums(f formula, sums, inputs []*tensor.View) {
 	at := slices.IndexFunc(sums, func(v *tensor.View) bool { return v != nil })
 	if at < 0 || sums[at].IsEmpty() {
-		return nil
+		return
 	}
 	final := formula{name: "identity", accumulates: f.accumulates}
 	wanted := make([]bool, len(sums))
 	for i, sum := range sums {
 		wanted[i] = sum != nil
 	}
-	partials, err := b.chunks(f, wanted, sums[at].Shape, inputs)
-	if err != nil {
-		return err
-	}
+	partials := b.chunks(f, wanted, sums[at].Shape, inputs)
 	for i, sum := range sums {
 		if sum == nil {
 			continue
 		}
-		if err := b.elementwise(final, []*tensor.View{sum}, []*tensor.View{partials[i]}); err != nil {
-			return err
-		}
+		b.elementwise(final, []*tensor.View{sum}, []*tensor.View{partials[i]})
 	}
-	return nil
 }
 
 // chunks adds the passes that leave one partial sum, in float32, for each element of the sums'
 // shape; nil where there are no terms. The outputs of f that are wanted are summed.
-func (b *builder) chunks(f formula, wanted []bool, shape []int64, inputs []*tensor.View) ([]*tensor.View, error) {
+func (b *builder) chunks(f formula, wanted []bool, shape []int64, inputs []*tensor.View) []*tensor.View {
 	all := make([]*tensor.View, len(wanted))
 	reduced := b.cutTerms(loopsOf(restricted(operands(nil, inputs), shape, false)), operands(nil, inputs), tensor.Elements(shape))
 	total := int64(0)
@@ -53,7 +47,7 @@ func (b *builder) chunks(f formula, wanted []bool, shape []int64, inputs []*tens
 		total += ceilDiv(part.count(), mostTerms)
 	}
 	if total == 0 {
-		return all, nil
+		return all
 	}
 	outputs := make([]*tensor.View, len(wanted))
 	for i, want := range wanted {
@@ -69,9 +63,7 @@ func (b *builder) chunks(f formula, wanted []bool, shape []int64, inputs []*tens
 	chunk := int64(0)
 	for _, part := range reduced {
 		part = withOutputs(part, ops)
-		if err := b.partialSums(f, ops, kept, part, chunk, tensor.Elements(shape)); err != nil {
-			return nil, err
-		}
+		b.partialSums(f, ops, kept, part, chunk, tensor.Elements(shape))
 		chunk += ceilDiv(part.count(), mostTerms)
 	}
 	for i, partial := range all {
@@ -79,16 +71,12 @@ func (b *builder) chunks(f formula, wanted []bool, shape []int64, inputs []*tens
 			continue
 		}
 		if total > 1 {
-			again, err := b.chunks(formula{name: "identity"}, []bool{true}, append([]int64{1}, shape...), []*tensor.View{partial})
-			if err != nil {
-				return nil, err
-			}
-			partial = again[0]
+			partial = b.chunks(formula{name: "identity"}, []bool{true}, append([]int64{1}, shape...), []*tensor.View{partial})[0]
 		}
 		single := partial.Squeeze(0)
 		all[i] = &single
 	}
-	return all, nil
+	return all
 }
 
 // cutTerms cuts the loops over the terms so that half of a binding holds what they reach, and the
@@ -111,7 +99,7 @@ func (b *builder) cutTerms(l loops, inputs []operand, kept int64) []loops {
 }
 
 // partialSums adds the dispatches for one part of the terms, whose chunks are counted from one on.
-func (b *builder) partialSums(f formula, all []operand, kept, reduced loops, chunk, row int64) error {
+func (b *builder) partialSums(f formula, all []operand, kept, reduced loops, chunk, row int64) {
 	chunks := ceilDiv(reduced.count(), mostTerms)
 	together := loops{slices.Concat(reduced.shape, kept.shape), make([][]int64, len(all)), slices.Clone(kept.offsets)}
 	for i, o := range all {
@@ -134,11 +122,9 @@ func (b *builder) partialSums(f formula, all []operand, kept, reduced loops, chu
 	_, cut := b.tooFar(reached, all, b.mostIndices()*mostTerms/sharers)
 	if (cut || kept.count()*chunks*sharers > b.mostIndices() || len(together.shape) > mostRank) && kept.count() > 1 {
 		for _, half := range kept.halves(0) {
-			if err := b.partialSums(f, all, half, reduced, chunk, row); err != nil {
-				return err
-			}
+			b.partialSums(f, all, half, reduced, chunk, row)
 		}
-		return nil
+		return
 	}
 	if f.accumulates {
 		f.accumulates = false // it is the last pass that does
@@ -163,7 +149,7 @@ func (b *builder) partialSums(f formula, all []operand, kept, reduced loops, chu
 		s = with(true)
 		s.unaligned = single
 	}
-	return b.dispatch(s)
+	b.dispatch(s)
 }
 
 // reduceTemplate is the kernel for the way in which the terms lie, and the operands as it reads

@@ -38,10 +38,10 @@ type moves struct {
 }
 
 // move adds a dispatch of rows.wgsl.
-func (b *builder) move(m moves, list ...rowOperand) error {
+func (b *builder) move(m moves, list ...rowOperand) {
 	count := m.columns * m.slots * m.tokens
 	if count == 0 {
-		return nil
+		return
 	}
 	definitions := map[string]string{"MOVE": m.name, "WIDE": ""}
 	if m.wide {
@@ -55,7 +55,7 @@ func (b *builder) move(m moves, list ...rowOperand) error {
 			continue
 		}
 		if o.view.IsEmpty() {
-			return nil
+			return
 		}
 		definitions[o.name] = fmt.Sprint(len(all))
 		all = append(all, operand{view: o.view, place: len(all), written: o.out})
@@ -74,7 +74,7 @@ func (b *builder) move(m moves, list ...rowOperand) error {
 		size := o.view.DType.Size()
 		at := o.view.Offset / size
 		if (high-low+1)*size+b.limits.alignment > b.limits.bindingBytes {
-			return status.Errorf(status.Unsupported, "%s: got %d bytes of rows, want at most %d, the adapter's binding size: use smaller tensors",
+			b.failed = status.Errorf(status.Unsupported, "%s: got %d bytes of rows, want at most %d, the adapter's binding size: use smaller tensors",
 				b.op, (high-low+1)*size, b.limits.bindingBytes-b.limits.alignment)
 		}
 		t.bindings = append(t.bindings, binding{
@@ -86,7 +86,7 @@ func (b *builder) move(m moves, list ...rowOperand) error {
 		turns = m.terms
 	}
 	if count > b.mostIndices() || turns > b.limits.trips {
-		return status.Errorf(status.Unsupported, "%s: got %d indices and a loop of %d turns, want at most %d and %d on this adapter",
+		b.failed = status.Errorf(status.Unsupported, "%s: got %d indices and a loop of %d turns, want at most %d and %d on this adapter",
 			b.op, count, turns, b.mostIndices(), b.limits.trips)
 	}
 	p := newParams([]int64{m.columns, m.slots, m.tokens, 1}, strides)
@@ -96,7 +96,7 @@ func (b *builder) move(m moves, list ...rowOperand) error {
 	p.set(28, m.run)
 	p.set(32, m.x)
 	p.set(36, m.y)
-	return b.dispatch(&step{template: t, params: p.bytes, groups: b.grid(p, count)})
+	b.dispatch(&step{template: t, params: p.bytes, groups: b.grid(p, count)})
 }
 
 // words is a tensor of integers of 64 bits as pairs of 32, the lower ones first. The other half is
@@ -113,15 +113,15 @@ func (b *builder) words(v *tensor.View) (low *tensor.View, high int64) {
 }
 
 // zero adds the pass that writes zeros.
-func (b *builder) zero(v *tensor.View) error {
+func (b *builder) zero(v *tensor.View) {
 	bits := *v
 	if v.DType == dtype.Int32 {
 		bits.DType = dtype.Float32
 	}
-	return b.elementwise(formula{name: "epilogue"}, []*tensor.View{&bits}, nil)
+	b.elementwise(formula{name: "epilogue"}, []*tensor.View{&bits}, nil)
 }
 
-func (b *builder) groupEnds(p *backend.GroupEnds) error {
+func (b *builder) groupEnds(p *backend.GroupEnds) {
 	m := moves{name: "ends", columns: 1, slots: 1, tokens: 1, terms: p.Ends.Shape[0], x: p.Rows}
 	var offsets *tensor.View
 	if m.wide = p.Offsets.DType == dtype.Int64; m.wide {
@@ -129,17 +129,18 @@ func (b *builder) groupEnds(p *backend.GroupEnds) error {
 	} else {
 		offsets = b.place(p.Offsets, hostInput, false)
 	}
-	return b.move(m, rowOperand{"TO", b.place(p.Ends, hostOutput, false), []int{byName}, true}, rowOperand{"FROM", offsets, []int{byName}, false})
+	b.move(m, rowOperand{"TO", b.place(p.Ends, hostOutput, false), []int{byName}, true}, rowOperand{"FROM", offsets, []int{byName}, false})
 }
 
 // route counts the slots of each group in chunks, adds them up, and finds the places of each
 // chunk's.
-func (b *builder) route(p *backend.Route) error {
+func (b *builder) route(p *backend.Route) {
 	const leastChunk, mostChunks = 256, 1 << 15
 	groups, slots := p.Ends.Shape[0], p.Index.Numel()
 	ends, places := b.place(p.Ends, hostOutput, false), b.place(p.Places, hostOutput, false)
 	if slots == 0 {
-		return b.zero(ends)
+		b.zero(ends)
+		return
 	}
 	index, high := b.words(p.Index)
 	run := max(leastChunk, ceilDiv(slots, mostChunks))
@@ -148,61 +149,54 @@ func (b *builder) route(p *backend.Route) error {
 	ofSlots, to := rowOperand{"INDEX", index, []int{byToken, bySlot}, false}, rowOperand{"TO", places, []int{byToken, bySlot}, true}
 	if groups == 0 {
 		m.name, m.columns = "place", 1
-		return b.move(m, to, ofSlots, rowOperand{name: "BEFORE"}, rowOperand{name: "ENDS"})
+		b.move(m, to, ofSlots, rowOperand{name: "BEFORE"}, rowOperand{name: "ENDS"})
+		return
 	}
 	counts, before, totals := b.region(dtype.Int32, chunks, groups), b.region(dtype.Int32, chunks, groups), b.region(dtype.Int32, groups)
-	if err := b.move(m, rowOperand{"TO", counts, []int{byToken, byColumn}, true}, ofSlots); err != nil {
-		return err
-	}
-	if err := b.move(moves{name: "scan", columns: groups, slots: 1, tokens: 1, terms: chunks},
+	b.move(m, rowOperand{"TO", counts, []int{byToken, byColumn}, true}, ofSlots)
+	b.move(moves{name: "scan", columns: groups, slots: 1, tokens: 1, terms: chunks},
 		rowOperand{"TO", before, []int{byName, byColumn}, true}, rowOperand{"TOTALS", totals, []int{byColumn}, true},
-		rowOperand{"FROM", counts, []int{byName, byColumn}, false}); err != nil {
-		return err
-	}
+		rowOperand{"FROM", counts, []int{byName, byColumn}, false})
 	// Twice: a kernel that writes places cannot read ends that share their memory.
 	own := b.region(dtype.Int32, groups)
 	for _, v := range []*tensor.View{ends, own} {
-		if err := b.move(moves{name: "add", columns: 1, slots: 1, tokens: 1, terms: groups},
-			rowOperand{"TO", v, []int{byName}, true}, rowOperand{"FROM", totals, []int{byColumn}, false}); err != nil {
-			return err
-		}
+		b.move(moves{name: "add", columns: 1, slots: 1, tokens: 1, terms: groups},
+			rowOperand{"TO", v, []int{byName}, true}, rowOperand{"FROM", totals, []int{byColumn}, false})
 	}
 	m.name = "place"
-	return b.move(m, to, ofSlots, rowOperand{"BEFORE", before, []int{byToken, byColumn}, false}, rowOperand{"ENDS", own, []int{byName}, false})
+	b.move(m, to, ofSlots, rowOperand{"BEFORE", before, []int{byToken, byColumn}, false}, rowOperand{"ENDS", own, []int{byName}, false})
 }
 
-func (b *builder) scatterRows(p *backend.ScatterRows) error {
+func (b *builder) scatterRows(p *backend.ScatterRows) {
 	tokens, each := p.Places.Shape[0], p.Places.Shape[1]
 	places := rowOperand{"PLACES", b.place(p.Places, hostInput, false), []int{byToken, bySlot}, false}
 	if p.Out != nil {
-		err := b.move(moves{name: "scatter", columns: p.Out.Shape[1], slots: each, tokens: tokens},
+		b.move(moves{name: "scatter", columns: p.Out.Shape[1], slots: each, tokens: tokens},
 			rowOperand{"TO", b.place(p.Out, hostOutput, false), []int{byName, byColumn}, true},
 			rowOperand{"FROM", b.place(p.Input, hostInput, false), []int{byToken, byColumn}, false}, places)
-		if err != nil {
-			return err
-		}
 	}
 	if p.Scales == nil {
-		return nil
+		return
 	}
-	return b.move(moves{name: "scatter", columns: 1, slots: each, tokens: tokens},
+	b.move(moves{name: "scatter", columns: 1, slots: each, tokens: tokens},
 		rowOperand{"TO", b.place(p.Scales, hostOutput, false), []int{byName}, true},
 		rowOperand{"FROM", b.place(p.Scale, hostInput, false), []int{byToken, bySlot}, false}, places)
 }
 
-func (b *builder) combineRows(p *backend.CombineRows) error {
+func (b *builder) combineRows(p *backend.CombineRows) {
 	out, each := b.place(p.Out, hostOutput, false), p.Places.Shape[1]
 	if each == 0 {
-		return b.zero(out)
+		b.zero(out)
+		return
 	}
-	return b.move(moves{name: "combine", columns: p.Out.Shape[1], slots: 1, tokens: p.Out.Shape[0], terms: each},
+	b.move(moves{name: "combine", columns: p.Out.Shape[1], slots: 1, tokens: p.Out.Shape[0], terms: each},
 		rowOperand{"TO", out, []int{byToken, byColumn}, true},
 		rowOperand{"FROM", b.place(p.Input, hostInput, false), []int{byName, byColumn}, false},
 		rowOperand{"PLACES", b.place(p.Places, hostInput, false), []int{byToken, bySlot}, false},
 		rowOperand{"SCALE", b.place(p.Scale, hostInput, false), []int{byToken, bySlot}, false})
 }
 
-func (b *builder) scaleGradient(p *backend.ScaleGradient) error {
+func (b *builder) scaleGradient(p *backend.ScaleGradient) {
 	m := moves{name: "scale_gradient", columns: 1, slots: p.Places.Shape[1], tokens: p.Places.Shape[0]}
 	slots := []int{byToken, bySlot}
 	list := []rowOperand{
@@ -220,17 +214,15 @@ func (b *builder) scaleGradient(p *backend.ScaleGradient) error {
 		list[4] = rowOperand{"GRAD", b.place(p.GradOutput, hostInput, false), []int{byToken, byColumn}, false}
 		list[5] = rowOperand{"INDEX", index, slots, false}
 	}
-	return b.move(m, list...)
+	b.move(m, list...)
 }
 
 // scaleRows sums products of elements along the rows, and multiplies rows by their scales.
-func (b *builder) scaleRows(p *backend.ScaleRows) error {
+func (b *builder) scaleRows(p *backend.ScaleRows) {
 	both, product := b.inputs(p.Grad, p.Hidden), formula{name: "product"}
 	if p.Sums != nil {
 		sums := b.place(p.Sums, hostOutput, false).Unsqueeze(1)
-		if err := b.sums(product, []*tensor.View{&sums}, both); err != nil {
-			return err
-		}
+		b.sums(product, []*tensor.View{&sums}, both)
 	}
 	scales := b.place(p.Scales, hostInput, false)
 	for i, scaled := range []*tensor.View{p.Grad, p.Hidden} {
@@ -239,15 +231,12 @@ func (b *builder) scaleRows(p *backend.ScaleRows) error {
 		}
 		column := *scales
 		column.Shape, column.Strides = scaled.Shape, []int64{scales.Strides[0], 0}
-		if err := b.elementwise(product, b.outputs(scaled), []*tensor.View{both[i], &column}); err != nil {
-			return err
-		}
+		b.elementwise(product, b.outputs(scaled), []*tensor.View{both[i], &column})
 	}
-	return nil
 }
 
 // zeroRows zeros rows of what has other rows already.
-func (b *builder) zeroRows(p *backend.ZeroRows) error {
+func (b *builder) zeroRows(p *backend.ZeroRows) {
 	groups := b.header(p.Header).Groups
 	for _, v := range p.Outputs {
 		if v == nil || v.IsEmpty() {
@@ -255,34 +244,29 @@ func (b *builder) zeroRows(p *backend.ZeroRows) error {
 		}
 		out := b.place(v, hostOutput, false)
 		if groups.IsEmpty() {
-			if err := b.zero(out); err != nil {
-				return err
-			}
+			b.zero(out)
 			continue
 		}
 		b.slots[out.Operand].keeps = true
-		err := b.move(moves{name: "zero", columns: v.Shape[1], slots: 1, tokens: v.Shape[0], terms: groups.Shape[0]},
+		b.move(moves{name: "zero", columns: v.Shape[1], slots: 1, tokens: v.Shape[0], terms: groups.Shape[0]},
 			rowOperand{"TO", out, []int{byToken, byColumn}, true}, rowOperand{"FROM", groups, []int{byName}, false})
-		if err != nil {
-			return err
-		}
 	}
-	return nil
 }
 
 // sumRows adds sums[e] = the sum over the rows of group e of scale input: a product along the rows.
-func (b *builder) sumRows(groups, input, scales, sums *tensor.View) error {
+func (b *builder) sumRows(groups, input, scales, sums *tensor.View) {
 	column, wide := scales.Unsqueeze(1), sums.Unsqueeze(1)
 	made := lower.Gradients(&backend.GemmEpilogueBackward{
 		Header: backend.Header{Formula: "none", DType: b.dt, Groups: groups}, GradOutput: input, A: &column, GradB: &wide,
 	}, b.region)
-	return b.multiply(made.B)
+	b.multiply(made.B)
 }
 
 // biasSums is sums for biases: with groups, of each one's rows.
-func (b *builder) biasSums(f formula, groups *tensor.View, sums, inputs []*tensor.View) error {
+func (b *builder) biasSums(f formula, groups *tensor.View, sums, inputs []*tensor.View) {
 	if groups == nil {
-		return b.sums(f, sums, inputs)
+		b.sums(f, sums, inputs)
+		return
 	}
 	terms := make([]*tensor.View, len(sums))
 	for i, sum := range sums {
@@ -291,22 +275,15 @@ func (b *builder) biasSums(f formula, groups *tensor.View, sums, inputs []*tenso
 		}
 	}
 	f.accumulates = false // it is the sums that do
-	if err := b.elementwise(f, terms, inputs); err != nil {
-		return err
-	}
+	b.elementwise(f, terms, inputs)
 	one := b.region(dtype.Float32, 1)
-	if err := b.elementwise(formula{name: "one"}, []*tensor.View{one}, nil); err != nil {
-		return err
-	}
+	b.elementwise(formula{name: "one"}, []*tensor.View{one}, nil)
 	ones := *one
 	ones.Shape, ones.Strides = inputs[0].Shape[:1], []int64{0}
 	for i, sum := range sums {
 		if sum == nil {
 			continue
 		}
-		if err := b.sumRows(groups, terms[i], &ones, sum); err != nil {
-			return err
-		}
+		b.sumRows(groups, terms[i], &ones, sum)
 	}
-	return nil
 }

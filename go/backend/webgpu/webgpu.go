@@ -72,8 +72,8 @@ func (b *Backend) Select(p backend.Problem) (backend.Kernel, error) {
 		device: d, limits: d.limits.narrowed(b.limits), op: op, dt: dt, portable: b.portable, writesOut: b.writesOut || d.writesOut,
 		readsAlongK: b.readsAlongK || d.readsAlongK, tiling: b.tiling,
 	}
-	if err := builder.plan(p); err != nil {
-		return nil, err
+	if builder.plan(p); builder.failed != nil {
+		return nil, builder.failed
 	}
 	if builder.dividesDepth && p.IsBatchInvariant() {
 		return nil, status.Errorf(status.Unsupported, "%s: batch_invariant: this sum exceeds the adapter's binding size, and its split depends on the batch: use smaller tensors, or leave batch-invariant mode", op)
@@ -89,43 +89,43 @@ func (*Backend) ClampsOffsets() bool { return true }
 func (*Backend) Computes(dt dtype.DType) bool { return dt != dtype.Float64 }
 
 // plan adds the dispatches that solve a problem.
-func (b *builder) plan(p backend.Problem) error {
+func (b *builder) plan(p backend.Problem) {
 	switch p := p.(type) {
 	case *backend.Activation:
-		return b.elementwise(formula{name: "activation", kind: p.Formula}, b.outputs(p.Out), b.inputs(p.Input))
+		b.elementwise(formula{name: "activation", kind: p.Formula}, b.outputs(p.Out), b.inputs(p.Input))
 	case *backend.ActivationBackward:
-		return b.activationBackward(p)
+		b.activationBackward(p)
 	case *backend.Gated:
-		return b.elementwise(formula{name: "gated", kind: p.Formula}, b.outputs(p.Out), b.inputs(p.Value, p.Gate))
+		b.elementwise(formula{name: "gated", kind: p.Formula}, b.outputs(p.Out), b.inputs(p.Value, p.Gate))
 	case *backend.GatedBackward:
-		return b.gatedBackward(p)
+		b.gatedBackward(p)
 	case *backend.Pointwise:
-		return b.pointwise(p)
+		b.pointwise(p)
 	case *backend.PointwiseBackward:
-		return b.pointwiseBackward(p)
+		b.pointwiseBackward(p)
 	case *backend.GemmEpilogue:
-		return b.gemmEpilogue(p)
+		b.gemmEpilogue(p)
 	case *backend.GemmEpilogueBackward:
-		return b.gemmEpilogueBackward(p)
+		b.gemmEpilogueBackward(p)
 	case *backend.GroupEnds:
-		return b.groupEnds(p)
+		b.groupEnds(p)
 	case *backend.Route:
-		return b.route(p)
+		b.route(p)
 	case *backend.ScatterRows:
-		return b.scatterRows(p)
+		b.scatterRows(p)
 	case *backend.CombineRows:
-		return b.combineRows(p)
+		b.combineRows(p)
 	case *backend.ScaleGradient:
-		return b.scaleGradient(p)
+		b.scaleGradient(p)
 	case *backend.ScaleRows:
-		return b.scaleRows(p)
+		b.scaleRows(p)
 	case *backend.SumRows:
-		return b.sumRows(b.header(p.Header).Groups, b.place(p.Input, hostInput, false), b.place(p.Scales, hostInput, false), b.place(p.Sums, hostOutput, true))
+		b.sumRows(b.header(p.Header).Groups, b.place(p.Input, hostInput, false), b.place(p.Scales, hostInput, false), b.place(p.Sums, hostOutput, true))
 	case *backend.ZeroRows:
-		return b.zeroRows(p)
+		b.zeroRows(p)
 	default:
 		op, _, _ := p.Describe()
-		return status.Errorf(status.Unsupported, "%s: the webgpu backend has no kernel for this operation: move the tensors to another device", op)
+		b.failed = status.Errorf(status.Unsupported, "%s: the webgpu backend has no kernel for this operation: move the tensors to another device", op)
 	}
 }
 

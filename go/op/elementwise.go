@@ -10,7 +10,7 @@ import (
 var activationForward = operation{
 	Signature: Signature{"activation", arguments("input [...]"), arguments("out [...]")},
 	kinds:     activations,
-	shapes: func(c *Call) ([][]int64, error) {
+	shapes: func(c *Call, _ []*tensor.View) ([][]int64, error) {
 		return [][]int64{c.input(0).Shape}, nil
 	},
 	problem: func(c *Call, h backend.Header) backend.Problem {
@@ -26,7 +26,7 @@ var activationBackward = operation{
 		{Name: "grad_input", Shape: "[...]", Replaces: "grad_output"}, {Name: "out", Shape: "[...]"}, {Name: "grad_bias", Types: check.OrWider},
 	}},
 	kinds: activations,
-	shapes: func(c *Call) ([][]int64, error) {
+	shapes: func(c *Call, _ []*tensor.View) ([][]int64, error) {
 		const name = "activation_backward"
 		shape := c.input(1).Shape
 		if err := check.Shape(name, "grad_output", c.input(0).Shape, shape, "the input's shape"); err != nil {
@@ -62,7 +62,7 @@ var (
 		kinds:     gatedKinds, defaultKind: "swiglu",
 		halves: true,
 		splits: true,
-		shapes: func(c *Call) ([][]int64, error) {
+		shapes: func(c *Call, _ []*tensor.View) ([][]int64, error) {
 			half, err := split("gated_activation", c, c.input(0))
 			if err != nil {
 				return nil, err
@@ -81,7 +81,7 @@ var (
 		kinds: gatedKinds, defaultKind: "swiglu",
 		halves: true,
 		splits: true,
-		shapes: func(c *Call) ([][]int64, error) {
+		shapes: func(c *Call, _ []*tensor.View) ([][]int64, error) {
 			const name = "gated_activation_backward"
 			half, err := split(name, c, c.input(1))
 			if err != nil {
@@ -112,7 +112,7 @@ var (
 	gatedProduct = operation{
 		Signature: Signature{"gated_product", arguments("value [...]", "gate [...]"), arguments("out [...]")},
 		kinds:     gatedKinds, defaultKind: "swiglu",
-		shapes: func(c *Call) ([][]int64, error) {
+		shapes: func(c *Call, _ []*tensor.View) ([][]int64, error) {
 			if err := pair("gated_product", c.input(0), c.input(1)); err != nil {
 				return nil, err
 			}
@@ -128,7 +128,7 @@ var (
 			typed(check.OrWider, arguments("grad_value [...]", "grad_gate [...]", "grad_bias_value", "grad_bias_gate"), "grad_bias_value", "grad_bias_gate"),
 		},
 		kinds: gatedKinds, defaultKind: "swiglu",
-		shapes: func(c *Call) ([][]int64, error) {
+		shapes: func(c *Call, _ []*tensor.View) ([][]int64, error) {
 			const name = "gated_product_backward"
 			value, gate := c.input(1), c.input(2)
 			if err := pair(name, value, gate); err != nil {

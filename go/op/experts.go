@@ -35,8 +35,8 @@ var (
 	experts = operation{
 		Signature: expertsSignature,
 		kinds:     eitherKinds, defaultKind: "swiglu", halves: true, multiplies: true,
-		shapes: func(c *Call) ([][]int64, error) {
-			m, err := mixtureOf(c, c.Inputs)
+		shapes: func(c *Call, inputs []*tensor.View) ([][]int64, error) {
+			m, err := mixtureOf(c, inputs)
 			if err != nil {
 				return nil, err
 			}
@@ -57,26 +57,7 @@ var (
 			})
 		},
 	}
-	expertsBackward = operation{
-		Signature: expertsSignature.backward("preactivation"),
-		kinds:     eitherKinds, defaultKind: "swiglu", halves: true, multiplies: true, accumulates: true,
-		shapes: func(c *Call) ([][]int64, error) {
-			m, err := mixtureOf(c, c.Inputs[1:])
-			if err != nil {
-				return nil, err
-			}
-			if err := check.Shape(c.Op, "grad_output", c.input(0).Shape, m.out, "the output's"); err != nil {
-				return nil, err
-			}
-			if pre := c.input(8); pre != nil {
-				if err := check.Shape(c.Op, "preactivation", pre.Shape, m.pre, "[T k, rows of weight_in]"); err != nil {
-					return nil, err
-				}
-			}
-			return shapesOf(m.input, m.scale, m.weightIn, m.biasIn, m.weightOut, m.biasOut), nil
-		},
-		problems: expertsBackwardProblems,
-	}
+	expertsBackward = experts.backward(operation{problems: expertsBackwardProblems}, "preactivation")
 )
 
 var expertsSignature = Signature{

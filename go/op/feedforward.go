@@ -25,24 +25,24 @@ var (
 			"mlp", arguments("input [..., K]", "weight1 [H, K]", "bias1? [H]", "weight2 [N, H]", "bias2? [N]"),
 			arguments("out [..., N]", "preactivation [..., H]"),
 		},
-		op: "mlp", kinds: activations, defaultKind: "gelu_tanh", names: [5]string{"input", "weight1", "bias1", "weight2", "bias2"},
+		kinds: activations, defaultKind: "gelu_tanh", names: [5]string{"input", "weight1", "bias1", "weight2", "bias2"},
 	}
 	gatedBlock = blockSpelling{
 		signature: Signature{
 			"gated_mlp", arguments("input [..., K]", "weight_in [2H, K]", "bias_in? [2H]", "weight_out [N, H]", "bias_out? [N]"),
 			arguments("out [..., N]", "preactivation [..., 2H]"),
 		},
-		op: "gated_mlp", kinds: gatedKinds, defaultKind: "swiglu", gated: true, names: [5]string{"input", "weight_in", "bias_in", "weight_out", "bias_out"},
+		kinds: gatedKinds, defaultKind: "swiglu", gated: true, names: [5]string{"input", "weight_in", "bias_in", "weight_out", "bias_out"},
 	}
 
-	mlp, mlpBackward           = plainBlock.forward(), plainBlock.backward()
-	gatedMLP, gatedMLPBackward = gatedBlock.forward(), gatedBlock.backward()
+	mlp, gatedMLP    = plainBlock.forward(), gatedBlock.forward()
+	mlpBackward      = mlp.backward(operation{problems: plainBlock.backwardProblems}, "preactivation")
+	gatedMLPBackward = gatedMLP.backward(operation{problems: gatedBlock.backwardProblems}, "preactivation")
 )
 
 // blockSpelling is how a block's operands are named: input, and weight and bias of both layers.
 type blockSpelling struct {
 	signature   Signature
-	op          string
 	kinds       *kinds
 	defaultKind string
 	gated       bool
@@ -53,44 +53,14 @@ func (s blockSpelling) forward() operation {
 	return operation{
 		Signature: s.signature,
 		kinds:     s.kinds, defaultKind: s.defaultKind, halves: s.gated, multiplies: true,
-		shapes: func(c *Call) ([][]int64, error) {
-			b, err := s.resolve(s.op, c.Inputs)
+		shapes: func(c *Call, inputs []*tensor.View) ([][]int64, error) {
+			b, err := s.resolve(c.Op, inputs)
 			if err != nil {
 				return nil, err
 			}
 			return [][]int64{b.out, b.pre}, nil
 		},
 		problems: s.forwardProblems,
-	}
-}
-
-func (s blockSpelling) backward() operation {
-	name := s.op + "_backward"
-	return operation{
-		Signature: s.signature.backward("preactivation"),
-		kinds:     s.kinds, defaultKind: s.defaultKind, halves: s.gated, multiplies: true, accumulates: true,
-		shapes: func(c *Call) ([][]int64, error) {
-			b, err := s.resolve(name, c.Inputs[1:])
-			if err != nil {
-				return nil, err
-			}
-			if err := check.Shape(name, "grad_output", c.input(0).Shape, b.out, "the output's"); err != nil {
-				return nil, err
-			}
-			if pre := c.input(6); pre != nil {
-				if err := check.Shape(name, "preactivation", pre.Shape, b.pre, "the first layer's"); err != nil {
-					return nil, err
-				}
-			}
-			shapes := make([][]int64, len(s.names))
-			for i := range shapes {
-				if v := c.input(1 + i); v != nil {
-					shapes[i] = v.Shape
-				}
-			}
-			return shapes, nil
-		},
-		problems: s.backwardProblems,
 	}
 }
 
@@ -125,7 +95,7 @@ func (s *blockSpelling) resolve(op string, inputs []*tensor.View) (*block, error
 }
 
 func (s *blockSpelling) forwardProblems(c *Call, h backend.Header, w *region) []backend.Problem {
-	b, _ := s.resolve(s.op, c.Inputs) // whose shapes are valid
+	b, _ := s.resolve(c.Op, c.Inputs) // whose shapes are valid
 	input, weight1, bias1, weight2, bias2 := c.input(0), c.input(1), c.input(2), c.input(3), c.input(4)
 	out, pre := c.output(0), c.output(1)
 	if out == nil {
@@ -144,7 +114,7 @@ func (s *blockSpelling) forwardProblems(c *Call, h backend.Header, w *region) []
 }
 
 func (s *blockSpelling) backwardProblems(c *Call, h backend.Header, w *region) (problems []backend.Problem) {
-	b, _ := s.resolve(s.op, c.Inputs[1:])
+	b, _ := s.resolve(c.Op, c.Inputs[1:])
 	grad, input, weight1, bias1, weight2, bias2, pre := c.input(0), c.input(1), c.input(2), c.input(3), c.input(4), c.input(5), c.input(6)
 	gradInput, gradWeight1, gradBias1, gradWeight2, gradBias2 := c.output(0), c.output(1), c.output(2), c.output(3), c.output(4)
 	first := gradInput != nil || gradWeight1 != nil || gradBias1 != nil

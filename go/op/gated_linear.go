@@ -28,8 +28,8 @@ var (
 	gatedLinear = operation{
 		Signature: gatedLinearSignature,
 		kinds:     gatedKinds, defaultKind: "swiglu", multiplies: true,
-		shapes: func(c *Call) ([][]int64, error) {
-			out, pre, err := gatedLinearShapes("gated_linear", c.Inputs)
+		shapes: func(c *Call, inputs []*tensor.View) ([][]int64, error) {
+			out, pre, err := gatedLinearShapes(c.Op, inputs)
 			return [][]int64{out, pre}, err
 		},
 		problem: func(c *Call, h backend.Header) backend.Problem {
@@ -41,33 +41,7 @@ var (
 			}
 		},
 	}
-	gatedLinearBackward = operation{
-		Signature: gatedLinearSignature.backward("preactivation"),
-		kinds:     gatedKinds, defaultKind: "swiglu", multiplies: true, accumulates: true,
-		shapes: func(c *Call) ([][]int64, error) {
-			const name = "gated_linear_backward"
-			out, pre, err := gatedLinearShapes(name, c.Inputs[1:])
-			if err != nil {
-				return nil, err
-			}
-			if err := check.Shape(name, "grad_output", c.input(0).Shape, out, "the output's"); err != nil {
-				return nil, err
-			}
-			if given := c.input(6); given != nil {
-				if err := check.Shape(name, "preactivation", given.Shape, pre, "[..., 2h]"); err != nil {
-					return nil, err
-				}
-			}
-			shapes := make([][]int64, len(gatedLinearSignature.Inputs))
-			for i := range shapes {
-				if v := c.input(1 + i); v != nil {
-					shapes[i] = v.Shape
-				}
-			}
-			return shapes, nil
-		},
-		problems: gatedLinearBackwardProblems,
-	}
+	gatedLinearBackward = gatedLinear.backward(operation{problems: gatedLinearBackwardProblems}, "preactivation")
 )
 
 var gatedLinearSignature = Signature{

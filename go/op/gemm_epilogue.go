@@ -2,9 +2,7 @@ package op
 
 import (
 	"cmp"
-	"strings"
 
-	"github.com/epigrad/epigrad/go/activation"
 	"github.com/epigrad/epigrad/go/backend"
 	"github.com/epigrad/epigrad/go/check"
 	"github.com/epigrad/epigrad/go/tensor"
@@ -19,25 +17,24 @@ import (
 var (
 	matmulSpelling = gemmSpelling{
 		signature: Signature{"matmul_bias_activation", arguments("a ~[2, 3]", "b ~[3, 4]", "bias? ~[4] = None"), arguments("out ~[2, 4]", "preactivation")},
-		op:        "matmul_bias_activation", a: "a", b: "b",
+		a:         "a", b: "b",
 	}
 	linearSpelling = gemmSpelling{
 		signature: Signature{
 			"linear", arguments("input [..., K]", "weight [N, K]", "bias? [N] = None"), arguments("out [..., N]", "preactivation [..., N]"),
 		},
-		op: "linear", a: "input", b: "weight", transposed: true,
+		a: "input", b: "weight", transposed: true,
 	}
 
-	matmul         = matmulSpelling.forward()
-	matmulBackward = matmulSpelling.backward()
-	linear         = linearSpelling.forward()
-	linearBackward = linearSpelling.backward()
+	matmul, linear = matmulSpelling.forward(), linearSpelling.forward()
+	matmulBackward = matmul.backward(operation{problem: matmulSpelling.gradients}, "preactivation", "output")
+	linearBackward = linear.backward(operation{problem: linearSpelling.gradients}, "preactivation", "output")
 )
 
 // gemmSpelling is how a GEMM epilogue's operands are named and laid out.
 type gemmSpelling struct {
 	signature  Signature
-	op, a, b   string
+	a, b       string
 	bias       string // "bias" where it is ""
 	transposed bool   // b is [n, k]
 }
@@ -48,8 +45,8 @@ func (s gemmSpelling) forward() operation {
 		kinds:       activations,
 		defaultKind: "none",
 		multiplies:  true,
-		shapes: func(c *Call) ([][]int64, error) {
-			g, err := s.resolve(s.op, c.input(0), c.input(1), c.input(2))
+		shapes: func(c *Call, inputs []*tensor.View) ([][]int64, error) {
+			g, err := s.resolve(c.Op, at(inputs, 0), at(inputs, 1), at(inputs, 2))
 			if err != nil {
 				return nil, err
 			}
@@ -57,54 +54,21 @@ func (s gemmSpelling) forward() operation {
 		},
 		problem: func(c *Call, h backend.Header) backend.Problem {
 			g, _ := s.resolve(h.Op, c.input(0), c.input(1), c.input(2))
-			p := &backend.GemmEpilogue{
+			return &backend.GemmEpilogue{
 				Header: h, BatchRank: g.batchRank(), A: g.operandA(c.input(0)), B: g.operandB(c.input(1)),
 				Bias: g.vector(c.input(2)), Out: g.result(c.output(0)), Preactivation: g.result(c.output(1)),
 			}
-			return p
 		},
 	}
 }
 
-func (s gemmSpelling) backward() operation {
-	name, signature := s.op+"_backward", s.signature.backward("preactivation", "output")
-	return operation{
-		Signature:   signature,
-		kinds:       activations,
-		defaultKind: "none",
-		multiplies:  true,
-		accumulates: true,
-		shapes: func(c *Call) ([][]int64, error) {
-			g, err := s.resolve(name, c.input(1), c.input(2), c.input(3))
-			if err != nil {
-				return nil, err
-			}
-			for _, i := range [...]int{0, 4, 5} {
-				if v := c.input(i); v != nil {
-					if err := check.Shape(name, signature.Inputs[i].Name, v.Shape, g.out, "the output's"); err != nil {
-						return nil, err
-					}
-				}
-			}
-			if info, _ := activation.Lookup(c.Kind); c.input(5) != nil && !info.FromOutput {
-				return nil, check.Invalid(name, "output", "given for %q, whose derivative cannot be computed from the output: pass preactivation, or use one of %s", c.Kind,
-					strings.Join(activation.NamesFromOutput(), ", "))
-			}
-			shapes := [][]int64{c.input(1).Shape, c.input(2).Shape, nil}
-			if bias := c.input(3); bias != nil {
-				shapes[2] = bias.Shape
-			}
-			return shapes, nil
-		},
-		problem: func(c *Call, h backend.Header) backend.Problem {
-			g, _ := s.resolve(h.Op, c.input(1), c.input(2), c.input(3))
-			return &backend.GemmEpilogueBackward{
-				Header: h, BatchRank: g.batchRank(),
-				GradOutput: g.result(c.input(0)), A: g.operandA(c.input(1)), B: g.operandB(c.input(2)), Bias: g.vector(c.input(3)),
-				Preactivation: g.result(c.input(4)), Output: g.result(c.input(5)),
-				GradA: g.gradientA(c.output(0)), GradB: g.gradientB(c.output(1)), GradBias: g.vector(c.output(2)),
-			}
-		},
+func (s gemmSpelling) gradients(c *Call, h backend.Header) backend.Problem {
+	g, _ := s.resolve(h.Op, c.input(1), c.input(2), c.input(3))
+	return &backend.GemmEpilogueBackward{
+		Header: h, BatchRank: g.batchRank(),
+		GradOutput: g.result(c.input(0)), A: g.operandA(c.input(1)), B: g.operandB(c.input(2)), Bias: g.vector(c.input(3)),
+		Preactivation: g.result(c.input(4)), Output: g.result(c.input(5)),
+		GradA: g.gradientA(c.output(0)), GradB: g.gradientB(c.output(1)), GradBias: g.vector(c.output(2)),
 	}
 }
 

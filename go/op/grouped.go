@@ -27,8 +27,8 @@ var (
 	groupedLinear = operation{
 		Signature: groupedSignature,
 		kinds:     activations, defaultKind: "none", multiplies: true,
-		shapes: func(c *Call) ([][]int64, error) {
-			out, err := groupedShape(c.Op, c.Inputs)
+		shapes: func(c *Call, inputs []*tensor.View) ([][]int64, error) {
+			out, err := groupedShape(c.Op, inputs)
 			return [][]int64{out, out}, err
 		},
 		problems: func(c *Call, h backend.Header, w *region) []backend.Problem {
@@ -42,24 +42,7 @@ var (
 			}
 		},
 	}
-	groupedLinearBackward = operation{
-		Signature: groupedSignature.backward("preactivation"),
-		kinds:     activations, defaultKind: "none", multiplies: true, accumulates: true,
-		shapes: func(c *Call) ([][]int64, error) {
-			out, err := groupedShape(c.Op, c.Inputs[1:])
-			if err != nil {
-				return nil, err
-			}
-			if err := check.Shape(c.Op, "grad_output", c.input(0).Shape, out, "the output's"); err != nil {
-				return nil, err
-			}
-			if pre := c.input(5); pre != nil {
-				if err := check.Shape(c.Op, "preactivation", pre.Shape, out, "the output's"); err != nil {
-					return nil, err
-				}
-			}
-			return shapesOf(c.input(1), c.input(2), c.input(3)), nil
-		},
+	groupedLinearBackward = groupedLinear.backward(operation{
 		problems: func(c *Call, h backend.Header, w *region) []backend.Problem {
 			ends := w.typed(dtype.Int32, c.input(4).Shape)
 			return []backend.Problem{
@@ -70,7 +53,7 @@ var (
 				},
 			}
 		},
-	}
+	}, "preactivation")
 )
 
 var groupedSignature = Signature{
@@ -83,17 +66,6 @@ var groupedSignature = Signature{
 func grouped(h backend.Header, ends *tensor.View) backend.Header {
 	h.Groups = ends
 	return h
-}
-
-// shapesOf are those of tensors, nil for one that is not there.
-func shapesOf(views ...*tensor.View) [][]int64 {
-	shapes := make([][]int64, len(views))
-	for i, v := range views {
-		if v != nil {
-			shapes[i] = v.Shape
-		}
-	}
-	return shapes
 }
 
 // groupedShape is a layer's output. inputs begin with the layer's own.

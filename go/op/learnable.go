@@ -33,8 +33,9 @@ var (
 		formula:   "xielu", names: []string{"alpha_p", "alpha_n"}, parameters: []activation.Parameter{{Name: "beta", Default: 0.5, Range: activation.Finite}},
 	}
 
-	prelu, preluBackward = preluSpelling.forward(), preluSpelling.backward()
-	xielu, xieluBackward = xieluSpelling.forward(), xieluSpelling.backward()
+	prelu, xielu  = preluSpelling.forward(), xieluSpelling.forward()
+	preluBackward = prelu.backward(operation{problem: preluSpelling.gradients})
+	xieluBackward = xielu.backward(operation{problem: xieluSpelling.gradients})
 )
 
 // learnable is an activation of an input and of small tensors that broadcast to it.
@@ -50,8 +51,8 @@ func (l learnable) forward() operation {
 	return operation{
 		Signature: l.signature,
 		formula:   l.formula, parameters: l.parameters,
-		shapes: func(c *Call) ([][]int64, error) {
-			return [][]int64{c.input(0).Shape}, l.check(l.formula, c.input(0), c.Inputs[1:])
+		shapes: func(c *Call, inputs []*tensor.View) ([][]int64, error) {
+			return [][]int64{inputs[0].Shape}, l.check(c.Op, inputs[0], inputs[1:])
 		},
 		problem: func(c *Call, h backend.Header) backend.Problem {
 			return &backend.Pointwise{Header: h, Inputs: l.inputs(c.input(0), c.Inputs[1:]), Out: c.output(0)}
@@ -59,31 +60,13 @@ func (l learnable) forward() operation {
 	}
 }
 
-func (l learnable) backward() operation {
-	name := l.formula + "_backward"
-	return operation{
-		Signature: l.signature.backward(),
-		formula:   l.formula, parameters: l.parameters,
-		shapes: func(c *Call) ([][]int64, error) {
-			input := c.input(1)
-			if err := check.Shape(name, "grad_output", c.input(0).Shape, input.Shape, "the input's shape"); err != nil {
-				return nil, err
-			}
-			var shapes [][]int64
-			for _, v := range c.Inputs[1:] {
-				shapes = append(shapes, v.Shape)
-			}
-			return shapes, l.check(name, input, c.Inputs[2:])
-		},
-		problem: func(c *Call, h backend.Header) backend.Problem {
-			input := c.input(1)
-			p := &backend.PointwiseBackward{Header: h, GradOutput: c.input(0), Inputs: l.inputs(input, c.Inputs[2:]), Gradients: []*tensor.View{c.output(0)}}
-			for i := range l.names {
-				p.Gradients = append(p.Gradients, beside(input, c.output(1+i)))
-			}
-			return p
-		},
+func (l learnable) gradients(c *Call, h backend.Header) backend.Problem {
+	input := c.input(1)
+	p := &backend.PointwiseBackward{Header: h, GradOutput: c.input(0), Inputs: l.inputs(input, c.Inputs[2:]), Gradients: []*tensor.View{c.output(0)}}
+	for i := range l.names {
+		p.Gradients = append(p.Gradients, beside(input, c.output(1+i)))
 	}
+	return p
 }
 
 // check asks for small tensors that fit the input.

@@ -19,7 +19,7 @@ var (
 	lerp = operation{
 		Signature: Signature{"lerp", broadcasting(0, arguments("start ~[3]", "end ~[3]", "weight? ~[3] = None")), arguments("out ~[3]")},
 		formula:   "lerp",
-		shapes: func(c *Call) ([][]int64, error) {
+		shapes: func(c *Call, _ []*tensor.View) ([][]int64, error) {
 			const name = "lerp"
 			if err := oneWeight(name, c, c.input(2)); err != nil {
 				return nil, err
@@ -57,7 +57,7 @@ var (
 	}
 )
 
-func lerpBackwardShapes(c *Call) ([][]int64, error) {
+func lerpBackwardShapes(c *Call, _ []*tensor.View) ([][]int64, error) {
 	const name = "lerp_backward"
 	g, weight := c.input(0), c.input(3)
 	if err := oneWeight(name, c, weight); err != nil {

@@ -102,9 +102,9 @@ type operation struct {
 	//   multiplies    a product (AllowTF32, BatchInvariant)
 	//   accumulates   weight and bias gradients to add to (Accumulate)
 	halves, splits, multiplies, accumulates bool
-	// shapes validates the inputs' geometry and returns each output's shape; nil for one that
-	// cannot exist.
-	shapes func(c *Call) ([][]int64, error)
+	// shapes validates the geometry of a call's inputs and returns each output's shape; nil for one
+	// that cannot exist. A forward is also given the inputs of its backward that are its own.
+	shapes func(c *Call, inputs []*tensor.View) ([][]int64, error)
 	// problem is what a call is whose geometry is valid; nil for one that is several.
 	problem func(c *Call, h backend.Header) backend.Problem
 	// problems are those, in order (steps.go). They are over the call's tensors, and others of a
@@ -228,7 +228,7 @@ func (o *operation) geometry(c *Call) (r resolved, err error) {
 	if r.device, err = check.Device(o.Name, all); err != nil {
 		return r, err
 	}
-	if r.shapes, err = o.shapes(c); err != nil {
+	if r.shapes, err = o.shapes(c, c.Inputs); err != nil {
 		return r, err
 	}
 	for i, out := range outputs {

@@ -8,6 +8,7 @@ import (
 
 	"github.com/epigrad/epigrad/go/activation"
 	"github.com/epigrad/epigrad/go/check"
+	"github.com/epigrad/epigrad/go/tensor"
 )
 
 // Argument is one input or output of a signature.
@@ -119,6 +120,49 @@ func (s Signature) backward(kept ...string) Signature {
 		if a.Kept && a.Name == "preactivation" {
 			b.Inputs[i].Shape = s.Outputs[1].Shape
 		}
+	}
+	return b
+}
+
+// backward is the operation of a forward's gradients, with what a call is. What forward has kept
+// and grad_output have the shapes of its outputs, and gradients those of its inputs.
+func (o operation) backward(b operation, kept ...string) operation {
+	problem, problems := b.problem, b.problems
+	b = o
+	b.Signature, b.accumulates, b.problem, b.problems = o.Signature.backward(kept...), o.multiplies, problem, problems
+	b.shapes = func(c *Call, inputs []*tensor.View) ([][]int64, error) {
+		outputs, err := o.shapes(c, inputs[1:])
+		if err != nil {
+			return nil, err
+		}
+		for i, a := range b.Inputs {
+			v, want, whose := at(inputs, i), outputs[0], "the output's"
+			if a.Name == "preactivation" {
+				want, whose = outputs[1], "forward's"
+			}
+			if v == nil || i > 0 && !a.Kept {
+				continue
+			}
+			if err := check.Shape(c.Op, a.Name, v.Shape, want, whose); err != nil {
+				return nil, err
+			}
+			if info, _ := activation.Lookup(c.Kind); a.Name == "output" && !info.FromOutput {
+				return nil, check.Invalid(c.Op, "output", "given for %q, whose derivative cannot be computed from the output: pass preactivation, or use one of %s", c.Kind,
+					strings.Join(activation.NamesFromOutput(), ", "))
+			}
+		}
+		var shapes [][]int64
+		for i, a := range b.Inputs {
+			if !slices.ContainsFunc(b.Outputs, func(gradient Argument) bool { return gradient.Name == "grad_"+a.Name }) {
+				continue
+			}
+			var shape []int64
+			if v := at(inputs, i); v != nil {
+				shape = v.Shape
+			}
+			shapes = append(shapes, shape)
+		}
+		return shapes, nil
 	}
 	return b
 }

@@ -156,6 +156,4 @@ type Problem interface {
 	IsBatchInvariant() bool
 	// Grouping is Header.Groups.
 	Grouping() *tensor.View
-	// Views lists the problem's views; absent ones are left out.
-	Views() []*tensor.View
 }

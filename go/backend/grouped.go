@@ -1,10 +1,6 @@
 package backend
 
-import (
-	"slices"
-
-	"github.com/epigrad/epigrad/go/tensor"
-)
+import "github.com/epigrad/epigrad/go/tensor"
 
 // Problems whose rows belong to groups, each of which has a weight of its own. Header.Groups [e],
 // int32, are where the groups' rows end: group e has the rows from Groups[e-1] on. Rows past the
@@ -148,51 +144,4 @@ type GroupedLayerBackward struct {
 	Preactivation, Scales           *tensor.View
 	GradInput, GradWeight, GradBias *tensor.View
 	Rest                            bool
-}
-
-// Views implements Problem.
-func (p *GroupEnds) Views() []*tensor.View { return present(p.Offsets, p.Ends) }
-
-// Views implements Problem.
-func (p *Route) Views() []*tensor.View { return present(p.Index, p.Ends, p.Places) }
-
-// Views implements Problem.
-func (p *ScatterRows) Views() []*tensor.View {
-	return present(p.Input, p.Places, p.Scale, p.Out, p.Scales)
-}
-
-// Views implements Problem.
-func (p *CombineRows) Views() []*tensor.View { return present(p.Input, p.Places, p.Scale, p.Out) }
-
-// Views implements Problem.
-func (p *ScaleGradient) Views() []*tensor.View {
-	return present(p.Sums, p.Places, p.Index, p.GradOutput, p.Bias, p.GradScale)
-}
-
-// Views implements Problem.
-func (p *ScaleRows) Views() []*tensor.View {
-	return present(p.Grad, p.Hidden, p.Scales, p.Sums, p.Groups)
-}
-
-// Views implements Problem.
-func (p *SumRows) Views() []*tensor.View { return present(p.Input, p.Scales, p.Groups, p.Sums) }
-
-// Views implements Problem.
-func (p *ZeroRows) Views() []*tensor.View {
-	return present(append(slices.Clone(p.Outputs), p.Groups)...)
-}
-
-// Views implements Problem.
-func (p *GroupedLayer) Views() []*tensor.View {
-	return present(p.Input, p.Weight, p.Bias, p.Groups, p.Out, p.Preactivation)
-}
-
-// Views implements Problem.
-func (p *GroupedHiddenBackward) Views() []*tensor.View {
-	return present(p.GradOutput, p.Weight, p.Preactivation, p.Scales, p.Groups, p.GradPreactivation, p.Out, p.Sums, p.GradBias)
-}
-
-// Views implements Problem.
-func (p *GroupedLayerBackward) Views() []*tensor.View {
-	return present(p.GradOutput, p.Input, p.Weight, p.Bias, p.Groups, p.Preactivation, p.Scales, p.GradInput, p.GradWeight, p.GradBias)
 }

@@ -1,6 +1,7 @@
 package backend
 
 import (
+	"reflect"
 	"slices"
 
 	"github.com/epigrad/epigrad/go/dtype"
@@ -265,67 +266,21 @@ var gradientsUse = map[string][][]int{
 	"xielu": {{0, 1, 2}, {0, 1}, {0, 2}},
 }
 
-func present(views ...*tensor.View) []*tensor.View {
-	all := views[:0]
-	for _, v := range views {
-		if v != nil {
-			all = append(all, v)
+// Views lists a problem's views; absent ones are left out.
+func Views(p Problem) []*tensor.View {
+	var all []*tensor.View
+	problem := reflect.ValueOf(p).Elem()
+	for i := range problem.NumField() {
+		switch field := problem.Field(i).Interface().(type) {
+		case *tensor.View:
+			all = append(all, field)
+		case []*tensor.View:
+			all = append(all, field...)
+		case []Pair:
+			for _, pair := range field {
+				all = append(all, pair.A, pair.B)
+			}
 		}
 	}
-	return all
-}
-
-// Views implements Problem.
-func (p *GemmEpilogue) Views() []*tensor.View {
-	all := []*tensor.View{p.A, p.B, p.Bias, p.Groups, p.Out, p.Preactivation}
-	for _, pair := range p.More {
-		all = append(all, pair.A, pair.B)
-	}
-	return present(all...)
-}
-
-// Views implements Problem.
-func (p *GemmEpilogueBackward) Views() []*tensor.View {
-	return present(p.GradOutput, p.A, p.B, p.Bias, p.Groups, p.Preactivation, p.Output, p.GradA, p.GradB, p.GradBias)
-}
-
-// Views implements Problem.
-func (p *Activation) Views() []*tensor.View { return present(p.Input, p.Groups, p.Out) }
-
-// Views implements Problem.
-func (p *ActivationBackward) Views() []*tensor.View {
-	return present(p.GradOutput, p.Input, p.Groups, p.GradInput, p.Out, p.GradBias)
-}
-
-// Views implements Problem.
-func (p *HiddenBackward) Views() []*tensor.View {
-	return present(p.GradOutput, p.Weight, p.Preactivation, p.GradPreactivation, p.Out, p.GradBias)
-}
-
-// Views implements Problem.
-func (p *GatedLinear) Views() []*tensor.View {
-	return present(p.Input, p.WeightValue, p.BiasValue, p.WeightGate, p.BiasGate, p.Out, p.Value, p.Gate)
-}
-
-// Views implements Problem.
-func (p *GatedHiddenBackward) Views() []*tensor.View {
-	return present(p.GradOutput, p.Weight, p.Value, p.Gate, p.GradValue, p.GradGate, p.Out, p.GradBiasValue, p.GradBiasGate)
-}
-
-// Views implements Problem.
-func (p *Gated) Views() []*tensor.View { return present(p.Value, p.Gate, p.Groups, p.Out) }
-
-// Views implements Problem.
-func (p *GatedBackward) Views() []*tensor.View {
-	return present(p.GradOutput, p.Value, p.Gate, p.Groups, p.GradValue, p.GradGate, p.GradBiasValue, p.GradBiasGate)
-}
-
-// Views implements Problem.
-func (p *Pointwise) Views() []*tensor.View {
-	return present(append(slices.Clone(p.Inputs), p.Out)...)
-}
-
-// Views implements Problem.
-func (p *PointwiseBackward) Views() []*tensor.View {
-	return present(slices.Concat([]*tensor.View{p.GradOutput}, p.Inputs, p.Gradients)...)
+	return slices.DeleteFunc(append(all, p.Grouping()), func(v *tensor.View) bool { return v == nil })
 }

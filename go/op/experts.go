@@ -52,7 +52,7 @@ var (
 			// What the second layer gives takes the place of what the first one read.
 			rows, hidden := w.view(m.rows()), w.view(m.hidden)
 			return slices.Concat(r.route(), r.form(pre, hidden, rows, pre), []backend.Problem{
-				&backend.GroupedLayer{Header: plainly(r.grouped), Input: hidden, Weight: m.weightOut, Bias: m.biasOut, Out: rows},
+				&backend.GroupedLayer{Header: r.grouped.Plain(r.grouped.Op), Input: hidden, Weight: m.weightOut, Bias: m.biasOut, Out: rows},
 				&backend.CombineRows{Header: h, Input: rows, Places: r.places, Scale: m.scale, Out: c.output(0)},
 			})
 		},
@@ -145,12 +145,6 @@ func isGated(kind string) bool {
 	return gated
 }
 
-// plainly is a header of what has no activation.
-func plainly(h backend.Header) backend.Header {
-	h.Formula = "none"
-	return h
-}
-
 // routing is a mixture's rows: where each expert's end, and each slot's place.
 type routing struct {
 	*mixture
@@ -172,7 +166,7 @@ func (r *routing) route() []backend.Problem {
 func (r *routing) form(pre, hidden, rows *tensor.View, rest ...*tensor.View) []backend.Problem {
 	h := r.grouped
 	if hidden == nil {
-		h = plainly(h)
+		h = h.Plain(h.Op)
 	}
 	layer := &backend.GroupedLayer{Header: h, Input: rows, Weight: r.weightIn, Bias: r.biasIn, Out: hidden, Preactivation: pre, Rest: rest}
 	if hidden != nil {
@@ -200,7 +194,7 @@ func within(output *tensor.View, dt dtype.DType, shape []int64) *tensor.View {
 // ofLayerIn makes the gradients of the first layer, of that of the preactivation. Rows has those of
 // the gradient to the input first, then those of the input.
 func (r *routing) ofLayerIn(gradPre, rows, gradInput, gradWeight *tensor.View) (problems []backend.Problem) {
-	h := plainly(r.grouped)
+	h := r.grouped.Plain(r.grouped.Op)
 	if gradInput != nil {
 		problems = append(problems,
 			&backend.GroupedLayerBackward{Header: h, GradOutput: gradPre, Weight: r.weightIn, GradInput: rows},
@@ -221,7 +215,7 @@ func (r *routing) ofLayerOut(rows, hidden, scales, gradWeight, gradBias *tensor.
 		return nil
 	}
 	return []backend.Problem{&backend.GroupedLayerBackward{
-		Header: plainly(r.grouped), GradOutput: rows, Input: hidden, Weight: r.weightOut, Scales: scales,
+		Header: r.grouped.Plain(r.grouped.Op), GradOutput: rows, Input: hidden, Weight: r.weightOut, Scales: scales,
 		GradWeight: gradWeight, GradBias: gradBias,
 	}}
 }

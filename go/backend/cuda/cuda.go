@@ -156,7 +156,7 @@ func (*Backend) ClampsOffsets() bool { return true }
 
 // ordinal is the index of the device that a problem's tensors are on.
 func ordinal(p backend.Problem) int {
-	for _, v := range p.Views() {
+	for _, v := range backend.Views(p) {
 		if v.Device.Type == tensor.CUDA {
 			return int(v.Device.Index)
 		}

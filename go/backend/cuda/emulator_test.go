@@ -272,7 +272,7 @@ func (e *emulated) Select(p backend.Problem) (backend.Kernel, error) {
 	grouped := p.Grouping() != nil
 	if grouped { // the CPU's backend has kernels of the parts alone
 		facts, err := e.Backend.Select(&backend.ZeroRows{Header: backend.Header{Op: op, Kind: kind, DType: dt}})
-		return &emulatedKernel{facts, e, p.Views(), grouped, b}, err
+		return &emulatedKernel{facts, e, backend.Views(p), grouped, b}, err
 	}
 	facts, err := e.Backend.Select(p)
 	switch p.(type) {
@@ -282,7 +282,7 @@ func (e *emulated) Select(p backend.Problem) (backend.Kernel, error) {
 			return facts, err
 		}
 	}
-	return &emulatedKernel{facts, e, p.Views(), grouped, b}, err
+	return &emulatedKernel{facts, e, backend.Views(p), grouped, b}, err
 }
 
 // emulatedKernel is a program that runs in the emulator.

@@ -42,7 +42,7 @@ func (b *builder) kernelOf(p backend.Problem) (*kernel, error) {
 				return nil, failed
 			}
 		}
-		if winner, timed := fastest(kernels, p.Views()); timed {
+		if winner, timed := fastest(kernels, backend.Views(p)); timed {
 			return kernels[winner], choices.Store(key, []byte{byte(b.ways[winner])})
 		}
 	}
@@ -60,7 +60,7 @@ func (b *builder) going(w way, p backend.Problem) (*kernel, error) {
 func (b *builder) wayKey(p backend.Problem) string {
 	op, kind, dt := p.Describe()
 	key := fmt.Sprintf("%s way: %s %s %v", b.device.name(), op, kind, dt)
-	for _, v := range p.Views() {
+	for _, v := range backend.Views(p) {
 		key += fmt.Sprintf(" %d %v %v", v.Operand, v.Shape, v.Strides)
 	}
 	return key

@@ -392,7 +392,7 @@ func TestForwardOfPairs(t *testing.T) {
 		}
 		assert.InDelta(t, math.Exp(sum), *m.at(p.Out, index), 1e-9*math.Exp(sum))
 	})
-	assert.Len(t, p.Views(), 8)
+	assert.Len(t, backend.Views(p), 8)
 }
 
 // TestContiguous: groups lie in their order, and an operand that is absent has no view.

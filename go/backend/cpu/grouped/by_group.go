@@ -161,7 +161,7 @@ type byGroup struct {
 // newByGroup makes the kernel of a problem with groups; nil for one that an engine could not solve
 // for a group's rows.
 func newByGroup(p backend.Problem, engine Selector) (backend.Kernel, error) {
-	whole := division{rows: p.Views()[0].Shape[0]} // the first operand is of rows
+	whole := division{rows: backend.Views(p)[0].Shape[0]} // the first operand is of rows
 	if whole.part(p) == nil {
 		return nil, nil
 	}

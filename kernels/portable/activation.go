@@ -34,20 +34,11 @@ type Formula struct {
 }
 
 var formulas = map[string]Make{
-	"none": always(&Formula{Value: identity, Gradient: identityGradient}),
-	"relu": always(&Formula{Value: relu, Gradient: reluGradient, GradientFromOutput: reluGradient}),
-	"gelu": always(&Formula{
-		Value:    gelu,
-		Gradient: func(g, x float64) float64 { return g * geluSlope(x) },
-	}),
-	"gelu_tanh": always(&Formula{
-		Value:    geluTanh,
-		Gradient: func(g, x float64) float64 { return g * geluTanhSlope(x) },
-	}),
-	"silu": always(&Formula{
-		Value:    silu,
-		Gradient: func(g, x float64) float64 { return g * siluSlope(x) },
-	}),
+	"none":      always(&Formula{Value: identity, Gradient: identityGradient}),
+	"relu":      always(&Formula{Value: relu, Gradient: reluGradient, GradientFromOutput: reluGradient}),
+	"gelu":      always(smooth(gelu, geluSlope)),
+	"gelu_tanh": always(smooth(geluTanh, geluTanhSlope)),
+	"silu":      always(smooth(silu, siluSlope)),
 	"sigmoid": always(&Formula{
 		Value:              sigmoid,
 		Gradient:           func(g, x float64) float64 { return g * sigmoidSlope(x) },
@@ -70,11 +61,7 @@ var formulas = map[string]Make{
 		Gradient: func(g, x float64) float64 { return reluGradient(g*(2*x), x) },
 	}),
 	"swish": func(p []float64) *Formula {
-		beta := p[0]
-		return &Formula{
-			Value:    func(x float64) float64 { return swish(x, beta) },
-			Gradient: func(g, x float64) float64 { return g * swishSlope(x, beta) },
-		}
+		return smooth(func(x float64) float64 { return swish(x, p[0]) }, func(x float64) float64 { return swishSlope(x, p[0]) })
 	},
 	"elu": func(p []float64) *Formula {
 		f := &eluFormula{scale: p[0], c: p[1], a: p[2], slope: p[1] / p[2]}
@@ -84,10 +71,7 @@ var formulas = map[string]Make{
 		f := &softplusFormula{beta: p[0], threshold: p[1]}
 		return &Formula{Value: f.value, Gradient: f.gradient}
 	},
-	"mish": always(&Formula{
-		Value:    mish,
-		Gradient: func(g, x float64) float64 { return g * mishSlope(x) },
-	}),
+	"mish":        always(smooth(mish, mishSlope)),
 	"hardswish":   always(&Formula{Value: hardswish, Gradient: hardswishGradient}),
 	"hardsigmoid": always(&Formula{Value: hardsigmoid, Gradient: hardsigmoidGradient}),
 	"hardtanh": func(p []float64) *Formula {
@@ -98,11 +82,7 @@ var formulas = map[string]Make{
 		}
 	},
 	"softcap": func(p []float64) *Formula {
-		bound := p[0]
-		return &Formula{
-			Value:    func(x float64) float64 { return softcap(x, bound) },
-			Gradient: func(g, x float64) float64 { return g * softcapSlope(x, bound) },
-		}
+		return smooth(func(x float64) float64 { return softcap(x, p[0]) }, func(x float64) float64 { return softcapSlope(x, p[0]) })
 	},
 }
 
@@ -111,6 +91,11 @@ type Make func(parameters []float64) *Formula
 
 // always is the Make of a formula without numbers.
 func always(f *Formula) Make { return func([]float64) *Formula { return f } }
+
+// smooth is an activation by its value and its slope.
+func smooth(value, slope func(x float64) float64) *Formula {
+	return &Formula{Value: value, Gradient: func(g, x float64) float64 { return g * slope(x) }}
+}
 
 // Lookup returns what makes the formula of a name, and whether there is one.
 func Lookup(name string) (Make, bool) {

@@ -309,38 +309,20 @@ int epg_wgpu_open(const char *path, epg_wgpu_adapter *list, char *reason, size_t
   snprintf(reason, capacity, "this build of epigrad has no WebGPU, because webgpu.h was missing: pip install 'wgpu>=0.32,<0.33', run make, and build again");
   return -1;
 }
-uint32_t epg_wgpu_version(void) { return 0; }
-epg_wgpu_device *epg_wgpu_device_create(int adapter, epg_wgpu_failure *failure) {
-  (void)adapter, (void)failure;
-  return NULL;
-}
-void epg_wgpu_device_lose(epg_wgpu_device *d) { (void)d; }
-int epg_wgpu_pipeline_create(epg_wgpu_device *d, const char *source, size_t length, epg_wgpu_pipeline *pipeline, epg_wgpu_failure *failure) {
-  (void)d, (void)source, (void)length, (void)pipeline, (void)failure;
-  return -1;
-}
-void *epg_wgpu_buffer_create(epg_wgpu_device *d, int use, uint64_t bytes, epg_wgpu_failure *failure) {
-  (void)d, (void)use, (void)bytes, (void)failure;
-  return NULL;
-}
-void epg_wgpu_buffer_release(void *buffer) { (void)buffer; }
-int epg_wgpu_write(epg_wgpu_device *d, void *buffer, uint64_t offset, const void *data, uint64_t bytes, epg_wgpu_failure *failure) {
-  (void)d, (void)buffer, (void)offset, (void)data, (void)bytes, (void)failure;
-  return -1;
-}
-int epg_wgpu_submit(epg_wgpu_device *d, const epg_wgpu_copy *before, int32_t num_before, const epg_wgpu_dispatch *dispatches, int32_t num_dispatches,
-                    const epg_wgpu_range *bindings, const epg_wgpu_copy *after, int32_t num_after, epg_wgpu_failure *failure) {
-  (void)d, (void)before, (void)num_before, (void)dispatches, (void)num_dispatches, (void)bindings, (void)after, (void)num_after, (void)failure;
-  return -1;
-}
-const void *epg_wgpu_map(epg_wgpu_device *d, void *buffer, uint64_t bytes, epg_wgpu_failure *failure) {
-  (void)d, (void)buffer, (void)bytes, (void)failure;
-  return NULL;
-}
-void epg_wgpu_unmap(void *buffer) { (void)buffer; }
-int epg_wgpu_poll(epg_wgpu_device *d, int wait, epg_wgpu_failure *failure) {
-  (void)d, (void)wait, (void)failure;
-  return -1;
-}
+#pragma GCC diagnostic ignored "-Wunused-parameter"
+#define UNREACHED(result, function) \
+  result function { return (result)0; }
+UNREACHED(uint32_t, epg_wgpu_version(void))
+UNREACHED(epg_wgpu_device *, epg_wgpu_device_create(int adapter, epg_wgpu_failure *failure))
+UNREACHED(void, epg_wgpu_device_lose(epg_wgpu_device *d))
+UNREACHED(int, epg_wgpu_pipeline_create(epg_wgpu_device *d, const char *source, size_t length, epg_wgpu_pipeline *pipeline, epg_wgpu_failure *failure))
+UNREACHED(void *, epg_wgpu_buffer_create(epg_wgpu_device *d, int use, uint64_t bytes, epg_wgpu_failure *failure))
+UNREACHED(void, epg_wgpu_buffer_release(void *buffer))
+UNREACHED(int, epg_wgpu_write(epg_wgpu_device *d, void *buffer, uint64_t offset, const void *data, uint64_t bytes, epg_wgpu_failure *failure))
+UNREACHED(int, epg_wgpu_submit(epg_wgpu_device *d, const epg_wgpu_copy *before, int32_t num_before, const epg_wgpu_dispatch *dispatches, int32_t num_dispatches,
+                               const epg_wgpu_range *bindings, const epg_wgpu_copy *after, int32_t num_after, epg_wgpu_failure *failure))
+UNREACHED(const void *, epg_wgpu_map(epg_wgpu_device *d, void *buffer, uint64_t bytes, epg_wgpu_failure *failure))
+UNREACHED(void, epg_wgpu_unmap(void *buffer))
+UNREACHED(int, epg_wgpu_poll(epg_wgpu_device *d, int wait, epg_wgpu_failure *failure))
 
 #endif

@@ -92,7 +92,7 @@ func FuzzNew(f *testing.F) {
 			t.Errorf("%+v does not overlap itself", v)
 		}
 		tensor.SelfOverlaps(v)
-		tensor.Collapse([]tensor.View{v, v})
+		tensor.Collapse([]*tensor.View{&v, &v})
 		for keep := range v.Rank() + 1 {
 			v.FlattenLeading(keep)
 			v.Unsqueeze(keep)

@@ -2,7 +2,11 @@
 
 package cuda
 
-import "github.com/epigrad/epigrad/go/tensor"
+import (
+	"slices"
+
+	"github.com/epigrad/epigrad/go/tensor"
+)
 
 // mostUnrounded is the most bytes of slopes that are kept unrounded at a time, to be summed; tests
 // change it.
@@ -130,9 +134,8 @@ func (b *builder) sumSlopes(r *reduction) {
 // unsummed adds a summing pass over rows that writes the terms of its sums.
 func (b *builder) unsummed(r *reduction, terms []*tensor.View) {
 	rows, columns := r.inputs[0].Shape[0], r.inputs[0].Shape[1]
-	all := append(append([]*tensor.View{}, r.inputs...), r.outputs...)
-	shape := []int64{1, columns}
+	kept, reduced := tensor.Apart(slices.Concat(r.inputs, r.outputs), []int64{1, columns})
 	o := order{keptFirst: true, unit: 1, run: 1, shortRun: 1, chunks: rows}
 	o.keptLanes = int(rowLanes(ceilDiv(columns, vectorWidth(b.dt))))
-	b.sum(r, o, walkOf(restricted(all, shape, true)), walkOf(restricted(all, shape, false)), terms, columns)
+	b.sum(r, o, walkOf(kept), walkOf(reduced), terms, columns)
 }

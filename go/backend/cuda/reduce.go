@@ -56,12 +56,13 @@ func (b *builder) reduce(r *reduction) {
 	sum := r.sums[firstOf(r.sums)]
 	// The first input comes first: the others do not change in which order it is walked.
 	operands := slices.Concat(r.inputs, r.outputs)
-	kept := walkOf(append(restricted(operands, sum.Shape, true), r.sums...))
+	keptViews, reducedViews := tensor.Apart(operands, sum.Shape)
+	kept := walkOf(append(keptViews, r.sums...))
 	if tensor.Elements(kept.shape) == 0 {
 		return
 	}
-	reduced := walkOf(restricted(operands, sum.Shape, false))
-	o := b.order(r, walkOf(restricted(r.inputs[:1], sum.Shape, true)), walkOf(restricted(r.inputs[:1], sum.Shape, false)))
+	reduced := walkOf(reducedViews)
+	o := b.order(r, walkOf(keptViews[:1]), walkOf(reducedViews[:1]))
 	keptPieces, reducedPieces := kept.pieces(), reduced.pieces()
 	if len(reducedPieces) > 1 {
 		o = b.orderOfPieces(o, reducedPieces[0])
@@ -92,25 +93,6 @@ func (b *builder) reduce(r *reduction) {
 			b.finish(r.accumulates, outer.only(len(operands)+i), moved(partials[i], first), chunks, row)
 		}
 	}
-}
-
-// restricted are views without the dimensions that are summed over, or with those alone.
-func restricted(views []*tensor.View, sum []int64, kept bool) []*tensor.View {
-	all := make([]*tensor.View, len(views))
-	for i, v := range views {
-		if v == nil {
-			continue
-		}
-		part := *v
-		part.Shape = slices.Clone(v.Shape)
-		for d, n := range sum {
-			if (n == part.Shape[d]) != kept {
-				part.Shape[d] = 1
-			}
-		}
-		all[i] = &part
-	}
-	return all
 }
 
 // only is the walk of one of the operands.

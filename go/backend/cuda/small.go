@@ -7,7 +7,6 @@ import (
 
 	"github.com/epigrad/epigrad/go/activation"
 	"github.com/epigrad/epigrad/go/backend"
-	"github.com/epigrad/epigrad/go/backend/lower"
 	"github.com/epigrad/epigrad/go/dtype"
 	"github.com/epigrad/epigrad/go/tensor"
 )
@@ -45,13 +44,10 @@ func (b *builder) smallOf(batchRank int, result, left *tensor.View) (s smallGemm
 // rowsAndColumns are the strides of a view as a matrix, whose rows are all dimensions but the last;
 // ok tells that these are walked as one.
 func rowsAndColumns(v *tensor.View) (strides [2]int64, ok bool) {
-	last := v.Rank() - 1
-	var rows []lower.Dim
-	for d, size := range v.Shape[:last] {
-		rows = append(rows, lower.Dim{Size: size, Strides: [lower.Operands]int64{v.Strides[d]}})
+	flat, ok := v.FlattenLeading(1)
+	if ok {
+		strides = [2]int64{flat.Strides[0], flat.Strides[1]}
 	}
-	strides[0], ok = merged(squeezed(rows), lower.Out)
-	strides[1] = v.Strides[last]
 	return strides, ok
 }
 

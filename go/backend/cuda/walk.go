@@ -16,30 +16,14 @@ type walk struct {
 
 // walkOf collapses views, of which some may be nil, in the order that suits the first that is not.
 func walkOf(views []*tensor.View) walk {
-	var there []tensor.View
-	for _, v := range views {
-		if v != nil {
-			there = append(there, *v)
-		}
-	}
-	shape, strides := tensor.Collapse(there)
+	shape, strides := tensor.Collapse(views)
 	if len(shape) == 0 {
 		shape = []int64{1}
 		for i := range strides {
 			strides[i] = []int64{0}
 		}
 	}
-	w := walk{views, shape, make([][]int64, len(views))}
-	next := 0
-	for i, v := range views {
-		if v == nil {
-			w.strides[i] = make([]int64, len(shape))
-			continue
-		}
-		w.strides[i] = strides[next]
-		next++
-	}
-	return w
+	return walk{views, shape, strides}
 }
 
 // pieces cuts a walk into those that kernels can take, of maxRank dimensions at most: one for each

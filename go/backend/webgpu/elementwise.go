@@ -21,10 +21,10 @@ type loops struct {
 
 // loopsOf collapses the operands' dimensions, in the order that suits the first.
 func loopsOf(all []operand) loops {
-	views := make([]tensor.View, len(all))
+	views := make([]*tensor.View, len(all))
 	offsets := make([]int64, len(all))
 	for i, o := range all {
-		views[i], offsets[i] = *o.view, o.view.Offset/o.view.DType.Size()
+		views[i], offsets[i] = o.view, o.view.Offset/o.view.DType.Size()
 	}
 	shape, strides := tensor.Collapse(views)
 	return loops{shape, strides, offsets}

@@ -41,7 +41,8 @@ func (b *builder) sums(f formula, sums, inputs []*tensor.View) {
 // shape; nil where there are no terms. The outputs of f that are wanted are summed.
 func (b *builder) chunks(f formula, wanted []bool, shape []int64, inputs []*tensor.View) []*tensor.View {
 	all := make([]*tensor.View, len(wanted))
-	reduced := b.cutTerms(loopsOf(restricted(operands(nil, inputs), shape, false)), operands(nil, inputs), tensor.Elements(shape))
+	keptInputs, summedInputs := tensor.Apart(inputs, shape)
+	reduced := b.cutTerms(loopsOf(operands(nil, summedInputs)), operands(nil, inputs), tensor.Elements(shape))
 	total := int64(0)
 	for _, part := range reduced {
 		total += ceilDiv(part.count(), mostTerms)
@@ -59,7 +60,7 @@ func (b *builder) chunks(f formula, wanted []bool, shape []int64, inputs []*tens
 		}
 	}
 	ops := operands(outputs, inputs)
-	kept := loopsOf(restricted(ops, shape, true))
+	kept := loopsOf(operands(outputs, keptInputs))
 	chunk := int64(0)
 	for _, part := range reduced {
 		part = withOutputs(part, ops)
@@ -200,25 +201,6 @@ func termsInQuads(all []operand, kept, reduced loops) bool {
 	}
 	inQuads, rest := l.quads(inputs)
 	return inQuads && rest == 0
-}
-
-// restricted are operands without the dimensions that are summed over, or with those alone.
-func restricted(all []operand, sum []int64, kept bool) []operand {
-	rest := slices.Clone(all)
-	for i, o := range all {
-		part := *o.view
-		part.Shape, part.Strides = nil, nil
-		for d, n := range sum {
-			if o.written && !kept {
-				continue
-			}
-			if size := o.view.Shape[d]; kept && n != 1 || !kept && n == 1 {
-				part.Shape, part.Strides = append(part.Shape, size), append(part.Strides, o.view.Strides[d])
-			}
-		}
-		rest[i].view = &part
-	}
-	return rest
 }
 
 // withOutputs are loops over the inputs' terms in which outputs stand still.

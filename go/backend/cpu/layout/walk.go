@@ -23,14 +23,12 @@ type Walk struct {
 	Count   int64
 }
 
-// NewWalk prepares a walk. The views have one shape; sums may have another dtype than the rest.
+// NewWalk prepares a walk. The views that are not nil have one shape; sums may have another dtype
+// than the rest.
 func NewWalk(dt dtype.DType, views ...*tensor.View) *Walk {
-	copies := make([]tensor.View, len(views))
-	for i, v := range views {
-		copies[i] = *v
-	}
-	w := &Walk{DType: dt, Views: views, Count: views[0].Numel()}
-	w.Shape, w.Strides = tensor.Collapse(copies)
+	w := &Walk{DType: dt, Views: views}
+	w.Shape, w.Strides = tensor.Collapse(views)
+	w.Count = tensor.Elements(w.Shape)
 	if len(w.Shape) == 0 {
 		w.Shape = []int64{1}
 		for i := range w.Strides {
@@ -39,7 +37,9 @@ func NewWalk(dt dtype.DType, views ...*tensor.View) *Walk {
 	}
 	for i, strides := range w.Strides {
 		for d := range strides {
-			strides[d] *= views[i].DType.Size()
+			if views[i] != nil {
+				strides[d] *= views[i].DType.Size()
+			}
 		}
 	}
 	return w
@@ -48,7 +48,9 @@ func NewWalk(dt dtype.DType, views ...*tensor.View) *Walk {
 // Bind returns where a run has the views' first elements.
 func (w *Walk) Bind(r *backend.Run) (at Addresses) {
 	for i, v := range w.Views {
-		at[i] = r.At(v)
+		if v != nil {
+			at[i] = r.At(v)
+		}
 	}
 	return at
 }

@@ -18,8 +18,11 @@ const (
 // block is one operand's values of a block, in float64.
 type block [blockLength]float64
 
-// blocks are those of all operands: outputs first.
-type blocks [layout.MostOperands]block
+// blocks are those of all operands, outputs first, and what a formula is given of them.
+type blocks struct {
+	of    [layout.MostOperands]block
+	lists [layout.MostOperands][]float64
+}
 
 // compute computes n elements: from the blocks of the inputs, into those of the outputs.
 type compute func(n int, b *blocks)
@@ -39,13 +42,19 @@ func forEachBlock(w *layout.Walk, r *backend.Run, outputs int, compute compute) 
 			n := int(min(blockLength, end-first))
 			w.Pieces(&base, first, n, func(p *layout.Piece) {
 				for i := outputs; i < len(w.Views); i++ {
-					elements.Load(b[i][p.Start:p.Start+p.Length], p.At[i], w.InnerStride(i), w.DType)
+					if w.Views[i] == nil {
+						continue
+					}
+					elements.Load(b.of[i][p.Start:p.Start+p.Length], p.At[i], w.InnerStride(i), w.DType)
 				}
 			})
 			compute(n, &b)
 			w.Pieces(&base, first, n, func(p *layout.Piece) {
 				for i := range outputs {
-					elements.Store(p.At[i], w.InnerStride(i), b[i][p.Start:p.Start+p.Length], w.DType)
+					if w.Views[i] == nil {
+						continue
+					}
+					elements.Store(p.At[i], w.InnerStride(i), b.of[i][p.Start:p.Start+p.Length], w.DType)
 				}
 			})
 			first += int64(n)

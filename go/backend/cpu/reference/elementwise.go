@@ -1,141 +1,151 @@
 package reference
 
 import (
+	"slices"
+
 	"github.com/epigrad/epigrad/go/backend"
 	"github.com/epigrad/epigrad/go/backend/cpu/kernel"
 	"github.com/epigrad/epigrad/go/backend/cpu/layout"
+	"github.com/epigrad/epigrad/go/status"
 	"github.com/epigrad/epigrad/go/tensor"
+	"github.com/epigrad/epigrad/kernels/portable"
 )
 
-// elementwise is a kernel whose outputs are functions of the operands at the same place.
-type elementwise struct {
-	kernel.Facts
-	walk    *layout.Walk
-	outputs int
-	compute func(r *backend.Run) compute
+// function makes the formula of a run's parameters.
+type function func(parameters []float64) formula
+
+// formula computes outputs, nil for those that are not wanted, of inputs.
+type formula func(outputs, inputs [][]float64)
+
+// pass is outputs that are a function of the inputs at the same place. Absent operands are nil; an
+// absent input is the run's first parameter everywhere.
+type pass struct {
+	function        function
+	outputs, inputs []*tensor.View
 }
 
-func (k *elementwise) WorkspaceBytes() int64 { return 0 }
-
-func (k *elementwise) Run(r *backend.Run) error {
-	return forEachBlock(k.walk, r, k.outputs, k.compute(r))
+// compute computes elements in the blocks of the operands.
+func (s *pass) compute(r *backend.Run) compute {
+	apply := s.function(r.Parameters[:])
+	return func(n int, b *blocks) {
+		number := b.of[layout.MostOperands-1][:n]
+		for i := 0; i < n && slices.Contains(s.inputs, nil); i++ {
+			number[i] = r.Parameters[0]
+		}
+		outputs, inputs := b.lists[:len(s.outputs)], b.lists[len(s.outputs):][:len(s.inputs)]
+		for i, v := range s.outputs {
+			if outputs[i] = nil; v != nil {
+				outputs[i] = b.of[i][:n]
+			}
+		}
+		for i, v := range s.inputs {
+			if inputs[i] = number; v != nil {
+				inputs[i] = b.of[len(outputs)+i][:n]
+			}
+		}
+		apply(outputs, inputs)
+	}
 }
 
-// newElementwise makes a kernel; outputs come first among the views and in the blocks.
-func newElementwise(p backend.Problem, outputs int, compute func(*backend.Run) compute, views ...*tensor.View) *elementwise {
+// elementwise writes the outputs.
+func (s *pass) elementwise(p backend.Problem) kernel.Step {
 	_, _, dt := p.Describe()
-	return &elementwise{Facts: kernel.FactsOf(p, ""), walk: layout.NewWalk(dt, views...), outputs: outputs, compute: compute}
+	walk := layout.NewWalk(dt, slices.Concat(s.outputs, s.inputs)...)
+	return func(r *backend.Run) error { return forEachBlock(walk, r, len(s.outputs), s.compute(r)) }
+}
+
+func forward(p backend.Problem, f function, out *tensor.View, inputs ...*tensor.View) backend.Kernel {
+	s := &pass{f, []*tensor.View{out}, inputs}
+	return &kernel.Sequence{Facts: kernel.FactsOf(p, ""), Steps: []kernel.Step{s.elementwise(p)}}
+}
+
+// backward makes a reduction for each of the outputs that are summed, and then a pass of those that
+// are not: that may replace an input. needed are the inputs that some outputs are a function of.
+func backward(p backend.Problem, f function, whole, sums []*tensor.View, needed func(outputs []*tensor.View) []*tensor.View) backend.Kernel {
+	k := &kernel.Sequence{Facts: kernel.FactsOf(p, "")}
+	for i, sum := range sums {
+		if sum != nil {
+			alone := make([]*tensor.View, len(sums))
+			alone[i] = sum
+			k.Steps = append(k.Steps, newReduction(sum, &pass{f, alone, needed(alone)}).run)
+		}
+	}
+	if slices.ContainsFunc(whole, func(v *tensor.View) bool { return v != nil }) {
+		s := &pass{f, whole, needed(whole)}
+		k.Steps = append(k.Steps, s.elementwise(p))
+	}
+	return k
+}
+
+// all are the inputs that every output is a function of.
+func all(inputs ...*tensor.View) func([]*tensor.View) []*tensor.View {
+	return func([]*tensor.View) []*tensor.View { return inputs }
 }
 
 func newActivation(p *backend.Activation) (backend.Kernel, error) {
-	formula, err := formulaOf(p.Formula)
-	if err != nil {
-		return nil, err
-	}
-	return newElementwise(p, 1, func(r *backend.Run) compute {
-		act := formula(r.Parameters[:])
-		return func(n int, b *blocks) { act.Values(b[0][:n], b[1][:n]) }
-	}, p.Out, p.Input), nil
+	activation, err := formulaOf(p.Formula)
+	return forward(p, func(parameters []float64) formula {
+		act := activation(parameters)
+		return func(out, in [][]float64) { act.Values(out[0], in[0]) }
+	}, p.Out, p.Input), err
 }
 
 func newActivationBackward(p *backend.ActivationBackward) (backend.Kernel, error) {
-	formula, err := formulaOf(p.Formula)
-	if err != nil {
-		return nil, err
-	}
-	k := &kernel.Sequence{Facts: kernel.FactsOf(p, "")}
-	// First, since grad_input may replace grad_output.
-	if p.GradBias != nil {
-		k.Steps = append(k.Steps, newReduction(p.GradBias, func(r *backend.Run) compute {
-			act := formula(r.Parameters[:])
-			return func(n int, b *blocks) { act.Gradients(b[0][:n], b[1][:n], b[2][:n]) }
-		}, p.GradOutput, p.Input).run)
-	}
-	if outputs, at := asked(p.GradInput, p.Out); len(outputs) > 0 {
-		e := newElementwise(p, len(outputs), func(r *backend.Run) compute {
-			act := formula(r.Parameters[:])
-			return func(n int, b *blocks) {
-				g, x := b[len(outputs)][:n], b[len(outputs)+1][:n]
-				if gradient := at.of(b, 0, n); gradient != nil {
-					act.Gradients(gradient, g, x)
-				}
-				if value := at.of(b, 1, n); value != nil {
-					act.Values(value, x)
-				}
-			}
-		}, append(outputs, p.GradOutput, p.Input)...)
-		k.Steps = append(k.Steps, e.Run)
-	}
-	return k, nil
+	activation, err := formulaOf(p.Formula)
+	return backward(p, func(parameters []float64) formula {
+		act := activation(parameters)
+		return func(out, in [][]float64) {
+			act.Gradients(out[0], in[0], in[1])
+			act.Values(out[1], in[1])
+		}
+	}, []*tensor.View{p.GradInput, p.Out}, []*tensor.View{p.GradBias, nil}, all(p.GradOutput, p.Input)), err
 }
 
 func newGated(p *backend.Gated) (backend.Kernel, error) {
-	formula, err := gatedFormulaOf(p.Formula)
-	if err != nil {
-		return nil, err
-	}
-	return newElementwise(p, 1, func(r *backend.Run) compute {
-		gated := formula(r.Parameters[:])
-		return func(n int, b *blocks) { gated.Values(b[0][:n], b[1][:n], b[2][:n]) }
-	}, p.Out, p.Value, p.Gate), nil
+	gate, err := gatedFormulaOf(p.Formula)
+	return forward(p, func(parameters []float64) formula {
+		gated := gate(parameters)
+		return func(out, in [][]float64) { gated.Values(out[0], in[0], in[1]) }
+	}, p.Out, p.Value, p.Gate), err
 }
 
 func newGatedBackward(p *backend.GatedBackward) (backend.Kernel, error) {
-	formula, err := gatedFormulaOf(p.Formula)
-	if err != nil {
-		return nil, err
-	}
-	k := &kernel.Sequence{Facts: kernel.FactsOf(p, "")}
-	inputs := []*tensor.View{p.GradOutput, p.Value, p.Gate}
-	if outputs, at := asked(p.GradValue, p.GradGate); len(outputs) > 0 {
-		e := newElementwise(p, len(outputs), func(r *backend.Run) compute {
-			gated := formula(r.Parameters[:])
-			return func(n int, b *blocks) {
-				g := b[len(outputs):]
-				gated.Gradients(at.of(b, 0, n), at.of(b, 1, n), g[0][:n], g[1][:n], g[2][:n])
-			}
-		}, append(outputs, inputs...)...)
-		k.Steps = append(k.Steps, e.Run)
-	}
-	if p.GradBiasValue != nil {
-		k.Steps = append(k.Steps, newReduction(p.GradBiasValue, func(r *backend.Run) compute {
-			gated := formula(r.Parameters[:])
-			return func(n int, b *blocks) {
-				gated.Gradients(b[0][:n], nil, b[1][:n], b[2][:n], b[3][:n])
-			}
-		}, inputs...).run)
-	}
-	if p.GradBiasGate != nil {
-		k.Steps = append(k.Steps, newReduction(p.GradBiasGate, func(r *backend.Run) compute {
-			gated := formula(r.Parameters[:])
-			return func(n int, b *blocks) {
-				gated.Gradients(nil, b[0][:n], b[1][:n], b[2][:n], b[3][:n])
-			}
-		}, inputs...).run)
-	}
-	return k, nil
+	gate, err := gatedFormulaOf(p.Formula)
+	return backward(p, func(parameters []float64) formula {
+		gated := gate(parameters)
+		return func(out, in [][]float64) { gated.Gradients(out[0], out[1], in[0], in[1], in[2]) }
+	}, []*tensor.View{p.GradValue, p.GradGate}, []*tensor.View{p.GradBiasValue, p.GradBiasGate}, all(p.GradOutput, p.Value, p.Gate)), err
 }
 
-// slots tells which block an optional output is in; -1 where it is not asked for.
-type slots [3]int
+func newPointwise(p *backend.Pointwise) (backend.Kernel, error) {
+	named, err := pointwiseOf(p.Formula)
+	return forward(p, func(parameters []float64) formula {
+		return func(out, in [][]float64) { named.Value(out[0], in, parameters[0]) }
+	}, p.Out, p.Inputs...), err
+}
 
-// asked lists the requested outputs and where each of the candidates went.
-func asked(candidates ...*tensor.View) ([]*tensor.View, slots) {
-	at := slots{-1, -1, -1}
-	var views []*tensor.View
-	for i, v := range candidates {
-		if v != nil {
-			at[i] = len(views)
-			views = append(views, v)
+func newPointwiseBackward(p *backend.PointwiseBackward) (backend.Kernel, error) {
+	named, err := pointwiseOf(p.Formula)
+	whole, groups := p.Passes()
+	sums := make([]*tensor.View, len(whole))
+	for _, group := range groups {
+		for i, gradient := range group {
+			if gradient != nil {
+				sums[i] = gradient
+			}
 		}
 	}
-	return views, at
+	return backward(p, func(parameters []float64) formula {
+		return func(out, in [][]float64) { named.Gradients(out, in[0], in[1:], parameters[0]) }
+	}, whole, sums, func(outputs []*tensor.View) []*tensor.View {
+		return append([]*tensor.View{p.GradOutput}, p.UsedBy(outputs)...)
+	}), err
 }
 
-// of returns the block of an output, or nil where it is not asked for.
-func (s *slots) of(b *blocks, output, n int) []float64 {
-	if s[output] < 0 {
-		return nil
+func pointwiseOf(name string) (portable.Pointwise, error) {
+	p, ok := portable.LookupPointwise(name)
+	if !ok {
+		return p, status.Errorf(status.Unsupported, "formula: got %q, for which the cpu backend has no code", name)
 	}
-	return b[s[output]][:n]
+	return p, nil
 }

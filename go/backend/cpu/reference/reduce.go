@@ -1,6 +1,7 @@
 package reference
 
 import (
+	"slices"
 	"unsafe"
 
 	"github.com/epigrad/epigrad/go/backend"
@@ -17,35 +18,21 @@ const maxChunks = 16
 // reduction sums a function of several operands over some dimensions of their shape into one
 // output.
 type reduction struct {
-	out    *tensor.View // size 1 in the dimensions that are summed over
-	kept   *layout.Walk // out and the operands over the dimensions that stay
+	kept   *layout.Walk // the output and the operands over the dimensions that stay
 	summed *layout.Walk // the operands over the dimensions that go
-	term   func(r *backend.Run) compute
+	term   *pass
+	output int // of the term, which is the one there is
 }
 
-// newReduction prepares out = sum of term, where the operands have one shape and out has the size 1
-// in each dimension that is summed over. A term reads blocks 1, 2, ... (the operands) and writes
-// block 0.
-func newReduction(out *tensor.View, term func(*backend.Run) compute, operands ...*tensor.View) *reduction {
-	keptOut := *out
-	keptViews, summedViews := []*tensor.View{&keptOut}, []*tensor.View{}
-	for _, operand := range operands {
-		kept, summed := *operand, *operand
-		kept.Shape, summed.Shape = append([]int64(nil), operand.Shape...), append([]int64(nil), operand.Shape...)
-		for d, n := range out.Shape {
-			if n == operand.Shape[d] {
-				summed.Shape[d] = 1
-			} else {
-				kept.Shape[d] = 1
-			}
-		}
-		keptViews, summedViews = append(keptViews, &kept), append(summedViews, &summed)
-	}
-	summed := layout.NewWalk(operands[0].DType, summedViews...)
+// newReduction prepares out = sum of term, a pass with one output, where the inputs have one shape
+// and out has the size 1 in each dimension that is summed over.
+func newReduction(out *tensor.View, term *pass) *reduction {
+	keptViews, summedViews := tensor.Apart(term.inputs, out.Shape)
+	summed := layout.NewWalk(term.inputs[0].DType, summedViews...)
 	if summed.Count == 0 {
-		keptViews = keptViews[:1] // the operands have no elements, hence no addresses
+		keptViews = nil // the operands have no elements, hence no addresses
 	}
-	return &reduction{out: out, term: term, kept: layout.NewWalk(out.DType, keptViews...), summed: summed}
+	return &reduction{term: term, output: slices.Index(term.outputs, out), kept: layout.NewWalk(out.DType, append([]*tensor.View{out}, keptViews...)...), summed: summed}
 }
 
 // run computes the reduction. Where enough elements stay, a block is a run of those and rows are
@@ -54,7 +41,7 @@ func (q *reduction) run(r *backend.Run) error {
 	if q.kept.Count == 0 {
 		return nil
 	}
-	base, term := q.kept.Bind(r), q.term(r)
+	base, term := q.kept.Bind(r), q.term.compute(r)
 	along := min(int(q.kept.Shape[len(q.kept.Shape)-1]), blockLength)
 	if q.kept.Count < blockLength/8 && q.summed.Count > 1 {
 		along = 1
@@ -115,12 +102,15 @@ func (q *reduction) sumRun(p *layout.Piece, from, to int64, term compute, total 
 	for from < to {
 		n := int(min(blockLength, to-from))
 		q.summed.Pieces(&at, from, n, func(run *layout.Piece) {
-			for i := range q.summed.Views {
-				elements.Load(b[i+1][run.Start:run.Start+run.Length], run.At[i], q.summed.InnerStride(i), q.summed.DType)
+			for i, v := range q.summed.Views {
+				if v == nil {
+					continue
+				}
+				elements.Load(b.of[len(q.term.outputs)+i][run.Start:run.Start+run.Length], run.At[i], q.summed.InnerStride(i), q.summed.DType)
 			}
 		})
 		term(n, &b)
-		for _, v := range b[0][:n] {
+		for _, v := range b.of[q.output][:n] {
 			total.AddOne(0, v)
 		}
 		from += int64(n)
@@ -136,12 +126,15 @@ func (q *reduction) sumRows(p *layout.Piece, from, to int64, term compute, total
 		n := int(min(blockLength, to-from))
 		q.summed.Pieces(&at, from, n, func(run *layout.Piece) {
 			for row := range int64(run.Length) {
-				for i := range q.summed.Views {
+				for i, v := range q.summed.Views {
+					if v == nil {
+						continue
+					}
 					address := unsafe.Add(run.At[i], row*q.summed.InnerStride(i))
-					elements.Load(b[i+1][:p.Length], address, q.kept.InnerStride(i+1), q.summed.DType)
+					elements.Load(b.of[len(q.term.outputs)+i][:p.Length], address, q.kept.InnerStride(i+1), q.summed.DType)
 				}
 				term(p.Length, &b)
-				total.Add(b[0][:p.Length])
+				total.Add(b.of[q.output][:p.Length])
 			}
 		})
 		from += int64(n)

@@ -72,24 +72,13 @@ func (s *pass) into(to targets, like *tensor.View) kernel.Step {
 	return s.sums(to, like)
 }
 
-// present are the operands that there are.
-func (s *pass) present() []*tensor.View {
-	var views []*tensor.View
-	for _, operand := range s.operands {
-		if operand != nil {
-			views = append(views, operand)
-		}
-	}
-	return views
-}
-
 // elementwise makes the pass that writes the outputs among the operands; nil where the engine
 // cannot.
 func (s *pass) elementwise() kernel.Step {
 	if s == nil {
 		return nil
 	}
-	w := layout.NewWalk(s.dt, s.present()...)
+	w := layout.NewWalk(s.dt, s.operands[:]...)
 	if len(w.Shape) > kernels.MostRank {
 		return nil
 	}
@@ -101,10 +90,9 @@ func (s *pass) elementwise() kernel.Step {
 		hintPages(r, s.operands[:kernels.Outputs]...)
 		j := freeWalking.Get().(*walking)
 		defer j.free()
-		base := w.Bind(r)
+		at := w.Bind(r)
 		each := min(max(leastOfTask, w.Count/int64(turns*threads.For(r.Threads))&-leastOfTask), mostOfTask)
-		*j = walking{pass: s, loops: loops, count: w.Count, each: each, parameters: r.Parameters}
-		s.spread(&j.at, base[:])
+		*j = walking{pass: s, loops: loops, count: w.Count, each: each, parameters: r.Parameters, at: kernels.Addresses(at[:kernels.Operands])}
 		return threads.Share(divideUp(w.Count, each), r.Threads, w.Count*s.work, j)
 	}
 }
@@ -112,7 +100,7 @@ func (s *pass) elementwise() kernel.Step {
 // program is an epg_program of the pass, nil where there is so much to do that several threads may
 // share it.
 func (s *pass) program() unsafe.Pointer {
-	w := layout.NewWalk(s.dt, s.present()...)
+	w := layout.NewWalk(s.dt, s.operands[:]...)
 	if w.Count == 0 || w.Count*s.work >= threads.TaskWork {
 		return nil
 	}
@@ -126,29 +114,14 @@ func (s *pass) program() unsafe.Pointer {
 	return s.engine.NewPass(s.function, s.loops(w), w.Count, &operand, &offset)
 }
 
-// loops says a walk over the present operands as the engine wants it.
+// loops says a walk over the operands as the engine wants it.
 func (s *pass) loops(w *layout.Walk) *kernels.Loops {
 	l := &kernels.Loops{ElementSize: s.dt.Size(), Rank: int64(len(w.Shape))}
 	copy(l.Shape[:], w.Shape)
-	next := 0
-	for i, operand := range s.operands {
-		if operand != nil {
-			copy(l.Strides[i][:], w.Strides[next])
-			next++
-		}
+	for i, strides := range w.Strides {
+		copy(l.Strides[i][:], strides)
 	}
 	return l
-}
-
-// spread gives each present operand, in order, its address.
-func (s *pass) spread(at *kernels.Addresses, addresses []unsafe.Pointer) {
-	next := 0
-	for i, operand := range s.operands {
-		if operand != nil {
-			at[i] = addresses[next]
-			next++
-		}
-	}
 }
 
 // walking is the job of an elementwise pass.

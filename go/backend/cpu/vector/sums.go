@@ -96,18 +96,21 @@ func (q *reduction) inOrder(like *tensor.View) *tensor.View {
 
 func (q *reduction) dimensions(like *tensor.View) *dimensions {
 	input := q.inOrder(like)
-	var views []*tensor.View
+	const firstTarget = 1 + kernels.Operands
+	views := make([]*tensor.View, firstTarget+kernels.Outputs)
 	if input.Numel() > 0 { // operands without elements have no addresses
-		views = append([]*tensor.View{input}, q.present()...)
+		views[0] = input
+		copy(views[1:], q.operands[:])
 	}
-	operands := len(views)
-	for _, target := range q.to {
+	d := &dimensions{}
+	stays := 0 // the target that tells which do
+	for i, target := range q.to {
 		if target == nil {
 			continue
 		}
-		q.kept = target.Numel()
+		q.kept, stays = target.Numel(), firstTarget+i
 		wide := *target
-		if operands > 0 {
+		if views[0] != nil {
 			wide.Shape, wide.Strides = input.Shape, slices.Clone(target.Strides)
 			for i, n := range target.Shape {
 				if n != input.Shape[i] {
@@ -115,27 +118,15 @@ func (q *reduction) dimensions(like *tensor.View) *dimensions {
 				}
 			}
 		}
-		views = append(views, &wide)
+		views[stays] = &wide
 	}
 	l := layout.NewWalk(q.dt, views...)
-	d := &dimensions{shape: l.Shape, stays: make([]bool, len(l.Shape))}
-	for i, stride := range l.Strides[operands] {
-		d.stays[i] = stride != 0
+	d.shape = l.Shape
+	for _, stride := range l.Strides[stays] {
+		d.stays = append(d.stays, stride != 0)
 	}
-	next := 1
-	for i, operand := range q.operands {
-		if operand != nil && operands > 0 {
-			d.strides[i] = l.Strides[next]
-			next++
-		}
-	}
-	next = operands
-	for i, target := range q.to {
-		if target != nil {
-			d.to[i] = l.Strides[next]
-			next++
-		}
-	}
+	copy(d.strides[:], l.Strides[1:firstTarget])
+	copy(d.to[:], l.Strides[firstTarget:])
 	q.count = input.Numel()
 	return d
 }

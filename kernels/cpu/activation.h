@@ -26,47 +26,27 @@
 #define Logistic V(logistic_t)
 #define Normal V(normal_t)
 #define C(x) V(set)(x)
-// Most kinds have no numbers.
-#define NUMBERS __attribute__((unused)) numbers n
 
 // none is x.
-INLINE int A(none_parts)(Real x, NUMBERS) {
-  (void)x;
-  return 0;
-}
-INLINE Real A(none_value)(Real x, int parts) {
-  (void)parts;
-  return x;
-}
-INLINE Real A(none_gradient)(Real g, Real x, int parts) {
-  (void)x, (void)parts;
-  return g;
-}
+INLINE int A(none_parts)(Real x, numbers n) { return 0; }
+INLINE Real A(none_value)(Real x, int parts) { return x; }
+INLINE Real A(none_gradient)(Real g, Real x, int parts) { return g; }
 
 // relu is max(x, 0); -0 and NaN pass. Its gradient is g where x > 0 or x is NaN, else 0; the output
 // serves as x equally well.
-INLINE int A(relu_parts)(Real x, NUMBERS) { return A(none_parts)(x, n); }
-INLINE Real A(relu_value)(Real x, int parts) {
-  (void)parts;
-  return V(select)(V(less)(x, C(0)), C(0), x);
-}
+INLINE int A(relu_parts)(Real x, numbers n) { return A(none_parts)(x, n); }
+INLINE Real A(relu_value)(Real x, int parts) { return V(select)(V(less)(x, C(0)), C(0), x); }
 INLINE Real A(relu_gradient_from_output)(Real g, Real y) { return V(select)(V(at_most)(y, C(0)), C(0), g); }
-INLINE Real A(relu_gradient)(Real g, Real x, int parts) {
-  (void)parts;
-  return A(relu_gradient_from_output)(g, x);
-}
+INLINE Real A(relu_gradient)(Real g, Real x, int parts) { return A(relu_gradient_from_output)(g, x); }
 
 // leaky_relu is x where x > 0, else slope x, as for a NaN. Its gradient is g where x > 0, else
 // slope g.
-INLINE Real A(leaky_relu_parts)(Real x, NUMBERS) {
-  (void)x;
-  return C(n.at[0]);
-}
+INLINE Real A(leaky_relu_parts)(Real x, numbers n) { return C(n.at[0]); }
 INLINE Real A(leaky_relu_gradient)(Real g, Real x, Real slope) { return V(select)(V(less)(C(0), x), g, slope * g); }
 INLINE Real A(leaky_relu_value)(Real x, Real slope) { return A(leaky_relu_gradient)(x, x, slope); }
 
 // relu2 is max(x, 0)^2. Its gradient is 2 g x where x > 0 or x is NaN, else 0.
-INLINE int A(relu2_parts)(Real x, NUMBERS) { return A(none_parts)(x, n); }
+INLINE int A(relu2_parts)(Real x, numbers n) { return A(none_parts)(x, n); }
 INLINE Real A(relu2_value)(Real x, int parts) {
   const Real positive = A(relu_value)(x, parts);
   return positive * positive;
@@ -75,56 +55,43 @@ INLINE Real A(relu2_gradient)(Real g, Real x, int parts) { return A(relu_gradien
 
 // hardswish is x min(max(x+3, 0), 6)/6. Its gradient is 0 where x <= -3, g where x >= 3 or x is
 // NaN, else g (2x+3)/6.
-INLINE int A(hardswish_parts)(Real x, NUMBERS) { return A(none_parts)(x, n); }
+INLINE int A(hardswish_parts)(Real x, numbers n) { return A(none_parts)(x, n); }
 INLINE Real A(hardswish_value)(Real x, int parts) {
-  (void)parts;
   const Real inner = x * (x + C(3)) / C(6);
   return V(select)(V(at_most)(x, C(-3)), x * C(0), V(select)(V(at_most)(C(3), x), x, inner));
 }
 INLINE Real A(hardswish_gradient)(Real g, Real x, int parts) {
-  (void)parts;
   const Real inner = g * (V(fma)(C(2), x, C(3)) / C(6));
   return V(select)(V(at_most)(x, C(-3)), C(0), V(select)(V(less)(x, C(3)), inner, g));
 }
 
 // hardsigmoid is min(max(x+3, 0), 6)/6. Its gradient is g/6 where -3 < x < 3, else 0.
-INLINE int A(hardsigmoid_parts)(Real x, NUMBERS) { return A(none_parts)(x, n); }
-INLINE Real A(hardsigmoid_value)(Real x, int parts) {
-  (void)parts;
-  return V(select)(V(at_most)(x, C(-3)), C(0), V(select)(V(at_most)(C(3), x), C(1), (x + C(3)) / C(6)));
-}
-INLINE Real A(hardsigmoid_gradient)(Real g, Real x, int parts) {
-  (void)parts;
-  return V(select)(V(less)(V(abs)(x), C(3)), g / C(6), C(0));
-}
+INLINE int A(hardsigmoid_parts)(Real x, numbers n) { return A(none_parts)(x, n); }
+INLINE Real A(hardsigmoid_value)(Real x, int parts) { return V(select)(V(at_most)(x, C(-3)), C(0), V(select)(V(at_most)(C(3), x), C(1), (x + C(3)) / C(6))); }
+INLINE Real A(hardsigmoid_gradient)(Real g, Real x, int parts) { return V(select)(V(less)(V(abs)(x), C(3)), g / C(6), C(0)); }
 
 // hardtanh is min(max(x, low), high). Its gradient is 0 where x <= low or x >= high, else g.
 typedef struct {
   Real low, high;
 } A(hardtanh_t);
-INLINE A(hardtanh_t) A(hardtanh_parts)(Real x, NUMBERS) {
-  (void)x;
-  return (A(hardtanh_t)){C(n.at[0]), C(n.at[1])};
-}
+INLINE A(hardtanh_t) A(hardtanh_parts)(Real x, numbers n) { return (A(hardtanh_t)){C(n.at[0]), C(n.at[1])}; }
 INLINE Real A(hardtanh_value)(Real x, A(hardtanh_t) p) { return V(select)(V(less)(x, p.low), p.low, V(select)(V(less)(p.high, x), p.high, x)); }
 INLINE Real A(hardtanh_gradient)(Real g, Real x, A(hardtanh_t) p) { return V(select)(V(either)(V(at_most)(x, p.low), V(at_most)(p.high, x)), C(0), g); }
 
 // sigmoid is 1/(1+e^-x).
-INLINE Logistic A(sigmoid_parts)(Real x, NUMBERS) { return A(logistic)(x); }
+INLINE Logistic A(sigmoid_parts)(Real x, numbers n) { return A(logistic)(x); }
 INLINE Real A(sigmoid_value)(Real x, Logistic p) {
-  (void)x;
   const Real y = V(logistic_value)(C(1), p);
   return V(or_exact)(p.beyond, exact_sigmoid_value_of(x), y);
 }
 INLINE Real A(sigmoid_gradient)(Real g, Real x, Logistic p) {
-  (void)x;
   const Real y = A(logistic_slope)(g, 1, p);
   return V(or_exact)(p.beyond, exact_sigmoid_gradient_of(g, x), y);
 }
 INLINE Real A(sigmoid_gradient_from_output)(Real g, Real y) { return g * (y * (C(1) - y)); }
 
 // silu is x sigmoid(x).
-INLINE Logistic A(silu_parts)(Real x, NUMBERS) { return A(logistic)(x); }
+INLINE Logistic A(silu_parts)(Real x, numbers n) { return A(logistic)(x); }
 INLINE Real A(silu_value)(Real x, Logistic p) {
   const Real y = V(logistic_value)(x, p);
   return V(or_exact)(p.beyond, exact_silu_value_of(x), y);
@@ -138,7 +105,7 @@ INLINE Real A(silu_gradient)(Real g, Real x, Logistic p) {
 //
 //   x (1 + tanh(u))/2 = x sigmoid(v)
 //   v = 2u = c1 x + c3 x^3,  c1 = 2 sqrt(2/pi),  c3 = 0.044715 c1
-INLINE Logistic A(gelu_tanh_parts)(Real x, NUMBERS) { return A(cubic_logistic)(x); }
+INLINE Logistic A(gelu_tanh_parts)(Real x, numbers n) { return A(cubic_logistic)(x); }
 INLINE Real A(gelu_tanh_value)(Real x, Logistic p) {
   const Real y = V(logistic_value)(x, p);
   return V(or_exact)(p.beyond, exact_gelu_tanh_value_of(x), y);
@@ -149,7 +116,7 @@ INLINE Real A(gelu_tanh_gradient)(Real g, Real x, Logistic p) {
 }
 
 // gelu is x Phi(x), with Phi(-t) = e^(-t^2/2) W(t).
-INLINE Normal A(gelu_parts)(Real x, NUMBERS) { return A(normal)(x); }
+INLINE Normal A(gelu_parts)(Real x, numbers n) { return A(normal)(x); }
 INLINE Real A(gelu_value)(Real x, Normal p) {
   const Real y = A(normal_product)(x, p);
   return V(or_exact)(p.beyond, exact_gelu_value_of(x), y);
@@ -160,13 +127,12 @@ INLINE Real A(gelu_gradient)(Real g, Real x, Normal p) {
 }
 
 // tanh(x) is sigmoid(2x) - sigmoid(-2x). Its slope is 4 sigmoid'(2x).
-INLINE Logistic A(tanh_parts)(Real x, NUMBERS) { return A(logistic)(C(2) * V(abs)(x)); }
+INLINE Logistic A(tanh_parts)(Real x, numbers n) { return A(logistic)(C(2) * V(abs)(x)); }
 INLINE Real A(tanh_value)(Real x, Logistic p) {
   const Real y = V(with_sign)(A(logistic_difference)(p), x);
   return V(or_exact)(p.beyond, exact_tanh_value_of(x), y);
 }
 INLINE Real A(tanh_gradient)(Real g, Real x, Logistic p) {
-  (void)x;
   const Real y = A(logistic_slope)(g, 4, p);
   return V(or_exact)(p.beyond, exact_tanh_gradient_of(g, x), y);
 }

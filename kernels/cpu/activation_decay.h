@@ -18,7 +18,7 @@ typedef struct {
   V(m) beyond;
   numbers n;
 } A(swish_t);
-INLINE A(swish_t) A(swish_parts)(Real x, NUMBERS) {
+INLINE A(swish_t) A(swish_parts)(Real x, numbers n) {
   const V(size_t) size = A(product)(x, n.at[0]);
   const V(m) beyond = V(either)(V(less)(C(float_last), size.t), V(extraordinary)(n.at[0]));
   return (A(swish_t)){C(n.at[0]) * x, A(decay_at)(size), beyond, n};
@@ -45,7 +45,7 @@ typedef struct {
   V(m) beyond;
   numbers n;
 } A(elu_t);
-INLINE A(elu_t) A(elu_parts)(Real x, NUMBERS) {
+INLINE A(elu_t) A(elu_parts)(Real x, numbers n) {
   const V(size_t) size = A(quotient)(V(select)(V(less)(C(0), x), C(0), x), n.at[2]);
   V(m) beyond = V(either)(V(less)(C(float_last), size.t), V(extraordinary)(n.at[0]));
   beyond = V(either)(beyond, V(either)(V(extraordinary)(n.at[1]), V(extraordinary)(n.at[2])));
@@ -80,7 +80,7 @@ typedef struct {
   V(m) beyond;
   numbers n;
 } A(softplus_t);
-INLINE A(softplus_t) A(softplus_parts)(Real x, NUMBERS) {
+INLINE A(softplus_t) A(softplus_parts)(Real x, numbers n) {
   const Real v = C(n.at[0]) * x;
   return (A(softplus_t)){v, A(decay_at)(A(product)(x, n.at[0])), V(either)(V(less)(v, C(-float_last)), V(extraordinary)(n.at[0])), n};
 }
@@ -94,7 +94,6 @@ INLINE Real A(softplus_value)(Real x, A(softplus_t) p) {
   return V(or_wide)(p.beyond, wide_softplus_value_of(x, p.n), y);
 }
 INLINE Real A(softplus_gradient)(Real g, Real x, A(softplus_t) p) {
-  (void)x;
   const Real slope = A(logistic_times)(C(1), V(less)(p.v, C(0)), p.decay);
   const Real y = V(select)(V(less)(C(p.n.at[1]), p.v), g, g * slope);
   return V(or_wide)(p.beyond, wide_softplus_gradient_of(g, x, p.n), y);
@@ -110,7 +109,7 @@ typedef struct {
   Decay decay;  // e^-|x|
   V(m) beyond;
 } A(mish_t);
-INLINE A(mish_t) A(mish_parts)(Real x, NUMBERS) {
+INLINE A(mish_t) A(mish_parts)(Real x, numbers n) {
   const V(m) beyond = V(either)(V(less)(x, C(-float_last)), V(less)(C(float_large), x));
   return (A(mish_t)){A(decay_at)((V(size_t)){V(abs)(x), C(0)}), beyond};
 }
@@ -141,7 +140,7 @@ typedef struct {
   V(m) beyond;
   numbers n;
 } A(softcap_t);
-INLINE A(softcap_t) A(softcap_parts)(Real x, NUMBERS) {
+INLINE A(softcap_t) A(softcap_parts)(Real x, numbers n) {
   const V(size_t) size = A(quotient)(x, n.at[0]);
   const Real twice = C(2) * size.t;
   const V(m) beyond = V(either)(V(less)(C(float_last), twice), V(extraordinary)(n.at[0]));
@@ -158,7 +157,6 @@ INLINE Real A(softcap_value)(Real x, A(softcap_t) p) {
   return V(or_wide)(p.beyond, wide_softcap_value_of(x, p.n), y);
 }
 INLINE Real A(softcap_gradient)(Real g, Real x, A(softcap_t) p) {
-  (void)x;
   const Real y = g * A(softcap_slope)(p);
   return V(or_wide)(p.beyond, wide_softcap_gradient_of(g, x, p.n), y);
 }
@@ -171,7 +169,7 @@ typedef struct {
   Decay decay;  // e^-|x|
   V(m) beyond;
 } A(situ_gate_t);
-INLINE A(situ_gate_t) A(situ_gate_parts)(Real x, NUMBERS) {
+INLINE A(situ_gate_t) A(situ_gate_parts)(Real x, numbers n) {
   const A(softcap_t) cap = A(softcap_parts)(x, n);
   return (A(situ_gate_t)){cap, A(decay_at)((V(size_t)){V(abs)(x), C(0)}), V(either)(cap.beyond, V(less)(C(float_last), V(abs)(x)))};
 }

@@ -42,10 +42,7 @@ typedef struct {
 // A denormal divisor has no inverse: it and the dividend are multiplied by a power of two before.
 // In half such numbers are extraordinary.
 INLINE double d_up(double divisor) { return size_of(divisor) < 0x1p-1000 ? 0x1p200 : 1; }
-INLINE double f_up(double divisor) {
-  (void)divisor;
-  return 1;
-}
+INLINE double f_up(double divisor) { return 1; }
 
 #define f_or_wide f_or_exact
 #define d_or_wide d_or_exact
@@ -61,15 +58,9 @@ INLINE half_decay_t half_decay_at(f_size_t x) {
   return (half_decay_t){e, e, power, rest};
 }
 INLINE f_v half_fall(half_decay_t d) { return f_fma(-d.power, d.rest, f_set(1) - d.power); }
-INLINE f_v half_scaled(f_v x, half_decay_t d) {
-  (void)d;
-  return x;
-}
+INLINE f_v half_scaled(f_v x, half_decay_t d) { return x; }
 INLINE f_v half_unscaled(f_v x, half_decay_t d) { return half_scaled(x, d); }
-INLINE f_v half_scaled_where(f_m mask, f_v x, half_decay_t d) {
-  (void)mask;
-  return half_scaled(x, d);
-}
+INLINE f_v half_scaled_where(f_m mask, f_v x, half_decay_t d) { return half_scaled(x, d); }
 INLINE f_size_t half_product(f_v x, double factor) { return (f_size_t){f_abs(x) * f_set(size_of(factor)), f_set(0)}; }
 INLINE f_size_t half_quotient(f_v x, double divisor) { return (f_size_t){f_abs(x) * f_set(1 / size_of(divisor)), f_set(0)}; }
 
@@ -92,15 +83,9 @@ INLINE wide_decay_t wide_decay_at(d_size_t x) {
   return (wide_decay_t){e, e, power, rest};
 }
 INLINE d_v wide_fall(wide_decay_t d) { return d_fma(-d.power, d.rest, d_set(1) - d.power); }
-INLINE d_v wide_scaled(d_v x, wide_decay_t d) {
-  (void)d;
-  return x;
-}
+INLINE d_v wide_scaled(d_v x, wide_decay_t d) { return x; }
 INLINE d_v wide_unscaled(d_v x, wide_decay_t d) { return wide_scaled(x, d); }
-INLINE d_v wide_scaled_where(d_m mask, d_v x, wide_decay_t d) {
-  (void)mask;
-  return wide_scaled(x, d);
-}
+INLINE d_v wide_scaled_where(d_m mask, d_v x, wide_decay_t d) { return wide_scaled(x, d); }
 INLINE d_size_t wide_product(d_v x, double factor) { return (d_size_t){d_abs(x) * d_set(size_of(factor)), d_set(0)}; }
 // Where the divisor is denormal, its inverse may be infinite, and 0 times it NaN.
 INLINE d_size_t wide_quotient(d_v x, double divisor) {
@@ -127,7 +112,4 @@ INLINE d_size_t exact_quotient(d_v x, double divisor) {
 }
 
 // Wide and exact hold for all numbers.
-INLINE d_m d_extraordinary(double number) {
-  (void)number;
-  return d_less(d_set(0), d_set(0));
-}
+INLINE d_m d_extraordinary(double number) { return d_less(d_set(0), d_set(0)); }

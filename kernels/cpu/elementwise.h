@@ -39,7 +39,6 @@
 #define ARITHMETIC JOIN(DTYPE, arithmetic)
 
 #define KERNEL(name) TARGET static void JOIN(name, DTYPE)(int64_t n, char *const *out, char *const *wide, const char *const *in, const double *parameters)
-#define UNUSED (void)wide, (void)parameters
 #define FOR_EACH_GROUP for (int64_t i = 0; i < n; i += V(lanes))
 #define LOAD(operand) V(JOIN(load, DTYPE))(in[operand] + i * JOIN(DTYPE, bytes))
 #define STORE(output, value) V(JOIN(store, DTYPE))(out[output] + i * JOIN(DTYPE, bytes), value)
@@ -53,7 +52,6 @@
 
 #define ACTIVATION_KERNELS(act)                                          \
   KERNEL(activation_##act) {                                             \
-    (void)wide;                                                          \
     const numbers own = numbers_at(parameters);                          \
     FOR_EACH_GROUP {                                                     \
       V(v) x = LOAD(0);                                                  \
@@ -61,7 +59,6 @@
     }                                                                    \
   }                                                                      \
   KERNEL(epilogue_##act) {                                               \
-    (void)wide;                                                          \
     const numbers own = numbers_at(parameters);                          \
     FOR_EACH_GROUP {                                                     \
       V(v) x = V(load_real)(in[0] + i * V(bytes));                       \
@@ -91,7 +88,6 @@ EPG_FOR_EACH_ACTIVATION(ACTIVATION_KERNELS)
 
 #define GATED_KERNELS(act)                                                                                                                         \
   KERNEL(gated_##act) {                                                                                                                            \
-    (void)wide;                                                                                                                                    \
     const numbers own = {{parameters[3]}};                                                                                                         \
     if (!HAS_LIMITS) {                                                                                                                             \
       FOR_EACH_GROUP {                                                                                                                             \
@@ -130,7 +126,6 @@ EPG_FOR_EACH_ACTIVATION(ACTIVATION_KERNELS)
 EPG_FOR_EACH_LIMITED_GATE(GATED_KERNELS)
 
 KERNEL(gated_situ) {
-  (void)wide;
   const numbers gate_cap = {{parameters[0]}}, value_cap = {{parameters[1]}};
   FOR_EACH_GROUP {
     V(v) value = LOAD(0), gate = LOAD(1);
@@ -149,15 +144,11 @@ KERNEL(gated_backward_situ) {
   }
 }
 
-#define FROM_OUTPUT_KERNEL(act)                                                   \
-  KERNEL(from_output_##act) {                                                     \
-    (void)parameters;                                                             \
-    FOR_EACH_GROUP STORE_ANY(0, A(act##_gradient_from_output)(LOAD(0), LOAD(1))); \
-  }
+#define FROM_OUTPUT_KERNEL(act) \
+  KERNEL(from_output_##act) { FOR_EACH_GROUP STORE_ANY(0, A(act##_gradient_from_output)(LOAD(0), LOAD(1))); }
 EPG_FOR_EACH_ACTIVATION_FROM_OUTPUT(FROM_OUTPUT_KERNEL)
 
 KERNEL(add) {
-  UNUSED;
   FOR_EACH_GROUP {
     V(real) *const sums = (V(real) *)out[0] + i;
     V(store_real)(sums, V(load_real)(sums) + LOAD(0));

@@ -110,15 +110,13 @@ PANEL_KERNELS(multiply_halves, f, TARGET, f_fuse_halves)
 #include "gemm_amx.h"
 #else
 enum { amx_width = 0, amx_part = 0 };
-INLINE int whole_tiles(int64_t rows, int64_t columns) { return (void)rows, (void)columns, 0; }
+INLINE int whole_tiles(int64_t rows, int64_t columns) { return 0; }
 #endif
 
 // kernel_for returns the panel kernel for `height` rows of `wide` registers; AMX's kernels always
 // have two registers in a row. as_floats is for forms of bfloat16 only. exchanged makes a
 // difference to float16's tiles only.
 static panel_kernel *kernel_for(int64_t form, int64_t height, int64_t wide, int as_floats, int exchanged) {
-  (void)as_floats;
-  (void)exchanged;
 #ifdef PAIRS
   if (form == EPG_BFLOAT16_PAIRS) return as_floats ? multiply_halves_of(height, wide) : multiply_pairs_of(height, wide);
 #endif

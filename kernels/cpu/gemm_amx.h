@@ -183,7 +183,6 @@ INLINE void multiply_as_floats(const int terms, const int exchanged, int64_t hei
 
 #define FLOATS_KERNEL(form, way, terms, exchanged, height)                                                                                                  \
   TARGET static void multiply_##form##_##way##_##height(int64_t depth, const void *left, const void *right, const panel_sums *sums, const prefetch *next) { \
-    (void)next;                                                                                                                                             \
     multiply_as_floats(terms, exchanged, height, depth, left, right, sums->to, sums->to_stride, !sums->from);                                               \
   }
 #define FLOATS_KERNELS(height)                  \

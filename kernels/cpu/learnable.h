@@ -14,7 +14,6 @@
 // unwanted gradients need are absent.
 
 KERNEL(prelu) {
-  (void)wide, (void)parameters;
   FOR_EACH_GROUP {
     V(v) x = LOAD(0);
     STORE(0, V(select)(V(less)(V(set)(0), x), x, LOAD(1) * x));
@@ -22,7 +21,6 @@ KERNEL(prelu) {
 }
 
 KERNEL(prelu_backward) {
-  (void)parameters;
   FOR_EACH_GROUP {
     V(v) g = LOAD(0), x = LOAD(1);
     const V(m) positive = V(less)(V(set)(0), x);
@@ -43,7 +41,6 @@ KERNEL(prelu_backward) {
 #define EXPM1_REST(x, expm1) V(select)(V(less)(V(abs)(x), V(set)(0.34f)), x * x * A(exp_rest)(x), expm1 - x)
 
 KERNEL(xielu) {
-  (void)wide;
   if (n == 0) return;
   XIELU_NUMBERS;
   const V(v) positive = SOFTPLUS(1), negative = beta + SOFTPLUS(2);

@@ -6,7 +6,6 @@
 // The weight is the parameter, unless a tensor gives it. Less 1 it has digits that a float weight
 // leaves out. The formula starts from the nearer end, so that it is exact at both.
 KERNEL(lerp) {
-  (void)wide;
   if (!in[2]) {
     const int near_start = parameters[0] > -0.5 && parameters[0] < 0.5, nearer = near_start ? 0 : 1;
     const V(v) weight = V(set)(near_start ? parameters[0] : parameters[0] - 1);

@@ -18,7 +18,6 @@ typedef struct {
 static int run(const epg_program *program, const uint64_t *bases, const epg_run_arguments *arguments, epg_failure *failure) {
   const pass *p = (const pass *)program;
   char *at[EPG_OPERANDS];
-  (void)failure;
   for (int i = 0; i < EPG_OPERANDS; i++) at[i] = p->operand[i] < 0 ? NULL : (char *)(uintptr_t)bases[p->operand[i]] + p->offset[i];
   p->engine->elementwise(p->kernel, &p->loops, 0, p->count, arguments->parameters, at);
   return 0;

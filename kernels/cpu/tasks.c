@@ -81,7 +81,6 @@ typedef struct {
 static void elementwise_task(const void *job, int64_t task, int64_t member) {
   const elementwise_job *j = job;
   const int64_t done = task * j->each;
-  (void)member;
   j->e->elementwise(j->k, j->l, j->first + done, least(j->each, j->count - done), j->parameters, j->at);
 }
 
@@ -146,7 +145,6 @@ static row_job rows_job(const epg_engine *e, int64_t form, int64_t rows, int64_t
 static void largest_task(const void *job, int64_t task, int64_t member) {
   const row_job *j = job;
   int64_t most = 0;
-  (void)member;
   for (int64_t row = task * j->together; row < least((task + 1) * j->together, j->rows); row++) {
     const int64_t found = j->e->largest(j->form, j->from + row * j->stride, j->bytes);
     most = found > most ? found : most;
@@ -156,7 +154,6 @@ static void largest_task(const void *job, int64_t task, int64_t member) {
 
 static void lift_task(const void *job, int64_t task, int64_t member) {
   const row_job *j = job;
-  (void)member;
   for (int64_t row = task * j->together; row < least((task + 1) * j->together, j->rows); row++)
     j->e->lift(j->form, j->at + row * j->stride, j->bytes, j->powers);
 }

@@ -102,10 +102,7 @@ INLINE void f_store_left(float *first, float *second, f_v x) {
   _mm_storeu_ps(first, _mm256_castps256_ps128(x));
   _mm_storeu_ps(second, _mm256_extractf128_ps(x, 1));
 }
-INLINE void d_store_left(double *first, double *second, d_v x) {
-  (void)second;
-  _mm256_storeu_pd(first, x);
-}
+INLINE void d_store_left(double *first, double *second, d_v x) { _mm256_storeu_pd(first, x); }
 
 INLINE void f_transpose(f_v *r) {
   __m256 t[8];

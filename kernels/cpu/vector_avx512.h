@@ -122,10 +122,7 @@ INLINE void f_store_left(float *first, float *second, f_v x) {
   _mm256_storeu_ps(first, _mm512_castps512_ps256(x));
   _mm256_storeu_ps(second, _mm512_extractf32x8_ps(x, 1));
 }
-INLINE void d_store_left(double *first, double *second, d_v x) {
-  (void)second;
-  _mm512_storeu_pd(first, x);
-}
+INLINE void d_store_left(double *first, double *second, d_v x) { _mm512_storeu_pd(first, x); }
 
 // Two bfloat16 in each lane, from two rows.
 INLINE f_v f_load_two_rows(const void *low, const void *high) {

@@ -100,14 +100,8 @@ INLINE void d_store_f32(void *p, d_v x) { vst1_f32(p, vcvt_f32_f64(x)); }
 INLINE void d_store_f64(void *p, d_v x) { vst1q_f64(p, x); }
 
 // A register has panel_height rows at most.
-INLINE void f_store_left(float *first, float *second, f_v x) {
-  (void)second;
-  f_store_f32(first, x);
-}
-INLINE void d_store_left(double *first, double *second, d_v x) {
-  (void)second;
-  d_store_f64(first, x);
-}
+INLINE void f_store_left(float *first, float *second, f_v x) { f_store_f32(first, x); }
+INLINE void d_store_left(double *first, double *second, d_v x) { d_store_f64(first, x); }
 
 INLINE void f_transpose(f_v *r) {
   const float32x4x2_t top = vtrnq_f32(r[0], r[1]), bottom = vtrnq_f32(r[2], r[3]);

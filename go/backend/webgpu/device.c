@@ -34,19 +34,15 @@ static int fail(epg_wgpu_failure *failure, int kind, const char *call, const cha
 }
 
 /* Errors outside of any scope have no caller to go to; without a callback wgpu-native aborts. */
-static void on_uncaptured(const WGPUDevice *device, WGPUErrorType type, WGPUStringView message, void *first, void *second) {
-  (void)device, (void)type, (void)message, (void)first, (void)second;
-}
+static void on_uncaptured(const WGPUDevice *device, WGPUErrorType type, WGPUStringView message, void *first, void *second) {}
 
 static void on_lost(const WGPUDevice *device, WGPUDeviceLostReason reason, WGPUStringView message, void *first, void *second) {
-  (void)device, (void)reason, (void)second;
   epg_wgpu_device *d = first;
   copy_text(d->lost, sizeof d->lost, message);
   if (!*d->lost) strcpy(d->lost, "the device was lost");
 }
 
 static void on_error(WGPUPopErrorScopeStatus status, WGPUErrorType type, WGPUStringView message, void *first, void *second) {
-  (void)status, (void)second;
   epg_wgpu_failure *failure = first;
   if (type == WGPUErrorType_NoError || failure->kind) return;
   failure->kind = type == WGPUErrorType_Validation ? EPG_WGPU_INVALID : type == WGPUErrorType_OutOfMemory ? EPG_WGPU_OUT_OF_MEMORY : EPG_WGPU_OTHER;
@@ -120,7 +116,6 @@ typedef struct {
 } device_request;
 
 static void on_device(WGPURequestDeviceStatus status, WGPUDevice device, WGPUStringView message, void *first, void *second) {
-  (void)second;
   device_request *request = first;
   request->device = status == WGPURequestDeviceStatus_Success ? device : NULL;
   copy_text(request->failure->text, sizeof request->failure->text, message);
@@ -272,7 +267,6 @@ typedef struct {
 } map_request;
 
 static void on_mapped(WGPUMapAsyncStatus status, WGPUStringView message, void *first, void *second) {
-  (void)second;
   map_request *request = first;
   request->status = status;
   if (status != WGPUMapAsyncStatus_Success && !request->failure->kind) copy_text(request->failure->text, sizeof request->failure->text, message);
@@ -305,11 +299,9 @@ int epg_wgpu_poll(epg_wgpu_device *d, int wait, epg_wgpu_failure *failure) {
 
 /* A build without the headers: nothing here is reached but the first. */
 int epg_wgpu_open(const char *path, epg_wgpu_adapter *list, char *reason, size_t capacity) {
-  (void)path, (void)list;
   snprintf(reason, capacity, "this build of epigrad has no WebGPU, because webgpu.h was missing: pip install 'wgpu>=0.32,<0.33', run make, and build again");
   return -1;
 }
-#pragma GCC diagnostic ignored "-Wunused-parameter"
 #define UNREACHED(result, function) \
   result function { return (result)0; }
 UNREACHED(uint32_t, epg_wgpu_version(void))

@@ -40,7 +40,7 @@ var activationBackward = operation{
 	problem: func(c *Call, h backend.Header) backend.Problem {
 		return &backend.ActivationBackward{
 			Header: h, GradOutput: c.input(0), Input: c.input(1), GradInput: c.output(0), Out: c.output(1),
-			GradBias: aligned(c.output(2), c.input(1).Rank()),
+			GradBias: tensor.Aligned(c.output(2), c.input(1).Rank()),
 		}
 	},
 }
@@ -70,7 +70,7 @@ var (
 			return [][]int64{half}, nil
 		},
 		problem: func(c *Call, h backend.Header) backend.Problem {
-			value, gate := c.halves(c.input(0))
+			value, gate := halves(c.input(0), c.Dim, c.Gate)
 			return &backend.Gated{Header: h, Value: value, Gate: gate, Out: c.output(0)}
 		},
 	}
@@ -95,8 +95,8 @@ var (
 		},
 		problem: func(c *Call, h backend.Header) backend.Problem {
 			p := &backend.GatedBackward{Header: h, GradOutput: c.input(0)}
-			p.Value, p.Gate = c.halves(c.input(1))
-			p.GradValue, p.GradGate = c.halves(c.output(0))
+			p.Value, p.Gate = halves(c.input(1), c.Dim, c.Gate)
+			p.GradValue, p.GradGate = halves(c.output(0), c.Dim, c.Gate)
 			if bias := c.output(1); bias != nil {
 				along := *bias
 				for d := range c.input(1).Rank() {
@@ -104,7 +104,7 @@ var (
 						along = along.Unsqueeze(d)
 					}
 				}
-				p.GradBiasValue, p.GradBiasGate = c.halves(&along)
+				p.GradBiasValue, p.GradBiasGate = halves(&along, c.Dim, c.Gate)
 			}
 			return p
 		},
@@ -113,10 +113,7 @@ var (
 		Signature: Signature{"gated_product", arguments("value [...]", "gate [...]"), arguments("out [...]")},
 		kinds:     gatedKinds, defaultKind: "swiglu",
 		shapes: func(c *Call, _ []*tensor.View) ([][]int64, error) {
-			if err := pair("gated_product", c.input(0), c.input(1)); err != nil {
-				return nil, err
-			}
-			return [][]int64{c.input(0).Shape}, nil
+			return [][]int64{c.input(0).Shape}, check.Shape(c.Op, "gate", c.input(1).Shape, c.input(0).Shape, "the value's shape")
 		},
 		problem: func(c *Call, h backend.Header) backend.Problem {
 			return &backend.Gated{Header: h, Value: c.input(0), Gate: c.input(1), Out: c.output(0)}
@@ -131,7 +128,7 @@ var (
 		shapes: func(c *Call, _ []*tensor.View) ([][]int64, error) {
 			const name = "gated_product_backward"
 			value, gate := c.input(1), c.input(2)
-			if err := pair(name, value, gate); err != nil {
+			if err := check.Shape(name, "gate", gate.Shape, value.Shape, "the value's shape"); err != nil {
 				return nil, err
 			}
 			shapes := [][]int64{value.Shape, gate.Shape, nil, nil}
@@ -144,7 +141,7 @@ var (
 			return &backend.GatedBackward{
 				Header: h, GradOutput: c.input(0), Value: c.input(1), Gate: c.input(2),
 				GradValue: c.output(0), GradGate: c.output(1),
-				GradBiasValue: aligned(c.output(2), c.input(1).Rank()), GradBiasGate: aligned(c.output(3), c.input(1).Rank()),
+				GradBiasValue: tensor.Aligned(c.output(2), c.input(1).Rank()), GradBiasGate: tensor.Aligned(c.output(3), c.input(1).Rank()),
 			}
 		},
 	}
@@ -172,17 +169,13 @@ func split(op string, c *Call, input *tensor.View) ([]int64, error) {
 // splitDim is the split dimension counted from the front.
 func splitDim(c *Call, rank int) int { return (c.Dim + rank) % rank }
 
-// halves returns the value's and the gate's part of a tensor of the input's shape, which split has
-// validated.
-func (c *Call) halves(v *tensor.View) (value, gate *tensor.View) {
+// halves returns the values and the gates of a dimension of even size, which may count from the
+// end; nil of nil.
+func halves(v *tensor.View, d int, place Gate) (value, gate *tensor.View) {
 	if v == nil {
 		return nil, nil
 	}
-	return halves(v, splitDim(c, v.Rank()), c.Gate)
-}
-
-// halves returns the values and the gates of a dimension of even size.
-func halves(v *tensor.View, d int, place Gate) (value, gate *tensor.View) {
+	d = (d + v.Rank()) % v.Rank()
 	size := v.Shape[d]
 	part := func(start, length, step int64) *tensor.View {
 		narrow, err := v.Narrow(d, start, length)
@@ -200,8 +193,4 @@ func halves(v *tensor.View, d int, place Gate) (value, gate *tensor.View) {
 		return second, first
 	}
 	return first, second
-}
-
-func pair(op string, value, gate *tensor.View) error {
-	return check.Shape(op, "gate", gate.Shape, value.Shape, "the value's shape")
 }

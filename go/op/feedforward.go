@@ -166,7 +166,7 @@ func (s *blockSpelling) backwardProblems(c *Call, h backend.Header, w *region) (
 // hiddenBackward is what comes between the layers: grad_preactivation, and the hidden activation in
 // out where there is one.
 func (s *blockSpelling) hiddenBackward(c *Call, h backend.Header, gradPre, pre, out *tensor.View) backend.Problem {
-	gradBias := aligned(c.output(2), pre.Rank())
+	gradBias := tensor.Aligned(c.output(2), pre.Rank())
 	if !s.gated {
 		return &backend.HiddenBackward{
 			Header: h.As("hidden_backward"), GradOutput: c.input(0), Weight: c.input(4), Preactivation: pre,
@@ -202,10 +202,4 @@ func layerBackward(h backend.Header, grad, input, weight, bias, gradInput, gradW
 }
 
 // rows is a tensor as rows: a vector is one.
-func rows(v *tensor.View) *tensor.View {
-	if v == nil || v.Rank() > 1 {
-		return v
-	}
-	row := v.Unsqueeze(0)
-	return &row
-}
+func rows(v *tensor.View) *tensor.View { return tensor.Aligned(v, 2) }

@@ -74,13 +74,8 @@ func gatedLinearShapes(op string, inputs []*tensor.View) (out, pre []int64, err 
 	return out, pre, nil
 }
 
-// columnHalves is halves of the last dimension; nil of nil.
-func columnHalves(v *tensor.View, place Gate) (value, gate *tensor.View) {
-	if v == nil {
-		return nil, nil
-	}
-	return halves(v, v.Rank()-1, place)
-}
+// columnHalves is halves of the last dimension.
+func columnHalves(v *tensor.View, place Gate) (value, gate *tensor.View) { return halves(v, -1, place) }
 
 func gatedLinearBackwardProblems(c *Call, h backend.Header, w *region) (problems []backend.Problem) {
 	input, weights := c.input(1), [2]*tensor.View{c.input(2), c.input(3)}
@@ -101,7 +96,7 @@ func gatedLinearBackwardProblems(c *Call, h backend.Header, w *region) (problems
 	}
 	problems = append(problems, &backend.GatedBackward{
 		Header: pass(h, "gated_product_backward"), GradOutput: c.input(0), Value: value, Gate: gate, GradValue: grads[0], GradGate: grads[1],
-		GradBiasValue: aligned(c.output(3), len(out)), GradBiasGate: aligned(c.output(4), len(out)),
+		GradBiasValue: tensor.Aligned(c.output(3), len(out)), GradBiasGate: tensor.Aligned(c.output(4), len(out)),
 	})
 	if gradInput != nil {
 		problems = append(problems, &backend.GemmEpilogue{

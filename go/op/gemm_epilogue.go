@@ -184,7 +184,8 @@ func (g *gemm) gradientA(v *tensor.View) *tensor.View {
 	if v == nil {
 		return nil
 	}
-	return padded(g.matrixA(v), len(g.batch)+2)
+	full := g.matrixA(v)
+	return tensor.Aligned(&full, len(g.batch)+2)
 }
 
 func (g *gemm) gradientB(v *tensor.View) *tensor.View {
@@ -197,14 +198,7 @@ func (g *gemm) gradientB(v *tensor.View) *tensor.View {
 			full = full.Squeeze(0)
 		}
 	}
-	return padded(full, g.batchRank()+2)
-}
-
-func padded(v tensor.View, rank int) *tensor.View {
-	for v.Rank() < rank {
-		v = v.Unsqueeze(0)
-	}
-	return &v
+	return tensor.Aligned(&full, g.batchRank()+2)
 }
 
 // result is [batch..., m, n] for a tensor of the output's shape.

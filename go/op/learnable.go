@@ -110,5 +110,5 @@ func beside(input, small *tensor.View) *tensor.View {
 	for v.Rank() > 0 && v.Rank() < input.Rank()-1 {
 		v = v.Unsqueeze(-1)
 	}
-	return padded(v, input.Rank())
+	return tensor.Aligned(&v, input.Rank())
 }

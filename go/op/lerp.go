@@ -47,7 +47,7 @@ var (
 			g := c.input(0)
 			p := &backend.PointwiseBackward{Header: h, GradOutput: g, Inputs: []*tensor.View{nil, nil, expanded(c.input(3), g.Shape)}}
 			for i := range 3 {
-				p.Gradients = append(p.Gradients, aligned(c.output(i), g.Rank()))
+				p.Gradients = append(p.Gradients, tensor.Aligned(c.output(i), g.Rank()))
 			}
 			if p.Gradients[2] != nil {
 				p.Inputs[0], p.Inputs[1] = expanded(c.input(1), g.Shape), expanded(c.input(2), g.Shape)
@@ -137,12 +137,4 @@ func expanded(v *tensor.View, shape []int64) *tensor.View {
 		panic(err)
 	}
 	return &e
-}
-
-// aligned is a view with leading dimensions of size 1.
-func aligned(v *tensor.View, rank int) *tensor.View {
-	if v == nil {
-		return nil
-	}
-	return padded(*v, rank)
 }

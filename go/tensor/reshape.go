@@ -29,6 +29,18 @@ func Exchanged(v *View, i, j int) *View {
 	return &t
 }
 
+// Aligned is v with leading dimensions of size 1, so that it has so many at least; nil of nil.
+func Aligned(v *View, rank int) *View {
+	if v == nil {
+		return nil
+	}
+	wide := *v
+	for wide.Rank() < rank {
+		wide = wide.Unsqueeze(0)
+	}
+	return &wide
+}
+
 // Permute returns the view whose dimension d is the view's dims[d]. Each dimension has to be named
 // once.
 func (v View) Permute(dims ...int) (View, error) {

@@ -50,7 +50,7 @@ func Gradients(p *backend.GemmEpilogueBackward, region func(dt dtype.DType, shap
 	gradient, shape := p.GradOutput, p.GradOutput.Shape
 	activates, products := p.Formula != "none", p.GradA != nil || p.GradB != nil
 	if p.GradBias != nil || activates && products {
-		b.Pass = &Pass{Formula: p.Formula, Groups: p.Groups, GradOutput: gradient, GradBias: row(p.GradBias, gradient.Rank())}
+		b.Pass = &Pass{Formula: p.Formula, Groups: p.Groups, GradOutput: gradient, GradBias: tensor.Aligned(p.GradBias, gradient.Rank())}
 	}
 	if b.Pass != nil && activates {
 		switch {
@@ -75,16 +75,4 @@ func Gradients(p *backend.GemmEpilogueBackward, region func(dt dtype.DType, shap
 		b.B = gradB(p, gradient)
 	}
 	return b
-}
-
-// row returns a vector as a row of a tensor of so many dimensions.
-func row(v *tensor.View, rank int) *tensor.View {
-	if v == nil {
-		return nil
-	}
-	wide := *v
-	for wide.Rank() < rank {
-		wide = wide.Unsqueeze(0)
-	}
-	return &wide
 }

@@ -76,9 +76,9 @@ func (b *builder) contiguousBias(o *onePass) {
 	b.activation("none", o.views[lower.Bias], bias)
 }
 
-// either adds what runs whose addresses boxes can start at do, and what others do.
+// either adds what runs whose addresses boxes can start at do, nil for nothing, and what others do.
 func (b *builder) either(boxed, otherwise func()) {
-	if b.way == separated {
+	if boxed == nil || b.way == separated {
 		otherwise()
 		return
 	}

@@ -22,7 +22,7 @@ func (b *builder) groupedLayer(p *backend.GroupedLayer) {
 	}
 	layer := *p
 	layer.Rest = nil
-	b.boxedOr(b.boxedGated(p), func() { b.parts(&layer, b.region) })
+	b.either(b.boxedGated(p), func() { b.parts(&layer, b.region) })
 	b.zeroRest(p.Groups, p.Rest...)
 }
 
@@ -39,7 +39,7 @@ func (b *builder) groupedHiddenBackward(p *backend.GroupedHiddenBackward) {
 		b.parts(p, b.region)
 		return
 	}
-	b.boxedOr(boxed, func() {
+	b.either(boxed, func() {
 		lent := p.GradPreactivation
 		if lent != nil && p.Halves != nil {
 			lent, _ = p.Halves(lent)
@@ -56,17 +56,20 @@ func (b *builder) groupedEpilogue(p *backend.GemmEpilogue) {
 	if p.Formula != "none" {
 		boxed = b.boxedLinear(p.Formula, p.A, p.B, p.Bias, p.Out, p.Preactivation, p.Groups)
 	}
-	b.boxedOr(boxed, func() { b.twoPasses(p) })
+	b.either(boxed, func() { b.twoPasses(p) })
 }
 
 // multiplyGroups adds a product of each group's rows.
 func (b *builder) multiplyGroups(p *lower.Product) {
+	ends := p.Views[lower.Ends]
 	if p.ByRows {
-		b.groupedProduct(p.View(lower.Left, p.M, p.K), p.View(lower.Right, p.Batch, p.K, p.N), p.View(lower.Bias, p.Batch, p.N),
-			p.View(lower.Out, p.M, p.N), p.Views[lower.Ends])
+		left, right, bias := p.View(lower.Left, p.M, p.K), p.View(lower.Right, p.Batch, p.K, p.N), p.View(lower.Bias, p.Batch, p.N)
+		out := p.View(lower.Out, p.M, p.N)
+		b.either(b.boxedLinear("none", left, right, bias, out, nil, ends), func() { b.plainProduct(left, right, bias, out, ends) })
 		return
 	}
-	b.groupedDepth(p.View(lower.Right, p.K, p.N), p.View(lower.Left, p.K, p.M), p.View(lower.Out, p.Batch, p.N, p.M), p.Views[lower.Ends])
+	left, right, out := p.View(lower.Right, p.K, p.N), p.View(lower.Left, p.K, p.M), p.View(lower.Out, p.Batch, p.N, p.M)
+	b.either(b.boxedDepth(left, right, out, ends), func() { b.plainDepth(left, right, out, ends) })
 }
 
 // scaleRows adds the launch that multiplies the gradient to the hidden activation with that, row by

@@ -4,23 +4,8 @@ package cuda
 
 import "github.com/epigrad/epigrad/go/tensor"
 
-// groupedProduct adds out[r] = left[r] right[e] + bias[e] for the rows r of each group e, with
-// right operands [e, depth, columns].
-func (b *builder) groupedProduct(left, right, bias, out, ends *tensor.View) {
-	b.boxedOr(b.boxedLinear("none", left, right, bias, out, nil, ends), func() { b.plainProduct(left, right, bias, out, ends) })
-}
-
-// boxedOr adds the launch that copies boxes where there is one, and, for runs whose addresses boxes
-// cannot start at, the other way.
-func (b *builder) boxedOr(boxed, otherwise func()) {
-	if boxed == nil {
-		otherwise()
-	} else {
-		b.either(boxed, otherwise)
-	}
-}
-
-// plainProduct is groupedProduct for any strides, and any processor.
+// plainProduct adds out[r] = left[r] right[e] + bias[e] for the rows r of each group e, with right
+// operands [e, depth, columns], of any strides, and on any processor.
 func (b *builder) plainProduct(left, right, bias, out, ends *tensor.View) {
 	rows, columns, groups := out.Shape[0], out.Shape[1], ends.Shape[0]
 	if rows*columns == 0 || groups == 0 {
@@ -41,12 +26,7 @@ func (b *builder) plainProduct(left, right, bias, out, ends *tensor.View) {
 	b.general(p, "grouped_product_"+b.dt.Short(), (rows/groupedTile+groups)*across)
 }
 
-// groupedDepth adds out[e] = leftᵀ right of the rows of each group e, or adds that to out.
-func (b *builder) groupedDepth(left, right, out, ends *tensor.View) {
-	b.boxedOr(b.boxedDepth(left, right, out, ends), func() { b.plainDepth(left, right, out, ends) })
-}
-
-// plainDepth is groupedDepth for any strides, and any processor.
+// plainDepth adds out[e] = leftᵀ right of the rows of each group e, or adds that to out, likewise.
 func (b *builder) plainDepth(left, right, out, ends *tensor.View) {
 	groups, rows, columns := out.Shape[0], out.Shape[1], out.Shape[2]
 	if groups*rows*columns == 0 {

@@ -85,25 +85,18 @@ func (p *parameters) divisor(size int64) {
 	p.uint32(0)
 }
 
-// divisors are those of a shape, innermost first, filled up to maxRank.
-func (p *parameters) divisors(shape []int64) {
-	for d := range maxRank {
-		size := int64(1)
-		if d < len(shape) {
-			size = shape[len(shape)-1-d]
-		}
-		p.divisor(size)
-	}
-}
+// divisors are those of a shape, and strides an operand's.
+func (p *parameters) divisors(shape []int64)  { dimensions(shape, 1, p.divisor) }
+func (p *parameters) strides(strides []int64) { dimensions(strides, 0, p.int64) }
 
-// strides are an operand's, innermost first, filled up to maxRank.
-func (p *parameters) strides(strides []int64) {
+// dimensions puts numbers innermost first, filled up to maxRank.
+func dimensions(numbers []int64, rest int64, put func(x int64)) {
 	for d := range maxRank {
-		stride := int64(0)
-		if d < len(strides) {
-			stride = strides[len(strides)-1-d]
+		if d < len(numbers) {
+			put(numbers[len(numbers)-1-d])
+		} else {
+			put(rest)
 		}
-		p.int64(stride)
 	}
 }
 

@@ -105,30 +105,25 @@ func (d *decoded) decodeFor(c *C.epg_call, signature op.Signature) error {
 	if c.nbytes != nil {
 		nbytes = unsafe.Slice((*uint64)(c.nbytes), inputs+outputs)
 	}
-	argument := func(list []op.Argument, i int) op.Argument {
-		if i < len(list) {
-			return list[i]
+	decode := func(tensors **C.DLTensor, arguments []op.Argument, first int, views []*tensor.View) error {
+		for i, t := range unsafe.Slice(tensors, len(views)) {
+			a := op.Argument{Name: "tensor"}
+			if i < len(arguments) {
+				a = arguments[i]
+			}
+			view, err := d.view(t, first+i, nbytes, a.Types)
+			if err != nil {
+				return check.Wrap(d.call.Op, a.Name, err)
+			}
+			views[i] = view
 		}
-		return op.Argument{Name: "tensor"}
-	}
-	for i, t := range unsafe.Slice((**C.DLTensor)(unsafe.Pointer(c.inputs)), inputs) {
-		a := argument(signature.Inputs, i)
-		view, err := d.view(t, i, nbytes, a.Types)
-		if err != nil {
-			return check.Wrap(d.call.Op, a.Name, err)
-		}
-		d.inputs[i] = view
-	}
-	for i, t := range unsafe.Slice((**C.DLTensor)(unsafe.Pointer(c.outputs)), outputs) {
-		a := argument(signature.Outputs, i)
-		view, err := d.view(t, inputs+i, nbytes, a.Types)
-		if err != nil {
-			return check.Wrap(d.call.Op, a.Name, err)
-		}
-		d.outputs[i] = view
+		return nil
 	}
 	d.call.Inputs, d.call.Outputs = d.inputs[:inputs], d.outputs[:outputs]
-	return nil
+	if err := decode((**C.DLTensor)(unsafe.Pointer(c.inputs)), signature.Inputs, 0, d.call.Inputs); err != nil {
+		return err
+	}
+	return decode((**C.DLTensor)(unsafe.Pointer(c.outputs)), signature.Outputs, inputs, d.call.Outputs)
 }
 
 // knownFlags asks for bits that the header has.

@@ -14,21 +14,21 @@ import (
 )
 
 //export epgGoWebGPUConfigure
-func epgGoWebGPUConfigure(library, adapter *C.char, memory C.uint64_t) (code C.int32_t) {
-	var err error
-	defer func() { finish(&code, &err, recover()) }()
-	settings := webgpu.FromEnvironment()
-	if library != nil {
-		settings.Library = name(library)
-	}
-	if adapter != nil {
-		settings.Adapter = name(adapter)
-	}
-	if memory != 0 {
-		settings.MemoryBytes = signed(uint64(memory))
-	}
-	webgpu.Configure(settings)
-	return code
+func epgGoWebGPUConfigure(library, adapter *C.char, memory C.uint64_t) C.int32_t {
+	return guarded(func() error {
+		settings := webgpu.FromEnvironment()
+		if library != nil {
+			settings.Library = name(library)
+		}
+		if adapter != nil {
+			settings.Adapter = name(adapter)
+		}
+		if memory != 0 {
+			settings.MemoryBytes = signed(uint64(memory))
+		}
+		webgpu.Configure(settings)
+		return nil
+	})
 }
 
 //export epgGoWebGPUAlloc

@@ -26,10 +26,10 @@ type pass struct {
 
 // compute computes elements in the blocks of the operands.
 func (s *pass) compute(r *backend.Run) compute {
-	apply := s.function(r.Parameters[:])
+	apply, absent := s.function(r.Parameters[:]), slices.Contains(s.inputs, nil)
 	return func(n int, b *blocks) {
 		number := b.of[layout.MostOperands-1][:n]
-		for i := 0; i < n && slices.Contains(s.inputs, nil); i++ {
+		for i := 0; i < n && absent; i++ {
 			number[i] = r.Parameters[0]
 		}
 		outputs, inputs := b.lists[:len(s.outputs)], b.lists[len(s.outputs):][:len(s.inputs)]

@@ -21,7 +21,7 @@ from epigrad._autograd.main_grad import refuse_tracing, sinks_of, with_wide_view
 from epigrad._core import invariance, loader, selection
 from epigrad._core.call import Call, call_of, kind_of
 from epigrad._core.checks import check_save, finite, lerp_weight, overridden, require_tensors
-from epigrad._core.launcher import DISPATCHER, only, operator_arguments
+from epigrad._core.launcher import DISPATCHER, Tensors, only, operator_arguments
 from epigrad._core.tables import OPS
 from epigrad._core.torch_state import (
     any_autocast,
@@ -31,7 +31,7 @@ from epigrad._core.torch_state import (
     recorded,
 )
 from epigrad._core.wide import any_switched, may_be_wide
-from epigrad.kinds import ActivationLike, Gated, activation_of, arguments_of
+from epigrad.kinds import ActivationLike, Gated, arguments_of
 
 __all__ = [
     "activation",
@@ -96,7 +96,7 @@ def matmul_bias_activation(
         >>> torch.allclose(out, torch.nn.functional.gelu(a @ b))
         True
     """
-    return _gemm("matmul_bias_activation", a, b, bias, activation, save)
+    return _layers("matmul_bias_activation", 2, (a, b, bias), activation, save)
 
 
 def linear(
@@ -140,7 +140,7 @@ def linear(
         >>> torch.allclose(out, torch.nn.functional.silu(x @ weight.T + bias))
         True
     """
-    return _gemm("linear", input, weight, bias, activation, save)
+    return _layers("linear", 2, (input, weight, bias), activation, save)
 
 
 def activation(input: Tensor, activation: ActivationLike) -> Tensor:
@@ -169,13 +169,7 @@ def activation(input: Tensor, activation: ActivationLike) -> Tensor:
         >>> torch.allclose(epigrad.activation(x, "silu"), torch.nn.functional.silu(x))
         True
     """
-    if is_dynamo_compiling() and (traced := _traced("activation", (input,), activation)) is not None:
-        return traced
-    records = recorded(1, input)
-    if records is None and overridden(input):
-        return _as_leaf("activation", (input,), input, activation)
-    call = call_of("activation", activation)
-    return _elementwise(call, records, input)
+    return _elementwise("activation", 1, (input,), None, activation)
 
 
 def gated_activation(input: Tensor, kind: str | Gated = "swiglu", dim: int = -1, *, gate: str = "second") -> Tensor:
@@ -221,13 +215,7 @@ def gated_activation(input: Tensor, kind: str | Gated = "swiglu", dim: int = -1,
         tensor([[ 0.,  6.],
                 [20., 42.]])
     """
-    if is_dynamo_compiling() and (traced := _traced("gated_activation", (input,), kind, dim, gate=gate)) is not None:
-        return traced
-    records = recorded(1, input)
-    if records is None and overridden(input):
-        return _as_leaf("gated_activation", (input,), input, kind, dim, gate=gate)
-    call = call_of("gated_activation", kind, dim, gate)
-    return _elementwise(call, records, input)
+    return _elementwise("gated_activation", 1, (input,), None, kind, dim, gate)
 
 
 def gated_product(value: Tensor, gate: Tensor, kind: str | Gated = "swiglu") -> Tensor:
@@ -263,13 +251,7 @@ def gated_product(value: Tensor, gate: Tensor, kind: str | Gated = "swiglu") -> 
         >>> epigrad.gated_product(value, gate * 100, epigrad.Gated("reglu", limit=7))[1]
         tensor([7., 7., 7.])
     """
-    if is_dynamo_compiling() and (traced := _traced("gated_product", (value, gate), kind)) is not None:
-        return traced
-    records = recorded(2, value, gate)
-    call = call_of("gated_product", kind)
-    if records is None and overridden(value, gate):
-        return _as_leaf("gated_product", (value, gate), value, gate, kind)
-    return _elementwise(call, records, value, gate)
+    return _elementwise("gated_product", 2, (value, gate), None, kind)
 
 
 def lerp(start: Tensor, end: Tensor, weight: float | Tensor) -> Tensor:
@@ -300,11 +282,8 @@ def lerp(start: Tensor, end: Tensor, weight: float | Tensor) -> Tensor:
         tensor([ 0.,  5., 10.])
     """
     parameters, tensor = lerp_weight("lerp", weight)
-    records = recorded(2, start, end, tensor)
-    if records is None and overridden(start, end, tensor):
-        return _as_leaf("lerp", (start, end, tensor), start, end, weight)
     call = Call("lerp", None, parameters, 0, 0, False, selection.current())
-    return _elementwise(call, records, start, end, tensor)
+    return _elementwise("lerp", 2, (start, end, tensor), call)
 
 
 def prelu(input: Tensor, weight: Tensor) -> Tensor:
@@ -341,11 +320,8 @@ def prelu(input: Tensor, weight: Tensor) -> Tensor:
         >>> weight.grad
         tensor([-2.])
     """
-    records = recorded(2, input, weight)
-    if records is None and overridden(input, weight):
-        return _as_leaf("prelu", (input, weight), input, weight)
     call = Call("prelu", None, (), 0, 0, False, selection.current())
-    return _elementwise(call, records, input, weight)
+    return _elementwise("prelu", 2, (input, weight), call)
 
 
 def xielu(input: Tensor, alpha_p: Tensor, alpha_n: Tensor, beta: float = 0.5) -> Tensor:
@@ -393,12 +369,8 @@ def xielu(input: Tensor, alpha_p: Tensor, alpha_n: Tensor, beta: float = 0.5) ->
         >>> alpha_p.grad
         tensor([0.5000])
     """
-    number = finite("xielu", "beta", beta)
-    records = recorded(3, input, alpha_p, alpha_n)
-    if records is None and overridden(input, alpha_p, alpha_n):
-        return _as_leaf("xielu", (input, alpha_p, alpha_n), input, alpha_p, alpha_n, beta)
-    call = Call("xielu", None, (number,), 0, 0, False, selection.current())
-    return _elementwise(call, records, input, alpha_p, alpha_n)
+    call = Call("xielu", None, (finite("xielu", "beta", beta),), 0, 0, False, selection.current())
+    return _elementwise("xielu", 3, (input, alpha_p, alpha_n), call)
 
 
 def gated_linear(
@@ -454,14 +426,7 @@ def gated_linear(
         >>> torch.allclose(out, (x @ up.T) * torch.nn.functional.silu(x @ gate.T))
         True
     """
-    tensors = (input, weight_value, weight_gate, bias_value, bias_gate)
-    if is_dynamo_compiling() and (traced := _traced("gated_linear", tensors, kind, save=save)) is not None:
-        return traced
-    records = recorded(3, *tensors)
-    call = call_of("gated_linear", kind)
-    if records is None and overridden(*tensors):
-        return _as_leaf("gated_linear", tensors, *tensors, kind, save=save)
-    return _layers(call, records, tensors, save)
+    return _layers("gated_linear", 3, (input, weight_value, weight_gate, bias_value, bias_gate), kind, save)
 
 
 def mlp(
@@ -511,14 +476,7 @@ def mlp(
         >>> torch.allclose(out, torch.relu(x @ up.T) @ down.T)
         True
     """
-    tensors = (input, weight1, bias1, weight2, bias2)
-    if is_dynamo_compiling() and (traced := _traced("mlp", tensors, activation, save=save)) is not None:
-        return traced
-    records = recorded(0, *tensors)
-    if records is None and overridden(*tensors):
-        return _as_leaf("mlp", tensors, *tensors, activation, save=save)
-    call = call_of("mlp", activation)
-    return _layers(call, records, tensors, save)
+    return _layers("mlp", 0, (input, weight1, bias1, weight2, bias2), activation, save)
 
 
 def gated_mlp(
@@ -572,14 +530,7 @@ def gated_mlp(
         >>> torch.allclose(out, torch.nn.functional.glu(x @ up.T) @ down.T)
         True
     """
-    tensors = (input, weight_in, bias_in, weight_out, bias_out)
-    if is_dynamo_compiling() and (traced := _traced("gated_mlp", tensors, kind, save=save, gate=gate)) is not None:
-        return traced
-    records = recorded(0, *tensors)
-    if records is None and overridden(*tensors):
-        return _as_leaf("gated_mlp", tensors, *tensors, kind, gate=gate, save=save)
-    call = call_of("gated_mlp", kind, 0, gate)
-    return _layers(call, records, tensors, save)
+    return _layers("gated_mlp", 0, (input, weight_in, bias_in, weight_out, bias_out), kind, save, gate)
 
 
 def grouped_linear(
@@ -632,14 +583,7 @@ def grouped_linear(
         >>> out[:, 0]
         tensor([3., 3., 6., 6., 0.])
     """
-    tensors = (input, weight, bias, offsets)
-    if is_dynamo_compiling() and (traced := _traced("grouped_linear", tensors, activation, save=save)) is not None:
-        return traced
-    records = recorded(0, *tensors)
-    if records is None and overridden(*tensors):
-        return _as_leaf("grouped_linear", tensors, input, weight, bias, activation, offsets=offsets, save=save)
-    call = call_of("grouped_linear", activation)
-    return _layers(call, records, tensors, save)
+    return _layers("grouped_linear", 0, (input, weight, bias, offsets), activation, save)
 
 
 def experts(
@@ -710,43 +654,26 @@ def experts(
         tensor([[ 9.,  9.,  9.],
                 [24., 24., 24.]])
     """
-    tensors = (input, index, scale, weight_in, bias_in, weight_out, bias_out)
-    if is_dynamo_compiling() and (traced := _traced("experts", tensors, kind, save=save, gate=gate)) is not None:
-        return traced
-    records = recorded(0, *tensors)
-    if records is None and overridden(*tensors):
-        return _as_leaf("experts", tensors, *tensors, kind, gate=gate, save=save)
-    call = call_of("experts", kind, 0, gate)
-    return _layers(call, records, tensors, save)
-
-
-def _gemm(op: str, a: Tensor, b: Tensor, bias: Tensor | None, activation: ActivationLike, save: str) -> Tensor:
-    tensors = (a, b, bias)
-    if is_dynamo_compiling() and (traced := _traced(op, tensors, activation, save=save)) is not None:
-        return traced
-    records = recorded(2, a, b, bias)
-    call = call_of(op, activation)
-    if records is None and overridden(a, b, bias):
-        return _as_leaf(op, tensors, a, b, bias, activation, save=save)
-    return _layers(call, records, tensors, save)
+    return _layers("experts", 0, (input, index, scale, weight_in, bias_in, weight_out, bias_out), kind, save, gate)
 
 
 _OPERATORS = {operator.name: operator.overload for operator in ops.OPERATORS}
 
 
 @constant_to_dynamo  # which would check each row of the tables again at each call
-def _row(op: str, kind: str) -> tuple[str, tuple[float, ...], tuple[int, ...]] | None:
-    """A kind's name and parameters, and the places of optional tensors; None for no kind."""
+def _row(op: str, kind: str) -> tuple[str, tuple[float, ...], tuple[int, ...], bool, bool] | None:
+    """A kind's name and parameters, the places of optional tensors, and whether there are a dim and
+    a gate; None for no kind."""
     try:
         found = kind_of(op, kind)
     except errors.InvalidProblemError:
         return None
-    return found.name, arguments_of(found), tuple([i for i, tensor in enumerate(OPS[op].inputs) if tensor.optional])
+    row = OPS[op]
+    optional = tuple([place for place, argument in enumerate(row.inputs) if argument.optional])
+    return found.name, arguments_of(found), optional, row.splits, row.halves
 
 
-def _traced(
-    op: str, tensors: tuple[Tensor | None, ...], kind: Any, *rest: Any, save: str | None = None, **options: Any
-) -> Tensor | None:
+def _traced(op: str, tensors: Tensors, kind: Any, dim: int, gate: str, save: str | None = None) -> Tensor | None:
     """What an operator gives while Dynamo traces, or None for arguments that need another look.
 
     Dynamo checks each name that it has met again at each call, so there are few here.
@@ -754,7 +681,7 @@ def _traced(
     row = _row(op, kind) if isinstance(kind, str) else None
     if row is None or any_switched() or save not in (None, "auto", "preactivation", "recompute"):
         return None
-    name, parameters, biases = row
+    name, parameters, biases, splits, halves = row
     records = False
     for place, tensor in enumerate(tensors):
         if isinstance(tensor, Tensor):
@@ -763,54 +690,79 @@ def _traced(
             records = records or tensor.requires_grad
         elif tensor is not None or place not in biases:
             return None
+    options: dict[str, Any] = {"backend": selection.current()}
+    if halves:
+        options["gate"] = gate
     if parameters:
         options["parameters"] = parameters
     if save is not None:
         options["save"] = save if records and torch.is_grad_enabled() else "recompute"
     if save is not None and invariance.is_on():
         options["batch_invariant"] = True
-    results = _OPERATORS[op](*tensors, name, *rest, backend=selection.current(), **options)
+    results = _OPERATORS[op](*tensors, name, *((dim,) if splits else ()), **options)
     out: Tensor = results if save is None else results[0]
     return out
 
 
 # Each of the two below computes in one of three ways: by an operator where PyTorch has to see one
-# (`records` is None), recorded by autograd, or straight.
+# (`records` is None), recorded by autograd, or straight. Of the tensors the first `required` ones
+# may not be None.
 
 
-def _elementwise(call: Call, records: bool | None, *tensors: Tensor | None) -> Tensor:
-    """What a function of elements gives."""
-    if records is not None and any_autocast() and (casts := ops.RULES[call.op].casts) is not None:
+def _elementwise(
+    op: str,
+    required: int,
+    tensors: Tensors,
+    call: Call | None,
+    kind: Any = None,
+    dim: int = 0,
+    gate: str = "second",
+) -> Tensor:
+    """What a function of elements gives, of a call or a kind."""
+    if call is None and is_dynamo_compiling() and (traced := _traced(op, tensors, kind, dim, gate)) is not None:
+        return traced
+    records = recorded(required, *tensors)
+    if records is None and overridden(*tensors):
+        return _as_leaf(op, tensors, kind if call is None else call.parameters, dim, gate)
+    if call is None:
+        call = call_of(op, kind, dim, gate)
+    if records is not None and any_autocast() and (casts := ops.RULES[op].casts) is not None:
         tensors = casts(*tensors)
     if records:
         result: Tensor = Elementwise.record(loader.core(), call, *tensors)
         return result
     if records is None:
-        arguments = dict(zip(OPS[call.op].tensors, tensors, strict=True))
-        if call.parameters and call.op == "lerp":
+        arguments = dict(zip(OPS[op].tensors, tensors, strict=True))
+        if call.parameters and OPS[op].takes_number:
             del arguments["weight"]
-        require_tensors(call.op, **arguments)
+        require_tensors(op, **arguments)
         return only(DISPATCHER.launch(call, tensors, (True,)))
     (out,) = loader.core().launch(call, tensors, (True,))
     assert out is not None
     return out
 
 
-def _layers(call: Call, records: bool | None, tensors: tuple[Tensor | None, ...], save: str) -> Tensor:
+def _layers(op: str, required: int, tensors: Tensors, kind: Any, save: str, gate: str = "second") -> Tensor:
     """What layers give."""
+    if is_dynamo_compiling() and (traced := _traced(op, tensors, kind, 0, gate, save)) is not None:
+        return traced
+    records = recorded(required, *tensors)
+    if records is None and overridden(*tensors):
+        return _as_leaf(op, tensors, kind, 0, gate, save=save)
+    call = call_of(op, kind, 0, gate)
     if records is None:
         if any_switched():
-            refuse_tracing(call.op, tensors)
-        require_tensors(call.op, **dict(zip(OPS[call.op].tensors, tensors, strict=True)))
-        saved = _save(call.op, save, tensors)
+            refuse_tracing(op, tensors)
+        require_tensors(op, **dict(zip(OPS[op].tensors, tensors, strict=True)))
+        saved = _save(op, save, tensors)
         positional, options = operator_arguments(call, tensors)
-        out: Tensor = ops.call(call.op, *positional, save=saved, **options)[0]
+        out: Tensor = ops.call(op, *positional, save=saved, **options)[0]
         return out
     keep = kept(call, save)
     is_wide = records and may_be_wide(tensors)
     given = tensors = with_wide_views(call, tensors) if is_wide else tensors
     if any_autocast():
-        casts = ops.RULES[call.op].casts
+        casts = ops.RULES[op].casts
         tensors = tensors if casts is None else casts(*tensors)
     if records:
         result: Tensor = Layers.record(loader.core(), call, keep, *tensors)[0]
@@ -825,11 +777,23 @@ def _layers(call: Call, records: bool | None, tensors: tuple[Tensor | None, ...]
 _ACTIVATIONS = (nn.Module, types.FunctionType, types.BuiltinFunctionType)
 
 
-def _as_leaf(op: str, relevant: Iterable[Any], *arguments: Any, **options: Any) -> Tensor:
-    """Hand a function to what stands for its tensors: `torch.fx` records it as one call."""
-    # torch.fx records kinds, but no modules and functions among the arguments
-    recorded = [activation_of(op, each) if isinstance(each, _ACTIVATIONS) else each for each in arguments]
-    out: Tensor = handle_torch_function(globals()[op], relevant, *recorded, **options)
+def _as_leaf(op: str, tensors: Tensors, kind: Any, dim: int, gate: str, **options: Any) -> Tensor:
+    """Hand a function to what stands for its tensors: `torch.fx` records it as one call. `kind` is
+    the numbers of a function without kinds."""
+    row = OPS[op]
+    given: list[Any] = [*tensors]
+    if row.inputs[-1].types == "offsets":
+        options["offsets"] = given.pop()
+    if row.kinds:
+        # torch.fx records kinds, but no modules and functions among the arguments
+        given.append(kind_of(op, kind) if isinstance(kind, _ACTIVATIONS) else kind)
+    else:
+        given = [*given[: -1 if row.takes_number and kind else None], *kind]
+    if row.splits:
+        given.append(dim)
+    if row.halves:
+        options["gate"] = gate
+    out: Tensor = handle_torch_function(globals()[op], tensors, *given, **options)
     return out
 
 

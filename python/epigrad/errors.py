@@ -8,6 +8,7 @@ answers with a status code; its table of codes names these classes.
 
 from __future__ import annotations
 
+import copy
 import difflib
 import re
 from collections.abc import Iterable
@@ -109,21 +110,7 @@ class DeviceError(EpigradError, RuntimeError):
         return type(self), (str(self), self.code, self.name)
 
 
-_CLASSES: dict[str, type[EpigradError]] = {
-    cls.__name__: cls
-    for cls in (
-        EpigradError,
-        InvalidProblemError,
-        DTypeError,
-        UnsupportedError,
-        DeviceMismatchError,
-        MisalignedOperandError,
-        WorkspaceTooSmallError,
-        BufferTooSmallError,
-        BackendUnavailableError,
-        DeviceError,
-    )
-}
+_CLASSES: dict[str, type[EpigradError]] = {name: globals()[name] for name in __all__}
 
 
 def from_status(code: int, class_name: str, message: str | bytes, needed: int = 0, got: int = 0) -> EpigradError:
@@ -159,8 +146,6 @@ def renamed(error: EpigradError, op: str, arguments: dict[str, str]) -> EpigradE
         return error
     argument, separator, rest = detail.partition(": ")
     text = f"{op}: {arguments.get(argument, argument)}{separator}{rest}"
-    if isinstance(error, _TooSmallError):
-        return type(error)(text, error.needed, error.got)
-    if isinstance(error, DeviceError):
-        return type(error)(text, error.code, error.name)
-    return type(error)(text)
+    made = copy.copy(error)
+    made.args = (text,)
+    return made

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from types import TracebackType
 from typing import Any
 
 from epigrad._core import loader
@@ -47,9 +46,7 @@ class batch_invariant:  # noqa: N801 (a context manager, named as a function)
     def __enter__(self) -> None:
         _blocks.begin(self._enabled)
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         _blocks.end()
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import os
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any
 
 from epigrad import errors
@@ -91,9 +90,7 @@ class use_backend:  # noqa: N801 (a context manager, named as a function)
     def __enter__(self) -> None:
         _blocks.begin(self._name)
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         _blocks.end()
 
 
@@ -173,7 +170,5 @@ class tuning:  # noqa: N801 (a context manager, named as a function)
         path = loader.tuning_cache() if self.path is None else self.path
         loader.control_call(loader.core().control.BeginTuning, os.path.abspath(path))
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         loader.core().control.EndTuning()

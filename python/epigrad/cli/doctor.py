@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import platform
 from importlib import metadata
@@ -78,16 +79,7 @@ def gather() -> dict[str, Any]:
         core = loader.core()
         facts["core"] = json.loads(loader.control_call(core.control.DoctorFacts))
         facts["versions"]["go"] = facts["core"].get("go_version")
-        facts["backends"] = [
-            {
-                "name": info.name,
-                "available": info.available,
-                "device": info.device,
-                "detail": info.detail,
-                "reason": info.reason,
-            }
-            for info in selection.backends()
-        ]
+        facts["backends"] = [dataclasses.asdict(info) for info in selection.backends()]
         facts["cpu_check"] = _check_cpu()
     except errors.EpigradError as error:
         facts["cpu_check"] = f"{type(error).__name__}: {error}"

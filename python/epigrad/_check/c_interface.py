@@ -28,8 +28,6 @@ from epigrad._check.problem import GATES
 from epigrad._core import invariance, loader, selection, tables
 from epigrad.kinds import arguments_of
 
-__all__ = ["Prepared", "call"]
-
 _CODES = {
     torch.float32: (2, 32),
     torch.float64: (2, 64),

@@ -14,8 +14,6 @@ from epigrad import errors
 from epigrad._check.problem import Problem
 from epigrad.cli.report import STDOUT
 
-__all__ = ["Formatter", "Parser", "add_json", "add_options", "names_out_of", "pattern", "positive", "problem"]
-
 
 class Formatter(argparse.HelpFormatter):
     """Fits a text to the terminal. Lines without a margin are paragraphs; the others are names or

@@ -29,8 +29,6 @@ from epigrad.cli.runner import Bar, Column, Subject, Task, run
 if TYPE_CHECKING:
     Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
 
-__all__ = ["add_parser", "main", "warn_if_busy"]
-
 _EPILOG = """\
 examples:
   python -m epigrad bench --quick                          about one minute on cpu

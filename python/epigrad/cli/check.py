@@ -19,8 +19,6 @@ from epigrad.cli.machine import backend as backend_text
 from epigrad.cli.machine import cpu_name
 from epigrad.cli.report import Progress, Report, check_path
 
-__all__ = ["add_parser", "main"]
-
 SECONDS, MOST_FAILURES = 30.0, 10
 _EPILOG = """\
 modes:

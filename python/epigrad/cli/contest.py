@@ -18,8 +18,6 @@ from epigrad.cli.machine import memory
 from epigrad.cli.report import Row, failure
 from epigrad.cli.timing import in_turns
 
-__all__ = ["Candidate", "Function", "Pair", "contest", "distance", "paired"]
-
 Function = Callable[..., Tensor]
 Pair = tuple[Function, Function]
 """epigrad's function and PyTorch's."""

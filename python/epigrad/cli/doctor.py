@@ -19,8 +19,6 @@ from epigrad.cli.table import print_table
 if TYPE_CHECKING:
     Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
 
-__all__ = ["add_parser", "main"]
-
 # What epigrad works with and does not need.
 _OPTIONAL = {
     "rich": "these tables in colour, and progress bars",

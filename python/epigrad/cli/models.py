@@ -17,8 +17,6 @@ from epigrad.cli.contest import Candidate, contest
 from epigrad.cli.report import Row
 from epigrad.integrations.patching import patch
 
-__all__ = ["MODELS", "Model", "measure"]
-
 Inputs = tuple[Tensor, Tensor]
 """What a model is called with, and what it should have answered."""
 

@@ -7,8 +7,6 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-__all__ = ["draw_bars", "pyplot", "save"]
-
 
 def pyplot() -> Any:
     """matplotlib's, drawing into files."""

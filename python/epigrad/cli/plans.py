@@ -21,8 +21,6 @@ from epigrad.cli.table import print_table
 if TYPE_CHECKING:
     Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
 
-__all__ = ["add_parser", "main"]
-
 _GEMM = ("m", "n", "k", "batch", "b_batched", "activation", "lda", "ldb", "ld_grad")
 _GATED = ("input_shape", "split_dim", "kind", "gate")
 _LERP = ("shape", "weight")

@@ -19,8 +19,6 @@ from epigrad.cli.picture import draw_bars
 from epigrad.cli.report import Progress, Report, Row, failure, told_name
 from epigrad.cli.table import print_table
 
-__all__ = ["Subject", "Task", "print_rows", "run"]
-
 Column = tuple[str, Callable[[Any], str]]
 Bar = tuple[str, float, float | None]
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
-__all__ = ["print_table"]
-
 _WIDE = 10_000  # characters, where nothing limits them
 _GAP = 2  # characters between columns
 

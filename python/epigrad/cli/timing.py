@@ -16,16 +16,6 @@ from dataclasses import dataclass
 
 import torch
 
-__all__ = [
-    "Candidates",
-    "Prepared",
-    "Timing",
-    "in_turns",
-    "interleaved",
-    "interleaved_on_cuda",
-    "timed",
-]
-
 Step = Callable[[], object]
 
 

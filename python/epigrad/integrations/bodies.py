@@ -22,7 +22,6 @@ from torch import Tensor, nn
 
 from epigrad._core.callables import FUNCTIONS, activation_of_function
 from epigrad.integrations.expressions import (
-    NODES,
     Applied,
     Call,
     Clamped,
@@ -42,8 +41,6 @@ from epigrad.integrations.expressions import (
 )
 from epigrad.integrations.layers import Cast, Given
 from epigrad.integrations.sources import Unknown, definition
-
-__all__ = ["Body", "fingerprint", "read", "read_method"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,7 +178,7 @@ class _Reader:
     def output(self) -> Node:
         """The expression that is returned, of which all calls are a part."""
         output = self.run(self.statements)
-        if not isinstance(output, NODES):
+        if not isinstance(output, Node):
             raise Unknown("its forward returns no tensor that is computed from its input")
         reached = used(output)
         for node in self.effects:
@@ -236,7 +233,7 @@ class _Reader:
                 return False
         layer = dtype.removeprefix("self.").removesuffix(".weight.dtype")
         own, node = self.names.get("self"), self.names.get(name)
-        if not (isinstance(own, _Own) and isinstance(node, NODES) and same == name and not statement.orelse):
+        if not (isinstance(own, _Own) and isinstance(node, Node) and same == name and not statement.orelse):
             return False
         if f"self.{layer}.weight.dtype" != dtype or not layer.isidentifier() or self.globals.get("torch") is not torch:
             return False
@@ -317,7 +314,7 @@ class _Reader:
     def _attribute(self, owner: Any, name: str, node: ast.expr) -> Any:
         if isinstance(owner, _Own):
             return self._own(name)
-        if isinstance(owner, NODES):
+        if isinstance(owner, Node):
             return _Method(owner, name)
         if isinstance(owner, types.ModuleType) and hasattr(owner, name):
             return getattr(owner, name)
@@ -356,13 +353,13 @@ class _Reader:
         return Number(value.path or float(value.value))
 
     def _combined(self, left: Any, op: ast.operator, right: Any, node: ast.expr) -> Node:
-        if isinstance(left, NODES) and isinstance(right, NODES):
+        if isinstance(left, Node) and isinstance(right, Node):
             if isinstance(op, ast.Mult):
                 return Product(left, right)
             raise Unknown(f"its forward adds, in `{ast.unparse(node)}`")
-        if not isinstance(left, NODES):
+        if not isinstance(left, Node):
             left, right = right, left
-        if not isinstance(left, NODES):
+        if not isinstance(left, Node):
             raise _not_known(node)
         return (Scaled if isinstance(op, ast.Mult) else Shifted)(self._number(right, node), left)
 
@@ -380,7 +377,7 @@ class _Reader:
                 first = 1
             case _:
                 raise _not_known(node)
-        if not isinstance(owner, NODES):
+        if not isinstance(owner, Node):
             raise _not_known(node)
         return Half(first, True, owner)
 
@@ -389,7 +386,7 @@ class _Reader:
     def _call(self, function: Any, arguments: list[Any], named: dict[str, Any], node: ast.expr) -> Any:
         if isinstance(function, _Method) and function.name in _METHODS:
             function, arguments = _METHODS[function.name], [function.of, *arguments]
-        if not arguments or not isinstance(arguments[0], NODES):
+        if not arguments or not isinstance(arguments[0], Node):
             raise _not_known(node)
         first, *rest = arguments
         if isinstance(function, _Known):
@@ -455,7 +452,7 @@ class _MethodReader(_Reader):
                 return Widened(of)
             case _Method(of, "to"), [_Method(Input() | Half(of=Input()), "dtype")] if not named:
                 return Rounded(of)
-            case _Known(path=name), [left, right] if isinstance(left, NODES) and isinstance(right, NODES) and not named:
+            case _Known(path=name), [left, right] if isinstance(left, Node) and isinstance(right, Node) and not named:
                 return Joint(name, left, right)
         return super()._call(function, arguments, named, node)
 

@@ -2,41 +2,26 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TypeAlias
+from dataclasses import dataclass, fields
 
 from epigrad.integrations.layers import Cast
 
-__all__ = [
-    "NODES",
-    "Applied",
-    "Call",
-    "Clamped",
-    "Dropped",
-    "Half",
-    "Input",
-    "Joint",
-    "Node",
-    "Number",
-    "Product",
-    "Recast",
-    "Rounded",
-    "Scaled",
-    "Shifted",
-    "Widened",
-    "used",
-]
 
-# Nodes are compared by identity: an expression that is written twice is computed twice.
+class Node:
+    """A value. Nodes are compared by identity: an expression that is written twice is computed
+    twice.
+    """
+
+    __slots__ = ()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Input:
+class Input(Node):
     """The input of the block."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Call:
+class Call(Node):
     """A call of an attribute of the block: a module or a function."""
 
     name: str
@@ -44,7 +29,7 @@ class Call:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Applied:
+class Applied(Node):
     """An activation function of PyTorch, by epigrad's name."""
 
     activation: str
@@ -52,7 +37,7 @@ class Applied:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Dropped:
+class Dropped(Node):
     """``nn.functional.dropout`` in training mode; `p` is the attribute with the probability."""
 
     p: str
@@ -60,7 +45,7 @@ class Dropped:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Recast:
+class Recast(Node):
     """A cast to the dtype of a layer: see `Cast`."""
 
     cast: Cast
@@ -68,7 +53,7 @@ class Recast:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Half:
+class Half(Node):
     """Half of the last dimension: the first (0) or second (1) piece, or the even or odd places."""
 
     index: int
@@ -85,7 +70,7 @@ class Number:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Clamped:
+class Clamped(Node):
     """A clamp; None is no limit."""
 
     low: Number | None
@@ -94,7 +79,7 @@ class Clamped:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Scaled:
+class Scaled(Node):
     """A product with a number."""
 
     by: Number
@@ -102,7 +87,7 @@ class Scaled:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Shifted:
+class Shifted(Node):
     """A sum with a number."""
 
     by: Number
@@ -110,7 +95,7 @@ class Shifted:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Product:
+class Product(Node):
     """The elementwise product of two values."""
 
     left: Node
@@ -118,7 +103,7 @@ class Product:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Joint:
+class Joint(Node):
     """A call of an attribute of the block with two values."""
 
     name: str
@@ -127,23 +112,17 @@ class Joint:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Widened:
+class Widened(Node):
     """A value in float32."""
 
     of: Node
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Rounded:
+class Rounded(Node):
     """A value in the dtype of the input."""
 
     of: Node
-
-
-Node: TypeAlias = (
-    Input | Call | Applied | Dropped | Recast | Half | Clamped | Scaled | Shifted | Product | Joint | Widened | Rounded
-)
-NODES = (Input, Call, Applied, Dropped, Recast, Half, Clamped, Scaled, Shifted, Product, Joint, Widened, Rounded)
 
 
 def used(output: Node) -> dict[int, Node]:
@@ -152,11 +131,8 @@ def used(output: Node) -> dict[int, Node]:
     rest = [output]
     while rest:
         node = rest.pop()
-        if id(node) in found:
-            continue
-        found[id(node)] = node
-        if isinstance(node, Product | Joint):
-            rest += [node.left, node.right]
-        elif not isinstance(node, Input):
-            rest.append(node.of)
+        if id(node) not in found:
+            found[id(node)] = node
+            parts = [getattr(node, field.name) for field in fields(node)]  # type: ignore[arg-type]
+            rest += [part for part in parts if isinstance(part, Node)]
     return found

@@ -20,8 +20,6 @@ from epigrad.integrations.expressions import Half, Input, Joint
 from epigrad.integrations.recognition import gate_of
 from epigrad.integrations.sources import Unknown
 
-__all__ = ["Form", "form_of"]
-
 
 @dataclass(frozen=True, slots=True)
 class Form:

@@ -23,8 +23,6 @@ from epigrad.integrations.bodies import read
 from epigrad.integrations.expressions import Dropped, used
 from epigrad.integrations.recognition import is_projection
 
-__all__ = ["doubt"]
-
 _FEATURES, _ROWS = 6, 5
 _TOLERANCE = 1e-12
 """The allowed error relative to the largest element: some hundred roundings of float64."""

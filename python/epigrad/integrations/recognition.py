@@ -34,8 +34,6 @@ from epigrad.integrations.expressions import (
 from epigrad.integrations.layers import Dropout, Given, Step
 from epigrad.integrations.sources import Unknown
 
-__all__ = ["gate_of", "is_projection", "row_of"]
-
 
 def row_of(module: nn.Module, cls: type[Any]) -> Block:
     """The row of a block, by the forward of a class of it.

@@ -10,8 +10,6 @@ from typing import Any
 
 from epigrad._core.projections import class_name
 
-__all__ = ["Unknown", "definition"]
-
 
 class Unknown(Exception):  # noqa: N818  (an answer, no error)
     """The reason why a forward is not understood, as text for a report."""

@@ -70,12 +70,6 @@ static PyObject *returned(int32_t status) {
   return status ? NULL : Py_NewRef(Py_None);
 }
 
-/* forked() -> bool */
-static PyObject *forked(PyObject *module, PyObject *const *args, Py_ssize_t n) {
-  (void)module, (void)args, (void)n;
-  return PyBool_FromLong(epg_forked());
-}
-
 /* For kernels that PyTorch calls without Python's lock. */
 static int allows_tf32(void) {
   const PyGILState_STATE state = PyGILState_Ensure();
@@ -91,23 +85,15 @@ static PyObject *give_torch_kernels(PyObject *module, PyObject *const *args, Py_
   return epg_py_ready(n, 0) ? returned(epg_torch_give_kernels(allows_tf32)) : NULL;
 }
 
-/* runs_prepared() -> int */
-static PyObject *runs_prepared(PyObject *module, PyObject *const *args, Py_ssize_t n) {
-  (void)module, (void)args, (void)n;
-  return PyLong_FromUnsignedLongLong(epg_runs_prepared());
-}
-
-/* runs_alone() -> int */
-static PyObject *runs_alone(PyObject *module, PyObject *const *args, Py_ssize_t n) {
-  (void)module, (void)args, (void)n;
-  return PyLong_FromUnsignedLongLong(epg_runs_alone());
-}
-
-/* inferred() -> int */
-static PyObject *inferred(PyObject *module, PyObject *const *args, Py_ssize_t n) {
-  (void)module, (void)args, (void)n;
-  return PyLong_FromUnsignedLongLong(epg_inferred());
-}
+#define COUNT(name)                                                              \
+  static PyObject *name(PyObject *module, PyObject *const *args, Py_ssize_t n) { \
+    (void)module, (void)args, (void)n;                                           \
+    return PyLong_FromUnsignedLongLong(epg_##name());                            \
+  }
+COUNT(runs_prepared)
+COUNT(runs_alone)
+COUNT(inferred)
+#undef COUNT
 
 /* Reads integers that fit 64 bits; returns 0, or -1 with a Python exception. */
 static int read_numbers(PyObject *const *args, Py_ssize_t got, Py_ssize_t want, uint64_t *numbers) {
@@ -180,7 +166,6 @@ static PyMethodDef methods[] = {
     METHOD(plan_facts, epg_py_plan_facts, "plan_facts(plan) -> (workspace_size, sku, precision_guarantee)"),
     METHOD(plan_check, epg_py_plan_check, "plan_check(plan, inputs, outputs, workspace, accumulate)"),
     METHOD(plan_run, epg_py_plan_run, "plan_run(plan, inputs, outputs, workspace, stream, threads, accumulate)"),
-    METHOD(forked, forked, "forked() -> bool"),
     METHOD(give_torch_kernels, give_torch_kernels, "give_torch_kernels(): gives torch.ops.epigrad._linear and its like kernels in C"),
     METHOD(runs_prepared, runs_prepared, "runs_prepared() -> int: how many calls were run by a kernel that is held for their geometry"),
     METHOD(runs_alone, runs_alone, "runs_alone() -> int: how many of those were run without Go"),

@@ -27,7 +27,7 @@ _DLPACK_WEBGPU = 15  # kDLWebGPU
 def _free(address: int) -> None:
     # After a fork the array belongs to the parent: its core must not be entered here.
     if loader.is_loaded():
-        loader.core().webgpu.free(address)
+        loader.core().webgpu_free(address)
 
 
 class _Memory:
@@ -36,7 +36,7 @@ class _Memory:
     __slots__ = ("__weakref__", "address")
 
     def __init__(self, nbytes: int) -> None:
-        self.address: int = loader.core().webgpu.alloc(nbytes)
+        self.address: int = loader.core().webgpu_alloc(nbytes)
         weakref.finalize(self, _free, self.address).atexit = False
 
 
@@ -100,14 +100,14 @@ class Array:
         if host._is_zerotensor():  # forward mode's zeros, which have no memory
             host = host.clone()
         if array.nbytes:
-            loader.core().webgpu.write(array.address, host.data_ptr(), array.nbytes)
+            loader.core().webgpu_write(array.address, host.data_ptr(), array.nbytes)
         return array
 
     def to_torch(self) -> Tensor:
         """Wait for the calls that write to the array, and copy it to a new tensor on the CPU."""
         host = torch.empty(self._shape, dtype=self._dtype)
         if self.nbytes:
-            loader.core().webgpu.read(self.address, host.data_ptr(), self.nbytes)
+            loader.core().webgpu_read(self.address, host.data_ptr(), self.nbytes)
         return host
 
     def new_empty(self, shape: Sequence[int]) -> Array:

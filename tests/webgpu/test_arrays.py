@@ -104,7 +104,7 @@ def test_a_copy_of_an_array_shares_its_memory_and_keeps_it() -> None:
     gc.collect()
     # the last holder has given the memory back, and only the last
     with pytest.raises(errors.EpigradError):
-        loader.core().webgpu.free(address)
+        loader.core().webgpu_free(address)
 
 
 def test_a_deep_copy_of_an_array_has_data_of_its_own() -> None:

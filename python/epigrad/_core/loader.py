@@ -12,7 +12,6 @@ import importlib.util
 import os
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar, cast
 
 import torch
@@ -39,19 +38,8 @@ class Control(Protocol):
     def ConfigureWebGPU(self, library: str, adapter: str, memory: str, /) -> None: ...  # noqa: N802
 
 
-@dataclass(frozen=True, slots=True)
-class WebGPUMemory:
-    """Arrays on the adapter, and copies to and from the host; all memory is given by address."""
-
-    alloc: Callable[[int], int]
-    free: Callable[[int], None]
-    write: Callable[[int, int, int], None]
-    read: Callable[[int, int, int], None]
-
-
-@dataclass(frozen=True, slots=True)
-class Core:
-    """The loaded core: the fast path's functions and the control plane."""
+class Core(Protocol):
+    """The loaded core: the functions of cbridge/pyext, and the control plane beside them."""
 
     infer: Callable[..., tuple[tuple[tuple[int, ...] | None, ...], int]]
     launch: Callable[..., tuple[torch.Tensor | None, ...]]
@@ -60,9 +48,12 @@ class Core:
     plan_facts: Callable[[Any], tuple[int, tuple[Any, ...], tuple[Any, ...]]]
     plan_check: Callable[..., None]
     plan_run: Callable[..., None]
-    forked: Callable[[], bool]
     control: Control
-    webgpu: WebGPUMemory
+    # arrays on the adapter, and copies to and from the host; all memory is given by address
+    webgpu_alloc: Callable[[int], int]
+    webgpu_free: Callable[[int], None]
+    webgpu_write: Callable[[int, int, int], None]
+    webgpu_read: Callable[[int, int, int], None]
 
 
 _lock = threading.Lock()
@@ -109,7 +100,7 @@ def _load() -> Core:
             _started = True
             os.register_at_fork(after_in_child=_after_fork_in_child)
         try:
-            native = importlib.import_module("epigrad._native")
+            native: Any = importlib.import_module("epigrad._native")
         except ImportError as error:
             raise errors.BackendUnavailableError(
                 f"epigrad's compiled core cannot be loaded ({error}): build it with 'pip install .' in the repository"
@@ -133,18 +124,8 @@ def _load() -> Core:
         if tunes:
             control_call(control.BeginTuning, tuning_cache())
         configure_webgpu(control)
-        _core = Core(
-            infer=native.infer,
-            launch=native.launch,
-            recorded=native.recorded,
-            plan_create=native.plan_create,
-            plan_facts=native.plan_facts,
-            plan_check=native.plan_check,
-            plan_run=native.plan_run,
-            forked=native.forked,
-            control=control,
-            webgpu=WebGPUMemory(native.webgpu_alloc, native.webgpu_free, native.webgpu_write, native.webgpu_read),
-        )
+        native.control = control
+        _core = cast(Core, native)
         return _core
 
 

@@ -81,7 +81,7 @@ def matmul_bias_activation(
         before the two products, and the bias is summed unrounded.
 
     Raises:
-        InvalidProblemError: (a ``ValueError``) wrong shapes, an unknown activation or `save`.
+        InvalidProblemError: (a ``ValueError``) wrong shapes or `save`, an unknown activation.
         DTypeError: (a ``TypeError``) a mix of dtypes, another dtype, or not a tensor.
         EpigradError: another class of `epigrad.errors`, of devices, backends or sparse tensors.
 
@@ -127,7 +127,7 @@ def linear(
         `grad_pre` is rounded once before the two products, and the bias is summed unrounded.
 
     Raises:
-        InvalidProblemError: (a ``ValueError``) wrong shapes, an unknown activation or `save`.
+        InvalidProblemError: (a ``ValueError``) wrong shapes or `save`, an unknown activation.
         DTypeError: (a ``TypeError``) a mix of dtypes, another dtype, or not a tensor.
         EpigradError: another class of `epigrad.errors`, of devices, backends or sparse tensors.
 
@@ -290,6 +290,8 @@ def prelu(input: Tensor, weight: Tensor) -> Tensor:
     """Compute ``input if input > 0 else weight * input``, elementwise, as
     `torch.nn.functional.prelu`.
 
+    Under autocast the weight is cast to input's dtype.
+
     Args:
         input: any shape; float32, float64, bfloat16 or float16, as all tensors here.
         weight: one element, or ``[C]`` where C is the input's second size.
@@ -305,8 +307,6 @@ def prelu(input: Tensor, weight: Tensor) -> Tensor:
         InvalidProblemError: (a ``ValueError``) a weight of another shape.
         DTypeError: (a ``TypeError``) a mix of dtypes, another dtype, or not a tensor.
         EpigradError: another class of `epigrad.errors`, of devices, backends or sparse tensors.
-
-    Under autocast the weight is cast to input's dtype.
 
     Source: He et al. 2015, https://arxiv.org/abs/1502.01852.
 
@@ -331,6 +331,8 @@ def xielu(input: Tensor, alpha_p: Tensor, alpha_n: Tensor, beta: float = 0.5) ->
     ``a_p * input**2 + beta * input`` where input > 0, else
     ``a_n * (exp(input) - 1 - input) + beta * input``. At 0 the slope is `beta`.
 
+    Under autocast the alphas are cast to input's dtype.
+
     Args:
         input: any shape; float32, float64, bfloat16 or float16, as all tensors here.
         alpha_p: one element, before softplus.
@@ -353,8 +355,6 @@ def xielu(input: Tensor, alpha_p: Tensor, alpha_n: Tensor, beta: float = 0.5) ->
         DTypeError: (a ``TypeError``) a mix of dtypes, another dtype, not a tensor, or a beta that
             is not a number.
         EpigradError: another class of `epigrad.errors`, of devices, backends or sparse tensors.
-
-    Under autocast the alphas are cast to input's dtype.
 
     Source: Huang and Schlag 2024, https://arxiv.org/abs/2411.13010.
 
@@ -413,7 +413,7 @@ def gated_linear(
         `grad_input` is rounded after each of its two products, elsewhere once.
 
     Raises:
-        InvalidProblemError: (a ``ValueError``) wrong shapes, an unknown kind or `save`.
+        InvalidProblemError: (a ``ValueError``) wrong shapes or `save`, an unknown kind.
         DTypeError: (a ``TypeError``) a mix of dtypes, another dtype, or not a tensor.
         EpigradError: another class of `epigrad.errors`, of devices, backends or sparse tensors.
 
@@ -463,7 +463,7 @@ def mlp(
         is formed again from ``pre``.
 
     Raises:
-        InvalidProblemError: (a ``ValueError``) wrong shapes, an unknown activation or `save`.
+        InvalidProblemError: (a ``ValueError``) wrong shapes or `save`, an unknown activation.
         DTypeError: (a ``TypeError``) a mix of dtypes, another dtype, or not a tensor.
         EpigradError: another class of `epigrad.errors`, of devices, backends or sparse tensors.
 
@@ -517,7 +517,7 @@ def gated_mlp(
         formed again from ``pre``.
 
     Raises:
-        InvalidProblemError: (a ``ValueError``) wrong shapes, an unknown kind, gate or `save`.
+        InvalidProblemError: (a ``ValueError``) wrong shapes or `save`, an unknown kind or gate.
         DTypeError: (a ``TypeError``) a mix of dtypes, another dtype, or not a tensor.
         EpigradError: another class of `epigrad.errors`, of devices, backends or sparse tensors.
 
@@ -568,7 +568,7 @@ def grouped_linear(
         of ``grad_pre`` over them. Rows of no group have gradient 0, and a group without rows too.
 
     Raises:
-        InvalidProblemError: (a ``ValueError``) wrong shapes, an unknown activation or `save`; on
+        InvalidProblemError: (a ``ValueError``) wrong shapes or `save`, an unknown activation; on
             the CPU also offsets that fall, are negative or exceed T. Elsewhere such offsets are
             clamped, and so they are where `torch.vmap` hides them from `torch.func.grad`.
         DTypeError: (a ``TypeError``) a mix of dtypes, another dtype, or not a tensor.
@@ -638,7 +638,7 @@ def experts(
         of j.
 
     Raises:
-        InvalidProblemError: (a ``ValueError``) wrong shapes, an unknown kind, gate or `save`.
+        InvalidProblemError: (a ``ValueError``) wrong shapes or `save`, an unknown kind or gate.
         UnsupportedError: (a ``NotImplementedError``) more than 8192 experts on CUDA.
         DTypeError: (a ``TypeError``) a mix of dtypes, another dtype, or not a tensor.
         EpigradError: another class of `epigrad.errors`, of devices, backends or sparse tensors.
@@ -743,7 +743,6 @@ def _elementwise(
 
 
 def _layers(op: str, required: int, tensors: Tensors, kind: Any, save: str, gate: str = "second") -> Tensor:
-    """What layers give."""
     if is_dynamo_compiling() and (traced := _traced(op, tensors, kind, 0, gate, save)) is not None:
         return traced
     records = recorded(required, *tensors)

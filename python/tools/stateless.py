@@ -194,22 +194,13 @@ def docstring(paragraphs: list[str], parameters: list[Parameter], sections: dict
     yield '    """'
 
 
-RAISES = {
-    "InvalidProblemError": "(a ``ValueError``) {}, overlapping `out`.",
-    "EpigradError": "another class of `epigrad.errors`, of devices, backends or tensor subclasses.",
-}
-
-
 def raises(function: Function) -> str:
-    """The errors of a stateless function: those of the differentiable one, without `save`."""
-    lines = []
-    for name, text in _entries(function.sections["Raises"]).items():
-        if name == "InvalidProblemError":
-            text = text.replace(", kind, gate or `save`", ", kind or gate").replace(" or `save`", "")
-            text = re.sub(r"(; on the CPU|\.( On a GPU)|\.$)", r", overlapping `out`\1", text, count=1)
-        text = RAISES["EpigradError"] if name == "EpigradError" else text
-        lines.append(wrapped(f"{name}: {text}", 8, 4))
-    return textwrap.dedent("\n".join(lines))
+    """The errors of a stateless function: those of the differentiable one, and of `out`."""
+    entries = _entries(function.sections["Raises"])
+    alias, _, text = entries["InvalidProblemError"].partition(") ")
+    entries["InvalidProblemError"] = f"{alias}) an overlapping `out`, {text.replace(' or `save`', '')}"
+    entries["EpigradError"] = "another class of `epigrad.errors`, of devices, backends or tensor subclasses."
+    return textwrap.dedent("\n".join(wrapped(f"{name}: {text}", 8, 4) for name, text in entries.items()))
 
 
 def example(row: Row, room: str, function: Function) -> str:
@@ -329,10 +320,9 @@ def backward(row: Row, function: Function) -> Iterator[str]:
         annotation = parameter.annotation
         if parameter.name in optional and annotation == "Data":
             annotation = "Data | None"
-        text = parameter.text.replace("float32, float64, bfloat16 or float16, as all tensors here", "as the forward's")
-        text = text.replace("; float32, float64, bfloat16 or float16.", ".").replace(
-            "; as the forward's but `offsets`", ""
-        )
+        # the dtypes stand with grad_output
+        text = "; ".join(part for part in parameter.text.split("; ") if not part.startswith("float32, "))
+        text = f"{text.removesuffix('.')}."
         parameters.append(Parameter(parameter.name, annotation, parameter.default, parameter.keyword, text))
     kept = [argument for argument in row.inputs if argument["kept"]]
     for argument in kept:

@@ -62,10 +62,10 @@ _TANH_CUBIC = 0.044715
 _TANH_REACH = 64.0
 
 
-def _gelu_tanh_gate(x: Tensor) -> Tensor:
+def _gelu_tanh(x: Tensor) -> Tensor:
     # (1 + tanh(u)) / 2 = sigmoid(2 u), which does not cancel for u < 0.
     near = x.clamp(-_TANH_REACH, _TANH_REACH)
-    return torch.sigmoid(_TANH_SCALE * (near + _TANH_CUBIC * near * near * near))
+    return x * torch.sigmoid(_TANH_SCALE * (near + _TANH_CUBIC * near * near * near))
 
 
 def _gelu_tanh_backward(grad: Tensor, x: Tensor) -> Tensor:
@@ -183,11 +183,7 @@ ACTIVATIONS: dict[str, Formula] = {
         lambda x: torch.where(x <= 0, torch.zeros_like(x), x), _relu_backward, _relu_backward, composed=functional.relu
     ),
     "gelu": Formula(lambda x: x * _gaussian_cdf(x), _gelu_backward, composed=functional.gelu),
-    "gelu_tanh": Formula(
-        lambda x: x * _gelu_tanh_gate(x),
-        _gelu_tanh_backward,
-        composed=lambda x: functional.gelu(x, approximate="tanh"),
-    ),
+    "gelu_tanh": Formula(_gelu_tanh, _gelu_tanh_backward, composed=lambda x: functional.gelu(x, approximate="tanh")),
     "silu": Formula(lambda x: x * torch.sigmoid(x), _silu_backward, composed=functional.silu),
     "sigmoid": Formula(torch.sigmoid, _sigmoid_backward, lambda grad, y: grad * (y * (1 - y))),
     "tanh": Formula(torch.tanh, _tanh_backward, lambda grad, y: grad * (1 - y * y)),
@@ -313,11 +309,6 @@ def unrounded(activation: Activation, preactivation: Tensor) -> Tensor:
     return ACTIVATIONS[activation.name].value(computed(preactivation), *activation.values)
 
 
-def activated(activation: Activation, preactivation: Tensor) -> Tensor:
-    """``act(pre)``, rounded once."""
-    return unrounded(activation, preactivation).to(preactivation.dtype)
-
-
 def composed(activation: Activation, preactivation: Tensor) -> Tensor:
     """``act(pre)`` by PyTorch's own function, which exporters and other runtimes know."""
     formula = ACTIVATIONS[activation.name]
@@ -397,11 +388,6 @@ def gated_unrounded(kind: Gated, value: Tensor, gate: Tensor) -> Tensor:
     """``psi(value) * phi(gate)`` in the dtype of elementwise maths."""
     made = _Gated(kind)
     return made.psi(computed(value)) * made.phi(computed(gate))
-
-
-def gated(kind: Gated, value: Tensor, gate: Tensor) -> Tensor:
-    """``psi(value) * phi(gate)``, rounded once."""
-    return gated_unrounded(kind, value, gate).to(value.dtype)
 
 
 def gated_composed(kind: Gated, value: Tensor, gate: Tensor) -> Tensor:
@@ -501,10 +487,3 @@ def gated_backward(
     if needs[1] and wide_value is not None:
         grad_gate = made.phi_backward(wide * made.psi(wide_value), wide_gate)
     return grad_value, grad_gate
-
-
-def gated_gradient(kind: Gated, grad: Tensor, input: Tensor, dim: int, place: int) -> Tensor:
-    """The unrounded gradient of a gated activation to an input with values and gates."""
-    value, gate = gated_backward(kind, grad, *split_gate(input, dim, place), (True, True))
-    assert value is not None and gate is not None
-    return joined(value, gate, dim, place)

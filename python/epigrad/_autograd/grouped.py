@@ -7,7 +7,7 @@ cannot spread.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,14 +17,14 @@ from torch.func import debug_unwrap
 
 from epigrad import errors
 from epigrad._autograd import formulas
-from epigrad._autograd.layers import Needs, Pair, activated, added, grad_of_hidden, hidden_of, layer_backward
+from epigrad._autograd.layers import Needs, Pair, Product, activated, added, grad_of_hidden, hidden_of, layer_backward
 from epigrad._core.call import Call
 from epigrad._core.checks import PLAIN
 from epigrad._core.launcher import Tensors
 
 
 @dataclass(frozen=True, slots=True)
-class Groups:
+class Groups(Product):
     """Which rows belong to which group: a column of bools for each."""
 
     chosen: Sequence[Tensor]
@@ -62,21 +62,16 @@ class Groups:
     def value(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         return self.product(input, weight.transpose(1, 2), bias)
 
-    def gradients(
-        self,
-        grad: Tensor,
-        input: Tensor | None,
-        weight: Tensor | None,
-        dtype: torch.dtype,
-        shapes: Sequence[Any],
-        needs: Needs,
+    def products(
+        self, grad: Tensor, input: Tensor | None, weight: Tensor | None, shapes: Sequence[Any], needs: Needs
     ) -> Tensors:
-        rounded = grad.to(dtype)
         return (
-            self.product(rounded, weight) if needs[0] and weight is not None else None,
-            self.outer(rounded, input) if needs[1] and input is not None else None,
-            self.sums(grad).to(dtype) if needs[2] and shapes[2] is not None else None,
+            self.product(grad, weight) if needs[0] and weight is not None else None,
+            self.outer(grad, input) if needs[1] and input is not None else None,
         )
+
+    def sums(self, grad: Tensor, shape: Sequence[int] = ()) -> Tensor:
+        return torch.stack([torch.where(chosen, grad, 0).sum(0) for chosen in self.chosen])
 
     def of_vectors(self, vectors: Tensor) -> Tensor:
         """The vector of each row's group, and 0 for rows of no group."""
@@ -89,14 +84,10 @@ class Groups:
         """``left.T @ right`` of each group's rows."""
         return torch.stack([torch.where(c, left, 0).transpose(0, 1) @ torch.where(c, right, 0) for c in self.chosen])
 
-    def sums(self, rows: Tensor) -> Tensor:
-        return torch.stack([torch.where(chosen, rows, 0).sum(0) for chosen in self.chosen])
-
 
 def grouped_linear(
     call: Call, input: Tensor, weight: Tensor, bias: Tensor | None, offsets: Tensor, composed: bool = False
 ) -> Pair:
-    """The layer with a weight for each group."""
     groups = Groups.of_offsets(offsets, weight.shape[0], input.shape[0])
     preactivation = groups.value(input, weight, bias)
     if not groups.chosen:
@@ -254,12 +245,12 @@ def experts_backward(
     return (of_input, of_scale, *of_layer, of_weight_out, of_bias_out)
 
 
-def check_offsets(op: str, offsets: Tensor, rows: int) -> None:
+def check_offsets(op: str, given: Mapping[str, Any]) -> None:
     """Refuse offsets on a CPU that decrease or exceed the rows, as the kernels do.
 
     The formulas do not check them. Offsets inside of `torch.vmap` are not checked here either.
     """
-    data = debug_unwrap(offsets, recurse=True)
+    data, rows = debug_unwrap(given["offsets"], recurse=True), given["input"].shape[0]
     if type(data) not in PLAIN or data.device.type != "cpu" or data.dim() != 1:
         return
     before = 0
@@ -270,12 +261,3 @@ def check_offsets(op: str, offsets: Tensor, rows: int) -> None:
                 "row ends, which may not decrease"
             )
         before = end
-
-
-def check_index(op: str, name: str, index: Any, *dtypes: torch.dtype) -> None:
-    """Refuse an index of rows or experts that is not a tensor of integers."""
-    if not isinstance(index, Tensor):
-        raise errors.DTypeError(f"{op}: {name}: {type(index).__name__}, want a torch.Tensor")
-    if index.dtype not in dtypes:
-        wanted = " or ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
-        raise errors.DTypeError(f"{op}: {name}: {index.dtype}, want {wanted}")

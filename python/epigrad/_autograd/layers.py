@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,17 +21,22 @@ from torch.nn import functional
 from epigrad._autograd import formulas
 from epigrad._core.call import Call
 from epigrad._core.launcher import Tensors
+from epigrad._core.tables import OPS
 
 Needs = Sequence[bool]
 Pair = tuple[Tensor, Tensor]
 """An output and a preactivation."""
 
 
-class Product(Protocol):
-    """A product with a weight, and its gradients."""
+class Product:
+    """A product with a weight ``[N, K]``, or with a matrix ``[K, N]`` if it is not `transposed`."""
+
+    transposed = True
 
     def value(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """The preactivation."""
+        product = torch.matmul(input, weight.mT if self.transposed else weight)
+        return product if bias is None else product + bias
 
     def gradients(
         self,
@@ -45,32 +50,19 @@ class Product(Protocol):
         """The gradients to input, weight and bias of the unrounded one to the preactivation, in a
         dtype. The shapes are those of the three.
         """
+        products = self.products(grad.to(dtype), input, weight, shapes, needs)
+        return *products, self.sums(grad, shapes[2]).to(dtype) if needs[2] and shapes[2] is not None else None
 
-
-class Dense:
-    """``a @ b + bias``; `transposed` means that b is a weight ``[N, K]``."""
-
-    def __init__(self, transposed: bool) -> None:
-        self.transposed = transposed
-
-    def value(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        product = torch.matmul(input, weight.mT if self.transposed else weight)
-        return product if bias is None else product + bias
-
-    def gradients(
-        self,
-        grad: Tensor,
-        input: Tensor | None,
-        weight: Tensor | None,
-        dtype: torch.dtype,
-        shapes: Sequence[Any],
-        needs: Needs,
+    def products(
+        self, grad: Tensor, input: Tensor | None, weight: Tensor | None, shapes: Sequence[Any], needs: Needs
     ) -> Tensors:
-        bias_shape, grad_bias = shapes[2], None
-        if needs[2] and bias_shape is not None:
-            grad_bias = (grad.sum_to_size(tuple(bias_shape)) if len(bias_shape) else grad.sum()).to(dtype)
-        product = _linear_gradients if self.transposed else _matmul_gradients
-        return (*product(grad.to(dtype), input, weight, shapes, needs), grad_bias)
+        """The gradients to input and weight, of the rounded one."""
+        found = _linear_gradients if self.transposed else _matmul_gradients
+        return found(grad, input, weight, shapes, needs)
+
+    def sums(self, grad: Tensor, shape: Sequence[int]) -> Tensor:
+        """The gradient to the bias."""
+        return grad.sum_to_size(tuple(shape)) if len(shape) else grad.sum()
 
 
 def _rows(tensor: Tensor) -> Tensor:
@@ -110,38 +102,52 @@ def _matmul_gradients(grad: Tensor, a: Tensor | None, b: Tensor | None, shapes: 
     return grad_a, grad_b
 
 
-class _Composed(Dense):
+class _Matrix(Product):
+    transposed = False
+
+
+class _Composed(Product):
     def value(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         return functional.linear(input, weight, bias)
 
 
-LINEAR, MATMUL = Dense(transposed=True), Dense(transposed=False)
-COMPOSED = _Composed(transposed=True)
-"""`LINEAR` as a PyTorch user writes it."""
+LINEAR, MATMUL, COMPOSED = Product(), _Matrix(), _Composed()
+"""`COMPOSED` is `LINEAR` as a PyTorch user writes it."""
+
+
+def _split_dim(call: Call) -> int:
+    return call.dim if OPS[call.op].splits else -1
+
+
+def _halves(call: Call, preactivation: Tensor) -> tuple[Tensor, Tensor]:
+    return formulas.split_gate(preactivation, _split_dim(call), call.gate)
 
 
 def activated(call: Call, preactivation: Tensor, composed: bool = False) -> Tensor:
-    """The hidden activation of a block, rounded once, or `composed` for exported graphs."""
+    """What a kind makes of a preactivation, or of its halves: rounded once, or `composed`, for
+    exported graphs."""
+    if not composed:
+        return hidden_of(call, preactivation).to(preactivation.dtype)
     if not call.is_gated:
-        return (formulas.composed if composed else formulas.activated)(call.activation, preactivation)
-    halves = formulas.split_gate(preactivation, -1, call.gate)
-    return (formulas.gated_composed if composed else formulas.gated)(call.gated, *halves)
+        return formulas.composed(call.activation, preactivation)
+    return formulas.gated_composed(call.gated, *_halves(call, preactivation))
 
 
 def hidden_of(call: Call, preactivation: Tensor) -> Tensor:
-    """The hidden activation of a block, unrounded."""
+    """The same, unrounded."""
     if not call.is_gated:
         return formulas.unrounded(call.activation, preactivation)
-    value, gate = formulas.split_gate(preactivation, -1, call.gate)
-    return formulas.gated_unrounded(call.gated, value, gate)
+    return formulas.gated_unrounded(call.gated, *_halves(call, preactivation))
 
 
-def grad_of_hidden(call: Call, grad: Tensor, preactivation: Tensor | None) -> Tensor:
-    """The gradient to the preactivation from that to the hidden activation, unrounded."""
+def grad_of_hidden(call: Call, grad: Tensor, preactivation: Tensor | None, output: Tensor | None = None) -> Tensor:
+    """The gradient to the preactivation from that to what it becomes, unrounded."""
     if not call.is_gated:
-        return formulas.grad_preactivation(call.activation, grad, preactivation, None)
+        return formulas.grad_preactivation(call.activation, grad, preactivation, output)
     assert preactivation is not None
-    return formulas.gated_gradient(call.gated, grad, preactivation, -1, call.gate)
+    value, gate = formulas.gated_backward(call.gated, grad, *_halves(call, preactivation), (True, True))
+    assert value is not None and gate is not None
+    return formulas.joined(value, gate, _split_dim(call), call.gate)
 
 
 def added(grad: Tensor | None, extra: Tensor | None) -> Tensor | None:
@@ -178,7 +184,7 @@ def layer_backward(
         if call.kind != "none" and preactivation is None and output is None:
             assert input is not None and weight is not None
             preactivation = product.value(input, weight, bias)
-        grad_pre = formulas.grad_preactivation(call.activation, grad, preactivation, output)
+        grad_pre = grad_of_hidden(call, grad, preactivation, output)
     total = added(grad_pre, grad_hidden)
     given = grad if grad is not None else grad_hidden
     assert total is not None and given is not None
@@ -194,10 +200,9 @@ def gated_linear(
     bias_gate: Tensor | None,
     composed: bool = False,
 ) -> Pair:
-    """The gated layer with two weights."""
-    product, gated = (COMPOSED, formulas.gated_composed) if composed else (LINEAR, formulas.gated)
+    product, gated = (COMPOSED, formulas.gated_composed) if composed else (LINEAR, formulas.gated_unrounded)
     value, gate = product.value(input, weight_value, bias_value), product.value(input, weight_gate, bias_gate)
-    return gated(call.gated, value, gate), torch.cat([value, gate], -1)
+    return gated(call.gated, value, gate).to(value.dtype), torch.cat([value, gate], -1)
 
 
 def gated_linear_backward(

@@ -334,35 +334,28 @@ def add_lock(adds: bool) -> AbstractContextManager[Any]:
     return _switched.lock if adds else nullcontext()
 
 
-def _has_hooks(sink: Sink) -> bool:
-    """Whether tensor hooks are registered that may change the gradient."""
-    like = sink.like
-    return bool(sink.parameter._backward_hooks or like._backward_hooks or like.retains_grad)  # type: ignore[union-attr]
+def _is_returned(sink: Sink | None, need: bool) -> bool:
+    """Whether autograd has to return a gradient that could be added to a `main_grad`: a caller asks
+    for it, or tensor hooks may change it."""
+    if sink is None or sink.parameter is None or not need:
+        return False
+    parameter, like = sink.parameter, sink.like
+    return bool(parameter._backward_hooks or like._backward_hooks or like.retains_grad) or not accumulates(parameter)
 
 
 def accumulated(sinks: Sinks, needs: Sequence[bool]) -> Sinks:
     """The sinks of the running backward, without those whose gradient autograd has to return."""
-    return tuple(
-        [
-            None
-            if sink is not None
-            and sink.parameter is not None
-            and need
-            and (_has_hooks(sink) or not accumulates(sink.parameter))
-            else sink
-            for sink, need in zip(sinks, needs, strict=True)
-        ]
-    )
+    return tuple([None if _is_returned(*each) else each[0] for each in zip(sinks, needs, strict=True)])
 
 
 def delivered(sinks: Sinks, needs: Sequence[bool], results: Sequence[Tensor | None]) -> tuple[Tensor | None, ...]:
     """The gradients for autograd: None where one was added to a `main_grad`."""
-    for sink, need in zip(sinks, needs, strict=True):
+    given = list(results)
+    for place, (sink, need) in enumerate(zip(sinks, needs, strict=True)):
         if _adds(sink, need):
             sink.parameter.grad_added_to_main_grad = True  # type: ignore[union-attr]
-    return tuple(
-        [None if _adds(sink, need) else result for sink, need, result in zip(sinks, needs, results, strict=True)]
-    )
+            given[place] = None
+    return tuple(given)
 
 
 def refuse_graph(op: str, sinks: Sinks, needs: Sequence[bool]) -> None:

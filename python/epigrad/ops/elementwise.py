@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from epigrad._autograd import formulas
+from epigrad._autograd import formulas, layers
 from epigrad._autograd.functions import Needs
 from epigrad._core.call import Call
 from epigrad._core.launcher import Tensors, overload
@@ -24,20 +24,16 @@ from epigrad.ops import batching, shapes
 from epigrad.ops.operator import Rules
 
 
-def _activation_backward(call: Call, _: Any, needs: Needs, grad: Tensor, input: Tensor) -> Tensors:
-    return (formulas.grad_preactivation(call.activation, grad, input, None).to(grad.dtype),)
-
-
-def _gated_activation(call: Call, input: Tensor) -> Tensor:
-    return formulas.gated(call.gated, *formulas.split_gate(input, call.dim, call.gate))
-
-
-def _gated_activation_composed(call: Call, input: Tensor) -> Tensor:
-    return formulas.gated_composed(call.gated, *formulas.split_gate(input, call.dim, call.gate))
-
-
-def _gated_activation_backward(call: Call, _: Any, needs: Needs, grad: Tensor, input: Tensor) -> Tensors:
-    return (formulas.gated_gradient(call.gated, grad, input, call.dim, call.gate).to(grad.dtype),)
+def _of_one(name: str, **rules: Any) -> Rules:
+    """The rules of a kind of one tensor."""
+    return Rules(
+        layers.activated,
+        lambda call, _, needs, grad, input: (layers.grad_of_hidden(call, grad, input).to(grad.dtype),),
+        partial(layers.activated, composed=True),
+        batched=batching.of_one_shape(name, 1),
+        gradients_batched=batching.of_one_shape(f"{name}_backward", 2),
+        **rules,
+    )
 
 
 def _halved(call: Call, input: Tensor) -> shapes.Shapes:
@@ -98,10 +94,6 @@ def _lerp_batched(info: Any, in_dims: batching.InDims, *tensors: Any, **options:
     return overload("lerp")(*batching.aligned(tensors, batching.dims_of(in_dims, len(tensors))), **options), 0
 
 
-def _composed(row: formulas.Learnable, call: Call, *tensors: Tensor) -> Tensor:
-    return row.composed(*tensors, *call.parameters)
-
-
 def _with_small(call: Call, input: Tensor, *parameters: Tensor) -> shapes.Shapes:
     """The input's shape, of parameters of one element; prelu's may have one for each channel."""
     for parameter in parameters:
@@ -130,7 +122,7 @@ def _batch_last(name: str) -> Callable[..., Any]:
 
 def _of_tensors(row: formulas.Learnable, **rules: Any) -> Rules:
     value, backward = partial(formulas.learnable, row), partial(formulas.learnable_backward, row)
-    return Rules(value, backward, partial(_composed, row), **rules)
+    return Rules(value, backward, lambda call, *tensors: row.composed(*tensors, *call.parameters), **rules)
 
 
 def _with_parameters(name: str, row: formulas.Learnable) -> Rules:
@@ -139,23 +131,10 @@ def _with_parameters(name: str, row: formulas.Learnable) -> Rules:
 
 
 RULES = {
-    "activation": Rules(
-        lambda call, input: formulas.activated(call.activation, input),
-        _activation_backward,
-        lambda call, input: formulas.composed(call.activation, input),
-        batched=batching.of_one_shape("activation", 1),
-        gradients_batched=batching.of_one_shape("activation_backward", 2),
-    ),
-    "gated_activation": Rules(
-        _gated_activation,
-        _gated_activation_backward,
-        _gated_activation_composed,
-        batched=batching.of_one_shape("gated_activation", 1),
-        gradients_batched=batching.of_one_shape("gated_activation_backward", 2),
-        shapes=_halved,
-    ),
+    "activation": _of_one("activation"),
+    "gated_activation": _of_one("gated_activation", shapes=_halved),
     "gated_product": Rules(
-        lambda call, value, gate: formulas.gated(call.gated, value, gate),
+        lambda call, value, gate: formulas.gated_unrounded(call.gated, value, gate).to(value.dtype),
         _gated_product_backward,
         lambda call, value, gate: formulas.gated_composed(call.gated, value, gate),
         keeps=_gated_product_keeps,

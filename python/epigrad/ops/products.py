@@ -8,7 +8,7 @@ records nothing passes ``save="recompute"``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -20,10 +20,6 @@ from epigrad._core.launcher import overload
 from epigrad._core.torch_state import as_experts, as_linear
 from epigrad.ops import batching, shapes
 from epigrad.ops.operator import Rules
-
-
-def _check_offsets(op: str, given: Mapping[str, Any]) -> None:
-    grouped.check_offsets(op, given["offsets"], given["input"].shape[0])
 
 
 def _product_batched(
@@ -130,7 +126,7 @@ RULES = {
         partial(grouped.grouped_linear, composed=True),
         _reads(input="weight", weight="input", offsets="*", recompute="input weight bias"),
         casts=as_linear,
-        check=_check_offsets,
+        check=grouped.check_offsets,
     ),
     "experts": Rules(
         grouped.experts,

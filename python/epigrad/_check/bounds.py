@@ -44,7 +44,6 @@ class Bounded:
 
     @classmethod
     def exact(cls, tensor: Tensor, dtype: torch.dtype, backend: str = "cpu") -> Bounded:
-        """An input."""
         value = tensor.detach().cpu().double()
         error = torch.zeros_like(value)
         if backend == "webgpu":  # which may take a denormal number for 0
@@ -74,7 +73,6 @@ class Bounded:
 
     @functools.cached_property
     def finite(self) -> Tensor:
-        """Where the values are finite."""
         return self.value.isfinite()
 
     @functools.cached_property
@@ -242,7 +240,6 @@ class Bounded:
         return self.stored() if self.backend == "cuda" else self
 
     def plus(self, error: Tensor) -> Bounded:
-        """With an error more."""
         return replace(self, error=self.error + error)
 
 

@@ -48,7 +48,6 @@ class Inputs:
         return {name: known[name] for name in tables.OPS[op].tensors}
 
     def tensors(self) -> list[Tensor]:
-        """All of them."""
         return [each for each in (*self.given.values(), self.grad, *self.others.values()) if isinstance(each, Tensor)]
 
 
@@ -122,7 +121,6 @@ def _module(problem: Problem, operands: dict[str, Any]) -> Tensor:
 
 
 def by_function(op: str, tensors: Named, outputs: Named, options: Named) -> None:
-    """Call a function without a graph."""
     if (row := tables.OPS[op]).is_backward:
         out = tuple([outputs.get(f"grad_{row.tensors[place]}") for place in row.gradients])
         getattr(backward, op)(**tensors, **options, out=out if len(out) > 1 else out[0])
@@ -143,7 +141,6 @@ name, and the options."""
 
 
 def _into(problem: Problem, inputs: Inputs) -> Results:
-    """By calls that write into given tensors."""
     way, row, options = WAYS[problem.entry], problem.row, problem.options
     guards, asked = _Guards(problem, inputs.grad.device), problem.asked()
     operands, out = inputs.operands(problem.op), guards.make("")

@@ -295,10 +295,5 @@ DEFECTS = (
     Defect("too small a workspace", errors.WorkspaceTooSmallError, ("c", "plan"), _workspace),
     Defect("too small a buffer", errors.BufferTooSmallError, ("c",), _buffer),
     Defect("an unknown flag", errors.InvalidProblemError, ("c",), _field("flags", *[1 << bit for bit in range(8, 32)])),
-    Defect(
-        "an unknown operation",
-        errors.InvalidProblemError,
-        ("c",),
-        _field("op", *_OPS),
-    ),
+    Defect("an unknown operation", errors.InvalidProblemError, ("c",), _field("op", *_OPS)),
 )

@@ -124,7 +124,6 @@ _FORMULAS: dict[str, Callable[..., Tensor]] = {
 
 
 def activation(kind: Activation) -> Pointwise:
-    """The value of an activation."""
     formula = _FORMULAS[kind.name]
     return lambda x: formula(x, **kind.parameters)
 

@@ -41,12 +41,10 @@ Mode = Callable[[Problem, str], str]
 
 
 def names_of(problem: Problem) -> tuple[str, ...]:
-    """Of the output and the gradients."""
     return "out", *[f"grad_{name}" for name in problem.shapes]
 
 
 def correct(problem: Problem, backend: str) -> str:
-    """Compare with the oracle."""
     with backend_of(backend) as device:
         inputs = Inputs.of(problem, device)
         results = run(problem, inputs)
@@ -77,7 +75,6 @@ def _compared(problem: Problem, backend: str, inputs: Inputs, results: Results) 
 
 
 def bitwise(problem: Problem, backend: str) -> str:
-    """Compute in several ways that may not make a difference."""
     with backend_of(backend) as device:
         inputs = Inputs.of(problem, device)
         results = run(problem, inputs)
@@ -88,7 +85,8 @@ def bitwise(problem: Problem, backend: str) -> str:
         if device == "cpu" or not (problem.row.multiplies and problem.grads.startswith("float32")):
             ways["for one gradient"] = lambda: _one_gradient(problem, inputs)
         if not problem.row.multiplies:
-            ways[CONTIGUOUS] = lambda: run(problem, _contiguous(inputs))
+            given = {name: None if t is None else t.contiguous() for name, t in inputs.given.items()}
+            ways[CONTIGUOUS] = lambda: run(problem, Inputs(given, inputs.grad.contiguous(), inputs.others))
         for way, compute in ways.items():
             for name, one, other in zip(names_of(problem), results, compute(), strict=True):
                 if one is None or other is None or same_bits(one, other):
@@ -187,14 +185,7 @@ def _one_gradient(problem: Problem, inputs: Inputs) -> Results:
     )
 
 
-def _contiguous(inputs: Inputs) -> Inputs:
-    """The same values without gaps."""
-    given = {name: None if t is None else t.contiguous() for name, t in inputs.given.items()}
-    return Inputs(given, inputs.grad.contiguous(), inputs.others)
-
-
 def bad(problem: Problem, backend: str) -> str:
-    """Spoil something of a call."""
     with backend_of(backend) as device:
         call = Call.of(problem, backend, device)
         defect = spoiled(call)

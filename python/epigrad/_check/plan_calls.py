@@ -30,7 +30,6 @@ def run(made: Plan, device: torch.device, tensors: Mapping[str, Any], accumulate
 
 
 def call(op: str, tensors: Mapping[str, Any], outputs: Mapping[str, Any], options: Mapping[str, Any]) -> None:
-    """Select a plan of an operation and run it."""
     selected = {name: value for name, value in options.items() if name != "accumulate"}
     made = Plan.select(op, **tensors, **outputs, **selected)
     device = next(tensor.device for tensor in tensors.values() if isinstance(tensor, Tensor))

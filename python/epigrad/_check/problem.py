@@ -144,12 +144,10 @@ class Problem:
         return self.grads.endswith("added") and self._is_layer(name)
 
     def dtype_of(self, name: str) -> torch.dtype:
-        """Of an operand."""
         is_wide = name == "scale" and self.wide_scale and self.torch_dtype.itemsize == 2
         return torch.float32 if is_wide else self.torch_dtype
 
     def dtype_of_gradient(self, name: str) -> torch.dtype:
-        """Of the gradient to an operand."""
         is_wide = self.grads.startswith("float32") and self.torch_dtype.itemsize == 2 and self._is_layer(name)
         return torch.float32 if is_wide else self.dtype_of(name)
 
@@ -165,23 +163,19 @@ class Problem:
 
     @property
     def row(self) -> tables.Operation:
-        """What the table knows of the operation."""
         return tables.OPS[self.op]
 
     @functools.cached_property
     def kind_object(self) -> Activation | Gated | None:
-        """The kind with its parameters."""
         return _kind(self.kind) if self.kind else None
 
     @property
     def activation(self) -> Activation:
-        """The kind, which is an activation."""
         assert isinstance(self.kind_object, Activation)
         return self.kind_object
 
     @property
     def gated(self) -> Gated:
-        """The kind, which is a gated one."""
         assert isinstance(self.kind_object, Gated)
         return self.kind_object
 
@@ -289,7 +283,6 @@ class Problem:
         return laid_out(values, self.dtype_of(name), self.layout(place), device)
 
     def layout(self, place: int) -> str:
-        """Of a tensor by its place."""
         return self.layouts[place % len(self.layouts)]
 
     def simpler(self) -> list[Problem]:

@@ -70,7 +70,6 @@ class Call:
 
     @property
     def op(self) -> str:
-        """What is called."""
         return f"{self.problem.op}_backward" if self.is_backward else self.problem.op
 
     @property
@@ -79,7 +78,6 @@ class Call:
         return [n for n, t in self.tensors.items() if isinstance(t, Tensor) and t.is_floating_point()]
 
     def run(self) -> None:
-        """Compute, or fail."""
         match self.way:
             case "autograd":
                 getattr(epigrad, self.op)(**self.tensors, **self.options)
@@ -92,12 +90,10 @@ class Call:
                 by_function(self.op, self.tensors, self.outputs, self.options)
 
     def prepared(self) -> c_interface.Prepared:
-        """A call of the C interface."""
         prepared = c_interface.Prepared(self.op, self.tensors, self.outputs, self.options)
         for name, value in self.fields.items():
             prepared.change(name, value)
         return prepared
 
     def plan(self) -> Plan:
-        """The plan of this call."""
         return Plan.select(self.op, **self.described, **self.options)

@@ -27,7 +27,6 @@ class Watch:
         return self
 
     def tell(self, command: str) -> None:
-        """A problem is tried."""
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.write(f"{command}\n")

@@ -83,7 +83,6 @@ _LOOKUPS: dict[str, Callable[[str, Any], Activation | Gated]] = {
 
 
 def kind_of(op: str, kind: ActivationLike | Gated) -> Activation | Gated:
-    """The kind that a caller of an operation means."""
     return _LOOKUPS[OPS[op].kinds](op, kind)
 
 

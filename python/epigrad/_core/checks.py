@@ -106,7 +106,6 @@ def require_tensors(op: str, **arguments: object) -> None:
 
 
 def check_save(op: str, save: object) -> None:
-    """Refuse a `save` that is none of the three."""
     if save not in ("auto", "preactivation", "recompute"):
         raise errors.InvalidProblemError(f"{op}: save: {save!r}, want 'auto', 'preactivation' or 'recompute'")
 

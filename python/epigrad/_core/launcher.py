@@ -56,11 +56,6 @@ def overload(name: str) -> Any:
     return getattr(torch.ops.epigrad, name).default
 
 
-def factor_of(call: Call) -> float | None:
-    """Lerp's weight, where it is a number."""
-    return call.parameters[0] if call.parameters else None
-
-
 def operator_arguments(call: Call, inputs: Tensors) -> tuple[list[Any], dict[str, Any]]:
     """What the operator of a call takes by position and by keyword, but for `save` and `needs`."""
     row = OPS[call.op]
@@ -74,7 +69,7 @@ def operator_arguments(call: Call, inputs: Tensors) -> tuple[list[Any], dict[str
     elif row.parameters:
         positional += call.parameters
     elif row.takes_number:
-        options["factor"] = factor_of(call)
+        options["factor"] = call.parameters[0] if call.parameters else None
     if row.splits:
         positional.append(call.dim)
     if row.halves:

@@ -143,13 +143,7 @@ _COMPARISONS: dict[type[ast.cmpop], Callable[[Any, Any], bool]] = {
     ast.GtE: operator.ge,
 }
 _SCALARS = (bool, int, float, str, type(None))
-_METHODS = {
-    "chunk": torch.chunk,
-    "clamp": torch.clamp,
-    "relu": torch.relu,
-    "sigmoid": torch.sigmoid,
-    "tanh": torch.tanh,
-}
+_METHODS = {name: getattr(torch, name) for name in ("chunk", "clamp", "relu", "sigmoid", "tanh")}
 _GELUS = {"none": "gelu", "tanh": "gelu_tanh"}
 
 
@@ -212,7 +206,7 @@ class _Reader:
                 return self.run(statement.body if self._holds(statement.test) else statement.orelse)
             case ast.Return(ast.expr() as value):
                 return self.value(value)
-        raise Unknown(f"its forward has `{_line(statement)}`")
+        raise Unknown(f"its forward has `{ast.unparse(statement).splitlines()[0]}`")
 
     def _assign(self, target: ast.expr, value: Any) -> None:
         if isinstance(target, ast.Name):
@@ -367,19 +361,10 @@ class _Reader:
         match owner, index:
             case tuple(), ast.Constant(int() as place) if 0 <= place < len(owner):
                 return owner[place]
-            case _, ast.Tuple([ast.Constant(value=constant), ast.Slice(None, None, ast.Constant(2))]) if (
-                constant is ...
-            ):
-                first = 0
-            case _, ast.Tuple([ast.Constant(value=constant), ast.Slice(ast.Constant(1), None, ast.Constant(2))]) if (
-                constant is ...
-            ):
-                first = 1
-            case _:
-                raise _not_known(node)
-        if not isinstance(owner, Node):
-            raise _not_known(node)
-        return Half(first, True, owner)
+            case Node(), ast.Tuple([ast.Constant(value=dots), ast.Slice(start, None, ast.Constant(2))]) if dots is ...:
+                if start is None or (isinstance(start, ast.Constant) and start.value == 1):
+                    return Half(0 if start is None else 1, True, owner)
+        raise _not_known(node)
 
     # --- calls
 
@@ -473,7 +458,3 @@ def _conjunction(test: ast.expr) -> list[ast.expr]:
     if isinstance(test, ast.BoolOp) and isinstance(test.op, ast.And):
         return [part for each in test.values for part in _conjunction(each)]
     return [test]
-
-
-def _line(statement: ast.stmt) -> str:
-    return ast.unparse(statement).splitlines()[0]

@@ -282,7 +282,8 @@ def switch(model: nn.Module) -> tuple[dict[str, str], dict[str, str]]:
         module, config = found[name], found[name].config
         config._experts_implementation_internal = NAME
         module.__dict__[_REGISTRATION] = _REGISTERED
-        if not any(getattr(each, "config", None) is config for each in model.modules() if _is_a_model(each)):
+        models = [each for each in model.modules() if hasattr(each, "set_experts_implementation")]
+        if not any(getattr(each, "config", None) is config for each in models):
             patched[name] += ", as are now all experts with its configuration"
     for name, module in model.named_modules():
         if name not in found and _LIKE_EXPERTS.search(type(module).__name__) and not _is_ours(module):
@@ -305,10 +306,6 @@ def restore(model: nn.Module) -> tuple[str, ...]:
 
 
 _LIKE_EXPERTS = re.compile(r"Experts$")
-
-
-def _is_a_model(module: nn.Module) -> bool:
-    return hasattr(module, "set_experts_implementation")
 
 
 def _is_ours(module: nn.Module) -> bool:

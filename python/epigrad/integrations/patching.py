@@ -113,7 +113,7 @@ def patch(model: nn.Module) -> Report:
     others: dict[str, str] = {}
     tied = _tied(_checked("patch", model))
     for name, module in model.named_modules():
-        cls = _own_class(module)
+        cls: type[Any] = module.epigrad_original if isinstance(module, Patched) else type(module)
         try:
             block = _row(module, cls)
         except Unknown as unknown:
@@ -218,10 +218,6 @@ def _blank(original: type[Any], block: Block, body: str) -> Any:
     """A block without state, which pickle and copy fill: a patched one, if the class still has the
     forward that it had."""
     return object.__new__(_patched_class(original, block) if fingerprint(original) == body else original)
-
-
-def _own_class(module: nn.Module) -> type[Any]:
-    return module.epigrad_original if isinstance(module, Patched) else type(module)
 
 
 _LIKE_A_BLOCK = re.compile(r"MLP|Mlp|FeedForward|FFN|Intermediate$|DenseAct|DenseGated")

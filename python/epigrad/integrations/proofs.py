@@ -47,16 +47,12 @@ def doubt(module: nn.Module, cls: type[Any], block: Block) -> str:
         if any_global_hook():
             return "hooks on all modules are registered, which its proof would call: remove them, and patch again"
         try:
-            known[key] = _on_a_thread(lambda: _difference(module, cls, block))
+            # where no mode, autocast, transform or default device is on
+            with ThreadPoolExecutor(1, "epigrad-proof") as thread:
+                known[key] = thread.submit(_difference, module, cls, block).result()
         except Exception as error:  # a forward may raise anything
             return f"its proof failed: {type(error).__name__}: {error}"
     return known[key]
-
-
-def _on_a_thread(function: Callable[[], str]) -> str:
-    """Call a function on a thread without modes, autocast, transforms or a default device."""
-    with ThreadPoolExecutor(1, "epigrad-proof") as thread:
-        return thread.submit(function).result()
 
 
 def _difference(module: nn.Module, cls: type[Any], block: Block) -> str:

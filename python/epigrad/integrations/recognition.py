@@ -141,9 +141,10 @@ def _activation(module: nn.Module, nodes: list[Any]) -> int:
         if i + 1 < len(nodes) and _is_activation(module, nodes[i + 1]):
             return i + 1
     if not projections:
-        convolution = next((n.name for n in nodes if isinstance(n, Call) and _is_convolution(module, n.name)), "")
-        if convolution:
-            raise Unknown(f"{convolution} is a {class_name(module._modules[convolution])}, no projection")
+        for name in [node.name for node in nodes if isinstance(node, Call)]:
+            layer = module._modules.get(name)
+            if isinstance(layer, nn.Conv1d | nn.Conv2d | nn.Conv3d):
+                raise Unknown(f"{name} is a {class_name(layer)}, no projection")
         raise Unknown("its forward calls no projection")
     first, *following = nodes[projections[0] :]
     if following and isinstance(following[0], Call):
@@ -163,10 +164,6 @@ def _may_be_activation(found: Any) -> bool:
     """Whether the class of a module, or of a function, lets it be an activation."""
     room = type(found).__module__
     return room == nn.GELU.__module__ if room.startswith("torch.nn.modules.") else not getattr(found, "_modules", None)
-
-
-def _is_convolution(module: nn.Module, name: str) -> bool:
-    return isinstance(module._modules.get(name), nn.Conv1d | nn.Conv2d | nn.Conv3d)
 
 
 # --- gates ----------------------------------------------------------------------------------------
@@ -247,9 +244,10 @@ def _with_activation(gate: Node, value: Node) -> _Sources | None:
 def _with_offset(gate: Node, value: Node) -> _Sources | None:
     """``(value + offset) * (gate * sigmoid(alpha * gate))``, with limits on both."""
     match gate, value:
-        case Product(Applied("sigmoid", Scaled(alpha, a)), b), Shifted(offset, raised) if a is b:
-            pass
-        case Product(b, Applied("sigmoid", Scaled(alpha, a))), Shifted(offset, raised) if a is b:
+        case (
+            Product(Applied("sigmoid", Scaled(alpha, a)), b) | Product(b, Applied("sigmoid", Scaled(alpha, a))),
+            Shifted(offset, raised),
+        ) if a is b:
             pass
         case _:
             return None

@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -56,21 +57,10 @@ def _count_flops() -> None:
             register_flop_formula(getattr(torch.ops.epigrad, operator.name))(operator.flops)
 
 
-def _shard() -> None:
-    importlib.import_module("epigrad.ops.sharding")
-
-
-def _lower() -> None:
-    compiling = importlib.import_module("epigrad.ops.compiling")
-    compiling.lower(OPERATORS)
-
-
-def _decompose() -> None:
-    exporting = importlib.import_module("epigrad.ops.exporting")
-    exporting.decompose_by_default(decompositions())
-
-
 after_import("torch.utils.flop_counter", _count_flops)
-after_import("torch.distributed.tensor", _shard)
-after_import("torch.export", _decompose)
-after_import("torch._inductor.lowering", _lower)
+for _part, _room in (
+    ("torch.distributed.tensor", "sharding"),
+    ("torch.export", "exporting"),
+    ("torch._inductor.lowering", "compiling"),
+):
+    after_import(_part, partial(importlib.import_module, f"{__name__}.{_room}"))

@@ -6,16 +6,13 @@ time. Graphs keep the operators' own names: Inductor replaces them when it turns
 
 from __future__ import annotations
 
-import importlib
-from collections.abc import Iterable
 from typing import Any
 
-from epigrad.ops.operator import Operator
+from torch._inductor import lowering
 
+from epigrad.ops import OPERATORS
 
-def lower(operators: Iterable[Operator]) -> None:
-    """Have Inductor call the operators without an autograd rule. It has to be imported already."""
-    lowering: Any = importlib.import_module("torch._inductor.lowering")
-    for operator in operators:
-        lowering.make_fallback(operator.overload, warn=False)  # as Inductor does by itself
-        lowering.lowerings[operator.overload] = lowering.fallback_handler(operator.bare)
+_lowering: Any = lowering
+for _operator in OPERATORS:
+    _lowering.make_fallback(_operator.overload, warn=False)  # as Inductor does by itself
+    _lowering.lowerings[_operator.overload] = _lowering.fallback_handler(_operator.bare)

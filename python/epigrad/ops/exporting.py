@@ -14,20 +14,21 @@ from typing import Any
 from torch.export import ExportedProgram, default_decompositions
 
 from epigrad._core.torch_state import is_exported_to_onnx
+from epigrad.ops import decompositions
 
 Table = Mapping[Any, Callable[..., Any]]
 
+_own: Any = ExportedProgram.run_decompositions
+_decompositions = decompositions()
 
-def decompose_by_default(decompositions: Table) -> None:
-    """Add decompositions to the default table of exported programs."""
-    own = ExportedProgram.run_decompositions
 
-    @functools.wraps(own)
-    def run_decompositions(self: ExportedProgram, decomp_table: Table | None = None, *rest: Any, **options: Any) -> Any:
-        if decomp_table is None:
-            decomp_table = {**decompositions, **default_decompositions()}
-        elif is_exported_to_onnx():
-            decomp_table = {**decompositions, **decomp_table}
-        return own(self, decomp_table, *rest, **options)
+@functools.wraps(_own)
+def _run_decompositions(self: Any, decomp_table: Table | None = None, *rest: Any, **options: Any) -> Any:
+    if decomp_table is None:
+        decomp_table = {**_decompositions, **default_decompositions()}
+    elif is_exported_to_onnx():
+        decomp_table = {**_decompositions, **decomp_table}
+    return _own(self, decomp_table, *rest, **options)
 
-    ExportedProgram.run_decompositions = run_decompositions  # type: ignore[method-assign]
+
+ExportedProgram.run_decompositions = _run_decompositions  # type: ignore[method-assign]

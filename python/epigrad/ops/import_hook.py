@@ -10,7 +10,7 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 
 
-def after_import(name: str, action: Callable[[], None]) -> None:
+def after_import(name: str, action: Callable[[], object]) -> None:
     """Run `action` once the module is there: now, or at the end of its first import."""
     module = sys.modules.get(name)
     if module is not None and not getattr(module.__spec__, "_initializing", False):
@@ -22,7 +22,7 @@ def after_import(name: str, action: Callable[[], None]) -> None:
 class _Finder(MetaPathFinder):
     """Finds one module as the others do, and has its loader run an action afterwards."""
 
-    def __init__(self, name: str, action: Callable[[], None]) -> None:
+    def __init__(self, name: str, action: Callable[[], object]) -> None:
         self.name = name
         self.action = action
 
@@ -39,7 +39,7 @@ class _Finder(MetaPathFinder):
 
 
 class _Loader(Loader):
-    def __init__(self, loader: Loader, action: Callable[[], None]) -> None:
+    def __init__(self, loader: Loader, action: Callable[[], object]) -> None:
         self.loader = loader
         self.action = action
 

@@ -173,7 +173,8 @@ class BoundGradients(Bound):
         if self.rules.shapes is None:
             shapes.from_symbols(self.row, self.tensors, self.call.is_gated)
         elif all(tensor is not None for tensor in self.tensors[1:]):
-            shapes.same_as_output(self.row, self.tensors, self.rules.shapes(self.call, *self.tensors[1:])[0])
+            out = self.rules.shapes(self.call, *self.tensors[1:])[0]
+            shapes.same_shape(self.row.name, "grad_output", self.tensors[0].shape, out)  # type: ignore[union-attr, arg-type]
         return tuple([given[place - 1] for place in self.row.gradients])
 
     def fake(self) -> Any:
@@ -311,7 +312,8 @@ def _above_autograd(operator: Operator) -> Callable[..., Any]:
     # torch.library.register_autograd's fail under torch.func.grad and lose tangents (PyTorch 2.15).
     def above_autograd(*arguments: Any, **options: Any) -> Any:
         tensors = [value for value in (*arguments, *options.values()) if isinstance(value, Tensor)]
-        if transforms_active() or _has_tangent(tensors):
+        has_tangent = forward_ad._current_level >= 0 and any(unpack_dual(t).tangent is not None for t in tensors)
+        if transforms_active() or has_tangent:
             bound = operator.bound(*arguments, **options)
             bound.inferred()  # PyTorch's operations would broadcast what the kernels refuse
             return bound.formula()
@@ -321,12 +323,6 @@ def _above_autograd(operator: Operator) -> Callable[..., Any]:
             return operator.overload(*arguments, **options)
 
     return above_autograd
-
-
-def _has_tangent(tensors: Iterable[Tensor]) -> bool:
-    if forward_ad._current_level < 0:
-        return False
-    return any(unpack_dual(tensor).tangent is not None for tensor in tensors)
 
 
 def _under_autocast(casts: Callable[..., tuple[Any, ...]], overload: Any, key: str) -> Callable[..., Any]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -34,11 +35,13 @@ def inferred(
     """
     core, op = loader.core(), call.op
     one_device(op, tensors)
-    if all(t is None or _is_concrete(t) for t in tensors):
+    given = [tensor for tensor in tensors if tensor is not None]
+    if all(type(number) is int for tensor in given for number in (*tensor.shape, *tensor.stride())):
         # A transform of torch.func would hand new tensors to the modes that are off.
         with _disable_current_modes(), torch._C._DisableFuncTorch():
-            ghosts = tuple([None if t is None else _ghost(t) for t in tensors])
-            return core.infer(_with_numbers(call), ghosts, tuple(needs))[0]
+            make = partial(torch.empty_strided, device="meta")
+            ghosts = [None if t is None else make(t.shape, t.stride(), dtype=t.dtype) for t in tensors]
+            return core.infer(_with_numbers(call), tuple(ghosts), tuple(needs))[0]
     _one_dtype(row, tensors)
     shapes = symbolic()
     return tuple([shape if need else None for shape, need in zip(shapes, needs, strict=True)])
@@ -67,14 +70,6 @@ def one_device(op: str, tensors: Sequence[Tensor | None]) -> None:
     for device in devices:
         if device != devices[0]:
             raise errors.DeviceMismatchError(f"{op}: tensors on {devices[0]} and {device}, want one device")
-
-
-def _is_concrete(tensor: Tensor) -> bool:
-    return all(type(number) is int for number in (*tensor.shape, *tensor.stride()))
-
-
-def _ghost(tensor: Tensor) -> Tensor:
-    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
 
 
 def broadcast(*shapes: Shape) -> Shape:
@@ -176,12 +171,6 @@ def of_inputs(row: Operation, tensors: Sequence[Tensor | None]) -> tuple[Any, ..
             needed = any(argument.name == other.name and not other.optional for other in OPS[row.forward].inputs)
             found.append(tensor.shape if tensor is not None else grad_output.shape if needed else None)
     return tuple(found)
-
-
-def same_as_output(row: Operation, tensors: Sequence[Tensor | None], output: Shape | None) -> None:
-    grad_output = tensors[0]
-    assert grad_output is not None and output is not None
-    same_shape(row.name, "grad_output", grad_output.shape, output)
 
 
 def product(call: Call, a: Tensor, b: Tensor, bias: Tensor | None) -> Shapes:

@@ -88,7 +88,6 @@ def pattern(text: str) -> re.Pattern[str]:
 
 
 def add_json(parser: argparse.ArgumentParser, instead_of: str) -> None:
-    """The option of where JSON goes."""
     text = f"write JSON to a file, or to a new file in a directory; without PATH, to stdout in place of {instead_of}"
     parser.add_argument("--json", type=pathlib.Path, nargs="?", const=STDOUT, metavar="PATH", help=text)
 

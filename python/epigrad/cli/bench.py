@@ -65,7 +65,6 @@ COLUMNS: dict[str, Column] = {
 
 
 def add_parser(subparsers: Subparsers) -> None:
-    """Register the command."""
     parser = subparsers.add_parser(
         "bench",
         help="speed on this machine, compared with PyTorch eager and torch.compile",
@@ -121,7 +120,6 @@ def warn_if_busy() -> None:
 
 
 def subject(args: argparse.Namespace, device: torch.device) -> Subject:
-    """The table."""
     on_cuda, compiled = device.type == "cuda", device.type == "cuda" if args.compile is None else args.compile
     make = _models if args.models is not None else _experts if args.experts is not None else _operations
     return Subject(
@@ -174,7 +172,6 @@ def _experts(args: argparse.Namespace, device: torch.device, compiled: bool) -> 
 
 
 def _bars(rows: Sequence[Row]) -> list[Bar]:
-    """Those of forward and backward."""
     return [
         (
             " ".join(told_name(row[name]) for name in ("case", "kind", "size", "dtype")),

@@ -46,7 +46,6 @@ by Ctrl-C, after printing what was found so far
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add the subcommand."""
     parser = subparsers.add_parser(
         "check",
         help="random problems against a float64 reference",
@@ -162,7 +161,6 @@ class _Run:
         return taken / self._seconds if self._seconds > taken else 1.0
 
     def text(self) -> str:
-        """The line that ends it."""
         taken = time.monotonic() - self._begin
         return f"{self.mode}: {self._tried()} in {taken:.1f} s, {len(self.failures) or 'none'} failed"
 
@@ -170,7 +168,6 @@ class _Run:
         return f"{self.count} problem{'s' * (self.count != 1)}"
 
     def row(self) -> dict[str, Any]:
-        """What the file says of it."""
         backend = self._args.backend
         return {
             "mode": self.mode,
@@ -185,7 +182,6 @@ class _Run:
 
 
 def _verdict(report: Report, backend: str) -> str:
-    """The last line."""
     tried, failed = (sum(row[what] for row in report.rows) for what in ("problems", "failed"))
     if failed:
         return f"failed: {failed} of {tried} problems on {backend}; the commands above reproduce them"

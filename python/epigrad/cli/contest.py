@@ -38,12 +38,10 @@ class Candidate:
     wanted: Sequence[Tensor] = ()
 
     def backward(self, grad: Tensor | None, out: Tensor) -> list[Tensor]:
-        """The gradients."""
         found = torch.autograd.grad(out, self.wanted, grad, allow_unused=True) if self.wanted else ()
         return [gradient for gradient in found if gradient is not None]
 
     def step(self, grad: Tensor | None) -> list[Tensor]:
-        """The output and the gradients."""
         out = self.forward()
         return [out.detach(), *self.backward(grad, out)]
 

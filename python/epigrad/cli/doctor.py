@@ -30,7 +30,6 @@ _OPTIONAL = {
 
 
 def add_parser(subparsers: Subparsers) -> None:
-    """Register the command."""
     parser = subparsers.add_parser(
         "doctor",
         help="versions, and which backends work here",

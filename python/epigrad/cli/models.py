@@ -57,7 +57,6 @@ class Model:
         return made, (torch.randint(made.config.vocab_size, (batch, length), generator=generator, device="cpu"),) * 2
 
     def forward(self, module: nn.Module, inputs: Inputs) -> tuple[Tensor, Tensor]:
-        """The loss and the logits."""
         if self.library == "timm":
             logits: Tensor = module(inputs[0])
             return cross_entropy(logits, inputs[1]), logits

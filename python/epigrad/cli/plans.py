@@ -47,7 +47,6 @@ _DTYPES = ("float32", "float64", "bfloat16", "float16")
 
 
 def add_parser(subparsers: Subparsers) -> None:
-    """Register the command."""
     parser = subparsers.add_parser(
         "plans",
         help="which kernel runs for a given problem",
@@ -148,7 +147,6 @@ def main(args: argparse.Namespace) -> int:
 
 
 def _facts(made: plan.Plan) -> dict[str, Any]:
-    """What a plan tells."""
     return {
         "sku": dataclasses.asdict(made.sku),
         "precision_guarantee": dataclasses.asdict(made.precision_guarantee),
@@ -157,7 +155,6 @@ def _facts(made: plan.Plan) -> dict[str, Any]:
 
 
 def _print(args: argparse.Namespace, described: dict[str, dict[str, Any]]) -> int:
-    """Print what plans tell, by their names."""
     if args.json:
         print(json.dumps(described if args.problem is not None else described[args.plan_class], indent=2))
         return 0

@@ -30,7 +30,6 @@ STDOUT = pathlib.Path("-")
 
 
 def seconds_told(seconds: float) -> str:
-    """A time with its unit."""
     unit, scale = ("us", 1e6) if seconds < 1e-3 else ("ms", 1e3) if seconds < 0.9995 else ("s", 1)
     return f"{seconds * scale:.3g} {unit}"
 
@@ -115,7 +114,6 @@ class Progress:
             self.bar.stop()
 
     def begin(self, text: str) -> None:
-        """A row begins."""
         if self.bar is not None:
             self.bar.update(self.task, description=text, completed=self.done)
         self.done += 1
@@ -130,14 +128,12 @@ class Progress:
             print(f"{self.done}/{self.total} {text}", file=self.stream, flush=True)
 
     def note(self, text: str) -> None:
-        """Print lines above the bar."""
         if self.bar is not None:
             self.bar.console.print(text, markup=False, highlight=False, soft_wrap=True)
         else:
             print(text, file=self.stream, flush=True)
 
     def end(self, text: str) -> None:
-        """A row is measured."""
         if self.bar is None:
             print(f"{self.done}/{self.total} {text}", file=self.stream, flush=True)
 
@@ -192,7 +188,6 @@ class Report:
         return path / f"{self.date}-{self.slug}-{name}.{suffix}"
 
     def contents(self) -> dict[str, Any]:
-        """What the file holds."""
         return {
             "date": self.date,
             "command": self.command,

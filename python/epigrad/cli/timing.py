@@ -47,7 +47,6 @@ class Timing:
 
     @classmethod
     def of(cls, samples: list[float]) -> Timing:
-        """The timing of samples in seconds, of which there is at least one."""
         if len(samples) == 1:
             return cls(samples[0], samples[0], samples[0], samples[0], 1)
         low, median, high = statistics.quantiles(samples, n=4, method="inclusive")

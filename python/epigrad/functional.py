@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.compiler import is_dynamo_compiling
 from torch.overrides import handle_torch_function
 
 from epigrad import errors, ops
@@ -23,13 +24,7 @@ from epigrad._core.call import Call, call_of, kind_of
 from epigrad._core.checks import check_save, finite, lerp_weight, overridden, require_tensors
 from epigrad._core.launcher import DISPATCHER, Tensors, only, operator_arguments
 from epigrad._core.tables import OPS
-from epigrad._core.torch_state import (
-    any_autocast,
-    constant_to_dynamo,
-    is_dynamo_compiling,
-    is_traced,
-    recorded,
-)
+from epigrad._core.torch_state import any_autocast, constant_to_dynamo, is_traced, recorded
 from epigrad._core.wide import any_switched, may_be_wide
 from epigrad.kinds import ActivationLike, Gated, arguments_of
 

@@ -41,17 +41,11 @@ class Call(ctypes.Structure):
     """epg_call."""
 
     _fields_ = [
-        ("struct_size", ctypes.c_uint32),
-        ("flags", ctypes.c_uint32),
-        ("op", ctypes.c_char_p),
-        ("kind", ctypes.c_char_p),
+        *((name, ctypes.c_uint32) for name in ("struct_size", "flags")),
+        *((name, ctypes.c_char_p) for name in ("op", "kind")),
         ("parameters", ctypes.POINTER(ctypes.c_double)),
-        ("num_parameters", ctypes.c_int32),
-        ("dim", ctypes.c_int32),
-        ("gate", ctypes.c_int32),
-        ("num_threads", ctypes.c_int32),
-        ("num_inputs", ctypes.c_int32),
-        ("num_outputs", ctypes.c_int32),
+        *((name, ctypes.c_int32) for name in ("num_parameters", "dim", "gate", "num_threads")),
+        *((name, ctypes.c_int32) for name in ("num_inputs", "num_outputs")),
         ("inputs", Tensors),
         ("outputs", Tensors),
         ("nbytes", ctypes.POINTER(ctypes.c_uint64)),

@@ -11,10 +11,11 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor
+from torch.compiler import is_dynamo_compiling
 
 from epigrad._core.call import GATE_NAMES, Call
 from epigrad._core.tables import OPS
-from epigrad._core.torch_state import is_dynamo_compiling, is_exported_to_onnx, is_traced
+from epigrad._core.torch_state import is_exported_to_onnx, is_traced
 
 Tensors = tuple[Tensor | None, ...]
 Shape = Sequence[int]

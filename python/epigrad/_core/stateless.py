@@ -12,6 +12,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
+from torch.compiler import is_dynamo_compiling
 
 from epigrad import errors
 from epigrad._core import loader
@@ -19,7 +20,7 @@ from epigrad._core.call import Call
 from epigrad._core.checks import check_out, needs_mask, out_tensors, refuse_graph, refuse_negative, refuse_transforms
 from epigrad._core.launcher import DISPATCHER
 from epigrad._core.tables import OPS
-from epigrad._core.torch_state import dispatch_modes, is_dynamo_compiling, is_traced, transforms_active
+from epigrad._core.torch_state import dispatch_modes, is_traced, transforms_active
 from epigrad.webgpu import Array, Data
 
 Operands = tuple[Any, ...]

@@ -12,30 +12,15 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
-from torch._C import _len_torch_dispatch_stack as dispatch_modes
 from torch.autograd import forward_ad, profiler
 from torch.compiler import is_dynamo_compiling
 
 from epigrad._core import autocast_cache, loader
 
-__all__ = [
-    "any_autocast",
-    "as_input",
-    "as_linear",
-    "autocasts",
-    "constant_to_dynamo",
-    "dispatch_modes",
-    "is_dynamo_compiling",
-    "is_exported_to_onnx",
-    "is_traced",
-    "recorded",
-    "transforms_active",
-    "unpack_dual",
-]
-
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 any_autocast: Callable[[], bool] = torch._C._is_any_autocast_enabled
+dispatch_modes: Callable[[], int] = torch._C._len_torch_dispatch_stack
 transforms_active: Callable[[], bool] = torch._C._are_functorch_transforms_active
 tracing_state: Callable[[], Any] = torch._C._get_tracing_state
 unpack_dual: Callable[[Tensor], Any] = forward_ad.unpack_dual

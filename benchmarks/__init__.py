@@ -10,8 +10,7 @@ runner is that of ``python -m epigrad bench`` (`epigrad.cli.runner`). In reading
     models      training steps of models, also by Liger and as CUDA graphs
     experts     transformers' own mixtures of experts, also by SonicMoE
     sonicmoe    its experts as one of transformers' implementations
-    products    products with their epilogues in one kernel
-    ways        the ways to compute them, over sizes
+    ways        the ways to compute products with epilogues on Hopper
     invariance  layers whose rows do not depend on each other
     operations  pairs of functions that only records have
     timing      bursts, and steps with the host's part

@@ -15,7 +15,7 @@ from epigrad.cli.operations import DTYPES
 from epigrad.cli.report import check_paths, command
 from epigrad.cli.runner import Subject, run
 
-from benchmarks import cpu, cuda, experts, invariance, models, products, ways, webgpu
+from benchmarks import cpu, cuda, experts, invariance, models, ways, webgpu
 
 SUBJECTS: dict[str, Callable[[argparse.Namespace], Subject]] = {
     "cpu": cpu.subject,
@@ -23,12 +23,11 @@ SUBJECTS: dict[str, Callable[[argparse.Namespace], Subject]] = {
     "webgpu": webgpu.subject,
     "models": models.subject,
     "experts": experts.subject,
-    "products": products.subject,
     "ways": ways.subject,
     "invariance": invariance.subject,
 }
 # What a subject needs; models and experts take a GPU where there is one.
-DEVICES = {"models": "cpu", "experts": "cpu"} | dict.fromkeys(("products", "ways", "invariance"), "cuda")
+DEVICES = {"models": "cpu", "experts": "cpu"} | {"ways": "cuda", "invariance": "cuda"}
 _EPILOG = """\
 examples:
   python -m benchmarks --json docs/results --plot docs/results    cpu, cuda and webgpu, those that are here

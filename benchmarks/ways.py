@@ -1,8 +1,8 @@
 """The ways that products with epilogues can go on Hopper (go/backend/cuda/ways.go), over sizes:
 what the rule takes, and what it loses to the fastest.
 
-Times are of calls that keep the GPU busy for a while, in turns. `loss` is the rule's time over the
-fastest way's.
+Each way runs for a while alone, since a GPU's clock falls with the power that it draws. The ways
+take turns. `loss` is the rule's time over the fastest way's.
 """
 
 from __future__ import annotations
@@ -23,12 +23,36 @@ from epigrad import backward, forward
 from epigrad.cli import machine
 from epigrad.cli.report import Row
 from epigrad.cli.runner import Subject, Task
+from torch import Tensor
 
-from benchmarks.products import SECONDS, TURNS, Step, drawn, sustained
+from benchmarks.timing import Step
 
 TOKENS = (512, 2048, 8192, 16384)
 FEATURES = ((768, 3072), (1024, 4096), (1600, 6400), (2048, 8192), (4096, 4096), (4096, 14336))
+SECONDS, TURNS = 0.06, 3
 WAYS = {"narrow": 1, "wide": 2, "separated": 3}
+
+
+def sustained(step: Step) -> float:
+    """Seconds of one call, of calls that keep the GPU busy for a while."""
+    step()
+    torch.cuda.synchronize()
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+    calls = 3
+    while True:
+        begin.record()
+        for _ in range(calls):
+            step()
+        end.record()
+        end.synchronize()
+        seconds: float = begin.elapsed_time(end) / 1e3
+        if seconds > SECONDS:
+            return seconds / calls
+        calls = int(calls * max(2.0, min(10.0, 1.1 * SECONDS / seconds)))
+
+
+def drawn(*shape: int) -> Tensor:
+    return torch.randn(shape, device="cuda").div(shape[-1] ** 0.5).bfloat16()
 
 
 def layer(rows: int, depth: int, columns: int) -> Step:

@@ -1,5 +1,5 @@
 """docs/upgrade.md: its new lines run, its sections are the breaks that the CHANGELOG lists, and its
-tables are those of the records. test_pages.py runs the Python."""
+times are of pairs that compute the same. test_pages.py runs the Python."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import re
 import shlex
 import subprocess
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -16,7 +15,6 @@ import torch
 from benchmarks import turns
 from tests.docs.test_pages import blocks
 from tests.support.repository import ROOT
-from tests.tools import versions
 
 PAGE = ROOT / "docs" / "upgrade.md"
 
@@ -75,13 +73,12 @@ def test_every_break_of_the_changelog_has_a_section_and_every_section_is_one() -
 
 
 def test_what_takes_turns_computes_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("EAGER_LAYERS", "EAGER_TENSORS"):
+    for name in ("LAYERS", "TENSORS"):
         monkeypatch.setattr(turns, name, {"cpu": getattr(turns, name)["cpu"][:1]})
     torch.manual_seed(0)
-    pairs = dict(turns.eager_calls())
+    pairs = dict(turns.calls())
     assert len(pairs) == 5 * 2 * 2
     for name, (ours, own) in pairs.items():
-        assert name.count(", ") == 3, "versions.py takes it apart"
         factor = 4 if "bfloat16" in name else 1
         torch.testing.assert_close(ours(), own(), rtol=factor * 1e-2, atol=factor * 1e-2)
 
@@ -91,50 +88,6 @@ def test_rows_of_turns_are_the_calls_that_all_builds_have() -> None:
         "0.1": [{"times": {"a": [2.0, 1.0]}}, {"times": {"a": [6.0, 2.0]}}],
         "0.2": [{"times": {"a": [1.0, 2.0], "new": [1.0, 1.0]}}, {"times": {"a": [1.0, 1.0], "new": [1.0, 1.0]}}],
     }
-    (row,) = turns.rows_of(found, "eager")
+    (row,) = turns.rows_of(found)
     assert row["call"] == "a" and row["ratio"] == {"0.1": 2.5, "0.2": 0.75}
     assert row["0.2"] == [[1.0, 2.0], [1.0, 1.0]]
-
-
-def test_a_table_of_turns_shows_both_versions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    calls = (
-        ("linear gelu, 1x2x3, float32, forward", 2, 1),
-        ("linear gelu, 4x5x6, float32, forward", 1.5, 0.25),
-        ("lerp, 7x8, float32, forward", 1, 1.125),
-        ("lerp, 9x9, float32, forward", 3, 4),
-        ("lerp, 7x8, float64, forward", 5, 6),
-        ("lerp, 9x9, float64, forward", 7, 8),
-    )
-    record: dict[str, Any] = {
-        "device": "CPU",
-        "threads": 2,
-        "torch": "2.15.0+cu132",
-        "geometric_mean": {"0.1": 1.25, "0.2": 0.5},
-        "rows": [{"call": call, "ratio": {"0.1": old, "0.2": new}} for call, old, new in calls],
-    }
-    monkeypatch.setattr(versions, "DOCS", tmp_path)
-    monkeypatch.setattr(versions, "load", lambda _: record)
-    assert versions.turns_table(tmp_path / "results" / "a-versions.json").splitlines() == [
-        "[CPU, 2 threads](results/a-versions.json), PyTorch 2.15.0.",
-        "The geometric means of all are 1.25, 0.50.",
-        "",
-        "| operation | dtype | direction | 1x2x3 | 4x5x6 |",
-        "|---|---|---|---|---|",
-        "| linear gelu | float32 | forward | 2.00, 1.00 | 1.50, 0.25 |",
-        "",
-        "| operation | dtype | direction | 7x8 | 9x9 |",
-        "|---|---|---|---|---|",
-        "| lerp | float32 | forward | 1.00, 1.12 | 3.00, 4.00 |",
-        "| lerp | float64 | forward | 5.00, 6.00 | 7.00, 8.00 |",
-    ]
-    del record["threads"]  # of a GPU
-    assert versions.turns_table(tmp_path / "results" / "a-versions.json").startswith("[CPU](results/a-versions.json), ")
-
-
-def test_records_of_other_machines_do_not_compare(monkeypatch: pytest.MonkeyPatch) -> None:
-    def load(path: Path) -> dict[str, Any]:
-        return {"device": path.name, "driver": "1", "cuda": "2", "versions": {"torch": "3"}, "rows": []}
-
-    monkeypatch.setattr(versions, "load", load)
-    with pytest.raises(SystemExit, match="do not compare"):
-        versions.gpu_table()

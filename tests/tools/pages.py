@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from tests.support.repository import ROOT
-from tests.tools import check_page, gains, gpu_tables, readme, startup, versions
+from tests.tools import check_page, gains, gpu_tables, readme, startup
 
 TABLES: dict[str, dict[str, Callable[[], str]]] = {
     "README.md": {"claims": readme.claims_table},
@@ -24,7 +24,6 @@ TABLES: dict[str, dict[str, Callable[[], str]]] = {
     "docs/models.md": {"models": readme.models_table},
     "docs/pays.md": {"gains": gains.pays_table},
     "docs/experts.md": {"mixtures": gains.gpu_tables, "mixtures on a CPU": gains.cpu_table},
-    "docs/upgrade.md": {"turns": versions.turns_tables, "versions on a GPU": versions.gpu_table},
     "docs/promises.md": {"checks": check_page.written},
     "docs/results/README.md": {"goals": readme.summary_table},
 }

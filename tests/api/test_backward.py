@@ -45,41 +45,10 @@ def lerp(**options: Any) -> tuple[Tensor | None, ...]:
 THREE = pytest.mark.parametrize("function", [linear, matmul, lerp], ids=lambda f: f.__name__)
 
 
-@THREE
-@pytest.mark.parametrize("needs", MASKS, ids=str)
-def test_needs(function: Any, needs: tuple[bool, ...]) -> None:
-    every = function()
-    got = function(needs=needs)
-    assert isinstance(got, tuple) and len(got) == 3
-    for one, full, need in zip(got, every, needs, strict=True):
-        assert_same_bits(one, full if need else None)
-
-
-@pytest.mark.parametrize("needs", [(True, False), (False, True), (False, False)], ids=str)
-def test_needs_of_a_product(needs: tuple[bool, bool]) -> None:
-    value, gate, grad = rand(3, 4), rand(3, 4, seed=1), rand(3, 4, seed=2)
-    every = backward.gated_product_backward(grad, value, gate, "geglu")
-    got = backward.gated_product_backward(grad, value, gate, "geglu", needs=needs)
-    for one, full, need in zip(got, every, needs, strict=True):
-        assert_same_bits(one, full if need else None)
-
-
 @pytest.mark.parametrize("needs", [(True, True), (True,), True, None], ids=str)
 def test_needs_of_another_form_is_refused(needs: Any) -> None:
     with pytest.raises((ValueError, TypeError), match="needs"):
         linear(needs=needs)
-
-
-@THREE
-@pytest.mark.parametrize("layout", OUT_LAYOUTS)
-def test_out_with_any_strides_is_returned_itself(function: Any, layout: str) -> None:
-    every = function()
-    guarded = [Guarded.empty(full.shape, full.dtype, layout) for full in every]
-    got = function(out=tuple(g.tensor for g in guarded))
-    for one, full, g in zip(got, every, guarded, strict=True):
-        assert one is g.tensor
-        assert_same_bits(one.contiguous(), full)
-        g.check()
 
 
 @THREE
@@ -92,21 +61,6 @@ def test_some_of_out(function: Any) -> None:
         assert got[place] is out[place]
         for one, full in zip(got, every, strict=True):
             assert_same_bits(one, full)
-
-
-def test_out_of_the_elementwise_functions() -> None:
-    x = rand(3, 8)
-    want = backward.gated_activation_backward(X[0], x, "geglu", gate="first")
-    for layout in OUT_LAYOUTS:
-        g = Guarded.empty((3, 8), torch.float32, layout)
-        assert backward.gated_activation_backward(X[0], x, "geglu", gate="first", out=g.tensor) is g.tensor
-        assert_same_bits(g.tensor.contiguous(), want)
-        g.check()
-    value, gate = nan(3, 4), nan(3, 4)
-    got = backward.gated_product_backward(X[0], X[1], X[0], out=(value, gate))
-    assert got[0] is value and got[1] is gate
-    for one, full in zip(got, backward.gated_product_backward(X[0], X[1], X[0]), strict=True):
-        assert_same_bits(one, full)
 
 
 def test_an_out_that_is_not_needed_is_ignored() -> None:
@@ -218,14 +172,6 @@ def test_accumulate_adds_weight_and_bias_gradients(dtype: torch.dtype) -> None:
     assert torch.equal(outs[1], 3 + 2 * (grad.T @ x))
 
 
-@pytest.mark.parametrize("function", [linear, matmul], ids=lambda f: f.__name__)
-def test_accumulating_into_zeros_is_writing(function: Any) -> None:
-    every = function()
-    outs = (None, torch.zeros_like(every[1]), torch.zeros_like(every[2]))
-    for one, full in zip(function(out=outs, accumulate=True), every, strict=True):
-        assert torch.equal(one, full)
-
-
 def test_accumulate_over_a_batch_is_added_once() -> None:
     outs = (None, torch.ones(5, 4), torch.ones(5))
     got = linear(out=outs, accumulate=True)
@@ -299,41 +245,6 @@ def test_lerp_without_its_ends() -> None:
             backward.lerp_backward(GRAD, start, end, weight)
 
 
-def test_lerp_gradients_are_summed_to_what_broadcast() -> None:
-    start, end, weight = rand(3, 1), rand(2, 1, 5), rand(1)
-    grads = backward.lerp_backward(GRAD, start, end, weight)
-    assert [g.shape for g in grads] == [start.shape, end.shape, weight.shape]
-    leaves = [value.double().requires_grad_() for value in (start, end, weight)]
-    torch.lerp(leaves[0].expand(2, 3, 5), leaves[1].expand(2, 3, 5), leaves[2].expand(2, 3, 5)).backward(GRAD.double())
-    for got, leaf in zip(grads, leaves, strict=True):
-        torch.testing.assert_close(got.double(), leaf.grad, rtol=1e-5, atol=1e-5)
-
-
-SHAPES = [
-    ((4,), (4,), ()),
-    ((4,), (4, 5), (5,)),
-    ((3, 4), (4,), ()),
-    ((2, 3, 4), (4, 5), (5,)),
-    ((3, 4), (2, 4, 5), (5,)),
-    ((2, 1, 3, 4), (6, 4, 5), (5,)),
-    ((1, 3, 4), (2, 4, 5), (5,)),
-    ((4,), (2, 4, 5), (5,)),
-    ((2, 3, 4), (4,), ()),
-]
-
-
-@pytest.mark.parametrize("shapes", SHAPES, ids=str)
-def test_each_gradient_has_its_inputs_shape(shapes: tuple[tuple[int, ...], ...]) -> None:
-    a, b, bias = (rand(*shape, dtype=torch.float64).requires_grad_() for shape in shapes)
-    out = torch.tanh(a @ b + bias)
-    grad = rand(*out.shape, dtype=torch.float64)
-    want = torch.autograd.grad(out, (a, b, bias), grad)
-    got = backward.matmul_bias_activation_backward(grad, a, b, bias, "tanh")
-    for one, reference in zip(got, want, strict=True):
-        assert one.shape == reference.shape
-        torch.testing.assert_close(one, reference)
-
-
 def test_nothing_is_recorded() -> None:
     leaves = [value.clone().requires_grad_() for value in (GRAD, X, WEIGHT, BIAS)]
     for got in backward.linear_backward(*leaves, "gelu"):
@@ -343,24 +254,6 @@ def test_nothing_is_recorded() -> None:
     assert not forward.lerp(leaves[1], leaves[1], 0.5).requires_grad
     parameter = torch.nn.Parameter(WEIGHT.clone())
     assert_same_bits(forward.linear(X, parameter), forward.linear(X, WEIGHT))
-
-
-def test_forward_functions_write_out_and_return_it() -> None:
-    calls = [
-        lambda **o: forward.linear(X, WEIGHT, BIAS, "gelu", **o),
-        lambda **o: forward.matmul_bias_activation(X, WEIGHT.T, BIAS, "gelu", **o),
-        lambda **o: forward.gated_activation(X, "glu", 2, gate="first", **o),
-        lambda **o: forward.gated_product(X, X, "reglu", **o),
-        lambda **o: forward.lerp(X, X[0], 0.25, **o),
-    ]
-    for call in calls:
-        want = call()
-        assert want.is_contiguous()
-        for layout in OUT_LAYOUTS:
-            g = Guarded.empty(want.shape, want.dtype, layout)
-            assert call(out=g.tensor) is g.tensor
-            assert_same_bits(g.tensor.contiguous(), want)
-            g.check()
 
 
 def test_return_preactivation() -> None:

@@ -28,37 +28,19 @@ from tests.support.tiers import thorough
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("cls", CLASSES, ids=lambda c: c.__name__)
 def test_run_gives_what_the_functions_give(cls: Any, dtype: torch.dtype, device: str) -> None:
+    """All outputs, each alone, and none at all."""
     inputs, outputs = tensors_for(cls, dtype, device)
     made = cls.select(**arguments(cls), dtype=dtype, device=device)
+    made.can_implement(**inputs)
     with unchanged(*inputs.values()):
+        run(made, **inputs)
+        run(made, **inputs, **dict.fromkeys(outputs))
         run(made, **inputs, **outputs)
     for (name, got), want in zip(outputs.items(), expected(cls, inputs), strict=True):
         assert_same_bits(got, want, name)
-
-
-@on_devices
-@pytest.mark.parametrize("cls", CLASSES, ids=lambda c: c.__name__)
-def test_only_given_outputs_are_computed(cls: Any, device: str) -> None:
-    inputs, outputs = tensors_for(cls, device=device)
-    made = cls.select(**arguments(cls), dtype=torch.float32, device=device)
-    run(made, **inputs, **outputs)
-    for name, full in outputs.items():
-        alone = torch.full_like(full, math.nan)
-        others = {other: None for other in outputs if other != name}
-        run(made, **inputs, **{name: alone})
-        assert_same_bits(alone, full, name)
-        run(made, **inputs, **{name: alone.fill_(math.nan)}, **others)
-        assert_same_bits(alone, full, name)
-
-
-@on_devices
-@pytest.mark.parametrize("cls", CLASSES, ids=lambda c: c.__name__)
-def test_no_output_at_all_is_nothing_to_do(cls: Any, device: str) -> None:
-    inputs, outputs = tensors_for(cls, device=device)
-    made = cls.select(**arguments(cls), dtype=torch.float32, device=device)
-    made.can_implement(**inputs)
-    run(made, **inputs)
-    run(made, **inputs, **dict.fromkeys(outputs))
+        for others in ({}, dict.fromkeys(outputs)):  # not given, or given as None
+            run(made, **inputs, **others | {name: (alone := torch.full_like(got, math.nan))})
+            assert_same_bits(alone, got, name)
 
 
 @on_devices

@@ -51,7 +51,3 @@ print(library.epg_validate(None))
 """
     require_library()
     assert run_script(body) == "1"
-
-
-def test_there_are_checks() -> None:
-    assert len(CHECKS) >= 10

@@ -327,6 +327,7 @@ def test_invalid_problem(case: Case) -> None:
 def test_unknown_activation_lists_the_valid_ones(given: Any) -> None:
     every = tuple(f"'{name}'" for name in NAMES)
     for call in (
+        lambda: epigrad.activation(t(2, 3), given),
         lambda: epigrad.linear(t(2, 3), t(4, 3), None, given),
         lambda: epigrad.matmul_bias_activation(t(2, 3), t(3, 4), None, given),
         lambda: epigrad.mlp(t(2, 3), t(4, 3), None, t(3, 4), None, given),

@@ -139,6 +139,7 @@ def test_gemm(case: Case) -> None:
 
 @parity(
     [
+        *cases_of("activation", ("gelu", "relu"), ("rows", "middle_dim", "no_rows")),
         *cases_of("gated_activation", GATED_IN_PRODUCTS, GATED_SHAPES, gate=GATES),
         *cases_of("gated_product", GATED_IN_PRODUCTS, GATED_SHAPES, gate=GATES),
         *cases_of("lerp", ["lerp"], LERP_SHAPES),

@@ -40,6 +40,7 @@ from tests.support.tolerance import as_array, one_rounding
 GEMM = cases_of("matmul_bias_activation", IN_PRODUCTS, GEMM_SHAPES, bias=(True, False))
 LINEAR = cases_of("linear", IN_PRODUCTS, LINEAR_SHAPES, bias=(True, False))
 ELEMENTWISE = [
+    *cases_of("activation", ("gelu", "relu"), ("rows", "middle_dim", "no_rows")),
     *cases_of("gated_activation", GATED_IN_PRODUCTS, GATED_SHAPES, gate=GATES),
     *cases_of("gated_product", GATED_IN_PRODUCTS, GATED_SHAPES, gate=GATES),
     *cases_of("lerp", ["lerp"], LERP_SHAPES),
